@@ -9,6 +9,7 @@ import { Transport } from 'weftline/transport';
 
 const MESSAGE = 1 << 20;
 const UNDER_WAY = 4;
+const PERFTEST_ATTEMPTS = 5;
 const PERFTEST_BYTES = 40 * MESSAGE;
 const [NEAR, FAR] = ['rxe0', 'rxe1'];
 /** Of the wire's other end, and the index of the IPv4 address in the devices' tables. */
@@ -79,9 +80,20 @@ async function send({ transport, connection, region }) {
   return (messages * MESSAGE) / ((end - begin) / 1000);
 }
 
-/** Bytes per second that perftest reports; datagrams are one packet of the wire each. */
-async function perftest(service) {
-  const bytes = service === 'ud' ? 4096 : MESSAGE;
+/** What perftest reports is 0 where its own measurement of the clock has failed, as it does on a busy machine. */
+async function perftest(service, bytes) {
+  for (let attempt = 1; attempt <= PERFTEST_ATTEMPTS; attempt += 1) {
+    const figure = await perftestOnce(service, bytes);
+    if (figure > 0) return figure;
+  }
+  throw new Error(`ib_send_bw has not measured anything ${PERFTEST_ATTEMPTS} times: is the machine busy?`);
+}
+
+/**
+ * Bytes per second that perftest reports, with messages as large as those that the transport sends: a message of UC that
+ * loses one of its packets never arrives, and perftest then waits for it without end.
+ */
+async function perftestOnce(service, bytes) {
   const count = String(PERFTEST_BYTES / bytes);
   const words = ['-c', service.toUpperCase(), '-s', String(bytes), '-n', count, '-x', GID_INDEX, '-F'];
   const server = spawn('ib_send_bw', ['-d', FAR, ...words], { stdio: ['ignore', 'ignore', 'ignore'] });
@@ -135,7 +147,7 @@ function measure(service) {
         ours[percent].push(await send(peer));
       }
       setLoss(0);
-      theirs.push(await perftest(service));
+      theirs.push(await perftest(service, peer.connection.segmentBytes));
     }
     const { connection, failures } = await peer.connection.statistics();
     const lossless = median(ours[0]);

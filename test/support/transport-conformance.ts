@@ -17,7 +17,7 @@ export interface SettingsOfTwo {
   readonly far?: Partial<Settings>;
 }
 
-const CONNECT_MS = 60_000;
+const CONNECT_MS = 120_000;
 
 export async function openPair(
   shared: Partial<Settings>,

@@ -157,6 +157,12 @@ export class QueuePair implements Disposable {
     this.#modify(qpMask.state, 'ending the connection of');
   }
 
+  /** Back to the begin, before the first step: all completions must have been taken. */
+  reset(): void {
+    this.#fresh().set('state', qpState.reset);
+    this.#modify(qpMask.state, 'resetting');
+  }
+
   /** One of qpState, as the device has it now. */
   queryState(): number {
     this.#attributes.set('state', 0);

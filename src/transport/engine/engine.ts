@@ -38,6 +38,8 @@ const BURSTS_PER_ROUND = 32;
  * not call it by the same number: a packet that comes back to its sender is then a stranger's.
  */
 const MAX_CONNECTIONS = 2 ** 16;
+/** Microseconds between looks at memory that a device still reads. */
+const READERS_INTERVAL = 1000;
 
 export class Engine implements TransportEngine, EngineCore {
   readonly settings: TransportSettings;
@@ -59,6 +61,10 @@ export class Engine implements TransportEngine, EngineCore {
   readonly #freeSlots: number[] = [];
   /** Connections that are open, and ended ones whose end can still be asked for. */
   #connections: Connection[] = [];
+  /** Regions that are released as soon as nothing reads them. */
+  readonly #leaving = new Set<Region>();
+  /** Requests that have failed, but whose memory a device still reads. */
+  #stillRead: Request[] = [];
   #turn = 0;
   #awake = false;
   #deadline = Number.POSITIVE_INFINITY;
@@ -132,7 +138,18 @@ export class Engine implements TransportEngine, EngineCore {
     return this.regions.find(id);
   }
 
-  release(region: Region): void {
+  release(region: Region): boolean {
+    if (!this.#leaving.has(region)) this.#leave(region);
+    const { io } = this.outbox;
+    if (io.quiesce?.(region) === false) return false;
+    this.#tellFailed();
+    this.#leaving.delete(region);
+    io.abandon?.(region);
+    return true;
+  }
+
+  #leave(region: Region): void {
+    this.#leaving.add(region);
     this.regions.release(region);
     for (const connection of this.#connections) connection.receive.signals.forget(region);
     for (const request of this.requests) {
@@ -141,7 +158,6 @@ export class Engine implements TransportEngine, EngineCore {
       const error = new WeftlineError('WL_CLOSED', what, { details: { kind: request.kind } });
       request.owner?.abandon(request, error);
     }
-    this.outbox.io.abandon?.(region);
   }
 
   onPackets(batch: ReceivedBatch, now: Microseconds): void {
@@ -157,6 +173,7 @@ export class Engine implements TransportEngine, EngineCore {
   onTimer(now: Microseconds): void {
     this.now = now;
     this.#awake = false;
+    if (this.#stillRead.length > 0) this.#tellFailed();
     this.admission.run(now);
     this.credits.run(now);
     const connections = this.#connections;
@@ -171,7 +188,7 @@ export class Engine implements TransportEngine, EngineCore {
     }
     this.#turn = connections.length === 0 ? 0 : (this.#turn + 1) % connections.length;
     this.outbox.flush();
-    this.#deadline = deadline;
+    this.#deadline = this.#stillRead.length === 0 ? deadline : Math.min(deadline, now + READERS_INTERVAL);
     if (connections.some(isOver, this)) this.#retire();
   }
 
@@ -193,8 +210,14 @@ export class Engine implements TransportEngine, EngineCore {
     return connection !== undefined && connection.id === id ? connection : undefined;
   }
 
+  hasReaders(connection: TransportConnection): boolean {
+    return this.#stillRead.some(({ owner }) => owner === (connection as Connection));
+  }
+
   poll(handle: EngineHandle): RequestStatus {
-    return this.requests.find(handle)?.status ?? requestStatus.unknown;
+    const request = this.requests.find(handle);
+    if (request === undefined) return requestStatus.unknown;
+    return this.#stillRead.includes(request) ? requestStatus.pending : request.status;
   }
 
   receivedBytes(handle: EngineHandle): number {
@@ -212,14 +235,22 @@ export class Engine implements TransportEngine, EngineCore {
 
   done(request: Request): void {
     request.error = undefined;
-    this.#finish(request, requestStatus.done);
+    request.status = requestStatus.done;
+    request.owner?.ended(request);
+    this.#tell(request);
   }
 
   fail(request: Request, error: WeftlineError): void {
     request.owner?.unqueue(request);
-    if (request.unacked > 0) this.outbox.io.settle?.();
     request.error = error;
-    this.#finish(request, requestStatus.failed);
+    request.status = requestStatus.failed;
+    request.owner?.ended(request);
+    if (this.#isRead(request)) {
+      this.#stillRead.push(request);
+      this.wake();
+    } else {
+      this.#tell(request);
+    }
   }
 
   signalled(): void {
@@ -234,16 +265,26 @@ export class Engine implements TransportEngine, EngineCore {
     this.#options.onConnectionEnd?.(connection, error);
   }
 
-  #finish(request: Request, status: RequestStatus): void {
-    request.status = status;
-    request.owner?.ended(request);
+  /** A device may still read what was sent of a request that has failed. */
+  #isRead({ unacked, region }: Request): boolean {
+    return unacked > 0 && region !== undefined && this.outbox.io.quiesce?.(region) === false;
+  }
+
+  /** Failed requests whose memory nothing reads any more end now. */
+  #tellFailed(): void {
+    const failed = this.#stillRead;
+    this.#stillRead = failed.filter((request) => this.#isRead(request));
+    for (const request of failed) if (!this.#stillRead.includes(request)) this.#tell(request);
+  }
+
+  #tell(request: Request): void {
     if (request.kind === 'reply') {
       this.requests.close(request);
       return;
     }
     const { onCompletion } = this.#options;
     if (onCompletion === undefined) return;
-    onCompletion(request.handle, status);
+    onCompletion(request.handle, request.status);
     this.requests.close(request);
   }
 

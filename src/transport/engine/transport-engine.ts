@@ -215,8 +215,11 @@ export interface TransportEngine {
   register(options: RegionOptions): Region;
   /** By its id, as signed or unsigned; undefined once it was released. */
   findRegion(id: number): Region | undefined;
-  /** The region's memory is the caller's again; pending requests that use it fail with WL_CLOSED. */
-  release(region: Region): void;
+  /**
+   * The region's memory is the caller's again; pending requests that use it fail with WL_CLOSED. False while a device still
+   * reads it, which ends soon: then it is to be called again.
+   */
+  release(region: Region): boolean;
   /**
    * Hot path. Of a packet that waits to be received: the native address where its payload belongs, so that the kernel can put
    * it there, or 0 if it must be received whole and looked at first. `bytes` holds its header at `at`, `length` is all of it.
@@ -229,6 +232,8 @@ export interface TransportEngine {
   onTimer(now: Microseconds): void;
   /** When `onTimer` is next due: in the past if there is work now, Infinity if nothing is outstanding. */
   nextDeadline(): Microseconds;
+  /** True while requests of the connection have failed whose memory a device still reads: they end when it does not. */
+  hasReaders(connection: TransportConnection): boolean;
   /** How a request stands. */
   poll(handle: EngineHandle): RequestStatus;
   /** Bytes of the message that a finished receive holds. */

@@ -72,16 +72,19 @@ export class EngineGroup {
   }
 
   /**
-   * Calls every engine, also after one has failed, and waits for all. Fails with the failure of the only engine that failed,
-   * or with one that names all of them.
+   * Calls every engine, also after one has failed, and waits for all. Returns what they answer, by engine. Fails with the
+   * failure of the only engine that failed, or with one that names all of them.
    */
-  async callAll<Name extends keyof HostCalls>(name: Name, ...argument: ArgumentOf<HostCalls, Name>): Promise<void> {
+  async callAll<Name extends keyof HostCalls>(
+    name: Name,
+    ...argument: ArgumentOf<HostCalls, Name>
+  ): Promise<ResultOf<HostCalls, Name>[]> {
     const ends = await Promise.allSettled(this.links.map((link) => link.call(name, ...argument)));
     const failures = ends.flatMap((end, engine) =>
       end.status === 'rejected' ? [{ engine, error: asWeftlineError(end.reason) }] : [],
     );
     const [first] = failures;
-    if (first === undefined) return;
+    if (first === undefined) return ends.flatMap((end) => (end.status === 'fulfilled' ? [end.value] : []));
     if (failures.length === 1) throw first.error;
     const texts = failures.map(({ engine, error }) => `engine ${engine}: ${error.message}`);
     throw new WeftlineError(

@@ -6,6 +6,7 @@ import { viewAt } from '../../native/library.ts';
 import type { Doorbell } from '../../native/readiness.ts';
 import type { Settings } from '../../settings/settings.ts';
 import { Engine } from '../engine/engine.ts';
+import type { Region } from '../engine/region.ts';
 import type { PacketLoop } from '../io/packet-io-kind.ts';
 import { transportIo } from '../io/packet-ios.ts';
 import {
@@ -18,7 +19,10 @@ import {
 import type { HostCalls, HostConnection, HostEvent, HostRegion, LaneStatistics } from './host-calls.ts';
 import { Gates, NONE } from '../lanes/gates.ts';
 import { HeldFences } from '../lanes/held-fences.ts';
+import { CommandPosts, NOTHING } from './command-posts.ts';
 import { PreparedTransfers } from './prepared-transfers.ts';
+import type { HostedConnection } from './hosted-connection.ts';
+import { RefusedPeers } from './refused-peers.ts';
 import { SharedRanges } from './shared-ranges.ts';
 import { type CommandRing, type EngineCommand, emptyEngineCommand } from './command-ring.ts';
 import type { EngineBells } from './engine-bells.ts';
@@ -29,19 +33,6 @@ import { NOBODY, type SharedRequests } from './shared-requests.ts';
 export interface EngineHostOptions extends HostParts {
   readonly settings: Settings;
 }
-
-interface HostedConnection {
-  readonly connection: TransportConnection;
-  /** Why the connection was ended from here, in place of what the engine says of it. */
-  reason: EncodedError | undefined;
-  /** True once its sockets are closed; its number stays taken until the user's side has ended it too. */
-  isShut: boolean;
-}
-
-/** In place of a handle: there is nothing to write. */
-const NOTHING: EngineHandle = -1;
-/** A peer that closes in good order says so over TCP; its closed ports count only after this. */
-const REFUSED_PATIENCE_MS = 200;
 
 export class EngineHost implements HostedEngine {
   readonly calls: HostCalls = {
@@ -68,6 +59,9 @@ export class EngineHost implements HostedEngine {
   readonly #bells: EngineBells;
   readonly #onEvent: (event: HostEvent) => void;
   readonly #connections: (HostedConnection | undefined)[] = [];
+  /** Connections that are shut, but of whose requests a device still reads memory. */
+  readonly #leaving = new Set<number>();
+  readonly #leavingRegions = new Map<number, Region>();
   readonly #slotOf = new Map<EngineHandle, number>();
   readonly #handleOf: Float64Array = new Float64Array(REQUEST_SLOTS).fill(-1);
   readonly #connectionOf: Int32Array = new Int32Array(REQUEST_SLOTS);
@@ -80,10 +74,8 @@ export class EngineHost implements HostedEngine {
   readonly #wake: WakeWord | undefined;
   readonly #transfers: PreparedTransfers;
   readonly #ranges = new SharedRanges();
-  /** Of the write of ranges that is being posted. */
-  readonly #rangesWay = { payloadBytes: 0, findRegion: (id: number) => this.#loop.engine.findRegion(id) };
-  /** When a peer's ports were first found closed. */
-  readonly #refusedAt = new Map<number, number>();
+  readonly #posts = new CommandPosts(this.#ranges, (id) => this.#loop.engine.findRegion(id));
+  readonly #refused = new RefusedPeers();
 
   /** What `takeCommands` has seen of the ends on other engines. */
   seenFences = 0;
@@ -132,6 +124,7 @@ export class EngineHost implements HostedEngine {
   step(): boolean {
     const isBusy = this.#loop.step();
     this.#watchPeers();
+    if (this.#leaving.size > 0) this.#letGo();
     return isBusy;
   }
 
@@ -161,12 +154,7 @@ export class EngineHost implements HostedEngine {
 
   /** Ends connections to peers whose ports are closed: the process has ended, though nobody said goodbye. */
   #watchPeers(): void {
-    const { refused } = this.#loop;
-    if (refused.length === 0 && this.#refusedAt.size === 0) return;
-    const now = performance.now();
-    for (const peer of refused.splice(0)) if (!this.#refusedAt.has(peer)) this.#refusedAt.set(peer, now);
-    for (const [peer, at] of this.#refusedAt) {
-      if (now - at < REFUSED_PATIENCE_MS) continue;
+    for (const peer of this.#refused.due(this.#loop.refused)) {
       const name = this.#connections[peer]?.connection.peerName;
       const why = `${name} is gone: ${this.#loop.refusal}`;
       const error = encodeError(new WeftlineError('WL_PEER_LOST', why, { details: { peer: name } }));
@@ -197,7 +185,7 @@ export class EngineHost implements HostedEngine {
         paths: endpoint.ends.length,
         rails: endpoint.rails,
       });
-      this.#connections[number] = { connection, reason: undefined, isShut: false };
+      this.#connections[number] = { connection, reason: undefined, isShut: false, isEnded: false };
     } catch (error) {
       this.#loop.removePeer(number);
       throw error;
@@ -211,33 +199,56 @@ export class EngineHost implements HostedEngine {
     return { id, key };
   }
 
-  #release(id: number): void {
-    const region = this.#loop.engine.findRegion(id);
-    if (region !== undefined) this.#loop.engine.release(region);
+  #release(id: number): boolean {
+    const region = this.#loop.engine.findRegion(id) ?? this.#leavingRegions.get(id);
+    if (region === undefined) return true;
+    this.#leavingRegions.set(id, region);
+    if (!this.#loop.engine.release(region)) return false;
+    this.#leavingRegions.delete(id);
+    return true;
   }
 
   /** Frees the number as well. */
   #end(number: number, error: EncodedError): void {
     this.#shut(number, error);
-    this.#connections[number] = undefined;
+    const hosted = this.#connections[number];
+    if (hosted === undefined) return;
+    if (this.#leaving.has(number)) hosted.isEnded = true;
+    else this.#connections[number] = undefined;
   }
 
   #shut(number: number, error: EncodedError): void {
-    this.#refusedAt.delete(number);
+    this.#refused.forget(number);
     const hosted = this.#connections[number];
     if (hosted === undefined || hosted.isShut) return;
     hosted.isShut = true;
     hosted.reason ??= error;
     hosted.connection.close();
-    // What the close says goes out, and pending requests fail, before the sockets close.
+    // What the close says goes out, and pending requests fail, before the paths close.
     this.#loop.engine.onTimer(performance.now() * 1000);
+    this.#loop.removePeer(number);
+    this.#leaving.add(number);
+    this.#letGo();
+  }
+
+  /** Ends what is left of connections that are shut, as soon as no device reads memory of their requests. */
+  #letGo(): void {
+    for (const number of this.#leaving) {
+      const hosted = this.#connections[number] as HostedConnection;
+      if (this.#loop.engine.hasReaders(hosted.connection)) continue;
+      this.#leaving.delete(number);
+      this.#failRest(number, hosted.reason as EncodedError);
+      if (hosted.isEnded) this.#connections[number] = undefined;
+    }
+  }
+
+  #failRest(number: number, error: EncodedError): void {
     this.#transfers.end(number, error);
     this.#ranges.end(number);
     for (const { slot } of this.#held.end(number)) this.#fail(slot, error);
     for (const [slot, connection] of this.#connectionOf.entries()) {
       if (connection === number && this.#handleOf[slot] !== -1) this.#fail(slot, error);
     }
-    this.#loop.removePeer(number);
   }
 
   #statistics(number: number): LaneStatistics {
@@ -251,6 +262,11 @@ export class EngineHost implements HostedEngine {
   #stop(): void {
     const error = encodeError(new WeftlineError('WL_CLOSED', 'The transport was closed'));
     for (const [number, hosted] of this.#connections.entries()) if (hosted !== undefined) this.#end(number, error);
+    // The last call: what is left takes a device microseconds, or at most the time after which its queue pairs are failed.
+    while (this.#leaving.size > 0) {
+      this.#loop.engine.onTimer(performance.now() * 1000);
+      this.#letGo();
+    }
   }
 
   #carryOut(command: EngineCommand): void {
@@ -295,24 +311,7 @@ export class EngineHost implements HostedEngine {
     if (hosted === undefined) throw new WeftlineError('WL_CLOSED', 'The connection was closed');
     const { connection, isShut, reason } = hosted;
     if (isShut && reason !== undefined) throw decodeError(reason);
-    const { kind, flow, remoteRegion, remoteKey, remoteOffset } = command;
-    if (kind === engineCommandKinds.flush) return connection.flush(flow);
-    if (kind === engineCommandKinds.signal) {
-      return connection.signal({ flow, remoteRegion, remoteKey, remoteOffset, add: command.add });
-    }
-    if (kind === engineCommandKinds.ranges) {
-      this.#rangesWay.payloadBytes = connection.payloadBytes;
-      const scatter = this.#ranges.pack(command, this.#rangesWay);
-      return scatter === undefined ? NOTHING : connection.scatter(scatter);
-    }
-    const region = this.#loop.engine.findRegion(command.region);
-    if (region === undefined) throw new WeftlineError('WL_CLOSED', 'The region was released');
-    const { offset, bytes } = command;
-    const whole = command.add === bytes ? undefined : { partOffset: command.partOffset, bytes: command.add };
-    if (kind === engineCommandKinds.send) return connection.postSend({ region, offset, bytes, flow, whole });
-    if (kind === engineCommandKinds.receive) return connection.postReceive({ region, offset, bytes, flow });
-    const range = { region, offset, bytes, flow, remoteRegion, remoteKey, remoteOffset, whole };
-    return kind === engineCommandKinds.write ? connection.write(range) : connection.read(range);
+    return this.#posts.post(connection, command);
   }
 
   #completed(handle: EngineHandle, status: RequestStatus): void {

@@ -53,8 +53,8 @@ export interface SharedParts {
 
 /** The most that blocking waits poll before they sleep; less where it turns out to be in vain. */
 const MAX_SPIN_MICROSECONDS = 300;
-/** An engine answers calls between two rounds of its loop. One that takes so long hangs. */
-const MAX_ANSWER_MS = 30_000;
+/** An engine answers calls between two rounds of its loop. One that takes so long hangs, unless the settings have more patience. */
+const MIN_PATIENCE_MS = 30_000;
 
 /** An engine on a thread of its own. */
 export class ThreadLink implements EngineLink {
@@ -90,7 +90,7 @@ export class ThreadLink implements EngineLink {
       what: "thread of the transport's engine",
       closedMessage: 'The transport was closed',
       data,
-      timeoutMs: MAX_ANSWER_MS,
+      timeoutMs: Math.max(MIN_PATIENCE_MS, settings.timeoutMs),
       onCall: () => {
         this.ring.announceCall();
         this.nudge();

@@ -1,5 +1,4 @@
 // How two transports meet over TCP, once both have proven themselves: lanes, count and ends of paths, then what passes on them.
-import { isIP } from 'node:net';
 import { MAX_ENGINES } from '../../abi/transport-command.ts';
 import { MAX_EAGER_BYTES, MAX_PATHS, TRANSPORT_VERSION } from '../../abi/transport-packet.ts';
 import { WeftlineError } from '../../core/errors.ts';
@@ -22,7 +21,7 @@ export interface GreetingOptions extends PathOptions {
   readonly name: string;
   /** Most paths of an engine that this side takes, 1 to 256. */
   readonly paths: number;
-  /** Addresses that this side's packets go over; none: that of the control channel. */
+  /** Addresses that this side's packets go over, as PacketIoKind.rails has them. */
   readonly rails: readonly string[];
   readonly spread: Spread;
   /** Demands that packets are authenticated; they are if one side demands it. */
@@ -118,8 +117,7 @@ async function meetGuest(
       const { options, answer } = await open(hello['hello'], remoteIds.length);
       const lanes = Math.min(options.connectionIds.length, remoteIds.length);
       const localIds = options.connectionIds.slice(0, lanes);
-      const own = railsFor(channel, options);
-      const rails = own.slice(0, Math.max(1, integerField(hello, 'rails', MAX_PATHS)));
+      const rails = options.rails.slice(0, Math.max(1, integerField(hello, 'rails', MAX_PATHS)));
       const paths = Math.max(Math.min(options.paths, integerField(hello, 'paths', MAX_PATHS)), rails.length, 1);
       const authenticate = options.authenticate || hello['authenticate'] === true;
       const spread = hello['spread'] === options.spread ? options.spread : 'turn';
@@ -175,7 +173,7 @@ export async function connectPeer(
     if (lanes > options.connectionIds.length) throw protocolError(`${lanes} lanes, more than were offered`);
     const counts = options.io.countsOf(body);
     if (counts.paths % lanes !== 0) throw protocolError(`${counts.paths} paths for ${lanes} lanes`);
-    const rails = railsFor(channel, options).slice(0, Math.max(1, counts.rails));
+    const rails = options.rails.slice(0, Math.max(1, counts.rails));
     const plan = { lanes, paths: counts.paths / lanes, rails };
     if (plan.paths > Math.max(options.paths, rails.length)) throw protocolError(`${plan.paths} paths of each lane`);
     paths = await options.io.openPaths(channel, plan, options);
@@ -224,17 +222,6 @@ async function finish(
   });
   const segmentBytes = await paths.agree((lanes[0] as MeetingLane).secret);
   return { paths, lanes, spread, segmentBytes, peerName: nameOf(body), hello: body['hello'] };
-}
-
-/** This side's rails. Fails with WL_CONFIG unless all are of the control channel's kind, IPv4 or IPv6. */
-function railsFor({ localAddress, peer }: ControlChannel, { rails }: GreetingOptions): readonly string[] {
-  const other = rails.find((address) => isIP(address) !== isIP(localAddress));
-  if (other === undefined) return rails;
-  throw new WeftlineError(
-    'WL_CONFIG',
-    `The rail ${other} cannot carry packets to ${peer}, which was met at ${localAddress}: name rails (WEFTLINE_TRANSPORT_RAILS) by addresses of one kind, IPv4 or IPv6, and meet at such an address`,
-    { details: { rail: other, localAddress } },
-  );
 }
 
 function idsOf(frame: ControlFrame): readonly number[] {

@@ -5,13 +5,13 @@ import type { Calls } from '../../threads/worker-port.ts';
 import type { PacketKeys } from '../authentication/packet-keys.ts';
 import type { RemoteAccess } from '../engine/region.ts';
 import type { ConnectionStatistics, DropCounters, RegionName } from '../engine/transport-engine.ts';
-import type { EndsJoin, EndsProbe, MadeEnds, PathEndpoint } from '../io/packet-io-kind.ts';
+import type { EndsJoin, EndsPlan, EndsProbe, MadeEnds, PathEndpoint } from '../io/packet-io-kind.ts';
 import type { LinePlan, TransferPlan } from './prepared-transfers.ts';
 import type { RangesPlan } from './shared-ranges.ts';
 
 /** The EndMaker of the engine's loop. */
 export interface EndCalls {
-  openEnds(count: number): MadeEnds;
+  openEnds(plan: EndsPlan): MadeEnds;
   connectEnds(join: EndsJoin): void;
   probeEnds(probe: EndsProbe): number;
   probedEnds(probe: EndsProbe): number;
@@ -25,7 +25,8 @@ export interface HostCalls extends Calls, EndCalls {
   /** Returns the engine's number of the connection. */
   connect(options: HostConnection): number;
   register(options: HostRegion): RegionName;
-  release(region: number): void;
+  /** False while a device may still read it: then it is to be called again. */
+  release(region: number): boolean;
   /** Returns the number of the transfer. */
   prepare(plan: TransferPlan): number;
   /** Returns the number of the line. */

@@ -7,7 +7,7 @@ import type { EndCalls } from './host-calls.ts';
 /** As the user's thread sees it. */
 export function engineEnds(group: EngineGroup, engine: number): EngineEnds {
   return {
-    open: (count) => group.call(engine, 'openEnds', count),
+    open: (plan) => group.call(engine, 'openEnds', plan),
     connect: (join) => group.call(engine, 'connectEnds', join),
     probe: (probe) => group.call(engine, 'probeEnds', probe),
     probed: (probe) => group.call(engine, 'probedEnds', probe),
@@ -23,7 +23,7 @@ export function endCalls(loop: () => { readonly ends?: EndMaker }): EndCalls {
     return ends;
   };
   return {
-    openEnds: (count) => maker().open(count),
+    openEnds: (plan) => maker().open(plan),
     connectEnds: (join) => maker().connect(join),
     probeEnds: (probe) => maker().probe(probe),
     probedEnds: (probe) => maker().probed(probe),

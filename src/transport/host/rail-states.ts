@@ -7,7 +7,7 @@ export interface RailState extends RailPair {
   readonly isUp: boolean;
   /** Since when it is not up, as far as this side has tried to send; left out while it is up. */
   readonly deadSince?: Date;
-  /** UDP sockets of each side, over all engines. */
+  /** UDP sockets or queue pairs of each side, over all engines. */
   readonly paths: number;
   readonly livePaths: number;
 }

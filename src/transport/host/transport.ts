@@ -1,5 +1,6 @@
 // The transport as a program uses it: registered memory, connections made and accepted, the ends of requests.
 import { hostname } from 'node:os';
+import { setTimeout } from 'node:timers/promises';
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { callWaitNames, deadlineOf, type WaitOptions } from '../../core/deadline.ts';
 import { type EncodedError, WeftlineError } from '../../core/errors.ts';
@@ -19,8 +20,6 @@ import {
   acceptPeer,
   connectPeer,
 } from './greeting.ts';
-import { hostInterfaces } from '../../rails/host-interfaces.ts';
-import { listRails, type Rail } from '../../rails/rail-list.ts';
 import type { RemoteAccess } from '../engine/region.ts';
 import { transportSettings } from '../engine/transport-settings.ts';
 import { transportIo } from '../io/packet-ios.ts';
@@ -104,21 +103,21 @@ export class Transport implements AsyncDisposable {
   static async create(options: TransportOptions = {}): Promise<Transport> {
     checkOptions(options, transportOptionNames, 'options of Transport.create');
     const settings = readSettings(options.settings);
-    const rails = transportIo(settings).hasRails ? listRails(settings.transportRails, hostInterfaces()) : [];
+    const rails = transportIo(settings).rails(settings);
     return new Transport(await openEngines(settings, options.wake), settings, { ...options, rails });
   }
 
   private constructor(
     group: EngineGroup,
     settings: Settings,
-    { name, token, rails }: TransportOptions & { readonly rails: readonly Rail[] },
+    { name, token, rails }: TransportOptions & { readonly rails: readonly string[] },
   ) {
     this.settings = settings;
     this.name = name ?? `process ${process.pid} on ${hostname()}`;
     this.#credentials = credentialsOf(readToken(token));
     this.#group = group;
     this.#lanes = new LaneEnds(group);
-    this.#rails = rails.map(({ address }) => address);
+    this.#rails = rails;
     this.#slots = new RequestSlots(group, settings.timeoutMs);
     group.listen(
       (event, engine) => this.#handle(event, engine),
@@ -219,7 +218,8 @@ export class Transport implements AsyncDisposable {
     // From now on no message of it takes a turn, but it must not be collected while an engine may still write to it.
     this.#regions.delete(number);
     if (memory !== undefined) this.#leaving.set(number, memory);
-    await this.#group.callAll('release', number);
+    // A device that still reads it is soon through, or is made to.
+    while ((await this.#group.callAll('release', number)).includes(false)) await setTimeout(1);
     this.#leaving.delete(number);
   }
 

@@ -39,8 +39,8 @@ export interface PacketLoop extends Disposable {
 
 /** Ends of paths that belong to the thread of their engine from the begin: it makes them before the peer is known. */
 export interface EndMaker {
-  /** Makes so many ends. Returns their numbers, and what the peer must know of them. */
-  open(count: number): MadeEnds;
+  /** Makes ends. Returns their numbers, and what the peer must know of them. */
+  open(plan: EndsPlan): MadeEnds;
   /** Joins ends with those that the peer's engine offers. Fails with WL_PROTOCOL. */
   connect(join: EndsJoin): void;
   /** Sends probes of several sizes over the first of the ends. Returns the largest that it sent. */
@@ -49,6 +49,12 @@ export interface EndMaker {
   probed(probe: EndsProbe): number;
   /** Ends that have become nobody's. Those that addPeer got end with the peer. */
   close(ends: readonly number[]): void;
+}
+
+export interface EndsPlan {
+  readonly count: number;
+  /** The first so many of the engine's ports are used in turn. */
+  readonly rails: number;
 }
 
 export interface MadeEnds {
@@ -99,7 +105,7 @@ export interface PathPlan {
   /** Engines that the connection uses, and paths of each. */
   readonly lanes: number;
   readonly paths: number;
-  /** Addresses of this host; path p of each lane goes over rail p modulo their number. None: the control channel's. */
+  /** Addresses as `PacketIoKind.rails` has them; path p of each lane goes over rail p modulo their number. */
   readonly rails: readonly string[];
 }
 
@@ -132,10 +138,13 @@ export interface PeerPaths extends Disposable {
 export interface PacketIoKind {
   /** Both sides must carry packets in the same way. */
   readonly name: string;
-  /** Its paths go over the rails of the setting transportRails. */
-  readonly hasRails: boolean;
+  /**
+   * Addresses of this host that the settings name for packets, one for each rail; none: packets go where the control channel
+   * goes, or over the best port. Fails with WL_CONFIG, and with WL_UNSUPPORTED where there is nothing to carry them.
+   */
+  rails(settings: Settings): readonly string[];
   openLoop(options: PacketLoopOptions): PacketLoop;
-  /** Paths to the peer that the channel leads to. */
+  /** Paths to the peer that the channel leads to. Fails with WL_CONFIG for rails that cannot lead there. */
   openPaths(channel: ControlChannel, plan: PathPlan, options: PathOptions): PeerPaths | Promise<PeerPaths>;
   /** How many paths and rails an offer is for. Fails with WL_PROTOCOL if it is none. */
   countsOf(offer: ControlFrame): { readonly paths: number; readonly rails: number };

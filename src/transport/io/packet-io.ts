@@ -71,13 +71,14 @@ export interface PacketIo {
   place(run: PlacementRun): void;
   /** A region that bursts will refer to, for an I/O that must prepare its memory. Fails with WL_CAPACITY. */
   adopt?(region: Region): void;
-  /** No burst refers to the region any more, and when this returns its memory is the caller's. */
+  /** No burst refers to the region any more, and `quiesce` has said that nothing reads it. */
   abandon?(region: Region): void;
   /**
-   * Where memory of bursts is read after `flush` has returned: waits, for a bounded time, until that is over for all of
-   * them. For requests that end before the peer has everything, since their memory is then the caller's again.
+   * Where memory of bursts is read after `flush` has returned: true once that is over for the region. It does not wait, and
+   * is to be asked again; after a bounded time the answer is true. For requests that end before the peer has everything,
+   * since their memory is then the caller's again.
    */
-  settle?(): void;
+  quiesce?(region: Region): boolean;
 }
 
 /**

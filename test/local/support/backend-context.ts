@@ -61,7 +61,7 @@ export function sharedMemory(memory: SharedMemory, offset = 0, bytes: number = m
 
 /** Polls both until it holds. */
 export async function pollUntil(opens: readonly OpenBackend[], ready: () => boolean): Promise<void> {
-  const end = performance.now() + 10_000;
+  const end = performance.now() + 60_000;
   for (;;) {
     for (const { backend } of opens) backend.poll();
     if (ready()) return;

@@ -36,7 +36,7 @@ test('linked agents are idle when nothing happens, and a message wakes them', as
   });
   for (const value of [1, 2]) {
     out.bytes.fill(value);
-    const next = b.nextNotification({ timeoutMs: 20_000 });
+    const next = b.nextNotification({ timeoutMs: 120_000 });
     transfer.post(String(value));
     await transfer.wait();
     assert.equal(Buffer.from((await next).message).toString(), String(value));

@@ -40,7 +40,7 @@ for (const way of ways) {
       fill(bytes, round);
       const target = { remoteAddress: b.memory.address, remoteKey: b.region.remoteKey };
       assert.equal(doOne(writer, a, { bytes: BLOCK_BYTES, ...target }), 0);
-      const until = Date.now() + 20_000;
+      const until = Date.now() + 120_000;
       for (let block = 1; block <= BLOCKS; block += 1) {
         while (!flush.block(block === BLOCKS)) {
           flush.poll();
@@ -65,7 +65,7 @@ test('a flush that its memory does not allow fails with the status in words', ()
   const place = { address: flag.address, key: region.remoteKey };
   using flush = new VisibilityFlush({ domain, path: a.pathTo(a), mtu: 1024, way: 'fetch-add', flag: place });
   assert.ok(flush.block(true));
-  const until = Date.now() + 20_000;
+  const until = Date.now() + 120_000;
   const settle = (): void => {
     while (!flush.isDone) {
       flush.poll();

@@ -169,7 +169,7 @@ test('a port that goes down and comes up is told by events', () => {
     using set = new ReadinessSet();
     set.add(events.descriptor, 1);
     const next = (name: string): VerbsEvent => {
-      const until = Date.now() + 20_000;
+      const until = Date.now() + 120_000;
       for (;;) {
         const event = events.take();
         if (event?.name === name) return event;

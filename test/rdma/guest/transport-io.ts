@@ -16,6 +16,7 @@ import type { MadeEnds } from '#lib/transport/io/packet-io-kind.js';
 import { VerbsLoop } from '#lib/transport/io/verbs/verbs-loop.js';
 import { Side } from './support/pair.ts';
 
+const services = ['ud', 'uc', 'rc'] as const;
 const HEADER = 64;
 const PACKET = 4096;
 const PAYLOAD = PACKET - HEADER;
@@ -50,22 +51,30 @@ interface End {
   readonly loop: VerbsLoop;
   readonly io: PacketIo;
   readonly made: MadeEnds;
+  readonly seen: Seen;
+}
+
+interface Seen {
   /** What came, packet by packet. */
   readonly arrived: Uint8Array[];
+  /** Turns of the engine. */
+  turns: number;
 }
 
 /** An engine that keeps what comes, and never has anything to do. */
-function keeper(arrived: Uint8Array[]): TransportEngine {
+function keeper(seen: Seen): TransportEngine {
   const engine: Partial<TransportEngine> = {
     onPackets: (batch: ReceivedBatch) => {
       for (let entry = 0; entry < batch.count; entry += 1) {
         const from = batch.offset[entry]!;
         const end = from + batch.length[entry]!;
         const step = batch.segmentBytes[entry] === 0 ? end - from : batch.segmentBytes[entry]!;
-        for (let at = from; at < end; at += step) arrived.push(batch.bytes.slice(at, Math.min(end, at + step)));
+        for (let at = from; at < end; at += step) seen.arrived.push(batch.bytes.slice(at, Math.min(end, at + step)));
       }
     },
-    onTimer: () => {},
+    onTimer: () => {
+      seen.turns += 1;
+    },
     nextDeadline: () => Number.POSITIVE_INFINITY,
   };
   return engine as TransportEngine;
@@ -73,23 +82,25 @@ function keeper(arrived: Uint8Array[]): TransportEngine {
 
 function openEnd(device: string, service: QueuePairService, paths: number): End {
   let io: PacketIo | undefined;
-  const arrived: Uint8Array[] = [];
+  const seen: Seen = { arrived: [], turns: 0 };
   const loop = new VerbsLoop({
     settings: readSettings({ rdmaDevices: `=${device}` }),
     service,
     packetBytes: () => PACKET,
     engine: (given) => {
       io = given;
-      return keeper(arrived);
+      return keeper(seen);
     },
   });
-  return { loop, io: io as PacketIo, made: loop.ends.open(paths), arrived };
+  return { loop, io: io as PacketIo, made: loop.ends.open({ count: paths, rails: 1 }), seen };
 }
 
-function join(one: End, other: End): void {
+/** `peer`: as `one` calls the other, who calls it 0. */
+function join(one: Pick<End, 'loop' | 'made'>, other: Pick<End, 'loop' | 'made'>, peer = 0): void {
   one.loop.ends.connect({ ends: one.made.ends, offer: other.made.offer });
   other.loop.ends.connect({ ends: other.made.ends, offer: one.made.offer });
-  for (const { loop, made } of [one, other]) loop.addPeer(0, { ends: made.ends, rails: 1, segments: 1 });
+  one.loop.addPeer(peer, { ends: one.made.ends, rails: 1, segments: 1 });
+  other.loop.addPeer(0, { ends: other.made.ends, rails: 1, segments: 1 });
 }
 
 function regionOf(bytes: number): Region {
@@ -116,15 +127,20 @@ function burstOf(region: Region, path: number, count: number): Burst {
   };
 }
 
+/** Nothing that was sent of the region is read any more. */
+function isQuiet({ io }: End, region: Region): boolean {
+  return io.quiesce?.(region) ?? true;
+}
+
 async function until(done: () => boolean): Promise<void> {
-  const end = Date.now() + 20_000;
+  const end = Date.now() + 120_000;
   while (!done()) {
     assert.ok(Date.now() < end, 'it did not come');
     await new Promise((resolve) => setImmediate(resolve));
   }
 }
 
-for (const service of ['ud', 'uc', 'rc'] as const) {
+for (const service of services) {
   test(`verbs/${service}: 16 packets take at most 3 native calls on each side, and arrive as they were sent`, async () => {
     const { calls: sending, made: a } = countCalls(() => openEnd('rxe0', service, 2));
     const { calls: receiving, made: b } = countCalls(() => openEnd('rxe1', service, 2));
@@ -136,21 +152,21 @@ for (const service of ['ud', 'uc', 'rc'] as const) {
         a.io.arena.fill(packet + 1, packet * HEADER, (packet + 1) * HEADER);
       // The first receives are posted already; both sides' completions of the posts before are taken.
       for (let round = 0; round < 12; round += 1) {
-        a.io.settle?.();
-        b.arrived.length = 0;
+        await until(() => isQuiet(a, region));
+        b.seen.arrived.length = 0;
         const sent = sending.total;
         a.io.send(burstOf(region, round % 2, 16));
         a.io.flush();
         assert.equal(sending.total - sent, 1, 'one post');
         // Once everything has left, everything is on the wire to the peer, which works in this kernel.
-        a.io.settle?.();
+        await until(() => isQuiet(a, region));
         await new Promise((resolve) => setTimeout(resolve, 100));
         const received = receiving.total;
         b.loop.step();
-        assert.equal(b.arrived.length, 16);
+        assert.equal(b.seen.arrived.length, 16);
         // A poll that brings 16, a post of their receives, and a poll that finds nothing; nothing is under way here.
         assert.ok(receiving.total - received <= 3, `${receiving.total - received} calls`);
-        for (const [packet, bytes] of b.arrived.entries()) {
+        for (const [packet, bytes] of b.seen.arrived.entries()) {
           const payload = packet === 15 ? 100 : PAYLOAD;
           assert.equal(bytes.length, HEADER + payload);
           assert.ok(bytes.subarray(0, HEADER).every((byte) => byte === packet + 1));
@@ -186,13 +202,14 @@ test('verbs/ud: datagrams of strangers are dropped and counted, whatever is in t
   });
   using stranger = new Side('rxe0');
   try {
-    const b: End = { loop, io: a.io, made: loop.ends.open(1), arrived: [] };
+    const b = { loop, made: loop.ends.open({ count: 1, rails: 1 }) };
     join(a, b);
     const [{ number, queueKey } = { number: 0, queueKey: 0 }] = b.made.offer['ends'] as {
       number: number;
       queueKey: number;
     }[];
-    const gid = Buffer.from(String(b.made.offer['gid']), 'hex');
+    const [port] = b.made.offer['rails'] as { gid: string }[];
+    const gid = Buffer.from(String(port?.gid), 'hex');
     using handle = new AddressHandle(stranger.domain, { port: 1, gidIndex: stranger.gidIndex, remoteGid: gid });
     const queuePair = stranger.queuePair('ud');
     queuePair.open();
@@ -252,13 +269,116 @@ test('a loop without work sleeps until a packet comes', async () => {
     a.io.adopt?.(region);
     a.io.send(burstOf(region, 0, 1));
     a.io.flush();
-    for (let looks = 0; b.arrived.length === 0 && looks < 100; looks += 1) {
+    for (let looks = 0; b.seen.arrived.length === 0 && looks < 100; looks += 1) {
       b.loop.sleep();
       b.loop.step();
     }
-    assert.equal(b.arrived.length, 1);
+    assert.equal(b.seen.arrived.length, 1);
   } finally {
     a.loop[Symbol.dispose]();
     b.loop[Symbol.dispose]();
   }
 });
+
+test('a loop that waits for room is not left asleep by sends that end before it asks to be woken', async () => {
+  const a = openEnd('rxe0', 'uc', 1);
+  const b = openEnd('rxe1', 'uc', 1);
+  try {
+    join(a, b);
+    const region = regionOf(16 * PAYLOAD);
+    a.io.adopt?.(region);
+    // Without a look at completions, until nothing more is taken.
+    while (a.loop.failures['unsent'] === 0) a.io.send(burstOf(region, 0, 16));
+    a.io.flush();
+    // All of it has left meanwhile.
+    await new Promise((resolve) => setTimeout(resolve, 500));
+    while (b.loop.step());
+    const { turns } = a.seen;
+    a.loop.sleep();
+    assert.equal(a.seen.turns, turns + 1, 'the engine had no turn');
+    assert.ok(a.io.room() > 0);
+  } finally {
+    a.loop[Symbol.dispose]();
+    b.loop[Symbol.dispose]();
+  }
+});
+
+test('verbs/rc: a peer that is gone holds up what was sent to it, and nothing else', async () => {
+  const a = openEnd('rxe0', 'rc', 1);
+  const gone = openEnd('rxe1', 'rc', 1);
+  const other = openEnd('rxe1', 'rc', 1);
+  try {
+    join(a, gone);
+    join({ loop: a.loop, made: a.loop.ends.open({ count: 1, rails: 1 }) }, other, 1);
+    gone.loop[Symbol.dispose]();
+    const [lost, sent] = [regionOf(16 * PAYLOAD), regionOf(16 * PAYLOAD)];
+    a.io.adopt?.(lost);
+    a.io.adopt?.(sent);
+    a.io.send(burstOf(lost, 0, 16));
+    a.io.flush();
+    assert.equal(isQuiet(a, lost), false);
+    let rounds = 0;
+    const sendToOther = async (): Promise<void> => {
+      a.io.send({ ...burstOf(sent, 0, 16), peer: 1 });
+      a.io.flush();
+      rounds += 1;
+      await until(() => {
+        a.loop.step();
+        other.loop.step();
+        return other.seen.arrived.length === 16 * rounds && isQuiet(a, sent);
+      });
+    };
+    await sendToOther();
+    while (!isQuiet(a, lost)) await sendToOther();
+    assert.equal(a.loop.failures['queuePairs'], 1);
+    await sendToOther();
+    a.io.abandon?.(lost);
+    a.io.abandon?.(sent);
+  } finally {
+    for (const { loop } of [a, other]) loop[Symbol.dispose]();
+  }
+});
+
+for (const service of services) {
+  test(`verbs/${service}: connections that come and go under load leave every receive to those who stay`, async () => {
+    const a = openEnd('rxe0', service, 1);
+    const b = openEnd('rxe1', service, 1);
+    try {
+      const region = regionOf(16 * PAYLOAD);
+      a.io.adopt?.(region);
+      const flood = (peer: number, bursts: number): void => {
+        for (let burst = 0; burst < bursts; burst += 1) a.io.send({ ...burstOf(region, 0, 16), peer });
+        a.io.flush();
+      };
+      join(a, b);
+      for (let round = 1; round <= 4; round += 1) {
+        const [near, far] = [a, b].map(({ loop }) => ({ loop, made: loop.ends.open({ count: 1, rails: 1 }) }));
+        near!.loop.ends.connect({ ends: near!.made.ends, offer: far!.made.offer });
+        far!.loop.ends.connect({ ends: far!.made.ends, offer: near!.made.offer });
+        near!.loop.addPeer(round, { ends: near!.made.ends, rails: 1, segments: 1 });
+        far!.loop.addPeer(round, { ends: far!.made.ends, rails: 1, segments: 1 });
+        flood(round, 4);
+        for (const { loop } of [b, a]) loop.removePeer(round);
+        await until(() => {
+          for (const { loop } of [a, b]) loop.step();
+          return [a, b].every(({ loop }) => !loop.ends.areLeaving);
+        });
+      }
+      b.seen.arrived.length = 0;
+      for (let burst = 1; burst <= 8; burst += 1) {
+        flood(0, 1);
+        await until(() => {
+          b.loop.step();
+          a.loop.step();
+          return b.seen.arrived.length === 16 * burst;
+        });
+      }
+      assert.deepEqual(
+        [a, b].map(({ loop }) => loop.failures['queuePairs']),
+        [0, 0],
+      );
+    } finally {
+      for (const { loop } of [a, b]) loop[Symbol.dispose]();
+    }
+  });
+}

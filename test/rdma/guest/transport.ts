@@ -16,6 +16,7 @@ import {
   transportPromises,
 } from '../../support/transport-conformance.ts';
 import { command } from './support/command.ts';
+import { withSecondWire } from './support/second-wire.ts';
 
 const peerScript = fileURLToPath(new URL('../../local/support/transport-peer.js', import.meta.url));
 const services = ['ud', 'uc', 'rc'] as const;
@@ -28,6 +29,9 @@ const base = {
   // The guest's processor is emulated: what waits behind others waits long.
   transportTargetDelayUs: 100_000,
   transportMinRtoUs: 20_000,
+  // Beside other guests it may stand still for seconds.
+  transportGiveUpMs: 60_000,
+  timeoutMs: 240_000,
 } as const;
 const devices = { near: { rdmaDevices: '=rxe0' }, far: { rdmaDevices: '=rxe1' } } as const;
 
@@ -118,7 +122,7 @@ for (const [service, percent] of [
 }
 
 test('a port that is down for a while costs time only; one that stays down ends the connection', async () => {
-  await using pair = await openVerbs('ud', { transportGiveUpMs: 4000 });
+  await using pair = await openVerbs('ud', { transportGiveUpMs: 10_000 });
   await exchange(pair, 2);
   const source = await memoryOf(pair.near, 500_000);
   const target = await memoryOf(pair.far, 500_000);
@@ -142,6 +146,42 @@ test('a port that is down for a while costs time only; one that stays down ends 
     command('ip', 'link', 'set', 'veth1', 'up');
   }
 });
+
+for (const service of process.argv.includes('all') ? services : (['ud'] as const)) {
+  test(`verbs/${service}: a connection uses all ports of the list, and one that goes down is the death of its paths alone`, () =>
+    withSecondWire(async () => {
+      await using pair = await openPair(
+        { ...base, rdmaService: service, transportPaths: 4 },
+        { near: { rdmaDevices: '=rxe0,=rxe2' }, far: { rdmaDevices: '=rxe1,=rxe3' } },
+      );
+      const states = (): readonly unknown[] =>
+        pair.here.rails.map(({ isUp, paths, livePaths }) => [isUp, paths, livePaths]);
+      const addresses = pair.here.rails.map(({ local, remote }) => `${local.slice(-9)} ${remote.slice(-9)}`);
+      assert.deepEqual(addresses, ['0a4d:0001 0a4d:0002', '0a4e:0002 0a4e:0003']);
+      await exchange(pair, 4);
+      assert.deepEqual(states(), [
+        [true, 2, 2],
+        [true, 2, 2],
+      ]);
+      const { paths } = (await pair.here.statistics()).connection;
+      assert.ok(
+        [0, 1].every((rail) => paths.some(({ path, sentSegments }) => path % 2 === rail && sentSegments > 0)),
+        'a port has carried nothing',
+      );
+      command('ip', 'link', 'set', 'veth3', 'down');
+      for (let round = 0; round < 20 && pair.here.rails[1]?.isUp !== false; round += 1) await exchange(pair, 4);
+      assert.deepEqual(states(), [
+        [true, 2, 2],
+        [false, 2, 0],
+      ]);
+      await exchange(pair, 4);
+      command('ip', 'link', 'set', 'veth3', 'up');
+      // Queue pairs of connections that have failed stay so.
+      if (service !== 'ud') return;
+      for (let round = 0; round < 200 && pair.here.rails[1]?.isUp !== true; round += 1) await exchange(pair, 1);
+      assert.equal(pair.here.rails[1]?.isUp, true);
+    }));
+}
 
 test('sides that carry packets in different ways refuse each other, and both are named', async () => {
   for (const [near, far, said] of [
@@ -183,7 +223,7 @@ test('a killed peer is noticed at once', async () => {
     stdio: ['ignore', 'ignore', 'inherit'],
     env: { ...process.env, NODE_TEST_CONTEXT: undefined },
   });
-  const connection = await listener.accept({ timeoutMs: 60_000 });
+  const connection = await listener.accept({ timeoutMs: 240_000 });
   const region = await memoryOf(transport, 8 << 20);
   await transport.wait(connection.receive({ region, bytes: 8 << 20 }));
   child.kill('SIGKILL');

@@ -3,6 +3,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { packetKinds, packetPrefix } from '#lib/abi/transport-packet.js';
 import { requestStatus } from '#lib/transport/engine/transport-engine.js';
+import type { PacketIo } from '#lib/transport/io/packet-io.js';
 import { isEnded, Loopback, pattern } from './support/loopback.js';
 
 test('a buffer smaller than its message fails both ends, and the flow goes on', () => {
@@ -299,4 +300,30 @@ test('a path that is much slower than the others is not taken for dead once its 
     lost.push(path?.lostSegments ?? 0);
   }
   assert.equal(lost[2], lost[0]);
+});
+
+test('a failed request ends once no device reads its memory, and only it waits', () => {
+  const net = new Loopback({ settings: { transportWindowBytes: 16_384 } });
+  const read = net.a.region(200_000);
+  const other = net.a.region(10_000);
+  const to = net.b.region(210_000);
+  let isRead = true;
+  const io: PacketIo = net.a;
+  io.quiesce = (region) => region !== read || !isRead;
+  const receive = net.b.connection.postReceive({ region: to, offset: 0, bytes: 200_000 });
+  const send = net.a.connection.postSend({ region: read, offset: 0, bytes: 200_000 });
+  net.run(() => false, 100);
+  assert.ok(net.a.connection.cancel(send));
+  const small = net.b.connection.postReceive({ region: to, offset: 200_000, bytes: 10_000 });
+  const next = net.a.connection.postSend({ region: other, offset: 0, bytes: 10_000 });
+  assert.ok(net.run(() => isEnded(net.a, next) && isEnded(net.b, small) && isEnded(net.b, receive)));
+  assert.equal(net.a.engine.poll(next), requestStatus.done, 'others go on');
+  assert.equal(net.a.engine.poll(send), requestStatus.pending);
+  assert.ok(net.a.engine.hasReaders(net.a.connection));
+  assert.equal(net.a.engine.release(read), false);
+  isRead = false;
+  assert.ok(net.run(() => isEnded(net.a, send), 10_000));
+  assert.equal(net.a.engine.requestError(send)?.code, 'WL_CLOSED');
+  assert.equal(net.a.engine.hasReaders(net.a.connection), false);
+  assert.equal(net.a.engine.release(read), true);
 });

@@ -6,6 +6,8 @@ import { MAX_PATHS } from '../../../abi/transport-packet.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import type { ControlChannel, ControlFrame } from '../../../meeting/control-channel.ts';
 import { protocolError } from '../../../meeting/frames.ts';
+import { hostInterfaces } from '../../../rails/host-interfaces.ts';
+import { listRails } from '../../../rails/rail-list.ts';
 import { packetSpinUs } from '../../../threads/spin-time.ts';
 import type { PacketIoKind, PathEndpoint, PathOptions, PathPlan, PeerPaths, RailPair } from '../packet-io-kind.ts';
 import { DatagramProbe } from './datagram-probe.ts';
@@ -22,7 +24,7 @@ const MAX_CUTS = 64;
 
 export const udp: PacketIoKind = {
   name: 'udp',
-  hasRails: true,
+  rails: ({ transportRails }) => listRails(transportRails, hostInterfaces()).map(({ address }) => address),
   openLoop: ({ engine, settings }) => new UdpLoop({ engine, spinUs: packetSpinUs(settings) }),
   openPaths: (channel, plan, options) => new UdpPaths(channel, plan, options),
   countsOf: (offer) => ({ paths: portsOf(offer).length, rails: hostsOf(offer).length }),
@@ -41,6 +43,7 @@ class UdpPaths implements PeerPaths {
     this.#channel = channel;
     this.#plan = plan;
     this.#options = options;
+    checkRails(channel, plan);
     const sockets: UdpSocket[] = [];
     const { bufferBytes } = options;
     try {
@@ -145,6 +148,17 @@ class UdpPaths implements PeerPaths {
     if (Array.isArray(sizes) && sizes.length === this.#railCount && sizes.every(isSize)) return sizes;
     throw protocolError(`a greeting whose ${field} does not say ${this.#railCount} sizes`);
   }
+}
+
+/** Fails with WL_CONFIG unless all rails are of the control channel's kind, IPv4 or IPv6. */
+function checkRails({ localAddress, peer }: ControlChannel, { rails }: PathPlan): void {
+  const other = rails.find((address) => isIP(address) !== isIP(localAddress));
+  if (other === undefined) return;
+  throw new WeftlineError(
+    'WL_CONFIG',
+    `The rail ${other} cannot carry packets to ${peer}, which was met at ${localAddress}: name rails (WEFTLINE_TRANSPORT_RAILS) by addresses of one kind, IPv4 or IPv6, and meet at such an address`,
+    { details: { rail: other, localAddress } },
+  );
 }
 
 async function waitForProbes(

@@ -1,27 +1,33 @@
 // Takes received packets out of the completion queue as batches for the engine, and offers their memory to the device again.
 // Hot path: no allocation, two native calls for 16 packets.
-import { ROUTING_HEADER_BYTES } from '../../../abi/verbs-words.ts';
+import { completionStatus, ROUTING_HEADER_BYTES } from '../../../abi/verbs-words.ts';
 import type { CompletionQueue } from '../../../native/verbs/completion-queue.ts';
 import type { ReceiveRing } from '../../../native/verbs/request-ring.ts';
-import type { SharedReceiveQueue } from '../../../native/verbs/shared-receive-queue.ts';
 import { createReceivedBatch, type ReceivedBatch } from '../packet-io.ts';
 import type { PacketMemory } from './packet-memory.ts';
-import { NOBODY, type PathEnd } from './path-end.ts';
-import type { VerbsFailures } from './verbs-packet-io.ts';
+import { GONE, NOBODY, type PathEnd } from './path-end.ts';
+import type { VerbsFailures } from './verbs-failures.ts';
 
 const BATCH = 16;
 const NO_SLOT = -2;
 
 export interface ReceiverParts {
-  readonly completions: CompletionQueue;
-  readonly memory: PacketMemory;
-  /** Undefined where there is none: then each queue pair has slots of its own. */
-  readonly shared: SharedReceiveQueue | undefined;
+  readonly completions: Pick<CompletionQueue, 'poll' | 'tagAt' | 'statusAt' | 'queuePairAt' | 'bytesAt' | 'sourceAt'>;
+  readonly memory: Pick<
+    PacketMemory,
+    'received' | 'receives' | 'packetBytes' | 'receivedAddress' | 'routingHeader' | 'localKey'
+  >;
+  /** Undefined where there are none: then each queue pair has slots of its own. */
+  readonly shared: ReceiveRing | undefined;
   readonly areDatagrams: boolean;
   readonly failures: VerbsFailures;
   readonly findEnd: (queuePair: number) => PathEnd | undefined;
   /** Hears of packets that came before the end had a peer; they may be probes. */
   readonly onEarly: (end: PathEnd, at: number, bytes: number) => void;
+  /** Hears of queue pairs with receives of their own that have failed. */
+  readonly onFlushed: (end: PathEnd) => void;
+  /** The device refuses receives. */
+  readonly onRefused: (ring: ReceiveRing) => void;
 }
 
 export class PacketReceiver {
@@ -48,7 +54,7 @@ export class PacketReceiver {
     this.batch = createReceivedBatch(memory.received, BATCH);
     this.#ringOf = Array.from({ length: memory.receives }, () => undefined);
     for (let slot = memory.receives - 1; slot >= 0; slot -= 1) this.#free.push(slot);
-    if (shared !== undefined) this.#offer(shared.receives, memory.receives);
+    if (shared !== undefined) this.#offer(shared, memory.receives);
   }
 
   /** Gives a queue pair without shared receives slots of its own. False if too few are left. */
@@ -59,14 +65,16 @@ export class PacketReceiver {
     return true;
   }
 
-  /** The queue pair is closed: its slots are free for others. */
+  /** The queue pair is closed, and its completions are taken: slots that it still has are free for others. */
   strip(end: PathEnd): void {
     const { receives } = end.queuePair;
-    for (const [slot, ring] of this.#ringOf.entries()) {
-      if (ring !== receives) continue;
-      this.#ringOf[slot] = undefined;
-      this.#free.push(slot);
-    }
+    for (const [slot, ring] of this.#ringOf.entries()) if (ring === receives) this.#retire(slot);
+  }
+
+  /** True if the device has given back every slot of the failed queue pair. Not known of shared ones. */
+  hasGivenBack(end: PathEnd): boolean {
+    const { receives } = end.queuePair;
+    return this.#parts.shared === undefined && receives.room === receives.depth;
   }
 
   /** Fills the batch. False if no packet has come. `release` must follow once the batch has been taken in. */
@@ -78,9 +86,14 @@ export class PacketReceiver {
     const count = completions.poll();
     for (let index = 0; index < count; index += 1) {
       const slot = completions.tagAt(index);
+      const status = completions.statusAt(index);
+      if (status === completionStatus.flushed && this.#parts.shared === undefined) {
+        this.#giveUp(index, slot);
+        continue;
+      }
       this.#empty[this.#emptied] = slot;
       this.#emptied += 1;
-      if (completions.isSuccess(index)) this.#take(index, slot);
+      if (status === completionStatus.success) this.#take(index, slot);
       else this.#parts.failures.broken += 1;
     }
     return count > 0;
@@ -98,14 +111,31 @@ export class PacketReceiver {
       if (!this.#touched.includes(ring)) this.#touched.push(ring);
     }
     this.#emptied = 0;
-    for (const ring of this.#touched) ring.post();
+    for (const ring of this.#touched) this.#post(ring);
     this.#touched.length = 0;
+  }
+
+  /** The device has flushed the slot: its queue pair has failed, and a receive that is posted again is flushed again. */
+  #giveUp(index: number, slot: number): void {
+    const { completions, findEnd, onFlushed } = this.#parts;
+    const ring = this.#ringOf[slot];
+    if (ring !== undefined) {
+      ring.done();
+      this.#retire(slot);
+    }
+    const end = findEnd(completions.queuePairAt(index));
+    if (end !== undefined) onFlushed(end);
+  }
+
+  #retire(slot: number): void {
+    this.#ringOf[slot] = undefined;
+    this.#free.push(slot);
   }
 
   #take(index: number, slot: number): void {
     const { completions, memory, failures, areDatagrams } = this.#parts;
     const end = this.#parts.findEnd(completions.queuePairAt(index));
-    if (end === undefined) return;
+    if (end === undefined || end.peer === GONE) return;
     const bytes = completions.bytesAt(index) - this.#headBytes;
     if (areDatagrams && completions.sourceAt(index) !== end.remoteNumber) {
       failures.strangers += 1;
@@ -123,10 +153,11 @@ export class PacketReceiver {
     const { batch } = this;
     const { packetBytes } = this.#parts.memory;
     const last = batch.count - 1;
-    if (slot !== this.#lastSlot + 1 || end !== this.#lastEnd || bytes < 1) return false;
-    if (last < 0 || batch.length[last]! % packetBytes !== 0) return false;
+    if (slot !== this.#lastSlot + 1 || end !== this.#lastEnd || bytes < 1 || last < 0) return false;
+    const before = batch.length[last]!;
+    if (before === 0 || before % packetBytes !== 0) return false;
     batch.segmentBytes[last] = packetBytes;
-    batch.length[last] = batch.length[last]! + bytes;
+    batch.length[last] = before + bytes;
     return true;
   }
 
@@ -147,6 +178,15 @@ export class PacketReceiver {
       this.#start(ring, slot);
     }
     ring.post();
+  }
+
+  #post(ring: ReceiveRing): void {
+    try {
+      ring.post();
+    } catch {
+      // Nothing tells which of them the device has; they are free once the queue pair is closed.
+      this.#parts.onRefused(ring);
+    }
   }
 
   #start(ring: ReceiveRing, slot: number): void {

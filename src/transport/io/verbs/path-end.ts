@@ -4,12 +4,20 @@ import type { QueuePair } from '../../../native/verbs/queue-pair.ts';
 import type { SendRing } from '../../../native/verbs/request-ring.ts';
 import type { PacketMemory } from './packet-memory.ts';
 
-/** What has no peer yet. */
+/** In place of a peer: it has none yet, or no longer. */
 export const NOBODY = -1;
+export const GONE = -2;
 
-export class PathEnd {
+/** The memory of a port that packets are sent from. */
+interface WithMemory {
+  readonly memory: PacketMemory;
+}
+
+/** `Rail`: the port that it is an end at. */
+export class PathEnd<Rail extends WithMemory = WithMemory> {
   /** By which the engine's thread and those who meet the peer call it. */
   readonly number: number;
+  readonly rail: Rail;
   readonly queuePair: QueuePair;
   readonly sends: SendRing;
   /** Of datagrams that come in; others are dropped by the device. */
@@ -24,29 +32,47 @@ export class PathEnd {
   handle: AddressHandle | undefined;
   /** The queue pair has failed and sends nothing more. */
   isFailed = false;
+  /** It has failed, and the device says that it takes no more of the shared receives. */
+  hasTakenLast = false;
+  /** The queue pair is destroyed. */
+  isClosed = false;
   /** It has requests that were not posted. */
   isPending = false;
   /** The largest probe that has arrived, and the secret in it. */
   probed = 0;
   probedSecret = 0n;
+  readonly #memory: PacketMemory;
   /** By sequence: the place in the packet memory. */
   readonly #places: Int32Array;
   /** Sequences: of the first packet whose place is taken, and of the next packet. */
   #oldest = 0;
   #next = 0;
 
-  constructor(number: number, queuePair: QueuePair, queueKey: number, firstSequence: number) {
-    this.number = number;
+  /** `names`: its number, the key of its datagrams and the number of the first packet. */
+  constructor(rail: Rail, queuePair: QueuePair, names: Pick<PathEnd, 'number' | 'queueKey' | 'firstSequence'>) {
+    this.rail = rail;
+    this.#memory = rail.memory;
+    this.number = names.number;
     this.queuePair = queuePair;
     this.sends = queuePair.sends;
-    this.queueKey = queueKey;
-    this.firstSequence = firstSequence;
+    this.queueKey = names.queueKey;
+    this.firstSequence = names.firstSequence;
     this.#places = new Int32Array(this.sends.depth);
   }
 
   /** Packets whose memory the device may still read. */
   get underWay(): number {
     return (this.#next - this.#oldest) >>> 0;
+  }
+
+  /** Sequence that the next packet will have. */
+  get nextSequence(): number {
+    return this.#next;
+  }
+
+  /** True while the device may still read the packet with this sequence. */
+  isUnderWay(sequence: number): boolean {
+    return (sequence - this.#oldest) >>> 0 < this.underWay;
   }
 
   /** Hot path. The request that was started last reads from this place. */
@@ -56,37 +82,38 @@ export class PathEnd {
   }
 
   /** Hot path. The packet with this sequence has left, and all before it. Returns how many places that frees. */
-  doneUntil(sequence: number, memory: PacketMemory): number {
+  doneUntil(sequence: number): number {
     const count = (sequence + 1 - this.#oldest) >>> 0;
     // Flushed requests complete one by one, also those that an earlier completion has counted.
     if (count > this.underWay) return 0;
     this.sends.doneUntil(sequence);
-    this.#release(count, memory);
+    this.#release(count);
     return count;
   }
 
   /** Requests from the ring's next sequence on were refused. Returns how many places that frees. */
-  takeBack(memory: PacketMemory): number {
+  takeBack(): number {
     const count = (this.#next - this.sends.nextSequence) >>> 0;
     for (let left = count; left > 0; left -= 1) {
       this.#next = (this.#next - 1) >>> 0;
-      memory.giveBack(this.#places[this.#next % this.sends.depth]!);
+      this.#memory.giveBack(this.#places[this.#next % this.sends.depth]!);
     }
     return count;
   }
 
   /** The queue pair is closed: the device reads nothing any more. Returns how many places that frees. */
-  close(memory: PacketMemory): number {
+  close(): number {
     const count = this.underWay;
+    this.isClosed = true;
     this.queuePair.close();
     this.handle?.close();
-    this.#release(count, memory);
+    this.#release(count);
     return count;
   }
 
-  #release(count: number, memory: PacketMemory): void {
+  #release(count: number): void {
     for (let left = count; left > 0; left -= 1) {
-      memory.giveBack(this.#places[this.#oldest % this.sends.depth]!);
+      this.#memory.giveBack(this.#places[this.#oldest % this.sends.depth]!);
       this.#oldest = (this.#oldest + 1) >>> 0;
     }
   }

@@ -29,17 +29,17 @@ const QUEUE_PAIRS = 2 ** 24;
 const MAX_LID = 0xffff;
 const [MIN_MTU, MAX_MTU] = [256, 4096];
 
-/** The port of the peer's engine, and its ends of so many paths. Fails with WL_PROTOCOL. */
-export function readOffer(
-  offer: unknown,
-  paths: number,
-): { readonly port: PortName; readonly ends: readonly EndName[] } {
+export interface PeerOffer {
+  /** The ports of the peer's engine: path p goes to rail p modulo their number. */
+  readonly rails: readonly PortName[];
+  readonly ends: readonly EndName[];
+}
+
+/** What the peer's engine says of so many paths. Fails with WL_PROTOCOL. */
+export function readOffer(offer: unknown, paths: number): PeerOffer {
   const frame = recordOf(offer);
   const count = countOf(offer);
   if (count !== paths) throw protocolError(`${count} queue pairs for ${paths} paths`);
-  const gid = gidOf(offer);
-  const mtu = integerField(frame, 'mtu', MAX_MTU);
-  if (mtu < MIN_MTU || !Number.isInteger(Math.log2(mtu))) throw protocolError(`a greeting with an MTU of ${mtu}`);
   const ends = (frame['ends'] as readonly unknown[]).map((end): EndName => {
     const fields = recordOf(end);
     return {
@@ -48,7 +48,7 @@ export function readOffer(
       firstSequence: integerField(fields, 'firstSequence', SEQUENCES - 1),
     };
   });
-  return { port: { gid, mtu, lid: integerField(frame, 'lid', MAX_LID) }, ends };
+  return { rails: railsOf(frame).map(portOf), ends };
 }
 
 /** How many ends an offer names. Fails with WL_PROTOCOL. */
@@ -58,9 +58,26 @@ export function countOf(offer: unknown): number {
   throw protocolError('a greeting without queue pairs');
 }
 
-/** The address of the port. Fails with WL_PROTOCOL. */
-export function gidOf(offer: unknown): string {
-  const gid = textField(recordOf(offer), 'gid');
+/** The addresses of the ports, by rail. Fails with WL_PROTOCOL. */
+export function gidsOf(offer: unknown): readonly string[] {
+  return railsOf(recordOf(offer)).map((rail) => gidOf(recordOf(rail)));
+}
+
+function railsOf(offer: Readonly<Record<string, unknown>>): readonly unknown[] {
+  const { rails } = offer;
+  if (Array.isArray(rails) && rails.length >= 1 && rails.length <= countOf(offer)) return rails;
+  throw protocolError('a greeting without RDMA ports');
+}
+
+function portOf(rail: unknown): PortName {
+  const fields = recordOf(rail);
+  const mtu = integerField(fields, 'mtu', MAX_MTU);
+  if (mtu < MIN_MTU || !Number.isInteger(Math.log2(mtu))) throw protocolError(`a greeting with an MTU of ${mtu}`);
+  return { gid: gidOf(fields), mtu, lid: integerField(fields, 'lid', MAX_LID) };
+}
+
+function gidOf(rail: Readonly<Record<string, unknown>>): string {
+  const gid = textField(rail, 'gid');
   if (/^[0-9a-f]{32}$/.test(gid)) return gid;
   throw protocolError('a greeting without the address of an RDMA port');
 }

@@ -17,8 +17,9 @@ import type {
   PeerPaths,
   RailPair,
 } from '../packet-io-kind.ts';
-import { countOf, gidOf } from './peer-offer.ts';
+import { countOf, gidsOf } from './peer-offer.ts';
 import { VerbsLoop } from './verbs-loop.ts';
+import { packetRails } from './verbs-port.ts';
 
 /** How long a probe may take after the peer has sent it: probes cross within this where nothing is wrong. */
 const PROBE_PATIENCE_MS = 500;
@@ -36,14 +37,17 @@ export const verbs: Readonly<Record<QueuePairService, PacketIoKind>> = {
 function verbsOver(service: QueuePairService): PacketIoKind {
   return {
     name: `verbs/${service}`,
-    hasRails: false,
+    rails: (settings) => packetRails(settings).map(({ gid }) => gid.gid),
     openLoop: (options) => {
       const { transportSegmentBytes } = options.settings;
       const packetBytes = (mtu: number): number => packetSize(service, mtu, transportSegmentBytes);
       return new VerbsLoop({ ...options, service, packetBytes });
     },
     openPaths: (channel, plan, options) => VerbsPaths.open(channel, plan, options),
-    countsOf: (offer) => ({ paths: lanesOf(offer).reduce<number>((sum, lane) => sum + countOf(lane), 0), rails: 0 }),
+    countsOf: (offer) => {
+      const lanes = lanesOf(offer);
+      return { paths: lanes.reduce<number>((sum, lane) => sum + countOf(lane), 0), rails: gidsOf(lanes[0]).length };
+    },
   };
 }
 
@@ -68,7 +72,8 @@ class VerbsPaths implements PeerPaths {
 
   static async open(channel: ControlChannel, plan: PathPlan, { engines }: PathOptions): Promise<VerbsPaths> {
     const used = engines.slice(0, plan.lanes);
-    const opened = await Promise.allSettled(used.map((engine) => engine.open(plan.paths)));
+    const ends = { count: plan.paths, rails: Math.max(1, plan.rails.length) };
+    const opened = await Promise.allSettled(used.map((engine) => engine.open(ends)));
     const made = opened.flatMap((end) => (end.status === 'fulfilled' ? [end.value] : []));
     const failed = opened.find((end) => end.status === 'rejected');
     if (failed === undefined) return new VerbsPaths(channel, used, made);
@@ -93,35 +98,55 @@ class VerbsPaths implements PeerPaths {
   async connect(peerOffer: ControlFrame): Promise<void> {
     const lanes = lanesOf(peerOffer);
     if (lanes.length !== this.#made.length) throw protocolError(`${lanes.length} lanes for ${this.#made.length}`);
-    this.#rails = [{ local: grouped(gidOf(this.#made[0]?.offer)), remote: grouped(gidOf(lanes[0])) }];
+    const own = gidsOf(this.#made[0]?.offer);
+    for (const lane of lanes) {
+      const count = gidsOf(lane).length;
+      if (count !== own.length) throw protocolError(`${count} rails where ${own.length} were agreed on`);
+    }
+    const theirs = gidsOf(lanes[0]);
+    this.#rails = own.map((gid, rail) => ({ local: grouped(gid), remote: grouped(theirs[rail] as string) }));
     await Promise.all(
       this.#made.map(({ ends }, lane) => (this.#engines[lane] as EngineEnds).connect({ ends, offer: lanes[lane] })),
     );
   }
 
+  /** Each rail has its own size; the smallest of those that pass packets at all goes for all. */
   async agree(secret: bigint): Promise<number> {
     const channel = this.#channel;
     const engine = this.#engines[0] as EngineEnds;
-    const { ends } = this.#made[0] as MadeEnds;
-    const sent = await engine.probe({ ends, secret });
+    const probes = this.#rails.map((_, rail) => ({ ends: [(this.#made[0] as MadeEnds).ends[rail] as number], secret }));
+    const sent = await Promise.all(probes.map((probe) => engine.probe(probe)));
     channel.send({ sent });
-    const expected = integerField(await channel.receive('probes'), 'sent', MAX_PACKET_BYTES);
-    const arrived = await waitForProbe(engine, { ends, secret }, Math.min(sent, expected));
+    const expected = this.#sizesOf(await channel.receive('probes'), 'sent');
+    const arrived = await waitForProbes(
+      engine,
+      probes,
+      sent.map((bytes, rail) => Math.min(bytes, expected[rail]!)),
+    );
     channel.send({ arrived });
-    const reached = integerField(await channel.receive('count of probes'), 'arrived', MAX_PACKET_BYTES);
-    const bytes = Math.floor(Math.min(sent, arrived, reached) / 8) * 8;
-    if (bytes >= MIN_PACKET_BYTES) return bytes;
+    const reached = this.#sizesOf(await channel.receive('count of probes'), 'arrived');
+    const sizes = sent.map((bytes, rail) => Math.floor(Math.min(bytes, arrived[rail]!, reached[rail]!) / 8) * 8);
+    const passing = sizes.filter((bytes) => bytes >= MIN_PACKET_BYTES);
+    if (passing.length > 0) return Math.min(...passing);
     const { local, remote } = this.#rails[0] as RailPair;
     throw new WeftlineError(
       'WL_TIMEOUT',
-      `Packets do not pass between the RDMA ports ${local} of this host and ${remote} of ${channel.peer}, though TCP does: a firewall may drop UDP port 4791, or the networks of the two ports are not joined (of ${expected} bytes at most, ${arrived} arrived here and ${reached} there)`,
-      { details: { local, remote, peer: channel.peer, arrived, reached } },
+      `Packets do not pass between the RDMA ports ${local} of this host and ${remote} of ${channel.peer}, though TCP does: a firewall may drop UDP port 4791, or the networks of the two ports are not joined (of ${expected[0]} bytes at most, ${arrived[0]} arrived here and ${reached[0]} there)`,
+      { details: { local, remote, peer: channel.peer, arrived: arrived[0], reached: reached[0] } },
     );
   }
 
   endpoint(lane: number): PathEndpoint {
     this.#given.add(lane);
-    return { ends: (this.#made[lane] as MadeEnds).ends, rails: 1, segments: 1 };
+    return { ends: (this.#made[lane] as MadeEnds).ends, rails: this.#rails.length, segments: 1 };
+  }
+
+  /** One per rail. */
+  #sizesOf(frame: ControlFrame, field: string): readonly number[] {
+    const sizes = frame[field];
+    const areGood = Array.isArray(sizes) && sizes.length === this.#rails.length;
+    if (areGood) return sizes.map((size) => integerField({ size }, 'size', MAX_PACKET_BYTES));
+    throw protocolError(`a greeting whose ${field} does not say ${this.#rails.length} sizes`);
   }
 
   [Symbol.dispose](): void {
@@ -136,11 +161,15 @@ function closeLater(engine: EngineEnds, { ends }: MadeEnds): void {
   void engine.close(ends).catch(() => {});
 }
 
-async function waitForProbe(engine: EngineEnds, probe: EndsProbe, expected: number): Promise<number> {
+async function waitForProbes(
+  engine: EngineEnds,
+  probes: readonly EndsProbe[],
+  expected: readonly number[],
+): Promise<readonly number[]> {
   const end = performance.now() + PROBE_PATIENCE_MS;
   for (;;) {
-    const arrived = await engine.probed(probe);
-    if (arrived >= expected || performance.now() >= end) return arrived;
+    const arrived = await Promise.all(probes.map((probe) => engine.probed(probe)));
+    if (arrived.every((bytes, rail) => bytes >= expected[rail]!) || performance.now() >= end) return arrived;
     await new Promise((resolve) => setTimeout(resolve, 1));
   }
 }

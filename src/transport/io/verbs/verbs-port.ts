@@ -1,4 +1,4 @@
-// The port of an RDMA device that an engine sends and receives by, opened for the engine alone.
+// The ports of RDMA devices that packets go by, and one of them opened for an engine alone.
 import { WeftlineError } from '../../../core/errors.ts';
 import { localFiles } from '../../../native/file-probe.ts';
 import { CompletionChannel } from '../../../native/verbs/completion-queue.ts';
@@ -21,10 +21,9 @@ export class VerbsPort implements Disposable {
   readonly attributes: PortAttributes;
   readonly #settings: Settings;
 
-  /** Fails with WL_UNSUPPORTED where no port can be used, with WL_CONFIG for settings that name none. */
-  constructor(settings: Settings) {
+  constructor(rail: RdmaRail, settings: Settings) {
     this.#settings = settings;
-    this.rail = chooseRail(settings);
+    this.rail = rail;
     this.context = VerbsContext.open(this.rail.name);
     try {
       this.domain = new ProtectionDomain(this.context);
@@ -63,11 +62,14 @@ export class VerbsPort implements Disposable {
   }
 }
 
-function chooseRail(settings: Settings): RdmaRail {
+/**
+ * The ports that connections use: all of a list in the setting rdmaDevices, else the best one. Fails with WL_UNSUPPORTED where
+ * none can be used, with WL_CONFIG for settings that name none.
+ */
+export function packetRails(settings: Settings): readonly RdmaRail[] {
   const devices = rdmaHardware(localFiles());
   const { rails, others } = chooseRdma({ devices, gpus: [], interfaces: hostInterfaces() }, settings);
-  const [rail] = rails;
-  if (rail !== undefined) return rail;
+  if (rails.length > 0) return settings.rdmaDevices.trim() === '' ? rails.slice(0, 1) : rails;
   const reasons = others.map(
     ({ name, port, reason }) => `${name}${port === undefined ? '' : ` port ${port}`}: ${reason}`,
   );

@@ -27,7 +27,7 @@ export async function openTwo(settings: Partial<Settings> = {}): Promise<TwoBack
   const [out, into] = [new NativeBlock(MEMORY_BYTES), new NativeBlock(MEMORY_BYTES)];
   const local = await here.backend.register(hostMemory(out.bytes));
   const offered = await there.backend.register(hostMemory(into.bytes));
-  const link = await here.backend.connect(there.peer, { timeoutMs: 20_000 });
+  const link = await here.backend.connect(there.peer, { timeoutMs: 120_000 });
   const remote = link.importRegion(offered.info, { kind: 'host', bytes: MEMORY_BYTES });
   const both = [here, there];
   return {
@@ -65,7 +65,7 @@ export async function settled({ both }: TwoBackends, transfer: BackendTransfer):
 }
 
 export async function pollAll(opens: readonly OpenBackend[], ready: () => boolean, why: string): Promise<void> {
-  const end = Date.now() + 30_000;
+  const end = Date.now() + 120_000;
   for (;;) {
     for (const { backend } of opens) backend.poll();
     if (ready()) return;

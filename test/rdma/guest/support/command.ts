@@ -3,13 +3,18 @@ import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 
 /** The emulated processor has been seen to end a program by a signal for no reason of its own. */
-const ATTEMPTS = 3;
+const ATTEMPTS = 6;
+/** At once it may end so again. */
+const PAUSE_MS = 250;
 
 /** Runs a command that may be repeated, and expects it to succeed. */
 export function command(program: string, ...words: string[]): void {
   for (let attempt = 1; ; attempt++) {
     const { status, signal, error, stderr } = spawnSync(program, words, { encoding: 'utf8' });
-    if (status === null && attempt < ATTEMPTS) continue;
+    if (status === null && attempt < ATTEMPTS) {
+      Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, PAUSE_MS * attempt);
+      continue;
+    }
     const how = error?.message ?? (signal === null ? `exit code ${status}` : `ended by ${signal}`);
     assert.equal(status, 0, `${program} ${words.join(' ')}, attempt ${attempt}: ${how}: ${stderr}`);
     return;

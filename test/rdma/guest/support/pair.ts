@@ -15,7 +15,7 @@ import {
 import { sendFlag, sendOpcode } from '#lib/abi/verbs-words.js';
 
 const MEMORY_BYTES = 1 << 20;
-const WAIT_MS = 20_000;
+const WAIT_MS = 120_000;
 export const QUEUE_KEY = 0x1ee7;
 /** Fast enough that a test of a lost peer does not wait long: 7 times 8 ms. */
 const CONNECTION: ConnectionOptions = { mtu: 1024, timeout: 11, retries: 6 };

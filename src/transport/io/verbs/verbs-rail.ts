@@ -1,0 +1,263 @@
+// One port that an engine uses, and what belongs to its device: queues, packet memory, keys of regions, queue pairs.
+import { log } from '../../../core/log.ts';
+import { AsyncEvents } from '../../../native/verbs/async-events.ts';
+import { CompletionQueue } from '../../../native/verbs/completion-queue.ts';
+import type { QueuePairService } from '../../../native/verbs/queue-pair.ts';
+import type { ReceiveRing } from '../../../native/verbs/request-ring.ts';
+import { SharedReceiveQueue } from '../../../native/verbs/shared-receive-queue.ts';
+import type { Region } from '../../engine/region.ts';
+import { microseconds } from '../engine-turns.ts';
+import { PacketMemory } from './packet-memory.ts';
+import { PacketReceiver } from './packet-receiver.ts';
+import { GONE, type PathEnd } from './path-end.ts';
+import { RegionKeys, type RegionUse } from './region-keys.ts';
+import type { VerbsFailures } from './verbs-failures.ts';
+import type { VerbsPort } from './verbs-port.ts';
+
+/** Packets under way over all queue pairs of a port, each of which has room for so many. */
+export const MAX_UNDER_WAY = 512;
+/** As many as one poll takes; a burst of them is one chain. */
+export const BURST_SEGMENTS = 16;
+/** Completions are looked for when so many packets are under way: then most polls find some. */
+const REAP_FROM = 128;
+/** A device takes microseconds for what it has; then the queue pairs that do not come to an end are failed. */
+export const SETTLE_MICROSECONDS = 500_000;
+/** A port that is full for so long holds up no other port: what it is given is lost. */
+const STUCK_MICROSECONDS = 100_000;
+/** Memory for packets that have come and were not looked at yet: of all queue pairs together, or some for each. */
+const SHARED_BYTES = 8_388_608;
+const OWN_BYTES = 33_554_432;
+const MIN_RECEIVES = 128;
+const MAX_RECEIVES = 8192;
+
+export interface RailOptions {
+  readonly service: QueuePairService;
+  readonly packetBytes: number;
+  readonly relaxedOrdering: boolean;
+  /** Those of the engine. */
+  readonly failures: VerbsFailures;
+  /** Hears of queue pairs that have failed, and of the name of their device. */
+  readonly onFailed: (end: PathEnd, device: string) => void;
+  /** Hears of packets that came before the end had a peer; they may be probes. */
+  readonly onEarly: (end: PathEnd, at: number, bytes: number) => void;
+}
+
+/** An end of a path over such a port. */
+export type RailEnd = PathEnd<VerbsRail>;
+
+export class VerbsRail {
+  readonly port: VerbsPort;
+  readonly service: QueuePairService;
+  readonly memory: PacketMemory;
+  readonly sends: CompletionQueue;
+  readonly receives: CompletionQueue;
+  /** Undefined where each queue pair has receives of its own. */
+  readonly shared: SharedReceiveQueue | undefined;
+  readonly receiver: PacketReceiver;
+  readonly events: AsyncEvents;
+  /** Packets that were handed to the device and may still be read. */
+  underWay = 0;
+  readonly #regions: RegionKeys;
+  /** By number of its queue pair. */
+  readonly #ends = new Map<number, PathEnd>();
+  readonly #failures: VerbsFailures;
+  readonly #onFailed: RailOptions['onFailed'];
+  /** Since when there has been no room for a burst; 0 while there is. */
+  #fullSince = 0;
+  #isOver = false;
+
+  constructor(port: VerbsPort, options: RailOptions) {
+    const { service, packetBytes, failures, onEarly } = options;
+    const { context, domain, channel } = port;
+    this.port = port;
+    this.service = service;
+    this.#failures = failures;
+    this.#onFailed = options.onFailed;
+    // After a message of which the end was lost, rxe takes nothing more over a queue pair of UC with shared receives.
+    const isShared = context.attributes.maxSrq > 0 && service !== 'uc';
+    const receives = receiveCount(packetBytes, isShared ? context.attributes.maxSrqWr : undefined);
+    this.memory = new PacketMemory(domain, { packetBytes, receives, smallSlots: MAX_UNDER_WAY });
+    this.sends = new CompletionQueue(context, 2 * MAX_UNDER_WAY, channel);
+    this.receives = new CompletionQueue(context, 2 * receives, channel);
+    this.events = new AsyncEvents(context);
+    const areDatagrams = service === 'ud';
+    const size = { depth: receives, pieces: areDatagrams ? 2 : 1 };
+    this.shared = isShared ? new SharedReceiveQueue(domain, size) : undefined;
+    this.#regions = new RegionKeys(domain, options.relaxedOrdering);
+    this.receiver = new PacketReceiver({
+      completions: this.receives,
+      memory: this.memory,
+      shared: this.shared?.receives,
+      areDatagrams,
+      failures,
+      findEnd: (queuePair) => this.#ends.get(queuePair),
+      onEarly,
+      onFlushed: (end) => this.fail(end),
+      onRefused: (ring) => this.#failReceives(ring),
+    });
+  }
+
+  addEnd(end: PathEnd): void {
+    this.#ends.set(end.queuePair.number, end);
+  }
+
+  /** Destroys the queue pair: the device reads nothing for it any more. */
+  closeEnd(end: PathEnd): void {
+    if (!this.#ends.delete(end.queuePair.number)) return;
+    this.#regions.forgetEnd(end);
+    this.underWay -= end.close();
+  }
+
+  findEnd(queuePair: number): PathEnd | undefined {
+    return this.#ends.get(queuePair);
+  }
+
+  /** The device is gone, and its queue pairs with it. */
+  end(): void {
+    this.#isOver = true;
+    for (const end of this.#ends.values()) this.fail(end);
+  }
+
+  /** Queue pairs of datagrams that have failed can begin again; those of connections would have to meet their peers. */
+  get canRestart(): boolean {
+    return this.service === 'ud' && this.shared !== undefined && !this.#isOver;
+  }
+
+  /** To be called now and then. A port that is down, or has no route to the peer, fails what is sent over it. */
+  restartFailed(): void {
+    if (!this.canRestart) return;
+    for (const end of this.#ends.values()) {
+      if (!end.isFailed || end.peer < 0) continue;
+      while (this.reapSome() > 0);
+      if (end.underWay > 0) continue;
+      try {
+        end.queuePair.reset();
+        end.queuePair.initialize(this.port.rail.port, {}, end.queueKey);
+        end.queuePair.open(end.firstSequence);
+        end.isFailed = false;
+      } catch (error) {
+        log('transport', 'debug', `${this.port.rail.name}: ${String(error)}`);
+      }
+    }
+  }
+
+  /** The queue pair sends nothing any more: to the protocol its packets are lost. */
+  fail(end: PathEnd): void {
+    if (end.isFailed) return;
+    end.isFailed = true;
+    if (end.peer === GONE) return;
+    this.#failures.queuePairs += 1;
+    this.#onFailed(end, this.port.rail.name);
+  }
+
+  /** Fails it, and ends what it has under way: the device flushes that, unless it is gone itself. */
+  cutOff(end: PathEnd): void {
+    this.fail(end);
+    try {
+      end.queuePair.fail();
+    } catch (error) {
+      log('transport', 'debug', `${this.port.rail.name}: ${String(error)}`);
+    }
+  }
+
+  /** Fails with WL_CAPACITY. */
+  register(region: Region): void {
+    this.#regions.add(region);
+  }
+
+  /** The device must be through with it. */
+  unregister(region: Region): void {
+    this.#regions.remove(region);
+  }
+
+  /** Hot path. What the device calls the region; undefined if it does not know it. */
+  useOf(region: Region): RegionUse | undefined {
+    return this.#regions.find(region);
+  }
+
+  /** Packets that it takes now. */
+  get room(): number {
+    return Math.min(MAX_UNDER_WAY - this.underWay, this.memory.room);
+  }
+
+  /** Hot path. True if there is no room for a burst, and has been none for so short a time that it is worth waiting. */
+  get isFull(): boolean {
+    return this.room < BURST_SEGMENTS && !this.isStuck;
+  }
+
+  /** Hot path. The device has not ended what it was given for long. */
+  get isStuck(): boolean {
+    if (this.room >= BURST_SEGMENTS) {
+      this.#fullSince = 0;
+      return false;
+    }
+    const now = microseconds();
+    if (this.#fullSince === 0) this.#fullSince = now;
+    return now - this.#fullSince >= STUCK_MICROSECONDS;
+  }
+
+  /** Hot path. Takes completions of sends if most polls would find some. */
+  makeRoom(): void {
+    if (this.underWay >= REAP_FROM || this.room < BURST_SEGMENTS) this.reap();
+  }
+
+  /** Takes the completions of sends: their memory is free again. Returns how many there were. */
+  reap(): number {
+    const queue = this.sends;
+    const count = queue.poll();
+    for (let index = 0; index < count; index += 1) {
+      const end = this.#ends.get(queue.queuePairAt(index));
+      if (end === undefined) continue;
+      if (!queue.isSuccess(index)) this.fail(end);
+      this.underWay -= end.doneUntil(queue.sequenceAt(index));
+    }
+    return count;
+  }
+
+  /** The same, if there may be any. Returns how many there were. */
+  reapSome(): number {
+    return this.underWay > 0 ? this.reap() : 0;
+  }
+
+  /**
+   * True once the device reads nothing of the region any more; to be asked until it is. Queue pairs that go on reading for
+   * half a second are failed, and destroyed if the device does not flush them for as long again.
+   */
+  quiesce(region: Region, now: number): boolean {
+    const use = this.#regions.find(region);
+    if (use === undefined) return true;
+    while (this.reapSome() > 0);
+    const readers = [...this.#ends.values()].filter((end) => use.isReadBy(end));
+    if (readers.length === 0) {
+      use.askedAt = 0;
+      use.failedAt = 0;
+      return true;
+    }
+    if (use.askedAt === 0) use.askedAt = now;
+    if (use.failedAt === 0) {
+      if (now - use.askedAt < SETTLE_MICROSECONDS) return false;
+      use.failedAt = now;
+      for (const end of readers) this.cutOff(end);
+      return false;
+    }
+    if (now - use.failedAt < SETTLE_MICROSECONDS) return false;
+    for (const end of readers) {
+      this.fail(end);
+      this.closeEnd(end);
+    }
+    return this.quiesce(region, now);
+  }
+
+  /** The device takes no receives for a queue pair, or for all that share them. */
+  #failReceives(ring: ReceiveRing): void {
+    for (const end of this.#ends.values())
+      if (this.shared !== undefined || end.queuePair.receives === ring) this.fail(end);
+  }
+}
+
+/** A power of two. `mostShared`: what a shared queue of the device takes; undefined where there is none. */
+function receiveCount(packetBytes: number, mostShared: number | undefined): number {
+  const bytes = mostShared === undefined ? OWN_BYTES : SHARED_BYTES;
+  const wanted = Math.max(MIN_RECEIVES, Math.min(MAX_RECEIVES, bytes / packetBytes));
+  return 2 ** Math.floor(Math.log2(Math.min(wanted, mostShared ?? wanted)));
+}
