@@ -13,8 +13,11 @@ export class StoreGroup {
   #finish: () => void = () => {};
   #fail: (reason: unknown) => void = () => {};
 
+  readonly #isElastic: boolean;
+
   constructor({ jobId, ...options }: StoreCoreOptions & { readonly jobId: string }) {
     this.jobId = jobId;
+    this.#isElastic = options.elastic === true;
     this.core = new StoreCore(options);
     this.over = new Promise((resolve, reject) => {
       this.#finish = resolve;
@@ -28,6 +31,7 @@ export class StoreGroup {
     const { rank } = member;
     const { members } = this.core;
     this.core.leave(rank, departure);
+    this.tellView();
     if (departure.how === 'closed') {
       if (members.allClosed) this.#finish();
       return;
@@ -37,6 +41,13 @@ export class StoreGroup {
     this.stop(new WeftlineError('WL_PEER_FAILED', message, { details, rank }));
     const { stack: _hidden, ...error } = encodeError(members.failure(rank, 'the job'));
     for (const other of this.members) if (other !== member) other.announce(rank, error);
+  }
+
+  /** Of an elastic world, to be called after every change: who is there now. */
+  tellView(): void {
+    if (!this.#isElastic) return;
+    const { view } = this.core.members;
+    for (const member of this.members) member.tellView(view);
   }
 
   /** Waits until all have left fail. */
