@@ -38,13 +38,8 @@ export const lowLatencyCell = defineLayout(
  * - `word`: how the rank takes part, any rank changes it by compare-and-set: one of lowLatencyStates in bits 0-1, above them
  *   the number of a dispatch. Zero, as new memory is: active from the first one on.
  * - `epoch`: in the part of rank 0, how often a word has changed. Wraps.
- * - `combines`: by number of the dispatch modulo LOW_LATENCY_CALLS, the combines that its rank had begun before it.
  */
-export const lowLatencyMember = defineLayout(
-  'LowLatencyMember',
-  { word: 'i32', epoch: 'i32', combines: { of: 'i32', count: LOW_LATENCY_CALLS } },
-  CACHE_LINE,
-);
+export const lowLatencyMember = defineLayout('LowLatencyMember', { word: 'i32', epoch: 'i32' }, CACHE_LINE);
 
 /**
  * `active`: from the word's dispatch on. `absent`: masked, or gone. `connected`: has mapped the window and waits to become

@@ -1,4 +1,5 @@
 // Starts the ranks of a job on this node, passes their output on, and leaves nothing behind however the job ends.
+import { setTimeout as sleep } from 'node:timers/promises';
 import { asWeftlineError, WeftlineError } from '../core/errors.ts';
 import { printableLines } from '../core/quote.ts';
 import { settingsTable } from '../settings/settings.ts';
@@ -24,6 +25,7 @@ import { Watchdog } from './watchdog.ts';
 
 /** How long a rank may take to end after SIGTERM, or after the user's own signal. */
 const STOP_MS = 5_000;
+const MAX_RESTART_PAUSE_MS = 5_000;
 const forwarded = ['SIGINT', 'SIGTERM', 'SIGHUP'] as const;
 
 /**
@@ -292,6 +294,7 @@ class Job {
     const reason = `rank ${rank} ended with ${describeEnd({ exitCode, signal })}${error === undefined ? '' : `: ${error}`}`;
     this.#notice(printableLines(`${reason}; it is started again (${count} of ${maxRestarts})`));
     this.#restarting = this.#restarting
+      .then(() => sleep(restartPauseMs(count)))
       .then(() => (this.#stopping ? undefined : this.#startAgain(rank - this.#plan.firstRank)))
       .catch((error: unknown) => {
         this.#notice(printableLines(asWeftlineError(error).message));
@@ -367,6 +370,11 @@ class Job {
       child.stderr?.destroy();
     }
   }
+}
+
+/** None before the first one, then longer and longer: what fails at once must not keep the machine busy. */
+function restartPauseMs(count: number): number {
+  return count === 1 ? 0 : Math.min(MAX_RESTART_PAUSE_MS, 50 * 2 ** (count - 2));
 }
 
 /** A node may be slow to report; one whose launcher is gone never will. */

@@ -78,6 +78,11 @@ export class Membership {
     this.#departed.push(rank);
   }
 
+  /** True once ranks have joined and all of those have left, however they did. */
+  get isDeserted(): boolean {
+    return this.#members.size > 0 && this.#departed.length === this.#members.size;
+  }
+
   get view(): MembershipView {
     const present = [...this.#members].filter(([, { departure }]) => departure === undefined);
     return { epoch: this.#epoch, members: present.map(([rank]) => rank).toSorted((left, right) => left - right) };

@@ -8,7 +8,10 @@ export class StoreGroup {
   readonly jobId: string;
   readonly core: StoreCore;
   readonly members = new Set<StoreConnection>();
-  /** Resolves when all have joined and left without an error. Rejects when that cannot come to be any more. */
+  /**
+   * Resolves when all have joined and left without an error, in an elastic world however they left. Rejects when that cannot
+   * come to be any more.
+   */
   readonly over: Promise<void>;
   #finish: () => void = () => {};
   #fail: (reason: unknown) => void = () => {};
@@ -32,13 +35,14 @@ export class StoreGroup {
     const { members } = this.core;
     this.core.leave(rank, departure);
     this.tellView();
+    if (this.#isElastic && members.isDeserted) this.#finish();
     if (departure.how === 'closed') {
       if (members.allClosed) this.#finish();
       return;
     }
     const { message, details } = members.failure(rank, 'joining again');
     // Of a code that callers take for final.
-    this.stop(new WeftlineError('WL_PEER_FAILED', message, { details, rank }));
+    if (!this.#isElastic) this.stop(new WeftlineError('WL_PEER_FAILED', message, { details, rank }));
     const { stack: _hidden, ...error } = encodeError(members.failure(rank, 'the job'));
     for (const other of this.members) if (other !== member) other.announce(rank, error);
   }

@@ -99,8 +99,9 @@ export class StoreServer {
   async #groupFor(kind: MemberKind, rank: number, channel: ControlChannel): Promise<StoreGroup> {
     for (;;) {
       const group = this.#groups[kind];
-      const hasLeft = group.core.members.departure(rank)?.how === 'closed';
-      const isSameWorld = this.#options.elastic === true && !group.core.members.allClosed;
+      const departure = group.core.members.departure(rank);
+      const hasLeft = this.#options.elastic === true ? departure !== undefined : departure?.how === 'closed';
+      const isSameWorld = this.#options.elastic === true && !group.core.members.isDeserted;
       if (kind === 'node' || !hasLeft || isSameWorld) return group;
       if (this.#options.jobPrefix === undefined) {
         // Rank 0 serves the next store itself: who calls here under its number is another process.

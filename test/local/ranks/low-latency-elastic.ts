@@ -195,13 +195,25 @@ function connectOthers(): void {
     .catch(() => {});
 }
 
+let told = 0;
+
 async function goesOn(dispatch: number): Promise<boolean> {
-  const key = `stretch/${dispatch / STRETCH}`;
+  const stretch = dispatch / STRETCH;
+  const key = `stretch/${stretch}`;
   if (me === 0) {
     const isOver = dispatch >= Number(dispatches) && !ll.view.active.includes(false);
-    await world.store.setJson(key, !isOver);
+    // Also those that it has left out, because it was late itself.
+    for (; told <= stretch; told++) await world.store.setJson(`stretch/${told}`, !isOver);
+    return !isOver;
   }
-  return world.store.getJson<boolean>(key, { from: [0] });
+  for (;;) {
+    connectOthers();
+    try {
+      return await world.store.getJson<boolean>(key, { from: [0], timeoutMs: 200 });
+    } catch (error) {
+      if (!(error instanceof WeftlineError) || error.code !== 'WL_TIMEOUT') throw error;
+    }
+  }
 }
 
 for (;;) {

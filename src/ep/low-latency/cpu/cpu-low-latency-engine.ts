@@ -1,7 +1,7 @@
 // The CPU's way of a low-latency call: rows go once to each rank, into a slot that is known without a word of anybody else;
 // the receiver gives them their places. Combine pulls. Ranks wait for each other's words alone, never for a barrier.
 import { availableParallelism } from 'node:os';
-import { LOW_LATENCY_RESULTS } from '../../../abi/low-latency.ts';
+import { LOW_LATENCY_CALLS, LOW_LATENCY_RESULTS } from '../../../abi/low-latency.ts';
 import { callWord } from '../../../collective/calls.ts';
 import { StepRunner } from '../../../collective/steps.ts';
 import { WeftlineError } from '../../../core/errors.ts';
@@ -48,15 +48,17 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
   /** Calls that were received, also where a later one was before an earlier one. */
   readonly #received = new FinishedCalls();
   readonly #taken = new FinishedCalls();
-  /** Number of the last combine, and of the last one whose rows lay in each slot. */
+  /** How many combines were begun, and the number of the last one whose rows lay in each slot. */
   #combines = 0;
   readonly #combineOfSlot = [0, 0];
   /** The dispatch of that combine. */
   readonly #dispatchOfSlot = [0, 0];
   /** Number of the last dispatch that was begun. */
   #dispatch = 0;
-  /** The dispatch with which this rank joins the others, whose combines it has not counted. */
-  #joinsAt = 0;
+  /** Combines that were begun since. */
+  #combinesSince = 0;
+  /** By count of the combines of this rank: their numbers. */
+  readonly #combineNumbers = new Float64Array(LOW_LATENCY_CALLS);
 
   constructor(scope: LowLatencyScope<CpuDevice>, { window, tables }: CpuLowLatencyParts) {
     const { group, device, size, config } = scope;
@@ -97,6 +99,7 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
 
   async sendDispatch(input: CheckedLowLatencyDispatch, sequence: number, wait: LowLatencyWait): Promise<void> {
     this.#dispatch = sequence;
+    this.#combinesSince = 0;
     this.#elastic?.members.refresh(sequence);
     this.#elastic?.joining.progress();
     // Rows by rank stay where they came until now; see receiveSlots.
@@ -118,7 +121,6 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
         this.#cells.write(rank, 'dispatchCall', sequence, word);
       }
     });
-    this.#elastic?.members.tellCombines(sequence, this.#combines);
     this.#cells.publish('dispatched', sequence);
     traceEnd('ep.dispatch.rows');
   }
@@ -166,15 +168,14 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     return this.#sums.buffer(handle.sequence);
   }
 
-  async sendCombine(input: CheckedLowLatencyCombine, wait: LowLatencyWait): Promise<SentCombine> {
+  async sendCombine(input: CheckedLowLatencyCombine, wait: LowLatencyWait): Promise<SentCpuCombine> {
     const { handle } = input;
     const { device, config } = this.#scope;
     // Before anything moves: a rank without memory for the result has not begun the call.
     const making = device.allocating(() => input.out ?? device.empty('bf16', [handle.numTokens, config.hidden]));
     const out = making instanceof Promise ? await making : making;
     await this.#untilCombineSlotIsFree(handle, wait);
-    this.#combines += 1;
-    const number = this.#combines;
+    const number = this.#nextCombine();
     this.#orGiveUp(() => {
       this.#sums.stage(input);
       for (let rank = 0; rank < this.#window.ranks.length; rank++) {
@@ -184,10 +185,10 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     this.#combineOfSlot[handle.sequence % LOW_LATENCY_RESULTS] = number;
     this.#dispatchOfSlot[handle.sequence % LOW_LATENCY_RESULTS] = handle.sequence;
     this.#cells.publish('combined', number);
-    return { input, number, out };
+    return { input, number, count: this.#combines, out };
   }
 
-  async receiveCombine({ input, number, out }: SentCombine, wait: LowLatencyWait): Promise<Tensor<'bf16'>> {
+  async receiveCombine({ input, number, count, out }: SentCpuCombine, wait: LowLatencyWait): Promise<Tensor<'bf16'>> {
     const { handle } = input;
     const { added } = this.#tables.results[handle.sequence % LOW_LATENCY_RESULTS]!;
     let without = 0;
@@ -210,7 +211,8 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     this.#orGiveUp(() => this.#sums.add(input, out, without > 0));
     if (this.#elastic !== undefined) this.#sums.countDropped(handle);
     traceEnd('ep.combine.rows');
-    this.#cells.publish('taken', this.#taken.finish(number));
+    const finished = this.#taken.finish(count);
+    if (finished > 0) this.#cells.publish('taken', this.#combineNumbers[finished % LOW_LATENCY_CALLS]!);
     return out;
   }
 
@@ -266,8 +268,8 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
   /** This rank takes part again, or for the first time. Its handles and what it waited for are of the past. */
   #beginAt(dispatch: number): void {
     this.#dispatch = dispatch;
-    this.#joinsAt = dispatch;
     this.#received.beginBehind(dispatch - 1);
+    this.#taken.beginBehind(this.#combines);
     this.#combineOfSlot.fill(0);
   }
 
@@ -286,19 +288,37 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
   /** A rank whose rows have come. One that is further ahead than this rank allows goes on without this rank. */
   #checkSource(rank: number, sequence: number, members: LowLatencyMembers): void {
     const ahead = (this.#cells.reached(rank, 'dispatched') - sequence) | 0;
-    if (ahead >= this.#scope.size.receiveSlots) {
-      members.mask(this.#window.index);
-      members.requireActive(sequence);
+    if (ahead < this.#scope.size.receiveSlots) return;
+    members.mask(this.#window.index);
+    members.requireActive(sequence);
+  }
+
+  /** The number of a combine that begins now: how many there were; a rank that has joined knows only those of a dispatch. */
+  #nextCombine(): number {
+    const isElastic = this.#elastic !== undefined;
+    if (isElastic && this.#combinesSince === COMBINES_PER_DISPATCH - 1) {
+      const message = `An elastic EpLowLatency takes at most ${COMBINES_PER_DISPATCH - 1} combines from one dispatch to the next`;
+      throw new WeftlineError('WL_CAPACITY', message, { details: { combines: this.#combinesSince } });
     }
-    if (this.#joinsAt !== sequence || !members.isActive(rank, sequence - 1)) return;
-    this.#combines = members.combinesOf(rank, sequence);
-    this.#taken.beginBehind(this.#combines);
+    this.#combines += 1;
+    this.#combinesSince += 1;
+    const number = isElastic ? this.#dispatch * COMBINES_PER_DISPATCH + this.#combinesSince : this.#combines;
+    this.#combineNumbers[this.#combines % LOW_LATENCY_CALLS] = number;
+    return number;
   }
 
   #until(what: RankWait, wait: LowLatencyWait): Promise<void> | undefined {
     this.#elastic?.failure.begin(this.#dispatch);
     return this.#runner.run(this.#inOrder.begin(what), wait);
   }
+}
+
+/** Numbers of combines from one dispatch to the next, of elastic objects. Few, so that numbers do not wrap in between. */
+const COMBINES_PER_DISPATCH = 16;
+
+interface SentCpuCombine extends SentCombine {
+  /** Which combine of this rank it is. */
+  readonly count: number;
 }
 
 interface ElasticParts {

@@ -15,7 +15,6 @@ import type { LowLatencySize } from '../low-latency-size.ts';
 import type { LowLatencyCells } from './low-latency-cells.ts';
 
 const memberWord = wordOffsets(lowLatencyMember);
-const CALL_MASK = LOW_LATENCY_CALLS - 1;
 const STATE_BITS = 2;
 const STATE_MASK = (1 << STATE_BITS) - 1;
 /** Numbers in words have 30 bits and are compared by signed difference: they must not become too old. */
@@ -148,20 +147,6 @@ export class LowLatencyMembers {
     const state = word & STATE_MASK;
     if (state === states.active) this.#change(rank, word, states.leaving, next + LOW_LATENCY_NOTICE);
     else if (state === states.connected) this.#change(rank, word, states.absent);
-  }
-
-  /** Combines that this rank had begun before that dispatch, for ranks that join with it; a publish must follow. */
-  tellCombines(dispatch: number, combines: number): void {
-    this.#words[this.#combines(this.#me, dispatch)] = combines;
-  }
-
-  /** The same of a rank that was active before that dispatch, which it has published. */
-  combinesOf(rank: number, dispatch: number): number {
-    return this.#words[this.#combines(rank, dispatch)]!;
-  }
-
-  #combines(rank: number, dispatch: number): number {
-    return this.#places[rank]! + memberWord.combines + (dispatch & CALL_MASK);
   }
 
   #load(rank: number): number {
