@@ -296,8 +296,8 @@ class Job {
     this.#restarting = this.#restarting
       .then(() => sleep(restartPauseMs(count)))
       .then(() => (this.#stopping ? undefined : this.#startAgain(rank - this.#plan.firstRank)))
-      .catch((error: unknown) => {
-        this.#notice(printableLines(asWeftlineError(error).message));
+      .catch((failure: unknown) => {
+        this.#notice(printableLines(asWeftlineError(failure).message));
         this.#stopAll(this.#plan.settings.graceMs);
       });
     return true;

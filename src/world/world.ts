@@ -162,9 +162,9 @@ async function exchangeByKeys(
   { rank, size, own }: { readonly rank: number; readonly size: number; readonly own: Uint8Array },
   wait: CallWait,
 ): Promise<Uint8Array[]> {
-  const key = (of: number): string => `weftline/join/${of}`;
-  await store.set(key(rank), own);
-  return Promise.all(Array.from({ length: size }, (_, of) => store.get(key(of), { ...remaining(wait), from: [of] })));
+  const keys = Array.from({ length: size }, (_, of) => `weftline/join/${of}`);
+  await store.set(keys[rank]!, own);
+  return Promise.all(keys.map((key, of) => store.get(key, { ...remaining(wait), from: [of] })));
 }
 
 class JoinedWorld extends JobGroup implements World {

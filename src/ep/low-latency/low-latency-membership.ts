@@ -1,7 +1,6 @@
 // Which ranks take part in an elastic EpLowLatency: what callers see of it, and what an engine offers for it.
-import type { WaitOptions } from '../../core/deadline.ts';
+import type { Deadline, WaitOptions } from '../../core/deadline.ts';
 import type { Tensor } from '../../device/tensor.ts';
-import type { LowLatencyWait } from './low-latency-engine.ts';
 import type { LowLatencyHandle } from './low-latency-handle.ts';
 
 /** Who takes part. All ranks see the same, but for changes that are under way. */
@@ -31,6 +30,12 @@ export interface LowLatencyShortfall {
   readonly droppedChoices: Tensor<'i32'>;
 }
 
+/** How long a rank waits for others to come. */
+export interface MembershipWait {
+  readonly deadline: Deadline;
+  readonly signal: AbortSignal | undefined;
+}
+
 /** Ranks here are those of the group; `next` is the number of this rank's next dispatch. */
 export interface LowLatencyMembership {
   view(next: number): LowLatencyView;
@@ -39,11 +44,11 @@ export interface LowLatencyMembership {
   /** From now on nobody waits for the rank, nor reads its rows. */
   mask(rank: number): void;
   /** Resolves once all of these ranks are connected; then, with `activate`, they join. */
-  connect(ranks: readonly number[], activate: boolean, wait: LowLatencyWait): Promise<void>;
+  connect(ranks: readonly number[], activate: boolean, wait: MembershipWait): Promise<void>;
   /** They leave after the notice. */
   disconnect(ranks: readonly number[], next: number): void;
   /** All ranks that are connected join after the notice. */
   commit(next: number): void;
   /** Of a rank that is not active: offers itself and resolves to the number of its next dispatch once it is. */
-  rejoin(wait: LowLatencyWait): Promise<number>;
+  rejoin(wait: MembershipWait): Promise<number>;
 }

@@ -4,9 +4,13 @@ import type { WaitFacts } from '../../../core/waits.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import { waitForWord } from '../../../windows/wait.ts';
 import { rankList } from '../../../world/rank-list.ts';
-import type { LowLatencyWait } from '../low-latency-engine.ts';
 import type { LowLatencyHandle } from '../low-latency-handle.ts';
-import type { LowLatencyMembership, LowLatencyShortfall, LowLatencyView } from '../low-latency-membership.ts';
+import type {
+  LowLatencyMembership,
+  LowLatencyShortfall,
+  LowLatencyView,
+  MembershipWait,
+} from '../low-latency-membership.ts';
 import type { LowLatencyCells } from './low-latency-cells.ts';
 import type { LowLatencyMembers } from './low-latency-members.ts';
 
@@ -33,7 +37,7 @@ export interface JoiningParts {
 interface Request {
   readonly ranks: readonly number[];
   readonly activate: boolean;
-  readonly wait: LowLatencyWait;
+  readonly wait: MembershipWait;
   readonly resolve: () => void;
   readonly reject: (error: unknown) => void;
   readonly timer: NodeJS.Timeout;
@@ -65,7 +69,7 @@ export class LowLatencyJoining implements LowLatencyMembership {
     this.#parts.members.mask(rank);
   }
 
-  connect(ranks: readonly number[], activate: boolean, wait: LowLatencyWait): Promise<void> {
+  connect(ranks: readonly number[], activate: boolean, wait: MembershipWait): Promise<void> {
     return new Promise((resolve, reject) => {
       const timer = setInterval(() => this.#look(request), LOOK_MS);
       const request: Request = { ranks, activate, wait, resolve, reject, timer };
@@ -83,7 +87,7 @@ export class LowLatencyJoining implements LowLatencyMembership {
     for (let rank = 0; rank < members.size; rank++) if (this.#isReady(rank)) members.activate(rank, next);
   }
 
-  async rejoin({ deadline, signal }: LowLatencyWait): Promise<number> {
+  async rejoin({ deadline, signal }: MembershipWait): Promise<number> {
     const { members, cells, window, engine } = this.#parts;
     // A process that died asleep has left its mark.
     Atomics.store(cells.bells.own.waiters, 0, 0);
