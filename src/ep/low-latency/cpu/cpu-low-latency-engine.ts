@@ -17,7 +17,7 @@ import { LowLatencyHandle } from '../low-latency-handle.ts';
 import type { LowLatencyMembership, LowLatencyShortfall } from '../low-latency-membership.ts';
 import type { LowLatencyDispatchResult } from '../low-latency-results.ts';
 import type { LowLatencyScope } from '../low-latency-scope.ts';
-import { compareCombine, compareDispatch, dispatchWord } from './call-words.ts';
+import { compareCombine, compareDispatch, dispatchWord, readDispatchWord } from './call-words.ts';
 import { CombineRows } from './combine-rows.ts';
 import { DispatchRows } from './dispatch-rows.ts';
 import { LowLatencyCells } from './low-latency-cells.ts';
@@ -258,11 +258,21 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     const members = new LowLatencyMembers(device, window, size, cells);
     const engine = {
       dispatch: (): number => this.#dispatch,
+      prepare: (peer: number): Promise<void> => this.#prepareToJoin(peer),
       beginAt: (dispatch: number): void => this.#beginAt(dispatch),
       shortfall: (handle: LowLatencyHandle): LowLatencyShortfall => sums.shortfall(handle),
     };
     const joining = new LowLatencyJoining({ window, cells, members, engine });
     return { members, failure: new ElasticFailure(window, members), joining };
+  }
+
+  async #prepareToJoin(peer: number): Promise<void> {
+    const last = this.#cells.reached(peer, 'dispatched');
+    const word = this.#cells.read(peer, 'dispatchCall', last);
+    if (last !== 0) {
+      const { scales, k } = readDispatchWord(word);
+      await this.#rows.touch(scales, k);
+    }
   }
 
   /** This rank takes part again, or for the first time. Its handles and what it waited for are of the past. */

@@ -21,6 +21,8 @@ const LOOK_MS = 5;
 export interface JoiningEngine {
   /** Number of the last dispatch that was begun here. */
   readonly dispatch: () => number;
+  /** Makes the memory of results as those of that active rank are. */
+  readonly prepare: (peer: number) => Promise<void>;
   /** This rank begins anew: its next dispatch has that number. */
   readonly beginAt: (dispatch: number) => void;
   readonly shortfall: (handle: LowLatencyHandle) => LowLatencyShortfall;
@@ -89,6 +91,9 @@ export class LowLatencyJoining implements LowLatencyMembership {
 
   async rejoin({ deadline, signal }: MembershipWait): Promise<number> {
     const { members, cells, window, engine } = this.#parts;
+    const peer = this.view(engine.dispatch()).active.indexOf(true);
+    // Before anybody waits for this rank.
+    if (peer !== -1) await engine.prepare(peer);
     // A process that died asleep has left its mark.
     Atomics.store(cells.bells.own.waiters, 0, 0);
     members.offer();
