@@ -17,7 +17,7 @@ interface Outcome {
   readonly deadlineMs: number;
 }
 
-for (const how of ['killed', 'late'] as const) {
+for (const how of ['killed', 'late', 'disconnected'] as const) {
   test(`a rank that is ${how} in mid-call: the others complete within the deadline, and it joins again`, async () => {
     const run = await runRanks(3, killed, { args: [how], maxRestarts: 1 });
     assert.equal(run.exitCode, 0, run.transcript);
@@ -30,7 +30,7 @@ for (const how of ['killed', 'late'] as const) {
     }
     assert.equal(victim?.end, first?.end);
     assert.equal(victim?.life, how === 'killed' ? 1 : 0);
-    assert.equal(victim?.firstDispatch === 1, how === 'late');
+    assert.equal(victim?.firstDispatch === 1, how !== 'killed');
     assert.deepEqual(
       run.notices,
       how === 'killed' ? ['rank 1 ended with signal SIGKILL; it is started again (1 of 1)'] : [],

@@ -57,9 +57,27 @@ async function round(isLast = false): Promise<{ readonly active: number; readonl
   return { active, sums: [0, 0x3f80, 0x4000, 0x4040, 0x4080].indexOf([...sums][0]!), ms };
 }
 
+/** Connected is not active: that is for commit(). */
+async function stage(): Promise<void> {
+  await ll.connectRanks([VICTIM], { timeoutMs: 60_000, activate: false });
+  assert.deepEqual([ll.view.connected[VICTIM], ll.view.active[VICTIM]], [true, false]);
+  ll.commit();
+}
+
 let longestMs = 0;
 let without = 0;
-if (me === VICTIM && world.life === 0) {
+if (me === VICTIM && how === 'disconnected') {
+  // Until the others go on without it; before that no row is lost.
+  for (let isIn = true; isIn;) {
+    try {
+      assert.equal((await round()).active, size);
+    } catch (error) {
+      assert.equal((error as { code?: string }).code, 'WL_INACTIVE');
+      isIn = false;
+    }
+  }
+  await ll.connectRanks([me], { timeoutMs: 60_000 });
+} else if (me === VICTIM && world.life === 0) {
   for (let warm = 0; warm < 20; warm++) await round();
   try {
     await round(true);
@@ -70,6 +88,7 @@ if (me === VICTIM && world.life === 0) {
 } else if (me !== VICTIM) {
   // Until the victim is there again: each result is that of the ranks that are.
   const gone = async (): Promise<void> => {
+    if (me === 0 && how === 'disconnected') ll.disconnectRanks([VICTIM]);
     for (let isBack = false; !isBack;) {
       const { active, sums, ms } = await round();
       longestMs = Math.max(longestMs, ms);
@@ -78,7 +97,8 @@ if (me === VICTIM && world.life === 0) {
       isBack = without > 0 && active === size;
       // The process that starts needs the processor.
       if (without > 0) await sleep(5);
-      if (without === 1) ll.connectRanks([VICTIM], { timeoutMs: 60_000 }).catch(() => {});
+      if (without === 1 && how !== 'disconnected') ll.connectRanks([VICTIM], { timeoutMs: 60_000 }).catch(() => {});
+      if (without === 1 && how === 'disconnected' && me === 0) stage().catch(() => {});
     }
   };
   await gone();

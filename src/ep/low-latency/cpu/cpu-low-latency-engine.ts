@@ -179,7 +179,7 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     this.#orGiveUp(() => {
       this.#sums.stage(input);
       for (let rank = 0; rank < this.#window.ranks.length; rank++) {
-        this.#cells.write(rank, 'combineCall', number, handle.sequence | 0);
+        this.#cells.write(rank, 'combineCall', this.#callOf(number, handle), handle.sequence | 0);
       }
     });
     this.#combineOfSlot[handle.sequence % LOW_LATENCY_RESULTS] = number;
@@ -194,7 +194,7 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     let without = 0;
     const visit = (rank: number): void => {
       if (this.#elastic !== undefined) added.view()[rank] = 1;
-      const there = this.#cells.read(rank, 'combineCall', number);
+      const there = this.#cells.read(rank, 'combineCall', this.#callOf(number, handle));
       compareCombine(handle.sequence | 0, there, this.#window.ranks[rank]!);
     };
     const skip = (rank: number): void => {
@@ -250,6 +250,11 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
       this.#cells.bells.ringAll();
       throw error;
     }
+  }
+
+  /** Which words are a combine's: numbers of elastic objects are too far from each other to count modulo LOW_LATENCY_CALLS. */
+  #callOf(number: number, { sequence }: LowLatencyHandle): number {
+    return this.#elastic === undefined ? number : sequence;
   }
 
   #makeElastic(): ElasticParts {

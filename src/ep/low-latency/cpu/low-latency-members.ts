@@ -43,6 +43,8 @@ export class LowLatencyMembers {
     this.#epoch = places[0]! + memberWord.epoch;
     this.#me = index;
     this.#seen = new Int32Array(places.length).fill(-NEVER);
+    // New files are zero; memory of one rank alone may have been used before.
+    if (places.length === 1) Atomics.store(this.#words, places[0]! + memberWord.word, 0);
   }
 
   get size(): number {
