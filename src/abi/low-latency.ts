@@ -32,6 +32,21 @@ export const lowLatencyCell = defineLayout(
   CACHE_LINE,
 );
 
+/**
+ * One per rank, in its own part of the window; of elastic objects alone.
+ *
+ * - `word`: how the rank takes part, any rank changes it by compare-and-set: one of lowLatencyStates in bits 0-1, above them
+ *   the number of a dispatch. Zero, as new memory is: active from the first one on.
+ * - `epoch`: in the part of rank 0, how often a word has changed. Wraps.
+ */
+export const lowLatencyMember = defineLayout('LowLatencyMember', { word: 'i32', epoch: 'i32' }, CACHE_LINE);
+
+/**
+ * `active`: from the word's dispatch on. `absent`: masked, or gone. `connected`: has mapped the window and waits to become
+ * active. `leaving`: active before the word's dispatch.
+ */
+export const lowLatencyStates = { active: 0, absent: 1, connected: 2, leaving: 3 } as const;
+
 /** One per rank of CPU ranks: the word that it sleeps on, and whether it does; see RankBells. */
 export const lowLatencyBell = defineLayout('LowLatencyBell', { bell: 'i32', sleepers: 'i32' }, CACHE_LINE);
 

@@ -5,7 +5,7 @@ import { yieldProcessor } from '../native/libc.ts';
 import type { WaitFacts } from '../core/waits.ts';
 import type { RankBells } from '../windows/rank-bells.ts';
 import { waitForWord } from '../windows/wait.ts';
-import type { WindowFailure } from '../windows/window-failure.ts';
+import type { Missing, WindowFailure } from '../windows/window-failure.ts';
 
 /** Work in steps, some of which need what other ranks have yet to do. */
 export interface Steps {
@@ -22,7 +22,10 @@ export interface Steps {
 }
 
 /** Why steps cannot go on. On one host the ranks are the window's, whose WindowFailure serves as it is. */
-export type StepFailure = Pick<WindowFailure, 'reasonToGiveUp' | 'timeout' | 'raise' | 'reason' | 'rankOf'>;
+export type StepFailure = Pick<WindowFailure, 'reasonToGiveUp' | 'timeout' | 'raise' | 'reason' | 'rankOf'> & {
+  /** Asked when the time is over: true if the wait can go on without the missing ranks. */
+  excuse?(missing: Missing, timeoutMs: number): boolean;
+};
 
 /** What steps put for ranks of other hosts. */
 export interface StepNetwork {
@@ -122,7 +125,7 @@ export class StepRunner {
           const reason = failure.reasonToGiveUp(missing, signal);
           // ORDER: a peer may do its part and then leave or give up in a later call; then this one still counts.
           if (reason !== undefined && !ready()) throw reason;
-          if (deadline.isOver && !ready()) {
+          if (deadline.isOver && !ready() && !failure.excuse?.(missing, deadline.timeoutMs)) {
             throw failure.timeout(missing, deadline.timeoutMs, hintOf(steps.name), steps.details?.());
           }
         };

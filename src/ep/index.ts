@@ -36,6 +36,7 @@ export {
   isDeepEpRankCount,
 } from './buffer/deepep-sizes.ts';
 export { EpLowLatency } from './low-latency/ep-low-latency.ts';
+export { type ConnectOptions, LOW_LATENCY_NOTICE, type LowLatencyView } from './low-latency/low-latency-membership.ts';
 export { LowLatencyHandle } from './low-latency/low-latency-handle.ts';
 export type {
   LowLatencyCombineArguments,

@@ -1,4 +1,5 @@
 // The barrier of a window: every rank arrives in a shared cell; the last one publishes the epoch and wakes the rest.
+import { availableParallelism } from 'node:os';
 import { ARRIVAL_OFFSET, ARRIVAL_STRIDE, windowArrival, windowHeader } from '../abi/window-header.ts';
 import { type CallWait, type Deadline, deadlineOf } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
@@ -24,6 +25,8 @@ export class LocalBarrier implements WaitSource {
   readonly #options: LocalBarrierOptions;
   readonly #arrivals: readonly Int32Array[];
   readonly #generation: SharedWord;
+  /** The ranks outnumber the processors. */
+  readonly #isCrowded: boolean;
   #epoch = 0;
   #closed = false;
   #work: (() => void) | undefined;
@@ -31,6 +34,7 @@ export class LocalBarrier implements WaitSource {
 
   constructor(options: LocalBarrierOptions) {
     this.#options = options;
+    this.#isCrowded = options.ranks.length > availableParallelism();
     const words = (offset: number, count: number): Int32Array =>
       new Int32Array(options.header, options.headerOffset + offset, count);
     this.#arrivals = options.ranks.map((_, index) =>
@@ -134,6 +138,7 @@ export class LocalBarrier implements WaitSource {
         if (deadline.isOver) throw this.failure.timeout(missing, deadline.timeoutMs, MISSING_HINT);
       },
       spinUs: this.#options.spinUs,
+      givesWay: this.#isCrowded,
       source: this,
       endsAt: deadline.endsAt,
       work: this.#work,

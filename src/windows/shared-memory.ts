@@ -59,7 +59,7 @@ export class SharedMemory implements Disposable {
    * reached or belongs to another user, which root could open; `owner` is how errors call the process.
    */
   static open(name: SharedMemoryName, owner: string): SharedMemory {
-    const fd = openDescriptor(name, owner);
+    const fd = openSharedMemory(name, owner);
     try {
       return new SharedMemory(name, fd, mapSharedFile(fd, name.bytes, false));
     } catch (cause) {
@@ -92,7 +92,8 @@ export class SharedMemory implements Disposable {
   }
 }
 
-function openDescriptor({ pid, fd, device, inode, bytes }: SharedMemoryName, owner: string): number {
+/** A descriptor of another process's memory, which the caller owns. Fails as SharedMemory.open() does. */
+export function openSharedMemory({ pid, fd, device, inode, bytes }: SharedMemoryName, owner: string): number {
   const path = `/proc/${pid}/fd/${fd}`;
   const isIt = (found: Stats): boolean => {
     if (found.dev !== device || found.ino !== inode || found.size !== bytes) return false;

@@ -1,6 +1,6 @@
 // Symmetric memory: the same number of bytes at every rank of a host, each readable and writable by all of them.
 import { randomBytes } from 'node:crypto';
-import { closeSync } from 'node:fs';
+import { closeSync, fstatSync } from 'node:fs';
 import { alignUp, Block } from '../abi/layout.ts';
 import {
   MAX_LOCAL_RANKS,
@@ -19,6 +19,7 @@ import type { Storage } from '../device/tensor.ts';
 import { isByteLocked, lockByte } from '../native/libc.ts';
 import { SHARED_MEMORY_FOLDER } from '../world/shared-memory-files.ts';
 import { LocalBarrier } from './local-barrier.ts';
+import { openSharedMemory, type SharedMemoryName } from './shared-memory.ts';
 import { createSharedFile, openSharedFile, removeSharedFile } from './shared-file.ts';
 import { agree, agreeHere, type WindowAgreement } from './window-agreement.ts';
 
@@ -56,6 +57,33 @@ export class SymmetricWindow implements Disposable {
   readonly storage: Storage;
   readonly #fd: number | undefined;
   readonly #unmeter: () => void;
+
+  /**
+   * Not collective: maps a window that the group has made before, in the place of this rank's former process. `peers` are
+   * what `shared` was at other ranks, one of which must still have the window. Fails with WL_PEER_LOST if none has,
+   * WL_RANK_TAKEN while the former process holds its place, WL_MEMORY, WL_SHARED_MEMORY.
+   */
+  static attach(attachment: SymmetricWindowOptions, peers: readonly SharedMemoryName[]): SymmetricWindow {
+    const { group, device, bytes } = attachment;
+    const { scaleUpRanks, scaleUpIndex } = group.topology;
+    const total = windowFootprint(bytes, scaleUpRanks.length);
+    checkFit(attachment, total);
+    const fd = openFirst(peers);
+    let storage: Storage | undefined;
+    try {
+      if (!lockByte(fd, scaleUpIndex)) {
+        const message = `The former process of rank ${group.worldRank} still holds its place in window ${attachment.name}`;
+        throw new WeftlineError('WL_RANK_TAKEN', message, { details: { rank: group.worldRank } });
+      }
+      storage = device.mapFile(fd, total, group.settings.reserveSharedMemory);
+      checkHeader(attachment, storage.address);
+      return new SymmetricWindow(attachment, { storage, fd });
+    } catch (error) {
+      storage?.[Symbol.dispose]();
+      closeSync(fd);
+      throw error;
+    }
+  }
 
   /**
    * Collective over the group; the ranks of one host share a window. Every rank gets the same error when one cannot take
@@ -99,9 +127,22 @@ export class SymmetricWindow implements Disposable {
       timeoutMs: group.settings.timeoutMs,
       spinUs: group.settings.spinUs,
       peerLost: group.peerLost,
-      isAlive: (index) => fd === undefined || isByteLocked(fd, index),
+      isAlive: (index) => this.isAlive(index),
       describeCall: (call) => options.describeCall(call),
     });
+  }
+
+  /** How another process of this user finds the memory as long as this one has it; undefined for one rank alone. */
+  get shared(): SharedMemoryName | undefined {
+    const fd = this.#fd;
+    if (fd === undefined) return undefined;
+    const { dev: device, ino: inode, size: bytes } = fstatSync(fd);
+    return { pid: process.pid, fd, device, inode, bytes };
+  }
+
+  /** False when the process of the rank of that scale-up index has ended or left the window. */
+  isAlive(index: number): boolean {
+    return index === this.index || this.#fd === undefined || isByteLocked(this.#fd, index);
   }
 
   /** Address of this rank's own part. */
@@ -144,6 +185,20 @@ function checkFit({ group, device, bytes, name }: SymmetricWindowOptions, total:
     `${name}: ${local} windows of ${formatBytes(bytes)} (one per rank of this host) need ${formatBytes(total)} of this rank's address space; ${formatBytes(device.space.used)} of ${formatBytes(device.space.limit)} are in use and the largest gap is ${formatBytes(device.space.largestGap)}. Use fewer tokens per rank, fewer ranks per host, or free other buffers`,
     { details: { bytes, total, ranks: local, used: device.space.used, limit: device.space.limit } },
   );
+}
+
+function openFirst(peers: readonly SharedMemoryName[]): number {
+  let cause: unknown;
+  for (const peer of peers) {
+    try {
+      return openSharedMemory(peer, `Process ${peer.pid}`);
+    } catch (error) {
+      cause = error;
+    }
+  }
+  throw new WeftlineError('WL_PEER_LOST', 'No process of this job has the window any more: start all ranks anew', {
+    cause,
+  });
 }
 
 async function mapTogether(options: SymmetricWindowOptions, total: number): Promise<SymmetricWindow> {

@@ -1,7 +1,7 @@
 // Waiting for a word in memory that another process writes: spin briefly, then sleep in the kernel, never without end.
 import { setTimeout as sleep } from 'node:timers/promises';
 import { beginWait, endWait, type WaitSource } from '../core/waits.ts';
-import type { Futex } from '../native/libc.ts';
+import { type Futex, yieldProcessor } from '../native/libc.ts';
 
 /** How long a wait may block the event loop at a time. */
 const BLOCKING_SLICE_NS = 1_000_000;
@@ -11,6 +11,8 @@ const BLOCKING_LIMIT_MS = 4;
 const POOL_SLICE_NS = 50_000_000;
 /** In place of both, where this thread has other work to look for. */
 const WORKING_SLICE_NS = 500_000;
+/** Looks between two glances at the clock. */
+const LOOKS = 50;
 /** How long to pause when the kernel refused a sleep. */
 const REFUSED_PAUSE_MS = 1;
 
@@ -28,6 +30,8 @@ export interface WordWait {
   /** Called between sleeps; throws to give up (deadline, abort, a peer that is gone). */
   check(): void;
   readonly spinUs: number;
+  /** While it spins: give way to others, as whoever is waited for may need this processor. */
+  readonly givesWay?: boolean;
   /** Tells those who ask what this is, and until when. */
   readonly source: WaitSource;
   /** On the clock of performance.now(). */
@@ -81,8 +85,10 @@ export function wakeWord(word: SharedWord): void {
 function spin(wait: WordWait): boolean {
   if (wait.ready()) return true;
   const end = performance.now() + wait.spinUs / 1000;
+  const looks = wait.givesWay === true ? 1 : LOOKS;
   do {
-    for (let i = 0; i < 50; i++) if (wait.ready()) return true;
+    for (let look = 0; look < looks; look++) if (wait.ready()) return true;
+    if (wait.givesWay === true) yieldProcessor();
   } while (performance.now() < end);
   return false;
 }

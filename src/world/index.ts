@@ -1,5 +1,5 @@
 // weftline/world: ranks, the rendezvous store, the launcher.
-export { join, type JoinOptions, type World } from './world.ts';
+export { join, type JoinOptions, type World, type WorldView } from './world.ts';
 export type { RankGroup, SplitOptions } from './rank-group.ts';
 export type { Topology } from './topology.ts';
 export type { CompareAndSetResult, KeyWaitOptions, Store } from './store.ts';

@@ -11,6 +11,9 @@ import { MAX_WORLD_SIZE } from './environment.ts';
 import { type LaunchOptions, launchOptionNames } from './launch-options.ts';
 import { ranksOfHosts } from './pretended-hosts.ts';
 
+/** Of one rank: a job that needs more has another problem. */
+export const MAX_RESTARTS = 1_000_000;
+
 export interface JobPlan {
   readonly settings: Settings;
   readonly size: number;
@@ -41,6 +44,14 @@ export function planJob(options: LaunchOptions): JobPlan {
   const firstRank = nodeRank * options.ranks;
   if (options.rawRank !== undefined) {
     checkInteger('rawRank', options.rawRank, firstRank, firstRank + options.ranks - 1);
+  }
+  checkInteger('maxRestarts', options.maxRestarts ?? 0, 0, MAX_RESTARTS);
+  if (options.maxRestarts && nodeCount > 1) {
+    throw invalidArgument(
+      'maxRestarts',
+      options.maxRestarts,
+      '0 with several nodes: ranks are started again on one node only',
+    );
   }
   if (nodeCount > 1 && master === undefined) {
     throw invalidArgument('master', master, 'host and port where node 0 listens: several nodes need it');

@@ -29,6 +29,11 @@ export interface LaunchOptions {
   readonly onSummary?: (text: string, failure: RankFailure) => void;
   /** Passes SIGINT, SIGTERM and SIGHUP of this process on to the ranks; true by default. */
   readonly forwardSignals?: boolean;
+  /**
+   * A rank that ends badly is started again, at most so many times each, while the others go on; each time a message says why.
+   * 0 (default): the job ends. On one node. The ranks hear of their number of starts by `world.life`.
+   */
+  readonly maxRestarts?: number;
   readonly settings?: Partial<Settings>;
   /** Stops all ranks; launch() then rejects with the signal's reason. */
   readonly signal?: AbortSignal;
@@ -47,6 +52,7 @@ export const launchOptionNames: OptionNames<LaunchOptions> = {
   onNotice: true,
   onSummary: true,
   forwardSignals: true,
+  maxRestarts: true,
   settings: true,
   signal: true,
 };

@@ -1,11 +1,12 @@
 // Starts the ranks of a job on this node, passes their output on, and leaves nothing behind however the job ends.
+import { setTimeout as sleep } from 'node:timers/promises';
 import { asWeftlineError, WeftlineError } from '../core/errors.ts';
 import { printableLines } from '../core/quote.ts';
 import { settingsTable } from '../settings/settings.ts';
 import { tokenCredential } from '../meeting/credentials.ts';
 import type { Address } from '../meeting/dial.ts';
 import { LAUNCH_ID_VARIABLE, uniqueJobId } from './environment.ts';
-import { FailureLog } from './failure-log.ts';
+import { FailureLog, type FailureNote } from './failure-log.ts';
 import { failureSummary } from './failure-summary.ts';
 import { firstFailure, type FoundFailure, jobExitCode, type RankFailure, type SeenExit } from './first-failure.ts';
 import { type JobPlan, planJob } from './job-plan.ts';
@@ -14,7 +15,7 @@ import { endMarkedProcesses } from './marked-processes.ts';
 import { NodeLink } from './node-link.ts';
 import { eachLine, LineWriter, type OutputLine } from './output-lines.ts';
 import { listenTarget } from './rendezvous.ts';
-import { RankProcess, type RankResult } from './rank-process.ts';
+import { describeEnd, RankProcess, type RankResult } from './rank-process.ts';
 import { removeFilesOfJob } from './shared-memory-files.ts';
 import { StoreHost } from './store-host.ts';
 import { explainJobOnSignal } from './watching/explain-signal.ts';
@@ -24,6 +25,7 @@ import { Watchdog } from './watchdog.ts';
 
 /** How long a rank may take to end after SIGTERM, or after the user's own signal. */
 const STOP_MS = 5_000;
+const MAX_RESTART_PAUSE_MS = 5_000;
 const forwarded = ['SIGINT', 'SIGTERM', 'SIGHUP'] as const;
 
 /**
@@ -72,6 +74,10 @@ class Job {
   #remoteFailure: RankFailure | undefined;
   #reported: Promise<RankFailure> | undefined;
   readonly #ended: RankResult[] = [];
+  /** By rank: starts after the first one, and notes of failures up to those. */
+  readonly #restarts = new Map<number, { readonly count: number; readonly notes: number }>();
+  #restarting: Promise<void> = Promise.resolve();
+  #startAgain: (local: number) => Promise<void> = () => Promise.resolve();
   readonly #exits: SeenExit[] = [];
   /** Aborted when nothing is awaited from the other nodes any more. */
   readonly #over = new AbortController();
@@ -91,6 +97,7 @@ class Job {
     this.#explainOnSignal(address);
     if (nodeCount > 1) this.#meetNodes(address);
     const print = this.#printer();
+    this.#startAgain = (local) => this.#startRank(local, { address, print });
     for (let local = 0; local < ranks; local += 1) {
       this.#over.signal.throwIfAborted();
       await this.#startRank(local, { address, print });
@@ -98,13 +105,13 @@ class Job {
   }
 
   async finish(): Promise<LaunchResult> {
-    const ranks = await Promise.all(this.#ranks.map((rank) => rank.ended));
+    const ranks = await this.#allEnded();
     // The rest of the output; a process that left its group may hold the pipe open for ever.
     const timer = setTimeout(() => this.#closePipes(), 1_000);
     await Promise.all(this.#output);
     clearTimeout(timer);
     this.#options.signal?.throwIfAborted();
-    const notes = this.#log.read();
+    const notes = this.#notes();
     const failure = await this.#jobFailure(ranks);
     this.#isComplete = true;
     if (failure !== undefined) this.#summarize(failureSummary(failure, ranks, notes), failure);
@@ -114,6 +121,16 @@ class Job {
       firstFailure: failure,
       durationMs: performance.now() - this.#started,
     };
+  }
+
+  /** Also those that were started again meanwhile. */
+  async #allEnded(): Promise<RankResult[]> {
+    for (;;) {
+      const ranks = [...this.#ranks];
+      const ended = await Promise.all(ranks.map((rank) => rank.ended));
+      await this.#restarting;
+      if (ranks.every((rank, at) => rank === this.#ranks[at])) return ended;
+    }
   }
 
   /** Whatever happened: no process, no file, no listener is left. */
@@ -148,6 +165,7 @@ class Job {
       jobId: uniqueJobId(jobPrefix),
       jobPrefix,
       maxValueBytes,
+      elastic: (this.#options.maxRestarts ?? 0) > 0,
       settings: { maxStrangers, greetingMs, timeoutMs },
     });
     return { ...address, port: this.#storeHost.port };
@@ -171,7 +189,7 @@ class Job {
 
   /** The first failure on any node, once the ranks of this node have ended; undefined if all ranks of all nodes ended well. */
   async #jobFailure(ranks: readonly RankResult[]): Promise<RankFailure | undefined> {
-    const found = firstFailure(ranks, this.#log.read(), this.#exits);
+    const found = firstFailure(ranks, this.#notes(), this.#exits);
     if (this.#nodes === undefined) return found;
     if (found !== undefined) return this.#reportedFailure(found);
     if (this.#remoteFailure !== undefined) return this.#remoteFailure;
@@ -233,7 +251,7 @@ class Job {
       },
     });
     this.#watchdog.add(started.pid);
-    this.#ranks.push(started);
+    this.#ranks[local] = started;
     for (const stream of ['stdout', 'stderr'] as const) {
       const source = started.child[stream];
       if (source === null) continue;
@@ -255,14 +273,46 @@ class Job {
     this.#watchdog.remove(result.pid);
     this.#ended.push(result);
     if ((result.exitCode === 0 && result.signal === null) || result.stopped) return;
+    if (this.#restart(result)) return;
     // Interrupted ranks have been told already and may be saving their work.
     this.#stopAll(this.#interrupted ? STOP_MS : this.#plan.settings.graceMs);
     this.#tellNodes();
   }
 
+  /**
+   * True if the rank is started again. Not once another rank has ended well: the job is over then, and nobody is there to join.
+   */
+  #restart({ rank, exitCode, signal }: RankResult): boolean {
+    const { maxRestarts = 0 } = this.#options;
+    const count = (this.#restarts.get(rank)?.count ?? 0) + 1;
+    const isOver = this.#stopping || this.#interrupted || this.#ended.some((end) => end.exitCode === 0);
+    if (count > maxRestarts || isOver) return false;
+    this.#ended.pop();
+    const notes = this.#log.read();
+    const error = this.#notes().findLast((note) => note.rank === rank)?.error?.message;
+    this.#restarts.set(rank, { count, notes: notes.length });
+    const reason = `rank ${rank} ended with ${describeEnd({ exitCode, signal })}${error === undefined ? '' : `: ${error}`}`;
+    this.#notice(printableLines(`${reason}; it is started again (${count} of ${maxRestarts})`));
+    this.#restarting = this.#restarting
+      .then(() => sleep(restartPauseMs(count)))
+      .then(() => (this.#stopping ? undefined : this.#startAgain(rank - this.#plan.firstRank)))
+      .catch((failure: unknown) => {
+        this.#notice(printableLines(asWeftlineError(failure).message));
+        this.#stopAll(this.#plan.settings.graceMs);
+      });
+    return true;
+  }
+
+  /** Without those of ranks that were started again since. */
+  #notes(): FailureNote[] {
+    const isOld = ({ rank }: FailureNote, at: number): boolean => at < (this.#restarts.get(rank)?.notes ?? 0);
+    // The place of a note counts, so it is no note of any rank rather than none.
+    return this.#log.read().map((note, at) => (isOld(note, at) ? { ...note, rank: -1 } : note));
+  }
+
   /** The other nodes need not wait until all ranks of this one have ended. */
   #tellNodes(): void {
-    const found = firstFailure(this.#ended, this.#log.read(), this.#exits);
+    const found = firstFailure(this.#ended, this.#notes(), this.#exits);
     if (found === undefined || found.blamesOthers || this.#nodes === undefined) return;
     this.#reported ??= this.#nodes.then((link) => link.report(found));
     this.#reported.catch(() => {});
@@ -320,6 +370,11 @@ class Job {
       child.stderr?.destroy();
     }
   }
+}
+
+/** None before the first one, then longer and longer: what fails at once must not keep the machine busy. */
+function restartPauseMs(count: number): number {
+  return count === 1 ? 0 : Math.min(MAX_RESTART_PAUSE_MS, 50 * 2 ** (count - 2));
 }
 
 /** A node may be slow to report; one whose launcher is gone never will. */

@@ -22,6 +22,16 @@ export type Departure =
 
 interface Member extends MemberIdentity {
   departure?: Departure;
+  /** How often the rank has joined before. */
+  readonly life: number;
+}
+
+/** Who was there at a time. */
+export interface MembershipView {
+  /** Grows with every rank that joins or leaves. */
+  readonly epoch: number;
+  /** Ranks, ascending. */
+  readonly members: readonly number[];
 }
 
 export class Membership {
@@ -29,17 +39,28 @@ export class Membership {
   readonly #members = new Map<number, Member>();
   /** In the order they left. */
   readonly #departed: number[] = [];
+  readonly #isElastic: boolean;
+  #epoch = 0;
 
-  constructor(size: number) {
+  /** `isElastic`: ranks that have left may join again. */
+  constructor(size: number, isElastic = false) {
     this.size = size;
+    this.#isElastic = isElastic;
   }
 
-  /** Fails with WL_RANK_TAKEN naming the holder; a rank joins once in the life of a world. */
-  join(rank: number, identity: MemberIdentity): void {
+  /**
+   * Returns how often the rank has joined before: 0 but in elastic worlds. Fails with WL_RANK_TAKEN naming the holder; in
+   * other worlds a rank joins once.
+   */
+  join(rank: number, identity: MemberIdentity): number {
     const holder = this.#members.get(rank);
-    if (holder === undefined) {
-      this.#members.set(rank, { ...identity });
-      return;
+    const hasLeft = holder?.departure !== undefined;
+    if (holder === undefined || (this.#isElastic && hasLeft)) {
+      const life = holder === undefined ? 0 : holder.life + 1;
+      if (hasLeft) this.#departed.splice(this.#departed.indexOf(rank), 1);
+      this.#members.set(rank, { ...identity, life });
+      this.#epoch += 1;
+      return life;
     }
     const state = holder.departure === undefined ? 'is used by' : 'was used and left by';
     throw new WeftlineError(
@@ -53,7 +74,18 @@ export class Membership {
     const member = this.#members.get(rank);
     if (member === undefined || member.departure !== undefined) return;
     member.departure = departure;
+    this.#epoch += 1;
     this.#departed.push(rank);
+  }
+
+  /** True once ranks have joined and all of those have left, however they did. */
+  get isDeserted(): boolean {
+    return this.#members.size > 0 && this.#departed.length === this.#members.size;
+  }
+
+  get view(): MembershipView {
+    const present = [...this.#members].filter(([, { departure }]) => departure === undefined);
+    return { epoch: this.#epoch, members: present.map(([rank]) => rank).toSorted((left, right) => left - right) };
   }
 
   departure(rank: number): Departure | undefined {

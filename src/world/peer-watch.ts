@@ -2,6 +2,7 @@
 import { setMaxListeners } from 'node:events';
 import { asWeftlineError } from '../core/errors.ts';
 import { log } from '../core/log.ts';
+import type { MembershipView } from './membership.ts';
 
 interface Watcher {
   readonly ranks: readonly number[];
@@ -11,6 +12,7 @@ interface Watcher {
 export class PeerWatch {
   readonly #lost = new Map<number, unknown>();
   readonly #watchers: Watcher[] = [];
+  #view: MembershipView | undefined;
   #end: { readonly reason: unknown } | undefined;
 
   /** Aborted once one of these world ranks is lost, or the store of the job; the first loss is the reason. */
@@ -23,6 +25,17 @@ export class PeerWatch {
     else if (this.#end !== undefined) controller.abort(this.#end.reason);
     else this.#watchers.push({ ranks, controller });
     return controller.signal;
+  }
+
+  /** As last heard, of an elastic world alone. */
+  get view(): MembershipView | undefined {
+    return this.#view;
+  }
+
+  /** Ranks that are there again are lost no more for those who watch from now on. */
+  look(view: MembershipView): void {
+    this.#view = view;
+    for (const rank of view.members) this.#lost.delete(rank);
   }
 
   lose(rank: number, reason: unknown): void {

@@ -7,6 +7,8 @@ import type { StoreLink } from './store.ts';
 export interface Rendezvous {
   readonly link: StoreLink;
   readonly jobId: string;
+  /** Of an elastic world: how often this rank has joined it before. */
+  readonly life?: number | undefined;
   /** See World. */
   readonly secret: string;
   /** Hears of lost ranks. */

@@ -130,6 +130,7 @@ async function joinStore(environment: RankEnvironment, options: MeetOptions): Pr
   return {
     link: client,
     jobId: client.jobId,
+    life: client.life,
     secret: jobSecret(used.key, client.jobId),
     peers: client.peers,
     close: (_waitMs, error) => client.close(error),

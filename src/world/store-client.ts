@@ -9,6 +9,7 @@ import type { Credentials } from '../meeting/credentials.ts';
 import { call } from '../meeting/dial.ts';
 import { encodeFrame, type Frame, type FrameReader, protocolError } from '../meeting/frames.ts';
 import { decodePeerError, decodeRefusal } from '../meeting/refusal.ts';
+import type { MembershipView } from './membership.ts';
 import { PeerWatch } from './peer-watch.ts';
 import type { StoreLink } from './store.ts';
 import { type MemberKind, storeHello } from './store-hello.ts';
@@ -49,6 +50,7 @@ interface Pending {
 
 interface StoreFacts {
   readonly jobId: string;
+  readonly life: number | undefined;
   readonly address: StoreAddress;
   readonly server: StoreServerName;
   readonly answer: () => unknown;
@@ -64,6 +66,8 @@ const serverLimits = { headerBytes: 1 << 24, payloadBytes: 2 ** 32 - 1 };
 
 export class StoreClient implements StoreLink {
   readonly jobId: string;
+  /** Of an elastic world: how often this rank has joined it before. */
+  readonly life: number | undefined;
   /** Hears, with WL_PEER_LOST or WL_PEER_FAILED, of ranks that are gone and did not close their world. */
   readonly peers = new PeerWatch();
   readonly #socket: Socket;
@@ -92,11 +96,18 @@ export class StoreClient implements StoreLink {
           awaitsName: true,
         },
       );
-      const { jobId } = body;
+      const { jobId, life } = body;
       if (typeof jobId !== 'string' || !/^[a-z0-9]{1,32}$/.test(jobId)) throw protocolError('a welcome without a job');
       const { socket, reader } = channel.detach();
       const { answer = rankAnswer } = options;
-      return new StoreClient(socket, reader, { jobId, address: { host, port }, server, answer });
+      const facts = {
+        jobId,
+        life: typeof life === 'number' ? life : undefined,
+        address: { host, port },
+        server,
+        answer,
+      };
+      return new StoreClient(socket, reader, facts);
     } catch (error) {
       if (!(error instanceof WeftlineError) || error.code !== 'WL_TIMEOUT') throw error;
       throw unreachable(options, (error.cause as Error | undefined) ?? error);
@@ -105,6 +116,7 @@ export class StoreClient implements StoreLink {
 
   constructor(socket: Socket, reader: FrameReader, facts: StoreFacts) {
     this.jobId = facts.jobId;
+    this.life = facts.life;
     this.#server = facts.server;
     this.#answer = facts.answer;
     this.#socket = socket;
@@ -180,6 +192,7 @@ export class StoreClient implements StoreLink {
     if (header['event'] === 'left') {
       return this.peers.lose(Number(header['rank']), decodePeerError(header['error'], '', MAX_TEXT));
     }
+    if (header['event'] === 'view') return this.peers.look(header['view'] as MembershipView);
     if (header['event'] === 'ask') return void this.#tell();
     if (header['refused'] !== undefined) throw decodeRefusal(header['refused'], `The store of ${this.#server}`);
     const pending = this.#settle(Number(header['id']));

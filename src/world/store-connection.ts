@@ -3,7 +3,7 @@ import type { Socket } from 'node:net';
 import { type EncodedError, encodeError } from '../core/errors.ts';
 import { encodeFrame, type Frame, type FrameReader, memberLimits, protocolError } from '../meeting/frames.ts';
 import { decodePeerError, encodeRefusal } from '../meeting/refusal.ts';
-import type { Departure } from './membership.ts';
+import type { Departure, MembershipView } from './membership.ts';
 import type { StoreCore } from './store-core.ts';
 import { parseRequest } from './store-request.ts';
 
@@ -58,6 +58,11 @@ export class StoreConnection {
   /** Tells a rank about another one that left. */
   announce(rank: number, error: EncodedError): void {
     this.#send({ event: 'left', rank, error });
+  }
+
+  /** Tells a rank who is there. */
+  tellView(view: MembershipView): void {
+    this.#send({ event: 'view', view });
   }
 
   /** How long ago it last said something, in ms. */

@@ -10,6 +10,8 @@ import type { StoreReply, StoreRequest } from './store-request.ts';
 export interface StoreCoreOptions {
   readonly size: number;
   readonly maxValueBytes: number;
+  /** Ranks that have left may join again. */
+  readonly elastic?: boolean | undefined;
 }
 
 /** One request that waits for other ranks. */
@@ -59,11 +61,13 @@ export class StoreCore {
 
   constructor(options: StoreCoreOptions) {
     this.#options = options;
-    this.members = new Membership(options.size);
+    this.members = new Membership(options.size, options.elastic);
   }
 
-  join(rank: number, identity: MemberIdentity): void {
-    this.members.join(rank, identity);
+  /** Returns how often the rank has joined before. */
+  join(rank: number, identity: MemberIdentity): number {
+    this.#vainWaits.delete(rank);
+    return this.members.join(rank, identity);
   }
 
   /** Fails, now, every wait that needs this rank. */

@@ -8,13 +8,19 @@ export class StoreGroup {
   readonly jobId: string;
   readonly core: StoreCore;
   readonly members = new Set<StoreConnection>();
-  /** Resolves when all have joined and left without an error. Rejects when that cannot come to be any more. */
+  /**
+   * Resolves when all have joined and left without an error, in an elastic world however they left. Rejects when that cannot
+   * come to be any more.
+   */
   readonly over: Promise<void>;
   #finish: () => void = () => {};
   #fail: (reason: unknown) => void = () => {};
 
+  readonly #isElastic: boolean;
+
   constructor({ jobId, ...options }: StoreCoreOptions & { readonly jobId: string }) {
     this.jobId = jobId;
+    this.#isElastic = options.elastic === true;
     this.core = new StoreCore(options);
     this.over = new Promise((resolve, reject) => {
       this.#finish = resolve;
@@ -28,15 +34,24 @@ export class StoreGroup {
     const { rank } = member;
     const { members } = this.core;
     this.core.leave(rank, departure);
+    this.tellView();
+    if (this.#isElastic && members.isDeserted) this.#finish();
     if (departure.how === 'closed') {
       if (members.allClosed) this.#finish();
       return;
     }
     const { message, details } = members.failure(rank, 'joining again');
     // Of a code that callers take for final.
-    this.stop(new WeftlineError('WL_PEER_FAILED', message, { details, rank }));
+    if (!this.#isElastic) this.stop(new WeftlineError('WL_PEER_FAILED', message, { details, rank }));
     const { stack: _hidden, ...error } = encodeError(members.failure(rank, 'the job'));
     for (const other of this.members) if (other !== member) other.announce(rank, error);
+  }
+
+  /** Of an elastic world, to be called after every change: who is there now. */
+  tellView(): void {
+    if (!this.#isElastic) return;
+    const { view } = this.core.members;
+    for (const member of this.members) member.tellView(view);
   }
 
   /** Waits until all have left fail. */

@@ -22,6 +22,8 @@ export interface StoreServerOptions {
   /** If given, ranks that have all left may join again: that is a new world, whose id begins with this. */
   readonly jobPrefix?: string;
   readonly maxValueBytes: number;
+  /** Ranks that are gone may join again under their old numbers, while the others stay. */
+  readonly elastic?: boolean;
   readonly settings: Pick<Settings, 'maxStrangers' | 'greetingMs' | 'timeoutMs'>;
 }
 
@@ -82,8 +84,8 @@ export class StoreServer {
 
   /** Once all its ranks have left, another one takes its place, if they may join again. */
   #newWorld(jobId: string): StoreGroup {
-    const { size, maxValueBytes, jobPrefix } = this.#options;
-    const world = new StoreGroup({ jobId, size, maxValueBytes });
+    const { size, maxValueBytes, jobPrefix, elastic } = this.#options;
+    const world = new StoreGroup({ jobId, size, maxValueBytes, elastic });
     if (jobPrefix !== undefined) {
       void world.over.then(() => (this.#groups.rank = this.#newWorld(uniqueJobId(jobPrefix)))).catch(() => {});
     }
@@ -97,8 +99,10 @@ export class StoreServer {
   async #groupFor(kind: MemberKind, rank: number, channel: ControlChannel): Promise<StoreGroup> {
     for (;;) {
       const group = this.#groups[kind];
-      const hasLeft = group.core.members.departure(rank)?.how === 'closed';
-      if (kind === 'node' || !hasLeft) return group;
+      const departure = group.core.members.departure(rank);
+      const hasLeft = this.#options.elastic === true ? departure !== undefined : departure?.how === 'closed';
+      const isSameWorld = this.#options.elastic === true && !group.core.members.isDeserted;
+      if (kind === 'node' || !hasLeft || isSameWorld) return group;
       if (this.#options.jobPrefix === undefined) {
         // Rank 0 serves the next store itself: who calls here under its number is another process.
         if (rank === 0) return group;
@@ -137,9 +141,9 @@ export class StoreServer {
       if (isObserver(body)) return this.#admitObserver();
       const { kind, pid, host, ...known } = readRank(body, { rank: size, node: nodeCount });
       group = await this.#groupFor(kind, known.rank, channel);
-      group.core.join(known.rank, { pid, host });
+      const life = group.core.join(known.rank, { pid, host });
       ({ rank } = known);
-      return { jobId: group.jobId };
+      return { jobId: group.jobId, ...(this.#options.elastic === true && kind === 'rank' && { life }) };
     });
     if (isObserver(said)) return this.#observe(channel);
     const member = new StoreConnection(channel.detach(), {
@@ -156,5 +160,6 @@ export class StoreServer {
     group.members.add(member);
     this.#connections.add(member);
     member.start();
+    group.tellView();
   }
 }

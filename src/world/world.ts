@@ -12,9 +12,10 @@ import { type Environment, type RankEnvironment, readEnvironment, uniqueJobId } 
 import { hostIdentity, machineIdentity } from './host-identity.ts';
 import { type GroupContext, JobGroup } from './job-group.ts';
 import { ranksOfHosts } from './pretended-hosts.ts';
+import type { MembershipView } from './membership.ts';
 import type { RankGroup } from './rank-group.ts';
 import { filePrefixOf, removeStaleFiles } from './shared-memory-files.ts';
-import { decodeJson, encodeJson, LinkedStore, type StoreLink } from './store.ts';
+import { decodeJson, encodeJson, LinkedStore } from './store.ts';
 import type { Rendezvous } from './rank-exit.ts';
 import { meet } from './rendezvous.ts';
 import { explainRankOnSignal } from './watching/explain-signal.ts';
@@ -29,6 +30,10 @@ export interface World extends RankGroup, AsyncDisposable {
   readonly nodeCount: number;
   /** The ranks that share this host's memory, ascending, this rank included. */
   readonly localRanks: readonly number[];
+  /** How often this rank was started before, in a job that starts ranks again (`weftline run --elastic`); else 0. */
+  readonly life: number;
+  /** Who is there, as last heard from the store. In a job that starts no rank again: all ranks, epoch 0. */
+  readonly view: WorldView;
   /** [a-z0-9]{1,32}, the same on all ranks and unique to the job. It is no secret. */
   readonly jobId: string;
   /**
@@ -42,6 +47,9 @@ export interface World extends RankGroup, AsyncDisposable {
    */
   close(error?: unknown): Promise<void>;
 }
+
+/** The ranks that are there at a time. */
+export type WorldView = MembershipView;
 
 /** How join() finds the job, and for how long it tries. */
 export interface JoinOptions {
@@ -79,7 +87,7 @@ export async function join(options: JoinOptions = {}): Promise<World> {
     ...(options.signal === undefined ? {} : { signal: options.signal }),
   });
   try {
-    const places = await exchangePlaces(environment, rendezvous.link, { ...options, settings }, wait);
+    const places = await exchangePlaces(environment, rendezvous, { ...options, settings }, wait);
     const job: GroupContext = {
       ...places,
       worldRank: environment.rank,
@@ -124,14 +132,17 @@ interface Place {
 
 /** Collective: who lives where. Fails with WL_CONFIG and WL_CONFIG_MISMATCH for the setting `hosts`. */
 async function exchangePlaces(
-  { rank }: RankEnvironment,
-  link: StoreLink,
+  { rank, size }: RankEnvironment,
+  { link, life }: Rendezvous,
   { environment, settings }: JoinOptions & { readonly settings: Settings },
   wait: CallWait,
 ): Promise<Pick<GroupContext, 'hosts' | 'machineRank'>> {
   const store = new LinkedStore(link, { timeoutMs: settings.timeoutMs, maxValueBytes: settings.storeMaxValueBytes });
   const own: Place = { host: hostIdentity(environment), machine: machineIdentity(), hosts: settings.hosts };
-  const parts = await store.allGather('weftline/join', encodeJson(own), remaining(wait));
+  const parts =
+    life === undefined
+      ? await store.allGather('weftline/join', encodeJson(own), remaining(wait))
+      : await exchangeByKeys(store, { rank, size, own: encodeJson(own) }, wait);
   const places = parts.map((part) => decodeJson(part) as Place);
   const other = places.findIndex(({ hosts }) => hosts !== places[0]!.hosts);
   if (other !== -1) {
@@ -147,15 +158,32 @@ async function exchangePlaces(
   };
 }
 
+/** In an elastic world: a rank that joins again finds what the others wrote, and nobody has to come. */
+async function exchangeByKeys(
+  store: LinkedStore,
+  { rank, size, own }: { readonly rank: number; readonly size: number; readonly own: Uint8Array },
+  wait: CallWait,
+): Promise<Uint8Array[]> {
+  const keys = Array.from({ length: size }, (_, of) => `weftline/join/${of}`);
+  await store.set(keys[rank]!, own);
+  return Promise.all(keys.map((key, of) => store.get(key, { ...remaining(wait), from: [of] })));
+}
+
 class JoinedWorld extends JobGroup implements World {
   readonly jobId: string;
+  readonly life: number;
   readonly #rendezvous: Rendezvous;
   #closing: Promise<void> | undefined;
 
   constructor(job: GroupContext, rendezvous: Rendezvous) {
     super(job, [...job.hosts.keys()]);
     this.jobId = rendezvous.jobId;
+    this.life = rendezvous.life ?? 0;
     this.#rendezvous = rendezvous;
+  }
+
+  get view(): WorldView {
+    return this.#rendezvous.peers.view ?? { epoch: 0, members: this.ranks };
   }
 
   get localRank(): number {

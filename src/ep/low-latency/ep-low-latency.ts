@@ -2,7 +2,7 @@
 import { CallGuard } from '../../collective/call-guard.ts';
 import { requireDevice } from '../../collective/tensor-check.ts';
 import { checkOptions } from '../../core/check-options.ts';
-import { deadlineOf, startCall, type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
+import { Deadline, deadlineOf, startCall, type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
@@ -19,9 +19,11 @@ import {
   type LowLatencyCombineArguments,
   type LowLatencyDispatchArguments,
   readsInPlace,
+  requireFlag,
 } from './low-latency-arguments.ts';
 import type { LowLatencyEngine, LowLatencyWait, SentCombine } from './low-latency-engine.ts';
 import type { LowLatencyHandle } from './low-latency-handle.ts';
+import type { ConnectOptions, LowLatencyMembership, LowLatencyView } from './low-latency-membership.ts';
 import type {
   LowLatencyCombineResult,
   LowLatencyDispatchResult,
@@ -66,14 +68,15 @@ export class EpLowLatency implements AsyncDisposable {
     checkOptions(options, waitOptionNames, 'options of EpLowLatency.create');
     if (device.kind !== 'cpu') throw unsupported('runs on CPU ranks only for now: use EpBuffer on GPUs');
     const full = withLowLatencyDefaults({ ...config }, group.size);
-    const { engine, scope } = await createCpuLowLatency(
+    const { engine, scope, next } = await createCpuLowLatency(
       { group, device, given: config, config: full },
       startCall(options, group.settings.timeoutMs),
     );
-    return new EpLowLatency(scope, engine);
+    return new EpLowLatency(scope, engine, next);
   }
 
-  private constructor(scope: LowLatencyScope, engine: LowLatencyEngine) {
+  private constructor(scope: LowLatencyScope, engine: LowLatencyEngine, next = 1) {
+    this.#sequence = next - 1;
     this.#guard = new CallGuard('EpLowLatency', scope.group.ranks);
     this.#scope = scope;
     this.#engine = engine;
@@ -92,6 +95,16 @@ export class EpLowLatency implements AsyncDisposable {
   /** As create() got it, with defaults filled in. */
   get config(): Readonly<Required<LowLatencyConfig>> {
     return this.#scope.config;
+  }
+
+  /** Of an elastic object: who takes part in this rank's next dispatch. Fails with WL_UNSUPPORTED for others. */
+  get view(): LowLatencyView {
+    return this.#membership().view(this.#sequence + 1);
+  }
+
+  /** Number of the next dispatch, the same on all ranks that take part in it; a handle's `sequence` is that of its own. */
+  get nextDispatch(): number {
+    return this.#sequence + 1;
   }
 
   /** What it takes. */
@@ -160,14 +173,78 @@ export class EpLowLatency implements AsyncDisposable {
       this.#requireAlive(input.handle);
       const wait = this.#waitOf(args);
       const sent = await this.#engine.sendCombine(input, wait);
-      if (args.returnRecvHook !== true) return { combinedX: await this.#engine.receiveCombine(sent, wait) };
+      if (args.returnRecvHook !== true) return this.#receiveCombine(sent, wait);
       const slot = input.handle.sequence % LOW_LATENCY_RESULTS;
       this.#awaitsCombine[slot] = true;
       return { hook: this.#hook('hook of combine', this.#awaitsCombine, slot, this.#summer(sent)) };
     });
   }
 
-  /** Collective: returns when all ranks have called it. */
+  /**
+   * Of an elastic object. On an active rank, not collective: waits until these ranks are connected, that is until their
+   * processes, started again under their old numbers, have created their EpLowLatency. With `activate` (default) they then
+   * take part from a dispatch on that is the same for all ranks, LOW_LATENCY_NOTICE after this rank's next; calls may go on
+   * meanwhile. Several ranks may ask for the same. On a rank that is not active, with its own number in the list: offers
+   * itself and resolves once it is active; the others of the list do not matter. Fails with WL_TIMEOUT, WL_INACTIVE.
+   */
+  async connectRanks(ranks: readonly number[], options: ConnectOptions = {}): Promise<void> {
+    checkOptions(options, { ...waitOptionNames, activate: true }, 'options of EpLowLatency.connectRanks');
+    const membership = this.#membership();
+    const list = this.#ranksOf(ranks);
+    const wait = this.#waitOf(options);
+    const { rank } = this.group;
+    if (this.view.active[rank]) {
+      const others = list.filter((other) => other !== rank);
+      return membership.connect(others, options.activate !== false, wait);
+    }
+    if (!list.includes(rank))
+      throw invalidArgument('ranks', ranks, `a list with ${rank}: this rank is not active itself`);
+    await this.#guard.run('connectRanks', async () => {
+      this.#sequence = (await membership.rejoin(wait)) - 1;
+      this.#awaitsDispatch.fill(false);
+      this.#awaitsCombine.fill(false);
+    });
+  }
+
+  /** Of an elastic object: these ranks take part until a dispatch that is the same for all ranks; see connectRanks(). */
+  disconnectRanks(ranks: readonly number[]): void {
+    this.#requireActive().disconnect(this.#ranksOf(ranks), this.#sequence + 1);
+  }
+
+  /** Of an elastic object: all ranks that are connected become active, as with connectRanks(). */
+  commit(): void {
+    this.#requireActive().commit(this.#sequence + 1);
+  }
+
+  /**
+   * Of an elastic object. False masks the rank on all ranks now: calls go on without its rows, its own fail with WL_INACTIVE.
+   * True: the rank, if it is connected, becomes active as with connectRanks().
+   */
+  updateActiveMask(rank: number, active: boolean): void {
+    const membership = this.#requireActive();
+    this.#ranksOf([rank]);
+    requireFlag('active', active);
+    if (active) membership.connect([rank], true, { deadline: new Deadline(0), signal: undefined }).catch(() => {});
+    else membership.mask(rank);
+  }
+
+  /** Of an elastic object, by rank: 1 if it takes part in this rank's next dispatch. */
+  queryActiveMask(): Int32Array {
+    return Int32Array.from(this.view.active, Number);
+  }
+
+  /** Of an elastic object: commit() under the name that goes with the other two. */
+  cleanActiveMask(): void {
+    this.commit();
+  }
+
+  #requireActive(): LowLatencyMembership {
+    const membership = this.#membership();
+    this.#engine.throwIfUnusable();
+    return membership;
+  }
+
+  /** Collective: returns when all ranks have called it. Not of elastic objects. */
   barrier(options: WaitOptions = {}): Promise<void> {
     return this.#guard.run('barrier', () => {
       checkOptions(options, waitOptionNames, 'options of EpLowLatency.barrier');
@@ -191,9 +268,27 @@ export class EpLowLatency implements AsyncDisposable {
   }
 
   #summer(sent: SentCombine) {
-    return async (wait: LowLatencyWait): Promise<LowLatencyCombineResult> => ({
-      combinedX: await this.#engine.receiveCombine(sent, wait),
-    });
+    return (wait: LowLatencyWait): Promise<LowLatencyCombineResult> => this.#receiveCombine(sent, wait);
+  }
+
+  async #receiveCombine(sent: SentCombine, wait: LowLatencyWait): Promise<LowLatencyCombineResult> {
+    const combinedX = await this.#engine.receiveCombine(sent, wait);
+    return { combinedX, ...this.#engine.membership?.shortfall(sent.input.handle) };
+  }
+
+  #membership(): LowLatencyMembership {
+    this.#guard.requireOpen();
+    const { membership } = this.#engine;
+    if (membership === undefined) throw unsupported('has fixed ranks unless it was created with elastic: true');
+    return membership;
+  }
+
+  /** The ranks, or those of the list that are no ranks fail with WL_INVALID_ARGUMENT. */
+  #ranksOf(ranks: readonly number[]): readonly number[] {
+    const { size } = this.group;
+    const isRank = (rank: unknown): boolean => Number.isInteger(rank) && Number(rank) >= 0 && Number(rank) < size;
+    if (Array.isArray(ranks) && ranks.every(isRank)) return [...new Set(ranks)];
+    throw invalidArgument('ranks', ranks, `ranks of the group, 0 to ${size - 1}`);
   }
 
   #hook<T>(name: string, awaited: boolean[], slot: number, receive: (wait: LowLatencyWait) => Promise<T>) {

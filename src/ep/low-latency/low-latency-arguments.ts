@@ -264,7 +264,8 @@ function checkWaitStats(stats: unknown, { device, group }: LowLatencyScope): Ten
   return checkTensor('waitStats', stats, { device, dtype: ['i64'], shape: [group.size] });
 }
 
-function requireFlag(name: string, value: unknown): void {
+/** Fails with WL_INVALID_ARGUMENT for what is neither true, false nor absent. */
+export function requireFlag(name: string, value: unknown): void {
   if (value !== undefined && typeof value !== 'boolean') throw invalidArgument(name, value, 'true or false');
 }
 

@@ -4,6 +4,7 @@ import type { MemoryRange } from '../../device/host-access.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { LowLatencyHandle } from './low-latency-handle.ts';
 import type { CheckedLowLatencyCombine, CheckedLowLatencyDispatch } from './low-latency-arguments.ts';
+import type { LowLatencyMembership } from './low-latency-membership.ts';
 import type { LowLatencyDispatchResult } from './low-latency-results.ts';
 
 export interface LowLatencyWait {
@@ -22,6 +23,8 @@ export interface SentCombine {
 export interface LowLatencyEngine {
   /** What peers read and write here: inputs must not lie in it, but for the rows of combine. */
   readonly mapped: MemoryRange;
+  /** Of an elastic object: who takes part. */
+  readonly membership?: LowLatencyMembership | undefined;
   /** Fails when an earlier call left the ranks in disagreement, or a peer is gone. */
   throwIfUnusable(): void;
   /** Choices that cannot be fail here, and memory that is missing, before anything has moved. */

@@ -32,6 +32,8 @@ export interface LowLatencyDispatchResult {
   readonly recvCount: Tensor<'i32'>;
   /** i32 [experts of this rank]: rows that found no place; absent in 'rank-major', where all do. */
   readonly dropped: Tensor<'i32'> | undefined;
+  /** With `elastic` alone: i32 [ranks], 1 where the source rank's rows are in the result, 0 where it is not active. */
+  readonly activeMask?: Tensor<'i32'> | undefined;
   /** 'rank-major' alone: [ranks, M, K], in the dtype of topkIdx: local expert ids, -1 for those of other ranks and behind the rows. */
   readonly recvTopkIdx: Tensor<'i32' | 'i64'> | undefined;
   /** 'rank-major' with topkWeights alone: f32 [ranks, M, K], 0 where recvTopkIdx is -1. */
@@ -49,6 +51,10 @@ export interface PendingDispatch {
 export interface LowLatencyCombineResult {
   /** bf16 [T, H]: `out`, or a tensor of the caller's from now on. */
   readonly combinedX: Tensor<'bf16'>;
+  /** With `elastic` alone, valid as long as the handle: i32 [ranks], 1 where the rank's sums are in the result. */
+  readonly activeMask?: Tensor<'i32'> | undefined;
+  /** With `elastic` alone, the same: i32 [T], choices of each token that were dropped because their rank is not active. */
+  readonly droppedChoices?: Tensor<'i32'> | undefined;
 }
 
 /** Of a combine with returnRecvHook: peers can read this rank's rows, and nothing works on it until the hook is called. */

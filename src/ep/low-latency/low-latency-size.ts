@@ -1,7 +1,7 @@
 // What an EpLowLatency takes: its configuration, the regions of a rank's window and their sizes, before anything is allocated.
 import { FP8_GROUP } from '../../abi/element-formats.ts';
 import { alignUp } from '../../abi/layout.ts';
-import { LOW_LATENCY_RESULTS, lowLatencyBell, lowLatencyCell } from '../../abi/low-latency.ts';
+import { LOW_LATENCY_RESULTS, lowLatencyBell, lowLatencyCell, lowLatencyMember } from '../../abi/low-latency.ts';
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import { isWhole } from '../../core/whole-number.ts';
@@ -38,19 +38,25 @@ export interface LowLatencyConfig {
    * window.
    */
   readonly combineTravels?: 'rank-sums' | 'choices';
+  /**
+   * True: a rank that ends, or misses the deadline of a call, is masked; its rows count as dropped, and the call completes for
+   * the others. See EpLowLatency.connectRanks(). False (default): such a call fails on all ranks.
+   */
+  readonly elastic?: boolean;
 }
 
 /** Fills in what a configuration leaves out. */
 export function withLowLatencyDefaults(config: LowLatencyConfig, numRanks: number): Required<LowLatencyConfig> {
-  const { layout = 'expert-major', overflow = 'fail', combineTravels = 'rank-sums' } = config;
+  const { layout = 'expert-major', overflow = 'fail', combineTravels = 'rank-sums', elastic = false } = config;
   const maxTokensPerExpert = config.maxTokensPerExpert || numRanks * config.maxTokensPerRank;
-  return { ...config, layout, maxTokensPerExpert, overflow, combineTravels };
+  return { ...config, layout, maxTokensPerExpert, overflow, combineTravels, elastic };
 }
 
 /** A part of a rank's window. */
 export type LowLatencyRegion =
   | 'cells'
   | 'bell'
+  | 'member'
   | 'firstRows'
   | 'rows'
   | 'scales'
@@ -105,6 +111,7 @@ export function lowLatencySize(config: LowLatencyConfig, numRanks: number): LowL
   const slots: Record<LowLatencyRegion, readonly [count: number, bytes: number]> = {
     cells: [1, numRanks * lowLatencyCell.size],
     bell: [1, lowLatencyBell.size],
+    member: [1, lowLatencyMember.size],
     firstRows: [LOW_LATENCY_RESULTS, isByChoice ? full.numExperts * 4 : 0],
     rows: [receiveSlots, arrived * hidden * 2],
     scales: [receiveSlots, arrived * groups * 4],
@@ -148,6 +155,7 @@ const configNames: OptionNames<LowLatencyConfig> = {
   maxTokensPerExpert: true,
   overflow: true,
   combineTravels: true,
+  elastic: true,
 };
 
 function checkConfig(config: LowLatencyConfig, numRanks: number): void {
@@ -168,6 +176,9 @@ function checkConfig(config: LowLatencyConfig, numRanks: number): void {
   requireWord('layout', config.layout, ['expert-major', 'rank-major']);
   requireWord('overflow', config.overflow, ['drop', 'fail']);
   requireWord('combineTravels', config.combineTravels, ['rank-sums', 'choices']);
+  if (![undefined, true, false].includes(config.elastic)) {
+    throw invalidArgument('elastic', config.elastic, 'true or false');
+  }
   if (config.layout !== 'rank-major') return;
   // These would be ignored without a word.
   for (const name of ['maxTokensPerExpert', 'overflow', 'combineTravels'] as const) {

@@ -25,6 +25,8 @@ export interface ReferenceLowLatencyOptions {
   readonly scales?: LowLatencyScales | undefined;
   /** C of the layout 'expert-major'; undefined for as many as come. */
   readonly maxTokensPerExpert?: number | undefined;
+  /** By rank: whether it takes part, as the receivers see it. Rows of others are left out. Without it, all do. */
+  readonly active?: readonly boolean[] | undefined;
 }
 
 /** A row that came, in the order in which rows stand. */
@@ -62,7 +64,7 @@ export function referenceLowLatencyDispatch(
   const perRank = options.numExperts / inputs.length;
   return inputs.map((_, rank) => {
     const byRank = inputs.map((input, sourceRank) =>
-      input.topkIdx.flatMap((choices, sourceToken) => {
+      (options.active?.[sourceRank] === false ? [] : input.topkIdx).flatMap((choices, sourceToken) => {
         const local = choices.map((expert) => (Math.floor(expert / perRank) === rank ? expert - rank * perRank : -1));
         if (local.every((expert) => expert === -1)) return [];
         const weights = input.topkWeights?.[sourceToken] ?? [];
@@ -99,6 +101,8 @@ export interface ReferenceLowLatencyCombineInput {
   readonly outputs: readonly (readonly (readonly (readonly number[])[])[])[];
   /** How rows stand, and what of them travels. */
   readonly mode: 'rank-major' | 'rank-sums' | 'choices';
+  /** By rank: whether it takes part, as the token's rank sees it. Rows of the experts of others count as dropped. */
+  readonly active?: readonly boolean[] | undefined;
 }
 
 /**
@@ -107,16 +111,17 @@ export interface ReferenceLowLatencyCombineInput {
  * @param of Which token of which rank, and elements of a row.
  */
 export function referenceLowLatencyCombine(
-  { inputs, received, outputs, mode }: ReferenceLowLatencyCombineInput,
+  { inputs, received, outputs, mode, active }: ReferenceLowLatencyCombineInput,
   of: { readonly rank: number; readonly token: number; readonly hidden: number },
 ): number[] {
   const choices = inputs[of.rank]?.topkIdx[of.token] ?? [];
   const weights = inputs[of.rank]?.topkWeights?.[of.token] ?? [];
+  const isThere = (rank: number): boolean => active?.[rank] !== false;
   const isOwn = (row: ReferenceLowLatencyRow): boolean => row.sourceRank === of.rank && row.sourceToken === of.token;
   if (mode === 'rank-major') {
     const rows = received.flatMap(({ byRank }, rank) => {
       const at = (byRank[of.rank] ?? []).findIndex(isOwn);
-      return at === -1 ? [] : [outputs[rank]?.[of.rank]?.[at] ?? []];
+      return at === -1 || !isThere(rank) ? [] : [outputs[rank]?.[of.rank]?.[at] ?? []];
     });
     return sumRows(rows, of.hidden);
   }
@@ -125,10 +130,13 @@ export function referenceLowLatencyCombine(
     if (expert < 0) return [];
     const rank = Math.floor(expert / perRank);
     const at = (received[rank]?.byExpert[expert % perRank] ?? []).findIndex(isOwn);
-    return at === -1 ? [] : [{ rank, weight: weights[k] ?? 0, bits: outputs[rank]?.[expert % perRank]?.[at] ?? [] }];
+    return at === -1 || !isThere(rank)
+      ? []
+      : [{ rank, weight: weights[k] ?? 0, bits: outputs[rank]?.[expert % perRank]?.[at] ?? [] }];
   });
   if (mode === 'choices') return weightedSum(weighted, of.hidden);
-  const ranks = [...new Set(choices.filter((expert) => expert >= 0).map((expert) => Math.floor(expert / perRank)))];
+  const chosen = choices.filter((expert) => expert >= 0).map((expert) => Math.floor(expert / perRank));
+  const ranks = [...new Set(chosen)].filter(isThere);
   const sums = ranks
     .toSorted((a, b) => a - b)
     .map((rank) =>

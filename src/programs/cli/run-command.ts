@@ -1,6 +1,7 @@
 // weftline run: starts a script once per rank.
 import { type Command, InvalidArgumentError } from 'commander';
 import { MAX_WORLD_SIZE } from '../../world/environment.ts';
+import { MAX_RESTARTS } from '../../world/job-plan.ts';
 import { launch } from '../../world/launcher.ts';
 import { integerArgument } from './argument-values.ts';
 import { addSettingOptions, checkHosts } from './setting-options.ts';
@@ -9,6 +10,8 @@ interface RunOptions {
   readonly ranks: number;
   readonly nnodes: number;
   readonly nodeRank: number;
+  readonly elastic: boolean;
+  readonly maxRestarts: number;
   readonly master?: { readonly host: string; readonly port: number };
 }
 
@@ -34,12 +37,15 @@ export function addRunCommand(program: Command): void {
       'where node 0 listens, as the others reach it; needed for several nodes',
       parseAddress,
     )
+    .option('--elastic', 'start a rank that ends badly again while the others go on; one node')
+    .option('--max-restarts <count>', 'with --elastic: of each rank', integerArgument(1, MAX_RESTARTS), 3)
     .passThroughOptions()
     .addHelpText(
       'after',
       `
 Examples:
   weftline run -n 4 train.js --steps 100
+  weftline run -n 4 --elastic --max-restarts 10 serve.js
   WEFTLINE_TOKEN=$(cat token) weftline run -n 8 --nnodes 2 --node-rank 0 --master node0:29500 train.js`,
     );
   addSettingOptions(command, ['hosts', 'timeoutMs', 'trace', 'graceMs']);
@@ -51,6 +57,7 @@ Examples:
       ranks: options.ranks,
       nodeCount: options.nnodes,
       nodeRank: options.nodeRank,
+      maxRestarts: options.elastic ? options.maxRestarts : 0,
       ...(options.master === undefined ? {} : { master: options.master }),
     });
     process.exitCode = exitCode;
@@ -58,10 +65,11 @@ Examples:
 }
 
 /** What one flag says of another: a wrong command line, which starts nothing. */
-function checkNodes(command: Command, { nnodes, nodeRank, master }: RunOptions): void {
+function checkNodes(command: Command, { nnodes, nodeRank, master, elastic }: RunOptions): void {
   if (nodeRank >= nnodes) {
     command.error(`error: --node-rank ${nodeRank} is not below --nnodes, ${nnodes}: nodes are numbered from 0`);
   }
+  if (nnodes > 1 && elastic) command.error('error: --elastic works on one node, and --nnodes says more');
   if (nnodes > 1 && master === undefined) {
     command.error(
       `error: --nnodes ${nnodes} needs --master HOST:PORT, an address of node 0 that the others reach, such as node0:29500`,

@@ -32,6 +32,7 @@ export interface LowLatencyCase {
   readonly hooked: readonly (readonly [LowLatencyRound, LowLatencyRound])[];
   /** Of the hooks: the later call's first. */
   readonly laterFirst: boolean;
+  readonly elastic: boolean;
 }
 
 const MAX_TOPK = 12;
@@ -59,6 +60,7 @@ export function lowLatencyCase(ranks: number): fc.Arbitrary<LowLatencyCase> {
     rounds: fc.array(round, { minLength: 0, maxLength: 3 }),
     hooked: fc.array(fc.tuple(round, round), { minLength: 1, maxLength: 2 }),
     laterFirst: fc.boolean(),
+    elastic: fc.boolean(),
   });
 }
 
@@ -69,6 +71,7 @@ export function configOf(of: LowLatencyCase, ranks: number): LowLatencyConfig {
     hidden: of.hidden,
     numExperts: of.expertsPerRank * ranks,
     maxTopk: MAX_TOPK,
+    elastic: of.elastic,
   };
   if (of.mode === 'rank-major') return { ...sizes, layout: 'rank-major' };
   return { ...sizes, combineTravels: of.mode, maxTokensPerExpert: of.capacity, overflow: 'drop' };

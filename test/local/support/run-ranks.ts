@@ -9,6 +9,8 @@ export interface RunRanksOptions {
   readonly timeoutMs?: number;
   /** How long the others may go on after one failed; 500 ms by default. */
   readonly graceMs?: number;
+  /** How often each rank that ends badly is started again. */
+  readonly maxRestarts?: number;
   /** Sees each line as it comes, for tests that act on a running job. */
   readonly onLine?: (line: OutputLine) => void;
 }
@@ -43,6 +45,7 @@ export async function runRanks(ranks: number, script: URL, options: RunRanksOpti
       // The test runner's own variable would make a rank's output binary.
       env: { ...options.env, NODE_TEST_CONTEXT: undefined },
       settings: { graceMs: options.graceMs ?? 500 },
+      ...(options.maxRestarts !== undefined && { maxRestarts: options.maxRestarts }),
       signal: timeout,
       onLine: (line) => {
         lines.push(line);

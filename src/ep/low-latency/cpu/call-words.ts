@@ -1,6 +1,6 @@
 // What ranks must agree on in a call of low-latency mode, as one word that they compare.
 import { WeftlineError } from '../../../core/errors.ts';
-import type { CheckedLowLatencyDispatch } from '../low-latency-arguments.ts';
+import type { CheckedLowLatencyDispatch, LowLatencyScales } from '../low-latency-arguments.ts';
 
 const formats = ['bf16', 'f32', 'rounded', 'ue8m0'] as const;
 const HAS_WEIGHTS = 1 << 8;
@@ -11,6 +11,12 @@ const FORMAT_SHIFT = 10;
 export function dispatchWord({ topkIdx, topkWeights, scales }: CheckedLowLatencyDispatch): number {
   const flags = (topkWeights === undefined ? 0 : HAS_WEIGHTS) | (topkIdx.dtype === 'i64' ? IS_WIDE : 0);
   return topkIdx.shape[1]! | flags | (formats.indexOf(scales ?? 'bf16') << FORMAT_SHIFT);
+}
+
+/** The scales of the rows that the word names, undefined for bf16, and K. */
+export function readDispatchWord(word: number): { readonly scales: LowLatencyScales | undefined; readonly k: number } {
+  const format = formats[word >>> FORMAT_SHIFT] ?? 'bf16';
+  return { scales: format === 'bf16' ? undefined : format, k: word & 0xff };
 }
 
 function describeDispatch(word: number): string {

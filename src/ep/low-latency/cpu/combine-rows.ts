@@ -5,6 +5,8 @@ import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import { Tensor } from '../../../device/tensor.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import { type CheckedLowLatencyCombine, rowShape } from '../low-latency-arguments.ts';
+import type { LowLatencyHandle } from '../low-latency-handle.ts';
+import type { LowLatencyShortfall } from '../low-latency-membership.ts';
 import type { LowLatencyScope } from '../low-latency-scope.ts';
 import type { LowLatencyTables, ResultTables } from './low-latency-tables.ts';
 
@@ -41,10 +43,14 @@ export class CombineRows {
     else this.#addChoices(target, y, result, handle.topk);
   }
 
-  /** Adds up the rows of this rank's tokens, which all ranks have by now. */
-  add({ handle, topkWeights }: CheckedLowLatencyCombine, out: Tensor<'bf16'>): void {
+  /**
+   * Adds up the rows of this rank's tokens, which all ranks have by now. `without`: ranks that do not count are those with 0
+   * in the result's table `added`.
+   */
+  add({ handle, topkWeights }: CheckedLowLatencyCombine, out: Tensor<'bf16'>, without: boolean): void {
+    if (without) this.#leaveOut(handle.sequence, handle.numTokens);
     if (topkWeights === undefined) this.#addRanks(handle.sequence, handle.numTokens, out);
-    else this.#addWeighted(handle.sequence, topkWeights, out);
+    else this.#addWeighted(handle.sequence, topkWeights, out, without);
   }
 
   /** The received rows of each block of `most` rows. */
@@ -80,6 +86,38 @@ export class CombineRows {
     }
   }
 
+  shortfall({ sequence, numTokens }: LowLatencyHandle): LowLatencyShortfall {
+    const { added, droppedChoices } = this.#resultOf(sequence);
+    const { storage, address } = droppedChoices;
+    return { activeMask: added, droppedChoices: new Tensor(storage, 'i32', [numTokens], address - storage.address) };
+  }
+
+  /** Counts the choices of each of this rank's tokens that ranks without rows hold. */
+  countDropped({ sequence, numTokens, topk }: LowLatencyHandle): void {
+    const { choices, indexBytes, added, droppedChoices } = this.#resultOf(sequence);
+    const { config, group } = this.#scope;
+    const perRank = config.numExperts / group.size;
+    // Of i64 ids the lower halves, which are -1 for none too.
+    const ids = this.#scope.device.hostView('i32', choices.address, choices.bytes / 4);
+    const step = indexBytes / 4;
+    const counts = droppedChoices.view();
+    const there = added.view();
+    counts.fill(0);
+    for (let cell = 0; cell < numTokens * topk; cell++) {
+      const expert = ids[cell * step]!;
+      if (expert >= 0 && there[Math.floor(expert / perRank)] === 0) counts[Math.floor(cell / topk)]! += 1;
+    }
+  }
+
+  #leaveOut(sequence: number, tokens: number): void {
+    const { added, sentRows } = this.#resultOf(sequence);
+    const [there, rows] = [added.view(), sentRows.view()];
+    const ranks = there.length;
+    for (let rank = 0; rank < ranks; rank++) {
+      if (there[rank] === 0) for (let token = 0; token < tokens; token++) rows[token * ranks + rank] = -1;
+    }
+  }
+
   #addRanks(sequence: number, tokens: number, out: Tensor<'bf16'>): void {
     const { bases, scratch } = this.#tables;
     const { config, group, device } = this.#scope;
@@ -101,7 +139,7 @@ export class CombineRows {
     );
   }
 
-  #addWeighted(sequence: number, weights: Tensor<'f32'>, out: Tensor<'bf16'>): void {
+  #addWeighted(sequence: number, weights: Tensor<'f32'>, out: Tensor<'bf16'>, without: boolean): void {
     const { bases, scratch, next, rowTable, rankTable } = this.#tables;
     const { config, group, device, size } = this.#scope;
     const { kernels } = device;
@@ -122,6 +160,11 @@ export class CombineRows {
       rowTable.address,
       rankTable.address,
     );
+    if (without) {
+      const added = this.#resultOf(sequence).added.view();
+      const [rows, ranks] = [rowTable.view(), rankTable.view()];
+      for (let cell = 0; cell < tokens * k; cell++) if (added[ranks[cell]!] === 0) rows[cell] = -1;
+    }
     this.#fillBases(sequence, 0);
     kernels.sumWeightedRows(
       out.address,

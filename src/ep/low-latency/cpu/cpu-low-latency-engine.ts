@@ -1,9 +1,10 @@
 // The CPU's way of a low-latency call: rows go once to each rank, into a slot that is known without a word of anybody else;
 // the receiver gives them their places. Combine pulls. Ranks wait for each other's words alone, never for a barrier.
 import { availableParallelism } from 'node:os';
-import { LOW_LATENCY_RESULTS } from '../../../abi/low-latency.ts';
+import { LOW_LATENCY_CALLS, LOW_LATENCY_RESULTS } from '../../../abi/low-latency.ts';
 import { callWord } from '../../../collective/calls.ts';
 import { StepRunner } from '../../../collective/steps.ts';
+import { WeftlineError } from '../../../core/errors.ts';
 import { traceBegin, traceEnd } from '../../../core/trace.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { MemoryRange } from '../../../device/host-access.ts';
@@ -13,13 +14,17 @@ import { computeLayout } from '../../buffer/dispatch-layout.ts';
 import type { CheckedLowLatencyCombine, CheckedLowLatencyDispatch } from '../low-latency-arguments.ts';
 import type { LowLatencyEngine, LowLatencyWait, SentCombine } from '../low-latency-engine.ts';
 import { LowLatencyHandle } from '../low-latency-handle.ts';
+import type { LowLatencyMembership, LowLatencyShortfall } from '../low-latency-membership.ts';
 import type { LowLatencyDispatchResult } from '../low-latency-results.ts';
 import type { LowLatencyScope } from '../low-latency-scope.ts';
-import { compareCombine, compareDispatch, dispatchWord } from './call-words.ts';
+import { compareCombine, compareDispatch, dispatchWord, readDispatchWord } from './call-words.ts';
 import { CombineRows } from './combine-rows.ts';
 import { DispatchRows } from './dispatch-rows.ts';
 import { LowLatencyCells } from './low-latency-cells.ts';
 import type { LowLatencyTables } from './low-latency-tables.ts';
+import { ElasticFailure } from './elastic-failure.ts';
+import { LowLatencyJoining } from './low-latency-joining.ts';
+import { LowLatencyMembers } from './low-latency-members.ts';
 import { type RankWait, RanksInOrder } from './ranks-in-order.ts';
 
 /** What an engine is made of, and owns. */
@@ -38,12 +43,22 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
   readonly #inOrder: RanksInOrder;
   readonly #runner: StepRunner;
   readonly #isRankMajor: boolean;
+  /** Of an elastic object. */
+  readonly #elastic: ElasticParts | undefined;
   /** Calls that were received, also where a later one was before an earlier one. */
   readonly #received = new FinishedCalls();
   readonly #taken = new FinishedCalls();
-  /** Number of the last combine, and of the last one whose rows lay in each slot. */
+  /** How many combines were begun, and the number of the last one whose rows lay in each slot. */
   #combines = 0;
   readonly #combineOfSlot = [0, 0];
+  /** The dispatch of that combine. */
+  readonly #dispatchOfSlot = [0, 0];
+  /** Number of the last dispatch that was begun. */
+  #dispatch = 0;
+  /** Combines that were begun since. */
+  #combinesSince = 0;
+  /** By count of the combines of this rank: their numbers. */
+  readonly #combineNumbers = new Float64Array(LOW_LATENCY_CALLS);
 
   constructor(scope: LowLatencyScope<CpuDevice>, { window, tables }: CpuLowLatencyParts) {
     const { group, device, size, config } = scope;
@@ -54,10 +69,16 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     this.#cells = new LowLatencyCells(device, window, size);
     this.#rows = new DispatchRows(scope, window, tables);
     this.#sums = new CombineRows(scope, window, tables);
-    this.#inOrder = new RanksInOrder(this.#cells, window.ranks);
+    this.#elastic = config.elastic ? this.#makeElastic() : undefined;
+    this.#inOrder = new RanksInOrder(this.#cells, window.ranks, this.#elastic?.members);
     const { timeoutMs, collectiveSpinUs: spinUs } = group.settings;
     const isCrowded = group.size > availableParallelism();
-    this.#runner = new StepRunner(this.#cells.bells, { failure: window.barrier.failure, timeoutMs, spinUs, isCrowded });
+    const failure = this.#elastic?.failure ?? window.barrier.failure;
+    this.#runner = new StepRunner(this.#cells.bells, { failure, timeoutMs, spinUs, isCrowded });
+  }
+
+  get membership(): LowLatencyMembership | undefined {
+    return this.#elastic?.joining;
   }
 
   get mapped(): MemoryRange {
@@ -66,20 +87,30 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
 
   throwIfUnusable(): void {
     this.#window.barrier.throwIfUnusable();
+    this.#elastic?.members.requireActive(this.#dispatch);
   }
 
   prepareDispatch(input: CheckedLowLatencyDispatch, sequence: number): Promise<void> | void {
+    this.#elastic?.members.requireActive(sequence);
     computeLayout(input.topkIdx, this.#tables.layout, this.#tables.shape);
     if (this.#isRankMajor || input.out !== undefined) return;
     return this.#rows.reserve(input.scales, sequence);
   }
 
   async sendDispatch(input: CheckedLowLatencyDispatch, sequence: number, wait: LowLatencyWait): Promise<void> {
+    this.#dispatch = sequence;
+    this.#combinesSince = 0;
+    this.#elastic?.members.refresh(sequence);
+    this.#elastic?.joining.progress();
     // Rows by rank stay where they came until now; see receiveSlots.
     if (this.#isRankMajor) this.#cells.publish('released', sequence - LOW_LATENCY_RESULTS);
     const free = sequence - this.#scope.size.receiveSlots;
-    const waiting = this.#until({ word: 'released', call: free, name: `dispatch ${sequence}, for free slots` }, wait);
+    const name = `dispatch ${sequence}, for free slots`;
+    const waiting = this.#until({ word: 'released', call: free, at: free, name }, wait);
     if (waiting !== undefined) await waiting;
+    // ORDER: behind the wait, also for a rank that joins now and has waited for no dispatch before: by then all that
+    // concerns this one is decided.
+    if (this.#elastic !== undefined) this.#leaveOut(sequence, input.x.shape[0]!, this.#elastic.members);
     const word = dispatchWord(input);
     traceBegin('ep.dispatch.rows');
     this.#orGiveUp(() => {
@@ -101,20 +132,31 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
   ): Promise<LowLatencyDispatchResult> {
     const here = dispatchWord(input);
     const target = this.#rows.beginReceive(input, sequence);
+    const { received } = target.tables;
     const visit = (rank: number): void => {
+      if (this.#elastic !== undefined) {
+        this.#checkSource(rank, sequence, this.#elastic.members);
+        received.view()[rank] = 1;
+      }
       compareDispatch(here, this.#cells.read(rank, 'dispatchCall', sequence), this.#window.ranks[rank]!);
       this.#rows.receive(target, rank, this.#cells.read(rank, 'rows', sequence));
     };
+    const skip = (rank: number): void => {
+      received.view()[rank] = 0;
+      this.#rows.receive(target, rank, 0);
+    };
     const name = `dispatch ${sequence}, for rows`;
     const stats = input.waitStats?.view();
-    const waiting = this.#until({ word: 'dispatched', call: sequence, name, visit, stats }, wait);
+    const waiting = this.#until({ word: 'dispatched', call: sequence, at: sequence, name, visit, skip, stats }, wait);
     if (waiting !== undefined) await waiting;
+    this.#elastic?.members.requireActive(sequence);
     this.#orGiveUp(() => this.#rows.endReceive(target, sequence));
     if (!this.#isRankMajor) this.#cells.publish('released', this.#received.finish(sequence));
     const { recvSrcIdx, recvRange, ...result } = this.#rows.result(target);
     const [numTokens, topk] = input.topkIdx.shape as [number, number];
     const parts = { owner: this.#scope, sequence, numTokens, topk, recvSrcIdx, recvRange };
-    return { ...result, handle: new LowLatencyHandle(parts) };
+    const handle = new LowLatencyHandle(parts);
+    return this.#elastic === undefined ? { ...result, handle } : { ...result, handle, activeMask: received };
   }
 
   combineBufferAddress(handle: LowLatencyHandle): number {
@@ -126,49 +168,65 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     return this.#sums.buffer(handle.sequence);
   }
 
-  async sendCombine(input: CheckedLowLatencyCombine, wait: LowLatencyWait): Promise<SentCombine> {
+  async sendCombine(input: CheckedLowLatencyCombine, wait: LowLatencyWait): Promise<SentCpuCombine> {
     const { handle } = input;
     const { device, config } = this.#scope;
     // Before anything moves: a rank without memory for the result has not begun the call.
     const making = device.allocating(() => input.out ?? device.empty('bf16', [handle.numTokens, config.hidden]));
     const out = making instanceof Promise ? await making : making;
     await this.#untilCombineSlotIsFree(handle, wait);
-    this.#combines += 1;
-    const number = this.#combines;
+    const number = this.#nextCombine();
     this.#orGiveUp(() => {
       this.#sums.stage(input);
       for (let rank = 0; rank < this.#window.ranks.length; rank++) {
-        this.#cells.write(rank, 'combineCall', number, handle.sequence | 0);
+        this.#cells.write(rank, 'combineCall', this.#callOf(number, handle), handle.sequence | 0);
       }
     });
     this.#combineOfSlot[handle.sequence % LOW_LATENCY_RESULTS] = number;
+    this.#dispatchOfSlot[handle.sequence % LOW_LATENCY_RESULTS] = handle.sequence;
     this.#cells.publish('combined', number);
-    return { input, number, out };
+    return { input, number, count: this.#combines, out };
   }
 
-  async receiveCombine({ input, number, out }: SentCombine, wait: LowLatencyWait): Promise<Tensor<'bf16'>> {
+  async receiveCombine({ input, number, count, out }: SentCpuCombine, wait: LowLatencyWait): Promise<Tensor<'bf16'>> {
     const { handle } = input;
+    const { added } = this.#tables.results[handle.sequence % LOW_LATENCY_RESULTS]!;
+    let without = 0;
     const visit = (rank: number): void => {
-      const there = this.#cells.read(rank, 'combineCall', number);
+      if (this.#elastic !== undefined) added.view()[rank] = 1;
+      const there = this.#cells.read(rank, 'combineCall', this.#callOf(number, handle));
       compareCombine(handle.sequence | 0, there, this.#window.ranks[rank]!);
     };
-    const name = `combine of dispatch ${handle.sequence}, for rows`;
+    const skip = (rank: number): void => {
+      added.view()[rank] = 0;
+      without += 1;
+    };
+    const at = handle.sequence;
+    const name = `combine of dispatch ${at}, for rows`;
     const stats = input.waitStats?.view();
-    const waiting = this.#until({ word: 'combined', call: number, name, visit, stats }, wait);
+    const waiting = this.#until({ word: 'combined', call: number, at, name, visit, skip, stats }, wait);
     if (waiting !== undefined) await waiting;
+    this.#elastic?.members.requireActive(at);
     traceBegin('ep.combine.rows');
-    this.#orGiveUp(() => this.#sums.add(input, out));
+    this.#orGiveUp(() => this.#sums.add(input, out, without > 0));
+    if (this.#elastic !== undefined) this.#sums.countDropped(handle);
     traceEnd('ep.combine.rows');
-    this.#cells.publish('taken', this.#taken.finish(number));
+    const finished = this.#taken.finish(count);
+    if (finished > 0) this.#cells.publish('taken', this.#combineNumbers[finished % LOW_LATENCY_CALLS]!);
     return out;
   }
 
   barrier(wait: LowLatencyWait): Promise<void> {
+    if (this.#elastic !== undefined) {
+      throw new WeftlineError('WL_UNSUPPORTED', 'EpLowLatency has no barrier where ranks may come and go (elastic)');
+    }
     return this.#window.barrier.wait(callWord({ kind: 'barrier' }, 'opening'), wait);
   }
 
   /** The window is unmapped: tensors over it become invalid. */
   close(): void {
+    this.#elastic?.joining.close(new WeftlineError('WL_CLOSED', 'This EpLowLatency was closed'));
+    this.#elastic?.members.mask(this.#window.index);
     this.#window[Symbol.dispose]();
     this.#rows[Symbol.dispose]();
     this.#tables[Symbol.dispose]();
@@ -177,8 +235,9 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
   async #untilCombineSlotIsFree({ sequence }: LowLatencyHandle, wait: LowLatencyWait): Promise<void> {
     const call = this.#combineOfSlot[sequence % LOW_LATENCY_RESULTS]!;
     if (call === 0) return;
+    const at = this.#dispatchOfSlot[sequence % LOW_LATENCY_RESULTS]!;
     const name = `combine of dispatch ${sequence}, until its memory is read`;
-    const waiting = this.#until({ word: 'taken', call, name }, wait);
+    const waiting = this.#until({ word: 'taken', call, at, name }, wait);
     if (waiting !== undefined) await waiting;
   }
 
@@ -187,21 +246,112 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     try {
       work();
     } catch (error) {
-      this.#window.barrier.failure.raise(error);
+      (this.#elastic?.failure ?? this.#window.barrier.failure).raise(error);
       this.#cells.bells.ringAll();
       throw error;
     }
   }
 
+  /** Which words are a combine's: numbers of elastic objects are too far from each other to count modulo LOW_LATENCY_CALLS. */
+  #callOf(number: number, { sequence }: LowLatencyHandle): number {
+    return this.#elastic === undefined ? number : sequence;
+  }
+
+  #makeElastic(): ElasticParts {
+    const { device, size } = this.#scope;
+    const [window, cells, sums] = [this.#window, this.#cells, this.#sums];
+    const members = new LowLatencyMembers(device, window, size, cells);
+    const engine = {
+      dispatch: (): number => this.#dispatch,
+      prepare: (peer: number): Promise<void> => this.#prepareToJoin(peer),
+      beginAt: (dispatch: number): void => this.#beginAt(dispatch),
+      shortfall: (handle: LowLatencyHandle): LowLatencyShortfall => sums.shortfall(handle),
+    };
+    const joining = new LowLatencyJoining({ window, cells, members, engine });
+    return { members, failure: new ElasticFailure(window, members), joining };
+  }
+
+  async #prepareToJoin(peer: number): Promise<void> {
+    const last = this.#cells.reached(peer, 'dispatched');
+    const word = this.#cells.read(peer, 'dispatchCall', last);
+    if (last !== 0) {
+      const { scales, k } = readDispatchWord(word);
+      await this.#rows.touch(scales, k);
+    }
+  }
+
+  /** This rank takes part again, or for the first time. Its handles and what it waited for are of the past. */
+  #beginAt(dispatch: number): void {
+    this.#dispatch = dispatch;
+    this.#received.beginBehind(dispatch - 1);
+    this.#taken.beginBehind(this.#combines);
+    this.#combineOfSlot.fill(0);
+  }
+
+  /** Nothing goes to ranks that take no part. */
+  #leaveOut(sequence: number, tokens: number, members: LowLatencyMembers): void {
+    const { isTokenInRank, numTokensPerRank } = this.#tables.layout;
+    const ranks = members.size;
+    for (let rank = 0; rank < ranks; rank++) {
+      if (members.isActive(rank, sequence)) continue;
+      const marks = isTokenInRank.view();
+      for (let token = 0; token < tokens; token++) marks[token * ranks + rank] = 0;
+      numTokensPerRank.view()[rank] = 0;
+    }
+  }
+
+  /** A rank whose rows have come. One that is further ahead than this rank allows goes on without this rank. */
+  #checkSource(rank: number, sequence: number, members: LowLatencyMembers): void {
+    const ahead = (this.#cells.reached(rank, 'dispatched') - sequence) | 0;
+    if (ahead < this.#scope.size.receiveSlots) return;
+    members.mask(this.#window.index);
+    members.requireActive(sequence);
+  }
+
+  /** The number of a combine that begins now: how many there were; a rank that has joined knows only those of a dispatch. */
+  #nextCombine(): number {
+    const isElastic = this.#elastic !== undefined;
+    if (isElastic && this.#combinesSince === COMBINES_PER_DISPATCH - 1) {
+      const message = `An elastic EpLowLatency takes at most ${COMBINES_PER_DISPATCH - 1} combines from one dispatch to the next`;
+      throw new WeftlineError('WL_CAPACITY', message, { details: { combines: this.#combinesSince } });
+    }
+    this.#combines += 1;
+    this.#combinesSince += 1;
+    const number = isElastic ? this.#dispatch * COMBINES_PER_DISPATCH + this.#combinesSince : this.#combines;
+    this.#combineNumbers[this.#combines % LOW_LATENCY_CALLS] = number;
+    return number;
+  }
+
   #until(what: RankWait, wait: LowLatencyWait): Promise<void> | undefined {
+    this.#elastic?.failure.begin(this.#dispatch);
     return this.#runner.run(this.#inOrder.begin(what), wait);
   }
+}
+
+/** Numbers of combines from one dispatch to the next, of elastic objects. Few, so that numbers do not wrap in between. */
+const COMBINES_PER_DISPATCH = 16;
+
+interface SentCpuCombine extends SentCombine {
+  /** Which combine of this rank it is. */
+  readonly count: number;
+}
+
+interface ElasticParts {
+  readonly members: LowLatencyMembers;
+  readonly failure: ElasticFailure;
+  readonly joining: LowLatencyJoining;
 }
 
 /** Calls that may end in another order than they began: how far all of them have. */
 class FinishedCalls {
   #all = 0;
   readonly #early = new Set<number>();
+
+  /** All calls up to this one are others' affair. */
+  beginBehind(call: number): void {
+    this.#all = call;
+    this.#early.clear();
+  }
 
   /** The last call up to which all have ended, now that this one has. */
   finish(call: number): number {

@@ -1,17 +1,22 @@
-// Makes the engine of an EpLowLatency on CPU ranks of one host: the ranks agree, then make windows together.
+// Makes the engine of an EpLowLatency on CPU ranks of one host: the ranks agree, then make windows together, or one joins again.
+import { setTimeout as sleep } from 'node:timers/promises';
 import { agreeOn } from '../../../collective/agree.ts';
 import { describeCall } from '../../../collective/calls.ts';
-import type { CallWait } from '../../../core/deadline.ts';
-import { WeftlineError } from '../../../core/errors.ts';
+import type { CallWait, Deadline } from '../../../core/deadline.ts';
+import { asWeftlineError, WeftlineError } from '../../../core/errors.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import { requireRoom } from '../../../windows/room.ts';
-import { SymmetricWindow } from '../../../windows/symmetric-window.ts';
+import type { SharedMemoryName } from '../../../windows/shared-memory.ts';
+import { SymmetricWindow, type SymmetricWindowOptions } from '../../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
 import type { LowLatencyEngine } from '../low-latency-engine.ts';
 import type { LowLatencyScope } from '../low-latency-scope.ts';
 import { type LowLatencyConfig, lowLatencySize } from '../low-latency-size.ts';
+import { AnnouncementBoard } from './announcement-board.ts';
 import { CpuLowLatencyEngine } from './cpu-low-latency-engine.ts';
 import { makeLowLatencyTables } from './low-latency-tables.ts';
+
+const what = 'EpLowLatency';
 
 export interface CpuLowLatencyOptions {
   readonly group: RankGroup;
@@ -21,12 +26,36 @@ export interface CpuLowLatencyOptions {
   readonly config: Required<LowLatencyConfig>;
 }
 
-/** Collective: agrees on the configuration, makes the tables and the window. */
+/** An engine, and the number of its first dispatch. */
+export interface CpuLowLatency {
+  readonly scope: LowLatencyScope;
+  readonly engine: LowLatencyEngine;
+  readonly next: number;
+}
+
+/** Collective: agrees on the configuration, makes the tables and the window. Of an elastic object a rank whose former process did so joins it. */
 export async function createCpuLowLatency(
+  options: CpuLowLatencyOptions,
+  wait: CallWait & { readonly deadline: Deadline },
+): Promise<CpuLowLatency> {
+  const { group, config } = options;
+  if (!config.elastic || group.size === 1) return (await createTogether(options, wait)).made;
+  const board = new AnnouncementBoard(group);
+  if (await board.isKnown()) return joinAgain(options, board, wait);
+  const { made, window } = await createTogether(options, wait);
+  try {
+    await board.announce(window, config);
+    return made;
+  } catch (error) {
+    made.engine.close();
+    throw error;
+  }
+}
+
+async function createTogether(
   { group, device, given, config }: CpuLowLatencyOptions,
   wait: CallWait,
-): Promise<{ readonly scope: LowLatencyScope; readonly engine: LowLatencyEngine }> {
-  const what = 'EpLowLatency';
+): Promise<{ readonly made: CpuLowLatency; readonly window: SymmetricWindow }> {
   const { size, tables } = await agreeOn(
     group,
     {
@@ -47,12 +76,57 @@ export async function createCpuLowLatency(
     wait,
   );
   try {
-    const of = { group, device, name: 'low-latency', bytes: size.bytes, describeCall };
-    const window = await SymmetricWindow.create({ ...wait, ...of });
+    const window = await SymmetricWindow.create({ ...wait, ...windowOf(group, device, size.bytes) });
     const scope = { group, device, config: Object.freeze({ ...config }), size };
-    return { scope, engine: new CpuLowLatencyEngine(scope, { window, tables }) };
+    return { window, made: { scope, engine: new CpuLowLatencyEngine(scope, { window, tables }), next: 1 } };
   } catch (error) {
     tables[Symbol.dispose]();
     throw error;
   }
+}
+
+/** Not collective: in the place of this rank's former process. Resolves once an active rank has connected it. */
+async function joinAgain(
+  { group, device, given, config }: CpuLowLatencyOptions,
+  board: AnnouncementBoard,
+  wait: CallWait & { readonly deadline: Deadline },
+): Promise<CpuLowLatency> {
+  const peers = await board.peers(config, wait);
+  const size = lowLatencySize(given, group.size);
+  const tables = makeLowLatencyTables(device, config, group.size);
+  let window: SymmetricWindow | undefined;
+  try {
+    window = await attach(windowOf(group, device, size.bytes), peers, wait.deadline);
+    const scope = { group, device, config: Object.freeze({ ...config }), size };
+    const engine = new CpuLowLatencyEngine(scope, { window, tables });
+    await board.announce(window, config);
+    const next = await engine.membership!.rejoin({ deadline: wait.deadline, signal: wait.signal });
+    return { scope, engine, next };
+  } catch (error) {
+    window?.[Symbol.dispose]();
+    tables[Symbol.dispose]();
+    throw error;
+  }
+}
+
+/** The former process may still be ending. */
+async function attach(
+  of: SymmetricWindowOptions,
+  peers: readonly SharedMemoryName[],
+  deadline: Deadline,
+): Promise<SymmetricWindow> {
+  for (;;) {
+    try {
+      return SymmetricWindow.attach(of, peers);
+    } catch (error) {
+      if (asWeftlineError(error).code !== 'WL_RANK_TAKEN' || deadline.isOver) throw error;
+    }
+    await sleep(ATTACH_PAUSE_MS);
+  }
+}
+
+const ATTACH_PAUSE_MS = 20;
+
+function windowOf(group: RankGroup, device: CpuDevice, bytes: number): SymmetricWindowOptions {
+  return { group, device, name: 'low-latency', bytes, describeCall };
 }

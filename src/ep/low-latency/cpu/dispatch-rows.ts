@@ -62,6 +62,23 @@ export class DispatchRows implements Disposable {
     if ((this.#own[parity]?.bytes ?? -1) < bytes) return this.#grow(parity, bytes);
   }
 
+  /** Touches the rows of results that a usual dispatch with K choices fills, so that the first ones here need not. */
+  async touch(scales: LowLatencyScales | undefined, k: number): Promise<void> {
+    if (this.#isRankMajor) return;
+    const { config, group } = this.#scope;
+    const { hidden, maxTokensPerRank, maxTokensPerExpert: capacity, numExperts } = config;
+    const mean = (maxTokensPerRank * group.size * k) / numExperts;
+    const rows = Math.min(capacity, Math.ceil(2 * mean));
+    const rowBytes = scales === undefined ? hidden * 2 : hidden;
+    for (let parity = 0; parity < this.#own.length; parity++) {
+      await this.reserve(scales, parity);
+      const { address } = this.#own[parity]!;
+      for (let expert = 0; expert < numExperts / group.size; expert++) {
+        this.#kernels.fillBytes(address + expert * capacity * rowBytes, 0, rows * rowBytes);
+      }
+    }
+  }
+
   async #grow(parity: number, bytes: number): Promise<void> {
     const { device } = this.#scope;
     // The result that was there is no longer valid.

@@ -12,7 +12,7 @@ import type { LowLatencyConfig } from '../low-latency-size.ts';
 export interface ResultTables {
   /** i32 [M, ranks]: this rank's tokens as rows among those that it sends to each rank, -1 where they do not go. */
   readonly sentRows: Tensor<'i32'>;
-  /** Its choices [M, K], in the width in which they were given. */
+  /** Its choices [M, K], in the width in which they were given; where combine or its report needs them. */
   readonly choices: Tensor<'u8'>;
   indexBytes: number;
   /** i32 [ranks]: rows that came from each rank. */
@@ -26,6 +26,10 @@ export interface ResultTables {
   readonly tokens: Tensor<'i32'>;
   /** i32 and f32 [ranks, M, K]: row of each choice that came, and its weight. */
   readonly rowOf: Tensor<'i32'>;
+  /** Of elastic objects: i32 [ranks], 1 where the rank's rows are in the dispatch or combine; i32 [M]. */
+  readonly received: Tensor<'i32'>;
+  readonly added: Tensor<'i32'>;
+  readonly droppedChoices: Tensor<'i32'>;
   readonly weights: Tensor<'f32'>;
 }
 
@@ -74,7 +78,10 @@ export function makeLowLatencyTables(
       results: Array.from({ length: LOW_LATENCY_RESULTS }, () => ({
         sentRows: tensors.empty('i32', [most, ranks]),
         indexBytes: 4,
-        choices: tensors.empty('u8', [isByChoice ? most * k * 8 : 0]),
+        choices: tensors.empty('u8', [isByChoice || config.elastic ? most * k * 8 : 0]),
+        received: tensors.empty('i32', [config.elastic ? ranks : 0]),
+        added: tensors.empty('i32', [config.elastic ? ranks : 0]),
+        droppedChoices: tensors.empty('i32', [config.elastic ? most : 0]),
         arrived: tensors.empty('i32', [ranks]),
         counts: tensors.empty('i32', [isExpertMajor ? experts : 0]),
         dropped: tensors.empty('i32', [isExpertMajor ? experts : 0]),

@@ -1,0 +1,63 @@
+// Where the ranks of an elastic EpLowLatency tell, in the store, how a restarted process of one of them finds the window.
+import { type CallWait, remaining } from '../../../core/deadline.ts';
+import { WeftlineError } from '../../../core/errors.ts';
+import type { SharedMemoryName } from '../../../windows/shared-memory.ts';
+import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
+import type { RankGroup } from '../../../world/rank-group.ts';
+import type { LowLatencyConfig } from '../low-latency-size.ts';
+
+interface Announcement {
+  readonly memory: SharedMemoryName;
+  readonly config: Required<LowLatencyConfig>;
+}
+
+/** How many elastic objects this process has made over a group: a restarted process makes them in the same order. */
+const made = new WeakMap<RankGroup, number>();
+
+export class AnnouncementBoard {
+  readonly #group: RankGroup;
+  readonly #name: string;
+
+  constructor(group: RankGroup) {
+    const number = (made.get(group) ?? 0) + 1;
+    made.set(group, number);
+    this.#group = group;
+    this.#name = `weftline/low-latency/${number}`;
+  }
+
+  /** True if a former process of this rank has announced the object. */
+  async isKnown(): Promise<boolean> {
+    const nothing = new Uint8Array();
+    const { store, rank } = this.#group;
+    // Changes nothing: no announcement is empty.
+    return (await store.compareAndSet(this.#key(rank), nothing, nothing)).value !== undefined;
+  }
+
+  async announce({ shared }: SymmetricWindow, config: Required<LowLatencyConfig>): Promise<void> {
+    await this.#group.store.setJson(this.#key(this.#group.rank), { memory: shared, config });
+  }
+
+  /** The memory as the other ranks have it. Fails with WL_CONFIG_MISMATCH if they made the object otherwise. */
+  async peers(config: Required<LowLatencyConfig>, wait: CallWait): Promise<SharedMemoryName[]> {
+    const { store, size, rank, ranks } = this.#group;
+    const others = Array.from({ length: size }, (_, other) => other).filter((other) => other !== rank);
+    const read = (other: number): Promise<Announcement> => store.getJson(this.#key(other), remaining(wait));
+    const found = await Promise.all(others.map(read));
+    for (const [at, there] of found.entries()) {
+      const names = Object.keys(config) as (keyof LowLatencyConfig)[];
+      const field = names.find((name) => there.config[name] !== config[name]);
+      if (field === undefined) continue;
+      const other = ranks[others[at]!];
+      throw new WeftlineError(
+        'WL_CONFIG_MISMATCH',
+        `Rank ${this.#group.worldRank} joins an EpLowLatency with another ${field}: ${String(config[field])} here, ${String(there.config[field])} on rank ${other}`,
+        { details: { field, rank: other, here: config[field], there: there.config[field] } },
+      );
+    }
+    return found.map(({ memory }) => memory);
+  }
+
+  #key(rank: number): string {
+    return `${this.#name}/${rank}`;
+  }
+}

@@ -1,0 +1,186 @@
+// How ranks of an elastic EpLowLatency come and go on CPU ranks: requests of active ranks, and the wait of one that joins.
+import { WeftlineError } from '../../../core/errors.ts';
+import type { WaitFacts } from '../../../core/waits.ts';
+import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
+import { waitForWord } from '../../../windows/wait.ts';
+import { rankList } from '../../../world/rank-list.ts';
+import type { LowLatencyHandle } from '../low-latency-handle.ts';
+import type {
+  LowLatencyMembership,
+  LowLatencyShortfall,
+  LowLatencyView,
+  MembershipWait,
+} from '../low-latency-membership.ts';
+import type { LowLatencyCells } from './low-latency-cells.ts';
+import type { LowLatencyMembers } from './low-latency-members.ts';
+
+/** How often a request looks by itself; each dispatch looks too, also in programs that never let timers run. */
+const LOOK_MS = 5;
+
+/** What joining needs of the engine. */
+export interface JoiningEngine {
+  /** Number of the last dispatch that was begun here. */
+  readonly dispatch: () => number;
+  /** Makes the memory of results as those of that active rank are. */
+  readonly prepare: (peer: number) => Promise<void>;
+  /** This rank begins anew: its next dispatch has that number. */
+  readonly beginAt: (dispatch: number) => void;
+  readonly shortfall: (handle: LowLatencyHandle) => LowLatencyShortfall;
+}
+
+export interface JoiningParts {
+  readonly window: SymmetricWindow;
+  readonly cells: LowLatencyCells;
+  readonly members: LowLatencyMembers;
+  readonly engine: JoiningEngine;
+}
+
+/** A call of connectRanks() that waits. */
+interface Request {
+  readonly ranks: readonly number[];
+  readonly activate: boolean;
+  readonly wait: MembershipWait;
+  readonly resolve: () => void;
+  readonly reject: (error: unknown) => void;
+  readonly timer: NodeJS.Timeout;
+}
+
+export class LowLatencyJoining implements LowLatencyMembership {
+  readonly #parts: JoiningParts;
+  readonly #requests = new Set<Request>();
+
+  constructor(parts: JoiningParts) {
+    this.#parts = parts;
+  }
+
+  view(next: number): LowLatencyView {
+    const { members } = this.#parts;
+    const ranks = Array.from({ length: members.size }, (_, rank) => rank);
+    return {
+      epoch: members.epoch,
+      active: ranks.map((rank) => members.isActive(rank, next)),
+      connected: ranks.map((rank) => members.isConnected(rank)),
+    };
+  }
+
+  shortfall(handle: LowLatencyHandle): LowLatencyShortfall {
+    return this.#parts.engine.shortfall(handle);
+  }
+
+  mask(rank: number): void {
+    this.#parts.members.mask(rank);
+  }
+
+  connect(ranks: readonly number[], activate: boolean, wait: MembershipWait): Promise<void> {
+    return new Promise((resolve, reject) => {
+      const timer = setInterval(() => this.#look(request), LOOK_MS);
+      const request: Request = { ranks, activate, wait, resolve, reject, timer };
+      this.#requests.add(request);
+      this.#look(request);
+    });
+  }
+
+  disconnect(ranks: readonly number[], next: number): void {
+    for (const rank of ranks) this.#parts.members.deactivate(rank, next);
+  }
+
+  commit(next: number): void {
+    const { members } = this.#parts;
+    for (let rank = 0; rank < members.size; rank++) if (this.#isReady(rank)) members.activate(rank, next);
+  }
+
+  async rejoin({ deadline, signal }: MembershipWait): Promise<number> {
+    const { members, cells, window, engine } = this.#parts;
+    const peer = this.view(engine.dispatch()).active.indexOf(true);
+    // Before anybody waits for this rank.
+    if (peer !== -1) await engine.prepare(peer);
+    // A process that died asleep has left its mark.
+    Atomics.store(cells.bells.own.waiters, 0, 0);
+    members.offer();
+    const check = (): void => {
+      const reason = window.barrier.failure.reason() ?? (signal?.aborted === true ? signal.reason : undefined);
+      if (reason !== undefined) throw reason;
+      if (deadline.isOver) throw this.#notAdmitted(deadline.timeoutMs);
+    };
+    const source = {
+      waitFacts: (): WaitFacts => ({ operation: 'joining an EpLowLatency: no active rank connects it' }),
+    };
+    const ready = (): boolean => members.activeFrom() !== undefined;
+    try {
+      await waitForWord(cells.bells.own, { ready, check, spinUs: 0, source, endsAt: deadline.endsAt });
+    } catch (error) {
+      members.mask(window.index);
+      throw error;
+    }
+    const dispatch = this.#wide(members.activeFrom()!);
+    engine.beginAt(dispatch);
+    return dispatch;
+  }
+
+  /** Hot path. To be called at the begin of each dispatch. */
+  progress(): void {
+    if (this.#requests.size > 0) for (const request of this.#requests) this.#look(request);
+  }
+
+  /** Nobody will look any more. */
+  close(error: unknown): void {
+    for (const request of this.#requests) this.#end(request).reject(error);
+  }
+
+  #look(request: Request): void {
+    const { members, engine, window } = this.#parts;
+    const { ranks, activate, wait } = request;
+    const next = engine.dispatch() + 1;
+    const missing = ranks.filter((rank) => !this.#isReady(rank) && !members.isActive(rank, next));
+    const inactive = members.inactive(engine.dispatch());
+    if (inactive !== undefined) this.#end(request).reject(inactive);
+    else if (wait.signal?.aborted === true) this.#end(request).reject(wait.signal.reason);
+    else if (missing.length === 0) {
+      if (activate) for (const rank of ranks) members.activate(rank, next);
+      this.#end(request).resolve();
+    } else if (wait.deadline.isOver) {
+      const worldRanks = missing.map((rank) => window.ranks[rank]!);
+      const { timeoutMs } = wait.deadline;
+      const message = `${rankList(worldRanks, 'Rank')} did not connect within ${timeoutMs} ms: its process must be started, and create its EpLowLatency or call connectRanks() with its own number`;
+      this.#end(request).reject(
+        new WeftlineError('WL_TIMEOUT', message, { details: { ranks: worldRanks, timeoutMs } }),
+      );
+    }
+  }
+
+  #end(request: Request): Request {
+    clearInterval(request.timer);
+    this.#requests.delete(request);
+    return request;
+  }
+
+  /** Connected, and not dead since. */
+  #isReady(rank: number): boolean {
+    const { members, window } = this.#parts;
+    if (!members.isConnected(rank)) return false;
+    if (window.isAlive(rank)) return true;
+    members.mask(rank);
+    return false;
+  }
+
+  #notAdmitted(timeoutMs: number): WeftlineError {
+    const { window } = this.#parts;
+    const rank = window.index;
+    return new WeftlineError(
+      'WL_TIMEOUT',
+      `Rank ${window.ranks[rank]} was not connected within ${timeoutMs} ms: an active rank must call connectRanks([${rank}])`,
+      { details: { rank: window.ranks[rank], timeoutMs } },
+    );
+  }
+
+  /** Words of members keep 30 bits of a number, those of cells 32; the two are near each other. */
+  #wide(dispatch: number): number {
+    const { members, cells } = this.#parts;
+    for (let rank = 0; rank < members.size; rank++) {
+      if (!members.isActive(rank, dispatch - 1)) continue;
+      const near = cells.reached(rank, 'dispatched');
+      return (near + (((dispatch - near) << 2) >> 2)) >>> 0;
+    }
+    return dispatch;
+  }
+}

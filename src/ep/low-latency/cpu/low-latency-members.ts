@@ -1,0 +1,173 @@
+// Which ranks of an elastic EpLowLatency take part, told by one word per rank in the shared window. Mostly hot path.
+import { wordOffsets } from '../../../abi/layout.ts';
+import {
+  LOW_LATENCY_CALLS,
+  LOW_LATENCY_RESULTS,
+  lowLatencyMember,
+  lowLatencyStates as states,
+} from '../../../abi/low-latency.ts';
+import { WeftlineError } from '../../../core/errors.ts';
+import { log } from '../../../core/log.ts';
+import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
+import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
+import { LOW_LATENCY_NOTICE } from '../low-latency-membership.ts';
+import type { LowLatencySize } from '../low-latency-size.ts';
+import type { LowLatencyCells } from './low-latency-cells.ts';
+
+const memberWord = wordOffsets(lowLatencyMember);
+const STATE_BITS = 2;
+const STATE_MASK = (1 << STATE_BITS) - 1;
+/** Numbers in words have 30 bits and are compared by signed difference: they must not become too old. */
+const REFRESH_MASK = (1 << 20) - 1;
+/** Of a rank that was never seen active. */
+const NEVER = 1 << 30;
+
+export class LowLatencyMembers {
+  readonly #words: Int32Array;
+  readonly #window: SymmetricWindow;
+  readonly #cells: LowLatencyCells;
+  /** By rank: where its word is. */
+  readonly #places: Int32Array;
+  readonly #epoch: number;
+  readonly #me: number;
+  /** By rank: the last dispatch for which it was seen active. */
+  readonly #seen: Int32Array;
+
+  constructor(device: CpuDevice, window: SymmetricWindow, { regions }: LowLatencySize, cells: LowLatencyCells) {
+    const { storage, addresses, index } = window;
+    const places = addresses.map((address) => (address - storage.address + regions.member.offset) / 4);
+    this.#words = device.hostView('i32', storage.address, storage.bytes / 4);
+    this.#window = window;
+    this.#cells = cells;
+    this.#places = Int32Array.from(places);
+    this.#epoch = places[0]! + memberWord.epoch;
+    this.#me = index;
+    this.#seen = new Int32Array(places.length).fill(-NEVER);
+    // New files are zero; memory of one rank alone may have been used before.
+    if (places.length === 1) Atomics.store(this.#words, places[0]! + memberWord.word, 0);
+  }
+
+  get size(): number {
+    return this.#places.length;
+  }
+
+  /** Changes with every change of a word. */
+  get epoch(): number {
+    return Atomics.load(this.#words, this.#epoch);
+  }
+
+  /** Hot path. Whether the rank takes part in the dispatch with that number. */
+  isActive(rank: number, dispatch: number): boolean {
+    const word = this.#load(rank);
+    const state = word & STATE_MASK;
+    // The sign of the difference of 30 bits.
+    const isFrom = (dispatch - (word >>> STATE_BITS)) << STATE_BITS >= 0;
+    const isActive = state === states.active ? isFrom : state === states.leaving && !isFrom;
+    if (isActive) this.#seen[rank] = dispatch;
+    return isActive;
+  }
+
+  /** Hot path. Whether words that the rank wrote of that dispatch can be of it: it is active, or was just before. */
+  mayRead(rank: number, dispatch: number): boolean {
+    if (this.isActive(rank, dispatch)) return true;
+    const age = (dispatch - this.#seen[rank]!) | 0;
+    if (age >= 0 && age <= LOW_LATENCY_RESULTS) return true;
+    // Never so old that the difference wraps.
+    if (age > 0) this.#seen[rank] = dispatch - NEVER;
+    return false;
+  }
+
+  isConnected(rank: number): boolean {
+    return (this.#load(rank) & STATE_MASK) === states.connected;
+  }
+
+  /** Hot path. To be called at the begin of each dispatch: words that will be too old are written anew. */
+  refresh(dispatch: number): void {
+    if ((dispatch & REFRESH_MASK) !== 0) return;
+    for (let rank = 0; rank < this.size; rank++) {
+      const word = this.#load(rank);
+      const state = word & STATE_MASK;
+      if (state === states.leaving && !this.isActive(rank, dispatch)) this.#change(rank, word, states.absent);
+      if (state === states.active && rank === this.#me && this.isActive(rank, dispatch)) {
+        this.#swap(rank, word, encode(states.active, dispatch - LOW_LATENCY_CALLS));
+      }
+    }
+  }
+
+  /** Fails with WL_INACTIVE unless this rank takes part in that dispatch. */
+  requireActive(dispatch: number): void {
+    const failure = this.inactive(dispatch);
+    if (failure !== undefined) throw failure;
+  }
+
+  inactive(dispatch: number): WeftlineError | undefined {
+    if (this.isActive(this.#me, dispatch)) return undefined;
+    const rank = this.#window.ranks[this.#me];
+    return new WeftlineError(
+      'WL_INACTIVE',
+      `Rank ${rank} is not active in dispatch ${dispatch}: it was masked, because it was late or stopped, or disconnected. Connect it again: connectRanks([${this.#me}]) here, and with the same list on an active rank`,
+      { details: { rank, dispatch } },
+    );
+  }
+
+  /** The rank is gone or late: nobody waits for it any more. */
+  mask(rank: number): void {
+    for (;;) {
+      const word = this.#load(rank);
+      if ((word & STATE_MASK) === states.absent) return;
+      if (!this.#change(rank, word, states.absent)) continue;
+      log('world', 'warn', `rank ${this.#window.ranks[rank]} is masked`);
+      return;
+    }
+  }
+
+  /** Of this rank, which is not active: it has mapped the window. */
+  offer(): void {
+    this.mask(this.#me);
+    this.#change(this.#me, this.#load(this.#me), states.connected);
+  }
+
+  /** The dispatch from which this rank is active; undefined while it is not. */
+  activeFrom(): number | undefined {
+    const word = this.#load(this.#me);
+    return (word & STATE_MASK) === states.active ? word >>> STATE_BITS : undefined;
+  }
+
+  /**
+   * A connected rank joins after the notice. `next`: the number of this active rank's next dispatch.
+   * ORDER: every other rank begins its dispatch `next + LOW_LATENCY_RESULTS` only after it has received what this rank
+   * publishes later than this, so all hear of it before the notice is over.
+   */
+  activate(rank: number, next: number): void {
+    const word = this.#load(rank);
+    if ((word & STATE_MASK) === states.connected) this.#change(rank, word, states.active, next + LOW_LATENCY_NOTICE);
+  }
+
+  /** An active rank leaves after the notice, a connected one now. */
+  deactivate(rank: number, next: number): void {
+    const word = this.#load(rank);
+    const state = word & STATE_MASK;
+    if (state === states.active) this.#change(rank, word, states.leaving, next + LOW_LATENCY_NOTICE);
+    else if (state === states.connected) this.#change(rank, word, states.absent);
+  }
+
+  #load(rank: number): number {
+    return Atomics.load(this.#words, this.#places[rank]! + memberWord.word);
+  }
+
+  #swap(rank: number, from: number, to: number): boolean {
+    return Atomics.compareExchange(this.#words, this.#places[rank]! + memberWord.word, from, to) === from;
+  }
+
+  /** True if the word was as given; the others hear of it. */
+  #change(rank: number, from: number, state: number, dispatch = 0): boolean {
+    if (!this.#swap(rank, from, encode(state, dispatch))) return false;
+    Atomics.add(this.#words, this.#epoch, 1);
+    this.#cells.bells.ringAll();
+    return true;
+  }
+}
+
+function encode(state: number, dispatch: number): number {
+  return (dispatch << STATE_BITS) | state;
+}

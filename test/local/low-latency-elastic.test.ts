@@ -1,0 +1,66 @@
+// Elastic EpLowLatency: ranks that are killed, stop, are masked and come back; and the launcher that starts them again.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { resultOf, runRanks } from './support/run-ranks.ts';
+import { testSeed } from '../support/seed.ts';
+
+const killed = new URL('./ranks/low-latency-killed.js', import.meta.url);
+const faults = new URL('./ranks/low-latency-elastic.js', import.meta.url);
+const seed = testSeed();
+
+interface Outcome {
+  readonly life: number;
+  readonly firstDispatch: number;
+  readonly end: number;
+  readonly without: number;
+  readonly longestMs: number;
+  readonly deadlineMs: number;
+}
+
+for (const how of ['killed', 'late', 'disconnected'] as const) {
+  test(`a rank that is ${how} in mid-call: the others complete within the deadline, and it joins again`, async () => {
+    const run = await runRanks(3, killed, { args: [how], maxRestarts: 1 });
+    assert.equal(run.exitCode, 0, run.transcript);
+    const [first, victim, third] = run.ranks.map((rank) => resultOf(rank) as Outcome);
+    for (const other of [first!, third!]) {
+      assert.ok(other.without > 0, run.transcript);
+      // A dispatch and a combine, of which one waits for the victim; a dead one is noticed long before the deadline.
+      const most = how === 'killed' ? other.deadlineMs : 2 * other.deadlineMs;
+      assert.ok(other.longestMs <= most, run.transcript);
+    }
+    assert.equal(victim?.end, first?.end);
+    assert.equal(victim?.life, how === 'killed' ? 1 : 0);
+    assert.equal(victim?.firstDispatch === 1, how !== 'killed');
+    assert.deepEqual(
+      run.notices,
+      how === 'killed' ? ['rank 1 ended with signal SIGKILL; it is started again (1 of 1)'] : [],
+    );
+  });
+}
+
+/** WEFTLINE_TEST_EP=… multiplies the dispatches; the seed stands in every failure's output. */
+const times = Number(process.env['WEFTLINE_TEST_EP'] ?? 1);
+// All of them only where there is time.
+const modes = times > 1 ? ['rank-sums', 'choices', 'rank-major'] : [['rank-sums', 'choices', 'rank-major'][seed % 3]!];
+for (const mode of modes) {
+  test(`random deaths, masks and joins, every result as the reference says: ${mode}`, async () => {
+    const dispatches = 100 * times;
+    const args = [String(seed), mode, String(dispatches), String(2 * times)];
+    const run = await runRanks(3, faults, { args, maxRestarts: 4 * times, timeoutMs: 120_000 * times });
+    assert.equal(run.exitCode, 0, `seed ${seed}\n${run.transcript}`);
+    const { checked } = resultOf(run.ranks[0]) as { readonly checked: number };
+    assert.ok(checked > dispatches / 2, run.transcript);
+  });
+}
+
+test('a rank that fails again and again ends the job, which says why', async () => {
+  const failing = new URL('./ranks/fails-again.js', import.meta.url);
+  const run = await runRanks(2, failing, { maxRestarts: 2 });
+  assert.equal(run.exitCode, 1);
+  assert.deepEqual(run.notices.slice(0, 2), [
+    'rank 1 ended with exit code 1: the weights are missing; it is started again (1 of 2)',
+    'rank 1 ended with exit code 1: the weights are missing; it is started again (2 of 2)',
+  ]);
+  assert.match(run.notices[2] ?? '', /the job failed: rank 1 .* exit code 1/);
+  assert.deepEqual(run.ranks[1]?.stdout, ['life 0 among 0, 1', 'life 1 among 0, 1', 'life 2 among 0, 1']);
+});

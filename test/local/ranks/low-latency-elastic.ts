@@ -1,0 +1,235 @@
+// Ranks of an elastic EpLowLatency that die, stop, are masked and come back at random, every result checked: argv = seed, mode, dispatches, faults.
+import assert from 'node:assert/strict';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { CpuDevice, type Tensor, WeftlineError } from 'weftline';
+import {
+  EpLowLatency,
+  type LowLatencyCombineResult,
+  type LowLatencyConfig,
+  type LowLatencyDispatchResult,
+  referenceLowLatencyCombine,
+  referenceLowLatencyDispatch,
+  type ReferenceLowLatencyInput,
+} from 'weftline/ep';
+import { join } from 'weftline/world';
+import { flat, flat16 } from './ep-buffer-case.ts';
+import { random, rows } from './ep-case.ts';
+
+const [seedText, mode, dispatches, faultCount] = process.argv.slice(2);
+if (mode !== 'rank-sums' && mode !== 'choices' && mode !== 'rank-major') throw new Error(`no mode ${mode}`);
+const seed = Number(seedText);
+const [TOKENS, HIDDEN, TOPK, PER_RANK] = [6, 16, 3, 2];
+const TIMEOUT_MS = 400;
+/** Ranks agree on whether to go on once in so many dispatches. */
+const STRETCH = 25;
+/** A call may take its deadline, another one for ranks that waited themselves, and what a busy machine adds. */
+const LONGEST_MS = 20 * TIMEOUT_MS;
+
+await using world = await join();
+const me = world.rank;
+const n = world.size;
+await using device = await CpuDevice.create();
+const numExperts = PER_RANK * n;
+const config: LowLatencyConfig = {
+  maxTokensPerRank: TOKENS,
+  hidden: HIDDEN,
+  numExperts,
+  maxTopk: TOPK,
+  elastic: true,
+  ...(mode === 'rank-major' ? { layout: mode } : { combineTravels: mode }),
+};
+const chance = random(seed + 1000 * me + 17 * world.life);
+const counts = { checked: 0, without: 0, faults: 0, rejoined: 0, longestMs: 0 };
+
+const ll = await EpLowLatency.create(world, device, config, { timeoutMs: 60_000 });
+
+function inputOf(dispatch: number, rank: number): ReferenceLowLatencyInput {
+  const next = random(seed + 7919 * dispatch + 31 * rank);
+  const tokens = Math.floor(next() * (TOKENS + 1));
+  const topkIdx = Array.from({ length: tokens }, () => {
+    const free = Array.from({ length: numExperts }, (_, expert) => expert);
+    return Array.from({ length: TOPK }, () =>
+      next() < 0.1 ? -1 : (free.splice(Math.floor(next() * free.length), 1)[0] ?? -1),
+    );
+  });
+  const topkWeights = topkIdx.map((choices) => choices.map(() => Math.fround(next() * 2 - 0.5)));
+  return { x: rows(tokens, HIDDEN, next), topkIdx, topkWeights };
+}
+
+/** What an expert, or the experts of a rank, make of a token: the same whatever else has come. */
+function outputOf(dispatch: number, block: number, source: number, token: number): number[] {
+  return rows(1, HIDDEN, random(seed + dispatch * 101 + block * 13 + source * 7 + token))[0]!;
+}
+
+/** What that rank's experts, or its rows by source, give for what it received. */
+function outputsOf(dispatch: number, rank: number, received: ReturnType<typeof referenceLowLatencyDispatch>[number]) {
+  const blocks = mode === 'rank-major' ? received.byRank : received.byExpert;
+  return blocks.map((block, at) =>
+    block.map((row) => {
+      const maker = mode === 'rank-major' ? rank : rank * PER_RANK + at;
+      return outputOf(dispatch, maker, row.sourceRank, row.sourceToken);
+    }),
+  );
+}
+
+async function timed<T>(call: Promise<T>): Promise<T> {
+  const began = performance.now();
+  try {
+    return await call;
+  } finally {
+    counts.longestMs = Math.max(counts.longestMs, performance.now() - began);
+  }
+}
+
+function maskOf(mask: Tensor<'i32'> | undefined): boolean[] {
+  return Array.from(mask?.view() ?? [], Boolean);
+}
+
+async function step(dispatch: number): Promise<void> {
+  const inputs = Array.from({ length: n }, (_, rank) => inputOf(dispatch, rank));
+  const mine = inputs[me]!;
+  const tokens = mine.x.length;
+  const x = await device.tensor('bf16', [tokens, HIDDEN], flat16(mine.x));
+  const topkIdx = await device.tensor('i32', [tokens, TOPK], Int32Array.from(mine.topkIdx.flat()));
+  const topkWeights = await device.tensor('f32', [tokens, TOPK], flat(mine.topkWeights));
+  const own: { dispose(): void }[] = [x, topkIdx, topkWeights];
+  try {
+    const weights = mode === 'choices' ? {} : { topkWeights };
+    maybeFault();
+    const args = { x, topkIdx, ...weights, dtype: 'bf16', timeoutMs: TIMEOUT_MS } as const;
+    let result: LowLatencyDispatchResult;
+    if (dispatch % 3 === 0) {
+      const { hook } = await timed(ll.dispatch({ ...args, returnRecvHook: true }));
+      maybeFault();
+      result = await timed(hook({ timeoutMs: TIMEOUT_MS }));
+    } else {
+      result = await timed(ll.dispatch({ ...args, returnRecvHook: false }));
+    }
+    const { handle, recvX } = result;
+    assert.equal(handle.sequence, dispatch, 'number of the dispatch');
+    const active = maskOf(result.activeMask);
+    const received = referenceLowLatencyDispatch(inputs, { numExperts, active })[me]!;
+    const blocks = mode === 'rank-major' ? received.byRank : received.byExpert;
+    assert.deepEqual(
+      [...result.recvCount.view()],
+      blocks.map((block) => block.length),
+      `recvCount of dispatch ${dispatch} with ${active.join()}`,
+    );
+    if ('data' in recvX) throw new Error('fp8 rows');
+    const most = recvX.shape[1]!;
+    const got = recvX.view();
+    const y = mode === 'rank-sums' ? device.empty('bf16', recvX.shape) : await ll.nextCombineBuffer(handle);
+    if (mode === 'rank-sums') own.push(y);
+    const outputs = outputsOf(dispatch, me, received);
+    for (const [block, blockRows] of blocks.entries()) {
+      for (const [at, row] of blockRows.entries()) {
+        const from = (block * most + at) * HIDDEN;
+        assert.deepEqual(
+          [...got.subarray(from, from + HIDDEN)],
+          row.data,
+          `row ${at} of ${block}, dispatch ${dispatch}`,
+        );
+        y.view().set(outputs[block]![at]!, from);
+      }
+    }
+    maybeFault();
+    const combined = await timed(
+      ll.combine({
+        y,
+        handle,
+        ...(mode === 'choices' && { topkWeights }),
+        timeoutMs: TIMEOUT_MS,
+        returnRecvHook: false,
+      }),
+    );
+    own.push(combined.combinedX);
+    checkSums(dispatch, inputs, combined);
+    const there = maskOf(combined.activeMask);
+    counts.checked += 1;
+    if (active.includes(false) || there.includes(false)) counts.without += 1;
+  } finally {
+    for (const tensor of own) tensor.dispose();
+  }
+}
+
+function checkSums(
+  dispatch: number,
+  inputs: readonly ReferenceLowLatencyInput[],
+  { combinedX, activeMask, droppedChoices }: LowLatencyCombineResult,
+): void {
+  const active = maskOf(activeMask);
+  const received = referenceLowLatencyDispatch(inputs, { numExperts });
+  const outputs = received.map((of, rank) => outputsOf(dispatch, rank, of));
+  const got = combinedX.view();
+  for (const [token, choices] of inputs[me]!.topkIdx.entries()) {
+    const want = referenceLowLatencyCombine(
+      { inputs, received, outputs, mode: mode as 'choices', active },
+      { rank: me, token, hidden: HIDDEN },
+    );
+    const row = [...got.subarray(token * HIDDEN, (token + 1) * HIDDEN)];
+    assert.deepEqual(row, want, `sum of token ${token}, dispatch ${dispatch} with ${active.join()}`);
+    const dropped = choices.filter((expert) => expert >= 0 && active[Math.floor(expert / PER_RANK)] === false);
+    assert.equal(droppedChoices?.view()[token], dropped.length, 'droppedChoices');
+  }
+}
+
+/** Rank 0 stays, so that somebody can connect the others. */
+function maybeFault(): void {
+  if (me === 0 || world.life + counts.faults >= Number(faultCount) || chance() > 0.01) return;
+  counts.faults += 1;
+  if (chance() < 0.6) process.kill(process.pid, 'SIGKILL');
+  // Late: the others go on without this rank.
+  if (chance() < 0.7) Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 2.5 * TIMEOUT_MS);
+  else ll.updateActiveMask(me, false);
+}
+
+/** Active ranks connect those that are not, as often as it takes. */
+let connecting = false;
+function connectOthers(): void {
+  const gone = ll.view.active.flatMap((active, rank) => (active ? [] : [rank]));
+  if (connecting || gone.length === 0) return;
+  connecting = true;
+  // One at a time: a rank that is slow to start must not hold up another.
+  Promise.all(gone.map((rank) => ll.connectRanks([rank], { timeoutMs: 1_000 }).catch(() => {})))
+    .finally(() => (connecting = false))
+    .catch(() => {});
+}
+
+let told = 0;
+
+async function goesOn(dispatch: number): Promise<boolean> {
+  const stretch = dispatch / STRETCH;
+  const key = `stretch/${stretch}`;
+  if (me === 0) {
+    const isOver = dispatch >= Number(dispatches) && !ll.view.active.includes(false);
+    // Also those that it has left out, because it was late itself.
+    for (; told <= stretch; told++) await world.store.setJson(`stretch/${told}`, !isOver);
+    return !isOver;
+  }
+  for (;;) {
+    connectOthers();
+    try {
+      return await world.store.getJson<boolean>(key, { from: [0], timeoutMs: 200 });
+    } catch (error) {
+      if (!(error instanceof WeftlineError) || error.code !== 'WL_TIMEOUT') throw error;
+    }
+  }
+}
+
+for (;;) {
+  const dispatch = ll.nextDispatch;
+  if (dispatch % STRETCH === 0 && !(await goesOn(dispatch))) break;
+  try {
+    await step(dispatch);
+    connectOthers();
+  } catch (error) {
+    if (!(error instanceof WeftlineError) || error.code !== 'WL_INACTIVE') throw error;
+    await ll.connectRanks([me], { timeoutMs: 60_000 });
+    counts.rejoined += 1;
+  }
+  // Others may need the processor, and timers have to run.
+  if (dispatch % 10 === 0) await sleep(1);
+}
+assert.ok(counts.longestMs < LONGEST_MS, `a call took ${counts.longestMs} ms`);
+console.log(JSON.stringify({ rank: me, life: world.life, dispatches: ll.nextDispatch - 1, ...counts }));
+await ll.close();

@@ -1,0 +1,114 @@
+// A rank of an elastic EpLowLatency is killed in mid-call, started again and joins: each rank prints how it went as JSON.
+import assert from 'node:assert/strict';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { CpuDevice } from 'weftline';
+import { EpLowLatency } from 'weftline/ep';
+import { join } from 'weftline/world';
+
+/** Of each call; a machine with other work adds to what a call takes, so there is time for that. */
+const TIMEOUT_MS = 2_000;
+const [TOKENS, HIDDEN] = [4, 16];
+const VICTIM = 1;
+
+await using world = await join();
+const { rank: me, size } = world;
+await using device = await CpuDevice.create();
+const config = { maxTokensPerRank: TOKENS, hidden: HIDDEN, numExperts: size, maxTopk: size, elastic: true };
+const ll = await EpLowLatency.create(world, device, config, { timeoutMs: 60_000 });
+const firstDispatch = ll.nextDispatch;
+const [how] = process.argv.slice(2);
+
+const x = await device.tensor('bf16', [TOKENS, HIDDEN], new Uint16Array(TOKENS * HIDDEN).fill(0x3f80));
+const choices = Int32Array.from({ length: TOKENS * size }, (_, at) => at % size);
+const topkIdx = await device.tensor('i32', [TOKENS, size], choices);
+const topkWeights = await device.tensor('f32', [TOKENS, size], new Float32Array(TOKENS * size).fill(1));
+const y = device.empty('bf16', [1, TOKENS * size, HIDDEN]);
+y.view().fill(0x3f80);
+
+/** How many ranks' experts have answered; every token goes to all of them. */
+async function round(isLast = false): Promise<{ readonly active: number; readonly sums: number; readonly ms: number }> {
+  const began = performance.now();
+  const { hook } = await ll.dispatch({
+    x,
+    topkIdx,
+    topkWeights,
+    dtype: 'bf16',
+    timeoutMs: TIMEOUT_MS,
+    returnRecvHook: true,
+  });
+  if (isLast && how === 'killed') process.kill(process.pid, 'SIGKILL');
+  // Longer than the others wait; they do not know that its process still lives, and goes on later.
+  if (isLast) Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 2 * TIMEOUT_MS);
+  const { handle, recvCount } = await hook({ timeoutMs: TIMEOUT_MS });
+  const { combinedX, activeMask, droppedChoices } = await ll.combine({
+    y,
+    handle,
+    timeoutMs: TIMEOUT_MS,
+    returnRecvHook: false,
+  });
+  const ms = performance.now() - began;
+  const active = activeMask!.view().reduce((sum, is) => sum + is, 0);
+  assert.ok(recvCount.view()[0]! >= TOKENS * active);
+  const sums = new Set(combinedX.view());
+  assert.equal(sums.size, 1);
+  for (const dropped of droppedChoices!.view()) assert.equal(dropped, size - active);
+  combinedX.dispose();
+  // Of bf16 1, 2, 3, 4.
+  return { active, sums: [0, 0x3f80, 0x4000, 0x4040, 0x4080].indexOf([...sums][0]!), ms };
+}
+
+/** Connected is not active: that is for commit(). */
+async function stage(): Promise<void> {
+  await ll.connectRanks([VICTIM], { timeoutMs: 60_000, activate: false });
+  assert.deepEqual([ll.view.connected[VICTIM], ll.view.active[VICTIM]], [true, false]);
+  ll.commit();
+}
+
+let longestMs = 0;
+let without = 0;
+if (me === VICTIM && how === 'disconnected') {
+  // Until the others go on without it; before that no row is lost.
+  for (let isIn = true; isIn;) {
+    try {
+      assert.equal((await round()).active, size);
+    } catch (error) {
+      assert.equal((error as { code?: string }).code, 'WL_INACTIVE');
+      isIn = false;
+    }
+  }
+  await ll.connectRanks([me], { timeoutMs: 60_000 });
+} else if (me === VICTIM && world.life === 0) {
+  for (let warm = 0; warm < 20; warm++) await round();
+  try {
+    await round(true);
+  } catch (error) {
+    assert.equal((error as { code?: string }).code, 'WL_INACTIVE');
+    await ll.connectRanks([me], { timeoutMs: 60_000 });
+  }
+} else if (me !== VICTIM) {
+  // Until the victim is there again: each result is that of the ranks that are.
+  const gone = async (): Promise<void> => {
+    if (me === 0 && how === 'disconnected') ll.disconnectRanks([VICTIM]);
+    for (let isBack = false; !isBack;) {
+      const { active, sums, ms } = await round();
+      longestMs = Math.max(longestMs, ms);
+      assert.equal(sums, active);
+      if (active < size) without += 1;
+      isBack = without > 0 && active === size;
+      // The process that starts needs the processor.
+      if (without > 0) await sleep(5);
+      if (without === 1 && how !== 'disconnected') ll.connectRanks([VICTIM], { timeoutMs: 60_000 }).catch(() => {});
+      if (without === 1 && how === 'disconnected' && me === 0) stage().catch(() => {});
+    }
+  };
+  await gone();
+}
+// The rank that joins has missed some; all end with the same dispatch.
+const end = Math.ceil((ll.nextDispatch + 40) / 100) * 100;
+while (ll.nextDispatch < end) {
+  const { active, sums } = await round();
+  assert.equal(active, sums);
+  if (ll.nextDispatch < end - 1) assert.equal(active, size, `dispatch ${ll.nextDispatch}`);
+}
+console.log(JSON.stringify({ life: world.life, firstDispatch, end, without, longestMs, deadlineMs: TIMEOUT_MS }));
+await ll.close();
