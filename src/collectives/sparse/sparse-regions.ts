@@ -1,0 +1,27 @@
+// What the window of a sparse all-reduce holds at each rank: its board, and counters and messages of both kinds.
+import { SLOT_COUNTER_BYTES, sparseBoard, sparseMessageBytes } from '../../abi/sparse-message.ts';
+import { layOutRegions, type RegionLayout } from '../../windows/region-layout.ts';
+import type { SlotShape } from './slot-shape.ts';
+
+export interface SparseRegions extends RegionLayout<
+  'board' | 'contributionCounts' | 'resultCounts' | 'contributions' | 'results'
+> {
+  /** Room of one message, of which each slot has two. */
+  readonly messageBytes: number;
+}
+
+/** Of the longest elements. */
+const MAX_ELEMENT_BYTES = 4;
+
+/** Pure. The same for all ranks, whatever their role. */
+export function sparseRegions({ blockSize, lanes, slots }: SlotShape): SparseRegions {
+  const messageBytes = sparseMessageBytes(lanes, blockSize * MAX_ELEMENT_BYTES);
+  const layout = layOutRegions({
+    board: sparseBoard.size,
+    contributionCounts: slots * SLOT_COUNTER_BYTES,
+    resultCounts: slots * SLOT_COUNTER_BYTES,
+    contributions: slots * 2 * messageBytes,
+    results: slots * 2 * messageBytes,
+  });
+  return { ...layout, messageBytes };
+}
