@@ -27,7 +27,7 @@ export interface AggregatorSlotsOptions {
 export class AggregatorSlots implements Disposable {
   /** Counts messages that have come; never resets. */
   progress = 0;
-  /** How long the workers of the latest call wait. */
+  /** How long the worker waits whose message came last. */
   timeoutMs = 0;
   readonly #device: CpuDevice;
   readonly #options: AggregatorSlotsOptions;
@@ -86,6 +86,8 @@ export class AggregatorSlots implements Disposable {
         this.#hasCome[at] = 1;
         this.#come[slot]! += 1;
         this.progress++;
+        this.#out.look(board.address(contribution, workers[worker]!, slot, number));
+        this.timeoutMs = this.#out.get('timeoutMs');
       }
       if (this.#come[slot] !== workers.length) continue;
       this.#reduce(slot, number);
@@ -165,7 +167,6 @@ export class AggregatorSlots implements Disposable {
         { details: { call, rank: other, here: told(first), there: told(view) } },
       );
     }
-    this.timeoutMs = first.get('timeoutMs');
     const active = lanesInUse(shape, slot, blocksOf(shape, first.get('count')));
     for (let lane = 0; lane < active; lane++) this.#lanes[slot * shape.lanes + lane] = lane;
     this.#active[slot] = active;
