@@ -40,9 +40,12 @@ const cases: Readonly<Record<string, readonly [odd: Call, others: Call]>> = {
 const told: Record<string, readonly [first: string, next: string]> = {};
 for (const [name, [differing, usual]] of Object.entries(cases)) {
   const reducer = await SparseAllReduce.create(world, device, { aggregators: [3] });
-  const first = await how(() =>
-    reducer.isWorker ? (world.rank === odd ? differing : usual)(reducer) : reducer.serve(),
-  );
+  const first = await how(async () => {
+    if (reducer.isWorker) return (world.rank === odd ? differing : usual)(reducer);
+    await reducer.serve();
+    // Those who close wait for it.
+    return reducer.close();
+  });
   await world.barrier(name);
   told[name] = [first, await how(() => (reducer.isWorker ? call(5)(reducer) : reducer.serve()))];
   await world.barrier(name);
