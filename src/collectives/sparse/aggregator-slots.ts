@@ -155,7 +155,6 @@ export class AggregatorSlots implements Disposable {
   #beginCall(slot: number): void {
     const { nameOf, shape, workers } = this.#options;
     const first = this.#in[0]!;
-    const told = (view: MessageView): string => `allReduce of ${view.get('count')} ${dtypeOf(view.get('dtype'))}`;
     for (const [worker, view] of this.#in.entries()) {
       const isSame = view.get('count') === first.get('count') && view.get('dtype') === first.get('dtype');
       if (isSame && view.get('call') === first.get('call')) continue;
@@ -163,8 +162,8 @@ export class AggregatorSlots implements Disposable {
       const call = view.get('call');
       throw new WeftlineError(
         'WL_CONFIG_MISMATCH',
-        `Call ${call} of this SparseAllReduce is ${told(first)} on rank ${one}, but ${told(view)} on rank ${other}; all workers must make the same calls in the same order`,
-        { details: { call, rank: other, here: told(first), there: told(view) } },
+        `Call ${call} of this SparseAllReduce is ${describe(first)} on rank ${one}, but ${describe(view)} on rank ${other}; all workers must make the same calls in the same order`,
+        { details: { call, rank: other, here: describe(first), there: describe(view) } },
       );
     }
     const active = lanesInUse(shape, slot, blocksOf(shape, first.get('count')));
@@ -257,4 +256,9 @@ export class AggregatorSlots implements Disposable {
     }
     this.#active[slot] = left - first;
   }
+}
+
+/** What a worker calls, for errors. */
+function describe(view: MessageView): string {
+  return `allReduce of ${view.get('count')} ${dtypeOf(view.get('dtype'))}`;
 }

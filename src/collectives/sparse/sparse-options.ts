@@ -83,10 +83,13 @@ function rolesOf(group: RankGroup, options: ToldOptions): SparseRoles {
   requireRanks('workers', workers, group.size);
   const idle = all.find((rank) => !workers.includes(rank) && !aggregators.includes(rank));
   if (idle === undefined) {
-    const ascending = (ranks: readonly number[]): number[] => ranks.toSorted((a, b) => a - b);
     return { workers: ascending(workers), aggregators: ascending(aggregators) };
   }
   throw invalidArgument('workers', workers, `rank ${idle} among them, or among the aggregators`);
+}
+
+function ascending(ranks: readonly number[]): number[] {
+  return ranks.toSorted((a, b) => a - b);
 }
 
 /** Ranks of the group that the launcher has started as aggregators. */

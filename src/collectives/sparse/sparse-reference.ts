@@ -28,7 +28,7 @@ export function referenceSparseSum<D extends ReducedDType & DType>(
     const blocks = runs.map((run) => run.slice(from, from + blockSize) as TypedArrayOf[D]);
     const counting = blocks.filter((block) => block.some((value: number) => counts(value)));
     const zeros = new dtypes[dtype].array(blocks[0]!.length) as unknown as TypedArrayOf[D];
-    out.set((counting.length === 0 ? zeros : referenceReduction(dtype, 'sum', counting)) as never, from);
+    out.set(counting.length === 0 ? zeros : referenceReduction(dtype, 'sum', counting), from);
   }
   return out;
 }

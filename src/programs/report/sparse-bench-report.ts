@@ -55,8 +55,6 @@ function resultCheck(rows: readonly SparseRow[]): string {
 }
 
 function cells(row: SparseRow, bytes: number): string[] {
-  const against = (measured: number, theory: number): string =>
-    theory === 0 ? '-' : `${(measured / theory).toFixed(3)}`;
   return [
     percent(row.ownBlocks / Math.max(1, row.blocks)),
     percent(row.sumBlocks / Math.max(1, row.blocks)),
@@ -70,6 +68,10 @@ function cells(row: SparseRow, bytes: number): string[] {
     row.denseMicroseconds.toFixed(0),
     (row.denseMicroseconds / row.sparseMicroseconds).toFixed(2),
   ];
+}
+
+function against(measured: number, theory: number): string {
+  return theory === 0 ? '-' : (measured / theory).toFixed(3);
 }
 
 function percent(share: number): string {

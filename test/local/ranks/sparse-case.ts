@@ -47,10 +47,10 @@ function elements<D extends ReducedDType & DType>(
       for (let at = from; at < end; at++) {
         if (!isDense && next() < 0.95) continue;
         const value = next() < 0.01 ? odd[Math.floor(next() * odd.length)]! : (next() - 0.5) * 1000;
-        values[at] = bits(dtype === 'i32' && !Number.isFinite(value) ? -(2 ** 31) : value) as never;
+        values[at] = bits(dtype === 'i32' && !Number.isFinite(value) ? -(2 ** 31) : value);
       }
     } else if (next() < 0.2) {
-      for (let at = from; at < end; at++) values[at] = bits(next() < 0.5 ? -0 : (next() - 0.5) * 6) as never;
+      for (let at = from; at < end; at++) values[at] = bits(next() < 0.5 ? -0 : (next() - 0.5) * 6);
     }
   }
   return values;
@@ -68,7 +68,7 @@ export async function runSparseCase(
   const own = inputs[reducer.workers.indexOf(reducer.group.rank)]!;
   using input = device.empty(dtype, [count]);
   using apart = device.empty(dtype, [count]);
-  (input.view() as Float32Array).set(own as never);
+  (input.view() as Float32Array).set(own);
   (apart.view() as Float32Array).fill(7);
   const output = inPlace ? input : apart;
   const traffic = await reducer.allReduce({ ...(inPlace ? {} : { input }), output, threshold });

@@ -14,6 +14,7 @@ import { testSeed } from '../../support/seed.ts';
 
 const device = await CpuDevice.create();
 const kinds = [contribution, result] as const;
+const nameOf = (rank: number): number => rank;
 
 interface Packet {
   readonly to: number;
@@ -96,11 +97,13 @@ for (const loss of [0, 0.3]) {
       };
       const boards = Array.from({ length: ranks }, (_, rank) => new LossyBoard(shape, rank, ranks, send));
       const summing = aggregators.map((me, index) => {
-        const nameOf = (rank: number): number => rank;
         const options = { board: boards[me]!, shape, workers, me, index, aggregators: aggregators.length, nameOf };
         return new AggregatorSlots(device, options);
       });
       const sending = workers.map((me) => new WorkerSlots(device, { board: boards[me]!, shape, me, aggregators }));
+      const repeatIfQuiet = (): void => {
+        if (flying.length === 0) for (const board of boards) board.repeat();
+      };
       for (let call = 0; call < 3; call++) {
         const count = Math.floor(next() * 20_000);
         const inputs = workers.map(() =>
@@ -125,7 +128,7 @@ for (const loss of [0, 0.3]) {
           }
           for (const one of summing) one.advance();
           isDone = sending.map((worker) => worker.advance()).every(Boolean);
-          if (flying.length === 0) for (const board of boards) board.repeat();
+          repeatIfQuiet();
         }
         const expected = referenceSparseSum('f32', inputs, { blockSize: 64 });
         for (const tensor of tensors) {

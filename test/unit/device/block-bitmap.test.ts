@@ -30,7 +30,7 @@ for (const dtype of ['f32', 'bf16', 'i32'] as const) {
       const view = input.view() as Float32Array;
       view.fill(0);
       const kinds = [-0, 1, -1, 2.5, -2.5, 2.6, 1e-41, NaN, Infinity, -Infinity, -(2 ** 31)];
-      for (let some = Math.floor(next() * 8); count > 0 && some > 0; some--) {
+      for (let some = count === 0 ? 0 : Math.floor(next() * 8); some > 0; some--) {
         view[Math.floor(next() * count)] = encode(pick(kinds));
       }
       const before = Float64Array.from(view, value);

@@ -118,8 +118,6 @@ async function timed({ communicator, workers }: Bench, call: () => Promise<unkno
 /** Elements of this worker that differ. */
 function compare({ tensors: { dense, sparse }, progress, workers }: Bench): number {
   const [got, expected] = [sparse.view() as Float32Array, dense.view() as Float32Array];
-  const bytesOf = (view: Float32Array): Buffer =>
-    Buffer.from(view.buffer as ArrayBuffer, view.byteOffset, view.byteLength);
   if (Buffer.compare(bytesOf(got), bytesOf(expected)) === 0) return 0;
   let wrong = 0;
   for (let at = 0; at < got.length; at++) {
@@ -128,6 +126,10 @@ function compare({ tensors: { dense, sparse }, progress, workers }: Bench): numb
     wrong++;
   }
   return wrong;
+}
+
+function bytesOf(view: Float32Array): Buffer {
+  return Buffer.from(view.buffer as ArrayBuffer, view.byteOffset, view.byteLength);
 }
 
 function routeOf({ routes }: Communicator): SparseBenchReport['route'] {
