@@ -15,7 +15,7 @@ import { rankParts } from '../cpu/rank-parts.ts';
 import { regionsAcrossHosts } from '../cpu/window-regions.ts';
 import { AggregatorSlots } from './aggregator-slots.ts';
 import type { SparseCall, SparseTraffic } from './sparse-call.ts';
-import type { SparsePlan } from './sparse-options.ts';
+import { hasBothRoles, type SparsePlan } from './sparse-options.ts';
 import { type SparseRegions, sparseRegions } from './sparse-regions.ts';
 import { AggregatorFailure, ServeSteps, WorkerSteps } from './sparse-steps.ts';
 import { WindowBoard } from './window-board.ts';
@@ -59,7 +59,7 @@ export class SparseEngine {
         what: WHAT,
         config: { ...shape, workers: workers.join(), aggregators: aggregators.join(), device: device.kind },
         prepare: () => {
-          const own = sparseRegions(shape);
+          const own = sparseRegions(shape, hasBothRoles(plan));
           const laidOut = regionsAcrossHosts(own, group.size, hosts);
           requireRoom(WHAT, [{ name: 'windows', bytes: laidOut.bytes, isShared: true }], { group, device });
           return { regions: own, all: laidOut };

@@ -16,7 +16,10 @@ export interface SparseAllReduceOptions extends WaitOptions {
   readonly workers?: readonly number[];
   /** Elements of a block, which is sent whole or not at all: a multiple of 64 from 64 to 65536. 256 by default. */
   readonly blockSize?: number;
-  /** Elements of a message at most, a multiple of `blockSize`: so many blocks are joined, up to 256. 16384 by default. */
+  /**
+   * Elements of a message at most, a multiple of `blockSize`: so many blocks are joined, up to 256. By default 65536, or 32768
+   * where a rank has both roles, as far as 256 blocks go.
+   */
   readonly messageSize?: number;
   /** Messages of a worker that are under way at the same time, 1 to 256; they are dealt out to the aggregators. 16 by default. */
   readonly slots?: number;
@@ -34,7 +37,8 @@ const optionNames: OptionNames<SparseAllReduceOptions> = {
 const BLOCK_UNIT = 64;
 const MAX_BLOCK_SIZE = 65_536;
 const DEFAULT_BLOCK_SIZE = 256;
-const DEFAULT_MESSAGE_SIZE = 16_384;
+/** So that a rank has about 8 MiB of shared memory. */
+const DEFAULT_MESSAGE_SIZE = { oneRole: 65_536, bothRoles: 32_768 } as const;
 const DEFAULT_SLOTS = 16;
 const MAX_LANES = 256;
 const MAX_SLOTS = 256;
@@ -68,9 +72,17 @@ export function sparsePlan(group: RankGroup, options: ToldOptions): SparsePlan {
   const { blockSize = DEFAULT_BLOCK_SIZE, slots = DEFAULT_SLOTS } = options;
   requireInteger('blockSize', blockSize, { min: BLOCK_UNIT, max: MAX_BLOCK_SIZE, unit: BLOCK_UNIT });
   requireInteger('slots', slots, { min: 1, max: MAX_SLOTS, unit: 1 });
-  const { messageSize = Math.max(blockSize, Math.floor(DEFAULT_MESSAGE_SIZE / blockSize) * blockSize) } = options;
+  const roles = rolesOf(group, options);
+  const usual = DEFAULT_MESSAGE_SIZE[hasBothRoles(roles) ? 'bothRoles' : 'oneRole'];
+  const lanes = Math.max(1, Math.min(MAX_LANES, Math.floor(usual / blockSize)));
+  const { messageSize = lanes * blockSize } = options;
   requireInteger('messageSize', messageSize, { min: blockSize, max: blockSize * MAX_LANES, unit: blockSize });
-  return { ...rolesOf(group, options), shape: { blockSize, lanes: messageSize / blockSize, slots } };
+  return { ...roles, shape: { blockSize, lanes: messageSize / blockSize, slots } };
+}
+
+/** True if a worker aggregates as well. */
+export function hasBothRoles({ workers, aggregators }: SparseRoles): boolean {
+  return workers.some((rank) => aggregators.includes(rank));
 }
 
 function rolesOf(group: RankGroup, options: ToldOptions): SparseRoles {

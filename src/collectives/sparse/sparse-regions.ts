@@ -13,15 +13,15 @@ export interface SparseRegions extends RegionLayout<
 /** Of the longest elements. */
 const MAX_ELEMENT_BYTES = 4;
 
-/** Pure. The same for all ranks, whatever their role. */
-export function sparseRegions({ blockSize, lanes, slots }: SlotShape): SparseRegions {
+/** Pure. The same for all ranks; where none has both roles, a rank's messages of either kind lie in the same memory. */
+export function sparseRegions({ blockSize, lanes, slots }: SlotShape, hasBothRoles: boolean): SparseRegions {
   const messageBytes = sparseMessageBytes(lanes, blockSize * MAX_ELEMENT_BYTES);
   const layout = layOutRegions({
     board: sparseBoard.size,
     contributionCounts: slots * SLOT_COUNTER_BYTES,
     resultCounts: slots * SLOT_COUNTER_BYTES,
     contributions: slots * 2 * messageBytes,
-    results: slots * 2 * messageBytes,
+    results: hasBothRoles ? slots * 2 * messageBytes : 'contributions',
   });
   return { ...layout, messageBytes };
 }

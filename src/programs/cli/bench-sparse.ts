@@ -53,7 +53,7 @@ export function addSparseBench(bench: Command): void {
         .default([0.01], '0.01'),
     )
     .option('--block-size <n>', 'elements of a block', integerArgument(64, 65_536), 256)
-    .option('--message-size <n>', 'elements of a message at most', integerArgument(64, 2 ** 24), 16_384)
+    .option('--message-size <n>', 'elements of a message at most', integerArgument(64, 2 ** 24), 65_536)
     .option('--slots <n>', 'messages of a worker under way', integerArgument(1, 256), 16)
     .option('--warmups <n>', 'rounds that do not count', integerArgument(0, 1000), 10)
     .option('--rounds <n>', 'of a sparse and a dense call each', integerArgument(1, 10_000), 100);
