@@ -24,7 +24,7 @@ if (isVictim) {
   });
   Object.defineProperty(device, 'kernels', { value: kernels });
 }
-const reducer = await SparseAllReduce.create(world, device, { aggregators: [3] });
+const reducer = await SparseAllReduce.create(world, device, { aggregators: [3], messageSize: 16_384 });
 await world.barrier('ready');
 if (isVictim) {
   if (what === 'before') process.kill(process.pid, 'SIGKILL');
