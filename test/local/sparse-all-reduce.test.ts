@@ -1,8 +1,10 @@
 // Sparse all-reduces against the reference, byte by byte, on real ranks; what ranks hear when they disagree, or when one dies.
 // WEFTLINE_TEST_COLLECTIVES above 1: as many times the cases, longer tensors, and more repeats.
 import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
 import { readdirSync } from 'node:fs';
 import test from 'node:test';
+import { fileURLToPath } from 'node:url';
 import { testSeed } from '../support/seed.ts';
 import { resultOf, runRanks } from './support/run-ranks.ts';
 
@@ -88,4 +90,15 @@ for (const hosts of ['1', '2']) {
       assert.deepEqual(filesOf(transcript), []);
     });
   }
+}
+
+for (const hosts of ['1', '3']) {
+  test(`weftline run --aggregators starts ranks that add up and end with the others; hosts ${hosts}`, () => {
+    const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
+    const example = fileURLToPath(new URL('../../../examples/sparse-all-reduce.mjs', import.meta.url));
+    const words = [main, 'run', '-n', '2', '--aggregators', '1', '--hosts', hosts, example];
+    const { status, stdout, stderr } = spawnSync(process.execPath, words, { encoding: 'utf8', timeout: 60_000 });
+    assert.equal(status, 0, stderr);
+    assert.equal(stdout.match(/sent 2 of 64 blocks in \d+ bytes, the sum has 3/g)?.length, 2, stdout);
+  });
 }
