@@ -5,6 +5,7 @@ export * from './host-rows';
 export * from './sum';
 export * from './mixed-sum';
 export * from './reduce';
+export * from './block-bitmap';
 export * from './fp8';
 export * from './low-latency';
 export * from './matmul';

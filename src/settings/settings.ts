@@ -32,6 +32,14 @@ export const settingsTable = {
     sentence:
       'For trials: ranks of one machine behave as if they lived on so many hosts, without shared memory, CUDA IPC or the local backend between them; 2 splits them evenly, 3+1 says how many each host has.',
   },
+  aggregators: {
+    kind: 'text',
+    env: 'WEFTLINE_AGGREGATORS',
+    flag: '--aggregator-ranks <list>',
+    default: '',
+    sentence:
+      'World ranks that only add up what sparse all-reduces send them, such as 4,5; weftline run --aggregators sets it.',
+  },
   timeoutMs: {
     kind: 'number',
     env: 'WEFTLINE_TIMEOUT_MS',

@@ -22,7 +22,10 @@ export interface JobPlan {
   readonly jobPrefix: string;
   /** Tells the processes of this launcher from all others. */
   readonly launchId: string;
-  readonly command: readonly string[];
+  /** Ranks on this node, helpers among them. */
+  readonly localSize: number;
+  /** By rank of this node. */
+  readonly commandOf: (local: number) => readonly string[];
 }
 
 /** Fails with WL_INVALID_ARGUMENT, WL_CONFIG, or WL_LAUNCH if there is no such program; nothing has been started then. */
@@ -33,17 +36,14 @@ export function planJob(options: LaunchOptions): JobPlan {
   checkInteger('ranks', options.ranks, 1, MAX_WORLD_SIZE);
   checkInteger('nodeCount', nodeCount, 1, MAX_WORLD_SIZE);
   checkInteger('nodeRank', nodeRank, 0, nodeCount - 1);
-  const size = options.ranks * nodeCount;
+  const localSize = options.ranks + helperRanks(options);
+  const size = localSize * nodeCount;
   if (size > MAX_WORLD_SIZE) {
-    throw invalidArgument(
-      'ranks',
-      `${options.ranks} on each of ${nodeCount} nodes`,
-      `at most ${MAX_WORLD_SIZE} in all`,
-    );
+    throw invalidArgument('ranks', `${localSize} on each of ${nodeCount} nodes`, `at most ${MAX_WORLD_SIZE} in all`);
   }
-  const firstRank = nodeRank * options.ranks;
+  const firstRank = nodeRank * localSize;
   if (options.rawRank !== undefined) {
-    checkInteger('rawRank', options.rawRank, firstRank, firstRank + options.ranks - 1);
+    checkInteger('rawRank', options.rawRank, firstRank, firstRank + localSize - 1);
   }
   checkInteger('maxRestarts', options.maxRestarts ?? 0, 0, MAX_RESTARTS);
   if (options.maxRestarts && nodeCount > 1) {
@@ -57,7 +57,7 @@ export function planJob(options: LaunchOptions): JobPlan {
     throw invalidArgument('master', master, 'host and port where node 0 listens: several nodes need it');
   }
   const settings = readSettings(options.settings, { ...process.env, ...options.env });
-  ranksOfHosts(settings.hosts, options.ranks);
+  ranksOfHosts(settings.hosts, localSize);
   const token = nodeCount > 1 ? sharedToken(options) : randomBytes(32).toString('hex');
   return {
     settings,
@@ -67,8 +67,25 @@ export function planJob(options: LaunchOptions): JobPlan {
     // Of this node's launcher alone: names of files follow from it. Rank 0's makes the job id.
     jobPrefix: randomBytes(10).toString('hex'),
     launchId: randomBytes(16).toString('hex'),
-    command: fullCommand(options),
+    localSize,
+    commandOf: commands(options),
   };
+}
+
+function helperRanks({ helpers }: LaunchOptions): number {
+  if (helpers === undefined) return 0;
+  checkOptions(helpers, helperNames, 'option helpers');
+  checkInteger('helpers.ranks', helpers.ranks, 0, MAX_WORLD_SIZE);
+  return helpers.ranks;
+}
+
+const helperNames: OptionNames<NonNullable<LaunchOptions['helpers']>> = { ranks: true, command: true };
+
+function commands(options: LaunchOptions): JobPlan['commandOf'] {
+  const { ranks, helpers } = options;
+  const command = fullCommand(options);
+  const ofHelpers = helperRanks(options) === 0 ? command : fullCommand({ ...options, ...helpers });
+  return (local) => (local < ranks ? command : ofHelpers);
 }
 
 /** Of what is handed on to the system, whose own errors name neither the option nor the value. */

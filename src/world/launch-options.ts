@@ -11,6 +11,11 @@ export interface LaunchOptions {
   readonly command: readonly string[];
   /** Ranks on this node. */
   readonly ranks: number;
+  /**
+   * Further ranks of this node, behind the others, which run another command: those that `weftline run --aggregators` starts.
+   * The same number on all nodes.
+   */
+  readonly helpers?: { readonly ranks: number; readonly command: readonly string[] };
   /** Nodes of the job, each with as many ranks and its own launcher; more than 1 needs `master` and WEFTLINE_TOKEN. */
   readonly nodeCount?: number;
   readonly nodeRank?: number;
@@ -42,6 +47,7 @@ export interface LaunchOptions {
 export const launchOptionNames: OptionNames<LaunchOptions> = {
   command: true,
   ranks: true,
+  helpers: true,
   nodeCount: true,
   nodeRank: true,
   master: true,

@@ -92,13 +92,14 @@ class Job {
   }
 
   async start(): Promise<void> {
-    const { ranks, nodeCount = 1 } = this.#options;
+    const { nodeCount = 1 } = this.#options;
+    const { localSize } = this.#plan;
     const address = await this.#serve();
     this.#explainOnSignal(address);
     if (nodeCount > 1) this.#meetNodes(address);
     const print = this.#printer();
     this.#startAgain = (local) => this.#startRank(local, { address, print });
-    for (let local = 0; local < ranks; local += 1) {
+    for (let local = 0; local < localSize; local += 1) {
       this.#over.signal.throwIfAborted();
       await this.#startRank(local, { address, print });
     }
@@ -223,12 +224,12 @@ class Job {
   }
 
   async #startRank(local: number, { address, print }: RankStart): Promise<void> {
-    const { firstRank, size, token, jobPrefix, launchId, command, settings } = this.#plan;
+    const { firstRank, size, localSize, token, jobPrefix, launchId, commandOf, settings } = this.#plan;
     const rank = firstRank + local;
     const raw = this.#options.rawRank === rank;
     const started = await RankProcess.start({
       rank,
-      command,
+      command: commandOf(local),
       cwd: this.#options.cwd,
       raw,
       onExit: (ended) => this.#exits.push({ rank: ended, notes: this.#log.read().length }),
@@ -238,7 +239,7 @@ class Job {
         WEFTLINE_RANK: String(rank),
         WEFTLINE_WORLD_SIZE: String(size),
         WEFTLINE_LOCAL_RANK: String(local),
-        WEFTLINE_LOCAL_WORLD_SIZE: String(this.#options.ranks),
+        WEFTLINE_LOCAL_WORLD_SIZE: String(localSize),
         WEFTLINE_MASTER_ADDR: address.host,
         WEFTLINE_MASTER_PORT: String(address.port),
         WEFTLINE_TOKEN: token,

@@ -3,8 +3,7 @@
 import type { HostNetwork } from '../../collective/network/host-network.ts';
 import type { NetworkLink } from '../../collective/network/network-link.ts';
 import type { OutQueue } from '../../collective/network/out-queue.ts';
-import { mirrorOffset } from './rank-parts.ts';
-import type { CollectiveRegions } from './window-regions.ts';
+import { type MirroredRegions, mirrorOffset } from './rank-parts.ts';
 
 /** To another host. */
 interface Way {
@@ -30,7 +29,7 @@ export class Mirrors {
       address,
       regions,
       mirrors,
-    }: { readonly address: number; readonly regions: CollectiveRegions; readonly mirrors: number },
+    }: { readonly address: number; readonly regions: MirroredRegions; readonly mirrors: number },
   ) {
     const { routes, group, channels } = network;
     this.network = network;

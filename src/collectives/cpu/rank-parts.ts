@@ -3,7 +3,11 @@ import type { MemoryRange } from '../../device/host-access.ts';
 import type { SymmetricWindow } from '../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { hostRoutes } from '../../collective/network/host-routes.ts';
-import type { CollectiveRegions } from './window-regions.ts';
+
+/** What a rank's part begins with, and what mirrors are of. */
+export interface MirroredRegions {
+  readonly bytes: number;
+}
 
 /** By rank of the group, all of them. */
 export interface RankParts {
@@ -17,7 +21,7 @@ export interface RankParts {
 }
 
 /** Offset of a mirror in the part of the rank that has it. `slot`: of the mirrored rank among those that it stands for. */
-export function mirrorOffset(mirrors: number, slot: number, { bytes }: CollectiveRegions): number {
+export function mirrorOffset(mirrors: number, slot: number, { bytes }: MirroredRegions): number {
   return mirrors + slot * bytes;
 }
 
@@ -25,7 +29,7 @@ export function mirrorOffset(mirrors: number, slot: number, { bytes }: Collectiv
 export function rankParts(
   { rank: index, ranks, topology }: RankGroup,
   window: SymmetricWindow,
-  { regions, mirrors }: { readonly regions: CollectiveRegions; readonly mirrors: number },
+  { regions, mirrors }: { readonly regions: MirroredRegions; readonly mirrors: number },
 ): RankParts {
   const partOf = (rank: number): number => window.addresses[topology.scaleUpIndexOf(rank)]!;
   const addresses = ranks.map((_, rank) => {

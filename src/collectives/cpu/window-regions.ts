@@ -2,6 +2,7 @@
 import { CALL_RECORDS, callRecord, collectiveBoard, pairCell, pieceHeader } from '../../abi/collective-window.ts';
 import { NETWORK_ABORT_BYTES, networkCellsBytes } from '../../abi/network-cells.ts';
 import { type Hosts, maxServed } from '../../collective/network/host-routes.ts';
+import type { MirroredRegions } from './rank-parts.ts';
 import { layOutRegions, type RegionLayout } from '../../windows/region-layout.ts';
 
 /** Pieces of up to a quarter of a block: a rank may be so many of them ahead of the others, as a broadcast's root is. */
@@ -64,7 +65,7 @@ type NetworkRegion = 'own' | 'cells' | 'aborts' | 'mirrors';
  * The same of a group on several hosts. A rank's part then begins with its own regions. Behind them lie the cells and reasons
  * that ranks of other hosts write, and a mirror of the own regions of each rank there that this rank stands for here.
  */
-export function regionsAcrossHosts(own: CollectiveRegions, ranks: number, hosts: Hosts): RegionLayout<NetworkRegion> {
+export function regionsAcrossHosts(own: MirroredRegions, ranks: number, hosts: Hosts): RegionLayout<NetworkRegion> {
   return layOutRegions<NetworkRegion>({
     own: own.bytes,
     cells: networkCellsBytes(ranks),

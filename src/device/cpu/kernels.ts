@@ -259,6 +259,20 @@ export interface CpuKernels {
   // kernels/wasm/reduce.ts
   /** `sources`: u32 [count], addresses; `format`: one of reductionFormats; `reduction`: one of reductions. */
   reduceRuns: Kernel<[out: number, sources: number, count: number, bytes: number, format: number, reduction: number]>;
+  // kernels/wasm/block-bitmap.ts
+  /** `bitmap`: u8 [blocks], 0 where a block has an element that counts; returns how many do. */
+  markBlocks: Kernel<
+    [
+      input: number,
+      bytes: number,
+      blockBytes: number,
+      format: number,
+      threshold: number,
+      bitmap: number,
+      output: number,
+    ],
+    number
+  >;
   // kernels/wasm/crc32c.ts
   /** CRC-32C of `bytes` bytes; `crc` is that of the bytes before, 0 at the beginning. The result may come as negative. */
   crc32c: Kernel<[crc: number, address: number, bytes: number], number>;

@@ -8,6 +8,7 @@ import { addCommands } from './add-commands.ts';
 const benches = {
   ep: async () => (await import('./bench-ep.ts')).addEpBench,
   collectives: async () => (await import('./bench-collectives.ts')).addCollectivesBench,
+  sparse: async () => (await import('./bench-sparse.ts')).addSparseBench,
   transport: async () => (await import('./bench-transport.ts')).addTransportBench,
   p2p: async () => (await import('./bench-p2p.ts')).addP2pBench,
   unpack: async () => (await import('./bench-unpack.ts')).addUnpackBench,

@@ -1,13 +1,17 @@
 // weftline run: starts a script once per rank.
+import { fileURLToPath } from 'node:url';
 import { type Command, InvalidArgumentError } from 'commander';
 import { MAX_WORLD_SIZE } from '../../world/environment.ts';
 import { MAX_RESTARTS } from '../../world/job-plan.ts';
+import { packageFile } from '../../core/package-file.ts';
+import { settingsTable } from '../../settings/settings.ts';
 import { launch } from '../../world/launcher.ts';
 import { integerArgument } from './argument-values.ts';
 import { addSettingOptions, checkHosts } from './setting-options.ts';
 
 interface RunOptions {
   readonly ranks: number;
+  readonly aggregators: number;
   readonly nnodes: number;
   readonly nodeRank: number;
   readonly elastic: boolean;
@@ -30,6 +34,12 @@ export function addRunCommand(program: Command): void {
       `ranks on this node; at most ${MAX_WORLD_SIZE} in the job`,
       integerArgument(1, MAX_WORLD_SIZE),
     )
+    .option(
+      '--aggregators <count>',
+      'further ranks on this node, the last ones, which run no script but add up for SparseAllReduce',
+      integerArgument(0, MAX_WORLD_SIZE),
+      0,
+    )
     .option('--nnodes <count>', 'nodes of the job, each with as many ranks', integerArgument(1, MAX_WORLD_SIZE), 1)
     .option('--node-rank <number>', 'number of this node, from 0', integerArgument(0, MAX_WORLD_SIZE - 1), 0)
     .option(
@@ -51,10 +61,12 @@ Examples:
   addSettingOptions(command, ['hosts', 'timeoutMs', 'trace', 'graceMs']);
   command.action(async (script: string, args: readonly string[], options: RunOptions) => {
     checkNodes(command, options);
-    checkHosts(command, options.ranks);
+    const { ranks, aggregators } = options;
+    checkHosts(command, ranks + aggregators);
     const { exitCode } = await launch({
       command: [script, ...args],
-      ranks: options.ranks,
+      ranks,
+      ...(aggregators === 0 ? {} : { helpers: aggregatorsOf(aggregators), env: { [ENV]: worldRanks(options) } }),
       nodeCount: options.nnodes,
       nodeRank: options.nodeRank,
       maxRestarts: options.elastic ? options.maxRestarts : 0,
@@ -62,6 +74,19 @@ Examples:
     });
     process.exitCode = exitCode;
   });
+}
+
+const ENV = settingsTable.aggregators.env;
+
+function aggregatorsOf(ranks: number): { readonly ranks: number; readonly command: readonly string[] } {
+  return { ranks, command: [fileURLToPath(packageFile('../aggregator/main.js', import.meta.url))] };
+}
+
+/** The last ones of each node. */
+function worldRanks({ ranks, aggregators, nnodes }: RunOptions): string {
+  const ofNode = (node: number): number[] =>
+    Array.from({ length: aggregators }, (_, index) => node * (ranks + aggregators) + ranks + index);
+  return Array.from({ length: nnodes }, (_, node) => ofNode(node)).join();
 }
 
 /** What one flag says of another: a wrong command line, which starts nothing. */

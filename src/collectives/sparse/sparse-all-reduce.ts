@@ -1,0 +1,208 @@
+// SparseAllReduce: sums of tensors that are mostly zero, block by block, through aggregators.
+import { agreeOn } from '../../collective/agree.ts';
+import { CallGuard } from '../../collective/call-guard.ts';
+import { overlaps, requireDevice, requireGroup } from '../../collective/tensor-check.ts';
+import { reductionFormats } from '../../abi/element-formats.ts';
+import { checkOptions, type OptionNames } from '../../core/check-options.ts';
+import {
+  type CallWait,
+  checkTimeout,
+  startCall,
+  type WaitOptions,
+  waitOptionNames,
+  remaining,
+} from '../../core/deadline.ts';
+import { dtypes } from '../../core/dtype.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import { Tensor } from '../../device/tensor.ts';
+import type { RankGroup } from '../../world/rank-group.ts';
+import type { ReducedDType } from '../collective-call.ts';
+import type { SparseCall, SparseTraffic } from './sparse-call.ts';
+import { SparseEngine } from './sparse-engine.ts';
+import {
+  checkSparseOptions,
+  isSilent,
+  type SparseAllReduceOptions,
+  type SparsePlan,
+  sparsePlan,
+  type SparseRoles,
+  type ToldOptions,
+} from './sparse-options.ts';
+
+/** Arguments of SparseAllReduce.allReduce(). */
+export interface SparseAllReduceArguments extends WaitOptions {
+  /** This worker's elements: f32, bf16 or i32. Without it `output` holds them: in place. */
+  readonly input?: Tensor;
+  /** Gets the sums: as many elements, of the same dtype, the same tensor or apart from it. */
+  readonly output: Tensor;
+  /** A block counts if an element's magnitude is above this, or if it has a NaN; else it is taken for zero. 0 by default. */
+  readonly threshold?: number;
+}
+
+const argumentNames: OptionNames<SparseAllReduceArguments> = {
+  ...waitOptionNames,
+  input: true,
+  output: true,
+  threshold: true,
+};
+
+/**
+ * All-reduce of tensors whose blocks are mostly zero. A worker sends the blocks that are not, and where its next one is; an
+ * aggregator adds up the blocks at one place when all workers have sent theirs or told that they have none there, in the order
+ * of the workers' ranks, and tells all workers the sums and the next place at which anybody has a block. So zero blocks never
+ * travel, and the same input gives the same bytes. Where a block counts at one worker only, it is copied; where at several,
+ * sums are those of `Communicator.allReduce` over them; where at none, the result is +0. `referenceSparseSum` computes the same.
+ *
+ * A worker that is missing, or makes another call, ends the call on all ranks with an error that names it; a rank whose process
+ * ends does so at once with WL_PEER_LOST. Every later call then fails with the reason. One call at a time: await each.
+ */
+export class SparseAllReduce implements AsyncDisposable {
+  readonly group: RankGroup;
+  readonly device: CpuDevice;
+  /** Ranks of the group that have tensors, in the order of addition. */
+  readonly workers: readonly number[];
+  /** Ranks of the group that add up. */
+  readonly aggregators: readonly number[];
+  readonly #engine: SparseEngine;
+  readonly #guard: CallGuard;
+  #closing: Promise<void> = Promise.resolve();
+
+  /**
+   * Collective over the group, aggregators among it. Fails on every rank with the same error: WL_INVALID_ARGUMENT,
+   * WL_CONFIG_MISMATCH, WL_MEMORY, WL_SHARED_MEMORY or WL_TIMEOUT; with WL_UNSUPPORTED on GPUs.
+   * @param group Workers and aggregators.
+   * @param device This rank's; tensors of calls are on it.
+   * @param options Who has which role, and how tensors are cut. Ranks that only aggregate may leave them out.
+   */
+  static async create(
+    group: RankGroup,
+    device: CpuDevice,
+    options: SparseAllReduceOptions = {},
+  ): Promise<SparseAllReduce> {
+    requireGroup(group);
+    requireDevice(device);
+    if (device.kind !== 'cpu') {
+      throw new WeftlineError('WL_UNSUPPORTED', 'SparseAllReduce: not built on GPUs yet; use a CpuDevice', {
+        details: { device: (device as { readonly kind: string }).kind },
+      });
+    }
+    checkSparseOptions(options);
+    const wait = startCall(options, group.settings.timeoutMs);
+    const agreed = await agreedOptions(group, options, wait);
+    const prepare = (): SparsePlan => sparsePlan(group, agreed);
+    const plan = await agreeOn(group, { what: 'SparseAllReduce', config: {}, prepare }, wait);
+    return new SparseAllReduce(group, device, plan, await SparseEngine.create(group, device, plan, wait));
+  }
+
+  private constructor(
+    group: RankGroup,
+    device: CpuDevice,
+    { workers, aggregators }: SparseRoles,
+    engine: SparseEngine,
+  ) {
+    this.group = group;
+    this.device = device;
+    this.workers = workers;
+    this.aggregators = aggregators;
+    this.#engine = engine;
+    this.#guard = new CallGuard('SparseAllReduce', group.ranks);
+  }
+
+  /** True if this rank has tensors to add: it makes calls, and others serve() or make calls as well. */
+  get isWorker(): boolean {
+    return this.workers.includes(this.group.rank);
+  }
+
+  /** @internal Bytes that this rank has put to other hosts so far. */
+  get networkBytes(): number {
+    return this.#engine.networkBytes;
+  }
+
+  /**
+   * Every worker's `output` becomes the sum of the inputs. Workers make the same calls in the same order, with the same counts
+   * and dtypes. Fails with WL_INVALID_ARGUMENT on this rank alone, before it does anything.
+   */
+  allReduce(args: SparseAllReduceArguments): Promise<SparseTraffic> {
+    return this.#guard.run('sparse allReduce', async () => {
+      const call = this.#read(args);
+      if (!this.isWorker) throw this.#wrongRole('allReduce', 'serve');
+      args.signal?.throwIfAborted();
+      this.#engine.throwIfUnusable();
+      return this.#engine.allReduce(call, args);
+    });
+  }
+
+  /** Of a rank that only aggregates: adds up for the workers until all of them have closed their side. */
+  serve({ signal }: { readonly signal?: AbortSignal } = {}): Promise<void> {
+    return this.#guard.run('serve', async () => {
+      if (this.isWorker) throw this.#wrongRole('serve', 'allReduce');
+      signal?.throwIfAborted();
+      this.#engine.throwIfUnusable();
+      return this.#engine.serve(signal === undefined ? {} : { signal });
+    });
+  }
+
+  /** Aggregators go on until all workers have closed their side. Idempotent. */
+  close(): Promise<void> {
+    try {
+      if (this.#guard.close()) this.#closing = this.#engine.close();
+      return this.#closing;
+    } catch (error) {
+      return Promise.reject(error);
+    }
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
+  }
+
+  #read(args: SparseAllReduceArguments): SparseCall {
+    checkOptions(args, argumentNames, 'arguments of allReduce');
+    const { output, input = output, threshold = 0, timeoutMs = this.group.settings.timeoutMs } = args;
+    checkTimeout(timeoutMs);
+    this.#requireTensor('output', output);
+    this.#requireTensor('input', input);
+    const { dtype, elements: count } = output;
+    if (input.dtype !== dtype || input.elements !== count) {
+      throw invalidArgument('input', `${input.dtype} [${input.shape.join(', ')}]`, `${count} elements of ${dtype}`);
+    }
+    if (input.address !== output.address && overlaps(output, input.address, input.bytes)) {
+      throw invalidArgument('input', 'a tensor that overlaps output', 'the same tensor, or one that is apart');
+    }
+    if (!Number.isFinite(threshold) || threshold < 0)
+      throw invalidArgument('threshold', threshold, 'a number from 0 on');
+    return {
+      dtype: dtype as ReducedDType,
+      elementBytes: dtypes[dtype].bytes,
+      count,
+      input: input.address,
+      output: output.address,
+      threshold,
+      timeoutMs,
+    };
+  }
+
+  #requireTensor(name: string, value: unknown): asserts value is Tensor {
+    const expected = `a tensor of ${Object.keys(reductionFormats).join(', ')} on this cpu device`;
+    if (!(value instanceof Tensor)) throw invalidArgument(name, value, expected);
+    if (value.storage.disposed) throw invalidArgument(name, 'a disposed tensor', expected);
+    if (value.device !== this.device) throw invalidArgument(name, 'a tensor of another device', expected);
+    if (!Object.hasOwn(reductionFormats, value.dtype))
+      throw invalidArgument(name, `a tensor of ${value.dtype}`, expected);
+  }
+
+  #wrongRole(called: string, instead: string): WeftlineError {
+    const { ranks, rank } = this.group;
+    const role = this.isWorker ? 'a worker' : 'an aggregator';
+    return invalidArgument(called, `a call of rank ${ranks[rank]}, ${role}`, `${instead}()`);
+  }
+}
+
+/** Ranks that say nothing take what the first one says that does; ranks that differ are found when all agree on the plan. */
+async function agreedOptions(group: RankGroup, options: SparseAllReduceOptions, wait: CallWait): Promise<ToldOptions> {
+  const { aggregators, workers, blockSize, messageSize, slots } = options;
+  const own: ToldOptions = JSON.parse(JSON.stringify({ aggregators, workers, blockSize, messageSize, slots }));
+  const told = await group.allGather('sparse/options', own, remaining(wait));
+  return isSilent(own) ? (told.find((one) => !isSilent(one)) ?? own) : own;
+}

@@ -1,0 +1,175 @@
+// Windows, links and slots of a sparse all-reduce of CPU ranks, on one host or several.
+import { availableParallelism } from 'node:os';
+import { agreeOn } from '../../collective/agree.ts';
+import { HostNetwork } from '../../collective/network/host-network.ts';
+import { type StepFailure, StepRunner } from '../../collective/steps.ts';
+import { type CallWait, Deadline, secondNet } from '../../core/deadline.ts';
+import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import { isCrowded } from '../../transport/host/rank-cores.ts';
+import { requireRoom } from '../../windows/room.ts';
+import { SymmetricWindow } from '../../windows/symmetric-window.ts';
+import type { RankGroup } from '../../world/rank-group.ts';
+import { HostsFailure } from '../cpu/call-failure.ts';
+import { Mirrors } from '../cpu/mirrors.ts';
+import { rankParts } from '../cpu/rank-parts.ts';
+import { regionsAcrossHosts } from '../cpu/window-regions.ts';
+import { AggregatorSlots } from './aggregator-slots.ts';
+import type { SparseCall, SparseTraffic } from './sparse-call.ts';
+import { hasBothRoles, type SparsePlan } from './sparse-options.ts';
+import { type SparseRegions, sparseRegions } from './sparse-regions.ts';
+import { AggregatorFailure, ServeSteps, WorkerSteps } from './sparse-steps.ts';
+import { WindowBoard } from './window-board.ts';
+import { WorkerSlots } from './worker-slots.ts';
+
+const WHAT = 'SparseAllReduce';
+/** An aggregator serves for as long as the job takes: the longest time that there is. */
+const UNBOUNDED_MS = 2 ** 31 - 1;
+
+interface Parts {
+  readonly group: RankGroup;
+  readonly device: CpuDevice;
+  readonly plan: SparsePlan;
+  readonly window: SymmetricWindow;
+  readonly regions: SparseRegions;
+  readonly across?: {
+    readonly network: HostNetwork;
+    readonly cells: number;
+    readonly aborts: number;
+    readonly mirrors: number;
+  };
+}
+
+export class SparseEngine {
+  readonly #window: SymmetricWindow;
+  readonly #network: HostNetwork | undefined;
+  readonly #board: WindowBoard;
+  readonly #failure: StepFailure;
+  readonly #runner: StepRunner;
+  readonly #worker: WorkerSlots | undefined;
+  readonly #aggregator: AggregatorSlots | undefined;
+  readonly #workers: readonly number[];
+
+  /** Collective; fails alike on all ranks. */
+  static async create(group: RankGroup, device: CpuDevice, plan: SparsePlan, wait: CallWait): Promise<SparseEngine> {
+    const { hosts } = group.topology;
+    const { shape, workers, aggregators } = plan;
+    const { regions, all } = await agreeOn(
+      group,
+      {
+        what: WHAT,
+        config: { ...shape, workers: workers.join(), aggregators: aggregators.join(), device: device.kind },
+        prepare: () => {
+          const own = sparseRegions(shape, hasBothRoles(plan));
+          const laidOut = regionsAcrossHosts(own, group.size, hosts);
+          requireRoom(WHAT, [{ name: 'windows', bytes: laidOut.bytes, isShared: true }], { group, device });
+          return { regions: own, all: laidOut };
+        },
+      },
+      wait,
+    );
+    const describeCall = (): string => WHAT;
+    const window = await SymmetricWindow.create({
+      ...wait,
+      group,
+      device,
+      name: 'sparse',
+      bytes: all.bytes,
+      describeCall,
+    });
+    const parts: Parts = { group, device, plan, window, regions };
+    if (hosts.length === 1) return new SparseEngine(parts);
+    const offsets = {
+      cells: all.regions.cells.offset,
+      aborts: all.regions.aborts.offset,
+      mirrors: all.regions.mirrors.offset,
+    };
+    try {
+      const network = await HostNetwork.create({
+        ...wait,
+        group,
+        device,
+        name: WHAT,
+        barrier: window.barrier,
+        windows: [window],
+        ...offsets,
+        // Nothing goes as rows.
+        rows: { rows: 1, rowWindow: 0 },
+      });
+      return new SparseEngine({ ...parts, across: { network, ...offsets } });
+    } catch (error) {
+      window[Symbol.dispose]();
+      throw error;
+    }
+  }
+
+  private constructor({ group, device, plan, window, regions, across }: Parts) {
+    const { topology, settings, rank: me } = group;
+    const { shape, workers, aggregators } = plan;
+    const mirrors =
+      across && new Mirrors(across.network, { address: window.address, regions, mirrors: across.mirrors });
+    const parts = rankParts(group, window, { regions, mirrors: across?.mirrors ?? 0 });
+    const board = new WindowBoard(device, { parts, regions, mirrors, workers, aggregators });
+    const index = aggregators.indexOf(me);
+    this.#window = window;
+    this.#network = across?.network;
+    this.#board = board;
+    this.#workers = workers;
+    if (workers.includes(me)) this.#worker = new WorkerSlots(device, { board, shape, me, aggregators });
+    const failure: StepFailure = across
+      ? new HostsFailure({ ...across, group, device, window })
+      : window.barrier.failure;
+    this.#failure = failure;
+    if (index !== -1) {
+      const nameOf = (rank: number): number => group.ranks[rank]!;
+      const own = { board, shape, workers, me, index, aggregators: aggregators.length, nameOf };
+      this.#aggregator = new AggregatorSlots(device, own);
+      this.#failure = new AggregatorFailure(failure, this.#aggregator);
+    }
+    const outnumber = topology.scaleUpRanks.length > availableParallelism();
+    this.#runner = new StepRunner(board.bells, {
+      failure: this.#failure,
+      network: mirrors,
+      timeoutMs: settings.timeoutMs,
+      spinUs: settings.collectiveSpinUs,
+      isCrowded: outnumber || (across !== undefined && isCrowded(settings)),
+    });
+  }
+
+  /** Bytes that this rank has put to other hosts so far. */
+  get networkBytes(): number {
+    return this.#network?.sentBytes ?? 0;
+  }
+
+  throwIfUnusable(): void {
+    this.#window.barrier.throwIfUnusable();
+    const reason = this.#network && this.#failure.reason();
+    if (reason !== undefined) throw reason;
+  }
+
+  /** Of a worker. */
+  async allReduce(call: SparseCall, { signal }: CallWait): Promise<SparseTraffic> {
+    const worker = this.#worker!;
+    const steps = new WorkerSteps(worker, this.#aggregator);
+    worker.begin(call);
+    // The aggregator gives up a little sooner, because it knows who is missing.
+    await this.#runner.run(steps, { signal, deadline: new Deadline(secondNet(call.timeoutMs)) });
+    return worker.traffic;
+  }
+
+  /** Of a rank that only aggregates. */
+  async serve({ signal }: CallWait): Promise<void> {
+    const steps = new ServeSteps(this.#aggregator!, this.#board, this.#workers);
+    await this.#runner.run(steps, { signal, deadline: new Deadline(UNBOUNDED_MS) });
+  }
+
+  async close(): Promise<void> {
+    try {
+      if (this.#worker !== undefined) this.#board.leave();
+      await this.#network?.close({ untilSourcesLeft: true });
+    } finally {
+      this.#window[Symbol.dispose]();
+      this.#worker?.[Symbol.dispose]();
+      this.#aggregator?.[Symbol.dispose]();
+    }
+  }
+}

@@ -1,0 +1,34 @@
+// What a sparse all-reduce means, slow and obvious: block by block, the sum over the workers whose block is not zero.
+import { type DType, dtypes, fromBf16, type TypedArrayOf } from '../../core/dtype.ts';
+import { invalidArgument } from '../../core/errors.ts';
+import type { ReducedDType } from '../collective-call.ts';
+import { referenceReduction } from '../reference.ts';
+
+/**
+ * The sum that `SparseAllReduce.allReduce` gives. A block of a worker counts if the magnitude of any element is above the
+ * threshold, or if it has a NaN; the sum of a block is that of the blocks that count, in the order of the workers, and +0
+ * where none does. Fails with WL_INVALID_ARGUMENT for runs of different lengths or none.
+ * @param dtype Of the elements.
+ * @param runs One for each worker; bf16 as bit patterns.
+ * @param options Elements of a block, and the threshold, 0 by default, which f32 and bf16 compare as f32.
+ */
+export function referenceSparseSum<D extends ReducedDType & DType>(
+  dtype: D,
+  runs: readonly TypedArrayOf[D][],
+  { blockSize, threshold = 0 }: { readonly blockSize: number; readonly threshold?: number },
+): TypedArrayOf[D] {
+  if (!Number.isInteger(blockSize) || blockSize < 1)
+    throw invalidArgument('blockSize', blockSize, 'elements of a block');
+  // Checks the runs.
+  const out = referenceReduction(dtype, 'sum', runs);
+  const limit = dtype === 'i32' ? threshold : Math.fround(threshold);
+  const valueOf = dtype === 'bf16' ? fromBf16 : (value: number): number => value;
+  const counts = (value: number): boolean => !(Math.abs(valueOf(value)) <= limit);
+  for (let from = 0; from < out.length; from += blockSize) {
+    const blocks = runs.map((run) => run.slice(from, from + blockSize) as TypedArrayOf[D]);
+    const counting = blocks.filter((block) => block.some((value: number) => counts(value)));
+    const zeros = new dtypes[dtype].array(blocks[0]!.length) as unknown as TypedArrayOf[D];
+    out.set(counting.length === 0 ? zeros : referenceReduction(dtype, 'sum', counting), from);
+  }
+  return out;
+}

@@ -1,0 +1,113 @@
+// What a rank does in a sparse all-reduce, as a worker, an aggregator or both; why it gives up when workers do not come.
+import type { ErrorDetails, WeftlineError } from '../../core/errors.ts';
+import type { StepFailure, Steps } from '../../collective/steps.ts';
+import type { Missing } from '../../windows/window-failure.ts';
+import type { AggregatorSlots } from './aggregator-slots.ts';
+import type { WindowBoard } from './window-board.ts';
+import type { WorkerSlots } from './worker-slots.ts';
+
+/** A worker's call; a worker that aggregates as well serves the others meanwhile. */
+export class WorkerSteps implements Steps {
+  readonly name: string = 'sparse allReduce';
+  readonly #worker: WorkerSlots;
+  readonly #aggregator: AggregatorSlots | undefined;
+
+  constructor(worker: WorkerSlots, aggregator: AggregatorSlots | undefined) {
+    this.#worker = worker;
+    this.#aggregator = aggregator;
+  }
+
+  get progress(): number {
+    return this.#worker.progress + (this.#aggregator?.progress ?? 0);
+  }
+
+  /** Its own results come last: then nobody needs this rank's sums any more. */
+  advance(): boolean {
+    this.#aggregator?.advance();
+    return this.#worker.advance();
+  }
+
+  missing(): readonly number[] {
+    const late = this.#aggregator?.missing() ?? [];
+    return late.length > 0 ? late : this.#worker.awaited();
+  }
+}
+
+/** Sums for the workers until all of them have left. */
+export class ServeSteps implements Steps {
+  readonly name: string = 'sparse allReduce, as an aggregator';
+  readonly #aggregator: AggregatorSlots;
+  readonly #board: WindowBoard;
+  readonly #workers: readonly number[];
+
+  constructor(aggregator: AggregatorSlots, board: WindowBoard, workers: readonly number[]) {
+    this.#aggregator = aggregator;
+    this.#board = board;
+    this.#workers = workers;
+  }
+
+  get progress(): number {
+    return this.#aggregator.progress;
+  }
+
+  advance(): boolean {
+    this.#aggregator.advance();
+    return this.#aggregator.isIdle && this.#workers.every((worker) => this.#board.hasLeft(worker));
+  }
+
+  /** While no call is under way, those who may still begin one. */
+  missing(): readonly number[] {
+    if (!this.#aggregator.isIdle) return this.#aggregator.missing();
+    return this.#workers.filter((worker) => !this.#board.hasLeft(worker));
+  }
+}
+
+/**
+ * Adds that a worker who keeps the others waiting is named by the aggregator, who alone knows which one it is: it gives up
+ * when nobody has sent it anything for as long as the workers wait.
+ */
+export class AggregatorFailure implements StepFailure {
+  readonly #failure: StepFailure;
+  readonly #aggregator: AggregatorSlots;
+  #progress = -1;
+  #since = 0;
+
+  constructor(failure: StepFailure, aggregator: AggregatorSlots) {
+    this.#failure = failure;
+    this.#aggregator = aggregator;
+  }
+
+  reasonToGiveUp(missing: Missing, signal: AbortSignal | undefined): unknown {
+    return this.#failure.reasonToGiveUp(missing, signal) ?? this.#stalled();
+  }
+
+  timeout(missing: Missing, timeoutMs: number, hint: string, details?: ErrorDetails): WeftlineError {
+    return this.#failure.timeout(missing, timeoutMs, hint, details);
+  }
+
+  raise(error: unknown): void {
+    this.#failure.raise(error);
+  }
+
+  reason(): WeftlineError | undefined {
+    return this.#failure.reason();
+  }
+
+  rankOf(rank: number): number {
+    return this.#failure.rankOf(rank);
+  }
+
+  #stalled(): WeftlineError | undefined {
+    const aggregator = this.#aggregator;
+    const now = performance.now();
+    if (aggregator.isIdle || aggregator.progress !== this.#progress) {
+      this.#progress = aggregator.progress;
+      this.#since = now;
+      return undefined;
+    }
+    const { timeoutMs } = aggregator;
+    if (now - this.#since < timeoutMs) return undefined;
+    const hint = 'the aggregator and other workers wait for it in a sparse allReduce; it lives, and may still compute';
+    return this.#failure.timeout(() => aggregator.missing(), timeoutMs, hint);
+  }
+}

@@ -1,0 +1,111 @@
+// weftline bench sparse: sums of tensors that are mostly zero, through aggregators, against dense ones.
+import type { Command } from 'commander';
+import { Option } from 'commander';
+import { availableParallelism, totalmem } from 'node:os';
+import { runSparseBench } from '../bench/sparse/sparse-bench.ts';
+import type { SparseWorkload } from '../bench/sparse/sparse-results.ts';
+import { tensorBytes } from '../bench/sparse/sparse-tensor.ts';
+import { WeftlineError } from '../../core/errors.ts';
+import { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import { readSettings } from '../../settings/settings.ts';
+import { isRank } from '../../world/environment.ts';
+import { roundLine, sparseBenchReport } from '../report/sparse-bench-report.ts';
+import { decimalArgument, integerArgument, listArgument } from './argument-values.ts';
+import { addOutputOptions, Output, type OutputFlags } from './output.ts';
+import { addSettingOptions, checkHosts } from './setting-options.ts';
+import { withRanks } from './with-ranks.ts';
+
+interface SparseBenchFlags extends OutputFlags {
+  readonly workers: number;
+  readonly aggregators: number;
+  readonly elements: number;
+  readonly dtype: SparseWorkload['dtype'];
+  readonly density: readonly number[];
+  readonly blockSize: number;
+  readonly messageSize: number;
+  readonly slots: number;
+  readonly warmups: number;
+  readonly rounds: number;
+}
+
+const LARGE_MACHINE = { cores: 16, memory: 64 * 2 ** 30 } as const;
+const ELEMENTS = { large: 67_108_864, small: 16_777_216 } as const;
+
+export function addSparseBench(bench: Command): void {
+  const isLarge = availableParallelism() >= LARGE_MACHINE.cores && totalmem() >= LARGE_MACHINE.memory;
+  const command = bench
+    .command('sparse')
+    .description('sums of tensors that are mostly zero, through aggregators, against dense all-reduces')
+    .option('--workers <n>', 'processes with a tensor', integerArgument(1, 128), 4)
+    .option('--aggregators <n>', 'processes that add up; 0: the workers do', integerArgument(0, 64), 1)
+    .addOption(
+      new Option('--elements <n>', 'of a tensor')
+        .argParser(integerArgument(0, 2 ** 28))
+        .default(
+          isLarge ? ELEMENTS.large : ELEMENTS.small,
+          `${ELEMENTS.large}, or ${ELEMENTS.small} on small machines`,
+        ),
+    )
+    .addOption(new Option('--dtype <dtype>', 'of the elements').choices(['f32', 'bf16', 'i32']).default('f32'))
+    .addOption(
+      new Option('--density <list>', 'shares of blocks that a worker has, each measured in turn')
+        .argParser(listArgument(decimalArgument(0, 1)))
+        .default([0.01], '0.01'),
+    )
+    .option('--block-size <n>', 'elements of a block', integerArgument(64, 65_536), 256)
+    .option('--message-size <n>', 'elements of a message at most', integerArgument(64, 2 ** 24), 65_536)
+    .option('--slots <n>', 'messages of a worker under way', integerArgument(1, 256), 16)
+    .option('--warmups <n>', 'rounds that do not count', integerArgument(0, 1000), 10)
+    .option('--rounds <n>', 'of a sparse and a dense call each', integerArgument(1, 10_000), 100);
+  addOutputOptions(command);
+  addSettingOptions(command, ['hosts', 'collectiveSpinUs', 'timeoutMs']);
+  command.action(async (flags: SparseBenchFlags) => {
+    const output = new Output(flags);
+    const workload = workloadOf(flags);
+    const ranks = workload.workers + workload.aggregators;
+    if (!isRank()) checkHosts(command, ranks);
+    const bytes = tensorBytes(workload);
+    const isSweep = workload.densities.length > 1;
+    await withRanks(ranks, async (world) => {
+      await using device = await CpuDevice.create();
+      const report = await runSparseBench(world, device, {
+        workload,
+        progress: {
+          round: (round, microseconds) => {
+            if (isSweep) return;
+            output.line(`round: ${round}`);
+            output.line(roundLine(bytes, microseconds));
+          },
+          wrong: (rank, at, got, expected) => {
+            output.line(`rank: ${rank}; result check: error`);
+            output.line(`${at}: ${got} ${expected}`);
+          },
+        },
+      });
+      if (report === undefined) return;
+      output.report(sparseBenchReport(report), report);
+      const wrong = report.rows.reduce((sum, row) => sum + row.wrong, 0);
+      if (wrong > 0) {
+        throw new WeftlineError('WL_CHECK', `${wrong} elements of sparse sums differ from those of dense ones`);
+      }
+    });
+  });
+}
+
+function workloadOf(flags: SparseBenchFlags): SparseWorkload {
+  const { density, workers, aggregators, elements, dtype, blockSize, messageSize, slots, warmups, rounds } = flags;
+  const { hosts } = readSettings();
+  return {
+    workers,
+    aggregators,
+    hosts,
+    elements,
+    dtype,
+    densities: density,
+    blockSize,
+    messageSize,
+    slots,
+    warmups,
+    rounds,
+  };
+}

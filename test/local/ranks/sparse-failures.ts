@@ -1,0 +1,63 @@
+// Sparse all-reduces of three workers and an aggregator, in which one worker does something else; prints how every rank was told.
+import { CpuDevice, WeftlineError } from 'weftline';
+import { SparseAllReduce } from 'weftline/collectives';
+import { join } from 'weftline/world';
+
+await using world = await join();
+await using device = await CpuDevice.create();
+/** The worker that differs. */
+const odd = 1;
+
+type Call = (reducer: SparseAllReduce) => Promise<unknown>;
+const call =
+  (count: number, dtype: 'f32' | 'i32' = 'f32', timeoutMs = 5000): Call =>
+  (reducer) => {
+    const output = device.empty(dtype, [count]);
+    output.view().fill(1);
+    return reducer.allReduce({ output, timeoutMs });
+  };
+
+/** What the odd worker calls, and what the others do. */
+const cases: Readonly<Record<string, readonly [odd: Call, others: Call]>> = {
+  'another count': [call(100_000), call(5)],
+  'another dtype': [call(5, 'i32'), call(5)],
+  'a call less': [() => Promise.resolve(), call(5, 'f32', 400)],
+  leaves: [(reducer) => reducer.close(), call(5)],
+  // The call that was refused counts for nobody.
+  'a wrong argument': [
+    async (reducer) => {
+      await reducer.allReduce({ output: device.empty('u8', [5]) }).catch(() => {});
+      await call(5)(reducer);
+      await reducer.close();
+    },
+    async (reducer) => {
+      await call(5)(reducer);
+      await reducer.close();
+    },
+  ],
+};
+
+const told: Record<string, readonly [first: string, next: string]> = {};
+for (const [name, [differing, usual]] of Object.entries(cases)) {
+  const reducer = await SparseAllReduce.create(world, device, { aggregators: [3] });
+  const first = await how(async () => {
+    if (reducer.isWorker) return (world.rank === odd ? differing : usual)(reducer);
+    await reducer.serve();
+    // Those who close wait for it.
+    return reducer.close();
+  });
+  await world.barrier(name);
+  told[name] = [first, await how(() => (reducer.isWorker ? call(5)(reducer) : reducer.serve()))];
+  await world.barrier(name);
+  await reducer.close().catch(() => {});
+}
+console.log(JSON.stringify(told));
+
+async function how(make: () => Promise<unknown>): Promise<string> {
+  try {
+    await make();
+    return 'ok';
+  } catch (error) {
+    return error instanceof WeftlineError ? `${error.code}: ${error.message}` : String(error);
+  }
+}

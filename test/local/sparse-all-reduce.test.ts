@@ -1,0 +1,104 @@
+// Sparse all-reduces against the reference, byte by byte, on real ranks; what ranks hear when they disagree, or when one dies.
+// WEFTLINE_TEST_COLLECTIVES above 1: as many times the cases, longer tensors, and more repeats.
+import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
+import { readdirSync } from 'node:fs';
+import test from 'node:test';
+import { fileURLToPath } from 'node:url';
+import { testSeed } from '../support/seed.ts';
+import { resultOf, runRanks } from './support/run-ranks.ts';
+
+const factor = Number(process.env['WEFTLINE_TEST_COLLECTIVES'] ?? 1);
+const scripts = {
+  property: new URL('./ranks/sparse-property.js', import.meta.url),
+  failures: new URL('./ranks/sparse-failures.js', import.meta.url),
+  killed: new URL('./ranks/sparse-killed.js', import.meta.url),
+  repeats: new URL('./ranks/sparse-repeats.js', import.meta.url),
+};
+
+function filesOf(transcript: string): string[] {
+  const jobId = /job ([\w-]+)/.exec(transcript)?.[1] ?? 'no job';
+  return readdirSync('/dev/shm').filter((name) => name.includes(jobId));
+}
+
+for (const [hosts, cases] of [
+  ['1', 10],
+  ['2', 1],
+  ['6', 1],
+] as const) {
+  test(`random calls of 1 to 4 workers agree with the reference; hosts ${hosts}`, async () => {
+    const seed = String(testSeed());
+    const args = [String(cases * factor), seed, factor > 1 ? '1000000' : '100000'];
+    const env = { WEFTLINE_HOSTS: hosts };
+    const { exitCode, transcript } = await runRanks(6, scripts.property, { args, env, timeoutMs: 120_000 * factor });
+    assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
+    assert.deepEqual(filesOf(transcript), []);
+  });
+}
+
+for (const [hosts, repeats] of [
+  ['1', 100],
+  ['2', 10],
+] as const) {
+  const count = String(factor > 1 ? 1000 : repeats);
+  test(`${count} repeats with workers that are late give the same bytes; hosts ${hosts}`, async () => {
+    const env = { WEFTLINE_HOSTS: hosts };
+    const { exitCode, transcript } = await runRanks(4, scripts.repeats, { args: [count], env, timeoutMs: 600_000 });
+    assert.equal(exitCode, 0, transcript);
+  });
+}
+
+for (const hosts of ['1', '2']) {
+  test(`a worker that differs is named to every rank; hosts ${hosts}`, async () => {
+    const { exitCode, ranks, transcript } = await runRanks(4, scripts.failures, { env: { WEFTLINE_HOSTS: hosts } });
+    assert.equal(exitCode, 0, transcript);
+    for (const [rank, output] of ranks.entries()) {
+      const told = resultOf(output) as Readonly<Record<string, readonly [first: string, next: string]>>;
+      const heard = (name: string, ...parts: RegExp[]): void => {
+        const [first, next] = told[name]!;
+        for (const part of parts) assert.match(first === 'ok' && rank === 1 ? next : first, part, transcript);
+        assert.match(next, /^WL_/, transcript);
+      };
+      heard('another count', /WL_CONFIG_MISMATCH/, /allReduce of 5 f32 on rank 0/, /allReduce of 100000 f32 on rank 1/);
+      heard('another dtype', /WL_CONFIG_MISMATCH/, /allReduce of 5 f32 on rank 0/, /allReduce of 5 i32 on rank 1/);
+      heard('a call less', /WL_TIMEOUT/, /Rank 1 did not arrive within 400 ms/);
+      if (rank !== 1) heard('leaves', /WL_PEER_LOST/, /[Rr]ank 1/);
+      assert.equal(told['a wrong argument']![0], 'ok', transcript);
+    }
+  });
+
+  for (const [what, victim] of [
+    ['before', 0],
+    ['within', 1],
+    ['before', 3],
+    ['within', 3],
+  ] as const) {
+    if (hosts === '2' && what === 'before' && factor === 1) continue;
+    const role = victim === 3 ? 'the aggregator' : `worker ${victim}`;
+    test(`${role} is killed ${what} a call, and every other rank is told; hosts ${hosts}`, async () => {
+      const args = [what, String(victim)];
+      const env = { WEFTLINE_HOSTS: hosts };
+      const { ranks, transcript } = await runRanks(4, scripts.killed, { args, env, graceMs: 10_000 });
+      assert.equal(ranks[victim]?.signal, 'SIGKILL', transcript);
+      for (const [rank, output] of ranks.entries()) {
+        if (rank === victim) continue;
+        const { code, message, ms } = resultOf(output) as { code: string; message: string; ms: number };
+        assert.ok(['WL_PEER_LOST', 'WL_PEER_FAILED'].includes(code), transcript);
+        assert.match(message, new RegExp(`[Rr]anks? ([0-9, ]*\\b)?${victim}\\b`), transcript);
+        assert.ok(ms < 20_000, transcript);
+      }
+      assert.deepEqual(filesOf(transcript), []);
+    });
+  }
+}
+
+for (const hosts of ['1', '3']) {
+  test(`weftline run --aggregators starts ranks that add up and end with the others; hosts ${hosts}`, () => {
+    const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
+    const example = fileURLToPath(new URL('../../../examples/sparse-all-reduce.mjs', import.meta.url));
+    const words = [main, 'run', '-n', '2', '--aggregators', '1', '--hosts', hosts, example];
+    const { status, stdout, stderr } = spawnSync(process.execPath, words, { encoding: 'utf8', timeout: 60_000 });
+    assert.equal(status, 0, stderr);
+    assert.equal(stdout.match(/sent 2 of 64 blocks in \d+ bytes, the sum has 3/g)?.length, 2, stdout);
+  });
+}

@@ -1,0 +1,156 @@
+// Workers and aggregators over a carrier that loses, doubles and reorders messages: the sums stay those of the reference.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { CpuDevice } from 'weftline';
+import { referenceSparseSum } from 'weftline/collectives';
+import { sparseMessageBytes } from '#lib/abi/sparse-message.js';
+import { AggregatorSlots } from '#lib/collectives/sparse/aggregator-slots.js';
+import { contribution, type MessageKind, result, type SlotBoard } from '#lib/collectives/sparse/slot-board.js';
+import type { SlotShape } from '#lib/collectives/sparse/slot-shape.js';
+import { WorkerSlots } from '#lib/collectives/sparse/worker-slots.js';
+import { seededRandom } from '#lib/core/seeded-random.js';
+import type { Storage } from '#lib/device/tensor.js';
+import { testSeed } from '../../support/seed.ts';
+
+const device = await CpuDevice.create();
+const kinds = [contribution, result] as const;
+const nameOf = (rank: number): number => rank;
+
+interface Packet {
+  readonly to: number;
+  readonly from: number;
+  readonly kind: MessageKind;
+  readonly slot: number;
+  readonly number: number;
+  readonly bytes: Uint8Array;
+}
+
+/** Memory of one rank: its own messages, and what has come of those of others. */
+class LossyBoard implements SlotBoard {
+  readonly memory: Storage;
+  readonly #shape: SlotShape;
+  readonly #me: number;
+  readonly #stride: number;
+  readonly #latest = new Map<string, number>();
+  readonly #lengths = new Map<string, number>();
+  readonly #send: (packet: Omit<Packet, 'to'>) => void;
+
+  constructor(shape: SlotShape, me: number, ranks: number, send: (packet: Omit<Packet, 'to'>) => void) {
+    this.#shape = shape;
+    this.#me = me;
+    this.#send = send;
+    this.#stride = sparseMessageBytes(shape.lanes, shape.blockSize * 4);
+    this.memory = device.allocate(ranks * kinds.length * shape.slots * 2 * this.#stride);
+  }
+
+  address(kind: MessageKind, rank: number, slot: number, number: number): number {
+    const place = ((rank * kinds.length + kind) * this.#shape.slots + slot) * 2 + (number & 1);
+    return this.memory.address + place * this.#stride;
+  }
+
+  latest(kind: MessageKind, rank: number, slot: number): number {
+    return this.#latest.get(`${kind} ${rank} ${slot}`) ?? 0;
+  }
+
+  post(kind: MessageKind, slot: number, number: number, bytes: number): void {
+    this.#latest.set(`${kind} ${this.#me} ${slot}`, number);
+    this.#lengths.set(`${kind} ${slot}`, bytes);
+    this.#carry(kind, slot);
+  }
+
+  /** As after a time in which nothing came. */
+  repeat(): void {
+    for (const kind of kinds) for (let slot = 0; slot < this.#shape.slots; slot++) this.#carry(kind, slot);
+  }
+
+  take({ from, kind, slot, number, bytes }: Packet): void {
+    if (((number - this.latest(kind, from, slot)) | 0) <= 0) return;
+    device.hostView('u8', this.address(kind, from, slot, number), bytes.length).set(bytes);
+    this.#latest.set(`${kind} ${from} ${slot}`, number);
+  }
+
+  #carry(kind: MessageKind, slot: number): void {
+    const length = this.#lengths.get(`${kind} ${slot}`);
+    if (length === undefined) return;
+    const number = this.latest(kind, this.#me, slot);
+    const bytes = device.hostView('u8', this.address(kind, this.#me, slot, number), length).slice();
+    this.#send({ from: this.#me, kind, slot, number, bytes });
+  }
+}
+
+for (const loss of [0, 0.3]) {
+  test(`sums are right where ${loss * 100} % of messages are lost, some come twice, and all in any order`, () => {
+    const next = seededRandom(testSeed());
+    for (let round = 0; round < 20; round++) {
+      const workers = Array.from({ length: 1 + Math.floor(next() * 4) }, (_, rank) => rank);
+      const aggregators = Array.from({ length: 1 + Math.floor(next() * 2) }, (_, index) => workers.length + index);
+      const shape = { blockSize: 64, lanes: 1 + Math.floor(next() * 40), slots: 1 + Math.floor(next() * 4) };
+      const ranks = workers.length + aggregators.length;
+      const flying: Packet[] = [];
+      const send = (packet: Omit<Packet, 'to'>): void => {
+        const to = packet.kind === result ? workers : [aggregators[packet.slot % aggregators.length]!];
+        for (const one of to) {
+          for (let copies = next() < 0.2 ? 2 : 1; copies > 0; copies--) {
+            if (next() >= loss) flying.push({ ...packet, to: one });
+          }
+        }
+      };
+      const boards = Array.from({ length: ranks }, (_, rank) => new LossyBoard(shape, rank, ranks, send));
+      const summing = aggregators.map((me, index) => {
+        const options = { board: boards[me]!, shape, workers, me, index, aggregators: aggregators.length, nameOf };
+        return new AggregatorSlots(device, options);
+      });
+      const sending = workers.map((me) => new WorkerSlots(device, { board: boards[me]!, shape, me, aggregators }));
+      const repeatIfQuiet = (): void => {
+        if (flying.length === 0) for (const board of boards) board.repeat();
+      };
+      for (let call = 0; call < 3; call++) {
+        const count = Math.floor(next() * 20_000);
+        const inputs = workers.map(() =>
+          Float32Array.from({ length: count }, () => (next() < 0.002 ? next() - 0.5 : 0)),
+        );
+        const tensors = inputs.map((input) => {
+          const tensor = device.empty('f32', [count]);
+          tensor.view().set(input);
+          return tensor;
+        });
+        for (const [worker, tensor] of tensors.entries()) {
+          const { address } = tensor;
+          const shared = { dtype: 'f32', elementBytes: 4, threshold: 0, timeoutMs: 1 } as const;
+          sending[worker]!.begin({ ...shared, count, input: address, output: address });
+        }
+        let isDone = false;
+        for (let turn = 0; !isDone; turn++) {
+          assert.ok(turn < 100_000, 'the call does not end');
+          for (let some = 0; some < 8 && flying.length > 0; some++) {
+            const [packet] = flying.splice(Math.floor(next() * flying.length), 1);
+            boards[packet!.to]!.take(packet!);
+          }
+          for (const one of summing) one.advance();
+          isDone = sending.map((worker) => worker.advance()).every(Boolean);
+          repeatIfQuiet();
+        }
+        const expected = referenceSparseSum('f32', inputs, { blockSize: 64 });
+        for (const tensor of tensors) {
+          assert.deepEqual(Buffer.from(tensor.view().slice().buffer), Buffer.from(expected.buffer));
+          tensor.dispose();
+        }
+        assert.ok(summing.every((one) => one.isIdle && one.missing().length === 0));
+      }
+      for (const one of [...summing, ...sending, ...boards.map(({ memory }) => memory)]) one[Symbol.dispose]();
+    }
+  });
+}
+
+test('a message that is no part of the protocol is refused, with the rank that sent it', () => {
+  const shape = { blockSize: 64, lanes: 4, slots: 1 };
+  const board = new LossyBoard(shape, 1, 2, () => {});
+  const options = { board, shape, workers: [0], me: 1, index: 0, aggregators: 1, nameOf: () => 7 };
+  using aggregator = new AggregatorSlots(device, options);
+  const words = Uint32Array.of(1, 3, 1000, 2, 0, 0, 0, 0);
+  board.take({ to: 1, from: 0, kind: contribution, slot: 0, number: 1, bytes: new Uint8Array(words.buffer) });
+  assert.throws(() => aggregator.advance(), {
+    code: 'WL_PROTOCOL',
+    message: /rank 7 sent 0 lanes of round 3 in slot 0/,
+  });
+});
