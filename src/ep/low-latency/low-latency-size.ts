@@ -1,7 +1,7 @@
 // What an EpLowLatency takes: its configuration, the regions of a rank's window and their sizes, before anything is allocated.
 import { FP8_GROUP } from '../../abi/element-formats.ts';
 import { alignUp } from '../../abi/layout.ts';
-import { LOW_LATENCY_RESULTS, lowLatencyBell, lowLatencyCell } from '../../abi/low-latency.ts';
+import { LOW_LATENCY_RESULTS, lowLatencyBell, lowLatencyCell, lowLatencyFlags } from '../../abi/low-latency.ts';
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import { isWhole } from '../../core/whole-number.ts';
@@ -42,15 +42,30 @@ export interface LowLatencyConfig {
 
 /** Fills in what a configuration leaves out. */
 export function withLowLatencyDefaults(config: LowLatencyConfig, numRanks: number): Required<LowLatencyConfig> {
-  const { layout = 'expert-major', overflow = 'fail', combineTravels = 'rank-sums' } = config;
-  const maxTokensPerExpert = config.maxTokensPerExpert || numRanks * config.maxTokensPerRank;
+  const { layout = 'expert-major', overflow = 'fail', combineTravels = 'rank-sums', maxTokensPerRank } = config;
+  // Nothing was checked yet: what is no number is refused later, by all ranks alike.
+  const most = typeof maxTokensPerRank === 'number' ? numRanks * maxTokensPerRank : 0;
+  const maxTokensPerExpert = config.maxTokensPerExpert || most;
   return { ...config, layout, maxTokensPerExpert, overflow, combineTravels };
+}
+
+/** A configuration as ranks compare it, whatever a caller without types has put into it. */
+export function comparableConfig(
+  config: Required<LowLatencyConfig>,
+  device: 'cpu' | 'cuda',
+): Readonly<Record<string, string | number | boolean>> {
+  const words = Object.entries<unknown>(config).map(([name, value]) => [
+    name,
+    typeof value === 'number' ? value : String(value),
+  ]);
+  return Object.fromEntries([...words, ['device', device]]) as Record<string, string | number>;
 }
 
 /** A part of a rank's window. */
 export type LowLatencyRegion =
   | 'cells'
   | 'bell'
+  | 'expertCounts'
   | 'firstRows'
   | 'rows'
   | 'scales'
@@ -89,11 +104,17 @@ export interface LowLatencySize {
  * Sizes of an EpLowLatency over `numRanks` ranks of one host. Pure; fails with WL_INVALID_ARGUMENT.
  * @param config As EpLowLatency.create() takes it.
  * @param numRanks 1 or more; divides numExperts.
+ * @param device What the ranks run on.
  */
-export function lowLatencySize(config: LowLatencyConfig, numRanks: number): LowLatencySize {
+export function lowLatencySize(
+  config: LowLatencyConfig,
+  numRanks: number,
+  device: 'cpu' | 'cuda' = 'cpu',
+): LowLatencySize {
   checkConfig(config, numRanks);
   const { hidden, maxTopk, layout, ...full } = withLowLatencyDefaults(config, numRanks);
   const isExpertMajor = layout === 'expert-major';
+  const isCpu = device === 'cpu';
   const experts = full.numExperts / numRanks;
   const groups = Math.ceil(hidden / FP8_GROUP);
   const arrived = numRanks * full.maxTokensPerRank;
@@ -103,8 +124,11 @@ export function lowLatencySize(config: LowLatencyConfig, numRanks: number): LowL
   const isByChoice = isExpertMajor && full.combineTravels === 'choices';
   const combineRowCount = isByChoice ? experts * full.maxTokensPerExpert : arrived;
   const slots: Record<LowLatencyRegion, readonly [count: number, bytes: number]> = {
-    cells: [1, numRanks * lowLatencyCell.size],
-    bell: [1, lowLatencyBell.size],
+    // First of all: kernels count from the start of a window.
+    cells: [1, numRanks * (isCpu ? lowLatencyCell : lowLatencyFlags).size],
+    bell: [1, isCpu ? lowLatencyBell.size : 0],
+    // On GPUs a source tells how many rows it sends for each expert.
+    expertCounts: [receiveSlots, isCpu || !isExpertMajor ? 0 : full.numExperts * 4],
     firstRows: [LOW_LATENCY_RESULTS, isByChoice ? full.numExperts * 4 : 0],
     rows: [receiveSlots, arrived * hidden * 2],
     scales: [receiveSlots, arrived * groups * 4],
@@ -122,7 +146,7 @@ export function lowLatencySize(config: LowLatencyConfig, numRanks: number): LowL
   return {
     bytes,
     addressSpaceBytes: windows,
-    sharedMemoryBytes: numRanks === 1 ? 0 : windows,
+    sharedMemoryBytes: numRanks === 1 || !isCpu ? 0 : windows,
     resultBytes: { bf16: resultRows * hidden * 2, fp8: resultRows * (hidden + groups * 4) },
     receiveSlots,
     combineRowCount,

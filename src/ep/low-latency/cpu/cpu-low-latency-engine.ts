@@ -15,7 +15,7 @@ import type { LowLatencyEngine, LowLatencyWait, SentCombine } from '../low-laten
 import { LowLatencyHandle } from '../low-latency-handle.ts';
 import type { LowLatencyDispatchResult } from '../low-latency-results.ts';
 import type { LowLatencyScope } from '../low-latency-scope.ts';
-import { compareCombine, compareDispatch, dispatchWord } from './call-words.ts';
+import { compareCombine, compareDispatch, dispatchWord } from '../call-words.ts';
 import { CombineRows } from './combine-rows.ts';
 import { DispatchRows } from './dispatch-rows.ts';
 import { LowLatencyCells } from './low-latency-cells.ts';
@@ -74,6 +74,15 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     return this.#rows.reserve(input.scales, sequence);
   }
 
+  async dispatch(
+    input: CheckedLowLatencyDispatch,
+    sequence: number,
+    wait: LowLatencyWait,
+  ): Promise<LowLatencyDispatchResult> {
+    await this.sendDispatch(input, sequence, wait);
+    return this.receiveDispatch(input, sequence, wait);
+  }
+
   async sendDispatch(input: CheckedLowLatencyDispatch, sequence: number, wait: LowLatencyWait): Promise<void> {
     // Rows by rank stay where they came until now; see receiveSlots.
     if (this.#isRankMajor) this.#cells.publish('released', sequence - LOW_LATENCY_RESULTS);
@@ -124,6 +133,10 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
   async combineBuffer(handle: LowLatencyHandle, wait: LowLatencyWait): Promise<Tensor<'bf16'>> {
     await this.#untilCombineSlotIsFree(handle, wait);
     return this.#sums.buffer(handle.sequence);
+  }
+
+  async combine(input: CheckedLowLatencyCombine, wait: LowLatencyWait): Promise<Tensor<'bf16'>> {
+    return this.receiveCombine(await this.sendCombine(input, wait), wait);
   }
 
   async sendCombine(input: CheckedLowLatencyCombine, wait: LowLatencyWait): Promise<SentCombine> {

@@ -2,14 +2,14 @@
 import { agreeOn } from '../../../collective/agree.ts';
 import { describeCall } from '../../../collective/calls.ts';
 import type { CallWait } from '../../../core/deadline.ts';
-import { WeftlineError } from '../../../core/errors.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import { requireRoom } from '../../../windows/room.ts';
 import { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
 import type { LowLatencyEngine } from '../low-latency-engine.ts';
 import type { LowLatencyScope } from '../low-latency-scope.ts';
-import { type LowLatencyConfig, lowLatencySize } from '../low-latency-size.ts';
+import { comparableConfig, type LowLatencyConfig, lowLatencySize } from '../low-latency-size.ts';
+import { requireOneHost } from '../require-one-host.ts';
 import { CpuLowLatencyEngine } from './cpu-low-latency-engine.ts';
 import { makeLowLatencyTables } from './low-latency-tables.ts';
 
@@ -31,13 +31,9 @@ export async function createCpuLowLatency(
     group,
     {
       what,
-      config: { ...config, device: device.kind },
+      config: comparableConfig(config, device.kind),
       prepare: () => {
-        const { length } = group.topology.hosts;
-        if (length > 1) {
-          const message = `${what} works within one host for now, and the group's ranks are on ${length}: use EpBuffer there`;
-          throw new WeftlineError('WL_UNSUPPORTED', message, { details: { hosts: length } });
-        }
+        requireOneHost(group);
         const sizes = lowLatencySize(given, group.size);
         requireRoom(what, [{ name: 'windows', bytes: sizes.bytes, isShared: true }], { group, device });
         return { size: sizes, tables: makeLowLatencyTables(device, config, group.size) };
