@@ -57,6 +57,7 @@ export class CudaCalls implements Disposable {
 
   /** The epoch of the next barrier that a kernel is given. */
   nextEpoch(): number {
+    this.#context.refuseCapture('a call whose kernels meet by numbers of the host');
     this.#epoch = numberAfter(this.#epoch);
     return this.#epoch;
   }
@@ -81,6 +82,7 @@ export class CudaCalls implements Disposable {
 
   /** Until a kernel has told the host what `isThere` looks for, or a wait on the device has expired. */
   async waitFor(what: string, isThere: () => boolean, wait: CallWait): Promise<void> {
+    this.#context.refuseCapture(`a wait of the host for ${what}`);
     const timeoutMs = deadlineOf(wait, this.#group.settings.timeoutMs).leftMs + HOST_GRACE_MS;
     const ready = (): boolean => {
       this.#throwIfFailed();

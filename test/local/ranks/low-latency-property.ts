@@ -20,7 +20,7 @@ import { flat, flat16 } from './ep-buffer-case.ts';
 import { random, rows } from './ep-case.ts';
 import { configOf, inputOf, lowLatencyCase, type LowLatencyCase, type LowLatencyRound } from './low-latency-case.ts';
 
-const [runs, seed, most = '12'] = process.argv.slice(2);
+const [runs, seed, mostTokens = '12'] = process.argv.slice(2);
 await using world = await join();
 const group = await testGroup(world);
 await using device = await openTestDevice(group);
@@ -233,7 +233,7 @@ async function runPair(ll: EpLowLatency, of: LowLatencyCase, pair: readonly LowL
   for (const tensor of prepared.flatMap(({ tensors }) => tensors)) tensor.dispose();
 }
 
-const property = fc.asyncProperty(lowLatencyCase(n, Number(most)), async (of) => {
+const property = fc.asyncProperty(lowLatencyCase(n, Number(mostTokens)), async (of) => {
   let failure: string | null = null;
   try {
     await using ll = await EpLowLatency.create(group, device, configOf(of, n));

@@ -52,6 +52,7 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
   readonly #isRankMajor: boolean;
   /** Memory of results for which no `out` was given, by parity of the dispatch; made when first needed. */
   readonly #own: (Tensor<'u8'> | undefined)[] = [undefined, undefined];
+  readonly #outgrown: Tensor<'u8'>[] = [];
 
   constructor(scope: LowLatencyScope<CudaDevice>, { launches, tables, window, calls }: CudaLowLatencyParts) {
     this.#scope = scope;
@@ -77,10 +78,10 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
     const bytes = scales === undefined ? resultBytes.bf16 : resultBytes.fp8;
     const parity = sequence % LOW_LATENCY_RESULTS;
     if ((this.#own[parity]?.bytes ?? -1) >= bytes) return;
-    // The result that was there is no longer valid.
-    this.#own[parity]?.dispose();
-    this.#own[parity] = undefined;
-    this.#own[parity] = this.#scope.device.empty('u8', [bytes]);
+    const grown = this.#scope.device.empty('u8', [bytes]);
+    // Graphs may still write there.
+    if (this.#own[parity]) this.#outgrown.push(this.#own[parity]);
+    this.#own[parity] = grown;
   }
 
   dispatch(
@@ -147,7 +148,7 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
   async close(): Promise<void> {
     // Kernels that still run use the window.
     await this.#scope.device.stream.drained().catch(() => {});
-    for (const memory of this.#own) memory?.dispose();
+    for (const memory of [...this.#own, ...this.#outgrown]) memory?.dispose();
     for (const part of [this.#tables, this.#calls, this.#window]) part[Symbol.dispose]();
   }
 
