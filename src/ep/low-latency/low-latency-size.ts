@@ -38,15 +38,23 @@ export interface LowLatencyConfig {
    * window.
    */
   readonly combineTravels?: 'rank-sums' | 'choices';
+  /** On GPUs: multiprocessors that a call takes, a block on each. 0 (default): all. */
+  readonly numSms?: number;
 }
 
 /** Fills in what a configuration leaves out. */
 export function withLowLatencyDefaults(config: LowLatencyConfig, numRanks: number): Required<LowLatencyConfig> {
-  const { layout = 'expert-major', overflow = 'fail', combineTravels = 'rank-sums', maxTokensPerRank } = config;
+  const {
+    layout = 'expert-major',
+    overflow = 'fail',
+    combineTravels = 'rank-sums',
+    maxTokensPerRank,
+    numSms = 0,
+  } = config;
   // Nothing was checked yet: what is no number is refused later, by all ranks alike.
   const most = typeof maxTokensPerRank === 'number' ? numRanks * maxTokensPerRank : 0;
   const maxTokensPerExpert = config.maxTokensPerExpert || most;
-  return { ...config, layout, maxTokensPerExpert, overflow, combineTravels };
+  return { ...config, layout, maxTokensPerExpert, overflow, combineTravels, numSms };
 }
 
 /** A configuration as ranks compare it, whatever a caller without types has put into it. */
@@ -112,6 +120,7 @@ export function lowLatencySize(
   device: 'cpu' | 'cuda' = 'cpu',
 ): LowLatencySize {
   checkConfig(config, numRanks);
+  if (config.numSms && device === 'cpu') throw invalidArgument('numSms', config.numSms, '0 for ranks on CPUs');
   const { hidden, maxTopk, layout, ...full } = withLowLatencyDefaults(config, numRanks);
   const isExpertMajor = layout === 'expert-major';
   const isCpu = device === 'cpu';
@@ -172,11 +181,12 @@ const configNames: OptionNames<LowLatencyConfig> = {
   maxTokensPerExpert: true,
   overflow: true,
   combineTravels: true,
+  numSms: true,
 };
 
 function checkConfig(config: LowLatencyConfig, numRanks: number): void {
   checkOptions(config, configNames, 'configuration of EpLowLatency');
-  const { maxTokensPerRank, hidden, numExperts, maxTopk, maxTokensPerExpert = 0 } = config;
+  const { maxTokensPerRank, hidden, numExperts, maxTopk, maxTokensPerExpert = 0, numSms = 0 } = config;
   if (!isWhole(numRanks, 1)) throw invalidArgument('numRanks', numRanks, 'a whole number of at least 1');
   if (!isWhole(maxTokensPerRank, 1)) {
     throw invalidArgument('maxTokensPerRank', maxTokensPerRank, 'a whole number of at least 1');
@@ -189,6 +199,7 @@ function checkConfig(config: LowLatencyConfig, numRanks: number): void {
   if (!isWhole(maxTokensPerExpert, 0)) {
     throw invalidArgument('maxTokensPerExpert', maxTokensPerExpert, 'a whole number of at least 0');
   }
+  if (!isWhole(numSms, 0)) throw invalidArgument('numSms', numSms, 'a whole number of at least 0');
   requireWord('layout', config.layout, ['expert-major', 'rank-major']);
   requireWord('overflow', config.overflow, ['drop', 'fail']);
   requireWord('combineTravels', config.combineTravels, ['rank-sums', 'choices']);

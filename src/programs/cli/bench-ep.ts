@@ -111,7 +111,7 @@ function checkLowLatency({ ranks, sms, layer }: EpBenchFlags, hosts: string): vo
   if (!isRank() && ranksOfHosts(hosts, ranks).length > 1) {
     throw invalidArgument('--hosts', hosts, 'one host with --mode low-latency');
   }
-  if (sms !== undefined) throw invalidArgument('--sms', sms.join(','), 'nothing with --mode low-latency');
+  if (sms !== undefined && sms.length > 1) throw invalidArgument('--sms', sms, 'one count with --mode low-latency');
   if (!layer) throw invalidArgument('--no-layer', true, 'nothing with --mode low-latency, which has no layer');
 }
 
@@ -196,7 +196,7 @@ async function benchLowLatency(world: World, flags: EpBenchFlags, choice: Device
   using bar = new RoundBar(world, flags.quiet === true);
   const { dtype: _, ...workload } = { ...workloadOf(flags), ranks: world.size };
   const dtypes = dtype === 'both' ? (['fp8', 'bf16'] as const) : [dtype];
-  const options = { workload, variant, dtypes, iterations, warmup, pairs };
+  const options = { workload, variant, dtypes, iterations, warmup, pairs, numSms: flags.sms?.[0] ?? 0 };
   if (device.kind === 'cpu') {
     const report = await runLowLatencyBench(world, device, options, bar.show);
     return report && { report, text: lowLatencyBenchReport(report) };

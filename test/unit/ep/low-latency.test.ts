@@ -40,6 +40,8 @@ test('a configuration that cannot be is refused with its value', () => {
     [{ layout: 'flat' }, /layout/],
     [{ overflow: 'ignore' }, /overflow/],
     [{ combineTravels: 'rows' }, /combineTravels/],
+    [{ numSms: -1 }, /numSms/],
+    [{ numSms: 8 }, /numSms/],
     [{ layout: 'rank-major', overflow: 'drop' }, /overflow.*nothing with layout 'rank-major'/],
     [{ capacity: 1 }, /capacity/],
   ] as const) {

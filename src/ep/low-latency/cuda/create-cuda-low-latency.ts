@@ -38,7 +38,7 @@ export async function createCudaLowLatency(
   const size = await agreeOn(group, { what, config: comparableConfig(config, device.kind), prepare }, wait);
   const scope = { group, device, config: Object.freeze({ ...config }), size };
   // Compiling may fail or take long on one rank alone, so the ranks meet again after it.
-  const launches = await loadLaunches(device).catch((error: unknown) => error as Error);
+  const launches = await loadLaunches(device, config.numSms).catch((error: unknown) => error as Error);
   const agreement = { what: `${what} kernels`, config: {}, prepare: () => prepareParts(scope, launches), release };
   const parts = await agreeOn(group, agreement, wait);
   const made: { window?: CudaWindow } = {};

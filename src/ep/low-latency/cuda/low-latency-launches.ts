@@ -1,4 +1,4 @@
-// The kernels of an EpLowLatency on a GPU, prepared once: a block per multiprocessor, which is what small calls take least time with.
+// The kernels of an EpLowLatency on a GPU, prepared once: a block for each multiprocessor that a call takes.
 import type { lowLatencyCombineArguments, lowLatencyDispatchArguments } from '../../../abi/low-latency-arguments.ts';
 import { LOW_LATENCY_MAX_BLOCKS, lowLatencyPhases, lowLatencyTravels } from '../../../abi/low-latency.ts';
 import type { Layout } from '../../../abi/layout.ts';
@@ -24,13 +24,14 @@ export interface LowLatencyLaunches {
 const THREADS = 1024;
 
 /** Compiles what is in no cache. Fails with WL_COMPILE, WL_UNSUPPORTED or WL_CUDA. */
-export async function loadLaunches(device: CudaDevice): Promise<LowLatencyLaunches> {
+export async function loadLaunches(device: CudaDevice, numSms: number): Promise<LowLatencyLaunches> {
   const [{ lowLatencyDispatch }, { lowLatencyCombine }] = await Promise.all([
     device.loadKernels(lowLatencyDispatchKernels),
     device.loadKernels(lowLatencyCombineKernels),
   ]);
   // Each block counts calls for itself, so all launches have the same ones.
-  const grid = Math.min(device.properties.multiprocessors, LOW_LATENCY_MAX_BLOCKS);
+  const { multiprocessors } = device.properties;
+  const grid = Math.min(numSms || multiprocessors, multiprocessors, LOW_LATENCY_MAX_BLOCKS);
   return {
     dispatch: lowLatencyDispatch.plan({ grid, block: THREADS }),
     combine: lowLatencyCombine.plan({ grid, block: THREADS }),

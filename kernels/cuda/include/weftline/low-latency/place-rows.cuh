@@ -148,7 +148,24 @@ __device__ inline void copyBeside(const LowLatencyDispatchArguments& a, const Pl
   }
 }
 
-// By all blocks, a warp per part of a row; parts are as small as keeps all warps busy.
+// Vectors per lane and part of a row of `small` parts of one vector: what takes all warps least time, a part costing as much as
+// two vectors before its first.
+__device__ __forceinline__ u32 vectorsPerPart(u32 rows, u32 small, u32 warps) {
+  constexpr u32 partCost = 2;
+  u32 best = 1;
+  u32 least = 0xffffffffu;
+#pragma unroll
+  for (u32 each = 1; each <= 4; ++each) {
+    const u32 items = rows * ((small + each - 1) / each + 1);
+    const u32 cost = (items + warps - 1) / warps * (each + partCost);
+    if (cost >= least) continue;
+    least = cost;
+    best = each;
+  }
+  return best;
+}
+
+// By all blocks, a warp per part of a row.
 template <class Vector>
 __device__ inline void placeRows(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared, u32 rowBytes) {
   const u32 rowVectors = rowBytes / sizeof(Vector);
@@ -156,7 +173,7 @@ __device__ inline void placeRows(const LowLatencyDispatchArguments& a, const Low
   for (u32 r = 0; r < a.ranks; ++r) rows += shared.arrived[r];
   const u32 warps = gridDim.x * (blockDim.x / lanesPerWarp);
   const u32 small = (rowVectors + lanesPerWarp - 1) / lanesPerWarp;
-  const u32 each = min(4u, max(1u, static_cast<u32>(static_cast<u64>(rows) * small / warps)));
+  const u32 each = vectorsPerPart(rows, small, warps);
   // What goes beside a row is a part of its own.
   const u32 parts = (small + each - 1) / each + 1;
   const u32 items = rows * parts;

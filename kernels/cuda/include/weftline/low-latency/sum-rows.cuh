@@ -68,12 +68,26 @@ template <bool isWeighted, class Source>
 __device__ __forceinline__ void sumRows(u32 items, u32 rowBytes, const Source& source) {
   constexpr u32 partBytes = lanesPerWarp * 16;
   const u32 parts = (rowBytes + partBytes - 1) / partBytes;
-  const u32 step = gridDim.x * (blockDim.x / lanesPerWarp);
-  for (u32 work = blockIdx.x + (threadIdx.x / lanesPerWarp) * gridDim.x; work < items * parts; work += step) {
-    const u32 item = work / parts;
-    const u32 at = (work - item * parts) * partBytes + laneIndex() * 16;
-    const uint4 sum = sumAt<isWeighted>(source.addendOf(item), at, at < rowBytes);
-    if (at < rowBytes) *reinterpret_cast<uint4*>(source.outOf(item) + at) = sum;
+  const u32 warps = gridDim.x * (blockDim.x / lanesPerWarp);
+  const u32 all = items * parts;
+  // Neighbouring parts to a warp, which then looks up what to add once per item.
+  const u32 run = (all + warps - 1) / warps;
+  const u32 begin = (blockIdx.x + (threadIdx.x / lanesPerWarp) * gridDim.x) * run;
+  const u32 end = min(begin + run, all);
+  if (begin >= end) return;
+  u32 item = begin / parts;
+  u32 part = begin - item * parts;
+  Addend addend = source.addendOf(item);
+  u8* out = source.outOf(item);
+  for (u32 work = begin; work < end; ++work, ++part) {
+    if (part == parts) {
+      part = 0;
+      addend = source.addendOf(++item);
+      out = source.outOf(item);
+    }
+    const u32 at = part * partBytes + laneIndex() * 16;
+    const uint4 sum = sumAt<isWeighted>(addend, at, at < rowBytes);
+    if (at < rowBytes) *reinterpret_cast<uint4*>(out + at) = sum;
   }
 }
 

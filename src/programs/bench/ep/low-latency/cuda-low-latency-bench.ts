@@ -32,7 +32,7 @@ export async function runCudaLowLatencyBench(
   options: LowLatencyBenchOptions,
   progress?: (done: number, total: number) => void,
 ): Promise<CudaLowLatencyBenchReport | undefined> {
-  const { workload, variant, dtypes, iterations, warmup, pairs } = options;
+  const { workload, variant, dtypes, iterations, warmup, pairs, numSms } = options;
   const full: EpWorkload = { ...workload, dtype: 'bf16' };
   checkEpWorkload(full);
   const gpuMachine = await gpuMachineDocument(world, device);
@@ -40,8 +40,10 @@ export async function runCudaLowLatencyBench(
   const inputs = await makeCudaEpInputs(world, device, full);
   using meeting = await CudaMeeting.create(world, device);
   using stopwatch = new CudaStopwatch(meeting);
-  const numSms = device.properties.multiprocessors;
-  await using buffer = await EpBuffer.create(world, device, { ...benchBufferConfig(full), numSms });
+  await using buffer = await EpBuffer.create(world, device, {
+    ...benchBufferConfig(full),
+    numSms: numSms || device.properties.multiprocessors,
+  });
   const counter = await device.tensor('i32', [1], new Int32Array(1));
   const tools = { meeting, stopwatch, inputs, buffer, counter };
   const { bf16, topkIdx, topkWeights } = inputs;
@@ -54,7 +56,7 @@ export async function runCudaLowLatencyBench(
     const push = await makePush(tools, dtype);
     copies.push({ name: pushName(dtype), dtype, calls: 1, run: push.launch });
   }
-  await using ll = await EpLowLatency.create(world, device, lowLatencyConfigOf(workload, variant));
+  await using ll = await EpLowLatency.create(world, device, lowLatencyConfigOf(workload, variant, numSms));
   using made = await makeCudaLowLatencyCases({ ll, device, inputs, variant }, { dtypes, pairs });
   const cases = [...copies, ...made.cases];
   const mine = cases.map((): number[] => []);

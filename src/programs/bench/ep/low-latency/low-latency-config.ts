@@ -9,8 +9,9 @@ const ROOM_PER_EXPERT = 4;
 export function lowLatencyConfigOf(
   { ranks, tokens, hidden, topk, experts }: Omit<EpWorkload, 'dtype'>,
   variant: LowLatencyVariant,
+  numSms = 0,
 ): LowLatencyConfig {
-  const config: LowLatencyConfig = { maxTokensPerRank: tokens, hidden, numExperts: experts, maxTopk: topk };
+  const config: LowLatencyConfig = { maxTokensPerRank: tokens, hidden, numExperts: experts, maxTopk: topk, numSms };
   if (variant === 'rank-major') return { ...config, layout: variant };
   const most = ranks * tokens;
   const room = Math.min(most, Math.ceil((ROOM_PER_EXPERT * most * topk) / experts));
