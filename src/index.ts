@@ -17,6 +17,7 @@ export { Tensor } from './device/tensor.ts';
 export { CpuDevice, type CpuDeviceOptions } from './device/cpu/cpu-device.ts';
 export { cudaDeviceCount } from './device/cuda/cuda-context.ts';
 export { CudaDevice, type CudaDeviceOptions } from './device/cuda/cuda-device.ts';
+export type { CudaGraph } from './device/cuda/cuda-graph.ts';
 export type { UserKernel, UserSource } from './device/cuda/user-kernels.ts';
 export { chooseDevice, type DeviceChoice, type DeviceGroup } from './device/device-choice.ts';
 export { openChosenDevice, openDevice } from './device/open-device.ts';

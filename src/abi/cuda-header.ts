@@ -43,6 +43,20 @@ import { elementFormats, FP8_GROUP } from './element-formats.ts';
 import { deviceHostState, deviceRemote, deviceRequest } from './device-request.ts';
 import { fp8RowsArguments } from './fp8-rows-arguments.ts';
 import type { FieldType, Layout, Scalar } from './layout.ts';
+import {
+  LOW_LATENCY_BF16,
+  LOW_LATENCY_CALLS,
+  LOW_LATENCY_UNIT,
+  LOW_LATENCY_WAIT_SHIFT,
+  lowLatencyBlock,
+  lowLatencyFailures,
+  lowLatencyFlags,
+  lowLatencyPhases,
+  lowLatencyScales,
+  lowLatencyTravels,
+  lowLatencyWaits,
+} from './low-latency.ts';
+import { lowLatencyCombineArguments, lowLatencyDispatchArguments } from './low-latency-arguments.ts';
 import { MAX_NETWORK_CHANNELS, NETWORK_LINE_BYTES, networkCells } from './network-cells.ts';
 import {
   GROUPED_TILE_COLUMNS,
@@ -98,6 +112,10 @@ const layouts: readonly Layout[] = [
   layerCombineArguments,
   layerBarrierArguments,
   layerWidenArguments,
+  lowLatencyFlags,
+  lowLatencyBlock,
+  lowLatencyDispatchArguments,
+  lowLatencyCombineArguments,
   fp8RowsArguments,
   moeStoreWordsArguments,
   moeListChoicesArguments,
@@ -150,6 +168,12 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   networkCell: networkCells,
   networkPhase: networkPhases,
   networkSeen,
+  lowLatency: { calls: LOW_LATENCY_CALLS, unit: LOW_LATENCY_UNIT, waitShift: LOW_LATENCY_WAIT_SHIFT },
+  lowLatencyFailure: lowLatencyFailures,
+  lowLatencyFormat: { ...lowLatencyScales, bf16: LOW_LATENCY_BF16 },
+  lowLatencyPhase: lowLatencyPhases,
+  lowLatencyTravels,
+  lowLatencyWait: lowLatencyWaits,
   persistentState: persistentStates,
   ring: { slotBytes: RING_SLOT_BYTES, descriptors: RING_DESCRIPTORS },
   grouped: { tileRows: GROUPED_TILE_ROWS, tileColumns: GROUPED_TILE_COLUMNS },

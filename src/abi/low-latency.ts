@@ -50,8 +50,92 @@ export const lowLatencyStates = { active: 0, absent: 1, connected: 2, leaving: 3
 /** One per rank of CPU ranks: the word that it sleeps on, and whether it does; see RankBells. */
 export const lowLatencyBell = defineLayout('LowLatencyBell', { bell: 'i32', sleepers: 'i32' }, CACHE_LINE);
 
+/** Receive slots at most; see receiveSlots of LowLatencySize. */
+const MOST_SLOTS = 4;
+/** Blocks of a low-latency kernel at most. */
+export const LOW_LATENCY_MAX_BLOCKS = 256;
+/** What the blocks of one kernel add together to a word of LowLatencyFlags that counts kernels. */
+export const LOW_LATENCY_UNIT = 1024;
+
+/**
+ * On GPUs, in place of LowLatencyCell: one per (receiver, source), in the receiver's window, written by kernels of the source
+ * alone. The blocks of a kernel each add their share, LOW_LATENCY_UNIT together, so nobody waits for the last one of a grid.
+ * Counters are never reset, wrap, and are compared by signed difference.
+ *
+ * - `arrived`: dispatches of the source whose rows are here, with `rows` and `calls` of that number.
+ * - `combined`: combines for which the source's rows can be read, with `combineCalls` of that number.
+ * - `released`, by receive slot: how often the source has given up what the receiver put into that slot of the source.
+ * - `taken`, by result: combines for which the source has read all it needs.
+ * - `failure`: one of lowLatencyFailures from when the source can go no further; the first one stays.
+ */
+export const lowLatencyFlags = defineLayout(
+  'LowLatencyFlags',
+  {
+    arrived: 'u32',
+    combined: 'u32',
+    released: { of: 'u32', count: MOST_SLOTS },
+    taken: { of: 'u32', count: LOW_LATENCY_RESULTS },
+    failure: 'u32',
+    failureNumber: 'u32',
+    failureDetail: 'u32',
+    failureExtent: 'u32',
+    /** By number of the dispatch modulo LOW_LATENCY_CALLS: rows that it brings here. */
+    rows: { of: 'u32', count: LOW_LATENCY_CALLS },
+    /** By number of the call: the number, and in the upper half what the ranks must agree on. */
+    calls: { of: 'u64', count: LOW_LATENCY_CALLS },
+    combineCalls: { of: 'u64', count: LOW_LATENCY_CALLS },
+  },
+  128,
+);
+
+/** Why a rank's kernels can go no further; `detail` and `extent` of it. */
+export const lowLatencyFailures = {
+  none: 0,
+  /** The flat index of the choice. */
+  badChoice: 1,
+  /** The expert, and the rows that came for it. */
+  overflow: 2,
+  gaveUp: 3,
+} as const;
+
+/**
+ * On GPUs, one per block of the kernels in device memory, zero at first: how far this rank is. Each block keeps it for itself,
+ * so that kernels need no meeting of their blocks. Numbers of calls come from here and not from the host: a kernel that a graph
+ * replays counts on.
+ */
+export const lowLatencyBlock = defineLayout(
+  'LowLatencyBlock',
+  {
+    dispatches: 'u32',
+    combines: 'u32',
+    /** By receive slot: dispatches sent into it, the number of the last one, and whether its rows here are still held. */
+    sent: { of: 'u32', count: MOST_SLOTS },
+    dispatchOf: { of: 'u32', count: MOST_SLOTS },
+    held: { of: 'u32', count: MOST_SLOTS },
+    /** Slots of the last dispatch and of the one before it, plus 1; 0 for none. */
+    lastSlot: 'u32',
+    slotBefore: 'u32',
+    /** By result: combines sent, and the number of the last one. */
+    combineUses: { of: 'u32', count: LOW_LATENCY_RESULTS },
+    combineOf: { of: 'u32', count: LOW_LATENCY_RESULTS },
+  },
+  128,
+);
+
+/** Parts of a kernel's work: both in a call, each alone around a hook; `buffer` waits until its memory may be written. */
+export const lowLatencyPhases = { send: 1, receive: 2, buffer: 4 } as const;
+
+/** What a call word in a record of a wait was waited for, in its upper 4 bits. */
+export const lowLatencyWaits = { rows: 0, slot: 1, combineRows: 2, combineSlot: 3 } as const;
+export const LOW_LATENCY_WAIT_SHIFT = 28;
+
+/** How experts' rows travel back. */
+export const lowLatencyTravels = { rankSums: 0, choices: 1, rankMajor: 2 } as const;
+
 /**
  * Scales of fp8 rows, one per FP8_GROUP columns: f32; f32 rounded up to powers of two; the exponents of those, four in a
  * 32-bit word, the first one lowest.
  */
 export const lowLatencyScales = { f32: 0, rounded: 1, ue8m0: 2 } as const;
+/** Of rows that are not quantised, among lowLatencyScales. */
+export const LOW_LATENCY_BF16 = 3;

@@ -9,7 +9,8 @@ export const trapStates = { empty: 0, writing: 1, readable: 2 } as const;
  * the host could not carry out a command, or a range ends outside of its memory (expected are the bytes there, seen is
  * the end; one of them is 0 for what is inside and not aligned), lanes of a warp did not come to a call that needs them
  * (expected and seen are masks of lanes), a post had flags that are not known (expected are those that are), or a peer
- * on another host gave up (seen is what its cell holds).
+ * on another host gave up (seen is what its cell holds), or a low-latency call cannot go on, here or at the peer (expected is
+ * one of lowLatencyFailures with the number of the call 8 bits higher, seen are its detail and, 32 bits higher, its extent).
  */
 export const trapReasons = {
   timeout: 0,
@@ -20,6 +21,8 @@ export const trapReasons = {
   missingLanes: 5,
   unknownFlags: 6,
   peerGaveUp: 7,
+  callFailed: 8,
+  peerFailed: 9,
 } as const;
 
 /** As `peer`: any peer that may add to the counter that was waited for. */
@@ -41,6 +44,8 @@ export const trapKernels = {
   layerBarrier: 11,
   unpack: 12,
   pack: 13,
+  lowLatencyDispatch: 14,
+  lowLatencyCombine: 15,
 } as const;
 
 /**

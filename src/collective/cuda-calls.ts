@@ -4,7 +4,7 @@ import { type CallWait, deadlineOf } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import { pollUntil } from '../device/cuda/poll.ts';
-import { TrapBox } from '../device/cuda/trap-box.ts';
+import { type ExpiredWait, TrapBox } from '../device/cuda/trap-box.ts';
 import type { RankGroup } from '../world/rank-group.ts';
 import { describeCall } from './calls.ts';
 
@@ -14,6 +14,10 @@ const HOST_GRACE_MS = 2_000;
 export interface CudaCallsOptions {
   /** Looks for a failure that nobody waited for; the object is unusable from then on. */
   readonly findFailure?: () => WeftlineError | undefined;
+  /** What the call words of its kernels mean; those of callWord() by default. */
+  readonly describe?: (word: number) => string;
+  /** The error of a record whose reason only its kernels give. */
+  readonly explain?: (trap: ExpiredWait) => WeftlineError | undefined;
   /** Called when the object has become unusable: peers that do not share this host's fate can be told. */
   readonly onGiveUp?: () => void;
 }
@@ -53,6 +57,7 @@ export class CudaCalls implements Disposable {
 
   /** The epoch of the next barrier that a kernel is given. */
   nextEpoch(): number {
+    this.#context.refuseCapture('a call whose kernels meet by numbers of the host');
     this.#epoch = numberAfter(this.#epoch);
     return this.#epoch;
   }
@@ -77,6 +82,7 @@ export class CudaCalls implements Disposable {
 
   /** Until a kernel has told the host what `isThere` looks for, or a wait on the device has expired. */
   async waitFor(what: string, isThere: () => boolean, wait: CallWait): Promise<void> {
+    this.#context.refuseCapture(`a wait of the host for ${what}`);
     const timeoutMs = deadlineOf(wait, this.#group.settings.timeoutMs).leftMs + HOST_GRACE_MS;
     const ready = (): boolean => {
       this.#throwIfFailed();
@@ -109,7 +115,8 @@ export class CudaCalls implements Disposable {
     const failure = this.#options.findFailure?.();
     if (failure !== undefined) throw this.giveUp(failure);
     try {
-      this.traps.throwIfExpired(describeCall, this.#group.ranks);
+      const { describe = describeCall, explain } = this.#options;
+      this.traps.throwIfExpired(describe, this.#group.ranks, explain);
     } catch (error) {
       throw this.giveUp(error);
     }

@@ -93,6 +93,15 @@ const table = {
   cuStreamWaitEvent: prototype<[stream: number, event: number, flags: number]>(
     'int cuStreamWaitEvent(uint64_t, uint64_t, uint)',
   ),
+  cuStreamBeginCapture: prototype<[stream: number, mode: number]>('int cuStreamBeginCapture_v2(uint64_t, int)'),
+  cuStreamEndCapture: prototype<[stream: number, graph: Out]>('int cuStreamEndCapture(uint64_t, _Out_ uint64_t*)'),
+  cuGraphInstantiateWithFlags: prototype<[executable: Out, graph: number, flags: number]>(
+    'int cuGraphInstantiateWithFlags(_Out_ uint64_t*, uint64_t, uint64_t)',
+  ),
+  cuGraphLaunch: prototype<[executable: number, stream: number]>('int cuGraphLaunch(uint64_t, uint64_t)'),
+  cuGraphExecDestroy: prototype<[executable: number]>('int cuGraphExecDestroy(uint64_t)'),
+  cuGraphDestroy: prototype<[graph: number]>('int cuGraphDestroy(uint64_t)'),
+
   cuEventCreate: prototype<[event: Out, flags: number]>('int cuEventCreate(_Out_ uint64_t*, uint)'),
   cuEventDestroy: prototype<[event: number]>('int cuEventDestroy_v2(uint64_t)'),
   cuEventRecord: prototype<[event: number, stream: number]>('int cuEventRecord(uint64_t, uint64_t)'),

@@ -6,6 +6,7 @@ import { join } from 'node:path';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import type { EpCudaBenchReport } from '#lib/programs/bench/ep/cuda/ep-results.js';
+import type { CudaLowLatencyBenchReport } from '#lib/programs/bench/ep/low-latency/cuda-low-latency-results.js';
 import { settingsTable } from 'weftline';
 import { cacheFolder, noGpu, rankCounts } from './support/gpu.ts';
 import { TemporaryFolder } from './support/temporary-folder.ts';
@@ -51,6 +52,27 @@ for (const [ranks, hidden] of [
         assert.ok(result.microseconds.min > 0 && result.readyMicroseconds.min >= result.returnedMicroseconds.min);
         assert.equal(result.ratioToCopy === undefined, result.name.includes('copy'));
       }
+    }
+  });
+}
+
+for (const variant of ['rank-sums', 'choices', 'rank-major']) {
+  test(`bench ep --mode low-latency --device cuda, ${variant}`, { skip: noGpu }, () => {
+    using folder = new TemporaryFolder();
+    const json = join(folder.path, 'bench.json');
+    const sizes = { ranks: 2, hidden: 512, tokens: 20, topk: 3, experts: 16, iterations: 2, warmup: 1, pairs: 4 };
+    const flags = { mode: 'low-latency', variant, device: 'cuda', ...sizes, json };
+    const args = ['bench', 'ep', ...Object.entries(flags).flatMap(([name, value]) => [`--${name}`, String(value)])];
+    const { status, stdout, stderr } = spawnSync(process.execPath, [commandLine, ...args], {
+      encoding: 'utf8',
+      env,
+      timeout: 120_000,
+    });
+    assert.equal(status, 0, stderr);
+    const report = JSON.parse(readFileSync(json, 'utf8')) as CudaLowLatencyBenchReport;
+    for (const name of ['dispatch fp8', 'dispatch bf16, send', 'combine bf16', 'pair fp8, chained']) {
+      assert.ok(report.cases.some((result) => result.name === name && result.microseconds.p50 > 0));
+      assert.ok(stdout.includes(name));
     }
   });
 }

@@ -68,6 +68,7 @@ for (const [scenario, code, message] of [
   ['other handle', 'WL_CONFIG_MISMATCH', /combine of dispatch 1.*combine of dispatch 2|dispatch 2.*dispatch 1/],
   ['other config', 'WL_CONFIG_MISMATCH', /different hidden: 16 on rank 0, 24 on rank 1/],
   ['wrong config', 'WL_INVALID_ARGUMENT', /Invalid maxTopk: expected 1 to 32, got 33/],
+  ['big integer', 'WL_INVALID_ARGUMENT', /Invalid maxTokensPerRank: expected a whole number of at least 1, got/],
 ] as const) {
   test(`${scenario}: every rank hears why`, async () => {
     const { failures: got, transcript } = await failures(scenario, 2);

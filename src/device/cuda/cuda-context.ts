@@ -34,6 +34,8 @@ export class CudaContext implements Disposable {
   lastLaunch = '';
   /** Counts what was enqueued on any stream. */
   workCount = 0;
+  /** What is enqueued is recorded and does not run; see device.capture(). */
+  isCapturing = false;
   #lost: WeftlineError | undefined;
   #disposed = false;
   readonly #resources = new Set<ContextResource>();
@@ -91,6 +93,16 @@ export class CudaContext implements Disposable {
     const status = this.driver.cuCtxSetCurrent(this.handle);
     this.check('cuCtxSetCurrent', status);
     currentHandle = this.handle;
+  }
+
+  /** Fails with WL_UNSUPPORTED while a graph is recorded, which `what` cannot be part of. */
+  refuseCapture(what: string): void {
+    if (!this.isCapturing) return;
+    throw new WeftlineError(
+      'WL_UNSUPPORTED',
+      `Cannot record ${what} in a graph: do it before or after device.capture()`,
+      { details: { what } },
+    );
   }
 
   /** Turns a status into an error; a sticky one marks the device as lost. */

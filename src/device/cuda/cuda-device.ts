@@ -11,6 +11,7 @@ import type { DeviceWaitOptions } from '../device-event.ts';
 import { elementCount, type Storage, Tensor } from '../tensor.ts';
 import { CudaContext } from './cuda-context.ts';
 import { CudaEvent } from './cuda-event.ts';
+import { captureGraph, type CudaGraph } from './cuda-graph.ts';
 import { CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED } from './cuda-status.ts';
 import { CudaStream } from './cuda-stream.ts';
 import { type DeviceProperties, readDeviceProperties } from './device-properties.ts';
@@ -139,6 +140,7 @@ export class CudaDevice implements Device {
    * @internal
    */
   allocateShared(bytes: number): Storage {
+    this.context.refuseCapture('memory shared with other processes');
     const address = this.#pool.allocate(bytes);
     const storage = new OwnedDeviceMemory(this, { address, bytes }, () => {
       this.context.disown(storage);
@@ -193,6 +195,16 @@ export class CudaDevice implements Device {
     return new CudaEvent(this.context, { timing: options.timing ?? false, timeoutMs: this.#settings.timeoutMs });
   }
 
+  /**
+   * Records what `record` enqueues on `stream`, and on streams that wait for it and that it waits for again, instead of
+   * running it: kernels, events, copies within the device, and calls of EpLowLatency. Tensors may be taken; the graph keeps
+   * their memory. What cannot be recorded fails with WL_UNSUPPORTED: waits of the host, copies to or from it, kernels that
+   * must be compiled first, and calls of EpBuffer and EPAll2AllLayer. One at a time, and the device does nothing else meanwhile.
+   */
+  capture(record: () => Promise<void> | void): Promise<CudaGraph> {
+    return captureGraph(this.stream, () => this.#pool.keep(), record);
+  }
+
   /** @internal Whether kernels here can use the memory of another GPU of this host. */
   canAccess(peer: CudaDevice): boolean {
     const can: Out = [0];
@@ -220,6 +232,7 @@ export class CudaDevice implements Device {
     const key = `${variantName(file, values)}${useAot ? ' AOT' : ''}`;
     let loaded = this.#modules.get(key);
     if (loaded === undefined) {
+      this.context.refuseCapture(`the first use of ${file.file}, which is compiled then,`);
       loaded = this.#load(file, values, useAot);
       this.#modules.set(key, loaded);
       loaded.catch(() => this.#modules.delete(key));
@@ -235,6 +248,7 @@ export class CudaDevice implements Device {
     source: UserSource<Kernels>,
   ): Promise<CompiledKernels<Kernels>> {
     const text = readUserText(source);
+    this.context.refuseCapture(`the compilation of ${text.name}`);
     const cubin = await this.compiler.cubinOf(text, definesOfUser(source));
     const { multiprocessors, sharedBytesPerBlock } = this.properties;
     return loadUserKernels(new CudaModule(this.context, cubin, text.name), source.kernels, {

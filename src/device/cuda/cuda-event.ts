@@ -56,6 +56,7 @@ export class CudaEvent implements DeviceEvent {
 
   /** Resolves when the work before the mark is done. Fails with WL_TIMEOUT, or WL_CUDA when that work failed. */
   async wait(options: DeviceWaitOptions = {}): Promise<void> {
+    this.context.refuseCapture('a wait of the host for an event');
     await pollUntil(() => this.context.isGood(this.isDone(), this.#stream), {
       timeoutMs: checkTimeout(options.timeoutMs ?? this.#defaults.timeoutMs),
       signal: options.signal,

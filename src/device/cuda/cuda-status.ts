@@ -36,6 +36,9 @@ const likelyMistakes: Readonly<Record<number, string>> = {
   802: 'the fabric of the GPUs is not up: see nvidia-fabricmanager',
   803: 'the driver library and the kernel module have different versions: restart after the driver update',
   804: 'the compatibility library in front does not support this GPU: remove it from LD_LIBRARY_PATH',
+  900: 'a wait, a query or an allocation cannot be part of a graph that is being recorded',
+  901: 'an operation that cannot be part of a graph was enqueued while it was recorded',
+  904: 'another stream was drawn into the recording, and device.stream does not wait for its end',
   912: 'the device cannot run clusters of this size',
 };
 

@@ -51,6 +51,7 @@ export class CudaStream implements Disposable {
 
   /** True when everything enqueued is done. Does not wait. */
   isIdle(): boolean {
+    this.context.refuseCapture('a look of the host at a stream');
     this.context.enter();
     const status = this.context.driver.cuStreamQuery(this.handle);
     if (status === CUDA_ERROR_NOT_READY) return false;
@@ -72,6 +73,7 @@ export class CudaStream implements Disposable {
   }
 
   async #until(ready: () => boolean, options: DeviceWaitOptions): Promise<void> {
+    this.context.refuseCapture('a wait of the host for a stream');
     await pollUntil(ready, {
       timeoutMs: checkTimeout(options.timeoutMs ?? this.#timeoutMs),
       signal: options.signal,

@@ -62,6 +62,7 @@ export class HostCopy {
   }
 
   #inTurn(copy: () => Promise<void>): Promise<void> {
+    this.#context.refuseCapture('a copy between the host and the device, which the host waits for,');
     const turn = this.#tail.then(copy);
     this.#tail = turn.catch(() => undefined);
     return turn;

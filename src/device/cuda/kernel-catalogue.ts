@@ -11,6 +11,7 @@ import {
   layerPlaceKernels,
   layerPrepareKernels,
 } from './kernels/layer.ts';
+import { lowLatencyCombineKernels, lowLatencyDispatchKernels } from './kernels/low-latency.ts';
 import { fp8RowsKernels } from './kernels/fp8-rows.ts';
 import { groupedProductKernels, moeExpertsKernels } from './kernels/moe.ts';
 import { selfTestKernels } from './kernels/self-test.ts';
@@ -26,6 +27,8 @@ export const kernelCatalogue: readonly KernelFile[] = [
   layerDispatchKernels,
   layerCombineKernels,
   layerCallKernels,
+  lowLatencyDispatchKernels,
+  lowLatencyCombineKernels,
   fp8RowsKernels,
   groupedProductKernels,
   moeExpertsKernels,

@@ -20,7 +20,20 @@ interface FreeBlock {
   readonly fence: Fence;
 }
 
+/** Blocks that were taken while a graph was recorded, whose work may use them as long as it can be launched. */
+export interface KeptMemory {
+  /** The recording has ended. */
+  end(): void;
+  /** The graph is no more. */
+  release(): void;
+}
+
 export class MemoryPool {
+  /** Blocks of graphs, and whether their tensors gave them back. */
+  readonly #kept = new Map<number, boolean>();
+  /** Of the graph that is being recorded; and what was given back meanwhile, as recorded work is no fence. */
+  #recorded: number[] | undefined;
+  readonly #waiting: number[] = [];
   readonly #context: CudaContext;
   readonly #fences: WorkFences;
   readonly #taken = new Map<number, number>();
@@ -43,7 +56,30 @@ export class MemoryPool {
     const block = this.#reuse(size) ?? { address: this.allocate(size), bytes: size };
     this.#taken.set(block.address, block.bytes);
     this.#used += block.bytes;
+    if (this.#recorded !== undefined) {
+      this.#recorded.push(block.address);
+      this.#kept.set(block.address, false);
+    }
     return block.address;
+  }
+
+  /** From now on blocks that are taken belong to a graph, too, until its memory is released. */
+  keep(): KeptMemory {
+    const addresses: number[] = [];
+    this.#recorded = addresses;
+    return {
+      end: () => {
+        this.#recorded = undefined;
+        for (const address of this.#waiting.splice(0)) this.give(address);
+      },
+      release: () => {
+        for (const address of addresses.splice(0)) {
+          const isGiven = this.#kept.get(address);
+          this.#kept.delete(address);
+          if (isGiven === true) this.give(address);
+        }
+      },
+    };
   }
 
   /** Memory that the pool keeps no account of, freed by the caller. Its free blocks make room. Fails with WL_MEMORY. */
@@ -63,6 +99,14 @@ export class MemoryPool {
   give(address: number): void {
     const bytes = this.#taken.get(address);
     if (bytes === undefined || this.#context.lost !== undefined || this.#context.disposed) return;
+    if (this.#kept.has(address)) {
+      this.#kept.set(address, true);
+      return;
+    }
+    if (this.#recorded !== undefined) {
+      this.#waiting.push(address);
+      return;
+    }
     this.#taken.delete(address);
     this.#used -= bytes;
     try {

@@ -49,14 +49,18 @@ export class TrapBox implements Disposable {
    * To be called when a kernel that waits has ended. Fails with WL_TIMEOUT; with WL_CONFIG_MISMATCH when a peer arrived in
    * another call; with WL_PEER_FAILED or WL_PEER_LOST when a peer on another host gave up, is out of reach, or closed its
    * side. Afterwards the record is empty again, and the device as usable as before. `describeChannel` says what the kernel's
-   * channel number means; `ranks` are the world ranks of those that the kernel counts.
+   * channel number means; `ranks` are the world ranks of those that the kernel counts; `explain` knows
+   * reasons of its kernels alone.
    */
   throwIfExpired(
     describeChannel: (channel: number) => string = (channel) => `channel ${channel}`,
     ranks: readonly number[] = [],
+    explain?: (trap: ExpiredWait) => WeftlineError | undefined,
   ): void {
     const trap = this.takeExpired(ranks);
     if (trap === undefined) return;
+    const explained = explain?.(trap);
+    if (explained !== undefined) throw explained;
     const { reason, ...details } = trap;
     if (reason === trapReasons.otherCall) {
       const [here, there] = [describeChannel(details.expected), describeChannel(details.seen)];

@@ -33,6 +33,14 @@ import type {
 import type { LowLatencyScope } from './low-latency-scope.ts';
 import { type LowLatencyConfig, type LowLatencySize, withLowLatencyDefaults } from './low-latency-size.ts';
 
+/** What makes one of them on a device. */
+interface MadeLowLatency {
+  readonly scope: LowLatencyScope;
+  readonly engine: LowLatencyEngine;
+  /** Number of its first dispatch. */
+  readonly next?: number;
+}
+
 /**
  * Dispatch and combine between the ranks of one host in the manner of DeepEP's low-latency mode: memory for the worst case,
  * no exchange of counts before the rows, and no meeting of the ranks but for the rows themselves. Rows stand by expert (or
@@ -50,9 +58,9 @@ export class EpLowLatency implements AsyncDisposable {
   readonly #awaitsCombine = [false, false];
 
   /**
-   * Collective over the group (a world is one), whose ranks are CPU ranks of one host. Fails on every rank with the same
-   * error: WL_INVALID_ARGUMENT, WL_UNSUPPORTED (GPUs, several hosts), WL_CONFIG_MISMATCH, WL_MEMORY, WL_SHARED_MEMORY or
-   * WL_TIMEOUT.
+   * Collective over the group (a world is one), whose ranks are of one host and use the same kind of device. Fails on every
+   * rank with the same error: WL_INVALID_ARGUMENT, WL_UNSUPPORTED (several hosts, more ranks or experts than kernels serve),
+   * WL_CONFIG_MISMATCH, WL_MEMORY, WL_SHARED_MEMORY, WL_CUDA or WL_TIMEOUT.
    * @param group The ranks that take part; a world is a group.
    * @param device This rank's.
    * @param config The same on all ranks.
@@ -66,16 +74,16 @@ export class EpLowLatency implements AsyncDisposable {
   ): Promise<EpLowLatency> {
     requireDevice(device);
     checkOptions(options, waitOptionNames, 'options of EpLowLatency.create');
-    if (device.kind !== 'cpu') throw unsupported('runs on CPU ranks only for now: use EpBuffer on GPUs');
     const full = withLowLatencyDefaults({ ...config }, group.size);
-    const { engine, scope, next } = await createCpuLowLatency(
-      { group, device, given: config, config: full },
-      startCall(options, group.settings.timeoutMs),
-    );
-    return new EpLowLatency(scope, engine, next);
+    const of = { group, given: config, config: full };
+    const wait = startCall(options, group.settings.timeoutMs);
+    if (device.kind === 'cpu') return new EpLowLatency(await createCpuLowLatency({ ...of, device }, wait));
+    // Loaded here, so that CPU ranks never load what GPUs need.
+    const { createCudaLowLatency } = await import('./cuda/create-cuda-low-latency.ts');
+    return new EpLowLatency(await createCudaLowLatency({ ...of, device }, wait));
   }
 
-  private constructor(scope: LowLatencyScope, engine: LowLatencyEngine, next = 1) {
+  private constructor({ scope, engine, next = 1 }: MadeLowLatency) {
     this.#sequence = next - 1;
     this.#guard = new CallGuard('EpLowLatency', scope.group.ranks);
     this.#scope = scope;
@@ -115,7 +123,8 @@ export class EpLowLatency implements AsyncDisposable {
   /**
    * Collective. Sends row t of `x` to every expert that `topkIdx[t]` names. With returnRecvHook it returns once the rows are
    * sent, with a hook that receives. Bad arguments fail with WL_INVALID_ARGUMENT on this rank before it does anything; the
-   * others then wait for it. The result of the last but one dispatch ends here; its hooks must have been called.
+   * others then wait for it. On GPUs a call only enqueues: choices that cannot be are found by the kernel, and end the use of
+   * the object, as other failures of kernels do, in the next wait for the device. The result of the last but one dispatch ends here; its hooks must have been called.
    */
   dispatch(args: LowLatencyDispatchArguments & { readonly returnRecvHook: true }): Promise<PendingDispatch>;
   dispatch(args: LowLatencyDispatchArguments & { readonly returnRecvHook?: false }): Promise<LowLatencyDispatchResult>;
@@ -131,8 +140,8 @@ export class EpLowLatency implements AsyncDisposable {
       const preparing = this.#engine.prepareDispatch(input, sequence);
       if (preparing !== undefined) await preparing;
       this.#sequence = sequence;
+      if (args.returnRecvHook !== true) return this.#engine.dispatch(input, sequence, wait);
       await this.#engine.sendDispatch(input, sequence, wait);
-      if (args.returnRecvHook !== true) return this.#engine.receiveDispatch(input, sequence, wait);
       this.#awaitsDispatch[slot] = true;
       return { hook: this.#hook('hook of dispatch', this.#awaitsDispatch, slot, this.#receiver(input, sequence)) };
     });
@@ -172,8 +181,8 @@ export class EpLowLatency implements AsyncDisposable {
       });
       this.#requireAlive(input.handle);
       const wait = this.#waitOf(args);
+      if (args.returnRecvHook !== true) return this.#combined(await this.#engine.combine(input, wait), input.handle);
       const sent = await this.#engine.sendCombine(input, wait);
-      if (args.returnRecvHook !== true) return this.#receiveCombine(sent, wait);
       const slot = input.handle.sequence % LOW_LATENCY_RESULTS;
       this.#awaitsCombine[slot] = true;
       return { hook: this.#hook('hook of combine', this.#awaitsCombine, slot, this.#summer(sent)) };
@@ -253,9 +262,8 @@ export class EpLowLatency implements AsyncDisposable {
   }
 
   /** Releases the window here. Not collective; ranks that still wait for this one get WL_PEER_LOST. Idempotent. */
-  close(): Promise<void> {
-    if (this.#guard.close()) this.#engine.close();
-    return Promise.resolve();
+  async close(): Promise<void> {
+    if (this.#guard.close()) await this.#engine.close();
   }
 
   [Symbol.asyncDispose](): Promise<void> {
@@ -272,8 +280,11 @@ export class EpLowLatency implements AsyncDisposable {
   }
 
   async #receiveCombine(sent: SentCombine, wait: LowLatencyWait): Promise<LowLatencyCombineResult> {
-    const combinedX = await this.#engine.receiveCombine(sent, wait);
-    return { combinedX, ...this.#engine.membership?.shortfall(sent.input.handle) };
+    return this.#combined(await this.#engine.receiveCombine(sent, wait), sent.input.handle);
+  }
+
+  #combined(combinedX: Tensor<'bf16'>, handle: LowLatencyHandle): LowLatencyCombineResult {
+    return { combinedX, ...this.#engine.membership?.shortfall(handle) };
   }
 
   #membership(): LowLatencyMembership {

@@ -29,6 +29,8 @@ export interface LowLatencyEngine {
   throwIfUnusable(): void;
   /** Choices that cannot be fail here, and memory that is missing, before anything has moved. */
   prepareDispatch(input: CheckedLowLatencyDispatch, sequence: number): Promise<void> | void;
+  /** sendDispatch() and receiveDispatch() in one. */
+  dispatch(input: CheckedLowLatencyDispatch, sequence: number, wait: LowLatencyWait): Promise<LowLatencyDispatchResult>;
   /** Puts this rank's rows to all ranks; waits for peers only where they are a call behind. */
   sendDispatch(input: CheckedLowLatencyDispatch, sequence: number, wait: LowLatencyWait): Promise<void>;
   receiveDispatch(
@@ -40,8 +42,10 @@ export interface LowLatencyEngine {
   combineBuffer(handle: LowLatencyHandle, wait: LowLatencyWait): Promise<Tensor<'bf16'>>;
   /** Where that is, without waiting. */
   combineBufferAddress(handle: LowLatencyHandle): number;
+  /** sendCombine() and receiveCombine() in one. */
+  combine(input: CheckedLowLatencyCombine, wait: LowLatencyWait): Promise<Tensor<'bf16'>>;
   sendCombine(input: CheckedLowLatencyCombine, wait: LowLatencyWait): Promise<SentCombine>;
   receiveCombine(sent: SentCombine, wait: LowLatencyWait): Promise<Tensor<'bf16'>>;
   barrier(wait: LowLatencyWait): Promise<void>;
-  close(): void;
+  close(): Promise<void> | void;
 }

@@ -1,7 +1,13 @@
 // What an EpLowLatency takes: its configuration, the regions of a rank's window and their sizes, before anything is allocated.
 import { FP8_GROUP } from '../../abi/element-formats.ts';
 import { alignUp } from '../../abi/layout.ts';
-import { LOW_LATENCY_RESULTS, lowLatencyBell, lowLatencyCell, lowLatencyMember } from '../../abi/low-latency.ts';
+import {
+  LOW_LATENCY_RESULTS,
+  lowLatencyBell,
+  lowLatencyCell,
+  lowLatencyFlags,
+  lowLatencyMember,
+} from '../../abi/low-latency.ts';
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import { isWhole } from '../../core/whole-number.ts';
@@ -43,13 +49,36 @@ export interface LowLatencyConfig {
    * the others. See EpLowLatency.connectRanks(). False (default): such a call fails on all ranks.
    */
   readonly elastic?: boolean;
+  /** On GPUs: multiprocessors that a call takes, a block on each. 0 (default): all. */
+  readonly numSms?: number;
 }
 
 /** Fills in what a configuration leaves out. */
 export function withLowLatencyDefaults(config: LowLatencyConfig, numRanks: number): Required<LowLatencyConfig> {
-  const { layout = 'expert-major', overflow = 'fail', combineTravels = 'rank-sums', elastic = false } = config;
-  const maxTokensPerExpert = config.maxTokensPerExpert || numRanks * config.maxTokensPerRank;
-  return { ...config, layout, maxTokensPerExpert, overflow, combineTravels, elastic };
+  const {
+    layout = 'expert-major',
+    overflow = 'fail',
+    combineTravels = 'rank-sums',
+    maxTokensPerRank,
+    elastic = false,
+    numSms = 0,
+  } = config;
+  // Nothing was checked yet: what is no number is refused later, by all ranks alike.
+  const most = typeof maxTokensPerRank === 'number' ? numRanks * maxTokensPerRank : 0;
+  const maxTokensPerExpert = config.maxTokensPerExpert || most;
+  return { ...config, layout, maxTokensPerExpert, overflow, combineTravels, elastic, numSms };
+}
+
+/** A configuration as ranks compare it, whatever a caller without types has put into it. */
+export function comparableConfig(
+  config: Required<LowLatencyConfig>,
+  device: 'cpu' | 'cuda',
+): Readonly<Record<string, string | number | boolean>> {
+  const words = Object.entries<unknown>(config).map(([name, value]) => [
+    name,
+    typeof value === 'number' ? value : String(value),
+  ]);
+  return Object.fromEntries([...words, ['device', device]]) as Record<string, string | number>;
 }
 
 /** A part of a rank's window. */
@@ -57,6 +86,7 @@ export type LowLatencyRegion =
   | 'cells'
   | 'bell'
   | 'member'
+  | 'expertCounts'
   | 'firstRows'
   | 'rows'
   | 'scales'
@@ -95,11 +125,18 @@ export interface LowLatencySize {
  * Sizes of an EpLowLatency over `numRanks` ranks of one host. Pure; fails with WL_INVALID_ARGUMENT.
  * @param config As EpLowLatency.create() takes it.
  * @param numRanks 1 or more; divides numExperts.
+ * @param device What the ranks run on.
  */
-export function lowLatencySize(config: LowLatencyConfig, numRanks: number): LowLatencySize {
+export function lowLatencySize(
+  config: LowLatencyConfig,
+  numRanks: number,
+  device: 'cpu' | 'cuda' = 'cpu',
+): LowLatencySize {
   checkConfig(config, numRanks);
+  if (config.numSms && device === 'cpu') throw invalidArgument('numSms', config.numSms, '0 for ranks on CPUs');
   const { hidden, maxTopk, layout, ...full } = withLowLatencyDefaults(config, numRanks);
   const isExpertMajor = layout === 'expert-major';
+  const isCpu = device === 'cpu';
   const experts = full.numExperts / numRanks;
   const groups = Math.ceil(hidden / FP8_GROUP);
   const arrived = numRanks * full.maxTokensPerRank;
@@ -109,9 +146,12 @@ export function lowLatencySize(config: LowLatencyConfig, numRanks: number): LowL
   const isByChoice = isExpertMajor && full.combineTravels === 'choices';
   const combineRowCount = isByChoice ? experts * full.maxTokensPerExpert : arrived;
   const slots: Record<LowLatencyRegion, readonly [count: number, bytes: number]> = {
-    cells: [1, numRanks * lowLatencyCell.size],
-    bell: [1, lowLatencyBell.size],
-    member: [1, lowLatencyMember.size],
+    // First of all: kernels count from the start of a window.
+    cells: [1, numRanks * (isCpu ? lowLatencyCell : lowLatencyFlags).size],
+    bell: [1, isCpu ? lowLatencyBell.size : 0],
+    member: [1, isCpu ? lowLatencyMember.size : 0],
+    // On GPUs a source tells how many rows it sends for each expert.
+    expertCounts: [receiveSlots, isCpu || !isExpertMajor ? 0 : full.numExperts * 4],
     firstRows: [LOW_LATENCY_RESULTS, isByChoice ? full.numExperts * 4 : 0],
     rows: [receiveSlots, arrived * hidden * 2],
     scales: [receiveSlots, arrived * groups * 4],
@@ -129,7 +169,7 @@ export function lowLatencySize(config: LowLatencyConfig, numRanks: number): LowL
   return {
     bytes,
     addressSpaceBytes: windows,
-    sharedMemoryBytes: numRanks === 1 ? 0 : windows,
+    sharedMemoryBytes: numRanks === 1 || !isCpu ? 0 : windows,
     resultBytes: { bf16: resultRows * hidden * 2, fp8: resultRows * (hidden + groups * 4) },
     receiveSlots,
     combineRowCount,
@@ -156,11 +196,12 @@ const configNames: OptionNames<LowLatencyConfig> = {
   overflow: true,
   combineTravels: true,
   elastic: true,
+  numSms: true,
 };
 
 function checkConfig(config: LowLatencyConfig, numRanks: number): void {
   checkOptions(config, configNames, 'configuration of EpLowLatency');
-  const { maxTokensPerRank, hidden, numExperts, maxTopk, maxTokensPerExpert = 0 } = config;
+  const { maxTokensPerRank, hidden, numExperts, maxTopk, maxTokensPerExpert = 0, numSms = 0 } = config;
   if (!isWhole(numRanks, 1)) throw invalidArgument('numRanks', numRanks, 'a whole number of at least 1');
   if (!isWhole(maxTokensPerRank, 1)) {
     throw invalidArgument('maxTokensPerRank', maxTokensPerRank, 'a whole number of at least 1');
@@ -173,6 +214,7 @@ function checkConfig(config: LowLatencyConfig, numRanks: number): void {
   if (!isWhole(maxTokensPerExpert, 0)) {
     throw invalidArgument('maxTokensPerExpert', maxTokensPerExpert, 'a whole number of at least 0');
   }
+  if (!isWhole(numSms, 0)) throw invalidArgument('numSms', numSms, 'a whole number of at least 0');
   requireWord('layout', config.layout, ['expert-major', 'rank-major']);
   requireWord('overflow', config.overflow, ['drop', 'fail']);
   requireWord('combineTravels', config.combineTravels, ['rank-sums', 'choices']);

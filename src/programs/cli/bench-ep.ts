@@ -5,6 +5,7 @@ import { runEpBench } from '../bench/ep/ep-bench.ts';
 import type { EpCudaBenchReport } from '../bench/ep/cuda/ep-results.ts';
 import type { EpBenchReport } from '../bench/ep/ep-results.ts';
 import { runLowLatencyBench } from '../bench/ep/low-latency/low-latency-bench.ts';
+import type { CudaLowLatencyBenchReport } from '../bench/ep/low-latency/cuda-low-latency-results.ts';
 import {
   type LowLatencyBenchReport,
   type LowLatencyVariant,
@@ -20,6 +21,7 @@ import { chooseDevice, type DeviceChoice } from '../../device/device-choice.ts';
 import { openChosenDevice } from '../../device/open-device.ts';
 import { epBenchReport } from '../report/ep-bench-report.ts';
 import { epHostBenchReport } from '../report/ep-host-bench-report.ts';
+import { cudaLowLatencyBenchReport } from '../report/cuda-low-latency-bench-report.ts';
 import { lowLatencyBenchReport } from '../report/low-latency-bench-report.ts';
 import { epCudaBenchReport } from '../report/ep-cuda-bench-report.ts';
 import { readSettings } from '../../settings/settings.ts';
@@ -109,7 +111,7 @@ function checkLowLatency({ ranks, sms, layer }: EpBenchFlags, hosts: string): vo
   if (!isRank() && ranksOfHosts(hosts, ranks).length > 1) {
     throw invalidArgument('--hosts', hosts, 'one host with --mode low-latency');
   }
-  if (sms !== undefined) throw invalidArgument('--sms', sms.join(','), 'nothing with --mode low-latency');
+  if (sms !== undefined && sms.length > 1) throw invalidArgument('--sms', sms, 'one count with --mode low-latency');
   if (!layer) throw invalidArgument('--no-layer', true, 'nothing with --mode low-latency, which has no layer');
 }
 
@@ -152,7 +154,12 @@ function workloadOf({ ranks, tokens, hidden, topk, experts, dtype, seed, skew }:
 }
 
 interface Result {
-  readonly report: EpBenchReport | EpHostBenchReport | EpCudaBenchReport | LowLatencyBenchReport;
+  readonly report:
+    | EpBenchReport
+    | EpHostBenchReport
+    | EpCudaBenchReport
+    | LowLatencyBenchReport
+    | CudaLowLatencyBenchReport;
   readonly text: string;
 }
 
@@ -186,15 +193,17 @@ async function benchRank(world: World, flags: EpBenchFlags): Promise<Result | un
 async function benchLowLatency(world: World, flags: EpBenchFlags, choice: DeviceChoice): Promise<Result | undefined> {
   const { iterations, warmup, pairs, variant = 'rank-sums', dtype = 'both' } = flags;
   await using device = await openChosenDevice(choice, world.settings);
-  if (device.kind !== 'cpu') {
-    throw new WeftlineError('WL_UNSUPPORTED', 'Low-latency mode runs on CPU ranks only for now: pass --device cpu');
-  }
   using bar = new RoundBar(world, flags.quiet === true);
   const { dtype: _, ...workload } = { ...workloadOf(flags), ranks: world.size };
   const dtypes = dtype === 'both' ? (['fp8', 'bf16'] as const) : [dtype];
-  const options = { workload, variant, dtypes, iterations, warmup, pairs };
-  const report = await runLowLatencyBench(world, device, options, bar.show);
-  return report && { report, text: lowLatencyBenchReport(report) };
+  const options = { workload, variant, dtypes, iterations, warmup, pairs, numSms: flags.sms?.[0] ?? 0 };
+  if (device.kind === 'cpu') {
+    const report = await runLowLatencyBench(world, device, options, bar.show);
+    return report && { report, text: lowLatencyBenchReport(report) };
+  }
+  const { runCudaLowLatencyBench } = await import('../bench/ep/low-latency/cuda-low-latency-bench.ts');
+  const report = await runCudaLowLatencyBench(world, device, options, bar.show);
+  return report && { report, text: cudaLowLatencyBenchReport(report) };
 }
 
 /** Rank 0 shows how far all are, on a terminal. */

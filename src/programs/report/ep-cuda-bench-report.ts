@@ -2,8 +2,8 @@
 import Table from 'cli-table3';
 import type { CudaCaseResult, EpCudaBenchReport } from '../bench/ep/cuda/ep-results.ts';
 import type { Summary } from '../bench/statistics.ts';
-import { countEqual } from '../../core/count-equal.ts';
 import { describeMachine, describeRounds, describeWorkload } from './bench-heading.ts';
+import { describeGpus } from './describe-gpus.ts';
 import { plainTable } from './plain-table.ts';
 import { spread } from './time-format.ts';
 
@@ -16,7 +16,7 @@ export function epCudaBenchReport(report: EpCudaBenchReport): string {
     'less those of the cached case. GB/s per rank: logical counts every received row, wire those from other ranks. Ratio:',
     'time of the bare copies of the same rows, by as many SMs in the same iteration, over that of the case.',
     describeCopies(report),
-    describeGpus(report),
+    describeGpus(report.gpuMachine),
     describeMachine(report.machine),
     '',
   ].join('\n');
@@ -57,13 +57,6 @@ function describeCopies({ runs }: EpCudaBenchReport): string {
     }),
   );
   return ['copies:', ...lines].join('\n');
-}
-
-function describeGpus({ gpuMachine: { gpus, driver, cuda, links } }: EpCudaBenchReport): string {
-  const models = countEqual(gpus.map(({ name, multiprocessors }) => `${name} (${multiprocessors} SMs)`));
-  const kinds = new Set(links?.flatMap((row, index) => row.filter((_, other) => other !== index)));
-  const linked = kinds.size === 0 ? '' : `, linked by ${[...kinds].join(', ')}`;
-  return `GPUs: ${models}, driver ${driver ?? 'unknown'} (CUDA ${cuda})${linked}`;
 }
 
 function medianOf(summary: Summary): string {

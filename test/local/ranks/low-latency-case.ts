@@ -37,8 +37,9 @@ export interface LowLatencyCase {
 
 const MAX_TOPK = 12;
 
-export function lowLatencyCase(ranks: number): fc.Arbitrary<LowLatencyCase> {
-  const count = fc.oneof(fc.constant(0), fc.integer({ min: 1, max: 12 }));
+/** `most`: tokens of a rank. */
+export function lowLatencyCase(ranks: number, most: number): fc.Arbitrary<LowLatencyCase> {
+  const count = fc.oneof(fc.constant(0), fc.integer({ min: 1, max: most }));
   const round = fc.record({
     seed: fc.integer(),
     topk: fc.integer({ min: 1, max: MAX_TOPK }),

@@ -1,10 +1,22 @@
 // One failure of EpLowLatency per scenario (argv): prints what this rank got as its last line of JSON.
 import assert from 'node:assert/strict';
-import { EpLowLatency, type LowLatencyConfig, type LowLatencyDispatchResult } from 'weftline/ep';
+import {
+  EpLowLatency,
+  type LowLatencyConfig,
+  type LowLatencyCombineResult,
+  type LowLatencyDispatchResult,
+} from 'weftline/ep';
 import { device, failureOf, ids, type Scenarios, tokens, world } from './ep-failures/context.ts';
 
 const config: LowLatencyConfig = { maxTokensPerRank: 8, hidden: 16, numExperts: 2 * world.size, maxTopk: 2 };
 const weightsOf = (rows: number, k = 2) => device.tensor('f32', [rows, k], new Float32Array(rows * k).fill(0.5));
+/** On GPUs a call only enqueues: what became of it shows in the next wait. */
+async function settled<T extends LowLatencyDispatchResult | LowLatencyCombineResult>(call: Promise<T>): Promise<T> {
+  const result = await call;
+  await ('recvCount' in result ? result.recvCount : result.combinedX).toHost();
+  return result;
+}
+
 const invalid = { code: 'WL_INVALID_ARGUMENT' };
 
 /** Every token to each of the first two ranks, whatever their number. */
@@ -33,9 +45,9 @@ const scenarios: Scenarios = {
     if (world.rank === 1) process.kill(process.pid, 'SIGKILL');
     // Its rows are here; the next ones are not.
     return failureOf(async () => {
-      const result = await hook();
-      await ll.combine(combineArgs(result));
-      for (;;) await ll.dispatch(input);
+      const result = await settled(hook());
+      await settled(ll.combine(combineArgs(result)));
+      for (;;) await settled(ll.dispatch(input));
     });
   },
 
@@ -43,14 +55,14 @@ const scenarios: Scenarios = {
     const ll = await EpLowLatency.create(world, device, config);
     const input = await inputOf(2);
     if (world.rank === 1) process.kill(process.pid, 'SIGKILL');
-    return failureOf(() => ll.dispatch(input));
+    return failureOf(() => settled(ll.dispatch(input)));
   },
 
   async absent() {
     const ll = await EpLowLatency.create(world, device, config);
     const input = await inputOf(1);
     if (world.rank === 1) await world.store.get('gave up', { timeoutMs: 30_000 });
-    const failure = await failureOf(() => ll.dispatch({ ...input, timeoutMs: 400 }));
+    const failure = await failureOf(() => settled(ll.dispatch({ ...input, timeoutMs: 400 })));
     if (world.rank !== 1) await world.store.set('gave up', new Uint8Array(1));
     return failure;
   },
@@ -59,27 +71,41 @@ const scenarios: Scenarios = {
     const ll = await EpLowLatency.create(world, device, { ...config, maxTokensPerExpert: 3 });
     const input = await inputOf(2);
     return failureOf(async () => {
-      await ll.dispatch(input);
-      await ll.dispatch(input);
+      await settled(ll.dispatch(input));
+      await settled(ll.dispatch(input));
+      await settled(ll.dispatch(input));
     });
   },
 
   async 'other format'() {
     const ll = await EpLowLatency.create(world, device, config);
     const input = await inputOf(1);
-    return failureOf(() => ll.dispatch({ ...input, dtype: world.rank === 0 ? 'bf16' : 'fp8' }));
+    return failureOf(() => settled(ll.dispatch({ ...input, dtype: world.rank === 0 ? 'bf16' : 'fp8' })));
   },
 
   async 'other handle'() {
     const ll = await EpLowLatency.create(world, device, config);
     const input = await inputOf(1);
     const results = [await ll.dispatch(input), await ll.dispatch(input)];
-    return failureOf(() => ll.combine(combineArgs(results[world.rank === 0 ? 0 : 1]!)));
+    return failureOf(() => settled(ll.combine(combineArgs(results[world.rank === 0 ? 0 : 1]!))));
   },
 
   'other config': () => failureOf(() => EpLowLatency.create(world, device, { ...config, hidden: 16 + 8 * world.rank })),
 
   'wrong config': () => failureOf(() => EpLowLatency.create(world, device, { ...config, maxTopk: 33 })),
+
+  'big integer': () => failureOf(() => EpLowLatency.create(world, device, { ...config, maxTokensPerRank: as(8n) })),
+
+  /** On GPUs: rank 1 passes a choice twice. */
+  async 'bad choice'() {
+    const ll = await EpLowLatency.create(world, device, config);
+    const input = await inputOf(2);
+    const topkIdx = await ids([
+      [0, 2],
+      [1, world.rank === 1 ? 1 : 2],
+    ]);
+    return failureOf(() => settled(ll.dispatch({ ...input, topkIdx })));
+  },
 
   hosts: () => failureOf(() => EpLowLatency.create(world, device, config)),
 
@@ -88,15 +114,30 @@ const scenarios: Scenarios = {
     const ll = await EpLowLatency.create(world, device, config);
     const input = await inputOf(2);
     const { x, topkIdx, topkWeights } = input;
-    const wrongs: readonly unknown[] = [
+    const wrongs: unknown[] = [
       undefined,
       7,
       {},
       { ...input, extra: 1 },
       { ...input, x: await tokens(9) },
       { ...input, x: device.empty('f32', [2, 16]) },
-      { ...input, x: x.view() },
+      { ...input, x: new Uint16Array(32) },
       { ...input, topkIdx: await ids([[0, 1]]) },
+      { x, topkIdx },
+      { ...input, topkWeights: await weightsOf(2, 1) },
+      { ...input, dtype: 'f32' },
+      { ...input, dtype: 'bf16', scales: 'f32' },
+      { ...input, scales: 'e8m0' },
+      { ...input, scales: 'toString' },
+      { ...input, out: x },
+      { ...input, out: { data: x, scales: x } },
+      { ...input, waitStats: await ids([[0]]) },
+      { ...input, cumulativeLocalExpertRecvStats: await ids([[0]]) },
+      { ...input, returnRecvHook: 1 },
+      { ...input, timeoutMs: Number.NaN },
+    ];
+    // On GPUs kernels find them, and the object is of no use afterwards.
+    const badChoices: readonly unknown[] = [
       {
         ...input,
         topkIdx: await ids([
@@ -118,19 +159,8 @@ const scenarios: Scenarios = {
           [1, 2],
         ]),
       },
-      { x, topkIdx },
-      { ...input, topkWeights: await weightsOf(2, 1) },
-      { ...input, dtype: 'f32' },
-      { ...input, dtype: 'bf16', scales: 'f32' },
-      { ...input, scales: 'e8m0' },
-      { ...input, scales: 'toString' },
-      { ...input, out: x },
-      { ...input, out: { data: x, scales: x } },
-      { ...input, waitStats: await ids([[0]]) },
-      { ...input, cumulativeLocalExpertRecvStats: await ids([[0]]) },
-      { ...input, returnRecvHook: 1 },
-      { ...input, timeoutMs: Number.NaN },
     ];
+    if (device.kind === 'cpu') wrongs.push(...badChoices);
     for (const [at, wrong] of wrongs.entries()) await assert.rejects(ll.dispatch(as(wrong)), invalid, `dispatch ${at}`);
     const first = await ll.dispatch(input);
     const args = combineArgs(first);

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { toBf16 } from 'weftline';
-import { EpLowLatency, lowLatencySize, referenceLowLatencyCombine, referenceLowLatencyDispatch } from 'weftline/ep';
+import { lowLatencySize, referenceLowLatencyCombine, referenceLowLatencyDispatch } from 'weftline/ep';
 import { withCode } from '../../support/with-code.ts';
 
 const config = { maxTokensPerRank: 128, hidden: 7168, numExperts: 288, maxTopk: 8 };
@@ -40,6 +40,8 @@ test('a configuration that cannot be is refused with its value', () => {
     [{ layout: 'flat' }, /layout/],
     [{ overflow: 'ignore' }, /overflow/],
     [{ combineTravels: 'rows' }, /combineTravels/],
+    [{ numSms: -1 }, /numSms/],
+    [{ numSms: 8 }, /numSms/],
     [{ layout: 'rank-major', overflow: 'drop' }, /overflow.*nothing with layout 'rank-major'/],
     [{ capacity: 1 }, /capacity/],
   ] as const) {
@@ -50,10 +52,12 @@ test('a configuration that cannot be is refused with its value', () => {
   assert.throws(() => lowLatencySize(config, 5), withCode('WL_INVALID_ARGUMENT', /5 ranks/));
 });
 
-test('GPUs are refused in words', async () => {
-  const device = { kind: 'cuda' } as never;
-  const creating = EpLowLatency.create({ size: 1 } as never, device, { ...config, numExperts: 8 });
-  await assert.rejects(creating, { code: 'WL_UNSUPPORTED', message: /CPU ranks only for now: use EpBuffer on GPUs/ });
+test('on GPUs windows are not of shared memory, begin with the flags, and hold the counts of all experts', () => {
+  const size = lowLatencySize(config, 4, 'cuda');
+  assert.equal(size.sharedMemoryBytes, 0);
+  assert.deepEqual(size.regions.cells, { offset: 0, bytes: 4 * 128, stride: 4 * 128 });
+  assert.equal(size.regions.expertCounts.bytes, 2 * 288 * 4);
+  assert.equal(size.regions.bell.bytes, 0);
 });
 
 test('the reference drops the last rows of a full expert, and packs exponents lowest first', () => {

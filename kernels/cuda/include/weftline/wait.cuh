@@ -51,11 +51,11 @@ struct WaitFor {
   u32 channel;
 };
 
-// Only the first wait of a GPU that expires is recorded: the others mostly follow from it.
-__device__ __forceinline__ void recordTrap(const WaitScope& scope, WaitFor whom, u64 expected, u64 seen,
+// Only the first wait of a GPU that expires is recorded: the others mostly follow from it. True for that one.
+__device__ __forceinline__ bool recordTrap(const WaitScope& scope, WaitFor whom, u64 expected, u64 seen,
                                            u32 reason = trapReasonTimeout) {
   TrapRecord* trap = scope.trap;
-  if (compareExchangeGpu(&trap->state, trapStateEmpty, trapStateWriting) != trapStateEmpty) return;
+  if (compareExchangeGpu(&trap->state, trapStateEmpty, trapStateWriting) != trapStateEmpty) return false;
   trap->kernel = scope.kernel;
   trap->rank = scope.rank;
   trap->peer = whom.peer;
@@ -66,6 +66,7 @@ __device__ __forceinline__ void recordTrap(const WaitScope& scope, WaitFor whom,
   trap->timeoutNs = scope.timeoutNs;
   // ORDER: publishes the fields above to the host.
   storeReleaseSystem(&trap->state, trapStateReadable);
+  return true;
 }
 
 // Reading the timer costs as much as a few polls; asking the host, whose memory is far, much more.

@@ -17,7 +17,7 @@ import { LowLatencyHandle } from '../low-latency-handle.ts';
 import type { LowLatencyMembership, LowLatencyShortfall } from '../low-latency-membership.ts';
 import type { LowLatencyDispatchResult } from '../low-latency-results.ts';
 import type { LowLatencyScope } from '../low-latency-scope.ts';
-import { compareCombine, compareDispatch, dispatchWord, readDispatchWord } from './call-words.ts';
+import { compareCombine, compareDispatch, dispatchWord, readDispatchWord } from '../call-words.ts';
 import { CombineRows } from './combine-rows.ts';
 import { DispatchRows } from './dispatch-rows.ts';
 import { LowLatencyCells } from './low-latency-cells.ts';
@@ -97,6 +97,15 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     return this.#rows.reserve(input.scales, sequence);
   }
 
+  async dispatch(
+    input: CheckedLowLatencyDispatch,
+    sequence: number,
+    wait: LowLatencyWait,
+  ): Promise<LowLatencyDispatchResult> {
+    await this.sendDispatch(input, sequence, wait);
+    return this.receiveDispatch(input, sequence, wait);
+  }
+
   async sendDispatch(input: CheckedLowLatencyDispatch, sequence: number, wait: LowLatencyWait): Promise<void> {
     this.#dispatch = sequence;
     this.#combinesSince = 0;
@@ -166,6 +175,10 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
   async combineBuffer(handle: LowLatencyHandle, wait: LowLatencyWait): Promise<Tensor<'bf16'>> {
     await this.#untilCombineSlotIsFree(handle, wait);
     return this.#sums.buffer(handle.sequence);
+  }
+
+  async combine(input: CheckedLowLatencyCombine, wait: LowLatencyWait): Promise<Tensor<'bf16'>> {
+    return this.receiveCombine(await this.sendCombine(input, wait), wait);
   }
 
   async sendCombine(input: CheckedLowLatencyCombine, wait: LowLatencyWait): Promise<SentCpuCombine> {

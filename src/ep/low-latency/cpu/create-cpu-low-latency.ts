@@ -3,7 +3,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { agreeOn } from '../../../collective/agree.ts';
 import { describeCall } from '../../../collective/calls.ts';
 import type { CallWait, Deadline } from '../../../core/deadline.ts';
-import { asWeftlineError, WeftlineError } from '../../../core/errors.ts';
+import { asWeftlineError } from '../../../core/errors.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import { requireRoom } from '../../../windows/room.ts';
 import type { SharedMemoryName } from '../../../windows/shared-memory.ts';
@@ -11,7 +11,8 @@ import { SymmetricWindow, type SymmetricWindowOptions } from '../../../windows/s
 import type { RankGroup } from '../../../world/rank-group.ts';
 import type { LowLatencyEngine } from '../low-latency-engine.ts';
 import type { LowLatencyScope } from '../low-latency-scope.ts';
-import { type LowLatencyConfig, lowLatencySize } from '../low-latency-size.ts';
+import { comparableConfig, type LowLatencyConfig, lowLatencySize } from '../low-latency-size.ts';
+import { requireOneHost } from '../require-one-host.ts';
 import { AnnouncementBoard } from './announcement-board.ts';
 import { CpuLowLatencyEngine } from './cpu-low-latency-engine.ts';
 import { makeLowLatencyTables } from './low-latency-tables.ts';
@@ -60,13 +61,9 @@ async function createTogether(
     group,
     {
       what,
-      config: { ...config, device: device.kind },
+      config: comparableConfig(config, device.kind),
       prepare: () => {
-        const { length } = group.topology.hosts;
-        if (length > 1) {
-          const message = `${what} works within one host for now, and the group's ranks are on ${length}: use EpBuffer there`;
-          throw new WeftlineError('WL_UNSUPPORTED', message, { details: { hosts: length } });
-        }
+        requireOneHost(group);
         const sizes = lowLatencySize(given, group.size);
         requireRoom(what, [{ name: 'windows', bytes: sizes.bytes, isShared: true }], { group, device });
         return { size: sizes, tables: makeLowLatencyTables(device, config, group.size) };

@@ -1,17 +1,13 @@
 // The low-latency bench on CPU ranks: dispatch, combine, chained pairs, and the parts before and behind a hook.
 import type { CpuDevice } from '../../../../device/cpu/cpu-device.ts';
 import type { Tensor } from '../../../../device/tensor.ts';
-import {
-  EpLowLatency,
-  type LowLatencyConfig,
-  type LowLatencyDispatchArguments,
-  type LowLatencyDispatchResult,
-} from '../../../../ep/index.ts';
+import { EpLowLatency, type LowLatencyDispatchArguments, type LowLatencyDispatchResult } from '../../../../ep/index.ts';
 import type { World } from '../../../../world/index.ts';
 import { monotonicMicroseconds } from '../../clock.ts';
 import { loadAverage, machineDocument } from '../../machine.ts';
 import { checkEpWorkload, type EpWorkload, generateBf16Rows, generateRouting } from '../ep-workload.ts';
 import { sampleMachine } from '../sample-machine.ts';
+import { lowLatencyConfigOf } from './low-latency-config.ts';
 import {
   type LowLatencyBenchReport,
   type LowLatencyCaseResult,
@@ -28,10 +24,9 @@ export interface LowLatencyBenchOptions {
   readonly warmup: number;
   /** Pairs of a chain; a chain runs in each iteration. */
   readonly pairs: number;
+  /** On GPUs: SMs of calls and bare copies; 0: all. */
+  readonly numSms: number;
 }
-
-/** Rows of an expert in the variant 'choices', which takes them all in the window: so many times the mean. */
-const ROOM_PER_EXPERT = 4;
 
 /**
  * Collective. Returns the result document on rank 0 and undefined elsewhere. Fails with WL_INVALID_ARGUMENT, and with
@@ -88,15 +83,6 @@ export async function runLowLatencyBench(
   };
 }
 
-function configOf({ ranks, tokens, hidden, topk, experts }: Omit<EpWorkload, 'dtype'>, variant: LowLatencyVariant) {
-  const config: LowLatencyConfig = { maxTokensPerRank: tokens, hidden, numExperts: experts, maxTopk: topk };
-  if (variant === 'rank-major') return { ...config, layout: variant };
-  const most = ranks * tokens;
-  const room = Math.min(most, Math.ceil((ROOM_PER_EXPERT * most * topk) / experts));
-  const overflow = 'drop' as const;
-  return { ...config, combineTravels: variant, ...(variant === 'choices' && { maxTokensPerExpert: room, overflow }) };
-}
-
 interface BenchInputs {
   readonly x: Tensor<'bf16'>;
   readonly topkIdx: Tensor<'i32'>;
@@ -129,7 +115,7 @@ class LowLatencyCalls implements AsyncDisposable {
       out: device.empty('bf16', [tokens, hidden]),
       y: variant === 'rank-sums' ? device.empty('bf16', [experts / ranks, ranks * tokens, hidden]) : undefined,
     };
-    const ll = await EpLowLatency.create(world, device, configOf(workload, variant));
+    const ll = await EpLowLatency.create(world, device, lowLatencyConfigOf(workload, variant));
     const calls = new LowLatencyCalls(ll, inputs, variant);
     await calls.#writeOutput(full, world.rank);
     return calls;

@@ -51,7 +51,15 @@ export interface LowLatencyBenchReport {
 
 /** `byRank[r][i]`: sample i of rank r. */
 export function slowestRank(byRank: readonly (readonly number[])[]): Percentiles {
-  const samples = (byRank[0] ?? []).map((_, at) => Math.max(...byRank.map((samplesOf) => samplesOf[at]!)));
+  return percentilesOf(slowestOf(byRank));
+}
+
+/** The same, sample by sample. */
+export function slowestOf(byRank: readonly (readonly number[])[]): number[] {
+  return (byRank[0] ?? []).map((_, at) => Math.max(...byRank.map((samplesOf) => samplesOf[at]!)));
+}
+
+export function percentilesOf(samples: readonly number[]): Percentiles {
   const sorted = samples.toSorted((a, b) => a - b);
   return { count: sorted.length, p50: quantile(sorted, 0.5), p99: quantile(sorted, 0.99) };
 }

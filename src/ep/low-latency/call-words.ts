@@ -1,6 +1,7 @@
 // What ranks must agree on in a call of low-latency mode, as one word that they compare.
-import { WeftlineError } from '../../../core/errors.ts';
-import type { CheckedLowLatencyDispatch, LowLatencyScales } from '../low-latency-arguments.ts';
+import { LOW_LATENCY_WAIT_SHIFT, lowLatencyWaits } from '../../abi/low-latency.ts';
+import { WeftlineError } from '../../core/errors.ts';
+import type { CheckedLowLatencyDispatch, LowLatencyScales } from './low-latency-arguments.ts';
 
 const formats = ['bf16', 'f32', 'rounded', 'ue8m0'] as const;
 const HAS_WEIGHTS = 1 << 8;
@@ -19,11 +20,31 @@ export function readDispatchWord(word: number): { readonly scales: LowLatencySca
   return { scales: format === 'bf16' ? undefined : format, k: word & 0xff };
 }
 
+/** Of a combine with the handle of that dispatch, as kernels compare it: the bits that a record of a wait has room for. */
+export function combineWord(sequence: number): number {
+  return sequence & (2 ** LOW_LATENCY_WAIT_SHIFT - 1);
+}
+
+/** What a kernel waited for, by the word in its record. */
+export function describeWait(word: number): string {
+  const call = combineWord(word);
+  const wait = word >>> LOW_LATENCY_WAIT_SHIFT;
+  if (wait === lowLatencyWaits.rows) return `${describeDispatch(call)}, for rows`;
+  if (wait === lowLatencyWaits.slot) return `${describeDispatch(call)}, for free slots`;
+  if (wait === lowLatencyWaits.combineRows) return `a combine of dispatch ${call}, for rows`;
+  return `a combine of dispatch ${call}, until its memory is read`;
+}
+
+/** Columns of the choices of a dispatch. */
+export function columnsOf(word: number): number {
+  return word & 0xff;
+}
+
 function describeDispatch(word: number): string {
   const format = formats[word >>> FORMAT_SHIFT] ?? 'bf16';
   const rows = format === 'bf16' ? 'bf16 rows' : `fp8 rows with scales '${format}'`;
   const weights = (word & HAS_WEIGHTS) === 0 ? 'without' : 'with';
-  return `a dispatch of ${rows}, ${word & 0xff} choices as ${(word & IS_WIDE) === 0 ? 'i32' : 'i64'}, ${weights} topkWeights`;
+  return `a dispatch of ${rows}, ${columnsOf(word)} choices as ${(word & IS_WIDE) === 0 ? 'i32' : 'i64'}, ${weights} topkWeights`;
 }
 
 /** Fails with WL_CONFIG_MISMATCH unless the words are the same. */

@@ -1,0 +1,102 @@
+// How ranks meet in low-latency mode: words in the windows of the peers that count kernels, and waits for them.
+//
+// Each block of a kernel adds its share to a word of every peer as soon as it is done; the shares of a kernel make one unit. So
+// no block waits for the others of its grid, and nothing is ever reset.
+#pragma once
+#include "weftline/abi.cuh"
+#include "weftline/memory-order.cuh"
+#include "weftline/wait.cuh"
+
+namespace weftline {
+
+// The cell of rank `from` in a window, whose first region they are.
+__device__ __forceinline__ LowLatencyFlags* flagsAt(void* window, u32 from) {
+  return static_cast<LowLatencyFlags*>(window) + from;
+}
+
+__device__ __forceinline__ bool isLastBlock() { return blockIdx.x + 1 == gridDim.x; }
+
+__device__ __forceinline__ u32 blockShare() { return isLastBlock() ? lowLatencyUnit - (gridDim.x - 1) : 1; }
+
+// Who meets.
+struct LowLatencyRanks {
+  void* const* peers;
+  u32 ranks;
+  u32 rank;
+};
+
+// Why this rank can go no further.
+struct LowLatencyFailure {
+  u32 kind;
+  u32 number;
+  u32 detail;
+  u32 extent;
+};
+
+// ORDER: the reason, then the word that says there is one. The cell of this rank in every window, its own as well.
+__device__ inline void tellFailure(const LowLatencyRanks& all, const LowLatencyFailure& failure) {
+  for (u32 peer = 0; peer < all.ranks; ++peer) {
+    LowLatencyFlags* flags = flagsAt(all.peers[peer], all.rank);
+    storeRelaxedSystem(&flags->failureNumber, failure.number);
+    storeRelaxedSystem(&flags->failureDetail, failure.detail);
+    storeRelaxedSystem(&flags->failureExtent, failure.extent);
+    storeReleaseSystem(&flags->failure, failure.kind);
+  }
+}
+
+__device__ __forceinline__ u64 failureWord(u32 kind, u32 number) { return kind | static_cast<u64>(number) << 8; }
+
+// By one thread: the host and the peers hear of the first failure of this rank.
+__device__ inline void failCall(const LowLatencyRanks& all, const WaitScope& scope, WaitFor whom,
+                                const LowLatencyFailure& failure) {
+  const u64 seen = failure.detail | static_cast<u64>(failure.extent) << 32;
+  if (!recordTrap(scope, whom, failureWord(failure.kind, failure.number), seen, trapReasonCallFailed)) return;
+  tellFailure(all, failure);
+}
+
+// By one thread per peer. True once its word counts so many units, with what it released before; false when the caller must
+// leave the kernel: the peer cannot go on, or the deadline is over.
+__device__ inline bool awaitPeer(const LowLatencyRanks& all, const u32* word, u32 units, const WaitScope& scope,
+                                 WaitFor whom) {
+  const LowLatencyFlags* flags = flagsAt(all.peers[all.rank], whom.peer);
+  const u32 expected = units * lowLatencyUnit;
+  u32 seen = loadAcquireSystem(word);
+  u32 failure = loadAcquireSystem(&flags->failure);
+  if (epochReached(seen, expected) && failure == lowLatencyFailureNone) return true;
+  const u64 start = waitStart(scope);
+  for (u32 polls = 1; failure == lowLatencyFailureNone; ++polls) {
+    seen = loadAcquireSystem(word);
+    // ORDER: after the word, so that a failure before what it counts is seen.
+    failure = loadAcquireSystem(&flags->failure);
+    if (failure != lowLatencyFailureNone) break;
+    if (epochReached(seen, expected)) return true;
+    if (!waitIsOver(scope, polls, start)) continue;
+    if (recordTrap(scope, whom, expected, seen, expiryReason(scope))) tellFailure(all, {lowLatencyFailureGaveUp, 0, 0, 0});
+    return false;
+  }
+  const u64 detail = loadRelaxedSystem(&flags->failureDetail);
+  const u64 extent = loadRelaxedSystem(&flags->failureExtent);
+  recordTrap(scope, whom, failureWord(failure, loadRelaxedSystem(&flags->failureNumber)), detail | extent << 32,
+             trapReasonPeerFailed);
+  return false;
+}
+
+// By one thread per peer, once its word says that it has come: false when it is in another call. The word of a call may be
+// that of a later one, for a peer that is ahead.
+__device__ inline bool isSameCall(const LowLatencyRanks& all, u64 there, u32 number, u32 call, const WaitScope& scope,
+                                  WaitFor whom) {
+  const u32 theirs = static_cast<u32>(there >> 32);
+  if (static_cast<u32>(there) != number || theirs == call) return true;
+  const u32 what = whom.channel & ~((1u << lowLatencyWaitShift) - 1);
+  if (recordTrap(scope, whom, whom.channel, theirs | what, trapReasonOtherCall)) tellFailure(all, {lowLatencyFailureGaveUp, number, 0, 0});
+  return false;
+}
+
+__device__ __forceinline__ u64 callCell(u32 number, u32 call) { return number | static_cast<u64>(call) << 32; }
+
+__device__ __forceinline__ u32 waitWord(u32 what, u32 call) { return call | what << lowLatencyWaitShift; }
+
+// Past the first-level cache, for peers wrote it during this kernel.
+__device__ __forceinline__ u64 loadCell(const u64* cell) { return __ldcg(cell); }
+
+}  // namespace weftline

@@ -1,0 +1,100 @@
+// What the low-latency CUDA kernels take.
+import { EP_MAX_RANKS } from './ep-arguments.ts';
+import { defineLayout } from './layout.ts';
+
+const peers = { of: 'ptr', count: EP_MAX_RANKS } as const;
+
+/** Offsets are from the start of a window, to the slot in use. */
+export const lowLatencyDispatchArguments = defineLayout('LowLatencyDispatchArguments', {
+  peers,
+  /** LowLatencyBlock for each block. */
+  blocks: 'ptr',
+  x: 'ptr',
+  topk: 'ptr',
+  weights: 'ptr',
+  /** i32 [T, ranks]: rows of this rank's tokens among those that it sends to each rank, -1 where they do not go. */
+  sentRows: 'ptr',
+  /** i32 [T, K, 2]: expert of each choice or -1, and the token's row among this rank's for it; null where nobody asks. */
+  sentPlaces: 'ptr',
+  /** Results by expert; of rank-major `arrived` alone. */
+  rows: 'ptr',
+  scales: 'ptr',
+  counts: 'ptr',
+  dropped: 'ptr',
+  ranges: 'ptr',
+  sources: 'ptr',
+  /** i32 and f32 [ranks, M, K]: row of each choice that came, or -1, and its weight. Null where nobody asks. */
+  rowOf: 'ptr',
+  rowWeights: 'ptr',
+  /** i32 [ranks]. */
+  arrived: 'ptr',
+  expertStats: 'ptr',
+  waitStats: 'ptr',
+  trap: 'ptr',
+  timeoutNs: 'u64',
+  rowsOffset: 'u64',
+  scalesOffset: 'u64',
+  sourcesOffset: 'u64',
+  choicesOffset: 'u64',
+  weightsOffset: 'u64',
+  countsOffset: 'u64',
+  firstRowsOffset: 'u64',
+  ranks: 'u32',
+  rank: 'u32',
+  tokens: 'u32',
+  hidden: 'u32',
+  topkColumns: 'u32',
+  indexBytes: 'u32',
+  maxTokens: 'u32',
+  experts: 'u32',
+  expertsPerRank: 'u32',
+  /** C. */
+  capacity: 'u32',
+  /** One of lowLatencyScales, or LOW_LATENCY_BF16. */
+  format: 'u32',
+  rankMajor: 'u32',
+  failOnOverflow: 'u32',
+  /** 1: senders are told where their rows begin. */
+  sharesFirstRows: 'u32',
+  slot: 'u32',
+  call: 'u32',
+  /** Of lowLatencyPhases. */
+  phases: 'u32',
+});
+
+export const lowLatencyCombineArguments = defineLayout('LowLatencyCombineArguments', {
+  peers,
+  blocks: 'ptr',
+  y: 'ptr',
+  out: 'ptr',
+  /** f32 [T, K], of the choices. */
+  weights: 'ptr',
+  /** As in LowLatencyDispatchArguments, of the dispatch. */
+  sentRows: 'ptr',
+  sentPlaces: 'ptr',
+  rowOf: 'ptr',
+  rowWeights: 'ptr',
+  /** i32: rows that came, of each rank or, where all choices travel, of each expert. */
+  counts: 'ptr',
+  waitStats: 'ptr',
+  trap: 'ptr',
+  timeoutNs: 'u64',
+  rowsOffset: 'u64',
+  firstRowsOffset: 'u64',
+  ranks: 'u32',
+  rank: 'u32',
+  tokens: 'u32',
+  rowBytes: 'u32',
+  topkColumns: 'u32',
+  maxTokens: 'u32',
+  expertsPerRank: 'u32',
+  capacity: 'u32',
+  /** One of lowLatencyTravels. */
+  travels: 'u32',
+  /** 1: y is where peers read it. */
+  inPlace: 'u32',
+  /** Of the dispatch, modulo LOW_LATENCY_RESULTS. */
+  result: 'u32',
+  call: 'u32',
+  phases: 'u32',
+});

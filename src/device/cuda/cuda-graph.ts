@@ -1,0 +1,91 @@
+// Work that was recorded once and is enqueued again by one call of the driver: a CUDA graph.
+import type { Out } from '../../native/library.ts';
+import type { CudaContext } from './cuda-context.ts';
+import type { CudaStream } from './cuda-stream.ts';
+import type { KeptMemory } from './memory-pool.ts';
+
+/** CUstreamCaptureMode: only what touches the recorded streams is part of it; fences of other work may be looked at. */
+const RELAXED = 2;
+
+/** Made by device.capture(). Tensors that were taken while it was recorded stay its memory until it is disposed. */
+export class CudaGraph implements Disposable {
+  readonly #context: CudaContext;
+  /** CUgraphExec. */
+  readonly #handle: number;
+  readonly #stream: CudaStream;
+  readonly #memory: KeptMemory;
+  #disposed = false;
+
+  /** @internal Use device.capture(). */
+  constructor(stream: CudaStream, handle: number, memory: KeptMemory) {
+    this.#context = stream.context;
+    this.#handle = handle;
+    this.#stream = stream;
+    this.#memory = memory;
+    this.#context.own(this);
+  }
+
+  /** True from dispose() on. */
+  get disposed(): boolean {
+    return this.#disposed;
+  }
+
+  /**
+   * Enqueues all that was recorded; returns before it has run. It reads and writes the tensors of the calls that were
+   * recorded. What fails on the device shows as it does for direct calls, in the next wait. On one stream at a time.
+   */
+  launch(stream: CudaStream = this.#stream): void {
+    const context = this.#context;
+    context.refuseCapture('the launch of a graph');
+    context.lastLaunch = 'a graph';
+    context.workCount += 1;
+    context.call('cuGraphLaunch', this.#handle, stream.handle);
+  }
+
+  /** Launches that still run end first. Idempotent. */
+  dispose(): void {
+    if (this.#disposed) return;
+    this.#disposed = true;
+    this.#context.disown(this);
+    this.#context.release('cuGraphExecDestroy', this.#handle);
+    this.#memory.release();
+  }
+
+  [Symbol.dispose](): void {
+    this.dispose();
+  }
+}
+
+/** Runs `record`, and makes a graph of what it enqueued on the stream and on those that wait for it. */
+export async function captureGraph(
+  stream: CudaStream,
+  keepMemory: () => KeptMemory,
+  record: () => Promise<void> | void,
+): Promise<CudaGraph> {
+  const { context } = stream;
+  context.refuseCapture('another capture');
+  context.call('cuStreamBeginCapture', stream.handle, RELAXED);
+  context.isCapturing = true;
+  const memory = keepMemory();
+  const graph: Out = [0];
+  const executable: Out = [0];
+  let status = 0;
+  try {
+    try {
+      await record();
+    } finally {
+      context.isCapturing = false;
+      memory.end();
+      // Also where the recording has failed: the stream must work again. The first error is the one to tell.
+      status = context.status('cuStreamEndCapture', stream.handle, graph);
+    }
+    context.check('cuStreamEndCapture', status, 'recording a graph');
+    context.call('cuGraphInstantiateWithFlags', executable, graph[0], 0);
+    return new CudaGraph(stream, executable[0], memory);
+  } catch (error) {
+    memory.release();
+    throw error;
+  } finally {
+    if (graph[0] !== 0) context.release('cuGraphDestroy', graph[0]);
+  }
+}

@@ -1,0 +1,304 @@
+// The GPU's way of a low-latency call: a kernel that sends and receives, or one for each around a hook. Nothing waits for the
+// host, and the host waits for nothing: results are there for what follows on the device's stream.
+import {
+  LOW_LATENCY_BF16,
+  LOW_LATENCY_RESULTS,
+  lowLatencyPhases,
+  lowLatencyScales,
+  lowLatencyTravels,
+} from '../../../abi/low-latency.ts';
+import type { CudaCalls } from '../../../collective/cuda-calls.ts';
+import { remaining } from '../../../core/deadline.ts';
+import { type DType, dtypes } from '../../../core/dtype.ts';
+import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
+import type { MemoryRange } from '../../../device/host-access.ts';
+import { Tensor } from '../../../device/tensor.ts';
+import type { CudaWindow } from '../../../windows/cuda-window.ts';
+import { combineWord, dispatchWord } from '../call-words.ts';
+import {
+  type CheckedLowLatencyCombine,
+  type CheckedLowLatencyDispatch,
+  type LowLatencyScales,
+  readsInPlace,
+  rowShape,
+  scaleShape,
+  scalesDtype,
+} from '../low-latency-arguments.ts';
+import type { LowLatencyEngine, LowLatencyWait, SentCombine } from '../low-latency-engine.ts';
+import { LowLatencyHandle } from '../low-latency-handle.ts';
+import type { LowLatencyDispatchResult, LowLatencyRows } from '../low-latency-results.ts';
+import type { LowLatencyScope } from '../low-latency-scope.ts';
+import type { LowLatencyRegion } from '../low-latency-size.ts';
+import type { LowLatencyLaunches } from './low-latency-launches.ts';
+import type { CudaLowLatencyTables, CudaResultTables } from './low-latency-tables.ts';
+
+/** What an engine is made of, and owns. */
+export interface CudaLowLatencyParts {
+  readonly launches: LowLatencyLaunches;
+  readonly tables: CudaLowLatencyTables;
+  readonly window: CudaWindow;
+  readonly calls: CudaCalls;
+}
+
+const { send: SEND, receive: RECEIVE } = lowLatencyPhases;
+const BOTH = SEND | RECEIVE;
+
+export class CudaLowLatencyEngine implements LowLatencyEngine {
+  readonly #scope: LowLatencyScope<CudaDevice>;
+  readonly #window: CudaWindow;
+  readonly #tables: CudaLowLatencyTables;
+  readonly #launches: LowLatencyLaunches;
+  readonly #calls: CudaCalls;
+  readonly #isRankMajor: boolean;
+  /** Memory of results for which no `out` was given, by parity of the dispatch; made when first needed. */
+  readonly #own: (Tensor<'u8'> | undefined)[] = [undefined, undefined];
+  readonly #outgrown: Tensor<'u8'>[] = [];
+
+  constructor(scope: LowLatencyScope<CudaDevice>, { launches, tables, window, calls }: CudaLowLatencyParts) {
+    this.#scope = scope;
+    this.#window = window;
+    this.#tables = tables;
+    this.#launches = launches;
+    this.#calls = calls;
+    this.#isRankMajor = scope.config.layout === 'rank-major';
+  }
+
+  get mapped(): MemoryRange {
+    return this.#window.storage;
+  }
+
+  throwIfUnusable(): void {
+    this.#calls.throwIfUnusable();
+  }
+
+  /** Choices lie in the GPU's memory, and its kernel checks them. */
+  prepareDispatch({ scales, out }: CheckedLowLatencyDispatch, sequence: number): void {
+    if (this.#isRankMajor || out !== undefined) return;
+    const { resultBytes } = this.#scope.size;
+    const bytes = scales === undefined ? resultBytes.bf16 : resultBytes.fp8;
+    const parity = sequence % LOW_LATENCY_RESULTS;
+    if ((this.#own[parity]?.bytes ?? -1) >= bytes) return;
+    const grown = this.#scope.device.empty('u8', [bytes]);
+    // Graphs may still write there.
+    if (this.#own[parity]) this.#outgrown.push(this.#own[parity]);
+    this.#own[parity] = grown;
+  }
+
+  dispatch(
+    input: CheckedLowLatencyDispatch,
+    sequence: number,
+    wait: LowLatencyWait,
+  ): Promise<LowLatencyDispatchResult> {
+    return Promise.resolve(this.#launchReceiving(input, sequence, { wait, phases: BOTH }));
+  }
+
+  sendDispatch(input: CheckedLowLatencyDispatch, sequence: number, wait: LowLatencyWait): Promise<void> {
+    this.#setDispatch(input, sequence);
+    this.#launchDispatch({ wait, phases: SEND });
+    return Promise.resolve();
+  }
+
+  receiveDispatch(
+    input: CheckedLowLatencyDispatch,
+    sequence: number,
+    wait: LowLatencyWait,
+  ): Promise<LowLatencyDispatchResult> {
+    return Promise.resolve(this.#launchReceiving(input, sequence, { wait, phases: RECEIVE }));
+  }
+
+  combineBufferAddress({ sequence }: LowLatencyHandle): number {
+    return this.#window.address + this.#offset('combineRows', sequence % LOW_LATENCY_RESULTS);
+  }
+
+  combineBuffer(handle: LowLatencyHandle, wait: LowLatencyWait): Promise<Tensor<'bf16'>> {
+    const plan = this.#launches.awaitBuffer;
+    const set = plan.arguments;
+    set.set('result', handle.sequence % LOW_LATENCY_RESULTS);
+    set.set('call', combineWord(handle.sequence));
+    set.set('timeoutNs', this.#calls.timeoutNs(wait));
+    plan.launch();
+    const at = this.combineBufferAddress(handle) - this.#window.address;
+    return Promise.resolve(new Tensor(this.#window.storage, 'bf16', rowShape(this.#scope), at));
+  }
+
+  combine(input: CheckedLowLatencyCombine, wait: LowLatencyWait): Promise<Tensor<'bf16'>> {
+    const out = this.#outOf(input);
+    this.#launchCombine(input, out, { wait, phases: BOTH });
+    return Promise.resolve(out);
+  }
+
+  sendCombine(input: CheckedLowLatencyCombine, wait: LowLatencyWait): Promise<SentCombine> {
+    const out = this.#outOf(input);
+    this.#launchCombine(input, out, { wait, phases: SEND });
+    return Promise.resolve({ input, number: 0, out });
+  }
+
+  receiveCombine({ input, out }: SentCombine, wait: LowLatencyWait): Promise<Tensor<'bf16'>> {
+    this.#launchCombine(input, out, { wait, phases: RECEIVE });
+    return Promise.resolve(out);
+  }
+
+  /** The host waits for the device, then for the other ranks: afterwards nothing of this object runs anywhere. */
+  async barrier(wait: LowLatencyWait): Promise<void> {
+    await this.#scope.device.stream.idle(remaining(wait));
+    this.throwIfUnusable();
+    await this.#scope.group.barrier('low-latency', remaining(wait));
+  }
+
+  async close(): Promise<void> {
+    // Kernels that still run use the window.
+    await this.#scope.device.stream.drained().catch(() => {});
+    for (const memory of [...this.#own, ...this.#outgrown]) memory?.dispose();
+    for (const part of [this.#tables, this.#calls, this.#window]) part[Symbol.dispose]();
+  }
+
+  #outOf({ out, handle }: CheckedLowLatencyCombine): Tensor<'bf16'> {
+    return out ?? this.#scope.device.empty('bf16', [handle.numTokens, this.#scope.config.hidden]);
+  }
+
+  #launchDispatch({ wait, phases }: Launch): void {
+    const plan = this.#launches.dispatch;
+    plan.arguments.set('phases', phases);
+    plan.arguments.set('timeoutNs', this.#calls.timeoutNs(wait));
+    plan.launch();
+  }
+
+  #launchReceiving(input: CheckedLowLatencyDispatch, sequence: number, launch: Launch): LowLatencyDispatchResult {
+    const set = this.#launches.dispatch.arguments;
+    const rows = input.out ?? this.#rowsOf(input.scales, sequence);
+    const [data, scales] = 'data' in rows ? [rows.data, rows.scales] : [rows, undefined];
+    this.#setDispatch(input, sequence);
+    set.set('rows', data.address);
+    set.set('scales', scales?.address ?? 0);
+    set.set('expertStats', input.expertStats?.address ?? 0);
+    set.set('waitStats', input.waitStats?.address ?? 0);
+    this.#launchDispatch(launch);
+    return this.#resultOf(input, sequence, rows);
+  }
+
+  /** What both halves of a dispatch work with. */
+  #setDispatch(input: CheckedLowLatencyDispatch, sequence: number): void {
+    const { x, topkIdx, topkWeights, scales } = input;
+    const set = this.#launches.dispatch.arguments;
+    const slot = this.#slotOf(sequence);
+    const tables = this.#tablesOf(sequence);
+    const [tokens, columns] = topkIdx.shape as [number, number];
+    set.set('x', x.address);
+    set.set('topk', topkIdx.address);
+    set.set('weights', topkWeights?.address ?? 0);
+    set.set('tokens', tokens);
+    set.set('topkColumns', columns);
+    set.set('indexBytes', dtypes[topkIdx.dtype].bytes);
+    set.set('format', scales === undefined ? LOW_LATENCY_BF16 : lowLatencyScales[scales]);
+    set.set('slot', slot);
+    set.set('call', dispatchWord(input));
+    set.set('rowsOffset', this.#offset('rows', slot));
+    set.set('scalesOffset', this.#offset('scales', slot));
+    set.set('sourcesOffset', this.#offset('sourceToken', slot));
+    set.set('choicesOffset', this.#offset('topkIdx', slot));
+    set.set('weightsOffset', this.#offset('topkWeights', slot));
+    set.set('countsOffset', this.#offset('expertCounts', slot));
+    set.set('firstRowsOffset', this.#offset('firstRows', sequence % LOW_LATENCY_RESULTS));
+    for (const name of ['sentRows', 'arrived', 'counts', 'dropped', 'ranges', 'sources'] as const) {
+      set.set(name, tables[name].address);
+    }
+    for (const name of ['sentPlaces', 'rowOf', 'rowWeights'] as const) set.set(name, addressOf(tables[name]));
+  }
+
+  #launchCombine(input: CheckedLowLatencyCombine, out: Tensor<'bf16'>, { wait, phases }: Launch): void {
+    const { y, handle, topkWeights, waitStats } = input;
+    const plan = this.#launches.combine;
+    const set = plan.arguments;
+    const result = handle.sequence % LOW_LATENCY_RESULTS;
+    const tables = this.#tablesOf(handle.sequence);
+    const isInPlace = readsInPlace(this.#scope) && y.address === this.combineBufferAddress(handle);
+    set.set('y', y.address);
+    set.set('out', out.address);
+    set.set('weights', topkWeights?.address ?? 0);
+    set.set('sentRows', tables.sentRows.address);
+    for (const name of ['sentPlaces', 'rowOf', 'rowWeights'] as const) set.set(name, addressOf(tables[name]));
+    const isByChoice = set.get('travels') === lowLatencyTravels.choices;
+    set.set('counts', (isByChoice ? tables.counts : tables.arrived).address);
+    set.set('waitStats', (phases & RECEIVE) === 0 ? 0 : (waitStats?.address ?? 0));
+    set.set('tokens', handle.numTokens);
+    set.set('topkColumns', handle.topk);
+    set.set('rowsOffset', this.#offset('combineRows', result));
+    set.set('firstRowsOffset', this.#offset('firstRows', result));
+    set.set('inPlace', Number(isInPlace));
+    set.set('result', result);
+    set.set('call', combineWord(handle.sequence));
+    set.set('phases', phases);
+    set.set('timeoutNs', this.#calls.timeoutNs(wait));
+    plan.launch();
+  }
+
+  #resultOf(input: CheckedLowLatencyDispatch, sequence: number, rows: LowLatencyRows): LowLatencyDispatchResult {
+    const { config, group } = this.#scope;
+    const { topkIdx, topkWeights } = input;
+    const [numTokens, topk] = topkIdx.shape as [number, number];
+    const slot = this.#slotOf(sequence);
+    const { arrived, counts, dropped, ranges, sources } = this.#tablesOf(sequence);
+    const handle = { owner: this.#scope, sequence, numTokens, topk };
+    if (!this.#isRankMajor) {
+      return {
+        recvX: rows,
+        recvCount: counts,
+        dropped,
+        recvTopkIdx: undefined,
+        recvTopkWeights: undefined,
+        handle: new LowLatencyHandle({ ...handle, recvSrcIdx: sources, recvRange: ranges }),
+      };
+    }
+    const shape = [group.size, config.maxTokensPerRank];
+    const recvSrcIdx = this.#view('i32', 'sourceToken', slot, shape);
+    return {
+      recvX: rows,
+      recvCount: arrived,
+      dropped: undefined,
+      recvTopkIdx: this.#view(topkIdx.dtype, 'topkIdx', slot, [...shape, topk]),
+      recvTopkWeights: topkWeights && this.#view('f32', 'topkWeights', slot, [...shape, topk]),
+      handle: new LowLatencyHandle({ ...handle, recvSrcIdx, recvRange: undefined }),
+    };
+  }
+
+  #rowsOf(scales: LowLatencyScales | undefined, sequence: number): LowLatencyRows {
+    const shape = rowShape(this.#scope);
+    const slot = this.#slotOf(sequence);
+    const own = this.#own[sequence % LOW_LATENCY_RESULTS];
+    const storage = own?.storage ?? this.#window.storage;
+    const begin = this.#isRankMajor ? this.#offset('rows', slot) : 0;
+    if (scales === undefined) return new Tensor(storage, 'bf16', shape, begin);
+    const data = new Tensor(storage, 'fp8e4m3', shape, begin);
+    const behind = this.#isRankMajor ? this.#offset('scales', slot) : data.bytes;
+    return { data, scales: new Tensor(storage, scalesDtype(scales), scaleShape(this.#scope, scales), behind) };
+  }
+
+  #view<D extends DType>(dtype: D, region: LowLatencyRegion, slot: number, shape: readonly number[]): Tensor<D> {
+    return new Tensor(this.#window.storage, dtype, shape, this.#offset(region, slot));
+  }
+
+  #slotOf(sequence: number): number {
+    return sequence % this.#scope.size.receiveSlots;
+  }
+
+  #tablesOf(sequence: number): CudaResultTables {
+    return this.#tables.results[sequence % LOW_LATENCY_RESULTS] as CudaResultTables;
+  }
+
+  /** From the start of a window. */
+  #offset(region: LowLatencyRegion, slot: number): number {
+    const { offset, stride } = this.#scope.size.regions[region];
+    return offset + slot * stride;
+  }
+}
+
+interface Launch {
+  readonly wait: LowLatencyWait;
+  /** Of lowLatencyPhases. */
+  readonly phases: number;
+}
+
+/** Null for a table that nobody asks for. */
+function addressOf(table: Tensor): number {
+  return table.elements === 0 ? 0 : table.address;
+}

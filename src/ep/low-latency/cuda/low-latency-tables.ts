@@ -1,0 +1,60 @@
+// The tables that low-latency kernels work with on a GPU besides the window, all allocated before the ranks agree.
+import { LOW_LATENCY_MAX_BLOCKS, LOW_LATENCY_RESULTS, lowLatencyBlock } from '../../../abi/low-latency.ts';
+import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
+import type { Tensor } from '../../../device/tensor.ts';
+import { TensorSet } from '../../../device/tensor-set.ts';
+import type { LowLatencyConfig } from '../low-latency-size.ts';
+
+/** What one of the two results that are alive at once needs besides its rows; see LowLatencyDispatchArguments. */
+export interface CudaResultTables {
+  /** i32 [M, ranks]. */
+  readonly sentRows: Tensor<'i32'>;
+  /** i32 [M, K, 2]; empty unless all choices travel. */
+  readonly sentPlaces: Tensor<'i32'>;
+  /** i32 [ranks]. */
+  readonly arrived: Tensor<'i32'>;
+  /** i32 [experts of the rank]. */
+  readonly counts: Tensor<'i32'>;
+  readonly dropped: Tensor<'i32'>;
+  /** i32 [experts of the rank, ranks, 2]. */
+  readonly ranges: Tensor<'i32'>;
+  /** i32 [experts of the rank, C]. */
+  readonly sources: Tensor<'i32'>;
+  /** i32 and f32 [ranks, M, K]; empty unless this rank adds up. */
+  readonly rowOf: Tensor<'i32'>;
+  readonly rowWeights: Tensor<'f32'>;
+}
+
+export interface CudaLowLatencyTables extends Disposable {
+  /** LowLatencyBlock for each block. */
+  readonly blocks: Tensor<'u8'>;
+  readonly results: readonly CudaResultTables[];
+}
+
+/** Fails with WL_MEMORY. */
+export function makeCudaTables(
+  device: CudaDevice,
+  config: Required<LowLatencyConfig>,
+  ranks: number,
+): CudaLowLatencyTables {
+  const { maxTokensPerRank: most, maxTopk: k, numExperts, layout, combineTravels, maxTokensPerExpert } = config;
+  const isExpertMajor = layout === 'expert-major';
+  const isByChoice = isExpertMajor && combineTravels === 'choices';
+  const experts = isExpertMajor ? numExperts / ranks : 0;
+  const arriving = isExpertMajor && !isByChoice ? ranks * most * k : 0;
+  const { set, made } = TensorSet.make(device, (tensors) => ({
+    blocks: tensors.empty('u8', [LOW_LATENCY_MAX_BLOCKS, lowLatencyBlock.size]),
+    results: Array.from({ length: LOW_LATENCY_RESULTS }, () => ({
+      sentRows: tensors.empty('i32', [most, ranks]),
+      sentPlaces: tensors.empty('i32', [isByChoice ? most : 0, k, 2]),
+      arrived: tensors.empty('i32', [ranks]),
+      counts: tensors.empty('i32', [experts]),
+      dropped: tensors.empty('i32', [experts]),
+      ranges: tensors.empty('i32', [experts, ranks, 2]),
+      sources: tensors.empty('i32', [experts, maxTokensPerExpert]),
+      rowOf: tensors.empty('i32', [arriving]),
+      rowWeights: tensors.empty('f32', [arriving]),
+    })),
+  }));
+  return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
+}
