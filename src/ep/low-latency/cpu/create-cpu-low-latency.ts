@@ -48,7 +48,7 @@ export async function createCpuLowLatency(
     await board.announce(window, config);
     return made;
   } catch (error) {
-    made.engine.close();
+    await made.engine.close();
     throw error;
   }
 }
