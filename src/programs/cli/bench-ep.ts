@@ -85,7 +85,11 @@ export function addEpBench(bench: Command): void {
         ...lowLatencyVariants,
       ]),
     )
-    .option('--sms <list>', `on GPUs: SM counts to run with, as 8,16,24 (default: ${defaultSms.join(',')})`, smList)
+    .option(
+      '--sms <list>',
+      `on GPUs: SM counts to run with, as 8,16,24 (default: ${defaultSms.join(',')}); one count in low-latency mode (default: all) and across hosts`,
+      smList,
+    )
     .option('--iterations <n>', 'timed rounds of all cases', positive, 20)
     .option('--warmup <n>', 'rounds before them', integerArgument(0, MAX_COUNT), 3)
     .option('--pairs <n>', 'across hosts and in low-latency mode: dispatches and combines in turn', positive, 32)

@@ -7,7 +7,7 @@ import { ArenaLayout } from '#lib/agent/backends/ucx/arena-layout.js';
 import { LinkBlock } from '#lib/agent/backends/ucx/link-block.js';
 import { LinkHalves } from '#lib/agent/backends/ucx/link-halves.js';
 import { UcxTables } from '#lib/agent/backends/ucx/ucx-tables.js';
-import type { UcxWorker } from '#lib/agent/backends/ucx/ucx-worker.js';
+import type { MappedPlace, UcxWorker } from '#lib/agent/backends/ucx/ucx-worker.js';
 import { NativeBlock } from '#lib/native/native-block.js';
 import { type Decoder, Fault } from '../decoder.ts';
 import { joined } from '../mutate.ts';
@@ -23,12 +23,15 @@ const GUARD_BYTE = 0xa5;
 const HEAD_BYTES = 4;
 const MAX_MESSAGES = 24;
 const MAX_STEPS = 200;
+/** What UCX would call the memory. */
+const REGION_MEMORY = 77;
+const OWN_MEMORY = 88;
 
 /** In place of UCX: everything that is sent or received ends at once, and where it may write is checked. */
 class FakeWorker {
-  readonly mayWrite: (address: number, bytes: number) => boolean;
+  readonly mayWrite: (place: MappedPlace) => boolean;
 
-  constructor(mayWrite: (address: number, bytes: number) => boolean) {
+  constructor(mayWrite: (place: MappedPlace) => boolean) {
     this.mayWrite = mayWrite;
   }
 
@@ -40,9 +43,13 @@ class FakeWorker {
     return 0;
   }
 
-  receive(address: number, bytes: number): number {
+  sendFrom(): number {
+    return 0;
+  }
+
+  receive({ address, bytes, memory }: MappedPlace): number {
     // Into nothing: what is refused.
-    if (bytes > 0 && !this.mayWrite(address, bytes))
+    if (bytes > 0 && !this.mayWrite({ address, bytes, memory }))
       throw new Fault(`a receive of ${bytes} bytes lies outside of regions`);
     return 0;
   }
@@ -87,11 +94,13 @@ function createTarget(): Target {
   block.words[linkWord.secretHigh] = SECRET_HIGH;
   block.words[linkWord.process] = -1;
   const places = [
-    [storage.memory.address + GUARD, REGION_BYTES],
-    [block.inRing.address, block.inRing.bytes.length],
+    [storage.memory.address + GUARD, REGION_BYTES, REGION_MEMORY],
+    [block.inRing.address, block.inRing.bytes.length, OWN_MEMORY],
   ] as const;
-  const worker = new FakeWorker((address, bytes) =>
-    places.some(([start, length]) => address >= start && address + bytes <= start + length),
+  tables.regionMemory[REGION] = REGION_MEMORY;
+  block.ownMemory[0] = OWN_MEMORY;
+  const worker = new FakeWorker(({ address, bytes, memory }) =>
+    places.some(([start, length, of]) => of === memory && address >= start && address + bytes <= start + length),
   );
   const tools = { block, worker: worker as unknown as UcxWorker, tables };
   return { memory: storage.memory, link: new LinkHalves(tools, () => new Float64Array()), block, tables };
