@@ -17,9 +17,13 @@ const script = fileURLToPath(new URL('./middlebox/run-ep.js', import.meta.url));
 const skip = skipWithout('tun', whyNoTwoHosts());
 const impairment = { loss: 0.01, duplication: 0.02, reordering: 0.05, corruption: 0.01 } as const;
 
-for (const what of ['buffer', 'layer'] as const) {
-  test(`${what}: random cases agree with the reference through a bad network`, { skip }, () => {
-    const traffic: EpTraffic = { what, runs: 3 * times, seed, impairment };
+for (const [what, title, runs] of [
+  ['buffer', 'buffer: random cases agree with the reference', 3],
+  ['layer', 'layer: random cases agree with the reference', 3],
+  ['repeats', 'the same calls of both give the same bytes again and again', 10],
+] as const) {
+  test(`${title} through a bad network`, { skip }, () => {
+    const traffic: EpTraffic = { what, runs: runs * times, seed, impairment };
     const { status, stdout, stderr } = spawnSync('unshare', ['-n', process.execPath, script, JSON.stringify(traffic)], {
       encoding: 'utf8',
       timeout: 120_000 * times,
