@@ -9,9 +9,14 @@ export class Deadline {
   readonly #at: number;
 
   /** Fails with WL_INVALID_ARGUMENT for what checkTimeout() refuses. */
-  constructor(timeoutMs: number) {
+  constructor(timeoutMs: number, endsAt: number = performance.now() + timeoutMs) {
     this.timeoutMs = checkTimeout(timeoutMs);
-    this.#at = performance.now() + timeoutMs;
+    this.#at = endsAt;
+  }
+
+  /** Ends a little before this one: of a wait that knows better whom it waits for than those that wait for it. */
+  sooner(): Deadline {
+    return new Deadline(this.timeoutMs, this.#at - Math.min(this.timeoutMs * SOONER_PART, SOONER_MS));
   }
 
   /** On the clock of performance.now(). */
@@ -28,6 +33,9 @@ export class Deadline {
     return this.leftMs === 0;
   }
 }
+
+const SOONER_PART = 0.1;
+const SOONER_MS = 1000;
 
 /** How long a wait of the public interface may last. */
 export interface WaitOptions {
@@ -57,6 +65,11 @@ export const callWaitNames: OptionNames<CallWait> = { ...waitOptionNames, deadli
 /** To be called first in every call that has more than one stage: its options with the deadline that the stages share. */
 export function startCall<T extends CallWait>(options: T, defaultMs: number): T & { readonly deadline: Deadline } {
   return { ...options, deadline: deadlineOf(options, defaultMs) };
+}
+
+/** For a wait for ranks of other hosts, while ranks of this host wait for this one in a barrier. */
+export function sooner<T extends CallWait>(wait: T): T {
+  return wait.deadline === undefined ? wait : { ...wait, deadline: wait.deadline.sooner() };
 }
 
 export function deadlineOf({ deadline, timeoutMs }: CallWait, defaultMs: number): Deadline {

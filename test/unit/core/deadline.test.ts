@@ -1,7 +1,7 @@
 // Times of calls: what a timer can hold.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { checkTimeout, secondNet } from '#lib/core/deadline.js';
+import { checkTimeout, Deadline, secondNet, sooner } from '#lib/core/deadline.js';
 
 const LONGEST_MS = 2 ** 31 - 1;
 
@@ -15,4 +15,18 @@ test('a time that no timer holds is refused', () => {
   for (const timeoutMs of [-1, LONGEST_MS + 1, Number.NaN, Number.POSITIVE_INFINITY, '5' as unknown as number]) {
     assert.throws(() => checkTimeout(timeoutMs), { code: 'WL_INVALID_ARGUMENT' });
   }
+});
+
+test('a wait that is to end sooner does, by a tenth and at most a second, and names the same time', () => {
+  for (const [timeoutMs, by] of [
+    [0, 0],
+    [1000, 100],
+    [60_000, 1000],
+  ] as const) {
+    const deadline = new Deadline(timeoutMs);
+    const early = sooner({ deadline }).deadline;
+    assert.equal(early.timeoutMs, timeoutMs);
+    assert.ok(Math.abs(deadline.endsAt - early.endsAt - by) < 1e-6);
+  }
+  assert.deepEqual(sooner({ timeoutMs: 5 }), { timeoutMs: 5 });
 });

@@ -1,6 +1,6 @@
 // The CPU's way of an EpBuffer call: tables in WebAssembly memory, kernels that write into the windows, barriers between.
 import { elementFormats } from '../../../abi/element-formats.ts';
-import { type CallWait, remaining } from '../../../core/deadline.ts';
+import { type CallWait, remaining, sooner } from '../../../core/deadline.ts';
 import { type DType, dtypes } from '../../../core/dtype.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { traceBegin, traceEnd } from '../../../core/trace.ts';
@@ -213,7 +213,7 @@ export class CpuEpEngine implements EpEngine {
     await this.#untilFailure(async () => {
       if (!withCounts) this.#exchange.beginCall();
       exchange?.announce(this.#exchange, call, withCounts);
-      await exchange?.meet(this.#exchange, options);
+      await exchange?.meet(this.#exchange, sooner(options));
       await this.window.barrier.wait(callWord(call, 'opening'), options);
     });
   }

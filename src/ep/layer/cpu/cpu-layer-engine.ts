@@ -1,6 +1,6 @@
 // The CPU's way of a layer's call: tables in WebAssembly memory, kernels that write into the windows, barriers between.
 import { elementFormats } from '../../../abi/element-formats.ts';
-import { type CallWait, remaining } from '../../../core/deadline.ts';
+import { type CallWait, remaining, sooner } from '../../../core/deadline.ts';
 import { dtypes } from '../../../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import { traceBegin, traceEnd } from '../../../core/trace.ts';
@@ -212,7 +212,7 @@ class CpuLayerEngine implements LayerEngine {
     { withCounts, ...options }: CallWait & { readonly withCounts: boolean },
   ): Promise<void> {
     return this.#untilFailure(async () => {
-      await this.#memory.network?.meet(this.#memory.exchange, call, { ...options, withCounts });
+      await this.#memory.network?.meet(this.#memory.exchange, call, { ...sooner(options), withCounts });
       await this.#barrier.wait(callWord(call, phase), options);
     });
   }
