@@ -9,10 +9,11 @@ export const TRACE_TEXT_BYTES = 120;
 export const TRACE_RINGS = 32;
 /** Of a thread; older ones are overwritten. A power of two. */
 export const TRACE_RECORDS = 65_536;
-const HEAD_BYTES = 4096;
+export const TRACE_HEAD_BYTES = 4096;
 
 /**
- * `rings`: how many threads have taken one, by atomic addition. `rank` is -1 in a process that is no rank of a job. Texts
+ * `rings`: how many threads have taken one, by atomic addition. `rank` is -1 in a process that is no rank of a job;
+ * `launcher` is the process that started it, if that is weftline's, else 0. Texts
  * are UTF-8 and end at the first zero.
  */
 export const traceHead = defineLayout('TraceHead', {
@@ -22,6 +23,7 @@ export const traceHead = defineLayout('TraceHead', {
   rank: 'i32',
   size: 'u32',
   rings: 'u32',
+  launcher: 'u32',
   host: { of: 'u8', count: TRACE_TEXT_BYTES },
   program: { of: 'u8', count: TRACE_TEXT_BYTES },
 });
@@ -44,9 +46,9 @@ export const traceRing = defineLayout('TraceRing', {
 export const traceField = { time: 0, point: 1, subject: 2, label: 3 } as const;
 export const TRACE_FIELDS = 4;
 
-const RING_BYTES: number = traceRing.size + TRACE_RECORDS * TRACE_FIELDS * 8;
-export const TRACE_FILE_BYTES: number = HEAD_BYTES + TRACE_RINGS * RING_BYTES;
+export const TRACE_RING_BYTES: number = traceRing.size + TRACE_RECORDS * TRACE_FIELDS * 8;
+export const TRACE_FILE_BYTES: number = TRACE_HEAD_BYTES + TRACE_RINGS * TRACE_RING_BYTES;
 
 export function traceRingOffset(ring: number): number {
-  return HEAD_BYTES + ring * RING_BYTES;
+  return TRACE_HEAD_BYTES + ring * TRACE_RING_BYTES;
 }

@@ -51,7 +51,11 @@ const [POSTED_AT, POST, TRANSFER, ALL_POSTS, ALL_TRANSFERS] = [0, 1, 2, 3, 4] as
  * A post fails with WL_INVALID_ARGUMENT while one is under way or for a message that is too long, WL_CLOSED when the
  * transfer, its memory or the agent is released, WL_STALE when the peer's metadata have been replaced, and with the link's error when the peer is gone.
  */
+let traced = 0;
+
 export class Transfer implements Awaited, AsyncDisposable {
+  /** Of the process: agents number their own. */
+  readonly #traced = ++traced;
   /** Of the agent. */
   readonly number: number;
   readonly operation: TransferOperation;
@@ -107,10 +111,10 @@ export class Transfer implements Awaited, AsyncDisposable {
     if (link.error !== undefined) throw link.error;
     if (!isLocalOpen()) throw new WeftlineError('WL_CLOSED', `Memory of ${this.#name()} was deregistered`);
     const start = performance.now();
-    traceBegin('agent.post', this.#parts.number);
+    traceBegin('agent.post', this.#traced);
     inner.post(bytes);
-    traceEnd('agent.post', this.#parts.number);
-    traceBegin('agent.transfer', this.#parts.number);
+    traceEnd('agent.post', this.#traced);
+    traceBegin('agent.transfer', this.#traced);
     const end = performance.now();
     const times = this.#times;
     times[POSTED_AT] = start;
@@ -188,7 +192,7 @@ export class Transfer implements Awaited, AsyncDisposable {
 
   #end(now: number): void {
     this.#isUnderWay = false;
-    traceEnd('agent.transfer', this.#parts.number);
+    traceEnd('agent.transfer', this.#traced);
     const times = this.#times;
     const time = now - times[POSTED_AT]!;
     times[TRANSFER] = time;

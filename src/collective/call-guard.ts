@@ -63,7 +63,7 @@ export class CallGuard implements ObjectSource {
   }
 
   end(): void {
-    if (this.#present !== undefined) traceEnd('call', this.#calls);
+    if (this.#present !== undefined) traceEnd('call', this.#calls, this.#label(this.#present));
     this.#present = undefined;
   }
 
@@ -71,7 +71,7 @@ export class CallGuard implements ObjectSource {
   #label(name: string): string {
     const known = this.#labels.get(name);
     if (known !== undefined) return known;
-    const label = `${this.#name}.${name}`;
+    const label = `${this.#name}.${name} of ${rankText(this.#ranks)}`;
     this.#labels.set(name, label);
     return label;
   }
@@ -97,4 +97,12 @@ export class CallGuard implements ObjectSource {
     this.#unwatch();
     return true;
   }
+}
+
+/** "0-3" of neighbours, which ranks of a world are; "0,2,5" of others. */
+function rankText(ranks: readonly number[]): string {
+  const [first = 0, ...rest] = ranks;
+  if (rest.length === 0) return String(first);
+  const areNeighbours = rest.every((rank, at) => rank === first + at + 1);
+  return areNeighbours ? `${first}-${first + rest.length}` : ranks.join(',');
 }

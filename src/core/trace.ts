@@ -63,7 +63,7 @@ export type TracePoint = (typeof tracePoints)[number];
 /** What is told of the points of this thread. Must not fail. */
 export interface TraceSink {
   begin(point: TracePoint, subject: number, label?: string): void;
-  end(point: TracePoint, subject: number): void;
+  end(point: TracePoint, subject: number, label?: string): void;
 }
 
 const sinks = new Set<TraceSink>();
@@ -85,7 +85,7 @@ function chooseSink(): void {
   else {
     sink = {
       begin: (point, subject, label) => all.forEach((each) => each.begin(point, subject, label)),
-      end: (point, subject) => all.forEach((each) => each.end(point, subject)),
+      end: (point, subject, label) => all.forEach((each) => each.end(point, subject, label)),
     };
   }
 }
@@ -95,7 +95,7 @@ export function traceBegin(point: TracePoint, subject = 0, label?: string): void
   if (sink !== undefined) sink.begin(point, subject, label);
 }
 
-/** Hot path. The end of what the same point and subject began on this thread; it does not come if what they are around fails. */
-export function traceEnd(point: TracePoint, subject = 0): void {
-  if (sink !== undefined) sink.end(point, subject);
+/** Hot path. The end of what the same three began on this thread; it does not come if what they are around fails. */
+export function traceEnd(point: TracePoint, subject = 0, label?: string): void {
+  if (sink !== undefined) sink.end(point, subject, label);
 }

@@ -9,7 +9,12 @@ const mmapFunction = systemCall('intptr_t mmap(intptr_t, size_t, int, int, int, 
 const munmapFunction = systemCall('int munmap(intptr_t, size_t)');
 const madviseFunction = systemCall('int madvise(intptr_t, size_t, int)');
 
+const fallocateFunction = systemCall('int fallocate(int, int, int64_t, int64_t)');
+
 const MFD_CLOEXEC = 1;
+/** No room for it, or no more than a quota. */
+const ENOSPC = 28;
+const EDQUOT = 122;
 const PROT_READ_WRITE = 3;
 const MAP_SHARED = 1;
 const MADV_HUGEPAGE = 14;
@@ -39,6 +44,12 @@ export function mapSharedFile(fd: number, bytes: number, populate: boolean): num
   // Kernels before 5.14 do not know this advice; pages are then set up as they are touched.
   if (populate) madviseFunction()(address, bytes, MADV_POPULATE_WRITE);
   return address;
+}
+
+/** Room on the disk for a part of a file. False if there is none; file systems that reserve nothing are believed. */
+export function reserveInFile(fd: number, offset: number, bytes: number): boolean {
+  const result: number = fallocateFunction()(fd, 0, offset, bytes);
+  return result !== -ENOSPC && result !== -EDQUOT;
 }
 
 /** No view of the memory may be used any more. */

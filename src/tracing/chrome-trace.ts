@@ -1,5 +1,4 @@
 // A trace as Chrome's JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing show: a process per rank, a track per thread.
-import type { TracePoint } from '../core/trace.ts';
 import type { Span, TracedThread, TracePart } from './read-part.ts';
 
 /** What several of run at once on a thread: shown as tracks of their own. */
@@ -12,7 +11,8 @@ const overlapping: ReadonlySet<string> = new Set([
   'staging.copy-in',
 ]);
 
-const FOREIGN = 1_000_000_000;
+/** Ranks are their own numbers; process numbers of others begin here. */
+export const FOREIGN = 1_000_000_000;
 
 /** How far the clock of each host is ahead of the first one's, in microseconds. */
 export type ClockOffsets = ReadonlyMap<string, number>;
@@ -28,10 +28,15 @@ export interface ChromeTrace {
 /** Times begin at the first span. `offsets` is written into the file, and times are those of the first host's clock. */
 export function chromeTrace(parts: readonly TracePart[], offsets: ClockOffsets): ChromeTrace {
   const first = Math.min(...parts.flatMap((part) => part.threads.map(({ spans }) => spans[0]?.begin ?? Infinity)));
+  const seen = new Set<number>();
   const events = parts.flatMap((part) => {
     const toTime = (time: number): number => time - (offsets.get(part.host) ?? 0) - first;
-    const pid = processNumber(part);
-    const name = part.rank < 0 ? `${part.program} (process ${part.pid})` : `rank ${part.rank} on ${part.host}`;
+    // A rank that was started again is another process.
+    const isAgain = seen.has(part.rank);
+    if (part.rank >= 0) seen.add(part.rank);
+    const pid = part.rank < 0 || isAgain ? FOREIGN + part.pid : part.rank;
+    const again = isAgain ? ` (process ${part.pid})` : '';
+    const name = part.rank < 0 ? `${part.program} (process ${part.pid})` : `rank ${part.rank} on ${part.host}${again}`;
     return [
       { ph: 'M', name: 'process_name', pid, args: { name } },
       {
@@ -47,84 +52,40 @@ export function chromeTrace(parts: readonly TracePart[], offsets: ClockOffsets):
   return { traceEvents: events, displayTimeUnit: 'ms', otherData };
 }
 
-/** Back from the JSON; fails if it is none of these. Names of threads and programs are as they are shown. */
-export function partsOfChrome(document: unknown): TracePart[] {
-  const { traceEvents, otherData } = document as Partial<ChromeTrace>;
-  if (!Array.isArray(traceEvents) || otherData?.['weftline'] !== 'trace')
-    throw new Error('it has no events of weftline');
-  const parts = new Map<number, { name: string; threads: Map<number, { name: string; spans: Span[] }> }>();
-  const open = new Map<string, number>();
-  for (const event of traceEvents as readonly FileEvent[]) {
-    const { ph, pid, tid = 0, ts = 0, cat = '', args = {} } = event;
-    const part = parts.get(pid) ?? { name: '', threads: new Map<number, { name: string; spans: Span[] }>() };
-    parts.set(pid, part);
-    if (ph === 'M') {
-      if (event.name === 'process_name') part.name = String(args['name']);
-      continue;
-    }
-    const thread = part.threads.get(tid) ?? { name: '', spans: [] };
-    part.threads.set(tid, thread);
-    if (ph === 'e') {
-      const at = open.get(String(event.id));
-      if (at !== undefined) thread.spans[at] = { ...thread.spans[at]!, end: ts };
-      continue;
-    }
-    if (ph === 'b') open.set(String(event.id), thread.spans.length);
-    const label = event.name === cat ? '' : event.name;
-    const end = event.dur === undefined ? undefined : ts + event.dur;
-    thread.spans.push({ point: cat as TracePoint, subject: Number(args['subject']), label, begin: ts, end });
-  }
-  return [...parts].map(([pid, { name, threads }]) => partOf(pid, name, [...threads.values()]));
-}
-
-interface FileEvent {
-  readonly ph: string;
-  readonly name: string;
-  readonly pid: number;
-  readonly tid?: number;
-  readonly id?: string;
-  readonly ts?: number;
-  readonly dur?: number;
-  readonly cat?: string;
-  readonly args?: Readonly<Record<string, unknown>>;
-}
-
-function partOf(number: number, name: string, threads: readonly { name: string; spans: readonly Span[] }[]): TracePart {
-  const rank = /^rank (\d+) on (.*)$/.exec(name);
-  return {
-    pid: number % FOREIGN,
-    rank: rank === null ? -1 : Number(rank[1]),
-    size: 0,
-    host: rank?.[2] ?? '',
-    program: name.replace(/ \(process \d+\)$/, ''),
-    threads: threads.map((thread) => ({ ...thread, lost: 0 })),
-  };
-}
-
-/** Ranks are their own numbers; process numbers of others are made distinct from them. */
-function processNumber({ rank, pid }: TracePart): number {
-  return rank < 0 ? FOREIGN + pid : rank;
-}
-
 function threadEvents(
   { name, spans }: TracedThread,
   place: { readonly pid: number; readonly tid: number },
   toTime: (time: number) => number,
 ): ChromeEvent[] {
+  const crossing = crossingSpans(spans);
   return [
     { ph: 'M', name: 'thread_name', ...place, args: { name } },
-    ...spans.flatMap((span): ChromeEvent[] => {
+    ...spans.flatMap((span, at): ChromeEvent[] => {
       const shared = { name: spanName(span), cat: span.point, ...place, args: { subject: span.subject } };
       const ts = toTime(span.begin);
-      if (!overlapping.has(span.point)) {
+      if (!overlapping.has(span.point) && !crossing.has(at)) {
         if (span.end === undefined) return [{ ...shared, ph: 'B', ts }];
         return [{ ...shared, ph: 'X', ts, dur: span.end - span.begin }];
       }
-      const id = `${place.pid}.${place.tid}.${span.point}.${span.subject}`;
+      const id = `${place.pid}.${place.tid}.${span.point}.${span.subject}.${span.label}`;
       const begin = { ...shared, ph: 'b', id, ts };
       return span.end === undefined ? [begin] : [begin, { ...shared, ph: 'e', id, ts: toTime(span.end) }];
     }),
   ];
+}
+
+/** Calls of several objects at once do not lie within each other, and cannot stand on one track. */
+function crossingSpans(spans: readonly Span[]): ReadonlySet<number> {
+  const crossing = new Set<number>();
+  const open: { readonly at: number; readonly end: number }[] = [];
+  for (const [at, { point, begin, end = Number.POSITIVE_INFINITY }] of spans.entries()) {
+    if (overlapping.has(point)) continue;
+    while (open.length > 0 && open.at(-1)!.end <= begin) open.pop();
+    const outer = open.findLast((span) => !crossing.has(span.at));
+    if (outer !== undefined && outer.end < end) crossing.add(at);
+    else open.push({ at, end });
+  }
+  return crossing;
 }
 
 export function spanName({ label, point }: Span): string {

@@ -5,7 +5,8 @@ import type { ClockOffsets } from './chrome-trace.ts';
 /**
  * No rank leaves a collective call before the last one has entered it. So a host's clock is ahead of the first host's by
  * at least (its latest begin - the first host's earliest end), and by at most the same with the hosts exchanged; the
- * estimate is the middle of what all calls allow. Hosts without common calls have no offset.
+ * estimate is the middle of what all calls allow. Hosts without common calls have none, nor those whose
+ * calls contradict each other.
  */
 export function clockOffsets(parts: readonly TracePart[]): ClockOffsets {
   const calls = new Map<string, Map<string, { begin: number; end: number }>>();
@@ -23,20 +24,23 @@ export function clockOffsets(parts: readonly TracePart[]): ClockOffsets {
   const [first, ...others] = [...new Set(parts.map(({ host }) => host))];
   const offsets = new Map<string, number>();
   if (first !== undefined) offsets.set(first, 0);
-  for (const host of others) offsets.set(host, offsetOf(host, first!, calls.values()));
+  for (const host of others) {
+    const offset = offsetOf(host, first!, calls.values());
+    if (offset !== undefined) offsets.set(host, offset);
+  }
   return offsets;
 }
 
 /** Of these no rank returns before all have come. */
 function isMeeting(label: string): boolean {
-  return /\.(?:barrier|allReduce|allGather|allToAll)$/.test(label);
+  return /\.(?:barrier|allReduce|allGather|allToAll)\b/.test(label);
 }
 
 function offsetOf(
   host: string,
   first: string,
   calls: Iterable<ReadonlyMap<string, { readonly begin: number; readonly end: number }>>,
-): number {
+): number | undefined {
   let least = Number.NEGATIVE_INFINITY;
   let most = Number.POSITIVE_INFINITY;
   for (const hosts of calls) {
@@ -45,5 +49,6 @@ function offsetOf(
     least = Math.max(least, there.begin - here.end);
     most = Math.min(most, there.end - here.begin);
   }
-  return Number.isFinite(least) && Number.isFinite(most) ? (least + most) / 2 : 0;
+  // Bounds that contradict each other come of calls that only look alike.
+  return Number.isFinite(least) && Number.isFinite(most) && least <= most ? (least + most) / 2 : undefined;
 }

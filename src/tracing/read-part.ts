@@ -58,14 +58,18 @@ export function readTracePart(path: string): TracePart {
     size: head.get('size'),
     host: text(traceHead.offset.host),
     program: text(traceHead.offset.program),
-    threads: Array.from({ length: rings }, (_, ring) => readThread(bytes, traceRingOffset(ring))),
+    launcher: head.get('launcher'),
+    threads: Array.from({ length: rings }, (_, ring) => readThread(bytes, traceRingOffset(ring), head.get('size'))),
   };
 }
 
-function readThread(bytes: Buffer, at: number): TracedThread {
+/** `size`: of the job. */
+function readThread(bytes: Buffer, at: number, size: number): TracedThread {
   const ring = new Block(traceRing, bytes.buffer, bytes.byteOffset + at);
   const labelsAt = at + traceRing.offset.labels;
-  const labels = bytes.toString('utf8', labelsAt, labelsAt + ring.get('labelBytes')).split('\n');
+  const lines = bytes.toString('utf8', labelsAt, labelsAt + ring.get('labelBytes')).split('\n');
+  // Of calls of all ranks nothing is to be said.
+  const labels = lines.map((line) => line.replace(` of ${rankRange(size)}`, ''));
   const first = (bytes.byteOffset + at + traceRing.size) % 8;
   const memory = bytes.subarray(at + traceRing.size, at + traceRing.size + TRACE_RECORDS * TRACE_FIELDS * 8);
   const records = new Float64Array(
@@ -83,7 +87,12 @@ function readThread(bytes: Buffer, at: number): TracedThread {
   return { name: textAt(bytes, at + traceRing.offset.thread), spans: spans.all(), lost: written - kept };
 }
 
-/** An end belongs to the last begin of the same point and subject. */
+/** As CallGuard writes the ranks of a world. */
+function rankRange(size: number): string {
+  return size === 1 ? '0' : `0-${size - 1}`;
+}
+
+/** An end belongs to the last begin of the same point, subject and label. */
 class SpanReader {
   readonly #labels: readonly string[];
   readonly #spans: Span[] = [];
@@ -98,7 +107,8 @@ class SpanReader {
     const point = tracePoints[Math.floor(record[traceField.point]! / 2)];
     if (point === undefined) return;
     const subject = record[traceField.subject]!;
-    const key = `${point} ${subject}`;
+    const label = printable(this.#labels[record[traceField.label]! - 1] ?? '', 200);
+    const key = `${point} ${subject} ${label}`;
     const time = record[traceField.time]!;
     const open = this.#open.get(key) ?? [];
     if (record[traceField.point]! % 2 === 1) {
@@ -108,7 +118,6 @@ class SpanReader {
     }
     open.push(this.#spans.length);
     this.#open.set(key, open);
-    const label = printable(this.#labels[record[traceField.label]! - 1] ?? '', 200);
     this.#spans.push({ point, subject, label, begin: time, end: undefined });
   }
 

@@ -3,6 +3,7 @@ import { Block } from '../abi/layout.ts';
 import {
   TRACE_FIELDS,
   TRACE_RECORDS,
+  TRACE_RING_BYTES,
   TRACE_RINGS,
   traceField,
   traceHead,
@@ -11,7 +12,7 @@ import {
 } from '../abi/trace-rings.ts';
 import { type TracePoint, tracePoints, type TraceSink } from '../core/trace.ts';
 import { viewAt } from '../native/library.ts';
-import { setText } from './trace-rings.ts';
+import { reserve, setText, type TraceFile } from './trace-rings.ts';
 
 export class RingSink implements TraceSink {
   readonly #words: Int32Array;
@@ -22,11 +23,12 @@ export class RingSink implements TraceSink {
   readonly #origin: number = performance.timeOrigin * 1000;
   #written = 0;
 
-  /** Takes a ring of the file that is mapped there, for this thread; undefined if none is left. */
-  static claim(address: number, thread: string): RingSink | undefined {
+  /** Takes a ring of the file for this thread; undefined if none is left, or no room on its file system. */
+  static claim({ path, address }: TraceFile, thread: string): RingSink | undefined {
     const head = new Int32Array(viewAt(address, traceHead.size));
     const ring = Atomics.add(head, traceHead.offset.rings / 4, 1);
-    return ring >= TRACE_RINGS ? undefined : new RingSink(address + traceRingOffset(ring), thread);
+    if (ring >= TRACE_RINGS || !reserve(path, traceRingOffset(ring), TRACE_RING_BYTES)) return undefined;
+    return new RingSink(address + traceRingOffset(ring), thread);
   }
 
   private constructor(address: number, thread: string) {
@@ -42,8 +44,8 @@ export class RingSink implements TraceSink {
     this.#write(this.#numbers.get(point)! * 2, subject, label === undefined ? 0 : this.#labelOf(label));
   }
 
-  end(point: TracePoint, subject: number): void {
-    this.#write(this.#numbers.get(point)! * 2 + 1, subject, 0);
+  end(point: TracePoint, subject: number, label?: string): void {
+    this.#write(this.#numbers.get(point)! * 2 + 1, subject, label === undefined ? 0 : this.#labelOf(label));
   }
 
   #write(point: number, subject: number, label: number): void {

@@ -8,40 +8,43 @@ import type { Settings } from '../settings/settings.ts';
 import { TRACED_THREADS } from '../threads/start-worker.ts';
 import { partPath } from './trace-parts.ts';
 import { RingSink } from './ring-sink.ts';
-import { createTraceFile, describeRank } from './trace-rings.ts';
+import { createTraceFile, describeRank, type TraceFile } from './trace-rings.ts';
 
-let address: number | undefined;
+let file: TraceFile | undefined;
 
-/**
- * Idempotent; a second file is not begun. Fails with WL_CONFIG if the file cannot be made.
- * @param place Of a rank of a job.
- */
-export function startTracing(
-  { trace }: Pick<Settings, 'trace'>,
-  place?: { readonly rank: number; readonly size: number },
-): void {
-  if (trace === '' || !isMainThread) return;
-  if (address === undefined) {
-    address = open(resolve(trace), place ?? { rank: -1, size: 0 });
-    const sink = RingSink.claim(address, 'main');
-    if (sink !== undefined) addTraceSink(sink);
-    setEnvironmentData(TRACED_THREADS, address);
-  } else if (place !== undefined) describeRank(address, place.rank, place.size);
+/** Of a rank of a job. */
+export interface TracedRank {
+  readonly rank: number;
+  readonly size: number;
+  readonly launcherPid: number | undefined;
 }
 
-function open(file: string, place: { readonly rank: number; readonly size: number }): number {
-  const path = partPath(file, hostname(), process.pid);
+/** Idempotent; a second file is not begun. Fails with WL_CONFIG if the file cannot be made. */
+export function startTracing({ trace }: Pick<Settings, 'trace'>, place?: TracedRank): void {
+  if (trace === '' || !isMainThread) return;
+  if (file === undefined) {
+    file = open(resolve(trace), place);
+    const sink = RingSink.claim(file, 'main');
+    if (sink !== undefined) addTraceSink(sink);
+    setEnvironmentData(TRACED_THREADS, file);
+  } else if (place !== undefined) describeRank(file, place.rank, place.size);
+}
+
+function open(trace: string, place: TracedRank | undefined): TraceFile {
+  const { rank = -1, size = 0, launcherPid: launcher = 0 } = place ?? {};
+  const path = partPath(trace, hostname(), process.pid);
   const program = process.argv[1] === undefined ? 'node' : basename(process.argv[1]);
   try {
-    return createTraceFile(path, { ...place, pid: process.pid, host: hostname(), program });
+    return createTraceFile(path, { rank, size, launcher, pid: process.pid, host: hostname(), program });
   } catch (error) {
     const { message } = asWeftlineError(error);
+    const what = `Cannot write the trace ${path}: ${message}`;
     throw new WeftlineError(
       'WL_CONFIG',
-      `Cannot write the trace ${path}: ${message}; name a file in a folder of a local file system`,
+      `${what}; name a file in a folder of a local file system that can be written`,
       {
         cause: error,
-        details: { setting: 'trace', value: file },
+        details: { setting: 'trace', value: trace },
       },
     );
   }

@@ -1,5 +1,5 @@
 // The files that the processes of a job leave beside the trace that was asked for, each with the rings of one.
-import { readdirSync } from 'node:fs';
+import { existsSync, readdirSync } from 'node:fs';
 import { basename, dirname, join } from 'node:path';
 
 const PART = '.part';
@@ -12,6 +12,7 @@ export function partPath(file: string, host: string, pid: number): string {
 /** Those that are there, in order of their names. */
 export function partsOf(file: string): string[] {
   const folder = dirname(file);
+  if (!existsSync(folder)) return [];
   const begin = `${basename(file)}.`;
   const names = readdirSync(folder).filter((name) => name.startsWith(begin) && name.endsWith(PART));
   return names.toSorted().map((name) => join(folder, name));

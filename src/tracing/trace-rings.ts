@@ -1,9 +1,17 @@
 // The rings of this process in a file that all its threads map: what they have written is there however the process ends.
-import { closeSync, ftruncateSync, openSync } from 'node:fs';
-import { TRACE_FILE_BYTES, TRACE_MAGIC, TRACE_TEXT_BYTES, TRACE_VERSION, traceHead } from '../abi/trace-rings.ts';
+import { closeSync, ftruncateSync, openSync, rmSync } from 'node:fs';
+import {
+  TRACE_FILE_BYTES,
+  TRACE_HEAD_BYTES,
+  TRACE_MAGIC,
+  TRACE_TEXT_BYTES,
+  TRACE_VERSION,
+  traceHead,
+} from '../abi/trace-rings.ts';
 import { Block } from '../abi/layout.ts';
 import { viewAt } from '../native/library.ts';
-import { mapSharedFile } from '../native/memory-file.ts';
+import { WeftlineError } from '../core/errors.ts';
+import { mapSharedFile, reserveInFile } from '../native/memory-file.ts';
 
 export interface TracedProcess {
   readonly pid: number;
@@ -12,32 +20,55 @@ export interface TracedProcess {
   readonly size: number;
   readonly host: string;
   readonly program: string;
+  /** 0 without weftline's launcher. */
+  readonly launcher: number;
 }
 
-/** Makes the file, sparse, and maps it; returns the address. Fails with the error of the file system, or WL_NATIVE. */
-export function createTraceFile(path: string, process: TracedProcess): number {
+/** As all threads of the process know it. */
+export interface TraceFile {
+  readonly path: string;
+  /** Where it is mapped. */
+  readonly address: number;
+}
+
+/** Makes the file, sparse, and maps it. Fails with the error of the file system, with WL_NATIVE, WL_FILE if it is full. */
+export function createTraceFile(path: string, process: TracedProcess): TraceFile {
+  // Of a process that had this number, and has ended.
+  rmSync(path, { force: true });
   const fd = openSync(path, 'wx+', 0o600);
   try {
     ftruncateSync(fd, TRACE_FILE_BYTES);
+    if (!reserveInFile(fd, 0, TRACE_HEAD_BYTES)) throw new WeftlineError('WL_FILE', 'its file system is full');
     const address = mapSharedFile(fd, TRACE_FILE_BYTES, false);
     const head = new Block(traceHead, viewAt(address, traceHead.size), 0);
     head.set('version', TRACE_VERSION);
     head.set('pid', process.pid);
     setText(head, 'host', process.host);
     setText(head, 'program', process.program);
-    describeRank(address, process.rank, process.size);
+    head.set('launcher', process.launcher);
+    describeRank({ path, address }, process.rank, process.size);
     head.set('magic', TRACE_MAGIC);
-    return address;
+    return { path, address };
   } finally {
     closeSync(fd);
   }
 }
 
 /** A process learns its rank when it joins its job. */
-export function describeRank(address: number, rank: number, size: number): void {
+export function describeRank({ address }: TraceFile, rank: number, size: number): void {
   const head = new Block(traceHead, viewAt(address, traceHead.size), 0);
   head.set('rank', rank);
   head.set('size', size);
+}
+
+/** Room for a part of the file: a write to a mapped page without room on the disk would end the process. False if there is none. */
+export function reserve(path: string, offset: number, bytes: number): boolean {
+  const fd = openSync(path, 'r+');
+  try {
+    return reserveInFile(fd, offset, bytes);
+  } finally {
+    closeSync(fd);
+  }
 }
 
 /** As far as there is room. */

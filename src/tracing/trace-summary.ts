@@ -89,7 +89,7 @@ function lastIn(parts: readonly TracePart[]): Pick<TraceSummary, 'lastIn' | 'cal
   for (const part of parts) {
     for (const { spans } of part.threads) {
       for (const { point, label, subject, begin } of spans) {
-        if (point !== 'call') continue;
+        if (point !== 'call' || !isOfAll(label)) continue;
         const key = `${part.host} ${label} ${subject}`;
         calls.set(key, [...(calls.get(key) ?? []), { process: processName(part), begin }]);
       }
@@ -106,6 +106,11 @@ function lastIn(parts: readonly TracePart[]): Pick<TraceSummary, 'lastIn' | 'cal
   }
   const all = [...late].map(([process, facts]) => ({ process, ...facts }));
   return { lastIn: all.toSorted((left, right) => right.lateUs - left.lateUs), calls: count };
+}
+
+/** A call that all ranks of the object make. */
+function isOfAll(label: string): boolean {
+  return !/\.(?:send|recv|groupEnd|serve|hook of \w+)\b/.test(label);
 }
 
 function sumOf(values: readonly number[]): number {

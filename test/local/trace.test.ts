@@ -2,10 +2,13 @@
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { hostname, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { fileURLToPath } from 'node:url';
+import { RingSink } from '#lib/tracing/ring-sink.js';
+import { createTraceFile } from '#lib/tracing/trace-rings.js';
+import { partPath } from '#lib/tracing/trace-parts.js';
 
 const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 const traced = fileURLToPath(new URL('./ranks/traced.js', import.meta.url));
@@ -53,6 +56,26 @@ test('a rank that was killed is in the trace with all its calls, and the last of
   assert.match(stdout, /│ Communicator\.barrier │ [67] /);
 });
 
+test('a trace that is made twice, or of a command that was not traced, loses nothing', (t) => {
+  const folder = new Folder(t);
+  const file = join(folder.path, 't.json');
+  const part = (pid: number, rank: number, host = hostname()): void => {
+    const who = { pid, rank, size: 2, host, program: 'x', launcher: 5 };
+    const made = createTraceFile(partPath(file, host, pid), who);
+    RingSink.claim(made, 'main')!.begin('call', 1, 'Communicator.barrier of 0-1');
+  };
+  part(2 ** 22 + 1, 0);
+  part(7, 1, 'another');
+  for (let time = 0; time < 2; time++) {
+    assert.match(folder.weftline('trace', 't.json').stdout, /2 processes: rank 0, rank 1/);
+    assert.equal(readdirSync(folder.path).length, 3, 'the parts stay: of the other host nothing is known');
+  }
+  const env = { ...process.env, WEFTLINE_TRACE: file };
+  rmSync(file);
+  spawnSync(process.execPath, [main, 'why'], { env });
+  assert.equal(readdirSync(folder.path).length, 2);
+});
+
 test('threads of engines are tracks of their own', (t) => {
   const folder = new Folder(t);
   const words = ['moe', '--ranks', '2', '--hosts', '2', '--iterations', '1', '--trace', 't.json'];
@@ -72,7 +95,12 @@ test('a trace that is not there, or cannot be written, is an error that says so'
   const { status, stderr } = folder.weftline('trace', 'missing.json');
   assert.equal(status, 1);
   assert.match(stderr, /There is no missing\.json/);
-  const { status: failed, stderr: why } = folder.weftline('moe', '--ranks', '1', '--trace', 'no/such/folder.json');
-  assert.equal(failed, 1);
-  assert.match(why, /WL_CONFIG: Cannot write the trace .*no\/such\/folder\.json.*ENOENT/);
+  for (const [bad, why] of [
+    ['no/such/folder.json', /the folder no\/such is missing/],
+    ['.', /Invalid --trace: expected a file, not a folder/],
+  ] as const) {
+    const ended = folder.weftline('moe', '--ranks', '1', '--trace', bad);
+    assert.notEqual(ended.status, 0);
+    assert.match(ended.stderr, why);
+  }
 });

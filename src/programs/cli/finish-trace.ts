@@ -9,8 +9,9 @@ export async function finishTrace(): Promise<void> {
   if (file === '' || isRank()) return;
   try {
     const { collectTrace } = await import('../trace/collect-trace.ts');
-    const { partsOf } = await import('../../tracing/trace-parts.ts');
-    if (partsOf(file).length > 0) collectTrace(file);
+    const { parts, unread, isWritten } = collectTrace(file, process.pid);
+    if (parts.length > 0 && !isWritten)
+      for (const why of unread) process.stderr.write(`weftline: no trace yet: ${why}\n`);
   } catch (error) {
     process.stderr.write(`weftline: the trace was not written: ${asWeftlineError(error).message}\n`);
   }

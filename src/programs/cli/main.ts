@@ -1,10 +1,14 @@
 #!/usr/bin/env node
 // The weftline command as a process: how it ends when a command fails.
+import { resolve } from 'node:path';
 import { printError } from './print-error.ts';
 import { createProgram } from './program.ts';
 import { guardStandardStreams } from './standard-streams.ts';
 
 guardStandardStreams();
+// What this process starts may work in another folder.
+const trace = process.env['WEFTLINE_TRACE'] ?? '';
+if (trace !== '') process.env['WEFTLINE_TRACE'] = resolve(trace);
 try {
   await (await createProgram(process.argv.slice(2))).parseAsync();
 } catch (error) {

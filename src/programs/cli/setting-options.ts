@@ -1,9 +1,13 @@
 // The settings as options of a command: each option sets the variable, so that ranks that are started inherit it.
+import { statSync } from 'node:fs';
+import { resolve } from 'node:path';
 import { type Command, Option } from 'commander';
+import { invalidArgument } from '../../core/errors.ts';
 import type { Setting } from '../../settings/setting.ts';
 import { readSettings, type SettingName, settingsTable } from '../../settings/settings.ts';
 import { ranksOfHosts } from '../../world/pretended-hosts.ts';
 import { byteArgument } from './argument-values.ts';
+import { requireWritableFolder } from './output.ts';
 import { checkUsage } from './usage.ts';
 
 /** Adds the options of these settings; a wrong value is an error before the command begins: of usage if its flag was given. */
@@ -21,10 +25,21 @@ export function addSettingOptions(command: Command, names: readonly SettingName[
       const key = new Option(setting.flag).attributeName();
       if (action.getOptionValueSource(key) !== 'cli') continue;
       const value: unknown = action.getOptionValue(key);
-      process.env[setting.env] = String(value);
+      if (name === 'trace') process.env[setting.env] = traceFile(action, String(value));
+      else process.env[setting.env] = String(value);
     }
     checkUsage(action, () => readSettings());
   });
+}
+
+/** Known before anything starts; what this process starts may work in another folder. */
+function traceFile(command: Command, file: string): string {
+  checkUsage(command, () => {
+    if (statSync(file, { throwIfNoEntry: false })?.isDirectory() === true)
+      throw invalidArgument('--trace', file, 'a file, not a folder');
+    requireWritableFolder(file);
+  });
+  return resolve(file);
 }
 
 /** Before ranks of this machine are started: fails if the setting `hosts` does not fit their number. */

@@ -1,9 +1,10 @@
 // Makes the trace that was asked for out of the parts that processes have left.
-import { existsSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
+import { existsSync, readFileSync, renameSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { hostname } from 'node:os';
 import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
-import { type ChromeTrace, chromeTrace, partsOfChrome } from '../../tracing/chrome-trace.ts';
+import { type ChromeTrace, chromeTrace } from '../../tracing/chrome-trace.ts';
 import { clockOffsets } from '../../tracing/clock-offsets.ts';
+import { partsOfChrome } from '../../tracing/read-chrome.ts';
 import { readTracePart, type TracePart } from '../../tracing/read-part.ts';
 import { partsOf } from '../../tracing/trace-parts.ts';
 
@@ -11,28 +12,71 @@ export interface CollectedTrace {
   readonly parts: readonly TracePart[];
   /** Files beside the trace that could not be read, each with the reason. */
   readonly unread: readonly string[];
+  /** A trace was made of parts. */
+  readonly isWritten: boolean;
 }
 
 /**
- * Reads the parts beside `file`, writes `file` and removes the parts of processes of this host that have ended. Without
- * parts it reads `file`. Fails with WL_FILE, WL_FILE_FORMAT.
+ * Reads the parts beside `file` and writes `file`. Parts of which all processes were of this host and have ended are removed
+ * together, or none is: what is left out of one trace could not come into a later one. Without parts it reads `file`. Fails
+ * with WL_FILE, WL_FILE_FORMAT.
+ * @param launcher Only parts of processes that this one has started, and its own.
  */
-export function collectTrace(file: string): CollectedTrace {
-  const paths = partsOf(file);
-  if (paths.length === 0) return { parts: readTrace(file), unread: [] };
+export function collectTrace(file: string, launcher?: number): CollectedTrace {
   const unread: string[] = [];
-  const parts = paths.flatMap((path): { path: string; part: TracePart }[] => {
+  const found = partsOf(file).flatMap((path): FoundPart[] => {
     try {
-      return [{ path, part: readTracePart(path) }];
+      return [{ path, part: readTracePart(path), changed: statSync(path).mtimeMs }];
     } catch (error) {
       unread.push(asWeftlineError(error).message);
       return [];
     }
   });
-  const all = parts.map(({ part }) => part).toSorted(byRank);
-  if (all.length > 0) write(file, chromeTrace(all, clockOffsets(all)));
-  for (const { path, part } of parts) if (hasEnded(part)) rmSync(path, { force: true });
-  return { parts: all, unread };
+  const own = launcher === undefined ? newest(found, unread) : found.filter(({ part }) => isOf(part, launcher));
+  if (own.length === 0) {
+    const parts = launcher === undefined ? readTrace(file) : [];
+    return { parts, unread, isWritten: false };
+  }
+  const parts = own.map(({ part }) => part).toSorted(byRank);
+  const missing = missingRanks(parts);
+  if (launcher !== undefined && missing > 0) {
+    const advice = `gather ${file}.*.part of all nodes in one folder, and run "weftline trace ${file}" there`;
+    unread.push(`${missing} ranks are of other nodes: ${advice}`);
+    return { parts, unread, isWritten: false };
+  }
+  write(file, chromeTrace(parts, clockOffsets(parts)));
+  if (own.every(({ part }) => hasEnded(part))) for (const { path } of own) rmSync(path, { force: true });
+  return { parts, unread, isWritten: true };
+}
+
+interface FoundPart {
+  readonly path: string;
+  readonly part: TracePart;
+  readonly changed: number;
+}
+
+/** Of the ranks of each host those of the last launch: others are of an earlier job that was traced to the same file. */
+function newest(found: readonly FoundPart[], left: string[]): FoundPart[] {
+  const last = new Map<string, FoundPart>();
+  for (const each of found) {
+    const { host, rank } = each.part;
+    const known = last.get(host);
+    if (rank >= 0 && (known === undefined || known.changed < each.changed)) last.set(host, each);
+  }
+  return found.filter(({ path, part }) => {
+    const isLast = part.rank < 0 || last.get(part.host)?.part.launcher === part.launcher;
+    if (!isLast) left.push(`${path} is of an earlier job: remove it, or move it away to look at it`);
+    return isLast;
+  });
+}
+
+function isOf({ host, pid, launcher }: TracePart, process: number): boolean {
+  return host === hostname() && (pid === process || launcher === process);
+}
+
+function missingRanks(parts: readonly TracePart[]): number {
+  const ranks = new Set(parts.filter(({ rank }) => rank >= 0).map(({ rank }) => rank));
+  return Math.max(0, ...parts.map(({ size }) => size)) - ranks.size;
 }
 
 function readTrace(file: string): TracePart[] {

@@ -5,8 +5,9 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { TRACE_FILE_BYTES, TRACE_RECORDS, TRACE_RINGS } from '#lib/abi/trace-rings.js';
-import { chromeTrace, partsOfChrome } from '#lib/tracing/chrome-trace.js';
+import { chromeTrace } from '#lib/tracing/chrome-trace.js';
 import { clockOffsets } from '#lib/tracing/clock-offsets.js';
+import { partsOfChrome } from '#lib/tracing/read-chrome.js';
 import { readTracePart, type Span, type TracePart } from '#lib/tracing/read-part.js';
 import { RingSink } from '#lib/tracing/ring-sink.js';
 import { createTraceFile, describeRank } from '#lib/tracing/trace-rings.js';
@@ -19,25 +20,26 @@ function temporaryFolder(t: TestContext): string {
   return folder;
 }
 
-const who = { pid: 7, rank: -1, size: 0, host: 'höst', program: 'train.js' } as const;
+const who = { pid: 7, rank: -1, size: 0, host: 'höst', program: 'train.js', launcher: 3 } as const;
 
 test('records of threads are read back as spans, also those that have not ended', (t) => {
   const path = join(temporaryFolder(t), 'part');
-  const address = createTraceFile(path, who);
-  const main = RingSink.claim(address, 'main')!;
-  const other = RingSink.claim(address, `engine ${'x'.repeat(300)}`)!;
-  main.begin('call', 1, 'EpBuffer.dispatch');
+  const file = createTraceFile(path, who);
+  const main = RingSink.claim(file, 'main')!;
+  const other = RingSink.claim(file, `engine ${'x'.repeat(300)}`)!;
+  main.begin('call', 1, 'EpBuffer.dispatch of 0-3');
   main.begin('agent.transfer', 3);
   main.begin('agent.transfer', 4);
   main.end('agent.transfer', 3);
-  main.end('call', 1);
+  main.begin('call', 1, 'Communicator.barrier of 1,2');
+  main.end('call', 1, 'EpBuffer.dispatch of 0-3');
   other.end('transport.burst', 9);
-  describeRank(address, 2, 4);
+  describeRank(file, 2, 4);
   const part = readTracePart(path);
-  const { pid, rank, size, host, program } = part;
-  assert.deepEqual({ pid, rank, size, host, program }, { ...who, rank: 2, size: 4 });
+  const { threads, ...own } = part;
+  assert.deepEqual(own, { ...who, rank: 2, size: 4 });
   assert.deepEqual(
-    part.threads.map(({ name, lost }) => [name.slice(0, 8), lost]),
+    threads.map(({ name, lost }) => [name.slice(0, 8), lost]),
     [
       ['main', 0],
       ['engine x', 0],
@@ -51,6 +53,7 @@ test('records of threads are read back as spans, also those that have not ended'
       ['call', 1, 'EpBuffer.dispatch', true],
       ['agent.transfer', 3, '', true],
       ['agent.transfer', 4, '', false],
+      ['call', 1, 'Communicator.barrier of 1,2', false],
     ],
   );
   const now = Date.now() * 1000;
@@ -60,14 +63,14 @@ test('records of threads are read back as spans, also those that have not ended'
 
 test('a ring keeps the last records, labels have bounded room, and rings are bounded', (t) => {
   const path = join(temporaryFolder(t), 'part');
-  const address = createTraceFile(path, who);
-  const sink = RingSink.claim(address, 'main')!;
+  const file = createTraceFile(path, who);
+  const sink = RingSink.claim(file, 'main')!;
   for (let call = 0; call < TRACE_RECORDS; call++) {
     sink.begin('call', call, `label ${call % 1000}`);
-    sink.end('call', call);
+    sink.end('call', call, `label ${call % 1000}`);
   }
-  for (let ring = 1; ring < TRACE_RINGS; ring++) assert.ok(RingSink.claim(address, 'more'));
-  assert.equal(RingSink.claim(address, 'too many'), undefined);
+  for (let ring = 1; ring < TRACE_RINGS; ring++) assert.ok(RingSink.claim(file, 'more'));
+  assert.equal(RingSink.claim(file, 'too many'), undefined);
   const part = readTracePart(path);
   assert.equal(part.threads.length, TRACE_RINGS);
   const { spans, lost } = part.threads[0]!;
@@ -86,7 +89,14 @@ test('what is no part of a trace is refused by name', (t) => {
   assert.throws(() => readTracePart(path), { code: 'WL_FILE_FORMAT', message: /8 bytes long/ });
   truncateSync(path, TRACE_FILE_BYTES);
   assert.throws(() => readTracePart(path), { code: 'WL_FILE_FORMAT', message: /no trace/ });
-  for (const bad of [{}, { traceEvents: [] }, { traceEvents: 3, otherData: { weftline: 'trace' } }])
+  for (const bad of [
+    null,
+    5,
+    { traceEvents: [null], otherData: { weftline: 'trace' } },
+    {},
+    { traceEvents: [] },
+    { traceEvents: 3, otherData: { weftline: 'trace' } },
+  ])
     assert.throws(() => partsOfChrome(bad), /no events of weftline/);
 });
 
@@ -95,7 +105,15 @@ function span(begin: number, end: number | undefined, facts: Partial<Span> = {})
 }
 
 function partOf(rank: number, host: string, spans: readonly Span[]): TracePart {
-  return { pid: 100 + rank, rank, size: 2, host, program: 'x', threads: [{ name: 'main', spans, lost: 0 }] };
+  return {
+    pid: 100 + rank,
+    rank,
+    size: 2,
+    host,
+    program: 'x',
+    launcher: 0,
+    threads: [{ name: 'main', spans, lost: 0 }],
+  };
 }
 
 test('clocks of hosts are compared by calls that nobody leaves before all have come', () => {
@@ -112,7 +130,10 @@ test('clocks of hosts are compared by calls that nobody leaves before all have c
     begins.every((ts) => ts > -5 && ts < 40),
     begins.join(),
   );
-  assert.equal(clockOffsets([near, partOf(1, 'b', [])]).get('b'), 0);
+  assert.equal(clockOffsets([near, partOf(1, 'b', [])]).get('b'), undefined);
+  // Of other groups: the first one's second call is before the other's first.
+  const apart = partOf(1, 'b', [span(9000, 9001), span(10, 11, { subject: 2 })]);
+  assert.equal(clockOffsets([near, apart]).get('b'), undefined);
 });
 
 function checkSummary(all: readonly TracePart[]): void {
@@ -133,4 +154,24 @@ test('a summary names the slowest rank, who came last, and what has not ended', 
   ];
   checkSummary(parts);
   checkSummary(partsOfChrome(JSON.parse(JSON.stringify(chromeTrace(parts, clockOffsets(parts))))));
+});
+
+test('calls that are under way at once, and a rank that was started again, have tracks of their own', () => {
+  const nested = span(1, 3, { point: 'ep.closing', label: '' });
+  const parts = [
+    partOf(1, 'a', [span(0, 10), nested, span(5, 15, { label: 'Other.barrier' })]),
+    partOf(1, 'a', [span(20, 30)]),
+  ];
+  const { traceEvents } = chromeTrace(parts, new Map());
+  const kinds = traceEvents
+    .filter(({ ph }) => ph !== 'M')
+    .map(({ ph, name, pid }) => `${String(ph)} ${String(name)} ${String(pid)}`);
+  const again = 1_000_000_101;
+  assert.deepEqual(kinds, [
+    'X Communicator.barrier 1',
+    'X ep.closing 1',
+    'b Other.barrier 1',
+    'e Other.barrier 1',
+    `X Communicator.barrier ${again}`,
+  ]);
 });

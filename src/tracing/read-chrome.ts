@@ -1,0 +1,83 @@
+// Reads a trace back from the JSON that chromeTrace() has made.
+import type { TracePoint } from '../core/trace.ts';
+import { type ChromeTrace, FOREIGN } from './chrome-trace.ts';
+import type { Span, TracePart } from './read-part.ts';
+
+interface FileEvent {
+  readonly ph: string;
+  readonly name: string;
+  readonly pid: number;
+  readonly tid?: number;
+  readonly id?: string;
+  readonly ts?: number;
+  readonly dur?: number;
+  readonly cat?: string;
+  readonly args?: Readonly<Record<string, unknown>>;
+}
+
+interface ReadThread {
+  readonly name: string;
+  readonly spans: Span[];
+}
+
+interface ReadProcess {
+  name: string;
+  readonly threads: Map<number, ReadThread>;
+}
+
+/** Fails if it is none of these. Names of programs are as they are shown, those of threads are left out. */
+export function partsOfChrome(document: unknown): TracePart[] {
+  const { traceEvents, otherData } = (document ?? {}) as Partial<ChromeTrace>;
+  const isEvents =
+    Array.isArray(traceEvents) && traceEvents.every((event) => typeof event === 'object' && event !== null);
+  if (!isEvents || otherData?.['weftline'] !== 'trace') throw new Error('it has no events of weftline');
+  const reader = new ChromeReader();
+  for (const event of traceEvents as readonly unknown[]) reader.take(event as FileEvent);
+  return reader.parts();
+}
+
+class ChromeReader {
+  readonly #processes = new Map<number, ReadProcess>();
+  /** By id of spans that stand on tracks of their own: where they are in their thread. */
+  readonly #open = new Map<string, number>();
+
+  take(event: FileEvent): void {
+    const { pid, tid = 0, args = {} } = event;
+    const process = this.#processes.get(pid) ?? { name: '', threads: new Map<number, ReadThread>() };
+    this.#processes.set(pid, process);
+    if (event.ph === 'M') {
+      if (event.name === 'process_name') process.name = String(args['name']);
+      return;
+    }
+    const thread = process.threads.get(tid) ?? { name: '', spans: [] };
+    process.threads.set(tid, thread);
+    this.#takeSpan(thread.spans, event);
+  }
+
+  #takeSpan(spans: Span[], { ph, name, id, ts = 0, dur, cat = '', args = {} }: FileEvent): void {
+    if (ph === 'e') {
+      const at = this.#open.get(String(id));
+      if (at !== undefined) spans[at] = { ...spans[at]!, end: ts };
+      return;
+    }
+    if (ph === 'b') this.#open.set(String(id), spans.length);
+    const label = name === cat ? '' : name;
+    const end = dur === undefined ? undefined : ts + dur;
+    spans.push({ point: cat as TracePoint, subject: Number(args['subject']), label, begin: ts, end });
+  }
+
+  parts(): TracePart[] {
+    return [...this.#processes].map(([number, { name, threads }]) => {
+      const rank = /^rank (\d+) on (\S+)/.exec(name);
+      return {
+        pid: number % FOREIGN,
+        rank: rank === null ? -1 : Number(rank[1]),
+        size: 0,
+        host: rank?.[2] ?? '',
+        launcher: 0,
+        program: name.replace(/ \(process \d+\)$/, ''),
+        threads: [...threads.values()].map((thread) => ({ ...thread, lost: 0 })),
+      };
+    });
+  }
+}
