@@ -9,9 +9,9 @@ export class Deadline {
   readonly #at: number;
 
   /** Fails with WL_INVALID_ARGUMENT for what checkTimeout() refuses. */
-  constructor(timeoutMs: number, endsAt: number = performance.now() + timeoutMs) {
+  constructor(timeoutMs: number, endsAt?: number) {
     this.timeoutMs = checkTimeout(timeoutMs);
-    this.#at = endsAt;
+    this.#at = endsAt ?? performance.now() + timeoutMs;
   }
 
   /** Ends a little before this one: of a wait that knows better whom it waits for than those that wait for it. */
