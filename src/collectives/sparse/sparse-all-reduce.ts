@@ -121,7 +121,8 @@ export class SparseAllReduce implements AsyncDisposable {
 
   /**
    * Every worker's `output` becomes the sum of the inputs. Workers make the same calls in the same order, with the same counts
-   * and dtypes. Fails with WL_INVALID_ARGUMENT on this rank alone, before it does anything.
+   * and dtypes. Fails with WL_INVALID_ARGUMENT, or WL_MEMORY without memory for the marks of blocks, on this rank alone, before
+   * it does anything: the call can be made again.
    */
   allReduce(args: SparseAllReduceArguments): Promise<SparseTraffic> {
     return this.#guard.run('sparse allReduce', async () => {
