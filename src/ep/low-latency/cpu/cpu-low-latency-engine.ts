@@ -228,6 +228,8 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     this.#elastic?.members.requireActive(at);
     traceBegin('ep.combine.rows');
     this.#orGiveUp(() => this.#sums.add(input, out, without > 0));
+    // ORDER: behind the reading; for a rank that was masked meanwhile nobody has left the rows as they were.
+    this.#elastic?.members.requireActive(at);
     if (this.#elastic !== undefined) this.#sums.countDropped(handle);
     traceEnd('ep.combine.rows');
     const finished = this.#taken.finish(count);
