@@ -18,6 +18,10 @@ await using world = await join();
 const { rank: me, size } = world;
 await using device = await CpuDevice.create();
 const config = { maxTokensPerRank: TOKENS, hidden: HIDDEN, numExperts: size, maxTopk: size, elastic: true };
+// A join that finds nobody in time can be tried again.
+if (world.life > 0) {
+  await assert.rejects(EpLowLatency.create(world, device, config, { timeoutMs: 1 }), { code: 'WL_TIMEOUT' });
+}
 const ll = await EpLowLatency.create(world, device, config, { timeoutMs: 60_000 });
 const firstDispatch = ll.nextDispatch;
 const [how] = process.argv.slice(2);
