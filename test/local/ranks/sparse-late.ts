@@ -11,7 +11,15 @@ if (process.argv[2] !== 'never') {
   await sleep(LATE_MS);
   const world = await join();
   const device = await CpuDevice.create();
-  await assert.rejects(SparseAllReduce.create(world, device, { blockSize: 7 }), { code: 'WL_INVALID_ARGUMENT' });
+  // What one rank says and JSON cannot: all hear of it.
+  for (const [blockSize, message] of [
+    [7, /blockSize.*got 7/],
+    [256n as never, /blockSize.*got 256n/],
+    [Number.NaN, /blockSize.*got NaN/],
+  ] as const) {
+    const options = world.rank === 0 ? { blockSize } : { blockSize: 64 };
+    await assert.rejects(SparseAllReduce.create(world, device, options), { code: 'WL_INVALID_ARGUMENT', message });
+  }
   const reducer = await SparseAllReduce.create(world, device, { blockSize: 64 });
   const output = device.empty('f32', [64]);
   output.view().fill(1);
