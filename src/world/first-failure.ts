@@ -52,7 +52,8 @@ export function firstFailure(
   const facts = failed.map((end) => {
     const at = notes.findIndex(({ rank }) => rank === end.rank);
     const note = notes[at];
-    const exit = exits.findIndex(({ rank }) => rank === end.rank);
+    // A rank that was started again has ended before.
+    const exit = exits.findLastIndex(({ rank }) => rank === end.rank);
     // Between two notes: before the one that would be the next.
     const place = at < 0 ? (exits[exit]?.notes ?? notes.length) - 0.5 : at;
     return { end, place, exit, time: note?.time ?? end.endedAt, note, because: note?.because ?? [] };

@@ -13,6 +13,7 @@ import { ranksOfHosts } from './pretended-hosts.ts';
 
 /** Of one rank: a job that needs more has another problem. */
 export const MAX_RESTARTS = 1_000_000;
+const MAX_RESTART_PAUSE_MS = 5_000;
 
 export interface JobPlan {
   readonly settings: Settings;
@@ -162,4 +163,9 @@ function isInPath(program: string, cwd: string, path = '/usr/bin:/bin'): boolean
 
 function cannotStart(file: string, why: string): WeftlineError {
   return new WeftlineError('WL_LAUNCH', `Cannot start ${quote(file)}: ${why}`, { details: { command: file } });
+}
+
+/** Before a restart: none before the first one, then longer and longer: what fails at once must not keep the machine busy. */
+export function restartPauseMs(count: number): number {
+  return count === 1 ? 0 : Math.min(MAX_RESTART_PAUSE_MS, 50 * 2 ** (count - 2));
 }

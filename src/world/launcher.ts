@@ -9,7 +9,7 @@ import { LAUNCH_ID_VARIABLE, uniqueJobId } from './environment.ts';
 import { FailureLog, type FailureNote } from './failure-log.ts';
 import { failureSummary } from './failure-summary.ts';
 import { firstFailure, type FoundFailure, jobExitCode, type RankFailure, type SeenExit } from './first-failure.ts';
-import { type JobPlan, planJob } from './job-plan.ts';
+import { type JobPlan, planJob, restartPauseMs } from './job-plan.ts';
 import type { LaunchOptions, LaunchResult } from './launch-options.ts';
 import { endMarkedProcesses } from './marked-processes.ts';
 import { NodeLink } from './node-link.ts';
@@ -25,7 +25,6 @@ import { Watchdog } from './watchdog.ts';
 
 /** How long a rank may take to end after SIGTERM, or after the user's own signal. */
 const STOP_MS = 5_000;
-const MAX_RESTART_PAUSE_MS = 5_000;
 const forwarded = ['SIGINT', 'SIGTERM', 'SIGHUP'] as const;
 
 /**
@@ -137,6 +136,9 @@ class Job {
   /** Whatever happened: no process, no file, no listener is left. */
   async clean(): Promise<void> {
     this.#stopExplaining();
+    this.#stopping = true;
+    // Else a rank could start behind the loop that ends them.
+    await this.#restarting;
     for (const timer of this.#timers) clearTimeout(timer);
     for (const rank of this.#ranks) rank.stop('SIGKILL');
     await Promise.all(this.#ranks.map((rank) => rank.ended));
@@ -273,11 +275,21 @@ class Job {
   #rankEnded(result: RankResult): void {
     this.#watchdog.remove(result.pid);
     this.#ended.push(result);
-    if ((result.exitCode === 0 && result.signal === null) || result.stopped) return;
+    if (result.stopped) return;
+    if (result.exitCode === 0) return this.#endHelpers();
     if (this.#restart(result)) return;
     // Interrupted ranks have been told already and may be saving their work.
     this.#stopAll(this.#interrupted ? STOP_MS : this.#plan.settings.graceMs);
     this.#tellNodes();
+  }
+
+  /** Once the others have ended well, helpers end by themselves, unless they wait for ranks that never joined. */
+  #endHelpers(): void {
+    const { nodeCount = 1, ranks, helpers } = this.#options;
+    const ended = this.#ended.filter(({ rank }) => rank < ranks);
+    // Ranks of other nodes may still need those of this one.
+    if (helpers === undefined || nodeCount > 1 || ended.length < ranks) return;
+    this.#stopAll(this.#plan.settings.graceMs);
   }
 
   /**
@@ -296,7 +308,7 @@ class Job {
     this.#notice(printableLines(`${reason}; it is started again (${count} of ${maxRestarts})`));
     this.#restarting = this.#restarting
       .then(() => sleep(restartPauseMs(count)))
-      .then(() => (this.#stopping ? undefined : this.#startAgain(rank - this.#plan.firstRank)))
+      .then(() => (this.#stopping || this.#interrupted ? undefined : this.#startAgain(rank - this.#plan.firstRank)))
       .catch((failure: unknown) => {
         this.#notice(printableLines(asWeftlineError(failure).message));
         this.#stopAll(this.#plan.settings.graceMs);
@@ -371,11 +383,6 @@ class Job {
       child.stderr?.destroy();
     }
   }
-}
-
-/** None before the first one, then longer and longer: what fails at once must not keep the machine busy. */
-function restartPauseMs(count: number): number {
-  return count === 1 ? 0 : Math.min(MAX_RESTART_PAUSE_MS, 50 * 2 ** (count - 2));
 }
 
 /** A node may be slow to report; one whose launcher is gone never will. */

@@ -38,3 +38,9 @@ test('a sweep of densities tells bytes and theory, also where workers aggregate'
     assert.ok(receivedBytes >= received && receivedBytes <= received * 1.02 + 4096, `${receivedBytes} for ${received}`);
   }
 });
+
+test('no elements are refused, and densities are read in every usual way', () => {
+  assert.match(String(bench('--elements', '0').stderr), /--elements .*Expected an integer from 1/);
+  const { status, stderr } = bench('--density', '1e-2,.5', '--rounds', '1');
+  assert.equal(status, 0, String(stderr));
+});

@@ -3,6 +3,7 @@ import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
+import { launch } from 'weftline/world';
 import { runRanks } from './support/run-ranks.js';
 
 const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
@@ -93,3 +94,17 @@ for (const way of ['unclosed', 'exits']) {
     }
   });
 }
+
+test('an interrupt in the pause before a restart ends the job', { timeout: 60_000 }, async () => {
+  let starts = 0;
+  const { exitCode } = await launch({
+    command: [process.execPath, '-e', 'console.log("start"); process.exit(3)'],
+    ranks: 1,
+    env: { NODE_TEST_CONTEXT: undefined },
+    maxRestarts: 20,
+    onLine: () => (starts += 1),
+    // As the handler of the signal, while no rank runs; the pause is 400 ms by now.
+    onNotice: (text) => text.includes('(5 of 20)') && setImmediate(() => process.emit('SIGINT')),
+  });
+  assert.deepEqual([exitCode, starts], [3, 5]);
+});

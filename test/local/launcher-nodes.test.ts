@@ -62,6 +62,7 @@ const folder = mkdtempSync(joinPath(tmpdir(), 'weftline-test-'));
 for (const [flags, expected] of [
   [['--nnodes', '2'], /--nnodes 2 needs --master HOST:PORT/],
   [['--nnodes', '2', '--node-rank', '2', '--master', '127.0.0.1:29500'], /--node-rank 2 is not below --nnodes, 2/],
+  [['--max-restarts', '2'], /--max-restarts needs --elastic/],
   [['--node-rank', '1'], /--node-rank 1 is not below --nnodes, 1/],
 ] as const) {
   test(`a launcher starts nothing with ${flags.join(' ')}`, () => {

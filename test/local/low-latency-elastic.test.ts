@@ -17,7 +17,7 @@ interface Outcome {
   readonly deadlineMs: number;
 }
 
-for (const how of ['killed', 'late', 'disconnected'] as const) {
+for (const how of ['killed', 'late', 'stopped', 'disconnected'] as const) {
   test(`a rank that is ${how} in mid-call: the others complete within the deadline, and it joins again`, async () => {
     const run = await runRanks(3, killed, { args: [how], maxRestarts: 1 });
     assert.equal(run.exitCode, 0, run.transcript);

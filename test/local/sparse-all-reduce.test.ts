@@ -102,3 +102,17 @@ for (const hosts of ['1', '3']) {
     assert.equal(stdout.match(/sent 2 of 64 blocks in \d+ bytes, the sum has 3/g)?.length, 2, stdout);
   });
 }
+
+for (const { when, ways, told } of [
+  { when: 'after the deadline, with a refused creation first', ways: [], told: ['the sum is 2', 'the sum is 2'] },
+  { when: 'never', ways: ['never'], told: [] },
+] as const) {
+  test(`aggregators serve and end with ranks that join: ${when}`, () => {
+    const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
+    const late = fileURLToPath(new URL('./ranks/sparse-late.js', import.meta.url));
+    const words = [main, 'run', '-n', '2', '--aggregators', '1', '--timeout', '2000', late, ...ways];
+    const { status, stdout, stderr } = spawnSync(process.execPath, words, { encoding: 'utf8', timeout: 60_000 });
+    assert.deepEqual([status, stderr], [0, ''], stdout);
+    assert.deepEqual(stdout.match(/the sum is .*/g) ?? [], told);
+  });
+}

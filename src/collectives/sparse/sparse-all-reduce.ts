@@ -4,18 +4,12 @@ import { CallGuard } from '../../collective/call-guard.ts';
 import { overlaps, requireDevice, requireGroup } from '../../collective/tensor-check.ts';
 import { reductionFormats } from '../../abi/element-formats.ts';
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
-import {
-  type CallWait,
-  checkTimeout,
-  startCall,
-  type WaitOptions,
-  waitOptionNames,
-  remaining,
-} from '../../core/deadline.ts';
+import { type CallWait, checkTimeout, startCall, type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
 import { dtypes } from '../../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { Tensor } from '../../device/tensor.ts';
+import { shareOutcome } from '../../world/outcomes.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import type { ReducedDType } from '../collective-call.ts';
 import type { SparseCall, SparseTraffic } from './sparse-call.ts';
@@ -121,7 +115,8 @@ export class SparseAllReduce implements AsyncDisposable {
 
   /**
    * Every worker's `output` becomes the sum of the inputs. Workers make the same calls in the same order, with the same counts
-   * and dtypes. Fails with WL_INVALID_ARGUMENT on this rank alone, before it does anything.
+   * and dtypes. Fails with WL_INVALID_ARGUMENT, or WL_MEMORY without memory for the marks of blocks, on this rank alone, before
+   * it does anything: the call can be made again.
    */
   allReduce(args: SparseAllReduceArguments): Promise<SparseTraffic> {
     return this.#guard.run('sparse allReduce', async () => {
@@ -202,7 +197,13 @@ export class SparseAllReduce implements AsyncDisposable {
 /** Ranks that say nothing take what the first one says that does; ranks that differ are found when all agree on the plan. */
 async function agreedOptions(group: RankGroup, options: SparseAllReduceOptions, wait: CallWait): Promise<ToldOptions> {
   const { aggregators, workers, blockSize, messageSize, slots } = options;
-  const own: ToldOptions = JSON.parse(JSON.stringify({ aggregators, workers, blockSize, messageSize, slots }));
-  const told = await group.allGather('sparse/options', own, remaining(wait));
-  return isSilent(own) ? (told.find((one) => !isSilent(one)) ?? own) : own;
+  const own: ToldOptions = { aggregators, workers, blockSize, messageSize, slots };
+  // JSON has no word for some values that cannot be, such as NaN, so this rank's are checked here.
+  const work = (): ToldOptions => {
+    sparsePlan(group, own);
+    return own;
+  };
+  const { values, failure } = await shareOutcome(group, { name: 'sparse/options', facts: {}, work }, wait);
+  if (failure !== undefined) throw failure;
+  return isSilent(own) ? (values.find((told) => told !== undefined && !isSilent(told)) ?? own) : own;
 }

@@ -150,6 +150,8 @@ export class SparseEngine {
   async allReduce(call: SparseCall, { signal }: CallWait): Promise<SparseTraffic> {
     const worker = this.#worker!;
     const steps = new WorkerSteps(worker, this.#aggregator);
+    const reserving = worker.reserve(call.count);
+    if (reserving !== undefined) await reserving;
     worker.begin(call);
     // The aggregator gives up a little sooner, because it knows who is missing.
     await this.#runner.run(steps, { signal, deadline: new Deadline(secondNet(call.timeoutMs)) });

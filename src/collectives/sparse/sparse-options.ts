@@ -55,7 +55,11 @@ export interface SparsePlan extends SparseRoles {
 }
 
 /** What travels to ranks that only aggregate. */
-export type ToldOptions = Omit<SparseAllReduceOptions, keyof WaitOptions>;
+export type ToldOptions = {
+  readonly [Name in Exclude<keyof SparseAllReduceOptions, keyof WaitOptions>]?:
+    | SparseAllReduceOptions[Name]
+    | undefined;
+};
 
 /** Fails with WL_INVALID_ARGUMENT. */
 export function checkSparseOptions(options: SparseAllReduceOptions): void {

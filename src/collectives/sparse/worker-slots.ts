@@ -86,6 +86,14 @@ export class WorkerSlots implements Disposable {
     };
   }
 
+  /** To be called before begin(): memory for marks of so many elements. Without it nothing has begun: WL_MEMORY. */
+  reserve(count: number): Promise<void> | void {
+    const blocks = blocksOf(this.#options.shape, count);
+    if (this.#bitmap.length >= blocks) return;
+    const making = this.#device.allocating(() => this.#device.allocate(blocks));
+    return making instanceof Promise ? making.then((made) => this.#useBitmap(made)) : this.#useBitmap(making);
+  }
+
   /** Marks the blocks and sends the first messages; the call goes on by advance(). */
   begin(call: SparseCall): void {
     const { shape } = this.#options;
@@ -97,7 +105,7 @@ export class WorkerSlots implements Disposable {
     this.#sentBytes = 0;
     this.#receivedBytes = 0;
     this.#messages = 0;
-    this.#mark();
+    this.#markBlocks();
     const slots = slotsInUse(shape, this.#blocks);
     this.#awaiting = slots;
     for (let slot = 0; slot < slots; slot++) {
@@ -151,13 +159,14 @@ export class WorkerSlots implements Disposable {
     return aggregators[slot % aggregators.length]!;
   }
 
-  #mark(): void {
+  #useBitmap(storage: Storage): void {
+    this.#bitmapStorage?.[Symbol.dispose]();
+    this.#bitmapStorage = storage;
+    this.#bitmap = this.#device.hostView('u8', storage.address, storage.bytes);
+  }
+
+  #markBlocks(): void {
     const { count, dtype, elementBytes, input, output, threshold } = this.#call;
-    if (this.#bitmap.length < this.#blocks) {
-      this.#bitmapStorage?.[Symbol.dispose]();
-      this.#bitmapStorage = this.#device.allocate(this.#blocks);
-      this.#bitmap = this.#device.hostView('u8', this.#bitmapStorage.address, this.#blocks);
-    }
     const bitmap = this.#bitmapStorage?.address ?? 0;
     const { kernels } = this.#device;
     const [bytes, format] = [count * elementBytes, reductionFormats[dtype]];

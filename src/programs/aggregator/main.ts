@@ -4,10 +4,12 @@ import { WeftlineError } from '../../core/errors.ts';
 import { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { join, type World } from '../../world/index.ts';
 
-/** The others may compute for as long as they like before they make the next one. */
+/** The others may take as long as they like before they join, and before they make the next one. */
 const UNBOUNDED_MS = 2 ** 31 - 1;
+/** Of a creation, on all ranks alike: those that make another one need this rank again. */
+const refusals: readonly string[] = ['WL_INVALID_ARGUMENT', 'WL_CONFIG_MISMATCH', 'WL_MEMORY', 'WL_SHARED_MEMORY'];
 
-const world = await join();
+const world = await join({ timeoutMs: UNBOUNDED_MS });
 try {
   await using device = await CpuDevice.create();
   await aggregate(world, device);
@@ -41,11 +43,13 @@ async function serve(reducer: SparseAllReduce): Promise<void> {
 
 /** undefined when the others have ended well. */
 async function next(of: World, device: CpuDevice, signal: AbortSignal): Promise<SparseAllReduce | undefined> {
-  try {
-    return await SparseAllReduce.create(of, device, { timeoutMs: UNBOUNDED_MS, signal });
-  } catch (error) {
-    const isOver = error instanceof WeftlineError && error.code === 'WL_PEER_LOST' && !of.peerLost.aborted;
-    if (isOver && !signal.aborted) return undefined;
-    throw error;
+  for (;;) {
+    try {
+      return await SparseAllReduce.create(of, device, { timeoutMs: UNBOUNDED_MS, signal });
+    } catch (error) {
+      if (!(error instanceof WeftlineError) || signal.aborted) throw error;
+      if (error.code === 'WL_PEER_LOST' && !of.peerLost.aborted) return undefined;
+      if (!refusals.includes(error.code)) throw error;
+    }
   }
 }

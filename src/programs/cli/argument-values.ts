@@ -22,11 +22,11 @@ export function byteArgument(min: number, max: number): Parse<number> {
   });
 }
 
-/** A parser of decimals from `min` to `max`. */
+/** A parser of decimals from `min` to `max`, written as 0.001, .001 or 1e-3. */
 export function decimalArgument(min: number, max: number): Parse<number> {
   return (text) => {
     const value = Number(text);
-    if (/^\d+(\.\d+)?(e\d+)?$/i.test(text) && value >= min && value <= max) return value;
+    if (/^(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$/i.test(text) && value >= min && value <= max) return value;
     throw new InvalidArgumentError(`Expected a number from ${min} to ${max}.`);
   };
 }

@@ -40,7 +40,7 @@ export function addSparseBench(bench: Command): void {
     .option('--aggregators <n>', 'processes that add up; 0: the workers do', integerArgument(0, 64), 1)
     .addOption(
       new Option('--elements <n>', 'of a tensor')
-        .argParser(integerArgument(0, 2 ** 28))
+        .argParser(integerArgument(1, 2 ** 28))
         .default(
           isLarge ? ELEMENTS.large : ELEMENTS.small,
           `${ELEMENTS.large}, or ${ELEMENTS.small} on small machines`,

@@ -60,7 +60,7 @@ Examples:
     );
   addSettingOptions(command, ['hosts', 'timeoutMs', 'trace', 'graceMs']);
   command.action(async (script: string, args: readonly string[], options: RunOptions) => {
-    checkNodes(command, options);
+    checkFlags(command, options);
     const { ranks, aggregators } = options;
     checkHosts(command, ranks + aggregators);
     const { exitCode } = await launch({
@@ -90,9 +90,12 @@ function worldRanks({ ranks, aggregators, nnodes }: RunOptions): string {
 }
 
 /** What one flag says of another: a wrong command line, which starts nothing. */
-function checkNodes(command: Command, { nnodes, nodeRank, master, elastic }: RunOptions): void {
+function checkFlags(command: Command, { nnodes, nodeRank, master, elastic }: RunOptions): void {
   if (nodeRank >= nnodes) {
     command.error(`error: --node-rank ${nodeRank} is not below --nnodes, ${nnodes}: nodes are numbered from 0`);
+  }
+  if (!elastic && command.getOptionValueSource('maxRestarts') === 'cli') {
+    command.error('error: --max-restarts needs --elastic: without it no rank is started again');
   }
   if (nnodes > 1 && elastic) command.error('error: --elastic works on one node, and --nnodes says more');
   if (nnodes > 1 && master === undefined) {

@@ -9,14 +9,24 @@ import { join } from 'weftline/world';
 const TIMEOUT_MS = 2_000;
 const [TOKENS, HIDDEN] = [4, 16];
 const VICTIM = 1;
+/** The victim's last dispatch, before which it has made `WARM` others. */
+const [WARM, LAST] = [20, 21];
+/** Results without the victim until it goes on: by then the words of its last call are written over. */
+const WITHOUT_STOPPED = 10;
 
 await using world = await join();
 const { rank: me, size } = world;
 await using device = await CpuDevice.create();
 const config = { maxTokensPerRank: TOKENS, hidden: HIDDEN, numExperts: size, maxTopk: size, elastic: true };
+// A join that finds nobody in time can be tried again.
+if (world.life > 0) {
+  await assert.rejects(EpLowLatency.create(world, device, config, { timeoutMs: 1 }), { code: 'WL_TIMEOUT' });
+}
 const ll = await EpLowLatency.create(world, device, config, { timeoutMs: 60_000 });
 const firstDispatch = ll.nextDispatch;
 const [how] = process.argv.slice(2);
+if (me === VICTIM) await world.store.setJson('victim', process.pid);
+const victimPid = await world.store.getJson<number>('victim');
 
 const x = await device.tensor('bf16', [TOKENS, HIDDEN], new Uint16Array(TOKENS * HIDDEN).fill(0x3f80));
 const choices = Int32Array.from({ length: TOKENS * size }, (_, at) => at % size);
@@ -38,8 +48,13 @@ async function round(isLast = false): Promise<{ readonly active: number; readonl
   });
   if (isLast && how === 'killed') process.kill(process.pid, 'SIGKILL');
   // Longer than the others wait; they do not know that its process still lives, and goes on later.
-  if (isLast) Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 2 * TIMEOUT_MS);
+  if (isLast && how !== 'stopped') Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 2 * TIMEOUT_MS);
   const { handle, recvCount } = await hook({ timeoutMs: TIMEOUT_MS });
+  if (me === 0 && how === 'stopped' && handle.sequence === LAST) {
+    // The victim waits for this rank's combine.
+    await sleep(TIMEOUT_MS / 4);
+    process.kill(victimPid, 'SIGSTOP');
+  }
   const { combinedX, activeMask, droppedChoices } = await ll.combine({
     y,
     handle,
@@ -78,7 +93,7 @@ if (me === VICTIM && how === 'disconnected') {
   }
   await ll.connectRanks([me], { timeoutMs: 60_000 });
 } else if (me === VICTIM && world.life === 0) {
-  for (let warm = 0; warm < 20; warm++) await round();
+  for (let warm = 0; warm < WARM; warm++) await round();
   try {
     await round(true);
   } catch (error) {
@@ -94,6 +109,7 @@ if (me === VICTIM && how === 'disconnected') {
       longestMs = Math.max(longestMs, ms);
       assert.equal(sums, active);
       if (active < size) without += 1;
+      if (me === 0 && how === 'stopped' && without === WITHOUT_STOPPED) process.kill(victimPid, 'SIGCONT');
       isBack = without > 0 && active === size;
       // The process that starts needs the processor.
       if (without > 0) await sleep(5);

@@ -1,7 +1,7 @@
 // Workers and aggregators over a carrier that loses, doubles and reorders messages: the sums stay those of the reference.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { CpuDevice } from 'weftline';
+import { CpuDevice, WeftlineError } from 'weftline';
 import { referenceSparseSum } from 'weftline/collectives';
 import { sparseMessageBytes } from '#lib/abi/sparse-message.js';
 import { AggregatorSlots } from '#lib/collectives/sparse/aggregator-slots.js';
@@ -11,6 +11,7 @@ import { WorkerSlots } from '#lib/collectives/sparse/worker-slots.js';
 import { seededRandom } from '#lib/core/seeded-random.js';
 import type { Storage } from '#lib/device/tensor.js';
 import { testSeed } from '../../support/seed.ts';
+import { withCode } from '../../support/with-code.ts';
 
 const device = await CpuDevice.create();
 const kinds = [contribution, result] as const;
@@ -79,7 +80,7 @@ class LossyBoard implements SlotBoard {
 }
 
 for (const loss of [0, 0.3]) {
-  test(`sums are right where ${loss * 100} % of messages are lost, some come twice, and all in any order`, () => {
+  test(`sums are right where ${loss * 100} % of messages are lost, some come twice, and all in any order`, async () => {
     const next = seededRandom(testSeed());
     for (let round = 0; round < 20; round++) {
       const workers = Array.from({ length: 1 + Math.floor(next() * 4) }, (_, rank) => rank);
@@ -117,6 +118,7 @@ for (const loss of [0, 0.3]) {
         for (const [worker, tensor] of tensors.entries()) {
           const { address } = tensor;
           const shared = { dtype: 'f32', elementBytes: 4, threshold: 0, timeoutMs: 1 } as const;
+          await sending[worker]!.reserve(count);
           sending[worker]!.begin({ ...shared, count, input: address, output: address });
         }
         let isDone = false;
@@ -153,4 +155,33 @@ test('a message that is no part of the protocol is refused, with the rank that s
     code: 'WL_PROTOCOL',
     message: /rank 7 sent 0 lanes of round 3 in slot 0/,
   });
+});
+
+test('without memory for its marks a call has not begun: the marks of former calls stay, and numbers of calls too', async () => {
+  const shape = { blockSize: 64, lanes: 4, slots: 1 };
+  const board = new LossyBoard(shape, 0, 2, () => {});
+  let isFull = false;
+  const limited = {
+    memory: device.memory,
+    kernels: device.kernels,
+    hostView: device.hostView.bind(device),
+    allocating: <T>(allocate: () => T): T => allocate(),
+    allocate: (bytes: number): Storage => {
+      if (isFull) throw new WeftlineError('WL_MEMORY', 'full');
+      return device.allocate(bytes);
+    },
+  } as unknown as CpuDevice;
+  using worker = new WorkerSlots(limited, { board, shape, me: 0, aggregators: [1] });
+  using tensor = device.empty('f32', [64]);
+  tensor.view().fill(1);
+  const call = { dtype: 'f32', elementBytes: 4, threshold: 0, timeoutMs: 1, count: 64 } as const;
+  for (const number of [1, 2]) {
+    await worker.reserve(call.count);
+    worker.begin({ ...call, input: tensor.address, output: tensor.address });
+    assert.equal(device.hostView('i32', board.address(contribution, 0, 0, number), 1)[0], number);
+    isFull = true;
+    assert.throws(() => worker.reserve(1e6), withCode('WL_MEMORY'));
+  }
+  assert.equal(worker.traffic.ownBlocks, 1);
+  board.memory[Symbol.dispose]();
 });

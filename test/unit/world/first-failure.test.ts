@@ -71,6 +71,8 @@ test('what the launcher saw first decides, a note or an end without one, whateve
   const other = end(3, null, { signal: 'SIGSEGV', endedAt: 1 });
   assert.equal(firstFailure([killed, other], [], [seen(0, 0), seen(3, 0)])?.rank, 0);
   assert.equal(firstFailure([killed, other], [], [seen(3, 0), seen(0, 0)])?.rank, 3);
+  // Rank 0 was started again, and ended for good behind rank 3.
+  assert.equal(firstFailure([killed, other], [], [seen(0, 0), seen(3, 0), seen(0, 0)])?.rank, 3);
 });
 
 test('ranks that ended well or were stopped have not failed; blame of a rank that did not fail is no excuse', () => {

@@ -11,18 +11,25 @@ interface Announcement {
   readonly config: Required<LowLatencyConfig>;
 }
 
-/** How many elastic objects this process has made over a group: a restarted process makes them in the same order. */
-const made = new WeakMap<RankGroup, number>();
+/** Numbers of the elastic objects of this process over a group: a restarted process makes them in the same order. */
+const taken = new WeakMap<RankGroup, Set<number>>();
 
 export class AnnouncementBoard {
   readonly #group: RankGroup;
-  readonly #name: string;
+  readonly #number: number;
 
   constructor(group: RankGroup) {
-    const number = (made.get(group) ?? 0) + 1;
-    made.set(group, number);
+    const numbers = taken.get(group) ?? new Set();
+    let number = 1;
+    while (numbers.has(number)) number += 1;
+    taken.set(group, numbers.add(number));
     this.#group = group;
-    this.#name = `weftline/low-latency/${number}`;
+    this.#number = number;
+  }
+
+  /** The object was not made: the next attempt is one at the same object. */
+  giveUp(): void {
+    taken.get(this.#group)?.delete(this.#number);
   }
 
   /** True if a former process of this rank has announced the object. */
@@ -58,6 +65,6 @@ export class AnnouncementBoard {
   }
 
   #key(rank: number): string {
-    return `${this.#name}/${rank}`;
+    return `weftline/low-latency/${this.#number}/${rank}`;
   }
 }

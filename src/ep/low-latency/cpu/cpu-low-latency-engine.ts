@@ -147,8 +147,12 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
         this.#checkSource(rank, sequence, this.#elastic.members);
         received.view()[rank] = 1;
       }
-      compareDispatch(here, this.#cells.read(rank, 'dispatchCall', sequence), this.#window.ranks[rank]!);
-      this.#rows.receive(target, rank, this.#cells.read(rank, 'rows', sequence));
+      const there = this.#cells.read(rank, 'dispatchCall', sequence);
+      const count = this.#cells.read(rank, 'rows', sequence);
+      // ORDER: others write over words of a rank that was masked; read while it was active, they are of this call.
+      this.#elastic?.members.requireActive(sequence);
+      compareDispatch(here, there, this.#window.ranks[rank]!);
+      this.#rows.receive(target, rank, count);
     };
     const skip = (rank: number): void => {
       received.view()[rank] = 0;
@@ -204,17 +208,19 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
   async receiveCombine({ input, number, count, out }: SentCpuCombine, wait: LowLatencyWait): Promise<Tensor<'bf16'>> {
     const { handle } = input;
     const { added } = this.#tables.results[handle.sequence % LOW_LATENCY_RESULTS]!;
+    const at = handle.sequence;
     let without = 0;
     const visit = (rank: number): void => {
       if (this.#elastic !== undefined) added.view()[rank] = 1;
       const there = this.#cells.read(rank, 'combineCall', this.#callOf(number, handle));
+      // ORDER: as in receiveDispatch().
+      this.#elastic?.members.requireActive(at);
       compareCombine(handle.sequence | 0, there, this.#window.ranks[rank]!);
     };
     const skip = (rank: number): void => {
       added.view()[rank] = 0;
       without += 1;
     };
-    const at = handle.sequence;
     const name = `combine of dispatch ${at}, for rows`;
     const stats = input.waitStats?.view();
     const waiting = this.#until({ word: 'combined', call: number, at, name, visit, skip, stats }, wait);
@@ -222,6 +228,8 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     this.#elastic?.members.requireActive(at);
     traceBegin('ep.combine.rows');
     this.#orGiveUp(() => this.#sums.add(input, out, without > 0));
+    // ORDER: behind the reading; for a rank that was masked meanwhile nobody has left the rows as they were.
+    this.#elastic?.members.requireActive(at);
     if (this.#elastic !== undefined) this.#sums.countDropped(handle);
     traceEnd('ep.combine.rows');
     const finished = this.#taken.finish(count);

@@ -42,10 +42,23 @@ export async function createCpuLowLatency(
   const { group, config } = options;
   if (!config.elastic || group.size === 1) return (await createTogether(options, wait)).made;
   const board = new AnnouncementBoard(group);
-  if (await board.isKnown()) return joinAgain(options, board, wait);
+  try {
+    if (await board.isKnown()) return await joinAgain(options, board, wait);
+    return await createFirst(options, board, wait);
+  } catch (error) {
+    board.giveUp();
+    throw error;
+  }
+}
+
+async function createFirst(
+  options: CpuLowLatencyOptions,
+  board: AnnouncementBoard,
+  wait: CallWait,
+): Promise<CpuLowLatency> {
   const { made, window } = await createTogether(options, wait);
   try {
-    await board.announce(window, config);
+    await board.announce(window, options.config);
     return made;
   } catch (error) {
     await made.engine.close();

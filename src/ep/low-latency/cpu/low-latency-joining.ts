@@ -131,7 +131,7 @@ export class LowLatencyJoining implements LowLatencyMembership {
     const { members, engine, window } = this.#parts;
     const { ranks, activate, wait } = request;
     const next = engine.dispatch() + 1;
-    const missing = ranks.filter((rank) => !this.#isReady(rank) && !members.isActive(rank, next));
+    const missing = ranks.filter((rank) => !this.#isReady(rank) && !members.isStaying(rank, next));
     const inactive = members.inactive(engine.dispatch());
     if (inactive !== undefined) this.#end(request).reject(inactive);
     else if (wait.signal?.aborted === true) this.#end(request).reject(wait.signal.reason);

@@ -77,6 +77,11 @@ export class LowLatencyMembers {
     return false;
   }
 
+  /** As isActive(), and nobody has disconnected it. */
+  isStaying(rank: number, dispatch: number): boolean {
+    return (this.#load(rank) & STATE_MASK) === states.active && this.isActive(rank, dispatch);
+  }
+
   isConnected(rank: number): boolean {
     return (this.#load(rank) & STATE_MASK) === states.connected;
   }
@@ -143,12 +148,14 @@ export class LowLatencyMembers {
     if ((word & STATE_MASK) === states.connected) this.#change(rank, word, states.active, next + LOW_LATENCY_NOTICE);
   }
 
-  /** An active rank leaves after the notice, a connected one now. */
+  /** An active rank leaves after the notice; now, if it is connected, or active only from a later dispatch than `next`. */
   deactivate(rank: number, next: number): void {
     const word = this.#load(rank);
     const state = word & STATE_MASK;
-    if (state === states.active) this.#change(rank, word, states.leaving, next + LOW_LATENCY_NOTICE);
-    else if (state === states.connected) this.#change(rank, word, states.absent);
+    if (state !== states.active && state !== states.connected) return;
+    // "Leaving" says nothing of where a rank begins: the others would wait for it at once.
+    if (this.isStaying(rank, next)) this.#change(rank, word, states.leaving, next + LOW_LATENCY_NOTICE);
+    else this.#change(rank, word, states.absent);
   }
 
   #load(rank: number): number {

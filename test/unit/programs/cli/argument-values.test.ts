@@ -36,8 +36,9 @@ test('sizes take the same with steps of 1024', () => {
 });
 
 test('decimals, switches and lists', () => {
-  assert.deepEqual(['0.5', '2', '1e2'].map(decimalArgument(0.001, 100)), [0.5, 2, 100]);
-  for (const wrong of ['0', '101', 'x', '-1'])
+  const decimals = ['0.5', '2', '1e2', '.01', '2.', '1e-3', '1.5E+1'];
+  assert.deepEqual(decimals.map(decimalArgument(0.001, 100)), [0.5, 2, 100, 0.01, 2, 0.001, 15]);
+  for (const wrong of ['0', '101', 'x', '-1', '.', '', 'e1', '1e', '0x1'])
     assert.throws(() => decimalArgument(0.001, 100)(wrong), /from 0.001 to 100/);
   assert.deepEqual(['true', '1', 'False', 'no'].map(switchArgument), [true, true, false, false]);
   assert.throws(() => switchArgument('maybe'), /true or false/);
