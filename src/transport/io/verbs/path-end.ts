@@ -7,6 +7,8 @@ import type { PacketMemory } from './packet-memory.ts';
 /** In place of a peer: it has none yet, or no longer. */
 export const NOBODY = -1;
 export const GONE = -2;
+/** A device takes microseconds for what it has; then the queue pairs that do not come to an end are failed. */
+export const SETTLE_MICROSECONDS = 500_000;
 
 /** The memory of a port that packets are sent from. */
 interface WithMemory {
