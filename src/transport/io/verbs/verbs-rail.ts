@@ -102,7 +102,9 @@ export class VerbsRail {
 
   /** Destroys the queue pair: the device reads nothing for it any more. */
   closeEnd(end: PathEnd): void {
-    if (!this.#ends.delete(end.queuePair.number)) return;
+    // It may be destroyed already, and its number a new one's.
+    if (this.#ends.get(end.queuePair.number) !== end) return;
+    this.#ends.delete(end.queuePair.number);
     this.#regions.forgetEnd(end);
     this.underWay -= end.close();
   }
