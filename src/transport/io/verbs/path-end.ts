@@ -103,6 +103,16 @@ export class PathEnd<Rail extends WithMemory = WithMemory> {
     return count;
   }
 
+  /** For datagrams, when the device has given back what was under way: a queue pair that has failed begins again. */
+  restart(port: number): void {
+    const { queuePair } = this;
+    queuePair.reset();
+    queuePair.initialize(port, {}, this.queueKey);
+    queuePair.open(this.firstSequence);
+    this.isFailed = false;
+    this.hasTakenLast = false;
+  }
+
   /** The queue pair is closed: the device reads nothing any more. Returns how many places that frees. */
   close(): number {
     const count = this.underWay;

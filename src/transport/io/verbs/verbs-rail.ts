@@ -132,10 +132,7 @@ export class VerbsRail {
       while (this.reapSome() > 0);
       if (end.underWay > 0) continue;
       try {
-        end.queuePair.reset();
-        end.queuePair.initialize(this.port.rail.port, {}, end.queueKey);
-        end.queuePair.open(end.firstSequence);
-        end.isFailed = false;
+        end.restart(this.port.rail.port);
       } catch (error) {
         log('transport', 'debug', `${this.port.rail.name}: ${String(error)}`);
       }
