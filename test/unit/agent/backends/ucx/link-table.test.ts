@@ -16,7 +16,7 @@ for (const failing of ['map', 'connect'] as const) {
     const block = { ownMemory: [0], endpoint: [0], words: new Int32Array(64), inState: new Int32Array(4), lostWord: 0 };
     const engine = { tables: { linkAddress: [] }, block: () => block } as unknown as UcxEngine;
     const context = { map: () => 1, connect: () => 1, [failing]: refuse } as unknown as UcxContext;
-    const transports = { config: {}, tuning: {}, isMemoryOnly: true };
+    const transports = { config: {}, tuning: {}, isMemoryOnly: true, usesDevices: false };
     const table = new LinkTable(engine, { context, processes: {} as ProcessWatch, transports });
     const process = openSync('/dev/null', 'r');
     const names = { number: table.reserve(), remoteNumber: 1, peer: 'b', secretLow: 1, secretHigh: 2 };
