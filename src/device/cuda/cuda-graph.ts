@@ -1,7 +1,8 @@
 // Work that was recorded once and is enqueued again by one call of the driver: a CUDA graph.
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { Out } from '../../native/library.ts';
 import type { CudaContext } from './cuda-context.ts';
-import type { CudaStream } from './cuda-stream.ts';
+import { CudaStream } from './cuda-stream.ts';
 import type { KeptMemory } from './memory-pool.ts';
 
 /** CUstreamCaptureMode: only what touches the recorded streams is part of it; fences of other work may be looked at. */
@@ -32,10 +33,16 @@ export class CudaGraph implements Disposable {
 
   /**
    * Enqueues all that was recorded; returns before it has run. It reads and writes the tensors of the calls that were
-   * recorded. What fails on the device shows as it does for direct calls, in the next wait. On one stream at a time.
+   * recorded. What fails on the device shows as it does for direct calls, in the next wait. On one stream at a time, of the
+   * device that has recorded it. Fails with WL_CLOSED after dispose().
    */
   launch(stream: CudaStream = this.#stream): void {
     const context = this.#context;
+    if (this.#disposed) throw new WeftlineError('WL_CLOSED', 'Cannot launch the graph: it was disposed');
+    if (!(stream instanceof CudaStream) || stream.context !== context) {
+      throw invalidArgument('stream', stream, `a CudaStream of GPU ${context.ordinal}, which has recorded the graph`);
+    }
+    if (stream.disposed) throw new WeftlineError('WL_CLOSED', 'Cannot launch the graph: the stream was disposed');
     context.refuseCapture('the launch of a graph');
     context.lastLaunch = 'a graph';
     context.workCount += 1;
@@ -63,6 +70,7 @@ export async function captureGraph(
   record: () => Promise<void> | void,
 ): Promise<CudaGraph> {
   const { context } = stream;
+  if (typeof record !== 'function') throw invalidArgument('record', record, 'a function that enqueues work');
   context.refuseCapture('another capture');
   context.call('cuStreamBeginCapture', stream.handle, RELAXED);
   context.isCapturing = true;

@@ -9,7 +9,7 @@ import { Connection } from './connection.ts';
 import { Decoder } from '../wire/decoder.ts';
 import type { EngineCore } from './engine-core.ts';
 import { PacketOutbox } from '../wire/packet-outbox.ts';
-import type { PlacementRun, ReceivedBatch } from '../io/packet-io.ts';
+import type { MemoryReaders, PlacementRun, ReceivedBatch } from '../io/packet-io.ts';
 import { createDataTemplate } from '../wire/data-template.ts';
 import { RegionTable } from './region-table.ts';
 import type { Region } from './region.ts';
@@ -62,9 +62,9 @@ export class Engine implements TransportEngine, EngineCore {
   /** Connections that are open, and ended ones whose end can still be asked for. */
   #connections: Connection[] = [];
   /** Regions that are released as soon as nothing reads them. */
-  readonly #leaving = new Set<Region>();
+  readonly #leaving = new Map<Region, MemoryReaders | undefined>();
   /** Requests that have failed, but whose memory a device still reads. */
-  #stillRead: Request[] = [];
+  #stillRead: { readonly request: Request; readonly readers: MemoryReaders }[] = [];
   #turn = 0;
   #awake = false;
   #deadline = Number.POSITIVE_INFINITY;
@@ -140,16 +140,14 @@ export class Engine implements TransportEngine, EngineCore {
 
   release(region: Region): boolean {
     if (!this.#leaving.has(region)) this.#leave(region);
-    const { io } = this.outbox;
-    if (io.quiesce?.(region) === false) return false;
+    if (this.#leaving.get(region)?.areThrough() === false) return false;
     this.#tellFailed();
     this.#leaving.delete(region);
-    io.abandon?.(region);
+    this.outbox.io.abandon?.(region);
     return true;
   }
 
   #leave(region: Region): void {
-    this.#leaving.add(region);
     this.regions.release(region);
     for (const connection of this.#connections) connection.receive.signals.forget(region);
     for (const request of this.requests) {
@@ -158,6 +156,7 @@ export class Engine implements TransportEngine, EngineCore {
       const error = new WeftlineError('WL_CLOSED', what, { details: { kind: request.kind } });
       request.owner?.abandon(request, error);
     }
+    this.#leaving.set(region, this.outbox.io.readersOf?.(region));
   }
 
   onPackets(batch: ReceivedBatch, now: Microseconds): void {
@@ -211,13 +210,13 @@ export class Engine implements TransportEngine, EngineCore {
   }
 
   hasReaders(connection: TransportConnection): boolean {
-    return this.#stillRead.some(({ owner }) => owner === (connection as Connection));
+    return this.#stillRead.some(({ request }) => request.owner === (connection as Connection));
   }
 
   poll(handle: EngineHandle): RequestStatus {
     const request = this.requests.find(handle);
     if (request === undefined) return requestStatus.unknown;
-    return this.#stillRead.includes(request) ? requestStatus.pending : request.status;
+    return this.#isStillRead(request) ? requestStatus.pending : request.status;
   }
 
   receivedBytes(handle: EngineHandle): number {
@@ -230,7 +229,7 @@ export class Engine implements TransportEngine, EngineCore {
 
   forget(handle: EngineHandle): void {
     const request = this.requests.find(handle);
-    if (request !== undefined && !request.isPending) this.requests.close(request);
+    if (request !== undefined && !request.isPending && !this.#isStillRead(request)) this.requests.close(request);
   }
 
   done(request: Request): void {
@@ -245,11 +244,12 @@ export class Engine implements TransportEngine, EngineCore {
     request.error = error;
     request.status = requestStatus.failed;
     request.owner?.ended(request);
-    if (this.#isRead(request)) {
-      this.#stillRead.push(request);
-      this.wake();
-    } else {
+    const readers = this.#readersOf(request);
+    if (readers === undefined) {
       this.#tell(request);
+    } else {
+      this.#stillRead.push({ request, readers });
+      this.wake();
     }
   }
 
@@ -265,16 +265,21 @@ export class Engine implements TransportEngine, EngineCore {
     this.#options.onConnectionEnd?.(connection, error);
   }
 
-  /** A device may still read what was sent of a request that has failed. */
-  #isRead({ unacked, region }: Request): boolean {
-    return unacked > 0 && region !== undefined && this.outbox.io.quiesce?.(region) === false;
+  /** A device may still read what was sent of a request that has failed. Nothing more of it is sent. */
+  #readersOf({ unacked, region, owner }: Request): MemoryReaders | undefined {
+    if (unacked === 0 || region === undefined || owner === undefined) return undefined;
+    return this.outbox.io.readersOf?.(region, owner.peer);
+  }
+
+  #isStillRead(request: Request): boolean {
+    return this.#stillRead.some((read) => read.request === request);
   }
 
   /** Failed requests whose memory nothing reads any more end now. */
   #tellFailed(): void {
     const failed = this.#stillRead;
-    this.#stillRead = failed.filter((request) => this.#isRead(request));
-    for (const request of failed) if (!this.#stillRead.includes(request)) this.#tell(request);
+    this.#stillRead = failed.filter(({ readers }) => !readers.areThrough());
+    for (const read of failed) if (!this.#stillRead.includes(read)) this.#tell(read.request);
   }
 
   #tell(request: Request): void {

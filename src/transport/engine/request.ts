@@ -13,6 +13,8 @@ const MAX_REQUESTS = 2 ** SLOT_BITS;
 
 /** The connection that a request belongs to. */
 export interface RequestOwner {
+  /** As the I/O names it. */
+  readonly peer: number;
   /** Fails a request for a reason of this side, and its other end, if it has one. */
   abandon(request: Request, error: WeftlineError): void;
   /** Takes the request out of whatever queue it stands in. */

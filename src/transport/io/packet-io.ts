@@ -51,6 +51,12 @@ export interface PlacementRun {
   lastPayloadBytes: number;
 }
 
+/** What was read of a region when `PacketIo.readersOf` was called; bursts that were sent later do not count. */
+export interface MemoryReaders {
+  /** True once nothing of that is read any more. It does not wait, and is to be asked until it is, which is bounded in time. */
+  areThrough(): boolean;
+}
+
 /** What the engine needs of sockets, or of a simulated network. The engine calls it only inside `onTimer`. */
 export interface PacketIo {
   /** Memory for headers and control packets; at least 64 KiB. What lies in it stays until the next `flush` returns. */
@@ -71,14 +77,14 @@ export interface PacketIo {
   place(run: PlacementRun): void;
   /** A region that bursts will refer to, for an I/O that must prepare its memory. Fails with WL_CAPACITY. */
   adopt?(region: Region): void;
-  /** No burst refers to the region any more, and `quiesce` has said that nothing reads it. */
+  /** No burst refers to the region any more, and nothing reads it: see `readersOf`. */
   abandon?(region: Region): void;
   /**
-   * Where memory of bursts is read after `flush` has returned: true once that is over for the region. It does not wait, and
-   * is to be asked again; after a bounded time the answer is true. For requests that end before the peer has everything,
-   * since their memory is then the caller's again.
+   * Where memory of bursts is read after `flush` has returned: what of the region is read now, by bursts to one peer or to
+   * all; undefined if nothing is. For requests that end before the peer has everything, since their memory is then the
+   * caller's again.
    */
-  quiesce?(region: Region): boolean;
+  readersOf?(region: Region, peer?: number): MemoryReaders | undefined;
 }
 
 /**

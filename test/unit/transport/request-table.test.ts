@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { Request, type RequestOwner, RequestTable } from '#lib/transport/engine/request.js';
 
-const owner: RequestOwner = { abandon: () => {}, unqueue: () => {}, ended: () => {} };
+const owner: RequestOwner = { peer: 0, abandon: () => {}, unqueue: () => {}, ended: () => {} };
 
 test('a request that takes a slot again has nothing of the one before, but for what its kind sets', () => {
   const table = new RequestTable();

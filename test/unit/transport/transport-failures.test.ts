@@ -309,15 +309,21 @@ test('a failed request ends once no device reads its memory, and only it waits',
   const to = net.b.region(210_000);
   let isRead = true;
   const io: PacketIo = net.a;
-  io.quiesce = (region) => region !== read || !isRead;
+  const asked: (number | undefined)[] = [];
+  io.readersOf = (region, peer) => {
+    asked.push(peer);
+    return region === read && isRead ? { areThrough: () => !isRead } : undefined;
+  };
   const receive = net.b.connection.postReceive({ region: to, offset: 0, bytes: 200_000 });
   const send = net.a.connection.postSend({ region: read, offset: 0, bytes: 200_000 });
   net.run(() => false, 100);
   assert.ok(net.a.connection.cancel(send));
+  assert.deepEqual(asked, [1], 'once, and of its peer alone');
   const small = net.b.connection.postReceive({ region: to, offset: 200_000, bytes: 10_000 });
   const next = net.a.connection.postSend({ region: other, offset: 0, bytes: 10_000 });
   assert.ok(net.run(() => isEnded(net.a, next) && isEnded(net.b, small) && isEnded(net.b, receive)));
   assert.equal(net.a.engine.poll(next), requestStatus.done, 'others go on');
+  net.a.engine.forget(send);
   assert.equal(net.a.engine.poll(send), requestStatus.pending);
   assert.ok(net.a.engine.hasReaders(net.a.connection));
   assert.equal(net.a.engine.release(read), false);

@@ -106,7 +106,6 @@ export class LinkTable {
     const memory = (this.#memory[index] ??= new NativeBlock(LinkBlock.bytes));
     tables.linkAddress[index] = memory.address;
     const block = this.#engine.block(index);
-    block.ownMemory[0] ||= this.#context.map(memory.address, LinkBlock.bytes);
     const { words } = block;
     // Also those that came after it had ended.
     if (words[linkWord.number] !== 0) this.#engine.discard(words[linkWord.number]!);
@@ -115,6 +114,7 @@ export class LinkTable {
     words[linkWord.life] = life;
     block.inState.fill(0);
     try {
+      block.ownMemory[0] ||= this.#context.map(memory.address, LinkBlock.bytes);
       block.endpoint[0] = this.#context.connect({ address, peer, lostWord: block.lostWord });
     } catch (error) {
       if (process >= 0) closeDescriptor(process);

@@ -9,10 +9,21 @@ import { type LinkBlock, SENDS } from './link-block.ts';
  *
  * - UCX has returned every request of the link that was made before (`hasReturned`, `LinkHalves.isDrained`), and for memory
  *   that peers reach, every one that counts as a use of the region (`UcxTables.regionUses`), in all workers; or
- * - the worker is closed (`UcxDriver.isOver`): UCX moves nothing when no thread works for it.
+ * - the worker is closed (`UcxDriver.isOver`): over TCP and shared memory UCX moves nothing when no thread works for it.
  *
  * A request that UCX does not return is never given up while its worker lives: whoever waits for it fails with WL_TIMEOUT.
+ *
+ * Over RDMA the device works for queue pairs without any thread. So a worker that has failed, or that could not be destroyed,
+ * gives up no memory: whoever waits for it fails with WL_TIMEOUT, and everything that it may use is kept until the process
+ * ends (`keepForever`). Only once no thread works for it any more do its tables tell what it does not use.
  */
+
+const kept = new Set<object>();
+
+/** What `owner` refers to is not collected any more: a device may use it. */
+export function keepForever(owner: object): void {
+  kept.add(owner);
+}
 
 /** Of all sends that the link has posted so far, for `hasReturned`. */
 export function sendMark({ words }: LinkBlock): number {

@@ -10,6 +10,7 @@ import { NativeBlock } from '../../../native/native-block.ts';
 import { Doorbell } from '../../../native/readiness.ts';
 import { ArenaLayout } from './arena-layout.ts';
 import { LinkTable } from './link-table.ts';
+import { keepForever } from './memory-use.ts';
 import { PROCESS_CHECK_MS, ProcessWatch } from './process-watch.ts';
 import { UcxContext } from './ucx-context.ts';
 import type { OpenRegion } from './ucx-region.ts';
@@ -65,7 +66,12 @@ export class UcxDriver {
   #lastCheck = 0;
   #idleLooks = 0;
   #closing: Promise<void> | undefined;
-  #isOver = false;
+  /** No thread works for it. */
+  #isClosed = false;
+  /** With its queue pairs. */
+  #isDestroyed = false;
+  /** Of open regions, so that their memory lives as long. */
+  readonly #views: (Uint8Array | undefined)[] = [];
 
   /** Fails with WL_UNSUPPORTED without libucp, with WL_NATIVE if UCX refuses. */
   constructor(options: UcxDriverOptions) {
@@ -114,11 +120,12 @@ export class UcxDriver {
   }
 
   /** Peers may use the region from now on. Fails with WL_NATIVE if UCX refuses the memory. */
-  openRegion(number: number, { address, bytes, key }: Omit<OpenRegion, 'view'>): void {
+  openRegion(number: number, { address, bytes, key, view }: OpenRegion): void {
     const { tables } = this;
     this.enter();
     try {
       tables.regionMemory[number] = this.context.map(address, bytes);
+      this.#views[number] = view;
       tables.regionAddress[number] = address;
       tables.regionBytes[number] = bytes;
       tables.regionKey[number] = key;
@@ -137,6 +144,7 @@ export class UcxDriver {
     this.enter();
     this.context.unmap(tables.regionMemory[number]!);
     tables.regionMemory[number] = 0;
+    this.#views[number] = undefined;
     this.leave();
   }
 
@@ -168,8 +176,8 @@ export class UcxDriver {
   }
 
   /**
-   * Works until the condition, which is asked under the lock, holds or UCX does not work any more, see `isOver`. False if
-   * it does not hold in time.
+   * Works until the condition, which is asked under the lock, holds or UCX uses no memory any more, see `isOver`. False if
+   * it does not hold in time. Fails with WL_TIMEOUT if a device may use memory that UCX does not give up any more.
    */
   async until(isSo: () => boolean, timeoutMs: number): Promise<boolean> {
     const end = performance.now() + timeoutMs;
@@ -188,7 +196,13 @@ export class UcxDriver {
     }
     // Until then UCX may still use memory.
     await this.#closing;
-    return true;
+    if (!this.#isKeepingMemory || (this.#isClosed && isSo())) return true;
+    keepForever(this);
+    const reason = this.failure?.message ?? 'its thread failed';
+    throw new WeftlineError(
+      'WL_TIMEOUT',
+      `UCX does not work any more (${reason}), but RDMA devices may still use the memory: leave it as it is until this process ends`,
+    );
   }
 
   /** Under the lock: a turn at the worker. What has failed once is not tried again: requests may be gone by then. */
@@ -203,9 +217,14 @@ export class UcxDriver {
     }
   }
 
-  /** No thread works for UCX any more, so it uses no memory: see memory-use.ts. */
+  /** UCX uses no memory any more: see memory-use.ts. */
   get isOver(): boolean {
-    return this.#isOver;
+    return this.#isClosed && !this.#isKeepingMemory;
+  }
+
+  /** It has failed, or could not be destroyed, and a device may go on. */
+  get #isKeepingMemory(): boolean {
+    return this.#options.transports.usesDevices && !this.#isDestroyed;
   }
 
   /** After all links were closed. Idempotent. */
@@ -218,9 +237,11 @@ export class UcxDriver {
     const isBroken = this.failure !== undefined || Atomics.load(this.#words, at.stop) === 1;
     await this.#stopThread();
     this.failure ??= new WeftlineError('WL_CLOSED', 'The agent was closed');
-    if (isBroken || !(await this.#sayFarewell())) this.context.abandon();
+    this.#isDestroyed = !isBroken && (await this.#sayFarewell());
+    if (!this.#isDestroyed) this.context.abandon();
+    if (this.#isKeepingMemory) keepForever(this);
     this.context[Symbol.dispose]();
-    this.#isOver = true;
+    this.#isClosed = true;
     this.#processes[Symbol.dispose]();
     this.#doorbell[Symbol.dispose]();
     this.#port.close();
@@ -296,6 +317,7 @@ export class UcxDriver {
       cause instanceof WeftlineError
         ? cause
         : new WeftlineError('WL_INTERNAL', `The thread of UCX failed${reason}`, { cause });
+    if (this.#isKeepingMemory) keepForever(this);
     this.#options.wake.ring();
     return this.failure;
   }

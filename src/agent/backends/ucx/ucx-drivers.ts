@@ -15,6 +15,8 @@ export class UcxDrivers {
   #spare: UcxDriver | undefined;
   readonly #drivers: UcxDriver[] = [];
   readonly #closing = new Set<Promise<void>>();
+  /** Closed, but not destroyed: see memory-use.ts. */
+  readonly #undestroyed: UcxDriver[] = [];
   readonly #regions = new Map<number, OpenRegion>();
   readonly #releasing = new Set<number>();
   readonly #freeRegions: number[] = [];
@@ -43,9 +45,14 @@ export class UcxDrivers {
     const at = this.#drivers.indexOf(driver);
     if (at < 0) return;
     this.#drivers.splice(at, 1);
-    const closed = driver.close().catch(() => {});
+    const closed = this.#close(driver).catch(() => {});
     this.#closing.add(closed);
     void closed.then(() => this.#closing.delete(closed));
+  }
+
+  async #close(driver: UcxDriver): Promise<void> {
+    await driver.close();
+    if (!driver.isOver) this.#undestroyed.push(driver);
   }
 
   /** Returns the number of the region. Fails with WL_CAPACITY, with WL_NATIVE if UCX refuses the memory. */
@@ -68,17 +75,19 @@ export class UcxDrivers {
    */
   async release(number: number, onLate: (driver: UcxDriver) => void): Promise<void> {
     if (this.#regions.delete(number)) this.#releasing.add(number);
+    const isUnusedBy = (driver: UcxDriver) => (): boolean => {
+      driver.tables.regionIsOpen[number] = 0;
+      return driver.tables.regionUses[number] === 0;
+    };
     const ends = this.#drivers.map(async (driver) => {
-      const isUnused = (): boolean => {
-        driver.tables.regionIsOpen[number] = 0;
-        return driver.tables.regionUses[number] === 0;
-      };
+      const isUnused = isUnusedBy(driver);
       if (await driver.until(isUnused, driver.patienceMs)) return;
       onLate(driver);
       if (await driver.until(isUnused, driver.patienceMs)) return;
       throw new WeftlineError('WL_TIMEOUT', `UCX did not give up region ${number} within ${2 * driver.patienceMs} ms`);
     });
     await Promise.all([...ends, ...this.#closing]);
+    await Promise.all(this.#undestroyed.map((driver) => driver.until(isUnusedBy(driver), 0)));
   }
 
   /** After `release`, when this side does not use the region either. */
@@ -113,7 +122,7 @@ export class UcxDrivers {
   /** After all links were closed. */
   async close(): Promise<void> {
     this.#spare = undefined;
-    await Promise.all([...this.#drivers.splice(0).map((driver) => driver.close()), ...this.#closing]);
+    await Promise.all([...this.#drivers.splice(0).map((driver) => this.#close(driver)), ...this.#closing]);
     this.#regions.clear();
   }
 

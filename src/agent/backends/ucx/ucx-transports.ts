@@ -26,6 +26,8 @@ export interface UcxTransports {
   readonly tuning: Readonly<Record<string, string>>;
   /** True: peers of this host by shared memory alone, no port is open. False: all peers over a network. */
   readonly isMemoryOnly: boolean;
+  /** A device may read and write memory while no thread works for UCX: RDMA, or a transport that is not known here. */
+  readonly usesDevices: boolean;
 }
 
 /**
@@ -81,6 +83,7 @@ export function chooseTransports(around: UcxSurroundings): UcxTransports {
   const { names, isExcluding } = readNames(around.env['UCX_TLS'] ?? defaultTransports(around));
   const list = `${isExcluding ? '^' : ''}${names.join(',')}`;
   const isMemoryOnly = !isExcluding && names.every((name) => memories.includes(bare(name)));
+  const usesDevices = isExcluding || !names.every((name) => [...memories, 'tcp'].includes(bare(name)));
   const usesTcp = names.some((name) => bare(name) === 'tcp') !== isExcluding;
   const devices = usesTcp && around.env['UCX_NET_DEVICES'] === undefined ? { NET_DEVICES: devicesOf(around) } : {};
   const settings = [
@@ -89,7 +92,7 @@ export function chooseTransports(around: UcxSurroundings): UcxTransports {
     ...(isMemoryOnly ? memorySettings : []),
   ].filter(({ variables }) => variables.every((variable) => around.env[variable] === undefined));
   const tuning = Object.fromEntries(settings.flatMap(({ names: known, value }) => known.map((name) => [name, value])));
-  return { config: { TLS: list, ...devices }, tuning, isMemoryOnly };
+  return { config: { TLS: list, ...devices }, tuning, isMemoryOnly, usesDevices };
 }
 
 /**

@@ -1,6 +1,7 @@
 // Queue pairs on their way out: what they had to send leaves, what the device holds of receives comes back, then they are
 // destroyed. The loop goes on meanwhile.
-import { type RailEnd, SETTLE_MICROSECONDS, type VerbsRail } from './verbs-rail.ts';
+import { SETTLE_MICROSECONDS } from './path-end.ts';
+import type { RailEnd, VerbsRail } from './verbs-rail.ts';
 
 /** A failed queue pair gives back its receives at once. Devices without an event for that of shared ones get this long. */
 const FLUSH_MICROSECONDS = 100_000;

@@ -7,6 +7,8 @@ import type { PacketMemory } from './packet-memory.ts';
 /** In place of a peer: it has none yet, or no longer. */
 export const NOBODY = -1;
 export const GONE = -2;
+/** A device takes microseconds for what it has; then the queue pairs that do not come to an end are failed. */
+export const SETTLE_MICROSECONDS = 500_000;
 
 /** The memory of a port that packets are sent from. */
 interface WithMemory {
@@ -99,6 +101,16 @@ export class PathEnd<Rail extends WithMemory = WithMemory> {
       this.#memory.giveBack(this.#places[this.#next % this.sends.depth]!);
     }
     return count;
+  }
+
+  /** For datagrams, when the device has given back what was under way: a queue pair that has failed begins again. */
+  restart(port: number): void {
+    const { queuePair } = this;
+    queuePair.reset();
+    queuePair.initialize(port, {}, this.queueKey);
+    queuePair.open(this.firstSequence);
+    this.isFailed = false;
+    this.hasTakenLast = false;
   }
 
   /** The queue pair is closed: the device reads nothing any more. Returns how many places that frees. */

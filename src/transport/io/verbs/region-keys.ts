@@ -3,15 +3,13 @@ import type { ProtectionDomain } from '../../../native/verbs/protection-domain.t
 import { MemoryRegion } from '../../../native/verbs/memory-region.ts';
 import type { Region } from '../../engine/region.ts';
 import type { PathEnd } from './path-end.ts';
+import { isReading, type Reader } from './region-readers.ts';
 
 /** A region as one device knows it. */
 export class RegionUse {
   readonly registered: MemoryRegion;
   /** By number of an end: its sequence behind the last packet that it was given from the region. */
   readonly #marks: (number | undefined)[] = [];
-  /** When it was first asked whether the device is through with the region, and when its queue pairs were failed; 0 for never. */
-  askedAt = 0;
-  failedAt = 0;
 
   constructor(registered: MemoryRegion) {
     this.registered = registered;
@@ -22,11 +20,13 @@ export class RegionUse {
     this.#marks[end.number] = end.nextSequence;
   }
 
-  isReadBy(end: PathEnd): boolean {
-    const mark = this.#marks[end.number];
-    if (mark === undefined) return false;
-    // Packets that a failed queue pair has refused are taken back, and with them what the mark says of those before.
-    return end.isFailed ? end.underWay > 0 : end.isUnderWay(mark - 1);
+  /** Those of the ends that read the region. */
+  readersAmong(ends: readonly PathEnd[]): Reader[] {
+    const known = ends.flatMap((end) => {
+      const mark = this.#marks[end.number];
+      return mark === undefined ? [] : [{ end, mark }];
+    });
+    return known.filter(isReading);
   }
 
   /** The end is closed, and its number may soon be another's. */

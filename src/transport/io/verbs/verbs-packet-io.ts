@@ -3,7 +3,15 @@
 import { sendOpcode } from '../../../abi/verbs-words.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import type { Region } from '../../engine/region.ts';
-import { type Burst, copyPayload, type PacketIo, placeNative, type PlacementRun, placeRun } from '../packet-io.ts';
+import {
+  type Burst,
+  copyPayload,
+  type MemoryReaders,
+  type PacketIo,
+  placeNative,
+  type PlacementRun,
+  placeRun,
+} from '../packet-io.ts';
 import { microseconds } from '../engine-turns.ts';
 import { SMALL_BYTES } from './packet-memory.ts';
 import { BURST_SEGMENTS, type RailEnd, type VerbsRail } from './verbs-rail.ts';
@@ -52,11 +60,16 @@ export class VerbsPacketIo implements PacketIo {
     for (const rail of this.#rails) rail.unregister(region);
   }
 
-  quiesce(region: Region): boolean {
+  readersOf(region: Region, peer?: number): MemoryReaders | undefined {
     const now = microseconds();
-    let isQuiet = true;
-    for (const rail of this.#rails) isQuiet = rail.quiesce(region, now) && isQuiet;
-    return isQuiet;
+    const readers = this.#rails.flatMap((rail) => rail.readersOf(region, peer, now) ?? []);
+    if (readers.length === 0) return undefined;
+    return {
+      areThrough: () => {
+        const then = microseconds();
+        return readers.filter((ofRail) => !ofRail.areThrough(then)).length === 0;
+      },
+    };
   }
 
   /** Of the port that has the least room now; those that no longer take anything hold up none. */

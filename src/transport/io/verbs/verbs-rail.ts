@@ -11,6 +11,7 @@ import { PacketMemory } from './packet-memory.ts';
 import { PacketReceiver } from './packet-receiver.ts';
 import { GONE, type PathEnd } from './path-end.ts';
 import { RegionKeys, type RegionUse } from './region-keys.ts';
+import { RegionReaders } from './region-readers.ts';
 import type { VerbsFailures } from './verbs-failures.ts';
 import type { VerbsPort } from './verbs-port.ts';
 
@@ -20,8 +21,6 @@ export const MAX_UNDER_WAY = 512;
 export const BURST_SEGMENTS = 16;
 /** Completions are looked for when so many packets are under way: then most polls find some. */
 const REAP_FROM = 128;
-/** A device takes microseconds for what it has; then the queue pairs that do not come to an end are failed. */
-export const SETTLE_MICROSECONDS = 500_000;
 /** A port that is full for so long holds up no other port: what it is given is lost. */
 const STUCK_MICROSECONDS = 100_000;
 /** Memory for packets that have come and were not looked at yet: of all queue pairs together, or some for each. */
@@ -103,7 +102,9 @@ export class VerbsRail {
 
   /** Destroys the queue pair: the device reads nothing for it any more. */
   closeEnd(end: PathEnd): void {
-    if (!this.#ends.delete(end.queuePair.number)) return;
+    // It may be destroyed already, and its number a new one's.
+    if (this.#ends.get(end.queuePair.number) !== end) return;
+    this.#ends.delete(end.queuePair.number);
     this.#regions.forgetEnd(end);
     this.underWay -= end.close();
   }
@@ -131,10 +132,7 @@ export class VerbsRail {
       while (this.reapSome() > 0);
       if (end.underWay > 0) continue;
       try {
-        end.queuePair.reset();
-        end.queuePair.initialize(this.port.rail.port, {}, end.queueKey);
-        end.queuePair.open(end.firstSequence);
-        end.isFailed = false;
+        end.restart(this.port.rail.port);
       } catch (error) {
         log('transport', 'debug', `${this.port.rail.name}: ${String(error)}`);
       }
@@ -219,33 +217,15 @@ export class VerbsRail {
     return this.underWay > 0 ? this.reap() : 0;
   }
 
-  /**
-   * True once the device reads nothing of the region any more; to be asked until it is. Queue pairs that go on reading for
-   * half a second are failed, and destroyed if the device does not flush them for as long again.
-   */
-  quiesce(region: Region, now: number): boolean {
+  /** The queue pairs that read the region now, of one peer or of all; undefined if there are none. */
+  readersOf(region: Region, peer: number | undefined, now: number): RegionReaders | undefined {
     const use = this.#regions.find(region);
-    if (use === undefined) return true;
+    if (use === undefined) return undefined;
     while (this.reapSome() > 0);
-    const readers = [...this.#ends.values()].filter((end) => use.isReadBy(end));
-    if (readers.length === 0) {
-      use.askedAt = 0;
-      use.failedAt = 0;
-      return true;
-    }
-    if (use.askedAt === 0) use.askedAt = now;
-    if (use.failedAt === 0) {
-      if (now - use.askedAt < SETTLE_MICROSECONDS) return false;
-      use.failedAt = now;
-      for (const end of readers) this.cutOff(end);
-      return false;
-    }
-    if (now - use.failedAt < SETTLE_MICROSECONDS) return false;
-    for (const end of readers) {
-      this.fail(end);
-      this.closeEnd(end);
-    }
-    return this.quiesce(region, now);
+    // Of those that are on their way out nobody knows the peer.
+    const ends = [...this.#ends.values()].filter((end) => peer === undefined || end.peer === peer || end.peer === GONE);
+    const readers = use.readersAmong(ends);
+    return readers.length === 0 ? undefined : new RegionReaders(this, readers, now);
   }
 
   /** The device takes no receives for a queue pair, or for all that share them. */

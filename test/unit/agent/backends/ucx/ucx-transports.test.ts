@@ -85,3 +85,14 @@ test("settings of transports go to the context, but for the user's own", () => {
   assert.deepEqual(tuningOf({}, '192.0.2.2'), { RX_SEG_SIZE: '256K', TCP_RX_SEG_SIZE: '256K' });
   assert.deepEqual(tuningOf({ UCX_TCP_RX_SEG_SIZE: '64K' }, '192.0.2.2'), {});
 });
+
+function usesDevices(list: string): boolean {
+  return chooseTransports({ env: { UCX_TLS: list }, host: '127.0.0.1', rdmaPorts: [], interfaces }).usesDevices;
+}
+
+test('devices may move memory on their own over all transports but TCP and shared memory', () => {
+  for (const list of ['tcp,self', 'posix,self', 'shm', 'sysv, tcp:aux']) assert.equal(usesDevices(list), false, list);
+  for (const list of ['rc,self', 'ib', 'all', '^tcp,posix,sysv', '^ud', 'gdr_copy,tcp']) {
+    assert.equal(usesDevices(list), true, list);
+  }
+});
