@@ -47,12 +47,13 @@ export interface TransferParts {
 /** Places of times in milliseconds. */
 const [POSTED_AT, POST, TRANSFER, ALL_POSTS, ALL_TRANSFERS] = [0, 1, 2, 3, 4] as const;
 
+/** Transfers of this process so far. */
+let traced = 0;
+
 /**
  * A post fails with WL_INVALID_ARGUMENT while one is under way or for a message that is too long, WL_CLOSED when the
  * transfer, its memory or the agent is released, WL_STALE when the peer's metadata have been replaced, and with the link's error when the peer is gone.
  */
-let traced = 0;
-
 export class Transfer implements Awaited, AsyncDisposable {
   /** Of the process: agents number their own. */
   readonly #traced = ++traced;
