@@ -1,6 +1,6 @@
 // Lets one collective call at a time use an object, because overlapping calls would use the same window.
 import { WeftlineError } from '../core/errors.ts';
-import { traceBegin, traceEnd } from '../core/trace.ts';
+import { isTraced, traceBegin, traceEnd } from '../core/trace.ts';
 import { type ObjectSource, type ObjectState, watchObject } from '../core/waits.ts';
 
 /** How many objects of a kind there have been, by kind and ranks: collective objects are made in one order on all ranks. */
@@ -59,11 +59,11 @@ export class CallGuard implements ObjectSource {
     this.#present = name;
     this.#last = name;
     this.#calls += 1;
-    traceBegin('call', this.#calls, this.#label(name));
+    if (isTraced()) traceBegin('call', this.#calls, this.#label(name));
   }
 
   end(): void {
-    if (this.#present !== undefined) traceEnd('call', this.#calls, this.#label(this.#present));
+    if (isTraced() && this.#present !== undefined) traceEnd('call', this.#calls, this.#label(this.#present));
     this.#present = undefined;
   }
 

@@ -90,6 +90,11 @@ function chooseSink(): void {
   }
 }
 
+/** Hot path. Whether anybody is told of this thread's points: for labels that cost something to find. */
+export function isTraced(): boolean {
+  return sink !== undefined;
+}
+
 /** Hot path. `subject` tells apart what runs at once: the number of a transfer, of a connection. `label` says what it is. */
 export function traceBegin(point: TracePoint, subject = 0, label?: string): void {
   if (sink !== undefined) sink.begin(point, subject, label);

@@ -12,24 +12,17 @@ import type { CollectiveEngine, PairMessage, Route } from '../collective-engine.
 import { HostsFailure } from './call-failure.ts';
 import { Mirrors } from './mirrors.ts';
 import { PairMessages } from './pair-messages.ts';
+import type { MirroredWindow } from './mirrored-window.ts';
 import { RankBoard } from './rank-board.ts';
 import { rankParts } from './rank-parts.ts';
 import { StagedCall } from './staged-call.ts';
 import type { CollectiveRegions } from './window-regions.ts';
 
 /** What an engine is made of, and owns. */
-export interface CpuCollectivesParts {
+export interface CpuCollectivesParts extends MirroredWindow {
   readonly group: RankGroup;
   readonly device: CpuDevice;
-  readonly window: SymmetricWindow;
   readonly regions: CollectiveRegions;
-  /** Of a group on several hosts. Offsets are in each rank's part of the window. */
-  readonly across?: {
-    readonly network: HostNetwork;
-    readonly cells: number;
-    readonly aborts: number;
-    readonly mirrors: number;
-  };
 }
 
 export class CpuCollectives implements CollectiveEngine {

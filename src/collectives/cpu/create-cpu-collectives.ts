@@ -1,13 +1,12 @@
 // Makes the engine of a Communicator of CPU ranks: they agree, then make windows together, and links to other hosts.
 import { agreeOn } from '../../collective/agree.ts';
-import { HostNetwork } from '../../collective/network/host-network.ts';
 import type { CallWait } from '../../core/deadline.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { requireRoom } from '../../windows/room.ts';
-import { SymmetricWindow } from '../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import type { CollectiveEngine } from '../collective-engine.ts';
-import { CpuCollectives, type CpuCollectivesParts } from './cpu-collectives.ts';
+import { CpuCollectives } from './cpu-collectives.ts';
+import { createMirroredWindow } from './mirrored-window.ts';
 import { collectiveRegions, regionsAcrossHosts } from './window-regions.ts';
 
 /** Collective; fails alike on all ranks. */
@@ -32,32 +31,6 @@ export async function createCpuCollectives(
     },
     wait,
   );
-  // No barrier of the window is used: the calls have their own words.
-  const describeCall = (): string => what;
-  const name = 'collectives';
-  const window = await SymmetricWindow.create({ ...wait, group, device, name, bytes: all.bytes, describeCall });
-  const parts: CpuCollectivesParts = { group, device, window, regions };
-  if (hosts.length === 1) return new CpuCollectives(parts);
-  const offsets = {
-    cells: all.regions.cells.offset,
-    aborts: all.regions.aborts.offset,
-    mirrors: all.regions.mirrors.offset,
-  };
-  try {
-    const network = await HostNetwork.create({
-      ...wait,
-      group,
-      device,
-      name: what,
-      barrier: window.barrier,
-      windows: [window],
-      ...offsets,
-      // Nothing goes as rows.
-      rows: { rows: 1, rowWindow: 0 },
-    });
-    return new CpuCollectives({ ...parts, across: { network, ...offsets } });
-  } catch (error) {
-    window[Symbol.dispose]();
-    throw error;
-  }
+  const of = { group, device, what, name: 'collectives', regions: all };
+  return new CpuCollectives({ group, device, regions, ...(await createMirroredWindow(of, wait)) });
 }

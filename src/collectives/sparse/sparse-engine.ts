@@ -1,15 +1,16 @@
 // Windows, links and slots of a sparse all-reduce of CPU ranks, on one host or several.
 import { availableParallelism } from 'node:os';
 import { agreeOn } from '../../collective/agree.ts';
-import { HostNetwork } from '../../collective/network/host-network.ts';
+import type { HostNetwork } from '../../collective/network/host-network.ts';
 import { type StepFailure, StepRunner } from '../../collective/steps.ts';
 import { type CallWait, Deadline, secondNet } from '../../core/deadline.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { isCrowded } from '../../transport/host/rank-cores.ts';
 import { requireRoom } from '../../windows/room.ts';
-import { SymmetricWindow } from '../../windows/symmetric-window.ts';
+import type { SymmetricWindow } from '../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { HostsFailure } from '../cpu/call-failure.ts';
+import { createMirroredWindow, type MirroredWindow } from '../cpu/mirrored-window.ts';
 import { Mirrors } from '../cpu/mirrors.ts';
 import { rankParts } from '../cpu/rank-parts.ts';
 import { regionsAcrossHosts } from '../cpu/window-regions.ts';
@@ -25,18 +26,11 @@ const WHAT = 'SparseAllReduce';
 /** An aggregator serves for as long as the job takes: the longest time that there is. */
 const UNBOUNDED_MS = 2 ** 31 - 1;
 
-interface Parts {
+interface Parts extends MirroredWindow {
   readonly group: RankGroup;
   readonly device: CpuDevice;
   readonly plan: SparsePlan;
-  readonly window: SymmetricWindow;
   readonly regions: SparseRegions;
-  readonly across?: {
-    readonly network: HostNetwork;
-    readonly cells: number;
-    readonly aborts: number;
-    readonly mirrors: number;
-  };
 }
 
 export class SparseEngine {
@@ -67,39 +61,8 @@ export class SparseEngine {
       },
       wait,
     );
-    const describeCall = (): string => WHAT;
-    const window = await SymmetricWindow.create({
-      ...wait,
-      group,
-      device,
-      name: 'sparse',
-      bytes: all.bytes,
-      describeCall,
-    });
-    const parts: Parts = { group, device, plan, window, regions };
-    if (hosts.length === 1) return new SparseEngine(parts);
-    const offsets = {
-      cells: all.regions.cells.offset,
-      aborts: all.regions.aborts.offset,
-      mirrors: all.regions.mirrors.offset,
-    };
-    try {
-      const network = await HostNetwork.create({
-        ...wait,
-        group,
-        device,
-        name: WHAT,
-        barrier: window.barrier,
-        windows: [window],
-        ...offsets,
-        // Nothing goes as rows.
-        rows: { rows: 1, rowWindow: 0 },
-      });
-      return new SparseEngine({ ...parts, across: { network, ...offsets } });
-    } catch (error) {
-      window[Symbol.dispose]();
-      throw error;
-    }
+    const of = { group, device, what: WHAT, name: 'sparse', regions: all };
+    return new SparseEngine({ group, device, plan, regions, ...(await createMirroredWindow(of, wait)) });
   }
 
   private constructor({ group, device, plan, window, regions, across }: Parts) {
