@@ -1,5 +1,9 @@
-// A reporter for node's test runner: how many tests ran in each part of the suite, and why others were skipped.
+// A reporter for node's test runner: how many tests ran in each part of the suite, why others were skipped, and last
+// what failed, so that the end of a long output shows it.
 import { fileURLToPath } from 'node:url';
+
+/** Of what a failed test says, at most this much: the whole of it stands where the test ran. */
+const MAX_FAILURE_CHARACTERS = 2000;
 
 const root = fileURLToPath(new URL('../build/test/', import.meta.url));
 
@@ -17,8 +21,20 @@ function* reasonLines(reasons) {
   for (const [reason, count] of [...reasons].toSorted(([, a], [, b]) => b - a)) yield `  ${count} skipped: ${reason}\n`;
 }
 
+/** A test that failed by itself, not because one within it did: its file, line and name, and what it says. */
+function failureLines({ file, line, name, details }) {
+  const { error } = details;
+  if (error?.failureType === 'subtestsFailed') return '';
+  const cause = error?.cause ?? error;
+  const text = cause?.stack ?? cause?.message ?? String(cause);
+  const place = file?.startsWith(root) ? `${file.slice(root.length)}:${line}` : (file ?? '');
+  const told = text.slice(0, MAX_FAILURE_CHARACTERS).replaceAll('\n', '\n    ');
+  return `  ${place} ${name}\n    ${told}\n`;
+}
+
 export default async function* summary(source) {
   const parts = new Map();
+  const failures = [];
   for await (const { type, data } of source) {
     if (type !== 'test:pass' && type !== 'test:fail') continue;
     // A file that has tests is reported as a test of its own when it fails.
@@ -27,6 +43,7 @@ export default async function* summary(source) {
     parts.set(part, counts);
     const outcome = outcomeOf(type, data);
     counts[outcome] += 1;
+    if (outcome === 'failed') failures.push(failureLines(data));
     if (outcome !== 'skipped') continue;
     const reason = typeof data.skip === 'string' ? data.skip : 'no reason given';
     counts.reasons.set(reason, (counts.reasons.get(reason) ?? 0) + 1);
@@ -36,4 +53,5 @@ export default async function* summary(source) {
     yield `${part}: ${passed} passed, ${failed} failed, ${skipped} skipped\n`;
     yield* reasonLines(reasons);
   }
+  if (failures.length > 0) yield `\nfailed:\n${failures.join('')}`;
 }
