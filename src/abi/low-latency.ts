@@ -38,8 +38,13 @@ export const lowLatencyCell = defineLayout(
  * - `word`: how the rank takes part, any rank changes it by compare-and-set: one of lowLatencyStates in bits 0-1, above them
  *   the number of a dispatch. Zero, as new memory is: active from the first one on.
  * - `epoch`: in the part of rank 0, how often a word has changed. Wraps.
+ * - `founder`: in the part of rank 0, a lock: 1 + the rank that looks whether all must begin anew, or 0.
  */
-export const lowLatencyMember = defineLayout('LowLatencyMember', { word: 'i32', epoch: 'i32' }, CACHE_LINE);
+export const lowLatencyMember = defineLayout(
+  'LowLatencyMember',
+  { word: 'i32', epoch: 'i32', founder: 'i32' },
+  CACHE_LINE,
+);
 
 /**
  * `active`: from the word's dispatch on. `absent`: masked, or gone. `connected`: has mapped the window and waits to become

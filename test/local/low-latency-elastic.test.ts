@@ -5,6 +5,7 @@ import { resultOf, runRanks } from './support/run-ranks.ts';
 import { testSeed } from '../support/seed.ts';
 
 const killed = new URL('./ranks/low-latency-killed.js', import.meta.url);
+const founders = new URL('./ranks/low-latency-founders.js', import.meta.url);
 const faults = new URL('./ranks/low-latency-elastic.js', import.meta.url);
 const seed = testSeed();
 
@@ -38,6 +39,15 @@ for (const how of ['killed', 'late', 'stopped', 'disconnected'] as const) {
   });
 }
 
+test('the last active rank dies while the others wait to be connected: they begin anew by themselves', async () => {
+  const run = await runRanks(3, founders, { maxRestarts: 1 });
+  assert.equal(run.exitCode, 0, run.transcript);
+  assert.deepEqual(run.notices, ['rank 0 ended with signal SIGKILL; it is started again (1 of 1)']);
+  const [first, ...others] = run.ranks.map((rank) => resultOf(rank) as { readonly end: number; readonly life: number });
+  assert.equal(first?.life, 1);
+  for (const other of others) assert.equal(other.end, first?.end, run.transcript);
+});
+
 /** WEFTLINE_TEST_EP=… multiplies the dispatches; the seed stands in every failure's output. */
 const times = Number(process.env['WEFTLINE_TEST_EP'] ?? 1);
 // All of them only where there is time.
@@ -48,6 +58,8 @@ for (const mode of modes) {
     const args = [String(seed), mode, String(dispatches), String(2 * times)];
     const run = await runRanks(3, faults, { args, maxRestarts: 4 * times, timeoutMs: 120_000 * times });
     assert.equal(run.exitCode, 0, `seed ${seed}\n${run.transcript}`);
+    // A rank that fails by itself is started again too, and must not pass for one that was killed.
+    for (const notice of run.notices) assert.match(notice, /signal SIGKILL/, `seed ${seed}\n${run.transcript}`);
     const { checked } = resultOf(run.ranks[0]) as { readonly checked: number };
     assert.ok(checked > dispatches / 2, run.transcript);
   });

@@ -186,7 +186,8 @@ function maybeFault(): void {
 /** Active ranks connect those that are not, as often as it takes. */
 let connecting = false;
 function connectOthers(): void {
-  const gone = ll.view.active.flatMap((active, rank) => (active ? [] : [rank]));
+  // Its own number would connect this rank anew, in the middle of its calls, if others have masked it.
+  const gone = ll.view.active.flatMap((active, rank) => (active || rank === me ? [] : [rank]));
   if (connecting || gone.length === 0) return;
   connecting = true;
   // One at a time: a rank that is slow to start must not hold up another.

@@ -97,10 +97,13 @@ export class LowLatencyJoining implements LowLatencyMembership {
     // A process that died asleep has left its mark.
     Atomics.store(cells.bells.own.waiters, 0, 0);
     members.offer();
+    let founded: number | undefined;
     const check = (): void => {
       const reason = window.barrier.failure.reason() ?? (signal?.aborted === true ? signal.reason : undefined);
       if (reason !== undefined) throw reason;
-      if (deadline.isOver) throw this.#notAdmitted(deadline.timeoutMs);
+      // Where nobody is left to connect the ranks that wait, they must not wait for each other.
+      founded ??= members.found();
+      if (deadline.isOver && founded === undefined) throw this.#notAdmitted(deadline.timeoutMs);
     };
     const source = {
       waitFacts: (): WaitFacts => ({ operation: 'joining an EpLowLatency: no active rank connects it' }),
@@ -112,7 +115,7 @@ export class LowLatencyJoining implements LowLatencyMembership {
       members.mask(window.index);
       throw error;
     }
-    const dispatch = this.#wide(members.activeFrom()!);
+    const dispatch = founded ?? this.#wide(members.activeFrom()!);
     engine.beginAt(dispatch);
     return dispatch;
   }

@@ -29,6 +29,7 @@ export class LowLatencyMembers {
   /** By rank: where its word is. */
   readonly #places: Int32Array;
   readonly #epoch: number;
+  readonly #founder: number;
   readonly #me: number;
   /** By rank: the last dispatch for which it was seen active. */
   readonly #seen: Int32Array;
@@ -41,6 +42,7 @@ export class LowLatencyMembers {
     this.#cells = cells;
     this.#places = Int32Array.from(places);
     this.#epoch = places[0]! + memberWord.epoch;
+    this.#founder = places[0]! + memberWord.founder;
     this.#me = index;
     this.#seen = new Int32Array(places.length).fill(-NEVER);
     // New files are zero; memory of one rank alone may have been used before.
@@ -130,6 +132,37 @@ export class LowLatencyMembers {
   offer(): void {
     this.mask(this.#me);
     this.#change(this.#me, this.#load(this.#me), states.connected);
+  }
+
+  /**
+   * This rank is connected, and of all that are active none lives: it becomes active by itself, from a dispatch on that is
+   * later than any that was begun, and can connect the others. Returns the number of that dispatch, or undefined if an
+   * active rank is there, or if another rank is looking.
+   */
+  found(): number | undefined {
+    const mark = this.#me + 1;
+    const holder = Atomics.load(this.#words, this.#founder);
+    if (holder !== 0 && this.#window.isAlive(holder - 1)) return undefined;
+    if (Atomics.compareExchange(this.#words, this.#founder, holder, mark) !== holder) return undefined;
+    try {
+      for (let rank = 0; rank < this.size; rank++) {
+        const state = this.#load(rank) & STATE_MASK;
+        if (state !== states.active && state !== states.leaving) continue;
+        if (this.#window.isAlive(rank)) return undefined;
+        this.mask(rank);
+      }
+      let last = this.#cells.reached(0, 'dispatched');
+      for (let rank = 1; rank < this.size; rank++) {
+        const reached = this.#cells.reached(rank, 'dispatched');
+        if (((reached - last) | 0) > 0) last = reached;
+      }
+      const first = (last + LOW_LATENCY_NOTICE) >>> 0;
+      const word = this.#load(this.#me);
+      if ((word & STATE_MASK) !== states.connected) return undefined;
+      return this.#change(this.#me, word, states.active, first) ? first : undefined;
+    } finally {
+      Atomics.store(this.#words, this.#founder, 0);
+    }
   }
 
   /** The dispatch from which this rank is active; undefined while it is not. */
