@@ -199,7 +199,12 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   lowLatencyPhase: lowLatencyPhases,
   lowLatencyTravels,
   lowLatencyWait: lowLatencyWaits,
-  collective: { maxRanks: COLLECTIVE_MAX_RANKS, maxBlocks: COLLECTIVE_MAX_BLOCKS, posts: COLLECTIVE_POSTS, bytesBits: COLLECTIVE_BYTES_BITS },
+  collective: {
+    maxRanks: COLLECTIVE_MAX_RANKS,
+    maxBlocks: COLLECTIVE_MAX_BLOCKS,
+    posts: COLLECTIVE_POSTS,
+    bytesBits: COLLECTIVE_BYTES_BITS,
+  },
   collectiveFailure: collectiveFailures,
   collectiveShape: collectiveShapes,
   messageDirection: messageDirections,

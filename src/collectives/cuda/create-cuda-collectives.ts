@@ -1,5 +1,10 @@
 // Makes the engine of a Communicator on GPUs of one host: the ranks agree, compile, then make windows together.
-import { COLLECTIVE_MAX_BLOCKS, COLLECTIVE_MAX_RANKS, collectiveBlock, messageBlock } from '../../abi/cuda-collectives.ts';
+import {
+  COLLECTIVE_MAX_BLOCKS,
+  COLLECTIVE_MAX_RANKS,
+  collectiveBlock,
+  messageBlock,
+} from '../../abi/cuda-collectives.ts';
 import { agreeOn } from '../../collective/agree.ts';
 import { CudaCallOrder } from '../../collective/cuda-call-order.ts';
 import { CudaCalls } from '../../collective/cuda-calls.ts';
@@ -48,7 +53,6 @@ export async function createCudaCollectives(
     for (const tensor of [made.blocks, made.messageBlocks]) device.setBytes(tensor, 0);
     return { ...made, launches, [Symbol.dispose]: () => set[Symbol.dispose]() };
   };
-  const release = (prepared: Prepared): void => prepared[Symbol.dispose]();
   const parts = await agreeOn(group, { what: `${what} kernels`, config: {}, prepare, release }, wait);
   const made: { window?: CudaWindow } = {};
   try {
@@ -63,7 +67,16 @@ export async function createCudaCollectives(
     bindCollectives(parts.launches, { ...bound, registrations: registrations.address });
     const order = new CudaCallOrder(device);
     return new CudaCollectives({
-      ...{ group, numSms, directBytes, regions, window, calls, order, registrations, blocks, messageBlocks },
+      group,
+      numSms,
+      directBytes,
+      regions,
+      window,
+      calls,
+      order,
+      registrations,
+      blocks,
+      messageBlocks,
       launches: parts.launches,
     });
   } catch (error) {
@@ -81,4 +94,8 @@ function requireCudaRanks({ size, topology }: RankGroup): void {
     `A Communicator on GPUs has at most ${COLLECTIVE_MAX_RANKS} ranks on one host, got ${size} on ${hosts}: use a CpuDevice, or a group of the ranks of a host (world.split)`,
     { details: { ranks: size, hosts } },
   );
+}
+
+function release(prepared: Prepared): void {
+  prepared[Symbol.dispose]();
 }

@@ -1,7 +1,7 @@
 // Collectives of CUDA ranks of one host. Nothing waits for the host, and the host for nothing: what a call gives is there for
 // what follows on the device's stream.
 import { collectiveShapes } from '../../abi/cuda-collectives.ts';
-import { reductionFormats, reductions } from '../../abi/element-formats.ts';
+import { reductions } from '../../abi/element-formats.ts';
 import type { CudaCallOrder } from '../../collective/cuda-call-order.ts';
 import type { CudaCalls } from '../../collective/cuda-calls.ts';
 import type { OverlapOptions } from '../../collective/overlap.ts';
@@ -122,7 +122,7 @@ export class CudaCollectives implements CollectiveEngine {
   #planOf({ kind, dtype }: CollectiveCall): CollectiveLaunches['copies'] {
     const { copies, reductions: reducing } = this.#parts.launches;
     if (kind !== 'allReduce' && kind !== 'reduceScatter' && kind !== 'reduce') return copies;
-    return reducing[dtype as ReducedDType & keyof typeof reductionFormats];
+    return reducing[dtype as ReducedDType];
   }
 
   #setPlaces({ arguments: set }: CollectiveLaunches['copies'], { input, output }: CollectiveCall): void {
@@ -155,7 +155,7 @@ export class CudaCollectives implements CollectiveEngine {
   }
 }
 
-function setCounts({ arguments: set }: LaunchPlan<string>, call: CollectiveCall, ranks: number): void {
+function setCounts({ arguments: set }: LaunchPlan, call: CollectiveCall, ranks: number): void {
   const { elementBytes, sendCounts, sendOffsets, recvCounts, recvOffsets } = call;
   for (let rank = 0; rank < ranks; rank++) {
     set.set('sendBytes', sendCounts[rank]! * elementBytes, rank);

@@ -62,6 +62,8 @@ __device__ inline bool awaitArrival(const CollectiveArguments& a, u32 peer, u32 
   };
   if (!awaitPeer(ranksOf(a), peer, a.word, 0, scope, isHere)) return false;
   if (static_cast<u32>(seen >> 32) == a.signature) return true;
+  // Ranks that gave up an earlier call say more.
+  if (hasFailed(ranksOf(a), peer, scope) || hasFailed(ranksOf(a), a.rank, scope)) return false;
   failCollective(ranksOf(a), scope, collectiveFailureOtherCall, peer, 0, a.word, __ldcg(&recordAt(a, a.rank, step, peer)->word));
   return false;
 }

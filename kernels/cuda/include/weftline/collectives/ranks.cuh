@@ -40,7 +40,9 @@ __device__ inline void failCollective(const CollectiveRanks& all, const WaitScop
   const WaitFor whom = {culprit, failureChannel(kind, all.rank, detail)};
   const bool isAborted = kind == collectiveFailureExpired && expiryReason(scope) == trapReasonAborted;
   const u32 reason = isAborted ? trapReasonAborted : trapReasonCallFailed;
-  if (recordTrap(scope, whom, expected, seen, reason)) tellCollectiveFailure(all, kind, culprit, detail, expected, seen);
+  const bool isFirst = recordTrap(scope, whom, expected, seen, reason);
+  // Why a host gives up its kernels, those of the other ranks find out by themselves.
+  if (isFirst && !isAborted) tellCollectiveFailure(all, kind, culprit, detail, expected, seen);
 }
 
 // By one thread: true when rank `from`, or this one, cannot go on, which the host is told.
