@@ -39,7 +39,24 @@ import {
   twoProcessWaitArguments,
   twoProcessWriteArguments,
 } from './device-api-arguments.ts';
-import { elementFormats, FP8_GROUP } from './element-formats.ts';
+import { elementFormats, FP8_GROUP, reductionFormats, reductions } from './element-formats.ts';
+import {
+  COLLECTIVE_BYTES_BITS,
+  COLLECTIVE_MAX_BLOCKS,
+  COLLECTIVE_MAX_RANKS,
+  COLLECTIVE_POSTS,
+  collectiveArguments,
+  collectiveBlock,
+  collectiveFailure,
+  collectiveFailures,
+  collectiveRecord,
+  collectiveShapes,
+  messageArguments,
+  messageBlock,
+  messageDirections,
+  messageFlags,
+  messagePost,
+} from './cuda-collectives.ts';
 import { deviceHostState, deviceRemote, deviceRequest } from './device-request.ts';
 import { fp8RowsArguments } from './fp8-rows-arguments.ts';
 import type { FieldType, Layout, Scalar } from './layout.ts';
@@ -116,6 +133,14 @@ const layouts: readonly Layout[] = [
   lowLatencyBlock,
   lowLatencyDispatchArguments,
   lowLatencyCombineArguments,
+  collectiveFailure,
+  collectiveRecord,
+  collectiveBlock,
+  collectiveArguments,
+  messageFlags,
+  messagePost,
+  messageBlock,
+  messageArguments,
   fp8RowsArguments,
   moeStoreWordsArguments,
   moeListChoicesArguments,
@@ -174,6 +199,17 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   lowLatencyPhase: lowLatencyPhases,
   lowLatencyTravels,
   lowLatencyWait: lowLatencyWaits,
+  collective: {
+    maxRanks: COLLECTIVE_MAX_RANKS,
+    maxBlocks: COLLECTIVE_MAX_BLOCKS,
+    posts: COLLECTIVE_POSTS,
+    bytesBits: COLLECTIVE_BYTES_BITS,
+  },
+  collectiveFailure: collectiveFailures,
+  collectiveShape: collectiveShapes,
+  messageDirection: messageDirections,
+  reduction: reductions,
+  reductionFormat: reductionFormats,
   persistentState: persistentStates,
   ring: { slotBytes: RING_SLOT_BYTES, descriptors: RING_DESCRIPTORS },
   grouped: { tileRows: GROUPED_TILE_ROWS, tileColumns: GROUPED_TILE_COLUMNS },

@@ -46,6 +46,9 @@ export const trapKernels = {
   pack: 13,
   lowLatencyDispatch: 14,
   lowLatencyCombine: 15,
+  collectiveCopies: 16,
+  collectiveReductions: 17,
+  collectiveMessages: 18,
 } as const;
 
 /**

@@ -205,7 +205,8 @@ function requireRank(name: string, value: unknown, { size }: RankGroup): void {
   throw invalidArgument(name, value, `a rank of the group, 0 to ${size - 1}`);
 }
 
-function requireTensor(name: string, value: unknown, device: HostAccess): asserts value is Tensor {
+/** Fails with WL_INVALID_ARGUMENT. */
+export function requireTensor(name: string, value: unknown, device: HostAccess): asserts value is Tensor {
   if (value instanceof Tensor && value.device === device && !value.storage.disposed) return;
   const expected = `a tensor on the Communicator's ${device.kind} device`;
   if (!(value instanceof Tensor)) throw invalidArgument(name, value, expected);

@@ -1,34 +1,64 @@
 // What Communicator.create() takes, with defaults.
+import { COLLECTIVE_MAX_BLOCKS } from '../abi/cuda-collectives.ts';
 import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { type WaitOptions, waitOptionNames } from '../core/deadline.ts';
 import { invalidArgument } from '../core/errors.ts';
+import type { Device } from '../device/device.ts';
 
-/** Options of Communicator.create(). */
+/** Options of Communicator.create(), the same on all ranks. */
 export interface CommunicatorOptions extends WaitOptions {
   /**
-   * Bytes of a rank that move at a time, the same on all ranks: a multiple of 64 from 65536 to 16777216. Each rank has four
-   * pieces of shared memory. 512 KiB by default for up to 8 ranks, then less, so that a host needs at most 16 MiB for them.
+   * Bytes of a rank that move at a time: a multiple of 64 from 65536 to 16777216. On CPUs each rank has four pieces of shared
+   * memory: 512 KiB by default for up to 8 ranks, then less, so that a host needs at most 16 MiB for them. On GPUs each has
+   * three for each rank: 4 MiB by default.
    */
   readonly pieceBytes?: number;
+  /** Of GPUs: multiprocessors that a call may use, from 1 to 32; 16 by default. */
+  readonly numSms?: number;
+  /**
+   * Of GPUs: in calls of more bytes than this (of the larger of a rank's tensors) ranks read and write registered tensors of
+   * others directly; see register(). 2 MiB by default.
+   */
+  readonly directBytes?: number;
 }
 
-const optionNames: OptionNames<CommunicatorOptions> = { ...waitOptionNames, pieceBytes: true };
+/** With defaults. */
+export type CheckedCommunicatorOptions = Readonly<Record<'pieceBytes' | 'numSms' | 'directBytes', number>>;
+
+const optionNames: OptionNames<CommunicatorOptions> = {
+  ...waitOptionNames,
+  pieceBytes: true,
+  numSms: true,
+  directBytes: true,
+};
 const PIECE_ALIGNMENT = 64;
 const MIN_PIECE_BYTES = 65_536;
 const MAX_PIECE_BYTES = 1 << 24;
 const DEFAULT_PIECE_BYTES = 1 << 19;
 const DEFAULT_PIECES_OF_HOST = 1 << 22;
+const CUDA_PIECE_BYTES = 1 << 22;
 
 /** Fails with WL_INVALID_ARGUMENT. */
-export function pieceBytesOf(options: CommunicatorOptions, ranks: number): number {
+export function checkCommunicatorOptions(
+  options: CommunicatorOptions,
+  ranks: number,
+  kind: Device['kind'],
+): CheckedCommunicatorOptions {
   checkOptions(options, optionNames, 'options of Communicator.create');
   const share = Math.floor(DEFAULT_PIECES_OF_HOST / ranks / PIECE_ALIGNMENT) * PIECE_ALIGNMENT;
-  const { pieceBytes = Math.max(MIN_PIECE_BYTES, Math.min(DEFAULT_PIECE_BYTES, share)) } = options;
+  const usual = kind === 'cuda' ? CUDA_PIECE_BYTES : Math.max(MIN_PIECE_BYTES, Math.min(DEFAULT_PIECE_BYTES, share));
+  const { pieceBytes = usual, numSms = 16, directBytes = 1 << 21 } = options;
   const isRight = Number.isInteger(pieceBytes) && pieceBytes % PIECE_ALIGNMENT === 0;
-  if (isRight && pieceBytes >= MIN_PIECE_BYTES && pieceBytes <= MAX_PIECE_BYTES) return pieceBytes;
-  throw invalidArgument(
-    'pieceBytes',
-    pieceBytes,
-    `a multiple of ${PIECE_ALIGNMENT} from ${MIN_PIECE_BYTES} to ${MAX_PIECE_BYTES}`,
-  );
+  if (!isRight || pieceBytes < MIN_PIECE_BYTES || pieceBytes > MAX_PIECE_BYTES) {
+    const expected = `a multiple of ${PIECE_ALIGNMENT} from ${MIN_PIECE_BYTES} to ${MAX_PIECE_BYTES}`;
+    throw invalidArgument('pieceBytes', pieceBytes, expected);
+  }
+  requireWhole('numSms', numSms, 1, COLLECTIVE_MAX_BLOCKS);
+  requireWhole('directBytes', directBytes, 0, Number.MAX_SAFE_INTEGER);
+  return { pieceBytes, numSms, directBytes };
+}
+
+function requireWhole(name: string, value: number, least: number, most: number): void {
+  if (Number.isInteger(value) && value >= least && value <= most) return;
+  throw invalidArgument(name, value, `a whole number from ${least} to ${most}`);
 }

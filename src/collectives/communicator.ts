@@ -2,11 +2,12 @@
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { CallGuard } from '../collective/call-guard.ts';
 import { requireDevice, requireGroup } from '../collective/tensor-check.ts';
-import { remaining, startCall } from '../core/deadline.ts';
+import { remaining, startCall, type WaitOptions } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import { type DeviceEvent, passedEvent } from '../device/device-event.ts';
+import type { Tensor } from '../device/tensor.ts';
 import type { RankGroup } from '../world/rank-group.ts';
 import type {
   AllGatherArguments,
@@ -35,10 +36,11 @@ import {
   readReduce,
   readReduceScatter,
   readSend,
+  requireTensor,
 } from './check-arguments.ts';
 import { type CollectiveKind, makeCollectiveCall } from './collective-call.ts';
 import type { CollectiveEngine, PairMessage, Route } from './collective-engine.ts';
-import { type CommunicatorOptions, pieceBytesOf } from './communicator-options.ts';
+import { checkCommunicatorOptions, type CommunicatorOptions } from './communicator-options.ts';
 import { createEngine } from './create-engine.ts';
 
 /** One for all calls, so that a call that ends at once makes no object. */
@@ -63,6 +65,10 @@ type Read<Arguments> = (scope: CallScope, args: Arguments) => void;
  * A rank that is missing ends the call with WL_TIMEOUT or, if its process is gone, with WL_PEER_LOST, on all other ranks
  * that wait for it; every later call fails with the reason. Bad arguments fail with WL_INVALID_ARGUMENT on this rank before it
  * does anything. One call at a time: await each.
+ *
+ * On GPUs a call returns when its kernel is enqueued on the device's stream, and device.capture() records it; what went
+ * wrong fails the next wait for the device, and every later call. There every collective waits for all ranks, a send for its
+ * recv, and calls of several Communicators of one device must come in the same order on all ranks.
  */
 export class Communicator implements AsyncDisposable {
   /**
@@ -84,9 +90,9 @@ export class Communicator implements AsyncDisposable {
   #lastTurn = 0;
 
   /**
-   * Collective over the group (a world is one), whose ranks are CPU ranks so far: WL_UNSUPPORTED names what is not built.
-   * Fails on every rank with the same error: WL_INVALID_ARGUMENT, WL_CONFIG_MISMATCH, WL_MEMORY, WL_SHARED_MEMORY or
-   * WL_TIMEOUT.
+   * Collective over the group (a world is one): CPU ranks on any hosts, or up to 8 ranks with GPUs of one host, which is
+   * WL_UNSUPPORTED otherwise. Fails on every rank with the same error: WL_INVALID_ARGUMENT, WL_CONFIG_MISMATCH, WL_MEMORY,
+   * WL_SHARED_MEMORY, WL_COMPILE, WL_CUDA or WL_TIMEOUT.
    * @param group The ranks that take part.
    * @param device This rank's; tensors of calls are on it.
    * @param options How long to wait for the others, and how much moves at a time.
@@ -98,9 +104,9 @@ export class Communicator implements AsyncDisposable {
   ): Promise<Communicator> {
     requireGroup(group);
     requireDevice(device);
-    const pieceBytes = pieceBytesOf(options, group.size);
+    const checked = checkCommunicatorOptions(options, group.size, device.kind);
     const wait = startCall(options, group.settings.timeoutMs);
-    return new Communicator(group, device, await createEngine(group, device, { ...wait, pieceBytes }));
+    return new Communicator(group, device, await createEngine(group, device, { ...wait, ...checked }));
   }
 
   private constructor(group: RankGroup, device: CpuDevice | CudaDevice, engine: CollectiveEngine) {
@@ -116,7 +122,21 @@ export class Communicator implements AsyncDisposable {
     return this.#engine.routes;
   }
 
-  /** Returns when all ranks have called it. */
+  /**
+   * Collective: every rank names one tensor. On GPUs all ranks map the memory of each, once per allocation, and large calls
+   * whose tensors (slices too) are registered on all ranks read and write them where they lie, without a copy through the
+   * window. Registered memory must live until all ranks have closed the Communicator, or until the tensor is disposed after
+   * the last call that uses it. On CPUs it changes nothing. WL_CAPACITY above 64 tensors.
+   */
+  register(tensor: Tensor, options: WaitOptions = {}): Promise<void> {
+    return this.#guard.run('register', () => {
+      this.#engine.throwIfUnusable();
+      requireTensor('tensor', tensor, this.device);
+      return this.#engine.register(tensor, startCall(options, this.group.settings.timeoutMs));
+    });
+  }
+
+  /** Returns when all ranks have called it; on GPUs the device's stream waits for that. */
   barrier(options: CollectiveOptions = {}): Promise<CollectiveResult> {
     return this.#run('barrier', options, readBarrier);
   }
@@ -234,7 +254,7 @@ export class Communicator implements AsyncDisposable {
       this.#engine.throwIfUnusable();
       const { previousEvent } = args;
       const rest =
-        previousEvent === undefined || previousEvent.isDone()
+        previousEvent === undefined || this.#engine.ordersCalls || previousEvent.isDone()
           ? this.#begin(args, read)
           : this.#beginAfter(previousEvent, args, read);
       if (rest !== undefined) return this.#finish(rest, args);
@@ -248,7 +268,9 @@ export class Communicator implements AsyncDisposable {
 
   /** Hot path: of a call that ended at once. Now and then timers, signals and sockets of the thread get their turn before it. */
   #ended({ asyncFinish }: CollectiveOptions): Promise<CollectiveResult> {
-    const result = asyncFinish === true ? doneWithEvent : done;
+    const { ordersCalls, lastEvent } = this.#engine;
+    const later = ordersCalls && lastEvent !== undefined ? Promise.resolve({ event: lastEvent }) : doneWithEvent;
+    const result = asyncFinish === true ? later : done;
     if (++this.#endedAtOnce < CALLS_PER_LOOK) return result;
     this.#endedAtOnce = 0;
     const now = performance.now();
@@ -302,7 +324,7 @@ export class Communicator implements AsyncDisposable {
   #exchange(kind: string, options: CollectiveOptions, messages: readonly PairMessage[]): Promise<CollectiveResult> {
     return this.#guard.run(kind, async () => {
       this.#engine.throwIfUnusable();
-      const { previousEvent } = options;
+      const previousEvent = this.#engine.ordersCalls ? undefined : options.previousEvent;
       const wait = previousEvent === undefined ? options : startCall(options, this.group.settings.timeoutMs);
       await previousEvent?.wait(remaining(wait));
       const rest = this.#engine.exchange(messages, wait);

@@ -1,24 +1,20 @@
 // Chooses the engine of a Communicator, by where its ranks and their memory are.
 import type { CallWait } from '../core/deadline.ts';
-import { WeftlineError } from '../core/errors.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import type { RankGroup } from '../world/rank-group.ts';
 import type { CollectiveEngine } from './collective-engine.ts';
+import type { CheckedCommunicatorOptions } from './communicator-options.ts';
 import { createCpuCollectives } from './cpu/create-cpu-collectives.ts';
+import { createCudaCollectives } from './cuda/create-cuda-collectives.ts';
 
 /** Collective. Fails with WL_UNSUPPORTED on every rank for what no engine does yet. */
 export function createEngine(
   group: RankGroup,
   device: CpuDevice | CudaDevice,
-  options: CallWait & { readonly pieceBytes: number },
+  options: CallWait & CheckedCommunicatorOptions,
 ): Promise<CollectiveEngine> {
-  if (device.kind === 'cuda') {
-    throw new WeftlineError(
-      'WL_UNSUPPORTED',
-      'Communicator: collectives on GPUs (cuda) are not built yet; use a CpuDevice',
-      { details: { device: device.kind } },
-    );
-  }
-  return createCpuCollectives(group, device, options);
+  if (device.kind === 'cuda') return createCudaCollectives(group, device, options);
+  const { numSms: _, directBytes: __, ...ofCpu } = options;
+  return createCpuCollectives(group, device, ofCpu);
 }

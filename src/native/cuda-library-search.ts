@@ -6,6 +6,7 @@ import { findLibrary } from './library-search.ts';
 const fileNames = {
   nvrtc: /^libnvrtc\.so(\.\d+)*$/,
   cublas: /^libcublas\.so(\.\d+)*$/,
+  nccl: /^libnccl\.so(\.\d+)*$/,
 } as const;
 
 /** The path of the library; `setting` is the library itself or its folder and wins over every other place. */

@@ -27,6 +27,8 @@ export interface CpuCollectivesParts extends MirroredWindow {
 
 export class CpuCollectives implements CollectiveEngine {
   readonly routes: readonly Route[];
+  readonly ordersCalls = false;
+  readonly lastEvent = undefined;
   readonly #window: SymmetricWindow;
   readonly #network: HostNetwork | undefined;
   readonly #failure: StepFailure;
@@ -72,6 +74,11 @@ export class CpuCollectives implements CollectiveEngine {
   exchange(messages: readonly PairMessage[], wait: CallWait): Promise<void> | undefined {
     this.#pairs.begin(messages);
     return this.#runner.run(this.#pairs, wait);
+  }
+
+  /** All ranks of a host have the same memory anyway. */
+  register(): Promise<void> {
+    return Promise.resolve();
   }
 
   async close(): Promise<void> {

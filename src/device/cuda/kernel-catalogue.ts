@@ -2,6 +2,7 @@
 import type { KernelFile } from './kernel-file.ts';
 import { benchKernels } from './kernels/bench.ts';
 import { channelKernels } from './kernels/channel.ts';
+import { collectiveCopyKernels, collectiveMessageKernels, collectiveReductionKernels } from './kernels/collectives.ts';
 import { benchDeviceApiKernels, twoProcessKernels } from './kernels/device-api.ts';
 import { epCombineKernels, epDispatchKernels, epLayoutKernels } from './kernels/ep.ts';
 import {
@@ -29,6 +30,9 @@ export const kernelCatalogue: readonly KernelFile[] = [
   layerCallKernels,
   lowLatencyDispatchKernels,
   lowLatencyCombineKernels,
+  collectiveCopyKernels,
+  collectiveReductionKernels,
+  collectiveMessageKernels,
   fp8RowsKernels,
   groupedProductKernels,
   moeExpertsKernels,

@@ -1,5 +1,6 @@
 // weftline bench collectives: every collective over a range of sizes, in the columns of nccl-tests.
 import { type Command, InvalidArgumentError, Option } from 'commander';
+import { runCudaCollectivesBench } from '../bench/collectives/cuda-collectives-bench.ts';
 import { runCollectivesBench } from '../bench/collectives/collectives-bench.ts';
 import {
   type BenchedKind,
@@ -10,6 +11,10 @@ import {
 import { MpiLoop } from '../bench/collectives/mpi-loop.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
+import { openDevice } from '../../device/open-device.ts';
+import { readSettings } from '../../settings/settings.ts';
+import type { World } from '../../world/index.ts';
 import { isRank } from '../../world/environment.ts';
 import { collectivesBenchReport } from '../report/collectives-bench-report.ts';
 import { byteArgument, integerArgument, listArgument } from './argument-values.ts';
@@ -28,7 +33,11 @@ interface CollectivesBenchFlags extends OutputFlags {
   readonly factor: number;
   readonly iterations: number;
   readonly rounds: number;
-  readonly compare?: 'mpi';
+  readonly compare?: 'mpi' | 'nccl';
+  readonly sms: number;
+  readonly pieceBytes?: number;
+  readonly directBytes?: number;
+  readonly register: boolean;
 }
 
 const size = byteArgument(4, 2 ** 30);
@@ -51,24 +60,31 @@ export function addCollectivesBench(bench: Command): void {
     .option('--iterations <n>', 'calls of a size and round; 0: by the size', integerArgument(0, 1_000_000), 0)
     .option('--rounds <n>', 'of everything, in turn with the peer', integerArgument(1, 1000), 3)
     .addOption(
-      new Option('--compare <peer>', "the same loops by the peer's own collectives (Open MPI, built by mpicc)").choices(
-        ['mpi'],
-      ),
-    );
+      new Option(
+        '--compare <peer>',
+        "the same loops by the peer's own collectives: Open MPI, built by mpicc, or on GPUs NCCL, where it is found",
+      ).choices(['mpi', 'nccl']),
+    )
+    .option('--sms <n>', 'of GPUs: multiprocessors of a call', integerArgument(1, 32), 16)
+    .option('--piece-bytes <bytes>', 'of GPUs: bytes of a rank that move at a time through the window', size)
+    .option('--direct-bytes <bytes>', 'of GPUs: larger calls use registered tensors where they lie', size)
+    .option('--no-register', 'of GPUs: tensors are not registered');
   addOutputOptions(command);
-  addSettingOptions(command, ['hosts', 'collectiveSpinUs', 'timeoutMs', 'trace']);
+  addSettingOptions(command, ['device', 'hosts', 'collectiveSpinUs', 'timeoutMs', 'trace']);
   command.action(async (flags: CollectivesBenchFlags) => {
     const output = new Output(flags);
     const workload = workloadOf(flags);
     checkUsage(command, () => checkWorkload(workload, flags));
-    if (flags.compare !== undefined && !isRank()) MpiLoop.build()[Symbol.dispose]();
+    if (flags.compare === 'mpi' && !isRank()) MpiLoop.build()[Symbol.dispose]();
     await withRanks(flags.ranks, async (world) => {
+      if (world.settings.device === 'cuda')
+        return benchOnGpus(world, { ...workload, ranks: world.size }, flags, output);
       await using device = await CpuDevice.create();
       const ofWorld = { ...workload, ranks: world.size };
       const { compare } = flags;
       const report = await runCollectivesBench(world, device, {
         workload: ofWorld,
-        compare,
+        compare: compare === 'mpi' ? compare : undefined,
         progress: (done, total) => {
           if (world.rank === 0 && process.stderr.isTTY) output.line(`${done} of ${total} operations measured`);
         },
@@ -78,10 +94,35 @@ export function addCollectivesBench(bench: Command): void {
   });
 }
 
+async function benchOnGpus(
+  world: World,
+  workload: CollectivesWorkload,
+  { compare, sms: numSms, pieceBytes, directBytes, register: registers }: CollectivesBenchFlags,
+  output: Output,
+): Promise<void> {
+  await using device = await openDevice('cuda', world);
+  const report = await runCudaCollectivesBench(world, device as CudaDevice, {
+    workload,
+    compare: compare === 'nccl' ? compare : undefined,
+    registers,
+    communicator: {
+      numSms,
+      ...(pieceBytes === undefined ? {} : { pieceBytes }),
+      ...(directBytes === undefined ? {} : { directBytes }),
+    },
+    tell: (text) => output.line(text),
+  });
+  if (report !== undefined) output.report(collectivesBenchReport(report), report);
+}
+
 /** Before any process starts. Fails with WL_INVALID_ARGUMENT. */
 function checkWorkload(workload: CollectivesWorkload, { compare, dtype }: CollectivesBenchFlags): void {
   sizePlans(workload);
-  if (compare !== undefined && dtype === 'bf16') {
+  const { device } = readSettings();
+  if ((compare === 'nccl') !== (device === 'cuda') && compare !== undefined) {
+    throw invalidArgument('--compare', compare, device === 'cuda' ? 'nccl on GPUs' : 'mpi, or nccl with --device cuda');
+  }
+  if (compare === 'mpi' && dtype === 'bf16') {
     throw invalidArgument('--dtype', dtype, 'f32 or i32 with --compare mpi, as MPI has no bf16');
   }
 }

@@ -10,10 +10,10 @@ import { machineLines } from './bench-heading.ts';
 const reducing = new Set(['allReduce', 'reduceScatter', 'reduce']);
 
 export function collectivesBenchReport(report: CollectivesBenchReport): string {
-  const { workload, peer, rows, ratios } = report;
+  const { workload, peer, rows, ratios, ranksOn } = report;
   const kinds = workload.kinds.filter((kind) => rows.some((row) => row.kind === kind));
   return [
-    `${workload.ranks} CPU ranks, median of ${workload.rounds} rounds, the slowest rank's time${peer === undefined ? '' : `; peer in the same rounds: ${peer}`}`,
+    `${workload.ranks} ${ranksOn} ranks, median of ${workload.rounds} rounds, the slowest rank's time${peer === undefined ? '' : `; peer in the same rounds: ${peer}`}`,
     ...kinds.flatMap((kind) => [
       `# ${kind}`,
       ...heading(peer !== undefined),
@@ -50,7 +50,7 @@ function line(
       times.microseconds.toFixed(2),
       times.algbw.toFixed(2),
       times.busbw.toFixed(2),
-      String(times.wrong),
+      times.wrong === undefined ? 'N/A' : String(times.wrong),
       ...(peer === undefined ? [] : [times.peerMicroseconds!.toFixed(2)]),
     ]);
   return ` ${left(String(bytes), String(count), workload.dtype, op)}${timesOf(outOfPlace)}${timesOf(inPlace)}`;

@@ -1,5 +1,5 @@
 // One random collective call, and what it must give: made alike on all ranks from a seed.
-import { dtypes, type DType, type Tensor, type CpuDevice, type TypedArrayOf } from 'weftline';
+import { dtypes, type DType, type Tensor, type CpuDevice, type CudaDevice, type TypedArrayOf } from 'weftline';
 import { type Communicator, referenceReduction, type ReducedDType, type Reduction } from 'weftline/collectives';
 import { seededRandom } from '#lib/core/seeded-random.js';
 
@@ -115,11 +115,15 @@ function make({ kind, dtype, op, root, counts, seed }: CollectiveCase, ranks: nu
   }
 }
 
+/** How a call is made; it may be made again with the same tensors. */
+export type AroundCall = (call: () => Promise<void>) => Promise<void>;
+
 /** Makes the call. Returns what is wrong with its result, undefined if nothing is. */
 export async function runCollectiveCase(
   communicator: Communicator,
-  device: CpuDevice,
+  device: CpuDevice | CudaDevice,
   of: CollectiveCase,
+  around: AroundCall = (call) => call(),
 ): Promise<string | undefined> {
   const { rank, size } = communicator.group;
   const { kind, dtype, op, root, inPlace, counts } = of;
@@ -130,48 +134,51 @@ export async function runCollectiveCase(
   const isLarge = kind === 'allGather' && inPlace;
   using memory = await device.tensor(dtype, [values.length], values);
   using results = device.empty(dtype, [expected?.length ?? values.length]);
-  if (isLarge)
-    results
-      .slice(rank * count, (rank + 1) * count)
-      .view()
-      .set(values as never);
+  const place = rank * count;
+  if (isLarge) await results.slice(place, place + count).fromHost(values);
+  // Of some cases one tensor is registered, of some both.
+  if (of.seed % 3 > 0) await communicator.register(inPlace && !isLarge ? memory : results);
+  if (of.seed % 3 > 1) await communicator.register(memory);
   let output: Tensor | undefined = inPlace ? memory : results;
   const input = inPlace ? undefined : memory;
-  switch (kind) {
-    case 'barrier':
-      await communicator.barrier();
-      break;
-    case 'broadcast':
-      await communicator.broadcast({ input, output, root });
-      break;
-    case 'reduce':
-      await communicator.reduce({ input, output, root, op });
-      break;
-    case 'allReduce':
-      await communicator.allReduce({ input, output, op });
-      break;
-    case 'allGather':
-      output = results;
-      await communicator.allGather({ input, output });
-      break;
-    case 'reduceScatter':
-      await communicator.reduceScatter({ input: memory, output: inPlace ? undefined : results, op });
-      if (inPlace) output = memory.slice(rank * count, (rank + 1) * count);
-      break;
-    case 'allToAll':
-      await communicator.allToAll({ input, output });
-      break;
-    case 'allToAllv': {
-      const sendCounts = counts[rank]!;
-      const recvCounts = counts.map((row) => row[rank]!);
-      await communicator.allToAllv({ input: memory, output: results, sendCounts, recvCounts });
-      break;
+  if (isLarge) output = results;
+  if (kind === 'reduceScatter' && inPlace) output = memory.slice(place, place + count);
+  const target = output;
+  await around(async () => {
+    switch (kind) {
+      case 'barrier':
+        await communicator.barrier();
+        break;
+      case 'broadcast':
+        await communicator.broadcast({ input, output: target, root });
+        break;
+      case 'reduce':
+        await communicator.reduce({ input, output: target, root, op });
+        break;
+      case 'allReduce':
+        await communicator.allReduce({ input, output: target, op });
+        break;
+      case 'allGather':
+        await communicator.allGather({ input, output: target });
+        break;
+      case 'reduceScatter':
+        await communicator.reduceScatter({ input: memory, output: inPlace ? undefined : results, op });
+        break;
+      case 'allToAll':
+        await communicator.allToAll({ input, output: target });
+        break;
+      case 'allToAllv': {
+        const sendCounts = counts[rank]!;
+        const recvCounts = counts.map((row) => row[rank]!);
+        await communicator.allToAllv({ input: memory, output: results, sendCounts, recvCounts });
+        break;
+      }
+      case 'pairs':
+        await exchangePairs(communicator, { from: memory, to: results, counts });
+        break;
     }
-    case 'pairs':
-      await exchangePairs(communicator, { from: memory, to: results, counts });
-      break;
-  }
-  return expected === undefined ? undefined : difference(output.view(), expected);
+  });
+  return expected === undefined ? undefined : difference(await output.toHost(), expected);
 }
 
 /** allToAllv by send and recv, in an order that differs from rank to rank. */

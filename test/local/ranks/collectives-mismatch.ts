@@ -1,10 +1,11 @@
 // Calls in which one rank does something else, each with a Communicator of its own; prints how every rank was told.
-import { CpuDevice, WeftlineError } from 'weftline';
+import { WeftlineError } from 'weftline';
 import { Communicator } from 'weftline/collectives';
 import { join } from 'weftline/world';
+import { openTestDevice } from '../support/test-device.ts';
 
 await using world = await join();
-await using device = await CpuDevice.create();
+await using device = await openTestDevice(world);
 const tensor = (count: number, dtype: 'f32' | 'i32' = 'f32') => device.empty(dtype, [count]);
 const timeoutMs = 4000;
 /** The rank that differs. */
@@ -95,6 +96,8 @@ const cases: Readonly<Record<string, readonly [odd: Call, others: Call]>> = {
 async function told(run: () => Promise<unknown>): Promise<string> {
   try {
     await run();
+    // What a kernel found is thrown by the next wait.
+    if (device.kind === 'cuda') await device.stream.idle();
     return 'ok';
   } catch (error) {
     return error instanceof WeftlineError ? `${error.code}: ${error.message}` : String(error);
@@ -103,6 +106,8 @@ async function told(run: () => Promise<unknown>): Promise<string> {
 
 const results: Record<string, readonly [first: string, next: string]> = {};
 for (const [name, [odds, others]] of Object.entries(cases)) {
+  // A kernel that waits for a rank that has closed its side ends at its deadline, as in 'no call'.
+  if (name === 'leaves' && device.kind === 'cuda') continue;
   const communicator = await Communicator.create(world, device);
   const call = world.rank === odd ? odds : others;
   const first = await told(() => call(communicator));

@@ -1,20 +1,28 @@
 // Random collective calls in lockstep, in groups of 1 to all ranks, against the reference: argv = cases of each group, seed,
-// elements of the longest runs.
-import { CpuDevice } from 'weftline';
+// elements of the longest runs, "graph" for calls that are recorded and replayed.
+import type { CudaDevice } from 'weftline';
 import { Communicator } from 'weftline/collectives';
 import { join, type RankGroup } from 'weftline/world';
-import { collectiveCase, runCollectiveCase } from './collective-case.js';
+import { bytesInUse, openTestDevice } from '../support/test-device.ts';
+import { type AroundCall, collectiveCase, runCollectiveCase } from './collective-case.js';
 
 const [cases, seed, longest] = process.argv.slice(2).map(Number) as [number, number, number];
+const isRecorded = process.argv[5] === 'graph';
 await using world = await join();
-await using device = await CpuDevice.create();
-const first = device.space.used;
+await using device = await openTestDevice(world);
+const first = bytesInUse(device);
+
+const replayed: AroundCall = async (call) => {
+  using graph = await (device as CudaDevice).capture(call);
+  graph.launch();
+  await (device as CudaDevice).stream.idle();
+};
 
 async function runCases(group: RankGroup, salt: number): Promise<void> {
-  await using communicator = await Communicator.create(group, device, { pieceBytes: 65_536 });
+  await using communicator = await Communicator.create(group, device, { pieceBytes: 65_536, directBytes: 20_000 });
   for (let number = 0; number < cases; number++) {
     const of = collectiveCase(seed + salt * 10_000 + number, group.size, longest);
-    const wrong = await runCollectiveCase(communicator, device, of);
+    const wrong = await runCollectiveCase(communicator, device, of, isRecorded ? replayed : undefined);
     if (wrong === undefined) continue;
     const { counts, ...rest } = of;
     throw new Error(`rank ${group.rank} of ${group.size}: ${wrong}: ${JSON.stringify({ ...rest, counts })}`);
@@ -27,11 +35,12 @@ for (let size = 1; size <= world.size; size++) {
   const members = [...new Set(ranks)];
   if (members.includes(world.rank)) await runCases(await world.group(members), size);
 }
-// Groups of a group, at the same time as each other; and two Communicators of one group.
+// Groups of a group, at the same time as each other; and two Communicators of one group. A GPU does one call after another.
 const half = await world.split({ color: world.rank % 2, key: -world.rank });
 const quarter = await half.split({ color: Math.floor(half.rank / 2) });
-await Promise.all([runCases(half, 20), runCases(quarter, 21)]);
+if (device.kind === 'cpu') await Promise.all([runCases(half, 20), runCases(quarter, 21)]);
+else for (const [salt, group] of [half, quarter].entries()) await runCases(group, 20 + salt);
 await world.barrier('all');
-const left = device.space.used - first;
+const left = (bytesInUse(device) ?? 0) - (first ?? 0);
 if (left > 0) throw new Error(`${left} bytes of the device's memory were not given back`);
 console.log(`job ${world.filePrefix}, rank ${world.rank}: all cases agree with the reference`);

@@ -2,14 +2,14 @@
 import assert from 'node:assert/strict';
 import { createHash } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { CpuDevice } from 'weftline';
 import { Communicator } from 'weftline/collectives';
 import { join } from 'weftline/world';
+import { openTestDevice } from '../support/test-device.ts';
 import { seededRandom } from '#lib/core/seeded-random.js';
 
 const repeats = Number(process.argv[2]);
 await using world = await join();
-await using device = await CpuDevice.create();
+await using device = await openTestDevice(world);
 await using communicator = await Communicator.create(world, device, { pieceBytes: 65_536 });
 const next = seededRandom(world.rank + 1);
 const counts = [3, 2000, 60_000];
@@ -30,9 +30,9 @@ async function once(): Promise<string> {
     const output = outputs[index]!;
     if (next() < 0.05) await sleep(next() * 4);
     await communicator.allReduce({ input, output });
-    digest.update(output.view());
+    digest.update(await output.toHost());
     await communicator.reduce({ input, output, root: index % world.size, op: 'sum' });
-    digest.update(output.view());
+    digest.update(await output.toHost());
   }
   return digest.digest('hex');
 }

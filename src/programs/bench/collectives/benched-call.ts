@@ -1,7 +1,8 @@
 // One collective under test: its tensors, filled with numbers whose results are known, its calls, and what came out wrong.
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
+import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { Tensor } from '../../../device/tensor.ts';
-import { fromBf16, toBf16 } from '../../../core/dtype.ts';
+import { dtypes, fromBf16, toBf16 } from '../../../core/dtype.ts';
 import type { CollectiveResult, Communicator } from '../../../collectives/index.ts';
 import { type BenchedKind, type CollectivesWorkload, countOf, hasParts } from './collectives-workload.ts';
 
@@ -37,6 +38,21 @@ export class BenchedCall {
     const elements = hasParts(kind) ? this.#count * communicator.group.size : this.#count;
     this.#large = memory.first.slice(0, elements);
     this.#other = memory.second.slice(0, elements);
+  }
+
+  /** Elements of a rank's part, or of the whole. */
+  get count(): number {
+    return this.#count;
+  }
+
+  /** Addresses of what a peer's call of the same kind takes. */
+  addresses(isInPlace: boolean): { readonly input: number; readonly output: number } {
+    const part = this.#communicator.group.rank * this.#count * dtypes[this.#workload.dtype].bytes;
+    const output = this.#large.address;
+    if (!isInPlace) return { input: this.#other.address, output };
+    if (this.#kind === 'allGather') return { input: output + part, output };
+    if (this.#kind === 'reduceScatter') return { input: this.#other.address, output: this.#other.address + part };
+    return { input: output, output };
   }
 
   /** The call, to be made again and again. */
@@ -85,13 +101,13 @@ export class BenchedCall {
     const own = (element: number): number => valueOf(rank, element);
     const isInput = isInPlace && this.#kind !== 'reduceScatter';
     const at = this.#kind === 'allGather' && isInPlace ? rank * this.#count : 0;
-    fill(this.#workload.dtype, isInput ? this.#large : this.#other, (element) => own(element - at));
-    if (!isInput) fill(this.#workload.dtype, this.#large, () => 99);
+    await fill(isInput ? this.#large : this.#other, (element) => own(element - at));
+    if (!isInput) await fill(this.#large, () => 99);
     await this.prepare(isInPlace)();
     const first = this.#kind === 'reduceScatter' && isInPlace ? rank * this.#count : 0;
     const isTold = this.#kind !== 'reduce' || rank === 0;
     if (!isTold) return 0;
-    const view = (this.#kind === 'reduceScatter' && isInPlace ? this.#other : this.#large).view();
+    const view = await (this.#kind === 'reduceScatter' && isInPlace ? this.#other : this.#large).toHost();
     const results = this.#kind === 'reduceScatter' ? this.#count : view.length;
     let wrong = 0;
     for (let element = 0; element < results; element++) {
@@ -122,20 +138,22 @@ export interface BenchMemory {
   readonly second: Tensor<CollectivesWorkload['dtype']>;
 }
 
-export function makeBenchMemory(device: CpuDevice, { dtype, maxBytes }: CollectivesWorkload): BenchMemory {
-  const elements = maxBytes / (dtype === 'bf16' ? 2 : 4);
+export function makeBenchMemory(device: CpuDevice | CudaDevice, { dtype, maxBytes }: CollectivesWorkload): BenchMemory {
+  const elements = Math.floor(maxBytes / dtypes[dtype].bytes);
   const make = (): BenchMemory['first'] => {
-    const tensor = device.empty(dtype, [Math.floor(elements)]);
-    tensor.view().fill(0);
+    const tensor = device.empty(dtype, [elements]);
+    if (device.kind === 'cpu') tensor.view().fill(0);
+    else device.setBytes(tensor, 0);
     return tensor;
   };
   return { first: make(), second: make() };
 }
 
-function fill(dtype: CollectivesWorkload['dtype'], tensor: Tensor, value: (element: number) => number): void {
-  const view = tensor.view() as Float32Array;
-  for (let element = 0; element < view.length; element++) {
+async function fill(tensor: Tensor<CollectivesWorkload['dtype']>, value: (element: number) => number): Promise<void> {
+  const values = new dtypes[tensor.dtype].array(tensor.elements);
+  for (let element = 0; element < values.length; element++) {
     const number = value(element);
-    view[element] = dtype === 'bf16' ? toBf16(number) : number;
+    values[element] = tensor.dtype === 'bf16' ? toBf16(number) : number;
   }
+  await tensor.fromHost(values);
 }

@@ -1,6 +1,6 @@
 // Measures collectives of CPU ranks, each operation in turn with the same loop of the peer, round by round.
 import { loadAverage, machineDocument } from '../machine.ts';
-import { samplePlacement } from '../placement.ts';
+import { type PlacementSample, samplePlacement } from '../placement.ts';
 import { quantile } from '../../../core/quantile.ts';
 import { Communicator } from '../../../collectives/index.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
@@ -34,13 +34,13 @@ export interface CollectivesBenchOptions {
 }
 
 /** Of one call: by round, µs of the slowest rank, and of the peer. */
-interface Measured {
+export interface Measured {
   readonly own: number[];
   readonly peer: number[];
-  wrong: number;
+  wrong: number | undefined;
 }
 
-interface Entry {
+export interface Entry {
   readonly kind: BenchedKind;
   readonly plan: SizePlan;
   readonly outOfPlace: Measured;
@@ -78,6 +78,24 @@ export async function runCollectivesBench(
     }
   }
   if (world.rank !== 0) return undefined;
+  const peerVersion = peer?.version;
+  return reportOf({ workload, entries, peer: peerVersion, before, ranksOn: 'CPU' });
+}
+
+/** What a run was, besides what it measured. */
+interface RunFacts extends Pick<CollectivesBenchReport, 'workload' | 'peer' | 'ranksOn'> {
+  readonly entries: readonly Entry[];
+  readonly before: { readonly load: number; readonly placement: PlacementSample | undefined };
+}
+
+/** By rank 0. */
+export async function reportOf({
+  workload,
+  entries,
+  peer,
+  before,
+  ranksOn,
+}: RunFacts): Promise<CollectivesBenchReport> {
   const rows = entries.map((entry) => rowOf(entry, workload));
   return {
     schema: 'weftline.bench.collectives/1',
@@ -85,9 +103,10 @@ export async function runCollectivesBench(
     loadAverage: { before: before.load, after: loadAverage() },
     placement: { before: before.placement!, after: await samplePlacement() },
     workload,
-    peer: peer?.version,
+    ranksOn,
+    peer,
     rows,
-    ratios: compare === undefined ? [] : ratiosOf(rows),
+    ratios: peer === undefined ? [] : ratiosOf(rows),
   };
 }
 
@@ -156,7 +175,7 @@ async function sumOver(world: World, value: number): Promise<number> {
   return (await world.allGather('wrong', value)).reduce((sum, one) => sum + one, 0);
 }
 
-function newMeasured(): Measured {
+export function newMeasured(): Measured {
   return { own: [], peer: [], wrong: 0 };
 }
 

@@ -10,8 +10,8 @@ export interface CollectiveTimes {
   /** GB/s: size / time, and that times what a link would carry of each byte. */
   readonly algbw: number;
   readonly busbw: number;
-  /** Elements of all ranks that differ from the reference. */
-  readonly wrong: number;
+  /** Elements of all ranks that differ from the reference; undefined where they were not compared. */
+  readonly wrong: number | undefined;
   /** µs of the peer's call in the same rounds. */
   readonly peerMicroseconds: number | undefined;
 }
@@ -39,7 +39,9 @@ export interface CollectivesBenchReport {
   readonly loadAverage: { readonly before: number; readonly after: number };
   readonly placement: { readonly before: PlacementSample; readonly after: PlacementSample };
   readonly workload: CollectivesWorkload;
-  /** "mpirun (Open MPI) 4.1.4" */
+  /** "CPU", or "GPU" with how tensors and multiprocessors were used. */
+  readonly ranksOn: string;
+  /** "mpirun (Open MPI) 4.1.4", "NCCL 2.28.9" */
   readonly peer: string | undefined;
   readonly rows: readonly CollectiveRow[];
   readonly ratios: readonly PeerRatio[];

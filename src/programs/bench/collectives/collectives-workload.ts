@@ -50,6 +50,12 @@ function iterationsOf(bytes: number): number {
   return bytes <= 1 << 24 ? 16 : 6;
 }
 
+/** Calls of a GPU, which are enqueued behind each other. */
+export function cudaIterationsOf(bytes: number): number {
+  if (bytes <= 1 << 20) return 200;
+  return bytes <= 1 << 26 ? 20 : 6;
+}
+
 /** Elements of a rank's part, or of the whole where there are no parts; 0 if the size is too small for the ranks. */
 export function countOf(kind: BenchedKind, bytes: number, { ranks, dtype }: CollectivesWorkload): number {
   const elements = Math.floor(bytes / dtypes[dtype].bytes);

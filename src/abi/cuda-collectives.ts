@@ -1,0 +1,182 @@
+// What the CUDA kernels of Communicator take, and what ranks tell each other in their windows.
+import { EP_MAX_RANKS } from './ep-arguments.ts';
+import { defineLayout } from './layout.ts';
+
+/** Ranks of a CUDA Communicator at most. */
+export const COLLECTIVE_MAX_RANKS = EP_MAX_RANKS;
+/** Blocks of a kernel at most: those of the same number at all ranks work together, and no others meet. */
+export const COLLECTIVE_MAX_BLOCKS = 32;
+/** Registered allocations at most, counted from 1; 0 is none. */
+export const COLLECTIVE_MAX_REGISTRATIONS = 64;
+/** Messages of a launch at most, and of these from one rank to another. */
+export const COLLECTIVE_MAX_MESSAGES = 64;
+export const COLLECTIVE_POSTS = 4;
+
+/** In a call word: what is computed, 36 bits above the count of elements. A double holds the whole. */
+export const COLLECTIVE_COUNT_BITS = 36;
+/** In a message word: the number of the dtype, 40 bits above the bytes. */
+export const COLLECTIVE_BYTES_BITS = 40;
+
+/** What a kernel moves; the numbers are its own. */
+export const collectiveShapes = {
+  barrier: 0,
+  broadcast: 1,
+  reduce: 2,
+  allGather: 3,
+  reduceScatter: 4,
+  allReduce: 5,
+  allToAll: 6,
+  allToAllv: 7,
+} as const;
+
+/** Why a rank's kernels can go no further. The first one that a rank meets stays. */
+export const collectiveFailures = { none: 0, expired: 1, otherCall: 2, otherCounts: 3, otherMessage: 4 } as const;
+
+/** One per (receiver, source) in the receiver's window, written by the source alone: its failure, as all ranks tell it. */
+export const collectiveFailure = defineLayout(
+  'CollectiveFailure',
+  {
+    /** One of collectiveFailures. Stored last. */
+    kind: 'u32',
+    /** The rank that met it, and whom it waited for or compared itself with. */
+    reporter: 'u32',
+    culprit: 'u32',
+    detail: 'u32',
+    expected: 'u64',
+    seen: 'u64',
+  },
+  64,
+);
+
+/**
+ * One per (receiver, parity of the step, block, source) in the receiver's window: what the source calls, at the first step
+ * of a call. Offsets and counts are in bytes; those after `word` are told only where a call has an opening step.
+ */
+export const collectiveRecord = defineLayout(
+  'CollectiveRecord',
+  {
+    word: 'u64',
+    inputOffset: 'u64',
+    outputOffset: 'u64',
+    inputId: 'u32',
+    outputId: 'u32',
+    /** Of allToAllv: to and from the receiver, where the latter begins in the source's output, and the most to any rank. */
+    sendBytes: 'u64',
+    recvBytes: 'u64',
+    recvOffset: 'u64',
+    mostBytes: 'u64',
+  },
+  64,
+);
+
+/** One per block in device memory, zero at first: how many steps it has made. A kernel that a graph replays counts on. */
+export const collectiveBlock = defineLayout('CollectiveBlock', { steps: 'u32' }, 32);
+
+const peers = { of: 'ptr', count: COLLECTIVE_MAX_RANKS } as const;
+const bytesOfRanks = { of: 'u64', count: COLLECTIVE_MAX_RANKS } as const;
+
+/** Offsets whose names begin with `window` are from the start of a window. */
+export const collectiveArguments = defineLayout('CollectiveArguments', {
+  peers,
+  /** CollectiveBlock of each block. */
+  blocks: 'ptr',
+  /** [id][rank]: where registered allocations are mapped in this process. */
+  registrations: 'ptr',
+  input: 'ptr',
+  output: 'ptr',
+  trap: 'ptr',
+  timeoutNs: 'u64',
+  word: 'u64',
+  /** Bytes that the call's count stands for. */
+  bytes: 'u64',
+  inputOffset: 'u64',
+  outputOffset: 'u64',
+  sendBytes: bytesOfRanks,
+  sendOffsets: bytesOfRanks,
+  recvBytes: bytesOfRanks,
+  recvOffsets: bytesOfRanks,
+  windowArrivals: 'u64',
+  windowRecords: 'u64',
+  windowSlots: 'u64',
+  /** Of a slot of a block. */
+  slotBytes: 'u32',
+  inputId: 'u32',
+  outputId: 'u32',
+  ranks: 'u32',
+  rank: 'u32',
+  root: 'u32',
+  /** One of collectiveShapes. */
+  shape: 'u32',
+  /** Of reductionFormats and reductions. */
+  format: 'u32',
+  reduction: 'u32',
+  elementBytes: 'u32',
+  dtype: 'u32',
+  /** Of `word`, what ranks compare at the first step. */
+  signature: 'u32',
+  /** 1: ranks first tell where their tensors are. */
+  opens: 'u32',
+  /** 1: a reduction of all goes in two phases. */
+  twoPhases: 'u32',
+});
+
+/** Of messages between two ranks: one per (owner of the window, lane, the other rank). Counters wrap. */
+export const messageFlags = defineLayout(
+  'MessageFlags',
+  {
+    /** Messages that the other rank has posted, to be received by it from the owner. */
+    posted: 'u32',
+    /** Chunks of the owner's that it has taken. */
+    taken: 'u32',
+    /** Chunks and whole messages that it has put here. */
+    arrived: 'u32',
+    done: 'u32',
+  },
+  64,
+);
+
+/** One per (sender's window, lane, receiver, number modulo COLLECTIVE_POSTS): what the receiver expects. */
+export const messagePost = defineLayout('MessagePost', { word: 'u64', offset: 'u64', id: 'u32' }, 32);
+
+/** One per block of the messages' kernel in device memory, zero at first: messages and chunks to or from each rank. */
+export const messageBlock = defineLayout('MessageBlock', {
+  messages: { of: 'u32', count: COLLECTIVE_MAX_RANKS },
+  chunks: { of: 'u32', count: COLLECTIVE_MAX_RANKS },
+});
+
+/** What becomes of a message here. */
+export const messageDirections = { send: 0, receive: 1, copy: 2 } as const;
+
+const messages = <Of extends 'u32' | 'u64' | 'ptr'>(of: Of): { readonly of: Of; readonly count: number } => ({
+  of,
+  count: COLLECTIVE_MAX_MESSAGES,
+});
+
+/** Blocks of even numbers send and those of odd numbers receive; block 2 l and block 2 l + 1 are lane l. */
+export const messageArguments = defineLayout('MessageArguments', {
+  peers,
+  /** MessageBlock of each block. */
+  blocks: 'ptr',
+  registrations: 'ptr',
+  trap: 'ptr',
+  timeoutNs: 'u64',
+  windowFlags: 'u64',
+  windowPosts: 'u64',
+  windowChunks: 'u64',
+  /** By message. */
+  addresses: messages('ptr'),
+  /** Of a receive: offset in its registration; of a copy: the address where it goes. */
+  offsets: messages('u64'),
+  /** Bytes, and the number of the dtype. */
+  words: messages('u64'),
+  ids: messages('u32'),
+  /** One of messageDirections, and the peer 8 bits higher. In the order in which a lane does them. */
+  kinds: messages('u32'),
+  count: 'u32',
+  ranks: 'u32',
+  rank: 'u32',
+  chunkBytes: 'u32',
+  /** A message has a lane for each so many bytes, at most so many. */
+  laneBytes: 'u32',
+  maxLanes: 'u32',
+});

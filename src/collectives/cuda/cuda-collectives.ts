@@ -1,0 +1,166 @@
+// Collectives of CUDA ranks of one host. Nothing waits for the host, and the host for nothing: what a call gives is there for
+// what follows on the device's stream.
+import { collectiveShapes } from '../../abi/cuda-collectives.ts';
+import { reductions } from '../../abi/element-formats.ts';
+import type { CudaCallOrder } from '../../collective/cuda-call-order.ts';
+import type { CudaCalls } from '../../collective/cuda-calls.ts';
+import type { OverlapOptions } from '../../collective/overlap.ts';
+import type { CallWait } from '../../core/deadline.ts';
+import type { LaunchPlan } from '../../device/cuda/launch-plan.ts';
+import type { DeviceEvent } from '../../device/device-event.ts';
+import type { Tensor } from '../../device/tensor.ts';
+import type { CudaWindow } from '../../windows/cuda-window.ts';
+import type { RankGroup } from '../../world/rank-group.ts';
+import { type CollectiveCall, dtypeNumber, type ReducedDType } from '../collective-call.ts';
+import type { CollectiveEngine, PairMessage, Route } from '../collective-engine.ts';
+import { callWord, messageWord, signatureOf } from './call-word.ts';
+import { type CollectiveLaunches, lanesOf } from './cuda-launches.ts';
+import type { CudaCollectiveRegions } from './cuda-regions.ts';
+import { type LaunchedMessage, messageBatches } from './message-batches.ts';
+import type { RegisteredPlace, Registrations } from './registrations.ts';
+
+/** What an engine is made of, and owns. */
+export interface CudaCollectivesParts {
+  readonly group: RankGroup;
+  readonly numSms: number;
+  /** Calls of more bytes look whether the tensors are registered. */
+  readonly directBytes: number;
+  readonly regions: CudaCollectiveRegions;
+  readonly launches: CollectiveLaunches;
+  readonly blocks: Tensor;
+  readonly messageBlocks: Tensor;
+  readonly window: CudaWindow;
+  readonly calls: CudaCalls;
+  readonly order: CudaCallOrder;
+  readonly registrations: Registrations;
+}
+
+/** What one block moves in a step before others share the work. */
+const BLOCK_BYTES = 8192;
+/** From so many bytes on that all peers together would get, each rank of three or more reduces a part for all. */
+const TWO_PHASES_BYTES = 1 << 19;
+
+/** Kinds whose count is that of a rank's part. */
+const parted: ReadonlySet<CollectiveCall['kind']> = new Set(['allGather', 'reduceScatter', 'allToAll']);
+
+export class CudaCollectives implements CollectiveEngine {
+  readonly ordersCalls = true;
+  readonly routes: readonly Route[];
+  lastEvent: DeviceEvent | undefined;
+  readonly #parts: CudaCollectivesParts;
+  readonly #input: RegisteredPlace = { id: 0, offset: 0 };
+  readonly #output: RegisteredPlace = { id: 0, offset: 0 };
+
+  constructor(parts: CudaCollectivesParts) {
+    this.#parts = parts;
+    this.routes = parts.group.ranks.map((_, rank) => (rank === parts.group.rank ? 'self' : 'window'));
+  }
+
+  throwIfUnusable(): void {
+    this.#parts.calls.throwIfUnusable();
+  }
+
+  /** Hot path. */
+  run(call: CollectiveCall, options: CallWait & OverlapOptions): undefined {
+    const plan = this.#planOf(call);
+    const { calls, order, group, numSms, directBytes, registrations } = this.#parts;
+    const set = plan.arguments;
+    const ranks = group.size;
+    const bytes = call.count * call.elementBytes;
+    const isVariable = call.kind === 'allToAllv';
+    const all = parted.has(call.kind) ? bytes * ranks : bytes;
+    const opens = isVariable || (ranks > 1 && registrations.count > 0 && all > directBytes);
+    const inTwoPhases = call.kind === 'allReduce' && ranks > 2 && bytes * (ranks - 1) > TWO_PHASES_BYTES;
+    const word = callWord(call);
+    set.set('input', call.input);
+    set.set('output', call.output);
+    set.set('word', word);
+    set.set('signature', signatureOf(word));
+    set.set('bytes', bytes);
+    set.set('shape', collectiveShapes[call.kind]);
+    set.set('root', call.root);
+    set.set('reduction', reductions[call.reduction]);
+    set.set('elementBytes', call.elementBytes);
+    set.set('dtype', dtypeNumber(call.dtype));
+    set.set('opens', Number(opens));
+    set.set('twoPhases', Number(inTwoPhases));
+    if (opens) this.#setPlaces(plan, call);
+    if (isVariable) setCounts(plan, call, ranks);
+    set.set('timeoutNs', calls.timeoutNs(options));
+    const share = inTwoPhases ? Math.ceil(bytes / ranks) : bytes;
+    plan.setGrid(opens ? numSms : Math.max(1, Math.min(numSms, Math.ceil(share / BLOCK_BYTES))));
+    plan.launch(order.begin(options));
+    this.lastEvent = order.end(options);
+  }
+
+  exchange(messages: readonly PairMessage[], options: CallWait & OverlapOptions): undefined {
+    const { calls, order, group } = this.#parts;
+    const batches = messageBatches(messages, group.rank, group.size);
+    const timeoutNs = calls.timeoutNs(options);
+    const stream = order.begin(options);
+    const { messages: plan } = this.#parts.launches;
+    plan.arguments.set('timeoutNs', timeoutNs);
+    for (const batch of batches) {
+      plan.setGrid(this.#setMessages(batch));
+      plan.launch(stream);
+    }
+    this.lastEvent = order.end(options);
+  }
+
+  /** Collective. */
+  register(tensor: Tensor, wait: CallWait): Promise<void> {
+    return this.#parts.registrations.add(tensor, wait);
+  }
+
+  async close(): Promise<void> {
+    const { order, registrations, calls, window, blocks, messageBlocks } = this.#parts;
+    // Kernels that still run use the window.
+    await order.drained();
+    for (const part of [order, registrations, calls, window, blocks, messageBlocks]) part[Symbol.dispose]();
+  }
+
+  #planOf({ kind, dtype }: CollectiveCall): CollectiveLaunches['copies'] {
+    const { copies, reductions: reducing } = this.#parts.launches;
+    if (kind !== 'allReduce' && kind !== 'reduceScatter' && kind !== 'reduce') return copies;
+    return reducing[dtype as ReducedDType];
+  }
+
+  #setPlaces({ arguments: set }: CollectiveLaunches['copies'], { input, output }: CollectiveCall): void {
+    const { registrations } = this.#parts;
+    registrations.locate(input, this.#input);
+    registrations.locate(output, this.#output);
+    set.set('inputId', this.#input.id);
+    set.set('inputOffset', this.#input.offset);
+    set.set('outputId', this.#output.id);
+    set.set('outputOffset', this.#output.offset);
+  }
+
+  /** Returns how many blocks they need. */
+  #setMessages(batch: readonly LaunchedMessage[]): number {
+    const { launches, registrations, regions } = this.#parts;
+    const set = launches.messages.arguments;
+    let lanes = 1;
+    set.set('count', batch.length);
+    for (const [index, { message, direction, to }] of batch.entries()) {
+      const isReceived = message.direction === 'recv';
+      if (isReceived) registrations.locate(message.address, this.#output);
+      set.set('addresses', message.address, index);
+      set.set('offsets', isReceived ? this.#output.offset : to, index);
+      set.set('ids', isReceived ? this.#output.id : 0, index);
+      set.set('words', messageWord(message), index);
+      set.set('kinds', direction | (message.peer << 8), index);
+      lanes = Math.max(lanes, lanesOf(message.bytes, regions));
+    }
+    return 2 * lanes;
+  }
+}
+
+function setCounts({ arguments: set }: LaunchPlan, call: CollectiveCall, ranks: number): void {
+  const { elementBytes, sendCounts, sendOffsets, recvCounts, recvOffsets } = call;
+  for (let rank = 0; rank < ranks; rank++) {
+    set.set('sendBytes', sendCounts[rank]! * elementBytes, rank);
+    set.set('sendOffsets', sendOffsets[rank]! * elementBytes, rank);
+    set.set('recvBytes', recvCounts[rank]! * elementBytes, rank);
+    set.set('recvOffsets', recvOffsets[rank]! * elementBytes, rank);
+  }
+}

@@ -1,0 +1,25 @@
+// The kernels of Communicator.
+import { collectiveArguments, messageArguments } from '../../../abi/cuda-collectives.ts';
+import { reductionFormats } from '../../../abi/element-formats.ts';
+import { defineKernelFile } from '../kernel-file.ts';
+
+export const collectiveCopyKernels = defineKernelFile({
+  file: 'collective-copies.cu',
+  constants: {},
+  kernels: { collectiveCopies: collectiveArguments },
+  hot: true,
+});
+
+export const collectiveReductionKernels = defineKernelFile({
+  file: 'collective-reductions.cu',
+  constants: { FORMAT: { choices: Object.values(reductionFormats) } },
+  kernels: { collectiveReductions: collectiveArguments },
+  hot: true,
+});
+
+export const collectiveMessageKernels = defineKernelFile({
+  file: 'collective-messages.cu',
+  constants: {},
+  kernels: { collectiveMessages: messageArguments },
+  hot: true,
+});

@@ -1,0 +1,117 @@
+// Measures collectives of CUDA ranks, each call in turn with the same of NCCL, by events on the device's stream.
+import { Communicator, type CommunicatorOptions } from '../../../collectives/index.ts';
+import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
+import type { World } from '../../../world/index.ts';
+import { loadAverage } from '../machine.ts';
+import { samplePlacement } from '../placement.ts';
+import { BenchedCall, makeBenchMemory } from './benched-call.ts';
+import { type Entry, newMeasured, reportOf } from './collectives-bench.ts';
+import type { CollectivesBenchReport } from './collectives-results.ts';
+import { type CollectivesWorkload, countOf, cudaIterationsOf, sizePlans } from './collectives-workload.ts';
+import { NcclLoop } from './nccl-loop.ts';
+
+/** Results of larger calls are not compared: bringing them to the host takes longer than all calls. */
+const MOST_COMPARED = 8 << 20;
+
+export interface CudaCollectivesBenchOptions {
+  readonly workload: CollectivesWorkload;
+  readonly compare: 'nccl' | undefined;
+  readonly registers: boolean;
+  readonly communicator: Pick<CommunicatorOptions, 'numSms' | 'directBytes' | 'pieceBytes'>;
+  /** Said by rank 0. */
+  readonly tell: (text: string) => void;
+}
+
+/** Collective; rank 0 gets the report. */
+export async function runCudaCollectivesBench(
+  world: World,
+  device: CudaDevice,
+  { workload, compare, registers, communicator: options, tell }: CudaCollectivesBenchOptions,
+): Promise<CollectivesBenchReport | undefined> {
+  const before = { load: loadAverage(), placement: world.rank === 0 ? await samplePlacement() : undefined };
+  await using communicator = await Communicator.create(world, device, options);
+  using peer = compare === undefined ? undefined : await NcclLoop.create(world, device);
+  const isFirst = world.rank === 0;
+  if (compare !== undefined && peer === undefined && isFirst) tell('no NCCL was found: nothing to compare with');
+  const memory = makeBenchMemory(device, workload);
+  if (registers) for (const tensor of [memory.first, memory.second]) await communicator.register(tensor);
+  const entries = entriesOf(workload);
+  const timer = new StreamTimer(device, communicator);
+  for (let round = 0; round < workload.rounds; round++) {
+    for (const { kind, plan, outOfPlace, inPlace } of entries) {
+      const call = new BenchedCall(communicator, workload, { kind, bytes: plan.bytes, memory });
+      for (const [way, measured] of [outOfPlace, inPlace].entries()) {
+        const isInPlace = way === 1;
+        if (round === 0) {
+          measured.wrong = plan.bytes <= MOST_COMPARED ? await call.countWrong(isInPlace) : undefined;
+        }
+        measured.own.push(await timer.measure(call.prepare(isInPlace), plan));
+        if (peer) measured.peer.push(await timer.measure(peer.prepare(kind, call, isInPlace, workload), plan));
+      }
+    }
+  }
+  await takeSlowest(world, entries);
+  if (!isFirst) return undefined;
+  const { numSms = 16 } = options;
+  const ranksOn = `GPU (${device.properties.name}, ${numSms} SMs, ${registers ? 'registered' : 'unregistered'} tensors)`;
+  return reportOf({ workload, entries, peer: peer?.version, before, ranksOn });
+}
+
+function entriesOf(workload: CollectivesWorkload): Entry[] {
+  const plans = sizePlans(workload).map((plan) => withIterations(plan, workload));
+  return workload.kinds.flatMap((kind) =>
+    plans
+      .filter(({ bytes }) => countOf(kind, bytes, workload) > 0)
+      .map((plan): Entry => ({ kind, plan, outOfPlace: newMeasured(), inPlace: newMeasured() })),
+  );
+}
+
+function withIterations(plan: Entry['plan'], { iterations }: CollectivesWorkload): Entry['plan'] {
+  if (iterations > 0) return plan;
+  const count = cudaIterationsOf(plan.bytes);
+  return { ...plan, iterations: count, warmup: Math.ceil(count / 4) };
+}
+
+class StreamTimer {
+  readonly #device: CudaDevice;
+  readonly #communicator: Communicator;
+
+  constructor(device: CudaDevice, communicator: Communicator) {
+    this.#device = device;
+    this.#communicator = communicator;
+  }
+
+  /** µs of a call. */
+  async measure(call: () => unknown, { warmup, iterations }: Entry['plan']): Promise<number> {
+    await repeat(call, warmup);
+    await this.#communicator.barrier();
+    using begin = this.#device.createEvent({ timing: true });
+    using end = this.#device.createEvent({ timing: true });
+    begin.record(this.#device.stream);
+    await repeat(call, iterations);
+    end.record(this.#device.stream);
+    await end.wait();
+    return (end.millisecondsSince(begin) / iterations) * 1000;
+  }
+}
+
+async function repeat(call: () => unknown, times: number): Promise<void> {
+  for (let time = 0; time < times; time++) {
+    const result = call();
+    if (result instanceof Promise && result !== Communicator.done) await result;
+  }
+}
+
+/** Times become those of the slowest rank, and wrong elements those of all ranks. */
+async function takeSlowest(world: World, entries: readonly Entry[]): Promise<void> {
+  const ways = entries.flatMap(({ outOfPlace, inPlace }) => [outOfPlace, inPlace]);
+  const mine = ways.map(({ own, peer, wrong }) => ({ own, peer, wrong: wrong ?? null }));
+  const all = await world.allGather('times', mine);
+  for (const [index, way] of ways.entries()) {
+    const ofRanks = all.map((rank) => rank[index]!);
+    for (const side of ['own', 'peer'] as const) {
+      for (const round of way[side].keys()) way[side][round] = Math.max(...ofRanks.map((rank) => rank[side][round]!));
+    }
+    if (way.wrong !== undefined) way.wrong = ofRanks.reduce((sum, { wrong }) => sum + (wrong ?? 0), 0);
+  }
+}
