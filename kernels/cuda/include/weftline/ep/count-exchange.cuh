@@ -25,6 +25,13 @@ struct ExchangeState {
   u32 counts[most][most];
 };
 
+// Graphs, whose dispatches count on, are of one host: across hosts the argument saves a register.
+template <u32 most>
+__device__ __forceinline__ u32 sequenceOf(const EpDispatchArguments& a, const ExchangeState<most>& state) {
+  if constexpr (most > epMaxRanks) return a.sequence;
+  else return state.sequence;
+}
+
 __device__ __forceinline__ ExchangeRecords recordsOf(const EpDispatchArguments& a, u32 sequence) {
   return {a.peers, a.exchangeOffset, a.groupRanks, a.recordWords, sequence};
 }
@@ -97,7 +104,7 @@ __device__ __forceinline__ void findFault(const EpDispatchArguments& a, Exchange
 // By all threads, behind the barrier: reads all records, adds up, and judges.
 template <u32 most>
 __device__ __forceinline__ void readRecords(const EpDispatchArguments& a, ExchangeState<most>& state) {
-  const ExchangeRecords records = recordsOf(a, state.sequence);
+  const ExchangeRecords records = recordsOf(a, sequenceOf(a, state));
   const u32 words = epRecordHeaderWords + a.groupRanks;
   // The loads of a thread, mostly one, are all under way together.
   for (u32 index = threadIdx.x; index < a.groupRanks * words; index += blockDim.x) {
@@ -149,7 +156,7 @@ __device__ __forceinline__ void writePlan(const EpDispatchArguments& a, const Ex
 template <u32 most>
 __device__ __forceinline__ void tellHost(const EpDispatchArguments& a, const ExchangeState<most>& state) {
   EpHostPlan* host = static_cast<EpHostPlan*>(a.hostPlan);
-  const ExchangeRecords records = recordsOf(a, state.sequence);
+  const ExchangeRecords records = recordsOf(a, sequenceOf(a, state));
   if (threadIdx.x == 0) {
     host->numRecvTokens = rowsHere(a, state);
     if (isJudged(state.status) && loadRelaxedSystem(&host->failedSequence) == 0) {
@@ -158,7 +165,7 @@ __device__ __forceinline__ void tellHost(const EpDispatchArguments& a, const Exc
       host->culprit = state.culprit;
       host->extent = state.extent;
       // ORDER: publishes the reason.
-      storeReleaseSystem(&host->failedSequence, state.sequence);
+      storeReleaseSystem(&host->failedSequence, sequenceOf(a, state));
     }
   }
   for (u32 cell = threadIdx.x; cell < a.groupRanks * a.groupRanks; cell += blockDim.x) {
@@ -179,7 +186,7 @@ __device__ __forceinline__ void tellHost(const EpDispatchArguments& a, const Exc
   // ORDER: everything above, by any thread of the block, is in host memory before the sequence number.
   if (threadIdx.x == 0) {
     fenceSystem();
-    storeReleaseSystem(&host->sequence, state.sequence);
+    storeReleaseSystem(&host->sequence, sequenceOf(a, state));
   }
 }
 

@@ -98,7 +98,7 @@ __device__ void numberBlocks(EpScratch* scratch, const EpDispatchArguments& a, D
     scratch->tickets = 0;
     // ORDER: publishes the blocks' first rows.
     fenceGpu();
-    storeReleaseGpu(&scratch->numbered, shared.exchange.sequence);
+    storeReleaseGpu(&scratch->numbered, sequenceOf(a, shared.exchange));
   }
 }
 
@@ -148,12 +148,12 @@ __device__ __forceinline__ void awaitNumbered(EpScratch* scratch, const EpDispat
 }
 
 // By the last block, behind readRecords(): how many tokens of each source come through this rank.
-__device__ __forceinline__ void planServed(const EpDispatchArguments& a, u32 sequence) {
+__device__ __forceinline__ void planServed(const EpDispatchArguments& a) {
   const EpNetwork& network = networkOf(a);
   if (threadIdx.x >= network.served) return;
   const u32 word = wordsBeforeWays(a) + network.servedWay[threadIdx.x];
   static_cast<EpPlan*>(a.plan)->servedTokens[threadIdx.x] =
-      recordsOf(a, sequence).received(a.rank, network.servedRank[threadIdx.x], word);
+      recordsOf(a, a.sequence).received(a.rank, network.servedRank[threadIdx.x], word);
 }
 
 // By the last block.
@@ -161,15 +161,13 @@ template <bool hosts>
 __device__ void exchangeCounts(EpScratch* scratch, const EpDispatchArguments& a, DispatchShared<hosts>& shared,
                                const typename Destinations<hosts>::Mask* masks, const WaitScope& scope) {
   numberBlocks<hosts>(scratch, a, shared);
-  const u32 sequence = shared.exchange.sequence;
-  const ExchangeRecords records = recordsOf(a, sequence);
   // Without choices the counts per expert are the caller's.
   const u32* experts = a.topk != nullptr ? scratch->experts : static_cast<const u32*>(a.givenExperts);
   u32* copy = nullptr;
   if constexpr (hosts) {
     copy = reinterpret_cast<u32*>(networkAt(networkOf(a), recordOutOffset(networkOf(a), a.networkCall)));
   }
-  publishRecord(a, records, shared.counts, experts, ~__ldcg(&scratch->lastBadCell), copy);
+  publishRecord(a, recordsOf(a, sequenceOf(a, shared.exchange)), shared.counts, experts, ~__ldcg(&scratch->lastBadCell), copy);
   const RankBarrier barrier = barrierOf<hosts>(a, openingEpochOf<hosts>(a), a.openingCall);
   if constexpr (hosts) {
     sendCounts(a, shared, scope);
@@ -183,7 +181,7 @@ __device__ void exchangeCounts(EpScratch* scratch, const EpDispatchArguments& a,
   numberOwn<hosts>(scratch, a, shared, masks);
   if constexpr (hosts) {
     const MeetingState state = {&shared.exchange.status, &shared.exchange.culprit};
-    spreadRecords(networkOf(a), {a.networkCall, a.openingCall}, records, a.ranks, wordsOfRecord(a), state, scope);
+    spreadRecords(networkOf(a), {a.networkCall, a.openingCall}, recordsOf(a, a.sequence), a.ranks, wordsOfRecord(a), state, scope);
   }
   // A rank that has not heard of those it serves does not tell the others that it has.
   const bool meets = !hosts || shared.exchange.status == epStatusGood;
@@ -198,7 +196,7 @@ __device__ void exchangeCounts(EpScratch* scratch, const EpDispatchArguments& a,
   __syncthreads();
   if (shared.exchange.status == epStatusGood) {
     readRecords(a, shared.exchange);
-    if constexpr (hosts) planServed(a, sequence);
+    if constexpr (hosts) planServed(a);
   }
   if constexpr (hosts) awaitNumbered(scratch, a, shared, scope);
   writePlan(a, shared.exchange);
@@ -206,7 +204,7 @@ __device__ void exchangeCounts(EpScratch* scratch, const EpDispatchArguments& a,
   if (threadIdx.x == 0) {
     // ORDER: publishes the plan to the other blocks.
     fenceGpu();
-    storeReleaseGpu(&scratch->planned, sequence);
+    storeReleaseGpu(&scratch->planned, sequenceOf(a, shared.exchange));
   }
   tellHost(a, shared.exchange);
 }
@@ -254,12 +252,12 @@ __device__ u32 prepareDispatch(const EpDispatchArguments& a, DispatchShared<host
   if (addCounts<hosts>(scratch, a, shared, experts)) {
     exchangeCounts<hosts>(scratch, a, shared, masks, scope);
   } else {
-    if (!awaitNumber(&scratch->numbered, shared.exchange.sequence, a, scope)) return epStatusTimeout;
+    if (!awaitNumber(&scratch->numbered, sequenceOf(a, shared.exchange), a, scope)) return epStatusTimeout;
     // That was for blocks of this GPU; the time for the peers begins now, as it does for the block that waits for them.
     if (threadIdx.x == 0) *scope.firstWait = 0;
     numberOwn<hosts>(scratch, a, shared, masks);
     if constexpr (hosts) tellNumbered(scratch);
-    if (!awaitNumber(&scratch->planned, shared.exchange.sequence, a, scope)) return epStatusTimeout;
+    if (!awaitNumber(&scratch->planned, sequenceOf(a, shared.exchange), a, scope)) return epStatusTimeout;
   }
   // ORDER: what lay in the staging memory was written by ordinary stores; the copy engine writes there next.
   fenceProxyAsyncShared();
