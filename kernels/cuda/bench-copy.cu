@@ -232,7 +232,7 @@ __device__ __forceinline__ void copyTogether(const BenchCopyArguments& a, const 
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelBenchCopy, a.rank, a.timeoutNs, sharedWaits()};
   if (!enterTogether({a.peers, a.ranks, a.rank, a.openingEpoch, a.call}, scope)) return;
   copy();
-  leaveTogether({a.peers, a.ranks, a.rank, a.closingEpoch, a.call}, static_cast<u32*>(a.counter), scope);
+  leaveTogether({a.peers, a.ranks, a.rank, a.closingEpoch, a.call}, static_cast<u32*>(a.counter), nullptr, scope);
 }
 
 }  // namespace

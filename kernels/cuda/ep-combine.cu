@@ -21,16 +21,17 @@ extern "C" __global__ void __launch_bounds__(mostThreads, 1) epCombine(const __g
   const u32 rank = hosts ? networkOf(a).rank : a.rank;
   const u32* names = hosts ? networkOf(a).localRanks : nullptr;
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelEpCombine, rank, a.timeoutNs, sharedWaits()};
+  const u32 epoch = firstEpoch(a.openingEpoch, a.lastEpoch);
   bool isSummed;
   if constexpr (hosts) {
-    isSummed = combineAcrossHosts(a, {a.peers, a.ranks, a.rank, a.openingEpoch, a.openingCall, names}, scope);
+    isSummed = combineAcrossHosts(a, {a.peers, a.ranks, a.rank, epoch, a.openingCall, names}, scope);
   } else {
-    isSummed = combineOnHost(a, memory, scope);
+    isSummed = combineOnHost(a, memory, epoch, scope);
   }
   if (!isSummed) return;
   WEFTLINE_TRACE_BEGIN("ep.closing");
-  const RankBarrier closing = {a.peers, a.ranks, a.rank, a.closingEpoch, a.closingCall, names};
-  const bool arrived = leaveTogether(closing, static_cast<u32*>(a.counter), scope);
+  const RankBarrier closing = {a.peers, a.ranks, a.rank, numberAfter(epoch), a.closingCall, names};
+  const bool arrived = leaveTogether(closing, static_cast<u32*>(a.counter), a.lastEpoch, scope);
   WEFTLINE_TRACE_END("ep.closing");
   if constexpr (hosts) {
     const EpPlan& plan = *static_cast<const EpPlan*>(a.plan);

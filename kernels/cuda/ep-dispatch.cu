@@ -19,8 +19,8 @@ constexpr u32 barrierBytes = 1024;
 constexpr bool hosts = WEFTLINE_HOSTS != 0;
 
 // Before rows of this host move: false when the block must leave.
-__device__ __forceinline__ bool enterReplay(const EpDispatchArguments& a, const WaitScope& scope) {
-  const RankBarrier opening = barrierOf<hosts>(a, a.openingEpoch, a.openingCall);
+__device__ __forceinline__ bool enterReplay(const EpDispatchArguments& a, u32 epoch, const WaitScope& scope) {
+  const RankBarrier opening = barrierOf<hosts>(a, epoch, a.openingCall);
   if constexpr (hosts) return enterAcrossHosts(networkOf(a), {a.networkCall, a.openingCall}, opening, scope);
   else return enterTogether(opening, scope);
 }
@@ -35,15 +35,16 @@ extern "C" __global__ void __launch_bounds__(mostDispatchWarps * 32, 1)
   u64* barrier = reinterpret_cast<u64*>(dynamic) + warp;
   if (laneIndex() == 0) warpRowBarrierInit(barrier);
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelEpDispatch, a.groupRank, a.timeoutNs, sharedWaits()};
+  const u32 epoch = openingEpochOf<hosts>(a);
   u32 status = epStatusGood;
-  if (a.sequence != 0) {
+  if (a.counts != 0) {
     WEFTLINE_TRACE_BEGIN("ep.dispatch.counts");
     status = prepareDispatch<WEFTLINE_COLUMNS, hosts>(a, shared, dynamic + barrierBytes, scope);
     WEFTLINE_TRACE_END("ep.dispatch.counts");
     // The ranks have not met.
     if (status == epStatusTimeout || status == epStatusOtherCall) return;
   } else {
-    if (!enterReplay(a, scope)) return;
+    if (!enterReplay(a, epoch, scope)) return;
     // Nobody filled in the places of the rows that a dispatch which failed did not forward.
     if constexpr (hosts) status = static_cast<const EpPlan*>(a.plan)->status;
   }
@@ -69,9 +70,9 @@ extern "C" __global__ void __launch_bounds__(mostDispatchWarps * 32, 1)
       if (!isForwarded) return;
     }
   }
-  const RankBarrier closing = barrierOf<hosts>(a, a.closingEpoch, a.closingCall);
+  const RankBarrier closing = barrierOf<hosts>(a, numberAfter(epoch), a.closingCall);
   WEFTLINE_TRACE_BEGIN("ep.closing");
-  const bool arrived = leaveTogether(closing, static_cast<u32*>(a.counter), scope);
+  const bool arrived = leaveTogether(closing, static_cast<u32*>(a.counter), a.lastEpoch, scope);
   WEFTLINE_TRACE_END("ep.closing");
   if (!arrived || status != epStatusGood) return;
   if constexpr (hosts) {

@@ -12,11 +12,13 @@ extern "C" __global__ void __launch_bounds__(32) layerBarrier(const __grid_const
   const u32 rank = network == nullptr ? a.rank : network->rank;
   const u32* names = network == nullptr ? nullptr : network->localRanks;
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLayerBarrier, rank, a.timeoutNs, sharedWaits()};
-  const RankBarrier barrier = {a.peers, a.ranks, a.rank, a.epoch, a.call, names};
+  const u32 epoch = firstEpoch(a.epoch, a.lastEpoch);
+  const RankBarrier barrier = {a.peers, a.ranks, a.rank, epoch, a.call, names};
   // ORDER: what this stream wrote before reaches peers before the arrival; what it reads behind the barrier comes after.
   fenceSystem();
   if (network == nullptr || a.networkCall == 0) enterTogether(barrier, scope);
   else enterAcrossHosts(*network, {a.networkCall, a.call}, barrier, scope);
+  if (threadIdx.x == 0) *static_cast<u32*>(a.lastEpoch) = epoch;
   fenceSystem();
 }
 

@@ -34,7 +34,8 @@ struct ChoiceRows {
   }
 
   __device__ __forceinline__ const u8* rowAt(const Place& place) const {
-    bool mine = place.rank >= 0;
+    // Behind a dispatch that failed the numbers are not rows yet.
+    bool mine = place.rank >= 0 && static_cast<u32>(place.row) < a.capacityRows;
     if (a.onePerRank != 0) {
       const u32 lanes = __match_any_sync(allLanes, place.rank);
       mine = mine && (lanes & ((1u << laneIndex()) - 1)) == 0;
@@ -54,14 +55,17 @@ struct ChoiceRows {
 // An item is a token that has several rows here; their sum replaces the first.
 struct RepeatedRows {
   const LayerSumArguments& a;
+  // Repeated tokens, received rows.
+  u32 count;
+  u32 rows;
 
   __device__ __forceinline__ i32 placeAt(u32 index) const {
-    if (laneIndex() >= a.topkColumns || index >= a.count) return -1;
+    if (laneIndex() >= a.topkColumns || index >= count) return -1;
     const u64 first = static_cast<const u32*>(a.repeated)[index];
     // Only what an interrupted dispatch left can be out of range.
-    if (first >= a.recvRows) return -1;
+    if (first >= rows) return -1;
     const i32 row = static_cast<const i32*>(a.duplicates)[first * a.topkColumns + laneIndex()];
-    return row >= 0 && static_cast<u32>(row) < a.recvRows ? row : -1;
+    return row >= 0 && static_cast<u32>(row) < rows ? row : -1;
   }
 
   __device__ __forceinline__ const u8* rowAt(i32 row) const {
@@ -101,10 +105,14 @@ extern "C" __global__ void __launch_bounds__(512, 1) layerSumRepeated(const __gr
   u64* barriers = reinterpret_cast<u64*>(shared) + gatherStages * warp;
   makeGatherBarriers(barriers);
   __syncthreads();
-  const GatherShape shape = {a.count, a.rowBytes, a.stageBytes, a.partBytes};
+  // How many a bounded dispatch has brought is known here alone.
+  const LayerPlan* plan = static_cast<const LayerPlan*>(a.plan);
+  const u32 count = plan == nullptr ? a.count : min(plan->repeated, a.count);
+  const u32 rows = plan == nullptr ? a.recvRows : min(plan->recvRows, a.recvRows);
+  const GatherShape shape = {count, a.rowBytes, a.stageBytes, a.partBytes};
   u8* memory = shared + barrierBytes + warp * gatherBytes(shape);
   WEFTLINE_TRACE_BEGIN("layer.combine.duplicates");
-  gatherSums<Element>(shape, RepeatedRows{a}, {nullptr, nullptr}, memory, barriers);
+  gatherSums<Element>(shape, RepeatedRows{a, count, rows}, {nullptr, nullptr}, memory, barriers);
   WEFTLINE_TRACE_END("layer.combine.duplicates");
 }
 
@@ -114,14 +122,15 @@ extern "C" __global__ void __launch_bounds__(hosts ? 512 : 256, 1)
   const u32 rank = hosts ? networkOf(a).rank : a.rank;
   const u32* names = hosts ? networkOf(a).localRanks : nullptr;
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLayerCombine, rank, a.timeoutNs, sharedWaits()};
-  const RankBarrier opening = {a.peers, a.ranks, a.rank, a.openingEpoch, a.openingCall, names};
+  const u32 epoch = firstEpoch(a.openingEpoch, a.lastEpoch);
+  const RankBarrier opening = {a.peers, a.ranks, a.rank, epoch, a.openingCall, names};
   bool isSummed;
   if constexpr (hosts) isSummed = combineAcrossHosts<Element>(a, opening, scope);
   else isSummed = combineOnHost(a, shared, opening, scope);
   if (!isSummed) return;
   WEFTLINE_TRACE_BEGIN("layer.closing");
-  const RankBarrier closing = {a.peers, a.ranks, a.rank, a.closingEpoch, a.closingCall, names};
-  const bool arrived = leaveTogether(closing, static_cast<u32*>(a.counter), scope);
+  const RankBarrier closing = {a.peers, a.ranks, a.rank, numberAfter(epoch), a.closingCall, names};
+  const bool arrived = leaveTogether(closing, static_cast<u32*>(a.counter), a.lastEpoch, scope);
   WEFTLINE_TRACE_END("layer.closing");
   if constexpr (hosts) {
     const u32* sent = static_cast<const LayerRoute*>(a.route)->sentTokens;

@@ -57,6 +57,10 @@ __device__ __forceinline__ u64* sectionWord(const LayerDispatchArguments& a, u32
   return words + source * layerSections + section;
 }
 
+__device__ __forceinline__ u64 numberOf(const LayerDispatchArguments& a) {
+  return static_cast<const LayerPlan*>(a.plan)->sequence;
+}
+
 // By every warp that sends, when its tokens of the section have gone: the last one tells all ranks.
 __device__ void endSection(const LayerDispatchArguments& a, u32 section) {
   warpWaitStoresWritten();
@@ -73,7 +77,7 @@ __device__ void endSection(const LayerDispatchArguments& a, u32 section) {
   if (last == 0 || laneIndex() >= a.ranks) return;
   const u64 cell = static_cast<u64>(tilesBefore(a, section + 1)) * binsOf<hosts>(a) + groupRankOf<hosts>(a, laneIndex());
   const u64 repeated = static_cast<const u32*>(a.tileCounts)[cell];
-  storeReleaseSystem(sectionWord(a, laneIndex(), a.rank, section), repeated << 32 | a.sequence);
+  storeReleaseSystem(sectionWord(a, laneIndex(), a.rank, section), repeated << 32 | numberOf(a));
 }
 
 // `phase` counts what the warp's barrier has seen.
@@ -147,6 +151,7 @@ __device__ bool copyRows(const LayerDispatchArguments& a, u8* stage, u64* barrie
   const LayerPlan* plan = static_cast<const LayerPlan*>(a.plan);
   const u32 first = laneIndex() < a.ranks ? plan->repeatedFirst[groupRankOf<hosts>(a, laneIndex())] : 0;
   u32* taken = static_cast<u32*>(a.counter) + 2 + layerSections;
+  const u32 sequence = plan->sequence;
   // Lane s: the token of source s that this warp will copy next, kept until its section has come.
   u32 mine = takeToken(a);
   for (u32 section = 0; section < layerSections; ++section) {
@@ -155,7 +160,7 @@ __device__ bool copyRows(const LayerDispatchArguments& a, u8* stage, u64* barrie
       const u64* cell = sectionWord(a, a.rank, source, section);
       u64 word = 0;
       const bool came =
-          laneIndex() != 0 || waitForEpoch(cell, a.sequence, &word, scope, {groupRankOf<hosts>(a, source), a.closingCall});
+          laneIndex() != 0 || waitForEpoch(cell, sequence, &word, scope, {groupRankOf<hosts>(a, source), a.closingCall});
       if (!__all_sync(allLanes, came)) return false;
       __syncwarp();
       const u32 end = __shfl_sync(allLanes, static_cast<u32>(word >> 32), 0);
@@ -174,6 +179,26 @@ __device__ bool copyRows(const LayerDispatchArguments& a, u8* stage, u64* barrie
   return true;
 }
 
+// By all blocks: marks the rows beyond the received ones, which only the result of a bounded dispatch has.
+__device__ void fillTail(const LayerDispatchArguments& a) {
+  const u32 first = static_cast<const LayerPlan*>(a.plan)->recvRows;
+  const u32 step = gridDim.x * blockDim.x;
+  for (u32 row = first + blockIdx.x * blockDim.x + threadIdx.x; row < a.rowBound; row += step) {
+    reinterpret_cast<i32*>(outputAt(a, a.rank, a.firstRowOffset))[row] = -1;
+    u8* weights = outputAt(a, a.rank, a.weightsOffset);
+    if (a.weightBytes == 4) reinterpret_cast<u32*>(weights)[row] = 0;
+    else if (a.weightBytes == 2) reinterpret_cast<u16*>(weights)[row] = 0;
+    i32* duplicates = reinterpret_cast<i32*>(outputAt(a, a.rank, a.duplicatesOffset)) + static_cast<u64>(row) * a.topkColumns;
+    for (u32 j = 0; j < a.topkColumns; ++j) duplicates[j] = -1;
+  }
+}
+
+__device__ bool leave(const LayerDispatchArguments& a, const WaitScope& scope) {
+  const u32* names = hosts ? networkOf(a).localRanks : nullptr;
+  const RankBarrier closing = {a.peers, a.ranks, a.rank, firstEpoch(a.closingEpoch, a.lastEpoch), a.closingCall, names};
+  return leaveTogether(closing, static_cast<u32*>(a.counter), a.lastEpoch, scope);
+}
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(hosts ? 512 : 896, 1)
@@ -182,12 +207,19 @@ extern "C" __global__ void __launch_bounds__(hosts ? 512 : 896, 1)
   const u32 warp = threadIdx.x / lanesPerWarp;
   u64* barrier = reinterpret_cast<u64*>(shared) + warp;
   if (laneIndex() == 0) warpRowBarrierInit(barrier);
-  // A plan that failed moves nothing; every rank's has failed alike.
-  if (static_cast<const LayerPlan*>(a.plan)->status != epStatusGood) return;
+  // A plan that failed moves nothing; every rank's has failed alike. If no host waits for that, the ranks meet as they always do.
+  const u32 status = static_cast<const LayerPlan*>(a.plan)->status;
+  const bool moves = status == epStatusGood;
+  if (!moves && (a.rowBound == 0 || !isJudged(status))) return;
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLayerDispatch, a.groupRank, a.timeoutNs, sharedWaits()};
   __syncthreads();
   u8* stage = shared + barrierBytes + static_cast<u64>(warp) * a.stageBytes;
   u32 phase = 0;
+  if (!moves) {
+    leave(a, scope);
+    return;
+  }
+  if (a.rowBound != 0) fillTail(a);
   if constexpr (hosts) {
     WEFTLINE_TRACE_BEGIN("ep.dispatch.queue");
     const bool isPacked = packChoices(a, scope);
@@ -208,9 +240,7 @@ extern "C" __global__ void __launch_bounds__(hosts ? 512 : 896, 1)
     if (!isForwarded) return;
   }
   WEFTLINE_TRACE_BEGIN("layer.closing");
-  const u32* names = hosts ? networkOf(a).localRanks : nullptr;
-  const RankBarrier closing = {a.peers, a.ranks, a.rank, a.closingEpoch, a.closingCall, names};
-  const bool arrived = leaveTogether(closing, static_cast<u32*>(a.counter), scope);
+  const bool arrived = leave(a, scope);
   WEFTLINE_TRACE_END("layer.closing");
   if constexpr (hosts) {
     if (arrived && threadIdx.x == 0) takeRows(networkOf(a), servedRowsOf(a));

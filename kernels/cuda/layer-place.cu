@@ -115,6 +115,7 @@ extern "C" __global__ void __launch_bounds__(threads) layerPlace(const __grid_co
   __syncthreads();
   tell(a, records, layerRecordEmptyRow, shared.empty);
   if (!meet(a, 2, scope)) return;
+  if (threadIdx.x == 0) *static_cast<u32*>(a.lastEpoch) = a.epochs[2];
   judge(a, records, layerRecordEmptyRow, epStatusEmptyRow, shared);
   WEFTLINE_TRACE_END("layer.dispatch.places");
   if (threadIdx.x == 0) {

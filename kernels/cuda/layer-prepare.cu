@@ -7,6 +7,7 @@
 #include "weftline/abi.cuh"
 #include "weftline/ep/block-scan.cuh"
 #include "weftline/ep/exchange-record.cuh"
+#include "weftline/ep/layer-failure.cuh"
 #include "weftline/collective/rank-barrier.cuh"
 #include "weftline/ep/network-meeting.cuh"
 #include "weftline/ep/token-layout.cuh"
@@ -28,6 +29,7 @@ struct Shared {
   u32 status;
   u32 detail;
   u32 culprit;
+  u32 extent;
   u32 headers[mostRanks][epRecordHeaderWords];
   u32 recvRows[mostRanks];
   u32 warpSums[warps];
@@ -184,7 +186,9 @@ __device__ void publish(const LayerPrepareArguments& a, const ExchangeRecords& r
     if (index >= epRecordHeaderWords) word = totals[index - epRecordHeaderWords];
     else if (index == layerRecordWeightBytes) word = a.weightBytes;
     else if (index == layerRecordScattered) word = a.scattered;
+    else if (index == layerRecordBounded) word = a.rowBound != 0;
     else if (index == layerRecordNumTokens) word = a.tokens;
+    else if (index == layerRecordRowBound) word = a.rowBound;
     else if (hosts && index == layerRecordCall) word = a.call;
     else if (index == layerRecordBadChoice) {
       const u32 complement = *(static_cast<volatile u32*>(a.counter) + 1);
@@ -206,7 +210,7 @@ __device__ void judge(const LayerPrepareArguments& a, Shared& shared) {
     shared.detail = bad - 1;
     return;
   }
-  for (u32 word = layerRecordWeightBytes; word <= layerRecordScattered; ++word) {
+  for (u32 word = layerRecordWeightBytes; word <= layerRecordBounded; ++word) {
     for (u32 source = 1; source < a.groupRanks; ++source) {
       if (shared.headers[source][word] == shared.headers[0][word]) continue;
       shared.status = epStatusMismatch;
@@ -216,7 +220,14 @@ __device__ void judge(const LayerPrepareArguments& a, Shared& shared) {
     }
   }
   for (u32 r = 0; r < a.groupRanks; ++r) {
-    if (shared.recvRows[r] > a.capacityRows) shared.status = epStatusGrow;
+    const u32 bound = shared.headers[r][layerRecordRowBound];
+    if (bound == 0 && shared.recvRows[r] > a.capacityRows) shared.status = epStatusGrow;
+    if (bound == 0 || shared.recvRows[r] <= bound) continue;
+    shared.status = epStatusCapacity;
+    shared.culprit = r;
+    shared.detail = shared.recvRows[r];
+    shared.extent = bound;
+    return;
   }
 }
 
@@ -260,6 +271,7 @@ __device__ void plan(const LayerPrepareArguments& a, const ExchangeRecords& reco
     if (owner == a.groupRank) {
       const u32 next = expert + 1 == a.experts ? all : starts[expert + 1];
       static_cast<u32*>(a.hostExperts)[expert - owner * expertsPerRank] = next - starts[expert];
+      if (a.recvCounts != nullptr) static_cast<u32*>(a.recvCounts)[expert - owner * expertsPerRank] = next - starts[expert];
     }
   }
   if (threadIdx.x < a.groupRanks) {
@@ -272,17 +284,19 @@ __device__ void plan(const LayerPrepareArguments& a, const ExchangeRecords& reco
   __syncthreads();
 }
 
-__device__ void report(const LayerPrepareArguments& a, const Shared& shared) {
+__device__ void report(const LayerPrepareArguments& a, const Shared& shared, u32 sequence) {
   LayerPlan* plan = static_cast<LayerPlan*>(a.plan);
   LayerHostPlan* host = static_cast<LayerHostPlan*>(a.hostPlan);
   if (threadIdx.x < a.groupRanks) host->recvRows[threadIdx.x] = shared.recvRows[threadIdx.x];
   if (threadIdx.x == 0) {
     plan->status = shared.status;
+    plan->sequence = sequence;
     plan->recvRows = shared.recvRows[a.groupRank];
     host->status = shared.status;
     host->detail = shared.detail;
     host->culprit = shared.culprit;
     host->repeated = plan->repeated;
+    if (a.rowBound != 0) keepFailure(host, {shared.status, shared.detail, shared.culprit, shared.extent}, sequence);
     static_cast<u32*>(a.counter)[0] = 0;
     static_cast<u32*>(a.counter)[1] = 0;
     for (u32 r = 0; r < a.ranks; ++r) static_cast<u32*>(a.counter)[2 + layerSections + r] = 0;
@@ -291,7 +305,7 @@ __device__ void report(const LayerPrepareArguments& a, const Shared& shared) {
   // ORDER: everything above, by any thread of the block, is in host memory before the sequence number.
   if (threadIdx.x == 0) {
     fenceSystem();
-    storeReleaseSystem(&host->sequence, a.sequence);
+    storeReleaseSystem(&host->sequence, sequence);
   }
 }
 
@@ -314,7 +328,9 @@ __device__ void meetHosts(const LayerPrepareArguments& a, const ExchangeRecords&
 
 // By the block that ends last.
 __device__ void exchange(const LayerPrepareArguments& a, u32* words, Shared& shared) {
-  const ExchangeRecords records = {a.peers, a.exchangeOffset, a.groupRanks, a.recordWords, a.sequence};
+  const u32 sequence = a.sequence != 0 ? a.sequence : numberAfter(__ldcg(&static_cast<const LayerPlan*>(a.plan)->sequence));
+  const u32 epoch = firstEpoch(a.epoch, a.lastEpoch);
+  const ExchangeRecords records = {a.peers, a.exchangeOffset, a.groupRanks, a.recordWords, sequence};
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLayerPrepare, a.groupRank, a.timeoutNs};
   addTiles(a, words);
   u32* copy = nullptr;
@@ -324,7 +340,7 @@ __device__ void exchange(const LayerPrepareArguments& a, u32* words, Shared& sha
   // A rank that has not heard of those it serves does not tell the others that it has.
   if (threadIdx.x < a.ranks && (!hosts || shared.status == epStatusGood)) {
     const u32* names = hosts ? networkOf(a).localRanks : nullptr;
-    const RankBarrier barrier = {a.peers, a.ranks, a.rank, a.epoch, a.call, names};
+    const RankBarrier barrier = {a.peers, a.ranks, a.rank, epoch, a.call, names};
     signalRank(barrier, threadIdx.x);
     const u32 status = awaitRank(barrier, threadIdx.x, scope);
     if (status != epStatusGood) {
@@ -334,7 +350,8 @@ __device__ void exchange(const LayerPrepareArguments& a, u32* words, Shared& sha
   }
   __syncthreads();
   if (shared.status == epStatusGood) plan(a, records, words, shared);
-  report(a, shared);
+  if (threadIdx.x == 0) *static_cast<u32*>(a.lastEpoch) = epoch;
+  report(a, shared, sequence);
 }
 
 }  // namespace
@@ -347,6 +364,7 @@ extern "C" __global__ void __launch_bounds__(threads) layerPrepare(const __grid_
     shared.status = epStatusGood;
     shared.detail = 0;
     shared.culprit = 0;
+    shared.extent = 0;
   }
   if (threadIdx.x < mostRanks) shared.recvRows[threadIdx.x] = 0;
   if constexpr (hosts) {

@@ -107,6 +107,8 @@ export const epDispatchArguments = defineLayout('EpDispatchArguments', {
   hostPlan: 'ptr',
   hostExperts: 'ptr',
   counter: 'ptr',
+  /** u32 in device memory, zero at first: the epoch of the object's last barrier here, which each kernel leaves. */
+  lastEpoch: 'ptr',
   trap: 'ptr',
   timeoutNs: 'u64',
   exchangeOffset: 'u64',
@@ -136,11 +138,13 @@ export const epDispatchArguments = defineLayout('EpDispatchArguments', {
   experts: 'u32',
   expertsPerRank: 'u32',
   recordWords: 'u32',
-  /** Number of the dispatch, which counts and exchanges; 0 for the replay of a handle. */
+  /** 1: counts and exchanges; 0: the replay of a handle. */
+  counts: 'u32',
+  /** Number of a dispatch that counts; 0: the one after the last, which EpScratch tells. */
   sequence: 'u32',
+  /** The closing barrier's is the one after it. 0: the one after `lastEpoch`, for kernels of a graph. */
   openingEpoch: 'u32',
   openingCall: 'u32',
-  closingEpoch: 'u32',
   closingCall: 'u32',
   /** Rows of the result when it has a tail; 0 for the exact size. */
   worstRows: 'u32',
@@ -159,6 +163,7 @@ export const epCombineArguments = defineLayout('EpCombineArguments', {
   rowTable: 'ptr',
   plan: 'ptr',
   counter: 'ptr',
+  lastEpoch: 'ptr',
   trap: 'ptr',
   timeoutNs: 'u64',
   rowsOffset: 'u64',
@@ -177,6 +182,5 @@ export const epCombineArguments = defineLayout('EpCombineArguments', {
   topkColumns: 'u32',
   openingEpoch: 'u32',
   openingCall: 'u32',
-  closingEpoch: 'u32',
   closingCall: 'u32',
 });

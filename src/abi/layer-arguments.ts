@@ -18,18 +18,24 @@ export const LAYER_SECTION_BYTES = EP_MAX_RANKS * LAYER_SECTIONS * 8;
 export const layerRecordWords = {
   weightBytes: 0,
   scattered: 1,
-  numTokens: 2,
+  /** 1 with a bound on received rows. */
+  bounded: 2,
+  numTokens: 3,
   /** Flat index of the first choice that is not allowed, plus 1; 0 for none. */
-  badChoice: 3,
+  badChoice: 4,
   /** The same for a place outside the block of its expert. */
-  badPlace: 4,
+  badPlace: 5,
   /** 1 where a row of this rank was given to no choice. */
-  emptyRow: 5,
+  emptyRow: 6,
+  /** The sender's bound on the rows it receives; 0 for none. */
+  rowBound: 7,
 } as const;
 
-/** Device memory, one per layer: what later kernels of a dispatch need of the exchange. */
+/** Device memory, one per layer, zero at first: what later kernels of a dispatch need of the exchange. */
 export const layerPlan = defineLayout('LayerPlan', {
   status: 'u32',
+  /** Number of the dispatch. */
+  sequence: 'u32',
   recvRows: 'u32',
   /** Tokens that arrive here once but have several rows here. */
   repeated: 'u32',
@@ -48,6 +54,13 @@ export const layerHostPlan = defineLayout('LayerHostPlan', {
   /** The rank that differs, passed the bad value, or has an empty row. */
   culprit: 'u32',
   repeated: 'u32',
+  /** The first dispatch with a bound that failed, until the host has taken note; 0 for none. And why, as above. */
+  failedSequence: 'u32',
+  failedStatus: 'u32',
+  failedDetail: 'u32',
+  failedCulprit: 'u32',
+  /** Of a capacity: the rank's bound. */
+  failedExtent: 'u32',
   recvRows: { of: 'u32', count: EP_MAX_GROUP_RANKS },
 });
 
@@ -80,6 +93,8 @@ export const layerPrepareArguments = defineLayout('LayerPrepareArguments', {
   /** u32 [experts + 1]: row where each expert's block starts when the outputs of all ranks are numbered as one. */
   blockStarts: 'ptr',
   numInputTokens: 'ptr',
+  /** u32 [expertsPerRank]: rows that each expert here receives; null where the host waits for them. */
+  recvCounts: 'ptr',
   plan: 'ptr',
   hostPlan: 'ptr',
   hostExperts: 'ptr',
@@ -88,6 +103,7 @@ export const layerPrepareArguments = defineLayout('LayerPrepareArguments', {
    * it; all zero between kernels. Per source, repeated tokens that are being copied: zero when a dispatch begins.
    */
   counter: 'ptr',
+  lastEpoch: 'ptr',
   trap: 'ptr',
   timeoutNs: 'u64',
   exchangeOffset: 'u64',
@@ -112,11 +128,14 @@ export const layerPrepareArguments = defineLayout('LayerPrepareArguments', {
   experts: 'u32',
   /** 32 tokens each; a tile has so many words and is taken by one block. */
   tileWords: 'u32',
+  /** As openingEpoch and sequence in EpDispatchArguments; LayerPlan tells the last dispatch. */
   epoch: 'u32',
   call: 'u32',
   sequence: 'u32',
   weightBytes: 'u32',
   scattered: 'u32',
+  /** Bound on received rows: no host waits, so nothing can grow. 0 for none. */
+  rowBound: 'u32',
   capacityRows: 'u32',
   /** 1: tokens of this rank that repeat here count too, because combine sums them here. */
   localCombine: 'u32',
@@ -132,6 +151,7 @@ export const layerPlaceArguments = defineLayout('LayerPlaceArguments', {
   blockStarts: 'ptr',
   plan: 'ptr',
   hostPlan: 'ptr',
+  lastEpoch: 'ptr',
   trap: 'ptr',
   timeoutNs: 'u64',
   exchangeOffset: 'u64',
@@ -164,6 +184,7 @@ export const layerDispatchArguments = defineLayout('LayerDispatchArguments', {
   firstRows: 'ptr',
   plan: 'ptr',
   counter: 'ptr',
+  lastEpoch: 'ptr',
   trap: 'ptr',
   timeoutNs: 'u64',
   rowsOffset: 'u64',
@@ -191,7 +212,8 @@ export const layerDispatchArguments = defineLayout('LayerDispatchArguments', {
   rowBytes: 'u32',
   topkColumns: 'u32',
   indexBytes: 'u32',
-  sequence: 'u32',
+  /** As in LayerPrepareArguments; rows beyond the received ones are marked. */
+  rowBound: 'u32',
   /** Blocks that send first. */
   sendBlocks: 'u32',
   /** 1: rows that came once may have to be copied. */
@@ -202,6 +224,7 @@ export const layerDispatchArguments = defineLayout('LayerDispatchArguments', {
   tileWords: 'u32',
   /** 1: rowTable holds final rows, which the caller chose. */
   placed: 'u32',
+  /** 0: the one after `lastEpoch`, for kernels of a graph. */
   closingEpoch: 'u32',
   closingCall: 'u32',
   /** Bytes of shared memory that one warp stages rows in. */
@@ -212,7 +235,9 @@ export const layerSumArguments = defineLayout('LayerSumArguments', {
   rows: 'ptr',
   duplicates: 'ptr',
   repeated: 'ptr',
-  /** Repeated tokens, received rows. */
+  /** LayerPlan as that dispatch left it, if only it tells how many there are; else null. */
+  plan: 'ptr',
+  /** Repeated tokens, received rows; with `plan`, most of them. */
   count: 'u32',
   recvRows: 'u32',
   rowBytes: 'u32',
@@ -228,6 +253,7 @@ export const layerCombineArguments = defineLayout('LayerCombineArguments', {
   rowTable: 'ptr',
   rankTable: 'ptr',
   counter: 'ptr',
+  lastEpoch: 'ptr',
   trap: 'ptr',
   timeoutNs: 'u64',
   rowsOffset: 'u64',
@@ -248,14 +274,15 @@ export const layerCombineArguments = defineLayout('LayerCombineArguments', {
   topkColumns: 'u32',
   /** 1: only a token's first row at each rank, which holds the sum of its rows there. */
   onePerRank: 'u32',
+  /** As in EpDispatchArguments. */
   openingEpoch: 'u32',
   openingCall: 'u32',
-  closingEpoch: 'u32',
   closingCall: 'u32',
 });
 
 export const layerBarrierArguments = defineLayout('LayerBarrierArguments', {
   peers,
+  lastEpoch: 'ptr',
   trap: 'ptr',
   timeoutNs: 'u64',
   /** EpNetwork; null in a group on one host. Number of the layer's call over the network; 0 for a barrier of this host alone. */

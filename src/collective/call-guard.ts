@@ -49,13 +49,7 @@ export class CallGuard implements ObjectSource {
 
   /** Hot path. The same for a call that is no promise; end() must follow, however it ends. */
   begin(name: string): void {
-    this.requireOpen();
-    if (this.#present !== undefined) {
-      throw new WeftlineError(
-        'WL_INVALID_ARGUMENT',
-        `Cannot start ${name} on this ${this.#object}: its ${this.#present} has not ended; await it first`,
-      );
-    }
+    this.requireIdle(name);
     this.#present = name;
     this.#last = name;
     this.#calls += 1;
@@ -78,6 +72,16 @@ export class CallGuard implements ObjectSource {
 
   get #name(): string {
     return this.#number === 1 ? this.#object : `${this.#object} ${this.#number}`;
+  }
+
+  /** Fails with WL_CLOSED after close(), WL_INVALID_ARGUMENT while a call runs, which `name` may not overlap. */
+  requireIdle(name: string): void {
+    this.requireOpen();
+    if (this.#present === undefined) return;
+    throw new WeftlineError(
+      'WL_INVALID_ARGUMENT',
+      `Cannot start ${name} on this ${this.#object}: its ${this.#present} has not ended; await it first`,
+    );
   }
 
   requireOpen(): void {

@@ -14,6 +14,8 @@ export class CudaCallOrder implements Disposable {
   #lastEnd: CudaEvent | undefined;
   #lastStream: CudaStream;
   #marked: CudaEvent | undefined;
+  /** What comes before and after a recording. */
+  #outside: { readonly lastStream: CudaStream; readonly lastEnd: CudaEvent | undefined } | undefined;
 
   constructor(device: CudaDevice) {
     this.#device = device;
@@ -51,6 +53,20 @@ export class CudaCallOrder implements Disposable {
     if (asyncFinish) return this.#device.createEvent().record(this.#lastStream);
     if (this.#lastStream !== stream) stream.waitFor(this.#lastEnd);
     return undefined;
+  }
+
+  /** Calls that are recorded in a graph follow each other alone: what runs before is the launch's business. */
+  beginRecording(): void {
+    this.#outside = { lastStream: this.#lastStream, lastEnd: this.#lastEnd };
+    this.#lastStream = this.#device.stream;
+    this.#lastEnd = undefined;
+  }
+
+  endRecording(): void {
+    if (this.#outside === undefined) return;
+    this.#lastEnd?.[Symbol.dispose]();
+    ({ lastStream: this.#lastStream, lastEnd: this.#lastEnd } = this.#outside);
+    this.#outside = undefined;
   }
 
   /** Resolves when the calls so far are done. */

@@ -5,11 +5,14 @@ import { WeftlineError } from '../core/errors.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import { pollUntil } from '../device/cuda/poll.ts';
 import { type ExpiredWait, TrapBox } from '../device/cuda/trap-box.ts';
+import type { Tensor } from '../device/tensor.ts';
 import type { RankGroup } from '../world/rank-group.ts';
 import { describeCall } from './calls.ts';
+import { RecordedCollective, type RecordingOf } from './recorded-collective.ts';
 
 /** How much longer the host waits than a kernel does, because the kernel's record says more. */
 const HOST_GRACE_MS = 2_000;
+const TWO_32 = 2 ** 32;
 
 export interface CudaCallsOptions {
   /** Looks for a failure that nobody waited for; the object is unusable from then on. */
@@ -32,7 +35,9 @@ export class CudaCalls implements Disposable {
   readonly #options: CudaCallsOptions;
   readonly #stopJudging: () => void;
   readonly #context: CudaDevice['context'];
+  readonly #lastEpoch: Tensor<'i32'>;
   #epoch = 0;
+  #dispatch = 0;
   #broken: WeftlineError | undefined;
 
   constructor(group: CallingGroup, device: CudaDevice, options: CudaCallsOptions = {}) {
@@ -40,6 +45,8 @@ export class CudaCalls implements Disposable {
     this.#options = options;
     this.#context = device.context;
     this.traps = new TrapBox(device.context);
+    this.#lastEpoch = device.empty('i32', [1]);
+    device.setBytes(this.#lastEpoch, 0);
     // The next wait for the device throws if a kernel left early, so that nobody takes what it left for results.
     this.#stopJudging = device.context.judgeWaits(() => {
       if (this.#broken === undefined) this.#throwIfFailed();
@@ -53,13 +60,58 @@ export class CudaCalls implements Disposable {
     this.#stopJudging();
     this.#group.peerLost.removeEventListener('abort', this.#abandon);
     this.traps[Symbol.dispose]();
+    this.#lastEpoch.dispose();
   }
 
-  /** The epoch of the next barrier that a kernel is given. */
-  nextEpoch(): number {
-    this.#context.refuseCapture('a call whose kernels meet by numbers of the host');
-    this.#epoch = numberAfter(this.#epoch);
-    return this.#epoch;
+  /** Where kernels leave the epoch of their last barrier, from which those of graphs count on. */
+  get lastEpochAddress(): number {
+    return this.#lastEpoch.address;
+  }
+
+  /**
+   * The first of `count` epochs that follow each other, for the barriers of a kernel. 0 while a graph is recorded: its kernels
+   * take those that come next when they run.
+   */
+  nextEpochs(count: number): number {
+    const recorded = this.#recorded;
+    if (recorded !== undefined) {
+      recorded.epochs += count;
+      return 0;
+    }
+    const first = numberAfter(this.#epoch);
+    this.#epoch = numberAfter(this.#epoch, count);
+    return first;
+  }
+
+  /** Number of the next dispatch that counts. In a recording, as if what it has so far had run. */
+  get nextDispatch(): number {
+    return numberAfter(this.#dispatch, 1 + (this.#recorded?.dispatches ?? 0));
+  }
+
+  /** What a kernel is given as that: 0 in a recording, whose kernels count. */
+  get givenDispatch(): number {
+    return this.#recorded === undefined ? this.nextDispatch : 0;
+  }
+
+  /** It was enqueued. */
+  countDispatch(): void {
+    if (this.#recorded === undefined) this.#dispatch = numberAfter(this.#dispatch);
+    else this.#recorded.dispatches += 1;
+  }
+
+  /** A graph was launched, whose kernels use so many. */
+  countLaunch({ epochs, dispatches }: { readonly epochs: number; readonly dispatches: number }): void {
+    this.#epoch = numberAfter(this.#epoch, epochs);
+    this.#dispatch = numberAfter(this.#dispatch, dispatches);
+  }
+
+  /**
+   * Before each call: while a graph is recorded it becomes part of that, from then on with what `recording` does at its launches.
+   */
+  record(recording: RecordingOf): void {
+    const { recording: present } = this.#context;
+    if (present === undefined || present.has(this)) return;
+    present.set(this, new RecordedCollective(this, recording));
   }
 
   /** When no rank's kernel came to the barrier that the last epoch was for. */
@@ -108,6 +160,11 @@ export class CudaCalls implements Disposable {
   /** Kernels that wait for a rank that is gone leave at once instead of at their deadline. */
   readonly #abandon = (): void => this.traps.abort(this.#group.peerLost.reason);
 
+  /** What the graph that is recorded now has of this object. */
+  get #recorded(): RecordedCollective | undefined {
+    return this.#context.recording?.get(this) as RecordedCollective | undefined;
+  }
+
   /** A call that failed comes first: timeouts of ranks that then waited for the failed one are its consequence. */
   #throwIfFailed(): void {
     // What kernels tell was in its memory.
@@ -123,9 +180,13 @@ export class CudaCalls implements Disposable {
   }
 }
 
-/** Numbers of barriers and dispatches: 32 bits, even and odd in turn, and never 0, which stands for none. */
-export function numberAfter(number: number): number {
-  return (number + 1) >>> 0 || 2;
+/**
+ * Numbers of barriers and dispatches, `count` after one: 32 bits, even and odd in turn, and never 0, which stands for none.
+ * Kernels count alike (rank-barrier.cuh).
+ */
+export function numberAfter(number: number, count = 1): number {
+  const after = number + count;
+  return after < TWO_32 ? after : after - TWO_32 + 2;
 }
 
 /** Fails with WL_UNSUPPORTED when the kernels cannot serve so many. */

@@ -197,9 +197,10 @@ export class CudaDevice implements Device {
 
   /**
    * Records what `record` enqueues on `stream`, and on streams that wait for it and that it waits for again, instead of
-   * running it: kernels, events, copies within the device, and calls of EpLowLatency. Tensors may be taken; the graph keeps
-   * their memory. What cannot be recorded fails with WL_UNSUPPORTED: waits of the host, copies to or from it, kernels that
-   * must be compiled first, and calls of EpBuffer and EPAll2AllLayer. One at a time, and the device does nothing else meanwhile.
+   * running it: kernels, events, copies within the device, calls of EpLowLatency and, in a group on one host, of EpBuffer and
+   * EPAll2AllLayer. Tensors may be taken; the graph keeps their memory. What cannot be recorded fails with WL_UNSUPPORTED: waits
+   * of the host (of a dispatch for its counts, unless it has a bound or a handle), copies to or from it, and kernels that must
+   * be compiled first. One at a time, and the device does nothing else meanwhile.
    */
   capture(record: () => Promise<void> | void): Promise<CudaGraph> {
     return captureGraph(this.stream, () => this.#pool.keep(), record);

@@ -4,9 +4,17 @@ import type { Out } from '../../native/library.ts';
 import type { CudaContext } from './cuda-context.ts';
 import { CudaStream } from './cuda-stream.ts';
 import type { KeptMemory } from './memory-pool.ts';
+import type { RecordedCalls, Recording } from './recorded-calls.ts';
 
 /** CUstreamCaptureMode: only what touches the recorded streams is part of it; fences of other work may be looked at. */
 const RELAXED = 2;
+
+interface GraphParts {
+  /** CUgraphExec. */
+  readonly handle: number;
+  readonly memory: KeptMemory;
+  readonly calls: readonly RecordedCalls[];
+}
 
 /** Made by device.capture(). Tensors that were taken while it was recorded stay its memory until it is disposed. */
 export class CudaGraph implements Disposable {
@@ -15,14 +23,16 @@ export class CudaGraph implements Disposable {
   readonly #handle: number;
   readonly #stream: CudaStream;
   readonly #memory: KeptMemory;
+  readonly #calls: readonly RecordedCalls[];
   #disposed = false;
 
   /** @internal Use device.capture(). */
-  constructor(stream: CudaStream, handle: number, memory: KeptMemory) {
+  constructor(stream: CudaStream, { handle, memory, calls }: GraphParts) {
     this.#context = stream.context;
     this.#handle = handle;
     this.#stream = stream;
     this.#memory = memory;
+    this.#calls = calls;
     this.#context.own(this);
   }
 
@@ -34,7 +44,8 @@ export class CudaGraph implements Disposable {
   /**
    * Enqueues all that was recorded; returns before it has run. It reads and writes the tensors of the calls that were
    * recorded. What fails on the device shows as it does for direct calls, in the next wait. On one stream at a time, of the
-   * device that has recorded it. Fails with WL_CLOSED after dispose().
+   * device that has recorded it. Fails with WL_CLOSED after dispose(), and where a buffer or layer whose calls it repeats
+   * could not be called now: with the error that such a call would have.
    */
   launch(stream: CudaStream = this.#stream): void {
     const context = this.#context;
@@ -44,9 +55,12 @@ export class CudaGraph implements Disposable {
     }
     if (stream.disposed) throw new WeftlineError('WL_CLOSED', 'Cannot launch the graph: the stream was disposed');
     context.refuseCapture('the launch of a graph');
+    for (const calls of this.#calls) calls.requireReady();
+    for (const calls of this.#calls) calls.beginLaunch(stream);
     context.lastLaunch = 'a graph';
     context.workCount += 1;
     context.call('cuGraphLaunch', this.#handle, stream.handle);
+    for (const calls of this.#calls) calls.endLaunch();
   }
 
   /** Launches that still run end first. Idempotent. */
@@ -73,7 +87,8 @@ export async function captureGraph(
   if (typeof record !== 'function') throw invalidArgument('record', record, 'a function that enqueues work');
   context.refuseCapture('another capture');
   context.call('cuStreamBeginCapture', stream.handle, RELAXED);
-  context.isCapturing = true;
+  const recording: Recording = new Map();
+  context.recording = recording;
   const memory = keepMemory();
   const graph: Out = [0];
   const executable: Out = [0];
@@ -82,14 +97,15 @@ export async function captureGraph(
     try {
       await record();
     } finally {
-      context.isCapturing = false;
+      context.recording = undefined;
       memory.end();
       // Also where the recording has failed: the stream must work again. The first error is the one to tell.
       status = context.status('cuStreamEndCapture', stream.handle, graph);
+      for (const calls of recording.values()) calls.endRecording();
     }
     context.check('cuStreamEndCapture', status, 'recording a graph');
     context.call('cuGraphInstantiateWithFlags', executable, graph[0], 0);
-    return new CudaGraph(stream, executable[0], memory);
+    return new CudaGraph(stream, { handle: executable[0], memory, calls: [...recording.values()] });
   } catch (error) {
     memory.release();
     throw error;

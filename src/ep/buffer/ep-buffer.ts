@@ -62,6 +62,7 @@ export class EpBuffer implements AsyncDisposable {
     this.#scope = scope;
     this.#engine = engine;
     this.#guard = new CallGuard('EpBuffer', scope.group.ranks);
+    engine.guardLaunches?.((what) => this.#guard.requireIdle(what));
   }
 
   /** The ranks that it was made over. */

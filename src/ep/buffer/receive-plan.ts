@@ -51,13 +51,18 @@ export function planReceive(exchange: ExchangeResult, options: ReceivePlanOption
 }
 
 function checkBound(rank: number, rows: number, bound: number): void {
-  if (bound !== 0 && rows > bound) throw capacityError(rank, rows, bound);
+  if (bound !== 0 && rows > bound) throw capacityError(rank, { rows, bound });
 }
 
-export function capacityError(rank: number, rows: number, bound: number): WeftlineError {
+/** `least`: what a bound that always suffices is. */
+export function capacityError(
+  rank: number,
+  { rows, bound }: { readonly rows: number; readonly bound: number },
+  least = "the sum of all ranks' tokens",
+): WeftlineError {
   return new WeftlineError(
     'WL_CAPACITY',
-    `Rank ${rank} would receive ${rows} rows, more than its numWorstTokens ${bound}; pass at least the sum of all ranks' tokens`,
+    `Rank ${rank} would receive ${rows} rows, more than its numWorstTokens ${bound}; pass at least ${least}`,
     { details: { rank, rows, numWorstTokens: bound } },
   );
 }

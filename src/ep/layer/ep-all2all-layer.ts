@@ -109,6 +109,10 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
     this.enableLocalCombine = enableLocalCombine;
     this.#engine = engine;
     this.#guard = new CallGuard('EPAll2AllLayer', context.group.ranks);
+    engine.guardLaunches?.((what) => {
+      this.#guard.requireIdle(what);
+      this.#requireNoStages(what);
+    });
   }
 
   /**
@@ -247,7 +251,8 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
   #begin(args: LayerDispatchArguments<D>, call: string): LayerInput {
     this.#engine.throwIfUnusable();
     this.#requireNoStages(call);
-    const of = { config: this.config, device: this.context.device, call };
+    const { capacityRows } = this.context.memory.size;
+    const of = { config: this.config, device: this.context.device, capacityRows, call };
     const input = checkLayerDispatch(args, of);
     this.#rejectInWindow(input);
     return input;

@@ -1,5 +1,7 @@
 // From everyone's counts: where the rows of each (expert, source rank) stand in the outputs, grouped by expert.
+import type { WeftlineError } from '../../core/errors.ts';
 import type { ExchangeResult } from '../../collective/exchange.ts';
+import { capacityError } from '../buffer/receive-plan.ts';
 
 export interface ExpertPlan {
   /** i32 [experts]: the row, at the expert's rank, of this rank's first token for it. */
@@ -12,6 +14,23 @@ export interface ExpertPlan {
   readonly recvRows: Int32Array;
   /** i32 [ranks]: rows of all lower ranks together, where the rank starts in the flattened output of all. */
   readonly flattenedStart: Int32Array;
+}
+
+/** Every rank fails with the same WL_CAPACITY if one would get more rows than its own bound. `ranks`: world ranks, for errors. */
+export function requireRowBounds(
+  { rowBound }: ExchangeResult,
+  { recvRows }: ExpertPlan,
+  ranks: readonly number[],
+): void {
+  const over = recvRows.findIndex((rows, rank) => rowBound[rank] !== 0 && rows > rowBound[rank]!);
+  if (over !== -1) throw layerCapacityError(ranks[over]!, { rows: recvRows[over]!, bound: rowBound[over]! });
+}
+
+export function layerCapacityError(
+  rank: number,
+  counts: { readonly rows: number; readonly bound: number },
+): WeftlineError {
+  return capacityError(rank, counts, 'the choices that can fall on its experts');
 }
 
 /** Pure. Rows stand by local expert, then source rank, then token. */

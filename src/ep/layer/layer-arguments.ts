@@ -4,6 +4,7 @@ import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { Device } from '../../device/device.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
+import { isWhole } from '../../core/whole-number.ts';
 import { checkOverlap, type OverlapOptions } from '../../collective/overlap.ts';
 import { checkTensor, rowAlignment } from '../../collective/tensor-check.ts';
 import type { DispatchCombineContext } from './dispatch-combine-context.ts';
@@ -24,6 +25,13 @@ export interface LayerDispatchArguments<D extends TokenDType = 'bf16'> extends W
    * choice's expert, and all choices of all ranks together must name every row once. All ranks or none.
    */
   readonly fullScatterIndices?: Tensor<'i32' | 'i64'>;
+  /**
+   * Bound on the rows that this rank receives, at most the rows of the output buffer: results get this many rows, those behind
+   * the received ones marked -1 in the descriptor, whose `recvCounts` tells how many came. All ranks or none; not with
+   * fullScatterIndices. 0 or absent: exact size. The host of a GPU then waits for nothing; a dispatch that fails (WL_CAPACITY
+   * and the like) shows at a later call or wait.
+   */
+  readonly numWorstTokens?: number;
 }
 
 const dispatchOptionNames: OptionNames<LayerDispatchArguments> = {
@@ -31,16 +39,27 @@ const dispatchOptionNames: OptionNames<LayerDispatchArguments> = {
   expIndices: true,
   weight: true,
   fullScatterIndices: true,
+  numWorstTokens: true,
   previousEvent: true,
   asyncFinish: true,
   timeoutMs: true,
   signal: true,
 };
 
+/** What a dispatch is checked against. */
+export interface LayerDispatchRules {
+  readonly config: EPConfig;
+  readonly device: Device;
+  /** Rows that the output holds now. */
+  readonly capacityRows: number;
+  /** The call, for errors. */
+  readonly call: string;
+}
+
 /** Fails with WL_INVALID_ARGUMENT or WL_CAPACITY before anything moves; `call` names the call in the error. */
 export function checkLayerDispatch(
   args: LayerDispatchArguments<TokenDType>,
-  { config, device, call }: { readonly config: EPConfig; readonly device: Device; readonly call: string },
+  { config, device, capacityRows, call }: LayerDispatchRules,
 ): LayerInput {
   checkOptions(args, dispatchOptionNames, `arguments of EPAll2AllLayer.${call}`);
   checkOverlap(args);
@@ -61,7 +80,22 @@ export function checkLayerDispatch(
   const fullScatterIndices =
     args.fullScatterIndices &&
     checkTensor('fullScatterIndices', args.fullScatterIndices, { device, dtype: ['i32', 'i64'], shape });
-  return { input, expIndices, weight, fullScatterIndices, numTokens };
+  const rowBound = checkBound(args, capacityRows);
+  return { input, expIndices, weight, fullScatterIndices, numTokens, rowBound };
+}
+
+function checkBound(
+  { numWorstTokens = 0, fullScatterIndices }: LayerDispatchArguments<TokenDType>,
+  capacityRows: number,
+): number {
+  if (!isWhole(numWorstTokens, 0) || numWorstTokens > capacityRows) {
+    const allowed = `0 to ${capacityRows}, the rows of the output buffer (capacity, or context.reallocateDispatchOutputBuf())`;
+    throw invalidArgument('numWorstTokens', numWorstTokens, allowed);
+  }
+  if (numWorstTokens !== 0 && fullScatterIndices !== undefined) {
+    throw invalidArgument('numWorstTokens', numWorstTokens, '0 or absent with fullScatterIndices');
+  }
+  return numWorstTokens;
 }
 
 /** What EPAll2AllLayer.combine() takes. */

@@ -51,6 +51,8 @@ export interface DispatchStages {
 }
 
 export interface LayerEngine {
+  /** Of engines whose calls a graph can repeat. `requireIdle` fails while the layer cannot begin a call, which it is told. */
+  guardLaunches?(requireIdle: (what: string) => void): void;
   /** Fails when an earlier call left the ranks in disagreement, or a peer is gone. */
   throwIfUnusable(): void;
   dispatch(input: LayerInput, options: EpCallOptions): Promise<LayerDispatchResult<TokenDType>>;

@@ -8,4 +8,6 @@ export interface LayerInput {
   readonly weight: Tensor<'f32' | 'bf16'> | undefined;
   readonly fullScatterIndices: Tensor<'i32' | 'i64'> | undefined;
   readonly numTokens: number;
+  /** Rows of the results; 0 for as many as come. */
+  readonly rowBound: number;
 }

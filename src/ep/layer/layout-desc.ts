@@ -29,8 +29,13 @@ export interface LayoutTables {
   readonly rankTable: Tensor<'i32'>;
   /** i32 [recv, K]: see skippedTokenTopkMappingIndices. Only with local combine. */
   readonly duplicates: Tensor<'i32'> | undefined;
-  /** i32 [n]: first rows of the n tokens that have several rows here, in no particular order. Only on GPUs with local combine. */
+  /**
+   * i32 [n]: first rows of the n tokens that have several rows here, in no particular order. Only on GPUs with local combine. With
+   * a bound on the rows, n is the most there can be.
+   */
   readonly repeatedRows: Tensor<'i32'> | undefined;
+  /** LayerPlan of the dispatch, where only the GPU knows it and local combine needs it. */
+  readonly plan: Tensor<'u8'> | undefined;
   /** What crosses to other hosts; absent in a group on one. */
   readonly routed: RoutedTokens | undefined;
   /** What there is to tell by node; absent in a group on one host. */
@@ -50,6 +55,7 @@ export interface LayoutDescParts {
   readonly skippedTokenTopkMappingIndices: OffsetTensor;
   readonly numRecvTokens: number;
   readonly numRecvTokensPerExpert: readonly number[];
+  readonly recvCounts: Tensor<'i32'> | undefined;
 }
 
 /** Owned by the caller; valid as long as the layer. Dispose it when combine is done (else the garbage collector does). */
@@ -68,10 +74,15 @@ export class EPAllToAllLayoutDesc implements Disposable {
    * long as skippedTokenMappingIndices.
    */
   readonly skippedTokenTopkMappingIndices: OffsetTensor;
-  /** Rows received. */
+  /** Rows of the results: as many as were received, or numWorstTokens if that was given. */
   readonly numRecvTokens: number;
-  /** Rows received per local expert, in the order in which they stand in the output. */
+  /**
+   * Rows received per local expert, in the order in which they stand in the output. Empty after a GPU's dispatch with
+   * numWorstTokens, for which the host does not wait.
+   */
   readonly numRecvTokensPerExpert: readonly number[];
+  /** i32 [experts of this rank]: the same in the device's memory; only with numWorstTokens. */
+  readonly recvCounts: Tensor<'i32'> | undefined;
   /** @internal */
   readonly tables: LayoutTables;
   readonly #topkIndices: Tensor<'i32' | 'i64'>;
@@ -87,6 +98,7 @@ export class EPAllToAllLayoutDesc implements Disposable {
     this.skippedTokenTopkMappingIndices = parts.skippedTokenTopkMappingIndices;
     this.numRecvTokens = parts.numRecvTokens;
     this.numRecvTokensPerExpert = parts.numRecvTokensPerExpert;
+    this.recvCounts = parts.recvCounts;
     this.tables = tables;
   }
 

@@ -15,10 +15,14 @@ export interface DispatchTables {
   readonly numInputTokens: Tensor<'i32'>;
   readonly numRecvTokens: number;
   readonly numRecvTokensPerExpert: readonly number[];
+  /** i32 [experts of this rank], the descriptor's from now on; only with a bound on the rows. */
+  readonly recvCounts: Tensor<'i32'> | undefined;
   /** i32 [recv], [recv, K] and [n] in the window, where the next dispatch overwrites them. */
   readonly firstRows: Tensor<'i32'>;
   readonly duplicates: Tensor<'i32'>;
   readonly repeated: Tensor<'i32'> | undefined;
+  /** LayerPlan, where only the device knows how many of `repeated` count. */
+  readonly plan?: Tensor<'u8'> | undefined;
   /** The descriptor's from now on. */
   readonly routed?: RoutedTokens | undefined;
   readonly hostLayout?: HostLayout | undefined;
@@ -30,7 +34,7 @@ export interface TableCopies {
   /** Combine needs the tables in the window, and may come after the next dispatch. */
   readonly localCombine: boolean;
   readonly offsetDtype: 'i32' | 'i64';
-  copy(table: Tensor<'i32'>): Tensor<'i32'>;
+  copy<D extends 'i32' | 'u8'>(table: Tensor<D>): Tensor<D>;
   widen(table: Tensor<'i32'>): Tensor<'i64'>;
 }
 
@@ -42,13 +46,16 @@ export function makeLayoutDesc(tables: DispatchTables, copies: TableCopies): EPA
     rowTable,
     rankTable,
     numInputTokens,
+    recvCounts,
     repeated,
+    plan,
     routed,
     hostLayout,
     crossing,
     ...parts
   } = tables;
   const owned: Disposable[] = [rowTable, rankTable, numInputTokens];
+  if (recvCounts) owned.push(recvCounts);
   if (routed) owned.push(routed);
   if (hostLayout) owned.push(hostLayout);
   if (crossing) owned.push(...Object.values(crossing));
@@ -56,13 +63,14 @@ export function makeLayoutDesc(tables: DispatchTables, copies: TableCopies): EPA
     owned.push(tensor);
     return tensor;
   };
-  const kept = (table: Tensor<'i32'> | undefined): Tensor<'i32'> | undefined =>
+  const kept = <D extends 'i32' | 'u8'>(table: Tensor<D> | undefined): Tensor<D> | undefined =>
     copies.localCombine && table !== undefined ? keep(copies.copy(table)) : undefined;
   const offsets = (table: Tensor<'i32'>): OffsetTensor =>
     copies.offsetDtype === 'i32' ? table : keep(copies.widen(table));
   const firstRows = kept(parts.firstRows);
   const duplicates = kept(parts.duplicates);
   const repeatedRows = kept(repeated);
+  const keptPlan = kept(plan);
   return new EPAllToAllLayoutDesc(
     {
       numDispatchTokenCurRank: input.numTokens,
@@ -74,7 +82,20 @@ export function makeLayoutDesc(tables: DispatchTables, copies: TableCopies): EPA
       skippedTokenTopkMappingIndices: offsets(duplicates ?? parts.duplicates),
       numRecvTokens: parts.numRecvTokens,
       numRecvTokensPerExpert: parts.numRecvTokensPerExpert,
+      recvCounts,
     },
-    { owner, sequence, rowTable, rankTable, duplicates, repeatedRows, routed, hostLayout, crossing, owned },
+    {
+      owner,
+      sequence,
+      rowTable,
+      rankTable,
+      duplicates,
+      repeatedRows,
+      plan: keptPlan,
+      routed,
+      hostLayout,
+      crossing,
+      owned,
+    },
   );
 }

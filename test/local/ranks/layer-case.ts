@@ -73,6 +73,10 @@ export async function runLayerCase(group: RankGroup, device: EpDevice, drawn: Ep
   const fullScatterIndices = of.scatter
     ? await device.tensor('i32', shape, scatterIndices(received, group.rank, mine))
     : undefined;
+  // The tightest bound that holds at every rank, where one can be: none is larger than the output.
+  const most = Math.max(0, ...received.map((one) => one.rows.length));
+  const isBounded = of.worst && !of.scatter && !of.staged && most <= layer.context.outputSize.capacityRows;
+  const numWorstTokens = isBounded ? most : 0;
   const { output, weights, layoutDesc, event } = await dispatchAs(
     of,
     layer,
@@ -81,6 +85,7 @@ export async function runLayerCase(group: RankGroup, device: EpDevice, drawn: Ep
       expIndices,
       ...(of.weights && { weight }),
       ...(fullScatterIndices && { fullScatterIndices }),
+      numWorstTokens,
       ...overlapOf(of, device),
     },
     { inputs, received },
@@ -88,19 +93,25 @@ export async function runLayerCase(group: RankGroup, device: EpDevice, drawn: Ep
   await event?.wait();
   const order = of.scatter ? want.rows.map((_, row) => reversed(want, row)) : want.rows.map((_, row) => row);
   const placed = order.map((row) => want.rows[row] as (typeof want.rows)[number]);
-  assert.deepEqual(layoutDesc.numRecvTokensPerExpert, want.numRecvTokensPerExpert);
+  const recvCounts = layoutDesc.recvCounts && [...(await layoutDesc.recvCounts.toHost())];
+  assert.deepEqual(recvCounts ?? layoutDesc.numRecvTokensPerExpert, want.numRecvTokensPerExpert);
+  assert.equal(recvCounts !== undefined, numWorstTokens !== 0);
+  const rowCount = numWorstTokens || want.rows.length;
+  const tail = (value: number, width: number): number[] =>
+    Array.from({ length: (rowCount - want.rows.length) * width }, () => value);
+  assert.equal(output.shape[0], rowCount);
   assert.deepEqual(
-    toPatterns(await output.toHost()),
+    toPatterns(await output.toHost()).slice(0, want.rows.length * of.hidden),
     placed.flatMap((row) => row.x),
     'output rows',
   );
   const wantWeights = placed.map((row) => (of.wideIndex ? Math.fround(row.weight) : toBf16(row.weight)));
-  assert.deepEqual(weights && [...(await weights.toHost())], of.weights ? wantWeights : undefined);
+  assert.deepEqual(weights && [...(await weights.toHost())], of.weights ? [...wantWeights, ...tail(0, 1)] : undefined);
   assert.deepEqual(
     Array.from(await layoutDesc.numInputTokensPerRank.toHost(), Number),
     inputs.map((one) => one.input.length),
   );
-  await checkSkippedRows(want, { of, layoutDesc });
+  await checkSkippedRows(want, { of, layoutDesc, tail });
   await checkNodes(group, inputs, received, { of, layoutDesc, expIndices, maxTokens });
   assert.equal(layoutDesc.numDispatchTokenCurRank, mine.input.length);
 
@@ -108,7 +119,8 @@ export async function runLayerCase(group: RankGroup, device: EpDevice, drawn: Ep
   const result = of.inPlace ? layer.combineInput(layoutDesc) : device.empty<TokenDType>(of.dtype, output.shape);
   const ownOutputs = outputs[group.rank] as number[][];
   const inOrder = order.map((row) => ownOutputs[row] as number[]);
-  await result.fromHost(patternsOf(of.dtype, inOrder.flat()));
+  // What the rows behind the received ones hold must not matter.
+  await result.slice(0, inOrder.length).fromHost(patternsOf(of.dtype, inOrder.flat()));
   const before = of.keepOutput ? toPatterns(await output.toHost()) : undefined;
   const combined = await combineAs(of, layer, { input: result, layoutDesc });
   const got = toPatterns(await combined.toHost());
@@ -160,15 +172,23 @@ async function dispatchAs(
 
 async function checkSkippedRows(
   want: ReferenceLayerReceived,
-  { of, layoutDesc }: { readonly of: EpCase; readonly layoutDesc: EPAllToAllLayoutDesc },
+  {
+    of,
+    layoutDesc,
+    tail,
+  }: {
+    readonly of: EpCase;
+    readonly layoutDesc: EPAllToAllLayoutDesc;
+    readonly tail: (value: number, width: number) => readonly number[];
+  },
 ): Promise<void> {
   const { firstRows, duplicates } = referenceSkippedRows(want, of.topk);
   const place = (row: number): number => (row === -1 || !of.scatter ? row : reversed(want, row));
   const order = want.rows.map((_, row) => place(row));
   const { skippedTokenMappingIndices, skippedTokenTopkMappingIndices } = layoutDesc;
-  const wantFirst = order.map((row) => place(firstRows[row]!));
+  const wantFirst = [...order.map((row) => place(firstRows[row]!)), ...tail(-1, 1)];
   assert.deepEqual(Array.from(await skippedTokenMappingIndices.toHost(), Number), wantFirst);
-  const wantDuplicates = order.flatMap((row) => duplicates[row]!.map(place));
+  const wantDuplicates = [...order.flatMap((row) => duplicates[row]!.map(place)), ...tail(-1, of.topk)];
   assert.deepEqual(Array.from(await skippedTokenTopkMappingIndices.toHost(), Number), wantDuplicates);
 }
 

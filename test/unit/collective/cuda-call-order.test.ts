@@ -94,5 +94,8 @@ test('drained() waits for every stream of the calls, and leaves it to others to 
 });
 
 test('numbers of calls are even and odd in turn and never 0', () => {
-  assert.deepEqual([0, 1, 0xffff_fffe, 0xffff_ffff].map(numberAfter), [1, 2, 0xffff_ffff, 2]);
+  assert.deepEqual(
+    [0, 1, 0xffff_fffe, 0xffff_ffff].map((number) => numberAfter(number)),
+    [1, 2, 0xffff_ffff, 2],
+  );
 });

@@ -13,7 +13,8 @@ import type { CudaWindow } from '../../../windows/cuda-window.ts';
 import type { EpRegion } from '../buffer-size.ts';
 import { type Call, callWord } from '../../../collective/calls.ts';
 import type { CheckedCombine } from '../combine-arguments.ts';
-import { type CudaCalls, numberAfter } from '../../../collective/cuda-calls.ts';
+import type { CudaCalls } from '../../../collective/cuda-calls.ts';
+import type { RecordingOf } from '../../../collective/recorded-collective.ts';
 import { CudaCallOrder } from '../../../collective/cuda-call-order.ts';
 import type { CudaHostNetwork } from '../../across-hosts/cuda-host-network.ts';
 import { bindLaunches, type CudaLaunches, type LaunchMemory } from './cuda-launches.ts';
@@ -52,8 +53,8 @@ export class CudaEpEngine implements EpEngine {
   readonly #network: CudaHostNetwork | undefined;
   /** Number of the last call across hosts. */
   #networkCall = 0;
-  /** Number of the last dispatch. */
-  #dispatches = 0;
+  readonly #recording: RecordingOf;
+  #requireIdle: (what: string) => void = () => {};
   /** The dispatch that the host waits for, which tells of its failure itself; 0 for none. */
   #awaited = 0;
 
@@ -68,8 +69,10 @@ export class CudaEpEngine implements EpEngine {
     this.#network = hooks.network;
     hooks.findFailure = () => this.#findFailure();
     const network = hooks.network?.address ?? 0;
-    this.#memory = { addresses: window.addresses, hostPlan, traps: calls.traps, counter, scratch, network };
+    const { traps, lastEpochAddress } = calls;
+    this.#memory = { addresses: window.addresses, hostPlan, traps, lastEpochAddress, counter, scratch, network };
     this.#order = new CudaCallOrder(device);
+    this.#recording = { order: this.#order, begin: () => () => this.#requireIdle('the launch of a graph') };
     bindLaunches(launches, scope, this.#memory);
     this.#setTimeout({});
   }
@@ -80,6 +83,10 @@ export class CudaEpEngine implements EpEngine {
 
   get mapped(): MemoryRange {
     return this.#window.storage;
+  }
+
+  guardLaunches(requireIdle: (what: string) => void): void {
+    this.#requireIdle = requireIdle;
   }
 
   throwIfUnusable(): void {
@@ -116,19 +123,19 @@ export class CudaEpEngine implements EpEngine {
     const { hostPlan } = this.#memory;
     const local = this.#window.ranks.length;
     const network = this.#network;
-    const sequence = numberAfter(this.#dispatches);
+    // A bound makes the results' sizes known beforehand; how the dispatch went shows later.
+    const waits = input.numWorstTokens === 0;
+    if (waits) device.context.refuseCapture('a dispatch without numWorstTokens, whose host waits for counts,');
+    const sequence = this.#calls.nextDispatch;
     const { set, made } = TensorSet.make(device, (tensors) => ({
       rowTable: tensors.empty('i32', [input.numTokens, group.size + (network?.routes.ways.length ?? 0)]),
       forwardPlaces: network && tensors.empty('i32', [network.routes.served.length, config.maxTokensPerRank, local]),
       plan: tensors.empty('u8', [epPlan.size]),
       recvSrcIdx: tensors.empty('i32', [input.numWorstTokens || size.maxRecvTokens]),
     }));
-    // A bound makes the results' sizes known beforehand; how the dispatch went shows later.
-    const waits = input.numWorstTokens === 0;
     let event: CudaEvent | undefined;
     try {
       event = this.#launchDispatch(input, { ...made, sequence }, options);
-      this.#dispatches = sequence;
       if (waits) await this.#awaitPlan(sequence, input, options);
     } catch (error) {
       set[Symbol.dispose]();
@@ -181,6 +188,7 @@ export class CudaEpEngine implements EpEngine {
     const combinedTopkWeights = weights && this.#device.empty('f32', [handle.numTokens, k]);
     traceBegin('ep.launch');
     this.#setTimeout(options);
+    this.#record();
     const stream = this.#order.begin(options);
     this.#stage(x, 'combineRows', stream);
     if (weights) this.#stage(weights, 'combineWeights', stream);
@@ -195,9 +203,8 @@ export class CudaEpEngine implements EpEngine {
     set.set('plan', (handle.plan as Tensor<'u8'>).address);
     set.set('tokens', handle.numTokens);
     const call: Call = { kind: 'combine', detail: k, handle: handle.sequence };
-    set.set('openingEpoch', this.#calls.nextEpoch());
+    set.set('openingEpoch', this.#calls.nextEpochs(2));
     set.set('openingCall', callWord(call, 'opening'));
-    set.set('closingEpoch', this.#calls.nextEpoch());
     set.set('closingCall', callWord(call, 'closing'));
     this.#crossHosts(set, handle);
     combine.launch(stream);
@@ -264,6 +271,7 @@ export class CudaEpEngine implements EpEngine {
     const call: Call = replay ? { kind: 'cached dispatch', detail: bytes, handle: to.sequence } : { kind: 'dispatch' };
     traceBegin('ep.launch');
     this.#setTimeout(options);
+    this.#record();
     // Whatever may fail comes before the epochs are taken: the other ranks count them too.
     const stream = this.#order.begin(options);
     setRows(set, input);
@@ -272,16 +280,22 @@ export class CudaEpEngine implements EpEngine {
     set.set('rowTable', to.rowTable.address);
     set.set('plan', (to.plan as Tensor<'u8'>).address);
     set.set('recvSource', replay ? 0 : to.recvSrcIdx.address);
-    set.set('sequence', replay ? 0 : to.sequence);
-    set.set('openingEpoch', this.#calls.nextEpoch());
+    set.set('counts', replay ? 0 : 1);
+    set.set('sequence', replay ? 0 : this.#calls.givenDispatch);
+    set.set('openingEpoch', this.#calls.nextEpochs(2));
     set.set('openingCall', callWord(call, 'opening'));
-    set.set('closingEpoch', this.#calls.nextEpoch());
     set.set('closingCall', callWord(call, 'closing'));
     set.set('worstRows', replay ? 0 : input.numWorstTokens);
     this.#crossHosts(set, to);
     plan.launch(stream);
+    if (!replay) this.#calls.countDispatch();
     traceEnd('ep.launch');
     return this.#order.end(options);
+  }
+
+  #record(): void {
+    if (this.#network !== undefined) this.#device.context.refuseCapture('a call of ranks on several hosts');
+    this.#calls.record(this.#recording);
   }
 
   /** Until the kernel has told the host how many rows arrive; fails when none will, or when its wait has expired. */

@@ -87,14 +87,9 @@ export class CudaHostPlan implements Disposable {
     const { status, detail } = failure;
     const { ranks } = this.#scope.group;
     const rank = ranks[failure.rank]!;
-    if (status === epStatus.capacity) return capacityError(rank, detail, failure.extent);
+    if (status === epStatus.capacity) return capacityError(rank, { rows: detail, bound: failure.extent });
     if (status === epStatus.badChoice) return this.#badChoice(failure, choice);
-    if (status === epStatus.mismatch) return mismatch(rank, ranks[0]!, detail);
-    return new WeftlineError(
-      'WL_CONFIG_MISMATCH',
-      `This rank is in dispatch, but rank ${rank} is in another call; all ranks must make the same calls in the same order`,
-      { details: { rank } },
-    );
+    return mismatch(rank, ranks[0]!, detail);
   }
 
   [Symbol.dispose](): void {

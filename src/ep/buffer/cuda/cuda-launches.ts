@@ -42,6 +42,8 @@ export interface LaunchMemory {
   readonly addresses: readonly number[];
   readonly hostPlan: CudaHostPlan;
   readonly traps: TrapBox;
+  /** Where kernels leave the epoch of their last barrier. */
+  readonly lastEpochAddress: number;
   /** i32 [1], zero: blocks of a kernel that are done; each kernel leaves it at zero. */
   readonly counter: Tensor<'i32'>;
   /** EpScratch, zero. */
@@ -109,6 +111,7 @@ export function bindLaunches(
     plan.arguments.set('network', bound.network);
     plan.arguments.set('trap', bound.traps.address);
     plan.arguments.set('counter', bound.counter.address);
+    plan.arguments.set('lastEpoch', bound.lastEpochAddress);
   }
   for (const { plan } of [dispatch.bf16, dispatch.fp8e4m3]) {
     plan.arguments.set('groupRanks', group.size);

@@ -18,7 +18,7 @@ import { eventAtOnce } from '../../../collective/overlap.ts';
 import type { CpuLayerMemory } from './cpu-layer-memory.ts';
 import type { DispatchCombineContext } from '../dispatch-combine-context.ts';
 import { dispatchSplits } from '../dispatch-splits.ts';
-import { type ExpertPlan, planExperts } from '../expert-plan.ts';
+import { type ExpertPlan, planExperts, requireRowBounds } from '../expert-plan.ts';
 import type { TokenDType } from '../ep-config.ts';
 import type { CheckedLayerCombine } from '../layer-arguments.ts';
 import type { LayerInput } from '../layer-input.ts';
@@ -30,7 +30,8 @@ import type {
   LayerEngineOptions,
 } from '../layer-engine.ts';
 import { type LayerTables, makeLayerTables } from '../layer-tables.ts';
-import { type PlaceTables, placeRows } from './place-rows.ts';
+import { copyTable, widenTable } from './cpu-tables.ts';
+import { markTail, type PlaceTables, placeRows } from './place-rows.ts';
 import { makeLayoutDesc } from '../make-layout-desc.ts';
 import { applyScatterIndices, throwIfOutOfBlock, throwIfRepeated } from '../scatter-indices.ts';
 
@@ -108,6 +109,7 @@ class CpuLayerEngine implements LayerEngine {
     this.#dispatches += 1;
     const counts = exchange.collect();
     const plan = planExperts(counts, group.rank, config.numExperts);
+    requireRowBounds(counts, plan, group.ranks);
     traceEnd('layer.dispatch.counts');
     const firstExpert = group.rank * config.numExpertsPerRank;
     let tables: PlaceTables | undefined;
@@ -236,7 +238,7 @@ class CpuLayerEngine implements LayerEngine {
       weightBytes: input.weight ? dtypes[input.weight.dtype].bytes : 0,
       scattered: input.fullScatterIndices ? 1 : 0,
       numTokens: input.numTokens,
-      rowBound: 0,
+      rowBound: input.rowBound,
     };
   }
 
@@ -341,10 +343,20 @@ class CpuLayerEngine implements LayerEngine {
   ): Omit<LayerDispatchResult<TokenDType>, 'event'> {
     const { group } = this.#context;
     const { hidden, topk, numExpertsPerRank, tokenDtype, weightDtype, offsetDtype } = this.#context.config;
-    const rows = plan.recvRows[group.rank]!;
+    const rows = input.rowBound || plan.recvRows[group.rank]!;
     const firstExpert = group.rank * numExpertsPerRank;
     const numInputTokens = this.#device.empty('i32', [group.size]);
     numInputTokens.view().set(numTokens);
+    const perExpert = plan.blockRows.subarray(firstExpert, firstExpert + numExpertsPerRank);
+    const firstRows = this.#memory.view('i32', 'firstRow', [rows]);
+    const duplicates = this.#memory.view('i32', 'duplicates', [rows, topk]);
+    const weights = input.weight && this.#memory.view(weightDtype, 'weights', [rows]);
+    let recvCounts: Tensor<'i32'> | undefined;
+    if (input.rowBound !== 0) {
+      recvCounts = this.#device.empty('i32', [numExpertsPerRank]);
+      recvCounts.view().set(perExpert);
+      markTail({ firstRows, duplicates, weights }, plan.recvRows[group.rank]!);
+    }
     const layoutDesc = makeLayoutDesc(
       {
         ...tables,
@@ -353,36 +365,25 @@ class CpuLayerEngine implements LayerEngine {
         input,
         numInputTokens,
         numRecvTokens: rows,
-        numRecvTokensPerExpert: [...plan.blockRows.subarray(firstExpert, firstExpert + numExpertsPerRank)],
-        firstRows: this.#memory.view('i32', 'firstRow', [rows]),
-        duplicates: this.#memory.view('i32', 'duplicates', [rows, topk]),
+        numRecvTokensPerExpert: recvCounts ? [] : [...perExpert],
+        recvCounts,
+        firstRows,
+        duplicates,
         repeated: undefined,
         hostLayout: this.#memory.network?.describe(input, tables),
       },
       {
         localCombine: this.#localCombine,
         offsetDtype,
-        copy: (table) => this.#copy(table),
-        widen: (table) => this.#widen(table),
+        copy: (table) => copyTable(this.#device, table),
+        widen: (table) => widenTable(this.#device, table),
       },
     );
     return {
       output: this.#memory.view(tokenDtype, 'rows', [rows, hidden]),
-      weights: input.weight && this.#memory.view(weightDtype, 'weights', [rows]),
+      weights,
       layoutDesc,
     };
-  }
-
-  #copy(table: Tensor<'i32'>): Tensor<'i32'> {
-    const copy = this.#device.empty('i32', table.shape);
-    copy.view().set(table.view());
-    return copy;
-  }
-
-  #widen(table: Tensor<'i32'>): Tensor<'i64'> {
-    const wide = this.#device.empty('i64', table.shape);
-    wide.view().set(BigInt64Array.from(table.view(), BigInt));
-    return wide;
   }
 }
 

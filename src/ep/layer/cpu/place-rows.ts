@@ -47,3 +47,21 @@ export function placeRows(
   );
   return { rowTable, rankTable };
 }
+
+/** Of a result with a bound on its rows: those behind the received ones stand for nothing. */
+export function markTail(
+  tables: {
+    /** [rows] */
+    readonly firstRows: Tensor<'i32'>;
+    /** [rows, K] */
+    readonly duplicates: Tensor<'i32'>;
+    /** [rows] */
+    readonly weights: Tensor<'f32' | 'bf16'> | undefined;
+  },
+  received: number,
+): void {
+  const { firstRows, duplicates, weights } = tables;
+  firstRows.view().fill(-1, received);
+  duplicates.view().fill(-1, received * duplicates.shape[1]!);
+  weights?.view().fill(0, received);
+}

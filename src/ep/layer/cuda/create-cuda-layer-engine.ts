@@ -8,10 +8,11 @@ import { CudaHostNetwork } from '../../across-hosts/cuda-host-network.ts';
 import type { DispatchCombineContext } from '../dispatch-combine-context.ts';
 import type { LayerEngine, LayerEngineOptions } from '../layer-engine.ts';
 import { isWideSum, layerPinnedSize } from '../layer-pinned-size.ts';
+import type { CallHooks } from '../../buffer/cuda/cuda-engine.ts';
 import { CudaLayerEngine, type LayerEngineParts } from './cuda-layer-engine.ts';
 import { loadLayerLaunches, makeLayerScratch } from './cuda-layer-launches.ts';
 
-type Parts = Omit<LayerEngineParts, 'calls' | 'network'>;
+type Parts = Omit<LayerEngineParts, 'calls' | 'hooks'>;
 
 /** Collective: compiles the kernels and takes their memory; every rank gets the same error if one cannot. */
 export async function createCudaLayerEngine(
@@ -29,14 +30,17 @@ export async function createCudaLayerEngine(
     return { memory, launches, scratch, options };
   };
   const parts = await agreeOn(group, { what: 'EPAll2AllLayer kernels', config: {}, prepare, release }, options);
-  const hooks: { network?: CudaHostNetwork } = {};
-  const calls = new CudaCalls(group, device, { onGiveUp: () => hooks.network?.giveUp() });
+  const hooks: CallHooks = {};
+  const calls = new CudaCalls(group, device, {
+    findFailure: () => hooks.findFailure?.(),
+    onGiveUp: () => hooks.network?.giveUp(),
+  });
   try {
     const size = layerPinnedSize(config, group);
     const { maxTokens } = config;
     const of = { group, device, name: 'a2a', calls, maxTokens, isWide: isWideSum(config) };
     if (size !== undefined) hooks.network = await CudaHostNetwork.create({ ...options, ...of, size });
-    return new CudaLayerEngine(context, { ...parts, calls, network: hooks.network });
+    return new CudaLayerEngine(context, { ...parts, calls, hooks });
   } catch (error) {
     calls[Symbol.dispose]();
     release(parts);

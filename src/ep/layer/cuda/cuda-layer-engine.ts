@@ -1,17 +1,17 @@
 // The GPU's way of a layer's call: kernels that meet their peers on the device; the host waits for counts, if at all.
 import { layerPlan, layerRoute } from '../../../abi/layer-arguments.ts';
 import { type CallWait, remaining } from '../../../core/deadline.ts';
-import type { DType } from '../../../core/dtype.ts';
-import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
+import { invalidArgument } from '../../../core/errors.ts';
 import { traceBegin, traceEnd } from '../../../core/trace.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
-import type { Tensor } from '../../../device/tensor.ts';
 import { TensorSet } from '../../../device/tensor-set.ts';
 import { isSharedByAll } from '../../../windows/window-agreement.ts';
 import { type Call, callWord } from '../../../collective/calls.ts';
 import { CudaCallOrder } from '../../../collective/cuda-call-order.ts';
-import { type CudaCalls, numberAfter } from '../../../collective/cuda-calls.ts';
+import type { CudaCalls } from '../../../collective/cuda-calls.ts';
+import type { RecordingOf } from '../../../collective/recorded-collective.ts';
+import type { CallHooks } from '../../buffer/cuda/cuda-engine.ts';
 import type { EpCallOptions } from '../../buffer/engine.ts';
 import { overlaps } from '../../../collective/tensor-check.ts';
 import { bindLayerLaunches, bindOutput, type LayerLaunches, type LayerScratch } from './cuda-layer-launches.ts';
@@ -19,10 +19,10 @@ import type { CudaLayerMemory } from './cuda-layer-memory.ts';
 import { CudaLayerPlan } from './cuda-layer-plan.ts';
 import { type Sending, setCrossing, setDispatch, setPlace, setPrepare } from './cuda-layer-inputs.ts';
 import type { CudaHostNetwork } from '../../across-hosts/cuda-host-network.ts';
-import { copyBytes, copyTable, widenTable } from './cuda-tables.ts';
+import { layerResults, notPlaced, outgrown } from './cuda-layer-results.ts';
+import { copyBytes } from './cuda-tables.ts';
 import type { DispatchCombineContext } from '../dispatch-combine-context.ts';
 import { dispatchSplits } from '../dispatch-splits.ts';
-import type { OutputRegion } from '../output-size.ts';
 import type { TokenDType } from '../ep-config.ts';
 import type { CheckedLayerCombine } from '../layer-arguments.ts';
 import type { LayerInput } from '../layer-input.ts';
@@ -33,7 +33,6 @@ import type {
   LayerEngine,
   LayerEngineOptions,
 } from '../layer-engine.ts';
-import { makeLayoutDesc } from '../make-layout-desc.ts';
 
 /** What the ranks have made together before the engine. */
 export interface LayerEngineParts {
@@ -42,8 +41,8 @@ export interface LayerEngineParts {
   readonly scratch: LayerScratch & Disposable;
   readonly options: LayerEngineOptions;
   readonly calls: CudaCalls;
-  /** Of a group on several hosts. */
-  readonly network: CudaHostNetwork | undefined;
+  /** `network`: of a group on several hosts. */
+  readonly hooks: CallHooks;
 }
 
 export class CudaLayerEngine implements LayerEngine {
@@ -57,12 +56,14 @@ export class CudaLayerEngine implements LayerEngine {
   readonly #calls: CudaCalls;
   readonly #order: CudaCallOrder;
   readonly #network: CudaHostNetwork | undefined;
+  readonly #recording: RecordingOf;
+  #requireIdle: (what: string) => void = () => {};
   /** Number of the last dispatch, and of the last call across hosts. */
   #dispatches = 0;
   #networkCall = 0;
 
   constructor(context: DispatchCombineContext, parts: LayerEngineParts) {
-    const { memory, launches, scratch, options, calls, network } = parts;
+    const { memory, launches, scratch, options, calls, hooks } = parts;
     const { config, group } = context;
     const { device } = memory;
     this.#context = context;
@@ -73,12 +74,19 @@ export class CudaLayerEngine implements LayerEngine {
     this.#options = options;
     this.#hostPlan = new CudaLayerPlan(device, config, group.ranks);
     this.#calls = calls;
-    this.#network = network;
+    this.#network = hooks.network;
     this.#order = new CudaCallOrder(device);
-    device.setBytes(scratch.counter, 0);
+    this.#recording = { order: this.#order, begin: () => this.#launchRule() };
+    for (const tensor of [scratch.counter, scratch.plan]) device.setBytes(tensor, 0);
     const hostPlan = this.#hostPlan;
-    const bound = { memory, scratch, hostPlan, traps: calls.traps, network: network?.address ?? 0 };
+    hooks.findFailure = () => hostPlan.takeFailure();
+    const { traps, lastEpochAddress } = calls;
+    const bound = { memory, scratch, hostPlan, traps, lastEpochAddress, network: hooks.network?.address ?? 0 };
     bindLayerLaunches(launches, context, bound);
+  }
+
+  guardLaunches(requireIdle: (what: string) => void): void {
+    this.#requireIdle = requireIdle;
   }
 
   throwIfUnusable(): void {
@@ -86,10 +94,13 @@ export class CudaLayerEngine implements LayerEngine {
   }
 
   async dispatch(input: LayerInput, options: EpCallOptions): Promise<LayerDispatchResult<TokenDType>> {
+    if (input.rowBound === 0) this.#requireHost();
     const sending = this.#begin(input, options);
     return this.#orEnd(sending, async () => {
       this.#launchPrepare(sending);
-      if (input.fullScatterIndices) {
+      // How it went shows later.
+      if (input.rowBound !== 0) this.#launchDispatch(sending, options);
+      else if (input.fullScatterIndices) {
         await this.#awaitCounts(sending, options);
         if (this.#hostPlan.mustGrow) await this.#grow(sending, options);
         await this.#placeThenSend(sending, options);
@@ -101,6 +112,7 @@ export class CudaLayerEngine implements LayerEngine {
   }
 
   async prepare(input: LayerInput, options: EpCallOptions): Promise<DispatchStages> {
+    this.#requireHost();
     const sending = this.#begin(input, options);
     await this.#orEnd(sending, () => {
       this.#launchPrepare(sending);
@@ -126,7 +138,7 @@ export class CudaLayerEngine implements LayerEngine {
 
   combine({ input, desc, out }: CheckedLayerCombine, options: EpCallOptions): Promise<LayerCombineResult<TokenDType>> {
     const { config } = this.#context;
-    const { repeatedRows, duplicates, rowTable, rankTable, sequence } = desc.tables;
+    const { repeatedRows, duplicates, plan, rowTable, rankTable, sequence } = desc.tables;
     const timeoutNs = this.#calls.timeoutNs(options);
     bindOutput(this.#launches, this.#memory);
     const combined = out ?? this.#device.empty(config.tokenDtype, [desc.numDispatchTokenCurRank, config.hidden]);
@@ -136,12 +148,14 @@ export class CudaLayerEngine implements LayerEngine {
       throw invalidArgument('input', 'a tensor that overlaps where peers read it', allowed);
     }
     traceBegin('layer.launch');
+    this.#record();
     const stream = this.#order.begin(options);
     if (input.address !== own) copyBytes(this.#device, { to: own, from: input.address, bytes: input.bytes }, stream);
     if (repeatedRows !== undefined && duplicates !== undefined && repeatedRows.elements > 0) {
       const { sumRepeated } = this.#launches;
       sumRepeated.arguments.set('repeated', repeatedRows.address);
       sumRepeated.arguments.set('duplicates', duplicates.address);
+      sumRepeated.arguments.set('plan', plan?.address ?? 0);
       sumRepeated.arguments.set('count', repeatedRows.elements);
       sumRepeated.arguments.set('recvRows', desc.numRecvTokens);
       sumRepeated.launch(stream);
@@ -153,9 +167,8 @@ export class CudaLayerEngine implements LayerEngine {
     combine.arguments.set('rankTable', rankTable.address);
     combine.arguments.set('tokens', desc.numDispatchTokenCurRank);
     combine.arguments.set('timeoutNs', timeoutNs);
-    combine.arguments.set('openingEpoch', this.#calls.nextEpoch());
+    combine.arguments.set('openingEpoch', this.#calls.nextEpochs(2));
     combine.arguments.set('openingCall', callWord(call, 'opening'));
-    combine.arguments.set('closingEpoch', this.#calls.nextEpoch());
     combine.arguments.set('closingCall', callWord(call, 'closing'));
     if (desc.tables.crossing) setCrossing(combine.arguments, desc.tables.crossing);
     combine.arguments.set('networkCall', this.#nextNetworkCall());
@@ -179,9 +192,10 @@ export class CudaLayerEngine implements LayerEngine {
     const { barrier } = this.#launches;
     const call: Call = { kind: 'barrier', detail: wait.intraNodeOnly ? 1 : 0 };
     const timeoutNs = this.#calls.timeoutNs(wait);
+    this.#record();
     this.#order.beginOn(stream);
     barrier.arguments.set('timeoutNs', timeoutNs);
-    barrier.arguments.set('epoch', this.#calls.nextEpoch());
+    barrier.arguments.set('epoch', this.#calls.nextEpochs(1));
     barrier.arguments.set('call', callWord(call, 'opening'));
     barrier.arguments.set('networkCall', wait.intraNodeOnly ? 0 : this.#nextNetworkCall());
     barrier.launch(stream);
@@ -205,6 +219,7 @@ export class CudaLayerEngine implements LayerEngine {
       rowTable: tensors.empty('i32', [1, config.maxTokens, config.topk]),
       rankTable: tensors.empty('i32', [input.numTokens, config.topk]),
       numInputTokens: tensors.empty('i32', [group.size]),
+      recvCounts: input.rowBound === 0 ? undefined : tensors.empty('i32', [config.numExpertsPerRank]),
       crossing: across && {
         wayTable: tensors.empty('i32', [config.maxTokens, across.ways.length]),
         route: tensors.empty('u8', [layerRoute.size]),
@@ -213,6 +228,7 @@ export class CudaLayerEngine implements LayerEngine {
       },
     }));
     try {
+      this.#record();
       return { input, tables, set, stream: this.#order.begin(options), options };
     } catch (error) {
       set[Symbol.dispose]();
@@ -235,6 +251,26 @@ export class CudaLayerEngine implements LayerEngine {
   #finish(sending: Sending): LayerDispatchResult<TokenDType> {
     const received = this.#receive(sending);
     return { ...received, event: this.#order.end(sending.options) };
+  }
+
+  /** Fails while a graph is recorded. */
+  #requireHost(): void {
+    const { context } = this.#device;
+    context.refuseCapture('a layer dispatch without numWorstTokens, whose host waits for counts,');
+  }
+
+  #record(): void {
+    if (this.#network !== undefined) this.#device.context.refuseCapture('a call of ranks on several hosts');
+    this.#calls.record(this.#recording);
+  }
+
+  /** Recorded kernels write into the output of that time. */
+  #launchRule(): () => void {
+    const output = this.#memory.mapped;
+    return () => {
+      this.#requireIdle('the launch of a graph');
+      if (this.#memory.mapped !== output) throw outgrown();
+    };
   }
 
   /** The usual case: rows are sent right after the count exchange, without waiting for the host. */
@@ -300,14 +336,15 @@ export class CudaLayerEngine implements LayerEngine {
     traceBegin('layer.launch');
     const { prepare } = this.#launches;
     const set = prepare.arguments;
-    this.#dispatches = numberAfter(this.#dispatches);
+    this.#dispatches = this.#calls.nextDispatch;
     setPrepare(set, sending);
     set.set('timeoutNs', this.#calls.timeoutNs(sending.options));
-    set.set('epoch', this.#calls.nextEpoch());
+    set.set('epoch', this.#calls.nextEpochs(1));
     set.set('call', callWord({ kind: 'layer dispatch' }, 'opening'));
-    set.set('sequence', this.#dispatches);
+    set.set('sequence', this.#calls.givenDispatch);
     set.set('networkCall', this.#nextNetworkCall());
     prepare.launch(sending.stream);
+    this.#calls.countDispatch();
     traceEnd('layer.launch');
   }
 
@@ -319,7 +356,7 @@ export class CudaLayerEngine implements LayerEngine {
     set.set('timeoutNs', this.#calls.timeoutNs(wait));
     set.set('sequence', this.#dispatches);
     for (let barrier = 0; barrier < 3; barrier++) {
-      set.set('epochs', this.#calls.nextEpoch(), barrier);
+      set.set('epochs', this.#calls.nextEpochs(1), barrier);
       set.set('calls', callWord({ kind: 'layer dispatch', detail: barrier }, 'middle'), barrier);
     }
     place.launch(sending.stream);
@@ -331,51 +368,19 @@ export class CudaLayerEngine implements LayerEngine {
     const { dispatch } = this.#launches;
     const set = dispatch.arguments;
     setDispatch(set, sending);
-    set.set('sequence', this.#dispatches);
     set.set('timeoutNs', this.#calls.timeoutNs(wait));
-    set.set('closingEpoch', this.#calls.nextEpoch());
+    set.set('closingEpoch', this.#calls.nextEpochs(1));
     set.set('closingCall', callWord({ kind: 'layer dispatch' }, 'closing'));
     dispatch.launch(sending.stream);
     traceEnd('layer.launch');
   }
 
-  #receive({ input, tables, stream }: Sending): Omit<LayerDispatchResult<TokenDType>, 'event'> {
-    const { config } = this.#context;
-    const numRecvTokens = this.#hostPlan.recvRows[config.rank]!;
-    const layoutDesc = makeLayoutDesc(
-      {
-        ...tables,
-        owner: this.#context,
-        sequence: this.#dispatches,
-        input,
-        numRecvTokens,
-        numRecvTokensPerExpert: this.#hostPlan.perExpert,
-        firstRows: this.#view('i32', 'firstRow', [numRecvTokens]),
-        duplicates: this.#view('i32', 'duplicates', [numRecvTokens, config.topk]),
-        repeated: this.#view('i32', 'repeated', [this.#hostPlan.repeated]),
-      },
-      {
-        localCombine: this.#options.enableLocalCombine,
-        offsetDtype: config.offsetDtype,
-        copy: (table) => copyTable(this.#device, table, stream),
-        widen: (table) => widenTable(this.#device, table, { widen: this.#launches.widen, stream }),
-      },
-    );
-    return {
-      output: this.#view(config.tokenDtype, 'rows', [numRecvTokens, config.hidden]),
-      weights: input.weight && this.#view(config.weightDtype, 'weights', [numRecvTokens]),
-      layoutDesc,
-    };
+  #receive(sending: Sending): Omit<LayerDispatchResult<TokenDType>, 'event'> {
+    const received = { hostPlan: this.#hostPlan, plan: this.#scratch.plan, sequence: this.#dispatches };
+    const { enableLocalCombine } = this.#options;
+    return layerResults({ context: this.#context, memory: this.#memory, enableLocalCombine }, sending, {
+      ...received,
+      widen: this.#launches.widen,
+    });
   }
-
-  #view<D extends DType>(dtype: D, region: OutputRegion, shape: readonly number[]): Tensor<D> {
-    return this.#memory.view(dtype, region, shape);
-  }
-}
-
-function notPlaced(): WeftlineError {
-  return new WeftlineError(
-    'WL_UNSUPPORTED',
-    'fullScatterIndices of ranks on several hosts is not built for GPUs: leave it out, or make a group per host',
-  );
 }

@@ -19,6 +19,8 @@ export interface NewTables {
   readonly numInputTokens: Tensor<'i32'>;
   /** Of a group on several hosts. */
   readonly crossing: CrossingTables | undefined;
+  /** i32 [experts of this rank]; of a dispatch with a bound on its rows. */
+  readonly recvCounts: Tensor<'i32'> | undefined;
 }
 
 /** A dispatch under way. */
@@ -48,6 +50,8 @@ export function setPrepare(set: ArgumentsOf<'prepare'>, { input, tables }: Sendi
   set.set('rowTable', tables.rowTable.address);
   set.set('rankTable', tables.rankTable.address);
   set.set('numInputTokens', tables.numInputTokens.address);
+  set.set('recvCounts', tables.recvCounts?.address ?? 0);
+  set.set('rowBound', input.rowBound);
   set.set('tokens', input.numTokens);
   set.set('weightBytes', input.weight ? dtypes[input.weight.dtype].bytes : 0);
   set.set('scattered', input.fullScatterIndices ? 1 : 0);
@@ -76,6 +80,7 @@ export function setDispatch(set: ArgumentsOf<'dispatch'>, { input, tables }: Sen
   set.set('rowTable', tables.rowTable.address);
   set.set('rankTable', tables.rankTable.address);
   set.set('tokens', input.numTokens);
+  set.set('rowBound', input.rowBound);
   set.set('placed', input.fullScatterIndices ? 1 : 0);
   if (tables.crossing) setCrossing(set, tables.crossing);
 }

@@ -183,9 +183,11 @@ export function bindLayerLaunches(
     readonly scratch: LayerScratch;
     readonly hostPlan: CudaLayerPlan;
     readonly traps: TrapBox;
+    /** Where kernels leave the epoch of their last barrier. */
+    readonly lastEpochAddress: number;
   },
 ): void {
-  const { memory, scratch, hostPlan, traps, network } = bound;
+  const { memory, scratch, hostPlan, traps, lastEpochAddress, network } = bound;
   const { worldSize, rank, topk, numExperts } = config;
   const { topology } = group;
   for (const plan of [prepare, place, dispatch, combine, barrier]) {
@@ -193,6 +195,7 @@ export function bindLayerLaunches(
     plan.arguments.set('ranks', topology.scaleUpRanks.length);
     plan.arguments.set('rank', topology.scaleUpIndex);
     plan.arguments.set('trap', traps.address);
+    plan.arguments.set('lastEpoch', lastEpochAddress);
   }
   for (const plan of [prepare, place, dispatch, sumRepeated, combine]) plan.arguments.set('topkColumns', topk);
   for (const plan of [prepare, place, dispatch]) plan.arguments.set('plan', scratch.plan.address);

@@ -6,6 +6,7 @@ import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { HostMemory } from '../../../device/cuda/host-memory.ts';
 import type { EPConfig } from '../ep-config.ts';
+import { layerCapacityError } from '../expert-plan.ts';
 import type { LayerInput } from '../layer-input.ts';
 import { throwIfOutOfBlock, throwIfRepeated } from '../scatter-indices.ts';
 
@@ -14,6 +15,7 @@ export class CudaLayerPlan implements Disposable {
   readonly #memory: HostMemory;
   readonly #plan: Block<keyof typeof layerHostPlan.offset>;
   readonly #sequences: Readonly<Record<'sequence' | 'placeSequence', Int32Array>>;
+  readonly #failed: Int32Array;
   readonly #experts: Int32Array;
   readonly #ranks: readonly number[];
 
@@ -26,6 +28,7 @@ export class CudaLayerPlan implements Disposable {
     const word = (name: 'sequence' | 'placeSequence'): Int32Array =>
       this.#memory.view('i32', layerHostPlan.offset[name], 1);
     this.#sequences = { sequence: word('sequence'), placeSequence: word('placeSequence') };
+    this.#failed = this.#memory.view('i32', layerHostPlan.offset.failedSequence, 1);
     this.#experts = this.#memory.view('i32', layerHostPlan.size, config.numExpertsPerRank);
   }
 
@@ -67,6 +70,19 @@ export class CudaLayerPlan implements Disposable {
     return this.#plan.get('status') === epStatus.grow;
   }
 
+  /** Why a dispatch with a bound on its rows failed, as every rank finds it; it is then forgotten. Undefined if none did. */
+  takeFailure(): WeftlineError | undefined {
+    if (Atomics.load(this.#failed, 0) === 0) return undefined;
+    const status = this.#plan.get('failedStatus');
+    const rank = this.#plan.get('failedCulprit');
+    const detail = this.#plan.get('failedDetail');
+    const bound = this.#plan.get('failedExtent');
+    Atomics.store(this.#failed, 0, 0);
+    if (status === epStatus.capacity) return layerCapacityError(this.#ranks[rank]!, { rows: detail, bound });
+    if (status === epStatus.badChoice) return this.#badChoiceOf(rank, detail);
+    return this.#disagreement(status, this.#ranks[rank]!, detail);
+  }
+
   /** Throws the error that every rank finds alike, if there is one. */
   async throwIfFailed(input: LayerInput): Promise<void> {
     const status = this.#plan.get('status');
@@ -86,14 +102,25 @@ export class CudaLayerPlan implements Disposable {
 
   /** The rank that passed the choice says which value it was. */
   async #badChoice({ expIndices }: LayerInput, rank: number, cell: number): Promise<WeftlineError> {
-    const { topk, numExperts, rank: self } = this.#config;
-    const place = `expIndices[${Math.floor(cell / topk)}, ${cell % topk}]`;
-    const range = `an expert from 0 to ${numExperts - 1}, or -1 or ${numExperts} for none`;
-    if (rank !== self)
-      return invalidArgument(place, `a bad value of rank ${this.#ranks[rank]}`, `${range}; none twice for a token`);
+    const { numExperts, rank: self } = this.#config;
+    if (rank !== self) return this.#badChoiceOf(rank, cell);
+    const { place, range } = this.#choiceAt(cell);
     const value = Number((await expIndices.toHost())[cell]);
     const repeats = value >= 0 && value < numExperts;
     return invalidArgument(place, value, repeats ? 'an expert that the token has not chosen before' : range);
+  }
+
+  #badChoiceOf(rank: number, cell: number): WeftlineError {
+    const { place, range } = this.#choiceAt(cell);
+    return invalidArgument(place, `a bad value of rank ${this.#ranks[rank]}`, `${range}; none twice for a token`);
+  }
+
+  #choiceAt(cell: number): { readonly place: string; readonly range: string } {
+    const { topk, numExperts } = this.#config;
+    return {
+      place: `expIndices[${Math.floor(cell / topk)}, ${cell % topk}]`,
+      range: `an expert from 0 to ${numExperts - 1}, or -1 or ${numExperts} for none`,
+    };
   }
 
   #disagreement(status: number, rank: number, word: number): WeftlineError {

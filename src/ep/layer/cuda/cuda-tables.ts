@@ -1,5 +1,6 @@
 // Copies of tables in device memory, enqueued on a stream.
 import type { layerWidenArguments } from '../../../abi/layer-arguments.ts';
+import type { DType } from '../../../core/dtype.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
 import type { LaunchPlan } from '../../../device/cuda/launch-plan.ts';
@@ -18,8 +19,8 @@ export function copyBytes(device: CudaDevice, { to, from, bytes }: CopiedBytes, 
   context.call('cuMemcpyDtoDAsync', to, from, bytes, stream.handle);
 }
 
-export function copyTable(device: CudaDevice, table: Tensor<'i32'>, stream: CudaStream): Tensor<'i32'> {
-  const copy = device.empty('i32', table.shape);
+export function copyTable<D extends DType>(device: CudaDevice, table: Tensor<D>, stream: CudaStream): Tensor<D> {
+  const copy = device.empty(table.dtype, table.shape);
   copyBytes(device, { to: copy.address, from: table.address, bytes: copy.bytes }, stream);
   return copy;
 }

@@ -1,6 +1,7 @@
 // The barrier between the ranks of a host: each writes {epoch, call} into its cell in every peer's window.
 //
-// Epochs only grow, so nothing is ever reset. Two sets of cells are used in turn: a peer is at most one barrier ahead,
+// Epochs only grow, so nothing is ever reset. The host gives them; kernels of a CUDA graph, which run again and again with the
+// same arguments, count on from the last one. Two sets of cells are used in turn: a peer is at most one barrier ahead,
 // hence the cell of the barrier just passed still holds its call when everyone compares it.
 #pragma once
 #include "weftline/abi.cuh"
@@ -8,6 +9,15 @@
 #include "weftline/wait.cuh"
 
 namespace weftline {
+
+// Epochs and numbers of dispatches count as numberAfter() of the host does.
+__device__ __forceinline__ u32 numberAfter(u32 number) { return number == 0xffffffffu ? 2 : number + 1; }
+
+// The epoch of a kernel's first barrier: the one given or, if that is 0, the one after `*lastEpoch`. Only an earlier kernel and
+// the end of this one write there.
+__device__ __forceinline__ u32 firstEpoch(u32 given, const void* lastEpoch) {
+  return given != 0 ? given : numberAfter(__ldcg(static_cast<const u32*>(lastEpoch)));
+}
 
 struct RankBarrier {
   // Start of every rank's window, as this process maps it.
@@ -59,8 +69,9 @@ __device__ __forceinline__ bool enterTogether(const RankBarrier& barrier, const 
 
 // By all threads of every block, as the last thing: the block that ends last tells the peers and waits for them.
 // `counter` counts the blocks of this kernel; it is zero before and after. True for all threads of the last block once
-// all ranks have arrived; what they wrote is then read past the first-level cache.
-__device__ __forceinline__ bool leaveTogether(const RankBarrier& barrier, u32* counter, const WaitScope& scope) {
+// all ranks have arrived; what they wrote is then read past the first-level cache. `lastEpoch`: see firstEpoch(); may be null.
+__device__ __forceinline__ bool leaveTogether(const RankBarrier& barrier, u32* counter, void* lastEpoch,
+                                              const WaitScope& scope) {
   __shared__ u32 last;
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -75,7 +86,10 @@ __device__ __forceinline__ bool leaveTogether(const RankBarrier& barrier, u32* c
     signalRank(barrier, threadIdx.x);
     status = awaitRank(barrier, threadIdx.x, scope);
   }
-  if (threadIdx.x == 0) *counter = 0;
+  if (threadIdx.x == 0) {
+    *counter = 0;
+    if (lastEpoch != nullptr) *static_cast<u32*>(lastEpoch) = barrier.epoch;
+  }
   return !__syncthreads_or(status != epStatusGood);
 }
 

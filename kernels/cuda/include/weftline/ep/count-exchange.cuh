@@ -13,6 +13,8 @@ namespace weftline {
 // In shared memory of the one block that exchanges. `most`: ranks of the group.
 template <u32 most>
 struct ExchangeState {
+  // Number of the dispatch.
+  u32 sequence;
   u32 status;
   u32 detail;
   u32 culprit;
@@ -23,8 +25,15 @@ struct ExchangeState {
   u32 counts[most][most];
 };
 
-__device__ __forceinline__ ExchangeRecords recordsOf(const EpDispatchArguments& a) {
-  return {a.peers, a.exchangeOffset, a.groupRanks, a.recordWords, a.sequence};
+// Graphs, whose dispatches count on, are of one host: across hosts the argument saves a register.
+template <u32 most>
+__device__ __forceinline__ u32 sequenceOf(const EpDispatchArguments& a, const ExchangeState<most>& state) {
+  if constexpr (most > epMaxRanks) return a.sequence;
+  else return state.sequence;
+}
+
+__device__ __forceinline__ ExchangeRecords recordsOf(const EpDispatchArguments& a, u32 sequence) {
+  return {a.peers, a.exchangeOffset, a.groupRanks, a.recordWords, sequence};
 }
 
 // Words of a record before its counts per expert; behind those are the tokens per way of its sender.
@@ -36,9 +45,8 @@ __device__ __forceinline__ u32 wordsOfRecord(const EpDispatchArguments& a) {
 
 // Writes this rank's record into every window of its host, and to `copy` unless that is null. `counts` in shared memory, per
 // rank of the group, then per way; `experts` in global memory.
-__device__ __forceinline__ void publishRecord(const EpDispatchArguments& a, const u32* counts, const u32* experts,
-                                              u32 badCell, u32* copy) {
-  const ExchangeRecords records = recordsOf(a);
+__device__ __forceinline__ void publishRecord(const EpDispatchArguments& a, const ExchangeRecords& records, const u32* counts,
+                                              const u32* experts, u32 badCell, u32* copy) {
   const u32 beforeExperts = wordsBeforeExperts(a);
   const u32 beforeWays = wordsBeforeWays(a);
   for (u32 index = threadIdx.x; index < wordsOfRecord(a); index += blockDim.x) {
@@ -96,7 +104,7 @@ __device__ __forceinline__ void findFault(const EpDispatchArguments& a, Exchange
 // By all threads, behind the barrier: reads all records, adds up, and judges.
 template <u32 most>
 __device__ __forceinline__ void readRecords(const EpDispatchArguments& a, ExchangeState<most>& state) {
-  const ExchangeRecords records = recordsOf(a);
+  const ExchangeRecords records = recordsOf(a, sequenceOf(a, state));
   const u32 words = epRecordHeaderWords + a.groupRanks;
   // The loads of a thread, mostly one, are all under way together.
   for (u32 index = threadIdx.x; index < a.groupRanks * words; index += blockDim.x) {
@@ -148,16 +156,16 @@ __device__ __forceinline__ void writePlan(const EpDispatchArguments& a, const Ex
 template <u32 most>
 __device__ __forceinline__ void tellHost(const EpDispatchArguments& a, const ExchangeState<most>& state) {
   EpHostPlan* host = static_cast<EpHostPlan*>(a.hostPlan);
-  const ExchangeRecords records = recordsOf(a);
+  const ExchangeRecords records = recordsOf(a, sequenceOf(a, state));
   if (threadIdx.x == 0) {
     host->numRecvTokens = rowsHere(a, state);
-    if (state.status != epStatusGood && loadRelaxedSystem(&host->failedSequence) == 0) {
+    if (isJudged(state.status) && loadRelaxedSystem(&host->failedSequence) == 0) {
       host->status = state.status;
       host->detail = state.detail;
       host->culprit = state.culprit;
       host->extent = state.extent;
       // ORDER: publishes the reason.
-      storeReleaseSystem(&host->failedSequence, a.sequence);
+      storeReleaseSystem(&host->failedSequence, sequenceOf(a, state));
     }
   }
   for (u32 cell = threadIdx.x; cell < a.groupRanks * a.groupRanks; cell += blockDim.x) {
@@ -178,7 +186,7 @@ __device__ __forceinline__ void tellHost(const EpDispatchArguments& a, const Exc
   // ORDER: everything above, by any thread of the block, is in host memory before the sequence number.
   if (threadIdx.x == 0) {
     fenceSystem();
-    storeReleaseSystem(&host->sequence, a.sequence);
+    storeReleaseSystem(&host->sequence, sequenceOf(a, state));
   }
 }
 

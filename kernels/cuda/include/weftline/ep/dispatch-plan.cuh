@@ -48,6 +48,13 @@ __device__ __forceinline__ RankBarrier barrierOf(const EpDispatchArguments& a, u
   return {a.peers, a.ranks, a.rank, epoch, call, hosts ? networkOf(a).localRanks : nullptr};
 }
 
+// Graphs are of one host.
+template <bool hosts>
+__device__ __forceinline__ u32 openingEpochOf(const EpDispatchArguments& a) {
+  if constexpr (hosts) return a.openingEpoch;
+  else return firstEpoch(a.openingEpoch, a.lastEpoch);
+}
+
 // Adds this block's counts to those of the GPU. True for all threads of the block that comes last.
 template <bool hosts>
 __device__ bool addCounts(EpScratch* scratch, const EpDispatchArguments& a, DispatchShared<hosts>& shared,
@@ -91,7 +98,7 @@ __device__ void numberBlocks(EpScratch* scratch, const EpDispatchArguments& a, D
     scratch->tickets = 0;
     // ORDER: publishes the blocks' first rows.
     fenceGpu();
-    storeReleaseGpu(&scratch->numbered, a.sequence);
+    storeReleaseGpu(&scratch->numbered, sequenceOf(a, shared.exchange));
   }
 }
 
@@ -146,7 +153,7 @@ __device__ __forceinline__ void planServed(const EpDispatchArguments& a) {
   if (threadIdx.x >= network.served) return;
   const u32 word = wordsBeforeWays(a) + network.servedWay[threadIdx.x];
   static_cast<EpPlan*>(a.plan)->servedTokens[threadIdx.x] =
-      recordsOf(a).received(a.rank, network.servedRank[threadIdx.x], word);
+      recordsOf(a, a.sequence).received(a.rank, network.servedRank[threadIdx.x], word);
 }
 
 // By the last block.
@@ -160,8 +167,8 @@ __device__ void exchangeCounts(EpScratch* scratch, const EpDispatchArguments& a,
   if constexpr (hosts) {
     copy = reinterpret_cast<u32*>(networkAt(networkOf(a), recordOutOffset(networkOf(a), a.networkCall)));
   }
-  publishRecord(a, shared.counts, experts, ~__ldcg(&scratch->lastBadCell), copy);
-  const RankBarrier barrier = barrierOf<hosts>(a, a.openingEpoch, a.openingCall);
+  publishRecord(a, recordsOf(a, sequenceOf(a, shared.exchange)), shared.counts, experts, ~__ldcg(&scratch->lastBadCell), copy);
+  const RankBarrier barrier = barrierOf<hosts>(a, openingEpochOf<hosts>(a), a.openingCall);
   if constexpr (hosts) {
     sendCounts(a, shared, scope);
   } else {
@@ -174,7 +181,7 @@ __device__ void exchangeCounts(EpScratch* scratch, const EpDispatchArguments& a,
   numberOwn<hosts>(scratch, a, shared, masks);
   if constexpr (hosts) {
     const MeetingState state = {&shared.exchange.status, &shared.exchange.culprit};
-    spreadRecords(networkOf(a), {a.networkCall, a.openingCall}, recordsOf(a), a.ranks, wordsOfRecord(a), state, scope);
+    spreadRecords(networkOf(a), {a.networkCall, a.openingCall}, recordsOf(a, a.sequence), a.ranks, wordsOfRecord(a), state, scope);
   }
   // A rank that has not heard of those it serves does not tell the others that it has.
   const bool meets = !hosts || shared.exchange.status == epStatusGood;
@@ -197,16 +204,16 @@ __device__ void exchangeCounts(EpScratch* scratch, const EpDispatchArguments& a,
   if (threadIdx.x == 0) {
     // ORDER: publishes the plan to the other blocks.
     fenceGpu();
-    storeReleaseGpu(&scratch->planned, a.sequence);
+    storeReleaseGpu(&scratch->planned, sequenceOf(a, shared.exchange));
   }
   tellHost(a, shared.exchange);
 }
 
 // By the other blocks; false when they must leave.
-__device__ __forceinline__ bool awaitWord(const u32* word, const EpDispatchArguments& a, WaitScope scope) {
+__device__ __forceinline__ bool awaitNumber(const u32* word, u32 sequence, const EpDispatchArguments& a, WaitScope scope) {
   bool reached = true;
   scope.timeoutNs += graceNs;
-  if (threadIdx.x == 0) reached = waitForEpoch(word, a.sequence, scope, {a.groupRank, a.openingCall});
+  if (threadIdx.x == 0) reached = waitForEpoch(word, sequence, scope, {a.groupRank, a.openingCall});
   return __syncthreads_and(reached);
 }
 
@@ -230,6 +237,8 @@ __device__ u32 prepareDispatch(const EpDispatchArguments& a, DispatchShared<host
   }
   if (threadIdx.x == 0) {
     shared.badCell = noBadCell;
+    // In a graph, the one after the last; nobody publishes a plan before all blocks have drawn their tickets.
+    shared.exchange.sequence = a.sequence != 0 ? a.sequence : numberAfter(__ldcg(&scratch->planned));
     shared.exchange.status = epStatusGood;
     shared.exchange.detail = 0;
     shared.exchange.culprit = 0;
@@ -243,12 +252,12 @@ __device__ u32 prepareDispatch(const EpDispatchArguments& a, DispatchShared<host
   if (addCounts<hosts>(scratch, a, shared, experts)) {
     exchangeCounts<hosts>(scratch, a, shared, masks, scope);
   } else {
-    if (!awaitWord(&scratch->numbered, a, scope)) return epStatusTimeout;
+    if (!awaitNumber(&scratch->numbered, sequenceOf(a, shared.exchange), a, scope)) return epStatusTimeout;
     // That was for blocks of this GPU; the time for the peers begins now, as it does for the block that waits for them.
     if (threadIdx.x == 0) *scope.firstWait = 0;
     numberOwn<hosts>(scratch, a, shared, masks);
     if constexpr (hosts) tellNumbered(scratch);
-    if (!awaitWord(&scratch->planned, a, scope)) return epStatusTimeout;
+    if (!awaitNumber(&scratch->planned, sequenceOf(a, shared.exchange), a, scope)) return epStatusTimeout;
   }
   // ORDER: what lay in the staging memory was written by ordinary stores; the copy engine writes there next.
   fenceProxyAsyncShared();

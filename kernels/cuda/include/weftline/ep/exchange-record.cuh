@@ -26,6 +26,11 @@ struct ExchangeRecords {
   }
 };
 
+// A failure that all ranks found alike; of a wait that ended without its peer the trap record tells.
+__device__ __forceinline__ bool isJudged(u32 status) {
+  return status != epStatusGood && status != epStatusTimeout && status != epStatusOtherCall;
+}
+
 // A choice or a place as the caller gave it, 4 or 8 bytes wide.
 __device__ __forceinline__ i64 integerAt(const void* cells, u32 bytes, u64 cell) {
   return bytes == 8 ? static_cast<const i64*>(cells)[cell] : static_cast<const i32*>(cells)[cell];

@@ -21,7 +21,7 @@ struct RecordShape {
   u32 placesAt;
   bool isReplay;
 
-  __device__ __forceinline__ explicit RecordShape(const EpDispatchArguments& a) : isReplay(a.sequence == 0) {
+  __device__ __forceinline__ explicit RecordShape(const EpDispatchArguments& a) : isReplay(a.counts == 0) {
     const u32 columns = a.topk == nullptr ? 0 : a.topkColumns;
     scalesAt = a.rowBytes + columns * a.indexBytes;
     weightsAt = scalesAt + a.scaleBytes;

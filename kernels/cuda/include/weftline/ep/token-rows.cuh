@@ -59,12 +59,12 @@ struct TokenRows {
 
 // By all blocks; `memory`: dynamic shared memory, which begins with the barriers of the copy engine. False when the block must
 // leave.
-__device__ __forceinline__ bool combineOnHost(const EpCombineArguments& a, u8* memory, const WaitScope& scope) {
+__device__ __forceinline__ bool combineOnHost(const EpCombineArguments& a, u8* memory, u32 epoch, const WaitScope& scope) {
   constexpr u32 barrierBytes = 1024;
   const u32 warp = threadIdx.x / lanesPerWarp;
   u64* barriers = reinterpret_cast<u64*>(memory) + gatherStages * warp;
   makeGatherBarriers(barriers);
-  const RankBarrier opening = {a.peers, a.ranks, a.rank, a.openingEpoch, a.openingCall};
+  const RankBarrier opening = {a.peers, a.ranks, a.rank, epoch, a.openingCall};
   if (!enterTogether(opening, scope)) return false;
   // ORDER: peers wrote their rows before they arrived; the copy engine reads them after.
   fenceProxyAsync();

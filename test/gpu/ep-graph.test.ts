@@ -1,0 +1,64 @@
+// CUDA graphs of EpBuffer and EPAll2AllLayer: replays with other contents give what direct calls give, and end as those do.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import { settingsTable } from 'weftline';
+import { resultOf, runRanks } from '../local/support/run-ranks.ts';
+import { testSeed } from '../support/seed.ts';
+import { cacheFolder, noGpu } from './support/gpu.ts';
+
+const script = new URL('./processes/ep-graph.js', import.meta.url);
+const env = { WEFTLINE_TEST_DEVICE: 'cuda', [settingsTable.cacheFolder.env]: cacheFolder };
+const timeoutMs = 300_000;
+const seed = String(testSeed());
+
+for (const [ranks, shapes, replays] of [
+  [2, 1, 1000],
+  [2, 4, 25],
+  [1, 2, 20],
+] as const) {
+  const name = `${replays} replays of each of ${shapes} shapes on ${ranks} ranks give what direct calls give`;
+  test(name, { skip: noGpu }, async (context) => {
+    context.diagnostic(`WEFTLINE_TEST_SEED=${seed}`);
+    const args = ['compare', String(shapes), String(replays), seed];
+    const { exitCode, transcript } = await runRanks(ranks, script, { args, env, timeoutMs });
+    assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
+  });
+}
+
+test('what cannot be recorded or launched is refused by name, and calls go on', { skip: noGpu }, async () => {
+  const { exitCode, transcript } = await runRanks(2, script, { args: ['refusals'], env, timeoutMs });
+  assert.equal(exitCode, 0, transcript);
+});
+
+interface Ending {
+  readonly code: string;
+  readonly message: string;
+}
+
+test('a replay without one of the ranks ends at its deadline, and names it', { skip: noGpu }, async () => {
+  const { ranks, transcript } = await runRanks(2, script, { args: ['absent'], env, graceMs: 10_000 });
+  const { code, message } = resultOf(ranks[0]) as Ending;
+  assert.equal(code, 'WL_TIMEOUT', transcript);
+  assert.match(message, /Kernel epDispatch of rank 0 waited (?:19\d\d|2000) ms for rank 1 \(dispatch/, transcript);
+});
+
+test('kill -9 of a rank ends a replay that waits for it, and names it', { skip: noGpu }, async () => {
+  const { ranks, transcript } = await runRanks(2, script, { args: ['killed'], env, graceMs: 10_000 });
+  const { code, message } = resultOf(ranks[0]) as Ending;
+  assert.equal(code, 'WL_PEER_LOST', transcript);
+  assert.match(message, /[Rr]ank 1\b/, transcript);
+});
+
+for (const [scenario, message] of [
+  ['bound', /Rank 0 would receive \d+ rows, more than its numWorstTokens 4/],
+  ['layer bound', /Rank 0 would receive \d+ rows, more than its numWorstTokens 3/],
+] as const) {
+  test(`${scenario}: a replay that brings more rows fails on every rank alike`, { skip: noGpu }, async () => {
+    const { ranks, transcript } = await runRanks(2, script, { args: [scenario], env });
+    for (const rank of ranks) {
+      const ending = resultOf(rank) as Ending;
+      assert.equal(ending.code, 'WL_CAPACITY', transcript);
+      assert.match(ending.message, message, transcript);
+    }
+  });
+}
