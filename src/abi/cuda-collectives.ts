@@ -9,7 +9,7 @@ export const COLLECTIVE_MAX_BLOCKS = 32;
 /** Registered allocations at most, counted from 1; 0 is none. */
 export const COLLECTIVE_MAX_REGISTRATIONS = 64;
 /** Messages of a launch at most, and of these from one rank to another. */
-export const COLLECTIVE_MAX_MESSAGES = 64;
+const COLLECTIVE_MAX_MESSAGES = 64;
 export const COLLECTIVE_POSTS = 4;
 
 /** In a call word: what is computed, 36 bits above the count of elements. A double holds the whole. */

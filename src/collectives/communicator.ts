@@ -126,7 +126,8 @@ export class Communicator implements AsyncDisposable {
    * Collective: every rank names one tensor. On GPUs all ranks map the memory of each, once per allocation, and large calls
    * whose tensors (slices too) are registered on all ranks read and write them where they lie, without a copy through the
    * window. Registered memory must live until all ranks have closed the Communicator, or until the tensor is disposed after
-   * the last call that uses it. On CPUs it changes nothing. WL_CAPACITY above 64 tensors.
+   * the last call that uses it. Tensors below 2 MiB stay unregistered, and on CPUs it changes nothing. WL_CAPACITY above 64
+   * tensors.
    */
   register(tensor: Tensor, options: WaitOptions = {}): Promise<void> {
     return this.#guard.run('register', () => {

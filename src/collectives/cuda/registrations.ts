@@ -8,6 +8,9 @@ import { shareOutcome } from '../../world/outcomes.ts';
 import type { TensorAllocator } from '../../device/tensor-set.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 
+/** What the driver shares at once: of smaller allocations the other ranks would map the neighbours as well. */
+const SHARED_BLOCK = 2 << 20;
+
 /** Memory of this rank that has a number, the same one on all ranks. */
 interface Registered {
   readonly id: number;
@@ -59,7 +62,7 @@ export class Registrations implements Disposable {
     return this.#last;
   }
 
-  /** Collective. Fails on all ranks alike. */
+  /** Collective. Fails on all ranks alike. Nothing is registered where the memory of one rank is too small for it. */
   async add({ storage }: Tensor, wait: CallWait): Promise<void> {
     const { ranks } = this.#group;
     const offer = (): Offer => {
@@ -70,6 +73,7 @@ export class Registrations implements Disposable {
     const offers = await shareOutcome(this.#group, { name: 'collectives/register', facts: {}, work: offer }, wait);
     if (offers.failure !== undefined) throw offers.failure;
     const all = offers.values as readonly Offer[];
+    if (all.some(({ bytes }) => bytes < SHARED_BLOCK)) return;
     if (all.every(({ known }) => known !== 0 && known === all[0]!.known)) return;
     const id = this.#last + 1;
     const open = async (): Promise<void> => {

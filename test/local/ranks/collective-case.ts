@@ -115,6 +115,11 @@ function make({ kind, dtype, op, root, counts, seed }: CollectiveCase, ranks: nu
   }
 }
 
+/** Elements of memory that is large enough to be registered. */
+function registered(count: number): number {
+  return Math.max(count, 2 << 20);
+}
+
 /** How a call is made; it may be made again with the same tensors. */
 export type AroundCall = (call: () => Promise<void>) => Promise<void>;
 
@@ -132,13 +137,18 @@ export async function runCollectiveCase(
   const expected = made.expected(rank);
   const count = counts[0]![0]!;
   const isLarge = kind === 'allGather' && inPlace;
-  using memory = await device.tensor(dtype, [values.length], values);
-  using results = device.empty(dtype, [expected?.length ?? values.length]);
+  // On GPUs one tensor of some cases is registered, and both of some.
+  const registers = device.kind === 'cuda' ? of.seed % 3 : 0;
+  using memoryBlock = device.empty(dtype, [registers > 0 ? registered(values.length) : values.length]);
+  const memory = memoryBlock.slice(0, values.length);
+  await memory.fromHost(values);
+  const length = expected?.length ?? values.length;
+  using resultsBlock = device.empty(dtype, [registers > 0 ? registered(length) : length]);
+  const results = resultsBlock.slice(0, length);
   const place = rank * count;
   if (isLarge) await results.slice(place, place + count).fromHost(values);
-  // Of some cases one tensor is registered, of some both.
-  if (of.seed % 3 > 0) await communicator.register(inPlace && !isLarge ? memory : results);
-  if (of.seed % 3 > 1) await communicator.register(memory);
+  if (registers > 0) await communicator.register(inPlace && !isLarge ? memory : results);
+  if (registers > 1) await communicator.register(memory);
   let output: Tensor | undefined = inPlace ? memory : results;
   const input = inPlace ? undefined : memory;
   if (isLarge) output = results;

@@ -11,7 +11,7 @@ import { type CollectivesWorkload, countOf, cudaIterationsOf, sizePlans } from '
 import { NcclLoop } from './nccl-loop.ts';
 
 /** Results of larger calls are not compared: bringing them to the host takes longer than all calls. */
-const MOST_COMPARED = 8 << 20;
+const MOST_COMPARED = 32 << 20;
 
 export interface CudaCollectivesBenchOptions {
   readonly workload: CollectivesWorkload;
