@@ -1,13 +1,14 @@
 // Calls in a CUDA graph: their kernels get no numbers, and the host counts with each launch; with a pretended driver.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import type { CudaDevice } from 'weftline';
+import { type CudaDevice, readSettings } from 'weftline';
 import { CudaCallOrder } from '#lib/collective/cuda-call-order.js';
 import { CudaCalls } from '#lib/collective/cuda-calls.js';
 import { CudaContext } from '#lib/device/cuda/cuda-context.js';
 import { CudaEvent } from '#lib/device/cuda/cuda-event.js';
 import { captureGraph } from '#lib/device/cuda/cuda-graph.js';
 import { CudaStream } from '#lib/device/cuda/cuda-stream.js';
+import { addressOf } from '#lib/native/library.js';
 import { pretendDriver } from '../support/pretended-driver.ts';
 
 interface Pretended {
@@ -20,6 +21,8 @@ interface Pretended {
 
 function pretend(requireReady: () => void = () => {}): Pretended {
   const { driver, status } = pretendDriver();
+  const trap = new Uint8Array(new SharedArrayBuffer(4096));
+  status.cuMemHostAlloc = (out) => (((out as [number])[0] = Number(addressOf(trap))), 0);
   const context = CudaContext.retain(0, driver);
   const steps: string[] = [];
   status.cuGraphLaunch = () => (steps.push('launched'), 0);
@@ -33,7 +36,7 @@ function pretend(requireReady: () => void = () => {}): Pretended {
     createEvent: () => new CudaEvent(context, { timing: false, timeoutMs: 5000 }),
   } as unknown as CudaDevice;
   const peerLost = new AbortController().signal;
-  const calls = new CudaCalls({ ranks: [0], settings: { timeoutMs: 5000 } as never, peerLost }, device);
+  const calls = new CudaCalls({ ranks: [0], settings: readSettings({ timeoutMs: 5000 }, {}), peerLost }, device);
   const order = new CudaCallOrder(device);
   const memory = { end: () => {}, release: () => {} };
   const record = (what: () => void): ReturnType<typeof captureGraph> =>
