@@ -4,6 +4,7 @@ import { type CallWait, deadlineOf } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import { pollUntil } from '../device/cuda/poll.ts';
+import { recordingOf } from '../device/cuda/recorded-calls.ts';
 import { type ExpiredWait, TrapBox } from '../device/cuda/trap-box.ts';
 import type { Tensor } from '../device/tensor.ts';
 import type { RankGroup } from '../world/rank-group.ts';
@@ -35,7 +36,8 @@ export class CudaCalls implements Disposable {
   readonly #options: CudaCallsOptions;
   readonly #stopJudging: () => void;
   readonly #context: CudaDevice['context'];
-  readonly #lastEpoch: Tensor<'i32'>;
+  readonly #device: CudaDevice;
+  #lastEpoch: Tensor<'i32'> | undefined;
   #epoch = 0;
   #dispatch = 0;
   #broken: WeftlineError | undefined;
@@ -43,10 +45,9 @@ export class CudaCalls implements Disposable {
   constructor(group: CallingGroup, device: CudaDevice, options: CudaCallsOptions = {}) {
     this.#group = group;
     this.#options = options;
+    this.#device = device;
     this.#context = device.context;
     this.traps = new TrapBox(device.context);
-    this.#lastEpoch = device.empty('i32', [1]);
-    device.setBytes(this.#lastEpoch, 0);
     // The next wait for the device throws if a kernel left early, so that nobody takes what it left for results.
     this.#stopJudging = device.context.judgeWaits(() => {
       if (this.#broken === undefined) this.#throwIfFailed();
@@ -60,11 +61,15 @@ export class CudaCalls implements Disposable {
     this.#stopJudging();
     this.#group.peerLost.removeEventListener('abort', this.#abandon);
     this.traps[Symbol.dispose]();
-    this.#lastEpoch.dispose();
+    this.#lastEpoch?.dispose();
   }
 
-  /** Where kernels leave the epoch of their last barrier, from which those of graphs count on. */
+  /** Where kernels leave the epoch of their last barrier, from which those of graphs count on. Fails with WL_MEMORY. */
   get lastEpochAddress(): number {
+    if (this.#lastEpoch === undefined) {
+      this.#lastEpoch = this.#device.empty('i32', [1]);
+      this.#device.setBytes(this.#lastEpoch, 0);
+    }
     return this.#lastEpoch.address;
   }
 
@@ -109,7 +114,7 @@ export class CudaCalls implements Disposable {
    * Before each call: while a graph is recorded it becomes part of that, from then on with what `recording` does at its launches.
    */
   record(recording: RecordingOf): void {
-    const { recording: present } = this.#context;
+    const present = recordingOf(this.#context);
     if (present === undefined || present.has(this)) return;
     present.set(this, new RecordedCollective(this, recording));
   }
@@ -162,7 +167,7 @@ export class CudaCalls implements Disposable {
 
   /** What the graph that is recorded now has of this object. */
   get #recorded(): RecordedCollective | undefined {
-    return this.#context.recording?.get(this) as RecordedCollective | undefined;
+    return recordingOf(this.#context)?.get(this) as RecordedCollective | undefined;
   }
 
   /** A call that failed comes first: timeouts of ranks that then waited for the failed one are its consequence. */

@@ -3,7 +3,6 @@
 import type { CudaStream } from '../device/cuda/cuda-stream.ts';
 import type { RecordedCalls } from '../device/cuda/recorded-calls.ts';
 import type { CudaCallOrder } from './cuda-call-order.ts';
-import type { CudaCalls } from './cuda-calls.ts';
 
 /** What an object's engine has to do with recordings. */
 export interface RecordingOf {
@@ -12,15 +11,21 @@ export interface RecordingOf {
   readonly begin: () => () => void;
 }
 
+/** What counts the calls of an object. */
+interface CallCounts {
+  throwIfUnusable(): void;
+  countLaunch(used: { readonly epochs: number; readonly dispatches: number }): void;
+}
+
 export class RecordedCollective implements RecordedCalls {
   /** Barriers that the recorded kernels come to, and their dispatches that count. */
   epochs = 0;
   dispatches = 0;
-  readonly #calls: CudaCalls;
+  readonly #calls: CallCounts;
   readonly #order: CudaCallOrder;
   readonly #requireReady: () => void;
 
-  constructor(calls: CudaCalls, { order, begin }: RecordingOf) {
+  constructor(calls: CallCounts, { order, begin }: RecordingOf) {
     this.#calls = calls;
     this.#order = order;
     this.#requireReady = begin();

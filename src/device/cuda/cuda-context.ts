@@ -3,7 +3,6 @@ import { WeftlineError } from '../../core/errors.ts';
 import { type CudaCall, type CudaDriver, cudaDriver } from '../../native/cuda-driver.ts';
 import type { Out } from '../../native/library.ts';
 import { CUDA_SUCCESS, cudaError, isSticky } from './cuda-status.ts';
-import type { Recording } from './recorded-calls.ts';
 
 /** The context that this thread made current last; each thread loads its own copy of this module. */
 let currentHandle = 0;
@@ -36,7 +35,7 @@ export class CudaContext implements Disposable {
   /** Counts what was enqueued on any stream. */
   workCount = 0;
   /** What is enqueued is recorded and does not run; see device.capture(). */
-  recording: Recording | undefined;
+  isCapturing = false;
   #lost: WeftlineError | undefined;
   #disposed = false;
   readonly #resources = new Set<ContextResource>();
@@ -98,7 +97,7 @@ export class CudaContext implements Disposable {
 
   /** Fails with WL_UNSUPPORTED while a graph is recorded, which `what` cannot be part of. */
   refuseCapture(what: string): void {
-    if (this.recording === undefined) return;
+    if (!this.isCapturing) return;
     throw new WeftlineError(
       'WL_UNSUPPORTED',
       `Cannot record ${what} in a graph: do it before or after device.capture()`,

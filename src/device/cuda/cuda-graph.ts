@@ -4,7 +4,7 @@ import type { Out } from '../../native/library.ts';
 import type { CudaContext } from './cuda-context.ts';
 import { CudaStream } from './cuda-stream.ts';
 import type { KeptMemory } from './memory-pool.ts';
-import type { RecordedCalls, Recording } from './recorded-calls.ts';
+import { type RecordedCalls, type Recording, setRecording } from './recorded-calls.ts';
 
 /** CUstreamCaptureMode: only what touches the recorded streams is part of it; fences of other work may be looked at. */
 const RELAXED = 2;
@@ -88,7 +88,7 @@ export async function captureGraph(
   context.refuseCapture('another capture');
   context.call('cuStreamBeginCapture', stream.handle, RELAXED);
   const recording: Recording = new Map();
-  context.recording = recording;
+  setRecording(context, recording);
   const memory = keepMemory();
   const graph: Out = [0];
   const executable: Out = [0];
@@ -97,7 +97,7 @@ export async function captureGraph(
     try {
       await record();
     } finally {
-      context.recording = undefined;
+      setRecording(context, undefined);
       memory.end();
       // Also where the recording has failed: the stream must work again. The first error is the one to tell.
       status = context.status('cuStreamEndCapture', stream.handle, graph);

@@ -1,4 +1,5 @@
 // What a graph does at each launch besides its nodes: objects whose calls it repeats check them, and count them.
+import type { CudaContext } from './cuda-context.ts';
 import type { CudaStream } from './cuda-stream.ts';
 
 /** The calls of one object in one recording. */
@@ -13,5 +14,19 @@ export interface RecordedCalls {
   endLaunch(): void;
 }
 
-/** While a graph is recorded: by object, those that have something to do at each launch. */
+/** By object, those that have something to do at each launch. */
 export type Recording = Map<object, RecordedCalls>;
+
+const recordings = new WeakMap<CudaContext, Recording>();
+
+/** Begins with an empty recording, or ends it with undefined. */
+export function setRecording(context: CudaContext, recording: Recording | undefined): void {
+  context.isCapturing = recording !== undefined;
+  if (recording === undefined) recordings.delete(context);
+  else recordings.set(context, recording);
+}
+
+/** Hot path. What is recorded now; undefined if nothing is. */
+export function recordingOf(context: CudaContext): Recording | undefined {
+  return context.isCapturing ? recordings.get(context) : undefined;
+}

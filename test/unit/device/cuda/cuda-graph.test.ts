@@ -49,5 +49,5 @@ test('what is no function is refused before anything is recorded', async () => {
     message: /^Invalid record: expected a function/,
   });
   assert.equal(calls.length, before);
-  assert.equal(context.recording, undefined);
+  assert.equal(context.isCapturing, false);
 });
