@@ -2,7 +2,7 @@
 import { type ErrorCode, WeftlineError } from './errors.ts';
 import { addSamples, type Sample } from './samples.ts';
 
-export const epModes = ['buffer', 'layer', 'low_latency'] as const;
+const epModes = ['buffer', 'layer', 'low_latency'] as const;
 export type EpMode = (typeof epModes)[number];
 const ops = ['dispatch', 'combine'] as const;
 export type EpOp = (typeof ops)[number];

@@ -4,7 +4,7 @@ import { addTraceSink } from '../core/trace.ts';
 import { observeWaits } from '../core/waits.ts';
 import { MetricsSink } from './metrics-sink.ts';
 
-export class Collected {
+class Collected {
   readonly sink = new MetricsSink();
   /** By world rank: seconds, and waits. */
   readonly #waits = new Map<number, Float64Array>();

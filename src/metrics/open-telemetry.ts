@@ -12,24 +12,33 @@ export type TelemetryAttributes = Readonly<Record<string, string | number | bool
 
 /** What is used of a Meter of @opentelemetry/api. */
 export interface TelemetryMeter {
+  /** Of times, in seconds. */
   createHistogram(name: string, options?: object): { record(value: number, attributes?: TelemetryAttributes): void };
+  /** Read when the meter collects. */
   createObservableCounter(name: string, options?: object): object;
+  /** Read when the meter collects. */
   createObservableGauge(name: string, options?: object): object;
+  /** Calls back at each collection. */
   // oxlint-disable-next-line typescript/no-explicit-any -- instruments of the meter's own types go back to it
   addBatchObservableCallback(callback: (result: any) => void | Promise<void>, observables: any[]): void;
+  /** Takes the callback back. */
   // oxlint-disable-next-line typescript/no-explicit-any -- as above
   removeBatchObservableCallback(callback: (result: any) => void | Promise<void>, observables: any[]): void;
 }
 
 /** What is used of a Tracer of @opentelemetry/api. */
 export interface TelemetryTracer {
+  /** A child of the active span. */
   startSpan(name: string, options?: { attributes?: Record<string, string | number> }): TelemetrySpan;
 }
 
 /** What is used of its spans. */
 export interface TelemetrySpan {
+  /** Says that it failed. */
   setStatus(status: { code: number; message?: string }): unknown;
+  /** Says why. */
   recordException(exception: Error): void;
+  /** When the call or transfer has ended. */
   end(): void;
 }
 

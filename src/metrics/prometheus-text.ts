@@ -9,11 +9,13 @@ interface Line {
   readonly metricName: string;
 }
 
-export const contentType: string = prometheus.Registry.PROMETHEUS_CONTENT_TYPE;
+const { Registry: MetricSet } = prometheus;
+
+export const contentType: string = MetricSet.PROMETHEUS_CONTENT_TYPE;
 
 /** Metrics of processes, each with labels that say whose they are. */
 export function prometheusOfRanks(processes: readonly LabelledMetrics[]): Promise<string> {
-  const registry = new prometheus.Registry();
+  const set = new MetricSet();
   const names = Object.keys(metricTable) as MetricName[];
   for (const name of names) {
     const families = processes.flatMap(({ labels, metrics }) =>
@@ -27,9 +29,9 @@ export function prometheusOfRanks(processes: readonly LabelledMetrics[]): Promis
     );
     // A metric of prom-client is what can tell these; our own counts are where no call has to look for them.
     const metric = { name, get: () => Promise.resolve({ name, help, type, values, aggregator: 'sum' }) };
-    registry.registerMetric(metric as unknown as Metric);
+    set.registerMetric(metric as unknown as Metric);
   }
-  return registry.metrics();
+  return set.metrics();
 }
 
 /** What one process says of itself. */
