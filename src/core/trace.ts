@@ -24,6 +24,8 @@
  *   staging.carry: from there until it has come back; staging.land: the copy of what came back of a read. On the
  *   receiver's staging thread: staging.copy-in: from the sight of a piece to the end of its copy and answer
  * - transport.burst: making and sending packets of one connection
+ * - transport.send: the last packet of a message, a signal or the answer to a read was made; transport.arrival: it has come
+ *   to the peer as a whole. Moments, of which the same label and subject name both
  * - device-api.serve: one round over a command queue
  */
 export const tracePoints = [
@@ -56,6 +58,8 @@ export const tracePoints = [
   'staging.land',
   'staging.copy-in',
   'transport.burst',
+  'transport.send',
+  'transport.arrival',
   'device-api.serve',
 ] as const;
 
