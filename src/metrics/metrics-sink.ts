@@ -159,7 +159,8 @@ export class MetricsSink implements TraceSink {
   }
 
   #callOf(label: string): Call | undefined {
-    if (this.#calls.has(label)) return this.#calls.get(label);
+    const known = this.#calls.get(label);
+    if (known !== undefined || this.#calls.has(label)) return known;
     const facts = readCallLabel(label);
     const series = facts === undefined ? undefined : seriesOfCall(facts);
     const histogram = series === undefined ? undefined : this.#histogram(series.name, series.labels);

@@ -1,9 +1,11 @@
 // weftline stats: the metrics of all ranks of running jobs, as JSON, for Prometheus, or in the shape of NCCL's inspector.
 import { type Command, Option } from 'commander';
-import { WeftlineError } from '../../core/errors.ts';
+import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
 import { chooseAnyJobs } from '../../world/watching/find-jobs.ts';
-import { readJobMetrics } from '../../world/watching/job-metrics.ts';
+import { type JobMetrics, readJobMetrics } from '../../world/watching/job-metrics.ts';
+import type { WatchedJob } from '../../world/watching/job-view.ts';
 import { inspectorLines } from '../stats/inspector-lines.ts';
+import { exitCodes } from './exit-codes.ts';
 import { addJobArgument, orUsage, waitOption } from './watch-options.ts';
 
 const formats = ['json', 'prometheus', 'inspector'] as const;
@@ -43,7 +45,9 @@ Examples:
     const jobs = await orUsage(command, () => chooseAnyJobs(wanted, wait));
     const alone = jobs.filter(({ size }) => size === 1);
     if (alone.length > 0 && wanted !== undefined) throw refuseAlone();
-    const found = await Promise.all(jobs.filter(({ size }) => size > 1).map((job) => readJobMetrics(job, wait)));
+    const asked = jobs.filter(({ size }) => size > 1);
+    const found = (await Promise.all(asked.map((job) => askOrSay(job, wait)))).flat();
+    if (found.length === 0 && wanted !== undefined) process.exitCode = exitCodes.failure.code;
     for (const { jobId, silent } of found)
       if (silent.length > 0)
         process.stderr.write(`weftline: job ${jobId}: no answer within ${wait} ms from ranks ${silent.join(', ')}\n`);
@@ -59,6 +63,16 @@ Examples:
       process.stdout.write(`${JSON.stringify({ jobs: documents }, undefined, 2)}\n`);
     }
   });
+}
+
+/** A job that cannot be asked, or has just ended, must not hide the others. */
+async function askOrSay(job: WatchedJob, wait: number): Promise<JobMetrics[]> {
+  try {
+    return [await readJobMetrics(job, wait)];
+  } catch (error) {
+    process.stderr.write(`weftline: job ${job.prefix}: ${asWeftlineError(error).message}\n`);
+    return [];
+  }
 }
 
 function refuseAlone(): WeftlineError {
