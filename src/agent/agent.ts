@@ -89,7 +89,7 @@ export class Agent implements AsyncDisposable {
     const settings = readSettings(options.settings);
     startTracing(settings);
     // Of a rank join() has started them.
-    if (!isRank()) await startMetrics(settings);
+    if (settings.metrics !== '' && !isRank()) await startMetrics(settings);
     const incarnation = `${Date.now().toString(16).padStart(12, '0')}${randomBytes(2).toString('hex')}`;
     const token = readToken(options.token);
     const credentials = credentialsOf(token);
