@@ -86,6 +86,26 @@ async function errorsPage() {
   return page('Error codes and exit codes', ...parts);
 }
 
+async function metricsPage() {
+  const { metricTable, tracingChannelNames } = await import('../dist/metrics/index.js');
+  return page(
+    'Metrics',
+    'Names, labels and units follow Prometheus: seconds, bytes, counters end with `_total`. Every series also carries `rank`, `local_rank`, `job_id`, `hostname` and `pid` of the process that serves it. How to get them: [Watching a job](../guides/watching.md#metrics). Histograms have buckets at 1, 2.5 and 5 of each decade from 1 µs to 50 s; summaries have a sum and a count. Histograms, `weftline_ep_wait_seconds` and metrics of agents are there only while times are collected.',
+    table(
+      ['metric', 'kind', 'labels', 'what it says'],
+      Object.entries(metricTable).map(([name, { kind, labels, help }]) => [
+        `\`${name}\``,
+        kind,
+        labels.map((label) => `\`${label}\``).join(', '),
+        help,
+      ]),
+    ),
+    '## Tracing channels',
+    'Of `node:diagnostics_channel`. Those of calls tell `object`, `call`, `number` and `ranks`, that of transfers `agent`, `peer`, `operation`, `backend` and `bytes`; `error` once it is known.',
+    tracingChannelNames.map((name) => `- \`${name}\``).join('\n'),
+  );
+}
+
 /** What --help prints, in the width that it has without a terminal. */
 function helpOf(command) {
   let text = '';
@@ -110,7 +130,12 @@ async function commandsPage() {
   );
 }
 
-const pages = { settings: await settingsPage(), errors: await errorsPage(), commands: await commandsPage() };
+const pages = {
+  settings: await settingsPage(),
+  errors: await errorsPage(),
+  metrics: await metricsPage(),
+  commands: await commandsPage(),
+};
 const isCheck = process.argv.includes('--check');
 const folder = `${root}docs/reference`;
 mkdirSync(folder, { recursive: true });

@@ -9,7 +9,9 @@ import { WakeWord } from '../threads/wake-word.ts';
 import { type Credentials, credentialsOf } from '../meeting/credentials.ts';
 import { readSettings, type Settings } from '../settings/settings.ts';
 import { readToken } from '../settings/token.ts';
+import { startMetrics } from '../metrics/start-metrics.ts';
 import { startTracing } from '../tracing/start-tracing.ts';
+import { isRank } from '../world/environment.ts';
 import { hostIdentity } from '../world/host-identity.ts';
 import { addressOfAgent } from './agent-address.ts';
 import { keepCredentials } from './agent-credentials.ts';
@@ -86,6 +88,8 @@ export class Agent implements AsyncDisposable {
     checkOptions(options, agentOptionNames, 'options of Agent.create');
     const settings = readSettings(options.settings);
     startTracing(settings);
+    // Of a rank join() has started them.
+    if (settings.metrics !== '' && !isRank()) await startMetrics(settings);
     const incarnation = `${Date.now().toString(16).padStart(12, '0')}${randomBytes(2).toString('hex')}`;
     const token = readToken(options.token);
     const credentials = credentialsOf(token);

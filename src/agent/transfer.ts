@@ -2,6 +2,8 @@
 import { WeftlineError } from '../core/errors.ts';
 import { checkOptions } from '../core/check-options.ts';
 import { type WaitOptions, waitOptionNames } from '../core/deadline.ts';
+import { beginChannelCall, endChannelCall, type TransferContext, transferChannel } from '../core/call-channels.ts';
+import { countError } from '../core/counts.ts';
 import { traceBegin, traceEnd } from '../core/trace.ts';
 import type { BackendLink, BackendTransfer, TransferOperation, TransferState } from './backend.ts';
 import type { BackendName } from './backends/backend-table.ts';
@@ -50,6 +52,8 @@ const [POSTED_AT, POST, TRANSFER, ALL_POSTS, ALL_TRANSFERS] = [0, 1, 2, 3, 4] as
 /** Transfers of this process so far. */
 let traced = 0;
 
+const channel = transferChannel();
+
 /**
  * A post fails with WL_INVALID_ARGUMENT while one is under way or for a message that is too long, WL_CLOSED when the
  * transfer, its memory or the agent is released, WL_STALE when the peer's metadata have been replaced, and with the link's error when the peer is gone.
@@ -63,11 +67,15 @@ export class Transfer implements Awaited, AsyncDisposable {
   /** Which path it got. */
   readonly backend: BackendName;
   readonly #parts: TransferParts;
+  /** Of its trace. */
+  readonly #label: string;
   /** In one piece of memory: after a copy that emptied the caches, each further cache line costs. */
   readonly #times: Float64Array = new Float64Array(5);
   #posts = 0;
   #failures = 0;
   #isUnderWay = false;
+  /** Of a post whose begin listeners were told. */
+  #told: TransferContext | undefined;
   #releasing: Promise<void> | undefined;
 
   /** @internal */
@@ -76,6 +84,7 @@ export class Transfer implements Awaited, AsyncDisposable {
     this.operation = parts.operation;
     this.backend = parts.backend;
     this.#parts = parts;
+    this.#label = `${parts.operation} by ${parts.backend}`;
   }
 
   /** Name of the agent at the other end. */
@@ -115,7 +124,7 @@ export class Transfer implements Awaited, AsyncDisposable {
     traceBegin('agent.post', this.#traced);
     inner.post(bytes);
     traceEnd('agent.post', this.#traced);
-    traceBegin('agent.transfer', this.#traced);
+    traceBegin('agent.transfer', this.#traced, this.#label);
     const end = performance.now();
     const times = this.#times;
     times[POSTED_AT] = start;
@@ -123,6 +132,7 @@ export class Transfer implements Awaited, AsyncDisposable {
     times[ALL_POSTS]! += end - start;
     this.#posts++;
     this.#isUnderWay = true;
+    if (channel.hasSubscribers) this.#tell();
     if (inner.state === 'pending') this.#parts.onPost(this);
     else this.#end(end);
   }
@@ -193,12 +203,26 @@ export class Transfer implements Awaited, AsyncDisposable {
 
   #end(now: number): void {
     this.#isUnderWay = false;
-    traceEnd('agent.transfer', this.#traced);
+    traceEnd('agent.transfer', this.#traced, this.#label, this.#parts.bytes);
     const times = this.#times;
     const time = now - times[POSTED_AT]!;
     times[TRANSFER] = time;
     times[ALL_TRANSFERS]! += time;
-    if (this.#parts.inner.state === 'failed') this.#failures++;
+    const { state, error } = this.#parts.inner;
+    if (state === 'failed') {
+      this.#failures++;
+      countError(error);
+    }
+    if (this.#told === undefined) return;
+    if (state === 'failed') this.#told.error = error;
+    endChannelCall(channel, this.#told);
+    this.#told = undefined;
+  }
+
+  #tell(): void {
+    const { agent, operation, backend, bytes } = this.#parts;
+    this.#told = { agent, peer: this.peer, operation, backend, bytes };
+    beginChannelCall(channel, this.#told);
   }
 
   #throwFailure(): void {

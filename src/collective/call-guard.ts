@@ -1,4 +1,7 @@
 // Lets one collective call at a time use an object, because overlapping calls would use the same window.
+import type { TracingChannel } from 'node:diagnostics_channel';
+import { beginChannelCall, type CallContext, callChannel, endChannelCall } from '../core/call-channels.ts';
+import { countError } from '../core/counts.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { isTraced, traceBegin, traceEnd } from '../core/trace.ts';
 import { type ObjectSource, type ObjectState, watchObject } from '../core/waits.ts';
@@ -6,13 +9,27 @@ import { type ObjectSource, type ObjectState, watchObject } from '../core/waits.
 /** How many objects of a kind there have been, by kind and ranks: collective objects are made in one order on all ranks. */
 const created = new Map<string, number>();
 
+/** Of all calls of one name. */
+interface NamedCall {
+  readonly name: string;
+  /** The same text each time, so that a call makes none. */
+  readonly label: string;
+  readonly channel: TracingChannel<unknown, object>;
+}
+
 export class CallGuard implements ObjectSource {
+  /** What the present call carries for this rank, in bytes, for those who measure it; 0 until the call has said so. */
+  bytes = 0;
   readonly #object: string;
   readonly #ranks: readonly number[];
   readonly #number: number;
   readonly #unwatch: () => void;
   #calls = 0;
-  readonly #labels = new Map<string, string>();
+  readonly #named = new Map<string, NamedCall>();
+  /** The one that ran last: as a rule the next is of the same name. */
+  #latest: NamedCall | undefined;
+  /** Of a call whose begin listeners were told. */
+  #told: CallContext | undefined;
   #last: string | undefined;
   #present: string | undefined;
   #closed = false;
@@ -40,10 +57,14 @@ export class CallGuard implements ObjectSource {
   /** Runs the call, or fails with WL_CLOSED after close(), WL_INVALID_ARGUMENT while another one runs. */
   async run<T>(name: string, call: () => Promise<T>): Promise<T> {
     this.begin(name);
+    let failure: unknown;
     try {
       return await call();
+    } catch (error) {
+      failure = error;
+      throw error;
     } finally {
-      this.end();
+      this.end(failure);
     }
   }
 
@@ -53,21 +74,40 @@ export class CallGuard implements ObjectSource {
     this.#present = name;
     this.#last = name;
     this.#calls += 1;
-    if (isTraced()) traceBegin('call', this.#calls, this.#label(name));
+    this.bytes = 0;
+    const named = this.#latest?.name === name ? this.#latest : this.#nameCall(name);
+    if (named.channel.hasSubscribers) this.#tell(named);
+    if (isTraced()) traceBegin('call', this.#calls, named.label);
   }
 
-  end(): void {
-    if (isTraced() && this.#present !== undefined) traceEnd('call', this.#calls, this.#label(this.#present));
+  /** `failure`: what the call threw. */
+  end(failure?: unknown): void {
+    const named = this.#latest;
+    if (this.#present === undefined || named === undefined) return;
+    if (isTraced()) traceEnd('call', this.#calls, named.label, this.bytes);
     this.#present = undefined;
+    if (failure !== undefined) countError(failure);
+    if (this.#told === undefined) return;
+    const context = this.#told;
+    this.#told = undefined;
+    if (failure !== undefined) context.error = failure;
+    endChannelCall(named.channel, context);
   }
 
-  /** The same text each time, so that a call makes none. */
-  #label(name: string): string {
-    const known = this.#labels.get(name);
-    if (known !== undefined) return known;
-    const label = `${this.#name}.${name} of ${rankText(this.#ranks)}`;
-    this.#labels.set(name, label);
-    return label;
+  #tell({ name, channel }: NamedCall): void {
+    this.#told = { object: this.#name, call: name, number: this.#calls, ranks: this.#ranks };
+    beginChannelCall(channel, this.#told);
+  }
+
+  #nameCall(name: string): NamedCall {
+    let named = this.#named.get(name);
+    if (named === undefined) {
+      const label = `${this.#name}.${name} of ${rankText(this.#ranks)}`;
+      named = { name, label, channel: callChannel(this.#object, name) };
+      this.#named.set(name, named);
+    }
+    this.#latest = named;
+    return named;
   }
 
   get #name(): string {

@@ -87,6 +87,18 @@ export function operationWord({ kind, dtype, reduction }: CollectiveCall): numbe
   return kindNumbers[kind] | (dtypeNumbers[dtype] << 8) | (reductions[reduction] << 16);
 }
 
+/** Hot path. Size of the message as nccl-tests count it: of allGather, reduceScatter and allToAll the parts of all ranks together. */
+export function messageBytes({ kind, count, elementBytes, sendCounts }: CollectiveCall, ranks: number): number {
+  if (kind === 'barrier') return 0;
+  if (kind === 'allToAllv') {
+    let sum = 0;
+    for (let rank = 0; rank < ranks; rank++) sum += sendCounts[rank]!;
+    return sum * elementBytes;
+  }
+  const hasParts = kind === 'allGather' || kind === 'reduceScatter' || kind === 'allToAll';
+  return count * elementBytes * (hasParts ? ranks : 1);
+}
+
 /** "allReduce (sum) of 1024 f32", from the words of a call record. */
 export function describeRecord(operation: number, root: number, count: number): string {
   const kind = collectiveKinds[operation & 0xff];

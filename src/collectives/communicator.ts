@@ -38,7 +38,7 @@ import {
   readSend,
   requireTensor,
 } from './check-arguments.ts';
-import { type CollectiveKind, makeCollectiveCall } from './collective-call.ts';
+import { type CollectiveKind, makeCollectiveCall, messageBytes } from './collective-call.ts';
 import type { CollectiveEngine, PairMessage, Route } from './collective-engine.ts';
 import { checkCommunicatorOptions, type CommunicatorOptions } from './communicator-options.ts';
 import { createEngine } from './create-engine.ts';
@@ -260,7 +260,7 @@ export class Communicator implements AsyncDisposable {
           : this.#beginAfter(previousEvent, args, read);
       if (rest !== undefined) return this.#finish(rest, args);
     } catch (error) {
-      this.#guard.end();
+      this.#guard.end(error);
       return Promise.reject(error);
     }
     this.#guard.end();
@@ -282,6 +282,7 @@ export class Communicator implements AsyncDisposable {
 
   #begin<Arguments extends CollectiveOptions>(args: Arguments, read: Read<Arguments>): Promise<void> | undefined {
     read(this.#scope, args);
+    this.#guard.bytes = messageBytes(this.#scope.call, this.group.size);
     return this.#engine.run(this.#scope.call, args);
   }
 
@@ -296,10 +297,14 @@ export class Communicator implements AsyncDisposable {
   }
 
   async #finish(rest: Promise<void>, { asyncFinish }: CollectiveOptions): Promise<CollectiveResult> {
+    let failure: unknown;
     try {
       await rest;
+    } catch (error) {
+      failure = error;
+      throw error;
     } finally {
-      this.#guard.end();
+      this.#guard.end(failure);
     }
     return asyncFinish === true ? doneWithEvent : done;
   }

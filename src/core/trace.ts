@@ -17,12 +17,15 @@
  * - ep.launch: from the first argument of a kernel to its launch
  * - layer.…: the same of the layer; places: the check of rows that the caller chose; duplicates: rows of one token at one
  *   rank, copied by a dispatch or summed by a combine
- * - agent.post: handing a transfer to its backend; agent.transfer: from there until its end was noticed
+ * - agent.post: handing a transfer to its backend; agent.transfer: from there until its end was noticed; label is operation
+ *   and backend
  * - staging.transfer: a transfer of memory of a GPU between hosts, on the staging thread; subject is its number. Of each of
  *   its pieces, subject is the slot: staging.copy-out: from the begin of its copy to pinned memory until it was posted;
  *   staging.carry: from there until it has come back; staging.land: the copy of what came back of a read. On the
  *   receiver's staging thread: staging.copy-in: from the sight of a piece to the end of its copy and answer
  * - transport.burst: making and sending packets of one connection
+ * - transport.send: the last packet of a message, a signal or the answer to a read was made; transport.arrival: it has come
+ *   to the peer as a whole. Moments, of which the same label and subject name both
  * - device-api.serve: one round over a command queue
  */
 export const tracePoints = [
@@ -55,6 +58,8 @@ export const tracePoints = [
   'staging.land',
   'staging.copy-in',
   'transport.burst',
+  'transport.send',
+  'transport.arrival',
   'device-api.serve',
 ] as const;
 
@@ -63,7 +68,8 @@ export type TracePoint = (typeof tracePoints)[number];
 /** What is told of the points of this thread. Must not fail. */
 export interface TraceSink {
   begin(point: TracePoint, subject: number, label?: string): void;
-  end(point: TracePoint, subject: number, label?: string): void;
+  /** `bytes`: what the call or the transfer carried for this rank; 0 where that is not known. */
+  end(point: TracePoint, subject: number, label?: string, bytes?: number): void;
 }
 
 const sinks = new Set<TraceSink>();
@@ -85,7 +91,7 @@ function chooseSink(): void {
   else {
     sink = {
       begin: (point, subject, label) => all.forEach((each) => each.begin(point, subject, label)),
-      end: (point, subject, label) => all.forEach((each) => each.end(point, subject, label)),
+      end: (point, subject, label, bytes) => all.forEach((each) => each.end(point, subject, label, bytes)),
     };
   }
 }
@@ -101,6 +107,6 @@ export function traceBegin(point: TracePoint, subject = 0, label?: string): void
 }
 
 /** Hot path. The end of what the same three began on this thread; it does not come if what they are around fails. */
-export function traceEnd(point: TracePoint, subject = 0, label?: string): void {
-  if (sink !== undefined) sink.end(point, subject, label);
+export function traceEnd(point: TracePoint, subject = 0, label?: string, bytes = 0): void {
+  if (sink !== undefined) sink.end(point, subject, label, bytes);
 }

@@ -34,6 +34,8 @@ export interface WaitEntry {
   /** On the clock of performance.now(), as `endsAt`. */
   readonly since: number;
   readonly endsAt: number | undefined;
+  /** World ranks that had not come when it began; only while somebody observes waits. */
+  readonly missing: readonly number[] | undefined;
 }
 
 /** Where an object that makes collective calls stands. */
@@ -58,19 +60,30 @@ const waits = new Set<WaitEntry>();
 const objects = new Set<ObjectSource>();
 /** Names that others may say they wait for. */
 const names = new Set<string>();
+let observer: WaitObserver | undefined;
+
+/** Hears of every wait that has ended. Must not fail. */
+export type WaitObserver = (missing: readonly number[], milliseconds: number) => void;
+
+/** From now on this one hears of the waits of this thread, and no other. */
+export function observeWaits(listener: WaitObserver): void {
+  observer = listener;
+}
 
 /** What the operation of a wait in the rendezvous store begins with. */
 export const STORE_WAIT = 'store:';
 
 /** Slow paths only. endWait() must follow, however the wait ends. */
 export function beginWait(source: WaitSource, endsAt?: number): WaitEntry {
-  const entry = { source, since: performance.now(), endsAt };
+  const missing = observer === undefined ? undefined : factsOf(source).ranks;
+  const entry = { source, since: performance.now(), endsAt, missing };
   waits.add(entry);
   return entry;
 }
 
 export function endWait(entry: WaitEntry): void {
   waits.delete(entry);
+  if (entry.missing !== undefined) observer?.(entry.missing, performance.now() - entry.since);
 }
 
 /** Enters a wait that is a promise. `describe` is called when somebody asks. */

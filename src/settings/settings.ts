@@ -66,6 +66,14 @@ export const settingsTable = {
     sentence:
       'File for a trace of where time goes: each process leaves FILE.HOST.PID.part with its last 65,536 records of each thread, also if it is killed; commands that start the processes make FILE of them, "weftline trace FILE" does it elsewhere. If empty, nothing is traced.',
   },
+  metrics: {
+    kind: 'text',
+    env: 'WEFTLINE_METRICS',
+    flag: '--metrics <host:port>',
+    default: '',
+    sentence:
+      'Where metrics are served for Prometheus, such as 127.0.0.1:9400: the first rank of a machine serves there, each further one on the next port; on collects them for "weftline stats" without a port. If empty, only counters are kept.',
+  },
   spinUs: {
     kind: 'number',
     env: 'WEFTLINE_SPIN_US',

@@ -1,4 +1,5 @@
 // A trace as Chrome's JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing show: a process per rank, a track per thread.
+import { flowEvents } from './chrome-flows.ts';
 import type { Span, TracedThread, TracePart } from './read-part.ts';
 
 /** What several of run at once on a thread: shown as tracks of their own. */
@@ -27,6 +28,8 @@ export interface ChromeTrace {
 
 /** Times begin at the first span. `offsets` is written into the file, and times are those of the first host's clock. */
 export function chromeTrace(parts: readonly TracePart[], offsets: ClockOffsets): ChromeTrace {
+  const pids: number[] = [];
+  const crossing = new Set<Span>();
   const first = Math.min(...parts.flatMap((part) => part.threads.map(({ spans }) => spans[0]?.begin ?? Infinity)));
   const seen = new Set<number>();
   const events = parts.flatMap((part) => {
@@ -35,6 +38,7 @@ export function chromeTrace(parts: readonly TracePart[], offsets: ClockOffsets):
     const isAgain = seen.has(part.rank);
     if (part.rank >= 0) seen.add(part.rank);
     const pid = part.rank < 0 || isAgain ? FOREIGN + part.pid : part.rank;
+    pids.push(pid);
     const again = isAgain ? ` (process ${part.pid})` : '';
     const name = part.rank < 0 ? `${part.program} (process ${part.pid})` : `rank ${part.rank} on ${part.host}${again}`;
     return [
@@ -45,19 +49,26 @@ export function chromeTrace(parts: readonly TracePart[], offsets: ClockOffsets):
         pid,
         args: { sort_index: part.rank < 0 ? part.size + part.pid : part.rank },
       },
-      ...part.threads.flatMap((thread, tid) => threadEvents(thread, { pid, tid }, toTime)),
+      ...part.threads.flatMap((thread, tid) => threadEvents(thread, { pid, tid }, { toTime, crossing })),
     ];
   });
+  const flows = flowEvents(parts, {
+    offsets,
+    pids,
+    isCrossing: (span) => crossing.has(span),
+    toTime: (time) => time - first,
+  });
   const otherData = { weftline: 'trace', clockOffsetsUs: Object.fromEntries(offsets) };
-  return { traceEvents: events, displayTimeUnit: 'ms', otherData };
+  return { traceEvents: [...events, ...flows], displayTimeUnit: 'ms', otherData };
 }
 
 function threadEvents(
   { name, spans }: TracedThread,
   place: { readonly pid: number; readonly tid: number },
-  toTime: (time: number) => number,
+  { toTime, crossing: all }: { readonly toTime: (time: number) => number; readonly crossing: Set<Span> },
 ): ChromeEvent[] {
   const crossing = crossingSpans(spans);
+  for (const at of crossing) all.add(spans[at]!);
   return [
     { ph: 'M', name: 'thread_name', ...place, args: { name } },
     ...spans.flatMap((span, at): ChromeEvent[] => {
@@ -88,6 +99,7 @@ function crossingSpans(spans: readonly Span[]): ReadonlySet<number> {
   return crossing;
 }
 
+/** Labels of messages name them, and would make each a phase of its own. */
 export function spanName({ label, point }: Span): string {
-  return label === '' ? point : label;
+  return label === '' || point === 'transport.send' || point === 'transport.arrival' ? point : label;
 }

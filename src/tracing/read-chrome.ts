@@ -43,6 +43,8 @@ class ChromeReader {
 
   take(event: FileEvent): void {
     const { pid, tid = 0, args = {} } = event;
+    // What arrows tell is told by the spans between which they are.
+    if (event.ph === 's' || event.ph === 'f') return;
     const process = this.#processes.get(pid) ?? { name: '', threads: new Map<number, ReadThread>() };
     this.#processes.set(pid, process);
     if (event.ph === 'M') {

@@ -1,4 +1,5 @@
 // What a trace says in a few lines: time by phase and rank, and the rank for which the others wait.
+import { isOfAll } from './chrome-flows.ts';
 import { spanName } from './chrome-trace.ts';
 import type { TracePart } from './read-part.ts';
 
@@ -106,11 +107,6 @@ function lastIn(parts: readonly TracePart[]): Pick<TraceSummary, 'lastIn' | 'cal
   }
   const all = [...late].map(([process, facts]) => ({ process, ...facts }));
   return { lastIn: all.toSorted((left, right) => right.lateUs - left.lateUs), calls: count };
-}
-
-/** A call that all ranks of the object make. */
-function isOfAll(label: string): boolean {
-  return !/\.(?:send|recv|groupEnd|serve|hook of \w+)\b/.test(label);
 }
 
 function sumOf(values: readonly number[]): number {

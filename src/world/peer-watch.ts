@@ -32,6 +32,11 @@ export class PeerWatch {
     return this.#view;
   }
 
+  /** False once it is known that the rank is gone. */
+  isThere(rank: number): boolean {
+    return !this.#lost.has(rank) && (this.#view?.members.includes(rank) ?? true);
+  }
+
   /** Ranks that are there again are lost no more for those who watch from now on. */
   look(view: MembershipView): void {
     this.#view = view;

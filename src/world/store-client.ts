@@ -13,6 +13,8 @@ import type { MembershipView } from './membership.ts';
 import { PeerWatch } from './peer-watch.ts';
 import type { StoreLink } from './store.ts';
 import { type MemberKind, storeHello } from './store-hello.ts';
+import { metricsAnswer } from './watching/metrics-answer.ts';
+import type { Question } from './watching/question.ts';
 import { rankAnswer } from './watching/rank-answer.ts';
 import { parseReply, type StoreReply, type StoreRequest, type WaitingRequest } from './store-request.ts';
 
@@ -193,16 +195,17 @@ export class StoreClient implements StoreLink {
       return this.peers.lose(Number(header['rank']), decodePeerError(header['error'], '', MAX_TEXT));
     }
     if (header['event'] === 'view') return this.peers.look(header['view'] as MembershipView);
-    if (header['event'] === 'ask') return void this.#tell();
+    if (header['event'] === 'ask') return void this.#tell(header['question']);
     if (header['refused'] !== undefined) throw decodeRefusal(header['refused'], `The store of ${this.#server}`);
     const pending = this.#settle(Number(header['id']));
     if (header['error'] === undefined) pending?.resolve(parseReply(header, parts));
     else pending?.reject(decodePeerError(header['error'], '', MAX_TEXT));
   }
 
-  async #tell(): Promise<void> {
-    const answer = await this.#answer();
-    if (this.#end === undefined) this.#send({ answer: true }, [Buffer.from(JSON.stringify(answer))]);
+  async #tell(asked: unknown): Promise<void> {
+    const question: Question = asked === 'metrics' ? 'metrics' : 'state';
+    const answer = await (question === 'metrics' ? metricsAnswer() : this.#answer());
+    if (this.#end === undefined) this.#send({ answer: question }, [Buffer.from(JSON.stringify(answer))]);
   }
 
   #settle(id: number): Pending | undefined {

@@ -6,6 +6,7 @@ import { decodePeerError, encodeRefusal } from '../meeting/refusal.ts';
 import type { Departure, MembershipView } from './membership.ts';
 import type { StoreCore } from './store-core.ts';
 import { parseRequest } from './store-request.ts';
+import { isQuestion, type Question } from './watching/question.ts';
 
 export interface StoreConnectionOptions {
   readonly rank: number;
@@ -28,8 +29,11 @@ export class StoreConnection {
   readonly #options: StoreConnectionOptions;
   readonly #reader: FrameReader;
   readonly #running = new Map<number, AbortController>();
-  /** Who wait for this member's answer. It is asked again only after it has answered, however often others ask. */
-  readonly #askers = new Map<object, (answer: Uint8Array) => void>();
+  /** By question, who wait for this member's answer. It is asked again only after it has answered, however often others ask. */
+  readonly #askers: Readonly<Record<Question, Map<object, (answer: Uint8Array) => void>>> = {
+    state: new Map(),
+    metrics: new Map(),
+  };
   #heardAt = performance.now();
   #departed = false;
 
@@ -70,11 +74,12 @@ export class StoreConnection {
     return performance.now() - this.#heardAt;
   }
 
-  /** Asks the member what it waits for; the answer may never come. An asker that asks again replaces its former question. */
-  ask(asker: object, onAnswer: (answer: Uint8Array) => void): void {
-    const isAsked = this.#askers.size > 0;
-    this.#askers.set(asker, onAnswer);
-    if (!isAsked) this.#send({ event: 'ask' });
+  /** Asks the member something; the answer may never come. An asker that asks again replaces its former question. */
+  ask(question: Question, asker: object, onAnswer: (answer: Uint8Array) => void): void {
+    const askers = this.#askers[question];
+    const isAsked = askers.size > 0;
+    askers.set(asker, onAnswer);
+    if (!isAsked) this.#send({ event: 'ask', question });
   }
 
   destroy(): void {
@@ -100,7 +105,7 @@ export class StoreConnection {
   #handle(frame: Frame): void {
     if (this.#socket.destroyed || this.#socket.writableEnded) return;
     if (frame.header['goodbye'] === true) this.#leave(frame.header['error']);
-    else if (frame.header['answer'] === true) this.#answered(frame.parts[0]);
+    else if (isQuestion(frame.header['answer'])) this.#answered(frame.header['answer'], frame.parts[0]);
     else if (frame.header['cancel'] !== undefined) this.#running.get(Number(frame.header['cancel']))?.abort();
     else this.#answer(this.rank, frame);
   }
@@ -120,9 +125,9 @@ export class StoreConnection {
       .finally(() => this.#running.delete(id));
   }
 
-  #answered(answer: Uint8Array | undefined): void {
-    const askers = [...this.#askers.values()];
-    this.#askers.clear();
+  #answered(question: Question, answer: Uint8Array | undefined): void {
+    const askers = [...this.#askers[question].values()];
+    this.#askers[question].clear();
     if (answer !== undefined) for (const onAnswer of askers) onAnswer(answer);
   }
 

@@ -7,6 +7,8 @@ import { signalOnParentDeath } from '../native/libc.ts';
 import { hostInterfaces } from '../rails/host-interfaces.ts';
 import { listRails } from '../rails/rail-list.ts';
 import { readSettings, type Settings, settingsTable } from '../settings/settings.ts';
+import { startMetrics } from '../metrics/start-metrics.ts';
+import { addSamples } from '../core/samples.ts';
 import { startTracing } from '../tracing/start-tracing.ts';
 import { type Environment, type RankEnvironment, readEnvironment, uniqueJobId } from './environment.ts';
 import { hostIdentity, machineIdentity } from './host-identity.ts';
@@ -98,6 +100,8 @@ export async function join(options: JoinOptions = {}): Promise<World> {
       peers: rendezvous.peers,
       groupCalls: 0,
     };
+    const { rank } = environment;
+    await startMetrics(settings, { rank, machineRank: places.machineRank, jobId: rendezvous.jobId });
     const world = new JoinedWorld(job, rendezvous);
     if (environment.size > 1 && world.localRank === 0) removeStaleFiles();
     return world;
@@ -173,6 +177,7 @@ class JoinedWorld extends JobGroup implements World {
   readonly jobId: string;
   readonly life: number;
   readonly #rendezvous: Rendezvous;
+  readonly #unsample: () => void;
   #closing: Promise<void> | undefined;
 
   constructor(job: GroupContext, rendezvous: Rendezvous) {
@@ -180,6 +185,13 @@ class JoinedWorld extends JobGroup implements World {
     this.jobId = rendezvous.jobId;
     this.life = rendezvous.life ?? 0;
     this.#rendezvous = rendezvous;
+    this.#unsample = addSamples(() =>
+      this.ranks.map((rank) => ({
+        name: 'weftline_rank_active',
+        labels: [String(rank)],
+        value: Number(rendezvous.peers.isThere(rank)),
+      })),
+    );
   }
 
   get view(): WorldView {
@@ -214,6 +226,7 @@ class JoinedWorld extends JobGroup implements World {
   close(error?: unknown): Promise<void> {
     // After a failure nobody will come to an orderly end: stay just long enough for the others to hear of it.
     const waitMs = error === undefined ? this.settings.timeoutMs : this.settings.graceMs;
+    this.#unsample();
     this.#closing ??= this.#rendezvous.close(waitMs, error);
     return this.#closing;
   }

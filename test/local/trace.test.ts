@@ -85,6 +85,9 @@ test('threads of engines are tracks of their own', (t) => {
   const threads = events.filter(({ name }) => name === 'thread_name').map(({ args }) => String(args['name']));
   assert.ok(threads.includes('main') && threads.some((name) => name.startsWith('transport ')), threads.join());
   assert.ok(events.some(({ name, ph }) => name === 'transport.burst' && ph === 'X'));
+  const ends = events.filter(({ ph, name }) => ph === 'f' && name === 'message').map(({ pid }) => pid);
+  assert.deepEqual(new Set(ends), new Set([0, 1]), 'arrows of messages end at both ranks');
+  assert.ok(events.some(({ ph, name }) => ph === 'f' && name === 'last to come'));
   const { stdout: text } = folder.weftline('trace', 't.json', '--json', '-');
   const { phases } = JSON.parse(text) as { phases: { phase: string; count: number }[] };
   assert.ok(phases.some(({ phase, count }) => phase === 'transport.burst' && count > 0));

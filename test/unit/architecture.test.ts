@@ -16,6 +16,7 @@ const folderOrder = [
   'native',
   'threads',
   'tracing',
+  'metrics',
   'meeting',
   'rails',
   'device',

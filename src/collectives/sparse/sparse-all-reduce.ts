@@ -124,6 +124,7 @@ export class SparseAllReduce implements AsyncDisposable {
       if (!this.isWorker) throw this.#wrongRole('allReduce', 'serve');
       args.signal?.throwIfAborted();
       this.#engine.throwIfUnusable();
+      this.#guard.bytes = call.count * call.elementBytes;
       return this.#engine.allReduce(call, args);
     });
   }

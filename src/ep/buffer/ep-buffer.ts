@@ -1,6 +1,7 @@
 // EpBuffer: dispatch sends each token once to every rank that holds one of its experts; combine brings the sums back.
 import { checkOptions } from '../../core/check-options.ts';
 import { startCall } from '../../core/deadline.ts';
+import { dtypes } from '../../core/dtype.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { Device } from '../../device/device.ts';
@@ -17,6 +18,7 @@ import { checkDispatch, checkHandle, type DispatchArguments } from './dispatch-a
 import type { DispatchHandle } from './dispatch-handle.ts';
 import type { DispatchLayout } from './dispatch-layout.ts';
 import { callOptions, type EpEngine } from './engine.ts';
+import { countRows } from './count-rows.ts';
 import type { CombineResult, DispatchResult } from './ep-results.ts';
 import type { EpScope } from './scope.ts';
 import { checkTensor, requireDevice, requireGroup } from '../../collective/tensor-check.ts';
@@ -103,9 +105,12 @@ export class EpBuffer implements AsyncDisposable {
       const input = checkDispatch(args, this.#scope, this.#engine);
       const { handle } = input;
       const options = callOptions(args, this.group.settings.timeoutMs);
-      return handle === undefined
+      const result = await (handle === undefined
         ? this.#engine.dispatch(input, options)
-        : this.#engine.dispatchCached(input, handle, options);
+        : this.#engine.dispatchCached(input, handle, options));
+      const rowBytes = this.config.hidden * dtypes[input.data.dtype].bytes;
+      this.#guard.bytes = countRows('dispatch', { group: this.group, handle: result.handle, rowBytes });
+      return result;
     });
   }
 
@@ -124,7 +129,10 @@ export class EpBuffer implements AsyncDisposable {
     return this.#guard.run('combine', async () => {
       this.#engine.throwIfUnusable();
       const input = checkCombine(args, this.#scope, this.#engine.mapped);
-      return this.#engine.combine(input, callOptions(args, this.group.settings.timeoutMs));
+      const result = await this.#engine.combine(input, callOptions(args, this.group.settings.timeoutMs));
+      const rowBytes = this.config.hidden * dtypes.bf16.bytes;
+      this.#guard.bytes = countRows('combine', { group: this.group, handle: input.handle, rowBytes });
+      return result;
     });
   }
 

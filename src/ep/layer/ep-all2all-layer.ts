@@ -1,5 +1,7 @@
 // EPAll2AllLayer: dispatch gives one row per (token, expert), grouped by expert; combine sums a token's rows.
+import { countTokens, type EpOp } from '../../core/counts.ts';
 import { type CallWait, startCall } from '../../core/deadline.ts';
+import { dtypes } from '../../core/dtype.ts';
 import { checkOptions } from '../../core/check-options.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
@@ -123,6 +125,7 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
   async dispatch(args: LayerDispatchArguments<D>): Promise<LayerDispatchResult<D>> {
     return this.#guard.run('dispatch', async () => {
       const input = this.#begin(args, 'dispatch');
+      this.#count('dispatch', input.numTokens);
       return resultOf<D>(await this.#engine.dispatch(input, callOptions(args, this.#timeoutMs)));
     });
   }
@@ -135,6 +138,7 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
   async preprocess(args: LayerDispatchArguments<D>): Promise<StagedDispatch> {
     return this.#guard.run('preprocess', async () => {
       const input = this.#begin(args, 'preprocess');
+      this.#count('dispatch', input.numTokens);
       const stages = await this.#engine.prepare(input, callOptions(args, this.#timeoutMs));
       this.#staged = new StagedDispatch(stages);
       return this.#staged;
@@ -204,6 +208,7 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
       this.#requireNoStages('combine');
       const input = checkLayerCombine(args, this.context);
       if (input.out) this.#rejectInWindow({ out: input.out });
+      this.#count('combine', input.desc.numDispatchTokenCurRank);
       const result = (await this.#engine.combine(input, callOptions(args, this.#timeoutMs))) as LayerCombineResult<D>;
       return args.asyncFinish === true ? result : result.combined;
     });
@@ -246,6 +251,11 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
 
   get #timeoutMs(): number {
     return this.context.group.settings.timeoutMs;
+  }
+
+  #count(op: EpOp, tokens: number): void {
+    countTokens(op, 'layer', tokens);
+    this.#guard.bytes = tokens * this.config.hidden * dtypes[this.config.tokenDtype].bytes;
   }
 
   #begin(args: LayerDispatchArguments<D>, call: string): LayerInput {

@@ -2,7 +2,9 @@
 import { CallGuard } from '../../collective/call-guard.ts';
 import { requireDevice } from '../../collective/tensor-check.ts';
 import { checkOptions } from '../../core/check-options.ts';
+import { countTokens, type EpOp } from '../../core/counts.ts';
 import { Deadline, deadlineOf, startCall, type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
+import { dtypes } from '../../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
@@ -140,6 +142,7 @@ export class EpLowLatency implements AsyncDisposable {
       const preparing = this.#engine.prepareDispatch(input, sequence);
       if (preparing !== undefined) await preparing;
       this.#sequence = sequence;
+      this.#count('dispatch', input.topkIdx.shape[0]!, input.x.elements * dtypes.bf16.bytes);
       if (args.returnRecvHook !== true) return this.#engine.dispatch(input, sequence, wait);
       await this.#engine.sendDispatch(input, sequence, wait);
       this.#awaitsDispatch[slot] = true;
@@ -180,6 +183,8 @@ export class EpLowLatency implements AsyncDisposable {
         buffer: (handle) => this.#engine.combineBufferAddress(handle),
       });
       this.#requireAlive(input.handle);
+      const { numTokens } = input.handle;
+      this.#count('combine', numTokens, numTokens * this.config.hidden * dtypes.bf16.bytes);
       const wait = this.#waitOf(args);
       if (args.returnRecvHook !== true) return this.#combined(await this.#engine.combine(input, wait), input.handle);
       const sent = await this.#engine.sendCombine(input, wait);
@@ -268,6 +273,11 @@ export class EpLowLatency implements AsyncDisposable {
 
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
+  }
+
+  #count(op: EpOp, tokens: number, bytes: number): void {
+    countTokens(op, 'low_latency', tokens);
+    this.#guard.bytes = bytes;
   }
 
   #receiver(input: CheckedLowLatencyDispatch, sequence: number) {

@@ -2,6 +2,7 @@
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import { addSamples, type Sample } from '../../core/samples.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { isWhole } from '../../core/whole-number.ts';
 import type { ExpertIds, Placement } from './placement.ts';
@@ -14,12 +15,14 @@ export interface ExpertLoadsOptions {
   readonly experts: number;
   /** Steps that count; older ones are forgotten. Counts of all of them are kept: 4 * window * layers * experts bytes. */
   readonly window: number;
+  /** Counts since the object was made are the metric weftline_ep_expert_tokens_total; false by default. */
+  readonly isMetric?: boolean;
 }
 
 /** 1 GiB of them. */
 const MAX_COUNTS = 2 ** 28;
 
-const optionNames: OptionNames<ExpertLoadsOptions> = { layers: true, experts: true, window: true };
+const optionNames: OptionNames<ExpertLoadsOptions> = { layers: true, experts: true, window: true, isMetric: true };
 
 /**
  * Counts of this rank, by layer and logical expert, over a window of steps. A rank counts what its own tokens choose
@@ -33,6 +36,8 @@ export class ExpertLoads {
   readonly #steps: Int32Array;
   /** [layers, experts]: of all steps together. */
   readonly #sums: Float64Array;
+  /** [layers, experts]: of all steps so far, for metrics; empty without. */
+  readonly #totals: Float64Array;
   #step = 0;
 
   /** Fails with WL_INVALID_ARGUMENT. */
@@ -49,6 +54,8 @@ export class ExpertLoads {
     this.window = window;
     this.#steps = new Int32Array(window * layers * experts);
     this.#sums = new Float64Array(layers * experts);
+    this.#totals = new Float64Array(options.isMetric === true ? layers * experts : 0);
+    if (options.isMetric === true) tellTotals(new WeakRef(this.#totals), experts);
   }
 
   /** Hot path: no allocation for an Int32Array. Adds the choices [T, K] of this rank's tokens, logical ids, to the present step; others than experts are skipped. */
@@ -127,6 +134,7 @@ export class ExpertLoads {
     const step = this.#step * this.#sums.length + at;
     this.#steps[step] = this.#steps[step]! + count;
     this.#sums[at] = this.#sums[at]! + count;
+    if (at < this.#totals.length) this.#totals[at] = this.#totals[at]! + count;
   }
 
   #mismatch(
@@ -145,4 +153,16 @@ export class ExpertLoads {
   #checkLayer(layer: number): void {
     if (!isWhole(layer, 0) || layer >= this.layers) throw invalidArgument('layer', layer, `0 to ${this.layers - 1}`);
   }
+}
+
+/** Until the object is collected, which nobody closes. */
+function tellTotals(held: WeakRef<Float64Array>, experts: number): void {
+  const forget = addSamples(() => {
+    const totals = held.deref();
+    if (totals === undefined) forget();
+    return [...(totals ?? [])].flatMap((value, at): Sample[] => {
+      const labels = [String(Math.floor(at / experts)), String(at % experts)];
+      return value === 0 ? [] : [{ name: 'weftline_ep_expert_tokens_total', labels, value }];
+    });
+  });
 }

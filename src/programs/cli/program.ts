@@ -13,6 +13,7 @@ const commands = {
   '2proc': async () => (await import('./two-process-command.ts')).addTwoProcessCommand,
   trace: async () => (await import('./trace-command.ts')).addTraceCommand,
   why: async () => (await import('./why-command.ts')).addWhyCommand,
+  stats: async () => (await import('./stats-command.ts')).addStatsCommand,
   top: async () => (await import('./top-command.ts')).addTopCommand,
 };
 

@@ -22,16 +22,19 @@ export async function orUsage<T>(command: Command, look: () => T | Promise<T>): 
 
 const MAX_WAIT_MS = 60_000;
 
+export function addJobArgument(command: Command): Command {
+  return command.argument(
+    '[job]',
+    'the begin of its id, or the process id of its launcher or of a rank; all of this user by default',
+  );
+}
+
+export function waitOption(): Option {
+  return new Option('--wait <ms>', 'how long a rank that is not stopped may take to answer')
+    .argParser(integerArgument(1, MAX_WAIT_MS))
+    .default(ANSWER_MS);
+}
+
 export function addWatchOptions(command: Command): Command {
-  return command
-    .argument(
-      '[job]',
-      'the begin of its id, or the process id of its launcher or of a rank; all of this user by default',
-    )
-    .addOption(
-      new Option('--wait <ms>', 'how long a rank that is not stopped may take to answer')
-        .argParser(integerArgument(1, MAX_WAIT_MS))
-        .default(ANSWER_MS),
-    )
-    .option('--json', 'print JSON to stdout');
+  return addJobArgument(command).addOption(waitOption()).option('--json', 'print JSON to stdout');
 }

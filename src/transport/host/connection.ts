@@ -3,6 +3,8 @@ import type { PartTable } from '../../abi/part-table.ts';
 import { engineCommandKinds } from '../../abi/transport-command.ts';
 import { decodeError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
+import { addSamples } from '../../core/samples.ts';
+import { connectionSamples } from './connection-samples.ts';
 import { addMeter, type Meters } from '../../core/meters.ts';
 import type { HostStatistics } from './host-calls.ts';
 import type { RailPair } from '../io/packet-io-kind.ts';
@@ -74,6 +76,7 @@ export class Connection implements AsyncDisposable {
   readonly #rails: RailStates;
   readonly #onClose: (connection: Connection) => void;
   readonly #unmeter: () => void;
+  readonly #unsample: () => void;
   /** Engines whose lanes the peer has ended. */
   readonly #endedLanes = new Set<number>();
   /** Why nothing more can be posted, though requests may still end. */
@@ -99,6 +102,7 @@ export class Connection implements AsyncDisposable {
     this.#rails = new RailStates(facts.rails, ends.length, facts.paths);
     this.#onClose = onClose;
     this.#unmeter = addMeter(() => this.#counted());
+    this.#unsample = addSamples(async () => connectionSamples(this.peerName, (await this.statistics()).connection));
     channel.watch((farewell) => {
       if (farewell) setTimeout(() => void this.end(this.#closedByPeer()), FAREWELL_MS).unref();
       else void this.end(this.#lost());
@@ -273,6 +277,7 @@ export class Connection implements AsyncDisposable {
   async #end(error: WeftlineError, farewell: boolean): Promise<void> {
     this.#onClose(this);
     this.#unmeter();
+    this.#unsample();
     this.#posts.close();
     // An engine that is gone has ended it already; its call fails at once.
     const encoded = encodeError(error);

@@ -14,6 +14,7 @@ import { met, TAKEN, takeEager } from './eager-input.ts';
 import { addToCell } from './pending-signals.ts';
 import type { Region } from '../engine/region.ts';
 import type { Request } from '../engine/request.ts';
+import { traceArrived } from '../engine/trace-messages.ts';
 import { ackDue } from './receive-side.ts';
 import { run, runBytes } from './segment-run.ts';
 
@@ -62,7 +63,10 @@ export function endRun(connection: Connection): void {
     placeMissing(connection, request, region);
   }
   if (connection.receive.signals.count > 0) applySignals(connection);
-  if (request !== undefined && request.received >= request.messageBytes) engine.done(request);
+  if (request !== undefined && request.received >= request.messageBytes) {
+    traceArrived(connection, 'message', request.handle);
+    engine.done(request);
+  }
 }
 
 /** A segment that is taken by itself. */
@@ -157,6 +161,7 @@ function takeEarly(connection: Connection): void {
     reject(connection, reason, reason === failReasons.tooLarge ? met.room : 0);
     return;
   }
+  traceArrived(connection, 'segment', sequence);
   counters.receivedSegments++;
   if (isNext) window.advance(1);
   else window.add(sequence);
@@ -272,6 +277,7 @@ function takeSignal(connection: Connection): void {
     return;
   }
   const add = run.offset + run.messageBytes * TWO_32;
+  traceArrived(connection, 'segment', sequence);
   if (window.isNext(sequence)) {
     addToCell(region, base, add);
     engine.signalled();

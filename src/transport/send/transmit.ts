@@ -7,6 +7,7 @@ import {
   SCATTER_ENTRY_BYTES,
 } from '../../abi/transport-packet.ts';
 import type { Connection } from '../engine/connection.ts';
+import { traceSent } from '../engine/trace-messages.ts';
 import { ackDue } from '../receive/receive-side.ts';
 import { writeData, writeScatter } from '../wire/packet-writer.ts';
 import { NO_SLOT } from './eager-slots.ts';
@@ -76,7 +77,10 @@ function sendNext(connection: Connection, now: number): Outcome {
   if (ranges === undefined) sendFresh(connection, request, at, now);
   else if (isGathered) sendScattered(connection, request, ranges, at);
   else sendRange(connection, request, ranges, at);
-  if (request.segmented) queue.remove(request);
+  if (request.segmented) {
+    queue.remove(request);
+    traceSent(connection, request);
+  }
   schedule.advance();
   return WENT;
 }

@@ -11,6 +11,8 @@ import type { RankEnvironment } from '../environment.ts';
 import { observerBody, storeHello } from '../store-hello.ts';
 import { type ProcessFacts, readProcessFacts } from './process-facts.ts';
 import { fields, list, number, type RankAnswer, readRankAnswer, readWait, text } from './rank-answer.ts';
+import { type MetricsAnswer, readMetricsAnswer } from './metrics-answer.ts';
+import type { Question } from './question.ts';
 import type { MemberFacts } from './store-observer.ts';
 
 /** What has come in until the asker was content. */
@@ -21,6 +23,8 @@ export interface JobAnswers {
   /** By rank, what it waits for in the store. */
   readonly storeWaits: ReadonlyMap<number, readonly PresentWait[]>;
   readonly ranks: ReadonlyMap<number, RankAnswer>;
+  /** By rank, where they were asked for. */
+  readonly metrics: ReadonlyMap<number, MetricsAnswer>;
   /** By rank, of those on hosts whose launcher has answered. */
   readonly processes: ReadonlyMap<number, ProcessFacts>;
 }
@@ -67,7 +71,11 @@ export class JobObserver {
    * Asks all members, and resolves when `isEnough` says so of what has come, or after `patienceMs`. Fails with WL_PEER_LOST
    * when the store ends, WL_TIMEOUT if the store itself does not answer.
    */
-  async ask(patienceMs: number, isEnough: (answers: JobAnswers) => boolean): Promise<JobAnswers> {
+  async ask(
+    patienceMs: number,
+    isEnough: (answers: JobAnswers) => boolean,
+    question: Question = 'state',
+  ): Promise<JobAnswers> {
     if (this.#end !== undefined) throw this.#end;
     const collected = new Collected();
     return new Promise((resolve, reject) => {
@@ -83,11 +91,11 @@ export class JobObserver {
         settle(() => reject(late));
       }, patienceMs);
       this.#onFrame = (frame) => {
-        collected.take(frame);
+        collected.take(frame, question);
         if (collected.isKnown && isEnough(collected)) settle(() => resolve(collected));
       };
       this.#onEnd = (error) => settle(() => reject(error));
-      for (const piece of encodeFrame({ ask: true })) this.#socket.write(piece);
+      for (const piece of encodeFrame({ ask: question })) this.#socket.write(piece);
     });
   }
 
@@ -122,12 +130,14 @@ class Collected implements JobAnswers {
   readonly members = new Map<number, MemberFacts>();
   readonly storeWaits = new Map<number, PresentWait[]>();
   readonly ranks = new Map<number, RankAnswer>();
+  readonly metrics = new Map<number, MetricsAnswer>();
   readonly processes = new Map<number, ProcessFacts>();
 
-  take({ header, parts }: Frame): void {
+  take({ header, parts }: Frame, question: Question): void {
     const body: unknown = JSON.parse(Buffer.from(parts[0] ?? Buffer.from('{}')).toString('utf8'));
     if (header['event'] === 'job') this.#takeJob(fields(body));
     else if (header['event'] !== 'answer') return;
+    else if (question === 'metrics') this.metrics.set(number(header['rank']), readMetricsAnswer(body));
     else if (header['kind'] === 'rank') this.ranks.set(number(header['rank']), readRankAnswer(body));
     else this.#takeProcesses(fields(body));
   }

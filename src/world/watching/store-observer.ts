@@ -6,6 +6,7 @@ import { encodeRefusal } from '../../meeting/refusal.ts';
 import type { StoreConnection } from '../store-connection.ts';
 import type { StoreGroup } from '../store-group.ts';
 import type { MemberKind } from '../store-hello.ts';
+import { isQuestion, type Question } from './question.ts';
 
 /** How many may ask at the same time. */
 export const MAX_OBSERVERS = 16;
@@ -73,9 +74,10 @@ export class StoreObserver {
     try {
       this.#reader.push(chunk);
       for (let frame = this.#reader.next(); frame !== undefined; frame = this.#reader.next()) {
-        if (frame.header['ask'] !== true) throw protocolError('a frame of an observer that is no question');
+        const question = frame.header['ask'];
+        if (!isQuestion(question)) throw protocolError('a frame of an observer that is no question');
         this.#admit();
-        this.#ask();
+        this.#ask(question);
       }
     } catch (error) {
       this.#send({ refused: encodeRefusal(error) });
@@ -97,12 +99,14 @@ export class StoreObserver {
   }
 
   /** The store's own answer at once, then those of the members as they come. */
-  #ask(): void {
+  #ask(question: Question): void {
     const groups = this.#options.groups();
     this.#send({ event: 'job' }, [Buffer.from(JSON.stringify(storeFacts(groups.rank)))]);
-    for (const kind of ['rank', 'node'] as const) {
+    // Launchers have no metrics.
+    const kinds = question === 'metrics' ? (['rank'] as const) : (['rank', 'node'] as const);
+    for (const kind of kinds) {
       for (const member of groups[kind].members) {
-        member.ask(this, (answer) => this.#send({ event: 'answer', kind, rank: member.rank }, [answer]));
+        member.ask(question, this, (answer) => this.#send({ event: 'answer', kind, rank: member.rank }, [answer]));
       }
     }
   }

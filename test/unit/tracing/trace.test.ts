@@ -147,6 +147,46 @@ function checkSummary(all: readonly TracePart[]): void {
   );
 }
 
+test('arrows lead from messages to their arrivals, and from who came last to a call to the others', () => {
+  const message = { label: 'm1a2b 1>2', subject: 9 } as const;
+  const at = (time: number, facts: Partial<Span>): Span => span(time, time + 1, { ...message, ...facts });
+  // The second clock is 1000 ahead. The number of a message comes again.
+  const near = [
+    span(10, 20),
+    at(100_000, { point: 'transport.send' }),
+    at(300_000, { point: 'transport.send' }),
+    span(400_000, 500_000, { subject: 2 }),
+  ];
+  const far = [
+    span(1015, 1020),
+    at(101_050, { point: 'transport.arrival' }),
+    at(301_070, { point: 'transport.arrival' }),
+    at(301_080, { point: 'transport.arrival', subject: 8 }),
+    span(451_000, undefined, { subject: 2 }),
+  ];
+  const offsets = new Map(Object.entries({ a: 0, b: 1000 }));
+  const { traceEvents } = chromeTrace([partOf(0, 'a', near), partOf(1, 'b', far)], offsets);
+  const flows = traceEvents.filter(({ ph }) => ph === 's' || ph === 'f');
+  assert.deepEqual(
+    flows.map(({ ph, name, pid, ts, id }) => [ph, name, pid, Math.round(ts as number), id]),
+    [
+      ['s', 'message', 0, 99_990, 1],
+      ['f', 'message', 1, 100_040, 1],
+      ['s', 'message', 0, 299_990, 2],
+      ['f', 'message', 1, 300_060, 2],
+      ['s', 'last to come', 1, 5, 3],
+      ['f', 'last to come', 0, 10, 3],
+      ['s', 'last to come', 1, 449_990, 4],
+      ['f', 'last to come', 0, 499_990, 4],
+    ],
+  );
+  const read = partsOfChrome({ traceEvents, otherData: { weftline: 'trace' } });
+  assert.deepEqual(
+    read.map(({ threads }) => threads[0]!.spans.length),
+    [4, 5],
+  );
+});
+
 test('a summary names the slowest rank, who came last, and what has not ended', () => {
   const parts = [
     partOf(0, 'a', [span(0, 10), span(20, 32, { subject: 2 })]),

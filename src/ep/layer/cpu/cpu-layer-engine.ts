@@ -1,5 +1,6 @@
 // The CPU's way of a layer's call: tables in WebAssembly memory, kernels that write into the windows, barriers between.
 import { elementFormats } from '../../../abi/element-formats.ts';
+import { noteImbalance } from '../../../core/counts.ts';
 import { type CallWait, remaining, sooner } from '../../../core/deadline.ts';
 import { dtypes } from '../../../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
@@ -111,6 +112,7 @@ class CpuLayerEngine implements LayerEngine {
     const plan = planExperts(counts, group.rank, config.numExperts);
     requireRowBounds(counts, plan, group.ranks);
     traceEnd('layer.dispatch.counts');
+    noteImbalance('layer', plan.recvRows, group.size);
     const firstExpert = group.rank * config.numExpertsPerRank;
     let tables: PlaceTables | undefined;
     return {

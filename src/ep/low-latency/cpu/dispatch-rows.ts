@@ -1,5 +1,6 @@
 // The rows of a low-latency dispatch on a CPU rank: to the slots of their receivers, and from the slots here to their places.
 import { lowLatencyScales } from '../../../abi/low-latency.ts';
+import { countOverflow } from '../../../core/counts.ts';
 import { type DType, dtypes } from '../../../core/dtype.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
@@ -216,6 +217,7 @@ export class DispatchRows implements Disposable {
       ranges.address,
       tokens.address,
     );
+    if (lost > 0) countOverflow(config.overflow, lost);
     if (lost > 0 && config.overflow === 'fail') throw this.#overflow(dropped, sequence);
     const stats = input.expertStats?.view();
     const offered = next.view();

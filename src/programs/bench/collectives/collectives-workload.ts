@@ -62,12 +62,12 @@ export function countOf(kind: BenchedKind, bytes: number, { ranks, dtype }: Coll
   return hasParts(kind) ? Math.floor(elements / ranks) : elements;
 }
 
-export function hasParts(kind: BenchedKind): boolean {
+export function hasParts(kind: string): boolean {
   return kind === 'allGather' || kind === 'reduceScatter' || kind === 'allToAll';
 }
 
-/** What a link would carry for each byte of algbw, as nccl-tests count it. */
-export function busFactor(kind: BenchedKind, ranks: number): number {
+/** What a link would carry for each byte of algbw, as nccl-tests count it; 1 of what they do not know. */
+export function busFactor(kind: string, ranks: number): number {
   if (kind === 'allReduce') return (2 * (ranks - 1)) / ranks;
   return hasParts(kind) ? (ranks - 1) / ranks : 1;
 }

@@ -1,0 +1,51 @@
+// Metrics of this process, if the setting `metrics` says so: collects them, and serves them where it says. Once per process.
+import { hostname } from 'node:os';
+import { isMainThread } from 'node:worker_threads';
+import { log } from '../core/log.ts';
+import type { Settings } from '../settings/settings.ts';
+import { collect } from './collect-metrics.ts';
+import { readMetricsAddress } from './metrics-address.ts';
+import { readMetrics } from './read-metrics.ts';
+
+/** Of a rank of a job. */
+export interface MeasuredRank {
+  readonly rank: number;
+  /** How many ranks of this machine are before it: its port is by so many higher. */
+  readonly machineRank: number;
+  readonly jobId: string;
+}
+
+let place: MeasuredRank | undefined;
+let serving: Promise<void> | undefined;
+
+/** Fails with WL_CONFIG for a setting that is no address, or one where nothing can listen. */
+export async function startMetrics({ metrics }: Pick<Settings, 'metrics'>, rank?: MeasuredRank): Promise<void> {
+  place = rank ?? place;
+  if (metrics === '' || !isMainThread) return;
+  const address = readMetricsAddress(metrics);
+  collect();
+  if (address === undefined) return;
+  const port = address.port === 0 ? 0 : address.port + (place?.machineRank ?? 0);
+  serving ??= serve({ ...address, port });
+  await serving;
+}
+
+async function serve(address: { readonly host: string; readonly port: number }): Promise<void> {
+  const { serveMetrics } = await import('./metrics-server.ts');
+  const port = await serveMetrics(address, async () => {
+    // Not before the first scrape: few jobs are scraped.
+    const { contentType, prometheusOfRanks } = await import('./prometheus-text.ts');
+    return {
+      type: contentType,
+      text: await prometheusOfRanks([{ labels: identityLabels(), ...(await readMetrics()) }]),
+    };
+  });
+  log('world', 'info', `metrics are served on http://${address.host}:${port}/metrics`);
+}
+
+/** Labels of every series of this process. */
+export function identityLabels(): Readonly<Record<string, string>> {
+  const own = { hostname: hostname(), pid: String(process.pid) };
+  if (place === undefined) return own;
+  return { ...own, rank: String(place.rank), local_rank: String(place.machineRank), job_id: place.jobId };
+}

@@ -1,0 +1,88 @@
+// Metrics of a job: each rank serves its own, `weftline stats` asks all of them through the store.
+import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
+import { once } from 'node:events';
+import { createServer } from 'node:net';
+import test from 'node:test';
+import { fileURLToPath } from 'node:url';
+
+const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
+const script = fileURLToPath(new URL('./ranks/metrics-rank.js', import.meta.url));
+
+function weftline(words: readonly string[], metrics: string) {
+  const env = { ...process.env, WEFTLINE_DEVICE: 'cpu', WEFTLINE_METRICS: metrics, NODE_TEST_CONTEXT: undefined };
+  return spawnSync(process.execPath, [main, ...words], { encoding: 'utf8', timeout: 60_000, env });
+}
+
+/** Two ports in a row that nobody holds. */
+async function freePorts(): Promise<number> {
+  for (let port = 20_000 + (process.pid % 10_000); ; port += 2) {
+    const servers = [port, port + 1].map((each) => createServer().listen(each, '127.0.0.1'));
+    const ends = await Promise.all(
+      servers.map((server) =>
+        Promise.race([once(server, 'listening'), once(server, 'error')]).then(() => server.listening),
+      ),
+    ).catch(() => [false]);
+    for (const server of servers) server.close();
+    if (ends.every(Boolean)) return port;
+  }
+}
+
+test('ranks serve their metrics on neighbouring ports, and stats has them of all that answer', async () => {
+  const port = await freePorts();
+  const { status, stdout, stderr } = weftline(['run', '-n', '2', script, String(port)], `127.0.0.1:${port}`);
+  assert.equal(status, 0, stderr);
+  const lines = stdout.split('\n').flatMap((line) => /^\[\d\] (\{.*)$/.exec(line)?.[1] ?? []);
+  const [first, second, refused, json, inspector, prometheus] = lines.map((line) => JSON.parse(line));
+  for (const [rank, { type, text }] of [first, second].entries()) {
+    assert.match(type, /^text\/plain; version=0\.0\.4/);
+    const labels = `hostname="[^"]+",pid="\\d+",rank="${rank}",local_rank="${rank}",job_id="\\w+"`;
+    for (const line of [
+      `weftline_ep_step_seconds_count\\{${labels},op="dispatch",phase="call",mode="buffer",world="2"\\} 1`,
+      `weftline_ep_step_seconds_count\\{${labels},op="combine",phase="rows",mode="buffer",world="2"\\} 1`,
+      `weftline_ep_tokens_total\\{${labels},op="dispatch",mode="buffer"\\} 2`,
+      `weftline_ep_bytes_total\\{${labels},op="combine",link="host"\\} 128`,
+      `weftline_ep_imbalance_ratio\\{${labels},mode="buffer"\\} 1`,
+      'weftline_rank_active\\{.*rank="1".*\\} 1',
+    ])
+      assert.match(text, new RegExp(`^${line}$`, 'm'));
+  }
+  assert.deepEqual(refused.refusals, [404, 405]);
+  assert.match(json.stderr, /no answer within 500 ms from ranks 1\n/);
+  const [job] = (
+    JSON.parse(json.stdout) as { jobs: { silent: number[]; ranks: { rank: number; isCollecting: boolean }[] }[] }
+  ).jobs;
+  assert.deepEqual(job?.silent, [1]);
+  assert.deepEqual(
+    job?.ranks.map(({ rank, isCollecting }) => [rank, isCollecting]),
+    [[0, true]],
+  );
+  const calls = (inspector.stdout as string)
+    .trim()
+    .split('\n')
+    .map((line) => JSON.parse(line).coll_perf);
+  assert.deepEqual(
+    calls.map(({ coll, coll_sn: number, coll_msg_size_bytes: bytes }) => [coll, number, bytes]),
+    [
+      ['EpBuffer.dispatch', 1, 256],
+      ['EpBuffer.combine', 2, 256],
+    ],
+  );
+  assert.match(prometheus.stdout, /^weftline_ep_tokens_total\{.*rank="0".*\} 2$/m);
+});
+
+test('an address that is none, or is held, is an error that says so', async () => {
+  const wrong = weftline(['run', '-n', '1', script], 'nowhere');
+  assert.notEqual(wrong.status, 0);
+  assert.match(wrong.stderr, /Invalid setting metrics: expected HOST:PORT, such as 127\.0\.0\.1:9400/);
+  const holder = createServer().listen(0, '127.0.0.1');
+  await once(holder, 'listening');
+  const { port } = holder.address() as { port: number };
+  const held = weftline(['run', '-n', '1', script], `127.0.0.1:${port}`);
+  holder.close();
+  assert.notEqual(held.status, 0);
+  assert.match(
+    held.stderr,
+    /Cannot serve metrics on 127\.0\.0\.1:\d+: .*EADDRINUSE.*each process of a host needs a port/,
+  );
+});
