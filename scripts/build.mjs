@@ -21,6 +21,7 @@ const root = fileURLToPath(new URL('..', import.meta.url));
 const compiler = 'node_modules/typescript/bin/tsc';
 const libraryOnly = process.argv.includes('--library');
 const cudaFolder = `${root}dist/kernels/cuda`;
+const chartLibrary = 'programs/report/html/browser/chart-library';
 const abiModule = `${root}build/wasm/abi.ts`;
 
 function node(script, ...args) {
@@ -123,6 +124,20 @@ function copyCudaSources() {
   cpSync(`${root}kernels/cuda`, cudaFolder, { recursive: true });
 }
 
+/** What draws the charts of reports, in the browser: d3 and Observable Plot in one file, with their licences. */
+function bundleChartLibrary() {
+  const packages = { d3: 'd3.min.js', '@observablehq/plot': 'plot.umd.min.js' };
+  const parts = Object.entries(packages).map(([name, file]) => {
+    const folder = `${root}node_modules/${name}/`;
+    const { version } = JSON.parse(readFileSync(`${folder}package.json`, 'utf8'));
+    const licence = readFileSync(`${folder}LICENSE`, 'utf8').trim();
+    return `/* ${name} ${version}\n${licence}\n*/\n${readFileSync(`${folder}dist/${file}`, 'utf8')}`;
+  });
+  const text = parts.join('\n');
+  if (/<\/script|<!--/i.test(text)) throw new Error('the chart library would end the element that it is pasted into');
+  writeFileSync(`${root}dist/${chartLibrary}.js`, text);
+}
+
 /** The peer of a benchmark is built where it runs. */
 function copyPeerSources() {
   const file = 'programs/bench/collectives/mpi-loop.c';
@@ -138,7 +153,7 @@ function emitAbi() {
 if (!haveTools()) process.exit(0);
 node(compiler, '-b', 'src', ...(libraryOnly ? [] : ['test']));
 removeComments();
-removeStale('src', 'dist', ['kernels/', 'types/']);
+removeStale('src', 'dist', ['kernels/', 'types/', chartLibrary]);
 removeStale('test', 'build/test', []);
 const { exports } = JSON.parse(readFileSync(`${root}package.json`, 'utf8'));
 packageTypes(
@@ -147,6 +162,7 @@ packageTypes(
 );
 copyCudaSources();
 copyPeerSources();
+bundleChartLibrary();
 emitAbi();
 buildWasm();
 chmodSync(`${root}dist/programs/cli/main.js`, 0o755);

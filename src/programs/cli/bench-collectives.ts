@@ -12,8 +12,9 @@ import { invalidArgument } from '../../core/errors.ts';
 import { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { isRank } from '../../world/environment.ts';
 import { collectivesBenchReport } from '../report/collectives-bench-report.ts';
+import { collectivesPage } from '../report/html/pages/collectives-page.ts';
 import { byteArgument, integerArgument, listArgument } from './argument-values.ts';
-import { addOutputOptions, Output, type OutputFlags } from './output.ts';
+import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
 import { addSettingOptions } from './setting-options.ts';
 import { checkUsage } from './usage.ts';
 import { withRanks } from './with-ranks.ts';
@@ -56,6 +57,7 @@ export function addCollectivesBench(bench: Command): void {
       ),
     );
   addOutputOptions(command);
+  addReportOption(command);
   addSettingOptions(command, ['hosts', 'collectiveSpinUs', 'timeoutMs', 'trace']);
   command.action(async (flags: CollectivesBenchFlags) => {
     const output = new Output(flags);
@@ -73,7 +75,9 @@ export function addCollectivesBench(bench: Command): void {
           if (world.rank === 0 && process.stderr.isTTY) output.line(`${done} of ${total} operations measured`);
         },
       });
-      if (report !== undefined) output.report(collectivesBenchReport(report), report);
+      if (report !== undefined) {
+        output.report(collectivesBenchReport(report), report, () => collectivesPage(report));
+      }
     });
   });
 }
