@@ -32,7 +32,7 @@ const meanings: readonly (readonly [RegExp, Meaning])[] = [
     { unit: 'GB/s', isMoreBetter: true },
   ],
   [/(?:[gG]bps)$/, { unit: 'Gbps', isMoreBetter: true }],
-  [/(?:ratio\w*|timesCopies|geometricMean|fairness)$/, { unit: 'ratio', isMoreBetter: true }],
+  [/(?:(?:^|\.)ratio\w*|timesCopies|geometricMean|fairness)$/, { unit: 'ratio', isMoreBetter: true }],
 ];
 
 /** What says nothing of speed, or repeats what other fields say. */
@@ -63,6 +63,9 @@ const skipped = new Set([
   'beyondCopyingMicroseconds',
   'startSkewMicroseconds',
   'microsecondsOfRanks',
+  'wireGBps',
+  'logicalGBpsPerRank',
+  'wireGigabytesPerSecond',
   'totalUs',
   'mostUs',
   'lateUs',
@@ -127,21 +130,25 @@ function walk(value: unknown, place: Place, found: ResultFigure[]): void {
     return;
   }
   for (const [field, one] of Object.entries(summary)) {
-    if (!skipped.has(field))
-      walk(one, { ...place, fields: place.fields === '' ? field : `${place.fields}.${field}` }, found);
+    if (skipped.has(field)) continue;
+    const fields = place.fields === '' ? field : `${place.fields}.${field}`;
+    const labels = field === 'without' ? [...place.labels, 'without copies'] : place.labels;
+    walk(one, { ...place, fields, labels }, found);
   }
 }
 
 function walkElement(value: unknown, place: Place, found: ResultFigure[]): void {
   if (typeof value !== 'object' || value === null) return;
+  const { name } = value as Json;
   const label = identities
     .flatMap(([field, word]) => {
       const identity = (value as Json)[field];
       if (typeof identity !== 'string' && typeof identity !== 'number') return [];
+      // What a call moved, and not what it was made for.
+      if (field === 'bytes' && typeof name === 'string') return [];
       return [word === 'rank' || word === 'density' ? `${word} ${identity}` : `${identity} ${word}`.trim()];
     })
     .join(', ');
-  const { name } = value as Json;
   const isReference = place.isReference || (typeof name === 'string' && referenceNames.test(name));
   walk(value, { ...place, labels: label === '' ? place.labels : [...place.labels, label], isReference }, found);
 }

@@ -10,7 +10,6 @@ export class PathSamples {
 
   constructor(connection: Connection) {
     this.#connection = connection;
-    this.take();
   }
 
   /** Asks the engines, which answer between their packets; does not wait for them. */

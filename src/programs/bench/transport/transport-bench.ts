@@ -124,7 +124,6 @@ async function measureAll(session: BenchSession, options: ClientOptions): Promis
   const results = await measure(session, options, phases);
   const loadAfter = loadAverage();
   const placementAfter = await samplePlacement();
-  samples.take();
   const pathsOverTime = await samples.all();
   const statistics = await connection.statistics();
   await session.say({ phase: 'end' } satisfies Phase);
@@ -161,7 +160,9 @@ async function measure(session: BenchSession, options: ClientOptions, phases: Ph
   const bareGbps: number[] = [];
   const tcpGbps: number[] = [];
   for (let round = 0; round < Math.max(1, rounds); round += 1) {
+    phases.onSecond?.();
     throughputs.add(await runThroughput(session, workload, phases));
+    phases.onSecond?.();
     if (rounds === 0) continue;
     const seconds = Math.max(1, Math.round(workload.seconds));
     const { segmentBytes } = session.connection;

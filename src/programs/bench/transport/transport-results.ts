@@ -78,7 +78,7 @@ export interface TransportBenchReport {
   readonly latency?: LatencyResult;
   /** Shares of one core; of this side and of the server. */
   readonly idle?: { readonly client: number; readonly server: number };
-  /** At the beginning, each second of tpt and bi, and at the end; of this side. */
+  /** At the beginning, each second and at the end of every round of tpt and bi; of this side. */
   readonly pathsOverTime: readonly PathsAt[];
   /** The transport's own counters at the end, of this side. */
   readonly statistics: unknown;

@@ -79,7 +79,9 @@ function sectionHtml({ title, note, chart, table }: ReportSection, index: number
 }
 
 function tableHtml({ head, rows }: ReportTable, title: string): string {
-  const isNumber = head.map((_, column) => rows.length > 0 && rows.every((row) => typeof row[column] !== 'string'));
+  const isNumber = head.map(
+    (_, column) => rows.length > 0 && rows.every((row) => typeof row[column] !== 'string' || row[column] === ''),
+  );
   const align = (column: number): string => (isNumber[column] === true ? ' class="number"' : '');
   const cell = (value: string | number, column: number): string => {
     const text = escapeHtml(typeof value === 'number' ? figure(value) : value);

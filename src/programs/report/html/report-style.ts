@@ -38,7 +38,7 @@ h2 { font-size: 19px; margin: 8px 0 4px; }
 .chart figure { margin: 0; }
 .chart h3, .chart p { font-size: 13px; margin: 0 0 2px; }
 .chart svg { display: block; max-width: 100%; height: auto; font: 12px system-ui, sans-serif; }
-.chart [class*="swatches"] { margin-bottom: 4px; }
+.chart [class*="swatches"] { margin-bottom: 4px; font: 12px system-ui, sans-serif; }
 .chart .current { stroke: var(--text); stroke-width: 2.5px; stroke-opacity: 1; }
 .value { min-height: 1.5em; margin: 2px 0 0; color: var(--soft); font-variant-numeric: tabular-nums; }
 :focus-visible { outline: 3px solid var(--focus); outline-offset: 2px; }

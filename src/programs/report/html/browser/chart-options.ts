@@ -11,6 +11,7 @@ import {
   scaleOf,
   show,
   tick,
+  topOf,
 } from './chart-parts.ts';
 
 /** Of all bars, from zero; a logarithm has none. */
@@ -18,12 +19,13 @@ function bars(chart: BarChart, width: number): Options {
   const series = [...new Set(chart.bars.map((bar) => bar.series))];
   const names = [...new Set(chart.bars.map((bar) => bar.name))];
   const { margin, cut } = namesOf(names, width);
+  const most = chart.bars.reduce((largest, bar) => Math.max(largest, bar.value), 0);
   const one = (bar: BarChart['bars'][number]): string =>
     `${bar.name}${series.length > 1 ? `, ${bar.series}` : ''}: ${show(bar.value)}, ${chart.value.label}`;
   return {
     height: names.length * (series.length * 16 + 10) + 64,
     marginLeft: margin,
-    marginTop: 26,
+    marginTop: topOf(chart.rules),
     x: { ...scaleOf(chart.value, width - margin), ...(chart.value.scale === 'log' ? {} : { zero: true }) },
     y: { axis: null, domain: series },
     fy: { axis: 'left', label: null, domain: names, tickFormat: cut, padding: 0.18 },
@@ -38,7 +40,7 @@ function bars(chart: BarChart, width: number): Options {
         title: one,
         tip: true,
       }),
-      ...ruleMarks(chart.rules, 'x'),
+      ...ruleMarks(chart.rules, { along: 'x', most, panel: names[0]! }),
     ],
   };
 }
@@ -63,9 +65,9 @@ function numbered(chart: NumberedChart, width: number): Options {
       tickFormat: String,
     },
     y: { ...scaleOf(chart.value, 440), zero: true },
-    ...(several ? { fy: { label: null, domain: chart.series.map(({ name }) => name) } } : {}),
+    ...(several ? { fy: { axis: null, domain: chart.series.map(({ name }) => name) } } : {}),
     color: { domain: chart.series.map(({ name }) => name), range: colours },
-    marginRight: several ? Math.min(110, width * 0.2) : 12,
+    marginRight: 12,
     marks: [
       Plot.rect(data, {
         x1: 'from',
@@ -79,8 +81,20 @@ function numbered(chart: NumberedChart, width: number): Options {
         title: one,
         tip: true,
       }),
+      ...(several
+        ? [
+            Plot.text(chart.series, {
+              fy: 'name',
+              text: 'name',
+              frameAnchor: 'top-right',
+              dy: -12,
+              fill: 'currentColor',
+              fontWeight: 600,
+            }),
+          ]
+        : []),
       Plot.ruleY([0]),
-      ...ruleMarks(chart.rules, 'y'),
+      ...ruleMarks(chart.rules, { along: 'y', most }),
     ],
   };
 }
@@ -88,7 +102,7 @@ function numbered(chart: NumberedChart, width: number): Options {
 function lines(chart: LineChart, width: number): Options {
   const data = chart.lines.flatMap(({ name, points }) => points.map(([x, y]) => ({ name, x, y })));
   const names = chart.lines.map(({ name }) => name);
-  const isMarked = data.length <= 200;
+  const isMarked = data.length <= 120;
   const isNamed = names.length <= MAX_LEGEND;
   const one = (point: (typeof data)[number]): string =>
     `${names.length > 1 ? `${point.name}: ` : ''}${show(point.y ?? Number.NaN)}, ${chart.y.label}, at ${show(point.x)}, ${chart.x.label}`;
@@ -102,7 +116,7 @@ function lines(chart: LineChart, width: number): Options {
     color: { domain: names, range: colours, legend: isNamed && names.length > 1 },
     symbol: { domain: names },
     marks: [
-      Plot.line(data, { ...channels, strokeWidth: isNamed ? 2 : 1, strokeOpacity: isNamed ? 1 : 0.6 }),
+      Plot.line(data, { ...channels, strokeWidth: isMarked ? 2 : 1.25, strokeOpacity: isNamed ? 0.9 : 0.6 }),
       Plot.dot(data, {
         ...channels,
         ...(isMarked && isNamed ? { symbol: 'name', r: 3.5 } : { r: isMarked ? 2 : 0.7 }),
@@ -111,7 +125,7 @@ function lines(chart: LineChart, width: number): Options {
         title: one,
         tip: true,
       }),
-      ...ruleMarks(chart.rules, 'y'),
+      ...ruleMarks(chart.rules, { along: 'y', most: 0 }),
     ],
   };
 }
@@ -121,14 +135,15 @@ function ranges(chart: RangeChart, width: number): Options {
     chart.ranges.map(({ name }) => name),
     width,
   );
+  const most = chart.ranges.reduce((largest, { high }) => Math.max(largest, high), 0);
   const one = ({ name, low, middle, high }: RangeChart['ranges'][number]): string =>
     `${name}: ${show(middle)}, from ${show(low)} to ${show(high)}, ${chart.value.label}`;
   return {
     height: chart.ranges.length * ROW + 70,
     marginLeft: margin,
-    marginTop: 26,
+    marginTop: topOf(chart.rules),
     marginRight: 16,
-    x: scaleOf(chart.value, width - margin),
+    x: { ...scaleOf(chart.value, width - margin), inset: 8 },
     y: { label: null, domain: chart.ranges.map(({ name }) => name), tickFormat: cut, tickSize: 0, grid: true },
     marks: [
       Plot.link(chart.ranges, {
@@ -149,7 +164,7 @@ function ranges(chart: RangeChart, width: number): Options {
         title: one,
         tip: true,
       }),
-      ...ruleMarks(chart.rules, 'x'),
+      ...ruleMarks(chart.rules, { along: 'x', most }),
     ],
   };
 }
@@ -159,7 +174,8 @@ function matrix(chart: MatrixChart, width: number): Options {
   const data = chart.cells.flatMap((row, at) =>
     row.map((value, column) => ({ row: names[at]!, column: names[column]!, value })),
   );
-  const { margin, cut } = namesOf(names, width);
+  const { margin: room, cut } = namesOf(names, width);
+  const margin = room + 8;
   const one = ({ row, column, value }: (typeof data)[number]): string =>
     `${chart.row} ${row}, ${chart.column} ${column}: ${show(value)}, ${chart.value}`;
   const cell = Math.min(64, (width - margin - 20) / Math.max(1, names.length));
@@ -174,13 +190,14 @@ function matrix(chart: MatrixChart, width: number): Options {
     marginBottom: isRoomy ? 40 : 60,
     x: {
       label: `${chart.column} →`,
+      labelAnchor: 'right',
       domain: names,
       ticks: some,
       tickFormat: cut,
       tickRotate: isRoomy ? 0 : -45,
       tickSize: 0,
     },
-    y: { label: `↓ ${chart.row}`, domain: names, ticks: some, tickFormat: cut, tickSize: 0 },
+    y: { label: `↓ ${chart.row}`, labelAnchor: 'top', domain: names, ticks: some, tickFormat: cut, tickSize: 0 },
     opacity: { domain: [0, Math.max(...data.map(({ value }) => value), 1e-9)], range: [0.05, 0.75] },
     marks: [
       Plot.cell(data, {

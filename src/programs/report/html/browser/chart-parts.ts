@@ -28,6 +28,7 @@ interface Page {
   readonly document: {
     getElementById(id: string): Element;
     querySelectorAll(selector: string): Iterable<Element>;
+    readonly body: Element;
   };
   readonly Plot: { plot(options: Options): Element } & Readonly<
     Record<'axisX' | 'axisY' | 'barX' | 'cell' | 'dot' | 'line' | 'link' | 'rect' | 'ruleX' | 'ruleY' | 'text', Draw>
@@ -63,18 +64,47 @@ export function namesOf(names: readonly string[], width: number): { margin: numb
   return { margin, cut: (name) => (name.length <= room + 1 ? name : `${name.slice(0, Math.max(1, room - 1))}…`) };
 }
 
-export function ruleMarks(rules: readonly Rule[] | undefined, along: 'x' | 'y'): Mark[] {
+interface RulePlace {
+  readonly along: 'x' | 'y';
+  /** The largest value of the axis: names of rules near it stand on their other side. */
+  readonly most: number;
+  /** Of several panels the one that has the names. */
+  readonly panel?: string;
+}
+
+export function ruleMarks(rules: readonly Rule[] | undefined, { along, most, panel }: RulePlace): Mark[] {
   if (rules === undefined || rules.length === 0) return [];
-  const dash = { stroke: 'currentColor', strokeDasharray: '5 4', strokeOpacity: 0.75 };
-  const place =
-    along === 'x'
-      ? { x: 'value', frameAnchor: 'top', dx: 4, dy: -12 }
-      : { y: 'value', frameAnchor: 'left', dx: 4, dy: -7 };
-  const text = { text: 'label', textAnchor: 'start', fill: 'currentColor', fontStyle: 'italic', ...place };
   const draw = along === 'x' ? Plot.ruleX : Plot.ruleY;
-  return [draw(rules, { [along]: 'value', ...dash }), Plot.text(rules, text)];
+  const place =
+    along === 'x' ? { x: 'value', frameAnchor: 'top', dy: -12 } : { y: 'value', frameAnchor: 'left', dy: -7 };
+  const names = (some: readonly Rule[], side: 'start' | 'end'): Mark =>
+    Plot.text(some, {
+      text: 'label',
+      textAnchor: side,
+      dx: side === 'start' ? 4 : -4,
+      fill: 'currentColor',
+      fontStyle: 'italic',
+      stroke: 'var(--ground)',
+      strokeWidth: 3,
+      ...place,
+      ...(panel === undefined ? {} : { fy: () => panel }),
+    });
+  const isFar = ({ value }: Rule): boolean => along === 'x' && value > 0.6 * most;
+  return [
+    draw(rules, { [along]: 'value', stroke: 'currentColor', strokeDasharray: '5 4', strokeOpacity: 0.75 }),
+    names(
+      rules.filter((rule) => !isFar(rule)),
+      'start',
+    ),
+    names(rules.filter(isFar), 'end'),
+  ];
+}
+
+/** Room above, for the names of rules. */
+export function topOf(rules: readonly Rule[] | undefined): number {
+  return rules === undefined || rules.length === 0 ? 8 : 26;
 }
 
 export function shared(width: number, label: string): Options {
-  return { width, ariaLabel: label, style: { background: 'transparent', overflow: 'visible' } };
+  return { width, marginBottom: 42, ariaLabel: label, style: { background: 'transparent', overflow: 'visible' } };
 }

@@ -6,7 +6,7 @@ import { document, type Element, Plot, ResizeObserver, shared } from './chart-pa
 
 /** The marks that have a value to tell. */
 function valuesOf(place: Element): Element[] {
-  return [...place.querySelectorAll('svg [aria-label] > [aria-label]')];
+  return [...place.querySelectorAll('svg :is(rect, path, circle)[aria-label]')];
 }
 
 function drawInto(place: Element, chart: Chart): void {
@@ -46,11 +46,7 @@ function listenToKeys(place: Element): void {
   });
 }
 
-const charts = JSON.parse(document.getElementById('charts').textContent ?? '[]') as readonly Chart[];
-for (const place of document.querySelectorAll('[data-chart]')) {
-  const chart = charts[Number(place.dataset['chart'])];
-  if (chart === undefined) continue;
-  if (chart.kind === 'timeline') place.classList.add('wide');
+function showChart(place: Element, chart: Chart): void {
   let width = 0;
   const draw = (): void => {
     if (place.clientWidth === width && width > 0) return;
@@ -61,3 +57,16 @@ for (const place of document.querySelectorAll('[data-chart]')) {
   listenToKeys(place);
   if (ResizeObserver !== undefined) new ResizeObserver(draw).observe(place);
 }
+
+const charts = JSON.parse(document.getElementById('charts').textContent ?? '[]') as readonly Chart[];
+const places = [...document.querySelectorAll('[data-chart]')];
+for (const place of places) {
+  if (charts[Number(place.dataset['chart'])]?.kind === 'timeline') place.classList.add('wide');
+}
+// One after the other, so that text and tables are seen, and answer, meanwhile.
+for (const place of places) {
+  const chart = charts[Number(place.dataset['chart'])];
+  await new Promise((resolve) => setTimeout(resolve));
+  if (chart !== undefined) showChart(place, chart);
+}
+document.body.setAttribute('data-drawn', String(places.length));

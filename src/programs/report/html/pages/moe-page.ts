@@ -21,10 +21,12 @@ function phaseSection({ phases, forwardMs, redundantExperts }: MoeReport): Repor
     chart: {
       kind: 'bars',
       value: { label: 'ms' },
-      bars: [
-        ...before.map(({ name, ms }) => ({ name, series: 'without', value: ms })),
-        ...phases.map(({ name, ms }) => ({ name, series: after, value: ms })),
-      ],
+      bars: phases.flatMap(({ name, ms }) => [
+        ...before
+          .filter((phase) => phase.name === name)
+          .map((phase) => ({ name, series: 'without copies', value: phase.ms })),
+        { name, series: after, value: ms },
+      ]),
     },
     table: {
       head: ['phase', 'ms', 'rows', 'GB/s', 'GB/s off-rank'],

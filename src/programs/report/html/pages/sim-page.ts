@@ -3,6 +3,7 @@ import type { PatternResult, Sample } from '../../../sim/pattern-result.ts';
 import { type SimDescription, simHeading, simVerdict } from '../../sim-report.ts';
 import type { Rule } from '../chart.ts';
 import type { ReportPage, ReportSection } from '../report-page.ts';
+import { scaleFor } from './parts.ts';
 
 export function simPage(description: SimDescription, result: PatternResult): ReportPage {
   const { samples, theory, railBytes } = result;
@@ -99,13 +100,17 @@ function idealSection(
         ] as const)),
     ...(load === 1 ? ([['all messages', microseconds, theory.totalMicroseconds, 'µs']] as const) : []),
   ] as const;
+  const ratios = rows.map(([name, value, ideal]) => {
+    const ratio = ideal === 0 ? 0 : value / ideal;
+    return { name, low: ratio, middle: ratio, high: ratio };
+  });
   return {
     title: 'Against theory',
     note: 'Simulated over ideal. Of a message the ideal is that it is alone in the network.',
     chart: {
-      kind: 'bars',
-      value: { label: 'simulated / ideal' },
-      bars: rows.map(([name, value, ideal]) => ({ name, series: 'ratio', value: ideal === 0 ? 0 : value / ideal })),
+      kind: 'ranges',
+      value: { label: 'simulated / ideal', scale: scaleFor(ratios.map(({ middle }) => middle)) },
+      ranges: ratios,
       rules: [{ value: 1, label: 'ideal' }],
     },
     table: {
