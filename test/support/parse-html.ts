@@ -15,6 +15,6 @@ export interface ParsedPage {
 
 const PACKAGE: string = 'linkedom';
 
-const { parseHTML } = (await import(PACKAGE)) as { parseHTML(html: string): ParsedPage };
+const { parseHTML } = (await import(PACKAGE)) as { parseHTML: (html: string) => ParsedPage };
 
 export { parseHTML };

@@ -76,7 +76,7 @@ test('every result of the repository has figures, each with a name of its own, a
   const folder = fileURLToPath(new URL('../../../../../docs/benchmarks/results/', import.meta.url));
   const names = readdirSync(folder).flatMap((name) => (name.endsWith('.json') ? [name.slice(0, -'.json'.length)] : []));
   for (const name of names) {
-    const document = resultDocument<Readonly<Record<string, unknown>>>(name);
+    const document = resultDocument(name);
     if (!String(document['schema']).startsWith('weftline.bench.')) continue;
     const figures = figuresOf(document);
     assert.ok(figures.length > 1, name);

@@ -55,8 +55,7 @@ test('no text of a result becomes a part of the page', () => {
     about: [name],
     sections: [{ title: name, note: name, chart: { kind: 'bars', value: { label: name }, bars }, table }],
   });
-  const count = (text: string): number => text.split('<script').length;
-  assert.equal(count(hostile), count(html));
+  assert.equal(hostile.split('<script').length, html.split('<script').length);
   assert.ok(!hostile.includes('<script>alert'));
 });
 
