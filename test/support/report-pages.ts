@@ -59,8 +59,8 @@ function samplePaths(): PathsAt[] {
   }));
 }
 
-function sampleMoe(): MoeReport {
-  const load = (skew: number): MoeReport['load'] => ({
+function sampleLoad(skew: number): MoeReport['load'] {
+  return {
     experts: Array.from({ length: 128 }, (_, expert) => 10 + ((expert * 37) % 90) * skew),
     ranks: [0, 1, 2, 3].map((rank) => ({
       rank,
@@ -69,7 +69,10 @@ function sampleMoe(): MoeReport {
       receivedFromOthers: 200,
       expertRows: 400 + 100 * rank * skew,
     })),
-  });
+  };
+}
+
+function sampleMoe(): MoeReport {
   const phases = (['dispatch', 'experts', 'combine'] as const).map((name, index) => ({
     name,
     ms: 1 + index,
@@ -79,7 +82,7 @@ function sampleMoe(): MoeReport {
   const check = { error: 0.001, tolerance: 0.01, passed: true };
   return {
     ...forward,
-    load: load(1),
+    load: sampleLoad(1),
     block: {
       path: 'a & b <block>.safetensors',
       tokens: 400,
@@ -97,7 +100,7 @@ function sampleMoe(): MoeReport {
     device: { kind: 'cpu', reason: 'asked for' },
     product: 'CPU kernels',
     repeat: 5,
-    redundantExperts: { count: 8, copiedExperts: 6, without: { ...forward, load: load(3) }, check },
+    redundantExperts: { count: 8, copiedExperts: 6, without: { ...forward, load: sampleLoad(3) }, check },
     check,
   };
 }
