@@ -15,6 +15,7 @@ import {
 } from 'node:fs';
 import { dirname } from 'node:path';
 import { fileURLToPath } from 'node:url';
+import { brotliCompressSync, constants } from 'node:zlib';
 import { packageTypes } from './package-types.mjs';
 
 const root = fileURLToPath(new URL('..', import.meta.url));
@@ -124,18 +125,42 @@ function copyCudaSources() {
   cpSync(`${root}kernels/cuda`, cudaFolder, { recursive: true });
 }
 
-/** What draws the charts of reports, in the browser: d3 and Observable Plot in one file, with their licences. */
+/**
+ * What draws the charts of reports, in the browser: Observable Plot and those parts of d3 that its charts here need, in one
+ * file, with their licences. Maps, trees and named colour schemes are left out: Plot asks for one of these when it begins.
+ */
 function bundleChartLibrary() {
-  const packages = { d3: 'd3.min.js', '@observablehq/plot': 'plot.umd.min.js' };
-  const parts = Object.entries(packages).map(([name, file]) => {
+  const modules = [
+    'array',
+    'color',
+    'format',
+    'interpolate',
+    'path',
+    'time',
+    'time-format',
+    'scale',
+    'selection',
+    'shape',
+  ];
+  const read = (name, file) => {
     const folder = `${root}node_modules/${name}/`;
     const { version } = JSON.parse(readFileSync(`${folder}package.json`, 'utf8'));
     const licence = readFileSync(`${folder}LICENSE`, 'utf8').trim();
-    return `/* ${name} ${version}\n${licence}\n*/\n${readFileSync(`${folder}dist/${file}`, 'utf8')}`;
-  });
-  const text = parts.join('\n');
+    return { code: readFileSync(`${folder}dist/${file}`, 'utf8'), notice: `${name} ${version}\n${licence}\n` };
+  };
+  const d3 = modules.map((name) => read(`d3-${name}`, `d3-${name}.min.js`));
+  const plot = read('@observablehq/plot', 'plot.umd.min.js');
+  const notices = [...d3, plot].map(({ notice }) => notice).join('\n');
+  const code = [...d3.map((part) => part.code), 'd3.geoTransform = () => ({});', plot.code].join('\n');
+  const text = `/*\n${notices}*/\n${code}`;
   if (/<\/script|<!--/i.test(text)) throw new Error('the chart library would end the element that it is pasted into');
-  writeFileSync(`${root}dist/${chartLibrary}.js`, text);
+  const output = `${root}dist/${chartLibrary}.js.br`;
+  const stamp = `${root}build/chart-library.sha256`;
+  const key = createHash('sha256').update(text).digest('hex');
+  if (existsSync(output) && existsSync(stamp) && readFileSync(stamp, 'utf8') === key) return;
+  writeFileSync(output, brotliCompressSync(text, { params: { [constants.BROTLI_PARAM_LGWIN]: 24 } }));
+  mkdirSync(`${root}build`, { recursive: true });
+  writeFileSync(stamp, key);
 }
 
 /** The peer of a benchmark is built where it runs. */
@@ -153,7 +178,7 @@ function emitAbi() {
 if (!haveTools()) process.exit(0);
 node(compiler, '-b', 'src', ...(libraryOnly ? [] : ['test']));
 removeComments();
-removeStale('src', 'dist', ['kernels/', 'types/', chartLibrary]);
+removeStale('src', 'dist', ['kernels/', 'types/']);
 removeStale('test', 'build/test', []);
 const { exports } = JSON.parse(readFileSync(`${root}package.json`, 'utf8'));
 packageTypes(

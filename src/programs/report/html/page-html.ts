@@ -1,5 +1,6 @@
 // A report page as one HTML file that needs no network: text, tables, styles, data, the chart library and what drives it.
 import { readFileSync } from 'node:fs';
+import { brotliDecompressSync } from 'node:zlib';
 import { WeftlineError } from '../../../core/errors.ts';
 import type { ReportPage, ReportSection, ReportTable } from './report-page.ts';
 import { figure } from './report-page.ts';
@@ -48,7 +49,7 @@ export function pageHtml({ title, about, sections }: ReportPage): string {
     ...(charts.length === 0
       ? []
       : [
-          `<script>\n${asset('browser/chart-library.js')}</script>`,
+          `<script>\n${brotliDecompressSync(asset('browser/chart-library.js.br')).toString()}</script>`,
           `<script type="module">\n${browserModules.map(withoutImports).join('')}</script>`,
         ]),
     '</body>',
@@ -115,14 +116,15 @@ function sixDigits(_key: string, value: unknown): unknown {
 /** One module of several, whose names differ. */
 function withoutImports(name: string): string {
   return asset(name)
+    .toString()
     .replaceAll(/^import .*\n/gm, '')
     .replaceAll(/^export (?:\{\};\n)?/gm, '');
 }
 
 /** Files that the build puts beside this one. */
-function asset(name: string): string {
+function asset(name: string): Buffer {
   try {
-    return readFileSync(new URL(name, import.meta.url), 'utf8');
+    return readFileSync(new URL(name, import.meta.url));
   } catch (cause) {
     throw new WeftlineError('WL_FILE', `Cannot write a report: ${name} is missing in this installation of weftline`, {
       cause,
