@@ -15,12 +15,14 @@ import {
 } from 'node:fs';
 import { dirname } from 'node:path';
 import { fileURLToPath } from 'node:url';
+import { brotliCompressSync, constants } from 'node:zlib';
 import { packageTypes } from './package-types.mjs';
 
 const root = fileURLToPath(new URL('..', import.meta.url));
 const compiler = 'node_modules/typescript/bin/tsc';
 const libraryOnly = process.argv.includes('--library');
 const cudaFolder = `${root}dist/kernels/cuda`;
+const chartLibrary = 'programs/report/html/browser/chart-library';
 const abiModule = `${root}build/wasm/abi.ts`;
 
 function node(script, ...args) {
@@ -123,6 +125,44 @@ function copyCudaSources() {
   cpSync(`${root}kernels/cuda`, cudaFolder, { recursive: true });
 }
 
+/**
+ * What draws the charts of reports, in the browser: Observable Plot and those parts of d3 that its charts here need, in one
+ * file, with their licences. Maps, trees and named colour schemes are left out: Plot asks for one of these when it begins.
+ */
+function bundleChartLibrary() {
+  const modules = [
+    'array',
+    'color',
+    'format',
+    'interpolate',
+    'path',
+    'time',
+    'time-format',
+    'scale',
+    'selection',
+    'shape',
+  ];
+  const read = (name, file) => {
+    const folder = `${root}node_modules/${name}/`;
+    const { version } = JSON.parse(readFileSync(`${folder}package.json`, 'utf8'));
+    const licence = readFileSync(`${folder}LICENSE`, 'utf8').trim();
+    return { code: readFileSync(`${folder}dist/${file}`, 'utf8'), notice: `${name} ${version}\n${licence}\n` };
+  };
+  const d3 = modules.map((name) => read(`d3-${name}`, `d3-${name}.min.js`));
+  const plot = read('@observablehq/plot', 'plot.umd.min.js');
+  const notices = [...d3, plot].map(({ notice }) => notice).join('\n');
+  const code = [...d3.map((part) => part.code), 'd3.geoTransform = () => ({});', plot.code].join('\n');
+  const text = `/*\n${notices}*/\n${code}`;
+  if (/<\/script|<!--/i.test(text)) throw new Error('the chart library would end the element that it is pasted into');
+  const output = `${root}dist/${chartLibrary}.js.br`;
+  const stamp = `${root}build/chart-library.sha256`;
+  const key = createHash('sha256').update(text).digest('hex');
+  if (existsSync(output) && existsSync(stamp) && readFileSync(stamp, 'utf8') === key) return;
+  writeFileSync(output, brotliCompressSync(text, { params: { [constants.BROTLI_PARAM_LGWIN]: 24 } }));
+  mkdirSync(`${root}build`, { recursive: true });
+  writeFileSync(stamp, key);
+}
+
 /** The peer of a benchmark is built where it runs. */
 function copyPeerSources() {
   const file = 'programs/bench/collectives/mpi-loop.c';
@@ -147,6 +187,7 @@ packageTypes(
 );
 copyCudaSources();
 copyPeerSources();
+bundleChartLibrary();
 emitAbi();
 buildWasm();
 chmodSync(`${root}dist/programs/cli/main.js`, 0o755);

@@ -16,7 +16,7 @@ interface FileEvent {
 }
 
 interface ReadThread {
-  readonly name: string;
+  name: string;
   readonly spans: Span[];
 }
 
@@ -25,7 +25,7 @@ interface ReadProcess {
   readonly threads: Map<number, ReadThread>;
 }
 
-/** Fails if it is none of these. Names of programs are as they are shown, those of threads are left out. */
+/** Fails if it is none of these. Names of programs are as they are shown. */
 export function partsOfChrome(document: unknown): TracePart[] {
   const { traceEvents, otherData } = (document ?? {}) as Partial<ChromeTrace>;
   const isEvents =
@@ -49,10 +49,10 @@ class ChromeReader {
     this.#processes.set(pid, process);
     if (event.ph === 'M') {
       if (event.name === 'process_name') process.name = String(args['name']);
+      if (event.name === 'thread_name') threadOf(process, tid).name = String(args['name']);
       return;
     }
-    const thread = process.threads.get(tid) ?? { name: '', spans: [] };
-    process.threads.set(tid, thread);
+    const thread = threadOf(process, tid);
     this.#takeSpan(thread.spans, event);
   }
 
@@ -82,4 +82,10 @@ class ChromeReader {
       };
     });
   }
+}
+
+function threadOf({ threads }: ReadProcess, tid: number): ReadThread {
+  const thread = threads.get(tid) ?? { name: '', spans: [] };
+  threads.set(tid, thread);
+  return thread;
 }

@@ -26,6 +26,13 @@ export interface TraceSummary {
   /** By process: how often it was the last to enter a call that all ranks make, of how many. */
   readonly lastIn: readonly { readonly process: string; readonly calls: number; readonly lateUs: number }[];
   readonly calls: number;
+  /** For how long each process was in such calls before the last one entered them, by that last one; longest first. */
+  readonly waits: readonly {
+    readonly waiter: string;
+    readonly last: string;
+    readonly calls: number;
+    readonly waitedUs: number;
+  }[];
   /** Records that were overwritten by later ones. */
   readonly lost: number;
 }
@@ -85,7 +92,7 @@ function phaseSummary(phase: string, byProcess: ReadonlyMap<string, readonly num
 }
 
 /** Of calls that several ranks of one host have made, whose clocks are the same. */
-function lastIn(parts: readonly TracePart[]): Pick<TraceSummary, 'lastIn' | 'calls'> {
+function lastIn(parts: readonly TracePart[]): Pick<TraceSummary, 'lastIn' | 'calls' | 'waits'> {
   const calls = new Map<string, { readonly process: string; readonly begin: number }[]>();
   for (const part of parts) {
     for (const { spans } of part.threads) {
@@ -97,16 +104,27 @@ function lastIn(parts: readonly TracePart[]): Pick<TraceSummary, 'lastIn' | 'cal
     }
   }
   const late = new Map<string, { calls: number; lateUs: number }>();
+  const waits = new Map<string, { waiter: string; last: string; calls: number; waitedUs: number }>();
   let count = 0;
   for (const entries of calls.values()) {
     if (entries.length < 2) continue;
     count += 1;
-    const [last, before] = entries.toSorted((left, right) => right.begin - left.begin);
+    const [last, ...others] = entries.toSorted((left, right) => right.begin - left.begin);
+    const [before] = others;
+    for (const { process: waiter, begin } of others) {
+      const pair = `${waiter} ${last!.process}`;
+      const soFar = waits.get(pair) ?? { waiter, last: last!.process, calls: 0, waitedUs: 0 };
+      waits.set(pair, { ...soFar, calls: soFar.calls + 1, waitedUs: soFar.waitedUs + last!.begin - begin });
+    }
     const known = late.get(last!.process) ?? { calls: 0, lateUs: 0 };
     late.set(last!.process, { calls: known.calls + 1, lateUs: known.lateUs + last!.begin - before!.begin });
   }
   const all = [...late].map(([process, facts]) => ({ process, ...facts }));
-  return { lastIn: all.toSorted((left, right) => right.lateUs - left.lateUs), calls: count };
+  return {
+    lastIn: all.toSorted((left, right) => right.lateUs - left.lateUs),
+    calls: count,
+    waits: [...waits.values()].toSorted((left, right) => right.waitedUs - left.waitedUs),
+  };
 }
 
 function sumOf(values: readonly number[]): number {

@@ -47,7 +47,7 @@ test('a full disk is one line and a failure, on stdout and for --json', { skip: 
   for (const args of [
     ['doctor', '--json', '/dev/full'],
     [...smallSim, '--json', '/dev/full'],
-    [...smallSim, '--plot', '/dev/full'],
+    [...smallSim, '--report', '/dev/full'],
   ]) {
     const { status, stderr } = weftline(...args);
     assert.equal(status, failure.code, args.join(' '));

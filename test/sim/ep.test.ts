@@ -1,7 +1,7 @@
 // Expert parallelism across simulated hosts: who sends how much to whom, in which order, and how near that comes to the links.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { simEpPlot } from '#lib/programs/report/sim-ep-plot.js';
+import { simEpPage } from '#lib/programs/report/html/pages/sim-ep-page.js';
 import { simEpReport } from '#lib/programs/report/sim-ep-report.js';
 import { epNetwork, rankLinks } from '#lib/programs/sim/ep/ep-network.js';
 import type { EpOptions, EpProtocol, EpShape } from '#lib/programs/sim/ep/ep-options.js';
@@ -240,7 +240,7 @@ test('loss, late ranks, a slow host, few bytes under way: everything ends', () =
   assert.equal(runEp(optionsOf({ protocol: { outstandingBytes: 1 } })).end, 'done');
 });
 
-test('the report and the picture show a run', async () => {
+test('the report and its page show a run', () => {
   const options = optionsOf({ sampleEvery: 5 });
   const result = runEp(options);
   const description = {
@@ -265,7 +265,8 @@ test('the report and the picture show a run', async () => {
   assert.match(text, /host 1: links 0\.5 and memory 1 of the others' rate/);
   assert.match(text, /dispatch: rows on the network/);
   assert.match(text, /Dispatch and combine ended at all ranks/);
-  const picture = await simEpPlot(description, result);
-  assert.match(picture, /into rank 0 of each host/);
-  assert.ok(picture.split('<path').length > 2);
+  const into = simEpPage(description, result).sections.find(
+    ({ title }) => title === 'Into the first rank of each host',
+  );
+  assert.ok(into?.chart?.kind === 'lines' && into.chart.lines.length === description.shape.hosts);
 });

@@ -13,7 +13,7 @@ import { pathLinks } from '#lib/programs/sim/topology.js';
 import { makeTraffic, type PatternName } from '#lib/programs/sim/traffic.js';
 import { usualSettings } from '#lib/programs/sim/usual-settings.js';
 import { simReport } from '#lib/programs/report/sim-report.js';
-import { samplePlot } from '#lib/programs/report/sample-plot.js';
+import { simPage } from '#lib/programs/report/html/pages/sim-page.js';
 
 const all = { messages: 3, messagesPerMicrosecond: Number.POSITIVE_INFINITY } as const;
 
@@ -268,7 +268,7 @@ const aPair = {
   seed: 1,
 };
 
-test('the report and the picture show a run', async () => {
+test('the report and its page show a run', () => {
   const result = runPattern(options('incast', 4, { paths: 1, sampleEvery: 10 }));
   assert.ok(result.samples.length > 3);
   const description = {
@@ -289,8 +289,20 @@ test('the report and the picture show a run', async () => {
   const text = simReport(description, result);
   assert.match(text, /incast on star of 4 hosts, 100 Gbps per host; 1 path, congestion control swift/);
   assert.match(text, /All 12 messages arrived/);
-  const picture = await samplePlot(description, result);
-  assert.match(picture, /^<svg xmlns="http:\/\/www\.w3\.org\/2000\/svg"/);
-  assert.match(picture, /goodput of each sender/);
-  assert.ok(picture.split('<path').length > 3);
+  const { sections } = simPage(description, result);
+  assert.deepEqual(
+    sections.map(({ title }) => title),
+    [
+      'Against theory',
+      'Goodput over time',
+      'Paths over time',
+      'Windows over time',
+      'Round trips over time',
+      'Longest queue over time',
+    ],
+  );
+  const paths = sections[2]!.chart;
+  assert.ok(
+    paths?.kind === 'lines' && paths.lines.length === 1 && paths.lines[0]!.points.length === result.samples.length,
+  );
 });

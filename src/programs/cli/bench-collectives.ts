@@ -17,8 +17,9 @@ import { readSettings } from '../../settings/settings.ts';
 import type { World } from '../../world/index.ts';
 import { isRank } from '../../world/environment.ts';
 import { collectivesBenchReport } from '../report/collectives-bench-report.ts';
+import { collectivesPage } from '../report/html/pages/collectives-page.ts';
 import { byteArgument, integerArgument, listArgument } from './argument-values.ts';
-import { addOutputOptions, Output, type OutputFlags } from './output.ts';
+import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
 import { addSettingOptions } from './setting-options.ts';
 import { checkUsage } from './usage.ts';
 import { withRanks } from './with-ranks.ts';
@@ -70,6 +71,7 @@ export function addCollectivesBench(bench: Command): void {
     .option('--direct-bytes <bytes>', 'of GPUs: larger calls use registered tensors where they lie', size)
     .option('--no-register', 'of GPUs: tensors are not registered');
   addOutputOptions(command);
+  addReportOption(command);
   addSettingOptions(command, ['device', 'hosts', 'collectiveSpinUs', 'timeoutMs', 'trace']);
   command.action(async (flags: CollectivesBenchFlags) => {
     const output = new Output(flags);
@@ -89,7 +91,9 @@ export function addCollectivesBench(bench: Command): void {
           if (world.rank === 0 && process.stderr.isTTY) output.line(`${done} of ${total} operations measured`);
         },
       });
-      if (report !== undefined) output.report(collectivesBenchReport(report), report);
+      if (report !== undefined) {
+        output.report(collectivesBenchReport(report), report, () => collectivesPage(report));
+      }
     });
   });
 }

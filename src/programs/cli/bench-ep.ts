@@ -19,6 +19,9 @@ import { cudaDeviceCount } from '../../device/cuda/cuda-context.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { chooseDevice, type DeviceChoice } from '../../device/device-choice.ts';
 import { openChosenDevice } from '../../device/open-device.ts';
+import { epCudaPage } from '../report/html/pages/ep-cuda-page.ts';
+import { epHostPage, epPage, lowLatencyPage } from '../report/html/pages/ep-pages.ts';
+import type { ReportPage } from '../report/html/report-page.ts';
 import { epBenchReport } from '../report/ep-bench-report.ts';
 import { epHostBenchReport } from '../report/ep-host-bench-report.ts';
 import { cudaLowLatencyBenchReport } from '../report/cuda-low-latency-bench-report.ts';
@@ -29,7 +32,7 @@ import { isRank } from '../../world/environment.ts';
 import type { World } from '../../world/index.ts';
 import { ranksOfHosts } from '../../world/pretended-hosts.ts';
 import { decimalArgument, integerArgument, listArgument } from './argument-values.ts';
-import { addOutputOptions, Output, type OutputFlags } from './output.ts';
+import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
 import { addSettingOptions, checkHosts } from './setting-options.ts';
 import { checkUsage } from './usage.ts';
 import { withRanks } from './with-ranks.ts';
@@ -97,6 +100,7 @@ export function addEpBench(bench: Command): void {
     .option('--skew <s>', 'popularity of experts: 0 even, 1 as words in a text', decimalArgument(0, MAX_SKEW), skew)
     .option('--no-layer', 'leave out EPAll2AllLayer, which takes the most memory');
   addOutputOptions(command);
+  addReportOption(command);
   addSettingOptions(command, ['device', 'hosts', 'timeoutMs', 'trace', 'aotFolder', 'useAot', 'nvrtcPath']);
   command.action(async (given: Omit<EpBenchFlags, 'tokens'> & Partial<Pick<EpBenchFlags, 'tokens'>>) => {
     const flags = { ...given, tokens: given.tokens ?? (given.mode === 'low-latency' ? LOW_LATENCY_TOKENS : tokens) };
@@ -105,7 +109,7 @@ export function addEpBench(bench: Command): void {
     checkUsage(command, () => checkBeforeLaunch(flags));
     await withRanks(flags.ranks, async (world) => {
       const result = await benchRank(world, flags);
-      if (result !== undefined) output.report(result.text, result.report);
+      if (result !== undefined) output.report(result.text, result.report, result.page);
     });
   });
 }
@@ -165,6 +169,7 @@ interface Result {
     | LowLatencyBenchReport
     | CudaLowLatencyBenchReport;
   readonly text: string;
+  readonly page: () => ReportPage;
 }
 
 async function benchRank(world: World, flags: EpBenchFlags): Promise<Result | undefined> {
@@ -178,12 +183,12 @@ async function benchRank(world: World, flags: EpBenchFlags): Promise<Result | un
     const workload = { ...workloadOf(flags), ranks: world.size };
     const options = { iterations, warmup, layer, workload, pairs, numSms: smsAcrossHosts(flags) };
     const report = await runEpHostBench(world, device, options, bar.show);
-    return report && { report, text: epHostBenchReport(report) };
+    return report && { report, text: epHostBenchReport(report), page: () => epHostPage(report) };
   }
   if (device.kind === 'cpu') {
     const workload = { ...workloadOf(flags), ranks: world.size };
     const report = await runEpBench(world, device, { iterations, warmup, layer, workload }, bar.show);
-    return report && { report, text: epBenchReport(report) };
+    return report && { report, text: epBenchReport(report), page: () => epPage(report) };
   }
   // Loaded here, so that CPU ranks never load what GPUs need.
   const { runEpCudaBench } = await import('../bench/ep/cuda/ep-bench.ts');
@@ -191,7 +196,7 @@ async function benchRank(world: World, flags: EpBenchFlags): Promise<Result | un
   const { dtype = 'both', sms = defaultSms } = flags;
   const dtypes = dtype === 'both' ? (['bf16', 'fp8'] as const) : [dtype];
   const report = await runEpCudaBench(world, device, { iterations, warmup, layer, workload, dtypes, sms }, bar.show);
-  return report && { report, text: epCudaBenchReport(report) };
+  return report && { report, text: epCudaBenchReport(report), page: () => epCudaPage(report) };
 }
 
 async function benchLowLatency(world: World, flags: EpBenchFlags, choice: DeviceChoice): Promise<Result | undefined> {
@@ -203,11 +208,11 @@ async function benchLowLatency(world: World, flags: EpBenchFlags, choice: Device
   const options = { workload, variant, dtypes, iterations, warmup, pairs, numSms: flags.sms?.[0] ?? 0 };
   if (device.kind === 'cpu') {
     const report = await runLowLatencyBench(world, device, options, bar.show);
-    return report && { report, text: lowLatencyBenchReport(report) };
+    return report && { report, text: lowLatencyBenchReport(report), page: () => lowLatencyPage(report) };
   }
   const { runCudaLowLatencyBench } = await import('../bench/ep/low-latency/cuda-low-latency-bench.ts');
   const report = await runCudaLowLatencyBench(world, device, options, bar.show);
-  return report && { report, text: cudaLowLatencyBenchReport(report) };
+  return report && { report, text: cudaLowLatencyBenchReport(report), page: () => lowLatencyPage(report) };
 }
 
 /** Rank 0 shows how far all are, on a terminal. */

@@ -24,8 +24,9 @@ import {
   p2pWorkloadLines,
   roleText,
 } from '../report/p2p-bench-report.ts';
+import { p2pPage } from '../report/html/pages/p2p-page.ts';
 import { byteArgument, integerArgument, listArgument, listOption } from './argument-values.ts';
-import { addOutputOptions, Output, type OutputFlags } from './output.ts';
+import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
 import {
   addBenchRoleOptions,
   benchRole,
@@ -100,6 +101,7 @@ export function addP2pBench(bench: Command): void {
     )
     .option('--no-agent-thread', "the agent works on the caller's thread alone, inside calls that wait");
   addOutputOptions(command);
+  addReportOption(command);
   addSettingOptions(command, [
     'timeoutMs',
     'trace',
@@ -174,7 +176,7 @@ async function measure(command: Command, options: P2pBenchOptions, flags: P2pFla
       show(p2pBlockLine(result));
     },
   });
-  output.report(p2pBenchReport(report), report);
+  output.report(p2pBenchReport(report), report, () => p2pPage(report));
 }
 
 /** Fails with WL_UNSUPPORTED if the memory is to be of a GPU that this machine does not have. */

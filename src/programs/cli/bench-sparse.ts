@@ -9,9 +9,10 @@ import { WeftlineError } from '../../core/errors.ts';
 import { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { readSettings } from '../../settings/settings.ts';
 import { isRank } from '../../world/environment.ts';
+import { sparsePage } from '../report/html/pages/sparse-page.ts';
 import { roundLine, sparseBenchReport } from '../report/sparse-bench-report.ts';
 import { decimalArgument, integerArgument, listArgument } from './argument-values.ts';
-import { addOutputOptions, Output, type OutputFlags } from './output.ts';
+import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
 import { addSettingOptions, checkHosts } from './setting-options.ts';
 import { withRanks } from './with-ranks.ts';
 
@@ -58,6 +59,7 @@ export function addSparseBench(bench: Command): void {
     .option('--warmups <n>', 'rounds that do not count', integerArgument(0, 1000), 10)
     .option('--rounds <n>', 'of a sparse and a dense call each', integerArgument(1, 10_000), 100);
   addOutputOptions(command);
+  addReportOption(command);
   addSettingOptions(command, ['hosts', 'collectiveSpinUs', 'timeoutMs']);
   command.action(async (flags: SparseBenchFlags) => {
     const output = new Output(flags);
@@ -83,7 +85,7 @@ export function addSparseBench(bench: Command): void {
         },
       });
       if (report === undefined) return;
-      output.report(sparseBenchReport(report), report);
+      output.report(sparseBenchReport(report), report, () => sparsePage(report));
       const wrong = report.rows.reduce((sum, row) => sum + row.wrong, 0);
       if (wrong > 0) {
         throw new WeftlineError('WL_CHECK', `${wrong} elements of sparse sums differ from those of dense ones`);

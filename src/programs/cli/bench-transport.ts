@@ -10,9 +10,10 @@ import {
   transportPatterns,
   type TransportWorkload,
 } from '../bench/transport/transport-workload.ts';
+import { pairsTransportPage, rankTransportPage, transportPage } from '../report/html/pages/transport-pages.ts';
 import { pairsBenchReport, rankBenchReport, transportBenchReport } from '../report/transport-bench-report.ts';
 import { byteArgument, decimalArgument, integerArgument, switchArgument } from './argument-values.ts';
-import { addOutputOptions, Output, type OutputFlags } from './output.ts';
+import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
 import {
   addBenchRoleOptions,
   benchRole,
@@ -103,6 +104,7 @@ Examples:
   weftline bench transport --perftype engines --engines 4 --msize 1M --compare 5`,
     );
   addOutputOptions(command);
+  addReportOption(command);
   addSettingOptions(command, [
     'timeoutMs',
     'trace',
@@ -137,7 +139,7 @@ async function run(command: Command, flags: TransportFlags): Promise<void> {
     checkUsage(command, () => checkTransportWorkload(workload));
     await withRanks(flags.ranks, async (world) => {
       const report = await runRankBench(world, workload, { seed: flags.seed, onLine });
-      if (report !== undefined) output.report(rankBenchReport(report), report);
+      if (report !== undefined) output.report(rankBenchReport(report), report, () => rankTransportPage(report));
     });
     return;
   }
@@ -146,7 +148,7 @@ async function run(command: Command, flags: TransportFlags): Promise<void> {
     const engines = readSettings().transportEngines || DEFAULT_ENGINES;
     await withRanks(2 * engines, async (world) => {
       const report = await runPairsBench(world, workload, { rounds: Math.max(1, flags.compare), onLine });
-      if (report !== undefined) output.report(pairsBenchReport(report), report);
+      if (report !== undefined) output.report(pairsBenchReport(report), report, () => pairsTransportPage(report));
     });
     return;
   }
@@ -165,7 +167,7 @@ async function run(command: Command, flags: TransportFlags): Promise<void> {
     throw error;
   }
   const report = await runTransportBench({ host, port, workload, rounds: flags.compare, onLine });
-  output.report(transportBenchReport(report), report);
+  output.report(transportBenchReport(report), report, () => transportPage(report));
 }
 
 function workloadOf(flags: TransportFlags): TransportWorkload {

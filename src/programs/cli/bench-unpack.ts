@@ -9,9 +9,10 @@ import { runUnpackBench } from '../bench/unpack/unpack-bench.ts';
 import { runRoad } from '../bench/unpack/road/road-client.ts';
 import { serveRoad } from '../bench/unpack/road/road-server.ts';
 import { checkUnpackWorkload, defaultUnpackWorkload, type UnpackWorkload } from '../bench/unpack/unpack-workload.ts';
+import { roadPage, unpackPage } from '../report/html/pages/unpack-page.ts';
 import { roadReport, unpackBenchReport } from '../report/unpack-bench-report.ts';
 import { byteArgument, integerArgument, listArgument, listOption } from './argument-values.ts';
-import { addOutputOptions, Output, type OutputFlags } from './output.ts';
+import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
 import {
   addBenchRoleOptions,
   benchRole,
@@ -65,6 +66,7 @@ export function addUnpackBench(bench: Command): void {
     .option('--iterations <n>', 'timed rounds of all cases', integerArgument(1, MAX_COUNT), 20)
     .option('--warmup <n>', 'rounds before them', integerArgument(0, MAX_COUNT), 3);
   addOutputOptions(command);
+  addReportOption(command);
   addSettingOptions(command, ['device', 'unpack', 'timeoutMs', 'aotFolder', 'useAot', 'nvrtcPath']);
   command.action(async (flags: UnpackBenchFlags) => {
     const output = new Output(flags);
@@ -85,7 +87,7 @@ async function measureHere(command: Command, flags: UnpackBenchFlags, output: Ou
     throw invalidArgument('sms', sms, 'none: the CPU device has no multiprocessors');
   });
   const report = await runUnpackBench(device, { workload, sms, iterations, warmup });
-  output.report(unpackBenchReport(report), report);
+  output.report(unpackBenchReport(report), report, () => unpackPage(report));
 }
 
 function workloadOf({ chunk, total, fragments: lengths }: UnpackBenchFlags): UnpackWorkload {
@@ -107,7 +109,7 @@ async function send(command: Command, flags: UnpackBenchFlags, output: Output): 
   const fragmentBytes = flags.fragments === fragments ? PAGE : flags.fragments[0]!;
   const plan = { chunkBytes: chunk, chunks: flags.total / chunk, fragmentBytes, iterations, warmup };
   const report = await runRoad({ host, port, plan, onLine: output.line });
-  output.report(roadReport(report), report);
+  output.report(roadReport(report), report, () => roadPage(report));
 }
 
 /** What the setting asks for; a GPU if there is one where nothing does. */

@@ -13,9 +13,10 @@ import { moeLayers } from '../moe/measure-forward.ts';
 import { type MoeJobOptions, requirePassed, runMoeJob } from '../moe/moe-job.ts';
 import { SafetensorsFile } from '../moe/safetensors-file.ts';
 import { expertShare, requireEvenExperts } from '../moe/token-split.ts';
+import { moePage } from '../report/html/pages/moe-page.ts';
 import { moeReport } from '../report/moe-report.ts';
 import { integerArgument } from './argument-values.ts';
-import { addOutputOptions, Output, type OutputFlags, requireWritableFolder } from './output.ts';
+import { addOutputOptions, addReportOption, Output, type OutputFlags, requireWritableFolder } from './output.ts';
 import { addSettingOptions, checkHosts } from './setting-options.ts';
 import { checkUsageOf } from './usage.ts';
 import { withRanks } from './with-ranks.ts';
@@ -67,6 +68,7 @@ export function addMoeCommand(program: Command): void {
     .option('--normalize', 'scale the chosen weights to a sum of 1, for a file without topk_idx')
     .option('--no-normalize', 'leave them as the softmax gives them');
   addOutputOptions(command);
+  addReportOption(command);
   addSettingOptions(command, [
     'device',
     'hosts',
@@ -89,7 +91,7 @@ export function addMoeCommand(program: Command): void {
       const repeat = options.repeat ?? options.iterations;
       const report = await runMoeJob(world, device, { ...options, repeat, path, device: choice });
       if (report === undefined) return;
-      output.report(moeReport(report), report);
+      output.report(moeReport(report), report, () => moePage(report));
       requirePassed(report);
     });
   });

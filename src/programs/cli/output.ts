@@ -1,12 +1,16 @@
-// What a command says: lines on the way, a report at the end, and the result document of --json, to a file or to stdout.
+// What a command says: lines on the way, a report at the end, the result document of --json, to a file or to stdout, and the
+// page of --report.
 import { accessSync, constants, writeFileSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { type Command, Option } from 'commander';
 import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
+import { pageHtml } from '../report/html/page-html.ts';
+import type { ReportPage } from '../report/html/report-page.ts';
 
 export interface OutputFlags {
   readonly json?: string;
   readonly quiet?: boolean;
+  readonly report?: string;
   /** As UCCL's programs name it. */
   readonly logtostderr?: boolean;
 }
@@ -21,15 +25,23 @@ export function addOutputOptions(command: Command): Command {
     .addOption(new Option('--logtostderr', 'print the lines on the way to stderr').hideHelp());
 }
 
+/** Of commands that have a page to show. */
+export function addReportOption(command: Command): Command {
+  return command.option('--report <file>', 'write a page with charts and tables (HTML, one file, for any browser)');
+}
+
 export class Output {
   readonly #file: string | undefined;
+  readonly #page: string | undefined;
   readonly #isQuiet: boolean;
   /** Where lines go: with --json -, nothing but the document may be on stdout. */
   readonly #lines: NodeJS.WriteStream;
 
-  /** Fails with WL_FILE if the folder of the result document cannot be written to. */
-  constructor({ json, quiet = false, logtostderr = false }: OutputFlags) {
+  /** Fails with WL_FILE if the folder of the result document or of the page cannot be written to. */
+  constructor({ json, quiet = false, report, logtostderr = false }: OutputFlags) {
     if (json !== undefined && json !== STDOUT) requireWritableFolder(json);
+    if (report !== undefined) requireWritableFolder(report);
+    this.#page = report;
     this.#file = json;
     this.#isQuiet = quiet;
     this.#lines = json === STDOUT || logtostderr ? process.stderr : process.stdout;
@@ -45,9 +57,10 @@ export class Output {
     if (!this.#isQuiet || this.#file !== STDOUT) this.#lines.write(`${text}\n`);
   };
 
-  /** The end of the command. Fails with WL_FILE if the document cannot be written. */
-  report(text: string, document: unknown): void {
+  /** The end of the command. `page` is asked if there is a --report. Fails with WL_FILE if a file cannot be written. */
+  report(text: string, document: unknown, page?: () => ReportPage): void {
     if (this.#file !== STDOUT) process.stdout.write(text);
+    if (this.#page !== undefined && page !== undefined) writeOutputFile(this.#page, pageHtml(page()));
     if (this.#file === undefined) return;
     const json = `${JSON.stringify(document, sixDigits, 2)}\n`;
     if (this.#file === STDOUT) process.stdout.write(json);
@@ -69,7 +82,7 @@ export function requireWritableFolder(file: string): void {
 }
 
 /** Fails with WL_FILE. */
-export function writeOutputFile(file: string, content: string | Uint8Array): void {
+function writeOutputFile(file: string, content: string | Uint8Array): void {
   try {
     writeFileSync(file, content);
   } catch (cause) {

@@ -12,6 +12,7 @@ const commands = {
   sim: async () => (await import('./sim-command.ts')).addSimCommand,
   '2proc': async () => (await import('./two-process-command.ts')).addTwoProcessCommand,
   trace: async () => (await import('./trace-command.ts')).addTraceCommand,
+  compare: async () => (await import('./compare-command.ts')).addCompareCommand,
   why: async () => (await import('./why-command.ts')).addWhyCommand,
   stats: async () => (await import('./stats-command.ts')).addStatsCommand,
   top: async () => (await import('./top-command.ts')).addTopCommand,

@@ -1,6 +1,7 @@
 // weftline sim: the transport on simulated networks, with traffic patterns or random scenarios, the same for the same seed.
 import { type Command, Option } from 'commander';
 import { invalidArgument } from '../../core/errors.ts';
+import { simPage } from '../report/html/pages/sim-page.ts';
 import { type SimDescription, simReport } from '../report/sim-report.ts';
 import { type Settings, type SettingName, readSettings, settingsTable } from '../../settings/settings.ts';
 import { protocolSettingsTable } from '../../settings/transport-settings-table.ts';
@@ -13,7 +14,7 @@ import { pathLinks } from '../sim/topology.ts';
 import { type PatternName, patternNames } from '../sim/traffic.ts';
 import { byteArgument, decimalArgument, integerArgument } from './argument-values.ts';
 import { exitCodes } from './exit-codes.ts';
-import { addOutputOptions, Output, type OutputFlags, requireWritableFolder, writeOutputFile } from './output.ts';
+import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
 import { addSettingOptions } from './setting-options.ts';
 import { checkUsage } from './usage.ts';
 import { addSimEp } from './sim-ep.ts';
@@ -60,7 +61,6 @@ interface PatternFlags extends OutputFlags {
   readonly sample?: number;
   readonly until: number;
   readonly seed: number;
-  readonly plot?: string;
 }
 
 const MAX_COUNT = 2 ** 31;
@@ -125,18 +125,17 @@ function addPattern(sim: Command, pattern: PatternName): void {
     .option('--fail-rail <n>', 'a rail that dies, of all hosts', integerArgument(0, 15))
     .option('--fail-at <us>', 'when it dies', decimalArgument(0, 1e9), 1000)
     .option('--recover-at <us>', 'when it works again; never if missing', decimalArgument(0, 1e9))
-    .option('--sample <us>', 'take samples this often, for --json and --plot', decimalArgument(0.1, 1e9))
+    .option('--sample <us>', 'take samples this often, for --json and --report', decimalArgument(0.1, 1e9))
     .option('--until <ms>', 'longest simulated time', decimalArgument(0.001, 1e7), 10_000)
-    .option('--seed <n>', 'of everything random', integerArgument(0, MAX_COUNT), 1)
-    .option('--plot <file>', 'write a picture (SVG) of the samples');
+    .option('--seed <n>', 'of everything random', integerArgument(0, MAX_COUNT), 1);
   addOutputOptions(command);
+  addReportOption(command);
   addSettingOptions(command, protocolSettings);
   command.action((flags: PatternFlags) => simulate(command, pattern, flags));
 }
 
 async function simulate(command: Command, pattern: PatternName, flags: PatternFlags): Promise<void> {
   const output = new Output(flags);
-  if (flags.plot !== undefined) requireWritableFolder(flags.plot);
   const options = checkUsage(command, () => patternOptions(pattern, flags));
   const result = runPattern(options);
   const description: SimDescription = {
@@ -155,11 +154,7 @@ async function simulate(command: Command, pattern: PatternName, flags: PatternFl
     messageBytes: flags.msize,
     seed: flags.seed,
   };
-  output.report(simReport(description, result), { ...description, ...result });
-  if (flags.plot !== undefined) {
-    const { samplePlot } = await import('../report/sample-plot.ts');
-    writeOutputFile(flags.plot, await samplePlot(description, result));
-  }
+  output.report(simReport(description, result), { ...description, ...result }, () => simPage(description, result));
   if (result.end !== 'done') process.exitCode = exitCodes.failure.code;
 }
 
@@ -194,7 +189,7 @@ function patternOptions(pattern: PatternName, flags: PatternFlags): PatternOptio
           at: flags.failAt,
           ...(recoverAt === undefined ? {} : { recoversAt: recoverAt }),
         }));
-  const sampleEvery = flags.sample ?? (flags.plot === undefined ? undefined : 20);
+  const sampleEvery = flags.sample ?? (flags.report === undefined ? undefined : 20);
   return {
     pattern,
     topology,

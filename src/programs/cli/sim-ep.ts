@@ -3,6 +3,7 @@ import { type Command, Option } from 'commander';
 import { invalidArgument } from '../../core/errors.ts';
 import { readSettings, type SettingName } from '../../settings/settings.ts';
 import { protocolSettingsTable } from '../../settings/transport-settings-table.ts';
+import { simEpPage } from '../report/html/pages/sim-ep-page.ts';
 import { type SimEpDescription, simEpReport } from '../report/sim-ep-report.ts';
 import { epNetwork, type EpTopologyName, epTopologyNames } from '../sim/ep/ep-network.ts';
 import { type EpOptions, type EpShape, type RowRule, rowRules } from '../sim/ep/ep-options.ts';
@@ -12,7 +13,7 @@ import { type Routing, type RoutingName, routingNames } from '../sim/ep/routing.
 import { type ServeOrderName, serveOrders } from '../sim/ep/serve-order.ts';
 import { byteArgument, decimalArgument, integerArgument } from './argument-values.ts';
 import { exitCodes } from './exit-codes.ts';
-import { addOutputOptions, Output, type OutputFlags, requireWritableFolder, writeOutputFile } from './output.ts';
+import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
 import { addSettingOptions } from './setting-options.ts';
 import { checkUsageOf } from './usage.ts';
 import { simSettings } from './sim-settings.ts';
@@ -54,7 +55,6 @@ interface EpFlags extends OutputFlags {
   readonly sample?: number;
   readonly until: number;
   readonly seed: number;
-  readonly plot?: string;
 }
 
 const MAX_COUNT = 2 ** 31;
@@ -119,18 +119,17 @@ export function addSimEp(sim: Command): void {
     .option('--slow-host <n>', 'a host that is slower than the others', integerArgument(0, 127))
     .option('--slow-links <share>', "of the others' rate that its links have", share, 1)
     .option('--slow-memory <share>', "of the others' rate that its copies and sums have", share, 1)
-    .option('--sample <us>', 'take samples this often, for --json and --plot', decimalArgument(0.1, 1e9))
+    .option('--sample <us>', 'take samples this often, for --json and --report', decimalArgument(0.1, 1e9))
     .option('--until <ms>', 'longest simulated time', decimalArgument(0.001, 1e7), 10_000)
-    .option('--seed <n>', 'of everything random', integerArgument(0, MAX_COUNT), 1)
-    .option('--plot <file>', 'write a picture (SVG) of the samples');
+    .option('--seed <n>', 'of everything random', integerArgument(0, MAX_COUNT), 1);
   addOutputOptions(command);
+  addReportOption(command);
   addSettingOptions(command, protocolSettings);
   command.action((flags: EpFlags) => simulate(command, flags));
 }
 
 async function simulate(command: Command, flags: EpFlags): Promise<void> {
   const output = new Output(flags);
-  if (flags.plot !== undefined) requireWritableFolder(flags.plot);
   const options = await checkUsageOf(command, epOptions(flags));
   const description: SimEpDescription = {
     shape: options.shape,
@@ -151,11 +150,8 @@ async function simulate(command: Command, flags: EpFlags): Promise<void> {
     seed: flags.seed,
   };
   const result = runEp(options);
-  output.report(simEpReport(description, result), { schema: 'weftline.sim.ep/1', ...description, ...result });
-  if (flags.plot !== undefined) {
-    const { simEpPlot } = await import('../report/sim-ep-plot.ts');
-    writeOutputFile(flags.plot, await simEpPlot(description, result));
-  }
+  const document = { schema: 'weftline.sim.ep/1', ...description, ...result };
+  output.report(simEpReport(description, result), document, () => simEpPage(description, result));
   if (result.end !== 'done') process.exitCode = exitCodes.failure.code;
 }
 
@@ -169,7 +165,7 @@ async function epOptions(flags: EpFlags): Promise<EpOptions> {
     throw invalidArgument('--slow-host', slowHost, `a host from 0 to ${hosts - 1}`);
   }
   const simulatedRanks = simulatedRanksOf(flags, shape);
-  const sampleEvery = flags.sample ?? (flags.plot === undefined ? undefined : 20);
+  const sampleEvery = flags.sample ?? (flags.report === undefined ? undefined : 20);
   return {
     shape,
     protocol: {

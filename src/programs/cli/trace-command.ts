@@ -1,9 +1,10 @@
 // weftline trace: what a trace says, and the trace itself out of the parts that processes have left.
 import type { Command } from 'commander';
+import { tracePage } from '../report/html/pages/trace-page.ts';
 import { traceReport } from '../report/trace-report.ts';
 import { collectTrace } from '../trace/collect-trace.ts';
 import { summarize } from '../../tracing/trace-summary.ts';
-import { addOutputOptions, Output, type OutputFlags } from './output.ts';
+import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
 
 export function addTraceCommand(program: Command): void {
   const command = program
@@ -23,11 +24,12 @@ Examples:
   WEFTLINE_TRACE=job.json torchrun --no-python --nproc-per-node 4 node train.js; weftline trace job.json`,
     );
   addOutputOptions(command);
+  addReportOption(command);
   command.action((file: string, flags: OutputFlags) => {
     const output = new Output(flags);
     const { parts, unread } = collectTrace(file);
     for (const why of unread) process.stderr.write(`weftline: left out: ${why}\n`);
     const summary = summarize(parts);
-    output.report(traceReport(file, summary), { file, ...summary });
+    output.report(traceReport(file, summary), { file, ...summary }, () => tracePage(file, summary, parts));
   });
 }

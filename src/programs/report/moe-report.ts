@@ -11,18 +11,19 @@ const MAX_RANK_ROWS = 16;
 
 export function moeReport(report: MoeReport): string {
   return [
-    headline(report),
+    ...moeHeadline(report),
     ...redundantLines(report),
     phaseTable(report),
     loadTable(report),
     ...(report.load.ranks.length > MAX_RANK_ROWS ? [] : [rankTable(report)]),
     ...(report.out === undefined ? [] : [`Output written to ${report.out}`]),
-    verdict(report),
+    moeVerdict(report),
     '',
   ].join('\n');
 }
 
-function headline({ block, layer, dtype, ranks, device, product, repeat, windowBytes }: MoeReport): string {
+export function moeHeadline(report: MoeReport): string[] {
+  const { block, layer, dtype, ranks, device, product, repeat, windowBytes } = report;
   const shape = `${block.tokens} tokens of ${block.hidden}, top ${block.topk} of ${block.experts} experts (width ${block.intermediate})`;
   return [
     block.path,
@@ -31,7 +32,7 @@ function headline({ block, layer, dtype, ranks, device, product, repeat, windowB
     `experts: ${product}`,
     `layer ${layer}, ${dtype} rows, window ${formatBytes(windowBytes)} per rank`,
     `Times: slowest rank, median of ${repeat}. Rows, bytes, GB/s: all ranks; off-rank: from other ranks.`,
-  ].join('\n');
+  ];
 }
 
 function redundantLines({ redundantExperts, block, forwardMs }: MoeReport): string[] {
@@ -116,7 +117,7 @@ function rankTable({ load, redundantExperts }: MoeReport): string {
   return table.toString();
 }
 
-function verdict({ check, forwardMs, block }: MoeReport): string {
+export function moeVerdict({ check, forwardMs, block }: MoeReport): string {
   const perSecond = Math.round((block.tokens / forwardMs) * 1000);
   const speed = `${forwardMs.toFixed(1)} ms, ${perSecond} tokens/s`;
   if (check === undefined) return `NOT CHECKED: the file has no output_f32; ${speed}`;

@@ -29,16 +29,16 @@ const BUSIEST = 3;
 
 export function simEpReport(description: SimEpDescription, result: EpResult): string {
   return [
-    ...heading(description),
+    ...simEpHeading(description),
     phaseTable(result),
     ...epPhases.flatMap((phase) => [rowLine(description, phase, result[phase]), incastLine(phase, result[phase])]),
     ...countLines(result),
-    verdict(result),
+    simEpVerdict(result),
     '',
   ].join('\n');
 }
 
-function heading(about: SimEpDescription): string[] {
+export function simEpHeading(about: SimEpDescription): string[] {
   const { shape, protocol, routing, simulatedRanks, network, rails, engines, paths, slow } = about;
   const { hosts, ranksPerHost, tokens, hidden, topk, experts, dtype } = shape;
   const outstanding = Number.isFinite(protocol.outstandingBytes)
@@ -106,7 +106,7 @@ function countLines({ network, transport, events, mostPackets }: EpResult): stri
   ];
 }
 
-function verdict({ end }: EpResult): string {
+export function simEpVerdict({ end }: EpResult): string {
   if (end === 'done') return 'Dispatch and combine ended at all ranks.';
   return `NOT DONE: ${end === 'deadline' ? 'the time was over' : 'nothing more would have happened'}.`;
 }

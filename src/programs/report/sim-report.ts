@@ -27,16 +27,16 @@ export interface SimDescription {
 
 export function simReport(description: SimDescription, result: PatternResult): string {
   return [
-    ...heading(description),
+    ...simHeading(description),
     speedTable(description, result),
     ...countLines(result),
     ...outageLines(result),
-    verdict(result),
+    simVerdict(result),
     '',
   ].join('\n');
 }
 
-function heading(about: SimDescription): string[] {
+export function simHeading(about: SimDescription): string[] {
   const { pattern, network, gigabitsPerSecond, rails, engines, paths, congestion, load, loss, lossRail, seed } = about;
   const { flows, messages, messageBytes } = about;
   return [
@@ -105,7 +105,7 @@ function outageLines({ outage, railBytes }: PatternResult): string[] {
   ];
 }
 
-function verdict({ end, completed, messages }: PatternResult): string {
+export function simVerdict({ end, completed, messages }: PatternResult): string {
   if (end === 'done') return `All ${messages} messages arrived.`;
   const why = end === 'deadline' ? 'the time was over' : 'nothing more would have happened';
   return `NOT DONE: ${completed} of ${messages} messages arrived when ${why}.`;

@@ -15,6 +15,10 @@ export interface Sample {
   readonly windowBytes: readonly (number | null)[];
   /** Of the same, the mean of the paths' smoothed round trips. Microseconds. */
   readonly roundTrip: readonly number[];
+  /** Gbps of full packets that all senders together gave to each path, those sent again included. */
+  readonly pathGbps: readonly number[];
+  /** Gbps that all hosts together sent by each rail, headers of all layers included. */
+  readonly railGbps: readonly number[];
   /** Longest queue before any link but the hosts' own. */
   readonly queueBytes: number;
 }

@@ -93,6 +93,9 @@ class PatternRun {
   readonly #receives: Map<number, readonly [RunningFlow, number]>[];
   readonly #times: number[] = [];
   readonly #samples: Sample[] = [];
+  /** By path and by rail, what had been sent when the last sample was taken. */
+  #pathSegmentsBefore: readonly number[] = [];
+  #railBytesBefore: readonly number[] = [];
   readonly #points: GoodputPoint[] = [];
   #receivedBefore = 0;
   #failure: WeftlineError | undefined;
@@ -274,6 +277,14 @@ class PatternRun {
       return rate;
     });
     const paths = directions.map(({ sender }) => sender.statistics.paths);
+    const pathSegments = sumsByPath(paths);
+    const railBytes = this.#railBytes();
+    const gbps = (counts: readonly number[], before: readonly number[], bytes: number): number[] =>
+      counts.map((count, index) => ((count - (before[index] ?? 0)) * bytes * 8) / (every * 1000));
+    const pathGbps = gbps(pathSegments, this.#pathSegmentsBefore, this.#options.segmentBytes);
+    const railGbps = gbps(railBytes, this.#railBytesBefore, 1);
+    this.#pathSegmentsBefore = pathSegments;
+    this.#railBytesBefore = railBytes;
     return {
       at: now,
       goodputGbps,
@@ -282,6 +293,8 @@ class PatternRun {
         return Number.isFinite(window) ? window : null;
       }),
       roundTrip: paths.map((each) => each.reduce((sum, path) => sum + path.smoothedRtt, 0) / each.length),
+      pathGbps,
+      railGbps,
       queueBytes: fabricLinks.reduce((most, link) => Math.max(most, network.queuedBytes(link, now)), 0),
     };
   }
@@ -352,4 +365,10 @@ class PatternRun {
     }
     return bytes;
   }
+}
+
+function sumsByPath(paths: readonly (readonly { readonly path: number; readonly sentSegments: number }[])[]): number[] {
+  const sums: number[] = [];
+  for (const { path, sentSegments } of paths.flat()) sums[path] = (sums[path] ?? 0) + sentSegments;
+  return Array.from(sums, (sum) => sum ?? 0);
 }

@@ -35,6 +35,7 @@ import {
   LATENCY_WARMUP,
   type TransportWorkload,
 } from './transport-workload.ts';
+import { PathSamples } from './path-samples.ts';
 
 export interface ServerOptions {
   /** A numeric address of this host, or 0.0.0.0 for all. */
@@ -111,12 +112,19 @@ export async function runTransportBench(options: ClientOptions): Promise<Transpo
 async function measureAll(session: BenchSession, options: ClientOptions): Promise<TransportBenchReport> {
   const { workload, onLine } = options;
   const { connection } = session;
-  const phases: PhaseOptions = { onLine, host: connection.localHost, peerHost: connection.peerHost };
+  const samples = new PathSamples(connection);
+  const phases: PhaseOptions = {
+    onLine,
+    onSecond: samples.take,
+    host: connection.localHost,
+    peerHost: connection.peerHost,
+  };
   const placementBefore = await samplePlacement();
   const loadBefore = loadAverage();
   const results = await measure(session, options, phases);
   const loadAfter = loadAverage();
   const placementAfter = await samplePlacement();
+  const pathsOverTime = await samples.all();
   const statistics = await connection.statistics();
   await session.say({ phase: 'end' } satisfies Phase);
   return {
@@ -132,6 +140,7 @@ async function measureAll(session: BenchSession, options: ClientOptions): Promis
     loadAverage: { before: loadBefore, after: loadAfter },
     placement: { before: placementBefore, after: placementAfter },
     ...results,
+    pathsOverTime,
     statistics,
   };
 }
@@ -151,7 +160,9 @@ async function measure(session: BenchSession, options: ClientOptions, phases: Ph
   const bareGbps: number[] = [];
   const tcpGbps: number[] = [];
   for (let round = 0; round < Math.max(1, rounds); round += 1) {
+    phases.onSecond?.();
     throughputs.add(await runThroughput(session, workload, phases));
+    phases.onSecond?.();
     if (rounds === 0) continue;
     const seconds = Math.max(1, Math.round(workload.seconds));
     const { segmentBytes } = session.connection;

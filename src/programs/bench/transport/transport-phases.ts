@@ -35,6 +35,8 @@ interface LatencyRun {
 export interface PhaseOptions {
   /** A line to show. */
   readonly onLine: (line: string) => void;
+  /** Each second of a run with throughput. */
+  readonly onSecond?: () => void;
   /** Numeric addresses of this side and of the peer. */
   readonly host: string;
   readonly peerHost: string;
@@ -158,11 +160,14 @@ async function serveThroughput(
 export async function runThroughput(
   session: BenchSession,
   workload: TransportWorkload,
-  { onLine }: PhaseOptions,
+  { onLine, onSecond: alsoOnSecond }: PhaseOptions,
 ): Promise<{ readonly client: ThroughputResult; readonly server: ThroughputResult }> {
   await session.say({ phase: 'tpt', workload } satisfies Phase);
   const incoming = workload.bi ? [session] : [];
-  const onSecond = (second: SecondOfExchange): void => onLine(secondLine(workload, second));
+  const onSecond = (second: SecondOfExchange): void => {
+    onLine(secondLine(workload, second));
+    alsoOnSecond?.();
+  };
   const client = await runExchange({ transport: session.transport, workload, outgoing: [session], incoming, onSecond });
   return { client, server: await session.hear() };
 }

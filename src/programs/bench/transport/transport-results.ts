@@ -47,6 +47,18 @@ export interface LatencyResult {
   readonly ratioOfMedians: number | undefined;
 }
 
+/** Of all paths of the connection, from its beginning on. */
+export interface PathsAt {
+  /** Since the bench began. */
+  readonly seconds: number;
+  readonly paths: readonly {
+    readonly sentSegments: number;
+    readonly lostSegments: number;
+    /** Microseconds. */
+    readonly smoothedRtt: number;
+  }[];
+}
+
 export interface TransportBenchReport {
   readonly schema: 'weftline.bench.transport/1';
   readonly date: string;
@@ -66,6 +78,8 @@ export interface TransportBenchReport {
   readonly latency?: LatencyResult;
   /** Shares of one core; of this side and of the server. */
   readonly idle?: { readonly client: number; readonly server: number };
+  /** At the beginning, each second and at the end of every round of tpt and bi; of this side. */
+  readonly pathsOverTime: readonly PathsAt[];
   /** The transport's own counters at the end, of this side. */
   readonly statistics: unknown;
 }

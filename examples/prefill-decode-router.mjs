@@ -1,0 +1,121 @@
+// A router between a prefill and a decode server that speaks vLLM's kv_transfer_params, and toy servers that move blocks by
+// agents. npx weftline run -n 3 prefill-decode-router.mjs
+import assert from 'node:assert/strict';
+import { createServer } from 'node:http';
+import { Agent, DescriptorList, exchangeMetadata, MetadataListener } from 'weftline/agent';
+import { join } from 'weftline/world';
+
+const world = await join();
+if (world.size !== 3) throw new Error('start it with: npx weftline run -n 3 prefill-decode-router.mjs');
+const [host, blockBytes, count] = ['127.0.0.1', 4096, 64];
+const role = ['router', 'prefill', 'decode'][world.rank];
+
+/** What the router sends to the prefill server: one token, and the blocks stay for somebody else. */
+const askPrefill = {
+  do_remote_decode: true,
+  do_remote_prefill: false,
+  remote_engine_id: null,
+  remote_block_ids: null,
+  remote_host: null,
+  remote_port: null,
+};
+
+async function route(prefill, decode, path, body) {
+  const first = { ...body, max_tokens: 1, stream: false, kv_transfer_params: askPrefill };
+  const { kv_transfer_params } = await post(prefill + path, first);
+  if (!kv_transfer_params?.do_remote_prefill) throw new Error('the prefill server kept no blocks');
+  return post(decode + path, { ...body, kv_transfer_params });
+}
+
+async function post(url, body) {
+  const headers = { 'content-type': 'application/json' };
+  const answer = await fetch(url, { method: 'POST', headers, body: JSON.stringify(body) });
+  if (!answer.ok) throw new Error(`${url}: ${answer.status} ${await answer.text()}`);
+  return answer.json();
+}
+
+/** In place of an engine: keys and values are the bytes of the prompt, a block for each word. */
+async function openEngine(name) {
+  const agent = await Agent.create(name, { token: world.secret });
+  const cache = await agent.allocate(count * blockBytes, { name: 'kv-cache' });
+  const listener = await MetadataListener.open(agent, { host });
+  const kept = new Map();
+  let free = Array.from({ length: count }, (_, block) => block);
+  const takeBlocks = (words) => words.map(() => free.shift());
+  const blockAt = (block) => cache.bytes.subarray(block * blockBytes, (block + 1) * blockBytes);
+  const prefill = ({ prompt }) => {
+    // Those whose readers have told that they are done.
+    for (const done of agent.takeNotifications().map(({ message }) => String(Buffer.from(message)))) {
+      free = [...free, ...(kept.get(done) ?? [])];
+      kept.delete(done);
+    }
+    const words = prompt.split(' ');
+    const blocks = takeBlocks(words);
+    for (const [index, block] of blocks.entries()) blockAt(block).fill(0).set(Buffer.from(words[index]));
+    kept.set(blocks.join(), blocks);
+    const remote = { remote_engine_id: name, remote_block_ids: blocks, remote_host: host, remote_port: listener.port };
+    return {
+      choices: [{ text: '' }],
+      kv_transfer_params: { do_remote_prefill: true, do_remote_decode: false, ...remote },
+    };
+  };
+  const decode = async ({ kv_transfer_params: params }) => {
+    const peer = await exchangeMetadata(agent, { host: params.remote_host, port: params.remote_port });
+    const own = takeBlocks(params.remote_block_ids);
+    const [remote] = agent.remoteMemory(peer);
+    const transfer = await agent.prepare({
+      operation: 'read',
+      peer,
+      local: DescriptorList.blocks(cache, { blockBytes }).select(own),
+      remote: DescriptorList.blocks(remote, { blockBytes }).select(params.remote_block_ids),
+    });
+    transfer.post(params.remote_block_ids.join()); // tells, behind the data, that the blocks are free again
+    await transfer.wait({ timeoutMs: 5000 });
+    const words = own.map((block) => String(Buffer.from(blockAt(block))).replaceAll('\0', ''));
+    free = [...free, ...own];
+    return { choices: [{ text: words.toReversed().join(' ') }] };
+  };
+  return { agent, answer: (body) => (body.kv_transfer_params?.do_remote_prefill ? decode(body) : prefill(body)) };
+}
+
+async function serve(answer) {
+  const server = createServer(async (request, response) => {
+    try {
+      response.end(
+        JSON.stringify(await answer(request.url, JSON.parse(String(Buffer.concat(await request.toArray()))))),
+      );
+    } catch (error) {
+      response.writeHead(500).end(String(error));
+    }
+  });
+  await new Promise((resolve) => server.listen(0, host, resolve));
+  return { server, url: `http://${host}:${server.address().port}` };
+}
+
+let engine;
+let server;
+try {
+  if (role === 'router') {
+    // Or those of vLLM servers that run with a KV connector.
+    const [prefill, decode] = await Promise.all(['prefill', 'decode'].map((name) => world.store.getJson(name)));
+    const router = await serve((path, body) => route(prefill, decode, path, body));
+    ({ server } = router);
+    const prompts = ['one two three', 'a b c d e'];
+    for (const prompt of prompts) {
+      const { choices } = await post(`${router.url}/v1/completions`, { model: 'toy', prompt, max_tokens: 8 });
+      console.log(`${prompt} -> ${choices[0].text}`);
+      assert.equal(choices[0].text, prompt.split(' ').toReversed().join(' '));
+    }
+  } else {
+    engine = await openEngine(role);
+    const served = await serve((_, body) => engine.answer(body));
+    ({ server } = served);
+    await world.store.setJson(role, served.url);
+  }
+  await world.barrier('all prompts were answered');
+} finally {
+  server.closeAllConnections();
+  server.close();
+  await engine?.agent.close();
+  await world.close();
+}

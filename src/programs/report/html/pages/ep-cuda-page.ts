@@ -1,0 +1,68 @@
+// The report page of `weftline bench ep` on GPUs: how time and bandwidth go with the number of SMs.
+import type { CudaCaseResult, EpCudaBenchReport } from '../../../bench/ep/cuda/ep-results.ts';
+import { describeMachine, describeRounds, describeWorkload } from '../../bench-heading.ts';
+import { describeGpus } from '../../describe-gpus.ts';
+import type { ReportPage, ReportSection } from '../report-page.ts';
+import { summarySection } from './parts.ts';
+
+export function epCudaPage(report: EpCudaBenchReport): ReportPage {
+  const { runs, workload } = report;
+  const all = runs.flatMap(({ numSms, cases }) => cases.map((one) => ({ ...one, name: `${one.name}, ${numSms} SMs` })));
+  return {
+    title: 'Dispatch and combine on GPUs',
+    about: [
+      `${describeWorkload(workload)}; ${describeRounds(report)}`,
+      describeGpus(report.gpuMachine),
+      describeMachine(report.machine),
+    ],
+    sections: [
+      scalingSection(report, {
+        title: 'Bandwidth by SMs',
+        unit: 'GB/s per rank',
+        note: 'Every received row counted, median. The cases named copy are the ceilings: kernels that move the same rows, with as many SMs.',
+        value: ({ logicalGBpsPerRank }) => logicalGBpsPerRank.median,
+      }),
+      scalingSection(report, {
+        title: 'Time by SMs',
+        unit: 'µs',
+        note: 'Between two events on the device around a call, of the slowest rank, median.',
+        value: ({ microseconds }) => microseconds.median,
+      }),
+      summarySection(
+        all.flatMap(({ name, ratioToCopy }) => (ratioToCopy === undefined ? [] : [{ name, summary: ratioToCopy }])),
+        {
+          title: 'Ratio to bare copies',
+          note: 'Time of the bare copies of the same rows over that of the case, in the same iteration. 1: as fast.',
+          unit: 'ratio',
+          rules: [{ value: 1, label: 'bare copies' }],
+        },
+      ),
+    ],
+  };
+}
+
+interface Scaling {
+  readonly title: string;
+  readonly unit: string;
+  readonly note: string;
+  readonly value: (of: CudaCaseResult) => number;
+}
+
+function scalingSection({ runs }: EpCudaBenchReport, { title, unit, note, value }: Scaling): ReportSection {
+  const names = runs[0]?.cases.map(({ name }) => name) ?? [];
+  const at = (run: (typeof runs)[number], index: number): number => value(run.cases[index]!);
+  return {
+    title,
+    note,
+    chart: {
+      kind: 'lines',
+      x: { label: 'SMs' },
+      y: { label: unit },
+      lines: names.map((name, index) => ({ name, points: runs.map((run) => [run.numSms, at(run, index)]) })),
+    },
+    table: {
+      head: ['case', ...runs.map(({ numSms }) => `${numSms} SMs`)],
+      rows: names.map((name, index) => [name, ...runs.map((run) => at(run, index))]),
+    },
+  };
+}
