@@ -10,6 +10,7 @@ import { backendNames } from '#lib/agent/backends/backend-table.js';
  * - `tun`: network interfaces that end in a process (root, unshare, nsenter, ip, /dev/net/tun)
  * - `other-user`: this code as run by another user (root, and a folder that others may read)
  * - `soft-roce`: a guest with RDMA devices (QEMU and Debian's kernel package, see scripts/soft-roce)
+ * - `shells`: zsh and fish
  * - `etcd`: the program etcd (Debian: etcd-server)
  */
 const requirements = [
@@ -21,6 +22,7 @@ const requirements = [
   'other-user',
   'etcd',
   'soft-roce',
+  'shells',
 ] as const;
 export type Requirement = (typeof requirements)[number];
 
