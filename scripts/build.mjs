@@ -169,6 +169,16 @@ function copyPeerSources() {
   cpSync(`${root}src/${file}`, `${root}dist/${file}`);
 }
 
+/** What `weftline --version` says of the build: the commit, with + where files differ from it; nothing outside a repository. */
+function writeBuildFacts() {
+  const git = (...args) => spawnSync('git', args, { cwd: root, encoding: 'utf8' });
+  const { status, stdout } = git('rev-parse', '--short=12', 'HEAD');
+  const isOwn = existsSync(`${root}.git`) && status === 0;
+  const changed = isOwn && git('status', '--porcelain', '--untracked-files=no').stdout !== '';
+  const facts = isOwn ? { commit: `${stdout.trim()}${changed ? '+' : ''}` } : {};
+  writeFileSync(`${root}dist/build.json`, `${JSON.stringify(facts)}\n`);
+}
+
 /** What kernels share with the host: a CUDA header, and an AssemblyScript module. */
 function emitAbi() {
   mkdirSync(dirname(abiModule), { recursive: true });
@@ -190,4 +200,5 @@ copyPeerSources();
 bundleChartLibrary();
 emitAbi();
 buildWasm();
+writeBuildFacts();
 chmodSync(`${root}dist/programs/cli/main.js`, 0o755);

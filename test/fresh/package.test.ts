@@ -90,7 +90,7 @@ const bundle = (program: string, output: string, ...options: readonly string[]) 
 /** The running Node, and those that the tools have for this machine. */
 const runtimes = () => [
   process.execPath,
-  ...['node-22/bin/node', 'node-24/bin/node'].map(tool).filter((path) => existsSync(path)),
+  ...['node-22/bin/node', 'node-24/bin/node', 'node-26/bin/node'].map(tool).filter((path) => existsSync(path)),
 ];
 
 const bun = tool('@oven/bun-linux-x64/bin/bun');

@@ -50,7 +50,7 @@ for (const ranks of counts) {
   for (const { product, skip, name } of products) {
     for (const [layer, dtype] of carriers) {
       test(`${ranks} ranks, layer ${layer}, ${dtype} rows, experts by ${product}`, { skip }, (context) => {
-        const args = ['--device', 'cuda', '--layer', layer, '--dtype', dtype, '--expert-product', product];
+        const args = ['--device', 'cuda', '--dispatcher', layer, '--dtype', dtype, '--expert-product', product];
         const { report, stdout } = moe('-n', String(ranks), ...args);
         assert.equal(report.device.kind, 'cuda');
         assert.match(report.product, name);

@@ -103,6 +103,13 @@ test('wrong usage is told apart from a failure, and a bench without a role expla
   assert.match(stderr, /WL_INVALID_ARGUMENT: Invalid --peer-ip: expected the address of one host, got "0\.0\.0\.0"/);
 });
 
+test('--version tells the version, the commit of the build, the platform and Node', () => {
+  const { status, stdout } = weftline('--version');
+  assert.equal(status, 0);
+  assert.match(stdout, /^\d+\.\d+\.\d+ \(build (of unknown commit|[0-9a-f]{12}\+?), \w+-\w+, Node \d+\.\d+\.\d+\)\n$/);
+  assert.ok(stdout.includes(`${process.platform}-${process.arch}, Node ${process.versions.node}`));
+});
+
 test('what messages recommend is there: --aot-folder and --use-aot', () => {
   for (const command of [['moe'], ['bench', 'ep'], ['2proc']]) {
     const { stdout } = weftline(...command, '--help');

@@ -110,7 +110,7 @@ async function outputError(path: string, expected: ArrayLike<number>): Promise<n
 for (const layer of ['buffer', 'all2all']) {
   for (const hosts of ['2', '3+1', '4']) {
     test(`the example by ${layer} on 4 ranks of ${hosts} hosts has the error that it has on one`, () => {
-      const { status, stdout, stderr } = moe(example, '--hosts', hosts, '--layer', layer, '--repeat', '1');
+      const { status, stdout, stderr } = moe(example, '--hosts', hosts, '--dispatcher', layer, '--repeat', '1');
       assert.equal(status, 0, stderr);
       // Sums of two rows that another host has are rounded once more.
       assert.match(stdout, /PASSED: error (2\.[89]\d|3\.0\d)e-3/);
@@ -134,16 +134,16 @@ test('weftline moe runs the example on 4 ranks, prints tables of at most 100 col
 
 for (const layer of ['buffer', 'all2all']) {
   test(`f32 sums between hosts give the error of one host, by ${layer}`, () => {
-    const args = [example, '--hosts', '3+1', '--layer', layer, '--combine-precision', 'f32'];
+    const args = [example, '--hosts', '3+1', '--dispatcher', layer, '--combine-precision', 'f32'];
     const report = reportOf(...args);
-    const oneHost = reportOf(example, '--layer', layer, '--combine-precision', 'f32');
+    const oneHost = reportOf(example, '--dispatcher', layer, '--combine-precision', 'f32');
     const [error, expected] = [report.check!.error, oneHost.check!.error];
     assert.ok(Math.abs(error - expected) < 1e-5, `${error} instead of about ${expected}`);
   });
 }
 
 test('weftline moe with layer all2all counts a row per token and expert', () => {
-  const report = reportOf(example, '-n', '2', '--layer', 'all2all');
+  const report = reportOf(example, '-n', '2', '--dispatcher', 'all2all');
   assert.ok((report.check?.error ?? 1) < 4e-3);
   assert.equal(
     report.load.ranks.reduce((sum, rank) => sum + rank.received, 0),
@@ -168,7 +168,7 @@ for (const [layer, hosts, difference] of [
   ['all2all', '3+1', 4e-3],
 ] as const) {
   test(`8 redundant experts of the example's busy experts even out the load, by ${layer} on 4 ranks of hosts ${hosts}`, () => {
-    const report = reportOf(example, '--layer', layer, '--hosts', hosts, '--redundant-experts', '8');
+    const report = reportOf(example, '--dispatcher', layer, '--hosts', hosts, '--redundant-experts', '8');
     assert.ok(report.redundantExperts);
     assert.equal(skew(report.redundantExperts.without.load).toFixed(2), '1.60');
     // Between hosts a copy on the own host is preferred, however busy it is.
@@ -207,7 +207,7 @@ for (const [tokens, ranks, layer] of [
   test(`weftline moe: ${tokens} tokens on ${ranks} ranks with layer ${layer}`, async () => {
     const { path, expected } = await smallBlock(tokens);
     const out = join(folder, 'small-output.safetensors');
-    const report = reportOf(path, '-n', String(ranks), '--layer', layer, '--out', out);
+    const report = reportOf(path, '-n', String(ranks), '--dispatcher', layer, '--out', out);
     assert.equal(report.check?.passed, true);
     assert.ok((await outputError(out, expected)) < 6e-3);
   });
@@ -247,7 +247,7 @@ test('weftline moe names a token whose expert does not exist, whichever rank rea
 test('weftline moe refuses what cannot work before any rank is started', () => {
   const wrong: readonly (readonly [args: readonly string[], words: RegExp])[] = [
     [[example, '-n', '3'], /WL_INVALID_ARGUMENT.*divisor of the 32 experts/],
-    [[example, '--layer', 'all2all', '--dtype', 'fp8'], /WL_INVALID_ARGUMENT.*--dtype/],
+    [[example, '--dispatcher', 'all2all', '--dtype', 'fp8'], /WL_INVALID_ARGUMENT.*--dtype/],
     [
       [example, '--redundant-experts', '7'],
       /WL_INVALID_ARGUMENT.*--redundant-experts: expected a multiple of the 4 ranks, such as 4 or 8, got 7/,

@@ -116,7 +116,9 @@ async function benchOnGpus(
     },
     tell: (text) => output.line(text),
   });
-  if (report !== undefined) output.report(collectivesBenchReport(report), report);
+  if (report !== undefined) {
+    output.report(collectivesBenchReport(report), report, () => collectivesPage(report));
+  }
 }
 
 /** Before any process starts. Fails with WL_INVALID_ARGUMENT. */

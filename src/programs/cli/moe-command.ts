@@ -1,4 +1,4 @@
-// weftline moe: a real MoE block from a file, across ranks on this machine.
+// weftline moe: a real MoE block from a file or a model's folder, across ranks on this machine.
 import { type Command, Option } from 'commander';
 import { invalidArgument } from '../../core/errors.ts';
 import { chooseDevice } from '../../device/device-choice.ts';
@@ -8,12 +8,26 @@ import { readSettings } from '../../settings/settings.ts';
 import { combinePrecisions } from '../../ep/combine-precision.ts';
 import { isRank } from '../../world/environment.ts';
 import { exampleBlock } from '../moe/example-block.ts';
-import { describeMoeBlock, maxTopk } from '../moe/moe-block.ts';
-import { moeLayers } from '../moe/measure-forward.ts';
-import { type MoeJobOptions, requirePassed, runMoeJob } from '../moe/moe-job.ts';
-import { SafetensorsFile } from '../moe/safetensors-file.ts';
+import { quote } from '../../core/quote.ts';
+import { requireNoSharedExpert } from '../moe/all2all-forward.ts';
+import { CheckpointSource } from '../moe/checkpoint/checkpoint-source.ts';
+import { ModelFolder } from '../moe/checkpoint/model-folder.ts';
+import { findModelLayers } from '../moe/checkpoint/model-layers.ts';
+import { FileBlockSource } from '../moe/file-block-source.ts';
+import { type MoeBlock, type MoeBlockOptions, maxTopk } from '../moe/moe-block.ts';
+import { moeDispatchers } from '../moe/measure-forward.ts';
+import {
+  type MoeJobOptions,
+  type MoeJobTools,
+  type MoeReport,
+  openMoeJobTools,
+  requirePassed,
+  runMoeJob,
+} from '../moe/moe-job.ts';
 import { expertShare, requireEvenExperts } from '../moe/token-split.ts';
+import { layersPage } from '../report/html/pages/layers-page.ts';
 import { moePage } from '../report/html/pages/moe-page.ts';
+import { layersReport } from '../report/layers-report.ts';
 import { moeReport } from '../report/moe-report.ts';
 import { integerArgument } from './argument-values.ts';
 import { addOutputOptions, addReportOption, Output, type OutputFlags, requireWritableFolder } from './output.ts';
@@ -21,11 +35,23 @@ import { addSettingOptions, checkHosts } from './setting-options.ts';
 import { checkUsageOf } from './usage.ts';
 import { withRanks } from './with-ranks.ts';
 
-interface MoeOptions extends Omit<MoeJobOptions, 'path' | 'device' | 'repeat'>, OutputFlags {
+interface MoeOptions extends Omit<MoeJobOptions, 'device' | 'repeat'>, MoeBlockOptions, OutputFlags {
   readonly ranks: number;
+  readonly model?: string;
+  readonly layer?: number;
+  readonly allLayers?: boolean;
+  readonly input?: string;
   readonly iterations: number;
   /** Another name of `iterations`. */
   readonly repeat?: number;
+}
+
+/** A model's folder, which of its layers, and the file of tokens. */
+interface ModelPlace {
+  readonly model: string;
+  /** All that have experts if absent. */
+  readonly layer?: number;
+  readonly input: string;
 }
 
 const timedPasses = integerArgument(1, 1000);
@@ -33,10 +59,12 @@ const timedPasses = integerArgument(1, 1000);
 export function addMoeCommand(program: Command): void {
   const command = program
     .command('moe')
-    .summary('run a mixture-of-experts block from a safetensors file')
+    .summary('run a mixture-of-experts block of a file or a model')
     .description(
       'Splits the tokens and experts of a MoE block over ranks, brings tokens to their experts and back, checks the ' +
-        'result against output_f32 if the file has it, and prints what each phase took. Exits non-zero when it differs.',
+        'result against output_f32 if the file has it, and prints what each phase took. Exits non-zero when it differs. ' +
+        'The block is a file, or a layer of a model as Hugging Face stores it: Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, ' +
+        'DeepSeek-V2 and -V3. Each rank reads its experts only.',
     )
     .argument(
       '[file]',
@@ -48,7 +76,18 @@ export function addMoeCommand(program: Command): void {
       integerArgument(1, 1024),
       4,
     )
-    .addOption(new Option('--layer <layer>', 'what carries the tokens').choices(moeLayers).default('buffer'))
+    .option('--model <folder>', "take the block from a model's folder: config.json and safetensors files")
+    .option('--layer <number>', 'of the model, from 0', integerArgument(0, 999_999))
+    .option('--all-layers', 'every layer of the model that has experts, one after another')
+    .option(
+      '--input <file>',
+      'of the tokens, with --model: x [T, H] and, to compare with, output_f32; x.N is that of layer N',
+    )
+    .addOption(
+      new Option('--dispatcher <name>', 'what carries the tokens: EpBuffer or EPAll2AllLayer')
+        .choices(moeDispatchers)
+        .default('buffer'),
+    )
     .addOption(new Option('--dtype <dtype>', 'how rows travel to the experts').choices(['bf16', 'fp8']).default('bf16'))
     .addOption(
       new Option('--combine-precision <dtype>', "how a host's sums travel to other hosts")
@@ -67,6 +106,15 @@ export function addMoeCommand(program: Command): void {
     .option('--topk <count>', 'experts per token, for a file without topk_idx', integerArgument(1, maxTopk))
     .option('--normalize', 'scale the chosen weights to a sum of 1, for a file without topk_idx')
     .option('--no-normalize', 'leave them as the softmax gives them');
+  command.addHelpText(
+    'after',
+    `
+Examples:
+  weftline moe
+  weftline moe block.safetensors --ranks 8
+  weftline moe --model Qwen3-30B-A3B --layer 12 --input tokens.safetensors
+  weftline moe --model Qwen3-30B-A3B --all-layers --input tokens.safetensors --json load.json`,
+  );
   addOutputOptions(command);
   addReportOption(command);
   addSettingOptions(command, [
@@ -82,29 +130,95 @@ export function addMoeCommand(program: Command): void {
   ]);
   command.action(async (file: string | undefined, options: MoeOptions) => {
     const output = new Output(options);
-    const path = file ?? (await exampleBlock(resolveCacheFolder(readSettings().cacheFolder)));
+    const place = modelPlace(command, file, options);
+    const path = place ?? file ?? (await exampleBlock(resolveCacheFolder(readSettings().cacheFolder)));
     if (!isRank()) checkHosts(command, options.ranks);
     await checkUsageOf(command, checkBeforeLaunch(path, options));
     await withRanks(options.ranks, async (world) => {
       const choice = await chooseDevice(world.settings.device, world);
       await using device = await openChosenDevice(choice, world.settings);
+      using tools = await openMoeJobTools(world, device);
       const repeat = options.repeat ?? options.iterations;
-      const report = await runMoeJob(world, device, { ...options, repeat, path, device: choice });
-      if (report === undefined) return;
-      output.report(moeReport(report), report, () => moePage(report));
-      requirePassed(report);
+      const job: MoeJobOptions = { ...options, repeat, device: choice };
+      if (typeof path === 'string') {
+        await using source = await FileBlockSource.open(path, options);
+        const report = await runMoeJob(tools, source, job);
+        if (report === undefined) return;
+        output.report(moeReport(report), report, () => moePage(report));
+        requirePassed(report);
+      } else await runModel(tools, path, { job, output });
     });
   });
 }
 
-/** What can be known without ranks is said once, here, instead of by every rank. */
-async function checkBeforeLaunch(path: string, options: MoeOptions): Promise<void> {
-  if (options.layer === 'all2all' && options.dtype === 'fp8') {
-    throw invalidArgument('--dtype', 'fp8', 'bf16 with --layer all2all, which carries bf16 rows only');
+/** What --model and its companions say; undefined without it. */
+function modelPlace(command: Command, file: string | undefined, options: MoeOptions): ModelPlace | undefined {
+  const { model, layer, allLayers, input, out } = options;
+  if (model === undefined) {
+    for (const [name, value] of Object.entries({ '--layer': layer, '--all-layers': allLayers, '--input': input })) {
+      if (value !== undefined) command.error(`error: ${name} needs --model FOLDER`);
+    }
+    return undefined;
   }
-  await using file = await SafetensorsFile.open(path);
-  const block = describeMoeBlock(file, options);
-  expertShare(block.experts, 0, options.ranks);
-  requireEvenExperts(block.experts, options.redundantExperts, options.ranks);
+  if (file !== undefined)
+    command.error(`error: with --model no file of a block is taken, got ${quote(file)}; tokens: --input`);
+  if (input === undefined) {
+    return command.error(
+      'error: --model needs --input FILE, a safetensors file with the tokens of the block, x [T, H]',
+    );
+  }
+  if ((layer === undefined) === (allLayers === undefined)) {
+    command.error('error: --model needs either --layer N or --all-layers');
+  }
+  if (allLayers === true && out !== undefined)
+    command.error('error: --out needs --layer N: it holds the output of one block');
+  return { model, input, ...(layer === undefined ? {} : { layer }) };
+}
+
+/** Collective: the layer that is asked for, or all in turn. */
+async function runModel(
+  tools: MoeJobTools,
+  { model, layer, input }: ModelPlace,
+  { job, output }: { readonly job: MoeJobOptions; readonly output: Output },
+): Promise<void> {
+  await using folder = await ModelFolder.open(model);
+  const layers = layer === undefined ? findModelLayers(folder).numbers : [layer];
+  const reports: MoeReport[] = [];
+  for (const number of layers) {
+    await using source = await CheckpointSource.open(folder, { layer: number, input });
+    const report = await runMoeJob(tools, source, job);
+    if (report === undefined) continue;
+    reports.push(report);
+    if (layer === undefined) output.line(`layer ${number}: ${report.forwardMs.toFixed(1)} ms`);
+  }
+  const [first] = reports;
+  if (first === undefined) return;
+  if (layer === undefined) output.report(layersReport(reports), { model, layers: reports }, () => layersPage(reports));
+  else output.report(moeReport(first), first, () => moePage(first));
+  for (const report of reports) requirePassed(report);
+}
+
+/** What can be known without ranks is said once, here, instead of by every rank. */
+async function checkBeforeLaunch(path: string | ModelPlace, options: MoeOptions): Promise<void> {
+  if (options.dispatcher === 'all2all' && options.dtype === 'fp8') {
+    throw invalidArgument('--dtype', 'fp8', 'bf16 with --dispatcher all2all, which carries bf16 rows only');
+  }
+  if (typeof path === 'string') {
+    await using source = await FileBlockSource.open(path, options);
+    checkBlock(source.block, options);
+  } else {
+    const { model, layer, input } = path;
+    await using folder = await ModelFolder.open(model);
+    for (const number of layer === undefined ? findModelLayers(folder).numbers : [layer]) {
+      await using source = await CheckpointSource.open(folder, { ...options, layer: number, input });
+      checkBlock(source.block, options);
+    }
+  }
   if (options.out !== undefined) requireWritableFolder(options.out);
+}
+
+function checkBlock(block: MoeBlock, { ranks, redundantExperts, dispatcher }: MoeOptions): void {
+  expertShare(block.experts, 0, ranks);
+  requireEvenExperts(block.experts, redundantExperts, ranks);
+  if (dispatcher === 'all2all') requireNoSharedExpert(dispatcher, block);
 }

@@ -16,23 +16,32 @@ const commands = {
   why: async () => (await import('./why-command.ts')).addWhyCommand,
   stats: async () => (await import('./stats-command.ts')).addStatsCommand,
   top: async () => (await import('./top-command.ts')).addTopCommand,
+  completion: async () => (await import('./completion-command.ts')).addCompletionCommand,
 };
 
 /** For the words after `weftline`: with what they need of its commands. All of them without words, as help shows them. */
 export async function createProgram(words: readonly string[] = []): Promise<Command> {
   const program = new Command('weftline')
     .description('Expert-parallel communication for mixture-of-experts models')
-    .version(readVersion())
+    .version(describeVersion())
     // What follows a script's name is the script's.
     .enablePositionalOptions()
     .showHelpAfterError('(weftline --help, or weftline COMMAND --help, shows what is allowed)')
     .exitOverride();
   const isVersion = words[0] === '--version' || words[0] === '-V';
-  if (!isVersion) await addCommands(program, commands, words);
+  // Completion speaks of all commands.
+  if (!isVersion) await addCommands(program, commands, words[0] === 'completion' ? [] : words);
   return program;
 }
 
-function readVersion(): string {
-  const file = new URL('../../../package.json', import.meta.url);
-  return (JSON.parse(readFileSync(file, 'utf8')) as { readonly version: string }).version;
+/** "0.1.0 (build 2108d3b7e1f2, linux-x64, Node 20.19.0)": the version, the commit it was built from, and what runs it. */
+function describeVersion(): string {
+  const { version } = readJson('../../../package.json') as { readonly version: string };
+  const { commit } = readJson('../../build.json') as { readonly commit?: string };
+  const build = commit === undefined ? 'build of unknown commit' : `build ${commit}`;
+  return `${version} (${build}, ${process.platform}-${process.arch}, Node ${process.versions.node})`;
+}
+
+function readJson(path: string): unknown {
+  return JSON.parse(readFileSync(new URL(path, import.meta.url), 'utf8'));
 }

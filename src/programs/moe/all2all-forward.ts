@@ -2,6 +2,7 @@
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { EPAll2AllLayer } from '../../ep/layer/ep-all2all-layer.ts';
 import type { LayerDispatchResult } from '../../ep/layer/layer-engine.ts';
+import type { MoeBlock } from './moe-block.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import { type ForwardOptions, type MoeForward, type MoePhase, routePhase } from './moe-forward.ts';
 import { largestTokenShare } from './token-split.ts';
@@ -9,8 +10,9 @@ import { largestTokenShare } from './token-split.ts';
 /** Collective, like every phase that it returns. */
 export async function createAll2AllForward(options: ForwardOptions): Promise<MoeForward> {
   const { world, device, block, share, dtype, combinePrecision } = options;
-  if (dtype !== 'bf16') throw invalidArgument('dtype', dtype, '"bf16" with layer "all2all"');
+  if (dtype !== 'bf16') throw invalidArgument('dtype', dtype, '"bf16" with dispatcher "all2all"');
   const { x, topkIdx, topkWeights, experts } = share;
+  requireNoSharedExpert('all2all', block);
   const layer = await EPAll2AllLayer.create(world, device, {
     maxTokens: Math.max(1, largestTokenShare(block.tokens, world.size)),
     hidden: block.hidden,
@@ -63,4 +65,10 @@ export async function createAll2AllForward(options: ForwardOptions): Promise<Moe
       await layer.finalize();
     },
   };
+}
+
+/** The layer adds up what experts give, and nothing else. Fails with WL_INVALID_ARGUMENT. */
+export function requireNoSharedExpert(dispatcher: string, { sharedIntermediate }: MoeBlock): void {
+  if (sharedIntermediate === undefined) return;
+  throw invalidArgument('dispatcher', dispatcher, '"buffer" for a block with a shared expert, which its combine adds');
 }

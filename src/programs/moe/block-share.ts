@@ -1,11 +1,12 @@
 // What one rank reads of a block file: its tokens with their choices, its experts, and its part of the reference.
 import type { Tensor } from '../../device/tensor.ts';
 import type { LocalExperts } from './experts.ts';
-import { blockTensors, type MoeBlock } from './moe-block.ts';
+import type { BlockSource } from './block-source.ts';
+import type { MoeBlock } from './moe-block.ts';
 import type { MoeDevice, MoeEngine, Routing } from './moe-engine.ts';
-import type { SafetensorsFile } from './safetensors-file.ts';
 import { formatError } from './safetensors-header.ts';
 import { expertShare, type Share, tokenShare } from './token-split.ts';
+import { WeightReader } from './weight-reader.ts';
 
 export interface BlockShare extends Disposable {
   readonly tokens: Share;
@@ -18,36 +19,46 @@ export interface BlockShare extends Disposable {
   /** With routing 'gate', where that is part of each pass: computes topkIdx and topkWeights anew from x. */
   readonly route: (() => void) | undefined;
   readonly experts: LocalExperts;
+  /** What all tokens of this rank go through here, if the block has it. */
+  readonly shared: SharedExpert | undefined;
   /** [T, H] */
   readonly reference: Float32Array | undefined;
 }
 
+export interface SharedExpert {
+  /** One expert. */
+  readonly experts: LocalExperts;
+  /** [T]; 1 for each token without it. */
+  readonly weights?: Tensor<'f32'>;
+}
+
 export interface ShareOptions {
   readonly engine: MoeEngine;
-  readonly file: SafetensorsFile;
-  readonly block: MoeBlock;
+  readonly source: BlockSource;
   readonly rank: number;
   readonly ranks: number;
 }
 
-/** Reads no more of the file than this rank needs. Fails with WL_FILE_FORMAT if expert ids are out of range or repeat. */
+/** Reads no more than this rank needs. Fails with WL_FILE_FORMAT if expert ids are out of range or repeat. */
 export async function readBlockShare(device: MoeDevice, options: ShareOptions): Promise<BlockShare> {
-  const { file, block, rank, ranks } = options;
+  const { source, engine, rank, ranks } = options;
+  const { block } = source;
   const mine = expertShare(block.experts, rank, ranks);
   const tokens = tokenShare(block.tokens, rank, ranks);
   const end = tokens.first + tokens.count;
-  const xValues = await file.read(blockTensors.x, 'bf16', tokens.first, end);
+  const xValues = await source.tokens(tokens.first, end);
   const x = await device.tensor('bf16', [tokens.count, block.hidden], xValues);
   const routing =
     block.routing === 'file'
-      ? await readChoices(device, { ...options, tokens })
-      : await options.engine.openGate({ block, x, xValues, gate: await file.read(blockTensors.gate, 'bf16') });
-  const reference = block.hasReference ? await file.read(blockTensors.reference, 'f32', tokens.first, end) : undefined;
+      ? await readChoices(device, source, tokens)
+      : await engine.openGate({ block, x, xValues, weights: await source.gate() });
+  const reference = block.hasReference ? await source.reference(tokens.first, end) : undefined;
   const experts = await readExperts(
     device,
     options,
     Array.from({ length: mine.count }, (_, index) => mine.first + index),
   );
+  const shared = block.sharedIntermediate === undefined ? undefined : await readShared(device, options, routing);
   return {
     tokens,
     x,
@@ -55,22 +66,22 @@ export async function readBlockShare(device: MoeDevice, options: ShareOptions): 
     topkWeights: routing.topkWeights,
     route: routing.route,
     experts,
+    shared,
     reference,
     [Symbol.dispose]() {
       x.dispose();
       routing[Symbol.dispose]();
       experts[Symbol.dispose]();
+      shared?.experts[Symbol.dispose]();
     },
   };
 }
 
-type TokenOptions = ShareOptions & { readonly tokens: Share };
-
-async function readChoices(device: MoeDevice, options: TokenOptions): Promise<Routing> {
-  const { file, block, tokens } = options;
+async function readChoices(device: MoeDevice, source: BlockSource, tokens: Share): Promise<Routing> {
+  const { block } = source;
   const shape = [tokens.count, block.topk];
-  const ids = await readIds(options);
-  const weights = await file.read(blockTensors.topkWeights, 'f32', tokens.first, tokens.first + tokens.count);
+  const { ids, weights } = await source.choices(tokens.first, tokens.first + tokens.count);
+  checkIds(ids, block, tokens);
   const topkIdx = await device.tensor('i64', shape, ids);
   const topkWeights = await device.tensor('f32', shape, weights);
   const release = (): void => {
@@ -80,13 +91,7 @@ async function readChoices(device: MoeDevice, options: TokenOptions): Promise<Ro
   return { topkIdx, topkWeights, route: undefined, [Symbol.dispose]: release };
 }
 
-async function readIds({ file, block, tokens }: TokenOptions): Promise<BigInt64Array> {
-  const { topkIdx: name } = blockTensors;
-  const end = tokens.first + tokens.count;
-  const isShort = file.entry(name).dtype === 'I32';
-  const ids = isShort
-    ? BigInt64Array.from(await file.read(name, 'i32', tokens.first, end), BigInt)
-    : await file.read(name, 'i64', tokens.first, end);
+function checkIds(ids: BigInt64Array, block: MoeBlock, tokens: Share): void {
   for (let token = 0; token < tokens.count; token++) {
     const row = ids.subarray(token * block.topk, (token + 1) * block.topk);
     const seen = new Set<bigint>();
@@ -94,35 +99,27 @@ async function readIds({ file, block, tokens }: TokenOptions): Promise<BigInt64A
       const isBad = id < -1n || id >= BigInt(block.experts) || seen.has(id);
       if (isBad) {
         const what = seen.has(id) ? `expert ${id} twice` : `expert ${id}, expected -1 to ${block.experts - 1}`;
-        throw formatError(file.path, `topk_idx of token ${tokens.first + token} has ${what}`, { token, id });
+        throw formatError(block.path, `topk_idx of token ${tokens.first + token} has ${what}`, { token, id });
       }
       if (id >= 0n) seen.add(id);
     }
   }
-  return ids;
 }
 
 /** The experts with these numbers, in this order. */
 export async function readExperts(
   device: MoeDevice,
-  { file, block, engine }: Pick<ShareOptions, 'file' | 'block' | 'engine'>,
+  { source, engine }: Pick<ShareOptions, 'source' | 'engine'>,
   ids: readonly number[],
 ): Promise<LocalExperts> {
-  const { hidden, intermediate } = block;
-  const gateUp = await readRows(file, blockTensors.gateUp, { ids, rowElements: 2 * intermediate * hidden });
-  const down = await readRows(file, blockTensors.down, { ids, rowElements: hidden * intermediate });
-  return engine.createExperts({
-    gateUp: await device.tensor('bf16', [ids.length, 2 * intermediate, hidden], gateUp),
-    down: await device.tensor('bf16', [ids.length, hidden, intermediate], down),
-  });
+  return engine.createExperts(await source.experts(device, new WeightReader(device, engine), ids));
 }
 
-async function readRows(
-  file: SafetensorsFile,
-  name: string,
-  { ids, rowElements }: { readonly ids: readonly number[]; readonly rowElements: number },
-): Promise<Uint16Array> {
-  const values = new Uint16Array(ids.length * rowElements);
-  for (const [at, id] of ids.entries()) values.set(await file.read(name, 'bf16', id, id + 1), at * rowElements);
-  return values;
+async function readShared(
+  device: MoeDevice,
+  { source, engine }: ShareOptions,
+  { sharedWeights }: Routing,
+): Promise<SharedExpert> {
+  const experts = engine.createExperts(await source.sharedExpert(device, new WeightReader(device, engine)));
+  return { experts, ...(sharedWeights === undefined ? {} : { weights: sharedWeights }) };
 }

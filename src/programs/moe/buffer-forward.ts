@@ -61,13 +61,20 @@ export async function createBufferForward(options: ForwardOptions): Promise<MoeF
     name: 'combine',
     async run() {
       const { handle } = arrived();
-      await buffer.combine({ x: buffer.combineInput(handle), handle, out: output });
+      const bias = shared === undefined ? {} : { bias: output };
+      await buffer.combine({ x: buffer.combineInput(handle), handle, ...bias, out: output });
     },
   };
+  const { shared } = share;
+  const computeShared: MoePhase = {
+    name: 'shared',
+    // Where combine() adds its sums to it.
+    run: () => shared?.experts.forwardExperts({ ...shared, x, rowsPerExpert: [x.shape[0] ?? 0] }, output),
+  };
 
-  const route = routePhase(share);
+  const arrive = fp8 ? [quantize, dispatch, dequantize] : [dispatch];
   return {
-    phases: fp8 ? [...route, quantize, dispatch, dequantize, compute, combine] : [...route, dispatch, compute, combine],
+    phases: [...routePhase(share), ...arrive, compute, ...(shared === undefined ? [] : [computeShared]), combine],
     output,
     windowBytes: buffer.size.bytes + (buffer.size.network?.bytes ?? 0),
     async [Symbol.asyncDispose]() {

@@ -25,15 +25,17 @@ export async function createCudaMoeEngine(device: CudaDevice, settings: Settings
 }
 
 /** Chooses on the CPU, once: a gate is a small part of a block, and its choices stay the same from pass to pass. */
-async function openGate(device: CudaDevice, { block, x, xValues, gate }: GateOptions): Promise<Routing> {
+async function openGate(device: CudaDevice, { block, x, xValues, weights }: GateOptions): Promise<Routing> {
   await using cpu = await CpuDevice.create();
   using rows = await cpu.tensor('bf16', x.shape, xValues);
-  using chosen = await createCpuMoeEngine(cpu).openGate({ block, x: rows, xValues, gate });
+  using chosen = await createCpuMoeEngine(cpu).openGate({ block, x: rows, xValues, weights });
   const topkIdx = await device.tensor('i64', chosen.topkIdx.shape, chosen.topkIdx.view());
   const topkWeights = await device.tensor('f32', chosen.topkWeights.shape, chosen.topkWeights.view());
+  const { sharedWeights: shared } = chosen;
+  const sharedWeights = shared && (await device.tensor('f32', shared.shape, shared.view()));
   const release = (): void => {
-    topkIdx.dispose();
-    topkWeights.dispose();
+    for (const tensor of [topkIdx, topkWeights, sharedWeights]) tensor?.dispose();
   };
-  return { topkIdx, topkWeights, route: undefined, [Symbol.dispose]: release };
+  const found = sharedWeights === undefined ? {} : { sharedWeights };
+  return { topkIdx, topkWeights, ...found, route: undefined, [Symbol.dispose]: release };
 }

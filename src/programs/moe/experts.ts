@@ -1,5 +1,6 @@
 // The experts that live on one rank: two linear layers with SwiGLU between them, on rows that arrive from all ranks.
 import { invalidArgument } from '../../core/errors.ts';
+import type { Device } from '../../device/device.ts';
 import type { Tensor } from '../../device/tensor.ts';
 
 export interface ExpertWeights {
@@ -61,4 +62,12 @@ export function expertShape({ gateUp, down }: ExpertWeights): ExpertShape {
     throw invalidArgument('down.shape', down.shape, `[${count}, ${hidden}, ${intermediate}]`);
   }
   return { count, hidden, intermediate };
+}
+
+/** Memory for the weights of experts, of undefined values. Fails with WL_MEMORY. */
+export function emptyExperts(device: Device, { count, hidden, intermediate }: ExpertShape): ExpertWeights {
+  return {
+    gateUp: device.empty('bf16', [count, 2 * intermediate, hidden]),
+    down: device.empty('bf16', [count, hidden, intermediate]),
+  };
 }

@@ -7,7 +7,7 @@ import { countRouting, gatherLoad, type MoeLoad } from './moe-load.ts';
 import { type PhaseTimes, timePhases } from './phase-times.ts';
 
 /** What carries the tokens. */
-export const moeLayers = ['buffer', 'all2all'] as const;
+export const moeDispatchers = ['buffer', 'all2all'] as const;
 
 export interface PhaseReport {
   readonly name: MoePhaseName;
@@ -34,7 +34,7 @@ export interface ForwardReport {
 }
 
 export interface MeasureOptions extends ForwardOptions {
-  readonly layer: (typeof moeLayers)[number];
+  readonly dispatcher: (typeof moeDispatchers)[number];
   /** Timed passes. */
   readonly repeat: number;
 }
@@ -43,12 +43,12 @@ export interface MeasureOptions extends ForwardOptions {
 export async function measureForward(
   options: MeasureOptions,
 ): Promise<{ readonly report: ForwardReport; readonly output: Uint16Array }> {
-  const { world, engine, block, share, layer, repeat } = options;
-  const create = layer === 'buffer' ? createBufferForward : createAll2AllForward;
+  const { world, engine, block, share, dispatcher, repeat } = options;
+  const create = dispatcher === 'buffer' ? createBufferForward : createAll2AllForward;
   await using forward = await create(options);
   const times = await timePhases(world, forward, { repeat, finish: () => engine.finish() });
   const counts = countRouting(await share.topkIdx.toHost(), { ...block, ranks: world.size });
-  const load = gatherLoad(await world.allGather('moe/load', counts), layer === 'buffer' ? 'rank' : 'expert');
+  const load = gatherLoad(await world.allGather('moe/load', counts), dispatcher === 'buffer' ? 'rank' : 'expert');
   const phases = describePhases(forward, { ...options, times, load });
   const { windowBytes } = forward;
   return {
@@ -72,6 +72,7 @@ function describePhases(forward: MoeForward, { times, load, block, dtype }: Phas
     dispatch: received,
     dequantize: received,
     experts: total((rank) => rank.expertRows),
+    shared: block.tokens,
     combine: received,
   };
   return forward.phases.map(({ name }, index) => {

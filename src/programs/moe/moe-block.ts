@@ -2,6 +2,7 @@
 import { z } from 'zod';
 import { invalidArgument } from '../../core/errors.ts';
 import { printable, quote } from '../../core/quote.ts';
+import type { RouterOptions } from './router.ts';
 import type { SafetensorsFile } from './safetensors-file.ts';
 import { formatError, type SafetensorsDtype } from './safetensors-header.ts';
 
@@ -15,9 +16,15 @@ export const blockTensors = {
   reference: 'output_f32',
 } as const;
 
-/** A block y[t] = sum over k of weight[t,k] * expert[id[t,k]](x[t]), expert(x) = down(silu(gate(x)) * up(x)). */
-export interface MoeBlock {
+/**
+ * A block y[t] = sum over k of weight[t,k] * expert[id[t,k]](x[t]), plus the weighted shared expert if it has one;
+ * expert(x) = down(silu(gate(x)) * up(x)).
+ */
+export interface MoeBlock extends RouterOptions {
+  /** The file, or the model's folder. */
   readonly path: string;
+  /** Of a model: which block of it. */
+  readonly model?: ModelLayer;
   readonly tokens: number;
   /** Elements of a token, a multiple of 8. */
   readonly hidden: number;
@@ -25,12 +32,24 @@ export interface MoeBlock {
   /** Width between an expert's two layers, a multiple of 8. */
   readonly intermediate: number;
   readonly topk: number;
-  /** 'file': expert ids and weights are in the file. 'gate': softmax over the gate's logits, then the top k. */
+  /** 'file': expert ids and weights are in the file. 'gate': the router chooses, see routeTopk(). */
   readonly routing: 'file' | 'gate';
   /** With 'gate': the weights of the chosen experts are divided by their sum. */
   readonly normalize: boolean;
+  /** Width of the expert that all tokens go through, whose output is added; without one there is none. */
+  readonly sharedIntermediate?: number;
   /** The file has the output to compare with. */
   readonly hasReference: boolean;
+}
+
+/** A block's place in a model. */
+export interface ModelLayer {
+  /** `model_type` of its configuration. */
+  readonly type: string;
+  /** From 0. */
+  readonly layer: number;
+  /** The file of the tokens. */
+  readonly input: string;
 }
 
 export interface MoeBlockOptions {
@@ -110,7 +129,7 @@ function checkTopk(topk: number, experts: number): void {
 }
 
 /** The extents of a tensor, after comparing them with `pattern`, in which text stands for any. */
-function shapeOf(
+export function shapeOf(
   file: SafetensorsFile,
   name: string,
   dtypes: readonly SafetensorsDtype[],

@@ -8,13 +8,25 @@ import type { MoeBlock } from './moe-block.ts';
 
 export type MoeDevice = CpuDevice | CudaDevice;
 
+/** What the router multiplies tokens by. */
+export interface GateWeights {
+  /** bf16 [experts, H] */
+  readonly gate: Uint16Array;
+  /** bf16 [experts, H] to add to it, where it stands in a finer type: what bf16 leaves off may change a choice. */
+  readonly gateRest?: Uint16Array;
+  /** f32 [experts], added to the scores by which experts are chosen. */
+  readonly bias?: Float32Array;
+  /** bf16 [1, H]: its sigmoid weights the shared expert. */
+  readonly sharedGate?: Uint16Array;
+}
+
 export interface GateOptions {
   readonly block: MoeBlock;
   /** bf16 [T, H] on the device, and the same values in host memory. */
   readonly x: Tensor<'bf16'>;
   readonly xValues: Uint16Array;
-  /** bf16 [experts, H] in host memory. */
-  readonly gate: Uint16Array;
+  /** In host memory. */
+  readonly weights: GateWeights;
 }
 
 /** The experts that a gate chose for tokens. */
@@ -23,6 +35,8 @@ export interface Routing extends Disposable {
   readonly topkIdx: Tensor<'i64'>;
   /** [T, K] */
   readonly topkWeights: Tensor<'f32'>;
+  /** [T]: the weight of the shared expert for each token, where a gate gives it. */
+  readonly sharedWeights?: Tensor<'f32'>;
   /** Chooses anew from x, as a phase of each pass; absent where that is done once. */
   readonly route: (() => void) | undefined;
 }

@@ -6,7 +6,7 @@ import type { BlockShare } from './block-share.ts';
 import type { MoeBlock } from './moe-block.ts';
 import type { MoeDevice, MoeEngine } from './moe-engine.ts';
 
-export type MoePhaseName = 'route' | 'quantize' | 'dispatch' | 'dequantize' | 'experts' | 'combine';
+export type MoePhaseName = 'route' | 'quantize' | 'dispatch' | 'dequantize' | 'experts' | 'shared' | 'combine';
 
 /** On GPUs a phase may end while its work is still enqueued; MoeEngine.finish() waits for that. */
 export interface MoePhase {

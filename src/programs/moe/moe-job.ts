@@ -1,25 +1,23 @@
-// What every rank of the main job does: its part of a MoE block from a file, measured, checked and written.
+// What every rank of the main job does: its part of a MoE block, measured, checked and written.
 import { WeftlineError } from '../../core/errors.ts';
 import { fromBf16 } from '../../core/dtype.ts';
 import type { DeviceChoice } from '../../device/device-choice.ts';
 import type { World } from '../../world/world.ts';
 import type { CombinePrecision } from '../../ep/combine-precision.ts';
 import { type BlockShare, readBlockShare } from './block-share.ts';
-import { type ForwardReport, measureForward, type MeasureOptions, type moeLayers } from './measure-forward.ts';
-import { describeMoeBlock, type MoeBlock, type MoeBlockOptions } from './moe-block.ts';
-import type { MoeDevice } from './moe-engine.ts';
+import { type ForwardReport, measureForward, type MeasureOptions, type moeDispatchers } from './measure-forward.ts';
+import type { BlockSource } from './block-source.ts';
+import type { MoeBlock } from './moe-block.ts';
+import type { MoeDevice, MoeEngine } from './moe-engine.ts';
 import { openMoeEngine } from './open-moe-engine.ts';
 import type { MoeRowDtype } from './moe-forward.ts';
 import { planRedundant, replicateShare } from './replicated-share.ts';
-import { SafetensorsFile } from './safetensors-file.ts';
 import { type SafetensorsPlan, SafetensorsWriter } from './safetensors-writer.ts';
 
-export interface MoeJobOptions extends MoeBlockOptions {
+export interface MoeJobOptions {
   /** How the device was chosen, for the report. */
   readonly device: Pick<DeviceChoice, 'kind' | 'reason'>;
-  /** The block: a safetensors file that all ranks can read. */
-  readonly path: string;
-  readonly layer: (typeof moeLayers)[number];
+  readonly dispatcher: (typeof moeDispatchers)[number];
   readonly dtype: MoeRowDtype;
   readonly combinePrecision: CombinePrecision;
   /** Timed passes. */
@@ -37,6 +35,14 @@ export interface MoeCheck {
   readonly passed: boolean;
 }
 
+/** Memory of a rank's process, in bytes. */
+export interface RankMemory {
+  /** Weights of its experts as they are computed with. */
+  readonly expertBytes: number;
+  /** By how much the resident set has grown at most since before anything was read. */
+  readonly peakBytes: number;
+}
+
 /** What copies of busy experts change. */
 export interface RedundantReport {
   readonly count: number;
@@ -51,10 +57,12 @@ export interface RedundantReport {
 /** `load` and times are those with copies, if there are any; its experts are then physical ones. */
 export interface MoeReport extends ForwardReport {
   readonly block: MoeBlock;
-  readonly layer: MoeJobOptions['layer'];
+  readonly dispatcher: MoeJobOptions['dispatcher'];
   readonly dtype: MoeRowDtype;
   readonly ranks: number;
   readonly device: MoeJobOptions['device'];
+  /** By rank. */
+  readonly memory: readonly RankMemory[];
   /** What multiplied rows by the experts' weights on rank 0. */
   readonly product: string;
   readonly repeat: number;
@@ -68,39 +76,56 @@ export interface MoeReport extends ForwardReport {
 /** Largest error that passes, by the form in which rows travel. */
 const tolerances: Readonly<Record<MoeRowDtype, number>> = { bf16: 1e-2, fp8: 5e-2 };
 
+/** What all blocks of a job share. */
+export interface MoeJobTools {
+  readonly world: World;
+  readonly device: MoeDevice;
+  readonly engine: MoeEngine;
+  /** Of the resident set, before anything was read. */
+  readonly baseBytes: number;
+}
+
+/** Fails with WL_COMPILE, WL_UNSUPPORTED or WL_CUDA on a GPU whose kernels cannot be had. */
+export async function openMoeJobTools(world: World, device: MoeDevice): Promise<MoeJobTools & Disposable> {
+  const engine = await openMoeEngine(device, world.settings);
+  const release = (): void => engine[Symbol.dispose]();
+  return { world, device, engine, baseBytes: process.memoryUsage.rss(), [Symbol.dispose]: release };
+}
+
 /**
  * Collective. Returns the report on rank 0, undefined elsewhere; a failed check is in the report, not thrown. Fails with
- * WL_FILE, WL_FILE_FORMAT, WL_INVALID_ARGUMENT (ranks that do not divide the experts, fp8 with layer all2all), and with
- * what the layer's calls fail with.
+ * WL_FILE, WL_FILE_FORMAT, WL_INVALID_ARGUMENT (ranks that do not divide the experts, fp8 with dispatcher all2all), and
+ * with what the dispatcher's calls fail with.
  */
 export async function runMoeJob(
-  world: World,
-  device: MoeDevice,
+  tools: MoeJobTools,
+  source: BlockSource,
   options: MoeJobOptions,
 ): Promise<MoeReport | undefined> {
-  const { layer, dtype, repeat, redundantExperts: count, out } = options;
+  const { world, device, engine } = tools;
+  const { dispatcher, dtype, repeat, redundantExperts: count, out } = options;
   const tolerance = tolerances[dtype];
-  await using file = await SafetensorsFile.open(options.path);
-  const block = describeMoeBlock(file, options);
-  using engine = await openMoeEngine(device, world.settings);
-  using share = await readBlockShare(device, { engine, file, block, rank: world.rank, ranks: world.size });
+  const { block } = source;
+  using share = await readBlockShare(device, { engine, source, rank: world.rank, ranks: world.size });
   const measured: MeasureOptions = { ...options, world, device, engine, block, share };
   const plain = await measureForward(measured);
-  const copied = count === 0 ? undefined : await measureRedundant({ ...measured, file, count });
+  const copied = count === 0 ? undefined : await measureRedundant({ ...measured, source, count });
   const { report, output } = copied ?? plain;
   if (out !== undefined) await writeOutput(world, { path: out, block, share, output });
   const check = share.reference && (await checkOutput(world, output, { reference: share.reference, tolerance }));
   const expected = copied && Float32Array.from(plain.output, fromBf16);
   const same = expected && (await checkOutput(world, output, { reference: expected, tolerance }));
+  const memory = await gatherMemory(tools, { block, count });
   if (world.rank !== 0) return undefined;
   return {
     block,
-    layer,
+    dispatcher,
     dtype,
     ranks: world.size,
     device: { kind: options.device.kind, reason: options.device.reason },
     product: engine.product,
     repeat,
+    memory,
     ...report,
     ...(copied && same
       ? { redundantExperts: { count, copiedExperts: copied.copiedExperts, without: plain.report, check: same } }
@@ -110,8 +135,21 @@ export async function runMoeJob(
   };
 }
 
+function gatherMemory(
+  { world, baseBytes }: MoeJobTools,
+  { block, count }: { readonly block: MoeBlock; readonly count: number },
+): Promise<RankMemory[]> {
+  const { hidden, intermediate, experts, sharedIntermediate = 0 } = block;
+  // Beside copies of experts are those without.
+  const own = (experts + (count === 0 ? 0 : experts + count)) / world.size;
+  // Three matrices of bf16 each.
+  const expertBytes = 3 * 2 * hidden * (own * intermediate + sharedIntermediate);
+  const peakBytes = Math.max(0, process.resourceUsage().maxRSS * 1024 - baseBytes);
+  return world.allGather('moe/memory', { expertBytes, peakBytes });
+}
+
 async function measureRedundant(
-  options: MeasureOptions & { readonly file: SafetensorsFile; readonly count: number },
+  options: MeasureOptions & { readonly source: BlockSource; readonly count: number },
 ): Promise<Awaited<ReturnType<typeof measureForward>> & { readonly copiedExperts: number }> {
   const { world, device, block, count } = options;
   const placement = await planRedundant(world, { ...options, count });

@@ -22,7 +22,7 @@ export async function planRedundant(
 /** `share` with physical experts: the choices, and the experts of this rank. It borrows all else, and is disposed first. */
 export async function replicateShare(
   device: MoeDevice,
-  options: Pick<ShareOptions, 'file' | 'block' | 'engine'> & {
+  options: Pick<ShareOptions, 'source' | 'engine'> & {
     readonly share: BlockShare;
     readonly placement: Placement;
   },

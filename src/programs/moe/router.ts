@@ -6,9 +6,24 @@ export interface RouterOptions {
   readonly topk: number;
   /** Divide the weights of the chosen experts by their sum. */
   readonly normalize: boolean;
+  /** What becomes of logits: a softmax over all experts (default), or a sigmoid of each. */
+  readonly scoring?: 'softmax' | 'sigmoid';
+  /** Only experts of the best groups may be chosen. */
+  readonly groups?: ExpertGroups;
+  /** Multiplies the weights, after `normalize`; 1 by default. */
+  readonly scale?: number;
 }
 
-/** Rows of `topk` choices per token, in descending order of weight. */
+/** Experts in `count` groups of equal size, in order. */
+export interface ExpertGroups {
+  readonly count: number;
+  /** Groups of which a token may choose experts. */
+  readonly chosen: number;
+  /** A group is as good as its best expert, or as the sum of its best two. */
+  readonly by: 'best' | 'bestTwo';
+}
+
+/** Rows of `topk` choices per token, in descending order of the score that chose them. */
 export interface Choices {
   /** [T, K] */
   readonly ids: BigInt64Array;
@@ -16,46 +31,81 @@ export interface Choices {
   readonly weights: Float32Array;
 }
 
+/** Added to a sum before something is divided by it, as DeepSeek's models do: sigmoids may all be 0. */
+const SMALLEST_SUM = 1e-20;
+
 /**
- * Softmax over the logits [T, experts] of each token, then the largest `topk`; of equal ones the lower expert id comes
- * first. Fails with WL_INVALID_ARGUMENT if a logit is NaN or infinite.
+ * Scores the logits [T, experts] of each token and takes the largest `topk`; of equal ones the lower expert id comes first,
+ * and of equal groups the lower group. `bias` [experts] is added to the scores by which experts and groups are chosen, not to
+ * weights. All in f32. Fails with WL_INVALID_ARGUMENT if a logit is NaN or infinite.
  */
-export function routeTopk(logits: Float32Array, { experts, topk, normalize }: RouterOptions): Choices {
+export function routeTopk(logits: Float32Array, options: RouterOptions, bias?: Float32Array): Choices {
+  const { experts, topk, normalize, scoring = 'softmax', groups, scale = 1 } = options;
   const tokens = logits.length / experts;
   const ids = new BigInt64Array(tokens * topk);
   const weights = new Float32Array(tokens * topk);
-  const probabilities = new Float32Array(experts);
+  const scores = new Float32Array(experts);
+  const ranking = new Float32Array(experts);
+  const score = scoring === 'softmax' ? softmax : sigmoid;
   for (let token = 0; token < tokens; token++) {
-    softmax(logits.subarray(token * experts, (token + 1) * experts), probabilities, token);
+    const row = logits.subarray(token * experts, (token + 1) * experts);
+    requireFinite(row, token);
+    score(row, scores);
+    for (let expert = 0; expert < experts; expert++) ranking[expert] = scores[expert]! + (bias?.[expert] ?? 0);
+    if (groups !== undefined) excludeGroups(ranking, groups);
     const first = token * topk;
     let sum = 0;
     for (let k = 0; k < topk; k++) {
-      const best = largest(probabilities);
-      const weight = probabilities[best]!;
+      const best = largest(ranking);
+      const weight = scores[best]!;
       ids[first + k] = BigInt(best);
       weights[first + k] = weight;
       sum = Math.fround(sum + weight);
-      // Out of the running: below every probability.
-      probabilities[best] = -1;
+      ranking[best] = Number.NEGATIVE_INFINITY;
     }
-    if (!normalize) continue;
-    for (let k = first; k < first + topk; k++) weights[k] = weights[k]! / sum;
+    const divisor = normalize ? Math.fround(sum + SMALLEST_SUM) : 1;
+    for (let k = first; k < first + topk; k++) weights[k] = Math.fround(weights[k]! / divisor) * scale;
   }
   return { ids, weights };
 }
 
-function softmax(logits: Float32Array, out: Float32Array, token: number): void {
-  let most = Number.NEGATIVE_INFINITY;
-  for (const [expert, logit] of logits.entries()) {
-    if (!Number.isFinite(logit)) {
-      throw invalidArgument(
-        `logits[${token}][${expert}]`,
-        logit,
-        'a finite number; look for NaN or infinity in x or the gate',
-      );
-    }
-    most = Math.max(most, logit);
+/** Leaves the experts of the best groups in the running. */
+function excludeGroups(ranking: Float32Array, { count, chosen, by }: ExpertGroups): void {
+  const size = ranking.length / count;
+  const members = (group: number): Float32Array => ranking.subarray(group * size, (group + 1) * size);
+  const values = Float32Array.from({ length: count }, (_, group) => groupValue(members(group), by));
+  const kept = new Set<number>();
+  while (kept.size < chosen) {
+    const best = largest(values);
+    values[best] = Number.NEGATIVE_INFINITY;
+    kept.add(best);
   }
+  for (let group = 0; group < count; group++) if (!kept.has(group)) members(group).fill(Number.NEGATIVE_INFINITY);
+}
+
+function groupValue(members: Float32Array, by: ExpertGroups['by']): number {
+  let best = Number.NEGATIVE_INFINITY;
+  let second = Number.NEGATIVE_INFINITY;
+  for (const value of members) {
+    if (value > best) [best, second] = [value, best];
+    else if (value > second) second = value;
+  }
+  return by === 'best' ? best : best + second;
+}
+
+function requireFinite(logits: Float32Array, token: number): void {
+  const expert = logits.findIndex((logit) => !Number.isFinite(logit));
+  if (expert < 0) return;
+  const expected = 'a finite number; look for NaN or infinity in x or the gate';
+  throw invalidArgument(`logits[${token}][${expert}]`, logits[expert], expected);
+}
+
+function sigmoid(logits: Float32Array, out: Float32Array): void {
+  for (const [expert, logit] of logits.entries()) out[expert] = 1 / (1 + Math.exp(-logit));
+}
+
+function softmax(logits: Float32Array, out: Float32Array): void {
+  const most = logits.reduce((one, other) => Math.max(one, other));
   let sum = 0;
   for (const [expert, logit] of logits.entries()) {
     const power = Math.fround(Math.exp(Math.fround(logit - most)));
@@ -65,6 +115,7 @@ function softmax(logits: Float32Array, out: Float32Array, token: number): void {
   for (let expert = 0; expert < out.length; expert++) out[expert] = out[expert]! / sum;
 }
 
+/** The first of the largest; some number must be finite. */
 function largest(values: Float32Array): number {
   let best = 0;
   for (let index = 1; index < values.length; index++) {

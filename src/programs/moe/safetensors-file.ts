@@ -17,12 +17,16 @@ import {
 /** Tensors of these types can be read as tensors of weftline. */
 const dtypeOf: Readonly<Partial<Record<SafetensorsDtype, DType>>> = {
   BF16: 'bf16',
+  F16: 'f16',
   F8_E4M3: 'fp8e4m3',
   F32: 'f32',
   I32: 'i32',
   I64: 'i64',
   U8: 'u8',
 };
+
+/** What a clone without Git LFS has in place of large files begins with this, as a version. */
+const LFS_POINTER = 'version ';
 
 export class SafetensorsFile implements AsyncDisposable {
   readonly path: string;
@@ -87,6 +91,22 @@ export class SafetensorsFile implements AsyncDisposable {
     return typedArrayOver(dtype, bytes.buffer);
   }
 
+  /**
+   * Bytes of a tensor from byte `from` of it on, as many as `bytes` has room for, which may be fewer than the tensor's; as
+   * they stand in the file, in little-endian order. For large tensors in a buffer that is used again.
+   */
+  async readBytes(name: string, bytes: Uint8Array, from: number): Promise<void> {
+    const entry = this.entry(name);
+    if (!(Number.isSafeInteger(from) && from >= 0 && from + bytes.length <= entry.bytes)) {
+      throw invalidArgument(
+        'from',
+        from,
+        `0 to ${entry.bytes - bytes.length} for ${bytes.length} of ${entry.bytes} bytes`,
+      );
+    }
+    await this.#readAt(bytes, entry.start + from, name);
+  }
+
   async close(): Promise<void> {
     if (this.#closed) return;
     this.#closed = true;
@@ -118,6 +138,9 @@ async function readHeader(path: string, file: FileHandle): Promise<SafetensorsHe
       path,
       `it has ${status.size} bytes; a safetensors file starts with 8 bytes that say how long its header is`,
     );
+  }
+  if (new TextDecoder().decode(start) === LFS_POINTER) {
+    throw formatError(path, 'it is a pointer of Git LFS, not the file; fetch the file: git lfs pull');
   }
   const length = new DataView(start.buffer).getBigUint64(0, true);
   if (length > MAX_HEADER_BYTES && length <= status.size - 8) {

@@ -22,16 +22,37 @@ export function moeReport(report: MoeReport): string {
   ].join('\n');
 }
 
-export function moeHeadline(report: MoeReport): string[] {
-  const { block, layer, dtype, ranks, device, product, repeat, windowBytes } = report;
-  const shape = `${block.tokens} tokens of ${block.hidden}, top ${block.topk} of ${block.experts} experts (width ${block.intermediate})`;
+export function moeHeadline({
+  block,
+  dispatcher,
+  dtype,
+  memory,
+  ranks,
+  device,
+  product,
+  repeat,
+  windowBytes,
+}: MoeReport): string[] {
+  const shared = block.sharedIntermediate === undefined ? '' : `, a shared expert (width ${block.sharedIntermediate})`;
+  const shape = `${block.tokens} tokens of ${block.hidden}, top ${block.topk} of ${block.experts} experts (width ${block.intermediate})${shared}`;
   return [
-    block.path,
+    block.model === undefined ? block.path : `${block.path}, layer ${block.model.layer} (${block.model.type})`,
     `${shape}; ${ranks} ${ranks === 1 ? 'rank' : 'ranks'}`,
     `device: ${device.kind} (${device.reason})`,
     `experts: ${product}`,
-    `layer ${layer}, ${dtype} rows, window ${formatBytes(windowBytes)} per rank`,
+    `dispatcher ${dispatcher}, ${dtype} rows, window ${formatBytes(windowBytes)} per rank`,
+    ...memoryLine(memory),
     `Times: slowest rank, median of ${repeat}. Rows, bytes, GB/s: all ranks; off-rank: from other ranks.`,
+  ];
+}
+
+/** Of the rank whose process has grown most. */
+function memoryLine(memory: MoeReport['memory']): string[] {
+  const most = memory.toSorted((one, other) => other.peakBytes - one.peakBytes)[0];
+  if (most === undefined) return [];
+  const { expertBytes, peakBytes } = most;
+  return [
+    `memory: experts ${formatBytes(expertBytes)} per rank; largest growth of a process ${formatBytes(peakBytes)}`,
   ];
 }
 
@@ -120,7 +141,7 @@ function rankTable({ load, redundantExperts }: MoeReport): string {
 export function moeVerdict({ check, forwardMs, block }: MoeReport): string {
   const perSecond = Math.round((block.tokens / forwardMs) * 1000);
   const speed = `${forwardMs.toFixed(1)} ms, ${perSecond} tokens/s`;
-  if (check === undefined) return `NOT CHECKED: the file has no output_f32; ${speed}`;
+  if (check === undefined) return `NOT CHECKED: there is no output_f32; ${speed}`;
   const error = `error ${check.error.toExponential(2)} against output_f32, tolerance ${check.tolerance}`;
   return check.passed ? `PASSED: ${error}; ${speed}` : `FAILED: ${error}`;
 }

@@ -272,7 +272,10 @@ export class Engine implements TransportEngine, EngineCore {
   }
 
   #isStillRead(request: Request): boolean {
-    return this.#stillRead.some((read) => read.request === request);
+    // Called for each poll: a function for some() would be garbage on Node 26.
+    const all = this.#stillRead;
+    for (let index = 0; index < all.length; index++) if (all[index]!.request === request) return true;
+    return false;
   }
 
   /** Failed requests whose memory nothing reads any more end now. */

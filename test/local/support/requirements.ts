@@ -11,6 +11,7 @@ import { backendNames } from '#lib/agent/backends/backend-table.js';
  * - `other-user`: this code as run by another user (root, and a folder that others may read)
  * - `soft-roce`: a guest with RDMA devices (QEMU and Debian's kernel package, see scripts/soft-roce)
  * - `chromium`: the browser (Debian: chromium)
+ * - `shells`: zsh and fish
  * - `etcd`: the program etcd (Debian: etcd-server)
  */
 const requirements = [
@@ -23,6 +24,7 @@ const requirements = [
   'etcd',
   'soft-roce',
   'chromium',
+  'shells',
 ] as const;
 export type Requirement = (typeof requirements)[number];
 

@@ -3,6 +3,7 @@ import test from 'node:test';
 import { routeTopk } from '#lib/programs/moe/router.js';
 
 const f = Math.fround;
+const sigmoid = (value: number): number => 1 / (1 + Math.exp(-value));
 
 test('routeTopk() takes the largest probabilities in descending order', () => {
   const { ids, weights } = routeTopk(Float32Array.from([0, 2, 1, -1]), { experts: 4, topk: 3, normalize: false });
@@ -44,4 +45,27 @@ test('routeTopk() names a logit that is not a finite number', () => {
       message: /logits\[1\]\[1\]/,
     });
   }
+});
+
+test('routeTopk() with sigmoids chooses by the biased score, and weights by the score alone', () => {
+  const bias = Float32Array.from([0, 0, 1, 0]);
+  const { ids, weights } = routeTopk(
+    Float32Array.from([2, 1, -1, 0]),
+    { experts: 4, topk: 2, normalize: false, scoring: 'sigmoid', scale: 2 },
+    bias,
+  );
+  assert.deepEqual([...ids], [2n, 0n]);
+  assert.deepEqual([...weights], [f(2 * f(sigmoid(-1))), f(2 * f(sigmoid(2)))]);
+});
+
+test('routeTopk() takes experts of the best groups only, by their best expert or their best two', () => {
+  const logits = Float32Array.from([5, -5, 4, 4, 1, 1]);
+  const options = { experts: 6, topk: 2, normalize: true, scoring: 'sigmoid' } as const;
+  const best = routeTopk(logits, { ...options, groups: { count: 3, chosen: 1, by: 'best' } });
+  assert.deepEqual([...best.ids], [0n, 1n]);
+  const bestTwo = routeTopk(logits, { ...options, groups: { count: 3, chosen: 1, by: 'bestTwo' } });
+  assert.deepEqual([...bestTwo.ids], [2n, 3n]);
+  assert.deepEqual([...bestTwo.weights], [0.5, 0.5]);
+  const two = routeTopk(logits, { ...options, topk: 3, groups: { count: 3, chosen: 2, by: 'bestTwo' } });
+  assert.deepEqual([...two.ids], [2n, 3n, 4n]);
 });

@@ -154,7 +154,10 @@ test('names are shown on one line, escaped and short', async () => {
   );
   for (const open of [
     () => SafetensorsFile.open(path),
-    () => SafetensorsFile.open(fileWith(JSON.stringify(many))).then((file) => file.read('absent', 'u8')),
+    async () => {
+      await using file = await SafetensorsFile.open(fileWith(JSON.stringify(many)));
+      await file.read('absent', 'u8');
+    },
     () => SafetensorsFile.open(fileWith(JSON.stringify({ a: { ...many, dtype: name } }))),
     () => SafetensorsFile.open(fileWith(JSON.stringify({ __metadata__: { a: [name] } }))),
     () => SafetensorsFile.open(fileWith(`{"a": ${name}}`)),

@@ -15,7 +15,7 @@ const report: MoeReport = {
     normalize: true,
     hasReference: true,
   },
-  layer: 'buffer',
+  dispatcher: 'buffer',
   dtype: 'bf16',
   ranks: 2,
   device: { kind: 'cpu', reason: 'rank 1 found no GPU: no driver library (libcuda.so.1)' },
@@ -45,6 +45,10 @@ const report: MoeReport = {
     })),
   },
   windowBytes: 2 ** 30,
+  memory: [
+    { expertBytes: 2 ** 30, peakBytes: 1.05 * 2 ** 30 },
+    { expertBytes: 2 ** 30, peakBytes: 1.25 * 2 ** 30 },
+  ],
   check: { error: 0.0021, tolerance: 0.01, passed: true },
   out: 'out.safetensors',
 };
@@ -54,6 +58,7 @@ test('moeReport() fits 100 columns and ends with the verdict', () => {
   for (const line of text.split('\n')) assert.ok(line.length <= 100, line);
   assert.match(text, /\ndevice: cpu \(rank 1 found no GPU: .*\)\nexperts: CPU kernels\n/);
   assert.match(text, /│ dispatch +│ +1234\.50 │ +131072 │ +1\.8 GiB │ +1\.52 │ +896 MiB │ +0\.76 │/);
+  assert.match(text, /\nmemory: experts 1 GiB per rank; largest growth of a process 1\.3 GiB\n/);
   assert.match(text, /Output written to out\.safetensors\nPASSED: error 2\.10e-3 .*; 1300\.0 ms, 50412 tokens\/s\n$/);
 });
 

@@ -58,7 +58,7 @@ function kindSection(kind: string, rows: readonly CollectiveRow[]): ReportSectio
         outOfPlace.busbw,
         inPlace.microseconds,
         inPlace.busbw,
-        outOfPlace.wrong + inPlace.wrong,
+        outOfPlace.wrong === undefined || inPlace.wrong === undefined ? 'N/A' : outOfPlace.wrong + inPlace.wrong,
         ...(hasPeer ? [outOfPlace.peerMicroseconds ?? ''] : []),
       ]),
     },

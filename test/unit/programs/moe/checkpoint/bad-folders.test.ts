@@ -1,0 +1,197 @@
+import assert from 'node:assert/strict';
+import { cpSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import test, { after } from 'node:test';
+import { CheckpointSource } from '#lib/programs/moe/checkpoint/checkpoint-source.js';
+import { ModelFolder } from '#lib/programs/moe/checkpoint/model-folder.js';
+import { smallModels } from '../../../../support/checkpoints/models.ts';
+import { writeCheckpoint } from '../../../../support/checkpoints/write-checkpoint.ts';
+
+const work = mkdtempSync(join(tmpdir(), 'weftline-bad-folders-'));
+after(() => rmSync(work, { recursive: true }));
+const qwen2 = await writeCheckpoint(join(work, 'qwen2'), smallModels.qwen2, { tokens: 3, seed: 1 });
+const deepseekV3 = await writeCheckpoint(join(work, 'deepseekV3'), smallModels.deepseekV3, { tokens: 3, seed: 2 });
+const index = 'model.safetensors.index.json';
+const shard = 'model-00002-of-00003.safetensors';
+
+let copies = 0;
+
+const nothing = (): void => undefined;
+
+/** A copy of a folder that `spoil` changes; opened and asked for a layer's block. */
+async function tryCopy(
+  { folder, input }: typeof qwen2,
+  spoil: (path: string) => void,
+  { layer = 1, tokens = input }: { readonly layer?: number; readonly tokens?: string } = {},
+): Promise<void> {
+  const path = join(work, `copy-${copies++}`);
+  cpSync(folder, path, { recursive: true });
+  spoil(path);
+  await using opened = await ModelFolder.open(path);
+  await (await CheckpointSource.open(opened, { layer, input: tokens }))[Symbol.asyncDispose]();
+}
+
+function changeConfig(path: string, change: Readonly<Record<string, unknown>>): void {
+  const file = join(path, 'config.json');
+  writeFileSync(file, JSON.stringify({ ...JSON.parse(readFileSync(file, 'utf8')), ...change }));
+}
+
+function changeIndex(path: string, change: (map: Record<string, unknown>) => void): void {
+  const file = join(path, index);
+  const { weight_map: map } = JSON.parse(readFileSync(file, 'utf8')) as { weight_map: Record<string, unknown> };
+  change(map);
+  writeFileSync(file, JSON.stringify({ weight_map: map }));
+}
+
+for (const [what, code, message, spoil] of [
+  ['no config.json', 'WL_FILE', /config\.json: ENOENT/, (path) => rmSync(join(path, 'config.json'))],
+  [
+    'a config that is no JSON',
+    'WL_FILE_FORMAT',
+    /config\.json: it is not JSON/,
+    (path) => writeFileSync(join(path, 'config.json'), '{'),
+  ],
+  [
+    'a config of something else',
+    'WL_FILE_FORMAT',
+    /no model's configuration: .*model_type/s,
+    (path) => writeFileSync(join(path, 'config.json'), '{}'),
+  ],
+  [
+    'no safetensors files',
+    'WL_FILE',
+    /neither model\.safetensors\.index\.json nor model\.safetensors; fetch the model's safetensors files/,
+    (path) => rmSync(join(path, index)),
+  ],
+  [
+    'a missing shard',
+    'WL_FILE',
+    /model-00002-of-00003\.safetensors is missing, which holds ".*"; fetch it/,
+    (path) => rmSync(join(path, shard)),
+  ],
+  [
+    'a shard of Git LFS',
+    'WL_FILE_FORMAT',
+    /pointer of Git LFS.*git lfs pull/,
+    (path) => writeFileSync(join(path, shard), 'version https://git-lfs.github.com/spec/v1\n'),
+  ],
+  [
+    'an index without a map',
+    'WL_FILE_FORMAT',
+    /no object weight_map/,
+    (path) => writeFileSync(join(path, index), '{"weight_map": []}'),
+  ],
+  [
+    'a shard outside the folder',
+    'WL_FILE_FORMAT',
+    /is in "\.\.\/model\.safetensors", expected the name of a \.safetensors file/,
+    (path) =>
+      changeIndex(path, (map) => {
+        map['lm_head.weight'] = '../model.safetensors';
+      }),
+  ],
+  [
+    'a tensor that the index does not have',
+    'WL_FILE_FORMAT',
+    /no tensor "model\.layers\.1\.mlp\.experts\.3\.up_proj\.weight"/,
+    (path) =>
+      changeIndex(path, (map) => {
+        delete map['model.layers.1.mlp.experts.3.up_proj.weight'];
+      }),
+  ],
+  [
+    'a tensor that its shard does not have',
+    'WL_FILE_FORMAT',
+    /it has no tensor "model\.layers\.1\.mlp\.gate\.weight"/,
+    (path) =>
+      changeIndex(path, (map) => {
+        map['model.layers.1.mlp.gate.weight'] = 'model-00001-of-00003.safetensors';
+      }),
+  ],
+  [
+    'another number of experts',
+    'WL_FILE_FORMAT',
+    /mlp\.gate\.weight is BF16 \[12, 40\], wanted is BF16 or F16 or F32 \[16, 40\]/,
+    (path) => changeConfig(path, { num_experts: 16 }),
+  ],
+  [
+    'no number of experts',
+    'WL_FILE_FORMAT',
+    /it has no num_experts$/,
+    (path) => changeConfig(path, { num_experts: undefined }),
+  ],
+  [
+    'more choices than experts',
+    'WL_FILE_FORMAT',
+    /num_experts_per_tok is 13, expected 1 to 12/,
+    (path) => changeConfig(path, { num_experts_per_tok: 13 }),
+  ],
+  [
+    'another activation',
+    'WL_FILE_FORMAT',
+    /hidden_act is "gelu", expected "silu"/,
+    (path) => changeConfig(path, { hidden_act: 'gelu' }),
+  ],
+  [
+    'gpt-oss',
+    'WL_FILE_FORMAT',
+    /model_type gpt_oss cannot be run: its experts add biases and clamp/,
+    (path) => changeConfig(path, { model_type: 'gpt_oss' }),
+  ],
+  [
+    'an unknown architecture',
+    'WL_FILE_FORMAT',
+    /model_type "llama" is not known; known are mixtral, qwen2_moe/,
+    (path) => changeConfig(path, { model_type: 'llama' }),
+  ],
+  [
+    'names of another architecture',
+    'WL_FILE_FORMAT',
+    /no layer has experts: expected tensors "model\.layers\.N\.block_sparse_moe/,
+    (path) => changeConfig(path, { model_type: 'mixtral' }),
+  ],
+  [
+    'weights that are quantised in another way',
+    'WL_FILE_FORMAT',
+    /quant_method gptq\).*take the model in bf16/,
+    (path) => changeConfig(path, { quantization_config: { quant_method: 'gptq' } }),
+  ],
+] as readonly (readonly [string, string, RegExp, (path: string) => void])[]) {
+  test(`a folder with ${what} is refused with ${code}`, async () => {
+    await assert.rejects(tryCopy(qwen2, spoil), { code, message });
+  });
+}
+
+test('rules of DeepSeek that cannot be computed are refused by their names', async () => {
+  for (const [change, message] of [
+    [{ scoring_func: 'relu' }, /scoring_func is "relu", expected "softmax" or "sigmoid"/],
+    [{ topk_method: 'random' }, /topk_method is "random", expected "greedy", "group_limited_greedy", "noaux_tc"/],
+    [{ n_group: 3 }, /n_group 3 does not divide the 16 experts/],
+    [{ n_group: 8, topk_group: 1 }, /topk_group 1 of n_group 8 leaves too few of 16 experts for num_experts_per_tok 4/],
+    [{ n_group: 2, topk_group: 3 }, /topk_group 3 of n_group 2 leaves too few/],
+  ] as const) {
+    await assert.rejects(
+      tryCopy(deepseekV3, (path) => changeConfig(path, change)),
+      { code: 'WL_FILE_FORMAT', message },
+    );
+  }
+});
+
+test('a dense layer, tokens of another size and a folder that is a file are refused', async () => {
+  await assert.rejects(tryCopy(deepseekV3, nothing, { layer: 0 }), {
+    code: 'WL_INVALID_ARGUMENT',
+    message: /that has experts: 1 to 2, got 0/,
+  });
+  await assert.rejects(tryCopy(deepseekV3, nothing, { tokens: qwen2.input }), {
+    code: 'WL_FILE_FORMAT',
+    message: /mlp\.gate\.weight is BF16 \[16, 136\], wanted is .*\[16, 40\]/,
+  });
+  await assert.rejects(ModelFolder.open(qwen2.input), {
+    code: 'WL_FILE',
+    message: /it is not a folder; expected one with config\.json/,
+  });
+  const empty = join(work, 'none');
+  mkdirSync(empty);
+  await assert.rejects(ModelFolder.open(empty), { code: 'WL_FILE', message: /config\.json/ });
+});
