@@ -48,9 +48,14 @@ for (const [hosts, repeats] of [
   });
 }
 
-for (const hosts of ['1', '2']) {
-  test(`a worker that differs is named to every rank; hosts ${hosts}`, async () => {
-    const { exitCode, ranks, transcript } = await runRanks(4, scripts.failures, { env: { WEFTLINE_HOSTS: hosts } });
+for (const [hosts, shape] of [
+  ['1', 'one aggregator'],
+  ['2', 'one aggregator'],
+  ['2', 'tree'],
+] as const) {
+  test(`a worker that differs is named to every rank; ${shape}, hosts ${hosts}`, async () => {
+    const options = { args: [shape], env: { WEFTLINE_HOSTS: hosts } };
+    const { exitCode, ranks, transcript } = await runRanks(shape === 'tree' ? 5 : 4, scripts.failures, options);
     assert.equal(exitCode, 0, transcript);
     for (const [rank, output] of ranks.entries()) {
       const told = resultOf(output) as Readonly<Record<string, readonly [first: string, next: string]>>;
@@ -66,30 +71,42 @@ for (const hosts of ['1', '2']) {
       assert.equal(told['a wrong argument']![0], 'ok', transcript);
     }
   });
+}
 
-  for (const [what, victim] of [
-    ['before', 0],
-    ['within', 1],
-    ['before', 3],
-    ['within', 3],
-  ] as const) {
-    if (hosts === '2' && what === 'before' && factor === 1) continue;
-    const role = victim === 3 ? 'the aggregator' : `worker ${victim}`;
-    test(`${role} is killed ${what} a call, and every other rank is told; hosts ${hosts}`, async () => {
-      const args = [what, String(victim)];
-      const env = { WEFTLINE_HOSTS: hosts };
-      const { ranks, transcript } = await runRanks(4, scripts.killed, { args, env, graceMs: 10_000 });
-      assert.equal(ranks[victim]?.signal, 'SIGKILL', transcript);
-      for (const [rank, output] of ranks.entries()) {
-        if (rank === victim) continue;
-        const { code, message, ms } = resultOf(output) as { code: string; message: string; ms: number };
-        assert.ok(['WL_PEER_LOST', 'WL_PEER_FAILED'].includes(code), transcript);
-        assert.match(message, new RegExp(`[Rr]anks? ([0-9, ]*\\b)?${victim}\\b`), transcript);
-        assert.ok(ms < 20_000, transcript);
-      }
-      assert.deepEqual(filesOf(transcript), []);
-    });
-  }
+for (const [what, victim, hosts, shape] of [
+  ['before', 0, '1', 'one aggregator'],
+  ['within', 1, '1', 'one aggregator'],
+  ['before', 3, '1', 'one aggregator'],
+  ['within', 3, '1', 'one aggregator'],
+  ['within', 1, '2', 'one aggregator'],
+  ['within', 3, '2', 'one aggregator'],
+  ...(factor > 1
+    ? ([
+        ['before', 0, '2', 'one aggregator'],
+        ['before', 3, '2', 'tree'],
+      ] as const)
+    : []),
+  // Rank 3 takes blocks of workers 0 and 1, rank 4 those of worker 2 and the sums of rank 3.
+  ['before', 3, '1', 'tree'],
+  ['summing', 3, '1', 'tree'],
+  ['handing down', 3, '2', 'tree'],
+  ['within', 4, '1', 'tree'],
+] as const) {
+  test(`rank ${victim} is killed ${what} a call, and every other rank is told; ${shape}, hosts ${hosts}`, async () => {
+    const args = [what, String(victim), shape];
+    const env = { WEFTLINE_HOSTS: hosts };
+    const ranksOf = shape === 'tree' ? 5 : 4;
+    const { ranks, transcript } = await runRanks(ranksOf, scripts.killed, { args, env, graceMs: 10_000 });
+    assert.equal(ranks[victim]?.signal, 'SIGKILL', transcript);
+    for (const [rank, output] of ranks.entries()) {
+      if (rank === victim) continue;
+      const { code, message, ms } = resultOf(output) as { code: string; message: string; ms: number };
+      assert.ok(['WL_PEER_LOST', 'WL_PEER_FAILED'].includes(code), transcript);
+      assert.match(message, new RegExp(`[Rr]anks? ([0-9, ]*\\b)?${victim}\\b`), transcript);
+      assert.ok(ms < 20_000, transcript);
+    }
+    assert.deepEqual(filesOf(transcript), []);
+  });
 }
 
 for (const hosts of ['1', '3']) {
