@@ -1,10 +1,11 @@
 // Sparse all-reduces against the reference, byte by byte, on real ranks; what ranks hear when they disagree, or when one dies.
 // WEFTLINE_TEST_COLLECTIVES above 1: as many times the cases, longer tensors, and more repeats.
 import assert from 'node:assert/strict';
-import { spawnSync } from 'node:child_process';
+import { spawn, spawnSync } from 'node:child_process';
 import { readdirSync } from 'node:fs';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
+import { freePort } from '../support/free-port.ts';
 import { testSeed } from '../support/seed.ts';
 import { resultOf, runRanks } from './support/run-ranks.ts';
 
@@ -15,6 +16,8 @@ const scripts = {
   killed: new URL('./ranks/sparse-killed.js', import.meta.url),
   repeats: new URL('./ranks/sparse-repeats.js', import.meta.url),
 };
+
+const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 
 function filesOf(transcript: string): string[] {
   const jobId = /job ([\w-]+)/.exec(transcript)?.[1] ?? 'no job';
@@ -111,7 +114,6 @@ for (const [what, victim, hosts, shape] of [
 
 for (const hosts of ['1', '3']) {
   test(`weftline run --aggregators starts ranks that add up and end with the others; hosts ${hosts}`, () => {
-    const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
     const example = fileURLToPath(new URL('../../../examples/sparse-all-reduce.mjs', import.meta.url));
     const words = [main, 'run', '-n', '2', '--aggregators', '1', '--hosts', hosts, example];
     const { status, stdout, stderr } = spawnSync(process.execPath, words, { encoding: 'utf8', timeout: 60_000 });
@@ -125,7 +127,6 @@ for (const { when, ways, told } of [
   { when: 'never', ways: ['never'], told: [] },
 ] as const) {
   test(`aggregators serve and end with ranks that join: ${when}`, () => {
-    const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
     const late = fileURLToPath(new URL('./ranks/sparse-late.js', import.meta.url));
     const words = [main, 'run', '-n', '2', '--aggregators', '1', '--timeout', '2000', late, ...ways];
     const { status, stdout, stderr } = spawnSync(process.execPath, words, { encoding: 'utf8', timeout: 60_000 });
@@ -133,3 +134,19 @@ for (const { when, ways, told } of [
     assert.deepEqual(stdout.match(/the sum is .*/g) ?? [], told);
   });
 }
+
+test('aggregators of several nodes end with ranks that never join', async () => {
+  const late = fileURLToPath(new URL('./ranks/sparse-late.js', import.meta.url));
+  const master = `127.0.0.1:${await freePort()}`;
+  const ended = [0, 1].map((node) => {
+    const where = ['--nnodes', '2', '--node-rank', String(node), '--master', master, '--grace', '300'];
+    const words = [main, 'run', '-n', '1', '--aggregators', '1', ...where, late, 'never'];
+    const env = { ...process.env, WEFTLINE_TOKEN: 'token of this test' };
+    const child = spawn(process.execPath, words, { env, stdio: 'ignore', timeout: 60_000 });
+    return new Promise((resolve) => child.once('close', (code, signal) => resolve([code, signal])));
+  });
+  assert.deepEqual(await Promise.all(ended), [
+    [0, null],
+    [0, null],
+  ]);
+});
