@@ -63,7 +63,7 @@ class Job {
     this.#stopAll(0);
   };
   #stopping = false;
-  #helpersEnd: Promise<void> | undefined;
+  #awaitsHelpers = false;
   #interrupted = false;
   #stopExplaining: () => void = () => {};
   /** True once the other nodes know how this one ended. */
@@ -288,10 +288,11 @@ class Job {
   #endHelpers(): void {
     const { ranks, helpers } = this.#options;
     const isRank = ({ rank }: { readonly rank: number }): boolean => rank - this.#plan.firstRank < ranks;
-    if (helpers === undefined || this.#ended.filter(isRank).length < ranks) return;
+    if (helpers === undefined || this.#ended.filter(isRank).length < ranks || this.#awaitsHelpers) return;
+    this.#awaitsHelpers = true;
     // Where another node fails or is lost, all ranks are stopped anyway.
     const others = this.#nodes?.then((link) => link.onlyHelpersLeft()) ?? Promise.resolve();
-    this.#helpersEnd ??= others.then(() => this.#stopAll(this.#plan.settings.graceMs)).catch(() => {});
+    others.then(() => this.#stopAll(this.#plan.settings.graceMs)).catch(() => {});
   }
 
   /**
