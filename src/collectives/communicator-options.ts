@@ -2,6 +2,7 @@
 import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { type WaitOptions, waitOptionNames } from '../core/deadline.ts';
 import { invalidArgument } from '../core/errors.ts';
+import type { AlgorithmTable } from './algorithm-table.ts';
 
 /** Options of Communicator.create(). */
 export interface CommunicatorOptions extends WaitOptions {
@@ -10,9 +11,15 @@ export interface CommunicatorOptions extends WaitOptions {
    * pieces of shared memory. 512 KiB by default for up to 8 ranks, then less, so that a host needs at most 16 MiB for them.
    */
   readonly pieceBytes?: number;
+  /**
+   * Algorithms of reductions by size, the same on all ranks: for each collective a list of ranges, of which all but the last
+   * have `upToBytes`, of a rank's tensor. By default those of the file that `collectiveTable` names (a setting) for so many
+   * ranks and hosts, and else those built in. Results are the same.
+   */
+  readonly algorithms?: Partial<AlgorithmTable>;
 }
 
-const optionNames: OptionNames<CommunicatorOptions> = { ...waitOptionNames, pieceBytes: true };
+const optionNames: OptionNames<CommunicatorOptions> = { ...waitOptionNames, pieceBytes: true, algorithms: true };
 const PIECE_ALIGNMENT = 64;
 const MIN_PIECE_BYTES = 65_536;
 const MAX_PIECE_BYTES = 1 << 24;

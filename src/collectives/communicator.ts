@@ -37,6 +37,7 @@ import {
   readSend,
 } from './check-arguments.ts';
 import { type CollectiveKind, makeCollectiveCall } from './collective-call.ts';
+import { algorithmTable } from './algorithm-table.ts';
 import type { CollectiveEngine, PairMessage, Route } from './collective-engine.ts';
 import { type CommunicatorOptions, pieceBytesOf } from './communicator-options.ts';
 import { createEngine } from './create-engine.ts';
@@ -99,8 +100,10 @@ export class Communicator implements AsyncDisposable {
     requireGroup(group);
     requireDevice(device);
     const pieceBytes = pieceBytesOf(options, group.size);
+    const shape = { ranks: group.size, hosts: group.topology.hosts.length };
+    const table = algorithmTable(shape, { option: options.algorithms, file: group.settings.collectiveTable });
     const wait = startCall(options, group.settings.timeoutMs);
-    return new Communicator(group, device, await createEngine(group, device, { ...wait, pieceBytes }));
+    return new Communicator(group, device, await createEngine(group, device, { ...wait, pieceBytes, table }));
   }
 
   private constructor(group: RankGroup, device: CpuDevice | CudaDevice, engine: CollectiveEngine) {

@@ -4,6 +4,7 @@ import { WeftlineError } from '../core/errors.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import type { RankGroup } from '../world/rank-group.ts';
+import type { AlgorithmTable } from './algorithm-table.ts';
 import type { CollectiveEngine } from './collective-engine.ts';
 import { createCpuCollectives } from './cpu/create-cpu-collectives.ts';
 
@@ -11,7 +12,7 @@ import { createCpuCollectives } from './cpu/create-cpu-collectives.ts';
 export function createEngine(
   group: RankGroup,
   device: CpuDevice | CudaDevice,
-  options: CallWait & { readonly pieceBytes: number },
+  options: CallWait & { readonly pieceBytes: number; readonly table: AlgorithmTable },
 ): Promise<CollectiveEngine> {
   if (device.kind === 'cuda') {
     throw new WeftlineError(

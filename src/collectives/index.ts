@@ -12,6 +12,7 @@ export type {
   ReduceScatterArguments,
   SendArguments,
 } from './call-arguments.ts';
+export type { AlgorithmName, AlgorithmRange, AlgorithmTable } from './algorithm-table.ts';
 export type { ReducedDType, Reduction } from './collective-call.ts';
 export type { Route } from './collective-engine.ts';
 export { Communicator } from './communicator.ts';
