@@ -51,12 +51,9 @@ export interface TableShape {
   readonly hosts: number;
 }
 
-/** Measured with 4 ranks on 2 processors, on one host and on two. */
-function builtIn({ ranks, hosts }: TableShape): AlgorithmTable {
-  const usual = [{ upToBytes: 16_384, algorithm: 'oneStep' }, { algorithm: 'shares' }] as const;
-  const isChain = hosts === 2 && ranks > hosts;
-  return { allReduce: isChain ? [usual[0], { algorithm: 'chain' }] : usual, reduce: usual };
-}
+/** Measured with 4 ranks on 2 processors. A chain pays where hosts have many ranks, which a measured table finds. */
+const usual: readonly AlgorithmRange[] = [{ upToBytes: 16_384, algorithm: 'oneStep' }, { algorithm: 'shares' }];
+const builtIn: AlgorithmTable = { allReduce: usual, reduce: usual };
 
 /**
  * What the option says, else the file's row for this shape, else what is built in. Fails with WL_INVALID_ARGUMENT, or with
@@ -67,7 +64,7 @@ export function algorithmTable(
   { option, file }: { readonly option: Partial<AlgorithmTable> | undefined; readonly file: string },
 ): AlgorithmTable {
   const measured = file === '' ? undefined : readTableFile(file).shapes.find((one) => isSame(one, shape));
-  const { allReduce, reduce } = measured ?? builtIn(shape);
+  const { allReduce, reduce } = measured ?? builtIn;
   if (option === undefined) return { allReduce, reduce };
   const { data, error } = override.safeParse(option);
   if (error !== undefined) throw invalidArgument('algorithms', option, describe(error));

@@ -1,5 +1,7 @@
 // weftline bench collectives: every collective over a range of sizes, in the columns of nccl-tests.
+import { existsSync } from 'node:fs';
 import { type Command, InvalidArgumentError, Option } from 'commander';
+import { readTableFile } from '../../collectives/algorithm-table.ts';
 import { runCollectivesBench } from '../bench/collectives/collectives-bench.ts';
 import {
   type BenchedKind,
@@ -7,13 +9,15 @@ import {
   type CollectivesWorkload,
   sizePlans,
 } from '../bench/collectives/collectives-workload.ts';
+import { runTune, withTable } from '../bench/collectives/tune.ts';
 import { MpiLoop } from '../bench/collectives/mpi-loop.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { isRank } from '../../world/environment.ts';
 import { collectivesBenchReport } from '../report/collectives-bench-report.ts';
+import { tuneReport } from '../report/tune-report.ts';
 import { byteArgument, integerArgument, listArgument } from './argument-values.ts';
-import { addOutputOptions, Output, type OutputFlags } from './output.ts';
+import { addOutputOptions, Output, type OutputFlags, requireWritableFolder, writeOutputFile } from './output.ts';
 import { addSettingOptions } from './setting-options.ts';
 import { checkUsage } from './usage.ts';
 import { withRanks } from './with-ranks.ts';
@@ -29,6 +33,7 @@ interface CollectivesBenchFlags extends OutputFlags {
   readonly iterations: number;
   readonly rounds: number;
   readonly compare?: 'mpi';
+  readonly tune?: string;
 }
 
 const size = byteArgument(4, 2 ** 30);
@@ -55,12 +60,19 @@ export function addCollectivesBench(bench: Command): void {
         ['mpi'],
       ),
     );
+  command.addOption(
+    new Option(
+      '--tune <file>',
+      'measure the algorithms of allReduce and reduce instead, and write which is the fastest for which sizes',
+    ).conflicts('compare'),
+  );
   addOutputOptions(command);
-  addSettingOptions(command, ['hosts', 'collectiveSpinUs', 'timeoutMs', 'trace']);
+  addSettingOptions(command, ['hosts', 'collectiveSpinUs', 'collectiveTable', 'timeoutMs', 'trace']);
   command.action(async (flags: CollectivesBenchFlags) => {
     const output = new Output(flags);
     const workload = workloadOf(flags);
     checkUsage(command, () => checkWorkload(workload, flags));
+    if (flags.tune !== undefined) return tune(flags.tune, flags, output);
     if (flags.compare !== undefined && !isRank()) MpiLoop.build()[Symbol.dispose]();
     await withRanks(flags.ranks, async (world) => {
       await using device = await CpuDevice.create();
@@ -75,6 +87,18 @@ export function addCollectivesBench(bench: Command): void {
       });
       if (report !== undefined) output.report(collectivesBenchReport(report), report);
     });
+  });
+}
+
+async function tune(file: string, flags: CollectivesBenchFlags, output: Output): Promise<void> {
+  requireWritableFolder(file);
+  const before = existsSync(file) ? readTableFile(file) : undefined;
+  await withRanks(flags.ranks, async (world) => {
+    await using device = await CpuDevice.create();
+    const report = await runTune(world, device, { ...workloadOf(flags), ranks: world.size });
+    if (report === undefined) return;
+    writeOutputFile(file, `${JSON.stringify(withTable(before, report), undefined, 2)}\n`);
+    output.report(tuneReport(report, file), report);
   });
 }
 
