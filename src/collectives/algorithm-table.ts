@@ -3,15 +3,16 @@ import { readFileSync } from 'node:fs';
 import { z } from 'zod';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 
+export const algorithmNames = ['oneStep', 'shares', 'chain'] as const;
+
 /**
- * How reductions that every rank needs are made.
+ * How a reduction is made; results are the same bytes.
  *
  * - `oneStep`: every rank reduces everything.
  * - `shares`: every rank reduces a share, then all take the results.
  * - `chain`: of an allReduce over several hosts with as many ranks each, in rank order: sums go from host to host, and the
  *   result comes back. Where it cannot be, also for sums of bf16, the call goes in shares.
  */
-export const algorithmNames = ['oneStep', 'shares', 'chain'] as const;
 export type AlgorithmName = (typeof algorithmNames)[number];
 
 /** Up to so many bytes of a rank; the last entry of a list has no limit. */

@@ -21,7 +21,7 @@ export interface SimCollectiveDescription {
 }
 
 /** GB/s as nccl-tests counts it: what a link would have to carry if the algorithm were the best. */
-export function busBandwidth({ collective, hosts, bytes }: SimCollectiveDescription, microseconds: number): number {
+function busBandwidth({ collective, hosts, bytes }: SimCollectiveDescription, microseconds: number): number {
   const factor = { 'all-reduce': 2, 'all-to-all': 1, 'sparse-all-reduce': 2 }[collective];
   return microseconds === 0 ? 0 : (factor * (hosts - 1) * bytes) / hosts / microseconds / 1000;
 }

@@ -78,12 +78,8 @@ test('measured times become ranges; a gain that may be chance begins none', () =
 });
 
 test('a table takes the place of the one for as many ranks and hosts', () => {
-  const report = (ranks: number, algorithm: AlgorithmName): TuneReport => {
-    const table = { allReduce: [{ algorithm }], reduce: [{ algorithm }] };
-    return { schema: 'weftline.bench.collectives.tune/1', ranks, hosts: 1, rounds: 1, rows: [], table };
-  };
-  const first = withTable(withTable(undefined, report(4, 'oneStep')), report(8, 'shares'));
-  const then = withTable(first, report(4, 'chain'));
+  const first = withTable(withTable(undefined, reportOf(4, 'oneStep')), reportOf(8, 'shares'));
+  const then = withTable(first, reportOf(4, 'chain'));
   assert.deepEqual(
     then.shapes.map(({ ranks, allReduce }) => [ranks, allReduce[0]!.algorithm]),
     [
@@ -97,4 +93,9 @@ test('a table takes the place of the one for as many ranks and hosts', () => {
 function tableWith(allReduce: readonly unknown[]): unknown {
   const reduce = [{ algorithm: 'shares' }];
   return { schema: 'weftline.collectives.table/1', shapes: [{ ranks: 4, hosts: 1, allReduce, reduce }] };
+}
+
+function reportOf(ranks: number, algorithm: AlgorithmName): TuneReport {
+  const table = { allReduce: [{ algorithm }], reduce: [{ algorithm }] };
+  return { schema: 'weftline.bench.collectives.tune/1', ranks, hosts: 1, rounds: 1, rows: [], table };
 }

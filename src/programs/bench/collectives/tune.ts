@@ -61,14 +61,11 @@ export async function runTune(
         new BenchedCall(communicators[at]!, workload, { kind, bytes, memory });
       for (const at of ofKind.keys()) await warm(workload, (bytes) => callOf(at, Math.min(bytes, workload.maxBytes)));
       for (const plan of sizePlans(workload)) {
-        const times: number[][] = ofKind.map(() => []);
-        for (let round = 0; round < workload.rounds; round++) {
-          for (const [at, list] of times.entries()) {
-            const call = callOf(at, plan.bytes).prepare(true);
-            list.push(await slowest(world, communicators[at]!, plan, call));
-          }
-        }
-        rows.push(rowOf(kind, plan, ofKind, times));
+        const ways = ofKind.map((_, at) => ({
+          communicator: communicators[at]!,
+          call: callOf(at, plan.bytes).prepare(true),
+        }));
+        rows.push(rowOf(kind, plan, ofKind, await inTurn(world, plan, workload.rounds, ways)));
       }
     }
     if (world.rank !== 0) return undefined;
@@ -84,6 +81,21 @@ export async function runTune(
   } finally {
     for (const communicator of communicators) await communicator.close();
   }
+}
+
+interface Way {
+  readonly communicator: Communicator;
+  readonly call: () => Promise<unknown>;
+}
+
+/** µs by way, then by round. */
+async function inTurn(world: World, plan: SizePlan, rounds: number, ways: readonly Way[]): Promise<number[][]> {
+  const times: number[][] = ways.map(() => []);
+  for (let round = 0; round < rounds; round++) {
+    for (const [at, { communicator, call }] of ways.entries())
+      times[at]!.push(await slowest(world, communicator, plan, call));
+  }
+  return times;
 }
 
 function rowOf(
