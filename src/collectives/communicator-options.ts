@@ -4,6 +4,7 @@ import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { type WaitOptions, waitOptionNames } from '../core/deadline.ts';
 import { invalidArgument } from '../core/errors.ts';
 import type { Device } from '../device/device.ts';
+import type { AlgorithmTable } from './algorithm-table.ts';
 
 /** Options of Communicator.create(), the same on all ranks. */
 export interface CommunicatorOptions extends WaitOptions {
@@ -13,6 +14,12 @@ export interface CommunicatorOptions extends WaitOptions {
    * three for each rank: 4 MiB by default.
    */
   readonly pieceBytes?: number;
+  /**
+   * Of CPU ranks: algorithms of reductions by size, the same on all ranks: for each collective a list of ranges, of which all
+   * but the last have `upToBytes`, of a rank's tensor. By default those of the file that `collectiveTable` names (a setting)
+   * for so many ranks and hosts, and else those built in. Results are the same.
+   */
+  readonly algorithms?: Partial<AlgorithmTable>;
   /** Of GPUs: multiprocessors that a call may use, from 1 to 32; 16 by default. */
   readonly numSms?: number;
   /**
@@ -30,6 +37,7 @@ const optionNames: OptionNames<CommunicatorOptions> = {
   pieceBytes: true,
   numSms: true,
   directBytes: true,
+  algorithms: true,
 };
 const PIECE_ALIGNMENT = 64;
 const MIN_PIECE_BYTES = 65_536;

@@ -39,6 +39,7 @@ import {
   requireTensor,
 } from './check-arguments.ts';
 import { type CollectiveKind, makeCollectiveCall, messageBytes } from './collective-call.ts';
+import { algorithmTable } from './algorithm-table.ts';
 import type { CollectiveEngine, PairMessage, Route } from './collective-engine.ts';
 import { checkCommunicatorOptions, type CommunicatorOptions } from './communicator-options.ts';
 import { createEngine } from './create-engine.ts';
@@ -105,8 +106,10 @@ export class Communicator implements AsyncDisposable {
     requireGroup(group);
     requireDevice(device);
     const checked = checkCommunicatorOptions(options, group.size, device.kind);
+    const shape = { ranks: group.size, hosts: group.topology.hosts.length };
+    const table = algorithmTable(shape, { option: options.algorithms, file: group.settings.collectiveTable });
     const wait = startCall(options, group.settings.timeoutMs);
-    return new Communicator(group, device, await createEngine(group, device, { ...wait, ...checked }));
+    return new Communicator(group, device, await createEngine(group, device, { ...wait, ...checked, table }));
   }
 
   private constructor(group: RankGroup, device: CpuDevice | CudaDevice, engine: CollectiveEngine) {

@@ -3,6 +3,7 @@ import type { CallWait } from '../core/deadline.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import type { RankGroup } from '../world/rank-group.ts';
+import type { AlgorithmTable } from './algorithm-table.ts';
 import type { CollectiveEngine } from './collective-engine.ts';
 import type { CheckedCommunicatorOptions } from './communicator-options.ts';
 import { createCpuCollectives } from './cpu/create-cpu-collectives.ts';
@@ -12,9 +13,9 @@ import { createCudaCollectives } from './cuda/create-cuda-collectives.ts';
 export function createEngine(
   group: RankGroup,
   device: CpuDevice | CudaDevice,
-  options: CallWait & CheckedCommunicatorOptions,
+  options: CallWait & CheckedCommunicatorOptions & { readonly table: AlgorithmTable },
 ): Promise<CollectiveEngine> {
-  if (device.kind === 'cuda') return createCudaCollectives(group, device, options);
-  const { numSms: _, directBytes: __, ...ofCpu } = options;
-  return createCpuCollectives(group, device, ofCpu);
+  const { table, numSms, directBytes, ...rest } = options;
+  if (device.kind === 'cuda') return createCudaCollectives(group, device, { ...rest, numSms, directBytes });
+  return createCpuCollectives(group, device, { ...rest, table });
 }

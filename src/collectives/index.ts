@@ -12,12 +12,13 @@ export type {
   ReduceScatterArguments,
   SendArguments,
 } from './call-arguments.ts';
+export type { AlgorithmName, AlgorithmRange, AlgorithmTable } from './algorithm-table.ts';
 export type { ReducedDType, Reduction } from './collective-call.ts';
 export type { Route } from './collective-engine.ts';
 export { Communicator } from './communicator.ts';
 export type { CommunicatorOptions } from './communicator-options.ts';
 export { referenceReduction } from './reference.ts';
-export { SparseAllReduce, type SparseAllReduceArguments } from './sparse/sparse-all-reduce.ts';
+export { SparseAllReduce, type SparseAllReduceArguments, type SparseCompletion } from './sparse/sparse-all-reduce.ts';
 export type { SparseTraffic } from './sparse/sparse-call.ts';
 export type { SparseAllReduceOptions } from './sparse/sparse-options.ts';
 export { referenceSparseSum } from './sparse/sparse-reference.ts';

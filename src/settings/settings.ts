@@ -107,6 +107,14 @@ export const settingsTable = {
     sentence:
       'How long a call of a Communicator or an EpLowLatency polls without progress before it sleeps; between looks it lends its processor to other threads (sched_yield).',
   },
+  collectiveTable: {
+    kind: 'text',
+    env: 'WEFTLINE_COLLECTIVE_TABLE',
+    flag: '--collective-table <file>',
+    default: '',
+    sentence:
+      'A file of measured algorithms by size, for Communicator; weftline bench collectives --tune writes it. Without it, or for other numbers of ranks and hosts, those built in are used.',
+  },
   reserveSharedMemory: {
     kind: 'boolean',
     env: 'WEFTLINE_RESERVE_SHM',

@@ -63,6 +63,7 @@ class Job {
     this.#stopAll(0);
   };
   #stopping = false;
+  #awaitsHelpers = false;
   #interrupted = false;
   #stopExplaining: () => void = () => {};
   /** True once the other nodes know how this one ended. */
@@ -283,13 +284,15 @@ class Job {
     this.#tellNodes();
   }
 
-  /** Once the others have ended well, helpers end by themselves, unless they wait for ranks that never joined. */
+  /** Once the others have ended well, on all nodes, helpers end by themselves, unless they wait for ranks that never joined. */
   #endHelpers(): void {
-    const { nodeCount = 1, ranks, helpers } = this.#options;
-    const ended = this.#ended.filter(({ rank }) => rank < ranks);
-    // Ranks of other nodes may still need those of this one.
-    if (helpers === undefined || nodeCount > 1 || ended.length < ranks) return;
-    this.#stopAll(this.#plan.settings.graceMs);
+    const { ranks, helpers } = this.#options;
+    const isRank = ({ rank }: { readonly rank: number }): boolean => rank - this.#plan.firstRank < ranks;
+    if (helpers === undefined || this.#ended.filter(isRank).length < ranks || this.#awaitsHelpers) return;
+    this.#awaitsHelpers = true;
+    // Where another node fails or is lost, all ranks are stopped anyway.
+    const others = this.#nodes?.then((link) => link.onlyHelpersLeft()) ?? Promise.resolve();
+    others.then(() => this.#stopAll(this.#plan.settings.graceMs)).catch(() => {});
   }
 
   /**

@@ -84,6 +84,11 @@ export class NodeLink {
     await this.#longWait((wait) => this.#store.barrier('end', wait), LONG_MS);
   }
 
+  /** Resolves when the ranks of all nodes have ended but for helpers, which may still wait for them. */
+  async onlyHelpersLeft(): Promise<void> {
+    await this.#longWait((wait) => this.#store.barrier('helpers', wait), LONG_MS);
+  }
+
   /** Without an error: the other nodes know how this one ended. */
   close(error?: WeftlineError): Promise<void> {
     return this.#client.close(error);

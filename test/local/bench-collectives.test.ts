@@ -1,8 +1,12 @@
 // weftline bench collectives: every operation gives right results, the columns are those of nccl-tests, the peer may be missing.
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join as joinPath } from 'node:path';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
+import { readTableFile } from '#lib/collectives/algorithm-table.js';
 import type { CollectivesBenchReport } from '#lib/programs/bench/collectives/collectives-results.js';
 import { busFactor } from '#lib/programs/bench/collectives/collectives-workload.js';
 
@@ -45,4 +49,20 @@ test('--compare mpi says what is missing, before any rank starts', () => {
     String(stderr),
     /WL_UNSUPPORTED: Cannot compare with MPI: mpirun is not installed .*leave --compare out/,
   );
+});
+
+test('--tune writes a table that --collective-table takes', () => {
+  const folder = mkdtempSync(joinPath(tmpdir(), 'weftline-tune-'));
+  const file = joinPath(folder, 'table.json');
+  try {
+    const tuned = bench([...quick, '--tune', file]);
+    assert.equal(tuned.status, 0, String(tuned.stderr));
+    assert.match(String(tuned.stdout), /^allReduce: (oneStep|shares)/m);
+    const [shape] = readTableFile(file).shapes;
+    assert.deepEqual([shape?.ranks, shape?.hosts], [2, 1]);
+    const used = bench([...quick, '--operations', 'allReduce', '--collective-table', file]);
+    assert.equal(used.status, 0, String(used.stderr));
+  } finally {
+    rmSync(folder, { recursive: true });
+  }
 });

@@ -14,7 +14,18 @@ function bench(...args: string[]): ReturnType<typeof spawnSync> {
 }
 
 test('each round has its lines, and the result is checked', () => {
-  const { status, stdout, stderr } = bench('--density', '0.1', '--dtype', 'bf16');
+  const { status, stdout, stderr } = bench(
+    '--density',
+    '0.1',
+    '--dtype',
+    'bf16',
+    '--workers',
+    '3',
+    '--aggregators',
+    '2',
+    '--fan-in',
+    '2',
+  );
   assert.equal(status, 0, String(stderr));
   assert.match(String(stdout), /^round: 1$/m);
   const line = /^tensor size: 600002 Bytes; time: \d+ us; alg bw: [\d.]+ GB\/s \([\d.]+ GiB\/s\)$/m;

@@ -1,10 +1,11 @@
 // Sparse all-reduces against the reference, byte by byte, on real ranks; what ranks hear when they disagree, or when one dies.
 // WEFTLINE_TEST_COLLECTIVES above 1: as many times the cases, longer tensors, and more repeats.
 import assert from 'node:assert/strict';
-import { spawnSync } from 'node:child_process';
+import { spawn, spawnSync } from 'node:child_process';
 import { readdirSync } from 'node:fs';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
+import { freePort } from '../support/free-port.ts';
 import { testSeed } from '../support/seed.ts';
 import { resultOf, runRanks } from './support/run-ranks.ts';
 
@@ -15,6 +16,8 @@ const scripts = {
   killed: new URL('./ranks/sparse-killed.js', import.meta.url),
   repeats: new URL('./ranks/sparse-repeats.js', import.meta.url),
 };
+
+const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 
 function filesOf(transcript: string): string[] {
   const jobId = /job ([\w-]+)/.exec(transcript)?.[1] ?? 'no job';
@@ -48,9 +51,14 @@ for (const [hosts, repeats] of [
   });
 }
 
-for (const hosts of ['1', '2']) {
-  test(`a worker that differs is named to every rank; hosts ${hosts}`, async () => {
-    const { exitCode, ranks, transcript } = await runRanks(4, scripts.failures, { env: { WEFTLINE_HOSTS: hosts } });
+for (const [hosts, shape] of [
+  ['1', 'one aggregator'],
+  ['2', 'one aggregator'],
+  ['2', 'tree'],
+] as const) {
+  test(`a worker that differs is named to every rank; ${shape}, hosts ${hosts}`, async () => {
+    const options = { args: [shape], env: { WEFTLINE_HOSTS: hosts } };
+    const { exitCode, ranks, transcript } = await runRanks(shape === 'tree' ? 5 : 4, scripts.failures, options);
     assert.equal(exitCode, 0, transcript);
     for (const [rank, output] of ranks.entries()) {
       const told = resultOf(output) as Readonly<Record<string, readonly [first: string, next: string]>>;
@@ -66,35 +74,46 @@ for (const hosts of ['1', '2']) {
       assert.equal(told['a wrong argument']![0], 'ok', transcript);
     }
   });
+}
 
-  for (const [what, victim] of [
-    ['before', 0],
-    ['within', 1],
-    ['before', 3],
-    ['within', 3],
-  ] as const) {
-    if (hosts === '2' && what === 'before' && factor === 1) continue;
-    const role = victim === 3 ? 'the aggregator' : `worker ${victim}`;
-    test(`${role} is killed ${what} a call, and every other rank is told; hosts ${hosts}`, async () => {
-      const args = [what, String(victim)];
-      const env = { WEFTLINE_HOSTS: hosts };
-      const { ranks, transcript } = await runRanks(4, scripts.killed, { args, env, graceMs: 10_000 });
-      assert.equal(ranks[victim]?.signal, 'SIGKILL', transcript);
-      for (const [rank, output] of ranks.entries()) {
-        if (rank === victim) continue;
-        const { code, message, ms } = resultOf(output) as { code: string; message: string; ms: number };
-        assert.ok(['WL_PEER_LOST', 'WL_PEER_FAILED'].includes(code), transcript);
-        assert.match(message, new RegExp(`[Rr]anks? ([0-9, ]*\\b)?${victim}\\b`), transcript);
-        assert.ok(ms < 20_000, transcript);
-      }
-      assert.deepEqual(filesOf(transcript), []);
-    });
-  }
+for (const [what, victim, hosts, shape] of [
+  ['before', 0, '1', 'one aggregator'],
+  ['within', 1, '1', 'one aggregator'],
+  ['before', 3, '1', 'one aggregator'],
+  ['within', 3, '1', 'one aggregator'],
+  ['within', 1, '2', 'one aggregator'],
+  ['within', 3, '2', 'one aggregator'],
+  ...(factor > 1
+    ? ([
+        ['before', 0, '2', 'one aggregator'],
+        ['before', 3, '2', 'tree'],
+      ] as const)
+    : []),
+  // Rank 3 takes blocks of workers 0 and 1, rank 4 those of worker 2 and the sums of rank 3.
+  ['before', 3, '1', 'tree'],
+  ['summing', 3, '1', 'tree'],
+  ['handing down', 3, '2', 'tree'],
+  ['within', 4, '1', 'tree'],
+] as const) {
+  test(`rank ${victim} is killed ${what} a call, and every other rank is told; ${shape}, hosts ${hosts}`, async () => {
+    const args = [what, String(victim), shape];
+    const env = { WEFTLINE_HOSTS: hosts };
+    const ranksOf = shape === 'tree' ? 5 : 4;
+    const { ranks, transcript } = await runRanks(ranksOf, scripts.killed, { args, env, graceMs: 10_000 });
+    assert.equal(ranks[victim]?.signal, 'SIGKILL', transcript);
+    for (const [rank, output] of ranks.entries()) {
+      if (rank === victim) continue;
+      const { code, message, ms } = resultOf(output) as { code: string; message: string; ms: number };
+      assert.ok(['WL_PEER_LOST', 'WL_PEER_FAILED'].includes(code), transcript);
+      assert.match(message, new RegExp(`[Rr]anks? ([0-9, ]*\\b)?${victim}\\b`), transcript);
+      assert.ok(ms < 20_000, transcript);
+    }
+    assert.deepEqual(filesOf(transcript), []);
+  });
 }
 
 for (const hosts of ['1', '3']) {
   test(`weftline run --aggregators starts ranks that add up and end with the others; hosts ${hosts}`, () => {
-    const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
     const example = fileURLToPath(new URL('../../../examples/sparse-all-reduce.mjs', import.meta.url));
     const words = [main, 'run', '-n', '2', '--aggregators', '1', '--hosts', hosts, example];
     const { status, stdout, stderr } = spawnSync(process.execPath, words, { encoding: 'utf8', timeout: 60_000 });
@@ -108,7 +127,6 @@ for (const { when, ways, told } of [
   { when: 'never', ways: ['never'], told: [] },
 ] as const) {
   test(`aggregators serve and end with ranks that join: ${when}`, () => {
-    const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
     const late = fileURLToPath(new URL('./ranks/sparse-late.js', import.meta.url));
     const words = [main, 'run', '-n', '2', '--aggregators', '1', '--timeout', '2000', late, ...ways];
     const { status, stdout, stderr } = spawnSync(process.execPath, words, { encoding: 'utf8', timeout: 60_000 });
@@ -116,3 +134,19 @@ for (const { when, ways, told } of [
     assert.deepEqual(stdout.match(/the sum is .*/g) ?? [], told);
   });
 }
+
+test('aggregators of several nodes end with ranks that never join', async () => {
+  const late = fileURLToPath(new URL('./ranks/sparse-late.js', import.meta.url));
+  const master = `127.0.0.1:${await freePort()}`;
+  const ended = [0, 1].map((node) => {
+    const where = ['--nnodes', '2', '--node-rank', String(node), '--master', master, '--grace', '300'];
+    const words = [main, 'run', '-n', '1', '--aggregators', '1', ...where, late, 'never'];
+    const env = { ...process.env, WEFTLINE_TOKEN: 'token of this test' };
+    const child = spawn(process.execPath, words, { env, stdio: 'ignore', timeout: 60_000 });
+    return new Promise((resolve) => child.once('close', (code, signal) => resolve([code, signal])));
+  });
+  assert.deepEqual(await Promise.all(ended), [
+    [0, null],
+    [0, null],
+  ]);
+});

@@ -7,10 +7,12 @@ import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { isCrowded } from '../../transport/host/rank-cores.ts';
 import type { SymmetricWindow } from '../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
+import type { AlgorithmTable } from '../algorithm-table.ts';
 import { type CollectiveCall, makeCollectiveCall } from '../collective-call.ts';
 import type { CollectiveEngine, PairMessage, Route } from '../collective-engine.ts';
 import { HostsFailure } from './call-failure.ts';
 import { Mirrors } from './mirrors.ts';
+import { MovementChoice } from './movement-choice.ts';
 import { PairMessages } from './pair-messages.ts';
 import type { MirroredWindow } from './mirrored-window.ts';
 import { RankBoard } from './rank-board.ts';
@@ -23,6 +25,7 @@ export interface CpuCollectivesParts extends MirroredWindow {
   readonly group: RankGroup;
   readonly device: CpuDevice;
   readonly regions: CollectiveRegions;
+  readonly table: AlgorithmTable;
 }
 
 export class CpuCollectives implements CollectiveEngine {
@@ -36,7 +39,7 @@ export class CpuCollectives implements CollectiveEngine {
   readonly #pairs: PairMessages;
   readonly #runner: StepRunner;
 
-  constructor({ group, device, window, regions, across }: CpuCollectivesParts) {
+  constructor({ group, device, window, regions, table, across }: CpuCollectivesParts) {
     const { topology, settings, rank: me } = group;
     const { address } = window;
     const mirrors = across && new Mirrors(across.network, { address, regions, mirrors: across.mirrors });
@@ -47,7 +50,15 @@ export class CpuCollectives implements CollectiveEngine {
     this.#window = window;
     this.#network = across?.network;
     this.#failure = across ? new HostsFailure({ ...across, group, device, window }) : window.barrier.failure;
-    this.#staged = new StagedCall(device, { parts, board, regions, mirrors, idle: makeCollectiveCall(group.size) });
+    const choice = new MovementChoice(table, topology.hosts, me);
+    this.#staged = new StagedCall(device, {
+      parts,
+      board,
+      regions,
+      mirrors,
+      choice,
+      idle: makeCollectiveCall(group.size),
+    });
     this.#pairs = new PairMessages(device, { parts, board, regions, mirrors });
     const { timeoutMs, collectiveSpinUs: spinUs } = settings;
     const outnumber = topology.scaleUpRanks.length > availableParallelism();

@@ -4,6 +4,7 @@ import type { CallWait } from '../../core/deadline.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { requireRoom } from '../../windows/room.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
+import type { AlgorithmTable } from '../algorithm-table.ts';
 import type { CollectiveEngine } from '../collective-engine.ts';
 import { CpuCollectives } from './cpu-collectives.ts';
 import { createMirroredWindow } from './mirrored-window.ts';
@@ -13,7 +14,7 @@ import { collectiveRegions, regionsAcrossHosts } from './window-regions.ts';
 export async function createCpuCollectives(
   group: RankGroup,
   device: CpuDevice,
-  { pieceBytes, ...wait }: CallWait & { readonly pieceBytes: number },
+  { pieceBytes, table, ...wait }: CallWait & { readonly pieceBytes: number; readonly table: AlgorithmTable },
 ): Promise<CollectiveEngine> {
   const what = 'Communicator';
   const { hosts } = group.topology;
@@ -21,7 +22,7 @@ export async function createCpuCollectives(
     group,
     {
       what,
-      config: { pieceBytes, device: device.kind },
+      config: { pieceBytes, algorithms: JSON.stringify(table), device: device.kind },
       prepare: () => {
         const own = collectiveRegions(group.size, pieceBytes);
         const laidOut = regionsAcrossHosts(own, group.size, hosts);
@@ -32,5 +33,5 @@ export async function createCpuCollectives(
     wait,
   );
   const of = { group, device, what, name: 'collectives', regions: all };
-  return new CpuCollectives({ group, device, regions, ...(await createMirroredWindow(of, wait)) });
+  return new CpuCollectives({ group, device, regions, table, ...(await createMirroredWindow(of, wait)) });
 }

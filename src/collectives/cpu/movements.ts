@@ -33,8 +33,24 @@ export interface SlotRange {
   bytes: number;
 }
 
-/** Whose posts a step needs: every rank's, the root's, none. */
-export type Awaited = 'all' | 'root' | 'none';
+/** Of certain ranks; reused. */
+export interface AwaitedRanks {
+  readonly ranks: readonly number[];
+  /** By rank of the list: how many posts further than this rank it must be; 0 for as far. */
+  readonly ahead: readonly number[];
+}
+
+/** Whose posts a step needs: every rank's, the root's, nobody's, or those of certain ranks. */
+export type Awaited = 'all' | 'root' | 'none' | AwaitedRanks;
+
+/** What ranks do once this one has posted. */
+export interface MovementStep {
+  /** What another rank reads, in this step or a later one, of what this rank's slot has since its last post. */
+  reads(piece: Piece, rank: number, range: SlotRange): void;
+  /** Whose slots `take` reads. */
+  awaits(piece: Piece): Awaited;
+  take(piece: Piece): void;
+}
 
 export interface Movement {
   /** A slot holds a part for each rank. */
@@ -42,13 +58,8 @@ export interface Movement {
   /** Whether this rank writes to its slot. */
   stages(piece: Piece): boolean;
   stage(piece: Piece): void;
-  /** What another rank reads of this rank's slot in `take`. */
-  reads(piece: Piece, rank: number, range: SlotRange): void;
-  /** Whose slots `take` reads. */
-  awaits(piece: Piece): Awaited;
-  take(piece: Piece): void;
-  /** A second step: results that the ranks left in their slots in `take`. */
-  readonly second?: Pick<Movement, 'reads' | 'awaits' | 'take'>;
+  /** One after another; before each of them the rank posts. What one leaves in its slot others take in the next. */
+  readonly steps: readonly MovementStep[];
 }
 
 const yes = (): boolean => true;
@@ -61,7 +72,7 @@ function readsWhole({ bytes }: Piece, _rank: number, range: SlotRange): void {
   range.bytes = bytes;
 }
 
-function readsNothing(_piece: Piece, _rank: number, range: SlotRange): void {
+export function readsNothing(_piece: Piece, _rank: number, range: SlotRange): void {
   range.first = 0;
   range.bytes = 0;
 }
@@ -88,15 +99,15 @@ function stageParts({ kernels, ranks, me, call, unitBytes, offset, bytes, stride
   }
 }
 
-/** The reduction of what lies at `sourceTable`. */
-function reduce({ kernels, ranks, call, sources }: Piece, out: number, bytes: number): void {
+/** The reduction of what lies at the first addresses of `sourceTable`. */
+export function reduceSources({ kernels, call, sources }: Piece, count: number, out: number, bytes: number): void {
   const format = reductionFormats[call.dtype as ReducedDType];
-  kernels.reduceRuns(out, sources, ranks, bytes, format, reductions[call.reduction]);
+  kernels.reduceRuns(out, sources, count, bytes, format, reductions[call.reduction]);
 }
 
 function reduceSlots(piece: Piece): void {
   for (let rank = 0; rank < piece.ranks; rank++) piece.sourceTable[rank] = piece.slot(rank);
-  reduce(piece, piece.call.output + piece.offset, piece.bytes);
+  reduceSources(piece, piece.ranks, piece.call.output + piece.offset, piece.bytes);
 }
 
 /** The part of a piece that a rank reduces for all. */
@@ -133,7 +144,7 @@ function reduceShare(piece: Piece): void {
   for (let rank = 0; rank < ranks; rank++) {
     sourceTable[rank] = (rank === me ? call.input + offset : slot(rank)) + first;
   }
-  reduce(piece, slot(me) + first, Math.min(share, bytes - first));
+  reduceSources(piece, ranks, slot(me) + first, Math.min(share, bytes - first));
 }
 
 function takeShares(piece: Piece): void {
@@ -148,67 +159,87 @@ const barrier: Movement = {
   hasParts: false,
   stages: () => false,
   stage: () => {},
-  reads: readsNothing,
-  awaits: all,
-  take: () => {},
+  steps: [
+    {
+      reads: readsNothing,
+      awaits: all,
+      take: () => {},
+    },
+  ],
 };
 
 const broadcast: Movement = {
   hasParts: false,
   stages: isRoot,
   stage: stageWhole,
-  reads: readsWhole,
-  awaits: (piece) => (isRoot(piece) ? 'none' : 'root'),
-  take: (piece) => {
-    const { kernels, call, offset, bytes, slot } = piece;
-    const from = isRoot(piece) ? call.input + offset : slot(call.root);
-    if (from !== call.output + offset) kernels.copyBytes(call.output + offset, from, bytes);
-  },
+  steps: [
+    {
+      reads: readsWhole,
+      awaits: (piece) => (isRoot(piece) ? 'none' : 'root'),
+      take: (piece) => {
+        const { kernels, call, offset, bytes, slot } = piece;
+        const from = isRoot(piece) ? call.input + offset : slot(call.root);
+        if (from !== call.output + offset) kernels.copyBytes(call.output + offset, from, bytes);
+      },
+    },
+  ],
 };
 
 const allGather: Movement = {
   hasParts: false,
   stages: yes,
   stage: stageWhole,
-  reads: readsWhole,
-  awaits: all,
-  take: ({ kernels, ranks, me, call, unitBytes, offset, bytes, slot }) => {
-    for (let rank = 0; rank < ranks; rank++) {
-      const to = call.output + rank * unitBytes + offset;
-      const from = rank === me ? call.input + offset : slot(rank);
-      if (from !== to) kernels.copyBytes(to, from, bytes);
-    }
-  },
+  steps: [
+    {
+      reads: readsWhole,
+      awaits: all,
+      take: ({ kernels, ranks, me, call, unitBytes, offset, bytes, slot }) => {
+        for (let rank = 0; rank < ranks; rank++) {
+          const to = call.output + rank * unitBytes + offset;
+          const from = rank === me ? call.input + offset : slot(rank);
+          if (from !== to) kernels.copyBytes(to, from, bytes);
+        }
+      },
+    },
+  ],
 };
 
 const allToAll: Movement = {
   hasParts: true,
   stages: yes,
   stage: stageParts,
-  reads: readsPart,
-  awaits: all,
-  take: ({ kernels, ranks, me, call, unitBytes, offset, bytes, stride, slot }) => {
-    for (let rank = 0; rank < ranks; rank++) {
-      const at = rank * unitBytes + offset;
-      const from = rank === me ? call.input + at : slot(rank) + me * stride;
-      if (from !== call.output + at) kernels.copyBytes(call.output + at, from, bytes);
-    }
-  },
+  steps: [
+    {
+      reads: readsPart,
+      awaits: all,
+      take: ({ kernels, ranks, me, call, unitBytes, offset, bytes, stride, slot }) => {
+        for (let rank = 0; rank < ranks; rank++) {
+          const at = rank * unitBytes + offset;
+          const from = rank === me ? call.input + at : slot(rank) + me * stride;
+          if (from !== call.output + at) kernels.copyBytes(call.output + at, from, bytes);
+        }
+      },
+    },
+  ],
 };
 
 const reduceScatter: Movement = {
   hasParts: true,
   stages: yes,
   stage: stageParts,
-  reads: readsPart,
-  awaits: all,
-  take: (piece) => {
-    const { ranks, me, call, unitBytes, offset, bytes, stride, slot, sourceTable } = piece;
-    for (let rank = 0; rank < ranks; rank++) {
-      sourceTable[rank] = rank === me ? call.input + me * unitBytes + offset : slot(rank) + me * stride;
-    }
-    reduce(piece, call.output + offset, bytes);
-  },
+  steps: [
+    {
+      reads: readsPart,
+      awaits: all,
+      take: (piece) => {
+        const { ranks, me, call, unitBytes, offset, bytes, stride, slot, sourceTable } = piece;
+        for (let rank = 0; rank < ranks; rank++) {
+          sourceTable[rank] = rank === me ? call.input + me * unitBytes + offset : slot(rank) + me * stride;
+        }
+        reduceSources(piece, ranks, call.output + offset, bytes);
+      },
+    },
+  ],
 };
 
 /** Every rank reduces everything: one step, for little data. */
@@ -216,9 +247,13 @@ const allReduceAtOnce: Movement = {
   hasParts: false,
   stages: yes,
   stage: stageWhole,
-  reads: readsWhole,
-  awaits: all,
-  take: reduceSlots,
+  steps: [
+    {
+      reads: readsWhole,
+      awaits: all,
+      take: reduceSlots,
+    },
+  ],
 };
 
 /** Every rank reduces a share, then all gather the shares: each element is added up once. */
@@ -226,40 +261,52 @@ const allReduceByShares: Movement = {
   hasParts: false,
   stages: yes,
   stage: stageOtherShares,
-  reads: readsShare,
-  awaits: all,
-  take: reduceShare,
-  second: { reads: readsResult, awaits: all, take: takeShares },
+  steps: [
+    {
+      reads: readsShare,
+      awaits: all,
+      take: reduceShare,
+    },
+    { reads: readsResult, awaits: all, take: takeShares },
+  ],
 };
 
 const reduceAtOnce: Movement = {
   hasParts: false,
   stages: yes,
   stage: stageWhole,
-  reads: rootReadsWhole,
-  awaits: rootOnly,
-  take: (piece) => {
-    if (isRoot(piece)) reduceSlots(piece);
-  },
+  steps: [
+    {
+      reads: rootReadsWhole,
+      awaits: rootOnly,
+      take: (piece) => {
+        if (isRoot(piece)) reduceSlots(piece);
+      },
+    },
+  ],
 };
 
 const reduceByShares: Movement = {
   hasParts: false,
   stages: yes,
   stage: stageOtherShares,
-  reads: readsShare,
-  awaits: all,
-  take: reduceShare,
-  second: {
-    reads: (piece, rank, range) => {
-      if (rank === piece.call.root) readsResult(piece, rank, range);
-      else readsNothing(piece, rank, range);
+  steps: [
+    {
+      reads: readsShare,
+      awaits: all,
+      take: reduceShare,
     },
-    awaits: rootOnly,
-    take: (piece) => {
-      if (isRoot(piece)) takeShares(piece);
+    {
+      reads: (piece, rank, range) => {
+        if (rank === piece.call.root) readsResult(piece, rank, range);
+        else readsNothing(piece, rank, range);
+      },
+      awaits: rootOnly,
+      take: (piece) => {
+        if (isRoot(piece)) takeShares(piece);
+      },
     },
-  },
+  ],
 };
 
 /** A rank by itself: its output is its input. */
@@ -267,21 +314,25 @@ export const alone: Movement = {
   hasParts: false,
   stages: () => false,
   stage: () => {},
-  reads: readsNothing,
-  awaits: () => 'none',
-  take: ({ kernels, call, elementBytes, offset, bytes }) => {
-    const { input, output } = call;
-    if (call.kind === 'allToAllv') {
-      const to = output + call.recvOffsets[0]! * elementBytes;
-      kernels.copyBytes(to, input + call.sendOffsets[0]! * elementBytes, call.sendCounts[0]! * elementBytes);
-    } else if (input !== output) kernels.copyBytes(output + offset, input + offset, bytes);
-  },
+  steps: [
+    {
+      reads: readsNothing,
+      awaits: () => 'none',
+      take: ({ kernels, call, elementBytes, offset, bytes }) => {
+        const { input, output } = call;
+        if (call.kind === 'allToAllv') {
+          const to = output + call.recvOffsets[0]! * elementBytes;
+          kernels.copyBytes(to, input + call.sendOffsets[0]! * elementBytes, call.sendCounts[0]! * elementBytes);
+        } else if (input !== output) kernels.copyBytes(output + offset, input + offset, bytes);
+      },
+    },
+  ],
 };
 
-/** What moves a call in one step, and what does from so many bytes of a rank on; allToAllv has its own. */
-type FixedKind = Exclude<CollectiveKind, 'allToAllv'>;
+/** What moves a call in one step, and what does in shares; allToAllv has its own. */
+export type FixedKind = Exclude<CollectiveKind, 'allToAllv'>;
 
-const atOnce: Readonly<Record<FixedKind, Movement>> = {
+export const atOnce: Readonly<Record<FixedKind, Movement>> = {
   barrier,
   broadcast,
   allGather,
@@ -291,18 +342,7 @@ const atOnce: Readonly<Record<FixedKind, Movement>> = {
   reduce: reduceAtOnce,
 };
 
-const inShares: Readonly<Record<FixedKind, Movement>> = {
-  ...atOnce,
+export const inShares: Readonly<Record<'allReduce' | 'reduce', Movement>> = {
   allReduce: allReduceByShares,
   reduce: reduceByShares,
 };
-
-/**
- * Up to so many bytes of a rank one step is faster than two, in which each element is added up once. Measured with 4 ranks on
- * 2 processors.
- */
-const ONE_STEP_BYTES = 16_384;
-
-export function movementOf(kind: FixedKind, unitBytes: number): Movement {
-  return (unitBytes <= ONE_STEP_BYTES ? atOnce : inShares)[kind];
-}

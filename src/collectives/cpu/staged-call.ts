@@ -4,7 +4,8 @@ import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { Storage } from '../../device/tensor.ts';
 import type { CollectiveCall } from '../collective-call.ts';
 import type { Mirrors } from './mirrors.ts';
-import { alone, type Awaited, type Movement, movementOf, PART_ALIGNMENT, type Piece } from './movements.ts';
+import type { MovementChoice } from './movement-choice.ts';
+import { alone, type Awaited, type Movement, type MovementStep, PART_ALIGNMENT, type Piece } from './movements.ts';
 import type { RankBoard } from './rank-board.ts';
 import type { RankParts } from './rank-parts.ts';
 import type { Steps } from '../../collective/steps.ts';
@@ -12,7 +13,8 @@ import { StagingRing } from './staging-ring.ts';
 import { VariableMovement } from './variable-movement.ts';
 import type { CollectiveRegions } from './window-regions.ts';
 
-type Phase = 'staging' | 'taking' | 'collecting';
+/** Number of the step that a piece is in, or before its first post. */
+const STAGING = -1;
 
 /** Pieces that all ranks have long left behind, also where their numbers wrapped since. */
 const LONG_AGO = 2 ** 20;
@@ -37,13 +39,14 @@ export class StagedCall implements Steps, Piece {
   readonly #variable: VariableMovement;
   readonly #sourceStorage: Storage;
   readonly #mirrors: Mirrors | undefined;
+  readonly #choice: MovementChoice;
   readonly #range = { first: 0, bytes: 0 };
   /** For the next piece, and of the present one. */
   #ring: StagingRing;
   #slots: StagingRing;
   #slotOffset = 0;
   #movement: Movement = alone;
-  #phase: Phase = 'staging';
+  #step = STAGING;
   /** Number of this rank's last post, over all calls. */
   #posted = 0;
   /** The next rank to look at in a wait for several. */
@@ -58,6 +61,7 @@ export class StagedCall implements Steps, Piece {
       board,
       regions,
       mirrors,
+      choice,
       idle,
     }: {
       readonly parts: RankParts;
@@ -65,6 +69,7 @@ export class StagedCall implements Steps, Piece {
       readonly regions: CollectiveRegions;
       /** Of a group on several hosts. */
       readonly mirrors: Mirrors | undefined;
+      readonly choice: MovementChoice;
       /** A call to begin with, which is never made. */
       readonly idle: CollectiveCall;
     },
@@ -79,6 +84,7 @@ export class StagedCall implements Steps, Piece {
     this.#ring = this.#small;
     this.#slots = this.#small;
     this.#mirrors = mirrors;
+    this.#choice = choice;
     this.#variable = new VariableMovement(parts.ranks, (most) => this.#divide(most));
     this.#sourceStorage = device.allocate(board.ranks * 4);
     this.sources = this.#sourceStorage.address;
@@ -103,40 +109,40 @@ export class StagedCall implements Steps, Piece {
       this.#variable.begin();
       // The first piece holds counts.
       this.#begin(this.#variable, PART_ALIGNMENT);
-    } else this.#begin(movementOf(call.kind, unitBytes), unitBytes);
+    } else this.#begin(this.#choice.of(call, unitBytes), unitBytes);
   }
 
   /** Hot path. */
   advance(): boolean {
-    const movement = this.#movement;
+    const { steps } = this.#movement;
     while (true) {
-      if (this.#phase === 'staging') {
-        if (movement.stages(this)) {
+      if (this.#step === STAGING) {
+        if (this.#movement.stages(this)) {
           if (!this.#isSlotFree()) return false;
-          movement.stage(this);
-          this.#mirror(movement);
+          this.#movement.stage(this);
+          this.#mirror(steps[0]!);
         }
-        this.#post('taking');
-      } else if (this.#phase === 'taking') {
-        if (!this.#haveCome(movement.awaits(this))) return false;
-        movement.take(this);
-        if (movement.second !== undefined) {
-          this.#mirror(movement.second);
-          this.#post('collecting');
-        } else if (this.#endPiece()) return true;
-      } else {
-        const second = movement.second!;
-        if (!this.#haveCome(second.awaits(this))) return false;
-        second.take(this);
-        if (this.#endPiece()) return true;
+        this.#post(0);
+        continue;
       }
+      const step = steps[this.#step]!;
+      if (!this.#haveCome(step.awaits(this))) return false;
+      step.take(this);
+      const next = this.#step + 1;
+      if (next < steps.length) {
+        this.#mirror(steps[next]!);
+        this.#post(next);
+      } else if (this.#endPiece()) return true;
     }
   }
 
   missing(): number[] {
-    const missing: number[] = [];
     const awaited = this.#awaited();
-    const piece = this.#phase === 'staging' ? this.#slots.lastPiece + 1 : this.#posted;
+    const piece = this.#step === STAGING ? this.#slots.lastPiece + 1 : this.#posted;
+    if (typeof awaited === 'object') {
+      return awaited.ranks.filter((rank, at) => !this.#board.hasPosted(rank, (piece + awaited.ahead[at]!) | 0));
+    }
+    const missing: number[] = [];
     for (let rank = 0; rank < this.ranks; rank++) {
       const counts = awaited === 'all' || (awaited === 'root' && rank === this.call.root);
       if (counts && rank !== this.me && !this.#board.hasPosted(rank, piece)) missing.push(rank);
@@ -149,8 +155,7 @@ export class StagedCall implements Steps, Piece {
   }
 
   #awaited(): Awaited {
-    if (this.#phase === 'staging') return 'all';
-    return this.#phase === 'taking' ? this.#movement.awaits(this) : this.#movement.second!.awaits(this);
+    return this.#step === STAGING ? 'all' : this.#movement.steps[this.#step]!.awaits(this);
   }
 
   #begin(movement: Movement, unitBytes: number): void {
@@ -183,14 +188,14 @@ export class StagedCall implements Steps, Piece {
     this.#slots = this.#ring;
     const parts = this.#movement.hasParts ? this.ranks : 1;
     this.#slotOffset = this.#slots.next(this.#pieceBytes * parts);
-    this.#phase = 'staging';
+    this.#step = STAGING;
     this.#cursor = 0;
   }
 
-  #post(phase: Phase): void {
+  #post(step: number): void {
     this.#posted = (this.#posted + 1) | 0;
     this.#board.post(this.#posted);
-    this.#phase = phase;
+    this.#step = step;
     this.#cursor = 0;
     this.progress += 1;
   }
@@ -206,7 +211,7 @@ export class StagedCall implements Steps, Piece {
   }
 
   /** Puts what the ranks of each other host read of this rank's slot there, each byte once. */
-  #mirror(step: Pick<Movement, 'reads'>): void {
+  #mirror(step: MovementStep): void {
     const mirrors = this.#mirrors;
     if (mirrors === undefined) return;
     const range = this.#range;
@@ -246,6 +251,14 @@ export class StagedCall implements Steps, Piece {
       const { root } = this.call;
       if (!this.#board.hasPosted(root, this.#posted)) return false;
       if (!this.#isChecked) this.#board.checkCall(root, call);
+    } else if (typeof awaited === 'object') {
+      const { ranks, ahead } = awaited;
+      for (; this.#cursor < ranks.length; this.#cursor++) {
+        const at = this.#cursor;
+        if (!this.#board.hasPosted(ranks[at]!, (this.#posted + ahead[at]!) | 0)) return false;
+        this.#board.checkCall(ranks[at]!, call);
+      }
+      return true;
     } else {
       if (!this.#allHavePosted(this.#posted)) return false;
       if (!this.#isChecked) this.#board.checkCalls(call);

@@ -1,10 +1,11 @@
 // allToAllv: the ranks tell each other their counts in a first piece, check them, and move the rest as allToAll does.
 import { WeftlineError } from '../../core/errors.ts';
-import type { Movement, Piece, SlotRange } from './movements.ts';
+import type { Movement, MovementStep, Piece, SlotRange } from './movements.ts';
 
 /** `worldRanks`: by rank of the window, for errors. `onCounts` is told the most bytes that any rank sends to any other. */
-export class VariableMovement implements Movement {
+export class VariableMovement implements Movement, MovementStep {
   readonly hasParts = true;
+  readonly steps: readonly MovementStep[] = [this];
   readonly #worldRanks: readonly number[];
   readonly #onCounts: (mostBytes: number) => void;
   #hasCounts = false;

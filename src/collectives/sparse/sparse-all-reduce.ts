@@ -12,15 +12,16 @@ import { Tensor } from '../../device/tensor.ts';
 import { shareOutcome } from '../../world/outcomes.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import type { ReducedDType } from '../collective-call.ts';
+import { MemoryFlag } from './block-completions.ts';
 import type { SparseCall, SparseTraffic } from './sparse-call.ts';
-import { SparseEngine } from './sparse-engine.ts';
+import type { SlotShape } from './slot-shape.ts';
+import { SparseEngine, type ToldParts } from './sparse-engine.ts';
 import {
   checkSparseOptions,
   isSilent,
   type SparseAllReduceOptions,
   type SparsePlan,
   sparsePlan,
-  type SparseRoles,
   type ToldOptions,
 } from './sparse-options.ts';
 
@@ -32,6 +33,21 @@ export interface SparseAllReduceArguments extends WaitOptions {
   readonly output: Tensor;
   /** A block counts if an element's magnitude is above this, or if it has a NaN; else it is taken for zero. 0 by default. */
   readonly threshold?: number;
+  /** True: every block counts, and none is looked at; for tensors that are mostly not zero. Not with `threshold`. */
+  readonly dense?: boolean;
+  /**
+   * A flag word, as a kernel or another thread polls it while the call is under way: it goes up by one for each part of
+   * `output` that has its sums, from the first part on.
+   */
+  readonly completion?: SparseCompletion;
+}
+
+/** Of SparseAllReduceArguments. */
+export interface SparseCompletion {
+  /** i32, one element, apart from `input` and `output`. It is added to: set it to where counting begins. */
+  readonly flag: Tensor;
+  /** Of a part, of which the last one may have fewer: a multiple of the block size. */
+  readonly elements: number;
 }
 
 const argumentNames: OptionNames<SparseAllReduceArguments> = {
@@ -39,14 +55,20 @@ const argumentNames: OptionNames<SparseAllReduceArguments> = {
   input: true,
   output: true,
   threshold: true,
+  dense: true,
+  completion: true,
 };
+
+const completionNames: OptionNames<SparseCompletion> = { flag: true, elements: true };
 
 /**
  * All-reduce of tensors whose blocks are mostly zero. A worker sends the blocks that are not, and where its next one is; an
  * aggregator adds up the blocks at one place when all workers have sent theirs or told that they have none there, in the order
  * of the workers' ranks, and tells all workers the sums and the next place at which anybody has a block. So zero blocks never
  * travel, and the same input gives the same bytes. Where a block counts at one worker only, it is copied; where at several,
- * sums are those of `Communicator.allReduce` over them; where at none, the result is +0. `referenceSparseSum` computes the same.
+ * sums are those of `Communicator.allReduce` over them; where at none, the result is +0. With `fanIn` aggregators form trees:
+ * each `fanIn` neighbouring workers are summed so, then each `fanIn` neighbouring sums, and so on; bf16 sums are rounded each
+ * time. `referenceSparseSum` computes the same.
  *
  * A worker that is missing, or makes another call, ends the call on all ranks with an error that names it; a rank whose process
  * ends does so at once with WL_PEER_LOST. Every later call then fails with the reason. One call at a time: await each.
@@ -58,6 +80,7 @@ export class SparseAllReduce implements AsyncDisposable {
   readonly workers: readonly number[];
   /** Ranks of the group that add up. */
   readonly aggregators: readonly number[];
+  readonly #shape: SlotShape;
   readonly #engine: SparseEngine;
   readonly #guard: CallGuard;
   #closing: Promise<void> = Promise.resolve();
@@ -92,13 +115,14 @@ export class SparseAllReduce implements AsyncDisposable {
   private constructor(
     group: RankGroup,
     device: CpuDevice,
-    { workers, aggregators }: SparseRoles,
+    { workers, aggregators, shape }: SparsePlan,
     engine: SparseEngine,
   ) {
     this.group = group;
     this.device = device;
     this.workers = workers;
     this.aggregators = aggregators;
+    this.#shape = shape;
     this.#engine = engine;
     this.#guard = new CallGuard('SparseAllReduce', group.ranks);
   }
@@ -122,10 +146,11 @@ export class SparseAllReduce implements AsyncDisposable {
     return this.#guard.run('sparse allReduce', async () => {
       const call = this.#read(args);
       if (!this.isWorker) throw this.#wrongRole('allReduce', 'serve');
+      const told = this.#readCompletion(args);
       args.signal?.throwIfAborted();
       this.#engine.throwIfUnusable();
       this.#guard.bytes = call.count * call.elementBytes;
-      return this.#engine.allReduce(call, args);
+      return this.#engine.allReduce(call, args, told);
     });
   }
 
@@ -155,7 +180,8 @@ export class SparseAllReduce implements AsyncDisposable {
 
   #read(args: SparseAllReduceArguments): SparseCall {
     checkOptions(args, argumentNames, 'arguments of allReduce');
-    const { output, input = output, threshold = 0, timeoutMs = this.group.settings.timeoutMs } = args;
+    const { output, input = output, threshold = 0, dense = false } = args;
+    const { timeoutMs = this.group.settings.timeoutMs } = args;
     checkTimeout(timeoutMs);
     this.#requireTensor('output', output);
     this.#requireTensor('input', input);
@@ -168,6 +194,9 @@ export class SparseAllReduce implements AsyncDisposable {
     }
     if (!Number.isFinite(threshold) || threshold < 0)
       throw invalidArgument('threshold', threshold, 'a number from 0 on');
+    if (typeof dense !== 'boolean') throw invalidArgument('dense', dense, 'true or false');
+    if (dense && threshold !== 0)
+      throw invalidArgument('threshold', threshold, 'none with dense, which takes every block');
     return {
       dtype: dtype as ReducedDType,
       elementBytes: dtypes[dtype].bytes,
@@ -175,8 +204,27 @@ export class SparseAllReduce implements AsyncDisposable {
       input: input.address,
       output: output.address,
       threshold,
+      isDense: dense,
       timeoutMs,
     };
+  }
+
+  #readCompletion({ completion, output, input = output }: SparseAllReduceArguments): ToldParts | undefined {
+    if (completion === undefined) return undefined;
+    checkOptions(completion, completionNames, 'completion');
+    const { flag, elements } = completion;
+    this.#requireTensor('completion.flag', flag);
+    if (flag.dtype !== 'i32' || flag.elements !== 1) {
+      throw invalidArgument('completion.flag', `${flag.dtype} [${flag.shape.join(', ')}]`, 'i32 [1]');
+    }
+    if (overlaps(output, flag.address, flag.bytes) || overlaps(input, flag.address, flag.bytes)) {
+      throw invalidArgument('completion.flag', 'a tensor that overlaps input or output', 'one that is apart');
+    }
+    const { blockSize } = this.#shape;
+    if (!Number.isInteger(elements) || elements < blockSize || elements % blockSize !== 0) {
+      throw invalidArgument('completion.elements', elements, `a multiple of blockSize, ${blockSize}`);
+    }
+    return { flag: new MemoryFlag(this.device.hostView('i32', flag.address, 1)), elements };
   }
 
   #requireTensor(name: string, value: unknown): asserts value is Tensor {
@@ -197,8 +245,8 @@ export class SparseAllReduce implements AsyncDisposable {
 
 /** Ranks that say nothing take what the first one says that does; ranks that differ are found when all agree on the plan. */
 async function agreedOptions(group: RankGroup, options: SparseAllReduceOptions, wait: CallWait): Promise<ToldOptions> {
-  const { aggregators, workers, blockSize, messageSize, slots } = options;
-  const own: ToldOptions = { aggregators, workers, blockSize, messageSize, slots };
+  const { aggregators, workers, blockSize, messageSize, fanIn, slots } = options;
+  const own: ToldOptions = { aggregators, workers, blockSize, messageSize, fanIn, slots };
   // JSON has no word for some values that cannot be, such as NaN, so this rank's are checked here.
   const work = (): ToldOptions => {
     sparsePlan(group, own);

@@ -10,6 +10,8 @@ export interface SparseCall {
   readonly input: number;
   readonly output: number;
   readonly threshold: number;
+  /** All blocks count: they are not looked at. */
+  readonly isDense: boolean;
   readonly timeoutMs: number;
 }
 

@@ -3,7 +3,7 @@ import { availableParallelism } from 'node:os';
 import { agreeOn } from '../../collective/agree.ts';
 import type { HostNetwork } from '../../collective/network/host-network.ts';
 import { type StepFailure, StepRunner } from '../../collective/steps.ts';
-import { type CallWait, Deadline, secondNet } from '../../core/deadline.ts';
+import { type CallWait, Deadline } from '../../core/deadline.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { isCrowded } from '../../transport/host/rank-cores.ts';
 import { requireRoom } from '../../windows/room.ts';
@@ -16,15 +16,24 @@ import { rankParts } from '../cpu/rank-parts.ts';
 import { regionsAcrossHosts } from '../cpu/window-regions.ts';
 import { AggregatorSlots } from './aggregator-slots.ts';
 import type { SparseCall, SparseTraffic } from './sparse-call.ts';
-import { hasBothRoles, type SparsePlan } from './sparse-options.ts';
+import { BlockCompletions, type CompletionFlag } from './block-completions.ts';
+import { reductionTrees, topLevel } from './reduction-tree.ts';
+import { blocksOf, type SlotShape } from './slot-shape.ts';
+import { hasBothRoles, isTree, type SparsePlan } from './sparse-options.ts';
 import { type SparseRegions, sparseRegions } from './sparse-regions.ts';
-import { AggregatorFailure, ServeSteps, WorkerSteps } from './sparse-steps.ts';
+import { AggregatorFailure, nthNet, ServeSteps, WorkerSteps } from './sparse-steps.ts';
 import { WindowBoard } from './window-board.ts';
 import { WorkerSlots } from './worker-slots.ts';
 
 const WHAT = 'SparseAllReduce';
 /** An aggregator serves for as long as the job takes: the longest time that there is. */
 const UNBOUNDED_MS = 2 ** 31 - 1;
+
+/** How a call tells which parts of its output are done. */
+export interface ToldParts {
+  readonly flag: CompletionFlag;
+  readonly elements: number;
+}
 
 interface Parts extends MirroredWindow {
   readonly group: RankGroup;
@@ -42,18 +51,21 @@ export class SparseEngine {
   readonly #worker: WorkerSlots | undefined;
   readonly #aggregator: AggregatorSlots | undefined;
   readonly #workers: readonly number[];
+  readonly #shape: SlotShape;
+  /** How many ranks give up before a worker does. */
+  readonly #nets: number;
 
   /** Collective; fails alike on all ranks. */
   static async create(group: RankGroup, device: CpuDevice, plan: SparsePlan, wait: CallWait): Promise<SparseEngine> {
     const { hosts } = group.topology;
-    const { shape, workers, aggregators } = plan;
+    const { shape, fanIn, workers, aggregators } = plan;
     const { regions, all } = await agreeOn(
       group,
       {
         what: WHAT,
-        config: { ...shape, workers: workers.join(), aggregators: aggregators.join(), device: device.kind },
+        config: { ...shape, fanIn, workers: workers.join(), aggregators: aggregators.join(), device: device.kind },
         prepare: () => {
-          const own = sparseRegions(shape, hasBothRoles(plan));
+          const own = sparseRegions(shape, { hasBothRoles: hasBothRoles(plan), isTree: isTree(plan) });
           const laidOut = regionsAcrossHosts(own, group.size, hosts);
           requireRoom(WHAT, [{ name: 'windows', bytes: laidOut.bytes, isShared: true }], { group, device });
           return { regions: own, all: laidOut };
@@ -67,25 +79,28 @@ export class SparseEngine {
 
   private constructor({ group, device, plan, window, regions, across }: Parts) {
     const { topology, settings, rank: me } = group;
-    const { shape, workers, aggregators } = plan;
+    const { shape, workers, aggregators, fanIn } = plan;
+    const hostOf = (rank: number): number => topology.hostOf(rank);
+    const trees = reductionTrees({ workers, aggregators, fanIn, hostOf });
     const mirrors =
       across && new Mirrors(across.network, { address: window.address, regions, mirrors: across.mirrors });
     const parts = rankParts(group, window, { regions, mirrors: across?.mirrors ?? 0 });
-    const board = new WindowBoard(device, { parts, regions, mirrors, workers, aggregators });
-    const index = aggregators.indexOf(me);
+    const board = new WindowBoard(device, { parts, regions, mirrors, trees });
     this.#window = window;
     this.#network = across?.network;
     this.#board = board;
     this.#workers = workers;
-    if (workers.includes(me)) this.#worker = new WorkerSlots(device, { board, shape, me, aggregators });
+    this.#shape = shape;
+    // One more than the aggregators that wait for each other.
+    this.#nets = 2 * topLevel(trees) + 1;
+    if (workers.includes(me)) this.#worker = new WorkerSlots(device, { board, shape, trees, me });
     const failure: StepFailure = across
       ? new HostsFailure({ ...across, group, device, window })
       : window.barrier.failure;
     this.#failure = failure;
-    if (index !== -1) {
+    if (aggregators.includes(me)) {
       const nameOf = (rank: number): number => group.ranks[rank]!;
-      const own = { board, shape, workers, me, index, aggregators: aggregators.length, nameOf };
-      this.#aggregator = new AggregatorSlots(device, own);
+      this.#aggregator = new AggregatorSlots(device, { board, shape, trees, me, nameOf });
       this.#failure = new AggregatorFailure(failure, this.#aggregator);
     }
     const outnumber = topology.scaleUpRanks.length > availableParallelism();
@@ -109,16 +124,24 @@ export class SparseEngine {
     if (reason !== undefined) throw reason;
   }
 
-  /** Of a worker. */
-  async allReduce(call: SparseCall, { signal }: CallWait): Promise<SparseTraffic> {
+  /** Of a worker. `told`: a flag for each part of so many elements, which are whole blocks. */
+  async allReduce(call: SparseCall, { signal }: CallWait, told?: ToldParts): Promise<SparseTraffic> {
     const worker = this.#worker!;
-    const steps = new WorkerSteps(worker, this.#aggregator);
+    const completions = told && new BlockCompletions(told.flag, this.#partsOf(call, told));
+    const steps = new WorkerSteps({ worker, aggregator: this.#aggregator, completions });
     const reserving = worker.reserve(call.count);
     if (reserving !== undefined) await reserving;
     worker.begin(call);
     // The aggregator gives up a little sooner, because it knows who is missing.
-    await this.#runner.run(steps, { signal, deadline: new Deadline(secondNet(call.timeoutMs)) });
+    await this.#runner.run(steps, { signal, deadline: new Deadline(nthNet(call.timeoutMs, this.#nets)) });
     return worker.traffic;
+  }
+
+  #partsOf(
+    { count }: SparseCall,
+    { elements }: ToldParts,
+  ): { readonly blocks: number; readonly blocksPerPart: number } {
+    return { blocks: blocksOf(this.#shape, count), blocksPerPart: elements / this.#shape.blockSize };
   }
 
   /** Of a rank that only aggregates. */

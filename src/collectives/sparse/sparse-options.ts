@@ -3,6 +3,7 @@ import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
+import { nodesNeeded } from './reduction-tree.ts';
 import type { SlotShape } from './slot-shape.ts';
 
 /** Options of SparseAllReduce.create(). Ranks that only aggregate may leave all of them out: they take those of the workers. */
@@ -21,6 +22,12 @@ export interface SparseAllReduceOptions extends WaitOptions {
    * where a rank has both roles, as far as 256 blocks go.
    */
   readonly messageSize?: number;
+  /**
+   * From how many ranks an aggregator takes blocks at most, 2 to 1024. With fewer than there are workers, aggregators form trees:
+   * those below add up some workers each, those above add up what these send, and sums go down the same way. The order of
+   * addition follows the tree. By default an aggregator takes those of all workers.
+   */
+  readonly fanIn?: number;
   /** Messages of a worker that are under way at the same time, 1 to 256; they are dealt out to the aggregators. 16 by default. */
   readonly slots?: number;
 }
@@ -31,6 +38,7 @@ const optionNames: OptionNames<SparseAllReduceOptions> = {
   workers: true,
   blockSize: true,
   messageSize: true,
+  fanIn: true,
   slots: true,
 };
 
@@ -42,6 +50,7 @@ const DEFAULT_MESSAGE_SIZE = { oneRole: 65_536, bothRoles: 32_768 } as const;
 const DEFAULT_SLOTS = 16;
 const MAX_LANES = 256;
 const MAX_SLOTS = 256;
+const MAX_FAN_IN = 1024;
 
 /** Ranks of the group, ascending. */
 export interface SparseRoles {
@@ -52,6 +61,7 @@ export interface SparseRoles {
 /** What all ranks must have alike. */
 export interface SparsePlan extends SparseRoles {
   readonly shape: SlotShape;
+  readonly fanIn: number;
 }
 
 /** What travels to ranks that only aggregate. */
@@ -77,16 +87,30 @@ export function sparsePlan(group: RankGroup, options: ToldOptions): SparsePlan {
   requireInteger('blockSize', blockSize, { min: BLOCK_UNIT, max: MAX_BLOCK_SIZE, unit: BLOCK_UNIT });
   requireInteger('slots', slots, { min: 1, max: MAX_SLOTS, unit: 1 });
   const roles = rolesOf(group, options);
+  const fanIn = fanInOf(roles, options);
   const usual = DEFAULT_MESSAGE_SIZE[hasBothRoles(roles) ? 'bothRoles' : 'oneRole'];
   const lanes = Math.max(1, Math.min(MAX_LANES, Math.floor(usual / blockSize)));
   const { messageSize = lanes * blockSize } = options;
   requireInteger('messageSize', messageSize, { min: blockSize, max: blockSize * MAX_LANES, unit: blockSize });
-  return { ...roles, shape: { blockSize, lanes: messageSize / blockSize, slots } };
+  return { ...roles, fanIn, shape: { blockSize, lanes: messageSize / blockSize, slots } };
 }
 
 /** True if a worker aggregates as well. */
 export function hasBothRoles({ workers, aggregators }: SparseRoles): boolean {
   return workers.some((rank) => aggregators.includes(rank));
+}
+
+/** True if aggregators send to aggregators. */
+export function isTree({ workers, fanIn }: Pick<SparsePlan, 'workers' | 'fanIn'>): boolean {
+  return fanIn < workers.length;
+}
+
+function fanInOf({ workers, aggregators }: SparseRoles, { fanIn = MAX_FAN_IN }: ToldOptions): number {
+  requireInteger('fanIn', fanIn, { min: 2, max: MAX_FAN_IN, unit: 1 });
+  const needed = nodesNeeded(workers.length, fanIn);
+  if (needed <= aggregators.length) return fanIn;
+  const expected = `${needed} aggregators or more for ${workers.length} workers, or a larger one; there are ${aggregators.length}`;
+  throw invalidArgument('fanIn', fanIn, expected);
 }
 
 function rolesOf(group: RankGroup, options: ToldOptions): SparseRoles {

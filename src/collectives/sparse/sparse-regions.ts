@@ -3,7 +3,14 @@ import { SLOT_COUNTER_BYTES, sparseBoard, sparseMessageBytes } from '../../abi/s
 import { layOutRegions, type RegionLayout } from '../../windows/region-layout.ts';
 import type { SlotShape } from './slot-shape.ts';
 
-type SparseRegion = 'board' | 'contributionCounts' | 'resultCounts' | 'contributions' | 'results';
+type SparseRegion =
+  | 'board'
+  | 'contributionCounts'
+  | 'resultCounts'
+  | 'partialCounts'
+  | 'contributions'
+  | 'results'
+  | 'partials';
 
 export interface SparseRegions extends RegionLayout<SparseRegion> {
   /** Room of one message, of which each slot has two. */
@@ -13,15 +20,29 @@ export interface SparseRegions extends RegionLayout<SparseRegion> {
 /** Of the longest elements. */
 const MAX_ELEMENT_BYTES = 4;
 
-/** Pure. The same for all ranks; where none has both roles, a rank's messages of either kind lie in the same memory. */
-export function sparseRegions({ blockSize, lanes, slots }: SlotShape, hasBothRoles: boolean): SparseRegions {
+/** Which kinds of messages one rank may have to write. */
+export interface SparseUse {
+  /** A worker aggregates as well. */
+  readonly hasBothRoles: boolean;
+  /** Aggregators send to aggregators. */
+  readonly isTree: boolean;
+}
+
+/** Pure. The same for all ranks; kinds of messages that no rank writes both lie in the same memory. */
+export function sparseRegions(
+  { blockSize, lanes, slots }: SlotShape,
+  { hasBothRoles, isTree }: SparseUse,
+): SparseRegions {
   const messageBytes = sparseMessageBytes(lanes, blockSize * MAX_ELEMENT_BYTES);
+  const messages = slots * 2 * messageBytes;
   const layout = layOutRegions<SparseRegion>({
     board: sparseBoard.size,
     contributionCounts: slots * SLOT_COUNTER_BYTES,
     resultCounts: slots * SLOT_COUNTER_BYTES,
-    contributions: slots * 2 * messageBytes,
-    results: hasBothRoles ? slots * 2 * messageBytes : 'contributions',
+    partialCounts: slots * SLOT_COUNTER_BYTES,
+    contributions: messages,
+    results: hasBothRoles || isTree ? messages : 'contributions',
+    partials: hasBothRoles && isTree ? messages : 'contributions',
   });
   return { ...layout, messageBytes };
 }

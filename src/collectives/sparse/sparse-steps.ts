@@ -2,34 +2,58 @@
 import type { ErrorDetails, WeftlineError } from '../../core/errors.ts';
 import type { StepFailure, Steps } from '../../collective/steps.ts';
 import type { Missing } from '../../windows/window-failure.ts';
+import { secondNet } from '../../core/deadline.ts';
 import type { AggregatorSlots } from './aggregator-slots.ts';
+import type { BlockCompletions } from './block-completions.ts';
 import type { WindowBoard } from './window-board.ts';
 import type { WorkerSlots } from './worker-slots.ts';
+
+export interface WorkerParts {
+  readonly worker: WorkerSlots;
+  /** Of a worker that aggregates as well. */
+  readonly aggregator: AggregatorSlots | undefined;
+  /** Of a call that tells how far it is. */
+  readonly completions: BlockCompletions | undefined;
+}
 
 /** A worker's call; a worker that aggregates as well serves the others meanwhile. */
 export class WorkerSteps implements Steps {
   readonly name: string = 'sparse allReduce';
   readonly #worker: WorkerSlots;
   readonly #aggregator: AggregatorSlots | undefined;
+  readonly #completions: BlockCompletions | undefined;
 
-  constructor(worker: WorkerSlots, aggregator: AggregatorSlots | undefined) {
+  constructor({ worker, aggregator, completions }: WorkerParts) {
     this.#worker = worker;
     this.#aggregator = aggregator;
+    this.#completions = completions;
   }
 
   get progress(): number {
     return this.#worker.progress + (this.#aggregator?.progress ?? 0);
   }
 
-  /** Its own results come last: then nobody needs this rank's sums any more. */
   advance(): boolean {
     this.#aggregator?.advance();
-    return this.#worker.advance();
+    const isOver = this.#worker.advance();
+    const isTold = this.#completions?.processCompletions(this.#worker.finalBlocks) ?? true;
+    return isOver && isTold && this.#hasServed();
   }
 
   missing(): readonly number[] {
     const late = this.#aggregator?.missing() ?? [];
     return late.length > 0 ? late : this.#worker.awaited();
+  }
+
+  /** Others may still wait for what this rank hands down to them of this call. What they send of the next one can wait. */
+  #hasServed(): boolean {
+    const aggregator = this.#aggregator;
+    if (aggregator === undefined) return true;
+    for (let slot = 0; slot < aggregator.slots; slot++) {
+      const handedDown = aggregator.numberOf(slot);
+      if (handedDown !== undefined && ((handedDown - this.#worker.numberOf(slot)) | 0) < 0) return false;
+    }
+    return true;
   }
 }
 
@@ -62,9 +86,16 @@ export class ServeSteps implements Steps {
   }
 }
 
+/** When to give up on those who give up by themselves, where so many ranks on the way to the culprit do so one after another. */
+export function nthNet(timeoutMs: number, nets: number): number {
+  let later = timeoutMs;
+  for (let net = 0; net < nets; net++) later = secondNet(later);
+  return later;
+}
+
 /**
- * Adds that a worker who keeps the others waiting is named by the aggregator, who alone knows which one it is: it gives up
- * when nobody has sent it anything for as long as the workers wait.
+ * Adds that a worker who keeps the others waiting is named by its aggregator, who alone knows which one it is: it gives up
+ * when nobody has sent it anything for as long as the workers wait; those who wait for the aggregator do so later.
  */
 export class AggregatorFailure implements StepFailure {
   readonly #failure: StepFailure;
@@ -105,9 +136,12 @@ export class AggregatorFailure implements StepFailure {
       this.#since = now;
       return undefined;
     }
-    const { timeoutMs } = aggregator;
-    if (now - this.#since < timeoutMs) return undefined;
+    const stalled = aggregator.stalled();
+    if (stalled === undefined) return undefined;
+    const { ranks, nets } = stalled;
+    const patience = nthNet(aggregator.timeoutMs, nets);
+    if (now - this.#since < patience) return undefined;
     const hint = 'the aggregator and other workers wait for it in a sparse allReduce; it lives, and may still compute';
-    return this.#failure.timeout(() => aggregator.missing(), timeoutMs, hint);
+    return this.#failure.timeout(() => ranks, patience, hint);
   }
 }

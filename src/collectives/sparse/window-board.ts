@@ -7,7 +7,8 @@ import type { MemoryRange } from '../../device/host-access.ts';
 import { RankBells } from '../../windows/rank-bells.ts';
 import type { Mirrors } from '../cpu/mirrors.ts';
 import type { RankParts } from '../cpu/rank-parts.ts';
-import { contribution, type MessageKind, type SlotBoard } from './slot-board.ts';
+import type { ReductionTree } from './reduction-tree.ts';
+import { contribution, type MessageKind, partial, result, type SlotBoard } from './slot-board.ts';
 import type { SparseRegions } from './sparse-regions.ts';
 
 const word = wordOffsets(sparseBoard);
@@ -17,9 +18,15 @@ export interface WindowBoardOptions {
   readonly regions: SparseRegions;
   /** Of a group on several hosts. */
   readonly mirrors: Mirrors | undefined;
-  /** Ranks of the group. */
-  readonly workers: readonly number[];
-  readonly aggregators: readonly number[];
+  readonly trees: readonly ReductionTree[];
+}
+
+/** Ranks of the group that a message is for. */
+interface Audience {
+  /** Others, wherever they are. */
+  readonly ranks: readonly number[];
+  /** One of them on each other host that has any. */
+  readonly hostRanks: readonly number[];
 }
 
 export class WindowBoard implements SlotBoard {
@@ -28,26 +35,23 @@ export class WindowBoard implements SlotBoard {
   readonly #words: Int32Array;
   readonly #parts: RankParts;
   readonly #mirrors: Mirrors | undefined;
-  readonly #workers: readonly number[];
-  readonly #aggregators: readonly number[];
-  /** A worker of each other host that has any. */
-  readonly #hostWorkers: readonly number[];
+  /** By tree, then by kind. */
+  readonly #audiences: readonly (readonly Audience[])[];
   readonly #messageBytes: number;
   /** Offsets in a part, by kind. */
   readonly #counts: readonly number[];
   readonly #messages: readonly number[];
   readonly #left: number;
 
-  constructor(device: CpuDevice, { parts, regions: layout, mirrors, workers, aggregators }: WindowBoardOptions) {
+  constructor(device: CpuDevice, { parts, regions: layout, mirrors, trees }: WindowBoardOptions) {
     const { regions, messageBytes } = layout;
     this.memory = parts.storage;
     this.#parts = parts;
     this.#mirrors = mirrors;
-    this.#workers = workers;
-    this.#aggregators = aggregators;
     this.#messageBytes = messageBytes;
-    this.#counts = [regions.contributionCounts.offset, regions.resultCounts.offset];
-    this.#messages = [regions.contributions.offset, regions.results.offset];
+    const { contributionCounts, resultCounts, partialCounts, contributions, results, partials } = regions;
+    this.#counts = [contributionCounts.offset, resultCounts.offset, partialCounts.offset];
+    this.#messages = [contributions.offset, results.offset, partials.offset];
     this.#left = regions.board.offset + sparseBoard.offset.left;
     const { address, bytes } = parts.storage;
     this.#words = device.hostView('i32', address, bytes / 4);
@@ -59,7 +63,21 @@ export class WindowBoard implements SlotBoard {
       me: parts.index,
     });
     const ways = mirrors?.ways ?? [];
-    this.#hostWorkers = ways.flatMap(({ ranks }) => workers.filter((worker) => ranks.includes(worker)).slice(0, 1));
+    const audience = (ranks: readonly (number | undefined)[]): Audience => {
+      const others = ranks.filter((rank): rank is number => rank !== undefined && rank !== parts.index);
+      return {
+        ranks: others,
+        hostRanks: ways.flatMap((way) => others.filter((rank) => way.ranks.includes(rank)).slice(0, 1)),
+      };
+    };
+    this.#audiences = trees.map(({ parentOf, nodeOf }) => {
+      const node = nodeOf.get(parts.index);
+      const audiences: Audience[] = [];
+      audiences[contribution] = audience([parentOf.get(parts.index)]);
+      audiences[result] = audience(node?.children.map(({ rank }) => rank) ?? []);
+      audiences[partial] = audience([node?.parent]);
+      return audiences;
+    });
   }
 
   address(kind: MessageKind, rank: number, slot: number, number: number): number {
@@ -76,14 +94,9 @@ export class WindowBoard implements SlotBoard {
     // ORDER: sequentially consistent, as are the stores of sleepers, so that a rank about to sleep sees this or is seen.
     Atomics.store(this.#words, this.#indexOf(this.#parts.addresses[this.#parts.index]! + count), number);
     const offset = this.#offset(kind, slot, number);
-    if (kind === contribution) {
-      const aggregator = this.#aggregators[slot % this.#aggregators.length]!;
-      this.#tell(aggregator, offset, bytes, count);
-      this.bells.ring(aggregator);
-      return;
-    }
-    for (const worker of this.#hostWorkers) this.#tell(worker, offset, bytes, count);
-    for (const worker of this.#workers) if (worker !== this.#parts.index) this.bells.ring(worker);
+    const { ranks, hostRanks } = this.#audiences[slot % this.#audiences.length]![kind]!;
+    for (const rank of hostRanks) this.#tell(rank, offset, bytes, count);
+    for (const rank of ranks) this.bells.ring(rank);
   }
 
   /** This worker makes no further call. */
@@ -97,7 +110,6 @@ export class WindowBoard implements SlotBoard {
     return Atomics.load(this.#words, this.#indexOf(this.#parts.addresses[worker]! + this.#left)) !== 0;
   }
 
-  /** Nothing if the rank is on this host. */
   #tell(rank: number, offset: number, bytes: number, count: number): void {
     this.#mirrors?.putTo(rank, offset, bytes);
     this.#mirrors?.countAt(rank, count);

@@ -5,7 +5,9 @@ import { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { Storage } from '../../device/tensor.ts';
 import { dtypeNumber } from '../collective-call.ts';
+import type { BlockReducer } from './block-reducer.ts';
 import { MessageView } from './message-view.ts';
+import { type ReductionTree, treeOf } from './reduction-tree.ts';
 import { contribution, result, type SlotBoard } from './slot-board.ts';
 import { blocksOf, infinityOf, lanesInUse, type SlotShape, slotsInUse, strideOf } from './slot-shape.ts';
 import type { SparseCall, SparseTraffic } from './sparse-call.ts';
@@ -15,8 +17,7 @@ export interface WorkerSlotsOptions {
   readonly shape: SlotShape;
   /** Rank of the group. */
   readonly me: number;
-  /** Ranks of the group; slot s belongs to aggregator s mod their number. */
-  readonly aggregators: readonly number[];
+  readonly trees: readonly ReductionTree[];
 }
 
 const noCall: SparseCall = {
@@ -26,10 +27,11 @@ const noCall: SparseCall = {
   input: 0,
   output: 0,
   threshold: 0,
+  isDense: false,
   timeoutMs: 0,
 };
 
-export class WorkerSlots implements Disposable {
+export class WorkerSlots implements BlockReducer, Disposable {
   /** Counts results that were taken; never resets. */
   progress = 0;
   readonly #device: CpuDevice;
@@ -37,6 +39,10 @@ export class WorkerSlots implements Disposable {
   readonly #stride: number;
   readonly #infinity: number;
   readonly #view: MessageView;
+  /** By slot: the rank of the group that takes its blocks. */
+  readonly #parents: Uint32Array;
+  /** By slot: no block of the slot below this one changes any more. */
+  readonly #final: Uint32Array;
   /** Per slot: messages so far, over all calls, and rounds of this call. */
   readonly #numbers: Int32Array;
   readonly #rounds: Uint32Array;
@@ -60,12 +66,14 @@ export class WorkerSlots implements Disposable {
   #messages = 0;
 
   constructor(device: CpuDevice, options: WorkerSlotsOptions) {
-    const { shape } = options;
+    const { shape, trees, me } = options;
     this.#device = device;
     this.#options = options;
     this.#stride = strideOf(shape);
     this.#infinity = infinityOf(shape);
     this.#view = new MessageView(device, options.board.memory, shape.lanes);
+    this.#parents = Uint32Array.from({ length: shape.slots }, (_, slot) => treeOf(trees, slot).parentOf.get(me)!);
+    this.#final = new Uint32Array(shape.slots);
     this.#numbers = new Int32Array(shape.slots);
     this.#rounds = new Uint32Array(shape.slots);
     this.#active = new Uint32Array(shape.slots);
@@ -74,7 +82,6 @@ export class WorkerSlots implements Disposable {
     this.#isAwaiting = new Uint8Array(shape.slots);
   }
 
-  /** What the call that began last has moved so far. */
   get traffic(): SparseTraffic {
     return {
       blocks: this.#blocks,
@@ -86,7 +93,6 @@ export class WorkerSlots implements Disposable {
     };
   }
 
-  /** To be called before begin(): memory for marks of so many elements. Without it nothing has begun: WL_MEMORY. */
   reserve(count: number): Promise<void> | void {
     const blocks = blocksOf(this.#options.shape, count);
     if (this.#bitmap.length >= blocks) return;
@@ -94,7 +100,6 @@ export class WorkerSlots implements Disposable {
     return making instanceof Promise ? making.then((made) => this.#useBitmap(made)) : this.#useBitmap(making);
   }
 
-  /** Marks the blocks and sends the first messages; the call goes on by advance(). */
   begin(call: SparseCall): void {
     const { shape } = this.#options;
     this.#call = call;
@@ -108,6 +113,7 @@ export class WorkerSlots implements Disposable {
     this.#markBlocks();
     const slots = slotsInUse(shape, this.#blocks);
     this.#awaiting = slots;
+    this.#final.fill(this.#blocks);
     for (let slot = 0; slot < slots; slot++) {
       const active = lanesInUse(shape, slot, this.#blocks);
       const first = slot * shape.lanes;
@@ -116,20 +122,20 @@ export class WorkerSlots implements Disposable {
         this.#current[first + lane] = first + lane;
       }
       this.#active[slot] = active;
+      this.#final[slot] = Math.min(this.#blocks, first);
       this.#rounds[slot] = 0;
       this.#isAwaiting[slot] = 1;
       this.#send(slot);
     }
   }
 
-  /** Hot path. Takes the results that have come. True when the call is over. */
   advance(): boolean {
     if (this.#awaiting === 0) return true;
     const { board, shape } = this.#options;
     for (let slot = 0; slot < shape.slots; slot++) {
       if (this.#isAwaiting[slot] === 0) continue;
       const number = this.#numbers[slot]!;
-      if (board.latest(result, this.#aggregatorOf(slot), slot) !== number) continue;
+      if (board.latest(result, this.#parents[slot]!, slot) !== number) continue;
       this.progress++;
       this.#take(slot);
       if (this.#active[slot] !== 0) {
@@ -143,20 +149,25 @@ export class WorkerSlots implements Disposable {
     return this.#awaiting === 0;
   }
 
-  /** Aggregators that owe a result: ranks of the group. */
   awaited(): number[] {
     const slots = [...this.#isAwaiting.keys()].filter((slot) => this.#isAwaiting[slot] !== 0);
-    return [...new Set(slots.map((slot) => this.#aggregatorOf(slot)))];
+    return [...new Set(slots.map((slot) => this.#parents[slot]!))];
+  }
+
+  /** Results of the slot that were taken, once no call is under way. */
+  numberOf(slot: number): number {
+    return this.#numbers[slot]!;
+  }
+
+  get finalBlocks(): number {
+    let final = this.#blocks;
+    for (const block of this.#final) final = Math.min(final, block);
+    return final;
   }
 
   [Symbol.dispose](): void {
     this.#bitmapStorage?.[Symbol.dispose]();
     this.#bitmapStorage = undefined;
-  }
-
-  #aggregatorOf(slot: number): number {
-    const { aggregators } = this.#options;
-    return aggregators[slot % aggregators.length]!;
   }
 
   #useBitmap(storage: Storage): void {
@@ -166,7 +177,12 @@ export class WorkerSlots implements Disposable {
   }
 
   #markBlocks(): void {
-    const { count, dtype, elementBytes, input, output, threshold } = this.#call;
+    const { count, dtype, elementBytes, input, output, threshold, isDense } = this.#call;
+    if (isDense) {
+      this.#bitmap.fill(0, 0, this.#blocks);
+      this.#ownBlocks = this.#blocks;
+      return;
+    }
     const bitmap = this.#bitmapStorage?.address ?? 0;
     const { kernels } = this.#device;
     const [bytes, format] = [count * elementBytes, reductionFormats[dtype]];
@@ -251,7 +267,7 @@ export class WorkerSlots implements Disposable {
 
   #take(slot: number): void {
     const { board, shape } = this.#options;
-    const address = board.address(result, this.#aggregatorOf(slot), slot, this.#numbers[slot]!);
+    const address = board.address(result, this.#parents[slot]!, slot, this.#numbers[slot]!);
     const view = this.#view;
     view.look(address);
     const active = this.#active[slot]!;
@@ -262,14 +278,17 @@ export class WorkerSlots implements Disposable {
     this.#receivedBytes += offset + blocks * this.#blockBytes;
     const first = slot * shape.lanes;
     let left = first;
+    let final = this.#blocks;
     for (let index = 0; index < active; index++) {
       const next = view.entry(index);
+      final = Math.min(final, next);
       if (next >= this.#infinity) continue;
       this.#lanes[left] = this.#lanes[first + index]!;
       this.#current[left] = next;
       left++;
     }
     this.#active[slot] = left - first;
+    this.#final[slot] = final;
   }
 
   /** Copies sums to their places. Returns how many. */

@@ -1,6 +1,8 @@
 // weftline bench collectives: every collective over a range of sizes, in the columns of nccl-tests.
+import { existsSync } from 'node:fs';
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { runCudaCollectivesBench } from '../bench/collectives/cuda-collectives-bench.ts';
+import { readTableFile } from '../../collectives/algorithm-table.ts';
 import { runCollectivesBench } from '../bench/collectives/collectives-bench.ts';
 import {
   type BenchedKind,
@@ -8,6 +10,7 @@ import {
   type CollectivesWorkload,
   sizePlans,
 } from '../bench/collectives/collectives-workload.ts';
+import { runTune, withTable } from '../bench/collectives/tune.ts';
 import { MpiLoop } from '../bench/collectives/mpi-loop.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import { CpuDevice } from '../../device/cpu/cpu-device.ts';
@@ -18,8 +21,16 @@ import type { World } from '../../world/index.ts';
 import { isRank } from '../../world/environment.ts';
 import { collectivesBenchReport } from '../report/collectives-bench-report.ts';
 import { collectivesPage } from '../report/html/pages/collectives-page.ts';
+import { tuneReport } from '../report/tune-report.ts';
 import { byteArgument, integerArgument, listArgument } from './argument-values.ts';
-import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
+import {
+  addOutputOptions,
+  addReportOption,
+  Output,
+  type OutputFlags,
+  requireWritableFolder,
+  writeOutputFile,
+} from './output.ts';
 import { addSettingOptions } from './setting-options.ts';
 import { checkUsage } from './usage.ts';
 import { withRanks } from './with-ranks.ts';
@@ -39,6 +50,7 @@ interface CollectivesBenchFlags extends OutputFlags {
   readonly pieceBytes?: number;
   readonly directBytes?: number;
   readonly register: boolean;
+  readonly tune?: string;
 }
 
 const size = byteArgument(4, 2 ** 30);
@@ -70,13 +82,20 @@ export function addCollectivesBench(bench: Command): void {
     .option('--piece-bytes <bytes>', 'of GPUs: bytes of a rank that move at a time through the window', size)
     .option('--direct-bytes <bytes>', 'of GPUs: larger calls use registered tensors where they lie', size)
     .option('--no-register', 'of GPUs: tensors are not registered');
+  command.addOption(
+    new Option(
+      '--tune <file>',
+      'measure the algorithms of allReduce and reduce instead, and write which is the fastest for which sizes',
+    ).conflicts('compare'),
+  );
   addOutputOptions(command);
   addReportOption(command);
-  addSettingOptions(command, ['device', 'hosts', 'collectiveSpinUs', 'timeoutMs', 'trace']);
+  addSettingOptions(command, ['device', 'hosts', 'collectiveSpinUs', 'collectiveTable', 'timeoutMs', 'trace']);
   command.action(async (flags: CollectivesBenchFlags) => {
     const output = new Output(flags);
     const workload = workloadOf(flags);
     checkUsage(command, () => checkWorkload(workload, flags));
+    if (flags.tune !== undefined) return tune(flags.tune, flags, output);
     if (flags.compare === 'mpi' && !isRank()) MpiLoop.build()[Symbol.dispose]();
     await withRanks(flags.ranks, async (world) => {
       if (world.settings.device === 'cuda')
@@ -121,10 +140,25 @@ async function benchOnGpus(
   }
 }
 
+async function tune(file: string, flags: CollectivesBenchFlags, output: Output): Promise<void> {
+  requireWritableFolder(file);
+  const before = existsSync(file) ? readTableFile(file) : undefined;
+  await withRanks(flags.ranks, async (world) => {
+    await using device = await CpuDevice.create();
+    const report = await runTune(world, device, { ...workloadOf(flags), ranks: world.size });
+    if (report === undefined) return;
+    writeOutputFile(file, `${JSON.stringify(withTable(before, report), undefined, 2)}\n`);
+    output.report(tuneReport(report, file), report);
+  });
+}
+
 /** Before any process starts. Fails with WL_INVALID_ARGUMENT. */
-function checkWorkload(workload: CollectivesWorkload, { compare, dtype }: CollectivesBenchFlags): void {
+function checkWorkload(workload: CollectivesWorkload, { compare, dtype, tune: tuned }: CollectivesBenchFlags): void {
   sizePlans(workload);
   const { device } = readSettings();
+  if (tuned !== undefined && device === 'cuda') {
+    throw invalidArgument('--tune', tuned, 'CPU ranks: on GPUs the size alone decides (--direct-bytes)');
+  }
   if ((compare === 'nccl') !== (device === 'cuda') && compare !== undefined) {
     throw invalidArgument('--compare', compare, device === 'cuda' ? 'nccl on GPUs' : 'mpi, or nccl with --device cuda');
   }

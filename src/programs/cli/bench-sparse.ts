@@ -19,6 +19,7 @@ import { withRanks } from './with-ranks.ts';
 interface SparseBenchFlags extends OutputFlags {
   readonly workers: number;
   readonly aggregators: number;
+  readonly fanIn: number;
   readonly elements: number;
   readonly dtype: SparseWorkload['dtype'];
   readonly density: readonly number[];
@@ -39,6 +40,7 @@ export function addSparseBench(bench: Command): void {
     .description('sums of tensors that are mostly zero, through aggregators, against dense all-reduces')
     .option('--workers <n>', 'processes with a tensor', integerArgument(1, 128), 4)
     .option('--aggregators <n>', 'processes that add up; 0: the workers do', integerArgument(0, 64), 1)
+    .option('--fan-in <n>', 'ranks from which an aggregator takes blocks; 0: all workers', integerArgument(0, 1024), 0)
     .addOption(
       new Option('--elements <n>', 'of a tensor')
         .argParser(integerArgument(1, 2 ** 28))
@@ -95,11 +97,13 @@ export function addSparseBench(bench: Command): void {
 }
 
 function workloadOf(flags: SparseBenchFlags): SparseWorkload {
-  const { density, workers, aggregators, elements, dtype, blockSize, messageSize, slots, warmups, rounds } = flags;
+  const { density, workers, aggregators, fanIn, elements, dtype, blockSize, messageSize, slots, warmups, rounds } =
+    flags;
   const { hosts } = readSettings();
   return {
     workers,
     aggregators,
+    fanIn,
     hosts,
     elements,
     dtype,

@@ -82,7 +82,7 @@ export function requireWritableFolder(file: string): void {
 }
 
 /** Fails with WL_FILE. */
-function writeOutputFile(file: string, content: string | Uint8Array): void {
+export function writeOutputFile(file: string, content: string | Uint8Array): void {
   try {
     writeFileSync(file, content);
   } catch (cause) {

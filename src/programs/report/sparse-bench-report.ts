@@ -8,11 +8,12 @@ import { plainTable } from './plain-table.ts';
 
 export function sparseBenchReport(report: SparseBenchReport): string {
   const { workload, rows, bitmap, crossing, route } = report;
-  const { workers, aggregators, elements, dtype, blockSize, messageSize, slots } = workload;
+  const { workers, aggregators, fanIn, elements, dtype, blockSize, messageSize, slots } = workload;
   const helpers = aggregators === 0 ? 'which aggregate' : `and ${aggregators} aggregators`;
+  const tree = fanIn === 0 ? '' : ` in trees of fan-in ${fanIn}`;
   const bytes = tensorBytes(workload);
   return [
-    `${workers} workers ${helpers}, ${elements} ${dtype} (${formatBytes(bytes)}), blocks of ${blockSize}, messages of ${messageSize}, ${slots} slots; by ${route}; median of ${workload.rounds} rounds, the slowest worker's time`,
+    `${workers} workers ${helpers}${tree}, ${elements} ${dtype} (${formatBytes(bytes)}), blocks of ${blockSize}, messages of ${messageSize}, ${slots} slots; by ${route}; median of ${workload.rounds} rounds, the slowest worker's time`,
     table(rows, bytes),
     ...(crossing === undefined ? [] : [`dense is faster from ${percent(crossing)} of blocks on`]),
     `bitmap kernel: ${bitmap.bitmap.toFixed(1)} GB/s, ${(bitmap.bitmap / bitmap.read).toFixed(2)} of a plain read (${bitmap.read.toFixed(1)} GB/s)`,

@@ -66,8 +66,9 @@ export class Simulation {
   readonly #pollAt: Float64Array;
   readonly #engines: number;
   readonly #settings: Settings;
-  /** Of each host. */
-  readonly #connections: readonly LaneConnection[][];
+  /** Of each host, and how many it has had. */
+  readonly #connections: readonly Set<LaneConnection>[];
+  readonly #connected: Uint32Array;
   readonly #consume: ((batch: ReceivedBatch) => void)[];
   readonly #secrets: () => number;
 
@@ -90,7 +91,8 @@ export class Simulation {
     this.#timerAt = new Float64Array(nodes).fill(Number.POSITIVE_INFINITY);
     this.#pollAt = new Float64Array(nodes).fill(Number.POSITIVE_INFINITY);
     this.hosts = Array.from({ length: topology.hosts }, (_, index) => this.#createHost(index));
-    this.#connections = this.hosts.map(() => []);
+    this.#connections = this.hosts.map(() => new Set());
+    this.#connected = new Uint32Array(this.hosts.length);
     const own = new Set(this.hosts.flatMap(({ engines }) => engines[0]!.io.uplinks));
     this.fabricLinks = topology.links.map((_, link) => link).filter((link) => !own.has(link));
     this.#consume = this.hosts
@@ -107,17 +109,28 @@ export class Simulation {
     const lanes = Array.from({ length: this.#engines }, (_, lane) => this.#connectLane(a, b, lane));
     const spread = this.#settings.transportSpread;
     const ends = [a, b].map((index, end) => {
-      const connections = this.#connections[index]!;
+      const number = this.#connected[index]!;
+      this.#connected[index]! += 1;
       const connection = new LaneConnection({
         host: this.#host(index),
-        number: connections.length,
+        number,
         lanes: lanes.map((lane) => lane[end]!),
         spread,
       });
-      connections.push(connection);
+      this.#connections[index]!.add(connection);
       return connection;
     });
     return ends as [LaneConnection, LaneConnection];
+  }
+
+  /** Closes a connection over which nothing is under way, so that its memory is free: both ends at once. */
+  disconnect(a: number, b: number, [first, second]: readonly [LaneConnection, LaneConnection]): void {
+    this.#connections[a]!.delete(first);
+    this.#connections[b]!.delete(second);
+    first.close();
+    second.close();
+    this.wake(a);
+    this.wake(b);
   }
 
   #connectLane(a: number, b: number, lane: number): [TransportConnection, TransportConnection] {
@@ -292,7 +305,7 @@ export class Simulation {
   #laneEnded(host: SimulatedHost, lane: TransportConnection, error: WeftlineError): void {
     host.onConnectionEnd(lane, error);
     this.at(this.now, () => {
-      this.#connections[host.index]?.find((connection) => connection.has(lane))?.end(error);
+      [...this.#connections[host.index]!].find((connection) => connection.has(lane))?.end(error);
       this.wake(host.index);
     });
   }

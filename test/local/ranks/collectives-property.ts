@@ -1,7 +1,7 @@
 // Random collective calls in lockstep, in groups of 1 to all ranks, against the reference: argv = cases of each group, seed,
 // elements of the longest runs, "graph" for calls that are recorded and replayed.
 import type { CudaDevice } from 'weftline';
-import { Communicator } from 'weftline/collectives';
+import { type AlgorithmTable, Communicator } from 'weftline/collectives';
 import { join, type RankGroup } from 'weftline/world';
 import { bytesInUse, openTestDevice } from '../support/test-device.ts';
 import { type AroundCall, collectiveCase, runCollectiveCase } from './collective-case.js';
@@ -18,8 +18,19 @@ const replayed: AroundCall = async (call) => {
   await (device as CudaDevice).stream.idle();
 };
 
+/** Of reductions; in turn. Where ranks cannot form a chain they take shares. */
+const tables: readonly Partial<AlgorithmTable>[] = [
+  {},
+  { allReduce: [{ algorithm: 'chain' }], reduce: [{ algorithm: 'shares' }] },
+  { allReduce: [{ upToBytes: 256, algorithm: 'oneStep' }, { algorithm: 'chain' }], reduce: [{ algorithm: 'oneStep' }] },
+];
+
 async function runCases(group: RankGroup, salt: number): Promise<void> {
-  await using communicator = await Communicator.create(group, device, { pieceBytes: 65_536, directBytes: 20_000 });
+  await using communicator = await Communicator.create(group, device, {
+    pieceBytes: 65_536,
+    directBytes: 20_000,
+    ...(device.kind === 'cpu' && { algorithms: tables[salt % tables.length]! }),
+  });
   for (let number = 0; number < cases; number++) {
     const of = collectiveCase(seed + salt * 10_000 + number, group.size, longest);
     const wrong = await runCollectiveCase(communicator, device, of, isRecorded ? replayed : undefined);
@@ -35,6 +46,8 @@ for (let size = 1; size <= world.size; size++) {
   const members = [...new Set(ranks)];
   if (members.includes(world.rank)) await runCases(await world.group(members), size);
 }
+// In the order of the ranks, which chains need.
+await runCases(world, 31);
 // Groups of a group, at the same time as each other; and two Communicators of one group. A GPU does one call after another.
 const half = await world.split({ color: world.rank % 2, key: -world.rank });
 const quarter = await half.split({ color: Math.floor(half.rank / 2) });

@@ -11,6 +11,9 @@ export interface SparseCase {
   /** Share of blocks that a worker has. */
   readonly density: number;
   readonly threshold: number;
+  readonly dense: boolean;
+  /** The call tells which parts are done. */
+  readonly tells: boolean;
   readonly inPlace: boolean;
   readonly seed: number;
 }
@@ -24,6 +27,8 @@ export function sparseCase(seed: number, longest: number): SparseCase {
     count: pick([0, 1, 63, 64, 65, 1000, 4096, Math.floor(next() * longest), Math.floor(next() * longest)]),
     density: pick([0, 0.01, 0.1, 0.5, 1]),
     threshold: pick([0, 0, 3.5]),
+    dense: next() < 0.2,
+    tells: next() < 0.5,
     inPlace: next() < 0.5,
     seed,
   };
@@ -61,18 +66,31 @@ export async function runSparseCase(
   reducer: SparseAllReduce,
   device: CpuDevice,
   of: SparseCase,
-  blockSize: number,
+  cut: { readonly blockSize: number; readonly fanIn?: number },
 ): Promise<string | undefined> {
-  const { dtype, count, inPlace, threshold } = of;
+  const { dtype, count, inPlace, dense, tells } = of;
+  const { blockSize } = cut;
+  // Without a threshold -0 is zero; a dense call takes it as it is.
+  const threshold = dense ? 0 : of.threshold;
   const inputs = reducer.workers.map((worker) => elements(of, worker, blockSize));
+  using flag = device.empty('i32', [1]);
+  flag.view()[0] = 100;
   const own = inputs[reducer.workers.indexOf(reducer.group.rank)]!;
   using input = device.empty(dtype, [count]);
   using apart = device.empty(dtype, [count]);
   (input.view() as Float32Array).set(own);
   (apart.view() as Float32Array).fill(7);
   const output = inPlace ? input : apart;
-  const traffic = await reducer.allReduce({ ...(inPlace ? {} : { input }), output, threshold });
-  const expected = referenceSparseSum(dtype, inputs, { blockSize, threshold });
+  const traffic = await reducer.allReduce({
+    ...(inPlace ? {} : { input }),
+    output,
+    ...(dense ? { dense } : { threshold }),
+    ...(tells ? { completion: { flag, elements: 3 * blockSize } } : {}),
+  });
+  // A worker whose dense blocks are all -0 still counts, so that theirs is the sum.
+  const expected = referenceSparseSum(dtype, inputs, { ...cut, ...(dense ? { dense } : { threshold }) });
+  const parts = flag.view()[0]! - 100;
+  if (parts !== (tells ? Math.ceil(count / (3 * blockSize)) : 0)) return `${parts} parts were told`;
   const [got, right] = [bytesOf(output.view()), bytesOf(expected)];
   if (Buffer.compare(got, right) !== 0) {
     const byte = got.findIndex((value, at) => value !== right[at]);

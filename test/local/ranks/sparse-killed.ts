@@ -1,9 +1,10 @@
-// One rank kills itself before or within a sparse all-reduce; the others print how they were told: argv = what, the rank.
+// One rank kills itself before or within a sparse all-reduce; the others print how they were told: argv = what, the rank, and
+// 'tree' where rank 3 is an aggregator below rank 4.
 import { CpuDevice, type WeftlineError } from 'weftline';
 import { SparseAllReduce } from 'weftline/collectives';
 import { join } from 'weftline/world';
 
-const [what, victimText] = process.argv.slice(2);
+const [what, victimText, shape] = process.argv.slice(2);
 const world = await join();
 const device = await CpuDevice.create();
 const isVictim = world.rank === Number(victimText);
@@ -24,12 +25,14 @@ if (isVictim) {
   });
   Object.defineProperty(device, 'kernels', { value: kernels });
 }
-const reducer = await SparseAllReduce.create(world, device, { aggregators: [3], messageSize: 16_384 });
+const roles = shape === 'tree' ? { aggregators: [3, 4], fanIn: 2, slots: 1 } : { aggregators: [3] };
+const reducer = await SparseAllReduce.create(world, device, { ...roles, messageSize: 16_384 });
 await world.barrier('ready');
 if (isVictim) {
   if (what === 'before') process.kill(process.pid, 'SIGKILL');
-  usesLeft.copyBytes = 40;
-  usesLeft.reduceRuns = 20;
+  // An aggregator sums what comes from below, and copies only what it hands down.
+  if (what !== 'summing') usesLeft.copyBytes = 40;
+  if (what !== 'handing down') usesLeft.reduceRuns = 20;
 }
 const begin = performance.now();
 try {

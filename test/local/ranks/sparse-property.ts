@@ -23,6 +23,10 @@ const setups: readonly Setup[] = [
   { ranks: [1, 2, 3, 4] },
   { ranks: [0, 5, 3], aggregators: [1], workers: [0, 1, 2], slots: 5 },
   { ranks: [4] },
+  // Aggregators in trees, of their own and among the workers.
+  { ranks: [0, 1, 2, 3, 4, 5], aggregators: [3, 4, 5], fanIn: 2, slots: 3, blockSize: 64, messageSize: 640 },
+  { ranks: [5, 4, 3, 2, 1], fanIn: 2, slots: 6, blockSize: 64, messageSize: 256 },
+  { ranks: [0, 1, 2, 3, 4, 5], aggregators: [0, 1, 2], fanIn: 2 },
 ];
 
 for (const [number, { ranks, ...options }] of setups.entries()) {
@@ -35,7 +39,7 @@ for (const [number, { ranks, ...options }] of setups.entries()) {
   if (reducer.isWorker) {
     for (let one = 0; one < cases; one++) {
       const of = sparseCase(seed + number * 10_000 + one, longest);
-      const wrong = await runSparseCase(reducer, device, of, options.blockSize ?? 256);
+      const wrong = await runSparseCase(reducer, device, of, { blockSize: 256, ...options });
       if (wrong === undefined) continue;
       throw new Error(`rank ${group.rank} of setup ${number}: ${wrong}: ${JSON.stringify(of)}`);
     }

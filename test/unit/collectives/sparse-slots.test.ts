@@ -5,7 +5,14 @@ import { CpuDevice, WeftlineError } from 'weftline';
 import { referenceSparseSum } from 'weftline/collectives';
 import { sparseMessageBytes } from '#lib/abi/sparse-message.js';
 import { AggregatorSlots } from '#lib/collectives/sparse/aggregator-slots.js';
-import { contribution, type MessageKind, result, type SlotBoard } from '#lib/collectives/sparse/slot-board.js';
+import {
+  nodesNeeded,
+  type ReductionTree,
+  reductionTrees,
+  type TreesOptions,
+  treeOf,
+} from '#lib/collectives/sparse/reduction-tree.js';
+import { contribution, type MessageKind, partial, result, type SlotBoard } from '#lib/collectives/sparse/slot-board.js';
 import type { SlotShape } from '#lib/collectives/sparse/slot-shape.js';
 import { WorkerSlots } from '#lib/collectives/sparse/worker-slots.js';
 import { seededRandom } from '#lib/core/seeded-random.js';
@@ -14,8 +21,19 @@ import { testSeed } from '../../support/seed.ts';
 import { withCode } from '../../support/with-code.ts';
 
 const device = await CpuDevice.create();
-const kinds = [contribution, result] as const;
+const kinds = [contribution, result, partial] as const;
 const nameOf = (rank: number): number => rank;
+
+const treesOf = (options: Omit<TreesOptions, 'hostOf'>): readonly ReductionTree[] =>
+  reductionTrees({ ...options, hostOf: () => 0 });
+
+/** Whom a message of that rank is for. */
+function audienceOf(trees: readonly ReductionTree[], { from, kind, slot }: Omit<Packet, 'to'>): readonly number[] {
+  const { parentOf, nodeOf } = treeOf(trees, slot);
+  if (kind === contribution) return [parentOf.get(from)!];
+  const node = nodeOf.get(from)!;
+  return kind === partial ? [node.parent!] : node.children.map(({ rank }) => rank);
+}
 
 interface Packet {
   readonly to: number;
@@ -83,25 +101,31 @@ for (const loss of [0, 0.3]) {
   test(`sums are right where ${loss * 100} % of messages are lost, some come twice, and all in any order`, async () => {
     const next = seededRandom(testSeed());
     for (let round = 0; round < 20; round++) {
-      const workers = Array.from({ length: 1 + Math.floor(next() * 4) }, (_, rank) => rank);
-      const aggregators = Array.from({ length: 1 + Math.floor(next() * 2) }, (_, index) => workers.length + index);
+      const workers = Array.from({ length: 1 + Math.floor(next() * 7) }, (_, rank) => rank);
+      const fanIn = 2 + Math.floor(next() * 4);
+      const needed = nodesNeeded(workers.length, fanIn);
+      // Every other time all aggregators, or some, are workers as well.
+      const firstAggregator = next() < 0.5 || needed > workers.length ? workers.length : workers.length - needed;
+      const aggregators = Array.from(
+        { length: needed + Math.floor(next() * 2) },
+        (_, index) => firstAggregator + index,
+      );
+      const trees = treesOf({ workers, aggregators, fanIn });
       const shape = { blockSize: 64, lanes: 1 + Math.floor(next() * 40), slots: 1 + Math.floor(next() * 4) };
-      const ranks = workers.length + aggregators.length;
+      const ranks = Math.max(...workers, ...aggregators) + 1;
       const flying: Packet[] = [];
       const send = (packet: Omit<Packet, 'to'>): void => {
-        const to = packet.kind === result ? workers : [aggregators[packet.slot % aggregators.length]!];
-        for (const one of to) {
+        for (const one of audienceOf(trees, packet)) {
           for (let copies = next() < 0.2 ? 2 : 1; copies > 0; copies--) {
             if (next() >= loss) flying.push({ ...packet, to: one });
           }
         }
       };
       const boards = Array.from({ length: ranks }, (_, rank) => new LossyBoard(shape, rank, ranks, send));
-      const summing = aggregators.map((me, index) => {
-        const options = { board: boards[me]!, shape, workers, me, index, aggregators: aggregators.length, nameOf };
-        return new AggregatorSlots(device, options);
-      });
-      const sending = workers.map((me) => new WorkerSlots(device, { board: boards[me]!, shape, me, aggregators }));
+      const summing = aggregators.map(
+        (me) => new AggregatorSlots(device, { board: boards[me]!, shape, trees, me, nameOf }),
+      );
+      const sending = workers.map((me) => new WorkerSlots(device, { board: boards[me]!, shape, trees, me }));
       const repeatIfQuiet = (): void => {
         if (flying.length === 0) for (const board of boards) board.repeat();
       };
@@ -115,13 +139,15 @@ for (const loss of [0, 0.3]) {
           tensor.view().set(input);
           return tensor;
         });
+        const expected = referenceSparseSum('f32', inputs, { blockSize: 64, fanIn });
         for (const [worker, tensor] of tensors.entries()) {
           const { address } = tensor;
-          const shared = { dtype: 'f32', elementBytes: 4, threshold: 0, timeoutMs: 1 } as const;
+          const shared = { dtype: 'f32', elementBytes: 4, threshold: 0, isDense: false, timeoutMs: 1 } as const;
           await sending[worker]!.reserve(count);
           sending[worker]!.begin({ ...shared, count, input: address, output: address });
         }
         let isDone = false;
+        const finals = workers.map(() => 0);
         for (let turn = 0; !isDone; turn++) {
           assert.ok(turn < 100_000, 'the call does not end');
           for (let some = 0; some < 8 && flying.length > 0; some++) {
@@ -129,10 +155,18 @@ for (const loss of [0, 0.3]) {
             boards[packet!.to]!.take(packet!);
           }
           for (const one of summing) one.advance();
-          isDone = sending.map((worker) => worker.advance()).every(Boolean);
+          isDone = sending.map((worker) => worker.advance()).every(Boolean) && summing.every((one) => one.isIdle);
+          for (const [worker, { finalBlocks }] of sending.entries()) {
+            assert.ok(finalBlocks >= finals[worker]!, 'what is final stays so');
+            // These have their sums.
+            const end = Math.min(count, finalBlocks * 64);
+            const from = Math.min(end, finals[worker]! * 64);
+            const got = tensors[worker]!.view().slice(from, end);
+            assert.deepEqual(Buffer.from(got.buffer), Buffer.from(expected.slice(from, end).buffer));
+            finals[worker] = finalBlocks;
+          }
           repeatIfQuiet();
         }
-        const expected = referenceSparseSum('f32', inputs, { blockSize: 64 });
         for (const tensor of tensors) {
           assert.deepEqual(Buffer.from(tensor.view().slice().buffer), Buffer.from(expected.buffer));
           tensor.dispose();
@@ -147,7 +181,8 @@ for (const loss of [0, 0.3]) {
 test('a message that is no part of the protocol is refused, with the rank that sent it', () => {
   const shape = { blockSize: 64, lanes: 4, slots: 1 };
   const board = new LossyBoard(shape, 1, 2, () => {});
-  const options = { board, shape, workers: [0], me: 1, index: 0, aggregators: 1, nameOf: () => 7 };
+  const trees = treesOf({ workers: [0], aggregators: [1], fanIn: 2 });
+  const options = { board, shape, trees, me: 1, nameOf: () => 7 };
   using aggregator = new AggregatorSlots(device, options);
   const words = Uint32Array.of(1, 3, 1000, 2, 0, 0, 0, 0);
   board.take({ to: 1, from: 0, kind: contribution, slot: 0, number: 1, bytes: new Uint8Array(words.buffer) });
@@ -171,10 +206,15 @@ test('without memory for its marks a call has not begun: the marks of former cal
       return device.allocate(bytes);
     },
   } as unknown as CpuDevice;
-  using worker = new WorkerSlots(limited, { board, shape, me: 0, aggregators: [1] });
+  using worker = new WorkerSlots(limited, {
+    board,
+    shape,
+    me: 0,
+    trees: treesOf({ workers: [0], aggregators: [1], fanIn: 2 }),
+  });
   using tensor = device.empty('f32', [64]);
   tensor.view().fill(1);
-  const call = { dtype: 'f32', elementBytes: 4, threshold: 0, timeoutMs: 1, count: 64 } as const;
+  const call = { dtype: 'f32', elementBytes: 4, threshold: 0, isDense: false, timeoutMs: 1, count: 64 } as const;
   for (const number of [1, 2]) {
     await worker.reserve(call.count);
     worker.begin({ ...call, input: tensor.address, output: tensor.address });

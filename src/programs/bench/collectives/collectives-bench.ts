@@ -110,8 +110,11 @@ export async function reportOf({
   };
 }
 
-/** Less where few iterations are asked for. */
-async function warm({ iterations }: CollectivesWorkload, newCall: (bytes: number) => BenchedCall): Promise<void> {
+/** Until the engine has compiled what the loops run. Less where few iterations are asked for. */
+export async function warm(
+  { iterations }: CollectivesWorkload,
+  newCall: (bytes: number) => BenchedCall,
+): Promise<void> {
   for (const { bytes, calls } of warmups) {
     const times = iterations > 0 ? Math.min(calls, 10 * iterations) : calls;
     for (const isInPlace of [false, true]) await repeat(newCall(bytes).prepare(isInPlace), times);
@@ -150,7 +153,8 @@ async function comparePeer(
   await world.barrier('peer', { timeoutMs: PEER_TIMEOUT_MS });
 }
 
-async function slowest(
+/** µs of a call, of the slowest rank. */
+export async function slowest(
   world: World,
   communicator: Communicator,
   { warmup, iterations }: SizePlan,

@@ -34,11 +34,12 @@ export async function runSparseBench(
   device: CpuDevice,
   { workload, progress }: { readonly workload: SparseWorkload; readonly progress: SparseProgress },
 ): Promise<SparseBenchReport | undefined> {
-  const { blockSize, messageSize, slots, workers: count } = workload;
+  const { blockSize, messageSize, slots, fanIn, workers: count } = workload;
   const ranks = Array.from({ length: count }, (_, rank) => rank);
   const added = Array.from({ length: workload.aggregators }, (_, index) => count + index);
   const aggregators = added.length === 0 ? ranks : added;
-  const options = { aggregators, workers: ranks, blockSize, messageSize, slots };
+  const tree = fanIn === 0 ? {} : { fanIn };
+  const options = { aggregators, workers: ranks, blockSize, messageSize, slots, ...tree };
   await using reducer = await SparseAllReduce.create(world, device, options);
   if (!reducer.isWorker) {
     await reducer.serve();

@@ -6,6 +6,8 @@ export interface SparseWorkload {
   readonly workers: number;
   /** Ranks that only add up; 0: every worker does. */
   readonly aggregators: number;
+  /** Ranks from which an aggregator takes blocks at most; 0: from all workers. */
+  readonly fanIn: number;
   readonly hosts: string;
   readonly elements: number;
   readonly dtype: 'f32' | 'i32' | 'bf16';
