@@ -190,8 +190,13 @@ export class Outgoing {
   #isAllSent(entry: number): boolean {
     const { block } = this.#options;
     if (block.cursor[entry]! < this.#countOf(entry)) return false;
-    // That of a read follows its answers.
-    return block.isMessageSent[entry] === 1 || block.kind[entry] === operationKinds.read;
+    return block.isMessageSent[entry] === 1 || this.#isMessageLast(entry);
+  }
+
+  /** The notification follows the answers of a read, and direct puts: what is behind the operation need not wait for it. */
+  #isMessageLast(entry: number): boolean {
+    const { block } = this.#options;
+    return block.kind[entry] === operationKinds.read || block.isDirect[entry] === 1;
   }
 
   #nextSequence(entry: number): number {
@@ -211,7 +216,11 @@ export class Outgoing {
     const part = this.#part;
     const count = this.#countOf(entry);
     const cursor = block.cursor[entry]!;
-    if (cursor >= count) return this.#sendMessage(entry);
+    if (cursor >= count) {
+      if (this.#direct.isUnderWay) return false;
+      this.#sendMessage(entry);
+      return true;
+    }
     part.load(entry);
     const kind = block.kind[entry]!;
     if (kind === operationKinds.signal) {
@@ -286,9 +295,8 @@ export class Outgoing {
     return true;
   }
 
-  /** False if it must wait for direct puts. */
-  #sendMessage(entry: number): boolean {
-    if (this.#direct.isUnderWay) return false;
+  /** All before it in the queue have ended, or nothing direct is under way. */
+  #sendMessage(entry: number): void {
     const { block, sender } = this.#options;
     this.#part.region = 0;
     this.#part.key = 0;
@@ -297,13 +305,12 @@ export class Outgoing {
     if (message <= INLINE_BYTES) {
       this.#messages.put(entry, sender.inlineAddress, sender.base);
       sender.sendControl(message);
-      return true;
+      return;
     }
     this.#messages.count(entry, sender.base);
     sender.sendControl(0);
     this.#part.memory = block.ownMemory[0]!;
     this.#sendData(sequence, block.outRing.address + block.messagePlace[entry]!, message);
-    return true;
   }
 
   #sendData(sequence: number, address: number, bytes: number): void {
@@ -342,17 +349,22 @@ export class Outgoing {
 
   #hasEnded(entry: number): boolean {
     const { block } = this.#options;
-    if (!this.#direct.hasEnded(entry)) return false;
-    if (block.kind[entry] === operationKinds.read) {
-      if (block.unanswered[entry]! > 0) return false;
+    if (!this.#direct.hasEnded(entry) || block.unanswered[entry]! > 0) return false;
+    if (this.#isMessageLast(entry)) {
+      if (block.kind[entry] !== operationKinds.read && !this.#isAcknowledged(entry)) return false;
       if (block.messageBytes[entry] === NO_MESSAGE || block.failure[entry] !== failures.none) return true;
       this.#report(entry);
       if (block.isMessageSent[entry] === 0) {
-        if (!this.#hasWindow() || !this.#sendMessage(entry)) return false;
+        if (!this.#hasWindow()) return false;
+        this.#sendMessage(entry);
       }
     }
-    if (block.hasSent[entry] === 0) return true;
-    return ((block.last[entry]! - block.words[linkWord.acknowledged]!) | 0) <= 0;
+    return this.#isAcknowledged(entry);
+  }
+
+  #isAcknowledged(entry: number): boolean {
+    const { block } = this.#options;
+    return block.hasSent[entry] === 0 || ((block.last[entry]! - block.words[linkWord.acknowledged]!) | 0) <= 0;
   }
 
   #finish(entry: number): void {
