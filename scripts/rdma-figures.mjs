@@ -1,7 +1,7 @@
 // Measures an agent's backend beside the usual tool on the same RDMA devices, in turn: verbs beside perftest, ucx beside
 // ucx_perftest. Run in the guest, by
 // npm run soft-roce -- --pair node scripts/rdma-figures.mjs [--backend verbs] [--rounds 5] [--bytes 65536] [--count 400]
-//   [--pings 300] [--inflight 16] [--mode write] [--tls rc_v,self]
+//   [--pings 300] [--warm 6000] [--inflight 16] [--mode write] [--tls rc_v,self]
 // Prints a table, and the figures as one line of JSON. The build must be fresh; perftest and ucx-utils are Debian packages.
 // Backend ucx with --tls tcp,self or posix,self runs on any machine.
 import { fork, spawn } from 'node:child_process';
@@ -19,9 +19,12 @@ const { values } = parseArgs({
     bytes: { type: 'string', default: '65536' },
     count: { type: 'string', default: '400' },
     pings: { type: 'string', default: '300' },
+    /** Writes before the figures, and two thirds as many pings. */
+    warm: { type: 'string', default: '6000' },
     inflight: { type: 'string', default: '16' },
   },
 });
+const isUcx = values.backend === 'ucx';
 const rounds = Number(values.rounds);
 const workload = {
   mode: values.mode,
@@ -34,7 +37,8 @@ const workload = {
   descriptors: 0,
 };
 /** The emulated processor takes long for code that Node has not compiled yet. */
-const warmUp = { ...workload, sizes: [4096], iterations: 6000, pings: 4000 };
+const warm = Number(values.warm);
+const warmUp = { ...workload, sizes: [isUcx ? 16_384 : 4096], iterations: warm, pings: Math.round((warm * 2) / 3) };
 /** perftest polls on end; so do waits that take less than this, which is long for the emulated processor alone. */
 const SPIN_MICROSECONDS = '20000';
 /** Of the pings of the bench, see PING_BYTES there. */
@@ -44,7 +48,6 @@ const self = fileURLToPath(import.meta.url);
 const bench = new URL('../dist/programs/bench/p2p/p2p-bench.js', import.meta.url);
 const common = { localGpuIndex: 0, device: 'cpu', backend: values.backend, ownThread: true };
 const ignore = () => {};
-const isUcx = values.backend === 'ucx';
 const tool = isUcx ? 'ucx_perftest' : 'perftest';
 
 if (process.env['RDMA_FIGURES_ROLE'] === undefined) await measure();

@@ -25,7 +25,6 @@ export interface OutgoingOptions extends LinkTools {
 
 export class Outgoing {
   readonly #options: OutgoingOptions;
-  readonly #reads: Reads;
   readonly #direct: Direct;
   readonly #messages: OutMessages;
   readonly #data: MessagePlace = { address: 0, bytes: 0, region: -1, memory: 0 };
@@ -33,7 +32,6 @@ export class Outgoing {
 
   constructor(options: OutgoingOptions) {
     this.#options = options;
-    this.#reads = options.reads;
     this.#direct = options.direct;
     this.#part = new PartCursor(options.block, options.partsOf);
     this.#messages = options.messages;
@@ -73,7 +71,7 @@ export class Outgoing {
 
   /** Takes note of what has ended, sends what there is room for. False if nothing happened. */
   step(): boolean {
-    const hasRead = this.#reads.pop();
+    const hasRead = this.#options.reads.pop();
     const hasSent = this.send();
     const hasEnded = this.#complete();
     return hasRead || hasSent || hasEnded;
@@ -117,7 +115,7 @@ export class Outgoing {
       this.stop(entry, failures.refused, reason);
       break;
     }
-    this.#reads.cancel(sequence);
+    this.#options.reads.cancel(sequence);
   }
 
   /** Operations that were not sent yet stay unsent; those that were sent still end later. */
@@ -289,9 +287,9 @@ export class Outgoing {
       this.#direct.get(entry, place, part.remote, part.remoteOffset + done);
       return true;
     }
-    if (!this.#reads.hasRoom) return false;
+    if (!this.#options.reads.hasRoom) return false;
     const sequence = this.#begin(entry, ucxMessageKinds.read, part.remoteOffset + done, bytes);
-    if (this.#reads.receive(entry, sequence, place)) this.#options.sender.sendControl(0);
+    if (this.#options.reads.receive(entry, sequence, place)) this.#options.sender.sendControl(0);
     return true;
   }
 
