@@ -187,7 +187,6 @@ export class Incoming {
       return 0;
     }
     if (bytes === 0 || bytes > CHUNK_BYTES) return ucxRefusals.protocol;
-    if (bytes > INLINE_BYTES) this.#options.rights.grant(region);
     if (kind === ucxMessageKinds.read) return this.#takeQuestion(words, base, region);
     if (kind !== ucxMessageKinds.write) return ucxRefusals.protocol;
     if (bytes > INLINE_BYTES) {
@@ -234,7 +233,9 @@ export class Incoming {
     block.inRegion[place] = region;
     block.inBytes[place] = bytes;
     block.inState[place] = states.receiving;
-    if (region !== NO_REGION) tables.regionUses[region] = tables.regionUses[region]! + 1;
+    if (region === NO_REGION) return 0;
+    tables.regionUses[region] = tables.regionUses[region]! + 1;
+    this.#options.rights.grant(region);
     return 0;
   }
 
@@ -250,6 +251,7 @@ export class Incoming {
     link[linkWord.answersTail] = link[linkWord.answersTail]! + 1;
     tables.regionUses[region] = tables.regionUses[region]! + 1;
     block.inState[sequence & (WINDOW - 1)] = states.answering;
+    this.#options.rights.grant(region);
     return 0;
   }
 

@@ -224,10 +224,8 @@ test('a write of direct and other parts is done when all of them are', () => {
     const { here, there, turn } = openGranted();
     here.memory.bytes.fill(9);
     const [half, rest] = [BYTES / 2, 100];
-    here.parts = Float64Array.of(
-      ...[here.memory.address, 0, half, REGION, KEY, 0, PLACE],
-      ...[here.memory.address, half, rest, REGION, KEY, 0, PLACE],
-    );
+    const part = (offset: number, bytes: number) => [here.memory.address, offset, bytes, REGION, KEY, 0, PLACE];
+    here.parts = Float64Array.from([...part(0, half), ...part(half, rest)]);
     here.post(operationKinds.write, message);
     here.wire.endDirect();
     for (let step = 0; step < 10; step += 1) here.step();
