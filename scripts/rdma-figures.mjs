@@ -1,6 +1,9 @@
-// Measures the agent's backend verbs beside perftest on the same RDMA devices, in turn: run in the guest, by
-// npm run soft-roce -- --pair node scripts/rdma-figures.mjs [--rounds 5] [--bytes 65536] [--count 400] [--pings 300]
-// Prints a table, and the figures as one line of JSON. The build must be fresh; perftest is a Debian package.
+// Measures an agent's backend beside the usual tool on the same RDMA devices, in turn: verbs beside perftest, ucx beside
+// ucx_perftest. Run in the guest, by
+// npm run soft-roce -- --pair node scripts/rdma-figures.mjs [--backend verbs] [--rounds 5] [--bytes 65536] [--count 400]
+//   [--pings 300] [--warm 6000] [--inflight 16] [--mode write] [--tls rc_v,self]
+// Prints a table, and the figures as one line of JSON. The build must be fresh; perftest and ucx-utils are Debian packages.
+// Backend ucx with --tls tcp,self or posix,self runs on any machine.
 import { fork, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { fileURLToPath } from 'node:url';
@@ -8,16 +11,23 @@ import { parseArgs } from 'node:util';
 
 const { values } = parseArgs({
   options: {
+    backend: { type: 'string', default: 'verbs' },
+    mode: { type: 'string', default: 'write' },
+    /** UCX_TLS of both sides of ucx. */
+    tls: { type: 'string', default: 'rc_v,self' },
     rounds: { type: 'string', default: '5' },
     bytes: { type: 'string', default: '65536' },
     count: { type: 'string', default: '400' },
     pings: { type: 'string', default: '300' },
+    /** Writes before the figures, and two thirds as many pings. */
+    warm: { type: 'string', default: '6000' },
     inflight: { type: 'string', default: '16' },
   },
 });
+const isUcx = values.backend === 'ucx';
 const rounds = Number(values.rounds);
 const workload = {
-  mode: 'write',
+  mode: values.mode,
   sizes: [Number(values.bytes)],
   iterations: Number(values.count),
   inflight: Number(values.inflight),
@@ -27,7 +37,8 @@ const workload = {
   descriptors: 0,
 };
 /** The emulated processor takes long for code that Node has not compiled yet. */
-const warmUp = { ...workload, sizes: [4096], iterations: 6000, pings: 4000 };
+const warm = Number(values.warm);
+const warmUp = { ...workload, sizes: [isUcx ? 16_384 : 4096], iterations: warm, pings: Math.round((warm * 2) / 3) };
 /** perftest polls on end; so do waits that take less than this, which is long for the emulated processor alone. */
 const SPIN_MICROSECONDS = '20000';
 /** Of the pings of the bench, see PING_BYTES there. */
@@ -35,8 +46,9 @@ const PING_BYTES = 256;
 const self = fileURLToPath(import.meta.url);
 
 const bench = new URL('../dist/programs/bench/p2p/p2p-bench.js', import.meta.url);
-const common = { localGpuIndex: 0, device: 'cpu', backend: 'verbs', ownThread: true };
+const common = { localGpuIndex: 0, device: 'cpu', backend: values.backend, ownThread: true };
 const ignore = () => {};
+const tool = isUcx ? 'ucx_perftest' : 'perftest';
 
 if (process.env['RDMA_FIGURES_ROLE'] === undefined) await measure();
 else await serveParent(process.env['RDMA_FIGURES_ROLE']);
@@ -94,6 +106,7 @@ function startSide(role, device) {
   const env = {
     WEFTLINE_AGENT_SPIN_US: SPIN_MICROSECONDS,
     ...process.env,
+    ...(isUcx ? ucxVariables(device) : {}),
     RDMA_FIGURES_ROLE: role,
     WEFTLINE_RDMA_DEVICES: device,
     WEFTLINE_TOKEN: 'figures',
@@ -123,7 +136,45 @@ async function runOwn(server, client, moves) {
   return figures;
 }
 
+/** Debian's UCX throws datagrams of soft-RoCE away that connect it, unless it is told not to look at their address. */
+function ucxVariables(device) {
+  const isRdma = !/tcp|posix/.test(values.tls);
+  const rdma = isRdma ? { UCX_NET_DEVICES: `${device}:1`, UCX_UD_VERBS_ETH_DGID_CHECK: 'n' } : {};
+  return { UCX_TLS: values.tls, ...rdma };
+}
+
+/** Bandwidth of puts or gets; the round trip of messages by tag. */
+async function runUcxPerftest() {
+  const test = values.mode === 'read' ? 'ucp_get' : 'ucp_put_bw';
+  const moves = ['-s', values.bytes, '-n', values.count, '-w', '20', '-O', values.inflight, '-t', test];
+  const pings = ['-s', String(PING_BYTES), '-n', values.pings, '-w', '20', '-t', 'tag_lat'];
+  // The last line: messages, then microseconds a message: median, average of late, average of all.
+  const bandwidth = await ucxPerftestPair(moves);
+  const latency = await ucxPerftestPair(pings);
+  return { megabytes: Number(values.bytes) / bandwidth[3], ping: 2 * latency[1] };
+}
+
+async function ucxPerftestPair(words) {
+  const start = (device, more) => {
+    const env = { ...process.env, ...ucxVariables(device) };
+    return spawn('ucx_perftest', ['-p', '13337', ...words, '-f', ...more], { env });
+  };
+  const server = start('rxe1', []);
+  server.stdout.resume();
+  const isOver = once(server, 'exit');
+  await new Promise((resolve) => setTimeout(resolve, 1000));
+  const client = start('rxe0', ['127.0.0.1']);
+  let text = '';
+  for (const stream of [client.stdout, client.stderr]) stream.on('data', (part) => (text += part));
+  await once(client, 'close');
+  await isOver;
+  const found = (text.trim().split('\n').at(-1) ?? '').trim().split(/\s+/).map(Number);
+  if (!(found[3] > 0)) throw new Error(`ucx_perftest said:\n${text}`);
+  return found;
+}
+
 async function runPerftest() {
+  if (isUcx) return runUcxPerftest();
   const bandwidth = await perftestPair('ib_write_bw', ['-s', values.bytes, '-n', values.count, '-t', values.inflight]);
   const latency = await perftestPair('ib_write_lat', ['-s', String(PING_BYTES), '-n', values.pings]);
   // Average bandwidth in MiB/s; typical latency in microseconds, one way.
@@ -165,10 +216,10 @@ function report({ own, perftest }) {
     const [ours, theirs] = [quartiles(own[key]), quartiles(perftest[key])];
     const { low, median, high } = ratios[key];
     console.log(
-      `${name}: verbs ${ours.median.toFixed(1)} ${unit}, perftest ${theirs.median.toFixed(1)} ${unit}, ratio ${median.toFixed(2)} (${low.toFixed(2)} to ${high.toFixed(2)})`,
+      `${name}: ${values.backend} ${ours.median.toFixed(1)} ${unit}, ${tool} ${theirs.median.toFixed(1)} ${unit}, ratio ${median.toFixed(2)} (${low.toFixed(2)} to ${high.toFixed(2)})`,
     );
   };
-  line(`write of ${values.bytes} bytes, ${values.inflight} under way`, 'MB/s', 'megabytes');
+  line(`${values.mode} of ${values.bytes} bytes, ${values.inflight} under way`, 'MB/s', 'megabytes');
   line(`write of ${PING_BYTES} bytes and notification, round trip`, 'us', 'ping');
   console.log(JSON.stringify({ schema: 'weftline.rdma-figures/1', workload, rounds, own, perftest, ratios }));
 }

@@ -2,7 +2,7 @@
 import { defineLayout } from './layout.ts';
 
 /** Goes up with every change of this file. */
-export const UCX_PROTOCOL_VERSION = 4;
+export const UCX_PROTOCOL_VERSION = 5;
 
 export const ucxMessageKinds = {
   /** `bytes` of data for `offset` of a region, then `messageBytes` of a notification. */
@@ -17,6 +17,11 @@ export const ucxMessageKinds = {
   acknowledge: 5,
   /** The message whose sequence is `operation` was refused; `reason` says why. Has no sequence. */
   refuse: 6,
+  /** The far side may put into `region` with `key` and get from it without asking. The next three have no sequence. */
+  grant: 7,
+  /** It may no more, and answers with `release` once nothing of that is under way. */
+  withdraw: 8,
+  release: 9,
 } as const;
 
 /** Why a message was refused. */

@@ -46,7 +46,7 @@ export const ucpTagInfo = defineLayout('ucp_tag_recv_info_t', { tag: 'u64', byte
 
 export const ucpMasks = {
   params: { features: 1 },
-  features: { tags: 1, wakeup: 16 },
+  features: { tags: 1, remoteMemory: 2, wakeup: 16 },
   worker: { threadMode: 1, flags: 32 },
   /** No warning about requests of a peer that died. */
   workerFlags: { ignoreRequestLeak: 1 },

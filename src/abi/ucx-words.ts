@@ -23,6 +23,9 @@ export const tableWord = {
   nextOperation: 2,
   /** Goes up with everything that the agent's thread is to look at. Read without the lock. */
   news: 3,
+  /** 1 if peers may be granted direct puts and gets; how many places of peers' regions were ever in use. */
+  putsAreNative: 4,
+  remotesMade: 5,
 } as const;
 export const TABLE_WORDS = 16;
 
@@ -62,8 +65,8 @@ export const linkWord = {
   answersHead: 24,
   readsTail: 25,
   readsHead: 26,
-  refusalsTail: 27,
-  refusalsHead: 28,
+  noticesTail: 27,
+  noticesHead: 28,
   /** Positions in the ring of notifications that go out. */
   outEnd: 29,
   outFree: 30,
@@ -80,12 +83,22 @@ export const linkWord = {
   process: 37,
   /** 1 once a message of the far side has come. */
   hasHeard: 38,
+  /** `sendsPushed` behind the last direct put or get. */
+  directEnd: 39,
+  /** Regions that the far side was asked to release. */
+  withdrawals: 40,
   /** Word that UCX sets when the peer is lost. */
   lost: 48,
   lostHigh: 49,
 } as const;
 export const LINK_WORDS = 64;
 
-/** A part of a transfer: the numbers of its record. `memory`: UCX's handle of the local memory. */
-export const partField = { local: 0, remoteOffset: 1, bytes: 2, region: 3, key: 4, memory: 5 } as const;
-export const PART_FIELDS = 6;
+/** Of a region of a peer: whether it may be used directly. */
+export const remoteStates = { free: 0, unknown: 1, granted: 2, withdrawn: 3 } as const;
+
+/**
+ * A part of a transfer: the numbers of its record. `memory`: UCX's handle of the local memory. `remote`: the place of the
+ * peer's region in UcxTables, or -1.
+ */
+export const partField = { local: 0, remoteOffset: 1, bytes: 2, region: 3, key: 4, memory: 5, remote: 6 } as const;
+export const PART_FIELDS = 7;

@@ -25,6 +25,21 @@ const table = {
     'int8_t ucp_mem_map(intptr_t, intptr_t, intptr_t)',
   ),
   ucp_mem_unmap: prototype<[context: number, memory: number]>('int8_t ucp_mem_unmap(intptr_t, intptr_t)'),
+  ucp_rkey_pack: prototype<[context: number, memory: number, buffer: number, bytes: number]>(
+    'int8_t ucp_rkey_pack(intptr_t, intptr_t, intptr_t, intptr_t)',
+  ),
+  ucp_rkey_buffer_release: prototype<[buffer: number]>('void ucp_rkey_buffer_release(intptr_t)'),
+  ucp_ep_rkey_unpack: prototype<[endpoint: number, buffer: number, key: number]>(
+    'int8_t ucp_ep_rkey_unpack(intptr_t, intptr_t, intptr_t)',
+  ),
+  ucp_rkey_destroy: prototype<[key: number]>('void ucp_rkey_destroy(intptr_t)'),
+  ucp_put_nbx: prototype<[endpoint: number, data: number, bytes: number, remote: number, key: number, params: number]>(
+    'intptr_t ucp_put_nbx(intptr_t, intptr_t, size_t, uint64_t, intptr_t, intptr_t)',
+  ),
+  ucp_get_nbx: prototype<[endpoint: number, data: number, bytes: number, remote: number, key: number, params: number]>(
+    'intptr_t ucp_get_nbx(intptr_t, intptr_t, size_t, uint64_t, intptr_t, intptr_t)',
+  ),
+  ucp_ep_flush_nbx: prototype<[endpoint: number, params: number]>('intptr_t ucp_ep_flush_nbx(intptr_t, intptr_t)'),
   ucp_worker_create: prototype<[context: number, params: number, worker: number]>(
     'int8_t ucp_worker_create(intptr_t, intptr_t, intptr_t)',
   ),

@@ -26,7 +26,10 @@ function setUp(usesDevices: boolean) {
     return driver;
   }, true);
   const { address, bytes: view } = new NativeBlock(4096);
-  const [used, unused] = [1, 2].map((key) => drivers.register({ address, bytes: 4096, key, view })) as [number, number];
+  const [used, unused] = [1, 2].map((key) => drivers.register({ address, bytes: 4096, key, view }).number) as [
+    number,
+    number,
+  ];
   const [driver] = made as [UcxDriver];
   driver.tables.regionUses[used] = 1;
   const release = (region: number): Promise<void> => drivers.release(region, () => {});

@@ -8,18 +8,22 @@ import { whyNoGuest } from './guest.ts';
 import { type GuestResult, LINE_MARK } from './line-reporter.ts';
 
 export const rig: string = fileURLToPath(new URL('../../../../scripts/soft-roce.mjs', import.meta.url));
-const here = (path: string): string => fileURLToPath(new URL(path, import.meta.url));
+export const here = (path: string): string => fileURLToPath(new URL(path, import.meta.url));
 /** WEFTLINE_TEST_RDMA=all: with the tests that take minutes in the guest. */
-const scope = process.env['WEFTLINE_TEST_RDMA'] === 'all' ? 'all' : 'gate';
+export const scope = process.env['WEFTLINE_TEST_RDMA'] === 'all' ? 'all' : 'gate';
 /** A guest on a busy machine is slow. */
 const SECONDS = scope === 'all' ? 3600 : 540;
 
 /** Of a test that boots a guest. */
 export const guestOptions = { skip: skipWithout('soft-roce', whyNoGuest()), timeout: (SECONDS + 30) * 1000 } as const;
 
-/** `program`: of guest/, without its ending. */
-export async function runGuest(t: TestContext, program: string): Promise<void> {
-  const { results, status, said } = await bootGuest(program);
+/** `program`: of guest/, without its ending. `variables`: of its processes. */
+export async function runGuest(
+  t: TestContext,
+  program: string,
+  variables: Readonly<Record<string, string>> = {},
+): Promise<void> {
+  const { results, status, said } = await bootGuest(program, variables);
   assert.ok(results.length > 0, said);
   for (const { name, isPass, skip, error, milliseconds } of results) {
     await t.test(name, { skip: skip ?? false }, (inner) => {
@@ -37,9 +41,10 @@ interface Guest {
   readonly said: string;
 }
 
-async function bootGuest(program: string): Promise<Guest> {
+async function bootGuest(program: string, variables: Readonly<Record<string, string>>): Promise<Guest> {
   const reporter = [`--test-reporter=${here('line-reporter.js')}`, '--test-reporter-destination=stdout'];
-  const command = [process.execPath, ...reporter, here(`../guest/${program}.js`), scope];
+  const names = Object.entries(variables).map(([name, value]) => `${name}=${value}`);
+  const command = ['env', ...names, process.execPath, ...reporter, here(`../guest/${program}.js`), scope];
   const child = spawn(process.execPath, [rig, '--pair', '--timeout', String(SECONDS), ...command], {
     stdio: ['ignore', 'pipe', 'pipe'],
     env: { ...process.env, NODE_TEST_CONTEXT: undefined },

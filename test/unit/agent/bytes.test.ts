@@ -92,7 +92,10 @@ test('what backends publish of themselves and of their regions', () => {
     return { remoteRegion, remoteKey };
   });
   assertSame(encodeUcxAddress({ host: '::1', port: 99 }), decodeUcxAddress);
-  assertSame(encodeUcxRegion({ number: 4, key: 77 }), decodeUcxRegion);
+  assertSame(
+    encodeUcxRegion({ number: 4, key: 77, address: 2 ** 46 + 8, packed: Uint8Array.of(1, 2, 3) }),
+    decodeUcxRegion,
+  );
 });
 
 test('records of a ring of notifications', () => {

@@ -9,7 +9,9 @@ import { isErrorPointer } from '../../../native/ucx-status.ts';
 import { MAX_NOTIFICATION_BYTES } from '../../backend.ts';
 import { FAILED_OPERATIONS, IN_RING_BYTES, WINDOW } from './link-block.ts';
 import { CHUNK_BYTES, HEADER_BYTES, headerWord as at, INLINE_BYTES, ringBytes } from './message-header.ts';
+import type { Notices } from './notices.ts';
 import type { Outgoing } from './outgoing.ts';
+import type { Rights } from './rights.ts';
 import type { LinkTools, MessagePlace, Sender } from './sender.ts';
 import type { MappedPlace } from './ucx-worker.ts';
 import { REGIONS } from './ucx-tables.ts';
@@ -25,6 +27,8 @@ const NO_REGION = -1;
 export interface IncomingOptions extends LinkTools {
   readonly sender: Sender;
   readonly outgoing: Outgoing;
+  readonly notices: Notices;
+  readonly rights: Rights;
 }
 
 export class Incoming {
@@ -45,6 +49,10 @@ export class Incoming {
     outgoing.acknowledged(words[base + at.acknowledged]!);
     const kind = words[base + at.kind]!;
     if (kind === ucxMessageKinds.acknowledge) return;
+    if (kind >= ucxMessageKinds.grant) {
+      this.#options.rights.heard(words, base);
+      return;
+    }
     if (kind === ucxMessageKinds.refuse) {
       outgoing.refused(words[base + at.operation]!, words[base + at.reason]!);
       return;
@@ -103,21 +111,6 @@ export class Incoming {
       tables.regionUses[region] = tables.regionUses[region]! - 1;
       block.inState[sequence & (WINDOW - 1)] = states.complete;
       link[linkWord.answersHead] = link[linkWord.answersHead]! + 1;
-      isBusy = true;
-    }
-    return isBusy;
-  }
-
-  flushRefusals(): boolean {
-    const { block, sender } = this.#options;
-    const link = block.words;
-    let isBusy = false;
-    while (link[linkWord.refusalsHead] !== link[linkWord.refusalsTail] && sender.hasControlRoom) {
-      const place = (link[linkWord.refusalsHead]! & (WINDOW - 1)) * 2;
-      sender.begin(ucxMessageKinds.refuse, 0, block.refusals[place]!);
-      block.buffers.words[sender.base + at.reason] = block.refusals[place + 1]!;
-      sender.sendControl(0);
-      link[linkWord.refusalsHead] = link[linkWord.refusalsHead]! + 1;
       isBusy = true;
     }
     return isBusy;
@@ -240,7 +233,9 @@ export class Incoming {
     block.inRegion[place] = region;
     block.inBytes[place] = bytes;
     block.inState[place] = states.receiving;
-    if (region !== NO_REGION) tables.regionUses[region] = tables.regionUses[region]! + 1;
+    if (region === NO_REGION) return 0;
+    tables.regionUses[region] = tables.regionUses[region]! + 1;
+    this.#options.rights.grant(region);
     return 0;
   }
 
@@ -256,6 +251,7 @@ export class Incoming {
     link[linkWord.answersTail] = link[linkWord.answersTail]! + 1;
     tables.regionUses[region] = tables.regionUses[region]! + 1;
     block.inState[sequence & (WINDOW - 1)] = states.answering;
+    this.#options.rights.grant(region);
     return 0;
   }
 
@@ -313,7 +309,7 @@ export class Incoming {
     const sequence = words[base + at.sequence]!;
     const place = sequence & (WINDOW - 1);
     this.#fail(words[base + at.operation]!);
-    this.#pushRefusal(sequence, reason);
+    this.#options.notices.refuse(sequence, reason);
     const message = words[base + at.messageBytes]!;
     // Notifications that were not stored will not be taken, and need no room.
     if (message > 0 && block.inAction[place] !== actions.notify)
@@ -332,16 +328,6 @@ export class Incoming {
     if (isErrorPointer(request)) return;
     block.inRequest[place] = request;
     block.inState[place] = states.refusing;
-  }
-
-  #pushRefusal(sequence: number, reason: number): void {
-    const { block } = this.#options;
-    const link = block.words;
-    const place = (link[linkWord.refusalsTail]! & (WINDOW - 1)) * 2;
-    block.refusals[place] = sequence;
-    block.refusals[place + 1] = reason;
-    link[linkWord.refusalsTail] = link[linkWord.refusalsTail]! + 1;
-    this.flushRefusals();
   }
 
   #fail(operation: number): void {
@@ -371,14 +357,14 @@ export class Incoming {
       const start = block.inOffset[place]! - inRecord.bytes;
       if (hasFailed) block.inRing.words[start / 4 + 1] = inRecord.dropped;
       Atomics.store(block.words, linkWord.inPublished, block.inEnd[place]!);
-      if (hasFailed) this.#pushRefusal(sequence, ucxRefusals.earlier);
+      if (hasFailed) this.#options.notices.refuse(sequence, ucxRefusals.earlier);
       tables.tell();
       return;
     }
-    if (hasFailed) this.#pushRefusal(sequence, ucxRefusals.earlier);
+    if (hasFailed) this.#options.notices.refuse(sequence, ucxRefusals.earlier);
     else if (!this.#isOpen(block.inRegion[place]!, block.inKey[place]!)) {
       this.#fail(block.inOperation[place]!);
-      this.#pushRefusal(sequence, ucxRefusals.region);
+      this.#options.notices.refuse(sequence, ucxRefusals.region);
     } else {
       this.#add(block.inOffset[place]!, block.inAdd[place]!);
       tables.tell();

@@ -2,11 +2,15 @@
 import { LINK_WORDS, linkWord } from '../../../abi/ucx-words.ts';
 import { UCX_CONTROL_BYTES } from '../../../abi/ucx-message.ts';
 import { ArenaLayout } from './arena-layout.ts';
+import { REGIONS } from './ucx-tables.ts';
 
 /** Messages that UCX has not finished sending. */
 export const SENDS = 256;
 /** Messages without acknowledgement; the receiving half tells as many apart. A power of two. */
 export const WINDOW = 1024;
+/** What waits to be told, see Notices. A power of two. */
+export const NOTICES = 2048;
+export const NOTICE_FIELDS = 4;
 /** Operations under way. A power of two. */
 export const QUEUE = 8192;
 /** Notifications that were posted and are not yet done with. A power of two. */
@@ -54,6 +58,10 @@ export class LinkBlock {
   readonly isReported: Int32Array;
   readonly region: Int32Array;
   readonly key: Int32Array;
+  readonly remote: Int32Array;
+  /** 1: it has direct puts or gets, all before that mark of the sends. */
+  readonly isDirect: Int32Array;
+  readonly directEnd: Int32Array;
   readonly cursorOffset: Float64Array;
   readonly local: Float64Array;
   /** UCX's handle of the local memory. */
@@ -75,7 +83,10 @@ export class LinkBlock {
   readonly inAdd: Float64Array;
   readonly inRing: ReturnType<ArenaLayout['bytes']>;
   readonly failed: Int32Array;
-  readonly refusals: Int32Array;
+  readonly notices: Int32Array;
+  /** A bit for each region of this side: the far side may use it directly, or was asked to release it. */
+  readonly granted: Int32Array;
+  readonly withdrawn: Int32Array;
 
   /** Answers that are to be sent: sequence of the question, region, address, bytes. */
   readonly answerSequence: Int32Array;
@@ -114,6 +125,9 @@ export class LinkBlock {
     this.isReported = arena.integers(QUEUE);
     this.region = arena.integers(QUEUE);
     this.key = arena.integers(QUEUE);
+    this.remote = arena.integers(QUEUE);
+    this.isDirect = arena.integers(QUEUE);
+    this.directEnd = arena.integers(QUEUE);
     this.cursorOffset = arena.numbers(QUEUE);
     this.local = arena.numbers(QUEUE);
     this.memory = arena.numbers(QUEUE);
@@ -130,7 +144,9 @@ export class LinkBlock {
     this.inBytes = arena.numbers(WINDOW);
     this.inAdd = arena.numbers(WINDOW);
     this.failed = arena.integers(FAILED_OPERATIONS);
-    this.refusals = arena.integers(WINDOW * 2);
+    this.notices = arena.integers(NOTICES * NOTICE_FIELDS);
+    this.granted = arena.integers(REGIONS / 32);
+    this.withdrawn = arena.integers(REGIONS / 32);
     this.answerSequence = arena.integers(WINDOW);
     this.answerRegion = arena.integers(WINDOW);
     this.answerAddress = arena.numbers(WINDOW);

@@ -4,10 +4,13 @@ import { ucxMessage, ucxMessageKinds } from '../../../abi/ucx-message.ts';
 import { failures } from './failure.ts';
 import { Incoming, states } from './incoming.ts';
 import { SENDS, WINDOW } from './link-block.ts';
+import { Direct } from './direct.ts';
 import { headerWord as at } from './message-header.ts';
+import { Notices } from './notices.ts';
 import { OutMessages } from './out-messages.ts';
 import { Outgoing } from './outgoing.ts';
 import { Reads } from './reads.ts';
+import { Rights } from './rights.ts';
 import { endLink, type LinkTools, Sender } from './sender.ts';
 
 /** A link that has ended, by what is left to do: withdraw receives, wait for UCX, nothing. */
@@ -19,6 +22,8 @@ export class LinkHalves {
   readonly messages: OutMessages;
   readonly #sender: Sender;
   readonly #reads: Reads;
+  readonly #notices: Notices;
+  readonly #rights: Rights;
   readonly #incoming: Incoming;
   readonly #follows = { address: 0, length: 0 };
 
@@ -28,8 +33,14 @@ export class LinkHalves {
     this.#reads = new Reads(tools, this.#sender);
     this.messages = new OutMessages(tools.block);
     const { messages } = this;
-    this.outgoing = new Outgoing({ ...tools, sender: this.#sender, reads: this.#reads, messages, partsOf });
-    this.#incoming = new Incoming({ ...tools, sender: this.#sender, outgoing: this.outgoing });
+    const sender = this.#sender;
+    const direct = new Direct(tools, sender);
+    this.outgoing = new Outgoing({ ...tools, sender, reads: this.#reads, direct, messages, partsOf });
+    const notices = new Notices(tools, sender);
+    const rights = new Rights(tools, notices);
+    this.#notices = notices;
+    this.#rights = rights;
+    this.#incoming = new Incoming({ ...tools, sender, outgoing: this.outgoing, notices, rights });
   }
 
   /** A control message with this link's index. */
@@ -63,10 +74,10 @@ export class LinkHalves {
     if (link[linkWord.failure] !== failures.none) return this.#windUp();
     const hasSent = this.#sender.pop();
     const hasReceived = this.#incoming.step();
-    const hasRefused = this.#incoming.flushRefusals();
+    const hasTold = this.#notices.flush();
     const hasAnswered = this.#incoming.sendAnswers();
     const hasMoved = this.outgoing.step();
-    return hasSent || hasReceived || hasRefused || hasAnswered || hasMoved;
+    return hasSent || hasReceived || hasTold || hasAnswered || hasMoved;
   }
 
   /** A message without effect, from which the far side sees that this one has connected its endpoint. */
@@ -87,6 +98,7 @@ export class LinkHalves {
 
   /** UCX reads or writes the region for this link, or will. */
   uses(region: number): boolean {
+    if (this.#rights.holds(region)) return true;
     const { words, sendRegion, answerRegion, inState, inRegion } = this.#tools.block;
     for (let next = words[linkWord.sendsPopped]!; next !== words[linkWord.sendsPushed]; next = (next + 1) | 0) {
       if (sendRegion[next & (SENDS - 1)] === region) return true;
@@ -95,6 +107,11 @@ export class LinkHalves {
       if (answerRegion[next & (WINDOW - 1)] === region) return true;
     }
     return inState.some((state, place) => state === states.receiving && inRegion[place] === region);
+  }
+
+  /** The far side is to use the region no more: see Rights. */
+  withdraw(region: number): void {
+    if (this.#tools.block.words[linkWord.failure] === failures.none) this.#rights.withdraw(region);
   }
 
   /** The link has ended, and UCX has returned all requests. */
@@ -110,6 +127,7 @@ export class LinkHalves {
       link[linkWord.end] = ends.draining;
       this.#reads.cancelAll();
       this.#incoming.cancelReceives();
+      this.#rights.giveUp();
     }
     this.outgoing.failAll();
     this.#sender.pop();

@@ -8,6 +8,7 @@ import { closeDescriptor } from '../../../native/udp.ts';
 import { failures } from './failure.ts';
 import { LinkBlock } from './link-block.ts';
 import type { ProcessWatch } from './process-watch.ts';
+import type { RemoteRegions } from './remote-regions.ts';
 import { endLink } from './sender.ts';
 import type { UcxContext } from './ucx-context.ts';
 import { LINK_NUMBER_BITS, type UcxEngine } from './ucx-engine.ts';
@@ -28,6 +29,7 @@ export interface UcxLinkOptions {
 
 interface LinkTableOptions {
   readonly context: UcxContext;
+  readonly remotes: RemoteRegions;
   readonly processes: ProcessWatch;
   readonly transports: UcxTransports;
 }
@@ -64,6 +66,7 @@ const goneFailures: readonly number[] = [
 export class LinkTable {
   readonly #engine: UcxEngine;
   readonly #context: UcxContext;
+  readonly #remotes: RemoteRegions;
   readonly #processes: ProcessWatch;
   readonly #isMemoryOnly: boolean;
   readonly #memory: NativeBlock[] = [];
@@ -75,9 +78,10 @@ export class LinkTable {
   readonly #late: Closing[] = [];
   #made = 0;
 
-  constructor(engine: UcxEngine, { context, processes, transports }: LinkTableOptions) {
+  constructor(engine: UcxEngine, { context, remotes, processes, transports }: LinkTableOptions) {
     this.#engine = engine;
     this.#context = context;
+    this.#remotes = remotes;
     this.#processes = processes;
     this.#isMemoryOnly = transports.isMemoryOnly;
   }
@@ -195,6 +199,7 @@ export class LinkTable {
     if (closing.request !== 0 && worker.check(closing.request) !== ucsStatus.inProgress) closing.request = 0;
     if (closing.request !== 0 || !isDrained) return false;
     this.#engine.discard(block.words[linkWord.number]!);
+    this.#remotes.linkEnded(block.words[linkWord.number]!);
     return true;
   }
 

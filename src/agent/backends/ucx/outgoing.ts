@@ -1,22 +1,23 @@
 // The sending half of a link: operations in order, a window, acknowledgements, refusals. Hot path: no allocation.
 import { putWide } from '../../../abi/wide-words.ts';
-import { PART_FIELDS, linkWord, partField, ucxTransferStates } from '../../../abi/ucx-words.ts';
+import { linkWord, ucxTransferStates } from '../../../abi/ucx-words.ts';
 import { ucxMessageKinds, ucxTagKinds } from '../../../abi/ucx-message.ts';
 import { copyMemory } from '../../../native/libc.ts';
+import type { Direct } from './direct.ts';
 import { failures } from './failure.ts';
 import { QUEUE, WINDOW } from './link-block.ts';
 import { CHUNK_BYTES, headerWord as at, INLINE_BYTES } from './message-header.ts';
 import { sendMark } from './memory-use.ts';
+import { operationKinds } from './operation-kinds.ts';
 import { NO_MESSAGE, type OutMessages } from './out-messages.ts';
+import { PartCursor } from './part-cursor.ts';
 import type { Reads } from './reads.ts';
 import type { LinkTools, MessagePlace, Sender } from './sender.ts';
-
-/** Of an operation. The last two are a channel's. */
-export const operationKinds = { write: 1, read: 2, notify: 3, put: 4, signal: 5 } as const;
 
 export interface OutgoingOptions extends LinkTools {
   readonly sender: Sender;
   readonly reads: Reads;
+  readonly direct: Direct;
   readonly messages: OutMessages;
   /** The parts of a prepared transfer. */
   readonly partsOf: (slot: number) => Float64Array;
@@ -24,20 +25,15 @@ export interface OutgoingOptions extends LinkTools {
 
 export class Outgoing {
   readonly #options: OutgoingOptions;
-  readonly #reads: Reads;
+  readonly #direct: Direct;
   readonly #messages: OutMessages;
   readonly #data: MessagePlace = { address: 0, bytes: 0, region: -1, memory: 0 };
-  /** The part that is sent next. */
-  #local = 0;
-  #remoteOffset = 0;
-  #bytes = 0;
-  #region = 0;
-  #key = 0;
-  #memory = 0;
+  readonly #part: PartCursor;
 
   constructor(options: OutgoingOptions) {
     this.#options = options;
-    this.#reads = options.reads;
+    this.#direct = options.direct;
+    this.#part = new PartCursor(options.block, options.partsOf);
     this.#messages = options.messages;
   }
 
@@ -58,6 +54,7 @@ export class Outgoing {
     block.failure[entry] = failures.none;
     block.failureDetail[entry] = 0;
     block.unanswered[entry] = 0;
+    block.isDirect[entry] = 0;
     block.cursor[entry] = 0;
     block.cursorOffset[entry] = 0;
     block.messageBytes[entry] = NO_MESSAGE;
@@ -74,7 +71,7 @@ export class Outgoing {
 
   /** Takes note of what has ended, sends what there is room for. False if nothing happened. */
   step(): boolean {
-    const hasRead = this.#reads.pop();
+    const hasRead = this.#options.reads.pop();
     const hasSent = this.send();
     const hasEnded = this.#complete();
     return hasRead || hasSent || hasEnded;
@@ -118,7 +115,7 @@ export class Outgoing {
       this.stop(entry, failures.refused, reason);
       break;
     }
-    this.#reads.cancel(sequence);
+    this.#options.reads.cancel(sequence);
   }
 
   /** Operations that were not sent yet stay unsent; those that were sent still end later. */
@@ -191,8 +188,13 @@ export class Outgoing {
   #isAllSent(entry: number): boolean {
     const { block } = this.#options;
     if (block.cursor[entry]! < this.#countOf(entry)) return false;
-    // That of a read follows its answers.
-    return block.isMessageSent[entry] === 1 || block.kind[entry] === operationKinds.read;
+    return block.isMessageSent[entry] === 1 || this.#isMessageLast(entry);
+  }
+
+  /** The notification follows the answers of a read, and direct puts: what is behind the operation need not wait for it. */
+  #isMessageLast(entry: number): boolean {
+    const { block } = this.#options;
+    return block.kind[entry] === operationKinds.read || block.isDirect[entry] === 1;
   }
 
   #nextSequence(entry: number): number {
@@ -206,54 +208,36 @@ export class Outgoing {
     return sequence;
   }
 
-  #loadPart(entry: number): void {
-    const { block, partsOf } = this.#options;
-    if (block.kind[entry]! >= operationKinds.put) {
-      this.#local = block.local[entry]!;
-      this.#remoteOffset = block.remoteOffset[entry]!;
-      this.#bytes = block.size[entry]!;
-      this.#region = block.region[entry]!;
-      this.#key = block.key[entry]!;
-      this.#memory = block.memory[entry]!;
-      return;
-    }
-    const parts = partsOf(block.slot[entry]!);
-    const first = block.cursor[entry]! * PART_FIELDS;
-    this.#local = parts[first + partField.local]!;
-    this.#remoteOffset = parts[first + partField.remoteOffset]!;
-    this.#bytes = parts[first + partField.bytes]!;
-    this.#region = parts[first + partField.region]!;
-    this.#key = parts[first + partField.key]!;
-    this.#memory = parts[first + partField.memory]!;
-  }
-
-  /** False if there is no room. */
+  /** False if there is no room, or it must wait for direct puts. */
   #sendNext(entry: number): boolean {
     const { block, sender } = this.#options;
+    const part = this.#part;
     const count = this.#countOf(entry);
     const cursor = block.cursor[entry]!;
     if (cursor >= count) {
+      if (this.#direct.isUnderWay) return false;
       this.#sendMessage(entry);
       return true;
     }
-    this.#loadPart(entry);
+    part.load(entry);
     const kind = block.kind[entry]!;
     if (kind === operationKinds.signal) {
-      this.#begin(entry, ucxMessageKinds.signal, this.#remoteOffset, this.#bytes);
+      if (this.#direct.isUnderWay) return false;
+      this.#begin(entry, ucxMessageKinds.signal, part.remoteOffset, part.bytes);
       sender.sendControl(0);
       block.cursor[entry] = cursor + 1;
       return true;
     }
     const done = block.cursorOffset[entry]!;
-    const bytes = Math.min(this.#bytes - done, CHUNK_BYTES);
+    const bytes = Math.min(part.bytes - done, CHUNK_BYTES);
     if (kind === operationKinds.read) {
-      if (!this.#reads.hasRoom) return false;
-      this.#ask(entry, done, bytes);
+      if (!this.#read(entry, done, bytes)) return false;
     } else this.#write(entry, done, bytes);
-    const isWhole = done + bytes === this.#bytes;
+    const isWhole = done + bytes === part.bytes;
     // A part that was refused meanwhile is at its end already.
     if (isWhole && block.cursor[entry] === cursor) block.cursor[entry] = cursor + 1;
     block.cursorOffset[entry] = isWhole ? 0 : done + bytes;
+    if (kind !== operationKinds.read && block.cursor[entry]! >= count) this.#direct.flush(entry);
     return true;
   }
 
@@ -263,8 +247,8 @@ export class Outgoing {
     sender.begin(kind, sequence, block.operation[entry]!);
     const { words: header } = block.buffers;
     const { base } = sender;
-    header[base + at.region] = this.#region;
-    header[base + at.key] = this.#key;
+    header[base + at.region] = this.#part.region;
+    header[base + at.key] = this.#part.key;
     putWide(header, base + at.offset, offset);
     putWide(header, base + at.bytes, bytes);
     return sequence;
@@ -272,8 +256,13 @@ export class Outgoing {
 
   #write(entry: number, done: number, bytes: number): void {
     const { block, sender } = this.#options;
-    const sequence = this.#begin(entry, ucxMessageKinds.write, this.#remoteOffset + done, bytes);
-    const from = this.#local + done;
+    const part = this.#part;
+    const from = part.local + done;
+    if (bytes > INLINE_BYTES && this.#direct.mayUse(part)) {
+      this.#direct.put(entry, this.#place(from, bytes), part.remote, part.remoteOffset + done);
+      return;
+    }
+    const sequence = this.#begin(entry, ucxMessageKinds.write, part.remoteOffset + done, bytes);
     if (bytes > INLINE_BYTES) {
       sender.sendControl(0);
       this.#sendData(sequence, from, bytes);
@@ -282,24 +271,33 @@ export class Outgoing {
     const { inlineAddress } = sender;
     copyMemory(inlineAddress, from, bytes);
     const message = block.messageBytes[entry]!;
-    const isLast = done + bytes === this.#bytes && block.cursor[entry]! + 1 === this.#countOf(entry);
-    if (isLast && block.isMessageSent[entry] === 0 && bytes + message <= INLINE_BYTES) {
+    const isLast = done + bytes === part.bytes && block.cursor[entry]! + 1 === this.#countOf(entry);
+    const takesMessage = isLast && block.isMessageSent[entry] === 0 && bytes + message <= INLINE_BYTES;
+    if (takesMessage && !this.#direct.isUnderWay) {
       this.#messages.put(entry, inlineAddress + bytes, sender.base);
       sender.sendControl(bytes + message);
     } else sender.sendControl(bytes);
   }
 
-  /** Asks for data: the receive is there before the question. */
-  #ask(entry: number, done: number, bytes: number): void {
-    const sequence = this.#begin(entry, ucxMessageKinds.read, this.#remoteOffset + done, bytes);
-    const place = this.#place(this.#local + done, bytes);
-    if (this.#reads.receive(entry, sequence, place)) this.#options.sender.sendControl(0);
+  /** Gets data, or asks for them: the receive is there before the question. False if there is no room. */
+  #read(entry: number, done: number, bytes: number): boolean {
+    const part = this.#part;
+    const place = this.#place(part.local + done, bytes);
+    if (bytes > INLINE_BYTES && this.#direct.mayUse(part)) {
+      this.#direct.get(entry, place, part.remote, part.remoteOffset + done);
+      return true;
+    }
+    if (!this.#options.reads.hasRoom) return false;
+    const sequence = this.#begin(entry, ucxMessageKinds.read, part.remoteOffset + done, bytes);
+    if (this.#options.reads.receive(entry, sequence, place)) this.#options.sender.sendControl(0);
+    return true;
   }
 
+  /** All before it in the queue have ended, or nothing direct is under way. */
   #sendMessage(entry: number): void {
     const { block, sender } = this.#options;
-    this.#region = 0;
-    this.#key = 0;
+    this.#part.region = 0;
+    this.#part.key = 0;
     const sequence = this.#begin(entry, ucxMessageKinds.notify, 0, 0);
     const message = block.messageBytes[entry]!;
     if (message <= INLINE_BYTES) {
@@ -309,7 +307,7 @@ export class Outgoing {
     }
     this.#messages.count(entry, sender.base);
     sender.sendControl(0);
-    this.#memory = block.ownMemory[0]!;
+    this.#part.memory = block.ownMemory[0]!;
     this.#sendData(sequence, block.outRing.address + block.messagePlace[entry]!, message);
   }
 
@@ -321,7 +319,7 @@ export class Outgoing {
   #place(address: number, bytes: number): MessagePlace {
     this.#data.address = address;
     this.#data.bytes = bytes;
-    this.#data.memory = this.#memory;
+    this.#data.memory = this.#part.memory;
     return this.#data;
   }
 
@@ -349,8 +347,9 @@ export class Outgoing {
 
   #hasEnded(entry: number): boolean {
     const { block } = this.#options;
-    if (block.kind[entry] === operationKinds.read) {
-      if (block.unanswered[entry]! > 0) return false;
+    if (!this.#direct.hasEnded(entry) || block.unanswered[entry]! > 0) return false;
+    if (this.#isMessageLast(entry)) {
+      if (block.kind[entry] !== operationKinds.read && !this.#isAcknowledged(entry)) return false;
       if (block.messageBytes[entry] === NO_MESSAGE || block.failure[entry] !== failures.none) return true;
       this.#report(entry);
       if (block.isMessageSent[entry] === 0) {
@@ -358,8 +357,12 @@ export class Outgoing {
         this.#sendMessage(entry);
       }
     }
-    if (block.hasSent[entry] === 0) return true;
-    return ((block.last[entry]! - block.words[linkWord.acknowledged]!) | 0) <= 0;
+    return this.#isAcknowledged(entry);
+  }
+
+  #isAcknowledged(entry: number): boolean {
+    const { block } = this.#options;
+    return block.hasSent[entry] === 0 || ((block.last[entry]! - block.words[linkWord.acknowledged]!) | 0) <= 0;
   }
 
   #finish(entry: number): void {

@@ -68,8 +68,8 @@ export class Sender {
     header[base + at.kind] = kind;
     header[base + at.sequence] = sequence;
     // A refusal must come before the acknowledgement of what was refused.
-    const hasRefusals = words[linkWord.refusalsHead] !== words[linkWord.refusalsTail];
-    const told = words[hasRefusals ? linkWord.told : linkWord.watermark]!;
+    const hasNotices = words[linkWord.noticesHead] !== words[linkWord.noticesTail];
+    const told = words[hasNotices ? linkWord.told : linkWord.watermark]!;
     header[base + at.acknowledged] = told;
     header[base + at.taken] = words[linkWord.taken]!;
     header[base + at.region] = 0;
@@ -92,20 +92,20 @@ export class Sender {
     const bytes = HEADER_BYTES + inlineBytes;
     const to = block.endpoint[0]!;
     if (bytes <= SHORT_BYTES) {
-      this.#note(worker.send(to, address, bytes, tag), NO_REGION);
+      this.note(worker.send(to, address, bytes, tag));
       return;
     }
     this.#control.address = address;
     this.#control.bytes = bytes;
     this.#control.memory = block.ownMemory[0]!;
-    this.#note(worker.sendFrom(this.#control, to, tag), NO_REGION);
+    this.note(worker.sendFrom(this.#control, to, tag));
   }
 
   /** Sends memory as a message of its own. */
   sendData(tagKind: number, sequence: number, place: MessagePlace): void {
     const { block, worker } = this.#tools;
     const tag = ucxTag(tagKind, block.words[linkWord.remoteNumber]!, sequence);
-    this.#note(worker.sendFrom(place, block.endpoint[0]!, tag), place.region);
+    this.note(worker.sendFrom(place, block.endpoint[0]!, tag), place.region);
   }
 
   /** False if nothing has ended. */
@@ -157,8 +157,8 @@ export class Sender {
     block.words[linkWord.sendsPopped] = block.words[linkWord.sendsPopped]! + 1;
   }
 
-  /** What UCX has returned for a send. */
-  #note(request: number, region: number): void {
+  /** What UCX has returned for a send, which names a region of this side that must stay until then. */
+  note(request: number, region: number = NO_REGION): void {
     const { block, tables } = this.#tools;
     const { words } = block;
     if (isErrorPointer(request)) {

@@ -108,9 +108,12 @@ export class UcxBackend implements Backend<'ucx'> {
     if (why !== undefined) throw new WeftlineError('WL_UNSUPPORTED', `The backend ucx cannot use the memory: ${why}`);
     const { address, bytes } = memory;
     const key = randomBytes(4).readUInt32LE();
-    const number = this.#drivers.register({ address, bytes, key, view: memory.view });
+    const { number, packed } = this.#drivers.register({ address, bytes, key, view: memory.view });
     const endRemoteUse = (): Promise<void> => this.#release(number);
-    return new UcxRegion(address, { number, key }, { endRemoteUse, forget: () => this.#drivers.forget(number) });
+    return new UcxRegion(
+      { number, key, address, packed },
+      { endRemoteUse, forget: () => this.#drivers.forget(number) },
+    );
   }
 
   #release(region: number): Promise<void> {

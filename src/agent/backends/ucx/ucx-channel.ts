@@ -4,7 +4,7 @@ import type { BackendChannel, BackendRemoteRegion, PutPlace } from '../../backen
 import { failures } from './failure.ts';
 import type { LinkOperations } from './link-operations.ts';
 import { emptyMark, hasReturned, sendMark } from './memory-use.ts';
-import { operationKinds } from './outgoing.ts';
+import { operationKinds } from './operation-kinds.ts';
 import type { RegionUser, UcxRegion, UcxRemoteRegion } from './ucx-region.ts';
 
 /** Operations under way; of more, `put` and `signal` say false. */
@@ -116,7 +116,7 @@ export class UcxChannel implements BackendChannel, RegionUser {
     const link = this.#link;
     const { driver } = link;
     if (this.posted - this.delivered >= MAX_PENDING) return -1;
-    const { number: region, key } = remote;
+    const { number: region, key, place } = remote;
     driver.enter();
     const entry = link.outgoing.begin(kind, this.#number, this.#operation);
     if (entry < 0) {
@@ -125,6 +125,7 @@ export class UcxChannel implements BackendChannel, RegionUser {
     }
     link.block.region[entry] = region;
     link.block.key[entry] = key;
+    link.block.remote[entry] = place;
     link.block.remoteOffset[entry] = offset;
     return entry;
   }

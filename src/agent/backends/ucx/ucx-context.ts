@@ -114,6 +114,34 @@ export class UcxContext implements Disposable {
     return memory;
   }
 
+  /**
+   * What peers need to put into mapped memory and to get from it; empty where no device checks what they do, see
+   * UcxTransports.
+   */
+  pack(memory: number): Uint8Array {
+    if (memory === 0 || !this.#transports.putsAreNative) return new Uint8Array(0);
+    const { calls } = this.#ucx;
+    const status = calls.ucp_rkey_pack(this.#context, memory, this.#out.address, this.#out.address + 8);
+    this.#check('ucp_rkey_pack', status, 'asking for the key of memory');
+    const buffer = this.#outNumber(0);
+    const key = new Uint8Array(viewAt(buffer, this.#outNumber(1))).slice();
+    calls.ucp_rkey_buffer_release(buffer);
+    return key;
+  }
+
+  /** UCX's handle of what the peer has packed, for one endpoint; 0 if it cannot use that. To be given to `forgetKey`. */
+  unpack(endpoint: number, packed: Uint8Array): number {
+    // UCX is not told how long it is.
+    const own = new NativeBlock(packed.length + KEY_MARGIN);
+    own.bytes.set(packed);
+    const status = this.#ucx.calls.ucp_ep_rkey_unpack(endpoint, own.address, this.#out.address);
+    return status === ucsStatus.ok ? this.#outNumber(0) : 0;
+  }
+
+  forgetKey(key: number): void {
+    if (!this.#isDisposed) this.#ucx.calls.ucp_rkey_destroy(key);
+  }
+
   /** When no request names it any more. */
   unmap(memory: number): void {
     if (!this.#isDisposed && this.#mapped.delete(memory)) this.#ucx.calls.ucp_mem_unmap(this.#context, memory);
@@ -161,7 +189,9 @@ export class UcxContext implements Disposable {
     const { block, address } = struct(ucpParams);
     const { features } = ucpMasks;
     block.set('fieldMask', ucpMasks.params.features);
-    block.set('features', features.tags + (canSleep ? features.wakeup : 0));
+    const { putsAreNative } = this.#transports;
+    const remoteMemory = putsAreNative ? features.remoteMemory : 0;
+    block.set('features', features.tags + remoteMemory + (canSleep ? features.wakeup : 0));
     this.#check('ucp_init', this.#ucx.init(address, config, this.#out.address), 'starting UCX');
     return this.#outNumber(0);
   }
@@ -204,6 +234,9 @@ export class UcxContext implements Disposable {
     if (status !== ucsStatus.ok) throw ucxError(call, status, what);
   }
 }
+
+/** UCX reads keys of a length that their first bytes tell: behind one that lies, it finds zeros. */
+const KEY_MARGIN = 64 * 1024;
 
 interface StructBlock<Name extends string = string> {
   readonly block: Block<Name>;

@@ -12,6 +12,7 @@ import { ArenaLayout } from './arena-layout.ts';
 import { LinkTable } from './link-table.ts';
 import { keepForever } from './memory-use.ts';
 import { PROCESS_CHECK_MS, ProcessWatch } from './process-watch.ts';
+import { RemoteRegions } from './remote-regions.ts';
 import { UcxContext } from './ucx-context.ts';
 import type { OpenRegion } from './ucx-region.ts';
 import { UcxEngine } from './ucx-engine.ts';
@@ -44,6 +45,7 @@ export class UcxDriver {
   readonly engine: UcxEngine;
   readonly links: LinkTable;
   readonly context: UcxContext;
+  readonly remotes: RemoteRegions;
   readonly patienceMs: number;
   /** Free places of the tables. */
   readonly slots: number[] = countDown(SLOTS);
@@ -82,7 +84,10 @@ export class UcxDriver {
     this.context = new UcxContext({ canSleep: ownThread, transports });
     this.tables = new UcxTables(ArenaLayout.of(this.#memory));
     this.engine = new UcxEngine(new UcxWorker(this.context.handle), this.tables);
-    this.links = new LinkTable(this.engine, { context: this.context, processes: this.#processes, transports });
+    this.tables.words[tableWord.putsAreNative] = transports.putsAreNative ? 1 : 0;
+    this.remotes = new RemoteRegions(this.context, this.tables);
+    const { context, remotes } = this;
+    this.links = new LinkTable(this.engine, { context, remotes, processes: this.#processes, transports });
     this.engine.postReceives();
     const { port1, port2 } = new MessageChannel();
     this.#port = port1;
@@ -119,8 +124,8 @@ export class UcxDriver {
     this.#wakeThread();
   }
 
-  /** Peers may use the region from now on. Fails with WL_NATIVE if UCX refuses the memory. */
-  openRegion(number: number, { address, bytes, key, view }: OpenRegion): void {
+  /** Peers may use the region from now on, with the key that is returned. Fails with WL_NATIVE if UCX refuses the memory. */
+  openRegion(number: number, { address, bytes, key, view }: OpenRegion): Uint8Array {
     const { tables } = this;
     this.enter();
     try {
@@ -130,9 +135,22 @@ export class UcxDriver {
       tables.regionBytes[number] = bytes;
       tables.regionKey[number] = key;
       tables.regionUses[number] = 0;
+      const packed = this.context.pack(tables.regionMemory[number]);
       tables.regionIsOpen[number] = 1;
+      return packed;
     } finally {
       this.leave();
+    }
+  }
+
+  /** Under the lock, while there are threads that work. Peers are to use the region no more; to be repeated until they do not. */
+  withdraw(number: number): void {
+    const { tables } = this;
+    tables.regionIsOpen[number] = 0;
+    const isOver = this.#closing !== undefined || this.failure !== undefined;
+    if (isOver || Atomics.load(this.#words, at.stop) === 1) return;
+    for (let index = 0; index < tables.words[tableWord.activeCount]!; index++) {
+      this.engine.link(tables.active[index]!).withdraw(number);
     }
   }
 

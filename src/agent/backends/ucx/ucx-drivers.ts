@@ -55,18 +55,19 @@ export class UcxDrivers {
     if (!driver.isOver) this.#undestroyed.push(driver);
   }
 
-  /** Returns the number of the region. Fails with WL_CAPACITY, with WL_NATIVE if UCX refuses the memory. */
-  register(region: OpenRegion): number {
+  /** Returns the region's number, and the key of its memory, see UcxContext.pack. Fails with WL_CAPACITY, with WL_NATIVE if UCX refuses the memory. */
+  register(region: OpenRegion): { readonly number: number; readonly packed: Uint8Array } {
     const number = this.#freeRegions.pop() ?? this.#madeRegions++;
     if (number >= REGIONS) throw new WeftlineError('WL_CAPACITY', 'Too many registered regions: deregister some first');
+    let packed: Uint8Array = new Uint8Array(0);
     try {
-      for (const driver of this.#drivers) driver.openRegion(number, region);
+      for (const driver of this.#drivers) packed = driver.openRegion(number, region);
     } catch (error) {
       this.#free(number);
       throw error;
     }
     this.#regions.set(number, region);
-    return number;
+    return { number, packed };
   }
 
   /**
@@ -76,7 +77,7 @@ export class UcxDrivers {
   async release(number: number, onLate: (driver: UcxDriver) => void): Promise<void> {
     if (this.#regions.delete(number)) this.#releasing.add(number);
     const isUnusedBy = (driver: UcxDriver) => (): boolean => {
-      driver.tables.regionIsOpen[number] = 0;
+      driver.withdraw(number);
       return driver.tables.regionUses[number] === 0;
     };
     const ends = this.#drivers.map(async (driver) => {

@@ -25,20 +25,29 @@ export function decodeUcxAddress(info: Uint8Array): UcxAddress | undefined {
 export interface UcxRegionName {
   readonly number: number;
   readonly key: number;
+  /** Native, of the first byte, and UCX's key of the memory: empty where it is used by messages only. */
+  readonly address: number;
+  readonly packed: Uint8Array;
 }
 
-const REGION_BYTES = 8;
+const HEAD_BYTES = 16;
+const MAX_PACKED_BYTES = 512;
+const TWO_32 = 2 ** 32;
 
-export function encodeUcxRegion({ number, key }: UcxRegionName): Uint8Array {
-  const bytes = Buffer.alloc(REGION_BYTES);
+export function encodeUcxRegion({ number, key, address, packed }: UcxRegionName): Uint8Array {
+  const bytes = Buffer.alloc(HEAD_BYTES);
   bytes.writeUInt32LE(number, 0);
   bytes.writeUInt32LE(key, 4);
-  return bytes;
+  bytes.writeUInt32LE(address % TWO_32, 8);
+  bytes.writeUInt32LE(Math.floor(address / TWO_32), 12);
+  return Buffer.concat([bytes, packed]);
 }
 
 /** undefined if it is not understood. */
 export function decodeUcxRegion(info: Uint8Array): UcxRegionName | undefined {
-  if (info.byteLength !== REGION_BYTES) return undefined;
+  if (info.byteLength < HEAD_BYTES || info.byteLength > HEAD_BYTES + MAX_PACKED_BYTES) return undefined;
   const bytes = Buffer.from(info.buffer, info.byteOffset, info.byteLength);
-  return { number: bytes.readUInt32LE(0), key: bytes.readUInt32LE(4) };
+  const address = bytes.readUInt32LE(8) + bytes.readUInt32LE(12) * TWO_32;
+  const packed = new Uint8Array(info.subarray(HEAD_BYTES));
+  return { number: bytes.readUInt32LE(0), key: bytes.readUInt32LE(4), address, packed };
 }

@@ -20,7 +20,8 @@ import { IN_RING_BYTES, type LinkBlock } from './link-block.ts';
 import type { LinkOperations } from './link-operations.ts';
 import { ringBytes } from './message-header.ts';
 import type { OutMessages } from './out-messages.ts';
-import { operationKinds, type Outgoing } from './outgoing.ts';
+import { operationKinds } from './operation-kinds.ts';
+import type { Outgoing } from './outgoing.ts';
 import { UcxChannel } from './ucx-channel.ts';
 import type { UcxDriver } from './ucx-driver.ts';
 import { decodeUcxRegion } from './ucx-info.ts';
@@ -91,7 +92,22 @@ export class UcxLink implements BackendLink, LinkOperations {
   importRegion(info: Uint8Array, { bytes }: { readonly bytes: number }): UcxRemoteRegion {
     const name = decodeUcxRegion(info);
     if (name === undefined) throw protocolError(`${info.byteLength} bytes about a region of ${this.peer}`);
-    return new UcxRemoteRegion(bytes, name);
+    const { driver } = this;
+    if (this.error !== undefined) return new UcxRemoteRegion(bytes, name, -1);
+    driver.enter();
+    try {
+      return new UcxRemoteRegion(bytes, name, driver.remotes.open(this.block, name));
+    } finally {
+      driver.leave();
+    }
+  }
+
+  releaseRegion(region: BackendRemoteRegion): void {
+    const { driver } = this;
+    if (this.error !== undefined || !(region instanceof UcxRemoteRegion) || driver.failure !== undefined) return;
+    driver.enter();
+    driver.remotes.close(this.block, region.place);
+    driver.leave();
   }
 
   async prepare(operation: TransferOperation, plan: UcxPlan): Promise<BackendTransfer> {
@@ -298,6 +314,7 @@ function recordsOf({ locals, remotes, parts }: UcxPlan, regionMemory: Float64Arr
     numbers[first + partField.region] = remote.number;
     numbers[first + partField.key] = remote.key;
     numbers[first + partField.memory] = regionMemory[local.number]!;
+    numbers[first + partField.remote] = remote.place;
   }
   return block;
 }

@@ -34,8 +34,8 @@ export class UcxRegion implements BackendRegion {
   readonly #tools: RegionTools;
   #releasing: Promise<void> | undefined;
 
-  constructor(address: number, name: UcxRegionName, tools: RegionTools) {
-    this.address = address;
+  constructor(name: UcxRegionName, tools: RegionTools) {
+    this.address = name.address;
     this.number = name.number;
     this.info = encodeUcxRegion(name);
     this.#tools = tools;
@@ -59,10 +59,13 @@ export class UcxRemoteRegion implements BackendRemoteRegion {
   readonly bytes: number;
   readonly number: number;
   readonly key: number;
+  /** In UcxTables; -1 if it is used by messages only. */
+  readonly place: number;
 
-  constructor(bytes: number, { number, key }: { readonly number: number; readonly key: number }) {
+  constructor(bytes: number, { number, key }: UcxRegionName, place: number) {
     this.bytes = bytes;
     this.number = number;
     this.key = key;
+    this.place = place;
   }
 }

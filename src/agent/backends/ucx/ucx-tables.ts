@@ -6,6 +6,8 @@ import { ArenaLayout } from './arena-layout.ts';
 /** So that their numbers stay below UCX_LINK_NUMBERS. */
 export const LINKS = 1023;
 export const REGIONS = 65_536;
+/** Regions of peers that may be used directly. */
+export const REMOTES = 65_536;
 /** Prepared transfers. */
 export const SLOTS = 4096;
 export const CHANNELS = 1024;
@@ -34,6 +36,14 @@ export class UcxTables {
   readonly regionBytes: Float64Array;
   /** UCX's handle, 0 if there is none: see UcxContext.map. */
   readonly regionMemory: Float64Array;
+
+  /** By region of a peer: its link's number, name there, native address, UCX's handle. `state` is one of remoteStates. */
+  readonly remoteState: Int32Array;
+  readonly remoteLink: Int32Array;
+  readonly remoteRegion: Int32Array;
+  readonly remoteKey: Int32Array;
+  readonly remoteAddress: Float64Array;
+  readonly remoteHandle: Float64Array;
 
   /** By transfer. `state` is also read without the lock. */
   readonly state: Int32Array;
@@ -64,6 +74,12 @@ export class UcxTables {
     this.regionAddress = arena.numbers(REGIONS);
     this.regionBytes = arena.numbers(REGIONS);
     this.regionMemory = arena.numbers(REGIONS);
+    this.remoteState = arena.integers(REMOTES);
+    this.remoteLink = arena.integers(REMOTES);
+    this.remoteRegion = arena.integers(REMOTES);
+    this.remoteKey = arena.integers(REMOTES);
+    this.remoteAddress = arena.numbers(REMOTES);
+    this.remoteHandle = arena.numbers(REMOTES);
     this.state = arena.integers(SLOTS);
     this.failure = arena.integers(SLOTS);
     this.failureDetail = arena.integers(SLOTS);

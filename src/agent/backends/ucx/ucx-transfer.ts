@@ -6,7 +6,7 @@ import type { BackendTransfer, TransferOperation, TransferState } from '../../ba
 import { failures } from './failure.ts';
 import type { LinkOperations } from './link-operations.ts';
 import { emptyMark, hasReturned } from './memory-use.ts';
-import { operationKinds } from './outgoing.ts';
+import { operationKinds } from './operation-kinds.ts';
 import type { RegionUser, UcxRegion } from './ucx-region.ts';
 
 const stateNames: readonly TransferState[] = Object.entries(ucxTransferStates)

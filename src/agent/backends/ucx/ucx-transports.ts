@@ -28,6 +28,11 @@ export interface UcxTransports {
   readonly isMemoryOnly: boolean;
   /** A device may read and write memory while no thread works for UCX: RDMA, or a transport that is not known here. */
   readonly usesDevices: boolean;
+  /**
+   * Devices carry out puts and gets, and check the keys of memory. Elsewhere UCX would have messages do it, which write
+   * wherever the peer says: it is then not even told that there are puts.
+   */
+  readonly putsAreNative: boolean;
 }
 
 /**
@@ -35,6 +40,9 @@ export interface UcxTransports {
  * (UCX 1.13, cma_ep.c:81: No such process); knem and xpmem depend on the other process's memory in the same way.
  */
 const copiers: readonly string[] = ['cma', 'knem', 'xpmem'];
+/** Queue pairs of a reliable connection, under all their names, with what goes beside them without puts of its own. */
+const reliable = /^(ib|(rc|dc)(_\w+)?)$/;
+const besides = /^(self|ud(_\w+)?)$/;
 const memories: readonly string[] = ['posix', 'sysv', 'self'];
 /** What UCX means by these, but for the copiers, and for sysv, whose segments are open to the user's whole group. */
 const aliases: Readonly<Record<string, string>> = { sm: 'posix', shm: 'posix', mm: 'posix' };
@@ -84,6 +92,7 @@ export function chooseTransports(around: UcxSurroundings): UcxTransports {
   const list = `${isExcluding ? '^' : ''}${names.join(',')}`;
   const isMemoryOnly = !isExcluding && names.every((name) => memories.includes(bare(name)));
   const usesDevices = isExcluding || !names.every((name) => [...memories, 'tcp'].includes(bare(name)));
+  const putsAreNative = hasNativePuts(names.map(bare), isExcluding);
   const usesTcp = names.some((name) => bare(name) === 'tcp') !== isExcluding;
   const devices = usesTcp && around.env['UCX_NET_DEVICES'] === undefined ? { NET_DEVICES: devicesOf(around) } : {};
   const settings = [
@@ -92,7 +101,13 @@ export function chooseTransports(around: UcxSurroundings): UcxTransports {
     ...(isMemoryOnly ? memorySettings : []),
   ].filter(({ variables }) => variables.every((variable) => around.env[variable] === undefined));
   const tuning = Object.fromEntries(settings.flatMap(({ names: known, value }) => known.map((name) => [name, value])));
-  return { config: { TLS: list, ...devices }, tuning, isMemoryOnly, usesDevices };
+  return { config: { TLS: list, ...devices }, tuning, isMemoryOnly, usesDevices, putsAreNative };
+}
+
+function hasNativePuts(names: readonly string[], isExcluding: boolean): boolean {
+  const hasReliable = names.some((name) => reliable.test(name));
+  if (!isExcluding) return hasReliable && names.every((name) => reliable.test(name) || besides.test(name));
+  return !hasReliable && ['tcp', 'posix', 'sysv'].every((name) => names.includes(name));
 }
 
 /**

@@ -48,6 +48,21 @@ export class UcxWorker {
     return this.#calls.ucp_tag_send_nbx(endpoint, address, bytes, tag, this.#paramsOf(memory));
   }
 
+  /** Writes mapped memory to an address of the peer, whose handle `key` is. Returns as `send` does. */
+  put({ address, bytes, memory }: MappedPlace, endpoint: number, remote: number, key: number): number {
+    return this.#calls.ucp_put_nbx(endpoint, address, bytes, remote, key, this.#paramsOf(memory));
+  }
+
+  /** Reads in the same way. */
+  get({ address, bytes, memory }: MappedPlace, endpoint: number, remote: number, key: number): number {
+    return this.#calls.ucp_get_nbx(endpoint, address, bytes, remote, key, this.#paramsOf(memory));
+  }
+
+  /** Ends when all earlier puts are visible at the peer. Returns as `send` does. */
+  flush(endpoint: number): number {
+    return this.#calls.ucp_ep_flush_nbx(endpoint, this.#plain.address);
+  }
+
   /** Receives the one message with this tag, into mapped memory. Returns 0 if it is here, a request, or a negative status. */
   receive({ address, bytes, memory }: MappedPlace, tag: number): number {
     return this.#calls.ucp_tag_recv_nbx(this.#handle, address, bytes, tag, UCX_WHOLE_MASK, this.#paramsOf(memory));

@@ -91,7 +91,7 @@ export class VerbsGuest implements CompletionTaker {
     }
   }
 
-  /** Hot path. Delivers what may be delivered, makes room for more. True if something came. */
+  /** Hot path. Delivers what may be delivered, makes room for more when it is worth a call. True if something came. */
   poll({ deliver, mayDeliver }: Pick<BackendContext, 'deliver' | 'mayDeliver'>): boolean {
     const inbox = this.#inbox;
     let hasNews = false;
@@ -99,11 +99,7 @@ export class VerbsGuest implements CompletionTaker {
       deliver(this.#name, inbox.take());
       hasNews = true;
     }
-    if (this.#isBroken) return hasNews;
-    const { receives } = this.#end.queuePair;
-    while (receives.start(0));
-    if (receives.unposted > 0) receives.post();
-    if (inbox.owesCredits && !this.#isTelling) this.#tell();
+    if (!this.#isBroken && inbox.owesCredits && !this.#isTelling) this.#tell();
     return hasNews;
   }
 
@@ -123,7 +119,10 @@ export class VerbsGuest implements CompletionTaker {
   }
 
   #tell(): void {
-    const { sends } = this.#end.queuePair;
+    const { sends, receives } = this.#end.queuePair;
+    // ORDER: receives before the credits that promise them. They go together, because each call comes before an answer.
+    while (receives.start(0));
+    if (receives.unposted > 0) receives.post();
     const { creditAddress, region } = this.#inbox;
     this.#inbox.writeCredits();
     sends.start(sendOpcode.write, sendFlag.signaled, 0);

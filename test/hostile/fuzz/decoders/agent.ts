@@ -133,7 +133,10 @@ const ucxInfos: Decoder = {
   name: 'agent-backend-infos',
   codes: ['WL_PROTOCOL'],
   weight: 0.3,
-  seeds: () => [encodeUcxAddress({ host: '127.0.0.1', port: 4711 }), encodeUcxRegion({ number: 4, key: 5 })],
+  seeds: () => [
+    encodeUcxAddress({ host: '127.0.0.1', port: 4711 }),
+    encodeUcxRegion({ number: 4, key: 5, address: 4096, packed: new Uint8Array(19) }),
+  ],
   run: (input) => {
     const address = decodeUcxAddress(input);
     if (address !== undefined && !/^[0-9a-f.:]+$/i.test(address.host))

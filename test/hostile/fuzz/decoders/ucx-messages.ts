@@ -82,6 +82,7 @@ function createTarget(): Target {
   const tables = new UcxTables(ArenaLayout.of(storage.tables));
   const block = new LinkBlock(ArenaLayout.of(storage.link), 0);
   tables.words[tableWord.news] = 0;
+  tables.words[tableWord.putsAreNative] = 1;
   tables.regionIsOpen[REGION] = 1;
   tables.regionUses[REGION] = 0;
   tables.regionKey[REGION] = KEY;
@@ -122,7 +123,7 @@ function message(fields: Fields, inline = 0): Uint8Array {
 }
 
 const region = { region: REGION, key: KEY };
-const { write, read, signal, notify, acknowledge, refuse } = ucxMessageKinds;
+const { write, read, signal, notify, acknowledge, refuse, grant, withdraw, release } = ucxMessageKinds;
 
 const seeds = (): readonly Uint8Array[] => [
   message({ kind: write, sequence: 1, operation: 1, offset: 8, bytes: 64, ...region }, 64),
@@ -136,6 +137,10 @@ const seeds = (): readonly Uint8Array[] => [
     message({ kind: read, sequence: 1, operation: 4, offset: 0, bytes: 4096, ...region }),
     message({ kind: notify, sequence: 2, operation: 5, messageBytes: 20_001 }),
     message({ kind: refuse, operation: 1, reason: 1 }),
+  ),
+  joined(
+    message({ kind: read, sequence: 1, operation: 6, offset: 0, bytes: 4000, ...region }),
+    ...[grant, withdraw, release].map((kind) => message({ kind, ...region })),
   ),
 ];
 
