@@ -24,6 +24,7 @@ const inspect = `(() => {
     background: getComputedStyle(document.body).backgroundColor,
     undrawn: charts.filter((chart) => chart.querySelector('svg :is(rect, path, circle)[aria-label]') === null).map((chart) => chart.ariaLabel),
     tooWide: charts.filter((chart) => [...chart.querySelectorAll('svg')].some((svg) => svg.getBoundingClientRect().right > innerWidth)).length,
+    tips: [...document.querySelectorAll('.chart svg')].filter((svg) => getComputedStyle(svg).getPropertyValue('--plot-background') !== getComputedStyle(document.documentElement).getPropertyValue('--ground')).length,
     sideBySide: (() => {
       const pair = document.querySelector('.pair:has(.figure)');
       const [chart, table] = pair.children;
@@ -37,6 +38,8 @@ interface Inspected {
   readonly background: string;
   readonly undrawn: readonly string[];
   readonly tooWide: number;
+  /** Those on the wrong ground. */
+  readonly tips: number;
   readonly sideBySide: boolean;
 }
 
@@ -61,6 +64,7 @@ test('every report is drawn in both widths and colour schemes, and asks for noth
       assert.deepEqual(found.undrawn, [], where);
       assert.equal(found.overflow, 0, where);
       assert.equal(found.tooWide, 0, where);
+      assert.equal(found.tips, 0, where);
       if (name !== 'trace') assert.equal(found.sideBySide, view.width === 1600, where);
       backgrounds.add(found.background);
     }

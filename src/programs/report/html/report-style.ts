@@ -34,10 +34,10 @@ h2 { font-size: 19px; margin: 8px 0 4px; }
   .pair:has(.chart.wide) { grid-template-columns: minmax(0, 1fr); }
 }
 .figure { min-width: 0; }
-.chart { --plot-background: var(--ground); border-radius: 6px; min-height: 60px; }
+.chart { border-radius: 6px; min-height: 60px; }
 .chart figure { margin: 0; }
 .chart h3, .chart p { font-size: 13px; margin: 0 0 2px; }
-.chart svg { display: block; max-width: 100%; height: auto; font: 12px system-ui, sans-serif; }
+.chart svg { --plot-background: var(--ground); display: block; max-width: 100%; height: auto; font: 12px system-ui, sans-serif; }
 .chart [class*="swatches"] { margin-bottom: 4px; font: 12px system-ui, sans-serif; }
 .chart .current { stroke: var(--text); stroke-width: 2.5px; stroke-opacity: 1; }
 .value { min-height: 1.5em; margin: 2px 0 0; color: var(--soft); font-variant-numeric: tabular-nums; }

@@ -16,13 +16,13 @@ export function epCudaPage(report: EpCudaBenchReport): ReportPage {
       describeMachine(report.machine),
     ],
     sections: [
-      scalingSection(report, {
+      ...scalingSections(report, {
         title: 'Bandwidth by SMs',
         unit: 'GB/s per rank',
         note: 'Every received row counted, median. The cases named copy are the ceilings: kernels that move the same rows, with as many SMs.',
         value: ({ logicalGBpsPerRank }) => logicalGBpsPerRank.median,
       }),
-      scalingSection(report, {
+      ...scalingSections(report, {
         title: 'Time by SMs',
         unit: 'µs',
         note: 'Between two events on the device around a call, of the slowest rank, median.',
@@ -48,9 +48,33 @@ interface Scaling {
   readonly value: (of: CudaCaseResult) => number;
 }
 
-function scalingSection({ runs }: EpCudaBenchReport, { title, unit, note, value }: Scaling): ReportSection {
+/** One for each kind of rows, and for the layer: more lines than that are told apart by nobody. */
+function scalingSections({ runs }: EpCudaBenchReport, scaling: Scaling): ReportSection[] {
   const names = runs[0]?.cases.map(({ name }) => name) ?? [];
-  const at = (run: (typeof runs)[number], index: number): number => value(run.cases[index]!);
+  const groups = [...new Set(names.map(groupOf))];
+  return groups.map((group) =>
+    scalingSection(
+      runs,
+      names.filter((name) => groupOf(name) === group),
+      { ...scaling, title: `${scaling.title}, ${group}` },
+    ),
+  );
+}
+
+function groupOf(name: string): string {
+  if (name.includes('layer')) return 'layer';
+  return name.includes('fp8') ? 'fp8' : 'bf16';
+}
+
+function scalingSection(
+  runs: EpCudaBenchReport['runs'],
+  names: readonly string[],
+  { title, unit, note, value }: Scaling,
+): ReportSection {
+  const at = (run: (typeof runs)[number], name: string): number => {
+    const found = run.cases.find((one) => one.name === name);
+    return found === undefined ? Number.NaN : value(found);
+  };
   return {
     title,
     note,
@@ -58,11 +82,11 @@ function scalingSection({ runs }: EpCudaBenchReport, { title, unit, note, value 
       kind: 'lines',
       x: { label: 'SMs' },
       y: { label: unit },
-      lines: names.map((name, index) => ({ name, points: runs.map((run) => [run.numSms, at(run, index)]) })),
+      lines: names.map((name) => ({ name, points: runs.map((run) => [run.numSms, at(run, name)] as const) })),
     },
     table: {
       head: ['case', ...runs.map(({ numSms }) => `${numSms} SMs`)],
-      rows: names.map((name, index) => [name, ...runs.map((run) => at(run, index))]),
+      rows: names.map((name) => [name, ...runs.map((run) => at(run, name))]),
     },
   };
 }
