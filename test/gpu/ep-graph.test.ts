@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { settingsTable } from 'weftline';
-import { resultOf, runRanks } from '../local/support/run-ranks.ts';
+import { resultOf, runRanks, type RunRanksResult } from '../local/support/run-ranks.ts';
 import { testSeed } from '../support/seed.ts';
 import { cacheFolder, noGpu } from './support/gpu.ts';
 
@@ -35,18 +35,25 @@ interface Ending {
   readonly message: string;
 }
 
+/** What a rank printed last; one that printed nothing fails the test with what all of them said. */
+function endingOf({ ranks, transcript }: RunRanksResult, rank: number): Ending {
+  const ending = resultOf(ranks[rank]) as Ending | null;
+  assert.ok(ending !== null, `rank ${rank} printed no result:\n${transcript}`);
+  return ending;
+}
+
 test('a replay without one of the ranks ends at its deadline, and names it', { skip: noGpu }, async () => {
-  const { ranks, transcript } = await runRanks(2, script, { args: ['absent'], env, graceMs: 10_000 });
-  const { code, message } = resultOf(ranks[0]) as Ending;
-  assert.equal(code, 'WL_TIMEOUT', transcript);
-  assert.match(message, /Kernel epDispatch of rank 0 waited (?:19\d\d|2000) ms for rank 1 \(dispatch/, transcript);
+  const ran = await runRanks(2, script, { args: ['absent'], env, graceMs: 10_000 });
+  const { code, message } = endingOf(ran, 0);
+  assert.equal(code, 'WL_TIMEOUT', ran.transcript);
+  assert.match(message, /Kernel epDispatch of rank 0 waited (?:19\d\d|2000) ms for rank 1 \(dispatch/, ran.transcript);
 });
 
 test('kill -9 of a rank ends a replay that waits for it, and names it', { skip: noGpu }, async () => {
-  const { ranks, transcript } = await runRanks(2, script, { args: ['killed'], env, graceMs: 10_000 });
-  const { code, message } = resultOf(ranks[0]) as Ending;
-  assert.equal(code, 'WL_PEER_LOST', transcript);
-  assert.match(message, /[Rr]ank 1\b/, transcript);
+  const ran = await runRanks(2, script, { args: ['killed'], env, graceMs: 10_000 });
+  const { code, message } = endingOf(ran, 0);
+  assert.equal(code, 'WL_PEER_LOST', ran.transcript);
+  assert.match(message, /[Rr]ank 1\b/, ran.transcript);
 });
 
 for (const [scenario, message] of [
@@ -54,11 +61,11 @@ for (const [scenario, message] of [
   ['layer bound', /Rank 0 would receive \d+ rows, more than its numWorstTokens 3/],
 ] as const) {
   test(`${scenario}: a replay that brings more rows fails on every rank alike`, { skip: noGpu }, async () => {
-    const { ranks, transcript } = await runRanks(2, script, { args: [scenario], env });
-    for (const rank of ranks) {
-      const ending = resultOf(rank) as Ending;
-      assert.equal(ending.code, 'WL_CAPACITY', transcript);
-      assert.match(ending.message, message, transcript);
+    const ran = await runRanks(2, script, { args: [scenario], env });
+    for (const { rank } of ran.ranks) {
+      const ending = endingOf(ran, rank);
+      assert.equal(ending.code, 'WL_CAPACITY', ran.transcript);
+      assert.match(ending.message, message, ran.transcript);
     }
   });
 }

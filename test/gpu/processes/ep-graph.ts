@@ -194,7 +194,8 @@ async function withGraph(use: (graph: CudaGraph, inputs: GraphInputs) => Promise
     const { recvX, handle } = await buffer.dispatch({ x, topkIdx, numWorstTokens: 2 * world.size, timeoutMs: 2_000 });
     await buffer.combine({ x: recvX as never, handle, timeoutMs: 2_000 });
   });
-  return use(graph, inputs);
+  // Awaited here: a promise that is handed on outlives the graph and the buffer.
+  return await use(graph, inputs);
 }
 
 /** Rank 1 does not come. */
