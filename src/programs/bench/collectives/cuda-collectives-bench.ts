@@ -12,6 +12,9 @@ import { NcclLoop } from './nccl-loop.ts';
 
 /** Results of larger calls are not compared: bringing them to the host takes longer than all calls. */
 const MOST_COMPARED = 32 << 20;
+/** Calls of each kind and side until V8 has compiled what the loops run, of the first size if it is at most so large. */
+const WARMUP_CALLS = 2000;
+const MOST_WARMED = 1 << 20;
 
 export interface CudaCollectivesBenchOptions {
   readonly workload: CollectivesWorkload;
@@ -37,6 +40,15 @@ export async function runCudaCollectivesBench(
   if (registers) for (const tensor of [memory.first, memory.second]) await communicator.register(tensor);
   const entries = entriesOf(workload);
   const timer = new StreamTimer(device, communicator);
+  for (const kind of workload.kinds) {
+    const { plan } = entries.find((entry) => entry.kind === kind) ?? {};
+    if (plan === undefined || plan.bytes > MOST_WARMED) continue;
+    const call = new BenchedCall(communicator, workload, { kind, bytes: plan.bytes, memory });
+    for (const isInPlace of [false, true]) {
+      await repeat(call.prepare(isInPlace), WARMUP_CALLS);
+      if (peer) await repeat(peer.prepare(kind, call, isInPlace, workload), WARMUP_CALLS);
+    }
+  }
   for (let round = 0; round < workload.rounds; round++) {
     for (const { kind, plan, outOfPlace, inPlace } of entries) {
       const call = new BenchedCall(communicator, workload, { kind, bytes: plan.bytes, memory });

@@ -11,6 +11,56 @@ __device__ __forceinline__ void setSources(const CollectiveArguments& a, Reduced
   for (u32 from = 0; from < a.ranks; ++from) run.sources[from] = from == a.rank ? own : slotAt(a, a.rank, step, from);
 }
 
+// What a thread keeps of its own piece while it waits for that of the other rank.
+constexpr u32 keptVectors = 8;
+
+// allReduce of two ranks: a piece that the registers of a block hold is read once, for the peer and for the sum.
+__device__ __forceinline__ bool canKeep(const CollectiveArguments& a, u64 begin, u64 length) {
+  const u64 all = addressBits(inputOf(a) + begin) | addressBits(outputOf(a) + begin) | length;
+  return a.shape == collectiveShapeAllReduce && a.ranks == 2 && (all & 15) == 0 && length <= keptVectors * blockDim.x * 16;
+}
+
+// By all threads. The slots are those of any other way, so that the peer may choose another.
+template <class Of>
+__device__ inline bool reduceKept(const CollectiveArguments& a, u64 begin, u64 length, u32 step, u32 tells, const WaitScope& scope) {
+  const u32 peer = 1 - a.rank;
+  const u32 vectors = static_cast<u32>(length / 16);
+  const uint4* input = reinterpret_cast<const uint4*>(inputOf(a) + begin);
+  uint4* output = reinterpret_cast<uint4*>(outputOf(a) + begin);
+  uint4* there = reinterpret_cast<uint4*>(slotAt(a, peer, step, a.rank));
+  const uint4* here = reinterpret_cast<const uint4*>(slotAt(a, a.rank, step, peer));
+  uint4 kept[keptVectors];
+  uint4 others[keptVectors];
+#pragma unroll
+  for (u32 part = 0; part < keptVectors; ++part) {
+    const u32 index = threadIdx.x + part * blockDim.x;
+    if (index < vectors) kept[part] = __ldcg(input + index);
+  }
+#pragma unroll
+  for (u32 part = 0; part < keptVectors; ++part) {
+    const u32 index = threadIdx.x + part * blockDim.x;
+    if (index < vectors) there[index] = kept[part];
+  }
+  if (!meet(a, step, tells, scope)) return false;
+#pragma unroll
+  for (u32 part = 0; part < keptVectors; ++part) {
+    const u32 index = threadIdx.x + part * blockDim.x;
+    if (index < vectors) others[part] = __ldcg(here + index);
+  }
+#pragma unroll
+  for (u32 part = 0; part < keptVectors; ++part) {
+    const u32 index = threadIdx.x + part * blockDim.x;
+    if (index >= vectors) continue;
+    typename Of::Value sums[Of::perVector];
+    typename Of::Value values[Of::perVector];
+    Of::unpack(sums, a.rank == 0 ? kept[part] : others[part]);
+    Of::unpack(values, a.rank == 0 ? others[part] : kept[part]);
+    combineAll(sums, values, a.reduction);
+    output[index] = Of::pack(sums);
+  }
+  return true;
+}
+
 // By all threads. `tells`: at the first step. False when the block must leave.
 template <class Of>
 __device__ inline bool stageInOnePhase(const CollectiveArguments& a, ReducedRun (&runs)[2], u32& step, u32 tells,
@@ -20,6 +70,11 @@ __device__ inline bool stageInOnePhase(const CollectiveArguments& a, ReducedRun 
   for (u64 piece = 0; piece < pieces.steps; ++piece, tells = tellsNothing) {
     ++step;
     const u64 begin = pieces.begin(piece);
+    const u64 length = pieces.lengthOf(begin, a.bytes);
+    if (canKeep(a, begin, length)) {
+      if (!reduceKept<Of>(a, begin, length, step, tells, scope)) return false;
+      continue;
+    }
     ReducedRun& run = runs[step & 1];
     pushPieces(a, pieces, begin, step);
     if (threadIdx.x == 0) {
@@ -27,7 +82,7 @@ __device__ inline bool stageInOnePhase(const CollectiveArguments& a, ReducedRun 
       run.targets[0] = outputOf(a) + begin;
     }
     if (!meet(a, step, tells, scope)) return false;
-    if (gets) reduceRange<Of>(run, a.ranks, 1, a.reduction, pieces.lengthOf(begin, a.bytes), shareOfBlock());
+    if (gets) reduceRange<Of>(run, a.ranks, 1, a.reduction, length, shareOfBlock());
   }
   return true;
 }
