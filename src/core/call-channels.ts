@@ -55,6 +55,7 @@ const collectiveCalls = [
   'groupEnd',
   'sparse allReduce',
   'serve',
+  'register',
 ] as const;
 
 /**

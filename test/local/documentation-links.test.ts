@@ -15,7 +15,7 @@ interface Packed {
 const root = fileURLToPath(new URL('../../..', import.meta.url));
 /** How shipped documents name files of the repository that do not ship. */
 const repository = 'https://github.com/weftline/weftline/blob/main/';
-const MAX_PACKED_BYTES = 1_200_000;
+const MAX_PACKED_BYTES = 1_350_000;
 
 const [packed] = JSON.parse(npm('pack', '--dry-run', '--ignore-scripts', '--json')) as [Packed];
 const shipped = packed.files.map(({ path }) => path);
