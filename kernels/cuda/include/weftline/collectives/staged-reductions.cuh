@@ -29,8 +29,8 @@ __device__ inline bool reduceKept(const CollectiveArguments& a, u64 begin, u64 l
   uint4* output = reinterpret_cast<uint4*>(outputOf(a) + begin);
   uint4* there = reinterpret_cast<uint4*>(slotAt(a, peer, step, a.rank));
   const uint4* here = reinterpret_cast<const uint4*>(slotAt(a, a.rank, step, peer));
+  constexpr u32 atOnce = 4;
   uint4 kept[keptVectors];
-  uint4 others[keptVectors];
 #pragma unroll
   for (u32 part = 0; part < keptVectors; ++part) {
     const u32 index = threadIdx.x + part * blockDim.x;
@@ -43,20 +43,25 @@ __device__ inline bool reduceKept(const CollectiveArguments& a, u64 begin, u64 l
   }
   if (!meet(a, step, tells, scope)) return false;
 #pragma unroll
-  for (u32 part = 0; part < keptVectors; ++part) {
-    const u32 index = threadIdx.x + part * blockDim.x;
-    if (index < vectors) others[part] = __ldcg(here + index);
-  }
+  for (u32 first = 0; first < keptVectors; first += atOnce) {
+    uint4 others[atOnce];
 #pragma unroll
-  for (u32 part = 0; part < keptVectors; ++part) {
-    const u32 index = threadIdx.x + part * blockDim.x;
-    if (index >= vectors) continue;
-    typename Of::Value sums[Of::perVector];
-    typename Of::Value values[Of::perVector];
-    Of::unpack(sums, a.rank == 0 ? kept[part] : others[part]);
-    Of::unpack(values, a.rank == 0 ? others[part] : kept[part]);
-    combineAll(sums, values, a.reduction);
-    output[index] = Of::pack(sums);
+    for (u32 part = 0; part < atOnce; ++part) {
+      const u32 index = threadIdx.x + (first + part) * blockDim.x;
+      if (index < vectors) others[part] = __ldcg(here + index);
+    }
+#pragma unroll
+    for (u32 part = 0; part < atOnce; ++part) {
+      const u32 index = threadIdx.x + (first + part) * blockDim.x;
+      if (index >= vectors) continue;
+      typename Of::Value sums[Of::perVector];
+      typename Of::Value values[Of::perVector];
+      // Of two, either order gives the same bytes.
+      Of::unpack(sums, kept[first + part]);
+      Of::unpack(values, others[part]);
+      combineAll(sums, values, a.reduction);
+      output[index] = Of::pack(sums);
+    }
   }
   return true;
 }
