@@ -39,46 +39,50 @@ export async function runCudaCollectivesBench(
   const memory = makeBenchMemory(device, workload);
   if (registers) for (const tensor of [memory.first, memory.second]) await communicator.register(tensor);
   const entries = entriesOf(workload);
-  const bench: CudaBench = { workload, memory, communicator, peer, timer: new StreamTimer(device, communicator) };
-  await warmUp(entries, bench);
-  for (let round = 0; round < workload.rounds; round++) await measureRound(round, entries, bench);
-  await takeSlowest(world, entries);
-  if (!isFirst) return undefined;
-  const { numSms = 16 } = options;
-  const ranksOn = `GPU (${device.properties.name}, ${numSms} SMs, ${registers ? 'registered' : 'unregistered'} tensors)`;
-  return reportOf({ workload, entries, peer: peer?.version, before, ranksOn });
-}
-
-interface CudaBench {
-  readonly workload: CollectivesWorkload;
-  readonly memory: ReturnType<typeof makeBenchMemory>;
-  readonly communicator: Communicator;
-  readonly peer: NcclLoop | undefined;
-  readonly timer: StreamTimer;
-}
-
-async function warmUp(entries: readonly Entry[], { workload, memory, communicator, peer }: CudaBench): Promise<void> {
-  for (const kind of workload.kinds) {
-    const { plan } = entries.find((entry) => entry.kind === kind) ?? {};
-    if (plan === undefined || plan.bytes > MOST_WARMED) continue;
-    const call = new BenchedCall(communicator, workload, { kind, bytes: plan.bytes, memory });
-    for (const isInPlace of [false, true]) {
-      await repeat(call.prepare(isInPlace), WARMUP_CALLS);
-      if (peer) await repeat(peer.prepare(kind, call, isInPlace, workload), WARMUP_CALLS);
+  const timer = new StreamTimer(device, communicator);
+  const warmed: Warmed = { communicator, peer, workload, memory };
+  for (const kind of workload.kinds) await warm(kind, entries.find((entry) => entry.kind === kind)?.plan.bytes, warmed);
+  for (let round = 0; round < workload.rounds; round++) {
+    for (const { kind, plan, outOfPlace, inPlace } of entries) {
+      const call = new BenchedCall(communicator, workload, { kind, bytes: plan.bytes, memory });
+      for (const [way, measured] of [outOfPlace, inPlace].entries()) {
+        const isInPlace = way === 1;
+        if (round === 0) {
+          measured.wrong = plan.bytes <= MOST_COMPARED ? await call.countWrong(isInPlace) : undefined;
+        }
+        measured.own.push(await timer.measure(call.prepare(isInPlace), plan));
+        if (peer) measured.peer.push(await timer.measure(peer.prepare(kind, call, isInPlace, workload), plan));
+      }
     }
   }
+  await takeSlowest(world, entries);
+  if (!isFirst) return undefined;
+  return reportOf({ workload, entries, peer: peer?.version, before, ranksOn: ranksOn(device, registers, options) });
 }
 
-async function measureRound(round: number, entries: readonly Entry[], bench: CudaBench): Promise<void> {
-  const { workload, memory, communicator, peer, timer } = bench;
-  for (const { kind, plan, outOfPlace, inPlace } of entries) {
-    const call = new BenchedCall(communicator, workload, { kind, bytes: plan.bytes, memory });
-    for (const [way, measured] of [outOfPlace, inPlace].entries()) {
-      const isInPlace = way === 1;
-      if (round === 0) measured.wrong = plan.bytes <= MOST_COMPARED ? await call.countWrong(isInPlace) : undefined;
-      measured.own.push(await timer.measure(call.prepare(isInPlace), plan));
-      if (peer) measured.peer.push(await timer.measure(peer.prepare(kind, call, isInPlace, workload), plan));
-    }
+function ranksOn(
+  device: CudaDevice,
+  registers: boolean,
+  { numSms = 16 }: CudaCollectivesBenchOptions['communicator'],
+): string {
+  return `GPU (${device.properties.name}, ${numSms} SMs, ${registers ? 'registered' : 'unregistered'} tensors)`;
+}
+
+interface Warmed {
+  readonly communicator: Communicator;
+  readonly peer: NcclLoop | undefined;
+  readonly workload: CollectivesWorkload;
+  readonly memory: ReturnType<typeof makeBenchMemory>;
+}
+
+/** `bytes`: the first size of the kind. */
+async function warm(kind: Entry['kind'], bytes: number | undefined, of: Warmed): Promise<void> {
+  if (bytes === undefined || bytes > MOST_WARMED) return;
+  const { communicator, peer, workload, memory } = of;
+  const call = new BenchedCall(communicator, workload, { kind, bytes, memory });
+  for (const isInPlace of [false, true]) {
+    await repeat(call.prepare(isInPlace), WARMUP_CALLS);
+    if (peer) await repeat(peer.prepare(kind, call, isInPlace, workload), WARMUP_CALLS);
   }
 }
 

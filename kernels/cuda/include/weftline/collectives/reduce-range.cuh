@@ -207,10 +207,8 @@ __device__ __forceinline__ void reduceAs(const ReducedRun& run, u32 sources, u32
   for (u32 target = 0; target < targets; ++target) all |= addressBits(run.targets[target]);
   const u64 vectors = (all & 15) == 0 ? bytes / 16 : 0;
   u64 index = share.first;
-  if (sources == 2) {
-    index = reducePairs<Of, 8>(run, targets, reduction, index, share.step, vectors);
-    index = reducePairs<Of, 2>(run, targets, reduction, index, share.step, vectors);
-  } else index = reduceBatches<Of, Of::batch>(run, sources, targets, reduction, index, share.step, vectors);
+  if (sources == 2) index = reducePairs<Of, 8>(run, targets, reduction, index, share.step, vectors);
+  else index = reduceBatches<Of, Of::batch>(run, sources, targets, reduction, index, share.step, vectors);
   reduceBatches<Of, 1>(run, sources, targets, reduction, index, share.step, vectors);
   const u64 first = vectors * Of::perVector;
   reduceElements<Of>(run, sources, targets, reduction, first + share.first, share.step, bytes / sizeof(typename Of::Element));

@@ -16,8 +16,13 @@ constexpr u32 keptVectors = 8;
 
 // allReduce of two ranks: a piece that the registers of a block hold is read once, for the peer and for the sum.
 __device__ __forceinline__ bool canKeep(const CollectiveArguments& a, u64 begin, u64 length) {
+#if __CUDA_ARCH__ < 900
+  // Registers spill there.
+  return false;
+#else
   const u64 all = addressBits(inputOf(a) + begin) | addressBits(outputOf(a) + begin) | length;
   return a.shape == collectiveShapeAllReduce && a.ranks == 2 && (all & 15) == 0 && length <= keptVectors * blockDim.x * 16;
+#endif
 }
 
 // By all threads. The slots are those of any other way, so that the peer may choose another.
@@ -29,6 +34,7 @@ __device__ inline bool reduceKept(const CollectiveArguments& a, u64 begin, u64 l
   uint4* output = reinterpret_cast<uint4*>(outputOf(a) + begin);
   uint4* there = reinterpret_cast<uint4*>(slotAt(a, peer, step, a.rank));
   const uint4* here = reinterpret_cast<const uint4*>(slotAt(a, a.rank, step, peer));
+  // More at once spill.
   constexpr u32 atOnce = 4;
   uint4 kept[keptVectors];
 #pragma unroll
