@@ -65,22 +65,16 @@ __device__ __forceinline__ void storeBeside(const EpDispatchArguments& a, i32 ro
   }
 }
 
-// Lane r has the token's row at rank r, as placeAt(); lane j has choice and weight j.
-struct TokenChoices {
-  i32 place;
-  i64 expert;
-  f32 weight;
-};
-
 template <bool hosts>
-__device__ __forceinline__ TokenChoices choicesAt(const EpDispatchArguments& a, TokenRange range, u32 token) {
+__device__ void sendChoices(const EpDispatchArguments& a, u32 token, i32 row) {
   const u32 lane = laneIndex();
-  TokenChoices choices = {placeAt<hosts>(a, range, token), -1, 0};
-  if (token >= range.end || lane >= a.topkColumns || a.topk == nullptr) return choices;
   const u64 cell = static_cast<u64>(token) * a.topkColumns + lane;
-  choices.expert = a.indexBytes == 8 ? static_cast<const i64*>(a.topk)[cell] : static_cast<const i32*>(a.topk)[cell];
-  if (a.weights != nullptr) choices.weight = static_cast<const f32*>(a.weights)[cell];
-  return choices;
+  BesideRow beside = {-1, 0, static_cast<const f32*>(a.scales) + static_cast<u64>(token) * (a.scaleBytes / 4), token};
+  if (lane < a.topkColumns && a.topk != nullptr) {
+    beside.expert = a.indexBytes == 8 ? static_cast<const i64*>(a.topk)[cell] : static_cast<const i32*>(a.topk)[cell];
+    if (a.weights != nullptr) beside.weight = static_cast<const f32*>(a.weights)[cell];
+  }
+  storeBeside<hosts>(a, row, beside);
 }
 
 // Rows that the copy engine cannot move (no multiple of 16 bytes): 8 bytes per lane and step.
@@ -144,14 +138,9 @@ __device__ void sendAllChoices(const EpDispatchArguments& a, TokenRange range, u
   if (a.recvSource == nullptr && a.topk == nullptr && a.scaleBytes == 0) return;
   const u32 warps = blockDim.x / lanesPerWarp - a.rowWarps;
   const i32 firstRow = firstRowAt<hosts>(a);
-  const u32 firstToken = range.first + warp - a.rowWarps;
-  TokenChoices next = choicesAt<hosts>(a, range, firstToken);
-  for (u32 token = firstToken; token < range.end; token += warps) {
-    const TokenChoices now = next;
-    // Asked for one token ahead: between few ranks most warps move rows, and these few must keep up with them.
-    next = choicesAt<hosts>(a, range, token + warps);
-    const f32* scales = static_cast<const f32*>(a.scales) + static_cast<u64>(token) * (a.scaleBytes / 4);
-    storeBeside<hosts>(a, now.place < 0 ? -1 : now.place + firstRow, {now.expert, now.weight, scales, token});
+  for (u32 token = range.first + warp - a.rowWarps; token < range.end; token += warps) {
+    const i32 place = placeAt<hosts>(a, range, token);
+    sendChoices<hosts>(a, token, place < 0 ? -1 : place + firstRow);
   }
 }
 
