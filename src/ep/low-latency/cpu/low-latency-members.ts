@@ -142,13 +142,16 @@ export class LowLatencyMembers {
   found(): number | undefined {
     const mark = this.#me + 1;
     const holder = Atomics.load(this.#words, this.#founder);
-    if (holder !== 0 && this.#window.isAlive(holder - 1)) return undefined;
+    // A mark of this rank is that of its process before, which died here.
+    if (holder !== 0 && holder !== mark && this.#window.isAlive(holder - 1)) return undefined;
     if (Atomics.compareExchange(this.#words, this.#founder, holder, mark) !== holder) return undefined;
     try {
       for (let rank = 0; rank < this.size; rank++) {
         const state = this.#load(rank) & STATE_MASK;
         if (state !== states.active && state !== states.leaving) continue;
-        if (this.#window.isAlive(rank)) return undefined;
+        // One that has left stays "leaving" for long.
+        const takesPart = state === states.active || this.isActive(rank, this.#cells.reached(rank, 'dispatched') + 1);
+        if (takesPart && this.#window.isAlive(rank)) return undefined;
         this.mask(rank);
       }
       let last = this.#cells.reached(0, 'dispatched');
