@@ -118,6 +118,7 @@ export class Communicator implements AsyncDisposable {
     this.#guard = new CallGuard('Communicator', group.ranks);
     this.#engine = engine;
     this.#scope = { group, device, call: makeCollectiveCall(group.size) };
+    engine.guardLaunches?.((what) => this.#guard.requireIdle(what));
   }
 
   /** How bytes get from this rank to each rank of the group: 'self', 'window' for shared memory, or 'network'. Chosen once. */
@@ -128,8 +129,8 @@ export class Communicator implements AsyncDisposable {
   /**
    * Collective: every rank names one tensor. On GPUs all ranks map the memory of each, once per allocation, and large calls
    * whose tensors (slices too) are registered on all ranks read and write them where they lie, without a copy through the
-   * window. Registered memory must live until all ranks have closed the Communicator, or until the tensor is disposed after
-   * the last call that uses it. Tensors below 2 MiB stay unregistered, and on CPUs it changes nothing. WL_CAPACITY above 64
+   * window. Registered tensors must live until all ranks have closed the Communicator: the others keep their memory mapped.
+   * After a call has failed, ranks that were late in it may still read and write them. Tensors below 2 MiB stay unregistered, and on CPUs it changes nothing. WL_CAPACITY above 64
    * tensors.
    */
   register(tensor: Tensor, options: WaitOptions = {}): Promise<void> {
@@ -225,7 +226,8 @@ export class Communicator implements AsyncDisposable {
   }
 
   /**
-   * Releases the window here. Ranks that still wait for this one get WL_PEER_LOST. Across hosts it returns when the ranks
+   * Releases the window here. Ranks that still wait for this one get WL_PEER_LOST; kernels of GPUs that do, WL_TIMEOUT
+   * at their deadline. On GPUs it first waits until what this rank has sent is received. Across hosts it returns when the ranks
    * whose data come to this host through this rank have closed theirs too, at the latest after the timeout. Idempotent.
    */
   close(): Promise<void> {
