@@ -131,8 +131,8 @@ export class CudaCollectives implements CollectiveEngine {
     const throwIfUnusable = (): void => calls.throwIfUnusable();
     // Kernels that still run use the window, here and those of receivers at the peers.
     await order.drained();
-    if (this.#sends)
-      await awaitTaken({ window, regions, messageBlocks, throwIfUnusable }, group.settings.timeoutMs).catch(() => {});
+    const sent = { window, regions, messageBlocks, throwIfUnusable };
+    if (this.#sends) await awaitTaken(sent, group.settings.timeoutMs).catch(() => {});
     for (const part of [order, registrations, calls, window, blocks, messageBlocks]) part[Symbol.dispose]();
   }
 
