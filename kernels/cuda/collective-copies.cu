@@ -25,6 +25,36 @@ __device__ inline bool agreesOnCounts(const CollectiveArguments& a, u32 peer, u3
   return false;
 }
 
+// By all threads. False when the block must leave.
+__device__ inline bool runCopies(const CollectiveArguments& a, Tensors& tensors, u8* (&targets)[collectiveMaxRanks], u32& step,
+                                 const WaitScope& scope) {
+  if (a.opens == 0) return stageCopies(a, a.bytes, step, tellsCall, scope);
+  if (!meet(a, ++step, tellsTensors, scope)) return false;
+  const u32 rank = threadIdx.x;
+  const bool isRank = rank < a.ranks;
+  const bool isVariable = a.shape == collectiveShapeAllToAllv;
+  if (isVariable && __syncthreads_or(isRank && rank != a.rank && !agreesOnCounts(a, rank, step, scope))) return false;
+  bool isInPlace = false;
+  const bool isMapped = !isRank || readTensors(a, tensors, rank, step, isInPlace);
+  const u32 inPlace = __syncthreads_count(isRank && isInPlace);
+  const bool swaps = a.shape == collectiveShapeAllToAll && inPlace == a.ranks;
+  const bool mixes = a.shape == collectiveShapeAllToAll && inPlace != 0 && !swaps;
+  const bool isDirect = __syncthreads_and(isMapped) && !mixes;
+  if (!isDirect) {
+    u64 most = a.bytes;
+    if (isVariable) {
+      most = 0;
+      for (u32 from = 0; from < a.ranks; ++from) most = max(most, tensors.mostBytes[from]);
+    }
+    return stageCopies(a, most, step, tellsNothing, scope);
+  }
+  if (!areStillHere(a, scope)) return false;
+  if (a.shape == collectiveShapeBroadcast) broadcastDirectly(a, tensors, targets);
+  else if (swaps) swapDirectly(a, tensors);
+  else pushDirectly(a, tensors);
+  return meet(a, ++step, tellsNothing, scope);
+}
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(mostThreads, 1)
@@ -32,33 +62,10 @@ extern "C" __global__ void __launch_bounds__(mostThreads, 1)
   __shared__ Tensors tensors;
   __shared__ u8* targets[collectiveMaxRanks];
   CollectiveBlock& own = static_cast<CollectiveBlock*>(a.blocks)[blockIdx.x];
+  if (own.failed != 0) return;
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelCollectiveCopies, a.rank, a.timeoutNs, sharedWaits()};
   u32 step = own.steps;
-  u64 most = a.bytes;
-  bool isDirect = false;
   __syncthreads();
-  if (a.opens != 0) {
-    if (!meet(a, ++step, tellsTensors, scope)) return;
-    const u32 rank = threadIdx.x;
-    const bool isRank = rank < a.ranks;
-    const bool isVariable = a.shape == collectiveShapeAllToAllv;
-    if (isVariable && __syncthreads_or(isRank && rank != a.rank && !agreesOnCounts(a, rank, step, scope))) return;
-    bool isInPlace = false;
-    const bool isMapped = !isRank || readTensors(a, tensors, rank, step, isInPlace);
-    const u32 inPlace = __syncthreads_count(isRank && isInPlace);
-    const bool swaps = a.shape == collectiveShapeAllToAll && inPlace == a.ranks;
-    const bool mixes = a.shape == collectiveShapeAllToAll && inPlace != 0 && !swaps;
-    isDirect = __syncthreads_and(isMapped) && !mixes;
-    if (isDirect) {
-      if (a.shape == collectiveShapeBroadcast) broadcastDirectly(a, tensors, targets);
-      else if (swaps) swapDirectly(a, tensors);
-      else pushDirectly(a, tensors);
-      if (!meet(a, ++step, tellsNothing, scope)) return;
-    } else if (isVariable) {
-      most = 0;
-      for (u32 from = 0; from < a.ranks; ++from) most = max(most, tensors.mostBytes[from]);
-    }
-  }
-  if (!isDirect && !stageCopies(a, most, step, a.opens != 0 ? tellsNothing : tellsCall, scope)) return;
-  if (threadIdx.x == 0) own.steps = step;
+  const bool isGood = runCopies(a, tensors, targets, step, scope);
+  if (threadIdx.x == 0) keepSteps(own, step, isGood);
 }

@@ -108,6 +108,8 @@ __device__ inline bool sendMessage(const MessageArguments& a, const Message& mes
   const Post post = readPost(a, message, number, scope);
   if (!post.isGood) return false;
   if (post.target != nullptr) {
+    // A receiver that gave up since may use its tensor for something else.
+    if (__syncthreads_or(threadIdx.x == 0 && hasFailed(ranksOf(a), peer, scope))) return false;
     copyRange(post.target + slice.at, message.address + slice.at, slice.bytes, shareOfBlock());
   } else {
     for (u64 at = 0; at < slice.bytes; at += a.chunkBytes) {
@@ -175,6 +177,8 @@ __device__ inline bool receiveMessage(const MessageArguments& a, const Message& 
 extern "C" __global__ void __launch_bounds__(mostThreads, 1)
     collectiveMessages(const __grid_constant__ MessageArguments a) {
   MessageBlock& own = static_cast<MessageBlock*>(a.blocks)[blockIdx.x];
+  // Its counts are those of before the launch that it left: a late rank may still read what that posted and put.
+  if (own.failed != 0) return;
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelCollectiveMessages, a.rank, a.timeoutNs, sharedWaits()};
   const bool receives = blockIdx.x % 2 == 1;
   const u32 direction = receives ? messageDirectionReceive : messageDirectionSend;
@@ -190,7 +194,10 @@ extern "C" __global__ void __launch_bounds__(mostThreads, 1)
     }
     if (message.direction != direction) continue;
     const bool isGood = receives ? receiveMessage(a, message, slice, own, scope) : sendMessage(a, message, slice, own, scope);
-    if (!isGood) return;
+    if (!isGood) {
+      if (threadIdx.x == 0) own.failed = 1;
+      return;
+    }
     // Counts of this message are written before those of the next one are read.
     __syncthreads();
   }

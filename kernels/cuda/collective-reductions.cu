@@ -14,6 +14,24 @@ constexpr u32 mostThreads = 512;
 
 using Of = ReducedOf<WEFTLINE_FORMAT>;
 
+// By all threads. False when the block must leave.
+__device__ inline bool runReduction(const CollectiveArguments& a, Tensors& tensors, ReducedRun (&runs)[2], u32& step,
+                                    const WaitScope& scope) {
+  if (a.opens != 0) {
+    if (!meet(a, ++step, tellsTensors, scope)) return false;
+    bool isInPlace = false;
+    const u32 rank = threadIdx.x;
+    if (__syncthreads_and(rank >= a.ranks || readTensors(a, tensors, rank, step, isInPlace))) {
+      if (!areStillHere(a, scope)) return false;
+      reduceDirectly<Of>(a, tensors, runs[0]);
+      return meet(a, ++step, tellsNothing, scope);
+    }
+  }
+  const u32 tells = a.opens != 0 ? tellsNothing : tellsCall;
+  if (a.twoPhases != 0) return stageInTwoPhases<Of>(a, runs, step, tells, scope);
+  return stageInOnePhase<Of>(a, runs, step, tells, scope);
+}
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(mostThreads, 1)
@@ -21,24 +39,10 @@ extern "C" __global__ void __launch_bounds__(mostThreads, 1)
   __shared__ Tensors tensors;
   __shared__ ReducedRun runs[2];
   CollectiveBlock& own = static_cast<CollectiveBlock*>(a.blocks)[blockIdx.x];
+  if (own.failed != 0) return;
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelCollectiveReductions, a.rank, a.timeoutNs, sharedWaits()};
   u32 step = own.steps;
-  bool isDirect = false;
   __syncthreads();
-  if (a.opens != 0) {
-    if (!meet(a, ++step, tellsTensors, scope)) return;
-    bool isInPlace = false;
-    isDirect = __syncthreads_and(threadIdx.x >= a.ranks || readTensors(a, tensors, threadIdx.x, step, isInPlace));
-  }
-  const u32 tells = a.opens != 0 ? tellsNothing : tellsCall;
-  bool isGood;
-  if (isDirect) {
-    reduceDirectly<Of>(a, tensors, runs[0]);
-    isGood = meet(a, ++step, tellsNothing, scope);
-  } else if (a.twoPhases != 0) {
-    isGood = stageInTwoPhases<Of>(a, runs, step, tells, scope);
-  } else {
-    isGood = stageInOnePhase<Of>(a, runs, step, tells, scope);
-  }
-  if (isGood && threadIdx.x == 0) own.steps = step;
+  const bool isGood = runReduction(a, tensors, runs, step, scope);
+  if (threadIdx.x == 0) keepSteps(own, step, isGood);
 }

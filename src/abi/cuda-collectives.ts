@@ -69,8 +69,17 @@ export const collectiveRecord = defineLayout(
   64,
 );
 
-/** One per block in device memory, zero at first: how many steps it has made. A kernel that a graph replays counts on. */
-export const collectiveBlock = defineLayout('CollectiveBlock', { steps: 'u32' }, 32);
+/** One per block in device memory, zero at first. */
+export const collectiveBlock = defineLayout(
+  'CollectiveBlock',
+  {
+    /** How many steps it has made. A kernel that a graph replays counts on. */
+    steps: 'u32',
+    /** 1: it left a call early. It makes no more, because a late rank may still read what it told and put in the last step. */
+    failed: 'u32',
+  },
+  32,
+);
 
 const peers = { of: 'ptr', count: COLLECTIVE_MAX_RANKS } as const;
 const bytesOfRanks = { of: 'u64', count: COLLECTIVE_MAX_RANKS } as const;
@@ -142,6 +151,8 @@ export const messagePost = defineLayout('MessagePost', { word: 'u64', offset: 'u
 export const messageBlock = defineLayout('MessageBlock', {
   messages: { of: 'u32', count: COLLECTIVE_MAX_RANKS },
   chunks: { of: 'u32', count: COLLECTIVE_MAX_RANKS },
+  /** 1: it left a launch early, and takes part in no more. */
+  failed: 'u32',
 });
 
 /** What becomes of a message here. */

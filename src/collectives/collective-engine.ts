@@ -19,6 +19,8 @@ export interface PairMessage {
 }
 
 export interface CollectiveEngine {
+  /** Where calls can be recorded in graphs: what fails when a graph with such calls cannot be launched now. */
+  guardLaunches?(requireIdle: (what: string) => void): void;
   /** By rank of the group. */
   readonly routes: readonly Route[];
   /** Of GPUs: calls return before they are over, and begin after `previousEvent` by themselves. */

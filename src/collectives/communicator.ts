@@ -118,6 +118,7 @@ export class Communicator implements AsyncDisposable {
     this.#guard = new CallGuard('Communicator', group.ranks);
     this.#engine = engine;
     this.#scope = { group, device, call: makeCollectiveCall(group.size) };
+    engine.guardLaunches?.((what) => this.#guard.requireIdle(what));
   }
 
   /** How bytes get from this rank to each rank of the group: 'self', 'window' for shared memory, or 'network'. Chosen once. */
@@ -128,9 +129,9 @@ export class Communicator implements AsyncDisposable {
   /**
    * Collective: every rank names one tensor. On GPUs all ranks map the memory of each, once per allocation, and large calls
    * whose tensors (slices too) are registered on all ranks read and write them where they lie, without a copy through the
-   * window. Registered memory must live until all ranks have closed the Communicator, or until the tensor is disposed after
-   * the last call that uses it. Tensors below 2 MiB stay unregistered, and on CPUs it changes nothing. WL_CAPACITY above 64
-   * tensors.
+   * window. Registered tensors must live until all ranks have closed the Communicator: the others keep their memory mapped.
+   * After a call has failed, ranks that were late in it may still read and write them. Tensors below 2 MiB stay
+   * unregistered, and on CPUs it changes nothing. WL_CAPACITY above 64 tensors.
    */
   register(tensor: Tensor, options: WaitOptions = {}): Promise<void> {
     return this.#guard.run('register', () => {
@@ -225,8 +226,9 @@ export class Communicator implements AsyncDisposable {
   }
 
   /**
-   * Releases the window here. Ranks that still wait for this one get WL_PEER_LOST. Across hosts it returns when the ranks
-   * whose data come to this host through this rank have closed theirs too, at the latest after the timeout. Idempotent.
+   * Releases the window here. Ranks that still wait for this one get WL_PEER_LOST on CPUs, and WL_TIMEOUT at their deadline
+   * on GPUs, where it returns when the peers have received what this rank sent. Across hosts it returns when the ranks whose
+   * data come to this host through this rank have closed theirs too. Both end at the latest after the timeout. Idempotent.
    */
   close(): Promise<void> {
     try {

@@ -11,6 +11,7 @@ const factor = Number(process.env['WEFTLINE_TEST_COLLECTIVES'] ?? 1);
 const property = new URL('../local/ranks/collectives-property.js', import.meta.url);
 const repeating = new URL('../local/ranks/collectives-repeats.js', import.meta.url);
 const mismatch = new URL('../local/ranks/collectives-mismatch.js', import.meta.url);
+const ordering = new URL('./processes/collectives-order.js', import.meta.url);
 const killed = new URL('./processes/collectives-killed.js', import.meta.url);
 const env = { WEFTLINE_TEST_DEVICE: 'cuda', [settingsTable.cacheFolder.env]: cacheFolder };
 /** WEFTLINE_TEST_SEED=… repeats a failing run. */
@@ -46,6 +47,15 @@ for (const ranks of rankCounts) {
     assert.equal(exitCode, 0, transcript);
   });
 }
+
+test(
+  'calls on other streams, in graphs, after a late peer and before close() keep to themselves',
+  { skip: noGpu },
+  async () => {
+    const { exitCode, transcript } = await runRanks(2, ordering, { env, timeoutMs: 120_000 });
+    assert.equal(exitCode, 0, transcript);
+  },
+);
 
 describe('a rank that differs', { skip: noGpu }, () => {
   type Told = Readonly<Record<string, readonly [first: string, next: string]>>;

@@ -5,6 +5,7 @@ import { reductions } from '../../abi/element-formats.ts';
 import type { CudaCallOrder } from '../../collective/cuda-call-order.ts';
 import type { CudaCalls } from '../../collective/cuda-calls.ts';
 import type { OverlapOptions } from '../../collective/overlap.ts';
+import type { RecordingOf } from '../../collective/recorded-collective.ts';
 import type { CallWait } from '../../core/deadline.ts';
 import type { LaunchPlan } from '../../device/cuda/launch-plan.ts';
 import type { DeviceEvent } from '../../device/device-event.ts';
@@ -18,6 +19,7 @@ import { type CollectiveLaunches, lanesOf } from './cuda-launches.ts';
 import type { CudaCollectiveRegions } from './cuda-regions.ts';
 import { type LaunchedMessage, messageBatches } from './message-batches.ts';
 import type { RegisteredPlace, Registrations } from './registrations.ts';
+import { awaitTaken } from './taken-chunks.ts';
 
 /** What an engine is made of, and owns. */
 export interface CudaCollectivesParts {
@@ -50,10 +52,19 @@ export class CudaCollectives implements CollectiveEngine {
   readonly #parts: CudaCollectivesParts;
   readonly #input: RegisteredPlace = { id: 0, offset: 0 };
   readonly #output: RegisteredPlace = { id: 0, offset: 0 };
+  readonly #recording: RecordingOf;
+  #requireIdle: (what: string) => void = () => {};
+  /** Whether there was a message to a peer. */
+  #sends = false;
 
   constructor(parts: CudaCollectivesParts) {
     this.#parts = parts;
     this.routes = parts.group.ranks.map((_, rank) => (rank === parts.group.rank ? 'self' : 'window'));
+    this.#recording = { order: parts.order, begin: () => () => this.#requireIdle('the launch of a graph') };
+  }
+
+  guardLaunches(requireIdle: (what: string) => void): void {
+    this.#requireIdle = requireIdle;
   }
 
   throwIfUnusable(): void {
@@ -88,6 +99,7 @@ export class CudaCollectives implements CollectiveEngine {
     if (isVariable) setCounts(plan, call, ranks);
     set.set('timeoutNs', calls.timeoutNs(options));
     const share = inTwoPhases ? Math.ceil(bytes / ranks) : bytes;
+    calls.record(this.#recording);
     plan.setGrid(opens ? numSms : Math.max(1, Math.min(numSms, Math.ceil(share / BLOCK_BYTES))));
     plan.launch(order.begin(options));
     this.lastEvent = order.end(options);
@@ -95,8 +107,10 @@ export class CudaCollectives implements CollectiveEngine {
 
   exchange(messages: readonly PairMessage[], options: CallWait & OverlapOptions): undefined {
     const { calls, order, group } = this.#parts;
+    this.#sends ||= messages.some(({ direction, peer }) => direction === 'send' && peer !== group.rank);
     const batches = messageBatches(messages, group.rank, group.size);
     const timeoutNs = calls.timeoutNs(options);
+    calls.record(this.#recording);
     const stream = order.begin(options);
     const { messages: plan } = this.#parts.launches;
     plan.arguments.set('timeoutNs', timeoutNs);
@@ -113,9 +127,12 @@ export class CudaCollectives implements CollectiveEngine {
   }
 
   async close(): Promise<void> {
-    const { order, registrations, calls, window, blocks, messageBlocks } = this.#parts;
-    // Kernels that still run use the window.
+    const { group, order, registrations, calls, regions, window, blocks, messageBlocks } = this.#parts;
+    const throwIfUnusable = (): void => calls.throwIfUnusable();
+    // Kernels that still run use the window, here and those of receivers at the peers.
     await order.drained();
+    const sent = { window, regions, messageBlocks, throwIfUnusable };
+    if (this.#sends) await awaitTaken(sent, group.settings.timeoutMs).catch(() => {});
     for (const part of [order, registrations, calls, window, blocks, messageBlocks]) part[Symbol.dispose]();
   }
 

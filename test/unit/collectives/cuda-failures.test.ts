@@ -1,7 +1,7 @@
 // What kernels of a Communicator tell of calls that disagree, as errors; words of calls; regions; the order of messages.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { collectiveFailures, messageDirections } from '#lib/abi/cuda-collectives.js';
+import { collectiveFailures, messageBlock, messageDirections, messageFlags } from '#lib/abi/cuda-collectives.js';
 import { trapReasons } from '#lib/abi/trap-record.js';
 import { makeCollectiveCall } from '#lib/collectives/collective-call.js';
 import type { PairMessage } from '#lib/collectives/collective-engine.js';
@@ -9,6 +9,7 @@ import { callWord, describeCallWord, messageWord, signatureOf } from '#lib/colle
 import { cudaCollectiveRegions } from '#lib/collectives/cuda/cuda-regions.js';
 import { explainCollectiveFailure } from '#lib/collectives/cuda/kernel-failures.js';
 import { messageBatches } from '#lib/collectives/cuda/message-batches.js';
+import { areTaken } from '#lib/collectives/cuda/taken-chunks.js';
 
 const call = makeCollectiveCall(8);
 const sum = callWord({ ...call, kind: 'allReduce', dtype: 'f32', count: 2 ** 35 + 1 });
@@ -93,4 +94,24 @@ test('messages are launched in rounds, at most four of a pair at a time, copies 
       [[messageDirections.send, 0, 4, 0]],
     ],
   );
+});
+
+test('chunks are taken when every receiver has counted as far as the block that sends to it, also where counters wrap', () => {
+  const shape = { ranks: 3, lanes: 2 };
+  const blocks = new Uint32Array((2 * shape.lanes * messageBlock.size) / 4);
+  const flags = new Uint32Array((shape.lanes * shape.ranks * messageFlags.size) / 4);
+  const [lane, peer] = [1, 2];
+  const sent = (2 * lane * messageBlock.size + messageBlock.offset.chunks) / 4 + peer;
+  const taken = ((lane * shape.ranks + peer) * messageFlags.size + messageFlags.offset.taken) / 4;
+  for (const [put, got, all] of [
+    [0, 0, true],
+    [5, 3, false],
+    [5, 5, true],
+    [1, 2 ** 32 - 1, false],
+    [2 ** 32 - 1, 2 ** 32 - 1, true],
+  ] as const) {
+    blocks[sent] = put;
+    flags[taken] = got;
+    assert.equal(areTaken(blocks, flags, shape), all, `${put} put, ${got} taken`);
+  }
 });

@@ -82,6 +82,19 @@ __device__ inline bool meet(const CollectiveArguments& a, u32 step, u32 tells, c
   return !__syncthreads_or(!isGood);
 }
 
+// By all threads, before tensors of peers are touched where they lie: a rank that arrived may have given up since, and its
+// caller may use its tensors for something else.
+__device__ inline bool areStillHere(const CollectiveArguments& a, const WaitScope& scope) {
+  const u32 peer = threadIdx.x;
+  return !__syncthreads_or(peer < a.ranks && peer != a.rank && hasFailed(ranksOf(a), peer, scope));
+}
+
+// By thread 0, when the block leaves the kernel. After a failure its steps are never used again.
+__device__ __forceinline__ void keepSteps(CollectiveBlock& own, u32 step, bool isGood) {
+  if (isGood) own.steps = step;
+  else own.failed = 1;
+}
+
 // A run of a tensor, in bytes.
 struct Span {
   u64 at;
