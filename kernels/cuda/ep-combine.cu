@@ -18,6 +18,7 @@ constexpr u32 mostThreads = hosts ? 512 : 256;
 
 extern "C" __global__ void __launch_bounds__(mostThreads, 1) epCombine(const __grid_constant__ EpCombineArguments a) {
   extern __shared__ __align__(128) u8 memory[];
+  if (cannotCountOn(a.openingEpoch, a.lastEpoch)) return;
   const u32 rank = hosts ? networkOf(a).rank : a.rank;
   const u32* names = hosts ? networkOf(a).localRanks : nullptr;
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelEpCombine, rank, a.timeoutNs, sharedWaits()};
@@ -28,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(mostThreads, 1) epCombine(const __g
   } else {
     isSummed = combineOnHost(a, memory, epoch, scope);
   }
-  if (!isSummed) return;
+  if (!isSummed) return noteFailure(a.lastEpoch);
   WEFTLINE_TRACE_BEGIN("ep.closing");
   const RankBarrier closing = {a.peers, a.ranks, a.rank, numberAfter(epoch), a.closingCall, names};
   const bool arrived = leaveTogether(closing, static_cast<u32*>(a.counter), a.lastEpoch, scope);

@@ -31,6 +31,7 @@ extern "C" __global__ void __launch_bounds__(mostDispatchWarps * 32, 1)
     epDispatch(const __grid_constant__ EpDispatchArguments a) {
   extern __shared__ __align__(128) u8 dynamic[];
   __shared__ DispatchShared<hosts> shared;
+  if (cannotCountOn(a.openingEpoch, a.lastEpoch)) return;
   const u32 warp = threadIdx.x / lanesPerWarp;
   u64* barrier = reinterpret_cast<u64*>(dynamic) + warp;
   if (laneIndex() == 0) warpRowBarrierInit(barrier);
@@ -42,9 +43,9 @@ extern "C" __global__ void __launch_bounds__(mostDispatchWarps * 32, 1)
     status = prepareDispatch<WEFTLINE_COLUMNS, hosts>(a, shared, dynamic + barrierBytes, scope);
     WEFTLINE_TRACE_END("ep.dispatch.counts");
     // The ranks have not met.
-    if (status == epStatusTimeout || status == epStatusOtherCall) return;
+    if (status == epStatusTimeout || status == epStatusOtherCall) return noteFailure(a.lastEpoch);
   } else {
-    if (!enterReplay(a, epoch, scope)) return;
+    if (!enterReplay(a, epoch, scope)) return noteFailure(a.lastEpoch);
     // Nobody filled in the places of the rows that a dispatch which failed did not forward.
     if constexpr (hosts) status = static_cast<const EpPlan*>(a.plan)->status;
   }
@@ -55,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(mostDispatchWarps * 32, 1)
       WEFTLINE_TRACE_BEGIN("ep.dispatch.queue");
       const bool isPacked = packRows(a, scope);
       WEFTLINE_TRACE_END("ep.dispatch.queue");
-      if (!__syncthreads_and(isPacked)) return;
+      if (!__syncthreads_and(isPacked)) return noteFailure(a.lastEpoch);
     }
     const TokenRange range = tokensOfBlock(a.tokens);
     u8* stage = dynamic + barrierBytes + static_cast<u64>(warp) * a.stageBytes;
@@ -67,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(mostDispatchWarps * 32, 1)
       WEFTLINE_TRACE_BEGIN("ep.dispatch.forward");
       const bool isForwarded = forwardRows(a, scope);
       WEFTLINE_TRACE_END("ep.dispatch.forward");
-      if (!isForwarded) return;
+      if (!isForwarded) return noteFailure(a.lastEpoch);
     }
   }
   const RankBarrier closing = barrierOf<hosts>(a, numberAfter(epoch), a.closingCall);

@@ -8,6 +8,7 @@ using namespace weftline;
 
 // One block.
 extern "C" __global__ void __launch_bounds__(32) layerBarrier(const __grid_constant__ LayerBarrierArguments a) {
+  if (cannotCountOn(a.epoch, a.lastEpoch)) return;
   const EpNetwork* network = static_cast<const EpNetwork*>(a.network);
   const u32 rank = network == nullptr ? a.rank : network->rank;
   const u32* names = network == nullptr ? nullptr : network->localRanks;
@@ -16,9 +17,11 @@ extern "C" __global__ void __launch_bounds__(32) layerBarrier(const __grid_const
   const RankBarrier barrier = {a.peers, a.ranks, a.rank, epoch, a.call, names};
   // ORDER: what this stream wrote before reaches peers before the arrival; what it reads behind the barrier comes after.
   fenceSystem();
-  if (network == nullptr || a.networkCall == 0) enterTogether(barrier, scope);
-  else enterAcrossHosts(*network, {a.networkCall, a.call}, barrier, scope);
-  if (threadIdx.x == 0) *static_cast<u32*>(a.lastEpoch) = epoch;
+  bool arrived;
+  if (network == nullptr || a.networkCall == 0) arrived = enterTogether(barrier, scope);
+  else arrived = enterAcrossHosts(*network, {a.networkCall, a.call}, barrier, scope);
+  if (!arrived) noteFailure(a.lastEpoch);
+  if (threadIdx.x == 0) static_cast<EpLastEpoch*>(a.lastEpoch)->number = epoch;
   fenceSystem();
 }
 

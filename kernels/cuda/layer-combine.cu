@@ -119,6 +119,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) layerSumRepeated(const __gr
 extern "C" __global__ void __launch_bounds__(hosts ? 512 : 256, 1)
     layerCombine(const __grid_constant__ LayerCombineArguments a) {
   extern __shared__ __align__(128) u8 shared[];
+  if (cannotCountOn(a.openingEpoch, a.lastEpoch)) return;
   const u32 rank = hosts ? networkOf(a).rank : a.rank;
   const u32* names = hosts ? networkOf(a).localRanks : nullptr;
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLayerCombine, rank, a.timeoutNs, sharedWaits()};
@@ -127,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(hosts ? 512 : 256, 1)
   bool isSummed;
   if constexpr (hosts) isSummed = combineAcrossHosts<Element>(a, opening, scope);
   else isSummed = combineOnHost(a, shared, opening, scope);
-  if (!isSummed) return;
+  if (!isSummed) return noteFailure(a.lastEpoch);
   WEFTLINE_TRACE_BEGIN("layer.closing");
   const RankBarrier closing = {a.peers, a.ranks, a.rank, numberAfter(epoch), a.closingCall, names};
   const bool arrived = leaveTogether(closing, static_cast<u32*>(a.counter), a.lastEpoch, scope);

@@ -204,6 +204,7 @@ __device__ bool leave(const LayerDispatchArguments& a, const WaitScope& scope) {
 extern "C" __global__ void __launch_bounds__(hosts ? 512 : 896, 1)
     layerDispatch(const __grid_constant__ LayerDispatchArguments a) {
   extern __shared__ __align__(128) u8 shared[];
+  if (cannotCountOn(a.closingEpoch, a.lastEpoch)) return;
   const u32 warp = threadIdx.x / lanesPerWarp;
   u64* barrier = reinterpret_cast<u64*>(shared) + warp;
   if (laneIndex() == 0) warpRowBarrierInit(barrier);
@@ -224,7 +225,7 @@ extern "C" __global__ void __launch_bounds__(hosts ? 512 : 896, 1)
     WEFTLINE_TRACE_BEGIN("ep.dispatch.queue");
     const bool isPacked = packChoices(a, scope);
     WEFTLINE_TRACE_END("ep.dispatch.queue");
-    if (!__syncthreads_and(isPacked)) return;
+    if (!__syncthreads_and(isPacked)) return noteFailure(a.lastEpoch);
   }
   WEFTLINE_TRACE_BEGIN("layer.dispatch.rows");
   if (blockIdx.x < a.sendBlocks) sendRows(a, stage, barrier, phase);
@@ -232,12 +233,12 @@ extern "C" __global__ void __launch_bounds__(hosts ? 512 : 896, 1)
   WEFTLINE_TRACE_BEGIN("layer.dispatch.duplicates");
   const bool good = a.copies == 0 || copyRows(a, stage, barrier, phase, scope);
   WEFTLINE_TRACE_END("layer.dispatch.duplicates");
-  if (__syncthreads_or(!good)) return;
+  if (__syncthreads_or(!good)) return noteFailure(a.lastEpoch);
   if constexpr (hosts) {
     WEFTLINE_TRACE_BEGIN("ep.dispatch.forward");
     const bool isForwarded = forwardChoices(a, scope);
     WEFTLINE_TRACE_END("ep.dispatch.forward");
-    if (!isForwarded) return;
+    if (!isForwarded) return noteFailure(a.lastEpoch);
   }
   WEFTLINE_TRACE_BEGIN("layer.closing");
   const bool arrived = leave(a, scope);

@@ -36,6 +36,7 @@ __device__ bool meet(const LayerPlaceArguments& a, u32 index, const WaitScope& s
     signalRank(barrier, threadIdx.x);
     status = awaitRank(barrier, threadIdx.x, scope);
   }
+  if (status != epStatusGood) noteFailure(a.lastEpoch);
   return !__syncthreads_or(status != epStatusGood);
 }
 
@@ -115,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(threads) layerPlace(const __grid_co
   __syncthreads();
   tell(a, records, layerRecordEmptyRow, shared.empty);
   if (!meet(a, 2, scope)) return;
-  if (threadIdx.x == 0) *static_cast<u32*>(a.lastEpoch) = a.epochs[2];
+  if (threadIdx.x == 0) static_cast<EpLastEpoch*>(a.lastEpoch)->number = a.epochs[2];
   judge(a, records, layerRecordEmptyRow, epStatusEmptyRow, shared);
   WEFTLINE_TRACE_END("layer.dispatch.places");
   if (threadIdx.x == 0) {

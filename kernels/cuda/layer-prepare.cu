@@ -350,7 +350,8 @@ __device__ void exchange(const LayerPrepareArguments& a, u32* words, Shared& sha
   }
   __syncthreads();
   if (shared.status == epStatusGood) plan(a, records, words, shared);
-  if (threadIdx.x == 0) *static_cast<u32*>(a.lastEpoch) = epoch;
+  else noteFailure(a.lastEpoch);
+  if (threadIdx.x == 0) static_cast<EpLastEpoch*>(a.lastEpoch)->number = epoch;
   report(a, shared, sequence);
 }
 
@@ -360,6 +361,7 @@ __device__ void exchange(const LayerPrepareArguments& a, u32* words, Shared& sha
 extern "C" __global__ void __launch_bounds__(threads) layerPrepare(const __grid_constant__ LayerPrepareArguments a) {
   extern __shared__ __align__(128) u32 bits[];
   __shared__ Shared shared;
+  if (cannotCountOn(a.epoch, a.lastEpoch)) return;
   if (threadIdx.x == 0) {
     shared.status = epStatusGood;
     shared.detail = 0;

@@ -63,6 +63,14 @@ export const epHostPlan = defineLayout('EpHostPlan', {
 
 const peers = { of: 'ptr', count: EP_MAX_RANKS } as const;
 
+/** Device memory, one per collective object, zero at first: where kernels of graphs, which are given no epochs, count on. */
+export const epLastEpoch = defineLayout('EpLastEpoch', {
+  /** Of the object's last barrier here, which each kernel leaves. */
+  number: 'u32',
+  /** 1 once a kernel left before its last barrier. Peers may be elsewhere than `number`: kernels of graphs leave at once. */
+  failed: 'u32',
+});
+
 /** Device memory, one per buffer, zero at first: where the blocks of one dispatch meet. */
 export const epScratch = defineLayout('EpScratch', {
   /** Blocks that have counted; the last one takes it back to zero. */
@@ -107,7 +115,7 @@ export const epDispatchArguments = defineLayout('EpDispatchArguments', {
   hostPlan: 'ptr',
   hostExperts: 'ptr',
   counter: 'ptr',
-  /** u32 in device memory, zero at first: the epoch of the object's last barrier here, which each kernel leaves. */
+  /** EpLastEpoch */
   lastEpoch: 'ptr',
   trap: 'ptr',
   timeoutNs: 'u64',

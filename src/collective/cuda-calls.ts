@@ -1,5 +1,5 @@
 // The calls of a collective object on a GPU: barrier epochs, what the host waits for, and the error that ended the object.
-import { EP_MAX_EXPERTS, EP_MAX_RANKS } from '../abi/ep-arguments.ts';
+import { EP_MAX_EXPERTS, EP_MAX_RANKS, epLastEpoch } from '../abi/ep-arguments.ts';
 import { type CallWait, deadlineOf } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
@@ -37,7 +37,7 @@ export class CudaCalls implements Disposable {
   readonly #stopJudging: () => void;
   readonly #context: CudaDevice['context'];
   readonly #device: CudaDevice;
-  #lastEpoch: Tensor<'i32'> | undefined;
+  #lastEpoch: Tensor<'u8'> | undefined;
   #epoch = 0;
   #dispatch = 0;
   #broken: WeftlineError | undefined;
@@ -64,10 +64,10 @@ export class CudaCalls implements Disposable {
     this.#lastEpoch?.dispose();
   }
 
-  /** Where kernels leave the epoch of their last barrier, from which those of graphs count on. Fails with WL_MEMORY. */
+  /** EpLastEpoch, which kernels of graphs count on from. Fails with WL_MEMORY. */
   get lastEpochAddress(): number {
     if (this.#lastEpoch === undefined) {
-      this.#lastEpoch = this.#device.empty('i32', [1]);
+      this.#lastEpoch = this.#device.empty('u8', [epLastEpoch.size]);
       this.#device.setBytes(this.#lastEpoch, 0);
     }
     return this.#lastEpoch.address;

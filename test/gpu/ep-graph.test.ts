@@ -49,6 +49,15 @@ test('a replay without one of the ranks ends at its deadline, and names it', { s
   assert.match(message, /Kernel epDispatch of rank 0 waited (?:19\d\d|2000) ms for rank 1 \(dispatch/, ran.transcript);
 });
 
+test(
+  'a rank that comes after the deadline fails, too, though the other has launched twice',
+  { skip: noGpu },
+  async () => {
+    const ran = await runRanks(2, script, { args: ['late'], env });
+    for (const { rank } of ran.ranks) assert.equal(endingOf(ran, rank).code, 'WL_TIMEOUT', ran.transcript);
+  },
+);
+
 test('kill -9 of a rank ends a replay that waits for it, and names it', { skip: noGpu }, async () => {
   const ran = await runRanks(2, script, { args: ['killed'], env, graceMs: 10_000 });
   const { code, message } = endingOf(ran, 0);

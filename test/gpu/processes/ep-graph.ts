@@ -210,6 +210,23 @@ const absent = (): Promise<unknown> =>
     return end;
   });
 
+/** Rank 1 comes when rank 0 has given up its first launch and, if that counted from the same epochs, waits in its second. */
+const late = (): Promise<unknown> =>
+  withGraph(async (graph) => {
+    if (world.rank === 1) {
+      await world.store.get('launched', { timeoutMs: 30_000 });
+      await new Promise((resolve) => setTimeout(resolve, 5_000));
+      const end = await endOf(graph);
+      await world.store.set('ended', new Uint8Array(1));
+      return end;
+    }
+    graph.launch();
+    await world.store.set('launched', new Uint8Array(1));
+    const end = await endOf(graph);
+    await world.store.get('ended', { timeoutMs: 30_000 });
+    return end;
+  });
+
 /** Rank 1 dies while rank 0 waits for it, in the same replay. */
 const killed = (): Promise<unknown> =>
   withGraph(async (graph, { topkIdx }) => {
@@ -247,7 +264,7 @@ async function layerBound(): Promise<unknown> {
   return endOf(graph);
 }
 
-const endings = { absent, killed, bound, 'layer bound': layerBound };
+const endings = { absent, late, killed, bound, 'layer bound': layerBound };
 if (what === 'compare') {
   const [shapes, replays, seed] = numbers.map(Number) as [number, number, number];
   await compareAll(shapes, replays, seed);

@@ -42,7 +42,7 @@ export interface LaunchMemory {
   readonly addresses: readonly number[];
   readonly hostPlan: CudaHostPlan;
   readonly traps: TrapBox;
-  /** Where kernels leave the epoch of their last barrier. */
+  /** Of EpLastEpoch. */
   readonly lastEpochAddress: number;
   /** i32 [1], zero: blocks of a kernel that are done; each kernel leaves it at zero. */
   readonly counter: Tensor<'i32'>;

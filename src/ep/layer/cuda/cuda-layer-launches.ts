@@ -183,7 +183,7 @@ export function bindLayerLaunches(
     readonly scratch: LayerScratch;
     readonly hostPlan: CudaLayerPlan;
     readonly traps: TrapBox;
-    /** Where kernels leave the epoch of their last barrier. */
+    /** Of EpLastEpoch. */
     readonly lastEpochAddress: number;
   },
 ): void {

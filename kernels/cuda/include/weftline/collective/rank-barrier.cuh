@@ -16,8 +16,19 @@ __device__ __forceinline__ u32 numberAfter(u32 number) { return number == 0xffff
 // The epoch of a kernel's first barrier: the one given or, if that is 0, the one after `*lastEpoch`. Only an earlier kernel and
 // the end of this one write there.
 __device__ __forceinline__ u32 firstEpoch(u32 given, const void* lastEpoch) {
-  return given != 0 ? given : numberAfter(__ldcg(static_cast<const u32*>(lastEpoch)));
+  return given != 0 ? given : numberAfter(__ldcg(&static_cast<const EpLastEpoch*>(lastEpoch)->number));
 }
+
+// By all threads, before anything that peers or later kernels see: true when a kernel left early, and this one would count on
+// from it. Its epochs would be used twice, and a late peer would meet this kernel where it expects that one.
+__device__ __forceinline__ bool cannotCountOn(u32 given, const void* lastEpoch) {
+  if (given != 0) return false;
+  // Another block of this kernel may be the one that leaves: the threads must agree.
+  return __syncthreads_or(__ldcg(&static_cast<const EpLastEpoch*>(lastEpoch)->failed) != 0);
+}
+
+// By any thread of a kernel that leaves before its last barrier.
+__device__ __forceinline__ void noteFailure(void* lastEpoch) { static_cast<EpLastEpoch*>(lastEpoch)->failed = 1; }
 
 struct RankBarrier {
   // Start of every rank's window, as this process maps it.
@@ -69,7 +80,7 @@ __device__ __forceinline__ bool enterTogether(const RankBarrier& barrier, const 
 
 // By all threads of every block, as the last thing: the block that ends last tells the peers and waits for them.
 // `counter` counts the blocks of this kernel; it is zero before and after. True for all threads of the last block once
-// all ranks have arrived; what they wrote is then read past the first-level cache. `lastEpoch`: see firstEpoch(); may be null.
+// all ranks have arrived; what they wrote is then read past the first-level cache. `lastEpoch`: EpLastEpoch; may be null.
 __device__ __forceinline__ bool leaveTogether(const RankBarrier& barrier, u32* counter, void* lastEpoch,
                                               const WaitScope& scope) {
   __shared__ u32 last;
@@ -88,8 +99,9 @@ __device__ __forceinline__ bool leaveTogether(const RankBarrier& barrier, u32* c
   }
   if (threadIdx.x == 0) {
     *counter = 0;
-    if (lastEpoch != nullptr) *static_cast<u32*>(lastEpoch) = barrier.epoch;
+    if (lastEpoch != nullptr) static_cast<EpLastEpoch*>(lastEpoch)->number = barrier.epoch;
   }
+  if (status != epStatusGood && lastEpoch != nullptr) noteFailure(lastEpoch);
   return !__syncthreads_or(status != epStatusGood);
 }
 
