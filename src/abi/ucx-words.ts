@@ -87,6 +87,10 @@ export const linkWord = {
   directEnd: 39,
   /** Regions that the far side was asked to release. */
   withdrawals: 40,
+  /** 1 while no flush is behind the last direct put. */
+  isUnflushed: 41,
+  /** Place in the queue behind the last direct write that had a notification to send. */
+  directMessageEnd: 42,
   /** Word that UCX sets when the peer is lost. */
   lost: 48,
   lostHigh: 49,

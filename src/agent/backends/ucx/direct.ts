@@ -1,6 +1,7 @@
 // Puts and gets of one link that a device carries out, in the ring of its sends. Hot path: no allocation.
 import { linkWord, remoteStates } from '../../../abi/ucx-words.ts';
-import { SENDS } from './link-block.ts';
+import { failures } from './failure.ts';
+import { QUEUE, SENDS } from './link-block.ts';
 import type { LinkTools, Sender } from './sender.ts';
 import type { PartCursor } from './part-cursor.ts';
 import type { MappedPlace } from './ucx-worker.ts';
@@ -30,6 +31,7 @@ export class Direct {
     const { block, worker, tables } = this.#tools;
     const to = tables.remoteAddress[remote]! + offset;
     this.#sender.note(worker.put(place, block.endpoint[0]!, to, tables.remoteHandle[remote]!));
+    block.words[linkWord.isUnflushed] = 1;
     this.#mark(entry);
   }
 
@@ -40,23 +42,54 @@ export class Direct {
     this.#mark(entry);
   }
 
-  /** Behind the last put of an operation: a put that has ended need not be visible at the peer. */
+  /**
+   * Behind the last put of the operation that is sent now: a put that has ended need not be visible at the peer. Its
+   * notification is sent when the flush has ended.
+   */
   flush(entry: number): void {
-    const { block, worker } = this.#tools;
+    const { block } = this.#tools;
+    const { words } = block;
     if (block.isDirect[entry] === 0) return;
-    this.#sender.note(worker.flush(block.endpoint[0]!));
+    this.#flush();
     this.#mark(entry);
+    if (block.isMessageSent[entry] === 0) words[linkWord.directMessageEnd] = (words[linkWord.queueSend]! + 1) | 0;
   }
 
-  /** Something is under way that a signal or notification must not overtake. */
+  /** Behind the puts of an operation that goes on, or was stopped, if no flush is. The ring has room for one. */
+  flushPuts(): void {
+    if (this.#tools.block.words[linkWord.isUnflushed] === 1) this.#flush();
+  }
+
+  /** Something is under way that a signal or notification must not overtake, or an earlier notification waits for it. */
   get isUnderWay(): boolean {
-    return !this.#hasReturned(this.#tools.block.words[linkWord.directEnd]!);
+    return !this.#hasReturned(this.#tools.block.words[linkWord.directEnd]!) || this.#keepsMessage();
+  }
+
+  /** Direct writes send their notifications in order, so the last of them tells of all. */
+  #keepsMessage(): boolean {
+    const { words, isMessageSent, failure } = this.#tools.block;
+    const end = words[linkWord.directMessageEnd]!;
+    const waiting = (end - words[linkWord.queueDone]!) | 0;
+    if (waiting <= 0 || waiting > QUEUE) {
+      // So that the difference does not wrap.
+      words[linkWord.directMessageEnd] = words[linkWord.queueDone]!;
+      return false;
+    }
+    const entry = (end - 1) & (QUEUE - 1);
+    // One that has failed sends none, which tells nothing of those before it.
+    return isMessageSent[entry] === 0 || failure[entry] !== failures.none;
   }
 
   /** All puts and gets of the operation are done. */
   hasEnded(entry: number): boolean {
     const { block } = this.#tools;
     return block.isDirect[entry] === 0 || this.#hasReturned(block.directEnd[entry]!);
+  }
+
+  #flush(): void {
+    const { block, worker } = this.#tools;
+    this.#sender.note(worker.flush(block.endpoint[0]!));
+    block.words[linkWord.isUnflushed] = 0;
   }
 
   #mark(entry: number): void {

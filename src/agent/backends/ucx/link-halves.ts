@@ -37,7 +37,7 @@ export class LinkHalves {
     const direct = new Direct(tools, sender);
     this.outgoing = new Outgoing({ ...tools, sender, reads: this.#reads, direct, messages, partsOf });
     const notices = new Notices(tools, sender);
-    const rights = new Rights(tools, notices);
+    const rights = new Rights(tools, notices, direct);
     this.#notices = notices;
     this.#rights = rights;
     this.#incoming = new Incoming({ ...tools, sender, outgoing: this.outgoing, notices, rights });

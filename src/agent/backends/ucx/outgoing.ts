@@ -72,8 +72,8 @@ export class Outgoing {
   /** Takes note of what has ended, sends what there is room for. False if nothing happened. */
   step(): boolean {
     const hasRead = this.#options.reads.pop();
-    const hasSent = this.send();
     const hasEnded = this.#complete();
+    const hasSent = this.send();
     return hasRead || hasSent || hasEnded;
   }
 
@@ -273,7 +273,7 @@ export class Outgoing {
     const message = block.messageBytes[entry]!;
     const isLast = done + bytes === part.bytes && block.cursor[entry]! + 1 === this.#countOf(entry);
     const takesMessage = isLast && block.isMessageSent[entry] === 0 && bytes + message <= INLINE_BYTES;
-    if (takesMessage && !this.#direct.isUnderWay) {
+    if (takesMessage && !this.#isMessageLast(entry) && !this.#direct.isUnderWay) {
       this.#messages.put(entry, inlineAddress + bytes, sender.base);
       sender.sendControl(bytes + message);
     } else sender.sendControl(bytes);

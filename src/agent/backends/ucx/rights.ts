@@ -1,6 +1,7 @@
 // Which regions each side of a link lets the other put into and get from directly, and how that ends. Under the lock.
 import { linkWord, remoteStates, tableWord } from '../../../abi/ucx-words.ts';
 import { ucxMessageKinds as kinds } from '../../../abi/ucx-message.ts';
+import type { Direct } from './direct.ts';
 import { failures } from './failure.ts';
 import { headerWord as at } from './message-header.ts';
 import type { Notices } from './notices.ts';
@@ -20,10 +21,12 @@ const MAX_WITHDRAWALS = 256;
 export class Rights {
   readonly #tools: LinkTools;
   readonly #notices: Notices;
+  readonly #direct: Direct;
 
-  constructor(tools: LinkTools, notices: Notices) {
+  constructor(tools: LinkTools, notices: Notices, direct: Direct) {
     this.#tools = tools;
     this.#notices = notices;
+    this.#direct = direct;
   }
 
   /** The far side has used the region by a message. Grants it, once. */
@@ -63,6 +66,8 @@ export class Rights {
     else if (!this.#notices.hasRoom) endLink(this.#tools, failures.defect, 0);
     else {
       this.#note(region, key, remoteStates.withdrawn);
+      // ORDER: the release waits for the flush, because puts that have ended may still be on their way.
+      this.#direct.flushPuts();
       this.#notices.tell(kinds.release, region, key);
     }
   }

@@ -24,6 +24,8 @@ export interface LinkTools {
 
 /** Room for acknowledgements and refusals, and for the data of a control message. */
 const KEPT = 16;
+/** Of that, for a flush before a release: the next put, and so the next such flush, needs `hasRoom` first. */
+const KEPT_FOR_FLUSH = 1;
 const NO_REGION = -1;
 /** UCX sends these at once, and faster without a handle of their memory. */
 const SHORT_BYTES = 1024;
@@ -48,7 +50,7 @@ export class Sender {
 
   get hasControlRoom(): boolean {
     const { words } = this.#tools.block;
-    return ((words[linkWord.sendsPushed]! - words[linkWord.sendsPopped]!) | 0) < SENDS;
+    return ((words[linkWord.sendsPushed]! - words[linkWord.sendsPopped]!) | 0) < SENDS - KEPT_FOR_FLUSH;
   }
 
   /** Where bytes go that follow the header. */

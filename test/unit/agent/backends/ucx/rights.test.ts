@@ -25,7 +25,9 @@ class Wire {
   readonly data = new Map<number, Uint8Array>();
   /** Requests that have not ended: of receives, the tag and where it goes. */
   readonly #receives = new Map<number, { readonly tag: number; readonly address: number }>();
-  readonly #pending = new Set<number>();
+  readonly #pending = new Map<number, string>();
+  /** Puts end at once, and so do flushes. */
+  isInstant = false;
   #next = 1;
   far: Wire | undefined;
   readonly control: Uint8Array[] = [];
@@ -81,10 +83,16 @@ class Wire {
     this.#pending.clear();
   }
 
+  /** Puts have ended here, which says nothing of the far side. */
+  endPuts(): void {
+    for (const [request, what] of this.#pending) if (what === 'put') this.#pending.delete(request);
+  }
+
   #note(what: string, to: number, handle: number): number {
     this.direct.push({ what, to, handle });
+    if (this.isInstant) return 0;
     const request = this.#next++;
-    this.#pending.add(request);
+    this.#pending.set(request, what);
     return request;
   }
 }
@@ -144,6 +152,12 @@ class End {
   }
 
   #operation = 0;
+
+  /** The notifications that have come, in their order. */
+  get heard(): string {
+    const { inRing, words } = this.block;
+    return Buffer.from(inRing.bytes.subarray(0, words[linkWord.inPublished])).toString('latin1');
+  }
 
   get state(): number {
     return this.tables.state[0]!;
@@ -214,9 +228,43 @@ test('direct writes do not wait for the notifications of those before them, a no
   assert.equal(there.block.words[linkWord.inPublished], 0);
   here.wire.endDirect();
   turn();
-  const { inRing, words } = there.block;
-  const text = Buffer.from(inRing.bytes.subarray(0, words[linkWord.inPublished])).toString('latin1');
-  for (const word of ['one', 'two', 'three']) assert.ok(text.includes(word), word);
+  assert.match(there.heard, /one.*two.*three/su);
+});
+
+test('a notification does not overtake that of a direct write which waits for others, nor one of ended puts', () => {
+  for (const isInstant of [false, true]) {
+    const { here, there, turn } = openGranted();
+    here.wire.isInstant = isInstant;
+    const whole = here.parts;
+    here.parts = Float64Array.of(here.memory.address, 0, 100, REGION, KEY, 0, PLACE);
+    here.post(operationKinds.write);
+    here.parts = whole;
+    here.post(operationKinds.write, 'one');
+    here.post(operationKinds.notify, 'two');
+    here.wire.endDirect();
+    // The far side has not acknowledged the small write, which went as a message.
+    for (let step = 0; step < 10; step += 1) here.step();
+    turn();
+    assert.match(there.heard, /one.*two/su);
+  }
+});
+
+test('a notification in the message of the last part waits for the flush of direct parts that have ended', () => {
+  const { here, there, turn } = openGranted();
+  const end = here.wire.put.bind(here.wire);
+  here.wire.put = (...put) => {
+    end(...put);
+    return 0;
+  };
+  const part = (offset: number, bytes: number) => [here.memory.address, offset, bytes, REGION, KEY, 0, PLACE];
+  here.parts = Float64Array.from([...part(0, BYTES / 2), ...part(BYTES / 2, 100)]);
+  here.post(operationKinds.write, 'all of it');
+  turn();
+  assert.equal(there.block.words[linkWord.inPublished], 0, 'the notification came before the flush');
+  here.wire.endDirect();
+  turn();
+  assert.match(there.heard, /all of it/u);
+  assert.equal(here.state, ucxTransferStates.done);
 });
 
 test('a write of direct and other parts is done when all of them are', () => {
@@ -269,6 +317,28 @@ test('a region that is withdrawn is released behind what is under way, and refus
   here.post(operationKinds.write);
   turn();
   assert.equal(here.wire.direct.length, length);
+  assert.equal(here.state, ucxTransferStates.failed);
+  assert.equal(here.tables.failure[0], failures.refused);
+});
+
+test('a region that is withdrawn amid an operation is released behind a flush of its puts', () => {
+  const { here, there, turn } = openGranted();
+  // More puts than there is room for.
+  const part = [here.memory.address, 0, BYTES, REGION, KEY, 0, PLACE];
+  here.parts = Float64Array.from(Array.from({ length: 300 }, () => part).flat());
+  here.post(operationKinds.write);
+  assert.ok(here.wire.direct.length < 300);
+  assert.ok(here.wire.direct.every(({ what }) => what === 'put'));
+  there.tables.regionIsOpen[REGION] = 0;
+  there.link.withdraw(REGION);
+  turn();
+  assert.equal(here.wire.direct.at(-1)!.what, 'flush');
+  here.wire.endPuts();
+  turn();
+  assert.equal(there.tables.regionUses[REGION], 1, 'released before the flush has ended');
+  here.wire.endDirect();
+  turn();
+  assert.equal(there.tables.regionUses[REGION], 0);
   assert.equal(here.state, ucxTransferStates.failed);
   assert.equal(here.tables.failure[0], failures.refused);
 });
