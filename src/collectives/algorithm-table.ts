@@ -84,7 +84,7 @@ export function readTableFile(file: string): AlgorithmTableFile {
   }
   throw new WeftlineError(
     'WL_FILE',
-    `Cannot use ${file} as a table of collective algorithms: ${reason}; write one with: weftline bench collectives --tune ${file}`,
+    `Cannot use ${file} as a table of collective algorithms: ${reason}; delete it, or name another file, and write one with: weftline bench collectives --tune FILE`,
     { details: { file } },
   );
 }

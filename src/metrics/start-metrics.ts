@@ -1,6 +1,7 @@
 // Metrics of this process, if the setting `metrics` says so: collects them, and serves them where it says. Once per process.
 import { hostname } from 'node:os';
 import { isMainThread } from 'node:worker_threads';
+import { WeftlineError } from '../core/errors.ts';
 import { log } from '../core/log.ts';
 import type { Settings } from '../settings/settings.ts';
 import { collect } from './collect-metrics.ts';
@@ -15,6 +16,8 @@ export interface MeasuredRank {
   readonly jobId: string;
 }
 
+const MAX_PORT = 65_535;
+
 let place: MeasuredRank | undefined;
 let serving: Promise<void> | undefined;
 
@@ -26,6 +29,13 @@ export async function startMetrics({ metrics }: Pick<Settings, 'metrics'>, rank?
   collect();
   if (address === undefined) return;
   const port = address.port === 0 ? 0 : address.port + (place?.machineRank ?? 0);
+  if (port > MAX_PORT) {
+    throw new WeftlineError(
+      'WL_CONFIG',
+      `Invalid setting metrics: expected a port of which every rank of this machine finds its own, the first one plus its number there, at most ${MAX_PORT}; got ${metrics}, which is ${port} for rank ${place?.machineRank} of the machine`,
+      { details: { setting: 'metrics', value: metrics, port } },
+    );
+  }
   serving ??= serve({ ...address, port });
   await serving;
 }

@@ -72,6 +72,21 @@ for (const [name, schedule, sent, where] of dense) {
   });
 }
 
+test('a tree with more children than a byte counts hands a sum down once, when all have come', () => {
+  const tree = treeAllReduce(300, 64, { fanIn: 1024, pieceBytes: 64 });
+  const sent: (readonly [source: number, destination: number, tag: number])[] = [];
+  const send = (source: number, destination: number, _bytes: number, tag: number): void => {
+    sent.push([source, destination, tag]);
+  };
+  tree.begin(send);
+  for (let at = 0; at < sent.length; at++) {
+    const [source, destination, tag] = sent[at]!;
+    if (source === 0) assert.ok(at >= 299, 'the root hands down before it has heard all');
+    tree.arrived(source, destination, tag, send);
+  }
+  assert.equal(sent.length, tree.messages);
+});
+
 test('the same seed gives the same run', () => {
   const [one, other] = [run(ringAllReduce(8, MIB), { loss: 0.01 }), run(ringAllReduce(8, MIB), { loss: 0.01 })];
   assert.deepEqual(one, other);

@@ -1,5 +1,5 @@
 // weftline bench collectives: every collective over a range of sizes, in the columns of nccl-tests.
-import { existsSync } from 'node:fs';
+import { existsSync, statSync } from 'node:fs';
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { runCudaCollectivesBench } from '../bench/collectives/cuda-collectives-bench.ts';
 import { readTableFile } from '../../collectives/algorithm-table.ts';
@@ -86,7 +86,7 @@ export function addCollectivesBench(bench: Command): void {
     new Option(
       '--tune <file>',
       'measure the algorithms of allReduce and reduce instead, and write which is the fastest for which sizes',
-    ).conflicts('compare'),
+    ).conflicts(['compare', 'report']),
   );
   addOutputOptions(command);
   addReportOption(command);
@@ -142,7 +142,8 @@ async function benchOnGpus(
 
 async function tune(file: string, flags: CollectivesBenchFlags, output: Output): Promise<void> {
   requireWritableFolder(file);
-  const before = existsSync(file) ? readTableFile(file) : undefined;
+  // An empty file is one that was made to be written.
+  const before = existsSync(file) && statSync(file).size > 0 ? readTableFile(file) : undefined;
   await withRanks(flags.ranks, async (world) => {
     await using device = await CpuDevice.create();
     const report = await runTune(world, device, { ...workloadOf(flags), ranks: world.size });

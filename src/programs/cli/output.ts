@@ -3,7 +3,7 @@
 import { accessSync, constants, writeFileSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { type Command, Option } from 'commander';
-import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
+import { asWeftlineError, invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { pageHtml } from '../report/html/page-html.ts';
 import type { ReportPage } from '../report/html/report-page.ts';
 
@@ -41,6 +41,9 @@ export class Output {
   constructor({ json, quiet = false, report, logtostderr = false }: OutputFlags) {
     if (json !== undefined && json !== STDOUT) requireWritableFolder(json);
     if (report !== undefined) requireWritableFolder(report);
+    if (report !== undefined && report === json) {
+      throw invalidArgument('--report', report, 'another file than that of --json');
+    }
     this.#page = report;
     this.#file = json;
     this.#isQuiet = quiet;
@@ -60,11 +63,13 @@ export class Output {
   /** The end of the command. `page` is asked if there is a --report. Fails with WL_FILE if a file cannot be written. */
   report(text: string, document: unknown, page?: () => ReportPage): void {
     if (this.#file !== STDOUT) process.stdout.write(text);
+    // The figures first: a page that cannot be written must not lose them.
+    if (this.#file !== undefined) {
+      const json = `${JSON.stringify(document, sixDigits, 2)}\n`;
+      if (this.#file === STDOUT) process.stdout.write(json);
+      else writeOutputFile(this.#file, json);
+    }
     if (this.#page !== undefined && page !== undefined) writeOutputFile(this.#page, pageHtml(page()));
-    if (this.#file === undefined) return;
-    const json = `${JSON.stringify(document, sixDigits, 2)}\n`;
-    if (this.#file === STDOUT) process.stdout.write(json);
-    else writeOutputFile(this.#file, json);
   }
 }
 

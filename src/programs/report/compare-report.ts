@@ -1,5 +1,6 @@
 // What `weftline compare` prints: a line for each figure, the means, and what differed besides.
 import Table from 'cli-table3';
+import { printable } from '../../core/quote.ts';
 import type { ComparedFigure, Comparison } from '../compare/compare-results.ts';
 import { plainTable } from './plain-table.ts';
 
@@ -28,7 +29,7 @@ export function compareSummary({ mean, referenceMean, differences, onlyFirst, on
   return [
     ...(mean === undefined ? [] : [`geometric mean of B to A: ${mean.toFixed(3)}`]),
     ...(referenceMean === undefined ? [] : [`of what was measured beside it: ${referenceMean.toFixed(3)}`]),
-    ...differences.map((difference) => `differs: ${difference}`),
+    ...differences.map((difference) => `differs: ${printable(difference, 200)}`),
     ...namesLine('A', onlyFirst),
     ...namesLine('B', onlySecond),
   ];
@@ -45,8 +46,8 @@ export function compareVerdict({ low, high, hasSpread, isReference }: ComparedFi
 function row(figure: ComparedFigure): string[] {
   const { name, unit, first, second, ratio, low, high, hasSpread } = figure;
   return [
-    name,
-    unit,
+    printable(name, 200),
+    printable(unit),
     digits(first),
     digits(second),
     ratio.toFixed(3),
@@ -58,7 +59,12 @@ function row(figure: ComparedFigure): string[] {
 function namesLine(file: string, names: readonly string[]): string[] {
   if (names.length === 0) return [];
   const rest = names.length - SHOWN_NAMES;
-  return [`only in ${file}: ${names.slice(0, SHOWN_NAMES).join('; ')}${rest > 0 ? ` and ${rest} more` : ''}`];
+  return [
+    `only in ${file}: ${names
+      .slice(0, SHOWN_NAMES)
+      .map((name) => printable(name))
+      .join('; ')}${rest > 0 ? ` and ${rest} more` : ''}`,
+  ];
 }
 
 function digits(value: number): string {

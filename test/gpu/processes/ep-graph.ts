@@ -185,13 +185,16 @@ async function endOf(graph: CudaGraph): Promise<unknown> {
   return { code: 'none' };
 }
 
-async function withGraph(use: (graph: CudaGraph, inputs: GraphInputs) => Promise<unknown>): Promise<unknown> {
+async function withGraph(
+  use: (graph: CudaGraph, inputs: GraphInputs) => Promise<unknown>,
+  numWorstTokens = 2 * world.size,
+): Promise<unknown> {
   const inputs = makeInputs(world, device, { shape: small, next: random(world.rank + 1) });
   await inputs.refill();
   await using buffer = await buffers.create(small);
   const { x, topkIdx } = inputs;
   using graph = await device.capture(async () => {
-    const { recvX, handle } = await buffer.dispatch({ x, topkIdx, numWorstTokens: 2 * world.size, timeoutMs: 2_000 });
+    const { recvX, handle } = await buffer.dispatch({ x, topkIdx, numWorstTokens, timeoutMs: 2_000 });
     await buffer.combine({ x: recvX as never, handle, timeoutMs: 2_000 });
   });
   // Awaited here: a promise that is handed on outlives the graph and the buffer.
@@ -225,7 +228,7 @@ const late = (): Promise<unknown> =>
     const end = await endOf(graph);
     await world.store.get('ended', { timeoutMs: 30_000 });
     return end;
-  });
+  }, small.tokens * world.size);
 
 /** Rank 1 dies while rank 0 waits for it, in the same replay. */
 const killed = (): Promise<unknown> =>
@@ -261,7 +264,8 @@ async function layerBound(): Promise<unknown> {
   graph.launch();
   await device.stream.idle();
   await expIndices.fromHost(Int32Array.from({ length: expIndices.elements }, (_, cell) => cell % 2));
-  return endOf(graph);
+  // As in withGraph().
+  return await endOf(graph);
 }
 
 const endings = { absent, late, killed, bound, 'layer bound': layerBound };

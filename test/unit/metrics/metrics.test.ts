@@ -12,6 +12,7 @@ import { beginWait, endWait } from '#lib/core/waits.js';
 import { Histogram, secondBounds } from '#lib/metrics/histogram.js';
 import { MetricsSink } from '#lib/metrics/metrics-sink.js';
 import { readMetricsAddress } from '#lib/metrics/metrics-address.js';
+import { startMetrics } from '#lib/metrics/start-metrics.js';
 import { prometheusOfRanks } from '#lib/metrics/prometheus-text.js';
 import { inspectorLines } from '#lib/programs/stats/inspector-lines.js';
 import { readMetricsAnswer } from '#lib/world/watching/metrics-answer.js';
@@ -238,6 +239,11 @@ test('the setting names an address, or says on', () => {
   assert.equal(readMetricsAddress('on'), undefined);
   for (const wrong of ['9400', ':9400', 'a:70000', 'a b:1', 'off'])
     assert.throws(() => readMetricsAddress(wrong), withCode('WL_CONFIG'), wrong);
+});
+
+test('a rank whose port would be above the last one says so', async () => {
+  const start = startMetrics({ metrics: '127.0.0.1:65535' }, { rank: 3, machineRank: 1, jobId: 'j' });
+  await assert.rejects(start, withCode('WL_CONFIG', 'which is 65536 for rank 1 of the machine'));
 });
 
 test('the dashboard asks for metrics and labels that exist, and for all of them', () => {

@@ -1,4 +1,5 @@
 // config.json of a model's folder: its architecture, and the numbers that its MoE blocks need.
+import { constants } from 'node:fs';
 import { open } from 'node:fs/promises';
 import { join } from 'node:path';
 import { z } from 'zod';
@@ -53,8 +54,11 @@ export async function readJson(path: string, maxBytes: number): Promise<unknown>
 
 async function readText(path: string, maxBytes: number): Promise<string> {
   try {
-    await using file = await open(path);
-    const { size } = await file.stat();
+    // Without O_NONBLOCK, opening a named pipe would wait for a writer.
+    await using file = await open(path, constants.O_RDONLY | constants.O_NONBLOCK);
+    const stat = await file.stat();
+    if (!stat.isFile()) throw formatError(path, 'it is no ordinary file');
+    const { size } = stat;
     if (size > maxBytes) throw formatError(path, `it has ${size} bytes, at most ${maxBytes} are read`, { size });
     return await file.readFile('utf8');
   } catch (cause) {

@@ -64,7 +64,7 @@ export function treeAllReduce(hosts: number, bytes: number, { fanIn, pieceBytes 
   const parent = (host: number): number => Math.floor((host - 1) / fanIn);
   const firstChild = (host: number): number => host * fanIn + 1;
   const childrenOf = (host: number): number => Math.max(0, Math.min(fanIn, hosts - firstChild(host)));
-  const left = Uint8Array.from({ length: hosts * pieces }, (_, at) => childrenOf(Math.floor(at / pieces)));
+  const left = Uint16Array.from({ length: hosts * pieces }, (_, at) => childrenOf(Math.floor(at / pieces)));
   const size = (piece: number): number => partBytes(bytes, pieces, piece);
   let depth = 0;
   for (let host = hosts - 1; host > 0; host = parent(host)) depth++;

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { cpSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { cpSync, mkdirSync, mkdtempSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { after } from 'node:test';
@@ -46,6 +46,15 @@ function changeIndex(path: string, change: (map: Record<string, unknown>) => voi
 
 for (const [what, code, message, spoil] of [
   ['no config.json', 'WL_FILE', /config\.json: ENOENT/, (path) => rmSync(join(path, 'config.json'))],
+  [
+    'a config that is a device',
+    'WL_FILE_FORMAT',
+    /config\.json.*it is no ordinary file/,
+    (path) => {
+      rmSync(join(path, 'config.json'));
+      symlinkSync('/dev/zero', join(path, 'config.json'));
+    },
+  ],
   [
     'a config that is no JSON',
     'WL_FILE_FORMAT',
