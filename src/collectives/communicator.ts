@@ -105,8 +105,8 @@ export class Communicator implements AsyncDisposable {
   ): Promise<Communicator> {
     requireGroup(group);
     requireDevice(device);
-    const checked = checkCommunicatorOptions(options, group.size, device.kind);
     const shape = { ranks: group.size, hosts: group.topology.hosts.length };
+    const checked = checkCommunicatorOptions(options, shape, device.kind);
     const table = algorithmTable(shape, { option: options.algorithms, file: group.settings.collectiveTable });
     const wait = startCall(options, group.settings.timeoutMs);
     return new Communicator(group, device, await createEngine(group, device, { ...wait, ...checked, table }));
@@ -273,10 +273,8 @@ export class Communicator implements AsyncDisposable {
   }
 
   /** Hot path: of a call that ended at once. Now and then timers, signals and sockets of the thread get their turn before it. */
-  #ended({ asyncFinish }: CollectiveOptions): Promise<CollectiveResult> {
-    const { ordersCalls, lastEvent } = this.#engine;
-    const later = ordersCalls && lastEvent !== undefined ? Promise.resolve({ event: lastEvent }) : doneWithEvent;
-    const result = asyncFinish === true ? later : done;
+  #ended(options: CollectiveOptions): Promise<CollectiveResult> {
+    const result = this.#resultOf(options);
     if (++this.#endedAtOnce < CALLS_PER_LOOK) return result;
     this.#endedAtOnce = 0;
     const now = performance.now();
@@ -301,7 +299,7 @@ export class Communicator implements AsyncDisposable {
     await this.#begin(wait, read);
   }
 
-  async #finish(rest: Promise<void>, { asyncFinish }: CollectiveOptions): Promise<CollectiveResult> {
+  async #finish(rest: Promise<void>, options: CollectiveOptions): Promise<CollectiveResult> {
     let failure: unknown;
     try {
       await rest;
@@ -311,7 +309,13 @@ export class Communicator implements AsyncDisposable {
     } finally {
       this.#guard.end(failure);
     }
-    return asyncFinish === true ? doneWithEvent : done;
+    return this.#resultOf(options);
+  }
+
+  #resultOf({ asyncFinish }: CollectiveOptions): Promise<CollectiveResult> {
+    if (asyncFinish !== true) return done;
+    const { ordersCalls, lastEvent } = this.#engine;
+    return ordersCalls && lastEvent !== undefined ? Promise.resolve({ event: lastEvent }) : doneWithEvent;
   }
 
   #message(kind: 'send' | 'recv', args: CollectiveOptions, read: () => PairMessage): Promise<CollectiveResult> {
@@ -341,7 +345,7 @@ export class Communicator implements AsyncDisposable {
       const rest = this.#engine.exchange(messages, wait);
       if (rest === undefined) return this.#ended(options);
       await rest;
-      return options.asyncFinish === true ? doneWithEvent : done;
+      return this.#resultOf(options);
     });
   }
 }

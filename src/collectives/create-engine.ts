@@ -8,6 +8,7 @@ import type { CollectiveEngine } from './collective-engine.ts';
 import type { CheckedCommunicatorOptions } from './communicator-options.ts';
 import { createCpuCollectives } from './cpu/create-cpu-collectives.ts';
 import { createCudaCollectives } from './cuda/create-cuda-collectives.ts';
+import { createHostsCollectives } from './hosts/create-hosts-collectives.ts';
 
 /** Collective. Fails with WL_UNSUPPORTED on every rank for what no engine does yet. */
 export function createEngine(
@@ -16,6 +17,9 @@ export function createEngine(
   options: CallWait & CheckedCommunicatorOptions & { readonly table: AlgorithmTable },
 ): Promise<CollectiveEngine> {
   const { table, numSms, directBytes, ...rest } = options;
-  if (device.kind === 'cuda') return createCudaCollectives(group, device, { ...rest, numSms, directBytes });
+  if (device.kind === 'cuda') {
+    if (group.topology.hosts.length > 1) return createHostsCollectives(group, device, options);
+    return createCudaCollectives(group, device, { ...rest, numSms, directBytes });
+  }
   return createCpuCollectives(group, device, { ...rest, table });
 }

@@ -86,13 +86,12 @@ export async function createCudaCollectives(
   }
 }
 
-function requireCudaRanks({ size, topology }: RankGroup): void {
-  const hosts = topology.hosts.length;
-  if (hosts === 1 && size <= COLLECTIVE_MAX_RANKS) return;
+function requireCudaRanks({ size }: RankGroup): void {
+  if (size <= COLLECTIVE_MAX_RANKS) return;
   throw new WeftlineError(
     'WL_UNSUPPORTED',
-    `A Communicator on GPUs has at most ${COLLECTIVE_MAX_RANKS} ranks on one host, got ${size} on ${hosts}: use a CpuDevice, or a group of the ranks of a host (world.split)`,
-    { details: { ranks: size, hosts } },
+    `A Communicator on GPUs of one host has at most ${COLLECTIVE_MAX_RANKS} ranks, got ${size}: use a CpuDevice, or smaller groups (world.split)`,
+    { details: { ranks: size } },
   );
 }
 
