@@ -66,7 +66,8 @@ export class Departures implements Disposable {
   get haveAllLeft(): boolean {
     const fd = this.#looking;
     if (fd === undefined) return true;
-    for (let index = 0; index < this.#ranks; index++) if (index !== this.#index && isByteLocked(fd, index)) return false;
+    for (let index = 0; index < this.#ranks; index++)
+      if (index !== this.#index && isByteLocked(fd, index)) return false;
     return true;
   }
 

@@ -21,7 +21,7 @@ export interface Mover extends Disposable {
 
 /** Of CPU ranks: nothing is ever under way. */
 export class CpuMover implements Mover {
-  readonly isImmediate = true;
+  readonly isImmediate: boolean = true;
   readonly sources: Uint32Array;
   readonly #kernels: CpuDevice['kernels'];
   readonly #storage: Storage;

@@ -68,7 +68,14 @@ export async function createHostsCollectives(
     const mover = new StreamMover(device, { plans, numSms, memory });
     const parts = rankParts(group, mirrored.window, { regions, mirrors: mirrored.across!.mirrors });
     const places = placesOf(group, { window: mirrored.window, parts, slots, memory });
-    const steps = new CpuCollectives({ group, device: host, regions, table, ...mirrored, elsewhere: { mover, places } });
+    const steps = new CpuCollectives({
+      group,
+      device: host,
+      regions,
+      table,
+      ...mirrored,
+      elsewhere: { mover, places },
+    });
     return new HostsCollectives({ device, steps, mover, order: new CudaCallOrder(device), slots });
   } catch (error) {
     await owned.mirrored?.across?.network.close();

@@ -37,7 +37,8 @@ export class HostsCollectives implements CollectiveEngine {
   }
 
   throwIfUnusable(): void {
-    if (this.#parts.device.context.disposed) throw new WeftlineError('WL_CLOSED', 'The device of this object was closed');
+    if (this.#parts.device.context.disposed)
+      throw new WeftlineError('WL_CLOSED', 'The device of this object was closed');
     this.#parts.steps.throwIfUnusable();
   }
 
