@@ -28,10 +28,19 @@ export interface CommunicatorOptions extends WaitOptions {
    * others directly; see register(). 2 MiB by default.
    */
   readonly directBytes?: number;
+  /**
+   * Of GPUs of one host: allGather, and allToAll that is not in place, of more than `directBytes` are moved by the copy
+   * engines of the GPUs; multiprocessors do nothing but tell the others that a rank is there. For outputs that are registered
+   * and lie at the same place of the same registration on all ranks: ranks that register in the same order and use the same
+   * slices. If one rank's does not, the call fails with WL_CONFIG_MISMATCH. False by default.
+   */
+  readonly copyEngines?: boolean;
 }
 
 /** With defaults. */
-export type CheckedCommunicatorOptions = Readonly<Record<'pieceBytes' | 'numSms' | 'directBytes', number>>;
+export interface CheckedCommunicatorOptions extends Readonly<Record<'pieceBytes' | 'numSms' | 'directBytes', number>> {
+  readonly copyEngines: boolean;
+}
 
 const optionNames: OptionNames<CommunicatorOptions> = {
   ...waitOptionNames,
@@ -39,6 +48,7 @@ const optionNames: OptionNames<CommunicatorOptions> = {
   numSms: true,
   directBytes: true,
   algorithms: true,
+  copyEngines: true,
 };
 const PIECE_ALIGNMENT = 64;
 const MIN_PIECE_BYTES = 65_536;
@@ -56,7 +66,7 @@ export function checkCommunicatorOptions(
   kind: Device['kind'],
 ): CheckedCommunicatorOptions {
   checkOptions(options, optionNames, 'options of Communicator.create');
-  const { pieceBytes = usualPieceBytes(shape, kind), numSms = 16, directBytes = 1 << 21 } = options;
+  const { pieceBytes = usualPieceBytes(shape, kind), numSms = 16, directBytes = 1 << 21, copyEngines = false } = options;
   const isRight = Number.isInteger(pieceBytes) && pieceBytes % PIECE_ALIGNMENT === 0;
   if (!isRight || pieceBytes < MIN_PIECE_BYTES || pieceBytes > MAX_PIECE_BYTES) {
     const expected = `a multiple of ${PIECE_ALIGNMENT} from ${MIN_PIECE_BYTES} to ${MAX_PIECE_BYTES}`;
@@ -64,7 +74,8 @@ export function checkCommunicatorOptions(
   }
   requireWhole('numSms', numSms, 1, COLLECTIVE_MAX_BLOCKS);
   requireWhole('directBytes', directBytes, 0, Number.MAX_SAFE_INTEGER);
-  return { pieceBytes, numSms, directBytes };
+  if (typeof copyEngines !== 'boolean') throw invalidArgument('copyEngines', copyEngines, 'true or false');
+  return { pieceBytes, numSms, directBytes, copyEngines };
 }
 
 function usualPieceBytes(

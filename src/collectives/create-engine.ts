@@ -16,10 +16,10 @@ export function createEngine(
   device: CpuDevice | CudaDevice,
   options: CallWait & CheckedCommunicatorOptions & { readonly table: AlgorithmTable },
 ): Promise<CollectiveEngine> {
-  const { table, numSms, directBytes, ...rest } = options;
+  const { table, numSms, directBytes, copyEngines, ...rest } = options;
   if (device.kind === 'cuda') {
     if (group.topology.hosts.length > 1) return createHostsCollectives(group, device, options);
-    return createCudaCollectives(group, device, { ...rest, numSms, directBytes });
+    return createCudaCollectives(group, device, { ...rest, numSms, directBytes, copyEngines });
   }
   return createCpuCollectives(group, device, { ...rest, table });
 }

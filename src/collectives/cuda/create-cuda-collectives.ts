@@ -35,10 +35,10 @@ interface Prepared extends Disposable {
 export async function createCudaCollectives(
   group: RankGroup,
   device: CudaDevice,
-  { pieceBytes, numSms, directBytes, ...wait }: CallWait & CheckedCommunicatorOptions,
+  { pieceBytes, numSms, directBytes, copyEngines, ...wait }: CallWait & CheckedCommunicatorOptions,
 ): Promise<CollectiveEngine> {
   const what = 'Communicator';
-  const config = { pieceBytes, numSms, directBytes, device: device.kind };
+  const config = { pieceBytes, numSms, directBytes, copyEngines, device: device.kind };
   await agreeOn(group, { what, config, prepare: () => requireCudaRanks(group) }, wait);
   // Compiling may fail or take long on one rank alone, so the ranks meet again after it.
   const launches = await loadCollectiveLaunches(device).catch((error: unknown) => error as Error);
@@ -67,9 +67,11 @@ export async function createCudaCollectives(
     bindCollectives(parts.launches, { ...bound, registrations: registrations.address });
     const order = new CudaCallOrder(device);
     return new CudaCollectives({
+      device,
       group,
       numSms,
       directBytes,
+      copyEngines,
       regions,
       window,
       calls,

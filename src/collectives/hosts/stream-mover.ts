@@ -59,12 +59,7 @@ export class StreamMover implements Mover {
   }
 
   copy(to: number, from: number, bytes: number): void {
-    if (bytes === 0) return;
-    const { context } = this.#device;
-    context.enter();
-    context.workCount += 1;
-    const status = context.driver.cuMemcpyAsync(to, from, bytes, this.stream.handle);
-    if (status !== 0) context.check('cuMemcpyAsync', status);
+    if (bytes > 0) this.#device.copyAsync(to, from, bytes, this.stream);
   }
 
   reduce({ dtype, reduction }: CollectiveCall, count: number, out: number, bytes: number): void {

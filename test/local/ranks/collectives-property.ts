@@ -1,5 +1,6 @@
 // Random collective calls in lockstep, in groups of 1 to all ranks, against the reference: argv = cases of each group, seed,
-// elements of the longest runs, "graph" for calls that are recorded and replayed, "late" for ones whose bytes move late.
+// elements of the longest runs, "graph" for calls that are recorded and replayed, "late" for ones whose bytes move late,
+// "engines" for GPUs whose copy engines move what they can.
 import type { CpuDevice, CudaDevice } from 'weftline';
 import { type AlgorithmTable, Communicator } from 'weftline/collectives';
 import { join, type RankGroup } from 'weftline/world';
@@ -10,6 +11,7 @@ import { type AroundCall, collectiveCase, runCollectiveCase } from './collective
 const [cases, seed, longest] = process.argv.slice(2).map(Number) as [number, number, number];
 const isRecorded = process.argv[5] === 'graph';
 const isLate = process.argv[5] === 'late';
+const copyEngines = process.argv[5] === 'engines';
 await using world = await join();
 await using device = await openTestDevice(world);
 const first = bytesInUse(device);
@@ -30,7 +32,7 @@ const tables: readonly Partial<AlgorithmTable>[] = [
 async function runCases(group: RankGroup, salt: number): Promise<void> {
   const algorithms = tables[salt % tables.length]!;
   const isStepped = device.kind === 'cpu' || group.topology.hosts.length > 1;
-  const options = { pieceBytes: 65_536, directBytes: 20_000, ...(isStepped && { algorithms }) };
+  const options = { pieceBytes: 65_536, directBytes: 20_000, copyEngines, ...(isStepped && { algorithms }) };
   await using communicator = isLate
     ? await createLateCommunicator(group, device as CpuDevice, options)
     : await Communicator.create(group, device, options);

@@ -22,7 +22,7 @@ export interface CudaCollectivesBenchOptions {
   readonly workload: CollectivesWorkload;
   readonly compare: 'nccl' | undefined;
   readonly registers: boolean;
-  readonly communicator: Pick<CommunicatorOptions, 'numSms' | 'directBytes' | 'pieceBytes'>;
+  readonly communicator: Pick<CommunicatorOptions, 'numSms' | 'directBytes' | 'pieceBytes' | 'copyEngines'>;
   /** Said by rank 0. */
   readonly tell: (text: string) => void;
 }
@@ -65,9 +65,10 @@ export async function runCudaCollectivesBench(
 function ranksOn(
   device: CudaDevice,
   registers: boolean,
-  { numSms = 16 }: CudaCollectivesBenchOptions['communicator'],
+  { numSms = 16, copyEngines = false }: CudaCollectivesBenchOptions['communicator'],
 ): string {
-  return `GPU (${device.properties.name}, ${numSms} SMs, ${registers ? 'registered' : 'unregistered'} tensors)`;
+  const engines = copyEngines ? ', copy engines' : '';
+  return `GPU (${device.properties.name}, ${numSms} SMs, ${registers ? 'registered' : 'unregistered'} tensors${engines})`;
 }
 
 interface Warmed {
