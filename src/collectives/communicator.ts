@@ -67,9 +67,10 @@ type Read<Arguments> = (scope: CallScope, args: Arguments) => void;
  * that wait for it; every later call fails with the reason. Bad arguments fail with WL_INVALID_ARGUMENT on this rank before it
  * does anything. One call at a time: await each.
  *
- * On GPUs a call returns when its kernel is enqueued on the device's stream, and device.capture() records it; what went
- * wrong fails the next wait for the device, and every later call. There every collective waits for all ranks, a send for its
- * recv, and calls of several Communicators of one device must come in the same order on all ranks.
+ * On GPUs of one host a call returns when its kernel is enqueued on the device's stream, and device.capture() records it; what
+ * went wrong fails the next wait for the device, and every later call. There every collective waits for all ranks, a send for
+ * its recv, and calls of several Communicators of one device must come in the same order on all ranks. On GPUs of several hosts
+ * a call waits for other ranks, and fails, as on CPUs; it resolves when its last step is enqueued, and cannot be recorded.
  */
 export class Communicator implements AsyncDisposable {
   /**
@@ -91,8 +92,8 @@ export class Communicator implements AsyncDisposable {
   #lastTurn = 0;
 
   /**
-   * Collective over the group (a world is one): CPU ranks on any hosts, or up to 8 ranks with GPUs of one host, which is
-   * WL_UNSUPPORTED otherwise. Fails on every rank with the same error: WL_INVALID_ARGUMENT, WL_CONFIG_MISMATCH, WL_MEMORY,
+   * Collective over the group (a world is one): CPU ranks on any hosts, up to 8 ranks with GPUs of one host, or up to 128 with
+   * GPUs of several, else WL_UNSUPPORTED. Fails on every rank with the same error: WL_INVALID_ARGUMENT, WL_CONFIG_MISMATCH, WL_MEMORY,
    * WL_SHARED_MEMORY, WL_COMPILE, WL_CUDA or WL_TIMEOUT.
    * @param group The ranks that take part.
    * @param device This rank's; tensors of calls are on it.
@@ -131,7 +132,7 @@ export class Communicator implements AsyncDisposable {
    * whose tensors (slices too) are registered on all ranks read and write them where they lie, without a copy through the
    * window. Registered tensors must live until all ranks have closed the Communicator: the others keep their memory mapped.
    * After a call has failed, ranks that were late in it may still read and write them. Tensors below 2 MiB stay
-   * unregistered, and on CPUs it changes nothing. WL_CAPACITY above 64 tensors.
+   * unregistered, and on CPUs and across hosts it changes nothing. WL_CAPACITY above 64 tensors.
    */
   register(tensor: Tensor, options: WaitOptions = {}): Promise<void> {
     return this.#guard.run('register', () => {
@@ -226,8 +227,8 @@ export class Communicator implements AsyncDisposable {
   }
 
   /**
-   * Releases the window here. Ranks that still wait for this one get WL_PEER_LOST on CPUs, and WL_TIMEOUT at their deadline
-   * on GPUs, where it returns when the peers have received what this rank sent. Across hosts it returns when the ranks whose
+   * Releases the window here. Ranks that still wait for this one get WL_PEER_LOST, or WL_TIMEOUT at their deadline on GPUs
+   * of one host, where it returns when the peers have received what this rank sent. Across hosts it returns when the ranks whose
    * data come to this host through this rank have closed theirs too. Both end at the latest after the timeout. Idempotent.
    */
   close(): Promise<void> {
