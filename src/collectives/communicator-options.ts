@@ -66,7 +66,12 @@ export function checkCommunicatorOptions(
   kind: Device['kind'],
 ): CheckedCommunicatorOptions {
   checkOptions(options, optionNames, 'options of Communicator.create');
-  const { pieceBytes = usualPieceBytes(shape, kind), numSms = 16, directBytes = 1 << 21, copyEngines = false } = options;
+  const {
+    pieceBytes = usualPieceBytes(shape, kind),
+    numSms = 16,
+    directBytes = 1 << 21,
+    copyEngines = false,
+  } = options;
   const isRight = Number.isInteger(pieceBytes) && pieceBytes % PIECE_ALIGNMENT === 0;
   if (!isRight || pieceBytes < MIN_PIECE_BYTES || pieceBytes > MAX_PIECE_BYTES) {
     const expected = `a multiple of ${PIECE_ALIGNMENT} from ${MIN_PIECE_BYTES} to ${MAX_PIECE_BYTES}`;

@@ -14,7 +14,12 @@ const COPY_ENGINES = 1 << 15;
 /** Hot path. An integer that a double holds. */
 export function callWord(call: CollectiveCall, copyEngines = false): number {
   const operation = operationWord(call);
-  const packed = (operation & 0xf) | ((operation >>> 4) & 0xf0) | ((operation >>> 8) & 0xf00) | (call.root << ROOT) | (copyEngines ? COPY_ENGINES : 0);
+  const packed =
+    (operation & 0xf) |
+    ((operation >>> 4) & 0xf0) |
+    ((operation >>> 8) & 0xf00) |
+    (call.root << ROOT) |
+    (copyEngines ? COPY_ENGINES : 0);
   return packed * COUNTS + call.count;
 }
 
@@ -27,7 +32,10 @@ export function describeCallWord(word: number): string {
 }
 
 /** Hot path. Of a call by copy engines: ranks must also agree on where their outputs lie. */
-export function signatureOfPlace(word: number, { id, within }: { readonly id: number; readonly within: number }): number {
+export function signatureOfPlace(
+  word: number,
+  { id, within }: { readonly id: number; readonly within: number },
+): number {
   return (signatureOf(word) ^ Math.imul(signatureOf(within), id)) >>> 0;
 }
 

@@ -168,7 +168,12 @@ export class CudaCollectives implements CollectiveEngine {
     const stream = order.begin(options);
     plan.launch(stream);
     for (const { rank, from, to, bytes } of copies) {
-      device.copyAsync(to + (rank === group.rank ? call.output : registrations.addressAt(rank, place)), from, bytes, stream);
+      device.copyAsync(
+        to + (rank === group.rank ? call.output : registrations.addressAt(rank, place)),
+        from,
+        bytes,
+        stream,
+      );
     }
     plan.launch(stream);
     this.lastEvent = order.end(options);

@@ -9,7 +9,14 @@ import { copiesByEngines } from '#lib/collectives/cuda/engine-copies.js';
 import { explainCollectiveFailure } from '#lib/collectives/cuda/kernel-failures.js';
 
 const place = { id: 1, offset: 512, within: 0, leastBytes: 1 << 20 };
-const call = { ...makeCollectiveCall(4), dtype: 'f32', elementBytes: 4, count: 100, input: 10_000, output: 90_000 } as const;
+const call = {
+  ...makeCollectiveCall(4),
+  dtype: 'f32',
+  elementBytes: 4,
+  count: 100,
+  input: 10_000,
+  output: 90_000,
+} as const;
 
 test('allGather goes to its place at every rank, the next one first, and not to where it lies already', () => {
   const gather = { ...call, kind: 'allGather' } as const;

@@ -23,7 +23,11 @@ function part(): Part {
 /** One of the ranks of a host. */
 function groupOf(rank: number, ranks: number): never {
   const scaleUpRanks = Array.from({ length: ranks }, (_, at) => at);
-  return { filePrefix: `test-${process.pid}`, worldRank: rank, topology: { scaleUpRanks, scaleUpIndex: rank } } as never;
+  return {
+    filePrefix: `test-${process.pid}`,
+    worldRank: rank,
+    topology: { scaleUpRanks, scaleUpIndex: rank },
+  } as never;
 }
 
 test('a part goes when the last of the others has left, and device.close() waits for that', async () => {
