@@ -325,9 +325,9 @@ export class HostNetwork {
   /** Returns when what was sent is delivered where it can be; a peer that is silent does not hold it up for long. */
   async #flush(forOthers: boolean): Promise<void> {
     const links = [...this.#links.values()];
+    const isOver = (link: NetworkLink): boolean => (forOthers ? link.isTaken : link.isDelivered);
     const look = (): boolean => {
       for (const link of links) link.advance();
-      const isOver = (link: NetworkLink): boolean => (forOthers ? link.isTaken : link.isDelivered);
       return links.every((link) => isOver(link) || link.error !== undefined);
     };
     const sent = {
