@@ -4,6 +4,8 @@ import { defineLayout } from './layout.ts';
 
 /** Ranks of a CUDA Communicator at most. */
 export const COLLECTIVE_MAX_RANKS = EP_MAX_RANKS;
+/** Of one on several hosts, which the host moves step by step. */
+export const COLLECTIVE_MAX_RANKS_ACROSS_HOSTS = 128;
 /** Blocks of a kernel at most: those of the same number at all ranks work together, and no others meet. */
 export const COLLECTIVE_MAX_BLOCKS = 32;
 /** Registered allocations at most, counted from 1; 0 is none. */
@@ -190,4 +192,15 @@ export const messageArguments = defineLayout('MessageArguments', {
   /** A message has a lane for each so many bytes, at most so many. */
   laneBytes: 'u32',
   maxLanes: 'u32',
+});
+
+/** One reduction of a Communicator across hosts. */
+export const runArguments = defineLayout('CollectiveRunArguments', {
+  /** In the order of the ranks: here, at ranks of this host, or in memory of the host. */
+  sources: { of: 'ptr', count: COLLECTIVE_MAX_RANKS_ACROSS_HOSTS },
+  target: 'ptr',
+  bytes: 'u64',
+  count: 'u32',
+  /** One of reductions. */
+  reduction: 'u32',
 });

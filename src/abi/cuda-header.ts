@@ -45,6 +45,7 @@ import {
   COLLECTIVE_BYTES_BITS,
   COLLECTIVE_MAX_BLOCKS,
   COLLECTIVE_MAX_RANKS,
+  COLLECTIVE_MAX_RANKS_ACROSS_HOSTS,
   COLLECTIVE_POSTS,
   collectiveArguments,
   collectiveBlock,
@@ -57,6 +58,7 @@ import {
   messageDirections,
   messageFlags,
   messagePost,
+  runArguments,
 } from './cuda-collectives.ts';
 import { deviceHostState, deviceRemote, deviceRequest } from './device-request.ts';
 import { fp8RowsArguments } from './fp8-rows-arguments.ts';
@@ -143,6 +145,7 @@ const layouts: readonly Layout[] = [
   messagePost,
   messageBlock,
   messageArguments,
+  runArguments,
   fp8RowsArguments,
   moeStoreWordsArguments,
   moeListChoicesArguments,
@@ -203,6 +206,7 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   lowLatencyWait: lowLatencyWaits,
   collective: {
     maxRanks: COLLECTIVE_MAX_RANKS,
+    maxRanksAcrossHosts: COLLECTIVE_MAX_RANKS_ACROSS_HOSTS,
     maxBlocks: COLLECTIVE_MAX_BLOCKS,
     posts: COLLECTIVE_POSTS,
     bytesBits: COLLECTIVE_BYTES_BITS,

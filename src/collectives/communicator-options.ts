@@ -11,11 +11,12 @@ export interface CommunicatorOptions extends WaitOptions {
   /**
    * Bytes of a rank that move at a time: a multiple of 64 from 65536 to 16777216. On CPUs each rank has four pieces of shared
    * memory: 512 KiB by default for up to 8 ranks, then less, so that a host needs at most 16 MiB for them. On GPUs each has
-   * three for each rank: 4 MiB by default.
+   * three for each rank: 4 MiB by default. On GPUs of several hosts each has four pieces in its own memory and four in pinned
+   * memory of each host: 2 MiB by default for up to 32 ranks, then less.
    */
   readonly pieceBytes?: number;
   /**
-   * Of CPU ranks: algorithms of reductions by size, the same on all ranks: for each collective a list of ranges, of which all
+   * Of CPU ranks, and of GPUs of several hosts: algorithms of reductions by size, the same on all ranks: for each collective a list of ranges, of which all
    * but the last have `upToBytes`, of a rank's tensor. By default those of the file that `collectiveTable` names (a setting)
    * for so many ranks and hosts, and else those built in. Results are the same.
    */
@@ -27,10 +28,19 @@ export interface CommunicatorOptions extends WaitOptions {
    * others directly; see register(). 2 MiB by default.
    */
   readonly directBytes?: number;
+  /**
+   * Of GPUs of one host: allGather, and allToAll that is not in place, of more than `directBytes` are moved by the copy
+   * engines of the GPUs; multiprocessors do nothing but tell the others that a rank is there. For outputs that are registered
+   * and lie at the same place of the same registration on all ranks: ranks that register in the same order and use the same
+   * slices. If one rank's does not, the call fails with WL_CONFIG_MISMATCH. False by default.
+   */
+  readonly copyEngines?: boolean;
 }
 
 /** With defaults. */
-export type CheckedCommunicatorOptions = Readonly<Record<'pieceBytes' | 'numSms' | 'directBytes', number>>;
+export interface CheckedCommunicatorOptions extends Readonly<Record<'pieceBytes' | 'numSms' | 'directBytes', number>> {
+  readonly copyEngines: boolean;
+}
 
 const optionNames: OptionNames<CommunicatorOptions> = {
   ...waitOptionNames,
@@ -38,6 +48,7 @@ const optionNames: OptionNames<CommunicatorOptions> = {
   numSms: true,
   directBytes: true,
   algorithms: true,
+  copyEngines: true,
 };
 const PIECE_ALIGNMENT = 64;
 const MIN_PIECE_BYTES = 65_536;
@@ -45,17 +56,22 @@ const MAX_PIECE_BYTES = 1 << 24;
 const DEFAULT_PIECE_BYTES = 1 << 19;
 const DEFAULT_PIECES_OF_HOST = 1 << 22;
 const CUDA_PIECE_BYTES = 1 << 22;
+const HOSTS_PIECE_BYTES = 1 << 21;
+const HOSTS_PIECES_OF_ALL = 1 << 26;
 
 /** Fails with WL_INVALID_ARGUMENT. */
 export function checkCommunicatorOptions(
   options: CommunicatorOptions,
-  ranks: number,
+  shape: { readonly ranks: number; readonly hosts: number },
   kind: Device['kind'],
 ): CheckedCommunicatorOptions {
   checkOptions(options, optionNames, 'options of Communicator.create');
-  const share = Math.floor(DEFAULT_PIECES_OF_HOST / ranks / PIECE_ALIGNMENT) * PIECE_ALIGNMENT;
-  const usual = kind === 'cuda' ? CUDA_PIECE_BYTES : Math.max(MIN_PIECE_BYTES, Math.min(DEFAULT_PIECE_BYTES, share));
-  const { pieceBytes = usual, numSms = 16, directBytes = 1 << 21 } = options;
+  const {
+    pieceBytes = usualPieceBytes(shape, kind),
+    numSms = 16,
+    directBytes = 1 << 21,
+    copyEngines = false,
+  } = options;
   const isRight = Number.isInteger(pieceBytes) && pieceBytes % PIECE_ALIGNMENT === 0;
   if (!isRight || pieceBytes < MIN_PIECE_BYTES || pieceBytes > MAX_PIECE_BYTES) {
     const expected = `a multiple of ${PIECE_ALIGNMENT} from ${MIN_PIECE_BYTES} to ${MAX_PIECE_BYTES}`;
@@ -63,7 +79,19 @@ export function checkCommunicatorOptions(
   }
   requireWhole('numSms', numSms, 1, COLLECTIVE_MAX_BLOCKS);
   requireWhole('directBytes', directBytes, 0, Number.MAX_SAFE_INTEGER);
-  return { pieceBytes, numSms, directBytes };
+  if (typeof copyEngines !== 'boolean') throw invalidArgument('copyEngines', copyEngines, 'true or false');
+  return { pieceBytes, numSms, directBytes, copyEngines };
+}
+
+function usualPieceBytes(
+  { ranks, hosts }: { readonly ranks: number; readonly hosts: number },
+  kind: Device['kind'],
+): number {
+  if (kind === 'cuda' && hosts === 1) return CUDA_PIECE_BYTES;
+  const [most, ofAll] =
+    kind === 'cuda' ? [HOSTS_PIECE_BYTES, HOSTS_PIECES_OF_ALL] : [DEFAULT_PIECE_BYTES, DEFAULT_PIECES_OF_HOST];
+  const share = Math.floor(ofAll / ranks / PIECE_ALIGNMENT) * PIECE_ALIGNMENT;
+  return Math.max(MIN_PIECE_BYTES, Math.min(most, share));
 }
 
 function requireWhole(name: string, value: number, least: number, most: number): void {

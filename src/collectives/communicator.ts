@@ -67,9 +67,10 @@ type Read<Arguments> = (scope: CallScope, args: Arguments) => void;
  * that wait for it; every later call fails with the reason. Bad arguments fail with WL_INVALID_ARGUMENT on this rank before it
  * does anything. One call at a time: await each.
  *
- * On GPUs a call returns when its kernel is enqueued on the device's stream, and device.capture() records it; what went
- * wrong fails the next wait for the device, and every later call. There every collective waits for all ranks, a send for its
- * recv, and calls of several Communicators of one device must come in the same order on all ranks.
+ * On GPUs of one host a call returns when its kernel is enqueued on the device's stream, and device.capture() records it; what
+ * went wrong fails the next wait for the device, and every later call. There every collective waits for all ranks, a send for
+ * its recv, and calls of several Communicators of one device must come in the same order on all ranks. On GPUs of several hosts
+ * a call waits for other ranks, and fails, as on CPUs; it resolves when its last step is enqueued, and cannot be recorded.
  */
 export class Communicator implements AsyncDisposable {
   /**
@@ -91,8 +92,8 @@ export class Communicator implements AsyncDisposable {
   #lastTurn = 0;
 
   /**
-   * Collective over the group (a world is one): CPU ranks on any hosts, or up to 8 ranks with GPUs of one host, which is
-   * WL_UNSUPPORTED otherwise. Fails on every rank with the same error: WL_INVALID_ARGUMENT, WL_CONFIG_MISMATCH, WL_MEMORY,
+   * Collective over the group (a world is one): CPU ranks on any hosts, up to 8 ranks with GPUs of one host, or up to 128 with
+   * GPUs of several, else WL_UNSUPPORTED. Fails on every rank with the same error: WL_INVALID_ARGUMENT, WL_CONFIG_MISMATCH, WL_MEMORY,
    * WL_SHARED_MEMORY, WL_COMPILE, WL_CUDA or WL_TIMEOUT.
    * @param group The ranks that take part.
    * @param device This rank's; tensors of calls are on it.
@@ -105,8 +106,8 @@ export class Communicator implements AsyncDisposable {
   ): Promise<Communicator> {
     requireGroup(group);
     requireDevice(device);
-    const checked = checkCommunicatorOptions(options, group.size, device.kind);
     const shape = { ranks: group.size, hosts: group.topology.hosts.length };
+    const checked = checkCommunicatorOptions(options, shape, device.kind);
     const table = algorithmTable(shape, { option: options.algorithms, file: group.settings.collectiveTable });
     const wait = startCall(options, group.settings.timeoutMs);
     return new Communicator(group, device, await createEngine(group, device, { ...wait, ...checked, table }));
@@ -131,7 +132,7 @@ export class Communicator implements AsyncDisposable {
    * whose tensors (slices too) are registered on all ranks read and write them where they lie, without a copy through the
    * window. Registered tensors must live until all ranks have closed the Communicator: the others keep their memory mapped.
    * After a call has failed, ranks that were late in it may still read and write them. Tensors below 2 MiB stay
-   * unregistered, and on CPUs it changes nothing. WL_CAPACITY above 64 tensors.
+   * unregistered, and on CPUs and across hosts it changes nothing. WL_CAPACITY above 64 tensors.
    */
   register(tensor: Tensor, options: WaitOptions = {}): Promise<void> {
     return this.#guard.run('register', () => {
@@ -226,8 +227,8 @@ export class Communicator implements AsyncDisposable {
   }
 
   /**
-   * Releases the window here. Ranks that still wait for this one get WL_PEER_LOST on CPUs, and WL_TIMEOUT at their deadline
-   * on GPUs, where it returns when the peers have received what this rank sent. Across hosts it returns when the ranks whose
+   * Releases the window here. Ranks that still wait for this one get WL_PEER_LOST, or WL_TIMEOUT at their deadline on GPUs
+   * of one host, where it returns when the peers have received what this rank sent. Across hosts it returns when the ranks whose
    * data come to this host through this rank have closed theirs too. Both end at the latest after the timeout. Idempotent.
    */
   close(): Promise<void> {
@@ -273,10 +274,8 @@ export class Communicator implements AsyncDisposable {
   }
 
   /** Hot path: of a call that ended at once. Now and then timers, signals and sockets of the thread get their turn before it. */
-  #ended({ asyncFinish }: CollectiveOptions): Promise<CollectiveResult> {
-    const { ordersCalls, lastEvent } = this.#engine;
-    const later = ordersCalls && lastEvent !== undefined ? Promise.resolve({ event: lastEvent }) : doneWithEvent;
-    const result = asyncFinish === true ? later : done;
+  #ended(options: CollectiveOptions): Promise<CollectiveResult> {
+    const result = this.#resultOf(options);
     if (++this.#endedAtOnce < CALLS_PER_LOOK) return result;
     this.#endedAtOnce = 0;
     const now = performance.now();
@@ -301,7 +300,7 @@ export class Communicator implements AsyncDisposable {
     await this.#begin(wait, read);
   }
 
-  async #finish(rest: Promise<void>, { asyncFinish }: CollectiveOptions): Promise<CollectiveResult> {
+  async #finish(rest: Promise<void>, options: CollectiveOptions): Promise<CollectiveResult> {
     let failure: unknown;
     try {
       await rest;
@@ -311,7 +310,13 @@ export class Communicator implements AsyncDisposable {
     } finally {
       this.#guard.end(failure);
     }
-    return asyncFinish === true ? doneWithEvent : done;
+    return this.#resultOf(options);
+  }
+
+  #resultOf({ asyncFinish }: CollectiveOptions): Promise<CollectiveResult> {
+    if (asyncFinish !== true) return done;
+    const { ordersCalls, lastEvent } = this.#engine;
+    return ordersCalls && lastEvent !== undefined ? Promise.resolve({ event: lastEvent }) : doneWithEvent;
   }
 
   #message(kind: 'send' | 'recv', args: CollectiveOptions, read: () => PairMessage): Promise<CollectiveResult> {
@@ -341,7 +346,7 @@ export class Communicator implements AsyncDisposable {
       const rest = this.#engine.exchange(messages, wait);
       if (rest === undefined) return this.#ended(options);
       await rest;
-      return options.asyncFinish === true ? doneWithEvent : done;
+      return this.#resultOf(options);
     });
   }
 }

@@ -8,6 +8,7 @@ import type { CollectiveEngine } from './collective-engine.ts';
 import type { CheckedCommunicatorOptions } from './communicator-options.ts';
 import { createCpuCollectives } from './cpu/create-cpu-collectives.ts';
 import { createCudaCollectives } from './cuda/create-cuda-collectives.ts';
+import { createHostsCollectives } from './hosts/create-hosts-collectives.ts';
 
 /** Collective. Fails with WL_UNSUPPORTED on every rank for what no engine does yet. */
 export function createEngine(
@@ -15,7 +16,10 @@ export function createEngine(
   device: CpuDevice | CudaDevice,
   options: CallWait & CheckedCommunicatorOptions & { readonly table: AlgorithmTable },
 ): Promise<CollectiveEngine> {
-  const { table, numSms, directBytes, ...rest } = options;
-  if (device.kind === 'cuda') return createCudaCollectives(group, device, { ...rest, numSms, directBytes });
+  const { table, numSms, directBytes, copyEngines, ...rest } = options;
+  if (device.kind === 'cuda') {
+    if (group.topology.hosts.length > 1) return createHostsCollectives(group, device, options);
+    return createCudaCollectives(group, device, { ...rest, numSms, directBytes, copyEngines });
+  }
   return createCpuCollectives(group, device, { ...rest, table });
 }

@@ -5,6 +5,7 @@ import { WeftlineError } from '../core/errors.ts';
 import { addMeter } from '../core/meters.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import type { Storage } from '../device/tensor.ts';
+import { Departures, sweepKept } from './departures.ts';
 import { agree, type WindowAgreement } from './window-agreement.ts';
 
 /** What the driver shares at once; smaller allocations would show neighbours to the other processes as well. */
@@ -26,6 +27,10 @@ export class CudaWindow implements Disposable {
   readonly storage: Storage;
   readonly #unmeter: () => void;
   readonly #peers: readonly Storage[];
+  readonly #users: Departures;
+  readonly #device: CudaDevice;
+  readonly #timeoutMs: number;
+  #isDisposed = false;
 
   /**
    * Collective over the group; the ranks of one host share a window. Returns when every rank has mapped all parts, which
@@ -38,27 +43,35 @@ export class CudaWindow implements Disposable {
     const { scaleUpRanks, scaleUpIndex } = group.topology;
     const own: Storage[] = [];
     const peers = new Map<number, Storage>();
+    const users: Departures[] = [];
+    sweepKept();
     try {
-      const handles = await agree(options, 'allocate', async () => {
+      const told = await agree(options, 'allocate', async () => {
         const storage = device.allocateShared(alignUp(Math.max(bytes, 1), SHARED_BLOCK));
         own.push(storage);
         // No peer may write before the memory is zeroed.
         await device.stream.idle(remaining(options));
-        return scaleUpRanks.length === 1 ? '' : device.exportMemory(storage);
+        const handle = scaleUpRanks.length === 1 ? '' : device.exportMemory(storage);
+        const path = Departures.pathFor(group, options.name);
+        if (scaleUpIndex === 0) users.push(new Departures(path, group));
+        return { handle, path };
       });
       await agree(options, 'open', () => {
+        if (scaleUpIndex > 0) users.push(new Departures(told[scaleUpRanks[0]!]!.path, group));
         for (const [index, rank] of scaleUpRanks.entries()) {
-          if (index !== scaleUpIndex) peers.set(index, openPart(options, group.ranks[rank]!, handles[rank]!));
+          if (index !== scaleUpIndex) peers.set(index, openPart(options, group.ranks[rank]!, told[rank]!.handle));
         }
       });
-      return new CudaWindow(options, own[0]!, peers);
+      return new CudaWindow(options, { storage: own[0]!, peers, users: users[0]! });
     } catch (error) {
-      for (const part of [...peers.values(), ...own]) part[Symbol.dispose]();
+      for (const part of [...peers.values(), ...users, ...own]) part[Symbol.dispose]();
       throw error;
+    } finally {
+      users[0]?.removeName();
     }
   }
 
-  private constructor({ group, bytes }: CudaWindowOptions, storage: Storage, peers: ReadonlyMap<number, Storage>) {
+  private constructor({ group, device, bytes }: CudaWindowOptions, { storage, peers, users }: CudaWindowParts) {
     const { scaleUpRanks, scaleUpIndex } = group.topology;
     this.ranks = scaleUpRanks.map((rank) => group.ranks[rank]!);
     this.index = scaleUpIndex;
@@ -66,6 +79,9 @@ export class CudaWindow implements Disposable {
     this.storage = storage;
     this.addresses = this.ranks.map((_, index) => (peers.get(index) ?? storage).address);
     this.#peers = [...peers.values()];
+    this.#users = users;
+    this.#device = device;
+    this.#timeoutMs = group.settings.timeoutMs;
     this.#unmeter = addMeter(() => ({ windowBytes: bytes * this.ranks.length }));
   }
 
@@ -74,17 +90,29 @@ export class CudaWindow implements Disposable {
     return this.storage.address;
   }
 
-  /** Unmaps the peers' parts, which every rank should have done before any frees its own. Idempotent. */
+  /** Unmaps the peers' parts; no work of this rank may use them. Idempotent. */
   closePeers(): void {
     for (const peer of this.#peers) peer[Symbol.dispose]();
+    this.#users.leave();
   }
 
-  /** Unmaps the window here; no work that uses it, of any rank, may be running. Not collective. Idempotent. */
+  /**
+   * Unmaps the window here; no work of this rank may use it. Not collective: this rank's part goes when the peers have
+   * unmapped it or ended, because kernels of late ones may still write to it. Idempotent.
+   */
   [Symbol.dispose](): void {
+    if (this.#isDisposed) return;
+    this.#isDisposed = true;
     this.#unmeter();
     this.closePeers();
-    this.storage[Symbol.dispose]();
+    this.#users.release(this.storage, this.#device.context, this.#timeoutMs);
   }
+}
+
+interface CudaWindowParts {
+  readonly storage: Storage;
+  readonly peers: ReadonlyMap<number, Storage>;
+  readonly users: Departures;
 }
 
 /** `rank`: of the world. */

@@ -34,6 +34,14 @@ for (const [ranks, cases, longest] of [
   );
 }
 
+for (const ranks of [2, 4]) {
+  test(`the same of ${ranks} ranks whose copy engines move what they can`, { skip: noGpu }, async () => {
+    const args = [String(12 * factor), seed, '60000', 'engines'];
+    const { exitCode, transcript } = await runRanks(ranks, property, { args, env, timeoutMs });
+    assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
+  });
+}
+
 test('the same recorded in graphs', { skip: noGpu }, async () => {
   const args = [String(16 * factor), seed, '60000', 'graph'];
   const { exitCode, transcript } = await runRanks(2, property, { args, env, timeoutMs });

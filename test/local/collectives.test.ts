@@ -38,9 +38,20 @@ for (const [hosts, cases] of [
   });
 }
 
+for (const hosts of ['1', '2', '3+2']) {
+  test(`the same of ranks whose bytes move late, beside the windows of their hosts; hosts ${hosts}`, async () => {
+    const seed = String(testSeed());
+    const args = [String(6 * factor), seed, isLong ? '300000' : '40000', 'late'];
+    const env = { WEFTLINE_HOSTS: hosts };
+    const { exitCode, transcript } = await runRanks(5, scripts.property, { args, env, timeoutMs: 120_000 * factor });
+    assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
+    assert.deepEqual(filesOf(transcript), []);
+  });
+}
+
 for (const hosts of ['1', '2', '4']) {
   test(`a rank that closes early still passes on what others of its host need; hosts ${hosts}`, async () => {
-    const env = { WEFTLINE_HOSTS: hosts, WEFTLINE_TIMEOUT_MS: '10000' };
+    const env = { WEFTLINE_HOSTS: hosts, WEFTLINE_TIMEOUT_MS: '30000' };
     const { exitCode, transcript } = await runRanks(4, scripts.close, { args: ['500'], env });
     assert.equal(exitCode, 0, transcript);
   });

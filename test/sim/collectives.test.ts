@@ -68,7 +68,8 @@ for (const [name, schedule, sent, where] of dense) {
     const bytes = name.includes('odd') ? 1_000_003 : MIB;
     assert.ok(Math.abs(mostSentBytes / bytes - sent) < 0.001, `${mostSentBytes / bytes}`);
     const bound = Math.max(bounds.bytesMicroseconds, bounds.stepsMicroseconds);
-    assert.ok(microseconds >= bound && microseconds < 10 * bound, `${microseconds} µs, at least ${bound}`);
+    // A step waits for the clear-to-send and for two polls besides, and not all hosts are as near as the nearest two.
+    assert.ok(microseconds >= bound && microseconds < 5 * bound, `${microseconds} µs, at least ${bound}`);
   });
 }
 

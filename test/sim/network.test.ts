@@ -43,6 +43,14 @@ test('an event holds the highest kind and subject', () => {
   assert.equal(queue.pop(), false);
 });
 
+test('whole packets of any place lie within the bytes, also where their payload does not travel', () => {
+  const packets = new PacketPool(4096, 2);
+  for (let count = 0; count < 1000; count++) {
+    const packet = packets.take(count % 3 === 0 ? 4096 : 64);
+    assert.ok(packets.starts[packet]! + 4096 <= packets.bytes.length);
+  }
+});
+
 /** A network with one function per thing a test does to it. */
 function start(topology: NetworkTopology, seed = 1) {
   const events = new EventQueue();

@@ -267,8 +267,9 @@ export class HostNetwork {
 
   /**
    * Idempotent. Once it has resolved, nobody on another host writes to the windows, and nothing of them is read.
-   * @param untilSourcesLeft Other ranks of this host may still need what ranks of other hosts write to this rank's part:
-   *   waits until those have closed their side too, for as long as a call would.
+   * @param untilSourcesLeft Other ranks of a host may still need what comes to it through a rank that has closed its side: what
+   *   this one sent is delivered all the same, and it waits until those it takes it in for have closed theirs, for as long
+   *   as a call would.
    */
   close({ untilSourcesLeft = false }: { readonly untilSourcesLeft?: boolean } = {}): Promise<void> {
     this.#closing ??= this.#close(untilSourcesLeft);
@@ -277,19 +278,19 @@ export class HostNetwork {
 
   async #close(untilSourcesLeft: boolean): Promise<void> {
     // Where it has given up, the end of its agent tells the peers as well.
-    if (!this.#hasGivenUp || !this.#shared.isLast) await this.#sayGoodbye();
+    if (!this.#hasGivenUp || !this.#shared.isLast) await this.#sayGoodbye(untilSourcesLeft);
     if (untilSourcesLeft && !this.#hasGivenUp) await this.#sourcesLeft();
     if (!this.#shared.isLast) await this.#leave();
     await this.#shared.close();
   }
 
   /** What was sent arrives, and behind it the peers hear that this object is closed. */
-  async #sayGoodbye(): Promise<void> {
-    await this.#flush();
+  async #sayGoodbye(forOthers: boolean): Promise<void> {
+    await this.#flush(forOthers);
     if (this.#hasGivenUp) return;
     for (const [peer, link] of this.#links) link.tell(this.cellAt(peer, networkCells.closed));
     // ORDER: who still sends to this object must know why its memory is gone.
-    await this.#flush();
+    await this.#flush(forOthers);
   }
 
   /** Returns when the ranks that this one stands for here have closed their side, given up or gone, or the time is over. */
@@ -322,11 +323,12 @@ export class HostNetwork {
   }
 
   /** Returns when what was sent is delivered where it can be; a peer that is silent does not hold it up for long. */
-  async #flush(): Promise<void> {
+  async #flush(forOthers: boolean): Promise<void> {
     const links = [...this.#links.values()];
+    const isOver = (link: NetworkLink): boolean => (forOthers ? link.isTaken : link.isDelivered);
     const look = (): boolean => {
       for (const link of links) link.advance();
-      return links.every((link) => link.isDelivered || link.error !== undefined);
+      return links.every((link) => isOver(link) || link.error !== undefined);
     };
     const sent = {
       get isSettled(): boolean {

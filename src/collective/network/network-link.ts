@@ -81,14 +81,24 @@ export class NetworkLink {
 
   /** What a peer that has closed its side did not take, it did not need: its calls had ended. */
   get isDelivered(): boolean {
-    if (this.isClosed) return true;
+    return this.isClosed || this.isTaken;
+  }
+
+  /** The same where other ranks of the peer's host may need it: a peer that has closed its side still takes it for them. */
+  get isTaken(): boolean {
+    if (this.isGone) return true;
     for (const queue of this.queues) if (!queue.isDelivered) return false;
     return this.#owedSignal === undefined && this.#abort.delivered === this.#abort.posted;
   }
 
   /** The peer has closed its side: this object, or its agent. What it sent before is here. */
   get isClosed(): boolean {
-    return this.#hasClosed() || this.#link.state === 'closed';
+    return this.#hasClosed() || this.isGone;
+  }
+
+  /** Its agent has, and takes nothing any more. */
+  get isGone(): boolean {
+    return this.#link.state === 'closed';
   }
 
   /** Hot path. Of a link that broke nothing is posted; waits look at `error`, and name the peer. */

@@ -10,7 +10,6 @@ import {
   PART_ALIGNMENT,
   type Piece,
   readsNothing,
-  reduceSources,
   type SlotRange,
 } from './movements.ts';
 
@@ -75,36 +74,36 @@ export class ChainMovement implements Movement {
 
   /** All but this rank's own share, which nobody else on this host reads. */
   stage(piece: Piece): void {
-    const { kernels, me, call, offset, bytes, slot } = piece;
+    const { mover, me, call, offset, bytes, slot } = piece;
     const share = this.#shareBytes(piece);
     const [first, end] = [Math.min(bytes, this.#place * share), Math.min(bytes, (this.#place + 1) * share)];
-    kernels.copyBytes(slot(me), call.input + offset, first);
-    kernels.copyBytes(slot(me) + end, call.input + offset + end, bytes - end);
+    mover.copy(slot(me), call.input + offset, first);
+    mover.copy(slot(me) + end, call.input + offset + end, bytes - end);
   }
 
   #addOwnHost(piece: Piece): void {
-    const { me, call, offset, bytes, slot, sourceTable } = piece;
+    const { mover, me, call, offset, bytes, slot } = piece;
     const share = this.#shareBytes(piece);
     const first = Math.min(bytes, this.#place * share);
     let sources = 0;
-    if (this.#before !== undefined) sourceTable[sources++] = slot(this.#before) + first;
-    for (const rank of this.#here) sourceTable[sources++] = (rank === me ? call.input + offset : slot(rank)) + first;
-    reduceSources(piece, sources, slot(me) + first, Math.min(share, bytes - first));
+    if (this.#before !== undefined) mover.sources[sources++] = slot(this.#before) + first;
+    for (const rank of this.#here) mover.sources[sources++] = (rank === me ? call.input + offset : slot(rank)) + first;
+    mover.reduce(call, sources, slot(me) + first, Math.min(share, bytes - first));
   }
 
   #takeBack(piece: Piece): void {
     if (this.#behind === undefined) return;
-    const { kernels, me, bytes, slot } = piece;
+    const { mover, me, bytes, slot } = piece;
     const share = this.#shareBytes(piece);
     const first = Math.min(bytes, this.#place * share);
-    kernels.copyBytes(slot(me) + first, slot(this.#behind) + first, Math.min(share, bytes - first));
+    mover.copy(slot(me) + first, slot(this.#behind) + first, Math.min(share, bytes - first));
   }
 
   #collect(piece: Piece): void {
-    const { kernels, call, offset, bytes, slot } = piece;
+    const { mover, call, offset, bytes, slot } = piece;
     const share = this.#shareBytes(piece);
     for (let place = 0, first = 0; place < this.#here.length && first < bytes; place++, first += share) {
-      kernels.copyBytes(call.output + offset + first, slot(this.#here[place]!) + first, Math.min(share, bytes - first));
+      mover.copy(call.output + offset + first, slot(this.#here[place]!) + first, Math.min(share, bytes - first));
     }
   }
 

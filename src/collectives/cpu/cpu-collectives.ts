@@ -11,8 +11,10 @@ import type { AlgorithmTable } from '../algorithm-table.ts';
 import { type CollectiveCall, makeCollectiveCall } from '../collective-call.ts';
 import type { CollectiveEngine, PairMessage, Route } from '../collective-engine.ts';
 import { HostsFailure } from './call-failure.ts';
+import type { DataPlaces } from './data-places.ts';
 import { Mirrors } from './mirrors.ts';
 import { MovementChoice } from './movement-choice.ts';
+import { CpuMover, type Mover } from './mover.ts';
 import { PairMessages } from './pair-messages.ts';
 import type { MirroredWindow } from './mirrored-window.ts';
 import { RankBoard } from './rank-board.ts';
@@ -26,6 +28,8 @@ export interface CpuCollectivesParts extends MirroredWindow {
   readonly device: CpuDevice;
   readonly regions: CollectiveRegions;
   readonly table: AlgorithmTable;
+  /** Of tensors that are not this device's. Owned by the engine, as the rest. */
+  readonly elsewhere?: { readonly mover: Mover; readonly places: DataPlaces };
 }
 
 export class CpuCollectives implements CollectiveEngine {
@@ -38,8 +42,9 @@ export class CpuCollectives implements CollectiveEngine {
   readonly #staged: StagedCall;
   readonly #pairs: PairMessages;
   readonly #runner: StepRunner;
+  readonly #mover: Mover;
 
-  constructor({ group, device, window, regions, table, across }: CpuCollectivesParts) {
+  constructor({ group, device, window, regions, table, across, elsewhere }: CpuCollectivesParts) {
     const { topology, settings, rank: me } = group;
     const { address } = window;
     const mirrors = across && new Mirrors(across.network, { address, regions, mirrors: across.mirrors });
@@ -51,15 +56,12 @@ export class CpuCollectives implements CollectiveEngine {
     this.#network = across?.network;
     this.#failure = across ? new HostsFailure({ ...across, group, device, window }) : window.barrier.failure;
     const choice = new MovementChoice(table, topology.hosts, me);
-    this.#staged = new StagedCall(device, {
-      parts,
-      board,
-      regions,
-      mirrors,
-      choice,
-      idle: makeCollectiveCall(group.size),
-    });
-    this.#pairs = new PairMessages(device, { parts, board, regions, mirrors });
+    const windows = { areShared: true, addresses: parts.addresses, outgoing: address };
+    const { mover, places } = elsewhere ?? { mover: new CpuMover(device, group.size), places: windows };
+    this.#mover = mover;
+    const of = { parts, board, regions, mirrors, mover, places };
+    this.#staged = new StagedCall(device, { ...of, choice, idle: makeCollectiveCall(group.size) });
+    this.#pairs = new PairMessages(device, of);
     const { timeoutMs, collectiveSpinUs: spinUs } = settings;
     const outnumber = topology.scaleUpRanks.length > availableParallelism();
     this.#runner = new StepRunner(board.bells, {
@@ -96,8 +98,9 @@ export class CpuCollectives implements CollectiveEngine {
     try {
       await this.#network?.close({ untilSourcesLeft: true });
     } finally {
+      // ORDER: a mover may hold on to the window's memory.
+      this.#mover[Symbol.dispose]();
       this.#window[Symbol.dispose]();
-      this.#staged[Symbol.dispose]();
     }
   }
 }

@@ -93,7 +93,7 @@ export class Mirrors {
   }
 }
 
-/** What a host did not take whose ranks have closed their side, it did not need. */
+/** The rank that takes it in may have closed its side: others of its host may still need it. */
 function isPosted({ link, queue }: Way): boolean {
-  return queue.isPosted || link.isClosed;
+  return queue.isPosted || link.isGone;
 }

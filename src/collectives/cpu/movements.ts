@@ -1,15 +1,14 @@
 // What each collective moves, piece by piece: into this rank's slot, out of the slots of the others, and results out again.
-import { reductionFormats, reductions } from '../../abi/element-formats.ts';
 import { alignUp } from '../../abi/layout.ts';
-import type { CpuKernels } from '../../device/cpu/kernels.ts';
-import type { CollectiveCall, CollectiveKind, ReducedDType } from '../collective-call.ts';
+import type { CollectiveCall, CollectiveKind } from '../collective-call.ts';
+import type { Mover } from './mover.ts';
 
 /** Parts of a slot, and shares of a piece that ranks reduce, begin on cache lines. */
 export const PART_ALIGNMENT = 64;
 
 /** A piece of a call, reused from piece to piece. The unit is what `CollectiveCall.count` counts, in bytes. */
 export interface Piece {
-  readonly kernels: CpuKernels;
+  readonly mover: Mover;
   readonly ranks: number;
   readonly me: number;
   readonly call: CollectiveCall;
@@ -20,11 +19,11 @@ export interface Piece {
   readonly bytes: number;
   /** From one part of a slot to the next, where a slot has a part for each rank. */
   readonly stride: number;
-  /** u32 [ranks] of addresses, for kernels: at that address, and as a view. */
-  readonly sources: number;
-  readonly sourceTable: Uint32Array;
-  /** Address of a rank's slot. */
+  /** Address of a rank's slot, for the mover. */
   readonly slot: (rank: number) => number;
+  /** Of Movement.isSaid: all memory of the host in words, and where a rank's slot begins in it. */
+  readonly words: Uint32Array;
+  readonly wordOf: (rank: number) => number;
 }
 
 /** A range of a rank's slot, reused. */
@@ -55,6 +54,8 @@ export interface MovementStep {
 export interface Movement {
   /** A slot holds a part for each rank. */
   readonly hasParts: boolean;
+  /** The host writes and reads the words of this piece by itself; nothing of it moves. */
+  readonly isSaid?: boolean;
   /** Whether this rank writes to its slot. */
   stages(piece: Piece): boolean;
   stage(piece: Piece): void;
@@ -87,27 +88,21 @@ function readsPart({ bytes, stride }: Piece, rank: number, range: SlotRange): vo
   range.bytes = bytes;
 }
 
-function stageWhole({ kernels, me, call, offset, bytes, slot }: Piece): void {
-  kernels.copyBytes(slot(me), call.input + offset, bytes);
+function stageWhole({ mover, me, call, offset, bytes, slot }: Piece): void {
+  mover.copy(slot(me), call.input + offset, bytes);
 }
 
 /** To each other rank its part. */
-function stageParts({ kernels, ranks, me, call, unitBytes, offset, bytes, stride, slot }: Piece): void {
+function stageParts({ mover, ranks, me, call, unitBytes, offset, bytes, stride, slot }: Piece): void {
   const to = slot(me);
   for (let rank = 0; rank < ranks; rank++) {
-    if (rank !== me) kernels.copyBytes(to + rank * stride, call.input + rank * unitBytes + offset, bytes);
+    if (rank !== me) mover.copy(to + rank * stride, call.input + rank * unitBytes + offset, bytes);
   }
 }
 
-/** The reduction of what lies at the first addresses of `sourceTable`. */
-export function reduceSources({ kernels, call, sources }: Piece, count: number, out: number, bytes: number): void {
-  const format = reductionFormats[call.dtype as ReducedDType];
-  kernels.reduceRuns(out, sources, count, bytes, format, reductions[call.reduction]);
-}
-
-function reduceSlots(piece: Piece): void {
-  for (let rank = 0; rank < piece.ranks; rank++) piece.sourceTable[rank] = piece.slot(rank);
-  reduceSources(piece, piece.ranks, piece.call.output + piece.offset, piece.bytes);
+function reduceSlots({ mover, ranks, call, offset, bytes, slot }: Piece): void {
+  for (let rank = 0; rank < ranks; rank++) mover.sources[rank] = slot(rank);
+  mover.reduce(call, ranks, call.output + offset, bytes);
 }
 
 /** The part of a piece that a rank reduces for all. */
@@ -129,29 +124,29 @@ function readsResult(piece: Piece, _rank: number, range: SlotRange): void {
 
 /** All but this rank's own share, which nobody else reads. */
 function stageOtherShares(piece: Piece): void {
-  const { kernels, me, call, offset, bytes, slot } = piece;
+  const { mover, me, call, offset, bytes, slot } = piece;
   const share = shareBytes(piece);
   const [first, end] = [Math.min(bytes, me * share), Math.min(bytes, (me + 1) * share)];
-  kernels.copyBytes(slot(me), call.input + offset, first);
-  kernels.copyBytes(slot(me) + end, call.input + offset + end, bytes - end);
+  mover.copy(slot(me), call.input + offset, first);
+  mover.copy(slot(me) + end, call.input + offset + end, bytes - end);
 }
 
 /** The result comes to lie in this rank's slot, from which all take it. */
 function reduceShare(piece: Piece): void {
-  const { ranks, me, call, offset, bytes, slot, sourceTable } = piece;
+  const { mover, ranks, me, call, offset, bytes, slot } = piece;
   const share = shareBytes(piece);
   const first = Math.min(bytes, me * share);
   for (let rank = 0; rank < ranks; rank++) {
-    sourceTable[rank] = (rank === me ? call.input + offset : slot(rank)) + first;
+    mover.sources[rank] = (rank === me ? call.input + offset : slot(rank)) + first;
   }
-  reduceSources(piece, ranks, slot(me) + first, Math.min(share, bytes - first));
+  mover.reduce(call, ranks, slot(me) + first, Math.min(share, bytes - first));
 }
 
 function takeShares(piece: Piece): void {
-  const { kernels, ranks, call, offset, bytes, slot } = piece;
+  const { mover, ranks, call, offset, bytes, slot } = piece;
   const share = shareBytes(piece);
   for (let rank = 0, first = 0; rank < ranks && first < bytes; rank++, first += share) {
-    kernels.copyBytes(call.output + offset + first, slot(rank) + first, Math.min(share, bytes - first));
+    mover.copy(call.output + offset + first, slot(rank) + first, Math.min(share, bytes - first));
   }
 }
 
@@ -177,9 +172,9 @@ const broadcast: Movement = {
       reads: readsWhole,
       awaits: (piece) => (isRoot(piece) ? 'none' : 'root'),
       take: (piece) => {
-        const { kernels, call, offset, bytes, slot } = piece;
+        const { mover, call, offset, bytes, slot } = piece;
         const from = isRoot(piece) ? call.input + offset : slot(call.root);
-        if (from !== call.output + offset) kernels.copyBytes(call.output + offset, from, bytes);
+        if (from !== call.output + offset) mover.copy(call.output + offset, from, bytes);
       },
     },
   ],
@@ -193,11 +188,11 @@ const allGather: Movement = {
     {
       reads: readsWhole,
       awaits: all,
-      take: ({ kernels, ranks, me, call, unitBytes, offset, bytes, slot }) => {
+      take: ({ mover, ranks, me, call, unitBytes, offset, bytes, slot }) => {
         for (let rank = 0; rank < ranks; rank++) {
           const to = call.output + rank * unitBytes + offset;
           const from = rank === me ? call.input + offset : slot(rank);
-          if (from !== to) kernels.copyBytes(to, from, bytes);
+          if (from !== to) mover.copy(to, from, bytes);
         }
       },
     },
@@ -212,11 +207,11 @@ const allToAll: Movement = {
     {
       reads: readsPart,
       awaits: all,
-      take: ({ kernels, ranks, me, call, unitBytes, offset, bytes, stride, slot }) => {
+      take: ({ mover, ranks, me, call, unitBytes, offset, bytes, stride, slot }) => {
         for (let rank = 0; rank < ranks; rank++) {
           const at = rank * unitBytes + offset;
           const from = rank === me ? call.input + at : slot(rank) + me * stride;
-          if (from !== call.output + at) kernels.copyBytes(call.output + at, from, bytes);
+          if (from !== call.output + at) mover.copy(call.output + at, from, bytes);
         }
       },
     },
@@ -232,11 +227,11 @@ const reduceScatter: Movement = {
       reads: readsPart,
       awaits: all,
       take: (piece) => {
-        const { ranks, me, call, unitBytes, offset, bytes, stride, slot, sourceTable } = piece;
+        const { mover, ranks, me, call, unitBytes, offset, bytes, stride, slot } = piece;
         for (let rank = 0; rank < ranks; rank++) {
-          sourceTable[rank] = rank === me ? call.input + me * unitBytes + offset : slot(rank) + me * stride;
+          mover.sources[rank] = rank === me ? call.input + me * unitBytes + offset : slot(rank) + me * stride;
         }
-        reduceSources(piece, ranks, call.output + offset, bytes);
+        mover.reduce(call, ranks, call.output + offset, bytes);
       },
     },
   ],
@@ -318,12 +313,12 @@ export const alone: Movement = {
     {
       reads: readsNothing,
       awaits: () => 'none',
-      take: ({ kernels, call, elementBytes, offset, bytes }) => {
+      take: ({ mover, call, elementBytes, offset, bytes }) => {
         const { input, output } = call;
         if (call.kind === 'allToAllv') {
           const to = output + call.recvOffsets[0]! * elementBytes;
-          kernels.copyBytes(to, input + call.sendOffsets[0]! * elementBytes, call.sendCounts[0]! * elementBytes);
-        } else if (input !== output) kernels.copyBytes(output + offset, input + offset, bytes);
+          mover.copy(to, input + call.sendOffsets[0]! * elementBytes, call.sendCounts[0]! * elementBytes);
+        } else if (input !== output) mover.copy(output + offset, input + offset, bytes);
       },
     },
   ],

@@ -6,7 +6,9 @@ import { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { dtypeNumber, dtypeOf } from '../collective-call.ts';
 import type { PairMessage } from '../collective-engine.ts';
+import type { DataPlaces } from './data-places.ts';
 import type { Mirrors } from './mirrors.ts';
+import type { Mover } from './mover.ts';
 import type { RankBoard } from './rank-board.ts';
 import type { RankParts } from './rank-parts.ts';
 import type { Steps } from '../../collective/steps.ts';
@@ -14,10 +16,19 @@ import type { CollectiveRegions } from './window-regions.ts';
 
 const headerWord = wordOffsets(pieceHeader);
 
+/** A piece whose bytes the mover has under way. */
+interface MovingPiece {
+  readonly message: PairMessage;
+  readonly bytes: number;
+  /** Address of its header, of a piece that is sent. */
+  readonly at: number;
+}
+
 export class PairMessages implements Steps {
   readonly name = 'send and recv';
   progress = 0;
-  readonly #device: CpuDevice;
+  readonly #mover: Mover;
+  readonly #places: DataPlaces;
   readonly #board: RankBoard;
   readonly #parts: RankParts;
   readonly #mirrors: Mirrors | undefined;
@@ -30,6 +41,10 @@ export class PairMessages implements Steps {
   readonly #heldSends: Float64Array;
   readonly #heldReceives: Float64Array;
   #pass = 0;
+  /** Pieces that are told of together, when the mover has done them; by peer, how many of them go there or come from there. */
+  readonly #moving: MovingPiece[] = [];
+  readonly #sending: Int32Array;
+  readonly #receiving: Int32Array;
 
   constructor(
     device: CpuDevice,
@@ -38,15 +53,21 @@ export class PairMessages implements Steps {
       board,
       regions,
       mirrors,
+      mover,
+      places,
     }: {
       readonly parts: RankParts;
       readonly board: RankBoard;
       readonly regions: CollectiveRegions;
       /** Of a group on several hosts. */
       readonly mirrors: Mirrors | undefined;
+      /** Owned by whoever made it. */
+      readonly mover: Mover;
+      readonly places: DataPlaces;
     },
   ) {
-    this.#device = device;
+    this.#mover = mover;
+    this.#places = places;
     this.#parts = parts;
     this.#mirrors = mirrors;
     this.#board = board;
@@ -54,6 +75,8 @@ export class PairMessages implements Steps {
     this.#words = new Uint32Array(device.memory.buffer);
     this.#heldSends = new Float64Array(board.ranks);
     this.#heldReceives = new Float64Array(board.ranks);
+    this.#sending = new Int32Array(board.ranks);
+    this.#receiving = new Int32Array(board.ranks);
   }
 
   /** Messages to this rank itself are paired by their order; their sizes were checked. */
@@ -64,6 +87,16 @@ export class PairMessages implements Steps {
   }
 
   advance(): boolean {
+    while (true) {
+      if (!this.#tell()) return false;
+      const isOver = this.#beginPieces();
+      if (this.#moving.length === 0) return isOver;
+      this.#mover.mark();
+    }
+  }
+
+  /** Begins what can begin. True when all messages are over, or their last pieces under way. */
+  #beginPieces(): boolean {
     this.#pass += 1;
     let isDone = true;
     for (const [index, message] of this.#messages.entries()) {
@@ -77,7 +110,28 @@ export class PairMessages implements Steps {
     return isDone;
   }
 
+  /** Tells the peers of the pieces that were moved. False while they are under way. */
+  #tell(): boolean {
+    if (!this.#mover.isSettled()) return false;
+    for (const { message, at, bytes } of this.#moving) {
+      const { me } = this.#board;
+      const { peer } = message;
+      if (message.direction === 'send') {
+        this.#mirrors?.putTo(peer, at - this.#parts.addresses[me]!, pieceHeader.size + bytes);
+        this.#board.setPairPieces('sent', me, peer, (this.#board.pairPieces('sent', me, peer) + 1) | 0);
+      } else {
+        this.#board.setPairPieces('taken', peer, me, (this.#board.pairPieces('taken', peer, me) + 1) | 0);
+      }
+      this.progress += 1;
+    }
+    this.#moving.length = 0;
+    this.#sending.fill(0);
+    this.#receiving.fill(0);
+    return true;
+  }
+
   missing(): number[] {
+    if (this.#moving.length > 0) return [this.#board.me];
     const peers = this.#messages.filter((_, index) => this.#moved[index] !== OVER).map(({ peer }) => peer);
     return [...new Set(peers)];
   }
@@ -97,20 +151,25 @@ export class PairMessages implements Steps {
   }
 
   /** Bytes of the piece, -1 if there is no room for it yet. */
-  #send({ peer, address, bytes, dtype }: PairMessage, from: number): number {
+  #send(message: PairMessage, from: number): number {
     const { me } = this.#board;
     const { channel } = this.#regions;
-    const sent = this.#board.pairPieces('sent', me, peer);
+    const { peer, address, bytes, dtype } = message;
+    const sent = (this.#board.pairPieces('sent', me, peer) + this.#sending[peer]!) | 0;
     if (((sent - this.#board.pairPieces('taken', me, peer)) | 0) >= channel.slots) return -1;
     const piece = Math.min(channel.bytes, bytes - from);
-    const at = this.#slot(me, peer, sent);
+    const offset = this.#slotOffset(peer, sent);
+    const at = this.#parts.addresses[me]! + offset;
     const header = at / 4;
     this.#words[header + headerWord.messageBytes] = bytes;
     this.#words[header + headerWord.dtype] = dtypeNumber(dtype);
     this.#words[header + headerWord.bytes] = piece;
-    this.#device.kernels.copyBytes(at + pieceHeader.size, address + from, piece);
-    this.#mirrors?.putTo(peer, at - this.#parts.addresses[me]!, pieceHeader.size + piece);
-    this.#board.setPairPieces('sent', me, peer, (sent + 1) | 0);
+    const isElsewhere = this.#mirrors?.has(peer) === true;
+    const part = isElsewhere ? this.#places.outgoing : this.#places.addresses[me]!;
+    this.#mover.copy(part + offset + pieceHeader.size, address + from, piece);
+    this.#moving.push({ message, at, bytes: piece });
+    this.#sending[peer]! += 1;
+    if (this.#mover.isImmediate) this.#tell();
     return piece;
   }
 
@@ -118,14 +177,17 @@ export class PairMessages implements Steps {
   #receive(message: PairMessage, to: number, isFirst: boolean): number {
     const { me } = this.#board;
     const { peer, address } = message;
-    const taken = this.#board.pairPieces('taken', peer, me);
+    const taken = (this.#board.pairPieces('taken', peer, me) + this.#receiving[peer]!) | 0;
     if (this.#board.pairPieces('sent', peer, me) === taken) return -1;
-    const at = this.#slot(peer, me, taken);
+    const offset = this.#slotOffset(me, taken);
+    const at = this.#parts.addresses[peer]! + offset;
     const header = at / 4;
     if (isFirst) this.#check(message, header);
     const piece = Math.min(this.#words[header + headerWord.bytes]!, message.bytes - to);
-    this.#device.kernels.copyBytes(address + to, at + pieceHeader.size, piece);
-    this.#board.setPairPieces('taken', peer, me, (taken + 1) | 0);
+    this.#mover.copy(address + to, this.#places.addresses[peer]! + offset + pieceHeader.size, piece);
+    this.#moving.push({ message, at, bytes: piece });
+    this.#receiving[peer]! += 1;
+    if (this.#mover.isImmediate) this.#tell();
     return piece;
   }
 
@@ -144,13 +206,12 @@ export class PairMessages implements Steps {
     );
   }
 
-  /** The slot of that piece in the channel, which lies in the sender's window. */
-  #slot(from: number, to: number, piece: number): number {
+  /** Of the slot of that piece in the channel to a rank, which lies in the sender's window. */
+  #slotOffset(to: number, piece: number): number {
     const { regions, channel } = this.#regions;
     const slot = pieceHeader.size + channel.bytes;
     // The number of slots is a power of two, so that pieces may wrap.
-    const index = to * channel.slots + (piece & (channel.slots - 1));
-    return this.#parts.addresses[from]! + regions.channels.offset + index * slot;
+    return regions.channels.offset + (to * channel.slots + (piece & (channel.slots - 1))) * slot;
   }
 
   #moveWithin(): void {
@@ -161,7 +222,7 @@ export class PairMessages implements Steps {
     for (const [place, index] of sends.entries()) {
       const from = this.#messages[index]!;
       const to = this.#messages[receives[place]!]!;
-      if (to.address !== from.address) this.#device.kernels.copyBytes(to.address, from.address, from.bytes);
+      if (to.address !== from.address) this.#mover.copy(to.address, from.address, from.bytes);
     }
     for (const index of indices) this.#moved[index] = OVER;
   }

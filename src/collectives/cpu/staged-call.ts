@@ -1,11 +1,12 @@
 // One collective call over the slots of the window: pieces that are staged, posted, taken, and freed by the next posts.
 import { alignUp } from '../../abi/layout.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
-import type { Storage } from '../../device/tensor.ts';
 import type { CollectiveCall } from '../collective-call.ts';
+import type { DataPlaces } from './data-places.ts';
 import type { Mirrors } from './mirrors.ts';
 import type { MovementChoice } from './movement-choice.ts';
 import { alone, type Awaited, type Movement, type MovementStep, PART_ALIGNMENT, type Piece } from './movements.ts';
+import type { Mover } from './mover.ts';
 import type { RankBoard } from './rank-board.ts';
 import type { RankParts } from './rank-parts.ts';
 import type { Steps } from '../../collective/steps.ts';
@@ -15,12 +16,14 @@ import type { CollectiveRegions } from './window-regions.ts';
 
 /** Number of the step that a piece is in, or before its first post. */
 const STAGING = -1;
+/** Nothing waits to be posted. */
+const NONE = -2;
 
 /** Pieces that all ranks have long left behind, also where their numbers wrapped since. */
 const LONG_AGO = 2 ** 20;
 
 export class StagedCall implements Steps, Piece {
-  readonly kernels: CpuDevice['kernels'];
+  readonly mover: Mover;
   readonly ranks: number;
   readonly me: number;
   call: CollectiveCall;
@@ -29,15 +32,17 @@ export class StagedCall implements Steps, Piece {
   offset = 0;
   bytes = 0;
   stride = 0;
-  readonly sources: number;
-  readonly sourceTable: Uint32Array;
+  readonly words: Uint32Array;
   progress = 0;
   readonly slot: (rank: number) => number;
+  readonly wordOf: (rank: number) => number;
   readonly #board: RankBoard;
   readonly #small: StagingRing;
   readonly #large: StagingRing;
   readonly #variable: VariableMovement;
-  readonly #sourceStorage: Storage;
+  readonly #places: DataPlaces;
+  /** Ranks of other hosts. */
+  readonly #elsewhere: readonly number[];
   readonly #mirrors: Mirrors | undefined;
   readonly #choice: MovementChoice;
   readonly #range = { first: 0, bytes: 0 };
@@ -47,6 +52,10 @@ export class StagedCall implements Steps, Piece {
   #slotOffset = 0;
   #movement: Movement = alone;
   #step = STAGING;
+  /** The step that begins with a post, once the mover has done what comes before it. */
+  #next = NONE;
+  /** Whether this rank's slot has what others read from that step on. */
+  #hasWritten = false;
   /** Number of this rank's last post, over all calls. */
   #posted = 0;
   /** The next rank to look at in a wait for several. */
@@ -62,6 +71,8 @@ export class StagedCall implements Steps, Piece {
       regions,
       mirrors,
       choice,
+      mover,
+      places,
       idle,
     }: {
       readonly parts: RankParts;
@@ -70,11 +81,14 @@ export class StagedCall implements Steps, Piece {
       /** Of a group on several hosts. */
       readonly mirrors: Mirrors | undefined;
       readonly choice: MovementChoice;
+      /** Owned by whoever made it. */
+      readonly mover: Mover;
+      readonly places: DataPlaces;
       /** A call to begin with, which is never made. */
       readonly idle: CollectiveCall;
     },
   ) {
-    this.kernels = device.kernels;
+    this.mover = mover;
     this.ranks = board.ranks;
     this.me = board.me;
     this.call = idle;
@@ -86,11 +100,12 @@ export class StagedCall implements Steps, Piece {
     this.#mirrors = mirrors;
     this.#choice = choice;
     this.#variable = new VariableMovement(parts.ranks, (most) => this.#divide(most));
-    this.#sourceStorage = device.allocate(board.ranks * 4);
-    this.sources = this.#sourceStorage.address;
-    this.sourceTable = new Uint32Array(device.memory.buffer, this.sources, board.ranks);
+    this.#places = places;
+    this.#elsewhere = parts.ranks.map((_, rank) => rank).filter((rank) => mirrors?.has(rank));
+    this.words = new Uint32Array(device.memory.buffer);
     const { addresses } = parts;
-    this.slot = (rank) => addresses[rank]! + this.#slotOffset;
+    this.wordOf = (rank) => (addresses[rank]! + this.#slotOffset) / 4;
+    this.slot = (rank) => places.addresses[rank]! + this.#slotOffset;
   }
 
   get name(): string {
@@ -116,27 +131,30 @@ export class StagedCall implements Steps, Piece {
   advance(): boolean {
     const { steps } = this.#movement;
     while (true) {
+      if (this.#next !== NONE) {
+        if (!this.mover.isSettled()) return false;
+        this.#post();
+      }
       if (this.#step === STAGING) {
-        if (this.#movement.stages(this)) {
+        const stages = this.#movement.stages(this);
+        if (stages) {
           if (!this.#isSlotFree()) return false;
           this.#movement.stage(this);
-          this.#mirror(steps[0]!);
         }
-        this.#post(0);
+        this.#prepare(0, stages);
         continue;
       }
       const step = steps[this.#step]!;
       if (!this.#haveCome(step.awaits(this))) return false;
       step.take(this);
       const next = this.#step + 1;
-      if (next < steps.length) {
-        this.#mirror(steps[next]!);
-        this.#post(next);
-      } else if (this.#endPiece()) return true;
+      if (next < steps.length) this.#prepare(next, true);
+      else if (this.#endPiece()) return true;
     }
   }
 
   missing(): number[] {
+    if (this.#next !== NONE) return [this.me];
     const awaited = this.#awaited();
     const piece = this.#step === STAGING ? this.#slots.lastPiece + 1 : this.#posted;
     if (typeof awaited === 'object') {
@@ -148,10 +166,6 @@ export class StagedCall implements Steps, Piece {
       if (counts && rank !== this.me && !this.#board.hasPosted(rank, piece)) missing.push(rank);
     }
     return missing;
-  }
-
-  [Symbol.dispose](): void {
-    this.#sourceStorage[Symbol.dispose]();
   }
 
   #awaited(): Awaited {
@@ -192,7 +206,19 @@ export class StagedCall implements Steps, Piece {
     this.#cursor = 0;
   }
 
-  #post(step: number): void {
+  /** The next step begins with a post, which says that this rank has taken all that it needed so far. */
+  #prepare(step: number, hasWritten: boolean): void {
+    this.#hasWritten = hasWritten;
+    if (hasWritten && !this.#places.areShared && this.#movement.isSaid !== true) this.#copyOut(step);
+    this.mover.mark();
+    this.#next = step;
+    this.progress += 1;
+  }
+
+  #post(): void {
+    const step = this.#next;
+    if (this.#hasWritten) this.#mirror(this.#movement.steps[step]!);
+    this.#next = NONE;
     this.#posted = (this.#posted + 1) | 0;
     this.#board.post(this.#posted);
     this.#step = step;
@@ -214,20 +240,33 @@ export class StagedCall implements Steps, Piece {
   #mirror(step: MovementStep): void {
     const mirrors = this.#mirrors;
     if (mirrors === undefined) return;
-    const range = this.#range;
     for (const way of mirrors.ways) {
-      let [first, end] = [0, 0];
-      for (const rank of way.ranks) {
-        step.reads(this, rank, range);
-        if (range.bytes === 0 || (range.first === first && range.first + range.bytes === end)) continue;
-        if (range.first !== end) {
-          mirrors.put(way, this.#slotOffset + first, end - first);
-          ({ first } = range);
-        }
-        end = range.first + range.bytes;
-      }
-      mirrors.put(way, this.#slotOffset + first, end - first);
+      this.#forRanges(step, way.ranks, (first, bytes) => mirrors.put(way, this.#slotOffset + first, bytes));
     }
+  }
+
+  /** The same before: into the memory of the host, where puts come from. */
+  #copyOut(step: number): void {
+    const [to, from] = [this.#places.outgoing + this.#slotOffset, this.slot(this.me)];
+    this.#forRanges(this.#movement.steps[step]!, this.#elsewhere, (first, bytes) => {
+      this.mover.copy(to + first, from + first, bytes);
+    });
+  }
+
+  /** Ranges of this rank's slot that these ranks read; those that lie one behind the other are one. */
+  #forRanges(step: MovementStep, ranks: readonly number[], tell: (first: number, bytes: number) => void): void {
+    const range = this.#range;
+    let [first, end] = [0, 0];
+    for (const rank of ranks) {
+      step.reads(this, rank, range);
+      if (range.bytes === 0 || (range.first === first && range.first + range.bytes === end)) continue;
+      if (range.first !== end) {
+        if (end > first) tell(first, end - first);
+        ({ first } = range);
+      }
+      end = range.first + range.bytes;
+    }
+    if (end > first) tell(first, end - first);
   }
 
   #isSlotFree(): boolean {

@@ -19,6 +19,10 @@ export class VariableMovement implements Movement, MovementStep {
     this.#hasCounts = false;
   }
 
+  get isSaid(): boolean {
+    return !this.#hasCounts;
+  }
+
   stages(): boolean {
     return true;
   }
@@ -27,19 +31,18 @@ export class VariableMovement implements Movement, MovementStep {
     return 'all';
   }
 
-  stage({ kernels, ranks, me, call, elementBytes, offset, bytes, stride, slot, sources, sourceTable }: Piece): void {
-    const to = slot(me);
+  stage({ mover, ranks, me, call, elementBytes, offset, bytes, stride, slot, words, wordOf }: Piece): void {
     const { sendCounts, sendOffsets } = call;
     if (!this.#hasCounts) {
-      sourceTable.set(sendCounts);
-      kernels.copyBytes(to, sources, ranks * 4);
+      words.set(sendCounts, wordOf(me));
       return;
     }
+    const to = slot(me);
     for (let rank = 0; rank < ranks; rank++) {
       const left = sendCounts[rank]! * elementBytes - offset;
       if (rank === me || left <= 0) continue;
       const from = call.input + sendOffsets[rank]! * elementBytes + offset;
-      kernels.copyBytes(to + rank * stride, from, Math.min(left, bytes));
+      mover.copy(to + rank * stride, from, Math.min(left, bytes));
     }
   }
 
@@ -58,12 +61,12 @@ export class VariableMovement implements Movement, MovementStep {
     else this.#takeCounts(piece);
   }
 
-  #takeCounts({ kernels, ranks, me, call, elementBytes, slot, sources, sourceTable }: Piece): void {
+  #takeCounts({ ranks, me, call, elementBytes, words, wordOf }: Piece): void {
     let most = 0;
     for (let rank = 0; rank < ranks; rank++) {
-      kernels.copyBytes(sources, slot(rank), ranks * 4);
-      for (let to = 0; to < ranks; to++) most = Math.max(most, sourceTable[to]!);
-      const sent = sourceTable[me]!;
+      const counts = wordOf(rank);
+      for (let to = 0; to < ranks; to++) most = Math.max(most, words[counts + to]!);
+      const sent = words[counts + me]!;
       const expected = call.recvCounts[rank]!;
       if (sent !== expected) throw this.#mismatch(rank, me, { sent, expected, dtype: call.dtype });
     }
@@ -71,7 +74,7 @@ export class VariableMovement implements Movement, MovementStep {
     this.#onCounts(most * elementBytes);
   }
 
-  #takeParts({ kernels, ranks, me, call, elementBytes, offset, bytes, stride, slot }: Piece): void {
+  #takeParts({ mover, ranks, me, call, elementBytes, offset, bytes, stride, slot }: Piece): void {
     const { sendOffsets, recvCounts, recvOffsets } = call;
     for (let rank = 0; rank < ranks; rank++) {
       const left = recvCounts[rank]! * elementBytes - offset;
@@ -79,7 +82,7 @@ export class VariableMovement implements Movement, MovementStep {
       const to = call.output + recvOffsets[rank]! * elementBytes + offset;
       const own = call.input + sendOffsets[me]! * elementBytes + offset;
       const from = rank === me ? own : slot(rank) + me * stride;
-      if (from !== to) kernels.copyBytes(to, from, Math.min(left, bytes));
+      if (from !== to) mover.copy(to, from, Math.min(left, bytes));
     }
   }
 

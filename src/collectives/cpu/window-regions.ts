@@ -39,12 +39,20 @@ export interface CollectiveRegions extends RegionLayout<CollectiveRegion> {
   readonly channel: ChannelShape;
 }
 
+/** Bytes of a rank's channels to all others, and most of a piece in them. */
+export interface ChannelBytes {
+  readonly bytes: number;
+  readonly mostOfSlot: number;
+}
+
+const usualChannels: ChannelBytes = { bytes: CHANNEL_BYTES, mostOfSlot: MAX_CHANNEL_SLOT };
+
 /** `pieceBytes`: of a large block, a multiple of 64. */
-export function collectiveRegions(ranks: number, pieceBytes: number): CollectiveRegions {
+export function collectiveRegions(ranks: number, pieceBytes: number, channels = usualChannels): CollectiveRegions {
   const small = { blocks: SMALL_BLOCKS, bytes: SMALL_BLOCK_BYTES, maxPieces: SMALL_PIECES };
   const large = { blocks: LARGE_BLOCKS, bytes: pieceBytes, maxPieces: 1 };
-  const share = Math.floor(CHANNEL_BYTES / (CHANNEL_SLOTS * Math.max(1, ranks - 1)) / 64) * 64;
-  const channelSlot = Math.min(MAX_CHANNEL_SLOT, Math.max(MIN_CHANNEL_SLOT, share));
+  const share = Math.floor(channels.bytes / (CHANNEL_SLOTS * Math.max(1, ranks - 1)) / 64) * 64;
+  const channelSlot = Math.min(channels.mostOfSlot, Math.max(MIN_CHANNEL_SLOT, share));
   const channel = { slots: CHANNEL_SLOTS, bytes: channelSlot };
   const layout = layOutRegions<CollectiveRegion>({
     board: collectiveBoard.size,

@@ -35,10 +35,10 @@ interface Prepared extends Disposable {
 export async function createCudaCollectives(
   group: RankGroup,
   device: CudaDevice,
-  { pieceBytes, numSms, directBytes, ...wait }: CallWait & CheckedCommunicatorOptions,
+  { pieceBytes, numSms, directBytes, copyEngines, ...wait }: CallWait & CheckedCommunicatorOptions,
 ): Promise<CollectiveEngine> {
   const what = 'Communicator';
-  const config = { pieceBytes, numSms, directBytes, device: device.kind };
+  const config = { pieceBytes, numSms, directBytes, copyEngines, device: device.kind };
   await agreeOn(group, { what, config, prepare: () => requireCudaRanks(group) }, wait);
   // Compiling may fail or take long on one rank alone, so the ranks meet again after it.
   const launches = await loadCollectiveLaunches(device).catch((error: unknown) => error as Error);
@@ -67,9 +67,11 @@ export async function createCudaCollectives(
     bindCollectives(parts.launches, { ...bound, registrations: registrations.address });
     const order = new CudaCallOrder(device);
     return new CudaCollectives({
+      device,
       group,
       numSms,
       directBytes,
+      copyEngines,
       regions,
       window,
       calls,
@@ -86,13 +88,12 @@ export async function createCudaCollectives(
   }
 }
 
-function requireCudaRanks({ size, topology }: RankGroup): void {
-  const hosts = topology.hosts.length;
-  if (hosts === 1 && size <= COLLECTIVE_MAX_RANKS) return;
+function requireCudaRanks({ size }: RankGroup): void {
+  if (size <= COLLECTIVE_MAX_RANKS) return;
   throw new WeftlineError(
     'WL_UNSUPPORTED',
-    `A Communicator on GPUs has at most ${COLLECTIVE_MAX_RANKS} ranks on one host, got ${size} on ${hosts}: use a CpuDevice, or a group of the ranks of a host (world.split)`,
-    { details: { ranks: size, hosts } },
+    `A Communicator on GPUs of one host has at most ${COLLECTIVE_MAX_RANKS} ranks, got ${size}: use a CpuDevice, or smaller groups (world.split)`,
+    { details: { ranks: size } },
   );
 }
 

@@ -7,6 +7,7 @@ import type { CudaCalls } from '../../collective/cuda-calls.ts';
 import type { OverlapOptions } from '../../collective/overlap.ts';
 import type { RecordingOf } from '../../collective/recorded-collective.ts';
 import type { CallWait } from '../../core/deadline.ts';
+import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { LaunchPlan } from '../../device/cuda/launch-plan.ts';
 import type { DeviceEvent } from '../../device/device-event.ts';
 import type { Tensor } from '../../device/tensor.ts';
@@ -14,7 +15,8 @@ import type { CudaWindow } from '../../windows/cuda-window.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { type CollectiveCall, dtypeNumber, type ReducedDType } from '../collective-call.ts';
 import type { CollectiveEngine, PairMessage, Route } from '../collective-engine.ts';
-import { callWord, messageWord, signatureOf } from './call-word.ts';
+import { callWord, messageWord, signatureOf, signatureOfPlace } from './call-word.ts';
+import { copiesByEngines } from './engine-copies.ts';
 import { type CollectiveLaunches, lanesOf } from './cuda-launches.ts';
 import type { CudaCollectiveRegions } from './cuda-regions.ts';
 import { type LaunchedMessage, messageBatches } from './message-batches.ts';
@@ -23,10 +25,13 @@ import { awaitTaken } from './taken-chunks.ts';
 
 /** What an engine is made of, and owns. */
 export interface CudaCollectivesParts {
+  readonly device: CudaDevice;
   readonly group: RankGroup;
   readonly numSms: number;
   /** Calls of more bytes look whether the tensors are registered. */
   readonly directBytes: number;
+  /** Whether copy engines move such calls, where they can. */
+  readonly copyEngines: boolean;
   readonly regions: CudaCollectiveRegions;
   readonly launches: CollectiveLaunches;
   readonly blocks: Tensor;
@@ -50,8 +55,8 @@ export class CudaCollectives implements CollectiveEngine {
   readonly routes: readonly Route[];
   lastEvent: DeviceEvent | undefined;
   readonly #parts: CudaCollectivesParts;
-  readonly #input: RegisteredPlace = { id: 0, offset: 0 };
-  readonly #output: RegisteredPlace = { id: 0, offset: 0 };
+  readonly #input: RegisteredPlace = { id: 0, offset: 0, within: 0, leastBytes: 0 };
+  readonly #output: RegisteredPlace = { id: 0, offset: 0, within: 0, leastBytes: 0 };
   readonly #recording: RecordingOf;
   #requireIdle: (what: string) => void = () => {};
   /** Whether there was a message to a peer. */
@@ -81,6 +86,7 @@ export class CudaCollectives implements CollectiveEngine {
     const isVariable = call.kind === 'allToAllv';
     const all = parted.has(call.kind) ? bytes * ranks : bytes;
     const opens = isVariable || (ranks > 1 && registrations.count > 0 && all > directBytes);
+    if (opens && this.#parts.copyEngines && this.#runByEngines(call, options)) return;
     const inTwoPhases = call.kind === 'allReduce' && ranks > 2 && bytes * (ranks - 1) > TWO_PHASES_BYTES;
     const word = callWord(call);
     set.set('input', call.input);
@@ -140,6 +146,38 @@ export class CudaCollectives implements CollectiveEngine {
     const { copies, reductions: reducing } = this.#parts.launches;
     if (kind !== 'allReduce' && kind !== 'reduceScatter' && kind !== 'reduce') return copies;
     return reducing[dtype as ReducedDType];
+  }
+
+  /** Between two meetings of one block each. False if the call must go the other way. */
+  #runByEngines(call: CollectiveCall, options: CallWait & OverlapOptions): boolean {
+    const { device, calls, order, group, registrations, launches } = this.#parts;
+    const place = this.#output;
+    registrations.locate(call.output, place);
+    const copies = copiesByEngines(call, group, place);
+    if (copies === undefined) return false;
+    const plan = launches.copies;
+    const set = plan.arguments;
+    const word = callWord(call, true);
+    set.set('word', word);
+    set.set('signature', signatureOfPlace(word, place));
+    set.set('shape', collectiveShapes.barrier);
+    for (const field of ['bytes', 'root', 'opens', 'twoPhases'] as const) set.set(field, 0);
+    set.set('timeoutNs', calls.timeoutNs(options));
+    plan.setGrid(1);
+    calls.record(this.#recording);
+    const stream = order.begin(options);
+    plan.launch(stream);
+    for (const { rank, from, to, bytes } of copies) {
+      device.copyAsync(
+        to + (rank === group.rank ? call.output : registrations.addressAt(rank, place)),
+        from,
+        bytes,
+        stream,
+      );
+    }
+    plan.launch(stream);
+    this.lastEvent = order.end(options);
+    return true;
   }
 
   #setPlaces({ arguments: set }: CollectiveLaunches['copies'], { input, output }: CollectiveCall): void {

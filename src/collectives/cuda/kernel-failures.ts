@@ -17,6 +17,12 @@ export function explainCollectiveFailure(trap: ExpiredWait, ranks: readonly numb
   const { peer: culprit, expected, seen } = trap;
   switch (kind) {
     case collectiveFailures.otherCall:
+      if (expected === seen) {
+        return mismatch(
+          `Ranks ${reporter} and ${culprit} are in ${describeCallWord(expected)}, but their outputs are at different places; register them in the same order and use the same slices on all ranks`,
+          { rank: culprit },
+        );
+      }
       return mismatch(
         `Rank ${reporter} is in ${describeCallWord(expected)}, but rank ${culprit} is in ${describeCallWord(seen)}; all ranks must make the same calls in the same order`,
         { rank: culprit },

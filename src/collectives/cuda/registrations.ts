@@ -17,12 +17,17 @@ interface Registered {
   readonly storage: Storage;
   /** Of the allocation that holds it. */
   readonly base: number;
+  /** Bytes of the smallest memory of all ranks. */
+  readonly leastBytes: number;
 }
 
 /** Where a tensor lies in what is registered; `id` 0 for one that is not. */
 export interface RegisteredPlace {
   id: number;
   offset: number;
+  /** Offset in the registered memory, which is part of the allocation, and how much every rank has from there on. */
+  within: number;
+  leastBytes: number;
 }
 
 interface Offer {
@@ -30,6 +35,9 @@ interface Offer {
   readonly known: number;
   readonly handle: string;
   readonly bytes: number;
+  /** The registered part of the allocation. */
+  readonly start: number;
+  readonly length: number;
 }
 
 export class Registrations implements Disposable {
@@ -38,6 +46,8 @@ export class Registrations implements Disposable {
   /** i64 [ids, ranks]: addresses here; read by kernels. */
   readonly #table: Tensor<'i64'>;
   readonly #addresses = new BigInt64Array((COLLECTIVE_MAX_REGISTRATIONS + 1) * COLLECTIVE_MAX_RANKS);
+  /** Of the registered parts in those allocations. */
+  readonly #starts = new Float64Array(this.#addresses.length);
   readonly #registered: Registered[] = [];
   /** By owner and handle: an allocation is opened once. */
   readonly #opened = new Map<string, Storage>();
@@ -67,8 +77,9 @@ export class Registrations implements Disposable {
     const { ranks } = this.#group;
     const offer = (): Offer => {
       const known = this.#registered.find((one) => one.storage === storage)?.id ?? 0;
-      const { handle, bytes } = this.#device.exportAllocation(storage.address);
-      return { known, handle: ranks.length === 1 ? '' : handle, bytes };
+      const { base, handle, bytes } = this.#device.exportAllocation(storage.address);
+      const part = { start: storage.address - base, length: storage.bytes };
+      return { known, handle: ranks.length === 1 ? '' : handle, bytes, ...part };
     };
     const offers = await shareOutcome(this.#group, { name: 'collectives/register', facts: {}, work: offer }, wait);
     if (offers.failure !== undefined) throw offers.failure;
@@ -78,9 +89,10 @@ export class Registrations implements Disposable {
     const id = this.#last + 1;
     const open = async (): Promise<void> => {
       if (id > COLLECTIVE_MAX_REGISTRATIONS) throw tooMany();
-      for (const [rank, { handle, bytes }] of all.entries()) {
+      for (const [rank, { handle, bytes, start }] of all.entries()) {
         if (rank === this.#group.rank) continue;
         this.#addresses[id * COLLECTIVE_MAX_RANKS + rank] = BigInt(this.#open(rank, handle, bytes).address);
+        this.#starts[id * COLLECTIVE_MAX_RANKS + rank] = start;
       }
       await this.#table.fromHost(this.#addresses);
       await this.#device.stream.idle(remaining(wait));
@@ -89,19 +101,29 @@ export class Registrations implements Disposable {
     if (opened.failure !== undefined) throw opened.failure;
     this.#last = id;
     const { base } = this.#device.exportAllocation(storage.address);
-    this.#registered.push({ id, storage, base });
+    this.#registered.push({ id, storage, base, leastBytes: Math.min(...all.map(({ length }) => length)) });
   }
 
   /** Hot path. Memory that was given back counts no more, whoever has it now. */
   locate(address: number, place: RegisteredPlace): void {
     place.id = 0;
     place.offset = 0;
+    place.within = 0;
+    place.leastBytes = 0;
     if (address === 0) return;
-    for (const { id, storage, base } of this.#registered) {
+    for (const { id, storage, base, leastBytes } of this.#registered) {
       if (storage.disposed || address < storage.address || address >= storage.address + storage.bytes) continue;
       place.id = id;
       place.offset = address - base;
+      place.within = address - storage.address;
+      place.leastBytes = leastBytes - place.within;
     }
+  }
+
+  /** Where the same place of another rank's registered memory is mapped here. */
+  addressAt(rank: number, { id, within }: Readonly<RegisteredPlace>): number {
+    const at = id * COLLECTIVE_MAX_RANKS + rank;
+    return Number(this.#addresses[at]!) + this.#starts[at]! + within;
   }
 
   /** No kernel of any rank that uses them may be running. */

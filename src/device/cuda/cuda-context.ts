@@ -42,7 +42,7 @@ export class CudaContext implements Disposable {
   readonly #verdicts = new Set<Verdict>();
   /** Told to end before the device is closed: releasing memory waits for it in the driver, without a deadline. */
   readonly stayingWork: Set<StayingWork> = new Set();
-  /** How to end threads that use memory of this context by themselves: all of them have ended before the device is closed. */
+  /** How to end what uses memory of this context by itself, threads or other ranks: all has ended before the device is closed. */
   readonly threads: Set<() => Promise<void>> = new Set();
 
   /** Retains the primary context, which the process shares with other CUDA libraries. Fails with WL_CUDA or WL_UNSUPPORTED. */

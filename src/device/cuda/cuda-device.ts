@@ -180,6 +180,15 @@ export class CudaDevice implements Device {
     this.context.call('cuMemsetD8Async', memory.address, byte, memory.bytes, stream.handle);
   }
 
+  /** @internal Copies bytes in the order of the stream, by a copy engine; either side may be mapped memory of a peer, or pinned. */
+  copyAsync(to: number, from: number, bytes: number, stream: CudaStream): void {
+    const { context } = this;
+    context.enter();
+    context.workCount += 1;
+    const status = context.driver.cuMemcpyAsync(to, from, bytes, stream.handle);
+    if (status !== 0) context.check('cuMemcpyAsync', status);
+  }
+
   /** `high`: its blocks run before those of other streams. Disposed by the caller, or with the device. */
   createStream(options: { readonly priority?: 'normal' | 'high' } = {}): CudaStream {
     const { priority = 'normal' } = options;

@@ -2,7 +2,12 @@
 import type { KernelFile } from './kernel-file.ts';
 import { benchKernels } from './kernels/bench.ts';
 import { channelKernels } from './kernels/channel.ts';
-import { collectiveCopyKernels, collectiveMessageKernels, collectiveReductionKernels } from './kernels/collectives.ts';
+import {
+  collectiveCopyKernels,
+  collectiveMessageKernels,
+  collectiveReductionKernels,
+  collectiveRunKernels,
+} from './kernels/collectives.ts';
 import { benchDeviceApiKernels, twoProcessKernels } from './kernels/device-api.ts';
 import { epCombineKernels, epDispatchKernels, epLayoutKernels } from './kernels/ep.ts';
 import {
@@ -33,6 +38,7 @@ export const kernelCatalogue: readonly KernelFile[] = [
   collectiveCopyKernels,
   collectiveReductionKernels,
   collectiveMessageKernels,
+  collectiveRunKernels,
   fp8RowsKernels,
   groupedProductKernels,
   moeExpertsKernels,

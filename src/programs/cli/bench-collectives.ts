@@ -50,6 +50,7 @@ interface CollectivesBenchFlags extends OutputFlags {
   readonly pieceBytes?: number;
   readonly directBytes?: number;
   readonly register: boolean;
+  readonly copyEngines: boolean;
   readonly tune?: string;
 }
 
@@ -81,7 +82,8 @@ export function addCollectivesBench(bench: Command): void {
     .option('--sms <n>', 'of GPUs: multiprocessors of a call', integerArgument(1, 32), 16)
     .option('--piece-bytes <bytes>', 'of GPUs: bytes of a rank that move at a time through the window', size)
     .option('--direct-bytes <bytes>', 'of GPUs: larger calls use registered tensors where they lie', size)
-    .option('--no-register', 'of GPUs: tensors are not registered');
+    .option('--no-register', 'of GPUs: tensors are not registered')
+    .option('--copy-engines', 'of GPUs: copy engines move allGather and allToAll between registered tensors', false);
   command.addOption(
     new Option(
       '--tune <file>',
@@ -120,7 +122,7 @@ export function addCollectivesBench(bench: Command): void {
 async function benchOnGpus(
   world: World,
   workload: CollectivesWorkload,
-  { compare, sms: numSms, pieceBytes, directBytes, register: registers }: CollectivesBenchFlags,
+  { compare, sms: numSms, pieceBytes, directBytes, register: registers, copyEngines }: CollectivesBenchFlags,
   output: Output,
 ): Promise<void> {
   await using device = await openDevice('cuda', world);
@@ -130,6 +132,7 @@ async function benchOnGpus(
     registers,
     communicator: {
       numSms,
+      copyEngines,
       ...(pieceBytes === undefined ? {} : { pieceBytes }),
       ...(directBytes === undefined ? {} : { directBytes }),
     },

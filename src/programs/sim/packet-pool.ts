@@ -12,7 +12,10 @@ const NONE = -1;
 export class PacketPool {
   /** Most bytes of one packet. */
   readonly packetBytes: number;
-  /** Packet p begins at starts[p]. Replaced when the pool grows. */
+  /**
+   * Packet p begins at starts[p]. Replaced when the pool grows. A packet whose payload does not travel is longer than its place:
+   * behind the last one lies as much as the longest packet has, because who reads packets refuses one that ends behind the bytes.
+   */
   bytes: Uint8Array;
   starts: Float64Array;
   /** Bytes of the packet, and bytes that it takes on a wire. */
@@ -39,7 +42,7 @@ export class PacketPool {
 
   constructor(packetBytes: number, capacity = 256) {
     this.packetBytes = packetBytes;
-    this.bytes = new Uint8Array(capacity * SMALL_BYTES);
+    this.bytes = new Uint8Array(capacity * SMALL_BYTES + packetBytes);
     this.starts = new Float64Array(capacity);
     this.lengths = new Int32Array(capacity);
     this.wireBytes = new Int32Array(capacity);
@@ -114,7 +117,8 @@ export class PacketPool {
   #add(isSmall: boolean): number {
     const bytes = isSmall ? SMALL_BYTES : this.packetBytes;
     if (this.#count === this.starts.length) this.#growTable();
-    if (this.#placed + bytes > this.bytes.length) this.#growBytes(this.#placed + bytes);
+    const least = this.#placed + bytes + this.packetBytes;
+    if (least > this.bytes.length) this.#growBytes(least);
     const packet = this.#count;
     this.#count += 1;
     this.starts[packet] = this.#placed;

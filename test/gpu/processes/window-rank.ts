@@ -1,8 +1,10 @@
 // Every rank writes its number into a place of its own in each rank's part of a window, then checks its own part.
 import assert from 'node:assert/strict';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { CudaDevice, openDevice, Tensor } from 'weftline';
 import { join } from 'weftline/world';
 import { CudaWindow } from '#lib/windows/cuda-window.js';
+import { keptBytes } from '#lib/windows/departures.js';
 
 const BYTES = 1000;
 await using world = await join();
@@ -32,6 +34,13 @@ assert.deepEqual(
   [...Array.from({ length: world.size }, (_, rank) => rank + 1), 0],
 );
 await world.barrier('checked');
+// Kept as long as another rank has it mapped.
+if (world.rank === 0) window[Symbol.dispose]();
+assert.equal(window.storage.disposed, world.size === 1);
+await world.barrier('one has left');
 window[Symbol.dispose]();
 window[Symbol.dispose]();
+const end = performance.now() + 10_000;
+while (!window.storage.disposed && performance.now() < end) await sleep(5);
 assert.ok(window.storage.disposed);
+assert.equal(keptBytes(), 0);

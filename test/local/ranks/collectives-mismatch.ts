@@ -107,7 +107,7 @@ async function told(run: () => Promise<unknown>): Promise<string> {
 const results: Record<string, readonly [first: string, next: string]> = {};
 for (const [name, [odds, others]] of Object.entries(cases)) {
   // A kernel that waits for a rank that has closed its side ends at its deadline, as in 'no call'.
-  if (name === 'leaves' && device.kind === 'cuda') continue;
+  if (name === 'leaves' && device.kind === 'cuda' && world.topology.hosts.length === 1) continue;
   const communicator = await Communicator.create(world, device);
   const call = world.rank === odd ? odds : others;
   const first = await told(() => call(communicator));

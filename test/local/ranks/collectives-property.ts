@@ -1,13 +1,17 @@
 // Random collective calls in lockstep, in groups of 1 to all ranks, against the reference: argv = cases of each group, seed,
-// elements of the longest runs, "graph" for calls that are recorded and replayed.
-import type { CudaDevice } from 'weftline';
+// elements of the longest runs, "graph" for calls that are recorded and replayed, "late" for ones whose bytes move late,
+// "engines" for GPUs whose copy engines move what they can.
+import type { CpuDevice, CudaDevice } from 'weftline';
 import { type AlgorithmTable, Communicator } from 'weftline/collectives';
 import { join, type RankGroup } from 'weftline/world';
 import { bytesInUse, openTestDevice } from '../support/test-device.ts';
+import { createLateCommunicator } from './late-communicator.js';
 import { type AroundCall, collectiveCase, runCollectiveCase } from './collective-case.js';
 
 const [cases, seed, longest] = process.argv.slice(2).map(Number) as [number, number, number];
 const isRecorded = process.argv[5] === 'graph';
+const isLate = process.argv[5] === 'late';
+const copyEngines = process.argv[5] === 'engines';
 await using world = await join();
 await using device = await openTestDevice(world);
 const first = bytesInUse(device);
@@ -26,11 +30,12 @@ const tables: readonly Partial<AlgorithmTable>[] = [
 ];
 
 async function runCases(group: RankGroup, salt: number): Promise<void> {
-  await using communicator = await Communicator.create(group, device, {
-    pieceBytes: 65_536,
-    directBytes: 20_000,
-    ...(device.kind === 'cpu' && { algorithms: tables[salt % tables.length]! }),
-  });
+  const algorithms = tables[salt % tables.length]!;
+  const isStepped = device.kind === 'cpu' || group.topology.hosts.length > 1;
+  const options = { pieceBytes: 65_536, directBytes: 20_000, copyEngines, ...(isStepped && { algorithms }) };
+  await using communicator = isLate
+    ? await createLateCommunicator(group, device as CpuDevice, options)
+    : await Communicator.create(group, device, options);
   for (let number = 0; number < cases; number++) {
     const of = collectiveCase(seed + salt * 10_000 + number, group.size, longest);
     const wrong = await runCollectiveCase(communicator, device, of, isRecorded ? replayed : undefined);

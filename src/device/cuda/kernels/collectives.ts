@@ -1,5 +1,5 @@
 // The kernels of Communicator.
-import { collectiveArguments, messageArguments } from '../../../abi/cuda-collectives.ts';
+import { collectiveArguments, messageArguments, runArguments } from '../../../abi/cuda-collectives.ts';
 import { reductionFormats } from '../../../abi/element-formats.ts';
 import { defineKernelFile } from '../kernel-file.ts';
 
@@ -21,5 +21,12 @@ export const collectiveMessageKernels = defineKernelFile({
   file: 'collective-messages.cu',
   constants: {},
   kernels: { collectiveMessages: messageArguments },
+  hot: true,
+});
+
+export const collectiveRunKernels = defineKernelFile({
+  file: 'collective-runs.cu',
+  constants: { FORMAT: { choices: Object.values(reductionFormats) } },
+  kernels: { collectiveRuns: runArguments },
   hot: true,
 });

@@ -14,13 +14,15 @@ import { NcclLoop } from './nccl-loop.ts';
 const MOST_COMPARED = 32 << 20;
 /** Calls of each kind and side until V8 has compiled what the loops run, of the first size if it is at most so large. */
 const WARMUP_CALLS = 2000;
+/** The same across hosts, where a call takes much longer. */
+const WARMUP_CALLS_ACROSS_HOSTS = 50;
 const MOST_WARMED = 1 << 20;
 
 export interface CudaCollectivesBenchOptions {
   readonly workload: CollectivesWorkload;
   readonly compare: 'nccl' | undefined;
   readonly registers: boolean;
-  readonly communicator: Pick<CommunicatorOptions, 'numSms' | 'directBytes' | 'pieceBytes'>;
+  readonly communicator: Pick<CommunicatorOptions, 'numSms' | 'directBytes' | 'pieceBytes' | 'copyEngines'>;
   /** Said by rank 0. */
   readonly tell: (text: string) => void;
 }
@@ -63,9 +65,10 @@ export async function runCudaCollectivesBench(
 function ranksOn(
   device: CudaDevice,
   registers: boolean,
-  { numSms = 16 }: CudaCollectivesBenchOptions['communicator'],
+  { numSms = 16, copyEngines = false }: CudaCollectivesBenchOptions['communicator'],
 ): string {
-  return `GPU (${device.properties.name}, ${numSms} SMs, ${registers ? 'registered' : 'unregistered'} tensors)`;
+  const engines = copyEngines ? ', copy engines' : '';
+  return `GPU (${device.properties.name}, ${numSms} SMs, ${registers ? 'registered' : 'unregistered'} tensors${engines})`;
 }
 
 interface Warmed {
@@ -80,9 +83,10 @@ async function warm(kind: Entry['kind'], bytes: number | undefined, of: Warmed):
   if (bytes === undefined || bytes > MOST_WARMED) return;
   const { communicator, peer, workload, memory } = of;
   const call = new BenchedCall(communicator, workload, { kind, bytes, memory });
+  const times = communicator.routes.includes('network') ? WARMUP_CALLS_ACROSS_HOSTS : WARMUP_CALLS;
   for (const isInPlace of [false, true]) {
-    await repeat(call.prepare(isInPlace), WARMUP_CALLS);
-    if (peer) await repeat(peer.prepare(kind, call, isInPlace, workload), WARMUP_CALLS);
+    await repeat(call.prepare(isInPlace), times);
+    if (peer) await repeat(peer.prepare(kind, call, isInPlace, workload), times);
   }
 }
 

@@ -115,7 +115,7 @@ class CollectiveRun {
     const { sender, receiver } = this.#connection(source, destination);
     const pending: Pending = { source, destination, tag, left: 2 };
     const part = { offset: 0, bytes, flow: 0 };
-    // Who waits for a message has said so before it is sent.
+    // At the same moment on both hosts: the clear-to-send is on its way first.
     const receive = receiver.postReceive({ ...part, region: this.#regions[destination]! });
     this.#requests[destination]!.set(receive, [pending, true]);
     const send = sender.postSend({ ...part, region: this.#regions[source]! });

@@ -103,10 +103,12 @@ struct ReducedBf16 {
 };
 
 // What is reduced: two sources or more, in the order of the ranks. In shared memory.
-struct ReducedRun {
-  const u8* sources[collectiveMaxRanks];
-  u8* targets[collectiveMaxRanks];
+template <u32 mostSources, u32 mostTargets>
+struct ReducedRunOf {
+  const u8* sources[mostSources];
+  u8* targets[mostTargets];
 };
+using ReducedRun = ReducedRunOf<collectiveMaxRanks, collectiveMaxRanks>;
 
 template <u32 batch>
 __device__ __forceinline__ void loadBatch(uint4 (&vectors)[batch], const u8* source, u64 index, u64 step) {
@@ -127,8 +129,8 @@ __device__ __forceinline__ void combineBatch(typename Of::Value (&sums)[batch][O
 }
 
 // Of two sources: as much under way as registers hold, for they are packed until they are added.
-template <class Of, u32 batch>
-__device__ __forceinline__ u64 reducePairs(const ReducedRun& run, u32 targets, u32 reduction, u64 index, u64 step, u64 count) {
+template <class Of, u32 batch, class Run>
+__device__ __forceinline__ u64 reducePairs(const Run& run, u32 targets, u32 reduction, u64 index, u64 step, u64 count) {
   for (; index + (batch - 1) * step < count; index += batch * step) {
     uint4 lefts[batch];
     uint4 rights[batch];
@@ -153,8 +155,8 @@ __device__ __forceinline__ u64 reducePairs(const ReducedRun& run, u32 targets, u
 }
 
 // The next source is under way while one is added.
-template <class Of, u32 batch>
-__device__ __forceinline__ u64 reduceBatches(const ReducedRun& run, u32 sources, u32 targets, u32 reduction, u64 index, u64 step,
+template <class Of, u32 batch, class Run>
+__device__ __forceinline__ u64 reduceBatches(const Run& run, u32 sources, u32 targets, u32 reduction, u64 index, u64 step,
                                              u64 count) {
   for (; index + (batch - 1) * step < count; index += batch * step) {
     uint4 even[batch];
@@ -184,8 +186,8 @@ __device__ __forceinline__ u64 reduceBatches(const ReducedRun& run, u32 sources,
   return index;
 }
 
-template <class Of>
-__device__ inline void reduceElements(const ReducedRun& run, u32 sources, u32 targets, u32 reduction, u64 index, u64 step,
+template <class Of, class Run>
+__device__ inline void reduceElements(const Run& run, u32 sources, u32 targets, u32 reduction, u64 index, u64 step,
                                       u64 count) {
   using Element = typename Of::Element;
   for (; index < count; index += step) {
@@ -199,8 +201,8 @@ __device__ inline void reduceElements(const ReducedRun& run, u32 sources, u32 ta
 }
 
 // Whole vectors where all sources and targets are aligned to them.
-template <class Of>
-__device__ __forceinline__ void reduceAs(const ReducedRun& run, u32 sources, u32 targets, u32 reduction, u64 bytes,
+template <class Of, class Run>
+__device__ __forceinline__ void reduceAs(const Run& run, u32 sources, u32 targets, u32 reduction, u64 bytes,
                                          const Share& share) {
   u64 all = 0;
   for (u32 source = 0; source < sources; ++source) all |= addressBits(run.sources[source]);
@@ -215,8 +217,8 @@ __device__ __forceinline__ void reduceAs(const ReducedRun& run, u32 sources, u32
 }
 
 // What one rank alone has is copied, not rounded.
-template <class Of>
-__device__ __forceinline__ void reduceRange(const ReducedRun& run, u32 sources, u32 targets, u32 reduction, u64 bytes,
+template <class Of, class Run>
+__device__ __forceinline__ void reduceRange(const Run& run, u32 sources, u32 targets, u32 reduction, u64 bytes,
                                             const Share& share) {
   if (sources == 1) copyRange(run.targets[0], run.sources[0], bytes, share);
   else reduceAs<Of>(run, sources, targets, reduction, bytes, share);
