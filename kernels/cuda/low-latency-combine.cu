@@ -1,6 +1,7 @@
 // Low-latency combine: the weighted sum of the experts' rows of each token, back at the token's rank. Either each rank adds up
 // what it has of a token and puts one row to the token's rank, or peers read the experts' rows where they lie.
 #include "weftline/abi.cuh"
+#include "weftline/launch-order.cuh"
 #include "weftline/low-latency/rank-flags.cuh"
 #include "weftline/low-latency/sum-rows.cuh"
 #include "weftline/trace.cuh"
@@ -22,25 +23,26 @@ __device__ __forceinline__ bool isBufferFree(const LowLatencyCombineArguments& a
                    {peer, waitWord(lowLatencyWaitCombineSlot, a.call)});
 }
 
-// The rows that came, in the order of their sources: item to (source, row).
+// The rows that came, in the order of their sources: item to (source, row). By all lanes; lane r has the rows of rank r.
 struct ArrivedRow {
   u32 block;
   u32 row;
 
-  __device__ __forceinline__ ArrivedRow(const u32* counts, u32 item) : block(0), row(item) {
-    for (; row >= counts[block]; ++block) row -= counts[block];
+  __device__ __forceinline__ ArrivedRow(u32 arrived, u32 item) : block(0), row(item) {
+    for (u32 count; row >= (count = __shfl_sync(0xffffffffu, arrived, block)); ++block) row -= count;
   }
 };
 
 // One row per (token, rank): the weighted rows of the token's experts here. Lane j has choice j.
 struct ChoicesHere {
   const LowLatencyCombineArguments& a;
-  const u32* arrived;
+  // Of rank r in lane r.
+  u32 arrived;
 
   __device__ __forceinline__ Addend addendOf(u32 item) const {
     const u32 lane = laneIndex();
-    if (lane >= a.topkColumns) return {nullptr, 0};
     const ArrivedRow at(arrived, item);
+    if (lane >= a.topkColumns) return {nullptr, 0};
     const u64 cell = (static_cast<u64>(at.block) * a.maxTokens + at.row) * a.topkColumns + lane;
     const i32 row = static_cast<const i32*>(a.rowOf)[cell];
     if (row < 0) return {nullptr, 0};
@@ -113,21 +115,22 @@ __device__ __forceinline__ void copyBlocks(const LowLatencyCombineArguments& a, 
 }
 
 // By all threads. False when the block must leave.
-__device__ __forceinline__ bool send(const LowLatencyCombineArguments& a, const LowLatencyBlock& own, u32* arrived, u32 number,
+__device__ __forceinline__ bool send(const LowLatencyCombineArguments& a, const LowLatencyBlock& own, u32 number,
                                      const WaitScope& scope) {
   const u32 uses = own.combineUses[a.result];
-  if (a.travels == lowLatencyTravelsRankSums && threadIdx.x < a.ranks) {
-    arrived[threadIdx.x] = static_cast<const u32*>(a.counts)[threadIdx.x];
-  }
-  const bool isFree = threadIdx.x >= a.ranks || isBufferFree(a, threadIdx.x, uses, scope);
-  if (__syncthreads_or(!isFree)) return false;
+  // Nothing is written before the buffer is free. The last warp waits, which has least to add up.
+  const u32 peer = threadIdx.x + lanesPerWarp - blockDim.x;
+  const bool isFree = peer >= a.ranks || isBufferFree(a, peer, uses, scope);
+  const auto mayWrite = [&]() { return !__syncthreads_or(!isFree); };
   if (a.travels == lowLatencyTravelsRankSums) {
-    u32 items = 0;
-    for (u32 r = 0; r < a.ranks; ++r) items += arrived[r];
-    sumRows<true>(items, a.rowBytes, ChoicesHere{a, arrived});
-  } else if (a.inPlace == 0) {
+    const auto always = [] { return true; };
+    const u32 mine = laneIndex() < a.ranks ? static_cast<const u32*>(a.counts)[laneIndex()] : 0;
+    const u32 items = __reduce_add_sync(0xffffffffu, mine);
+    if (!sumRows<true>(items, a.rowBytes, ChoicesHere{a, mine}, always, mayWrite)) return false;
+  } else {
+    if (!mayWrite()) return false;
     const bool isRankMajor = a.travels == lowLatencyTravelsRankMajor;
-    copyBlocks(a, isRankMajor ? a.ranks : a.expertsPerRank, isRankMajor ? a.maxTokens : a.capacity);
+    if (a.inPlace == 0) copyBlocks(a, isRankMajor ? a.ranks : a.expertsPerRank, isRankMajor ? a.maxTokens : a.capacity);
   }
   __syncthreads();
   // Rows that are in place an earlier kernel wrote: one block says so for all.
@@ -147,17 +150,29 @@ __device__ __forceinline__ bool awaitSums(const LowLatencyCombineArguments& a, u
   const WaitFor whom = {r, waitWord(lowLatencyWaitCombineRows, a.call)};
   const bool isTimed = a.waitStats != nullptr && blockIdx.x == 0;
   const u64 began = isTimed ? globalTimer() : 0;
-  if (!awaitPeer(all, &flags->combined, number, scope, whom)) return false;
-  if (!isSameCall(all, loadCell(&flags->combineCalls[number % lowLatencyCalls]), number, a.call, scope, whom)) return false;
+  u64 call = 0;
+  const auto look = [&]() { call = loadCell(&flags->combineCalls[number % lowLatencyCalls]); };
+  if (!awaitPeer(all, &flags->combined, number, scope, whom, look)) return false;
+  if (!isSameCall(all, call, number, a.call, scope, whom)) return false;
   if (isTimed) static_cast<u64*>(a.waitStats)[r] += globalTimer() - began;
   return true;
 }
 
 __device__ __forceinline__ bool receive(const LowLatencyCombineArguments& a, u32 number, const WaitScope& scope) {
-  const bool isHere = threadIdx.x >= a.ranks || awaitSums(a, threadIdx.x, number, scope);
-  if (__syncthreads_or(!isHere)) return false;
-  if (a.travels == lowLatencyTravelsChoices) sumRows<true>(a.tokens, a.rowBytes, ChoicesOfToken{a});
-  else sumRows<false>(a.tokens, a.rowBytes, RanksOfToken{a});
+  const auto areRowsHere = [&]() {
+    const bool isHere = threadIdx.x >= a.ranks || awaitSums(a, threadIdx.x, number, scope);
+    if (__syncthreads_or(!isHere)) return false;
+    letSuccessorStart();
+    return true;
+  };
+  const auto always = [] { return true; };
+  if (a.travels == lowLatencyTravelsChoices) {
+    // Where a choice lies, its rank has told by then.
+    if (!areRowsHere()) return false;
+    sumRows<true>(a.tokens, a.rowBytes, ChoicesOfToken{a}, always, always);
+  } else if (!sumRows<false>(a.tokens, a.rowBytes, RanksOfToken{a}, areRowsHere, always)) {
+    return false;
+  }
   // All that was needed is read.
   __syncthreads();
   if (threadIdx.x < a.ranks) addReleaseSystem(&flagsAt(a.peers[threadIdx.x], a.rank)->taken[a.result], blockShare());
@@ -168,7 +183,7 @@ __device__ __forceinline__ bool receive(const LowLatencyCombineArguments& a, u32
 
 extern "C" __global__ void __launch_bounds__(mostThreads, 1)
     lowLatencyCombine(const __grid_constant__ LowLatencyCombineArguments a) {
-  __shared__ u32 arrived[epMaxRanks];
+  awaitPredecessor();
   LowLatencyBlock& own = static_cast<LowLatencyBlock*>(a.blocks)[blockIdx.x];
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLowLatencyCombine, a.rank, a.timeoutNs, sharedWaits()};
   const bool sends = (a.phases & lowLatencyPhaseSend) != 0;
@@ -178,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(mostThreads, 1)
     if (threadIdx.x < a.ranks) isBufferFree(a, threadIdx.x, own.combineUses[a.result], scope);
     return;
   }
-  if (sends && !send(a, own, arrived, number, scope)) return;
+  if (sends && !send(a, own, number, scope)) return;
   WEFTLINE_TRACE_BEGIN("ep.combine.rows");
   if ((a.phases & lowLatencyPhaseReceive) != 0 && !receive(a, number, scope)) return;
   WEFTLINE_TRACE_END("ep.combine.rows");

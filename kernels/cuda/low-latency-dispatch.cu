@@ -1,6 +1,7 @@
 // Low-latency dispatch: rows go to slots that are known without a word of the receivers, which give them their places. One
 // launch sends and receives, or two do, and between them nothing runs.
 #include "weftline/abi.cuh"
+#include "weftline/launch-order.cuh"
 #include "weftline/low-latency/place-rows.cuh"
 #include "weftline/low-latency/rank-flags.cuh"
 #include "weftline/low-latency/send-rows.cuh"
@@ -49,14 +50,15 @@ __device__ __forceinline__ bool receive(const LowLatencyDispatchArguments& a, Lo
                                         const WaitScope& scope) {
   const bool isHere = threadIdx.x >= a.ranks || awaitRows(a, shared, threadIdx.x, number, scope);
   if (__syncthreads_or(!isHere)) return false;
+  letSuccessorStart();
   if (a.rankMajor != 0) {
     fillRankTails(a, shared);
     return true;
   }
-  planPlaces(a, shared, number, scope);
+  const auto plan = [&]() { planPlaces(a, shared, number, scope); };
   const u32 rowBytes = a.format == lowLatencyFormatBf16 ? a.hidden * 2 : a.hidden;
-  if (rowBytes % 16 == 0) placeRows<uint4>(a, shared, rowBytes);
-  else placeRows<uint2>(a, shared, rowBytes);
+  if (rowBytes % 16 == 0) placeRows<uint4>(a, shared, rowBytes, plan);
+  else placeRows<uint2>(a, shared, rowBytes, plan);
   fillExpertTails(a, shared);
   // The slots have been read.
   __syncthreads();
@@ -85,6 +87,7 @@ extern "C" __global__ void __launch_bounds__(mostThreads, 1)
   __shared__ u32 counts[2 * epMaxExperts];
   __shared__ LowLatencySendShared sending;
   __shared__ LowLatencyPlaceShared placing;
+  awaitPredecessor();
   LowLatencyBlock& own = static_cast<LowLatencyBlock*>(a.blocks)[blockIdx.x];
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLowLatencyDispatch, a.rank, a.timeoutNs, sharedWaits()};
   const bool sends = (a.phases & lowLatencyPhaseSend) != 0;

@@ -1,6 +1,7 @@
 // The second half of a low-latency dispatch: rows that came are copied to the places of their experts, or stay where they are.
 #pragma once
 #include "weftline/abi.cuh"
+#include "weftline/low-latency/block-share.cuh"
 #include "weftline/low-latency/rank-flags.cuh"
 #include "weftline/low-latency/send-rows.cuh"
 #include "weftline/types.cuh"
@@ -23,10 +24,15 @@ __device__ inline bool awaitRows(const LowLatencyDispatchArguments& a, LowLatenc
   const WaitFor whom = {r, waitWord(lowLatencyWaitRows, a.call)};
   const bool isTimed = a.waitStats != nullptr && blockIdx.x == 0;
   const u64 began = isTimed ? globalTimer() : 0;
-  if (!awaitPeer(all, &flags->arrived, number, scope, whom)) return false;
-  if (!isSameCall(all, loadCell(&flags->calls[number % lowLatencyCalls]), number, a.call, scope, whom)) return false;
+  u64 call = 0;
+  u32 rows = 0;
+  const auto look = [&]() {
+    call = loadCell(&flags->calls[number % lowLatencyCalls]);
+    rows = __ldcg(&flags->rows[number % lowLatencyCalls]);
+  };
+  if (!awaitPeer(all, &flags->arrived, number, scope, whom, look)) return false;
+  if (!isSameCall(all, call, number, a.call, scope, whom)) return false;
   if (isTimed) static_cast<u64*>(a.waitStats)[r] += globalTimer() - began;
-  const u32 rows = __ldcg(&flags->rows[number % lowLatencyCalls]);
   shared.arrived[r] = rows;
   if (blockIdx.x == 0) static_cast<u32*>(a.arrived)[r] = rows;
   return true;
@@ -74,77 +80,92 @@ __device__ inline void planPlaces(const LowLatencyDispatchArguments& a, LowLaten
   __syncthreads();
 }
 
-// Of a row: who sent it, and the place of each of its choices here. Lane j has choice j.
-struct PlacedRow {
+// A row that came, and the place of each of its choices here. Lane j has choice j.
+struct ArrivedRow {
+  u32 rank;
+  // Among the rows of the slot.
   u64 from;
-  // Row in [experts, C], or -1; its expert, and its row there.
-  i32 index;
-  u32 expert;
-  u32 place;
+  int2 choice;
 
-  __device__ __forceinline__ PlacedRow(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared, u32 row)
-      : from(0), index(-1), expert(0), place(0) {
-    u32 r = 0;
-    for (; r + 1 < a.ranks && row >= shared.arrived[r]; ++r) row -= shared.arrived[r];
-    from = static_cast<u64>(r) * a.maxTokens + row;
+  // The choice is on its way.
+  __device__ __forceinline__ ArrivedRow(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared, u32 row)
+      : rank(0), choice(make_int2(noExpert, 0)) {
+    for (; rank + 1 < a.ranks && row >= shared.arrived[rank]; ++rank) row -= shared.arrived[rank];
+    from = static_cast<u64>(rank) * a.maxTokens + row;
     if (laneIndex() >= a.topkColumns) return;
     const int2* choices = reinterpret_cast<const int2*>(static_cast<const u8*>(a.peers[a.rank]) + a.choicesOffset);
-    const int2 choice = __ldcg(choices + from * a.topkColumns + laneIndex());
-    if (choice.x < 0) return;
-    expert = static_cast<u32>(choice.x);
-    place = shared.first[r * a.expertsPerRank + expert] + static_cast<u32>(choice.y);
-    if (place < a.capacity) index = static_cast<i32>(expert * a.capacity + place);
+    choice = __ldcg(choices + from * a.topkColumns + laneIndex());
+  }
+
+  // Once planPlaces() is done: the lane's row in [experts, C], or -1.
+  __device__ __forceinline__ i32 index(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared) const {
+    if (choice.x < 0) return -1;
+    const u32 expert = static_cast<u32>(choice.x);
+    const u32 place = shared.first[rank * a.expertsPerRank + expert] + static_cast<u32>(choice.y);
+    return place < a.capacity ? static_cast<i32>(expert * a.capacity + place) : -1;
   }
 };
 
-// One part of one row, by a warp. Vector: what a row is a multiple of; `each` vectors per lane, at most 4.
+// One part of one row, by a warp: `each` vectors per lane, at most 4. Vector: what a row is a multiple of.
 template <class Vector>
-__device__ __forceinline__ void copyPart(const LowLatencyDispatchArguments& a, const PlacedRow& row, u32 part, u32 each,
-                                         u32 rowVectors) {
-  constexpr u32 most = 4;
-  const Vector* from = reinterpret_cast<const Vector*>(static_cast<const u8*>(a.peers[a.rank]) + a.rowsOffset) +
-                       row.from * rowVectors;
-  Vector* rows = static_cast<Vector*>(a.rows);
-  const u32 first = part * each * lanesPerWarp + laneIndex();
+struct RowPart {
+  static constexpr u32 most = 4;
+  u32 first;
   Vector values[most];
-#pragma unroll
-  for (u32 i = 0; i < most; ++i) {
-    const u32 at = first + i * lanesPerWarp;
-    if (i < each && at < rowVectors) values[i] = __ldcg(from + at);
-  }
-  for (u32 found = __ballot_sync(0xffffffffu, row.index >= 0); found != 0; found &= found - 1) {
-    const u64 to = static_cast<u64>(__shfl_sync(0xffffffffu, row.index, __ffs(found) - 1)) * rowVectors;
+
+  // On their way.
+  __device__ __forceinline__ RowPart(const LowLatencyDispatchArguments& a, const ArrivedRow& row, u32 part, u32 each,
+                                     u32 rowVectors)
+      : first(part * each * lanesPerWarp + laneIndex()) {
+    const Vector* from = reinterpret_cast<const Vector*>(static_cast<const u8*>(a.peers[a.rank]) + a.rowsOffset) +
+                         row.from * rowVectors;
 #pragma unroll
     for (u32 i = 0; i < most; ++i) {
       const u32 at = first + i * lanesPerWarp;
-      if (i < each && at < rowVectors) rows[to + at] = values[i];
+      if (i < each && at < rowVectors) values[i] = __ldcg(from + at);
     }
   }
-}
 
-// What goes with a row, by a warp.
-__device__ inline void copyBeside(const LowLatencyDispatchArguments& a, const PlacedRow& row) {
-  const u8* window = static_cast<const u8*>(a.peers[a.rank]);
-  const u32 lane = laneIndex();
-  const u32 source = __ldcg(reinterpret_cast<const u32*>(window + a.sourcesOffset) + row.from);
-  if (row.index >= 0) static_cast<u32*>(a.sources)[row.index] = source;
-  if (lane < a.topkColumns && a.rowOf != nullptr) {
-    const u64 cell = row.from * a.topkColumns + lane;
-    static_cast<i32*>(a.rowOf)[cell] = row.index;
-    static_cast<f32*>(a.rowWeights)[cell] = __ldcg(reinterpret_cast<const f32*>(window + a.weightsOffset) + cell);
-  }
-  const u32 words = scaleWordsOf(a);
-  const u32* scales = reinterpret_cast<const u32*>(window + a.scalesOffset) + row.from * words;
-  for (u32 first = 0; first < words; first += lanesPerWarp) {
-    const u32 word = first + lane;
-    const u32 value = word < words ? __ldcg(scales + word) : 0;
-    for (u32 found = __ballot_sync(0xffffffffu, row.index >= 0); found != 0; found &= found - 1) {
-      const u32 expert = __shfl_sync(0xffffffffu, row.expert, __ffs(found) - 1);
-      const u32 place = __shfl_sync(0xffffffffu, row.place, __ffs(found) - 1);
-      if (word < words) {
-        static_cast<u32*>(a.scales)[(static_cast<u64>(expert) * words + word) * a.capacity + place] = value;
+  // To all places of the row; `index`: one of the lane, or -1.
+  __device__ __forceinline__ void store(const LowLatencyDispatchArguments& a, i32 index, u32 each, u32 rowVectors) const {
+    Vector* rows = static_cast<Vector*>(a.rows);
+    for (u32 found = __ballot_sync(0xffffffffu, index >= 0); found != 0; found &= found - 1) {
+      const u64 to = static_cast<u64>(__shfl_sync(0xffffffffu, index, __ffs(found) - 1)) * rowVectors;
+#pragma unroll
+      for (u32 i = 0; i < most; ++i) {
+        const u32 at = first + i * lanesPerWarp;
+        if (i < each && at < rowVectors) rows[to + at] = values[i];
       }
     }
+  }
+};
+
+// What goes with a row, by a warp; `index`: place of the lane's choice, or -1.
+__device__ inline void copyBeside(const LowLatencyDispatchArguments& a, const ArrivedRow& row, i32 index) {
+  const u8* window = static_cast<const u8*>(a.peers[a.rank]);
+  const u32 lane = laneIndex();
+  const u32 words = scaleWordsOf(a);
+  const u32* scales = reinterpret_cast<const u32*>(window + a.scalesOffset) + row.from * words;
+  u32 scale = lane < words ? __ldcg(scales + lane) : 0;
+  const u32 source = __ldcg(reinterpret_cast<const u32*>(window + a.sourcesOffset) + row.from);
+  if (lane < a.topkColumns && a.rowOf != nullptr) {
+    const u64 cell = row.from * a.topkColumns + lane;
+    static_cast<i32*>(a.rowOf)[cell] = index;
+    static_cast<f32*>(a.rowWeights)[cell] = __ldcg(reinterpret_cast<const f32*>(window + a.weightsOffset) + cell);
+  }
+  if (index >= 0) static_cast<u32*>(a.sources)[index] = source;
+  const u32 expert = static_cast<u32>(row.choice.x);
+  const u32 place = static_cast<u32>(index) - expert * a.capacity;
+  for (u32 first = 0; first < words;) {
+    const u32 word = first + lane;
+    first += lanesPerWarp;
+    const u32 next = first + lane < words ? __ldcg(scales + first + lane) : 0;
+    for (u32 found = __ballot_sync(0xffffffffu, index >= 0); found != 0; found &= found - 1) {
+      const u64 block = static_cast<u64>(__shfl_sync(0xffffffffu, expert, __ffs(found) - 1)) * words;
+      const u32 column = __shfl_sync(0xffffffffu, place, __ffs(found) - 1);
+      if (word < words) static_cast<u32*>(a.scales)[(block + word) * a.capacity + column] = scale;
+    }
+    scale = next;
   }
 }
 
@@ -165,24 +186,34 @@ __device__ __forceinline__ u32 vectorsPerPart(u32 rows, u32 small, u32 warps) {
   return best;
 }
 
-// By all blocks, a warp per part of a row.
-template <class Vector>
-__device__ inline void placeRows(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared, u32 rowBytes) {
+// By all blocks, a warp per part of a row. Those of the first round are on their way while `plan` runs, by all threads.
+template <class Vector, class Plan>
+__device__ __forceinline__ void placeRows(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared,
+                                          u32 rowBytes, const Plan& plan) {
   const u32 rowVectors = rowBytes / sizeof(Vector);
   u32 rows = 0;
   for (u32 r = 0; r < a.ranks; ++r) rows += shared.arrived[r];
-  const u32 warps = gridDim.x * (blockDim.x / lanesPerWarp);
+  const u32 blockWarps = blockDim.x / lanesPerWarp;
   const u32 small = (rowVectors + lanesPerWarp - 1) / lanesPerWarp;
-  const u32 each = vectorsPerPart(rows, small, warps);
+  const u32 each = vectorsPerPart(rows, small, gridDim.x * blockWarps);
   // What goes beside a row is a part of its own.
   const u32 parts = (small + each - 1) / each + 1;
-  const u32 items = rows * parts;
-  for (u32 item = blockIdx.x + (threadIdx.x / lanesPerWarp) * gridDim.x; item < items; item += warps) {
-    const u32 row = item / parts;
-    const u32 part = item - row * parts;
-    const PlacedRow placed(a, shared, row);
-    if (part + 1 == parts) copyBeside(a, placed);
-    else copyPart<Vector>(a, placed, part, each, rowVectors);
+  const BlockShare share(rows * parts);
+  bool isPlanned = false;
+  for (u32 round = share.begin; round < share.end || !isPlanned; round += blockWarps) {
+    const u32 item = round + threadIdx.x / lanesPerWarp;
+    const bool isMine = item < share.end;
+    const u32 rowOfItem = isMine ? item / parts : 0;
+    const u32 part = item - rowOfItem * parts;
+    const bool isBeside = part + 1 == parts;
+    const ArrivedRow row(a, shared, rowOfItem);
+    const RowPart<Vector> values(a, row, isMine ? part : parts, each, rowVectors);
+    if (!isPlanned) plan();
+    isPlanned = true;
+    if (!isMine) continue;
+    const i32 index = row.index(a, shared);
+    if (isBeside) copyBeside(a, row, index);
+    else values.store(a, index, each, rowVectors);
   }
 }
 

@@ -55,22 +55,28 @@ __device__ inline void failCall(const LowLatencyRanks& all, const WaitScope& sco
 }
 
 // By one thread per peer. True once its word counts so many units, with what it released before; false when the caller must
-// leave the kernel: the peer cannot go on, or the deadline is over.
-__device__ inline bool awaitPeer(const LowLatencyRanks& all, const u32* word, u32 units, const WaitScope& scope,
-                                 WaitFor whom) {
+// leave the kernel: the peer cannot go on, or the deadline is over. `look` starts to load what the word publishes, if it is to be
+// under way at the same time as the last look at the peer's failure.
+template <class Look>
+__device__ __forceinline__ bool awaitPeer(const LowLatencyRanks& all, const u32* word, u32 units, const WaitScope& scope,
+                                          WaitFor whom, const Look& look) {
   const LowLatencyFlags* flags = flagsAt(all.peers[all.rank], whom.peer);
   const u32 expected = units * lowLatencyUnit;
-  u32 seen = loadAcquireSystem(word);
-  u32 failure = loadAcquireSystem(&flags->failure);
-  if (epochReached(seen, expected) && failure == lowLatencyFailureNone) return true;
-  const u64 start = waitStart(scope);
-  for (u32 polls = 1; failure == lowLatencyFailureNone; ++polls) {
-    seen = loadAcquireSystem(word);
-    // ORDER: after the word, so that a failure before what it counts is seen.
-    failure = loadAcquireSystem(&flags->failure);
+  u32 failure;
+  u64 start = 0;
+  for (u32 polls = 0;; ++polls) {
+    // Both at once.
+    failure = loadRelaxedSystem(&flags->failure);
+    const u32 seen = loadAcquireSystem(word);
+    if (epochReached(seen, expected)) {
+      look();
+      // ORDER: after the word, so that a failure before what it counts is seen.
+      failure = loadRelaxedSystem(&flags->failure);
+      if (failure == lowLatencyFailureNone) return true;
+    }
     if (failure != lowLatencyFailureNone) break;
-    if (epochReached(seen, expected)) return true;
-    if (!waitIsOver(scope, polls, start)) continue;
+    if (polls == 0) start = waitStart(scope);
+    if (polls == 0 || !waitIsOver(scope, polls, start)) continue;
     if (recordTrap(scope, whom, expected, seen, expiryReason(scope))) tellFailure(all, {lowLatencyFailureGaveUp, 0, 0, 0});
     return false;
   }
@@ -79,6 +85,11 @@ __device__ inline bool awaitPeer(const LowLatencyRanks& all, const u32* word, u3
   recordTrap(scope, whom, failureWord(failure, loadRelaxedSystem(&flags->failureNumber)), detail | extent << 32,
              trapReasonPeerFailed);
   return false;
+}
+
+__device__ __forceinline__ bool awaitPeer(const LowLatencyRanks& all, const u32* word, u32 units, const WaitScope& scope,
+                                          WaitFor whom) {
+  return awaitPeer(all, word, units, scope, whom, [] {});
 }
 
 // By one thread per peer, once its word says that it has come: false when it is in another call. The word of a call may be

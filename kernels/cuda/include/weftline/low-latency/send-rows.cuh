@@ -5,6 +5,7 @@
 #pragma once
 #include "weftline/abi.cuh"
 #include "weftline/fp8.cuh"
+#include "weftline/low-latency/block-share.cuh"
 #include "weftline/low-latency/rank-flags.cuh"
 #include "weftline/types.cuh"
 
@@ -38,10 +39,11 @@ __device__ __forceinline__ u8* slotAt(const LowLatencyDispatchArguments& a, u32 
   return static_cast<u8*>(a.peers[r]) + offset + (static_cast<u64>(a.rank) * a.maxTokens + row) * bytes;
 }
 
-// By all threads: the choices of tokens 0 to end - 1.
-__device__ __forceinline__ void countBefore(const LowLatencyDispatchArguments& a, LowLatencySendShared& shared, u32 end) {
+// By all threads: counts the choices of tokens 0 to begin - 1, and keeps those of `own` tokens from there on for numberBatch().
+__device__ __forceinline__ void countBefore(const LowLatencyDispatchArguments& a, LowLatencySendShared& shared, u32 begin,
+                                            u32 own) {
   constexpr u32 together = 8;
-  for (u32 token = threadIdx.x; token < end; token += blockDim.x) {
+  for (u32 token = threadIdx.x; token < begin + own; token += blockDim.x) {
     u32 ranks = 0;
     for (u32 first = 0; first < a.topkColumns; first += together) {
       i32 experts[together];
@@ -51,6 +53,10 @@ __device__ __forceinline__ void countBefore(const LowLatencyDispatchArguments& a
       }
 #pragma unroll
       for (u32 j = 0; j < together; ++j) {
+        if (token >= begin) {
+          if (first + j < a.topkColumns) shared.choices[token - begin][first + j] = experts[j];
+          continue;
+        }
         if (experts[j] < 0) continue;
         if (a.rankMajor == 0) atomicAdd(&shared.experts[experts[j]], 1u);
         ranks |= 1u << (static_cast<u32>(experts[j]) / a.expertsPerRank);
@@ -60,16 +66,17 @@ __device__ __forceinline__ void countBefore(const LowLatencyDispatchArguments& a
   }
 }
 
-// By one warp: the rows of tokens first to first + count - 1, in token order. Lane j has choice j, lane r has rank r.
+// By one warp: the rows of tokens first to first + count - 1, in token order. Lane j has choice j, lane r has rank r. `isKept`:
+// countBefore() left their choices.
 __device__ inline void numberBatch(const LowLatencyDispatchArguments& a, LowLatencySendShared& shared, u32 first, u32 count,
-                                   u32 number, const WaitScope& scope) {
+                                   bool isKept, u32 number, const WaitScope& scope) {
   const u32 lane = laneIndex();
   const bool isColumn = lane < a.topkColumns;
   u32 rows = lane < a.ranks ? shared.ranks[lane] : 0;
   for (u32 local = 0; local < count; ++local) {
     const u32 token = first + local;
     const u64 cell = static_cast<u64>(token) * a.topkColumns + lane;
-    const i32 expert = isColumn ? choiceAt(a, cell) : noExpert;
+    const i32 expert = !isColumn ? noExpert : isKept ? shared.choices[local][lane] : choiceAt(a, cell);
     const u32 equals = __match_any_sync(0xffffffffu, expert);
     const bool isBad = expert == badExpert || (expert >= 0 && static_cast<u32>(__ffs(equals)) - 1 != lane);
     const u32 bad = __ballot_sync(0xffffffffu, isBad);
@@ -101,11 +108,19 @@ __device__ inline void numberBatch(const LowLatencyDispatchArguments& a, LowLate
   if (lane < a.ranks) shared.ranks[lane] = rows;
 }
 
-// A warp per token and rank: what goes beside the row. Lane j has choice j.
+// The weight that this lane sends with pair `pair` of token and rank of a batch.
+__device__ __forceinline__ f32 weightAt(const LowLatencyDispatchArguments& a, u32 first, u32 count, u32 pair) {
+  const u32 local = pair / a.ranks;
+  if (a.weights == nullptr || local >= count || laneIndex() >= a.topkColumns) return 0.0f;
+  return static_cast<const f32*>(a.weights)[static_cast<u64>(first + local) * a.topkColumns + laneIndex()];
+}
+
+// A warp per token and rank: what goes beside the row. Lane j has choice j; `head` is its weight of the warp's first pair.
 __device__ inline void sendBeside(const LowLatencyDispatchArguments& a, const LowLatencySendShared& shared, u32 first,
-                                  u32 count) {
+                                  u32 count, f32 head) {
   const u32 lane = laneIndex();
-  for (u32 pair = threadIdx.x / lanesPerWarp; pair < count * a.ranks; pair += blockDim.x / lanesPerWarp) {
+  const u32 warp = threadIdx.x / lanesPerWarp;
+  for (u32 pair = warp; pair < count * a.ranks; pair += blockDim.x / lanesPerWarp) {
     const u32 local = pair / a.ranks;
     const u32 r = pair - local * a.ranks;
     const i32 row = shared.rows[local][r];
@@ -125,7 +140,7 @@ __device__ inline void sendBeside(const LowLatencyDispatchArguments& a, const Lo
       reinterpret_cast<i32*>(slotAt(a, r, a.choicesOffset, row, a.topkColumns * 4))[lane] = chosen;
     }
     if (a.weights == nullptr) continue;
-    const f32 weight = static_cast<const f32*>(a.weights)[static_cast<u64>(first + local) * a.topkColumns + lane];
+    const f32 weight = pair == warp ? head : weightAt(a, first, count, pair);
     reinterpret_cast<f32*>(slotAt(a, r, a.weightsOffset, row, a.topkColumns * 4))[lane] = isThere ? weight : 0.0f;
   }
 }
@@ -181,30 +196,32 @@ struct SendVectors {
     }
   }
 
-  __device__ __forceinline__ void send(const LowLatencySendShared& shared, u32 item, uint4 value) const {
+  // What is sent of a vector: of fp8 its codes in x and y, and the scale of its group in z. By the lanes of whole groups.
+  __device__ __forceinline__ uint4 encode(uint4 value) const {
+    if (a.format == lowLatencyFormatBf16) return value;
+    const u32 lanes = 0xffffu << (laneIndex() & 16u);
+    u32 most = magnitudeOf(value);
+#pragma unroll
+    for (u32 step = lanesPerGroup / 2; step > 0; step /= 2) most = max(most, __shfl_xor_sync(lanes, most, step));
+    const Fp8Scale scale = fp8ScaleOf(most, a.format != lowLatencyFormatF32);
+    return make_uint4(toE4m3(make_uint2(value.x, value.y), scale.factor),
+                      toE4m3(make_uint2(value.z, value.w), scale.factor), __float_as_uint(scale.stored), 0);
+  }
+
+  __device__ __forceinline__ void send(const LowLatencySendShared& shared, u32 item, uint4 encoded) const {
     const u32 local = item / padded;
     const u32 vector = item - local * padded;
-    const bool isInRow = vector < perRow;
+    if (vector >= perRow) return;
     if (a.format == lowLatencyFormatBf16) {
-      if (!isInRow) return;
       toRanks(shared, local, [&](u32 r, u32 row) {
-        reinterpret_cast<uint4*>(slotAt(a, r, a.rowsOffset, row, a.hidden * 2ull))[vector] = value;
+        reinterpret_cast<uint4*>(slotAt(a, r, a.rowsOffset, row, a.hidden * 2ull))[vector] = encoded;
       });
       return;
     }
-    // The lanes of a group are all here: rows are padded to whole groups.
-    const u32 lanes = 0xffffu << (laneIndex() & 16u);
-    u32 most = max(max(magnitudeOf(value.x), magnitudeOf(value.y)), max(magnitudeOf(value.z), magnitudeOf(value.w)));
-#pragma unroll
-    for (u32 step = lanesPerGroup / 2; step > 0; step /= 2) most = max(most, __shfl_xor_sync(lanes, most, step));
-    if (!isInRow) return;
-    const Fp8Scale scale = fp8ScaleOf(most, a.format != lowLatencyFormatF32);
-    const uint2 codes = make_uint2(toE4m3(make_uint2(value.x, value.y), scale.factor),
-                                   toE4m3(make_uint2(value.z, value.w), scale.factor));
     const bool isFirst = vector % lanesPerGroup == 0;
     toRanks(shared, local, [&](u32 r, u32 row) {
-      reinterpret_cast<uint2*>(slotAt(a, r, a.rowsOffset, row, a.hidden))[vector] = codes;
-      if (isFirst) storeScale(a, r, row, vector / lanesPerGroup, scale.stored);
+      reinterpret_cast<uint2*>(slotAt(a, r, a.rowsOffset, row, a.hidden))[vector] = make_uint2(encoded.x, encoded.y);
+      if (isFirst) storeScale(a, r, row, vector / lanesPerGroup, __uint_as_float(encoded.z));
     });
   }
 };
@@ -213,35 +230,48 @@ struct SendVectors {
 template <class AwaitSlots>
 __device__ bool sendRows(const LowLatencyDispatchArguments& a, LowLatencySendShared& shared, u32 number,
                          const WaitScope& scope, const AwaitSlots& areSlotsFree) {
-  const u64 tokens = a.tokens;
-  const u32 begin = static_cast<u32>(tokens * blockIdx.x / gridDim.x);
-  const u32 end = static_cast<u32>(tokens * (blockIdx.x + 1) / gridDim.x);
+  const BlockShare own(a.tokens);
   const SendVectors vectors(a);
+  const u32 head = min(own.end - own.begin, lowLatencyBatch);
   // On its way while the block counts.
-  const uint4 head = vectors.load(begin, min(end - begin, lowLatencyBatch), threadIdx.x);
+  uint4 value = vectors.load(own.begin, head, threadIdx.x);
+  f32 weight = weightAt(a, own.begin, head, threadIdx.x / lanesPerWarp);
   for (u32 expert = threadIdx.x; expert < a.experts && a.rankMajor == 0; expert += blockDim.x) shared.experts[expert] = 0;
   if (threadIdx.x < epMaxRanks) shared.ranks[threadIdx.x] = 0;
   __syncthreads();
   // The last block tells the counts of all tokens, even if none is its own.
-  if (begin < end || isLastBlock()) countBefore(a, shared, begin);
+  if (head != 0 || isLastBlock()) countBefore(a, shared, own.begin, head);
   const bool isFree = areSlotsFree();
-  for (u32 first = begin; first < end; first += lowLatencyBatch) {
-    const u32 count = min(end - first, lowLatencyBatch);
+  if (head == 0 && __syncthreads_or(!isFree)) return false;
+  for (u32 first = own.begin; first < own.end; first += lowLatencyBatch) {
+    const u32 count = min(own.end - first, lowLatencyBatch);
+    const bool isHead = first == own.begin;
+    if (!isHead) {
+      value = vectors.load(first, count, threadIdx.x);
+      weight = weightAt(a, first, count, threadIdx.x / lanesPerWarp);
+    }
+    uint4 next = vectors.load(first, count, threadIdx.x + blockDim.x);
     // Behind the counts, or behind the rows of the batch before.
     __syncthreads();
-    if (threadIdx.x < lanesPerWarp) numberBatch(a, shared, first, count, number, scope);
+    if (threadIdx.x < lanesPerWarp) numberBatch(a, shared, first, count, isHead, number, scope);
+    // While that warp numbers.
+    uint4 encoded = vectors.encode(value);
     // Nothing is written to peers before their slots are free.
     if (__syncthreads_or(!isFree)) return false;
-    sendBeside(a, shared, first, count);
-    for (u32 item = threadIdx.x; item < count * vectors.padded; item += blockDim.x) {
-      const bool isHead = first == begin && item == threadIdx.x;
-      vectors.send(shared, item, isHead ? head : vectors.load(first, count, item));
+    sendBeside(a, shared, first, count, weight);
+    const u32 items = count * vectors.padded;
+    for (u32 item = threadIdx.x; item < items;) {
+      vectors.send(shared, item, encoded);
+      item += blockDim.x;
+      if (item >= items) break;
+      encoded = vectors.encode(next);
+      next = vectors.load(first, count, item + blockDim.x);
     }
   }
-  return !__syncthreads_or(!isFree);
+  return true;
 }
 
-// By all threads of the last block, behind its rows.
+// By all threads of the last block, which has numbered its tokens.
 __device__ inline void tellCounts(const LowLatencyDispatchArguments& a, const LowLatencySendShared& shared, u32 number) {
   if (a.rankMajor == 0) {
     for (u32 expert = threadIdx.x; expert < a.experts; expert += blockDim.x) {
