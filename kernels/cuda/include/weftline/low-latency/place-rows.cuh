@@ -39,8 +39,8 @@ __device__ inline bool awaitRows(const LowLatencyDispatchArguments& a, LowLatenc
 }
 
 // What an expert got, by one thread of one block.
-__device__ inline void tellExpert(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared, u32 expert,
-                                  u32 number, const WaitScope& scope) {
+__device__ __noinline__ void tellExpert(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared, u32 expert,
+                                        u32 number, WaitScope scope) {
   const u32 offered = shared.offered[expert];
   const u32 kept = min(offered, a.capacity);
   static_cast<u32*>(a.counts)[expert] = kept;
@@ -75,9 +75,12 @@ __device__ inline void planPlaces(const LowLatencyDispatchArguments& a, LowLaten
       run += rows[r];
     }
     shared.offered[expert] = run;
-    if (expert % gridDim.x == blockIdx.x) tellExpert(a, shared, expert, number, scope);
   }
   __syncthreads();
+  // The last threads, whose warp has least to copy.
+  for (u32 at = blockDim.x - 1 - threadIdx.x; at * gridDim.x + blockIdx.x < a.expertsPerRank; at += blockDim.x) {
+    tellExpert(a, shared, at * gridDim.x + blockIdx.x, number, scope);
+  }
 }
 
 // A row that came, and the place of each of its choices here. Lane j has choice j.
@@ -173,12 +176,13 @@ __device__ inline void copyBeside(const LowLatencyDispatchArguments& a, const Ar
 // two vectors before its first.
 __device__ __forceinline__ u32 vectorsPerPart(u32 rows, u32 small, u32 warps) {
   constexpr u32 partCost = 2;
+  const Divisor byWarps(warps);
   u32 best = 1;
   u32 least = 0xffffffffu;
 #pragma unroll
   for (u32 each = 1; each <= 4; ++each) {
     const u32 items = rows * ((small + each - 1) / each + 1);
-    const u32 cost = (items + warps - 1) / warps * (each + partCost);
+    const u32 cost = byWarps.quotient(items + warps - 1) * (each + partCost);
     if (cost >= least) continue;
     least = cost;
     best = each;
@@ -197,13 +201,15 @@ __device__ __forceinline__ void placeRows(const LowLatencyDispatchArguments& a, 
   const u32 small = (rowVectors + lanesPerWarp - 1) / lanesPerWarp;
   const u32 each = vectorsPerPart(rows, small, gridDim.x * blockWarps);
   // What goes beside a row is a part of its own.
-  const u32 parts = (small + each - 1) / each + 1;
+  const u32 parts = Divisor(each).quotient(small + each - 1) + 1;
+  const Divisor byParts(parts);
   const BlockShare share(rows * parts);
   bool isPlanned = false;
+#pragma unroll 1
   for (u32 round = share.begin; round < share.end || !isPlanned; round += blockWarps) {
     const u32 item = round + threadIdx.x / lanesPerWarp;
     const bool isMine = item < share.end;
-    const u32 rowOfItem = isMine ? item / parts : 0;
+    const u32 rowOfItem = isMine ? byParts.quotient(item) : 0;
     const u32 part = item - rowOfItem * parts;
     const bool isBeside = part + 1 == parts;
     const ArrivedRow row(a, shared, rowOfItem);
@@ -219,10 +225,9 @@ __device__ __forceinline__ void placeRows(const LowLatencyDispatchArguments& a, 
 
 // By all blocks: rows behind those that came name no token.
 __device__ inline void fillExpertTails(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared) {
-  const u32 cells = a.expertsPerRank * a.capacity;
-  for (u32 cell = blockIdx.x * blockDim.x + threadIdx.x; cell < cells; cell += gridDim.x * blockDim.x) {
-    const u32 expert = cell / a.capacity;
-    if (cell - expert * a.capacity >= shared.offered[expert]) static_cast<i32*>(a.sources)[cell] = -1;
+  for (u32 expert = blockIdx.x; expert < a.expertsPerRank; expert += gridDim.x) {
+    i32* sources = static_cast<i32*>(a.sources) + static_cast<u64>(expert) * a.capacity;
+    for (u32 row = shared.offered[expert] + threadIdx.x; row < a.capacity; row += blockDim.x) sources[row] = -1;
   }
 }
 

@@ -46,12 +46,26 @@ __device__ inline void tellFailure(const LowLatencyRanks& all, const LowLatencyF
 
 __device__ __forceinline__ u64 failureWord(u32 kind, u32 number) { return kind | static_cast<u64>(number) << 8; }
 
-// By one thread: the host and the peers hear of the first failure of this rank.
-__device__ inline void failCall(const LowLatencyRanks& all, const WaitScope& scope, WaitFor whom,
-                                const LowLatencyFailure& failure) {
+// By one thread: the host and the peers hear of the first failure of this rank. Out of line, as all that hardly ever happens:
+// instructions in between would have to be fetched.
+__device__ __noinline__ void failCall(LowLatencyRanks all, WaitScope scope, WaitFor whom,
+                                LowLatencyFailure failure) {
   const u64 seen = failure.detail | static_cast<u64>(failure.extent) << 32;
   if (!recordTrap(scope, whom, failureWord(failure.kind, failure.number), seen, trapReasonCallFailed)) return;
   tellFailure(all, failure);
+}
+
+// Why the peer of a wait cannot go on, for the host.
+__device__ __noinline__ void tellWhyPeerFailed(const LowLatencyFlags* flags, u32 failure, WaitScope scope, WaitFor whom) {
+  const u64 detail = loadRelaxedSystem(&flags->failureDetail);
+  const u64 extent = loadRelaxedSystem(&flags->failureExtent);
+  recordTrap(scope, whom, failureWord(failure, loadRelaxedSystem(&flags->failureNumber)), detail | extent << 32,
+             trapReasonPeerFailed);
+}
+
+// The deadline of a wait is over.
+__device__ __noinline__ void giveUpWait(LowLatencyRanks all, u32 expected, u32 seen, WaitScope scope, WaitFor whom) {
+  if (recordTrap(scope, whom, expected, seen, expiryReason(scope))) tellFailure(all, {lowLatencyFailureGaveUp, 0, 0, 0});
 }
 
 // By one thread per peer. True once its word counts so many units, with what it released before; false when the caller must
@@ -77,13 +91,10 @@ __device__ __forceinline__ bool awaitPeer(const LowLatencyRanks& all, const u32*
     if (failure != lowLatencyFailureNone) break;
     if (polls == 0) start = waitStart(scope);
     if (polls == 0 || !waitIsOver(scope, polls, start)) continue;
-    if (recordTrap(scope, whom, expected, seen, expiryReason(scope))) tellFailure(all, {lowLatencyFailureGaveUp, 0, 0, 0});
+    giveUpWait(all, expected, seen, scope, whom);
     return false;
   }
-  const u64 detail = loadRelaxedSystem(&flags->failureDetail);
-  const u64 extent = loadRelaxedSystem(&flags->failureExtent);
-  recordTrap(scope, whom, failureWord(failure, loadRelaxedSystem(&flags->failureNumber)), detail | extent << 32,
-             trapReasonPeerFailed);
+  tellWhyPeerFailed(flags, failure, scope, whom);
   return false;
 }
 
@@ -92,14 +103,20 @@ __device__ __forceinline__ bool awaitPeer(const LowLatencyRanks& all, const u32*
   return awaitPeer(all, word, units, scope, whom, [] {});
 }
 
+__device__ __noinline__ void tellOtherCall(LowLatencyRanks all, u32 theirs, u32 number, WaitScope scope,
+                                          WaitFor whom) {
+  const u32 what = whom.channel & ~((1u << lowLatencyWaitShift) - 1);
+  if (!recordTrap(scope, whom, whom.channel, theirs | what, trapReasonOtherCall)) return;
+  tellFailure(all, {lowLatencyFailureGaveUp, number, 0, 0});
+}
+
 // By one thread per peer, once its word says that it has come: false when it is in another call. The word of a call may be
 // that of a later one, for a peer that is ahead.
 __device__ inline bool isSameCall(const LowLatencyRanks& all, u64 there, u32 number, u32 call, const WaitScope& scope,
                                   WaitFor whom) {
   const u32 theirs = static_cast<u32>(there >> 32);
   if (static_cast<u32>(there) != number || theirs == call) return true;
-  const u32 what = whom.channel & ~((1u << lowLatencyWaitShift) - 1);
-  if (recordTrap(scope, whom, whom.channel, theirs | what, trapReasonOtherCall)) tellFailure(all, {lowLatencyFailureGaveUp, number, 0, 0});
+  tellOtherCall(all, theirs, number, scope, whom);
   return false;
 }
 

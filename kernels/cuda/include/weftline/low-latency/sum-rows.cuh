@@ -76,10 +76,10 @@ __device__ __forceinline__ bool sumRows(u32 items, u32 rowBytes, const Source& s
   const BlockShare share(items * parts);
   // Neighbouring parts to a warp, which then looks up what to add once per item.
   const u32 warps = blockDim.x / lanesPerWarp;
-  const u32 run = (share.end - share.begin + warps - 1) / warps;
+  const u32 run = Divisor(warps).quotient(share.end - share.begin + warps - 1);
   u32 work = min(share.begin + threadIdx.x / lanesPerWarp * run, share.end);
   const u32 end = min(work + run, share.end);
-  u32 item = work / parts;
+  u32 item = Divisor(parts).quotient(work);
   u32 part = work - item * parts;
   Addend addend = {nullptr, 0};
   u8* out = nullptr;
