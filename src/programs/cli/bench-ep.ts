@@ -206,7 +206,7 @@ async function benchRank(world: World, flags: EpBenchFlags): Promise<Result | un
     const report = await runEpBench(world, device, { iterations, warmup, layer, workload }, bar.show);
     return report && { report, text: epBenchReport(report), page: () => epPage(report) };
   }
-  if (flags.shapes) return benchShapes(world, device, flags, bar);
+  if (flags.shapes) return await benchShapes(world, device, flags, bar);
   // Loaded here, so that CPU ranks never load what GPUs need.
   const { runEpCudaBench } = await import('../bench/ep/cuda/ep-bench.ts');
   const { dtype: _, ...workload } = { ...workloadOf(flags), ranks: world.size };
