@@ -150,7 +150,8 @@ function checkBeforeLaunch(flags: EpBenchFlags): void {
 
 function checkShapes({ ranks, sms, report }: EpBenchFlags, hosts: string): void {
   if (report !== undefined) throw invalidArgument('--report', report, 'nothing with --shapes, which has no page');
-  if (!isRank() && ranksOfHosts(hosts, ranks).length > 1) throw invalidArgument('--hosts', hosts, 'one host with --shapes');
+  if (!isRank() && ranksOfHosts(hosts, ranks).length > 1)
+    throw invalidArgument('--hosts', hosts, 'one host with --shapes');
   if (sms !== undefined && sms.length > 1) throw invalidArgument('--sms', sms, 'one count with --shapes');
 }
 
