@@ -1,6 +1,6 @@
 // bf16 to fp8 e4m3fn with one scale for each 128 columns, and back.
 //
-// The same bits as kernels/wasm/fp8.ts on every architecture: converted by integers, or by the instruction where it does the same.
+// The same bits as kernels/wasm/fp8.ts on every architecture: converted by integers, or by an instruction where there is one.
 #pragma once
 #include "weftline/types.cuh"
 

@@ -4,13 +4,14 @@
 
 namespace weftline {
 
-// Division of numbers below 2^31 by one that is used several times: a fraction of the instructions and of the time of a division,
-// which a kernel of a few microseconds feels.
+// Division of numbers below 2^31 by one that is used several times: a fraction of the instructions and of the time of a
+// division, which a kernel of a few microseconds feels.
 struct Divisor {
   u32 by;
   f32 inverse;
 
-  __device__ __forceinline__ explicit Divisor(u32 divisor) : by(divisor), inverse(__fdividef(1.0f, static_cast<f32>(divisor))) {}
+  __device__ __forceinline__ explicit Divisor(u32 divisor)
+      : by(divisor), inverse(__fdividef(1.0f, static_cast<f32>(divisor))) {}
 
   __device__ __forceinline__ u32 quotient(u32 number) const {
     // Hardly ever off, and mostly by one.
@@ -24,8 +25,7 @@ struct Divisor {
   }
 };
 
-// The parts of this block: begin to end - 1 of `all`. Rows lie far apart in memory, and the fewer of them a multiprocessor works
-// on at a time, the fewer translations of addresses it needs.
+// The parts of this block: begin to end - 1 of `all`. All blocks have as many or one more, and each works on few rows.
 struct BlockShare {
   u32 begin;
   u32 end;

@@ -56,7 +56,8 @@ __device__ __noinline__ void failCall(LowLatencyRanks all, WaitScope scope, Wait
 }
 
 // Why the peer of a wait cannot go on, for the host.
-__device__ __noinline__ void tellWhyPeerFailed(const LowLatencyFlags* flags, u32 failure, WaitScope scope, WaitFor whom) {
+__device__ __noinline__ void tellWhyPeerFailed(const LowLatencyFlags* flags, u32 failure, WaitScope scope,
+                                               WaitFor whom) {
   const u64 detail = loadRelaxedSystem(&flags->failureDetail);
   const u64 extent = loadRelaxedSystem(&flags->failureExtent);
   recordTrap(scope, whom, failureWord(failure, loadRelaxedSystem(&flags->failureNumber)), detail | extent << 32,
@@ -69,8 +70,8 @@ __device__ __noinline__ void giveUpWait(LowLatencyRanks all, u32 expected, u32 s
 }
 
 // By one thread per peer. True once its word counts so many units, with what it released before; false when the caller must
-// leave the kernel: the peer cannot go on, or the deadline is over. `look` starts to load what the word publishes, if it is to be
-// under way at the same time as the last look at the peer's failure.
+// leave the kernel: the peer cannot go on, or the deadline is over. `look` starts to load what the word publishes, to be under
+// way at the same time as the last look at the peer's failure.
 template <class Look>
 __device__ __forceinline__ bool awaitPeer(const LowLatencyRanks& all, const u32* word, u32 units, const WaitScope& scope,
                                           WaitFor whom, const Look& look) {

@@ -134,8 +134,8 @@ __device__ __forceinline__ f32 weightAt(const LowLatencyDispatchArguments& a, u3
 __device__ __forceinline__ u32 besideToken() { return blockDim.x / lanesPerWarp - 1 - threadIdx.x / lanesPerWarp; }
 
 // What goes beside the rows of a token, by its warp. Lane j has choice j, and its weight.
-__device__ inline void sendBeside(const LowLatencyDispatchArguments& a, const LowLatencySendShared& shared, u32 first, u32 local,
-                                  f32 weight) {
+__device__ inline void sendBeside(const LowLatencyDispatchArguments& a, const LowLatencySendShared& shared, u32 first,
+                                  u32 local, f32 weight) {
   const u32 lane = laneIndex();
   const i32 expert = shared.choices[local][lane];
   const i32 place = static_cast<i32>(shared.places[local][lane]);

@@ -43,7 +43,8 @@ __device__ __forceinline__ uint4 sumAt(const Addend& addend, u32 at, bool isInRo
       const u64 row = __shfl_sync(0xffffffffu, reinterpret_cast<u64>(addend.row), __ffs(next) - 1);
       next &= next - 1;
       // Past the first-level cache: peers may have written it during this kernel.
-      values[j] = isInRow ? __ldcg(reinterpret_cast<const uint4*>(reinterpret_cast<const u8*>(row) + at)) : make_uint4(0, 0, 0, 0);
+      values[j] = make_uint4(0, 0, 0, 0);
+      if (isInRow) values[j] = __ldcg(reinterpret_cast<const uint4*>(reinterpret_cast<const u8*>(row) + at));
     }
     if (!isWeighted && isOne) return values[0];
 #pragma unroll
