@@ -84,7 +84,6 @@ __device__ __forceinline__ void keep(const LowLatencyDispatchArguments& a, LowLa
 
 extern "C" __global__ void __launch_bounds__(mostThreads, 1)
     lowLatencyDispatch(const __grid_constant__ LowLatencyDispatchArguments a) {
-  __shared__ u32 counts[2 * epMaxExperts];
   __shared__ LowLatencySendShared sending;
   __shared__ LowLatencyPlaceShared placing;
   awaitPredecessor();
@@ -92,12 +91,8 @@ extern "C" __global__ void __launch_bounds__(mostThreads, 1)
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLowLatencyDispatch, a.rank, a.timeoutNs, sharedWaits()};
   const bool sends = (a.phases & lowLatencyPhaseSend) != 0;
   const u32 number = sends ? own.dispatches + 1 : own.dispatchOf[a.slot];
-  if (threadIdx.x == 0) {
-    sending.experts = counts;
-    placing.first = counts;
-    placing.offered = counts + epMaxExperts;
-  }
-  __syncthreads();
+  // Without sending there is no synchronisation before the first wait.
+  if (!sends) __syncthreads();
   WEFTLINE_TRACE_BEGIN("ep.dispatch.rows");
   if (sends && !send(a, own, sending, number, scope)) return;
   WEFTLINE_TRACE_END("ep.dispatch.rows");

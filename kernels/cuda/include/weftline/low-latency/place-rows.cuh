@@ -8,10 +8,13 @@
 
 namespace weftline {
 
+// [ranks, experts of this rank]: rows of an expert before those of a rank.
+__device__ __forceinline__ u32* firstOfRank() { return sharedExperts(); }
+
+// By expert: the rows of all ranks.
+__device__ __forceinline__ u32* offeredRows() { return sharedExperts() + epMaxExperts; }
+
 struct LowLatencyPlaceShared {
-  // [ranks, experts of this rank]: rows of an expert before those of a rank; behind it, by expert, those of all ranks.
-  u32* first;
-  u32* offered;
   // Rows that came from each rank.
   u32 arrived[epMaxRanks];
 };
@@ -41,15 +44,15 @@ __device__ inline bool awaitRows(const LowLatencyDispatchArguments& a, LowLatenc
 // What an expert got, by one thread of one block.
 __device__ __noinline__ void tellExpert(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared, u32 expert,
                                         u32 number, WaitScope scope) {
-  const u32 offered = shared.offered[expert];
+  const u32 offered = offeredRows()[expert];
   const u32 kept = min(offered, a.capacity);
   static_cast<u32*>(a.counts)[expert] = kept;
   static_cast<u32*>(a.dropped)[expert] = offered - kept;
   if (a.expertStats != nullptr) static_cast<u32*>(a.expertStats)[expert] += offered;
   const u32 all = a.rank * a.expertsPerRank + expert;
   for (u32 r = 0; r < a.ranks; ++r) {
-    const u32 begin = shared.first[r * a.expertsPerRank + expert];
-    const u32 end = r + 1 < a.ranks ? shared.first[(r + 1) * a.expertsPerRank + expert] : offered;
+    const u32 begin = firstOfRank()[r * a.expertsPerRank + expert];
+    const u32 end = r + 1 < a.ranks ? firstOfRank()[(r + 1) * a.expertsPerRank + expert] : offered;
     static_cast<int2*>(a.ranges)[expert * a.ranks + r] =
         make_int2(static_cast<i32>(min(begin, kept)), static_cast<i32>(min(end, kept) - min(begin, kept)));
     if (a.sharesFirstRows == 0) continue;
@@ -71,10 +74,10 @@ __device__ inline void planPlaces(const LowLatencyDispatchArguments& a, LowLaten
     u32 run = 0;
 #pragma unroll
     for (u32 r = 0; r < epMaxRanks; ++r) {
-      if (r < a.ranks) shared.first[r * a.expertsPerRank + expert] = run;
+      if (r < a.ranks) firstOfRank()[r * a.expertsPerRank + expert] = run;
       run += rows[r];
     }
-    shared.offered[expert] = run;
+    offeredRows()[expert] = run;
   }
   __syncthreads();
   // The last threads, whose warp has least to copy.
@@ -104,7 +107,7 @@ struct ArrivedRow {
   __device__ __forceinline__ i32 index(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared) const {
     if (choice.x < 0) return -1;
     const u32 expert = static_cast<u32>(choice.x);
-    const u32 place = shared.first[rank * a.expertsPerRank + expert] + static_cast<u32>(choice.y);
+    const u32 place = firstOfRank()[rank * a.expertsPerRank + expert] + static_cast<u32>(choice.y);
     return place < a.capacity ? static_cast<i32>(expert * a.capacity + place) : -1;
   }
 };
@@ -227,7 +230,7 @@ __device__ __forceinline__ void placeRows(const LowLatencyDispatchArguments& a, 
 __device__ inline void fillExpertTails(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared) {
   for (u32 expert = blockIdx.x; expert < a.expertsPerRank; expert += gridDim.x) {
     i32* sources = static_cast<i32*>(a.sources) + static_cast<u64>(expert) * a.capacity;
-    for (u32 row = shared.offered[expert] + threadIdx.x; row < a.capacity; row += blockDim.x) sources[row] = -1;
+    for (u32 row = offeredRows()[expert] + threadIdx.x; row < a.capacity; row += blockDim.x) sources[row] = -1;
   }
 }
 

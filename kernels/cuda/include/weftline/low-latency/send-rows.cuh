@@ -16,9 +16,18 @@ constexpr u32 lowLatencyBatch = 8;
 constexpr u32 columnsPerVector = 8;
 constexpr u32 lanesPerGroup = fp8Group / columnsPerVector;
 
+// Shared memory for numbers by expert: of the sending half, then of the receiving one. A function, so that the compiler sees that
+// it is shared memory.
+__device__ __forceinline__ u32* sharedExperts() {
+  __shared__ u32 numbers[2 * epMaxExperts];
+  return numbers;
+}
+
+// How many of the tokens so far go to each expert.
+__device__ __forceinline__ u32* sentToExperts() { return sharedExperts(); }
+
 struct LowLatencySendShared {
-  // By expert and by rank: how many of the tokens so far go there.
-  u32* experts;
+  // The same by rank.
   u32 ranks[epMaxRanks];
   // Of the tokens of a batch: row at each rank or -1; expert of each choice or -1, and row among this rank's for it.
   i32 rows[lowLatencyBatch][epMaxRanks];
@@ -74,7 +83,7 @@ __device__ __forceinline__ void countBefore(const LowLatencyDispatchArguments& a
           continue;
         }
         if (experts[j] < 0) continue;
-        if (a.rankMajor == 0) atomicAdd(&shared.experts[experts[j]], 1u);
+        if (a.rankMajor == 0) atomicAdd(&sentToExperts()[experts[j]], 1u);
         ranks |= 1u << rankOf(experts[j]);
       }
     }
@@ -103,8 +112,8 @@ __device__ inline void numberBatch(const LowLatencyDispatchArguments& a, LowLate
     const bool isGood = expert >= 0 && !isBad;
     u32 place = 0;
     if (isGood && a.rankMajor == 0) {
-      place = shared.experts[expert];
-      shared.experts[expert] = place + 1;
+      place = sentToExperts()[expert];
+      sentToExperts()[expert] = place + 1;
     }
     const u32 ranks =
         __reduce_or_sync(0xffffffffu, isGood ? 1u << rankOf(expert) : 0u);
@@ -272,7 +281,7 @@ __device__ bool sendRows(const LowLatencyDispatchArguments& a, LowLatencySendSha
   uint4 value = vectors.load(own.begin, head, firstPlace);
   f32 weight = weightAt(a, own.begin, head, besideToken());
   const ExpertRank rankOf(a);
-  for (u32 expert = threadIdx.x; expert < a.experts && a.rankMajor == 0; expert += blockDim.x) shared.experts[expert] = 0;
+  for (u32 expert = threadIdx.x; expert < a.experts && a.rankMajor == 0; expert += blockDim.x) sentToExperts()[expert] = 0;
   if (threadIdx.x < epMaxRanks) shared.ranks[threadIdx.x] = 0;
   __syncthreads();
   // The last block tells the counts of all tokens, even if none is its own.
@@ -315,7 +324,7 @@ __device__ inline void tellCounts(const LowLatencyDispatchArguments& a, const Lo
     for (u32 expert = threadIdx.x; expert < a.experts; expert += blockDim.x) {
       const u32 r = expert / a.expertsPerRank;
       const u64 cell = static_cast<u64>(a.rank) * a.expertsPerRank + (expert - r * a.expertsPerRank);
-      reinterpret_cast<u32*>(static_cast<u8*>(a.peers[r]) + a.countsOffset)[cell] = shared.experts[expert];
+      reinterpret_cast<u32*>(static_cast<u8*>(a.peers[r]) + a.countsOffset)[cell] = sentToExperts()[expert];
     }
   }
   if (threadIdx.x >= a.ranks) return;
