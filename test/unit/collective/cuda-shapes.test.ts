@@ -1,8 +1,17 @@
 // How many blocks, warps and bytes the kernels that move rows take, and what a measurement tries in place of that.
 import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
 import test from 'node:test';
+import { kernelFolder } from '#lib/device/cuda/jit/kernel-text.js';
 import { gatherShape, sendingShape } from '#lib/collective/cuda-shapes.js';
 import { sweptShapes } from '#lib/programs/bench/ep/cuda/swept-shapes.js';
+
+/** The bound that epCombine is compiled with on one host. */
+function mostCombineThreads(): number {
+  const text = readFileSync(join(kernelFolder(), 'ep-combine.cu'), 'utf8');
+  return Number(/constexpr u32 mostThreads = hosts \? \d+ : (\d+);/.exec(text)?.[1]);
+}
 
 /** Of a block of an H200, less barriers and what kernels declare themselves. */
 const ROOM = 227 * 1024 - 1024 - 4096;
@@ -42,6 +51,7 @@ test('what bench ep --shapes tries fits: first the rules, then shapes with at mo
     if (gather) {
       const { sharedBytes } = gatherShape(ROOM, BF16_ROW, { usual: 8, most: 8, warps: gather.warps });
       assert.ok(sharedBytes <= room, `${gather.warps} warps`);
+      assert.ok(gather.warps * 32 <= mostCombineThreads());
     } else {
       assert.ok(sendingShape(ROOM, BF16_ROW, { sms: 16, ranks: 2, topk: 8 }, sending).sharedBytes <= room);
     }

@@ -6,7 +6,8 @@ const SENDING_WARPS = [1, 2, 3, 4, 6, 8, 12] as const;
 /** Whole rows, and halves of rows of 7168 bf16 elements. */
 const SENDING_PARTS = [16_384, 8192] as const;
 const GATHER_BLOCKS = [8, 12, 14, 16, 20, 24] as const;
-const GATHER_WARPS = [4, 5, 6, 7, 8, 10, 12, 16] as const;
+/** The kernel takes at most 8. */
+const GATHER_WARPS = [3, 4, 5, 6, 7, 8] as const;
 
 /** Those of the rules first; then each with at most so many blocks. */
 export function sweptShapes(numSms: number): TriedShapes[] {
