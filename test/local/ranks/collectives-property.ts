@@ -1,5 +1,5 @@
 // Random collective calls in lockstep, in groups of 1 to all ranks, against the reference: argv = cases of each group, seed,
-// elements of the longest runs, "graph" for calls that are recorded and replayed.
+// elements of the longest runs, "graph" for calls that are recorded and replayed, sizes of the groups (all without it).
 import type { CudaDevice } from 'weftline';
 import { type AlgorithmTable, Communicator } from 'weftline/collectives';
 import { join, type RankGroup } from 'weftline/world';
@@ -8,6 +8,7 @@ import { type AroundCall, collectiveCase, runCollectiveCase } from './collective
 
 const [cases, seed, longest] = process.argv.slice(2).map(Number) as [number, number, number];
 const isRecorded = process.argv[5] === 'graph';
+const sizes = process.argv[6]?.split(',').map(Number);
 await using world = await join();
 await using device = await openTestDevice(world);
 const first = bytesInUse(device);
@@ -42,6 +43,7 @@ async function runCases(group: RankGroup, salt: number): Promise<void> {
 }
 
 for (let size = 1; size <= world.size; size++) {
+  if (sizes !== undefined && !sizes.includes(size)) continue;
   const ranks = Array.from({ length: size }, (_, rank) => (rank * 3 + size) % world.size);
   const members = [...new Set(ranks)];
   if (members.includes(world.rank)) await runCases(await world.group(members), size);
