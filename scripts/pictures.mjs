@@ -34,7 +34,7 @@ function words(x, y, text, { kind = '', anchor = 'start' } = {}) {
 }
 
 /** A box with words in its middle. */
-function box(kind, x, y, width, height, text = '', textKind = '') {
+function box(kind, [x, y, width, height], text = '', textKind = '') {
   const lines = text.split('|').length;
   const top = y + height / 2 + 5 - ((lines - 1) * LINE_PX) / 2;
   const label = text === '' ? '' : words(x + width / 2, top, text, { kind: textKind, anchor: 'middle' });
@@ -42,8 +42,9 @@ function box(kind, x, y, width, height, text = '', textKind = '') {
 }
 
 /** A box whose words stand in its upper left corner. */
-function area(kind, x, y, width, height, text) {
-  return `${box(kind, x, y, width, height)}${words(x + 10, y + 20, text, { kind: 'strong' })}`;
+function area(kind, place, text) {
+  const [x, y] = place;
+  return `${box(kind, place)}${words(x + 10, y + 20, text, { kind: 'strong' })}`;
 }
 
 /** An arrow through points [x, y]; its head is at the last one. */
@@ -53,7 +54,7 @@ function arrow(kind, points, { isDashed = false } = {}) {
   return `<path class="${kind}${dashed}" d="${path}" marker-end="url(#${kind})"/>`;
 }
 
-function line(x1, y1, x2, y2, kind = 'line') {
+function rule([x1, y1, x2, y2], kind = 'line') {
   return `<path class="${kind}" d="M${x1} ${y1} L${x2} ${y2}"/>`;
 }
 
@@ -78,9 +79,9 @@ function fourRanks(notes) {
     [262, 270],
   ];
   return [
-    area('host', 12, 14, 456, 132, 'host 0'),
-    area('host', 12, 234, 456, 132, 'host 1'),
-    ...ranks.map(([x, y], rank) => box('rank', x, y, 190, 82, notes[rank])),
+    area('host', [12, 14, 456, 132], 'host 0'),
+    area('host', [12, 234, 456, 132], 'host 1'),
+    ...ranks.map(([x, y], rank) => box('rank', [x, y, 190, 82], notes[rank])),
   ];
 }
 
@@ -89,77 +90,157 @@ const pictures = {
     380,
     'Dispatch of one token',
     'Rank 0 writes the row into the window of rank 1 on its own host, and sends it once over the network to rank 2 of host 1, which copies it into the window of rank 3.',
-    ...fourRanks(['rank 0|has the token', 'rank 1|expert of choice 1', 'rank 2|expert of choice 2', 'rank 3|expert of choice 3']),
-    arrow('move', [[218, 91], [260, 91]]),
+    ...fourRanks([
+      'rank 0|has the token',
+      'rank 1|expert of choice 1',
+      'rank 2|expert of choice 2',
+      'rank 3|expert of choice 3',
+    ]),
+    arrow('move', [
+      [218, 91],
+      [260, 91],
+    ]),
     words(239, 83, '1', { kind: 'strong', anchor: 'middle' }),
-    arrow('move', [[90, 132], [90, 268]]),
+    arrow('move', [
+      [90, 132],
+      [90, 268],
+    ]),
     words(104, 172, '2', { kind: 'strong' }),
-    words(122, 172, 'the row goes once to each other host,|straight into its final place at one rank', { kind: 'small' }),
+    words(122, 172, 'the row goes once to each other host,|straight into its final place at one rank', {
+      kind: 'small',
+    }),
     words(122, 214, '(RDMA, or UDP over several paths)', { kind: 'small' }),
-    arrow('move', [[218, 311], [260, 311]]),
+    arrow('move', [
+      [218, 311],
+      [260, 311],
+    ]),
     words(239, 303, '3', { kind: 'strong', anchor: 'middle' }),
   ),
   combine: picture(
     380,
     'Combine of one token',
     'Rank 2 adds the rows of its host in 32-bit floats and sends one sum back; rank 0 reads the row of rank 1, adds both, and rounds once.',
-    ...fourRanks(['rank 0|adds up: host 0, then|host 1; rounds once', 'rank 1|result of its expert', 'rank 2|adds the rows of|host 1, in f32', 'rank 3|result of its expert']),
-    arrow('move', [[260, 91], [220, 91]]),
+    ...fourRanks([
+      'rank 0|adds up: host 0, then|host 1; rounds once',
+      'rank 1|result of its expert',
+      'rank 2|adds the rows of|host 1, in f32',
+      'rank 3|result of its expert',
+    ]),
+    arrow('move', [
+      [260, 91],
+      [220, 91],
+    ]),
     words(239, 83, '3', { kind: 'strong', anchor: 'middle' }),
-    arrow('move', [[90, 268], [90, 134]]),
+    arrow('move', [
+      [90, 268],
+      [90, 134],
+    ]),
     words(104, 190, '2', { kind: 'strong' }),
     words(122, 190, 'one sum comes back from each other host', { kind: 'small' }),
-    arrow('move', [[260, 311], [220, 311]]),
+    arrow('move', [
+      [260, 311],
+      [220, 311],
+    ]),
     words(239, 303, '1', { kind: 'strong', anchor: 'middle' }),
   ),
   worlds: picture(
     442,
     'A world of four ranks on two hosts',
     'The launcher serves the store, to which every rank is connected. The ranks of a host map the same file of shared memory, in which each has a window.',
-    box('other', 130, 14, 220, 50, 'weftline run|serves the store'),
-    area('host', 12, 104, 456, 152, 'host 0'),
-    area('host', 12, 276, 456, 152, 'host 1'),
+    box('other', [130, 14, 220, 50], 'weftline run|serves the store'),
+    area('host', [12, 104, 456, 152], 'host 0'),
+    area('host', [12, 276, 456, 152], 'host 1'),
     ...[
       [104, 0],
       [276, 2],
     ].flatMap(([y, first]) => [
-      ...[0, 1].map((at) =>
-        box('rank', 90 + at * 186, y + 14, 166, 44, `rank ${first + at}|a process`),
-      ),
-      box('memory', 28, y + 84, 424, 56),
+      ...[0, 1].map((at) => box('rank', [90 + at * 186, y + 14, 166, 44], `rank ${first + at}|a process`)),
+      box('memory', [28, y + 84, 424, 56]),
       words(38, y + 104, 'shared memory', { kind: 'small' }),
-      box('memory', 150, y + 94, 138, 36, `window of rank ${first}`, 'small'),
-      box('memory', 304, y + 94, 138, 36, `window of rank ${first + 1}`, 'small'),
-      arrow('move', [[150, y + 58], [190, y + 92]]),
-      arrow('move', [[200, y + 58], [332, y + 92]]),
-      arrow('move', [[324, y + 58], [252, y + 92]]),
-      arrow('move', [[380, y + 58], [380, y + 92]]),
+      box('memory', [150, y + 94, 138, 36], `window of rank ${first}`, 'small'),
+      box('memory', [304, y + 94, 138, 36], `window of rank ${first + 1}`, 'small'),
+      arrow('move', [
+        [150, y + 58],
+        [190, y + 92],
+      ]),
+      arrow('move', [
+        [200, y + 58],
+        [332, y + 92],
+      ]),
+      arrow('move', [
+        [324, y + 58],
+        [252, y + 92],
+      ]),
+      arrow('move', [
+        [380, y + 58],
+        [380, y + 92],
+      ]),
     ]),
-    arrow('line', [[180, 118], [180, 66]], { isDashed: true }),
-    arrow('line', [[300, 118], [300, 66]], { isDashed: true }),
-    arrow('line', [[88, 312], [6, 312], [6, 40], [128, 40]], { isDashed: true }),
-    arrow('line', [[444, 312], [474, 312], [474, 40], [352, 40]], { isDashed: true }),
+    arrow(
+      'line',
+      [
+        [180, 118],
+        [180, 66],
+      ],
+      { isDashed: true },
+    ),
+    arrow(
+      'line',
+      [
+        [300, 118],
+        [300, 66],
+      ],
+      { isDashed: true },
+    ),
+    arrow(
+      'line',
+      [
+        [88, 312],
+        [6, 312],
+        [6, 40],
+        [128, 40],
+      ],
+      { isDashed: true },
+    ),
+    arrow(
+      'line',
+      [
+        [444, 312],
+        [474, 312],
+        [474, 40],
+        [352, 40],
+      ],
+      { isDashed: true },
+    ),
     words(240, 90, 'TCP', { kind: 'small', anchor: 'middle' }),
   ),
   agent: picture(
     404,
     'A transfer between two agents',
     'Agent a chooses the first backend that both have and that reaches the memory of b; the data go straight into that memory, and the notification comes behind them.',
-    area('host', 12, 14, 456, 134, 'process a'),
-    box('memory', 28, 50, 116, 82, 'its memory'),
-    box('rank', 160, 50, 292, 82, 'agent a|finds both sides of each|descriptor, chooses a backend'),
-    box('other', 28, 166, 100, 64, 'local|same host', 'small'),
-    box('other', 136, 166, 100, 64, 'verbs|RDMA device', 'small'),
-    box('other', 244, 166, 100, 64, 'ucx|if asked for', 'small'),
-    box('other', 352, 166, 100, 64, 'multipath|UDP, always', 'small'),
-    ...[78, 186, 294, 402].map((x) => line(x, 148, x, 166)),
-    ...[78, 186, 294].map((x) => line(x, 230, x, 248)),
-    area('host', 12, 248, 456, 142, 'process b'),
-    box('memory', 28, 284, 190, 90, 'its memory|registered: address,|size and key are known', 'small'),
-    box('rank', 262, 284, 190, 90, 'agent b|does nothing meanwhile', 'small'),
-    arrow('move', [[402, 230], [402, 262], [123, 262], [123, 282]]),
+    area('host', [12, 14, 456, 134], 'process a'),
+    box('memory', [28, 50, 116, 82], 'its memory'),
+    box('rank', [160, 50, 292, 82], 'agent a|finds both sides of each|descriptor, chooses a backend'),
+    box('other', [28, 166, 100, 64], 'local|same host', 'small'),
+    box('other', [136, 166, 100, 64], 'verbs|RDMA device', 'small'),
+    box('other', [244, 166, 100, 64], 'ucx|if asked for', 'small'),
+    box('other', [352, 166, 100, 64], 'multipath|UDP, always', 'small'),
+    ...[78, 186, 294, 402].map((x) => rule([x, 148, x, 166])),
+    ...[78, 186, 294].map((x) => rule([x, 230, x, 248])),
+    area('host', [12, 248, 456, 142], 'process b'),
+    box('memory', [28, 284, 190, 90], 'its memory|registered: address,|size and key are known', 'small'),
+    box('rank', [262, 284, 190, 90], 'agent b|does nothing meanwhile', 'small'),
+    arrow('move', [
+      [402, 230],
+      [402, 262],
+      [123, 262],
+      [123, 282],
+    ]),
     words(130, 279, '1 data', { kind: 'small' }),
-    arrow('move', [[430, 230], [430, 282]]),
+    arrow('move', [
+      [430, 230],
+      [430, 282],
+    ]),
     words(318, 279, '2 notification', { kind: 'small' }),
   ),
   deadline: picture(
@@ -175,21 +256,29 @@ const pictures = {
       return [
         words(20, y + 12, title, { kind: 'strong' }),
         words(20, y + 46, 'rank 0', { kind: 'small' }),
-        box('rank', 70, y + 28, end - 70, 26, end - 70 > 100 ? 'waits' : '', 'small'),
-        line(420, y + 22, 420, y + 84, 'line dashed'),
+        box('rank', [70, y + 28, end - 70, 26], end - 70 > 100 ? 'waits' : '', 'small'),
+        rule([420, y + 22, 420, y + 84], 'line dashed'),
         words(20, y + 78, 'rank 1', { kind: 'small' }),
         kind === 'move'
-          ? arrow('move', [[70, y + 73], [248, y + 73], [250, y + 56]])
+          ? arrow('move', [
+              [70, y + 73],
+              [248, y + 73],
+              [250, y + 56],
+            ])
           : at === 1
-            ? `${line(70, y + 73, 182, y + 73)}${box('lost', 183, y + 66, 14, 14)}${arrow('bad', [[190, y + 66], [190, y + 56]])}`
-            : line(70, y + 73, 420, y + 73, 'line dashed'),
-        at === 2
-          ? words(412, y + 14, result, { anchor: 'end' })
-          : words(end + 10, y + 46, result),
+            ? `${rule([70, y + 73, 182, y + 73])}${box('lost', [183, y + 66, 14, 14])}${arrow('bad', [
+                [190, y + 66],
+                [190, y + 56],
+              ])}`
+            : rule([70, y + 73, 420, y + 73], 'line dashed'),
+        at === 2 ? words(412, y + 14, result, { anchor: 'end' }) : words(end + 10, y + 46, result),
       ];
     }),
     words(420, 342, 'deadline', { kind: 'small', anchor: 'middle' }),
-    arrow('line', [[70, 326], [462, 326]]),
+    arrow('line', [
+      [70, 326],
+      [462, 326],
+    ]),
     words(70, 342, 'time', { kind: 'small' }),
   ),
 };

@@ -36,7 +36,8 @@ const { seed } = await import(new URL('../build/test/support/seed.js', import.me
 console.log(`# WEFTLINE_TEST_SEED=${seed}`);
 
 /** Tests of what there is once in a process, all metrics and how native calls are bound, need one of their own. */
-const needOwnProcess = (file) => ['unit/metrics/', 'unit/native/'].some((folder) => file.startsWith(`${root}/${folder}`));
+const needOwnProcess = (file) =>
+  ['unit/metrics/', 'unit/native/'].some((folder) => file.startsWith(`${root}/${folder}`));
 
 /** False if a test failed. */
 function run(...words) {
