@@ -223,7 +223,7 @@ const pictures = {
     box('rank', [160, 50, 292, 82], 'agent a|finds both sides of each|descriptor, chooses a backend'),
     box('other', [28, 166, 100, 64], 'local|same host', 'small'),
     box('other', [136, 166, 100, 64], 'verbs|RDMA device', 'small'),
-    box('other', [244, 166, 100, 64], 'ucx|if asked for', 'small'),
+    box('other', [244, 166, 100, 64], 'ucx|libucp', 'small'),
     box('other', [352, 166, 100, 64], 'multipath|UDP, always', 'small'),
     ...[78, 186, 294, 402].map((x) => rule([x, 148, x, 166])),
     ...[78, 186, 294].map((x) => rule([x, 230, x, 248])),

@@ -94,7 +94,7 @@ function makeMenus() {
     .map((name) => posix.dirname(name))
     .toSorted((one, other) => Number(other === 'index') - Number(one === 'index') || one.localeCompare(other));
   const api = modules.map((name) => ({ text: `weftline${name === 'index' ? '' : `/${name}`}`, link: `/api/${name}/` }));
-  menus.splice(1, 0, { text: 'API', collapsed: true, items: [{ text: 'All entries', link: '/api/' }, ...api] });
+  menus.splice(2, 0, { text: 'API', collapsed: true, items: [{ text: 'All entries', link: '/api/' }, ...api] });
   writeFileSync(join(source, 'menus.json'), JSON.stringify(menus, undefined, 2));
 }
 

@@ -39,7 +39,7 @@ for (const [hosts, cases, sample] of placements) {
     const seed = String(testSeed());
     const args = [String(cases * factor), seed, isLong ? '300000' : '40000', 'direct', sizes.join()];
     const env = { WEFTLINE_HOSTS: hosts };
-    const { exitCode, transcript } = await runRanks(8, scripts.property, { args, env, timeoutMs: 120_000 * factor });
+    const { exitCode, transcript } = await runRanks(8, scripts.property, { args, env, timeoutMs: 240_000 * factor });
     assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
     assert.deepEqual(filesOf(transcript), []);
   });
