@@ -35,9 +35,9 @@ for (const reporter of reporters) flags.push(`--test-reporter=${reporter}`, '--t
 const { seed } = await import(new URL('../build/test/support/seed.js', import.meta.url).href);
 console.log(`# WEFTLINE_TEST_SEED=${seed}`);
 
-/** Tests of what there is once in a process, all metrics and how native calls are bound, need one of their own. */
-const needOwnProcess = (file) =>
-  ['unit/metrics/', 'unit/native/'].some((folder) => file.startsWith(`${root}/${folder}`));
+/** Tests of what there is once in a process, as metrics, calls and how native functions are bound, need one of their own. */
+const ownProcess = ['unit/core/waits', 'unit/metrics/', 'unit/native/'].map((part) => `${root}/${part}`);
+const needsOwnProcess = (file) => ownProcess.some((part) => file.startsWith(part));
 
 /** False if a test failed. */
 function run(...words) {
@@ -49,7 +49,7 @@ function run(...words) {
 }
 
 let isPass = true;
-const together = isOneProcess ? files.filter((file) => !needOwnProcess(file)) : [];
+const together = isOneProcess ? files.filter((file) => !needsOwnProcess(file)) : [];
 if (together.length > 0) isPass = run('--experimental-test-isolation=none', ...together);
 const apart = files.filter((file) => !together.includes(file));
 if (apart.length > 0) isPass = run(...apart) && isPass;

@@ -5,7 +5,7 @@ import { launch, type OutputLine, type RankResult } from 'weftline/world';
 export interface RunRanksOptions {
   readonly args?: readonly string[];
   readonly env?: Readonly<Record<string, string | undefined>>;
-  /** After that long all ranks are stopped and the test fails with what they printed; four minutes by default, which only a hang or a very busy machine takes. */
+  /** After that long all ranks are stopped and the test fails with what they printed; four minutes, which only a hang takes. */
   readonly timeoutMs?: number;
   /** How long the others may go on after one failed; 500 ms by default. */
   readonly graceMs?: number;
