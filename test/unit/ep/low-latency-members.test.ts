@@ -7,9 +7,9 @@ import { lowLatencySize } from 'weftline/ep';
 import { wordOffsets } from '#lib/abi/layout.js';
 import { lowLatencyMember } from '#lib/abi/low-latency.js';
 import { Deadline } from '#lib/core/deadline.js';
-import type { LowLatencyCells } from '#lib/ep/low-latency/cpu/low-latency-cells.js';
-import { LowLatencyJoining } from '#lib/ep/low-latency/cpu/low-latency-joining.js';
-import { LowLatencyMembers } from '#lib/ep/low-latency/cpu/low-latency-members.js';
+import type { LowLatencyCells } from '#lib/ep/low-latency/members/low-latency-cells.js';
+import { LowLatencyJoining } from '#lib/ep/low-latency/members/low-latency-joining.js';
+import { LowLatencyMembers } from '#lib/ep/low-latency/members/low-latency-members.js';
 import { LOW_LATENCY_NOTICE } from '#lib/ep/low-latency/low-latency-membership.js';
 import type { SymmetricWindow } from '#lib/windows/symmetric-window.js';
 
