@@ -21,6 +21,11 @@ import { MEMBER_BOARD_BYTES, MemberBoard } from './member-board.ts';
 import { PeerWindows } from './peer-windows.ts';
 import { type CudaLowLatencyOptions, type PreparedParts, prepareParts, releaseParts, sizeOf, WHAT } from './prepare-parts.ts';
 
+/** With the memory of the host that words of members lie in. */
+interface HostedParts extends PreparedParts {
+  readonly host: CpuDevice;
+}
+
 type ElasticWait = CallWait & { readonly deadline: Deadline };
 
 export async function createElasticCuda(options: CudaLowLatencyOptions, wait: ElasticWait): Promise<CudaLowLatency> {
@@ -44,13 +49,13 @@ async function createTogether(
   // Compiling may fail or take long on one rank alone, so the ranks meet again after it.
   const launches = await loadLaunches(device, config).catch((error: unknown) => error as Error);
   const host = await CpuDevice.create().catch((error: unknown) => error as Error);
-  const prepare = (): PreparedParts & { readonly host: CpuDevice } => {
+  const prepare = (): HostedParts => {
     if (host instanceof Error) throw host;
     return { ...prepareParts(scope, launches), host };
   };
   const agreement = { what: `${WHAT} kernels`, config: {}, prepare, release: releaseParts };
-  const parts = await agreeOn(group, agreement, wait);
-  const made = new MadeParts(releaseParts, parts);
+  const parts = await agreeOn<HostedParts>(group, agreement, wait);
+  const made = new MadeParts(parts);
   try {
     const steps = { ...wait, group, name: 'low-latency', bytes: size.bytes };
     const window = made.keep(await SymmetricWindow.create({ ...wait, ...boardOf(options, parts.host) }));
@@ -92,7 +97,7 @@ async function joinAgain(
   const launches = await loadLaunches(device, config);
   const host = await CpuDevice.create();
   const parts = prepareParts(scope, launches);
-  const made = new MadeParts(releaseParts, parts);
+  const made = new MadeParts(parts);
   try {
     const window = made.keep(await attachWindow(boardOf(options, host), peers, wait.deadline));
     const board = made.replace(window, new MemberBoard(device, host, window));
@@ -146,8 +151,8 @@ function boardOf({ group }: CudaLowLatencyOptions, device: CpuDevice): Symmetric
 class MadeParts implements Disposable {
   #made: Disposable[];
 
-  constructor(release: (parts: PreparedParts) => void, parts: PreparedParts) {
-    this.#made = [{ [Symbol.dispose]: () => release(parts) }];
+  constructor(parts: PreparedParts) {
+    this.#made = [{ [Symbol.dispose]: () => releaseParts(parts) }];
   }
 
   keep<T extends Disposable>(part: T): T {
