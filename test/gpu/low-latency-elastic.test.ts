@@ -13,7 +13,7 @@ const graphs = new URL('./processes/low-latency-elastic-graph.js', import.meta.u
 const peers = new URL('./processes/dead-peer-memory.js', import.meta.url);
 const seed = testSeed();
 const env = { WEFTLINE_TEST_DEVICE: 'cuda', [settingsTable.cacheFolder.env]: cacheFolder };
-const timeoutMs = 120_000;
+const timeoutMs = 60_000;
 
 interface Outcome {
   readonly life: number;
