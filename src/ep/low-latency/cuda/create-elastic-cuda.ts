@@ -19,7 +19,14 @@ import { explainFailure } from './kernel-failures.ts';
 import { bindLaunches, loadLaunches } from './low-latency-launches.ts';
 import { MEMBER_BOARD_BYTES, MemberBoard } from './member-board.ts';
 import { PeerWindows } from './peer-windows.ts';
-import { type CudaLowLatencyOptions, type PreparedParts, prepareParts, releaseParts, sizeOf, WHAT } from './prepare-parts.ts';
+import {
+  type CudaLowLatencyOptions,
+  type PreparedParts,
+  prepareParts,
+  releaseParts,
+  sizeOf,
+  WHAT,
+} from './prepare-parts.ts';
 
 /** With the memory of the host that words of members lie in. */
 interface HostedParts extends PreparedParts {
@@ -59,7 +66,10 @@ async function createTogether(
   try {
     const steps = { ...wait, group, name: 'low-latency', bytes: size.bytes };
     const window = made.keep(await SymmetricWindow.create({ ...wait, ...boardOf(options, parts.host) }));
-    const board = made.replace(window, await agreeHere(steps, 'pin', () => new MemberBoard(device, parts.host, window)));
+    const board = made.replace(
+      window,
+      await agreeHere(steps, 'pin', () => new MemberBoard(device, parts.host, window)),
+    );
     const windows = made.keep(await agreeHere(steps, 'allocate', () => new PeerWindows(device, board, size)));
     await agree(steps, 'offer', async () => {
       await windows.offer(0);
@@ -122,7 +132,11 @@ async function joinAgain(
   }
 }
 
-function makeEngine(scope: LowLatencyScope<CudaDevice>, parts: PreparedParts, elastic: ElasticParts): CudaLowLatencyEngine {
+function makeEngine(
+  scope: LowLatencyScope<CudaDevice>,
+  parts: PreparedParts,
+  elastic: ElasticParts,
+): CudaLowLatencyEngine {
   const { group, device, config } = scope;
   const { board, windows } = elastic;
   const elasticCalls = new ElasticCalls(scope, elastic, parts.tables);

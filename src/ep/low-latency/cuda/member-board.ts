@@ -2,12 +2,7 @@
 // read it too.
 import { EP_MAX_RANKS } from '../../../abi/ep-arguments.ts';
 import { wordOffsets } from '../../../abi/layout.ts';
-import {
-  lowLatencyBell,
-  lowLatencyCell,
-  lowLatencyMapping,
-  lowLatencyMember,
-} from '../../../abi/low-latency.ts';
+import { lowLatencyBell, lowLatencyCell, lowLatencyMapping, lowLatencyMember } from '../../../abi/low-latency.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import { addressOf, type Out } from '../../../native/library.ts';
@@ -60,7 +55,7 @@ export class MemberBoard implements Disposable {
     this.address = mapped[0] + (window.addresses[0]! - storage.address) + regions.member.offset;
     this.stride = window.offsetOf(1);
     this.cells = new LowLatencyCells(device, window, { regions });
-    this.members = new LowLatencyMembers(device, window, { regions }, this.cells, true);
+    this.members = new LowLatencyMembers(device, window, { regions, hasMarks: true }, this.cells);
   }
 
   /** Which of its windows the rank has now; 0 for none. */

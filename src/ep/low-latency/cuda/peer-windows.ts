@@ -151,7 +151,7 @@ export class PeerWindows implements Disposable {
   /** ORDER: the address, then the life that makes it valid. */
   #enter(rank: number, address: number, life: number): void {
     const at = (rank * lowLatencyPeer.size + lowLatencyPeer.offset.window) / 4;
-    Atomics.store(this.#tableWords, at, address % TWO_32 | 0);
+    Atomics.store(this.#tableWords, at, (address % TWO_32) | 0);
     Atomics.store(this.#tableWords, at + 1, Math.floor(address / TWO_32));
     Atomics.store(this.#tableWords, this.#lifeAt(rank), life);
   }

@@ -12,8 +12,6 @@ interface NumberedCombine {
   readonly dispatch: number;
 }
 
-const NONE: NumberedCombine = { number: 0, dispatch: 0 };
-
 export class CombineNumbers {
   readonly #isElastic: boolean;
   #count = 0;
@@ -23,7 +21,7 @@ export class CombineNumbers {
   /** By count. */
   readonly #numbers = new Float64Array(LOW_LATENCY_CALLS);
   /** By parity of the dispatch: the last one whose rows lay in that memory. */
-  readonly #last: NumberedCombine[] = Array.from({ length: LOW_LATENCY_RESULTS }, () => NONE);
+  #last = noCombines();
 
   /** A rank that has joined knows only the combines since a dispatch: `isElastic` numbers go by those. */
   constructor(isElastic: boolean) {
@@ -70,6 +68,10 @@ export class CombineNumbers {
 
   /** This rank takes part again: what it waited for is of the past. */
   beginAnew(): void {
-    this.#last.fill(NONE);
+    this.#last = noCombines();
   }
+}
+
+function noCombines(): NumberedCombine[] {
+  return Array.from({ length: LOW_LATENCY_RESULTS }, () => ({ number: 0, dispatch: 0 }));
 }

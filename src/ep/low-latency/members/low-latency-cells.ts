@@ -19,6 +19,8 @@ export type CallWord = 'rows' | 'dispatchCall' | 'combineCall';
 /** Where a window of ranks on CPUs has these regions. */
 export interface MemberRegions {
   readonly regions: Readonly<Record<'cells' | 'bell' | 'member', WindowRegion>>;
+  /** Whether kernels of GPUs mask ranks too, by marks beside the words. */
+  readonly hasMarks?: boolean;
 }
 
 export class LowLatencyCells {

@@ -36,13 +36,11 @@ export class LowLatencyMembers {
   readonly #seen: Int32Array;
   readonly #hasMarks: boolean;
 
-  /** `hasMarks`: kernels of GPUs mask ranks too, by marks beside the words. */
   constructor(
     device: CpuDevice,
     window: SymmetricWindow,
-    { regions }: MemberRegions,
+    { regions, hasMarks = false }: MemberRegions,
     cells: LowLatencyCells,
-    hasMarks = false,
   ) {
     this.#hasMarks = hasMarks;
     const { storage, addresses, index } = window;
@@ -70,7 +68,7 @@ export class LowLatencyMembers {
 
   /** Hot path. Whether the rank takes part in the dispatch with that number. */
   isActive(rank: number, dispatch: number): boolean {
-    const isActive = takesPart(this.#load(rank), dispatch);
+    const isActive = isActiveIn(this.#load(rank), dispatch);
     if (isActive) this.#seen[rank] = dispatch;
     return isActive;
   }
@@ -239,7 +237,7 @@ export class LowLatencyMembers {
 }
 
 /** Kernels go by the same rule (members.cuh). */
-function takesPart(word: number, dispatch: number): boolean {
+function isActiveIn(word: number, dispatch: number): boolean {
   const state = word & STATE_MASK;
   // The sign of the difference of 30 bits.
   const isFrom = (dispatch - (word >>> STATE_BITS)) << STATE_BITS >= 0;
