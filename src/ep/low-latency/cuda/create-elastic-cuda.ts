@@ -17,7 +17,8 @@ import { CudaLowLatencyEngine } from './cuda-low-latency-engine.ts';
 import { ElasticCalls, type ElasticParts } from './elastic-calls.ts';
 import { explainFailure } from './kernel-failures.ts';
 import { bindLaunches, loadLaunches } from './low-latency-launches.ts';
-import { MEMBER_BOARD_BYTES, MemberBoard } from './member-board.ts';
+import { memberBoardLayout } from './member-board-layout.ts';
+import { MemberBoard } from './member-board.ts';
 import { PeerWindows } from './peer-windows.ts';
 import {
   type CudaLowLatencyOptions,
@@ -158,7 +159,7 @@ function makeEngine(
 }
 
 function boardOf({ group }: CudaLowLatencyOptions, device: CpuDevice): SymmetricWindowOptions {
-  return { group, device, name: 'low-latency-members', bytes: MEMBER_BOARD_BYTES, describeCall };
+  return { group, device, name: 'low-latency-members', bytes: memberBoardLayout.bytes, describeCall };
 }
 
 /** What is given back, the last first, if the object does not come to be. */

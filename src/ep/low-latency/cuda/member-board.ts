@@ -1,30 +1,20 @@
 // What elastic ranks on GPUs share in memory of the host: who takes part, and how each maps the windows of the others. Kernels
 // read it too.
-import { EP_MAX_RANKS } from '../../../abi/ep-arguments.ts';
 import { wordOffsets } from '../../../abi/layout.ts';
-import { lowLatencyBell, lowLatencyCell, lowLatencyMapping, lowLatencyMember } from '../../../abi/low-latency.ts';
+import { lowLatencyMapping, lowLatencyMember } from '../../../abi/low-latency.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import { addressOf, type Out } from '../../../native/library.ts';
-import { layOutRegions } from '../../../windows/region-layout.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import { LowLatencyCells } from '../members/low-latency-cells.ts';
 import { LowLatencyMembers } from '../members/low-latency-members.ts';
+import { memberBoardLayout } from './member-board-layout.ts';
 
 /** Of cuMemHostRegister: for all contexts of the process, with an address that kernels use. */
 const PORTABLE = 1;
 const DEVICE_MAPPED = 2;
 
-const { bytes, regions } = layOutRegions<'cells' | 'bell' | 'member' | 'mapping'>({
-  cells: EP_MAX_RANKS * lowLatencyCell.size,
-  bell: lowLatencyBell.size,
-  member: lowLatencyMember.size,
-  mapping: lowLatencyMapping.size,
-});
-
-/** Of one rank's part. */
-export const MEMBER_BOARD_BYTES = bytes;
-
+const { regions } = memberBoardLayout;
 const memberWord = wordOffsets(lowLatencyMember);
 const mappedWord = wordOffsets(lowLatencyMapping).mapped;
 
