@@ -226,7 +226,7 @@ __device__ inline void decideCombineReceive(LowLatencyCombineArguments& a, LowLa
   }
   isIn = isIn && __all_sync(all, isSame);
   const u32 active = __ballot_sync(all, isIn && isHere && presence.window != 0);
-  const u32 told = __ballot_sync(all, isIn && presence.isStaying() && presence.window != 0);
+  const u32 told = __ballot_sync(all, isIn && presence.hears());
   if (lane < a.ranks) static_cast<u32*>(a.activeMask)[lane] = active >> lane & 1u;
   tellDecision(a, meeting, 1, isIn, active, told, 0, presence);
 }

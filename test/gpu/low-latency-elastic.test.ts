@@ -69,6 +69,16 @@ for (const mode of ['rank-sums', 'choices', 'rank-major']) {
   });
 }
 
+for (const mode of ['rank-sums', 'choices', 'rank-major']) {
+  test(`deadlines that end within calls, of which kernels store late: ${mode}`, { skip: noGpu }, async () => {
+    const args = [String(seed), mode, '200', '0', '5'];
+    const run = await runRanks(3, faults, { args, env, timeoutMs: timeoutMs * times });
+    assert.equal(run.exitCode, 0, `seed ${seed}\n${run.transcript}`);
+    const { without } = resultOf(run.ranks[0]) as { readonly without: number };
+    assert.ok(without > 0, run.transcript);
+  });
+}
+
 test('calls of an elastic object are refused in a recording, by name', { skip: noGpu }, async () => {
   const run = await runRanks(2, graphs, { env, timeoutMs });
   assert.equal(run.exitCode, 0, run.transcript);

@@ -1,4 +1,5 @@
-// Ranks of an elastic EpLowLatency that die, stop, are masked and come back at random, every result checked: argv = seed, mode, dispatches, faults.
+// Ranks of an elastic EpLowLatency that die, stop, are masked and come back at random, every result checked: argv = seed, mode, dispatches,
+// faults, and for the first half of the dispatches another deadline, so short that ranks are masked within their calls.
 import assert from 'node:assert/strict';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { type Tensor, WeftlineError } from 'weftline';
@@ -16,7 +17,7 @@ import { openOwnDevice } from '../support/test-device.ts';
 import { flat, flat16 } from './ep-buffer-case.ts';
 import { random, rows } from './ep-case.ts';
 
-const [seedText, mode, dispatches, faultCount] = process.argv.slice(2);
+const [seedText, mode, dispatches, faultCount, shortMs] = process.argv.slice(2);
 if (mode !== 'rank-sums' && mode !== 'choices' && mode !== 'rank-major') throw new Error(`no mode ${mode}`);
 const seed = Number(seedText);
 const [TOKENS, HIDDEN, TOPK, PER_RANK] = [6, 16, 3, 2];
@@ -29,6 +30,8 @@ const n = world.size;
 await using device = await openOwnDevice(world);
 /** Ranks on GPUs may share one, and take turns there. */
 const TIMEOUT_MS = device.kind === 'cpu' ? 400 : 2_000;
+const deadlineOf = (dispatch: number): number =>
+  dispatch < Number(dispatches) / 2 ? Number(shortMs ?? TIMEOUT_MS) : TIMEOUT_MS;
 /** A call may take its deadline, another one for ranks that waited themselves, and what a busy machine adds. */
 const LONGEST_MS = 20 * TIMEOUT_MS;
 const numExperts = PER_RANK * n;
@@ -98,12 +101,13 @@ async function step(dispatch: number): Promise<void> {
   try {
     const weights = mode === 'choices' ? {} : { topkWeights };
     maybeFault();
-    const args = { x, topkIdx, ...weights, dtype: 'bf16', timeoutMs: TIMEOUT_MS } as const;
+    const timeoutMs = deadlineOf(dispatch);
+    const args = { x, topkIdx, ...weights, dtype: 'bf16', timeoutMs } as const;
     let result: LowLatencyDispatchResult;
     if (dispatch % 3 === 0) {
       const { hook } = await timed(ll.dispatch({ ...args, returnRecvHook: true }));
       maybeFault();
-      result = await timed(hook({ timeoutMs: TIMEOUT_MS }));
+      result = await timed(hook({ timeoutMs }));
     } else {
       result = await timed(ll.dispatch({ ...args, returnRecvHook: false }));
     }
@@ -120,7 +124,8 @@ async function step(dispatch: number): Promise<void> {
     if ('data' in recvX) throw new Error('fp8 rows');
     const most = recvX.shape[1]!;
     const got = await recvX.toHost();
-    const y = mode === 'rank-sums' ? device.empty('bf16', recvX.shape) : await ll.nextCombineBuffer(handle);
+    const y =
+      mode === 'rank-sums' ? device.empty('bf16', recvX.shape) : await ll.nextCombineBuffer(handle, { timeoutMs });
     if (mode === 'rank-sums') own.push(y);
     const values = new Uint16Array(y.elements);
     const outputs = outputsOf(dispatch, me, received);
@@ -142,7 +147,7 @@ async function step(dispatch: number): Promise<void> {
         y,
         handle,
         ...(mode === 'choices' && { topkWeights }),
-        timeoutMs: TIMEOUT_MS,
+        timeoutMs,
         returnRecvHook: false,
       }),
     );

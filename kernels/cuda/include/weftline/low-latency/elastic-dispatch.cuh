@@ -33,7 +33,7 @@ __device__ inline void decideSend(LowLatencyDispatchArguments& a, LowLatencyMeet
   };
   bool isIn = awaitMembers(a, meeting, scope, what, presence, isMapped);
   // Rows by rank stay where they came until the second dispatch after their own begins: now, before this rank waits for the same.
-  if (isIn && a.rankMajor != 0 && presence.isStaying() && presence.window != 0) {
+  if (isIn && a.rankMajor != 0 && presence.hears()) {
     LowLatencyFlags* theirs = flagsAt(reinterpret_cast<void*>(presence.window), a.rank);
     storeReleaseSystem(&theirs->released[a.releasedSlot], number - lowLatencyResults);
   }
@@ -85,7 +85,7 @@ __device__ inline void decideReceive(LowLatencyDispatchArguments& a, LowLatencyM
   }
   isIn = isIn && __all_sync(all, isSame);
   const u32 active = __ballot_sync(all, isIn && isHere && presence.window != 0);
-  const u32 told = __ballot_sync(all, isIn && presence.isStaying() && presence.window != 0);
+  const u32 told = __ballot_sync(all, isIn && presence.hears());
   if ((active >> lane & 1u) == 0) rows = 0;
   if (lane < a.ranks) {
     static_cast<u32*>(a.arrived)[lane] = rows;

@@ -36,8 +36,13 @@ struct LowLatencyPresence {
     return state() == lowLatencyStateActive ? isFrom : state() == lowLatencyStateLeaving && !isFrom;
   }
 
-  // Now or from a later dispatch on: what this rank has done concerns it.
+  // Now or from a later dispatch on.
   __device__ __forceinline__ bool isStaying() const { return !isMasked && state() == lowLatencyStateActive; }
+
+  // What this rank has done may concern it: one that leaves takes part until then.
+  __device__ __forceinline__ bool hears() const {
+    return window != 0 && (isStaying() || (!isMasked && state() == lowLatencyStateLeaving));
+  }
 };
 
 template <class Arguments>
@@ -115,7 +120,8 @@ __device__ inline bool awaitMembers(const Arguments& a, LowLatencyMeeting& meeti
   const u32 lane = laneIndex();
   presence = lookAtMembers(a, meeting);
   u32 view = __ballot_sync(all, presence.takesPart(what.dispatch));
-  u64 start = __shfl_sync(all, globalTimer(), 0);
+  // The time of all waits of the kernel counts together.
+  u64 start = __shfl_sync(all, lane == 0 ? waitStart(scope) : 0, 0);
   for (u32 polls = 1;; ++polls) {
     if ((view >> a.rank & 1u) == 0) return false;
     const bool isPending = lane < a.ranks && !isDone(presence);
@@ -129,7 +135,10 @@ __device__ inline bool awaitMembers(const Arguments& a, LowLatencyMeeting& meeti
     __syncwarp();
     presence = lookAtMembers(a, meeting);
     const u32 seen = __ballot_sync(all, presence.takesPart(what.dispatch));
-    if (seen != view) start = now;
+    if (seen != view) {
+      start = now;
+      if (lane == 0) *scope.firstWait = now;
+    }
     view = seen;
     if (hasPeerFailed(a, (view >> lane & 1u) != 0, scope, what.channel)) return false;
     if (__shfl_sync(all, lane == 0 ? loadRelaxedSystem(&scope.trap->abort) : 0, 0) != 0) return false;
