@@ -30,9 +30,9 @@ for (const how of ['killed', 'late', 'stopped', 'disconnected'] as const) {
     assert.equal(run.exitCode, 0, run.transcript);
     const [first, victim, third] = run.ranks.map((rank) => resultOf(rank) as Outcome);
     for (const other of [first!, third!]) assert.ok(other.without > 0, run.transcript);
-    assert.equal(victim?.end, first?.end);
-    assert.equal(victim?.life, how === 'killed' ? 1 : 0);
-    assert.equal(victim?.firstDispatch === 1, how !== 'killed');
+    assert.equal(victim?.life, how === 'killed' ? 1 : 0, run.transcript);
+    assert.equal(victim?.end, first?.end, run.transcript);
+    assert.equal(victim?.firstDispatch === 1, how !== 'killed', run.transcript);
     assert.deepEqual(
       run.notices,
       how === 'killed' ? ['rank 1 ended with signal SIGKILL; it is started again (1 of 1)'] : [],

@@ -4,21 +4,19 @@ import { CudaCalls } from '../../../collective/cuda-calls.ts';
 import type { CallWait, Deadline } from '../../../core/deadline.ts';
 import { CudaWindow } from '../../../windows/cuda-window.ts';
 import { describeWait } from '../call-words.ts';
-import type { LowLatencyEngine } from '../low-latency-engine.ts';
-import type { LowLatencyScope } from '../low-latency-scope.ts';
 import { comparableConfig } from '../low-latency-size.ts';
 import { createElasticCuda } from './create-elastic-cuda.ts';
 import { CudaLowLatencyEngine } from './cuda-low-latency-engine.ts';
 import { explainFailure } from './kernel-failures.ts';
 import { bindLaunches, loadLaunches } from './low-latency-launches.ts';
-import { type CudaLowLatencyOptions, prepareParts, releaseParts, sizeOf, WHAT } from './prepare-parts.ts';
-
-/** An engine, and the number of its first dispatch. */
-export interface CudaLowLatency {
-  readonly scope: LowLatencyScope;
-  readonly engine: LowLatencyEngine;
-  readonly next: number;
-}
+import {
+  type CudaLowLatency,
+  type CudaLowLatencyOptions,
+  prepareParts,
+  releaseParts,
+  sizeOf,
+  WHAT,
+} from './prepare-parts.ts';
 
 /** Collective: agrees on the configuration, compiles the kernels, makes the tables and the window. Of an elastic object a rank whose former process did so joins it. */
 export async function createCudaLowLatency(

@@ -12,7 +12,6 @@ import type { LowLatencyScope } from '../low-latency-scope.ts';
 import { comparableConfig } from '../low-latency-size.ts';
 import type { AnnouncementBoard } from '../members/announcement-board.ts';
 import { attachWindow, joinOrCreate } from '../members/join-or-create.ts';
-import type { CudaLowLatency } from './create-cuda-low-latency.ts';
 import { CudaLowLatencyEngine } from './cuda-low-latency-engine.ts';
 import { ElasticCalls, type ElasticParts } from './elastic-calls.ts';
 import { explainFailure } from './kernel-failures.ts';
@@ -21,6 +20,7 @@ import { memberBoardLayout } from './member-board-layout.ts';
 import { MemberBoard } from './member-board.ts';
 import { PeerWindows } from './peer-windows.ts';
 import {
+  type CudaLowLatency,
   type CudaLowLatencyOptions,
   type PreparedParts,
   prepareParts,

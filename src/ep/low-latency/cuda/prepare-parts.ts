@@ -2,6 +2,7 @@
 import { requireCudaLimits } from '../../../collective/cuda-calls.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
+import type { LowLatencyEngine } from '../low-latency-engine.ts';
 import type { LowLatencyScope } from '../low-latency-scope.ts';
 import { type LowLatencyConfig, type LowLatencySize, lowLatencySize } from '../low-latency-size.ts';
 import { requireOneHost } from '../require-one-host.ts';
@@ -16,6 +17,13 @@ export interface CudaLowLatencyOptions {
   /** As the caller gave it, and with defaults. */
   readonly given: LowLatencyConfig;
   readonly config: Required<LowLatencyConfig>;
+}
+
+/** An engine, and the number of its first dispatch. */
+export interface CudaLowLatency {
+  readonly scope: LowLatencyScope;
+  readonly engine: LowLatencyEngine;
+  readonly next: number;
 }
 
 /** Fails with WL_UNSUPPORTED or WL_INVALID_ARGUMENT. */
