@@ -36,7 +36,7 @@ export class ElasticCalls {
   #dispatch = 0;
   /** Of the last launch. */
   #stamp = 0;
-  /** Calls were enqueued for which nobody has waited. */
+  /** Calls were enqueued since this rank was last told that it is out. */
   #hasCalls = false;
 
   constructor(scope: LowLatencyScope<CudaDevice>, parts: ElasticParts, tables: CudaLowLatencyTables) {
@@ -56,8 +56,7 @@ export class ElasticCalls {
         shortfall: (handle) => this.#shortfall(handle),
       },
     });
-    const { context, stream } = scope.device;
-    this.#stopJudging = context.judgeWaits((isDone, waited) => this.#judge(isDone && waited === stream.handle));
+    this.#stopJudging = scope.device.context.judgeWaits(() => this.#judge());
     this.#timer = setInterval(() => parts.windows.tryLook(), LOOK_MS);
     this.#timer.unref();
   }
@@ -139,13 +138,14 @@ export class ElasticCalls {
     board[Symbol.dispose]();
   }
 
-  #judge(isDone: boolean): void {
+  /** At each look of a wait for the device: what is waited for may be results of kernels that have left. */
+  #judge(): void {
     if (!this.#hasCalls) return;
     const inactive = this.#parts.board.members.inactive(this.#dispatch);
-    if (inactive === undefined && !isDone) return;
+    if (inactive === undefined) return;
     // Once: what the rank does besides can be waited for.
     this.#hasCalls = false;
-    if (inactive !== undefined) throw inactive;
+    throw inactive;
   }
 
   #nextStamp(): number {
