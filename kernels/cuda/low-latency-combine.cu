@@ -222,6 +222,7 @@ __device__ inline void decideCombineReceive(LowLatencyCombineArguments& a, LowLa
   bool isSame = true;
   if (isIn && isHere) {
     const u64 cell = loadCell(&flags->combineCalls[a.dispatch % lowLatencyCalls]);
+    isHere = static_cast<u32>(cell) == a.number;
     isSame = isSameCall({a.peers, a.ranks, a.rank}, cell, a.number, a.call, scope, {lane, channel});
   }
   isIn = isIn && __all_sync(all, isSame);

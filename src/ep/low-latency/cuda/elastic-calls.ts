@@ -63,7 +63,7 @@ export class ElasticCalls {
 
   /** Fails with WL_INACTIVE unless this rank takes part, WL_UNSUPPORTED in a recording. */
   requireActive(dispatch: number = this.#dispatch): void {
-    // Who takes part is agreed on by numbers of dispatches, and a graph would repeat those that it was recorded with.
+    // A graph repeats the slots that it was recorded with; a rank that joins later would have recorded others.
     this.#scope.device.context.refuseCapture('a call of an elastic EpLowLatency');
     const reason = this.#parts.board.window.barrier.failure.reason();
     if (reason !== undefined) throw reason;

@@ -3,6 +3,7 @@
 import { LOW_LATENCY_RESULTS, lowLatencyFlags, lowLatencyPeer } from '../../../abi/low-latency.ts';
 import { alignUp, Block } from '../../../abi/layout.ts';
 import { log } from '../../../core/log.ts';
+import { addMeter } from '../../../core/meters.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { HostMemory } from '../../../device/cuda/host-memory.ts';
 import type { Fence } from '../../../device/cuda/work-fence.ts';
@@ -32,6 +33,7 @@ export class PeerWindows implements Disposable {
   readonly #board: MemberBoard;
   readonly #bytes: number;
   readonly #slots: number;
+  readonly #unmeter: () => void;
   readonly #mapped = new Map<number, Mapped>();
   /** Mapped until work that may use them has ended. */
   readonly #retired = new Set<{ readonly memory: Storage; readonly fence: Fence }>();
@@ -46,6 +48,7 @@ export class PeerWindows implements Disposable {
     const ranks = board.members.size;
     this.#table = device.allocateHost(ranks * lowLatencyPeer.size);
     this.#tableWords = this.#table.view('i32');
+    this.#unmeter = addMeter(() => ({ windowBytes: this.#bytes * (1 + this.#mapped.size) }));
   }
 
   /** Where kernels find the table. */
@@ -125,6 +128,7 @@ export class PeerWindows implements Disposable {
   }
 
   [Symbol.dispose](): void {
+    this.#unmeter();
     if (!this.#board.window.storage.disposed) this.leave();
     this.#table[Symbol.dispose]();
     this.storage[Symbol.dispose]();

@@ -69,7 +69,7 @@ __device__ inline void decideReceive(LowLatencyDispatchArguments& a, LowLatencyM
   };
   LowLatencyPresence presence;
   bool isIn = awaitMembers(a, meeting, scope, {number, channel}, presence, hasCome);
-  const bool isHere = isIn && isPeer && epochReached(arrived, number);
+  bool isHere = isIn && isPeer && epochReached(arrived, number);
   // One that is further ahead than this rank allows goes on without it.
   if (__any_sync(all, isHere && static_cast<i32>(arrived - number) >= static_cast<i32>(a.slots))) {
     if (lane == a.rank) maskRank(a, lane, presence.word);
@@ -78,10 +78,11 @@ __device__ inline void decideReceive(LowLatencyDispatchArguments& a, LowLatencyM
   u32 rows = 0;
   bool isSame = true;
   if (isIn && isHere) {
-    const LowLatencyRanks ranks = {a.peers, a.ranks, a.rank};
-    const u32 cell = number % lowLatencyCalls;
-    isSame = isSameCall(ranks, loadCell(&flags->calls[cell]), number, a.call, scope, {lane, channel});
-    rows = __ldcg(&flags->rows[cell]);
+    const u64 cell = loadCell(&flags->calls[number % lowLatencyCalls]);
+    // A rank that did not know of this one in time has left it out.
+    isHere = static_cast<u32>(cell) == number;
+    isSame = isSameCall({a.peers, a.ranks, a.rank}, cell, number, a.call, scope, {lane, channel});
+    rows = __ldcg(&flags->rows[number % lowLatencyCalls]);
   }
   isIn = isIn && __all_sync(all, isSame);
   const u32 active = __ballot_sync(all, isIn && isHere && presence.window != 0);
