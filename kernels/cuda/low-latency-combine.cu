@@ -196,7 +196,11 @@ __device__ __forceinline__ bool awaitBuffer(const LowLatencyCombineArguments& a,
 __device__ inline void decideCombineSend(LowLatencyCombineArguments& a, LowLatencyMeeting& meeting, const WaitScope& scope) {
   LowLatencyPresence presence;
   const bool isFree = awaitBuffer(a, meeting, scope, presence);
-  const u32 active = __ballot_sync(0xffffffffu, isFree && presence.takesPart(a.dispatch) && presence.window != 0);
+  // Others have sent no rows here that count.
+  const u32 sentTo = __ldcg(&static_cast<const LowLatencyElastic*>(a.elastic)->sentTo[a.dispatch % lowLatencyResults]);
+  const bool isPeer = (sentTo >> laneIndex() & 1u) != 0;
+  const u32 active =
+      __ballot_sync(0xffffffffu, isFree && isPeer && presence.takesPart(a.dispatch) && presence.window != 0);
   tellDecision(a, meeting, 0, isFree, active, 0, 0, presence);
 }
 
