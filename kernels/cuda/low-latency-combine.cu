@@ -1,6 +1,7 @@
 // Low-latency combine: the weighted sum of the experts' rows of each token, back at the token's rank. Either each rank adds up
 // what it has of a token and puts one row to the token's rank, or peers read the experts' rows where they lie.
 #include "weftline/abi.cuh"
+#include "weftline/low-latency/members.cuh"
 #include "weftline/low-latency/rank-flags.cuh"
 #include "weftline/low-latency/sum-rows.cuh"
 #include "weftline/trace.cuh"
@@ -14,6 +15,11 @@ constexpr u32 mostThreads = 1024;
 
 __device__ __forceinline__ u8* combineRowsAt(const LowLatencyCombineArguments& a, u32 r) {
   return static_cast<u8*>(a.peers[r]) + a.rowsOffset;
+}
+
+// Whether the rank's rows count.
+__device__ __forceinline__ bool isIn(const LowLatencyCombineArguments& a, u32 r) {
+  return !lowLatencyIsElastic || (a.active >> r & 1u) != 0;
 }
 
 // By one thread per peer: what an earlier combine left in the memory of this result is read.
@@ -59,7 +65,7 @@ struct RanksOfToken {
 
   __device__ __forceinline__ Addend addendOf(u32 token) const {
     const u32 r = laneIndex();
-    if (r >= a.ranks) return {nullptr, 0};
+    if (r >= a.ranks || !isIn(a, r)) return {nullptr, 0};
     const i32 row = static_cast<const i32*>(a.sentRows)[static_cast<u64>(token) * a.ranks + r];
     if (row < 0) return {nullptr, 0};
     const bool isPushed = a.travels == lowLatencyTravelsRankSums;
@@ -83,6 +89,7 @@ struct ChoicesOfToken {
     const int2 choice = static_cast<const int2*>(a.sentPlaces)[cell];
     if (choice.x < 0) return {nullptr, 0};
     const u32 expert = static_cast<u32>(choice.x);
+    if (!isIn(a, expert / a.expertsPerRank)) return {nullptr, 0};
     const u32* first = reinterpret_cast<const u32*>(static_cast<const u8*>(a.peers[a.rank]) + a.firstRowsOffset);
     const u32 place = __ldcg(first + expert) + static_cast<u32>(choice.y);
     if (place >= a.capacity) return {nullptr, 0};
@@ -112,6 +119,24 @@ __device__ __forceinline__ void copyBlocks(const LowLatencyCombineArguments& a, 
   }
 }
 
+// By all threads: this rank's rows to where they are read. `arrived`: of each rank, where sums are sent.
+__device__ __forceinline__ void bringRows(const LowLatencyCombineArguments& a, u32* arrived) {
+  if (a.travels == lowLatencyTravelsRankSums) {
+    u32 items = 0;
+    for (u32 r = 0; r < a.ranks; ++r) items += arrived[r];
+    sumRows<true>(items, a.rowBytes, ChoicesHere{a, arrived});
+  } else if (a.inPlace == 0) {
+    const bool isRankMajor = a.travels == lowLatencyTravelsRankMajor;
+    copyBlocks(a, isRankMajor ? a.ranks : a.expertsPerRank, isRankMajor ? a.maxTokens : a.capacity);
+  }
+}
+
+// The sums of this rank's tokens.
+__device__ __forceinline__ void addUp(const LowLatencyCombineArguments& a) {
+  if (a.travels == lowLatencyTravelsChoices) sumRows<true>(a.tokens, a.rowBytes, ChoicesOfToken{a});
+  else sumRows<false>(a.tokens, a.rowBytes, RanksOfToken{a});
+}
+
 // By all threads. False when the block must leave.
 __device__ __forceinline__ bool send(const LowLatencyCombineArguments& a, const LowLatencyBlock& own, u32* arrived, u32 number,
                                      const WaitScope& scope) {
@@ -121,14 +146,7 @@ __device__ __forceinline__ bool send(const LowLatencyCombineArguments& a, const 
   }
   const bool isFree = threadIdx.x >= a.ranks || isBufferFree(a, threadIdx.x, uses, scope);
   if (__syncthreads_or(!isFree)) return false;
-  if (a.travels == lowLatencyTravelsRankSums) {
-    u32 items = 0;
-    for (u32 r = 0; r < a.ranks; ++r) items += arrived[r];
-    sumRows<true>(items, a.rowBytes, ChoicesHere{a, arrived});
-  } else if (a.inPlace == 0) {
-    const bool isRankMajor = a.travels == lowLatencyTravelsRankMajor;
-    copyBlocks(a, isRankMajor ? a.ranks : a.expertsPerRank, isRankMajor ? a.maxTokens : a.capacity);
-  }
+  bringRows(a, arrived);
   __syncthreads();
   // Rows that are in place an earlier kernel wrote: one block says so for all.
   if (a.inPlace != 0 && !isLastBlock()) return true;
@@ -156,12 +174,110 @@ __device__ __forceinline__ bool awaitSums(const LowLatencyCombineArguments& a, u
 __device__ __forceinline__ bool receive(const LowLatencyCombineArguments& a, u32 number, const WaitScope& scope) {
   const bool isHere = threadIdx.x >= a.ranks || awaitSums(a, threadIdx.x, number, scope);
   if (__syncthreads_or(!isHere)) return false;
-  if (a.travels == lowLatencyTravelsChoices) sumRows<true>(a.tokens, a.rowBytes, ChoicesOfToken{a});
-  else sumRows<false>(a.tokens, a.rowBytes, RanksOfToken{a});
+  addUp(a);
   // All that was needed is read.
   __syncthreads();
   if (threadIdx.x < a.ranks) addReleaseSystem(&flagsAt(a.peers[threadIdx.x], a.rank)->taken[a.result], blockShare());
   return true;
+}
+
+// Where ranks come and go, by the first warp of the first block: who gets rows, once what an earlier combine left in the memory of
+// this result is read.
+__device__ __forceinline__ bool awaitBuffer(const LowLatencyCombineArguments& a, LowLatencyMeeting& meeting, const WaitScope& scope,
+                                            LowLatencyPresence& presence) {
+  const LowLatencyFlags* flags = flagsAt(a.peers[a.rank], laneIndex());
+  const auto isFree = [&](const LowLatencyPresence& seen) {
+    if (a.before == 0 || !seen.takesPart(a.beforeDispatch)) return true;
+    return epochReached(loadAcquireSystem(&flags->taken[a.result]), a.before);
+  };
+  return awaitMembers(a, meeting, scope, {a.dispatch, waitWord(lowLatencyWaitCombineSlot, a.call)}, presence, isFree);
+}
+
+__device__ inline void decideCombineSend(LowLatencyCombineArguments& a, LowLatencyMeeting& meeting, const WaitScope& scope) {
+  LowLatencyPresence presence;
+  const bool isFree = awaitBuffer(a, meeting, scope, presence);
+  // Others have sent no rows here that count.
+  const u32 sentTo = __ldcg(&static_cast<const LowLatencyElastic*>(a.elastic)->sentTo[a.dispatch % lowLatencyResults]);
+  const bool isPeer = (sentTo >> laneIndex() & 1u) != 0;
+  const u32 active =
+      __ballot_sync(0xffffffffu, isFree && isPeer && presence.takesPart(a.dispatch) && presence.window != 0);
+  tellDecision(a, meeting, 0, isFree, active, 0, 0, presence);
+}
+
+// The same: whose rows or sums can be read.
+__device__ inline void decideCombineReceive(LowLatencyCombineArguments& a, LowLatencyMeeting& meeting, const WaitScope& scope) {
+  constexpr u32 all = 0xffffffffu;
+  const u32 lane = laneIndex();
+  const u32 channel = waitWord(lowLatencyWaitCombineRows, a.call);
+  const LowLatencyFlags* flags = flagsAt(a.peers[a.rank], lane);
+  const u32 sentTo = __ldcg(&static_cast<const LowLatencyElastic*>(a.elastic)->sentTo[a.dispatch % lowLatencyResults]);
+  const bool isPeer = (sentTo >> lane & 1u) != 0;
+  const u64 began = globalTimer();
+  bool isHere = false;
+  const auto hasCome = [&](const LowLatencyPresence& seen) {
+    if (!isPeer || isHere) return true;
+    isHere = epochReached(loadAcquireSystem(&flags->combined), a.number);
+    if (!isHere) return !seen.takesPart(a.dispatch);
+    if (a.waitStats != nullptr) static_cast<u64*>(a.waitStats)[lane] += globalTimer() - began;
+    return true;
+  };
+  LowLatencyPresence presence;
+  bool isIn = awaitMembers(a, meeting, scope, {a.dispatch, channel}, presence, hasCome);
+  bool isSame = true;
+  if (isIn && isHere) {
+    const u64 cell = loadCell(&flags->combineCalls[a.dispatch % lowLatencyCalls]);
+    isHere = static_cast<u32>(cell) == a.number;
+    isSame = isSameCall({a.peers, a.ranks, a.rank}, cell, a.number, a.call, scope, {lane, channel});
+  }
+  isIn = isIn && __all_sync(all, isSame);
+  const u32 active = __ballot_sync(all, isIn && isHere && presence.window != 0);
+  const u32 told = __ballot_sync(all, isIn && presence.hears());
+  if (lane < a.ranks) static_cast<u32*>(a.activeMask)[lane] = active >> lane & 1u;
+  tellDecision(a, meeting, 1, isIn, active, told, 0, presence);
+}
+
+// Choices of each of this rank's tokens whose experts are on ranks without rows.
+__device__ __forceinline__ void countDropped(const LowLatencyCombineArguments& a) {
+  for (u32 token = blockIdx.x * blockDim.x + threadIdx.x; token < a.tokens; token += gridDim.x * blockDim.x) {
+    u32 dropped = 0;
+    for (u32 j = 0; j < a.topkColumns; ++j) {
+      const i32 expert = static_cast<const i32*>(a.keptChoices)[static_cast<u64>(token) * a.topkColumns + j];
+      if (expert >= 0 && !isIn(a, static_cast<u32>(expert) / a.expertsPerRank)) ++dropped;
+    }
+    static_cast<u32*>(a.droppedChoices)[token] = dropped;
+  }
+}
+
+// By all threads.
+__device__ __forceinline__ void combineAmongMembers(LowLatencyCombineArguments& a, LowLatencyMeeting& meeting, u32* arrived,
+                                                    const WaitScope& scope) {
+  if ((a.phases & lowLatencyPhaseBuffer) != 0) {
+    LowLatencyPresence presence;
+    if (threadIdx.x < lanesPerWarp) awaitBuffer(a, meeting, scope, presence);
+    return;
+  }
+  const u32 r = threadIdx.x;
+  if ((a.phases & lowLatencyPhaseSend) != 0) {
+    if (!meetMembers(a, meeting, 0, [&]() { decideCombineSend(a, meeting, scope); })) return;
+    // What came from a rank that is away has nowhere to go.
+    if (a.travels == lowLatencyTravelsRankSums && r < a.ranks) {
+      arrived[r] = isIn(a, r) ? static_cast<const u32*>(a.counts)[r] : 0;
+    }
+    __syncthreads();
+    bringRows(a, arrived);
+    if (areAllBlocksDone(a, meeting, 0) && r < a.ranks && isIn(a, r)) {
+      LowLatencyFlags* flags = flagsAt(a.peers[r], a.rank);
+      flags->combineCalls[a.dispatch % lowLatencyCalls] = callCell(a.number, a.call);
+      storeReleaseSystem(&flags->combined, a.number);
+    }
+  }
+  if ((a.phases & lowLatencyPhaseReceive) == 0) return;
+  if (!meetMembers(a, meeting, 1, [&]() { decideCombineReceive(a, meeting, scope); })) return;
+  addUp(a);
+  countDropped(a);
+  if (areAllBlocksDone(a, meeting, 1) && r < a.ranks && (a.told >> r & 1u) != 0) {
+    storeReleaseSystem(&flagsAt(a.peers[r], a.rank)->taken[a.result], a.number);
+  }
 }
 
 }  // namespace
@@ -174,6 +290,13 @@ extern "C" __global__ void __launch_bounds__(mostThreads, 1)
   const bool sends = (a.phases & lowLatencyPhaseSend) != 0;
   const u32 number = sends ? own.combines + 1 : own.combineOf[a.result];
   __syncthreads();
+  if constexpr (lowLatencyIsElastic) {
+    __shared__ LowLatencyCombineArguments changing;
+    __shared__ LowLatencyMeeting meeting;
+    copyArguments(changing, a);
+    combineAmongMembers(changing, meeting, arrived, scope);
+    return;
+  }
   if ((a.phases & lowLatencyPhaseBuffer) != 0) {
     if (threadIdx.x < a.ranks) isBufferFree(a, threadIdx.x, own.combineUses[a.result], scope);
     return;

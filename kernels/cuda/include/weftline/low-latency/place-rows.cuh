@@ -47,6 +47,7 @@ __device__ inline void tellExpert(const LowLatencyDispatchArguments& a, const Lo
     static_cast<int2*>(a.ranges)[expert * a.ranks + r] =
         make_int2(static_cast<i32>(min(begin, kept)), static_cast<i32>(min(end, kept) - min(begin, kept)));
     if (a.sharesFirstRows == 0) continue;
+    if (lowLatencyIsElastic && (a.active >> r & 1u) == 0) continue;
     reinterpret_cast<u32*>(static_cast<u8*>(a.peers[r]) + a.firstRowsOffset)[all] = begin;
   }
   if (offered == kept || a.failOnOverflow == 0) return;
@@ -61,7 +62,10 @@ __device__ inline void planPlaces(const LowLatencyDispatchArguments& a, LowLaten
   for (u32 expert = threadIdx.x; expert < a.expertsPerRank; expert += blockDim.x) {
     u32 rows[epMaxRanks];
 #pragma unroll
-    for (u32 r = 0; r < epMaxRanks; ++r) rows[r] = r < a.ranks ? __ldcg(counts + r * a.expertsPerRank + expert) : 0;
+    for (u32 r = 0; r < epMaxRanks; ++r) {
+      const bool isHere = r < a.ranks && (!lowLatencyIsElastic || (a.active >> r & 1u) != 0);
+      rows[r] = isHere ? __ldcg(counts + r * a.expertsPerRank + expert) : 0;
+    }
     u32 run = 0;
 #pragma unroll
     for (u32 r = 0; r < epMaxRanks; ++r) {

@@ -7,7 +7,14 @@
 #include "weftline/memory-order.cuh"
 #include "weftline/wait.cuh"
 
+// 1 where ranks come and go; see members.cuh.
+#ifndef WEFTLINE_ELASTIC
+#define WEFTLINE_ELASTIC 0
+#endif
+
 namespace weftline {
+
+constexpr bool lowLatencyIsElastic = WEFTLINE_ELASTIC != 0;
 
 // The cell of rank `from` in a window, whose first region they are.
 __device__ __forceinline__ LowLatencyFlags* flagsAt(void* window, u32 from) {
@@ -36,6 +43,8 @@ struct LowLatencyFailure {
 // ORDER: the reason, then the word that says there is one. The cell of this rank in every window, its own as well.
 __device__ inline void tellFailure(const LowLatencyRanks& all, const LowLatencyFailure& failure) {
   for (u32 peer = 0; peer < all.ranks; ++peer) {
+    // The window of a rank that is away is mapped nowhere.
+    if (lowLatencyIsElastic && all.peers[peer] == nullptr) continue;
     LowLatencyFlags* flags = flagsAt(all.peers[peer], all.rank);
     storeRelaxedSystem(&flags->failureNumber, failure.number);
     storeRelaxedSystem(&flags->failureDetail, failure.detail);
@@ -46,12 +55,13 @@ __device__ inline void tellFailure(const LowLatencyRanks& all, const LowLatencyF
 
 __device__ __forceinline__ u64 failureWord(u32 kind, u32 number) { return kind | static_cast<u64>(number) << 8; }
 
-// By one thread: the host and the peers hear of the first failure of this rank.
+// By one thread: the host and the peers hear of the first failure of this rank; where ranks come and go the host alone, which
+// masks this rank, and the others go on.
 __device__ inline void failCall(const LowLatencyRanks& all, const WaitScope& scope, WaitFor whom,
                                 const LowLatencyFailure& failure) {
   const u64 seen = failure.detail | static_cast<u64>(failure.extent) << 32;
   if (!recordTrap(scope, whom, failureWord(failure.kind, failure.number), seen, trapReasonCallFailed)) return;
-  tellFailure(all, failure);
+  if constexpr (!lowLatencyIsElastic) tellFailure(all, failure);
 }
 
 // By one thread per peer. True once its word counts so many units, with what it released before; false when the caller must
