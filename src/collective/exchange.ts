@@ -54,7 +54,7 @@ export class CountExchange {
    * call while a slow peer still reads this one, but cannot pass the next barrier without that peer.
    */
   readonly #sets: readonly (readonly Int32Array[][])[];
-  #parity = 0;
+  #parity: 0 | 1 = 0;
   readonly #shape: ExchangeShape;
   readonly #offset: number;
   /** This rank in the group, and the number of its window. */
@@ -83,9 +83,24 @@ export class CountExchange {
     );
   }
 
+  /** Which of the two sets of records the present call uses. */
+  get parity(): 0 | 1 {
+    return this.#parity;
+  }
+
+  /** For kernels: fills `table` i32 [2, ranks] with the addresses of the records that this rank reads, by parity and rank. */
+  fillRecordTable(table: Int32Array): void {
+    for (const [parity, windows] of this.#sets.entries()) {
+      for (const [source, holder] of this.#holders.entries()) {
+        const record = windows[holder === -1 ? this.#window : holder]![source]!;
+        table[parity * this.#holders.length + source] = record.byteOffset | 0;
+      }
+    }
+  }
+
   /** Writes this rank's record into every window of its host. A barrier must follow before collect(). */
   publish(header: ExchangeHeader, { perRank, perExpert, perHost }: ExchangeCounts): void {
-    this.#parity ^= 1;
+    this.beginCall();
     for (const records of this.#destinations()) {
       const record = records[this.#self] as Int32Array;
       let word = 0;
@@ -99,7 +114,7 @@ export class CountExchange {
 
   /** Of a call, or a part of one, without counts: turns to the next record, of which only the header counts. */
   beginCall(): void {
-    this.#parity ^= 1;
+    this.#parity = this.#parity === 0 ? 1 : 0;
   }
 
   /** Says in this rank's own window which call it has begun, and where the record lies that is to go to other hosts. */
@@ -117,8 +132,8 @@ export class CountExchange {
   /** All ranks' records, after the barrier. Every rank fails with the same WL_CONFIG_MISMATCH if they disagree. */
   collect(): ExchangeResult {
     const { ranks: n, experts, hosts } = this.#shape;
+    this.requireAgreement();
     const records = this.#all();
-    this.#compare(records);
     const result = {
       numTokens: new Int32Array(n),
       rowBound: new Int32Array(n),
@@ -135,6 +150,28 @@ export class CountExchange {
       result.perHost.set(record.subarray(counts + n + experts, counts + n + experts + hosts), source * hosts);
     }
     return result;
+  }
+
+  /** After the barrier: every rank fails with the same WL_CONFIG_MISMATCH if the records disagree. */
+  requireAgreement(): void {
+    this.#compare(this.#all());
+  }
+
+  /** After the barrier: the bound of a rank on the rows that it receives. */
+  rowBoundOf(rank: number): number {
+    return this.#received(rank)![exchangeFields.length + exchangeOwnFields.indexOf('rowBound')]!;
+  }
+
+  /** After the barrier: tokens of each rank that go to each host; see ExchangeResult. */
+  collectPerHost(): Int32Array {
+    const { ranks, experts, hosts } = this.#shape;
+    const perHost = new Int32Array(ranks * hosts);
+    if (hosts === 0) return perHost;
+    const first = EXCHANGE_HEADER_WORDS + ranks + experts;
+    for (const [source, record] of this.#all().entries()) {
+      perHost.set(record.subarray(first, first + hosts), source * hosts);
+    }
+    return perHost;
   }
 
   /** Tells everyone how a step went here: 0 good, else a code of the caller's. A barrier must follow before statuses(). */

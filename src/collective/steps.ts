@@ -129,7 +129,7 @@ export class StepRunner {
             throw failure.timeout(missing, deadline.timeoutMs, hintOf(steps.name), steps.details?.());
           }
         };
-        await waitForWord(this.#bells.own, { ready, check, spinUs: 0, work, source, endsAt });
+        await waitForWord(this.#bells.own, { ready, check, work, source, endsAt });
         if (sleep.isDone || this.#poll(steps)) return;
       }
     } catch (error) {

@@ -14,6 +14,12 @@ export interface EpTables extends Disposable {
   readonly bases: AddressTables<EpRegion>;
   /** i32 [ranks]: the next row of this source at each rank. */
   readonly nextRow: Tensor<'i32'>;
+  /** i32 [2, ranks]: addresses of the exchange's records, by parity and rank. */
+  readonly records: Tensor<'i32'>;
+  /** i32 [ranks, ranks]: rows that ranks 0..s together send to rank d, of the present dispatch. */
+  readonly rankPrefix: Tensor<'i32'>;
+  /** i32 [experts / ranks]: choices of each expert of this rank. */
+  readonly perLocalExpert: Tensor<'i32'>;
   /** i32 [ranks + 2]: addresses of the rows of one sum, biases included. */
   readonly sources: Tensor<'i32'>;
 }
@@ -32,6 +38,9 @@ export function makeEpTables(
       layout: emptyLayout(tensors, config.maxTokensPerRank, shape),
       bases: makeAddressTables(tensors, Object.keys(size.regions) as EpRegion[], ranks),
       nextRow: tensors.empty('i32', [ranks]),
+      records: tensors.empty('i32', [2, ranks]),
+      rankPrefix: tensors.empty('i32', [ranks, ranks]),
+      perLocalExpert: tensors.empty('i32', [experts / ranks]),
       sources: tensors.empty('i32', [ranks + 2]),
     };
   });
