@@ -23,7 +23,8 @@ export interface CommunicatorOptions extends WaitOptions {
   /** Of GPUs: multiprocessors that a call may use, from 1 to 32; 16 by default. */
   readonly numSms?: number;
   /**
-   * Of GPUs: in calls of more bytes than this (of the larger of a rank's tensors) ranks read and write registered tensors of
+   * On CPUs: an allToAll of more bytes than this (of a rank's tensor), between ranks of one host that may read each other's
+   * memory, moves without a copy through the window unless it is in place; 1 MiB by default. Of GPUs: in calls of more bytes than this (of the larger of a rank's tensors) ranks read and write registered tensors of
    * others directly; see register(). 2 MiB by default.
    */
   readonly directBytes?: number;
@@ -45,6 +46,8 @@ const MAX_PIECE_BYTES = 1 << 24;
 const DEFAULT_PIECE_BYTES = 1 << 19;
 const DEFAULT_PIECES_OF_HOST = 1 << 22;
 const CUDA_PIECE_BYTES = 1 << 22;
+const CUDA_DIRECT_BYTES = 1 << 21;
+const CPU_DIRECT_BYTES = 1 << 20;
 
 /** Fails with WL_INVALID_ARGUMENT. */
 export function checkCommunicatorOptions(
@@ -55,7 +58,7 @@ export function checkCommunicatorOptions(
   checkOptions(options, optionNames, 'options of Communicator.create');
   const share = Math.floor(DEFAULT_PIECES_OF_HOST / ranks / PIECE_ALIGNMENT) * PIECE_ALIGNMENT;
   const usual = kind === 'cuda' ? CUDA_PIECE_BYTES : Math.max(MIN_PIECE_BYTES, Math.min(DEFAULT_PIECE_BYTES, share));
-  const { pieceBytes = usual, numSms = 16, directBytes = 1 << 21 } = options;
+  const { pieceBytes = usual, numSms = 16, directBytes = kind === 'cuda' ? CUDA_DIRECT_BYTES : CPU_DIRECT_BYTES } = options;
   const isRight = Number.isInteger(pieceBytes) && pieceBytes % PIECE_ALIGNMENT === 0;
   if (!isRight || pieceBytes < MIN_PIECE_BYTES || pieceBytes > MAX_PIECE_BYTES) {
     const expected = `a multiple of ${PIECE_ALIGNMENT} from ${MIN_PIECE_BYTES} to ${MAX_PIECE_BYTES}`;

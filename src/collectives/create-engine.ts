@@ -17,5 +17,5 @@ export function createEngine(
 ): Promise<CollectiveEngine> {
   const { table, numSms, directBytes, ...rest } = options;
   if (device.kind === 'cuda') return createCudaCollectives(group, device, { ...rest, numSms, directBytes });
-  return createCpuCollectives(group, device, { ...rest, table });
+  return createCpuCollectives(group, device, { ...rest, directBytes, table });
 }

@@ -15,6 +15,7 @@ import { Mirrors } from './mirrors.ts';
 import { MovementChoice } from './movement-choice.ts';
 import { PairMessages } from './pair-messages.ts';
 import type { MirroredWindow } from './mirrored-window.ts';
+import type { PeerMemory } from './peer-memory.ts';
 import { RankBoard } from './rank-board.ts';
 import { rankParts } from './rank-parts.ts';
 import { StagedCall } from './staged-call.ts';
@@ -26,6 +27,9 @@ export interface CpuCollectivesParts extends MirroredWindow {
   readonly device: CpuDevice;
   readonly regions: CollectiveRegions;
   readonly table: AlgorithmTable;
+  /** Of ranks that can read each other's tensors. */
+  readonly memory: PeerMemory | undefined;
+  readonly directBytes: number;
 }
 
 export class CpuCollectives implements CollectiveEngine {
@@ -39,7 +43,7 @@ export class CpuCollectives implements CollectiveEngine {
   readonly #pairs: PairMessages;
   readonly #runner: StepRunner;
 
-  constructor({ group, device, window, regions, table, across }: CpuCollectivesParts) {
+  constructor({ group, device, window, regions, table, across, memory, directBytes }: CpuCollectivesParts) {
     const { topology, settings, rank: me } = group;
     const { address } = window;
     const mirrors = across && new Mirrors(across.network, { address, regions, mirrors: across.mirrors });
@@ -57,6 +61,7 @@ export class CpuCollectives implements CollectiveEngine {
       regions,
       mirrors,
       choice,
+      direct: memory && { memory, fromBytes: directBytes },
       idle: makeCollectiveCall(group.size),
     });
     this.#pairs = new PairMessages(device, { parts, board, regions, mirrors });

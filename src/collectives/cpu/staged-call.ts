@@ -9,6 +9,8 @@ import { alone, type Awaited, type Movement, type MovementStep, PART_ALIGNMENT, 
 import type { RankBoard } from './rank-board.ts';
 import type { RankParts } from './rank-parts.ts';
 import type { Steps } from '../../collective/steps.ts';
+import { DirectMovement } from './direct-movement.ts';
+import type { PeerMemory } from './peer-memory.ts';
 import { StagingRing } from './staging-ring.ts';
 import { VariableMovement } from './variable-movement.ts';
 import type { CollectiveRegions } from './window-regions.ts';
@@ -37,6 +39,7 @@ export class StagedCall implements Steps, Piece {
   readonly #small: StagingRing;
   readonly #large: StagingRing;
   readonly #variable: VariableMovement;
+  readonly #direct: DirectMovement | undefined;
   readonly #sourceStorage: Storage;
   readonly #mirrors: Mirrors | undefined;
   readonly #choice: MovementChoice;
@@ -62,6 +65,7 @@ export class StagedCall implements Steps, Piece {
       regions,
       mirrors,
       choice,
+      direct,
       idle,
     }: {
       readonly parts: RankParts;
@@ -70,6 +74,8 @@ export class StagedCall implements Steps, Piece {
       /** Of a group on several hosts. */
       readonly mirrors: Mirrors | undefined;
       readonly choice: MovementChoice;
+      /** Of ranks that can read each other's tensors: how, and above how many bytes of a tensor they do. */
+      readonly direct: { readonly memory: PeerMemory; readonly fromBytes: number } | undefined;
       /** A call to begin with, which is never made. */
       readonly idle: CollectiveCall;
     },
@@ -85,7 +91,9 @@ export class StagedCall implements Steps, Piece {
     this.#slots = this.#small;
     this.#mirrors = mirrors;
     this.#choice = choice;
-    this.#variable = new VariableMovement(parts.ranks, (most) => this.#divide(most));
+    const divide = (bytes: number): void => this.#divide(bytes);
+    this.#variable = new VariableMovement(parts.ranks, divide);
+    this.#direct = direct && new DirectMovement(direct.memory, direct.fromBytes, divide);
     this.#sourceStorage = device.allocate(board.ranks * 4);
     this.sources = this.#sourceStorage.address;
     this.sourceTable = new Uint32Array(device.memory.buffer, this.sources, board.ranks);
@@ -109,6 +117,10 @@ export class StagedCall implements Steps, Piece {
       this.#variable.begin();
       // The first piece holds counts.
       this.#begin(this.#variable, PART_ALIGNMENT);
+    } else if (call.kind === 'allToAll' && this.#direct?.takes(unitBytes * this.ranks)) {
+      this.#direct.begin();
+      // The first piece holds addresses.
+      this.#begin(this.#direct, PART_ALIGNMENT);
     } else this.#begin(this.#choice.of(call, unitBytes), unitBytes);
   }
 
