@@ -23,9 +23,10 @@ export interface CommunicatorOptions extends WaitOptions {
   /** Of GPUs: multiprocessors that a call may use, from 1 to 32; 16 by default. */
   readonly numSms?: number;
   /**
-   * On CPUs: an allToAll of more bytes than this (of a rank's tensor), between ranks of one host that may read each other's
-   * memory, moves without a copy through the window unless it is in place; 1 MiB by default. Of GPUs: in calls of more bytes than this (of the larger of a rank's tensors) ranks read and write registered tensors of
-   * others directly; see register(). 2 MiB by default.
+   * Larger calls use tensors where they lie, without a copy through the window. Of GPUs: calls of more bytes than this (of the
+   * larger of a rank's tensors) with registered tensors; see register(). 2 MiB by default. Of CPU ranks of one host that may
+   * read each other's memory (process_vm_readv): an allToAll of more bytes than this (of a rank's tensor) that is in place on
+   * no rank; 1 MiB by default. The same on all ranks.
    */
   readonly directBytes?: number;
 }

@@ -7,6 +7,7 @@ import { testSeed } from '../support/seed.ts';
 
 const script = new URL('./ranks/ep-property.js', import.meta.url);
 const lives = new URL('./ranks/ep-lives.js', import.meta.url);
+const elsewhere = new URL('./ranks/ep-elsewhere.js', import.meta.url);
 const repeats = new URL('./ranks/ep-repeats.js', import.meta.url);
 /** WEFTLINE_TEST_SEED=… repeats a failing run; the seed stands in every failure's output. */
 const seed = String(testSeed());
@@ -48,6 +49,11 @@ for (const hosts of ['2', '3+1']) {
 
 test('two buffers and a layer at once, each rank in its own order; nothing is left of them', async () => {
   const { exitCode, transcript } = await runRanks(3, lives, { args: ['10'] });
+  assert.equal(exitCode, 0, transcript);
+});
+
+test('rows that combine takes may lie anywhere, also over its result and over where peers read', async () => {
+  const { exitCode, transcript } = await runRanks(4, elsewhere);
   assert.equal(exitCode, 0, transcript);
 });
 
