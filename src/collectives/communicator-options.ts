@@ -59,7 +59,11 @@ export function checkCommunicatorOptions(
   checkOptions(options, optionNames, 'options of Communicator.create');
   const share = Math.floor(DEFAULT_PIECES_OF_HOST / ranks / PIECE_ALIGNMENT) * PIECE_ALIGNMENT;
   const usual = kind === 'cuda' ? CUDA_PIECE_BYTES : Math.max(MIN_PIECE_BYTES, Math.min(DEFAULT_PIECE_BYTES, share));
-  const { pieceBytes = usual, numSms = 16, directBytes = kind === 'cuda' ? CUDA_DIRECT_BYTES : CPU_DIRECT_BYTES } = options;
+  const {
+    pieceBytes = usual,
+    numSms = 16,
+    directBytes = kind === 'cuda' ? CUDA_DIRECT_BYTES : CPU_DIRECT_BYTES,
+  } = options;
   const isRight = Number.isInteger(pieceBytes) && pieceBytes % PIECE_ALIGNMENT === 0;
   if (!isRight || pieceBytes < MIN_PIECE_BYTES || pieceBytes > MAX_PIECE_BYTES) {
     const expected = `a multiple of ${PIECE_ALIGNMENT} from ${MIN_PIECE_BYTES} to ${MAX_PIECE_BYTES}`;

@@ -68,7 +68,9 @@ export class LocalBarrier implements WaitSource {
     Atomics.store(mine, 1 + (epoch & 1), call);
     Atomics.store(mine, 0, epoch);
     try {
-      const waiting = this.#publishIfComplete(epoch) ? undefined : this.#untilPublished(epoch, deadline, options.signal);
+      const waiting = this.#publishIfComplete(epoch)
+        ? undefined
+        : this.#untilPublished(epoch, deadline, options.signal);
       if (waiting !== undefined) return this.#finish(waiting, epoch, call);
       this.#compareCalls(epoch, call);
       return undefined;

@@ -48,7 +48,7 @@ export class PeerMemory {
 
   /** Hot path. Copies bytes from an address of that rank's device to one of this rank's. Fails with WL_PEER_LOST. */
   read(rank: number, from: number, to: number, bytes: number): void {
-    for (let done = 0; done < bytes; ) {
+    for (let done = 0; done < bytes;) {
       const copied = this.#copy(rank, from + done, to + done, bytes - done);
       if (copied <= 0) throw this.#failed(rank, -copied);
       done += copied;

@@ -80,7 +80,11 @@ export function addCollectivesBench(bench: Command): void {
     )
     .option('--sms <n>', 'of GPUs: multiprocessors of a call', integerArgument(1, 32), 16)
     .option('--piece-bytes <bytes>', 'of GPUs: bytes of a rank that move at a time through the window', size)
-    .option('--direct-bytes <bytes>', 'larger calls use tensors where they lie: on GPUs registered ones, on CPUs those of allToAll', size)
+    .option(
+      '--direct-bytes <bytes>',
+      'larger calls use tensors where they lie: on GPUs registered ones, on CPUs those of allToAll',
+      size,
+    )
     .option('--no-register', 'of GPUs: tensors are not registered');
   command.addOption(
     new Option(

@@ -17,7 +17,10 @@ await using buffer = await EpBuffer.create(world, device, { ...shape, combineRow
 
 /** Small whole numbers as bf16, whose sums are exact. */
 function numbers(count: number): Uint16Array {
-  return Uint16Array.from({ length: count }, () => new Uint32Array(Float32Array.of(Math.floor(next() * 8)).buffer)[0]! >>> 16);
+  return Uint16Array.from(
+    { length: count },
+    () => new Uint32Array(Float32Array.of(Math.floor(next() * 8)).buffer)[0]! >>> 16,
+  );
 }
 
 for (let round = 0; round < 20; round++) {

@@ -32,7 +32,11 @@ async function plan(
   me: number,
 ): Promise<Record<'prefix' | 'nextRow' | 'perLocalExpert', number[]> & { readonly outcome: number }> {
   const records = await Promise.all(words.map((record) => device.tensor('i32', [record.length], record)));
-  const table = await device.tensor('i32', [ranks], Int32Array.from(records, ({ address }) => address));
+  const table = await device.tensor(
+    'i32',
+    [ranks],
+    Int32Array.from(records, ({ address }) => address),
+  );
   const made = [ranks * ranks, ranks, experts / ranks].map((length) => device.empty('i32', [length]));
   const [prefix, nextRow, perLocalExpert] = made as [Tensor<'i32'>, Tensor<'i32'>, Tensor<'i32'>];
   for (const tensor of made) tensor.view().fill(77);
@@ -56,12 +60,17 @@ async function plan(
   return result;
 }
 
-function planPlainly({ ranks, experts, words }: Records, me: number): Omit<Awaited<ReturnType<typeof plan>>, 'outcome'> {
+function each(length: number, of: (index: number) => number): number[] {
+  return Array.from({ length }, (_, index) => of(index));
+}
+
+function planPlainly(
+  { ranks, experts, words }: Records,
+  me: number,
+): Omit<Awaited<ReturnType<typeof plan>>, 'outcome'> {
   const count = (source: number, at: number): number => words[source]![EXCHANGE_HEADER_WORDS + at]!;
   const sum = (sources: number, at: number): number =>
     Array.from({ length: sources }, (_, source) => count(source, at)).reduce((total, one) => total + one, 0);
-  const each = (length: number, of: (index: number) => number): number[] =>
-    Array.from({ length }, (_, index) => of(index));
   const local = experts / ranks;
   return {
     prefix: each(ranks * ranks, (cell) => sum(Math.floor(cell / ranks) + 1, cell % ranks)),

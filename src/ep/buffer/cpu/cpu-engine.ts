@@ -72,7 +72,10 @@ export class CpuEpEngine implements EpEngine {
     fillAddressTables(tables.bases, { window, group }, scope.size.regions);
     this.#rows = new BufferRows(scope, window, tables);
     this.#exchange.fillRecordTable(tables.records.view());
-    this.#counted = { perRank: tables.layout.numTokensPerRank.view(), perExpert: tables.layout.numTokensPerExpert.view() };
+    this.#counted = {
+      perRank: tables.layout.numTokensPerRank.view(),
+      perExpert: tables.layout.numTokensPerExpert.view(),
+    };
   }
 
   get hostNetwork(): HostNetwork | undefined {
