@@ -34,6 +34,11 @@ export interface ExchangeCounts {
   readonly perExpert: Int32Array;
   /** Of a group on several hosts. */
   readonly perHost?: Int32Array;
+  /**
+   * Of a group on one host whose ranks need no counts but of their own experts: `perExpert` cut by rank. The rest of what
+   * stands in the record of another rank is then of an earlier call.
+   */
+  readonly ofRanks?: readonly Int32Array[];
 }
 
 /** Where a record lies in a window. */
@@ -63,6 +68,8 @@ export class CountExchange {
   /** By source: the window of this host in which its record comes to lie; -1: every one has it. */
   readonly #holders: readonly number[];
   readonly #worldRanks: readonly number[];
+  /** By window: the rank of the group whose it is. */
+  readonly #localRanks: readonly number[];
 
   constructor(device: CpuDevice, window: SymmetricWindow, { offset, group, ...shape }: ExchangeOptions) {
     const { topology, ranks } = group;
@@ -71,6 +78,7 @@ export class CountExchange {
     this.#self = group.rank;
     this.#window = window.index;
     this.#worldRanks = ranks;
+    this.#localRanks = topology.scaleUpRanks;
     const local = window.ranks.length;
     this.#holders = ranks.map((_, source) =>
       topology.hostOf(source) === topology.hostIndex ? -1 : topology.scaleUpIndexOf(source) % local,
@@ -99,15 +107,20 @@ export class CountExchange {
   }
 
   /** Writes this rank's record into every window of its host. A barrier must follow before collect(). */
-  publish(header: ExchangeHeader, { perRank, perExpert, perHost }: ExchangeCounts): void {
+  publish(header: ExchangeHeader, { perRank, perExpert, perHost, ofRanks }: ExchangeCounts): void {
     this.beginCall();
-    for (const records of this.#destinations()) {
-      const record = records[this.#self] as Int32Array;
+    const windows = this.#destinations();
+    for (let window = 0; window < windows.length; window++) {
+      const record = windows[window]![this.#self] as Int32Array;
       let word = 0;
       for (const field of exchangeFields) record[word++] = header[field];
       for (const field of exchangeOwnFields) record[word++] = header[field];
       record.set(perRank, EXCHANGE_HEADER_WORDS);
-      record.set(perExpert, EXCHANGE_HEADER_WORDS + this.#shape.ranks);
+      const rank = this.#localRanks[window]!;
+      const own = ofRanks?.[rank];
+      const counts = EXCHANGE_HEADER_WORDS + this.#shape.ranks;
+      if (own === undefined) record.set(perExpert, counts);
+      else record.set(own, counts + rank * own.length);
       if (perHost) record.set(perHost, EXCHANGE_HEADER_WORDS + this.#shape.ranks + this.#shape.experts);
     }
   }

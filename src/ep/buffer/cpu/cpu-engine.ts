@@ -72,10 +72,7 @@ export class CpuEpEngine implements EpEngine {
     fillAddressTables(tables.bases, { window, group }, scope.size.regions);
     this.#rows = new BufferRows(scope, window, tables);
     this.#exchange.fillRecordTable(tables.records.view());
-    this.#counted = {
-      perRank: tables.layout.numTokensPerRank.view(),
-      perExpert: tables.layout.numTokensPerExpert.view(),
-    };
+    this.#counted = countsIn(tables.layout, network === undefined ? group.size : undefined);
   }
 
   get hostNetwork(): HostNetwork | undefined {
@@ -366,4 +363,14 @@ function exchangeHeader(input: DispatchPlanInput): ExchangeHeader {
     numTokens: input.numTokens,
     rowBound: input.numWorstTokens,
   };
+}
+
+/** Views of a layout's counts. `ranks`: of a group on one host. */
+function countsIn({ numTokensPerRank, numTokensPerExpert }: LayoutTensors, ranks: number | undefined): ExchangeCounts {
+  const perRank = numTokensPerRank.view();
+  const perExpert = numTokensPerExpert.view();
+  if (ranks === undefined) return { perRank, perExpert };
+  const own = perExpert.length / ranks;
+  const ofRanks = Array.from({ length: ranks }, (_, rank) => perExpert.subarray(rank * own, (rank + 1) * own));
+  return { perRank, perExpert, ofRanks };
 }
