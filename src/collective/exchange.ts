@@ -189,11 +189,13 @@ export class CountExchange {
 
   /** Tells everyone how a step went here: 0 good, else a code of the caller's. A barrier must follow before statuses(). */
   publishStatus(status: number): void {
+    const own = this.#received(this.#self) as Int32Array;
+    if (own[EXCHANGE_STATUS_WORD] === (status | 0)) return;
     for (const records of this.#destinations()) (records[this.#self] as Int32Array)[EXCHANGE_STATUS_WORD] = status;
   }
 
   statuses(): number[] {
-    return this.#all().map((record) => record[EXCHANGE_STATUS_WORD]!);
+    return this.#all().map((record) => record[EXCHANGE_STATUS_WORD]! >>> 0);
   }
 
   #placeOf(parity: number, source: number): RecordPlace {

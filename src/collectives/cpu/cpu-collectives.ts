@@ -15,7 +15,7 @@ import { Mirrors } from './mirrors.ts';
 import { MovementChoice } from './movement-choice.ts';
 import { PairMessages } from './pair-messages.ts';
 import type { MirroredWindow } from './mirrored-window.ts';
-import type { PeerMemory } from './peer-memory.ts';
+import type { PeerMemory } from '../../collective/peer-memory.ts';
 import { RankBoard } from './rank-board.ts';
 import { rankParts } from './rank-parts.ts';
 import { StagedCall } from './staged-call.ts';

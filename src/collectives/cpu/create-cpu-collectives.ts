@@ -1,5 +1,6 @@
 // Makes the engine of a Communicator of CPU ranks: they agree, then make windows together, and links to other hosts.
 import { agreeOn } from '../../collective/agree.ts';
+import { PeerMemory } from '../../collective/peer-memory.ts';
 import type { CallWait } from '../../core/deadline.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { requireRoom } from '../../windows/room.ts';
@@ -8,7 +9,6 @@ import type { AlgorithmTable } from '../algorithm-table.ts';
 import type { CollectiveEngine } from '../collective-engine.ts';
 import { CpuCollectives } from './cpu-collectives.ts';
 import { createMirroredWindow } from './mirrored-window.ts';
-import { PeerMemory } from './peer-memory.ts';
 import { collectiveRegions, regionsAcrossHosts } from './window-regions.ts';
 
 interface CpuCollectivesOptions extends CallWait {
@@ -42,7 +42,7 @@ export async function createCpuCollectives(
   const of = { group, device, what, name: 'collectives', regions: all };
   const windows = await createMirroredWindow(of, wait);
   try {
-    const memory = await PeerMemory.create(group, device, wait);
+    const memory = await PeerMemory.create(what, { group, device }, wait);
     return new CpuCollectives({ group, device, regions, table, memory, directBytes, ...windows });
   } catch (error) {
     windows.window[Symbol.dispose]();

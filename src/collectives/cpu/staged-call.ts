@@ -10,7 +10,7 @@ import type { RankBoard } from './rank-board.ts';
 import type { RankParts } from './rank-parts.ts';
 import type { Steps } from '../../collective/steps.ts';
 import { DirectMovement } from './direct-movement.ts';
-import type { PeerMemory } from './peer-memory.ts';
+import type { PeerMemory } from '../../collective/peer-memory.ts';
 import { StagingRing } from './staging-ring.ts';
 import { VariableMovement } from './variable-movement.ts';
 import type { CollectiveRegions } from './window-regions.ts';

@@ -20,6 +20,10 @@ export interface EpTables extends Disposable {
   readonly rankPrefix: Tensor<'i32'>;
   /** i32 [experts / ranks]: choices of each expert of this rank. */
   readonly perLocalExpert: Tensor<'i32'>;
+  /** u8: rows of combine that are read out of other ranks' tensors, a block of tokens at a time. */
+  readonly pulled: Tensor<'u8'>;
+  /** i32 [ranks]: where combine then finds row 0 of each rank. */
+  readonly pulledBases: Tensor<'i32'>;
   /** i32 [ranks + 2]: addresses of the rows of one sum, biases included. */
   readonly sources: Tensor<'i32'>;
 }
@@ -41,8 +45,19 @@ export function makeEpTables(
       records: tensors.empty('i32', [2, ranks]),
       rankPrefix: tensors.empty('i32', [ranks, ranks]),
       perLocalExpert: tensors.empty('i32', [experts / ranks]),
+      pulled: tensors.empty('u8', [ranks * pulledTokens(config, ranks) * config.hidden * 2]),
+      pulledBases: tensors.empty('i32', [ranks]),
       sources: tensors.empty('i32', [ranks + 2]),
     };
   });
   return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
+}
+
+/** What the processor's second-level cache takes beside other things. */
+const PULLED_BYTES = 1 << 20;
+
+/** Tokens whose rows are pulled at a time. */
+export function pulledTokens({ hidden, maxTokensPerRank }: EpBufferConfig, ranks: number): number {
+  const fitting = Math.floor(PULLED_BYTES / (ranks * hidden * 2));
+  return Math.max(1, Math.min(fitting, maxTokensPerRank));
 }

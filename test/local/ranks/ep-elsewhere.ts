@@ -5,7 +5,7 @@ import { join } from 'weftline/world';
 import { openTestDevice } from '../support/test-device.ts';
 import { random } from './ep-case.js';
 
-const HIDDEN = 64;
+const HIDDEN = Number(process.argv[2] ?? 64);
 const TOKENS = 24;
 const TOPK = 2;
 

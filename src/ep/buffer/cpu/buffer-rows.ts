@@ -9,12 +9,21 @@ import type { DispatchPlanInput } from '../dispatch-arguments.ts';
 import type { DispatchHandle } from '../dispatch-handle.ts';
 import type { EpTables } from '../ep-tables.ts';
 import type { EpScope } from '../scope.ts';
+import type { PeerMemory } from '../../../collective/peer-memory.ts';
+import { MIN_PULLED_BYTES, PulledRows } from './pulled-rows.ts';
 import { overlaps } from '../../../collective/tensor-check.ts';
 
 /** What combine makes. */
 export interface CombineSums {
   readonly rows: Tensor<'bf16'>;
   readonly weights: Tensor<'f32'> | undefined;
+}
+
+interface BufferRowsParts {
+  readonly window: SymmetricWindow;
+  readonly tables: EpTables;
+  /** Of ranks that can read each other's tensors. */
+  readonly memory: PeerMemory | undefined;
 }
 
 export class BufferRows {
@@ -26,13 +35,17 @@ export class BufferRows {
   /** By rank: where combine reads rows; this rank's own may be read where they lie. */
   readonly #sources: Int32Array;
 
-  constructor(scope: EpScope<CpuDevice>, window: SymmetricWindow, tables: EpTables) {
+  /** Of ranks that can read each other's tensors. */
+  readonly #pulled: PulledRows | undefined;
+
+  constructor(scope: EpScope<CpuDevice>, { window, tables, memory }: BufferRowsParts) {
     this.#scope = scope;
     this.#kernels = scope.device.kernels;
     this.#tables = tables;
     const { combineRows, combineWeights } = scope.size.regions;
     this.#staged = { rows: window.address + combineRows.offset, weights: window.address + combineWeights.offset };
     this.#sources = tables.bases.combineRows.view();
+    this.#pulled = memory && new PulledRows(scope, memory, tables);
   }
 
   /** To the ranks of this host. */
@@ -69,9 +82,10 @@ export class BufferRows {
 
   /**
    * Brings what combine takes to where the peers read it, unless it is there already. `here`: the group is on one host. This
-   * rank's own rows, which nobody else reads, then stay where they are, and sum() reads them there.
+   * rank's own rows, which nobody else reads, then stay where they are, and sum() reads them there. Returns the address of
+   * rows that peers are to read where they are, for sum() of all ranks, else 0.
    */
-  stage(input: CheckedCombine, sums: CombineSums, here: boolean): void {
+  stage(input: CheckedCombine, sums: CombineSums, here: boolean): number {
     const { x, weights, handle } = input;
     const { rank, size } = this.#scope.group;
     const staged = this.#staged;
@@ -80,7 +94,8 @@ export class BufferRows {
     // What is copied must not run over rows that are yet to be copied or read, nor must the sums.
     const readsOwn = here && !overlaps(x, staged.rows, x.bytes) && !overlaps(x, sums.rows.address, sums.rows.bytes);
     this.#sources[rank] = readsOwn ? x.address | 0 : staged.rows | 0;
-    if (!isPlaced) {
+    const isPulled = readsOwn && this.#pulled !== undefined && x.bytes >= MIN_PULLED_BYTES;
+    if (!isPlaced && !isPulled) {
       const own = readsOwn ? ownRows(handle, rank, size) : NO_ROWS;
       const rowBytes = this.#scope.config.hidden * 2;
       const behind = own.end * rowBytes;
@@ -90,11 +105,14 @@ export class BufferRows {
     if (weights !== undefined && weights.address !== staged.weights) {
       copy(staged.weights, weights.address, weights.bytes);
     }
+    return isPulled ? x.address : 0;
   }
 
-  /** Behind the barrier: what all ranks of the host have staged. */
-  sum({ rows, weights }: CombineSums, input: CheckedCombine): void {
-    this.#sumRows(rows, input);
+  /** Behind the barrier: what all ranks of the host have staged. `places`: by rank, what their stage() returned. */
+  sum({ rows, weights }: CombineSums, input: CheckedCombine, places: readonly number[]): void {
+    const isPulled = places.some((place, rank) => place !== 0 && rank !== this.#scope.group.rank);
+    if (isPulled) this.#pulled!.sum(rows, input, places, this.#sources);
+    else this.#sumRows(rows, input);
     if (weights) this.#sumWeights(weights, input.handle);
   }
 

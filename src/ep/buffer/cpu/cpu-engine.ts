@@ -30,6 +30,7 @@ import { CountExchange, type ExchangeCounts, type ExchangeHeader } from '../../.
 import { type HostNetwork, throwIfUnusable } from '../../../collective/network/host-network.ts';
 import { eventAtOnce } from '../../../collective/overlap.ts';
 import { planReceive, type ReceivePlan } from '../receive-plan.ts';
+import type { PeerMemory } from '../../../collective/peer-memory.ts';
 import { BufferRows, type CombineSums } from './buffer-rows.ts';
 import type { CpuBufferNetwork } from './cpu-buffer-network.ts';
 import type { EpScope } from '../scope.ts';
@@ -40,6 +41,8 @@ export interface CpuEngineParts {
   readonly tables: EpTables;
   /** Of a group on several hosts. */
   readonly network: CpuBufferNetwork | undefined;
+  /** Of a group on one host whose ranks can read each other's tensors. */
+  readonly memory: PeerMemory | undefined;
 }
 
 export class CpuEpEngine implements EpEngine {
@@ -55,7 +58,7 @@ export class CpuEpEngine implements EpEngine {
   /** Dispatches that counted tokens; alike on all ranks, because they are collective. */
   #dispatches = 0;
 
-  constructor(scope: EpScope<CpuDevice>, { window, tables, network }: CpuEngineParts) {
+  constructor(scope: EpScope<CpuDevice>, { window, tables, network, memory }: CpuEngineParts) {
     this.window = window;
     this.tables = tables;
     this.#scope = scope;
@@ -70,7 +73,7 @@ export class CpuEpEngine implements EpEngine {
       hosts: hostsOf(group),
     });
     fillAddressTables(tables.bases, { window, group }, scope.size.regions);
-    this.#rows = new BufferRows(scope, window, tables);
+    this.#rows = new BufferRows(scope, { window, tables, memory });
     this.#exchange.fillRecordTable(tables.records.view());
     this.#counted = countsIn(tables.layout, network === undefined ? group.size : undefined);
   }
@@ -174,15 +177,16 @@ export class CpuEpEngine implements EpEngine {
     const { handle } = input;
     const making = this.#device.allocating(() => this.#makeSums(input));
     const sums = making instanceof Promise ? await making : making;
-    this.#rows.stage(input, sums, this.#network === undefined);
+    const place = this.#rows.stage(input, sums, this.#network === undefined);
     const call: Call = { kind: 'combine', detail: input.weights?.shape[1] ?? 0, handle: handle.sequence };
     try {
       this.#exchange.beginCall();
+      this.#exchange.publishStatus(place);
       this.#network?.exchange.announce(this.#exchange, call);
       const opening = this.window.barrier.meet(callWord(call, 'opening'), options);
       if (opening !== undefined) await opening;
       traceBegin('ep.combine.rows');
-      if (this.#network === undefined) this.#rows.sum(sums, input);
+      if (this.#network === undefined) this.#rows.sum(sums, input, this.#exchange.statuses());
       else await this.#network.combine(input, sums, { ...options, counts: this.#exchange });
       traceEnd('ep.combine.rows');
       const closing = this.#close(call, options);

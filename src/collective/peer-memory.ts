@@ -1,10 +1,10 @@
 // Reads of tensors of other ranks of this host: the kernel copies them from process to process, where it allows that.
-import { addressOf } from '../../native/library.ts';
-import { copyError, IovecList, whyCopyFailed } from '../../native/process-memory.ts';
-import { type CallWait, remaining } from '../../core/deadline.ts';
-import { WeftlineError } from '../../core/errors.ts';
-import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
-import type { RankGroup } from '../../world/rank-group.ts';
+import { addressOf } from '../native/library.ts';
+import { copyError, IovecList, whyCopyFailed } from '../native/process-memory.ts';
+import { type CallWait, remaining } from '../core/deadline.ts';
+import { WeftlineError } from '../core/errors.ts';
+import type { CpuDevice } from '../device/cpu/cpu-device.ts';
+import type { RankGroup } from '../world/rank-group.ts';
 
 /** Where the memory of a rank's device begins in its process; `word` there holds `value`, by which it is recognised. */
 interface PeerPlace {
@@ -12,6 +12,11 @@ interface PeerPlace {
   readonly base: number;
   readonly word: number;
   readonly value: number;
+}
+
+interface Ranks {
+  readonly group: RankGroup;
+  readonly device: CpuDevice;
 }
 
 export class PeerMemory {
@@ -28,10 +33,10 @@ export class PeerMemory {
   }
 
   /**
-   * Collective. undefined on all ranks if the kernel forbids it to one of them, and for ranks that are alone or on several
+   * Collective, for an object of that name. undefined on all ranks if the kernel forbids it to one of them, and for ranks that are alone or on several
    * hosts.
    */
-  static async create(group: RankGroup, device: CpuDevice, wait: CallWait): Promise<PeerMemory | undefined> {
+  static async create(what: string, { group, device }: Ranks, wait: CallWait): Promise<PeerMemory | undefined> {
     if (group.size === 1 || group.topology.hosts.length > 1) return undefined;
     const base = Number(addressOf(new Uint8Array(device.memory.buffer, 0, 8)));
     // Others may be in another namespace of processes, where this number is another process's.
@@ -39,10 +44,10 @@ export class PeerMemory {
     using storage = device.allocate(8);
     device.hostView('i32', storage.address, 1)[0] = value;
     const mine: PeerPlace = { pid: process.pid, base, word: storage.address, value };
-    const peers = await group.allGather('collectives/memory', mine, remaining(wait));
+    const peers = await group.allGather(`memory/${what}`, mine, remaining(wait));
     const memory = new PeerMemory(group, peers);
     const canRead = memory.#canReadAll(device, storage.address + 4);
-    const all = await group.allGather('collectives/readable', canRead, remaining(wait));
+    const all = await group.allGather(`readable/${what}`, canRead, remaining(wait));
     return all.every(Boolean) ? memory : undefined;
   }
 
