@@ -1,4 +1,5 @@
-// Combines of rows that lie elsewhere than where peers read them: apart, over the result, and over the window's own rows.
+// Combines of rows that lie elsewhere than where peers read them: apart, over the result, and over the window's
+// own rows; argv: columns.
 import { type CpuDevice, Tensor } from 'weftline';
 import { EpBuffer } from 'weftline/ep';
 import { join } from 'weftline/world';
