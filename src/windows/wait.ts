@@ -14,8 +14,6 @@ const POOL_SLICE_NS = 50_000_000;
 const WORKING_SLICE_NS = 500_000;
 /** Looks between two yields where each rank may have a processor of its own; a yield takes as long as many looks. */
 const LOOKS = 16;
-/** Steps of a pause between two looks there, some 10 ns each. */
-const PAUSE_STEPS = 8;
 /** How long to pause when the kernel refused a sleep. */
 const REFUSED_PAUSE_MS = 1;
 
@@ -110,10 +108,7 @@ function pollWord(wait: WordWait, { spin, isCrowded }: WordPoll, begin: number):
   const looks = isCrowded ? 1 : LOOKS;
   let now = begin;
   do {
-    for (let look = 0; look < looks; look++) {
-      if (wait.ready()) return true;
-      if (!isCrowded) pause();
-    }
+    for (let look = 0; look < looks; look++) if (wait.ready()) return true;
     const before = now;
     yieldProcessor();
     now = performance.now();
@@ -121,16 +116,4 @@ function pollWord(wait: WordWait, { spin, isCrowded }: WordPoll, begin: number):
     if (spin.lent(now - before)) return wait.ready();
   } while (now < end);
   return false;
-}
-
-let paused = 1;
-
-/**
- * Waits for a moment without work for the processor: each root needs the one before. A thread that polls at full speed would
- * slow down the one that shares its core, which may be the one that is waited for.
- */
-function pause(): void {
-  let value = paused;
-  for (let step = 0; step < PAUSE_STEPS; step++) value = Math.sqrt(value + 1);
-  paused = value;
 }
