@@ -28,7 +28,6 @@ interface BufferRowsParts {
 
 export class BufferRows {
   readonly #scope: EpScope<CpuDevice>;
-  readonly #kernels: CpuDevice['kernels'];
   readonly #tables: EpTables;
   /** Where peers read what combine takes of this rank. */
   readonly #staged: { readonly rows: number; readonly weights: number };
@@ -40,7 +39,6 @@ export class BufferRows {
 
   constructor(scope: EpScope<CpuDevice>, { window, tables, memory }: BufferRowsParts) {
     this.#scope = scope;
-    this.#kernels = scope.device.kernels;
     this.#tables = tables;
     const { combineRows, combineWeights } = scope.size.regions;
     this.#staged = { rows: window.address + combineRows.offset, weights: window.address + combineWeights.offset };
@@ -50,7 +48,7 @@ export class BufferRows {
 
   /** To the ranks of this host. */
   send({ data, scales }: DispatchPlanInput, { rowTable }: DispatchHandle, first: number, count: number): void {
-    const { scatterRows } = this.#kernels;
+    const { scatterRows } = this.#scope.device.kernels;
     const { bases } = this.#tables;
     const n = this.#scope.group.size;
     const rowBytes = this.#scope.config.hidden * dtypes[data.dtype].bytes;
@@ -64,7 +62,7 @@ export class BufferRows {
 
   /** Token index, expert ids and weights of every row, straight to the receivers. */
   sendChoices({ topkIdx, topkWeights, numTokens }: DispatchPlanInput, { rowTable }: DispatchHandle): void {
-    const kernels = this.#kernels;
+    const { kernels } = this.#scope.device;
     const { bases } = this.#tables;
     const n = this.#scope.group.size;
     const table = rowTable.address;
@@ -89,7 +87,7 @@ export class BufferRows {
     const { x, weights, handle } = input;
     const { rank, size } = this.#scope.group;
     const staged = this.#staged;
-    const copy = this.#kernels.copyBytes;
+    const { copyBytes: copy } = this.#scope.device.kernels;
     const isPlaced = x.address === staged.rows;
     // What is copied must not run over rows that are yet to be copied or read, nor must the sums.
     const readsOwn = here && !overlaps(x, staged.rows, x.bytes) && !overlaps(x, sums.rows.address, sums.rows.bytes);
@@ -117,7 +115,7 @@ export class BufferRows {
   }
 
   #sumRows(out: Tensor<'bf16'>, { handle, biases }: CheckedCombine): void {
-    this.#kernels.gatherSum(
+    this.#scope.device.kernels.gatherSum(
       out.address,
       this.#scope.config.hidden * 2,
       handle.numTokens,
@@ -134,7 +132,7 @@ export class BufferRows {
   }
 
   #sumWeights(out: Tensor<'f32'>, handle: DispatchHandle): void {
-    this.#kernels.gatherTopkWeight(
+    this.#scope.device.kernels.gatherTopkWeight(
       out.address,
       handle.numTokens,
       out.shape[1]!,
