@@ -16,6 +16,7 @@ const scripts = {
   killed: new URL('./ranks/collectives-killed.js', import.meta.url),
   repeats: new URL('./ranks/collectives-repeats.js', import.meta.url),
   close: new URL('./ranks/collectives-close.js', import.meta.url),
+  forbidden: new URL('./ranks/collectives-forbidden.js', import.meta.url),
 };
 
 function filesOf(transcript: string): string[] {
@@ -55,6 +56,17 @@ for (const hosts of ['1', '2', '3+2']) {
     const { exitCode, transcript } = await runRanks(5, scripts.property, { args, env, timeoutMs: 120_000 * factor });
     assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
     assert.deepEqual(filesOf(transcript), []);
+  });
+}
+
+for (const [mode, reads] of [
+  ['allowed', 9],
+  ['forbidden', 0],
+] as const) {
+  test(`large allToAll, in place on some ranks only; reads of other processes: ${mode}`, async () => {
+    const { exitCode, transcript } = await runRanks(4, scripts.forbidden, { args: [mode] });
+    assert.equal(exitCode, 0, transcript);
+    for (let rank = 0; rank < 4; rank++) assert.match(transcript, new RegExp(`rank ${rank}: ${reads} reads`));
   });
 }
 

@@ -8,6 +8,7 @@ import { testSeed } from '../support/seed.ts';
 
 const script = new URL('./ranks/ep-property.js', import.meta.url);
 const lives = new URL('./ranks/ep-lives.js', import.meta.url);
+const elsewhere = new URL('./ranks/ep-elsewhere.js', import.meta.url);
 const repeats = new URL('./ranks/ep-repeats.js', import.meta.url);
 /** WEFTLINE_TEST_SEED=… repeats a failing run; the seed stands in every failure's output. */
 const seed = String(testSeed());
@@ -56,6 +57,14 @@ test('two buffers and a layer at once, each rank in its own order; nothing is le
   const { exitCode, transcript } = await runRanks(3, lives, { args: ['10'] });
   assert.equal(exitCode, 0, transcript);
 });
+
+// Few bytes are copied into the window; many are read out of the ranks that hold them, of some ranks only in some rounds.
+for (const hidden of ['64', '7168']) {
+  test(`rows of ${hidden} that combine takes may lie anywhere, also over its result and where peers read`, async () => {
+    const { exitCode, transcript } = await runRanks(4, elsewhere, { args: [hidden] });
+    assert.equal(exitCode, 0, transcript);
+  });
+}
 
 test('100 dispatches and combines with stragglers give the same bytes', async () => {
   const { exitCode, transcript } = await runRanks(4, repeats, { args: ['100'] });

@@ -112,7 +112,7 @@ export class LowLatencyJoining implements LowLatencyMembership {
     };
     const ready = (): boolean => members.activeFrom() !== undefined;
     try {
-      await waitForWord(cells.bells.own, { ready, check, spinUs: 0, source, endsAt: deadline.endsAt });
+      await waitForWord(cells.bells.own, { ready, check, source, endsAt: deadline.endsAt });
     } catch (error) {
       members.mask(window.index);
       throw error;
