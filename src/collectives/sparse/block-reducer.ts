@@ -6,7 +6,7 @@ import type { SparseCall, SparseTraffic } from './sparse-call.ts';
  * aggregators; one for a switch would hand it the blocks in begin(), and ask it in advance() which of its requests are over.
  */
 export interface BlockReducer {
-  /** Counts results that were taken; never resets. */
+  /** Counts what has gone on; never resets. */
   readonly progress: number;
   /** What the call that began last has moved so far. */
   readonly traffic: SparseTraffic;

@@ -1,10 +1,11 @@
-// Windows, links and slots of a sparse all-reduce of CPU ranks, on one host or several.
+// Windows, links and slots of a sparse all-reduce, on one host or several. Messages lie in memory of the hosts, also those of GPUs.
 import { availableParallelism } from 'node:os';
 import { agreeOn } from '../../collective/agree.ts';
 import type { HostNetwork } from '../../collective/network/host-network.ts';
 import { type StepFailure, StepRunner } from '../../collective/steps.ts';
 import { type CallWait, Deadline } from '../../core/deadline.ts';
-import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { isCrowded } from '../../transport/host/rank-cores.ts';
 import { requireRoom } from '../../windows/room.ts';
 import type { SymmetricWindow } from '../../windows/symmetric-window.ts';
@@ -16,12 +17,16 @@ import { rankParts } from '../cpu/rank-parts.ts';
 import { regionsAcrossHosts } from '../cpu/window-regions.ts';
 import { AggregatorSlots } from './aggregator-slots.ts';
 import type { SparseCall, SparseTraffic } from './sparse-call.ts';
-import { BlockCompletions, type CompletionFlag } from './block-completions.ts';
+import { BlockCompletions } from './block-completions.ts';
+import { CpuBlocks } from './cpu-blocks.ts';
+import { CudaBlockWork } from './cuda-block-work.ts';
 import { reductionTrees, topLevel } from './reduction-tree.ts';
 import { blocksOf, type SlotShape } from './slot-shape.ts';
 import { hasBothRoles, isTree, type SparsePlan } from './sparse-options.ts';
-import { type SparseRegions, sparseRegions } from './sparse-regions.ts';
+import { MAX_ELEMENT_BYTES, type SparseRegions, sparseRegions } from './sparse-regions.ts';
 import { AggregatorFailure, nthNet, ServeSteps, WorkerSteps } from './sparse-steps.ts';
+import { StagedBlocks } from './staged-blocks.ts';
+import type { TensorBlocks } from './tensor-blocks.ts';
 import { WindowBoard } from './window-board.ts';
 import { WorkerSlots } from './worker-slots.ts';
 
@@ -31,13 +36,17 @@ const UNBOUNDED_MS = 2 ** 31 - 1;
 
 /** How a call tells which parts of its output are done. */
 export interface ToldParts {
-  readonly flag: CompletionFlag;
+  /** Address of an i32 on the device of the tensors. */
+  readonly flag: number;
   readonly elements: number;
 }
 
 interface Parts extends MirroredWindow {
   readonly group: RankGroup;
-  readonly device: CpuDevice;
+  /** Whose memory messages lie in. */
+  readonly host: CpuDevice;
+  /** Of the tensors; a GPU with what it does for them. */
+  readonly work: CudaBlockWork | undefined;
   readonly plan: SparsePlan;
   readonly regions: SparseRegions;
 }
@@ -49,6 +58,7 @@ export class SparseEngine {
   readonly #failure: StepFailure;
   readonly #runner: StepRunner;
   readonly #worker: WorkerSlots | undefined;
+  readonly #tensors: TensorBlocks | undefined;
   readonly #aggregator: AggregatorSlots | undefined;
   readonly #workers: readonly number[];
   readonly #shape: SlotShape;
@@ -56,28 +66,43 @@ export class SparseEngine {
   readonly #nets: number;
 
   /** Collective; fails alike on all ranks. */
-  static async create(group: RankGroup, device: CpuDevice, plan: SparsePlan, wait: CallWait): Promise<SparseEngine> {
+  static async create(
+    group: RankGroup,
+    device: CpuDevice | CudaDevice,
+    plan: SparsePlan,
+    wait: CallWait,
+  ): Promise<SparseEngine> {
     const { hosts } = group.topology;
     const { shape, fanIn, workers, aggregators } = plan;
-    const { regions, all } = await agreeOn(
-      group,
-      {
-        what: WHAT,
-        config: { ...shape, fanIn, workers: workers.join(), aggregators: aggregators.join(), device: device.kind },
-        prepare: () => {
-          const own = sparseRegions(shape, { hasBothRoles: hasBothRoles(plan), isTree: isTree(plan) });
-          const laidOut = regionsAcrossHosts(own, group.size, hosts);
-          requireRoom(WHAT, [{ name: 'windows', bytes: laidOut.bytes, isShared: true }], { group, device });
-          return { regions: own, all: laidOut };
+    // Both may fail on one rank alone, which the others hear of when they agree.
+    const opened = await openParts(group, device, plan).catch((error: unknown) => error as Error);
+    try {
+      const { regions, all, host, work } = await agreeOn(
+        group,
+        {
+          what: WHAT,
+          config: { ...shape, fanIn, workers: workers.join(), aggregators: aggregators.join() },
+          prepare: () => {
+            if (opened instanceof Error) throw opened;
+            const own = sparseRegions(shape, { hasBothRoles: hasBothRoles(plan), isTree: isTree(plan) });
+            const laidOut = regionsAcrossHosts(own, group.size, hosts);
+            const windows = { name: 'windows', bytes: laidOut.bytes, isShared: true };
+            requireRoom(WHAT, [windows], { group, device: opened.host });
+            return { ...opened, regions: own, all: laidOut };
+          },
         },
-      },
-      wait,
-    );
-    const of = { group, device, what: WHAT, name: 'sparse', regions: all };
-    return new SparseEngine({ group, device, plan, regions, ...(await createMirroredWindow(of, wait)) });
+        wait,
+      );
+      const of = { group, device: host, what: WHAT, name: 'sparse', regions: all };
+      const made = await createMirroredWindow(of, wait);
+      return new SparseEngine({ group, host, work, plan, regions, ...made });
+    } catch (error) {
+      if (!(opened instanceof Error)) await opened.work?.close();
+      throw error;
+    }
   }
 
-  private constructor({ group, device, plan, window, regions, across }: Parts) {
+  private constructor({ group, host, work, plan, window, regions, across }: Parts) {
     const { topology, settings, rank: me } = group;
     const { shape, workers, aggregators, fanIn } = plan;
     const hostOf = (rank: number): number => topology.hostOf(rank);
@@ -85,7 +110,7 @@ export class SparseEngine {
     const mirrors =
       across && new Mirrors(across.network, { address: window.address, regions, mirrors: across.mirrors });
     const parts = rankParts(group, window, { regions, mirrors: across?.mirrors ?? 0 });
-    const board = new WindowBoard(device, { parts, regions, mirrors, trees });
+    const board = new WindowBoard(host, { parts, regions, mirrors, trees });
     this.#window = window;
     this.#network = across?.network;
     this.#board = board;
@@ -93,14 +118,19 @@ export class SparseEngine {
     this.#shape = shape;
     // One more than the aggregators that wait for each other.
     this.#nets = 2 * topLevel(trees) + 1;
-    if (workers.includes(me)) this.#worker = new WorkerSlots(device, { board, shape, trees, me });
+    if (workers.includes(me)) {
+      const staged = { shape, host, messages: board.memory, maxElementBytes: MAX_ELEMENT_BYTES };
+      const blocks = work === undefined ? new CpuBlocks(host, shape) : new StagedBlocks(work, staged);
+      this.#tensors = blocks;
+      this.#worker = new WorkerSlots(host, { board, blocks, shape, trees, me });
+    }
     const failure: StepFailure = across
-      ? new HostsFailure({ ...across, group, device, window })
+      ? new HostsFailure({ ...across, group, device: host, window })
       : window.barrier.failure;
     this.#failure = failure;
     if (aggregators.includes(me)) {
       const nameOf = (rank: number): number => group.ranks[rank]!;
-      this.#aggregator = new AggregatorSlots(device, { board, shape, trees, me, nameOf });
+      this.#aggregator = new AggregatorSlots(host, { board, shape, trees, me, nameOf });
       this.#failure = new AggregatorFailure(failure, this.#aggregator);
     }
     const outnumber = topology.scaleUpRanks.length > availableParallelism();
@@ -109,6 +139,7 @@ export class SparseEngine {
       network: mirrors,
       timeoutMs: settings.timeoutMs,
       spinUs: settings.collectiveSpinUs,
+      polls: work !== undefined,
       isCrowded: outnumber || (across !== undefined && isCrowded(settings)),
     });
   }
@@ -127,11 +158,11 @@ export class SparseEngine {
   /** Of a worker. `told`: a flag for each part of so many elements, which are whole blocks. */
   async allReduce(call: SparseCall, { signal }: CallWait, told?: ToldParts): Promise<SparseTraffic> {
     const worker = this.#worker!;
-    const completions = told && new BlockCompletions(told.flag, this.#partsOf(call, told));
-    const steps = new WorkerSteps({ worker, aggregator: this.#aggregator, completions });
+    const flag = told && this.#tensors!.flagAt(told.flag);
+    const completions = told && new BlockCompletions(flag!, this.#partsOf(call, told));
+    const steps = new WorkerSteps({ worker, call, aggregator: this.#aggregator, completions });
     const reserving = worker.reserve(call.count);
     if (reserving !== undefined) await reserving;
-    worker.begin(call);
     // The aggregator gives up a little sooner, because it knows who is missing.
     await this.#runner.run(steps, { signal, deadline: new Deadline(nthNet(call.timeoutMs, this.#nets)) });
     return worker.traffic;
@@ -155,9 +186,27 @@ export class SparseEngine {
       if (this.#worker !== undefined) this.#board.leave();
       await this.#network?.close({ untilSourcesLeft: true });
     } finally {
+      // What is under way to or from messages ends before their memory goes.
+      await this.#tensors?.close();
       this.#window[Symbol.dispose]();
-      this.#worker?.[Symbol.dispose]();
       this.#aggregator?.[Symbol.dispose]();
     }
   }
+}
+
+interface Opened {
+  readonly host: CpuDevice;
+  readonly work: CudaBlockWork | undefined;
+}
+
+/** Ranks that only aggregate need nothing of a GPU. */
+async function openParts(
+  group: RankGroup,
+  device: CpuDevice | CudaDevice,
+  { workers, shape }: SparsePlan,
+): Promise<Opened> {
+  if (device.kind === 'cpu') return { host: device, work: undefined };
+  const host = await CpuDevice.create({ addressSpaceMiB: group.settings.addressSpaceMiB });
+  const work = workers.includes(group.rank) ? await CudaBlockWork.create(device, shape) : undefined;
+  return { host, work };
 }

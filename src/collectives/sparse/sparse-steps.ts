@@ -5,11 +5,13 @@ import type { Missing } from '../../windows/window-failure.ts';
 import { secondNet } from '../../core/deadline.ts';
 import type { AggregatorSlots } from './aggregator-slots.ts';
 import type { BlockCompletions } from './block-completions.ts';
+import type { SparseCall } from './sparse-call.ts';
 import type { WindowBoard } from './window-board.ts';
 import type { WorkerSlots } from './worker-slots.ts';
 
 export interface WorkerParts {
   readonly worker: WorkerSlots;
+  readonly call: SparseCall;
   /** Of a worker that aggregates as well. */
   readonly aggregator: AggregatorSlots | undefined;
   /** Of a call that tells how far it is. */
@@ -22,9 +24,12 @@ export class WorkerSteps implements Steps {
   readonly #worker: WorkerSlots;
   readonly #aggregator: AggregatorSlots | undefined;
   readonly #completions: BlockCompletions | undefined;
+  /** Until it has begun. */
+  #call: SparseCall | undefined;
 
-  constructor({ worker, aggregator, completions }: WorkerParts) {
+  constructor({ worker, call, aggregator, completions }: WorkerParts) {
     this.#worker = worker;
+    this.#call = call;
     this.#aggregator = aggregator;
     this.#completions = completions;
   }
@@ -34,6 +39,9 @@ export class WorkerSteps implements Steps {
   }
 
   advance(): boolean {
+    const call = this.#call;
+    this.#call = undefined;
+    if (call !== undefined) this.#worker.begin(call);
     this.#aggregator?.advance();
     const isOver = this.#worker.advance();
     const isTold = this.#completions?.processCompletions(this.#worker.finalBlocks) ?? true;

@@ -16,6 +16,7 @@ import { lowLatencyCombineKernels, lowLatencyDispatchKernels } from './kernels/l
 import { fp8RowsKernels } from './kernels/fp8-rows.ts';
 import { groupedProductKernels, moeExpertsKernels } from './kernels/moe.ts';
 import { selfTestKernels } from './kernels/self-test.ts';
+import { sparseBlockKernels } from './kernels/sparse.ts';
 import { benchUnpackKernels, persistentUnpackKernels, unpackKernels } from './kernels/unpack.ts';
 
 export const kernelCatalogue: readonly KernelFile[] = [
@@ -43,4 +44,5 @@ export const kernelCatalogue: readonly KernelFile[] = [
   unpackKernels,
   persistentUnpackKernels,
   benchUnpackKernels,
+  sparseBlockKernels,
 ];
