@@ -76,24 +76,32 @@ for (const [ranks, hosts, cases] of [
   [6, '1', 4],
   [6, '2', 1],
 ] as const) {
-  test(`random calls of 1 to 4 workers that share GPUs agree with the reference; hosts ${hosts}`, { skip: noGpu }, async () => {
-    const seed = String(testSeed());
-    const args = [String(cases * factor), seed, '300000'];
-    const options = { args, env: { ...env, WEFTLINE_HOSTS: hosts }, timeoutMs: 200_000 * factor };
-    const { exitCode, transcript } = await runRanks(ranks, property, options);
-    assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
-  });
+  test(
+    `random calls of 1 to 4 workers that share GPUs agree with the reference; hosts ${hosts}`,
+    { skip: noGpu },
+    async () => {
+      const seed = String(testSeed());
+      const args = [String(cases * factor), seed, '300000'];
+      const options = { args, env: { ...env, WEFTLINE_HOSTS: hosts }, timeoutMs: 200_000 * factor };
+      const { exitCode, transcript } = await runRanks(ranks, property, options);
+      assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
+    },
+  );
 }
 
 for (const [hosts, repeats] of [
   ['1', 50],
   ['2', 10],
 ] as const) {
-  test(`${repeats} repeats with workers that are late give the same bytes; hosts ${hosts}`, { skip: noGpu }, async () => {
-    const options = { args: [String(repeats * factor)], env: { ...env, WEFTLINE_HOSTS: hosts }, timeoutMs: 120_000 };
-    const { exitCode, transcript } = await runRanks(4, repeating, options);
-    assert.equal(exitCode, 0, transcript);
-  });
+  test(
+    `${repeats} repeats with workers that are late give the same bytes; hosts ${hosts}`,
+    { skip: noGpu },
+    async () => {
+      const options = { args: [String(repeats * factor)], env: { ...env, WEFTLINE_HOSTS: hosts }, timeoutMs: 120_000 };
+      const { exitCode, transcript } = await runRanks(4, repeating, options);
+      assert.equal(exitCode, 0, transcript);
+    },
+  );
 }
 
 test('a worker that differs is named to every rank', { skip: noGpu }, async () => {
@@ -122,17 +130,25 @@ for (const [what, victim, hosts] of [
   ['within', 1, '2'],
   ['within', 3, '2'],
 ] as const) {
-  test(`rank ${victim} is killed ${what} a call, and every other rank is told; hosts ${hosts}`, { skip: noGpu }, async () => {
-    const options = { args: [what, String(victim), 'one aggregator'], env: { ...env, WEFTLINE_HOSTS: hosts }, graceMs: 10_000 };
-    const { ranks, transcript } = await runRanks(4, killed, options);
-    assert.equal(ranks[victim]?.signal, 'SIGKILL', transcript);
-    for (const [rank, output] of ranks.entries()) {
-      if (rank === victim) continue;
-      const { code, message } = resultOf(output) as { readonly code: string; readonly message: string };
-      assert.ok(['WL_PEER_LOST', 'WL_PEER_FAILED'].includes(code), transcript);
-      assert.match(message, new RegExp(`[Rr]anks? ([0-9, ]*\\b)?${victim}\\b`), transcript);
-    }
-  });
+  test(
+    `rank ${victim} is killed ${what} a call, and every other rank is told; hosts ${hosts}`,
+    { skip: noGpu },
+    async () => {
+      const options = {
+        args: [what, String(victim), 'one aggregator'],
+        env: { ...env, WEFTLINE_HOSTS: hosts },
+        graceMs: 10_000,
+      };
+      const { ranks, transcript } = await runRanks(4, killed, options);
+      assert.equal(ranks[victim]?.signal, 'SIGKILL', transcript);
+      for (const [rank, output] of ranks.entries()) {
+        if (rank === victim) continue;
+        const { code, message } = resultOf(output) as { readonly code: string; readonly message: string };
+        assert.ok(['WL_PEER_LOST', 'WL_PEER_FAILED'].includes(code), transcript);
+        assert.match(message, new RegExp(`[Rr]anks? ([0-9, ]*\\b)?${victim}\\b`), transcript);
+      }
+    },
+  );
 }
 
 gpuTest('a kernel that polls the flag finds the sums of the parts that it tells of', async (device) => {

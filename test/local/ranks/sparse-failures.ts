@@ -14,7 +14,11 @@ type Call = (reducer: SparseAllReduce) => Promise<unknown>;
 const call =
   (count: number, dtype: 'f32' | 'i32' = 'f32', timeoutMs = 5000): Call =>
   async (reducer) => {
-    const output = await device.tensor(dtype, [count], dtype === 'f32' ? new Float32Array(count).fill(1) : new Int32Array(count).fill(1) as never);
+    const output = await device.tensor(
+      dtype,
+      [count],
+      dtype === 'f32' ? new Float32Array(count).fill(1) : (new Int32Array(count).fill(1) as never),
+    );
     return reducer.allReduce({ output, timeoutMs });
   };
 

@@ -8,6 +8,7 @@ import { markLimit } from '#lib/collectives/sparse/mark-limit.js';
 import { noCall, type SparseCall } from '#lib/collectives/sparse/sparse-call.js';
 import { StagedBlocks } from '#lib/collectives/sparse/staged-blocks.js';
 import { seededRandom } from '#lib/core/seeded-random.js';
+import type { Storage } from '#lib/device/tensor.js';
 import { PretendedBlockWork } from '../../support/pretended-block-work.ts';
 import { testSeed } from '../../support/seed.ts';
 import { withCode } from '../../support/with-code.ts';
@@ -16,19 +17,23 @@ const device = await CpuDevice.create();
 const shape = { blockSize: 64, lanes: 5, slots: 3 };
 const elementBytes = { f32: 4, i32: 4, bf16: 2 } as const;
 
-function staged(next: () => number): { readonly work: PretendedBlockWork; readonly blocks: StagedBlocks } {
+interface Staged {
+  readonly work: PretendedBlockWork;
+  readonly blocks: StagedBlocks;
+  readonly messages: Storage;
+}
+
+function staged(next: () => number): Staged {
   const work = new PretendedBlockWork(device, shape, next);
   const messages = device.allocate(64 << 10);
-  return { work, blocks: new StagedBlocks(work, { shape, host: device, messages, maxElementBytes: 4 }) };
+  return { work, messages, blocks: new StagedBlocks(work, { shape, host: device, messages, maxElementBytes: 4 }) };
 }
 
 for (const dtype of ['f32', 'bf16', 'i32'] as const satisfies readonly ReducedDType[]) {
   for (const inPlace of [true, false]) {
     test(`blocks of ${dtype} that count go out as they are, and sums get to their places; in place: ${inPlace}`, async () => {
       const next = seededRandom(testSeed());
-      const messages = device.allocate(64 << 10);
-      const work = new PretendedBlockWork(device, shape, next);
-      const blocks = new StagedBlocks(work, { shape, host: device, messages, maxElementBytes: 4 });
+      const { work, blocks, messages } = staged(next);
       const place = messages.address;
       for (const [count, density, isDense] of [
         [0, 1, false],
@@ -37,8 +42,8 @@ for (const dtype of ['f32', 'bf16', 'i32'] as const satisfies readonly ReducedDT
         [10_000, 0, false],
         [10_007, 0.1, false],
         [10_007, 0.5, true],
-        [640_001, 1, false],
-        [300_000, 0.3, false],
+        [100_001, 1, false],
+        [60_000, 0.3, false],
       ] as const) {
         using input = device.empty(dtype, [count]);
         using apart = device.empty(dtype, [count]);
@@ -47,22 +52,29 @@ for (const dtype of ['f32', 'bf16', 'i32'] as const satisfies readonly ReducedDT
         (apart.view() as Float32Array).fill(9);
         const blockCount = Math.ceil(count / 64);
         for (let block = 0; block < blockCount; block++) {
-          if (next() < density) values.fill(dtype === 'bf16' ? toBf16(block + 1) : block + 1, block * 64, block * 64 + 64);
+          if (next() < density)
+            values.fill(dtype === 'bf16' ? toBf16(block + 1) : block + 1, block * 64, block * 64 + 64);
         }
         const given = values.slice();
         const bytes = elementBytes[dtype];
         const addresses = { input: input.address, output: output.address };
-        const call: SparseCall = { ...noCall, dtype, elementBytes: bytes, count, ...addresses, isDense, timeoutMs: 60_000 };
-        await blocks.reserve(count);
+        const call: SparseCall = {
+          ...noCall,
+          dtype,
+          elementBytes: bytes,
+          count,
+          ...addresses,
+          isDense,
+          timeoutMs: 60_000,
+        };
+        blocks.reserve(count);
         blocks.begin(call);
-        let looks = 0;
-        while (!blocks.isMarked()) looks++;
-        assert.ok(isDense || count === 0 || looks >= 0);
+        while (!blocks.isMarked());
         const own = Array.from({ length: blockCount }, (_, block) => block).filter((block) => blocks.has(block));
         assert.equal(blocks.ownBlocks, own.length);
         for (const block of own) {
           const following = own.find((other) => other > block && other % 15 === block % 15);
-          if (count < 20_000) assert.equal(following === undefined ? true : blocks.next(block) === following, true);
+          if (following !== undefined && count < 20_000) assert.equal(blocks.next(block), following);
           while (!blocks.isReady(block));
           blocks.copyOut(place, block, 1);
           const got = device.hostView('u8', place, 64 * bytes);
@@ -86,16 +98,13 @@ for (const dtype of ['f32', 'bf16', 'i32'] as const satisfies readonly ReducedDT
 }
 
 test('a flag goes up behind the sums that it tells of, and several parts at once', async () => {
-  const next = seededRandom(testSeed());
-  const messages = device.allocate(64 << 10);
-  const work = new PretendedBlockWork(device, shape, next);
-  const blocks = new StagedBlocks(work, { shape, host: device, messages, maxElementBytes: 4 });
+  const { work, blocks, messages } = staged(seededRandom(testSeed()));
   using tensor = device.empty('f32', [64 * 1000]);
   using flag = device.empty('i32', [1]);
   flag.view()[0] = 5;
   tensor.view().fill(1);
   const addresses = { input: tensor.address, output: tensor.address };
-  await blocks.reserve(64_000);
+  blocks.reserve(64_000);
   blocks.begin({ ...noCall, count: 64_000, ...addresses, timeoutMs: 60_000 });
   while (!blocks.isMarked());
   const completions = new BlockCompletions(blocks.flagAt(flag.address), { blocks: 1000, blocksPerPart: 30 });
@@ -103,7 +112,12 @@ test('a flag goes up behind the sums that it tells of, and several parts at once
   work.onTell = (value) => {
     told++;
     const end = Math.min(1000, (value - 5) * 30) * 64;
-    assert.ok(tensor.view().subarray(0, end).every((one) => one === 3));
+    assert.ok(
+      tensor
+        .view()
+        .subarray(0, end)
+        .every((one) => one === 3),
+    );
   };
   const sums = device.hostView('f32', messages.address, 64 * 5);
   sums.fill(3);
@@ -122,7 +136,7 @@ test('a device that does not come to it fails the call at its deadline', async (
   const { blocks } = staged(() => 0);
   using tensor = device.empty('f32', [64]);
   tensor.view().fill(1);
-  await blocks.reserve(64);
+  blocks.reserve(64);
   blocks.begin({ ...noCall, count: 64, input: tensor.address, output: tensor.address, timeoutMs: 1 });
   const begin = performance.now();
   assert.throws(() => {

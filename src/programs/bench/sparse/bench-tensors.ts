@@ -46,7 +46,7 @@ export class BenchTensors implements AsyncDisposable {
   }
 
   async fill(values: Values): Promise<void> {
-    await this.#pristine.fromHost(values as never);
+    await this.#pristine.fromHost(values);
   }
 
   /** `sparse` is as the worker had it before any sum. */
@@ -64,9 +64,9 @@ export class BenchTensors implements AsyncDisposable {
       await this.settle();
       return;
     }
-    await staged.fromHost((await this.#pristine.toHost()) as never);
+    await staged.fromHost(await this.#pristine.toHost());
     await this.communicator.allReduce({ output: staged });
-    await this.#dense.fromHost((await staged.toHost()) as never);
+    await this.#dense.fromHost(await staged.toHost());
   }
 
   /** What was enqueued on the device is done. */
