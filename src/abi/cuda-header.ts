@@ -94,6 +94,8 @@ import {
   sparseIndexArguments,
   sparseMarkArguments,
   sparseMoveArguments,
+  sparseShareArguments,
+  sparseSumArguments,
   sparseTellArguments,
 } from './sparse-arguments.ts';
 import { selfTestCopyRowsArguments, selfTestFillArguments, selfTestWaitArguments } from './self-test-arguments.ts';
@@ -180,6 +182,8 @@ const layouts: readonly Layout[] = [
   sparseIndexArguments,
   sparseMoveArguments,
   sparseTellArguments,
+  sparseShareArguments,
+  sparseSumArguments,
   benchReadArguments,
 ];
 

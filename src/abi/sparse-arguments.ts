@@ -1,4 +1,5 @@
-// The arguments of the kernels in kernels/cuda/sparse-blocks.cu.
+// The arguments of the kernels in kernels/cuda/sparse-blocks.cu and sparse-direct.cu.
+import { COLLECTIVE_MAX_RANKS } from './cuda-collectives.ts';
 import { defineLayout } from './layout.ts';
 
 /** Blocks that one thread block numbers, a thread each. */
@@ -76,4 +77,34 @@ export const benchReadArguments = defineLayout('BenchReadArguments', {
   bytes: 'u64',
   /** u32; written only if all words together are one that they are not. */
   sink: 'ptr',
+});
+
+const ofRanks = { of: 'ptr', count: COLLECTIVE_MAX_RANKS } as const;
+
+/** Blocks of a piece of the tensor into this rank's window. */
+export const sparseShareArguments = defineLayout('SparseShareArguments', {
+  /** Where the piece begins, there and here; u8 by block of the piece. */
+  tensor: 'ptr',
+  shared: 'ptr',
+  marks: 'ptr',
+  /** Of the piece. */
+  bytes: 'u64',
+  blocks: 'u32',
+  blockBytes: 'u32',
+});
+
+/** The sums of a piece, of what all ranks have in their windows. */
+export const sparseSumArguments = defineLayout('SparseSumArguments', {
+  /** By rank, as this process maps them: blocks of the piece, and marks. */
+  shared: ofRanks,
+  marks: ofRanks,
+  /** Where the piece begins. */
+  output: 'ptr',
+  /** u32: blocks that count at this rank, and at any; added to. */
+  found: 'ptr',
+  bytes: 'u64',
+  blocks: 'u32',
+  blockBytes: 'u32',
+  ranks: 'u32',
+  rank: 'u32',
 });

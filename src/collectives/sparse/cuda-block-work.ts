@@ -10,7 +10,6 @@ import {
   type sparseTellArguments,
 } from '../../abi/sparse-arguments.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
-import type { CudaEvent } from '../../device/cuda/cuda-event.ts';
 import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import type { HostMemory } from '../../device/cuda/host-memory.ts';
 import { sparseBlockKernels } from '../../device/cuda/kernels/sparse.ts';
@@ -20,6 +19,7 @@ import type { BlockIndex, BlockMove, BlockWay, BlockWork, SharedBytes, WorkMark 
 import { markLimit } from './mark-limit.ts';
 import { infinityOf, type SlotShape, strideOf } from './slot-shape.ts';
 import { noCall, type SparseCall } from './sparse-call.ts';
+import { WorkStreams } from './work-streams.ts';
 
 const MOVE_THREADS = 256;
 const WARPS = MOVE_THREADS / 32;
@@ -40,38 +40,13 @@ interface Plans {
   readonly tell: Plan<typeof sparseTellArguments>;
 }
 
-class StreamMark implements WorkMark {
-  readonly #event: CudaEvent;
-  readonly #stream: CudaStream;
-
-  constructor(event: CudaEvent, stream: CudaStream) {
-    this.#event = event;
-    this.#stream = stream;
-  }
-
-  record(): void {
-    this.#event.record(this.#stream);
-  }
-
-  isDone(): boolean {
-    return this.#event.isDone();
-  }
-
-  dispose(): void {
-    this.#event[Symbol.dispose]();
-  }
-}
-
 export class CudaBlockWork implements BlockWork {
   readonly #device: CudaDevice;
   readonly #plans: Plans;
   readonly #stride: number;
   readonly #infinity: number;
   readonly #blockSize: number;
-  readonly #streams: Readonly<Record<BlockWay, CudaStream>>;
-  readonly #begun: CudaEvent;
-  readonly #ended: CudaEvent;
-  readonly #marks: StreamMark[] = [];
+  readonly #streams: WorkStreams;
   #tables: { readonly host: HostMemory; readonly tensors: readonly Tensor[]; readonly list: Tensor } | undefined;
   #call: SparseCall = noCall;
   #blocks = 0;
@@ -100,10 +75,7 @@ export class CudaBlockWork implements BlockWork {
     this.#stride = strideOf(shape);
     this.#infinity = infinityOf(shape);
     this.#blockSize = shape.blockSize;
-    // Copies go before what the device computes meanwhile.
-    this.#streams = { out: device.createStream({ priority: 'high' }), in: device.createStream({ priority: 'high' }) };
-    this.#begun = device.createEvent();
-    this.#ended = device.createEvent();
+    this.#streams = new WorkStreams(device);
   }
 
   reserve(blocks: number): BlockIndex {
@@ -157,18 +129,14 @@ export class CudaBlockWork implements BlockWork {
   }
 
   makeMark(way: BlockWay): WorkMark {
-    const mark = new StreamMark(this.#device.createEvent(), this.#streams[way]);
-    this.#marks.push(mark);
-    return mark;
+    return this.#streams.makeMark(way);
   }
 
   begin(call: SparseCall, blocks: number): void {
     this.#call = call;
     this.#blocks = blocks;
     const { input, output, count, elementBytes } = call;
-    this.#begun.record(this.#device.stream);
-    this.#streams.out.waitFor(this.#begun);
-    this.#streams.in.waitFor(this.#begun);
+    this.#streams.begin();
     const { gather, scatter } = this.#plans;
     for (const [{ arguments: set }, tensor] of [
       [gather, input],
@@ -234,23 +202,12 @@ export class CudaBlockWork implements BlockWork {
   }
 
   join(): void {
-    const { stream } = this.#device;
     // Where nothing was scattered, the marks may still clear the output.
-    this.#ended.record(this.#streams.out);
-    stream.waitFor(this.#ended);
-    this.#ended.record(this.#streams.in);
-    stream.waitFor(this.#ended);
+    this.#streams.join();
   }
 
   async close(): Promise<void> {
-    const { out, in: into } = this.#streams;
-    const { context } = this.#device;
-    if (!context.disposed && context.lost === undefined) {
-      await out.drained();
-      await into.drained();
-    }
-    for (const mark of this.#marks) mark.dispose();
-    for (const owned of [this.#begun, this.#ended, out, into]) owned[Symbol.dispose]();
+    await this.#streams.close();
     this.#releaseTables();
   }
 

@@ -1,12 +1,15 @@
 // Windows, links and slots of a sparse all-reduce, on one host or several. Messages lie in memory of the hosts, also those of GPUs.
 import { availableParallelism } from 'node:os';
+import { COLLECTIVE_MAX_RANKS } from '../../abi/cuda-collectives.ts';
 import { agreeOn } from '../../collective/agree.ts';
 import type { HostNetwork } from '../../collective/network/host-network.ts';
 import { type StepFailure, StepRunner } from '../../collective/steps.ts';
-import { type CallWait, Deadline } from '../../core/deadline.ts';
+import { type CallWait, Deadline, remaining } from '../../core/deadline.ts';
+import { WeftlineError } from '../../core/errors.ts';
 import { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { isCrowded } from '../../transport/host/rank-cores.ts';
+import { CudaWindow } from '../../windows/cuda-window.ts';
 import { requireRoom } from '../../windows/room.ts';
 import type { SymmetricWindow } from '../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
@@ -18,17 +21,20 @@ import { regionsAcrossHosts } from '../cpu/window-regions.ts';
 import { AggregatorSlots } from './aggregator-slots.ts';
 import type { SparseCall, SparseTraffic } from './sparse-call.ts';
 import { BlockCompletions } from './block-completions.ts';
+import type { BlockReducer } from './block-reducer.ts';
 import { CpuBlocks } from './cpu-blocks.ts';
 import { CudaBlockWork } from './cuda-block-work.ts';
+import { CudaDirectWork, directWindowBytes, type DirectKernels, loadDirectKernels } from './cuda-direct-work.ts';
+import { DirectBoard } from './direct-board.ts';
+import { DirectReducer } from './direct-reducer.ts';
 import { reductionTrees, topLevel } from './reduction-tree.ts';
 import { blocksOf, type SlotShape } from './slot-shape.ts';
 import { hasBothRoles, isTree, type SparsePlan } from './sparse-options.ts';
 import { MAX_ELEMENT_BYTES, type SparseRegions, sparseRegions } from './sparse-regions.ts';
-import { AggregatorFailure, nthNet, ServeSteps, WorkerSteps } from './sparse-steps.ts';
+import { AggregatorFailure, nthNet, ServeSteps, type WorkerParts, WorkerSteps } from './sparse-steps.ts';
 import { StagedBlocks } from './staged-blocks.ts';
-import type { TensorBlocks } from './tensor-blocks.ts';
 import { WindowBoard } from './window-board.ts';
-import { WorkerSlots } from './worker-slots.ts';
+import { WorkerSlots, type WorkerSlotsOptions } from './worker-slots.ts';
 
 const WHAT = 'SparseAllReduce';
 /** An aggregator serves for as long as the job takes: the longest time that there is. */
@@ -47,6 +53,8 @@ interface Parts extends MirroredWindow {
   readonly host: CpuDevice;
   /** Of the tensors; a GPU with what it does for them. */
   readonly work: CudaBlockWork | undefined;
+  /** Of GPUs that reach each other, where every rank adds up. */
+  readonly direct: CudaDirectWork | undefined;
   readonly plan: SparsePlan;
   readonly regions: SparseRegions;
 }
@@ -57,8 +65,8 @@ export class SparseEngine {
   readonly #board: WindowBoard;
   readonly #failure: StepFailure;
   readonly #runner: StepRunner;
-  readonly #worker: WorkerSlots | undefined;
-  readonly #tensors: TensorBlocks | undefined;
+  readonly #reducer: BlockReducer | undefined;
+  readonly #serving: WorkerParts['serving'];
   readonly #aggregator: AggregatorSlots | undefined;
   readonly #workers: readonly number[];
   readonly #shape: SlotShape;
@@ -75,9 +83,13 @@ export class SparseEngine {
     const { hosts } = group.topology;
     const { shape, fanIn, workers, aggregators } = plan;
     // Both may fail on one rank alone, which the others hear of when they agree.
-    const opened = await openParts(group, device, plan).catch((error: unknown) => error as Error);
+    const kinds = await group.allGather('sparse/devices', device.kind, remaining(wait));
+    const isDirect = kinds.every((kind) => kind === 'cuda') && canBeDirect(group, plan);
+    const opened = await openParts(group, device, { plan, isDirect }).catch((error: unknown) => error as Error);
+    const owned: { close(): Promise<void> | void }[] = [];
+    if (!(opened instanceof Error) && opened.work !== undefined) owned.push(opened.work);
     try {
-      const { regions, all, host, work } = await agreeOn(
+      const { regions, all, host, work, kernels } = await agreeOn(
         group,
         {
           what: WHAT,
@@ -93,16 +105,21 @@ export class SparseEngine {
         },
         wait,
       );
+      const direct = kernels && (await openDirect(group, device as CudaDevice, { kernels, shape, wait }));
+      if (direct !== undefined) {
+        await work?.close();
+        owned.splice(0, owned.length, direct);
+      }
       const of = { group, device: host, what: WHAT, name: 'sparse', regions: all };
       const made = await createMirroredWindow(of, wait);
-      return new SparseEngine({ group, host, work, plan, regions, ...made });
+      return new SparseEngine({ group, host, work, direct, plan, regions, ...made });
     } catch (error) {
-      if (!(opened instanceof Error)) await opened.work?.close();
+      for (const one of owned) await one.close();
       throw error;
     }
   }
 
-  private constructor({ group, host, work, plan, window, regions, across }: Parts) {
+  private constructor({ group, host, work, direct, plan, window, regions, across }: Parts) {
     const { topology, settings, rank: me } = group;
     const { shape, workers, aggregators, fanIn } = plan;
     const hostOf = (rank: number): number => topology.hostOf(rank);
@@ -116,22 +133,26 @@ export class SparseEngine {
     this.#board = board;
     this.#workers = workers;
     this.#shape = shape;
-    // One more than the aggregators that wait for each other.
-    this.#nets = 2 * topLevel(trees) + 1;
-    if (workers.includes(me)) {
-      const staged = { shape, host, messages: board.memory, maxElementBytes: MAX_ELEMENT_BYTES };
-      const blocks = work === undefined ? new CpuBlocks(host, shape) : new StagedBlocks(work, staged);
-      this.#tensors = blocks;
-      this.#worker = new WorkerSlots(host, { board, blocks, shape, trees, me });
-    }
+    const nameOf = (rank: number): number => group.ranks[rank]!;
     const failure: StepFailure = across
       ? new HostsFailure({ ...across, group, device: host, window })
       : window.barrier.failure;
     this.#failure = failure;
-    if (aggregators.includes(me)) {
-      const nameOf = (rank: number): number => group.ranks[rank]!;
-      this.#aggregator = new AggregatorSlots(host, { board, shape, trees, me, nameOf });
-      this.#failure = new AggregatorFailure(failure, this.#aggregator);
+    if (direct === undefined) {
+      // One more than the aggregators that wait for each other.
+      this.#nets = 2 * topLevel(trees) + 1;
+      const worker = workers.includes(me) ? workerOf({ work, host, board, shape, trees, me }) : undefined;
+      this.#reducer = worker;
+      if (aggregators.includes(me)) {
+        const aggregator = new AggregatorSlots(host, { board, shape, trees, me, nameOf });
+        this.#aggregator = aggregator;
+        this.#failure = new AggregatorFailure(failure, aggregator);
+        this.#serving = worker && { worker, aggregator };
+      }
+    } else {
+      this.#nets = 0;
+      const told = new DirectBoard(board.words, board.boards, { me, bells: board.bells });
+      this.#reducer = new DirectReducer({ board: told, work: direct, shape, nameOf });
     }
     const outnumber = topology.scaleUpRanks.length > availableParallelism();
     this.#runner = new StepRunner(board.bells, {
@@ -139,7 +160,7 @@ export class SparseEngine {
       network: mirrors,
       timeoutMs: settings.timeoutMs,
       spinUs: settings.collectiveSpinUs,
-      polls: work !== undefined,
+      polls: work !== undefined || direct !== undefined,
       isCrowded: outnumber || (across !== undefined && isCrowded(settings)),
     });
   }
@@ -157,15 +178,15 @@ export class SparseEngine {
 
   /** Of a worker. `told`: a flag for each part of so many elements, which are whole blocks. */
   async allReduce(call: SparseCall, { signal }: CallWait, told?: ToldParts): Promise<SparseTraffic> {
-    const worker = this.#worker!;
-    const flag = told && this.#tensors!.flagAt(told.flag);
+    const reducer = this.#reducer!;
+    const flag = told && reducer.flagAt(told.flag);
     const completions = told && new BlockCompletions(flag!, this.#partsOf(call, told));
-    const steps = new WorkerSteps({ worker, call, aggregator: this.#aggregator, completions });
-    const reserving = worker.reserve(call.count);
+    const steps = new WorkerSteps({ reducer, call, serving: this.#serving, completions });
+    const reserving = reducer.reserve(call.count);
     if (reserving !== undefined) await reserving;
     // The aggregator gives up a little sooner, because it knows who is missing.
     await this.#runner.run(steps, { signal, deadline: new Deadline(nthNet(call.timeoutMs, this.#nets)) });
-    return worker.traffic;
+    return reducer.traffic;
   }
 
   #partsOf(
@@ -183,11 +204,11 @@ export class SparseEngine {
 
   async close(): Promise<void> {
     try {
-      if (this.#worker !== undefined) this.#board.leave();
+      if (this.#reducer !== undefined) this.#board.leave();
       await this.#network?.close({ untilSourcesLeft: true });
     } finally {
       // What is under way to or from messages ends before their memory goes.
-      await this.#tensors?.close();
+      await this.#reducer?.close();
       this.#window[Symbol.dispose]();
       this.#aggregator?.[Symbol.dispose]();
     }
@@ -197,16 +218,69 @@ export class SparseEngine {
 interface Opened {
   readonly host: CpuDevice;
   readonly work: CudaBlockWork | undefined;
+  readonly kernels: DirectKernels | undefined;
+}
+
+interface OpenOptions {
+  readonly plan: SparsePlan;
+  readonly isDirect: boolean;
 }
 
 /** Ranks that only aggregate need nothing of a GPU. */
 async function openParts(
   group: RankGroup,
   device: CpuDevice | CudaDevice,
-  { workers, shape }: SparsePlan,
+  { plan: { workers, shape }, isDirect }: OpenOptions,
 ): Promise<Opened> {
-  if (device.kind === 'cpu') return { host: device, work: undefined };
+  const none = { work: undefined, kernels: undefined };
+  if (device.kind === 'cpu') return { ...none, host: device };
   const host = await CpuDevice.create({ addressSpaceMiB: group.settings.addressSpaceMiB });
+  const kernels = isDirect ? await loadDirectKernels(device) : undefined;
   const work = workers.includes(group.rank) ? await CudaBlockWork.create(device, shape) : undefined;
-  return { host, work };
+  return { host, work, kernels };
+}
+
+/** Where every rank adds up what all have, the blocks need not go anywhere else. */
+function canBeDirect({ size, topology }: RankGroup, plan: SparsePlan): boolean {
+  const { workers, aggregators } = plan;
+  if (topology.hosts.length > 1 || size > COLLECTIVE_MAX_RANKS || isTree(plan)) return false;
+  return workers.length === size && aggregators.length === size;
+}
+
+interface DirectOptions {
+  readonly kernels: DirectKernels;
+  readonly shape: SlotShape;
+  readonly wait: CallWait;
+}
+
+/** Collective. undefined on all ranks where a GPU does not reach the others. */
+async function openDirect(
+  group: RankGroup,
+  device: CudaDevice,
+  { kernels, shape: { blockSize }, wait }: DirectOptions,
+): Promise<CudaDirectWork | undefined> {
+  try {
+    const window = await CudaWindow.create({ ...wait, group, device, name: 'sparse', bytes: directWindowBytes(blockSize) });
+    try {
+      return new CudaDirectWork(device, kernels, window, blockSize);
+    } catch (error) {
+      window[Symbol.dispose]();
+      throw error;
+    }
+  } catch (error) {
+    if (error instanceof WeftlineError && error.code === 'WL_CUDA') return undefined;
+    throw error;
+  }
+}
+
+interface WorkerOptions extends Omit<WorkerSlotsOptions, 'blocks' | 'board'> {
+  readonly work: CudaBlockWork | undefined;
+  readonly host: CpuDevice;
+  readonly board: WindowBoard;
+}
+
+function workerOf({ work, host, board, shape, trees, me }: WorkerOptions): WorkerSlots {
+  const staged = { shape, host, messages: board.memory, maxElementBytes: MAX_ELEMENT_BYTES };
+  const blocks = work === undefined ? new CpuBlocks(host, shape) : new StagedBlocks(work, staged);
+  return new WorkerSlots(host, { board, blocks, shape, trees, me });
 }

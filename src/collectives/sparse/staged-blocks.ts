@@ -1,7 +1,6 @@
 // Blocks of tensors on a GPU: those that count go out through pinned memory in chunks, each with a mark of its own, so that the
 // first messages leave while the rest is being copied; sums come in through chunks that are scattered as they fill.
 import { SPARSE_NO_BLOCK } from '../../abi/sparse-arguments.ts';
-import { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { MemoryRange } from '../../device/host-access.ts';
 import type { CompletionFlag } from './block-completions.ts';
@@ -10,6 +9,7 @@ import { blocksOf, infinityOf, type SlotShape, strideOf } from './slot-shape.ts'
 import { noCall, type SparseCall } from './sparse-call.ts';
 import { StagedFlag } from './staged-flag.ts';
 import type { TensorBlocks } from './tensor-blocks.ts';
+import { WorkPatience } from './work-patience.ts';
 
 /** Of the chunks in which blocks go out, as long as these are not too many. */
 const CHUNK_BYTES = 1 << 20;
@@ -61,8 +61,7 @@ export class StagedBlocks implements TensorBlocks {
   #blockBytes = 0;
   #ownBlocks = 0;
   #state: 'idle' | 'marking' | 'marked' = 'idle';
-  /** Since when marks are waited for that are not done. */
-  readonly #since = new Map<WorkMark, number>();
+  readonly #patience = new WorkPatience();
   /** Of blocks that go out: so many in a chunk and a piece; chunks that have come. */
   #perChunk = 1;
   #perPiece = 1;
@@ -112,7 +111,7 @@ export class StagedBlocks implements TensorBlocks {
     this.#call = call;
     this.#blocks = blocksOf(this.#shape, call.count);
     this.#blockBytes = this.#shape.blockSize * call.elementBytes;
-    this.#since.clear();
+    this.#patience.reset();
     this.#filled = 0;
     this.#isJoined = false;
     this.#ownBlocks = 0;
@@ -250,19 +249,6 @@ export class StagedBlocks implements TensorBlocks {
 
   /** Fails when the device takes longer than the call may. */
   #isDone(mark: WorkMark): boolean {
-    if (mark.isDone()) {
-      this.#since.delete(mark);
-      return true;
-    }
-    const { timeoutMs } = this.#call;
-    const now = performance.now();
-    const since = this.#since.get(mark);
-    if (since === undefined) this.#since.set(mark, now);
-    if (now - (since ?? now) < timeoutMs) return false;
-    throw new WeftlineError(
-      'WL_TIMEOUT',
-      `The GPU has not moved the blocks of a sparse allReduce within ${timeoutMs} ms: earlier work of device.stream may hold it up, or a kernel that polls the flag and leaves no multiprocessor free`,
-      { details: { timeoutMs } },
-    );
+    return this.#patience.isDone(mark, this.#call.timeoutMs);
   }
 }

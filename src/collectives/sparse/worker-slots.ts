@@ -3,6 +3,7 @@ import { sparseBlocksOffset } from '../../abi/sparse-message.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { dtypeNumber } from '../collective-call.ts';
+import type { CompletionFlag } from './block-completions.ts';
 import type { BlockReducer } from './block-reducer.ts';
 import { MessageView } from './message-view.ts';
 import { type ReductionTree, treeOf } from './reduction-tree.ts';
@@ -154,6 +155,14 @@ export class WorkerSlots implements BlockReducer {
   /** Results of the slot that were taken, once no call is under way. */
   numberOf(slot: number): number {
     return this.#numbers[slot]!;
+  }
+
+  flagAt(address: number): CompletionFlag {
+    return this.#tensor.flagAt(address);
+  }
+
+  close(): Promise<void> | void {
+    return this.#tensor.close();
   }
 
   get finalBlocks(): number {

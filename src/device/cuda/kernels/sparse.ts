@@ -1,9 +1,12 @@
 // The kernels of sparse all-reduces, and the plain read that the one which marks blocks is measured against.
+import { reductionFormats } from '../../../abi/element-formats.ts';
 import {
   benchReadArguments,
   sparseIndexArguments,
   sparseMarkArguments,
   sparseMoveArguments,
+  sparseShareArguments,
+  sparseSumArguments,
   sparseTellArguments,
 } from '../../../abi/sparse-arguments.ts';
 import { defineKernelFile } from '../kernel-file.ts';
@@ -20,5 +23,12 @@ export const sparseBlockKernels = defineKernelFile({
     sparseTell: sparseTellArguments,
     benchRead: benchReadArguments,
   },
+  hot: true,
+});
+
+export const sparseDirectKernels = defineKernelFile({
+  file: 'sparse-direct.cu',
+  constants: { FORMAT: { choices: Object.values(reductionFormats) } },
+  kernels: { sparseShare: sparseShareArguments, sparseSum: sparseSumArguments },
   hot: true,
 });
