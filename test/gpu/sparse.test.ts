@@ -104,9 +104,12 @@ for (const [hosts, repeats] of [
   );
 }
 
-test('a worker that differs is named to every rank', { skip: noGpu }, async () => {
-  const options = { args: ['one aggregator'], env, timeoutMs: 120_000 };
-  const { exitCode, ranks, transcript } = await runRanks(4, failures, options);
+for (const [shape, count] of [
+  ['one aggregator', 4],
+  ['direct', 3],
+] as const) test(`a worker that differs is named to every rank; ${shape}`, { skip: noGpu }, async () => {
+  const options = { args: [shape], env, timeoutMs: 120_000 };
+  const { exitCode, ranks, transcript } = await runRanks(count, failures, options);
   assert.equal(exitCode, 0, transcript);
   for (const [rank, output] of ranks.entries()) {
     const told = resultOf(output) as Readonly<Record<string, readonly [first: string, next: string]>>;
@@ -150,6 +153,21 @@ for (const [what, victim, hosts] of [
     },
   );
 }
+
+test('tensors of several pieces are summed directly as by the dense call', { skip: noGpu }, () => {
+  const flags = ['--workers', '3', '--aggregators', '0', '--elements', '20000003', '--rounds', '1', '--warmups', '0'];
+  const words = [main, 'bench', 'sparse', '--device', 'cuda', ...flags, '--density', '0,0.1,1', '--json', '-'];
+  const options = { encoding: 'utf8', timeout: 100_000, env: { ...process.env, ...env } } as const;
+  for (const dtype of ['f32', 'bf16']) {
+    const { status, stdout, stderr } = spawnSync(process.execPath, [...words, '--dtype', dtype], options);
+    assert.equal(status, 0, stderr);
+    const report = JSON.parse(stdout) as SparseBenchReport;
+    assert.deepEqual(
+      report.rows.map(({ wrong }) => wrong),
+      [0, 0, 0],
+    );
+  }
+});
 
 gpuTest('a kernel that polls the flag finds the sums of the parts that it tells of', async (device) => {
   await using world = await join();
@@ -220,8 +238,14 @@ test('weftline bench sparse --device cuda compares every result', { skip: noGpu 
   const flags = ['--workers', '2', '--elements', '300001', '--rounds', '2', '--warmups', '0', '--slots', '2'];
   const words = [main, 'bench', 'sparse', '--device', 'cuda', ...flags, '--density', '0,0.1,1', '--json', '-'];
   const options = { encoding: 'utf8', timeout: 60_000, env: { ...process.env, ...env } } as const;
-  for (const hosts of ['1', '2']) {
-    const { status, stdout, stderr } = spawnSync(process.execPath, [...words, '--hosts', hosts], options);
+  for (const [hosts, aggregators] of [
+    ['1', '1'],
+    ['2', '1'],
+    // Directly.
+    ['1', '0'],
+  ] as const) {
+    const more = ['--hosts', hosts, '--aggregators', aggregators];
+    const { status, stdout, stderr } = spawnSync(process.execPath, [...words, ...more], options);
     assert.equal(status, 0, stderr);
     const report = JSON.parse(stdout) as SparseBenchReport;
     assert.deepEqual(

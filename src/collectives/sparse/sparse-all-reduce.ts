@@ -6,7 +6,7 @@ import { reductionFormats } from '../../abi/element-formats.ts';
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { type CallWait, checkTimeout, startCall, type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
 import { dtypes } from '../../core/dtype.ts';
-import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import { invalidArgument, type WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { Tensor } from '../../device/tensor.ts';

@@ -83,8 +83,8 @@ export async function runSparseCase(
   using apartMemory = device.empty(dtype, [count + shift]);
   const input = inputMemory.slice(shift, shift + count);
   const apart = apartMemory.slice(0, count);
-  await input.fromHost(own as never);
-  await apart.fromHost(new dtypes[dtype].array(count).fill(7 as never) as never);
+  await input.fromHost(own);
+  await apart.fromHost(new dtypes[dtype].array(count).fill(7));
   const output = inPlace ? input : apart;
   const traffic = await reducer.allReduce({
     ...(inPlace ? {} : { input }),

@@ -1,5 +1,5 @@
 // Sparse all-reduces of three workers and an aggregator, in which one worker does something else; prints how every rank was told.
-// argv: 'tree' where rank 3 adds up for workers 0 and 1, and rank 4 for it and worker 2.
+// argv: 'tree' where rank 3 adds up for workers 0 and 1, and rank 4 for it and worker 2; 'direct': without aggregators, of 3 ranks.
 import { WeftlineError } from 'weftline';
 import { SparseAllReduce } from 'weftline/collectives';
 import { join } from 'weftline/world';
@@ -42,7 +42,9 @@ const cases: Readonly<Record<string, readonly [odd: Call, others: Call]>> = {
   ],
 };
 
-const roles = process.argv[2] === 'tree' ? { aggregators: [3, 4], fanIn: 2, slots: 1 } : { aggregators: [3] };
+const shapes = { tree: { aggregators: [3, 4], fanIn: 2, slots: 1 }, direct: {}, one: { aggregators: [3] } };
+const shape = process.argv[2];
+const roles = shapes[shape === 'tree' || shape === 'direct' ? shape : 'one'];
 const told: Record<string, readonly [first: string, next: string]> = {};
 for (const [name, [differing, usual]] of Object.entries(cases)) {
   const reducer = await SparseAllReduce.create(world, device, roles);

@@ -1,5 +1,5 @@
 // One rank kills itself before or within a sparse all-reduce; the others print how they were told: argv = what, the rank, and
-// 'tree' where rank 3 is an aggregator below rank 4.
+// 'tree' where rank 3 is an aggregator below rank 4, or 'direct' where all ranks are workers that aggregate.
 import { CpuDevice, type WeftlineError } from 'weftline';
 import { SparseAllReduce } from 'weftline/collectives';
 import { join } from 'weftline/world';
@@ -18,11 +18,13 @@ console.log(`job ${world.filePrefix}`);
 const output = await device.tensor('f32', [1 << 20], new Float32Array(1 << 20).fill(1));
 
 /** Calls of these kernels until the victim dies: those of a worker, of an aggregator; of a worker on a GPU. */
-const usesLeft = { copyBytes: Infinity, reduceRuns: Infinity, sparseScatter: Infinity };
+const usesLeft = { copyBytes: Infinity, reduceRuns: Infinity, sparseScatter: Infinity, sparseSum: Infinity };
 if (isVictim && device.kind === 'cuda') {
-  const { launch } = LaunchPlan.prototype;
+  const launch = Reflect.get(LaunchPlan.prototype, 'launch') as (...args: unknown[]) => void;
   LaunchPlan.prototype.launch = function (this: LaunchPlan, ...args) {
-    if (this.label.endsWith('sparseScatter') && --usesLeft.sparseScatter === 0) process.kill(process.pid, 'SIGKILL');
+    for (const name of ['sparseScatter', 'sparseSum'] as const) {
+      if (this.label.endsWith(name) && --usesLeft[name] === 0) process.kill(process.pid, 'SIGKILL');
+    }
     launch.apply(this, args);
   };
 } else if (isVictim && device.kind === 'cpu') {
@@ -36,7 +38,8 @@ if (isVictim && device.kind === 'cuda') {
   });
   Object.defineProperty(device, 'kernels', { value: kernels });
 }
-const roles = shape === 'tree' ? { aggregators: [3, 4], fanIn: 2, slots: 1 } : { aggregators: [3] };
+const shapes = { tree: { aggregators: [3, 4], fanIn: 2, slots: 1 }, direct: {}, one: { aggregators: [3] } };
+const roles = shapes[shape === 'tree' || shape === 'direct' ? shape : 'one'];
 const reducer = await SparseAllReduce.create(world, device, { ...roles, messageSize: 16_384 });
 await world.barrier('ready');
 if (isVictim) {
@@ -45,6 +48,7 @@ if (isVictim) {
   if (what !== 'summing') usesLeft.copyBytes = 40;
   if (what !== 'handing down') usesLeft.reduceRuns = 20;
   usesLeft.sparseScatter = 2;
+  usesLeft.sparseSum = 1;
 }
 const begin = performance.now();
 try {
