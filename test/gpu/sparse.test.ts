@@ -107,24 +107,25 @@ for (const [hosts, repeats] of [
 for (const [shape, count] of [
   ['one aggregator', 4],
   ['direct', 3],
-] as const) test(`a worker that differs is named to every rank; ${shape}`, { skip: noGpu }, async () => {
-  const options = { args: [shape], env, timeoutMs: 120_000 };
-  const { exitCode, ranks, transcript } = await runRanks(count, failures, options);
-  assert.equal(exitCode, 0, transcript);
-  for (const [rank, output] of ranks.entries()) {
-    const told = resultOf(output) as Readonly<Record<string, readonly [first: string, next: string]>>;
-    const heard = (name: string, ...parts: RegExp[]): void => {
-      const [first, next] = told[name]!;
-      for (const part of parts) assert.match(first === 'ok' && rank === 1 ? next : first, part, transcript);
-      assert.match(next, /^WL_/, transcript);
-    };
-    heard('another count', /WL_CONFIG_MISMATCH/, /allReduce of 5 f32 on rank 0/, /allReduce of 100000 f32 on rank 1/);
-    heard('another dtype', /WL_CONFIG_MISMATCH/, /allReduce of 5 f32 on rank 0/, /allReduce of 5 i32 on rank 1/);
-    heard('a call less', /WL_TIMEOUT/, /Rank 1 did not arrive within 400 ms/);
-    if (rank !== 1) heard('leaves', /WL_PEER_LOST/, /[Rr]ank 1/);
-    assert.equal(told['a wrong argument']![0], 'ok', transcript);
-  }
-});
+] as const)
+  test(`a worker that differs is named to every rank; ${shape}`, { skip: noGpu }, async () => {
+    const options = { args: [shape], env, timeoutMs: 120_000 };
+    const { exitCode, ranks, transcript } = await runRanks(count, failures, options);
+    assert.equal(exitCode, 0, transcript);
+    for (const [rank, output] of ranks.entries()) {
+      const told = resultOf(output) as Readonly<Record<string, readonly [first: string, next: string]>>;
+      const heard = (name: string, ...parts: RegExp[]): void => {
+        const [first, next] = told[name]!;
+        for (const part of parts) assert.match(first === 'ok' && rank === 1 ? next : first, part, transcript);
+        assert.match(next, /^WL_/, transcript);
+      };
+      heard('another count', /WL_CONFIG_MISMATCH/, /allReduce of 5 f32 on rank 0/, /allReduce of 100000 f32 on rank 1/);
+      heard('another dtype', /WL_CONFIG_MISMATCH/, /allReduce of 5 f32 on rank 0/, /allReduce of 5 i32 on rank 1/);
+      heard('a call less', /WL_TIMEOUT/, /Rank 1 did not arrive within 400 ms/);
+      if (rank !== 1) heard('leaves', /WL_PEER_LOST/, /[Rr]ank 1/);
+      assert.equal(told['a wrong argument']![0], 'ok', transcript);
+    }
+  });
 
 for (const [what, victim, hosts] of [
   ['before', 0, '1'],

@@ -18,7 +18,11 @@ export class DirectBoard {
   readonly #boards: Int32Array;
   readonly #bells: RankBells;
 
-  constructor(words: Int32Array, boards: Int32Array, { me, bells }: { readonly me: number; readonly bells: RankBells }) {
+  constructor(
+    words: Int32Array,
+    boards: Int32Array,
+    { me, bells }: { readonly me: number; readonly bells: RankBells },
+  ) {
     this.ranks = boards.length;
     this.me = me;
     this.#words = words;

@@ -124,7 +124,8 @@ export class DirectReducer implements BlockReducer {
   awaited(): number[] {
     const { board } = this.#options;
     const others = [...this.#isSame.keys()].filter((rank) => rank !== board.me);
-    const [what, needed] = this.#ready > this.#summed ? (['ready', this.#summed + 1] as const) : (['taken', this.#taken] as const);
+    const [what, needed] =
+      this.#ready > this.#summed ? (['ready', this.#summed + 1] as const) : (['taken', this.#taken] as const);
     return others.filter((rank) => board.piecesOf(rank, what, this.#base) < needed);
   }
 

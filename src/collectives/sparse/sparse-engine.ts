@@ -260,7 +260,13 @@ async function openDirect(
   { kernels, shape: { blockSize }, wait }: DirectOptions,
 ): Promise<CudaDirectWork | undefined> {
   try {
-    const window = await CudaWindow.create({ ...wait, group, device, name: 'sparse', bytes: directWindowBytes(blockSize) });
+    const window = await CudaWindow.create({
+      ...wait,
+      group,
+      device,
+      name: 'sparse',
+      bytes: directWindowBytes(blockSize),
+    });
     try {
       return new CudaDirectWork(device, kernels, window, blockSize);
     } catch (error) {

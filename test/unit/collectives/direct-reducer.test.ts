@@ -1,7 +1,7 @@
 // Sums over windows that all ranks have mapped: the same bytes as the reference, whatever is late; calls that differ.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { CpuDevice, type DType, dtypes } from 'weftline';
+import { CpuDevice } from 'weftline';
 import { referenceSparseSum } from 'weftline/collectives';
 import { wordOffsets } from '#lib/abi/layout.js';
 import { sparseBoard } from '#lib/abi/sparse-message.js';
@@ -83,7 +83,8 @@ class LateWork implements DirectWork {
         this.#counts[0] += this.#windows[this.#me]![piece.buffer]!.has(block) ? 1 : 0;
         this.#counts[1]++;
         const sum = holding[0]!.slice();
-        for (const one of holding.slice(1)) for (const [at, value] of one.entries()) sum[at] = Math.fround(sum[at]! + value);
+        for (const one of holding.slice(1))
+          for (const [at, value] of one.entries()) sum[at] = Math.fround(sum[at]! + value);
         this.#view(call, call.output, block).set(sum);
       }
       if (isLast) this.found.set(this.#counts);
@@ -174,20 +175,17 @@ test('sums of 1 to 8 ranks are those of the reference, one call after another', 
 test('calls that differ are told on all ranks with the first one and another, and who is late is named', () => {
   const reducers = ranksOf(3, () => 0.9);
   using tensor = device.empty('f32', [100]);
-  const differs = (dtype: SparseCall['dtype'], count: number): Partial<SparseCall> => ({
-    dtype,
-    count,
-    elementBytes: dtypes[dtype as DType].bytes,
-  });
   reducers[0]!.begin(callOf(100, tensor.address));
   for (let turn = 0; turn < 10; turn++) assert.equal(reducers[0]!.advance(), false);
   assert.deepEqual(reducers[0]!.awaited(), [1, 2]);
   reducers[2]!.begin(callOf(100, tensor.address));
   for (let turn = 0; turn < 10; turn++) assert.equal(reducers[2]!.advance(), false);
   assert.deepEqual(reducers[0]!.awaited(), [1]);
-  reducers[1]!.begin(callOf(0, tensor.address, differs('i32', 50)));
+  reducers[1]!.begin(callOf(50, tensor.address, { dtype: 'i32', elementBytes: 4 }));
   for (const one of reducers) {
     assert.throws(() => one.advance(), withCode('WL_CONFIG_MISMATCH'));
-    assert.throws(() => one.advance(), { message: /allReduce of 100 f32 on rank 70, but allReduce of 50 i32 on rank 71/ });
+    assert.throws(() => one.advance(), {
+      message: /allReduce of 100 f32 on rank 70, but allReduce of 50 i32 on rank 71/,
+    });
   }
 });
