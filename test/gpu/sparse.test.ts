@@ -127,23 +127,22 @@ for (const [shape, count] of [
     }
   });
 
-for (const [what, victim, hosts] of [
-  ['before', 0, '1'],
-  ['within', 1, '1'],
-  ['within', 3, '1'],
-  ['within', 1, '2'],
-  ['within', 3, '2'],
+for (const [what, victim, hosts, shape] of [
+  ['before', 0, '1', 'one aggregator'],
+  ['within', 1, '1', 'one aggregator'],
+  ['within', 3, '1', 'one aggregator'],
+  ['within', 1, '2', 'one aggregator'],
+  ['within', 3, '2', 'one aggregator'],
+  ['before', 2, '1', 'direct'],
+  ['within', 1, '1', 'direct'],
 ] as const) {
   test(
-    `rank ${victim} is killed ${what} a call, and every other rank is told; hosts ${hosts}`,
+    `rank ${victim} is killed ${what} a call, and every other rank is told; ${shape}, hosts ${hosts}`,
     { skip: noGpu },
     async () => {
-      const options = {
-        args: [what, String(victim), 'one aggregator'],
-        env: { ...env, WEFTLINE_HOSTS: hosts },
-        graceMs: 10_000,
-      };
-      const { ranks, transcript } = await runRanks(4, killed, options);
+      const args = [what, String(victim), shape];
+      const options = { args, env: { ...env, WEFTLINE_HOSTS: hosts }, graceMs: 10_000 };
+      const { ranks, transcript } = await runRanks(shape === 'direct' ? 3 : 4, killed, options);
       assert.equal(ranks[victim]?.signal, 'SIGKILL', transcript);
       for (const [rank, output] of ranks.entries()) {
         if (rank === victim) continue;
