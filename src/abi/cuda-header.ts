@@ -95,6 +95,18 @@ import {
   moeSumRowsArguments,
   moeSwigluArguments,
 } from './moe-arguments.ts';
+import {
+  benchReadArguments,
+  SPARSE_GROUP_BLOCKS,
+  SPARSE_NO_BLOCK,
+  SPARSE_SEGMENT_PLACES,
+  sparseIndexArguments,
+  sparseMarkArguments,
+  sparseMoveArguments,
+  sparseShareArguments,
+  sparseSumArguments,
+  sparseTellArguments,
+} from './sparse-arguments.ts';
 import { selfTestCopyRowsArguments, selfTestFillArguments, selfTestWaitArguments } from './self-test-arguments.ts';
 import { TRAP_ANY_PEER, trapKernels, trapReasons, trapRecord, trapStates } from './trap-record.ts';
 import {
@@ -180,6 +192,13 @@ const layouts: readonly Layout[] = [
   persistentControl,
   persistentShared,
   persistentArguments,
+  sparseMarkArguments,
+  sparseIndexArguments,
+  sparseMoveArguments,
+  sparseTellArguments,
+  sparseShareArguments,
+  sparseSumArguments,
+  benchReadArguments,
 ];
 
 /** Prefix and numbers: { trapState: { empty: 0 } } becomes `trapStateEmpty`. */
@@ -236,6 +255,11 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   reductionFormat: reductionFormats,
   persistentState: persistentStates,
   ring: { slotBytes: RING_SLOT_BYTES, descriptors: RING_DESCRIPTORS },
+  sparse: {
+    groupBlocks: SPARSE_GROUP_BLOCKS,
+    noBlock: SPARSE_NO_BLOCK,
+    segmentPlaces: SPARSE_SEGMENT_PLACES,
+  },
   grouped: { tileRows: GROUPED_TILE_ROWS, tileColumns: GROUPED_TILE_COLUMNS },
 };
 

@@ -45,6 +45,8 @@ export interface StepRunnerOptions {
   readonly timeoutMs: number;
   /** How long to poll without progress before sleeping. */
   readonly spinUs: number;
+  /** Steps also wait for what rings no bell, as work of a GPU does: sleeps are short. */
+  readonly polls?: boolean;
   /** Whether the ranks outnumber the processors. */
   readonly isCrowded: boolean;
 }
@@ -115,13 +117,13 @@ export class StepRunner {
   }
 
   async #sleepUntilDone(steps: Steps, { timeoutMs, signal, deadline: given }: CallWait): Promise<void> {
-    const { failure, network } = this.#options;
+    const { failure, network, polls = false } = this.#options;
     const deadline = given ?? new Deadline(timeoutMs ?? this.#options.timeoutMs);
     const missing = (): readonly number[] => this.#missing(steps);
     const source = { waitFacts: (): WaitFacts => this.#factsOf(steps) };
     const { endsAt } = deadline;
     // What comes from other hosts rings no bell of this rank.
-    const work = network && ((): void => network.advance());
+    const work = network !== undefined || polls ? (): void => network?.advance() : undefined;
     try {
       while (true) {
         const sleep = new Awakening(steps, () => this.#advance(steps));
