@@ -74,6 +74,16 @@ import {
   lowLatencyTravels,
   lowLatencyWaits,
 } from './low-latency.ts';
+import {
+  KERNEL_RECORDS,
+  KERNEL_RECORDS_AT_ONCE,
+  kernelRecord,
+  kernelTraceTarget,
+  NO_PEER,
+  OWN_BLOCKS,
+  traceClockArguments,
+  traceClockCells,
+} from './kernel-trace.ts';
 import { lowLatencyCombineArguments, lowLatencyDispatchArguments } from './low-latency-arguments.ts';
 import { MAX_NETWORK_CHANNELS, NETWORK_LINE_BYTES, networkCells } from './network-cells.ts';
 import {
@@ -105,6 +115,10 @@ import {
 /** A layout that a kernel uses stands here; arguments of a kernel are one structure, passed by value. */
 const layouts: readonly Layout[] = [
   trapRecord,
+  kernelRecord,
+  kernelTraceTarget,
+  traceClockCells,
+  traceClockArguments,
   commandQueueHead,
   deviceQueue,
   deviceHostState,
@@ -174,6 +188,7 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   trapKernel: trapKernels,
   trapReason: trapReasons,
   trap: { anyPeer: TRAP_ANY_PEER },
+  trace: { records: KERNEL_RECORDS, atOnce: KERNEL_RECORDS_AT_ONCE, ownBlocks: OWN_BLOCKS, noPeer: NO_PEER },
   commandKind: queueCommandKinds,
   commandBits,
   benchPingKind: benchPingKinds,

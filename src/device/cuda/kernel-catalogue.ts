@@ -16,10 +16,12 @@ import { lowLatencyCombineKernels, lowLatencyDispatchKernels } from './kernels/l
 import { fp8RowsKernels } from './kernels/fp8-rows.ts';
 import { groupedProductKernels, moeExpertsKernels } from './kernels/moe.ts';
 import { selfTestKernels } from './kernels/self-test.ts';
+import { traceClockKernels } from './kernels/trace.ts';
 import { benchUnpackKernels, persistentUnpackKernels, unpackKernels } from './kernels/unpack.ts';
 
 export const kernelCatalogue: readonly KernelFile[] = [
   selfTestKernels,
+  traceClockKernels,
   epLayoutKernels,
   epDispatchKernels,
   epCombineKernels,
