@@ -22,6 +22,10 @@ function median(list) {
   return list.toSorted((left, right) => left - right)[Math.floor(list.length / 2)];
 }
 
+function list(numbers) {
+  return numbers.map((number) => number.toFixed(3)).join(', ');
+}
+
 // Compiles, and warms up.
 run(false);
 run(true);
@@ -44,7 +48,6 @@ for (let pair = 0; pair < Number(pairs); pair++) {
 }
 console.log(`${what}: ${words.join(' ')}`);
 for (const [name, { on, off, ratio, chance }] of seen) {
-  const list = (numbers) => numbers.map((number) => number.toFixed(3)).join(', ');
   console.log(
     `${name}: on ${median(on).toFixed(1)} µs, off ${median(off).toFixed(1)} µs; on/off ${median(ratio).toFixed(3)} (${list(ratio)}); off/off ${median(chance).toFixed(3)} (${list(chance)})`,
   );

@@ -61,7 +61,11 @@ export const kernelTraceTarget = defineLayout('KernelTraceTarget', { records: 'p
 
 /** Of the kernel traceClock, which answers each number that the host asks with the GPU's time. */
 export const traceClockCells = defineLayout('TraceClockCells', { time: 'u64', answered: 'u32', asked: 'u32' });
-export const traceClockArguments = defineLayout('TraceClockArguments', { cells: 'ptr', deadlineNs: 'u64', rounds: 'u32' });
+export const traceClockArguments = defineLayout('TraceClockArguments', {
+  cells: 'ptr',
+  deadlineNs: 'u64',
+  rounds: 'u32',
+});
 
 export const KERNEL_RING_HEAD_BYTES: number = kernelRing.size + CLOCK_BYTES;
 export const KERNEL_RING_BYTES: number = KERNEL_RING_HEAD_BYTES + KERNEL_RECORDS * kernelRecord.size;

@@ -58,7 +58,7 @@ export class KernelRing {
   }
 
   /** The records, as another memory had them. */
-  fill(records: Uint8Array): void {
+  takeRecords(records: Uint8Array): void {
     new Uint8Array(viewAt(this.address, this.bytes)).set(records);
   }
 

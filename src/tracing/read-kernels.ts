@@ -20,7 +20,7 @@ import type { ClockSample } from './kernel-ring.ts';
 import type { Span, TracedThread } from './span.ts';
 
 /** Blocks with neighbouring numbers share a track: what any of them does shows there. */
-export const BLOCKS_OF_TRACK = 16;
+const BLOCKS_OF_TRACK = 16;
 
 export interface TracedGpu {
   readonly clock: GpuClock;
@@ -64,7 +64,10 @@ export function readKernels(bytes: Uint8Array): TracedGpu | undefined {
   const { pieces, lost } = readPieces(memory, times);
   if (pieces.length === 0) return undefined;
   const device = head.get('device');
-  return { clock: times.clock(device, head.get('isDirect') === 1), threads: tracksOf(pieces, { device, labels, lost }) };
+  return {
+    clock: times.clock(device, head.get('isDirect') === 1),
+    threads: tracksOf(pieces, { device, labels, lost }),
+  };
 }
 
 function readSamples(memory: Uint8Array, count: number): ClockSample[] {
@@ -143,7 +146,7 @@ function lanesOf(launches: readonly (readonly Span[])[]): Span[][] {
   const lanes: { readonly spans: Span[]; end: number }[] = [];
   for (const spans of launches.toSorted((left, right) => left[0]!.begin - right[0]!.begin)) {
     const begin = spans[0]!.begin;
-    const end = Math.max(...spans.map((span) => span.end ?? Number.POSITIVE_INFINITY));
+    const end = Math.max(...spans.map(endOf));
     let lane = lanes.find((each) => each.end <= begin);
     if (lane === undefined) lanes.push((lane = { spans: [], end }));
     lane.spans.push(...spans);
@@ -156,6 +159,10 @@ function kernelName(file: string | undefined): string {
   return file === undefined ? 'kernel' : printable(file.replace(/\.cu\b.*/, ''), 100);
 }
 
+function endOf({ end }: Span): number {
+  return end ?? Number.POSITIVE_INFINITY;
+}
+
 /** In the order of their begins; of those that begin together the longest first. */
 function spansOf({ launch, blocks }: Piece, name: string): Span[] {
   const phases = new Map<string, Phase[]>();
@@ -165,16 +172,13 @@ function spansOf({ launch, blocks }: Piece, name: string): Span[] {
       phases.set(key, [...(phases.get(key) ?? []), phase]);
     }
   }
-  const spans = [...phases.values()].flatMap(joined).map(
-    ({ point, peer, begin, end }): Span => ({
-      point,
-      subject: launch,
-      label: point === 'kernel' ? `kernel ${name}` : waitLabel(peer),
-      begin,
-      end,
-    }),
-  );
-  const endOf = (span: Span): number => span.end ?? Number.POSITIVE_INFINITY;
+  const spans = [...phases.values()].flatMap(joined).map(({ point, peer, begin, end }): Span => ({
+    point,
+    subject: launch,
+    label: point === 'kernel' ? `kernel ${name}` : waitLabel(peer),
+    begin,
+    end,
+  }));
   return spans.toSorted((left, right) => left.begin - right.begin || endOf(right) - endOf(left));
 }
 

@@ -68,7 +68,7 @@ function readGpus(fd: number, rings: number): TracedGpu[] {
 /** Only these: most of the file has never been written. */
 function bytesAt(fd: number, offset: number, count: number): Buffer {
   const bytes = Buffer.alloc(count);
-  for (let read = 0; read < count; ) {
+  for (let read = 0; read < count;) {
     const more = readSync(fd, bytes, read, count - read, offset + read);
     if (more === 0) break;
     read += more;

@@ -55,7 +55,8 @@ function checkTimes(part: TracePart): void {
   // Blocks of several groups of 16 are several spans.
   for (const [index, call] of dispatches.entries()) {
     const own = kernelsOfDispatch.filter(
-      ({ begin }) => begin > call.begin - slack && begin < (dispatches[index + 1]?.begin ?? Number.POSITIVE_INFINITY) - slack,
+      ({ begin }) =>
+        begin > call.begin - slack && begin < (dispatches[index + 1]?.begin ?? Number.POSITIVE_INFINITY) - slack,
     );
     assert.ok(own.length > 0, `dispatch ${index}`);
     // The call returns when it knows the counts, which the kernel has told before its end.
@@ -85,11 +86,23 @@ test('kernels of two ranks are in the trace, and results are as without', { skip
   for (const part of ranks) {
     context.diagnostic(`rank ${part.rank}: ${JSON.stringify(part.gpuClocks)}`);
     const seen = new Set(gpuSpans(part).flatMap(({ label }) => /^kernel (.*)$/.exec(label)?.[1] ?? []));
-    assert.deepEqual(kernels.filter((kernel) => !seen.has(kernel)), []);
+    assert.deepEqual(
+      kernels.filter((kernel) => !seen.has(kernel)),
+      [],
+    );
     const points = new Set(gpuSpans(part).map(({ point }) => point));
-    for (const point of ['ep.dispatch.rows', 'ep.combine.rows', 'ep.closing', 'layer.dispatch.rows', 'kernel.wait'] as const)
+    for (const point of [
+      'ep.dispatch.rows',
+      'ep.combine.rows',
+      'ep.closing',
+      'layer.dispatch.rows',
+      'kernel.wait',
+    ] as const)
       assert.ok(points.has(point), point);
-    assert.ok(gpuSpans(part).every(({ end }) => end !== undefined), 'all has ended');
+    assert.ok(
+      gpuSpans(part).every(({ end }) => end !== undefined),
+      'all has ended',
+    );
     checkTimes(part);
   }
   const { kernelWaits } = summarize(ranks);
@@ -113,6 +126,7 @@ test('what kernels told before their rank was killed is there', { skip: noGpu },
   for (const part of parts) {
     const isDirect = part.gpuClocks.some((clock) => clock.isDirect);
     context.diagnostic(`rank ${part.rank}: ${isDirect ? 'direct' : 'the file cannot be registered here'}`);
-    if (isDirect) assert.ok(launches(part, 'ep-dispatch').length >= 3 && launches(part, 'collective-messages').length > 0);
+    if (isDirect)
+      assert.ok(launches(part, 'ep-dispatch').length >= 3 && launches(part, 'collective-messages').length > 0);
   }
 });

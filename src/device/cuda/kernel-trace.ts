@@ -1,5 +1,5 @@
 // Traces kernels of a GPU: gives them memory for their records, which lies in the trace's file, and compares its clock with the host's.
-import { kernelTraceTarget, traceClockArguments, traceClockCells } from '../../abi/kernel-trace.ts';
+import { kernelTraceTarget, type traceClockArguments, traceClockCells } from '../../abi/kernel-trace.ts';
 import { Block, type Layout } from '../../abi/layout.ts';
 import type { Out } from '../../native/library.ts';
 import { KernelRing } from '../../tracing/kernel-ring.ts';
@@ -129,7 +129,8 @@ export class KernelTrace implements Disposable {
   }
 
   #fillRing(): void {
-    if (this.#records !== undefined && !this.#records.disposed) this.#ring.fill(new Uint8Array(this.#records.buffer));
+    if (this.#records !== undefined && !this.#records.disposed)
+      this.#ring.takeRecords(new Uint8Array(this.#records.buffer));
   }
 
   /** Of several answers the one that came soonest. None if the GPU is too busy to answer. */
@@ -153,7 +154,9 @@ export class KernelTrace implements Disposable {
     plan.arguments.set('deadlineNs', deadlineMs * 1e6);
     plan.launch(stream);
     const deadline = performance.now() + deadlineMs;
-    let best: { readonly high: number; readonly low: number; readonly hostUs: number; readonly errorUs: number } | undefined;
+    let best:
+      | { readonly high: number; readonly low: number; readonly hostUs: number; readonly errorUs: number }
+      | undefined;
     for (let round = 1; round <= rounds; round++) {
       const before = performance.now();
       Atomics.store(words, asked / 4, round);

@@ -26,7 +26,9 @@ export function traceReport(file: string, summary: TraceSummary): string {
     ...lastIn.map(
       ({ process, calls: late, lateUs }) => `  ${process}: ${late}, ${formatTime(lateUs)} after the one before`,
     ),
-    ...(kernelWaits.length === 0 ? [] : ['Waits of kernels, of all groups of 16 blocks together; ranks are those of their group:']),
+    ...(kernelWaits.length === 0
+      ? []
+      : ['Waits of kernels, of all groups of 16 blocks together; ranks are those of their group:']),
     ...kernelWaits
       .slice(0, SHOWN_WAITS)
       .map(

@@ -4,14 +4,7 @@ import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
-import {
-  KERNEL_RECORDS,
-  KERNEL_RINGS,
-  kernelRecord,
-  NO_PEER,
-  OWN_BLOCKS,
-  pointHash,
-} from '#lib/abi/kernel-trace.js';
+import { KERNEL_RECORDS, KERNEL_RINGS, kernelRecord, NO_PEER, OWN_BLOCKS, pointHash } from '#lib/abi/kernel-trace.js';
 import { Block } from '#lib/abi/layout.js';
 import { type TracePoint, tracePoints } from '#lib/core/trace.js';
 import { viewAt } from '#lib/native/library.js';
@@ -74,16 +67,19 @@ class PretendedKernels {
   }
 }
 
-function kernelsIn(t: TestContext): { readonly kernels: PretendedKernels; read(): TracePart } {
+function kernelsIn(t: TestContext): { readonly kernels: PretendedKernels; readonly read: () => TracePart } {
   const folder = mkdtempSync(join(tmpdir(), 'weftline-kernels-'));
   t.after(() => rmSync(folder, { recursive: true }));
   const path = join(folder, 'part');
   return { kernels: new PretendedKernels(path), read: () => readTracePart(path) };
 }
 
+function time(us: number | undefined): string {
+  return us === undefined ? '' : (us - HOST_US).toFixed(0);
+}
+
 /** "label begin-end" in µs since HOST_US. */
 function shown(part: TracePart): Record<string, string[]> {
-  const time = (us: number | undefined): string => (us === undefined ? '' : (us - HOST_US).toFixed(0));
   return Object.fromEntries(
     part.threads.map(({ name, spans }) => [
       name,
