@@ -5,6 +5,7 @@ import {
   EP_MAX_EXPERTS,
   EP_MAX_GROUP_RANKS,
   EP_MAX_RANKS,
+  EP_MAX_WAYS,
   epCombineArguments,
   epDispatchArguments,
   epHostPlan,
@@ -14,7 +15,7 @@ import {
   epScratch,
   epStatus,
 } from './ep-arguments.ts';
-import { EP_MAX_SERVED, EP_MAX_WAYS, epNetwork, networkPhases, networkSeen } from './ep-network.ts';
+import { EP_MAX_SERVED, epNetwork, networkPhases, networkSeen } from './ep-network.ts';
 import { EXCHANGE_CALL_WORD, EXCHANGE_HEADER_WORDS, epRecordWords } from './exchange-record.ts';
 import {
   LAYER_SECTIONS,

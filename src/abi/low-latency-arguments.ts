@@ -30,6 +30,8 @@ export const lowLatencyDispatchArguments = defineLayout('LowLatencyDispatchArgum
   arrived: 'ptr',
   expertStats: 'ptr',
   waitStats: 'ptr',
+  /** u64 in host memory: rows beyond the capacity of their experts so far. */
+  droppedRows: 'ptr',
   trap: 'ptr',
   timeoutNs: 'u64',
   rowsOffset: 'u64',

@@ -86,3 +86,22 @@ test('an address that is none, or is held, is an error that says so', async () =
     /Cannot serve metrics on 127\.0\.0\.1:\d+: .*EADDRINUSE.*each process of a host needs a port/,
   );
 });
+
+test('bytes of rows of layers and of low-latency mode, and rows that were dropped', () => {
+  const rank = fileURLToPath(new URL('./ranks/row-bytes.js', import.meta.url));
+  const { status, stdout, stderr } = weftline(['run', '-n', '2', rank], '');
+  assert.equal(status, 0, stderr);
+  const rows = stdout.split('\n').flatMap((line) => /^\[\d\] (\{.*)$/.exec(line)?.[1] ?? []);
+  // Of 64 bf16: a layer sends a row per expert (3 to each rank), the others send one per rank (2).
+  const bytes = (count: number): number => count * 128;
+  for (const text of rows) {
+    assert.deepEqual(JSON.parse(text), {
+      'dispatch self': bytes(3 + 2),
+      'dispatch host': bytes(3 + 2),
+      'combine self': bytes(2 + 2),
+      'combine host': bytes(2 + 2),
+      drop: 1,
+    });
+  }
+  assert.equal(rows.length, 2);
+});

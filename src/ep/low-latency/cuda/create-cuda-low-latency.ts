@@ -51,7 +51,7 @@ export async function createCudaLowLatency(
       describe: describeWait,
       explain: (trap) => explainFailure(trap, config),
     });
-    bindLaunches(parts.launches, scope, { window, traps: calls.traps, blocks: parts.tables.blocks });
+    bindLaunches(parts.launches, scope, { window, traps: calls.traps, tables: parts.tables });
     return { scope, engine: new CudaLowLatencyEngine(scope, { ...parts, window, calls }) };
   } catch (error) {
     made.window?.[Symbol.dispose]();

@@ -6,9 +6,9 @@ import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import { lowLatencyCombineKernels, lowLatencyDispatchKernels } from '../../../device/cuda/kernels/low-latency.ts';
 import type { LaunchPlan } from '../../../device/cuda/launch-plan.ts';
 import type { TrapBox } from '../../../device/cuda/trap-box.ts';
-import type { Tensor } from '../../../device/tensor.ts';
 import type { CudaWindow } from '../../../windows/cuda-window.ts';
 import type { LowLatencyScope } from '../low-latency-scope.ts';
+import type { CudaLowLatencyTables } from './low-latency-tables.ts';
 
 type Names<L> = L extends Layout<infer Name> ? Name : never;
 export type DispatchPlan = LaunchPlan<Names<typeof lowLatencyDispatchArguments>>;
@@ -42,19 +42,19 @@ export async function loadLaunches(device: CudaDevice, numSms: number): Promise<
 export interface BoundMemory {
   readonly window: CudaWindow;
   readonly traps: TrapBox;
-  readonly blocks: Tensor<'u8'>;
+  readonly tables: Pick<CudaLowLatencyTables, 'blocks' | 'droppedRows'>;
 }
 
 /** Addresses and counts that stay the same for all calls. */
 export function bindLaunches(
   { dispatch, combine, awaitBuffer }: LowLatencyLaunches,
   { config, group }: LowLatencyScope,
-  { window, traps, blocks }: BoundMemory,
+  { window, traps, tables }: BoundMemory,
 ): void {
   for (const plan of [dispatch, combine, awaitBuffer]) {
     const set = plan.arguments;
     for (const [index, address] of window.addresses.entries()) set.set('peers', address, index);
-    set.set('blocks', blocks.address);
+    set.set('blocks', tables.blocks.address);
     set.set('trap', traps.address);
     set.set('ranks', group.size);
     set.set('rank', window.index);
@@ -65,6 +65,7 @@ export function bindLaunches(
   const set = dispatch.arguments;
   const isRankMajor = config.layout === 'rank-major';
   const isByChoice = !isRankMajor && config.combineTravels === 'choices';
+  set.set('droppedRows', tables.droppedRows.address);
   set.set('hidden', config.hidden);
   set.set('experts', config.numExperts);
   set.set('rankMajor', Number(isRankMajor));

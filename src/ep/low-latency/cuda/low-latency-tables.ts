@@ -4,6 +4,7 @@ import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import { TensorSet } from '../../../device/tensor-set.ts';
 import type { LowLatencyConfig } from '../low-latency-size.ts';
+import { DroppedRows } from './dropped-rows.ts';
 
 /** What one of the two results that are alive at once needs besides its rows; see LowLatencyDispatchArguments. */
 export interface CudaResultTables {
@@ -29,6 +30,7 @@ export interface CudaLowLatencyTables extends Disposable {
   /** LowLatencyBlock for each block. */
   readonly blocks: Tensor<'u8'>;
   readonly results: readonly CudaResultTables[];
+  readonly droppedRows: DroppedRows;
 }
 
 /** Fails with WL_MEMORY. */
@@ -56,5 +58,18 @@ export function makeCudaTables(
       rowWeights: tensors.empty('f32', [arriving]),
     })),
   }));
-  return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
+  try {
+    const droppedRows = new DroppedRows(device, config.overflow);
+    return {
+      ...made,
+      droppedRows,
+      [Symbol.dispose]: () => {
+        droppedRows[Symbol.dispose]();
+        set[Symbol.dispose]();
+      },
+    };
+  } catch (error) {
+    set[Symbol.dispose]();
+    throw error;
+  }
 }
