@@ -15,7 +15,15 @@ const words = ['bench', 'ep', '--device', device, '--ranks', ranks, '--no-layer'
 function run(isOn) {
   const env = { ...process.env, [`WEFTLINE_${what.toUpperCase()}`]: isOn ? values[what] : '' };
   const document = JSON.parse(execFileSync(command, words, { encoding: 'utf8', env, maxBuffer: 2 ** 28 }));
-  return new Map(document.cases.map(({ name, microseconds }) => [name, microseconds.median]));
+  const runs = document.runs ?? [{ cases: document.cases }];
+  return new Map(
+    runs.flatMap(({ numSms, cases }) =>
+      cases.map(({ name, microseconds, readyMicroseconds }) => [
+        numSms === undefined ? name : `${numSms} SMs ${name}`,
+        (microseconds ?? readyMicroseconds).median,
+      ]),
+    ),
+  );
 }
 
 function median(list) {

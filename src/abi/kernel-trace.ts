@@ -18,7 +18,7 @@ export const NO_PEER = 0xffff_ffff;
 
 /**
  * In front of the records of a GPU. `labels`: names of kernel files, lines of UTF-8. `samples`: comparisons of clocks so far.
- * `isDirect`: kernels write into this memory; else it is filled when the process ends.
+ * `isElsewhere`: 1 while the records lie in a file in memory, until the process ends (tracing/kernel-memory.ts).
  */
 export const kernelRing = defineLayout(
   'KernelRing',
@@ -26,7 +26,7 @@ export const kernelRing = defineLayout(
     device: 'u32',
     samples: 'u32',
     labelBytes: 'u32',
-    isDirect: 'u32',
+    isElsewhere: 'u32',
     labels: { of: 'u8', count: KERNEL_LABEL_BYTES },
   },
   4096,

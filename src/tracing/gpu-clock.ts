@@ -12,8 +12,6 @@ export interface GpuClock {
   readonly errorUs: number;
   readonly mostErrorUs: number;
   readonly samples: number;
-  /** Kernels wrote into the file themselves: what they told is there although the process was killed. */
-  readonly isDirect: boolean;
 }
 
 /** Between two comparisons the clocks drift evenly; before the first and after the last as between the nearest two. */
@@ -39,7 +37,7 @@ export class GpuTimes {
     return from.hostUs + (ns - from.ns) * rate;
   }
 
-  clock(device: number, isDirect: boolean): GpuClock {
+  clock(device: number): GpuClock {
     const first = this.#samples[0]!;
     const last = this.#points.at(-1)!;
     const errors = this.#samples.map(({ errorUs }) => errorUs);
@@ -50,7 +48,6 @@ export class GpuTimes {
       errorUs: Math.min(...errors),
       mostErrorUs: Math.max(...errors),
       samples: this.#samples.length,
-      isDirect,
     };
   }
 

@@ -13,6 +13,7 @@ import {
 } from '../abi/kernel-trace.ts';
 import { traceHead } from '../abi/trace-rings.ts';
 import { viewAt } from '../native/library.ts';
+import { mapKernelMemory, removeKernelMemory } from './kernel-memory.ts';
 import { reserve, type TraceFile } from './trace-rings.ts';
 
 export interface ClockSample {
@@ -26,10 +27,13 @@ export interface ClockSample {
 }
 
 export class KernelRing {
-  /** Of the records, where this process has mapped them. */
-  readonly address: number;
+  /** Of the memory for records that kernels may write to, until the process ends; undefined where there is none. */
+  readonly memory: number | undefined;
   /** Of the records. */
   readonly bytes: number = KERNEL_RING_BYTES - KERNEL_RING_HEAD_BYTES;
+  readonly #ring: number;
+  /** Where the records are in the end. */
+  readonly #address: number;
   readonly #head: Block<keyof typeof kernelRing.offset>;
   readonly #labels: Uint8Array;
   readonly #samples: Float64Array;
@@ -40,26 +44,27 @@ export class KernelRing {
     const head = new Int32Array(viewAt(address, traceHead.size));
     const ring = Atomics.add(head, traceHead.offset.kernelRings / 4, 1);
     if (ring >= KERNEL_RINGS || !reserve(path, kernelRingOffset(ring), KERNEL_RING_BYTES)) return undefined;
-    return new KernelRing(address + kernelRingOffset(ring), device);
+    return new KernelRing(address + kernelRingOffset(ring), ring, device);
   }
 
-  private constructor(address: number, device: number) {
+  private constructor(address: number, ring: number, device: number) {
     const memory = viewAt(address, KERNEL_RING_HEAD_BYTES);
-    this.address = address + KERNEL_RING_HEAD_BYTES;
+    this.#ring = ring;
+    this.#address = address + KERNEL_RING_HEAD_BYTES;
     this.#head = new Block(kernelRing, memory, 0);
     this.#labels = new Uint8Array(memory, kernelRing.offset.labels, KERNEL_LABEL_BYTES);
     this.#samples = new Float64Array(memory, kernelRing.size, CLOCK_SAMPLES * CLOCK_FIELDS);
     this.#head.set('device', device);
+    this.memory = mapKernelMemory(ring, this.bytes);
+    if (this.memory !== undefined) this.#head.set('isElsewhere', 1);
   }
 
-  /** Kernels write into the memory at `address` themselves. */
-  markDirect(): void {
-    this.#head.set('isDirect', 1);
-  }
-
-  /** The records, as another memory had them. */
-  takeRecords(records: Uint8Array): void {
-    new Uint8Array(viewAt(this.address, this.bytes)).set(records);
+  /** Takes the records over into the file: those of `memory`, or of another place to which kernels wrote instead. */
+  keep(records?: Uint8Array): void {
+    const from = records ?? (this.memory === undefined ? undefined : new Uint8Array(viewAt(this.memory, this.bytes)));
+    if (from !== undefined) new Uint8Array(viewAt(this.#address, this.bytes)).set(from);
+    this.#head.set('isElsewhere', 0);
+    removeKernelMemory(process.pid, this.#ring);
   }
 
   /** The number of a kernel file in its records; 0 is one for which there was no room. */

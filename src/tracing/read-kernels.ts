@@ -65,7 +65,7 @@ export function readKernels(bytes: Uint8Array): TracedGpu | undefined {
   if (pieces.length === 0) return undefined;
   const device = head.get('device');
   return {
-    clock: times.clock(device, head.get('isDirect') === 1),
+    clock: times.clock(device),
     threads: tracksOf(pieces, { device, labels, lost }),
   };
 }

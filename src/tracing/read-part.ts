@@ -1,6 +1,14 @@
 // Reads what a process has left of its trace: spans by thread, from records whose begins and ends belong together.
 import { closeSync, fstatSync, openSync, readSync } from 'node:fs';
-import { KERNEL_RING_BYTES, KERNEL_RINGS, kernelRingOffset, TRACE_FILE_BYTES } from '../abi/kernel-trace.ts';
+import { hostname } from 'node:os';
+import {
+  KERNEL_RING_BYTES,
+  KERNEL_RING_HEAD_BYTES,
+  KERNEL_RINGS,
+  kernelRing,
+  kernelRingOffset,
+  TRACE_FILE_BYTES,
+} from '../abi/kernel-trace.ts';
 import { Block } from '../abi/layout.ts';
 import {
   TRACE_FIELDS,
@@ -18,6 +26,7 @@ import { WeftlineError } from '../core/errors.ts';
 import { printable } from '../core/quote.ts';
 import { tracePoints } from '../core/trace.ts';
 import type { GpuClock } from './gpu-clock.ts';
+import { readKernelMemory } from './kernel-memory.ts';
 import { readKernels, type TracedGpu } from './read-kernels.ts';
 import type { Span, TracedThread } from './span.ts';
 import type { TracedProcess } from './trace-rings.ts';
@@ -42,12 +51,14 @@ export function readTracePart(path: string): TracePart {
       throw wrong(path, `of version ${head.get('version')}, and this is version ${TRACE_VERSION}`);
     const rings = Math.min(head.get('rings'), TRACE_RINGS);
     const threads = Array.from({ length: rings }, (_, ring) => readThread(fd, traceRingOffset(ring), head.get('size')));
-    const gpus = readGpus(fd, Math.min(head.get('kernelRings'), KERNEL_RINGS));
+    const host = textAt(bytes, traceHead.offset.host);
+    const pid = host === hostname() ? head.get('pid') : undefined;
+    const gpus = readGpus(fd, Math.min(head.get('kernelRings'), KERNEL_RINGS), pid);
     return {
       pid: head.get('pid'),
       rank: head.get('rank'),
       size: head.get('size'),
-      host: textAt(bytes, traceHead.offset.host),
+      host,
       program: textAt(bytes, traceHead.offset.program),
       launcher: head.get('launcher'),
       threads: [...threads, ...gpus.flatMap((gpu) => gpu.threads)],
@@ -58,10 +69,15 @@ export function readTracePart(path: string): TracePart {
   }
 }
 
-function readGpus(fd: number, rings: number): TracedGpu[] {
-  const gpus = Array.from({ length: rings }, (_, ring) =>
-    readKernels(bytesAt(fd, kernelRingOffset(ring), KERNEL_RING_BYTES)),
-  );
+/** `pid`: of a process of this host. */
+function readGpus(fd: number, rings: number, pid: number | undefined): TracedGpu[] {
+  const gpus = Array.from({ length: rings }, (_, ring) => {
+    const bytes = bytesAt(fd, kernelRingOffset(ring), KERNEL_RING_BYTES);
+    // It runs, or was killed.
+    if (pid !== undefined && Block.over(kernelRing, bytes).get('isElsewhere') === 1)
+      readKernelMemory(pid, ring, bytes.subarray(KERNEL_RING_HEAD_BYTES));
+    return readKernels(bytes);
+  });
   return gpus.filter((gpu) => gpu !== undefined);
 }
 

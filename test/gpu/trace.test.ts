@@ -1,6 +1,6 @@
 // Kernels in traces: two ranks, which may share a GPU, tell of their phases and waits, with the results that they have untraced.
 import assert from 'node:assert/strict';
-import { readFileSync } from 'node:fs';
+import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test from 'node:test';
 import { settingsTable } from 'weftline';
@@ -117,16 +117,19 @@ test('kernels of two ranks are in the trace, and results are as without', { skip
   assert.deepEqual(new Set(tracks.map(({ pid }) => pid)), new Set([0, 1]));
 });
 
-test('what kernels told before their rank was killed is there', { skip: noGpu }, async (context) => {
+test('what kernels told before their rank was killed is there', { skip: noGpu }, async () => {
   using folder = new TemporaryFolder();
   const file = join(folder.path, 't.json');
   const options = { args: ['killed'], env: { ...env, [settingsTable.trace.env]: file }, timeoutMs };
   await runRanks(2, script, options);
   const parts = collectTrace(file).parts.filter(({ rank }) => rank >= 0);
-  for (const part of parts) {
-    const isDirect = part.gpuClocks.some((clock) => clock.isDirect);
-    context.diagnostic(`rank ${part.rank}: ${isDirect ? 'direct' : 'the file cannot be registered here'}`);
-    if (isDirect)
-      assert.ok(launches(part, 'ep-dispatch').length >= 3 && launches(part, 'collective-messages').length > 0);
-  }
+  assert.equal(parts.length, 2);
+  // The other one may be ended by the launcher, before or after its last call.
+  const done = parts.filter((part) => launches(part, 'collective-messages').length > 0);
+  assert.ok(done.length > 0);
+  for (const part of done) assert.ok(launches(part, 'ep-dispatch').length >= 3);
+  assert.deepEqual(
+    readdirSync('/dev/shm').filter((name) => name.startsWith('weftline.trace.')),
+    [],
+  );
 });

@@ -1,4 +1,4 @@
-// Traces kernels of a GPU: gives them memory for their records, which lies in the trace's file, and compares its clock with the host's.
+// Traces kernels of a GPU: gives them memory for their records and keeps these in the trace's file; compares its clock with the host's.
 import { kernelTraceTarget, type traceClockArguments, traceClockCells } from '../../abi/kernel-trace.ts';
 import { Block, type Layout } from '../../abi/layout.ts';
 import type { Out } from '../../native/library.ts';
@@ -33,14 +33,14 @@ type NameOf<L> = L extends Layout<infer Name> ? Name : never;
 export class KernelTrace implements Disposable {
   readonly #context: CudaContext;
   readonly #ring: KernelRing;
-  /** Where kernels write if the file's memory cannot be given to the GPU. */
+  /** Where kernels write if the ring's memory cannot be given to the GPU: what they wrote is lost if the process is killed. */
   readonly #records: HostMemory | undefined;
   readonly #target: Block<NameOf<typeof kernelTraceTarget>>;
   readonly #counter: number;
   readonly #cells: HostMemory;
   readonly #words: Int32Array;
   readonly #origin: number = performance.timeOrigin * 1000;
-  readonly #fill = (): void => this.#fillRing();
+  readonly #keep = (): void => this.#keepRecords();
   #clock: { readonly plan: LaunchPlan<NameOf<typeof traceClockArguments>>; readonly stream: CudaStream } | undefined;
   #timer: NodeJS.Timeout | undefined;
   #disposed = false;
@@ -59,15 +59,14 @@ export class KernelTrace implements Disposable {
     this.#words = this.#cells.view('i32', 0, traceClockCells.size / 4);
     this.#target = new Block(kernelTraceTarget, this.#cells.buffer, STAGED_AT);
     const out: Out = [0];
-    const isDirect = context.status('cuMemHostRegister', ring.address, ring.bytes, REGISTER_FLAGS) === 0;
-    if (isDirect) {
-      context.call('cuMemHostGetDevicePointer', out, ring.address, 0);
-      ring.markDirect();
+    const { memory } = ring;
+    if (memory !== undefined && context.status('cuMemHostRegister', memory, ring.bytes, REGISTER_FLAGS) === 0) {
+      context.call('cuMemHostGetDevicePointer', out, memory, 0);
     } else {
       this.#records = new HostMemory(context, ring.bytes);
       out[0] = this.#records.deviceAddress;
-      process.once('exit', this.#fill);
     }
+    process.once('exit', this.#keep);
     this.#target.set('records', out[0]);
     context.call('cuMemAlloc', out, COUNTER_BYTES);
     this.#counter = out[0];
@@ -119,18 +118,15 @@ export class KernelTrace implements Disposable {
     clearInterval(this.#timer);
     this.#context.disown(this);
     this.#context.release('cuMemFree', this.#counter);
-    if (this.#records === undefined) this.#context.release('cuMemHostUnregister', this.#ring.address);
-    else {
-      this.#fillRing();
-      process.off('exit', this.#fill);
-      this.#records[Symbol.dispose]();
-    }
+    process.off('exit', this.#keep);
+    this.#keepRecords();
+    if (this.#records === undefined) this.#context.release('cuMemHostUnregister', this.#ring.memory!);
+    else this.#records[Symbol.dispose]();
     this.#cells[Symbol.dispose]();
   }
 
-  #fillRing(): void {
-    if (this.#records !== undefined && !this.#records.disposed)
-      this.#ring.takeRecords(new Uint8Array(this.#records.buffer));
+  #keepRecords(): void {
+    this.#ring.keep(this.#records === undefined ? undefined : new Uint8Array(this.#records.buffer));
   }
 
   /** Of several answers the one that came soonest. None if the GPU is too busy to answer. */

@@ -1,7 +1,7 @@
 // Records as kernels write them: a stand-in writes them into the ring, and they are read back as phases of groups of blocks.
 import assert from 'node:assert/strict';
-import { mkdtempSync, rmSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { existsSync, mkdtempSync, rmSync } from 'node:fs';
+import { hostname, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { KERNEL_RECORDS, KERNEL_RINGS, kernelRecord, NO_PEER, OWN_BLOCKS, pointHash } from '#lib/abi/kernel-trace.js';
@@ -9,13 +9,14 @@ import { Block } from '#lib/abi/layout.js';
 import { type TracePoint, tracePoints } from '#lib/core/trace.js';
 import { viewAt } from '#lib/native/library.js';
 import { chromeTrace } from '#lib/tracing/chrome-trace.js';
+import { removeKernelMemory } from '#lib/tracing/kernel-memory.js';
 import { KernelRing } from '#lib/tracing/kernel-ring.js';
 import { partsOfChrome } from '#lib/tracing/read-chrome.js';
 import { readTracePart, type TracePart } from '#lib/tracing/read-part.js';
 import { createTraceFile } from '#lib/tracing/trace-rings.js';
 import { summarize } from '#lib/tracing/trace-summary.js';
 
-const who = { pid: 7, rank: 0, size: 2, host: 'h', program: 'x', launcher: 3 } as const;
+const who = { pid: process.pid, rank: 0, size: 2, host: hostname(), program: 'x', launcher: 3 } as const;
 /** A GPU's clock may count from 1970 too. */
 const HIGH = 415_000_000;
 const HOST_US = 1_780_000_000_000_000;
@@ -42,7 +43,7 @@ class PretendedKernels {
   tell({ ns, point, isEnd = false, label, launch = 1, block = 0, peer = NO_PEER }: Told): void {
     const at = (this.#taken % KERNEL_RECORDS) * kernelRecord.size;
     this.#taken += 1;
-    const record = new Block(kernelRecord, viewAt(this.ring.address + at, kernelRecord.size), 0);
+    const record = new Block(kernelRecord, viewAt(this.ring.memory! + at, kernelRecord.size), 0);
     record.set('time', HIGH * 2 ** 32 + ns);
     record.set('point', pointHash(point));
     record.set('sequence', this.#taken);
@@ -69,7 +70,10 @@ class PretendedKernels {
 
 function kernelsIn(t: TestContext): { readonly kernels: PretendedKernels; readonly read: () => TracePart } {
   const folder = mkdtempSync(join(tmpdir(), 'weftline-kernels-'));
-  t.after(() => rmSync(folder, { recursive: true }));
+  t.after(() => {
+    rmSync(folder, { recursive: true });
+    removeKernelMemory(process.pid);
+  });
   const path = join(folder, 'part');
   return { kernels: new PretendedKernels(path), read: () => readTracePart(path) };
 }
@@ -162,8 +166,8 @@ test('the clock of a GPU that drifts is taken as even between comparisons', (t) 
   const { threads, gpuClocks } = read();
   const { begin, end } = threads[0]!.spans[0]!;
   assert.deepEqual([begin - HOST_US, end! - HOST_US].map(Math.round), [500_050, 1_500_150]);
-  const [{ device, driftUs, samples, errorUs, isDirect }] = gpuClocks as [(typeof gpuClocks)[0]];
-  assert.deepEqual([device, Math.round(driftUs), samples, errorUs, isDirect], [3, -100, 2, 2, false]);
+  const [{ device, driftUs, samples, errorUs }] = gpuClocks as [(typeof gpuClocks)[0]];
+  assert.deepEqual([device, Math.round(driftUs), samples, errorUs], [3, -100, 2, 2]);
 });
 
 test('halves of records, records of an earlier round, and unknown points are left out; the last ones stay', (t) => {
@@ -175,16 +179,33 @@ test('halves of records, records of an earlier round, and unknown points are lef
   kernels.tell({ ns: 3000, point: 'kernel', label, launch: 2 });
   kernels.tell({ ns: 4000, point: 'kernel', label, launch: 2, isEnd: true });
   kernels.tell({ ns: 5000, point: 'kernel', label, launch: 3 });
-  const torn = new Block(kernelRecord, viewAt(kernels.ring.address + 2 * kernelRecord.size, kernelRecord.size), 0);
+  const torn = new Block(kernelRecord, viewAt(kernels.ring.memory! + 2 * kernelRecord.size, kernelRecord.size), 0);
   torn.set('sequenceAgain', 3);
   const part = read();
   assert.deepEqual(shown(part), { 'GPU 3: a, blocks 0-15': ['kernel a 3-4'] });
   assert.ok(part.threads[0]!.lost > 0);
 });
 
+test('records of a process that was killed are where they were written, and those of others in the file', (t) => {
+  const { kernels, read } = kernelsIn(t);
+  const label = kernels.ring.labelOf('a.cu');
+  kernels.compare();
+  kernels.phase(1000, 2000, { point: 'kernel', label });
+  const memory = `/dev/shm/weftline.trace.${process.pid}.0`;
+  assert.ok(existsSync(memory));
+  const before = shown(read());
+  kernels.ring.keep();
+  assert.ok(!existsSync(memory));
+  kernels.tell({ ns: 5000, point: 'kernel', label });
+  assert.deepEqual(shown(read()), before);
+});
+
 test('without a comparison of clocks nothing is shown, and GPUs beyond the rings are not traced', (t) => {
   const folder = mkdtempSync(join(tmpdir(), 'weftline-kernels-'));
-  t.after(() => rmSync(folder, { recursive: true }));
+  t.after(() => {
+    rmSync(folder, { recursive: true });
+    removeKernelMemory(process.pid);
+  });
   const file = createTraceFile(join(folder, 'part'), who);
   for (let ring = 0; ring < KERNEL_RINGS; ring++) assert.ok(KernelRing.claim(file, ring));
   assert.equal(KernelRing.claim(file, 9), undefined);
