@@ -3,7 +3,8 @@ import { dtypes } from '../../../core/dtype.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import type { RoutedTokens } from '../../across-hosts/routed-tokens.ts';
-import type { DispatchCombineContext } from '../dispatch-combine-context.ts';
+import type { RankGroup } from '../../../world/rank-group.ts';
+import type { EPConfig } from '../ep-config.ts';
 import type { ExpertPlan } from '../expert-plan.ts';
 import type { LayerInput } from '../layer-input.ts';
 import type { LayerTables } from '../layer-tables.ts';
@@ -22,7 +23,8 @@ export interface PlaceTables {
 export interface PlaceRowsOptions {
   readonly input: LayerInput;
   readonly plan: ExpertPlan;
-  readonly context: Pick<DispatchCombineContext, 'config' | 'group'>;
+  /** Of the layer. */
+  readonly context: { readonly config: EPConfig; readonly group: RankGroup };
 }
 
 /** Fails with WL_MEMORY. */
