@@ -99,7 +99,7 @@ function readThread(fd: number, at: number, size: number): TracedThread {
   const { labels: labelsAt } = traceRing.offset;
   const lines = bytes.toString('utf8', labelsAt, labelsAt + ring.get('labelBytes')).split('\n');
   // Of calls of all ranks nothing is to be said.
-  const labels = lines.map((line) => line.replace(` of ${rankRange(size)}`, ''));
+  const labels = lines.map((line) => printable(line.replace(` of ${rankRange(size)}`, ''), 200));
   const written = ring.get('written');
   const kept = Math.min(written, TRACE_RECORDS);
   const memory = bytesAt(fd, at + traceRing.size, kept * TRACE_FIELDS * 8);
@@ -132,7 +132,7 @@ class SpanReader {
     const point = tracePoints[Math.floor(record[traceField.point]! / 2)];
     if (point === undefined) return;
     const subject = record[traceField.subject]!;
-    const label = printable(this.#labels[record[traceField.label]! - 1] ?? '', 200);
+    const label = this.#labels[record[traceField.label]! - 1] ?? '';
     const key = `${point} ${subject} ${label}`;
     const time = record[traceField.time]!;
     const open = this.#open.get(key) ?? [];
