@@ -26,8 +26,8 @@ function run(isOn) {
   );
 }
 
-function median(list) {
-  return list.toSorted((left, right) => left - right)[Math.floor(list.length / 2)];
+function median(numbers) {
+  return numbers.toSorted((left, right) => left - right)[Math.floor(numbers.length / 2)];
 }
 
 function list(numbers) {

@@ -92,14 +92,13 @@ test('bytes of rows of layers and of low-latency mode, and rows that were droppe
   const { status, stdout, stderr } = weftline(['run', '-n', '2', rank], '');
   assert.equal(status, 0, stderr);
   const rows = stdout.split('\n').flatMap((line) => /^\[\d\] (\{.*)$/.exec(line)?.[1] ?? []);
-  // Of 64 bf16: a layer sends a row per expert (3 to each rank), the others send one per rank (2).
-  const bytes = (count: number): number => count * 128;
+  // Rows of 128 bytes: a layer sends one per expert (3 to each rank), the others send one per rank (2).
   for (const text of rows) {
     assert.deepEqual(JSON.parse(text), {
-      'dispatch self': bytes(3 + 2),
-      'dispatch host': bytes(3 + 2),
-      'combine self': bytes(2 + 2),
-      'combine host': bytes(2 + 2),
+      'dispatch self': (3 + 2) * 128,
+      'dispatch host': (3 + 2) * 128,
+      'combine self': (2 + 2) * 128,
+      'combine host': (2 + 2) * 128,
       drop: 1,
     });
   }
