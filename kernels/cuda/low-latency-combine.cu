@@ -284,6 +284,7 @@ __device__ __forceinline__ void combineAmongMembers(LowLatencyCombineArguments& 
 
 extern "C" __global__ void __launch_bounds__(mostThreads, 1)
     lowLatencyCombine(const __grid_constant__ LowLatencyCombineArguments a) {
+  WEFTLINE_TRACE_KERNEL();
   __shared__ u32 arrived[epMaxRanks];
   LowLatencyBlock& own = static_cast<LowLatencyBlock*>(a.blocks)[blockIdx.x];
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLowLatencyCombine, a.rank, a.timeoutNs, sharedWaits()};

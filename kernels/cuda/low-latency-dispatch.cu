@@ -110,6 +110,7 @@ __device__ __forceinline__ void dispatchAmongMembers(LowLatencyDispatchArguments
 
 extern "C" __global__ void __launch_bounds__(mostThreads, 1)
     lowLatencyDispatch(const __grid_constant__ LowLatencyDispatchArguments a) {
+  WEFTLINE_TRACE_KERNEL();
   __shared__ u32 counts[2 * epMaxExperts];
   __shared__ LowLatencySendShared sending;
   __shared__ LowLatencyPlaceShared placing;

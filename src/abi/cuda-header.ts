@@ -5,6 +5,7 @@ import {
   EP_MAX_EXPERTS,
   EP_MAX_GROUP_RANKS,
   EP_MAX_RANKS,
+  EP_MAX_WAYS,
   epCombineArguments,
   epDispatchArguments,
   epHostPlan,
@@ -14,7 +15,7 @@ import {
   epScratch,
   epStatus,
 } from './ep-arguments.ts';
-import { EP_MAX_SERVED, EP_MAX_WAYS, epNetwork, networkPhases, networkSeen } from './ep-network.ts';
+import { EP_MAX_SERVED, epNetwork, networkPhases, networkSeen } from './ep-network.ts';
 import { EXCHANGE_CALL_WORD, EXCHANGE_HEADER_WORDS, epRecordWords } from './exchange-record.ts';
 import {
   LAYER_SECTIONS,
@@ -83,6 +84,16 @@ import {
   lowLatencyTravels,
   lowLatencyWaits,
 } from './low-latency.ts';
+import {
+  KERNEL_RECORDS,
+  KERNEL_RECORDS_AT_ONCE,
+  kernelRecord,
+  kernelTraceTarget,
+  NO_PEER,
+  OWN_BLOCKS,
+  traceClockArguments,
+  traceClockCells,
+} from './kernel-trace.ts';
 import { lowLatencyCombineArguments, lowLatencyDispatchArguments } from './low-latency-arguments.ts';
 import { MAX_NETWORK_CHANNELS, NETWORK_LINE_BYTES, networkCells } from './network-cells.ts';
 import {
@@ -126,6 +137,10 @@ import {
 /** A layout that a kernel uses stands here; arguments of a kernel are one structure, passed by value. */
 const layouts: readonly Layout[] = [
   trapRecord,
+  kernelRecord,
+  kernelTraceTarget,
+  traceClockCells,
+  traceClockArguments,
   commandQueueHead,
   deviceQueue,
   deviceHostState,
@@ -207,6 +222,7 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   trapKernel: trapKernels,
   trapReason: trapReasons,
   trap: { anyPeer: TRAP_ANY_PEER },
+  trace: { records: KERNEL_RECORDS, atOnce: KERNEL_RECORDS_AT_ONCE, ownBlocks: OWN_BLOCKS, noPeer: NO_PEER },
   commandKind: queueCommandKinds,
   commandBits,
   benchPingKind: benchPingKinds,

@@ -39,6 +39,8 @@ export const lowLatencyDispatchArguments = defineLayout('LowLatencyDispatchArgum
   keptChoices: 'ptr',
   expertStats: 'ptr',
   waitStats: 'ptr',
+  /** u64 in host memory: rows beyond the capacity of their experts so far. */
+  droppedRows: 'ptr',
   trap: 'ptr',
   timeoutNs: 'u64',
   rowsOffset: 'u64',

@@ -64,7 +64,7 @@ export const settingsTable = {
     flag: '--trace <file>',
     default: '',
     sentence:
-      'File for a trace of where time goes: each process leaves FILE.HOST.PID.part with its last 65,536 records of each thread, also if it is killed; commands that start the processes make FILE of them, "weftline trace FILE" does it elsewhere. If empty, nothing is traced.',
+      'File for a trace of where time goes: each process leaves FILE.HOST.PID.part with the last 65,536 records of each thread and 262,144 of each GPU, also if it is killed; commands that start the processes make FILE of them, "weftline trace FILE" does it elsewhere. If empty, nothing is traced.',
   },
   metrics: {
     kind: 'text',

@@ -47,7 +47,7 @@ export interface BoundMemory {
   /** By rank: where its window is; 0 for those that kernels find by themselves. */
   readonly windows: readonly number[];
   readonly traps: TrapBox;
-  readonly tables: Pick<CudaLowLatencyTables, 'blocks' | 'decisions' | 'elastic'>;
+  readonly tables: Pick<CudaLowLatencyTables, 'blocks' | 'decisions' | 'droppedRows' | 'elastic'>;
   /** Of an elastic object: where the kernels find who takes part. */
   readonly board?: { readonly address: number; readonly stride: number; readonly table: number };
 }
@@ -78,6 +78,7 @@ export function bindLaunches(
   const set = dispatch.arguments;
   const isRankMajor = config.layout === 'rank-major';
   const isByChoice = !isRankMajor && config.combineTravels === 'choices';
+  set.set('droppedRows', tables.droppedRows.address);
   set.set('hidden', config.hidden);
   set.set('slots', size.receiveSlots);
   set.set('experts', config.numExperts);

@@ -10,6 +10,7 @@ import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import { TensorSet } from '../../../device/tensor-set.ts';
 import type { LowLatencyConfig } from '../low-latency-size.ts';
+import { DroppedRows } from './dropped-rows.ts';
 
 /** What one of the two results that are alive at once needs besides its rows; see LowLatencyDispatchArguments. */
 export interface CudaResultTables {
@@ -43,6 +44,7 @@ export interface CudaLowLatencyTables extends Disposable {
   readonly decisions: Tensor<'u8'>;
   readonly elastic: Tensor<'u8'>;
   readonly results: readonly CudaResultTables[];
+  readonly droppedRows: DroppedRows;
 }
 
 /** Of a call: sending and receiving. */
@@ -79,5 +81,18 @@ export function makeCudaTables(
       droppedChoices: tensors.empty('i32', [config.elastic ? most : 0]),
     })),
   }));
-  return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
+  try {
+    const droppedRows = new DroppedRows(device, config.overflow);
+    return {
+      ...made,
+      droppedRows,
+      [Symbol.dispose]: () => {
+        droppedRows[Symbol.dispose]();
+        set[Symbol.dispose]();
+      },
+    };
+  } catch (error) {
+    set[Symbol.dispose]();
+    throw error;
+  }
 }

@@ -39,6 +39,7 @@ __device__ inline void tellExpert(const LowLatencyDispatchArguments& a, const Lo
   const u32 kept = min(offered, a.capacity);
   static_cast<u32*>(a.counts)[expert] = kept;
   static_cast<u32*>(a.dropped)[expert] = offered - kept;
+  if (offered != kept) addRelaxedSystem(static_cast<u64*>(a.droppedRows), offered - kept);
   if (a.expertStats != nullptr) static_cast<u32*>(a.expertStats)[expert] += offered;
   const u32 all = a.rank * a.expertsPerRank + expert;
   for (u32 r = 0; r < a.ranks; ++r) {

@@ -5,6 +5,7 @@
 #pragma once
 #include "weftline/abi.cuh"
 #include "weftline/memory-order.cuh"
+#include "weftline/trace.cuh"
 #include "weftline/wait.cuh"
 
 // 1 where ranks come and go; see members.cuh.
@@ -74,6 +75,7 @@ __device__ inline bool awaitPeer(const LowLatencyRanks& all, const u32* word, u3
   u32 failure = loadAcquireSystem(&flags->failure);
   if (epochReached(seen, expected) && failure == lowLatencyFailureNone) return true;
   const u64 start = waitStart(scope);
+  WEFTLINE_TRACE_WAIT(whom.peer, scope.rank);
   for (u32 polls = 1; failure == lowLatencyFailureNone; ++polls) {
     seen = loadAcquireSystem(word);
     // ORDER: after the word, so that a failure before what it counts is seen.
