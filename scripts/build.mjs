@@ -163,6 +163,47 @@ function bundleChartLibrary() {
   writeFileSync(stamp, key);
 }
 
+/**
+ * What sources use of zod, `#zod` for them, in one file: its 95 modules, most of them texts in other languages, are a third
+ * of what importing the library would load. Names that no source writes as `z.name` are not in it.
+ */
+async function bundleSchemas() {
+  const sources = readdirSync(`${root}src`, { recursive: true, encoding: 'utf8' })
+    .filter((name) => name.endsWith('.ts'))
+    .map((name) => readFileSync(`${root}src/${name}`, 'utf8'))
+    .filter((text) => text.includes(" from '#zod';"));
+  const names = [...new Set(sources.flatMap((text) => [...text.matchAll(/\bz\s*\.(\w+)/g)].map(([, name]) => name)))];
+  const folder = `${root}node_modules/zod/`;
+  const { version } = JSON.parse(readFileSync(`${folder}package.json`, 'utf8'));
+  const licence = readFileSync(`${folder}LICENSE`, 'utf8').trim();
+  const known = Object.keys(await import('zod'));
+  // In an order that files do not change.
+  const used = known.filter((name) => names.includes(name));
+  const entry = [
+    `import { config, ${used.map((name) => `${name} as $${name}`).join(', ')} } from 'zod';`,
+    "import english from 'zod/v4/locales/en.js';",
+    'config(english());',
+    `export const z = { ${used.map((name) => `${name}: $${name}`).join(', ')} };`,
+  ].join('\n');
+  const output = `${root}dist/vendor/zod.js`;
+  const stamp = `${root}build/zod.sha256`;
+  const key = createHash('sha256').update(`${version} ${esbuild.version}\n${entry}`).digest('hex');
+  if (existsSync(output) && existsSync(stamp) && readFileSync(stamp, 'utf8') === key) return;
+  mkdirSync(`${root}build`, { recursive: true });
+  await esbuild.build({
+    stdin: { contents: entry, resolveDir: root },
+    outfile: output,
+    bundle: true,
+    format: 'esm',
+    target: 'node20.19',
+    minify: true,
+    lineLimit: 120,
+    legalComments: 'none',
+    banner: { js: `/*\nzod ${version}\n${licence}\n*/` },
+  });
+  writeFileSync(stamp, key);
+}
+
 /** The peer of a benchmark is built where it runs. */
 function copyPeerSources() {
   const file = 'programs/bench/collectives/mpi-loop.c';
@@ -186,9 +227,11 @@ function emitAbi() {
 }
 
 if (!haveTools()) process.exit(0);
+/** Installed by now. */
+const esbuild = await import('esbuild');
 node(compiler, '-b', 'src', ...(libraryOnly ? [] : ['test']));
 removeComments();
-removeStale('src', 'dist', ['kernels/', 'types/']);
+removeStale('src', 'dist', ['kernels/', 'types/', 'vendor/']);
 removeStale('test', 'build/test', []);
 const { exports } = JSON.parse(readFileSync(`${root}package.json`, 'utf8'));
 packageTypes(
@@ -198,6 +241,7 @@ packageTypes(
 copyCudaSources();
 copyPeerSources();
 bundleChartLibrary();
+await bundleSchemas();
 emitAbi();
 buildWasm();
 writeBuildFacts();

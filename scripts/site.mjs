@@ -1,7 +1,7 @@
 // Builds the documentation site into build/site: the pages of docs/, and API pages from the declarations of the package.
 // Needs a build of the library; what builds the site is installed into site/ by its lock file where it is missing.
 import { spawnSync } from 'node:child_process';
-import { existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { cpSync, existsSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { dirname, join, posix, relative } from 'node:path';
 import { fileURLToPath } from 'node:url';
 
@@ -25,7 +25,7 @@ function run(folder, program, ...args) {
 function placeOf(path) {
   if (path === 'docs/README.md') return 'index.md';
   if (rootPages.includes(path)) return path;
-  if (path.startsWith('docs/') && path.endsWith('.md')) return path.slice('docs/'.length);
+  if (path.startsWith('docs/') && /\.(?:md|svg)$/.test(path)) return path.slice('docs/'.length);
   return undefined;
 }
 
@@ -65,6 +65,7 @@ function copyPages() {
     mkdirSync(dirname(to), { recursive: true });
     writeFileSync(to, pageOnSite(readFileSync(join(root, path), 'utf8'), path));
   }
+  cpSync(join(root, 'docs/pictures'), join(source, 'pictures'), { recursive: true });
 }
 
 function makeApiPages() {
@@ -93,7 +94,7 @@ function makeMenus() {
     .map((name) => posix.dirname(name))
     .toSorted((one, other) => Number(other === 'index') - Number(one === 'index') || one.localeCompare(other));
   const api = modules.map((name) => ({ text: `weftline${name === 'index' ? '' : `/${name}`}`, link: `/api/${name}/` }));
-  menus.splice(1, 0, { text: 'API', collapsed: true, items: [{ text: 'All entries', link: '/api/' }, ...api] });
+  menus.splice(2, 0, { text: 'API', collapsed: true, items: [{ text: 'All entries', link: '/api/' }, ...api] });
   writeFileSync(join(source, 'menus.json'), JSON.stringify(menus, undefined, 2));
 }
 

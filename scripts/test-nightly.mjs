@@ -15,7 +15,10 @@ const steps = [
     'property/',
     'sim/',
     'hostile/',
+    'agent-conformance',
+    'local/collectives',
     'ep-conformance',
+    'low-latency.test',
     'ep-topologies',
     'ep-loss',
     'device-api',
@@ -30,7 +33,13 @@ const steps = [
 const failed = steps.filter((words) => {
   console.log(`\n> node ${words.join(' ')}`);
   const times = words.includes('low-latency-elastic') ? { WEFTLINE_TEST_EP: '20' } : {};
-  const env = { ...process.env, WEFTLINE_TEST_SEED: seed, WEFTLINE_TEST_RDMA: 'all', ...times };
+  const env = {
+    ...process.env,
+    WEFTLINE_TEST_SEED: seed,
+    WEFTLINE_TEST_RDMA: 'all',
+    WEFTLINE_TEST_EXTENT: 'whole',
+    ...times,
+  };
   return spawnSync(process.execPath, words, { cwd: root, stdio: 'inherit', env }).status !== 0;
 });
 for (const words of failed) console.error(`Failed with WEFTLINE_TEST_SEED=${seed}: node ${words.join(' ')}`);

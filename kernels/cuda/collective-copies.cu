@@ -3,6 +3,7 @@
 #include "weftline/collectives/direct.cuh"
 #include "weftline/collectives/meeting.cuh"
 #include "weftline/collectives/staged.cuh"
+#include "weftline/trace.cuh"
 #include "weftline/types.cuh"
 
 using namespace weftline;
@@ -59,6 +60,7 @@ __device__ inline bool runCopies(const CollectiveArguments& a, Tensors& tensors,
 
 extern "C" __global__ void __launch_bounds__(mostThreads, 1)
     collectiveCopies(const __grid_constant__ CollectiveArguments a) {
+  WEFTLINE_TRACE_KERNEL();
   __shared__ Tensors tensors;
   __shared__ u8* targets[collectiveMaxRanks];
   CollectiveBlock& own = static_cast<CollectiveBlock*>(a.blocks)[blockIdx.x];

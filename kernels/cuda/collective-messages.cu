@@ -4,6 +4,7 @@
 #include "weftline/abi.cuh"
 #include "weftline/collectives/move-range.cuh"
 #include "weftline/collectives/ranks.cuh"
+#include "weftline/trace.cuh"
 #include "weftline/types.cuh"
 
 using namespace weftline;
@@ -176,6 +177,7 @@ __device__ inline bool receiveMessage(const MessageArguments& a, const Message& 
 
 extern "C" __global__ void __launch_bounds__(mostThreads, 1)
     collectiveMessages(const __grid_constant__ MessageArguments a) {
+  WEFTLINE_TRACE_KERNEL();
   MessageBlock& own = static_cast<MessageBlock*>(a.blocks)[blockIdx.x];
   // Its counts are those of before the launch that it left: a late rank may still read what that posted and put.
   if (own.failed != 0) return;

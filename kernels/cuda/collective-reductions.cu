@@ -4,6 +4,7 @@
 #include "weftline/collectives/direct-reductions.cuh"
 #include "weftline/collectives/meeting.cuh"
 #include "weftline/collectives/staged-reductions.cuh"
+#include "weftline/trace.cuh"
 #include "weftline/types.cuh"
 
 using namespace weftline;
@@ -36,6 +37,7 @@ __device__ inline bool runReduction(const CollectiveArguments& a, Tensors& tenso
 
 extern "C" __global__ void __launch_bounds__(mostThreads, 1)
     collectiveReductions(const __grid_constant__ CollectiveArguments a) {
+  WEFTLINE_TRACE_KERNEL();
   __shared__ Tensors tensors;
   __shared__ ReducedRun runs[2];
   CollectiveBlock& own = static_cast<CollectiveBlock*>(a.blocks)[blockIdx.x];

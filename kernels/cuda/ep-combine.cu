@@ -17,6 +17,7 @@ constexpr u32 mostThreads = hosts ? 512 : 256;
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(mostThreads, 1) epCombine(const __grid_constant__ EpCombineArguments a) {
+  WEFTLINE_TRACE_KERNEL();
   extern __shared__ __align__(128) u8 memory[];
   if (cannotCountOn(a.openingEpoch, a.lastEpoch)) return;
   const u32 rank = hosts ? networkOf(a).rank : a.rank;

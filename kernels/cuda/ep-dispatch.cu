@@ -29,6 +29,7 @@ __device__ __forceinline__ bool enterReplay(const EpDispatchArguments& a, u32 ep
 
 extern "C" __global__ void __launch_bounds__(mostDispatchWarps * 32, 1)
     epDispatch(const __grid_constant__ EpDispatchArguments a) {
+  WEFTLINE_TRACE_KERNEL();
   extern __shared__ __align__(128) u8 dynamic[];
   __shared__ DispatchShared<hosts> shared;
   if (cannotCountOn(a.openingEpoch, a.lastEpoch)) return;

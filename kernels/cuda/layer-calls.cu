@@ -2,12 +2,14 @@
 #include "weftline/abi.cuh"
 #include "weftline/collective/rank-barrier.cuh"
 #include "weftline/ep/network-meeting.cuh"
+#include "weftline/trace.cuh"
 #include "weftline/types.cuh"
 
 using namespace weftline;
 
 // One block.
 extern "C" __global__ void __launch_bounds__(32) layerBarrier(const __grid_constant__ LayerBarrierArguments a) {
+  WEFTLINE_TRACE_KERNEL();
   if (cannotCountOn(a.epoch, a.lastEpoch)) return;
   const EpNetwork* network = static_cast<const EpNetwork*>(a.network);
   const u32 rank = network == nullptr ? a.rank : network->rank;

@@ -100,6 +100,7 @@ __device__ __forceinline__ bool combineOnHost(const LayerCombineArguments& a, u8
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(512, 1) layerSumRepeated(const __grid_constant__ LayerSumArguments a) {
+  WEFTLINE_TRACE_KERNEL();
   extern __shared__ __align__(128) u8 shared[];
   const u32 warp = threadIdx.x / lanesPerWarp;
   u64* barriers = reinterpret_cast<u64*>(shared) + gatherStages * warp;
@@ -118,6 +119,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) layerSumRepeated(const __gr
 
 extern "C" __global__ void __launch_bounds__(hosts ? 512 : 256, 1)
     layerCombine(const __grid_constant__ LayerCombineArguments a) {
+  WEFTLINE_TRACE_KERNEL();
   extern __shared__ __align__(128) u8 shared[];
   if (cannotCountOn(a.openingEpoch, a.lastEpoch)) return;
   const u32 rank = hosts ? networkOf(a).rank : a.rank;

@@ -97,6 +97,7 @@ __device__ void findEmpty(const LayerPlaceArguments& a, Shared& shared) {
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(threads) layerPlace(const __grid_constant__ LayerPlaceArguments a) {
+  WEFTLINE_TRACE_KERNEL();
   __shared__ Shared shared;
   const ExchangeRecords records = {a.peers, a.exchangeOffset, a.ranks, a.recordWords, a.sequence};
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLayerPlace, a.rank, a.timeoutNs, sharedWaits()};

@@ -359,6 +359,7 @@ __device__ void exchange(const LayerPrepareArguments& a, u32* words, Shared& sha
 
 // Dynamic shared memory: a word per bin for each of the tile's words.
 extern "C" __global__ void __launch_bounds__(threads) layerPrepare(const __grid_constant__ LayerPrepareArguments a) {
+  WEFTLINE_TRACE_KERNEL();
   extern __shared__ __align__(128) u32 bits[];
   __shared__ Shared shared;
   if (cannotCountOn(a.epoch, a.lastEpoch)) return;

@@ -2,6 +2,7 @@
 // what it has of a token and puts one row to the token's rank, or peers read the experts' rows where they lie.
 #include "weftline/abi.cuh"
 #include "weftline/launch-order.cuh"
+#include "weftline/low-latency/members.cuh"
 #include "weftline/low-latency/rank-flags.cuh"
 #include "weftline/low-latency/sum-rows.cuh"
 #include "weftline/trace.cuh"
@@ -15,6 +16,11 @@ constexpr u32 mostThreads = 1024;
 
 __device__ __forceinline__ u8* combineRowsAt(const LowLatencyCombineArguments& a, u32 r) {
   return static_cast<u8*>(a.peers[r]) + a.rowsOffset;
+}
+
+// Whether the rank's rows count.
+__device__ __forceinline__ bool isIn(const LowLatencyCombineArguments& a, u32 r) {
+  return !lowLatencyIsElastic || (a.active >> r & 1u) != 0;
 }
 
 // By one thread per peer: what an earlier combine left in the memory of this result is read.
@@ -61,7 +67,7 @@ struct RanksOfToken {
 
   __device__ __forceinline__ Addend addendOf(u32 token) const {
     const u32 r = laneIndex();
-    if (r >= a.ranks) return {nullptr, 0};
+    if (r >= a.ranks || !isIn(a, r)) return {nullptr, 0};
     const i32 row = static_cast<const i32*>(a.sentRows)[static_cast<u64>(token) * a.ranks + r];
     if (row < 0) return {nullptr, 0};
     const bool isPushed = a.travels == lowLatencyTravelsRankSums;
@@ -85,6 +91,7 @@ struct ChoicesOfToken {
     const int2 choice = static_cast<const int2*>(a.sentPlaces)[cell];
     if (choice.x < 0) return {nullptr, 0};
     const u32 expert = static_cast<u32>(choice.x);
+    if (!isIn(a, expert / a.expertsPerRank)) return {nullptr, 0};
     const u32* first = reinterpret_cast<const u32*>(static_cast<const u8*>(a.peers[a.rank]) + a.firstRowsOffset);
     const u32 place = __ldcg(first + expert) + static_cast<u32>(choice.y);
     if (place >= a.capacity) return {nullptr, 0};
@@ -114,6 +121,36 @@ __device__ __forceinline__ void copyBlocks(const LowLatencyCombineArguments& a, 
   }
 }
 
+__device__ __forceinline__ bool always() { return true; }
+
+// By all threads: this rank's rows to where they are read. Rows are added up before mayWrite(), which each thread calls once;
+// false when it says so.
+template <class Permission>
+__device__ __forceinline__ bool bringRows(const LowLatencyCombineArguments& a, const Permission& mayWrite) {
+  if (a.travels == lowLatencyTravelsRankSums) {
+    const u32 lane = laneIndex();
+    // What came from a rank that is away has nowhere to go.
+    const u32 arrived = lane < a.ranks && isIn(a, lane) ? static_cast<const u32*>(a.counts)[lane] : 0;
+    const u32 items = __reduce_add_sync(0xffffffffu, arrived);
+    return sumRows<true>(items, a.rowBytes, ChoicesHere{a, arrived}, always, mayWrite);
+  }
+  if (!mayWrite()) return false;
+  const bool isRankMajor = a.travels == lowLatencyTravelsRankMajor;
+  if (a.inPlace == 0) copyBlocks(a, isRankMajor ? a.ranks : a.expertsPerRank, isRankMajor ? a.maxTokens : a.capacity);
+  return true;
+}
+
+// The sums of this rank's tokens, once areRowsHere(), which each thread calls once; false when it says so. Before that only what
+// this rank's dispatch left is read: where its rows went.
+template <class Arrival>
+__device__ __forceinline__ bool addUp(const LowLatencyCombineArguments& a, const Arrival& areRowsHere) {
+  if (a.travels != lowLatencyTravelsChoices) {
+    return sumRows<false>(a.tokens, a.rowBytes, RanksOfToken{a}, areRowsHere, always);
+  }
+  // Where a choice lies its rank tells together with the rows.
+  return areRowsHere() && sumRows<true>(a.tokens, a.rowBytes, ChoicesOfToken{a}, always, always);
+}
+
 // By all threads. False when the block must leave.
 __device__ __forceinline__ bool send(const LowLatencyCombineArguments& a, const LowLatencyBlock& own, u32 number,
                                      const WaitScope& scope) {
@@ -121,17 +158,7 @@ __device__ __forceinline__ bool send(const LowLatencyCombineArguments& a, const 
   // Nothing is written before the buffer is free. The last warp waits, which has least to add up.
   const u32 peer = threadIdx.x + lanesPerWarp - blockDim.x;
   const bool isFree = peer >= a.ranks || isBufferFree(a, peer, uses, scope);
-  const auto mayWrite = [&]() { return !__syncthreads_or(!isFree); };
-  if (a.travels == lowLatencyTravelsRankSums) {
-    const auto always = [] { return true; };
-    const u32 mine = laneIndex() < a.ranks ? static_cast<const u32*>(a.counts)[laneIndex()] : 0;
-    const u32 items = __reduce_add_sync(0xffffffffu, mine);
-    if (!sumRows<true>(items, a.rowBytes, ChoicesHere{a, mine}, always, mayWrite)) return false;
-  } else {
-    if (!mayWrite()) return false;
-    const bool isRankMajor = a.travels == lowLatencyTravelsRankMajor;
-    if (a.inPlace == 0) copyBlocks(a, isRankMajor ? a.ranks : a.expertsPerRank, isRankMajor ? a.maxTokens : a.capacity);
-  }
+  if (!bringRows(a, [&]() { return !__syncthreads_or(!isFree); })) return false;
   __syncthreads();
   // Rows that are in place an earlier kernel wrote: one block says so for all.
   if (a.inPlace != 0 && !isLastBlock()) return true;
@@ -165,18 +192,107 @@ __device__ __forceinline__ bool receive(const LowLatencyCombineArguments& a, u32
     letSuccessorStart();
     return true;
   };
-  const auto always = [] { return true; };
-  if (a.travels == lowLatencyTravelsChoices) {
-    // Where a choice lies, its rank has told by then.
-    if (!areRowsHere()) return false;
-    sumRows<true>(a.tokens, a.rowBytes, ChoicesOfToken{a}, always, always);
-  } else if (!sumRows<false>(a.tokens, a.rowBytes, RanksOfToken{a}, areRowsHere, always)) {
-    return false;
-  }
+  if (!addUp(a, areRowsHere)) return false;
   // All that was needed is read.
   __syncthreads();
   if (threadIdx.x < a.ranks) addReleaseSystem(&flagsAt(a.peers[threadIdx.x], a.rank)->taken[a.result], blockShare());
   return true;
+}
+
+// Where ranks come and go, by the first warp of the first block: who gets rows, once what an earlier combine left in the memory of
+// this result is read.
+__device__ __forceinline__ bool awaitBuffer(const LowLatencyCombineArguments& a, LowLatencyMeeting& meeting, const WaitScope& scope,
+                                            LowLatencyPresence& presence) {
+  const LowLatencyFlags* flags = flagsAt(a.peers[a.rank], laneIndex());
+  const auto isFree = [&](const LowLatencyPresence& seen) {
+    if (a.before == 0 || !seen.takesPart(a.beforeDispatch)) return true;
+    return epochReached(loadAcquireSystem(&flags->taken[a.result]), a.before);
+  };
+  return awaitMembers(a, meeting, scope, {a.dispatch, waitWord(lowLatencyWaitCombineSlot, a.call)}, presence, isFree);
+}
+
+__device__ inline void decideCombineSend(LowLatencyCombineArguments& a, LowLatencyMeeting& meeting, const WaitScope& scope) {
+  LowLatencyPresence presence;
+  const bool isFree = awaitBuffer(a, meeting, scope, presence);
+  // Others have sent no rows here that count.
+  const u32 sentTo = __ldcg(&static_cast<const LowLatencyElastic*>(a.elastic)->sentTo[a.dispatch % lowLatencyResults]);
+  const bool isPeer = (sentTo >> laneIndex() & 1u) != 0;
+  const u32 active =
+      __ballot_sync(0xffffffffu, isFree && isPeer && presence.takesPart(a.dispatch) && presence.window != 0);
+  tellDecision(a, meeting, 0, isFree, active, 0, 0, presence);
+}
+
+// The same: whose rows or sums can be read.
+__device__ inline void decideCombineReceive(LowLatencyCombineArguments& a, LowLatencyMeeting& meeting, const WaitScope& scope) {
+  constexpr u32 all = 0xffffffffu;
+  const u32 lane = laneIndex();
+  const u32 channel = waitWord(lowLatencyWaitCombineRows, a.call);
+  const LowLatencyFlags* flags = flagsAt(a.peers[a.rank], lane);
+  const u32 sentTo = __ldcg(&static_cast<const LowLatencyElastic*>(a.elastic)->sentTo[a.dispatch % lowLatencyResults]);
+  const bool isPeer = (sentTo >> lane & 1u) != 0;
+  const u64 began = globalTimer();
+  bool isHere = false;
+  const auto hasCome = [&](const LowLatencyPresence& seen) {
+    if (!isPeer || isHere) return true;
+    isHere = epochReached(loadAcquireSystem(&flags->combined), a.number);
+    if (!isHere) return !seen.takesPart(a.dispatch);
+    if (a.waitStats != nullptr) static_cast<u64*>(a.waitStats)[lane] += globalTimer() - began;
+    return true;
+  };
+  LowLatencyPresence presence;
+  bool isIn = awaitMembers(a, meeting, scope, {a.dispatch, channel}, presence, hasCome);
+  bool isSame = true;
+  if (isIn && isHere) {
+    const u64 cell = loadCell(&flags->combineCalls[a.dispatch % lowLatencyCalls]);
+    isHere = static_cast<u32>(cell) == a.number;
+    isSame = isSameCall({a.peers, a.ranks, a.rank}, cell, a.number, a.call, scope, {lane, channel});
+  }
+  isIn = isIn && __all_sync(all, isSame);
+  const u32 active = __ballot_sync(all, isIn && isHere && presence.window != 0);
+  const u32 told = __ballot_sync(all, isIn && presence.hears());
+  if (lane < a.ranks) static_cast<u32*>(a.activeMask)[lane] = active >> lane & 1u;
+  tellDecision(a, meeting, 1, isIn, active, told, 0, presence);
+}
+
+// Choices of each of this rank's tokens whose experts are on ranks without rows.
+__device__ __forceinline__ void countDropped(const LowLatencyCombineArguments& a) {
+  for (u32 token = blockIdx.x * blockDim.x + threadIdx.x; token < a.tokens; token += gridDim.x * blockDim.x) {
+    u32 dropped = 0;
+    for (u32 j = 0; j < a.topkColumns; ++j) {
+      const i32 expert = static_cast<const i32*>(a.keptChoices)[static_cast<u64>(token) * a.topkColumns + j];
+      if (expert >= 0 && !isIn(a, static_cast<u32>(expert) / a.expertsPerRank)) ++dropped;
+    }
+    static_cast<u32*>(a.droppedChoices)[token] = dropped;
+  }
+}
+
+// By all threads. Which rows are added up, and where windows are, depends on who takes part: nothing of it before the decision.
+__device__ __forceinline__ void combineAmongMembers(LowLatencyCombineArguments& a, LowLatencyMeeting& meeting,
+                                                    const WaitScope& scope) {
+  if ((a.phases & lowLatencyPhaseBuffer) != 0) {
+    LowLatencyPresence presence;
+    if (threadIdx.x < lanesPerWarp) awaitBuffer(a, meeting, scope, presence);
+    return;
+  }
+  const u32 r = threadIdx.x;
+  if ((a.phases & lowLatencyPhaseSend) != 0) {
+    if (!meetMembers(a, meeting, 0, [&]() { decideCombineSend(a, meeting, scope); })) return;
+    bringRows(a, always);
+    if (areAllBlocksDone(a, meeting, 0) && r < a.ranks && isIn(a, r)) {
+      LowLatencyFlags* flags = flagsAt(a.peers[r], a.rank);
+      flags->combineCalls[a.dispatch % lowLatencyCalls] = callCell(a.number, a.call);
+      storeReleaseSystem(&flags->combined, a.number);
+    }
+  }
+  if ((a.phases & lowLatencyPhaseReceive) == 0) return;
+  if (!meetMembers(a, meeting, 1, [&]() { decideCombineReceive(a, meeting, scope); })) return;
+  // No block waits behind this decision.
+  letSuccessorStart();
+  addUp(a, always);
+  countDropped(a);
+  if (areAllBlocksDone(a, meeting, 1) && r < a.ranks && (a.told >> r & 1u) != 0) {
+    storeReleaseSystem(&flagsAt(a.peers[r], a.rank)->taken[a.result], a.number);
+  }
 }
 
 }  // namespace
@@ -184,11 +300,19 @@ __device__ __forceinline__ bool receive(const LowLatencyCombineArguments& a, u32
 extern "C" __global__ void __launch_bounds__(mostThreads, 1)
     lowLatencyCombine(const __grid_constant__ LowLatencyCombineArguments a) {
   awaitPredecessor();
+  WEFTLINE_TRACE_KERNEL();
   LowLatencyBlock& own = static_cast<LowLatencyBlock*>(a.blocks)[blockIdx.x];
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLowLatencyCombine, a.rank, a.timeoutNs, sharedWaits()};
   const bool sends = (a.phases & lowLatencyPhaseSend) != 0;
   const u32 number = sends ? own.combines + 1 : own.combineOf[a.result];
   __syncthreads();
+  if constexpr (lowLatencyIsElastic) {
+    __shared__ LowLatencyCombineArguments changing;
+    __shared__ LowLatencyMeeting meeting;
+    copyArguments(changing, a);
+    combineAmongMembers(changing, meeting, scope);
+    return;
+  }
   if ((a.phases & lowLatencyPhaseBuffer) != 0) {
     if (threadIdx.x < a.ranks) isBufferFree(a, threadIdx.x, own.combineUses[a.result], scope);
     return;

@@ -2,6 +2,7 @@
 // launch sends and receives, or two do, and between them nothing runs.
 #include "weftline/abi.cuh"
 #include "weftline/launch-order.cuh"
+#include "weftline/low-latency/elastic-dispatch.cuh"
 #include "weftline/low-latency/place-rows.cuh"
 #include "weftline/low-latency/rank-flags.cuh"
 #include "weftline/low-latency/send-rows.cuh"
@@ -46,20 +47,27 @@ __device__ __forceinline__ bool send(const LowLatencyDispatchArguments& a, LowLa
   return true;
 }
 
-__device__ __forceinline__ bool receive(const LowLatencyDispatchArguments& a, LowLatencyPlaceShared& shared, u32 number,
-                                        const WaitScope& scope) {
-  const bool isHere = threadIdx.x >= a.ranks || awaitRows(a, shared, threadIdx.x, number, scope);
-  if (__syncthreads_or(!isHere)) return false;
-  letSuccessorStart();
+// By all threads, once all rows are here.
+__device__ __forceinline__ void place(const LowLatencyDispatchArguments& a, LowLatencyPlaceShared& shared, u32 number,
+                                      const WaitScope& scope) {
   if (a.rankMajor != 0) {
     fillRankTails(a, shared);
-    return true;
+    return;
   }
   const auto plan = [&]() { planPlaces(a, shared, number, scope); };
   const u32 rowBytes = a.format == lowLatencyFormatBf16 ? a.hidden * 2 : a.hidden;
   if (rowBytes % 16 == 0) placeRows<uint4>(a, shared, rowBytes, plan);
   else placeRows<uint2>(a, shared, rowBytes, plan);
   fillExpertTails(a, shared);
+}
+
+__device__ __forceinline__ bool receive(const LowLatencyDispatchArguments& a, LowLatencyPlaceShared& shared, u32 number,
+                                        const WaitScope& scope) {
+  const bool isHere = threadIdx.x >= a.ranks || awaitRows(a, shared, threadIdx.x, number, scope);
+  if (__syncthreads_or(!isHere)) return false;
+  letSuccessorStart();
+  place(a, shared, number, scope);
+  if (a.rankMajor != 0) return true;
   // The slots have been read.
   __syncthreads();
   if (threadIdx.x < a.ranks) addReleaseSystem(&flagsAt(a.peers[threadIdx.x], a.rank)->released[a.slot], blockShare());
@@ -80,17 +88,48 @@ __device__ __forceinline__ void keep(const LowLatencyDispatchArguments& a, LowLa
   if ((a.phases & lowLatencyPhaseReceive) != 0 && a.rankMajor != 0) own.held[a.slot] = 1;
 }
 
+// By all threads, where ranks come and go. Before a decision only this rank's own tokens are read; rows are numbered, and slots
+// read, behind the decision about them.
+__device__ __forceinline__ void dispatchAmongMembers(LowLatencyDispatchArguments& a, LowLatencyMeeting& meeting,
+                                                     LowLatencySendShared& sending, LowLatencyPlaceShared& placing,
+                                                     const WaitScope& scope) {
+  if ((a.phases & lowLatencyPhaseSend) != 0) {
+    const auto areSlotsFree = [&]() {
+      return meetMembers(a, meeting, 0, [&]() { decideSend(a, meeting, scope); });
+    };
+    if (!sendRows(a, sending, a.number, scope, areSlotsFree)) return;
+    if (isLastBlock()) tellCounts(a, sending, a.number);
+    if (areAllBlocksDone(a, meeting, 0)) tellSent(a);
+  }
+  if ((a.phases & lowLatencyPhaseReceive) == 0) return;
+  if (!meetMembers(a, meeting, 1, [&]() { decideReceive(a, meeting, scope); })) return;
+  // No block waits behind this decision.
+  letSuccessorStart();
+  if (threadIdx.x < a.ranks) placing.arrived[threadIdx.x] = meeting.rows[threadIdx.x];
+  __syncthreads();
+  place(a, placing, a.number, scope);
+  if (a.rankMajor == 0 && areAllBlocksDone(a, meeting, 1)) tellReleased(a, a.slot, a.number);
+}
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(mostThreads, 1)
     lowLatencyDispatch(const __grid_constant__ LowLatencyDispatchArguments a) {
+  awaitPredecessor();
+  WEFTLINE_TRACE_KERNEL();
   __shared__ LowLatencySendShared sending;
   __shared__ LowLatencyPlaceShared placing;
-  awaitPredecessor();
   LowLatencyBlock& own = static_cast<LowLatencyBlock*>(a.blocks)[blockIdx.x];
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLowLatencyDispatch, a.rank, a.timeoutNs, sharedWaits()};
   const bool sends = (a.phases & lowLatencyPhaseSend) != 0;
   const u32 number = sends ? own.dispatches + 1 : own.dispatchOf[a.slot];
+  if constexpr (lowLatencyIsElastic) {
+    __shared__ LowLatencyDispatchArguments changing;
+    __shared__ LowLatencyMeeting meeting;
+    copyArguments(changing, a);
+    dispatchAmongMembers(changing, meeting, sending, placing, scope);
+    return;
+  }
   // Without sending there is no synchronisation before the first wait.
   if (!sends) __syncthreads();
   WEFTLINE_TRACE_BEGIN("ep.dispatch.rows");

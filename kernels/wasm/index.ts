@@ -1,5 +1,6 @@
 // The CPU kernels: everything exported here is one WASM module over one shared memory.
 export * from './layout';
+export * from './receive-plan';
 export * from './rows';
 export * from './host-rows';
 export * from './sum';

@@ -1,5 +1,6 @@
 // The text of the module "abi" of kernels/wasm: constants that CPU kernels share with the host.
 import { elementFormats, FP8_GROUP, reductionFormats, reductions } from './element-formats.ts';
+import { EXCHANGE_HEADER_WORDS, exchangeFields, exchangeOwnFields } from './exchange-record.ts';
 import { fragmentCheck, sortedFragment } from './fragment-check.ts';
 import { lowLatencyScales } from './low-latency.ts';
 import { descriptorBlockHeader, fragmentDescriptor } from './unpack-block.ts';
@@ -10,6 +11,11 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   reductionFormat: reductionFormats,
   reduction: reductions,
   fp8: { group: FP8_GROUP },
+  exchangeRecord: {
+    agreed: exchangeFields.length,
+    rowBound: exchangeFields.length + exchangeOwnFields.indexOf('rowBound'),
+    counts: EXCHANGE_HEADER_WORDS,
+  },
   lowLatencyScales,
   fragment: { ...fragmentDescriptor.offset, bytes: fragmentDescriptor.size },
   blockHeader: { ...descriptorBlockHeader.offset, bytes: descriptorBlockHeader.size },

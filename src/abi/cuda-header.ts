@@ -5,6 +5,7 @@ import {
   EP_MAX_EXPERTS,
   EP_MAX_GROUP_RANKS,
   EP_MAX_RANKS,
+  EP_MAX_WAYS,
   epCombineArguments,
   epDispatchArguments,
   epHostPlan,
@@ -14,7 +15,7 @@ import {
   epScratch,
   epStatus,
 } from './ep-arguments.ts';
-import { EP_MAX_SERVED, EP_MAX_WAYS, epNetwork, networkPhases, networkSeen } from './ep-network.ts';
+import { EP_MAX_SERVED, epNetwork, networkPhases, networkSeen } from './ep-network.ts';
 import { EXCHANGE_CALL_WORD, EXCHANGE_HEADER_WORDS, epRecordWords } from './exchange-record.ts';
 import {
   LAYER_SECTIONS,
@@ -66,16 +67,33 @@ import type { FieldType, Layout, Scalar } from './layout.ts';
 import {
   LOW_LATENCY_BF16,
   LOW_LATENCY_CALLS,
+  LOW_LATENCY_RESULTS,
+  LOW_LATENCY_STATE_BITS,
   LOW_LATENCY_UNIT,
   LOW_LATENCY_WAIT_SHIFT,
   lowLatencyBlock,
+  lowLatencyDecision,
+  lowLatencyElastic,
   lowLatencyFailures,
   lowLatencyFlags,
+  lowLatencyMember,
+  lowLatencyPeer,
   lowLatencyPhases,
   lowLatencyScales,
+  lowLatencyStates,
   lowLatencyTravels,
   lowLatencyWaits,
 } from './low-latency.ts';
+import {
+  KERNEL_RECORDS,
+  KERNEL_RECORDS_AT_ONCE,
+  kernelRecord,
+  kernelTraceTarget,
+  NO_PEER,
+  OWN_BLOCKS,
+  traceClockArguments,
+  traceClockCells,
+} from './kernel-trace.ts';
 import { lowLatencyCombineArguments, lowLatencyDispatchArguments } from './low-latency-arguments.ts';
 import { MAX_NETWORK_CHANNELS, NETWORK_LINE_BYTES, networkCells } from './network-cells.ts';
 import {
@@ -88,6 +106,18 @@ import {
   moeSumRowsArguments,
   moeSwigluArguments,
 } from './moe-arguments.ts';
+import {
+  benchReadArguments,
+  SPARSE_GROUP_BLOCKS,
+  SPARSE_NO_BLOCK,
+  SPARSE_SEGMENT_PLACES,
+  sparseIndexArguments,
+  sparseMarkArguments,
+  sparseMoveArguments,
+  sparseShareArguments,
+  sparseSumArguments,
+  sparseTellArguments,
+} from './sparse-arguments.ts';
 import { selfTestCopyRowsArguments, selfTestFillArguments, selfTestWaitArguments } from './self-test-arguments.ts';
 import { TRAP_ANY_PEER, trapKernels, trapReasons, trapRecord, trapStates } from './trap-record.ts';
 import {
@@ -107,6 +137,10 @@ import {
 /** A layout that a kernel uses stands here; arguments of a kernel are one structure, passed by value. */
 const layouts: readonly Layout[] = [
   trapRecord,
+  kernelRecord,
+  kernelTraceTarget,
+  traceClockCells,
+  traceClockArguments,
   commandQueueHead,
   deviceQueue,
   deviceHostState,
@@ -134,6 +168,10 @@ const layouts: readonly Layout[] = [
   layerBarrierArguments,
   layerWidenArguments,
   lowLatencyFlags,
+  lowLatencyMember,
+  lowLatencyPeer,
+  lowLatencyDecision,
+  lowLatencyElastic,
   lowLatencyBlock,
   lowLatencyDispatchArguments,
   lowLatencyCombineArguments,
@@ -169,6 +207,13 @@ const layouts: readonly Layout[] = [
   persistentControl,
   persistentShared,
   persistentArguments,
+  sparseMarkArguments,
+  sparseIndexArguments,
+  sparseMoveArguments,
+  sparseTellArguments,
+  sparseShareArguments,
+  sparseSumArguments,
+  benchReadArguments,
 ];
 
 /** Prefix and numbers: { trapState: { empty: 0 } } becomes `trapStateEmpty`. */
@@ -177,6 +222,7 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   trapKernel: trapKernels,
   trapReason: trapReasons,
   trap: { anyPeer: TRAP_ANY_PEER },
+  trace: { records: KERNEL_RECORDS, atOnce: KERNEL_RECORDS_AT_ONCE, ownBlocks: OWN_BLOCKS, noPeer: NO_PEER },
   commandKind: queueCommandKinds,
   commandBits,
   benchPingKind: benchPingKinds,
@@ -198,10 +244,17 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   networkCell: networkCells,
   networkPhase: networkPhases,
   networkSeen,
-  lowLatency: { calls: LOW_LATENCY_CALLS, unit: LOW_LATENCY_UNIT, waitShift: LOW_LATENCY_WAIT_SHIFT },
+  lowLatency: {
+    calls: LOW_LATENCY_CALLS,
+    unit: LOW_LATENCY_UNIT,
+    waitShift: LOW_LATENCY_WAIT_SHIFT,
+    results: LOW_LATENCY_RESULTS,
+    stateBits: LOW_LATENCY_STATE_BITS,
+  },
   lowLatencyFailure: lowLatencyFailures,
   lowLatencyFormat: { ...lowLatencyScales, bf16: LOW_LATENCY_BF16 },
   lowLatencyPhase: lowLatencyPhases,
+  lowLatencyState: lowLatencyStates,
   lowLatencyTravels,
   lowLatencyWait: lowLatencyWaits,
   collective: {
@@ -218,6 +271,11 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   reductionFormat: reductionFormats,
   persistentState: persistentStates,
   ring: { slotBytes: RING_SLOT_BYTES, descriptors: RING_DESCRIPTORS },
+  sparse: {
+    groupBlocks: SPARSE_GROUP_BLOCKS,
+    noBlock: SPARSE_NO_BLOCK,
+    segmentPlaces: SPARSE_SEGMENT_PLACES,
+  },
   grouped: { tileRows: GROUPED_TILE_ROWS, tileColumns: GROUPED_TILE_COLUMNS },
 };
 

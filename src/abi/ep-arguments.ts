@@ -5,6 +5,7 @@ import { defineLayout } from './layout.ts';
 export const EP_MAX_RANKS = 8;
 /** Most ranks of a group, over all hosts; with the other hosts they are at most so many, too: a lane each. */
 export const EP_MAX_GROUP_RANKS = 32;
+export const EP_MAX_WAYS = 16;
 /** Most experts of all ranks: blocks count them in shared memory. */
 export const EP_MAX_EXPERTS = 4096;
 /** Most blocks of a dispatch; their counts are added up in device memory. */
@@ -59,6 +60,8 @@ export const epHostPlan = defineLayout('EpHostPlan', {
   extent: 'u32',
   numRecvTokens: 'u32',
   rankPrefixMatrix: { of: 'u32', count: EP_MAX_GROUP_RANKS * EP_MAX_GROUP_RANKS },
+  /** Tokens of this rank that go to each other host; across hosts alone. */
+  wayTokens: { of: 'u32', count: EP_MAX_WAYS },
 });
 
 const peers = { of: 'ptr', count: EP_MAX_RANKS } as const;

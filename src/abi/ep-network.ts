@@ -1,11 +1,10 @@
 // What the expert-parallel kernels of a rank know of other hosts: who sends to whom, the window through which rows cross
 // the network, and what a row looks like there.
-import { EP_MAX_GROUP_RANKS, EP_MAX_RANKS } from './ep-arguments.ts';
+import { EP_MAX_GROUP_RANKS, EP_MAX_RANKS, EP_MAX_WAYS } from './ep-arguments.ts';
 import { alignUp, defineLayout } from './layout.ts';
 import { MAX_NETWORK_CHANNELS, networkCells } from './network-cells.ts';
 
 /** Most hosts besides the own one; a token has a lane for each rank of the group and for each of those. */
-export const EP_MAX_WAYS = 16;
 /** Most sources of other hosts that one rank serves. */
 export const EP_MAX_SERVED = EP_MAX_GROUP_RANKS;
 

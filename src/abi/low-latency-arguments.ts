@@ -28,8 +28,19 @@ export const lowLatencyDispatchArguments = defineLayout('LowLatencyDispatchArgum
   rowWeights: 'ptr',
   /** i32 [ranks]. */
   arrived: 'ptr',
+  /** Of elastic objects: LowLatencyMember of rank 0, LowLatencyPeer by rank, LowLatencyDecision by half, LowLatencyElastic. */
+  board: 'ptr',
+  table: 'ptr',
+  decisions: 'ptr',
+  elastic: 'ptr',
+  /** i32 [ranks]: 1 where the rank's rows are in the result. */
+  activeMask: 'ptr',
+  /** i32 [T, K]: experts of all choices, for the count of those that are dropped. */
+  keptChoices: 'ptr',
   expertStats: 'ptr',
   waitStats: 'ptr',
+  /** u64 in host memory: rows beyond the capacity of their experts so far. */
+  droppedRows: 'ptr',
   trap: 'ptr',
   timeoutNs: 'u64',
   rowsOffset: 'u64',
@@ -60,6 +71,16 @@ export const lowLatencyDispatchArguments = defineLayout('LowLatencyDispatchArgum
   call: 'u32',
   /** Of lowLatencyPhases. */
   phases: 'u32',
+  /** Of elastic objects: bytes from one rank's LowLatencyMember to the next; of the launch; of the dispatch. */
+  boardStride: 'u32',
+  stamp: 'u32',
+  number: 'u32',
+  /** Dispatches that a receive slot is for at a time; in 'rank-major' the slot that this dispatch gives up. */
+  slots: 'u32',
+  releasedSlot: 'u32',
+  /** Set by the kernel itself: as in LowLatencyDecision. */
+  active: 'u32',
+  told: 'u32',
 });
 
 export const lowLatencyCombineArguments = defineLayout('LowLatencyCombineArguments', {
@@ -76,6 +97,15 @@ export const lowLatencyCombineArguments = defineLayout('LowLatencyCombineArgumen
   rowWeights: 'ptr',
   /** i32: rows that came, of each rank or, where all choices travel, of each expert. */
   counts: 'ptr',
+  /** Of elastic objects: LowLatencyMember of rank 0, LowLatencyPeer by rank, LowLatencyDecision by half, LowLatencyElastic. */
+  board: 'ptr',
+  table: 'ptr',
+  decisions: 'ptr',
+  elastic: 'ptr',
+  /** i32 [ranks]: 1 where the rank's sums are in the result; i32 [T, K] of the dispatch; i32 [T]. */
+  activeMask: 'ptr',
+  keptChoices: 'ptr',
+  droppedChoices: 'ptr',
   waitStats: 'ptr',
   trap: 'ptr',
   timeoutNs: 'u64',
@@ -97,4 +127,14 @@ export const lowLatencyCombineArguments = defineLayout('LowLatencyCombineArgumen
   result: 'u32',
   call: 'u32',
   phases: 'u32',
+  /** As in LowLatencyDispatchArguments; `number` is that of the combine, `dispatch` that of its handle. */
+  boardStride: 'u32',
+  stamp: 'u32',
+  number: 'u32',
+  dispatch: 'u32',
+  /** The last combine in the memory of this result, and the dispatch of its handle; 0 for none. */
+  before: 'u32',
+  beforeDispatch: 'u32',
+  active: 'u32',
+  told: 'u32',
 });

@@ -1,4 +1,5 @@
 // What ranks share in low-latency mode: how far each one is, what each calls, and how scales of fp8 rows are written.
+import { EP_MAX_RANKS } from './ep-arguments.ts';
 import { defineLayout } from './layout.ts';
 
 /** Results of dispatches, and handles, that are alive at once; the parity of a dispatch's number tells which memory is its. */
@@ -39,13 +40,60 @@ export const lowLatencyCell = defineLayout(
  *   the number of a dispatch. Zero, as new memory is: active from the first one on.
  * - `epoch`: in the part of rank 0, how often a word has changed. Wraps.
  * - `founder`: in the part of rank 0, a lock: 1 + the rank that looks whether all must begin anew, or 0.
+ *
+ * On GPUs alone, whose kernels cannot compare and set a word of the host:
+ *
+ * - `life`: which of its windows the rank has now, from 1; 0 or negative while it has none. Only its own process writes it.
+ * - `marks`, by rank: its word when a kernel of this rank masked it, with the lowest bit changed. The mark holds as long as the
+ *   word is the same, so nobody has to take it back. Only kernels of this rank write it.
  */
 export const lowLatencyMember = defineLayout(
   'LowLatencyMember',
-  { word: 'i32', epoch: 'i32', founder: 'i32' },
+  { word: 'i32', epoch: 'i32', founder: 'i32', life: 'i32', marks: { of: 'i32', count: EP_MAX_RANKS } },
   CACHE_LINE,
 );
 
+/** Of one rank, in its own part of what elastic ranks on GPUs share: how others map its window, and whose it has mapped. */
+export const lowLatencyMapping = defineLayout(
+  'LowLatencyMapping',
+  {
+    /** Of the window of `life`, which is stored behind it. */
+    handle: { of: 'u8', count: 64 },
+    /** By rank: the life of the window that this rank has mapped; 0 for none. */
+    mapped: { of: 'i32', count: EP_MAX_RANKS },
+  },
+  CACHE_LINE,
+);
+
+/** Of a rank's own kernels, one per rank in pinned memory of the host: where the window of that life is. */
+export const lowLatencyPeer = defineLayout('LowLatencyPeer', { window: 'ptr', life: 'u32' }, 16);
+
+/**
+ * What the first block of an elastic kernel has found out for all of them, in device memory; one for each half of a call.
+ * `stamp` is stored last: the number of the launch.
+ */
+export const lowLatencyDecision = defineLayout('LowLatencyDecision', {
+  stamp: 'u32',
+  /** 1: this rank takes no part, and the kernel leaves. */
+  isOut: 'u32',
+  /** Bits of ranks: whose rows count, or who gets rows; who hears that the half is done. */
+  active: 'u32',
+  told: 'u32',
+  windows: { of: 'ptr', count: EP_MAX_RANKS },
+  /** Rows that came. */
+  rows: { of: 'u32', count: EP_MAX_RANKS },
+});
+
+/** What elastic kernels remember in device memory; zero at first. */
+export const lowLatencyElastic = defineLayout('LowLatencyElastic', {
+  /** By result: bits of the ranks that its dispatch sent rows to. */
+  sentTo: { of: 'u32', count: LOW_LATENCY_RESULTS },
+  /** By half of a call: blocks that are done with it; starts again behind the last one. */
+  done: { of: 'u32', count: 2 },
+});
+
+/** Of a member's word: those of its state. */
+export const LOW_LATENCY_STATE_BITS = 2;
 /**
  * `active`: from the word's dispatch on. `absent`: masked, or gone. `connected`: has mapped the window and waits to become
  * active. `leaving`: active before the word's dispatch.
@@ -72,6 +120,9 @@ export const LOW_LATENCY_UNIT = 1024;
  * - `released`, by receive slot: how often the source has given up what the receiver put into that slot of the source.
  * - `taken`, by result: combines for which the source has read all it needs.
  * - `failure`: one of lowLatencyFailures from when the source can go no further; the first one stays.
+ *
+ * Where ranks come and go, the last block of a kernel stores numbers in place of counts: `arrived` and `released` those of
+ * dispatches, `combined` and `taken` those of combines (CombineNumbers), so that a rank that joins goes on where the others are.
  */
 export const lowLatencyFlags = defineLayout(
   'LowLatencyFlags',

@@ -11,10 +11,22 @@ export const SLOT_COUNTER_BYTES = 8;
  *
  * - `bell`: the word that the rank sleeps on; `sleepers`: above zero while it does or is about to.
  * - `left`: above zero once a worker has closed its side. A cell of 64 bits, which is counted on other hosts too.
+ * - Of GPUs that reach each other: `calls`, `counts` and `dtypes` of calls of even and odd numbers; `ready` and `taken`, pieces over
+ *   all calls that lie in the rank's window, and that it needs of nobody any more. They wrap.
  */
 export const sparseBoard = defineLayout(
   'SparseBoard',
-  { bell: 'i32', sleepers: 'i32', left: 'i32', leftHigh: 'i32' },
+  {
+    bell: 'i32',
+    sleepers: 'i32',
+    left: 'i32',
+    leftHigh: 'i32',
+    ready: 'i32',
+    taken: 'i32',
+    calls: { of: 'i32', count: 2 },
+    counts: { of: 'u32', count: 2 },
+    dtypes: { of: 'u32', count: 2 },
+  },
   CACHE_LINE,
 );
 

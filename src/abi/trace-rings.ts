@@ -1,9 +1,10 @@
-// The file in which one process leaves its trace: a head that says who it is, and a ring of records for each of its threads.
+// The file in which one process leaves its trace: a head that says who it is, and a ring of records for each of its threads;
+// behind them those of its GPUs.
 import { defineLayout } from './layout.ts';
 
 /** "WLTR", little endian. */
 export const TRACE_MAGIC = 0x5254_4c57;
-export const TRACE_VERSION = 1;
+export const TRACE_VERSION = 2;
 export const TRACE_TEXT_BYTES = 120;
 /** Threads beyond these are not traced. */
 export const TRACE_RINGS = 32;
@@ -12,7 +13,7 @@ export const TRACE_RECORDS = 65_536;
 export const TRACE_HEAD_BYTES = 4096;
 
 /**
- * `rings`: how many threads have taken one, by atomic addition. `rank` is -1 in a process that is no rank of a job;
+ * `rings`: how many threads have taken one, by atomic addition; `kernelRings`: how many GPUs (kernel-trace.ts). `rank` is -1 in a process that is no rank of a job;
  * `launcher` is the process that started it, if that is weftline's, else 0. Texts
  * are UTF-8 and end at the first zero.
  */
@@ -23,6 +24,7 @@ export const traceHead = defineLayout('TraceHead', {
   rank: 'i32',
   size: 'u32',
   rings: 'u32',
+  kernelRings: 'u32',
   launcher: 'u32',
   host: { of: 'u8', count: TRACE_TEXT_BYTES },
   program: { of: 'u8', count: TRACE_TEXT_BYTES },
@@ -47,7 +49,6 @@ export const traceField = { time: 0, point: 1, subject: 2, label: 3 } as const;
 export const TRACE_FIELDS = 4;
 
 export const TRACE_RING_BYTES: number = traceRing.size + TRACE_RECORDS * TRACE_FIELDS * 8;
-export const TRACE_FILE_BYTES: number = TRACE_HEAD_BYTES + TRACE_RINGS * TRACE_RING_BYTES;
 
 export function traceRingOffset(ring: number): number {
   return TRACE_HEAD_BYTES + ring * TRACE_RING_BYTES;

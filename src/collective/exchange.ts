@@ -34,6 +34,11 @@ export interface ExchangeCounts {
   readonly perExpert: Int32Array;
   /** Of a group on several hosts. */
   readonly perHost?: Int32Array;
+  /**
+   * Of a group on one host whose ranks need no counts but of their own experts: `perExpert` cut by rank. The rest of what
+   * stands in the record of another rank is then of an earlier call.
+   */
+  readonly ofRanks?: readonly Int32Array[];
 }
 
 /** Where a record lies in a window. */
@@ -54,7 +59,7 @@ export class CountExchange {
    * call while a slow peer still reads this one, but cannot pass the next barrier without that peer.
    */
   readonly #sets: readonly (readonly Int32Array[][])[];
-  #parity = 0;
+  #parity: 0 | 1 = 0;
   readonly #shape: ExchangeShape;
   readonly #offset: number;
   /** This rank in the group, and the number of its window. */
@@ -63,6 +68,8 @@ export class CountExchange {
   /** By source: the window of this host in which its record comes to lie; -1: every one has it. */
   readonly #holders: readonly number[];
   readonly #worldRanks: readonly number[];
+  /** By window: the rank of the group whose it is. */
+  readonly #localRanks: readonly number[];
 
   constructor(device: CpuDevice, window: SymmetricWindow, { offset, group, ...shape }: ExchangeOptions) {
     const { topology, ranks } = group;
@@ -71,6 +78,7 @@ export class CountExchange {
     this.#self = group.rank;
     this.#window = window.index;
     this.#worldRanks = ranks;
+    this.#localRanks = topology.scaleUpRanks;
     const local = window.ranks.length;
     this.#holders = ranks.map((_, source) =>
       topology.hostOf(source) === topology.hostIndex ? -1 : topology.scaleUpIndexOf(source) % local,
@@ -83,23 +91,43 @@ export class CountExchange {
     );
   }
 
+  /** Which of the two sets of records the present call uses. */
+  get parity(): 0 | 1 {
+    return this.#parity;
+  }
+
+  /** For kernels: fills `table` i32 [2, ranks] with the addresses of the records that this rank reads, by parity and rank. */
+  fillRecordTable(table: Int32Array): void {
+    for (const [parity, windows] of this.#sets.entries()) {
+      for (const [source, holder] of this.#holders.entries()) {
+        const record = windows[holder === -1 ? this.#window : holder]![source]!;
+        table[parity * this.#holders.length + source] = record.byteOffset | 0;
+      }
+    }
+  }
+
   /** Writes this rank's record into every window of its host. A barrier must follow before collect(). */
-  publish(header: ExchangeHeader, { perRank, perExpert, perHost }: ExchangeCounts): void {
-    this.#parity ^= 1;
-    for (const records of this.#destinations()) {
-      const record = records[this.#self] as Int32Array;
+  publish(header: ExchangeHeader, { perRank, perExpert, perHost, ofRanks }: ExchangeCounts): void {
+    this.beginCall();
+    const windows = this.#destinations();
+    for (let window = 0; window < windows.length; window++) {
+      const record = windows[window]![this.#self] as Int32Array;
       let word = 0;
       for (const field of exchangeFields) record[word++] = header[field];
       for (const field of exchangeOwnFields) record[word++] = header[field];
       record.set(perRank, EXCHANGE_HEADER_WORDS);
-      record.set(perExpert, EXCHANGE_HEADER_WORDS + this.#shape.ranks);
+      const rank = this.#localRanks[window]!;
+      const own = ofRanks?.[rank];
+      const counts = EXCHANGE_HEADER_WORDS + this.#shape.ranks;
+      if (own === undefined) record.set(perExpert, counts);
+      else record.set(own, counts + rank * own.length);
       if (perHost) record.set(perHost, EXCHANGE_HEADER_WORDS + this.#shape.ranks + this.#shape.experts);
     }
   }
 
   /** Of a call, or a part of one, without counts: turns to the next record, of which only the header counts. */
   beginCall(): void {
-    this.#parity ^= 1;
+    this.#parity = this.#parity === 0 ? 1 : 0;
   }
 
   /** Says in this rank's own window which call it has begun, and where the record lies that is to go to other hosts. */
@@ -117,8 +145,8 @@ export class CountExchange {
   /** All ranks' records, after the barrier. Every rank fails with the same WL_CONFIG_MISMATCH if they disagree. */
   collect(): ExchangeResult {
     const { ranks: n, experts, hosts } = this.#shape;
+    this.requireAgreement();
     const records = this.#all();
-    this.#compare(records);
     const result = {
       numTokens: new Int32Array(n),
       rowBound: new Int32Array(n),
@@ -137,13 +165,37 @@ export class CountExchange {
     return result;
   }
 
+  /** After the barrier: every rank fails with the same WL_CONFIG_MISMATCH if the records disagree. */
+  requireAgreement(): void {
+    this.#compare(this.#all());
+  }
+
+  /** After the barrier: the bound of a rank on the rows that it receives. */
+  rowBoundOf(rank: number): number {
+    return this.#received(rank)![exchangeFields.length + exchangeOwnFields.indexOf('rowBound')]!;
+  }
+
+  /** After the barrier: tokens of each rank that go to each host; see ExchangeResult. */
+  collectPerHost(): Int32Array {
+    const { ranks, experts, hosts } = this.#shape;
+    const perHost = new Int32Array(ranks * hosts);
+    if (hosts === 0) return perHost;
+    const first = EXCHANGE_HEADER_WORDS + ranks + experts;
+    for (const [source, record] of this.#all().entries()) {
+      perHost.set(record.subarray(first, first + hosts), source * hosts);
+    }
+    return perHost;
+  }
+
   /** Tells everyone how a step went here: 0 good, else a code of the caller's. A barrier must follow before statuses(). */
   publishStatus(status: number): void {
+    const own = this.#received(this.#self) as Int32Array;
+    if (own[EXCHANGE_STATUS_WORD] === (status | 0)) return;
     for (const records of this.#destinations()) (records[this.#self] as Int32Array)[EXCHANGE_STATUS_WORD] = status;
   }
 
   statuses(): number[] {
-    return this.#all().map((record) => record[EXCHANGE_STATUS_WORD]!);
+    return this.#all().map((record) => record[EXCHANGE_STATUS_WORD]! >>> 0);
   }
 
   #placeOf(parity: number, source: number): RecordPlace {

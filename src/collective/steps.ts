@@ -2,6 +2,7 @@
 import { type CallWait, Deadline } from '../core/deadline.ts';
 import type { ErrorDetails } from '../core/errors.ts';
 import { yieldProcessor } from '../native/libc.ts';
+import { SpinTime } from '../threads/spin-time.ts';
 import type { WaitFacts } from '../core/waits.ts';
 import type { RankBells } from '../windows/rank-bells.ts';
 import { waitForWord } from '../windows/wait.ts';
@@ -37,9 +38,6 @@ export interface StepNetwork {
   unposted(): readonly number[];
 }
 
-/** Looks at the clock once in so many turns. */
-const TURNS = 16;
-
 export interface StepRunnerOptions {
   readonly failure: StepFailure;
   /** Of a group on several hosts. */
@@ -47,6 +45,8 @@ export interface StepRunnerOptions {
   readonly timeoutMs: number;
   /** How long to poll without progress before sleeping. */
   readonly spinUs: number;
+  /** Steps also wait for what rings no bell, as work of a GPU does: sleeps are short. */
+  readonly polls?: boolean;
   /** Whether the ranks outnumber the processors. */
   readonly isCrowded: boolean;
 }
@@ -56,6 +56,7 @@ export class StepRunner {
   readonly #options: StepRunnerOptions;
   /** Looks between two yields, of which each takes as long as many looks. */
   readonly #looks: number;
+  readonly #spin: SpinTime;
   /** The steps are done; what they put for other hosts may still wait for room. */
   #areDone = false;
 
@@ -64,6 +65,7 @@ export class StepRunner {
     this.#options = options;
     // In a crowd the rank that is waited for may wait for this processor.
     this.#looks = options.isCrowded ? 1 : 16;
+    this.#spin = new SpinTime(options.spinUs);
   }
 
   /**
@@ -91,32 +93,37 @@ export class StepRunner {
     return this.#areDone && network.isPosted;
   }
 
-  /** True when all is done, false when nothing has moved for long. */
+  /** True when all is done, false when nothing has moved for long, or when others compute on this processor. */
   #poll(steps: Steps): boolean {
-    const patience = this.#options.spinUs / 1000;
+    const spin = this.#spin;
+    // Of waits, not of how long they took: pieces of large calls take long, and polling for them pays.
+    spin.learn(0);
     let { progress } = steps;
-    let end = performance.now() + patience;
+    let now = performance.now();
+    let end = now + spin.milliseconds;
     while (true) {
-      for (let turn = 0; turn < TURNS; turn++) {
-        yieldProcessor();
-        for (let look = 0; look < this.#looks; look++) if (this.#advance(steps)) return true;
-      }
-      const now = performance.now();
+      const before = now;
+      yieldProcessor();
+      now = performance.now();
+      // The scheduler lets a woken thread go before threads that compute, but not one that polls.
+      const mustSleep = spin.lent(now - before);
+      for (let look = 0; look < this.#looks; look++) if (this.#advance(steps)) return true;
+      if (mustSleep) return false;
       if (steps.progress !== progress) {
         ({ progress } = steps);
-        end = now + patience;
+        end = now + spin.milliseconds;
       } else if (now > end) return false;
     }
   }
 
   async #sleepUntilDone(steps: Steps, { timeoutMs, signal, deadline: given }: CallWait): Promise<void> {
-    const { failure, network } = this.#options;
+    const { failure, network, polls = false } = this.#options;
     const deadline = given ?? new Deadline(timeoutMs ?? this.#options.timeoutMs);
     const missing = (): readonly number[] => this.#missing(steps);
     const source = { waitFacts: (): WaitFacts => this.#factsOf(steps) };
     const { endsAt } = deadline;
     // What comes from other hosts rings no bell of this rank.
-    const work = network && ((): void => network.advance());
+    const work = network !== undefined || polls ? (): void => network?.advance() : undefined;
     try {
       while (true) {
         const sleep = new Awakening(steps, () => this.#advance(steps));
@@ -129,7 +136,7 @@ export class StepRunner {
             throw failure.timeout(missing, deadline.timeoutMs, hintOf(steps.name), steps.details?.());
           }
         };
-        await waitForWord(this.#bells.own, { ready, check, spinUs: 0, work, source, endsAt });
+        await waitForWord(this.#bells.own, { ready, check, work, source, endsAt });
         if (sleep.isDone || this.#poll(steps)) return;
       }
     } catch (error) {

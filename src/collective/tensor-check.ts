@@ -37,22 +37,43 @@ export function rowAlignment(rowBytes: number): number {
 
 /** Returns the tensor under its checked type, or fails with WL_INVALID_ARGUMENT naming what was got and allowed. */
 export function checkTensor<D extends DType>(name: string, value: unknown, rule: TensorRule<D>): Tensor<D> {
-  const allowed = `a ${rule.dtype.join(' or ')} tensor [${rule.shape.join(', ')}] on this ${rule.device.kind} device`;
-  if (!(value instanceof Tensor)) throw invalidArgument(name, value, allowed);
-  if (value.storage.disposed) throw invalidArgument(name, 'a disposed tensor', allowed);
-  if (value.device !== rule.device)
-    throw invalidArgument(name, `a tensor of another ${value.device.kind} device`, allowed);
-  const dtypeFits = (rule.dtype as readonly DType[]).includes(value.dtype);
-  const shapeFits =
-    value.shape.length === rule.shape.length &&
-    rule.shape.every((extent, axis) => typeof extent === 'string' || extent === value.shape[axis]);
-  if (!dtypeFits || !shapeFits) throw invalidArgument(name, `${value.dtype} [${value.shape.join(', ')}]`, allowed);
-  const { device, alignment = dtypes[value.dtype as DType].bytes } = rule;
-  if (device.kind === 'cuda' && value.address % alignment !== 0) {
-    const first = `${allowed} that begins at a multiple of ${alignment} bytes, as what device.empty gives does`;
-    throw invalidArgument(name, `a view that begins at byte ${value.address - value.storage.address}`, first);
-  }
+  const wrong = whatIsWrong(value, rule);
+  if (wrong !== undefined) throw invalidArgument(name, wrong.got, wrong.allowed ?? allowedBy(rule));
   return value as Tensor<D>;
+}
+
+/** Hot path: no text is made of a tensor that is right. `allowed`: in place of what the rule allows. */
+function whatIsWrong<D extends DType>(
+  value: unknown,
+  rule: TensorRule<D>,
+): { readonly got: unknown; readonly allowed?: string } | undefined {
+  if (!(value instanceof Tensor)) return { got: value };
+  if (value.storage.disposed) return { got: 'a disposed tensor' };
+  const { device } = rule;
+  if (value.device !== device) return { got: `a tensor of another ${value.device.kind} device` };
+  const dtypeFits = (rule.dtype as readonly DType[]).includes(value.dtype);
+  if (!dtypeFits || !fitsShape(value.shape, rule.shape)) return { got: `${value.dtype} [${value.shape.join(', ')}]` };
+  if (device.kind !== 'cuda') return undefined;
+  const { alignment = dtypes[value.dtype as DType].bytes } = rule;
+  if (value.address % alignment === 0) return undefined;
+  const place = `that begins at a multiple of ${alignment} bytes, as what device.empty gives does`;
+  return {
+    got: `a view that begins at byte ${value.address - value.storage.address}`,
+    allowed: `${allowedBy(rule)} ${place}`,
+  };
+}
+
+function fitsShape(shape: readonly number[], pattern: ShapePattern): boolean {
+  if (shape.length !== pattern.length) return false;
+  for (let axis = 0; axis < pattern.length; axis++) {
+    const extent = pattern[axis]!;
+    if (typeof extent !== 'string' && extent !== shape[axis]) return false;
+  }
+  return true;
+}
+
+function allowedBy<D extends DType>({ dtype, shape, device }: TensorRule<D>): string {
+  return `a ${dtype.join(' or ')} tensor [${shape.join(', ')}] on this ${device.kind} device`;
 }
 
 /** True when two runs of bytes of one device share any. */

@@ -1,6 +1,6 @@
 // Which algorithm carries out a call, by its size: built in, measured (`weftline bench collectives --tune`) or as an option says.
 import { readFileSync } from 'node:fs';
-import { z } from 'zod';
+import { z } from '#zod';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 
 export const algorithmNames = ['oneStep', 'shares', 'chain'] as const;

@@ -24,8 +24,10 @@ export interface CommunicatorOptions extends WaitOptions {
   /** Of GPUs: multiprocessors that a call may use, from 1 to 32; 16 by default. */
   readonly numSms?: number;
   /**
-   * Of GPUs: in calls of more bytes than this (of the larger of a rank's tensors) ranks read and write registered tensors of
-   * others directly; see register(). 2 MiB by default.
+   * Larger calls use tensors where they lie, without a copy through the window. Of GPUs: calls of more bytes than this (of the
+   * larger of a rank's tensors) with registered tensors; see register(). 2 MiB by default. Of CPU ranks of one host that may
+   * read each other's memory (process_vm_readv): an allToAll of more bytes than this (of a rank's tensor) that is in place on
+   * no rank; 64 KiB by default. The same on all ranks.
    */
   readonly directBytes?: number;
   /**
@@ -58,6 +60,8 @@ const DEFAULT_PIECES_OF_HOST = 1 << 22;
 const CUDA_PIECE_BYTES = 1 << 22;
 const HOSTS_PIECE_BYTES = 1 << 21;
 const HOSTS_PIECES_OF_ALL = 1 << 26;
+const CUDA_DIRECT_BYTES = 1 << 21;
+const CPU_DIRECT_BYTES = 1 << 16;
 
 /** Fails with WL_INVALID_ARGUMENT. */
 export function checkCommunicatorOptions(
@@ -69,7 +73,7 @@ export function checkCommunicatorOptions(
   const {
     pieceBytes = usualPieceBytes(shape, kind),
     numSms = 16,
-    directBytes = 1 << 21,
+    directBytes = kind === 'cuda' ? CUDA_DIRECT_BYTES : CPU_DIRECT_BYTES,
     copyEngines = false,
   } = options;
   const isRight = Number.isInteger(pieceBytes) && pieceBytes % PIECE_ALIGNMENT === 0;

@@ -21,5 +21,5 @@ export function createEngine(
     if (group.topology.hosts.length > 1) return createHostsCollectives(group, device, options);
     return createCudaCollectives(group, device, { ...rest, numSms, directBytes, copyEngines });
   }
-  return createCpuCollectives(group, device, { ...rest, table });
+  return createCpuCollectives(group, device, { ...rest, directBytes, table });
 }

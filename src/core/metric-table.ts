@@ -10,7 +10,7 @@ export const metricTable = {
   weftline_ep_bytes_total: {
     kind: 'counter',
     labels: ['op', 'link'],
-    help: 'Bytes of rows that dispatches and combines of EpBuffer on CPU ranks sent: to this rank itself (link self), to ranks of its host (host), to other hosts (network, once per token and host)',
+    help: 'Bytes of rows that dispatches of this rank sent and that combines brought back: to or from this rank itself (link self), ranks of its host (host), other hosts (network, once per token and host); of EPAll2AllLayer and EpLowLatency on CPU ranks alone',
   },
   weftline_ep_tokens_total: {
     kind: 'counter',
@@ -35,7 +35,7 @@ export const metricTable = {
   weftline_ep_overflow_total: {
     kind: 'counter',
     labels: ['policy'],
-    help: 'Rows of EpLowLatency on CPU ranks beyond maxTokensPerExpert: dropped, or the reason of a failure',
+    help: 'Rows of EpLowLatency beyond maxTokensPerExpert: dropped, or the reason of a failure',
   },
   weftline_collective_seconds: {
     kind: 'histogram',

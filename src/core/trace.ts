@@ -1,7 +1,7 @@
 // The places where time goes, by name. What measures them goes in here, and nowhere else: benchmarks and traces add sinks.
 //
 // Without one, a call is the look at a variable. The macros of kernels/cuda/include/weftline/trace.cuh are the same for
-// kernels; they do nothing yet.
+// kernels; they do something only in kernels that were compiled for a trace (device/cuda/kernel-trace.ts).
 
 /**
  * - call: a collective call of an object, from its begin to its end for this thread; subject is its number among the object's
@@ -27,6 +27,7 @@
  * - transport.send: the last packet of a message, a signal or the answer to a read was made; transport.arrival: it has come
  *   to the peer as a whole. Moments, of which the same label and subject name both
  * - device-api.serve: one round over a command queue
+ * - kernel: a block of a kernel, from its begin to its end; kernel.wait: a thread of it waits for another rank, or for other blocks
  */
 export const tracePoints = [
   'call',
@@ -61,6 +62,8 @@ export const tracePoints = [
   'transport.send',
   'transport.arrival',
   'device-api.serve',
+  'kernel',
+  'kernel.wait',
 ] as const;
 
 export type TracePoint = (typeof tracePoints)[number];

@@ -116,6 +116,9 @@ const table = {
   cuModuleGetFunction: prototype<[kernel: Out, module: number, name: string]>(
     'int cuModuleGetFunction(_Out_ uint64_t*, uint64_t, const char*)',
   ),
+  cuModuleGetGlobal: prototype<[address: Out, bytes: Out, module: number, name: string]>(
+    'int cuModuleGetGlobal_v2(_Out_ uint64_t*, _Out_ size_t*, uint64_t, const char*)',
+  ),
   cuFuncGetAttribute: prototype<[value: Out, attribute: number, kernel: number]>(
     'int cuFuncGetAttribute(_Out_ int*, int, uint64_t)',
   ),

@@ -64,7 +64,7 @@ export const settingsTable = {
     flag: '--trace <file>',
     default: '',
     sentence:
-      'File for a trace of where time goes: each process leaves FILE.HOST.PID.part with its last 65,536 records of each thread, also if it is killed; commands that start the processes make FILE of them, "weftline trace FILE" does it elsewhere. If empty, nothing is traced.',
+      'File for a trace of where time goes: each process leaves FILE.HOST.PID.part with the last 65,536 records of each thread and 262,144 of each GPU, also if it is killed; commands that start the processes make FILE of them, "weftline trace FILE" does it elsewhere. If empty, nothing is traced.',
   },
   metrics: {
     kind: 'text',
@@ -81,9 +81,9 @@ export const settingsTable = {
     unit: 'µs',
     min: 0,
     max: 1_000_000,
-    default: 20,
+    default: 500,
     sentence:
-      'How long a wait polls shared memory before it sleeps in the kernel; raise it where each rank has its own core.',
+      'Maximum time that the ranks of an EpBuffer, an EPAll2AllLayer or another object with a window poll for each other before they sleep; between looks they lend their processor to other threads (sched_yield). They poll less after waits that took longer, and while other threads compute on their processor.',
   },
   agentSpinUs: {
     kind: 'number',

@@ -1,5 +1,6 @@
 // Arrows between tracks of a trace: from a message to its arrival, and from the rank that came last to a call to those that waited.
-import type { Span, TracePart } from './read-part.ts';
+import type { TracePart } from './read-part.ts';
+import type { Span } from './span.ts';
 
 /** Where an arrow begins or ends: a slice, named by a time within it on the first host's clock. */
 interface End {

@@ -1,6 +1,7 @@
 // A trace as Chrome's JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing show: a process per rank, a track per thread.
 import { flowEvents } from './chrome-flows.ts';
-import type { Span, TracedThread, TracePart } from './read-part.ts';
+import type { TracePart } from './read-part.ts';
+import type { Span, TracedThread } from './span.ts';
 
 /** What several of run at once on a thread: shown as tracks of their own. */
 const overlapping: ReadonlySet<string> = new Set([
@@ -58,7 +59,8 @@ export function chromeTrace(parts: readonly TracePart[], offsets: ClockOffsets):
     isCrossing: (span) => crossing.has(span),
     toTime: (time) => time - first,
   });
-  const otherData = { weftline: 'trace', clockOffsetsUs: Object.fromEntries(offsets) };
+  const gpuClocks = parts.flatMap((part, at) => part.gpuClocks.map((clock) => ({ pid: pids[at], ...clock })));
+  const otherData = { weftline: 'trace', clockOffsetsUs: Object.fromEntries(offsets), gpuClocks };
   return { traceEvents: [...events, ...flows], displayTimeUnit: 'ms', otherData };
 }
 

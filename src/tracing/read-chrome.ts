@@ -1,7 +1,8 @@
 // Reads a trace back from the JSON that chromeTrace() has made.
 import type { TracePoint } from '../core/trace.ts';
 import { type ChromeTrace, FOREIGN } from './chrome-trace.ts';
-import type { Span, TracePart } from './read-part.ts';
+import type { TracePart } from './read-part.ts';
+import type { Span } from './span.ts';
 
 interface FileEvent {
   readonly ph: string;
@@ -77,6 +78,7 @@ class ChromeReader {
         size: 0,
         host: rank?.[2] ?? '',
         launcher: 0,
+        gpuClocks: [],
         program: name.replace(/ \(process \d+\)$/, ''),
         threads: [...threads.values()].map((thread) => ({ ...thread, lost: 0 })),
       };

@@ -1,9 +1,17 @@
 // Reads what a process has left of its trace: spans by thread, from records whose begins and ends belong together.
-import { readFileSync } from 'node:fs';
+import { closeSync, fstatSync, openSync, readSync } from 'node:fs';
+import { hostname } from 'node:os';
+import {
+  KERNEL_RING_BYTES,
+  KERNEL_RING_HEAD_BYTES,
+  KERNEL_RINGS,
+  kernelRing,
+  kernelRingOffset,
+  TRACE_FILE_BYTES,
+} from '../abi/kernel-trace.ts';
 import { Block } from '../abi/layout.ts';
 import {
   TRACE_FIELDS,
-  TRACE_FILE_BYTES,
   TRACE_MAGIC,
   TRACE_RECORDS,
   TRACE_RINGS,
@@ -16,75 +24,92 @@ import {
 } from '../abi/trace-rings.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { printable } from '../core/quote.ts';
-import { type TracePoint, tracePoints } from '../core/trace.ts';
+import { tracePoints } from '../core/trace.ts';
+import type { GpuClock } from './gpu-clock.ts';
+import { readKernelMemory } from './kernel-memory.ts';
+import { readKernels, type TracedGpu } from './read-kernels.ts';
+import type { Span, TracedThread } from './span.ts';
 import type { TracedProcess } from './trace-rings.ts';
 
-/** Times in microseconds since the Unix epoch. */
-export interface Span {
-  readonly point: TracePoint;
-  readonly subject: number;
-  readonly label: string;
-  readonly begin: number;
-  /** undefined of what had not ended when the file was read. */
-  readonly end: number | undefined;
-}
-
-export interface TracedThread {
-  readonly name: string;
-  /** In the order of their begins. */
-  readonly spans: readonly Span[];
-  /** Records that were overwritten by later ones. */
-  readonly lost: number;
-}
-
 export interface TracePart extends TracedProcess {
+  /** Of the host, then groups of blocks of kernels. */
   readonly threads: readonly TracedThread[];
+  /** Of the GPUs whose kernels are among them. */
+  readonly gpuClocks: readonly GpuClock[];
 }
 
 /** Fails with WL_FILE_FORMAT for another file. */
 export function readTracePart(path: string): TracePart {
-  const bytes = readFileSync(path);
-  const { buffer, byteOffset, length } = bytes;
-  if (length !== TRACE_FILE_BYTES) throw wrong(path, `${length} bytes long, not ${TRACE_FILE_BYTES}`);
-  const head = new Block(traceHead, buffer, byteOffset);
-  if (head.get('magic') !== TRACE_MAGIC) throw wrong(path, 'no trace, or its process ended while it was made');
-  if (head.get('version') !== TRACE_VERSION)
-    throw wrong(path, `of version ${head.get('version')}, and this is version ${TRACE_VERSION}`);
-  const text = (at: number): string => textAt(bytes, at);
-  const rings = Math.min(head.get('rings'), TRACE_RINGS);
-  return {
-    pid: head.get('pid'),
-    rank: head.get('rank'),
-    size: head.get('size'),
-    host: text(traceHead.offset.host),
-    program: text(traceHead.offset.program),
-    launcher: head.get('launcher'),
-    threads: Array.from({ length: rings }, (_, ring) => readThread(bytes, traceRingOffset(ring), head.get('size'))),
-  };
+  const fd = openSync(path, 'r');
+  try {
+    const { size } = fstatSync(fd);
+    if (size !== TRACE_FILE_BYTES) throw wrong(path, `${size} bytes long, not ${TRACE_FILE_BYTES}`);
+    const bytes = bytesAt(fd, 0, traceHead.size);
+    const head = Block.over(traceHead, bytes);
+    if (head.get('magic') !== TRACE_MAGIC) throw wrong(path, 'no trace, or its process ended while it was made');
+    if (head.get('version') !== TRACE_VERSION)
+      throw wrong(path, `of version ${head.get('version')}, and this is version ${TRACE_VERSION}`);
+    const rings = Math.min(head.get('rings'), TRACE_RINGS);
+    const threads = Array.from({ length: rings }, (_, ring) => readThread(fd, traceRingOffset(ring), head.get('size')));
+    const host = textAt(bytes, traceHead.offset.host);
+    const pid = host === hostname() ? head.get('pid') : undefined;
+    const gpus = readGpus(fd, Math.min(head.get('kernelRings'), KERNEL_RINGS), pid);
+    return {
+      pid: head.get('pid'),
+      rank: head.get('rank'),
+      size: head.get('size'),
+      host,
+      program: textAt(bytes, traceHead.offset.program),
+      launcher: head.get('launcher'),
+      threads: [...threads, ...gpus.flatMap((gpu) => gpu.threads)],
+      gpuClocks: gpus.map(({ clock }) => clock),
+    };
+  } finally {
+    closeSync(fd);
+  }
+}
+
+/** `pid`: of a process of this host. */
+function readGpus(fd: number, rings: number, pid: number | undefined): TracedGpu[] {
+  const gpus = Array.from({ length: rings }, (_, ring) => {
+    const bytes = bytesAt(fd, kernelRingOffset(ring), KERNEL_RING_BYTES);
+    // It runs, or was killed.
+    if (pid !== undefined && Block.over(kernelRing, bytes).get('isElsewhere') === 1)
+      readKernelMemory(pid, ring, bytes.subarray(KERNEL_RING_HEAD_BYTES));
+    return readKernels(bytes);
+  });
+  return gpus.filter((gpu) => gpu !== undefined);
+}
+
+/** Only these: most of the file has never been written. */
+function bytesAt(fd: number, offset: number, count: number): Buffer {
+  const bytes = Buffer.alloc(count);
+  for (let read = 0; read < count;) {
+    const more = readSync(fd, bytes, read, count - read, offset + read);
+    if (more === 0) break;
+    read += more;
+  }
+  return bytes;
 }
 
 /** `size`: of the job. */
-function readThread(bytes: Buffer, at: number, size: number): TracedThread {
-  const ring = new Block(traceRing, bytes.buffer, bytes.byteOffset + at);
-  const labelsAt = at + traceRing.offset.labels;
+function readThread(fd: number, at: number, size: number): TracedThread {
+  const bytes = bytesAt(fd, at, traceRing.size);
+  const ring = Block.over(traceRing, bytes);
+  const { labels: labelsAt } = traceRing.offset;
   const lines = bytes.toString('utf8', labelsAt, labelsAt + ring.get('labelBytes')).split('\n');
   // Of calls of all ranks nothing is to be said.
-  const labels = lines.map((line) => line.replace(` of ${rankRange(size)}`, ''));
-  const first = (bytes.byteOffset + at + traceRing.size) % 8;
-  const memory = bytes.subarray(at + traceRing.size, at + traceRing.size + TRACE_RECORDS * TRACE_FIELDS * 8);
-  const records = new Float64Array(
-    first === 0 ? memory.buffer : Uint8Array.from(memory).buffer,
-    first === 0 ? memory.byteOffset : 0,
-    TRACE_RECORDS * TRACE_FIELDS,
-  );
+  const labels = lines.map((line) => printable(line.replace(` of ${rankRange(size)}`, ''), 200));
   const written = ring.get('written');
   const kept = Math.min(written, TRACE_RECORDS);
+  const memory = bytesAt(fd, at + traceRing.size, kept * TRACE_FIELDS * 8);
+  const records = new Float64Array(Uint8Array.from(memory).buffer);
   const spans = new SpanReader(labels);
   for (let index = written - kept; index < written; index++) {
     const from = (index & (TRACE_RECORDS - 1)) * TRACE_FIELDS;
     spans.take(records.subarray(from, from + TRACE_FIELDS));
   }
-  return { name: textAt(bytes, at + traceRing.offset.thread), spans: spans.all(), lost: written - kept };
+  return { name: textAt(bytes, traceRing.offset.thread), spans: spans.all(), lost: written - kept };
 }
 
 /** As CallGuard writes the ranks of a world. */
@@ -107,7 +132,7 @@ class SpanReader {
     const point = tracePoints[Math.floor(record[traceField.point]! / 2)];
     if (point === undefined) return;
     const subject = record[traceField.subject]!;
-    const label = printable(this.#labels[record[traceField.label]! - 1] ?? '', 200);
+    const label = this.#labels[record[traceField.label]! - 1] ?? '';
     const key = `${point} ${subject} ${label}`;
     const time = record[traceField.time]!;
     const open = this.#open.get(key) ?? [];

@@ -12,6 +12,11 @@ import { createTraceFile, describeRank, type TraceFile } from './trace-rings.ts'
 
 let file: TraceFile | undefined;
 
+/** Of this process, on its main thread; undefined if nothing is traced. */
+export function currentTrace(): TraceFile | undefined {
+  return file;
+}
+
 /** Of a rank of a job. */
 export interface TracedRank {
   readonly rank: number;

@@ -2,6 +2,7 @@
 import { isOfAll } from './chrome-flows.ts';
 import { spanName } from './chrome-trace.ts';
 import type { TracePart } from './read-part.ts';
+import { peerOfLabel } from './read-kernels.ts';
 
 export interface PhaseSummary {
   /** A trace point, or an object and its call. */
@@ -32,6 +33,16 @@ export interface TraceSummary {
     readonly last: string;
     readonly calls: number;
     readonly waitedUs: number;
+  }[];
+  /** For how long blocks of kernels of each process waited, and for whom; longest first. Groups of blocks add up. */
+  readonly kernelWaits: readonly {
+    readonly waiter: string;
+    /** "rank 1", counted within the group of the kernel's object, or "own blocks". */
+    readonly peer: string;
+    readonly count: number;
+    readonly waitedUs: number;
+    /** Begun and not ended. */
+    readonly open: number;
   }[];
   /** Records that were overwritten by later ones. */
   readonly lost: number;
@@ -64,6 +75,7 @@ export function summarize(parts: readonly TracePart[]): TraceSummary {
     processes: parts.map(processName),
     phases: phases.toSorted((left, right) => right.totalUs - left.totalUs),
     ...lastIn(parts),
+    kernelWaits: kernelWaits(parts),
     lost: parts.reduce((sum, { threads }) => sum + threads.reduce((inner, { lost }) => inner + lost, 0), 0),
   };
 }
@@ -89,6 +101,26 @@ function phaseSummary(phase: string, byProcess: ReadonlyMap<string, readonly num
     slowestRatio: mean === 0 ? 1 : (slowest?.mean ?? 0) / mean,
     open,
   };
+}
+
+function kernelWaits(parts: readonly TracePart[]): TraceSummary['kernelWaits'] {
+  const waits = new Map<string, TraceSummary['kernelWaits'][number]>();
+  for (const part of parts) {
+    const waiter = processName(part);
+    for (const { point, label, begin, end } of part.threads.flatMap(({ spans }) => spans)) {
+      const peer = point === 'kernel.wait' ? peerOfLabel(label) : undefined;
+      if (peer === undefined) continue;
+      const { count, waitedUs, open } = waits.get(`${waiter} ${peer}`) ?? { count: 0, waitedUs: 0, open: 0 };
+      waits.set(`${waiter} ${peer}`, {
+        waiter,
+        peer,
+        count: count + 1,
+        waitedUs: waitedUs + (end ?? begin) - begin,
+        open: open + (end === undefined ? 1 : 0),
+      });
+    }
+  }
+  return [...waits.values()].toSorted((left, right) => right.waitedUs - left.waitedUs);
 }
 
 /** Of calls that several ranks of one host have made, whose clocks are the same. */

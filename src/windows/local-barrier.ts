@@ -5,7 +5,8 @@ import { type CallWait, type Deadline, deadlineOf } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
 import type { WaitFacts, WaitSource } from '../core/waits.ts';
 import { Futex } from '../native/libc.ts';
-import { type SharedWord, waitForWord, wakeWord } from './wait.ts';
+import { SpinTime } from '../threads/spin-time.ts';
+import { type SharedWord, waitForWord, wakeWord, type WordPoll } from './wait.ts';
 import { WindowFailure, type WindowFailureOptions } from './window-failure.ts';
 
 export interface LocalBarrierOptions extends WindowFailureOptions {
@@ -25,8 +26,7 @@ export class LocalBarrier implements WaitSource {
   readonly #options: LocalBarrierOptions;
   readonly #arrivals: readonly Int32Array[];
   readonly #generation: SharedWord;
-  /** The ranks outnumber the processors. */
-  readonly #isCrowded: boolean;
+  readonly #poll: WordPoll;
   #epoch = 0;
   #closed = false;
   #work: (() => void) | undefined;
@@ -34,7 +34,8 @@ export class LocalBarrier implements WaitSource {
 
   constructor(options: LocalBarrierOptions) {
     this.#options = options;
-    this.#isCrowded = options.ranks.length > availableParallelism();
+    const isCrowded = options.ranks.length > availableParallelism();
+    this.#poll = { spin: new SpinTime(options.spinUs), isCrowded };
     const words = (offset: number, count: number): Int32Array =>
       new Int32Array(options.header, options.headerOffset + offset, count);
     this.#arrivals = options.ranks.map((_, index) =>
@@ -52,6 +53,12 @@ export class LocalBarrier implements WaitSource {
    * given up by all its ranks (WL_PEER_FAILED), because they no longer agree on where they are.
    */
   async wait(call: number, options: CallWait = {}): Promise<void> {
+    const waiting = this.meet(call, options);
+    if (waiting !== undefined) await waiting;
+  }
+
+  /** Hot path. The same; undefined if the others came before this thread had to sleep. Fails by a throw until then. */
+  meet(call: number, options: CallWait): Promise<void> | undefined {
     const deadline = deadlineOf(options, this.#options.timeoutMs);
     this.throwIfUnusable();
     const epoch = (this.#epoch + 1) | 0;
@@ -61,13 +68,14 @@ export class LocalBarrier implements WaitSource {
     Atomics.store(mine, 1 + (epoch & 1), call);
     Atomics.store(mine, 0, epoch);
     try {
-      if (!this.#publishIfComplete(epoch)) {
-        this.#waiting = true;
-        await this.#sleepUntil(epoch, deadline, options.signal).finally(() => (this.#waiting = false));
-      }
+      const waiting = this.#publishIfComplete(epoch)
+        ? undefined
+        : this.#untilPublished(epoch, deadline, options.signal);
+      if (waiting !== undefined) return this.#finish(waiting, epoch, call);
       this.#compareCalls(epoch, call);
+      return undefined;
     } catch (error) {
-      this.#giveUp(error);
+      this.giveUp(error);
       throw error;
     }
   }
@@ -85,9 +93,16 @@ export class LocalBarrier implements WaitSource {
     try {
       return await work();
     } catch (error) {
-      this.#giveUp(error);
+      this.giveUp(error);
       throw error;
     }
+  }
+
+  /** Gives the window up for all its ranks, who hear the reason. The first one's stays. */
+  giveUp(error: unknown): void {
+    this.failure.raise(error);
+    // Sleepers look at the record when they wake; one that was about to sleep looks within a slice.
+    this.#generation.futex.wakeAll();
   }
 
   /** Fails with the reason if the window was given up, here or by a peer, and with WL_CLOSED after close(). */
@@ -101,12 +116,6 @@ export class LocalBarrier implements WaitSource {
   close(): void {
     if (this.#waiting) throw new WeftlineError('WL_INVALID_ARGUMENT', 'Cannot close a window while a call waits on it');
     this.#closed = true;
-  }
-
-  #giveUp(error: unknown): void {
-    this.failure.raise(error);
-    // Sleepers look at the record when they wake; one that was about to sleep looks within a slice.
-    this.#generation.futex.wakeAll();
   }
 
   /** Of the wait that is under way. */
@@ -123,11 +132,24 @@ export class LocalBarrier implements WaitSource {
     };
   }
 
-  async #sleepUntil(epoch: number, deadline: Deadline, signal: AbortSignal | undefined): Promise<void> {
+  async #finish(waiting: Promise<void>, epoch: number, call: number): Promise<void> {
+    this.#waiting = true;
+    try {
+      await waiting;
+      this.#compareCalls(epoch, call);
+    } catch (error) {
+      this.giveUp(error);
+      throw error;
+    } finally {
+      this.#waiting = false;
+    }
+  }
+
+  #untilPublished(epoch: number, deadline: Deadline, signal: AbortSignal | undefined): Promise<void> | undefined {
     const { value } = this.#generation;
     const ready = (): boolean => ((Atomics.load(value, 0) - epoch) | 0) >= 0;
     const missing = (): number[] => this.#missing(epoch);
-    await waitForWord(this.#generation, {
+    return waitForWord(this.#generation, {
       ready,
       check: () => {
         // A rank that died between the last arrival and its publication must not cost the others their barrier.
@@ -137,8 +159,7 @@ export class LocalBarrier implements WaitSource {
         if (reason !== undefined && !ready()) throw reason;
         if (deadline.isOver) throw this.failure.timeout(missing, deadline.timeoutMs, MISSING_HINT);
       },
-      spinUs: this.#options.spinUs,
-      givesWay: this.#isCrowded,
+      poll: this.#poll,
       source: this,
       endsAt: deadline.endsAt,
       work: this.#work,

@@ -2,6 +2,7 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { beginWait, endWait, type WaitSource } from '../core/waits.ts';
 import { type Futex, yieldProcessor } from '../native/libc.ts';
+import type { SpinTime } from '../threads/spin-time.ts';
 
 /** How long a wait may block the event loop at a time. */
 const BLOCKING_SLICE_NS = 1_000_000;
@@ -11,8 +12,8 @@ const BLOCKING_LIMIT_MS = 4;
 const POOL_SLICE_NS = 50_000_000;
 /** In place of both, where this thread has other work to look for. */
 const WORKING_SLICE_NS = 500_000;
-/** Looks between two glances at the clock. */
-const LOOKS = 50;
+/** Looks between two yields where each rank may have a processor of its own; a yield takes as long as many looks. */
+const LOOKS = 16;
 /** How long to pause when the kernel refused a sleep. */
 const REFUSED_PAUSE_MS = 1;
 
@@ -24,14 +25,21 @@ export interface SharedWord {
   readonly futex: Pick<Futex, 'wait' | 'waitBlocking' | 'wakeAll'>;
 }
 
+/** How a wait looks at its word before it sleeps. Between looks it always gives way to threads that are ready to run. */
+export interface WordPoll {
+  /** Learns from each wait. */
+  readonly spin: SpinTime;
+  /** After each look, as whoever is waited for may need this processor. */
+  readonly isCrowded: boolean;
+}
+
 export interface WordWait {
   /** True when the wait is over. */
   ready(): boolean;
   /** Called between sleeps; throws to give up (deadline, abort, a peer that is gone). */
   check(): void;
-  readonly spinUs: number;
-  /** While it spins: give way to others, as whoever is waited for may need this processor. */
-  readonly givesWay?: boolean;
+  /** How long to look before it sleeps. Absent: not at all. */
+  readonly poll?: WordPoll;
   /** Tells those who ask what this is, and until when. */
   readonly source: WaitSource;
   /** On the clock of performance.now(). */
@@ -41,19 +49,31 @@ export interface WordWait {
 }
 
 /**
- * Resolves when `ready()` holds. A change of the word is never missed: it is read before `ready()`, and the kernel
+ * Resolves when `ready()` holds; undefined if it did before this thread had to sleep. A change of the word is never missed: it is read before `ready()`, and the kernel
  * refuses to sleep when it has changed since. What `check()` looks at may change just before a sleep; it is then seen
  * one slice later. If the kernel cannot let this process sleep, the wait looks again until `check()` ends it: a shortage that
  * passes must not cost all ranks their window.
  */
-export async function waitForWord(word: SharedWord, wait: WordWait): Promise<void> {
-  if (spin(wait)) return;
+export function waitForWord(word: SharedWord, wait: WordWait): Promise<void> | undefined {
+  const { poll } = wait;
+  if (wait.ready()) {
+    poll?.spin.learn(0);
+    return undefined;
+  }
+  const begin = performance.now();
+  if (poll === undefined || !pollWord(wait, poll, begin)) return sleepOnWord(word, wait, begin);
+  poll.spin.learn(performance.now() - begin);
+  return undefined;
+}
+
+async function sleepOnWord(word: SharedWord, wait: WordWait, begin: number): Promise<void> {
   const entry = beginWait(wait.source, wait.endsAt);
   try {
     await sleepUntilReady(word, wait, entry.since);
   } finally {
     endWait(entry);
   }
+  wait.poll?.spin.learn(performance.now() - begin);
 }
 
 async function sleepUntilReady(word: SharedWord, wait: WordWait, started: number): Promise<void> {
@@ -82,13 +102,18 @@ export function wakeWord(word: SharedWord): void {
   if (Atomics.load(word.waiters, 0) !== 0) word.futex.wakeAll();
 }
 
-function spin(wait: WordWait): boolean {
-  if (wait.ready()) return true;
-  const end = performance.now() + wait.spinUs / 1000;
-  const looks = wait.givesWay === true ? 1 : LOOKS;
+/** True when the wait is over. */
+function pollWord(wait: WordWait, { spin, isCrowded }: WordPoll, begin: number): boolean {
+  const end = begin + spin.milliseconds;
+  const looks = isCrowded ? 1 : LOOKS;
+  let now = begin;
   do {
     for (let look = 0; look < looks; look++) if (wait.ready()) return true;
-    if (wait.givesWay === true) yieldProcessor();
-  } while (performance.now() < end);
+    const before = now;
+    yieldProcessor();
+    now = performance.now();
+    // Others compute on this processor. The scheduler lets a woken thread go before them, but not one that polls.
+    if (spin.lent(now - before)) return wait.ready();
+  } while (now < end);
   return false;
 }

@@ -8,13 +8,13 @@ import { testSeed } from '../support/seed.ts';
 
 const script = fileURLToPath(new URL('./chaos/main.js', import.meta.url));
 
-test('a member that is killed or stopped holds up the others no longer than a deadline', { timeout: 240_000 }, () => {
-  const words = ['--seed', String(testSeed()), '--kills', '14', '--stops', '11', '--long-stops', '1', '--verbose'];
+test('a member that is killed or stopped holds up the others no longer than a deadline', { timeout: 600_000 }, () => {
+  const words = ['--seed', String(testSeed()), '--kills', '7', '--stops', '5', '--long-stops', '1', '--verbose'];
   const { status, stdout, stderr } = spawnSync(process.execPath, [script, ...words], {
     encoding: 'utf8',
-    timeout: 230_000,
+    timeout: 590_000,
     env: { ...process.env, NODE_TEST_CONTEXT: undefined },
   });
   assert.equal(status, 0, stdout + stderr);
-  assert.match(stdout, /^26 events/m);
+  assert.match(stdout, /^13 events/m);
 });

@@ -18,9 +18,9 @@ const skip = skipWithout('tun', whyNoTwoHosts());
 const impairment = { loss: 0.01, duplication: 0.02, reordering: 0.05, corruption: 0.01 } as const;
 
 for (const [what, title, runs] of [
-  ['buffer', 'buffer: random cases agree with the reference', 3],
-  ['layer', 'layer: random cases agree with the reference', 3],
-  ['repeats', 'the same calls of both give the same bytes again and again', 10],
+  ['buffer', 'buffer: random cases agree with the reference', 2],
+  ['layer', 'layer: random cases agree with the reference', 2],
+  ['repeats', 'the same calls of both give the same bytes again and again', 5],
 ] as const) {
   test(`${title} through a bad network`, { skip }, () => {
     const traffic: EpTraffic = { what, runs: runs * times, seed, impairment };

@@ -3,9 +3,11 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { stagedConfigurations } from './support/agent-configurations.ts';
 import { testConformance } from './support/agent-conformance.ts';
+import { isWhole } from '../support/extent.ts';
 import { openPair } from './support/agent-pair.ts';
 
-for (const configuration of stagedConfigurations) await testConformance(configuration);
+for (const [index, configuration] of stagedConfigurations.entries())
+  await testConformance(configuration, index > 0 && !isWhole);
 
 test('explain says that memory is staged', async () => {
   const [configuration] = stagedConfigurations;

@@ -34,7 +34,7 @@ function start(words: readonly string[], token = 'bench'): Running {
   const child = spawn(process.execPath, [main, 'bench', 'transport', ...words], {
     stdio: ['ignore', 'pipe', 'pipe'],
     env: { ...process.env, WEFTLINE_TOKEN: token, NODE_TEST_CONTEXT: undefined },
-    timeout: 60_000,
+    timeout: 240_000,
   });
   let stdout = '';
   let stderr = '';

@@ -69,6 +69,15 @@ for (const architecture of architectures) {
   }
 }
 
+// Hooks stand in kernels of all these files, and a wait of each.
+const traced = ['ep-', 'layer-', 'low-latency-', 'collective-'];
+for (const file of kernelCatalogue.filter(({ file: name }) => traced.some((part) => name.startsWith(part)))) {
+  test(`${file.file}, traced`, { skip: noCompiler }, async () => {
+    const flags = [...compileFlags('sm_90a'), ...definesOf(file, variantsOf(file).at(-1)!), '-DWEFTLINE_TRACE=1'];
+    await compile(join(kernelFolder(), file.file), flags);
+  });
+}
+
 // What they are for each architecture shows in the kernels.
 test('each header by itself', { skip: noCompiler }, async () => {
   const headers = headerNames();
@@ -100,6 +109,7 @@ test(
     const text = readFileSync(combine, 'utf8');
     const without = text.replaceAll(/^ *WEFTLINE_TRACE_.*\n/gm, '');
     assert.notEqual(without, text);
+    assert.notDeepEqual(await build('trace', text, []), await build('trace', text, ['-DWEFTLINE_TRACE=1']));
     const points = await build('trace', text, []);
     assert.deepEqual(points, await build('trace', without, []));
     const clock = ['-DWEFTLINE_TRACE_BEGIN(point)=__nanosleep(1)', '-DWEFTLINE_TRACE_END(point)=__nanosleep(2)'];

@@ -25,7 +25,7 @@ const TIMEOUT_MS = 120_000;
 /** The first Node that runs TypeScript with `await using`. */
 const NODE_OF_TYPESCRIPT = 24;
 
-const documents = ['README.md', ...['docs', 'docs/guides', 'docs/design'].flatMap(listDocuments)];
+const documents = ['README.md', ...['docs', 'docs/concepts', 'docs/guides', 'docs/design'].flatMap(listDocuments)];
 const blocks = documents.flatMap((file) => extractCodeBlocks(file, readFileSync(join(root, file), 'utf8')));
 const programs = blocks.filter(({ language, marker }) => ['ts', 'js'].includes(language) && marker.action !== 'skip');
 const commands = blocks.filter((block) => block.marker.action === 'run' && isOurCommand(block));

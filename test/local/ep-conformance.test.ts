@@ -3,24 +3,30 @@ import assert from 'node:assert/strict';
 import { readdirSync } from 'node:fs';
 import test from 'node:test';
 import { runRanks } from './support/run-ranks.ts';
+import { isWhole } from '../support/extent.ts';
 import { testSeed } from '../support/seed.ts';
 
 const script = new URL('./ranks/ep-property.js', import.meta.url);
 const lives = new URL('./ranks/ep-lives.js', import.meta.url);
+const elsewhere = new URL('./ranks/ep-elsewhere.js', import.meta.url);
 const repeats = new URL('./ranks/ep-repeats.js', import.meta.url);
 /** WEFTLINE_TEST_SEED=… repeats a failing run; the seed stands in every failure's output. */
 const seed = String(testSeed());
+/** WEFTLINE_TEST_EXTENT=whole: more cases of each. */
+const times = isWhole ? 4 : 1;
+const timeoutMs = 240_000 * times;
 
 for (const what of ['buffer', 'layer']) {
   for (const [ranks, runs] of [
-    [1, 60],
-    [2, 40],
-    [3, 40],
-    [4, 40],
-    [7, 10],
+    [1, 30],
+    [2, 20],
+    [3, 20],
+    [4, 20],
+    [7, 6],
   ] as const) {
-    test(`${what}: ${runs} random cases on ${ranks} ranks agree with the reference`, async () => {
-      const { exitCode, transcript } = await runRanks(ranks, script, { args: [what, String(runs), seed] });
+    const cases = runs * times;
+    test(`${what}: ${cases} random cases on ${ranks} ranks agree with the reference`, async () => {
+      const { exitCode, transcript } = await runRanks(ranks, script, { args: [what, String(cases), seed], timeoutMs });
       assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
       const jobId = /job ([\w-]+)/.exec(transcript)?.[1] ?? 'no job';
       assert.deepEqual(
@@ -33,9 +39,10 @@ for (const what of ['buffer', 'layer']) {
 
 for (const hosts of ['2', '3+1']) {
   for (const what of ['buffer', 'layer']) {
-    test(`${what}: 20 random cases on 4 ranks, a group for each of ${hosts} hosts`, async () => {
+    const cases = 10 * times;
+    test(`${what}: ${cases} random cases on 4 ranks, a group for each of ${hosts} hosts`, async () => {
       const env = { WEFTLINE_HOSTS: hosts };
-      const { exitCode, transcript } = await runRanks(4, script, { args: [what, '20', seed], env });
+      const { exitCode, transcript } = await runRanks(4, script, { args: [what, String(cases), seed], env, timeoutMs });
       assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
     });
   }
@@ -50,6 +57,14 @@ test('two buffers and a layer at once, each rank in its own order; nothing is le
   const { exitCode, transcript } = await runRanks(3, lives, { args: ['10'] });
   assert.equal(exitCode, 0, transcript);
 });
+
+// Few bytes are copied into the window; many are read out of the ranks that hold them, of some ranks only in some rounds.
+for (const hidden of ['64', '7168']) {
+  test(`rows of ${hidden} that combine takes may lie anywhere, also over its result and where peers read`, async () => {
+    const { exitCode, transcript } = await runRanks(4, elsewhere, { args: [hidden] });
+    assert.equal(exitCode, 0, transcript);
+  });
+}
 
 test('100 dispatches and combines with stragglers give the same bytes', async () => {
   const { exitCode, transcript } = await runRanks(4, repeats, { args: ['100'] });

@@ -3,6 +3,7 @@ import assert from 'node:assert/strict';
 import { readdirSync } from 'node:fs';
 import test from 'node:test';
 import { resultOf, runRanks, type RunRanksOptions } from './support/run-ranks.ts';
+import { isWhole } from '../support/extent.ts';
 import { testSeed } from '../support/seed.ts';
 
 const property = new URL('./ranks/low-latency-property.js', import.meta.url);
@@ -10,13 +11,15 @@ const property = new URL('./ranks/low-latency-property.js', import.meta.url);
 const seed = String(testSeed());
 
 for (const [ranks, runs] of [
-  [1, 30],
-  [2, 30],
-  [3, 20],
-  [4, 20],
+  [1, 15],
+  [2, 15],
+  [3, 10],
+  [4, 10],
 ] as const) {
-  test(`${runs} random cases on ${ranks} ranks agree with the reference`, async () => {
-    const { exitCode, transcript } = await runRanks(ranks, property, { args: [String(runs), seed] });
+  const cases = isWhole ? 8 * runs : runs;
+  test(`${cases} random cases on ${ranks} ranks agree with the reference`, async () => {
+    const args = [String(cases), seed];
+    const { exitCode, transcript } = await runRanks(ranks, property, { args, timeoutMs: isWhole ? 600_000 : 240_000 });
     assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
     const jobId = /job ([\w-]+)/.exec(transcript)?.[1] ?? 'no job';
     assert.deepEqual(

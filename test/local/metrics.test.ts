@@ -86,3 +86,21 @@ test('an address that is none, or is held, is an error that says so', async () =
     /Cannot serve metrics on 127\.0\.0\.1:\d+: .*EADDRINUSE.*each process of a host needs a port/,
   );
 });
+
+test('bytes of rows of layers and of low-latency mode, and rows that were dropped', () => {
+  const rank = fileURLToPath(new URL('./ranks/row-bytes.js', import.meta.url));
+  const { status, stdout, stderr } = weftline(['run', '-n', '2', rank], '');
+  assert.equal(status, 0, stderr);
+  const rows = stdout.split('\n').flatMap((line) => /^\[\d\] (\{.*)$/.exec(line)?.[1] ?? []);
+  // Rows of 128 bytes: a layer sends one per expert (3 to each rank), the others send one per rank (2).
+  for (const text of rows) {
+    assert.deepEqual(JSON.parse(text), {
+      'dispatch self': (3 + 2) * 128,
+      'dispatch host': (3 + 2) * 128,
+      'combine self': (2 + 2) * 128,
+      'combine host': (2 + 2) * 128,
+      drop: 1,
+    });
+  }
+  assert.equal(rows.length, 2);
+});

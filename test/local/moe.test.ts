@@ -25,7 +25,7 @@ interface Run {
 /** On the CPU, whatever GPUs this machine has, unless the arguments say otherwise; none of them is visible. */
 function moe(...args: readonly string[]): Run {
   const env = { ...process.env, WEFTLINE_DEVICE: 'cpu', CUDA_VISIBLE_DEVICES: '-1' };
-  return spawnSync(process.execPath, [main, 'moe', ...args], { encoding: 'utf8', timeout: 60_000, env });
+  return spawnSync(process.execPath, [main, 'moe', ...args], { encoding: 'utf8', timeout: 240_000, env });
 }
 
 /** Runs with --json and returns the report; fails the test when the command fails. */
@@ -42,7 +42,7 @@ test('without a file it makes a small block in the cache folder, and keeps it', 
   for (let time = 0; time < 2; time++) {
     const { status, stdout, stderr } = spawnSync(process.execPath, [main, 'moe', '--ranks', '2', '--iterations', '1'], {
       encoding: 'utf8',
-      timeout: 60_000,
+      timeout: 240_000,
       env: { ...process.env, WEFTLINE_DEVICE: 'cpu', WEFTLINE_CACHE: cache },
     });
     assert.equal(status, 0, stdout + stderr);

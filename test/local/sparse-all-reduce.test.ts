@@ -116,7 +116,7 @@ for (const hosts of ['1', '3']) {
   test(`weftline run --aggregators starts ranks that add up and end with the others; hosts ${hosts}`, () => {
     const example = fileURLToPath(new URL('../../../examples/sparse-all-reduce.mjs', import.meta.url));
     const words = [main, 'run', '-n', '2', '--aggregators', '1', '--hosts', hosts, example];
-    const { status, stdout, stderr } = spawnSync(process.execPath, words, { encoding: 'utf8', timeout: 60_000 });
+    const { status, stdout, stderr } = spawnSync(process.execPath, words, { encoding: 'utf8', timeout: 240_000 });
     assert.equal(status, 0, stderr);
     assert.equal(stdout.match(/sent 2 of 64 blocks in \d+ bytes, the sum has 3/g)?.length, 2, stdout);
   });
@@ -129,7 +129,7 @@ for (const { when, ways, told } of [
   test(`aggregators serve and end with ranks that join: ${when}`, () => {
     const late = fileURLToPath(new URL('./ranks/sparse-late.js', import.meta.url));
     const words = [main, 'run', '-n', '2', '--aggregators', '1', '--timeout', '2000', late, ...ways];
-    const { status, stdout, stderr } = spawnSync(process.execPath, words, { encoding: 'utf8', timeout: 60_000 });
+    const { status, stdout, stderr } = spawnSync(process.execPath, words, { encoding: 'utf8', timeout: 240_000 });
     assert.deepEqual([status, stderr], [0, ''], stdout);
     assert.deepEqual(stdout.match(/the sum is .*/g) ?? [], told);
   });
@@ -142,7 +142,7 @@ test('aggregators of several nodes end with ranks that never join', async () => 
     const where = ['--nnodes', '2', '--node-rank', String(node), '--master', master, '--grace', '300'];
     const words = [main, 'run', '-n', '1', '--aggregators', '1', ...where, late, 'never'];
     const env = { ...process.env, WEFTLINE_TOKEN: 'token of this test' };
-    const child = spawn(process.execPath, words, { env, stdio: 'ignore', timeout: 60_000 });
+    const child = spawn(process.execPath, words, { env, stdio: 'ignore', timeout: 240_000 });
     return new Promise((resolve) => child.once('close', (code, signal) => resolve([code, signal])));
   });
   assert.deepEqual(await Promise.all(ended), [

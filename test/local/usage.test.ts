@@ -36,6 +36,14 @@ const mistakes: readonly (readonly [line: string, words: RegExp])[] = [
   ['2proc --handles 32', /Invalid --level: expected warp with --handles 32/],
   ['sim ep --hosts 2 --slow-host 2', /Invalid --slow-host: expected a host from 0 to 1, got 2/],
   ['sim incast --rails 2 --fail-rail 2', /Invalid --fail-rail: expected a rail from 0 to 1, got 2/],
+  [
+    'sim collective sparse-all-reduce --hosts 1024 --bytes 2G --block-size 64',
+    /Invalid --bytes: expected at most 268435456/,
+  ],
+  [
+    'sim collective all-reduce --algorithm tree --piece 64 --hosts 1024 --bytes 2G',
+    /Invalid --bytes: expected at most/,
+  ],
   ['doctor --rdma --rdma-devices a:b', /Invalid --rdma-devices: expected/],
 ];
 

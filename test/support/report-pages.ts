@@ -18,7 +18,8 @@ import { p2pPage } from '#lib/programs/report/html/pages/p2p-page.js';
 import { tracePage } from '#lib/programs/report/html/pages/trace-page.js';
 import { transportPage } from '#lib/programs/report/html/pages/transport-pages.js';
 import type { ReportPage } from '#lib/programs/report/html/report-page.js';
-import type { Span, TracePart } from '#lib/tracing/read-part.js';
+import type { TracePart } from '#lib/tracing/read-part.js';
+import type { Span } from '#lib/tracing/span.js';
 import { summarize } from '#lib/tracing/trace-summary.js';
 
 const results = fileURLToPath(new URL('../../../docs/benchmarks/results/', import.meta.url));
@@ -124,6 +125,7 @@ export function sampleTrace(): TracePart[] {
       host: 'a',
       launcher: 1,
       program: 'x',
+      gpuClocks: [],
       threads: [{ name: 'main', spans, lost: 0 }],
     };
   });

@@ -45,6 +45,13 @@ test('the README is a front door of at most 8 KiB', () => {
   assert.ok(length <= 8192, `${length} bytes: move what is for few readers into docs/`);
 });
 
+test('the pictures are what the script writes', () => {
+  const { status, stderr } = spawnSync(process.execPath, [join(root, 'scripts/pictures.mjs'), '--check'], {
+    encoding: 'utf8',
+  });
+  assert.equal(status, 0, stderr);
+});
+
 test('the reference pages are what the code says', () => {
   const { status, stderr } = spawnSync(process.execPath, [join(root, 'scripts/reference.mjs'), '--check'], {
     encoding: 'utf8',

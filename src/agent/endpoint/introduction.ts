@@ -1,5 +1,5 @@
 // What two endpoints say of themselves in the hello of their connection: agents and connection numbers.
-import { z } from 'zod';
+import { z } from '#zod';
 import { ENDPOINT_VERSION } from '../../abi/endpoint-message.ts';
 import { printable } from '../../core/quote.ts';
 import type { Credentials } from '../../meeting/credentials.ts';

@@ -1,5 +1,5 @@
 // Requests to etcd through the JSON gateway of its version 3 interface.
-import { z } from 'zod';
+import { z } from '#zod';
 import type { Deadline } from '../../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { printable } from '../../core/quote.ts';

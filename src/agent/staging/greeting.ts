@@ -1,5 +1,5 @@
 // What staging threads tell each other beside pieces, as notifications of their backends: how rings are met and left.
-import { z } from 'zod';
+import { z } from '#zod';
 import { decodeError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
 
 const whole = z.number().int().nonnegative().max(Number.MAX_SAFE_INTEGER);

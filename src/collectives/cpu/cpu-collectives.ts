@@ -17,6 +17,7 @@ import { MovementChoice } from './movement-choice.ts';
 import { CpuMover, type Mover } from './mover.ts';
 import { PairMessages } from './pair-messages.ts';
 import type { MirroredWindow } from './mirrored-window.ts';
+import type { PeerMemory } from '../../collective/peer-memory.ts';
 import { RankBoard } from './rank-board.ts';
 import { rankParts } from './rank-parts.ts';
 import { StagedCall } from './staged-call.ts';
@@ -30,6 +31,9 @@ export interface CpuCollectivesParts extends MirroredWindow {
   readonly table: AlgorithmTable;
   /** Of tensors that are not this device's. Owned by the engine, as the rest. */
   readonly elsewhere?: { readonly mover: Mover; readonly places: DataPlaces };
+  /** Of ranks that can read each other's tensors. */
+  readonly memory: PeerMemory | undefined;
+  readonly directBytes: number;
 }
 
 export class CpuCollectives implements CollectiveEngine {
@@ -44,7 +48,7 @@ export class CpuCollectives implements CollectiveEngine {
   readonly #runner: StepRunner;
   readonly #mover: Mover;
 
-  constructor({ group, device, window, regions, table, across, elsewhere }: CpuCollectivesParts) {
+  constructor({ group, device, window, regions, table, across, elsewhere, memory, directBytes }: CpuCollectivesParts) {
     const { topology, settings, rank: me } = group;
     const { address } = window;
     const mirrors = across && new Mirrors(across.network, { address, regions, mirrors: across.mirrors });
@@ -60,7 +64,8 @@ export class CpuCollectives implements CollectiveEngine {
     const { mover, places } = elsewhere ?? { mover: new CpuMover(device, group.size), places: windows };
     this.#mover = mover;
     const of = { parts, board, regions, mirrors, mover, places };
-    this.#staged = new StagedCall(device, { ...of, choice, idle: makeCollectiveCall(group.size) });
+    const direct = memory && { memory, fromBytes: directBytes };
+    this.#staged = new StagedCall(device, { ...of, choice, direct, idle: makeCollectiveCall(group.size) });
     this.#pairs = new PairMessages(device, of);
     const { timeoutMs, collectiveSpinUs: spinUs } = settings;
     const outnumber = topology.scaleUpRanks.length > availableParallelism();

@@ -1,5 +1,6 @@
 // Makes the engine of a Communicator of CPU ranks: they agree, then make windows together, and links to other hosts.
 import { agreeOn } from '../../collective/agree.ts';
+import { PeerMemory } from '../../collective/peer-memory.ts';
 import type { CallWait } from '../../core/deadline.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { requireRoom } from '../../windows/room.ts';
@@ -10,11 +11,17 @@ import { CpuCollectives } from './cpu-collectives.ts';
 import { createMirroredWindow } from './mirrored-window.ts';
 import { collectiveRegions, regionsAcrossHosts } from './window-regions.ts';
 
+interface CpuCollectivesOptions extends CallWait {
+  readonly pieceBytes: number;
+  readonly directBytes: number;
+  readonly table: AlgorithmTable;
+}
+
 /** Collective; fails alike on all ranks. */
 export async function createCpuCollectives(
   group: RankGroup,
   device: CpuDevice,
-  { pieceBytes, table, ...wait }: CallWait & { readonly pieceBytes: number; readonly table: AlgorithmTable },
+  { pieceBytes, directBytes, table, ...wait }: CpuCollectivesOptions,
 ): Promise<CollectiveEngine> {
   const what = 'Communicator';
   const { hosts } = group.topology;
@@ -22,7 +29,7 @@ export async function createCpuCollectives(
     group,
     {
       what,
-      config: { pieceBytes, algorithms: JSON.stringify(table), device: device.kind },
+      config: { pieceBytes, directBytes, algorithms: JSON.stringify(table), device: device.kind },
       prepare: () => {
         const own = collectiveRegions(group.size, pieceBytes);
         const laidOut = regionsAcrossHosts(own, group.size, hosts);
@@ -33,5 +40,12 @@ export async function createCpuCollectives(
     wait,
   );
   const of = { group, device, what, name: 'collectives', regions: all };
-  return new CpuCollectives({ group, device, regions, table, ...(await createMirroredWindow(of, wait)) });
+  const windows = await createMirroredWindow(of, wait);
+  try {
+    const memory = await PeerMemory.create(what, { group, device }, wait);
+    return new CpuCollectives({ group, device, regions, table, memory, directBytes, ...windows });
+  } catch (error) {
+    windows.window[Symbol.dispose]();
+    throw error;
+  }
 }

@@ -10,6 +10,8 @@ import type { Mover } from './mover.ts';
 import type { RankBoard } from './rank-board.ts';
 import type { RankParts } from './rank-parts.ts';
 import type { Steps } from '../../collective/steps.ts';
+import { DirectMovement } from './direct-movement.ts';
+import type { PeerMemory } from '../../collective/peer-memory.ts';
 import { StagingRing } from './staging-ring.ts';
 import { VariableMovement } from './variable-movement.ts';
 import type { CollectiveRegions } from './window-regions.ts';
@@ -43,6 +45,7 @@ export class StagedCall implements Steps, Piece {
   readonly #places: DataPlaces;
   /** Ranks of other hosts. */
   readonly #elsewhere: readonly number[];
+  readonly #direct: DirectMovement | undefined;
   readonly #mirrors: Mirrors | undefined;
   readonly #choice: MovementChoice;
   readonly #range = { first: 0, bytes: 0 };
@@ -73,6 +76,7 @@ export class StagedCall implements Steps, Piece {
       choice,
       mover,
       places,
+      direct,
       idle,
     }: {
       readonly parts: RankParts;
@@ -84,6 +88,8 @@ export class StagedCall implements Steps, Piece {
       /** Owned by whoever made it. */
       readonly mover: Mover;
       readonly places: DataPlaces;
+      /** Of ranks that can read each other's tensors: how, and above how many bytes of a tensor they do. */
+      readonly direct: { readonly memory: PeerMemory; readonly fromBytes: number } | undefined;
       /** A call to begin with, which is never made. */
       readonly idle: CollectiveCall;
     },
@@ -99,7 +105,9 @@ export class StagedCall implements Steps, Piece {
     this.#slots = this.#small;
     this.#mirrors = mirrors;
     this.#choice = choice;
-    this.#variable = new VariableMovement(parts.ranks, (most) => this.#divide(most));
+    const divide = (bytes: number): void => this.#divide(bytes);
+    this.#variable = new VariableMovement(parts.ranks, divide);
+    this.#direct = direct && new DirectMovement(direct.memory, direct.fromBytes, divide);
     this.#places = places;
     this.#elsewhere = parts.ranks.map((_, rank) => rank).filter((rank) => mirrors?.has(rank));
     this.words = new Uint32Array(device.memory.buffer);
@@ -124,6 +132,10 @@ export class StagedCall implements Steps, Piece {
       this.#variable.begin();
       // The first piece holds counts.
       this.#begin(this.#variable, PART_ALIGNMENT);
+    } else if (call.kind === 'allToAll' && this.#direct?.takes(unitBytes * this.ranks)) {
+      this.#direct.begin();
+      // The first piece holds addresses.
+      this.#begin(this.#direct, PART_ALIGNMENT);
     } else this.#begin(this.#choice.of(call, unitBytes), unitBytes);
   }
 

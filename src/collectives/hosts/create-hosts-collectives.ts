@@ -75,6 +75,9 @@ export async function createHostsCollectives(
       table,
       ...mirrored,
       elsewhere: { mover, places },
+      // What other ranks of the host hold lies in memory of GPUs.
+      memory: undefined,
+      directBytes: 0,
     });
     return new HostsCollectives({ device, steps, mover, order: new CudaCallOrder(device), slots });
   } catch (error) {

@@ -6,13 +6,13 @@ import { reductionFormats } from '../../abi/element-formats.ts';
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { type CallWait, checkTimeout, startCall, type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
 import { dtypes } from '../../core/dtype.ts';
-import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import { invalidArgument, type WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { Tensor } from '../../device/tensor.ts';
 import { shareOutcome } from '../../world/outcomes.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import type { ReducedDType } from '../collective-call.ts';
-import { MemoryFlag } from './block-completions.ts';
 import type { SparseCall, SparseTraffic } from './sparse-call.ts';
 import type { SlotShape } from './slot-shape.ts';
 import { SparseEngine, type ToldParts } from './sparse-engine.ts';
@@ -75,7 +75,7 @@ const completionNames: OptionNames<SparseCompletion> = { flag: true, elements: t
  */
 export class SparseAllReduce implements AsyncDisposable {
   readonly group: RankGroup;
-  readonly device: CpuDevice;
+  readonly device: CpuDevice | CudaDevice;
   /** Ranks of the group that have tensors, in the order of addition. */
   readonly workers: readonly number[];
   /** Ranks of the group that add up. */
@@ -87,23 +87,18 @@ export class SparseAllReduce implements AsyncDisposable {
 
   /**
    * Collective over the group, aggregators among it. Fails on every rank with the same error: WL_INVALID_ARGUMENT,
-   * WL_CONFIG_MISMATCH, WL_MEMORY, WL_SHARED_MEMORY or WL_TIMEOUT; with WL_UNSUPPORTED on GPUs.
+   * WL_CONFIG_MISMATCH, WL_MEMORY, WL_SHARED_MEMORY or WL_TIMEOUT; on GPUs also WL_COMPILE or WL_CUDA.
    * @param group Workers and aggregators.
    * @param device This rank's; tensors of calls are on it.
    * @param options Who has which role, and how tensors are cut. Ranks that only aggregate may leave them out.
    */
   static async create(
     group: RankGroup,
-    device: CpuDevice,
+    device: CpuDevice | CudaDevice,
     options: SparseAllReduceOptions = {},
   ): Promise<SparseAllReduce> {
     requireGroup(group);
     requireDevice(device);
-    if (device.kind !== 'cpu') {
-      throw new WeftlineError('WL_UNSUPPORTED', 'SparseAllReduce: not built on GPUs yet; use a CpuDevice', {
-        details: { device: (device as { readonly kind: string }).kind },
-      });
-    }
     checkSparseOptions(options);
     const wait = startCall(options, group.settings.timeoutMs);
     const agreed = await agreedOptions(group, options, wait);
@@ -114,7 +109,7 @@ export class SparseAllReduce implements AsyncDisposable {
 
   private constructor(
     group: RankGroup,
-    device: CpuDevice,
+    device: CpuDevice | CudaDevice,
     { workers, aggregators, shape }: SparsePlan,
     engine: SparseEngine,
   ) {
@@ -224,11 +219,11 @@ export class SparseAllReduce implements AsyncDisposable {
     if (!Number.isInteger(elements) || elements < blockSize || elements % blockSize !== 0) {
       throw invalidArgument('completion.elements', elements, `a multiple of blockSize, ${blockSize}`);
     }
-    return { flag: new MemoryFlag(this.device.hostView('i32', flag.address, 1)), elements };
+    return { flag: flag.address, elements };
   }
 
   #requireTensor(name: string, value: unknown): asserts value is Tensor {
-    const expected = `a tensor of ${Object.keys(reductionFormats).join(', ')} on this cpu device`;
+    const expected = `a tensor of ${Object.keys(reductionFormats).join(', ')} on this ${this.device.kind} device`;
     if (!(value instanceof Tensor)) throw invalidArgument(name, value, expected);
     if (value.storage.disposed) throw invalidArgument(name, 'a disposed tensor', expected);
     if (value.device !== this.device) throw invalidArgument(name, 'a tensor of another device', expected);

@@ -27,3 +27,15 @@ export interface SparseTraffic {
   /** Messages that this worker has sent; as many have come. */
   readonly messages: number;
 }
+
+/** Before the first one. */
+export const noCall: SparseCall = {
+  dtype: 'f32',
+  elementBytes: 4,
+  count: 0,
+  input: 0,
+  output: 0,
+  threshold: 0,
+  isDense: false,
+  timeoutMs: 0,
+};

@@ -1,11 +1,15 @@
-// Windows, links and slots of a sparse all-reduce of CPU ranks, on one host or several.
+// Windows, links and slots of a sparse all-reduce, on one host or several. Messages lie in memory of the hosts, also those of GPUs.
 import { availableParallelism } from 'node:os';
+import { COLLECTIVE_MAX_RANKS } from '../../abi/cuda-collectives.ts';
 import { agreeOn } from '../../collective/agree.ts';
 import type { HostNetwork } from '../../collective/network/host-network.ts';
 import { type StepFailure, StepRunner } from '../../collective/steps.ts';
-import { type CallWait, Deadline } from '../../core/deadline.ts';
-import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import { type CallWait, Deadline, remaining } from '../../core/deadline.ts';
+import { WeftlineError } from '../../core/errors.ts';
+import { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { isCrowded } from '../../transport/host/rank-cores.ts';
+import { CudaWindow } from '../../windows/cuda-window.ts';
 import { requireRoom } from '../../windows/room.ts';
 import type { SymmetricWindow } from '../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
@@ -16,14 +20,21 @@ import { rankParts } from '../cpu/rank-parts.ts';
 import { regionsAcrossHosts } from '../cpu/window-regions.ts';
 import { AggregatorSlots } from './aggregator-slots.ts';
 import type { SparseCall, SparseTraffic } from './sparse-call.ts';
-import { BlockCompletions, type CompletionFlag } from './block-completions.ts';
+import { BlockCompletions } from './block-completions.ts';
+import type { BlockReducer } from './block-reducer.ts';
+import { CpuBlocks } from './cpu-blocks.ts';
+import { CudaBlockWork } from './cuda-block-work.ts';
+import { CudaDirectWork, directWindowBytes, type DirectKernels, loadDirectKernels } from './cuda-direct-work.ts';
+import { DirectBoard } from './direct-board.ts';
+import { DirectReducer } from './direct-reducer.ts';
 import { reductionTrees, topLevel } from './reduction-tree.ts';
 import { blocksOf, type SlotShape } from './slot-shape.ts';
 import { hasBothRoles, isTree, type SparsePlan } from './sparse-options.ts';
-import { type SparseRegions, sparseRegions } from './sparse-regions.ts';
-import { AggregatorFailure, nthNet, ServeSteps, WorkerSteps } from './sparse-steps.ts';
+import { MAX_ELEMENT_BYTES, type SparseRegions, sparseRegions } from './sparse-regions.ts';
+import { AggregatorFailure, nthNet, ServeSteps, type WorkerParts, WorkerSteps } from './sparse-steps.ts';
+import { StagedBlocks } from './staged-blocks.ts';
 import { WindowBoard } from './window-board.ts';
-import { WorkerSlots } from './worker-slots.ts';
+import { WorkerSlots, type WorkerSlotsOptions } from './worker-slots.ts';
 
 const WHAT = 'SparseAllReduce';
 /** An aggregator serves for as long as the job takes: the longest time that there is. */
@@ -31,13 +42,19 @@ const UNBOUNDED_MS = 2 ** 31 - 1;
 
 /** How a call tells which parts of its output are done. */
 export interface ToldParts {
-  readonly flag: CompletionFlag;
+  /** Address of an i32 on the device of the tensors. */
+  readonly flag: number;
   readonly elements: number;
 }
 
 interface Parts extends MirroredWindow {
   readonly group: RankGroup;
-  readonly device: CpuDevice;
+  /** Whose memory messages lie in. */
+  readonly host: CpuDevice;
+  /** Of the tensors; a GPU with what it does for them. */
+  readonly work: CudaBlockWork | undefined;
+  /** Of GPUs that reach each other, where every rank adds up. */
+  readonly direct: CudaDirectWork | undefined;
   readonly plan: SparsePlan;
   readonly regions: SparseRegions;
 }
@@ -48,7 +65,8 @@ export class SparseEngine {
   readonly #board: WindowBoard;
   readonly #failure: StepFailure;
   readonly #runner: StepRunner;
-  readonly #worker: WorkerSlots | undefined;
+  readonly #reducer: BlockReducer | undefined;
+  readonly #serving: WorkerParts['serving'];
   readonly #aggregator: AggregatorSlots | undefined;
   readonly #workers: readonly number[];
   readonly #shape: SlotShape;
@@ -56,28 +74,52 @@ export class SparseEngine {
   readonly #nets: number;
 
   /** Collective; fails alike on all ranks. */
-  static async create(group: RankGroup, device: CpuDevice, plan: SparsePlan, wait: CallWait): Promise<SparseEngine> {
+  static async create(
+    group: RankGroup,
+    device: CpuDevice | CudaDevice,
+    plan: SparsePlan,
+    wait: CallWait,
+  ): Promise<SparseEngine> {
     const { hosts } = group.topology;
     const { shape, fanIn, workers, aggregators } = plan;
-    const { regions, all } = await agreeOn(
-      group,
-      {
-        what: WHAT,
-        config: { ...shape, fanIn, workers: workers.join(), aggregators: aggregators.join(), device: device.kind },
-        prepare: () => {
-          const own = sparseRegions(shape, { hasBothRoles: hasBothRoles(plan), isTree: isTree(plan) });
-          const laidOut = regionsAcrossHosts(own, group.size, hosts);
-          requireRoom(WHAT, [{ name: 'windows', bytes: laidOut.bytes, isShared: true }], { group, device });
-          return { regions: own, all: laidOut };
+    // Both may fail on one rank alone, which the others hear of when they agree.
+    const kinds = await group.allGather('sparse/devices', device.kind, remaining(wait));
+    const isDirect = kinds.every((kind) => kind === 'cuda') && canBeDirect(group, plan);
+    const opened = await openParts(group, device, { plan, isDirect }).catch((error: unknown) => error as Error);
+    const owned: { close(): Promise<void> | void }[] = [];
+    if (!(opened instanceof Error) && opened.work !== undefined) owned.push(opened.work);
+    try {
+      const { regions, all, host, work, kernels } = await agreeOn(
+        group,
+        {
+          what: WHAT,
+          config: { ...shape, fanIn, workers: workers.join(), aggregators: aggregators.join() },
+          prepare: () => {
+            if (opened instanceof Error) throw opened;
+            const own = sparseRegions(shape, { hasBothRoles: hasBothRoles(plan), isTree: isTree(plan) });
+            const laidOut = regionsAcrossHosts(own, group.size, hosts);
+            const windows = { name: 'windows', bytes: laidOut.bytes, isShared: true };
+            requireRoom(WHAT, [windows], { group, device: opened.host });
+            return { ...opened, regions: own, all: laidOut };
+          },
         },
-      },
-      wait,
-    );
-    const of = { group, device, what: WHAT, name: 'sparse', regions: all };
-    return new SparseEngine({ group, device, plan, regions, ...(await createMirroredWindow(of, wait)) });
+        wait,
+      );
+      const direct = kernels && (await openDirect(group, device as CudaDevice, { kernels, shape, wait }));
+      if (direct !== undefined) {
+        await work?.close();
+        owned.splice(0, owned.length, direct);
+      }
+      const of = { group, device: host, what: WHAT, name: 'sparse', regions: all };
+      const made = await createMirroredWindow(of, wait);
+      return new SparseEngine({ group, host, work, direct, plan, regions, ...made });
+    } catch (error) {
+      for (const one of owned) await one.close();
+      throw error;
+    }
   }
 
-  private constructor({ group, device, plan, window, regions, across }: Parts) {
+  private constructor({ group, host, work, direct, plan, window, regions, across }: Parts) {
     const { topology, settings, rank: me } = group;
     const { shape, workers, aggregators, fanIn } = plan;
     const hostOf = (rank: number): number => topology.hostOf(rank);
@@ -85,23 +127,32 @@ export class SparseEngine {
     const mirrors =
       across && new Mirrors(across.network, { address: window.address, regions, mirrors: across.mirrors });
     const parts = rankParts(group, window, { regions, mirrors: across?.mirrors ?? 0 });
-    const board = new WindowBoard(device, { parts, regions, mirrors, trees });
+    const board = new WindowBoard(host, { parts, regions, mirrors, trees });
     this.#window = window;
     this.#network = across?.network;
     this.#board = board;
     this.#workers = workers;
     this.#shape = shape;
-    // One more than the aggregators that wait for each other.
-    this.#nets = 2 * topLevel(trees) + 1;
-    if (workers.includes(me)) this.#worker = new WorkerSlots(device, { board, shape, trees, me });
+    const nameOf = (rank: number): number => group.ranks[rank]!;
     const failure: StepFailure = across
-      ? new HostsFailure({ ...across, group, device, window })
+      ? new HostsFailure({ ...across, group, device: host, window })
       : window.barrier.failure;
     this.#failure = failure;
-    if (aggregators.includes(me)) {
-      const nameOf = (rank: number): number => group.ranks[rank]!;
-      this.#aggregator = new AggregatorSlots(device, { board, shape, trees, me, nameOf });
-      this.#failure = new AggregatorFailure(failure, this.#aggregator);
+    if (direct === undefined) {
+      // One more than the aggregators that wait for each other.
+      this.#nets = 2 * topLevel(trees) + 1;
+      const worker = workers.includes(me) ? workerOf({ work, host, board, shape, trees, me }) : undefined;
+      this.#reducer = worker;
+      if (aggregators.includes(me)) {
+        const aggregator = new AggregatorSlots(host, { board, shape, trees, me, nameOf });
+        this.#aggregator = aggregator;
+        this.#failure = new AggregatorFailure(failure, aggregator);
+        this.#serving = worker && { worker, aggregator };
+      }
+    } else {
+      this.#nets = 0;
+      const told = new DirectBoard(board.words, board.boards, { me, bells: board.bells });
+      this.#reducer = new DirectReducer({ board: told, work: direct, shape, nameOf });
     }
     const outnumber = topology.scaleUpRanks.length > availableParallelism();
     this.#runner = new StepRunner(board.bells, {
@@ -109,6 +160,7 @@ export class SparseEngine {
       network: mirrors,
       timeoutMs: settings.timeoutMs,
       spinUs: settings.collectiveSpinUs,
+      polls: work !== undefined || direct !== undefined,
       isCrowded: outnumber || (across !== undefined && isCrowded(settings)),
     });
   }
@@ -126,15 +178,15 @@ export class SparseEngine {
 
   /** Of a worker. `told`: a flag for each part of so many elements, which are whole blocks. */
   async allReduce(call: SparseCall, { signal }: CallWait, told?: ToldParts): Promise<SparseTraffic> {
-    const worker = this.#worker!;
-    const completions = told && new BlockCompletions(told.flag, this.#partsOf(call, told));
-    const steps = new WorkerSteps({ worker, aggregator: this.#aggregator, completions });
-    const reserving = worker.reserve(call.count);
+    const reducer = this.#reducer!;
+    const flag = told && reducer.flagAt(told.flag);
+    const completions = told && new BlockCompletions(flag!, this.#partsOf(call, told));
+    const steps = new WorkerSteps({ reducer, call, serving: this.#serving, completions });
+    const reserving = reducer.reserve(call.count);
     if (reserving !== undefined) await reserving;
-    worker.begin(call);
     // The aggregator gives up a little sooner, because it knows who is missing.
     await this.#runner.run(steps, { signal, deadline: new Deadline(nthNet(call.timeoutMs, this.#nets)) });
-    return worker.traffic;
+    return reducer.traffic;
   }
 
   #partsOf(
@@ -152,12 +204,89 @@ export class SparseEngine {
 
   async close(): Promise<void> {
     try {
-      if (this.#worker !== undefined) this.#board.leave();
+      if (this.#reducer !== undefined) this.#board.leave();
       await this.#network?.close({ untilSourcesLeft: true });
     } finally {
+      // What is under way to or from messages ends before their memory goes.
+      await this.#reducer?.close();
       this.#window[Symbol.dispose]();
-      this.#worker?.[Symbol.dispose]();
       this.#aggregator?.[Symbol.dispose]();
     }
   }
+}
+
+interface Opened {
+  readonly host: CpuDevice;
+  readonly work: CudaBlockWork | undefined;
+  readonly kernels: DirectKernels | undefined;
+}
+
+interface OpenOptions {
+  readonly plan: SparsePlan;
+  readonly isDirect: boolean;
+}
+
+/** Ranks that only aggregate need nothing of a GPU. */
+async function openParts(
+  group: RankGroup,
+  device: CpuDevice | CudaDevice,
+  { plan: { workers, shape }, isDirect }: OpenOptions,
+): Promise<Opened> {
+  const none = { work: undefined, kernels: undefined };
+  if (device.kind === 'cpu') return { ...none, host: device };
+  const host = await CpuDevice.create({ addressSpaceMiB: group.settings.addressSpaceMiB });
+  const kernels = isDirect ? await loadDirectKernels(device) : undefined;
+  const work = workers.includes(group.rank) ? await CudaBlockWork.create(device, shape) : undefined;
+  return { host, work, kernels };
+}
+
+/** Where every rank adds up what all have, the blocks need not go anywhere else. */
+function canBeDirect({ size, topology }: RankGroup, plan: SparsePlan): boolean {
+  const { workers, aggregators } = plan;
+  if (topology.hosts.length > 1 || size > COLLECTIVE_MAX_RANKS || isTree(plan)) return false;
+  return workers.length === size && aggregators.length === size;
+}
+
+interface DirectOptions {
+  readonly kernels: DirectKernels;
+  readonly shape: SlotShape;
+  readonly wait: CallWait;
+}
+
+/** Collective. undefined on all ranks where a GPU does not reach the others. */
+async function openDirect(
+  group: RankGroup,
+  device: CudaDevice,
+  { kernels, shape: { blockSize }, wait }: DirectOptions,
+): Promise<CudaDirectWork | undefined> {
+  try {
+    const window = await CudaWindow.create({
+      ...wait,
+      group,
+      device,
+      name: 'sparse',
+      bytes: directWindowBytes(blockSize),
+    });
+    try {
+      return new CudaDirectWork(device, kernels, window, blockSize);
+    } catch (error) {
+      window[Symbol.dispose]();
+      throw error;
+    }
+  } catch (error) {
+    if (error instanceof WeftlineError && error.code === 'WL_CUDA') return undefined;
+    throw error;
+  }
+}
+
+interface WorkerOptions extends Omit<WorkerSlotsOptions, 'blocks' | 'board'> {
+  readonly work: CudaBlockWork | undefined;
+  readonly host: CpuDevice;
+  readonly board: WindowBoard;
+}
+
+function workerOf({ work, host, board, shape, trees, me }: WorkerOptions): WorkerSlots {
+  const staged = { shape, host, messages: board.memory, maxElementBytes: MAX_ELEMENT_BYTES };
+  const blocks = work === undefined ? new CpuBlocks(host, shape) : new StagedBlocks(work, staged);
+  return new WorkerSlots(host, { board, blocks, shape, trees, me });
 }

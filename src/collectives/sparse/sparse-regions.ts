@@ -18,7 +18,7 @@ export interface SparseRegions extends RegionLayout<SparseRegion> {
 }
 
 /** Of the longest elements. */
-const MAX_ELEMENT_BYTES = 4;
+export const MAX_ELEMENT_BYTES = 4;
 
 /** Which kinds of messages one rank may have to write. */
 export interface SparseUse {

@@ -4,14 +4,17 @@ import type { StepFailure, Steps } from '../../collective/steps.ts';
 import type { Missing } from '../../windows/window-failure.ts';
 import { secondNet } from '../../core/deadline.ts';
 import type { AggregatorSlots } from './aggregator-slots.ts';
+import type { BlockReducer } from './block-reducer.ts';
 import type { BlockCompletions } from './block-completions.ts';
+import type { SparseCall } from './sparse-call.ts';
 import type { WindowBoard } from './window-board.ts';
 import type { WorkerSlots } from './worker-slots.ts';
 
 export interface WorkerParts {
-  readonly worker: WorkerSlots;
-  /** Of a worker that aggregates as well. */
-  readonly aggregator: AggregatorSlots | undefined;
+  readonly reducer: BlockReducer;
+  readonly call: SparseCall;
+  /** Of a worker that aggregates as well: both its sides. */
+  readonly serving: { readonly worker: WorkerSlots; readonly aggregator: AggregatorSlots } | undefined;
   /** Of a call that tells how far it is. */
   readonly completions: BlockCompletions | undefined;
 }
@@ -19,39 +22,45 @@ export interface WorkerParts {
 /** A worker's call; a worker that aggregates as well serves the others meanwhile. */
 export class WorkerSteps implements Steps {
   readonly name: string = 'sparse allReduce';
-  readonly #worker: WorkerSlots;
-  readonly #aggregator: AggregatorSlots | undefined;
+  readonly #reducer: BlockReducer;
+  readonly #serving: WorkerParts['serving'];
   readonly #completions: BlockCompletions | undefined;
+  /** Until it has begun. */
+  #call: SparseCall | undefined;
 
-  constructor({ worker, aggregator, completions }: WorkerParts) {
-    this.#worker = worker;
-    this.#aggregator = aggregator;
+  constructor({ reducer, call, serving, completions }: WorkerParts) {
+    this.#reducer = reducer;
+    this.#call = call;
+    this.#serving = serving;
     this.#completions = completions;
   }
 
   get progress(): number {
-    return this.#worker.progress + (this.#aggregator?.progress ?? 0);
+    return this.#reducer.progress + (this.#serving?.aggregator.progress ?? 0);
   }
 
   advance(): boolean {
-    this.#aggregator?.advance();
-    const isOver = this.#worker.advance();
-    const isTold = this.#completions?.processCompletions(this.#worker.finalBlocks) ?? true;
+    const call = this.#call;
+    this.#call = undefined;
+    if (call !== undefined) this.#reducer.begin(call);
+    this.#serving?.aggregator.advance();
+    const isOver = this.#reducer.advance();
+    const isTold = this.#completions?.processCompletions(this.#reducer.finalBlocks) ?? true;
     return isOver && isTold && this.#hasServed();
   }
 
   missing(): readonly number[] {
-    const late = this.#aggregator?.missing() ?? [];
-    return late.length > 0 ? late : this.#worker.awaited();
+    const late = this.#serving?.aggregator.missing() ?? [];
+    return late.length > 0 ? late : this.#reducer.awaited();
   }
 
   /** Others may still wait for what this rank hands down to them of this call. What they send of the next one can wait. */
   #hasServed(): boolean {
-    const aggregator = this.#aggregator;
-    if (aggregator === undefined) return true;
+    if (this.#serving === undefined) return true;
+    const { aggregator, worker } = this.#serving;
     for (let slot = 0; slot < aggregator.slots; slot++) {
       const handedDown = aggregator.numberOf(slot);
-      if (handedDown !== undefined && ((handedDown - this.#worker.numberOf(slot)) | 0) < 0) return false;
+      if (handedDown !== undefined && ((handedDown - worker.numberOf(slot)) | 0) < 0) return false;
     }
     return true;
   }

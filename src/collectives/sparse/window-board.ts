@@ -32,7 +32,9 @@ interface Audience {
 export class WindowBoard implements SlotBoard {
   readonly memory: MemoryRange;
   readonly bells: RankBells;
-  readonly #words: Int32Array;
+  /** By rank: where its board begins in `words`, all of the memory. */
+  readonly boards: Int32Array;
+  readonly words: Int32Array;
   readonly #parts: RankParts;
   readonly #mirrors: Mirrors | undefined;
   /** By tree, then by kind. */
@@ -54,10 +56,11 @@ export class WindowBoard implements SlotBoard {
     this.#messages = [contributions.offset, results.offset, partials.offset];
     this.#left = regions.board.offset + sparseBoard.offset.left;
     const { address, bytes } = parts.storage;
-    this.#words = device.hostView('i32', address, bytes / 4);
+    this.words = device.hostView('i32', address, bytes / 4);
     const boards = Int32Array.from(parts.addresses, (part) => this.#indexOf(part + regions.board.offset));
+    this.boards = boards;
     this.bells = new RankBells({
-      words: this.#words,
+      words: this.words,
       bells: boards.map((board) => board + word.bell),
       sleepers: boards.map((board) => board + word.sleepers),
       me: parts.index,
@@ -86,13 +89,13 @@ export class WindowBoard implements SlotBoard {
 
   latest(kind: MessageKind, rank: number, slot: number): number {
     const at = this.#parts.addresses[rank]! + this.#counts[kind]! + slot * SLOT_COUNTER_BYTES;
-    return Atomics.load(this.#words, this.#indexOf(at));
+    return Atomics.load(this.words, this.#indexOf(at));
   }
 
   post(kind: MessageKind, slot: number, number: number, bytes: number): void {
     const count = this.#counts[kind]! + slot * SLOT_COUNTER_BYTES;
     // ORDER: sequentially consistent, as are the stores of sleepers, so that a rank about to sleep sees this or is seen.
-    Atomics.store(this.#words, this.#indexOf(this.#parts.addresses[this.#parts.index]! + count), number);
+    Atomics.store(this.words, this.#indexOf(this.#parts.addresses[this.#parts.index]! + count), number);
     const offset = this.#offset(kind, slot, number);
     const { ranks, hostRanks } = this.#audiences[slot % this.#audiences.length]![kind]!;
     for (const rank of hostRanks) this.#tell(rank, offset, bytes, count);
@@ -101,13 +104,13 @@ export class WindowBoard implements SlotBoard {
 
   /** This worker makes no further call. */
   leave(): void {
-    Atomics.store(this.#words, this.#indexOf(this.#parts.addresses[this.#parts.index]! + this.#left), 1);
+    Atomics.store(this.words, this.#indexOf(this.#parts.addresses[this.#parts.index]! + this.#left), 1);
     this.#mirrors?.countAtAll(this.#left);
     this.bells.ringAll();
   }
 
   hasLeft(worker: number): boolean {
-    return Atomics.load(this.#words, this.#indexOf(this.#parts.addresses[worker]! + this.#left)) !== 0;
+    return Atomics.load(this.words, this.#indexOf(this.#parts.addresses[worker]! + this.#left)) !== 0;
   }
 
   #tell(rank: number, offset: number, bytes: number, count: number): void {

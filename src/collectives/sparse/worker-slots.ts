@@ -1,43 +1,38 @@
 // A worker's side of a sparse all-reduce: sends its blocks that are not zero, looks ahead to the next ones, takes the sums.
-import { reductionFormats } from '../../abi/element-formats.ts';
 import { sparseBlocksOffset } from '../../abi/sparse-message.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
-import type { Storage } from '../../device/tensor.ts';
 import { dtypeNumber } from '../collective-call.ts';
+import type { CompletionFlag } from './block-completions.ts';
 import type { BlockReducer } from './block-reducer.ts';
 import { MessageView } from './message-view.ts';
 import { type ReductionTree, treeOf } from './reduction-tree.ts';
 import { contribution, result, type SlotBoard } from './slot-board.ts';
 import { blocksOf, infinityOf, lanesInUse, type SlotShape, slotsInUse, strideOf } from './slot-shape.ts';
-import type { SparseCall, SparseTraffic } from './sparse-call.ts';
+import { noCall, type SparseCall, type SparseTraffic } from './sparse-call.ts';
+import type { TensorBlocks } from './tensor-blocks.ts';
 
 export interface WorkerSlotsOptions {
   readonly board: SlotBoard;
+  readonly blocks: TensorBlocks;
   readonly shape: SlotShape;
   /** Rank of the group. */
   readonly me: number;
   readonly trees: readonly ReductionTree[];
 }
 
-const noCall: SparseCall = {
-  dtype: 'f32',
-  elementBytes: 4,
-  count: 0,
-  input: 0,
-  output: 0,
-  threshold: 0,
-  isDense: false,
-  timeoutMs: 0,
-};
+/** What a slot waits for. */
+const NOTHING = 0;
+const RESULT = 1;
+/** Its blocks are on their way from the device. */
+const BLOCKS = 2;
 
-export class WorkerSlots implements BlockReducer, Disposable {
-  /** Counts results that were taken; never resets. */
+export class WorkerSlots implements BlockReducer {
+  /** Counts what has gone on; never resets. */
   progress = 0;
-  readonly #device: CpuDevice;
   readonly #options: WorkerSlotsOptions;
-  readonly #stride: number;
   readonly #infinity: number;
+  readonly #tensor: TensorBlocks;
   readonly #view: MessageView;
   /** By slot: the rank of the group that takes its blocks. */
   readonly #parents: Uint32Array;
@@ -50,16 +45,15 @@ export class WorkerSlots implements BlockReducer, Disposable {
   readonly #active: Uint32Array;
   readonly #lanes: Uint32Array;
   readonly #current: Uint32Array;
-  /** Slots of this call that await a result. */
-  readonly #isAwaiting: Uint8Array;
-  #awaiting = 0;
+  /** By slot of this call: what it waits for; and how many wait for anything. */
+  readonly #waitsFor: Uint8Array;
+  #waiting = 0;
+  /** Those of the tensor are not marked yet, so no slot has sent any. */
+  #isMarking = false;
   #call: SparseCall = noCall;
   #calls = 0;
   #blocks = 0;
   #blockBytes = 0;
-  #bitmapStorage: Storage | undefined;
-  #bitmap: Uint8Array = new Uint8Array(0);
-  #ownBlocks = 0;
   #sumBlocks = 0;
   #sentBytes = 0;
   #receivedBytes = 0;
@@ -67,9 +61,8 @@ export class WorkerSlots implements BlockReducer, Disposable {
 
   constructor(device: CpuDevice, options: WorkerSlotsOptions) {
     const { shape, trees, me } = options;
-    this.#device = device;
     this.#options = options;
-    this.#stride = strideOf(shape);
+    this.#tensor = options.blocks;
     this.#infinity = infinityOf(shape);
     this.#view = new MessageView(device, options.board.memory, shape.lanes);
     this.#parents = Uint32Array.from({ length: shape.slots }, (_, slot) => treeOf(trees, slot).parentOf.get(me)!);
@@ -77,15 +70,16 @@ export class WorkerSlots implements BlockReducer, Disposable {
     this.#numbers = new Int32Array(shape.slots);
     this.#rounds = new Uint32Array(shape.slots);
     this.#active = new Uint32Array(shape.slots);
-    this.#lanes = new Uint32Array(this.#stride);
-    this.#current = new Uint32Array(this.#stride);
-    this.#isAwaiting = new Uint8Array(shape.slots);
+    const stride = strideOf(shape);
+    this.#lanes = new Uint32Array(stride);
+    this.#current = new Uint32Array(stride);
+    this.#waitsFor = new Uint8Array(shape.slots);
   }
 
   get traffic(): SparseTraffic {
     return {
       blocks: this.#blocks,
-      ownBlocks: this.#ownBlocks,
+      ownBlocks: this.#tensor.ownBlocks,
       sumBlocks: this.#sumBlocks,
       sentBytes: this.#sentBytes,
       receivedBytes: this.#receivedBytes,
@@ -94,10 +88,7 @@ export class WorkerSlots implements BlockReducer, Disposable {
   }
 
   reserve(count: number): Promise<void> | void {
-    const blocks = blocksOf(this.#options.shape, count);
-    if (this.#bitmap.length >= blocks) return;
-    const making = this.#device.allocating(() => this.#device.allocate(blocks));
-    return making instanceof Promise ? making.then((made) => this.#useBitmap(made)) : this.#useBitmap(making);
+    return this.#tensor.reserve(count);
   }
 
   begin(call: SparseCall): void {
@@ -110,9 +101,9 @@ export class WorkerSlots implements BlockReducer, Disposable {
     this.#sentBytes = 0;
     this.#receivedBytes = 0;
     this.#messages = 0;
-    this.#markBlocks();
+    this.#tensor.begin(call);
     const slots = slotsInUse(shape, this.#blocks);
-    this.#awaiting = slots;
+    this.#waiting = slots;
     this.#final.fill(this.#blocks);
     for (let slot = 0; slot < slots; slot++) {
       const active = lanesInUse(shape, slot, this.#blocks);
@@ -124,18 +115,25 @@ export class WorkerSlots implements BlockReducer, Disposable {
       this.#active[slot] = active;
       this.#final[slot] = Math.min(this.#blocks, first);
       this.#rounds[slot] = 0;
-      this.#isAwaiting[slot] = 1;
-      this.#send(slot);
+      this.#waitsFor[slot] = BLOCKS;
     }
+    this.#isMarking = true;
+    this.#sendFirst();
   }
 
   advance(): boolean {
-    if (this.#awaiting === 0) return true;
+    if (this.#isMarking && !this.#sendFirst()) return false;
+    if (this.#waiting === 0) return this.#tensor.finish();
     const { board, shape } = this.#options;
     for (let slot = 0; slot < shape.slots; slot++) {
-      if (this.#isAwaiting[slot] === 0) continue;
-      const number = this.#numbers[slot]!;
-      if (board.latest(result, this.#parents[slot]!, slot) !== number) continue;
+      const waitsFor = this.#waitsFor[slot];
+      if (waitsFor === NOTHING) continue;
+      if (waitsFor === BLOCKS) {
+        if (this.#send(slot)) this.progress++;
+        continue;
+      }
+      if (board.latest(result, this.#parents[slot]!, slot) !== this.#numbers[slot]) continue;
+      if (!this.#tensor.hasRoom(this.#active[slot]!)) continue;
       this.progress++;
       this.#take(slot);
       if (this.#active[slot] !== 0) {
@@ -143,14 +141,14 @@ export class WorkerSlots implements BlockReducer, Disposable {
         this.#send(slot);
         continue;
       }
-      this.#isAwaiting[slot] = 0;
-      this.#awaiting--;
+      this.#waitsFor[slot] = NOTHING;
+      this.#waiting--;
     }
-    return this.#awaiting === 0;
+    return this.#waiting === 0 && this.#tensor.finish();
   }
 
   awaited(): number[] {
-    const slots = [...this.#isAwaiting.keys()].filter((slot) => this.#isAwaiting[slot] !== 0);
+    const slots = [...this.#waitsFor.keys()].filter((slot) => this.#waitsFor[slot] === RESULT);
     return [...new Set(slots.map((slot) => this.#parents[slot]!))];
   }
 
@@ -159,41 +157,38 @@ export class WorkerSlots implements BlockReducer, Disposable {
     return this.#numbers[slot]!;
   }
 
+  flagAt(address: number): CompletionFlag {
+    return this.#tensor.flagAt(address);
+  }
+
+  close(): Promise<void> | void {
+    return this.#tensor.close();
+  }
+
   get finalBlocks(): number {
     let final = this.#blocks;
     for (const block of this.#final) final = Math.min(final, block);
     return final;
   }
 
-  [Symbol.dispose](): void {
-    this.#bitmapStorage?.[Symbol.dispose]();
-    this.#bitmapStorage = undefined;
+  /** The first message of each slot. False as long as the blocks are not marked. */
+  #sendFirst(): boolean {
+    if (!this.#tensor.isMarked()) return false;
+    this.#isMarking = false;
+    this.progress++;
+    const slots = slotsInUse(this.#options.shape, this.#blocks);
+    for (let slot = 0; slot < slots; slot++) this.#send(slot);
+    return true;
   }
 
-  #useBitmap(storage: Storage): void {
-    this.#bitmapStorage?.[Symbol.dispose]();
-    this.#bitmapStorage = storage;
-    this.#bitmap = this.#device.hostView('u8', storage.address, storage.bytes);
-  }
-
-  #markBlocks(): void {
-    const { count, dtype, elementBytes, input, output, threshold, isDense } = this.#call;
-    if (isDense) {
-      this.#bitmap.fill(0, 0, this.#blocks);
-      this.#ownBlocks = this.#blocks;
-      return;
-    }
-    const bitmap = this.#bitmapStorage?.address ?? 0;
-    const { kernels } = this.#device;
-    const [bytes, format] = [count * elementBytes, reductionFormats[dtype]];
-    this.#ownBlocks = kernels.markBlocks(input, bytes, this.#blockBytes, format, threshold, bitmap, output);
-  }
-
-  /** The blocks at the present places of the slot's lanes, as far as this worker has any, and where its next ones are. */
-  #send(slot: number): void {
+  /**
+   * The blocks at the present places of the slot's lanes, as far as this worker has any, and where its next ones are. False if
+   * they are not there yet.
+   */
+  #send(slot: number): boolean {
     const { board, me, shape } = this.#options;
+    const tensor = this.#tensor;
     const number = (this.#numbers[slot]! + 1) | 0;
-    this.#numbers[slot] = number;
     const address = board.address(contribution, me, slot, number);
     const view = this.#view;
     view.look(address);
@@ -201,16 +196,23 @@ export class WorkerSlots implements BlockReducer, Disposable {
     const isFirst = this.#rounds[slot] === 0;
     const first = slot * shape.lanes;
     const end = first + this.#active[slot]!;
-    let [entries, blocks] = [0, 0];
+    let [entries, blocks, last] = [0, 0, -1];
     for (let at = first; at < end; at++) {
       const block = this.#current[at]!;
-      const has = this.#bitmap[block] === 0;
+      const has = tensor.has(block);
       if (has) {
         view.addBlock(this.#lanes[at]!);
         blocks++;
+        last = Math.max(last, block);
       }
-      if (has || isFirst) view.setEntry(entries++, this.#nextBlock(block));
+      if (has || isFirst) view.setEntry(entries++, tensor.next(block));
     }
+    if (blocks > 0 && !tensor.isReady(last)) {
+      this.#waitsFor[slot] = BLOCKS;
+      return false;
+    }
+    this.#numbers[slot] = number;
+    this.#waitsFor[slot] = RESULT;
     const bytes = this.#gather(slot, address + sparseBlocksOffset(shape.lanes, entries));
     view.set('call', this.#calls);
     view.set('round', this.#rounds[slot]!);
@@ -224,45 +226,27 @@ export class WorkerSlots implements BlockReducer, Disposable {
     this.#sentBytes += total;
     this.#messages++;
     board.post(contribution, slot, number, total);
+    return true;
   }
 
   /** Copies the blocks behind each other; neighbours go as one. Returns their bytes. */
   #gather(slot: number, destination: number): number {
     const { shape } = this.#options;
-    const { input } = this.#call;
-    const blockBytes = this.#blockBytes;
+    const tensor = this.#tensor;
     const end = slot * shape.lanes + this.#active[slot]!;
     let to = destination;
     for (let at = slot * shape.lanes; at < end; at++) {
       const block = this.#current[at]!;
-      if (this.#bitmap[block] !== 0) continue;
+      if (!tensor.has(block)) continue;
       let run = 1;
-      while (at + 1 < end && this.#current[at + 1] === block + run && this.#bitmap[block + run] === 0) {
+      while (at + 1 < end && this.#current[at + 1] === block + run && tensor.has(block + run)) {
         run++;
         at++;
       }
-      const bytes = this.#bytesOf(block, run);
-      this.#device.kernels.copyBytes(to, input + block * blockBytes, bytes);
-      // The rest of the last block is summed as well.
-      if (bytes < run * blockBytes) {
-        this.#device.hostView('u8', to + bytes, run * blockBytes - bytes).fill(0);
-      }
-      to += run * blockBytes;
+      tensor.copyOut(to, block, run);
+      to += run * this.#blockBytes;
     }
     return to - destination;
-  }
-
-  /** Of so many blocks, of which the tensor's last one may be shorter. */
-  #bytesOf(block: number, run: number): number {
-    const { count, elementBytes } = this.#call;
-    return Math.min(run * this.#blockBytes, count * elementBytes - block * this.#blockBytes);
-  }
-
-  /** Behind this one, in its lane. */
-  #nextBlock(block: number): number {
-    const [bitmap, blocks, stride] = [this.#bitmap, this.#blocks, this.#stride];
-    for (let next = block + stride; next < blocks; next += stride) if (bitmap[next] === 0) return next;
-    return this.#infinity + (block % stride);
   }
 
   #take(slot: number): void {
@@ -294,7 +278,6 @@ export class WorkerSlots implements BlockReducer, Disposable {
   /** Copies sums to their places. Returns how many. */
   #spread(slot: number, source: number): number {
     const { shape } = this.#options;
-    const { output } = this.#call;
     const view = this.#view;
     const end = slot * shape.lanes + this.#active[slot]!;
     let from = 0;
@@ -306,8 +289,7 @@ export class WorkerSlots implements BlockReducer, Disposable {
         run++;
         at++;
       }
-      const to = output + block * this.#blockBytes;
-      this.#device.kernels.copyBytes(to, source + from * this.#blockBytes, this.#bytesOf(block, run));
+      this.#tensor.copyIn(source + from * this.#blockBytes, block, run);
       from += run;
     }
     return from;

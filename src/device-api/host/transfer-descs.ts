@@ -1,5 +1,5 @@
 // Ranges of registered memory as bytes for a peer, who makes requests from them: serialised transfer descriptors.
-import { z } from 'zod';
+import { z } from '#zod';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 
 const rangeSchema = z.object({

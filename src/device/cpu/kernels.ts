@@ -122,6 +122,19 @@ export interface CpuKernels {
       rankTable: number,
     ]
   >;
+  // kernels/wasm/receive-plan.ts
+  planReceive: Kernel<
+    [
+      records: number,
+      ranks: number,
+      experts: number,
+      me: number,
+      prefix: number,
+      nextRow: number,
+      perLocalExpert: number,
+    ],
+    number
+  >;
   // kernels/wasm/sum.ts
   /** `format`: one of elementFormats, the dtype of the rows. */
   sumRows: Kernel<[out: number, sources: number, count: number, bytes: number, scattered: number, format: number]>;

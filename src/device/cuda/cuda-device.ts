@@ -5,6 +5,7 @@ import { WeftlineError } from '../../core/errors.ts';
 import type { Out } from '../../native/library.ts';
 import { openNvrtc } from '../../native/nvrtc.ts';
 import { readSettings, type Settings } from '../../settings/settings.ts';
+import { startTracing } from '../../tracing/start-tracing.ts';
 import type { Device } from '../device.ts';
 import { AbandonedMemory } from '../abandoned-memory.ts';
 import type { DeviceWaitOptions } from '../device-event.ts';
@@ -24,6 +25,8 @@ import { resolveCacheFolder } from './jit/cubin-cache.ts';
 import { KernelCompiler } from './jit/kernel-compiler.ts';
 import { CudaKernel, CudaModule } from './kernel.ts';
 import { type ConstantValues, type KernelFile, variantName } from './kernel-file.ts';
+import { KernelTrace } from './kernel-trace.ts';
+import { traceClockKernels } from './kernels/trace.ts';
 import { MemoryPool } from './memory-pool.ts';
 import { TrapBox } from './trap-box.ts';
 import {
@@ -73,6 +76,7 @@ export class CudaDevice implements Device {
   readonly #copy: HostCopy;
   readonly #modules = new Map<string, Promise<LoadedKernels<KernelFile>>>();
   readonly #abandoned: AbandonedMemory;
+  readonly #trace: KernelTrace | undefined;
 
   /** Fails with WL_UNSUPPORTED without a driver, WL_CUDA without the GPU. Compiles nothing. */
   static create(options: CudaDeviceOptions = {}): Promise<CudaDevice> {
@@ -97,7 +101,10 @@ export class CudaDevice implements Device {
     this.#fences = new WorkFences(context, this.#streams);
     this.#pool = new MemoryPool(context, this.#fences);
     this.#copy = new HostCopy(context, this.stream, settings.timeoutMs);
+    startTracing(settings);
+    this.#trace = KernelTrace.begin(context);
     this.compiler = new KernelCompiler({
+      isTraced: this.#trace !== undefined,
       architecture: architectureOf(this.properties.capability),
       cacheFolder: resolveCacheFolder(settings.cacheFolder),
       aotFolder: settings.aotFolder,
@@ -261,7 +268,9 @@ export class CudaDevice implements Device {
     this.context.refuseCapture(`the compilation of ${text.name}`);
     const cubin = await this.compiler.cubinOf(text, definesOfUser(source));
     const { multiprocessors, sharedBytesPerBlock } = this.properties;
-    return loadUserKernels(new CudaModule(this.context, cubin, text.name), source.kernels, {
+    const module = new CudaModule(this.context, cubin, text.name);
+    await this.#traceKernels(module, text.name);
+    return loadUserKernels(module, source.kernels, {
       file: text.name,
       stream: this.stream,
       multiprocessors,
@@ -309,6 +318,7 @@ export class CudaDevice implements Device {
     } finally {
       // Whatever becomes of their last words, they look at nothing any more.
       await Promise.allSettled([...this.context.threads].map((end) => end()));
+      this.#trace?.stopClock();
       this.#pool.dispose();
       this.context[Symbol.dispose]();
     }
@@ -322,6 +332,7 @@ export class CudaDevice implements Device {
     const cubin = await this.compiler.cubin(file, values, useAot);
     const name = variantName(file, values);
     const module = new CudaModule(this.context, cubin, name);
+    if (file.file !== traceClockKernels.file) await this.#traceKernels(module, file.file);
     const { multiprocessors, sharedBytesPerBlock } = this.properties;
     const { stream } = this;
     const shared = { file: name, stream, multiprocessors, sharedBytesPerBlock };
@@ -331,5 +342,14 @@ export class CudaDevice implements Device {
         new CudaKernel(module, { ...shared, entry, arguments: layout, passing: 'structure' }),
       ]),
     );
+  }
+
+  async #traceKernels(module: CudaModule, file: string): Promise<void> {
+    const trace = this.#trace;
+    if (trace === undefined) return;
+    trace.attach(module.handle, file);
+    if (trace.hasClock) return;
+    const { traceClock } = await this.loadKernels(traceClockKernels);
+    if (!trace.hasClock) trace.startClock(traceClock, this.createStream({ priority: 'high' }));
   }
 }

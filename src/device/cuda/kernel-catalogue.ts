@@ -21,10 +21,13 @@ import { lowLatencyCombineKernels, lowLatencyDispatchKernels } from './kernels/l
 import { fp8RowsKernels } from './kernels/fp8-rows.ts';
 import { groupedProductKernels, moeExpertsKernels } from './kernels/moe.ts';
 import { selfTestKernels } from './kernels/self-test.ts';
+import { sparseBlockKernels, sparseDirectKernels } from './kernels/sparse.ts';
+import { traceClockKernels } from './kernels/trace.ts';
 import { benchUnpackKernels, persistentUnpackKernels, unpackKernels } from './kernels/unpack.ts';
 
 export const kernelCatalogue: readonly KernelFile[] = [
   selfTestKernels,
+  traceClockKernels,
   epLayoutKernels,
   epDispatchKernels,
   epCombineKernels,
@@ -49,4 +52,6 @@ export const kernelCatalogue: readonly KernelFile[] = [
   unpackKernels,
   persistentUnpackKernels,
   benchUnpackKernels,
+  sparseBlockKernels,
+  sparseDirectKernels,
 ];

@@ -1,7 +1,8 @@
 // The network side of a collective object on a GPU: the pinned window that rows cross through, the requests that kernels push to, and
 // what kernels know of the other hosts.
 import { EP_MAX_GROUP_RANKS } from '../../abi/ep-arguments.ts';
-import { EP_MAX_WAYS, epNetwork } from '../../abi/ep-network.ts';
+import { EP_MAX_WAYS } from '../../abi/ep-arguments.ts';
+import { epNetwork } from '../../abi/ep-network.ts';
 import { Block, type Layout } from '../../abi/layout.ts';
 import { MAX_NETWORK_CHANNELS, NETWORK_LINE_BYTES, networkCellOffset, networkCells } from '../../abi/network-cells.ts';
 import type { CudaCalls } from '../../collective/cuda-calls.ts';

@@ -1,28 +1,48 @@
-// What a dispatch or a combine of EpBuffer moved, for metrics. Hot path: a few additions per rank.
+// Which rows a dispatch or a combine of this rank moved over which links, for metrics. Hot path: a few additions per rank.
 import { countRowBytes, countTokens, type EpOp, noteImbalance } from '../../core/counts.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import type { DispatchHandle } from './dispatch-handle.ts';
 
-/** Returns the bytes of the rows that leave this rank, or come back to it. */
+/** Of one rank, one way. */
+export interface SentRows {
+  readonly own: number;
+  readonly host: number;
+  readonly network: number;
+}
+
+/** `rowsTo`: rows for each rank of the group, of which those to ranks of this host count; `network`: those to other hosts. */
+export function sentRows(
+  { rank, size, topology }: RankGroup,
+  rowsTo: (rank: number) => number,
+  network: number,
+): SentRows {
+  const own = topology.hostOf(rank);
+  let host = 0;
+  for (let to = 0; to < size; to++) if (to !== rank && topology.hostOf(to) === own) host += rowsTo(to);
+  return { own: rowsTo(rank), host, network };
+}
+
+/** Returns their bytes. */
+export function countSentRows(op: EpOp, { own, host, network }: SentRows, rowBytes: number): number {
+  countRowBytes(op, 'self', own * rowBytes);
+  countRowBytes(op, 'host', host * rowBytes);
+  countRowBytes(op, 'network', network * rowBytes);
+  return (own + host + network) * rowBytes;
+}
+
+/** Of EpBuffer. Returns the bytes of the rows that leave this rank, or come back to it. */
 export function countRows(op: EpOp, { group, handle, rowBytes }: CountedRows): number {
   countTokens(op, 'buffer', handle.numTokens);
   const { rankPrefixMatrix: sums, routed } = handle;
   // After a dispatch on a GPU for which the host did not wait.
   if (sums === undefined) return handle.numTokens * rowBytes;
-  const { rank, size, topology } = group;
-  const host = topology.hostOf(rank);
-  let [own, near, far] = [0, 0, 0];
-  for (let to = 0; to < size; to++) {
-    const rows = sums[rank * size + to]! - (rank === 0 ? 0 : sums[(rank - 1) * size + to]!);
-    if (to === rank) own += rows;
-    else if (topology.hostOf(to) === host) near += rows;
-  }
-  if (routed !== undefined) for (const { count } of routed.sent) far += count;
-  countRowBytes(op, 'self', own * rowBytes);
-  countRowBytes(op, 'host', near * rowBytes);
-  countRowBytes(op, 'network', far * rowBytes);
+  const { rank, size } = group;
+  const before = (to: number): number => (rank === 0 ? 0 : sums[(rank - 1) * size + to]!);
+  let network = handle.networkRows ?? 0;
+  if (routed !== undefined) for (const { count } of routed.sent) network += count;
+  const rows = sentRows(group, (to) => sums[rank * size + to]! - before(to), network);
   if (op === 'dispatch') noteImbalance('buffer', sums, size, (size - 1) * size);
-  return (own + near + far) * rowBytes;
+  return countSentRows(op, rows, rowBytes);
 }
 
 interface CountedRows {

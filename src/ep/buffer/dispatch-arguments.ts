@@ -99,20 +99,24 @@ export function checkDispatch(args: DispatchArguments, scope: EpScope, engine: E
 
 /** Peers overwrite what lies in the window while it would be read; only the rows for combine are this rank's alone. */
 function rejectReceived(
-  inputs: Readonly<Record<string, Tensor | undefined>>,
+  inputs: Readonly<Record<(typeof INPUTS)[number], Tensor | undefined>>,
   { config, size }: EpScope,
   engine: EpMemory,
 ): void {
-  const start = engine.regionAddress('combineRows');
-  const end = start + size.regions.combineRows.bytes;
-  for (const [name, tensor] of Object.entries(inputs)) {
-    if (tensor === undefined || !overlaps(tensor, engine.mapped.address, engine.mapped.bytes)) continue;
+  const { mapped } = engine;
+  for (const name of INPUTS) {
+    const tensor = inputs[name];
+    if (tensor === undefined || !overlaps(tensor, mapped.address, mapped.bytes)) continue;
+    const start = engine.regionAddress('combineRows');
+    const end = start + size.regions.combineRows.bytes;
     const inside = tensor.address >= start && tensor.address + tensor.bytes <= end;
     if (config.combineRows === 'separate' && inside) continue;
     const allowed = 'a tensor elsewhere; copy it first, or peers would overwrite it';
     throw invalidArgument(name, 'a tensor in the receive window', allowed);
   }
 }
+
+const INPUTS = ['x', 'x.scales', 'topkIdx', 'topkWeights', 'layout.isTokenInRank'] as const;
 
 type Routing = Pick<DispatchPlanInput, 'topkIdx' | 'topkWeights' | 'layout' | 'handle'>;
 

@@ -29,6 +29,8 @@ export class DispatchHandle implements Disposable {
   readonly plan: Tensor<'u8'> | undefined;
   /** @internal What crosses to other hosts; absent in a group on one. */
   readonly routed: RoutedTokens | undefined;
+  /** @internal On a GPU, rows that this rank sends to other hosts, one per token and host; as numRecvTokens. */
+  readonly networkRows: number | undefined;
   /** @internal On a GPU with peers on other hosts: the rows at this host's ranks of tokens that come through this rank. */
   readonly forwardPlaces: Tensor<'i32'> | undefined;
   /** i32 [ranks, ranks] on the host: [s * ranks + d] = rows that ranks 0..s together send to d; as numRecvTokens. */
@@ -40,7 +42,11 @@ export class DispatchHandle implements Disposable {
 
   /** @internal */
   constructor(
-    parts: Omit<DispatchHandle, 'dispose' | 'plan' | 'routed' | 'forwardPlaces' | typeof Symbol.dispose> & {
+    parts: Omit<
+      DispatchHandle,
+      'dispose' | 'plan' | 'routed' | 'networkRows' | 'forwardPlaces' | typeof Symbol.dispose
+    > & {
+      networkRows?: number | undefined;
       plan?: Tensor<'u8'>;
       routed?: RoutedTokens | undefined;
       forwardPlaces?: Tensor<'i32'> | undefined;
@@ -54,6 +60,7 @@ export class DispatchHandle implements Disposable {
     this.rowTable = parts.rowTable;
     this.plan = parts.plan;
     this.routed = parts.routed;
+    this.networkRows = parts.networkRows;
     this.forwardPlaces = parts.forwardPlaces;
     this.rankPrefixMatrix = parts.rankPrefixMatrix;
     this.recvSrcIdx = parts.recvSrcIdx;

@@ -14,6 +14,16 @@ export interface EpTables extends Disposable {
   readonly bases: AddressTables<EpRegion>;
   /** i32 [ranks]: the next row of this source at each rank. */
   readonly nextRow: Tensor<'i32'>;
+  /** i32 [2, ranks]: addresses of the exchange's records, by parity and rank. */
+  readonly records: Tensor<'i32'>;
+  /** i32 [ranks, ranks]: rows that ranks 0..s together send to rank d, of the present dispatch. */
+  readonly rankPrefix: Tensor<'i32'>;
+  /** i32 [experts / ranks]: choices of each expert of this rank. */
+  readonly perLocalExpert: Tensor<'i32'>;
+  /** u8: rows of combine that are read out of other ranks' tensors, a block of tokens at a time. */
+  readonly pulled: Tensor<'u8'>;
+  /** i32 [ranks]: where combine then finds row 0 of each rank. */
+  readonly pulledBases: Tensor<'i32'>;
   /** i32 [ranks + 2]: addresses of the rows of one sum, biases included. */
   readonly sources: Tensor<'i32'>;
 }
@@ -32,8 +42,22 @@ export function makeEpTables(
       layout: emptyLayout(tensors, config.maxTokensPerRank, shape),
       bases: makeAddressTables(tensors, Object.keys(size.regions) as EpRegion[], ranks),
       nextRow: tensors.empty('i32', [ranks]),
+      records: tensors.empty('i32', [2, ranks]),
+      rankPrefix: tensors.empty('i32', [ranks, ranks]),
+      perLocalExpert: tensors.empty('i32', [experts / ranks]),
+      pulled: tensors.empty('u8', [ranks * pulledTokens(config, ranks) * config.hidden * 2]),
+      pulledBases: tensors.empty('i32', [ranks]),
       sources: tensors.empty('i32', [ranks + 2]),
     };
   });
   return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
+}
+
+/** What the processor's second-level cache takes beside other things. */
+const PULLED_BYTES = 1 << 20;
+
+/** Tokens whose rows are pulled at a time. */
+export function pulledTokens({ hidden, maxTokensPerRank }: EpBufferConfig, ranks: number): number {
+  const fitting = Math.floor(PULLED_BYTES / (ranks * hidden * 2));
+  return Math.max(1, Math.min(fitting, maxTokensPerRank));
 }

@@ -1,11 +1,11 @@
 // From everyone's counts: where this rank's rows start at each destination, and how many it will receive.
 import { alignUp } from '../../abi/layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
-import type { ExchangeResult } from '../../collective/exchange.ts';
+import type { CountExchange } from '../../collective/exchange.ts';
+import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import type { EpTables } from './ep-tables.ts';
 
 export interface ReceivePlan {
-  /** firstRow[d]: the row at rank d where this rank's tokens begin. */
-  readonly firstRow: Int32Array;
   readonly numRecvTokens: number;
   /** Choices of each local expert by all ranks, rounded up to the alignment. */
   readonly numRecvTokensPerExpert: readonly number[];
@@ -14,45 +14,47 @@ export interface ReceivePlan {
 }
 
 export interface ReceivePlanOptions {
+  readonly exchange: CountExchange;
+  readonly tables: EpTables;
   readonly rank: number;
   /** World ranks, for errors. */
   readonly ranks: readonly number[];
-  readonly experts: number;
   readonly expertAlignment: number;
 }
 
-/** Pure. Every rank fails with the same WL_CAPACITY if one would get more rows than its own bound. */
-export function planReceive(exchange: ExchangeResult, options: ReceivePlanOptions): ReceivePlan {
-  const { rank, experts, expertAlignment } = options;
-  const n = exchange.numTokens.length;
-  const rankPrefixMatrix = new Int32Array(n * n);
-  for (let d = 0; d < n; d++) {
-    let sum = 0;
-    for (let s = 0; s < n; s++) {
-      sum += exchange.perRank[s * n + d]!;
-      rankPrefixMatrix[s * n + d] = sum;
-    }
-    checkBound(options.ranks[d]!, sum, exchange.rowBound[d]!);
+/**
+ * Behind the barrier of the exchange. Leaves in `tables.nextRow` the row at each rank where this rank's tokens begin. Every
+ * rank fails with the same WL_CONFIG_MISMATCH if they disagree, WL_CAPACITY if one would get more rows than its own bound.
+ */
+export function planReceive(device: CpuDevice, options: ReceivePlanOptions): ReceivePlan {
+  const { exchange, tables, rank, ranks, expertAlignment } = options;
+  const { records, rankPrefix, perLocalExpert, nextRow, shape } = tables;
+  const n = ranks.length;
+  const exceeded = device.kernels.planReceive(
+    records.address + exchange.parity * n * 4,
+    n,
+    shape.experts,
+    rank,
+    rankPrefix.address,
+    nextRow.address,
+    perLocalExpert.address,
+  );
+  // A copy that is not shared.
+  const rankPrefixMatrix = rankPrefix.view().slice();
+  if (exceeded !== GOOD) {
+    exchange.requireAgreement();
+    const rows = rankPrefixMatrix[(n - 1) * n + exceeded]!;
+    throw capacityError(ranks[exceeded]!, { rows, bound: exchange.rowBoundOf(exceeded) });
   }
-  const firstRow = new Int32Array(n);
-  if (rank > 0) firstRow.set(rankPrefixMatrix.subarray((rank - 1) * n, rank * n));
-  const perLocalExpert = Array.from({ length: experts / n }, (_, local) => {
-    const expert = (rank * experts) / n + local;
-    let count = 0;
-    for (let s = 0; s < n; s++) count += exchange.perExpert[s * experts + expert]!;
-    return alignUp(count, expertAlignment);
-  });
   return {
-    firstRow,
     numRecvTokens: rankPrefixMatrix[(n - 1) * n + rank]!,
-    numRecvTokensPerExpert: perLocalExpert,
+    numRecvTokensPerExpert: Array.from(perLocalExpert.view(), (count) => alignUp(count, expertAlignment)),
     rankPrefixMatrix,
   };
 }
 
-function checkBound(rank: number, rows: number, bound: number): void {
-  if (bound !== 0 && rows > bound) throw capacityError(rank, { rows, bound });
-}
+/** What the kernel returns if all is well. */
+const GOOD = -1;
 
 /** `least`: what a bound that always suffices is. */
 export function capacityError(

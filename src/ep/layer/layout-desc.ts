@@ -1,6 +1,7 @@
 // EPAllToAllLayoutDesc: what combine needs to know of a layer dispatch.
 import type { Tensor } from '../../device/tensor.ts';
 import type { RoutedTokens } from '../across-hosts/routed-tokens.ts';
+import type { LayerRows } from './cpu/count-layer-rows.ts';
 import type { HostLayout } from './host-layout.ts';
 
 /** Rows and counts, of the layer's offsetDtype. */
@@ -42,6 +43,8 @@ export interface LayoutTables {
   readonly hostLayout: HostLayout | undefined;
   /** On GPUs, what crosses to other hosts; absent in a group on one. */
   readonly crossing: CrossingTables | undefined;
+  /** On CPUs, the rows of this rank's tokens; for metrics. */
+  readonly sentRows: LayerRows | undefined;
   /** All that dispose() frees. */
   readonly owned: readonly Disposable[];
 }

@@ -1,6 +1,7 @@
 // The descriptor of a layer dispatch from its tables, whatever the device.
 import type { Tensor } from '../../device/tensor.ts';
 import type { RoutedTokens } from '../across-hosts/routed-tokens.ts';
+import type { LayerRows } from './cpu/count-layer-rows.ts';
 import type { HostLayout } from './host-layout.ts';
 import type { LayerInput } from './layer-input.ts';
 import { type CrossingTables, EPAllToAllLayoutDesc, type OffsetTensor } from './layout-desc.ts';
@@ -27,6 +28,7 @@ export interface DispatchTables {
   readonly routed?: RoutedTokens | undefined;
   readonly hostLayout?: HostLayout | undefined;
   readonly crossing?: CrossingTables | undefined;
+  readonly sentRows?: LayerRows | undefined;
 }
 
 /** How a device makes tables of its own from others. */
@@ -52,6 +54,7 @@ export function makeLayoutDesc(tables: DispatchTables, copies: TableCopies): EPA
     routed,
     hostLayout,
     crossing,
+    sentRows,
     ...parts
   } = tables;
   const owned: Disposable[] = [rowTable, rankTable, numInputTokens];
@@ -95,6 +98,7 @@ export function makeLayoutDesc(tables: DispatchTables, copies: TableCopies): EPA
       routed,
       hostLayout,
       crossing,
+      sentRows,
       owned,
     },
   );

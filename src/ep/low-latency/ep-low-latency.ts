@@ -262,6 +262,7 @@ export class EpLowLatency implements AsyncDisposable {
   barrier(options: WaitOptions = {}): Promise<void> {
     return this.#guard.run('barrier', () => {
       checkOptions(options, waitOptionNames, 'options of EpLowLatency.barrier');
+      if (this.config.elastic) throw unsupported('has no barrier where ranks may come and go (elastic)');
       return this.#engine.barrier(this.#waitOf(options));
     });
   }

@@ -11,6 +11,7 @@ import {
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import { isWhole } from '../../core/whole-number.ts';
+import { memberBoardLayout } from './cuda/member-board-layout.ts';
 import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts';
 import { windowFootprint } from '../../windows/symmetric-window.ts';
 import { MAX_TOPK } from '../buffer/buffer-size.ts';
@@ -46,7 +47,8 @@ export interface LowLatencyConfig {
   readonly combineTravels?: 'rank-sums' | 'choices';
   /**
    * True: a rank that ends, or misses the deadline of a call, is masked; its rows count as dropped, and the call completes for
-   * the others. See EpLowLatency.connectRanks(). False (default): such a call fails on all ranks.
+   * the others. See EpLowLatency.connectRanks(). False (default): such a call fails on all ranks. On GPUs its calls cannot be
+   * recorded in a graph.
    */
   readonly elastic?: boolean;
   /** On GPUs: multiprocessors that a call takes, a block on each. 0 (default): all. */
@@ -165,11 +167,12 @@ export function lowLatencySize(
     Object.fromEntries(entries.map(([name, of]) => [name, of[0] * strideOf(of)])) as Record<LowLatencyRegion, number>,
   );
   const windows = windowFootprint(bytes, numRanks);
+  const membersBytes = full.elastic ? windowFootprint(memberBoardLayout.bytes, numRanks) : 0;
   const resultRows = isExpertMajor ? experts * full.maxTokensPerExpert : 0;
   return {
     bytes,
     addressSpaceBytes: windows,
-    sharedMemoryBytes: numRanks === 1 || !isCpu ? 0 : windows,
+    sharedMemoryBytes: numRanks === 1 ? 0 : isCpu ? windows : membersBytes,
     resultBytes: { bf16: resultRows * hidden * 2, fp8: resultRows * (hidden + groups * 4) },
     receiveSlots,
     combineRowCount,

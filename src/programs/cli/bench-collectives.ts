@@ -81,7 +81,11 @@ export function addCollectivesBench(bench: Command): void {
     )
     .option('--sms <n>', 'of GPUs: multiprocessors of a call', integerArgument(1, 32), 16)
     .option('--piece-bytes <bytes>', 'of GPUs: bytes of a rank that move at a time through the window', size)
-    .option('--direct-bytes <bytes>', 'of GPUs: larger calls use registered tensors where they lie', size)
+    .option(
+      '--direct-bytes <bytes>',
+      'larger calls use tensors where they lie: on GPUs registered ones, on CPUs those of allToAll',
+      size,
+    )
     .option('--no-register', 'of GPUs: tensors are not registered')
     .option('--copy-engines', 'of GPUs: copy engines move allGather and allToAll between registered tensors', false);
   command.addOption(
@@ -104,10 +108,11 @@ export function addCollectivesBench(bench: Command): void {
         return benchOnGpus(world, { ...workload, ranks: world.size }, flags, output);
       await using device = await CpuDevice.create();
       const ofWorld = { ...workload, ranks: world.size };
-      const { compare } = flags;
+      const { compare, directBytes } = flags;
       const report = await runCollectivesBench(world, device, {
         workload: ofWorld,
         compare: compare === 'mpi' ? compare : undefined,
+        communicator: directBytes === undefined ? {} : { directBytes },
         progress: (done, total) => {
           if (world.rank === 0 && process.stderr.isTTY) output.line(`${done} of ${total} operations measured`);
         },

@@ -7,6 +7,7 @@ import type { SparseWorkload } from '../bench/sparse/sparse-results.ts';
 import { tensorBytes } from '../bench/sparse/sparse-tensor.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import { openDevice } from '../../device/open-device.ts';
 import { readSettings } from '../../settings/settings.ts';
 import { isRank } from '../../world/environment.ts';
 import { sparsePage } from '../report/html/pages/sparse-page.ts';
@@ -62,7 +63,7 @@ export function addSparseBench(bench: Command): void {
     .option('--rounds <n>', 'of a sparse and a dense call each', integerArgument(1, 10_000), 100);
   addOutputOptions(command);
   addReportOption(command);
-  addSettingOptions(command, ['hosts', 'collectiveSpinUs', 'timeoutMs']);
+  addSettingOptions(command, ['device', 'hosts', 'collectiveSpinUs', 'timeoutMs']);
   command.action(async (flags: SparseBenchFlags) => {
     const output = new Output(flags);
     const workload = workloadOf(flags);
@@ -71,9 +72,16 @@ export function addSparseBench(bench: Command): void {
     const bytes = tensorBytes(workload);
     const isSweep = workload.densities.length > 1;
     await withRanks(ranks, async (world) => {
-      await using device = await CpuDevice.create();
+      const isWorker = world.rank < workload.workers;
+      const ranksOfWorkers = Array.from({ length: workload.workers }, (_, rank) => rank);
+      const workers = isWorker ? await world.group(ranksOfWorkers) : undefined;
+      await using device =
+        workload.device === 'cuda' && workers !== undefined
+          ? await openDevice('cuda', workers)
+          : await CpuDevice.create();
       const report = await runSparseBench(world, device, {
         workload,
+        workers,
         progress: {
           round: (round, microseconds) => {
             if (isSweep) return;
@@ -99,12 +107,13 @@ export function addSparseBench(bench: Command): void {
 function workloadOf(flags: SparseBenchFlags): SparseWorkload {
   const { density, workers, aggregators, fanIn, elements, dtype, blockSize, messageSize, slots, warmups, rounds } =
     flags;
-  const { hosts } = readSettings();
+  const { hosts, device } = readSettings();
   return {
     workers,
     aggregators,
     fanIn,
     hosts,
+    device: device === 'cuda' ? 'cuda' : 'cpu',
     elements,
     dtype,
     densities: density,

@@ -1,11 +1,13 @@
 #!/usr/bin/env node
 // The weftline command as a process: how it ends when a command fails.
 import { resolve } from 'node:path';
+import { endWithNpm } from './npm-parent.ts';
 import { printError } from './print-error.ts';
 import { createProgram } from './program.ts';
 import { guardStandardStreams } from './standard-streams.ts';
 
 guardStandardStreams();
+endWithNpm();
 // What this process starts may work in another folder.
 const trace = process.env['WEFTLINE_TRACE'] ?? '';
 if (trace !== '') process.env['WEFTLINE_TRACE'] = resolve(trace);

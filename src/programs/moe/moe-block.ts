@@ -1,5 +1,5 @@
 // What a file that holds a mixture-of-experts block must contain, and how it is to be computed.
-import { z } from 'zod';
+import { z } from '#zod';
 import { invalidArgument } from '../../core/errors.ts';
 import { printable, quote } from '../../core/quote.ts';
 import type { RouterOptions } from './router.ts';

@@ -7,13 +7,13 @@ import { machineLines } from './bench-heading.ts';
 import { plainTable } from './plain-table.ts';
 
 export function sparseBenchReport(report: SparseBenchReport): string {
-  const { workload, rows, bitmap, crossing, route } = report;
+  const { workload, rows, bitmap, crossing, route, gpu } = report;
   const { workers, aggregators, fanIn, elements, dtype, blockSize, messageSize, slots } = workload;
   const helpers = aggregators === 0 ? 'which aggregate' : `and ${aggregators} aggregators`;
   const tree = fanIn === 0 ? '' : ` in trees of fan-in ${fanIn}`;
   const bytes = tensorBytes(workload);
   return [
-    `${workers} workers ${helpers}${tree}, ${elements} ${dtype} (${formatBytes(bytes)}), blocks of ${blockSize}, messages of ${messageSize}, ${slots} slots; by ${route}; median of ${workload.rounds} rounds, the slowest worker's time`,
+    `${workers} workers ${gpu === undefined ? '' : `on GPUs (${gpu}) `}${helpers}${tree}, ${elements} ${dtype} (${formatBytes(bytes)}), blocks of ${blockSize}, messages of ${messageSize}, ${slots} slots; by ${route}; median of ${workload.rounds} rounds, the slowest worker's time`,
     table(rows, bytes),
     ...(crossing === undefined ? [] : [`dense is faster from ${percent(crossing)} of blocks on`]),
     `bitmap kernel: ${bitmap.bitmap.toFixed(1)} GB/s, ${(bitmap.bitmap / bitmap.read).toFixed(2)} of a plain read (${bitmap.read.toFixed(1)} GB/s)`,

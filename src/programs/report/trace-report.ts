@@ -5,9 +5,10 @@ import { plainTable } from './plain-table.ts';
 import { formatTime } from './time-format.ts';
 
 const SHOWN_PHASES = 30;
+const SHOWN_WAITS = 20;
 
 export function traceReport(file: string, summary: TraceSummary): string {
-  const { processes, phases, calls, lastIn, lost } = summary;
+  const { processes, phases, calls, lastIn, kernelWaits, lost } = summary;
   if (phases.length === 0) return `${file}: ${processes.length} processes, no records\n`;
   const table = new Table({
     ...plainTable,
@@ -25,7 +26,16 @@ export function traceReport(file: string, summary: TraceSummary): string {
     ...lastIn.map(
       ({ process, calls: late, lateUs }) => `  ${process}: ${late}, ${formatTime(lateUs)} after the one before`,
     ),
-    ...(lost > 0 ? [`${lost} records are missing: a thread keeps its last 65,536`] : []),
+    ...(kernelWaits.length === 0
+      ? []
+      : ['Waits of kernels, of all groups of 16 blocks together; ranks are those of their group:']),
+    ...kernelWaits
+      .slice(0, SHOWN_WAITS)
+      .map(
+        ({ waiter, peer, count, waitedUs, open }) =>
+          `  ${waiter} for ${peer}: ${count}, ${formatTime(waitedUs)}${open === 0 ? '' : `, ${open} not ended`}`,
+      ),
+    ...(lost > 0 ? [`${lost} records are missing: a thread keeps its last 65,536, a GPU 262,144`] : []),
     'Look at it at ui.perfetto.dev, or in chrome://tracing',
     '',
   ].join('\n');

@@ -5,6 +5,7 @@ import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
 import { type ChromeTrace, chromeTrace } from '../../tracing/chrome-trace.ts';
 import { clockOffsets } from '../../tracing/clock-offsets.ts';
 import { partsOfChrome } from '../../tracing/read-chrome.ts';
+import { removeKernelMemory } from '../../tracing/kernel-memory.ts';
 import { readTracePart, type TracePart } from '../../tracing/read-part.ts';
 import { partsOf } from '../../tracing/trace-parts.ts';
 
@@ -45,7 +46,7 @@ export function collectTrace(file: string, launcher?: number): CollectedTrace {
     return { parts, unread, isWritten: false };
   }
   write(file, chromeTrace(parts, clockOffsets(parts)));
-  if (own.every(({ part }) => hasEnded(part))) for (const { path } of own) rmSync(path, { force: true });
+  if (own.every(({ part }) => hasEnded(part))) own.forEach(remove);
   return { parts, unread, isWritten: true };
 }
 
@@ -53,6 +54,12 @@ interface FoundPart {
   readonly path: string;
   readonly part: TracePart;
   readonly changed: number;
+}
+
+/** All that a process of this host has left. */
+function remove({ path, part }: FoundPart): void {
+  rmSync(path, { force: true });
+  removeKernelMemory(part.pid);
 }
 
 /** Of the ranks of each host those of the last launch: others are of an earlier job that was traced to the same file. */

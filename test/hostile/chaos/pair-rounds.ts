@@ -5,14 +5,12 @@ import { fileURLToPath } from 'node:url';
 import type { EncodedError } from 'weftline';
 import type { ProcessUsage } from '../../support/process-usage.ts';
 import type { Random } from '../fuzz/random.ts';
-import { DEADLINE_LIMIT_MS, DEADLINE_MS } from './chaos-settings.ts';
+import { DEADLINE_LIMIT_MS, DEADLINE_MS, START_MS } from './chaos-settings.ts';
 import type { DriverWords, PairKind, ProcessWords } from './driver-link.ts';
 
 export type ChaosEvent = 'kill' | 'stop' | 'long stop';
 
 const script = fileURLToPath(new URL('./pair-process.js', import.meta.url));
-/** To start a process on a busy machine and get it to run. */
-const START_MS = 30_000;
 /** How long after it began to run something happens to the victim, at most. */
 const MAX_PATIENCE_MS = 60;
 const MAX_STOP_MS = 400;

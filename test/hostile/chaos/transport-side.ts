@@ -2,7 +2,7 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { type Connection, type MemoryRegion, Transport } from 'weftline/transport';
 import { Random } from '../fuzz/random.ts';
-import { chaosSettings } from './chaos-settings.ts';
+import { chaosSettings, START_MS } from './chaos-settings.ts';
 import { type Round, say, WrongBytes } from './driver-link.ts';
 import { fillPattern, wrongAt } from './pattern.ts';
 
@@ -39,13 +39,13 @@ export class TransportSide implements AsyncDisposable {
     if (isListener) {
       using listener = await this.#transport.listen({ host: '127.0.0.1', port: 0 });
       round.tell({ port: listener.port, remote: this.#region.remote });
-      this.#connection = await listener.accept({ timeoutMs: chaosSettings.timeoutMs });
+      this.#connection = await listener.accept({ timeoutMs: START_MS });
       this.#remote = await round.next();
     } else {
       const { port, remote } = await round.next<{ port: number; remote: MemoryRegion['remote'] }>();
       this.#remote = remote;
       round.tell(this.#region.remote);
-      this.#connection = await this.#transport.connect({ host: '127.0.0.1', port });
+      this.#connection = await this.#transport.connect({ host: '127.0.0.1', port }, { timeoutMs: START_MS });
     }
   }
 

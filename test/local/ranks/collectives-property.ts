@@ -1,6 +1,6 @@
 // Random collective calls in lockstep, in groups of 1 to all ranks, against the reference: argv = cases of each group, seed,
 // elements of the longest runs, "graph" for calls that are recorded and replayed, "late" for ones whose bytes move late,
-// "engines" for GPUs whose copy engines move what they can.
+// "engines" for GPUs whose copy engines move what they can; sizes of the groups (all without it).
 import type { CpuDevice, CudaDevice } from 'weftline';
 import { type AlgorithmTable, Communicator } from 'weftline/collectives';
 import { join, type RankGroup } from 'weftline/world';
@@ -12,6 +12,7 @@ const [cases, seed, longest] = process.argv.slice(2).map(Number) as [number, num
 const isRecorded = process.argv[5] === 'graph';
 const isLate = process.argv[5] === 'late';
 const copyEngines = process.argv[5] === 'engines';
+const sizes = process.argv[6]?.split(',').map(Number);
 await using world = await join();
 await using device = await openTestDevice(world);
 const first = bytesInUse(device);
@@ -47,6 +48,7 @@ async function runCases(group: RankGroup, salt: number): Promise<void> {
 }
 
 for (let size = 1; size <= world.size; size++) {
+  if (sizes !== undefined && !sizes.includes(size)) continue;
   const ranks = Array.from({ length: size }, (_, rank) => (rank * 3 + size) % world.size);
   const members = [...new Set(ranks)];
   if (members.includes(world.rank)) await runCases(await world.group(members), size);

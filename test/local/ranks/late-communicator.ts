@@ -102,7 +102,7 @@ export async function createLateCommunicator(
   const mover = new LateMover(device, group.size);
   const places = { areShared: false, addresses, outgoing: window.address };
   const steps = new LateCollectives(
-    { group, device, regions, table, ...mirrored, elsewhere: { mover, places } },
+    { group, device, regions, table, ...mirrored, elsewhere: { mover, places }, memory: undefined, directBytes: 0 },
     { mover, slots },
   );
   return Reflect.construct(Communicator, [group, device, steps]) as Communicator;

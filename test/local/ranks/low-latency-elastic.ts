@@ -1,7 +1,8 @@
-// Ranks of an elastic EpLowLatency that die, stop, are masked and come back at random, every result checked: argv = seed, mode, dispatches, faults.
+// Ranks of an elastic EpLowLatency that die, stop, are masked and come back at random, every result checked: argv = seed, mode, dispatches,
+// faults, and for the first half of the dispatches another deadline, so short that ranks are masked within their calls.
 import assert from 'node:assert/strict';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { CpuDevice, type Tensor, WeftlineError } from 'weftline';
+import { type Tensor, WeftlineError } from 'weftline';
 import {
   EpLowLatency,
   type LowLatencyCombineResult,
@@ -12,23 +13,27 @@ import {
   type ReferenceLowLatencyInput,
 } from 'weftline/ep';
 import { join } from 'weftline/world';
+import { openOwnDevice } from '../support/test-device.ts';
 import { flat, flat16 } from './ep-buffer-case.ts';
 import { random, rows } from './ep-case.ts';
 
-const [seedText, mode, dispatches, faultCount] = process.argv.slice(2);
+const [seedText, mode, dispatches, faultCount, shortMs] = process.argv.slice(2);
 if (mode !== 'rank-sums' && mode !== 'choices' && mode !== 'rank-major') throw new Error(`no mode ${mode}`);
 const seed = Number(seedText);
 const [TOKENS, HIDDEN, TOPK, PER_RANK] = [6, 16, 3, 2];
-const TIMEOUT_MS = 400;
 /** Ranks agree on whether to go on once in so many dispatches. */
 const STRETCH = 25;
-/** A call may take its deadline, another one for ranks that waited themselves, and what a busy machine adds. */
-const LONGEST_MS = 20 * TIMEOUT_MS;
 
 await using world = await join();
 const me = world.rank;
 const n = world.size;
-await using device = await CpuDevice.create();
+await using device = await openOwnDevice(world);
+/** Ranks on GPUs may share one, and take turns there. */
+const TIMEOUT_MS = device.kind === 'cpu' ? 400 : 2_000;
+const deadlineOf = (dispatch: number): number =>
+  dispatch < Number(dispatches) / 2 ? Number(shortMs ?? TIMEOUT_MS) : TIMEOUT_MS;
+/** A call may take its deadline, another one for ranks that waited themselves, and what a busy machine adds. */
+const LONGEST_MS = 20 * TIMEOUT_MS;
 const numExperts = PER_RANK * n;
 const config: LowLatencyConfig = {
   maxTokensPerRank: TOKENS,
@@ -81,8 +86,8 @@ async function timed<T>(call: Promise<T>): Promise<T> {
   }
 }
 
-function maskOf(mask: Tensor<'i32'> | undefined): boolean[] {
-  return Array.from(mask?.view() ?? [], Boolean);
+async function maskOf(mask: Tensor<'i32'> | undefined): Promise<boolean[]> {
+  return Array.from((await mask?.toHost()) ?? [], Boolean);
 }
 
 async function step(dispatch: number): Promise<void> {
@@ -96,30 +101,33 @@ async function step(dispatch: number): Promise<void> {
   try {
     const weights = mode === 'choices' ? {} : { topkWeights };
     maybeFault();
-    const args = { x, topkIdx, ...weights, dtype: 'bf16', timeoutMs: TIMEOUT_MS } as const;
+    const timeoutMs = deadlineOf(dispatch);
+    const args = { x, topkIdx, ...weights, dtype: 'bf16', timeoutMs } as const;
     let result: LowLatencyDispatchResult;
     if (dispatch % 3 === 0) {
       const { hook } = await timed(ll.dispatch({ ...args, returnRecvHook: true }));
       maybeFault();
-      result = await timed(hook({ timeoutMs: TIMEOUT_MS }));
+      result = await timed(hook({ timeoutMs }));
     } else {
       result = await timed(ll.dispatch({ ...args, returnRecvHook: false }));
     }
     const { handle, recvX } = result;
     assert.equal(handle.sequence, dispatch, 'number of the dispatch');
-    const active = maskOf(result.activeMask);
+    const active = await timed(maskOf(result.activeMask));
     const received = referenceLowLatencyDispatch(inputs, { numExperts, active })[me]!;
     const blocks = mode === 'rank-major' ? received.byRank : received.byExpert;
     assert.deepEqual(
-      [...result.recvCount.view()],
+      [...(await result.recvCount.toHost())],
       blocks.map((block) => block.length),
       `recvCount of dispatch ${dispatch} with ${active.join()}`,
     );
     if ('data' in recvX) throw new Error('fp8 rows');
     const most = recvX.shape[1]!;
-    const got = recvX.view();
-    const y = mode === 'rank-sums' ? device.empty('bf16', recvX.shape) : await ll.nextCombineBuffer(handle);
+    const got = await recvX.toHost();
+    const y =
+      mode === 'rank-sums' ? device.empty('bf16', recvX.shape) : await ll.nextCombineBuffer(handle, { timeoutMs });
     if (mode === 'rank-sums') own.push(y);
+    const values = new Uint16Array(y.elements);
     const outputs = outputsOf(dispatch, me, received);
     for (const [block, blockRows] of blocks.entries()) {
       for (const [at, row] of blockRows.entries()) {
@@ -129,22 +137,23 @@ async function step(dispatch: number): Promise<void> {
           row.data,
           `row ${at} of ${block}, dispatch ${dispatch}`,
         );
-        y.view().set(outputs[block]![at]!, from);
+        values.set(outputs[block]![at]!, from);
       }
     }
+    await y.fromHost(values);
     maybeFault();
     const combined = await timed(
       ll.combine({
         y,
         handle,
         ...(mode === 'choices' && { topkWeights }),
-        timeoutMs: TIMEOUT_MS,
+        timeoutMs,
         returnRecvHook: false,
       }),
     );
     own.push(combined.combinedX);
-    checkSums(dispatch, inputs, combined);
-    const there = maskOf(combined.activeMask);
+    await timed(checkSums(dispatch, inputs, combined));
+    const there = await maskOf(combined.activeMask);
     counts.checked += 1;
     if (active.includes(false) || there.includes(false)) counts.without += 1;
   } finally {
@@ -152,15 +161,16 @@ async function step(dispatch: number): Promise<void> {
   }
 }
 
-function checkSums(
+async function checkSums(
   dispatch: number,
   inputs: readonly ReferenceLowLatencyInput[],
   { combinedX, activeMask, droppedChoices }: LowLatencyCombineResult,
-): void {
-  const active = maskOf(activeMask);
+): Promise<void> {
+  const active = await maskOf(activeMask);
+  const droppedCounts = await droppedChoices?.toHost();
   const received = referenceLowLatencyDispatch(inputs, { numExperts });
   const outputs = received.map((of, rank) => outputsOf(dispatch, rank, of));
-  const got = combinedX.view();
+  const got = await combinedX.toHost();
   for (const [token, choices] of inputs[me]!.topkIdx.entries()) {
     const want = referenceLowLatencyCombine(
       { inputs, received, outputs, mode: mode as 'choices', active },
@@ -169,7 +179,7 @@ function checkSums(
     const row = [...got.subarray(token * HIDDEN, (token + 1) * HIDDEN)];
     assert.deepEqual(row, want, `sum of token ${token}, dispatch ${dispatch} with ${active.join()}`);
     const dropped = choices.filter((expert) => expert >= 0 && active[Math.floor(expert / PER_RANK)] === false);
-    assert.equal(droppedChoices?.view()[token], dropped.length, 'droppedChoices');
+    assert.equal(droppedCounts?.[token], dropped.length, 'droppedChoices');
   }
 }
 

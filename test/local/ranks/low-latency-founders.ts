@@ -1,9 +1,9 @@
 // The last active rank of an elastic EpLowLatency dies while the others wait to be connected: they begin anew by themselves.
 import assert from 'node:assert/strict';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { CpuDevice } from 'weftline';
 import { EpLowLatency } from 'weftline/ep';
 import { join } from 'weftline/world';
+import { openOwnDevice } from '../support/test-device.ts';
 
 const [TOKENS, HIDDEN, ROUNDS] = [2, 16, 20];
 const LAST_ACTIVE = 0;
@@ -11,23 +11,22 @@ const timeoutMs = 60_000;
 
 await using world = await join();
 const { rank: me, size } = world;
-await using device = await CpuDevice.create();
+await using device = await openOwnDevice(world);
 const config = { maxTokensPerRank: TOKENS, hidden: HIDDEN, numExperts: size, maxTopk: size, elastic: true };
 const ll = await EpLowLatency.create(world, device, config, { timeoutMs });
 const x = await device.tensor('bf16', [TOKENS, HIDDEN], new Uint16Array(TOKENS * HIDDEN).fill(0x3f80));
 const choices = Int32Array.from({ length: TOKENS * size }, (_, at) => at % size);
 const topkIdx = await device.tensor('i32', [TOKENS, size], choices);
 const topkWeights = await device.tensor('f32', [TOKENS, size], new Float32Array(TOKENS * size).fill(1));
-const y = device.empty('bf16', [1, TOKENS * size, HIDDEN]);
-y.view().fill(0x3f80);
+const y = await device.tensor('bf16', [1, TOKENS * size, HIDDEN], new Uint16Array(TOKENS * size * HIDDEN).fill(0x3f80));
 
 /** How many ranks took part. */
 async function round(): Promise<number> {
   const { handle } = await ll.dispatch({ x, topkIdx, topkWeights, dtype: 'bf16', timeoutMs, returnRecvHook: false });
   const { combinedX, activeMask } = await ll.combine({ y, handle, timeoutMs, returnRecvHook: false });
-  const active = activeMask!.view().reduce((sum, is) => sum + is, 0);
+  const active = (await activeMask!.toHost()).reduce((sum, is) => sum + is, 0);
   // Of bf16 1, 2, 3.
-  for (const bits of combinedX.view()) assert.equal(bits, [0, 0x3f80, 0x4000, 0x4040][active]);
+  for (const bits of await combinedX.toHost()) assert.equal(bits, [0, 0x3f80, 0x4000, 0x4040][active]);
   combinedX.dispose();
   return active;
 }

@@ -1,9 +1,9 @@
 // A rank of an elastic EpLowLatency is killed in mid-call, started again and joins: each rank prints how it went as JSON.
 import assert from 'node:assert/strict';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { CpuDevice } from 'weftline';
 import { EpLowLatency } from 'weftline/ep';
 import { join } from 'weftline/world';
+import { openOwnDevice } from '../support/test-device.ts';
 
 /** Of each call; a machine with other work adds to what a call takes, so there is time for that. */
 const TIMEOUT_MS = 2_000;
@@ -16,7 +16,7 @@ const WITHOUT_STOPPED = 10;
 
 await using world = await join();
 const { rank: me, size } = world;
-await using device = await CpuDevice.create();
+await using device = await openOwnDevice(world);
 const config = { maxTokensPerRank: TOKENS, hidden: HIDDEN, numExperts: size, maxTopk: size, elastic: true };
 // A join that finds nobody in time can be tried again.
 if (world.life > 0) {
@@ -32,8 +32,7 @@ const x = await device.tensor('bf16', [TOKENS, HIDDEN], new Uint16Array(TOKENS *
 const choices = Int32Array.from({ length: TOKENS * size }, (_, at) => at % size);
 const topkIdx = await device.tensor('i32', [TOKENS, size], choices);
 const topkWeights = await device.tensor('f32', [TOKENS, size], new Float32Array(TOKENS * size).fill(1));
-const y = device.empty('bf16', [1, TOKENS * size, HIDDEN]);
-y.view().fill(0x3f80);
+const y = await device.tensor('bf16', [1, TOKENS * size, HIDDEN], new Uint16Array(TOKENS * size * HIDDEN).fill(0x3f80));
 
 /** How many ranks' experts have answered; every token goes to all of them. */
 async function round(isLast = false): Promise<{ readonly active: number; readonly sums: number; readonly ms: number }> {
@@ -61,12 +60,12 @@ async function round(isLast = false): Promise<{ readonly active: number; readonl
     timeoutMs: TIMEOUT_MS,
     returnRecvHook: false,
   });
+  const sums = new Set(await combinedX.toHost());
   const ms = performance.now() - began;
-  const active = activeMask!.view().reduce((sum, is) => sum + is, 0);
-  assert.ok(recvCount.view()[0]! >= TOKENS * active);
-  const sums = new Set(combinedX.view());
+  const active = (await activeMask!.toHost()).reduce((sum, is) => sum + is, 0);
+  assert.ok((await recvCount.toHost())[0]! >= TOKENS * active);
   assert.equal(sums.size, 1);
-  for (const dropped of droppedChoices!.view()) assert.equal(dropped, size - active);
+  for (const dropped of await droppedChoices!.toHost()) assert.equal(dropped, size - active);
   combinedX.dispose();
   // Of bf16 1, 2, 3, 4.
   return { active, sums: [0, 0x3f80, 0x4000, 0x4040, 0x4080].indexOf([...sums][0]!), ms };

@@ -241,9 +241,7 @@ function smsOf({ hidden }: LowLatencyCase): number {
 const property = fc.asyncProperty(lowLatencyCase(n, Number(mostTokens)), async (of) => {
   let failure: string | null = null;
   try {
-    // Ranks that come and go are those of CPUs.
-    const elastic = of.elastic && device.kind === 'cpu';
-    await using ll = await EpLowLatency.create(group, device, { ...configOf(of, n), elastic, numSms: smsOf(of) });
+    await using ll = await EpLowLatency.create(group, device, { ...configOf(of, n), numSms: smsOf(of) });
     for (const round of of.rounds) await runOne(ll, of, round);
     for (const pair of of.hooked) await runPair(ll, of, pair);
     for (const round of of.rounds) await runOne(ll, of, round);

@@ -1,7 +1,8 @@
 // One random sparse all-reduce: tensors of all workers, made alike on all ranks from a seed, and what must come of them.
-import { type CpuDevice, type DType, dtypes, toBf16, type TypedArrayOf } from 'weftline';
+import { type DType, dtypes, toBf16, type TypedArrayOf } from 'weftline';
 import { type ReducedDType, referenceSparseSum, type SparseAllReduce } from 'weftline/collectives';
 import { seededRandom } from '#lib/core/seeded-random.js';
+import type { EpDevice } from '../support/test-device.js';
 
 const reduced: readonly ReducedDType[] = ['f32', 'bf16', 'i32'];
 
@@ -15,6 +16,8 @@ export interface SparseCase {
   /** The call tells which parts are done. */
   readonly tells: boolean;
   readonly inPlace: boolean;
+  /** Elements of its memory before the tensor: copies of whole vectors may not fit then. */
+  readonly shift: number;
   readonly seed: number;
 }
 
@@ -30,6 +33,7 @@ export function sparseCase(seed: number, longest: number): SparseCase {
     dense: next() < 0.2,
     tells: next() < 0.5,
     inPlace: next() < 0.5,
+    shift: pick([0, 0, 1, 5]),
     seed,
   };
 }
@@ -64,22 +68,23 @@ function elements<D extends ReducedDType & DType>(
 /** undefined if the result is right. */
 export async function runSparseCase(
   reducer: SparseAllReduce,
-  device: CpuDevice,
+  device: EpDevice,
   of: SparseCase,
   cut: { readonly blockSize: number; readonly fanIn?: number },
 ): Promise<string | undefined> {
-  const { dtype, count, inPlace, dense, tells } = of;
+  const { dtype, count, inPlace, dense, tells, shift } = of;
   const { blockSize } = cut;
   // Without a threshold -0 is zero; a dense call takes it as it is.
   const threshold = dense ? 0 : of.threshold;
   const inputs = reducer.workers.map((worker) => elements(of, worker, blockSize));
-  using flag = device.empty('i32', [1]);
-  flag.view()[0] = 100;
+  using flag = await device.tensor('i32', [1], Int32Array.of(100));
   const own = inputs[reducer.workers.indexOf(reducer.group.rank)]!;
-  using input = device.empty(dtype, [count]);
-  using apart = device.empty(dtype, [count]);
-  (input.view() as Float32Array).set(own);
-  (apart.view() as Float32Array).fill(7);
+  using inputMemory = device.empty(dtype, [shift + count]);
+  using apartMemory = device.empty(dtype, [count + shift]);
+  const input = inputMemory.slice(shift, shift + count);
+  const apart = apartMemory.slice(0, count);
+  await input.fromHost(own);
+  await apart.fromHost(new dtypes[dtype].array(count).fill(7));
   const output = inPlace ? input : apart;
   const traffic = await reducer.allReduce({
     ...(inPlace ? {} : { input }),
@@ -89,14 +94,14 @@ export async function runSparseCase(
   });
   // A worker whose dense blocks are all -0 still counts, so that theirs is the sum.
   const expected = referenceSparseSum(dtype, inputs, { ...cut, ...(dense ? { dense } : { threshold }) });
-  const parts = flag.view()[0]! - 100;
+  const parts = (await flag.toHost())[0]! - 100;
   if (parts !== (tells ? Math.ceil(count / (3 * blockSize)) : 0)) return `${parts} parts were told`;
-  const [got, right] = [bytesOf(output.view()), bytesOf(expected)];
+  const [got, right] = [bytesOf(await output.toHost()), bytesOf(expected)];
   if (Buffer.compare(got, right) !== 0) {
     const byte = got.findIndex((value, at) => value !== right[at]);
     return `wrong from byte ${byte} on: ${got.subarray(byte, byte + 8).toString('hex')}, expected ${right.subarray(byte, byte + 8).toString('hex')}`;
   }
-  if (!inPlace && Buffer.compare(bytesOf(input.view()), bytesOf(own)) !== 0) return 'the input has changed';
+  if (!inPlace && Buffer.compare(bytesOf(await input.toHost()), bytesOf(own)) !== 0) return 'the input has changed';
   if (traffic.ownBlocks > traffic.sumBlocks || traffic.sumBlocks > traffic.blocks) return JSON.stringify(traffic);
   return undefined;
 }

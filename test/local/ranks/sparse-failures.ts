@@ -1,20 +1,24 @@
 // Sparse all-reduces of three workers and an aggregator, in which one worker does something else; prints how every rank was told.
-// argv: 'tree' where rank 3 adds up for workers 0 and 1, and rank 4 for it and worker 2.
-import { CpuDevice, WeftlineError } from 'weftline';
+// argv: 'tree' where rank 3 adds up for workers 0 and 1, and rank 4 for it and worker 2; 'direct': without aggregators, of 3 ranks.
+import { WeftlineError } from 'weftline';
 import { SparseAllReduce } from 'weftline/collectives';
 import { join } from 'weftline/world';
+import { openTestDevice } from '../support/test-device.js';
 
 await using world = await join();
-await using device = await CpuDevice.create();
+await using device = await openTestDevice(world);
 /** The worker that differs. */
 const odd = 1;
 
 type Call = (reducer: SparseAllReduce) => Promise<unknown>;
 const call =
   (count: number, dtype: 'f32' | 'i32' = 'f32', timeoutMs = 5000): Call =>
-  (reducer) => {
-    const output = device.empty(dtype, [count]);
-    output.view().fill(1);
+  async (reducer) => {
+    const output = await device.tensor(
+      dtype,
+      [count],
+      dtype === 'f32' ? new Float32Array(count).fill(1) : (new Int32Array(count).fill(1) as never),
+    );
     return reducer.allReduce({ output, timeoutMs });
   };
 
@@ -38,7 +42,9 @@ const cases: Readonly<Record<string, readonly [odd: Call, others: Call]>> = {
   ],
 };
 
-const roles = process.argv[2] === 'tree' ? { aggregators: [3, 4], fanIn: 2, slots: 1 } : { aggregators: [3] };
+const shapes = { tree: { aggregators: [3, 4], fanIn: 2, slots: 1 }, direct: {}, one: { aggregators: [3] } };
+const shape = process.argv[2];
+const roles = shapes[shape === 'tree' || shape === 'direct' ? shape : 'one'];
 const told: Record<string, readonly [first: string, next: string]> = {};
 for (const [name, [differing, usual]] of Object.entries(cases)) {
   const reducer = await SparseAllReduce.create(world, device, roles);

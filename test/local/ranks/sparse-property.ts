@@ -1,14 +1,14 @@
 // Random sparse all-reduces in lockstep, of 1 to 4 workers and 1 to 2 aggregators or without any, against the reference: argv =
 // cases of each, seed, elements of the longest tensors.
-import { CpuDevice } from 'weftline';
 import { SparseAllReduce, type SparseAllReduceOptions } from 'weftline/collectives';
 import { join } from 'weftline/world';
+import { bytesInUse, openTestDevice } from '../support/test-device.js';
 import { runSparseCase, sparseCase } from './sparse-case.js';
 
 const [cases, seed, longest] = process.argv.slice(2).map(Number) as [number, number, number];
 await using world = await join();
-await using device = await CpuDevice.create();
-const first = device.space.used;
+await using device = await openTestDevice(world);
+const first = bytesInUse(device) ?? 0;
 
 interface Setup extends SparseAllReduceOptions {
   readonly ranks: readonly number[];
@@ -47,6 +47,6 @@ for (const [number, { ranks, ...options }] of setups.entries()) {
   await reducer.close();
 }
 await world.barrier('all');
-const left = device.space.used - first;
+const left = (bytesInUse(device) ?? 0) - first;
 if (left > 0) throw new Error(`${left} bytes of the device's memory were not given back`);
 console.log(`job ${world.filePrefix}, rank ${world.rank}: all cases agree with the reference`);

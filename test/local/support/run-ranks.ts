@@ -5,7 +5,7 @@ import { launch, type OutputLine, type RankResult } from 'weftline/world';
 export interface RunRanksOptions {
   readonly args?: readonly string[];
   readonly env?: Readonly<Record<string, string | undefined>>;
-  /** After that long all ranks are stopped and the test fails with what they printed; 60 s by default. */
+  /** After that long all ranks are stopped and the test fails with what they printed; four minutes, which only a hang takes. */
   readonly timeoutMs?: number;
   /** How long the others may go on after one failed; 500 ms by default. */
   readonly graceMs?: number;
@@ -36,7 +36,7 @@ export async function runRanks(ranks: number, script: URL, options: RunRanksOpti
   const notices: string[] = [];
   const transcript = () =>
     [...lines.map(({ rank, stream, text }) => `[${rank}] ${stream}: ${text}`), ...notices].join('\n');
-  const timeoutMs = options.timeoutMs ?? 60_000;
+  const timeoutMs = options.timeoutMs ?? 240_000;
   const timeout = AbortSignal.timeout(timeoutMs);
   try {
     const result = await launch({

@@ -1,5 +1,5 @@
 // The device that conformance programs run on, by WEFTLINE_TEST_DEVICE: "cpu" (default) or "cuda".
-import { CpuDevice, type Device, openDevice } from 'weftline';
+import { CpuDevice, CudaDevice, cudaDeviceCount, type Device, openDevice } from 'weftline';
 import type { EPAll2AllLayer } from 'weftline/ep';
 import type { RankGroup, World } from 'weftline/world';
 
@@ -7,9 +7,18 @@ import type { RankGroup, World } from 'weftline/world';
 export type EpDevice = Parameters<typeof EPAll2AllLayer.create>[1];
 
 export async function openTestDevice(group: RankGroup): Promise<EpDevice> {
+  return openDevice(testKind(), group);
+}
+
+/** The same, not collective: for ranks that are started again while the others work. */
+export async function openOwnDevice({ rank }: RankGroup): Promise<EpDevice> {
+  return testKind() === 'cpu' ? CpuDevice.create() : CudaDevice.create({ ordinal: rank % cudaDeviceCount() });
+}
+
+function testKind(): 'cpu' | 'cuda' {
   const kind = process.env['WEFTLINE_TEST_DEVICE'] ?? 'cpu';
   if (kind !== 'cpu' && kind !== 'cuda') throw new Error(`WEFTLINE_TEST_DEVICE is ${kind}, not cpu or cuda`);
-  return openDevice(kind, group);
+  return kind;
 }
 
 /**

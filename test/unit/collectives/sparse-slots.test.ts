@@ -5,6 +5,7 @@ import { CpuDevice, WeftlineError } from 'weftline';
 import { referenceSparseSum } from 'weftline/collectives';
 import { sparseMessageBytes } from '#lib/abi/sparse-message.js';
 import { AggregatorSlots } from '#lib/collectives/sparse/aggregator-slots.js';
+import { CpuBlocks } from '#lib/collectives/sparse/cpu-blocks.js';
 import {
   nodesNeeded,
   type ReductionTree,
@@ -14,9 +15,11 @@ import {
 } from '#lib/collectives/sparse/reduction-tree.js';
 import { contribution, type MessageKind, partial, result, type SlotBoard } from '#lib/collectives/sparse/slot-board.js';
 import type { SlotShape } from '#lib/collectives/sparse/slot-shape.js';
+import { StagedBlocks } from '#lib/collectives/sparse/staged-blocks.js';
 import { WorkerSlots } from '#lib/collectives/sparse/worker-slots.js';
 import { seededRandom } from '#lib/core/seeded-random.js';
 import type { Storage } from '#lib/device/tensor.js';
+import { PretendedBlockWork } from '../../support/pretended-block-work.ts';
 import { testSeed } from '../../support/seed.ts';
 import { withCode } from '../../support/with-code.ts';
 
@@ -97,8 +100,13 @@ class LossyBoard implements SlotBoard {
   }
 }
 
-for (const loss of [0, 0.3]) {
-  test(`sums are right where ${loss * 100} % of messages are lost, some come twice, and all in any order`, async () => {
+for (const [loss, memory] of [
+  [0, 'the host'],
+  [0.3, 'the host'],
+  [0, 'a device'],
+  [0.3, 'a device'],
+] as const) {
+  test(`sums of tensors in memory of ${memory} are right where ${loss * 100} % of messages are lost, some come twice, and all in any order`, async () => {
     const next = seededRandom(testSeed());
     for (let round = 0; round < 20; round++) {
       const workers = Array.from({ length: 1 + Math.floor(next() * 7) }, (_, rank) => rank);
@@ -125,7 +133,16 @@ for (const loss of [0, 0.3]) {
       const summing = aggregators.map(
         (me) => new AggregatorSlots(device, { board: boards[me]!, shape, trees, me, nameOf }),
       );
-      const sending = workers.map((me) => new WorkerSlots(device, { board: boards[me]!, shape, trees, me }));
+      const isStaged = memory === 'a device';
+      const blocksOf = (board: LossyBoard): CpuBlocks | StagedBlocks => {
+        if (!isStaged) return new CpuBlocks(device, shape);
+        const work = new PretendedBlockWork(device, shape, next);
+        return new StagedBlocks(work, { shape, host: device, messages: board.memory, maxElementBytes: 4 });
+      };
+      const tensorsOf = workers.map((me) => blocksOf(boards[me]!));
+      const sending = workers.map(
+        (me, index) => new WorkerSlots(device, { board: boards[me]!, blocks: tensorsOf[index]!, shape, trees, me }),
+      );
       const repeatIfQuiet = (): void => {
         if (flying.length === 0) for (const board of boards) board.repeat();
       };
@@ -142,7 +159,7 @@ for (const loss of [0, 0.3]) {
         const expected = referenceSparseSum('f32', inputs, { blockSize: 64, fanIn });
         for (const [worker, tensor] of tensors.entries()) {
           const { address } = tensor;
-          const shared = { dtype: 'f32', elementBytes: 4, threshold: 0, isDense: false, timeoutMs: 1 } as const;
+          const shared = { dtype: 'f32', elementBytes: 4, threshold: 0, isDense: false, timeoutMs: 60_000 } as const;
           await sending[worker]!.reserve(count);
           sending[worker]!.begin({ ...shared, count, input: address, output: address });
         }
@@ -158,8 +175,8 @@ for (const loss of [0, 0.3]) {
           isDone = sending.map((worker) => worker.advance()).every(Boolean) && summing.every((one) => one.isIdle);
           for (const [worker, { finalBlocks }] of sending.entries()) {
             assert.ok(finalBlocks >= finals[worker]!, 'what is final stays so');
-            // These have their sums.
-            const end = Math.min(count, finalBlocks * 64);
+            // These have their sums, on a device once its work is done.
+            const end = isStaged ? 0 : Math.min(count, finalBlocks * 64);
             const from = Math.min(end, finals[worker]! * 64);
             const got = tensors[worker]!.view().slice(from, end);
             assert.deepEqual(Buffer.from(got.buffer), Buffer.from(expected.slice(from, end).buffer));
@@ -173,7 +190,8 @@ for (const loss of [0, 0.3]) {
         }
         assert.ok(summing.every((one) => one.isIdle && one.missing().length === 0));
       }
-      for (const one of [...summing, ...sending, ...boards.map(({ memory }) => memory)]) one[Symbol.dispose]();
+      for (const one of tensorsOf) await one.close();
+      for (const one of [...summing, ...boards.map((board) => board.memory)]) one[Symbol.dispose]();
     }
   });
 }
@@ -206,8 +224,10 @@ test('without memory for its marks a call has not begun: the marks of former cal
       return device.allocate(bytes);
     },
   } as unknown as CpuDevice;
-  using worker = new WorkerSlots(limited, {
+  const blocks = new CpuBlocks(limited, shape);
+  const worker = new WorkerSlots(limited, {
     board,
+    blocks,
     shape,
     me: 0,
     trees: treesOf({ workers: [0], aggregators: [1], fanIn: 2 }),
@@ -223,5 +243,6 @@ test('without memory for its marks a call has not begun: the marks of former cal
     assert.throws(() => worker.reserve(1e6), withCode('WL_MEMORY'));
   }
   assert.equal(worker.traffic.ownBlocks, 1);
+  blocks.close();
   board.memory[Symbol.dispose]();
 });

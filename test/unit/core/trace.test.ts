@@ -7,9 +7,19 @@ import { fileURLToPath } from 'node:url';
 
 const root = fileURLToPath(new URL('../../../../', import.meta.url));
 const call = /(?:traceBegin|traceEnd|WEFTLINE_TRACE_BEGIN|WEFTLINE_TRACE_END)\(['"]([^'"]+)['"]/g;
+/** Hooks that begin and end by themselves. */
+const scopes = [
+  { hook: /^ *WEFTLINE_TRACE_KERNEL\(\);$/m, point: 'kernel' },
+  { hook: /^ *WEFTLINE_TRACE_WAIT\(.*\);$/m, point: 'kernel.wait' },
+];
 
 function named(text: string, pattern: RegExp): Set<string> {
   return new Set([...text.matchAll(pattern)].map(([, name]) => name!));
+}
+
+function pointsOf(text: string): Set<string> {
+  const scoped = scopes.filter(({ hook }) => hook.test(text)).map(({ point }) => point);
+  return new Set([...named(text, call), ...scoped]);
 }
 
 const points = named(readFileSync(`${root}src/core/trace.ts`, 'utf8'), /^ {2}'([^']+)',$/gm);
@@ -19,7 +29,7 @@ const sources = ['src', 'kernels/cuda']
   )
   .filter((path) => /\.(?:ts|cu|cuh)$/.test(path))
   .map((path) => ({ path, text: readFileSync(root + path, 'utf8') }))
-  .map((source) => ({ ...source, points: named(source.text, call) }))
+  .map((source) => ({ ...source, points: pointsOf(source.text) }))
   .filter((source) => source.points.size > 0);
 
 test('every trace point that hosts and kernels name is one, and every one is named', () => {

@@ -7,9 +7,9 @@ import { lowLatencySize } from 'weftline/ep';
 import { wordOffsets } from '#lib/abi/layout.js';
 import { lowLatencyMember } from '#lib/abi/low-latency.js';
 import { Deadline } from '#lib/core/deadline.js';
-import type { LowLatencyCells } from '#lib/ep/low-latency/cpu/low-latency-cells.js';
-import { LowLatencyJoining } from '#lib/ep/low-latency/cpu/low-latency-joining.js';
-import { LowLatencyMembers } from '#lib/ep/low-latency/cpu/low-latency-members.js';
+import type { LowLatencyCells } from '#lib/ep/low-latency/members/low-latency-cells.js';
+import { LowLatencyJoining } from '#lib/ep/low-latency/members/low-latency-joining.js';
+import { LowLatencyMembers } from '#lib/ep/low-latency/members/low-latency-members.js';
 import { LOW_LATENCY_NOTICE } from '#lib/ep/low-latency/low-latency-membership.js';
 import type { SymmetricWindow } from '#lib/windows/symmetric-window.js';
 
@@ -22,7 +22,10 @@ const cells = {
   reached: (rank: number) => dispatched[rank]!,
 } as unknown as LowLatencyCells;
 
-function twoRanks(isAlive: (rank: number) => boolean = () => true): {
+function twoRanks(
+  isAlive: (rank: number) => boolean = () => true,
+  hasMarks = false,
+): {
   readonly windows: readonly SymmetricWindow[];
   readonly members: readonly LowLatencyMembers[];
 } {
@@ -32,7 +35,10 @@ function twoRanks(isAlive: (rank: number) => boolean = () => true): {
   const windows = [0, 1].map((index) => {
     return { storage, addresses, index, ranks: [0, 1], isAlive } as unknown as SymmetricWindow;
   });
-  return { windows, members: windows.map((window) => new LowLatencyMembers(device, window, size, cells)) };
+  return {
+    windows,
+    members: windows.map((window) => new LowLatencyMembers(device, window, { ...size, hasMarks }, cells)),
+  };
 }
 
 test('a rank that is disconnected takes part until the notice is over', () => {
@@ -102,6 +108,48 @@ test('a rank that died while it was about to found does not keep its next proces
     assert.equal(members[1]!.found(), LOW_LATENCY_NOTICE, `holder ${holder}`);
     assert.equal(Atomics.load(words, at), 0);
     members[1]!.offer();
+  }
+});
+
+test('a mark of a kernel masks a rank on all hosts, and holds no longer than the word that it was made for', () => {
+  const { windows, members } = twoRanks(undefined, true);
+  const [here, there] = members as [LowLatencyMembers, LowLatencyMembers];
+  const words = device.hostView('i32', windows[0]!.addresses[0]!, size.bytes / 4);
+  const member = wordOffsets(lowLatencyMember);
+  const mark = size.regions.member.offset / 4 + member.marks + 1;
+  const wordOf = (rank: number): number => size.regions.member.offset / 4 + rank * (size.bytes / 4) + member.word;
+  const both = device.hostView('i32', windows[0]!.addresses[0]!, size.bytes / 2);
+  // What a kernel of rank 0 stores when rank 1 is late.
+  Atomics.store(words, mark, Atomics.load(both, wordOf(1)) ^ 1);
+  const { epoch } = here;
+  assert.equal(there.isActive(1, 5), false);
+  assert.equal(here.epoch, epoch + 1);
+  assert.deepEqual([here.isActive(0, 5), here.isKnown(1)], [true, false]);
+  there.offer();
+  assert.equal(here.isConnected(1), true, 'no mark masks a rank that only waits');
+  here.activate(1, 10);
+  assert.deepEqual([here.isActive(1, 17), here.isActive(1, 18), there.isActive(1, 18)], [false, true, true]);
+  // One that leaves can be late too.
+  here.deactivate(1, 20);
+  assert.equal(there.isActive(1, 27), true);
+  Atomics.store(words, mark, Atomics.load(both, wordOf(1)) ^ 1);
+  assert.equal(there.isActive(1, 27), false);
+});
+
+test('words are written anew long before their numbers are too old, and not for what may still be under way', () => {
+  const [here, there] = twoRanks().members as [LowLatencyMembers, LowLatencyMembers];
+  const period = 2 ** 20;
+  there.offer();
+  here.activate(1, period - LOW_LATENCY_NOTICE - 2);
+  for (let dispatch = 0; dispatch < 2 ** 31; dispatch += period) {
+    here.refresh(dispatch);
+    there.refresh(dispatch);
+    // Kernels may be behind their hosts, ahead of which nobody is.
+    for (const at of [dispatch - 1000, dispatch, dispatch + 1]) {
+      if (at < period) continue;
+      assert.deepEqual([here.isActive(0, at), here.isActive(1, at)], [true, true], `dispatch ${at} at ${dispatch}`);
+    }
+    if (dispatch === period) assert.equal(here.isActive(1, period - 3), false, 'before it joined');
   }
 });
 

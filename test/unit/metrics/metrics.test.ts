@@ -249,7 +249,7 @@ test('a rank whose port would be above the last one says so', async () => {
 test('the dashboard asks for metrics and labels that exist, and for all of them', () => {
   interface Panel {
     readonly title: string;
-    readonly targets?: readonly { readonly expr: string }[];
+    readonly targets?: readonly { readonly expr: string; readonly legendFormat: string }[];
   }
   const file = readFileSync(join(root, 'docs/dashboards/weftline.json'), 'utf8');
   const { panels } = JSON.parse(file) as { readonly panels: readonly Panel[] };
@@ -262,10 +262,18 @@ test('the dashboard asks for metrics and labels that exist, and for all of them'
       assert.ok(name !== undefined, `${word} is no metric`);
       asked.add(name);
     }
-    const known = new Set([...own, ...names.flatMap((name) => metricTable[name].labels as readonly string[])]);
+    const inside = names.filter((name) => expression.includes(name));
+    const known = new Set([...own, ...inside.flatMap((name) => metricTable[name].labels as readonly string[])]);
     for (const [, list] of expression.matchAll(/\bby \(([^)]*)\)/g))
       for (const label of list!.split(',')) assert.ok(known.has(label.trim()), `${label} in ${expression}`);
     for (const [, label] of expression.matchAll(/[{,]\s*(\w+)\s*=~?"/g)) assert.ok(known.has(label!), label);
   }
   assert.deepEqual([...asked].toSorted(), names.toSorted());
+  for (const { expr, legendFormat } of panels.flatMap(({ targets = [] }) => targets)) {
+    const kept = [...expr.matchAll(/\bby \(([^)]*)\)/g)].flatMap(([, list]) =>
+      list!.split(',').map((label) => label.trim()),
+    );
+    for (const [, label] of legendFormat.matchAll(/\{\{(\w+)\}\}/g))
+      assert.ok(kept.includes(label!), `${legendFormat}: ${expr} does not keep ${label}`);
+  }
 });

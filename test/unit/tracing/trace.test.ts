@@ -4,12 +4,14 @@ import { mkdtempSync, rmSync, truncateSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
-import { TRACE_FILE_BYTES, TRACE_RECORDS, TRACE_RINGS } from '#lib/abi/trace-rings.js';
+import { TRACE_FILE_BYTES } from '#lib/abi/kernel-trace.js';
+import { TRACE_RECORDS, TRACE_RINGS } from '#lib/abi/trace-rings.js';
 import { chromeTrace } from '#lib/tracing/chrome-trace.js';
 import { clockOffsets } from '#lib/tracing/clock-offsets.js';
 import { partsOfChrome } from '#lib/tracing/read-chrome.js';
-import { readTracePart, type Span, type TracePart } from '#lib/tracing/read-part.js';
+import { readTracePart, type TracePart } from '#lib/tracing/read-part.js';
 import { RingSink } from '#lib/tracing/ring-sink.js';
+import type { Span } from '#lib/tracing/span.js';
 import { createTraceFile, describeRank } from '#lib/tracing/trace-rings.js';
 import { partPath, partsOf } from '#lib/tracing/trace-parts.js';
 import { summarize } from '#lib/tracing/trace-summary.js';
@@ -36,7 +38,8 @@ test('records of threads are read back as spans, also those that have not ended'
   other.end('transport.burst', 9);
   describeRank(file, 2, 4);
   const part = readTracePart(path);
-  const { threads, ...own } = part;
+  const { threads, gpuClocks, ...own } = part;
+  assert.deepEqual(gpuClocks, []);
   assert.deepEqual(own, { ...who, rank: 2, size: 4 });
   assert.deepEqual(
     threads.map(({ name, lost }) => [name.slice(0, 8), lost]),
@@ -112,6 +115,7 @@ function partOf(rank: number, host: string, spans: readonly Span[]): TracePart {
     host,
     program: 'x',
     launcher: 0,
+    gpuClocks: [],
     threads: [{ name: 'main', spans, lost: 0 }],
   };
 }

@@ -92,6 +92,13 @@ __device__ __forceinline__ u32 fetchAddAcquireReleaseGpu(u32* word, u32 value) {
   return before;
 }
 
+// The same for a count that goes back to 0 behind `last`.
+__device__ __forceinline__ u32 fetchWrapAcquireReleaseGpu(u32* word, u32 last) {
+  u32 before;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(word), "r"(last) : "memory");
+  return before;
+}
+
 __device__ __forceinline__ u32 fetchAddAcquireReleaseSystem(u32* word, u32 value) {
   u32 before;
   asm volatile("atom.acq_rel.sys.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(word), "r"(value) : "memory");

@@ -2,6 +2,7 @@
 #pragma once
 #include "weftline/abi.cuh"
 #include "weftline/memory-order.cuh"
+#include "weftline/trace.cuh"
 #include "weftline/types.cuh"
 
 namespace weftline {
@@ -91,6 +92,7 @@ __device__ __forceinline__ bool waitForEpoch(const Word* word, u32 expected, Wor
   *value = loadAcquireSystem(word);
   if (epochReached(static_cast<u32>(*value), expected)) return true;
   const u64 start = waitStart(scope);
+  WEFTLINE_TRACE_WAIT(whom.peer, scope.rank);
   for (u32 polls = 1;; ++polls) {
     *value = loadAcquireSystem(word);
     if (epochReached(static_cast<u32>(*value), expected)) return true;
@@ -111,6 +113,7 @@ __device__ __forceinline__ bool waitForThreshold(const u64* counter, u64 thresho
   u64 value = loadAcquireSystem(counter);
   if (value >= threshold) return true;
   const u64 start = waitStart(scope);
+  WEFTLINE_TRACE_WAIT(whom.peer, scope.rank);
   for (u32 polls = 1;; ++polls) {
     value = loadAcquireSystem(counter);
     if (value >= threshold) return true;
@@ -124,6 +127,7 @@ __device__ __forceinline__ bool waitForThreshold(const u64* counter, u64 thresho
 __device__ __forceinline__ bool waitForChange(const u64* word, u64 empty, u64* value, const WaitScope& scope,
                                               WaitFor whom) {
   const u64 start = waitStart(scope);
+  WEFTLINE_TRACE_WAIT(whom.peer, scope.rank);
   for (u32 polls = 1;; ++polls) {
     *value = loadAcquireSystem(word);
     if (*value != empty) return true;

@@ -1,5 +1,5 @@
 // What two agents tell each other in the hello of their connection: who they are, whom they expect, where mailboxes lie.
-import { z } from 'zod';
+import { z } from '#zod';
 import { WeftlineError } from '../../../core/errors.ts';
 
 const mailbox = {

@@ -1,6 +1,6 @@
 // The backend over weftline's own transport: host memory, any peer that UDP reaches.
 import { isIP } from 'node:net';
-import { z } from 'zod';
+import { z } from '#zod';
 import { WeftlineError } from '../../../core/errors.ts';
 import {
   type Connection,

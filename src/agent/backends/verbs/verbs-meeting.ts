@@ -1,6 +1,6 @@
 // How two verbs backends meet over TCP: in their hello they tell each other their queue pairs and mailboxes.
 import { isIP } from 'node:net';
-import { z } from 'zod';
+import { z } from '#zod';
 import { VERBS_AGENT_VERSION } from '../../../abi/verbs-agent.ts';
 import { deadlineOf } from '../../../core/deadline.ts';
 import { WeftlineError } from '../../../core/errors.ts';

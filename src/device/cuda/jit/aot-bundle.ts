@@ -1,7 +1,7 @@
 // Kernels compiled ahead of time: a folder of cubins with a manifest, for machines without NVRTC.
 import { readFileSync, renameSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { z } from 'zod';
+import { z } from '#zod';
 import { WeftlineError } from '../../../core/errors.ts';
 import { makeFolder } from '../../../core/make-folder.ts';
 import { type ConstantValues, type KernelFile, variantName } from '../kernel-file.ts';

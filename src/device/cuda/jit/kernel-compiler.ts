@@ -6,6 +6,9 @@ import { compileFlags } from './architecture.ts';
 import { cacheKey, CubinCache, sourceHash } from './cubin-cache.ts';
 import { type KernelText, readKernelText } from './kernel-text.ts';
 
+/** See kernels/cuda/include/weftline/trace.cuh. */
+const TRACED = '-DWEFTLINE_TRACE=1';
+
 export interface KernelCompilerOptions {
   /** As parseArchitecture() gives it. */
   readonly architecture: string;
@@ -14,6 +17,8 @@ export interface KernelCompilerOptions {
   readonly aotFolder?: string;
   /** Only what the folder has. */
   readonly useAot?: boolean;
+  /** Kernels that are compiled here write records of their phases; those of the AOT folder do not. */
+  readonly isTraced?: boolean;
   /** Called when something must be compiled and never before. */
   readonly openCompiler: () => Compiler;
   /** Where kernels come from; the files of this package by default. */
@@ -50,7 +55,7 @@ export class KernelCompiler {
   /** Of a text that is not ours: from this process's or the disk's cache, or compiled. */
   cubinOf(text: KernelText, defines: readonly string[]): Promise<Uint8Array> {
     const flags = [...compileFlags(this.#options.architecture), ...defines];
-    return this.#compile(text, flags, text.name);
+    return this.#compile(text, this.#traced(flags), text.name);
   }
 
   /** What identifies the sources of a variant in a bundle. */
@@ -71,7 +76,7 @@ export class KernelCompiler {
       if (found !== undefined) return found;
     }
     if (onlyAot) throw this.#notInBundle(file, values, aotFolder);
-    return this.#compile(this.#text(file), this.#flags(file, values), variantName(file, values));
+    return this.#compile(this.#text(file), this.#traced(this.#flags(file, values)), variantName(file, values));
   }
 
   async #compile(text: KernelText, flags: readonly string[], name: string): Promise<Uint8Array> {
@@ -105,6 +110,11 @@ export class KernelCompiler {
 
   #flags(file: KernelFile, values: ConstantValues): string[] {
     return [...compileFlags(this.#options.architecture), ...definesOf(file, values)];
+  }
+
+  /** A flag is part of the key of the cache. */
+  #traced(flags: readonly string[]): readonly string[] {
+    return this.#options.isTraced === true ? [...flags, TRACED] : flags;
   }
 
   #notInBundle(file: KernelFile, values: ConstantValues, folder: string): WeftlineError {

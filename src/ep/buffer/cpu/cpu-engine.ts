@@ -1,5 +1,4 @@
 // The CPU's way of an EpBuffer call: tables in WebAssembly memory, kernels that write into the windows, barriers between.
-import { elementFormats } from '../../../abi/element-formats.ts';
 import { type CallWait, remaining, sooner } from '../../../core/deadline.ts';
 import { type DType, dtypes } from '../../../core/dtype.ts';
 import { WeftlineError } from '../../../core/errors.ts';
@@ -27,10 +26,12 @@ import type { MemoryRange } from '../../../device/host-access.ts';
 import type { CombineResult, DispatchResult } from '../ep-results.ts';
 import type { EpTables } from '../ep-tables.ts';
 import { hostsOf } from '../../across-hosts/hosts-of.ts';
-import { CountExchange, type ExchangeHeader } from '../../../collective/exchange.ts';
+import { CountExchange, type ExchangeCounts, type ExchangeHeader } from '../../../collective/exchange.ts';
 import { type HostNetwork, throwIfUnusable } from '../../../collective/network/host-network.ts';
 import { eventAtOnce } from '../../../collective/overlap.ts';
 import { planReceive, type ReceivePlan } from '../receive-plan.ts';
+import type { PeerMemory } from '../../../collective/peer-memory.ts';
+import { BufferRows, type CombineSums } from './buffer-rows.ts';
 import type { CpuBufferNetwork } from './cpu-buffer-network.ts';
 import type { EpScope } from '../scope.ts';
 
@@ -40,6 +41,8 @@ export interface CpuEngineParts {
   readonly tables: EpTables;
   /** Of a group on several hosts. */
   readonly network: CpuBufferNetwork | undefined;
+  /** Of a group on one host whose ranks can read each other's tensors. */
+  readonly memory: PeerMemory | undefined;
 }
 
 export class CpuEpEngine implements EpEngine {
@@ -49,10 +52,13 @@ export class CpuEpEngine implements EpEngine {
   readonly #device: CpuDevice;
   readonly #exchange: CountExchange;
   readonly #network: CpuBufferNetwork | undefined;
+  readonly #rows: BufferRows;
+  /** Over the counts of `tables.layout`, made once. */
+  readonly #counted: ExchangeCounts;
   /** Dispatches that counted tokens; alike on all ranks, because they are collective. */
   #dispatches = 0;
 
-  constructor(scope: EpScope<CpuDevice>, { window, tables, network }: CpuEngineParts) {
+  constructor(scope: EpScope<CpuDevice>, { window, tables, network, memory }: CpuEngineParts) {
     this.window = window;
     this.tables = tables;
     this.#scope = scope;
@@ -67,6 +73,9 @@ export class CpuEpEngine implements EpEngine {
       hosts: hostsOf(group),
     });
     fillAddressTables(tables.bases, { window, group }, scope.size.regions);
+    this.#rows = new BufferRows(scope, { window, tables, memory });
+    this.#exchange.fillRecordTable(tables.records.view());
+    this.#counted = countsIn(tables.layout, network === undefined ? group.size : undefined);
   }
 
   get hostNetwork(): HostNetwork | undefined {
@@ -104,39 +113,33 @@ export class CpuEpEngine implements EpEngine {
 
   async dispatch(input: DispatchPlanInput, options: EpCallOptions): Promise<DispatchResult> {
     if (options.previousEvent !== undefined) await options.previousEvent.wait(remaining(options));
-    const { group, config } = this.#scope;
     traceBegin('ep.dispatch.counts');
     const layout = this.#layoutOf(input);
     const perHost = this.#network?.countHosts(layout, input.numTokens);
-    this.#exchange.publish(exchangeHeader(input), {
-      perRank: layout.numTokensPerRank.view(),
-      perExpert: layout.numTokensPerExpert.view().subarray(0, config.numExperts),
-      ...(perHost && { perHost }),
-    });
-    await this.#begin({ kind: 'dispatch' }, options, true);
+    this.#exchange.publish(exchangeHeader(input), this.#countsOf(layout, perHost));
+    const begun = this.#begin({ kind: 'dispatch' }, options, true);
+    if (begun !== undefined) await begun;
     this.#dispatches += 1;
     // All ranks compute the same from the same counts, so all fail here or none does.
+    const { rank, ranks } = this.#scope.group;
     const { expertAlignment } = input;
-    const counts = this.#exchange.collect();
-    const plan = planReceive(counts, {
-      rank: group.rank,
-      ranks: group.ranks,
-      experts: config.numExperts,
-      expertAlignment,
-    });
+    const { tables } = this;
+    const plan = planReceive(this.#device, { exchange: this.#exchange, tables, rank, ranks, expertAlignment });
     traceEnd('ep.dispatch.counts');
-    return this.#untilFailure(async () => {
-      const making = this.#device.allocating(() => this.#makeHandle(input, { plan, layout, perHost: counts.perHost }));
+    try {
+      const making = this.#device.allocating(() => this.#makeHandle(input, plan, layout));
       const handle = making instanceof Promise ? await making : making;
       traceBegin('ep.dispatch.rows');
-      this.#sendChoices(input, handle);
-      await this.#moveRows({ input, handle, isCached: false }, options);
+      this.#rows.sendChoices(input, handle);
+      const moving = this.#moveRows({ input, handle, isCached: false }, options);
+      if (moving !== undefined) await moving;
       traceEnd('ep.dispatch.rows');
-      traceBegin('ep.closing');
-      await this.window.barrier.wait(callWord({ kind: 'dispatch' }, 'closing'), options);
-      traceEnd('ep.closing');
+      const closing = this.#close({ kind: 'dispatch' }, options);
+      if (closing !== undefined) await closing;
       return { ...this.#receive(input, handle, plan.numRecvTokens), event: eventAtOnce(options) };
-    });
+    } catch (error) {
+      throw this.#givenUp(error);
+    }
   }
 
   async dispatchCached(
@@ -147,15 +150,18 @@ export class CpuEpEngine implements EpEngine {
     if (options.previousEvent !== undefined) await options.previousEvent.wait(remaining(options));
     const { bytes } = dtypes[input.data.dtype];
     const call: Call = { kind: 'cached dispatch', detail: bytes, handle: handle.sequence };
-    await this.#untilFailure(async () => {
-      await this.#begin(call, options);
+    try {
+      const begun = this.#begin(call, options);
+      if (begun !== undefined) await begun;
       traceBegin('ep.dispatch.rows');
-      await this.#moveRows({ input, handle, isCached: true }, options);
+      const moving = this.#moveRows({ input, handle, isCached: true }, options);
+      if (moving !== undefined) await moving;
       traceEnd('ep.dispatch.rows');
-      traceBegin('ep.closing');
-      await this.window.barrier.wait(callWord(call, 'closing'), options);
-      traceEnd('ep.closing');
-    });
+      const closing = this.#close(call, options);
+      if (closing !== undefined) await closing;
+    } catch (error) {
+      throw this.#givenUp(error);
+    }
     return {
       recvX: this.#receivedRows(input, handle),
       recvTopkIdx: undefined,
@@ -168,35 +174,27 @@ export class CpuEpEngine implements EpEngine {
 
   async combine(input: CheckedCombine, options: EpCallOptions): Promise<CombineResult> {
     if (options.previousEvent !== undefined) await options.previousEvent.wait(remaining(options));
-    const { handle, weights } = input;
-    const tokens = handle.numTokens;
-    const k = weights?.shape[1] ?? 0;
-    const making = this.#device.allocating(() => ({
-      combinedX: input.out ?? this.#device.empty('bf16', [tokens, this.#scope.config.hidden]),
-      combinedTopkWeights: weights && this.#device.empty('f32', [tokens, k]),
-    }));
-    const { combinedX, combinedTopkWeights } = making instanceof Promise ? await making : making;
-    this.#stage(input.x, 'combineRows');
-    if (weights) this.#stage(weights, 'combineWeights');
-    const call: Call = { kind: 'combine', detail: k, handle: handle.sequence };
-    await this.#untilFailure(async () => {
+    const { handle } = input;
+    const making = this.#device.allocating(() => this.#makeSums(input));
+    const sums = making instanceof Promise ? await making : making;
+    const place = this.#rows.stage(input, sums, this.#network === undefined);
+    const call: Call = { kind: 'combine', detail: input.weights?.shape[1] ?? 0, handle: handle.sequence };
+    try {
       this.#exchange.beginCall();
+      this.#exchange.publishStatus(place);
       this.#network?.exchange.announce(this.#exchange, call);
-      await this.window.barrier.wait(callWord(call, 'opening'), options);
+      const opening = this.window.barrier.meet(callWord(call, 'opening'), options);
+      if (opening !== undefined) await opening;
       traceBegin('ep.combine.rows');
-      if (this.#network === undefined) {
-        this.#sumRows(combinedX, input);
-        if (combinedTopkWeights) this.#sumWeights(combinedTopkWeights, handle);
-      } else {
-        const out = { rows: combinedX, weights: combinedTopkWeights };
-        await this.#network.combine(input, out, { ...options, counts: this.#exchange });
-      }
+      if (this.#network === undefined) this.#rows.sum(sums, input, this.#exchange.statuses());
+      else await this.#network.combine(input, sums, { ...options, counts: this.#exchange });
       traceEnd('ep.combine.rows');
-      traceBegin('ep.closing');
-      await this.window.barrier.wait(callWord(call, 'closing'), options);
-      traceEnd('ep.closing');
-    });
-    return { combinedX, combinedTopkWeights, event: eventAtOnce(options) };
+      const closing = this.#close(call, options);
+      if (closing !== undefined) await closing;
+    } catch (error) {
+      throw this.#givenUp(error);
+    }
+    return { combinedX: sums.rows, combinedTopkWeights: sums.weights, event: eventAtOnce(options) };
   }
 
   /** The window is unmapped: tensors over it become invalid. */
@@ -208,33 +206,58 @@ export class CpuEpEngine implements EpEngine {
   }
 
   /** Behind it, every rank of the group has begun the call, and this host has the records of all. */
-  async #begin(call: Call, options: CallWait, withCounts = false): Promise<void> {
-    const exchange = this.#network?.exchange;
-    await this.#untilFailure(async () => {
-      if (!withCounts) this.#exchange.beginCall();
-      exchange?.announce(this.#exchange, call, withCounts);
-      await exchange?.meet(this.#exchange, sooner(options));
-      await this.window.barrier.wait(callWord(call, 'opening'), options);
+  #begin(call: Call, options: CallWait, withCounts = false): Promise<void> | undefined {
+    if (!withCounts) this.#exchange.beginCall();
+    if (this.#network !== undefined) return this.#beginAcrossHosts(this.#network, call, { ...options, withCounts });
+    return this.window.barrier.meet(callWord(call, 'opening'), options);
+  }
+
+  #beginAcrossHosts(
+    { exchange }: CpuBufferNetwork,
+    call: Call,
+    { withCounts, ...wait }: CallWait & { readonly withCounts: boolean },
+  ): Promise<void> {
+    return this.#untilFailure(async () => {
+      exchange.announce(this.#exchange, call, withCounts);
+      await exchange.meet(this.#exchange, sooner(wait));
+      await this.window.barrier.wait(callWord(call, 'opening'), wait);
     });
+  }
+
+  /** Behind it, all rows of the call have come, or been read. */
+  #close(call: Call, options: CallWait): Promise<void> | undefined {
+    traceBegin('ep.closing');
+    const closing = this.window.barrier.meet(callWord(call, 'closing'), options);
+    if (closing !== undefined) return closing.then(() => traceEnd('ep.closing'));
+    traceEnd('ep.closing');
+    return undefined;
   }
 
   /** A part of a call whose failure ends the buffer's use for all ranks; they hear of it at once. */
   async #untilFailure<T>(work: () => Promise<T>): Promise<T> {
     try {
-      return await this.window.barrier.orAbort(work);
+      return await work();
     } catch (error) {
-      this.#network?.exchange.network.giveUp(error);
-      throw error;
+      throw this.#givenUp(error);
     }
   }
 
-  async #moveRows(
+  #givenUp(error: unknown): unknown {
+    this.window.barrier.giveUp(error);
+    this.#network?.exchange.network.giveUp(error);
+    return error;
+  }
+
+  #moveRows(
     of: { readonly input: DispatchPlanInput; readonly handle: DispatchHandle; readonly isCached: boolean },
     options: CallWait,
-  ): Promise<void> {
+  ): Promise<void> | undefined {
     const { input, handle } = of;
-    if (this.#network === undefined) this.#sendRows(input, handle, 0, input.numTokens);
-    else await this.#network.dispatch(of, (first, count) => this.#sendRows(input, handle, first, count), options);
+    if (this.#network !== undefined) {
+      return this.#network.dispatch(of, (first, count) => this.#rows.send(input, handle, first, count), options);
+    }
+    this.#rows.send(input, handle, 0, input.numTokens);
+    return undefined;
   }
 
   /** Counts the choices; a layout that came with them must say the same. */
@@ -249,15 +272,20 @@ export class CpuEpEngine implements EpEngine {
     return counted;
   }
 
-  #makeHandle(
-    input: DispatchPlanInput,
-    { plan, layout, perHost }: { plan: ReceivePlan; layout: LayoutTensors; perHost: Int32Array },
-  ): DispatchHandle {
+  #countsOf(layout: LayoutTensors, perHost: Int32Array | undefined): ExchangeCounts {
+    if (layout === this.tables.layout && perHost === undefined) return this.#counted;
+    return {
+      perRank: layout.numTokensPerRank.view(),
+      perExpert: layout.numTokensPerExpert.view().subarray(0, this.#scope.config.numExperts),
+      ...(perHost && { perHost }),
+    };
+  }
+
+  #makeHandle(input: DispatchPlanInput, plan: ReceivePlan, layout: LayoutTensors): DispatchHandle {
     const { group } = this.#scope;
     const device = this.#device;
     const rows = input.numWorstTokens || plan.numRecvTokens;
     const rowTable = device.empty('i32', [input.numTokens, group.size]);
-    this.tables.nextRow.view().set(plan.firstRow);
     const { address } = this.tables.nextRow;
     device.kernels.compactRows(layout.isTokenInRank.address, input.numTokens, group.size, address, rowTable.address);
     return new DispatchHandle({
@@ -267,86 +295,39 @@ export class CpuEpEngine implements EpEngine {
       numRecvTokens: plan.numRecvTokens,
       rows,
       rowTable,
-      routed: this.#network?.route(rowTable, input.numTokens, perHost),
+      routed: this.#network?.route(rowTable, input.numTokens, this.#exchange.collectPerHost()),
       rankPrefixMatrix: plan.rankPrefixMatrix,
       recvSrcIdx: device.empty('i32', [rows]),
       numRecvTokensPerExpert: input.numWorstTokens ? [] : plan.numRecvTokensPerExpert,
     });
   }
 
-  /** To the ranks of this host. */
-  #sendRows({ data, scales }: DispatchPlanInput, { rowTable }: DispatchHandle, first: number, count: number): void {
-    const { scatterRows } = this.#device.kernels;
-    const { bases } = this.tables;
-    const n = this.#scope.group.size;
-    const rowBytes = this.#scope.config.hidden * dtypes[data.dtype].bytes;
-    const table = rowTable.address + first * n * 4;
-    scatterRows(data.address + first * rowBytes, rowBytes, count, n, table, 0, bases.rows.address);
-    if (scales) {
-      const scaleBytes = scales.shape[1]! * 4;
-      scatterRows(scales.address + first * scaleBytes, scaleBytes, count, n, table, 0, bases.scales.address);
-    }
-  }
-
-  /** Token index, expert ids and weights of every row, straight to the receivers. */
-  #sendChoices({ topkIdx, topkWeights, numTokens }: DispatchPlanInput, { rowTable }: DispatchHandle): void {
-    const { kernels } = this.#device;
-    const { bases } = this.tables;
-    const n = this.#scope.group.size;
-    const table = rowTable.address;
-    kernels.scatterTokenIndex(numTokens, n, table, 0, bases.sourceToken.address);
-    if (!topkIdx) return;
-    const k = topkIdx.shape[1]!;
-    const indexBytes = dtypes[topkIdx.dtype].bytes;
-    const perRank = this.#scope.config.numExperts / n;
-    kernels.scatterTopkIndex(topkIdx.address, indexBytes, numTokens, k, n, perRank, table, bases.topkIdx.address, 0);
-    if (!topkWeights) return;
-    const weights = topkWeights.address;
-    const target = bases.topkWeights.address;
-    kernels.scatterTopkWeight(topkIdx.address, indexBytes, weights, numTokens, k, n, perRank, table, target, 0);
-  }
-
-  #sumRows(out: Tensor<'bf16'>, { handle, biases }: CheckedCombine): void {
-    this.#device.kernels.gatherSum(
-      out.address,
-      this.#scope.config.hidden * 2,
-      handle.numTokens,
-      this.#scope.group.size,
-      handle.rowTable.address,
-      0,
-      this.tables.bases.combineRows.address,
-      0,
-      biases[0]?.address ?? 0,
-      biases[1]?.address ?? 0,
-      this.tables.sources.address,
-      elementFormats.bf16,
-    );
-  }
-
-  #sumWeights(out: Tensor<'f32'>, handle: DispatchHandle): void {
-    this.#device.kernels.gatherTopkWeight(
-      out.address,
-      handle.numTokens,
-      out.shape[1]!,
-      this.#scope.group.size,
-      handle.rowTable.address,
-      this.tables.bases.combineWeights.address,
-    );
+  #makeSums({ handle, weights, out }: CheckedCombine): CombineSums {
+    return {
+      rows: out ?? this.#device.empty('bf16', [handle.numTokens, this.#scope.config.hidden]),
+      weights: weights && this.#device.empty('f32', [handle.numTokens, weights.shape[1]!]),
+    };
   }
 
   #receive(input: DispatchPlanInput, handle: DispatchHandle, numRecvTokens: number): Omit<DispatchResult, 'event'> {
     const { rows } = handle;
-    const source = this.view('i32', 'sourceToken', [rows]).view();
-    source.fill(-1, numRecvTokens);
-    handle.recvSrcIdx.view().set(source);
+    const { kernels } = this.#device;
+    kernels.copyBytes(handle.recvSrcIdx.address, this.regionAddress('sourceToken'), numRecvTokens * 4);
     const k = input.topkIdx?.shape[1] ?? 0;
     const recvTopkIdx = input.topkIdx && this.view(input.topkIdx.dtype, 'topkIdx', [rows, k]);
     const recvTopkWeights = input.topkWeights && this.view('f32', 'topkWeights', [rows, k]);
     // The rows beyond the received ones exist only with numWorstTokens.
-    const tail = recvTopkIdx?.view().subarray(numRecvTokens * k);
-    if (tail instanceof BigInt64Array) tail.fill(-1n);
-    else tail?.fill(-1);
-    recvTopkWeights?.view().fill(0, numRecvTokens * k);
+    if (rows > numRecvTokens) {
+      for (const [tensor, byte] of [
+        [handle.recvSrcIdx, 0xff],
+        [recvTopkIdx, 0xff],
+        [recvTopkWeights, 0],
+      ] as const) {
+        if (tensor === undefined) continue;
+        const received = numRecvTokens * (tensor.bytes / rows);
+        kernels.fillBytes(tensor.address + received, byte, tensor.bytes - received);
+      }
+    }
     return {
       recvX: this.#receivedRows(input, handle),
       recvTopkIdx,
@@ -363,12 +344,6 @@ export class CpuEpEngine implements EpEngine {
       data: received as Tensor<'fp8e4m3'>,
       scales: this.view('f32', 'scales', [rows, scales.shape[1]!]),
     };
-  }
-
-  /** Brings a tensor to where the peers read it, unless it is there already. */
-  #stage(tensor: Tensor, region: 'combineRows' | 'combineWeights'): void {
-    const target = this.regionAddress(region);
-    if (tensor.address !== target) this.#device.kernels.copyBytes(target, tensor.address, tensor.bytes);
   }
 
   /** A tensor over one of this rank's own regions. */
@@ -392,4 +367,14 @@ function exchangeHeader(input: DispatchPlanInput): ExchangeHeader {
     numTokens: input.numTokens,
     rowBound: input.numWorstTokens,
   };
+}
+
+/** Views of a layout's counts. `ranks`: of a group on one host. */
+function countsIn({ numTokensPerRank, numTokensPerExpert }: LayoutTensors, ranks: number | undefined): ExchangeCounts {
+  const perRank = numTokensPerRank.view();
+  const perExpert = numTokensPerExpert.view();
+  if (ranks === undefined) return { perRank, perExpert };
+  const own = perExpert.length / ranks;
+  const ofRanks = Array.from({ length: ranks }, (_, rank) => perExpert.subarray(rank * own, (rank + 1) * own));
+  return { perRank, perExpert, ofRanks };
 }

@@ -1,5 +1,6 @@
 // Makes the engine of an EpBuffer on CPU ranks: the ranks agree, then make windows and, on several hosts, links together.
 import { agreeOn } from '../../../collective/agree.ts';
+import { PeerMemory } from '../../../collective/peer-memory.ts';
 import { describeCall } from '../../../collective/calls.ts';
 import type { CallWait } from '../../../core/deadline.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
@@ -45,7 +46,8 @@ export async function createCpuEngine(
     try {
       const network =
         hostsOf(group) === 0 ? undefined : await CpuBufferNetwork.create(scope, window, { ...wait, memory });
-      return { scope, engine: new CpuEpEngine(scope, { window, tables, network }) };
+      const peers = await PeerMemory.create('EpBuffer', { group, device }, wait);
+      return { scope, engine: new CpuEpEngine(scope, { window, tables, network, memory: peers }) };
     } catch (error) {
       window[Symbol.dispose]();
       throw error;

@@ -154,6 +154,7 @@ export class CudaEpEngine implements EpEngine {
       plan,
       forwardPlaces,
       rankPrefixMatrix: waits ? hostPlan.rankPrefixMatrix() : undefined,
+      networkRows: waits ? hostPlan.networkRows : undefined,
       recvSrcIdx: recvSrcIdx.slice(0, rows),
       numRecvTokensPerExpert: waits ? hostPlan.perExpert(input.expertAlignment) : [],
     });

@@ -62,6 +62,15 @@ export class CudaHostPlan implements Disposable {
     return Array.from(this.#experts, (count) => alignUp(count, alignment));
   }
 
+  /** Rows that this rank sends to other hosts, one per token and host. */
+  get networkRows(): number {
+    const ways = this.#scope.group.topology.hosts.length - 1;
+    return Array.from({ length: ways }, (_, way) => this.#plan.get('wayTokens', way)).reduce(
+      (sum, rows) => sum + rows,
+      0,
+    );
+  }
+
   rankPrefixMatrix(): Int32Array {
     const cells = this.#scope.group.size ** 2;
     return Int32Array.from({ length: cells }, (_, cell) => this.#plan.get('rankPrefixMatrix', cell));

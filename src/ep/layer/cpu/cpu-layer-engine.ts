@@ -32,6 +32,7 @@ import type {
 } from '../layer-engine.ts';
 import { type LayerTables, makeLayerTables } from '../layer-tables.ts';
 import { copyTable, widenTable } from './cpu-tables.ts';
+import { countLayerRows } from './count-layer-rows.ts';
 import { markTail, type PlaceTables, placeRows } from './place-rows.ts';
 import { makeLayoutDesc } from '../make-layout-desc.ts';
 import { applyScatterIndices, throwIfOutOfBlock, throwIfRepeated } from '../scatter-indices.ts';
@@ -124,9 +125,7 @@ class CpuLayerEngine implements LayerEngine {
       makeRoom: (wait) => this.#makeRoom(Math.max(...plan.recvRows), wait),
       send: async (wait) => {
         tables = await this.#untilFailure(() =>
-          this.#device.allocating(() =>
-            placeRows(this.#device, this.#tables, { input, plan, config: this.#context.config }),
-          ),
+          this.#device.allocating(() => placeRows(this.#device, this.#tables, { input, plan, context: this.#context })),
         );
         await this.#send(input, { plan, tables, options: wait, counts });
       },
@@ -146,7 +145,7 @@ class CpuLayerEngine implements LayerEngine {
     await options.previousEvent?.wait(remaining(options));
     const { kernels } = this.#device;
     const { topk, hidden, rowBytes, tokenDtype } = this.#context.config;
-    const { duplicates, rowTable, rankTable, routed, sequence } = desc.tables;
+    const { duplicates, rowTable, rankTable, routed, sentRows, sequence } = desc.tables;
     const shape = [desc.numDispatchTokenCurRank, hidden];
     const combined = out ?? (await this.#device.allocating(() => this.#device.empty(tokenDtype, shape)));
     const own = this.#memory.view(tokenDtype, 'expertRows', [desc.numRecvTokens, hidden]);
@@ -184,6 +183,8 @@ class CpuLayerEngine implements LayerEngine {
         );
       }
       traceEnd('layer.combine.rows');
+      if (sentRows)
+        countLayerRows('combine', this.#localCombine ? sentRows.byRank : sentRows.byExpert, routed, rowBytes);
       traceBegin('layer.closing');
       await this.#barrier.wait(callWord(call, 'closing'), options);
       traceEnd('layer.closing');
@@ -288,6 +289,7 @@ class CpuLayerEngine implements LayerEngine {
         await network.dispatch(of, (first, count) => this.#sendRows(input, tables, first, count), options);
       }
       traceEnd('layer.dispatch.rows');
+      countLayerRows('dispatch', tables.sentRows.byExpert, tables.routed, this.#context.config.rowBytes);
       traceBegin('layer.closing');
       await this.#barrier.wait(callWord({ kind: 'layer dispatch' }, 'closing'), options);
       traceEnd('layer.closing');

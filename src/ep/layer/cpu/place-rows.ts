@@ -3,16 +3,19 @@ import { dtypes } from '../../../core/dtype.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import type { RoutedTokens } from '../../across-hosts/routed-tokens.ts';
+import type { RankGroup } from '../../../world/rank-group.ts';
 import type { EPConfig } from '../ep-config.ts';
 import type { ExpertPlan } from '../expert-plan.ts';
 import type { LayerInput } from '../layer-input.ts';
 import type { LayerTables } from '../layer-tables.ts';
+import { type LayerRows, layerRows } from './count-layer-rows.ts';
 
 export interface PlaceTables {
   /** i32 [1, maxTokens, K] */
   readonly rowTable: Tensor<'i32'>;
   /** i32 [T, K] */
   readonly rankTable: Tensor<'i32'>;
+  readonly sentRows: LayerRows;
   /** On several hosts, once it is known. */
   routed?: RoutedTokens;
 }
@@ -20,14 +23,15 @@ export interface PlaceTables {
 export interface PlaceRowsOptions {
   readonly input: LayerInput;
   readonly plan: ExpertPlan;
-  readonly config: EPConfig;
+  /** Of the layer. */
+  readonly context: { readonly config: EPConfig; readonly group: RankGroup };
 }
 
 /** Fails with WL_MEMORY. */
 export function placeRows(
   device: CpuDevice,
-  { nextRow }: LayerTables,
-  { input: { expIndices, numTokens }, plan, config }: PlaceRowsOptions,
+  { nextRow, layout }: LayerTables,
+  { input: { expIndices, numTokens }, plan, context: { config, group } }: PlaceRowsOptions,
 ): PlaceTables {
   const { topk, maxTokens, numExperts, numExpertsPerRank } = config;
   const rowTable = device.empty('i32', [1, maxTokens, topk]);
@@ -45,7 +49,7 @@ export function placeRows(
     rowTable.address,
     rankTable.address,
   );
-  return { rowTable, rankTable };
+  return { rowTable, rankTable, sentRows: layerRows(group, layout) };
 }
 
 /** Of a result with a bound on its rows: those behind the received ones stand for nothing. */

@@ -1,6 +1,7 @@
 // The rows of a low-latency combine on a CPU rank: brought to where peers read them, pulled from all ranks and added up.
 import { elementFormats } from '../../../abi/element-formats.ts';
 import { LOW_LATENCY_RESULTS } from '../../../abi/low-latency.ts';
+import { countRowBytes } from '../../../core/counts.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import { Tensor } from '../../../device/tensor.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
@@ -48,9 +49,18 @@ export class CombineRows {
    * in the result's table `added`.
    */
   add({ handle, topkWeights }: CheckedLowLatencyCombine, out: Tensor<'bf16'>, without: boolean): void {
+    this.#countRows(this.#resultOf(handle.sequence), without);
     if (without) this.#leaveOut(handle.sequence, handle.numTokens);
     if (topkWeights === undefined) this.#addRanks(handle.sequence, handle.numTokens, out);
     else this.#addWeighted(handle.sequence, topkWeights, out, without);
+  }
+
+  #countRows({ rowsBack, added }: ResultTables, without: boolean): void {
+    const there = without ? added.view() : undefined;
+    for (const [rank, rows] of rowsBack.entries()) {
+      const link = rank === this.#scope.group.rank ? 'self' : 'host';
+      if (there?.[rank] !== 0) countRowBytes('combine', link, rows * this.#rowBytes);
+    }
   }
 
   /** The received rows of each block of `most` rows. */

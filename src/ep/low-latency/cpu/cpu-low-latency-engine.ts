@@ -1,7 +1,7 @@
 // The CPU's way of a low-latency call: rows go once to each rank, into a slot that is known without a word of anybody else;
 // the receiver gives them their places. Combine pulls. Ranks wait for each other's words alone, never for a barrier.
 import { availableParallelism } from 'node:os';
-import { LOW_LATENCY_CALLS, LOW_LATENCY_RESULTS } from '../../../abi/low-latency.ts';
+import { LOW_LATENCY_RESULTS } from '../../../abi/low-latency.ts';
 import { callWord } from '../../../collective/calls.ts';
 import { StepRunner } from '../../../collective/steps.ts';
 import { WeftlineError } from '../../../core/errors.ts';
@@ -18,13 +18,14 @@ import type { LowLatencyMembership, LowLatencyShortfall } from '../low-latency-m
 import type { LowLatencyDispatchResult } from '../low-latency-results.ts';
 import type { LowLatencyScope } from '../low-latency-scope.ts';
 import { compareCombine, compareDispatch, dispatchWord, readDispatchWord } from '../call-words.ts';
+import { CombineNumbers } from '../members/combine-numbers.ts';
 import { CombineRows } from './combine-rows.ts';
 import { DispatchRows } from './dispatch-rows.ts';
-import { LowLatencyCells } from './low-latency-cells.ts';
+import { LowLatencyCells } from '../members/low-latency-cells.ts';
 import type { LowLatencyTables } from './low-latency-tables.ts';
 import { ElasticFailure } from './elastic-failure.ts';
-import { LowLatencyJoining } from './low-latency-joining.ts';
-import { LowLatencyMembers } from './low-latency-members.ts';
+import { LowLatencyJoining } from '../members/low-latency-joining.ts';
+import { LowLatencyMembers } from '../members/low-latency-members.ts';
 import { type RankWait, RanksInOrder } from './ranks-in-order.ts';
 
 /** What an engine is made of, and owns. */
@@ -48,17 +49,9 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
   /** Calls that were received, also where a later one was before an earlier one. */
   readonly #received = new FinishedCalls();
   readonly #taken = new FinishedCalls();
-  /** How many combines were begun, and the number of the last one whose rows lay in each slot. */
-  #combines = 0;
-  readonly #combineOfSlot = [0, 0];
-  /** The dispatch of that combine. */
-  readonly #dispatchOfSlot = [0, 0];
+  readonly #combines: CombineNumbers;
   /** Number of the last dispatch that was begun. */
   #dispatch = 0;
-  /** Combines that were begun since. */
-  #combinesSince = 0;
-  /** By count of the combines of this rank: their numbers. */
-  readonly #combineNumbers = new Float64Array(LOW_LATENCY_CALLS);
 
   constructor(scope: LowLatencyScope<CpuDevice>, { window, tables }: CpuLowLatencyParts) {
     const { group, device, size, config } = scope;
@@ -66,6 +59,7 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     this.#window = window;
     this.#tables = tables;
     this.#isRankMajor = config.layout === 'rank-major';
+    this.#combines = new CombineNumbers(config.elastic);
     this.#cells = new LowLatencyCells(device, window, size);
     this.#rows = new DispatchRows(scope, window, tables);
     this.#sums = new CombineRows(scope, window, tables);
@@ -108,7 +102,7 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
 
   async sendDispatch(input: CheckedLowLatencyDispatch, sequence: number, wait: LowLatencyWait): Promise<void> {
     this.#dispatch = sequence;
-    this.#combinesSince = 0;
+    this.#combines.beginDispatch(sequence);
     this.#elastic?.members.refresh(sequence);
     this.#elastic?.joining.progress();
     // Rows by rank stay where they came until now; see receiveSlots.
@@ -192,17 +186,16 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     const making = device.allocating(() => input.out ?? device.empty('bf16', [handle.numTokens, config.hidden]));
     const out = making instanceof Promise ? await making : making;
     await this.#untilCombineSlotIsFree(handle, wait);
-    const number = this.#nextCombine();
+    const { number, count } = this.#combines.next();
     this.#orGiveUp(() => {
       this.#sums.stage(input);
       for (let rank = 0; rank < this.#window.ranks.length; rank++) {
         this.#cells.write(rank, 'combineCall', this.#callOf(number, handle), handle.sequence | 0);
       }
     });
-    this.#combineOfSlot[handle.sequence % LOW_LATENCY_RESULTS] = number;
-    this.#dispatchOfSlot[handle.sequence % LOW_LATENCY_RESULTS] = handle.sequence;
+    this.#combines.use(handle.sequence, number);
     this.#cells.publish('combined', number);
-    return { input, number, count: this.#combines, out };
+    return { input, number, count, out };
   }
 
   async receiveCombine({ input, number, count, out }: SentCpuCombine, wait: LowLatencyWait): Promise<Tensor<'bf16'>> {
@@ -233,14 +226,11 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     if (this.#elastic !== undefined) this.#sums.countDropped(handle);
     traceEnd('ep.combine.rows');
     const finished = this.#taken.finish(count);
-    if (finished > 0) this.#cells.publish('taken', this.#combineNumbers[finished % LOW_LATENCY_CALLS]!);
+    if (finished > 0) this.#cells.publish('taken', this.#combines.numberOf(finished));
     return out;
   }
 
   barrier(wait: LowLatencyWait): Promise<void> {
-    if (this.#elastic !== undefined) {
-      throw new WeftlineError('WL_UNSUPPORTED', 'EpLowLatency has no barrier where ranks may come and go (elastic)');
-    }
     return this.#window.barrier.wait(callWord({ kind: 'barrier' }, 'opening'), wait);
   }
 
@@ -254,9 +244,8 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
   }
 
   async #untilCombineSlotIsFree({ sequence }: LowLatencyHandle, wait: LowLatencyWait): Promise<void> {
-    const call = this.#combineOfSlot[sequence % LOW_LATENCY_RESULTS]!;
+    const { number: call, dispatch: at } = this.#combines.before(sequence);
     if (call === 0) return;
-    const at = this.#dispatchOfSlot[sequence % LOW_LATENCY_RESULTS]!;
     const name = `combine of dispatch ${sequence}, until its memory is read`;
     const waiting = this.#until({ word: 'taken', call, at, name }, wait);
     if (waiting !== undefined) await waiting;
@@ -284,7 +273,7 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     const members = new LowLatencyMembers(device, window, size, cells);
     const engine = {
       dispatch: (): number => this.#dispatch,
-      prepare: (peer: number): Promise<void> => this.#prepareToJoin(peer),
+      prepare: (peer: number | undefined): Promise<void> => this.#prepareToJoin(peer),
       beginAt: (dispatch: number): void => this.#beginAt(dispatch),
       shortfall: (handle: LowLatencyHandle): LowLatencyShortfall => sums.shortfall(handle),
     };
@@ -292,7 +281,8 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     return { members, failure: new ElasticFailure(window, members), joining };
   }
 
-  async #prepareToJoin(peer: number): Promise<void> {
+  async #prepareToJoin(peer: number | undefined): Promise<void> {
+    if (peer === undefined) return;
     const last = this.#cells.reached(peer, 'dispatched');
     const word = this.#cells.read(peer, 'dispatchCall', last);
     if (last !== 0) {
@@ -305,8 +295,8 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
   #beginAt(dispatch: number): void {
     this.#dispatch = dispatch;
     this.#received.beginBehind(dispatch - 1);
-    this.#taken.beginBehind(this.#combines);
-    this.#combineOfSlot.fill(0);
+    this.#taken.beginBehind(this.#combines.count);
+    this.#combines.beginAnew();
   }
 
   /** Nothing goes to ranks that take no part. */
@@ -329,28 +319,11 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     members.requireActive(sequence);
   }
 
-  /** The number of a combine that begins now: how many there were; a rank that has joined knows only those of a dispatch. */
-  #nextCombine(): number {
-    const isElastic = this.#elastic !== undefined;
-    if (isElastic && this.#combinesSince === COMBINES_PER_DISPATCH - 1) {
-      const message = `An elastic EpLowLatency takes at most ${COMBINES_PER_DISPATCH - 1} combines from one dispatch to the next`;
-      throw new WeftlineError('WL_CAPACITY', message, { details: { combines: this.#combinesSince } });
-    }
-    this.#combines += 1;
-    this.#combinesSince += 1;
-    const number = isElastic ? this.#dispatch * COMBINES_PER_DISPATCH + this.#combinesSince : this.#combines;
-    this.#combineNumbers[this.#combines % LOW_LATENCY_CALLS] = number;
-    return number;
-  }
-
   #until(what: RankWait, wait: LowLatencyWait): Promise<void> | undefined {
     this.#elastic?.failure.begin(this.#dispatch);
     return this.#runner.run(this.#inOrder.begin(what), wait);
   }
 }
-
-/** Numbers of combines from one dispatch to the next, of elastic objects. Few, so that numbers do not wrap in between. */
-const COMBINES_PER_DISPATCH = 16;
 
 interface SentCpuCombine extends SentCombine {
   /** Which combine of this rank it is. */

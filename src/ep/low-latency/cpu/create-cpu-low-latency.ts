@@ -1,19 +1,17 @@
 // Makes the engine of an EpLowLatency on CPU ranks of one host: the ranks agree, then make windows together, or one joins again.
-import { setTimeout as sleep } from 'node:timers/promises';
 import { agreeOn } from '../../../collective/agree.ts';
 import { describeCall } from '../../../collective/calls.ts';
 import type { CallWait, Deadline } from '../../../core/deadline.ts';
-import { asWeftlineError } from '../../../core/errors.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import { requireRoom } from '../../../windows/room.ts';
-import type { SharedMemoryName } from '../../../windows/shared-memory.ts';
 import { SymmetricWindow, type SymmetricWindowOptions } from '../../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
 import type { LowLatencyEngine } from '../low-latency-engine.ts';
 import type { LowLatencyScope } from '../low-latency-scope.ts';
 import { comparableConfig, type LowLatencyConfig, lowLatencySize } from '../low-latency-size.ts';
 import { requireOneHost } from '../require-one-host.ts';
-import { AnnouncementBoard } from './announcement-board.ts';
+import type { AnnouncementBoard } from '../members/announcement-board.ts';
+import { attachWindow, joinOrCreate } from '../members/join-or-create.ts';
 import { CpuLowLatencyEngine } from './cpu-low-latency-engine.ts';
 import { makeLowLatencyTables } from './low-latency-tables.ts';
 
@@ -41,14 +39,10 @@ export async function createCpuLowLatency(
 ): Promise<CpuLowLatency> {
   const { group, config } = options;
   if (!config.elastic || group.size === 1) return (await createTogether(options, wait)).made;
-  const board = new AnnouncementBoard(group);
-  try {
-    if (await board.isKnown()) return await joinAgain(options, board, wait);
-    return await createFirst(options, board, wait);
-  } catch (error) {
-    board.giveUp();
-    throw error;
-  }
+  return joinOrCreate(group, {
+    create: (board) => createFirst(options, board, wait),
+    join: (board) => joinAgain(options, board, wait),
+  });
 }
 
 async function createFirst(
@@ -106,7 +100,7 @@ async function joinAgain(
   const tables = makeLowLatencyTables(device, config, group.size);
   let window: SymmetricWindow | undefined;
   try {
-    window = await attach(windowOf(group, device, size.bytes), peers, wait.deadline);
+    window = await attachWindow(windowOf(group, device, size.bytes), peers, wait.deadline);
     const scope = { group, device, config: Object.freeze({ ...config }), size };
     const engine = new CpuLowLatencyEngine(scope, { window, tables });
     await board.announce(window, config);
@@ -118,24 +112,6 @@ async function joinAgain(
     throw error;
   }
 }
-
-/** The former process may still be ending. */
-async function attach(
-  of: SymmetricWindowOptions,
-  peers: readonly SharedMemoryName[],
-  deadline: Deadline,
-): Promise<SymmetricWindow> {
-  for (;;) {
-    try {
-      return SymmetricWindow.attach(of, peers);
-    } catch (error) {
-      if (asWeftlineError(error).code !== 'WL_RANK_TAKEN' || deadline.isOver) throw error;
-    }
-    await sleep(ATTACH_PAUSE_MS);
-  }
-}
-
-const ATTACH_PAUSE_MS = 20;
 
 function windowOf(group: RankGroup, device: CpuDevice, bytes: number): SymmetricWindowOptions {
   return { group, device, name: 'low-latency', bytes, describeCall };

@@ -1,6 +1,6 @@
 // The rows of a low-latency dispatch on a CPU rank: to the slots of their receivers, and from the slots here to their places.
 import { lowLatencyScales } from '../../../abi/low-latency.ts';
-import { countOverflow } from '../../../core/counts.ts';
+import { countOverflow, countRowBytes } from '../../../core/counts.ts';
 import { type DType, dtypes } from '../../../core/dtype.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
@@ -103,6 +103,7 @@ export class DispatchRows implements Disposable {
     const table = sentRows.address;
     kernels.fillBytes(next.address, 0, n * 4);
     kernels.compactRows(layout.isTokenInRank.address, tokens, n, next.address, table);
+    this.#countRows(result, scales);
     if (scales === undefined) {
       this.#fillBases(bases, 'rows', slot, hidden * 2);
       kernels.scatterRows(x.address, hidden * 2, tokens, n, table, 0, bases.address);
@@ -136,6 +137,22 @@ export class DispatchRows implements Disposable {
     this.#fillBases(bases, 'topkWeights', slot, k * 4);
     const weights = topkWeights.address;
     kernels.scatterTopkWeight(topkIdx.address, indexBytes, weights, tokens, k, n, perRank, table, bases.address, 0);
+  }
+
+  /** Hot path. Combine brings back a row of each rank that holds a token, or of each expert. */
+  #countRows({ rowsBack }: ResultTables, scales: LowLatencyScales | undefined): void {
+    const { config, group } = this.#scope;
+    const rowBytes = scales === undefined ? config.hidden * 2 : config.hidden + scaleWords(config.hidden, scales) * 4;
+    const sent = this.#tables.next.view();
+    const chosen = this.#tables.layout.numTokensPerExpert.view();
+    const perRank = config.numExperts / group.size;
+    const isByChoice = !this.#isRankMajor && config.combineTravels === 'choices';
+    for (let rank = 0; rank < group.size; rank++) {
+      rowsBack[rank] = isByChoice ? 0 : sent[rank]!;
+      if (isByChoice)
+        for (let expert = rank * perRank; expert < (rank + 1) * perRank; expert++) rowsBack[rank]! += chosen[expert]!;
+      countRowBytes('dispatch', rank === group.rank ? 'self' : 'host', sent[rank]! * rowBytes);
+    }
   }
 
   beginReceive(input: CheckedLowLatencyDispatch, sequence: number): ReceiveTarget {

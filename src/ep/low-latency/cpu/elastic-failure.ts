@@ -3,7 +3,7 @@ import type { StepFailure } from '../../../collective/steps.ts';
 import { asWeftlineError, type WeftlineError } from '../../../core/errors.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import type { Missing } from '../../../windows/window-failure.ts';
-import type { LowLatencyMembers } from './low-latency-members.ts';
+import type { LowLatencyMembers } from '../members/low-latency-members.ts';
 
 export class ElasticFailure implements StepFailure {
   readonly #window: SymmetricWindow;

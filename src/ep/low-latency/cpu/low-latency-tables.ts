@@ -15,6 +15,8 @@ export interface ResultTables {
   /** Its choices [M, K], in the width in which they were given; where combine or its report needs them. */
   readonly choices: Tensor<'u8'>;
   indexBytes: number;
+  /** Rows that this rank gets back of each rank. */
+  readonly rowsBack: Int32Array;
   /** i32 [ranks]: rows that came from each rank. */
   readonly arrived: Tensor<'i32'>;
   /** i32 [experts of the rank]. */
@@ -78,6 +80,7 @@ export function makeLowLatencyTables(
       results: Array.from({ length: LOW_LATENCY_RESULTS }, () => ({
         sentRows: tensors.empty('i32', [most, ranks]),
         indexBytes: 4,
+        rowsBack: new Int32Array(ranks),
         choices: tensors.empty('u8', [isByChoice || config.elastic ? most * k * 8 : 0]),
         received: tensors.empty('i32', [config.elastic ? ranks : 0]),
         added: tensors.empty('i32', [config.elastic ? ranks : 0]),

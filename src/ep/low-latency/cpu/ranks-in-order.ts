@@ -1,8 +1,8 @@
 // The one kind of wait of low-latency mode on CPU ranks: each rank in turn reaches a call, and something is done with what it sent.
 import type { Steps } from '../../../collective/steps.ts';
 import type { ErrorDetails } from '../../../core/errors.ts';
-import type { LowLatencyCells, Progress } from './low-latency-cells.ts';
-import type { LowLatencyMembers } from './low-latency-members.ts';
+import type { LowLatencyCells, Progress } from '../members/low-latency-cells.ts';
+import type { LowLatencyMembers } from '../members/low-latency-members.ts';
 
 export interface RankWait {
   readonly word: Progress;

@@ -12,8 +12,7 @@ import { remaining } from '../../../core/deadline.ts';
 import { type DType, dtypes } from '../../../core/dtype.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { MemoryRange } from '../../../device/host-access.ts';
-import { Tensor } from '../../../device/tensor.ts';
-import type { CudaWindow } from '../../../windows/cuda-window.ts';
+import { type Storage, Tensor } from '../../../device/tensor.ts';
 import { combineWord, dispatchWord } from '../call-words.ts';
 import {
   type CheckedLowLatencyCombine,
@@ -29,6 +28,8 @@ import { LowLatencyHandle } from '../low-latency-handle.ts';
 import type { LowLatencyDispatchResult, LowLatencyRows } from '../low-latency-results.ts';
 import type { LowLatencyScope } from '../low-latency-scope.ts';
 import type { LowLatencyRegion } from '../low-latency-size.ts';
+import type { LowLatencyMembership } from '../low-latency-membership.ts';
+import type { ElasticCalls } from './elastic-calls.ts';
 import type { LowLatencyLaunches } from './low-latency-launches.ts';
 import type { CudaLowLatencyTables, CudaResultTables } from './low-latency-tables.ts';
 
@@ -36,8 +37,15 @@ import type { CudaLowLatencyTables, CudaResultTables } from './low-latency-table
 export interface CudaLowLatencyParts {
   readonly launches: LowLatencyLaunches;
   readonly tables: CudaLowLatencyTables;
-  readonly window: CudaWindow;
+  readonly window: OwnWindow;
   readonly calls: CudaCalls;
+  /** Of an elastic object. */
+  readonly elastic?: ElasticCalls | undefined;
+}
+
+/** This rank's part of the memory that all map. */
+export interface OwnWindow extends Disposable {
+  readonly storage: Storage;
 }
 
 const { send: SEND, receive: RECEIVE } = lowLatencyPhases;
@@ -45,7 +53,8 @@ const BOTH = SEND | RECEIVE;
 
 export class CudaLowLatencyEngine implements LowLatencyEngine {
   readonly #scope: LowLatencyScope<CudaDevice>;
-  readonly #window: CudaWindow;
+  readonly #window: OwnWindow;
+  readonly #elastic: ElasticCalls | undefined;
   readonly #tables: CudaLowLatencyTables;
   readonly #launches: LowLatencyLaunches;
   readonly #calls: CudaCalls;
@@ -54,7 +63,8 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
   readonly #own: (Tensor<'u8'> | undefined)[] = [undefined, undefined];
   readonly #outgrown: Tensor<'u8'>[] = [];
 
-  constructor(scope: LowLatencyScope<CudaDevice>, { launches, tables, window, calls }: CudaLowLatencyParts) {
+  constructor(scope: LowLatencyScope<CudaDevice>, { launches, tables, window, calls, elastic }: CudaLowLatencyParts) {
+    this.#elastic = elastic;
     this.#scope = scope;
     this.#window = window;
     this.#tables = tables;
@@ -67,12 +77,18 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
     return this.#window.storage;
   }
 
+  get membership(): LowLatencyMembership | undefined {
+    return this.#elastic?.membership;
+  }
+
   throwIfUnusable(): void {
     this.#calls.throwIfUnusable();
+    this.#elastic?.requireActive();
   }
 
   /** Choices lie in the GPU's memory, and its kernel checks them. */
   prepareDispatch({ scales, out }: CheckedLowLatencyDispatch, sequence: number): void {
+    this.#elastic?.requireActive(sequence);
     if (this.#isRankMajor || out !== undefined) return;
     const { resultBytes } = this.#scope.size;
     const bytes = scales === undefined ? resultBytes.bf16 : resultBytes.fp8;
@@ -89,10 +105,12 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
     sequence: number,
     wait: LowLatencyWait,
   ): Promise<LowLatencyDispatchResult> {
+    this.#elastic?.beginDispatch(sequence);
     return Promise.resolve(this.#launchReceiving(input, sequence, { wait, phases: BOTH }));
   }
 
   sendDispatch(input: CheckedLowLatencyDispatch, sequence: number, wait: LowLatencyWait): Promise<void> {
+    this.#elastic?.beginDispatch(sequence);
     this.#setDispatch(input, sequence);
     this.#launchDispatch({ wait, phases: SEND });
     return Promise.resolve();
@@ -107,7 +125,7 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
   }
 
   combineBufferAddress({ sequence }: LowLatencyHandle): number {
-    return this.#window.address + this.#offset('combineRows', sequence % LOW_LATENCY_RESULTS);
+    return this.#window.storage.address + this.#offset('combineRows', sequence % LOW_LATENCY_RESULTS);
   }
 
   combineBuffer(handle: LowLatencyHandle, wait: LowLatencyWait): Promise<Tensor<'bf16'>> {
@@ -116,26 +134,28 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
     set.set('result', handle.sequence % LOW_LATENCY_RESULTS);
     set.set('call', combineWord(handle.sequence));
     set.set('timeoutNs', this.#calls.timeoutNs(wait));
+    this.#elastic?.setCombine(plan, handle, 0);
     plan.launch();
-    const at = this.combineBufferAddress(handle) - this.#window.address;
+    const at = this.combineBufferAddress(handle) - this.#window.storage.address;
     return Promise.resolve(new Tensor(this.#window.storage, 'bf16', rowShape(this.#scope), at));
   }
 
   combine(input: CheckedLowLatencyCombine, wait: LowLatencyWait): Promise<Tensor<'bf16'>> {
     const out = this.#outOf(input);
-    this.#launchCombine(input, out, { wait, phases: BOTH });
+    this.#launchCombine({ input, out, number: this.#nextCombine() }, { wait, phases: BOTH });
     return Promise.resolve(out);
   }
 
   sendCombine(input: CheckedLowLatencyCombine, wait: LowLatencyWait): Promise<SentCombine> {
     const out = this.#outOf(input);
-    this.#launchCombine(input, out, { wait, phases: SEND });
-    return Promise.resolve({ input, number: 0, out });
+    const sent = { input, out, number: this.#nextCombine() };
+    this.#launchCombine(sent, { wait, phases: SEND });
+    return Promise.resolve(sent);
   }
 
-  receiveCombine({ input, out }: SentCombine, wait: LowLatencyWait): Promise<Tensor<'bf16'>> {
-    this.#launchCombine(input, out, { wait, phases: RECEIVE });
-    return Promise.resolve(out);
+  receiveCombine(sent: SentCombine, wait: LowLatencyWait): Promise<Tensor<'bf16'>> {
+    this.#launchCombine(sent, { wait, phases: RECEIVE });
+    return Promise.resolve(sent.out);
   }
 
   /** The host waits for the device, then for the other ranks: afterwards nothing of this object runs anywhere. */
@@ -148,8 +168,14 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
   async close(): Promise<void> {
     // Kernels that still run use the window.
     await this.#scope.device.stream.drained().catch(() => {});
+    await this.#elastic?.close();
     for (const memory of [...this.#own, ...this.#outgrown]) memory?.dispose();
     for (const part of [this.#tables, this.#calls, this.#window]) part[Symbol.dispose]();
+  }
+
+  /** Kernels count combines themselves where ranks are fixed. */
+  #nextCombine(): number {
+    return this.#elastic?.nextCombine() ?? 0;
   }
 
   #outOf({ out, handle }: CheckedLowLatencyCombine): Tensor<'bf16'> {
@@ -203,9 +229,10 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
       set.set(name, tables[name].address);
     }
     for (const name of ['sentPlaces', 'rowOf', 'rowWeights'] as const) set.set(name, addressOf(tables[name]));
+    this.#elastic?.setDispatch(this.#launches.dispatch, sequence);
   }
 
-  #launchCombine(input: CheckedLowLatencyCombine, out: Tensor<'bf16'>, { wait, phases }: Launch): void {
+  #launchCombine({ input, out, number }: SentCombine, { wait, phases }: Launch): void {
     const { y, handle, topkWeights, waitStats } = input;
     const plan = this.#launches.combine;
     const set = plan.arguments;
@@ -229,7 +256,9 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
     set.set('call', combineWord(handle.sequence));
     set.set('phases', phases);
     set.set('timeoutNs', this.#calls.timeoutNs(wait));
+    this.#elastic?.setCombine(plan, handle, number);
     plan.launch();
+    if ((phases & SEND) !== 0) this.#elastic?.countCombine(handle, number);
   }
 
   #resultOf(input: CheckedLowLatencyDispatch, sequence: number, rows: LowLatencyRows): LowLatencyDispatchResult {
@@ -239,6 +268,7 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
     const slot = this.#slotOf(sequence);
     const { arrived, counts, dropped, ranges, sources } = this.#tablesOf(sequence);
     const handle = { owner: this.#scope, sequence, numTokens, topk };
+    const elastic = this.#elastic && { activeMask: this.#elastic.received(sequence) };
     if (!this.#isRankMajor) {
       return {
         recvX: rows,
@@ -247,6 +277,7 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
         recvTopkIdx: undefined,
         recvTopkWeights: undefined,
         handle: new LowLatencyHandle({ ...handle, recvSrcIdx: sources, recvRange: ranges }),
+        ...elastic,
       };
     }
     const shape = [group.size, config.maxTokensPerRank];
@@ -258,6 +289,7 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
       recvTopkIdx: this.#view(topkIdx.dtype, 'topkIdx', slot, [...shape, topk]),
       recvTopkWeights: topkWeights && this.#view('f32', 'topkWeights', slot, [...shape, topk]),
       handle: new LowLatencyHandle({ ...handle, recvSrcIdx, recvRange: undefined }),
+      ...elastic,
     };
   }
 

@@ -6,9 +6,9 @@ import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import { lowLatencyCombineKernels, lowLatencyDispatchKernels } from '../../../device/cuda/kernels/low-latency.ts';
 import type { LaunchPlan } from '../../../device/cuda/launch-plan.ts';
 import type { TrapBox } from '../../../device/cuda/trap-box.ts';
-import type { Tensor } from '../../../device/tensor.ts';
-import type { CudaWindow } from '../../../windows/cuda-window.ts';
 import type { LowLatencyScope } from '../low-latency-scope.ts';
+import type { LowLatencyConfig } from '../low-latency-size.ts';
+import type { CudaLowLatencyTables } from './low-latency-tables.ts';
 
 type Names<L> = L extends Layout<infer Name> ? Name : never;
 export type DispatchPlan = LaunchPlan<Names<typeof lowLatencyDispatchArguments>>;
@@ -24,10 +24,14 @@ export interface LowLatencyLaunches {
 const THREADS = 1024;
 
 /** Compiles what is in no cache. Fails with WL_COMPILE, WL_UNSUPPORTED or WL_CUDA. */
-export async function loadLaunches(device: CudaDevice, numSms: number): Promise<LowLatencyLaunches> {
+export async function loadLaunches(
+  device: CudaDevice,
+  { numSms, elastic }: Required<LowLatencyConfig>,
+): Promise<LowLatencyLaunches> {
+  const values = { ELASTIC: Number(elastic) };
   const [{ lowLatencyDispatch }, { lowLatencyCombine }] = await Promise.all([
-    device.loadKernels(lowLatencyDispatchKernels),
-    device.loadKernels(lowLatencyCombineKernels),
+    device.loadKernels(lowLatencyDispatchKernels, values),
+    device.loadKernels(lowLatencyCombineKernels, values),
   ]);
   // Each block counts calls for itself, so all launches have the same ones.
   const { multiprocessors, capability } = device.properties;
@@ -42,32 +46,43 @@ export async function loadLaunches(device: CudaDevice, numSms: number): Promise<
 }
 
 export interface BoundMemory {
-  readonly window: CudaWindow;
+  /** By rank: where its window is; 0 for those that kernels find by themselves. */
+  readonly windows: readonly number[];
   readonly traps: TrapBox;
-  readonly blocks: Tensor<'u8'>;
+  readonly tables: Pick<CudaLowLatencyTables, 'blocks' | 'decisions' | 'droppedRows' | 'elastic'>;
+  /** Of an elastic object: where the kernels find who takes part. */
+  readonly board?: { readonly address: number; readonly stride: number; readonly table: number };
 }
 
 /** Addresses and counts that stay the same for all calls. */
 export function bindLaunches(
   { dispatch, combine, awaitBuffer }: LowLatencyLaunches,
-  { config, group }: LowLatencyScope,
-  { window, traps, blocks }: BoundMemory,
+  { config, group, size }: LowLatencyScope,
+  { windows, traps, tables, board }: BoundMemory,
 ): void {
   for (const plan of [dispatch, combine, awaitBuffer]) {
     const set = plan.arguments;
-    for (const [index, address] of window.addresses.entries()) set.set('peers', address, index);
-    set.set('blocks', blocks.address);
+    for (const [index, address] of windows.entries()) set.set('peers', address, index);
+    set.set('blocks', tables.blocks.address);
     set.set('trap', traps.address);
     set.set('ranks', group.size);
-    set.set('rank', window.index);
+    set.set('rank', group.topology.scaleUpIndex);
     set.set('maxTokens', config.maxTokensPerRank);
     set.set('expertsPerRank', config.numExperts / group.size);
     set.set('capacity', config.maxTokensPerExpert);
+    if (board === undefined) continue;
+    set.set('board', board.address);
+    set.set('boardStride', board.stride);
+    set.set('table', board.table);
+    set.set('decisions', tables.decisions.address);
+    set.set('elastic', tables.elastic.address);
   }
   const set = dispatch.arguments;
   const isRankMajor = config.layout === 'rank-major';
   const isByChoice = !isRankMajor && config.combineTravels === 'choices';
+  set.set('droppedRows', tables.droppedRows.address);
   set.set('hidden', config.hidden);
+  set.set('slots', size.receiveSlots);
   set.set('experts', config.numExperts);
   set.set('rankMajor', Number(isRankMajor));
   set.set('failOnOverflow', Number(config.overflow === 'fail'));

@@ -1,9 +1,16 @@
 // The tables that low-latency kernels work with on a GPU besides the window, all allocated before the ranks agree.
-import { LOW_LATENCY_MAX_BLOCKS, LOW_LATENCY_RESULTS, lowLatencyBlock } from '../../../abi/low-latency.ts';
+import {
+  LOW_LATENCY_MAX_BLOCKS,
+  LOW_LATENCY_RESULTS,
+  lowLatencyBlock,
+  lowLatencyDecision,
+  lowLatencyElastic,
+} from '../../../abi/low-latency.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import { TensorSet } from '../../../device/tensor-set.ts';
 import type { LowLatencyConfig } from '../low-latency-size.ts';
+import { DroppedRows } from './dropped-rows.ts';
 
 /** What one of the two results that are alive at once needs besides its rows; see LowLatencyDispatchArguments. */
 export interface CudaResultTables {
@@ -23,13 +30,25 @@ export interface CudaResultTables {
   /** i32 and f32 [ranks, M, K]; empty unless this rank adds up. */
   readonly rowOf: Tensor<'i32'>;
   readonly rowWeights: Tensor<'f32'>;
+  /** Of elastic objects: i32 [ranks], whose rows are in the dispatch or the combine; i32 [M, K]; i32 [M]. */
+  readonly received: Tensor<'i32'>;
+  readonly added: Tensor<'i32'>;
+  readonly keptChoices: Tensor<'i32'>;
+  readonly droppedChoices: Tensor<'i32'>;
 }
 
 export interface CudaLowLatencyTables extends Disposable {
   /** LowLatencyBlock for each block. */
   readonly blocks: Tensor<'u8'>;
+  /** LowLatencyDecision for each half of a call, and LowLatencyElastic; empty where ranks are fixed. */
+  readonly decisions: Tensor<'u8'>;
+  readonly elastic: Tensor<'u8'>;
   readonly results: readonly CudaResultTables[];
+  readonly droppedRows: DroppedRows;
 }
+
+/** Of a call: sending and receiving. */
+const HALVES = 2;
 
 /** Fails with WL_MEMORY. */
 export function makeCudaTables(
@@ -44,6 +63,8 @@ export function makeCudaTables(
   const arriving = isExpertMajor && !isByChoice ? ranks * most * k : 0;
   const { set, made } = TensorSet.make(device, (tensors) => ({
     blocks: tensors.empty('u8', [LOW_LATENCY_MAX_BLOCKS, lowLatencyBlock.size]),
+    decisions: tensors.empty('u8', [config.elastic ? HALVES : 0, lowLatencyDecision.size]),
+    elastic: tensors.empty('u8', [config.elastic ? lowLatencyElastic.size : 0]),
     results: Array.from({ length: LOW_LATENCY_RESULTS }, () => ({
       sentRows: tensors.empty('i32', [most, ranks]),
       sentPlaces: tensors.empty('i32', [isByChoice ? most : 0, k, 2]),
@@ -54,7 +75,24 @@ export function makeCudaTables(
       sources: tensors.empty('i32', [experts, maxTokensPerExpert]),
       rowOf: tensors.empty('i32', [arriving]),
       rowWeights: tensors.empty('f32', [arriving]),
+      received: tensors.empty('i32', [config.elastic ? ranks : 0]),
+      added: tensors.empty('i32', [config.elastic ? ranks : 0]),
+      keptChoices: tensors.empty('i32', [config.elastic ? most : 0, k]),
+      droppedChoices: tensors.empty('i32', [config.elastic ? most : 0]),
     })),
   }));
-  return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
+  try {
+    const droppedRows = new DroppedRows(device, config.overflow);
+    return {
+      ...made,
+      droppedRows,
+      [Symbol.dispose]: () => {
+        droppedRows[Symbol.dispose]();
+        set[Symbol.dispose]();
+      },
+    };
+  } catch (error) {
+    set[Symbol.dispose]();
+    throw error;
+  }
 }

@@ -2,7 +2,7 @@
 import { loadAverage, machineDocument } from '../machine.ts';
 import { type PlacementSample, samplePlacement } from '../placement.ts';
 import { quantile } from '../../../core/quantile.ts';
-import { Communicator } from '../../../collectives/index.ts';
+import { Communicator, type CommunicatorOptions } from '../../../collectives/index.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { World } from '../../../world/index.ts';
 import { BenchedCall, makeBenchMemory } from './benched-call.ts';
@@ -30,6 +30,7 @@ const SMALL_BYTES = 4096;
 export interface CollectivesBenchOptions {
   readonly workload: CollectivesWorkload;
   readonly compare: 'mpi' | undefined;
+  readonly communicator: Pick<CommunicatorOptions, 'directBytes'>;
   readonly progress?: (done: number, total: number) => void;
 }
 
@@ -51,12 +52,12 @@ export interface Entry {
 export async function runCollectivesBench(
   world: World,
   device: CpuDevice,
-  { workload, compare, progress }: CollectivesBenchOptions,
+  { workload, compare, communicator: options, progress }: CollectivesBenchOptions,
 ): Promise<CollectivesBenchReport | undefined> {
   const plans = sizePlans(workload);
   using peer = compare === 'mpi' && world.rank === 0 ? MpiLoop.build() : undefined;
   const before = { load: loadAverage(), placement: world.rank === 0 ? await samplePlacement() : undefined };
-  await using communicator = await Communicator.create(world, device);
+  await using communicator = await Communicator.create(world, device, options);
   const memory = makeBenchMemory(device, workload);
   const newCall = (kind: BenchedKind, bytes: number): BenchedCall =>
     new BenchedCall(communicator, workload, { kind, bytes, memory });

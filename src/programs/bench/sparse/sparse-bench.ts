@@ -1,14 +1,16 @@
 // Measures sparse all-reduces against dense ones of the same workers, round by round, and compares every result in full.
-import { Communicator, SparseAllReduce, type SparseTraffic } from '../../../collectives/index.ts';
+import { type Communicator, SparseAllReduce, type SparseTraffic } from '../../../collectives/index.ts';
 import { median } from '../../../core/quantile.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
-import type { Tensor } from '../../../device/tensor.ts';
+import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { RankGroup, World } from '../../../world/index.ts';
 import { loadAverage, machineDocument } from '../machine.ts';
 import { samplePlacement } from '../placement.ts';
+import { BenchTensors } from './bench-tensors.ts';
 import { measureBitmap } from './bitmap-rates.ts';
-import type { SparseBenchReport, SparseRow, SparseWorkload } from './sparse-results.ts';
-import { fillSparse, tensorBytes } from './sparse-tensor.ts';
+import { measureCudaBitmap } from './cuda-bitmap-rates.ts';
+import type { BitmapRates, SparseBenchReport, SparseRow, SparseWorkload } from './sparse-results.ts';
+import { sparseValues, tensorBytes } from './sparse-tensor.ts';
 
 /** What is told on the way, on rank 0. */
 export interface SparseProgress {
@@ -22,17 +24,22 @@ interface Bench {
   readonly workload: SparseWorkload;
   readonly workers: RankGroup;
   readonly reducer: SparseAllReduce;
-  readonly communicator: Communicator;
-  readonly device: CpuDevice;
-  readonly tensors: { readonly pristine: Tensor; readonly sparse: Tensor; readonly dense: Tensor };
+  readonly tensors: BenchTensors;
   readonly progress: SparseProgress;
 }
 
-/** Collective; rank 0 gets the report. */
+export interface SparseBenchOptions {
+  readonly workload: SparseWorkload;
+  /** undefined of a rank that only aggregates. */
+  readonly workers: RankGroup | undefined;
+  readonly progress: SparseProgress;
+}
+
+/** Collective; rank 0 gets the report. `device`: of this rank. */
 export async function runSparseBench(
   world: World,
-  device: CpuDevice,
-  { workload, progress }: { readonly workload: SparseWorkload; readonly progress: SparseProgress },
+  device: CpuDevice | CudaDevice,
+  { workload, workers, progress }: SparseBenchOptions,
 ): Promise<SparseBenchReport | undefined> {
   const { blockSize, messageSize, slots, fanIn, workers: count } = workload;
   const ranks = Array.from({ length: count }, (_, rank) => rank);
@@ -41,18 +48,15 @@ export async function runSparseBench(
   const tree = fanIn === 0 ? {} : { fanIn };
   const options = { aggregators, workers: ranks, blockSize, messageSize, slots, ...tree };
   await using reducer = await SparseAllReduce.create(world, device, options);
-  if (!reducer.isWorker) {
+  if (workers === undefined) {
     await reducer.serve();
     return undefined;
   }
-  const workers = await world.group(ranks);
   const before = { load: loadAverage(), placement: world.rank === 0 ? await samplePlacement() : undefined };
-  await using communicator = await Communicator.create(workers, device);
-  const make = (): Tensor => device.empty(workload.dtype, [workload.elements]);
-  const tensors = { pristine: make(), sparse: make(), dense: make() };
-  const bitmap = world.rank === 0 ? measureBitmap(device, tensors.sparse, workload) : undefined;
+  await using tensors = await BenchTensors.create(workers, device, workload);
+  const bitmap = world.rank === 0 ? await bitmapOf(device, tensors, workload) : undefined;
   await workers.barrier('bitmap');
-  const bench: Bench = { workload, workers, reducer, communicator, device, tensors, progress };
+  const bench: Bench = { workload, workers, reducer, tensors, progress };
   const rows: SparseRow[] = [];
   for (const density of workload.densities) rows.push(await measure(bench, density));
   if (world.rank !== 0) return undefined;
@@ -62,25 +66,37 @@ export async function runSparseBench(
     loadAverage: { before: before.load, after: loadAverage() },
     placement: { before: before.placement!, after: await samplePlacement() },
     workload,
-    route: routeOf(communicator),
+    ...(device.kind === 'cuda' && { gpu: device.properties.name }),
+    route: routeOf(tensors.communicator),
     rows,
     crossing: crossingOf(rows),
     bitmap: bitmap!,
   };
 }
 
+function bitmapOf(
+  device: CpuDevice | CudaDevice,
+  { sparse }: BenchTensors,
+  workload: SparseWorkload,
+): Promise<BitmapRates> | BitmapRates {
+  if (device.kind === 'cuda') return measureCudaBitmap(device, sparse, workload);
+  return measureBitmap(device, sparse, workload);
+}
+
 async function measure(bench: Bench, density: number): Promise<SparseRow> {
-  const { workload, workers, reducer, communicator, tensors, progress } = bench;
-  const { pristine, sparse, dense } = tensors;
-  fillSparse(pristine, workload, density, workers.rank + 1);
+  const { workload, workers, reducer, tensors, progress } = bench;
+  await tensors.fill(sparseValues(workload, density, workers.rank + 1));
   const times = { sparse: [] as number[], dense: [] as number[] };
   let wrong = 0;
   let traffic: SparseTraffic | undefined;
   for (let round = -workload.warmups; round < workload.rounds; round++) {
-    sparse.view().set(pristine.view() as never);
-    const denseTime = await timed(bench, () => communicator.allReduce({ input: pristine, output: dense }));
-    const sparseTime = await timed(bench, async () => (traffic = await reducer.allReduce({ output: sparse })));
-    wrong += compare(bench);
+    await tensors.reset();
+    const denseTime = await timed(bench, () => tensors.sumDense());
+    const sparseTime = await timed(bench, async () => {
+      traffic = await reducer.allReduce({ output: tensors.sparse });
+      await tensors.settle();
+    });
+    wrong += await compare(bench);
     if (round < 0) continue;
     times.sparse.push(sparseTime);
     times.dense.push(denseTime);
@@ -108,8 +124,8 @@ async function measure(bench: Bench, density: number): Promise<SparseRow> {
 }
 
 /** µs of the slowest worker. */
-async function timed({ communicator, workers }: Bench, call: () => Promise<unknown>): Promise<number> {
-  await communicator.barrier();
+async function timed({ tensors, workers }: Bench, call: () => Promise<unknown>): Promise<number> {
+  await tensors.meet();
   const begin = performance.now();
   await call();
   const mine = (performance.now() - begin) * 1000;
@@ -117,8 +133,8 @@ async function timed({ communicator, workers }: Bench, call: () => Promise<unkno
 }
 
 /** Elements of this worker that differ. */
-function compare({ tensors: { dense, sparse }, progress, workers }: Bench): number {
-  const [got, expected] = [sparse.view() as Float32Array, dense.view() as Float32Array];
+async function compare({ tensors, progress, workers }: Bench): Promise<number> {
+  const { sparse: got, dense: expected } = await tensors.results();
   if (Buffer.compare(bytesOf(got), bytesOf(expected)) === 0) return 0;
   let wrong = 0;
   for (let at = 0; at < got.length; at++) {
@@ -129,7 +145,7 @@ function compare({ tensors: { dense, sparse }, progress, workers }: Bench): numb
   return wrong;
 }
 
-function bytesOf(view: Float32Array): Buffer {
+function bytesOf(view: ArrayBufferView): Buffer {
   return Buffer.from(view.buffer as ArrayBuffer, view.byteOffset, view.byteLength);
 }
 

@@ -9,6 +9,8 @@ export interface SparseWorkload {
   /** Ranks from which an aggregator takes blocks at most; 0: from all workers. */
   readonly fanIn: number;
   readonly hosts: string;
+  /** Where the workers' tensors are. */
+  readonly device: 'cpu' | 'cuda';
   readonly elements: number;
   readonly dtype: 'f32' | 'i32' | 'bf16';
   /** Shares of blocks that a worker has, each measured in turn. */
@@ -40,7 +42,7 @@ export interface SparseRow {
   readonly wrong: number;
 }
 
-/** GB/s of the kernel that finds the blocks, on a tensor of zeros, and of memchr over the same memory, in turn. */
+/** GB/s of the kernel that finds the blocks, on a tensor of zeros, and of memchr, or of a kernel that only reads, over the same memory, in turn. */
 export interface BitmapRates {
   readonly bitmap: number;
   readonly read: number;
@@ -52,6 +54,8 @@ export interface SparseBenchReport {
   readonly loadAverage: { readonly before: number; readonly after: number };
   readonly placement: { readonly before: PlacementSample; readonly after: PlacementSample };
   readonly workload: SparseWorkload;
+  /** Of rank 0, where tensors are on GPUs. */
+  readonly gpu?: string;
   /** How bytes get from rank 0 to others. */
   readonly route: 'window' | 'network' | 'both' | 'self';
   readonly rows: readonly SparseRow[];

@@ -2,7 +2,7 @@
 import { constants } from 'node:fs';
 import { open } from 'node:fs/promises';
 import { join } from 'node:path';
-import { z } from 'zod';
+import { z } from '#zod';
 import { WeftlineError } from '../../../core/errors.ts';
 import { printable } from '../../../core/quote.ts';
 import { formatError } from '../safetensors-header.ts';

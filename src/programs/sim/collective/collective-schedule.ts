@@ -1,4 +1,5 @@
 // What hosts of a simulated collective send to each other, and when: a message may begin when others have come.
+import { invalidArgument } from '../../../core/errors.ts';
 
 /** Begins a message. `tag` is handed to arrived(). */
 export type SendMessage = (source: number, destination: number, bytes: number, tag: number) => void;
@@ -16,6 +17,16 @@ export interface CollectiveSchedule {
   begin(send: SendMessage): void;
   /** That message has come; what may go on by it is sent. */
   arrived(source: number, destination: number, tag: number, send: SendMessage): void;
+}
+
+/** Parts of tensors, of all hosts together, that a schedule keeps account of: as many bytes or twice as many. */
+const MAX_PARTS = 2 ** 30;
+
+/** Fails with WL_INVALID_ARGUMENT for tensors of so many `bytes`, cut into parts of `partSize`, of which memory cannot hold the account. */
+export function requireParts(hosts: number, bytes: number, partSize: number): void {
+  if (hosts * Math.ceil(bytes / partSize) <= MAX_PARTS) return;
+  const most = Math.floor(MAX_PARTS / hosts) * partSize;
+  throw invalidArgument('bytes', bytes, `at most ${most} with ${hosts} hosts and parts of ${partSize} bytes`);
 }
 
 /** Bytes of part `part` of so many. */

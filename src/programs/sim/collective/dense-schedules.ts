@@ -1,6 +1,6 @@
 // All-reduces by a ring, by halving and doubling, and by a tree; an all-to-all in turns.
 import { invalidArgument } from '../../../core/errors.ts';
-import { type CollectiveSchedule, partBytes } from './collective-schedule.ts';
+import { type CollectiveSchedule, partBytes, requireParts } from './collective-schedule.ts';
 
 /** Reduce-scatter, then all-gather: n - 1 steps each, in which every host sends a part to the next one. */
 export function ringAllReduce(hosts: number, bytes: number): CollectiveSchedule {
@@ -60,6 +60,7 @@ export interface TreeShape {
 
 /** Up a tree of hosts, each of which adds up what comes from below, then down again, piece by piece. */
 export function treeAllReduce(hosts: number, bytes: number, { fanIn, pieceBytes }: TreeShape): CollectiveSchedule {
+  requireParts(hosts, bytes, pieceBytes);
   const pieces = Math.max(1, Math.ceil(bytes / pieceBytes));
   const parent = (host: number): number => Math.floor((host - 1) / fanIn);
   const firstChild = (host: number): number => host * fanIn + 1;

@@ -3,7 +3,7 @@ import { sparseBlocksOffset } from '../../../abi/sparse-message.ts';
 import { reductionTrees, topLevel, type TreeNode, treeOf } from '../../../collectives/sparse/reduction-tree.ts';
 import { contribution } from '../../../collectives/sparse/slot-board.ts';
 import { lanesInUse, type SlotShape, slotsInUse, strideOf } from '../../../collectives/sparse/slot-shape.ts';
-import type { CollectiveSchedule, SendMessage } from './collective-schedule.ts';
+import { type CollectiveSchedule, requireParts, type SendMessage } from './collective-schedule.ts';
 
 export interface SparseShape {
   /** Hosts 0 to workers - 1 are workers, those behind them aggregators. */
@@ -50,7 +50,7 @@ export class SparseSchedule implements CollectiveSchedule {
   readonly #come: Uint32Array;
 
   constructor(shape: SparseShape) {
-    const { workers, aggregators, fanIn, slots, blocks, density, random } = shape;
+    const { workers, aggregators, fanIn, slots, blocks, blockBytes, density, random } = shape;
     this.#shape = shape;
     this.hosts = workers + aggregators;
     this.#trees = reductionTrees({
@@ -59,6 +59,7 @@ export class SparseSchedule implements CollectiveSchedule {
       fanIn,
       hostOf: (host) => host,
     });
+    requireParts(workers, blocks * blockBytes, blockBytes);
     this.#has = new Uint8Array(workers * blocks);
     let ownBlocks = 0;
     for (let at = 0; at < this.#has.length; at++) {

@@ -2,6 +2,7 @@
 #pragma once
 #include "weftline/abi.cuh"
 #include "weftline/memory-order.cuh"
+#include "weftline/trace.cuh"
 #include "weftline/wait.cuh"
 
 namespace weftline {
@@ -63,6 +64,7 @@ __device__ __forceinline__ bool awaitPeer(const CollectiveRanks& all, u32 peer, 
                                           IsHere isHere) {
   if (isHere()) return true;
   const u64 start = waitStart(scope);
+  WEFTLINE_TRACE_WAIT(peer, scope.rank);
   for (u32 polls = 1;; ++polls) {
     if (isHere()) return true;
     if ((polls & 7u) == 0 && (hasFailed(all, peer, scope) || hasFailed(all, all.rank, scope))) return false;

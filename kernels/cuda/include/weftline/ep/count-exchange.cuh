@@ -171,6 +171,9 @@ __device__ __forceinline__ void tellHost(const EpDispatchArguments& a, const Exc
   for (u32 cell = threadIdx.x; cell < a.groupRanks * a.groupRanks; cell += blockDim.x) {
     host->rankPrefixMatrix[cell] = state.matrix[cell];
   }
+  if (threadIdx.x + 1 < a.hosts) {
+    host->wayTokens[threadIdx.x] = records.received(a.rank, a.groupRank, wordsBeforeWays(a) + threadIdx.x);
+  }
   if (state.status == epStatusGood) {
     for (u32 local = threadIdx.x; local < a.expertsPerRank; local += blockDim.x) {
       const u32 word = wordsBeforeExperts(a) + a.groupRank * a.expertsPerRank + local;

@@ -108,6 +108,7 @@ __device__ __forceinline__ bool waitForCell(const EpNetwork& network, u32 peer, 
   const u64* word = networkCell(network, peer, cell);
   if (epochReached(static_cast<u32>(loadAcquireSystem(word)), expected)) return true;
   const u64 start = waitStart(scope);
+  WEFTLINE_TRACE_WAIT(waitForPeer(peer, what).peer, scope.rank);
   constexpr u32 looksAtAborts = 1024;
   for (u32 polls = 1;; ++polls) {
     if (epochReached(static_cast<u32>(loadAcquireSystem(word)), expected)) return true;

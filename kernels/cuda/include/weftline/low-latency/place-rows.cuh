@@ -48,6 +48,7 @@ __device__ __noinline__ void tellExpert(const LowLatencyDispatchArguments& a, co
   const u32 kept = min(offered, a.capacity);
   static_cast<u32*>(a.counts)[expert] = kept;
   static_cast<u32*>(a.dropped)[expert] = offered - kept;
+  if (offered != kept) addRelaxedSystem(static_cast<u64*>(a.droppedRows), offered - kept);
   if (a.expertStats != nullptr) static_cast<u32*>(a.expertStats)[expert] += offered;
   const u32 all = a.rank * a.expertsPerRank + expert;
   for (u32 r = 0; r < a.ranks; ++r) {
@@ -56,6 +57,7 @@ __device__ __noinline__ void tellExpert(const LowLatencyDispatchArguments& a, co
     static_cast<int2*>(a.ranges)[expert * a.ranks + r] =
         make_int2(static_cast<i32>(min(begin, kept)), static_cast<i32>(min(end, kept) - min(begin, kept)));
     if (a.sharesFirstRows == 0) continue;
+    if (lowLatencyIsElastic && (a.active >> r & 1u) == 0) continue;
     reinterpret_cast<u32*>(static_cast<u8*>(a.peers[r]) + a.firstRowsOffset)[all] = begin;
   }
   if (offered == kept || a.failOnOverflow == 0) return;
@@ -70,7 +72,10 @@ __device__ inline void planPlaces(const LowLatencyDispatchArguments& a, LowLaten
   for (u32 expert = threadIdx.x; expert < a.expertsPerRank; expert += blockDim.x) {
     u32 rows[epMaxRanks];
 #pragma unroll
-    for (u32 r = 0; r < epMaxRanks; ++r) rows[r] = r < a.ranks ? __ldcg(counts + r * a.expertsPerRank + expert) : 0;
+    for (u32 r = 0; r < epMaxRanks; ++r) {
+      const bool isHere = r < a.ranks && (!lowLatencyIsElastic || (a.active >> r & 1u) != 0);
+      rows[r] = isHere ? __ldcg(counts + r * a.expertsPerRank + expert) : 0;
+    }
     u32 run = 0;
 #pragma unroll
     for (u32 r = 0; r < epMaxRanks; ++r) {
@@ -193,7 +198,9 @@ __device__ __forceinline__ u32 vectorsPerPart(u32 rows, u32 small, u32 warps) {
   return best;
 }
 
-// By all blocks, a warp per part of a row. Those of the first round are on their way while `plan` runs, by all threads.
+// By all blocks, a warp per part of a row. Those of the first round are on their way while `plan` runs, by all threads. The waits
+// have covered them: only rows of ranks that have told how many they sent are read, and stay until this kernel releases them. A
+// warp without a part may look at a choice of any rank, for nothing.
 template <class Vector, class Plan>
 __device__ __forceinline__ void placeRows(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared,
                                           u32 rowBytes, const Plan& plan) {

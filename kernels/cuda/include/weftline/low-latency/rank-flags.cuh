@@ -5,9 +5,17 @@
 #pragma once
 #include "weftline/abi.cuh"
 #include "weftline/memory-order.cuh"
+#include "weftline/trace.cuh"
 #include "weftline/wait.cuh"
 
+// 1 where ranks come and go; see members.cuh.
+#ifndef WEFTLINE_ELASTIC
+#define WEFTLINE_ELASTIC 0
+#endif
+
 namespace weftline {
+
+constexpr bool lowLatencyIsElastic = WEFTLINE_ELASTIC != 0;
 
 // The cell of rank `from` in a window, whose first region they are.
 __device__ __forceinline__ LowLatencyFlags* flagsAt(void* window, u32 from) {
@@ -36,6 +44,8 @@ struct LowLatencyFailure {
 // ORDER: the reason, then the word that says there is one. The cell of this rank in every window, its own as well.
 __device__ inline void tellFailure(const LowLatencyRanks& all, const LowLatencyFailure& failure) {
   for (u32 peer = 0; peer < all.ranks; ++peer) {
+    // The window of a rank that is away is mapped nowhere.
+    if (lowLatencyIsElastic && all.peers[peer] == nullptr) continue;
     LowLatencyFlags* flags = flagsAt(all.peers[peer], all.rank);
     storeRelaxedSystem(&flags->failureNumber, failure.number);
     storeRelaxedSystem(&flags->failureDetail, failure.detail);
@@ -46,18 +56,19 @@ __device__ inline void tellFailure(const LowLatencyRanks& all, const LowLatencyF
 
 __device__ __forceinline__ u64 failureWord(u32 kind, u32 number) { return kind | static_cast<u64>(number) << 8; }
 
-// By one thread: the host and the peers hear of the first failure of this rank. Out of line, as all that hardly ever happens:
-// instructions in between would have to be fetched.
-__device__ __noinline__ void failCall(LowLatencyRanks all, WaitScope scope, WaitFor whom,
-                                LowLatencyFailure failure) {
+// By one thread: the host and the peers hear of the first failure of this rank; where ranks come and go the host alone, which
+// masks this rank, and the others go on. Out of line, as all that hardly ever happens: instructions in between would have to be
+// fetched.
+__device__ __noinline__ void failCall(LowLatencyRanks all, WaitScope scope, WaitFor whom, LowLatencyFailure failure) {
   const u64 seen = failure.detail | static_cast<u64>(failure.extent) << 32;
   if (!recordTrap(scope, whom, failureWord(failure.kind, failure.number), seen, trapReasonCallFailed)) return;
-  tellFailure(all, failure);
+  if constexpr (!lowLatencyIsElastic) tellFailure(all, failure);
 }
 
 // Why the peer of a wait cannot go on, for the host.
-__device__ __noinline__ void tellWhyPeerFailed(const LowLatencyFlags* flags, u32 failure, WaitScope scope,
-                                               WaitFor whom) {
+__device__ __noinline__ void tellWhyPeerFailed(const LowLatencyFlags* flags, WaitScope scope, WaitFor whom) {
+  // ORDER: awaitPeer() saw the word without it; the reason stands behind it.
+  const u32 failure = loadAcquireSystem(&flags->failure);
   const u64 detail = loadRelaxedSystem(&flags->failureDetail);
   const u64 extent = loadRelaxedSystem(&flags->failureExtent);
   recordTrap(scope, whom, failureWord(failure, loadRelaxedSystem(&flags->failureNumber)), detail | extent << 32,
@@ -79,6 +90,7 @@ __device__ __forceinline__ bool awaitPeer(const LowLatencyRanks& all, const u32*
   const u32 expected = units * lowLatencyUnit;
   u32 failure;
   u64 start = 0;
+  WEFTLINE_TRACE_LATER_WAIT();
   for (u32 polls = 0;; ++polls) {
     // Both at once.
     failure = loadRelaxedSystem(&flags->failure);
@@ -90,12 +102,16 @@ __device__ __forceinline__ bool awaitPeer(const LowLatencyRanks& all, const u32*
       if (failure == lowLatencyFailureNone) return true;
     }
     if (failure != lowLatencyFailureNone) break;
-    if (polls == 0) start = waitStart(scope);
-    if (polls == 0 || !waitIsOver(scope, polls, start)) continue;
+    if (polls == 0) {
+      start = waitStart(scope);
+      WEFTLINE_TRACE_WAIT_BEGINS(whom.peer, scope.rank);
+      continue;
+    }
+    if (!waitIsOver(scope, polls, start)) continue;
     giveUpWait(all, expected, seen, scope, whom);
     return false;
   }
-  tellWhyPeerFailed(flags, failure, scope, whom);
+  tellWhyPeerFailed(flags, scope, whom);
   return false;
 }
 

@@ -110,13 +110,16 @@ __device__ inline void numberBatch(const LowLatencyDispatchArguments& a, LowLate
                {lowLatencyFailureBadChoice, number, static_cast<u32>(cell), 0});
     }
     const bool isGood = expert >= 0 && !isBad;
+    if constexpr (lowLatencyIsElastic) {
+      if (isColumn) static_cast<i32*>(a.keptChoices)[cell] = isGood ? expert : noExpert;
+    }
     u32 place = 0;
     if (isGood && a.rankMajor == 0) {
       place = sentToExperts()[expert];
       sentToExperts()[expert] = place + 1;
     }
-    const u32 ranks =
-        __reduce_or_sync(0xffffffffu, isGood ? 1u << rankOf(expert) : 0u);
+    u32 ranks = __reduce_or_sync(0xffffffffu, isGood ? 1u << rankOf(expert) : 0u);
+    if constexpr (lowLatencyIsElastic) ranks &= a.active;
     if (lane < a.ranks) {
       const i32 row = (ranks >> lane & 1u) != 0 ? static_cast<i32>(rows++) : -1;
       shared.rows[local][lane] = row;
@@ -323,11 +326,13 @@ __device__ inline void tellCounts(const LowLatencyDispatchArguments& a, const Lo
   if (a.rankMajor == 0) {
     for (u32 expert = threadIdx.x; expert < a.experts; expert += blockDim.x) {
       const u32 r = expert / a.expertsPerRank;
+      if (lowLatencyIsElastic && (a.active >> r & 1u) == 0) continue;
       const u64 cell = static_cast<u64>(a.rank) * a.expertsPerRank + (expert - r * a.expertsPerRank);
       reinterpret_cast<u32*>(static_cast<u8*>(a.peers[r]) + a.countsOffset)[cell] = sentToExperts()[expert];
     }
   }
   if (threadIdx.x >= a.ranks) return;
+  if (lowLatencyIsElastic && (a.active >> threadIdx.x & 1u) == 0) return;
   LowLatencyFlags* flags = flagsAt(a.peers[threadIdx.x], a.rank);
   flags->rows[number % lowLatencyCalls] = shared.ranks[threadIdx.x];
   flags->calls[number % lowLatencyCalls] = callCell(number, a.call);

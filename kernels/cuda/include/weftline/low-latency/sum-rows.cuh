@@ -3,6 +3,7 @@
 #include "weftline/abi.cuh"
 #include "weftline/ep/element.cuh"
 #include "weftline/low-latency/block-share.cuh"
+#include "weftline/low-latency/rank-flags.cuh"
 #include "weftline/types.cuh"
 
 namespace weftline {
@@ -20,8 +21,9 @@ constexpr u32 lowLatencyPartBytes = lanesPerWarp * 16;
 // one row alone stays as it is. No row is zeros.
 template <bool isWeighted>
 __device__ __forceinline__ uint4 sumAt(const Addend& addend, u32 at, bool isInRow) {
-  // Rows under way at once: as many as registers hold.
-#if __CUDA_ARCH__ >= 900
+  // Rows under way at once: as many as registers hold. Where ranks come and go their windows lie in shared memory, and some
+  // registers with them.
+#if __CUDA_ARCH__ >= 900 && !WEFTLINE_ELASTIC
   constexpr u32 together = 8;
 #else
   constexpr u32 together = 4;

@@ -14,7 +14,7 @@ export function tracePage(file: string, summary: TraceSummary, parts: readonly T
     title: `Trace ${file}`,
     about: [
       `${processes.length} processes: ${processes.join(', ')}`,
-      ...(lost === 0 ? [] : [`${lost} records are missing: a thread keeps its last 65,536`]),
+      ...(lost === 0 ? [] : [`${lost} records are missing: a thread keeps its last 65,536, a GPU 262,144`]),
       'With every record and zoom: ui.perfetto.dev or chrome://tracing',
     ],
     sections:
@@ -25,6 +25,7 @@ export function tracePage(file: string, summary: TraceSummary, parts: readonly T
             phaseSection(summary),
             latencySection(summary),
             ...(calls === 0 ? [] : [waitSection(summary)]),
+            ...(summary.kernelWaits.length === 0 ? [] : [kernelWaitSection(summary)]),
           ],
   };
 }
@@ -96,6 +97,17 @@ function latencySection({ phases }: TraceSummary): ReportSection {
     table: {
       head: ['phase', 'median, µs', 'p99, µs', 'most, µs'],
       rows: timed.map(({ phase, medianUs, p99Us, mostUs }) => [phase, medianUs, p99Us, mostUs]),
+    },
+  };
+}
+
+function kernelWaitSection({ kernelWaits }: TraceSummary): ReportSection {
+  return {
+    title: 'Waits in kernels',
+    note: 'How long blocks of kernels waited, and for whom, groups of 16 blocks together. Ranks are counted within the group of the object whose kernel it is.',
+    table: {
+      head: ['waits', 'for', 'waits', 'ms', 'open'],
+      rows: kernelWaits.map(({ waiter, peer, count, waitedUs, open }) => [waiter, peer, count, waitedUs / 1000, open]),
     },
   };
 }

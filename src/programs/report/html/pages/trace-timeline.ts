@@ -1,7 +1,8 @@
 // The timeline of a trace as a chart: tracks of threads, lanes for spans within spans, colours for the longest phases.
 import { spanName } from '../../../../tracing/chrome-trace.ts';
 import { clockOffsets } from '../../../../tracing/clock-offsets.ts';
-import type { Span, TracePart } from '../../../../tracing/read-part.ts';
+import type { TracePart } from '../../../../tracing/read-part.ts';
+import type { Span } from '../../../../tracing/span.ts';
 import type { TimelineChart } from '../chart.ts';
 
 /** More rectangles than this make a page slow, and hide each other. */

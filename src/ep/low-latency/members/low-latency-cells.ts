@@ -4,7 +4,7 @@ import { wordOffsets } from '../../../abi/layout.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import { RankBells } from '../../../windows/rank-bells.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
-import type { LowLatencySize } from '../low-latency-size.ts';
+import type { WindowRegion } from '../../../windows/region-layout.ts';
 
 const cellWord = wordOffsets(lowLatencyCell);
 const bellWord = wordOffsets(lowLatencyBell);
@@ -16,6 +16,13 @@ export type Progress = 'dispatched' | 'released' | 'combined' | 'taken';
 /** Words that belong to one call. */
 export type CallWord = 'rows' | 'dispatchCall' | 'combineCall';
 
+/** Where a window of ranks on CPUs has these regions. */
+export interface MemberRegions {
+  readonly regions: Readonly<Record<'cells' | 'bell' | 'member', WindowRegion>>;
+  /** Whether kernels of GPUs mask ranks too, by marks beside the words. */
+  readonly hasMarks?: boolean;
+}
+
 export class LowLatencyCells {
   readonly bells: RankBells;
   readonly #words: Int32Array;
@@ -23,7 +30,7 @@ export class LowLatencyCells {
   readonly #theirs: Int32Array;
   readonly #mine: Int32Array;
 
-  constructor(device: CpuDevice, window: SymmetricWindow, { regions }: LowLatencySize) {
+  constructor(device: CpuDevice, window: SymmetricWindow, { regions }: MemberRegions) {
     const { storage, addresses, index: me } = window;
     const words = device.hostView('i32', storage.address, storage.bytes / 4);
     const wordOf = (rank: number, region: 'cells' | 'bell'): number =>

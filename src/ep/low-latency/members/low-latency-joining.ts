@@ -21,8 +21,10 @@ const LOOK_MS = 5;
 export interface JoiningEngine {
   /** Number of the last dispatch that was begun here. */
   readonly dispatch: () => number;
-  /** Makes the memory of results as those of that active rank are. */
-  readonly prepare: (peer: number) => Promise<void>;
+  /** Makes this rank ready to be waited for; `peer`: an active rank, if there is one. */
+  readonly prepare: (peer: number | undefined) => Promise<void>;
+  /** Whether the rank and those that take part can reach each other's memory; they can where all have one file. */
+  readonly isMapped?: (rank: number) => boolean;
   /** This rank begins anew: its next dispatch has that number. */
   readonly beginAt: (dispatch: number) => void;
   readonly shortfall: (handle: LowLatencyHandle) => LowLatencyShortfall;
@@ -93,7 +95,7 @@ export class LowLatencyJoining implements LowLatencyMembership {
     const { members, cells, window, engine } = this.#parts;
     const peer = this.view(engine.dispatch()).active.indexOf(true);
     // Before anybody waits for this rank.
-    if (peer !== -1) await engine.prepare(peer);
+    await engine.prepare(peer === -1 ? undefined : peer);
     // A process that died asleep has left its mark.
     Atomics.store(cells.bells.own.waiters, 0, 0);
     members.offer();
@@ -110,7 +112,7 @@ export class LowLatencyJoining implements LowLatencyMembership {
     };
     const ready = (): boolean => members.activeFrom() !== undefined;
     try {
-      await waitForWord(cells.bells.own, { ready, check, spinUs: 0, source, endsAt: deadline.endsAt });
+      await waitForWord(cells.bells.own, { ready, check, source, endsAt: deadline.endsAt });
     } catch (error) {
       members.mask(window.index);
       throw error;
@@ -157,11 +159,11 @@ export class LowLatencyJoining implements LowLatencyMembership {
     return request;
   }
 
-  /** Connected, and not dead since. */
+  /** Connected, not dead since, and in reach. */
   #isReady(rank: number): boolean {
-    const { members, window } = this.#parts;
+    const { members, window, engine } = this.#parts;
     if (!members.isConnected(rank)) return false;
-    if (window.isAlive(rank)) return true;
+    if (window.isAlive(rank)) return engine.isMapped?.(rank) ?? true;
     members.mask(rank);
     return false;
   }

@@ -1,8 +1,8 @@
 // Which ranks of an elastic EpLowLatency take part, told by one word per rank in the shared window. Mostly hot path.
 import { wordOffsets } from '../../../abi/layout.ts';
 import {
-  LOW_LATENCY_CALLS,
   LOW_LATENCY_RESULTS,
+  LOW_LATENCY_STATE_BITS,
   lowLatencyMember,
   lowLatencyStates as states,
 } from '../../../abi/low-latency.ts';
@@ -11,14 +11,15 @@ import { log } from '../../../core/log.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import { LOW_LATENCY_NOTICE } from '../low-latency-membership.ts';
-import type { LowLatencySize } from '../low-latency-size.ts';
-import type { LowLatencyCells } from './low-latency-cells.ts';
+import type { LowLatencyCells, MemberRegions } from './low-latency-cells.ts';
 
 const memberWord = wordOffsets(lowLatencyMember);
-const STATE_BITS = 2;
+const STATE_BITS = LOW_LATENCY_STATE_BITS;
 const STATE_MASK = (1 << STATE_BITS) - 1;
 /** Numbers in words have 30 bits and are compared by signed difference: they must not become too old. */
 const REFRESH_MASK = (1 << 20) - 1;
+/** Which are old; then they are made half of that. Kernels may be that far behind the calls of their host. */
+const OLD = 1 << 19;
 /** Of a rank that was never seen active. */
 const NEVER = 1 << 30;
 
@@ -33,8 +34,15 @@ export class LowLatencyMembers {
   readonly #me: number;
   /** By rank: the last dispatch for which it was seen active. */
   readonly #seen: Int32Array;
+  readonly #hasMarks: boolean;
 
-  constructor(device: CpuDevice, window: SymmetricWindow, { regions }: LowLatencySize, cells: LowLatencyCells) {
+  constructor(
+    device: CpuDevice,
+    window: SymmetricWindow,
+    { regions, hasMarks = false }: MemberRegions,
+    cells: LowLatencyCells,
+  ) {
+    this.#hasMarks = hasMarks;
     const { storage, addresses, index } = window;
     const places = addresses.map((address) => (address - storage.address + regions.member.offset) / 4);
     this.#words = device.hostView('i32', storage.address, storage.bytes / 4);
@@ -60,11 +68,7 @@ export class LowLatencyMembers {
 
   /** Hot path. Whether the rank takes part in the dispatch with that number. */
   isActive(rank: number, dispatch: number): boolean {
-    const word = this.#load(rank);
-    const state = word & STATE_MASK;
-    // The sign of the difference of 30 bits.
-    const isFrom = (dispatch - (word >>> STATE_BITS)) << STATE_BITS >= 0;
-    const isActive = state === states.active ? isFrom : state === states.leaving && !isFrom;
+    const isActive = isActiveIn(this.#load(rank), dispatch);
     if (isActive) this.#seen[rank] = dispatch;
     return isActive;
   }
@@ -84,6 +88,11 @@ export class LowLatencyMembers {
     return (this.#load(rank) & STATE_MASK) === states.active && this.isActive(rank, dispatch);
   }
 
+  /** Now, or from a dispatch on that is yet to come, or until one. */
+  isKnown(rank: number): boolean {
+    return isMarkable(this.#load(rank));
+  }
+
   isConnected(rank: number): boolean {
     return (this.#load(rank) & STATE_MASK) === states.connected;
   }
@@ -94,9 +103,11 @@ export class LowLatencyMembers {
     for (let rank = 0; rank < this.size; rank++) {
       const word = this.#load(rank);
       const state = word & STATE_MASK;
-      if (state === states.leaving && !this.isActive(rank, dispatch)) this.#change(rank, word, states.absent);
-      if (state === states.active && rank === this.#me && this.isActive(rank, dispatch)) {
-        this.#swap(rank, word, encode(states.active, dispatch - LOW_LATENCY_CALLS));
+      // The sign tells what is still to come.
+      if (((dispatch - (word >>> STATE_BITS)) << STATE_BITS) >> STATE_BITS < OLD) continue;
+      if (state === states.leaving) this.#change(rank, word, states.absent);
+      if (state === states.active && rank === this.#me) {
+        this.#swap(rank, word, encode(states.active, dispatch - OLD / 2));
       }
     }
   }
@@ -123,7 +134,7 @@ export class LowLatencyMembers {
       const word = this.#load(rank);
       if ((word & STATE_MASK) === states.absent) return;
       if (!this.#change(rank, word, states.absent)) continue;
-      log('world', 'warn', `rank ${this.#window.ranks[rank]} is masked`);
+      this.#tellMasked(rank);
       return;
     }
   }
@@ -195,7 +206,21 @@ export class LowLatencyMembers {
   }
 
   #load(rank: number): number {
-    return Atomics.load(this.#words, this.#places[rank]! + memberWord.word);
+    const at = this.#places[rank]! + memberWord.word;
+    const word = Atomics.load(this.#words, at);
+    if (!this.#hasMarks || !isMarkable(word) || !this.#isMarked(rank, word)) return word;
+    // A kernel has masked it; the word says so from now on.
+    if (this.#change(rank, word, states.absent)) this.#tellMasked(rank);
+    return Atomics.load(this.#words, at);
+  }
+
+  #isMarked(rank: number, word: number): boolean {
+    const mark = memberWord.marks + rank;
+    return this.#places.some((place) => Atomics.load(this.#words, place + mark) === (word ^ 1));
+  }
+
+  #tellMasked(rank: number): void {
+    log('world', 'warn', `rank ${this.#window.ranks[rank]} is masked`);
   }
 
   #swap(rank: number, from: number, to: number): boolean {
@@ -209,6 +234,19 @@ export class LowLatencyMembers {
     this.#cells.bells.ringAll();
     return true;
   }
+}
+
+/** Kernels go by the same rule (members.cuh). */
+function isActiveIn(word: number, dispatch: number): boolean {
+  const state = word & STATE_MASK;
+  // The sign of the difference of 30 bits.
+  const isFrom = (dispatch - (word >>> STATE_BITS)) << STATE_BITS >= 0;
+  return state === states.active ? isFrom : state === states.leaving && !isFrom;
+}
+
+function isMarkable(word: number): boolean {
+  const state = word & STATE_MASK;
+  return state === states.active || state === states.leaving;
 }
 
 function encode(state: number, dispatch: number): number {

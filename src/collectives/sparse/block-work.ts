@@ -1,0 +1,59 @@
+// What a GPU does for a worker's tensors, piece by piece, without waiting for the host: marks, copies, additions to flags.
+import type { SparseCall } from './sparse-call.ts';
+
+/** `out`: from the tensor to the host; `in`: the other way. Work of one way is done in order. */
+export type BlockWay = 'out' | 'in';
+
+/** Memory that host and device reach. */
+export interface SharedBytes extends Disposable {
+  /** As the device knows it. */
+  readonly deviceAddress: number;
+  /** All of it, and nothing else. */
+  readonly buffer: ArrayBuffer;
+}
+
+/** A point in the work of one way. */
+export interface WorkMark {
+  /** It is behind what was enqueued so far. */
+  record(): void;
+  /** All before it is done, and visible here. True before the first record(). Fails as that work did. */
+  isDone(): boolean;
+}
+
+/** What the marks of a call's blocks give, in memory that the host reads. */
+export interface BlockIndex {
+  /** How many blocks count. */
+  readonly found: Uint32Array;
+  /** By block: its number among those that count; SPARSE_NO_BLOCK. */
+  readonly numbers: Uint32Array;
+  /** By block: the next one in its lane that counts. */
+  readonly nexts: Uint32Array;
+}
+
+/** Blocks between the call's tensor and memory in which they lie one behind the other. */
+export interface BlockMove {
+  readonly packed: number;
+  readonly count: number;
+}
+
+/** Hot path, but for what makes memory. */
+export interface BlockWork {
+  /** Memory of the device and index for so many blocks. Fails with WL_MEMORY. */
+  reserve(blocks: number): BlockIndex;
+  allocateHost(bytes: number): SharedBytes;
+  makeMark(way: BlockWay): WorkMark;
+  /** A call begins: its work follows all that the device's stream has to do now. */
+  begin(call: SparseCall, blocks: number): void;
+  /** Clears what does not count in the output, and fills the index. */
+  mark(): void;
+  /** Blocks from that number among those that count; in a dense call all do. */
+  gather(first: number, move: BlockMove): void;
+  /** `list`: where the numbers of blocks lie, u32, as the device knows it. */
+  scatter(list: number, move: BlockMove): void;
+  /** Adds to an i32 behind all that was scattered. */
+  tell(flag: number, parts: number): void;
+  /** Whatever the device's stream does next follows what was scattered and told so far. */
+  join(): void;
+  /** Resolves when none of the work is under way any more. */
+  close(): Promise<void>;
+}

@@ -1,0 +1,189 @@
+// Sums of GPUs that reach each other's memory, without messages: each rank puts its blocks that count into its window, piece by
+// piece, and adds up what the windows of all have. The hosts tell each other which pieces are there, and which were taken.
+import { WeftlineError } from '../../core/errors.ts';
+import { dtypeNumber, dtypeOf } from '../collective-call.ts';
+import type { CompletionFlag } from './block-completions.ts';
+import type { BlockReducer } from './block-reducer.ts';
+import type { WorkMark } from './block-work.ts';
+import type { CallFacts, DirectBoard } from './direct-board.ts';
+import type { DirectWork, Piece } from './direct-work.ts';
+import { blocksOf, type SlotShape } from './slot-shape.ts';
+import { noCall, type SparseCall, type SparseTraffic } from './sparse-call.ts';
+import { StagedFlag } from './staged-flag.ts';
+import { WorkPatience } from './work-patience.ts';
+
+export interface DirectReducerOptions {
+  readonly board: DirectBoard;
+  readonly work: DirectWork;
+  readonly shape: SlotShape;
+  /** Of a rank of the group, for errors. */
+  readonly nameOf: (rank: number) => number;
+}
+
+/**
+ * A call ends when all ranks have taken all pieces: so a window is free when the next call begins, or when it is closed.
+ */
+export class DirectReducer implements BlockReducer {
+  progress = 0;
+  readonly #options: DirectReducerOptions;
+  readonly #outMarks: readonly WorkMark[];
+  readonly #inMarks: readonly WorkMark[];
+  readonly #patience = new WorkPatience();
+  /** By rank: it has told that it makes the same call. */
+  readonly #isSame: Uint8Array;
+  #call: SparseCall = noCall;
+  /** Of calls, and of pieces before this one; both wrap. */
+  #number = 0;
+  #base = 0;
+  #blocks = 0;
+  #perPiece = 1;
+  /** Of this call: pieces, and how many of them are on their way to the window, there, being summed and summed. */
+  #pieces = 0;
+  #shared = 0;
+  #ready = 0;
+  #summed = 0;
+  #taken = 0;
+  #isOver = true;
+
+  constructor(options: DirectReducerOptions) {
+    const { work, board } = options;
+    this.#options = options;
+    this.#isSame = new Uint8Array(board.ranks);
+    this.#outMarks = Array.from({ length: work.buffers }, () => work.makeMark('out'));
+    this.#inMarks = Array.from({ length: work.buffers }, () => work.makeMark('in'));
+  }
+
+  /** Bytes are those of blocks that this rank has put into its window, and of sums. */
+  get traffic(): SparseTraffic {
+    const [ownBlocks, sumBlocks] = this.#options.work.found as unknown as readonly [number, number];
+    const blockBytes = this.#options.shape.blockSize * this.#call.elementBytes;
+    const sentBytes = ownBlocks * blockBytes;
+    const receivedBytes = sumBlocks * blockBytes;
+    return { blocks: this.#blocks, ownBlocks, sumBlocks, sentBytes, receivedBytes, messages: this.#pieces };
+  }
+
+  get finalBlocks(): number {
+    return Math.min(this.#blocks, this.#summed * this.#perPiece);
+  }
+
+  reserve(): void {}
+
+  begin(call: SparseCall): void {
+    const { board, work, shape } = this.#options;
+    this.#base = (this.#base + this.#pieces) | 0;
+    this.#number = (this.#number + 1) | 0;
+    this.#call = call;
+    this.#blocks = blocksOf(shape, call.count);
+    this.#perPiece = Math.floor(work.pieceBytes / (shape.blockSize * call.elementBytes));
+    // One at least, so that ranks agree on what they call.
+    this.#pieces = Math.max(1, Math.ceil(this.#blocks / this.#perPiece));
+    this.#shared = 0;
+    this.#ready = 0;
+    this.#summed = 0;
+    this.#taken = 0;
+    this.#isOver = false;
+    this.#isSame.fill(0);
+    this.#patience.reset();
+    board.announce(this.#number, { count: call.count, dtype: dtypeNumber(call.dtype) });
+    work.begin(call);
+  }
+
+  advance(): boolean {
+    if (this.#isOver) return true;
+    const { board, work } = this.#options;
+    const { buffers } = work;
+    const areSame = this.#compare();
+    const least = this.#least('taken');
+    while (this.#shared < this.#pieces && this.#shared < Math.min(least, this.#ready) + buffers) {
+      work.share(this.#piece(this.#shared));
+      this.#outMarks[this.#shared % buffers]!.record();
+      this.#shared++;
+    }
+    if (this.#ready < this.#shared && this.#isDone(this.#outMarks[this.#ready % buffers]!)) {
+      this.#ready++;
+      this.progress++;
+      board.post('ready', (this.#base + this.#ready) | 0);
+    }
+    const there = areSame ? this.#least('ready') : 0;
+    while (this.#summed < Math.min(this.#ready, there, this.#taken + buffers)) {
+      work.sum(this.#piece(this.#summed), this.#summed === this.#pieces - 1);
+      this.#inMarks[this.#summed % buffers]!.record();
+      this.#summed++;
+    }
+    if (this.#taken < this.#summed && this.#isDone(this.#inMarks[this.#taken % buffers]!)) {
+      this.#taken++;
+      this.progress++;
+      board.post('taken', (this.#base + this.#taken) | 0);
+    }
+    if (this.#taken < this.#pieces || this.#least('taken') < this.#pieces) return false;
+    work.join();
+    this.#isOver = true;
+    return true;
+  }
+
+  awaited(): number[] {
+    const { board } = this.#options;
+    const others = [...this.#isSame.keys()].filter((rank) => rank !== board.me);
+    const [what, needed] =
+      this.#ready > this.#summed ? (['ready', this.#summed + 1] as const) : (['taken', this.#taken] as const);
+    return others.filter((rank) => board.piecesOf(rank, what, this.#base) < needed);
+  }
+
+  flagAt(address: number): CompletionFlag {
+    const { work } = this.#options;
+    return new StagedFlag({ tell: (parts) => work.tell(address, parts), join: () => work.join() });
+  }
+
+  close(): Promise<void> {
+    return this.#options.work.close();
+  }
+
+  #piece(number: number): Piece {
+    const first = number * this.#perPiece;
+    const blocks = Math.min(this.#perPiece, this.#blocks - first);
+    return { first, blocks, buffer: number % this.#options.work.buffers };
+  }
+
+  /** Of all ranks. */
+  #least(what: 'ready' | 'taken'): number {
+    const { board } = this.#options;
+    let least = this.#pieces;
+    for (let rank = 0; rank < board.ranks; rank++) least = Math.min(least, board.piecesOf(rank, what, this.#base));
+    return least;
+  }
+
+  #isDone(mark: WorkMark): boolean {
+    return this.#patience.isDone(mark, this.#call.timeoutMs);
+  }
+
+  /** True once all ranks have told that they make the same call: that of the first one. */
+  #compare(): boolean {
+    const { board, nameOf } = this.#options;
+    const first = board.factsOf(0, this.#number);
+    if (first === undefined) return false;
+    let areSame = true;
+    for (let rank = 0; rank < board.ranks; rank++) {
+      if (this.#isSame[rank] === 1) continue;
+      const facts = board.factsOf(rank, this.#number);
+      if (facts === undefined) {
+        areSame = false;
+        continue;
+      }
+      if (facts.count !== first.count || facts.dtype !== first.dtype) {
+        const [here, there] = [describe(first), describe(facts)];
+        const [one, other] = [nameOf(0), nameOf(rank)];
+        throw new WeftlineError(
+          'WL_CONFIG_MISMATCH',
+          `Call ${this.#number} of this SparseAllReduce is ${here} on rank ${one}, but ${there} on rank ${other}; all workers must make the same calls in the same order`,
+          { details: { call: this.#number, rank: other, here, there } },
+        );
+      }
+      this.#isSame[rank] = 1;
+    }
+    return areSame;
+  }
+}
+
+function describe({ count, dtype }: CallFacts): string {
+  return `allReduce of ${count} ${dtypeOf(dtype)}`;
+}

@@ -1,0 +1,152 @@
+// The rows of an EpBuffer's calls on a CPU rank: to the windows of their receivers, and out of the windows into sums.
+import { elementFormats } from '../../../abi/element-formats.ts';
+import { dtypes } from '../../../core/dtype.ts';
+import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
+import type { Tensor } from '../../../device/tensor.ts';
+import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
+import type { CheckedCombine } from '../combine-arguments.ts';
+import type { DispatchPlanInput } from '../dispatch-arguments.ts';
+import type { DispatchHandle } from '../dispatch-handle.ts';
+import type { EpTables } from '../ep-tables.ts';
+import type { EpScope } from '../scope.ts';
+import type { PeerMemory } from '../../../collective/peer-memory.ts';
+import { MIN_PULLED_BYTES, PulledRows } from './pulled-rows.ts';
+import { overlaps } from '../../../collective/tensor-check.ts';
+
+/** What combine makes. */
+export interface CombineSums {
+  readonly rows: Tensor<'bf16'>;
+  readonly weights: Tensor<'f32'> | undefined;
+}
+
+interface BufferRowsParts {
+  readonly window: SymmetricWindow;
+  readonly tables: EpTables;
+  /** Of ranks that can read each other's tensors. */
+  readonly memory: PeerMemory | undefined;
+}
+
+export class BufferRows {
+  readonly #scope: EpScope<CpuDevice>;
+  readonly #tables: EpTables;
+  /** Where peers read what combine takes of this rank. */
+  readonly #staged: { readonly rows: number; readonly weights: number };
+  /** By rank: where combine reads rows; this rank's own may be read where they lie. */
+  readonly #sources: Int32Array;
+
+  /** Of ranks that can read each other's tensors. */
+  readonly #pulled: PulledRows | undefined;
+
+  constructor(scope: EpScope<CpuDevice>, { window, tables, memory }: BufferRowsParts) {
+    this.#scope = scope;
+    this.#tables = tables;
+    const { combineRows, combineWeights } = scope.size.regions;
+    this.#staged = { rows: window.address + combineRows.offset, weights: window.address + combineWeights.offset };
+    this.#sources = tables.bases.combineRows.view();
+    this.#pulled = memory && new PulledRows(scope, memory, tables);
+  }
+
+  /** To the ranks of this host. */
+  send({ data, scales }: DispatchPlanInput, { rowTable }: DispatchHandle, first: number, count: number): void {
+    const { scatterRows } = this.#scope.device.kernels;
+    const { bases } = this.#tables;
+    const n = this.#scope.group.size;
+    const rowBytes = this.#scope.config.hidden * dtypes[data.dtype].bytes;
+    const table = rowTable.address + first * n * 4;
+    scatterRows(data.address + first * rowBytes, rowBytes, count, n, table, 0, bases.rows.address);
+    if (scales) {
+      const scaleBytes = scales.shape[1]! * 4;
+      scatterRows(scales.address + first * scaleBytes, scaleBytes, count, n, table, 0, bases.scales.address);
+    }
+  }
+
+  /** Token index, expert ids and weights of every row, straight to the receivers. */
+  sendChoices({ topkIdx, topkWeights, numTokens }: DispatchPlanInput, { rowTable }: DispatchHandle): void {
+    const { kernels } = this.#scope.device;
+    const { bases } = this.#tables;
+    const n = this.#scope.group.size;
+    const table = rowTable.address;
+    kernels.scatterTokenIndex(numTokens, n, table, 0, bases.sourceToken.address);
+    if (!topkIdx) return;
+    const k = topkIdx.shape[1]!;
+    const indexBytes = dtypes[topkIdx.dtype].bytes;
+    const perRank = this.#scope.config.numExperts / n;
+    kernels.scatterTopkIndex(topkIdx.address, indexBytes, numTokens, k, n, perRank, table, bases.topkIdx.address, 0);
+    if (!topkWeights) return;
+    const weights = topkWeights.address;
+    const target = bases.topkWeights.address;
+    kernels.scatterTopkWeight(topkIdx.address, indexBytes, weights, numTokens, k, n, perRank, table, target, 0);
+  }
+
+  /**
+   * Brings what combine takes to where the peers read it, unless it is there already. `here`: the group is on one host. This
+   * rank's own rows, which nobody else reads, then stay where they are, and sum() reads them there. Returns the address of
+   * rows that peers are to read where they are, for sum() of all ranks, else 0.
+   */
+  stage(input: CheckedCombine, sums: CombineSums, here: boolean): number {
+    const { x, weights, handle } = input;
+    const { rank, size } = this.#scope.group;
+    const staged = this.#staged;
+    const { copyBytes: copy } = this.#scope.device.kernels;
+    const isPlaced = x.address === staged.rows;
+    // What is copied must not run over rows that are yet to be copied or read, nor must the sums.
+    const readsOwn = here && !overlaps(x, staged.rows, x.bytes) && !overlaps(x, sums.rows.address, sums.rows.bytes);
+    this.#sources[rank] = readsOwn ? x.address | 0 : staged.rows | 0;
+    const isPulled = readsOwn && this.#pulled !== undefined && x.bytes >= MIN_PULLED_BYTES;
+    if (!isPlaced && !isPulled) {
+      const own = readsOwn ? ownRows(handle, rank, size) : NO_ROWS;
+      const rowBytes = this.#scope.config.hidden * 2;
+      const behind = own.end * rowBytes;
+      copy(staged.rows, x.address, own.first * rowBytes);
+      copy(staged.rows + behind, x.address + behind, x.bytes - behind);
+    }
+    if (weights !== undefined && weights.address !== staged.weights) {
+      copy(staged.weights, weights.address, weights.bytes);
+    }
+    return isPulled ? x.address : 0;
+  }
+
+  /** Behind the barrier: what all ranks of the host have staged. `places`: by rank, what their stage() returned. */
+  sum({ rows, weights }: CombineSums, input: CheckedCombine, places: readonly number[]): void {
+    const isPulled = places.some((place, rank) => place !== 0 && rank !== this.#scope.group.rank);
+    if (isPulled) this.#pulled!.sum(rows, input, places, this.#sources);
+    else this.#sumRows(rows, input);
+    if (weights) this.#sumWeights(weights, input.handle);
+  }
+
+  #sumRows(out: Tensor<'bf16'>, { handle, biases }: CheckedCombine): void {
+    this.#scope.device.kernels.gatherSum(
+      out.address,
+      this.#scope.config.hidden * 2,
+      handle.numTokens,
+      this.#scope.group.size,
+      handle.rowTable.address,
+      0,
+      this.#tables.bases.combineRows.address,
+      0,
+      biases[0]?.address ?? 0,
+      biases[1]?.address ?? 0,
+      this.#tables.sources.address,
+      elementFormats.bf16,
+    );
+  }
+
+  #sumWeights(out: Tensor<'f32'>, handle: DispatchHandle): void {
+    this.#scope.device.kernels.gatherTopkWeight(
+      out.address,
+      handle.numTokens,
+      out.shape[1]!,
+      this.#scope.group.size,
+      handle.rowTable.address,
+      this.#tables.bases.combineWeights.address,
+    );
+  }
+}
+
+const NO_ROWS = { first: 0, end: 0 };
+
+/** Rows that this rank received from itself. */
+function ownRows({ rankPrefixMatrix }: DispatchHandle, rank: number, ranks: number): typeof NO_ROWS {
+  const sums = rankPrefixMatrix!;
+  return { first: rank === 0 ? 0 : sums[(rank - 1) * ranks + rank]!, end: sums[rank * ranks + rank]! };
+}

@@ -1,0 +1,229 @@
+// Reads what kernels have left of their phases: spans of groups of blocks, on tracks by kernel file.
+import {
+  CLOCK_FIELDS,
+  CLOCK_SAMPLES,
+  clockField,
+  KERNEL_RECORDS,
+  KERNEL_RING_BYTES,
+  KERNEL_RING_HEAD_BYTES,
+  kernelRecord,
+  kernelRing,
+  NO_PEER,
+  OWN_BLOCKS,
+  pointHash,
+} from '../abi/kernel-trace.ts';
+import { Block } from '../abi/layout.ts';
+import { printable } from '../core/quote.ts';
+import { type TracePoint, tracePoints } from '../core/trace.ts';
+import { type GpuClock, GpuTimes } from './gpu-clock.ts';
+import type { ClockSample } from './kernel-ring.ts';
+import type { Span, TracedThread } from './span.ts';
+
+/** Blocks with neighbouring numbers share a track: what any of them does shows there. */
+const BLOCKS_OF_TRACK = 16;
+
+export interface TracedGpu {
+  readonly clock: GpuClock;
+  readonly threads: readonly TracedThread[];
+}
+
+interface Phase {
+  readonly point: TracePoint;
+  readonly peer: number;
+  readonly begin: number;
+  readonly end: number | undefined;
+}
+
+interface KernelEvent {
+  readonly time: number;
+  readonly sequence: number;
+  readonly point: TracePoint;
+  readonly isEnd: boolean;
+  readonly peer: number;
+}
+
+/** What one launch did in one group of blocks. */
+interface Piece {
+  readonly label: number;
+  readonly launch: number;
+  readonly group: number;
+  readonly blocks: Map<number, KernelEvent[]>;
+}
+
+const pointsByHash: ReadonlyMap<number, TracePoint> = new Map(tracePoints.map((point) => [pointHash(point), point]));
+
+/** `bytes`: of one ring, KERNEL_RING_BYTES. undefined if its kernels have told nothing, or the clocks were never compared. */
+export function readKernels(bytes: Uint8Array): TracedGpu | undefined {
+  const memory = bytes.byteOffset % 8 === 0 ? bytes : Uint8Array.from(bytes);
+  const head = Block.over(kernelRing, memory);
+  const samples = readSamples(memory, head.get('samples'));
+  if (samples.length === 0) return undefined;
+  const labelBytes = memory.subarray(kernelRing.offset.labels, kernelRing.offset.labels + head.get('labelBytes'));
+  const labels = Buffer.from(labelBytes).toString().split('\n');
+  const times = new GpuTimes(samples);
+  const { pieces, lost } = readPieces(memory, times);
+  if (pieces.length === 0) return undefined;
+  const device = head.get('device');
+  return {
+    clock: times.clock(device),
+    threads: tracksOf(pieces, { device, labels, lost }),
+  };
+}
+
+function readSamples(memory: Uint8Array, count: number): ClockSample[] {
+  const cells = new Float64Array(memory.buffer, memory.byteOffset + kernelRing.size, CLOCK_SAMPLES * CLOCK_FIELDS);
+  const first = Math.max(0, count - CLOCK_SAMPLES);
+  return Array.from({ length: count - first }, (_, index) => {
+    const at = ((first + index) % CLOCK_SAMPLES) * CLOCK_FIELDS;
+    const read = (field: number): number => cells[at + field]!;
+    return {
+      high: read(clockField.high),
+      low: read(clockField.low),
+      hostUs: read(clockField.host),
+      errorUs: read(clockField.error),
+    };
+  });
+}
+
+function readPieces(memory: Uint8Array, times: GpuTimes): { readonly pieces: Piece[]; readonly lost: number } {
+  const at = memory.byteOffset + KERNEL_RING_HEAD_BYTES;
+  const words = new Uint32Array(memory.buffer, at, (KERNEL_RING_BYTES - KERNEL_RING_HEAD_BYTES) / 4);
+  const wordsOf = kernelRecord.size / 4;
+  const { offset } = kernelRecord;
+  const pieces = new Map<string, Piece>();
+  let kept = 0;
+  let most = 0;
+  for (let index = 0; index < KERNEL_RECORDS; index++) {
+    const word = (field: keyof typeof offset): number => words[index * wordsOf + offset[field] / 4]!;
+    const sequence = word('sequence');
+    const point = pointsByHash.get(word('point'));
+    // A record of which one half was not written yet, or belongs to an earlier round, is none.
+    const isWhole = sequence !== 0 && sequence === word('sequenceAgain') && (sequence - 1) % KERNEL_RECORDS === index;
+    if (!isWhole || point === undefined) continue;
+    kept += 1;
+    most = Math.max(most, sequence);
+    const [block, tag] = [word('block') & 0xffff, word('block') >>> 16];
+    const [label, launch, group] = [tag >> 1, word('launch'), Math.floor(block / BLOCKS_OF_TRACK)];
+    const key = `${label} ${launch} ${group}`;
+    const piece = pieces.get(key) ?? { label, launch, group, blocks: new Map<number, KernelEvent[]>() };
+    pieces.set(key, piece);
+    const events = piece.blocks.get(block) ?? [];
+    piece.blocks.set(block, events);
+    const time = times.hostUs(words[index * wordsOf + offset.time / 4 + 1]!, words[index * wordsOf + offset.time / 4]!);
+    events.push({ time, sequence, point, isEnd: tag % 2 === 1, peer: word('peer') });
+  }
+  // Blocks leave some that they took unused, which is not counted.
+  return { pieces: [...pieces.values()], lost: most <= KERNEL_RECORDS ? 0 : most - kept };
+}
+
+function tracksOf(
+  pieces: readonly Piece[],
+  { device, labels, lost }: { readonly device: number; readonly labels: readonly string[]; readonly lost: number },
+): TracedThread[] {
+  const groups = new Map<string, { readonly piece: Piece; readonly spans: Span[] }[]>();
+  for (const piece of pieces) {
+    const spans = spansOf(piece, kernelName(labels[piece.label - 1]));
+    if (spans.length === 0) continue;
+    const key = `${String(piece.group).padStart(5)} ${piece.label}`;
+    groups.set(key, [...(groups.get(key) ?? []), { piece, spans }]);
+  }
+  const inOrder = [...groups].toSorted(([left], [right]) => (left < right ? -1 : 1)).map(([, entries]) => entries);
+  const tracks = inOrder.flatMap((entries) => {
+    const { label, group } = entries[0]!.piece;
+    const first = group * BLOCKS_OF_TRACK;
+    const name = `GPU ${device}: ${kernelName(labels[label - 1])}, blocks ${first}-${first + BLOCKS_OF_TRACK - 1}`;
+    return lanesOf(entries.map(({ spans }) => spans)).map((spans, lane) => ({
+      name: lane === 0 ? name : `${name}, stream ${lane + 1}`,
+      spans,
+      lost: 0,
+    }));
+  });
+  return tracks.map((track, at) => (at === 0 ? { ...track, lost } : track));
+}
+
+/** Launches that run at the same time are on different streams, and stand on different tracks. */
+function lanesOf(launches: readonly (readonly Span[])[]): Span[][] {
+  const lanes: { readonly spans: Span[]; end: number }[] = [];
+  for (const spans of launches.toSorted((left, right) => left[0]!.begin - right[0]!.begin)) {
+    const begin = spans[0]!.begin;
+    const end = Math.max(...spans.map(endOf));
+    let lane = lanes.find((each) => each.end <= begin);
+    if (lane === undefined) lanes.push((lane = { spans: [], end }));
+    lane.spans.push(...spans);
+    lane.end = end;
+  }
+  return lanes.map(({ spans }) => spans);
+}
+
+function kernelName(file: string | undefined): string {
+  return file === undefined ? 'kernel' : printable(file.replace(/\.cu\b.*/, ''), 100);
+}
+
+function endOf({ end }: Span): number {
+  return end ?? Number.POSITIVE_INFINITY;
+}
+
+/** In the order of their begins; of those that begin together the longest first. */
+function spansOf({ launch, blocks }: Piece, name: string): Span[] {
+  const phases = new Map<string, Phase[]>();
+  for (const events of blocks.values()) {
+    for (const phase of phasesOf(events)) {
+      const key = `${phase.point} ${phase.peer}`;
+      phases.set(key, [...(phases.get(key) ?? []), phase]);
+    }
+  }
+  const spans = [...phases.values()].flatMap(joined).map(({ point, peer, begin, end }): Span => ({
+    point,
+    subject: launch,
+    label: point === 'kernel' ? `kernel ${name}` : waitLabel(peer),
+    begin,
+    end,
+  }));
+  return spans.toSorted((left, right) => left.begin - right.begin || endOf(right) - endOf(left));
+}
+
+/** How a wait of a kernel says for whom it is; undefined of another label. */
+export function peerOfLabel(label: string): string | undefined {
+  return /^wait for (.+)$/.exec(label)?.[1];
+}
+
+function waitLabel(peer: number): string {
+  if (peer === NO_PEER) return '';
+  return peer >= OWN_BLOCKS ? 'wait for own blocks' : `wait for rank ${peer}`;
+}
+
+/** Of one block; an end belongs to the last begin of the same point and peer. */
+function phasesOf(events: readonly KernelEvent[]): Phase[] {
+  const phases: Phase[] = [];
+  const open = new Map<string, number[]>();
+  for (const { point, peer, time, isEnd } of events.toSorted(
+    (left, right) => left.time - right.time || left.sequence - right.sequence,
+  )) {
+    const key = `${point} ${peer}`;
+    const begun = open.get(key) ?? [];
+    open.set(key, begun);
+    if (!isEnd) {
+      begun.push(phases.length);
+      phases.push({ point, peer, begin: time, end: undefined });
+      continue;
+    }
+    const at = begun.pop();
+    if (at !== undefined) phases[at] = { ...phases[at]!, end: time };
+  }
+  return phases;
+}
+
+/** The times in which any block is in the phase. */
+function joined(phases: readonly Phase[]): Phase[] {
+  const all: Phase[] = [];
+  for (const phase of phases.toSorted((left, right) => left.begin - right.begin)) {
+    const last = all.at(-1);
+    if (last === undefined || (last.end !== undefined && last.end < phase.begin)) {
+      all.push(phase);
+      continue;
+    }
+    const end = last.end === undefined || phase.end === undefined ? undefined : Math.max(last.end, phase.end);
+    all[all.length - 1] = { ...last, end };
+  }
+  return all;
+}
