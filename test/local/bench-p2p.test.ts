@@ -107,18 +107,3 @@ for (const [backend, mode] of [
     assert.ok(lines.some((line) => /^50000 descriptors in 50000 parts: lists [\d.]+ ms, prepare .* MB$/.test(line)));
   });
 }
-
-const withoutUcx = skipWithout('ucx', findUcx(localFiles()) === undefined ? 'no libucp here' : undefined);
-
-test('bench p2p --backend ucx --compare says what is missing without ucx_perftest', { skip: withoutUcx }, async () => {
-  const common = ['--port', String(await freePort()), '--backend', 'ucx'];
-  const env = { ...process.env, PATH: '/nowhere' };
-  const client = ['--sizes', '1048576', '--iters', '4', '--compare', '1', '--no-agent-thread'];
-  const [, { code, text }] = await Promise.all([
-    run('server', common, env),
-    run('client', [...common, ...client], env),
-  ]);
-  assert.notEqual(code, 0);
-  assert.doesNotMatch(text, /GB\/s/, 'it is said before anything is measured');
-  assert.match(text, /ucx_perftest, which the server does not have: install it .*ucx-utils/);
-});

@@ -74,20 +74,11 @@ async function soak(kind: SoakKind): Promise<void> {
   if (code !== 0) faults.push(`${kind} ended with ${code}`);
 }
 
-async function kindsHere(): Promise<readonly SoakKind[]> {
-  const wanted = soakKinds.filter((kind) => values.kind === undefined || values.kind.includes(kind));
-  if (!wanted.includes('ucx')) return wanted;
-  try {
-    const agent = await Agent.create('probe', { backends: ['ucx'] });
-    await agent.close();
-    return wanted;
-  } catch (error) {
-    console.log(`ucx is left out: ${String(error)}`);
-    return wanted.filter((kind) => kind !== 'ucx');
-  }
+function kindsHere(): readonly SoakKind[] {
+  return soakKinds.filter((kind) => values.kind === undefined || values.kind.includes(kind));
 }
 
-const kinds = await kindsHere();
+const kinds = kindsHere();
 console.log(`${kinds.join(', ')} for ${seconds} s`);
 await Promise.all(kinds.map(soak));
 
