@@ -5,11 +5,8 @@ import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
-import { localFiles } from '#lib/native/file-probe.js';
-import { findUcx } from '#lib/native/ucx.js';
 import type { P2pBenchReport } from '#lib/programs/bench/p2p/p2p-results.js';
 import { freePort } from '../support/free-port.ts';
-import { skipWithout } from './support/requirements.js';
 
 const cli = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 

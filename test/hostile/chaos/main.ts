@@ -5,7 +5,6 @@ import { randomInt } from 'node:crypto';
 import { readdirSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
-import { Agent } from 'weftline/agent';
 import { Random } from '../fuzz/random.ts';
 import { checkNames, numberOption } from '../support/options.ts';
 import { EpJobs } from './ep-jobs.ts';

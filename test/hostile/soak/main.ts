@@ -4,7 +4,6 @@ import { writeFileSync } from 'node:fs';
 import { createInterface } from 'node:readline';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
-import { Agent } from 'weftline/agent';
 import { launch } from 'weftline/world';
 import { soakKinds, type SoakKind } from './kinds.ts';
 import { checkNames, numberOption } from '../support/options.ts';
