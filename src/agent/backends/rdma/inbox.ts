@@ -60,6 +60,11 @@ export class Inbox implements Disposable {
     this.#untoldWakes++;
   }
 
+  /** Messages that have come. */
+  get arrivedCount(): number {
+    return this.#next;
+  }
+
   get isEmpty(): boolean {
     return this.#first === this.#next;
   }

@@ -23,6 +23,9 @@ export class OutMessages {
   readonly #immediate = new Uint32Array(RDMA_MESSAGES);
   readonly #end = new Float64Array(RDMA_MESSAGES);
   readonly #state = new Uint8Array(RDMA_MESSAGES);
+  /** Which of the connection's it is, from 0, once posted. */
+  readonly #index = new Uint32Array(RDMA_MESSAGES);
+  #posted = 0;
   /** Numbers of the oldest that takes room, and of the next; bytes of the ring before them, which count up. */
   #first = 0;
   #next = 0;
@@ -80,6 +83,12 @@ export class OutMessages {
   /** Its request was posted. */
   posted(number: number): void {
     this.#state[number % RDMA_MESSAGES] = states.posted;
+    this.#index[number % RDMA_MESSAGES] = this.#posted++;
+  }
+
+  /** It is among the first `count` messages of the connection. */
+  hasArrived(number: number, count: number): boolean {
+    return this.#state[number % RDMA_MESSAGES] === states.posted && this.#index[number % RDMA_MESSAGES]! < count;
   }
 
   /** It will not be sent: what should have come before it failed. */
@@ -99,6 +108,7 @@ export class OutMessages {
       if (this.#state[slot] === states.posted) this.#state[slot] = states.waiting;
     }
     this.#mailbox.resetCredits();
+    this.#posted = 0;
     this.#taken = 0;
   }
 

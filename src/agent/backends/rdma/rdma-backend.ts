@@ -18,6 +18,7 @@ import {
   encodeRdmaInfo,
   type RdmaCaller,
   type RdmaSelf,
+  type RdmaWelcome,
 } from './rdma-meeting.ts';
 import { RdmaRegion } from './rdma-region.ts';
 import { RdmaSleep } from './rdma-sleep.ts';
@@ -29,6 +30,7 @@ const POLL_INTERVAL_MS = 0.1;
 
 /** Without a thread: completions that nothing rings for are looked for so often. */
 const BUSY_INTERVAL_MS = 0.05;
+const MAX_DEPARTED = 1024;
 /** A connection that is not ready by then, its caller gives up. */
 const SPEAK_MS = 10_000;
 
@@ -70,6 +72,8 @@ class RdmaBackend<Name extends string> implements Backend<Name> {
   readonly #ending = new AbortController();
   /** In the order in which they came: of two from one peer, the messages of the older are delivered first. */
   readonly #guests: RdmaGuest[] = [];
+  /** How many messages came of those that have left last: their peers may ask when they connect anew. */
+  readonly #departed = new Map<string, number>();
   #closing: Promise<void> | undefined;
   #isDisposed = false;
 
@@ -165,7 +169,7 @@ class RdmaBackend<Name extends string> implements Backend<Name> {
     const link = await RdmaLink.open({
       peer: peer.name,
       device: this.#device,
-      meet: async (end, asked, left) => {
+      meet: async (own, left) => {
         const mine = wait;
         wait = { timeoutMs: Math.min(timeoutMs, RECONNECT_MS) };
         const signal = AbortSignal.any([
@@ -173,7 +177,7 @@ class RdmaBackend<Name extends string> implements Backend<Name> {
           this.#ending.signal,
           ...(mine.signal === undefined ? [] : [mine.signal]),
         ]);
-        return connectRdmaPeer({ peer, address }, { ...this.#self, end, asked }, { ...mine, signal });
+        return connectRdmaPeer({ peer, address }, { ...this.#self, ...own }, { ...mine, signal });
       },
       onEnd: (ended) => remove(this.#links, ended),
       ring: () => this.#context.wake.ring(),
@@ -196,7 +200,7 @@ class RdmaBackend<Name extends string> implements Backend<Name> {
       const guest = this.#guests[at]!;
       if (guest.poll(this.#context)) hasNews = true;
       if (guest.isDone) {
-        guest.close();
+        this.#forget(guest);
         this.#guests.splice(at--, 1);
       }
     }
@@ -250,8 +254,12 @@ class RdmaBackend<Name extends string> implements Backend<Name> {
     await acceptRdmaPeer(channel, this.#self, (caller) => this.#receive(channel, caller));
   }
 
-  #receive(channel: ControlChannel, caller: RdmaCaller): { end: RdmaGuest['end']; gone: readonly string[] } {
+  #receive(channel: ControlChannel, caller: RdmaCaller): RdmaWelcome {
     this.#requireOpen();
+    const earlier = caller.after === undefined ? undefined : this.#guests.find(({ id }) => id === caller.after);
+    // ORDER: what has come of it is final once it has left.
+    earlier?.leave();
+    const arrived = earlier?.arrivedCount ?? this.#departed.get(caller.after ?? '');
     const guest = new RdmaGuest(this.#device, {
       caller,
       channel,
@@ -263,7 +271,14 @@ class RdmaBackend<Name extends string> implements Backend<Name> {
     this.#guests.push(guest);
     this.#context.wake.ring();
     void this.#helpToConnect(guest);
-    return { end: guest.end, gone: caller.asked.filter((name) => !this.#device.isRegistered(name)) };
+    const gone = caller.asked.filter((name) => !this.#device.isRegistered(name));
+    return { end: guest.end, guest: guest.id, gone, ...(arrived === undefined ? {} : { arrived }) };
+  }
+
+  #forget(guest: RdmaGuest): void {
+    this.#departed.set(guest.id, guest.arrivedCount);
+    if (this.#departed.size > MAX_DEPARTED) this.#departed.delete(this.#departed.keys().next().value!);
+    guest.close();
   }
 
   /** Some connections are made only while both sides look at their devices. */

@@ -1,6 +1,7 @@
 // A peer that connected to this agent: its messages arrive in an inbox, and it is told what was taken.
 import { RDMA_MESSAGES, RDMA_WAKE, RDMA_WAKES } from '../../../abi/rdma-agent.ts';
 import { sendFlag, sendOpcode } from '../../../abi/verbs-words.ts';
+import { randomBytes } from 'node:crypto';
 import type { ControlChannel } from '../../../meeting/control-channel.ts';
 import { protocolError } from '../../../meeting/frames.ts';
 import type { BackendContext } from '../../backend.ts';
@@ -21,6 +22,8 @@ export interface GuestOptions {
 export class RdmaGuest implements EndUser {
   /** It has sent something: both sides are connected. */
   hasSpoken = false;
+  /** By which its peer asks for it when it connects anew. */
+  readonly id: string = randomBytes(8).toString('hex');
   readonly #name: string;
   readonly #end: RdmaEnd;
   readonly #inbox: Inbox;
@@ -69,6 +72,11 @@ export class RdmaGuest implements EndUser {
   /** It has left, and all that came was delivered. */
   get isDone(): boolean {
     return this.#hasLeft && this.#inbox.isEmpty;
+  }
+
+  /** Messages that came. Final once it has left. */
+  get arrivedCount(): number {
+    return this.#inbox.arrivedCount;
   }
 
   get hasLeft(): boolean {

@@ -13,27 +13,26 @@ import type {
 import { protocolError } from '../../../meeting/frames.ts';
 import { Mailbox } from './mailbox.ts';
 import type { OperationOwner, RequestParts } from './operation.ts';
-import { OperationQueue, OPERATIONS, SEND_REQUESTS } from './operation-queue.ts';
+import { OperationQueue, SEND_REQUESTS } from './operation-queue.ts';
+import { OPERATIONS } from './operation-table.ts';
 import { OutMessages } from './out-messages.ts';
 import { RdmaChannel } from './rdma-channel.ts';
 import type { EndFailure, EndUser, RdmaDevice, RdmaEnd, RemoteKeys } from './rdma-device.ts';
-import type { MeetingEnd } from './rdma-meeting.ts';
+import type { MeetingEnd, RdmaCaller, RdmaWelcome } from './rdma-meeting.ts';
 import { own, RdmaRemoteRegion, withdrawnError } from './rdma-region.ts';
 import { type OperationLink, RdmaTransfer } from './rdma-transfer.ts';
 
 /** Both sides have met. */
 export interface MetPeer {
   readonly channel: ControlChannel;
-  readonly end: MeetingEnd;
-  /** Those that were asked for and are not registered there any more. */
-  readonly gone: readonly string[];
+  readonly welcome: RdmaWelcome;
 }
 
 export interface LinkOptions {
   readonly peer: string;
   readonly device: RdmaDevice;
   /** Tells the peer of this side's end, and learns of its. Fails when the link is left. */
-  readonly meet: (end: MeetingEnd, asked: readonly string[], left: AbortSignal) => Promise<MetPeer>;
+  readonly meet: (own: Omit<RdmaCaller, 'name'>, left: AbortSignal) => Promise<MetPeer>;
   readonly onEnd: (link: RdmaLink) => void;
   /** The agent may sleep, and there is news. */
   readonly ring: () => void;
@@ -70,6 +69,8 @@ export class RdmaLink implements BackendLink, EndUser, OperationLink {
   readonly #oldKeys: number[] = [];
   #end: RdmaEnd | undefined;
   #channel: ControlChannel | undefined;
+  /** What the peer calls this side's connection. */
+  #guest: string | undefined;
   /** The connection has carried something. */
   #hasCarried = false;
   /** The first request of the connection that failed; until it was looked at. */
@@ -185,7 +186,7 @@ export class RdmaLink implements BackendLink, EndUser, OperationLink {
     const { kind, error } = failure;
     const isUnknown = kind === 'unanswered' || kind === 'unclear';
     // A request of no operation, and one of a way that has never worked, would fail again and again.
-    const isHopeless = this.queue.isEmpty || (isUnknown && !this.#hasCarried);
+    const isHopeless = this.queue.isEmpty || (kind === 'unanswered' && !this.#hasCarried);
     if (isHopeless || kind === 'flushed') this.#lost(error.message);
     else if (isUnknown) this.#unknown(failure);
     else this.#refused(failure);
@@ -225,19 +226,16 @@ export class RdmaLink implements BackendLink, EndUser, OperationLink {
 
   /**
    * A refusal that was lost on its way looks like this too, because a device that has refused a request is silent from then
-   * on. What the peer has carried out is unknown, so nothing of it goes again.
+   * on. The peer is asked what it has.
    */
-  #unknown({ kind, error: { message } }: EndFailure): void {
+  #unknown({ error: { message } }: EndFailure): void {
     const why = `${message}; it may have been carried out, or refused because ${this.peer} has taken back the memory`;
     const error = new WeftlineError('WL_PEER_FAILED', why, { details: { peer: this.peer } });
     log('agent', 'info', `${message}; connecting to ${this.peer} anew`);
     // ORDER: no device touches the memory of what then ends.
     this.#leave();
     this.queue.stop();
-    if (kind === 'unanswered') {
-      this.queue.failStarted(error, new Set());
-      this.#reconnecting = this.#reconnect(undefined);
-    } else this.#reconnecting = this.#reconnect(error);
+    this.#reconnecting = this.#reconnect(error);
   }
 
   #tryFlush(): void {
@@ -268,19 +266,22 @@ export class RdmaLink implements BackendLink, EndUser, OperationLink {
       const { address, region } = this.#mailbox;
       const asked = this.#keys.namesOf(failure === undefined ? [] : this.queue.startedKeys());
       const mailbox = { address, key: Buffer.from(region.remoteKey).toString('hex') };
-      const met = await meet({ end: end.address, mailbox }, [...asked.values()], this.#left.signal);
-      const { channel, end: remote, gone } = met;
+      const own = { end: { end: end.address, mailbox }, after: this.#guest, asked: [...asked.values()] };
+      const { channel, welcome } = await meet(own, this.#left.signal);
       try {
         if (this.error !== undefined) throw this.error;
         if (failure !== undefined) {
-          const isGone = ([, name]: [number, string]): boolean => gone.includes(name);
-          this.queue.failStarted(failure, new Set([...asked].filter(isGone).map(([key]) => key)));
+          const isGone = ([, name]: [number, string]): boolean => welcome.gone.includes(name);
+          const withdrawn = new Set([...asked].filter(isGone).map(([key]) => key));
+          const { arrived } = welcome;
+          this.queue.settleStarted({ arrived, withdrawn, error: failure, isRepeated: !this.#hasCarried });
         }
-        end.connect(remote.end, this.#keys);
+        end.connect(welcome.end.end, this.#keys);
         await until(() => this.error !== undefined || end.isReady);
         if (this.error !== undefined) throw this.error;
         if (!end.isReady) throw new WeftlineError('WL_TIMEOUT', `The connection to ${peer} was not ready in time`);
-        this.#adopt(end, channel, remote);
+        this.#adopt(end, channel, welcome.end);
+        this.#guest = welcome.guest;
       } catch (error) {
         if (this.error === undefined) channel.refuse(error);
         else channel.close();

@@ -18,9 +18,10 @@ const MAX_PORT_NAME_LENGTH = 100;
 const MAX_KEY_DIGITS = 2048;
 const MAX_KEY_NAME_LENGTH = 32;
 /** Names of regions that a caller asks for at most: what else its broken connection carried fails as unknown. */
-export const MAX_ASKED = 64;
+const MAX_ASKED = 64;
 
 const count = (end: number): z.ZodNumber => z.number().int().nonnegative().lt(end);
+const id = z.string().max(MAX_KEY_NAME_LENGTH);
 const names = z.array(z.string().max(MAX_KEY_NAME_LENGTH)).max(MAX_ASKED);
 const end = z.object({
   /** As the library of the device has it. */
@@ -33,10 +34,20 @@ const hello = z.object({
   incarnation: z.string(),
   expects: z.string(),
   end,
-  /** Regions that the caller's last connection was about: which of them are not registered any more? */
+  /** Of the connection in whose place this one comes: the `guest` of its welcome. */
+  after: id.optional(),
+  /** Regions that it was about: which of them are not registered any more? */
   asked: names,
 });
-const welcome = z.object({ name: z.string(), incarnation: z.string(), end, gone: names });
+const welcome = z.object({
+  name: z.string(),
+  incarnation: z.string(),
+  end,
+  guest: id,
+  gone: names,
+  /** Messages of the earlier connection that have come; left out if that is not known any more. */
+  arrived: count(2 ** 53).optional(),
+});
 const port = { name: z.string().max(MAX_PORT_NAME_LENGTH), linkLayer: z.string().max(MAX_PORT_NAME_LENGTH) };
 const info = z.object({
   version: z.literal(RDMA_AGENT_VERSION),
@@ -79,7 +90,15 @@ export function decodeRdmaInfo(bytes: Uint8Array): RdmaInfo | undefined {
 export interface RdmaCaller {
   readonly name: string;
   readonly end: MeetingEnd;
+  readonly after: string | undefined;
   readonly asked: readonly string[];
+}
+
+export interface RdmaWelcome {
+  readonly end: MeetingEnd;
+  readonly guest: string;
+  readonly gone: readonly string[];
+  readonly arrived?: number | undefined;
 }
 
 /**
@@ -89,23 +108,23 @@ export interface RdmaCaller {
 export async function acceptRdmaPeer(
   channel: ControlChannel,
   self: RdmaSelf,
-  connect: (caller: RdmaCaller) => { readonly end: MeetingEnd; readonly gone: readonly string[] },
+  connect: (caller: RdmaCaller) => RdmaWelcome,
 ): Promise<void> {
   await receiveHello(channel, helloOf(self), (body) => {
     const said = hello.safeParse(body);
     if (!said.success) throw protocolError('a greeting that is not one of an agent');
-    const { name, expects, end: callerEnd, asked } = said.data;
+    const { name, expects, end: callerEnd, after, asked } = said.data;
     channel.peer = printable(name, MAX_NAME_LENGTH);
     if (expects !== self.incarnation) throw stale(self.name, expects, self.incarnation);
     const { incarnation } = self;
-    return { name: self.name, incarnation, ...connect({ name, end: callerEnd, asked }) };
+    return { name: self.name, incarnation, ...connect({ name, end: callerEnd, after, asked }) };
   });
 }
 
 /** The side that calls, with its end. Fails as `Backend.connect` does. */
 export async function connectRdmaPeer(
   { peer, address }: { readonly peer: BackendPeer; readonly address: RdmaInfo },
-  self: RdmaSelf & { readonly end: MeetingEnd; readonly asked: readonly string[] },
+  self: RdmaSelf & Omit<RdmaCaller, 'name'>,
   options: ConnectOptions,
 ): Promise<MetPeer> {
   const { name, incarnation } = self;
@@ -113,7 +132,14 @@ export async function connectRdmaPeer(
     ...options,
     deadline: deadlineOf(options, options.timeoutMs),
     hello: helloOf(self),
-    body: { name, incarnation, expects: peer.incarnation, end: self.end, asked: self.asked.slice(0, MAX_ASKED) },
+    body: {
+      name,
+      incarnation,
+      expects: peer.incarnation,
+      end: self.end,
+      ...(self.after === undefined ? {} : { after: self.after }),
+      asked: self.asked.slice(0, MAX_ASKED),
+    },
     who: `agent ${peer.name}`,
     retry: false,
   });
@@ -122,7 +148,7 @@ export async function connectRdmaPeer(
     const said = welcome.safeParse(body);
     if (!said.success) throw protocolError('a greeting that is not one of an agent');
     if (said.data.incarnation !== peer.incarnation) throw stale(peer.name, peer.incarnation, said.data.incarnation);
-    return { channel, end: said.data.end, gone: said.data.gone };
+    return { channel, welcome: said.data };
   } catch (error) {
     channel.refuse(error);
     throw error;
