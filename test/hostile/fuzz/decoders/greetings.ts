@@ -107,6 +107,7 @@ const bodies: readonly HelloBody[] = [
     incarnation: '0123456789abcdef',
     expects: 'x',
     end: { end: { worker: 'abcd', tag: 7 }, mailbox: { address: 4096, key: 'ab12' } },
+    after: '0123456789abcdef',
     asked: ['00'],
   },
   { rank: 1, size: 3, pid: 7, host: 'h' },
@@ -191,7 +192,7 @@ const toTransport = calledByPeer(
 );
 
 const rdmaSelf = { protocol: 'ucx', credentials, name: 'host', incarnation: 'x' };
-const answer = ({ end, asked }: RdmaCaller) => ({ end, gone: asked });
+const answer = ({ end, asked }: RdmaCaller) => ({ end, guest: 'g', gone: asked });
 
 const toRdma = calledByPeer(
   'hello-to-rdma',
