@@ -97,7 +97,10 @@ test('ucx: a refusal on one link leaves the link in the other direction alone', 
   const back = await there.backend.connect(here.peer, { timeoutMs: 120_000 });
   const mine = await here.backend.register(hostMemory(out.bytes));
   const remote = back.importRegion(mine.info, { kind: 'host', bytes: MEMORY_BYTES });
-  const answer = await back.prepare('write', planned([{ local: offered, localOffset: 0, remote, remoteOffset: 0, bytes: 64 }]));
+  const answer = await back.prepare(
+    'write',
+    planned([{ local: offered, localOffset: 0, remote, remoteOffset: 0, bytes: 64 }]),
+  );
   const memory = new NativeBlock(4096);
   const gone = await there.backend.register(hostMemory(memory.bytes));
   const refused = two.link.importRegion(gone.info, { kind: 'host', bytes: 4096 });

@@ -87,11 +87,14 @@ test('what backends publish of themselves and of their regions', () => {
     const { remoteRegion, remoteKey } = new MultipathRemoteRegion(bytes, 9);
     return { remoteRegion, remoteKey };
   });
-  assertSame(Uint8Array.from({ length: 30 }, (_, index) => index % 7), (bytes) => {
-    const keys = new UcxKeys();
-    const { address, key } = new RdmaRemoteRegion(bytes, { bytes: 9, peer: 'a peer', keys });
-    return { address, key, name: keys.namesOf([key]) };
-  });
+  assertSame(
+    Uint8Array.from({ length: 30 }, (_, index) => index % 7),
+    (bytes) => {
+      const keys = new UcxKeys();
+      const { address, key } = new RdmaRemoteRegion(bytes, { bytes: 9, peer: 'a peer', keys });
+      return { address, key, name: keys.namesOf([key]) };
+    },
+  );
 });
 
 test('records of a ring of notifications', () => {

@@ -77,10 +77,7 @@ class RdmaBackend<Name extends string> implements Backend<Name> {
   #closing: Promise<void> | undefined;
   #isDisposed = false;
 
-  static async open<Name extends string>(
-    context: BackendContext,
-    kind: RdmaKind<Name>,
-  ): Promise<RdmaBackend<Name>> {
+  static async open<Name extends string>(context: BackendContext, kind: RdmaKind<Name>): Promise<RdmaBackend<Name>> {
     const { host } = kind;
     const credentials = credentialsOf(context.token);
     let backend: RdmaBackend<Name> | undefined;
@@ -144,7 +141,8 @@ class RdmaBackend<Name extends string> implements Backend<Name> {
 
   async register(memory: AgentMemory): Promise<RdmaRegion> {
     const why = this.whyNotMemory(memory);
-    if (why !== undefined) throw new WeftlineError('WL_UNSUPPORTED', `The backend ${this.name} cannot use the memory: ${why}`);
+    if (why !== undefined)
+      throw new WeftlineError('WL_UNSUPPORTED', `The backend ${this.name} cannot use the memory: ${why}`);
     this.#requireOpen();
     return new RdmaRegion(this.#device, memory);
   }

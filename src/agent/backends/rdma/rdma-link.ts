@@ -32,7 +32,7 @@ export interface LinkOptions {
   readonly peer: string;
   readonly device: RdmaDevice;
   /** Tells the peer of this side's end, and learns of its. Fails when the link is left. */
-  readonly meet: (own: Omit<RdmaCaller, 'name'>, left: AbortSignal) => Promise<MetPeer>;
+  readonly meet: (said: Omit<RdmaCaller, 'name'>, left: AbortSignal) => Promise<MetPeer>;
   readonly onEnd: (link: RdmaLink) => void;
   /** The agent may sleep, and there is news. */
   readonly ring: () => void;
@@ -266,8 +266,8 @@ export class RdmaLink implements BackendLink, EndUser, OperationLink {
       const { address, region } = this.#mailbox;
       const asked = this.#keys.namesOf(failure === undefined ? [] : this.queue.startedKeys());
       const mailbox = { address, key: Buffer.from(region.remoteKey).toString('hex') };
-      const own = { end: { end: end.address, mailbox }, after: this.#guest, asked: [...asked.values()] };
-      const { channel, welcome } = await meet(own, this.#left.signal);
+      const said = { end: { end: end.address, mailbox }, after: this.#guest, asked: [...asked.values()] };
+      const { channel, welcome } = await meet(said, this.#left.signal);
       try {
         if (this.error !== undefined) throw this.error;
         if (failure !== undefined) {

@@ -27,7 +27,13 @@ const end = z.object({
   /** As the library of the device has it. */
   end: z.unknown(),
   /** Memory of who calls, or the inbox of who is called; the key in hexadecimal digits. */
-  mailbox: z.object({ address: count(2 ** 53), key: z.string().regex(/^([0-9a-f]{2})+$/).max(MAX_KEY_DIGITS) }),
+  mailbox: z.object({
+    address: count(2 ** 53),
+    key: z
+      .string()
+      .regex(/^([0-9a-f]{2})+$/)
+      .max(MAX_KEY_DIGITS),
+  }),
 });
 const hello = z.object({
   name: z.string().min(1).max(MAX_NAME_LENGTH),

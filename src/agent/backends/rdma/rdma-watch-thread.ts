@@ -15,24 +15,21 @@ const readiness = new ReadinessSet(options.readiness);
 const channel = options.channel === 0 ? undefined : new ChannelEvents(options.channel);
 const wake = new WakeWord(options.wake);
 
+function took(number: number): void {
+  if (number === readinessNumbers.events) {
+    // The agent's thread takes them and adds the descriptor again; until then it would stay readable.
+    readiness.remove(options.events);
+    Atomics.store(words, at.events, 1);
+  } else if (number === readinessNumbers.completions && channel === undefined) {
+    // Only a look of the agent's thread makes it unreadable.
+    for (const descriptor of options.completions) readiness.remove(descriptor);
+    Atomics.store(words, at.isTaken, 1);
+  } else if (number === readinessNumbers.completions) channel?.take();
+}
+
 while (Atomics.load(words, at.stop) === 0) {
   const count = readiness.poll();
-  for (let index = 0; index < count; index++) {
-    const number = readiness.numberAt(index);
-    if (number === readinessNumbers.completions) {
-      if (channel !== undefined) channel.take();
-      else {
-        // Only a look of the agent's thread makes it unreadable.
-        for (const descriptor of options.completions) readiness.remove(descriptor);
-        Atomics.store(words, at.isTaken, 1);
-      }
-    }
-    else if (number === readinessNumbers.events) {
-      // The agent's thread takes them and adds the descriptor again; until then it would stay readable.
-      readiness.remove(options.events);
-      Atomics.store(words, at.events, 1);
-    }
-  }
+  for (let index = 0; index < count; index++) took(readiness.numberAt(index));
   if (count > 0) wake.ring();
   else readiness.sleep(LONGEST_SLEEP_MICROSECONDS);
 }

@@ -50,7 +50,11 @@ export class UcxContext implements Disposable {
     block.set('address', address);
     block.set('bytes', bytes);
     const status = this.#calls.ucp_mem_map(this.handle, params, this.#out.address);
-    this.#check('ucp_mem_map', status, `registering ${bytes} bytes: the limit of locked memory (ulimit -l) must admit them`);
+    this.#check(
+      'ucp_mem_map',
+      status,
+      `registering ${bytes} bytes: the limit of locked memory (ulimit -l) must admit them`,
+    );
     return this.#outNumber(0);
   }
 

@@ -20,14 +20,21 @@ const MAX_KEY_DIGITS = 2048;
 const CLOSE_MS = 5000;
 const COUNTER_BYTES = 8;
 
-const hexadecimal = (most: number): z.ZodString => z.string().regex(/^([0-9a-f]{2})+$/).max(most);
+const hexadecimal = (most: number): z.ZodString =>
+  z
+    .string()
+    .regex(/^([0-9a-f]{2})+$/)
+    .max(most);
 const addressSchema = z.object({
   /** Of the worker. */
   worker: hexadecimal(MAX_ADDRESS_DIGITS),
   port: z.string().max(100),
   /** Of words to this end, and where it reads how many of them count. */
   tag: z.number().int().min(0).max(TAGS),
-  counter: z.object({ address: z.number().int().min(0).max(Number.MAX_SAFE_INTEGER), key: hexadecimal(MAX_KEY_DIGITS) }),
+  counter: z.object({
+    address: z.number().int().min(0).max(Number.MAX_SAFE_INTEGER),
+    key: hexadecimal(MAX_KEY_DIGITS),
+  }),
 });
 
 export class UcxEnd implements RdmaEnd {

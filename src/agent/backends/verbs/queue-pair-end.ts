@@ -73,7 +73,12 @@ export class QueuePairEnd implements RdmaEnd, CompletionTaker {
       throw error;
     }
     const firstSequence = randomInt(SEQUENCES);
-    this.address = { ...device.port, mtuBytes: device.port.mtuBytes as 256, queuePair: this.#queuePair.number, firstSequence };
+    this.address = {
+      ...device.port,
+      mtuBytes: device.port.mtuBytes as 256,
+      queuePair: this.#queuePair.number,
+      firstSequence,
+    };
   }
 
   get sends(): SendRing {

@@ -128,7 +128,8 @@ async function play(): Promise<Played> {
   const local = new RdmaRegion(device, hostMemory(new Uint8Array(new SharedArrayBuffer(4096))));
   const regions = new Map<number, ReturnType<RdmaLink['importRegion']>>();
   const remote = (key: number): ReturnType<RdmaLink['importRegion']> => {
-    const known = regions.get(key) ?? link.importRegion(Uint8Array.of(0, 0, 0, 0, 0, 0, 0, 0, key, 0, 0, 0), { bytes: 4096 });
+    const known =
+      regions.get(key) ?? link.importRegion(Uint8Array.of(0, 0, 0, 0, 0, 0, 0, 0, key, 0, 0, 0), { bytes: 4096 });
     regions.set(key, known);
     return known;
   };

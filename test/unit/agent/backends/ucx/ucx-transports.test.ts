@@ -32,7 +32,7 @@ test('the port is that of the settings, unless variables of UCX say otherwise', 
   const gid = { index: 3, gid: 'fe80::1', type: 'RoCE v2' };
   const rail = { name: 'mlx5_1', port: 2, gid, gidReason: '', gigabitsPerSecond: 100, mtuBytes: 4096 };
   const settings = readSettings({ rdmaTrafficClass: 104 });
-  const chosen = ucxSettings(rail as unknown as Parameters<typeof ucxSettings>[0], settings, {});
+  const chosen = ucxSettings(rail, settings, {});
   assert.deepEqual(chosen, {
     TLS: 'rc,dc',
     NET_DEVICES: 'mlx5_1:2',
@@ -42,6 +42,6 @@ test('the port is that of the settings, unless variables of UCX say otherwise', 
     ATOMIC_MODE: 'device',
   });
   const env = { UCX_NET_DEVICES: 'mlx5_0:1', UCX_IB_GID_INDEX: '1' };
-  const others = ucxSettings(rail as unknown as Parameters<typeof ucxSettings>[0], settings, env);
+  const others = ucxSettings(rail, settings, env);
   assert.deepEqual([others['NET_DEVICES'], others['IB_GID_INDEX']], [undefined, undefined]);
 });
