@@ -5,7 +5,7 @@ import { readdirSync, readlinkSync } from 'node:fs';
 import { connect } from 'node:net';
 import test from 'node:test';
 import { createBackend } from '#lib/agent/backends/verbs/verbs-backend.js';
-import { decodeRdmaInfo } from '#lib/agent/backends/rdma/rdma-meeting.js';
+import { decodeRdmaInfo } from '#lib/agent/rdma/rdma-meeting.js';
 import { hostMemory, openBackend } from '../../local/support/backend-context.ts';
 import { withCode } from '../../support/with-code.ts';
 import { MEMORY_BYTES, openTwo, pollAll, prepareWrite, settled, type TwoBackends } from './support/agents.ts';

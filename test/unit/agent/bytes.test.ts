@@ -9,7 +9,7 @@ import { Block } from '#lib/abi/layout.js';
 import { isOfProcess, readRegionInfo } from '#lib/agent/backends/local/remote-region.js';
 import { MultipathRemoteRegion } from '#lib/agent/backends/multipath/multipath-region.js';
 import { NotificationRing } from '#lib/agent/backends/local/notification-ring.js';
-import { RdmaRemoteRegion } from '#lib/agent/backends/rdma/rdma-region.js';
+import { RdmaRemoteRegion } from '#lib/agent/rdma/rdma-region.js';
 import { UcxKeys } from '#lib/agent/backends/ucx/ucx-keys.js';
 import { decodeMetadata, encodeMetadata } from '#lib/agent/metadata.js';
 import { copyOf } from '#lib/core/bytes.js';

@@ -1,8 +1,8 @@
 // The agent's backend over UCX: its puts, gets and atomics, where an RDMA device carries them out and checks them.
 import { openUcx } from '../../../native/ucx.ts';
 import type { Backend, BackendContext } from '../../backend.ts';
-import { openRdmaBackend } from '../rdma/rdma-backend.ts';
-import { choosePort } from '../rdma/rdma-port.ts';
+import { openRdmaBackend } from '../../rdma/rdma-backend.ts';
+import { choosePort } from '../../rdma/rdma-port.ts';
 import { UcxDevice } from './ucx-device.ts';
 
 /**

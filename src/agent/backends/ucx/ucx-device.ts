@@ -3,7 +3,7 @@ import { AsyncEvents } from '../../../native/verbs/async-events.ts';
 import { VerbsContext } from '../../../native/verbs/context.ts';
 import type { RdmaRail } from '../../../rails/rdma-choice.ts';
 import type { Settings } from '../../../settings/settings.ts';
-import type { Completions, EndOptions, OwnMemory, RdmaDevice, RdmaEnd, RemoteKeys } from '../rdma/rdma-device.ts';
+import type { Completions, EndOptions, OwnMemory, RdmaDevice, RdmaEnd, RemoteKeys } from '../../rdma/rdma-device.ts';
 import { UcxContext } from './ucx-context.ts';
 import { UcxEnd } from './ucx-end.ts';
 import { UcxKeys } from './ucx-keys.ts';
@@ -36,7 +36,7 @@ export class UcxDevice implements RdmaDevice {
 
   /** Fails with WL_UNSUPPORTED without libucp, libibverbs or a transport, with WL_NATIVE if UCX refuses. */
   constructor(rail: RdmaRail, settings: Settings) {
-    const own = ucxSettings(rail, settings, process.env);
+    const own = ucxSettings(rail, settings);
     this.#verbs = VerbsContext.open(rail.name);
     try {
       const { linkLayer } = this.#verbs.queryPort(rail.port);

@@ -7,9 +7,9 @@ import { log } from '../../../core/log.ts';
 import { protocolError } from '../../../meeting/frames.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { ucxStatusName } from '../../../native/ucx-status.ts';
-import type { EndOptions, EndUser, OwnMemory, RdmaEnd, RemoteKeys } from '../rdma/rdma-device.ts';
-import type { UcxDevice } from './ucx-device.ts';
+import type { EndOptions, EndUser, OwnMemory, RdmaEnd, RemoteKeys } from '../../rdma/rdma-device.ts';
 import { UcxKeys } from './ucx-keys.ts';
+import type { UcxMemories } from './ucx-memories.ts';
 import { UcxSends } from './ucx-sends.ts';
 import type { UcxWorker } from './ucx-worker.ts';
 
@@ -19,6 +19,8 @@ const MAX_KEY_DIGITS = 2048;
 /** UCX gives up what is under way at once; only a device that does not answer takes longer. */
 const CLOSE_MS = 5000;
 const COUNTER_BYTES = 8;
+/** Looks that take in what has completed. */
+const MAX_LOOKS = 64;
 
 const hexadecimal = (most: number): z.ZodString =>
   z
@@ -37,11 +39,20 @@ const addressSchema = z.object({
   }),
 });
 
+/** What an end needs of its device. */
+export interface EndDevice {
+  readonly port: { readonly name: string };
+  readonly memories: UcxMemories;
+  readonly completions: { enter(end: UcxEnd): void; leave(end: UcxEnd): void; poll(): boolean };
+  /** UCX has not given up something. */
+  abandon(): void;
+}
+
 export class UcxEnd implements RdmaEnd {
   readonly address: z.infer<typeof addressSchema>;
   readonly sends: UcxSends;
   route = '';
-  readonly #device: UcxDevice;
+  readonly #device: EndDevice;
   readonly #worker: UcxWorker;
   readonly #peer: string;
   readonly #counter = new NativeBlock(COUNTER_BYTES);
@@ -60,7 +71,7 @@ export class UcxEnd implements RdmaEnd {
   #isClosed = false;
 
   /** Fails with WL_CAPACITY. */
-  constructor(device: UcxDevice, worker: UcxWorker, { peer, maxSends, maxReceives }: EndOptions) {
+  constructor(device: EndDevice, worker: UcxWorker, { peer, maxSends, maxReceives }: EndOptions) {
     this.#device = device;
     this.#worker = worker;
     this.#peer = peer;
@@ -142,9 +153,9 @@ export class UcxEnd implements RdmaEnd {
   close(): void {
     if (this.#isClosed) return;
     this.#isClosed = true;
-    const { completions, memories: _ } = this.#device;
-    while (completions.poll());
-    this.#device.completions.leave(this);
+    const { completions } = this.#device;
+    for (let look = 0; look < MAX_LOOKS && completions.poll(); look++);
+    completions.leave(this);
     if (this.#endpoint !== 0) this.#disconnect(this.#endpoint);
     this.#counterMemory.close();
   }

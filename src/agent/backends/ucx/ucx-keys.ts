@@ -1,5 +1,5 @@
 // Keys of one peer's memory, which UCX has to unpack for each endpoint anew.
-import type { RemoteKeys } from '../rdma/rdma-device.ts';
+import type { RemoteKeys } from '../../rdma/rdma-device.ts';
 import type { UcxWorker } from './ucx-worker.ts';
 
 /** The name of a region, by which its owner tells whether it is still registered, then UCX's key. */

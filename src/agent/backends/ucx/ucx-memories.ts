@@ -1,7 +1,7 @@
 // Memory that is registered with UCX, by the numbers that requests name it by, and the names that peers ask for.
 import { randomBytes } from 'node:crypto';
 import { WeftlineError } from '../../../core/errors.ts';
-import type { OwnMemory } from '../rdma/rdma-device.ts';
+import type { OwnMemory } from '../../rdma/rdma-device.ts';
 import type { UcxContext } from './ucx-context.ts';
 import { KEY_NAME_BYTES } from './ucx-keys.ts';
 

@@ -3,7 +3,7 @@ import { sendFlag, sendOpcode } from '../../../abi/verbs-words.ts';
 import { ucsStatus } from '../../../abi/ucx-structs.ts';
 import { putWide } from '../../../abi/wide-words.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
-import type { SendQueue } from '../rdma/rdma-device.ts';
+import type { SendQueue } from '../../rdma/rdma-device.ts';
 import type { UcxKeys } from './ucx-keys.ts';
 import type { UcxMemories } from './ucx-memories.ts';
 import type { UcxWorker } from './ucx-worker.ts';

@@ -19,6 +19,7 @@ const withDatagrams: Readonly<Record<string, string>> = {
   dc_mlx5: 'dc_x',
 };
 const reliable = /^(rc|dc)(_\w+)?$/;
+const unprefixed: Readonly<Record<string, string>> = { IB_PCI_RELAXED_ORDERING: 'PCI_RELAXED_ORDERING' };
 
 /**
  * Of UCX_TLS, only what a device checks: over TCP, shared memory and datagrams UCX carries puts by messages, which its own
@@ -47,7 +48,7 @@ export function chooseTransports(said: string | undefined): string {
 export function ucxSettings(
   rail: RdmaRail,
   settings: Settings,
-  env: Readonly<Record<string, string | undefined>>,
+  env: Readonly<Record<string, string | undefined>> = process.env,
 ): UcxSettings {
   const wanted: readonly (readonly [variable: string, value: string])[] = [
     ['NET_DEVICES', `${rail.name}:${rail.port}`],
@@ -55,9 +56,21 @@ export function ucxSettings(
     ['IB_TRAFFIC_CLASS', String(settings.rdmaTrafficClass)],
     // Receivers look at memory: a write must not pass the one before it.
     ['IB_PCI_RELAXED_ORDERING', 'n'],
+    // As the backend verbs has it: a peer that is silent, or whose refusal was lost, is given up after two seconds on most
+    // devices. UCX has a second, which took half a minute in the guest.
+    ['RC_TIMEOUT', '250ms'],
     // Never by messages, which nobody checks.
     ['ATOMIC_MODE', 'device'],
   ];
   const unset = wanted.filter(([name]) => env[`UCX_${name}`] === undefined);
-  return { TLS: chooseTransports(env['UCX_TLS']), ...Object.fromEntries(unset) };
+  // Up to some version the settings of memory have no prefix; a name that UCX does not know it leaves out.
+  const names = unset.flatMap(([name, value]) =>
+    name in unprefixed
+      ? [
+          [name, value],
+          [unprefixed[name]!, value],
+        ]
+      : [[name, value]],
+  );
+  return { TLS: chooseTransports(env['UCX_TLS']), ...(Object.fromEntries(names) as UcxSettings) };
 }

@@ -3,7 +3,7 @@ import type { CompletionChannel, CompletionQueue as Queue } from '../../../nativ
 import { CompletionQueue } from '../../../native/verbs/completion-queue.ts';
 import type { VerbsContext } from '../../../native/verbs/context.ts';
 import { requireWithin } from '../../../native/verbs/limits.ts';
-import type { Completions } from '../rdma/rdma-device.ts';
+import type { Completions } from '../../rdma/rdma-device.ts';
 
 /** What takes the completions of a queue pair. */
 export interface CompletionTaker {

@@ -5,11 +5,13 @@ import { completionOpcode, completionStatus } from '../../../abi/verbs-words.ts'
 import { WeftlineError } from '../../../core/errors.ts';
 import { protocolError } from '../../../meeting/frames.ts';
 import type { CompletionQueue } from '../../../native/verbs/completion-queue.ts';
+import type { VerbsPath } from '../../../native/verbs/path.ts';
+import type { ProtectionDomain } from '../../../native/verbs/protection-domain.ts';
 import type { SendRing } from '../../../native/verbs/request-ring.ts';
 import { QueuePair } from '../../../native/verbs/queue-pair.ts';
-import { type EndFailure, type EndOptions, type EndUser, type RdmaEnd, whyNotPort } from '../rdma/rdma-device.ts';
-import type { CompletionPlace, CompletionTaker } from './completion-pool.ts';
-import type { PortAddress, VerbsDevice } from './verbs-device.ts';
+import type { RdmaRail } from '../../../rails/rdma-choice.ts';
+import { type EndFailure, type EndOptions, type EndUser, type RdmaEnd, whyNotPort } from '../../rdma/rdma-device.ts';
+import type { CompletionPlace, CompletionPool, CompletionTaker } from './completion-pool.ts';
 
 const MAX_PORT_NAME_LENGTH = 100;
 const SEQUENCES = 2 ** 24;
@@ -32,13 +34,34 @@ const addressSchema = z.object({
 
 type EndAddress = z.infer<typeof addressSchema>;
 
+/** How a port is named to peers. */
+export interface PortAddress {
+  /** 32 hexadecimal digits. */
+  readonly gid: string;
+  readonly lid: number;
+  readonly linkLayer: string;
+  readonly mtuBytes: number;
+  /** For errors: "rxe0 port 1". */
+  readonly name: string;
+}
+
+/** What an end needs of its device. */
+export interface EndDevice {
+  readonly rail: RdmaRail;
+  readonly port: PortAddress;
+  readonly domain: ProtectionDomain;
+  readonly completions: CompletionPool;
+  readonly hasAtomics: boolean;
+  pathTo(remote: PortAddress): VerbsPath;
+}
+
 export class QueuePairEnd implements RdmaEnd, CompletionTaker {
   readonly address: EndAddress;
   /** It gets through once it is connected. */
   readonly isReady = true;
   route = '';
   readonly #queuePair: QueuePair;
-  readonly #device: VerbsDevice;
+  readonly #device: EndDevice;
   readonly #peer: string;
   readonly #place: CompletionPlace;
   #user: EndUser | undefined;
@@ -46,7 +69,7 @@ export class QueuePairEnd implements RdmaEnd, CompletionTaker {
   #isClosed = false;
 
   /** Fails with WL_CAPACITY where a limit of the device is reached. */
-  constructor(device: VerbsDevice, { peer, role, maxSends, maxReceives }: EndOptions) {
+  constructor(device: EndDevice, { peer, role, maxSends, maxReceives }: EndOptions) {
     this.#device = device;
     this.#peer = peer;
     this.#place = device.completions.reserve(maxSends + maxReceives);

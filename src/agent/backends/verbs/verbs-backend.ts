@@ -1,7 +1,7 @@
 // The agent's backend over RDMA queue pairs (RC), driven by libibverbs.
 import type { Backend, BackendContext } from '../../backend.ts';
-import { openRdmaBackend } from '../rdma/rdma-backend.ts';
-import { choosePort } from '../rdma/rdma-port.ts';
+import { openRdmaBackend } from '../../rdma/rdma-backend.ts';
+import { choosePort } from '../../rdma/rdma-port.ts';
 import { VerbsDevice } from './verbs-device.ts';
 
 /**

@@ -7,20 +7,9 @@ import type { VerbsPath } from '../../../native/verbs/path.ts';
 import { ProtectionDomain } from '../../../native/verbs/protection-domain.ts';
 import type { RdmaRail } from '../../../rails/rdma-choice.ts';
 import type { Settings } from '../../../settings/settings.ts';
-import type { EndOptions, OwnMemory, RdmaDevice, RdmaEnd, RemoteKeys } from '../rdma/rdma-device.ts';
+import type { EndOptions, OwnMemory, RdmaDevice, RdmaEnd, RemoteKeys } from '../../rdma/rdma-device.ts';
 import { CompletionPool } from './completion-pool.ts';
-import { QueuePairEnd } from './queue-pair-end.ts';
-
-/** How a port is named to peers. */
-export interface PortAddress {
-  /** 32 hexadecimal digits. */
-  readonly gid: string;
-  readonly lid: number;
-  readonly linkLayer: string;
-  readonly mtuBytes: number;
-  /** For errors: "rxe0 port 1". */
-  readonly name: string;
-}
+import { type EndDevice, type PortAddress, QueuePairEnd } from './queue-pair-end.ts';
 
 /** A single request may be longer nowhere; smaller ones let other transfers in, and the ends of cancelled ones come sooner. */
 const MAX_CHUNK_BYTES = 1 << 20;
@@ -33,7 +22,7 @@ const keys: RemoteKeys = {
   namesOf: () => new Map(),
 };
 
-export class VerbsDevice implements RdmaDevice {
+export class VerbsDevice implements RdmaDevice, EndDevice {
   readonly rail: RdmaRail;
   readonly context: VerbsContext;
   readonly domain: ProtectionDomain;

@@ -39,6 +39,8 @@ test('the port is that of the settings, unless variables of UCX say otherwise', 
     IB_GID_INDEX: '3',
     IB_TRAFFIC_CLASS: '104',
     IB_PCI_RELAXED_ORDERING: 'n',
+    PCI_RELAXED_ORDERING: 'n',
+    RC_TIMEOUT: '250ms',
     ATOMIC_MODE: 'device',
   });
   const env = { UCX_NET_DEVICES: 'mlx5_0:1', UCX_IB_GID_INDEX: '1' };

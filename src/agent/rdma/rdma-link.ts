@@ -1,7 +1,7 @@
 // The way to one peer over RDMA: its queue of operations, and the connections that carry it, one after the other.
-import { asWeftlineError, WeftlineError } from '../../../core/errors.ts';
-import { log } from '../../../core/log.ts';
-import type { ControlChannel } from '../../../meeting/control-channel.ts';
+import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
+import { log } from '../../core/log.ts';
+import type { ControlChannel } from '../../meeting/control-channel.ts';
 import type {
   BackendLink,
   BackendRegion,
@@ -9,8 +9,8 @@ import type {
   LinkState,
   PlannedTransfer,
   TransferOperation,
-} from '../../backend.ts';
-import { protocolError } from '../../../meeting/frames.ts';
+} from '../backend.ts';
+import { protocolError } from '../../meeting/frames.ts';
 import { Mailbox } from './mailbox.ts';
 import type { OperationOwner, RequestParts } from './operation.ts';
 import { OperationQueue, SEND_REQUESTS } from './operation-queue.ts';
@@ -18,15 +18,9 @@ import { OPERATIONS } from './operation-table.ts';
 import { OutMessages } from './out-messages.ts';
 import { RdmaChannel } from './rdma-channel.ts';
 import type { EndFailure, EndUser, RdmaDevice, RdmaEnd, RemoteKeys } from './rdma-device.ts';
-import type { MeetingEnd, RdmaCaller, RdmaWelcome } from './rdma-meeting.ts';
+import type { MeetingEnd, MetPeer, RdmaCaller } from './rdma-meeting.ts';
 import { own, RdmaRemoteRegion, withdrawnError } from './rdma-region.ts';
 import { type OperationLink, RdmaTransfer } from './rdma-transfer.ts';
-
-/** Both sides have met. */
-export interface MetPeer {
-  readonly channel: ControlChannel;
-  readonly welcome: RdmaWelcome;
-}
 
 export interface LinkOptions {
   readonly peer: string;

@@ -1,5 +1,5 @@
 // What waits in the queue of a link: transfers, puts and signals, and who hears of their ends.
-import type { WeftlineError } from '../../../core/errors.ts';
+import type { WeftlineError } from '../../core/errors.ts';
 import type { RdmaRemoteRegion } from './rdma-region.ts';
 
 export const operationKinds = { write: 0, read: 1, put: 2, add: 3, store: 4 } as const;

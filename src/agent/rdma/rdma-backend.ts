@@ -1,12 +1,12 @@
 // What the agent's backends over RDMA share: one-sided reads, writes and atomics between registered memory of hosts.
-import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
-import type { ControlChannel } from '../../../meeting/control-channel.ts';
-import { credentialsOf } from '../../../meeting/credentials.ts';
-import { MeetingListener } from '../../../meeting/listener.ts';
-import { networkIdentity } from '../../../world/host-identity.ts';
-import type { AgentMemory, MemoryKind } from '../../agent-memory.ts';
-import type { Backend, BackendContext, BackendPeer, ConnectOptions } from '../../backend.ts';
-import { whyNotAddress } from '../../peer-address.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import type { ControlChannel } from '../../meeting/control-channel.ts';
+import { credentialsOf } from '../../meeting/credentials.ts';
+import { MeetingListener } from '../../meeting/listener.ts';
+import { networkIdentity } from '../../world/host-identity.ts';
+import type { AgentMemory, MemoryKind } from '../agent-memory.ts';
+import type { Backend, BackendContext, BackendPeer, ConnectOptions } from '../backend.ts';
+import { whyNotAddress } from '../peer-address.ts';
 import { PortWatch } from './port-watch.ts';
 import { type RdmaDevice, whyNotPort } from './rdma-device.ts';
 import { RdmaGuest } from './rdma-guest.ts';

@@ -2,16 +2,16 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import type { BackendTransfer } from '#lib/agent/backend.js';
-import type { EndFailure, EndUser, RdmaDevice, RdmaEnd, RemoteKeys } from '#lib/agent/backends/rdma/rdma-device.js';
-import { type LinkOptions, RdmaLink } from '#lib/agent/backends/rdma/rdma-link.js';
-import type { RdmaCaller, RdmaWelcome } from '#lib/agent/backends/rdma/rdma-meeting.js';
-import { RdmaRegion } from '#lib/agent/backends/rdma/rdma-region.js';
+import type { EndFailure, EndUser, RdmaDevice, RdmaEnd, RemoteKeys } from '#lib/agent/rdma/rdma-device.js';
+import { type LinkOptions, RdmaLink } from '#lib/agent/rdma/rdma-link.js';
+import type { RdmaCaller, RdmaWelcome } from '#lib/agent/rdma/rdma-meeting.js';
+import { RdmaRegion } from '#lib/agent/rdma/rdma-region.js';
 import { sendOpcode } from '#lib/abi/verbs-words.js';
 import { WeftlineError } from 'weftline';
-import { hostMemory } from '../../../../local/support/backend-context.ts';
-import { planned } from '../../../../local/support/planned-transfer.ts';
-import { until } from '../../../../support/until.ts';
-import { withCode } from '../../../../support/with-code.ts';
+import { hostMemory } from '../../../local/support/backend-context.ts';
+import { planned } from '../../../local/support/planned-transfer.ts';
+import { until } from '../../../support/until.ts';
+import { withCode } from '../../../support/with-code.ts';
 
 interface Request {
   readonly opcode: number;

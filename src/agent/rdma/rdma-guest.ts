@@ -1,10 +1,10 @@
 // A peer that connected to this agent: its messages arrive in an inbox, and it is told what was taken.
-import { RDMA_MESSAGES, RDMA_WAKE, RDMA_WAKES } from '../../../abi/rdma-agent.ts';
-import { sendFlag, sendOpcode } from '../../../abi/verbs-words.ts';
+import { RDMA_MESSAGES, RDMA_WAKE, RDMA_WAKES } from '../../abi/rdma-agent.ts';
+import { sendFlag, sendOpcode } from '../../abi/verbs-words.ts';
 import { randomBytes } from 'node:crypto';
-import type { ControlChannel } from '../../../meeting/control-channel.ts';
-import { protocolError } from '../../../meeting/frames.ts';
-import type { BackendContext } from '../../backend.ts';
+import type { ControlChannel } from '../../meeting/control-channel.ts';
+import { protocolError } from '../../meeting/frames.ts';
+import type { BackendContext } from '../backend.ts';
 import { Inbox } from './inbox.ts';
 import type { EndUser, RdmaDevice, RdmaEnd } from './rdma-device.ts';
 import type { MeetingEnd, RdmaCaller } from './rdma-meeting.ts';

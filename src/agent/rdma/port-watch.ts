@@ -1,5 +1,5 @@
 // What the device says of itself between requests: a port that went down, a device that failed.
-import { log } from '../../../core/log.ts';
+import { log } from '../../core/log.ts';
 import type { RdmaDevice } from './rdma-device.ts';
 
 /** A port that is up again by then loses no link: requests are repeated for about as long. */

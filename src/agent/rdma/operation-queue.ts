@@ -1,6 +1,6 @@
 // The operations of a link in the order of their posts, as requests of its queue pair. What a broken connection has not
 // carried out is posted again on the next one. Hot path: no allocation.
-import type { WeftlineError } from '../../../core/errors.ts';
+import type { WeftlineError } from '../../core/errors.ts';
 import { operationKinds as kinds, type OperationOwner, type RequestParts, type RequestPlace } from './operation.ts';
 import { NO_MESSAGE, OPERATIONS, OperationTable } from './operation-table.ts';
 import type { OutMessages } from './out-messages.ts';

@@ -7,10 +7,10 @@ import {
   immediateOffset,
   isShort,
   shortMessage,
-} from '../../../abi/rdma-agent.ts';
-import { NativeBlock } from '../../../native/native-block.ts';
-import { protocolError } from '../../../meeting/frames.ts';
-import { MAX_NOTIFICATION_BYTES } from '../../backend.ts';
+} from '../../abi/rdma-agent.ts';
+import { NativeBlock } from '../../native/native-block.ts';
+import { protocolError } from '../../meeting/frames.ts';
+import { MAX_NOTIFICATION_BYTES } from '../backend.ts';
 import type { OwnMemory, RdmaDevice } from './rdma-device.ts';
 
 /** Credits go in one request when this part of them waits: the sender always has more left than it needs for a message. */

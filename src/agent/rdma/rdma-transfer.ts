@@ -1,5 +1,5 @@
 // A prepared transfer over RDMA: all that its requests say stands ready, a post enters it into the queue of its link.
-import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type {
   BackendRegion,
   BackendRemoteRegion,
@@ -7,7 +7,7 @@ import type {
   PlannedTransfer,
   TransferOperation,
   TransferState,
-} from '../../backend.ts';
+} from '../backend.ts';
 import type { OperationOwner, RequestParts } from './operation.ts';
 import type { OperationQueue } from './operation-queue.ts';
 import type { OutMessages } from './out-messages.ts';

@@ -1,17 +1,16 @@
 // How two backends over RDMA meet over TCP: in their hello they tell each other their ends of a connection and mailboxes.
 import { isIP } from 'node:net';
 import { z } from 'zod';
-import { RDMA_AGENT_VERSION } from '../../../abi/rdma-agent.ts';
-import { deadlineOf } from '../../../core/deadline.ts';
-import { WeftlineError } from '../../../core/errors.ts';
-import { printable } from '../../../core/quote.ts';
-import type { ControlChannel } from '../../../meeting/control-channel.ts';
-import type { Credentials } from '../../../meeting/credentials.ts';
-import { call } from '../../../meeting/dial.ts';
-import { protocolError } from '../../../meeting/frames.ts';
-import { type HelloOptions, receiveHello } from '../../../meeting/hello.ts';
-import type { BackendPeer, ConnectOptions } from '../../backend.ts';
-import type { MetPeer } from './rdma-link.ts';
+import { RDMA_AGENT_VERSION } from '../../abi/rdma-agent.ts';
+import { deadlineOf } from '../../core/deadline.ts';
+import { WeftlineError } from '../../core/errors.ts';
+import { printable } from '../../core/quote.ts';
+import type { ControlChannel } from '../../meeting/control-channel.ts';
+import type { Credentials } from '../../meeting/credentials.ts';
+import { call } from '../../meeting/dial.ts';
+import { protocolError } from '../../meeting/frames.ts';
+import { type HelloOptions, receiveHello } from '../../meeting/hello.ts';
+import type { BackendPeer, ConnectOptions } from '../backend.ts';
 
 const MAX_NAME_LENGTH = 200;
 const MAX_PORT_NAME_LENGTH = 100;
@@ -98,6 +97,12 @@ export interface RdmaCaller {
   readonly end: MeetingEnd;
   readonly after: string | undefined;
   readonly asked: readonly string[];
+}
+
+/** Both sides have met. */
+export interface MetPeer {
+  readonly channel: ControlChannel;
+  readonly welcome: RdmaWelcome;
 }
 
 export interface RdmaWelcome {

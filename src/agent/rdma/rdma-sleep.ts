@@ -1,11 +1,11 @@
 // Sleeping until a device has something to tell: descriptors of completions and events, and a thread that watches them.
 import type { Worker } from 'node:worker_threads';
-import { rdmaWatchWords as at, RDMA_WATCH_WORDS } from '../../../abi/rdma-watch.ts';
-import { log } from '../../../core/log.ts';
-import { packageFile } from '../../../core/package-file.ts';
-import { Doorbell, ReadinessSet } from '../../../native/readiness.ts';
-import { startWorker } from '../../../threads/start-worker.ts';
-import type { WakeWord } from '../../../threads/wake-word.ts';
+import { rdmaWatchWords as at, RDMA_WATCH_WORDS } from '../../abi/rdma-watch.ts';
+import { log } from '../../core/log.ts';
+import { packageFile } from '../../core/package-file.ts';
+import { Doorbell, ReadinessSet } from '../../native/readiness.ts';
+import { startWorker } from '../../threads/start-worker.ts';
+import type { WakeWord } from '../../threads/wake-word.ts';
 import type { RdmaDevice } from './rdma-device.ts';
 import { readinessNumbers, type RdmaWatchOptions } from './rdma-watch-thread-options.ts';
 

@@ -1,5 +1,5 @@
 // Messages on their way to a peer, which lie at the same offsets here and in its inbox. Hot path: no allocation.
-import { alignUp } from '../../../abi/layout.ts';
+import { alignUp } from '../../abi/layout.ts';
 import {
   RDMA_MESSAGE_ALIGNMENT,
   RDMA_MESSAGES,
@@ -7,8 +7,8 @@ import {
   RDMA_SHORT_BYTES,
   messageImmediate,
   shortImmediate,
-} from '../../../abi/rdma-agent.ts';
-import { WeftlineError } from '../../../core/errors.ts';
+} from '../../abi/rdma-agent.ts';
+import { WeftlineError } from '../../core/errors.ts';
 import type { Mailbox } from './mailbox.ts';
 
 /** What has become of a message. */

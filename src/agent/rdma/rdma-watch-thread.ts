@@ -1,9 +1,9 @@
 // The thread that sleeps on an RDMA device in place of the agent's thread, and wakes that. It touches no queue.
 import { workerData } from 'node:worker_threads';
-import { rdmaWatchWords as at } from '../../../abi/rdma-watch.ts';
-import { ReadinessSet } from '../../../native/readiness.ts';
-import { ChannelEvents } from '../../../native/verbs/channel-events.ts';
-import { WakeWord } from '../../../threads/wake-word.ts';
+import { rdmaWatchWords as at } from '../../abi/rdma-watch.ts';
+import { ReadinessSet } from '../../native/readiness.ts';
+import { ChannelEvents } from '../../native/verbs/channel-events.ts';
+import { WakeWord } from '../../threads/wake-word.ts';
 import { readinessNumbers, type RdmaWatchOptions } from './rdma-watch-thread-options.ts';
 
 /** Nothing is missed by a longer sleep, but a thread that sleeps cannot be ended from outside. */

@@ -1,11 +1,11 @@
 // The port of an RDMA device that a backend uses.
-import { WeftlineError } from '../../../core/errors.ts';
-import { isLogged, log } from '../../../core/log.ts';
-import { localFiles } from '../../../native/file-probe.ts';
-import { hostInterfaces } from '../../../rails/host-interfaces.ts';
-import { chooseRdma, type RdmaChoice, type RdmaRail } from '../../../rails/rdma-choice.ts';
-import { rdmaHardware } from '../../../rails/rdma-devices.ts';
-import type { Settings } from '../../../settings/settings.ts';
+import { WeftlineError } from '../../core/errors.ts';
+import { isLogged, log } from '../../core/log.ts';
+import { localFiles } from '../../native/file-probe.ts';
+import { hostInterfaces } from '../../rails/host-interfaces.ts';
+import { chooseRdma, type RdmaChoice, type RdmaRail } from '../../rails/rdma-choice.ts';
+import { rdmaHardware } from '../../rails/rdma-devices.ts';
+import type { Settings } from '../../settings/settings.ts';
 
 export interface RdmaPortChoice {
   readonly rail: RdmaRail;

@@ -1,6 +1,6 @@
 // Ordered puts and signals over RDMA; after one fails, nothing follows. Hot path: no allocation.
-import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
-import type { BackendChannel, BackendRemoteRegion, PutPlace } from '../../backend.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import type { BackendChannel, BackendRemoteRegion, PutPlace } from '../backend.ts';
 import { operationKinds, type OperationOwner, type RequestPlace } from './operation.ts';
 import { own, type RegionUser, RdmaRegion, RdmaRemoteRegion, withdrawnError } from './rdma-region.ts';
 import type { OperationLink } from './rdma-transfer.ts';
