@@ -63,6 +63,7 @@ export class UcxEnd implements RdmaEnd {
   #firstWaiting = 0;
   #nextWaiting = 0;
   #keys: UcxKeys | undefined;
+  #counterKey: number | undefined;
   #endpoint = 0;
   /** Of the flush that ends when the connection is made; 0 once it has. */
   #connecting = 0;
@@ -97,6 +98,7 @@ export class UcxEnd implements RdmaEnd {
     this.route = `${this.address.port} to ${remote.port}, UCX`;
     const counterKey = keys.add(Buffer.from(remote.counter.key, 'hex'));
     if (counterKey === undefined) throw protocolError('a key of UCX that is none');
+    this.#counterKey = counterKey;
     this.#endpoint = this.#worker.connect(Buffer.from(remote.worker, 'hex'), this.#lost.address, this.#peer);
     this.#keys = keys;
     keys.attach(this.#worker, this.#endpoint);
@@ -177,6 +179,7 @@ export class UcxEnd implements RdmaEnd {
       return;
     }
     this.#keys?.detach(endpoint);
+    if (this.#counterKey !== undefined) this.#keys?.remove(this.#counterKey);
   }
 
   #takeWords(user: EndUser): boolean {
