@@ -59,6 +59,8 @@ export function ucxSettings(
     // As the backend verbs has it: a peer that is silent, or whose refusal was lost, is given up after two seconds on most
     // devices. UCX has a second, which took half a minute in the guest.
     ['RC_TIMEOUT', '250ms'],
+    // UCX's 7 is without end for rxe.
+    ['RC_RETRY_COUNT', '6'],
     // Never by messages, which nobody checks.
     ['ATOMIC_MODE', 'device'],
   ];

@@ -41,6 +41,7 @@ test('the port is that of the settings, unless variables of UCX say otherwise', 
     IB_PCI_RELAXED_ORDERING: 'n',
     PCI_RELAXED_ORDERING: 'n',
     RC_TIMEOUT: '250ms',
+    RC_RETRY_COUNT: '6',
     ATOMIC_MODE: 'device',
   });
   const env = { UCX_NET_DEVICES: 'mlx5_0:1', UCX_IB_GID_INDEX: '1' };
