@@ -1,9 +1,9 @@
 // Measures an agent's backend beside the usual tool on the same RDMA devices, in turn: verbs beside perftest, ucx beside
 // ucx_perftest. Run in the guest, by
 // npm run soft-roce -- --pair node scripts/rdma-figures.mjs [--backend verbs] [--rounds 5] [--bytes 65536] [--count 400]
-//   [--pings 300] [--warm 6000] [--inflight 16] [--mode write] [--tls rc_v,self]
+//   [--pings 300] [--warm 6000] [--inflight 16] [--mode write] [--tls rc_v]
+// Backend bare: native calls of one process without an agent, the most that Node can reach; beside perftest.
 // Prints a table, and the figures as one line of JSON. The build must be fresh; perftest and ucx-utils are Debian packages.
-// Backend ucx with --tls tcp,self or posix,self runs on any machine.
 import { fork, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { fileURLToPath } from 'node:url';
@@ -14,7 +14,7 @@ const { values } = parseArgs({
     backend: { type: 'string', default: 'verbs' },
     mode: { type: 'string', default: 'write' },
     /** UCX_TLS of both sides of ucx. */
-    tls: { type: 'string', default: 'rc_v,self' },
+    tls: { type: 'string', default: 'rc_v' },
     rounds: { type: 'string', default: '5' },
     bytes: { type: 'string', default: '65536' },
     count: { type: 'string', default: '400' },
@@ -85,6 +85,7 @@ async function* messages() {
 }
 
 async function measure() {
+  if (values.backend === 'bare') return measureBare();
   const [server, client] = [startSide('server', 'rxe1'), startSide('client', 'rxe0')];
   await Promise.all([server, client].map(hear));
   const own = { megabytes: [], ping: [] };
@@ -99,6 +100,23 @@ async function measure() {
     }
   }
   for (const child of [server, client]) child.kill();
+  report({ own, perftest });
+}
+
+async function measureBare() {
+  const { bare } = await import('./rdma-bare.mjs');
+  const own = { megabytes: [], ping: [] };
+  const perftest = { megabytes: [], ping: [] };
+  for (let round = 0; round < rounds; round += 1) {
+    for (const isOwn of round % 2 === 0 ? [true, false] : [false, true]) {
+      const { pings, iterations, sizes, inflight } = workload;
+      const moves = { bytes: sizes[0], count: iterations, inflight, pings, pingBytes: PING_BYTES };
+      const figures = isOwn ? bare(moves) : await runPerftest();
+      const into = isOwn ? own : perftest;
+      into.megabytes.push(figures.megabytes);
+      into.ping.push(figures.ping);
+    }
+  }
   report({ own, perftest });
 }
 
@@ -138,9 +156,7 @@ async function runOwn(server, client, moves) {
 
 /** Debian's UCX throws datagrams of soft-RoCE away that connect it, unless it is told not to look at their address. */
 function ucxVariables(device) {
-  const isRdma = !/tcp|posix/.test(values.tls);
-  const rdma = isRdma ? { UCX_NET_DEVICES: `${device}:1`, UCX_UD_VERBS_ETH_DGID_CHECK: 'n' } : {};
-  return { UCX_TLS: values.tls, ...rdma };
+  return { UCX_TLS: values.tls, UCX_NET_DEVICES: `${device}:1`, UCX_UD_VERBS_ETH_DGID_CHECK: 'n' };
 }
 
 /** Bandwidth of puts or gets; the round trip of messages by tag. */

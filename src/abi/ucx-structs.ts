@@ -29,7 +29,9 @@ export const ucpEndpointParams = defineLayout('ucp_ep_params_t', {
 export const ucpRequestParam = defineLayout('ucp_request_param_t', {
   attributes: 'u32',
   flags: 'u32',
-  others: { of: 'u64', count: 7 },
+  others: { of: 'u64', count: 2 },
+  dataType: 'u64',
+  more: { of: 'u64', count: 4 },
   /** Of `ucp_mem_map`. Up to 1.12, UCX does not know it. */
   memory: 'u64',
 });
@@ -46,19 +48,21 @@ export const ucpTagInfo = defineLayout('ucp_tag_recv_info_t', { tag: 'u64', byte
 
 export const ucpMasks = {
   params: { features: 1 },
-  features: { tags: 1, remoteMemory: 2, wakeup: 16 },
-  worker: { threadMode: 1, flags: 32 },
+  features: { tags: 1, remoteMemory: 2, atomics64: 8, wakeup: 16 },
+  worker: { flags: 32 },
   /** No warning about requests of a peer that died. */
   workerFlags: { ignoreRequestLeak: 1 },
   endpoint: { address: 1, errorMode: 2, errorHandler: 4 },
   memory: { address: 1, bytes: 2 },
   /** `noImmediate`: a call that ends at once returns a request all the same. */
-  request: { flags: 16, memory: 2 ** 8, noImmediate: 2 ** 16 },
+  request: { dataType: 8, flags: 16, memory: 2 ** 8, noImmediate: 2 ** 16 },
   closeFlags: { force: 1 },
 } as const;
 
-/** One thread at a time. */
-export const UCS_THREAD_MODE_SERIALIZED = 1;
+/** ucp_atomic_op_t: adds, without the old value. */
+export const UCP_ATOMIC_OP_ADD = 0;
+/** ucp_dt_make_contig(8): one number of 64 bits. */
+export const UCP_WORD_TYPE = 8 << 3;
 
 /** An endpoint tells when its peer is lost, and can be closed at once. */
 export const UCP_ERR_HANDLING_MODE_PEER = 1;

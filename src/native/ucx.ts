@@ -40,6 +40,10 @@ const table = {
     'intptr_t ucp_get_nbx(intptr_t, intptr_t, size_t, uint64_t, intptr_t, intptr_t)',
   ),
   ucp_ep_flush_nbx: prototype<[endpoint: number, params: number]>('intptr_t ucp_ep_flush_nbx(intptr_t, intptr_t)'),
+  ucp_atomic_op_nbx: prototype<
+    [endpoint: number, operation: number, value: number, count: number, remote: number, key: number, params: number]
+  >('intptr_t ucp_atomic_op_nbx(intptr_t, int, intptr_t, size_t, uint64_t, intptr_t, intptr_t)'),
+  ucp_worker_fence: prototype<[worker: number]>('int8_t ucp_worker_fence(intptr_t)'),
   ucp_worker_create: prototype<[context: number, params: number, worker: number]>(
     'int8_t ucp_worker_create(intptr_t, intptr_t, intptr_t)',
   ),

@@ -9,7 +9,7 @@ export const rdmaSettingsTable = {
     flag: '--rdma-devices <list>',
     default: '',
     sentence:
-      'RDMA devices that may be used: names or prefixes of names, separated by commas, such as mlx5_0,mlx5_2:1, where :1 stands for port 1 alone. "=" before a name matches it exactly (=mlx5_1); "^" before the list excludes the devices in it (^mlx5_0). If empty, all devices. The transport uses every port of a list at once (path by path, paired with those of the peer by index, fastest first), and the best one alone if it is empty; agents use the best one. "weftline doctor --rdma" shows the choice; the backend ucx has UCX_NET_DEVICES instead.',
+      'RDMA devices that may be used: names or prefixes of names, separated by commas, such as mlx5_0,mlx5_2:1, where :1 stands for port 1 alone. "=" before a name matches it exactly (=mlx5_1); "^" before the list excludes the devices in it (^mlx5_0). If empty, all devices. The transport uses every port of a list at once (path by path, paired with those of the peer by index, fastest first), and the best one alone if it is empty; agents use the best one. "weftline doctor --rdma" shows the choice; for the backend ucx, UCX_NET_DEVICES wins.',
   },
   rdmaPort: {
     kind: 'number',

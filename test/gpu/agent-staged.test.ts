@@ -62,7 +62,7 @@ function randomRanges(random: () => number, total: number): (readonly [offset: n
   return ranges.toSorted(() => random() - 0.5);
 }
 
-for (const backend of ['multipath', 'ucx'] as const) {
+for (const backend of ['multipath'] as const) {
   const missing = noGpu === false ? ((await whyMissing(backend)) ?? false) : noGpu;
   const pairTest = (name: string, run: (device: CudaDevice) => Promise<void>): void => {
     if (missing === false) gpuTest(`${backend}: ${name}`, run);

@@ -18,7 +18,7 @@ const GREETING_MS = settings.greetingMs as number;
 const WAIT_MS = GREETING_MS + 6000;
 /**
  * What a host may hold beyond the strangers' places: sockets that are being closed, and the honest callers that are served
- * before and meanwhile, each of which has a worker of its own over UCX.
+ * before and meanwhile.
  */
 const SLACK = 56;
 const secret = randomBytes(32).toString('hex');
@@ -114,8 +114,6 @@ async function sendGarbage({ port }: Target): Promise<void> {
   const random = new Random(port);
   const huge = Buffer.alloc(8);
   huge.writeUInt32LE(0x7fff_ffff, 0);
-  const ucx = Buffer.alloc(64, 0xff);
-  ucx.writeBigUInt64LE(0xcafe_babe_1234_5678n);
   const frames = [
     {},
     { refused: 'junk' },
@@ -129,7 +127,6 @@ async function sendGarbage({ port }: Target): Promise<void> {
     Buffer.from('GET / HTTP/1.1\r\nHost: host\r\n\r\n'),
     Buffer.from('16030100c8010000c40303', 'hex'),
     huge,
-    ucx,
     ...frames,
     Buffer.concat([...frames, ...frames]),
     ...Array.from({ length: 12 }, () => Buffer.from(random.bytes(1 + random.below(500)))),

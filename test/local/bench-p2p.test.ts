@@ -5,11 +5,8 @@ import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
-import { localFiles } from '#lib/native/file-probe.js';
-import { findUcx } from '#lib/native/ucx.js';
 import type { P2pBenchReport } from '#lib/programs/bench/p2p/p2p-results.js';
 import { freePort } from '../support/free-port.ts';
-import { skipWithout } from './support/requirements.js';
 
 const cli = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 
@@ -107,18 +104,3 @@ for (const [backend, mode] of [
     assert.ok(lines.some((line) => /^50000 descriptors in 50000 parts: lists [\d.]+ ms, prepare .* MB$/.test(line)));
   });
 }
-
-const withoutUcx = skipWithout('ucx', findUcx(localFiles()) === undefined ? 'no libucp here' : undefined);
-
-test('bench p2p --backend ucx --compare says what is missing without ucx_perftest', { skip: withoutUcx }, async () => {
-  const common = ['--port', String(await freePort()), '--backend', 'ucx'];
-  const env = { ...process.env, PATH: '/nowhere' };
-  const client = ['--sizes', '1048576', '--iters', '4', '--compare', '1', '--no-agent-thread'];
-  const [, { code, text }] = await Promise.all([
-    run('server', common, env),
-    run('client', [...common, ...client], env),
-  ]);
-  assert.notEqual(code, 0);
-  assert.doesNotMatch(text, /GB\/s/, 'it is said before anything is measured');
-  assert.match(text, /ucx_perftest, which the server does not have: install it .*ucx-utils/);
-});

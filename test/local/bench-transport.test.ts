@@ -155,9 +155,9 @@ test('what goes wrong is said with its cause, and the exit code is not 0', async
 
 test('another token is refused on both sides', async () => {
   const port = String(await freePort());
-  const server = start(['--role', 'server', '--port', port, '--timeout', '4000'], 'one');
+  const server = start(['--role', 'server', '--port', port, '--timeout', '10000'], 'one');
   await server.firstLine;
-  const client = await start(['--role', 'client', '--port', port, '--timeout', '4000'], 'other').ended;
+  const client = await start(['--role', 'client', '--port', port, '--timeout', '10000'], 'other').ended;
   assert.equal(client.status, 1);
   assert.match(client.stderr, /WL_UNAUTHORIZED/);
   const { status, stderr } = await server.ended;

@@ -15,7 +15,6 @@ import { MeetingListener } from '#lib/meeting/listener.js';
 import { encodeDescs } from '#lib/device-api/host/transfer-descs.js';
 import { hostIdentity } from '#lib/world/host-identity.js';
 import { host, type Target, visit } from './support/listeners.ts';
-import { whyNoUcx } from './support/ucx-side.ts';
 
 const TOKEN = 'token';
 const TIMEOUT_MS = 1_000;
@@ -53,9 +52,8 @@ describe('a stopped peer', () => {
     return agent;
   }
 
-  for (const name of ['transport', 'endpoint', 'metadata', 'multipath', 'store', 'ucx']) {
-    const skip = name === 'ucx' && whyNoUcx();
-    test(`its ${name} listener`, { ...options, skip }, async () => {
+  for (const name of ['transport', 'endpoint', 'metadata', 'multipath', 'store']) {
+    test(`its ${name} listener`, options, async () => {
       await assert.rejects(visit(target(name), TOKEN, TIMEOUT_MS), { code: 'WL_TIMEOUT' });
     });
   }

@@ -166,6 +166,11 @@ export class SendRing extends RequestRing {
     return true;
   }
 
+  /** Hot path. Of a reliable connection, the device keeps the order of writes in any case. */
+  order(): void {
+    // Nothing to tell it.
+  }
+
   /** Hot path. Memory of the peer that is written, read or added to. */
   target(remoteAddress: number, remoteKey: number): void {
     putWide(this.words, this.at + send.remoteAddress, remoteAddress);

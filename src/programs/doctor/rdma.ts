@@ -1,4 +1,4 @@
-// RDMA devices and the libraries that drive them: verbs, and UCX, which carries transfers between machines.
+// RDMA devices and the libraries that drive them: verbs, and UCX.
 import { findLibrary } from '../../native/library-search.ts';
 import { activeRdmaPorts, rdmaDevices } from '../../native/rdma-ports.ts';
 import { findUcx } from '../../native/ucx.ts';
@@ -36,17 +36,18 @@ export function checkUcx(machine: MachineProbe): Finding {
     const value = `${version === undefined ? '' : `${version}, `}${path} (${ucxTransports(machine, path)})`;
     if (version !== undefined) {
       if (activeRdmaPorts(machine).length > 0) return { name, status: 'ok', value };
-      return { name, status: 'ok', value: `${value}; without RDMA only for agents whose option backends names ucx` };
+      return { name, status: 'ok', value: `${value}; the backend ucx needs an active RDMA port` };
     }
     return { name, status: 'short', value, advice: 'it cannot be used: 1.12 or a later 1.x is needed' };
   }
-  const advice = 'optional, carries transfers of the agent between machines (backend ucx): "apt-get install libucx0"';
+  const advice = 'optional, drives RDMA devices for the backend ucx of agents: "apt-get install libucx0"';
   return { name, status: 'absent', value: 'not found', advice };
 }
 
-/** UCX has TCP and shared memory built in; what else it can use lies beside it as modules. The backend uses no cma. */
+/** What drives RDMA devices lies beside UCX as modules. The backend uses nothing else. */
 function ucxTransports(machine: MachineProbe, path: string): string {
   const folder = `${path.slice(0, path.lastIndexOf('/'))}/ucx`;
   const modules = machine.list(folder).flatMap((file) => /^libuct_(\w+)\.so\.0$/.exec(file)?.[1] ?? []);
-  return ['tcp', 'shared memory', ...modules.filter((module) => module !== 'cma')].join(', ');
+  const rdma = modules.filter((module) => /^(ib|rdmacm|mlx)/.test(module));
+  return rdma.length === 0 ? 'no module for RDMA: in Debian libucx0 has it' : `modules ${rdma.join(', ')}`;
 }

@@ -33,7 +33,7 @@ export class AgentSide implements AsyncDisposable {
   #heard = 0;
 
   static async open(kind: PairKind, name: string, seed: number): Promise<AgentSide> {
-    const backends = [kind as 'local' | 'multipath' | 'ucx'];
+    const backends = [kind as 'local' | 'multipath'];
     const agent = await Agent.create(name, { token: 'chaos', settings: chaosSettings, backends });
     const scratch = await agent.allocate(SLOTS * SLOT_BYTES);
     const theirs = await agent.allocate(SLOTS * SLOT_BYTES, { name: 'theirs' });

@@ -2,7 +2,7 @@
 import { encodeError, type EncodedError } from 'weftline';
 import type { ProcessUsage } from '../../support/process-usage.ts';
 
-export type PairKind = 'local' | 'multipath' | 'ucx' | 'transport';
+export type PairKind = 'local' | 'multipath' | 'transport';
 
 /** Of the driver. `peer` carries words of the other process. */
 export type DriverWords =

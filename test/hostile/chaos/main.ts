@@ -5,7 +5,6 @@ import { randomInt } from 'node:crypto';
 import { readdirSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
-import { Agent } from 'weftline/agent';
 import { Random } from '../fuzz/random.ts';
 import { checkNames, numberOption } from '../support/options.ts';
 import { EpJobs } from './ep-jobs.ts';
@@ -34,20 +33,15 @@ if (process.getuid?.() === 0 && process.env[OWN_SHM] === undefined) {
   }
 }
 
-async function kindsHere(): Promise<readonly (PairKind | 'ep')[]> {
-  const all = ['local', 'multipath', 'transport', 'ucx', 'ep'] as const;
+function kindsHere(): readonly (PairKind | 'ep')[] {
+  const all = ['local', 'multipath', 'transport', 'ep'] as const;
   const wanted = values.kind ?? all;
   checkNames('kind', wanted, all);
-  const hasUcx = await Agent.create('probe', { backends: ['ucx'] }).then(
-    (agent) => agent.close().then(() => true),
-    () => false,
-  );
-  if (!hasUcx) console.log('ucx: not here, left out');
-  return all.filter((kind) => wanted.includes(kind) && (kind !== 'ucx' || hasUcx));
+  return all.filter((kind) => wanted.includes(kind));
 }
 
 const seed = values.seed === undefined ? randomInt(2 ** 31) : numberOption('seed', values.seed);
-const kinds = await kindsHere();
+const kinds = kindsHere();
 const again = `--kills ${values.kills} --stops ${values.stops} --long-stops ${values['long-stops']}`;
 console.log(`seed ${seed}, ${kinds.join(', ')}; the same events again: --seed ${seed} ${again}`);
 const random = new Random(seed);

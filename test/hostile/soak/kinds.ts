@@ -6,8 +6,8 @@ import { fillPattern, wrongAt } from '../chaos/pattern.ts';
 import { Random } from '../fuzz/random.ts';
 import type { PeerProcess } from './peer-link.ts';
 
-export type SoakKind = 'local' | 'multipath' | 'ucx' | 'endpoint' | 'transport' | 'ep';
-export const soakKinds: readonly SoakKind[] = ['local', 'multipath', 'ucx', 'endpoint', 'transport', 'ep'];
+export type SoakKind = 'local' | 'multipath' | 'endpoint' | 'transport' | 'ep';
+export const soakKinds: readonly SoakKind[] = ['local', 'multipath', 'endpoint', 'transport', 'ep'];
 
 /** One side's part. `cycle` is called over and over. */
 export interface SoakedSide {
@@ -28,12 +28,12 @@ function check(bytes: Uint8Array, number: number): void {
 }
 
 export class SoakedAgent implements SoakedSide {
-  readonly #kind: 'local' | 'multipath' | 'ucx';
+  readonly #kind: 'local' | 'multipath';
   readonly #peer: PeerProcess;
   readonly #random = new Random(1);
   #agent: Agent | undefined;
 
-  constructor(kind: 'local' | 'multipath' | 'ucx', peer: PeerProcess) {
+  constructor(kind: 'local' | 'multipath', peer: PeerProcess) {
     this.#kind = kind;
     this.#peer = peer;
   }
@@ -78,7 +78,7 @@ let theirs: Agent;
 let region: Registration;
 
 export const agentCalls: Calls = {
-  open: async (kind: 'local' | 'multipath' | 'ucx') => {
+  open: async (kind: 'local' | 'multipath') => {
     theirs = await Agent.create(`peer ${++life}`, { ...common, backends: [kind] });
   },
   allocate: async (bytes: number) => {

@@ -4,7 +4,6 @@ import { writeFileSync } from 'node:fs';
 import { createInterface } from 'node:readline';
 import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
-import { Agent } from 'weftline/agent';
 import { launch } from 'weftline/world';
 import { soakKinds, type SoakKind } from './kinds.ts';
 import { checkNames, numberOption } from '../support/options.ts';
@@ -74,20 +73,11 @@ async function soak(kind: SoakKind): Promise<void> {
   if (code !== 0) faults.push(`${kind} ended with ${code}`);
 }
 
-async function kindsHere(): Promise<readonly SoakKind[]> {
-  const wanted = soakKinds.filter((kind) => values.kind === undefined || values.kind.includes(kind));
-  if (!wanted.includes('ucx')) return wanted;
-  try {
-    const agent = await Agent.create('probe', { backends: ['ucx'] });
-    await agent.close();
-    return wanted;
-  } catch (error) {
-    console.log(`ucx is left out: ${String(error)}`);
-    return wanted.filter((kind) => kind !== 'ucx');
-  }
+function kindsHere(): readonly SoakKind[] {
+  return soakKinds.filter((kind) => values.kind === undefined || values.kind.includes(kind));
 }
 
-const kinds = await kindsHere();
+const kinds = kindsHere();
 console.log(`${kinds.join(', ')} for ${seconds} s`);
 await Promise.all(kinds.map(soak));
 

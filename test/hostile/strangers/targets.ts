@@ -4,10 +4,9 @@ import { Agent, Endpoint, fetchMetadata, MetadataListener } from 'weftline/agent
 import { Transport } from 'weftline/transport';
 import { join, type World } from 'weftline/world';
 import { decodeMetadata, encodeMetadata } from '#lib/agent/metadata.js';
-import { decodeUcxAddress, encodeUcxAddress } from '#lib/agent/backends/ucx/ucx-info.js';
 import { freePort } from '../../support/free-port.ts';
 
-export type TargetKind = 'store' | 'transport' | 'endpoint' | 'metadata' | 'multipath' | 'ucx';
+export type TargetKind = 'store' | 'transport' | 'endpoint' | 'metadata' | 'multipath';
 
 /** Where a listener is, and what an honest process knows of it beside that. */
 export interface Target {
@@ -24,7 +23,7 @@ const host = '127.0.0.1';
 /** An empty token is none: the variable of the environment must not take its place. */
 const common = (token: string) => (token === '' ? { settings } : { settings, token });
 
-/** All listeners of this process. `ucx` is left out where it cannot be. */
+/** All listeners of this process. */
 export async function listenAtAll(token: string): Promise<readonly Target[]> {
   const targets: Target[] = [];
   const transport = await Transport.create({ ...common(token), name: 'host' });
@@ -44,13 +43,7 @@ export async function listenAtAll(token: string): Promise<readonly Target[]> {
   const metadata = await MetadataListener.open(agent, { host, port: 0 });
   targets.push({ kind: 'metadata', port: metadata.port });
   const blob = agent.localMetadata();
-  targets.push({ kind: 'multipath', port: portOf(blob, 'multipath'), metadata: blob });
-  try {
-    const other = await Agent.create('ucx host', { ...common(token), backends: ['ucx'] });
-    targets.push({ kind: 'ucx', port: portOf(other.localMetadata(), 'ucx'), metadata: other.localMetadata() });
-  } catch (error) {
-    if ((error as { code?: string }).code !== 'WL_UNSUPPORTED') throw error;
-  }
+  targets.push({ kind: 'multipath', port: portOf(blob), metadata: blob });
   const port = await freePort(host);
   // A world of two, both of whom are here.
   await Promise.all([joinAs(0, port, token), joinAs(1, port, token)]);
@@ -86,10 +79,9 @@ export async function reach(target: Target, token: string, number: number): Prom
       if (outcome instanceof WeftlineError && outcome.code === 'WL_RANK_TAKEN') return;
       throw outcome;
     }
-    case 'multipath':
-    case 'ucx': {
+    case 'multipath': {
       await using agent = await Agent.create(`caller ${number}`, { ...common(token), backends: [kind] });
-      const peer = await agent.loadRemoteMetadata(withPort(metadata as Uint8Array, kind, port));
+      const peer = await agent.loadRemoteMetadata(withPort(metadata as Uint8Array, port));
       await agent.connect(peer, { backend: kind });
       return;
     }
@@ -116,19 +108,15 @@ function joinAs(rank: number, port: number, token: string): Promise<World> {
   return join({ environment, settings });
 }
 
-function portOf(blob: Uint8Array, kind: 'multipath' | 'ucx'): number {
-  const info = decodeMetadata(blob).connections.get(kind) ?? new Uint8Array();
-  if (kind === 'ucx') return decodeUcxAddress(info)?.port ?? 0;
+function portOf(blob: Uint8Array): number {
+  const info = decodeMetadata(blob).connections.get('multipath') ?? new Uint8Array();
   return (JSON.parse(Buffer.from(info).toString()) as { port: number }).port;
 }
 
 /** The same agent, reached through another port, at which somebody listens in between. */
-function withPort(blob: Uint8Array, kind: 'multipath' | 'ucx', port: number): Uint8Array {
+function withPort(blob: Uint8Array, port: number): Uint8Array {
   const metadata = decodeMetadata(blob);
-  const info = Buffer.from(metadata.connections.get(kind) ?? []);
-  const moved =
-    kind === 'ucx'
-      ? encodeUcxAddress({ host: decodeUcxAddress(info)?.host ?? host, port })
-      : Buffer.from(JSON.stringify({ ...(JSON.parse(info.toString()) as object), port }));
-  return encodeMetadata({ ...metadata, connections: new Map([...metadata.connections, [kind, moved]]) });
+  const info = Buffer.from(metadata.connections.get('multipath') ?? []);
+  const moved = Buffer.from(JSON.stringify({ ...(JSON.parse(info.toString()) as object), port }));
+  return encodeMetadata({ ...metadata, connections: new Map([...metadata.connections, ['multipath', moved]]) });
 }

@@ -18,7 +18,6 @@ function keep<T extends AsyncDisposable>(made: T): T {
 
 const creations = {
   agent: async () => keep(await Agent.create('a', { token })),
-  'agent with ucx': async () => keep(await Agent.create('a', { token, backends: ['ucx'] })),
   endpoint: async () => keep(await Endpoint.create({ token })),
   transport: async () => keep(await Transport.create({ token })),
   'transport that listens': async () => {

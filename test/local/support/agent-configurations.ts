@@ -55,6 +55,4 @@ export const stagedConfigurations: readonly AgentConfiguration[] = [
     here: stagedOnLanes,
     there: stagedOnLanes,
   },
-  { name: 'ucx, staged on both sides', backend: 'ucx', here: staged, there: staged },
-  { name: 'ucx, staged here', backend: 'ucx', here: staged, there: {} },
 ];

@@ -2,11 +2,9 @@
 import { Agent, Endpoint, fetchMetadata, MetadataListener } from 'weftline/agent';
 import { Transport } from 'weftline/transport';
 import { decodeMetadata } from '#lib/agent/metadata.js';
-import { encodeUcxAddress } from '#lib/agent/backends/ucx/ucx-info.js';
 import { credentialsOf } from '#lib/meeting/credentials.js';
 import { StoreClient } from '#lib/world/store-client.js';
 import { StoreServer } from '#lib/world/store-server.js';
-import { UcxSide, whyNoUcx } from './ucx-side.js';
 
 export interface Target {
   readonly name: string;
@@ -41,17 +39,13 @@ export async function openListeners(token: string): Promise<OpenListener[]> {
     // Of a world of few ranks.
     settings: { maxStrangers: 64, greetingMs: 10_000, timeoutMs: 20_000 },
   });
-  const listeners: OpenListener[] = [
+  return [
     { name: 'transport', port, facts: {}, close: () => transport.close() },
     { name: 'endpoint', port: endpoint.port, facts: {}, close: () => endpoint.close() },
     { name: 'metadata', port: metadata.port, facts: {}, close: () => metadata.close() },
     { name: 'multipath', port: multipath.port, facts: { incarnation }, close: () => agent.close() },
     { name: 'store', port: store.port, facts: {}, close: () => store.stop(0) },
   ];
-  if (whyNoUcx() !== false) return listeners;
-  const side = await UcxSide.open('visited', { token, ownThread: false });
-  const ucx = Buffer.from(side.peer.connectionInfo).readUInt16LE(2);
-  return [...listeners, { name: 'ucx', port: ucx, facts: {}, close: () => side[Symbol.asyncDispose]() }];
 }
 
 /** Each visit takes a rank; those of a visitor's process begin elsewhere. */
@@ -84,12 +78,6 @@ const visitors: Readonly<Record<string, (target: Target, token: string, timeoutM
     const rank = nextRank++;
     const client = await StoreClient.connect({ host, port, rank, size: STORE_SIZE, credentials, timeoutMs });
     await client.close();
-  },
-
-  async ucx({ port }, token, timeoutMs) {
-    await using side = await UcxSide.open('visitor', { token, ownThread: false });
-    const peer = { ...side.peer, name: 'visited', connectionInfo: encodeUcxAddress({ host, port }) };
-    await (await side.backend.connect(peer, { timeoutMs })).close();
   },
 };
 

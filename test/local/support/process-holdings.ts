@@ -16,7 +16,6 @@ export function holdings(): Holdings {
     descriptors: readdirSync('/proc/self/fd').flatMap(targetOf).toSorted(),
     mappings: linesOf('/proc/self/maps')
       .flatMap((line) => /\S+\s+\S+\s+\S+\s+\S+\s+\d+\s+((?:\/memfd|\/dev\/shm|\/SYSV)\S*)/.exec(line)?.[1] ?? [])
-      .map((path) => path.replace(/(?<=ucx_shm_posix_)\w+/, 'N'))
       .toSorted(),
     threads: readdirSync('/proc/self/task')
       .flatMap((task) => linesOf(`/proc/self/task/${task}/comm`))
@@ -54,7 +53,7 @@ function surplus(now: readonly string[], before: readonly string[]): string[] {
 
 function targetOf(fd: string): string[] {
   try {
-    return [readlinkSync(`/proc/self/fd/${fd}`).replace(/\d+|(?<=ucx_shm_posix_)\w+/g, 'N')];
+    return [readlinkSync(`/proc/self/fd/${fd}`).replace(/\d+/g, 'N')];
   } catch {
     return [];
   }

@@ -5,7 +5,7 @@ import { readdirSync, readlinkSync } from 'node:fs';
 import { connect } from 'node:net';
 import test from 'node:test';
 import { createBackend } from '#lib/agent/backends/verbs/verbs-backend.js';
-import { decodeVerbsInfo } from '#lib/agent/backends/verbs/verbs-meeting.js';
+import { decodeRdmaInfo } from '#lib/agent/rdma/rdma-meeting.js';
 import { hostMemory, openBackend } from '../../local/support/backend-context.ts';
 import { withCode } from '../../support/with-code.ts';
 import { MEMORY_BYTES, openTwo, pollAll, prepareWrite, settled, type TwoBackends } from './support/agents.ts';
@@ -75,7 +75,7 @@ test('a channel whose put fails ends; the operations of others behind it are car
 
 test('strangers who send random bytes to the meeting get nothing, and the others go on', async () => {
   await using two = await openTwo();
-  const address = decodeVerbsInfo(two.there.peer.connectionInfo);
+  const address = decodeRdmaInfo(two.there.peer.connectionInfo);
   assert.ok(address);
   for (let caller = 0; caller < 5; caller += 1) {
     const socket = connect(address.port, address.host);

@@ -21,36 +21,39 @@ function ticks(): ReadonlyMap<string, number> {
   return new Map(threads);
 }
 
-test('linked agents are idle when nothing happens, and a message wakes them', async () => {
-  const common = { backends: ['verbs'], token: 'secret' } as const;
-  await using a = await Agent.create('a', { ...common, settings: { rdmaDevices: 'rxe0' } });
-  await using b = await Agent.create('b', { ...common, settings: { rdmaDevices: 'rxe1' } });
-  const out = await a.allocate(4096);
-  const into = await b.allocate(4096);
-  await a.loadRemoteMetadata(b.localMetadata());
-  await using transfer = await a.prepare({
-    operation: 'write',
-    peer: 'b',
-    local: DescriptorList.of(out),
-    remote: DescriptorList.of(a.remoteMemory('b')[0]!),
-  });
-  for (const value of [1, 2]) {
-    out.bytes.fill(value);
-    const next = b.nextNotification({ timeoutMs: 120_000 });
-    transfer.post(String(value));
-    await transfer.wait();
-    assert.equal(Buffer.from((await next).message).toString(), String(value));
-    assert.ok(into.bytes.every((byte) => byte === value));
-    // Whoever polls on stops within a second; on a busy machine threads still start.
-    await new Promise((resolve) => setTimeout(resolve, 2000));
-    const before = ticks();
-    const begin = performance.now();
-    await new Promise((resolve) => setTimeout(resolve, IDLE_MS));
-    const elapsed = ((performance.now() - begin) / 1000) * TICKS_PER_SECOND;
-    for (const [thread, used] of ticks()) {
-      // A busy thread would take all of it.
-      const share = (used - (before.get(thread) ?? used)) / elapsed;
-      assert.ok(share < 0.5, `thread ${thread} used ${share} of a processor`);
+/** Registers the test. */
+export function testIdle(backend: 'verbs' | 'ucx'): void {
+  test(`${backend}: linked agents are idle when nothing happens, and a message wakes them`, async () => {
+    const common = { backends: [backend], token: 'secret' } as const;
+    await using a = await Agent.create('a', { ...common, settings: { rdmaDevices: 'rxe0' } });
+    await using b = await Agent.create('b', { ...common, settings: { rdmaDevices: 'rxe1' } });
+    const out = await a.allocate(4096);
+    const into = await b.allocate(4096);
+    await a.loadRemoteMetadata(b.localMetadata());
+    await using transfer = await a.prepare({
+      operation: 'write',
+      peer: 'b',
+      local: DescriptorList.of(out),
+      remote: DescriptorList.of(a.remoteMemory('b')[0]!),
+    });
+    for (const value of [1, 2]) {
+      out.bytes.fill(value);
+      const next = b.nextNotification({ timeoutMs: 120_000 });
+      transfer.post(String(value));
+      await transfer.wait();
+      assert.equal(Buffer.from((await next).message).toString(), String(value));
+      assert.ok(into.bytes.every((byte) => byte === value));
+      // Whoever polls on stops within a second; on a busy machine threads still start.
+      await new Promise((resolve) => setTimeout(resolve, 2000));
+      const before = ticks();
+      const begin = performance.now();
+      await new Promise((resolve) => setTimeout(resolve, IDLE_MS));
+      const elapsed = ((performance.now() - begin) / 1000) * TICKS_PER_SECOND;
+      for (const [thread, used] of ticks()) {
+        // A busy thread would take all of it.
+        const share = (used - (before.get(thread) ?? used)) / elapsed;
+        assert.ok(share < 0.5, `thread ${thread} used ${share} of a processor`);
+      }
     }
-  }
-});
+  });
+}

@@ -1,6 +1,16 @@
 // Tests of the guest in one process, because every start of Node takes a second there: those of the gate, or with the word
 // "all" those as well that take minutes, because they start agents and ranks.
-const gate = ['messages', 'hot-path', 'failures', 'resources', 'doctor', 'flush', 'agent-calls', 'agent-failures'];
-const slow = ['agent-conformance', 'ep-hosts'];
+const gate = [
+  'messages',
+  'hot-path',
+  'failures',
+  'resources',
+  'doctor',
+  'flush',
+  'agent-calls',
+  'agent-failures',
+  'verbs-idle',
+];
+const slow = ['verbs-conformance', 'ep-hosts'];
 const parts = process.argv.includes('all') ? [...gate, ...slow] : gate;
 for (const part of parts) await import(`./${part}.js`);

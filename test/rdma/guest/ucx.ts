@@ -1,9 +1,7 @@
-// In the guest: the cases of every backend of the agent, over the backend ucx with a reliable connection (rc_verbs).
-import type { AgentConfiguration } from '../../local/support/agent-configurations.ts';
-import { testConformance } from '../../local/support/agent-conformance.ts';
-import { testDeregister } from '../../local/support/deregister-cases.ts';
+// In the guest: the backend ucx, with the word "all" in every case that backends of the agent have.
+import { testBackend } from './agent-conformance.ts';
+import { testIdle } from './agent-idle.ts';
 
-const configuration: AgentConfiguration = { name: 'ucx over rc_verbs', backend: 'ucx', here: {}, there: {} };
-
-await testConformance(configuration);
-await testDeregister(configuration);
+await import('./ucx-calls.ts');
+testIdle('ucx');
+if (process.argv.includes('all')) await testBackend('ucx');

@@ -9,12 +9,8 @@ import { Block } from '#lib/abi/layout.js';
 import { isOfProcess, readRegionInfo } from '#lib/agent/backends/local/remote-region.js';
 import { MultipathRemoteRegion } from '#lib/agent/backends/multipath/multipath-region.js';
 import { NotificationRing } from '#lib/agent/backends/local/notification-ring.js';
-import {
-  decodeUcxAddress,
-  decodeUcxRegion,
-  encodeUcxAddress,
-  encodeUcxRegion,
-} from '#lib/agent/backends/ucx/ucx-info.js';
+import { RdmaRemoteRegion } from '#lib/agent/rdma/rdma-region.js';
+import { UcxKeys } from '#lib/agent/backends/ucx/ucx-keys.js';
 import { decodeMetadata, encodeMetadata } from '#lib/agent/metadata.js';
 import { copyOf } from '#lib/core/bytes.js';
 import { parseHeader } from '#lib/programs/moe/safetensors-header.js';
@@ -91,10 +87,13 @@ test('what backends publish of themselves and of their regions', () => {
     const { remoteRegion, remoteKey } = new MultipathRemoteRegion(bytes, 9);
     return { remoteRegion, remoteKey };
   });
-  assertSame(encodeUcxAddress({ host: '::1', port: 99 }), decodeUcxAddress);
   assertSame(
-    encodeUcxRegion({ number: 4, key: 77, address: 2 ** 46 + 8, packed: Uint8Array.of(1, 2, 3) }),
-    decodeUcxRegion,
+    Uint8Array.from({ length: 30 }, (_, index) => index % 7),
+    (bytes) => {
+      const keys = new UcxKeys();
+      const { address, key } = new RdmaRemoteRegion(bytes, { bytes: 9, peer: 'a peer', keys });
+      return { address, key, name: keys.namesOf([key]) };
+    },
   );
 });
 

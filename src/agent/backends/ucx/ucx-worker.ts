@@ -1,31 +1,82 @@
-// A UCX worker as any thread of the process uses it, one at a time: messages by tag, progress. Hot path: no allocation.
-import { ucpMasks, ucpRequestParam, ucpTagInfo, ucsStatus } from '../../../abi/ucx-structs.ts';
-import { Block } from '../../../abi/layout.ts';
-import { UCX_WHOLE_MASK } from '../../../abi/ucx-message.ts';
-import { putWide } from '../../../abi/wide-words.ts';
+// A UCX worker: its endpoints, what they post, and words that arrive by tag. The agent's thread only.
+import {
+  UCP_ATOMIC_OP_ADD,
+  UCP_ERR_HANDLING_MODE_PEER,
+  UCP_WORD_TYPE,
+  ucpEndpointParams,
+  ucpMasks,
+  ucpRequestParam,
+  ucpTagInfo,
+  ucpWorkerParams,
+  ucsStatus,
+} from '../../../abi/ucx-structs.ts';
+import { putWide, wideAt } from '../../../abi/wide-words.ts';
+import { WeftlineError } from '../../../core/errors.ts';
+import { withoutInheritance } from '../../../native/descriptor-inheritance.ts';
+import { symbolAddress, viewAt } from '../../../native/library.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { openUcx, type Ucx } from '../../../native/ucx.ts';
+import { isErrorPointer, ucxError, ucxStatusName } from '../../../native/ucx-status.ts';
+import { struct, type StructBlock, type UcxContext } from './ucx-context.ts';
 
-/** Memory of a message. `memory`: what `UcxContext.map` has returned for it, or 0. */
-export interface MappedPlace {
-  address: number;
-  bytes: number;
-  memory: number;
-}
+/** UCX reads keys of a length that their first bytes tell: behind one that lies, it finds zeros. */
+const KEY_MARGIN = 64 * 1024;
+const WORD_BYTES = 8;
+const MEMORY_WORD = ucpRequestParam.offset.memory / 4;
+/** Receives that are posted: what comes beyond waits in UCX. A power of two. */
+const RECEIVES = 256;
 
-export class UcxWorker {
+/** Who takes words. Hot path. */
+export type TakeWord = (tag: number, word: number) => void;
+
+export class UcxWorker implements Disposable {
+  /** What peers connect to. */
+  readonly address: Uint8Array;
+  /** Readable when there is something to progress and the worker was armed. */
+  readonly fd: number;
   readonly #handle: number;
   readonly #calls: Ucx['calls'];
-  readonly #plain: NativeBlock = requestParam(0);
-  readonly #mapped: NativeBlock = requestParam(ucpMasks.request.memory);
-  readonly #memoryWord: number = ucpRequestParam.offset.memory / 4;
-  readonly #requested: NativeBlock = requestParam(ucpMasks.request.noImmediate);
+  readonly #out = new NativeBlock(16);
+  readonly #plain: StructBlock = struct(ucpRequestParam);
+  readonly #mapped: StructBlock = struct(ucpRequestParam);
+  readonly #word: StructBlock = struct(ucpRequestParam);
+  readonly #force: StructBlock = struct(ucpRequestParam);
+  readonly #requested: StructBlock = struct(ucpRequestParam);
   readonly #info = new NativeBlock(ucpTagInfo.size);
-  readonly #bytesWord: number = ucpTagInfo.offset.bytes / 4;
+  readonly #words = new NativeBlock(RECEIVES * WORD_BYTES);
+  /** Of receives, in the order of their posts, which is that of the words' arrival. */
+  readonly #receives = new Float64Array(RECEIVES);
+  #oldest = 0;
+  /** UCX reads an address until the endpoint is connected. */
+  readonly #addresses = new Map<number, NativeBlock>();
 
-  constructor(handle: number) {
-    this.#handle = handle;
+  /** Fails with WL_NATIVE if UCX refuses. */
+  constructor(context: UcxContext) {
     this.#calls = openUcx().calls;
+    const { request, closeFlags } = ucpMasks;
+    this.#mapped.block.set('attributes', request.memory);
+    this.#word.block.set('attributes', request.dataType);
+    this.#word.block.set('dataType', UCP_WORD_TYPE);
+    this.#force.block.set('attributes', request.flags);
+    this.#force.block.set('flags', closeFlags.force);
+    this.#requested.block.set('attributes', request.noImmediate);
+    const { block, address } = struct(ucpWorkerParams);
+    block.set('fieldMask', ucpMasks.worker.flags);
+    block.set('flags', ucpMasks.workerFlags.ignoreRequestLeak);
+    const create = (): number => this.#calls.ucp_worker_create(context.handle, address, this.#out.address);
+    const what = 'making a worker: UCX_TLS and UCX_NET_DEVICES may leave no transport';
+    this.#check('ucp_worker_create', withoutInheritance(create), what);
+    this.#handle = this.#outNumber(0);
+    this.address = this.#ownAddress();
+    const fd: [number] = [-1];
+    const describe = (): number => this.#calls.ucp_worker_get_efd(this.#handle, fd);
+    this.#check('ucp_worker_get_efd', withoutInheritance(describe), 'asking for what to sleep on');
+    this.fd = fd[0];
+  }
+
+  /** From now on words are received. */
+  receive(): void {
+    for (let index = 0; index < RECEIVES; index++) this.#expect(index);
   }
 
   /** Lets UCX work; how much happened. */
@@ -33,79 +84,159 @@ export class UcxWorker {
     return this.#calls.ucp_worker_progress(this.#handle);
   }
 
-  /** To be called before sleeping on the worker's descriptor; false if there is something to progress now. */
+  /** To be called before sleeping on the descriptor; false if there is something to progress now. */
   arm(): boolean {
     return this.#calls.ucp_worker_arm(this.#handle) === ucsStatus.ok;
   }
 
-  /** Returns 0 if the memory may be used again, a request, or a negative status. */
-  send(endpoint: number, address: number, bytes: number, tag: number): number {
-    return this.#calls.ucp_tag_send_nbx(endpoint, address, bytes, tag, this.#plain.address);
+  /** Hot path. Takes what has come. True if anything has. */
+  takeWords(take: TakeWord): boolean {
+    let count = 0;
+    for (; count < RECEIVES; count++) {
+      const index = this.#oldest;
+      const request = this.#receives[index]!;
+      const status = this.#calls.ucp_tag_recv_request_test(request, this.#info.address);
+      if (status === ucsStatus.inProgress) break;
+      this.#calls.ucp_request_free(request);
+      const word = this.#words.words[index * 2]!;
+      this.#oldest = (index + 1) % RECEIVES;
+      this.#expect(index);
+      if (status === ucsStatus.ok) take(wideAt(this.#info.words, 0), word);
+    }
+    return count > 0;
   }
 
-  /** The same from mapped memory. */
-  sendFrom({ address, bytes, memory }: MappedPlace, endpoint: number, tag: number): number {
-    return this.#calls.ucp_tag_send_nbx(endpoint, address, bytes, tag, this.#paramsOf(memory));
+  /**
+   * The endpoint to a peer's worker. `lost`: address of 8 bytes that are not 0 any more once UCX has lost it. Fails with
+   * WL_UNSUPPORTED if both have no transport in common, with WL_NATIVE.
+   */
+  connect(address: Uint8Array, lost: number, peer: string): number {
+    const own = new NativeBlock(address.length + KEY_MARGIN);
+    own.bytes.set(address);
+    const { block, address: params } = struct(ucpEndpointParams);
+    const { endpoint } = ucpMasks;
+    block.set('fieldMask', endpoint.address + endpoint.errorMode + endpoint.errorHandler);
+    block.set('address', own.address);
+    block.set('errorMode', UCP_ERR_HANDLING_MODE_PEER);
+    // UCX calls it as handler(argument, endpoint, status), within its progress, where no function of TypeScript may run.
+    // time(2) fits: it writes where its first argument points, and ignores the others.
+    block.set('errorCallback', symbolAddress('time'));
+    block.set('errorArgument', lost);
+    const status = this.#calls.ucp_ep_create(this.#handle, params, this.#out.address);
+    if (status === ucsStatus.unreachable) throw noWay(peer, status);
+    this.#check('ucp_ep_create', status, `connecting to ${peer}`);
+    const created = this.#outNumber(0);
+    this.#addresses.set(created, own);
+    return created;
   }
 
-  /** Writes mapped memory to an address of the peer, whose handle `key` is. Returns as `send` does. */
-  put({ address, bytes, memory }: MappedPlace, endpoint: number, remote: number, key: number): number {
-    return this.#calls.ucp_put_nbx(endpoint, address, bytes, remote, key, this.#paramsOf(memory));
+  /** Ends an endpoint at once; what is under way fails. Returns a request, or 0. */
+  disconnect(endpoint: number): number {
+    this.#addresses.delete(endpoint);
+    const request = this.#calls.ucp_ep_close_nbx(endpoint, this.#force.address);
+    return isErrorPointer(request) ? 0 : request;
   }
 
-  /** Reads in the same way. */
-  get({ address, bytes, memory }: MappedPlace, endpoint: number, remote: number, key: number): number {
-    return this.#calls.ucp_get_nbx(endpoint, address, bytes, remote, key, this.#paramsOf(memory));
+  /** UCX's handle of what the peer has packed, for one endpoint. Fails with WL_NATIVE. */
+  unpack(endpoint: number, packed: Uint8Array): number {
+    const own = new NativeBlock(packed.length + KEY_MARGIN);
+    own.bytes.set(packed);
+    const status = this.#calls.ucp_ep_rkey_unpack(endpoint, own.address, this.#out.address);
+    this.#check('ucp_ep_rkey_unpack', status, 'reading the key of memory of a peer');
+    return this.#outNumber(0);
   }
 
-  /** Ends when all earlier puts are visible at the peer. Returns as `send` does. */
+  forgetKey(key: number): void {
+    this.#calls.ucp_rkey_destroy(key);
+  }
+
+  // What posts returns 0 once done, a request, or a negative status.
+
+  // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per post
+  put(endpoint: number, address: number, bytes: number, memory: number, remote: number, key: number): number {
+    putWide(this.#mapped.memory.words, MEMORY_WORD, memory);
+    return this.#calls.ucp_put_nbx(endpoint, address, bytes, remote, key, this.#mapped.address);
+  }
+
+  // oxlint-disable-next-line max-params -- the same
+  get(endpoint: number, address: number, bytes: number, memory: number, remote: number, key: number): number {
+    putWide(this.#mapped.memory.words, MEMORY_WORD, memory);
+    return this.#calls.ucp_get_nbx(endpoint, address, bytes, remote, key, this.#mapped.address);
+  }
+
+  /** Writes 8 bytes of any memory of this process, which UCX takes by the call or until the request ends. */
+  putWord(endpoint: number, address: number, remote: number, key: number): number {
+    return this.#calls.ucp_put_nbx(endpoint, address, WORD_BYTES, remote, key, this.#plain.address);
+  }
+
+  /** Adds the 8 bytes there. */
+  addWord(endpoint: number, address: number, remote: number, key: number): number {
+    return this.#calls.ucp_atomic_op_nbx(endpoint, UCP_ATOMIC_OP_ADD, address, 1, remote, key, this.#word.address);
+  }
+
+  sendWord(endpoint: number, address: number, tag: number): number {
+    return this.#calls.ucp_tag_send_nbx(endpoint, address, WORD_BYTES, tag, this.#plain.address);
+  }
+
+  /** What is posted next is visible behind all puts, gets and additions before it. Fails with WL_NATIVE. */
+  fence(): void {
+    this.#check('ucp_worker_fence', this.#calls.ucp_worker_fence(this.#handle), 'ordering puts');
+  }
+
+  /** Ends when all before it is visible at the peer. */
   flush(endpoint: number): number {
     return this.#calls.ucp_ep_flush_nbx(endpoint, this.#plain.address);
   }
 
-  /** Receives the one message with this tag, into mapped memory. Returns 0 if it is here, a request, or a negative status. */
-  receive({ address, bytes, memory }: MappedPlace, tag: number): number {
-    return this.#calls.ucp_tag_recv_nbx(this.#handle, address, bytes, tag, UCX_WHOLE_MASK, this.#paramsOf(memory));
-  }
-
-  /** The same for a message of unknown length, always with a request, for `test`. */
-  expect(address: number, bytes: number, tag: number, mask: number): number {
-    return this.#calls.ucp_tag_recv_nbx(this.#handle, address, bytes, tag, mask, this.#requested.address);
-  }
-
-  /** The status of what `expect` returned; once it has ended it is freed, and `received` is what came. */
-  test(request: number): number {
-    const status = this.#calls.ucp_tag_recv_request_test(request, this.#info.address);
-    if (status !== ucsStatus.inProgress) this.#calls.ucp_request_free(request);
-    return status;
-  }
-
-  /** Bytes of the message. */
-  get received(): number {
-    return this.#info.words[this.#bytesWord]!;
-  }
-
-  /** The status of a request: `ucsStatus.inProgress` or its end, with which it is freed. */
+  /** The status of a request: `ucsStatus.inProgress`, or its end, with which it is freed. */
   check(request: number): number {
     const status = this.#calls.ucp_request_check_status(request);
     if (status !== ucsStatus.inProgress) this.#calls.ucp_request_free(request);
     return status;
   }
 
-  #paramsOf(memory: number): number {
-    if (memory === 0) return this.#plain.address;
-    putWide(this.#mapped.words, this.#memoryWord, memory);
-    return this.#mapped.address;
+  /** Nobody asks for its end. */
+  forget(request: number): void {
+    this.#calls.ucp_request_free(request);
   }
 
-  /** A receive that no message has met ends with UCS_ERR_CANCELED. */
-  cancel(request: number): void {
-    this.#calls.ucp_request_cancel(this.#handle, request);
+  /** After its endpoints. */
+  [Symbol.dispose](): void {
+    for (const request of this.#receives) if (request !== 0) this.#calls.ucp_request_cancel(this.#handle, request);
+    this.progress();
+    for (const request of this.#receives) if (request !== 0) this.#calls.ucp_request_free(request);
+    this.#calls.ucp_worker_destroy(this.#handle);
+  }
+
+  #expect(index: number): void {
+    const to = this.#words.address + index * WORD_BYTES;
+    const request = this.#calls.ucp_tag_recv_nbx(this.#handle, to, WORD_BYTES, 0, 0, this.#requested.address);
+    if (isErrorPointer(request)) throw ucxError('ucp_tag_recv_nbx', request, 'receiving words of peers');
+    this.#receives[index] = request;
+  }
+
+  #ownAddress(): Uint8Array {
+    const status = this.#calls.ucp_worker_get_address(this.#handle, this.#out.address, this.#out.address + 8);
+    this.#check('ucp_worker_get_address', status, 'asking for the address of this worker');
+    const at = this.#outNumber(0);
+    const address = new Uint8Array(viewAt(at, this.#outNumber(1))).slice();
+    this.#calls.ucp_worker_release_address(this.#handle, at);
+    return address;
+  }
+
+  #outNumber(index: number): number {
+    return wideAt(this.#out.words, index * 2);
+  }
+
+  #check(call: string, status: number, what: string): void {
+    if (status !== ucsStatus.ok) throw ucxError(call, status, what);
   }
 }
 
-function requestParam(attributes: number): NativeBlock {
-  const memory = new NativeBlock(ucpRequestParam.size);
-  new Block(ucpRequestParam, memory.bytes.buffer, memory.bytes.byteOffset).set('attributes', attributes);
-  return memory;
+function noWay(peer: string, status: number): WeftlineError {
+  return new WeftlineError(
+    'WL_UNSUPPORTED',
+    `UCX cannot reach ${peer}: both sides must have RDMA devices of the same kind on one network, and the same UCX_TLS`,
+    { details: { peer, status: ucxStatusName(status) } },
+  );
 }

@@ -3,6 +3,7 @@ import type { CompletionChannel, CompletionQueue as Queue } from '../../../nativ
 import { CompletionQueue } from '../../../native/verbs/completion-queue.ts';
 import type { VerbsContext } from '../../../native/verbs/context.ts';
 import { requireWithin } from '../../../native/verbs/limits.ts';
+import type { Completions } from '../../rdma/rdma-device.ts';
 
 /** What takes the completions of a queue pair. */
 export interface CompletionTaker {
@@ -30,7 +31,7 @@ const POLL_BATCH = 16;
 /** Batches of one look at most, so that a busy queue does not hold up the others. */
 const MAX_BATCHES = 8;
 
-export class CompletionPool {
+export class CompletionPool implements Completions {
   readonly #context: VerbsContext;
   readonly #channel: CompletionChannel;
   readonly #queues: Shared[] = [];
@@ -75,9 +76,15 @@ export class CompletionPool {
     return hasNews;
   }
 
+  /** Of all completions, the channel hears. */
+  get isBusy(): boolean {
+    return false;
+  }
+
   /** The next completion makes the channel readable. Poll once more before sleeping. */
-  arm(): void {
+  arm(): boolean {
     for (const { queue } of this.#queues) queue.arm();
+    return true;
   }
 
   #place(shared: Shared, entries: number): CompletionPlace {

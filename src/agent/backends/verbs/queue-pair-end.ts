@@ -1,46 +1,81 @@
 // One end of a connection: a queue pair of the backend's port, its place for completions, and how the peer is told of it.
 import { randomInt } from 'node:crypto';
+import { z } from '#zod';
+import { completionOpcode, completionStatus } from '../../../abi/verbs-words.ts';
 import { WeftlineError } from '../../../core/errors.ts';
-import type { RegionAccess } from '../../../native/verbs/memory-region.ts';
+import { protocolError } from '../../../meeting/frames.ts';
+import type { CompletionQueue } from '../../../native/verbs/completion-queue.ts';
+import type { VerbsPath } from '../../../native/verbs/path.ts';
+import type { ProtectionDomain } from '../../../native/verbs/protection-domain.ts';
+import type { SendRing } from '../../../native/verbs/request-ring.ts';
 import { QueuePair } from '../../../native/verbs/queue-pair.ts';
-import type { CompletionPlace, CompletionTaker } from './completion-pool.ts';
-import type { PortAddress, VerbsDevice } from './verbs-device.ts';
+import type { RdmaRail } from '../../../rails/rdma-choice.ts';
+import { type EndFailure, type EndOptions, type EndUser, type RdmaEnd, whyNotPort } from '../../rdma/rdma-device.ts';
+import type { CompletionPlace, CompletionPool, CompletionTaker } from './completion-pool.ts';
 
-/** What a peer must know of a queue pair to connect its own to it. */
-export interface EndAddress extends PortAddress {
-  readonly queuePair: number;
-  /** First packet sequence number that it sends: 24 bits. */
-  readonly firstSequence: number;
-}
-
-export interface EndOptions {
-  readonly maxSends: number;
-  readonly maxReceives: number;
-  /** What the peer may do. */
-  readonly access: RegionAccess;
-}
-
+const MAX_PORT_NAME_LENGTH = 100;
 const SEQUENCES = 2 ** 24;
 /** 268 ms: seven tries in vain, two seconds on most devices, tell that a peer is gone. Its process is known to be sooner. */
 const TIMEOUT = 16;
-
 /** Looks that take in all completions which a queue can hold. */
 const MAX_LOOKS = 256;
 
-export class QueuePairEnd {
-  readonly queuePair: QueuePair;
+const count = (end: number): z.ZodNumber => z.number().int().nonnegative().lt(end);
+/** What a peer must know of a queue pair to connect its own to it. `firstSequence`: of the packets that it sends. */
+const addressSchema = z.object({
+  gid: z.string().regex(/^[0-9a-f]{32}$/),
+  lid: count(2 ** 16),
+  linkLayer: z.string().max(MAX_PORT_NAME_LENGTH),
+  mtuBytes: z.union([z.literal(256), z.literal(512), z.literal(1024), z.literal(2048), z.literal(4096)]),
+  name: z.string().max(MAX_PORT_NAME_LENGTH),
+  queuePair: count(SEQUENCES),
+  firstSequence: count(SEQUENCES),
+});
+
+type EndAddress = z.infer<typeof addressSchema>;
+
+/** How a port is named to peers. */
+export interface PortAddress {
+  /** 32 hexadecimal digits. */
+  readonly gid: string;
+  readonly lid: number;
+  readonly linkLayer: string;
+  readonly mtuBytes: number;
+  /** For errors: "rxe0 port 1". */
+  readonly name: string;
+}
+
+/** What an end needs of its device. */
+export interface EndDevice {
+  readonly rail: RdmaRail;
+  readonly port: PortAddress;
+  readonly domain: ProtectionDomain;
+  readonly completions: CompletionPool;
+  readonly hasAtomics: boolean;
+  pathTo(remote: PortAddress): VerbsPath;
+}
+
+export class QueuePairEnd implements RdmaEnd, CompletionTaker {
   readonly address: EndAddress;
-  readonly #device: VerbsDevice;
+  /** It gets through once it is connected. */
+  readonly isReady = true;
+  route = '';
+  readonly #queuePair: QueuePair;
+  readonly #device: EndDevice;
+  readonly #peer: string;
   readonly #place: CompletionPlace;
+  #user: EndUser | undefined;
+  #hasFailed = false;
   #isClosed = false;
 
   /** Fails with WL_CAPACITY where a limit of the device is reached. */
-  constructor(device: VerbsDevice, { maxSends, maxReceives, access }: EndOptions) {
+  constructor(device: EndDevice, { peer, role, maxSends, maxReceives }: EndOptions) {
     this.#device = device;
+    this.#peer = peer;
     this.#place = device.completions.reserve(maxSends + maxReceives);
     const { queue } = this.#place;
     try {
-      this.queuePair = new QueuePair(device.domain, {
+      this.#queuePair = new QueuePair(device.domain, {
         service: 'rc',
         sendCompletions: queue,
         receiveCompletions: queue,
@@ -52,31 +87,66 @@ export class QueuePairEnd {
       throw error;
     }
     try {
-      this.queuePair.initialize(device.rail.port, access);
+      const isCalled = role === 'called';
+      const remoteAtomic = isCalled && device.hasAtomics;
+      this.#queuePair.initialize(device.rail.port, { remoteWrite: true, remoteRead: isCalled, remoteAtomic });
+      if (isCalled) this.replenish();
     } catch (error) {
       this.close();
       throw error;
     }
     const firstSequence = randomInt(SEQUENCES);
-    this.address = { ...device.port, queuePair: this.queuePair.number, firstSequence };
+    this.address = {
+      ...device.port,
+      mtuBytes: device.port.mtuBytes as 256,
+      queuePair: this.#queuePair.number,
+      firstSequence,
+    };
   }
 
-  /** From now on. */
-  takeCompletions(taker: CompletionTaker): void {
-    this.#place.take(this.queuePair.number, taker);
+  get sends(): SendRing {
+    return this.#queuePair.sends;
   }
 
-  connect(remote: EndAddress): void {
+  use(user: EndUser): void {
+    this.#user = user;
+    this.#place.take(this.#queuePair.number, this);
+  }
+
+  connect(said: unknown): void {
+    const { data: remote } = addressSchema.safeParse(said);
+    if (remote === undefined) throw protocolError('an address of a queue pair that is none');
     const { address } = this;
+    const why = whyNotPort(address, remote);
+    if (why !== undefined) throw unreachablePort(why, this.#peer);
+    this.route = `${describePort(address)} to ${describePort(remote)}`;
     const path = this.#device.pathTo(remote);
     const { queuePair: number, firstSequence } = remote;
-    this.queuePair.connect(
+    this.#queuePair.connect(
       { number, firstSequence, path },
       { firstSequence: address.firstSequence, mtu: Math.min(address.mtuBytes, remote.mtuBytes), timeout: TIMEOUT },
     );
   }
 
-  /** Once it has returned, the device touches no memory for this queue pair. Idempotent. */
+  /** Hot path. */
+  complete(queue: CompletionQueue, index: number): void {
+    const user = this.#user;
+    if (this.#hasFailed || user === undefined) return;
+    if (!queue.isSuccess(index)) {
+      this.#hasFailed = true;
+      user.failed(this.#failureAt(queue, index));
+    } else if (queue.opcodeAt(index) === completionOpcode.receiveWriteWithImmediate) {
+      this.#queuePair.receives.done();
+      user.received(queue.immediateAt(index));
+    } else user.done(queue.sequenceAt(index));
+  }
+
+  replenish(): void {
+    const { receives } = this.#queuePair;
+    while (receives.start(0));
+    if (receives.unposted > 0) receives.post();
+  }
+
   close(): void {
     if (this.#isClosed) return;
     this.#isClosed = true;
@@ -84,13 +154,19 @@ export class QueuePairEnd {
       // What came before counts, however much it is.
       this.#drain();
       // What is under way then completes as flushed and is taken in, before another queue pair may get this number.
-      this.queuePair.fail();
+      this.#queuePair.fail();
       this.#drain();
     } catch {
       // A device that is gone; closing tells.
     }
     this.#place.giveBack();
-    this.queuePair.close();
+    this.#queuePair.close();
+  }
+
+  #failureAt(queue: CompletionQueue, index: number): EndFailure {
+    const status = queue.statusAt(index);
+    const error = queue.errorAt(index, `A request to ${this.#peer} (${this.route})`);
+    return { kind: kindOf(status), sequence: queue.sequenceAt(index), tag: queue.tagAt(index), error };
   }
 
   /** One look takes a part of what waits; other queue pairs of the queue may go on meanwhile. */
@@ -100,18 +176,18 @@ export class QueuePairEnd {
   }
 }
 
+function kindOf(status: number): EndFailure['kind'] {
+  if (status === completionStatus.remoteAccess) return 'access';
+  if (status === completionStatus.retriesExceeded) return 'unanswered';
+  return status === completionStatus.flushed ? 'flushed' : 'other';
+}
+
 /** For errors: "rxe0 port 1 (::ffff:10.77.0.1)". */
-export function describePort({ name, gid }: Pick<PortAddress, 'name' | 'gid'>): string {
+function describePort({ name, gid }: Pick<PortAddress, 'name' | 'gid'>): string {
   const groups = gid.replaceAll(/(....)(?!$)/g, '$1:');
   return `${name} (GID ${groups})`;
 }
 
-/** Ports of different kinds of networks have no way to each other. Undefined if they may have. */
-export function whyNotPort(own: PortAddress, remote: Pick<PortAddress, 'linkLayer' | 'name'>): string | undefined {
-  if (own.linkLayer === remote.linkLayer) return undefined;
-  return `${own.name} is of ${own.linkLayer}, and the peer's ${remote.name} of ${remote.linkLayer}`;
-}
-
-export function unreachablePort(why: string, peer: string): WeftlineError {
+function unreachablePort(why: string, peer: string): WeftlineError {
   return new WeftlineError('WL_UNSUPPORTED', `Cannot connect to ${peer} by RDMA: ${why}`, { details: { peer } });
 }

@@ -45,6 +45,8 @@ export interface CpuEngineParts {
   readonly memory: PeerMemory | undefined;
 }
 
+const endClosing = (): void => traceEnd('ep.closing');
+
 export class CpuEpEngine implements EpEngine {
   readonly window: SymmetricWindow;
   readonly tables: EpTables;
@@ -228,8 +230,8 @@ export class CpuEpEngine implements EpEngine {
   #close(call: Call, options: CallWait): Promise<void> | undefined {
     traceBegin('ep.closing');
     const closing = this.window.barrier.meet(callWord(call, 'closing'), options);
-    if (closing !== undefined) return closing.then(() => traceEnd('ep.closing'));
-    traceEnd('ep.closing');
+    if (closing !== undefined) return closing.then(endClosing);
+    endClosing();
     return undefined;
   }
 

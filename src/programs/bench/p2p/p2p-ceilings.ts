@@ -176,7 +176,8 @@ async function besidePerftest(
   for (let round = -WARM_ROUNDS; round < rounds; round += 1) {
     const { gigabytesPerSecond } = await runOneSided(session, { mode, bytes, count, slots });
     if (round < -1) continue;
-    const what = { test: 'tag_bw', bytes, iterations: count, window: slots } as const;
+    const test = mode === 'read' ? 'ucp_get' : 'ucp_put_bw';
+    const what: PerftestCase = { test, bytes, iterations: count, window: slots };
     const { overall } = await runPerftestPhase(session, host, what);
     if (round < 0) continue;
     own.push(gigabytesPerSecond);

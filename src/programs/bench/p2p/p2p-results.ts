@@ -18,7 +18,7 @@ export const p2pMethod = {
     'The C library copies as many bytes from the same source to memory of the same kind in the same process, message by message in turn with the path, after 20,000 small messages of each and a round that does not count; the median of each round counts.',
   transport: 'bench transport --perftype tpt between the same processes, with its usual 4 flows of 2 requests.',
   ucx_perftest:
-    'ucx_perftest of UCX between the same hosts with the same size and as many messages under way: tag_bw over all its messages; round trips beside twice the median of tag_lat, which measures one way.',
+    'ucx_perftest of UCX between the same hosts with the same size and as many messages under way: ucp_put_bw for writes and ucp_get for reads, over all its messages; round trips beside twice the median of tag_lat, which measures one way.',
   host: 'Transfers of the same size between host memory of the same processes over the same path, as many under way.',
   interleaved: 'Sides of one round follow each other; ratios are taken within a round.',
 } as const;

@@ -5,7 +5,7 @@ import { WeftlineError } from '../../../core/errors.ts';
 import { freePort } from '../transport/iperf.ts';
 
 export interface PerftestCase {
-  readonly test: 'tag_bw' | 'tag_lat';
+  readonly test: 'ucp_put_bw' | 'ucp_get' | 'tag_lat';
   readonly bytes: number;
   readonly iterations: number;
   /** Messages under way at a time. */

@@ -5,14 +5,9 @@ import { metadataHeader } from '#lib/abi/agent-metadata.js';
 import { Block } from '#lib/abi/layout.js';
 import { isOfProcess, readRegionInfo } from '#lib/agent/backends/local/remote-region.js';
 import { MultipathRemoteRegion } from '#lib/agent/backends/multipath/multipath-region.js';
-import {
-  decodeUcxAddress,
-  decodeUcxRegion,
-  encodeUcxAddress,
-  encodeUcxRegion,
-} from '#lib/agent/backends/ucx/ucx-info.js';
-import { decodeVerbsInfo, encodeVerbsInfo } from '#lib/agent/backends/verbs/verbs-meeting.js';
-import { VerbsRemoteRegion } from '#lib/agent/backends/verbs/verbs-region.js';
+import { decodeRdmaInfo, encodeRdmaInfo } from '#lib/agent/rdma/rdma-meeting.js';
+import { RdmaRemoteRegion } from '#lib/agent/rdma/rdma-region.js';
+import { UcxKeys } from '#lib/agent/backends/ucx/ucx-keys.js';
 import { type AgentMetadata, decodeMetadata, encodeMetadata } from '#lib/agent/metadata.js';
 import { DescriptorList } from 'weftline/agent';
 import { type Decoder, Fault } from '../decoder.ts';
@@ -129,29 +124,20 @@ const descriptors: Decoder = {
   },
 };
 
-const ucxInfos: Decoder = {
-  name: 'agent-backend-infos',
+const multipathInfos: Decoder = {
+  name: 'agent-multipath-infos',
   codes: ['WL_PROTOCOL'],
-  weight: 0.3,
-  seeds: () => [
-    encodeUcxAddress({ host: '127.0.0.1', port: 4711 }),
-    encodeUcxRegion({ number: 4, key: 5, address: 4096, packed: new Uint8Array(19) }),
-  ],
-  run: (input) => {
-    const address = decodeUcxAddress(input);
-    if (address !== undefined && !/^[0-9a-f.:]+$/i.test(address.host))
-      throw new Fault(`host ${address.host} was believed`);
-    decodeUcxRegion(input);
-    void new MultipathRemoteRegion(input, REGION_BYTES);
-  },
+  weight: 0.1,
+  seeds: () => [new Uint8Array(16).fill(7)],
+  run: (input) => void new MultipathRemoteRegion(input, REGION_BYTES),
 };
 
-const verbsInfos: Decoder = {
-  name: 'agent-verbs-infos',
+const rdmaInfos: Decoder = {
+  name: 'agent-rdma-infos',
   codes: ['WL_PROTOCOL'],
   weight: 0.3,
   seeds: () => [
-    encodeVerbsInfo({
+    encodeRdmaInfo({
       host: '127.0.0.1',
       port: 4711,
       network: 'boot/net',
@@ -160,10 +146,10 @@ const verbsInfos: Decoder = {
     new Uint8Array(16).fill(7),
   ],
   run: (input) => {
-    const info = decodeVerbsInfo(input);
+    const info = decodeRdmaInfo(input);
     if (info !== undefined && !/^[0-9a-f.:%]+$/i.test(info.host)) throw new Fault(`host ${info.host} was believed`);
-    void new VerbsRemoteRegion(input, REGION_BYTES, 'a peer');
+    void new RdmaRemoteRegion(input, { bytes: REGION_BYTES, peer: 'a peer', keys: new UcxKeys() });
   },
 };
 
-export const agentDecoders: readonly Decoder[] = [metadata, regionInfos, descriptors, ucxInfos, verbsInfos];
+export const agentDecoders: readonly Decoder[] = [metadata, regionInfos, descriptors, multipathInfos, rdmaInfos];

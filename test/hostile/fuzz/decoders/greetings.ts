@@ -1,7 +1,6 @@
 // Hellos of strangers and of peers that hold the token, on both sides, and what follows them.
 import { readHello, readWelcome } from '#lib/agent/backends/multipath/agent-words.js';
-import { acceptUcxPeer } from '#lib/agent/backends/ucx/ucx-meeting.js';
-import { acceptVerbsPeer } from '#lib/agent/backends/verbs/verbs-meeting.js';
+import { acceptRdmaPeer, type RdmaCaller } from '#lib/agent/rdma/rdma-meeting.js';
 import { introduce, readIntroduction } from '#lib/agent/endpoint/introduction.js';
 import { MetadataChannel } from '#lib/agent/exchange/metadata-channel.js';
 import { encodeFrame, FrameReader, strangerLimits } from '#lib/meeting/frames.js';
@@ -104,14 +103,12 @@ const bodies: readonly HelloBody[] = [
   { incarnation: '0123456789abcdef', region: 1, key: 2 },
   introduce({ gpuIndex: 0, connection: 3, metadata: Uint8Array.of(1, 2, 3) }),
   {
-    name: 'ucx',
-    incarnation: 'x',
-    host: 'h',
-    process: 12,
-    started: '99',
-    address: 'AAAA',
-    link: 4,
-    sharesMemory: true,
+    name: 'a',
+    incarnation: '0123456789abcdef',
+    expects: 'x',
+    end: { end: { worker: 'abcd', tag: 7 }, mailbox: { address: 4096, key: 'ab12' } },
+    after: '0123456789abcdef',
+    asked: ['00'],
   },
   { rank: 1, size: 3, pid: 7, host: 'h' },
 ];
@@ -194,32 +191,13 @@ const toTransport = calledByPeer(
   ),
 );
 
-const ucxSelf = {
-  credentials,
-  name: 'host',
-  incarnation: 'x',
-  host: 'h',
-  process: 1,
-  started: '1',
-  sharesMemory: true,
-} as const;
-const reserveUcx = () => ({ link: 1, address: Uint8Array.of(1) });
+const rdmaSelf = { protocol: 'ucx', credentials, name: 'host', incarnation: 'x' };
+const answer = ({ end, asked }: RdmaCaller) => ({ end, guest: 'g', gone: asked });
 
-const toUcx = calledByPeer(
-  'hello-to-ucx',
-  (channel) => acceptUcxPeer(channel, ucxSelf, { reserve: reserveUcx, connect: () => Promise.resolve() }),
-  helloNamed(
-    'weftline-ucx',
-    await versionOf((channel) => acceptUcxPeer(channel, ucxSelf, { reserve: reserveUcx, connect: never })),
-  ),
-);
-
-const verbsSelf = { credentials, name: 'host', incarnation: 'x' };
-
-const toVerbs = calledByPeer(
-  'hello-to-verbs',
-  (channel) => acceptVerbsPeer(channel, verbsSelf, ({ end }) => end),
-  helloNamed('weftline-verbs', await versionOf((channel) => acceptVerbsPeer(channel, verbsSelf, ({ end }) => end))),
+const toRdma = calledByPeer(
+  'hello-to-rdma',
+  (channel) => acceptRdmaPeer(channel, rdmaSelf, answer),
+  helloNamed('weftline-ucx', await versionOf((channel) => acceptRdmaPeer(channel, rdmaSelf, answer))),
 );
 
 const metadataFrames = [
@@ -329,8 +307,7 @@ export const greetingDecoders: readonly Decoder[] = [
   callingStranger,
   helloBodies,
   toTransport,
-  toUcx,
-  toVerbs,
+  toRdma,
   metadataExchange,
   refusals,
   storeMember,

@@ -1,4 +1,4 @@
-// Shared memory that a hostile peer has written: rings of notifications, mailboxes, and control messages over UCX.
+// Shared memory that a hostile peer has written: rings of notifications and mailboxes.
 import {
   mailboxBytes,
   mailboxHeader,
@@ -16,7 +16,6 @@ import { PeerMailbox } from '#lib/agent/backends/local/peer-mailbox.js';
 import { Inbox } from '#lib/agent/backends/multipath/inbox.js';
 import { SharedMemory } from '#lib/windows/shared-memory.js';
 import { type Decoder, Fault } from '../decoder.ts';
-import { ucxMessages } from './ucx-messages.ts';
 
 const INCARNATION = '0123456789abcdef';
 /** Of a mailbox. */
@@ -213,4 +212,4 @@ function inboxSeed(lengths: readonly number[]): Uint8Array {
   return bytes;
 }
 
-export const ringDecoders: readonly Decoder[] = [localRing, localMailbox, peerMailbox, multipathInbox, ucxMessages];
+export const ringDecoders: readonly Decoder[] = [localRing, localMailbox, peerMailbox, multipathInbox];

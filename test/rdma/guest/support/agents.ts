@@ -1,8 +1,8 @@
-// Two verbs backends without agents, in one process of the guest, at both ends of the wire.
+// Two backends over RDMA without agents, in one process of the guest, at both ends of the wire.
 import assert from 'node:assert/strict';
 import type { Settings } from 'weftline';
 import type { BackendLink, BackendRegion, BackendRemoteRegion, BackendTransfer } from '#lib/agent/backend.js';
-import { createBackend } from '#lib/agent/backends/verbs/verbs-backend.js';
+import { loadHostBackend } from '#lib/agent/backends/backend-table.js';
 import { hostMemory, openBackend, type OpenBackend } from '../../../local/support/backend-context.ts';
 import { planned } from '../../../local/support/planned-transfer.ts';
 import { NativeBlock } from '#lib/native/native-block.js';
@@ -21,7 +21,8 @@ export interface TwoBackends extends AsyncDisposable {
   readonly remote: BackendRemoteRegion;
 }
 
-export async function openTwo(settings: Partial<Settings> = {}): Promise<TwoBackends> {
+export async function openTwo(settings: Partial<Settings> = {}, name: 'verbs' | 'ucx' = 'verbs'): Promise<TwoBackends> {
+  const createBackend = await loadHostBackend(name);
   const here = await openBackend(createBackend, 'here', { ...settings, rdmaDevices: 'rxe0' });
   const there = await openBackend(createBackend, 'there', { ...settings, rdmaDevices: 'rxe1' });
   const [out, into] = [new NativeBlock(MEMORY_BYTES), new NativeBlock(MEMORY_BYTES)];

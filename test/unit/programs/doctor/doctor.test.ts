@@ -132,7 +132,7 @@ test('on a complete machine every row is ok and none gives advice', () => {
   );
   assert.equal(new Set(findings.map((row) => row.name)).size, findings.length);
   assert.equal(finding('NVIDIA GPUs', machine()).value, '2 x NVIDIA H200, driver 580.82.07');
-  assert.equal(finding('UCX (libucp)', machine()).value, '1.18.0, /opt/ucx/lib/libucp.so.0 (tcp, shared memory, ib)');
+  assert.equal(finding('UCX (libucp)', machine()).value, '1.18.0, /opt/ucx/lib/libucp.so.0 (modules ib)');
   assert.equal(finding('RDMA devices', machine()).value, 'mlx5_0 (1: 400 Gb/sec (4X NDR))');
   assert.equal(finding('locked memory', machine()).value, 'unlimited');
 });
@@ -273,7 +273,7 @@ test('libraries are found in LD_LIBRARY_PATH first, the loader cache only counts
   const unusable = machine(completeFiles, { ucxVersion: () => undefined });
   assert.equal(finding('UCX (libucp)', unusable).status, 'short');
   const down = machine({ ...completeFiles, '/sys/class/infiniband/mlx5_0/ports/1/state': '1: DOWN\n' });
-  assert.match(finding('UCX (libucp)', down).value, /without RDMA only for agents whose option backends names ucx/);
+  assert.match(finding('UCX (libucp)', down).value, /the backend ucx needs an active RDMA port/);
 });
 
 test('NVRTC is found in CUDA_HOME and in the packages of a Python environment', () => {

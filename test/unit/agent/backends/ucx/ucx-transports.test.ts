@@ -1,98 +1,50 @@
-// Which transports and addresses UCX gets: never two kinds of way at once, never copies from another process's memory.
+// Which transports the backend ucx lets UCX use, and what it refuses.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { chooseTransports, type UcxSurroundings, type UcxTransports } from '#lib/agent/backends/ucx/ucx-transports.js';
+import { chooseTransports, ucxSettings } from '#lib/agent/backends/ucx/ucx-transports.js';
+import { readSettings } from 'weftline';
+import { withCode } from '../../../../support/with-code.ts';
 
-const interfaces = {
-  lo: [
-    { address: '127.0.0.1', internal: true },
-    { address: '::1', internal: true },
-  ],
-  eth0: [
-    { address: '192.0.2.2', internal: false },
-    { address: '192.0.2.3', internal: false },
-    { address: '2001:db8::2', internal: false },
-  ],
-};
-
-function choose(
-  env: UcxSurroundings['env'],
-  host = '127.0.0.1',
-  rdmaPorts: readonly string[] = [],
-): Readonly<Record<string, string | boolean>> {
-  const { config, isMemoryOnly } = chooseTransports({ env, host, rdmaPorts, interfaces });
-  return { ...config, memory: isMemoryOnly };
-}
-
-test('with nothing set: shared memory alone on loopback, TCP alone at another address, RDMA alone where it is', () => {
-  for (const host of ['127.0.0.1', '127.0.0.9', '::1']) {
-    assert.deepEqual(choose({}, host), { TLS: 'posix,self', memory: true });
-  }
-  assert.deepEqual(choose({}, '192.0.2.2'), { TLS: 'tcp,self', NET_DEVICES: 'eth0', memory: false });
-  const rdma = { TLS: '^tcp,posix,sysv,cma,knem,xpmem', memory: false };
-  for (const host of ['127.0.0.1', '192.0.2.2']) assert.deepEqual(choose({}, host, ['mlx5_0:1']), rdma);
-});
-
-test('what the user has set counts, but for copies from the memory of other processes', () => {
-  assert.deepEqual(choose({ UCX_TLS: 'tcp,self' }), { TLS: 'tcp,self', NET_DEVICES: 'lo', memory: false });
-  assert.deepEqual(choose({ UCX_TLS: 'sysv, self' }), { TLS: 'sysv,self', memory: true });
-  assert.deepEqual(choose({ UCX_TLS: 'shm,self' }), { TLS: 'posix,self', memory: true });
-  assert.deepEqual(choose({ UCX_TLS: 'rc,sm' }, '192.0.2.2', ['mlx5_0:1']), { TLS: 'rc,posix', memory: false });
-  assert.deepEqual(choose({ UCX_TLS: 'all' }, '192.0.2.2', ['mlx5_0:1']), {
-    TLS: '^cma,knem,xpmem,sysv',
-    NET_DEVICES: 'eth0,mlx5_0:1',
-    memory: false,
-  });
-  assert.deepEqual(choose({ UCX_TLS: '^ud,cma' }), {
-    TLS: '^ud,cma,knem,xpmem,sysv',
-    NET_DEVICES: 'lo',
-    memory: false,
-  });
-  assert.deepEqual(choose({ UCX_TLS: 'tcp', UCX_NET_DEVICES: 'eth7' }, '192.0.2.3'), { TLS: 'tcp', memory: false });
-  for (const named of ['posix,cma,self', '\\cma', 'xpmem:aux,posix', 'knem']) {
-    const refusal = { code: 'WL_CONFIG', message: /UCX_TLS: expected a list without cma, knem, xpmem, got .*leave it/ };
-    assert.throws(() => choose({ UCX_TLS: named }), refusal, named);
+test('only reliable connections of RDMA devices are used, whatever else UCX_TLS names', () => {
+  for (const [said, chosen] of [
+    [undefined, 'rc,dc'],
+    ['all', 'rc,dc'],
+    ['^tcp,cma', 'rc,dc'],
+    ['^dc', 'rc'],
+    ['rc', 'rc'],
+    ['rc_v,self', 'rc_v'],
+    ['rc_verbs,ud_verbs,tcp', 'rc_v'],
+    ['\\rc_mlx5, sm', 'rc_x'],
+    ['ib', 'rc'],
+    ['dc_x,rc_x,dc_x', 'dc_x,rc_x'],
+  ] as const) {
+    assert.equal(chooseTransports(said), chosen);
   }
 });
 
-test('over TCP the address is that of the host option, or an error', () => {
-  const ipv6 = chooseTransports({ env: {}, host: '2001:db8::2', rdmaPorts: [], interfaces });
-  assert.equal(ipv6.config['NET_DEVICES'], 'eth0');
-  assert.equal(ipv6.tuning['AF_PRIO'], 'inet6');
-  assert.throws(() => choose({}, '192.0.2.3'), {
-    code: 'WL_CONFIG',
-    message: /expected the first address of eth0, 192\.0\.2\.2/,
-  });
-  assert.throws(() => choose({}, '10.9.9.9'), {
-    code: 'WL_CONFIG',
-    message: /expected an address of this host: 127\.0\.0\.1 \(lo\), 192/,
-  });
-  assert.throws(() => choose({ UCX_TLS: 'tcp' }, '0.0.0.0'), {
-    code: 'WL_CONFIG',
-    message: /UCX cannot listen at 0\.0\.0\.0/,
-  });
-});
-
-const tuningOf = (env: UcxSurroundings['env'], host: string): UcxTransports['tuning'] =>
-  chooseTransports({ env, host, rdmaPorts: [], interfaces }).tuning;
-
-test("settings of transports go to the context, but for the user's own", () => {
-  const memory = { MM_ERROR_HANDLING: 'y', MM_SEG_SIZE: '32K', MM_RX_BUFS_GROW: '128' };
-  assert.deepEqual(tuningOf({}, '127.0.0.1'), memory);
-  assert.deepEqual(tuningOf({ UCX_POSIX_SEG_SIZE: '8K', UCX_MM_RX_BUFS_GROW: '64' }, '127.0.0.1'), {
-    MM_ERROR_HANDLING: 'y',
-  });
-  assert.deepEqual(tuningOf({}, '192.0.2.2'), { RX_SEG_SIZE: '256K', TCP_RX_SEG_SIZE: '256K' });
-  assert.deepEqual(tuningOf({ UCX_TCP_RX_SEG_SIZE: '64K' }, '192.0.2.2'), {});
-});
-
-function usesDevices(list: string): boolean {
-  return chooseTransports({ env: { UCX_TLS: list }, host: '127.0.0.1', rdmaPorts: [], interfaces }).usesDevices;
-}
-
-test('devices may move memory on their own over all transports but TCP and shared memory', () => {
-  for (const list of ['tcp,self', 'posix,self', 'shm', 'sysv, tcp:aux']) assert.equal(usesDevices(list), false, list);
-  for (const list of ['rc,self', 'ib', 'all', '^tcp,posix,sysv', '^ud', 'gdr_copy,tcp']) {
-    assert.equal(usesDevices(list), true, list);
+test('a list without any is refused, with the backends to take instead', () => {
+  for (const said of ['tcp', 'posix,self', 'ud', 'cma', '^rc,dc', '']) {
+    assert.throws(() => chooseTransports(said), withCode('WL_UNSUPPORTED', /rc, dc.*local.*multipath/));
   }
+});
+
+test('the port is that of the settings, unless variables of UCX say otherwise', () => {
+  const gid = { index: 3, gid: 'fe80::1', type: 'RoCE v2' };
+  const rail = { name: 'mlx5_1', port: 2, gid, gidReason: '', gigabitsPerSecond: 100, mtuBytes: 4096 };
+  const settings = readSettings({ rdmaTrafficClass: 104 });
+  const chosen = ucxSettings(rail, settings, {});
+  assert.deepEqual(chosen, {
+    TLS: 'rc,dc',
+    NET_DEVICES: 'mlx5_1:2',
+    IB_GID_INDEX: '3',
+    IB_TRAFFIC_CLASS: '104',
+    IB_PCI_RELAXED_ORDERING: 'n',
+    PCI_RELAXED_ORDERING: 'n',
+    RC_TIMEOUT: '250ms',
+    RC_RETRY_COUNT: '6',
+    ATOMIC_MODE: 'device',
+  });
+  const env = { UCX_NET_DEVICES: 'mlx5_0:1', UCX_IB_GID_INDEX: '1' };
+  const others = ucxSettings(rail, settings, env);
+  assert.deepEqual([others['NET_DEVICES'], others['IB_GID_INDEX']], [undefined, undefined]);
 });

@@ -1,0 +1,200 @@
+// One end of a connection over UCX: its endpoint, its requests, and the words that come for it.
+import { randomInt } from 'node:crypto';
+import { z } from '#zod';
+import { ucsStatus } from '../../../abi/ucx-structs.ts';
+import { WeftlineError } from '../../../core/errors.ts';
+import { log } from '../../../core/log.ts';
+import { protocolError } from '../../../meeting/frames.ts';
+import { NativeBlock } from '../../../native/native-block.ts';
+import { ucxStatusName } from '../../../native/ucx-status.ts';
+import type { EndOptions, EndUser, OwnMemory, RdmaEnd, RemoteKeys } from '../../rdma/rdma-device.ts';
+import { UcxKeys } from './ucx-keys.ts';
+import type { UcxMemories } from './ucx-memories.ts';
+import { UcxSends } from './ucx-sends.ts';
+import type { UcxWorker } from './ucx-worker.ts';
+
+const TAGS = 2 ** 47;
+const MAX_ADDRESS_DIGITS = 8192;
+const MAX_KEY_DIGITS = 2048;
+/** UCX gives up what is under way at once; only a device that does not answer takes longer. */
+const CLOSE_MS = 5000;
+const COUNTER_BYTES = 8;
+/** Looks that take in what has completed. */
+const MAX_LOOKS = 64;
+
+const hexadecimal = (most: number): z.ZodString =>
+  z
+    .string()
+    .regex(/^([0-9a-f]{2})+$/)
+    .max(most);
+const addressSchema = z.object({
+  /** Of the worker. */
+  worker: hexadecimal(MAX_ADDRESS_DIGITS),
+  port: z.string().max(100),
+  /** Of words to this end, and where it reads how many of them count. */
+  tag: z.number().int().min(0).max(TAGS),
+  counter: z.object({
+    address: z.number().int().min(0).max(Number.MAX_SAFE_INTEGER),
+    key: hexadecimal(MAX_KEY_DIGITS),
+  }),
+});
+
+/** What an end needs of its device. */
+export interface EndDevice {
+  readonly port: { readonly name: string };
+  readonly memories: UcxMemories;
+  readonly completions: { enter(end: UcxEnd): void; leave(end: UcxEnd): void; poll(): boolean };
+  /** UCX has not given up something. */
+  abandon(): void;
+}
+
+export class UcxEnd implements RdmaEnd {
+  readonly address: z.infer<typeof addressSchema>;
+  readonly sends: UcxSends;
+  route = '';
+  readonly #device: EndDevice;
+  readonly #worker: UcxWorker;
+  readonly #peer: string;
+  readonly #counter = new NativeBlock(COUNTER_BYTES);
+  readonly #counterMemory: OwnMemory;
+  /** UCX writes here when it has lost the peer. */
+  readonly #lost = new NativeBlock(8);
+  readonly #waiting: Uint32Array;
+  #firstWaiting = 0;
+  #nextWaiting = 0;
+  #keys: UcxKeys | undefined;
+  #counterKey: number | undefined;
+  #endpoint = 0;
+  /** Of the flush that ends when the connection is made; 0 once it has. */
+  #connecting = 0;
+  #user: EndUser | undefined;
+  #hasFailed = false;
+  #isClosed = false;
+
+  /** Fails with WL_CAPACITY. */
+  constructor(device: EndDevice, worker: UcxWorker, { peer, maxSends, maxReceives }: EndOptions) {
+    this.#device = device;
+    this.#worker = worker;
+    this.#peer = peer;
+    this.#waiting = new Uint32Array(maxReceives);
+    this.sends = new UcxSends({ worker, memories: device.memories, depth: maxSends });
+    this.#counterMemory = device.memories.register(this.#counter.address, COUNTER_BYTES);
+    this.address = {
+      worker: Buffer.from(worker.address).toString('hex'),
+      port: device.port.name,
+      tag: randomInt(TAGS),
+      counter: { address: this.#counter.address, key: Buffer.from(this.#counterMemory.remoteKey).toString('hex') },
+    };
+    device.completions.enter(this);
+  }
+
+  use(user: EndUser): void {
+    this.#user = user;
+  }
+
+  connect(said: unknown, keys: RemoteKeys): void {
+    const { data: remote } = addressSchema.safeParse(said);
+    if (remote === undefined || !(keys instanceof UcxKeys)) throw protocolError('an address of UCX that is none');
+    this.route = `${this.address.port} to ${remote.port}, UCX`;
+    const counterKey = keys.add(Buffer.from(remote.counter.key, 'hex'));
+    if (counterKey === undefined) throw protocolError('a key of UCX that is none');
+    this.#counterKey = counterKey;
+    this.#endpoint = this.#worker.connect(Buffer.from(remote.worker, 'hex'), this.#lost.address, this.#peer);
+    this.#keys = keys;
+    keys.attach(this.#worker, this.#endpoint);
+    const { tag, counter } = remote;
+    this.sends.connect({ endpoint: this.#endpoint, keys, tag, counterAddress: counter.address, counterKey });
+    const request = this.#worker.flush(this.#endpoint);
+    if (request < 0) throw this.#failureOf(request);
+    this.#connecting = request;
+  }
+
+  /** Fails with WL_PEER_LOST if it will not be. */
+  get isReady(): boolean {
+    if (this.#connecting === 0) return true;
+    const status = this.#worker.check(this.#connecting);
+    if (status === ucsStatus.inProgress) return false;
+    this.#connecting = 0;
+    if (status !== ucsStatus.ok) throw this.#failureOf(status);
+    return true;
+  }
+
+  replenish(): void {
+    // Receives are the worker's.
+  }
+
+  /** Hot path. Tells the user what has completed. True if anything has. */
+  progress(): boolean {
+    const user = this.#user;
+    if (user === undefined || this.#hasFailed) return false;
+    const done = this.sends.progress();
+    if (done !== undefined) user.done(done);
+    const hasWords = this.#nextWaiting !== this.#firstWaiting && this.#takeWords(user);
+    const { failure } = this.sends;
+    if (failure !== ucsStatus.ok || Atomics.load(this.#lost.words, 0) !== 0) {
+      this.#hasFailed = true;
+      const kind = 'unclear';
+      user.failed({ kind, sequence: 0, tag: 0, error: this.#failureOf(failure) });
+      return true;
+    }
+    return done !== undefined || hasWords;
+  }
+
+  /** Hot path. A word came. */
+  arrived(word: number): void {
+    // More than there may be would be lost by a peer that does not keep to its credit.
+    if (this.#nextWaiting - this.#firstWaiting === this.#waiting.length) this.#firstWaiting++;
+    this.#waiting[this.#nextWaiting++ % this.#waiting.length] = word;
+  }
+
+  /** Words are here before what they tell of. */
+  get isBusy(): boolean {
+    return this.#nextWaiting !== this.#firstWaiting && !this.#hasFailed;
+  }
+
+  close(): void {
+    if (this.#isClosed) return;
+    this.#isClosed = true;
+    const { completions } = this.#device;
+    for (let look = 0; look < MAX_LOOKS && completions.poll(); look++);
+    completions.leave(this);
+    if (this.#endpoint !== 0) this.#disconnect(this.#endpoint);
+    this.#counterMemory.close();
+  }
+
+  #disconnect(endpoint: number): void {
+    const end = performance.now() + CLOSE_MS;
+    let closing = this.#worker.disconnect(endpoint);
+    const isOver = (): boolean => {
+      if (closing !== 0 && this.#worker.check(closing) !== ucsStatus.inProgress) closing = 0;
+      if (this.#connecting !== 0 && this.#worker.check(this.#connecting) !== ucsStatus.inProgress) this.#connecting = 0;
+      this.sends.progress();
+      return closing === 0 && this.#connecting === 0 && this.sends.isEmpty;
+    };
+    while (!isOver()) {
+      this.#worker.progress();
+      if (performance.now() < end) continue;
+      log('agent', 'warn', `UCX does not end a connection to ${this.#peer}: its memory stays`);
+      this.#device.abandon();
+      return;
+    }
+    this.#keys?.detach(endpoint);
+    if (this.#counterKey !== undefined) this.#keys?.remove(this.#counterKey);
+  }
+
+  #takeWords(user: EndUser): boolean {
+    const before = this.#firstWaiting;
+    const visible = Atomics.load(this.#counter.words, 0);
+    while (this.#firstWaiting !== this.#nextWaiting && ((visible - this.#firstWaiting) | 0) > 0) {
+      user.received(this.#waiting[this.#firstWaiting++ % this.#waiting.length]!);
+    }
+    return this.#firstWaiting !== before;
+  }
+
+  #failureOf(status: number): WeftlineError {
+    const name = status === ucsStatus.ok ? 'UCX lost the peer' : `it failed with ${ucxStatusName(status)}`;
+    return new WeftlineError('WL_PEER_LOST', `The connection to ${this.#peer} (${this.route}) broke: ${name}`, {
+      details: { peer: this.#peer, status: ucxStatusName(status) },
+    });
+  }
+}

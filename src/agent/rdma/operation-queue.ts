@@ -1,0 +1,282 @@
+// The operations of a link in the order of their posts, as requests of its queue pair. What a broken connection has not
+// carried out is posted again on the next one. Hot path: no allocation.
+import type { WeftlineError } from '../../core/errors.ts';
+import { operationKinds as kinds, type OperationOwner, type RequestParts, type RequestPlace } from './operation.ts';
+import { NO_MESSAGE, OPERATIONS, OperationTable } from './operation-table.ts';
+import type { OutMessages } from './out-messages.ts';
+import type { SendQueue } from './rdma-device.ts';
+import { areWithdrawn, type RdmaRemoteRegion, withdrawnError } from './rdma-region.ts';
+import { type InboxAddress, RequestWriter, type RequestWriterOptions } from './request-writer.ts';
+
+/** Requests under way. A power of two. */
+export const SEND_REQUESTS = 1024;
+/** Puts and signals that wait for each other, to go with one call. */
+const BATCH = 16;
+
+/** What is known of operations whose connection broke. */
+export interface StartedFacts {
+  /** Messages of that connection that the peer has; undefined if it does not know: then nothing goes again. */
+  readonly arrived: number | undefined;
+  /** Keys of memory that the peer has taken back. */
+  readonly withdrawn: ReadonlySet<number>;
+  /** Of what cannot go again. */
+  readonly error: WeftlineError;
+  /** The connection carried nothing: the oldest operation does not go again. */
+  readonly isRepeated: boolean;
+}
+
+export interface OperationQueueOptions extends RequestWriterOptions {
+  readonly peer: string;
+}
+
+export class OperationQueue {
+  readonly #messages: OutMessages;
+  readonly #peer: string;
+  readonly #table = new OperationTable();
+  readonly #writer: RequestWriter;
+  #ring: SendQueue | undefined;
+  /** Sequence of the last request that is done. */
+  #done = 0;
+  /** Numbers of operations: the oldest, the first that is not started as a whole, the next. */
+  #oldest = 0;
+  #unstarted = 0;
+  #next = 0;
+
+  constructor(options: OperationQueueOptions) {
+    this.#messages = options.messages;
+    this.#peer = options.peer;
+    this.#writer = new RequestWriter(this.#table, options);
+  }
+
+  get isFull(): boolean {
+    return this.#next - this.#oldest === OPERATIONS;
+  }
+
+  /** The ranges of `parts`, then the message of that number, or -1. The caller has looked at `isFull`. */
+  // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per post
+  enterTransfer(owner: OperationOwner, post: number, parts: RequestParts, isRead: boolean, message: number): void {
+    const at = this.#enter(owner, post, isRead ? kinds.read : kinds.write);
+    this.#table.parts[at] = parts;
+    this.#table.message[at] = message;
+  }
+
+  /** A put or signal. The caller has looked at `isFull`. */
+  enterPlace(owner: OperationOwner, post: number, kind: number, place: Readonly<RequestPlace>): void {
+    const at = this.#enter(owner, post, kind);
+    this.#table.parts[at] = undefined;
+    this.#table.message[at] = NO_MESSAGE;
+    this.#table.region[at] = place.remote;
+    this.#table.remoteAddress[at] = place.remote!.address + place.remoteOffset;
+    this.#table.localAddress[at] = place.localAddress;
+    this.#table.localKey[at] = place.localKey;
+    this.#table.bytes[at] = place.bytes;
+    this.#table.low[at] = place.low;
+    this.#table.high[at] = place.high;
+  }
+
+  /** Starts what there is room for, and hands it over once it is worth a call. True if the first of a batch waits. */
+  advance(): boolean {
+    const ring = this.#ring;
+    const before = ring?.unposted ?? 0;
+    this.#start();
+    if (ring === undefined) return false;
+    if (ring.unposted >= BATCH) this.flush();
+    return before === 0 && ring.unposted > 0;
+  }
+
+  /** Starts what there is room for, and hands all of it over by one call. Fails if the device refuses it. */
+  flush(): void {
+    this.#start();
+    const ring = this.#ring;
+    if (ring === undefined) return;
+    const writer = this.#writer;
+    if (writer.owesWake && writer.canWake && ring.room > 0) writer.startWake(ring);
+    if (ring.unposted === 0) return;
+    ring.signal();
+    ring.post();
+  }
+
+  /** All requests up to this one are done. */
+  done(sequence: number): void {
+    this.#ring?.doneUntil(sequence);
+    this.#done = sequence;
+    this.#retire();
+  }
+
+  /**
+   * The first request that has failed; the peer has carried out all before it and nothing behind it. Its operation ends with
+   * the error. Returns the region that it was about.
+   */
+  fail(sequence: number, tag: number, error: WeftlineError): RdmaRemoteRegion | undefined {
+    this.#done = (sequence - 1) >>> 0;
+    this.#retire();
+    this.#ring = undefined;
+    if (this.#oldest === this.#next) return undefined;
+    const at = this.#oldest % OPERATIONS;
+    this.#end(at, error);
+    const parts = this.#table.parts[at];
+    if (parts === undefined) return this.#table.region[at];
+    return tag < parts.count ? parts.remotes[parts.remote[tag]!] : undefined;
+  }
+
+  /** A connection is there: what an earlier one has not carried out goes first. */
+  resume(ring: SendQueue, inbox: InboxAddress): void {
+    this.#ring = ring;
+    this.#writer.restart(inbox);
+    this.#done = (ring.nextSequence - 1) >>> 0;
+    this.#unstarted = this.#oldest;
+    let first: number | undefined;
+    for (let number = this.#oldest; number < this.#next && first === undefined; number++) {
+      const at = number % OPERATIONS;
+      if (this.#table.isOver[at] === 0 && this.#table.message[at] !== NO_MESSAGE) first = this.#table.message[at];
+    }
+    this.#messages.restart(first);
+    this.flush();
+  }
+
+  /** The connection is over: nothing is started until the next. */
+  stop(): void {
+    this.#ring = undefined;
+    if (this.#writer.isPartial) this.#unstarted++;
+    this.#writer.next();
+  }
+
+  /** Keys of the peer's memory that started operations name. */
+  startedKeys(): Set<number> {
+    const keys = new Set<number>();
+    for (let number = this.#oldest; number < this.#unstarted; number++) {
+      for (const { key } of this.#table.remotesOf(number % OPERATIONS)) keys.add(key);
+    }
+    return keys;
+  }
+
+  /**
+   * After `stop`, of a device that does not tell what the peer has carried out. It has everything up to the last message that
+   * arrived there. Transfers behind it go again, which changes nothing that the peer was told of; puts and signals might, so
+   * their channels end. What names withdrawn memory was refused.
+   */
+  settleStarted({ arrived, withdrawn, error, isRepeated }: StartedFacts): void {
+    let known = this.#oldest;
+    for (let number = this.#oldest; number < this.#unstarted; number++) {
+      const message = this.#table.message[number % OPERATIONS]!;
+      if (message !== NO_MESSAGE && this.#messages.hasArrived(message, arrived ?? 0)) known = number + 1;
+    }
+    let mustEnd = isRepeated;
+    for (let number = this.#oldest; number < this.#unstarted; number++) {
+      const at = number % OPERATIONS;
+      if (this.#table.isOver[at] === 1) continue;
+      const refused = number < known ? [] : this.#table.remotesOf(at).filter(({ key }) => withdrawn.has(key));
+      for (const remote of refused) remote.isWithdrawn = true;
+      if (number < known) this.#end(at, undefined);
+      else if (refused.length > 0) this.#end(at, withdrawnError(this.#peer));
+      else if (mustEnd || arrived === undefined || this.#table.parts[at] === undefined) this.#end(at, error);
+      else continue;
+      mustEnd = false;
+    }
+  }
+
+  /** The link is over, and no device touches memory for it any more. */
+  abandon(error: WeftlineError): void {
+    this.#ring = undefined;
+    while (this.#oldest < this.#next) this.#end(this.#oldest++ % OPERATIONS, error);
+    this.#unstarted = this.#next;
+  }
+
+  /** The peer had not seen earlier wakes, and is to get one more. */
+  get owesWake(): boolean {
+    return this.#writer.owesWake;
+  }
+
+  /** Something is not with the device yet: it waits for company, for room or for a connection. */
+  get holdsBack(): boolean {
+    return this.#unstarted !== this.#next || (this.#ring?.unposted ?? 0) > 0;
+  }
+
+  /** False if the message of the owner's post is on its way: what has begun cannot be taken back. */
+  canCancel(owner: OperationOwner, post: number): boolean {
+    for (let number = this.#oldest; number < this.#next; number++) {
+      const at = number % OPERATIONS;
+      if (this.#table.owner[at] !== owner || this.#table.post[at] !== post || this.#table.isOver[at] === 1) continue;
+      return this.#table.message[at] === NO_MESSAGE || number >= this.#unstarted;
+    }
+    return false;
+  }
+
+  get isEmpty(): boolean {
+    return this.#oldest === this.#next;
+  }
+
+  #enter(owner: OperationOwner, post: number, kind: number): number {
+    const at = this.#next++ % OPERATIONS;
+    this.#table.kind[at] = kind;
+    this.#table.owner[at] = owner;
+    this.#table.post[at] = post;
+    this.#table.isOver[at] = 0;
+    return at;
+  }
+
+  #end(at: number, error: WeftlineError | undefined): void {
+    if (this.#table.isOver[at] === 1) return;
+    this.#table.isOver[at] = 1;
+    if (error !== undefined && this.#table.message[at] !== NO_MESSAGE) this.#messages.drop(this.#table.message[at]!);
+    this.#table.owner[at]!.ended(this.#table.post[at]!, error);
+  }
+
+  #retire(): void {
+    while (this.#oldest < this.#unstarted) {
+      const at = this.#oldest % OPERATIONS;
+      if (this.#table.isOver[at] === 0) {
+        if (((this.#done - this.#table.last[at]!) | 0) < 0) return;
+        this.#end(at, undefined);
+      }
+      this.#oldest++;
+    }
+  }
+
+  #start(): void {
+    const ring = this.#ring;
+    if (ring === undefined) return;
+    let hasSkipped = false;
+    while (this.#unstarted < this.#next) {
+      const at = this.#unstarted % OPERATIONS;
+      if (this.#table.isOver[at] === 0) {
+        if (!this.#isWanted(at)) hasSkipped = true;
+        else if (!this.#writer.start(ring, at)) break;
+      } else hasSkipped = true;
+      this.#table.last[at] = (ring.nextSequence - 1) >>> 0;
+      this.#unstarted++;
+      this.#writer.next();
+    }
+    if (hasSkipped) this.#retire();
+  }
+
+  /** Ends it if its owner gave it up, or the peer has taken the memory back. What was started of it goes on. */
+  #isWanted(at: number): boolean {
+    const isCancelled = !this.#table.owner[at]!.wants(this.#table.post[at]!);
+    const isWithdrawn = !isCancelled && this.#isWithdrawn(at);
+    if (!isCancelled && !isWithdrawn) return true;
+    // ORDER: requests of it that were started still read or write its memory; it ends when they are done.
+    if (isCancelled && this.#writer.isPartial) this.#dropMessage(at);
+    else if (isCancelled) this.#skip(at, undefined);
+    else this.#skip(at, withdrawnError(this.#peer));
+    return false;
+  }
+
+  #skip(at: number, error: WeftlineError | undefined): void {
+    this.#dropMessage(at);
+    this.#table.isOver[at] = 1;
+    this.#table.owner[at]!.ended(this.#table.post[at]!, error);
+  }
+
+  #dropMessage(at: number): void {
+    if (this.#table.message[at] !== NO_MESSAGE) this.#messages.drop(this.#table.message[at]!);
+    this.#table.message[at] = NO_MESSAGE;
+  }
+
+  #isWithdrawn(at: number): boolean {
+    const parts = this.#table.parts[at];
+    if (parts === undefined) return this.#table.region[at]!.isWithdrawn;
+    // Once something was started, the device finds out.
+    return !this.#writer.isPartial && areWithdrawn(parts.remotes);
+  }
+}

@@ -1,0 +1,38 @@
+// What waits in the queue of a link: transfers, puts and signals, and who hears of their ends.
+import type { WeftlineError } from '../../core/errors.ts';
+import type { RdmaRemoteRegion } from './rdma-region.ts';
+
+export const operationKinds = { write: 0, read: 1, put: 2, add: 3, store: 4 } as const;
+
+/** Who has posted an operation. `post` tells its operations apart: the owner's own number. */
+export interface OperationOwner {
+  /** Hot path. False if it is not to be started any more. */
+  wants(post: number): boolean;
+  /** Hot path. The device does not touch its memory any more; with an error, it was not carried out, or not all of it. */
+  ended(post: number, error: WeftlineError | undefined): void;
+}
+
+/** Ranges of a transfer, with all that a request needs of them. */
+export interface RequestParts {
+  readonly count: number;
+  readonly localAddress: Float64Array;
+  readonly remoteAddress: Float64Array;
+  readonly bytes: Float64Array;
+  readonly localKey: Uint32Array;
+  readonly remoteKey: Uint32Array;
+  /** Index in `remotes`. */
+  readonly remote: Uint32Array;
+  readonly remotes: readonly RdmaRemoteRegion[];
+}
+
+/** Of puts and signals. Objects of their caller, read while the operation is entered. */
+export interface RequestPlace {
+  remote: RdmaRemoteRegion | undefined;
+  remoteOffset: number;
+  localAddress: number;
+  localKey: number;
+  bytes: number;
+  /** Of signals: the number that is added or stored. */
+  low: number;
+  high: number;
+}

@@ -1,0 +1,340 @@
+// What the agent's backends over RDMA share: one-sided reads, writes and atomics between registered memory of hosts.
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import type { ControlChannel } from '../../meeting/control-channel.ts';
+import { credentialsOf } from '../../meeting/credentials.ts';
+import { MeetingListener } from '../../meeting/listener.ts';
+import { networkIdentity } from '../../world/host-identity.ts';
+import type { AgentMemory, MemoryKind } from '../agent-memory.ts';
+import type { Backend, BackendContext, BackendPeer, ConnectOptions } from '../backend.ts';
+import { whyNotAddress } from '../peer-address.ts';
+import { PortWatch } from './port-watch.ts';
+import { type RdmaDevice, whyNotPort } from './rdma-device.ts';
+import { RdmaGuest } from './rdma-guest.ts';
+import { RdmaLink } from './rdma-link.ts';
+import {
+  acceptRdmaPeer,
+  connectRdmaPeer,
+  decodeRdmaInfo,
+  encodeRdmaInfo,
+  type RdmaCaller,
+  type RdmaSelf,
+  type RdmaWelcome,
+} from './rdma-meeting.ts';
+import { RdmaRegion } from './rdma-region.ts';
+import { RdmaSleep } from './rdma-sleep.ts';
+
+/** A link whose connection broke off is lost after so long without another one. */
+const RECONNECT_MS = 10_000;
+/** Without a thread of its own: how long the agent's thread may sleep. */
+const POLL_INTERVAL_MS = 0.1;
+
+/** Without a thread: completions that nothing rings for are looked for so often. */
+const BUSY_INTERVAL_MS = 0.05;
+const MAX_DEPARTED = 1024;
+/** A connection that is not ready by then, its caller gives up. */
+const SPEAK_MS = 10_000;
+
+/** What is special about a backend. */
+export interface RdmaKind<Name extends string> {
+  readonly name: Name;
+  readonly device: RdmaDevice;
+  /** The address to listen at. */
+  readonly host: string;
+}
+
+/** Closes the device in any case. */
+export async function openRdmaBackend<Name extends string>(
+  context: BackendContext,
+  kind: RdmaKind<Name>,
+): Promise<Backend<Name>> {
+  try {
+    return await RdmaBackend.open(context, kind);
+  } catch (error) {
+    kind.device[Symbol.dispose]();
+    throw error;
+  }
+}
+
+class RdmaBackend<Name extends string> implements Backend<Name> {
+  readonly name: Name;
+  readonly #context: BackendContext;
+  readonly #device: RdmaDevice;
+  readonly #sleep: RdmaSleep;
+  readonly #ports: PortWatch;
+  readonly #self: RdmaSelf;
+  readonly #network = networkIdentity();
+  #connectionInfo: Uint8Array = new Uint8Array(0);
+  #listener: MeetingListener | undefined;
+  readonly #links: RdmaLink[] = [];
+  /** Links that are being connected. */
+  readonly #opening = new Set<Promise<RdmaLink>>();
+  /** Ends meetings with peers when the backend closes. */
+  readonly #ending = new AbortController();
+  /** In the order in which they came: of two from one peer, the messages of the older are delivered first. */
+  readonly #guests: RdmaGuest[] = [];
+  /** How many messages came of those that have left last: their peers may ask when they connect anew. */
+  readonly #departed = new Map<string, number>();
+  #closing: Promise<void> | undefined;
+  #isDisposed = false;
+
+  static async open<Name extends string>(context: BackendContext, kind: RdmaKind<Name>): Promise<RdmaBackend<Name>> {
+    const { host } = kind;
+    const credentials = credentialsOf(context.token);
+    let backend: RdmaBackend<Name> | undefined;
+    const listener = await MeetingListener.open({
+      target: { host, port: 0 },
+      credentials,
+      settings: context.settings,
+      serve: async (channel) => backend?.welcome(channel),
+    });
+    listener.unref();
+    try {
+      backend = new RdmaBackend(context, kind, listener);
+    } catch (error) {
+      listener.close();
+      throw error;
+    }
+    const { name, linkLayer } = kind.device.port;
+    backend.#connectionInfo = encodeRdmaInfo({
+      host,
+      port: listener.port,
+      network: backend.#network,
+      rail: { name, linkLayer },
+    });
+    return backend;
+  }
+
+  private constructor(context: BackendContext, { name: backend, device }: RdmaKind<Name>, listener: MeetingListener) {
+    this.name = backend;
+    const { agentName: name, incarnation, token, ownThread, wake } = context;
+    this.#context = context;
+    this.#device = device;
+    this.#listener = listener;
+    this.#sleep = new RdmaSleep(device, { ownThread, wake });
+    this.#ports = new PortWatch(device);
+    this.#self = { protocol: backend, credentials: credentialsOf(token), name, incarnation };
+  }
+
+  get connectionInfo(): Uint8Array {
+    return this.#connectionInfo;
+  }
+
+  whyNotMemory({ kind }: AgentMemory): string | undefined {
+    return this.whyNotRemote(kind);
+  }
+
+  whyNotRemote(kind: MemoryKind): string | undefined {
+    return kind === 'host' ? undefined : 'it moves host memory only';
+  }
+
+  whyNotPeer({ connectionInfo }: BackendPeer): string | undefined {
+    const info = decodeRdmaInfo(connectionInfo);
+    if (info === undefined) return 'what the peer published is not understood';
+    const why = whyNotAddress(info, { network: this.#network, token: this.#context.token });
+    return why ?? whyNotPort(this.#device.port, info.rail);
+  }
+
+  /** The limit of locked memory may be too low for all that an agent registers; other backends need none. */
+  mayLack(): boolean {
+    return true;
+  }
+
+  async register(memory: AgentMemory): Promise<RdmaRegion> {
+    const why = this.whyNotMemory(memory);
+    if (why !== undefined)
+      throw new WeftlineError('WL_UNSUPPORTED', `The backend ${this.name} cannot use the memory: ${why}`);
+    this.#requireOpen();
+    return new RdmaRegion(this.#device, memory);
+  }
+
+  async connect(peer: BackendPeer, options: ConnectOptions): Promise<RdmaLink> {
+    this.#requireOpen();
+    const opening = this.#open(peer, options);
+    this.#opening.add(opening);
+    try {
+      return await opening;
+    } finally {
+      this.#opening.delete(opening);
+    }
+  }
+
+  async #open(peer: BackendPeer, options: ConnectOptions): Promise<RdmaLink> {
+    const address = decodeRdmaInfo(peer.connectionInfo);
+    if (address === undefined) throw invalidArgument('connectionInfo', peer.name, `that of a backend ${this.name}`);
+    // The first connection belongs to the caller, later ones to the link.
+    let wait = options;
+    const { timeoutMs } = this.#context.settings;
+    const link = await RdmaLink.open({
+      peer: peer.name,
+      device: this.#device,
+      meet: async (own, left) => {
+        const mine = wait;
+        wait = { timeoutMs: Math.min(timeoutMs, RECONNECT_MS) };
+        const signal = AbortSignal.any([
+          left,
+          this.#ending.signal,
+          ...(mine.signal === undefined ? [] : [mine.signal]),
+        ]);
+        return connectRdmaPeer({ peer, address }, { ...this.#self, ...own }, { ...mine, signal });
+      },
+      onEnd: (ended) => remove(this.#links, ended),
+      ring: () => this.#context.wake.ring(),
+      until: (isSo) => this.#until(isSo),
+    });
+    if (this.#closing !== undefined) await link.close();
+    if (link.error !== undefined) throw link.error;
+    this.#links.push(link);
+    this.#context.wake.ring();
+    return link;
+  }
+
+  poll(): boolean {
+    const sleep = this.#sleep;
+    if (!sleep.hasThread) sleep.nap(0);
+    if (sleep.hasEvents) this.#takeEvents();
+    if (this.#ports.isDown) this.#endUnreachable();
+    let hasNews = this.#progress();
+    for (let at = 0; at < this.#guests.length; at++) {
+      const guest = this.#guests[at]!;
+      if (guest.poll(this.#context)) hasNews = true;
+      if (guest.isDone) {
+        this.#forget(guest);
+        this.#guests.splice(at--, 1);
+      }
+    }
+    return hasNews;
+  }
+
+  get gainsFromPolling(): boolean {
+    return this.#device.completions.isInUse;
+  }
+
+  prepareSleep(): number {
+    const { completions } = this.#device;
+    if (!completions.isInUse) return this.#ports.pauseMs;
+    this.#lookAtLinks();
+    const isArmed = completions.arm();
+    // ORDER: what completed before the queues were armed rings nobody.
+    if (completions.poll() || !isArmed) {
+      this.#lookAtLinks();
+      this.#context.wake.ring();
+      return 0;
+    }
+    this.#sleep.watch();
+    if (completions.isBusy) return BUSY_INTERVAL_MS;
+    return Math.min(this.#sleep.hasThread ? Number.POSITIVE_INFINITY : POLL_INTERVAL_MS, this.#ports.pauseMs);
+  }
+
+  nap(milliseconds: number): boolean {
+    if (this.#sleep.hasThread) return false;
+    this.#sleep.nap(milliseconds);
+    return true;
+  }
+
+  close(): Promise<void> {
+    this.#closing ??= this.#close();
+    return this.#closing;
+  }
+
+  async #close(): Promise<void> {
+    this.#listener?.close();
+    this.#ending.abort(closed(this.name));
+    // ORDER: nothing makes queue pairs any more when the device is closed.
+    await Promise.allSettled(this.#opening);
+    await Promise.all([...this.#links].map((link) => link.close()));
+    for (const guest of this.#guests.splice(0)) guest.close();
+    await this.#sleep.close();
+    this.#isDisposed = true;
+    this.#device[Symbol.dispose]();
+  }
+
+  async welcome(channel: ControlChannel): Promise<void> {
+    await acceptRdmaPeer(channel, this.#self, (caller) => this.#receive(channel, caller));
+  }
+
+  #receive(channel: ControlChannel, caller: RdmaCaller): RdmaWelcome {
+    this.#requireOpen();
+    const earlier = caller.after === undefined ? undefined : this.#guests.find(({ id }) => id === caller.after);
+    // ORDER: what has come of it is final once it has left.
+    earlier?.leave();
+    const arrived = earlier?.arrivedCount ?? this.#departed.get(caller.after ?? '');
+    const guest = new RdmaGuest(this.#device, {
+      caller,
+      channel,
+      onEnd: (left) => {
+        left.leave();
+        this.#context.wake.ring();
+      },
+    });
+    this.#guests.push(guest);
+    this.#context.wake.ring();
+    void this.#helpToConnect(guest);
+    const gone = caller.asked.filter((name) => !this.#device.isRegistered(name));
+    return { end: guest.end, guest: guest.id, gone, ...(arrived === undefined ? {} : { arrived }) };
+  }
+
+  #forget(guest: RdmaGuest): void {
+    this.#departed.set(guest.id, guest.arrivedCount);
+    if (this.#departed.size > MAX_DEPARTED) this.#departed.delete(this.#departed.keys().next().value!);
+    guest.close();
+  }
+
+  /** Some connections are made only while both sides look at their devices. */
+  async #helpToConnect(guest: RdmaGuest): Promise<void> {
+    const end = performance.now() + SPEAK_MS;
+    while (!guest.hasSpoken && !guest.hasLeft && this.#closing === undefined && performance.now() < end) {
+      if (this.#device.completions.poll()) this.#context.wake.ring();
+      await new Promise((resolve) => setTimeout(resolve, 1));
+    }
+  }
+
+  /** Hot path. Takes in what has completed, and goes on with what waits. True if anything happened. */
+  #progress(): boolean {
+    const hasNews = this.#device.completions.poll();
+    this.#lookAtLinks();
+    return hasNews;
+  }
+
+  #lookAtLinks(): void {
+    const links = this.#links;
+    // A link that ends takes itself out of the list.
+    for (let at = links.length - 1; at >= 0; at--) links[at]?.look();
+  }
+
+  #takeEvents(): void {
+    this.#ports.take();
+    this.#sleep.seenEvents();
+  }
+
+  #endUnreachable(): void {
+    const why = this.#ports.failure;
+    if (why === undefined) return;
+    for (const link of this.#links.toReversed()) link.portFailed(why);
+  }
+
+  /** Looks at the device until the condition holds; false if it does not in time. */
+  async #until(isSo: () => boolean): Promise<boolean> {
+    const end = performance.now() + this.#context.settings.timeoutMs;
+    for (;;) {
+      // ORDER: asked first, because the queues of a backend that was closed meanwhile must not be looked at any more.
+      if (isSo()) return true;
+      if (performance.now() > end || this.#isDisposed) return false;
+      this.#progress();
+      if (isSo()) return true;
+      await new Promise((resolve) => setTimeout(resolve, 1));
+    }
+  }
+
+  #requireOpen(): void {
+    if (this.#closing !== undefined) throw closed(this.name);
+  }
+}
+
+function closed(name: string): WeftlineError {
+  return new WeftlineError('WL_CLOSED', `The backend ${name} was closed`);
+}
+
+function remove<T>(list: T[], value: T): void {
+  const at = list.indexOf(value);
+  if (at >= 0) list.splice(at, 1);
+}

@@ -1,0 +1,179 @@
+// How two backends over RDMA meet over TCP: in their hello they tell each other their ends of a connection and mailboxes.
+import { isIP } from 'node:net';
+import { z } from '#zod';
+import { RDMA_AGENT_VERSION } from '../../abi/rdma-agent.ts';
+import { deadlineOf } from '../../core/deadline.ts';
+import { WeftlineError } from '../../core/errors.ts';
+import { printable } from '../../core/quote.ts';
+import type { ControlChannel } from '../../meeting/control-channel.ts';
+import type { Credentials } from '../../meeting/credentials.ts';
+import { call } from '../../meeting/dial.ts';
+import { protocolError } from '../../meeting/frames.ts';
+import { type HelloOptions, receiveHello } from '../../meeting/hello.ts';
+import type { BackendPeer, ConnectOptions } from '../backend.ts';
+
+const MAX_NAME_LENGTH = 200;
+const MAX_PORT_NAME_LENGTH = 100;
+const MAX_KEY_DIGITS = 2048;
+const MAX_KEY_NAME_LENGTH = 32;
+/** Names of regions that a caller asks for at most: what else its broken connection carried fails as unknown. */
+const MAX_ASKED = 64;
+
+const count = (end: number): z.ZodNumber => z.number().int().nonnegative().lt(end);
+const id = z.string().max(MAX_KEY_NAME_LENGTH);
+const names = z.array(z.string().max(MAX_KEY_NAME_LENGTH)).max(MAX_ASKED);
+const end = z.object({
+  /** As the library of the device has it. */
+  end: z.unknown(),
+  /** Memory of who calls, or the inbox of who is called; the key in hexadecimal digits. */
+  mailbox: z.object({
+    address: count(2 ** 53),
+    key: z
+      .string()
+      .regex(/^([0-9a-f]{2})+$/)
+      .max(MAX_KEY_DIGITS),
+  }),
+});
+const hello = z.object({
+  name: z.string().min(1).max(MAX_NAME_LENGTH),
+  incarnation: z.string(),
+  expects: z.string(),
+  end,
+  /** Of the connection in whose place this one comes: the `guest` of its welcome. */
+  after: id.optional(),
+  /** Regions that it was about: which of them are not registered any more? */
+  asked: names,
+});
+const welcome = z.object({
+  name: z.string(),
+  incarnation: z.string(),
+  end,
+  guest: id,
+  gone: names,
+  /** Messages of the earlier connection that have come; left out if that is not known any more. */
+  arrived: count(2 ** 53).optional(),
+});
+const port = { name: z.string().max(MAX_PORT_NAME_LENGTH), linkLayer: z.string().max(MAX_PORT_NAME_LENGTH) };
+const info = z.object({
+  version: z.literal(RDMA_AGENT_VERSION),
+  host: z.string().refine((host) => isIP(host) !== 0),
+  port: z.number().int().min(1).max(65_535),
+  network: z.string().max(MAX_NAME_LENGTH),
+  rail: z.object(port),
+});
+
+/** An end of a connection, with the memory that belongs to it. */
+export interface MeetingEnd {
+  readonly end?: unknown;
+  readonly mailbox: { readonly address: number; readonly key: string };
+}
+
+/** What metadata say of the backend: where it listens, and by which port it moves data. */
+export type RdmaInfo = z.infer<typeof info>;
+
+export interface RdmaSelf {
+  /** Of the backend. */
+  readonly protocol: string;
+  readonly credentials: Credentials;
+  readonly name: string;
+  readonly incarnation: string;
+}
+
+export function encodeRdmaInfo(values: Omit<RdmaInfo, 'version'>): Uint8Array {
+  return Buffer.from(JSON.stringify({ version: RDMA_AGENT_VERSION, ...values }));
+}
+
+/** Undefined if it is not understood. */
+export function decodeRdmaInfo(bytes: Uint8Array): RdmaInfo | undefined {
+  try {
+    return info.parse(JSON.parse(Buffer.from(bytes).toString('utf8')));
+  } catch {
+    return undefined;
+  }
+}
+
+export interface RdmaCaller {
+  readonly name: string;
+  readonly end: MeetingEnd;
+  readonly after: string | undefined;
+  readonly asked: readonly string[];
+}
+
+/** Both sides have met. */
+export interface MetPeer {
+  readonly channel: ControlChannel;
+  readonly welcome: RdmaWelcome;
+}
+
+export interface RdmaWelcome {
+  readonly end: MeetingEnd;
+  readonly guest: string;
+  readonly gone: readonly string[];
+  readonly arrived?: number | undefined;
+}
+
+/**
+ * The side that was called. `connect` is called once the caller has proven itself, so that strangers cost nothing, and makes
+ * this side's end, which must be able to receive before the caller sends.
+ */
+export async function acceptRdmaPeer(
+  channel: ControlChannel,
+  self: RdmaSelf,
+  connect: (caller: RdmaCaller) => RdmaWelcome,
+): Promise<void> {
+  await receiveHello(channel, helloOf(self), (body) => {
+    const said = hello.safeParse(body);
+    if (!said.success) throw protocolError('a greeting that is not one of an agent');
+    const { name, expects, end: callerEnd, after, asked } = said.data;
+    channel.peer = printable(name, MAX_NAME_LENGTH);
+    if (expects !== self.incarnation) throw stale(self.name, expects, self.incarnation);
+    const { incarnation } = self;
+    return { name: self.name, incarnation, ...connect({ name, end: callerEnd, after, asked }) };
+  });
+}
+
+/** The side that calls, with its end. Fails as `Backend.connect` does. */
+export async function connectRdmaPeer(
+  { peer, address }: { readonly peer: BackendPeer; readonly address: RdmaInfo },
+  self: RdmaSelf & Omit<RdmaCaller, 'name'>,
+  options: ConnectOptions,
+): Promise<MetPeer> {
+  const { name, incarnation } = self;
+  const { channel, body } = await call(address, {
+    ...options,
+    deadline: deadlineOf(options, options.timeoutMs),
+    hello: helloOf(self),
+    body: {
+      name,
+      incarnation,
+      expects: peer.incarnation,
+      end: self.end,
+      ...(self.after === undefined ? {} : { after: self.after }),
+      asked: self.asked.slice(0, MAX_ASKED),
+    },
+    who: `agent ${peer.name}`,
+    retry: false,
+  });
+  channel.peer = peer.name;
+  try {
+    const said = welcome.safeParse(body);
+    if (!said.success) throw protocolError('a greeting that is not one of an agent');
+    if (said.data.incarnation !== peer.incarnation) throw stale(peer.name, peer.incarnation, said.data.incarnation);
+    return { channel, welcome: said.data };
+  } catch (error) {
+    channel.refuse(error);
+    throw error;
+  }
+}
+
+function helloOf({ protocol, credentials }: RdmaSelf): HelloOptions {
+  return { protocol: `weftline-${protocol}`, version: RDMA_AGENT_VERSION, credentials };
+}
+
+function stale(name: string, expected: string, now: string): WeftlineError {
+  return new WeftlineError(
+    'WL_STALE',
+    `Agent ${name} has restarted: its metadata here is of incarnation ${expected}, it is ${now} now; load its metadata anew`,
+    { details: { peer: name, expected, now } },
+  );
+}

@@ -1,0 +1,176 @@
+// Operations of a link as requests of its connection. Hot path: no allocation.
+import { RDMA_WAKE, RDMA_WAKES } from '../../abi/rdma-agent.ts';
+import { sendFlag, sendOpcode } from '../../abi/verbs-words.ts';
+import type { Mailbox } from './mailbox.ts';
+import { operationKinds as kinds, type RequestParts } from './operation.ts';
+import { NO_MESSAGE, type OperationTable } from './operation-table.ts';
+import type { OutMessages } from './out-messages.ts';
+import type { SendQueue } from './rdma-device.ts';
+
+/** Of a long operation each so many-th request is signalled, so that its ring goes round. */
+const SIGNAL_EVERY = 128;
+/** Tag of requests that belong to no part. */
+const NO_PART = 0xffff_ffff;
+
+/** The peer's inbox. */
+export interface InboxAddress {
+  readonly address: number;
+  readonly key: number;
+}
+
+export interface RequestWriterOptions {
+  readonly mailbox: Mailbox;
+  readonly messages: OutMessages;
+  readonly chunkBytes: number;
+}
+
+export class RequestWriter {
+  /** How far the operation is that is started now: parts, and bytes of the next. */
+  part = 0;
+  offset = 0;
+  /** The peer had not seen earlier wakes, and is to get one more. */
+  owesWake = false;
+  readonly #table: OperationTable;
+  readonly #mailbox: Mailbox;
+  readonly #messages: OutMessages;
+  readonly #chunkBytes: number;
+  #inbox: InboxAddress = { address: 0, key: 0 };
+  #wakesSent = 0;
+
+  constructor(table: OperationTable, { mailbox, messages, chunkBytes }: RequestWriterOptions) {
+    this.#table = table;
+    this.#mailbox = mailbox;
+    this.#messages = messages;
+    this.#chunkBytes = chunkBytes;
+  }
+
+  /** A new connection. */
+  restart(inbox: InboxAddress): void {
+    this.#inbox = inbox;
+    this.next();
+    this.#wakesSent = 0;
+    // Cells that the old connection has changed may not have been told of; and it shows at once whether there is a way.
+    this.owesWake = true;
+  }
+
+  /** The operation is started as a whole, or is not to be. */
+  next(): void {
+    this.part = 0;
+    this.offset = 0;
+  }
+
+  /** Requests of the operation were started, and not all. */
+  get isPartial(): boolean {
+    return this.part > 0 || this.offset > 0;
+  }
+
+  /** Of the first operation that is not started as a whole. False if there is no room for all of it; the rest follows. */
+  start(ring: SendQueue, at: number): boolean {
+    const parts = this.#table.parts[at];
+    if (parts !== undefined) return this.#startTransfer(ring, at, parts);
+    return this.#table.kind[at] === kinds.put ? this.#startPut(ring, at) : this.#startSignal(ring, at);
+  }
+
+  #startTransfer(ring: SendQueue, at: number, parts: RequestParts): boolean {
+    const isRead = this.#table.kind[at] === kinds.read;
+    const opcode = isRead ? sendOpcode.read : sendOpcode.write;
+    const message = this.#table.message[at]!;
+    // A short message goes with the last of the data, as one request.
+    const isCarried = message !== NO_MESSAGE && !isRead && this.#messages.isShort(message);
+    const { count, bytes, localAddress, remoteAddress, localKey, remoteKey } = parts;
+    while (this.part < count) {
+      const part = this.part;
+      const offset = this.offset;
+      const left = bytes[part]! - offset;
+      const chunk = Math.min(left, this.#chunkBytes);
+      const isEnd = part === count - 1 && chunk === left;
+      const carries = isEnd && isCarried;
+      const isLast = isEnd && (carries || message === NO_MESSAGE);
+      const flags = isLast || ring.nextSequence % SIGNAL_EVERY === 0 ? sendFlag.signaled : 0;
+      if (!ring.start(carries ? sendOpcode.writeWithImmediate : opcode, flags, part)) return false;
+      ring.add(localAddress[part]! + offset, chunk, localKey[part]!);
+      ring.target(remoteAddress[part]! + offset, remoteKey[part]!);
+      if (carries) {
+        ring.immediate(this.#messages.immediateOf(message));
+        this.#messages.posted(message);
+      }
+      if (chunk === left) {
+        this.part++;
+        this.offset = 0;
+      } else this.offset += chunk;
+    }
+    return message === NO_MESSAGE || (isCarried && count > 0) || this.#startMessage(ring, message, isRead);
+  }
+
+  /** Behind the data: requests of a connection are carried out in order, and the fence makes it wait for reads. */
+  #startMessage(ring: SendQueue, message: number, isFenced: boolean): boolean {
+    const flags = sendFlag.signaled | (isFenced ? sendFlag.fence : 0);
+    if (!ring.start(sendOpcode.writeWithImmediate, flags, NO_PART)) return false;
+    ring.order();
+    const offset = this.#messages.offsetOf(message);
+    const { address, ringOffset, region } = this.#mailbox;
+    if (!this.#messages.isShort(message)) {
+      ring.add(address + ringOffset + offset, this.#messages.lengthOf(message), region.localKey);
+    }
+    ring.target(this.#inbox.address + offset, this.#inbox.key);
+    ring.immediate(this.#messages.immediateOf(message));
+    this.#messages.posted(message);
+    return true;
+  }
+
+  #startPut(ring: SendQueue, at: number): boolean {
+    const bytes = this.#table.bytes[at]!;
+    while (this.offset < bytes) {
+      const chunk = Math.min(bytes - this.offset, this.#chunkBytes);
+      if (!ring.start(sendOpcode.write, ring.nextSequence % SIGNAL_EVERY === 0 ? sendFlag.signaled : 0, NO_PART))
+        return false;
+      ring.add(this.#table.localAddress[at]! + this.offset, chunk, this.#table.localKey[at]!);
+      ring.target(this.#table.remoteAddress[at]! + this.offset, this.#table.region[at]!.key);
+      this.offset += chunk;
+    }
+    return true;
+  }
+
+  /** A number of 64 bits that is added or stored, and a wake of the peer, which may sleep until it comes. */
+  #startSignal(ring: SendQueue, at: number): boolean {
+    if (ring.room < 2) return false;
+    const isAdd = this.#table.kind[at] === kinds.add;
+    const canWake = this.canWake;
+    const remoteAddress = this.#table.remoteAddress[at]!;
+    const { key } = this.#table.region[at]!;
+    const { region, oldValueAddress } = this.#mailbox;
+    const [low, high] = [this.#table.low[at]!, this.#table.high[at]!];
+    if (isAdd) {
+      ring.start(sendOpcode.fetchAdd, 0, NO_PART);
+      ring.order();
+      ring.add(oldValueAddress, 8, region.localKey);
+      ring.addend(remoteAddress, key, low, high);
+      if (canWake) this.startWake(ring);
+    } else {
+      ring.start(canWake ? sendOpcode.writeWithImmediate : sendOpcode.write, 0, NO_PART);
+      ring.order();
+      ring.add(this.#mailbox.setCell(at, low, high), 8, region.localKey);
+      ring.target(remoteAddress, key);
+      if (canWake) {
+        ring.immediate(RDMA_WAKE);
+        this.#wakesSent = (this.#wakesSent + 1) | 0;
+      }
+    }
+    // The peer has many that it has not seen; once it has, it gets one more.
+    if (!canWake) this.owesWake = true;
+    return true;
+  }
+
+  get canWake(): boolean {
+    return ((this.#wakesSent - this.#mailbox.wakesSeen) | 0) < RDMA_WAKES;
+  }
+
+  /** The peer's look at its cells. There is room, and `canWake`. */
+  startWake(ring: SendQueue): void {
+    ring.start(sendOpcode.writeWithImmediate, 0, NO_PART);
+    ring.target(this.#inbox.address, this.#inbox.key);
+    ring.immediate(RDMA_WAKE);
+    this.#wakesSent = (this.#wakesSent + 1) | 0;
+    this.owesWake = false;
+  }
+}
