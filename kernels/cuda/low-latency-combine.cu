@@ -1,6 +1,7 @@
 // Low-latency combine: the weighted sum of the experts' rows of each token, back at the token's rank. Either each rank adds up
 // what it has of a token and puts one row to the token's rank, or peers read the experts' rows where they lie.
 #include "weftline/abi.cuh"
+#include "weftline/launch-order.cuh"
 #include "weftline/low-latency/members.cuh"
 #include "weftline/low-latency/rank-flags.cuh"
 #include "weftline/low-latency/sum-rows.cuh"
@@ -28,25 +29,26 @@ __device__ __forceinline__ bool isBufferFree(const LowLatencyCombineArguments& a
                    {peer, waitWord(lowLatencyWaitCombineSlot, a.call)});
 }
 
-// The rows that came, in the order of their sources: item to (source, row).
+// The rows that came, in the order of their sources: item to (source, row). By all lanes; lane r has the rows of rank r.
 struct ArrivedRow {
   u32 block;
   u32 row;
 
-  __device__ __forceinline__ ArrivedRow(const u32* counts, u32 item) : block(0), row(item) {
-    for (; row >= counts[block]; ++block) row -= counts[block];
+  __device__ __forceinline__ ArrivedRow(u32 arrived, u32 item) : block(0), row(item) {
+    for (u32 count; row >= (count = __shfl_sync(0xffffffffu, arrived, block)); ++block) row -= count;
   }
 };
 
 // One row per (token, rank): the weighted rows of the token's experts here. Lane j has choice j.
 struct ChoicesHere {
   const LowLatencyCombineArguments& a;
-  const u32* arrived;
+  // Of rank r in lane r.
+  u32 arrived;
 
   __device__ __forceinline__ Addend addendOf(u32 item) const {
     const u32 lane = laneIndex();
-    if (lane >= a.topkColumns) return {nullptr, 0};
     const ArrivedRow at(arrived, item);
+    if (lane >= a.topkColumns) return {nullptr, 0};
     const u64 cell = (static_cast<u64>(at.block) * a.maxTokens + at.row) * a.topkColumns + lane;
     const i32 row = static_cast<const i32*>(a.rowOf)[cell];
     if (row < 0) return {nullptr, 0};
@@ -119,34 +121,44 @@ __device__ __forceinline__ void copyBlocks(const LowLatencyCombineArguments& a, 
   }
 }
 
-// By all threads: this rank's rows to where they are read. `arrived`: of each rank, where sums are sent.
-__device__ __forceinline__ void bringRows(const LowLatencyCombineArguments& a, u32* arrived) {
+__device__ __forceinline__ bool always() { return true; }
+
+// By all threads: this rank's rows to where they are read. Rows are added up before mayWrite(), which each thread calls once;
+// false when it says so.
+template <class Permission>
+__device__ __forceinline__ bool bringRows(const LowLatencyCombineArguments& a, const Permission& mayWrite) {
   if (a.travels == lowLatencyTravelsRankSums) {
-    u32 items = 0;
-    for (u32 r = 0; r < a.ranks; ++r) items += arrived[r];
-    sumRows<true>(items, a.rowBytes, ChoicesHere{a, arrived});
-  } else if (a.inPlace == 0) {
-    const bool isRankMajor = a.travels == lowLatencyTravelsRankMajor;
-    copyBlocks(a, isRankMajor ? a.ranks : a.expertsPerRank, isRankMajor ? a.maxTokens : a.capacity);
+    const u32 lane = laneIndex();
+    // What came from a rank that is away has nowhere to go.
+    const u32 arrived = lane < a.ranks && isIn(a, lane) ? static_cast<const u32*>(a.counts)[lane] : 0;
+    const u32 items = __reduce_add_sync(0xffffffffu, arrived);
+    return sumRows<true>(items, a.rowBytes, ChoicesHere{a, arrived}, always, mayWrite);
   }
+  if (!mayWrite()) return false;
+  const bool isRankMajor = a.travels == lowLatencyTravelsRankMajor;
+  if (a.inPlace == 0) copyBlocks(a, isRankMajor ? a.ranks : a.expertsPerRank, isRankMajor ? a.maxTokens : a.capacity);
+  return true;
 }
 
-// The sums of this rank's tokens.
-__device__ __forceinline__ void addUp(const LowLatencyCombineArguments& a) {
-  if (a.travels == lowLatencyTravelsChoices) sumRows<true>(a.tokens, a.rowBytes, ChoicesOfToken{a});
-  else sumRows<false>(a.tokens, a.rowBytes, RanksOfToken{a});
+// The sums of this rank's tokens, once areRowsHere(), which each thread calls once; false when it says so. Before that only what
+// this rank's dispatch left is read: where its rows went.
+template <class Arrival>
+__device__ __forceinline__ bool addUp(const LowLatencyCombineArguments& a, const Arrival& areRowsHere) {
+  if (a.travels != lowLatencyTravelsChoices) {
+    return sumRows<false>(a.tokens, a.rowBytes, RanksOfToken{a}, areRowsHere, always);
+  }
+  // Where a choice lies its rank tells together with the rows.
+  return areRowsHere() && sumRows<true>(a.tokens, a.rowBytes, ChoicesOfToken{a}, always, always);
 }
 
 // By all threads. False when the block must leave.
-__device__ __forceinline__ bool send(const LowLatencyCombineArguments& a, const LowLatencyBlock& own, u32* arrived, u32 number,
+__device__ __forceinline__ bool send(const LowLatencyCombineArguments& a, const LowLatencyBlock& own, u32 number,
                                      const WaitScope& scope) {
   const u32 uses = own.combineUses[a.result];
-  if (a.travels == lowLatencyTravelsRankSums && threadIdx.x < a.ranks) {
-    arrived[threadIdx.x] = static_cast<const u32*>(a.counts)[threadIdx.x];
-  }
-  const bool isFree = threadIdx.x >= a.ranks || isBufferFree(a, threadIdx.x, uses, scope);
-  if (__syncthreads_or(!isFree)) return false;
-  bringRows(a, arrived);
+  // Nothing is written before the buffer is free. The last warp waits, which has least to add up.
+  const u32 peer = threadIdx.x + lanesPerWarp - blockDim.x;
+  const bool isFree = peer >= a.ranks || isBufferFree(a, peer, uses, scope);
+  if (!bringRows(a, [&]() { return !__syncthreads_or(!isFree); })) return false;
   __syncthreads();
   // Rows that are in place an earlier kernel wrote: one block says so for all.
   if (a.inPlace != 0 && !isLastBlock()) return true;
@@ -165,16 +177,22 @@ __device__ __forceinline__ bool awaitSums(const LowLatencyCombineArguments& a, u
   const WaitFor whom = {r, waitWord(lowLatencyWaitCombineRows, a.call)};
   const bool isTimed = a.waitStats != nullptr && blockIdx.x == 0;
   const u64 began = isTimed ? globalTimer() : 0;
-  if (!awaitPeer(all, &flags->combined, number, scope, whom)) return false;
-  if (!isSameCall(all, loadCell(&flags->combineCalls[number % lowLatencyCalls]), number, a.call, scope, whom)) return false;
+  u64 call = 0;
+  const auto look = [&]() { call = loadCell(&flags->combineCalls[number % lowLatencyCalls]); };
+  if (!awaitPeer(all, &flags->combined, number, scope, whom, look)) return false;
+  if (!isSameCall(all, call, number, a.call, scope, whom)) return false;
   if (isTimed) static_cast<u64*>(a.waitStats)[r] += globalTimer() - began;
   return true;
 }
 
 __device__ __forceinline__ bool receive(const LowLatencyCombineArguments& a, u32 number, const WaitScope& scope) {
-  const bool isHere = threadIdx.x >= a.ranks || awaitSums(a, threadIdx.x, number, scope);
-  if (__syncthreads_or(!isHere)) return false;
-  addUp(a);
+  const auto areRowsHere = [&]() {
+    const bool isHere = threadIdx.x >= a.ranks || awaitSums(a, threadIdx.x, number, scope);
+    if (__syncthreads_or(!isHere)) return false;
+    letSuccessorStart();
+    return true;
+  };
+  if (!addUp(a, areRowsHere)) return false;
   // All that was needed is read.
   __syncthreads();
   if (threadIdx.x < a.ranks) addReleaseSystem(&flagsAt(a.peers[threadIdx.x], a.rank)->taken[a.result], blockShare());
@@ -248,8 +266,8 @@ __device__ __forceinline__ void countDropped(const LowLatencyCombineArguments& a
   }
 }
 
-// By all threads.
-__device__ __forceinline__ void combineAmongMembers(LowLatencyCombineArguments& a, LowLatencyMeeting& meeting, u32* arrived,
+// By all threads. Which rows are added up, and where windows are, depends on who takes part: nothing of it before the decision.
+__device__ __forceinline__ void combineAmongMembers(LowLatencyCombineArguments& a, LowLatencyMeeting& meeting,
                                                     const WaitScope& scope) {
   if ((a.phases & lowLatencyPhaseBuffer) != 0) {
     LowLatencyPresence presence;
@@ -259,12 +277,7 @@ __device__ __forceinline__ void combineAmongMembers(LowLatencyCombineArguments& 
   const u32 r = threadIdx.x;
   if ((a.phases & lowLatencyPhaseSend) != 0) {
     if (!meetMembers(a, meeting, 0, [&]() { decideCombineSend(a, meeting, scope); })) return;
-    // What came from a rank that is away has nowhere to go.
-    if (a.travels == lowLatencyTravelsRankSums && r < a.ranks) {
-      arrived[r] = isIn(a, r) ? static_cast<const u32*>(a.counts)[r] : 0;
-    }
-    __syncthreads();
-    bringRows(a, arrived);
+    bringRows(a, always);
     if (areAllBlocksDone(a, meeting, 0) && r < a.ranks && isIn(a, r)) {
       LowLatencyFlags* flags = flagsAt(a.peers[r], a.rank);
       flags->combineCalls[a.dispatch % lowLatencyCalls] = callCell(a.number, a.call);
@@ -273,7 +286,9 @@ __device__ __forceinline__ void combineAmongMembers(LowLatencyCombineArguments& 
   }
   if ((a.phases & lowLatencyPhaseReceive) == 0) return;
   if (!meetMembers(a, meeting, 1, [&]() { decideCombineReceive(a, meeting, scope); })) return;
-  addUp(a);
+  // No block waits behind this decision.
+  letSuccessorStart();
+  addUp(a, always);
   countDropped(a);
   if (areAllBlocksDone(a, meeting, 1) && r < a.ranks && (a.told >> r & 1u) != 0) {
     storeReleaseSystem(&flagsAt(a.peers[r], a.rank)->taken[a.result], a.number);
@@ -284,8 +299,8 @@ __device__ __forceinline__ void combineAmongMembers(LowLatencyCombineArguments& 
 
 extern "C" __global__ void __launch_bounds__(mostThreads, 1)
     lowLatencyCombine(const __grid_constant__ LowLatencyCombineArguments a) {
+  awaitPredecessor();
   WEFTLINE_TRACE_KERNEL();
-  __shared__ u32 arrived[epMaxRanks];
   LowLatencyBlock& own = static_cast<LowLatencyBlock*>(a.blocks)[blockIdx.x];
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLowLatencyCombine, a.rank, a.timeoutNs, sharedWaits()};
   const bool sends = (a.phases & lowLatencyPhaseSend) != 0;
@@ -295,14 +310,14 @@ extern "C" __global__ void __launch_bounds__(mostThreads, 1)
     __shared__ LowLatencyCombineArguments changing;
     __shared__ LowLatencyMeeting meeting;
     copyArguments(changing, a);
-    combineAmongMembers(changing, meeting, arrived, scope);
+    combineAmongMembers(changing, meeting, scope);
     return;
   }
   if ((a.phases & lowLatencyPhaseBuffer) != 0) {
     if (threadIdx.x < a.ranks) isBufferFree(a, threadIdx.x, own.combineUses[a.result], scope);
     return;
   }
-  if (sends && !send(a, own, arrived, number, scope)) return;
+  if (sends && !send(a, own, number, scope)) return;
   WEFTLINE_TRACE_BEGIN("ep.combine.rows");
   if ((a.phases & lowLatencyPhaseReceive) != 0 && !receive(a, number, scope)) return;
   WEFTLINE_TRACE_END("ep.combine.rows");

@@ -1,6 +1,7 @@
 // Low-latency dispatch: rows go to slots that are known without a word of the receivers, which give them their places. One
 // launch sends and receives, or two do, and between them nothing runs.
 #include "weftline/abi.cuh"
+#include "weftline/launch-order.cuh"
 #include "weftline/low-latency/elastic-dispatch.cuh"
 #include "weftline/low-latency/place-rows.cuh"
 #include "weftline/low-latency/rank-flags.cuh"
@@ -53,10 +54,10 @@ __device__ __forceinline__ void place(const LowLatencyDispatchArguments& a, LowL
     fillRankTails(a, shared);
     return;
   }
-  planPlaces(a, shared, number, scope);
+  const auto plan = [&]() { planPlaces(a, shared, number, scope); };
   const u32 rowBytes = a.format == lowLatencyFormatBf16 ? a.hidden * 2 : a.hidden;
-  if (rowBytes % 16 == 0) placeRows<uint4>(a, shared, rowBytes);
-  else placeRows<uint2>(a, shared, rowBytes);
+  if (rowBytes % 16 == 0) placeRows<uint4>(a, shared, rowBytes, plan);
+  else placeRows<uint2>(a, shared, rowBytes, plan);
   fillExpertTails(a, shared);
 }
 
@@ -64,6 +65,7 @@ __device__ __forceinline__ bool receive(const LowLatencyDispatchArguments& a, Lo
                                         const WaitScope& scope) {
   const bool isHere = threadIdx.x >= a.ranks || awaitRows(a, shared, threadIdx.x, number, scope);
   if (__syncthreads_or(!isHere)) return false;
+  letSuccessorStart();
   place(a, shared, number, scope);
   if (a.rankMajor != 0) return true;
   // The slots have been read.
@@ -86,7 +88,8 @@ __device__ __forceinline__ void keep(const LowLatencyDispatchArguments& a, LowLa
   if ((a.phases & lowLatencyPhaseReceive) != 0 && a.rankMajor != 0) own.held[a.slot] = 1;
 }
 
-// By all threads, where ranks come and go.
+// By all threads, where ranks come and go. Before a decision only this rank's own tokens are read; rows are numbered, and slots
+// read, behind the decision about them.
 __device__ __forceinline__ void dispatchAmongMembers(LowLatencyDispatchArguments& a, LowLatencyMeeting& meeting,
                                                      LowLatencySendShared& sending, LowLatencyPlaceShared& placing,
                                                      const WaitScope& scope) {
@@ -100,6 +103,8 @@ __device__ __forceinline__ void dispatchAmongMembers(LowLatencyDispatchArguments
   }
   if ((a.phases & lowLatencyPhaseReceive) == 0) return;
   if (!meetMembers(a, meeting, 1, [&]() { decideReceive(a, meeting, scope); })) return;
+  // No block waits behind this decision.
+  letSuccessorStart();
   if (threadIdx.x < a.ranks) placing.arrived[threadIdx.x] = meeting.rows[threadIdx.x];
   __syncthreads();
   place(a, placing, a.number, scope);
@@ -110,20 +115,14 @@ __device__ __forceinline__ void dispatchAmongMembers(LowLatencyDispatchArguments
 
 extern "C" __global__ void __launch_bounds__(mostThreads, 1)
     lowLatencyDispatch(const __grid_constant__ LowLatencyDispatchArguments a) {
+  awaitPredecessor();
   WEFTLINE_TRACE_KERNEL();
-  __shared__ u32 counts[2 * epMaxExperts];
   __shared__ LowLatencySendShared sending;
   __shared__ LowLatencyPlaceShared placing;
   LowLatencyBlock& own = static_cast<LowLatencyBlock*>(a.blocks)[blockIdx.x];
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLowLatencyDispatch, a.rank, a.timeoutNs, sharedWaits()};
   const bool sends = (a.phases & lowLatencyPhaseSend) != 0;
   const u32 number = sends ? own.dispatches + 1 : own.dispatchOf[a.slot];
-  if (threadIdx.x == 0) {
-    sending.experts = counts;
-    placing.first = counts;
-    placing.offered = counts + epMaxExperts;
-  }
-  __syncthreads();
   if constexpr (lowLatencyIsElastic) {
     __shared__ LowLatencyDispatchArguments changing;
     __shared__ LowLatencyMeeting meeting;
@@ -131,6 +130,8 @@ extern "C" __global__ void __launch_bounds__(mostThreads, 1)
     dispatchAmongMembers(changing, meeting, sending, placing, scope);
     return;
   }
+  // Without sending there is no synchronisation before the first wait.
+  if (!sends) __syncthreads();
   WEFTLINE_TRACE_BEGIN("ep.dispatch.rows");
   if (sends && !send(a, own, sending, number, scope)) return;
   WEFTLINE_TRACE_END("ep.dispatch.rows");

@@ -1,5 +1,6 @@
 // How the kernels that move rows are launched: warps, what each stages in shared memory, and what a block needs of it.
 import { alignUp } from '../abi/layout.ts';
+import type { TriedSending } from './tried-shapes.ts';
 
 /** The kernels' mbarriers, before what they stage. */
 export const BARRIER_BYTES = 1024;
@@ -54,15 +55,22 @@ export interface SendingConfig {
   readonly topk: number;
 }
 
-/** Some warps of each block bring rows into memory of their own and store them from there. */
-export function sendingShape(room: number, rowBytes: number, { sms, ranks, topk }: SendingConfig): SendingShape {
-  const grid = ranks === 1 ? sms : Math.min(sms, SENDING_BLOCKS);
-  const partBytes = stagePart(rowBytes, sms < SENDING_BLOCKS ? MAX_STAGE_BYTES : MAX_SENT_PART);
+/** Some warps of each block bring rows into memory of their own and store them from there. `tried`: in place of the rule. */
+export function sendingShape(
+  room: number,
+  rowBytes: number,
+  { sms, ranks, topk }: SendingConfig,
+  tried?: TriedSending,
+): SendingShape {
+  const grid = tried?.blocks ?? (ranks === 1 ? sms : Math.min(sms, SENDING_BLOCKS));
+  const mostPart = tried?.mostPartBytes ?? (sms < SENDING_BLOCKS ? MAX_STAGE_BYTES : MAX_SENT_PART);
+  const partBytes = stagePart(rowBytes, mostPart);
   const most = Math.max(1, Math.min(MAX_ROW_WARPS, Math.floor(room / partBytes)));
   // Ranks other than its own that a token goes to, with even routing.
   const copies = (ranks - 1) * (1 - (1 - 1 / ranks) ** topk);
   const filling = Math.round(WIRE_BYTES_UNDER_WAY / (grid * partBytes * copies));
-  const rowWarps = grid < SENDING_BLOCKS || ranks === 1 ? most : Math.max(1, Math.min(most, filling));
+  const chosen = tried?.warps ?? (grid < SENDING_BLOCKS || ranks === 1 ? most : filling);
+  const rowWarps = Math.max(1, Math.min(most, chosen));
   const sharedBytes = BARRIER_BYTES + most * partBytes;
   return { grid, block: SENDING_WARPS * 32, sharedBytes, partBytes, rowWarps, maxRowWarps: most };
 }

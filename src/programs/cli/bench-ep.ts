@@ -3,6 +3,7 @@ import { SingleBar } from 'cli-progress';
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { runEpBench } from '../bench/ep/ep-bench.ts';
 import type { EpCudaBenchReport } from '../bench/ep/cuda/ep-results.ts';
+import type { ShapeSweepReport } from '../bench/ep/cuda/shape-sweep.ts';
 import type { EpBenchReport } from '../bench/ep/ep-results.ts';
 import { runLowLatencyBench } from '../bench/ep/low-latency/low-latency-bench.ts';
 import type { CudaLowLatencyBenchReport } from '../bench/ep/low-latency/cuda-low-latency-results.ts';
@@ -15,6 +16,7 @@ import { runEpHostBench } from '../bench/ep/hosts/host-bench.ts';
 import type { EpHostBenchReport } from '../bench/ep/hosts/host-results.ts';
 import { requireAddressSpace } from '../bench/ep/ep-memory.ts';
 import { checkEpWorkload, defaultEpWorkload, type EpWorkload } from '../bench/ep/ep-workload.ts';
+import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { cudaDeviceCount } from '../../device/cuda/cuda-context.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { chooseDevice, type DeviceChoice } from '../../device/device-choice.ts';
@@ -27,6 +29,7 @@ import { epHostBenchReport } from '../report/ep-host-bench-report.ts';
 import { cudaLowLatencyBenchReport } from '../report/cuda-low-latency-bench-report.ts';
 import { lowLatencyBenchReport } from '../report/low-latency-bench-report.ts';
 import { epCudaBenchReport } from '../report/ep-cuda-bench-report.ts';
+import { shapeSweepReport } from '../report/shape-sweep-report.ts';
 import { readSettings } from '../../settings/settings.ts';
 import { isRank } from '../../world/environment.ts';
 import type { World } from '../../world/index.ts';
@@ -44,6 +47,7 @@ interface EpBenchFlags extends Omit<EpWorkload, 'dtype'>, OutputFlags {
   readonly warmup: number;
   readonly pairs: number;
   readonly layer: boolean;
+  readonly shapes?: true;
   readonly mode: 'normal' | 'low-latency';
   readonly variant?: LowLatencyVariant;
   /** A setting, which the ranks read for themselves. */
@@ -53,6 +57,7 @@ interface EpBenchFlags extends Omit<EpWorkload, 'dtype'>, OutputFlags {
 const MAX_COUNT = 2 ** 31;
 const MAX_SKEW = 100;
 const defaultSms = [8, 16, 24] as const;
+const SHAPES_SMS = 16;
 const positive = integerArgument(1, MAX_COUNT);
 /** As decoding has them: 4096 would take more than the address space of a rank. */
 const LOW_LATENCY_TOKENS = 128;
@@ -98,7 +103,8 @@ export function addEpBench(bench: Command): void {
     .option('--pairs <n>', 'across hosts and in low-latency mode: dispatches and combines in turn', positive, 32)
     .option('--seed <n>', 'of tokens and routing', integerArgument(0, MAX_COUNT), seed)
     .option('--skew <s>', 'popularity of experts: 0 even, 1 as words in a text', decimalArgument(0, MAX_SKEW), skew)
-    .option('--no-layer', 'leave out EPAll2AllLayer, which takes the most memory');
+    .option('--no-layer', 'leave out EPAll2AllLayer, which takes the most memory')
+    .option('--shapes', 'on GPUs: cached dispatch and combine with many numbers of blocks, warps and bytes under way');
   addOutputOptions(command);
   addReportOption(command);
   addSettingOptions(command, ['device', 'hosts', 'timeoutMs', 'trace', 'aotFolder', 'useAot', 'nvrtcPath']);
@@ -115,12 +121,13 @@ export function addEpBench(bench: Command): void {
 }
 
 /** What it takes depends on the variant; its own sizes say what does not fit. */
-function checkLowLatency({ ranks, sms, layer }: EpBenchFlags, hosts: string): void {
+function checkLowLatency({ ranks, sms, layer, shapes }: EpBenchFlags, hosts: string): void {
   if (!isRank() && ranksOfHosts(hosts, ranks).length > 1) {
     throw invalidArgument('--hosts', hosts, 'one host with --mode low-latency');
   }
   if (sms !== undefined && sms.length > 1) throw invalidArgument('--sms', sms, 'one count with --mode low-latency');
   if (!layer) throw invalidArgument('--no-layer', true, 'nothing with --mode low-latency, which has no layer');
+  if (shapes) throw invalidArgument('--shapes', true, 'nothing with --mode low-latency');
 }
 
 /** What can be known before any process starts. */
@@ -131,6 +138,7 @@ function checkBeforeLaunch(flags: EpBenchFlags): void {
     throw invalidArgument('--variant', flags.variant, 'nothing without --mode low-latency');
   }
   if (flags.mode === 'low-latency') return checkLowLatency(flags, hosts);
+  if (flags.shapes) checkShapes(flags, hosts);
   if (!isRank() && ranksOfHosts(hosts, flags.ranks).length > 1) smsAcrossHosts(flags);
   if (device === 'cpu' || (device === 'auto' && cudaDeviceCount() === 0)) {
     requireCpuFlags(flags, device === 'cpu' ? 'asked for' : 'there is no GPU');
@@ -140,8 +148,16 @@ function checkBeforeLaunch(flags: EpBenchFlags): void {
   }
 }
 
+function checkShapes({ ranks, sms, report }: EpBenchFlags, hosts: string): void {
+  if (report !== undefined) throw invalidArgument('--report', report, 'nothing with --shapes, which has no page');
+  if (!isRank() && ranksOfHosts(hosts, ranks).length > 1)
+    throw invalidArgument('--hosts', hosts, 'one host with --shapes');
+  if (sms !== undefined && sms.length > 1) throw invalidArgument('--sms', sms, 'one count with --shapes');
+}
+
 /** Fails with WL_INVALID_ARGUMENT when a flag asks for what only GPUs do. */
-function requireCpuFlags({ sms, dtype }: EpBenchFlags, reason: string): void {
+function requireCpuFlags({ sms, dtype, shapes }: EpBenchFlags, reason: string): void {
+  if (shapes) throw invalidArgument('--shapes', true, `ranks on GPUs; these run on the CPU (${reason})`);
   const advice = sms !== undefined ? '--sms is for GPUs: leave it out' : '--dtype both is for GPUs: use bf16 or fp8';
   if (sms === undefined && dtype !== 'both') return;
   throw new WeftlineError('WL_INVALID_ARGUMENT', `${advice}; these ranks run on the CPU (${reason})`, {
@@ -167,9 +183,10 @@ interface Result {
     | EpHostBenchReport
     | EpCudaBenchReport
     | LowLatencyBenchReport
-    | CudaLowLatencyBenchReport;
+    | CudaLowLatencyBenchReport
+    | ShapeSweepReport;
   readonly text: string;
-  readonly page: () => ReportPage;
+  readonly page?: () => ReportPage;
 }
 
 async function benchRank(world: World, flags: EpBenchFlags): Promise<Result | undefined> {
@@ -190,6 +207,7 @@ async function benchRank(world: World, flags: EpBenchFlags): Promise<Result | un
     const report = await runEpBench(world, device, { iterations, warmup, layer, workload }, bar.show);
     return report && { report, text: epBenchReport(report), page: () => epPage(report) };
   }
+  if (flags.shapes) return await benchShapes(world, device, flags, bar);
   // Loaded here, so that CPU ranks never load what GPUs need.
   const { runEpCudaBench } = await import('../bench/ep/cuda/ep-bench.ts');
   const { dtype: _, ...workload } = { ...workloadOf(flags), ranks: world.size };
@@ -197,6 +215,21 @@ async function benchRank(world: World, flags: EpBenchFlags): Promise<Result | un
   const dtypes = dtype === 'both' ? (['bf16', 'fp8'] as const) : [dtype];
   const report = await runEpCudaBench(world, device, { iterations, warmup, layer, workload, dtypes, sms }, bar.show);
   return report && { report, text: epCudaBenchReport(report), page: () => epCudaPage(report) };
+}
+
+async function benchShapes(
+  world: World,
+  device: CudaDevice,
+  flags: EpBenchFlags,
+  bar: RoundBar,
+): Promise<Result | undefined> {
+  const { iterations, warmup, dtype = 'both', sms } = flags;
+  const { runShapeSweep } = await import('../bench/ep/cuda/shape-sweep.ts');
+  const { dtype: _, ...workload } = { ...workloadOf(flags), ranks: world.size };
+  const dtypes = dtype === 'both' ? (['bf16', 'fp8'] as const) : [dtype];
+  const options = { workload, dtypes, iterations, warmup, numSms: sms?.[0] ?? SHAPES_SMS };
+  const report = await runShapeSweep(world, device, options, bar.show);
+  return report && { report, text: shapeSweepReport(report) };
 }
 
 async function benchLowLatency(world: World, flags: EpBenchFlags, choice: DeviceChoice): Promise<Result | undefined> {

@@ -1,6 +1,6 @@
 // bf16 to fp8 e4m3fn with one scale for each 128 columns, and back.
 //
-// The same bits as kernels/wasm/fp8.ts: the conversion is done by integers, so that it is alike on every architecture.
+// The same bits as kernels/wasm/fp8.ts on every architecture: converted by integers, or by an instruction where there is one.
 #pragma once
 #include "weftline/types.cuh"
 
@@ -26,6 +26,15 @@ __device__ __forceinline__ u32 toE4m3(f32 element, f32 scale) {
   return sign | (((bits + 0x7ffffu + ((bits >> 20) & 1u)) >> 20) - (120u << 3));
 }
 
+#if __CUDA_ARCH__ >= 890
+// Two numbers to nearest, ties to even, saturating at 448; the first one lowest.
+__device__ __forceinline__ u32 toE4m3Pair(f32 low, f32 high) {
+  u16 codes;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+  return codes;
+}
+#endif
+
 // Exact: its bits are those of an f32 that is 2^120 times too small.
 __device__ __forceinline__ f32 fromE4m3(u32 code) {
   const u32 magnitude = code & 0x7fu;
@@ -34,8 +43,18 @@ __device__ __forceinline__ f32 fromE4m3(u32 code) {
   return __uint_as_float(__float_as_uint(value) | ((code & 0x80u) << 24));
 }
 
+// Non-zero if either of two neighbours is NaN.
+__device__ __forceinline__ u32 anyNan(u32 pair) { return __vcmpgtu2(pair & 0x7fff7fffu, 0x7f807f80u); }
+
 // Four neighbours, the first one lowest.
 __device__ __forceinline__ u32 toE4m3(uint2 pairs, f32 scale) {
+#if __CUDA_ARCH__ >= 890
+  // The instruction loses the sign of NaN, and does all else alike.
+  if ((anyNan(pairs.x) | anyNan(pairs.y)) == 0) {
+    return toE4m3Pair(lowBf16ToFloat(pairs.x) * scale, highBf16ToFloat(pairs.x) * scale) |
+           toE4m3Pair(lowBf16ToFloat(pairs.y) * scale, highBf16ToFloat(pairs.y) * scale) << 16;
+  }
+#endif
   return toE4m3(lowBf16ToFloat(pairs.x), scale) | toE4m3(highBf16ToFloat(pairs.x), scale) << 8 |
          toE4m3(lowBf16ToFloat(pairs.y), scale) << 16 | toE4m3(highBf16ToFloat(pairs.y), scale) << 24;
 }
@@ -49,6 +68,16 @@ __device__ __forceinline__ u32 magnitudeOf(u16 bits) {
 // The larger one of two neighbours.
 __device__ __forceinline__ u32 magnitudeOf(u32 pair) {
   return max(magnitudeOf(static_cast<u16>(pair)), magnitudeOf(static_cast<u16>(pair >> 16)));
+}
+
+// The largest one of eight neighbours.
+__device__ __forceinline__ u32 magnitudeOf(uint4 eight) {
+  const u32 larger = __vmaxu2(__vmaxu2(eight.x & 0x7fff7fffu, eight.y & 0x7fff7fffu),
+                              __vmaxu2(eight.z & 0x7fff7fffu, eight.w & 0x7fff7fffu));
+  const u32 most = max(larger & 0xffffu, larger >> 16);
+  if (most <= 0x7f80u) return most;
+  // One of them is NaN.
+  return max(max(magnitudeOf(eight.x), magnitudeOf(eight.y)), max(magnitudeOf(eight.z), magnitudeOf(eight.w)));
 }
 
 struct Fp8Scale {

@@ -74,16 +74,21 @@ struct TracedKernel {
 
 // From the first look at what has not come to the end of the wait, by any thread.
 struct TracedWait {
-  u32 record;
-  u32 whom;
+  u32 record = 0;
+  u32 whom = traceNoPeer;
 
-  __device__ __forceinline__ TracedWait(u32 peer, u32 rank) : record(0), whom(peer == rank ? peer | traceOwnBlocks : peer) {
+  // Of a wait that begins later, if it begins at all.
+  TracedWait() = default;
+  __device__ __forceinline__ TracedWait(u32 peer, u32 rank) { begin(peer, rank); }
+
+  __device__ __forceinline__ void begin(u32 peer, u32 rank) {
     if (weftlineTrace.records == nullptr) return;
+    whom = peer == rank ? peer | traceOwnBlocks : peer;
     record = takeTraceRecords(2);
     writeTrace(record, tracePointOf("kernel.wait"), 0, whom);
   }
   __device__ __forceinline__ ~TracedWait() {
-    if (weftlineTrace.records != nullptr) writeTrace(record + 1, tracePointOf("kernel.wait"), 1, whom);
+    if (whom != traceNoPeer) writeTrace(record + 1, tracePointOf("kernel.wait"), 1, whom);
   }
 };
 
@@ -99,6 +104,8 @@ struct TracePoint {
 #define WEFTLINE_TRACE_END(point) weftline::tracePhase(weftline::TracePoint<weftline::tracePointOf(point)>::number, 1)
 #define WEFTLINE_TRACE_KERNEL() const weftline::TracedKernel weftlineTracedKernel
 #define WEFTLINE_TRACE_WAIT(peer, rank) const weftline::TracedWait weftlineTracedWait(peer, rank)
+#define WEFTLINE_TRACE_LATER_WAIT() weftline::TracedWait weftlineTracedWait
+#define WEFTLINE_TRACE_WAIT_BEGINS(peer, rank) weftlineTracedWait.begin(peer, rank)
 #endif
 
 #ifndef WEFTLINE_TRACE_BEGIN
@@ -108,4 +115,6 @@ struct TracePoint {
 #ifndef WEFTLINE_TRACE_KERNEL
 #define WEFTLINE_TRACE_KERNEL()
 #define WEFTLINE_TRACE_WAIT(peer, rank)
+#define WEFTLINE_TRACE_LATER_WAIT()
+#define WEFTLINE_TRACE_WAIT_BEGINS(peer, rank)
 #endif

@@ -19,6 +19,7 @@ import { hostsOf } from '../../across-hosts/hosts-of.ts';
 import type { EpRegion } from '../buffer-size.ts';
 import type { CudaHostPlan } from './cuda-host-plan.ts';
 import { BARRIER_BYTES, gatherShape, sendingShape } from '../../../collective/cuda-shapes.ts';
+import { type TriedSending, triedShapes } from '../../../collective/tried-shapes.ts';
 import type { EpScope } from '../scope.ts';
 
 type Names<L> = L extends Layout<infer Name> ? Name : never;
@@ -76,15 +77,17 @@ export async function loadLaunches({ device, config, group }: EpScope<CudaDevice
   const room = sharedBytesPerBlock - BARRIER_BYTES - (isOneHost ? STATIC_BYTES : STATIC_BYTES_ACROSS_HOSTS);
   const rowBytes = config.hidden * 2;
   const ranks = group.topology.scaleUpRanks.length;
-  const { partBytes, stageBytes, ...shape } = gatherShape(room, rowBytes, { usual: ranks, most: ranks });
+  const tried = triedShapes(device);
+  const warps = tried.gather && { warps: tried.gather.warps };
+  const { partBytes, stageBytes, ...shape } = gatherShape(room, rowBytes, { usual: ranks, most: ranks, ...warps });
   const combine = isOneHost
-    ? epCombine.plan({ grid, ...shape })
+    ? epCombine.plan({ grid: tried.gather?.blocks ?? grid, ...shape })
     : epCombine.plan({ grid, block: THREADS_ACROSS_HOSTS, sharedBytes: BARRIER_BYTES });
   combine.arguments.set('rowBytes', rowBytes);
   combine.arguments.set('stageBytes', stageBytes);
   combine.arguments.set('partBytes', partBytes);
   // What a block notes of a token while it counts: the ranks of the host, or all destinations.
-  const sending = { sms: grid, ranks, room, config, maskBytes: isOneHost ? 1 : 4 };
+  const sending = { sms: grid, ranks, room, config, maskBytes: isOneHost ? 1 : 4, tried: tried.sending };
   return {
     layout: epLayout.plan({ grid, block: LAYOUT_THREADS }),
     dispatch: {
@@ -144,13 +147,14 @@ interface DispatchPlanOptions {
   readonly rowBytes: number;
   readonly config: EpScope['config'];
   readonly maskBytes: number;
+  readonly tried: TriedSending | undefined;
 }
 
 function dispatchPlan(
   kernel: CudaKernel<Names<typeof epDispatchArguments>>,
-  { sms, ranks, room, rowBytes, config, maskBytes }: DispatchPlanOptions,
+  { sms, ranks, room, rowBytes, config, maskBytes, tried }: DispatchPlanOptions,
 ): DispatchLaunch {
-  const shape = sendingShape(room, rowBytes, { sms, ranks, topk: config.maxTopk });
+  const shape = sendingShape(room, rowBytes, { sms, ranks, topk: config.maxTopk }, tried);
   const { grid, block, partBytes, sharedBytes, rowWarps, maxRowWarps } = shape;
   // Before rows are staged there, blocks count in the same memory: choices per expert, and a mask for each token.
   const countBytes = config.numExperts * 4 + maskBytes * Math.ceil(config.maxTokensPerRank / grid);

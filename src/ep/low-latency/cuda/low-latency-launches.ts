@@ -34,11 +34,13 @@ export async function loadLaunches(
     device.loadKernels(lowLatencyCombineKernels, values),
   ]);
   // Each block counts calls for itself, so all launches have the same ones.
-  const { multiprocessors } = device.properties;
+  const { multiprocessors, capability } = device.properties;
   const grid = Math.min(numSms || multiprocessors, multiprocessors, LOW_LATENCY_MAX_BLOCKS);
+  // Being launched takes as long as a flag; the kernels wait for their predecessor themselves.
+  const shape = { grid, block: THREADS, overlapPredecessor: capability.major >= 9 };
   return {
-    dispatch: lowLatencyDispatch.plan({ grid, block: THREADS }),
-    combine: lowLatencyCombine.plan({ grid, block: THREADS }),
+    dispatch: lowLatencyDispatch.plan(shape),
+    combine: lowLatencyCombine.plan(shape),
     awaitBuffer: lowLatencyCombine.plan({ grid: 1, block: 32 }),
   };
 }

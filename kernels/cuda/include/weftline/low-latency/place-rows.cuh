@@ -1,16 +1,20 @@
 // The second half of a low-latency dispatch: rows that came are copied to the places of their experts, or stay where they are.
 #pragma once
 #include "weftline/abi.cuh"
+#include "weftline/low-latency/block-share.cuh"
 #include "weftline/low-latency/rank-flags.cuh"
 #include "weftline/low-latency/send-rows.cuh"
 #include "weftline/types.cuh"
 
 namespace weftline {
 
+// [ranks, experts of this rank]: rows of an expert before those of a rank.
+__device__ __forceinline__ u32* firstOfRank() { return sharedExperts(); }
+
+// By expert: the rows of all ranks.
+__device__ __forceinline__ u32* offeredRows() { return sharedExperts() + epMaxExperts; }
+
 struct LowLatencyPlaceShared {
-  // [ranks, experts of this rank]: rows of an expert before those of a rank; behind it, by expert, those of all ranks.
-  u32* first;
-  u32* offered;
   // Rows that came from each rank.
   u32 arrived[epMaxRanks];
 };
@@ -23,19 +27,24 @@ __device__ inline bool awaitRows(const LowLatencyDispatchArguments& a, LowLatenc
   const WaitFor whom = {r, waitWord(lowLatencyWaitRows, a.call)};
   const bool isTimed = a.waitStats != nullptr && blockIdx.x == 0;
   const u64 began = isTimed ? globalTimer() : 0;
-  if (!awaitPeer(all, &flags->arrived, number, scope, whom)) return false;
-  if (!isSameCall(all, loadCell(&flags->calls[number % lowLatencyCalls]), number, a.call, scope, whom)) return false;
+  u64 call = 0;
+  u32 rows = 0;
+  const auto look = [&]() {
+    call = loadCell(&flags->calls[number % lowLatencyCalls]);
+    rows = __ldcg(&flags->rows[number % lowLatencyCalls]);
+  };
+  if (!awaitPeer(all, &flags->arrived, number, scope, whom, look)) return false;
+  if (!isSameCall(all, call, number, a.call, scope, whom)) return false;
   if (isTimed) static_cast<u64*>(a.waitStats)[r] += globalTimer() - began;
-  const u32 rows = __ldcg(&flags->rows[number % lowLatencyCalls]);
   shared.arrived[r] = rows;
   if (blockIdx.x == 0) static_cast<u32*>(a.arrived)[r] = rows;
   return true;
 }
 
 // What an expert got, by one thread of one block.
-__device__ inline void tellExpert(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared, u32 expert,
-                                  u32 number, const WaitScope& scope) {
-  const u32 offered = shared.offered[expert];
+__device__ __noinline__ void tellExpert(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared, u32 expert,
+                                        u32 number, WaitScope scope) {
+  const u32 offered = offeredRows()[expert];
   const u32 kept = min(offered, a.capacity);
   static_cast<u32*>(a.counts)[expert] = kept;
   static_cast<u32*>(a.dropped)[expert] = offered - kept;
@@ -43,8 +52,8 @@ __device__ inline void tellExpert(const LowLatencyDispatchArguments& a, const Lo
   if (a.expertStats != nullptr) static_cast<u32*>(a.expertStats)[expert] += offered;
   const u32 all = a.rank * a.expertsPerRank + expert;
   for (u32 r = 0; r < a.ranks; ++r) {
-    const u32 begin = shared.first[r * a.expertsPerRank + expert];
-    const u32 end = r + 1 < a.ranks ? shared.first[(r + 1) * a.expertsPerRank + expert] : offered;
+    const u32 begin = firstOfRank()[r * a.expertsPerRank + expert];
+    const u32 end = r + 1 < a.ranks ? firstOfRank()[(r + 1) * a.expertsPerRank + expert] : offered;
     static_cast<int2*>(a.ranges)[expert * a.ranks + r] =
         make_int2(static_cast<i32>(min(begin, kept)), static_cast<i32>(min(end, kept) - min(begin, kept)));
     if (a.sharesFirstRows == 0) continue;
@@ -70,86 +79,104 @@ __device__ inline void planPlaces(const LowLatencyDispatchArguments& a, LowLaten
     u32 run = 0;
 #pragma unroll
     for (u32 r = 0; r < epMaxRanks; ++r) {
-      if (r < a.ranks) shared.first[r * a.expertsPerRank + expert] = run;
+      if (r < a.ranks) firstOfRank()[r * a.expertsPerRank + expert] = run;
       run += rows[r];
     }
-    shared.offered[expert] = run;
-    if (expert % gridDim.x == blockIdx.x) tellExpert(a, shared, expert, number, scope);
+    offeredRows()[expert] = run;
   }
   __syncthreads();
+  // The last threads, whose warp has least to copy.
+  for (u32 at = blockDim.x - 1 - threadIdx.x; at * gridDim.x + blockIdx.x < a.expertsPerRank; at += blockDim.x) {
+    tellExpert(a, shared, at * gridDim.x + blockIdx.x, number, scope);
+  }
 }
 
-// Of a row: who sent it, and the place of each of its choices here. Lane j has choice j.
-struct PlacedRow {
+// A row that came, and the place of each of its choices here. Lane j has choice j.
+struct ArrivedRow {
+  u32 rank;
+  // Among the rows of the slot.
   u64 from;
-  // Row in [experts, C], or -1; its expert, and its row there.
-  i32 index;
-  u32 expert;
-  u32 place;
+  int2 choice;
 
-  __device__ __forceinline__ PlacedRow(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared, u32 row)
-      : from(0), index(-1), expert(0), place(0) {
-    u32 r = 0;
-    for (; r + 1 < a.ranks && row >= shared.arrived[r]; ++r) row -= shared.arrived[r];
-    from = static_cast<u64>(r) * a.maxTokens + row;
+  // The choice is on its way.
+  __device__ __forceinline__ ArrivedRow(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared, u32 row)
+      : rank(0), choice(make_int2(noExpert, 0)) {
+    for (; rank + 1 < a.ranks && row >= shared.arrived[rank]; ++rank) row -= shared.arrived[rank];
+    from = static_cast<u64>(rank) * a.maxTokens + row;
     if (laneIndex() >= a.topkColumns) return;
     const int2* choices = reinterpret_cast<const int2*>(static_cast<const u8*>(a.peers[a.rank]) + a.choicesOffset);
-    const int2 choice = __ldcg(choices + from * a.topkColumns + laneIndex());
-    if (choice.x < 0) return;
-    expert = static_cast<u32>(choice.x);
-    place = shared.first[r * a.expertsPerRank + expert] + static_cast<u32>(choice.y);
-    if (place < a.capacity) index = static_cast<i32>(expert * a.capacity + place);
+    choice = __ldcg(choices + from * a.topkColumns + laneIndex());
+  }
+
+  // Once planPlaces() is done: the lane's row in [experts, C], or -1.
+  __device__ __forceinline__ i32 index(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared) const {
+    if (choice.x < 0) return -1;
+    const u32 expert = static_cast<u32>(choice.x);
+    const u32 place = firstOfRank()[rank * a.expertsPerRank + expert] + static_cast<u32>(choice.y);
+    return place < a.capacity ? static_cast<i32>(expert * a.capacity + place) : -1;
   }
 };
 
-// One part of one row, by a warp. Vector: what a row is a multiple of; `each` vectors per lane, at most 4.
+// One part of one row, by a warp: `each` vectors per lane, at most 4. Vector: what a row is a multiple of.
 template <class Vector>
-__device__ __forceinline__ void copyPart(const LowLatencyDispatchArguments& a, const PlacedRow& row, u32 part, u32 each,
-                                         u32 rowVectors) {
-  constexpr u32 most = 4;
-  const Vector* from = reinterpret_cast<const Vector*>(static_cast<const u8*>(a.peers[a.rank]) + a.rowsOffset) +
-                       row.from * rowVectors;
-  Vector* rows = static_cast<Vector*>(a.rows);
-  const u32 first = part * each * lanesPerWarp + laneIndex();
+struct RowPart {
+  static constexpr u32 most = 4;
+  u32 first;
   Vector values[most];
-#pragma unroll
-  for (u32 i = 0; i < most; ++i) {
-    const u32 at = first + i * lanesPerWarp;
-    if (i < each && at < rowVectors) values[i] = __ldcg(from + at);
-  }
-  for (u32 found = __ballot_sync(0xffffffffu, row.index >= 0); found != 0; found &= found - 1) {
-    const u64 to = static_cast<u64>(__shfl_sync(0xffffffffu, row.index, __ffs(found) - 1)) * rowVectors;
+
+  // On their way.
+  __device__ __forceinline__ RowPart(const LowLatencyDispatchArguments& a, const ArrivedRow& row, u32 part, u32 each,
+                                     u32 rowVectors)
+      : first(part * each * lanesPerWarp + laneIndex()) {
+    const Vector* from = reinterpret_cast<const Vector*>(static_cast<const u8*>(a.peers[a.rank]) + a.rowsOffset) +
+                         row.from * rowVectors;
 #pragma unroll
     for (u32 i = 0; i < most; ++i) {
       const u32 at = first + i * lanesPerWarp;
-      if (i < each && at < rowVectors) rows[to + at] = values[i];
+      if (i < each && at < rowVectors) values[i] = __ldcg(from + at);
     }
   }
-}
 
-// What goes with a row, by a warp.
-__device__ inline void copyBeside(const LowLatencyDispatchArguments& a, const PlacedRow& row) {
-  const u8* window = static_cast<const u8*>(a.peers[a.rank]);
-  const u32 lane = laneIndex();
-  const u32 source = __ldcg(reinterpret_cast<const u32*>(window + a.sourcesOffset) + row.from);
-  if (row.index >= 0) static_cast<u32*>(a.sources)[row.index] = source;
-  if (lane < a.topkColumns && a.rowOf != nullptr) {
-    const u64 cell = row.from * a.topkColumns + lane;
-    static_cast<i32*>(a.rowOf)[cell] = row.index;
-    static_cast<f32*>(a.rowWeights)[cell] = __ldcg(reinterpret_cast<const f32*>(window + a.weightsOffset) + cell);
-  }
-  const u32 words = scaleWordsOf(a);
-  const u32* scales = reinterpret_cast<const u32*>(window + a.scalesOffset) + row.from * words;
-  for (u32 first = 0; first < words; first += lanesPerWarp) {
-    const u32 word = first + lane;
-    const u32 value = word < words ? __ldcg(scales + word) : 0;
-    for (u32 found = __ballot_sync(0xffffffffu, row.index >= 0); found != 0; found &= found - 1) {
-      const u32 expert = __shfl_sync(0xffffffffu, row.expert, __ffs(found) - 1);
-      const u32 place = __shfl_sync(0xffffffffu, row.place, __ffs(found) - 1);
-      if (word < words) {
-        static_cast<u32*>(a.scales)[(static_cast<u64>(expert) * words + word) * a.capacity + place] = value;
+  // To all places of the row; `index`: one of the lane, or -1.
+  __device__ __forceinline__ void store(const LowLatencyDispatchArguments& a, i32 index, u32 each, u32 rowVectors) const {
+    Vector* rows = static_cast<Vector*>(a.rows);
+    for (u32 found = __ballot_sync(0xffffffffu, index >= 0); found != 0; found &= found - 1) {
+      const u64 to = static_cast<u64>(__shfl_sync(0xffffffffu, index, __ffs(found) - 1)) * rowVectors;
+#pragma unroll
+      for (u32 i = 0; i < most; ++i) {
+        const u32 at = first + i * lanesPerWarp;
+        if (i < each && at < rowVectors) rows[to + at] = values[i];
       }
     }
+  }
+};
+
+// What goes with a row, by a warp; `index`: place of the lane's choice, or -1.
+__device__ inline void copyBeside(const LowLatencyDispatchArguments& a, const ArrivedRow& row, i32 index) {
+  const u8* window = static_cast<const u8*>(a.peers[a.rank]);
+  const u32 lane = laneIndex();
+  const u32 words = scaleWordsOf(a);
+  const u32* scales = reinterpret_cast<const u32*>(window + a.scalesOffset) + row.from * words;
+  u32 scale = lane < words ? __ldcg(scales + lane) : 0;
+  const u32 source = __ldcg(reinterpret_cast<const u32*>(window + a.sourcesOffset) + row.from);
+  if (lane < a.topkColumns && a.rowOf != nullptr) {
+    const u64 cell = row.from * a.topkColumns + lane;
+    static_cast<i32*>(a.rowOf)[cell] = index;
+    static_cast<f32*>(a.rowWeights)[cell] = __ldcg(reinterpret_cast<const f32*>(window + a.weightsOffset) + cell);
+  }
+  if (index >= 0) static_cast<u32*>(a.sources)[index] = source;
+  const u32 expert = static_cast<u32>(row.choice.x);
+  const u32 place = static_cast<u32>(index) - expert * a.capacity;
+  for (u32 first = 0; first < words;) {
+    const u32 word = first + lane;
+    first += lanesPerWarp;
+    const u32 next = first + lane < words ? __ldcg(scales + first + lane) : 0;
+    for (u32 found = __ballot_sync(0xffffffffu, index >= 0); found != 0; found &= found - 1) {
+      const u64 block = static_cast<u64>(__shfl_sync(0xffffffffu, expert, __ffs(found) - 1)) * words;
+      const u32 column = __shfl_sync(0xffffffffu, place, __ffs(found) - 1);
+      if (word < words) static_cast<u32*>(a.scales)[(block + word) * a.capacity + column] = scale;
+    }
+    scale = next;
   }
 }
 
@@ -157,12 +184,13 @@ __device__ inline void copyBeside(const LowLatencyDispatchArguments& a, const Pl
 // two vectors before its first.
 __device__ __forceinline__ u32 vectorsPerPart(u32 rows, u32 small, u32 warps) {
   constexpr u32 partCost = 2;
+  const Divisor byWarps(warps);
   u32 best = 1;
   u32 least = 0xffffffffu;
 #pragma unroll
   for (u32 each = 1; each <= 4; ++each) {
     const u32 items = rows * ((small + each - 1) / each + 1);
-    const u32 cost = (items + warps - 1) / warps * (each + partCost);
+    const u32 cost = byWarps.quotient(items + warps - 1) * (each + partCost);
     if (cost >= least) continue;
     least = cost;
     best = each;
@@ -170,33 +198,46 @@ __device__ __forceinline__ u32 vectorsPerPart(u32 rows, u32 small, u32 warps) {
   return best;
 }
 
-// By all blocks, a warp per part of a row.
-template <class Vector>
-__device__ inline void placeRows(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared, u32 rowBytes) {
+// By all blocks, a warp per part of a row. Those of the first round are on their way while `plan` runs, by all threads. The waits
+// have covered them: only rows of ranks that have told how many they sent are read, and stay until this kernel releases them. A
+// warp without a part may look at a choice of any rank, for nothing.
+template <class Vector, class Plan>
+__device__ __forceinline__ void placeRows(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared,
+                                          u32 rowBytes, const Plan& plan) {
   const u32 rowVectors = rowBytes / sizeof(Vector);
   u32 rows = 0;
   for (u32 r = 0; r < a.ranks; ++r) rows += shared.arrived[r];
-  const u32 warps = gridDim.x * (blockDim.x / lanesPerWarp);
+  const u32 blockWarps = blockDim.x / lanesPerWarp;
   const u32 small = (rowVectors + lanesPerWarp - 1) / lanesPerWarp;
-  const u32 each = vectorsPerPart(rows, small, warps);
+  const u32 each = vectorsPerPart(rows, small, gridDim.x * blockWarps);
   // What goes beside a row is a part of its own.
-  const u32 parts = (small + each - 1) / each + 1;
-  const u32 items = rows * parts;
-  for (u32 item = blockIdx.x + (threadIdx.x / lanesPerWarp) * gridDim.x; item < items; item += warps) {
-    const u32 row = item / parts;
-    const u32 part = item - row * parts;
-    const PlacedRow placed(a, shared, row);
-    if (part + 1 == parts) copyBeside(a, placed);
-    else copyPart<Vector>(a, placed, part, each, rowVectors);
+  const u32 parts = Divisor(each).quotient(small + each - 1) + 1;
+  const Divisor byParts(parts);
+  const BlockShare share(rows * parts);
+  bool isPlanned = false;
+#pragma unroll 1
+  for (u32 round = share.begin; round < share.end || !isPlanned; round += blockWarps) {
+    const u32 item = round + threadIdx.x / lanesPerWarp;
+    const bool isMine = item < share.end;
+    const u32 rowOfItem = isMine ? byParts.quotient(item) : 0;
+    const u32 part = item - rowOfItem * parts;
+    const bool isBeside = part + 1 == parts;
+    const ArrivedRow row(a, shared, rowOfItem);
+    const RowPart<Vector> values(a, row, isMine ? part : parts, each, rowVectors);
+    if (!isPlanned) plan();
+    isPlanned = true;
+    if (!isMine) continue;
+    const i32 index = row.index(a, shared);
+    if (isBeside) copyBeside(a, row, index);
+    else values.store(a, index, each, rowVectors);
   }
 }
 
 // By all blocks: rows behind those that came name no token.
 __device__ inline void fillExpertTails(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared) {
-  const u32 cells = a.expertsPerRank * a.capacity;
-  for (u32 cell = blockIdx.x * blockDim.x + threadIdx.x; cell < cells; cell += gridDim.x * blockDim.x) {
-    const u32 expert = cell / a.capacity;
-    if (cell - expert * a.capacity >= shared.offered[expert]) static_cast<i32*>(a.sources)[cell] = -1;
+  for (u32 expert = blockIdx.x; expert < a.expertsPerRank; expert += gridDim.x) {
+    i32* sources = static_cast<i32*>(a.sources) + static_cast<u64>(expert) * a.capacity;
+    for (u32 row = offeredRows()[expert] + threadIdx.x; row < a.capacity; row += blockDim.x) sources[row] = -1;
   }
 }
 

@@ -57,40 +57,74 @@ __device__ inline void tellFailure(const LowLatencyRanks& all, const LowLatencyF
 __device__ __forceinline__ u64 failureWord(u32 kind, u32 number) { return kind | static_cast<u64>(number) << 8; }
 
 // By one thread: the host and the peers hear of the first failure of this rank; where ranks come and go the host alone, which
-// masks this rank, and the others go on.
-__device__ inline void failCall(const LowLatencyRanks& all, const WaitScope& scope, WaitFor whom,
-                                const LowLatencyFailure& failure) {
+// masks this rank, and the others go on. Out of line, as all that hardly ever happens: instructions in between would have to be
+// fetched.
+__device__ __noinline__ void failCall(LowLatencyRanks all, WaitScope scope, WaitFor whom, LowLatencyFailure failure) {
   const u64 seen = failure.detail | static_cast<u64>(failure.extent) << 32;
   if (!recordTrap(scope, whom, failureWord(failure.kind, failure.number), seen, trapReasonCallFailed)) return;
   if constexpr (!lowLatencyIsElastic) tellFailure(all, failure);
 }
 
-// By one thread per peer. True once its word counts so many units, with what it released before; false when the caller must
-// leave the kernel: the peer cannot go on, or the deadline is over.
-__device__ inline bool awaitPeer(const LowLatencyRanks& all, const u32* word, u32 units, const WaitScope& scope,
-                                 WaitFor whom) {
-  const LowLatencyFlags* flags = flagsAt(all.peers[all.rank], whom.peer);
-  const u32 expected = units * lowLatencyUnit;
-  u32 seen = loadAcquireSystem(word);
-  u32 failure = loadAcquireSystem(&flags->failure);
-  if (epochReached(seen, expected) && failure == lowLatencyFailureNone) return true;
-  const u64 start = waitStart(scope);
-  WEFTLINE_TRACE_WAIT(whom.peer, scope.rank);
-  for (u32 polls = 1; failure == lowLatencyFailureNone; ++polls) {
-    seen = loadAcquireSystem(word);
-    // ORDER: after the word, so that a failure before what it counts is seen.
-    failure = loadAcquireSystem(&flags->failure);
-    if (failure != lowLatencyFailureNone) break;
-    if (epochReached(seen, expected)) return true;
-    if (!waitIsOver(scope, polls, start)) continue;
-    if (recordTrap(scope, whom, expected, seen, expiryReason(scope))) tellFailure(all, {lowLatencyFailureGaveUp, 0, 0, 0});
-    return false;
-  }
+// Why the peer of a wait cannot go on, for the host.
+__device__ __noinline__ void tellWhyPeerFailed(const LowLatencyFlags* flags, WaitScope scope, WaitFor whom) {
+  // ORDER: awaitPeer() saw the word without it; the reason stands behind it.
+  const u32 failure = loadAcquireSystem(&flags->failure);
   const u64 detail = loadRelaxedSystem(&flags->failureDetail);
   const u64 extent = loadRelaxedSystem(&flags->failureExtent);
   recordTrap(scope, whom, failureWord(failure, loadRelaxedSystem(&flags->failureNumber)), detail | extent << 32,
              trapReasonPeerFailed);
+}
+
+// The deadline of a wait is over.
+__device__ __noinline__ void giveUpWait(LowLatencyRanks all, u32 expected, u32 seen, WaitScope scope, WaitFor whom) {
+  if (recordTrap(scope, whom, expected, seen, expiryReason(scope))) tellFailure(all, {lowLatencyFailureGaveUp, 0, 0, 0});
+}
+
+// By one thread per peer. True once its word counts so many units, with what it released before; false when the caller must
+// leave the kernel: the peer cannot go on, or the deadline is over. `look` starts to load what the word publishes, to be under
+// way at the same time as the last look at the peer's failure.
+template <class Look>
+__device__ __forceinline__ bool awaitPeer(const LowLatencyRanks& all, const u32* word, u32 units, const WaitScope& scope,
+                                          WaitFor whom, const Look& look) {
+  const LowLatencyFlags* flags = flagsAt(all.peers[all.rank], whom.peer);
+  const u32 expected = units * lowLatencyUnit;
+  u32 failure;
+  u64 start = 0;
+  WEFTLINE_TRACE_LATER_WAIT();
+  for (u32 polls = 0;; ++polls) {
+    // Both at once.
+    failure = loadRelaxedSystem(&flags->failure);
+    const u32 seen = loadAcquireSystem(word);
+    if (epochReached(seen, expected)) {
+      look();
+      // ORDER: after the word, so that a failure before what it counts is seen.
+      failure = loadRelaxedSystem(&flags->failure);
+      if (failure == lowLatencyFailureNone) return true;
+    }
+    if (failure != lowLatencyFailureNone) break;
+    if (polls == 0) {
+      start = waitStart(scope);
+      WEFTLINE_TRACE_WAIT_BEGINS(whom.peer, scope.rank);
+      continue;
+    }
+    if (!waitIsOver(scope, polls, start)) continue;
+    giveUpWait(all, expected, seen, scope, whom);
+    return false;
+  }
+  tellWhyPeerFailed(flags, scope, whom);
   return false;
+}
+
+__device__ __forceinline__ bool awaitPeer(const LowLatencyRanks& all, const u32* word, u32 units, const WaitScope& scope,
+                                          WaitFor whom) {
+  return awaitPeer(all, word, units, scope, whom, [] {});
+}
+
+__device__ __noinline__ void tellOtherCall(LowLatencyRanks all, u32 theirs, u32 number, WaitScope scope,
+                                          WaitFor whom) {
+  const u32 what = whom.channel & ~((1u << lowLatencyWaitShift) - 1);
+  if (!recordTrap(scope, whom, whom.channel, theirs | what, trapReasonOtherCall)) return;
+  tellFailure(all, {lowLatencyFailureGaveUp, number, 0, 0});
 }
 
 // By one thread per peer, once its word says that it has come: false when it is in another call. The word of a call may be
@@ -99,8 +133,7 @@ __device__ inline bool isSameCall(const LowLatencyRanks& all, u64 there, u32 num
                                   WaitFor whom) {
   const u32 theirs = static_cast<u32>(there >> 32);
   if (static_cast<u32>(there) != number || theirs == call) return true;
-  const u32 what = whom.channel & ~((1u << lowLatencyWaitShift) - 1);
-  if (recordTrap(scope, whom, whom.channel, theirs | what, trapReasonOtherCall)) tellFailure(all, {lowLatencyFailureGaveUp, number, 0, 0});
+  tellOtherCall(all, theirs, number, scope, whom);
   return false;
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 #include "weftline/abi.cuh"
 #include "weftline/fp8.cuh"
+#include "weftline/low-latency/block-share.cuh"
 #include "weftline/low-latency/rank-flags.cuh"
 #include "weftline/types.cuh"
 
@@ -15,9 +16,18 @@ constexpr u32 lowLatencyBatch = 8;
 constexpr u32 columnsPerVector = 8;
 constexpr u32 lanesPerGroup = fp8Group / columnsPerVector;
 
+// Shared memory for numbers by expert: of the sending half, then of the receiving one. A function, so that the compiler sees that
+// it is shared memory.
+__device__ __forceinline__ u32* sharedExperts() {
+  __shared__ u32 numbers[2 * epMaxExperts];
+  return numbers;
+}
+
+// How many of the tokens so far go to each expert.
+__device__ __forceinline__ u32* sentToExperts() { return sharedExperts(); }
+
 struct LowLatencySendShared {
-  // By expert and by rank: how many of the tokens so far go there.
-  u32* experts;
+  // The same by rank.
   u32 ranks[epMaxRanks];
   // Of the tokens of a batch: row at each rank or -1; expert of each choice or -1, and row among this rank's for it.
   i32 rows[lowLatencyBatch][epMaxRanks];
@@ -29,19 +39,36 @@ constexpr i32 noExpert = -1;
 constexpr i32 badExpert = -2;
 
 __device__ __forceinline__ i32 choiceAt(const LowLatencyDispatchArguments& a, u64 cell) {
-  const i64 expert = a.indexBytes == 8 ? static_cast<const i64*>(a.topk)[cell] : static_cast<const i32*>(a.topk)[cell];
-  return expert >= noExpert && expert < static_cast<i64>(a.experts) ? static_cast<i32>(expert) : badExpert;
+  const bool isWide = a.indexBytes == 8;
+  const i32* words = static_cast<const i32*>(a.topk) + (isWide ? cell * 2 : cell);
+  const i32 expert = words[0];
+  const i32 high = isWide ? words[1] : expert >> 31;
+  return expert >= noExpert && expert < static_cast<i32>(a.experts) && high == expert >> 31 ? expert : badExpert;
 }
+
+// Which rank has an expert, by a multiplication: exact, for there are at most epMaxExperts.
+struct ExpertRank {
+  u32 factor;
+
+  __device__ __forceinline__ explicit ExpertRank(const LowLatencyDispatchArguments& a)
+      : factor(a.expertsPerRank == 1 ? 0 : 0xffffffffu / a.expertsPerRank + 1) {}
+
+  __device__ __forceinline__ u32 operator()(i32 expert) const {
+    const u32 number = static_cast<u32>(expert);
+    return factor == 0 ? number : __umulhi(number, factor);
+  }
+};
 
 // Where this rank's slot of a region begins at rank r, in elements of `bytes`, row by row.
 __device__ __forceinline__ u8* slotAt(const LowLatencyDispatchArguments& a, u32 r, u64 offset, u64 row, u64 bytes) {
   return static_cast<u8*>(a.peers[r]) + offset + (static_cast<u64>(a.rank) * a.maxTokens + row) * bytes;
 }
 
-// By all threads: the choices of tokens 0 to end - 1.
-__device__ __forceinline__ void countBefore(const LowLatencyDispatchArguments& a, LowLatencySendShared& shared, u32 end) {
+// By all threads: counts the choices of tokens 0 to begin - 1, and keeps those of `own` tokens from there on for numberBatch().
+__device__ __forceinline__ void countBefore(const LowLatencyDispatchArguments& a, LowLatencySendShared& shared, u32 begin,
+                                            u32 own, ExpertRank rankOf) {
   constexpr u32 together = 8;
-  for (u32 token = threadIdx.x; token < end; token += blockDim.x) {
+  for (u32 token = threadIdx.x; token < begin + own; token += blockDim.x) {
     u32 ranks = 0;
     for (u32 first = 0; first < a.topkColumns; first += together) {
       i32 experts[together];
@@ -51,25 +78,30 @@ __device__ __forceinline__ void countBefore(const LowLatencyDispatchArguments& a
       }
 #pragma unroll
       for (u32 j = 0; j < together; ++j) {
+        if (token >= begin) {
+          if (first + j < a.topkColumns) shared.choices[token - begin][first + j] = experts[j];
+          continue;
+        }
         if (experts[j] < 0) continue;
-        if (a.rankMajor == 0) atomicAdd(&shared.experts[experts[j]], 1u);
-        ranks |= 1u << (static_cast<u32>(experts[j]) / a.expertsPerRank);
+        if (a.rankMajor == 0) atomicAdd(&sentToExperts()[experts[j]], 1u);
+        ranks |= 1u << rankOf(experts[j]);
       }
     }
     for (; ranks != 0; ranks &= ranks - 1) atomicAdd(&shared.ranks[__ffs(ranks) - 1], 1u);
   }
 }
 
-// By one warp: the rows of tokens first to first + count - 1, in token order. Lane j has choice j, lane r has rank r.
+// By one warp: the rows of tokens first to first + count - 1, in token order. Lane j has choice j, lane r has rank r. `isKept`:
+// countBefore() left their choices.
 __device__ inline void numberBatch(const LowLatencyDispatchArguments& a, LowLatencySendShared& shared, u32 first, u32 count,
-                                   u32 number, const WaitScope& scope) {
+                                   bool isKept, ExpertRank rankOf, u32 number, const WaitScope& scope) {
   const u32 lane = laneIndex();
   const bool isColumn = lane < a.topkColumns;
   u32 rows = lane < a.ranks ? shared.ranks[lane] : 0;
   for (u32 local = 0; local < count; ++local) {
     const u32 token = first + local;
     const u64 cell = static_cast<u64>(token) * a.topkColumns + lane;
-    const i32 expert = isColumn ? choiceAt(a, cell) : noExpert;
+    const i32 expert = !isColumn ? noExpert : isKept ? shared.choices[local][lane] : choiceAt(a, cell);
     const u32 equals = __match_any_sync(0xffffffffu, expert);
     const bool isBad = expert == badExpert || (expert >= 0 && static_cast<u32>(__ffs(equals)) - 1 != lane);
     const u32 bad = __ballot_sync(0xffffffffu, isBad);
@@ -83,10 +115,10 @@ __device__ inline void numberBatch(const LowLatencyDispatchArguments& a, LowLate
     }
     u32 place = 0;
     if (isGood && a.rankMajor == 0) {
-      place = shared.experts[expert];
-      shared.experts[expert] = place + 1;
+      place = sentToExperts()[expert];
+      sentToExperts()[expert] = place + 1;
     }
-    u32 ranks = __reduce_or_sync(0xffffffffu, isGood ? 1u << (static_cast<u32>(expert) / a.expertsPerRank) : 0u);
+    u32 ranks = __reduce_or_sync(0xffffffffu, isGood ? 1u << rankOf(expert) : 0u);
     if constexpr (lowLatencyIsElastic) ranks &= a.active;
     if (lane < a.ranks) {
       const i32 row = (ranks >> lane & 1u) != 0 ? static_cast<i32>(rows++) : -1;
@@ -104,31 +136,35 @@ __device__ inline void numberBatch(const LowLatencyDispatchArguments& a, LowLate
   if (lane < a.ranks) shared.ranks[lane] = rows;
 }
 
-// A warp per token and rank: what goes beside the row. Lane j has choice j.
+// The weight of this lane's choice of a token of a batch.
+__device__ __forceinline__ f32 weightAt(const LowLatencyDispatchArguments& a, u32 first, u32 count, u32 local) {
+  if (a.weights == nullptr || local >= count || laneIndex() >= a.topkColumns) return 0.0f;
+  return static_cast<const f32*>(a.weights)[static_cast<u64>(first + local) * a.topkColumns + laneIndex()];
+}
+
+// A warp per token, the last ones: the first have most of the rows' vectors.
+__device__ __forceinline__ u32 besideToken() { return blockDim.x / lanesPerWarp - 1 - threadIdx.x / lanesPerWarp; }
+
+// What goes beside the rows of a token, by its warp. Lane j has choice j, and its weight.
 __device__ inline void sendBeside(const LowLatencyDispatchArguments& a, const LowLatencySendShared& shared, u32 first,
-                                  u32 count) {
+                                  u32 local, f32 weight) {
   const u32 lane = laneIndex();
-  for (u32 pair = threadIdx.x / lanesPerWarp; pair < count * a.ranks; pair += blockDim.x / lanesPerWarp) {
-    const u32 local = pair / a.ranks;
-    const u32 r = pair - local * a.ranks;
+  const i32 expert = shared.choices[local][lane];
+  const i32 place = static_cast<i32>(shared.places[local][lane]);
+#pragma unroll 1
+  for (u32 r = 0; r < a.ranks; ++r) {
     const i32 row = shared.rows[local][r];
     if (row < 0) continue;
     if (lane == 0) *reinterpret_cast<u32*>(slotAt(a, r, a.sourcesOffset, row, 4)) = first + local;
     if (lane >= a.topkColumns) continue;
-    const i32 expert = shared.choices[local][lane];
     const i32 ofRank = expert - static_cast<i32>(r * a.expertsPerRank);
     const bool isThere = expert >= 0 && ofRank >= 0 && ofRank < static_cast<i32>(a.expertsPerRank);
     const i32 chosen = isThere ? ofRank : noExpert;
-    if (a.rankMajor == 0) {
-      reinterpret_cast<int2*>(slotAt(a, r, a.choicesOffset, row, a.topkColumns * 8))[lane] =
-          make_int2(chosen, static_cast<i32>(shared.places[local][lane]));
-    } else if (a.indexBytes == 8) {
-      reinterpret_cast<i64*>(slotAt(a, r, a.choicesOffset, row, a.topkColumns * 8))[lane] = chosen;
-    } else {
-      reinterpret_cast<i32*>(slotAt(a, r, a.choicesOffset, row, a.topkColumns * 4))[lane] = chosen;
-    }
+    const u32 bytes = a.rankMajor == 0 ? 8 : a.indexBytes;
+    u8* at = slotAt(a, r, a.choicesOffset, row, a.topkColumns * bytes) + lane * bytes;
+    if (bytes == 8) *reinterpret_cast<int2*>(at) = make_int2(chosen, a.rankMajor == 0 ? place : chosen >> 31);
+    else *reinterpret_cast<i32*>(at) = chosen;
     if (a.weights == nullptr) continue;
-    const f32 weight = static_cast<const f32*>(a.weights)[static_cast<u64>(first + local) * a.topkColumns + lane];
     reinterpret_cast<f32*>(slotAt(a, r, a.weightsOffset, row, a.topkColumns * 4))[lane] = isThere ? weight : 0.0f;
   }
 }
@@ -167,16 +203,38 @@ struct SendVectors {
       : a(arguments), perRow(arguments.hidden / columnsPerVector),
         padded((perRow + lanesPerGroup - 1) / lanesPerGroup * lanesPerGroup) {}
 
-  __device__ __forceinline__ uint4 load(u32 first, u32 count, u32 item) const {
-    const u32 local = item / padded;
-    const u32 vector = item - local * padded;
-    if (local >= count || vector >= perRow) return make_uint4(0, 0, 0, 0);
-    return static_cast<const uint4*>(a.x)[static_cast<u64>(first + local) * perRow + vector];
+  // Of a batch: which vector of which token.
+  struct Place {
+    u32 local;
+    u32 vector;
+  };
+
+  __device__ __forceinline__ Place firstPlace() const {
+    Place place = {0, threadIdx.x};
+    wrap(place);
+    return place;
+  }
+
+  __device__ __forceinline__ Place after(Place place) const {
+    place.vector += blockDim.x;
+    wrap(place);
+    return place;
+  }
+
+  __device__ __forceinline__ void wrap(Place& place) const {
+#pragma unroll 1
+    for (; place.vector >= padded; place.vector -= padded) ++place.local;
+  }
+
+  __device__ __forceinline__ uint4 load(u32 first, u32 count, Place place) const {
+    if (place.local >= count || place.vector >= perRow) return make_uint4(0, 0, 0, 0);
+    return static_cast<const uint4*>(a.x)[static_cast<u64>(first + place.local) * perRow + place.vector];
   }
 
   // Beginning with the next rank spreads the load over the links.
   template <class Store>
   __device__ __forceinline__ void toRanks(const LowLatencySendShared& shared, u32 local, const Store& store) const {
+#pragma unroll 1
     for (u32 step = 1, r = a.rank; step <= a.ranks; ++step) {
       r = r + 1 == a.ranks ? 0 : r + 1;
       const i32 row = shared.rows[local][r];
@@ -184,30 +242,32 @@ struct SendVectors {
     }
   }
 
-  __device__ __forceinline__ void send(const LowLatencySendShared& shared, u32 item, uint4 value) const {
-    const u32 local = item / padded;
-    const u32 vector = item - local * padded;
-    const bool isInRow = vector < perRow;
+  // What is sent of a vector: of fp8 its codes in x and y, and the scale of its group in z. By the lanes of whole groups.
+  __device__ __forceinline__ uint4 encode(uint4 value) const {
+    if (a.format == lowLatencyFormatBf16) return value;
+    const u32 lanes = 0xffffu << (laneIndex() & 16u);
+    u32 most = magnitudeOf(value);
+#pragma unroll
+    for (u32 step = lanesPerGroup / 2; step > 0; step /= 2) most = max(most, __shfl_xor_sync(lanes, most, step));
+    const Fp8Scale scale = fp8ScaleOf(most, a.format != lowLatencyFormatF32);
+    return make_uint4(toE4m3(make_uint2(value.x, value.y), scale.factor),
+                      toE4m3(make_uint2(value.z, value.w), scale.factor), __float_as_uint(scale.stored), 0);
+  }
+
+  __device__ __forceinline__ void send(const LowLatencySendShared& shared, Place place, uint4 encoded) const {
+    const u32 local = place.local;
+    const u32 vector = place.vector;
+    if (vector >= perRow) return;
     if (a.format == lowLatencyFormatBf16) {
-      if (!isInRow) return;
       toRanks(shared, local, [&](u32 r, u32 row) {
-        reinterpret_cast<uint4*>(slotAt(a, r, a.rowsOffset, row, a.hidden * 2ull))[vector] = value;
+        reinterpret_cast<uint4*>(slotAt(a, r, a.rowsOffset, row, a.hidden * 2ull))[vector] = encoded;
       });
       return;
     }
-    // The lanes of a group are all here: rows are padded to whole groups.
-    const u32 lanes = 0xffffu << (laneIndex() & 16u);
-    u32 most = max(max(magnitudeOf(value.x), magnitudeOf(value.y)), max(magnitudeOf(value.z), magnitudeOf(value.w)));
-#pragma unroll
-    for (u32 step = lanesPerGroup / 2; step > 0; step /= 2) most = max(most, __shfl_xor_sync(lanes, most, step));
-    if (!isInRow) return;
-    const Fp8Scale scale = fp8ScaleOf(most, a.format != lowLatencyFormatF32);
-    const uint2 codes = make_uint2(toE4m3(make_uint2(value.x, value.y), scale.factor),
-                                   toE4m3(make_uint2(value.z, value.w), scale.factor));
     const bool isFirst = vector % lanesPerGroup == 0;
     toRanks(shared, local, [&](u32 r, u32 row) {
-      reinterpret_cast<uint2*>(slotAt(a, r, a.rowsOffset, row, a.hidden))[vector] = codes;
-      if (isFirst) storeScale(a, r, row, vector / lanesPerGroup, scale.stored);
+      reinterpret_cast<uint2*>(slotAt(a, r, a.rowsOffset, row, a.hidden))[vector] = make_uint2(encoded.x, encoded.y);
+      if (isFirst) storeScale(a, r, row, vector / lanesPerGroup, __uint_as_float(encoded.z));
     });
   }
 };
@@ -216,42 +276,59 @@ struct SendVectors {
 template <class AwaitSlots>
 __device__ bool sendRows(const LowLatencyDispatchArguments& a, LowLatencySendShared& shared, u32 number,
                          const WaitScope& scope, const AwaitSlots& areSlotsFree) {
-  const u64 tokens = a.tokens;
-  const u32 begin = static_cast<u32>(tokens * blockIdx.x / gridDim.x);
-  const u32 end = static_cast<u32>(tokens * (blockIdx.x + 1) / gridDim.x);
+  const BlockShare own(a.tokens);
   const SendVectors vectors(a);
+  const SendVectors::Place firstPlace = vectors.firstPlace();
+  const u32 head = min(own.end - own.begin, lowLatencyBatch);
   // On its way while the block counts.
-  const uint4 head = vectors.load(begin, min(end - begin, lowLatencyBatch), threadIdx.x);
-  for (u32 expert = threadIdx.x; expert < a.experts && a.rankMajor == 0; expert += blockDim.x) shared.experts[expert] = 0;
+  uint4 value = vectors.load(own.begin, head, firstPlace);
+  f32 weight = weightAt(a, own.begin, head, besideToken());
+  const ExpertRank rankOf(a);
+  for (u32 expert = threadIdx.x; expert < a.experts && a.rankMajor == 0; expert += blockDim.x) sentToExperts()[expert] = 0;
   if (threadIdx.x < epMaxRanks) shared.ranks[threadIdx.x] = 0;
   __syncthreads();
   // The last block tells the counts of all tokens, even if none is its own.
-  if (begin < end || isLastBlock()) countBefore(a, shared, begin);
+  if (head != 0 || isLastBlock()) countBefore(a, shared, own.begin, head, rankOf);
   const bool isFree = areSlotsFree();
-  for (u32 first = begin; first < end; first += lowLatencyBatch) {
-    const u32 count = min(end - first, lowLatencyBatch);
+  if (head == 0 && __syncthreads_or(!isFree)) return false;
+#pragma unroll 1
+  for (u32 first = own.begin; first < own.end; first += lowLatencyBatch) {
+    const u32 count = min(own.end - first, lowLatencyBatch);
+    const bool isHead = first == own.begin;
+    SendVectors::Place place = firstPlace;
+    if (!isHead) {
+      value = vectors.load(first, count, place);
+      weight = weightAt(a, first, count, besideToken());
+    }
+    uint4 next = vectors.load(first, count, vectors.after(place));
     // Behind the counts, or behind the rows of the batch before.
     __syncthreads();
-    if (threadIdx.x < lanesPerWarp) numberBatch(a, shared, first, count, number, scope);
+    if (threadIdx.x < lanesPerWarp) numberBatch(a, shared, first, count, isHead, rankOf, number, scope);
+    // While that warp numbers.
+    uint4 encoded = vectors.encode(value);
     // Nothing is written to peers before their slots are free.
     if (__syncthreads_or(!isFree)) return false;
-    sendBeside(a, shared, first, count);
-    for (u32 item = threadIdx.x; item < count * vectors.padded; item += blockDim.x) {
-      const bool isHead = first == begin && item == threadIdx.x;
-      vectors.send(shared, item, isHead ? head : vectors.load(first, count, item));
+    if (besideToken() < count) sendBeside(a, shared, first, besideToken(), weight);
+#pragma unroll 1
+    while (place.local < count) {
+      vectors.send(shared, place, encoded);
+      place = vectors.after(place);
+      if (place.local >= count) break;
+      encoded = vectors.encode(next);
+      next = vectors.load(first, count, vectors.after(place));
     }
   }
-  return !__syncthreads_or(!isFree);
+  return true;
 }
 
-// By all threads of the last block, behind its rows.
+// By all threads of the last block, which has numbered its tokens.
 __device__ inline void tellCounts(const LowLatencyDispatchArguments& a, const LowLatencySendShared& shared, u32 number) {
   if (a.rankMajor == 0) {
     for (u32 expert = threadIdx.x; expert < a.experts; expert += blockDim.x) {
       const u32 r = expert / a.expertsPerRank;
       if (lowLatencyIsElastic && (a.active >> r & 1u) == 0) continue;
       const u64 cell = static_cast<u64>(a.rank) * a.expertsPerRank + (expert - r * a.expertsPerRank);
-      reinterpret_cast<u32*>(static_cast<u8*>(a.peers[r]) + a.countsOffset)[cell] = shared.experts[expert];
+      reinterpret_cast<u32*>(static_cast<u8*>(a.peers[r]) + a.countsOffset)[cell] = sentToExperts()[expert];
     }
   }
   if (threadIdx.x >= a.ranks) return;

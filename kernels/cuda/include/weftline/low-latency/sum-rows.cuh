@@ -1,7 +1,8 @@
-// Sums of a low-latency combine: a warp adds up a part of 512 bytes of the rows of one item, in f32 in the order of its lanes.
+// Sums of a low-latency combine: a warp adds up parts of 512 bytes of the rows of one item, in f32 in the order of its lanes.
 #pragma once
 #include "weftline/abi.cuh"
 #include "weftline/ep/element.cuh"
+#include "weftline/low-latency/block-share.cuh"
 #include "weftline/low-latency/rank-flags.cuh"
 #include "weftline/types.cuh"
 
@@ -12,6 +13,9 @@ struct Addend {
   const u8* row;
   f32 weight;
 };
+
+// Bytes of a row that a warp adds up together.
+constexpr u32 lowLatencyPartBytes = lanesPerWarp * 16;
 
 // At byte `at` of the rows of all lanes, in the order of lanes. With weights products and sums are rounded one by one; without,
 // one row alone stays as it is. No row is zeros.
@@ -26,71 +30,81 @@ __device__ __forceinline__ uint4 sumAt(const Addend& addend, u32 at, bool isInRo
 #endif
   constexpr u32 perVector = Bf16Element::perVector;
   u32 rest = __ballot_sync(0xffffffffu, addend.row != nullptr);
-  const bool isOne = __popc(rest) == 1;
-  f32 sum[perVector] = {};
-  uint4 first = make_uint4(0, 0, 0, 0);
-  bool isStarted = false;
-  while (rest != 0) {
+  if (rest == 0) return make_uint4(0, 0, 0, 0);
+  const bool isOne = (rest & (rest - 1)) == 0;
+  // Adding to -0 leaves a number as it is, +0 and -0 as well.
+  f32 sum[perVector];
+#pragma unroll
+  for (u32 i = 0; i < perVector; ++i) sum[i] = -0.0f;
+  for (;;) {
     uint4 values[together];
-    f32 weights[together];
-    const u32 count = min(together, static_cast<u32>(__popc(rest)));
+    u32 next = rest;
 #pragma unroll
     for (u32 j = 0; j < together; ++j) {
-      if (j >= count) continue;
-      const u32 lane = __ffs(rest) - 1;
-      rest &= rest - 1;
-      const u64 row = __shfl_sync(0xffffffffu, reinterpret_cast<u64>(addend.row), lane);
-      if constexpr (isWeighted) weights[j] = __shfl_sync(0xffffffffu, addend.weight, lane);
+      if (next == 0) continue;
+      const u64 row = __shfl_sync(0xffffffffu, reinterpret_cast<u64>(addend.row), __ffs(next) - 1);
+      next &= next - 1;
       // Past the first-level cache: peers may have written it during this kernel.
-      values[j] = isInRow ? __ldcg(reinterpret_cast<const uint4*>(reinterpret_cast<const u8*>(row) + at)) : first;
+      values[j] = make_uint4(0, 0, 0, 0);
+      if (isInRow) values[j] = __ldcg(reinterpret_cast<const uint4*>(reinterpret_cast<const u8*>(row) + at));
     }
+    if (!isWeighted && isOne) return values[0];
 #pragma unroll
     for (u32 j = 0; j < together; ++j) {
-      if (j >= count) continue;
+      if (rest == 0) continue;
       f32 addends[perVector];
       Bf16Element::start(addends, values[j]);
       if constexpr (isWeighted) {
+        const f32 weight = __shfl_sync(0xffffffffu, addend.weight, __ffs(rest) - 1);
 #pragma unroll
-        for (u32 i = 0; i < perVector; ++i) addends[i] = __fmul_rn(weights[j], addends[i]);
+        for (u32 i = 0; i < perVector; ++i) addends[i] = __fmul_rn(weight, addends[i]);
       }
 #pragma unroll
-      for (u32 i = 0; i < perVector; ++i) sum[i] = isStarted ? __fadd_rn(sum[i], addends[i]) : addends[i];
-      if (!isStarted) first = values[j];
-      isStarted = true;
+      for (u32 i = 0; i < perVector; ++i) sum[i] = __fadd_rn(sum[i], addends[i]);
+      rest &= rest - 1;
     }
+    if (rest == 0) return Bf16Element::round(sum);
   }
-  if (!isWeighted && isOne) return first;
-  return Bf16Element::round(sum);
 }
 
 // All blocks together: all parts of all items. Source, all 32 lanes calling together:
 //   Addend addendOf(item)   what this lane adds
 //   u8* outOf(item)         where the sum goes
-template <bool isWeighted, class Source>
-__device__ __forceinline__ void sumRows(u32 items, u32 rowBytes, const Source& source) {
-  constexpr u32 partBytes = lanesPerWarp * 16;
-  const u32 parts = (rowBytes + partBytes - 1) / partBytes;
-  const u32 warps = gridDim.x * (blockDim.x / lanesPerWarp);
-  const u32 all = items * parts;
+// By all threads, each once: areRowsHere() before the first row is read, may() before the first sum is written. False when the
+// block must leave, because one of them said so.
+template <bool isWeighted, class Source, class Arrival, class Permission>
+__device__ __forceinline__ bool sumRows(u32 items, u32 rowBytes, const Source& source, const Arrival& areRowsHere,
+                                        const Permission& may) {
+  const u32 parts = (rowBytes + lowLatencyPartBytes - 1) / lowLatencyPartBytes;
+  const BlockShare share(items * parts);
   // Neighbouring parts to a warp, which then looks up what to add once per item.
-  const u32 run = (all + warps - 1) / warps;
-  const u32 begin = (blockIdx.x + (threadIdx.x / lanesPerWarp) * gridDim.x) * run;
-  const u32 end = min(begin + run, all);
-  if (begin >= end) return;
-  u32 item = begin / parts;
-  u32 part = begin - item * parts;
-  Addend addend = source.addendOf(item);
-  u8* out = source.outOf(item);
-  for (u32 work = begin; work < end; ++work, ++part) {
+  const u32 warps = blockDim.x / lanesPerWarp;
+  const u32 run = Divisor(warps).quotient(share.end - share.begin + warps - 1);
+  u32 work = min(share.begin + threadIdx.x / lanesPerWarp * run, share.end);
+  const u32 end = min(work + run, share.end);
+  u32 item = Divisor(parts).quotient(work);
+  u32 part = work - item * parts;
+  Addend addend = {nullptr, 0};
+  u8* out = nullptr;
+  if (work < end) {
+    addend = source.addendOf(item);
+    out = source.outOf(item);
+  }
+  if (!areRowsHere()) return false;
+  bool isAllowed = false;
+  for (; work < end; ++work, ++part) {
     if (part == parts) {
       part = 0;
       addend = source.addendOf(++item);
       out = source.outOf(item);
     }
-    const u32 at = part * partBytes + laneIndex() * 16;
+    const u32 at = part * lowLatencyPartBytes + laneIndex() * 16;
     const uint4 sum = sumAt<isWeighted>(addend, at, at < rowBytes);
+    if (!isAllowed && !may()) return false;
+    isAllowed = true;
     if (at < rowBytes) *reinterpret_cast<uint4*>(out + at) = sum;
   }
+  return isAllowed || may();
 }
 
 }  // namespace weftline

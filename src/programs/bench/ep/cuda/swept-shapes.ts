@@ -1,0 +1,24 @@
+// The shapes that `bench ep --shapes` tries.
+import type { TriedShapes } from '../../../../collective/tried-shapes.ts';
+
+const SENDING_BLOCKS = [8, 10, 12, 14, 16, 20, 24] as const;
+const SENDING_WARPS = [1, 2, 3, 4, 6, 8, 12] as const;
+/** Whole rows, and halves of rows of 7168 bf16 elements. */
+const SENDING_PARTS = [16_384, 8192] as const;
+const GATHER_BLOCKS = [8, 12, 14, 16, 20, 24] as const;
+/** The kernel takes at most 8. */
+const GATHER_WARPS = [3, 4, 5, 6, 7, 8] as const;
+
+/** Those of the rules first; then each with at most so many blocks. */
+export function sweptShapes(numSms: number): TriedShapes[] {
+  const fits = (blocks: number): boolean => blocks <= numSms;
+  const sending = SENDING_PARTS.flatMap((mostPartBytes) =>
+    SENDING_WARPS.flatMap((warps) =>
+      SENDING_BLOCKS.filter(fits).map((blocks) => ({ sending: { blocks, warps, mostPartBytes } })),
+    ),
+  );
+  const gather = GATHER_WARPS.flatMap((warps) =>
+    GATHER_BLOCKS.filter(fits).map((blocks) => ({ gather: { blocks, warps } })),
+  );
+  return [{}, ...sending, ...gather];
+}

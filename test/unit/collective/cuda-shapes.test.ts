@@ -1,0 +1,59 @@
+// How many blocks, warps and bytes the kernels that move rows take, and what a measurement tries in place of that.
+import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import test from 'node:test';
+import { kernelFolder } from '#lib/device/cuda/jit/kernel-text.js';
+import { gatherShape, sendingShape } from '#lib/collective/cuda-shapes.js';
+import { sweptShapes } from '#lib/programs/bench/ep/cuda/swept-shapes.js';
+
+/** The bound that epCombine is compiled with on one host. */
+function mostCombineThreads(): number {
+  const text = readFileSync(join(kernelFolder(), 'ep-combine.cu'), 'utf8');
+  return Number(/constexpr u32 mostThreads = hosts \? \d+ : (\d+);/.exec(text)?.[1]);
+}
+
+/** Of a block of an H200, less barriers and what kernels declare themselves. */
+const ROOM = 227 * 1024 - 1024 - 4096;
+const BF16_ROW = 7168 * 2;
+
+test('with 4 ranks as measured: 12 blocks of 2 warps with whole bf16 rows', () => {
+  const { grid, rowWarps, partBytes, block } = sendingShape(ROOM, BF16_ROW, { sms: 16, ranks: 4, topk: 8 });
+  assert.deepEqual({ grid, rowWarps, partBytes, block }, { grid: 12, rowWarps: 2, partBytes: BF16_ROW, block: 512 });
+});
+
+test('with 2 ranks a token has fewer copies, so more warps hold rows', () => {
+  const { grid, rowWarps } = sendingShape(ROOM, BF16_ROW, { sms: 16, ranks: 2, topk: 8 });
+  assert.deepEqual({ grid, rowWarps }, { grid: 12, rowWarps: 5 });
+});
+
+test('with fewer multiprocessors than fill the links all warps move rows', () => {
+  const { grid, rowWarps, maxRowWarps } = sendingShape(ROOM, BF16_ROW, { sms: 8, ranks: 4, topk: 8 });
+  assert.equal(grid, 8);
+  assert.equal(rowWarps, maxRowWarps);
+});
+
+test('a shape that is tried replaces the rule, as far as shared memory allows', () => {
+  const config = { sms: 16, ranks: 2, topk: 8 };
+  const few = sendingShape(ROOM, BF16_ROW, config, { blocks: 16, warps: 3, mostPartBytes: 8192 });
+  assert.deepEqual([few.grid, few.rowWarps, few.partBytes], [16, 3, 7168]);
+  const many = sendingShape(20_000, BF16_ROW, config, { blocks: 16, warps: 12, mostPartBytes: 8192 });
+  assert.deepEqual([many.rowWarps, many.maxRowWarps], [2, 2]);
+});
+
+test('what bench ep --shapes tries fits: first the rules, then shapes with at most as many blocks as it may have', () => {
+  const shapes = sweptShapes(16);
+  assert.deepEqual(shapes[0], {});
+  for (const { sending, gather } of shapes.slice(1)) {
+    const { blocks } = sending ?? gather!;
+    assert.ok(blocks <= 16);
+    const room = ROOM + 1024;
+    if (gather) {
+      const { sharedBytes } = gatherShape(ROOM, BF16_ROW, { usual: 8, most: 8, warps: gather.warps });
+      assert.ok(sharedBytes <= room, `${gather.warps} warps`);
+      assert.ok(gather.warps * 32 <= mostCombineThreads());
+    } else {
+      assert.ok(sendingShape(ROOM, BF16_ROW, { sms: 16, ranks: 2, topk: 8 }, sending).sharedBytes <= room);
+    }
+  }
+});
