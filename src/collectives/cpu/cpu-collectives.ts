@@ -64,7 +64,8 @@ export class CpuCollectives implements CollectiveEngine {
     const { mover, places } = elsewhere ?? { mover: new CpuMover(device, group.size), places: windows };
     this.#mover = mover;
     const of = { parts, board, regions, mirrors, mover, places };
-    const direct = memory && { memory, fromBytes: directBytes };
+    const throwIfUnusable = (): void => this.throwIfUnusable();
+    const direct = memory && { memory, fromBytes: directBytes, throwIfUnusable };
     this.#staged = new StagedCall(device, { ...of, choice, direct, idle: makeCollectiveCall(group.size) });
     this.#pairs = new PairMessages(device, of);
     const { timeoutMs, collectiveSpinUs: spinUs } = settings;
