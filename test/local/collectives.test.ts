@@ -93,6 +93,12 @@ for (const hosts of isWhole ? ['1', '2', '4'] : ['1', '2']) {
   });
 }
 
+test('the same where the bytes for other hosts leave only within calls', async () => {
+  const env = { WEFTLINE_HOSTS: '2', WEFTLINE_TIMEOUT_MS: '30000', WEFTLINE_TRANSPORT_THREAD: '0' };
+  const { exitCode, transcript } = await runRanks(4, scripts.close, { args: ['500'], env });
+  assert.equal(exitCode, 0, transcript);
+});
+
 for (const [hosts, repeats] of [
   ['1', 50],
   ['2', 10],
