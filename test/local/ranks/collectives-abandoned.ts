@@ -7,11 +7,16 @@ import { substituteSystemCall } from '#lib/native/system-call.js';
 import { openTestDevice } from '../support/test-device.ts';
 
 const [changed] = process.argv.slice(2) as [string];
+const pause = new Int32Array(new SharedArrayBuffer(4));
+
+function waitUntilChanged(): void {
+  while (!existsSync(changed)) Atomics.wait(pause, 0, 0, 10);
+}
+
 await using world = await join();
 let isLate = false;
 substituteSystemCall('process_vm_readv', (real) => (...parameters) => {
-  const pause = new Int32Array(new SharedArrayBuffer(4));
-  while (isLate && !existsSync(changed)) Atomics.wait(pause, 0, 0, 10);
+  if (isLate) waitUntilChanged();
   return (real as unknown as (...all: never[]) => unknown)(...parameters);
 });
 await using device = (await openTestDevice(world)) as CpuDevice;
