@@ -2,7 +2,9 @@
 // WEFTLINE_TEST_COLLECTIVES above 1: as many times the cases, longer runs, and 1000 repeats of the same calls.
 // WEFTLINE_TEST_EXTENT=whole: groups of every size on every placement.
 import assert from 'node:assert/strict';
-import { readdirSync } from 'node:fs';
+import { mkdtempSync, readdirSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import test, { before, describe } from 'node:test';
 import { isWhole } from '../support/extent.ts';
 import { testSeed } from '../support/seed.ts';
@@ -16,6 +18,7 @@ const scripts = {
   killed: new URL('./ranks/collectives-killed.js', import.meta.url),
   repeats: new URL('./ranks/collectives-repeats.js', import.meta.url),
   close: new URL('./ranks/collectives-close.js', import.meta.url),
+  abandoned: new URL('./ranks/collectives-abandoned.js', import.meta.url),
   forbidden: new URL('./ranks/collectives-forbidden.js', import.meta.url),
 };
 
@@ -70,6 +73,18 @@ for (const [mode, reads] of [
   });
 }
 
+test('a large allToAll that a rank gave up, and whose input it then changed, ends well nowhere', async () => {
+  const folder = mkdtempSync(join(tmpdir(), 'weftline-abandoned-'));
+  try {
+    const { transcript, ranks } = await runRanks(2, scripts.abandoned, { args: [join(folder, 'changed')] });
+    const ends = ranks.map((rank) => resultOf(rank) as { readonly ended: string; readonly isRight: boolean } | null);
+    assert.equal(ends[0]?.ended, 'WL_TIMEOUT', transcript);
+    assert.match(ends[1]?.ended ?? '', /^WL_(PEER_FAILED|TIMEOUT)$/, transcript);
+  } finally {
+    rmSync(folder, { recursive: true });
+  }
+});
+
 for (const hosts of isWhole ? ['1', '2', '4'] : ['1', '2']) {
   test(`a rank that closes early still passes on what others of its host need; hosts ${hosts}`, async () => {
     const env = { WEFTLINE_HOSTS: hosts, WEFTLINE_TIMEOUT_MS: '30000' };
@@ -77,6 +92,12 @@ for (const hosts of isWhole ? ['1', '2', '4'] : ['1', '2']) {
     assert.equal(exitCode, 0, transcript);
   });
 }
+
+test('the same where the bytes for other hosts leave only within calls', async () => {
+  const env = { WEFTLINE_HOSTS: '2', WEFTLINE_TIMEOUT_MS: '30000', WEFTLINE_TRANSPORT_THREAD: '0' };
+  const { exitCode, transcript } = await runRanks(4, scripts.close, { args: ['500'], env });
+  assert.equal(exitCode, 0, transcript);
+});
 
 for (const [hosts, repeats] of [
   ['1', 50],

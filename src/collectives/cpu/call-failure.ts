@@ -64,6 +64,12 @@ export class HostsFailure implements StepFailure {
     return this.#group.ranks[rank]!;
   }
 
+  /** Whether that rank of another host has closed its side. */
+  hasClosed(rank: number): boolean {
+    const told = this.#told.find((other) => other.rank === rank);
+    return told !== undefined && Atomics.load(told.closed, 0) !== 0;
+  }
+
   raise(error: unknown): void {
     this.#here.raise(error);
     this.#network.giveUp(error);

@@ -51,20 +51,23 @@ export class CpuCollectives implements CollectiveEngine {
   constructor({ group, device, window, regions, table, across, elsewhere, memory, directBytes }: CpuCollectivesParts) {
     const { topology, settings, rank: me } = group;
     const { address } = window;
-    const mirrors = across && new Mirrors(across.network, { address, regions, mirrors: across.mirrors });
+    const failure = across && new HostsFailure({ ...across, group, device, window });
+    const hasClosed = (rank: number): boolean => failure!.hasClosed(rank);
+    const mirrors = across && new Mirrors(across.network, { address, regions, mirrors: across.mirrors, hasClosed });
     const parts = rankParts(group, window, { regions, mirrors: across?.mirrors ?? 0 });
     const board = new RankBoard(device, parts, regions, mirrors);
     const routeTo = (rank: number): Route => (topology.hostOf(rank) === topology.hostIndex ? 'window' : 'network');
     this.routes = group.ranks.map((_, rank) => (rank === me ? 'self' : routeTo(rank)));
     this.#window = window;
     this.#network = across?.network;
-    this.#failure = across ? new HostsFailure({ ...across, group, device, window }) : window.barrier.failure;
+    this.#failure = failure ?? window.barrier.failure;
     const choice = new MovementChoice(table, topology.hosts, me);
     const windows = { areShared: true, addresses: parts.addresses, outgoing: address };
     const { mover, places } = elsewhere ?? { mover: new CpuMover(device, group.size), places: windows };
     this.#mover = mover;
     const of = { parts, board, regions, mirrors, mover, places };
-    const direct = memory && { memory, fromBytes: directBytes };
+    const throwIfUnusable = (): void => this.throwIfUnusable();
+    const direct = memory && { memory, fromBytes: directBytes, throwIfUnusable };
     this.#staged = new StagedCall(device, { ...of, choice, direct, idle: makeCollectiveCall(group.size) });
     this.#pairs = new PairMessages(device, of);
     const { timeoutMs, collectiveSpinUs: spinUs } = settings;

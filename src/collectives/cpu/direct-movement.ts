@@ -5,6 +5,15 @@
 import { atOnce, type Movement, type MovementStep, type Piece, PART_ALIGNMENT, type SlotRange } from './movements.ts';
 import type { PeerMemory } from '../../collective/peer-memory.ts';
 
+/** Of ranks that can read each other's tensors. */
+export interface DirectReads {
+  readonly memory: PeerMemory;
+  /** Bytes of a rank's tensor, above which it pays. */
+  readonly fromBytes: number;
+  /** Fails with the reason if a rank gave up the window. */
+  throwIfUnusable(): void;
+}
+
 /** In place of an address: the call is in place. No tensor lies there. */
 const IN_PLACE = 0;
 
@@ -14,21 +23,19 @@ const stagedStep = staged.steps[0]!;
 export class DirectMovement implements Movement, MovementStep {
   readonly hasParts = true;
   readonly steps: readonly MovementStep[] = [this];
-  readonly #memory: PeerMemory;
-  readonly #fromBytes: number;
+  readonly #direct: DirectReads;
   readonly #onPhase: (unitBytes: number) => void;
   #phase: 'addresses' | 'done' | 'staged' = 'addresses';
 
-  /** `fromBytes`: of a rank's tensor, above which it pays. `onPhase` is told the bytes that each part has in the next phase. */
-  constructor(memory: PeerMemory, fromBytes: number, onPhase: (unitBytes: number) => void) {
-    this.#memory = memory;
-    this.#fromBytes = fromBytes;
+  /** `onPhase` is told the bytes that each part has in the next phase. */
+  constructor(direct: DirectReads, onPhase: (unitBytes: number) => void) {
+    this.#direct = direct;
     this.#onPhase = onPhase;
   }
 
   /** Hot path. Whether all ranks move an allToAll of so many bytes this way. */
   takes(bytes: number): boolean {
-    return bytes > this.#fromBytes;
+    return bytes > this.#direct.fromBytes;
   }
 
   begin(): void {
@@ -80,8 +87,11 @@ export class DirectMovement implements Movement, MovementStep {
     // Each begins with its neighbour, so that not all read the same tensor.
     for (let step = 1; step < ranks; step++) {
       const rank = (me + step) % ranks;
-      this.#memory.read(rank, words[wordOf(rank)]! + me * bytes, output + rank * bytes, bytes);
+      this.#direct.memory.read(rank, words[wordOf(rank)]! + me * bytes, output + rank * bytes, bytes);
     }
+    // ORDER: behind the reads. A rank whose call failed meanwhile has told the next phase already, and its caller may have changed
+    // the tensor since; it gave up the window before that.
+    this.#direct.throwIfUnusable();
     // ORDER: the post of the next phase tells that this rank has read; only when all have may the call end, because its
     // caller may then change the input. The posts before made the inputs visible.
     this.#phase = 'done';

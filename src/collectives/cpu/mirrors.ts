@@ -21,19 +21,28 @@ export class Mirrors {
   /** Of this rank's part. */
   readonly #address: number;
   readonly #wayOf: readonly (Way | undefined)[];
+  /** Whether a rank of another host has closed its side. */
+  readonly #hasClosed: (rank: number) => boolean;
 
-  /** `mirrors`: offset of the mirrors in each rank's part. */
+  /** `mirrors`: offset of the mirrors in each rank's part. `hasClosed`: as this host has heard. */
   constructor(
     network: HostNetwork,
     {
       address,
       regions,
       mirrors,
-    }: { readonly address: number; readonly regions: MirroredRegions; readonly mirrors: number },
+      hasClosed,
+    }: {
+      readonly address: number;
+      readonly regions: MirroredRegions;
+      readonly mirrors: number;
+      readonly hasClosed: (rank: number) => boolean;
+    },
   ) {
     const { routes, group, channels } = network;
     this.network = network;
     this.#address = address;
+    this.#hasClosed = (rank) => hasClosed(rank) || (routes.peers.includes(rank) && network.link(rank).isClosed);
     this.ways = routes.ways.map(({ forwarder, slot, ranks }, number) => ({
       ranks,
       link: network.link(forwarder),
@@ -83,17 +92,17 @@ export class Mirrors {
 
   /** Everything was handed to the carrier, which needs no further call for it. */
   get isPosted(): boolean {
-    for (const way of this.ways) if (!isPosted(way)) return false;
+    for (const way of this.ways) if (!this.#isPosted(way)) return false;
     return true;
   }
 
-  /** Ranks to whose hosts something waits to be posted. */
+  /** Ranks to whose hosts something waits to be posted, and which may need it. */
   unposted(): number[] {
-    return this.ways.flatMap((way) => (isPosted(way) ? [] : way.ranks));
+    return this.ways.flatMap((way) => (this.#isPosted(way) ? [] : way.ranks.filter((rank) => !this.#hasClosed(rank))));
   }
-}
 
-/** The rank that takes it in may have closed its side: others of its host may still need it. */
-function isPosted({ link, queue }: Way): boolean {
-  return queue.isPosted || link.isGone;
+  /** The rank that takes it in may have closed its side: others of its host may still need it, until they have too. */
+  #isPosted({ link, queue, ranks }: Way): boolean {
+    return queue.isPosted || link.isGone || ranks.every(this.#hasClosed);
+  }
 }

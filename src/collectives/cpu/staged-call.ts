@@ -10,8 +10,7 @@ import type { Mover } from './mover.ts';
 import type { RankBoard } from './rank-board.ts';
 import type { RankParts } from './rank-parts.ts';
 import type { Steps } from '../../collective/steps.ts';
-import { DirectMovement } from './direct-movement.ts';
-import type { PeerMemory } from '../../collective/peer-memory.ts';
+import { DirectMovement, type DirectReads } from './direct-movement.ts';
 import { StagingRing } from './staging-ring.ts';
 import { VariableMovement } from './variable-movement.ts';
 import type { CollectiveRegions } from './window-regions.ts';
@@ -88,8 +87,7 @@ export class StagedCall implements Steps, Piece {
       /** Owned by whoever made it. */
       readonly mover: Mover;
       readonly places: DataPlaces;
-      /** Of ranks that can read each other's tensors: how, and above how many bytes of a tensor they do. */
-      readonly direct: { readonly memory: PeerMemory; readonly fromBytes: number } | undefined;
+      readonly direct: DirectReads | undefined;
       /** A call to begin with, which is never made. */
       readonly idle: CollectiveCall;
     },
@@ -107,7 +105,7 @@ export class StagedCall implements Steps, Piece {
     this.#choice = choice;
     const divide = (bytes: number): void => this.#divide(bytes);
     this.#variable = new VariableMovement(parts.ranks, divide);
-    this.#direct = direct && new DirectMovement(direct.memory, direct.fromBytes, divide);
+    this.#direct = direct && new DirectMovement(direct, divide);
     this.#places = places;
     this.#elsewhere = parts.ranks.map((_, rank) => rank).filter((rank) => mirrors?.has(rank));
     this.words = new Uint32Array(device.memory.buffer);

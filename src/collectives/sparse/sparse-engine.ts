@@ -124,8 +124,10 @@ export class SparseEngine {
     const { shape, workers, aggregators, fanIn } = plan;
     const hostOf = (rank: number): number => topology.hostOf(rank);
     const trees = reductionTrees({ workers, aggregators, fanIn, hostOf });
-    const mirrors =
-      across && new Mirrors(across.network, { address: window.address, regions, mirrors: across.mirrors });
+    const hosts = across && new HostsFailure({ ...across, group, device: host, window });
+    const hasClosed = (rank: number): boolean => hosts!.hasClosed(rank);
+    const { address } = window;
+    const mirrors = across && new Mirrors(across.network, { address, regions, mirrors: across.mirrors, hasClosed });
     const parts = rankParts(group, window, { regions, mirrors: across?.mirrors ?? 0 });
     const board = new WindowBoard(host, { parts, regions, mirrors, trees });
     this.#window = window;
@@ -134,9 +136,7 @@ export class SparseEngine {
     this.#workers = workers;
     this.#shape = shape;
     const nameOf = (rank: number): number => group.ranks[rank]!;
-    const failure: StepFailure = across
-      ? new HostsFailure({ ...across, group, device: host, window })
-      : window.barrier.failure;
+    const failure: StepFailure = hosts ?? window.barrier.failure;
     this.#failure = failure;
     if (direct === undefined) {
       // One more than the aggregators that wait for each other.

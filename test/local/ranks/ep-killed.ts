@@ -61,7 +61,7 @@ async function openBuffer(): Promise<Calls> {
 }
 
 async function openLayer(): Promise<Calls> {
-  const options = { maxTokens: tokens, hidden, topk, numTotExperts: group.size, timeoutMs };
+  const options = { maxTokens: tokens, hidden, topk, numTotExperts: group.size };
   const layer = await EPAll2AllLayer.create(group, device, options);
   const { output, layoutDesc } = await layer.dispatch({ input: x, expIndices: topkIdx });
   return {
@@ -69,7 +69,7 @@ async function openLayer(): Promise<Calls> {
       dispatch: () => layer.dispatch({ input: x, expIndices: topkIdx, timeoutMs }),
       combine: () => layer.combine({ input: output, layoutDesc, timeoutMs }),
     },
-    barrier: () => layer.epBarrierAll(),
+    barrier: () => layer.epBarrierAll(undefined, false, { timeoutMs }),
     object: layer,
   };
 }

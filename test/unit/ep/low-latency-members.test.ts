@@ -156,3 +156,21 @@ test('words are written anew long before their numbers are too old, and not for 
 function never(): never {
   throw new Error('not called');
 }
+
+test('a rank that a kernel masked before its time came can be connected again in the same dispatch', () => {
+  const { windows, members } = twoRanks(() => true, true);
+  const [here, there] = members as [LowLatencyMembers, LowLatencyMembers];
+  there.offer();
+  here.activate(1, 10);
+  const { storage, addresses } = windows[0]!;
+  const words = device.hostView('i32', storage.address, storage.bytes / 4);
+  const place = (rank: number): number => (addresses[rank]! - storage.address + size.regions.member.offset) / 4;
+  const { word, marks } = wordOffsets(lowLatencyMember);
+  // As maskRank() of members.cuh does.
+  words[place(0) + marks + 1] = words[place(1) + word]! ^ 1;
+  assert.equal(here.isKnown(1), false);
+  there.offer();
+  here.activate(1, 10);
+  assert.equal(here.isKnown(1), true);
+  assert.equal(here.isActive(1, there.activeFrom()!), true);
+});

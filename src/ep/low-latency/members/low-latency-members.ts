@@ -170,7 +170,7 @@ export class LowLatencyMembers {
         const reached = this.#cells.reached(rank, 'dispatched');
         if (((reached - last) | 0) > 0) last = reached;
       }
-      const first = (last + LOW_LATENCY_NOTICE) >>> 0;
+      const first = this.#unmarked(this.#me, (last + LOW_LATENCY_NOTICE) >>> 0);
       const word = this.#load(this.#me);
       if ((word & STATE_MASK) !== states.connected) return undefined;
       return this.#change(this.#me, word, states.active, first) ? first : undefined;
@@ -192,7 +192,8 @@ export class LowLatencyMembers {
    */
   activate(rank: number, next: number): void {
     const word = this.#load(rank);
-    if ((word & STATE_MASK) === states.connected) this.#change(rank, word, states.active, next + LOW_LATENCY_NOTICE);
+    if ((word & STATE_MASK) !== states.connected) return;
+    this.#change(rank, word, states.active, this.#unmarked(rank, next + LOW_LATENCY_NOTICE));
   }
 
   /** An active rank leaves after the notice; now, if it is connected, or active only from a later dispatch than `next`. */
@@ -217,6 +218,16 @@ export class LowLatencyMembers {
   #isMarked(rank: number, word: number): boolean {
     const mark = memberWord.marks + rank;
     return this.#places.some((place) => Atomics.load(this.#words, place + mark) === (word ^ 1));
+  }
+
+  /**
+   * The first dispatch from that one on from which the rank can be active. Marks stay for the words that they were made for: a
+   * word of which a kernel masked the rank before its time came would mask it again.
+   */
+  #unmarked(rank: number, dispatch: number): number {
+    let first = dispatch;
+    while (this.#hasMarks && this.#isMarked(rank, encode(states.active, first))) first = (first + 1) >>> 0;
+    return first;
   }
 
   #tellMasked(rank: number): void {
