@@ -214,7 +214,10 @@ test('what somebody else put at the place of the memory of records stops neither
   killed.compare();
   rmSync(memory);
   assert.equal(spawnSync('mkfifo', [memory]).status, 0);
-  assert.deepEqual([read(), readKilled()].map(({ gpuClocks }) => gpuClocks), [[], []]);
+  assert.deepEqual(
+    [read(), readKilled()].map(({ gpuClocks }) => gpuClocks),
+    [[], []],
+  );
 });
 
 test('without a comparison of clocks nothing is shown, and GPUs beyond the rings are not traced', (t) => {
