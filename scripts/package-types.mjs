@@ -40,7 +40,7 @@ function isInternal(text) {
   return text.slice(0, withoutText(text).search(/\S/)).includes('@internal');
 }
 
-/** Without internal members. A class whose constructor is one can only be made by the library. */
+/** Without internal members. A class whose constructor is one can only be made by the library; abstract ones have subclasses. */
 function withoutInternalMembers(text) {
   const code = withoutText(text);
   if (!bodyPattern.test(code)) return text;
@@ -52,10 +52,11 @@ function withoutInternalMembers(text) {
     if (code[open] === '{') depth -= 1;
     if (depth === 0) break;
   }
+  const access = /^\s*(?:export\s+)?(?:declare\s+)?abstract\b/.test(code) ? 'protected' : 'private';
   const kept = [];
   for (const member of statements(text.slice(open + 1, -1))) {
     if (!isInternal(member)) kept.push(member);
-    else if (withoutText(member).trim().startsWith('constructor(')) kept.push('\n    private constructor();');
+    else if (withoutText(member).trim().startsWith('constructor(')) kept.push(`\n    ${access} constructor();`);
   }
   return `${text.slice(0, open + 1)}${kept.join('')}\n}`;
 }

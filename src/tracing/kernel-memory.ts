@@ -1,5 +1,5 @@
 // Where records of kernels lie while their process lives: a file in /dev/shm, since drivers register no memory of files on disks.
-import { closeSync, constants, ftruncateSync, openSync, readSync, rmSync } from 'node:fs';
+import { closeSync, constants, fstatSync, ftruncateSync, openSync, readSync, unlinkSync } from 'node:fs';
 import { KERNEL_RINGS } from '../abi/kernel-trace.ts';
 import { mapSharedFile, reserveInFile } from '../native/memory-file.ts';
 
@@ -11,9 +11,9 @@ function pathOf(pid: number, ring: number): string {
 /** The address of that many bytes, zeroed, for a ring of this process; undefined where there is no room for them. */
 export function mapKernelMemory(ring: number, bytes: number): number | undefined {
   const path = pathOf(process.pid, ring);
+  // Of a process that had this number, and was killed.
+  remove(path);
   try {
-    // Of a process that had this number, and was killed.
-    rmSync(path, { force: true });
     const fd = openSync(path, 'wx+', 0o600);
     try {
       ftruncateSync(fd, bytes);
@@ -24,15 +24,20 @@ export function mapKernelMemory(ring: number, bytes: number): number | undefined
   } catch {
     // There may be no such folder, or it is not ours.
   }
-  rmSync(path, { force: true });
+  remove(path);
   return undefined;
 }
 
-/** Fills `records` with what a process of this host has left there; false if it has left nothing. */
-export function readKernelMemory(pid: number, ring: number, records: Uint8Array): boolean {
+/**
+ * Fills `records` with what a process of this host has left there; false if it has left nothing. Everybody may make files
+ * there: only those of `owner`, the user of the process, and of this process's user count.
+ */
+export function readKernelMemory(pid: number, ring: number, owner: number, records: Uint8Array): boolean {
   try {
-    const fd = openSync(pathOf(pid, ring), constants.O_RDONLY | constants.O_NOFOLLOW);
+    const fd = openSync(pathOf(pid, ring), constants.O_RDONLY | constants.O_NOFOLLOW | constants.O_NONBLOCK);
     try {
+      const facts = fstatSync(fd);
+      if (!facts.isFile() || (facts.uid !== owner && facts.uid !== process.geteuid?.())) return false;
       return readSync(fd, records, 0, records.length, 0) === records.length;
     } finally {
       closeSync(fd);
@@ -45,5 +50,13 @@ export function readKernelMemory(pid: number, ring: number, records: Uint8Array)
 /** Of a process of this host, all or some, when its records are elsewhere or are not wanted any more. */
 export function removeKernelMemory(pid: number, ...rings: readonly number[]): void {
   const which = rings.length > 0 ? rings : Array.from({ length: KERNEL_RINGS }, (_, ring) => ring);
-  for (const ring of which) rmSync(pathOf(pid, ring), { force: true });
+  for (const ring of which) remove(pathOf(pid, ring));
+}
+
+function remove(path: string): void {
+  try {
+    unlinkSync(path);
+  } catch {
+    // There is none, or what is there is not ours.
+  }
 }

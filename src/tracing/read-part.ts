@@ -42,7 +42,7 @@ export interface TracePart extends TracedProcess {
 export function readTracePart(path: string): TracePart {
   const fd = openSync(path, 'r');
   try {
-    const { size } = fstatSync(fd);
+    const { size, uid } = fstatSync(fd);
     if (size !== TRACE_FILE_BYTES) throw wrong(path, `${size} bytes long, not ${TRACE_FILE_BYTES}`);
     const bytes = bytesAt(fd, 0, traceHead.size);
     const head = Block.over(traceHead, bytes);
@@ -52,8 +52,8 @@ export function readTracePart(path: string): TracePart {
     const rings = Math.min(head.get('rings'), TRACE_RINGS);
     const threads = Array.from({ length: rings }, (_, ring) => readThread(fd, traceRingOffset(ring), head.get('size')));
     const host = textAt(bytes, traceHead.offset.host);
-    const pid = host === hostname() ? head.get('pid') : undefined;
-    const gpus = readGpus(fd, Math.min(head.get('kernelRings'), KERNEL_RINGS), pid);
+    const writer = host === hostname() ? { pid: head.get('pid'), uid } : undefined;
+    const gpus = readGpus(fd, Math.min(head.get('kernelRings'), KERNEL_RINGS), writer);
     return {
       pid: head.get('pid'),
       rank: head.get('rank'),
@@ -69,13 +69,13 @@ export function readTracePart(path: string): TracePart {
   }
 }
 
-/** `pid`: of a process of this host. */
-function readGpus(fd: number, rings: number, pid: number | undefined): TracedGpu[] {
+/** `writer`: a process of this host, and its user. */
+function readGpus(fd: number, rings: number, writer?: { readonly pid: number; readonly uid: number }): TracedGpu[] {
   const gpus = Array.from({ length: rings }, (_, ring) => {
     const bytes = bytesAt(fd, kernelRingOffset(ring), KERNEL_RING_BYTES);
     // It runs, or was killed.
-    if (pid !== undefined && Block.over(kernelRing, bytes).get('isElsewhere') === 1)
-      readKernelMemory(pid, ring, bytes.subarray(KERNEL_RING_HEAD_BYTES));
+    if (writer !== undefined && Block.over(kernelRing, bytes).get('isElsewhere') === 1)
+      readKernelMemory(writer.pid, ring, writer.uid, bytes.subarray(KERNEL_RING_HEAD_BYTES));
     return readKernels(bytes);
   });
   return gpus.filter((gpu) => gpu !== undefined);

@@ -33,3 +33,25 @@ test('a job ends with the shell that npm started it in', { timeout: 60_000 }, as
   await closed;
   assert.match(said, /runs/);
 });
+
+test('a job that was detached from the shell outlives it', { timeout: 60_000 }, async (t) => {
+  const folder = mkdtempSync(join(tmpdir(), 'weftline-npm-'));
+  t.after(() => rmSync(folder, { recursive: true }));
+  const script = join(folder, 'waits.mjs');
+  writeFileSync(script, "console.log('runs'); setTimeout(() => console.log('ends'), 3000);\n");
+  const env = { ...process.env, npm_lifecycle_event: 'start', NODE_TEST_CONTEXT: undefined };
+  const line = `setsid "${process.execPath}" "${main}" run -n 1 "${script}" & wait`;
+  const shell = spawn('sh', ['-c', line], { env, stdio: ['ignore', 'pipe', 'ignore'] });
+  shell.stdout.setEncoding('utf8');
+  let said = '';
+  const closed = once(shell.stdout, 'close');
+  await new Promise<void>((resolve) => {
+    shell.stdout.on('data', (text: string) => {
+      said += text;
+      if (said.includes('runs')) resolve();
+    });
+  });
+  shell.kill('SIGTERM');
+  await closed;
+  assert.match(said, /ends/);
+});

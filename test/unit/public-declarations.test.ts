@@ -1,9 +1,15 @@
 // What a program sees of the package, read from the declarations that are built: everything has a comment, and each object can
 // be closed by name.
 import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import test from 'node:test';
+import { fileURLToPath } from 'node:url';
 import { publicClasses, publicDeclarations } from './public-declarations/declarations.ts';
 
+const root = fileURLToPath(new URL('../../..', import.meta.url));
 const declarations = publicDeclarations();
 const classes = publicClasses();
 
@@ -49,4 +55,23 @@ test('the comment of every function that the package exports names its parameter
       .map((parameter) => `${file}: ${name}(${parameter})`),
   );
   assert.deepEqual(wrong, []);
+});
+
+test('the declarations of all entries type-check by themselves', (t) => {
+  const folder = mkdtempSync(join(tmpdir(), 'weftline-types-'));
+  t.after(() => rmSync(folder, { recursive: true }));
+  const compilerOptions = {
+    target: 'es2022',
+    lib: ['es2022'],
+    types: [],
+    strict: true,
+    skipLibCheck: false,
+    noEmit: true,
+    module: 'nodenext',
+  };
+  const config = join(folder, 'tsconfig.json');
+  writeFileSync(config, JSON.stringify({ compilerOptions, include: [`${root}dist/types/**/*.d.ts`] }));
+  const compiler = join(root, 'node_modules/typescript/bin/tsc');
+  const { status, stdout } = spawnSync(process.execPath, [compiler, '-p', config], { encoding: 'utf8' });
+  assert.equal(status, 0, stdout);
 });

@@ -7,7 +7,8 @@ import { fileURLToPath } from 'node:url';
 
 const root = fileURLToPath(new URL('../../../..', import.meta.url));
 const toolFolder = join(root, 'build/fresh-tools');
-const TIMEOUT_MS = 300_000;
+/** A machine that runs other tests beside takes minutes to install and build. */
+const TIMEOUT_MS = 600_000;
 
 interface Outcome {
   readonly exitCode: number | null;

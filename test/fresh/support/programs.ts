@@ -69,9 +69,13 @@ for (const attempt of attempts) {
 export const typedProgram = `
 import { CpuDevice, type Device, toBf16, WeftlineError } from 'weftline';
 import { Agent, DescriptorList, type Registration, type TransferState } from 'weftline/agent';
+import { Communicator } from 'weftline/collectives';
 import { DeviceHost, type WriteRequest } from 'weftline/device-api';
 import { EpBuffer, EPAll2AllLayer, type DispatchResult } from 'weftline/ep';
+import { rebalanceExperts } from 'weftline/ep/placement';
+import { collectMetrics } from 'weftline/metrics';
 import { type RequestHandle, Transport } from 'weftline/transport';
+import { UnpackLauncher } from 'weftline/unpack';
 import { join, type World } from 'weftline/world';
 
 const world: World = await join();
@@ -97,5 +101,8 @@ export async function dispatch(cpu: CpuDevice): Promise<DispatchResult> {
 }
 // @ts-expect-error: the library alone makes transfers of its connections.
 export const internal = agent.linkTo;
-export { bytes, device, DeviceHost, EPAll2AllLayer, list, rows, type WriteRequest };
+// @ts-expect-error: create() makes it.
+export const launcher = () => new UnpackLauncher();
+export { bytes, collectMetrics, Communicator, device, DeviceHost, EPAll2AllLayer };
+export { list, rebalanceExperts, rows, type WriteRequest };
 `;

@@ -1,6 +1,7 @@
 // Records as kernels write them: a stand-in writes them into the ring, and they are read back as phases of groups of blocks.
 import assert from 'node:assert/strict';
-import { existsSync, mkdtempSync, rmSync } from 'node:fs';
+import { spawnSync } from 'node:child_process';
+import { existsSync, mkdirSync, mkdtempSync, rmSync } from 'node:fs';
 import { hostname, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
@@ -198,6 +199,25 @@ test('records of a process that was killed are where they were written, and thos
   assert.ok(!existsSync(memory));
   kernels.tell({ ns: 5000, point: 'kernel', label });
   assert.deepEqual(shown(read()), before);
+});
+
+test('what somebody else put at the place of the memory of records stops neither the process nor a reader', (t) => {
+  const memory = `/dev/shm/weftline.trace.${process.pid}.0`;
+  mkdirSync(memory);
+  t.after(() => rmSync(memory, { recursive: true, force: true }));
+  const { kernels, read } = kernelsIn(t);
+  assert.equal(kernels.ring.memory, undefined);
+  kernels.ring.keep();
+  rmSync(memory, { recursive: true });
+
+  const { kernels: killed, read: readKilled } = kernelsIn(t);
+  killed.compare();
+  rmSync(memory);
+  assert.equal(spawnSync('mkfifo', [memory]).status, 0);
+  assert.deepEqual(
+    [read(), readKilled()].map(({ gpuClocks }) => gpuClocks),
+    [[], []],
+  );
 });
 
 test('without a comparison of clocks nothing is shown, and GPUs beyond the rings are not traced', (t) => {
