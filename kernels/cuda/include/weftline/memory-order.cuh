@@ -81,6 +81,11 @@ __device__ __forceinline__ void addRelaxedSystem(u64* word, u64 value) {
   asm volatile("red.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
+// Also for mapped memory of the host, which most GPUs cannot add to at system scope: the host then only reads the word.
+__device__ __forceinline__ void addRelaxedGpu(u64* word, u64 value) {
+  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
 __device__ __forceinline__ void addReleaseGpu(u32* word, u32 value) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }

@@ -48,7 +48,7 @@ __device__ __noinline__ void tellExpert(const LowLatencyDispatchArguments& a, co
   const u32 kept = min(offered, a.capacity);
   static_cast<u32*>(a.counts)[expert] = kept;
   static_cast<u32*>(a.dropped)[expert] = offered - kept;
-  if (offered != kept) addRelaxedSystem(static_cast<u64*>(a.droppedRows), offered - kept);
+  if (offered != kept) addRelaxedGpu(static_cast<u64*>(a.droppedRows), offered - kept);
   if (a.expertStats != nullptr) static_cast<u32*>(a.expertStats)[expert] += offered;
   const u32 all = a.rank * a.expertsPerRank + expert;
   for (u32 r = 0; r < a.ranks; ++r) {
