@@ -10,7 +10,7 @@ const call = /(?:traceBegin|traceEnd|WEFTLINE_TRACE_BEGIN|WEFTLINE_TRACE_END)\([
 /** Hooks that begin and end by themselves. */
 const scopes = [
   { hook: /^ *WEFTLINE_TRACE_KERNEL\(\);$/m, point: 'kernel' },
-  { hook: /^ *WEFTLINE_TRACE_WAIT\(.*\);$/m, point: 'kernel.wait' },
+  { hook: /^ *WEFTLINE_TRACE_(?:LATER_)?WAIT\(.*\);$/m, point: 'kernel.wait' },
 ];
 
 function named(text: string, pattern: RegExp): Set<string> {
