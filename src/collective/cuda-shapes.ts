@@ -11,6 +11,8 @@ const MAX_STAGE_BYTES = 8192;
 /** More warps would leave each too small a chunk for the copy engine to be worth starting. */
 const GATHER_WARPS = 7;
 const GATHER_STAGES = 2;
+/** One warp less pays where each then has parts so many times as large. */
+const WORTH_A_GATHER_WARP = 1.25;
 
 /** Warps of a dispatch block; some of them move rows. */
 const SENDING_WARPS = 16;
@@ -24,6 +26,12 @@ const MAX_SENT_PART = 16_384;
  * the links carry a tenth less. Measured with 4 H200; the steps of the rate beyond it are sharp.
  */
 const WIRE_BYTES_UNDER_WAY = 930_000;
+/**
+ * Two ranks: half of what a warp stores stays in its own GPU, so links take more warps to fill. The fastest of what was
+ * measured with 2 H100 that leaves half of the warps to choices; blocks for parts of more than MAX_STAGE_BYTES, and for others.
+ */
+const PAIR_ROW_WARPS = 8;
+const PAIR_BLOCKS = { large: 14, small: 16 };
 
 export interface RowShape {
   /** Threads of a block. */
@@ -62,17 +70,24 @@ export function sendingShape(
   { sms, ranks, topk }: SendingConfig,
   tried?: TriedSending,
 ): SendingShape {
-  const grid = tried?.blocks ?? (ranks === 1 ? sms : Math.min(sms, SENDING_BLOCKS));
+  const grid = tried?.blocks ?? Math.min(sms, sendingBlocks(ranks, rowBytes));
   const mostPart = tried?.mostPartBytes ?? (sms < SENDING_BLOCKS ? MAX_STAGE_BYTES : MAX_SENT_PART);
   const partBytes = stagePart(rowBytes, mostPart);
   const most = Math.max(1, Math.min(MAX_ROW_WARPS, Math.floor(room / partBytes)));
   // Ranks other than its own that a token goes to, with even routing.
   const copies = (ranks - 1) * (1 - (1 - 1 / ranks) ** topk);
-  const filling = Math.round(WIRE_BYTES_UNDER_WAY / (grid * partBytes * copies));
+  const filling = ranks === 2 ? PAIR_ROW_WARPS : Math.round(WIRE_BYTES_UNDER_WAY / (grid * partBytes * copies));
   const chosen = tried?.warps ?? (grid < SENDING_BLOCKS || ranks === 1 ? most : filling);
   const rowWarps = Math.max(1, Math.min(most, chosen));
   const sharedBytes = BARRIER_BYTES + most * partBytes;
   return { grid, block: SENDING_WARPS * 32, sharedBytes, partBytes, rowWarps, maxRowWarps: most };
+}
+
+/** How many fill the links; one rank has none, and takes all. */
+function sendingBlocks(ranks: number, rowBytes: number): number {
+  if (ranks === 1) return Number.POSITIVE_INFINITY;
+  if (ranks > 2) return SENDING_BLOCKS;
+  return stagePart(rowBytes, MAX_SENT_PART) > MAX_STAGE_BYTES ? PAIR_BLOCKS.large : PAIR_BLOCKS.small;
 }
 
 export interface GatherShape extends RowShape {
@@ -85,13 +100,19 @@ export interface GatherRows {
   readonly usual: number;
   /** So many share a stage in smaller parts. */
   readonly most: number;
-  /** Of a block; GATHER_WARPS by default. */
+  /** Of a block; by default GATHER_WARPS, or one less. */
   readonly warps?: number;
 }
 
 /** Each warp sums rows part by part: two stages for the parts of all rows, and room for one part of the sum. */
 export function gatherShape(room: number, rowBytes: number, rows: GatherRows): GatherShape {
-  const { usual, most, warps = GATHER_WARPS } = rows;
+  if (rows.warps !== undefined) return gatherBy(rows.warps, room, rowBytes, rows);
+  const shape = gatherBy(GATHER_WARPS, room, rowBytes, rows);
+  const larger = gatherBy(GATHER_WARPS - 1, room, rowBytes, rows);
+  return larger.partBytes >= shape.partBytes * WORTH_A_GATHER_WARP ? larger : shape;
+}
+
+function gatherBy(warps: number, room: number, rowBytes: number, { usual, most }: GatherRows): GatherShape {
   const warpBytes = Math.floor(room / warps / 128) * 128;
   const largest = Math.floor(warpBytes / (GATHER_STAGES * usual + 1) / 128) * 128;
   const partBytes = alignUp(Math.ceil(rowBytes / Math.ceil(rowBytes / largest)), 16);

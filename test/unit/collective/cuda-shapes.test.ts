@@ -22,9 +22,27 @@ test('with 4 ranks as measured: 12 blocks of 2 warps with whole bf16 rows', () =
   assert.deepEqual({ grid, rowWarps, partBytes, block }, { grid: 12, rowWarps: 2, partBytes: BF16_ROW, block: 512 });
 });
 
-test('with 2 ranks a token has fewer copies, so more warps hold rows', () => {
-  const { grid, rowWarps } = sendingShape(ROOM, BF16_ROW, { sms: 16, ranks: 2, topk: 8 });
-  assert.deepEqual({ grid, rowWarps }, { grid: 12, rowWarps: 5 });
+test('with 2 ranks as measured: half of the warps move rows, in 14 blocks or, of smaller rows, 16', () => {
+  const config = { sms: 16, ranks: 2, topk: 8 };
+  const bf16 = sendingShape(ROOM, BF16_ROW, config);
+  assert.deepEqual([bf16.grid, bf16.rowWarps, bf16.partBytes], [14, 8, BF16_ROW]);
+  const fp8 = sendingShape(ROOM, BF16_ROW / 2, config);
+  assert.deepEqual([fp8.grid, fp8.rowWarps, fp8.partBytes], [16, 8, BF16_ROW / 2]);
+});
+
+test('sums of 2 rows have 6 warps with half rows, those of 4 and 8 rows 7', () => {
+  const of = (rows: number): number[] => {
+    const { block, partBytes } = gatherShape(ROOM, BF16_ROW, { usual: rows, most: rows });
+    return [block / 32, partBytes];
+  };
+  assert.deepEqual(
+    [of(2), of(4), of(8)],
+    [
+      [6, BF16_ROW / 2],
+      [7, BF16_ROW / 4],
+      [7, BF16_ROW / 8],
+    ],
+  );
 });
 
 test('with fewer multiprocessors than fill the links all warps move rows', () => {
