@@ -132,7 +132,8 @@ export class Communicator implements AsyncDisposable {
    * whose tensors (slices too) are registered on all ranks read and write them where they lie, without a copy through the
    * window. Registered tensors must live until all ranks have closed the Communicator: the others keep their memory mapped.
    * After a call has failed, ranks that were late in it may still read and write them, and with `copyEngines` also ranks that
-   * came early, in memory of one that never came. Tensors below 2 MiB stay unregistered, and on CPUs and across hosts it changes nothing. WL_CAPACITY above 64 tensors.
+   * came early, in memory of one that never came. Tensors below 2 MiB stay unregistered, and on CPUs and across hosts it
+   * changes nothing. WL_CAPACITY above 64 tensors.
    */
   register(tensor: Tensor, options: WaitOptions = {}): Promise<void> {
     return this.#guard.run('register', () => {
