@@ -35,10 +35,14 @@ for (const reporter of reporters) flags.push(`--test-reporter=${reporter}`, '--t
 const { seed } = await import(new URL('../build/test/support/seed.js', import.meta.url).href);
 console.log(`# WEFTLINE_TEST_SEED=${seed}`);
 
-/** Tests of what there is once in a process need one of their own: metrics, calls, variables, how native functions are bound. */
-const ownProcess = ['unit/core/waits', 'unit/device-api/service/', 'unit/metrics/', 'unit/native/'].map(
-  (part) => `${root}/${part}`,
-);
+/** Tests of what there is once in a process need one of their own: metrics, calls, traces, variables, how native functions are bound. */
+const ownProcess = [
+  'unit/core/waits',
+  'unit/device/cuda/kernel-trace',
+  'unit/device-api/service/',
+  'unit/metrics/',
+  'unit/native/',
+].map((part) => `${root}/${part}`);
 const needsOwnProcess = (file) => ownProcess.some((part) => file.startsWith(part));
 
 /** False if a test failed. */
