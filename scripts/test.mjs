@@ -42,6 +42,7 @@ const ownProcess = [
   'unit/device-api/service/',
   'unit/metrics/',
   'unit/native/',
+  'unit/world/world.test',
 ].map((part) => `${root}/${part}`);
 const needsOwnProcess = (file) => ownProcess.some((part) => file.startsWith(part));
 
