@@ -171,9 +171,6 @@ __device__ __forceinline__ void tellHost(const EpDispatchArguments& a, const Exc
   for (u32 cell = threadIdx.x; cell < a.groupRanks * a.groupRanks; cell += blockDim.x) {
     host->rankPrefixMatrix[cell] = state.matrix[cell];
   }
-  if (threadIdx.x + 1 < a.hosts) {
-    host->wayTokens[threadIdx.x] = records.received(a.rank, a.groupRank, wordsBeforeWays(a) + threadIdx.x);
-  }
   if (state.status == epStatusGood) {
     for (u32 local = threadIdx.x; local < a.expertsPerRank; local += blockDim.x) {
       const u32 word = wordsBeforeExperts(a) + a.groupRank * a.expertsPerRank + local;
@@ -184,6 +181,9 @@ __device__ __forceinline__ void tellHost(const EpDispatchArguments& a, const Exc
       }
       static_cast<u32*>(a.hostExperts)[local] = count;
     }
+  }
+  if (threadIdx.x + 1 < a.hosts) {
+    host->wayTokens[threadIdx.x] = records.received(a.rank, a.groupRank, wordsBeforeWays(a) + threadIdx.x);
   }
   __syncthreads();
   // ORDER: everything above, by any thread of the block, is in host memory before the sequence number.
