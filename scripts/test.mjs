@@ -24,7 +24,7 @@ if (files.length === 0) {
  * A test or a file that takes longer hangs, for instance because a failed test left something open. Files whose cases
  * WEFTLINE_TEST_EP multiplies may take as many times as long.
  */
-const MAX_TEST_MS = 900_000 * Math.max(1, Number(process.env.WEFTLINE_TEST_EP ?? 1));
+const MAX_TEST_MS = 1_800_000 * Math.max(1, Number(process.env.WEFTLINE_TEST_EP ?? 1));
 /** Many tests wait for other processes: one more than processors. */
 const concurrency = availableParallelism() + 1;
 const flags = ['--test', `--test-concurrency=${concurrency}`, `--test-timeout=${MAX_TEST_MS}`];
