@@ -1,9 +1,12 @@
-// A reporter for node's test runner: how many tests ran in each part of the suite, why others were skipped, and last
-// what failed, so that the end of a long output shows it.
+// A reporter for node's test runner: how many tests ran in each part of the suite, why others were skipped, which files
+// took longest, and last what failed, so that the end of a long output shows it.
 import { fileURLToPath } from 'node:url';
 
 /** Of what a failed test says, at most this much: the whole of it stands where the test ran. */
 const MAX_FAILURE_CHARACTERS = 2000;
+/** So many of the files that took longest are listed, unless they took less than SLOW_MS. */
+const SLOW_FILES = 12;
+const SLOW_MS = 10_000;
 
 const root = fileURLToPath(new URL('../build/test/', import.meta.url));
 
@@ -21,6 +24,14 @@ function* reasonLines(reasons) {
   for (const [reason, count] of [...reasons].toSorted(([, a], [, b]) => b - a)) yield `  ${count} skipped: ${reason}\n`;
 }
 
+/** The files whose tests took longest, added up. Files run beside each other. */
+function* slowLines(times) {
+  const slow = [...times].filter(([, ms]) => ms >= SLOW_MS).toSorted(([, a], [, b]) => b - a);
+  if (slow.length === 0) return;
+  yield '\nslowest:\n';
+  for (const [file, ms] of slow.slice(0, SLOW_FILES)) yield `  ${(ms / 1000).toFixed(0)} s: ${file}\n`;
+}
+
 /** A test that failed by itself, not because one within it did: its file, line and name, and what it says. */
 function failureLines({ file, line, name, details }) {
   const { error } = details;
@@ -35,6 +46,7 @@ function failureLines({ file, line, name, details }) {
 export default async function* summary(source) {
   const parts = new Map();
   const failures = [];
+  const times = new Map();
   for await (const { type, data } of source) {
     if (type !== 'test:pass' && type !== 'test:fail') continue;
     // A file that has tests is reported as a test of its own when it fails.
@@ -43,6 +55,10 @@ export default async function* summary(source) {
     parts.set(part, counts);
     const outcome = outcomeOf(type, data);
     counts[outcome] += 1;
+    if (data.nesting === 0 && data.file?.startsWith(root)) {
+      const file = data.file.slice(root.length);
+      times.set(file, (times.get(file) ?? 0) + data.details.duration_ms);
+    }
     if (outcome === 'failed') failures.push(failureLines(data));
     if (outcome !== 'skipped') continue;
     const reason = typeof data.skip === 'string' ? data.skip : 'no reason given';
@@ -53,5 +69,6 @@ export default async function* summary(source) {
     yield `${part}: ${passed} passed, ${failed} failed, ${skipped} skipped\n`;
     yield* reasonLines(reasons);
   }
+  yield* slowLines(times);
   if (failures.length > 0) yield `\nfailed:\n${failures.join('')}`;
 }
