@@ -1,7 +1,7 @@
 // Measures an agent's backend beside the usual tool on the same RDMA devices, in turn: verbs beside perftest, ucx beside
 // ucx_perftest. Run in the guest, by
 // npm run soft-roce -- --pair node scripts/rdma-figures.mjs [--backend verbs] [--rounds 5] [--bytes 65536] [--count 400]
-//   [--pings 300] [--warm 6000] [--inflight 16] [--mode write] [--tls rc_v]
+//   [--pings 300] [--warm 6000] [--inflight 16] [--mode write] [--tls rc_v] [--thread caller]
 // Backend bare: native calls of one process without an agent, the most that Node can reach; beside perftest.
 // Prints a table, and the figures as one line of JSON. The build must be fresh; perftest and ucx-utils are Debian packages.
 import { fork, spawn } from 'node:child_process';
@@ -22,6 +22,8 @@ const { values } = parseArgs({
     /** Writes before the figures, and two thirds as many pings. */
     warm: { type: 'string', default: '6000' },
     inflight: { type: 'string', default: '16' },
+    /** Who drives the agents: a thread of their own, or the caller's, which leaves a processor to the other side. */
+    thread: { type: 'string', default: 'own' },
   },
 });
 const isUcx = values.backend === 'ucx';
@@ -46,7 +48,7 @@ const PING_BYTES = 256;
 const self = fileURLToPath(import.meta.url);
 
 const bench = new URL('../dist/programs/bench/p2p/p2p-bench.js', import.meta.url);
-const common = { localGpuIndex: 0, device: 'cpu', backend: values.backend, ownThread: true };
+const common = { localGpuIndex: 0, device: 'cpu', backend: values.backend, ownThread: values.thread === 'own' };
 const ignore = () => {};
 const tool = isUcx ? 'ucx_perftest' : 'perftest';
 

@@ -1,12 +1,15 @@
 // The package as users get it, from "npm pack" and from a git URL: installed into empty projects, it runs, type-checks,
 // and works beside a bundler. Needs npm's registry or its cache.
 import assert from 'node:assert/strict';
-import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { after, before, describe, test } from 'node:test';
 import { cloneTree, freshProject, installTools, mustRun, tool } from './support/fresh-projects.ts';
 import { openingProgram, typedProgram, wholeProgram } from './support/programs.ts';
+
+const MAX_PACKED_BYTES = 1_350_000;
+const MAX_INSTALLED_BYTES = 4_300_000;
 
 const work = mkdtempSync(join(tmpdir(), 'weftline-fresh-'));
 const clone = join(work, 'clone');
@@ -95,6 +98,14 @@ const runtimes = () => [
 
 const bun = tool('@oven/bun-linux-x64/bin/bun');
 const deno = tool('@deno/linux-x64-glibc/deno');
+
+test('the package is small: npm packs programs that were shrunk', () => {
+  const packed = statSync(tarball).size;
+  const folder = join(esm, 'node_modules/weftline');
+  const installed = list(esm).map((name) => statSync(join(folder, name)));
+  const bytes = installed.reduce((sum, file) => sum + (file.isFile() ? file.size : 0), 0);
+  assert.ok(packed < MAX_PACKED_BYTES && bytes < MAX_INSTALLED_BYTES, `${packed} bytes packed, ${bytes} installed`);
+});
 
 describe('installed from a tarball', { concurrency: 2 }, () => {
   test('it runs as a module on every version of Node, without install scripts', async () => {

@@ -69,7 +69,8 @@ export interface EpBufferSize {
   readonly maxRecvTokens: number;
   /**
    * Address space that each rank of the host with most ranks takes: all windows of its host and their headers, and its network
-   * side.
+   * side. CPU ranks have tables besides, some bytes per token and rank, and where all ranks are on one host up to 1 MiB in
+   * which combine reads their rows.
    */
   readonly addressSpaceBytes: number;
   /** Of /dev/shm on that host, for all its ranks together; 0 for one rank alone. */

@@ -20,7 +20,7 @@ export interface EpTables extends Disposable {
   readonly rankPrefix: Tensor<'i32'>;
   /** i32 [experts / ranks]: choices of each expert of this rank. */
   readonly perLocalExpert: Tensor<'i32'>;
-  /** u8: rows of combine that are read out of other ranks' tensors, a block of tokens at a time. */
+  /** u8: rows of combine that are read out of other ranks' tensors, a block of tokens at a time; none on several hosts. */
   readonly pulled: Tensor<'u8'>;
   /** i32 [ranks]: where combine then finds row 0 of each rank. */
   readonly pulledBases: Tensor<'i32'>;
@@ -34,6 +34,7 @@ export function makeEpTables(
   { ranks, size }: { ranks: number; size: EpBufferSize },
 ): EpTables {
   const experts = config.numExperts;
+  const readable = size.network === undefined && ranks > 1 ? ranks : 0;
   const { set, made } = TensorSet.make(device, (tensors) => {
     const scratch = tensors.empty('i32', [experts]);
     const shape: LayoutShape = { ranks, experts, dropped: -1, name: 'topkIdx', scratch };
@@ -45,7 +46,7 @@ export function makeEpTables(
       records: tensors.empty('i32', [2, ranks]),
       rankPrefix: tensors.empty('i32', [ranks, ranks]),
       perLocalExpert: tensors.empty('i32', [experts / ranks]),
-      pulled: tensors.empty('u8', [ranks * pulledTokens(config, ranks) * config.hidden * 2]),
+      pulled: tensors.empty('u8', [readable * pulledTokens(config, ranks) * config.hidden * 2]),
       pulledBases: tensors.empty('i32', [ranks]),
       sources: tensors.empty('i32', [ranks + 2]),
     };
