@@ -1,6 +1,6 @@
 // Several engines per transport: what is posted in random order over lanes keeps the promises of a single engine.
 import assert from 'node:assert/strict';
-import { describe, test } from 'node:test';
+import { after, before, describe, test } from 'node:test';
 import { seededRandom } from '#lib/core/seeded-random.js';
 import type { Settings } from 'weftline';
 import { type Connection, type MemoryRegion, type RequestHandle, Transport } from 'weftline/transport';
@@ -58,9 +58,15 @@ const configurations: Readonly<Record<string, Partial<Settings>>> = {
 
 for (const [name, settings] of Object.entries(configurations)) {
   describe(name, () => {
+    // One after another on one connection: the threads of engines take longer to start than most tests.
+    let pair: Pair;
+    before(async () => {
+      pair = await openPair(settings);
+    });
+    after(() => pair[Symbol.asyncDispose]());
+
     test('messages of a flow meet receives in order, also when some of both are cancelled', async () => {
       const random = seededRandom(testSeed());
-      await using pair = await openPair(settings);
       const { near, far, here, there } = pair;
       const most = 400_000;
       const out = await memory(near, most);
@@ -101,7 +107,6 @@ for (const [name, settings] of Object.entries(configurations)) {
     });
 
     test('a message that is too large fails both ends, and nothing of it moves', async () => {
-      await using pair = await openPair(settings);
       const { near, far, here, there } = pair;
       const out = await memory(near, 1_000_000);
       const into = await memory(far, 1_000_000);
@@ -119,7 +124,6 @@ for (const [name, settings] of Object.entries(configurations)) {
 
     test('a signal comes behind the data of all earlier writes of its flow, whichever lane carries them', async () => {
       const random = seededRandom(testSeed() + 1);
-      await using pair = await openPair(settings);
       const { near, far, here } = pair;
       const bytes = 2 << 20;
       const out = await memory(near, bytes);
@@ -150,7 +154,6 @@ for (const [name, settings] of Object.entries(configurations)) {
     });
 
     test('signals of many flows add to one cell, and none is lost', async () => {
-      await using pair = await openPair(settings);
       const { near, far, here, there } = pair;
       const cells = await memory(far, 64, { write: true });
       const back = await memory(near, 64, { write: true });
@@ -165,7 +168,6 @@ for (const [name, settings] of Object.entries(configurations)) {
     });
 
     test('signals by the thousand, both ways at once, all end, also between messages', async () => {
-      await using pair = await openPair(settings);
       const { near, far, here, there } = pair;
       const ends = [
         { transport: near, connection: here, cells: await memory(near, 8, { write: true }) },
@@ -191,7 +193,6 @@ for (const [name, settings] of Object.entries(configurations)) {
     });
 
     test('reads of every size are intact; what is outside a region is refused, and nothing of it is written', async () => {
-      await using pair = await openPair(settings);
       const { near, far, here } = pair;
       const bytes = 1 << 20;
       const local = await memory(near, bytes);
@@ -212,6 +213,37 @@ for (const [name, settings] of Object.entries(configurations)) {
       assert.equal(Buffer.compare(there.bytes, before), 0);
       await far.release(there);
       await assert.rejects(near.wait(here.write({ region: local, ...there.remote })), { code: 'WL_UNAUTHORIZED' });
+    });
+
+    test('numbers that cannot be are refused by name', async () => {
+      const { near, here, there, far } = pair;
+      const region = await memory(near, 1 << 20, { write: true });
+      const { remote } = region;
+      const invalid = { code: 'WL_INVALID_ARGUMENT' };
+      const refused = async (post: () => RequestHandle, what: string): Promise<void> => {
+        await assert.rejects(async () => near.wait(post()), invalid, `${what}, ${JSON.stringify(settings)}`);
+      };
+      for (const flow of [-1, 1.5, 65_536, Number.NaN, Number.POSITIVE_INFINITY]) {
+        const what = `flow ${flow}`;
+        await refused(() => here.send({ region, flow }), `send: ${what}`);
+        await refused(() => here.receive({ region, flow }), `receive: ${what}`);
+        await refused(() => here.write({ region, flow, ...remote }), `write: ${what}`);
+        await refused(() => here.read({ region, flow, ...remote }), `read: ${what}`);
+        await refused(() => here.signal({ flow, add: 1, ...remote }), `signal: ${what}`);
+        await refused(() => here.flush(flow), `flush: ${what}`);
+      }
+      for (const bytes of [-1, 1.5, Number.NaN, Number.POSITIVE_INFINITY, 1e300, 2 ** 53, (1 << 20) + 1]) {
+        const what = `bytes ${bytes}`;
+        await refused(() => here.send({ region, bytes }), `send: ${what}`);
+        await refused(() => here.receive({ region, bytes }), `receive: ${what}`);
+        await refused(() => here.write({ region, bytes, ...remote }), `write: ${what}`);
+        await refused(() => here.read({ region, bytes, ...remote }), `read: ${what}`);
+      }
+      // None of them took a turn.
+      const into = await memory(far, 1 << 20);
+      const received = there.receive({ region: into });
+      await near.wait(here.send({ region }));
+      assert.equal(await far.wait(received), 1 << 20);
     });
 
     test('statistics are sums over the lanes', async () => {
@@ -267,40 +299,6 @@ test('requests under way on every lane fail with one reason when the connection 
   await here.close();
   for (const send of sends) await assert.rejects(near.wait(send), { code: 'WL_CLOSED' });
   for (const receive of receives) await assert.rejects(far.wait(receive), { code: 'WL_CLOSED' });
-});
-
-test('numbers that cannot be are refused by name, over however many engines', async () => {
-  for (const settings of Object.values(configurations)) {
-    await using pair = await openPair(settings);
-    const { near, here, there, far } = pair;
-    const region = await memory(near, 1 << 20, { write: true });
-    const { remote } = region;
-    const invalid = { code: 'WL_INVALID_ARGUMENT' };
-    const refused = async (post: () => RequestHandle, what: string): Promise<void> => {
-      await assert.rejects(async () => near.wait(post()), invalid, `${what}, ${JSON.stringify(settings)}`);
-    };
-    for (const flow of [-1, 1.5, 65_536, Number.NaN, Number.POSITIVE_INFINITY]) {
-      const what = `flow ${flow}`;
-      await refused(() => here.send({ region, flow }), `send: ${what}`);
-      await refused(() => here.receive({ region, flow }), `receive: ${what}`);
-      await refused(() => here.write({ region, flow, ...remote }), `write: ${what}`);
-      await refused(() => here.read({ region, flow, ...remote }), `read: ${what}`);
-      await refused(() => here.signal({ flow, add: 1, ...remote }), `signal: ${what}`);
-      await refused(() => here.flush(flow), `flush: ${what}`);
-    }
-    for (const bytes of [-1, 1.5, Number.NaN, Number.POSITIVE_INFINITY, 1e300, 2 ** 53, (1 << 20) + 1]) {
-      const what = `bytes ${bytes}`;
-      await refused(() => here.send({ region, bytes }), `send: ${what}`);
-      await refused(() => here.receive({ region, bytes }), `receive: ${what}`);
-      await refused(() => here.write({ region, bytes, ...remote }), `write: ${what}`);
-      await refused(() => here.read({ region, bytes, ...remote }), `read: ${what}`);
-    }
-    // None of them took a turn.
-    const into = await memory(far, 1 << 20);
-    const received = there.receive({ region: into });
-    await near.wait(here.send({ region }));
-    assert.equal(await far.wait(received), 1 << 20);
-  }
 });
 
 test('small messages arrive whichever sides send them ahead of their receives, and can be cancelled', async () => {
