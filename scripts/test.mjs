@@ -64,7 +64,9 @@ function groupFiles(together) {
   });
 }
 
-const together = isApart ? [] : files.filter((file) => startsWithOne(file, sharing) && !startsWithOne(file, ownProcess));
+const together = isApart
+  ? []
+  : files.filter((file) => startsWithOne(file, sharing) && !startsWithOne(file, ownProcess));
 const apart = files.filter((file) => !together.includes(file));
 const words = [...apart, ...groupFiles(together)];
 const { status } = spawnSync(process.execPath, [...flags, ...options, ...words], {

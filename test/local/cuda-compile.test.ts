@@ -8,7 +8,13 @@ import test, { after } from 'node:test';
 import { compileFlags } from '#lib/device/cuda/jit/architecture.js';
 import { headerNames, kernelFolder } from '#lib/device/cuda/jit/kernel-text.js';
 import { kernelCatalogue } from '#lib/device/cuda/kernel-catalogue.js';
-import { type ConstantValues, definesOf, type KernelFile, variantName, variantsOf } from '#lib/device/cuda/kernel-file.js';
+import {
+  type ConstantValues,
+  definesOf,
+  type KernelFile,
+  variantName,
+  variantsOf,
+} from '#lib/device/cuda/kernel-file.js';
 import { isWhole } from '../support/extent.ts';
 import { compilationCache, Nvcc } from './support/nvcc.ts';
 

@@ -59,15 +59,15 @@ const configurations: Readonly<Record<string, Partial<Settings>>> = {
 for (const [name, settings] of Object.entries(configurations)) {
   describe(name, () => {
     // One after another on one connection: the threads of engines take longer to start than most tests.
-    let pair: Pair;
+    let shared: Pair;
     before(async () => {
-      pair = await openPair(settings);
+      shared = await openPair(settings);
     });
-    after(() => pair[Symbol.asyncDispose]());
+    after(() => shared[Symbol.asyncDispose]());
 
     test('messages of a flow meet receives in order, also when some of both are cancelled', async () => {
       const random = seededRandom(testSeed());
-      const { near, far, here, there } = pair;
+      const { near, far, here, there } = shared;
       const most = 400_000;
       const out = await memory(near, most);
       const count = 60;
@@ -107,7 +107,7 @@ for (const [name, settings] of Object.entries(configurations)) {
     });
 
     test('a message that is too large fails both ends, and nothing of it moves', async () => {
-      const { near, far, here, there } = pair;
+      const { near, far, here, there } = shared;
       const out = await memory(near, 1_000_000);
       const into = await memory(far, 1_000_000);
       fill(out.bytes, 3);
@@ -124,7 +124,7 @@ for (const [name, settings] of Object.entries(configurations)) {
 
     test('a signal comes behind the data of all earlier writes of its flow, whichever lane carries them', async () => {
       const random = seededRandom(testSeed() + 1);
-      const { near, far, here } = pair;
+      const { near, far, here } = shared;
       const bytes = 2 << 20;
       const out = await memory(near, bytes);
       const into = await memory(far, bytes + 8, { write: true });
@@ -154,7 +154,7 @@ for (const [name, settings] of Object.entries(configurations)) {
     });
 
     test('signals of many flows add to one cell, and none is lost', async () => {
-      const { near, far, here, there } = pair;
+      const { near, far, here, there } = shared;
       const cells = await memory(far, 64, { write: true });
       const back = await memory(near, 64, { write: true });
       const requests: [Transport, RequestHandle][] = [];
@@ -168,7 +168,7 @@ for (const [name, settings] of Object.entries(configurations)) {
     });
 
     test('signals by the thousand, both ways at once, all end, also between messages', async () => {
-      const { near, far, here, there } = pair;
+      const { near, far, here, there } = shared;
       const ends = [
         { transport: near, connection: here, cells: await memory(near, 8, { write: true }) },
         { transport: far, connection: there, cells: await memory(far, 8, { write: true }) },
@@ -193,7 +193,7 @@ for (const [name, settings] of Object.entries(configurations)) {
     });
 
     test('reads of every size are intact; what is outside a region is refused, and nothing of it is written', async () => {
-      const { near, far, here } = pair;
+      const { near, far, here } = shared;
       const bytes = 1 << 20;
       const local = await memory(near, bytes);
       const there = await memory(far, bytes, { read: true, write: true });
@@ -204,19 +204,19 @@ for (const [name, settings] of Object.entries(configurations)) {
         assert.equal(Buffer.compare(local.bytes.subarray(0, length), there.bytes.subarray(0, length)), 0);
         assert.ok(local.bytes.subarray(length).every((byte) => byte === 0));
       }
-      const before = there.bytes.slice();
+      const untouched = there.bytes.slice();
       await assert.rejects(near.wait(here.write({ region: local, ...there.remote, remoteOffset: 16 })), {
         code: 'WL_INVALID_ARGUMENT',
       });
       const wrong = { ...there.remote, remoteKey: there.remote.remoteKey ^ 1 };
       await assert.rejects(near.wait(here.write({ region: local, ...wrong })), { code: 'WL_UNAUTHORIZED' });
-      assert.equal(Buffer.compare(there.bytes, before), 0);
+      assert.equal(Buffer.compare(there.bytes, untouched), 0);
       await far.release(there);
       await assert.rejects(near.wait(here.write({ region: local, ...there.remote })), { code: 'WL_UNAUTHORIZED' });
     });
 
     test('numbers that cannot be are refused by name', async () => {
-      const { near, here, there, far } = pair;
+      const { near, here, there, far } = shared;
       const region = await memory(near, 1 << 20, { write: true });
       const { remote } = region;
       const invalid = { code: 'WL_INVALID_ARGUMENT' };

@@ -103,8 +103,7 @@ export class Transport implements AsyncDisposable {
   static async create(options: TransportOptions = {}): Promise<Transport> {
     checkOptions(options, transportOptionNames, 'options of Transport.create');
     const settings = readSettings(options.settings);
-    await loadTransportIo(settings);
-    const rails = transportIo(settings).rails(settings);
+    const rails = (await loadTransportIo(settings)).rails(settings);
     return new Transport(await openEngines(settings, options.wake), settings, { ...options, rails });
   }
 

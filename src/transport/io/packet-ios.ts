@@ -2,18 +2,20 @@
 import type { Settings } from '../../settings/settings.ts';
 import type { PacketIoKind } from './packet-io-kind.ts';
 import { udp } from './udp/udp-io.ts';
+import type { verbs as verbsIos } from './verbs/verbs-io.ts';
 
 /** Loaded where a transport uses it, because its modules are a third of those that the thread of an engine loads. */
-let verbs: (typeof import('./verbs/verbs-io.ts'))['verbs'] | undefined;
+let verbs: typeof verbsIos | undefined;
 
 const packetIos = {
   udp: () => udp,
   verbs: ({ rdmaService }) => verbs?.[rdmaService],
 } as const satisfies Record<Settings['transportIo'], (settings: Settings) => PacketIoKind | undefined>;
 
-/** On each thread, before transportIo() is called with these settings. */
-export async function loadTransportIo(settings: Settings): Promise<void> {
+/** As transportIo(), which it must precede on each thread. */
+export async function loadTransportIo(settings: Settings): Promise<PacketIoKind> {
   if (settings.transportIo === 'verbs') ({ verbs } = await import('./verbs/verbs-io.ts'));
+  return transportIo(settings);
 }
 
 /** That of a transport with these settings. */

@@ -117,17 +117,21 @@ export class Nvcc {
   }
 }
 
+function ask(program: string, ...words: string[]): string {
+  const { status, stdout, stderr, error } = spawnSync(program, words, { encoding: 'utf8' });
+  assert.equal(status, 0, error?.message ?? stderr);
+  // A dry run prints on the standard error.
+  return stdout + stderr;
+}
+
 /** Versions of nvcc and the host compiler that it calls, the toolkit's headers, and variables that change what it does. */
 function describeCompilers(nvcc: string): string {
-  const ask = (program: string, ...words: string[]): string => {
-    const { status, stdout, stderr, error } = spawnSync(program, words, { encoding: 'utf8' });
-    assert.equal(status, 0, error?.message ?? stderr);
-    // A dry run prints on the standard error.
-    return stdout + stderr;
-  };
   const variables = Object.entries(process.env).filter(([name]) => name.startsWith('NVCC_'));
   const host = process.env['NVCC_CCBIN'] ?? 'gcc';
-  const hostVersion = ask(statSync(host, { throwIfNoEntry: false })?.isDirectory() ? join(host, 'gcc') : host, '--version');
+  const hostVersion = ask(
+    statSync(host, { throwIfNoEntry: false })?.isDirectory() ? join(host, 'gcc') : host,
+    '--version',
+  );
   const plan = ask(nvcc, '-dryrun', '-cubin', '-o', 'none.cubin', 'none.cu');
   const top = /^#\$ TOP=(.+)$/m.exec(plan)?.[1];
   assert.ok(top !== undefined, `nvcc does not tell where its toolkit is:\n${plan}`);
