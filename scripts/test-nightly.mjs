@@ -23,6 +23,11 @@ const steps = [
     'ep-loss',
     'device-api',
     'local-copies',
+    'cuda-compile',
+    'moe.test',
+    'part-puts',
+    'proxy-network',
+    'sparse-all-reduce',
     'rdma/',
   ],
   // Its own cases, many times as long.

@@ -1,15 +1,14 @@
-// Runs the compiled tests with node's own runner. Arguments: parts of file names to run (default: all but
-// those of fresh/, which install packages); --in-one-process for tests that start nothing, which takes a third of the time
-// (Node 22.8 or newer); --watch etc. go to node.
+// Runs the compiled tests with node's own runner. Arguments: parts of file names to run (default: all but those of fresh/,
+// which install packages); --apart for a process per file; --watch etc. go to node.
 import { spawnSync } from 'node:child_process';
-import { readdirSync } from 'node:fs';
+import { mkdirSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
 import { availableParallelism } from 'node:os';
-import { fileURLToPath } from 'node:url';
+import { fileURLToPath, pathToFileURL } from 'node:url';
 
 const root = fileURLToPath(new URL('../build/test', import.meta.url));
-const ONE_PROCESS = '--in-one-process';
-const isOneProcess = process.argv.includes(ONE_PROCESS);
-const options = process.argv.slice(2).filter((word) => word.startsWith('--') && word !== ONE_PROCESS);
+const APART = '--apart';
+const isApart = process.argv.includes(APART);
+const options = process.argv.slice(2).filter((word) => word.startsWith('--') && word !== APART);
 const wanted = process.argv.slice(2).filter((word) => !word.startsWith('--'));
 const files = readdirSync(root, { recursive: true })
   .filter((name) => name.endsWith('.test.js'))
@@ -35,7 +34,9 @@ for (const reporter of reporters) flags.push(`--test-reporter=${reporter}`, '--t
 const { seed } = await import(new URL('../build/test/support/seed.js', import.meta.url).href);
 console.log(`# WEFTLINE_TEST_SEED=${seed}`);
 
-/** Tests of what there is once in a process need one of their own: metrics, calls, traces, variables, how native functions are bound. */
+/** Tests that start nothing share processes, which spares a start of node and of the library per file. */
+const sharing = ['unit/', 'property/'];
+/** Of these, tests of what there is once in a process: metrics, calls, traces, variables, how native functions are bound. */
 const ownProcess = [
   'unit/core/waits',
   'unit/device/cuda/kernel-trace',
@@ -43,21 +44,33 @@ const ownProcess = [
   'unit/metrics/',
   'unit/native/',
   'unit/world/world.test',
-].map((part) => `${root}/${part}`);
-const needsOwnProcess = (file) => ownProcess.some((part) => file.startsWith(part));
+];
+const startsWithOne = (file, parts) => parts.some((part) => file.startsWith(`${root}/${part}`));
+/** Processes that are shared, on each machine the same files. */
+const GROUPS = 4;
 
-/** False if a test failed. */
-function run(...words) {
-  const { status } = spawnSync(process.execPath, [...flags, ...options, ...words], {
-    stdio: 'inherit',
-    env: { ...process.env, WEFTLINE_TEST_SEED: String(seed) },
+/** Files that import those of a group. Their names come behind all others: node runs files in the order of names. */
+function groupFiles(together) {
+  const folder = fileURLToPath(new URL(`../build/together/${process.pid}`, import.meta.url));
+  process.on('exit', () => rmSync(folder, { recursive: true, force: true }));
+  mkdirSync(folder, { recursive: true });
+  const groups = Array.from({ length: GROUPS }, (_, group) =>
+    together.filter((_file, index) => index % GROUPS === group),
+  ).filter((group) => group.length > 0);
+  return groups.map((group, index) => {
+    const path = `${folder}/${index}.mjs`;
+    writeFileSync(path, group.map((file) => `import '${pathToFileURL(file).href}';\n`).join(''));
+    return path;
   });
-  return status === 0;
 }
 
-let isPass = true;
-const together = isOneProcess ? files.filter((file) => !needsOwnProcess(file)) : [];
-if (together.length > 0) isPass = run('--experimental-test-isolation=none', ...together);
+const together = isApart
+  ? []
+  : files.filter((file) => startsWithOne(file, sharing) && !startsWithOne(file, ownProcess));
 const apart = files.filter((file) => !together.includes(file));
-if (apart.length > 0) isPass = run(...apart) && isPass;
-process.exit(isPass ? 0 : 1);
+const words = [...apart, ...groupFiles(together)];
+const { status } = spawnSync(process.execPath, [...flags, ...options, ...words], {
+  stdio: 'inherit',
+  env: { ...process.env, WEFTLINE_TEST_SEED: String(seed) },
+});
+process.exit(status === 0 ? 0 : 1);

@@ -10,6 +10,7 @@ import type { MoeReport } from '#lib/programs/moe/moe-job.js';
 import { referenceMoeBlock } from '#lib/programs/moe/reference.js';
 import { SafetensorsFile } from '#lib/programs/moe/safetensors-file.js';
 import { writeSafetensors } from '#lib/programs/moe/safetensors-writer.js';
+import { isWhole } from '../support/extent.ts';
 
 const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 const example = fileURLToPath(new URL('../../../examples/data/qwen3-moe-block.safetensors', import.meta.url));
@@ -107,15 +108,24 @@ async function outputError(path: string, expected: ArrayLike<number>): Promise<n
   return Math.sqrt(difference / size);
 }
 
-for (const layer of ['buffer', 'all2all']) {
-  for (const hosts of ['2', '3+1', '4']) {
-    test(`the example by ${layer} on 4 ranks of ${hosts} hosts has the error that it has on one`, () => {
-      const { status, stdout, stderr } = moe(example, '--hosts', hosts, '--dispatcher', layer, '--repeat', '1');
-      assert.equal(status, 0, stderr);
-      // Sums of two rows that another host has are rounded once more.
-      assert.match(stdout, /PASSED: error (2\.[89]\d|3\.0\d)e-3/);
-    });
-  }
+for (const [layer, hosts] of [
+  ['buffer', '2'],
+  ['all2all', '3+1'],
+  ['buffer', '4'],
+  ...(isWhole
+    ? ([
+        ['all2all', '2'],
+        ['buffer', '3+1'],
+        ['all2all', '4'],
+      ] as const)
+    : []),
+] as const) {
+  test(`the example by ${layer} on 4 ranks of ${hosts} hosts has the error that it has on one`, () => {
+    const { status, stdout, stderr } = moe(example, '--hosts', hosts, '--dispatcher', layer, '--repeat', '1');
+    assert.equal(status, 0, stderr);
+    // Sums of two rows that another host has are rounded once more.
+    assert.match(stdout, /PASSED: error (2\.[89]\d|3\.0\d)e-3/);
+  });
 }
 
 test('weftline moe runs the example on 4 ranks, prints tables of at most 100 columns and writes the output', async () => {

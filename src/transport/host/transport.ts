@@ -22,7 +22,7 @@ import {
 } from './greeting.ts';
 import type { RemoteAccess } from '../engine/region.ts';
 import { transportSettings } from '../engine/transport-settings.ts';
-import { transportIo } from '../io/packet-ios.ts';
+import { loadTransportIo, transportIo } from '../io/packet-ios.ts';
 import { Connection } from './connection.ts';
 import type { HostEvent } from './host-calls.ts';
 import type { EngineGroup } from './engine-group.ts';
@@ -103,7 +103,7 @@ export class Transport implements AsyncDisposable {
   static async create(options: TransportOptions = {}): Promise<Transport> {
     checkOptions(options, transportOptionNames, 'options of Transport.create');
     const settings = readSettings(options.settings);
-    const rails = transportIo(settings).rails(settings);
+    const rails = (await loadTransportIo(settings)).rails(settings);
     return new Transport(await openEngines(settings, options.wake), settings, { ...options, rails });
   }
 

@@ -1,11 +1,12 @@
 // Random sparse all-reduces in lockstep, of 1 to 4 workers and 1 to 2 aggregators or without any, against the reference: argv =
-// cases of each, seed, elements of the longest tensors.
+// cases of each, seed, elements of the longest tensors, and which of the setups by their numbers: all, even or odd.
 import { SparseAllReduce, type SparseAllReduceOptions } from 'weftline/collectives';
 import { join } from 'weftline/world';
 import { bytesInUse, openTestDevice } from '../support/test-device.js';
 import { runSparseCase, sparseCase } from './sparse-case.js';
 
-const [cases, seed, longest] = process.argv.slice(2).map(Number) as [number, number, number];
+const [cases, seed, longest] = process.argv.slice(2, 5).map(Number) as [number, number, number];
+const which = process.argv[5] ?? 'all';
 await using world = await join();
 await using device = await openTestDevice(world);
 const first = bytesInUse(device) ?? 0;
@@ -30,6 +31,7 @@ const setups: readonly Setup[] = [
 ];
 
 for (const [number, { ranks, ...options }] of setups.entries()) {
+  if (which !== 'all' && (number % 2 === 0) !== (which === 'even')) continue;
   if (!ranks.includes(world.rank)) continue;
   const group = await world.group(ranks);
   const aggregators = options.aggregators ?? [];
