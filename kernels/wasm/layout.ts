@@ -24,7 +24,7 @@ export function countChoices(
   lastToken: usize,
 ): i32 {
   const wide = indexBytes == 8;
-  const ranksPerExpert = <f64>ranks / <f64>experts;
+  const expertsPerRank = experts / ranks;
   memory.fill(membership, 0, <usize>tokens * <usize>ranks);
   memory.fill(perRank, 0, <usize>ranks << 2);
   memory.fill(perExpert, 0, <usize>experts << 2);
@@ -41,8 +41,7 @@ export function countChoices(
       store<i32>(last, t);
       const counter = perExpert + (<usize>expert << 2);
       store<i32>(counter, load<i32>(counter) + 1);
-      // In place of a division, which takes longer than all the rest; exact, as the quotient is never next to a whole number.
-      const rank = <i32>((<f64>expert + 0.5) * ranksPerExpert);
+      const rank = expert / expertsPerRank;
       if (load<u8>(marks + <usize>rank) != 0) continue;
       store<u8>(marks + <usize>rank, 1);
       const rankCounter = perRank + (<usize>rank << 2);
