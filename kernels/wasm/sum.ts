@@ -4,7 +4,7 @@
 // Even and odd elements are summed apart (see bf16.ts).
 // The sum starts from the first row, not from zero, and a single row is copied bit for bit.
 import { ELEMENT_FORMAT_BF16, ELEMENT_FORMAT_F16 } from 'abi';
-import { evenLanes, interleaveNumbers, interleaveToBf16, oddLanes, plainNan } from './bf16';
+import { evenLanes, interleaveNumbers, interleaveToBf16, oddLanes, plainNanBf16 } from './bf16';
 import { sumF16Columns, sumF32Columns } from './sum-columns';
 
 /** Bytes of one step of the main loop: 32 values in eight accumulators. */
@@ -64,6 +64,7 @@ export function sumRows(out: usize, sources: usize, count: i32, bytes: usize, sc
 export function sumColumns(out: usize, sources: usize, end: usize, start: usize, stop: usize): void {
   const first = <usize>load<u32>(sources);
   let column = start;
+  let all = f32x4.splat(0);
   for (; column + STEP <= stop; column += STEP) {
     const p = first + column;
     const a = v128.load(p);
@@ -87,26 +88,21 @@ export function sumColumns(out: usize, sources: usize, end: usize, start: usize,
       e3 = f32x4.add(e3, evenLanes(z));
       o3 = f32x4.add(o3, oddLanes(z));
     }
-    // A sum of all lanes is NaN if one of them is (or if infinities meet, which only costs the slow way).
-    const all = f32x4.add(
-      f32x4.add(f32x4.add(e0, o0), f32x4.add(e1, o1)),
-      f32x4.add(f32x4.add(e2, o2), f32x4.add(e3, o3)),
+    // NaN if a lane of any step is (or if infinities meet, which only costs the look below).
+    all = f32x4.add(
+      all,
+      f32x4.add(
+        f32x4.add(f32x4.add(e0, o0), f32x4.add(e1, o1)),
+        f32x4.add(f32x4.add(e2, o2), f32x4.add(e3, o3)),
+      ),
     );
-    if (v128.any_true(f32x4.ne(all, all))) {
-      e0 = plainNan(e0);
-      o0 = plainNan(o0);
-      e1 = plainNan(e1);
-      o1 = plainNan(o1);
-      e2 = plainNan(e2);
-      o2 = plainNan(o2);
-      e3 = plainNan(e3);
-      o3 = plainNan(o3);
-    }
     v128.store(out + column, interleaveNumbers(e0, o0));
     v128.store(out + column, interleaveNumbers(e1, o1), 16);
     v128.store(out + column, interleaveNumbers(e2, o2), 32);
     v128.store(out + column, interleaveNumbers(e3, o3), 48);
   }
+  // In what was written, because `out` may be one of the sources.
+  if (v128.any_true(f32x4.ne(all, all))) makeNanPlain(out + start, out + column);
   for (; column < stop; column += 16) {
     const a = v128.load(first + column);
     let e = evenLanes(a), o = oddLanes(a);
@@ -117,6 +113,11 @@ export function sumColumns(out: usize, sources: usize, end: usize, start: usize,
     }
     v128.store(out + column, interleaveToBf16(e, o));
   }
+}
+
+/** Every NaN of the bf16 from `start` to `end` becomes 0x7fc0. */
+export function makeNanPlain(start: usize, end: usize): void {
+  for (let at = start; at < end; at += 16) v128.store(at, plainNanBf16(v128.load(at)));
 }
 
 /**

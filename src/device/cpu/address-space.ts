@@ -37,13 +37,17 @@ export class AddressSpace {
   /** Takes `bytes` at a multiple of `alignment`. Fails with WL_MEMORY. */
   take(bytes: number, alignment: number): number {
     const size = alignUp(Math.max(bytes, 1), alignment);
-    for (const [index, gap] of this.#gaps.entries()) {
+    for (let index = 0; index < this.#gaps.length; index++) {
+      const gap = this.#gaps[index]!;
       const start = alignUp(gap.start, alignment);
-      if (start + size > gap.end) continue;
-      const rest: Range[] = [];
-      if (start > gap.start) rest.push({ start: gap.start, end: start });
-      if (start + size < gap.end) rest.push({ start: start + size, end: gap.end });
-      this.#gaps.splice(index, 1, ...rest);
+      const end = start + size;
+      if (end > gap.end) continue;
+      const rest = end < gap.end ? { start: end, end: gap.end } : undefined;
+      if (start > gap.start) {
+        gap.end = start;
+        if (rest !== undefined) this.#gaps.splice(index + 1, 0, rest);
+      } else if (rest === undefined) this.#gaps.splice(index, 1);
+      else gap.start = end;
       this.#taken.set(start, size);
       this.#used += size;
       return start;

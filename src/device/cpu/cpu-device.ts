@@ -35,6 +35,8 @@ export class CpuDevice implements Device {
   /** @internal */
   readonly space: AddressSpace;
   readonly #abandoned: AbandonedMemory;
+  /** memory.buffer, which takes long to ask for, as it was after the last growth. */
+  #buffer: SharedArrayBuffer;
   #mappings = 0;
 
   /**
@@ -50,6 +52,7 @@ export class CpuDevice implements Device {
 
   private constructor(memory: WasmMemory, kernels: CpuKernels, pages: number) {
     this.memory = memory;
+    this.#buffer = memory.buffer;
     this.kernels = kernels;
     // The first page belongs to the module's own data; the last one stays unused, so that every end is a 32-bit number.
     this.space = new AddressSpace(WASM_PAGE, Math.min(pages, 65_535) * WASM_PAGE);
@@ -129,7 +132,7 @@ export class CpuDevice implements Device {
 
   /** A view of this memory, without a copy. `address` is in bytes, and a multiple of the element size. */
   hostView<D extends DType>(dtype: D, address: number, elements: number): TypedArrayOf[D] {
-    return typedArrayOver(dtype, this.memory.buffer, address, elements);
+    return typedArrayOver(dtype, this.#buffer, address, elements);
   }
 
   /** Copies values into a tensor. */
@@ -163,12 +166,13 @@ export class CpuDevice implements Device {
   /** Grows the memory to hold a range just taken; the system hands out pages only when they are touched. */
   #commitTaken(address: number, bytes: number): void {
     const end = address + bytes;
-    const missing = end - this.memory.buffer.byteLength;
+    const missing = end - this.#buffer.byteLength;
     if (missing <= 0) return;
-    const room = this.space.limit - this.memory.buffer.byteLength;
+    const room = this.space.limit - this.#buffer.byteLength;
     const step = Math.min(room, Math.max(missing, 64 << 20));
     try {
       this.memory.grow(Math.ceil(step / WASM_PAGE));
+      this.#buffer = this.memory.buffer;
     } catch (cause) {
       this.space.release(address);
       throw new WeftlineError(

@@ -48,9 +48,16 @@ export function planReceive(device: CpuDevice, options: ReceivePlanOptions): Rec
   }
   return {
     numRecvTokens: rankPrefixMatrix[(n - 1) * n + rank]!,
-    numRecvTokensPerExpert: Array.from(perLocalExpert.view(), (count) => alignUp(count, expertAlignment)),
+    numRecvTokensPerExpert: alignedCounts(perLocalExpert.view(), expertAlignment),
     rankPrefixMatrix,
   };
+}
+
+/** Hot path. */
+function alignedCounts(counts: Int32Array, alignment: number): readonly number[] {
+  const aligned: number[] = [];
+  for (let expert = 0; expert < counts.length; expert++) aligned.push(alignUp(counts[expert]!, alignment));
+  return aligned;
 }
 
 /** What the kernel returns if all is well. */
