@@ -14,7 +14,10 @@ const recordWord = wordOffsets(callRecord);
 const RECORD_STRIDE = callRecord.size / 4;
 const CELL_STRIDE = pairCell.size / 4;
 const RECORD_MASK = CALL_RECORDS - 1;
-/** Ranks are at most CALL_RECORDS / 2 pieces of small calls, and a few of large ones, apart. */
+/**
+ * Ranks are at most CALL_RECORDS / 4 pieces of small calls, and a few of large ones, apart. The call to check may be as many before
+ * this rank's own, while others are as many ahead: of so many more before it all records are still there.
+ */
 const CHECKED_BACK = CALL_RECORDS / 4;
 /** More pieces, or calls, than a rank can be ahead of another. What was seen of a rank so long ago that its number wrapped says nothing. */
 const MOST_AHEAD = 2 ** 20;
@@ -105,7 +108,6 @@ export class RankBoard {
 
   /** All ranks have posted a piece of that call: fails with WL_CONFIG_MISMATCH if any made another call, or did before. */
   checkCalls(call: number): void {
-    // Of so many calls all records are still there.
     const unchecked = (call - this.#firstUnchecked) | 0;
     const hasWrapped = unchecked < -MOST_AHEAD;
     if (unchecked > CHECKED_BACK || hasWrapped) this.#firstUnchecked = (call - CHECKED_BACK) | 0;
