@@ -2,8 +2,8 @@
 import { defineLayout } from './layout.ts';
 
 /**
- * Calls whose records a rank keeps, a power of two. It may be a good quarter as many calls ahead of another rank, which then looks
- * back at as many and some more.
+ * Calls whose records a rank keeps, a power of two. It may be a good quarter as many calls ahead of another rank, which looks back
+ * at half as many.
  */
 export const CALL_RECORDS = 2048;
 /** Words that different ranks write lie on different cache lines. */
