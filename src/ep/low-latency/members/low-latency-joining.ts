@@ -115,14 +115,16 @@ export class LowLatencyJoining implements LowLatencyMembership {
     const source = {
       waitFacts: (): WaitFacts => ({ operation: 'joining an EpLowLatency: no active rank connects it' }),
     };
-    const ready = (): boolean => members.activeFrom() !== undefined;
+    // As it was seen: another rank may mask this one at once.
+    let from: number | undefined;
+    const ready = (): boolean => (from = members.activeFrom()) !== undefined;
     try {
       await waitForWord(cells.bells.own, { ready, check, source, endsAt: deadline.endsAt });
     } catch (error) {
       members.mask(window.index);
       throw error;
     }
-    const dispatch = founded ?? this.#full(members.activeFrom()!);
+    const dispatch = founded ?? this.#full(from!);
     engine.beginAt(dispatch);
     return dispatch;
   }
