@@ -1,8 +1,11 @@
 // What ranks of one host share for collectives: who is how far, what each calls, who sleeps, and messages between pairs.
 import { defineLayout } from './layout.ts';
 
-/** Calls whose records a rank keeps, a power of two; it is never half as many calls ahead of another rank. */
-export const CALL_RECORDS = 1024;
+/**
+ * Calls whose records a rank keeps, a power of two. It may be a good quarter as many calls ahead of another rank, which looks back
+ * at half as many.
+ */
+export const CALL_RECORDS = 2048;
 /** Words that different ranks write lie on different cache lines. */
 const CACHE_LINE = 64;
 

@@ -13,22 +13,25 @@ const CACHE_LINE = 64;
  * 1, are never reset, wrap, and are compared by signed difference: nothing has to be cleaned between calls.
  *
  * - `dispatched`: the last dispatch whose rows the source has put here. Its store publishes the rows, and `rows` and
- *   `dispatchCall` of that number.
+ *   `dispatchCall` of that number. `dispatchedHigh`: how often it has wrapped.
  * - `released`: the source has no more use for what it received in dispatches up to this one; their slots there are free.
- * - `combined`: the last combine for which the source's rows can be read, and `combineCall` of that number.
- * - `taken`: the source has read all it needs of the receiver's rows in combines up to this one.
+ * - `combined`: the last combine for which the source's rows can be read, and `combineCall` of it.
+ * - `taken`, by result: the source has read all it needs of the receiver's rows there, in combines up to this one. Hooks end
+ *   combines of different results in any order.
  */
 export const lowLatencyCell = defineLayout(
   'LowLatencyCell',
   {
     dispatched: 'i32',
+    dispatchedHigh: 'i32',
     released: 'i32',
     combined: 'i32',
-    taken: 'i32',
+    taken: { of: 'i32', count: LOW_LATENCY_RESULTS },
     /** By number of the dispatch modulo LOW_LATENCY_CALLS: rows that it brings here. */
     rows: { of: 'i32', count: LOW_LATENCY_CALLS },
     dispatchCall: { of: 'i32', count: LOW_LATENCY_CALLS },
-    combineCall: { of: 'i32', count: LOW_LATENCY_CALLS },
+    /** By result: the last combine whose rows lay there. */
+    combineCall: { of: 'i32', count: LOW_LATENCY_RESULTS },
   },
   CACHE_LINE,
 );

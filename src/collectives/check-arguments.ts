@@ -156,13 +156,13 @@ export function readAllToAllv(scope: CallScope, args: AllToAllvArguments): void 
 export function readSend(scope: Omit<CallScope, 'call'>, { input, peer }: SendArguments): PairMessage {
   requireRank('peer', peer, scope.group);
   requireTensor('input', input, scope.device);
-  return { direction: 'send', peer, address: input.address, bytes: input.bytes, dtype: input.dtype };
+  return { direction: 'send', peer, address: input.address, bytes: input.bytes, dtype: input.dtype, tensor: input };
 }
 
 export function readRecv(scope: Omit<CallScope, 'call'>, { output, peer }: RecvArguments): PairMessage {
   requireRank('peer', peer, scope.group);
   requireTensor('output', output, scope.device);
-  return { direction: 'recv', peer, address: output.address, bytes: output.bytes, dtype: output.dtype };
+  return { direction: 'recv', peer, address: output.address, bytes: output.bytes, dtype: output.dtype, tensor: output };
 }
 
 /** Messages of a rank to itself must have a counterpart in the group, or it would wait for itself. */

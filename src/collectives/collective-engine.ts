@@ -16,6 +16,8 @@ export interface PairMessage {
   readonly address: number;
   readonly bytes: number;
   readonly dtype: DType;
+  /** Whose memory it is, which must not be collected until the message is over: a group's messages wait for its end. */
+  readonly tensor: Tensor;
 }
 
 export interface CollectiveEngine {

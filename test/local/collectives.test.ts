@@ -20,6 +20,7 @@ const scripts = {
   close: new URL('./ranks/collectives-close.js', import.meta.url),
   abandoned: new URL('./ranks/collectives-abandoned.js', import.meta.url),
   forbidden: new URL('./ranks/collectives-forbidden.js', import.meta.url),
+  ahead: new URL('./ranks/collectives-ahead.js', import.meta.url),
 };
 
 function filesOf(transcript: string): string[] {
@@ -84,6 +85,13 @@ test('a large allToAll that a rank gave up, and whose input it then changed, end
     rmSync(folder, { recursive: true });
   }
 });
+
+for (const hosts of ['1', '2']) {
+  test(`calls that a root made far ahead of another rank are not taken for earlier ones; hosts ${hosts}`, async () => {
+    const { exitCode, transcript } = await runRanks(2, scripts.ahead, { env: { WEFTLINE_HOSTS: hosts } });
+    assert.equal(exitCode, 0, transcript);
+  });
+}
 
 for (const hosts of isWhole ? ['1', '2', '4'] : ['1', '2']) {
   test(`a rank that closes early still passes on what others of its host need; hosts ${hosts}`, async () => {

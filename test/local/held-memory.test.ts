@@ -4,7 +4,9 @@ import { EventEmitter, once } from 'node:events';
 import test from 'node:test';
 import { CpuDevice } from 'weftline';
 import { Agent } from 'weftline/agent';
+import { Communicator } from 'weftline/collectives';
 import { Transport } from 'weftline/transport';
+import { join } from 'weftline/world';
 import { createBackend } from '#lib/agent/backends/local/local-backend.js';
 import { AbandonedMemory } from '#lib/device/abandoned-memory.js';
 import { hostMemory, openBackend } from './support/backend-context.ts';
@@ -47,6 +49,32 @@ test('an agent holds the tensors that are registered with it, until they are der
   await collect();
   assert.ok(device.space.used >= BYTES, `${device.space.used} bytes of tensors are in use`);
   await agent.deregister(registration);
+});
+
+test('a Communicator holds the tensors of messages until their group has ended', async () => {
+  const world = await join({ environment: {} });
+  const device = await CpuDevice.create();
+  const communicator = await Communicator.create(world, device);
+  const { used } = device.space;
+  const received = device.empty('u8', [BYTES]);
+  communicator.groupStart();
+  await registerOne(device, (tensor) => {
+    device.hostView('u8', tensor.address, tensor.bytes).fill(7);
+    return communicator.send({ input: tensor, peer: 0 });
+  });
+  await communicator.recv({ output: received, peer: 0 });
+  await collect();
+  // What is made now would get the memory.
+  const others = Array.from({ length: 4 }, () => device.empty('u8', [BYTES]));
+  for (const other of others) other.view().fill(1);
+  await communicator.groupEnd();
+  assert.ok(received.view().every((byte) => byte === 7));
+  for (const other of others) other.dispose();
+  received.dispose();
+  await collect();
+  assert.ok(device.space.used <= used, `${device.space.used - used} bytes of tensors are in use`);
+  await communicator.close();
+  await world.close();
 });
 
 test('memory is not given back while a link that is being closed may still touch it', async () => {

@@ -39,6 +39,12 @@ for (const how of ['killed', 'late', 'stopped', 'disconnected'] as const) {
   });
 }
 
+test('a rank joins between two dispatches that overlap: calls of all go on', async () => {
+  const overlapped = new URL('./ranks/low-latency-overlapped.js', import.meta.url);
+  const run = await runRanks(2, overlapped, { args: ['joins'] });
+  assert.equal(run.exitCode, 0, run.transcript);
+});
+
 test('the last active rank dies while the others wait to be connected: they begin anew by themselves', async () => {
   const run = await runRanks(3, founders, { maxRestarts: 1 });
   assert.equal(run.exitCode, 0, run.transcript);

@@ -86,6 +86,13 @@ for (const [scenario, code, message] of [
   });
 }
 
+const overlapped = new URL('./ranks/low-latency-overlapped.js', import.meta.url);
+
+test('combines of one result do not wait for the hook of a combine of another', async () => {
+  const { exitCode, transcript } = await runRanks(2, overlapped, { args: ['hooks'] });
+  assert.equal(exitCode, 0, transcript);
+});
+
 test('ranks on several hosts are refused in words', async () => {
   const { failures: got, transcript } = await failures('hosts', 2, { env: { WEFTLINE_HOSTS: '2' } });
   for (const { code, message } of got) {

@@ -187,6 +187,17 @@ export class OperationQueue {
     return this.#writer.owesWake;
   }
 
+  /** There is a connection, and nothing is under way on it. */
+  get isIdle(): boolean {
+    const ring = this.#ring;
+    return ring !== undefined && this.isEmpty && ((ring.nextSequence - this.#done - 1) | 0) === 0;
+  }
+
+  /** The next flush() has the peer look, for which it needs nothing else to do. */
+  wake(): void {
+    this.#writer.owesWake = true;
+  }
+
   /** Something is not with the device yet: it waits for company, for room or for a connection. */
   get holdsBack(): boolean {
     return this.#unstarted !== this.#next || (this.#ring?.unposted ?? 0) > 0;

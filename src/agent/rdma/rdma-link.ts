@@ -44,17 +44,19 @@ const nothing: RequestParts = {
   remote: new Uint32Array(0),
   remotes: [],
 };
+/** How often a peer that takes no messages is sent a wake. */
+const LOOK_AFTER_MS = 1000;
 /** A message of notify() ends as its connection does. */
 const nobody: OperationOwner = { wants: () => true, ended: () => {} };
 
 export class RdmaLink implements BackendLink, EndUser, OperationLink {
   readonly peer: string;
   readonly queue: OperationQueue;
-  readonly messages: OutMessages;
   state: LinkState = 'open';
   error: WeftlineError | undefined;
   readonly #options: LinkOptions;
   readonly #mailbox: Mailbox;
+  readonly #messages: OutMessages;
   readonly #keys: RemoteKeys;
   readonly #channels = new Set<RdmaChannel>();
   /** Of the peer's inbox, among the keys. */
@@ -69,6 +71,8 @@ export class RdmaLink implements BackendLink, EndUser, OperationLink {
   #hasCarried = false;
   /** The first request of the connection that failed; until it was looked at. */
   #failure: EndFailure | undefined;
+  /** Not before then. */
+  #lookAgainAt = 0;
   readonly #left = new AbortController();
   #reconnecting: Promise<void> | undefined;
   #closing: Promise<void> | undefined;
@@ -91,9 +95,10 @@ export class RdmaLink implements BackendLink, EndUser, OperationLink {
     this.#options = options;
     this.#keys = device.openKeys();
     this.#mailbox = new Mailbox(device, OPERATIONS);
-    this.messages = new OutMessages(this.#mailbox, peer);
+    const messages = new OutMessages(this.#mailbox, peer);
+    this.#messages = messages;
     const { chunkBytes } = device;
-    this.queue = new OperationQueue({ mailbox: this.#mailbox, messages: this.messages, chunkBytes, peer });
+    this.queue = new OperationQueue({ mailbox: this.#mailbox, messages, chunkBytes, peer });
   }
 
   importRegion(info: Uint8Array, { bytes }: { readonly bytes: number }): RdmaRemoteRegion {
@@ -125,8 +130,17 @@ export class RdmaLink implements BackendLink, EndUser, OperationLink {
     if (this.error !== undefined) throw this.error;
     const { queue } = this;
     if (queue.isFull) throw new WeftlineError('WL_BUSY', 'Too many operations are under way: wait for earlier ones');
-    queue.enterTransfer(nobody, 0, nothing, false, this.messages.reserve(message));
+    queue.enterTransfer(nobody, 0, nothing, false, this.reserve(message));
     this.flush();
+  }
+
+  reserve(message: Uint8Array): number {
+    try {
+      return this.#messages.reserve(message);
+    } catch (error) {
+      this.#lookAfter();
+      throw error;
+    }
   }
 
   openChannel(): RdmaChannel {
@@ -230,6 +244,18 @@ export class RdmaLink implements BackendLink, EndUser, OperationLink {
     this.#leave();
     this.queue.stop();
     this.#reconnecting = this.#reconnect(error);
+  }
+
+  /**
+   * The peer takes no messages. If its end of the connection has broken, its credits do not come through, and who waits for
+   * them sends nothing that would fail: so something is sent.
+   */
+  #lookAfter(): void {
+    const now = performance.now();
+    if (now < this.#lookAgainAt || !this.queue.isIdle) return;
+    this.#lookAgainAt = now + LOOK_AFTER_MS;
+    this.queue.wake();
+    this.#tryFlush();
   }
 
   #tryFlush(): void {

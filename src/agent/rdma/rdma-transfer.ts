@@ -10,7 +10,6 @@ import type {
 } from '../backend.ts';
 import type { OperationOwner, RequestParts } from './operation.ts';
 import type { OperationQueue } from './operation-queue.ts';
-import type { OutMessages } from './out-messages.ts';
 import { areWithdrawn, own, type RegionUser, RdmaRegion, RdmaRemoteRegion, withdrawnError } from './rdma-region.ts';
 
 const NO_MESSAGE = -1;
@@ -20,7 +19,8 @@ export interface OperationLink {
   readonly peer: string;
   readonly error: WeftlineError | undefined;
   readonly queue: OperationQueue;
-  readonly messages: OutMessages;
+  /** Hot path. Copies a message. Returns its number. Fails with WL_BUSY, leaving everything as it was. */
+  reserve(message: Uint8Array): number;
   /** Hot path. Hands over what was entered. */
   flush(): void;
   /** Hot path. Hands over what was entered with what follows, or at the next look, which is soon. */
@@ -54,13 +54,13 @@ export class RdmaTransfer implements BackendTransfer, OperationOwner, RegionUser
   }
 
   post(message?: Uint8Array): void {
-    const { error, queue, messages, peer } = this.#link;
+    const { error, queue, peer } = this.#link;
     if (error !== undefined) throw error;
     if (this.#release !== undefined) throw new WeftlineError('WL_CLOSED', 'The transfer was released');
     if (this.state === 'pending') throw invalidArgument('transfer', 'pending', 'one that is not under way');
     if (areWithdrawn(this.#parts.remotes)) throw withdrawnError(peer);
     if (queue.isFull) throw new WeftlineError('WL_BUSY', 'Too many operations are under way: wait for earlier ones');
-    const number = message === undefined ? NO_MESSAGE : messages.reserve(message);
+    const number = message === undefined ? NO_MESSAGE : this.#link.reserve(message);
     this.state = 'pending';
     this.error = undefined;
     this.#posts++;

@@ -45,6 +45,8 @@ export async function createCpuCollectives(
     const memory = await PeerMemory.create(what, { group, device }, wait);
     return new CpuCollectives({ group, device, regions, table, memory, directBytes, ...windows });
   } catch (error) {
+    // ORDER: peers write into the window until their way to it is closed.
+    await windows.across?.network.close();
     windows.window[Symbol.dispose]();
     throw error;
   }

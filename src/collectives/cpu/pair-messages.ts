@@ -90,7 +90,11 @@ export class PairMessages implements Steps {
     while (true) {
       if (!this.#tell()) return false;
       const isOver = this.#beginPieces();
-      if (this.#moving.length === 0) return isOver;
+      if (this.#moving.length === 0) {
+        // Their tensors are the caller's alone again.
+        if (isOver) this.#messages = [];
+        return isOver;
+      }
       this.#mover.mark();
     }
   }

@@ -14,8 +14,11 @@ const recordWord = wordOffsets(callRecord);
 const RECORD_STRIDE = callRecord.size / 4;
 const CELL_STRIDE = pairCell.size / 4;
 const RECORD_MASK = CALL_RECORDS - 1;
-/** Ranks are at most CALL_RECORDS / 2 pieces of small calls, and a few of large ones, apart. */
-const CHECKED_BACK = CALL_RECORDS / 4;
+/**
+ * Ranks are at most CALL_RECORDS / 4 pieces of small calls, and a few of large ones, apart. So of so many calls before this rank's
+ * own all records are still there, however far the others are ahead.
+ */
+const CHECKED_BACK = CALL_RECORDS / 2;
 /** More pieces, or calls, than a rank can be ahead of another. What was seen of a rank so long ago that its number wrapped says nothing. */
 const MOST_AHEAD = 2 ** 20;
 
@@ -105,10 +108,9 @@ export class RankBoard {
 
   /** All ranks have posted a piece of that call: fails with WL_CONFIG_MISMATCH if any made another call, or did before. */
   checkCalls(call: number): void {
-    // Of so many calls all records are still there.
-    const unchecked = (call - this.#firstUnchecked) | 0;
+    const unchecked = (this.#call - this.#firstUnchecked) | 0;
     const hasWrapped = unchecked < -MOST_AHEAD;
-    if (unchecked > CHECKED_BACK || hasWrapped) this.#firstUnchecked = (call - CHECKED_BACK) | 0;
+    if (unchecked > CHECKED_BACK || hasWrapped) this.#firstUnchecked = (this.#call - CHECKED_BACK) | 0;
     for (; ((call - this.#firstUnchecked) | 0) >= 0; this.#firstUnchecked = (this.#firstUnchecked + 1) | 0) {
       for (let rank = 0; rank < this.ranks; rank++) this.checkCall(rank, this.#firstUnchecked);
     }

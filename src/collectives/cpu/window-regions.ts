@@ -8,7 +8,7 @@ import { layOutRegions, type RegionLayout } from '../../windows/region-layout.ts
 /** Pieces of up to a quarter of a block: a rank may be so many of them ahead of the others, as a broadcast's root is. */
 const SMALL_BLOCKS = 4;
 const SMALL_BLOCK_BYTES = 65_536;
-const SMALL_PIECES = CALL_RECORDS / 2 / SMALL_BLOCKS;
+const SMALL_PIECES = CALL_RECORDS / 4 / SMALL_BLOCKS;
 /** Two would do; with four, a rank that is late does not hold up the others at once. */
 const LARGE_BLOCKS = 4;
 /** Pieces of a message that may be under way between two ranks. */

@@ -112,6 +112,8 @@ export class SparseEngine {
       }
       const of = { group, device: host, what: WHAT, name: 'sparse', regions: all };
       const made = await createMirroredWindow(of, wait);
+      // ORDER: peers write into the window until their way to it is closed.
+      owned.push({ close: () => made.across?.network.close() }, { close: () => made.window[Symbol.dispose]() });
       return new SparseEngine({ group, host, work, direct, plan, regions, ...made });
     } catch (error) {
       for (const one of owned) await one.close();

@@ -52,9 +52,20 @@ export function compareDispatch(here: number, there: number, rank: number): void
   if (here !== there) throw mismatch(describeDispatch(here), describeDispatch(there), rank);
 }
 
-/** The word of a combine is the number of the dispatch whose handle it uses. */
-export function compareCombine(here: number, there: number, rank: number): void {
-  if (here !== there) throw mismatch(`a combine of dispatch ${here}`, `a combine of dispatch ${there}`, rank);
+/** Of a combine on CPU ranks: ranks are so near each other that half a word tells numbers apart. */
+export function combineCall(number: number, dispatch: number): number {
+  return (number << 16) | (dispatch & 0xffff);
+}
+
+/** WL_CONFIG_MISMATCH of a rank that combines another dispatch. `there`: what it has called last, by result. */
+export function otherCombine(dispatch: number, there: readonly number[], rank: number): WeftlineError {
+  const last = there.reduce((latest, call) => (isLater(call, latest) ? call : latest));
+  const other = dispatch + ((((last & 0xffff) - dispatch) << 16) >> 16);
+  return mismatch(`a combine of dispatch ${dispatch}`, `a combine of dispatch ${other}`, rank);
+}
+
+function isLater(call: number, than: number): boolean {
+  return ((call >>> 16) - (than >>> 16)) << 16 > 0;
 }
 
 function mismatch(here: string, there: string, rank: number): WeftlineError {

@@ -146,7 +146,8 @@ export class EpLowLatency implements AsyncDisposable {
       if (args.returnRecvHook !== true) return this.#engine.dispatch(input, sequence, wait);
       await this.#engine.sendDispatch(input, sequence, wait);
       this.#awaitsDispatch[slot] = true;
-      return { hook: this.#hook('hook of dispatch', this.#awaitsDispatch, slot, this.#receiver(input, sequence)) };
+      const receive = this.#receiver(input, sequence);
+      return { hook: this.#hook('hook of dispatch', this.#awaitsDispatch, sequence, receive) };
     });
   }
 
@@ -188,9 +189,9 @@ export class EpLowLatency implements AsyncDisposable {
       const wait = this.#waitOf(args);
       if (args.returnRecvHook !== true) return this.#combined(await this.#engine.combine(input, wait), input.handle);
       const sent = await this.#engine.sendCombine(input, wait);
-      const slot = input.handle.sequence % LOW_LATENCY_RESULTS;
-      this.#awaitsCombine[slot] = true;
-      return { hook: this.#hook('hook of combine', this.#awaitsCombine, slot, this.#summer(sent)) };
+      const { sequence } = input.handle;
+      this.#awaitsCombine[sequence % LOW_LATENCY_RESULTS] = true;
+      return { hook: this.#hook('hook of combine', this.#awaitsCombine, sequence, this.#summer(sent)) };
     });
   }
 
@@ -313,16 +314,17 @@ export class EpLowLatency implements AsyncDisposable {
     throw invalidArgument('ranks', ranks, `ranks of the group, 0 to ${size - 1}`);
   }
 
-  #hook<T>(name: string, awaited: boolean[], slot: number, receive: (wait: LowLatencyWait) => Promise<T>) {
+  #hook<T>(name: string, awaited: boolean[], sequence: number, receive: (wait: LowLatencyWait) => Promise<T>) {
     let isCalled = false;
     return (options: WaitOptions = {}): Promise<T> =>
       this.#guard.run(name, () => {
         this.#engine.throwIfUnusable();
         checkOptions(options, waitOptionNames, `options of the ${name}`);
         if (isCalled) throw new WeftlineError('WL_INVALID_ARGUMENT', `This ${name} was called before; call it once`);
+        this.#requireRecent(name, sequence);
         const wait = this.#waitOf(options);
         isCalled = true;
-        awaited[slot] = false;
+        awaited[sequence % LOW_LATENCY_RESULTS] = false;
         return receive(wait);
       });
   }
@@ -340,6 +342,13 @@ export class EpLowLatency implements AsyncDisposable {
       'WL_INVALID_ARGUMENT',
       `Cannot start dispatch ${sequence} on this EpLowLatency: the hook of ${call === 'combine' ? 'the combine of ' : ''}dispatch ${of}, whose memory it uses, was not called`,
     );
+  }
+
+  /** What was under way when this rank was masked is of the past once it takes part again. */
+  #requireRecent(name: string, sequence: number): void {
+    if (sequence > this.#sequence - LOW_LATENCY_RESULTS) return;
+    const message = `This ${name} is of dispatch ${sequence}, after which this rank was masked; dispatch ${this.#sequence + 1} is the next one`;
+    throw new WeftlineError('WL_INVALID_ARGUMENT', message, { details: { dispatch: sequence } });
   }
 
   #requireAlive({ sequence }: LowLatencyHandle): void {

@@ -20,7 +20,9 @@ await using device = await openOwnDevice(world);
 const config = { maxTokensPerRank: TOKENS, hidden: HIDDEN, numExperts: size, maxTopk: size, elastic: true };
 // A join that finds nobody in time can be tried again.
 if (world.life > 0) {
+  const used = device.kind === 'cpu' ? device.space.used : 0;
   await assert.rejects(EpLowLatency.create(world, device, config, { timeoutMs: 1 }), { code: 'WL_TIMEOUT' });
+  if (device.kind === 'cpu') assert.equal(device.space.used, used, 'memory of an attempt that failed');
 }
 const ll = await EpLowLatency.create(world, device, config, { timeoutMs: 60_000 });
 const firstDispatch = ll.nextDispatch;
@@ -78,6 +80,16 @@ async function stage(): Promise<void> {
   ll.commit();
 }
 
+/** One request at a time, again and again: the first one may find a process of the victim whose own time is over then. */
+let isAsking = false;
+function ask(): void {
+  if (isAsking || ll.view.active[VICTIM]) return;
+  isAsking = true;
+  ll.connectRanks([VICTIM], { timeoutMs: 60_000 })
+    .catch(() => {})
+    .finally(() => (isAsking = false));
+}
+
 let longestMs = 0;
 let without = 0;
 if (me === VICTIM && how === 'disconnected') {
@@ -112,7 +124,7 @@ if (me === VICTIM && how === 'disconnected') {
       isBack = without > 0 && active === size;
       // The process that starts needs the processor.
       if (without > 0) await sleep(5);
-      if (without === 1 && how !== 'disconnected') ll.connectRanks([VICTIM], { timeoutMs: 60_000 }).catch(() => {});
+      if (without > 0 && how !== 'disconnected') ask();
       if (without === 1 && how === 'disconnected' && me === 0) stage().catch(() => {});
     }
   };

@@ -20,6 +20,7 @@ const message = (bytes: number, dtype: PairMessage['dtype'], peer = 0): PairMess
   address: 0,
   bytes,
   dtype,
+  tensor: undefined as never,
 });
 
 function explained(kind: number, detail: number, expected: number, seen: number): string {

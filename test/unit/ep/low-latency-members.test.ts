@@ -7,7 +7,7 @@ import { lowLatencySize } from 'weftline/ep';
 import { wordOffsets } from '#lib/abi/layout.js';
 import { lowLatencyMember } from '#lib/abi/low-latency.js';
 import { Deadline } from '#lib/core/deadline.js';
-import type { LowLatencyCells } from '#lib/ep/low-latency/members/low-latency-cells.js';
+import { LowLatencyCells } from '#lib/ep/low-latency/members/low-latency-cells.js';
 import { LowLatencyJoining } from '#lib/ep/low-latency/members/low-latency-joining.js';
 import { LowLatencyMembers } from '#lib/ep/low-latency/members/low-latency-members.js';
 import { LOW_LATENCY_NOTICE } from '#lib/ep/low-latency/low-latency-membership.js';
@@ -19,7 +19,10 @@ const size = lowLatencySize({ maxTokensPerRank: 1, hidden: 8, numExperts: 2, max
 const dispatched = [0, 0];
 const cells = {
   bells: { ringAll: () => {} },
-  reached: (rank: number) => dispatched[rank]!,
+  dispatchOf: (rank: number) => dispatched[rank]!,
+  get lastDispatch() {
+    return Math.max(...dispatched);
+  },
 } as unknown as LowLatencyCells;
 
 function twoRanks(
@@ -173,4 +176,46 @@ test('a rank that a kernel masked before its time came can be connected again in
   here.activate(1, 10);
   assert.equal(here.isKnown(1), true);
   assert.equal(here.isActive(1, there.activeFrom()!), true);
+});
+
+test('a rank that was away while numbers wrapped joins at the full number, and its old words do not seem to be ahead', async () => {
+  const { windows } = twoRanks();
+  const [near, far] = windows.map((window) => new LowLatencyCells(device, window, size)) as [
+    LowLatencyCells,
+    LowLatencyCells,
+  ];
+  const here = new LowLatencyMembers(device, windows[0]!, size, near);
+  const there = new LowLatencyMembers(device, windows[1]!, size, far);
+  here.mask(1);
+  // Combines, 16 numbers for each dispatch, are half the numbers of 32 bits ahead.
+  const last = 2 ** 32 + 2 ** 27;
+  near.publish('dispatched', last);
+  near.publish('combined', last * 16 + 1);
+  const window = Object.assign(Object.create(windows[1]!) as SymmetricWindow, {
+    barrier: { failure: { reason: () => undefined } },
+  });
+  let begun = 0;
+  const engine = {
+    dispatch: () => 0,
+    prepare: () => Promise.resolve(),
+    beginAt: (dispatch: number) => (begun = dispatch),
+    shortfall: () => never(),
+  };
+  const joining = new LowLatencyJoining({ window, cells: far, members: there, engine });
+  const rejoining = joining.rejoin({ deadline: new Deadline(60_000), signal: undefined });
+  while (!here.isConnected(1)) await turn();
+  here.activate(1, last + 1);
+  const first = await rejoining;
+  assert.deepEqual([first, begun], [last + 1 + LOW_LATENCY_NOTICE, first]);
+  assert.equal(here.isActive(1, first), true);
+  assert.deepEqual(
+    [
+      near.hasReached(1, 'dispatched', first),
+      near.hasReached(1, 'released', first),
+      near.hasReached(1, 'combined', first * 16 + 1),
+      near.hasReached(1, 'taken', first * 16 + 1, 0),
+      near.hasReached(1, 'taken', first * 16 + 1, 1),
+    ],
+    Array(5).fill(false),
+  );
 });

@@ -36,6 +36,8 @@ export class UcxKeys implements RemoteKeys {
 
   /** From now on they are for this endpoint. */
   attach(worker: UcxWorker, endpoint: number): void {
+    // Those of an endpoint that UCX has not ended stay with it.
+    this.#handles.fill(0);
     this.#worker = worker;
     this.#endpoint = endpoint;
   }

@@ -17,7 +17,7 @@ import { LowLatencyHandle } from '../low-latency-handle.ts';
 import type { LowLatencyMembership, LowLatencyShortfall } from '../low-latency-membership.ts';
 import type { LowLatencyDispatchResult } from '../low-latency-results.ts';
 import type { LowLatencyScope } from '../low-latency-scope.ts';
-import { compareCombine, compareDispatch, dispatchWord, readDispatchWord } from '../call-words.ts';
+import { combineCall, compareDispatch, dispatchWord, otherCombine, readDispatchWord } from '../call-words.ts';
 import { CombineNumbers } from '../members/combine-numbers.ts';
 import { CombineRows } from './combine-rows.ts';
 import { DispatchRows } from './dispatch-rows.ts';
@@ -46,9 +46,8 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
   readonly #isRankMajor: boolean;
   /** Of an elastic object. */
   readonly #elastic: ElasticParts | undefined;
-  /** Calls that were received, also where a later one was before an earlier one. */
+  /** Dispatches that were received, also where a later one was before an earlier one. */
   readonly #received = new FinishedCalls();
-  readonly #taken = new FinishedCalls();
   readonly #combines: CombineNumbers;
   /** Number of the last dispatch that was begun. */
   #dispatch = 0;
@@ -179,36 +178,40 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     return this.receiveCombine(await this.sendCombine(input, wait), wait);
   }
 
-  async sendCombine(input: CheckedLowLatencyCombine, wait: LowLatencyWait): Promise<SentCpuCombine> {
+  async sendCombine(input: CheckedLowLatencyCombine, wait: LowLatencyWait): Promise<SentCombine> {
     const { handle } = input;
     const { device, config } = this.#scope;
     // Before anything moves: a rank without memory for the result has not begun the call.
     const making = device.allocating(() => input.out ?? device.empty('bf16', [handle.numTokens, config.hidden]));
     const out = making instanceof Promise ? await making : making;
     await this.#untilCombineSlotIsFree(handle, wait);
-    const { number, count } = this.#combines.next();
+    const number = this.#combines.next(handle.sequence);
+    const call = combineCall(number, handle.sequence);
     this.#orGiveUp(() => {
       this.#sums.stage(input);
       for (let rank = 0; rank < this.#window.ranks.length; rank++) {
-        this.#cells.write(rank, 'combineCall', this.#callOf(number, handle), handle.sequence | 0);
+        this.#cells.write(rank, 'combineCall', handle.sequence % LOW_LATENCY_RESULTS, call);
       }
     });
     this.#combines.use(handle.sequence, number);
     this.#cells.publish('combined', number);
-    return { input, number, count, out };
+    return { input, number, out };
   }
 
-  async receiveCombine({ input, number, count, out }: SentCpuCombine, wait: LowLatencyWait): Promise<Tensor<'bf16'>> {
+  async receiveCombine({ input, number, out }: SentCombine, wait: LowLatencyWait): Promise<Tensor<'bf16'>> {
     const { handle } = input;
-    const { added } = this.#tables.results[handle.sequence % LOW_LATENCY_RESULTS]!;
+    const result = handle.sequence % LOW_LATENCY_RESULTS;
+    const { added } = this.#tables.results[result]!;
     const at = handle.sequence;
     let without = 0;
     const visit = (rank: number): void => {
       if (this.#elastic !== undefined) added.view()[rank] = 1;
-      const there = this.#cells.read(rank, 'combineCall', this.#callOf(number, handle));
+      const isSame = this.#cells.read(rank, 'combineCall', result) === combineCall(number, at);
       // ORDER: as in receiveDispatch().
       this.#elastic?.members.requireActive(at);
-      compareCombine(handle.sequence | 0, there, this.#window.ranks[rank]!);
+      if (isSame) return;
+      const there = combineResults.map((of) => this.#cells.read(rank, 'combineCall', of));
+      throw otherCombine(at, there, this.#window.ranks[rank]!);
     };
     const skip = (rank: number): void => {
       added.view()[rank] = 0;
@@ -225,8 +228,8 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     this.#elastic?.members.requireActive(at);
     if (this.#elastic !== undefined) this.#sums.countDropped(handle);
     traceEnd('ep.combine.rows');
-    const finished = this.#taken.finish(count);
-    if (finished > 0) this.#cells.publish('taken', this.#combines.numberOf(finished));
+    // Combines of one result end in their order.
+    this.#cells.publish('taken', number, result);
     return out;
   }
 
@@ -247,7 +250,7 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     const { number: call, dispatch: at } = this.#combines.before(sequence);
     if (call === 0) return;
     const name = `combine of dispatch ${sequence}, until its memory is read`;
-    const waiting = this.#until({ word: 'taken', call, at, name }, wait);
+    const waiting = this.#until({ word: 'taken', result: sequence % LOW_LATENCY_RESULTS, call, at, name }, wait);
     if (waiting !== undefined) await waiting;
   }
 
@@ -260,11 +263,6 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
       this.#cells.bells.ringAll();
       throw error;
     }
-  }
-
-  /** Which words are a combine's: numbers of elastic objects are too far from each other to count modulo LOW_LATENCY_CALLS. */
-  #callOf(number: number, { sequence }: LowLatencyHandle): number {
-    return this.#elastic === undefined ? number : sequence;
   }
 
   #makeElastic(): ElasticParts {
@@ -295,7 +293,6 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
   #beginAt(dispatch: number): void {
     this.#dispatch = dispatch;
     this.#received.beginBehind(dispatch - 1);
-    this.#taken.beginBehind(this.#combines.count);
     this.#combines.beginAnew();
   }
 
@@ -325,10 +322,8 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
   }
 }
 
-interface SentCpuCombine extends SentCombine {
-  /** Which combine of this rank it is. */
-  readonly count: number;
-}
+/** Of results that are alive at once. */
+const combineResults = [...Array.from({ length: LOW_LATENCY_RESULTS }).keys()];
 
 interface ElasticParts {
   readonly members: LowLatencyMembers;

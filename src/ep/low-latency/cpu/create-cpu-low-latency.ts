@@ -99,16 +99,21 @@ async function joinAgain(
   const size = lowLatencySize(given, group.size);
   const tables = makeLowLatencyTables(device, config, group.size);
   let window: SymmetricWindow | undefined;
+  let engine: CpuLowLatencyEngine | undefined;
   try {
     window = await attachWindow(windowOf(group, device, size.bytes), peers, wait.deadline);
     const scope = { group, device, config: Object.freeze({ ...config }), size };
-    const engine = new CpuLowLatencyEngine(scope, { window, tables });
+    engine = new CpuLowLatencyEngine(scope, { window, tables });
     await board.announce(window, config);
     const next = await engine.membership!.rejoin({ deadline: wait.deadline, signal: wait.signal });
     return { scope, engine, next };
   } catch (error) {
-    window?.[Symbol.dispose]();
-    tables[Symbol.dispose]();
+    // It owns both, and memory that it has made ready since.
+    if (engine !== undefined) engine.close();
+    else {
+      window?.[Symbol.dispose]();
+      tables[Symbol.dispose]();
+    }
     throw error;
   }
 }

@@ -6,6 +6,8 @@ import type { LowLatencyMembers } from '../members/low-latency-members.ts';
 
 export interface RankWait {
   readonly word: Progress;
+  /** Of 'taken': whose memory. */
+  readonly result?: number;
   /** The call that all ranks must have reached. */
   readonly call: number;
   /** The dispatch that says who takes part, where ranks come and go. */
@@ -77,14 +79,14 @@ export class RanksInOrder implements Steps {
   }
 
   details(): ErrorDetails {
-    const { word, call } = this.#wait;
-    const seen = this.missing().map((rank) => this.#cells.reached(rank, word));
+    const { word, result, call } = this.#wait;
+    const seen = this.missing().map((rank) => this.#cells.reached(rank, word, result));
     return { phase: word, expected: call, seen };
   }
 
   #hasCome(rank: number): boolean {
-    const { word, call, at } = this.#wait;
-    return this.#cells.hasReached(rank, word, call) && this.#members?.mayRead(rank, at) !== false;
+    const { word, result, call, at } = this.#wait;
+    return this.#cells.hasReached(rank, word, call, result) && this.#members?.mayRead(rank, at) !== false;
   }
 
   /** Looks at all ranks, not only at the one whose turn it is: none of them may pay for those before it. */

@@ -142,13 +142,13 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
 
   combine(input: CheckedLowLatencyCombine, wait: LowLatencyWait): Promise<Tensor<'bf16'>> {
     const out = this.#outOf(input);
-    this.#launchCombine({ input, out, number: this.#nextCombine() }, { wait, phases: BOTH });
+    this.#launchCombine({ input, out, number: this.#nextCombine(input) }, { wait, phases: BOTH });
     return Promise.resolve(out);
   }
 
   sendCombine(input: CheckedLowLatencyCombine, wait: LowLatencyWait): Promise<SentCombine> {
     const out = this.#outOf(input);
-    const sent = { input, out, number: this.#nextCombine() };
+    const sent = { input, out, number: this.#nextCombine(input) };
     this.#launchCombine(sent, { wait, phases: SEND });
     return Promise.resolve(sent);
   }
@@ -174,8 +174,8 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
   }
 
   /** Kernels count combines themselves where ranks are fixed. */
-  #nextCombine(): number {
-    return this.#elastic?.nextCombine() ?? 0;
+  #nextCombine({ handle }: CheckedLowLatencyCombine): number {
+    return this.#elastic?.nextCombine(handle) ?? 0;
   }
 
   #outOf({ out, handle }: CheckedLowLatencyCombine): Tensor<'bf16'> {

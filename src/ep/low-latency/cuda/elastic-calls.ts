@@ -95,8 +95,8 @@ export class ElasticCalls {
   }
 
   /** The number of a combine that begins now. Fails with WL_CAPACITY. */
-  nextCombine(): number {
-    return this.#combines.next().number;
+  nextCombine({ sequence }: LowLatencyHandle): number {
+    return this.#combines.next(sequence);
   }
 
   /** `number` of the combine; 0 where only its memory is waited for. */

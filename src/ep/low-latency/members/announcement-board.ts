@@ -32,12 +32,14 @@ export class AnnouncementBoard {
     taken.get(this.#group)?.delete(this.#number);
   }
 
-  /** True if a former process of this rank has announced the object. */
+  /** True if a former process of this rank has made the object, which it may not have lived to announce: then others have. */
   async isKnown(): Promise<boolean> {
     const nothing = new Uint8Array();
-    const { store, rank } = this.#group;
+    const { store, size } = this.#group;
     // Changes nothing: no announcement is empty.
-    return (await store.compareAndSet(this.#key(rank), nothing, nothing)).value !== undefined;
+    const ask = (rank: number) => store.compareAndSet(this.#key(rank), nothing, nothing);
+    const answers = await Promise.all(Array.from({ length: size }, (_, rank) => ask(rank)));
+    return answers.some(({ value }) => value !== undefined);
   }
 
   async announce({ shared }: SymmetricWindow, config: Required<LowLatencyConfig>): Promise<void> {

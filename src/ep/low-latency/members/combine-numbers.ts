@@ -1,5 +1,5 @@
-// Numbers of combines: how many there were, or, where ranks come and go, such as follow from the number of the dispatch before.
-import { LOW_LATENCY_CALLS, LOW_LATENCY_RESULTS } from '../../../abi/low-latency.ts';
+// Numbers of combines: how many there were, or, where ranks come and go, such as follow from the number of their dispatch.
+import { LOW_LATENCY_RESULTS } from '../../../abi/low-latency.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 
 /** Numbers of combines from one dispatch to the next, of elastic objects. Few, so that numbers do not wrap in between. */
@@ -14,46 +14,39 @@ interface NumberedCombine {
 
 export class CombineNumbers {
   readonly #isElastic: boolean;
-  #count = 0;
   #dispatch = 0;
-  /** Combines that were begun since that dispatch. */
-  #since = 0;
-  /** By count. */
-  readonly #numbers = new Float64Array(LOW_LATENCY_CALLS);
+  /** Of the combine that was begun last. */
+  #number = 0;
   /** By parity of the dispatch: the last one whose rows lay in that memory. */
   #last = noCombines();
 
-  /** A rank that has joined knows only the combines since a dispatch: `isElastic` numbers go by those. */
+  /** A rank that has joined knows nothing of combines before its first dispatch: `isElastic` numbers do not go by those. */
   constructor(isElastic: boolean) {
     this.#isElastic = isElastic;
   }
 
-  /** Combines that were begun here. */
-  get count(): number {
-    return this.#count;
-  }
-
   beginDispatch(dispatch: number): void {
     this.#dispatch = dispatch;
-    this.#since = 0;
   }
 
-  /** Of a combine that begins now. Fails with WL_CAPACITY. */
-  next(): { readonly number: number; readonly count: number } {
-    if (this.#isElastic && this.#since === COMBINES_PER_DISPATCH - 1) {
-      const message = `An elastic EpLowLatency takes at most ${COMBINES_PER_DISPATCH - 1} combines from one dispatch to the next`;
-      throw new WeftlineError('WL_CAPACITY', message, { details: { combines: this.#since } });
+  /**
+   * Of a combine that begins now, with the handle of that dispatch. Numbers only grow. Fails with WL_CAPACITY.
+   *
+   * INVARIANT: that of a handle's first combine depends on the handle alone, unless one of a later dispatch came before. So a
+   * rank whose first dispatch is the second of two that overlap agrees with the others, who combine the first of them too.
+   */
+  next(dispatch: number): number {
+    let number = this.#number + 1;
+    if (this.#isElastic) {
+      number = Math.max(number, dispatch * COMBINES_PER_DISPATCH + 1);
+      if (number >= (this.#dispatch + 1) * COMBINES_PER_DISPATCH) {
+        const most = COMBINES_PER_DISPATCH - 1;
+        const message = `An elastic EpLowLatency takes at most ${most} combines from one dispatch to the next`;
+        throw new WeftlineError('WL_CAPACITY', message, { details: { combines: most } });
+      }
     }
-    this.#count += 1;
-    this.#since += 1;
-    const number = this.#isElastic ? this.#dispatch * COMBINES_PER_DISPATCH + this.#since : this.#count;
-    this.#numbers[this.#count % LOW_LATENCY_CALLS] = number;
-    return { number, count: this.#count };
-  }
-
-  /** Of one of the last combines. */
-  numberOf(count: number): number {
-    return this.#numbers[count % LOW_LATENCY_CALLS]!;
+    this.#number = number;
+    return number;
   }
 
   /** That combine has rows in the memory of the dispatch's result. */
@@ -68,6 +61,7 @@ export class CombineNumbers {
 
   /** This rank takes part again: what it waited for is of the past. */
   beginAnew(): void {
+    this.#number = 0;
     this.#last = noCombines();
   }
 }

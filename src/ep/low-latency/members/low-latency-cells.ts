@@ -1,5 +1,5 @@
 // How far each rank is in low-latency mode, told by words in the windows of the others. Hot path throughout.
-import { LOW_LATENCY_CALLS, lowLatencyBell, lowLatencyCell } from '../../../abi/low-latency.ts';
+import { LOW_LATENCY_CALLS, LOW_LATENCY_RESULTS, lowLatencyBell, lowLatencyCell } from '../../../abi/low-latency.ts';
 import { wordOffsets } from '../../../abi/layout.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import { RankBells } from '../../../windows/rank-bells.ts';
@@ -16,6 +16,12 @@ export type Progress = 'dispatched' | 'released' | 'combined' | 'taken';
 /** Words that belong to one call. */
 export type CallWord = 'rows' | 'dispatchCall' | 'combineCall';
 
+const TWO_32 = 2 ** 32;
+/** Dispatches that a word may be behind the others: numbers of combines, 16 for each dispatch, are then far from wrapping. */
+const OLD = 2 ** 20;
+/** How far behind the others a word is put that was older: what it says is of the past. */
+const PAST = 16;
+
 /** Where a window of ranks on CPUs has these regions. */
 export interface MemberRegions {
   readonly regions: Readonly<Record<'cells' | 'bell' | 'member', WindowRegion>>;
@@ -26,6 +32,7 @@ export interface MemberRegions {
 export class LowLatencyCells {
   readonly bells: RankBells;
   readonly #words: Int32Array;
+  readonly #me: number;
   /** By rank: where its cell for this rank's words is in its window, and this window's cell for its words. */
   readonly #theirs: Int32Array;
   readonly #mine: Int32Array;
@@ -36,6 +43,7 @@ export class LowLatencyCells {
     const wordOf = (rank: number, region: 'cells' | 'bell'): number =>
       (addresses[rank]! - storage.address + regions[region].offset) / 4;
     this.#words = words;
+    this.#me = me;
     this.#theirs = Int32Array.from(addresses, (_, rank) => wordOf(rank, 'cells') + me * CELL_WORDS);
     this.#mine = Int32Array.from(addresses, (_, rank) => wordOf(me, 'cells') + rank * CELL_WORDS);
     const board = Int32Array.from(addresses, (_, rank) => wordOf(rank, 'bell'));
@@ -47,7 +55,7 @@ export class LowLatencyCells {
     });
   }
 
-  /** A word of the call with that number, for one rank; a publish() must follow. */
+  /** A word of the call with that number, or of that result, for one rank; a publish() must follow. */
   write(rank: number, word: CallWord, call: number, value: number): void {
     this.#words[this.#theirs[rank]! + cellWord[word] + (call & CALL_MASK)] = value;
   }
@@ -57,20 +65,59 @@ export class LowLatencyCells {
     return this.#words[this.#mine[rank]! + cellWord[word] + (call & CALL_MASK)]!;
   }
 
-  /** Tells all ranks, this one too, that this rank has reached that call, and publishes all that it wrote before. */
-  publish(word: Progress, call: number): void {
+  /**
+   * Tells all ranks, this one too, that this rank has reached that call, and publishes all that it wrote before. `result`: of
+   * 'taken'.
+   */
+  publish(word: Progress, call: number, result = 0): void {
+    if (word === 'dispatched') {
+      const high = Math.floor(call / TWO_32);
+      for (const cell of this.#theirs) this.#words[cell + cellWord.dispatchedHigh] = high;
+    }
     // ORDER: sequentially consistent, as are the stores of sleepers, so that a rank about to sleep sees this or is seen.
     for (let rank = 0; rank < this.#theirs.length; rank++) {
-      Atomics.store(this.#words, this.#theirs[rank]! + cellWord[word], call | 0);
+      Atomics.store(this.#words, this.#theirs[rank]! + cellWord[word] + result, call | 0);
     }
     this.bells.ringAll();
   }
 
-  hasReached(rank: number, word: Progress, call: number): boolean {
-    return ((this.reached(rank, word) - call) | 0) >= 0;
+  hasReached(rank: number, word: Progress, call: number, result = 0): boolean {
+    return ((this.reached(rank, word, result) - call) | 0) >= 0;
   }
 
-  reached(rank: number, word: Progress): number {
-    return Atomics.load(this.#words, this.#mine[rank]! + cellWord[word]);
+  /** Numbers of 32 bits. */
+  reached(rank: number, word: Progress, result = 0): number {
+    return Atomics.load(this.#words, this.#mine[rank]! + cellWord[word] + result);
+  }
+
+  /** The last dispatch of that rank, in full. */
+  dispatchOf(rank: number): number {
+    const high = this.#words[this.#mine[rank]! + cellWord.dispatchedHigh]!;
+    return high * TWO_32 + (this.reached(rank, 'dispatched') >>> 0);
+  }
+
+  /** The last dispatch of any rank. */
+  get lastDispatch(): number {
+    let last = 0;
+    for (let rank = 0; rank < this.#mine.length; rank++) last = Math.max(last, this.dispatchOf(rank));
+    return last;
+  }
+
+  /**
+   * This rank takes part again before long, after it was away: words of it that are so old that their numbers would seem to be
+   * ahead of the others are brought up to what they may still say, that it has done nothing of late.
+   */
+  catchUp(combinesPerDispatch: number): void {
+    const last = this.lastDispatch;
+    const bring = (word: Progress, perDispatch: number, result = 0): void => {
+      const behind = (last * perDispatch - this.reached(this.#me, word, result)) | 0;
+      // Combines may be of the dispatch that was last.
+      if (behind < -PAST * perDispatch || behind > OLD * perDispatch)
+        this.publish(word, (last - PAST) * perDispatch, result);
+    };
+    bring('dispatched', 1);
+    bring('released', 1);
+    bring('combined', combinesPerDispatch);
+    for (let result = 0; result < LOW_LATENCY_RESULTS; result++) bring('taken', combinesPerDispatch, result);
   }
 }

@@ -1,4 +1,5 @@
 // How ranks of an elastic EpLowLatency come and go on CPU ranks: requests of active ranks, and the wait of one that joins.
+import { LOW_LATENCY_STATE_BITS } from '../../../abi/low-latency.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import type { WaitFacts } from '../../../core/waits.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
@@ -11,6 +12,7 @@ import type {
   LowLatencyView,
   MembershipWait,
 } from '../low-latency-membership.ts';
+import { COMBINES_PER_DISPATCH } from './combine-numbers.ts';
 import type { LowLatencyCells } from './low-latency-cells.ts';
 import type { LowLatencyMembers } from './low-latency-members.ts';
 
@@ -98,9 +100,12 @@ export class LowLatencyJoining implements LowLatencyMembership {
     await engine.prepare(peer === -1 ? undefined : peer);
     // A process that died asleep has left its mark.
     Atomics.store(cells.bells.own.waiters, 0, 0);
+    cells.catchUp(COMBINES_PER_DISPATCH);
     members.offer();
     let founded: number | undefined;
     const check = (): void => {
+      // The others go on, and it may be long until one of them makes this rank active.
+      cells.catchUp(COMBINES_PER_DISPATCH);
       const reason = window.barrier.failure.reason() ?? (signal?.aborted === true ? signal.reason : undefined);
       if (reason !== undefined) throw reason;
       // Where nobody is left to connect the ranks that wait, they must not wait for each other.
@@ -110,14 +115,16 @@ export class LowLatencyJoining implements LowLatencyMembership {
     const source = {
       waitFacts: (): WaitFacts => ({ operation: 'joining an EpLowLatency: no active rank connects it' }),
     };
-    const ready = (): boolean => members.activeFrom() !== undefined;
+    // As it was seen: another rank may mask this one at once.
+    let from: number | undefined;
+    const ready = (): boolean => (from = members.activeFrom()) !== undefined;
     try {
       await waitForWord(cells.bells.own, { ready, check, source, endsAt: deadline.endsAt });
     } catch (error) {
       members.mask(window.index);
       throw error;
     }
-    const dispatch = founded ?? this.#wide(members.activeFrom()!);
+    const dispatch = founded ?? this.#full(from!);
     engine.beginAt(dispatch);
     return dispatch;
   }
@@ -178,14 +185,9 @@ export class LowLatencyJoining implements LowLatencyMembership {
     );
   }
 
-  /** Words of members keep 30 bits of a number, those of cells 32; the two are near each other. */
-  #wide(dispatch: number): number {
-    const { members, cells } = this.#parts;
-    for (let rank = 0; rank < members.size; rank++) {
-      if (!members.isActive(rank, dispatch - 1)) continue;
-      const near = cells.reached(rank, 'dispatched');
-      return (near + (((dispatch - near) << 2) >> 2)) >>> 0;
-    }
-    return dispatch;
+  /** Words of members keep 30 bits of a number. It is near the dispatches that ranks have begun. */
+  #full(dispatch: number): number {
+    const near = this.#parts.cells.lastDispatch;
+    return near + (((dispatch - near) << LOW_LATENCY_STATE_BITS) >> LOW_LATENCY_STATE_BITS);
   }
 }

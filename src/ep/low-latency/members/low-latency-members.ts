@@ -78,8 +78,8 @@ export class LowLatencyMembers {
     if (this.isActive(rank, dispatch)) return true;
     const age = (dispatch - this.#seen[rank]!) | 0;
     if (age >= 0 && age <= LOW_LATENCY_RESULTS) return true;
-    // Never so old that the difference wraps.
-    if (age > 0) this.#seen[rank] = dispatch - NEVER;
+    // Never so old that the difference wraps. Calls that hooks end may be a few dispatches before the one that was looked at.
+    if (age > 0 || age < -OLD) this.#seen[rank] = dispatch - NEVER;
     return false;
   }
 
@@ -161,16 +161,11 @@ export class LowLatencyMembers {
         const state = this.#load(rank) & STATE_MASK;
         if (state !== states.active && state !== states.leaving) continue;
         // One that has left stays "leaving" for long.
-        const takesPart = state === states.active || this.isActive(rank, this.#cells.reached(rank, 'dispatched') + 1);
+        const takesPart = state === states.active || this.isActive(rank, this.#cells.dispatchOf(rank) + 1);
         if (takesPart && this.#window.isAlive(rank)) return undefined;
         this.mask(rank);
       }
-      let last = this.#cells.reached(0, 'dispatched');
-      for (let rank = 1; rank < this.size; rank++) {
-        const reached = this.#cells.reached(rank, 'dispatched');
-        if (((reached - last) | 0) > 0) last = reached;
-      }
-      const first = this.#unmarked(this.#me, (last + LOW_LATENCY_NOTICE) >>> 0);
+      const first = this.#unmarked(this.#me, this.#cells.lastDispatch + LOW_LATENCY_NOTICE);
       const word = this.#load(this.#me);
       if ((word & STATE_MASK) !== states.connected) return undefined;
       return this.#change(this.#me, word, states.active, first) ? first : undefined;
@@ -226,7 +221,7 @@ export class LowLatencyMembers {
    */
   #unmarked(rank: number, dispatch: number): number {
     let first = dispatch;
-    while (this.#hasMarks && this.#isMarked(rank, encode(states.active, first))) first = (first + 1) >>> 0;
+    while (this.#hasMarks && this.#isMarked(rank, encode(states.active, first))) first += 1;
     return first;
   }
 

@@ -6,6 +6,7 @@ import type { EndFailure, EndUser, RdmaDevice, RdmaEnd, RemoteKeys } from '#lib/
 import { type LinkOptions, RdmaLink } from '#lib/agent/rdma/rdma-link.js';
 import type { RdmaCaller, RdmaWelcome } from '#lib/agent/rdma/rdma-meeting.js';
 import { RdmaRegion } from '#lib/agent/rdma/rdma-region.js';
+import { RDMA_MESSAGES } from '#lib/abi/rdma-agent.js';
 import { sendOpcode } from '#lib/abi/verbs-words.js';
 import { WeftlineError } from 'weftline';
 import { hostMemory } from '../../../local/support/backend-context.ts';
@@ -240,4 +241,23 @@ test('a way that has never carried anything, and a broken one without operations
   silent.ends[0]!.fail('unanswered');
   silent.link.look();
   withCode('WL_PEER_LOST')(transfer.error);
+});
+
+test('a peer that takes no messages any more is looked after: a connection that only it knows to be broken is found', async () => {
+  const { link, ends } = await play();
+  const { sends, user, posted } = ends[0]!;
+  for (let message = 0; message < RDMA_MESSAGES; message += 1) link.notify(Buffer.from('told'));
+  user?.done(sends.nextSequence - 1);
+  const before = posted.length;
+  assert.throws(() => link.notify(Buffer.from('more')), withCode('WL_BUSY'));
+  assert.deepEqual(
+    posted.slice(before).map(({ opcode }) => opcode),
+    [sendOpcode.writeWithImmediate],
+  );
+  // One at a time, and not again and again.
+  assert.throws(() => link.notify(Buffer.from('more')), withCode('WL_BUSY'));
+  assert.equal(posted.length, before + 1);
+  ends[0]!.fail('unanswered');
+  link.look();
+  assert.throws(() => link.notify(Buffer.from('more')), withCode('WL_PEER_LOST'));
 });
