@@ -21,9 +21,10 @@ if (files.length === 0) {
 }
 /**
  * A test or a file that takes longer hangs, for instance because a failed test left something open. Files whose cases
- * WEFTLINE_TEST_EP multiplies may take as many times as long.
+ * WEFTLINE_TEST_EP multiplies may take as many times as long, and so may those of a guest that runs all of its tests.
  */
-const MAX_TEST_MS = 1_800_000 * Math.max(1, Number(process.env.WEFTLINE_TEST_EP ?? 1));
+const factors = [Number(process.env.WEFTLINE_TEST_EP ?? 1), process.env.WEFTLINE_TEST_RDMA === 'all' ? 3 : 1];
+const MAX_TEST_MS = 1_800_000 * Math.max(1, ...factors);
 /** Many tests wait for other processes: one more than processors. */
 const concurrency = availableParallelism() + 1;
 const flags = ['--test', `--test-concurrency=${concurrency}`, `--test-timeout=${MAX_TEST_MS}`];
