@@ -66,12 +66,14 @@ test('sumRows may write to any of the rows that it adds', async () => {
     for (const count of [2, 3, 6]) {
       const width = 1032;
       for (let target = 0; target < count; target++) {
-        const rows = Array.from({ length: count }, () =>
-          Array.from({ length: width }, () => values['any bits'](next)),
-        );
+        const rows = Array.from({ length: count }, () => Array.from({ length: width }, () => values['any bits'](next)));
         using data = await upload(rows, width);
         const address = (row: number): number => data.address + row * width * 2;
-        using sources = await device.tensor('i32', [count], Int32Array.from(rows, (_, row) => address(row)));
+        using sources = await device.tensor(
+          'i32',
+          [count],
+          Int32Array.from(rows, (_, row) => address(row)),
+        );
         kernels.sumRows(address(target), sources.address, count, width * 2, scattered, elementFormats.bf16);
         const got = [...data.view().subarray(target * width, (target + 1) * width)];
         assert.deepEqual(got, sumRows(rows, width), `${count} rows into number ${target}`);
