@@ -56,6 +56,8 @@ export class StepRunner {
   readonly #options: StepRunnerOptions;
   /** Looks between two yields, of which each takes as long as many looks. */
   readonly #looks: number;
+  /** Yields between two glances at the clock. */
+  readonly #turns: number;
   readonly #spin: SpinTime;
   /** The steps are done; what they put for other hosts may still wait for room. */
   #areDone = false;
@@ -65,6 +67,7 @@ export class StepRunner {
     this.#options = options;
     // In a crowd the rank that is waited for may wait for this processor.
     this.#looks = options.isCrowded ? 1 : 16;
+    this.#turns = options.isCrowded ? 16 : 1;
     this.#spin = new SpinTime(options.spinUs);
   }
 
@@ -96,18 +99,26 @@ export class StepRunner {
   /** True when all is done, false when nothing has moved for long, or when others compute on this processor. */
   #poll(steps: Steps): boolean {
     const spin = this.#spin;
+    const { isCrowded } = this.#options;
     // Of waits, not of how long they took: pieces of large calls take long, and polling for them pays.
     spin.learn(0);
     let { progress } = steps;
     let now = performance.now();
     let end = now + spin.milliseconds;
     while (true) {
-      const before = now;
-      yieldProcessor();
-      now = performance.now();
-      // The scheduler lets a woken thread go before threads that compute, but not one that polls.
-      const mustSleep = spin.lent(now - before);
-      for (let look = 0; look < this.#looks; look++) if (this.#advance(steps)) return true;
+      let mustSleep = false;
+      for (let turn = 0; turn < this.#turns; turn++) {
+        yieldProcessor();
+        if (!isCrowded) {
+          const before = now;
+          now = performance.now();
+          // The scheduler lets a woken thread go before threads that compute, but not one that polls. In a crowd it may be a rank
+          // that had the processor for long, because it was ahead in its calls: that is no reason to sleep.
+          mustSleep = spin.lent(now - before);
+        }
+        for (let look = 0; look < this.#looks; look++) if (this.#advance(steps)) return true;
+      }
+      if (isCrowded) now = performance.now();
       if (mustSleep) return false;
       if (steps.progress !== progress) {
         ({ progress } = steps);
