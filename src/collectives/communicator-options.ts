@@ -27,7 +27,7 @@ export interface CommunicatorOptions extends WaitOptions {
    * Larger calls use tensors where they lie, without a copy through the window. Of GPUs: calls of more bytes than this (of the
    * larger of a rank's tensors) with registered tensors; see register(). 2 MiB by default. Of CPU ranks of one host that may
    * read each other's memory (process_vm_readv): an allToAll of more bytes than this (of a rank's tensor) that is in place on
-   * no rank; 64 KiB by default. The same on all ranks.
+   * no rank; 128 KiB by default. The same on all ranks.
    */
   readonly directBytes?: number;
   /**
@@ -61,7 +61,7 @@ const CUDA_PIECE_BYTES = 1 << 22;
 const HOSTS_PIECE_BYTES = 1 << 21;
 const HOSTS_PIECES_OF_ALL = 1 << 26;
 const CUDA_DIRECT_BYTES = 1 << 21;
-const CPU_DIRECT_BYTES = 1 << 16;
+const CPU_DIRECT_BYTES = 1 << 17;
 
 /** Fails with WL_INVALID_ARGUMENT. */
 export function checkCommunicatorOptions(
