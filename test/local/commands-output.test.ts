@@ -3,13 +3,13 @@ import assert from 'node:assert/strict';
 import { spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync } from 'node:fs';
-import { createServer } from 'node:net';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { exitCodes } from '#lib/programs/cli/exit-codes.js';
 import type { Examination } from '#lib/programs/doctor/doctor.js';
 import type { EpBenchReport } from '#lib/programs/bench/ep/ep-results.js';
 import type { P2pBenchReport } from '#lib/programs/bench/p2p/p2p-results.js';
+import { freePort } from '../support/free-port.ts';
 
 const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 const { success, failure, usage } = exitCodes;
@@ -121,11 +121,8 @@ test('what messages recommend is there: --aot-folder and --use-aot', () => {
 
 /** A server of a bench with a free port, and what it says on stdout and stderr. */
 async function serve(bench: string, ...words: string[]): Promise<{ port: string; ended: Promise<Ended> }> {
-  // Port 0 is refused on the command line: a listener of this process shows a free one.
-  const probe = createServer().listen(0, '127.0.0.1');
-  await once(probe, 'listening');
-  const { port } = probe.address() as { readonly port: number };
-  probe.close();
+  // Port 0 is refused on the command line.
+  const port = await freePort();
   const child = spawn(process.execPath, [main, 'bench', bench, '--role', 'server', '--port', String(port), ...words], {
     stdio: ['ignore', 'pipe', 'pipe'],
     env,
