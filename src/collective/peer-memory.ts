@@ -33,8 +33,8 @@ export class PeerMemory {
   }
 
   /**
-   * Collective, for an object of that name. undefined on all ranks if the kernel forbids it to one of them, and for ranks that are alone or on several
-   * hosts.
+   * Collective, for an object of that name. Returns undefined on all ranks if the kernel forbids it to one of them, and for
+   * ranks that are alone or on several hosts.
    */
   static async create(what: string, { group, device }: Ranks, wait: CallWait): Promise<PeerMemory | undefined> {
     if (group.size === 1 || group.topology.hosts.length > 1) return undefined;

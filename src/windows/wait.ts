@@ -49,10 +49,10 @@ export interface WordWait {
 }
 
 /**
- * Resolves when `ready()` holds; undefined if it did before this thread had to sleep. A change of the word is never missed: it is read before `ready()`, and the kernel
- * refuses to sleep when it has changed since. What `check()` looks at may change just before a sleep; it is then seen
- * one slice later. If the kernel cannot let this process sleep, the wait looks again until `check()` ends it: a shortage that
- * passes must not cost all ranks their window.
+ * Resolves when `ready()` holds; undefined if it did before this thread had to sleep. A change of the word is never missed:
+ * it is read before `ready()`, and the kernel refuses to sleep when it has changed since. What `check()` looks at may change
+ * just before a sleep; it is then seen one slice later. If the kernel cannot let this process sleep, the wait looks again until
+ * `check()` ends it: a shortage that passes must not cost all ranks their window.
  */
 export function waitForWord(word: SharedWord, wait: WordWait): Promise<void> | undefined {
   const { poll } = wait;
