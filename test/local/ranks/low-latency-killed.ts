@@ -18,13 +18,7 @@ await using world = await join();
 const { rank: me, size } = world;
 await using device = await openOwnDevice(world);
 const config = { maxTokensPerRank: TOKENS, hidden: HIDDEN, numExperts: size, maxTopk: size, elastic: true };
-// A join that finds nobody in time can be tried again.
-if (world.life > 0) {
-  const used = device.kind === 'cpu' ? device.space.used : 0;
-  await assert.rejects(EpLowLatency.create(world, device, config, { timeoutMs: 1 }), { code: 'WL_TIMEOUT' });
-  if (device.kind === 'cpu') assert.equal(device.space.used, used, 'memory of an attempt that failed');
-}
-const ll = await EpLowLatency.create(world, device, config, { timeoutMs: 60_000 });
+const ll = (await joinInVain()) ?? (await EpLowLatency.create(world, device, config, { timeoutMs: 60_000 }));
 const firstDispatch = ll.nextDispatch;
 const [how] = process.argv.slice(2);
 if (me === VICTIM) await world.store.setJson('victim', process.pid);
@@ -35,6 +29,19 @@ const choices = Int32Array.from({ length: TOKENS * size }, (_, at) => at % size)
 const topkIdx = await device.tensor('i32', [TOKENS, size], choices);
 const topkWeights = await device.tensor('f32', [TOKENS, size], new Float32Array(TOKENS * size).fill(1));
 const y = await device.tensor('bf16', [1, TOKENS * size, HIDDEN], new Uint16Array(TOKENS * size * HIDDEN).fill(0x3f80));
+
+/** A join that finds nobody in time can be tried again. The others ask meanwhile, so now and then it is found in time. */
+async function joinInVain(): Promise<EpLowLatency | undefined> {
+  if (world.life === 0) return undefined;
+  const used = device.kind === 'cpu' ? device.space.used : 0;
+  try {
+    return await EpLowLatency.create(world, device, config, { timeoutMs: 1 });
+  } catch (error) {
+    assert.equal((error as { code?: string }).code, 'WL_TIMEOUT');
+    if (device.kind === 'cpu') assert.equal(device.space.used, used, 'memory of an attempt that failed');
+    return undefined;
+  }
+}
 
 /** How many ranks' experts have answered; every token goes to all of them. */
 async function round(isLast = false): Promise<{ readonly active: number; readonly sums: number; readonly ms: number }> {
