@@ -14,6 +14,7 @@ const bytes = new Float64Array(ops.length * links.length);
 const tokens = new Float64Array(ops.length * epModes.length);
 const overflows = new Float64Array(policies.length);
 const imbalances = new Float64Array(epModes.length);
+const counters = [bytes, tokens, overflows, imbalances];
 const errors = new Map<ErrorCode, number>();
 
 /** Hot path. */
@@ -38,6 +39,16 @@ export function noteImbalance(mode: EpMode, rows: ArrayLike<number>, ranks: numb
     all += rows[at]!;
   }
   imbalances[epModes.indexOf(mode)] = all === 0 ? 1 : (most * ranks) / all;
+}
+
+/** What rows and tokens this thread counts while `work` runs, is not counted: for work that is nobody's. */
+export async function withoutCounts<T>(work: () => Promise<T>): Promise<T> {
+  const before = counters.map((counts) => counts.slice());
+  try {
+    return await work();
+  } finally {
+    for (const [at, counts] of counters.entries()) counts.set(before[at]!);
+  }
 }
 
 /** A call or a transfer has failed. */

@@ -3,17 +3,25 @@ import { agreeOn } from '../../../collective/agree.ts';
 import { describeCall } from '../../../collective/calls.ts';
 import type { CallWait, Deadline } from '../../../core/deadline.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
+import { asWeftlineError } from '../../../core/errors.ts';
 import { requireRoom } from '../../../windows/room.ts';
 import { SymmetricWindow, type SymmetricWindowOptions } from '../../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
+import { SoloGroup } from '../../../world/solo-group.ts';
 import type { LowLatencyEngine } from '../low-latency-engine.ts';
 import type { LowLatencyScope } from '../low-latency-scope.ts';
-import { comparableConfig, type LowLatencyConfig, lowLatencySize } from '../low-latency-size.ts';
+import {
+  comparableConfig,
+  type LowLatencyConfig,
+  lowLatencySize,
+  withLowLatencyDefaults,
+} from '../low-latency-size.ts';
 import { requireOneHost } from '../require-one-host.ts';
 import type { AnnouncementBoard } from '../members/announcement-board.ts';
 import { attachWindow, joinOrCreate } from '../members/join-or-create.ts';
 import { CpuLowLatencyEngine } from './cpu-low-latency-engine.ts';
 import { makeLowLatencyTables } from './low-latency-tables.ts';
+import { rehearsalConfig, rehearse } from './rehearse.ts';
 
 const what = 'EpLowLatency';
 
@@ -27,7 +35,7 @@ export interface CpuLowLatencyOptions {
 
 /** An engine, and the number of its first dispatch. */
 export interface CpuLowLatency {
-  readonly scope: LowLatencyScope;
+  readonly scope: LowLatencyScope<CpuDevice>;
   readonly engine: LowLatencyEngine;
   readonly next: number;
 }
@@ -91,10 +99,12 @@ async function createTogether(
 
 /** Not collective: in the place of this rank's former process. Resolves once an active rank has connected it. */
 async function joinAgain(
-  { group, device, given, config }: CpuLowLatencyOptions,
+  options: CpuLowLatencyOptions,
   board: AnnouncementBoard,
   wait: CallWait & { readonly deadline: Deadline },
 ): Promise<CpuLowLatency> {
+  const { group, device, given, config } = options;
+  await rehearseAlone(options);
   const peers = await board.peers(config, wait);
   const size = lowLatencySize(given, group.size);
   const tables = makeLowLatencyTables(device, config, group.size);
@@ -115,6 +125,23 @@ async function joinAgain(
       tables[Symbol.dispose]();
     }
     throw error;
+  }
+}
+
+/** A rank that has no memory for it can still join. */
+async function rehearseAlone({ group, device, given }: CpuLowLatencyOptions): Promise<void> {
+  const solo = new SoloGroup(group);
+  const small = rehearsalConfig(given, group.size);
+  const options = { group: solo, device, given: small, config: withLowLatencyDefaults(small, solo.size) };
+  try {
+    const { made } = await createTogether(options, {});
+    try {
+      await rehearse(made.scope, made.engine);
+    } finally {
+      await made.engine.close();
+    }
+  } catch (error) {
+    if (asWeftlineError(error).code !== 'WL_MEMORY') throw error;
   }
 }
 
