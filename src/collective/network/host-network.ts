@@ -384,13 +384,3 @@ export class HostNetwork {
     this.#links.set(peer, link);
   }
 }
-
-/** At the begin of each call. When the ranks of this host gave up, peers that have not heard of it wait for this rank. */
-export function throwIfUnusable(barrier: LocalBarrier, network: HostNetwork | undefined): void {
-  try {
-    barrier.throwIfUnusable();
-  } catch (error) {
-    network?.giveUp(error);
-    throw error;
-  }
-}

@@ -1,5 +1,5 @@
 // The windows of the ranks of a collective object on CPUs, with their links to ranks of other hosts.
-import { HostNetwork } from '../../collective/network/host-network.ts';
+import type { HostNetwork } from '../../collective/network/host-network.ts';
 import type { CallWait } from '../../core/deadline.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { SymmetricWindow } from '../../windows/symmetric-window.ts';
@@ -47,7 +47,9 @@ export async function createMirroredWindow(
   const rows = { rows: 1, rowWindow: 0 };
   try {
     const of = { group, device, name: what, barrier: window.barrier, windows: [window] };
-    return { window, across: { network: await HostNetwork.create({ ...wait, ...of, ...offsets, rows }), ...offsets } };
+    // Loaded here, so that ranks of one host never load what links to others need.
+    const { HostNetwork: Network } = await import('../../collective/network/host-network.ts');
+    return { window, across: { network: await Network.create({ ...wait, ...of, ...offsets, rows }), ...offsets } };
   } catch (error) {
     window[Symbol.dispose]();
     throw error;

@@ -3,8 +3,7 @@ import { randomBytes } from 'node:crypto';
 import type { RemoteMemory } from '../../agent/remote-agent.ts';
 import type { Registration } from '../../agent/registration.ts';
 import { CallGuard } from '../../collective/call-guard.ts';
-import { meetAcrossHosts } from '../../collective/network/meet-across-hosts.ts';
-import { SharedAgent } from '../../collective/network/shared-agent.ts';
+import type { SharedAgent } from '../../collective/network/shared-agent.ts';
 import { requireGroup } from '../../collective/tensor-check.ts';
 import { checkOptions } from '../../core/check-options.ts';
 import { type CallWait, Deadline, startCall, type WaitOptions, waitOptionNames, within } from '../../core/deadline.ts';
@@ -92,6 +91,7 @@ export class ExpertMover implements AsyncDisposable {
     };
     try {
       const connect = (told: readonly Told[]): Promise<void> => (made.mover as ExpertMover).#connect(told);
+      const { meetAcrossHosts } = await import('../../collective/network/meet-across-hosts.ts');
       await meetAcrossHosts(group, { name: 'ep/expert-mover', tell, connect }, call);
       return made.mover as ExpertMover;
     } catch (error) {
@@ -107,7 +107,9 @@ export class ExpertMover implements AsyncDisposable {
     const memory = new ExpertMemory(device, { layers, slots: placement.slots, expertBytes: options.expertBytes });
     let shared: SharedAgent | undefined;
     try {
-      shared = await SharedAgent.open(group);
+      // Loaded here, so that programs whose experts stay where they are never load an agent.
+      const { SharedAgent: Shared } = await import('../../collective/network/shared-agent.ts');
+      shared = await Shared.open(group);
       const registration = await shared.agent.register(memory.tensor, { name: 'experts' });
       return new ExpertMover({ group, memory, shared, registration, placement });
     } catch (error) {

@@ -11,9 +11,9 @@ import { bufferSize, type EpBufferConfig, type EpBufferSize } from '../buffer-si
 import type { EpEngine } from '../engine.ts';
 import { type EpTables, makeEpTables } from '../ep-tables.ts';
 import type { EpScope } from '../scope.ts';
-import { CpuBufferNetwork } from './cpu-buffer-network.ts';
 import { hostsOf, ranksOfHosts } from '../../across-hosts/hosts-of.ts';
 import { checkRdmaBuffer } from '../../across-hosts/rdma-bytes.ts';
+import type { CpuBufferNetwork } from './cpu-buffer-network.ts';
 import type { EpBufferOptions } from '../ep-buffer-options.ts';
 import { CpuEpEngine } from './cpu-engine.ts';
 
@@ -44,8 +44,7 @@ export async function createCpuEngine(
     const window = await SymmetricWindow.create({ ...wait, ...of });
     const scope = { group, device, config: Object.freeze({ ...config }), size };
     try {
-      const network =
-        hostsOf(group) === 0 ? undefined : await CpuBufferNetwork.create(scope, window, { ...wait, memory });
+      const network = hostsOf(group) === 0 ? undefined : await openNetwork(scope, window, { ...wait, memory });
       const peers = await PeerMemory.create('EpBuffer', { group, device }, wait);
       return { scope, engine: new CpuEpEngine(scope, { window, tables, network, memory: peers }) };
     } catch (error) {
@@ -56,4 +55,10 @@ export async function createCpuEngine(
     tables[Symbol.dispose]();
     throw error;
   }
+}
+
+async function openNetwork(...options: Parameters<typeof CpuBufferNetwork.create>): Promise<CpuBufferNetwork> {
+  // Loaded here, so that ranks of one host never load what links to others need.
+  const { CpuBufferNetwork: Network } = await import('./cpu-buffer-network.ts');
+  return Network.create(...options);
 }

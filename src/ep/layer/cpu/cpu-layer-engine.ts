@@ -13,7 +13,7 @@ import { agreeOn } from '../../../collective/agree.ts';
 import { type Call, callWord } from '../../../collective/calls.ts';
 import { computeLayout } from '../../buffer/dispatch-layout.ts';
 import type { EpCallOptions } from '../../buffer/engine.ts';
-import { throwIfUnusable } from '../../../collective/network/host-network.ts';
+import { throwIfUnusable } from '../../../collective/network/throw-if-unusable.ts';
 import type { ExchangeHeader, ExchangeResult } from '../../../collective/exchange.ts';
 import { eventAtOnce } from '../../../collective/overlap.ts';
 import type { CpuLayerMemory } from './cpu-layer-memory.ts';

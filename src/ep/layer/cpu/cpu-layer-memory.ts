@@ -14,7 +14,7 @@ import type { MemoryRange } from '../../../device/host-access.ts';
 import { CountExchange } from '../../../collective/exchange.ts';
 import type { EPConfig } from '../ep-config.ts';
 import { hostsOf, ranksOfHosts } from '../../across-hosts/hosts-of.ts';
-import { CpuLayerNetwork } from './cpu-layer-network.ts';
+import type { CpuLayerNetwork } from './cpu-layer-network.ts';
 import { type LayerMemory, noOutput } from '../layer-memory.ts';
 import { type OutputRegion, type OutputSize, outputSize } from '../output-size.ts';
 
@@ -138,7 +138,9 @@ export class CpuLayerMemory implements LayerMemory {
     if (hostsOf(group) === 0) return;
     if (this.network !== undefined) return this.network.replaceOutput({ window, size }, wait);
     const of = { group, device, config, control, output: window, memory: this.#rdmaBuffer };
-    this.network = await CpuLayerNetwork.create({ ...wait, ...of }, size);
+    // Loaded here, so that ranks of one host never load what links to others need.
+    const { CpuLayerNetwork: Network } = await import('./cpu-layer-network.ts');
+    this.network = await Network.create({ ...wait, ...of }, size);
   }
 
   #releaseOutput(): void {
