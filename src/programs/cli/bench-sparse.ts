@@ -38,7 +38,11 @@ export function addSparseBench(bench: Command): void {
   const isLarge = availableParallelism() >= LARGE_MACHINE.cores && totalmem() >= LARGE_MACHINE.memory;
   const command = bench
     .command('sparse')
-    .description('sums of tensors that are mostly zero, through aggregators, against dense all-reduces')
+    .summary('sums of tensors that are mostly zero, through aggregators, against dense all-reduces')
+    .description(
+      'Sums of tensors that are mostly zero, through aggregators, against dense all-reduces: of CPU ranks, or of GPUs with ' +
+        '--device cuda (auto stands for cpu here).',
+    )
     .option('--workers <n>', 'processes with a tensor', integerArgument(1, 128), 4)
     .option('--aggregators <n>', 'processes that add up; 0: the workers do', integerArgument(0, 64), 1)
     .option('--fan-in <n>', 'ranks from which an aggregator takes blocks; 0: all workers', integerArgument(0, 1024), 0)
