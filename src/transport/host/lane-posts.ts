@@ -193,7 +193,9 @@ export class LanePosts {
     return this.#request;
   }
 
-  #fill(kind: number, { region, offset = 0, bytes = region.bytes.length - offset, flow = 0 }: LocalPart): void {
+  #fill(kind: number, part: LocalPart): void {
+    requireRegion(part);
+    const { region, offset = 0, bytes = region.bytes.length - offset, flow = 0 } = part;
     checkHeld('flow', flow, MAX_WORD);
     checkHeld('offset', offset, Number.MAX_SAFE_INTEGER);
     // Of an offset behind the region's end as well, which is then the mistake.
@@ -270,4 +272,10 @@ function checkHeld(name: string, value: number, most: number): void {
 
 function isWhole(value: number, most: number): boolean {
   return Number.isInteger(value) && value >= 0 && value <= most;
+}
+
+/** Whether it is registered is asked where the message is made. */
+function requireRegion(part: LocalPart | undefined): void {
+  if (part?.region?.bytes instanceof Uint8Array) return;
+  throw invalidArgument('region', part?.region, 'what transport.register() returned');
 }
