@@ -3,6 +3,8 @@ import { statSync } from 'node:fs';
 import { resolve } from 'node:path';
 import { type Command, Option } from 'commander';
 import { invalidArgument } from '../../core/errors.ts';
+import { hostInterfaces } from '../../rails/host-interfaces.ts';
+import { listRails } from '../../rails/rail-list.ts';
 import type { Setting } from '../../settings/setting.ts';
 import { readSettings, type SettingName, settingsTable } from '../../settings/settings.ts';
 import { ranksOfHosts } from '../../world/pretended-hosts.ts';
@@ -27,6 +29,7 @@ export function addSettingOptions(command: Command, names: readonly SettingName[
       const value: unknown = action.getOptionValue(key);
       if (name === 'trace') process.env[setting.env] = traceFile(action, String(value));
       else process.env[setting.env] = String(value);
+      if (name === 'transportRails') checkUsage(action, () => listRails(String(value), hostInterfaces()));
     }
     checkUsage(action, () => readSettings());
   });
