@@ -86,9 +86,9 @@ test('an address that is none, or is held, is an error that says so', async () =
     /Cannot serve metrics on 127\.0\.0\.1:\d+: .*EADDRINUSE.*each process of a host needs a port/,
   );
   // Of a range that no host has (RFC 5737).
-  const foreign = weftline(['run', '-n', '1', script], '192.0.2.255:9400');
+  const foreign = weftline(['run', '-n', '1', script], '203.0.113.7:9400');
   assert.notEqual(foreign.status, 0);
-  assert.match(foreign.stderr, /Cannot serve metrics on 192\.0\.2\.255:9400: .*EADDRNOTAVAIL.*name an address of this host/);
+  assert.match(foreign.stderr, /Cannot serve metrics on 203\.0\.113\.7:9400: .*EADDRNOTAVAIL.*name an address of this host/);
 });
 
 test('bytes of rows of layers and of low-latency mode, and rows that were dropped', () => {
