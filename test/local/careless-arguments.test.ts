@@ -13,7 +13,21 @@ import {
 } from 'weftline/ep';
 import { ExpertMover } from 'weftline/ep/placement';
 import { join } from 'weftline/world';
-import { Agent, Endpoint, fetchMetadata, MetadataListener } from 'weftline/agent';
+import {
+  Agent,
+  DescriptorList,
+  Endpoint,
+  exchangeMetadata,
+  fetchMetadata,
+  loadPublished,
+  MetadataListener,
+  publishMetadata,
+  sendInvalidation,
+  sendMetadata,
+  withdrawMetadata,
+  worldMetadataStore,
+} from 'weftline/agent';
+import { bridgeOpenTelemetry } from 'weftline/metrics';
 import { Transport } from 'weftline/transport';
 
 const host = '127.0.0.1';
@@ -255,4 +269,70 @@ test('memory of a transport is what register() returned, and peers may do with i
     assert.throws(() => connection.read(as(part)), invalid);
   }
   await transport.wait(connection.flush());
+});
+
+test('lists of descriptors are made of registered memory and of each other', async () => {
+  await using agent = await Agent.create('a', { settings, backends: ['multipath'] });
+  const memory = await agent.allocate(64);
+  const list = DescriptorList.of(memory);
+  for (const value of [undefined, null, {}, 7, [], new Uint8Array(8)]) {
+    const wrong = as(value);
+    const named = { ...invalid, message: /memory: expected what register\(\) or allocate\(\) returned/ };
+    assert.throws(() => DescriptorList.of(wrong), named);
+    assert.throws(() => DescriptorList.of(wrong, 0, 8), named);
+    assert.throws(() => DescriptorList.blocks(wrong, { blockBytes: 8 }), named);
+    assert.throws(() => DescriptorList.join(wrong), invalid);
+    assert.throws(() => DescriptorList.join([list, wrong]), invalid);
+    assert.throws(() => list.concat(wrong), { ...invalid, message: /other: expected a DescriptorList/ });
+    assert.throws(() => new DescriptorList('host', wrong, Float64Array.of(8)), invalid);
+    assert.throws(() => agent.explain('nobody', wrong), { code: 'WL_INVALID_ARGUMENT' });
+    if (!Array.isArray(value) && !ArrayBuffer.isView(value)) assert.throws(() => list.select(wrong), invalid);
+    if (!ArrayBuffer.isView(value)) assert.throws(() => DescriptorList.decode(wrong), invalid);
+  }
+  assert.throws(() => new DescriptorList(as('gpu'), Float64Array.of(8), Float64Array.of(8)), invalid);
+  for (const name of ['blockBytes', 'stride', 'offset', 'count']) {
+    for (const value of [1n, '8', null, Number.NaN, {}]) {
+      const options = as({ blockBytes: 8, [name]: value });
+      assert.throws(() => DescriptorList.blocks(memory, options), { ...invalid, message: /blocks: expected whole numbers/ });
+    }
+  }
+  await using peer = await Agent.create('b', { settings, backends: ['multipath'] });
+  await peer.allocate(64);
+  await agent.loadRemoteMetadata(peer.localMetadata());
+  const remote = DescriptorList.of(agent.remoteMemory('b')[0]!);
+  const lists = { operation: 'write', peer: 'b', local: list, remote } as const;
+  for (const value of [undefined, null, {}, memory, [list]]) {
+    await assert.rejects(agent.prepare({ ...lists, local: as(value) }), { ...invalid, message: /local: expected a Desc/ });
+    await assert.rejects(agent.prepare({ ...lists, remote: as(value) }), { ...invalid, message: /remote: expected a Desc/ });
+    assert.throws(() => agent.explain('b', { local: as(value), remote }), invalid);
+  }
+});
+
+test('calls for metadata take an agent, and a store of metadata', async () => {
+  await using agent = await Agent.create('a', { settings, backends: [] });
+  const store = { put: () => Promise.resolve(), get: () => Promise.resolve(new Uint8Array(1)), delete: () => Promise.resolve() };
+  const address = { host, port: 1 };
+  for (const value of [undefined, null, {}, 'a', store]) {
+    const wrong = as(value);
+    const named = { ...invalid, message: /agent: expected an agent of Agent\.create\(\)/ };
+    await assert.rejects(sendMetadata(wrong, address), named);
+    await assert.rejects(fetchMetadata(wrong, address), named);
+    await assert.rejects(exchangeMetadata(wrong, address), named);
+    await assert.rejects(sendInvalidation(wrong, address), named);
+    await assert.rejects(MetadataListener.open(wrong), named);
+    await assert.rejects(publishMetadata(wrong, store), named);
+    await assert.rejects(loadPublished(wrong, store, 'b'), named);
+    await assert.rejects(withdrawMetadata(wrong, store), named);
+    if (value === store) continue;
+    await assert.rejects(publishMetadata(agent, wrong), { ...invalid, message: /store: expected a store of metadata/ });
+    await assert.rejects(loadPublished(agent, wrong, 'b'), invalid);
+    await assert.rejects(withdrawMetadata(agent, wrong), invalid);
+    assert.throws(() => worldMetadataStore(wrong), { ...invalid, message: /store: expected world\.store/ });
+  }
+  for (const name of [undefined, null, 7]) await assert.rejects(loadPublished(agent, store, as(name)), invalid);
+  await assert.rejects(MetadataListener.open(agent, {}, as('loaded')), invalid);
+  await using transport = await Transport.create({ settings });
+  for (const value of [undefined, null, 80]) await assert.rejects(transport.connect(as(value)), invalid);
+  for (const meter of [null, 7, {}]) assert.throws(() => bridgeOpenTelemetry({ meter: as(meter) }), invalid);
+  for (const tracer of [null, 7, {}]) assert.throws(() => bridgeOpenTelemetry({ tracer: as(tracer) }), invalid);
 });

@@ -7,7 +7,7 @@ import { quote } from '../../core/quote.ts';
 import type { Agent } from '../agent.ts';
 import type { TransferOperation } from '../backend.ts';
 import type { BackendName } from '../backends/backend-table.ts';
-import { DescriptorList } from '../descriptors.ts';
+import { DescriptorList, requireList } from '../descriptors.ts';
 import { decodeMetadata } from '../metadata.ts';
 import type { Registration } from '../registration.ts';
 import type { RemoteMemory } from '../remote-agent.ts';
@@ -16,7 +16,7 @@ import { encodeMessage, encodePieces, type MessageHead, MessageReader, type Whol
 import { sendFailed, tooManyOffers, tooSmall } from './message-errors.ts';
 import { Mover } from './mover.ts';
 import { Operation } from './operation.ts';
-import { cutAlike, listOf, type EndpointParts, requireRemote } from './ranges.ts';
+import { cutAlike, listOf, type EndpointParts } from './ranges.ts';
 
 export interface EndpointConnectionParts {
   readonly agent: Agent;
@@ -264,7 +264,7 @@ export class EndpointConnection implements AsyncDisposable {
 
   #oneSided(operation: TransferOperation, parts: EndpointParts, remote: DescriptorList): Operation {
     const local = listOf(parts);
-    requireRemote(remote);
+    requireList('remote', remote);
     if (local.bytes !== remote.bytes) {
       throw new WeftlineError(
         'WL_INVALID_ARGUMENT',

@@ -36,12 +36,6 @@ export function listOf(parts: EndpointParts): DescriptorList {
   return new DescriptorList(kind, addresses, lengths);
 }
 
-/** Fails with WL_INVALID_ARGUMENT for what is no list of ranges of the peer. */
-export function requireRemote(remote: unknown): void {
-  if (remote instanceof DescriptorList) return;
-  throw invalidArgument('remote', remote, 'a DescriptorList over memory of the peer, which connection.memory(name) finds');
-}
-
 /** Cuts both lists at each other's borders; what `remote` has more than `local` is left out. */
 export function cutAlike(
   local: DescriptorList,

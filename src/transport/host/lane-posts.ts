@@ -149,6 +149,7 @@ export class LanePosts {
   }
 
   signal(part: SignalPart): RequestHandle {
+    if (typeof part !== 'object' || part === null) throw invalidArgument('part', part, 'a region of the peer and add');
     checkHeld('flow', part.flow ?? 0, MAX_WORD);
     checkHeld('add', part.add, Number.MAX_SAFE_INTEGER);
     const { command } = this.slots;
@@ -212,6 +213,8 @@ export class LanePosts {
   }
 
   #aim({ remoteRegion, remoteKey, remoteOffset = 0 }: RemotePart): void {
+    checkHeld('remoteRegion', remoteRegion, MAX_WORD);
+    checkHeld('remoteKey', remoteKey, MAX_WORD);
     checkHeld('remoteOffset', remoteOffset, Number.MAX_SAFE_INTEGER);
     const { command } = this.slots;
     command.remoteRegion = remoteRegion;
