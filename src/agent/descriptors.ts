@@ -64,7 +64,17 @@ export class DescriptorList {
     const areNumbers = [blockBytes, stride, offset].every((number) => Number.isSafeInteger(number));
     const fitting = areNumbers ? Math.floor((memory.length - offset - blockBytes) / stride) + 1 : 0;
     const { count = fitting } = options;
-    if (!(areNumbers && Number.isSafeInteger(count) && blockBytes > 0 && stride > 0 && offset >= 0 && count >= 1 && count <= fitting)) {
+    if (
+      !(
+        areNumbers &&
+        Number.isSafeInteger(count) &&
+        blockBytes > 0 &&
+        stride > 0 &&
+        offset >= 0 &&
+        count >= 1 &&
+        count <= fitting
+      )
+    ) {
       throw invalidArgument(
         'blocks',
         Object.entries(options)

@@ -120,7 +120,11 @@ function requireValues(dtype: DType, values: unknown): void {
   const { array } = dtypes[dtype];
   if (values instanceof array) return;
   const patterns = array === Uint16Array || dtype === 'fp8e4m3' ? ' of bit patterns' : '';
-  throw invalidArgument('values', values, `${array === Int32Array ? 'an' : 'a'} ${array.name}${patterns}, as elements of ${dtype} are held`);
+  throw invalidArgument(
+    'values',
+    values,
+    `${array === Int32Array ? 'an' : 'a'} ${array.name}${patterns}, as elements of ${dtype} are held`,
+  );
 }
 
 export function elementCount(shape: readonly number[]): number {

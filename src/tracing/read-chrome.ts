@@ -41,7 +41,10 @@ export function partsOfChrome(document: unknown): TracePart[] {
 }
 
 /** Times that are no numbers would make sums that are none either. */
-function requireEvent(event: { readonly [Field in keyof FileEvent]?: unknown }, at: number): asserts event is FileEvent {
+function requireEvent(
+  event: { readonly [Field in keyof FileEvent]?: unknown },
+  at: number,
+): asserts event is FileEvent {
   const { ph, name, pid, tid = 0, ts = 0, dur = 0, cat = '', args = {} } = event;
   const wrong = Object.entries({ ph, name, cat }).find(([, value]) => typeof value !== 'string');
   const odd = Object.entries({ pid, tid, ts, dur }).find(([, value]) => !Number.isFinite(value));

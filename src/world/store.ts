@@ -196,7 +196,7 @@ export function encodeJson(value: unknown): Uint8Array {
 /** Undefined for what it cannot express: functions and symbols, numbers of type bigint, circles. */
 function toJson(value: unknown): string | undefined {
   try {
-    return JSON.stringify(value) as string | undefined;
+    return JSON.stringify(value);
   } catch {
     return undefined;
   }

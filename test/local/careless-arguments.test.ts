@@ -177,7 +177,10 @@ test('waits of a world and of its store take their options by name, and nothing 
   const circle: { self?: unknown } = {};
   circle.self = circle;
   for (const value of [1n, { one: 1n }, circle, undefined, () => {}]) {
-    await assert.rejects(store.setJson('json', value), { ...invalid, message: /value: expected a value that JSON can/ });
+    await assert.rejects(store.setJson('json', value), {
+      ...invalid,
+      message: /value: expected a value that JSON can/,
+    });
     await assert.rejects(world.allGather('g', value), invalid);
   }
   await world.close();
@@ -216,7 +219,8 @@ test('what an EpBuffer, an EpLowLatency and a Communicator take beside tensors i
   }
   const communicator = await Communicator.create(world, device);
   const tensor = device.empty('f32', [4]);
-  for (const value of [null, 7, { timeoutMS: 1 }]) await assert.rejects(communicator.register(tensor, as(value)), invalid);
+  for (const value of [null, 7, { timeoutMS: 1 }])
+    await assert.rejects(communicator.register(tensor, as(value)), invalid);
   await communicator.allReduce({ output: tensor });
   await communicator.close();
   for (const value of [undefined, {}, 0, 1.5, -1, Number.NaN, '8', 1n]) {
@@ -240,7 +244,10 @@ test('names of memory are texts, and a wrong one leaves nothing behind', async (
   for (const name of [undefined, null, 7, {}]) await assert.rejects(there.memory(as(name)), invalid);
   const out = await client.allocate(64);
   for (const remote of [undefined, null, {}, into, []]) {
-    assert.throws(() => there.write({ region: out }, as(remote)), { ...invalid, message: /remote: expected a Descriptor/ });
+    assert.throws(() => there.write({ region: out }, as(remote)), {
+      ...invalid,
+      message: /remote: expected a Descriptor/,
+    });
     assert.throws(() => there.read({ region: out }, as(remote)), invalid);
   }
   for (const regions of [null, {}, [undefined], [null], ['out']]) {
@@ -258,7 +265,8 @@ test('memory of a transport is what register() returned, and peers may do with i
     await assert.rejects(transport.register(memory, as(remote)), invalid);
   }
   for (const region of [undefined, null, 7, memory, {}]) await assert.rejects(transport.release(as(region)), invalid);
-  for (const address of [undefined, null, 80, 'localhost']) await assert.rejects(transport.listen(as(address)), invalid);
+  for (const address of [undefined, null, 80, 'localhost'])
+    await assert.rejects(transport.listen(as(address)), invalid);
   using listener = await transport.listen({ host, port: 0 });
   const [connection] = await Promise.all([transport.connect({ host, port: listener.port }), listener.accept()]);
   for (const part of [undefined, null, {}, { region: {} }, { region: memory }, { region: null }]) {
@@ -293,7 +301,10 @@ test('lists of descriptors are made of registered memory and of each other', asy
   for (const name of ['blockBytes', 'stride', 'offset', 'count']) {
     for (const value of [1n, '8', null, Number.NaN, {}]) {
       const options = as({ blockBytes: 8, [name]: value });
-      assert.throws(() => DescriptorList.blocks(memory, options), { ...invalid, message: /blocks: expected whole numbers/ });
+      assert.throws(() => DescriptorList.blocks(memory, options), {
+        ...invalid,
+        message: /blocks: expected whole numbers/,
+      });
     }
   }
   await using peer = await Agent.create('b', { settings, backends: ['multipath'] });
@@ -302,15 +313,25 @@ test('lists of descriptors are made of registered memory and of each other', asy
   const remote = DescriptorList.of(agent.remoteMemory('b')[0]!);
   const lists = { operation: 'write', peer: 'b', local: list, remote } as const;
   for (const value of [undefined, null, {}, memory, [list]]) {
-    await assert.rejects(agent.prepare({ ...lists, local: as(value) }), { ...invalid, message: /local: expected a Desc/ });
-    await assert.rejects(agent.prepare({ ...lists, remote: as(value) }), { ...invalid, message: /remote: expected a Desc/ });
+    await assert.rejects(agent.prepare({ ...lists, local: as(value) }), {
+      ...invalid,
+      message: /local: expected a Desc/,
+    });
+    await assert.rejects(agent.prepare({ ...lists, remote: as(value) }), {
+      ...invalid,
+      message: /remote: expected a Desc/,
+    });
     assert.throws(() => agent.explain('b', { local: as(value), remote }), invalid);
   }
 });
 
 test('calls for metadata take an agent, and a store of metadata', async () => {
   await using agent = await Agent.create('a', { settings, backends: [] });
-  const store = { put: () => Promise.resolve(), get: () => Promise.resolve(new Uint8Array(1)), delete: () => Promise.resolve() };
+  const store = {
+    put: () => Promise.resolve(),
+    get: () => Promise.resolve(new Uint8Array(1)),
+    delete: () => Promise.resolve(),
+  };
   const address = { host, port: 1 };
   for (const value of [undefined, null, {}, 'a', store]) {
     const wrong = as(value);

@@ -56,7 +56,10 @@ test('what is no result, and what cannot be written, is said in one line', (t) =
     times: { ph: 'X', name: 'call', pid: 1, tid: 1, ts: 'soon', dur: 1 },
     words: { ph: 'X', name: 'call', pid: 1, tid: 1, ts: 1, dur: 1, args: null },
   })) {
-    const trace = { otherData, traceEvents: [{ ph: 'M', name: 'process_name', pid: 1, args: { name: 'rank 0' } }, event] };
+    const trace = {
+      otherData,
+      traceEvents: [{ ph: 'M', name: 'process_name', pid: 1, args: { name: 'rank 0' } }, event],
+    };
     writeFileSync(join(folder, `trace-${name}.json`), JSON.stringify(trace));
   }
   for (const [words, why] of [
@@ -66,9 +69,15 @@ test('what is no result, and what cannot be written, is said in one line', (t) =
     [['compare', 'deep.json', 'deep.json'], /WL_FILE_FORMAT: deep\.json is no result document/],
     [['trace', 'words.json'], /WL_FILE_FORMAT: words\.json is no trace of weftline: /],
     [['trace', 'folder'], /WL_FILE: Cannot read folder: it is a folder; name the trace in it/],
-    [['trace', 'trace-times.json'], /trace-times\.json is no trace of weftline: "ts" of event 1 is not what weftline writes/],
+    [
+      ['trace', 'trace-times.json'],
+      /trace-times\.json is no trace of weftline: "ts" of event 1 is not what weftline writes/,
+    ],
     [['trace', 'trace-words.json'], /"args" of event 1 is not what weftline writes/],
-    [['trace', 'job.json'], /WL_FILE: There is no job\.json, and no part beside it is of use: job\.json\.node0\.7\.part /],
+    [
+      ['trace', 'job.json'],
+      /WL_FILE: There is no job\.json, and no part beside it is of use: job\.json\.node0\.7\.part /,
+    ],
     [['run', '-n', '1', '.'], /WL_LAUNCH: Cannot start "\.": no folder of PATH has a program of this name/],
     [['sim', 'pair', '--nmsg', '1', '--report', 'no/such/folder.html'], /WL_FILE: Cannot write no\/such\/folder\.html/],
   ] as const) {

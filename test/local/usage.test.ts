@@ -28,7 +28,10 @@ const mistakes: readonly (readonly [line: string, words: RegExp])[] = [
   ['bench collectives --device cpu --copy-engines', /Invalid --copy-engines: expected nothing without --device cuda/],
   ['bench collectives --no-register', /Invalid --no-register: expected nothing without --device cuda/],
   ['bench collectives --piece-bytes 1M', /Invalid --piece-bytes: expected nothing without --device cuda/],
-  ['bench collectives --tune t.json --operations reduce', /'--tune <file>' cannot be used with .*'--operations <list>'/],
+  [
+    'bench collectives --tune t.json --operations reduce',
+    /'--tune <file>' cannot be used with .*'--operations <list>'/,
+  ],
   ['bench collectives --dtype bf16 --compare mpi', /Invalid --dtype: expected f32 or i32 with --compare mpi/],
   ['bench sparse --block-size 100', /Invalid --block-size: expected a multiple of 64, got 100/],
   ['bench sparse --message-size 1000', /Invalid --message-size: expected a multiple of --block-size, 256, up to 65536/],

@@ -12,7 +12,8 @@ export function requireLoader(agent: unknown): void {
 }
 
 export function requireStore(store: unknown): void {
-  const expected = 'a store of metadata: worldMetadataStore(world.store), etcdMetadataStore({ endpoint }), or one like them';
+  const expected =
+    'a store of metadata: worldMetadataStore(world.store), etcdMetadataStore({ endpoint }), or one like them';
   requireCalls('store', store, ['put', 'get', 'delete'], expected);
 }
 

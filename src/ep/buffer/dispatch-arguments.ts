@@ -137,7 +137,8 @@ function checkChoices(args: DispatchArguments, scope: EpScope, numTokens: number
   if (layout !== undefined) checkLayout(layout, scope, numTokens);
   if (topkIdx === undefined) {
     if (layout === undefined) throw invalidArgument('topkIdx', undefined, 'a tensor, unless layout or handle is given');
-    if (topkWeights !== undefined) throw invalidArgument('topkWeights', 'given without topkIdx', 'absent, or with topkIdx');
+    if (topkWeights !== undefined)
+      throw invalidArgument('topkWeights', 'given without topkIdx', 'absent, or with topkIdx');
     return { handle: undefined, topkIdx: undefined, topkWeights: undefined, layout };
   }
   const choices = checkTensor('topkIdx', topkIdx, { device, dtype: ['i32', 'i64'], shape: [numTokens, 'K'] });

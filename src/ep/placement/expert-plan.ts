@@ -81,14 +81,16 @@ function fitsItself(plan: Partial<ExpertPlan>): boolean {
   const { layers, experts, ranks, physical, maxReplicas } = plan;
   if (![layers, experts, ranks, physical, maxReplicas].every((value) => isWhole(value, 1))) return false;
   const { layers: count, experts: each, ranks: places, physical: all, maxReplicas: most } = plan as ExpertPlan;
-  const hasTable = (table: unknown, entries: number): boolean =>
-    table instanceof Int32Array && table.length === entries;
   return (
     all % places === 0 &&
-    hasTable(plan.physicalToLogical, count * all) &&
-    hasTable(plan.logicalToPhysical, count * each * most) &&
-    hasTable(plan.replicaCounts, count * each)
+    isTable(plan.physicalToLogical, count * all) &&
+    isTable(plan.logicalToPhysical, count * each * most) &&
+    isTable(plan.replicaCounts, count * each)
   );
+}
+
+function isTable(table: unknown, entries: number): boolean {
+  return table instanceof Int32Array && table.length === entries;
 }
 
 /**

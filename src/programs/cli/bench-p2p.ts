@@ -85,7 +85,12 @@ export function addP2pBench(bench: Command): void {
     .option('--inflight <n>', 'messages under way at a time', integerArgument(1, 256), 1)
     .option('--blocks <first,last>', 'sweep of block sizes, doubling, with the columns of nixlbench', byteSweep)
     .addOption(
-      listOption('--batches <first,last>', 'blocks of a transfer in that sweep, doubling', sweepArgument(count), [1, 1]),
+      listOption(
+        '--batches <first,last>',
+        'blocks of a transfer in that sweep, doubling',
+        sweepArgument(count),
+        [1, 1],
+      ),
     )
     .option('--pings <n>', 'round trips of 256 bytes with a notification', integerArgument(0, MAX_COUNT), 0)
     .option(

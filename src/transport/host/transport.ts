@@ -30,7 +30,14 @@ import type { EngineGroup } from './engine-group.ts';
 import { LaneEnds, type Reserved } from './lane-ends.ts';
 import { openEngines } from './open-engines.ts';
 import { engineEnds } from './path-ends.ts';
-import { checkAccess, fixedBytes, type MemoryRegion, memoryRegion, type RegisteredMemory, regionNumber } from './memory-region.ts';
+import {
+  checkAccess,
+  fixedBytes,
+  type MemoryRegion,
+  memoryRegion,
+  type RegisteredMemory,
+  regionNumber,
+} from './memory-region.ts';
 import { type RequestHandle, RequestSlots, type RequestState } from './request-slots.ts';
 import { TransportListener } from './transport-listener.ts';
 

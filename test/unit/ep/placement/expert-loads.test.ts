@@ -4,6 +4,10 @@ import { contiguousPlan, expertPlan, ExpertLoads, Placement } from 'weftline/ep/
 import type { RankGroup } from 'weftline/world';
 import { withCode } from '../../../support/with-code.ts';
 
+function invalid(words: RegExp): ReturnType<typeof withCode> {
+  return withCode('WL_INVALID_ARGUMENT', words);
+}
+
 function numbers(rows: readonly Float64Array[]): readonly (readonly number[])[] {
   return rows.map((row) => [...row]);
 }
@@ -57,9 +61,11 @@ test('gather() sums over the ranks, and names ranks that count other things', as
 test('choices, counts and placements of other types are named, and nothing is counted', () => {
   const loads = new ExpertLoads({ layers: 1, experts: 4, window: 1 });
   const placement = new Placement(contiguousPlan({ layers: 1, experts: 4, ranks: 1 }), { rank: 0, hosts: [[0]] });
-  const invalid = (words: RegExp): ReturnType<typeof withCode> => withCode('WL_INVALID_ARGUMENT', words);
   for (const choices of [undefined, null, 3, [0, 1], {}, new Float32Array(2)]) {
-    assert.throws(() => loads.addChoices(0, choices as never), invalid(/topkIdx: expected an Int32Array or a BigInt64/));
+    assert.throws(
+      () => loads.addChoices(0, choices as never),
+      invalid(/topkIdx: expected an Int32Array or a BigInt64/),
+    );
   }
   for (const counts of [undefined, null, 4, {}]) {
     assert.throws(() => loads.addReceived(0, counts as never, placement), invalid(/counts\.length: expected 4/));

@@ -89,7 +89,10 @@ test('what a table of experts cannot hold is named, also numbers of other types'
   const shape = { layers: 1, experts: 2, ranks: 2 };
   for (const entry of [1n, Symbol('one'), '1', null, {}, -1, 2]) {
     const physicalToLogical = [0, entry] as never;
-    assert.throws(() => expertPlan({ ...shape, physicalToLogical }), invalid(/physicalToLogical\[0\]\[1\]: expected an/));
+    assert.throws(
+      () => expertPlan({ ...shape, physicalToLogical }),
+      invalid(/physicalToLogical\[0\]\[1\]: expected an/),
+    );
   }
   const wide = { ...shape, physicalToLogical: BigInt64Array.of(0n, 1n) as never };
   assert.throws(() => expertPlan(wide), invalid(/physicalToLogical\[0\]\[0\]: expected an expert, 0 to 1, got 0n/));
