@@ -28,16 +28,18 @@ export function memoryRegion(bytes: Uint8Array, { id, key }: RegionName): Memory
 
 const accessNames: OptionNames<RemoteAccess> = { read: true, write: true };
 
-/** The same. Fails with WL_INVALID_ARGUMENT. */
-export function checkAccess(remote: Partial<RemoteAccess>): Partial<RemoteAccess> {
+function checkAccess(remote: Partial<RemoteAccess>): void {
   checkOptions(remote, accessNames, 'remote access of register');
   requireFlag('read', remote.read);
   requireFlag('write', remote.write);
-  return remote;
 }
 
-/** The bytes, at an address that does not change while the array lives. */
-export function fixedBytes(memory: RegisteredMemory): { readonly bytes: Uint8Array; readonly address: number } {
+/** The bytes, at an address that does not change while the array lives. Fails with WL_INVALID_ARGUMENT, also for `remote`. */
+export function fixedBytes(
+  memory: RegisteredMemory,
+  remote: Partial<RemoteAccess>,
+): { readonly bytes: Uint8Array; readonly address: number } {
+  checkAccess(remote);
   const given = memory instanceof Tensor ? memory.view() : memory;
   if (!ArrayBuffer.isView(given)) throw invalidArgument('memory', memory, 'a Uint8Array or a tensor of the CPU device');
   if (given.byteLength === 0 || given.byteLength > MAX_REGION_BYTES) {

@@ -30,14 +30,7 @@ import type { EngineGroup } from './engine-group.ts';
 import { LaneEnds, type Reserved } from './lane-ends.ts';
 import { openEngines } from './open-engines.ts';
 import { engineEnds } from './path-ends.ts';
-import {
-  checkAccess,
-  fixedBytes,
-  type MemoryRegion,
-  memoryRegion,
-  type RegisteredMemory,
-  regionNumber,
-} from './memory-region.ts';
+import { fixedBytes, type MemoryRegion, memoryRegion, regionNumber, type RegisteredMemory } from './memory-region.ts';
 import { type RequestHandle, RequestSlots, type RequestState } from './request-slots.ts';
 import { TransportListener } from './transport-listener.ts';
 
@@ -201,8 +194,8 @@ export class Transport implements AsyncDisposable {
    * @param remote What peers may do with it: `read`, `write`, `signal`; nothing by default.
    */
   async register(memory: RegisteredMemory, remote: Partial<RemoteAccess> = {}): Promise<MemoryRegion> {
-    const { bytes, address } = fixedBytes(memory);
-    const options = { address, bytes: bytes.length, remote: checkAccess(remote) };
+    const { bytes, address } = fixedBytes(memory, remote);
+    const options = { address, bytes: bytes.length, remote };
     const name = await this.#group.call(0, 'register', options);
     // The others take the name that the first engine has given.
     const others = this.#group.links.slice(1).map((link) => link.call('register', { ...options, name }));
