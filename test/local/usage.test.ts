@@ -51,6 +51,8 @@ const mistakes: readonly (readonly [line: string, words: RegExp])[] = [
   ['moe --hosts 5', /Invalid --hosts: expected 1 to 4, as this machine has 4 ranks, got "5"/],
   ['moe --timeout abc', /Invalid --timeout: expected a number of ms/],
   ['run -n 2 --hosts 3 missing.js', /Invalid --hosts: expected 1 to 2/],
+  ['run -n 2 --metrics nowhere missing.js', /Invalid --metrics: expected HOST:PORT, such as 127\.0\.0\.1:9400/],
+  ['run -n 2 --log loud missing.js', /Invalid --log: expected debug, info, warn, off, or one of them/],
   ['2proc --handles 32', /Invalid --level: expected warp with --handles 32/],
   ['sim ep --hosts 2 --slow-host 2', /Invalid --slow-host: expected a host from 0 to 1, got 2/],
   ['sim incast --rails 2 --fail-rail 2', /Invalid --fail-rail: expected a rail from 0 to 1, got 2/],
