@@ -193,13 +193,20 @@ export function encodeJson(value: unknown): Uint8Array {
   return Buffer.from(text);
 }
 
-/** Undefined for what it cannot express: functions and symbols, numbers of type bigint, circles. */
+/** Undefined for what it cannot express: functions, symbols, circles. Fails with WL_INVALID_ARGUMENT for a bigint, by its name. */
 function toJson(value: unknown): string | undefined {
   try {
     return JSON.stringify(value);
   } catch {
+    requireNoBigint('value', value, []);
     return undefined;
   }
+}
+
+function requireNoBigint(name: string, value: unknown, above: readonly unknown[]): void {
+  if (typeof value === 'bigint') throw invalidArgument(name, value, 'a number: JSON cannot express a bigint');
+  if (typeof value !== 'object' || value === null || above.includes(value)) return;
+  for (const [key, part] of Object.entries(value)) requireNoBigint(key, part, [...above, value]);
 }
 
 export function decodeJson(bytes: Uint8Array): unknown {

@@ -176,12 +176,15 @@ test('waits of a world and of its store take their options by name, and nothing 
   for (const value of [undefined, null, 0, 'key', {}]) await assert.rejects(store.wait(as(value)), invalid);
   const circle: { self?: unknown } = {};
   circle.self = circle;
-  for (const value of [1n, { one: 1n }, circle, undefined, () => {}]) {
-    await assert.rejects(store.setJson('json', value), {
-      ...invalid,
-      message: /value: expected a value that JSON can/,
-    });
-    await assert.rejects(world.allGather('g', value), invalid);
+  for (const [value, message] of [
+    [1n, /value: expected a number: JSON cannot express a bigint, got 1n/],
+    [{ list: [{ one: 1n }] }, /Invalid one: expected a number: JSON cannot express a bigint, got 1n/],
+    [circle, /value: expected a value that JSON can/],
+    [undefined, /value: expected a value that JSON can/],
+    [() => {}, /value: expected a value that JSON can/],
+  ] as const) {
+    await assert.rejects(store.setJson('json', value), { ...invalid, message });
+    await assert.rejects(world.allGather('g', value), { ...invalid, message });
   }
   await world.close();
 });
@@ -191,6 +194,10 @@ test('what an EpBuffer, an EpLowLatency and a Communicator take beside tensors i
   const config = { maxTokensPerRank: 8, hidden: 128, numExperts: 1, maxTopk: 1 };
   const x = device.empty('bf16', [1, 128]);
   const topkIdx = await device.tensor('i32', [1, 1], Int32Array.of(0));
+  await assert.rejects(EpBuffer.create(world, device, { ...config, hidden: as(128n) }), {
+    ...invalid,
+    message: /hidden: expected a number/,
+  });
   const buffer = await EpBuffer.create(world, device, config);
   for (const value of [undefined, null, {}, { topkidx: topkIdx }]) {
     assert.throws(() => buffer.getDispatchLayout(as(value)), invalid);
