@@ -120,6 +120,9 @@ export class ExpertLoads {
    * store: meant for every some hundred steps. Fails as group.allGather() does.
    */
   async gather(group: RankGroup, wait: WaitOptions = {}): Promise<Float64Array[]> {
+    if (typeof (group as Partial<RankGroup> | undefined)?.allGather !== 'function') {
+      throw invalidArgument('group', group, 'a world, as join() returns, or a group of its ranks');
+    }
     checkOptions(wait, waitOptionNames, 'wait options of ExpertLoads.gather');
     const { layers, experts } = this;
     const all = await group.allGather('ep/expert-loads', { layers, experts, counts: [...this.#sums] }, wait);

@@ -79,3 +79,8 @@ test('choices, counts and placements of other types are named, and nothing is co
   );
   assert.deepEqual(loads.own, [new Float64Array(4)]);
 });
+
+test('loads are gathered over a group', async () => {
+  const loads = new ExpertLoads({ layers: 1, experts: 4, window: 1 });
+  for (const group of [undefined, null, {}, 7]) await assert.rejects(loads.gather(group as never), invalid(/group: /));
+});
