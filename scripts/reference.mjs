@@ -35,13 +35,19 @@ function defaultOf({ kind, default: value }) {
   return value === '' ? 'empty' : `\`${value}\``;
 }
 
-function settingRows(settings) {
+/** Variables that a command has a flag for. */
+function* variablesOf(command) {
+  for (const { envVar } of command.options) if (envVar !== undefined) yield envVar;
+  for (const sub of command.commands) yield* variablesOf(sub);
+}
+
+function settingRows(settings, variables) {
   return table(
     ['setting', 'variable', 'flag', 'values', 'default', 'what it does'],
     settings.map(([name, setting]) => [
       `\`${name}\``,
       `\`${setting.env}\``,
-      `\`${setting.flag}\``,
+      variables.has(setting.env) ? `\`${setting.flag}\`` : '',
       rangeOf(setting),
       defaultOf(setting),
       setting.sentence,
@@ -55,15 +61,20 @@ function isOfTransport([name]) {
 
 async function settingsPage() {
   const { settingsTable } = await import('../dist/settings/settings.js');
+  const { createProgram } = await import('../dist/programs/cli/program.js');
   const all = Object.entries(settingsTable);
+  const variables = new Set(variablesOf(await createProgram()));
   return page(
     'Settings',
-    'A setting is read from the option `settings` of `join()`, `Agent.create()`, `Transport.create()` and others, by its name; else from its environment variable; else it has its default. Commands take those as flags that concern them ([Commands](commands.md)). A value outside its range fails with `WL_CONFIG`.',
+    'A setting is read from the option `settings` of `join()`, `Agent.create()`, `Transport.create()` and others, by its name; else from its environment variable; else it has its default. Commands take those as flags that concern them ([Commands](commands.md)); where the column is empty, no command has a flag for it: set the variable. A value outside its range fails with `WL_CONFIG`.',
     `\`WEFTLINE_TOKEN\`, which is no setting, is the token that peers must hold in common: [SECURITY.md](../../SECURITY.md). Launchers pass each rank \`WEFTLINE_RANK\`, \`WEFTLINE_WORLD_SIZE\` and their like: [src/world](${repository}src/world/README.md).`,
     '## General',
-    settingRows(all.filter((entry) => !isOfTransport(entry))),
+    settingRows(
+      all.filter((entry) => !isOfTransport(entry)),
+      variables,
+    ),
     '## Transport',
-    settingRows(all.filter(isOfTransport)),
+    settingRows(all.filter(isOfTransport), variables),
   );
 }
 

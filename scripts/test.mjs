@@ -60,7 +60,10 @@ function groupFiles(together) {
   ).filter((group) => group.length > 0);
   return groups.map((group, index) => {
     const path = `${folder}/${index}.mjs`;
-    writeFileSync(path, group.map((file) => `import '${pathToFileURL(file).href}';\n`).join(''));
+    // While a file waits for what keeps no loop alive (WebAssembly that compiles), the tests before it may all have ended:
+    // the runner would take that for the end, and run what files do after their tests.
+    const imports = group.map((file) => `await import('${pathToFileURL(file).href}');\n`).join('');
+    writeFileSync(path, `const alive = setInterval(() => {}, 1000);\n${imports}clearInterval(alive);\n`);
     return path;
   });
 }

@@ -4,6 +4,7 @@ import { DESCRIPTOR_LIST_MAGIC, descriptor, descriptorListHead } from '../abi/de
 import { Block } from '../abi/layout.ts';
 import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import { isWhole } from '../core/whole-number.ts';
 import type { MemoryKind } from './agent-memory.ts';
 
 /** What has an address: registered memory of either side. */
@@ -50,22 +51,35 @@ export class DescriptorList {
   readonly bytes: number;
 
   /** A part of registered memory; all of it by default. */
-  static of(memory: Addressed, offset = 0, bytes: number = memory.length - offset): DescriptorList {
+  static of(memory: Addressed, offset = 0, bytes: number = lengthOf(memory) - offset): DescriptorList {
     checkPart(memory, offset, bytes);
     return new DescriptorList(memory.kind, Float64Array.of(memory.address + offset), Float64Array.of(bytes));
   }
 
   /** Equal blocks of registered memory, such as the pages of a key-value cache: entry i is block i. */
   static blocks(memory: Addressed, options: BlockOptions): DescriptorList {
+    requireMemory(memory);
     checkOptions(options, blockOptionNames, 'options of blocks');
     const { blockBytes, stride = blockBytes, offset = 0 } = options;
-    const fitting = Math.floor((memory.length - offset - blockBytes) / stride) + 1;
+    const areNumbers = [blockBytes, stride, offset].every((number) => Number.isSafeInteger(number));
+    const fitting = areNumbers ? Math.floor((memory.length - offset - blockBytes) / stride) + 1 : 0;
     const { count = fitting } = options;
-    const areWhole = [blockBytes, stride, offset, count].every((number) => Number.isSafeInteger(number));
-    if (!(areWhole && blockBytes > 0 && stride > 0 && offset >= 0 && count >= 1 && count <= fitting)) {
+    if (
+      !(
+        areNumbers &&
+        Number.isSafeInteger(count) &&
+        blockBytes > 0 &&
+        stride > 0 &&
+        offset >= 0 &&
+        count >= 1 &&
+        count <= fitting
+      )
+    ) {
       throw invalidArgument(
         'blocks',
-        JSON.stringify(options),
+        Object.entries(options)
+          .map(([name, value]) => `${name}: ${String(value)}`)
+          .join(', '),
         `whole numbers, with count from 1 to as many blocks as lie in the ${memory.length} bytes`,
       );
     }
@@ -77,8 +91,9 @@ export class DescriptorList {
 
   /** All entries of all lists, in this order. Fails with WL_INVALID_ARGUMENT if there is no list, or lists of both kinds. */
   static join(lists: readonly DescriptorList[]): DescriptorList {
-    const kind = lists[0]?.kind;
+    const kind = Array.isArray(lists) ? lists[0]?.kind : undefined;
     if (kind === undefined) throw invalidArgument('lists', lists, 'at least one list');
+    for (const list of lists) requireList('list', list);
     const count = lists.reduce((sum, list) => sum + list.length, 0);
     const addresses = new Float64Array(count);
     const lengths = new Float64Array(count);
@@ -94,6 +109,7 @@ export class DescriptorList {
 
   /** Fails with WL_PROTOCOL for bytes that `encode` did not make. */
   static decode(bytes: Uint8Array): DescriptorList {
+    if (!(bytes instanceof Uint8Array)) throw invalidArgument('bytes', bytes, 'a Uint8Array that encode() made');
     if (bytes.length < descriptorListHead.size) throw bad(`${bytes.length} bytes are too few`);
     const block = new Block(descriptorListHead, bytes.buffer, bytes.byteOffset);
     if (block.get('magic') !== DESCRIPTOR_LIST_MAGIC) throw bad('they do not begin as one');
@@ -119,6 +135,13 @@ export class DescriptorList {
    * beyond 2^53, or if all of them together have more bytes than that.
    */
   constructor(kind: MemoryKind, addresses: Float64Array, lengths: Float64Array) {
+    if (!kinds.includes(kind)) throw invalidArgument('kind', kind, kinds.join(' or '));
+    for (const [name, column] of [
+      ['addresses', addresses],
+      ['lengths', lengths],
+    ] as const) {
+      if (!(column instanceof Float64Array)) throw invalidArgument(name, column, 'a Float64Array');
+    }
     if (addresses.length !== lengths.length)
       throw invalidArgument('lengths', lengths.length, `${addresses.length}, one per address`);
     this.kind = kind;
@@ -134,7 +157,9 @@ export class DescriptorList {
 
   /** The entries with these indices, in this order. Fails with WL_INVALID_ARGUMENT for an index that there is not. */
   select(indices: ArrayLike<number>): DescriptorList {
-    const addresses = new Float64Array(indices.length);
+    const count: unknown = indices?.length;
+    if (!isWhole(count, 0)) throw invalidArgument('indices', indices, 'an array of indices');
+    const addresses = new Float64Array(count);
     const lengths = new Float64Array(indices.length);
     for (let at = 0; at < indices.length; at++) {
       const index = indices[at]!;
@@ -148,6 +173,7 @@ export class DescriptorList {
 
   /** This list's entries, then the other's. To join many lists, take `DescriptorList.join`. */
   concat(other: DescriptorList): DescriptorList {
+    requireList('other', other);
     return DescriptorList.join([this, other]);
   }
 
@@ -169,9 +195,27 @@ export class DescriptorList {
 }
 
 /** Fails with WL_INVALID_ARGUMENT unless `bytes` bytes from `offset` on are a part of the memory. */
-export function checkPart({ length }: Addressed, offset: number, bytes: number): void {
+export function checkPart(memory: Addressed, offset: number, bytes: number): void {
+  requireMemory(memory);
+  const { length } = memory;
   if (whyNoRange(offset, bytes) === undefined && offset + bytes <= length) return;
   throw invalidArgument('range', [offset, bytes], `a part of the ${length} bytes that are registered`);
+}
+
+/** Fails with WL_INVALID_ARGUMENT for anything but a list. */
+export function requireList(name: string, list: unknown): void {
+  if (!(list instanceof DescriptorList)) throw invalidArgument(name, list, 'a DescriptorList');
+}
+
+function requireMemory(memory: unknown): void {
+  const { kind, address, length }: Partial<Addressed> = typeof memory === 'object' && memory !== null ? memory : {};
+  if (kind !== undefined && kinds.includes(kind) && typeof address === 'number' && typeof length === 'number') return;
+  throw invalidArgument('memory', memory, 'what register() or allocate() returned, or remoteMemory() lists');
+}
+
+function lengthOf(memory: Addressed): number {
+  requireMemory(memory);
+  return memory.length;
 }
 
 /** The sum of all ranges' bytes. `fail` makes the error for the first range that is wrong. */

@@ -1,8 +1,10 @@
 // The way from a call of the agent to a link: plans the transfer, chooses the backend, connects.
+import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { type CallWait, deadlineOf } from '../core/deadline.ts';
 import { invalidArgument } from '../core/errors.ts';
 import type { ChannelParts, PeerOptions, PrepareOptions } from './agent-options.ts';
 import type { BackendLink, PlannedTransfer } from './backend.ts';
+import { requireList } from './descriptors.ts';
 import { describeRails } from './link-rails.ts';
 import { type BackendVerdict, type ChoiceMemory, type ChoiceOptions, judgeBackends } from './backend-choice.ts';
 import type { BackendSet } from './backend-set.ts';
@@ -29,6 +31,8 @@ export interface TouchedMemory {
 
 type Lists = Pick<PrepareOptions, 'local' | 'remote'>;
 
+const listNames: OptionNames<Lists> = { local: true, remote: true };
+
 const NO_MEMORY: ChoiceMemory = { local: [], remote: [] };
 
 export class PeerLinks {
@@ -46,6 +50,8 @@ export class PeerLinks {
 
   plan(peer: RemoteAgent, { local, remote }: Lists, merge: boolean): PlannedTransfer<Registration, PeerRegion> {
     const { agent, registrations } = this.#options;
+    requireList('local', local);
+    requireList('remote', remote);
     return planTransfer(
       { list: local, regions: registrations.all, owner: `agent ${agent}` },
       // Of two regions at one address the newer is meant: the peer may have taken the older one back before this side heard of it.
@@ -56,6 +62,7 @@ export class PeerLinks {
 
   /** Every backend, and why it does not reach the peer; with lists, why it cannot carry them. */
   explain(peer: RemoteAgent, lists: Lists | undefined): readonly BackendVerdict[] {
+    if (lists !== undefined) checkOptions(lists, listNames, 'lists of explain');
     const memory = lists === undefined ? NO_MEMORY : memoryOf(this.plan(peer, lists, true));
     return judgeBackends(this.#choice(peer, memory, {})).map((verdict) => {
       const rails = peer.openLink(verdict.backend)?.rails ?? [];

@@ -40,9 +40,10 @@ export class Registrations {
 
   /** For metadata; all of them if none are named. Fails with WL_INVALID_ARGUMENT for one that is not registered. */
   describe(regions: readonly Registration[] = this.all): RegionMetadata[] {
+    requireList('regions', regions);
     return regions.map((region) => {
       if (!this.#has(region))
-        throw invalidArgument('regions', region.name, 'memory that is registered with this agent');
+        throw invalidArgument('regions', nameOf(region), 'memory that is registered with this agent');
       const { number, name, kind, address, length: bytes } = region;
       const info = new Map([...region.regions].map(([backend, made]) => [backend, made.info]));
       return { number, name, kind, address, bytes, info };
@@ -51,20 +52,24 @@ export class Registrations {
 
   /** Their numbers. Fails with WL_INVALID_ARGUMENT for one that is registered. */
   withdrawn(regions: readonly Registration[]): number[] {
+    requireList('withdrawn', regions);
     return regions.map((region) => {
+      if (!(region instanceof Registration)) {
+        throw invalidArgument('withdrawn', region, 'what register() or allocate() returned');
+      }
       if (this.#has(region)) throw invalidArgument('withdrawn', region.name, 'memory that was deregistered');
       return region.number;
     });
   }
 
   async add(memory: Registrable, options: RegisterOptions): Promise<Registration> {
-    checkOptions(options, registerOptionNames, 'options of register');
+    checkRegister(options, 'options of register');
     return this.#register(describeMemory(memory), memory, options);
   }
 
   /** `populate` sets up all pages now. */
   async allocate(bytes: number, populate: boolean, options: RegisterOptions): Promise<Registration> {
-    checkOptions(options, registerOptionNames, 'options of allocate');
+    checkRegister(options, 'options of allocate');
     const shared = SharedMemory.create('agent', bytes, populate);
     const memory = sharedHostMemory(shared);
     try {
@@ -95,7 +100,7 @@ export class Registrations {
   }
 
   #has(registration: Registration): boolean {
-    return this.#known.get(registration.number) === registration;
+    return registration instanceof Registration && this.#known.get(registration.number) === registration;
   }
 
   async #register(memory: AgentMemory, caller: Registrable, { name = '' }: RegisterOptions): Promise<Registration> {
@@ -133,4 +138,18 @@ export class Registrations {
     this.#known.set(registration.number, registration);
     return registration;
   }
+}
+
+function checkRegister(options: RegisterOptions, what: string): void {
+  checkOptions(options, registerOptionNames, what);
+  const { name = '' } = options;
+  if (typeof name !== 'string') throw invalidArgument('name', name, 'a string');
+}
+
+function requireList(what: string, regions: unknown): void {
+  if (!Array.isArray(regions)) throw invalidArgument(what, regions, 'an array of registered memory');
+}
+
+function nameOf(region: unknown): unknown {
+  return region instanceof Registration ? region.name : region;
 }

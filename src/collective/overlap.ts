@@ -1,4 +1,5 @@
 // How a call fits between other work of a device: what it begins after, and whether others wait for it by themselves.
+import { requireFlag } from '../core/check-options.ts';
 import { invalidArgument } from '../core/errors.ts';
 import { type DeviceEvent, passedEvent } from '../device/device-event.ts';
 
@@ -17,8 +18,9 @@ export interface OverlapOptions {
   readonly asyncFinish?: boolean | undefined;
 }
 
-/** Fails with WL_INVALID_ARGUMENT for a `previousEvent` that is no event. Which events a device can wait for, it says itself. */
-export function checkOverlap({ previousEvent }: OverlapOptions): void {
+/** Fails with WL_INVALID_ARGUMENT for a `previousEvent` that is no event, or an `asyncFinish` that is no flag. Which events a device can wait for, it says itself. */
+export function checkOverlap({ previousEvent, asyncFinish }: OverlapOptions): void {
+  requireFlag('asyncFinish', asyncFinish);
   if (previousEvent === undefined) return;
   const event: Partial<DeviceEvent> = previousEvent ?? {};
   if (typeof event.isDone === 'function' && typeof event.wait === 'function') return;

@@ -2,6 +2,9 @@
 import { readFileSync } from 'node:fs';
 import { z } from '#zod';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import { printable } from '../core/quote.ts';
+
+const MAX_REASON = 200;
 
 export const algorithmNames = ['oneStep', 'shares', 'chain'] as const;
 
@@ -78,13 +81,14 @@ export function readTableFile(file: string): AlgorithmTableFile {
   try {
     const { data, error } = tableFile.safeParse(JSON.parse(readFileSync(file, 'utf8')));
     if (data !== undefined) return data;
-    reason = `expected ${describe(error)}`;
+    reason = describe(error);
   } catch (cause) {
-    reason = cause instanceof Error ? cause.message : String(cause);
+    // Of JSON that is none the message has some of the text, which may have several lines.
+    reason = printable(cause instanceof Error ? cause.message : String(cause), MAX_REASON);
   }
   throw new WeftlineError(
     'WL_FILE',
-    `Cannot use ${file} as a table of collective algorithms: ${reason}; delete it, or name another file, and write one with: weftline bench collectives --tune FILE`,
+    `Cannot use ${file} as a table of collective algorithms: ${reason}; name another file, or write one with: weftline bench collectives --tune FILE`,
     { details: { file } },
   );
 }

@@ -2,7 +2,8 @@
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { CallGuard } from '../collective/call-guard.ts';
 import { requireDevice, requireGroup } from '../collective/tensor-check.ts';
-import { remaining, startCall, type WaitOptions } from '../core/deadline.ts';
+import { checkOptions } from '../core/check-options.ts';
+import { remaining, startCall, type WaitOptions, waitOptionNames } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
@@ -139,6 +140,7 @@ export class Communicator implements AsyncDisposable {
     return this.#guard.run('register', () => {
       this.#engine.throwIfUnusable();
       requireTensor('tensor', tensor, this.device);
+      checkOptions(options, waitOptionNames, 'options of register');
       return this.#engine.register(tensor, startCall(options, this.group.settings.timeoutMs));
     });
   }

@@ -26,6 +26,11 @@ export function checkOptions<T extends object>(
   for (const key of Object.keys(options)) if (!Object.hasOwn(known, key)) throw unknownOption(key, known, what);
 }
 
+/** Fails with WL_INVALID_ARGUMENT for what is neither true, false nor absent. */
+export function requireFlag(name: string, value: unknown): void {
+  if (value !== undefined && typeof value !== 'boolean') throw invalidArgument(name, value, 'true or false');
+}
+
 function unknownOption(key: string, known: object, what: string): WeftlineError {
   const names = Object.keys(known);
   const meant = names.find((name) => isAlmost(key, name));

@@ -1,4 +1,5 @@
 // Element types of tensors: size, the typed array that holds them, and conversions to and from f32.
+import { invalidArgument } from './errors.ts';
 
 /** Element types of tensors: bytes per element, and the typed array that views them. */
 export const dtypes = {
@@ -13,6 +14,12 @@ export const dtypes = {
 
 /** Name of an element type of tensors. */
 export type DType = keyof typeof dtypes;
+
+/** Fails with WL_INVALID_ARGUMENT for what is no name of an element type. */
+export function requireDType(dtype: unknown): void {
+  if (typeof dtype === 'string' && Object.hasOwn(dtypes, dtype)) return;
+  throw invalidArgument('dtype', dtype, `one of ${Object.keys(dtypes).join(', ')}`);
+}
 
 /** What `tensor.view()` returns: bf16, f16 and fp8e4m3 as their bit patterns. */
 export interface TypedArrayOf {

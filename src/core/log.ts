@@ -26,9 +26,8 @@ export function setLogLevels(text: string): void {
     const shown = second === undefined ? parts : parts.filter((name) => name === first);
     if (level === -1 || shown.length === 0) {
       const expected = `${levels.join(', ')}, or one of them behind ${parts.join(':, ')}:`;
-      throw new WeftlineError('WL_CONFIG', `Invalid setting log: expected ${expected}, got ${quote(entry)}`, {
-        details: { setting: 'log', value: entry, expected },
-      });
+      const message = `Invalid setting log (WEFTLINE_LOG): expected ${expected}, got ${quote(entry)}`;
+      throw new WeftlineError('WL_CONFIG', message, { details: { setting: 'log', value: entry, expected } });
     }
     for (const part of shown) next[part] = level;
   }

@@ -1,7 +1,7 @@
 // On which kind of device the ranks of a job run: all on their own GPUs, or all on the CPU.
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { type CudaDriver, cudaDriver } from '../native/cuda-driver.ts';
-import type { Settings } from '../settings/settings.ts';
+import { type Settings, settingsTable } from '../settings/settings.ts';
 import { findGpu, type FoundGpu, type NoGpu } from './cuda/find-gpu.ts';
 import type { DeviceKind } from './host-access.ts';
 
@@ -46,6 +46,8 @@ export async function chooseDevice(
   if (typeof (group as Partial<DeviceGroup> | undefined)?.allGather !== 'function') {
     throw invalidArgument('group', group, 'a world, as join() returns, or a group of its ranks');
   }
+  const { choices } = settingsTable.device;
+  if (!choices.includes(request)) throw invalidArgument('device', request, choices.join(', '));
   const own: FoundGpu | NoGpu = request === 'cpu' ? { missing: 'not looked for' } : findGpu(group.machineRank, driver);
   const all = await group.allGather('weftline/device', { request, gpu: own });
   const { ranks } = group;

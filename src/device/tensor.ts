@@ -27,8 +27,8 @@ export class Tensor<D extends DType = DType> implements Disposable {
   constructor(storage: Storage, dtype: D, shape: readonly number[], byteOffset = 0) {
     this.storage = storage;
     this.dtype = dtype;
-    this.shape = Object.freeze([...shape]);
     this.elements = elementCount(shape);
+    this.shape = Object.freeze([...shape]);
     this.bytes = this.elements * dtypes[dtype].bytes;
     this.address = storage.address + byteOffset;
     if (byteOffset < 0 || byteOffset + this.bytes > storage.bytes) {
@@ -83,9 +83,10 @@ export class Tensor<D extends DType = DType> implements Disposable {
     return this.device.download(this);
   }
 
-  /** Overwrites the elements with values from host memory; lengths must agree. */
+  /** Overwrites the elements with values from host memory: a typed array as view() returns it, of as many elements. */
   async fromHost(values: TypedArrayOf[D]): Promise<void> {
     this.#requireLive('write');
+    requireValues(this.dtype, values);
     if (values.length !== this.elements) {
       throw invalidArgument(
         'values.length',
@@ -114,7 +115,20 @@ export class Tensor<D extends DType = DType> implements Disposable {
   }
 }
 
+/** Bytes of other arrays would stand for other numbers, and a list of numbers has none. */
+function requireValues(dtype: DType, values: unknown): void {
+  const { array } = dtypes[dtype];
+  if (values instanceof array) return;
+  const patterns = array === Uint16Array || dtype === 'fp8e4m3' ? ' of bit patterns' : '';
+  throw invalidArgument(
+    'values',
+    values,
+    `${array === Int32Array ? 'an' : 'a'} ${array.name}${patterns}, as elements of ${dtype} are held`,
+  );
+}
+
 export function elementCount(shape: readonly number[]): number {
+  if (!Array.isArray(shape)) throw invalidArgument('shape', shape, 'an array of whole numbers, such as [2, 3]');
   let count = 1;
   for (const extent of shape) {
     if (!Number.isInteger(extent) || extent < 0) throw invalidArgument('shape', shape, 'whole numbers of at least 0');

@@ -4,7 +4,7 @@ import type { CallWait, Deadline } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { type WaitFacts, whileWaiting } from '../core/waits.ts';
 import { quote } from '../core/quote.ts';
-import { checkHost, checkPort } from './check-address.ts';
+import { checkHost, checkPort, requireAddress } from './check-address.ts';
 import { ControlChannel } from './control-channel.ts';
 import { type Greeted, type HelloBody, type HelloOptions, sayHello } from './hello.ts';
 import { isLoopback, requireToken } from './loopback.ts';
@@ -45,7 +45,7 @@ const LAST_RETRY_MS = 200;
  * WL_PROTOCOL and other refusals, WL_CONFIG (the address needs a token), WL_INVALID_ARGUMENT (no such host, or no address).
  */
 export async function call(address: Address, options: DialOptions): Promise<Called> {
-  const { host, port } = address;
+  const { host, port } = requireAddress(address);
   const { hello, deadline, who } = options;
   checkHost(host);
   checkPort(port, 1);

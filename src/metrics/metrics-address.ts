@@ -17,7 +17,7 @@ export function readMetricsAddress(text: string): MetricsAddress | undefined {
   if (host !== undefined && port < 65_536) return { host, port };
   throw new WeftlineError(
     'WL_CONFIG',
-    `Invalid setting metrics: expected HOST:PORT, such as 127.0.0.1:9400 or [::1]:9400, or on, got ${quote(text)}`,
+    `Invalid setting metrics (WEFTLINE_METRICS): expected HOST:PORT, such as 127.0.0.1:9400 or [::1]:9400, on, or nothing, got ${quote(text)}`,
     { details: { setting: 'metrics', value: text } },
   );
 }

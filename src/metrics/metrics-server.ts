@@ -54,10 +54,20 @@ function end(response: ServerResponse, status: number, text: string): void {
   response.end(text);
 }
 
+/** By what the system said. */
+const remedies: Readonly<Record<string, string>> = {
+  EADDRINUSE: 'each process of a host needs a port of its own',
+  EADDRNOTAVAIL: 'name an address of this host, or 0.0.0.0 for all of them (WEFTLINE_METRICS)',
+  ENOTFOUND: 'name an address of this host, or 0.0.0.0 for all of them (WEFTLINE_METRICS)',
+  EAI_AGAIN: 'name an address of this host, or 0.0.0.0 for all of them (WEFTLINE_METRICS)',
+  EACCES: 'take a port above 1023 (WEFTLINE_METRICS)',
+};
+
 function listening(server: Server, { host, port }: MetricsAddress): Promise<void> {
   return new Promise((resolve, reject) => {
     server.once('error', (error: NodeJS.ErrnoException) => {
-      const held = error.code === 'EADDRINUSE' ? ': each process of a host needs a port of its own' : '';
+      const remedy = remedies[error.code ?? ''];
+      const held = remedy === undefined ? '' : `: ${remedy}`;
       reject(
         new WeftlineError('WL_CONFIG', `Cannot serve metrics on ${host}:${port}: ${error.message}${held}`, {
           details: { setting: 'metrics', host, port },

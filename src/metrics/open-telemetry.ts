@@ -2,6 +2,7 @@
 import { tracingChannel } from 'node:diagnostics_channel';
 import { type CallContext, type TransferContext, tracingChannelNames } from '../core/call-channels.ts';
 import { checkOptions, type OptionNames } from '../core/check-options.ts';
+import { invalidArgument } from '../core/errors.ts';
 import { type MetricName, metricTable } from '../core/metric-table.ts';
 import { collect } from './collect-metrics.ts';
 import { secondBounds } from './histogram.ts';
@@ -65,6 +66,8 @@ const ERROR = 2;
 export function bridgeOpenTelemetry(options: TelemetryOptions): () => void {
   checkOptions(options, optionNames, 'options of bridgeOpenTelemetry');
   const { meter, tracer } = options;
+  requireCall('meter', meter, 'createHistogram');
+  requireCall('tracer', tracer, 'startSpan');
   const ends = [meter === undefined ? [] : bridgeMeter(meter), tracer === undefined ? [] : bridgeTracer(tracer)].flat();
   return () => {
     for (const end of ends) end();
@@ -147,4 +150,10 @@ function attributesOf(told: object): Record<string, string | number> {
     'weftline.number': number,
     'weftline.ranks': ranks.length,
   };
+}
+
+function requireCall(name: string, given: unknown, call: string): void {
+  if (given === undefined) return;
+  const { [call]: known } = (typeof given === 'object' && given !== null ? given : {}) as Record<string, unknown>;
+  if (typeof known !== 'function') throw invalidArgument(name, given, `a ${name} of OpenTelemetry`);
 }

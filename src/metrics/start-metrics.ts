@@ -32,7 +32,7 @@ export async function startMetrics({ metrics }: Pick<Settings, 'metrics'>, rank?
   if (port > MAX_PORT) {
     throw new WeftlineError(
       'WL_CONFIG',
-      `Invalid setting metrics: expected a port of which every rank of this machine finds its own, the first one plus its number there, at most ${MAX_PORT}; got ${metrics}, which is ${port} for rank ${place?.machineRank} of the machine`,
+      `Invalid setting metrics (WEFTLINE_METRICS): expected a port of which every rank of this machine finds its own, the first one plus its number there, at most ${MAX_PORT}; got ${metrics}, which is ${port} for rank ${place?.machineRank} of the machine`,
       { details: { setting: 'metrics', value: metrics, port } },
     );
   }

@@ -26,6 +26,7 @@ export const rdmaSettingsTable = {
     env: 'WEFTLINE_RDMA_GID_INDEX',
     flag: '--rdma-gid-index <index>',
     default: '',
+    pattern: { of: /^\s*\d{1,5}\s*$/, expected: 'a whole number, the index of a GID' },
     sentence:
       'Index of the GID (address) at which peers reach a port; "weftline doctor --rdma" lists them. If empty, weftline chooses: over Ethernet a GID of RoCE v2, of IPv4 before IPv6; over InfiniBand the first.',
   },

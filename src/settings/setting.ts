@@ -24,6 +24,8 @@ interface TextSetting {
   readonly env: string;
   readonly flag: string;
   readonly default: string;
+  /** Of texts that are wrong whatever this machine has; what it has is looked at where the setting is used. */
+  readonly pattern?: { readonly of: RegExp; readonly expected: string };
   readonly sentence: string;
 }
 

@@ -339,8 +339,10 @@ function parse(setting: Setting, text: string): unknown {
 
 function check(setting: Setting, source: string, value: unknown): number | boolean | string {
   if (setting.kind === 'text') {
-    if (typeof value === 'string') return value;
-    throw wrong(source, value, 'a string');
+    if (typeof value !== 'string') throw wrong(source, value, 'a string');
+    const { pattern } = setting;
+    if (value === '' || pattern === undefined || pattern.of.test(value)) return value;
+    throw wrong(source, value, pattern.expected);
   }
   if (setting.kind === 'choice') {
     if (typeof value === 'string' && setting.choices.includes(value)) return value;

@@ -96,6 +96,10 @@ const hostSettings = {
     env: 'WEFTLINE_TRANSPORT_PIN',
     flag: '--pin <cores>',
     default: '',
+    pattern: {
+      of: /^\s*\d{1,6}(?:-\d{1,6})?\s*(?:,\s*\d{1,6}(?:-\d{1,6})?\s*)*$/,
+      expected: 'numbers of cores and ranges of them, such as 4,6,8-11',
+    },
     sentence:
       "Cores that the engines' threads are pinned to, one each, such as 4,6,8-11; engines beyond the list take the cores that follow its last; empty: none.",
   },

@@ -33,8 +33,24 @@ export function partsOfChrome(document: unknown): TracePart[] {
     Array.isArray(traceEvents) && traceEvents.every((event) => typeof event === 'object' && event !== null);
   if (!isEvents || otherData?.['weftline'] !== 'trace') throw new Error('it has no events of weftline');
   const reader = new ChromeReader();
-  for (const event of traceEvents as readonly unknown[]) reader.take(event as FileEvent);
+  for (const [at, event] of (traceEvents as readonly object[]).entries()) {
+    requireEvent(event, at);
+    reader.take(event);
+  }
   return reader.parts();
+}
+
+/** Times that are no numbers would make sums that are none either. */
+function requireEvent(
+  event: { readonly [Field in keyof FileEvent]?: unknown },
+  at: number,
+): asserts event is FileEvent {
+  const { ph, name, pid, tid = 0, ts = 0, dur = 0, cat = '', args = {} } = event;
+  const wrong = Object.entries({ ph, name, cat }).find(([, value]) => typeof value !== 'string');
+  const odd = Object.entries({ pid, tid, ts, dur }).find(([, value]) => !Number.isFinite(value));
+  const isObject = typeof args === 'object' && args !== null;
+  const field = (wrong ?? odd ?? (isObject ? undefined : ['args']))?.[0];
+  if (field !== undefined) throw new Error(`"${field}" of event ${at} is not what weftline writes there`);
 }
 
 class ChromeReader {

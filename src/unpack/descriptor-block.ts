@@ -119,8 +119,9 @@ export class DescriptorBlock {
     const { words } = this;
     const count = words[blockHeaderWord.count]!;
     if (count >= this.capacity) throw this.#full();
-    if (sourceOffset >>> 0 !== sourceOffset) throw invalidArgument('sourceOffset', sourceOffset, expected32);
-    if (length >>> 0 !== length) throw invalidArgument('length', length, expected32);
+    if (typeof sourceOffset !== 'number' || sourceOffset >>> 0 !== sourceOffset)
+      throw invalidArgument('sourceOffset', sourceOffset, expected32);
+    if (typeof length !== 'number' || length >>> 0 !== length) throw invalidArgument('length', length, expected32);
     if (!Number.isSafeInteger(destinationOffset) || destinationOffset < 0) {
       throw invalidArgument('destinationOffset', destinationOffset, expected53);
     }

@@ -140,7 +140,7 @@ function fullCommand({ command, cwd = process.cwd(), env }: LaunchOptions): read
     if (!existsSync(path)) throw cannotStart(file, `there is no file ${quote(path)}`);
     if (isFolder(path)) throw cannotStart(file, `${quote(path)} is a folder, expected a file`);
   } else if (!isInPath(file, cwd, env?.['PATH'] ?? process.env['PATH'])) {
-    const hint = existsSync(resolve(cwd, file)) ? `; to run the file in ${quote(cwd)}, give ./${file}` : '';
+    const hint = isFile(resolve(cwd, file)) ? `; to run the file in ${quote(cwd)}, give ./${file}` : '';
     throw cannotStart(file, `no folder of PATH has a program of this name, and it is no .js, .mjs or .ts file${hint}`);
   }
   return isScript ? [process.execPath, ...preload(), ...command] : command;
@@ -157,8 +157,12 @@ function isFolder(path: string): boolean {
   return statSync(path, { throwIfNoEntry: false })?.isDirectory() === true;
 }
 
+function isFile(path: string): boolean {
+  return statSync(path, { throwIfNoEntry: false })?.isFile() === true;
+}
+
 function isInPath(program: string, cwd: string, path = '/usr/bin:/bin'): boolean {
-  return path.split(delimiter).some((folder) => existsSync(resolve(cwd, folder, program)));
+  return path.split(delimiter).some((folder) => isFile(resolve(cwd, folder, program)));
 }
 
 function cannotStart(file: string, why: string): WeftlineError {

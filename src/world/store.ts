@@ -1,5 +1,6 @@
 // The rendezvous store as ranks see it: small values under names, waits with deadlines, collectives.
-import { checkTimeout, type WaitOptions } from '../core/deadline.ts';
+import { checkOptions, type OptionNames } from '../core/check-options.ts';
+import { checkTimeout, type WaitOptions, waitOptionNames } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { MAX_KEY_LENGTH, type StoreReply, type StoreRequest } from './store-request.ts';
 
@@ -58,6 +59,8 @@ export interface StoreLinkOptions {
   readonly group?: { readonly name: string; readonly ranks: readonly number[] };
 }
 
+const keyWaitNames: OptionNames<KeyWaitOptions> = { ...waitOptionNames, from: true };
+
 /** The store over a link: checks arguments, fills in deadlines. */
 export class LinkedStore implements Store {
   readonly #link: StoreLink;
@@ -93,6 +96,7 @@ export class LinkedStore implements Store {
   }
 
   async wait(keys: readonly string[], options: KeyWaitOptions = {}): Promise<void> {
+    if (!Array.isArray(keys)) throw invalidArgument('keys', keys, 'an array of keys');
     if (keys.length > 0) await this.#waitForKeys(keys, false, options);
   }
 
@@ -119,6 +123,7 @@ export class LinkedStore implements Store {
   }
 
   async barrier(name: string, options: WaitOptions = {}): Promise<void> {
+    checkOptions(options, waitOptionNames, 'options of barrier');
     const request = {
       op: 'barrier',
       name: this.#key(name),
@@ -129,6 +134,7 @@ export class LinkedStore implements Store {
   }
 
   async allGather(name: string, value: Uint8Array, options: WaitOptions = {}): Promise<Uint8Array[]> {
+    checkOptions(options, waitOptionNames, 'options of allGather');
     const request = {
       op: 'gather',
       name: this.#key(name),
@@ -143,7 +149,9 @@ export class LinkedStore implements Store {
   }
 
   async #waitForKeys(keys: readonly string[], read: boolean, options: KeyWaitOptions): Promise<StoreReply> {
+    checkOptions(options, keyWaitNames, 'options of a wait for keys');
     const { from = [], signal } = options;
+    if (!Array.isArray(from)) throw invalidArgument('from', from, 'an array of ranks');
     const known = from.length === 0 ? {} : { from: from.map((rank) => this.#worldRank(rank)) };
     const timeoutMs = this.#timeout(options);
     const names = keys.map((key) => this.#key(key));
@@ -180,9 +188,25 @@ export class LinkedStore implements Store {
 }
 
 export function encodeJson(value: unknown): Uint8Array {
-  const text = JSON.stringify(value) as string | undefined;
+  const text = toJson(value);
   if (text === undefined) throw invalidArgument('value', value, 'a value that JSON can express');
   return Buffer.from(text);
+}
+
+/** Undefined for what it cannot express: functions, symbols, circles. Fails with WL_INVALID_ARGUMENT for a bigint, by its name. */
+function toJson(value: unknown): string | undefined {
+  try {
+    return JSON.stringify(value);
+  } catch {
+    requireNoBigint('value', value, []);
+    return undefined;
+  }
+}
+
+function requireNoBigint(name: string, value: unknown, above: readonly unknown[]): void {
+  if (typeof value === 'bigint') throw invalidArgument(name, value, 'a number: JSON cannot express a bigint');
+  if (typeof value !== 'object' || value === null || above.includes(value)) return;
+  for (const [key, part] of Object.entries(value)) requireNoBigint(key, part, [...above, value]);
 }
 
 export function decodeJson(bytes: Uint8Array): unknown {

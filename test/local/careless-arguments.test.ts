@@ -3,10 +3,31 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { CpuDevice, openDevice } from 'weftline';
 import { Communicator } from 'weftline/collectives';
-import { DispatchCombineContext, EPAll2AllLayer, EpBuffer, EPConfig } from 'weftline/ep';
+import {
+  deepEpLowLatencySize,
+  DispatchCombineContext,
+  EPAll2AllLayer,
+  EpBuffer,
+  EPConfig,
+  EpLowLatency,
+} from 'weftline/ep';
 import { ExpertMover } from 'weftline/ep/placement';
 import { join } from 'weftline/world';
-import { Agent, Endpoint, fetchMetadata, MetadataListener } from 'weftline/agent';
+import {
+  Agent,
+  DescriptorList,
+  Endpoint,
+  exchangeMetadata,
+  fetchMetadata,
+  loadPublished,
+  MetadataListener,
+  publishMetadata,
+  sendInvalidation,
+  sendMetadata,
+  withdrawMetadata,
+  worldMetadataStore,
+} from 'weftline/agent';
+import { bridgeOpenTelemetry } from 'weftline/metrics';
 import { Transport } from 'weftline/transport';
 
 const host = '127.0.0.1';
@@ -135,4 +156,211 @@ test('deregistering something that is not registered harms nothing, and the agen
   }
   await endpoint.dereg(await endpoint.allocate(8));
   await endpoint.close();
+});
+
+test('waits of a world and of its store take their options by name, and nothing else', async () => {
+  const world = await join({ environment: {} });
+  const { store } = world;
+  await store.set('key', Uint8Array.of(1));
+  for (const value of [null, 7, 'soon', [], { timeoutMS: 5 }, { from: [0], form: [0] }]) {
+    const options = as(value);
+    await assert.rejects(world.barrier('b', options), invalid);
+    await assert.rejects(world.allGather('g', 1, options), invalid);
+    await assert.rejects(store.barrier('b', options), invalid);
+    await assert.rejects(store.allGather('g', Uint8Array.of(1), options), invalid);
+    await assert.rejects(store.get('key', options), invalid);
+    await assert.rejects(store.getJson('key', options), invalid);
+    await assert.rejects(store.wait(['key'], options), invalid);
+  }
+  for (const value of [null, 0, '0', {}]) await assert.rejects(store.get('key', { from: as(value) }), invalid);
+  for (const value of [undefined, null, 0, 'key', {}]) await assert.rejects(store.wait(as(value)), invalid);
+  const circle: { self?: unknown } = {};
+  circle.self = circle;
+  for (const [value, message] of [
+    [1n, /value: expected a number: JSON cannot express a bigint, got 1n/],
+    [{ list: [{ one: 1n }] }, /Invalid one: expected a number: JSON cannot express a bigint, got 1n/],
+    [circle, /value: expected a value that JSON can/],
+    [undefined, /value: expected a value that JSON can/],
+    [() => {}, /value: expected a value that JSON can/],
+  ] as const) {
+    await assert.rejects(store.setJson('json', value), { ...invalid, message });
+    await assert.rejects(world.allGather('g', value), { ...invalid, message });
+  }
+  await world.close();
+});
+
+test('what an EpBuffer, an EpLowLatency and a Communicator take beside tensors is checked', async () => {
+  const [world, device] = [await join({ environment: {} }), await CpuDevice.create({ addressSpaceMiB: 64 })];
+  const config = { maxTokensPerRank: 8, hidden: 128, numExperts: 1, maxTopk: 1 };
+  const x = device.empty('bf16', [1, 128]);
+  const topkIdx = await device.tensor('i32', [1, 1], Int32Array.of(0));
+  await assert.rejects(EpBuffer.create(world, device, { ...config, hidden: as(128n) }), {
+    ...invalid,
+    message: /hidden: expected a number/,
+  });
+  const buffer = await EpBuffer.create(world, device, config);
+  for (const value of [undefined, null, {}, { topkidx: topkIdx }]) {
+    assert.throws(() => buffer.getDispatchLayout(as(value)), invalid);
+  }
+  for (const value of [null, 0, '', Number.NaN, false]) {
+    await assert.rejects(buffer.dispatch({ x, topkIdx, topkWeights: as(value) }), invalid);
+    await assert.rejects(buffer.dispatch({ x, topkIdx, layout: as(value) }), invalid);
+  }
+  const { handle } = await buffer.dispatch({ x, topkIdx });
+  const y = buffer.combineInput(handle);
+  for (const value of [null, 0, '', Number.NaN, false]) {
+    await assert.rejects(buffer.combine({ x: y, handle, topkWeights: as(value) }), invalid);
+    await assert.rejects(buffer.combine({ x: y, handle, out: as(value) }), invalid);
+  }
+  await assert.rejects(buffer.combine({ x: y, handle, asyncFinish: as('yes') }), {
+    ...invalid,
+    message: /asyncFinish: expected true or false, got "yes"/,
+  });
+  await buffer.combine({ x: y, handle });
+  for (const value of [null, 7, { timeoutMS: 1 }]) await assert.rejects(buffer.barrier(as(value)), invalid);
+  await buffer.barrier();
+  await buffer.close();
+
+  for (const value of [undefined, null, {}, 7]) {
+    await assert.rejects(EpLowLatency.create(as(value), device, config), { ...invalid, message: /group: expected a/ });
+  }
+  const communicator = await Communicator.create(world, device);
+  const tensor = device.empty('f32', [4]);
+  for (const value of [null, 7, { timeoutMS: 1 }])
+    await assert.rejects(communicator.register(tensor, as(value)), invalid);
+  await communicator.allReduce({ output: tensor });
+  await communicator.close();
+  for (const value of [undefined, {}, 0, 1.5, -1, Number.NaN, '8', 1n]) {
+    assert.throws(() => deepEpLowLatencySize(as(value), 128, 8), { ...invalid, message: /maxTokensPerRank: / });
+    assert.throws(() => deepEpLowLatencySize(8, as(value), 8), { ...invalid, message: /hidden: / });
+    assert.throws(() => deepEpLowLatencySize(8, 128, as(value)), { ...invalid, message: /numExperts: / });
+  }
+  await device.close();
+  await world.close();
+});
+
+test('names of memory are texts, and a wrong one leaves nothing behind', async () => {
+  const server = await Endpoint.create({ settings, backends: ['multipath'] });
+  const client = await Endpoint.create({ settings, backends: ['multipath'] });
+  for (const name of [null, 7, {}, Symbol('name')]) {
+    await assert.rejects(client.reg(new Uint8Array(8), as(name)), { ...invalid, message: /name: expected a string/ });
+    await assert.rejects(client.allocate(8, as(name)), invalid);
+  }
+  const into = await server.allocate(64, 'into');
+  const [there] = await Promise.all([client.connect(host, server.port), server.accept()]);
+  for (const name of [undefined, null, 7, {}]) await assert.rejects(there.memory(as(name)), invalid);
+  const out = await client.allocate(64);
+  for (const remote of [undefined, null, {}, into, []]) {
+    assert.throws(() => there.write({ region: out }, as(remote)), {
+      ...invalid,
+      message: /remote: expected a Descriptor/,
+    });
+    assert.throws(() => there.read({ region: out }, as(remote)), invalid);
+  }
+  for (const regions of [null, {}, [undefined], [null], ['out']]) {
+    assert.throws(() => client.agent.localMetadata({ regions: as(regions) }), invalid);
+    assert.throws(() => client.agent.localMetadata({ withdrawn: as(regions) }), invalid);
+  }
+  await client.close();
+  await server.close();
+});
+
+test('memory of a transport is what register() returned, and peers may do with it what it names', async () => {
+  await using transport = await Transport.create({ settings });
+  const memory = new Uint8Array(64);
+  for (const remote of [null, 7, { reads: true }, { read: 'yes' }, { write: 1 }, { read: () => {} }]) {
+    await assert.rejects(transport.register(memory, as(remote)), invalid);
+  }
+  for (const region of [undefined, null, 7, memory, {}]) await assert.rejects(transport.release(as(region)), invalid);
+  for (const address of [undefined, null, 80, 'localhost'])
+    await assert.rejects(transport.listen(as(address)), invalid);
+  using listener = await transport.listen({ host, port: 0 });
+  const [connection] = await Promise.all([transport.connect({ host, port: listener.port }), listener.accept()]);
+  for (const part of [undefined, null, {}, { region: {} }, { region: memory }, { region: null }]) {
+    const message = /region: expected what transport\.register\(\) returned/;
+    assert.throws(() => connection.send(as(part)), { ...invalid, message });
+    assert.throws(() => connection.receive(as(part)), { ...invalid, message });
+    assert.throws(() => connection.write(as(part)), invalid);
+    assert.throws(() => connection.read(as(part)), invalid);
+  }
+  await transport.wait(connection.flush());
+});
+
+test('lists of descriptors are made of registered memory and of each other', async () => {
+  await using agent = await Agent.create('a', { settings, backends: ['multipath'] });
+  const memory = await agent.allocate(64);
+  const list = DescriptorList.of(memory);
+  for (const value of [undefined, null, {}, 7, [], new Uint8Array(8)]) {
+    const wrong = as(value);
+    const named = { ...invalid, message: /memory: expected what register\(\) or allocate\(\) returned/ };
+    assert.throws(() => DescriptorList.of(wrong), named);
+    assert.throws(() => DescriptorList.of(wrong, 0, 8), named);
+    assert.throws(() => DescriptorList.blocks(wrong, { blockBytes: 8 }), named);
+    assert.throws(() => DescriptorList.join(wrong), invalid);
+    assert.throws(() => DescriptorList.join([list, wrong]), invalid);
+    assert.throws(() => list.concat(wrong), { ...invalid, message: /other: expected a DescriptorList/ });
+    assert.throws(() => new DescriptorList('host', wrong, Float64Array.of(8)), invalid);
+    assert.throws(() => agent.explain('nobody', wrong), { code: 'WL_INVALID_ARGUMENT' });
+    if (!Array.isArray(value) && !ArrayBuffer.isView(value)) assert.throws(() => list.select(wrong), invalid);
+    if (!ArrayBuffer.isView(value)) assert.throws(() => DescriptorList.decode(wrong), invalid);
+  }
+  assert.throws(() => new DescriptorList(as('gpu'), Float64Array.of(8), Float64Array.of(8)), invalid);
+  for (const name of ['blockBytes', 'stride', 'offset', 'count']) {
+    for (const value of [1n, '8', null, Number.NaN, {}]) {
+      const options = as({ blockBytes: 8, [name]: value });
+      assert.throws(() => DescriptorList.blocks(memory, options), {
+        ...invalid,
+        message: /blocks: expected whole numbers/,
+      });
+    }
+  }
+  await using peer = await Agent.create('b', { settings, backends: ['multipath'] });
+  await peer.allocate(64);
+  await agent.loadRemoteMetadata(peer.localMetadata());
+  const remote = DescriptorList.of(agent.remoteMemory('b')[0]!);
+  const lists = { operation: 'write', peer: 'b', local: list, remote } as const;
+  for (const value of [undefined, null, {}, memory, [list]]) {
+    await assert.rejects(agent.prepare({ ...lists, local: as(value) }), {
+      ...invalid,
+      message: /local: expected a Desc/,
+    });
+    await assert.rejects(agent.prepare({ ...lists, remote: as(value) }), {
+      ...invalid,
+      message: /remote: expected a Desc/,
+    });
+    assert.throws(() => agent.explain('b', { local: as(value), remote }), invalid);
+  }
+});
+
+test('calls for metadata take an agent, and a store of metadata', async () => {
+  await using agent = await Agent.create('a', { settings, backends: [] });
+  const store = {
+    put: () => Promise.resolve(),
+    get: () => Promise.resolve(new Uint8Array(1)),
+    delete: () => Promise.resolve(),
+  };
+  const address = { host, port: 1 };
+  for (const value of [undefined, null, {}, 'a', store]) {
+    const wrong = as(value);
+    const named = { ...invalid, message: /agent: expected an agent of Agent\.create\(\)/ };
+    await assert.rejects(sendMetadata(wrong, address), named);
+    await assert.rejects(fetchMetadata(wrong, address), named);
+    await assert.rejects(exchangeMetadata(wrong, address), named);
+    await assert.rejects(sendInvalidation(wrong, address), named);
+    await assert.rejects(MetadataListener.open(wrong), named);
+    await assert.rejects(publishMetadata(wrong, store), named);
+    await assert.rejects(loadPublished(wrong, store, 'b'), named);
+    await assert.rejects(withdrawMetadata(wrong, store), named);
+    if (value === store) continue;
+    await assert.rejects(publishMetadata(agent, wrong), { ...invalid, message: /store: expected a store of metadata/ });
+    await assert.rejects(loadPublished(agent, wrong, 'b'), invalid);
+    await assert.rejects(withdrawMetadata(agent, wrong), invalid);
+    assert.throws(() => worldMetadataStore(wrong), { ...invalid, message: /store: expected world\.store/ });
+  }
+  for (const name of [undefined, null, 7]) await assert.rejects(loadPublished(agent, store, as(name)), invalid);
+  await assert.rejects(MetadataListener.open(agent, {}, as('loaded')), invalid);
+  await using transport = await Transport.create({ settings });
+  for (const value of [undefined, null, 80]) await assert.rejects(transport.connect(as(value)), invalid);
+  for (const meter of [null, 7, {}]) assert.throws(() => bridgeOpenTelemetry({ meter: as(meter) }), invalid);
+  for (const tracer of [null, 7, {}]) assert.throws(() => bridgeOpenTelemetry({ tracer: as(tracer) }), invalid);
 });

@@ -70,3 +70,15 @@ test('invalid records are refused, and the host goes on', async () => {
   }
   assert.equal((await host.read(memory)).length, 64);
 });
+
+test('a request that was never made, and ranges of other numbers, are refused by name', async () => {
+  await using host = await DeviceHost.create({ name: 'a', device });
+  for (const request of [undefined, null, {}, 1, 1n]) await assert.rejects(host.createGpuReq(as(request)), invalid);
+  const memory = await host.allocate(64);
+  for (const value of [1n, '8', -1, 1.5, {}]) {
+    assert.throws(() => host.serializeXferDescs({ memory, offset: as(value) }), invalid);
+    assert.throws(() => host.serializeXferDescs({ memory, bytes: as(value) }), invalid);
+  }
+  await assert.rejects(create({ queueCapacity: 64n }), invalid);
+  for (const reason of [undefined, null, {}, 'stop']) assert.throws(() => host.abort(as(reason)), invalid);
+});

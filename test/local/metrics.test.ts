@@ -74,7 +74,10 @@ test('ranks serve their metrics on neighbouring ports, and stats has them of all
 test('an address that is none, or is held, is an error that says so', async () => {
   const wrong = weftline(['run', '-n', '1', script], 'nowhere');
   assert.notEqual(wrong.status, 0);
-  assert.match(wrong.stderr, /Invalid setting metrics: expected HOST:PORT, such as 127\.0\.0\.1:9400/);
+  assert.match(
+    wrong.stderr,
+    /Invalid setting metrics \(WEFTLINE_METRICS\): expected HOST:PORT, such as 127\.0\.0\.1:9400/,
+  );
   const holder = createServer().listen(0, '127.0.0.1');
   await once(holder, 'listening');
   const { port } = holder.address() as { port: number };
@@ -84,6 +87,13 @@ test('an address that is none, or is held, is an error that says so', async () =
   assert.match(
     held.stderr,
     /Cannot serve metrics on 127\.0\.0\.1:\d+: .*EADDRINUSE.*each process of a host needs a port/,
+  );
+  // Of a range that no host has (RFC 5737).
+  const foreign = weftline(['run', '-n', '1', script], '203.0.113.7:9400');
+  assert.notEqual(foreign.status, 0);
+  assert.match(
+    foreign.stderr,
+    /Cannot serve metrics on 203\.0\.113\.7:9400: .*EADDRNOTAVAIL.*name an address of this host/,
   );
 });
 

@@ -1,7 +1,7 @@
 // --report and weftline compare on the command line.
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
@@ -47,10 +47,38 @@ test('what is no result, and what cannot be written, is said in one line', (t) =
   const { folder, weftline } = inFolder(t);
   writeFileSync(join(folder, 'list.json'), '[1]');
   writeFileSync(join(folder, 'empty.json'), '{}');
+  writeFileSync(join(folder, 'words.json'), 'no JSON\nof two lines');
+  writeFileSync(join(folder, 'deep.json'), `{"a":${'['.repeat(50_000)}1${']'.repeat(50_000)}}`);
+  writeFileSync(join(folder, 'job.json.node0.7.part'), 'no part');
+  mkdirSync(join(folder, 'folder'));
+  const otherData = { weftline: 'trace' };
+  for (const [name, event] of Object.entries({
+    times: { ph: 'X', name: 'call', pid: 1, tid: 1, ts: 'soon', dur: 1 },
+    words: { ph: 'X', name: 'call', pid: 1, tid: 1, ts: 1, dur: 1, args: null },
+  })) {
+    const trace = {
+      otherData,
+      traceEvents: [{ ph: 'M', name: 'process_name', pid: 1, args: { name: 'rank 0' } }, event],
+    };
+    writeFileSync(join(folder, `trace-${name}.json`), JSON.stringify(trace));
+  }
   for (const [words, why] of [
     [['compare', 'list.json', 'empty.json'], /WL_FILE_FORMAT: list\.json is no result document/],
     [['compare', 'empty.json', 'empty.json'], /WL_FILE_FORMAT: Cannot compare: they have no time and no rate/],
     [['compare', 'missing.json', 'empty.json'], /WL_FILE: Cannot read missing\.json/],
+    [['compare', 'deep.json', 'deep.json'], /WL_FILE_FORMAT: deep\.json is no result document/],
+    [['trace', 'words.json'], /WL_FILE_FORMAT: words\.json is no trace of weftline: /],
+    [['trace', 'folder'], /WL_FILE: Cannot read folder: it is a folder; name the trace in it/],
+    [
+      ['trace', 'trace-times.json'],
+      /trace-times\.json is no trace of weftline: "ts" of event 1 is not what weftline writes/,
+    ],
+    [['trace', 'trace-words.json'], /"args" of event 1 is not what weftline writes/],
+    [
+      ['trace', 'job.json'],
+      /WL_FILE: There is no job\.json, and no part beside it is of use: job\.json\.node0\.7\.part /,
+    ],
+    [['run', '-n', '1', '.'], /WL_LAUNCH: Cannot start "\.": no folder of PATH has a program of this name/],
     [['sim', 'pair', '--nmsg', '1', '--report', 'no/such/folder.html'], /WL_FILE: Cannot write no\/such\/folder\.html/],
   ] as const) {
     const { status, stderr } = weftline(...words);

@@ -2,12 +2,12 @@
 import { endpointMessageKinds, MAX_OFFERED_BYTES, offerCost } from '../../abi/endpoint-message.ts';
 import { checkOptions } from '../../core/check-options.ts';
 import { Deadline, type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
-import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
+import { asWeftlineError, invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { quote } from '../../core/quote.ts';
 import type { Agent } from '../agent.ts';
 import type { TransferOperation } from '../backend.ts';
 import type { BackendName } from '../backends/backend-table.ts';
-import { DescriptorList } from '../descriptors.ts';
+import { DescriptorList, requireList } from '../descriptors.ts';
 import { decodeMetadata } from '../metadata.ts';
 import type { Registration } from '../registration.ts';
 import type { RemoteMemory } from '../remote-agent.ts';
@@ -141,6 +141,7 @@ export class EndpointConnection implements AsyncDisposable {
   /** Memory that the peer registered under this name, as soon as it has. */
   async memory(name: string, options: WaitOptions = {}): Promise<RemoteMemory> {
     checkOptions(options, waitOptionNames, 'options of memory');
+    if (typeof name !== 'string') throw invalidArgument('name', name, 'a string');
     const { timeoutMs, signal } = options;
     const { agent, peer } = this.#parts;
     const deadline = new Deadline(timeoutMs ?? agent.settings.timeoutMs);
@@ -263,6 +264,7 @@ export class EndpointConnection implements AsyncDisposable {
 
   #oneSided(operation: TransferOperation, parts: EndpointParts, remote: DescriptorList): Operation {
     const local = listOf(parts);
+    requireList('remote', remote);
     if (local.bytes !== remote.bytes) {
       throw new WeftlineError(
         'WL_INVALID_ARGUMENT',

@@ -7,6 +7,7 @@ import type { Agent } from '../agent.ts';
 import { credentialsOfAgent } from '../agent-credentials.ts';
 import type { MetadataOptions } from '../agent-options.ts';
 import { MetadataChannel, metadataHello } from './metadata-channel.ts';
+import { requireAgent } from './require-agent.ts';
 
 /** Where a MetadataListener listens. */
 export interface ListenerAddress extends WaitOptions {
@@ -24,6 +25,7 @@ export const addressNames: OptionNames<ListenerAddress> = { ...waitOptionNames, 
  * @param options Which part of them.
  */
 export async function sendMetadata(agent: Agent, address: ListenerAddress, options?: MetadataOptions): Promise<void> {
+  requireAgent(agent);
   const blob = agent.localMetadata(options);
   await ask(agent, address, (channel) => channel.ask({ verb: 'load', blob }));
 }
@@ -69,6 +71,7 @@ async function ask<T>(
   address: ListenerAddress,
   talk: (channel: MetadataChannel) => Promise<T>,
 ): Promise<T> {
+  requireAgent(agent);
   checkOptions(address, addressNames, 'address of the listener');
   const hello = metadataHello(credentialsOfAgent(agent));
   const { host, port, signal } = address;

@@ -1,11 +1,13 @@
 // Gives an agent's metadata to peers that connect and have proven themselves, and takes theirs.
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
+import { invalidArgument } from '../../core/errors.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
 import { receiveHello } from '../../meeting/hello.ts';
 import { MeetingListener } from '../../meeting/listener.ts';
 import type { Agent } from '../agent.ts';
 import { credentialsOfAgent } from '../agent-credentials.ts';
 import { MetadataChannel, metadataHello, type MetadataRequest } from './metadata-channel.ts';
+import { requireAgent } from './require-agent.ts';
 
 /** Where a MetadataListener listens. */
 export interface ListenOptions {
@@ -36,7 +38,9 @@ export class MetadataListener implements AsyncDisposable {
     /** Hears the name of each agent whose metadata came. */
     onLoad: (peer: string) => void = () => {},
   ): Promise<MetadataListener> {
+    requireAgent(agent);
     checkOptions(options, listenOptionNames, 'options of MetadataListener.open');
+    if (typeof onLoad !== 'function') throw invalidArgument('onLoad', onLoad, 'a function');
     const { host = agent.host, port = 0 } = options;
     const opened = new MetadataListener(agent, onLoad);
     try {

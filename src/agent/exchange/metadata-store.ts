@@ -6,6 +6,7 @@ import type { WaitOptions } from '../../core/deadline.ts';
 import type { Settings } from '../../settings/settings.ts';
 import type { Agent } from '../agent.ts';
 import type { MetadataOptions } from '../agent-options.ts';
+import { requireAgent, requireCalls, requireLoader, requireStore, requireText } from './require-agent.ts';
 
 const KEY_PREFIX = 'agent/';
 const STALE_PAUSE_MS = 50;
@@ -28,6 +29,8 @@ export interface MetadataStore {
  * @param options Which part of them.
  */
 export async function publishMetadata(agent: Agent, store: MetadataStore, options?: MetadataOptions): Promise<void> {
+  requireAgent(agent);
+  requireStore(store);
   const release = await store.put(agent.name, agent.localMetadata(options));
   if (release === undefined) return;
   try {
@@ -59,6 +62,9 @@ export async function loadPublished(
   name: string,
   options?: WaitOptions,
 ): Promise<string> {
+  requireLoader(agent);
+  requireStore(store);
+  requireText('name', name);
   const wait = startCall(options ?? {}, agent.settings.timeoutMs);
   for (;;) {
     const blob = await store.get(name, remaining(wait));
@@ -79,6 +85,8 @@ export async function loadPublished(
  * @param store Where they are.
  */
 export async function withdrawMetadata(agent: Agent, store: MetadataStore): Promise<void> {
+  requireAgent(agent);
+  requireStore(store);
   await store.delete(agent.name);
 }
 
@@ -87,6 +95,7 @@ export async function withdrawMetadata(agent: Agent, store: MetadataStore): Prom
  * @param store `world.store`, or that of a group.
  */
 export function worldMetadataStore(store: Store): MetadataStore {
+  requireCalls('store', store, ['set', 'get', 'delete'], 'world.store, or the store of a group');
   return {
     put: (name, blob) => store.set(KEY_PREFIX + name, blob),
     get: (name, options) => store.get(KEY_PREFIX + name, options),

@@ -48,7 +48,7 @@ const DEFAULT_BLOCK_SIZE = 256;
 /** So that a rank has about 8 MiB of shared memory. */
 const DEFAULT_MESSAGE_SIZE = { oneRole: 65_536, bothRoles: 32_768 } as const;
 const DEFAULT_SLOTS = 16;
-const MAX_LANES = 256;
+export const MAX_LANES = 256;
 const MAX_SLOTS = 256;
 const MAX_FAN_IN = 1024;
 

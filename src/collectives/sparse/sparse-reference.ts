@@ -1,4 +1,5 @@
 // What a sparse all-reduce means, slow and obvious: block by block, the sum over the workers whose block is not zero.
+import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { type DType, dtypes, fromBf16, type TypedArrayOf } from '../../core/dtype.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import type { ReducedDType } from '../collective-call.ts';
@@ -10,6 +11,8 @@ interface ReferenceSparseOptions {
   readonly fanIn?: number;
   readonly dense?: boolean;
 }
+
+const optionNames: OptionNames<ReferenceSparseOptions> = { blockSize: true, threshold: true, fanIn: true, dense: true };
 
 /**
  * The sum that `SparseAllReduce.allReduce` gives. A block of a worker counts if the magnitude of any element is above the
@@ -23,8 +26,11 @@ interface ReferenceSparseOptions {
 export function referenceSparseSum<D extends ReducedDType & DType>(
   dtype: D,
   runs: readonly TypedArrayOf[D][],
-  { blockSize, threshold = 0, fanIn = Math.max(2, runs.length), dense = false }: ReferenceSparseOptions,
+  options: ReferenceSparseOptions,
 ): TypedArrayOf[D] {
+  checkOptions(options, optionNames, 'options of referenceSparseSum');
+  const { blockSize, threshold = 0, fanIn = Math.max(2, runs?.length ?? 0), dense = false } = options;
+  if (typeof threshold !== 'number') throw invalidArgument('threshold', threshold, 'a number');
   if (!Number.isInteger(blockSize) || blockSize < 1)
     throw invalidArgument('blockSize', blockSize, 'elements of a block');
   if (!Number.isInteger(fanIn) || fanIn < 2) throw invalidArgument('fanIn', fanIn, 'an integer from 2 on');

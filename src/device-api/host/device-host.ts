@@ -4,7 +4,7 @@ import { MAX_REQUEST_REMOTES } from '../../abi/command-queue.ts';
 import { checkOptions } from '../../core/check-options.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
 import { log } from '../../core/log.ts';
-import { invalidArgument, type WeftlineError } from '../../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { readSettings } from '../../settings/settings.ts';
@@ -291,6 +291,7 @@ export class DeviceHost implements AsyncDisposable {
 
   /** Kernels that wait leave within milliseconds; the next wait for them throws the error, once. */
   abort(reason: WeftlineError): void {
+    if (!(reason instanceof WeftlineError)) throw invalidArgument('reason', reason, 'a WeftlineError');
     for (const half of this.#parts.halves.values()) half.abort(reason);
   }
 

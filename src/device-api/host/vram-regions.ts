@@ -2,6 +2,7 @@
 import { MAX_COMMAND_OFFSET } from '../../abi/command-queue.ts';
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { invalidArgument } from '../../core/errors.ts';
+import { isWhole } from '../../core/whole-number.ts';
 
 /** Memory that requests may read from and peers may write to. */
 export interface RegisteredVram {
@@ -46,10 +47,11 @@ export class VramRegions {
     checkOptions(range, rangeNames, 'range');
     const { memory, offset = 0, bytes } = range;
     const known = this.known(memory);
-    const size = bytes ?? known.bytes - offset;
+    const size = bytes ?? (isWhole(offset, 0) ? known.bytes - offset : 0);
     const isInside = Number.isInteger(offset) && Number.isInteger(size) && offset >= 0 && size > 0;
     if (isInside && offset + size <= known.bytes) return { memory: known, offset, bytes: size };
-    throw invalidArgument('range', [offset, offset + size], `inside the ${known.bytes} bytes of its memory`);
+    const shown = isWhole(offset, 0) && isWhole(size, 0) ? [offset, offset + size] : [offset, bytes];
+    throw invalidArgument('range', shown, `inside the ${known.bytes} bytes of its memory`);
   }
 
   /** Fails with WL_INVALID_ARGUMENT for memory that is not registered here, or no longer. */

@@ -42,7 +42,7 @@ export class WriteRequests {
   known(request: WriteRequest): OpenRequest {
     const number = (request as WriteRequest | null | undefined)?.number;
     const open = number === undefined ? undefined : this.#open.get(number);
-    if (open?.request === request) return open;
+    if (open !== undefined && open.request === request) return open;
     throw invalidArgument('request', number ?? request, 'what createWriteReq() of this host returned, not released');
   }
 

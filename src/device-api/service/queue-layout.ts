@@ -15,7 +15,7 @@ export function queuesIn(buffer: ArrayBufferLike, queues: number, capacity: numb
 /** Fails with WL_INVALID_ARGUMENT. */
 export function checkQueueLayout({ queues, capacity }: QueueLayout): void {
   if (!Number.isInteger(queues) || queues < 1 || queues > 64) throw invalidArgument('queues', queues, '1 to 64');
-  if (!Number.isInteger(Math.log2(capacity)) || capacity < 2 || capacity > 65_536) {
+  if (!Number.isInteger(capacity) || !Number.isInteger(Math.log2(capacity)) || capacity < 2 || capacity > 65_536) {
     throw invalidArgument('queueCapacity', capacity, 'a power of two from 2 to 65536');
   }
 }

@@ -1,6 +1,6 @@
 // The CPU device: one WebAssembly memory per process that holds tensors, windows and everything the kernels touch.
 import { formatBytes } from '../../core/byte-size.ts';
-import { type DType, dtypes, typedArrayOver, type TypedArrayOf } from '../../core/dtype.ts';
+import { type DType, dtypes, requireDType, typedArrayOver, type TypedArrayOf } from '../../core/dtype.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { mapFileOver, mapZeroOver, preferHugePages } from '../../native/libc.ts';
 import { addressOf } from '../../native/library.ts';
@@ -64,6 +64,7 @@ export class CpuDevice implements Device {
 
   /** Uninitialised memory for a tensor; see Device. */
   empty<D extends DType>(dtype: D, shape: readonly number[]): Tensor<D> {
+    requireDType(dtype);
     return new Tensor(this.allocate(elementCount(shape) * dtypes[dtype].bytes), dtype, shape);
   }
 

@@ -1,4 +1,6 @@
 // Rows of bf16 as rows of fp8 with scales, and back, on the CPU device.
+import { checkOptions, type OptionNames, requireFlag } from '../../core/check-options.ts';
+import type { DType } from '../../core/dtype.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import { FP8_GROUP } from '../../abi/element-formats.ts';
 import type { ScaledRows } from '../formats/scaled-rows.ts';
@@ -13,6 +15,8 @@ export interface QuantizeOptions {
   readonly roundScale?: boolean;
 }
 
+const quantizeNames: OptionNames<QuantizeOptions> = { out: true, roundScale: true };
+
 /**
  * Quantises each row of x (bf16 [T, H], H a multiple of 8) in groups of 128 columns: the scale is max(|x|, 1e-4) / 448,
  * elements are rounded to nearest even. A NaN becomes NaN without touching its neighbours; an infinity counts as the
@@ -23,10 +27,13 @@ export interface QuantizeOptions {
  */
 export function quantizeRows(device: CpuDevice, x: Tensor<'bf16'>, options: QuantizeOptions = {}): ScaledRows {
   requireCpu(device);
-  if (!(x instanceof Tensor) || x.dtype !== 'bf16') throw invalidArgument('x', x, 'a bf16 tensor');
+  requireTensor('x', x, 'bf16');
+  checkOptions(options, quantizeNames, 'options of quantizeRows');
+  requireFlag('roundScale', options.roundScale);
   const [rows, columns] = matrix('x', x.shape);
   const groups = Math.ceil(columns / FP8_GROUP);
   if (options.out !== undefined) {
+    requireScaledRows('out.', options.out);
     expectShape('out.data', options.out.data.shape, [rows, columns]);
     expectShape('out.scales', options.out.scales.shape, [rows, groups]);
   }
@@ -45,18 +52,35 @@ export function quantizeRows(device: CpuDevice, x: Tensor<'bf16'>, options: Quan
  * @param rows fp8 data and their scales.
  * @param out Where to write.
  */
-export function dequantizeRows(device: CpuDevice, { data, scales }: ScaledRows, out?: Tensor<'bf16'>): Tensor<'bf16'> {
-  const [rows, columns] = matrix('data', data.shape);
-  expectShape('scales', scales.shape, [rows, Math.ceil(columns / FP8_GROUP)]);
-  if (out !== undefined) expectShape('out', out.shape, [rows, columns]);
-  const x = out ?? device.empty('bf16', [rows, columns]);
-  device.kernels.dequantizeFp8(x.address, data.address, scales.address, rows, columns);
+export function dequantizeRows(device: CpuDevice, rows: ScaledRows, out?: Tensor<'bf16'>): Tensor<'bf16'> {
+  requireCpu(device);
+  requireScaledRows('', rows);
+  if (out !== undefined) requireTensor('out', out, 'bf16');
+  const { data, scales } = rows;
+  const [count, columns] = matrix('data', data.shape);
+  expectShape('scales', scales.shape, [count, Math.ceil(columns / FP8_GROUP)]);
+  if (out !== undefined) expectShape('out', out.shape, [count, columns]);
+  const x = out ?? device.empty('bf16', [count, columns]);
+  device.kernels.dequantizeFp8(x.address, data.address, scales.address, count, columns);
   return x;
 }
 
 function requireCpu(device: unknown): void {
   const isCpu = typeof device === 'object' && device !== null && 'kind' in device && device.kind === 'cpu';
   if (!isCpu) throw invalidArgument('device', device, 'a CpuDevice');
+}
+
+function requireScaledRows(prefix: string, rows: unknown): void {
+  const { data, scales }: Partial<ScaledRows> = typeof rows === 'object' && rows !== null ? rows : {};
+  requireTensor(`${prefix}data`, data, 'fp8e4m3');
+  requireTensor(`${prefix}scales`, scales, 'f32');
+}
+
+function requireTensor(name: string, tensor: unknown, dtype: DType): void {
+  const expected = `a ${dtype} tensor`;
+  if (!(tensor instanceof Tensor)) throw invalidArgument(name, tensor, expected);
+  if (tensor.storage.disposed) throw invalidArgument(name, 'a disposed tensor', expected);
+  if (tensor.dtype !== dtype) throw invalidArgument(name, `a ${tensor.dtype} tensor`, expected);
 }
 
 function matrix(argument: string, shape: readonly number[]): [rows: number, columns: number] {

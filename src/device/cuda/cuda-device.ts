@@ -1,6 +1,6 @@
 // The CUDA device: one GPU of this process with its memory, streams, kernels and trap record.
 import type { Layout } from '../../abi/layout.ts';
-import { type DType, dtypes, typedArrayOver, type TypedArrayOf } from '../../core/dtype.ts';
+import { type DType, dtypes, requireDType, typedArrayOver, type TypedArrayOf } from '../../core/dtype.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { Out } from '../../native/library.ts';
 import { openNvrtc } from '../../native/nvrtc.ts';
@@ -124,6 +124,7 @@ export class CudaDevice implements Device {
 
   /** Memory that is handed out again once all work enqueued before its disposal is done. */
   empty<D extends DType>(dtype: D, shape: readonly number[]): Tensor<D> {
+    requireDType(dtype);
     const bytes = elementCount(shape) * dtypes[dtype].bytes;
     const address = this.#pool.take(bytes);
     const storage = new OwnedDeviceMemory(this, { address, bytes }, () => {

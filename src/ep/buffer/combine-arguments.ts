@@ -55,7 +55,9 @@ export function checkCombine(
   const { rows, numTokens } = handle;
   const x = checkTensor('x', args.x, { device, dtype: ['bf16'], shape: [rows, config.hidden] });
   const weights =
-    args.topkWeights && checkTensor('topkWeights', args.topkWeights, { device, dtype: ['f32'], shape: [rows, 'K'] });
+    args.topkWeights === undefined
+      ? undefined
+      : checkTensor('topkWeights', args.topkWeights, { device, dtype: ['f32'], shape: [rows, 'K'] });
   const k = weights?.shape[1] ?? 0;
   if (weights && (k < 1 || k > config.maxTopk))
     throw invalidArgument('topkWeights columns', k, `1 to ${config.maxTopk} (maxTopk)`);
@@ -64,7 +66,7 @@ export function checkCombine(
   const alignment = rowAlignment(config.hidden * 2);
   const rule = { device, dtype: ['bf16'] as const, shape: [numTokens, config.hidden], alignment };
   const biases = given.map((bias, index) => checkTensor(`bias[${index}]`, bias, rule));
-  const out = args.out && checkTensor('out', args.out, rule);
+  const out = args.out === undefined ? undefined : checkTensor('out', args.out, rule);
   for (const [name, tensor] of [
     ['out', out],
     ['bias[0]', biases[0]],

@@ -154,6 +154,9 @@ export function deepEpLowLatencySize(
   hidden: number,
   numExperts: number,
 ): DeepEpLowLatencySize {
+  for (const [name, value] of Object.entries({ maxTokensPerRank, hidden, numExperts })) {
+    if (!isWhole(value, 1)) throw invalidArgument(name, value, 'a whole number of at least 1');
+  }
   const dispatchMessageBytes = 16 + Math.max(2 * hidden, hidden + (4 * hidden) / 128);
   const combineMessageBytes = 2 * hidden;
   const slots = numExperts * maxTokensPerRank;

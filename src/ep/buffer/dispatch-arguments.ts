@@ -134,17 +134,20 @@ function checkReplay(args: DispatchArguments, scope: EpScope, numTokens: number)
 function checkChoices(args: DispatchArguments, scope: EpScope, numTokens: number): Routing {
   const { device, config } = scope;
   const { topkIdx, topkWeights, layout } = args;
-  if (layout) checkLayout(layout, scope, numTokens);
-  if (!topkIdx) {
-    if (!layout) throw invalidArgument('topkIdx', undefined, 'a tensor, unless layout or handle is given');
-    if (topkWeights) throw invalidArgument('topkWeights', 'given without topkIdx', 'absent, or with topkIdx');
+  if (layout !== undefined) checkLayout(layout, scope, numTokens);
+  if (topkIdx === undefined) {
+    if (layout === undefined) throw invalidArgument('topkIdx', undefined, 'a tensor, unless layout or handle is given');
+    if (topkWeights !== undefined)
+      throw invalidArgument('topkWeights', 'given without topkIdx', 'absent, or with topkIdx');
     return { handle: undefined, topkIdx: undefined, topkWeights: undefined, layout };
   }
   const choices = checkTensor('topkIdx', topkIdx, { device, dtype: ['i32', 'i64'], shape: [numTokens, 'K'] });
   const k = choices.shape[1]!;
   if (k < 1 || k > config.maxTopk) throw invalidArgument('topkIdx columns', k, `1 to ${config.maxTopk} (maxTopk)`);
   const weights =
-    topkWeights && checkTensor('topkWeights', topkWeights, { device, dtype: ['f32'], shape: [numTokens, k] });
+    topkWeights === undefined
+      ? undefined
+      : checkTensor('topkWeights', topkWeights, { device, dtype: ['f32'], shape: [numTokens, k] });
   return { handle: undefined, topkIdx: choices, topkWeights: weights, layout };
 }
 
@@ -182,6 +185,9 @@ function checkRows(
 }
 
 function checkLayout(layout: DispatchLayout, { device, config, group }: EpScope, numTokens: number): void {
+  if (typeof layout !== 'object' || layout === null) {
+    throw invalidArgument('layout', layout, 'what getDispatchLayout() returned');
+  }
   checkTensor('layout.isTokenInRank', layout.isTokenInRank, { device, dtype: ['u8'], shape: [numTokens, group.size] });
   checkTensor('layout.numTokensPerRank', layout.numTokensPerRank, { device, dtype: ['i32'], shape: [group.size] });
   checkTensor('layout.numTokensPerExpert', layout.numTokensPerExpert, {

@@ -1,12 +1,11 @@
 // EpBuffer: dispatch sends each token once to every rank that holds one of its experts; combine brings the sums back.
 import { checkOptions } from '../../core/check-options.ts';
-import { startCall } from '../../core/deadline.ts';
+import { startCall, type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
 import { dtypes } from '../../core/dtype.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { Device } from '../../device/device.ts';
 import type { Tensor } from '../../device/tensor.ts';
-import type { WaitOptions } from '../../core/deadline.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { type EpBufferOptions, epBufferOptionNames } from './ep-buffer-options.ts';
 import { type EpBufferConfig, type EpBufferSize, withDefaults } from './buffer-size.ts';
@@ -88,8 +87,10 @@ export class EpBuffer implements AsyncDisposable {
   }
 
   /** Counts for dispatch. Local, no rank waits for another. `topkIdx` [T, K], -1 for no expert. The caller owns the result. */
-  getDispatchLayout({ topkIdx }: { readonly topkIdx: Tensor<'i32' | 'i64'> }): DispatchLayout {
+  getDispatchLayout(args: { readonly topkIdx: Tensor<'i32' | 'i64'> }): DispatchLayout {
     this.#guard.requireOpen();
+    checkOptions(args, { topkIdx: true }, 'arguments of getDispatchLayout');
+    const { topkIdx } = args;
     const { device } = this.#scope;
     const choices = checkTensor('topkIdx', topkIdx, { device, dtype: ['i32', 'i64'], shape: ['T', 'K'] });
     return this.#engine.getDispatchLayout(choices);
@@ -155,7 +156,10 @@ export class EpBuffer implements AsyncDisposable {
 
   /** Collective: returns when all ranks have called it. */
   barrier(options: WaitOptions = {}): Promise<void> {
-    return this.#guard.run('barrier', () => this.#engine.barrier(startCall(options, this.group.settings.timeoutMs)));
+    return this.#guard.run('barrier', () => {
+      checkOptions(options, waitOptionNames, 'options of EpBuffer.barrier');
+      return this.#engine.barrier(startCall(options, this.group.settings.timeoutMs));
+    });
   }
 
   /** Releases the window here. Not collective; ranks that still wait for this one get WL_PEER_LOST. Idempotent. */

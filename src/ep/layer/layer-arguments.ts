@@ -76,10 +76,14 @@ export function checkLayerDispatch(
   }
   const shape = [numTokens, config.topk];
   const expIndices = checkTensor('expIndices', args.expIndices, { device, dtype: ['i32', 'i64'], shape });
-  const weight = args.weight && checkTensor('weight', args.weight, { device, dtype: [config.weightDtype], shape });
+  const weight =
+    args.weight === undefined
+      ? undefined
+      : checkTensor('weight', args.weight, { device, dtype: [config.weightDtype], shape });
   const fullScatterIndices =
-    args.fullScatterIndices &&
-    checkTensor('fullScatterIndices', args.fullScatterIndices, { device, dtype: ['i32', 'i64'], shape });
+    args.fullScatterIndices === undefined
+      ? undefined
+      : checkTensor('fullScatterIndices', args.fullScatterIndices, { device, dtype: ['i32', 'i64'], shape });
   const rowBound = checkBound(args, capacityRows);
   return { input, expIndices, weight, fullScatterIndices, numTokens, rowBound };
 }

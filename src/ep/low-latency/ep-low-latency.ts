@@ -1,7 +1,7 @@
 // EpLowLatency: dispatch and combine for decoding, where a call has few tokens and waits count more than bytes.
 import { CallGuard } from '../../collective/call-guard.ts';
-import { requireDevice } from '../../collective/tensor-check.ts';
-import { checkOptions } from '../../core/check-options.ts';
+import { requireDevice, requireGroup } from '../../collective/tensor-check.ts';
+import { checkOptions, requireFlag } from '../../core/check-options.ts';
 import { countTokens, type EpOp } from '../../core/counts.ts';
 import { Deadline, deadlineOf, startCall, type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
 import { dtypes } from '../../core/dtype.ts';
@@ -21,7 +21,6 @@ import {
   type LowLatencyCombineArguments,
   type LowLatencyDispatchArguments,
   readsInPlace,
-  requireFlag,
 } from './low-latency-arguments.ts';
 import type { LowLatencyEngine, LowLatencyWait, SentCombine } from './low-latency-engine.ts';
 import type { LowLatencyHandle } from './low-latency-handle.ts';
@@ -74,6 +73,7 @@ export class EpLowLatency implements AsyncDisposable {
     config: LowLatencyConfig,
     options: WaitOptions = {},
   ): Promise<EpLowLatency> {
+    requireGroup(group);
     requireDevice(device);
     checkOptions(options, waitOptionNames, 'options of EpLowLatency.create');
     const full = withLowLatencyDefaults({ ...config }, group.size);

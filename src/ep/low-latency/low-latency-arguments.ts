@@ -2,7 +2,7 @@
 import { FP8_GROUP } from '../../abi/element-formats.ts';
 import { lowLatencyScales } from '../../abi/low-latency.ts';
 import { checkTensor, overlaps, rowAlignment } from '../../collective/tensor-check.ts';
-import { checkOptions, type OptionNames } from '../../core/check-options.ts';
+import { checkOptions, type OptionNames, requireFlag } from '../../core/check-options.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import type { MemoryRange } from '../../device/host-access.ts';
@@ -262,11 +262,6 @@ function checkOut(out: unknown, scales: LowLatencyScales | undefined, scope: Low
 function checkWaitStats(stats: unknown, { device, group }: LowLatencyScope): Tensor<'i64'> | undefined {
   if (stats === undefined) return undefined;
   return checkTensor('waitStats', stats, { device, dtype: ['i64'], shape: [group.size] });
-}
-
-/** Fails with WL_INVALID_ARGUMENT for what is neither true, false nor absent. */
-export function requireFlag(name: string, value: unknown): void {
-  if (value !== undefined && typeof value !== 'boolean') throw invalidArgument(name, value, 'true or false');
 }
 
 function rejectWindow(tensors: Readonly<Record<string, Tensor | undefined>>, window: MemoryRange): void {

@@ -1,11 +1,11 @@
 // How often each expert was chosen in the last steps: the weights that rebalanceExperts() takes.
-import { checkOptions, type OptionNames } from '../../core/check-options.ts';
+import { checkOptions, type OptionNames, requireFlag } from '../../core/check-options.ts';
 import { type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { addSamples, type Sample } from '../../core/samples.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { isWhole } from '../../core/whole-number.ts';
-import type { ExpertIds, Placement } from './placement.ts';
+import { type ExpertIds, Placement, requireIds } from './placement.ts';
 
 /** What is counted, and for how long. */
 export interface ExpertLoadsOptions {
@@ -43,6 +43,7 @@ export class ExpertLoads {
   /** Fails with WL_INVALID_ARGUMENT. */
   constructor(options: ExpertLoadsOptions) {
     checkOptions(options, optionNames, 'options of ExpertLoads');
+    requireFlag('isMetric', options.isMetric);
     const { layers, experts, window } = options;
     for (const [name, value] of Object.entries({ layers, experts, window })) {
       if (!isWhole(value, 1)) throw invalidArgument(name, value, 'a whole number of at least 1');
@@ -61,6 +62,7 @@ export class ExpertLoads {
   /** Hot path: no allocation for an Int32Array. Adds the choices [T, K] of this rank's tokens, logical ids, to the present step; others than experts are skipped. */
   addChoices(layer: number, topkIdx: ExpertIds): void {
     this.#checkLayer(layer);
+    requireIds('topkIdx', topkIdx);
     for (let at = 0; at < topkIdx.length; at++) {
       const expert = Number(topkIdx[at]);
       if (expert >= 0 && expert < this.experts) this.#add(layer, expert, 1);
@@ -74,16 +76,17 @@ export class ExpertLoads {
    */
   addReceived(layer: number, counts: readonly number[] | Int32Array, placement: Placement): void {
     this.#checkLayer(layer);
+    if (!(placement instanceof Placement)) throw invalidArgument('placement', placement, 'a Placement');
     const { plan } = placement;
     if (plan.experts !== this.experts || plan.layers !== this.layers) {
       const expected = `a plan of ${this.layers} layers of ${this.experts} experts`;
       throw invalidArgument('placement', `${plan.layers} layers of ${plan.experts} experts`, expected);
     }
     const logical = placement.localExperts(layer);
-    if (counts.length !== logical.length) {
+    if (counts?.length !== logical.length) {
       throw invalidArgument(
         'counts.length',
-        counts.length,
+        counts?.length,
         `${logical.length}, one for each physical expert of the rank`,
       );
     }
@@ -117,6 +120,9 @@ export class ExpertLoads {
    * store: meant for every some hundred steps. Fails as group.allGather() does.
    */
   async gather(group: RankGroup, wait: WaitOptions = {}): Promise<Float64Array[]> {
+    if (typeof (group as Partial<RankGroup> | undefined)?.allGather !== 'function') {
+      throw invalidArgument('group', group, 'a world, as join() returns, or a group of its ranks');
+    }
     checkOptions(wait, waitOptionNames, 'wait options of ExpertLoads.gather');
     const { layers, experts } = this;
     const all = await group.allGather('ep/expert-loads', { layers, experts, counts: [...this.#sums] }, wait);

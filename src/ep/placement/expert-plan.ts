@@ -53,8 +53,10 @@ const MAX_ENTRIES = 2 ** 24;
 export function expertPlan(options: ExpertPlanOptions): ExpertPlan {
   checkOptions(options, optionNames, 'options of expertPlan');
   const { layers, experts, ranks } = options;
-  checkShape(options, options.physicalToLogical?.length);
-  const physicalToLogical = Int32Array.from(options.physicalToLogical);
+  checkShape(options);
+  requireFit('physicalToLogical.length', options.physicalToLogical?.length);
+  // Entries of other types stand as 0 here, and differ from what was given.
+  const physicalToLogical = Int32Array.from(options.physicalToLogical, (entry) => (isWhole(entry, 0) ? entry : 0));
   const physical = physicalToLogical.length / layers;
   if (!isWhole(physical, experts) || physical % ranks !== 0) {
     const expected = `${layers} layers of a multiple of ${ranks} physical experts (ranks), at least ${experts} each`;
@@ -70,10 +72,25 @@ export function expertPlan(options: ExpertPlanOptions): ExpertPlan {
 
 /** Fails with WL_INVALID_ARGUMENT for anything but a plan that this package made. */
 export function requirePlan(plan: unknown): asserts plan is ExpertPlan {
-  const { physicalToLogical, logicalToPhysical }: Partial<ExpertPlan> =
-    typeof plan === 'object' && plan !== null ? plan : {};
-  if (physicalToLogical instanceof Int32Array && logicalToPhysical instanceof Int32Array) return;
+  if (typeof plan === 'object' && plan !== null && fitsItself(plan)) return;
   throw invalidArgument('plan', plan, 'a plan of expertPlan(), contiguousPlan() or rebalanceExperts()');
+}
+
+/** Whether the tables have the sizes that the numbers say; of a plan that was put together by hand they may not. */
+function fitsItself(plan: Partial<ExpertPlan>): boolean {
+  const { layers, experts, ranks, physical, maxReplicas } = plan;
+  if (![layers, experts, ranks, physical, maxReplicas].every((value) => isWhole(value, 1))) return false;
+  const { layers: count, experts: each, ranks: places, physical: all, maxReplicas: most } = plan as ExpertPlan;
+  return (
+    all % places === 0 &&
+    isTable(plan.physicalToLogical, count * all) &&
+    isTable(plan.logicalToPhysical, count * each * most) &&
+    isTable(plan.replicaCounts, count * each)
+  );
+}
+
+function isTable(table: unknown, entries: number): boolean {
+  return table instanceof Int32Array && table.length === entries;
 }
 
 /**
@@ -84,16 +101,16 @@ export function requirePlan(plan: unknown): asserts plan is ExpertPlan {
 export function contiguousPlan(shape: ExpertPlanShape): ExpertPlan {
   checkOptions(shape, shapeNames, 'shape of contiguousPlan');
   const { layers, experts, ranks } = shape;
-  checkShape(shape, layers * experts);
+  checkShape(shape);
+  requireFit('layers * experts', layers * experts);
   const physicalToLogical = Int32Array.from({ length: layers * experts }, (_, at) => at % experts);
   return expertPlan({ layers, experts, ranks, physicalToLogical });
 }
 
-function checkShape({ layers, experts, ranks }: ExpertPlanShape, entries: unknown): void {
+function checkShape({ layers, experts, ranks }: ExpertPlanShape): void {
   for (const [name, value] of Object.entries({ layers, experts, ranks })) {
     if (!isWhole(value, 1)) throw invalidArgument(name, value, 'a whole number of at least 1');
   }
-  requireFit('physicalToLogical.length', entries);
 }
 
 function requireFit(name: string, entries: unknown): void {

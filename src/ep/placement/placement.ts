@@ -125,7 +125,7 @@ export class Placement {
   }
 }
 
-function requireIds(name: string, ids: unknown): void {
+export function requireIds(name: string, ids: unknown): void {
   if (ids instanceof Int32Array || ids instanceof BigInt64Array) return;
   throw invalidArgument(name, ids, 'an Int32Array or a BigInt64Array');
 }

@@ -18,7 +18,7 @@ export function integerArgument(min: number, max: number): Parse<number> {
 /** A parser of sizes in bytes from `min` to `max`, written as 65536, 64K, 64KiB or 1e6. */
 export function byteArgument(min: number, max: number): Parse<number> {
   return wholeNumber({ pattern: /^(\d+(?:\.\d+)?(?:e\d+)?)([kmg]?)(?:i?b)?$/i, factors: sizeFactors, min, max }, () => {
-    return `a size from ${min} bytes to ${formatBytes(max)}, such as 65536, 64K (65536 bytes) or 1e6`;
+    return `a size from ${min === 1 ? '1 byte' : `${min} bytes`} to ${formatBytes(max)}, such as 65536, 64K (65536 bytes) or 1e6`;
   });
 }
 
@@ -34,6 +34,16 @@ export function decimalArgument(min: number, max: number): Parse<number> {
 /** A parser of values with commas between them. */
 export function listArgument<T>(one: Parse<T>): Parse<T[]> {
   return (text) => text.split(',').map((word) => one(word.trim()));
+}
+
+/** A parser of a sweep: one value, or its first and its last with a comma between them. */
+export function sweepArgument(one: Parse<number>): Parse<number[]> {
+  const list = listArgument(one);
+  return (text) => {
+    const [first, last = first, ...others] = list(text) as [number, ...number[]];
+    if (others.length === 0 && last >= first) return [first, last];
+    throw new InvalidArgumentError('Expected one value, or the first and the last, which is not smaller, as 4,64.');
+  };
 }
 
 /** An option whose value is a list, with its default as a user would type it. */

@@ -55,11 +55,16 @@ interface CollectivesBenchFlags extends OutputFlags {
 }
 
 const size = byteArgument(4, 2 ** 30);
+const DEFAULT_SMS = 16;
 
 export function addCollectivesBench(bench: Command): void {
   const command = bench
     .command('collectives')
-    .description('collectives of ranks over a range of sizes, as nccl-tests print them')
+    .summary('collectives of ranks over a range of sizes, as nccl-tests print them')
+    .description(
+      'Collectives of ranks over a range of sizes, as nccl-tests print them: of CPU ranks, or of GPUs with --device cuda ' +
+        '(auto stands for cpu here).',
+    )
     .option('--ranks <n>', 'processes on this machine', integerArgument(1, 256), 4)
     .addOption(
       new Option('--operations <list>', `each once, of ${benchedKinds.join(', ')}`)
@@ -79,7 +84,7 @@ export function addCollectivesBench(bench: Command): void {
         "the same loops by the peer's own collectives: Open MPI, built by mpicc, or on GPUs NCCL, where it is found",
       ).choices(['mpi', 'nccl']),
     )
-    .option('--sms <n>', 'of GPUs: multiprocessors of a call', integerArgument(1, 32), 16)
+    .option('--sms <n>', 'of GPUs: multiprocessors of a call', integerArgument(1, 32), DEFAULT_SMS)
     .option('--piece-bytes <bytes>', 'of GPUs: bytes of a rank that move at a time through the window', size)
     .option(
       '--direct-bytes <bytes>',
@@ -92,7 +97,7 @@ export function addCollectivesBench(bench: Command): void {
     new Option(
       '--tune <file>',
       'measure the algorithms of allReduce and reduce instead, and write which is the fastest for which sizes',
-    ).conflicts(['compare', 'report']),
+    ).conflicts(['compare', 'report', 'operations', 'directBytes']),
   );
   addOutputOptions(command);
   addReportOption(command);
@@ -162,9 +167,11 @@ async function tune(file: string, flags: CollectivesBenchFlags, output: Output):
 }
 
 /** Before any process starts. Fails with WL_INVALID_ARGUMENT. */
-function checkWorkload(workload: CollectivesWorkload, { compare, dtype, tune: tuned }: CollectivesBenchFlags): void {
+function checkWorkload(workload: CollectivesWorkload, flags: CollectivesBenchFlags): void {
+  const { compare, dtype, tune: tuned } = flags;
   sizePlans(workload);
   const { device } = readSettings();
+  if (device !== 'cuda') refuseFlagsOfGpus(flags);
   if (tuned !== undefined && device === 'cuda') {
     throw invalidArgument('--tune', tuned, 'CPU ranks: on GPUs the size alone decides (--direct-bytes)');
   }
@@ -173,6 +180,17 @@ function checkWorkload(workload: CollectivesWorkload, { compare, dtype, tune: tu
   }
   if (compare === 'mpi' && dtype === 'bf16') {
     throw invalidArgument('--dtype', dtype, 'f32 or i32 with --compare mpi, as MPI has no bf16');
+  }
+}
+
+function refuseFlagsOfGpus({ sms, pieceBytes, register: registers, copyEngines }: CollectivesBenchFlags): void {
+  for (const [flag, value, isGiven] of [
+    ['--sms', sms, sms !== DEFAULT_SMS],
+    ['--piece-bytes', pieceBytes, pieceBytes !== undefined],
+    ['--no-register', true, !registers],
+    ['--copy-engines', copyEngines, copyEngines],
+  ] as const) {
+    if (isGiven) throw invalidArgument(flag, value, 'nothing without --device cuda, as it is for GPUs');
   }
 }
 

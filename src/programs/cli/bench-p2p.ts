@@ -25,7 +25,7 @@ import {
   roleText,
 } from '../report/p2p-bench-report.ts';
 import { p2pPage } from '../report/html/pages/p2p-page.ts';
-import { byteArgument, integerArgument, listArgument, listOption } from './argument-values.ts';
+import { byteArgument, integerArgument, listArgument, listOption, sweepArgument } from './argument-values.ts';
 import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
 import {
   addBenchRoleOptions,
@@ -63,6 +63,7 @@ const MAX_COUNT = 2 ** 31;
 const DEFAULT_PORT = 20_001;
 const count = integerArgument(1, MAX_COUNT);
 const byteList = listArgument(byteArgument(1, MAX_COUNT));
+const byteSweep = sweepArgument(byteArgument(1, MAX_COUNT));
 
 export function addP2pBench(bench: Command): void {
   const command = bench
@@ -82,9 +83,14 @@ export function addP2pBench(bench: Command): void {
     .option('--iterations <n>', 'messages of each size; also --iters', count, DEFAULT_ITERATIONS)
     .addOption(new Option('--iters <n>').argParser(count).hideHelp())
     .option('--inflight <n>', 'messages under way at a time', integerArgument(1, 256), 1)
-    .option('--blocks <first,last>', 'sweep of block sizes, doubling, with the columns of nixlbench', byteList)
+    .option('--blocks <first,last>', 'sweep of block sizes, doubling, with the columns of nixlbench', byteSweep)
     .addOption(
-      listOption('--batches <first,last>', 'blocks of a transfer in that sweep, doubling', listArgument(count), [1, 1]),
+      listOption(
+        '--batches <first,last>',
+        'blocks of a transfer in that sweep, doubling',
+        sweepArgument(count),
+        [1, 1],
+      ),
     )
     .option('--pings <n>', 'round trips of 256 bytes with a notification', integerArgument(0, MAX_COUNT), 0)
     .option(

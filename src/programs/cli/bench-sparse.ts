@@ -5,7 +5,9 @@ import { availableParallelism, totalmem } from 'node:os';
 import { runSparseBench } from '../bench/sparse/sparse-bench.ts';
 import type { SparseWorkload } from '../bench/sparse/sparse-results.ts';
 import { tensorBytes } from '../bench/sparse/sparse-tensor.ts';
-import { WeftlineError } from '../../core/errors.ts';
+import { MAX_LANES } from '../../collectives/sparse/sparse-options.ts';
+import { nodesNeeded } from '../../collectives/sparse/reduction-tree.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { openDevice } from '../../device/open-device.ts';
 import { readSettings } from '../../settings/settings.ts';
@@ -15,6 +17,7 @@ import { roundLine, sparseBenchReport } from '../report/sparse-bench-report.ts';
 import { decimalArgument, integerArgument, listArgument } from './argument-values.ts';
 import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
 import { addSettingOptions, checkHosts } from './setting-options.ts';
+import { checkUsage } from './usage.ts';
 import { withRanks } from './with-ranks.ts';
 
 interface SparseBenchFlags extends OutputFlags {
@@ -38,7 +41,11 @@ export function addSparseBench(bench: Command): void {
   const isLarge = availableParallelism() >= LARGE_MACHINE.cores && totalmem() >= LARGE_MACHINE.memory;
   const command = bench
     .command('sparse')
-    .description('sums of tensors that are mostly zero, through aggregators, against dense all-reduces')
+    .summary('sums of tensors that are mostly zero, through aggregators, against dense all-reduces')
+    .description(
+      'Sums of tensors that are mostly zero, through aggregators, against dense all-reduces: of CPU ranks, or of GPUs with ' +
+        '--device cuda (auto stands for cpu here).',
+    )
     .option('--workers <n>', 'processes with a tensor', integerArgument(1, 128), 4)
     .option('--aggregators <n>', 'processes that add up; 0: the workers do', integerArgument(0, 64), 1)
     .option('--fan-in <n>', 'ranks from which an aggregator takes blocks; 0: all workers', integerArgument(0, 1024), 0)
@@ -69,6 +76,7 @@ export function addSparseBench(bench: Command): void {
     const workload = workloadOf(flags);
     const ranks = workload.workers + workload.aggregators;
     if (!isRank()) checkHosts(command, ranks);
+    checkUsage(command, () => checkCut(workload));
     const bytes = tensorBytes(workload);
     const isSweep = workload.densities.length > 1;
     await withRanks(ranks, async (world) => {
@@ -102,6 +110,22 @@ export function addSparseBench(bench: Command): void {
       }
     });
   });
+}
+
+/** What SparseAllReduce.create() would refuse, before any process starts. Fails with WL_INVALID_ARGUMENT. */
+function checkCut({ workers, aggregators, fanIn, blockSize, messageSize }: SparseWorkload): void {
+  if (blockSize % 64 !== 0) throw invalidArgument('--block-size', blockSize, 'a multiple of 64');
+  const most = blockSize * MAX_LANES;
+  if (messageSize % blockSize !== 0 || messageSize > most) {
+    throw invalidArgument('--message-size', messageSize, `a multiple of --block-size, ${blockSize}, up to ${most}`);
+  }
+  if (fanIn === 0) return;
+  const needed = fanIn < 2 ? 0 : nodesNeeded(workers, fanIn);
+  const there = aggregators === 0 ? workers : aggregators;
+  if (needed === 0) throw invalidArgument('--fan-in', fanIn, '0, or 2 and more');
+  if (needed > there) {
+    throw invalidArgument('--fan-in', fanIn, `a larger one, or --aggregators ${needed}, for ${workers} workers`);
+  }
 }
 
 function workloadOf(flags: SparseBenchFlags): SparseWorkload {

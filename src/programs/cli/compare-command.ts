@@ -8,6 +8,8 @@ import { comparePage } from '../report/html/pages/compare-page.ts';
 import { decimalArgument } from './argument-values.ts';
 import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
 
+const MAX_LEVELS = 64;
+
 interface CompareFlags extends OutputFlags {
   readonly failBelow?: number;
 }
@@ -63,7 +65,7 @@ function readDocument(file: string): Readonly<Record<string, unknown>> {
   }
   try {
     const document: unknown = JSON.parse(text);
-    if (typeof document === 'object' && document !== null && !Array.isArray(document)) {
+    if (typeof document === 'object' && document !== null && !Array.isArray(document) && isShallow(document)) {
       return document as Readonly<Record<string, unknown>>;
     }
   } catch {
@@ -72,4 +74,10 @@ function readDocument(file: string): Readonly<Record<string, unknown>> {
   throw new WeftlineError('WL_FILE_FORMAT', `${file} is no result document: expected what --json wrote`, {
     details: { file },
   });
+}
+
+/** What a command wrote has a few levels; those of a file that none wrote may be more than a stack holds. */
+function isShallow(value: object, levels = MAX_LEVELS): boolean {
+  if (levels === 0) return false;
+  return Object.values(value).every((one) => typeof one !== 'object' || one === null || isShallow(one, levels - 1));
 }

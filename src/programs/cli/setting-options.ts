@@ -3,12 +3,21 @@ import { statSync } from 'node:fs';
 import { resolve } from 'node:path';
 import { type Command, Option } from 'commander';
 import { invalidArgument } from '../../core/errors.ts';
+import { readMetricsAddress } from '../../metrics/metrics-address.ts';
+import { hostInterfaces } from '../../rails/host-interfaces.ts';
+import { listRails } from '../../rails/rail-list.ts';
 import type { Setting } from '../../settings/setting.ts';
 import { readSettings, type SettingName, settingsTable } from '../../settings/settings.ts';
 import { ranksOfHosts } from '../../world/pretended-hosts.ts';
 import { byteArgument } from './argument-values.ts';
 import { requireWritableFolder } from './output.ts';
 import { checkUsage } from './usage.ts';
+
+/** Of texts that are read where they are used, which may be in another process. */
+const textChecks: { readonly [Name in SettingName]?: (text: string) => unknown } = {
+  metrics: (text) => text === '' || readMetricsAddress(text),
+  transportRails: (text) => listRails(text, hostInterfaces()),
+};
 
 /** Adds the options of these settings; a wrong value is an error before the command begins: of usage if its flag was given. */
 export function addSettingOptions(command: Command, names: readonly SettingName[]): Command {
@@ -27,6 +36,7 @@ export function addSettingOptions(command: Command, names: readonly SettingName[
       const value: unknown = action.getOptionValue(key);
       if (name === 'trace') process.env[setting.env] = traceFile(action, String(value));
       else process.env[setting.env] = String(value);
+      checkUsage(action, () => textChecks[name]?.(String(value)));
     }
     checkUsage(action, () => readSettings());
   });

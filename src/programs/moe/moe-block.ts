@@ -5,6 +5,7 @@ import { printable, quote } from '../../core/quote.ts';
 import type { RouterOptions } from './router.ts';
 import type { SafetensorsFile } from './safetensors-file.ts';
 import { formatError, type SafetensorsDtype } from './safetensors-header.ts';
+import { describeIssue } from './describe-issue.ts';
 
 export const blockTensors = {
   x: 'x',
@@ -163,10 +164,13 @@ function readConfig(file: SafetensorsFile): z.infer<typeof configSchema> {
       `its metadata config has ${text.length} characters, at most ${MAX_CONFIG_LENGTH} are read`,
     );
   }
+  let config: unknown;
   try {
-    return configSchema.parse(JSON.parse(text));
+    config = JSON.parse(text);
   } catch (error) {
-    const why = error instanceof z.ZodError ? z.prettifyError(error) : String(error);
-    throw formatError(file.path, `its metadata config cannot be read: ${printable(why, 200)}`);
+    throw formatError(file.path, `its metadata config cannot be read: ${printable(String(error), 200)}`);
   }
+  const { data, error } = configSchema.safeParse(config);
+  if (data !== undefined) return data;
+  throw formatError(file.path, `its metadata config cannot be read: ${describeIssue(error, config)}`);
 }

@@ -1,13 +1,16 @@
 // Makes the trace that was asked for out of the parts that processes have left.
-import { existsSync, readFileSync, renameSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import { readFileSync, renameSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { hostname } from 'node:os';
 import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
+import { printable } from '../../core/quote.ts';
 import { type ChromeTrace, chromeTrace } from '../../tracing/chrome-trace.ts';
 import { clockOffsets } from '../../tracing/clock-offsets.ts';
 import { partsOfChrome } from '../../tracing/read-chrome.ts';
 import { removeKernelMemory } from '../../tracing/kernel-memory.ts';
 import { readTracePart, type TracePart } from '../../tracing/read-part.ts';
 import { partsOf } from '../../tracing/trace-parts.ts';
+
+const MAX_REASON = 200;
 
 export interface CollectedTrace {
   readonly parts: readonly TracePart[];
@@ -35,7 +38,7 @@ export function collectTrace(file: string, launcher?: number): CollectedTrace {
   });
   const own = launcher === undefined ? newest(found, unread) : found.filter(({ part }) => isOf(part, launcher));
   if (own.length === 0) {
-    const parts = launcher === undefined ? readTrace(file) : [];
+    const parts = launcher === undefined ? readTrace(file, unread) : [];
     return { parts, unread, isWritten: false };
   }
   const parts = own.map(({ part }) => part).toSorted(byRank);
@@ -86,8 +89,21 @@ function missingRanks(parts: readonly TracePart[]): number {
   return Math.max(0, ...parts.map(({ size }) => size)) - ranks.size;
 }
 
-function readTrace(file: string): TracePart[] {
-  if (!existsSync(file)) {
+/** `unread`: why parts beside it, if there are any, are of no use. */
+function readTrace(file: string, unread: readonly string[]): TracePart[] {
+  const stats = statSync(file, { throwIfNoEntry: false });
+  if (stats === undefined && unread.length > 0) {
+    const more = unread.length === 1 ? '' : `, and ${unread.length - 1} more`;
+    throw new WeftlineError('WL_FILE', `There is no ${file}, and no part beside it is of use: ${unread[0]}${more}`, {
+      details: { file, unread },
+    });
+  }
+  if (stats?.isDirectory() === true) {
+    throw new WeftlineError('WL_FILE', `Cannot read ${file}: it is a folder; name the trace in it, without ".part"`, {
+      details: { file },
+    });
+  }
+  if (stats === undefined) {
     throw new WeftlineError(
       'WL_FILE',
       `There is no ${file}, and no process has left ${file}.HOST.PID.part: name the file that WEFTLINE_TRACE or --trace named`,
@@ -97,7 +113,9 @@ function readTrace(file: string): TracePart[] {
   try {
     return partsOfChrome(JSON.parse(readFileSync(file, 'utf8')));
   } catch (error) {
-    throw new WeftlineError('WL_FILE_FORMAT', `${file} is no trace of weftline: ${asWeftlineError(error).message}`, {
+    // Of JSON that is none the message has some of the text, which may have several lines.
+    const why = printable(asWeftlineError(error).message, MAX_REASON);
+    throw new WeftlineError('WL_FILE_FORMAT', `${file} is no trace of weftline: ${why}`, {
       details: { file },
       cause: error,
     });

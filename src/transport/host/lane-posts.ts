@@ -149,6 +149,7 @@ export class LanePosts {
   }
 
   signal(part: SignalPart): RequestHandle {
+    if (typeof part !== 'object' || part === null) throw invalidArgument('part', part, 'a region of the peer and add');
     checkHeld('flow', part.flow ?? 0, MAX_WORD);
     checkHeld('add', part.add, Number.MAX_SAFE_INTEGER);
     const { command } = this.slots;
@@ -193,7 +194,9 @@ export class LanePosts {
     return this.#request;
   }
 
-  #fill(kind: number, { region, offset = 0, bytes = region.bytes.length - offset, flow = 0 }: LocalPart): void {
+  #fill(kind: number, part: LocalPart): void {
+    requireRegion(part);
+    const { region, offset = 0, bytes = region.bytes.length - offset, flow = 0 } = part;
     checkHeld('flow', flow, MAX_WORD);
     checkHeld('offset', offset, Number.MAX_SAFE_INTEGER);
     // Of an offset behind the region's end as well, which is then the mistake.
@@ -210,6 +213,8 @@ export class LanePosts {
   }
 
   #aim({ remoteRegion, remoteKey, remoteOffset = 0 }: RemotePart): void {
+    checkHeld('remoteRegion', remoteRegion, MAX_WORD);
+    checkHeld('remoteKey', remoteKey, MAX_WORD);
     checkHeld('remoteOffset', remoteOffset, Number.MAX_SAFE_INTEGER);
     const { command } = this.slots;
     command.remoteRegion = remoteRegion;
@@ -270,4 +275,10 @@ function checkHeld(name: string, value: number, most: number): void {
 
 function isWhole(value: number, most: number): boolean {
   return Number.isInteger(value) && value >= 0 && value <= most;
+}
+
+/** Whether it is registered is asked where the message is made. */
+function requireRegion(part: LocalPart | undefined): void {
+  if (part?.region?.bytes instanceof Uint8Array) return;
+  throw invalidArgument('region', part?.region, 'what transport.register() returned');
 }

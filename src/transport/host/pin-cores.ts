@@ -21,7 +21,9 @@ export function coreOf(text: string, engine: number): number | undefined {
 
 function wrong(text: string): WeftlineError {
   const expected = 'numbers of cores and ranges of them, such as 4,6,8-11';
-  return new WeftlineError('WL_CONFIG', `Invalid setting transportPinCore: expected ${expected}, got ${quote(text)}`, {
-    details: { setting: 'transportPinCore', value: text, expected },
-  });
+  return new WeftlineError(
+    'WL_CONFIG',
+    `Invalid setting transportPinCore (WEFTLINE_TRANSPORT_PIN): expected ${expected}, got ${quote(text)}`,
+    { details: { setting: 'transportPinCore', value: text, expected } },
+  );
 }

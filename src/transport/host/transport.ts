@@ -10,6 +10,7 @@ import { readSettings, type Settings } from '../../settings/settings.ts';
 import { readToken } from '../../settings/token.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
 import { type Credentials, credentialsOf } from '../../meeting/credentials.ts';
+import { requireAddress } from '../../meeting/check-address.ts';
 import { type Address, call, type DialWait } from '../../meeting/dial.ts';
 import {
   type GreetingOptions,
@@ -29,7 +30,7 @@ import type { EngineGroup } from './engine-group.ts';
 import { LaneEnds, type Reserved } from './lane-ends.ts';
 import { openEngines } from './open-engines.ts';
 import { engineEnds } from './path-ends.ts';
-import { fixedBytes, type MemoryRegion, memoryRegion, type RegisteredMemory } from './memory-region.ts';
+import { fixedBytes, type MemoryRegion, memoryRegion, regionNumber, type RegisteredMemory } from './memory-region.ts';
 import { type RequestHandle, RequestSlots, type RequestState } from './request-slots.ts';
 import { TransportListener } from './transport-listener.ts';
 
@@ -131,16 +132,15 @@ export class Transport implements AsyncDisposable {
    * Accepts connections at the address; port 0 takes any. Fails with WL_NATIVE if it cannot listen, WL_CONFIG if other hosts
    * could connect and there is no token, WL_CLOSED.
    */
-  async listen({ host, port }: Address, options: TransportListenOptions = {}): Promise<TransportListener> {
+  async listen(address: Address, options: TransportListenOptions = {}): Promise<TransportListener> {
     this.#checkOpen();
     checkOptions(options, listenOptionNames, 'options of listen');
-    const { receive } = options;
     const listener = await TransportListener.open({
-      target: { host, port },
+      target: requireAddress(address),
       credentials: this.#credentials,
       settings: this.settings,
       silenceMs: this.settings.timeoutMs,
-      greet: (channel, opened) => this.#greetGuest(channel, opened, receive),
+      greet: (channel, opened) => this.#greetGuest(channel, opened, options.receive),
       onClose: (closed) => this.#listeners.delete(closed),
     });
     if (this.#closing !== undefined) listener.close();
@@ -194,7 +194,7 @@ export class Transport implements AsyncDisposable {
    * @param remote What peers may do with it: `read`, `write`, `signal`; nothing by default.
    */
   async register(memory: RegisteredMemory, remote: Partial<RemoteAccess> = {}): Promise<MemoryRegion> {
-    const { bytes, address } = fixedBytes(memory);
+    const { bytes, address } = fixedBytes(memory, remote);
     const options = { address, bytes: bytes.length, remote };
     const name = await this.#group.call(0, 'register', options);
     // The others take the name that the first engine has given.
@@ -213,7 +213,7 @@ export class Transport implements AsyncDisposable {
    * answer, when all others have given the memory back, and may be called again.
    */
   async release(region: MemoryRegion): Promise<void> {
-    const { number } = region;
+    const number = regionNumber(region);
     const memory = this.#regions.get(number);
     // From now on no message of it takes a turn, but it must not be collected while an engine may still write to it.
     this.#regions.delete(number);

@@ -54,8 +54,8 @@ test('an option is before a measured file, and a file counts for its ranks and h
 test('what is no table is refused with a reason', () => {
   for (const [name, content, reason] of [
     ['missing.json', undefined, /missing\.json.*ENOENT/],
-    ['text.json', 'no json', /JSON/],
-    ['other.json', { schema: 'x', shapes: [] }, /schema/],
+    ['text.json', 'no json\nof two lines', /^[^\n]*JSON[^\n]*$/],
+    ['other.json', { schema: 'x', shapes: [] }, /algorithms: Invalid input: expected .*schema/],
     ['order.json', tableWith([{ upToBytes: 5, algorithm: 'shares' }]), /limits that ascend.*shapes\.0\.allReduce/],
     ['name.json', tableWith([{ algorithm: 'ring' }]), /shapes\.0\.allReduce\.0\.algorithm/],
   ] as const) {

@@ -49,7 +49,7 @@ test('an entry that names no level or no part is refused, and changes nothing', 
   for (const text of ['loud', 'agents:info', 'agent:', 'info,agent:verbose', ':info']) {
     const refused = {
       code: 'WL_CONFIG',
-      message: /Invalid setting log: expected debug, info, warn, off, or one of them/,
+      message: /Invalid setting log \(WEFTLINE_LOG\): expected debug, info, warn, off, or one of them/,
     };
     assert.throws(() => readSettings({}, { WEFTLINE_LOG: text }), refused, text);
   }

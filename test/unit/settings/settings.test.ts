@@ -84,6 +84,19 @@ test('a choice takes its words and nothing else, and the error lists them', () =
   });
 });
 
+test('a text that can be wrong on every machine is refused where it is read', () => {
+  for (const [name, env, right, wrong] of [
+    ['rdmaGidIndex', 'WEFTLINE_RDMA_GID_INDEX', ['', '0', ' 3 ', '65535'], ['v2', '-1', '1.5', '3,4', '1e3', '999999']],
+    ['transportPinCore', 'WEFTLINE_TRANSPORT_PIN', ['', '0', '4,6,8-11', ' 1 , 2-3 '], ['x', '1,', '-1', '1-', '1;2']],
+  ] as const) {
+    for (const text of right) assert.equal(typeof readSettings({ [name]: text }, {})[name], 'string');
+    for (const text of wrong) {
+      assert.throws(() => readSettings({ [name]: text }, {}), configError(name));
+      assert.throws(() => readSettings({}, { [env]: text }), configError(env));
+    }
+  }
+});
+
 test('the settings are frozen', () => {
   assert.ok(Object.isFrozen(readSettings({}, {})));
 });

@@ -31,6 +31,9 @@ export const defaultEpWorkload: EpWorkload = {
   skew: 0,
 };
 
+/** Of the rows of a rank: what an array holds. */
+const MAX_ELEMENTS = 2 ** 32;
+
 /** Fails with WL_INVALID_ARGUMENT naming the first value that does not work. */
 export function checkEpWorkload(workload: EpWorkload): void {
   const { ranks, tokens, hidden, topk, experts, seed, skew } = workload;
@@ -38,6 +41,8 @@ export function checkEpWorkload(workload: EpWorkload): void {
   whole('tokens', tokens, 1);
   whole('hidden', hidden, 8);
   if (hidden % 8 !== 0) throw invalidArgument('hidden', hidden, 'a multiple of 8');
+  const mostTokens = Math.floor(MAX_ELEMENTS / hidden);
+  if (tokens > mostTokens) throw invalidArgument('tokens', tokens, `at most ${mostTokens} of ${hidden} elements`);
   whole('experts', experts, 1);
   if (experts % ranks !== 0) throw invalidArgument('experts', experts, `a multiple of ranks, ${ranks}`);
   whole('topk', topk, 1);

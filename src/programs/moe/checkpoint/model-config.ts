@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import { z } from '#zod';
 import { WeftlineError } from '../../../core/errors.ts';
 import { printable } from '../../../core/quote.ts';
+import { describeIssue } from '../describe-issue.ts';
 import { formatError } from '../safetensors-header.ts';
 
 const count = z.number().int().positive();
@@ -39,7 +40,7 @@ export async function readModelConfig(folder: string): Promise<ModelConfig> {
   const value = await readJson(path, MAX_CONFIG_BYTES);
   const { success, data, error } = configSchema.safeParse(value);
   if (success) return data;
-  throw formatError(path, `it is no model's configuration: ${printable(z.prettifyError(error), 300)}`);
+  throw formatError(path, `it is no model's configuration: ${describeIssue(error, value)}`);
 }
 
 /** Fails with WL_FILE or WL_FILE_FORMAT. */

@@ -1,8 +1,12 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { expertPlan, ExpertLoads, Placement } from 'weftline/ep/placement';
+import { contiguousPlan, expertPlan, ExpertLoads, Placement } from 'weftline/ep/placement';
 import type { RankGroup } from 'weftline/world';
 import { withCode } from '../../../support/with-code.ts';
+
+function invalid(words: RegExp): ReturnType<typeof withCode> {
+  return withCode('WL_INVALID_ARGUMENT', words);
+}
 
 function numbers(rows: readonly Float64Array[]): readonly (readonly number[])[] {
   return rows.map((row) => [...row]);
@@ -52,4 +56,31 @@ test('gather() sums over the ranks, and names ranks that count other things', as
   assert.deepEqual(numbers(await loads.gather(group)), [[11, 22]]);
   others[0] = { layers: 1, experts: 3, counts: [1, 1, 1] };
   await assert.rejects(loads.gather(group), withCode('WL_CONFIG_MISMATCH', /1 layers of 3 experts on rank 1/));
+});
+
+test('choices, counts and placements of other types are named, and nothing is counted', () => {
+  const loads = new ExpertLoads({ layers: 1, experts: 4, window: 1 });
+  const placement = new Placement(contiguousPlan({ layers: 1, experts: 4, ranks: 1 }), { rank: 0, hosts: [[0]] });
+  for (const choices of [undefined, null, 3, [0, 1], {}, new Float32Array(2)]) {
+    assert.throws(
+      () => loads.addChoices(0, choices as never),
+      invalid(/topkIdx: expected an Int32Array or a BigInt64/),
+    );
+  }
+  for (const counts of [undefined, null, 4, {}]) {
+    assert.throws(() => loads.addReceived(0, counts as never, placement), invalid(/counts\.length: expected 4/));
+  }
+  for (const where of [undefined, null, {}, placement.plan]) {
+    assert.throws(() => loads.addReceived(0, [1, 1, 1, 1], where as never), invalid(/placement: expected a Placement/));
+  }
+  assert.throws(
+    () => new ExpertLoads({ layers: 1, experts: 4, window: 1, isMetric: 'no' as never }),
+    invalid(/isMetric: expected true or false/),
+  );
+  assert.deepEqual(loads.own, [new Float64Array(4)]);
+});
+
+test('loads are gathered over a group', async () => {
+  const loads = new ExpertLoads({ layers: 1, experts: 4, window: 1 });
+  for (const group of [undefined, null, {}, 7]) await assert.rejects(loads.gather(group as never), invalid(/group: /));
 });

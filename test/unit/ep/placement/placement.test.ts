@@ -66,6 +66,41 @@ test('what is no plan, no hosts and no ids is named', () => {
   assert.throws(() => placement.route(Int32Array.of(0), { out: {} as never }), invalid(/out: expected an Int32Array/));
 });
 
+test('a plan whose tables do not fit its numbers is refused', () => {
+  const where = { rank: 0, hosts };
+  for (const [name, values] of Object.entries({
+    layers: [2, 0, -1, 1.5, undefined, 'one', 2 ** 31],
+    experts: [5, 0, null, {}],
+    ranks: [3, 0, 2n, Symbol('ranks')],
+    physical: [4, 16, -8, Number.NaN],
+    maxReplicas: [0, 1, 2 ** 53, '4'],
+    physicalToLogical: [[], new Int32Array(7), new Float64Array(8)],
+    logicalToPhysical: [undefined, new Int32Array(1)],
+    replicaCounts: [undefined, null, new Int32Array(3)],
+  })) {
+    for (const value of values as readonly unknown[]) {
+      assert.throws(() => new Placement({ ...plan, [name]: value }, where), invalid(/plan: expected a plan of/), name);
+    }
+  }
+  assert.equal(new Placement({ ...plan }, where).slots, 2, 'a copy is as good');
+});
+
+test('what a table of experts cannot hold is named, also numbers of other types', () => {
+  const shape = { layers: 1, experts: 2, ranks: 2 };
+  for (const entry of [1n, Symbol('one'), '1', null, {}, -1, 2]) {
+    const physicalToLogical = [0, entry] as never;
+    assert.throws(
+      () => expertPlan({ ...shape, physicalToLogical }),
+      invalid(/physicalToLogical\[0\]\[1\]: expected an/),
+    );
+  }
+  const wide = { ...shape, physicalToLogical: BigInt64Array.of(0n, 1n) as never };
+  assert.throws(() => expertPlan(wide), invalid(/physicalToLogical\[0\]\[0\]: expected an expert, 0 to 1, got 0n/));
+  for (const layers of [1n, Symbol('one'), '1', {}]) {
+    assert.throws(() => contiguousPlan({ ...shape, layers: layers as never }), invalid(/layers: expected a whole/));
+  }
+});
+
 test('tables of a plan have bounds', () => {
   assert.throws(
     () => contiguousPlan({ layers: 1, experts: 2 ** 40, ranks: 1 }),

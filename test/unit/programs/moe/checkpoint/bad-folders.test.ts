@@ -64,8 +64,14 @@ for (const [what, code, message, spoil] of [
   [
     'a config of something else',
     'WL_FILE_FORMAT',
-    /no model's configuration: .*model_type/s,
+    /no model's configuration: model_type is missing \(/,
     (path) => writeFileSync(join(path, 'config.json'), '{}'),
+  ],
+  [
+    'a config with a wrong number',
+    'WL_FILE_FORMAT',
+    /no model's configuration: num_experts is -1 \([^\n]*\)$/,
+    (path) => writeFileSync(join(path, 'config.json'), '{"model_type":"qwen2_moe","num_experts":-1}'),
   ],
   [
     'no safetensors files',
