@@ -30,7 +30,7 @@ import { until } from '../support/until.ts';
 const host = '127.0.0.1';
 
 function open(name: string, token = 'secret'): Promise<Agent> {
-  return Agent.create(name, { backends: ['multipath'], token, settings: { timeoutMs: 10_000 } });
+  return Agent.create(name, { backends: ['multipath'], token, settings: { timeoutMs: 120_000 } });
 }
 
 async function failsWith(call: Promise<unknown>, code: WeftlineError['code'], text = /./): Promise<void> {

@@ -17,7 +17,7 @@ import { skipWithout } from './support/requirements.js';
 
 const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 const failingRank = fileURLToPath(new URL('./support/failing-rank.js', import.meta.url));
-const timeout = 90_000;
+const timeout = 600_000;
 const machineOptions = { skip: skipWithout('namespaces', whyNotTwoMachines()), timeout };
 const token = { WEFTLINE_TOKEN: 'token of this test' };
 

@@ -12,7 +12,7 @@ const odd = 1;
 
 type Call = (reducer: SparseAllReduce) => Promise<unknown>;
 const call =
-  (count: number, dtype: 'f32' | 'i32' = 'f32', timeoutMs = 5000): Call =>
+  (count: number, dtype: 'f32' | 'i32' = 'f32', timeoutMs = 60_000): Call =>
   async (reducer) => {
     const output = await device.tensor(
       dtype,
