@@ -46,7 +46,12 @@ export async function runRanks(ranks: number, script: URL, options: RunRanksOpti
       command: [process.execPath, fileURLToPath(script), ...(options.args ?? [])],
       ranks,
       // The test runner's own variable would make a rank's output binary.
-      env: { WEFTLINE_TIMEOUT_MS: PATIENT_MS, ...options.env, NODE_TEST_CONTEXT: undefined },
+      env: {
+        // Kernels of GPUs may wait until their deadline.
+        ...(options.env?.['WEFTLINE_TEST_DEVICE'] === undefined && { WEFTLINE_TIMEOUT_MS: PATIENT_MS }),
+        ...options.env,
+        NODE_TEST_CONTEXT: undefined,
+      },
       settings: { graceMs: options.graceMs ?? 500 },
       ...(options.maxRestarts !== undefined && { maxRestarts: options.maxRestarts }),
       signal: timeout,
