@@ -15,6 +15,7 @@ import { defaultTransportWorkload } from '#lib/programs/bench/transport/transpor
 import type { TransportBenchReport } from '#lib/programs/bench/transport/transport-results.js';
 import type { RankBenchReport } from '#lib/programs/bench/transport/transport-ranks.js';
 import { freePort } from '../support/free-port.ts';
+import { until } from '../support/until.ts';
 
 const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 
@@ -196,4 +197,19 @@ test('--flush posts a flush behind every request that was received, and waits fo
   );
   await sessions.client.say({ phase: 'end' });
   await serving;
+});
+
+test('the last word of a side that has closed since is heard all the same, however late', async () => {
+  await using server = await Transport.create({ name: 'server' });
+  await using client = await Transport.create({ name: 'client' });
+  using listener = await server.listen({ host: '127.0.0.1', port: 0 });
+  const connecting = client.connect({ host: '127.0.0.1', port: listener.port });
+  const accepted = await listener.accept();
+  const here = await BenchSession.open(server, accepted);
+  const there = await BenchSession.open(client, await connecting);
+  await there.say({ phase: 'end' });
+  await client.close();
+  await until(() => accepted.error !== undefined, 'the end of the connection');
+  assert.deepEqual(await here.hear(), { phase: 'end' });
+  await assert.rejects(here.hear(), { code: 'WL_CLOSED' });
 });
