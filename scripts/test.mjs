@@ -25,6 +25,8 @@ if (files.length === 0) {
  */
 const factors = [Number(process.env.WEFTLINE_TEST_EP ?? 1), process.env.WEFTLINE_TEST_RDMA === 'all' ? 3 : 1];
 const MAX_TEST_MS = 1_800_000 * Math.max(1, ...factors);
+/** Of waits that are given no time: on a busy machine processes may start, or get a processor, long after others. */
+const PATIENT_MS = '120000';
 /** Many tests wait for other processes: one more than processors. */
 const concurrency = availableParallelism() + 1;
 const flags = ['--test', `--test-concurrency=${concurrency}`, `--test-timeout=${MAX_TEST_MS}`];
@@ -75,6 +77,6 @@ const apart = files.filter((file) => !together.includes(file));
 const words = [...apart, ...groupFiles(together)];
 const { status } = spawnSync(process.execPath, [...flags, ...options, ...words], {
   stdio: 'inherit',
-  env: { ...process.env, WEFTLINE_TEST_SEED: String(seed) },
+  env: { WEFTLINE_TIMEOUT_MS: PATIENT_MS, ...process.env, WEFTLINE_TEST_SEED: String(seed) },
 });
 process.exit(status === 0 ? 0 : 1);

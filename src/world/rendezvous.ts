@@ -26,7 +26,7 @@ export interface MeetOptions {
 }
 
 /** How long to look who holds a port that cannot be listened on. */
-const LOOK_MS = 2_000;
+const LOOK_MS = 5_000;
 
 export async function meet(environment: RankEnvironment, options: MeetOptions): Promise<Rendezvous> {
   const { rank, size, failureLog } = environment;

@@ -18,7 +18,7 @@ interface Found {
 async function create(creation: Creation): Promise<Found> {
   const { stdout } = await promisify(execFile)(process.execPath, [fileURLToPath(script), creation], {
     env: { ...process.env, NODE_TEST_CONTEXT: undefined, UCX_TLS: undefined, WEFTLINE_TOKEN: undefined },
-    timeout: 60_000,
+    timeout: 240_000,
   });
   return JSON.parse(stdout) as Found;
 }

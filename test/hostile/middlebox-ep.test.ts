@@ -26,13 +26,13 @@ for (const [what, title, runs] of [
     const traffic: EpTraffic = { what, runs: runs * times, seed, impairment };
     const { status, stdout, stderr } = spawnSync('unshare', ['-n', process.execPath, script, JSON.stringify(traffic)], {
       encoding: 'utf8',
-      timeout: 120_000 * times,
+      timeout: 600_000 * times,
       env: {
         ...process.env,
         NODE_TEST_CONTEXT: undefined,
         WEFTLINE_TEST_GROUP: 'all',
         WEFTLINE_TOKEN: 'a token of both hosts',
-        [settingsTable.timeoutMs.env]: '60000',
+        [settingsTable.timeoutMs.env]: '200000',
       },
     });
     assert.equal(status, 0, `seed ${seed}\n${stdout}${stderr}`);

@@ -36,12 +36,12 @@ function casesOf(kind: 'transport' | 'agent', names: readonly string[]): Middleb
     // Where UDP's checksum says nothing, ours must cover the payload.
     const transportAuthentication = name.endsWith('authenticated');
     const transportChecksum = impairment.repair === true && !transportAuthentication ? 'full' : 'header';
-    const settings = { timeoutMs: 40_000, transportChecksum, transportAuthentication } as const;
+    const settings = { timeoutMs: 160_000, transportChecksum, transportAuthentication } as const;
     return {
       name,
       impairment,
       traffic: { kind, seed: seed + index, rounds: 16 * times, settings },
-      timeoutMs: 45_000 * times,
+      timeoutMs: 180_000 * times,
     };
   });
 }
@@ -49,7 +49,7 @@ function casesOf(kind: 'transport' | 'agent', names: readonly string[]): Middleb
 function runAll(cases: readonly MiddleboxCase[]): MiddleboxOutcome[] {
   const { stdout, stderr } = spawnSync('unshare', ['-n', process.execPath, script, JSON.stringify(cases)], {
     encoding: 'utf8',
-    timeout: 100_000 * times,
+    timeout: 600_000 * times,
     env: { ...process.env, NODE_TEST_CONTEXT: undefined },
   });
   const outcomes = stdout
@@ -65,7 +65,7 @@ for (const kind of ['transport', 'agent'] as const) {
   const names = kind === 'transport' ? sample : ['5 % are lost', 'all of it, packets are authenticated'];
   test(
     `every byte of the ${kind} arrives through a bad network`,
-    { skip, timeout: 200_000 * times },
+    { skip, timeout: 700_000 * times },
     async (context) => {
       const cases = casesOf(kind, names);
       for (const [index, outcome] of runAll(cases).entries()) {

@@ -7,12 +7,12 @@ import { openPair } from './support/agent-pair.ts';
 import { whyMissing } from './support/missing-backend.ts';
 
 // What fails sooner fails because of the close.
-const settings = { timeoutMs: 120_000 };
+const settings = { timeoutMs: 900_000 };
 
 for (const backend of backendNames) {
   const skip = (await whyMissing(backend)) ?? (backend === 'local' ? 'it asks nobody' : false);
 
-  test(`${backend}: close() ends a connect that nobody answers`, { skip, timeout: 30_000 }, async () => {
+  test(`${backend}: close() ends a connect that nobody answers`, { skip, timeout: 600_000 }, async () => {
     await using pair = await openPair(backend, 64, { settings });
     const { agent, peer } = pair;
     peer.child.kill('SIGSTOP');
@@ -24,7 +24,7 @@ for (const backend of backendNames) {
     await outcome;
   });
 
-  test(`${backend}: invalidate() and a signal end it as well`, { skip, timeout: 30_000 }, async () => {
+  test(`${backend}: invalidate() and a signal end it as well`, { skip, timeout: 600_000 }, async () => {
     await using pair = await openPair(backend, 64, { settings });
     const { agent, peer } = pair;
     const metadata = await peer.metadata();
@@ -44,7 +44,7 @@ for (const backend of backendNames) {
 
 test(
   'who waits for a connect that another began has an own deadline and an own signal',
-  { timeout: 30_000 },
+  { timeout: 600_000 },
   async () => {
     await using pair = await openPair('multipath', 64, { settings });
     const { agent, peer } = pair;

@@ -30,7 +30,7 @@ import { until } from '../support/until.ts';
 const host = '127.0.0.1';
 
 function open(name: string, token = 'secret'): Promise<Agent> {
-  return Agent.create(name, { backends: ['multipath'], token, settings: { timeoutMs: 10_000 } });
+  return Agent.create(name, { backends: ['multipath'], token, settings: { timeoutMs: 120_000 } });
 }
 
 async function failsWith(call: Promise<unknown>, code: WeftlineError['code'], text = /./): Promise<void> {
@@ -211,7 +211,7 @@ async function throughStore(store: MetadataStore): Promise<void> {
   assert.equal(await late, 'a');
   await writeAll(b, 'a');
   await withdrawMetadata(a, store);
-  await failsWith(loadPublished(b, store, 'a', { timeoutMs: 40 }), 'WL_TIMEOUT');
+  await failsWith(loadPublished(b, store, 'a', { timeoutMs: 2000 }), 'WL_TIMEOUT');
 }
 
 test("agents meet in the world's store", async () => {
@@ -226,7 +226,7 @@ test("agents meet in the world's store", async () => {
 /** What a process has published goes with it, and stays as long as it lives. */
 async function outliveNobody(endpoint: string): Promise<void> {
   // The shortest that etcd grants is two seconds.
-  const etcdOptions = { endpoint, leaseMs: 2000 };
+  const etcdOptions = { endpoint, leaseMs: 2000, requestMs: 60_000 };
   const store = etcdMetadataStore(etcdOptions);
   await using watcher = await open('watcher');
   await using alive = await open('alive');
@@ -294,7 +294,7 @@ test('metadata of an earlier life in a store are recognised: newer ones are wait
 
 test('agents meet in etcd', { skip: withoutEtcd }, async () => {
   await using etcd = await runEtcd();
-  await throughStore(etcdMetadataStore({ endpoint: etcd.endpoint }));
+  await throughStore(etcdMetadataStore({ endpoint: etcd.endpoint, requestMs: 60_000 }));
   await outliveNobody(etcd.endpoint);
 });
 

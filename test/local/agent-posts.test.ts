@@ -71,7 +71,8 @@ for (const backend of backendNames) {
     );
     const bytes = await peer.bytes('allocated', 0, BLOCKS * BLOCK_BYTES * 2);
     assert.ok(bytes.every((byte, at) => byte === (Math.floor(at / BLOCK_BYTES) % 2 === 0 ? 200 : 7)));
-    for (let taken = 0; taken < posts / 100; taken++) await peer.do({ do: 'next', blocking: false, timeoutMs: 10_000 });
+    for (let taken = 0; taken < posts / 100; taken++)
+      await peer.do({ do: 'next', blocking: false, timeoutMs: 120_000 });
     await assert.rejects(peer.do({ do: 'next', blocking: false, timeoutMs: 20 }), { code: 'WL_TIMEOUT' });
   });
 }

@@ -11,7 +11,7 @@ function inSmallMemory(size: string, command: string): { readonly status: number
   const mount = `mount -t tmpfs -o size=${size} tmpfs /dev/shm`;
   const env = { ...process.env, NODE_TEST_CONTEXT: undefined };
   const words = ['-m', 'sh', '-c', `${mount} && ${command}`];
-  const { status, stdout, stderr } = spawnSync('unshare', words, { encoding: 'utf8', env, timeout: 240_000 });
+  const { status, stdout, stderr } = spawnSync('unshare', words, { encoding: 'utf8', env, timeout: 600_000 });
   return { status, output: `${stdout}${stderr}` };
 }
 

@@ -7,7 +7,7 @@ import { skipWithout } from './support/requirements.js';
 
 const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 const script = (path: string): string => fileURLToPath(new URL(path, import.meta.url));
-const options = { skip: skipWithout('namespaces', whyNotTwoMachines()), timeout: 120_000 };
+const options = { skip: skipWithout('namespaces', whyNotTwoMachines()), timeout: 600_000 };
 
 function run(node: number, how: string): string[] {
   const job = ['-n', '1', '--nnodes', '2', '--node-rank', String(node), '--master', `${addresses.a}:29500`];

@@ -15,7 +15,7 @@ const quick = ['--ranks', '2', '--rounds', '1', '--iterations', '3', '--min', '6
 
 function bench(args: readonly string[], env: NodeJS.ProcessEnv = process.env): ReturnType<typeof spawnSync> {
   const all = [commandLine, 'bench', 'collectives', ...args];
-  return spawnSync(process.execPath, all, { encoding: 'utf8', timeout: 240_000, env });
+  return spawnSync(process.execPath, all, { encoding: 'utf8', timeout: 600_000, env });
 }
 
 test('every operation gives right results, out of place and in place', () => {

@@ -15,7 +15,7 @@ function bench(...args: string[]): {
   readonly stderr: string;
 } {
   const words = [main, 'bench', 'ep', ...small.split(' '), ...args];
-  return spawnSync(process.execPath, words, { encoding: 'utf8', timeout: 240_000, env });
+  return spawnSync(process.execPath, words, { encoding: 'utf8', timeout: 600_000, env });
 }
 
 test('two hosts: calls, carrier and pairs stand in the document, and no row crosses twice', () => {

@@ -10,7 +10,7 @@ const quick = ['--workers', '2', '--elements', '300001', '--rounds', '2', '--war
 
 function bench(...args: string[]): ReturnType<typeof spawnSync> {
   const all = [commandLine, 'bench', 'sparse', ...quick, ...args];
-  return spawnSync(process.execPath, all, { encoding: 'utf8', timeout: 240_000 });
+  return spawnSync(process.execPath, all, { encoding: 'utf8', timeout: 600_000 });
 }
 
 test('each round has its lines, and the result is checked', () => {

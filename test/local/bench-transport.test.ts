@@ -15,6 +15,7 @@ import { defaultTransportWorkload } from '#lib/programs/bench/transport/transpor
 import type { TransportBenchReport } from '#lib/programs/bench/transport/transport-results.js';
 import type { RankBenchReport } from '#lib/programs/bench/transport/transport-ranks.js';
 import { freePort } from '../support/free-port.ts';
+import { until } from '../support/until.ts';
 
 const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 
@@ -34,7 +35,7 @@ function start(words: readonly string[], token = 'bench'): Running {
   const child = spawn(process.execPath, [main, 'bench', 'transport', ...words], {
     stdio: ['ignore', 'pipe', 'pipe'],
     env: { ...process.env, WEFTLINE_TOKEN: token, NODE_TEST_CONTEXT: undefined },
-    timeout: 240_000,
+    timeout: 600_000,
   });
   let stdout = '';
   let stderr = '';
@@ -136,10 +137,10 @@ test('what goes wrong is said with its cause, and the exit code is not 0', async
   await once(taken, 'listening');
   const { port } = taken.address() as AddressInfo;
   const [nobody, busy, unknown, lonely] = await Promise.all([
-    start(['--role', 'client', '--port', '1', '--timeout', '300']).ended,
+    start(['--role', 'client', '--port', '1', '--timeout', '3000']).ended,
     start(['--role', 'server', '--host', '127.0.0.1', '--port', String(port)]).ended,
     start(['--role', 'client', '--peer-ip', 'no-such-host.invalid']).ended,
-    start(['--role', 'server', '--port', String(await freePort()), '--timeout', '300']).ended,
+    start(['--role', 'server', '--port', String(await freePort()), '--timeout', '3000']).ended,
   ]);
   taken.close();
   for (const { status, stderr } of [nobody, busy, unknown, lonely]) {
@@ -147,17 +148,17 @@ test('what goes wrong is said with its cause, and the exit code is not 0', async
     // An operator's mistake is no defect: no stack.
     assert.doesNotMatch(stderr, /\n {4}at /);
   }
-  assert.match(nobody.stderr, /WL_TIMEOUT: No transport answered at 127\.0\.0\.1 port 1 within 300 ms/);
+  assert.match(nobody.stderr, /WL_TIMEOUT: No transport answered at 127\.0\.0\.1 port 1 within 3000 ms/);
   assert.match(busy.stderr, /Cannot listen at 127\.0\.0\.1 port \d+: another process has this port/);
   assert.match(unknown.stderr, /no-such-host\.invalid/);
-  assert.match(lonely.stderr, /WL_TIMEOUT: Nobody connected to port \d+ within 300 ms/);
+  assert.match(lonely.stderr, /WL_TIMEOUT: Nobody connected to port \d+ within 3000 ms/);
 });
 
 test('another token is refused on both sides', async () => {
   const port = String(await freePort());
-  const server = start(['--role', 'server', '--port', port, '--timeout', '10000'], 'one');
+  const server = start(['--role', 'server', '--port', port, '--timeout', '20000'], 'one');
   await server.firstLine;
-  const client = await start(['--role', 'client', '--port', port, '--timeout', '10000'], 'other').ended;
+  const client = await start(['--role', 'client', '--port', port, '--timeout', '120000'], 'other').ended;
   assert.equal(client.status, 1);
   assert.match(client.stderr, /WL_UNAUTHORIZED/);
   const { status, stderr } = await server.ended;
@@ -196,4 +197,19 @@ test('--flush posts a flush behind every request that was received, and waits fo
   );
   await sessions.client.say({ phase: 'end' });
   await serving;
+});
+
+test('the last word of a side that has closed since is heard all the same, however late', async () => {
+  await using server = await Transport.create({ name: 'server' });
+  await using client = await Transport.create({ name: 'client' });
+  using listener = await server.listen({ host: '127.0.0.1', port: 0 });
+  const connecting = client.connect({ host: '127.0.0.1', port: listener.port });
+  const accepted = await listener.accept();
+  const here = await BenchSession.open(server, accepted);
+  const there = await BenchSession.open(client, await connecting);
+  await there.say({ phase: 'end' });
+  await client.close();
+  await until(() => accepted.error !== undefined, 'the end of the connection');
+  assert.deepEqual(await here.hear(), { phase: 'end' });
+  await assert.rejects(here.hear(), { code: 'WL_CLOSED' });
 });

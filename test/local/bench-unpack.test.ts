@@ -16,7 +16,7 @@ const hasGpu = cudaDeviceCount() > 0;
 
 function bench(...args: string[]): { status: number | null; stdout: string; stderr: string } {
   const all = [commandLine, 'bench', 'unpack', '--device', 'cpu', ...args];
-  return spawnSync(process.execPath, all, { encoding: 'utf8', timeout: 240_000 });
+  return spawnSync(process.execPath, all, { encoding: 'utf8', timeout: 600_000 });
 }
 
 test('bench unpack measures every stage for every length of fragments', () => {
@@ -86,14 +86,14 @@ for (const mode of ['kernel', 'd2d']) {
     const server = spawn(
       process.execPath,
       [commandLine, 'bench', 'unpack', '--role', 'server', '--device', 'cpu', '--unpack', mode, '--port', String(port)],
-      { stdio: ['ignore', 'ignore', 'pipe'], timeout: 240_000 },
+      { stdio: ['ignore', 'ignore', 'pipe'], timeout: 600_000 },
     );
     let said = '';
     server.stderr.on('data', (text: Buffer) => (said += text.toString()));
     const exited = once(server, 'exit');
     const client = ['bench', 'unpack', '--role', 'client', '--port', String(port), '--chunk', '64K', '--total', '640K'];
     const flags = ['--fragments', '1K', '--iterations', '3', '--warmup', '1', '--json', '-'];
-    const child = spawn(process.execPath, [commandLine, ...client, ...flags], { timeout: 240_000 });
+    const child = spawn(process.execPath, [commandLine, ...client, ...flags], { timeout: 600_000 });
     let stdout = '';
     let stderr = '';
     child.stdout.on('data', (text: Buffer) => (stdout += text.toString()));

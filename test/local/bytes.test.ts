@@ -112,7 +112,7 @@ test('memory of transports', async () => {
 
 test('metadata and memory of device hosts', async () => {
   const device = await CpuDevice.create();
-  const create = (name: string): Promise<DeviceHost> => DeviceHost.create({ name, device, timeoutMs: 10_000 });
+  const create = (name: string): Promise<DeviceHost> => DeviceHost.create({ name, device, timeoutMs: 120_000 });
   await using one = await create('one');
   await using two = await create('two');
   const memory = await one.allocate(COUNT);

@@ -28,8 +28,6 @@ function filesOf(transcript: string): string[] {
   return readdirSync('/dev/shm').filter((name) => name.includes(jobId));
 }
 
-/** Where no wait is to end at its deadline: ranks may be late on a busy machine. */
-const patient = { WEFTLINE_TIMEOUT_MS: '200000' };
 const everySize = [1, 2, 3, 4, 5, 6, 7, 8];
 /** Placements with the sizes of groups. Each opens its own connections, which takes longer than its calls. */
 const placements: readonly (readonly [hosts: string, cases: number, sizes: readonly number[]])[] = [
@@ -45,8 +43,8 @@ for (const [hosts, cases, sample] of placements) {
   test(`random calls of groups of ${sizes.join(', ')} ranks, and of groups of groups, agree with the reference; hosts ${hosts}`, async () => {
     const seed = String(testSeed());
     const args = [String(cases * factor), seed, isLong ? '300000' : '40000', 'direct', sizes.join()];
-    const env = { WEFTLINE_HOSTS: hosts, ...patient };
-    const { exitCode, transcript } = await runRanks(8, scripts.property, { args, env, timeoutMs: 240_000 * factor });
+    const env = { WEFTLINE_HOSTS: hosts };
+    const { exitCode, transcript } = await runRanks(8, scripts.property, { args, env, timeoutMs: 600_000 * factor });
     assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
     assert.deepEqual(filesOf(transcript), []);
   });
@@ -57,7 +55,7 @@ for (const hosts of ['1', '2', '3+2']) {
     const seed = String(testSeed());
     const args = [String(6 * factor), seed, isLong ? '300000' : '40000', 'late'];
     const env = { WEFTLINE_HOSTS: hosts };
-    const { exitCode, transcript } = await runRanks(5, scripts.property, { args, env, timeoutMs: 120_000 * factor });
+    const { exitCode, transcript } = await runRanks(5, scripts.property, { args, env, timeoutMs: 600_000 * factor });
     assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
     assert.deepEqual(filesOf(transcript), []);
   });
@@ -113,7 +111,7 @@ for (const [hosts, repeats] of [
 ] as const) {
   const count = String(isLong ? 1000 : repeats);
   test(`${count} repeats with ranks that are late give the same bytes; hosts ${hosts}`, async () => {
-    const env = { WEFTLINE_HOSTS: hosts, ...patient };
+    const env = { WEFTLINE_HOSTS: hosts };
     const { exitCode, transcript } = await runRanks(4, scripts.repeats, { args: [count], env, timeoutMs: 600_000 });
     assert.equal(exitCode, 0, transcript);
   });
@@ -162,7 +160,7 @@ for (const hosts of ['1', '2']) {
         for (const [rank, all] of told.entries()) {
           const [first, next] = all[name]!;
           if (rank === odd) assert.equal(first, 'ok');
-          else assert.match(first, /WL_TIMEOUT: .*[Rr]anks? .*\b2\b.* did not arrive within 300 ms/);
+          else assert.match(first, /WL_TIMEOUT: .*[Rr]anks? .*\b2\b.* did not arrive within 2000 ms/);
           assert.match(next, /WL_TIMEOUT/);
         }
       });
@@ -185,7 +183,7 @@ for (const hosts of ['1', '2']) {
       test(`${what}: rank ${victim} is killed, and every other one is told`, async () => {
         const args = [what, String(victim)];
         const env = { WEFTLINE_HOSTS: hosts };
-        const { ranks, transcript } = await runRanks(4, scripts.killed, { args, env, graceMs: 10_000 });
+        const { ranks, transcript } = await runRanks(4, scripts.killed, { args, env, graceMs: 60_000 });
         assert.equal(ranks[victim]?.signal, 'SIGKILL', transcript);
         for (const [rank, output] of ranks.entries()) {
           if (rank === victim) continue;

@@ -24,13 +24,13 @@ interface Ended {
 }
 
 function weftline(...args: string[]): Ended {
-  return spawnSync(process.execPath, [main, ...args], { encoding: 'utf8', timeout: 240_000, env });
+  return spawnSync(process.execPath, [main, ...args], { encoding: 'utf8', timeout: 600_000, env });
 }
 
 /** `shell` runs the command as "$@"; the status is that of the command. */
 function inShell(shell: string, ...args: string[]): Ended {
   const words = ['-c', `${shell}\nexit \${PIPESTATUS[0]}`, 'bash', process.execPath, main, ...args];
-  return spawnSync('bash', words, { encoding: 'utf8', timeout: 240_000, env });
+  return spawnSync('bash', words, { encoding: 'utf8', timeout: 600_000, env });
 }
 
 test('a reader that has seen enough ends no command: no stack trace, the exit code of the work', () => {
@@ -126,7 +126,7 @@ async function serve(bench: string, ...words: string[]): Promise<{ port: string;
   const child = spawn(process.execPath, [main, 'bench', bench, '--role', 'server', '--port', String(port), ...words], {
     stdio: ['ignore', 'pipe', 'pipe'],
     env,
-    timeout: 240_000,
+    timeout: 600_000,
   });
   let stdout = '';
   let stderr = '';
@@ -144,7 +144,7 @@ async function serve(bench: string, ...words: string[]): Promise<{ port: string;
 
 async function client(bench: string, port: string, ...words: string[]): Promise<Ended> {
   const args = [main, 'bench', bench, '--role', 'client', '--port', port, ...words];
-  const child = spawn(process.execPath, args, { stdio: ['ignore', 'pipe', 'pipe'], env, timeout: 240_000 });
+  const child = spawn(process.execPath, args, { stdio: ['ignore', 'pipe', 'pipe'], env, timeout: 600_000 });
   let stdout = '';
   let stderr = '';
   child.stdout.on('data', (chunk: Buffer) => (stdout += chunk.toString()));

@@ -29,7 +29,7 @@ const small = [
 ];
 
 function weftline(...args: string[]): { status: number | null; stdout: string; stderr: string } {
-  return spawnSync(process.execPath, [commandLine, ...args], { encoding: 'utf8', timeout: 240_000 });
+  return spawnSync(process.execPath, [commandLine, ...args], { encoding: 'utf8', timeout: 600_000 });
 }
 
 test('weftline doctor --rdma ends with 0 where a port can be used, and says why else', () => {

@@ -62,8 +62,8 @@ async function pair(timeoutMs: number, queueCapacity = 64) {
   return { one, two, source, data, word, handles, [Symbol.asyncDispose]: close };
 }
 
-test('puts and signals come in order, over many laps of a small ring', { timeout: 30_000 }, async () => {
-  await using both = await pair(10_000, 4);
+test('puts and signals come in order, over many laps of a small ring', { timeout: 600_000 }, async () => {
+  await using both = await pair(120_000, 4);
   const { one, two, source, data, word, handles } = both;
   one.view(source).set(Uint8Array.from({ length: 4096 }, (_, index) => (index * 7) & 255));
   for (let turn = 0; turn < 500; turn += 1) {
@@ -80,8 +80,8 @@ test('puts and signals come in order, over many laps of a small ring', { timeout
   await one.kernelApi.flush(handles.put);
 });
 
-test('ranges outside of memory are refused, and a wait in vain ends', { timeout: 30_000 }, async () => {
-  await using both = await pair(100);
+test('ranges outside of memory are refused, and a wait in vain ends', { timeout: 600_000 }, async () => {
+  await using both = await pair(2_000);
   const { one, two, word, handles, data } = both;
   const { kernelApi } = one;
   const outside = { code: 'WL_INVALID_ARGUMENT' };
@@ -93,7 +93,7 @@ test('ranges outside of memory are refused, and a wait in vain ends', { timeout:
   assert.ok(two.view(data).every((byte) => byte === 0));
   await assert.rejects(two.kernelApi.wait(word, 1), {
     code: 'WL_TIMEOUT',
-    message: /two waited 100 ms for a signal \(expected 1, seen 0\)/,
+    message: /two waited 2000 ms for a signal \(expected 1, seen 0\)/,
   });
   await assert.rejects(
     one.createWriteReq({ memory: data }, two.serializeXferDescs({ memory: data }), 'three'),
@@ -104,8 +104,8 @@ test('ranges outside of memory are refused, and a wait in vain ends', { timeout:
   await assert.rejects(one.addRemoteAgent(new Uint8Array(10)), { code: 'WL_PROTOCOL' });
 });
 
-test('a peer that closes fails what is pushed after, with its name', { timeout: 30_000 }, async () => {
-  await using both = await pair(2000);
+test('a peer that closes fails what is pushed after, with its name', { timeout: 600_000 }, async () => {
+  await using both = await pair(120_000);
   const { one, two, handles } = both;
   await two[Symbol.asyncDispose]();
   await assert.rejects(
@@ -119,8 +119,8 @@ test('a peer that closes fails what is pushed after, with its name', { timeout: 
   );
 });
 
-test('a wait that is left behind ends when its host is closed', { timeout: 30_000 }, async () => {
-  await using both = await pair(10_000);
+test('a wait that is left behind ends when its host is closed', { timeout: 600_000 }, async () => {
+  await using both = await pair(120_000);
   const { two, word, handles } = both;
   const signal = assert.rejects(two.kernelApi.wait(word, 1), { code: 'WL_CLOSED', message: /two was closed/ });
   const cell = assert.rejects(two.kernelApi.waitWord(word, 1), { code: 'WL_CLOSED' });
@@ -148,7 +148,7 @@ test('when the thread that serves the queues ends, kernels and calls hear why; w
   assert.equal(told.length, 1);
 });
 
-test('2proc starts both sides and both print the checksum', { timeout: 60_000 }, async () => {
+test('2proc starts both sides and both print the checksum', { timeout: 600_000 }, async () => {
   const { code, output } = await weftline(
     '2proc',
     '--device',
@@ -170,7 +170,7 @@ test('2proc starts both sides and both print the checksum', { timeout: 60_000 },
   }
 });
 
-test('2proc goes over the backend that is named', { timeout: 60_000 }, async () => {
+test('2proc goes over the backend that is named', { timeout: 600_000 }, async () => {
   const { code, output } = await weftline('2proc', '--device', 'cpu', '--backend', 'multipath', '--size', '100001')
     .ended;
   assert.equal(code, 0, output);
@@ -182,7 +182,7 @@ for (const [first, second] of [
   ['initiator', 'target'],
   ['target', 'initiator'],
 ] as const) {
-  test(`2proc: the ${first} may start first`, { timeout: 60_000 }, async () => {
+  test(`2proc: the ${first} may start first`, { timeout: 600_000 }, async () => {
     const port = String(await freePort());
     const args = ['--device', 'cpu', '--size', '100001', '--port', port];
     const early = weftline('2proc', '--mode', first, ...args);
@@ -197,7 +197,7 @@ for (const [first, second] of [
 
 test(
   '2proc without a token trusts this user on this host, and nobody who knows its port',
-  { timeout: 60_000 },
+  { timeout: 600_000 },
   async () => {
     const none = { WEFTLINE_TOKEN: undefined };
     for (const mode of ['initiator', 'target']) {
@@ -206,19 +206,20 @@ test(
       assert.match(output, /WL_CONFIG: .*WEFTLINE_TOKEN/, mode);
     }
     const port = String(await freePort());
-    const args = ['--device', 'cpu', '--timeout', '5000', '--port', port];
-    const initiator = weftlineWith(none, '2proc', '--mode', 'initiator', ...args);
+    const args = ['--device', 'cpu', '--port', port];
+    const initiator = weftlineWith(none, '2proc', '--mode', 'initiator', ...args, '--timeout', '15000');
     const guess = { WEFTLINE_TOKEN: `2proc-${port}` };
-    const { code, output } = await weftlineWith(guess, '2proc', '--mode', 'target', ...args).ended;
+    const target = weftlineWith(guess, '2proc', '--mode', 'target', ...args, '--timeout', '120000');
+    const { code, output } = await target.ended;
     assert.notEqual(code, 0);
     assert.match(output, /WL_UNAUTHORIZED/);
     assert.match((await initiator.ended).output, /WL_TIMEOUT/);
   },
 );
 
-test('2proc without its other side ends with a reason', { timeout: 60_000 }, async () => {
+test('2proc without its other side ends with a reason', { timeout: 600_000 }, async () => {
   const port = String(await freePort());
-  const alone = ['--mode', 'target', '--device', 'cpu', '--port', port, '--timeout', '700'];
+  const alone = ['--mode', 'target', '--device', 'cpu', '--port', port, '--timeout', '3000'];
   const { code, output } = await weftline('2proc', ...alone).ended;
   assert.notEqual(code, 0);
   assert.match(output, new RegExp(`WL_\\w+: .*127\\.0\\.0\\.1:${port}`));

@@ -19,17 +19,17 @@ const peerModule = fileURLToPath(new URL('./support/device-host-peer.js', import
 const seed = String(testSeed());
 const decode = (text: string): Uint8Array => Buffer.from(text, 'base64');
 
-test('random puts, signals and words arrive as they are where memory is staged', { timeout: 60_000 }, async () => {
-  const { exitCode, transcript } = await runRanks(2, property, { args: ['staged', seed, '3'], timeoutMs: 40_000 });
+test('random puts, signals and words arrive as they are where memory is staged', { timeout: 600_000 }, async () => {
+  const { exitCode, transcript } = await runRanks(2, property, { args: ['staged', seed, '3'], timeoutMs: 600_000 });
   assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
 });
 
 for (const backend of backendNames) {
   const missing = await whyMissing(backend);
-  const options = { skip: missing ?? false, timeout: 60_000 };
+  const options = { skip: missing ?? false, timeout: 600_000 };
 
   test(`${backend}: random puts, signals and words arrive as they are`, options, async () => {
-    const { exitCode, transcript } = await runRanks(2, property, { args: [backend, seed, '3'], timeoutMs: 40_000 });
+    const { exitCode, transcript } = await runRanks(2, property, { args: [backend, seed, '3'], timeoutMs: 600_000 });
     assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
     assert.match(transcript, new RegExp(`queue, then ${backend}:`));
   });

@@ -16,7 +16,7 @@ import { runEtcd, withoutEtcd } from './support/run-etcd.ts';
 
 const device = await CpuDevice.create({ addressSpaceMiB: 64 });
 const open = (name: string, more: Partial<DeviceHostOptions> = {}): Promise<DeviceHost> =>
-  DeviceHost.create({ name, device, timeoutMs: 10_000, ...more });
+  DeviceHost.create({ name, device, timeoutMs: 120_000, ...more });
 
 /** Bytes and a signal from one host to another that knows it; checks that they arrive. */
 async function writeTo(there: DeviceHost, here: DeviceHost, peer = there.name): Promise<void> {
@@ -96,7 +96,7 @@ test('hosts meet in a store, which forgets those that are closed', async () => {
   const store = memoryStore();
   await using here = await open('here');
   const there = await open('there');
-  const loading = here.loadPublished(store, 'there', { timeoutMs: 5000 });
+  const loading = here.loadPublished(store, 'there', { timeoutMs: 120_000 });
   await there.publishMetadata(store);
   assert.equal(await loading, 'there');
   await writeTo(there, here);
@@ -141,7 +141,7 @@ test('requests, memory and peers are released, and not before what uses them', a
   await writeTo(there, here, await here.addRemoteAgent(await there.getMetadata()));
 });
 
-test('more requests than a host can have at once follow each other', { timeout: 60_000 }, async () => {
+test('more requests than a host can have at once follow each other', { timeout: 600_000 }, async () => {
   await using here = await open('here');
   await using there = await open('there');
   const source = await here.allocate(64);

@@ -21,7 +21,7 @@ const root = fileURLToPath(new URL('../../..', import.meta.url));
 /** Inside the repository, so that `import 'weftline'` means this package. */
 const workFolder = join(root, 'build', `documentation-${process.pid}`);
 const commandLine = join(root, 'dist/programs/cli/main.js');
-const TIMEOUT_MS = 120_000;
+const TIMEOUT_MS = 600_000;
 /** The first Node that runs TypeScript with `await using`. */
 const NODE_OF_TYPESCRIPT = 24;
 

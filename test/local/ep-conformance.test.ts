@@ -14,7 +14,7 @@ const repeats = new URL('./ranks/ep-repeats.js', import.meta.url);
 const seed = String(testSeed());
 /** WEFTLINE_TEST_EXTENT=whole: more cases of each. */
 const times = isWhole ? 4 : 1;
-const timeoutMs = 240_000 * times;
+const timeoutMs = 600_000 * times;
 
 for (const what of ['buffer', 'layer']) {
   for (const [ranks, runs] of [

@@ -26,7 +26,7 @@ function run(scenario: string, ranks: number, options: RunRanksOptions = {}): Re
 test('kill -9 of one rank mid-dispatch fails the others at once, names it and leaves nothing behind', async () => {
   let jobId = '';
   const { exitCode, ranks, notices, transcript } = await run('loop', 4, {
-    graceMs: 5_000,
+    graceMs: 60_000,
     onLine: ({ rank, text }) => {
       const [, pid, job] = /^running (\d+) ([\w-]+)$/.exec(text) ?? [];
       if (rank !== 2 || pid === undefined || job === undefined) return;
@@ -52,7 +52,7 @@ test('kill -9 of one rank mid-dispatch fails the others at once, names it and le
 });
 
 test('a rank that is gone before combine is named, and no half result is handed out', async () => {
-  const { ranks, transcript } = await run('lost before combine', 2, { graceMs: 5_000 });
+  const { ranks, transcript } = await run('lost before combine', 2, { graceMs: 60_000 });
   const failure = failureOf(ranks[0]);
   assert.ok(['WL_PEER_LOST', 'WL_PEER_FAILED'].includes(failure.code), transcript);
   assert.match(failure.message, /[Rr]ank 1\b/, transcript);
@@ -63,7 +63,8 @@ test('a rank that stays away is named by WL_TIMEOUT, and then hears that the oth
   for (const rank of [0, 2, 3]) {
     const failure = failureOf(ranks[rank]);
     assert.ok(['WL_TIMEOUT', 'WL_PEER_FAILED'].includes(failure.code), transcript);
-    assert.match(failure.message, /Rank 1 did not arrive within 400 ms/, transcript);
+    // On a busy machine another one may be as late.
+    assert.match(failure.message, /Ranks? (\d, )*1\b[\d, ]* did not arrive within 400 ms/, transcript);
   }
   const late = failureOf(ranks[1]);
   assert.equal(late.code, 'WL_PEER_FAILED', transcript);
@@ -139,7 +140,7 @@ test("a rank that closes its world with an error ends the others' waits with tha
 
 test('kill -9 of one rank ends the waits of a layer too', async () => {
   const { ranks, transcript } = await run('layer loop', 3, {
-    graceMs: 5_000,
+    graceMs: 60_000,
     onLine: ({ rank, text }) => {
       const [, pid] = /^running (\d+)/.exec(text) ?? [];
       if (rank === 1 && pid !== undefined) process.kill(Number(pid), 'SIGKILL');

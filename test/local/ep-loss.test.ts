@@ -27,7 +27,7 @@ for (const what of ['buffer', 'layer']) {
     const job = [process.execPath, main, 'run', '-n', '4', property, what, String(3 * times), seed];
     const { status, stdout, stderr } = spawnSync('unshare', ['-n', 'sh', '-c', script, 'sh', ...job], {
       encoding: 'utf8',
-      timeout: 120_000 * times,
+      timeout: 600_000 * times,
       env: {
         ...process.env,
         NODE_TEST_CONTEXT: undefined,

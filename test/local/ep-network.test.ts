@@ -16,7 +16,7 @@ function run(folder: string, ...words: string[]): { status: number | null; stdou
   const small = '--no-mpi --rounds 1 --hidden 64 --topk 3 --experts 12 --iterations 2 --warmup 1 --pairs 2';
   const env = { ...process.env, TMPDIR: folder, NODE_TEST_CONTEXT: undefined };
   const command = [script, ...small.split(' '), ...words];
-  return spawnSync(process.execPath, command, { encoding: 'utf8', timeout: 120_000, env });
+  return spawnSync(process.execPath, command, { encoding: 'utf8', timeout: 600_000, env });
 }
 
 test('two hosts of two ranks: rows each way, ratios to the carrier, and a document', { skip }, () => {

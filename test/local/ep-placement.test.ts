@@ -40,7 +40,7 @@ describe('experts that move', () => {
   for (const [victim = 0, point = 0] of deaths) {
     test(`rank ${victim} is killed while weights are on their way (${point}): the plan in force stays, and the error names it`, async () => {
       const args = ['killed', String(victim), String(point)];
-      const { ranks, transcript } = await runRanks(4, script, { args, graceMs: 20_000 });
+      const { ranks, transcript } = await runRanks(4, script, { args, graceMs: 60_000 });
       assert.equal(ranks[victim]?.signal, 'SIGKILL', transcript);
       for (const { rank } of ranks.filter((other) => other.rank !== victim)) {
         const { code, message, epoch } = resultOf(ranks[rank]) as Ended;
@@ -52,7 +52,7 @@ describe('experts that move', () => {
   }
 
   test('rank 3 is killed when all have voted: the other ranks change over, or none of them does', async () => {
-    const { ranks, transcript } = await runRanks(4, script, { args: ['killed', '3', 'vote'], graceMs: 20_000 });
+    const { ranks, transcript } = await runRanks(4, script, { args: ['killed', '3', 'vote'], graceMs: 60_000 });
     assert.equal(ranks[3]?.signal, 'SIGKILL', transcript);
     const ends = ranks.slice(0, 3).map(resultOf) as Ended[];
     for (const { epoch, code } of ends) {

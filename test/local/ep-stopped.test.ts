@@ -5,9 +5,9 @@ import { resultOf, runRanks } from './support/run-ranks.ts';
 
 const script = new URL('./ranks/ep-stopped.js', import.meta.url);
 const RANKS = 3;
-const TIMEOUT_MS = 2_000;
+const TIMEOUT_MS = 5_000;
 /** What a busy machine may take to run processes that are ready, besides a tenth of the time. Two times the time is too late. */
-const GRACE_MS = 1_500;
+const GRACE_MS = 4_000;
 
 interface Ended {
   readonly code: string;
@@ -36,7 +36,7 @@ describe('stopped ranks', { concurrency: 3 }, () => {
       let ended = 0;
       const { ranks, transcript } = await runRanks(RANKS, script, {
         args: [stage, String(stopped), String(TIMEOUT_MS)],
-        graceMs: 20_000,
+        graceMs: 60_000,
         onLine: ({ text }) => {
           pid = Number(/^stopping (\d+)$/.exec(text)?.[1] ?? pid);
           if (text.startsWith('{')) ended += 1;
@@ -46,7 +46,7 @@ describe('stopped ranks', { concurrency: 3 }, () => {
       for (const rank of [0, 1, 2].filter((other) => other !== stopped)) {
         const { code, message, ms } = resultOf(ranks[rank]) as Ended;
         assert.ok(['WL_TIMEOUT', 'WL_PEER_FAILED'].includes(code), transcript);
-        assert.match(message, new RegExp(`[Rr]ank ${stopped}\\b`), transcript);
+        assert.match(message, new RegExp(`[Rr]anks? ([0-9], )*${stopped}\\b`), transcript);
         assert.ok(ms <= TIMEOUT_MS * 1.1 + GRACE_MS, transcript);
       }
     });

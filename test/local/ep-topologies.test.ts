@@ -18,7 +18,7 @@ const lives = new URL('./ranks/ep-lives.js', import.meta.url);
 /** WEFTLINE_TEST_SEED=… repeats a failing run; the seed stands in every failure's output. */
 const seed = String(testSeed());
 const times = Number(process.env['WEFTLINE_TEST_EP'] ?? 1);
-const timeoutMs = 240_000 * times;
+const timeoutMs = 600_000 * times;
 
 for (const topology of topologies) {
   const { name, ranks } = topology;
@@ -60,7 +60,7 @@ test(`${twoGroups.name}: two buffers and a layer of each at once; nothing is lef
 
 test('32 ranks on 4 hosts, 256 experts, top 8: the sums are right', async () => {
   const env = { WEFTLINE_HOSTS: '4' };
-  const { exitCode, ranks, transcript } = await runRanks(32, example, { env, timeoutMs: 240_000 });
+  const { exitCode, ranks, transcript } = await runRanks(32, example, { env, timeoutMs: 600_000 });
   assert.equal(exitCode, 0, transcript);
   for (const rank of ranks) assert.deepEqual(resultOf(rank), { hosts: 4, ranks: 32 }, transcript);
 });

@@ -17,7 +17,7 @@ test('examples/two-hosts.sh runs an example on two hosts, and passes on how it f
     WEFTLINE_TOKEN: undefined,
   };
   const run = (...words: string[]) =>
-    spawnSync('sh', ['examples/two-hosts.sh', ...words], { cwd: root, encoding: 'utf8', timeout: 120_000, env });
+    spawnSync('sh', ['examples/two-hosts.sh', ...words], { cwd: root, encoding: 'utf8', timeout: 600_000, env });
   const { status, stdout, stderr } = run('-n', '1', 'examples/expert-parallel.mjs');
   assert.equal(status, 0, stdout + stderr);
   assert.deepEqual(stdout.trimEnd().split('\n').toSorted(), [

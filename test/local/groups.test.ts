@@ -84,7 +84,7 @@ test('groups are the same on all ranks when calls overlap on one rank alone, and
 });
 
 test('the death of a rank ends its groups and the world, and no other group', async () => {
-  const { ranks, transcript } = await run('death', 4, { graceMs: 20_000 });
+  const { ranks, transcript } = await run('death', 4, { graceMs: 60_000 });
   const results = ranks.map((rank) => resultOf(rank) as Death);
   for (const rank of [0, 1, 2]) {
     const { inWorld, inGroup, lost } = results[rank]!;

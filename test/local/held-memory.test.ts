@@ -81,7 +81,7 @@ test('memory is not given back while a link that is being closed may still touch
   const a = await openBackend(createBackend, 'agent a');
   const b = await openBackend(createBackend, 'agent b');
   const region = await a.backend.register(hostMemory(new Uint8Array(new SharedArrayBuffer(64))));
-  const link = await a.backend.connect(b.peer, { timeoutMs: 5000 });
+  const link = await a.backend.connect(b.peer, { timeoutMs: 120_000 });
   const gpu = new EventEmitter();
   // As a channel does whose GPU still works.
   link.openChannel().close = async (): Promise<void> => void (await once(gpu, 'ended'));

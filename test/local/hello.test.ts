@@ -10,7 +10,7 @@ import { encodeFrame, type Frame, FrameReader, strangerLimits } from '#lib/meeti
 import { type Greeted, type HelloOptions, receiveHello, sayHello } from '#lib/meeting/hello.js';
 import { decodeRefusal } from '#lib/meeting/refusal.js';
 
-const deadline = (milliseconds = 5000): number => performance.now() + milliseconds;
+const deadline = (milliseconds = 120_000): number => performance.now() + milliseconds;
 const hello = (credentials: Credentials, version = 1): HelloOptions => ({ protocol: 'test', version, credentials });
 const token = credentialsOf('a token');
 

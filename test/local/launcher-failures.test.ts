@@ -12,7 +12,7 @@ const script = new URL('./support/failing-rank.js', import.meta.url);
 function run(ranks: number, ...words: readonly string[]) {
   const env = { ...process.env, NODE_TEST_CONTEXT: undefined };
   const command = [main, 'run', '-n', String(ranks), fileURLToPath(script), ...words];
-  return spawnSync(process.execPath, command, { encoding: 'utf8', env, timeout: 60_000 });
+  return spawnSync(process.execPath, command, { encoding: 'utf8', env, timeout: 600_000 });
 }
 
 for (const { way, code, how } of [
@@ -22,7 +22,7 @@ for (const { way, code, how } of [
 ] as const) {
   test(
     `the exit code and the rank that is named are those of the first failure: ${way}`,
-    { timeout: 120_000 },
+    { timeout: 600_000 },
     async () => {
       for (let round = 0; round < 4; round += 1) {
         const failing = round % 3;
@@ -36,7 +36,7 @@ for (const { way, code, how } of [
   );
 }
 
-test('one bad argument on 8 ranks prints one stack and a summary', { timeout: 60_000 }, () => {
+test('one bad argument on 8 ranks prints one stack and a summary', { timeout: 600_000 }, () => {
   const { status, stdout, stderr } = run(8, 'argument');
   assert.equal(status, 1, stderr);
   assert.equal(stdout, '');
@@ -48,7 +48,7 @@ test('one bad argument on 8 ranks prints one stack and a summary', { timeout: 60
   assert.ok(stderr.split('\n').length <= 20, stderr);
 });
 
-test('ranks that throw before join() print one stack and a summary', { timeout: 60_000 }, () => {
+test('ranks that throw before join() print one stack and a summary', { timeout: 600_000 }, () => {
   const { status, stdout, stderr } = run(4, 'early');
   assert.equal(status, 1, stderr);
   assert.equal(stdout, '');
@@ -60,13 +60,13 @@ test('ranks that throw before join() print one stack and a summary', { timeout: 
   assert.ok(stderr.split('\n').length <= 20, stderr);
 });
 
-test('ranks behind a program that passes on no descriptors meet', { timeout: 60_000 }, () => {
+test('ranks behind a program that passes on no descriptors meet', { timeout: 600_000 }, () => {
   const { status, stdout, stderr } = run(3, 'wrapped');
   assert.equal(status, 0, stderr);
   assert.deepEqual(stdout.trim().split('\n').toSorted(), ['[0] met 0,1,2', '[1] met 0,1,2', '[2] met 0,1,2']);
 });
 
-test('ranks that have all closed their worlds may join again: each time a new world', { timeout: 60_000 }, () => {
+test('ranks that have all closed their worlds may join again: each time a new world', { timeout: 600_000 }, () => {
   const { status, stdout, stderr } = run(3, 'lives');
   assert.deepEqual([status, stderr], [0, '']);
   const worlds = new Set(
@@ -80,14 +80,14 @@ test('ranks that have all closed their worlds may join again: each time a new wo
   assert.equal(new Set(ids).size, 4, stdout);
 });
 
-test('a rank starts a job of its own by the variables', { timeout: 60_000 }, () => {
+test('a rank starts a job of its own by the variables', { timeout: 600_000 }, () => {
   const { status, stdout, stderr } = run(1, 'inner');
   assert.deepEqual([status, stderr], [0, '']);
   assert.deepEqual(stdout, '[0] met 0,1\n[0] met 0,1\n');
 });
 
 for (const way of ['unclosed', 'exits']) {
-  test(`ranks that end without world.close() end well: ${way}`, { timeout: 60_000 }, () => {
+  test(`ranks that end without world.close() end well: ${way}`, { timeout: 600_000 }, () => {
     for (let round = 0; round < 2; round += 1) {
       const { status, stdout, stderr } = run(4, way);
       assert.deepEqual([status, stdout, stderr], [0, '', '']);
@@ -95,7 +95,7 @@ for (const way of ['unclosed', 'exits']) {
   });
 }
 
-test('an interrupt in the pause before a restart ends the job', { timeout: 60_000 }, async () => {
+test('an interrupt in the pause before a restart ends the job', { timeout: 600_000 }, async () => {
   let starts = 0;
   const { exitCode } = await launch({
     command: [process.execPath, '-e', 'console.log("start"); process.exit(3)'],

@@ -17,7 +17,7 @@ import { skipWithout } from './support/requirements.js';
 
 const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 const failingRank = fileURLToPath(new URL('./support/failing-rank.js', import.meta.url));
-const timeout = 90_000;
+const timeout = 600_000;
 const machineOptions = { skip: skipWithout('namespaces', whyNotTwoMachines()), timeout };
 const token = { WEFTLINE_TOKEN: 'token of this test' };
 
@@ -104,7 +104,7 @@ for (const failing of [1, 3]) {
     for (const { code, stderr } of await runNodes(
       '127.0.0.1',
       '--grace',
-      '300',
+      '30000',
       failingRank,
       'exit',
       String(failing),
@@ -131,7 +131,7 @@ test('a node whose ranks have ended well waits for the others, and fails with th
 for (const killed of [0, 1]) {
   test(`the launcher of node ${killed} that is killed ends the other one`, { timeout }, async () => {
     const master = `127.0.0.1:${await freePort()}`;
-    const words = ['--timeout', '10000', '--grace', '100', failingRank, 'stay'];
+    const words = ['--timeout', '60000', '--grace', '100', failingRank, 'stay'];
     const launchers = [0, 1].map((nodeRank) => start(nodeRank, master, ...words));
     // The launchers meet while their ranks start.
     await Promise.all(launchers.map(untilOutput));
@@ -144,7 +144,7 @@ for (const killed of [0, 1]) {
 
 test('a launcher whose ranks have ended, and which waits for another node, ends at a signal', { timeout }, async () => {
   const master = `127.0.0.1:${await freePort()}`;
-  const words = ['--timeout', '20000', '--grace', '100', failingRank, 'half'];
+  const words = ['--timeout', '120000', '--grace', '100', failingRank, 'half'];
   const [first, second] = [start(0, master, ...words), start(1, master, ...words)];
   const output = new PassThrough();
   first.child.stdout?.pipe(output);
@@ -159,7 +159,7 @@ test('a launcher whose ranks have ended, and which waits for another node, ends 
 
 test('launch() that waits for another node rejects when it is aborted', { timeout }, async () => {
   const port = await freePort();
-  const other = start(1, `127.0.0.1:${port}`, '--timeout', '20000', '--grace', '100', failingRank, 'half');
+  const other = start(1, `127.0.0.1:${port}`, '--timeout', '120000', '--grace', '100', failingRank, 'half');
   const output = new PassThrough();
   const abort = new AbortController();
   Object.assign(process.env, token);

@@ -4,6 +4,7 @@ import { readdirSync, readFileSync } from 'node:fs';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { launch } from 'weftline/world';
+import { freePort } from '../support/free-port.ts';
 import { resultOf, runRanks } from './support/run-ranks.js';
 import { until } from '../support/until.ts';
 
@@ -50,7 +51,7 @@ function ranksIn(text: string): Rank[] {
   return [...text.matchAll(/\{"pid".*\}/g)].map(([json]) => JSON.parse(json) as Rank);
 }
 
-test('weftline run prefixes whole lines of each rank, the unfinished last one too', { timeout: 30_000 }, async () => {
+test('weftline run prefixes whole lines of each rank, the unfinished last one too', { timeout: 600_000 }, async () => {
   const { child, output } = weftline(['run', '-n', '4', printRank]);
   assert.equal(await exitOf(child), 0, output.text);
   const lines = output.text.trimEnd().split('\n');
@@ -66,7 +67,7 @@ test('weftline run prefixes whole lines of each rank, the unfinished last one to
   assert.equal(lines.length, 4 * 22);
 });
 
-test("weftline run leaves a script's own options to it and needs -n", { timeout: 30_000 }, async () => {
+test("weftline run leaves a script's own options to it and needs -n", { timeout: 600_000 }, async () => {
   const echo = ['-e', 'console.log(process.argv.slice(1).join())', '--', '-n', '9', '--help'];
   const { child, output } = weftline(['run', '-n', '2', process.execPath, ...echo]);
   assert.equal(await exitOf(child), 0, output.text);
@@ -78,33 +79,37 @@ test("weftline run leaves a script's own options to it and needs -n", { timeout:
   }
 });
 
-test('a rank that is killed takes the job down: exit code, processes, shared memory', { timeout: 30_000 }, async () => {
-  const { exitCode, ranks, notices, transcript } = await runRanks(3, worldRank, {
-    args: ['forever', '1'],
-    graceMs: 50,
-  });
-  assert.equal(exitCode, 137, transcript);
-  assert.match(
-    notices.join('\n'),
-    /^the job failed: rank 1 \(process \d+ on .+\) ended with signal SIGKILL at .+Z\n {2}stopped: ranks 0, 2$/,
-  );
-  assert.deepEqual(
-    ranks.map(({ signal, stopped }) => ({ signal, stopped })),
-    [
-      { signal: 'SIGTERM', stopped: true },
-      { signal: 'SIGKILL', stopped: false },
-      { signal: 'SIGTERM', stopped: true },
-    ],
-  );
-  const started = ranksIn(transcript);
-  assert.equal(started.length, 3);
-  for (const { pid, grandchild, prefix } of started) {
-    assert.ok(!isAlive(pid) && !isAlive(grandchild), `${pid} and ${grandchild} are gone`);
-    assert.deepEqual(filesOf(prefix), []);
-  }
-});
+test(
+  'a rank that is killed takes the job down: exit code, processes, shared memory',
+  { timeout: 600_000 },
+  async () => {
+    const { exitCode, ranks, notices, transcript } = await runRanks(3, worldRank, {
+      args: ['forever', '1'],
+      graceMs: 50,
+    });
+    assert.equal(exitCode, 137, transcript);
+    assert.match(
+      notices.join('\n'),
+      /^the job failed: rank 1 \(process \d+ on .+\) ended with signal SIGKILL at .+Z\n {2}stopped: ranks 0, 2$/,
+    );
+    assert.deepEqual(
+      ranks.map(({ signal, stopped }) => ({ signal, stopped })),
+      [
+        { signal: 'SIGTERM', stopped: true },
+        { signal: 'SIGKILL', stopped: false },
+        { signal: 'SIGTERM', stopped: true },
+      ],
+    );
+    const started = ranksIn(transcript);
+    assert.equal(started.length, 3);
+    for (const { pid, grandchild, prefix } of started) {
+      assert.ok(!isAlive(pid) && !isAlive(grandchild), `${pid} and ${grandchild} are gone`);
+      assert.deepEqual(filesOf(prefix), []);
+    }
+  },
+);
 
-test('a launcher that is killed leaves no rank, no grandchild, no shared memory', { timeout: 30_000 }, async () => {
+test('a launcher that is killed leaves no rank, no grandchild, no shared memory', { timeout: 600_000 }, async () => {
   const { child, output } = weftline(['run', '-n', '3', fileURLToPath(worldRank), 'forever']);
   await until(() => output.text.split('started').length === 4);
   const started = ranksIn(output.text);
@@ -119,7 +124,7 @@ test('a launcher that is killed leaves no rank, no grandchild, no shared memory'
 });
 
 for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) {
-  test(`${signal} of the launcher reaches every rank, which may end in order`, { timeout: 30_000 }, async () => {
+  test(`${signal} of the launcher reaches every rank, which may end in order`, { timeout: 600_000 }, async () => {
     const { child, output } = weftline(['run', '-n', '2', fileURLToPath(worldRank), 'interrupted']);
     await until(() => output.text.split('ready').length === 3);
     child.kill(signal);
@@ -128,7 +133,7 @@ for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) {
   });
 }
 
-test('SIGINT ends ranks that do not handle it, with exit code 130', { timeout: 30_000 }, async () => {
+test('SIGINT ends ranks that do not handle it, with exit code 130', { timeout: 600_000 }, async () => {
   const { child, output } = weftline(['run', '-n', '2', fileURLToPath(worldRank), 'forever']);
   await until(() => output.text.split('started').length === 3);
   child.kill('SIGINT');
@@ -162,7 +167,7 @@ test('launch() says what cannot be started and what is not allowed', async () =>
   for (const { options, code, message } of cases) await assert.rejects(launch(options), { code, message });
 });
 
-test('an aborted launch() stops the ranks and rejects with the reason', { timeout: 30_000 }, async () => {
+test('an aborted launch() stops the ranks and rejects with the reason', { timeout: 600_000 }, async () => {
   const abort = new AbortController();
   const lines: string[] = [];
   const job = launch({
@@ -178,8 +183,8 @@ test('an aborted launch() stops the ranks and rejects with the reason', { timeou
   for (const { pid } of ranksIn(lines.join('\n'))) assert.ok(!isAlive(pid));
 });
 
-test('two launchers form one world over --master', { timeout: 30_000 }, async () => {
-  const port = 20_000 + (process.pid % 10_000);
+test('two launchers form one world over --master', { timeout: 600_000 }, async () => {
+  const port = await freePort();
   const node = (nodeRank: number) =>
     launch({
       command: [fileURLToPath(worldRank), 'all'],
@@ -204,7 +209,7 @@ test('two launchers form one world over --master', { timeout: 30_000 }, async ()
   assert.equal(new Set(jobs).size, 1);
 });
 
-test('withRanks() starts copies of its own command line, rank 0 without prefix', { timeout: 30_000 }, async () => {
+test('withRanks() starts copies of its own command line, rank 0 without prefix', { timeout: 600_000 }, async () => {
   const { child, output } = start([fileURLToPath(new URL('./support/with-ranks-rank.js', import.meta.url))]);
   assert.equal(await exitOf(child), 0, output.text);
   assert.deepEqual(output.text.trim().split('\n').toSorted(), [
@@ -216,7 +221,7 @@ test('withRanks() starts copies of its own command line, rank 0 without prefix',
 
 test(
   'withRanks() prints an error once, at the rank where it began, and ends all ranks',
-  { timeout: 30_000 },
+  { timeout: 600_000 },
   async () => {
     const script = fileURLToPath(new URL('./support/with-ranks-rank.js', import.meta.url));
     const { child, output } = start([script, 'fail']);
@@ -228,8 +233,8 @@ test(
   },
 );
 
-test('ranks of torchrun meet, a second process with a used number is refused', { timeout: 30_000 }, async () => {
-  const port = 10_000 + (process.pid % 10_000);
+test('ranks of torchrun meet, a second process with a used number is refused', { timeout: 600_000 }, async () => {
+  const port = await freePort('localhost');
   const of = (rank: number) => ({ RANK: `${rank}`, WORLD_SIZE: '2', MASTER_ADDR: 'localhost', MASTER_PORT: `${port}` });
   const ranks = [0, 1].map((rank) => start([fileURLToPath(worldRank), 'interrupted'], of(rank)));
   await until(() => ranks.every(({ output }) => output.text.includes('ready')));
@@ -245,7 +250,7 @@ test('ranks of torchrun meet, a second process with a used number is refused', {
   assert.deepEqual(await Promise.all(ends), [0, 0]);
 });
 
-test('a rank may be any program, and sees its number', { timeout: 30_000 }, async () => {
+test('a rank may be any program, and sees its number', { timeout: 600_000 }, async () => {
   const lines: string[] = [];
   const { exitCode } = await launch({
     command: ['/bin/sh', '-c', 'echo $WEFTLINE_RANK of $WEFTLINE_WORLD_SIZE; exit $WEFTLINE_RANK'],

@@ -71,6 +71,16 @@ async function isRefused(transfer: Transfer, code: WeftlineError['code']): Promi
   return false;
 }
 
+/** Posts until the transfer is seen to be under way: the thread that copies may be done before this one goes on. */
+async function postPending(transfer: Transfer): Promise<void> {
+  for (let attempt = 0; attempt < 100; attempt += 1) {
+    transfer.post();
+    if (transfer.state === 'pending') return;
+    await transfer.wait();
+  }
+  assert.fail('each post was done at once');
+}
+
 for (const kind of ['allocated', 'plain'] as const) {
   test(`${kind} memory: large writes end with an async wait, a blocking wait and none at all`, async () => {
     await using two = await openTwo(LARGE, kind);
@@ -84,7 +94,6 @@ for (const kind of ['allocated', 'plain'] as const) {
     ] as const) {
       out.bytes.fill(value);
       transfer.post(Buffer.from(how));
-      assert.equal(transfer.state, 'pending');
       if (how === 'async') await transfer.wait();
       if (how === 'blocking') transfer.waitBlocking();
       const { message } = await b.nextNotification();
@@ -93,6 +102,8 @@ for (const kind of ['allocated', 'plain'] as const) {
     }
     await transfer.wait();
     assert.equal(transfer.telemetry.posts, 4);
+    await postPending(transfer);
+    await transfer.wait();
   });
 }
 
@@ -150,7 +161,7 @@ test('a cancelled transfer touches nothing more, sends nothing, and can be poste
       cancelled.post(Buffer.from('again'));
     }
     for (const transfer of [first, second, third]) await transfer.wait();
-    for (let taken = 0; taken < 3; taken += 1) await b.nextNotification({ timeoutMs: 5000 });
+    for (let taken = 0; taken < 3; taken += 1) await b.nextNotification({ timeoutMs: 120_000 });
     assert.deepEqual(b.takeNotifications(), []);
     assert.equal(firstOther(target, round), -1);
   }
@@ -160,17 +171,23 @@ test('a cancelled transfer touches nothing more, sends nothing, and can be poste
 test('memory that is deregistered, a transfer that is released and an agent that closes end copies that are under way', async () => {
   await using two = await openTwo(LARGE);
   const { a } = two;
-  const other = await a.allocate(LARGE);
   const remote = DescriptorList.of(two.remote);
-  const fromOther = await a.prepare({ operation: 'write', peer: 'b', local: DescriptorList.of(other), remote });
-  const released = await write(two, 0, LARGE);
   const open = await write(two, 0, LARGE);
-  for (const transfer of [fromOther, released, open]) transfer.post(Buffer.from('x'));
-  await a.deregister(other);
-  assert.ok(byCode('WL_CLOSED')(fromOther.error));
-  await released.release();
-  assert.ok(byCode('WL_CLOSED')(released.error));
-  await open.wait();
+  const ends = { deregistered: 0, released: 0 };
+  // The thread that copies may be done with one before this thread goes on, but not every time.
+  for (let round = 0; round < 20 && (ends.deregistered === 0 || ends.released === 0); round += 1) {
+    const other = await a.allocate(LARGE);
+    const fromOther = await a.prepare({ operation: 'write', peer: 'b', local: DescriptorList.of(other), remote });
+    const released = await write(two, 0, LARGE);
+    for (const transfer of [fromOther, released, open]) transfer.post(Buffer.from('x'));
+    await a.deregister(other);
+    if (fromOther.state !== 'done') ends.deregistered += Number(byCode('WL_CLOSED')(fromOther.error));
+    await released.release();
+    if (released.state !== 'done') ends.released += Number(byCode('WL_CLOSED')(released.error));
+    await open.wait();
+    two.b.takeNotifications();
+  }
+  assert.ok(ends.deregistered > 0 && ends.released > 0, JSON.stringify(ends));
   open.post();
   await a.close();
   assert.throws(() => open.waitBlocking(), byCode('WL_CLOSED'));
@@ -254,7 +271,7 @@ test('a program that posts and waits for nothing ends when its copies have ended
   `;
   const { stdout, status } = spawnSync(process.execPath, ['--input-type=module', '-e', text], {
     encoding: 'utf8',
-    timeout: 20_000,
+    timeout: 600_000,
   });
   assert.equal(stdout, 'true');
   assert.equal(status, 0);

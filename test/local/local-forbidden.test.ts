@@ -11,7 +11,7 @@ import { skipWithout } from './support/requirements.js';
 const script = new URL('./support/forbidden-copies.js', import.meta.url).pathname;
 
 test('without process_vm_writev, memory that is not from allocate() goes another way, and explain() says why', () => {
-  const { stdout, stderr } = spawnSync(process.execPath, [script], { encoding: 'utf8', timeout: 30_000 });
+  const { stdout, stderr } = spawnSync(process.execPath, [script], { encoding: 'utf8', timeout: 600_000 });
   assert.notEqual(stdout, '', stderr);
   const { plain, allocated, verdicts, areWritten, forced } = JSON.parse(stdout) as ForbiddenFindings;
   assert.equal(plain, 'multipath');

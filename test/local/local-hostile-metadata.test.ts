@@ -21,7 +21,7 @@ type Field = keyof typeof localRegionInfo.offset;
 async function openTwo(): Promise<{ a: OpenBackend; b: OpenBackend; link: BackendLink } & AsyncDisposable> {
   const a = await openBackend(createBackend, 'agent a');
   const b = await openBackend(createBackend, 'agent b');
-  const link = await a.backend.connect(b.peer, { timeoutMs: 5000 });
+  const link = await a.backend.connect(b.peer, { timeoutMs: 120_000 });
   return {
     a,
     b,

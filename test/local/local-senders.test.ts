@@ -12,7 +12,7 @@ test('a hundred agents link to one, and each is heard', async () => {
     Array.from({ length: 100 }, (_, index) => openBackend(createBackend, `agent ${index}`)),
   );
   for (const { backend, name } of others) {
-    const link = await backend.connect(owner.peer, { timeoutMs: 5000 });
+    const link = await backend.connect(owner.peer, { timeoutMs: 120_000 });
     link.notify(Buffer.from(`from ${name}`));
   }
   await pollUntil([owner], () => owner.received.length === others.length);

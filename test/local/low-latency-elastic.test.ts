@@ -62,7 +62,7 @@ for (const mode of modes) {
   test(`random deaths, masks and joins, every result as the reference says: ${mode}`, async () => {
     const dispatches = 100 * times;
     const args = [String(seed), mode, String(dispatches), String(2 * times)];
-    const run = await runRanks(3, faults, { args, maxRestarts: 4 * times, timeoutMs: 120_000 * times });
+    const run = await runRanks(3, faults, { args, maxRestarts: 4 * times, timeoutMs: 600_000 * times });
     assert.equal(run.exitCode, 0, `seed ${seed}\n${run.transcript}`);
     // A rank that fails by itself is started again too, and must not pass for one that was killed.
     for (const notice of run.notices) assert.match(notice, /signal SIGKILL/, `seed ${seed}\n${run.transcript}`);

@@ -5,31 +5,18 @@ import { once } from 'node:events';
 import { createServer } from 'node:net';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
+import { freePorts } from '../support/free-port.ts';
 
 const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 const script = fileURLToPath(new URL('./ranks/metrics-rank.js', import.meta.url));
 
 function weftline(words: readonly string[], metrics: string) {
   const env = { ...process.env, WEFTLINE_DEVICE: 'cpu', WEFTLINE_METRICS: metrics, NODE_TEST_CONTEXT: undefined };
-  return spawnSync(process.execPath, [main, ...words], { encoding: 'utf8', timeout: 60_000, env });
-}
-
-/** Two ports in a row that nobody holds. */
-async function freePorts(): Promise<number> {
-  for (let port = 20_000 + (process.pid % 10_000); ; port += 2) {
-    const servers = [port, port + 1].map((each) => createServer().listen(each, '127.0.0.1'));
-    const ends = await Promise.all(
-      servers.map((server) =>
-        Promise.race([once(server, 'listening'), once(server, 'error')]).then(() => server.listening),
-      ),
-    ).catch(() => [false]);
-    for (const server of servers) server.close();
-    if (ends.every(Boolean)) return port;
-  }
+  return spawnSync(process.execPath, [main, ...words], { encoding: 'utf8', timeout: 600_000, env });
 }
 
 test('ranks serve their metrics on neighbouring ports, and stats has them of all that answer', async () => {
-  const port = await freePorts();
+  const port = await freePorts(2);
   const { status, stdout, stderr } = weftline(['run', '-n', '2', script, String(port)], `127.0.0.1:${port}`);
   assert.equal(status, 0, stderr);
   const lines = stdout.split('\n').flatMap((line) => /^\[\d\] (\{.*)$/.exec(line)?.[1] ?? []);
@@ -48,7 +35,7 @@ test('ranks serve their metrics on neighbouring ports, and stats has them of all
       assert.match(text, new RegExp(`^${line}$`, 'm'));
   }
   assert.deepEqual(refused.refusals, [404, 405]);
-  assert.match(json.stderr, /no answer within 500 ms from ranks 1\n/);
+  assert.match(json.stderr, /no answer within \d+ ms from ranks 1\n/);
   const [job] = (
     JSON.parse(json.stdout) as { jobs: { silent: number[]; ranks: { rank: number; isCollecting: boolean }[] }[] }
   ).jobs;

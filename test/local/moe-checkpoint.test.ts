@@ -16,7 +16,7 @@ after(() => rmSync(work, { recursive: true }));
 
 function moe(...args: readonly string[]) {
   const env = { ...process.env, WEFTLINE_DEVICE: 'cpu', CUDA_VISIBLE_DEVICES: '-1' };
-  return spawnSync(process.execPath, [main, 'moe', ...args], { encoding: 'utf8', timeout: 120_000, env });
+  return spawnSync(process.execPath, [main, 'moe', ...args], { encoding: 'utf8', timeout: 600_000, env });
 }
 
 test('--all-layers runs the blocks of DeepSeek-V3, of fp8 weights, and shows the load of each rank by layer', async () => {

@@ -10,7 +10,7 @@ import { fileURLToPath } from 'node:url';
 
 const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 
-test('a job ends with the shell that npm started it in', { timeout: 60_000 }, async (t) => {
+test('a job ends with the shell that npm started it in', { timeout: 600_000 }, async (t) => {
   const folder = mkdtempSync(join(tmpdir(), 'weftline-npm-'));
   t.after(() => rmSync(folder, { recursive: true }));
   const script = join(folder, 'waits.mjs');
@@ -34,7 +34,7 @@ test('a job ends with the shell that npm started it in', { timeout: 60_000 }, as
   assert.match(said, /runs/);
 });
 
-test('a job that was detached from the shell outlives it', { timeout: 60_000 }, async (t) => {
+test('a job that was detached from the shell outlives it', { timeout: 600_000 }, async (t) => {
   const folder = mkdtempSync(join(tmpdir(), 'weftline-npm-'));
   t.after(() => rmSync(folder, { recursive: true }));
   const script = join(folder, 'waits.mjs');

@@ -94,7 +94,7 @@ async function openSides({ backend, here, there }: AgentConfiguration): Promise<
     ...own,
     token: 'secret',
     backends: [backend],
-    settings: { timeoutMs: 20_000, ...own.settings },
+    settings: { timeoutMs: 120_000, ...own.settings },
   });
   const near = await Agent.create('here', settingsOf(here));
   const far = await Agent.create('there', settingsOf(there));

@@ -39,7 +39,7 @@ for (const [scenario, code] of [
 ] as const) {
   test(`${scenario}: the peers of a rank hear of it by its number`, async () => {
     const env = { WEFTLINE_HOSTS: '2' };
-    const { ranks, transcript } = await runRanks(4, script, { args: [scenario, '1'], env, graceMs: 20_000 });
+    const { ranks, transcript } = await runRanks(4, script, { args: [scenario, '1'], env, graceMs: 60_000 });
     for (const rank of [0, 2, 3]) {
       const { peers, heard } = resultOf(ranks[rank]) as Told;
       const expected = peers.includes(1) ? [{ code, peer: 1 }] : [];

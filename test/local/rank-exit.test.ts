@@ -7,7 +7,7 @@ import { fileURLToPath } from 'node:url';
 import { freePort } from '../support/free-port.js';
 
 const script = fileURLToPath(new URL('./support/failing-rank.js', import.meta.url));
-const timeout = 60_000;
+const timeout = 600_000;
 
 /** Two ranks as torchrun starts them. */
 async function runTwo(way: string) {

@@ -19,7 +19,7 @@ function inFolder(t: TestContext): { readonly folder: string; readonly weftline:
   const folder = mkdtempSync(join(tmpdir(), 'weftline-report-'));
   t.after(() => rmSync(folder, { recursive: true }));
   const run = (...words: string[]): Ended =>
-    spawnSync(process.execPath, [main, ...words], { encoding: 'utf8', timeout: 60_000, cwd: folder });
+    spawnSync(process.execPath, [main, ...words], { encoding: 'utf8', timeout: 600_000, cwd: folder });
   return { folder, weftline: run };
 }
 

@@ -36,7 +36,7 @@ for (const [hosts, cases, setups] of [
     const seed = String(testSeed());
     const args = [String(cases * factor), seed, factor > 1 ? '1000000' : '100000', setups];
     const env = { WEFTLINE_HOSTS: hosts };
-    const { exitCode, transcript } = await runRanks(6, scripts.property, { args, env, timeoutMs: 120_000 * factor });
+    const { exitCode, transcript } = await runRanks(6, scripts.property, { args, env, timeoutMs: 600_000 * factor });
     assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
     assert.deepEqual(filesOf(transcript), []);
   });
@@ -72,7 +72,8 @@ for (const [hosts, shape] of [
       };
       heard('another count', /WL_CONFIG_MISMATCH/, /allReduce of 5 f32 on rank 0/, /allReduce of 100000 f32 on rank 1/);
       heard('another dtype', /WL_CONFIG_MISMATCH/, /allReduce of 5 f32 on rank 0/, /allReduce of 5 i32 on rank 1/);
-      heard('a call less', /WL_TIMEOUT/, /Rank 1 did not arrive within 400 ms/);
+      // On a busy machine another one may be as late.
+      heard('a call less', /WL_TIMEOUT/, /Ranks? (\d, )*1\b[\d, ]* did not arrive within 400 ms/);
       if (rank !== 1) heard('leaves', /WL_PEER_LOST/, /[Rr]ank 1/);
       assert.equal(told['a wrong argument']![0], 'ok', transcript);
     }
@@ -102,7 +103,7 @@ for (const [what, victim, hosts, shape] of [
     const args = [what, String(victim), shape];
     const env = { WEFTLINE_HOSTS: hosts };
     const ranksOf = shape === 'tree' ? 5 : 4;
-    const { ranks, transcript } = await runRanks(ranksOf, scripts.killed, { args, env, graceMs: 10_000 });
+    const { ranks, transcript } = await runRanks(ranksOf, scripts.killed, { args, env, graceMs: 60_000 });
     assert.equal(ranks[victim]?.signal, 'SIGKILL', transcript);
     for (const [rank, output] of ranks.entries()) {
       if (rank === victim) continue;
@@ -119,7 +120,7 @@ for (const hosts of ['1', '3']) {
   test(`weftline run --aggregators starts ranks that add up and end with the others; hosts ${hosts}`, () => {
     const example = fileURLToPath(new URL('../../../examples/sparse-all-reduce.mjs', import.meta.url));
     const words = [main, 'run', '-n', '2', '--aggregators', '1', '--hosts', hosts, example];
-    const { status, stdout, stderr } = spawnSync(process.execPath, words, { encoding: 'utf8', timeout: 240_000 });
+    const { status, stdout, stderr } = spawnSync(process.execPath, words, { encoding: 'utf8', timeout: 600_000 });
     assert.equal(status, 0, stderr);
     assert.equal(stdout.match(/sent 2 of 64 blocks in \d+ bytes, the sum has 3/g)?.length, 2, stdout);
   });
@@ -132,7 +133,7 @@ for (const { when, ways, told } of [
   test(`aggregators serve and end with ranks that join: ${when}`, () => {
     const late = fileURLToPath(new URL('./ranks/sparse-late.js', import.meta.url));
     const words = [main, 'run', '-n', '2', '--aggregators', '1', '--timeout', '2000', late, ...ways];
-    const { status, stdout, stderr } = spawnSync(process.execPath, words, { encoding: 'utf8', timeout: 240_000 });
+    const { status, stdout, stderr } = spawnSync(process.execPath, words, { encoding: 'utf8', timeout: 600_000 });
     assert.deepEqual([status, stderr], [0, ''], stdout);
     assert.deepEqual(stdout.match(/the sum is .*/g) ?? [], told);
   });
@@ -145,7 +146,7 @@ test('aggregators of several nodes end with ranks that never join', async () => 
     const where = ['--nnodes', '2', '--node-rank', String(node), '--master', master, '--grace', '300'];
     const words = [main, 'run', '-n', '1', '--aggregators', '1', ...where, late, 'never'];
     const env = { ...process.env, WEFTLINE_TOKEN: 'token of this test' };
-    const child = spawn(process.execPath, words, { env, stdio: 'ignore', timeout: 240_000 });
+    const child = spawn(process.execPath, words, { env, stdio: 'ignore', timeout: 600_000 });
     return new Promise((resolve) => child.once('close', (code, signal) => resolve([code, signal])));
   });
   assert.deepEqual(await Promise.all(ended), [

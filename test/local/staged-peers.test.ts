@@ -25,9 +25,11 @@ async function testKilled(configuration: AgentConfiguration): Promise<void> {
   const transfers = await Promise.all(
     Array.from({ length: TRANSFERS }, (_, index) => prepareTo('there', index % 2 === 0 ? 'write' : 'read')),
   );
+  // Without the peer none of them ends before it is killed.
+  peer.child.kill('SIGSTOP');
   for (const transfer of transfers) transfer.post();
   peer.child.kill('SIGKILL');
-  const ends = await Promise.allSettled(transfers.map((transfer) => transfer.wait({ timeoutMs: 20_000 })));
+  const ends = await Promise.allSettled(transfers.map((transfer) => transfer.wait({ timeoutMs: 120_000 })));
   for (const end of ends) assert.equal(end.status === 'rejected' && end.reason.code, 'WL_PEER_LOST');
   await Promise.all(transfers.map((transfer) => transfer.release()));
   await using other = await AgentPeer.start('other', {

@@ -11,7 +11,7 @@ import { freePort } from '../support/free-port.ts';
 
 const maxValueBytes = 4 << 20;
 const credentials = credentialsOf('token');
-const settings = { maxStrangers: 256, greetingMs: 10_000, timeoutMs: 10_000 };
+const settings = { maxStrangers: 256, greetingMs: 10_000, timeoutMs: 120_000 };
 
 async function serve(size: number, jobPrefix?: string) {
   const listen = { host: '127.0.0.1', port: 0 };
@@ -27,10 +27,10 @@ async function serve(size: number, jobPrefix?: string) {
   });
   const clients = await Promise.all(
     Array.from({ length: size }, (_, rank) =>
-      StoreClient.connect({ host: '127.0.0.1', port: server.port, rank, size, credentials, timeoutMs: 5_000 }),
+      StoreClient.connect({ host: '127.0.0.1', port: server.port, rank, size, credentials, timeoutMs: 120_000 }),
     ),
   );
-  const stores = clients.map((client) => new LinkedStore(client, { timeoutMs: 5_000, maxValueBytes }));
+  const stores = clients.map((client) => new LinkedStore(client, { timeoutMs: 120_000, maxValueBytes }));
   return {
     server,
     clients: clients as [StoreClient, StoreClient, ...StoreClient[]],
@@ -85,7 +85,7 @@ test('a client that closed, and one whose server is gone, say so', async () => {
 test('a rank that joins again waits until the others have left, and fails if one is lost', async () => {
   const { server, clients } = await serve(2, 'job');
   const come = (rank: number) =>
-    StoreClient.connect({ host: '127.0.0.1', port: server.port, rank, size: 2, credentials, timeoutMs: 5_000 });
+    StoreClient.connect({ host: '127.0.0.1', port: server.port, rank, size: 2, credentials, timeoutMs: 120_000 });
   await clients[0].close();
   const early = come(0);
   await clients[1].close();
@@ -104,7 +104,7 @@ test('a rank that joins again before rank 0 has left finds the next store of ran
   const { server, clients } = await serve(3);
   const { port } = server;
   const come = (rank: number) =>
-    StoreClient.connect({ host: '127.0.0.1', port, rank, size: 3, credentials, timeoutMs: 20_000 });
+    StoreClient.connect({ host: '127.0.0.1', port, rank, size: 3, credentials, timeoutMs: 120_000 });
   await clients[1].close();
   const again = come(1);
   // Another process with the number of a rank that is there, or with that of the one that serves the store, is refused.
@@ -127,7 +127,7 @@ test('a rank that joins again fails if another rank of the world that it has lef
   const { server, clients } = await serve(2);
   const { port } = server;
   await clients[1].close();
-  const again = StoreClient.connect({ host: '127.0.0.1', port, rank: 1, size: 2, credentials, timeoutMs: 20_000 });
+  const again = StoreClient.connect({ host: '127.0.0.1', port, rank: 1, size: 2, credentials, timeoutMs: 120_000 });
   const vain = assert.rejects(again, { code: 'WL_PEER_FAILED', rank: 0, message: /on purpose/ });
   await clients[0].close(new Error('on purpose'));
   await vain;
@@ -164,7 +164,7 @@ test('another service on the port, or the store of another job, is told apart', 
   service.listen(0, '127.0.0.1');
   await once(service, 'listening');
   const { port } = service.address() as AddressInfo;
-  const options = { host: '127.0.0.1', rank: 1, size: 2, timeoutMs: 5_000 };
+  const options = { host: '127.0.0.1', rank: 1, size: 2, timeoutMs: 120_000 };
   await assert.rejects(StoreClient.connect({ ...options, port, credentials }), { code: 'WL_PROTOCOL' });
   // A port that another program holds is rank 0's to report.
   const environment = { RANK: '0', WORLD_SIZE: '2', MASTER_ADDR: '127.0.0.1', MASTER_PORT: String(port) };

@@ -4,7 +4,7 @@ import test from 'node:test';
 import { credentialsOf } from '#lib/meeting/credentials.js';
 import { StoreHost } from '#lib/world/store-host.js';
 
-test('stop() of a store whose thread has ended resolves', { timeout: 20_000 }, async () => {
+test('stop() of a store whose thread has ended resolves', { timeout: 600_000 }, async () => {
   const host = await StoreHost.start({
     listen: { host: '127.0.0.1', port: 0 },
     size: 1,

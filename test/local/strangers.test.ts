@@ -38,7 +38,7 @@ const codeOf = (header: Readonly<Record<string, unknown>> | undefined) =>
 async function visitAll({ port, token, pid }: Target): Promise<void> {
   const credentials = credentialsOf(token);
   const as = (facts: { readonly rank?: number; readonly size?: number; readonly credentials?: Credentials }) =>
-    StoreClient.connect({ host: '127.0.0.1', port, rank: 1, size: 3, credentials, timeoutMs: 5_000, ...facts });
+    StoreClient.connect({ host: '127.0.0.1', port, rank: 1, size: 3, credentials, timeoutMs: 120_000, ...facts });
   await assert.rejects(as({ credentials: credentialsOf('a guess') }), { code: 'WL_UNAUTHORIZED' });
   await assert.rejects(as({ size: 5, rank: 4 }), { code: 'WL_CONFIG_MISMATCH', message: /world of 5 .* world of 3/ });
   await assert.rejects(as({}), {
@@ -65,7 +65,7 @@ async function crowd({ port, token }: Target): Promise<void> {
   );
   await Promise.race(sockets.map((socket) => new Promise((resolve) => socket.once('close', resolve))));
   const credentials = credentialsOf(token);
-  const late = StoreClient.connect({ host: '127.0.0.1', port, rank: 0, size: 3, credentials, timeoutMs: 5_000 });
+  const late = StoreClient.connect({ host: '127.0.0.1', port, rank: 0, size: 3, credentials, timeoutMs: 120_000 });
   await assert.rejects(late, { code: 'WL_RANK_TAKEN' });
   for (const socket of sockets) socket.destroy();
 }

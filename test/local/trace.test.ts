@@ -33,7 +33,7 @@ class Folder {
     readonly stderr: string;
   } {
     const env = { ...process.env, WEFTLINE_DEVICE: 'cpu', WEFTLINE_TRACE: undefined };
-    return spawnSync(process.execPath, [main, ...words], { encoding: 'utf8', timeout: 120_000, cwd: this.path, env });
+    return spawnSync(process.execPath, [main, ...words], { encoding: 'utf8', timeout: 600_000, cwd: this.path, env });
   }
 
   events(): Event[] {

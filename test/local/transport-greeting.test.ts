@@ -45,7 +45,7 @@ async function pair(host = '127.0.0.1'): Promise<[Socket, Socket]> {
   return [hostSide, guest];
 }
 
-function deadline(milliseconds = 5000): number {
+function deadline(milliseconds = 120_000): number {
   return performance.now() + milliseconds;
 }
 

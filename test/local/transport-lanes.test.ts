@@ -18,7 +18,7 @@ async function openPair(settings: Partial<Settings>, farSettings: Partial<Settin
   const far = await Transport.create({ name: 'far', settings: farSettings });
   using listener = await far.listen({ host: '127.0.0.1', port: 0 });
   const [there, here] = await Promise.all([
-    listener.accept({ timeoutMs: 20_000 }),
+    listener.accept({ timeoutMs: 120_000 }),
     near.connect({ host: '127.0.0.1', port: listener.port }),
   ]);
   return {
@@ -187,7 +187,7 @@ for (const [name, settings] of Object.entries(configurations)) {
             [near, here.send({ region: out })],
           );
         }
-        for (const [transport, request] of requests) await transport.wait(request, { timeoutMs: 20_000 });
+        for (const [transport, request] of requests) await transport.wait(request, { timeoutMs: 120_000 });
       }
       for (const { cells } of ends) assert.equal(new BigUint64Array(cells.bytes.buffer)[0], BigInt(2 * count));
     });

@@ -17,7 +17,7 @@ const options = { skip: skipWithout('namespaces', canIsolate ? undefined : 'need
 function runWith(harm: Harm): HostStatistics {
   const { status, stdout, stderr } = spawnSync('unshare', ['-n', process.execPath, script, JSON.stringify(harm)], {
     encoding: 'utf8',
-    timeout: 60_000,
+    timeout: 600_000,
     env: { ...process.env, NODE_TEST_CONTEXT: undefined },
   });
   assert.equal(status, 0, stderr);

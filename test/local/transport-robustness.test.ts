@@ -40,7 +40,7 @@ async function connectedPeer(role: string, transport: Transport, settings: Parti
     stdio: ['ignore', 'ignore', 'inherit'],
     env: { ...process.env, NODE_TEST_CONTEXT: undefined },
   });
-  return { child, connection: await listener.accept({ timeoutMs: 20_000 }) };
+  return { child, connection: await listener.accept({ timeoutMs: 120_000 }) };
 }
 
 async function connectAll(transport: Transport, listener: TransportListener, count: number): Promise<Connection[][]> {
@@ -99,7 +99,7 @@ const drivers: Readonly<Record<string, Partial<Settings>>> = {
 
 for (const [how, driver] of Object.entries(drivers)) {
   test(`a peer that stands still for too long is lost, and learns of it when it goes on: ${how}`, async (t) => {
-    const settings = { transportGiveUpMs: 300, transportKeepAliveMs: 50, ...driver };
+    const settings = { transportGiveUpMs: 3000, transportKeepAliveMs: 200, ...driver };
     await using transport = await Transport.create({ settings });
     const { child, connection } = await connectedPeer('idle', transport, settings);
     t.after(() => child.kill('SIGKILL'));

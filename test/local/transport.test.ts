@@ -29,7 +29,7 @@ async function withPeer(role: string, settings: Partial<Settings> = {}): Promise
     stdio: ['ignore', 'pipe', 'inherit'],
     env: { ...process.env, NODE_TEST_CONTEXT: undefined },
   });
-  const connection = await listener.accept({ timeoutMs: 20_000 });
+  const connection = await listener.accept({ timeoutMs: 120_000 });
   const lines = createInterface(child.stdout)[Symbol.asyncIterator]();
   assert.equal((await lines.next()).value, 'ready');
   return {

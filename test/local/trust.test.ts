@@ -207,7 +207,7 @@ test('a process that may open few files keeps most of them, whatever strangers d
 });
 
 test('callers that say nothing are dropped after a time, those that were let in stay', async () => {
-  const settings = { greetingMs: 100, timeoutMs: 20_000, transportThread: false };
+  const settings = { greetingMs: 2000, timeoutMs: 120_000, transportThread: false };
   await using transport = await Transport.create({ settings });
   using listener = await transport.listen({ host, port: 0 });
   await using caller = await Transport.create({ settings });
@@ -237,7 +237,7 @@ test('a caller that is dropped before it was known tries again until its deadlin
   await once(door, 'listening');
   await using caller = await Transport.create({ token });
   const { port } = door.address() as AddressInfo;
-  const connection = await caller.connect({ host, port }, { timeoutMs: 20_000 });
+  const connection = await caller.connect({ host, port }, { timeoutMs: 120_000 });
   assert.equal(calls, 4);
   await connection.close();
   calls = Number.NEGATIVE_INFINITY;
@@ -283,7 +283,7 @@ test('with a token, other addresses are open to its holders', async () => {
   using listener = await transport.listen({ host: outside, port: 0 });
   const address = { host: outside === '0.0.0.0' ? host : outside, port: listener.port };
   await using stranger = await Transport.create();
-  await assert.rejects(stranger.connect(address, { timeoutMs: 5000 }), (error: { code: string }) =>
+  await assert.rejects(stranger.connect(address, { timeoutMs: 120_000 }), (error: { code: string }) =>
     ['WL_CONFIG', 'WL_UNAUTHORIZED'].includes(error.code),
   );
   await using friend = await Transport.create({ token: 'secret' });

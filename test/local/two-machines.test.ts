@@ -6,7 +6,7 @@ import { addresses, type Ended, type Running, TwoMachines, whyNotTwoMachines } f
 import { skipWithout } from './support/requirements.js';
 
 const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
-const options = { skip: skipWithout('namespaces', whyNotTwoMachines()), timeout: 120_000 };
+const options = { skip: skipWithout('namespaces', whyNotTwoMachines()), timeout: 600_000 };
 const token = { WEFTLINE_TOKEN: 'two-machines' };
 const none = { WEFTLINE_TOKEN: undefined };
 

@@ -35,7 +35,7 @@ function withoutUcx(...words: readonly string[]): Run {
   const program = [process.execPath, ...words];
   const hidden = ['-rm', 'sh', '-c', hide, 'sh', dirname(realpathSync(path ?? '/')), layer, ...program];
   const [command = '', ...rest] = path === undefined ? program : ['unshare', ...hidden];
-  return spawnSync(command, rest, { encoding: 'utf8', timeout: 60_000 });
+  return spawnSync(command, rest, { encoding: 'utf8', timeout: 600_000 });
 }
 
 const isHidden = path === undefined || withoutUcx('-e', '').status === 0;

@@ -10,7 +10,7 @@ const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.
 
 function weftline(args: readonly string[], variables: Readonly<Record<string, string>> = {}) {
   const env = { ...process.env, WEFTLINE_TOKEN: '', ...variables };
-  return spawnSync(process.execPath, [main, ...args], { encoding: 'utf8', timeout: 60_000, env });
+  return spawnSync(process.execPath, [main, ...args], { encoding: 'utf8', timeout: 600_000, env });
 }
 
 const mistakes: readonly (readonly [line: string, words: RegExp])[] = [

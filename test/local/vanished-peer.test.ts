@@ -14,9 +14,9 @@ const skip = skipWithout(
   canCut ? undefined : 'no network of its own here: needs root, unshare, ip and nft',
 );
 
-test('a wait for a machine that has vanished fails', { skip, timeout: 120_000 }, () => {
+test('a wait for a machine that has vanished fails', { skip, timeout: 600_000 }, () => {
   const env = { ...process.env, NODE_TEST_CONTEXT: undefined };
-  const { stdout, stderr } = spawnSync('unshare', ['-n', process.execPath, script], { env, timeout: 100_000 });
+  const { stdout, stderr } = spawnSync('unshare', ['-n', process.execPath, script], { env, timeout: 600_000 });
   const text = stdout.toString();
   assert.match(text, /^\{/, stderr.toString());
   const outcomes = JSON.parse(text) as Readonly<Record<string, Outcome>>;
@@ -35,7 +35,7 @@ test('a wait for a machine that has vanished fails', { skip, timeout: 120_000 },
   for (const [what, pattern] of Object.entries(expected)) {
     const { code, message, ms } = outcomes[what] as Outcome;
     assert.match(`${code}: ${message}`, pattern, `${what}: ${text}`);
-    // Three seconds are the setting; by itself TCP takes a quarter of an hour.
-    assert.ok(ms < 30_000, `${what} took ${ms} ms`);
+    // Eight seconds are the setting; by itself TCP takes a quarter of an hour.
+    assert.ok(ms < 60_000, `${what} took ${ms} ms`);
   }
 });

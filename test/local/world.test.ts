@@ -80,7 +80,7 @@ test('a wait that times out names the ranks that are missing', async () => {
 });
 
 test('a rank that is killed fails the waits of the others at once, naming it', async () => {
-  const { exitCode, ranks, notices, transcript } = await run('killed', 4, { graceMs: 5_000 });
+  const { exitCode, ranks, notices, transcript } = await run('killed', 4, { graceMs: 60_000 });
   assert.equal(exitCode, 137, transcript);
   assert.match(notices[0] ?? '', /^the job failed: rank 2 .* ended with signal SIGKILL/);
   for (const rank of [0, 1, 3]) {
@@ -112,7 +112,7 @@ test('a rank that closed its world is named by those who wait for it', async () 
 });
 
 test('a rank that fails tells the others why', async () => {
-  const { exitCode, ranks, transcript } = await run('failed', 3, { graceMs: 5_000 });
+  const { exitCode, ranks, transcript } = await run('failed', 3, { graceMs: 60_000 });
   assert.equal(exitCode, 1, transcript);
   for (const rank of [0, 2]) {
     const failure = resultOf(ranks[rank]) as Failure;
@@ -130,6 +130,6 @@ test('the store and its deadlines go on while the main thread of rank 0 is busy'
 });
 
 test('a process that ends without close() is not kept alive', async () => {
-  const { ranks, transcript } = await run('unclosed', 3, { graceMs: 10_000, timeoutMs: 20_000 });
+  const { ranks, transcript } = await run('unclosed', 3, { graceMs: 60_000 });
   for (const rank of ranks) assert.equal(rank.exitCode, 0, transcript);
 });

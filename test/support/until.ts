@@ -8,7 +8,7 @@ const EAGER_LOOKS = 100;
 export async function until(
   holds: () => boolean | Promise<boolean>,
   what = 'the condition of this wait',
-  milliseconds = 30_000,
+  milliseconds = 120_000,
 ): Promise<void> {
   const end = performance.now() + milliseconds;
   for (let looks = 0; !(await holds()); looks += 1) {

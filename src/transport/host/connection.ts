@@ -45,8 +45,11 @@ export interface ConnectionParts {
   readonly onClose: (connection: Connection) => void;
 }
 
-/** After its goodbye, how long a peer's last acknowledgements may still come in. */
-const FAREWELL_MS = 100;
+/**
+ * After its goodbye, how long a peer's last packets may still be taken in: by threads that may get no processor for a while.
+ * Lanes that hear of the end themselves do not wait for it.
+ */
+const FAREWELL_MS = 1_000;
 
 /**
  * Posting never waits: it returns a request, whose end `transport.wait` takes. Requests fail with WL_PEER_LOST when the

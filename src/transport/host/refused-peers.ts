@@ -1,7 +1,10 @@
 // Peers that packets no longer reach, from the first sign of it until it counts.
 
-/** A peer that closes in good order says so over TCP; that packets do not reach it counts only after this. */
-const PATIENCE_MS = 200;
+/**
+ * A peer that closes in good order says so over TCP, which another thread reads; that packets do not reach it counts only
+ * after this.
+ */
+const PATIENCE_MS = 1_000;
 const NONE: readonly number[] = [];
 
 export class RefusedPeers {

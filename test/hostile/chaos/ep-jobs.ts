@@ -13,7 +13,7 @@ const RANKS = 3;
 const ROUNDS = 150;
 const MAX_PATIENCE_MS = 60;
 const MAX_STOP_MS = 400;
-const JOB_MS = 60_000;
+const JOB_MS = 240_000;
 /** Threads of the pool start when they are needed; windows are what must not stay. */
 const SLACK = { descriptors: 2, mappings: 0, threads: 4 } as const;
 

@@ -73,10 +73,10 @@ async function runTransport(): Promise<TrafficResult> {
   if (host === 'there') {
     using listener = await transport.listen({ host: addresses.there, port: 0 });
     tell({ port: listener.port, name: memory.remote } satisfies Meeting);
-    connection = await listener.accept({ timeoutMs: 30_000 });
+    connection = await listener.accept({ timeoutMs: 120_000 });
   } else {
     peer = await told<Meeting>();
-    connection = await transport.connect({ host: addresses.there, port: peer.port }, { timeoutMs: 30_000 });
+    connection = await transport.connect({ host: addresses.there, port: peer.port }, { timeoutMs: 120_000 });
   }
   // Messages, in both directions by turns; several are under way.
   const open: { readonly request: RequestHandle; readonly round: number; readonly isReceive: boolean }[] = [];

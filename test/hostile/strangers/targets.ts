@@ -17,7 +17,7 @@ export interface Target {
 }
 
 /** Short, so that strangers are through with soon; small, so that a flood is one. */
-export const settings: Partial<Settings> = { timeoutMs: 8000, greetingMs: 1500, maxStrangers: 64 };
+export const settings: Partial<Settings> = { timeoutMs: 60_000, greetingMs: 1500, maxStrangers: 64 };
 
 const host = '127.0.0.1';
 /** An empty token is none: the variable of the environment must not take its place. */

@@ -27,7 +27,7 @@ await using host = await DeviceHost.create({
   device,
   direct: way === 'direct',
   token: world.secret,
-  timeoutMs: 20_000,
+  timeoutMs: 120_000,
   queueCapacity: 32,
   queues: 2,
   stagesHostMemory,

@@ -15,7 +15,7 @@ const count = Math.min(2, cudaDeviceCount());
 const devices: CudaDevice[] = [];
 for (let ordinal = 0; ordinal < (isWriter ? count : 1); ordinal += 1)
   devices.push(await CudaDevice.create({ ordinal }));
-const options = { token: world.secret, timeoutMs: 20_000, direct, devices };
+const options = { token: world.secret, timeoutMs: 120_000, direct, devices };
 const host = await DeviceHost.create({ name: `rank ${world.rank}`, ...options, ...(isWriter ? {} : { port: 0 }) });
 assert.equal(host.port !== undefined, !isWriter);
 const encode = (bytes: Uint8Array): string => Buffer.from(bytes).toString('base64');

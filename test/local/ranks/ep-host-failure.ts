@@ -11,7 +11,7 @@ const group = await testGroup(world);
 const device = (await openTestDevice(group)) as CpuDevice;
 const isCulprit = world.rank === Number(culpritText);
 /** Far more than what hearing of a failure takes. */
-const timeoutMs = 20_000;
+const timeoutMs = 60_000;
 const [tokens, hidden, topk] = [96, 256, 2];
 const x = await device.tensor('bf16', [tokens, hidden], new Uint16Array(tokens * hidden).fill(0x3f80));
 /** Every rank sends to all others, each token to two. */
@@ -66,7 +66,7 @@ function failAtKernel(kernel: string): void {
 /** Until all others have ended. */
 async function staysAway(): Promise<void> {
   for (let rank = 0; rank < world.size; rank++) {
-    if (rank !== world.rank) await world.store.get(`ended ${rank}`, { timeoutMs: 40_000 });
+    if (rank !== world.rank) await world.store.get(`ended ${rank}`, { timeoutMs: 120_000 });
   }
 }
 
@@ -93,7 +93,7 @@ const scenarios: Readonly<Record<string, () => Promise<unknown>>> = {
   },
   async 'stays away'() {
     if (isCulprit) await staysAway();
-    await dispatch(choices, isCulprit ? timeoutMs : 1_000);
+    await dispatch(choices, isCulprit ? timeoutMs : 3_000);
     return barrier();
   },
   async 'in another call'() {
@@ -136,6 +136,6 @@ try {
 }
 await world.store.set(`ended ${world.rank}`, new Uint8Array(1));
 // What is told late must be heard, whoever ends first.
-for (let rank = 0; rank < world.size; rank++) await world.store.get(`ended ${rank}`, { timeoutMs: 40_000 });
+for (let rank = 0; rank < world.size; rank++) await world.store.get(`ended ${rank}`, { timeoutMs: 120_000 });
 await close();
 await world.close();

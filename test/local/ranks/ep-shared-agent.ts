@@ -44,7 +44,7 @@ async function end(first: EpBuffer): Promise<unknown> {
   }
   // Of rank 1, which nobody joins.
   if (how === 'gives up' && world.rank !== 1) await world.barrier('given up');
-  const failed = await first.dispatch({ x, topkIdx, timeoutMs: world.rank === 1 ? 300 : 8_000 }).then(
+  const failed = await first.dispatch({ x, topkIdx, timeoutMs: world.rank === 1 ? 300 : 120_000 }).then(
     () => undefined,
     (error: unknown) => error,
   );

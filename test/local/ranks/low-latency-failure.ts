@@ -61,7 +61,7 @@ const scenarios: Scenarios = {
   async absent() {
     const ll = await EpLowLatency.create(world, device, config);
     const input = await inputOf(1);
-    if (world.rank === 1) await world.store.get('gave up', { timeoutMs: 30_000 });
+    if (world.rank === 1) await world.store.get('gave up', { timeoutMs: 120_000 });
     const failure = await failureOf(() => settled(ll.dispatch({ ...input, timeoutMs: 400 })));
     if (world.rank !== 1) await world.store.set('gave up', new Uint8Array(1));
     return failure;

@@ -6,10 +6,12 @@ import { SparseAllReduce } from 'weftline/collectives';
 import { join } from 'weftline/world';
 
 const LATE_MS = 2_500;
+/** Of these ranks alone: that of the job is over before they join, and one that has its processor late has longer for it. */
+const patient = { timeoutMs: 60_000 };
 
 if (process.argv[2] !== 'never') {
   await sleep(LATE_MS);
-  const world = await join();
+  const world = await join({ settings: patient });
   const device = await CpuDevice.create();
   // What one rank says and JSON cannot: all hear of it.
   for (const [blockSize, message] of [

@@ -8,7 +8,10 @@ await using device = await CpuDevice.create();
 const communicator = await Communicator.create(world, device);
 for (let call = 0; call < 3; call++) await communicator.barrier();
 if (world.rank === 1) {
-  await new Promise((resolve) => setTimeout(resolve, 100));
+  await world.store.get('entered');
   process.kill(process.pid, 'SIGKILL');
 }
-await communicator.barrier();
+const last = communicator.barrier();
+last.catch(() => {});
+await world.store.set('entered', new Uint8Array());
+await last;

@@ -35,6 +35,18 @@ async function postAndWait(transfer: Transfer, message: string | Uint8Array): Pr
   await transfer.wait();
 }
 
+/** Posts until a post or its wait fails: on a busy machine one may be over before the peer is killed. */
+async function failureOf(transfer: Transfer): Promise<string> {
+  try {
+    for (;;) {
+      transfer.post();
+      await transfer.wait();
+    }
+  } catch (error) {
+    return (error as WeftlineError).code;
+  }
+}
+
 function canPost(transfer: Transfer, message: Buffer, number: number): boolean {
   message.writeUInt32LE(number);
   try {
@@ -157,7 +169,7 @@ export async function testConformance(configuration: AgentConfiguration, isSampl
         const marked = peer.do({ do: 'mark', name: 'allocated', path });
         transfer.post(Buffer.from(operation));
         // This thread stands still: nothing of the agent runs on it.
-        const end = performance.now() + 20_000;
+        const end = performance.now() + 120_000;
         while (!existsSync(path) && performance.now() < end)
           Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 5);
         await marked;
@@ -189,7 +201,7 @@ export async function testConformance(configuration: AgentConfiguration, isSampl
           await transfer.wait();
         } else await agent.notify('there', Buffer.from(text));
         // Those of notify are ordered behind transfers that are done; the next one waits for them here.
-        const { peer: from, message } = (await peer.do({ do: 'next', blocking, timeoutMs: 20_000 })) as {
+        const { peer: from, message } = (await peer.do({ do: 'next', blocking, timeoutMs: 120_000 })) as {
           readonly peer: string;
           readonly message: Uint8Array;
         };
@@ -225,7 +237,7 @@ export async function testConformance(configuration: AgentConfiguration, isSampl
     for (let round = 0; round < 20; round++) {
       if (round % 2 === 0) await agent.notify('there', longest);
       else await postAndWait(transfer, longest);
-      const next = await peer.do({ do: 'next', blocking: false, timeoutMs: 20_000 });
+      const next = await peer.do({ do: 'next', blocking: false, timeoutMs: 120_000 });
       assert.ok(longest.equals((next as { readonly message: Uint8Array }).message));
     }
   });
@@ -237,7 +249,7 @@ export async function testConformance(configuration: AgentConfiguration, isSampl
     await using transfer = await agent.prepare({ operation: 'write', peer: 'there', local, remote });
     const text = 'größer: 東京 🙂';
     const next = async (): Promise<string> => {
-      const { message } = (await peer.do({ do: 'next', blocking: false, timeoutMs: 20_000 })) as {
+      const { message } = (await peer.do({ do: 'next', blocking: false, timeoutMs: 120_000 })) as {
         readonly message: Uint8Array;
       };
       return Buffer.from(message).toString('utf8');
@@ -260,7 +272,7 @@ export async function testConformance(configuration: AgentConfiguration, isSampl
       `${title}, ${how}: notifications that nobody takes hold up their sender and nothing else`,
       { skip },
       async () => {
-        const settings = { timeoutMs: 20_000, notificationBytes: 16_384 };
+        const settings = { timeoutMs: 120_000, notificationBytes: 16_384 };
         await using pair = await openPair(configuration, 65_536, { ...options, settings });
         const { agent, peer } = pair;
         const out = await agent.allocate(65_536);
@@ -284,7 +296,7 @@ export async function testConformance(configuration: AgentConfiguration, isSampl
         };
         const take = async (from: number, to: number): Promise<void> => {
           for (let number = from; number < to; number++) {
-            const next = await peer.do({ do: 'next', blocking: number % 2 === 0, timeoutMs: 20_000 });
+            const next = await peer.do({ do: 'next', blocking: number % 2 === 0, timeoutMs: 120_000 });
             const { message: found } = next as { readonly message: Uint8Array };
             assert.equal(Buffer.from(found).readUInt32LE(), number);
           }
@@ -341,7 +353,7 @@ export async function testConformance(configuration: AgentConfiguration, isSampl
     }
     assert.equal(await peer.do({ do: 'awaitCell', name: 'allocated', value: 15 }), 15);
     assert.deepEqual(await peer.bytes('allocated', 4096, 3 * MiB - 4096), new Uint8Array(3 * MiB - 4096).fill(3));
-    const end = performance.now() + 20_000;
+    const end = performance.now() + 120_000;
     while (channel.delivered < channel.posted && performance.now() < end) {
       agent.poll();
       await new Promise((resolve) => setImmediate(resolve));
@@ -550,7 +562,7 @@ export async function testConformance(configuration: AgentConfiguration, isSampl
       await using stranger = await Agent.create('stranger', {
         backends: [backend],
         token: 'another',
-        settings: { timeoutMs: 5000 },
+        settings: { timeoutMs: 120_000 },
       });
       await stranger.loadRemoteMetadata(await pair.peer.metadata());
       await assert.rejects(stranger.connect('there'), withCode('WL_UNAUTHORIZED'));
@@ -558,7 +570,7 @@ export async function testConformance(configuration: AgentConfiguration, isSampl
 
   test(`${title}: a killed peer fails what is under way, and may come back`, { skip }, async () => {
     await using pair = await openPair(configuration, 64 * MiB, {
-      settings: { timeoutMs: 20_000, transportGiveUpMs: 3000 },
+      settings: { timeoutMs: 120_000, transportGiveUpMs: 3000 },
     });
     const { agent } = pair;
     const out = await agent.allocate(64 * MiB);
@@ -569,21 +581,16 @@ export async function testConformance(configuration: AgentConfiguration, isSampl
         agent.prepare({ operation: 'write', peer: 'there', local: DescriptorList.of(out), remote }),
       ),
     );
-    for (const transfer of transfers) transfer.post();
+    const ends = transfers.map(failureOf);
     await pair.peer.kill();
-    const ends = await Promise.allSettled(transfers.map((transfer) => transfer.wait()));
-    const failed = ends.filter((end) => end.status === 'rejected').map((end) => (end.reason as WeftlineError).code);
-    assert.ok(
-      failed.length > 0 && failed.every((code) => code === 'WL_PEER_LOST' || code === 'WL_CLOSED'),
-      failed.join(),
-    );
+    for (const code of await Promise.all(ends)) assert.ok(code === 'WL_PEER_LOST' || code === 'WL_CLOSED', code);
     const late = async (): Promise<void> => {
       const options = {
         operation: 'write',
         peer: 'there',
         local: DescriptorList.of(out),
         remote,
-        timeoutMs: 5000,
+        timeoutMs: 120_000,
       } as const;
       await using transfer = await agent.prepare(options);
       await postAndWait(transfer, 'too late');
@@ -607,7 +614,7 @@ export async function testConformance(configuration: AgentConfiguration, isSampl
     });
     anew.post(Buffer.from('back'));
     await anew.wait();
-    const { message } = (await again.do({ do: 'next', blocking: false, timeoutMs: 5000 })) as {
+    const { message } = (await again.do({ do: 'next', blocking: false, timeoutMs: 120_000 })) as {
       readonly message: Uint8Array;
     };
     assert.equal(Buffer.from(message).toString(), 'back');

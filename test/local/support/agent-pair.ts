@@ -72,7 +72,7 @@ export async function openPair(
 ): Promise<AgentPair> {
   const { backend, here, there } =
     typeof configuration === 'string' ? { backend: configuration, here: {}, there: {} } : configuration;
-  const all = { token: 'secret', settings: { timeoutMs: 20_000 }, ...options, backends: [backend] };
+  const all = { token: 'secret', settings: { timeoutMs: 120_000 }, ...options, backends: [backend] };
   const settingsOf = (own: AgentOptions): AgentOptions => ({ settings: { ...all.settings, ...own.settings } });
   const agent = await Agent.create('here', { ...all, ...here, ...settingsOf(here) });
   const peer = await AgentPeer.start('there', { ...all, ...there, ...settingsOf(there), ownThread: true });

@@ -61,7 +61,7 @@ async function untilDeregistered(agent: Agent, registration: Registration): Prom
       return;
     } catch (error) {
       assert.equal((error as WeftlineError).code, 'WL_TIMEOUT');
-      assert.ok(attempt < 30, 'the peer goes on, and the memory is not given back');
+      assert.ok(attempt < 60, 'the peer goes on, and the memory is not given back');
     }
   }
 }
@@ -133,7 +133,7 @@ export async function testDeregister(configuration: AgentConfiguration): Promise
 
   test(`${title}: a peer that stands still holds deregister() up until its deadline at most`, { skip }, async () => {
     const random = seededRandom(seed + 14);
-    const settings = { timeoutMs: 500 };
+    const settings = { timeoutMs: 2_000 };
     await using owner = await Agent.create('owner', { ...common, settings });
     const child = fork(script, [peerOptions], { serialization: 'advanced' });
     try {

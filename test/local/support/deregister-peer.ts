@@ -1,5 +1,6 @@
 // A process that writes to and reads from another one's memory without a pause, until it may no longer.
 import { Agent, type AgentOptions, DescriptorList, type Registration, type Transfer } from 'weftline/agent';
+import type { WeftlineError } from 'weftline';
 
 /** What the owner says: its metadata, the name of the region of the round, and what it fills the memory with afterwards. */
 export interface DeregisterRound {
@@ -26,6 +27,7 @@ interface Stream {
 /** Small ones fit many times into a turn of the event loop. */
 const POSTS_PER_TURN = 32;
 const LARGE = 1 << 20;
+const PATIENCE_MS = 120_000;
 
 async function keepPosting(transfer: Transfer, bytes: number, onFirst: () => void): Promise<string> {
   for (;;) {
@@ -40,6 +42,17 @@ async function keepPosting(transfer: Transfer, bytes: number, onFirst: () => voi
       }
     }
     await new Promise((resolve) => setImmediate(resolve));
+  }
+}
+
+/** An owner whose calls have little time refuses those that take longer to connect, as they may on a busy machine. */
+async function prepare(agent: Agent, options: Parameters<Agent['prepare']>[0]): Promise<Transfer> {
+  for (const end = performance.now() + PATIENCE_MS; ;) {
+    try {
+      return await agent.prepare(options);
+    } catch (error) {
+      if ((error as WeftlineError).code !== 'WL_TIMEOUT' || performance.now() > end) throw error;
+    }
   }
 }
 
@@ -60,7 +73,7 @@ async function round(agent: Agent, { blob, name, secret, places }: DeregisterRou
     ] as const) {
       const local = DescriptorList.of(registration, offset, bytes);
       const into = operation === 'read' ? back : undefined;
-      streams.push({ transfer: await agent.prepare({ operation, peer, local, remote }), into, bytes });
+      streams.push({ transfer: await prepare(agent, { operation, peer, local, remote }), into, bytes });
     }
   }
   let waiting = streams.length;

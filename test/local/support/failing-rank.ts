@@ -40,7 +40,7 @@ if (way === 'signalled') {
     throw new Error('x\u001b]0;pwn\u0007 y');
   });
   console.log(JSON.stringify({ pid: process.pid, log: process.env['WEFTLINE_FAILURE_LOG'] }));
-  await sleep(60_000);
+  await sleep(600_000);
 }
 const isFailing = world.rank === Number(failing);
 await world.barrier('start');
@@ -66,9 +66,9 @@ if (way === 'stay') console.log('met');
 // Those of node 0 end, those of node 1 stay.
 if (way === 'half') {
   console.log(`process ${process.pid}`);
-  if (world.rank >= 2) await sleep(60_000);
+  if (world.rank >= 2) await sleep(600_000);
 }
-if (way === 'alone' || way === 'stay') await sleep(60_000);
+if (way === 'alone' || way === 'stay') await sleep(600_000);
 // No close().
 if (way === 'unclosed' || way === 'exits') {
   for (let round = 0; round < 20; round += 1) await world.barrier('round');

@@ -18,7 +18,7 @@ export interface OpenListener extends Target {
 }
 
 export const host = '127.0.0.1';
-const settings = { timeoutMs: 20_000, transportThread: false };
+const settings = { timeoutMs: 120_000, transportThread: false };
 /** The store lets twice as many strangers in. */
 const STORE_SIZE = 128;
 
@@ -37,7 +37,7 @@ export async function openListeners(token: string): Promise<OpenListener[]> {
     jobId: 'job',
     maxValueBytes: 1024,
     // Of a world of few ranks.
-    settings: { maxStrangers: 64, greetingMs: 10_000, timeoutMs: 20_000 },
+    settings: { maxStrangers: 64, greetingMs: 10_000, timeoutMs: 120_000 },
   });
   return [
     { name: 'transport', port, facts: {}, close: () => transport.close() },

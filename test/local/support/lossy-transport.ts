@@ -50,7 +50,7 @@ await using near = await Transport.create({ name: 'near', settings });
 await using far = await Transport.create({ name: 'far', settings });
 using listener = await far.listen({ host: '127.0.0.1', port: 0 });
 const [there, here] = await Promise.all([
-  listener.accept({ timeoutMs: 10_000 }),
+  listener.accept({ timeoutMs: 120_000 }),
   near.connect({ host: '127.0.0.1', port: listener.port }),
 ]);
 const onRail = lossyRail === undefined ? '' : `ip daddr ${lossyRail} `;
@@ -86,7 +86,8 @@ if (deadPath !== undefined) {
   for (let message = 0; message < MAX_MESSAGES; message += 1) {
     await sendOne(message);
     const { paths } = (await here.statistics()).connection;
-    if (paths.some(({ alive }) => !alive)) break;
+    // Others may seem dead as well for a moment, on a busy machine.
+    if (paths.filter(({ alive }) => !alive).length === 1) break;
   }
 }
 if (deadRail !== undefined) {

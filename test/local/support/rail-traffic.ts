@@ -14,7 +14,7 @@ const WRITE_BYTES = 300_000;
 const READ_BYTES = 150_000;
 const SIGNALS = 50;
 const ROUNDS_WITHOUT_HARM = 2;
-const PATIENCE_MS = 20_000;
+const PATIENCE_MS = 60_000;
 
 const transport = await Transport.create({ name: isCaller ? 'caller' : 'listener', settings });
 const connection = await (isCaller ? transport.connect({ host, port: Number(port) }) : accept());
@@ -134,8 +134,9 @@ async function runCaller(): Promise<void> {
     const { timeouts, paths } = await statistics();
     if (rails === 1) return timeouts > 0;
     const states = connection.rails;
-    assert.ok(states.slice(0, -1).every(({ isUp, deadSince }) => isUp && deadSince === undefined));
-    return paths.some(({ alive }) => !alive) && states.at(-1)!.livePaths < states.at(-1)!.paths;
+    // Rails of a busy machine may seem dead for a moment, too.
+    const othersLive = states.slice(0, -1).every(({ isUp, deadSince }) => isUp && deadSince === undefined);
+    return othersLive && paths.some(({ alive }) => !alive) && states.at(-1)!.livePaths < states.at(-1)!.paths;
   }, 'a rail is dead');
   await exchangeUntil(async () => {
     const { paths } = await statistics();

@@ -52,7 +52,7 @@ export async function runEtcd(): Promise<RunningEtcd> {
     );
   try {
     // It needs a moment to elect itself.
-    await until(answers, 'an answer of etcd', 20_000);
+    await until(answers, 'an answer of etcd');
   } catch (error) {
     await stop();
     throw error;

@@ -2,12 +2,15 @@
 import { fileURLToPath } from 'node:url';
 import { launch, type OutputLine, type RankResult } from 'weftline/world';
 
+/** Where no wait is to end at its deadline: on a busy machine some ranks start, or get a processor, long after others. */
+const PATIENT_MS = '200000';
+
 export interface RunRanksOptions {
   readonly args?: readonly string[];
   readonly env?: Readonly<Record<string, string | undefined>>;
-  /** After that long all ranks are stopped and the test fails with what they printed; four minutes, which only a hang takes. */
+  /** After that long all ranks are stopped and the test fails with what they printed; ten minutes, which only a hang takes. */
   readonly timeoutMs?: number;
-  /** How long the others may go on after one failed; 500 ms by default. */
+  /** How long the others may go on after one failed; 500 ms by default: enough where nothing depends on what they say. */
   readonly graceMs?: number;
   /** How often each rank that ends badly is started again. */
   readonly maxRestarts?: number;
@@ -36,14 +39,19 @@ export async function runRanks(ranks: number, script: URL, options: RunRanksOpti
   const notices: string[] = [];
   const transcript = () =>
     [...lines.map(({ rank, stream, text }) => `[${rank}] ${stream}: ${text}`), ...notices].join('\n');
-  const timeoutMs = options.timeoutMs ?? 240_000;
+  const timeoutMs = options.timeoutMs ?? 600_000;
   const timeout = AbortSignal.timeout(timeoutMs);
   try {
     const result = await launch({
       command: [process.execPath, fileURLToPath(script), ...(options.args ?? [])],
       ranks,
       // The test runner's own variable would make a rank's output binary.
-      env: { ...options.env, NODE_TEST_CONTEXT: undefined },
+      env: {
+        // Kernels of GPUs may wait until their deadline.
+        ...(options.env?.['WEFTLINE_TEST_DEVICE'] === undefined && { WEFTLINE_TIMEOUT_MS: PATIENT_MS }),
+        ...options.env,
+        NODE_TEST_CONTEXT: undefined,
+      },
       settings: { graceMs: options.graceMs ?? 500 },
       ...(options.maxRestarts !== undefined && { maxRestarts: options.maxRestarts }),
       signal: timeout,

@@ -11,7 +11,7 @@ import { join, type World } from 'weftline/world';
 /** Rank 0 reaches its own store by another one, which goes on. */
 const host = '10.9.9.9';
 /** Of everything that is awaited here. */
-const settings = { timeoutMs: 3000, transportGiveUpMs: 2500 };
+const settings = { timeoutMs: 8000, transportGiveUpMs: 6000 };
 const common = { token: 'secret', settings };
 const agentOptions = { ...common, host, backends: ['multipath'] as const };
 /** Memory is staged as that of GPUs is. */
@@ -59,7 +59,7 @@ function joinAs(rank: number, port: number): Promise<World> {
     MASTER_PORT: `${port}`,
     WEFTLINE_TOKEN: 'secret',
   };
-  return join({ environment, settings, timeoutMs: 20_000 });
+  return join({ environment, settings, timeoutMs: 120_000 });
 }
 
 function lossOf(world: World): () => unknown {
@@ -103,8 +103,8 @@ async function watch(): Promise<Outcomes> {
   const ready = once(child, 'message');
   const joining = joinAs(0, 29_500);
   child.send({ transport: listener.port, store: 29_500 });
-  const idle = await listener.accept({ timeoutMs: 20_000 });
-  const busy = await listener.accept({ timeoutMs: 20_000 });
+  const idle = await listener.accept({ timeoutMs: 120_000 });
+  const busy = await listener.accept({ timeoutMs: 120_000 });
   const world = await joining;
   const agent = await Agent.create('here', agentOptions);
   const staged = await Agent.create('staged here', stagedOptions);

@@ -189,7 +189,7 @@ const scenarios: Readonly<Record<string, Scenario>> = {
     await world.barrier('started');
     if (world.rank === Number(process.argv[3])) process.kill(process.pid, 'SIGKILL');
     console.log('started');
-    await sleep(60_000);
+    await sleep(600_000);
   },
 
   /** Handles a forwarded signal. */

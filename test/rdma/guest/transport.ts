@@ -128,7 +128,7 @@ for (const [service, percent] of [
 }
 
 test('a port that is down for a while costs time only; one that stays down ends the connection', async () => {
-  await using pair = await openVerbs('ud', { transportGiveUpMs: 10_000 });
+  await using pair = await openVerbs('ud', { transportGiveUpMs: 20_000 });
   await exchange(pair, 2);
   const source = await memoryOf(pair.near, 500_000);
   const target = await memoryOf(pair.far, 500_000);

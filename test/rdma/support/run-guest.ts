@@ -12,7 +12,7 @@ export const here = (path: string): string => fileURLToPath(new URL(path, import
 /** WEFTLINE_TEST_RDMA=all: with the tests that take minutes in the guest. */
 export const scope = process.env['WEFTLINE_TEST_RDMA'] === 'all' ? 'all' : 'gate';
 /** A guest on a busy machine is slow. */
-const SECONDS = scope === 'all' ? 3600 : 540;
+const SECONDS = scope === 'all' ? 3600 : 1500;
 
 /** Of a test that boots a guest. */
 export const guestOptions = { skip: skipWithout('soft-roce', whyNoGuest()), timeout: (SECONDS + 30) * 1000 } as const;

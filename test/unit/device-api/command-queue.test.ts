@@ -306,13 +306,13 @@ test('a room that is missing holds deferred commands back without changing their
 });
 
 /** Kernels of the CPU whose one request goes between so many bytes, and their queue, which nobody serves yet. */
-function makeApi(bytes: number) {
+function makeApi(bytes: number, timeoutMs = 120_000) {
   const queue = { buffer: new SharedArrayBuffer(queueBytes(4)), byteOffset: 0, capacity: 4 };
   const shape = { number: 0, peer: 0, inlines: false, local: { address: 0, bytes }, remotes: [{ direct: 0, bytes }] };
   const api = new CpuKernelApi({
     agent: 'one',
     queues: [queue],
-    timeoutMs: 20,
+    timeoutMs,
     requests: [shape],
     peerName: () => 'two',
     failure: () => undefined,
@@ -367,7 +367,7 @@ test('what is deferred goes with a flush', async () => {
 });
 
 test('a push that finds no room until its deadline leaves no trace: the queue goes on when the host does', () => {
-  const { api, queue } = makeApi(64);
+  const { api, queue } = makeApi(64, 20);
   const two = new PretendedPeer();
   const server = new CommandServer(new CommandReader(queue), [{ peer: 'two', remotes: [two] }], {
     onFailure: assert.fail,

@@ -14,7 +14,7 @@ import { failureWord, toldFailure } from '../told-failure.ts';
 const SERVER = 'the bench server';
 const CLIENT = 'the bench client';
 /** How long a client that gives up waits for the server that it tells. */
-const GIVE_UP_MS = 1000;
+const GIVE_UP_MS = 3000;
 
 export interface MeetingServerOptions {
   /** A numeric address of this host, or 0.0.0.0 for all. */

@@ -56,7 +56,7 @@ export interface ClientOptions {
 }
 
 /** How long a client that gives up waits for the server that it tells. */
-const GIVE_UP_MS = 1000;
+const GIVE_UP_MS = 3000;
 
 /**
  * Serves one client. Fails with WL_TIMEOUT if none comes within the setting `timeoutMs`, and with the client's own error if

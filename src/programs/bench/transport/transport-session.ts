@@ -1,5 +1,5 @@
 // The two sides of a bench over one connection: words between them, and the memory that their messages lie in.
-import type { Connection, MemoryRegion, Transport } from '../../../transport/index.ts';
+import type { Connection, MemoryRegion, RequestHandle, Transport } from '../../../transport/index.ts';
 import { failureWord, toldFailure, wasTold } from '../told-failure.ts';
 
 /** Flows above those of the messages. */
@@ -17,7 +17,7 @@ export class BenchSession {
   readonly connection: Connection;
   readonly #in: MemoryRegion;
   readonly #out: MemoryRegion;
-  #pending: number;
+  #pending: RequestHandle | undefined;
   #firstFlow = 0;
   #endFlow = 0;
 
@@ -36,7 +36,7 @@ export class BenchSession {
     this.connection = connection;
     this.#in = incoming;
     this.#out = outgoing;
-    this.#pending = connection.receive({ region: incoming, flow: WORD_FLOW });
+    this.#pending = this.#receive();
   }
 
   /** The first flow of the exchange that goes on. */
@@ -71,17 +71,27 @@ export class BenchSession {
 
   /** True if the other side has said something that was not heard yet. */
   get hasWord(): boolean {
-    return this.transport.state(this.#pending) !== 'pending';
+    return this.#pending === undefined || this.transport.state(this.#pending) !== 'pending';
   }
 
   /** What the other side says next. */
   async hear<T>(timeoutMs?: number): Promise<T> {
-    const bytes = await this.transport.wait(this.#pending, timeoutMs === undefined ? {} : { timeoutMs });
+    const pending = this.#pending ?? this.#receive();
+    const bytes = await this.transport.wait(pending, timeoutMs === undefined ? {} : { timeoutMs });
     const value = JSON.parse(Buffer.from(this.#in.bytes.subarray(0, bytes)).toString()) as T;
     const failure = toldFailure(value, this.connection.peerName);
     if (failure !== undefined) throw failure;
-    this.#pending = this.connection.receive({ region: this.#in, flow: WORD_FLOW });
+    this.#pending = undefined;
+    try {
+      this.#pending = this.#receive();
+    } catch {
+      // The other side may have closed since. That is for who wants to hear more.
+    }
     return value;
+  }
+
+  #receive(): RequestHandle {
+    return this.connection.receive({ region: this.#in, flow: WORD_FLOW });
   }
 
   /** Runs one side of the bench. An error is told to the other side; one that the other side has told comes first. */
@@ -99,7 +109,7 @@ export class BenchSession {
   /** Throws what the other side has told meanwhile. */
   async #hearFailure(): Promise<void> {
     try {
-      if (this.transport.state(this.#pending) === 'done') await this.hear();
+      if (this.#pending !== undefined && this.transport.state(this.#pending) === 'done') await this.hear();
     } catch (error) {
       if (wasTold(error)) throw error;
       // The word was taken, or its receive has failed with the connection: what this side knows itself is the reason.

@@ -15,7 +15,7 @@ import {
 
 /** Rank 1 stays away until another has given up. */
 async function untilOthersGaveUp(): Promise<void> {
-  if (world.rank === 1) await world.store.get('gave up', { timeoutMs: 30_000 });
+  if (world.rank === 1) await world.store.get('gave up', { timeoutMs: 120_000 });
 }
 
 async function thenTell<T>(failure: T): Promise<T> {
@@ -94,7 +94,7 @@ export const lostRanks: Scenarios = {
     if (world.rank === 1) {
       await buffer[Symbol.asyncDispose]();
       // The process goes on: it is not its end that the other hears of.
-      await world.store.get('heard', { timeoutMs: 20_000 });
+      await world.store.get('heard', { timeoutMs: 120_000 });
       return 'closed';
     }
     const failure = await failureOf(() => buffer.dispatch({ x, topkIdx }));

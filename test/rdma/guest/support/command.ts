@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 
 /** The emulated processor has been seen to end a program by a signal for no reason of its own. */
-const ATTEMPTS = 6;
+const ATTEMPTS = 12;
 /** At once it may end so again. */
 const PAUSE_MS = 250;
 

@@ -61,6 +61,15 @@ test('a lane whose end does not come ends after a while', async () => {
   assert.deepEqual(ended, bothEnded('WL_CLOSED'));
 });
 
+test('a lane whose end comes late, as from a thread that gets no processor for a while, still has its own', async () => {
+  const { connection, ended } = openConnection();
+  connection.endWith(1, closed);
+  await new Promise((resolve) => setTimeout(resolve, 400));
+  assert.deepEqual(ended, []);
+  connection.endWith(0, closed);
+  assert.deepEqual(ended, bothEnded('WL_CLOSED'));
+});
+
 test('a peer that is lost ends all lanes at once', () => {
   const { connection, ended } = openConnection();
   connection.endWith(0, silent);
