@@ -72,17 +72,19 @@ for (const [mode, reads] of [
   });
 }
 
-test('a large allToAll that a rank gave up, and whose input it then changed, ends well nowhere', async () => {
-  const folder = mkdtempSync(join(tmpdir(), 'weftline-abandoned-'));
-  try {
-    const { transcript, ranks } = await runRanks(2, scripts.abandoned, { args: [join(folder, 'changed')] });
-    const ends = ranks.map((rank) => resultOf(rank) as { readonly ended: string; readonly isRight: boolean } | null);
-    assert.equal(ends[0]?.ended, 'WL_TIMEOUT', transcript);
-    assert.match(ends[1]?.ended ?? '', /^WL_(PEER_FAILED|TIMEOUT)$/, transcript);
-  } finally {
-    rmSync(folder, { recursive: true });
-  }
-});
+for (const found of ['changed', 'unmapped']) {
+  test(`a large allToAll that a rank gave up, and whose input is ${found} since, ends well nowhere, and says why`, async () => {
+    const folder = mkdtempSync(join(tmpdir(), 'weftline-abandoned-'));
+    try {
+      const { transcript, ranks } = await runRanks(2, scripts.abandoned, { args: [join(folder, 'changed'), found] });
+      const ends = ranks.map((rank) => resultOf(rank) as { readonly ended: string; readonly isRight: boolean } | null);
+      assert.equal(ends[0]?.ended, 'WL_TIMEOUT', transcript);
+      assert.match(ends[1]?.ended ?? '', /^WL_(PEER_FAILED|TIMEOUT)$/, transcript);
+    } finally {
+      rmSync(folder, { recursive: true });
+    }
+  });
+}
 
 for (const hosts of ['1', '2']) {
   test(`calls that a root made far ahead of another rank are not taken for earlier ones; hosts ${hosts}`, async () => {

@@ -42,7 +42,8 @@ export async function createCpuCollectives(
   const of = { group, device, what, name: 'collectives', regions: all };
   const windows = await createMirroredWindow(of, wait);
   try {
-    const memory = await PeerMemory.create(what, { group, device }, wait);
+    const { barrier } = windows.window;
+    const memory = await PeerMemory.create(what, { group, device, barrier }, wait);
     return new CpuCollectives({ group, device, regions, table, memory, directBytes, ...windows });
   } catch (error) {
     // ORDER: peers write into the window until their way to it is closed.

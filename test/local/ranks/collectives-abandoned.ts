@@ -1,4 +1,5 @@
-// A large allToAll that rank 0 gives up, and whose input it then changes, while rank 1 still reads that: rank 1 must not end well.
+// A large allToAll that rank 0 gives up, and whose input it then changes or gives back, while rank 1 still reads that: rank 1 must
+// not end well. argv = a file that tells, and what rank 1 finds: "changed" or "unmapped".
 import { existsSync, writeFileSync } from 'node:fs';
 import type { CpuDevice, WeftlineError } from 'weftline';
 import { Communicator } from 'weftline/collectives';
@@ -6,7 +7,8 @@ import { join } from 'weftline/world';
 import { substituteSystemCall } from '#lib/native/system-call.js';
 import { openTestDevice } from '../support/test-device.ts';
 
-const [changed] = process.argv.slice(2) as [string];
+const EFAULT = 14;
+const [changed, found] = process.argv.slice(2) as [string, string];
 const pause = new Int32Array(new SharedArrayBuffer(4));
 
 function waitUntilChanged(): void {
@@ -17,6 +19,7 @@ await using world = await join();
 let isLate = false;
 substituteSystemCall('process_vm_readv', (real) => (...parameters) => {
   if (isLate) waitUntilChanged();
+  if (isLate && found === 'unmapped') return -EFAULT;
   return (real as unknown as (...all: never[]) => unknown)(...parameters);
 });
 await using device = (await openTestDevice(world)) as CpuDevice;

@@ -45,7 +45,8 @@ export async function createCpuEngine(
     const scope = { group, device, config: Object.freeze({ ...config }), size };
     try {
       const network = hostsOf(group) === 0 ? undefined : await openNetwork(scope, window, { ...wait, memory });
-      const peers = await PeerMemory.create('EpBuffer', { group, device }, wait);
+      const { barrier } = window;
+      const peers = await PeerMemory.create('EpBuffer', { group, device, barrier }, wait);
       return { scope, engine: new CpuEpEngine(scope, { window, tables, network, memory: peers }) };
     } catch (error) {
       window[Symbol.dispose]();
