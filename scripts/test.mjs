@@ -52,6 +52,24 @@ const startsWithOne = (file, parts) => parts.some((part) => file.startsWith(`${r
 /** Processes that are shared, on each machine the same files. */
 const GROUPS = 4;
 
+/**
+ * The tests of one file run while the next ones load. A file that cannot be loaded is a failed test: node would otherwise tell
+ * the error as one that came after the end of the tests.
+ */
+const loadAll = `async function loadAll(files) {
+  // While a file waits for what keeps no loop alive (WebAssembly that compiles), the tests before it may all have ended: the
+  // runner would take that for the end, and run what files do after their tests.
+  const alive = setInterval(() => {}, 1000);
+  for (const file of files) {
+    try {
+      await import(file);
+    } catch (error) {
+      void test('loading ' + file, () => { throw error; });
+    }
+  }
+  clearInterval(alive);
+}`;
+
 /** Files that import those of a group. Their names come behind all others: node runs files in the order of names. */
 function groupFiles(together) {
   const folder = fileURLToPath(new URL(`../build/together/${process.pid}`, import.meta.url));
@@ -62,10 +80,8 @@ function groupFiles(together) {
   ).filter((group) => group.length > 0);
   return groups.map((group, index) => {
     const path = `${folder}/${index}.mjs`;
-    // While a file waits for what keeps no loop alive (WebAssembly that compiles), the tests before it may all have ended:
-    // the runner would take that for the end, and run what files do after their tests.
-    const imports = group.map((file) => `await import('${pathToFileURL(file).href}');\n`).join('');
-    writeFileSync(path, `const alive = setInterval(() => {}, 1000);\n${imports}clearInterval(alive);\n`);
+    const names = group.map((file) => JSON.stringify(pathToFileURL(file).href)).join(',\n  ');
+    writeFileSync(path, `import test from 'node:test';\n${loadAll}\nawait loadAll([\n  ${names},\n]);\n`);
     return path;
   });
 }

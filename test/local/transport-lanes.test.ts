@@ -208,7 +208,7 @@ for (const [name, settings] of Object.entries(configurations)) {
       await assert.rejects(near.wait(here.write({ region: local, ...there.remote, remoteOffset: 16 })), {
         code: 'WL_INVALID_ARGUMENT',
       });
-      const wrong = { ...there.remote, remoteKey: there.remote.remoteKey ^ 1 };
+      const wrong = { ...there.remote, remoteKey: (there.remote.remoteKey ^ 1) >>> 0 };
       await assert.rejects(near.wait(here.write({ region: local, ...wrong })), { code: 'WL_UNAUTHORIZED' });
       assert.equal(Buffer.compare(there.bytes, untouched), 0);
       await far.release(there);

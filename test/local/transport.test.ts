@@ -152,7 +152,7 @@ async function manyMessages(settings: Partial<Settings>): Promise<void> {
   transport.waitBlocking(connection.read({ region: copy, ...remote, remoteOffset: 8 }));
   assert.deepEqual(copy.bytes, source.bytes);
 
-  const wrongKey = { ...remote, remoteKey: remote.remoteKey ^ 1 };
+  const wrongKey = { ...remote, remoteKey: (remote.remoteKey ^ 1) >>> 0 };
   assert.throws(() => transport.waitBlocking(connection.read({ region: copy, ...wrongKey })));
   const outside = connection.write({ region: copy, ...remote, remoteOffset: (1 << 20) - 10 });
   assert.throws(() => transport.waitBlocking(outside));

@@ -146,7 +146,7 @@ async function refusals({ near, far, here, there }: TransportPair): Promise<void
   const fails = (request: number, code: string): Promise<void> =>
     driven(assert.rejects(near.wait(request), { code }), far);
   await fails(
-    here.write({ region, bytes: 100, ...remote, remoteKey: remote.remoteKey ^ 1, remoteOffset: 0 }),
+    here.write({ region, bytes: 100, ...remote, remoteKey: (remote.remoteKey ^ 1) >>> 0, remoteOffset: 0 }),
     'WL_UNAUTHORIZED',
   );
   await fails(here.write({ region, bytes: 100, ...remote, remoteOffset: 990 }), 'WL_INVALID_ARGUMENT');

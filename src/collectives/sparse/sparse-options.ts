@@ -32,7 +32,7 @@ export interface SparseAllReduceOptions extends WaitOptions {
   readonly slots?: number;
 }
 
-const optionNames: OptionNames<SparseAllReduceOptions> = {
+export const sparseOptionNames: OptionNames<SparseAllReduceOptions> = {
   ...waitOptionNames,
   aggregators: true,
   workers: true,
@@ -73,7 +73,7 @@ export type ToldOptions = {
 
 /** Fails with WL_INVALID_ARGUMENT. */
 export function checkSparseOptions(options: SparseAllReduceOptions): void {
-  checkOptions(options, optionNames, 'options of SparseAllReduce.create');
+  checkOptions(options, sparseOptionNames, 'options of SparseAllReduce.create');
 }
 
 /** True if a rank has said nothing of how sparse all-reduces are to be made. */

@@ -4,15 +4,17 @@ import { type DType, dtypes, fromBf16, type TypedArrayOf } from '../../core/dtyp
 import { invalidArgument } from '../../core/errors.ts';
 import type { ReducedDType } from '../collective-call.ts';
 import { referenceReduction } from '../reference.ts';
+import { type SparseAllReduceOptions, sparseOptionNames } from './sparse-options.ts';
 
-interface ReferenceSparseOptions {
+/** What else SparseAllReduce.create() takes may stand beside it, and changes no sum. */
+interface ReferenceSparseOptions extends SparseAllReduceOptions {
   readonly blockSize: number;
   readonly threshold?: number;
   readonly fanIn?: number;
   readonly dense?: boolean;
 }
 
-const optionNames: OptionNames<ReferenceSparseOptions> = { blockSize: true, threshold: true, fanIn: true, dense: true };
+const optionNames: OptionNames<ReferenceSparseOptions> = { ...sparseOptionNames, threshold: true, dense: true };
 
 /**
  * The sum that `SparseAllReduce.allReduce` gives. A block of a worker counts if the magnitude of any element is above the
