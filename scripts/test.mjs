@@ -1,7 +1,7 @@
 // Runs the compiled tests with node's own runner. Arguments: parts of file names to run (default: all but those of fresh/,
 // which install packages); --apart for a process per file; --watch etc. go to node.
 import { spawnSync } from 'node:child_process';
-import { mkdirSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { availableParallelism } from 'node:os';
 import { fileURLToPath, pathToFileURL } from 'node:url';
 
@@ -39,8 +39,12 @@ console.log(`# WEFTLINE_TEST_SEED=${seed}`);
 
 /** Tests that start nothing share processes, which spares a start of node and of the library per file. */
 const sharing = ['unit/', 'property/'];
-/** Of these, tests of what there is once in a process: metrics, calls, traces, variables, how native functions are bound. */
+/**
+ * Of these, tests of what there is once in a process: metrics, calls, traces, variables, how native functions are bound; and
+ * files with hooks, which may run before the next file has loaded.
+ */
 const ownProcess = [
+  'unit/collectives/communicator.test',
   'unit/core/waits',
   'unit/device/cuda/kernel-trace',
   'unit/device-api/service/',
@@ -75,6 +79,8 @@ function groupFiles(together) {
   const folder = fileURLToPath(new URL(`../build/together/${process.pid}`, import.meta.url));
   process.on('exit', () => rmSync(folder, { recursive: true, force: true }));
   mkdirSync(folder, { recursive: true });
+  const hooked = together.find((file) => /^(?:after|before)\(/m.test(readFileSync(file, 'utf8')));
+  if (hooked !== undefined) throw new Error(`${hooked} has hooks, so it must be in ownProcess of scripts/test.mjs`);
   const groups = Array.from({ length: GROUPS }, (_, group) =>
     together.filter((_file, index) => index % GROUPS === group),
   ).filter((group) => group.length > 0);

@@ -1,8 +1,6 @@
 import assert from 'node:assert/strict';
-import { mkdtempSync, rmSync } from 'node:fs';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import test, { after } from 'node:test';
+import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { CpuDevice, fromBf16 } from 'weftline';
 import { type BlockShare, readBlockShare } from '#lib/programs/moe/block-share.js';
@@ -11,9 +9,9 @@ import type { BlockSource } from '#lib/programs/moe/block-source.js';
 import { FileBlockSource } from '#lib/programs/moe/file-block-source.js';
 import { countRouting } from '#lib/programs/moe/moe-load.js';
 import { writeSafetensors } from '#lib/programs/moe/safetensors-writer.js';
+import { folderUntilExit } from '../../../support/folder-until-exit.ts';
 
-const folder = mkdtempSync(join(tmpdir(), 'weftline-block-share-'));
-after(() => rmSync(folder, { recursive: true }));
+const folder = folderUntilExit('weftline-block-share-');
 const device = await CpuDevice.create();
 const engine = createCpuMoeEngine(device);
 const example = fileURLToPath(new URL('../../../../../examples/data/qwen3-moe-block.safetensors', import.meta.url));

@@ -1,16 +1,14 @@
 import assert from 'node:assert/strict';
-import { mkdtempSync, rmSync } from 'node:fs';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import test, { after } from 'node:test';
+import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { describeMoeBlock, type MoeBlock, type MoeBlockOptions } from '#lib/programs/moe/moe-block.js';
 import { SafetensorsFile } from '#lib/programs/moe/safetensors-file.js';
 import type { SafetensorsPlan } from '#lib/programs/moe/safetensors-writer.js';
 import { writeSafetensors } from '#lib/programs/moe/safetensors-writer.js';
+import { folderUntilExit } from '../../../support/folder-until-exit.ts';
 
-const folder = mkdtempSync(join(tmpdir(), 'weftline-moe-block-'));
-after(() => rmSync(folder, { recursive: true }));
+const folder = folderUntilExit('weftline-moe-block-');
 
 type Tensors = SafetensorsPlan['tensors'];
 

@@ -1,14 +1,13 @@
 import assert from 'node:assert/strict';
-import { mkdtempSync, readdirSync, readFileSync, rmSync, truncateSync, writeFileSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { readdirSync, readFileSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import test, { after } from 'node:test';
+import test from 'node:test';
 import { WeftlineError } from 'weftline';
 import { SafetensorsFile } from '#lib/programs/moe/safetensors-file.js';
 import { SafetensorsWriter, writeSafetensors } from '#lib/programs/moe/safetensors-writer.js';
+import { folderUntilExit } from '../../../support/folder-until-exit.ts';
 
-const folder = mkdtempSync(join(tmpdir(), 'weftline-safetensors-'));
-after(() => rmSync(folder, { recursive: true }));
+const folder = folderUntilExit('weftline-safetensors-');
 let files = 0;
 
 /** A file with this header text and so many bytes of data; `announced` is the header's length if it shall lie. */

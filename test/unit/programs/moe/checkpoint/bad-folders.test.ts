@@ -1,15 +1,14 @@
 import assert from 'node:assert/strict';
-import { cpSync, mkdirSync, mkdtempSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { cpSync, mkdirSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import test, { after } from 'node:test';
+import test from 'node:test';
 import { CheckpointSource } from '#lib/programs/moe/checkpoint/checkpoint-source.js';
 import { ModelFolder } from '#lib/programs/moe/checkpoint/model-folder.js';
 import { smallModels } from '../../../../support/checkpoints/models.ts';
 import { writeCheckpoint } from '../../../../support/checkpoints/write-checkpoint.ts';
+import { folderUntilExit } from '../../../../support/folder-until-exit.ts';
 
-const work = mkdtempSync(join(tmpdir(), 'weftline-bad-folders-'));
-after(() => rmSync(work, { recursive: true }));
+const work = folderUntilExit('weftline-bad-folders-');
 const qwen2 = await writeCheckpoint(join(work, 'qwen2'), smallModels.qwen2, { tokens: 3, seed: 1 });
 const deepseekV3 = await writeCheckpoint(join(work, 'deepseekV3'), smallModels.deepseekV3, { tokens: 3, seed: 2 });
 const index = 'model.safetensors.index.json';

@@ -1,8 +1,6 @@
 import assert from 'node:assert/strict';
-import { mkdtempSync, rmSync } from 'node:fs';
-import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import test, { after } from 'node:test';
+import test from 'node:test';
 import { CpuDevice, fromBf16 } from 'weftline';
 import { readBlockShare } from '#lib/programs/moe/block-share.js';
 import { createCpuMoeEngine } from '#lib/programs/moe/cpu-moe-engine.js';
@@ -11,9 +9,9 @@ import { ModelFolder } from '#lib/programs/moe/checkpoint/model-folder.js';
 import { findModelLayers } from '#lib/programs/moe/checkpoint/model-layers.js';
 import { smallModels } from '../../../../support/checkpoints/models.ts';
 import { writeCheckpoint } from '../../../../support/checkpoints/write-checkpoint.ts';
+import { folderUntilExit } from '../../../../support/folder-until-exit.ts';
 
-const work = mkdtempSync(join(tmpdir(), 'weftline-checkpoint-'));
-after(() => rmSync(work, { recursive: true }));
+const work = folderUntilExit('weftline-checkpoint-');
 const device = await CpuDevice.create();
 const engine = createCpuMoeEngine(device);
 
