@@ -7,7 +7,10 @@ import { join } from 'node:path';
 import type { Readable, Writable } from 'node:stream';
 
 const PROGRAM = 'chromium';
-const DEADLINE_MS = 60_000;
+const DEADLINE_MS = 180_000;
+/** Frames that have not come by then are asked for: a browser stops drawing what it thinks nobody sees. */
+const FRAMES_MS = 5_000;
+const ATTEMPTS = 10;
 
 /** Why there is no browser here; undefined if there is one. */
 export function whyNoChromium(): string | undefined {
@@ -38,7 +41,16 @@ export class Chromium implements AsyncDisposable {
 
   static start(): Chromium {
     const profile = mkdtempSync(join(tmpdir(), 'weftline-chromium-'));
-    const flags = ['--headless=new', '--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage', '--hide-scrollbars'];
+    const flags = [
+      '--headless=new',
+      '--no-sandbox',
+      '--disable-gpu',
+      '--disable-dev-shm-usage',
+      '--hide-scrollbars',
+      '--disable-background-timer-throttling',
+      '--disable-backgrounding-occluded-windows',
+      '--disable-renderer-backgrounding',
+    ];
     const child = spawn(PROGRAM, [...flags, '--remote-debugging-pipe', `--user-data-dir=${profile}`, 'about:blank'], {
       stdio: ['ignore', 'ignore', 'ignore', 'pipe', 'pipe'],
     });
@@ -64,6 +76,7 @@ export class Chromium implements AsyncDisposable {
     const { sessionId } = await this.send('Target.attachToTarget', { targetId, flatten: true });
     const page = new Page(this, String(sessionId));
     for (const domain of ['Page', 'Runtime', 'Log', 'Network']) await page.send(`${domain}.enable`);
+    await page.send('Page.bringToFront');
     return page;
   }
 
@@ -136,7 +149,9 @@ export class Page {
     });
     await this.send('Page.navigate', { url });
     await loaded;
-    await this.until("document.body.hasAttribute('data-drawn') || document.querySelector('[data-chart]') === null");
+    const isDrawn = "(document.body.hasAttribute('data-drawn') || document.querySelector('[data-chart]') === null)";
+    // The event may be that of the page before.
+    await this.until(`document.readyState === 'complete' && ${isDrawn}`);
     await this.settle();
   }
 
@@ -158,7 +173,15 @@ export class Page {
 
   /** Two frames later. */
   async settle(): Promise<void> {
-    await this.evaluate('new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))');
+    const frames = 'requestAnimationFrame(() => requestAnimationFrame(() => done(true)))';
+    for (let attempt = 1; attempt <= ATTEMPTS; attempt += 1) {
+      const late = `setTimeout(() => done(false), ${FRAMES_MS})`;
+      if (await this.evaluate<boolean>(`new Promise((done) => { ${frames}; ${late}; })`)) return;
+      // A picture needs a frame.
+      await this.send('Page.bringToFront');
+      await this.screenshot();
+    }
+    throw new Error(`the browser drew no frame in ${ATTEMPTS} times ${FRAMES_MS} ms`);
   }
 
   async evaluate<T>(expression: string): Promise<T> {
