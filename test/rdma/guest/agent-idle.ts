@@ -5,6 +5,7 @@ import test from 'node:test';
 import { Agent, DescriptorList } from 'weftline/agent';
 
 const IDLE_MS = 3000;
+const LOOKS = 5;
 const TICKS_PER_SECOND = 100;
 
 /** Processor time of each thread of this process, in ticks. */
@@ -19,6 +20,18 @@ function ticks(): ReadonlyMap<string, number> {
     return [thread, user! + system!] as const;
   });
   return new Map(threads);
+}
+
+/** Of the next seconds. A busy thread would take all of a processor. */
+async function busyThreads(): Promise<string[]> {
+  const before = ticks();
+  const begin = performance.now();
+  await new Promise((resolve) => setTimeout(resolve, IDLE_MS));
+  const elapsed = ((performance.now() - begin) / 1000) * TICKS_PER_SECOND;
+  return [...ticks()]
+    .map(([thread, used]) => [thread, (used - (before.get(thread) ?? used)) / elapsed] as const)
+    .filter(([, share]) => share >= 0.5)
+    .map(([thread, share]) => `thread ${thread} used ${share} of a processor`);
 }
 
 /** Registers the test. */
@@ -45,15 +58,10 @@ export function testIdle(backend: 'verbs' | 'ucx'): void {
       assert.ok(into.bytes.every((byte) => byte === value));
       // Whoever polls on stops within a second; on a busy machine threads still start.
       await new Promise((resolve) => setTimeout(resolve, 2000));
-      const before = ticks();
-      const begin = performance.now();
-      await new Promise((resolve) => setTimeout(resolve, IDLE_MS));
-      const elapsed = ((performance.now() - begin) / 1000) * TICKS_PER_SECOND;
-      for (const [thread, used] of ticks()) {
-        // A busy thread would take all of it.
-        const share = (used - (before.get(thread) ?? used)) / elapsed;
-        assert.ok(share < 0.5, `thread ${thread} used ${share} of a processor`);
-      }
+      let busy = await busyThreads();
+      // One that polls on end is busy every time; one that still compiles, or whose processor the host takes for a while, is not.
+      for (let look = 1; look < LOOKS && busy.length > 0; look += 1) busy = await busyThreads();
+      assert.deepEqual(busy, []);
     }
   });
 }
