@@ -41,7 +41,7 @@ export function noteImbalance(mode: EpMode, rows: ArrayLike<number>, ranks: numb
   imbalances[epModes.indexOf(mode)] = all === 0 ? 1 : (most * ranks) / all;
 }
 
-/** What rows and tokens this thread counts while `work` runs, is not counted: for work that is nobody's. */
+/** Runs work that no caller has asked for: the counters of rows and tokens are then what they were before it. */
 export async function withoutCounts<T>(work: () => Promise<T>): Promise<T> {
   const before = counters.map((counts) => counts.slice());
   try {

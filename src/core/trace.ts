@@ -99,7 +99,7 @@ function chooseSink(): void {
   }
 }
 
-/** Tells nobody of this thread's points while `work` runs: for work that is nobody's. */
+/** Runs work that no caller has asked for: no sink is told of this thread's points until it has ended. */
 export async function withoutTrace<T>(work: () => Promise<T>): Promise<T> {
   sink = undefined;
   try {

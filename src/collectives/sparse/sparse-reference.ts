@@ -6,7 +6,7 @@ import type { ReducedDType } from '../collective-call.ts';
 import { referenceReduction } from '../reference.ts';
 import { type SparseAllReduceOptions, sparseOptionNames } from './sparse-options.ts';
 
-/** What else SparseAllReduce.create() takes may stand beside it, and changes no sum. */
+/** Takes the options of SparseAllReduce.create() as well, so that one object serves both; those not listed here change no sum. */
 interface ReferenceSparseOptions extends SparseAllReduceOptions {
   readonly blockSize: number;
   readonly threshold?: number;

@@ -104,9 +104,10 @@ async function joinAgain(
   wait: CallWait & { readonly deadline: Deadline },
 ): Promise<CpuLowLatency> {
   const { group, device, given, config } = options;
-  await rehearseAlone(options);
   const peers = await board.peers(config, wait);
   const size = lowLatencySize(given, group.size);
+  // Behind the checks, whose errors name what the caller gave.
+  await rehearseAlone(options);
   const tables = makeLowLatencyTables(device, config, group.size);
   let window: SymmetricWindow | undefined;
   let engine: CpuLowLatencyEngine | undefined;
