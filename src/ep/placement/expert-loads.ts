@@ -1,4 +1,5 @@
 // How often each expert was chosen in the last steps: the weights that rebalanceExperts() takes.
+import { requireGroup } from '../../collective/tensor-check.ts';
 import { checkOptions, type OptionNames, requireFlag } from '../../core/check-options.ts';
 import { type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
@@ -120,9 +121,7 @@ export class ExpertLoads {
    * store: meant for every some hundred steps. Fails as group.allGather() does.
    */
   async gather(group: RankGroup, wait: WaitOptions = {}): Promise<Float64Array[]> {
-    if (typeof (group as Partial<RankGroup> | undefined)?.allGather !== 'function') {
-      throw invalidArgument('group', group, 'a world, as join() returns, or a group of its ranks');
-    }
+    requireGroup(group);
     checkOptions(wait, waitOptionNames, 'wait options of ExpertLoads.gather');
     const { layers, experts } = this;
     const all = await group.allGather('ep/expert-loads', { layers, experts, counts: [...this.#sums] }, wait);

@@ -1,4 +1,4 @@
-// Calls of this rank alone before it joins the others: what calls run is compiled by then, so its first one keeps nobody waiting.
+// A process that joins makes calls by itself first: the code of a call is then compiled before other ranks wait for it.
 import { withoutCounts } from '../../../core/counts.ts';
 import { Deadline } from '../../../core/deadline.ts';
 import { withoutTrace } from '../../../core/trace.ts';
@@ -9,9 +9,9 @@ import type { LowLatencyEngine } from '../low-latency-engine.ts';
 import type { LowLatencyScope } from '../low-latency-scope.ts';
 import type { LowLatencyConfig } from '../low-latency-size.ts';
 
-/** Of each data type. The first calls afterwards take longer behind 40 of them, and no less behind 1500. */
+/** Of each data type. With 40 the first calls afterwards still take longer; with 400 they take no less. */
 const ROUNDS = 200;
-/** What is run does not depend on how much it is, and this takes next to no time. */
+/** Few and short rows run the same code, and take next to no time. */
 const [TOKENS, HIDDEN] = [4, 256];
 /** Nobody is waited for. */
 const TIMEOUT_MS = 60_000;

@@ -2,6 +2,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { contiguousPlan, expertPlan, ExpertLoads, Placement } from 'weftline/ep/placement';
 import type { RankGroup } from 'weftline/world';
+import { readSettings } from '#lib/settings/settings.js';
 import { withCode } from '../../../support/with-code.ts';
 
 function invalid(words: RegExp): ReturnType<typeof withCode> {
@@ -50,6 +51,7 @@ test('gather() sums over the ranks, and names ranks that count other things', as
     worldRank: 0,
     ranks: [0, 1],
     allGather: async (_name: string, value: unknown) => [value, ...others],
+    settings: readSettings({}),
   } as unknown as RankGroup;
   const loads = new ExpertLoads({ layers: 1, experts: 2, window: 1 });
   loads.addChoices(0, Int32Array.of(1, 1, 0));
