@@ -102,7 +102,8 @@ export class SymmetricWindow implements Disposable {
     // Every rank of the group takes part in the steps of those that map files.
     if (length > 1 || group.topology.hosts.length > 1) return mapTogether(options, total);
     const storage = device.allocate(total, WINDOW_ALIGNMENT);
-    device.hostView('u8', storage.address, WINDOW_HEADER_BYTES).fill(0);
+    // As a new file is; memory that was used before is not.
+    device.kernels.fillBytes(storage.address, 0, total);
     writeHeader(options, storage.address);
     return new SymmetricWindow(options, { storage, fd: undefined });
   }

@@ -3,6 +3,7 @@ import { randomBytes } from 'node:crypto';
 import type { RemoteMemory } from '../../agent/remote-agent.ts';
 import type { Registration } from '../../agent/registration.ts';
 import { CallGuard } from '../../collective/call-guard.ts';
+import { meetAcrossHosts } from '../../collective/network/meet-across-hosts.ts';
 import type { SharedAgent } from '../../collective/network/shared-agent.ts';
 import { requireGroup } from '../../collective/tensor-check.ts';
 import { checkOptions } from '../../core/check-options.ts';
@@ -91,7 +92,6 @@ export class ExpertMover implements AsyncDisposable {
     };
     try {
       const connect = (told: readonly Told[]): Promise<void> => (made.mover as ExpertMover).#connect(told);
-      const { meetAcrossHosts } = await import('../../collective/network/meet-across-hosts.ts');
       await meetAcrossHosts(group, { name: 'ep/expert-mover', tell, connect }, call);
       return made.mover as ExpertMover;
     } catch (error) {

@@ -191,7 +191,7 @@ export class Transport implements AsyncDisposable {
   /**
    * Memory becomes usable for requests of every connection. `remote` says what peers may do that are told its name.
    * @param memory A Uint8Array or a tensor of the CPU device; it must stay where it is.
-   * @param remote What peers may do with it: `read`, `write`, `signal`; nothing by default.
+   * @param remote What peers may do with it: `read`, `write`; nothing by default.
    */
   async register(memory: RegisteredMemory, remote: Partial<RemoteAccess> = {}): Promise<MemoryRegion> {
     const { bytes, address } = fixedBytes(memory, remote);
