@@ -13,6 +13,8 @@ using namespace weftline;
 namespace {
 
 constexpr u32 mostThreads = 1024;
+// The thread that counts calls on.
+constexpr u32 keeping = mostThreads - lanesPerWarp;
 
 __device__ __forceinline__ u8* combineRowsAt(const LowLatencyCombineArguments& a, u32 r) {
   return static_cast<u8*>(a.peers[r]) + a.rowsOffset;
@@ -25,11 +27,12 @@ __device__ __forceinline__ bool isIn(const LowLatencyCombineArguments& a, u32 r)
 
 // By one thread per peer: what an earlier combine left in the memory of this result is read.
 __device__ __forceinline__ bool isBufferFree(const LowLatencyCombineArguments& a, u32 peer, u32 uses, const WaitScope& scope) {
-  return awaitPeer({a.peers, a.ranks, a.rank}, &flagsAt(a.peers[a.rank], peer)->taken[a.result], uses, scope,
+  const LowLatencyFlags* flags = flagsAt(a.peers[a.rank], peer);
+  return awaitPeer({a.peers, a.ranks, a.rank}, PlainWord{&flags->taken[a.result], flags}, uses, scope,
                    {peer, waitWord(lowLatencyWaitCombineSlot, a.call)});
 }
 
-// The rows that came, in the order of their sources: item to (source, row). By all lanes; lane r has the rows of rank r.
+// The tokens of all sources in turn: item to (source, token). By all lanes; lane r has the rows of rank r.
 struct ArrivedRow {
   u32 block;
   u32 row;
@@ -39,25 +42,24 @@ struct ArrivedRow {
   }
 };
 
-// One row per (token, rank): the weighted rows of the token's experts here. Lane j has choice j.
+// One row per (token, rank): the weighted rows of the token's experts here. Lane j has choice j. None for a token that went elsewhere.
 struct ChoicesHere {
   const LowLatencyCombineArguments& a;
   // Of rank r in lane r.
   u32 arrived;
 
-  __device__ __forceinline__ Addend addendOf(u32 item) const {
+  __device__ __forceinline__ RowSum sumOf(u32 item) const {
     const u32 lane = laneIndex();
     const ArrivedRow at(arrived, item);
-    if (lane >= a.topkColumns) return {nullptr, 0};
-    const u64 cell = (static_cast<u64>(at.block) * a.maxTokens + at.row) * a.topkColumns + lane;
-    const i32 row = static_cast<const i32*>(a.rowOf)[cell];
-    if (row < 0) return {nullptr, 0};
-    return {static_cast<const u8*>(a.y) + static_cast<u64>(row) * a.rowBytes, static_cast<const f32*>(a.rowWeights)[cell]};
-  }
-
-  __device__ __forceinline__ u8* outOf(u32 item) const {
-    const ArrivedRow at(arrived, item);
-    return combineRowsAt(a, at.block) + (static_cast<u64>(a.rank) * a.maxTokens + at.row) * a.rowBytes;
+    const u64 token = static_cast<u64>(at.block) * a.maxTokens + at.row;
+    const u64 cell = token * a.topkColumns + lane;
+    const bool isChoice = lane < a.topkColumns;
+    const i32 row = isChoice ? static_cast<const i32*>(a.rowOf)[cell] : lowLatencyElsewhere;
+    const f32 weight = isChoice ? static_cast<const f32*>(a.rowWeights)[cell] : 0.0f;
+    if (!__any_sync(0xffffffffu, row != lowLatencyElsewhere)) return {{nullptr, 0}, nullptr};
+    u8* out = combineRowsAt(a, at.block) + (static_cast<u64>(a.rank) * a.maxTokens + at.row) * a.rowBytes;
+    if (row < 0) return {{nullptr, 0}, out};
+    return {{static_cast<const u8*>(a.y) + static_cast<u64>(row) * a.rowBytes, weight}, out};
   }
 };
 
@@ -70,13 +72,13 @@ struct RanksOfToken {
     if (r >= a.ranks || !isIn(a, r)) return {nullptr, 0};
     const i32 row = static_cast<const i32*>(a.sentRows)[static_cast<u64>(token) * a.ranks + r];
     if (row < 0) return {nullptr, 0};
-    const bool isPushed = a.travels == lowLatencyTravelsRankSums;
+    const bool isPushed = lowLatencyTravels == lowLatencyTravelsRankSums;
     const u8* rows = isPushed ? combineRowsAt(a, a.rank) : combineRowsAt(a, r);
     return {rows + (static_cast<u64>(isPushed ? r : a.rank) * a.maxTokens + row) * a.rowBytes, 0};
   }
 
-  __device__ __forceinline__ u8* outOf(u32 token) const {
-    return static_cast<u8*>(a.out) + static_cast<u64>(token) * a.rowBytes;
+  __device__ __forceinline__ RowSum sumOf(u32 token) const {
+    return {addendOf(token), static_cast<u8*>(a.out) + static_cast<u64>(token) * a.rowBytes};
   }
 };
 
@@ -100,8 +102,8 @@ struct ChoicesOfToken {
     return {combineRowsAt(a, r) + row * a.rowBytes, static_cast<const f32*>(a.weights)[cell]};
   }
 
-  __device__ __forceinline__ u8* outOf(u32 token) const {
-    return static_cast<u8*>(a.out) + static_cast<u64>(token) * a.rowBytes;
+  __device__ __forceinline__ RowSum sumOf(u32 token) const {
+    return {addendOf(token), static_cast<u8*>(a.out) + static_cast<u64>(token) * a.rowBytes};
   }
 };
 
@@ -127,7 +129,7 @@ __device__ __forceinline__ bool always() { return true; }
 // false when it says so.
 template <class Permission>
 __device__ __forceinline__ bool bringRows(const LowLatencyCombineArguments& a, const Permission& mayWrite) {
-  if (a.travels == lowLatencyTravelsRankSums) {
+  if (lowLatencyTravels == lowLatencyTravelsRankSums) {
     const u32 lane = laneIndex();
     // What came from a rank that is away has nowhere to go.
     const u32 arrived = lane < a.ranks && isIn(a, lane) ? static_cast<const u32*>(a.counts)[lane] : 0;
@@ -135,7 +137,7 @@ __device__ __forceinline__ bool bringRows(const LowLatencyCombineArguments& a, c
     return sumRows<true>(items, a.rowBytes, ChoicesHere{a, arrived}, always, mayWrite);
   }
   if (!mayWrite()) return false;
-  const bool isRankMajor = a.travels == lowLatencyTravelsRankMajor;
+  const bool isRankMajor = lowLatencyTravels == lowLatencyTravelsRankMajor;
   if (a.inPlace == 0) copyBlocks(a, isRankMajor ? a.ranks : a.expertsPerRank, isRankMajor ? a.maxTokens : a.capacity);
   return true;
 }
@@ -144,7 +146,7 @@ __device__ __forceinline__ bool bringRows(const LowLatencyCombineArguments& a, c
 // this rank's dispatch left is read: where its rows went.
 template <class Arrival>
 __device__ __forceinline__ bool addUp(const LowLatencyCombineArguments& a, const Arrival& areRowsHere) {
-  if (a.travels != lowLatencyTravelsChoices) {
+  if (lowLatencyTravels != lowLatencyTravelsChoices) {
     return sumRows<false>(a.tokens, a.rowBytes, RanksOfToken{a}, areRowsHere, always);
   }
   // Where a choice lies its rank tells together with the rows.
@@ -170,33 +172,46 @@ __device__ __forceinline__ bool send(const LowLatencyCombineArguments& a, const 
   return true;
 }
 
+// By one thread, when all others have read what they need of it.
+__device__ __forceinline__ void keep(const LowLatencyCombineArguments& a, LowLatencyBlock& own, u32 number) {
+  // Of rows that came, all are read by the time another kernel tells so.
+  own.owed = (a.phases & lowLatencyPhaseReceive) != 0 ? owedResult(a.result) : 0;
+  if ((a.phases & lowLatencyPhaseSend) == 0) return;
+  own.combines = number;
+  own.combineUses[a.result] += 1;
+  own.combineOf[a.result] = number;
+}
+
 // By one thread per peer.
 __device__ __forceinline__ bool awaitSums(const LowLatencyCombineArguments& a, u32 r, u32 number, const WaitScope& scope) {
-  const LowLatencyRanks all = {a.peers, a.ranks, a.rank};
-  const LowLatencyFlags* flags = flagsAt(a.peers[a.rank], r);
-  const WaitFor whom = {r, waitWord(lowLatencyWaitCombineRows, a.call)};
   const bool isTimed = a.waitStats != nullptr && blockIdx.x == 0;
   const u64 began = isTimed ? globalTimer() : 0;
-  u64 call = 0;
-  const auto look = [&]() { call = loadCell(&flags->combineCalls[number % lowLatencyCalls]); };
-  if (!awaitPeer(all, &flags->combined, number, scope, whom, look)) return false;
-  if (!isSameCall(all, call, number, a.call, scope, whom)) return false;
+  const FailingWord combined = {&flagsAt(a.peers[a.rank], r)->combined};
+  const WaitFor whom = {r, waitWord(lowLatencyWaitCombineRows, a.call)};
+  if (!awaitPeer({a.peers, a.ranks, a.rank}, combined, number, scope, whom)) return false;
   if (isTimed) static_cast<u64*>(a.waitStats)[r] += globalTimer() - began;
   return true;
 }
 
-__device__ __forceinline__ bool receive(const LowLatencyCombineArguments& a, u32 number, const WaitScope& scope) {
+// By one thread per peer, while others add up: a peer in another call ends the use of the object, whatever the sums are.
+__device__ __forceinline__ void checkCall(const LowLatencyCombineArguments& a, u32 r, u32 number, const WaitScope& scope) {
+  const u64 call = loadCell(&flagsAt(a.peers[a.rank], r)->combineCalls[number % lowLatencyCalls]);
+  isSameCall({a.peers, a.ranks, a.rank}, call, number, a.call, scope, {r, waitWord(lowLatencyWaitCombineRows, a.call)});
+}
+
+__device__ __forceinline__ void receive(const LowLatencyCombineArguments& a, LowLatencyBlock& own, u32 number,
+                                        const WaitScope& scope) {
   const auto areRowsHere = [&]() {
     const bool isHere = threadIdx.x >= a.ranks || awaitSums(a, threadIdx.x, number, scope);
     if (__syncthreads_or(!isHere)) return false;
     letSuccessorStart();
+    // By the last warp, which has least to add up: it takes a while.
+    if (threadIdx.x == keeping) keep(a, own, number);
+    const u32 r = threadIdx.x - keeping;
+    if (r < a.ranks) checkCall(a, r, number, scope);
     return true;
   };
-  if (!addUp(a, areRowsHere)) return false;
-  // All that was needed is read.
-  __syncthreads();
-  if (threadIdx.x < a.ranks) addReleaseSystem(&flagsAt(a.peers[threadIdx.x], a.rank)->taken[a.result], blockShare());
-  return true;
+  addUp(a, areRowsHere);
 }
 
 // Where ranks come and go, by the first warp of the first block: who gets rows, once what an earlier combine left in the memory of
@@ -313,17 +328,19 @@ extern "C" __global__ void __launch_bounds__(mostThreads, 1)
     combineAmongMembers(changing, meeting, scope);
     return;
   }
+  if (blockIdx.x == 0 && threadIdx.x < a.ranks) tellOwed({a.peers, a.ranks, a.rank}, own.owed, threadIdx.x);
   if ((a.phases & lowLatencyPhaseBuffer) != 0) {
     if (threadIdx.x < a.ranks) isBufferFree(a, threadIdx.x, own.combineUses[a.result], scope);
+    __syncwarp();
+    if (threadIdx.x == 0) own.owed = 0;
     return;
   }
   if (sends && !send(a, own, number, scope)) return;
   WEFTLINE_TRACE_BEGIN("ep.combine.rows");
-  if ((a.phases & lowLatencyPhaseReceive) != 0 && !receive(a, number, scope)) return;
+  if ((a.phases & lowLatencyPhaseReceive) != 0) {
+    receive(a, own, number, scope);
+  } else if (threadIdx.x == keeping) {
+    keep(a, own, number);
+  }
   WEFTLINE_TRACE_END("ep.combine.rows");
-  __syncthreads();
-  if (threadIdx.x != 0 || !sends) return;
-  own.combines = number;
-  own.combineUses[a.result] += 1;
-  own.combineOf[a.result] = number;
 }

@@ -13,68 +13,42 @@ using namespace weftline;
 
 namespace {
 
-constexpr u32 mostThreads = 1024;
+// The first thread of those that wait for free slots: the last of the warps that send, which has least to do.
+constexpr u32 awaitingSlots = lowLatencySending - lanesPerWarp;
+// The one that counts calls on, of the last warp, which has least to place.
+constexpr u32 keeping = lowLatencyThreads - lanesPerWarp;
 
-// Rows by rank stay where they came until the second dispatch after their own begins: now. By one thread per peer.
-__device__ __forceinline__ void giveUpHeld(const LowLatencyDispatchArguments& a, const LowLatencyBlock& own, u32 peer) {
-  LowLatencyFlags* flags = flagsAt(a.peers[peer], a.rank);
-  const u32 share = blockShare();
-  if (own.slotBefore != 0 && own.slotBefore - 1 != a.slot && own.held[own.slotBefore - 1] != 0) {
-    addReleaseSystem(&flags->released[own.slotBefore - 1], share);
-  }
+// What this dispatch gives up: what the kernel before has read, and rows by rank, which stay where they came until the second
+// dispatch after their own begins. Bits of LowLatencyBlock::owed.
+__device__ __forceinline__ u32 givenUp(const LowLatencyDispatchArguments& a, const LowLatencyBlock& own) {
+  u32 owed = own.owed;
+  if (!lowLatencyIsRankMajor || (a.phases & lowLatencyPhaseSend) == 0) return owed;
+  if (own.slotBefore != 0 && own.held[own.slotBefore - 1] != 0) owed |= owedSlot(own.slotBefore - 1);
   // A graph may use one slot again and again.
-  if (own.held[a.slot] != 0) addReleaseSystem(&flags->released[a.slot], share);
+  if (own.held[a.slot] != 0) owed |= owedSlot(a.slot);
+  return owed;
 }
 
 // By all threads. False when the block must leave.
 __device__ __forceinline__ bool send(const LowLatencyDispatchArguments& a, LowLatencyBlock& own, LowLatencySendShared& shared,
                                      u32 number, const WaitScope& scope) {
   const u32 uses = own.sent[a.slot];
-  // A warp of its own for each, so that nobody who counts waits with them.
-  const u32 releasing = threadIdx.x - 2 * lanesPerWarp;
-  if (a.rankMajor != 0 && releasing < a.ranks) giveUpHeld(a, own, releasing);
   const auto areSlotsFree = [&]() {
-    const u32 peer = threadIdx.x - lanesPerWarp;
+    const u32 peer = threadIdx.x - awaitingSlots;
     if (peer >= a.ranks) return true;
-    return awaitPeer({a.peers, a.ranks, a.rank}, &flagsAt(a.peers[a.rank], peer)->released[a.slot], uses, scope,
+    const LowLatencyFlags* flags = flagsAt(a.peers[a.rank], peer);
+    return awaitPeer({a.peers, a.ranks, a.rank}, PlainWord{&flags->released[a.slot], flags}, uses, scope,
                      {peer, waitWord(lowLatencyWaitSlot, a.call)});
   };
   if (!sendRows(a, shared, number, scope, areSlotsFree)) return false;
-  if (isLastBlock()) tellCounts(a, shared, number);
+  if (isLastBlock() && isNumbering()) tellCounts(a, shared, number);
   __syncthreads();
   // ORDER: publishes what this block wrote.
   if (threadIdx.x < a.ranks) addReleaseSystem(&flagsAt(a.peers[threadIdx.x], a.rank)->arrived, blockShare());
   return true;
 }
 
-// By all threads, once all rows are here.
-__device__ __forceinline__ void place(const LowLatencyDispatchArguments& a, LowLatencyPlaceShared& shared, u32 number,
-                                      const WaitScope& scope) {
-  if (a.rankMajor != 0) {
-    fillRankTails(a, shared);
-    return;
-  }
-  const auto plan = [&]() { planPlaces(a, shared, number, scope); };
-  const u32 rowBytes = a.format == lowLatencyFormatBf16 ? a.hidden * 2 : a.hidden;
-  if (rowBytes % 16 == 0) placeRows<uint4>(a, shared, rowBytes, plan);
-  else placeRows<uint2>(a, shared, rowBytes, plan);
-  fillExpertTails(a, shared);
-}
-
-__device__ __forceinline__ bool receive(const LowLatencyDispatchArguments& a, LowLatencyPlaceShared& shared, u32 number,
-                                        const WaitScope& scope) {
-  const bool isHere = threadIdx.x >= a.ranks || awaitRows(a, shared, threadIdx.x, number, scope);
-  if (__syncthreads_or(!isHere)) return false;
-  letSuccessorStart();
-  place(a, shared, number, scope);
-  if (a.rankMajor != 0) return true;
-  // The slots have been read.
-  __syncthreads();
-  if (threadIdx.x < a.ranks) addReleaseSystem(&flagsAt(a.peers[threadIdx.x], a.rank)->released[a.slot], blockShare());
-  return true;
-}
-
-// By one thread, as the last thing.
+// By one thread, when all others have read what they need of it.
 __device__ __forceinline__ void keep(const LowLatencyDispatchArguments& a, LowLatencyBlock& own, u32 number) {
   if ((a.phases & lowLatencyPhaseSend) != 0) {
     own.dispatches = number;
@@ -85,7 +59,46 @@ __device__ __forceinline__ void keep(const LowLatencyDispatchArguments& a, LowLa
     own.slotBefore = own.lastSlot;
     own.lastSlot = a.slot + 1;
   }
-  if ((a.phases & lowLatencyPhaseReceive) != 0 && a.rankMajor != 0) own.held[a.slot] = 1;
+  own.owed = 0;
+  if ((a.phases & lowLatencyPhaseReceive) == 0) return;
+  if (lowLatencyIsRankMajor) own.held[a.slot] = 1;
+  else own.owed = owedSlot(a.slot);
+}
+
+// By all threads. areRowsHere(): all rows are, which each thread asks once; check(): what came with them is told to the block, which
+// each thread calls once. False when the block must leave.
+template <class AreHere, class Check>
+__device__ __forceinline__ bool place(const LowLatencyDispatchArguments& a, LowLatencyPlaceShared& shared, u32 number,
+                                      const WaitScope& scope, const AreHere& areRowsHere, const Check& check) {
+  if constexpr (lowLatencyIsRankMajor) {
+    if (!areRowsHere()) return false;
+    check();
+    __syncthreads();
+    if (shared.isOut) return false;
+    fillRankTails(a, shared);
+  } else {
+    if (!placeRows(a, shared, areRowsHere, check)) return false;
+    tellExperts(a, shared, number, scope);
+    fillExpertTails(a, shared);
+  }
+  return true;
+}
+
+__device__ __forceinline__ void receive(const LowLatencyDispatchArguments& a, LowLatencyBlock& own, LowLatencyPlaceShared& shared,
+                                        u32 number, const WaitScope& scope) {
+  const auto areRowsHere = [&]() {
+    if (threadIdx.x == 0) shared.isOut = false;
+    const bool isHere = threadIdx.x >= a.ranks || awaitRows(a, threadIdx.x, number, scope);
+    if (__syncthreads_or(!isHere)) return false;
+    letSuccessorStart();
+    // What may still fail ends the use of the object on all ranks, and it takes a while.
+    if (threadIdx.x == keeping) keep(a, own, number);
+    return true;
+  };
+  const auto check = [&]() {
+    if (threadIdx.x < a.ranks) readArrival(a, shared, threadIdx.x, number, scope);
+  };
+  place(a, shared, number, scope, areRowsHere, check);
 }
 
 // By all threads, where ranks come and go. Before a decision only this rank's own tokens are read; rows are numbered, and slots
@@ -98,29 +111,35 @@ __device__ __forceinline__ void dispatchAmongMembers(LowLatencyDispatchArguments
       return meetMembers(a, meeting, 0, [&]() { decideSend(a, meeting, scope); });
     };
     if (!sendRows(a, sending, a.number, scope, areSlotsFree)) return;
-    if (isLastBlock()) tellCounts(a, sending, a.number);
+    if (isLastBlock() && isNumbering()) tellCounts(a, sending, a.number);
     if (areAllBlocksDone(a, meeting, 0)) tellSent(a);
   }
   if ((a.phases & lowLatencyPhaseReceive) == 0) return;
-  if (!meetMembers(a, meeting, 1, [&]() { decideReceive(a, meeting, scope); })) return;
-  // No block waits behind this decision.
-  letSuccessorStart();
-  if (threadIdx.x < a.ranks) placing.arrived[threadIdx.x] = meeting.rows[threadIdx.x];
-  __syncthreads();
-  place(a, placing, a.number, scope);
-  if (a.rankMajor == 0 && areAllBlocksDone(a, meeting, 1)) tellReleased(a, a.slot, a.number);
+  const auto areRowsHere = [&]() {
+    if (!meetMembers(a, meeting, 1, [&]() { decideReceive(a, meeting, scope); })) return false;
+    // No block waits behind this decision.
+    letSuccessorStart();
+    return true;
+  };
+  const auto check = [&]() {
+    if (threadIdx.x == 0) placing.isOut = false;
+    if (threadIdx.x < a.ranks) placing.arrived[threadIdx.x] = meeting.rows[threadIdx.x];
+  };
+  if (!place(a, placing, a.number, scope, areRowsHere, check)) return;
+  if (!lowLatencyIsRankMajor && areAllBlocksDone(a, meeting, 1)) tellReleased(a, a.slot, a.number);
 }
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(mostThreads, 1)
+extern "C" __global__ void __launch_bounds__(lowLatencyThreads, 1)
     lowLatencyDispatch(const __grid_constant__ LowLatencyDispatchArguments a) {
   awaitPredecessor();
   WEFTLINE_TRACE_KERNEL();
   __shared__ LowLatencySendShared sending;
   __shared__ LowLatencyPlaceShared placing;
   LowLatencyBlock& own = static_cast<LowLatencyBlock*>(a.blocks)[blockIdx.x];
-  const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLowLatencyDispatch, a.rank, a.timeoutNs, sharedWaits()};
+  const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLowLatencyDispatch, a.rank, a.timeoutNs,
+                           sharedWaits(awaitingSlots)};
   const bool sends = (a.phases & lowLatencyPhaseSend) != 0;
   const u32 number = sends ? own.dispatches + 1 : own.dispatchOf[a.slot];
   if constexpr (lowLatencyIsElastic) {
@@ -130,12 +149,18 @@ extern "C" __global__ void __launch_bounds__(mostThreads, 1)
     dispatchAmongMembers(changing, meeting, sending, placing, scope);
     return;
   }
-  // Without sending there is no synchronisation before the first wait.
-  if (!sends) __syncthreads();
+  // By a warp of its own, with which nobody who counts waits.
+  const u32 telling = threadIdx.x - 2 * lanesPerWarp;
+  if (blockIdx.x == 0 && telling < a.ranks) tellOwed({a.peers, a.ranks, a.rank}, givenUp(a, own), telling);
+  // For those who wait first.
+  if (sends) __syncwarp();
+  else __syncthreads();
   WEFTLINE_TRACE_BEGIN("ep.dispatch.rows");
   if (sends && !send(a, own, sending, number, scope)) return;
   WEFTLINE_TRACE_END("ep.dispatch.rows");
-  if ((a.phases & lowLatencyPhaseReceive) != 0 && !receive(a, placing, number, scope)) return;
-  __syncthreads();
-  if (threadIdx.x == 0) keep(a, own, number);
+  if ((a.phases & lowLatencyPhaseReceive) != 0) {
+    receive(a, own, placing, number, scope);
+  } else if (threadIdx.x == keeping) {
+    keep(a, own, number);
+  }
 }

@@ -65,8 +65,8 @@ import { deviceHostState, deviceRemote, deviceRequest } from './device-request.t
 import { fp8RowsArguments } from './fp8-rows-arguments.ts';
 import type { FieldType, Layout, Scalar } from './layout.ts';
 import {
-  LOW_LATENCY_BF16,
   LOW_LATENCY_CALLS,
+  LOW_LATENCY_MOST_SLOTS,
   LOW_LATENCY_RESULTS,
   LOW_LATENCY_STATE_BITS,
   LOW_LATENCY_UNIT,
@@ -79,6 +79,7 @@ import {
   lowLatencyMember,
   lowLatencyPeer,
   lowLatencyPhases,
+  lowLatencyRows,
   lowLatencyScales,
   lowLatencyStates,
   lowLatencyTravels,
@@ -249,10 +250,12 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
     unit: LOW_LATENCY_UNIT,
     waitShift: LOW_LATENCY_WAIT_SHIFT,
     results: LOW_LATENCY_RESULTS,
+    mostSlots: LOW_LATENCY_MOST_SLOTS,
     stateBits: LOW_LATENCY_STATE_BITS,
   },
   lowLatencyFailure: lowLatencyFailures,
-  lowLatencyFormat: { ...lowLatencyScales, bf16: LOW_LATENCY_BF16 },
+  lowLatencyScale: lowLatencyScales,
+  lowLatencyRows,
   lowLatencyPhase: lowLatencyPhases,
   lowLatencyState: lowLatencyStates,
   lowLatencyTravels,

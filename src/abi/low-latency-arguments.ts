@@ -12,7 +12,10 @@ export const lowLatencyDispatchArguments = defineLayout('LowLatencyDispatchArgum
   x: 'ptr',
   topk: 'ptr',
   weights: 'ptr',
-  /** i32 [T, ranks]: rows of this rank's tokens among those that it sends to each rank, -1 where they do not go. */
+  /**
+   * i32 [T, ranks]: where rows of this rank's tokens stand in its slot at each rank, -1 where they do not go. By rank they stand
+   * close together, by expert each one at the index of its token.
+   */
   sentRows: 'ptr',
   /** i32 [T, K, 2]: expert of each choice or -1, and the token's row among this rank's for it; null where nobody asks. */
   sentPlaces: 'ptr',
@@ -23,10 +26,13 @@ export const lowLatencyDispatchArguments = defineLayout('LowLatencyDispatchArgum
   dropped: 'ptr',
   ranges: 'ptr',
   sources: 'ptr',
-  /** i32 and f32 [ranks, M, K]: row of each choice that came, or -1, and its weight. Null where nobody asks. */
+  /**
+   * i32 and f32 [ranks, M, K]: row of each choice of the sources' tokens, -1 where its expert is at another rank, -2 where the
+   * expert had no room; and its weight. Null where nobody asks.
+   */
   rowOf: 'ptr',
   rowWeights: 'ptr',
-  /** i32 [ranks]. */
+  /** i32 [ranks]: rows of each source's slot, as LowLatencyFlags.rows tells. */
   arrived: 'ptr',
   /** Of elastic objects: LowLatencyMember of rank 0, LowLatencyPeer by rank, LowLatencyDecision by half, LowLatencyElastic. */
   board: 'ptr',
@@ -59,11 +65,12 @@ export const lowLatencyDispatchArguments = defineLayout('LowLatencyDispatchArgum
   maxTokens: 'u32',
   experts: 'u32',
   expertsPerRank: 'u32',
+  /** The rank of an expert is the upper half of its product with this; 0: its number. */
+  rankFactor: 'u32',
   /** C. */
   capacity: 'u32',
-  /** One of lowLatencyScales, or LOW_LATENCY_BF16. */
-  format: 'u32',
-  rankMajor: 'u32',
+  /** One of lowLatencyScales, if rows are of fp8. */
+  scaleKind: 'u32',
   failOnOverflow: 'u32',
   /** 1: senders are told where their rows begin. */
   sharesFirstRows: 'u32',
@@ -95,7 +102,7 @@ export const lowLatencyCombineArguments = defineLayout('LowLatencyCombineArgumen
   sentPlaces: 'ptr',
   rowOf: 'ptr',
   rowWeights: 'ptr',
-  /** i32: rows that came, of each rank or, where all choices travel, of each expert. */
+  /** i32: tokens of each source; in 'rank-major' the rows of each that came; where all choices travel, those of each expert. */
   counts: 'ptr',
   /** Of elastic objects: LowLatencyMember of rank 0, LowLatencyPeer by rank, LowLatencyDecision by half, LowLatencyElastic. */
   board: 'ptr',
@@ -119,8 +126,6 @@ export const lowLatencyCombineArguments = defineLayout('LowLatencyCombineArgumen
   maxTokens: 'u32',
   expertsPerRank: 'u32',
   capacity: 'u32',
-  /** One of lowLatencyTravels. */
-  travels: 'u32',
   /** 1: y is where peers read it. */
   inPlace: 'u32',
   /** Of the dispatch, modulo LOW_LATENCY_RESULTS. */

@@ -27,7 +27,7 @@ export const lowLatencyCell = defineLayout(
     released: 'i32',
     combined: 'i32',
     taken: { of: 'i32', count: LOW_LATENCY_RESULTS },
-    /** By number of the dispatch modulo LOW_LATENCY_CALLS: rows that it brings here. */
+    /** By number of the dispatch modulo LOW_LATENCY_CALLS: rows of its slot here; 'expert-major': tokens, wherever they go. */
     rows: { of: 'i32', count: LOW_LATENCY_CALLS },
     dispatchCall: { of: 'i32', count: LOW_LATENCY_CALLS },
     /** By result: the last combine whose rows lay there. */
@@ -107,7 +107,7 @@ export const lowLatencyStates = { active: 0, absent: 1, connected: 2, leaving: 3
 export const lowLatencyBell = defineLayout('LowLatencyBell', { bell: 'i32', sleepers: 'i32' }, CACHE_LINE);
 
 /** Receive slots at most; see receiveSlots of LowLatencySize. */
-const MOST_SLOTS = 4;
+export const LOW_LATENCY_MOST_SLOTS = 4;
 /** Blocks of a low-latency kernel at most. */
 export const LOW_LATENCY_MAX_BLOCKS = 256;
 /** What the blocks of one kernel add together to a word of LowLatencyFlags that counts kernels. */
@@ -116,13 +116,15 @@ export const LOW_LATENCY_UNIT = 1024;
 /**
  * On GPUs, in place of LowLatencyCell: one per (receiver, source), in the receiver's window, written by kernels of the source
  * alone. The blocks of a kernel each add their share, LOW_LATENCY_UNIT together, so nobody waits for the last one of a grid.
- * Counters are never reset, wrap, and are compared by signed difference.
+ * Counters are never reset, wrap, and are compared by signed difference. `released` and `taken` are told by the next kernel of
+ * the source, whichever it is, as its first act: by then nothing is under way for which a fence would have to wait.
  *
  * - `arrived`: dispatches of the source whose rows are here, with `rows` and `calls` of that number.
  * - `combined`: combines for which the source's rows can be read, with `combineCalls` of that number.
  * - `released`, by receive slot: how often the source has given up what the receiver put into that slot of the source.
  * - `taken`, by result: combines for which the source has read all it needs.
- * - `failure`: one of lowLatencyFailures from when the source can go no further; the first one stays.
+ * - `failure`: one of lowLatencyFailures from when the source can go no further; the first one stays. `combineFailure` is the same
+ *   beside `combined`, stored after it: one load has a count and whether it will ever rise.
  *
  * Where ranks come and go, the last block of a kernel stores numbers in place of counts: `arrived` and `released` those of
  * dispatches, `combined` and `taken` those of combines (CombineNumbers), so that a rank that joins goes on where the others are.
@@ -131,14 +133,15 @@ export const lowLatencyFlags = defineLayout(
   'LowLatencyFlags',
   {
     arrived: 'u32',
-    combined: 'u32',
-    released: { of: 'u32', count: MOST_SLOTS },
-    taken: { of: 'u32', count: LOW_LATENCY_RESULTS },
     failure: 'u32',
+    combined: 'u32',
+    combineFailure: 'u32',
+    released: { of: 'u32', count: LOW_LATENCY_MOST_SLOTS },
+    taken: { of: 'u32', count: LOW_LATENCY_RESULTS },
     failureNumber: 'u32',
     failureDetail: 'u32',
     failureExtent: 'u32',
-    /** By number of the dispatch modulo LOW_LATENCY_CALLS: rows that it brings here. */
+    /** By number of the dispatch modulo LOW_LATENCY_CALLS: rows of its slot here; 'expert-major': tokens, wherever they go. */
     rows: { of: 'u32', count: LOW_LATENCY_CALLS },
     /** By number of the call: the number, and in the upper half what the ranks must agree on. */
     calls: { of: 'u64', count: LOW_LATENCY_CALLS },
@@ -168,15 +171,20 @@ export const lowLatencyBlock = defineLayout(
     dispatches: 'u32',
     combines: 'u32',
     /** By receive slot: dispatches sent into it, the number of the last one, and whether its rows here are still held. */
-    sent: { of: 'u32', count: MOST_SLOTS },
-    dispatchOf: { of: 'u32', count: MOST_SLOTS },
-    held: { of: 'u32', count: MOST_SLOTS },
+    sent: { of: 'u32', count: LOW_LATENCY_MOST_SLOTS },
+    dispatchOf: { of: 'u32', count: LOW_LATENCY_MOST_SLOTS },
+    held: { of: 'u32', count: LOW_LATENCY_MOST_SLOTS },
     /** Slots of the last dispatch and of the one before it, plus 1; 0 for none. */
     lastSlot: 'u32',
     slotBefore: 'u32',
     /** By result: combines sent, and the number of the last one. */
     combineUses: { of: 'u32', count: LOW_LATENCY_RESULTS },
     combineOf: { of: 'u32', count: LOW_LATENCY_RESULTS },
+    /**
+     * What the last kernel has read and peers may write again, which the next one tells them: a bit for each slot of
+     * `released`, then one for each result of `taken`. Of the first block alone.
+     */
+    owed: 'u32',
   },
   128,
 );
@@ -196,5 +204,5 @@ export const lowLatencyTravels = { rankSums: 0, choices: 1, rankMajor: 2 } as co
  * 32-bit word, the first one lowest.
  */
 export const lowLatencyScales = { f32: 0, rounded: 1, ue8m0: 2 } as const;
-/** Of rows that are not quantised, among lowLatencyScales. */
-export const LOW_LATENCY_BF16 = 3;
+/** Rows as a dispatch brings them: of fp8 those whose bytes are a multiple of 16, and of 8. */
+export const lowLatencyRows = { bf16: 0, fp8: 1, fp8Narrow: 2 } as const;

@@ -139,6 +139,7 @@ export function lowLatencySize(
   const { hidden, maxTopk, layout, ...full } = withLowLatencyDefaults(config, numRanks);
   const isExpertMajor = layout === 'expert-major';
   const isCpu = device === 'cpu';
+  const isByExpertOnGpu = !isCpu && isExpertMajor;
   const experts = full.numExperts / numRanks;
   const groups = Math.ceil(hidden / FP8_GROUP);
   const arrived = numRanks * full.maxTokensPerRank;
@@ -153,11 +154,12 @@ export function lowLatencySize(
     bell: [1, isCpu ? lowLatencyBell.size : 0],
     member: [1, isCpu ? lowLatencyMember.size : 0],
     // On GPUs a source tells how many rows it sends for each expert.
-    expertCounts: [receiveSlots, isCpu || !isExpertMajor ? 0 : full.numExperts * 4],
+    expertCounts: [receiveSlots, isByExpertOnGpu ? full.numExperts * 4 : 0],
     firstRows: [LOW_LATENCY_RESULTS, isByChoice ? full.numExperts * 4 : 0],
     rows: [receiveSlots, arrived * hidden * 2],
     scales: [receiveSlots, arrived * groups * 4],
-    sourceToken: [receiveSlots, arrived * 4],
+    // On GPUs rows by expert stand where their tokens do.
+    sourceToken: [receiveSlots, isByExpertOnGpu ? 0 : arrived * 4],
     topkIdx: [receiveSlots, arrived * maxTopk * 8],
     topkWeights: [receiveSlots, arrived * maxTopk * 4],
     combineRows: [LOW_LATENCY_RESULTS, combineRowCount * hidden * 2],

@@ -55,7 +55,7 @@ test('a configuration that cannot be is refused with its value', () => {
 test('on GPUs windows are not of shared memory, begin with the flags, and hold the counts of all experts', () => {
   const size = lowLatencySize(config, 4, 'cuda');
   assert.equal(size.sharedMemoryBytes, 0);
-  assert.deepEqual(size.regions.cells, { offset: 0, bytes: 4 * 128, stride: 4 * 128 });
+  assert.deepEqual(size.regions.cells, { offset: 0, bytes: 4 * 256, stride: 4 * 256 });
   assert.equal(size.regions.expertCounts.bytes, 2 * 288 * 4);
   assert.equal(size.regions.bell.bytes, 0);
 });

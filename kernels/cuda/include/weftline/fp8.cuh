@@ -46,17 +46,24 @@ __device__ __forceinline__ f32 fromE4m3(u32 code) {
 // Non-zero if either of two neighbours is NaN.
 __device__ __forceinline__ u32 anyNan(u32 pair) { return __vcmpgtu2(pair & 0x7fff7fffu, 0x7f807f80u); }
 
+__device__ __forceinline__ u32 toE4m3OneByOne(uint2 pairs, f32 scale) {
+  return toE4m3(lowBf16ToFloat(pairs.x), scale) | toE4m3(highBf16ToFloat(pairs.x), scale) << 8 |
+         toE4m3(lowBf16ToFloat(pairs.y), scale) << 16 | toE4m3(highBf16ToFloat(pairs.y), scale) << 24;
+}
+
+// Out of line: where there is an instruction, only NaN comes here.
+__device__ __noinline__ u32 toE4m3OutOfLine(uint2 pairs, f32 scale) { return toE4m3OneByOne(pairs, scale); }
+
 // Four neighbours, the first one lowest.
 __device__ __forceinline__ u32 toE4m3(uint2 pairs, f32 scale) {
 #if __CUDA_ARCH__ >= 890
   // The instruction loses the sign of NaN, and does all else alike.
-  if ((anyNan(pairs.x) | anyNan(pairs.y)) == 0) {
-    return toE4m3Pair(lowBf16ToFloat(pairs.x) * scale, highBf16ToFloat(pairs.x) * scale) |
-           toE4m3Pair(lowBf16ToFloat(pairs.y) * scale, highBf16ToFloat(pairs.y) * scale) << 16;
-  }
+  if ((anyNan(pairs.x) | anyNan(pairs.y)) != 0) return toE4m3OutOfLine(pairs, scale);
+  return toE4m3Pair(lowBf16ToFloat(pairs.x) * scale, highBf16ToFloat(pairs.x) * scale) |
+         toE4m3Pair(lowBf16ToFloat(pairs.y) * scale, highBf16ToFloat(pairs.y) * scale) << 16;
+#else
+  return toE4m3OneByOne(pairs, scale);
 #endif
-  return toE4m3(lowBf16ToFloat(pairs.x), scale) | toE4m3(highBf16ToFloat(pairs.x), scale) << 8 |
-         toE4m3(lowBf16ToFloat(pairs.y), scale) << 16 | toE4m3(highBf16ToFloat(pairs.y), scale) << 24;
 }
 
 // Bits of a bf16 without its sign, 0 for NaN. As integers, magnitudes order like the numbers they stand for.

@@ -77,6 +77,10 @@ __device__ __forceinline__ void addReleaseSystem(u64* word, u64 value) {
   asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
+__device__ __forceinline__ void addRelaxedSystem(u32* word, u32 value) {
+  asm volatile("red.relaxed.sys.global.add.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+
 __device__ __forceinline__ void addRelaxedSystem(u64* word, u64 value) {
   asm volatile("red.relaxed.sys.global.add.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }

@@ -26,11 +26,11 @@ struct WaitScope {
   u64* firstWait = nullptr;
 };
 
-// By all threads, once in a kernel, with a synchronisation of the block before the first wait. When the first wait of this
-// block began that did not end at once; 0 before that.
-__device__ __forceinline__ u64* sharedWaits() {
+// By all threads, once in a kernel, with a synchronisation of the block before the first wait, or of the warp of thread `first`
+// which waits first. When the first wait of this block began that did not end at once; 0 before that.
+__device__ __forceinline__ u64* sharedWaits(u32 first = 0) {
   __shared__ u64 firstWait;
-  if (threadIdx.x == 0) firstWait = 0;
+  if (threadIdx.x == first) firstWait = 0;
   return &firstWait;
 }
 

@@ -1,20 +1,24 @@
 // The kernels of EpLowLatency.
 import { lowLatencyCombineArguments, lowLatencyDispatchArguments } from '../../../abi/low-latency-arguments.ts';
+import { lowLatencyRows, lowLatencyTravels } from '../../../abi/low-latency.ts';
 import { defineKernelFile } from '../kernel-file.ts';
 
-/** 1: ranks come and go. Of its own, so that objects with fixed ranks pay nothing for it. */
-const constants = { ELASTIC: { choices: [0, 1] } } as const;
+/**
+ * 1: ranks come and go. What an object is made for is compiled into its kernels: instructions that they would jump over have to
+ * be fetched, and calls are short enough to feel it.
+ */
+const ELASTIC = { choices: [0, 1] } as const;
 
 export const lowLatencyDispatchKernels = defineKernelFile({
   file: 'low-latency-dispatch.cu',
-  constants,
+  constants: { ELASTIC, RANK_MAJOR: { choices: [0, 1] }, ROWS: { choices: Object.values(lowLatencyRows) } },
   kernels: { lowLatencyDispatch: lowLatencyDispatchArguments },
   hot: true,
 });
 
 export const lowLatencyCombineKernels = defineKernelFile({
   file: 'low-latency-combine.cu',
-  constants,
+  constants: { ELASTIC, TRAVELS: { choices: Object.values(lowLatencyTravels) } },
   kernels: { lowLatencyCombine: lowLatencyCombineArguments },
   hot: true,
 });

@@ -1,12 +1,6 @@
 // The GPU's way of a low-latency call: a kernel that sends and receives, or one for each around a hook. Nothing waits for the
 // host, and the host waits for nothing: results are there for what follows on the device's stream.
-import {
-  LOW_LATENCY_BF16,
-  LOW_LATENCY_RESULTS,
-  lowLatencyPhases,
-  lowLatencyScales,
-  lowLatencyTravels,
-} from '../../../abi/low-latency.ts';
+import { LOW_LATENCY_RESULTS, lowLatencyPhases, lowLatencyScales } from '../../../abi/low-latency.ts';
 import type { CudaCalls } from '../../../collective/cuda-calls.ts';
 import { remaining } from '../../../core/deadline.ts';
 import { type DType, dtypes } from '../../../core/dtype.ts';
@@ -30,7 +24,7 @@ import type { LowLatencyScope } from '../low-latency-scope.ts';
 import type { LowLatencyRegion } from '../low-latency-size.ts';
 import type { LowLatencyMembership } from '../low-latency-membership.ts';
 import type { ElasticCalls } from './elastic-calls.ts';
-import type { LowLatencyLaunches } from './low-latency-launches.ts';
+import type { DispatchPlan, LowLatencyLaunches } from './low-latency-launches.ts';
 import type { CudaLowLatencyTables, CudaResultTables } from './low-latency-tables.ts';
 
 /** What an engine is made of, and owns. */
@@ -111,8 +105,7 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
 
   sendDispatch(input: CheckedLowLatencyDispatch, sequence: number, wait: LowLatencyWait): Promise<void> {
     this.#elastic?.beginDispatch(sequence);
-    this.#setDispatch(input, sequence);
-    this.#launchDispatch({ wait, phases: SEND });
+    this.#launchDispatch(this.#setDispatch(input, sequence), { wait, phases: SEND });
     return Promise.resolve();
   }
 
@@ -182,30 +175,30 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
     return out ?? this.#scope.device.empty('bf16', [handle.numTokens, this.#scope.config.hidden]);
   }
 
-  #launchDispatch({ wait, phases }: Launch): void {
-    const plan = this.#launches.dispatch;
+  #launchDispatch(plan: DispatchPlan, { wait, phases }: Launch): void {
     plan.arguments.set('phases', phases);
     plan.arguments.set('timeoutNs', this.#calls.timeoutNs(wait));
     plan.launch();
   }
 
   #launchReceiving(input: CheckedLowLatencyDispatch, sequence: number, launch: Launch): LowLatencyDispatchResult {
-    const set = this.#launches.dispatch.arguments;
+    const plan = this.#setDispatch(input, sequence);
+    const set = plan.arguments;
     const rows = input.out ?? this.#rowsOf(input.scales, sequence);
     const [data, scales] = 'data' in rows ? [rows.data, rows.scales] : [rows, undefined];
-    this.#setDispatch(input, sequence);
     set.set('rows', data.address);
     set.set('scales', scales?.address ?? 0);
     set.set('expertStats', input.expertStats?.address ?? 0);
     set.set('waitStats', input.waitStats?.address ?? 0);
-    this.#launchDispatch(launch);
+    this.#launchDispatch(plan, launch);
     return this.#resultOf(input, sequence, rows);
   }
 
   /** What both halves of a dispatch work with. */
-  #setDispatch(input: CheckedLowLatencyDispatch, sequence: number): void {
+  #setDispatch(input: CheckedLowLatencyDispatch, sequence: number): DispatchPlan {
     const { x, topkIdx, topkWeights, scales } = input;
-    const set = this.#launches.dispatch.arguments;
+    const plan = this.#launches.dispatch[scales === undefined ? 'bf16' : 'fp8'];
+    const set = plan.arguments;
     const slot = this.#slotOf(sequence);
     const tables = this.#tablesOf(sequence);
     const [tokens, columns] = topkIdx.shape as [number, number];
@@ -215,7 +208,7 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
     set.set('tokens', tokens);
     set.set('topkColumns', columns);
     set.set('indexBytes', dtypes[topkIdx.dtype].bytes);
-    set.set('format', scales === undefined ? LOW_LATENCY_BF16 : lowLatencyScales[scales]);
+    set.set('scaleKind', scales === undefined ? 0 : lowLatencyScales[scales]);
     set.set('slot', slot);
     set.set('call', dispatchWord(input));
     set.set('rowsOffset', this.#offset('rows', slot));
@@ -229,7 +222,8 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
       set.set(name, tables[name].address);
     }
     for (const name of ['sentPlaces', 'rowOf', 'rowWeights'] as const) set.set(name, addressOf(tables[name]));
-    this.#elastic?.setDispatch(this.#launches.dispatch, sequence);
+    this.#elastic?.setDispatch(plan, sequence);
+    return plan;
   }
 
   #launchCombine({ input, out, number }: SentCombine, { wait, phases }: Launch): void {
@@ -244,7 +238,8 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
     set.set('weights', topkWeights?.address ?? 0);
     set.set('sentRows', tables.sentRows.address);
     for (const name of ['sentPlaces', 'rowOf', 'rowWeights'] as const) set.set(name, addressOf(tables[name]));
-    const isByChoice = set.get('travels') === lowLatencyTravels.choices;
+    const { layout, combineTravels } = this.#scope.config;
+    const isByChoice = layout === 'expert-major' && combineTravels === 'choices';
     set.set('counts', (isByChoice ? tables.counts : tables.arrived).address);
     set.set('waitStats', (phases & RECEIVE) === 0 ? 0 : (waitStats?.address ?? 0));
     set.set('tokens', handle.numTokens);

@@ -1,6 +1,11 @@
 // The kernels of an EpLowLatency on a GPU, prepared once: a block for each multiprocessor that a call takes.
 import type { lowLatencyCombineArguments, lowLatencyDispatchArguments } from '../../../abi/low-latency-arguments.ts';
-import { LOW_LATENCY_MAX_BLOCKS, lowLatencyPhases, lowLatencyTravels } from '../../../abi/low-latency.ts';
+import {
+  LOW_LATENCY_MAX_BLOCKS,
+  lowLatencyPhases,
+  lowLatencyRows,
+  lowLatencyTravels,
+} from '../../../abi/low-latency.ts';
 import type { Layout } from '../../../abi/layout.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import { lowLatencyCombineKernels, lowLatencyDispatchKernels } from '../../../device/cuda/kernels/low-latency.ts';
@@ -15,23 +20,30 @@ export type DispatchPlan = LaunchPlan<Names<typeof lowLatencyDispatchArguments>>
 export type CombinePlan = LaunchPlan<Names<typeof lowLatencyCombineArguments>>;
 
 export interface LowLatencyLaunches {
-  readonly dispatch: DispatchPlan;
+  /** By what rows are sent as. */
+  readonly dispatch: { readonly bf16: DispatchPlan; readonly fp8: DispatchPlan };
   readonly combine: CombinePlan;
   /** A block of the same kernel that waits until memory may be written. */
   readonly awaitBuffer: CombinePlan;
 }
 
 const THREADS = 1024;
+/** What a thread copies of a row at once, if the row can be divided so. */
+const WIDE_BYTES = 16;
 
 /** Compiles what is in no cache. Fails with WL_COMPILE, WL_UNSUPPORTED or WL_CUDA. */
 export async function loadLaunches(
   device: CudaDevice,
-  { numSms, elastic }: Required<LowLatencyConfig>,
+  config: Required<LowLatencyConfig>,
 ): Promise<LowLatencyLaunches> {
-  const values = { ELASTIC: Number(elastic) };
-  const [{ lowLatencyDispatch }, { lowLatencyCombine }] = await Promise.all([
-    device.loadKernels(lowLatencyDispatchKernels, values),
-    device.loadKernels(lowLatencyCombineKernels, values),
+  const { numSms, elastic, layout, hidden } = config;
+  const ELASTIC = Number(elastic);
+  const values = { ELASTIC, RANK_MAJOR: Number(layout === 'rank-major') };
+  const fp8Rows = hidden % WIDE_BYTES === 0 ? lowLatencyRows.fp8 : lowLatencyRows.fp8Narrow;
+  const [bf16, fp8, { lowLatencyCombine }] = await Promise.all([
+    device.loadKernels(lowLatencyDispatchKernels, { ...values, ROWS: lowLatencyRows.bf16 }),
+    device.loadKernels(lowLatencyDispatchKernels, { ...values, ROWS: fp8Rows }),
+    device.loadKernels(lowLatencyCombineKernels, { ELASTIC, TRAVELS: travelsOf(config) }),
   ]);
   // Each block counts calls for itself, so all launches have the same ones.
   const { multiprocessors, capability } = device.properties;
@@ -39,10 +51,20 @@ export async function loadLaunches(
   // Being launched takes as long as a flag; the kernels wait for their predecessor themselves.
   const shape = { grid, block: THREADS, overlapPredecessor: capability.major >= 9 };
   return {
-    dispatch: lowLatencyDispatch.plan(shape),
+    dispatch: { bf16: bf16.lowLatencyDispatch.plan(shape), fp8: fp8.lowLatencyDispatch.plan(shape) },
     combine: lowLatencyCombine.plan(shape),
     awaitBuffer: lowLatencyCombine.plan({ grid: 1, block: 32 }),
   };
+}
+
+/** 2^32 over the experts of a rank, rounded up: exact for as many experts as there may be. */
+function rankFactor(expertsPerRank: number): number {
+  return expertsPerRank === 1 ? 0 : Math.floor(0xffffffff / expertsPerRank) + 1;
+}
+
+function travelsOf({ layout, combineTravels }: Required<LowLatencyConfig>): number {
+  if (layout === 'rank-major') return lowLatencyTravels.rankMajor;
+  return combineTravels === 'choices' ? lowLatencyTravels.choices : lowLatencyTravels.rankSums;
 }
 
 export interface BoundMemory {
@@ -60,7 +82,8 @@ export function bindLaunches(
   { config, group, size }: LowLatencyScope,
   { windows, traps, tables, board }: BoundMemory,
 ): void {
-  for (const plan of [dispatch, combine, awaitBuffer]) {
+  const dispatches = [dispatch.bf16, dispatch.fp8];
+  for (const plan of [...dispatches, combine, awaitBuffer]) {
     const set = plan.arguments;
     for (const [index, address] of windows.entries()) set.set('peers', address, index);
     set.set('blocks', tables.blocks.address);
@@ -77,18 +100,16 @@ export function bindLaunches(
     set.set('decisions', tables.decisions.address);
     set.set('elastic', tables.elastic.address);
   }
-  const set = dispatch.arguments;
-  const isRankMajor = config.layout === 'rank-major';
-  const isByChoice = !isRankMajor && config.combineTravels === 'choices';
-  set.set('droppedRows', tables.droppedRows.address);
-  set.set('hidden', config.hidden);
-  set.set('slots', size.receiveSlots);
-  set.set('experts', config.numExperts);
-  set.set('rankMajor', Number(isRankMajor));
-  set.set('failOnOverflow', Number(config.overflow === 'fail'));
-  set.set('sharesFirstRows', Number(isByChoice));
+  const isByChoice = travelsOf(config) === lowLatencyTravels.choices;
+  for (const { arguments: set } of dispatches) {
+    set.set('droppedRows', tables.droppedRows.address);
+    set.set('hidden', config.hidden);
+    set.set('slots', size.receiveSlots);
+    set.set('experts', config.numExperts);
+    set.set('rankFactor', rankFactor(config.numExperts / group.size));
+    set.set('failOnOverflow', Number(config.overflow === 'fail'));
+    set.set('sharesFirstRows', Number(isByChoice));
+  }
   combine.arguments.set('rowBytes', config.hidden * 2);
-  const { rankMajor, choices, rankSums } = lowLatencyTravels;
-  combine.arguments.set('travels', isRankMajor ? rankMajor : isByChoice ? choices : rankSums);
   awaitBuffer.arguments.set('phases', lowLatencyPhases.buffer);
 }

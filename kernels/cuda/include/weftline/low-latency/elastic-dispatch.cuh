@@ -33,7 +33,7 @@ __device__ inline void decideSend(LowLatencyDispatchArguments& a, LowLatencyMeet
   };
   bool isIn = awaitMembers(a, meeting, scope, what, presence, isMapped);
   // Rows by rank stay where they came until the second dispatch after their own begins: now, before this rank waits for the same.
-  if (isIn && a.rankMajor != 0 && presence.hears()) {
+  if (isIn && lowLatencyIsRankMajor && presence.hears()) {
     LowLatencyFlags* theirs = flagsAt(reinterpret_cast<void*>(presence.window), a.rank);
     storeReleaseSystem(&theirs->released[a.releasedSlot], number - lowLatencyResults);
   }

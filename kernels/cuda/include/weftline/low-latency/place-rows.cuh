@@ -3,6 +3,7 @@
 #include "weftline/abi.cuh"
 #include "weftline/low-latency/block-share.cuh"
 #include "weftline/low-latency/rank-flags.cuh"
+#include "weftline/low-latency/row-part.cuh"
 #include "weftline/low-latency/send-rows.cuh"
 #include "weftline/types.cuh"
 
@@ -15,30 +16,33 @@ __device__ __forceinline__ u32* firstOfRank() { return sharedExperts(); }
 __device__ __forceinline__ u32* offeredRows() { return sharedExperts() + epMaxExperts; }
 
 struct LowLatencyPlaceShared {
-  // Rows that came from each rank.
+  // Rows of each rank's slot: by rank those that came, by expert as many as it has tokens, wherever these went.
   u32 arrived[epMaxRanks];
+  // A rank is in another call: the block must leave.
+  bool isOut;
 };
 
 // By one thread per rank, `r` its index: until its rows are here. False when the block must leave.
-__device__ inline bool awaitRows(const LowLatencyDispatchArguments& a, LowLatencyPlaceShared& shared, u32 r, u32 number,
-                                 const WaitScope& scope) {
-  const LowLatencyRanks all = {a.peers, a.ranks, a.rank};
-  const LowLatencyFlags* flags = flagsAt(a.peers[a.rank], r);
-  const WaitFor whom = {r, waitWord(lowLatencyWaitRows, a.call)};
+__device__ inline bool awaitRows(const LowLatencyDispatchArguments& a, u32 r, u32 number, const WaitScope& scope) {
   const bool isTimed = a.waitStats != nullptr && blockIdx.x == 0;
   const u64 began = isTimed ? globalTimer() : 0;
-  u64 call = 0;
-  u32 rows = 0;
-  const auto look = [&]() {
-    call = loadCell(&flags->calls[number % lowLatencyCalls]);
-    rows = __ldcg(&flags->rows[number % lowLatencyCalls]);
-  };
-  if (!awaitPeer(all, &flags->arrived, number, scope, whom, look)) return false;
-  if (!isSameCall(all, call, number, a.call, scope, whom)) return false;
+  const FailingWord arrived = {&flagsAt(a.peers[a.rank], r)->arrived};
+  if (!awaitPeer({a.peers, a.ranks, a.rank}, arrived, number, scope, {r, waitWord(lowLatencyWaitRows, a.call)})) return false;
   if (isTimed) static_cast<u64*>(a.waitStats)[r] += globalTimer() - began;
+  return true;
+}
+
+// By the same threads, while what the others need is on its way: what came with the rows, which counts for the block behind its next
+// synchronisation.
+__device__ inline void readArrival(const LowLatencyDispatchArguments& a, LowLatencyPlaceShared& shared, u32 r, u32 number,
+                                   const WaitScope& scope) {
+  const LowLatencyFlags* flags = flagsAt(a.peers[a.rank], r);
+  const u32 rows = __ldcg(&flags->rows[number % lowLatencyCalls]);
+  const u64 call = loadCell(&flags->calls[number % lowLatencyCalls]);
   shared.arrived[r] = rows;
   if (blockIdx.x == 0) static_cast<u32*>(a.arrived)[r] = rows;
-  return true;
+  const WaitFor whom = {r, waitWord(lowLatencyWaitRows, a.call)};
+  if (!isSameCall({a.peers, a.ranks, a.rank}, call, number, a.call, scope, whom)) shared.isOut = true;
 }
 
 // What an expert got, by one thread of one block.
@@ -65,171 +69,161 @@ __device__ __noinline__ void tellExpert(const LowLatencyDispatchArguments& a, co
            {lowLatencyFailureOverflow, number, all, offered});
 }
 
-// By all threads: where the rows of each rank begin among those of each expert.
-__device__ inline void planPlaces(const LowLatencyDispatchArguments& a, LowLatencyPlaceShared& shared, u32 number,
-                                  const WaitScope& scope) {
-  const u32* counts = reinterpret_cast<const u32*>(static_cast<const u8*>(a.peers[a.rank]) + a.countsOffset);
-  for (u32 expert = threadIdx.x; expert < a.expertsPerRank; expert += blockDim.x) {
-    u32 rows[epMaxRanks];
-#pragma unroll
-    for (u32 r = 0; r < epMaxRanks; ++r) {
-      const bool isHere = r < a.ranks && (!lowLatencyIsElastic || (a.active >> r & 1u) != 0);
-      rows[r] = isHere ? __ldcg(counts + r * a.expertsPerRank + expert) : 0;
-    }
+// Threads of the last warps, which have no part of a row unless there are many.
+constexpr u32 lowLatencyPlanning = 96;
+
+// By those threads: where the rows of each rank begin among those of each expert. Visible behind a synchronisation.
+__device__ __forceinline__ void planPlaces(const LowLatencyDispatchArguments& a) {
+  constexpr u32 together = 4;
+  const u32* counts = reinterpret_cast<const u32*>(windowOf(a) + a.countsOffset);
+  // Of two experts at once.
+#pragma unroll 1
+  for (u32 expert = threadIdx.x + lowLatencyPlanning - blockDim.x; expert < a.expertsPerRank; expert += 2 * lowLatencyPlanning) {
+    const u32 other = expert + lowLatencyPlanning;
     u32 run = 0;
+    u32 otherRun = 0;
+#pragma unroll 1
+    for (u32 first = 0; first < a.ranks; first += together) {
+      u32 rows[together];
+      u32 otherRows[together];
 #pragma unroll
-    for (u32 r = 0; r < epMaxRanks; ++r) {
-      if (r < a.ranks) firstOfRank()[r * a.expertsPerRank + expert] = run;
-      run += rows[r];
+      for (u32 j = 0; j < together; ++j) {
+        const u32 r = first + j;
+        const bool isHere = r < a.ranks && (!lowLatencyIsElastic || (a.active >> r & 1u) != 0);
+        const u32* of = counts + r * a.expertsPerRank;
+        rows[j] = isHere ? __ldcg(of + expert) : 0;
+        otherRows[j] = isHere && other < a.expertsPerRank ? __ldcg(of + other) : 0;
+      }
+#pragma unroll
+      for (u32 j = 0; j < together; ++j) {
+        if (first + j >= a.ranks) break;
+        u32* of = firstOfRank() + (first + j) * a.expertsPerRank;
+        of[expert] = run;
+        if (other < a.expertsPerRank) of[other] = otherRun;
+        run += rows[j];
+        otherRun += otherRows[j];
+      }
     }
     offeredRows()[expert] = run;
+    if (other < a.expertsPerRank) offeredRows()[other] = otherRun;
   }
-  __syncthreads();
-  // The last threads, whose warp has least to copy.
+}
+
+// By the last threads, whose warp has least to copy: what each expert got.
+__device__ __forceinline__ void tellExperts(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared, u32 number,
+                                            const WaitScope& scope) {
   for (u32 at = blockDim.x - 1 - threadIdx.x; at * gridDim.x + blockIdx.x < a.expertsPerRank; at += blockDim.x) {
     tellExpert(a, shared, at * gridDim.x + blockIdx.x, number, scope);
   }
 }
 
-// A row that came, and the place of each of its choices here. Lane j has choice j.
-struct ArrivedRow {
-  u32 rank;
-  // Among the rows of the slot.
-  u64 from;
-  int2 choice;
+// Once planPlaces() is done: the row of the lane's choice in [experts, C], or -1.
+__device__ __forceinline__ i32 placeOf(const LowLatencyDispatchArguments& a, u32 rank, int2 choice) {
+  if (choice.x < 0) return -1;
+  const u32 expert = static_cast<u32>(choice.x);
+  const u32 place = firstOfRank()[rank * a.expertsPerRank + expert] + static_cast<u32>(choice.y);
+  return place < a.capacity ? static_cast<i32>(expert * a.capacity + place) : -1;
+}
 
-  // The choice is on its way.
-  __device__ __forceinline__ ArrivedRow(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared, u32 row)
-      : rank(0), choice(make_int2(noExpert, 0)) {
-    for (; rank + 1 < a.ranks && row >= shared.arrived[rank]; ++rank) row -= shared.arrived[rank];
-    from = static_cast<u64>(rank) * a.maxTokens + row;
-    if (laneIndex() >= a.topkColumns) return;
-    const int2* choices = reinterpret_cast<const int2*>(static_cast<const u8*>(a.peers[a.rank]) + a.choicesOffset);
-    choice = __ldcg(choices + from * a.topkColumns + laneIndex());
-  }
+// How rows are divided among warps, and which one this warp begins with if other ranks have as many tokens as this one. All of it is
+// found out before rows come, so that they are read as soon as they have.
+struct PlaceShape {
+  u32 rowVectors;
+  // Vectors per lane and part.
+  u32 each;
+  // By the parts of a row.
+  Divisor byParts;
 
-  // Once planPlaces() is done: the lane's row in [experts, C], or -1.
-  __device__ __forceinline__ i32 index(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared) const {
-    if (choice.x < 0) return -1;
-    const u32 expert = static_cast<u32>(choice.x);
-    const u32 place = firstOfRank()[rank * a.expertsPerRank + expert] + static_cast<u32>(choice.y);
-    return place < a.capacity ? static_cast<i32>(expert * a.capacity + place) : -1;
-  }
+  __device__ __forceinline__ explicit PlaceShape(const LowLatencyDispatchArguments& a)
+      : rowVectors((lowLatencyIsBf16 ? a.hidden * 2 : a.hidden) / sizeof(RowVector)),
+        each(vectorsPerPart(a.tokens * a.ranks, smallParts(), gridDim.x * (blockDim.x / lanesPerWarp))),
+        byParts(Divisor(each).quotient(smallParts() + each - 1)) {}
+
+  __device__ __forceinline__ u32 parts() const { return byParts.by; }
+
+  __device__ __forceinline__ u32 smallParts() const { return (rowVectors + lanesPerWarp - 1) / lanesPerWarp; }
 };
 
-// One part of one row, by a warp: `each` vectors per lane, at most 4. Vector: what a row is a multiple of.
-template <class Vector>
-struct RowPart {
-  static constexpr u32 most = 4;
+// The parts of a warp: `first` and, as long as they are before `end`, every other one as many further on as a block has warps.
+struct WarpParts {
   u32 first;
-  Vector values[most];
+  u32 end;
 
-  // On their way.
-  __device__ __forceinline__ RowPart(const LowLatencyDispatchArguments& a, const ArrivedRow& row, u32 part, u32 each,
-                                     u32 rowVectors)
-      : first(part * each * lanesPerWarp + laneIndex()) {
-    const Vector* from = reinterpret_cast<const Vector*>(static_cast<const u8*>(a.peers[a.rank]) + a.rowsOffset) +
-                         row.from * rowVectors;
-#pragma unroll
-    for (u32 i = 0; i < most; ++i) {
-      const u32 at = first + i * lanesPerWarp;
-      if (i < each && at < rowVectors) values[i] = __ldcg(from + at);
-    }
-  }
-
-  // To all places of the row; `index`: one of the lane, or -1.
-  __device__ __forceinline__ void store(const LowLatencyDispatchArguments& a, i32 index, u32 each, u32 rowVectors) const {
-    Vector* rows = static_cast<Vector*>(a.rows);
-    for (u32 found = __ballot_sync(0xffffffffu, index >= 0); found != 0; found &= found - 1) {
-      const u64 to = static_cast<u64>(__shfl_sync(0xffffffffu, index, __ffs(found) - 1)) * rowVectors;
-#pragma unroll
-      for (u32 i = 0; i < most; ++i) {
-        const u32 at = first + i * lanesPerWarp;
-        if (i < each && at < rowVectors) rows[to + at] = values[i];
-      }
+  // Neighbouring parts to one block, unless each warp has one at most: then to different blocks, for rows differ in their places.
+  __device__ __forceinline__ explicit WarpParts(u32 all) {
+    const u32 warp = threadIdx.x / lanesPerWarp;
+    if (all <= gridDim.x * (blockDim.x / lanesPerWarp)) {
+      first = warp * gridDim.x + blockIdx.x;
+      end = min(first + 1, all);
+    } else {
+      const BlockShare share(all);
+      first = share.begin + warp;
+      end = share.end;
     }
   }
 };
 
-// What goes with a row, by a warp; `index`: place of the lane's choice, or -1.
-__device__ inline void copyBeside(const LowLatencyDispatchArguments& a, const ArrivedRow& row, i32 index) {
-  const u8* window = static_cast<const u8*>(a.peers[a.rank]);
-  const u32 lane = laneIndex();
-  const u32 words = scaleWordsOf(a);
-  const u32* scales = reinterpret_cast<const u32*>(window + a.scalesOffset) + row.from * words;
-  u32 scale = lane < words ? __ldcg(scales + lane) : 0;
-  const u32 source = __ldcg(reinterpret_cast<const u32*>(window + a.sourcesOffset) + row.from);
-  if (lane < a.topkColumns && a.rowOf != nullptr) {
-    const u64 cell = row.from * a.topkColumns + lane;
-    static_cast<i32*>(a.rowOf)[cell] = index;
-    static_cast<f32*>(a.rowWeights)[cell] = __ldcg(reinterpret_cast<const f32*>(window + a.weightsOffset) + cell);
-  }
-  if (index >= 0) static_cast<u32*>(a.sources)[index] = source;
-  const u32 expert = static_cast<u32>(row.choice.x);
-  const u32 place = static_cast<u32>(index) - expert * a.capacity;
-  for (u32 first = 0; first < words;) {
-    const u32 word = first + lane;
-    first += lanesPerWarp;
-    const u32 next = first + lane < words ? __ldcg(scales + first + lane) : 0;
-    for (u32 found = __ballot_sync(0xffffffffu, index >= 0); found != 0; found &= found - 1) {
-      const u64 block = static_cast<u64>(__shfl_sync(0xffffffffu, expert, __ffs(found) - 1)) * words;
-      const u32 column = __shfl_sync(0xffffffffu, place, __ffs(found) - 1);
-      if (word < words) static_cast<u32*>(a.scales)[(block + word) * a.capacity + column] = scale;
-    }
-    scale = next;
-  }
-}
+// A part of a row; behind the last one none at all.
+struct PlaceItem {
+  SlotRow row;
+  u32 part;
 
-// Vectors per lane and part of a row of `small` parts of one vector: what takes all warps least time, a part costing as much as
-// two vectors before its first.
-__device__ __forceinline__ u32 vectorsPerPart(u32 rows, u32 small, u32 warps) {
-  constexpr u32 partCost = 2;
-  const Divisor byWarps(warps);
-  u32 best = 1;
-  u32 least = 0xffffffffu;
-#pragma unroll
-  for (u32 each = 1; each <= 4; ++each) {
-    const u32 items = rows * ((small + each - 1) / each + 1);
-    const u32 cost = byWarps.quotient(items + warps - 1) * (each + partCost);
-    if (cost >= least) continue;
-    least = cost;
-    best = each;
+  template <class CountOf>
+  __device__ __forceinline__ PlaceItem(const LowLatencyDispatchArguments& a, const PlaceShape& shape, u32 item, u32 end,
+                                       const CountOf& countOf)
+      : row(a, item < end ? shape.byParts.quotient(item) : 0, countOf), part(shape.parts()) {
+    if (item < end) part = item - shape.byParts.quotient(item) * shape.parts();
   }
-  return best;
-}
+};
 
-// By all blocks, a warp per part of a row. Those of the first round are on their way while `plan` runs, by all threads. The waits
-// have covered them: only rows of ranks that have told how many they sent are read, and stay until this kernel releases them. A
-// warp without a part may look at a choice of any rank, for nothing.
-template <class Vector, class Plan>
-__device__ __forceinline__ void placeRows(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared,
-                                          u32 rowBytes, const Plan& plan) {
-  const u32 rowVectors = rowBytes / sizeof(Vector);
-  u32 rows = 0;
-  for (u32 r = 0; r < a.ranks; ++r) rows += shared.arrived[r];
-  const u32 blockWarps = blockDim.x / lanesPerWarp;
-  const u32 small = (rowVectors + lanesPerWarp - 1) / lanesPerWarp;
-  const u32 each = vectorsPerPart(rows, small, gridDim.x * blockWarps);
-  // What goes beside a row is a part of its own.
-  const u32 parts = Divisor(each).quotient(small + each - 1) + 1;
-  const Divisor byParts(parts);
-  const BlockShare share(rows * parts);
+// By all blocks, a warp per part of a row. Each thread calls both once: areRowsHere(), false when the block must leave; and check(),
+// which tells the block what came with the rows.
+template <class AreHere, class Check>
+__device__ __forceinline__ bool placeRows(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared,
+                                          const AreHere& areRowsHere, const Check& check) {
+  const PlaceShape shape(a);
+  const auto asHere = [&](u32) { return a.tokens; };
+  const auto asCame = [&](u32 r) { return shared.arrived[r]; };
+  WarpParts mine(a.ranks * a.tokens * shape.parts());
+  PlaceItem item(a, shape, mine.first, mine.end, asHere);
+  // The wait covers what is read from here on: slots stay until this rank gives them up.
+  if (!areRowsHere()) return false;
+  if (blockDim.x - threadIdx.x <= lowLatencyPlanning) planPlaces(a);
   bool isPlanned = false;
 #pragma unroll 1
-  for (u32 round = share.begin; round < share.end || !isPlanned; round += blockWarps) {
-    const u32 item = round + threadIdx.x / lanesPerWarp;
-    const bool isMine = item < share.end;
-    const u32 rowOfItem = isMine ? byParts.quotient(item) : 0;
-    const u32 part = item - rowOfItem * parts;
-    const bool isBeside = part + 1 == parts;
-    const ArrivedRow row(a, shared, rowOfItem);
-    const RowPart<Vector> values(a, row, isMine ? part : parts, each, rowVectors);
-    if (!isPlanned) plan();
-    isPlanned = true;
-    if (!isMine) continue;
-    const i32 index = row.index(a, shared);
-    if (isBeside) copyBeside(a, row, index);
-    else values.store(a, index, each, rowVectors);
+  for (;;) {
+    const bool isMine = item.part < shape.parts();
+    int2 choice = make_int2(noExpert, 0);
+    RowPart values;
+    if (isMine) {
+      const u32 row = item.row.place(a);
+      choice = choiceOf(a, row);
+      values.load(a, row, item.part, shape.each, shape.rowVectors);
+    }
+    if (!isPlanned) {
+      check();
+      __syncthreads();
+      if (shared.isOut) return false;
+      isPlanned = true;
+      u32 rows = 0;
+      bool isAsHere = true;
+      for (u32 r = 0; r < a.ranks; ++r) {
+        rows += asCame(r);
+        isAsHere = isAsHere && asCame(r) == a.tokens;
+      }
+      if (!isAsHere) {
+        // What was read may be of other rows.
+        mine = WarpParts(rows * shape.parts());
+        item = PlaceItem(a, shape, mine.first, mine.end, asCame);
+        continue;
+      }
+    }
+    if (!isMine) return true;
+    const i32 index = placeOf(a, item.row.rank, choice);
+    values.store(a, choice, index, item.part, shape.each, shape.rowVectors);
+    if (item.part == 0) values.storeBeside(a, item.row, choice, index);
+    mine.first += blockDim.x / lanesPerWarp;
+    item = PlaceItem(a, shape, mine.first, mine.end, asCame);
   }
 }
 

@@ -1,21 +1,43 @@
 // How ranks meet in low-latency mode: words in the windows of the peers that count kernels, and waits for them.
 //
-// Each block of a kernel adds its share to a word of every peer as soon as it is done; the shares of a kernel make one unit. So
-// no block waits for the others of its grid, and nothing is ever reset.
+// Each block of a kernel that sends adds its share to a word of every peer as soon as it is done; the shares of a kernel make one
+// unit. So no block waits for the others of its grid, and nothing is ever reset. That memory may be written again the next kernel
+// tells, in one go.
 #pragma once
 #include "weftline/abi.cuh"
 #include "weftline/memory-order.cuh"
 #include "weftline/trace.cuh"
 #include "weftline/wait.cuh"
 
+// What a kernel is compiled for: the calls are so short that instructions which they jump over are felt.
+//
 // 1 where ranks come and go; see members.cuh.
 #ifndef WEFTLINE_ELASTIC
 #define WEFTLINE_ELASTIC 0
+#endif
+// 1 where received rows stand by rank.
+#ifndef WEFTLINE_RANK_MAJOR
+#define WEFTLINE_RANK_MAJOR 0
+#endif
+// One of lowLatencyRows.
+#ifndef WEFTLINE_ROWS
+#define WEFTLINE_ROWS 0
+#endif
+// One of lowLatencyTravels.
+#ifndef WEFTLINE_TRAVELS
+#define WEFTLINE_TRAVELS 0
 #endif
 
 namespace weftline {
 
 constexpr bool lowLatencyIsElastic = WEFTLINE_ELASTIC != 0;
+constexpr bool lowLatencyIsRankMajor = WEFTLINE_RANK_MAJOR != 0;
+constexpr bool lowLatencyIsBf16 = WEFTLINE_ROWS == lowLatencyRowsBf16;
+constexpr u32 lowLatencyTravels = WEFTLINE_TRAVELS;
+
+// In LowLatencyDispatchArguments::rowOf: a choice whose expert is at another rank, and one for which its expert has no room.
+constexpr i32 lowLatencyElsewhere = -1;
+constexpr i32 lowLatencyLeftOut = -2;
 
 // The cell of rank `from` in a window, whose first region they are.
 __device__ __forceinline__ LowLatencyFlags* flagsAt(void* window, u32 from) {
@@ -51,6 +73,8 @@ __device__ inline void tellFailure(const LowLatencyRanks& all, const LowLatencyF
     storeRelaxedSystem(&flags->failureDetail, failure.detail);
     storeRelaxedSystem(&flags->failureExtent, failure.extent);
     storeReleaseSystem(&flags->failure, failure.kind);
+    // Those who see it look at the other one for the reason.
+    storeReleaseSystem(&flags->combineFailure, failure.kind);
   }
 }
 
@@ -80,44 +104,60 @@ __device__ __noinline__ void giveUpWait(LowLatencyRanks all, u32 expected, u32 s
   if (recordTrap(scope, whom, expected, seen, expiryReason(scope))) tellFailure(all, {lowLatencyFailureGaveUp, 0, 0, 0});
 }
 
-// By one thread per peer. True once its word counts so many units, with what it released before; false when the caller must
-// leave the kernel: the peer cannot go on, or the deadline is over. `look` starts to load what the word publishes, to be under
-// way at the same time as the last look at the peer's failure.
-template <class Look>
-__device__ __forceinline__ bool awaitPeer(const LowLatencyRanks& all, const u32* word, u32 units, const WaitScope& scope,
-                                          WaitFor whom, const Look& look) {
-  const LowLatencyFlags* flags = flagsAt(all.peers[all.rank], whom.peer);
-  const u32 expected = units * lowLatencyUnit;
+// What a peer counts, and why it can go no further, if it cannot.
+struct PeerWord {
+  u32 count;
   u32 failure;
+};
+
+// LowLatencyFlags::arrived or ::combined, with the failure that stands beside it.
+struct FailingWord {
+  const u32* word;
+
+  __device__ __forceinline__ PeerWord look(u32) const {
+    const u64 both = loadAcquireSystem(reinterpret_cast<const u64*>(word));
+    return {static_cast<u32>(both), static_cast<u32>(both >> 32)};
+  }
+};
+
+// Any other word.
+struct PlainWord {
+  const u32* word;
+  const LowLatencyFlags* flags;
+
+  __device__ __forceinline__ PeerWord look(u32 expected) const {
+    // Both at once.
+    u32 failure = loadRelaxedSystem(&flags->failure);
+    const u32 count = loadAcquireSystem(word);
+    // ORDER: after the word, so that a failure before what it counts is seen.
+    if (epochReached(count, expected)) failure = loadRelaxedSystem(&flags->failure);
+    return {count, failure};
+  }
+};
+
+// By one thread per peer. True once its word counts so many units, with what it released before; false when the caller must
+// leave the kernel: the peer cannot go on, or the deadline is over.
+template <class Word>
+__device__ __forceinline__ bool awaitPeer(const LowLatencyRanks& all, const Word& word, u32 units, const WaitScope& scope,
+                                          WaitFor whom) {
+  const u32 expected = units * lowLatencyUnit;
   u64 start = 0;
   WEFTLINE_TRACE_LATER_WAIT();
   for (u32 polls = 0;; ++polls) {
-    // Both at once.
-    failure = loadRelaxedSystem(&flags->failure);
-    const u32 seen = loadAcquireSystem(word);
-    if (epochReached(seen, expected)) {
-      look();
-      // ORDER: after the word, so that a failure before what it counts is seen.
-      failure = loadRelaxedSystem(&flags->failure);
-      if (failure == lowLatencyFailureNone) return true;
-    }
-    if (failure != lowLatencyFailureNone) break;
+    const PeerWord seen = word.look(expected);
+    if (seen.failure != lowLatencyFailureNone) break;
+    if (epochReached(seen.count, expected)) return true;
     if (polls == 0) {
       start = waitStart(scope);
       WEFTLINE_TRACE_WAIT_BEGINS(whom.peer, scope.rank);
       continue;
     }
     if (!waitIsOver(scope, polls, start)) continue;
-    giveUpWait(all, expected, seen, scope, whom);
+    giveUpWait(all, expected, seen.count, scope, whom);
     return false;
   }
-  tellWhyPeerFailed(flags, scope, whom);
+  tellWhyPeerFailed(flagsAt(all.peers[all.rank], whom.peer), scope, whom);
   return false;
-}
-
-__device__ __forceinline__ bool awaitPeer(const LowLatencyRanks& all, const u32* word, u32 units, const WaitScope& scope,
-                                          WaitFor whom) {
-  return awaitPeer(all, word, units, scope, whom, [] {});
 }
 
 __device__ __noinline__ void tellOtherCall(LowLatencyRanks all, u32 theirs, u32 number, WaitScope scope,
@@ -135,6 +175,21 @@ __device__ inline bool isSameCall(const LowLatencyRanks& all, u64 there, u32 num
   if (static_cast<u32>(there) != number || theirs == call) return true;
   tellOtherCall(all, theirs, number, scope, whom);
   return false;
+}
+
+// Bits of LowLatencyBlock::owed.
+__device__ __forceinline__ u32 owedSlot(u32 slot) { return 1u << slot; }
+__device__ __forceinline__ u32 owedResult(u32 result) { return 1u << (lowLatencyMostSlots + result); }
+
+// By one thread per peer of the first block, before anything else: what earlier kernels of this rank have read is given up.
+// ORDER: those kernels are over, so their loads are done; nothing is published, and no fence is needed.
+__device__ __forceinline__ void tellOwed(const LowLatencyRanks& all, u32 owed, u32 peer) {
+  LowLatencyFlags* flags = flagsAt(all.peers[peer], all.rank);
+  for (; owed != 0; owed &= owed - 1) {
+    const u32 bit = __ffs(owed) - 1;
+    u32* word = bit < lowLatencyMostSlots ? flags->released + bit : flags->taken + (bit - lowLatencyMostSlots);
+    addRelaxedSystem(word, lowLatencyUnit);
+  }
 }
 
 __device__ __forceinline__ u64 callCell(u32 number, u32 call) { return number | static_cast<u64>(call) << 32; }

@@ -14,6 +14,12 @@ struct Addend {
   f32 weight;
 };
 
+// What all lanes add up, and where the sum goes: nowhere if null.
+struct RowSum {
+  Addend addend;
+  u8* out;
+};
+
 // Bytes of a row that a warp adds up together.
 constexpr u32 lowLatencyPartBytes = lanesPerWarp * 16;
 
@@ -67,42 +73,36 @@ __device__ __forceinline__ uint4 sumAt(const Addend& addend, u32 at, bool isInRo
   }
 }
 
-// All blocks together: all parts of all items. Source, all 32 lanes calling together:
-//   Addend addendOf(item)   what this lane adds
-//   u8* outOf(item)         where the sum goes
+// All blocks together: all parts of all items. Source, all 32 lanes calling together: RowSum sumOf(item).
 // By all threads, each once: areRowsHere() before the first row is read, may() before the first sum is written. False when the
 // block must leave, because one of them said so.
 template <bool isWeighted, class Source, class Arrival, class Permission>
 __device__ __forceinline__ bool sumRows(u32 items, u32 rowBytes, const Source& source, const Arrival& areRowsHere,
                                         const Permission& may) {
   const u32 parts = (rowBytes + lowLatencyPartBytes - 1) / lowLatencyPartBytes;
-  const BlockShare share(items * parts);
-  // Neighbouring parts to a warp, which then looks up what to add once per item.
-  const u32 warps = blockDim.x / lanesPerWarp;
-  const u32 run = Divisor(warps).quotient(share.end - share.begin + warps - 1);
-  u32 work = min(share.begin + threadIdx.x / lanesPerWarp * run, share.end);
-  const u32 end = min(work + run, share.end);
+  // Neighbouring parts to a warp, which then looks up what to add once per item; neighbouring warps' parts to different blocks, for
+  // items differ in what is added.
+  const u32 all = items * parts;
+  const u32 warps = gridDim.x * (blockDim.x / lanesPerWarp);
+  const u32 run = Divisor(warps).quotient(all + warps - 1);
+  u32 work = min((threadIdx.x / lanesPerWarp * gridDim.x + blockIdx.x) * run, all);
+  const u32 end = min(work + run, all);
   u32 item = Divisor(parts).quotient(work);
   u32 part = work - item * parts;
-  Addend addend = {nullptr, 0};
-  u8* out = nullptr;
-  if (work < end) {
-    addend = source.addendOf(item);
-    out = source.outOf(item);
-  }
+  RowSum sum = {{nullptr, 0}, nullptr};
+  if (work < end) sum = source.sumOf(item);
   if (!areRowsHere()) return false;
   bool isAllowed = false;
   for (; work < end; ++work, ++part) {
     if (part == parts) {
       part = 0;
-      addend = source.addendOf(++item);
-      out = source.outOf(item);
+      sum = source.sumOf(++item);
     }
     const u32 at = part * lowLatencyPartBytes + laneIndex() * 16;
-    const uint4 sum = sumAt<isWeighted>(addend, at, at < rowBytes);
+    const uint4 value = sumAt<isWeighted>(sum.addend, at, at < rowBytes);
     if (!isAllowed && !may()) return false;
     isAllowed = true;
-    if (at < rowBytes) *reinterpret_cast<uint4*>(out + at) = sum;
+    if (at < rowBytes && sum.out != nullptr) *reinterpret_cast<uint4*>(sum.out + at) = value;
   }
   return isAllowed || may();
 }

@@ -1,0 +1,217 @@
+// What a token's choices say, read once by those who send its row and once by those who number it.
+//
+// Rows by expert lie at the receiver where their token stands at the sender, so a row is sent without a word about others. Its
+// place at its experts depends on all tokens before it: four warps of every block count the choices of those while the others
+// send, and meet them once. Rows by rank stand close together, and are numbered before they are sent.
+#pragma once
+#include "weftline/abi.cuh"
+#include "weftline/fp8.cuh"
+#include "weftline/low-latency/block-share.cuh"
+#include "weftline/low-latency/rank-flags.cuh"
+#include "weftline/types.cuh"
+
+namespace weftline {
+
+constexpr u32 columnsPerVector = 8;
+// That encode a group of columns together.
+constexpr u32 lanesPerGroup = fp8Group / columnsPerVector;
+
+// Tokens of a block that are numbered, and sent, together.
+constexpr u32 lowLatencyBatch = 8;
+// Threads of a block: those that bring rows to peers, then those that number.
+constexpr u32 lowLatencyThreads = 1024;
+constexpr u32 lowLatencyNumbering = 128;
+constexpr u32 lowLatencySending = lowLatencyThreads - lowLatencyNumbering;
+static_assert(lowLatencyBatch <= lowLatencySending / lanesPerWarp, "a warp for the choices of each token");
+
+// Shared memory for numbers by expert: of the sending half, then of the receiving one. A function, so that the compiler sees that
+// it is shared memory.
+__device__ __forceinline__ u32* sharedExperts() {
+  __shared__ u32 numbers[2 * epMaxExperts];
+  return numbers;
+}
+
+// How many of the tokens so far go to each expert.
+__device__ __forceinline__ u32* sentToExperts() { return sharedExperts(); }
+
+struct LowLatencySendShared {
+  // Slots at all peers are free, or the block must leave.
+  bool isFree;
+  // Rows by rank: how many of the tokens so far go to each.
+  u32 ranks[epMaxRanks];
+  // Of the tokens of a batch, of two batches in turn: row at each rank or -1.
+  i32 rows[2][lowLatencyBatch][epMaxRanks];
+  // Of the groups of columns that the threads encode first.
+  f32 scales[2][lowLatencySending / lanesPerGroup];
+  // Expert of each choice or -1, and row among this rank's for it.
+  i32 choices[lowLatencyBatch][lanesPerWarp];
+  u32 places[lowLatencyBatch][lanesPerWarp];
+};
+
+constexpr i32 noExpert = -1;
+constexpr i32 badExpert = -2;
+
+// A choice as it was given, on its way: what has to wait for it comes after the loads of others.
+__device__ __forceinline__ int2 loadChoice(const LowLatencyDispatchArguments& a, u64 cell) {
+  if (a.indexBytes == 8) return static_cast<const int2*>(a.topk)[cell];
+  return make_int2(static_cast<const i32*>(a.topk)[cell], 0);
+}
+
+__device__ __forceinline__ i32 expertOf(const LowLatencyDispatchArguments& a, int2 choice) {
+  const i32 sign = choice.x >> 31;
+  const bool isWhole = a.indexBytes != 8 || choice.y == sign;
+  return isWhole && choice.x >= noExpert && choice.x < static_cast<i32>(a.experts) ? choice.x : badExpert;
+}
+
+// The lane's choice of a token.
+__device__ __forceinline__ i32 laneChoice(const LowLatencyDispatchArguments& a, u32 token) {
+  if (laneIndex() >= a.topkColumns) return noExpert;
+  return expertOf(a, loadChoice(a, static_cast<u64>(token) * a.topkColumns + laneIndex()));
+}
+
+// Which rank has an expert, by a multiplication: exact, for there are at most epMaxExperts.
+struct ExpertRank {
+  u32 factor;
+
+  __device__ __forceinline__ explicit ExpertRank(const LowLatencyDispatchArguments& a) : factor(a.rankFactor) {}
+
+  __device__ __forceinline__ u32 operator()(i32 expert) const {
+    const u32 number = static_cast<u32>(expert);
+    return factor == 0 ? number : __umulhi(number, factor);
+  }
+
+  // Bits of the ranks that have one of the lanes' experts.
+  __device__ __forceinline__ u32 ofLanes(i32 expert) const {
+    return __reduce_or_sync(0xffffffffu, expert >= 0 ? 1u << (*this)(expert) : 0u);
+  }
+};
+
+// Index of a thread among those that number; beyond them for all others.
+__device__ __forceinline__ u32 numberingThread() { return threadIdx.x - lowLatencySending; }
+
+__device__ __forceinline__ bool isNumbering() { return threadIdx.x >= lowLatencySending; }
+
+// Those that number wait for each other.
+__device__ __forceinline__ void meetNumbering() {
+  asm volatile("bar.sync 1, %0;" ::"n"(lowLatencyNumbering) : "memory");
+}
+
+// The others do.
+__device__ __forceinline__ void meetSending() {
+  asm volatile("bar.sync 2, %0;" ::"n"(lowLatencySending) : "memory");
+}
+
+// Once for a kernel: those that number wait for the others, which do not wait for them.
+__device__ __forceinline__ void awaitSending() { asm volatile("bar.sync 3, %0;" ::"n"(lowLatencyThreads) : "memory"); }
+__device__ __forceinline__ void letNumberingGoOn() { asm volatile("bar.arrive 3, %0;" ::"n"(lowLatencyThreads) : "memory"); }
+
+// Rows by expert, by the threads that number: the choices of tokens 0 to end - 1, into counts that begin with 0.
+__device__ __forceinline__ void countChoices(const LowLatencyDispatchArguments& a, u32 end) {
+  constexpr u32 together = 8;
+  const u32 cells = end * a.topkColumns;
+  u32 first = numberingThread();
+#pragma unroll 1
+  do {
+    int2 choices[together];
+#pragma unroll
+    for (u32 j = 0; j < together; ++j) {
+      const u32 cell = first + j * lowLatencyNumbering;
+      choices[j] = make_int2(noExpert, noExpert);
+      if (cell < cells) choices[j] = loadChoice(a, cell);
+    }
+    // While the first ones are on their way.
+    if (first == numberingThread()) {
+      for (u32 expert = numberingThread(); expert < a.experts; expert += lowLatencyNumbering) sentToExperts()[expert] = 0;
+      meetNumbering();
+    }
+#pragma unroll
+    for (u32 j = 0; j < together; ++j) {
+      const i32 expert = expertOf(a, choices[j]);
+      if (expert >= 0) atomicAdd(&sentToExperts()[expert], 1u);
+    }
+    first += together * lowLatencyNumbering;
+  } while (first - numberingThread() < cells);
+}
+
+// Rows by rank, by all threads: the ranks of tokens 0 to end - 1. Visible behind a synchronisation.
+__device__ __forceinline__ void countRanks(const LowLatencyDispatchArguments& a, LowLatencySendShared& shared, u32 end,
+                                           const ExpertRank& rankOf) {
+  constexpr u32 together = 8;
+  for (u32 token = threadIdx.x; token < end; token += blockDim.x) {
+    u32 ranks = 0;
+    for (u32 first = 0; first < a.topkColumns; first += together) {
+      int2 choices[together];
+#pragma unroll
+      for (u32 j = 0; j < together; ++j) {
+        choices[j] = make_int2(noExpert, noExpert);
+        if (first + j < a.topkColumns) choices[j] = loadChoice(a, static_cast<u64>(token) * a.topkColumns + first + j);
+      }
+#pragma unroll
+      for (u32 j = 0; j < together; ++j) {
+        const i32 expert = expertOf(a, choices[j]);
+        if (expert >= 0) ranks |= 1u << rankOf(expert);
+      }
+    }
+    for (; ranks != 0; ranks &= ranks - 1) atomicAdd(&shared.ranks[__ffs(ranks) - 1], 1u);
+  }
+}
+
+// Where a token's row goes, by a warp; `row`: at the lane's rank, if that gets it.
+__device__ __forceinline__ void keepRows(const LowLatencyDispatchArguments& a, i32 (&rows)[epMaxRanks], u32 ranks, i32 row,
+                                         u32 token) {
+  if constexpr (lowLatencyIsElastic) ranks &= a.active;
+  if (laneIndex() >= a.ranks) return;
+  const i32 kept = (ranks >> laneIndex() & 1u) != 0 ? row : -1;
+  rows[laneIndex()] = kept;
+  static_cast<i32*>(a.sentRows)[static_cast<u64>(token) * a.ranks + laneIndex()] = kept;
+}
+
+// Rows by rank, by one warp: tokens first to first + count - 1, in their order.
+__device__ __forceinline__ void numberRanks(const LowLatencyDispatchArguments& a, LowLatencySendShared& shared, u32 half,
+                                            u32 first, u32 count, const ExpertRank& rankOf) {
+  const u32 lane = laneIndex();
+  u32 next = lane < a.ranks ? shared.ranks[lane] : 0;
+  for (u32 local = 0; local < count; ++local) {
+    const u32 ranks = rankOf.ofLanes(laneChoice(a, first + local));
+    keepRows(a, shared.rows[half][local], ranks, static_cast<i32>(next), first + local);
+    next += ranks >> lane & 1u;
+  }
+  if (lane < a.ranks) shared.ranks[lane] = next;
+}
+
+// By one warp, once countChoices() has counted all tokens before: the choices of tokens first to first + count - 1, in token order.
+// Lane j has choice j. Those that are none, or are there twice, end the call.
+__device__ inline void numberChoices(const LowLatencyDispatchArguments& a, LowLatencySendShared& shared, u32 first, u32 count,
+                                     u32 number, const WaitScope& scope) {
+  const u32 lane = laneIndex();
+  const bool isColumn = lane < a.topkColumns;
+  for (u32 local = 0; local < count; ++local) {
+    const u64 cell = static_cast<u64>(first + local) * a.topkColumns + lane;
+    const i32 expert = shared.choices[local][lane];
+    const u32 equals = __match_any_sync(0xffffffffu, expert);
+    const bool isBad = expert == badExpert || (expert >= 0 && static_cast<u32>(__ffs(equals)) - 1 != lane);
+    const u32 bad = __ballot_sync(0xffffffffu, isBad);
+    if (bad != 0 && lane == static_cast<u32>(__ffs(bad)) - 1) {
+      failCall({a.peers, a.ranks, a.rank}, scope, {a.rank, waitWord(lowLatencyWaitRows, a.call)},
+               {lowLatencyFailureBadChoice, number, static_cast<u32>(cell), 0});
+    }
+    const bool isGood = expert >= 0 && !isBad;
+    if constexpr (lowLatencyIsElastic) {
+      if (isColumn) static_cast<i32*>(a.keptChoices)[cell] = isGood ? expert : noExpert;
+    }
+    u32 place = 0;
+    if (isGood && !lowLatencyIsRankMajor) {
+      place = sentToExperts()[expert];
+      sentToExperts()[expert] = place + 1;
+    }
+    shared.choices[local][lane] = isGood ? expert : noExpert;
+    shared.places[local][lane] = place;
+    if (isColumn && a.sentPlaces != nullptr) {
+      static_cast<int2*>(a.sentPlaces)[cell] = make_int2(isGood ? expert : noExpert, static_cast<i32>(place));
+    }
+    // The next token may have the same experts in other lanes.
+    __syncwarp();
+  }
+}
+
+}  // namespace weftline
