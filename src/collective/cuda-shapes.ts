@@ -28,10 +28,9 @@ const MAX_SENT_PART = 16_384;
 const WIRE_BYTES_UNDER_WAY = 930_000;
 /**
  * Two ranks: half of what a warp stores stays in its own GPU, so links take more warps to fill. The fastest of what was
- * measured with 2 H100 that leaves half of the warps to choices; blocks for parts of more than MAX_STAGE_BYTES, and for others.
+ * measured with 2 H100 and 2 H200 that leaves half of the warps to choices, for parts of more than MAX_STAGE_BYTES and others.
  */
-const PAIR_ROW_WARPS = 8;
-const PAIR_BLOCKS = { large: 14, small: 16 };
+const PAIR = { large: { blocks: 14, rowWarps: 8 }, small: { blocks: 16, rowWarps: 6 } };
 
 export interface RowShape {
   /** Threads of a block. */
@@ -76,7 +75,8 @@ export function sendingShape(
   const most = Math.max(1, Math.min(MAX_ROW_WARPS, Math.floor(room / partBytes)));
   // Ranks other than its own that a token goes to, with even routing.
   const copies = (ranks - 1) * (1 - (1 - 1 / ranks) ** topk);
-  const filling = ranks === 2 ? PAIR_ROW_WARPS : Math.round(WIRE_BYTES_UNDER_WAY / (grid * partBytes * copies));
+  const filling =
+    ranks === 2 ? pairOf(rowBytes).rowWarps : Math.round(WIRE_BYTES_UNDER_WAY / (grid * partBytes * copies));
   const chosen = tried?.warps ?? (grid < SENDING_BLOCKS || ranks === 1 ? most : filling);
   const rowWarps = Math.max(1, Math.min(most, chosen));
   const sharedBytes = BARRIER_BYTES + most * partBytes;
@@ -87,7 +87,11 @@ export function sendingShape(
 function sendingBlocks(ranks: number, rowBytes: number): number {
   if (ranks === 1) return Number.POSITIVE_INFINITY;
   if (ranks > 2) return SENDING_BLOCKS;
-  return stagePart(rowBytes, MAX_SENT_PART) > MAX_STAGE_BYTES ? PAIR_BLOCKS.large : PAIR_BLOCKS.small;
+  return pairOf(rowBytes).blocks;
+}
+
+function pairOf(rowBytes: number): (typeof PAIR)[keyof typeof PAIR] {
+  return stagePart(rowBytes, MAX_SENT_PART) > MAX_STAGE_BYTES ? PAIR.large : PAIR.small;
 }
 
 export interface GatherShape extends RowShape {
