@@ -172,10 +172,15 @@ __device__ __forceinline__ bool send(const LowLatencyCombineArguments& a, const 
   return true;
 }
 
+// Whether the next kernel tells that this one has read what it needs. Not behind a hook, where that may be for later, nor where peers
+// may wait for it alone, outside of calls that all make (nextCombineBuffer).
+__device__ __forceinline__ bool isToldLater(const LowLatencyCombineArguments& a) {
+  return lowLatencyTravels == lowLatencyTravelsRankSums && (a.phases & lowLatencyPhaseSend) != 0;
+}
+
 // By one thread, when all others have read what they need of it.
 __device__ __forceinline__ void keep(const LowLatencyCombineArguments& a, LowLatencyBlock& own, u32 number) {
-  // Of rows that came, all are read by the time another kernel tells so.
-  own.owed = (a.phases & lowLatencyPhaseReceive) != 0 ? owedResult(a.result) : 0;
+  if ((a.phases & lowLatencyPhaseReceive) != 0 && isToldLater(a)) own.owed = owedResult(a.result);
   if ((a.phases & lowLatencyPhaseSend) == 0) return;
   own.combines = number;
   own.combineUses[a.result] += 1;
@@ -211,7 +216,8 @@ __device__ __forceinline__ void receive(const LowLatencyCombineArguments& a, Low
     if (r < a.ranks) checkCall(a, r, number, scope);
     return true;
   };
-  addUp(a, areRowsHere);
+  if (!addUp(a, areRowsHere) || isToldLater(a)) return;
+  giveUpRead({a.peers, a.ranks, a.rank}, [&](LowLatencyFlags* flags) { return &flags->taken[a.result]; });
 }
 
 // Where ranks come and go, by the first warp of the first block: who gets rows, once what an earlier combine left in the memory of
@@ -328,11 +334,9 @@ extern "C" __global__ void __launch_bounds__(mostThreads, 1)
     combineAmongMembers(changing, meeting, scope);
     return;
   }
-  if (blockIdx.x == 0 && threadIdx.x < a.ranks) tellOwed({a.peers, a.ranks, a.rank}, own.owed, threadIdx.x);
+  if (blockIdx.x == 0 && threadIdx.x < lanesPerWarp) tellOwed({a.peers, a.ranks, a.rank}, own, own.owed, threadIdx.x);
   if ((a.phases & lowLatencyPhaseBuffer) != 0) {
     if (threadIdx.x < a.ranks) isBufferFree(a, threadIdx.x, own.combineUses[a.result], scope);
-    __syncwarp();
-    if (threadIdx.x == 0) own.owed = 0;
     return;
   }
   if (sends && !send(a, own, number, scope)) return;

@@ -59,10 +59,9 @@ __device__ __forceinline__ void keep(const LowLatencyDispatchArguments& a, LowLa
     own.slotBefore = own.lastSlot;
     own.lastSlot = a.slot + 1;
   }
-  own.owed = 0;
   if ((a.phases & lowLatencyPhaseReceive) == 0) return;
   if (lowLatencyIsRankMajor) own.held[a.slot] = 1;
-  else own.owed = owedSlot(a.slot);
+  else if ((a.phases & lowLatencyPhaseSend) != 0) own.owed = owedSlot(a.slot);
 }
 
 // By all threads. areRowsHere(): all rows are, which each thread asks once; check(): what came with them is told to the block, which
@@ -98,7 +97,11 @@ __device__ __forceinline__ void receive(const LowLatencyDispatchArguments& a, Lo
   const auto check = [&]() {
     if (threadIdx.x < a.ranks) readArrival(a, shared, threadIdx.x, number, scope);
   };
-  place(a, shared, number, scope, areRowsHere, check);
+  if (!place(a, shared, number, scope, areRowsHere, check)) return;
+  // Behind a hook at once: whoever sends next need not wait for another kernel of this rank, which may be for later.
+  if (!lowLatencyIsRankMajor && (a.phases & lowLatencyPhaseSend) == 0) {
+    giveUpRead({a.peers, a.ranks, a.rank}, [&](LowLatencyFlags* flags) { return &flags->released[a.slot]; });
+  }
 }
 
 // By all threads, where ranks come and go. Before a decision only this rank's own tokens are read; rows are numbered, and slots
@@ -151,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(lowLatencyThreads, 1)
   }
   // By a warp of its own, with which nobody who counts waits.
   const u32 telling = threadIdx.x - 2 * lanesPerWarp;
-  if (blockIdx.x == 0 && telling < a.ranks) tellOwed({a.peers, a.ranks, a.rank}, givenUp(a, own), telling);
+  if (blockIdx.x == 0 && telling < lanesPerWarp) tellOwed({a.peers, a.ranks, a.rank}, own, givenUp(a, own), telling);
   // For those who wait first.
   if (sends) __syncwarp();
   else __syncthreads();

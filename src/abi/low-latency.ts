@@ -117,7 +117,8 @@ export const LOW_LATENCY_UNIT = 1024;
  * On GPUs, in place of LowLatencyCell: one per (receiver, source), in the receiver's window, written by kernels of the source
  * alone. The blocks of a kernel each add their share, LOW_LATENCY_UNIT together, so nobody waits for the last one of a grid.
  * Counters are never reset, wrap, and are compared by signed difference. `released` and `taken` are told by the next kernel of
- * the source, whichever it is, as its first act: by then nothing is under way for which a fence would have to wait.
+ * the source, whichever it is, as its first act: by then nothing is under way for which a fence would have to wait. Kernels
+ * behind a hook, and those of a combine whose buffer peers may ask for, tell it themselves, at their end.
  *
  * - `arrived`: dispatches of the source whose rows are here, with `rows` and `calls` of that number.
  * - `combined`: combines for which the source's rows can be read, with `combineCalls` of that number.

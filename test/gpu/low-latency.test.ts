@@ -33,6 +33,21 @@ for (const ranks of [1, 2]) {
   });
 }
 
+const overlapped = new URL('../local/ranks/low-latency-overlapped.js', import.meta.url);
+const alone = new URL('../local/ranks/low-latency-alone.js', import.meta.url);
+
+test('combines of one result do not wait for the hook of a combine of another', { skip: noGpu }, async () => {
+  const { exitCode, transcript } = await runRanks(2, overlapped, { args: ['hooks'], env, timeoutMs });
+  assert.equal(exitCode, 0, transcript);
+});
+
+for (const ranks of [2, 3]) {
+  test(`one of ${ranks} ranks may ask alone for the memory of its next combine`, { skip: noGpu }, async () => {
+    const { exitCode, transcript } = await runRanks(ranks, alone, { env, timeoutMs });
+    assert.equal(exitCode, 0, transcript);
+  });
+}
+
 interface Failure {
   readonly code: string;
   readonly message: string;

@@ -95,6 +95,11 @@ test('combines of one result do not wait for the hook of a combine of another', 
   assert.equal(exitCode, 0, transcript);
 });
 
+test('a rank may ask alone for the memory of its next combine', async () => {
+  const { exitCode, transcript } = await runRanks(3, new URL('./ranks/low-latency-alone.js', import.meta.url));
+  assert.equal(exitCode, 0, transcript);
+});
+
 test('ranks on several hosts are refused in words', async () => {
   const { failures: got, transcript } = await failures('hosts', 2, { env: { WEFTLINE_HOSTS: '2' } });
   for (const { code, message } of got) {

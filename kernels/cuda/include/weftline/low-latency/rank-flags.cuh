@@ -2,7 +2,7 @@
 //
 // Each block of a kernel that sends adds its share to a word of every peer as soon as it is done; the shares of a kernel make one
 // unit. So no block waits for the others of its grid, and nothing is ever reset. That memory may be written again the next kernel
-// tells, in one go.
+// tells, in one go, where it comes for sure before anybody waits for it.
 #pragma once
 #include "weftline/abi.cuh"
 #include "weftline/memory-order.cuh"
@@ -181,15 +181,29 @@ __device__ inline bool isSameCall(const LowLatencyRanks& all, u64 there, u32 num
 __device__ __forceinline__ u32 owedSlot(u32 slot) { return 1u << slot; }
 __device__ __forceinline__ u32 owedResult(u32 result) { return 1u << (lowLatencyMostSlots + result); }
 
-// By one thread per peer of the first block, before anything else: what earlier kernels of this rank have read is given up.
-// ORDER: those kernels are over, so their loads are done; nothing is published, and no fence is needed.
-__device__ __forceinline__ void tellOwed(const LowLatencyRanks& all, u32 owed, u32 peer) {
-  LowLatencyFlags* flags = flagsAt(all.peers[peer], all.rank);
-  for (; owed != 0; owed &= owed - 1) {
-    const u32 bit = __ffs(owed) - 1;
-    u32* word = bit < lowLatencyMostSlots ? flags->released + bit : flags->taken + (bit - lowLatencyMostSlots);
-    addRelaxedSystem(word, lowLatencyUnit);
+// By a warp of the first block, before anything else: what kernels before have read is given up. Lane r tells rank r.
+// ORDER: those kernels are over, so their loads have returned; nothing is published, and no fence is needed.
+__device__ __forceinline__ void tellOwed(const LowLatencyRanks& all, LowLatencyBlock& own, u32 owed, u32 lane) {
+  if (lane < all.ranks) {
+    LowLatencyFlags* flags = flagsAt(all.peers[lane], all.rank);
+    for (u32 rest = owed; rest != 0; rest &= rest - 1) {
+      const u32 bit = __ffs(rest) - 1;
+      u32* word = bit < lowLatencyMostSlots ? flags->released + bit : flags->taken + (bit - lowLatencyMostSlots);
+      addRelaxedSystem(word, lowLatencyUnit);
+    }
   }
+  // Before this kernel can fail: nothing is told twice.
+  __syncwarp();
+  if (lane == 0) own.owed = 0;
+}
+
+// By all threads, as the last thing: what this block has read is given up by this kernel itself, in the word of every peer. The end
+// of the kernel then waits until peers have it.
+// ORDER: the values of all loads of the block have been used before the synchronisation; nothing is published.
+template <class WordOf>
+__device__ __forceinline__ void giveUpRead(const LowLatencyRanks& all, const WordOf& wordOf) {
+  __syncthreads();
+  if (threadIdx.x < all.ranks) addRelaxedSystem(wordOf(flagsAt(all.peers[threadIdx.x], all.rank)), blockShare());
 }
 
 __device__ __forceinline__ u64 callCell(u32 number, u32 call) { return number | static_cast<u64>(call) << 32; }
