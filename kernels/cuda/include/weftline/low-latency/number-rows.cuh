@@ -91,19 +91,29 @@ __device__ __forceinline__ u32 numberingThread() { return threadIdx.x - lowLaten
 
 __device__ __forceinline__ bool isNumbering() { return threadIdx.x >= lowLatencySending; }
 
+// All lanes of a warp come to a barrier together, whatever ways they took before.
+
 // Those that number wait for each other.
 __device__ __forceinline__ void meetNumbering() {
+  __syncwarp();
   asm volatile("bar.sync 1, %0;" ::"n"(lowLatencyNumbering) : "memory");
 }
 
 // The others do.
 __device__ __forceinline__ void meetSending() {
+  __syncwarp();
   asm volatile("bar.sync 2, %0;" ::"n"(lowLatencySending) : "memory");
 }
 
 // Once for a kernel: those that number wait for the others, which do not wait for them.
-__device__ __forceinline__ void awaitSending() { asm volatile("bar.sync 3, %0;" ::"n"(lowLatencyThreads) : "memory"); }
-__device__ __forceinline__ void letNumberingGoOn() { asm volatile("bar.arrive 3, %0;" ::"n"(lowLatencyThreads) : "memory"); }
+__device__ __forceinline__ void awaitSending() {
+  __syncwarp();
+  asm volatile("bar.sync 3, %0;" ::"n"(lowLatencyThreads) : "memory");
+}
+__device__ __forceinline__ void letNumberingGoOn() {
+  __syncwarp();
+  asm volatile("bar.arrive 3, %0;" ::"n"(lowLatencyThreads) : "memory");
+}
 
 // Rows by expert, by the threads that number: the choices of tokens 0 to end - 1, into counts that begin with 0.
 __device__ __forceinline__ void countChoices(const LowLatencyDispatchArguments& a, u32 end) {

@@ -189,6 +189,8 @@ __device__ __forceinline__ bool placeRows(const LowLatencyDispatchArguments& a, 
   // The wait covers what is read from here on: slots stay until this rank gives them up.
   if (!areRowsHere()) return false;
   if (blockDim.x - threadIdx.x <= lowLatencyPlanning) planPlaces(a);
+  // Lanes go on together, also to the barrier.
+  __syncwarp();
   bool isPlanned = false;
 #pragma unroll 1
   for (;;) {
@@ -202,6 +204,7 @@ __device__ __forceinline__ bool placeRows(const LowLatencyDispatchArguments& a, 
     }
     if (!isPlanned) {
       check();
+      __syncwarp();
       __syncthreads();
       if (shared.isOut) return false;
       isPlanned = true;

@@ -195,6 +195,7 @@ __device__ __forceinline__ void tellOwed(const LowLatencyRanks& all, LowLatencyB
   // Before this kernel can fail: nothing is told twice.
   __syncwarp();
   if (lane == 0) own.owed = 0;
+  __syncwarp();
 }
 
 // By all threads, as the last thing: what this block has read is given up by this kernel itself, in the word of every peer. The end

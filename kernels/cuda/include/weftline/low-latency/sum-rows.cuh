@@ -92,19 +92,22 @@ __device__ __forceinline__ bool sumRows(u32 items, u32 rowBytes, const Source& s
   RowSum sum = {{nullptr, 0}, nullptr};
   if (work < end) sum = source.sumOf(item);
   if (!areRowsHere()) return false;
-  bool isAllowed = false;
-  for (; work < end; ++work, ++part) {
-    if (part == parts) {
-      part = 0;
-      sum = source.sumOf(++item);
-    }
+#pragma unroll 1
+  for (bool isFirst = true;; isFirst = false) {
+    const bool hasWork = work < end;
     const u32 at = part * lowLatencyPartBytes + laneIndex() * 16;
-    const uint4 value = sumAt<isWeighted>(sum.addend, at, at < rowBytes);
-    if (!isAllowed && !may()) return false;
-    isAllowed = true;
+    uint4 value = make_uint4(0, 0, 0, 0);
+    if (hasWork) value = sumAt<isWeighted>(sum.addend, at, at < rowBytes);
+    // All warps in one place, for it may be a barrier.
+    __syncwarp();
+    if (isFirst && !may()) return false;
+    if (!hasWork) return true;
     if (at < rowBytes && sum.out != nullptr) *reinterpret_cast<uint4*>(sum.out + at) = value;
+    ++work;
+    if (++part < parts) continue;
+    part = 0;
+    if (work < end) sum = source.sumOf(++item);
   }
-  return isAllowed || may();
 }
 
 }  // namespace weftline
