@@ -91,8 +91,8 @@ __device__ __forceinline__ u32 numberingThread() { return threadIdx.x - lowLaten
 
 __device__ __forceinline__ bool isNumbering() { return threadIdx.x >= lowLatencySending; }
 
-// All lanes of a warp come to a barrier together, whatever ways they took before.
-
+// Barriers of a part of a block's warps. All lanes of a warp come to them together, whatever ways they took before.
+//
 // Those that number wait for each other.
 __device__ __forceinline__ void meetNumbering() {
   __syncwarp();
