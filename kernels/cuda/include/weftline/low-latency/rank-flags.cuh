@@ -192,7 +192,7 @@ __device__ __forceinline__ void tellOwed(const LowLatencyRanks& all, LowLatencyB
       addRelaxedSystem(word, lowLatencyUnit);
     }
   }
-  // Before this kernel can fail: nothing is told twice.
+  // Before this kernel can fail, so that none of it is told twice.
   __syncwarp();
   if (lane == 0) own.owed = 0;
   __syncwarp();
