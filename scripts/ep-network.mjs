@@ -94,7 +94,9 @@ async function benchWeftline(hosts, folder) {
   const nodes = [0, 1].map((node) =>
     hosts.start(node, [process.execPath, main, ...job, '--node-rank', String(node), ...bench], { env, timeoutMs }),
   );
-  await Promise.all(nodes);
+  // One host may only have been stopped because of the other: the messages of both say what went wrong.
+  const failures = (await Promise.allSettled(nodes)).flatMap(({ reason }) => reason?.message ?? []);
+  if (failures.length > 0) throw new Error(failures.join('\n'));
   const report = JSON.parse(readFileSync(file, 'utf8'));
   rmSync(file);
   return report;

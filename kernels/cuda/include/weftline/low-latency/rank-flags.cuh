@@ -65,6 +65,7 @@ struct LowLatencyFailure {
 
 // ORDER: the reason, then the word that says there is one. The cell of this rank in every window, its own as well.
 __device__ inline void tellFailure(const LowLatencyRanks& all, const LowLatencyFailure& failure) {
+#pragma unroll 1
   for (u32 peer = 0; peer < all.ranks; ++peer) {
     // The window of a rank that is away is mapped nowhere.
     if (lowLatencyIsElastic && all.peers[peer] == nullptr) continue;
