@@ -172,8 +172,8 @@ __device__ __forceinline__ bool send(const LowLatencyCombineArguments& a, const 
   return true;
 }
 
-// Whether the next kernel tells that this one has read what it needs. Not behind a hook, where that may be for later, nor where peers
-// may wait for it alone, outside of calls that all make (nextCombineBuffer).
+// Whether the next kernel tells that this one has read what it needs. Not behind a hook, where the next one may come much later, nor
+// where a peer may wait for it alone, outside of the calls that all make (nextCombineBuffer).
 __device__ __forceinline__ bool isToldLater(const LowLatencyCombineArguments& a) {
   return lowLatencyTravels == lowLatencyTravelsRankSums && (a.phases & lowLatencyPhaseSend) != 0;
 }

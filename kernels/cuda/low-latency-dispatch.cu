@@ -98,7 +98,7 @@ __device__ __forceinline__ void receive(const LowLatencyDispatchArguments& a, Lo
     if (threadIdx.x < a.ranks) readArrival(a, shared, threadIdx.x, number, scope);
   };
   if (!place(a, shared, number, scope, areRowsHere, check)) return;
-  // Behind a hook at once: whoever sends next need not wait for another kernel of this rank, which may be for later.
+  // Behind a hook at once: a peer that sends next need not wait for another kernel of this rank, which may come much later.
   if (!lowLatencyIsRankMajor && (a.phases & lowLatencyPhaseSend) == 0) {
     giveUpRead({a.peers, a.ranks, a.rank}, [&](LowLatencyFlags* flags) { return &flags->released[a.slot]; });
   }
