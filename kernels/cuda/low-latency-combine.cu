@@ -12,9 +12,8 @@ using namespace weftline;
 
 namespace {
 
-constexpr u32 mostThreads = 1024;
 // The thread that counts calls on.
-constexpr u32 keeping = mostThreads - lanesPerWarp;
+constexpr u32 keeping = lowLatencyThreads - lanesPerWarp;
 
 __device__ __forceinline__ u8* combineRowsAt(const LowLatencyCombineArguments& a, u32 r) {
   return static_cast<u8*>(a.peers[r]) + a.rowsOffset;
@@ -318,7 +317,7 @@ __device__ __forceinline__ void combineAmongMembers(LowLatencyCombineArguments& 
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(mostThreads, 1)
+extern "C" __global__ void __launch_bounds__(lowLatencyThreads, 1)
     lowLatencyCombine(const __grid_constant__ LowLatencyCombineArguments a) {
   awaitPredecessor();
   WEFTLINE_TRACE_KERNEL();

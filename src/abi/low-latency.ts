@@ -108,6 +108,8 @@ export const lowLatencyBell = defineLayout('LowLatencyBell', { bell: 'i32', slee
 
 /** Receive slots at most; see receiveSlots of LowLatencySize. */
 export const LOW_LATENCY_MOST_SLOTS = 4;
+/** Threads of each block of a low-latency kernel, whose barriers count them. */
+export const LOW_LATENCY_THREADS = 1024;
 /** Blocks of a low-latency kernel at most. */
 export const LOW_LATENCY_MAX_BLOCKS = 256;
 /** What the blocks of one kernel add together to a word of LowLatencyFlags that counts kernels. */

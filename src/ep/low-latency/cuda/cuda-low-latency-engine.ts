@@ -1,6 +1,11 @@
 // The GPU's way of a low-latency call: a kernel that sends and receives, or one for each around a hook. Nothing waits for the
 // host, and the host waits for nothing: results are there for what follows on the device's stream.
-import { LOW_LATENCY_RESULTS, lowLatencyPhases, lowLatencyScales } from '../../../abi/low-latency.ts';
+import {
+  LOW_LATENCY_RESULTS,
+  lowLatencyPhases,
+  lowLatencyScales,
+  lowLatencyTravels,
+} from '../../../abi/low-latency.ts';
 import type { CudaCalls } from '../../../collective/cuda-calls.ts';
 import { remaining } from '../../../core/deadline.ts';
 import { type DType, dtypes } from '../../../core/dtype.ts';
@@ -24,7 +29,7 @@ import type { LowLatencyScope } from '../low-latency-scope.ts';
 import type { LowLatencyRegion } from '../low-latency-size.ts';
 import type { LowLatencyMembership } from '../low-latency-membership.ts';
 import type { ElasticCalls } from './elastic-calls.ts';
-import type { DispatchPlan, LowLatencyLaunches } from './low-latency-launches.ts';
+import { type DispatchPlan, type LowLatencyLaunches, travelsOf } from './low-latency-launches.ts';
 import type { CudaLowLatencyTables, CudaResultTables } from './low-latency-tables.ts';
 
 /** What an engine is made of, and owns. */
@@ -53,6 +58,8 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
   readonly #launches: LowLatencyLaunches;
   readonly #calls: CudaCalls;
   readonly #isRankMajor: boolean;
+  /** All choices travel. */
+  readonly #isByChoice: boolean;
   /** Memory of results for which no `out` was given, by parity of the dispatch; made when first needed. */
   readonly #own: (Tensor<'u8'> | undefined)[] = [undefined, undefined];
   readonly #outgrown: Tensor<'u8'>[] = [];
@@ -65,6 +72,7 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
     this.#launches = launches;
     this.#calls = calls;
     this.#isRankMajor = scope.config.layout === 'rank-major';
+    this.#isByChoice = travelsOf(scope.config) === lowLatencyTravels.choices;
   }
 
   get mapped(): MemoryRange {
@@ -238,9 +246,7 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
     set.set('weights', topkWeights?.address ?? 0);
     set.set('sentRows', tables.sentRows.address);
     for (const name of ['sentPlaces', 'rowOf', 'rowWeights'] as const) set.set(name, addressOf(tables[name]));
-    const { layout, combineTravels } = this.#scope.config;
-    const isByChoice = layout === 'expert-major' && combineTravels === 'choices';
-    set.set('counts', (isByChoice ? tables.counts : tables.arrived).address);
+    set.set('counts', (this.#isByChoice ? tables.counts : tables.arrived).address);
     set.set('waitStats', (phases & RECEIVE) === 0 ? 0 : (waitStats?.address ?? 0));
     set.set('tokens', handle.numTokens);
     set.set('topkColumns', handle.topk);

@@ -2,6 +2,7 @@
 import type { lowLatencyCombineArguments, lowLatencyDispatchArguments } from '../../../abi/low-latency-arguments.ts';
 import {
   LOW_LATENCY_MAX_BLOCKS,
+  LOW_LATENCY_THREADS,
   lowLatencyPhases,
   lowLatencyRows,
   lowLatencyTravels,
@@ -27,7 +28,6 @@ export interface LowLatencyLaunches {
   readonly awaitBuffer: CombinePlan;
 }
 
-const THREADS = 1024;
 /** What a thread copies of a row at once, if the row can be divided so. */
 const WIDE_BYTES = 16;
 
@@ -49,7 +49,7 @@ export async function loadLaunches(
   const { multiprocessors, capability } = device.properties;
   const grid = Math.min(numSms || multiprocessors, multiprocessors, LOW_LATENCY_MAX_BLOCKS);
   // Being launched takes as long as a flag; the kernels wait for their predecessor themselves.
-  const shape = { grid, block: THREADS, overlapPredecessor: capability.major >= 9 };
+  const shape = { grid, block: LOW_LATENCY_THREADS, overlapPredecessor: capability.major >= 9 };
   return {
     dispatch: { bf16: bf16.lowLatencyDispatch.plan(shape), fp8: fp8.lowLatencyDispatch.plan(shape) },
     combine: lowLatencyCombine.plan(shape),
@@ -62,7 +62,8 @@ function rankFactor(expertsPerRank: number): number {
   return expertsPerRank === 1 ? 0 : Math.floor(0xffffffff / expertsPerRank) + 1;
 }
 
-function travelsOf({ layout, combineTravels }: Required<LowLatencyConfig>): number {
+/** One of lowLatencyTravels. */
+export function travelsOf({ layout, combineTravels }: Required<LowLatencyConfig>): number {
   if (layout === 'rank-major') return lowLatencyTravels.rankMajor;
   return combineTravels === 'choices' ? lowLatencyTravels.choices : lowLatencyTravels.rankSums;
 }

@@ -18,8 +18,7 @@ constexpr u32 lanesPerGroup = fp8Group / columnsPerVector;
 
 // Tokens of a block that are numbered, and sent, together.
 constexpr u32 lowLatencyBatch = 8;
-// Threads of a block: those that bring rows to peers, then those that number.
-constexpr u32 lowLatencyThreads = 1024;
+// Of the threads of a block: those that bring rows to peers, then those that number.
 constexpr u32 lowLatencyNumbering = 128;
 constexpr u32 lowLatencySending = lowLatencyThreads - lowLatencyNumbering;
 static_assert(lowLatencyBatch <= lowLatencySending / lanesPerWarp, "a warp for the choices of each token");
@@ -39,7 +38,7 @@ struct LowLatencySendShared {
   bool isFree;
   // Rows by rank: how many of the tokens so far go to each.
   u32 ranks[epMaxRanks];
-  // Of the tokens of a batch, of two batches in turn: row at each rank or -1.
+  // Of the tokens of a batch: row at each rank or -1. Rows by expert have those of two batches in turn, others the first ones.
   i32 rows[2][lowLatencyBatch][epMaxRanks];
   // Of the groups of columns that the threads encode first.
   f32 scales[2][lowLatencySending / lanesPerGroup];
@@ -91,25 +90,19 @@ __device__ __forceinline__ u32 numberingThread() { return threadIdx.x - lowLaten
 
 __device__ __forceinline__ bool isNumbering() { return threadIdx.x >= lowLatencySending; }
 
-// Barriers of a part of a block's warps. All lanes of a warp come to them together, whatever ways they took before.
-//
-// Those that number wait for each other.
-__device__ __forceinline__ void meetNumbering() {
+// A barrier of so many threads of a block. All lanes of a warp come to it together, whatever ways they took before.
+template <u32 barrier, u32 threads>
+__device__ __forceinline__ void meetThreads() {
   __syncwarp();
-  asm volatile("bar.sync 1, %0;" ::"n"(lowLatencyNumbering) : "memory");
+  asm volatile("bar.sync %0, %1;" ::"n"(barrier), "n"(threads) : "memory");
 }
 
-// The others do.
-__device__ __forceinline__ void meetSending() {
-  __syncwarp();
-  asm volatile("bar.sync 2, %0;" ::"n"(lowLatencySending) : "memory");
-}
+// Those that number wait for each other, and so do the others.
+__device__ __forceinline__ void meetNumbering() { meetThreads<1, lowLatencyNumbering>(); }
+__device__ __forceinline__ void meetSending() { meetThreads<2, lowLatencySending>(); }
 
 // Once for a kernel: those that number wait for the others, which do not wait for them.
-__device__ __forceinline__ void awaitSending() {
-  __syncwarp();
-  asm volatile("bar.sync 3, %0;" ::"n"(lowLatencyThreads) : "memory");
-}
+__device__ __forceinline__ void awaitSending() { meetThreads<3, lowLatencyThreads>(); }
 __device__ __forceinline__ void letNumberingGoOn() {
   __syncwarp();
   asm volatile("bar.arrive 3, %0;" ::"n"(lowLatencyThreads) : "memory");
@@ -177,13 +170,13 @@ __device__ __forceinline__ void keepRows(const LowLatencyDispatchArguments& a, i
 }
 
 // Rows by rank, by one warp: tokens first to first + count - 1, in their order.
-__device__ __forceinline__ void numberRanks(const LowLatencyDispatchArguments& a, LowLatencySendShared& shared, u32 half,
-                                            u32 first, u32 count, const ExpertRank& rankOf) {
+__device__ __forceinline__ void numberRanks(const LowLatencyDispatchArguments& a, LowLatencySendShared& shared, u32 first,
+                                            u32 count, const ExpertRank& rankOf) {
   const u32 lane = laneIndex();
   u32 next = lane < a.ranks ? shared.ranks[lane] : 0;
   for (u32 local = 0; local < count; ++local) {
     const u32 ranks = rankOf.ofLanes(laneChoice(a, first + local));
-    keepRows(a, shared.rows[half][local], ranks, static_cast<i32>(next), first + local);
+    keepRows(a, shared.rows[0][local], ranks, static_cast<i32>(next), first + local);
     next += ranks >> lane & 1u;
   }
   if (lane < a.ranks) shared.ranks[lane] = next;

@@ -21,9 +21,9 @@ __device__ __forceinline__ f32 weightAt(const LowLatencyDispatchArguments& a, u3
 }
 
 // What goes beside the rows of a token, by a warp. Lane j has choice j, and its weight. Rows by expert stand where their token does,
-// and the choices of all tokens go to all ranks: that one has none of its experts a rank sees from them.
-__device__ inline void sendBeside(const LowLatencyDispatchArguments& a, const LowLatencySendShared& shared, u32 half, u32 first,
-                                  u32 local, f32 weight) {
+// and the choices of all tokens go to all ranks: a rank sees from them which tokens have none of its experts.
+__device__ inline void sendBeside(const LowLatencyDispatchArguments& a, const LowLatencySendShared& shared, u32 first, u32 local,
+                                  f32 weight) {
   // As many ranks at once as there are lanes for.
   const Divisor byColumns(a.topkColumns);
   const u32 together = byColumns.quotient(lanesPerWarp);
@@ -37,7 +37,7 @@ __device__ inline void sendBeside(const LowLatencyDispatchArguments& a, const Lo
   for (u32 firstRank = 0; firstRank < a.ranks; firstRank += together) {
     const u32 r = firstRank + rankOfLane;
     if (rankOfLane >= together || r >= a.ranks) continue;
-    const i32 row = lowLatencyIsRankMajor ? shared.rows[half][local][r] : static_cast<i32>(token);
+    const i32 row = lowLatencyIsRankMajor ? shared.rows[0][local][r] : static_cast<i32>(token);
     if (row < 0 || (lowLatencyIsElastic && (a.active >> r & 1u) == 0)) continue;
     if (lowLatencyIsRankMajor && column == 0) *reinterpret_cast<u32*>(slotAt(a, r, a.sourcesOffset, row, 4)) = token;
     const i32 ofRank = expert - static_cast<i32>(r * a.expertsPerRank);
@@ -217,7 +217,7 @@ __device__ __forceinline__ bool numberTokens(const LowLatencyDispatchArguments& 
 #pragma unroll 1
     for (u32 local = warp; local < count; local += warps) {
       if (local != warp) weight = weightAt(a, first + local);
-      sendBeside(a, shared, 0, first, local, weight);
+      sendBeside(a, shared, first, local, weight);
     }
     first += lowLatencyBatch;
     if (first >= own.end) return true;
@@ -297,7 +297,7 @@ __device__ __forceinline__ bool sendByRank(const LowLatencyDispatchArguments& a,
     uint4 next = vectors.load(first, count, vectors.after(place));
     // Behind the counts, or behind the rows of the batch before.
     __syncthreads();
-    if (threadIdx.x < lanesPerWarp) numberRanks(a, shared, 0, first, count, rankOf);
+    if (threadIdx.x < lanesPerWarp) numberRanks(a, shared, first, count, rankOf);
     if (isNumbering()) {
       for (u32 local = numberingWarp; local < count; local += warps) {
         shared.choices[local][laneIndex()] = laneChoice(a, first + local);
@@ -310,7 +310,7 @@ __device__ __forceinline__ bool sendByRank(const LowLatencyDispatchArguments& a,
     if (__syncthreads_or(!isFree)) return false;
     if (isNumbering()) {
       for (u32 local = numberingWarp; local < count; local += warps) {
-        sendBeside(a, shared, 0, first, local, weightAt(a, first + local));
+        sendBeside(a, shared, first, local, weightAt(a, first + local));
       }
     } else {
       vectors.sendBatch(shared.rows[0], first, count, place, encoded, next, true);
@@ -320,8 +320,8 @@ __device__ __forceinline__ bool sendByRank(const LowLatencyDispatchArguments& a,
   return true;
 }
 
-// By all threads. areSlotsFree(): slots at all peers are, by the warps that send or, where ranks come and go, by all; false when the
-// block must leave.
+// By all threads. areSlotsFree() says whether the slots at all peers are free; the warps that send ask it, or all threads where ranks
+// come and go or rows stand by rank. False when the block must leave.
 template <class AwaitSlots>
 __device__ __forceinline__ bool sendRows(const LowLatencyDispatchArguments& a, LowLatencySendShared& shared, u32 number,
                                          const WaitScope& scope, const AwaitSlots& areSlotsFree) {
