@@ -21,9 +21,14 @@ on() { # on PROCESS COMMAND...
   shift
   nsenter --target "$process" --net --mount --uts --ipc --wd="$PWD" "$@"
 }
+# Until a process has left this machine's network, what is said to it would be done to this machine.
+here=$(readlink /proc/self/ns/net)
+ready() {
+  [ "$(readlink "/proc/$1/ns/net")" != "$here" ] && on "$1" ip link show lo up 2>/dev/null | grep -q lo
+}
 for process in $first $second; do
   tries=0
-  until on "$process" ip link show lo up 2>/dev/null | grep -q lo; do
+  until ready "$process"; do
     tries=$((tries + 1))
     [ $tries -lt 100 ] || { echo 'two-hosts: the namespaces were not made' >&2; exit 1; }
     sleep 0.1
