@@ -6,8 +6,9 @@ import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { packageFile } from '../core/package-file.ts';
 import { quote } from '../core/quote.ts';
-import { readSettings, type Settings } from '../settings/settings.ts';
-import { MAX_WORLD_SIZE } from './environment.ts';
+import type { Address } from '../meeting/dial.ts';
+import { readSettings, type Settings, settingsTable } from '../settings/settings.ts';
+import { LAUNCH_ID_VARIABLE, MAX_WORLD_SIZE } from './environment.ts';
 import { type LaunchOptions, launchOptionNames } from './launch-options.ts';
 import { ranksOfHosts } from './pretended-hosts.ts';
 
@@ -172,4 +173,22 @@ function cannotStart(file: string, why: string): WeftlineError {
 /** Before a restart: none before the first one, then longer and longer: what fails at once must not keep the machine busy. */
 export function restartPauseMs(count: number): number {
   return count === 1 ? 0 : Math.min(MAX_RESTART_PAUSE_MS, 50 * 2 ** (count - 2));
+}
+
+/** What readEnvironment() reads in the process of a rank of this node; `store`: where it is served. */
+export function variablesOfRank(plan: JobPlan, local: number, store: Address): Readonly<Record<string, string>> {
+  return {
+    WEFTLINE_RANK: String(plan.firstRank + local),
+    WEFTLINE_WORLD_SIZE: String(plan.size),
+    WEFTLINE_LOCAL_RANK: String(local),
+    WEFTLINE_LOCAL_WORLD_SIZE: String(plan.localSize),
+    WEFTLINE_MASTER_ADDR: store.host,
+    WEFTLINE_MASTER_PORT: String(store.port),
+    WEFTLINE_TOKEN: plan.token,
+    WEFTLINE_JOB_ID: plan.jobPrefix,
+    WEFTLINE_LAUNCHER_PID: String(process.pid),
+    [LAUNCH_ID_VARIABLE]: plan.launchId,
+    [settingsTable.hosts.env]: plan.settings.hosts,
+    WEFTLINE_STORE: `${store.host}:${store.port}`,
+  };
 }

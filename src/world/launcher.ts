@@ -2,14 +2,13 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { asWeftlineError, WeftlineError } from '../core/errors.ts';
 import { printableLines } from '../core/quote.ts';
-import { settingsTable } from '../settings/settings.ts';
 import { tokenCredential } from '../meeting/credentials.ts';
 import type { Address } from '../meeting/dial.ts';
-import { LAUNCH_ID_VARIABLE, uniqueJobId } from './environment.ts';
+import { uniqueJobId } from './environment.ts';
 import { FailureLog, type FailureNote } from './failure-log.ts';
 import { failureSummary } from './failure-summary.ts';
 import { firstFailure, type FoundFailure, jobExitCode, type RankFailure, type SeenExit } from './first-failure.ts';
-import { type JobPlan, planJob, restartPauseMs } from './job-plan.ts';
+import { type JobPlan, planJob, restartPauseMs, variablesOfRank } from './job-plan.ts';
 import type { LaunchOptions, LaunchResult } from './launch-options.ts';
 import { endMarkedProcesses } from './marked-processes.ts';
 import { NodeLink } from './node-link.ts';
@@ -64,6 +63,8 @@ class Job {
   };
   #stopping = false;
   #awaitsHelpers = false;
+  /** The ranks of all nodes have ended but for helpers, which launchers are about to stop. */
+  #areOnlyHelpersLeft = false;
   #interrupted = false;
   #stopExplaining: () => void = () => {};
   /** True once the other nodes know how this one ended. */
@@ -193,7 +194,7 @@ class Job {
 
   /** The first failure on any node, once the ranks of this node have ended; undefined if all ranks of all nodes ended well. */
   async #jobFailure(ranks: readonly RankResult[]): Promise<RankFailure | undefined> {
-    const found = firstFailure(ranks, this.#notes(), this.#exits);
+    const found = this.#failureAmong(ranks);
     if (this.#nodes === undefined) return found;
     if (found !== undefined) return this.#reportedFailure(found);
     if (this.#remoteFailure !== undefined) return this.#remoteFailure;
@@ -201,12 +202,18 @@ class Job {
     return Promise.race([link.failure(), link.allEnded().then(() => undefined)]);
   }
 
+  #failureAmong(ends: readonly RankResult[]): FoundFailure | undefined {
+    const found = firstFailure(ends, this.#notes(), this.#exits);
+    // A helper that lost those of another node. If these failed by themselves, their launcher tells of it.
+    return found?.blamesOthers === true && this.#areOnlyHelpersLeft ? undefined : found;
+  }
+
   async #reportedFailure(own: FoundFailure): Promise<RankFailure> {
     const { graceMs } = this.#plan.settings;
     try {
       const link = await this.#nodes;
       // The node whose rank was the first tells of it as soon as that rank has ended.
-      if (own.blamesOthers) await link?.failure(graceMs + STOP_MS).catch(unlessLost);
+      if (own.blamesOthers) await link?.failureWithin(graceMs + STOP_MS);
       return (await link?.report(own)) ?? own;
     } catch (error) {
       const { code, message } = asWeftlineError(error);
@@ -227,7 +234,7 @@ class Job {
   }
 
   async #startRank(local: number, { address, print }: RankStart): Promise<void> {
-    const { firstRank, size, localSize, token, jobPrefix, launchId, commandOf, settings } = this.#plan;
+    const { firstRank, commandOf } = this.#plan;
     const rank = firstRank + local;
     const raw = this.#options.rawRank === rank;
     const started = await RankProcess.start({
@@ -239,18 +246,7 @@ class Job {
       env: {
         ...process.env,
         ...this.#options.env,
-        WEFTLINE_RANK: String(rank),
-        WEFTLINE_WORLD_SIZE: String(size),
-        WEFTLINE_LOCAL_RANK: String(local),
-        WEFTLINE_LOCAL_WORLD_SIZE: String(localSize),
-        WEFTLINE_MASTER_ADDR: address.host,
-        WEFTLINE_MASTER_PORT: String(address.port),
-        WEFTLINE_TOKEN: token,
-        WEFTLINE_JOB_ID: jobPrefix,
-        WEFTLINE_LAUNCHER_PID: String(process.pid),
-        [LAUNCH_ID_VARIABLE]: launchId,
-        [settingsTable.hosts.env]: settings.hosts,
-        WEFTLINE_STORE: `${address.host}:${address.port}`,
+        ...variablesOfRank(this.#plan, local, address),
         WEFTLINE_FAILURE_LOG: this.#log.path,
       },
     });
@@ -291,8 +287,16 @@ class Job {
     if (helpers === undefined || this.#ended.filter(isRank).length < ranks || this.#awaitsHelpers) return;
     this.#awaitsHelpers = true;
     // Where another node fails or is lost, all ranks are stopped anyway.
-    const others = this.#nodes?.then((link) => link.onlyHelpersLeft()) ?? Promise.resolve();
-    others.then(() => this.#stopAll(this.#plan.settings.graceMs)).catch(() => {});
+    this.#stopHelpers().catch(() => {});
+  }
+
+  async #stopHelpers(): Promise<void> {
+    const link = await this.#nodes;
+    await link?.onlyHelpersLeft();
+    this.#areOnlyHelpersLeft = true;
+    // Once one launcher stops its helpers, those of other nodes lose them: all launchers must know by then why.
+    await link?.helpersMayEnd();
+    this.#stopAll(this.#plan.settings.graceMs);
   }
 
   /**
@@ -328,7 +332,7 @@ class Job {
 
   /** The other nodes need not wait until all ranks of this one have ended. */
   #tellNodes(): void {
-    const found = firstFailure(this.#ended, this.#notes(), this.#exits);
+    const found = this.#failureAmong(this.#ended);
     if (found === undefined || found.blamesOthers || this.#nodes === undefined) return;
     this.#reported ??= this.#nodes.then((link) => link.report(found));
     this.#reported.catch(() => {});
@@ -386,11 +390,6 @@ class Job {
       child.stderr?.destroy();
     }
   }
-}
-
-/** A node may be slow to report; one whose launcher is gone never will. */
-function unlessLost(error: unknown): void {
-  if (asWeftlineError(error).code !== 'WL_TIMEOUT') throw error;
 }
 
 interface RankStart {

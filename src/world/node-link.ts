@@ -79,6 +79,16 @@ export class NodeLink {
     return decodeJson(await this.#longWait((wait) => this.#store.get(FAILURE_KEY, wait), timeoutMs)) as RankFailure;
   }
 
+  /** The same; undefined if a node is slow to tell. One whose launcher is gone never will. */
+  async failureWithin(timeoutMs: number): Promise<RankFailure | undefined> {
+    try {
+      return await this.failure(timeoutMs);
+    } catch (error) {
+      if (asWeftlineError(error).code !== 'WL_TIMEOUT') throw error;
+      return undefined;
+    }
+  }
+
   /** Resolves when the ranks of all nodes have ended well. */
   async allEnded(): Promise<void> {
     await this.#longWait((wait) => this.#store.barrier('end', wait), LONG_MS);
@@ -87,6 +97,11 @@ export class NodeLink {
   /** Resolves when the ranks of all nodes have ended but for helpers, which may still wait for them. */
   async onlyHelpersLeft(): Promise<void> {
     await this.#longWait((wait) => this.#store.barrier('helpers', wait), LONG_MS);
+  }
+
+  /** Resolves when the launchers of all nodes know that. */
+  async helpersMayEnd(): Promise<void> {
+    await this.#longWait((wait) => this.#store.barrier('helpers told', wait), LONG_MS);
   }
 
   /** Without an error: the other nodes know how this one ended. */
