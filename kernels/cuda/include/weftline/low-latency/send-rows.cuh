@@ -221,7 +221,8 @@ __device__ __forceinline__ bool numberTokens(const LowLatencyDispatchArguments& 
     }
     first += lowLatencyBatch;
     if (first >= own.end) return true;
-    // A warp stores the choices of the same tokens of each batch as it has just sent.
+    // A warp stores the choices of the same tokens of each batch as it has just sent, which all its lanes must have read.
+    __syncwarp();
     count = min(own.end - first, lowLatencyBatch);
     chosen = warp < count ? laneChoice(a, first + warp) : noExpert;
     weight = weightAt(a, first + warp);
