@@ -54,12 +54,14 @@ struct ChoiceRows {
 
 // An item is a token that has several rows here; their sum replaces the first.
 struct RepeatedRows {
+  using Place = i32;
+
   const LayerSumArguments& a;
   // Repeated tokens, received rows.
   u32 count;
   u32 rows;
 
-  __device__ __forceinline__ i32 placeAt(u32 index) const {
+  __device__ __forceinline__ Place placeAt(u32 index) const {
     if (laneIndex() >= a.topkColumns || index >= count) return -1;
     const u64 first = static_cast<const u32*>(a.repeated)[index];
     // Only what an interrupted dispatch left can be out of range.
@@ -68,7 +70,7 @@ struct RepeatedRows {
     return row >= 0 && static_cast<u32>(row) < rows ? row : -1;
   }
 
-  __device__ __forceinline__ const u8* rowAt(i32 row) const {
+  __device__ __forceinline__ const u8* rowAt(Place row) const {
     return row < 0 ? nullptr : static_cast<const u8*>(a.rows) + static_cast<u64>(row) * a.rowBytes;
   }
 
@@ -85,12 +87,11 @@ struct RepeatedRows {
 __device__ __forceinline__ bool combineOnHost(const LayerCombineArguments& a, u8* memory, const RankBarrier& opening,
                                               const WaitScope& scope) {
   const u32 warp = threadIdx.x / lanesPerWarp;
-  u64* barriers = reinterpret_cast<u64*>(memory) + gatherStages * warp;
-  makeGatherBarriers(barriers);
+  u64* barriers = makeGatherBarriers(memory, a.stages);
   if (!enterTogether(opening, scope)) return false;
   // ORDER: peers wrote their rows before they arrived; the copy engine reads them after.
   fenceProxyAsync();
-  const GatherShape shape = {a.tokens, a.rowBytes, a.stageBytes, a.partBytes};
+  const GatherShape shape = {a.tokens, a.rowBytes, a.stages, a.stageBytes, a.partBytes};
   WEFTLINE_TRACE_BEGIN("layer.combine.rows");
   gatherSums<Element>(shape, ChoiceRows{a}, {nullptr, nullptr}, memory + barrierBytes + warp * gatherBytes(shape), barriers);
   WEFTLINE_TRACE_END("layer.combine.rows");
@@ -103,14 +104,13 @@ extern "C" __global__ void __launch_bounds__(512, 1) layerSumRepeated(const __gr
   WEFTLINE_TRACE_KERNEL();
   extern __shared__ __align__(128) u8 shared[];
   const u32 warp = threadIdx.x / lanesPerWarp;
-  u64* barriers = reinterpret_cast<u64*>(shared) + gatherStages * warp;
-  makeGatherBarriers(barriers);
+  u64* barriers = makeGatherBarriers(shared, a.stages);
   __syncthreads();
   // How many a bounded dispatch has brought is known here alone.
   const LayerPlan* plan = static_cast<const LayerPlan*>(a.plan);
   const u32 count = plan == nullptr ? a.count : min(plan->repeated, a.count);
   const u32 rows = plan == nullptr ? a.recvRows : min(plan->recvRows, a.recvRows);
-  const GatherShape shape = {count, a.rowBytes, a.stageBytes, a.partBytes};
+  const GatherShape shape = {count, a.rowBytes, a.stages, a.stageBytes, a.partBytes};
   u8* memory = shared + barrierBytes + warp * gatherBytes(shape);
   WEFTLINE_TRACE_BEGIN("layer.combine.duplicates");
   gatherSums<Element>(shape, RepeatedRows{a, count, rows}, {nullptr, nullptr}, memory, barriers);

@@ -187,7 +187,8 @@ export const epCombineArguments = defineLayout('EpCombineArguments', {
   networkCall: 'u32',
   tokens: 'u32',
   rowBytes: 'u32',
-  /** Shared memory of a warp: for the parts of all rows of a token, and for their sum. */
+  /** Shared memory of a warp: so many times that for the parts of all rows of a token, and that for their sum. */
+  stages: 'u32',
   stageBytes: 'u32',
   partBytes: 'u32',
   topkColumns: 'u32',

@@ -241,6 +241,8 @@ export const layerSumArguments = defineLayout('LayerSumArguments', {
   count: 'u32',
   recvRows: 'u32',
   rowBytes: 'u32',
+  /** As in EpCombineArguments. */
+  stages: 'u32',
   stageBytes: 'u32',
   partBytes: 'u32',
   topkColumns: 'u32',
@@ -269,6 +271,7 @@ export const layerCombineArguments = defineLayout('LayerCombineArguments', {
   networkCall: 'u32',
   tokens: 'u32',
   rowBytes: 'u32',
+  stages: 'u32',
   stageBytes: 'u32',
   partBytes: 'u32',
   topkColumns: 'u32',

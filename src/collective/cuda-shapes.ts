@@ -95,6 +95,8 @@ function pairOf(rowBytes: number): (typeof PAIR)[keyof typeof PAIR] {
 }
 
 export interface GatherShape extends RowShape {
+  /** Sums whose rows a warp has in shared memory at once. */
+  readonly stages: number;
   /** Bytes for the parts of all rows of a sum. */
   readonly stageBytes: number;
 }
@@ -106,9 +108,11 @@ export interface GatherRows {
   readonly most: number;
   /** Of a block; by default GATHER_WARPS, or one less. */
   readonly warps?: number;
+  /** By default GATHER_STAGES. */
+  readonly stages?: number;
 }
 
-/** Each warp sums rows part by part: two stages for the parts of all rows, and room for one part of the sum. */
+/** Each warp sums rows part by part: stages for the parts of all rows, and room for one part of the sum. */
 export function gatherShape(room: number, rowBytes: number, rows: GatherRows): GatherShape {
   if (rows.warps !== undefined) return gatherBy(rows.warps, room, rowBytes, rows);
   const shape = gatherBy(GATHER_WARPS, room, rowBytes, rows);
@@ -116,14 +120,17 @@ export function gatherShape(room: number, rowBytes: number, rows: GatherRows): G
   return larger.partBytes >= shape.partBytes * WORTH_A_GATHER_WARP ? larger : shape;
 }
 
-function gatherBy(warps: number, room: number, rowBytes: number, { usual, most }: GatherRows): GatherShape {
+function gatherBy(warps: number, room: number, rowBytes: number, rows: GatherRows): GatherShape {
+  const { usual, most, stages = GATHER_STAGES } = rows;
   const warpBytes = Math.floor(room / warps / 128) * 128;
-  const largest = Math.floor(warpBytes / (GATHER_STAGES * usual + 1) / 128) * 128;
-  const partBytes = alignUp(Math.ceil(rowBytes / Math.ceil(rowBytes / largest)), 16);
-  const fitting = Math.floor((warpBytes - partBytes) / GATHER_STAGES / 128) * 128;
+  const largest = Math.floor(warpBytes / (stages * usual + 1) / 128) * 128;
+  const parts = Math.ceil(rowBytes / largest);
+  // Parts begin at whole lines of memory.
+  const partBytes = alignUp(Math.ceil(rowBytes / parts), parts === 1 ? 16 : 128);
+  const fitting = Math.floor((warpBytes - partBytes) / stages / 128) * 128;
   const stageBytes = Math.max(usual * partBytes, Math.min(fitting, most * partBytes));
-  const sharedBytes = BARRIER_BYTES + warps * (GATHER_STAGES * stageBytes + partBytes);
-  return { block: warps * 32, sharedBytes, partBytes, stageBytes };
+  const sharedBytes = BARRIER_BYTES + warps * (stages * stageBytes + partBytes);
+  return { block: warps * 32, sharedBytes, partBytes, stages, stageBytes };
 }
 
 /** Equal parts of at most `most` bytes. */

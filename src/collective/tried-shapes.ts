@@ -13,6 +13,8 @@ export interface TriedSending {
 export interface TriedGather {
   readonly blocks: number;
   readonly warps: number;
+  /** Sums whose rows a warp has at once. */
+  readonly stages: number;
 }
 
 export interface TriedShapes {

@@ -45,5 +45,7 @@ function describeShape({ sending, gather }: TriedShapes): string {
   if (sending) {
     return `${sending.blocks} blocks, ${sending.warps} warps, parts of at most ${sending.mostPartBytes} bytes`;
   }
-  return gather ? `${gather.blocks} blocks of ${gather.warps} warps` : 'as the rule chooses';
+  return gather
+    ? `${gather.blocks} blocks of ${gather.warps} warps, ${gather.stages} sums each`
+    : 'as the rule chooses';
 }

@@ -67,8 +67,8 @@ test('what bench ep --shapes tries fits: first the rules, then shapes with at mo
     assert.ok(blocks <= 16);
     const room = ROOM + 1024;
     if (gather) {
-      const { sharedBytes } = gatherShape(ROOM, BF16_ROW, { usual: 8, most: 8, warps: gather.warps });
-      assert.ok(sharedBytes <= room, `${gather.warps} warps`);
+      const { sharedBytes } = gatherShape(ROOM, BF16_ROW, { usual: 8, most: 8, ...gather });
+      assert.ok(sharedBytes <= room, JSON.stringify(gather));
       assert.ok(gather.warps * 32 <= mostCombineThreads());
     } else {
       assert.ok(sendingShape(ROOM, BF16_ROW, { sms: 16, ranks: 2, topk: 8 }, sending).sharedBytes <= room);

@@ -78,12 +78,14 @@ export async function loadLaunches({ device, config, group }: EpScope<CudaDevice
   const rowBytes = config.hidden * 2;
   const ranks = group.topology.scaleUpRanks.length;
   const tried = triedShapes(device);
-  const warps = tried.gather && { warps: tried.gather.warps };
-  const { partBytes, stageBytes, ...shape } = gatherShape(room, rowBytes, { usual: ranks, most: ranks, ...warps });
+  const { blocks: combineGrid = grid, ...triedShape } = tried.gather ?? {};
+  const rows = { usual: ranks, most: ranks, ...triedShape };
+  const { partBytes, stages, stageBytes, ...shape } = gatherShape(room, rowBytes, rows);
   const combine = isOneHost
-    ? epCombine.plan({ grid: tried.gather?.blocks ?? grid, ...shape })
+    ? epCombine.plan({ grid: combineGrid, ...shape })
     : epCombine.plan({ grid, block: THREADS_ACROSS_HOSTS, sharedBytes: BARRIER_BYTES });
   combine.arguments.set('rowBytes', rowBytes);
+  combine.arguments.set('stages', stages);
   combine.arguments.set('stageBytes', stageBytes);
   combine.arguments.set('partBytes', partBytes);
   // What a block notes of a token while it counts: the ranks of the host, or all destinations.

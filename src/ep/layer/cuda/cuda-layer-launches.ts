@@ -159,10 +159,11 @@ export async function loadLayerLaunches(
   launches.dispatch.arguments.set('stageBytes', staging.partBytes);
   launches.dispatch.arguments.set('sendBlocks', sendBlocks);
   launches.dispatch.arguments.set('copies', copies ? 1 : 0);
-  for (const [plan, { stageBytes, partBytes }] of [
+  for (const [plan, { stages, stageBytes, partBytes }] of [
     [launches.sumRepeated, summed],
     [launches.combine, pulled],
   ] as const) {
+    plan.arguments.set('stages', stages);
     plan.arguments.set('stageBytes', stageBytes);
     plan.arguments.set('partBytes', partBytes);
   }

@@ -1,5 +1,5 @@
 // Sums of rows that lie anywhere: a warp pulls the rows of one item through shared memory in chunks of columns, adds them
-// in f32 in a given order and rounds once to the rows' dtype. While one chunk is summed the copy engine brings the next.
+// in f32 in a given order and rounds once to the rows' dtype. While one chunk is summed the copy engine brings the next ones.
 #pragma once
 #include "weftline/copy/bulk-copy.cuh"
 #include "weftline/ep/element.cuh"
@@ -11,7 +11,8 @@ namespace weftline {
 struct GatherShape {
   u32 items;
   u32 rowBytes;
-  // Shared memory of a warp: for the parts of all rows that are loaded at once, twice; and for their sum.
+  // Shared memory of a warp: for the parts of all rows that are summed at once, so many times; and for their sum.
+  u32 stages;
   u32 stageBytes;
   u32 partBytes;
 };
@@ -22,16 +23,17 @@ struct Biases {
   const void* second;
 };
 
-constexpr u32 gatherStages = 2;
-
-// Shared memory that one warp needs; `barriers` are gatherStages of its own, made by makeGatherBarriers.
+// Shared memory of one warp, besides its barriers.
 __device__ __forceinline__ u64 gatherBytes(const GatherShape& shape) {
-  return static_cast<u64>(gatherStages) * shape.stageBytes + shape.partBytes;
+  return static_cast<u64>(shape.stages) * shape.stageBytes + shape.partBytes;
 }
 
-__device__ __forceinline__ void makeGatherBarriers(u64* barriers) {
-  if (laneIndex() != 0) return;
-  for (u32 stage = 0; stage < gatherStages; ++stage) warpRowBarrierInit(&barriers[stage]);
+// By each warp, with a synchronisation of the block before they are used: its barriers, one for each stage.
+__device__ __forceinline__ u64* makeGatherBarriers(u8* memory, u32 stages) {
+  u64* barriers = reinterpret_cast<u64*>(memory) + stages * (threadIdx.x / lanesPerWarp);
+  if (laneIndex() != 0) return barriers;
+  for (u32 stage = 0; stage < stages; ++stage) warpRowBarrierInit(&barriers[stage]);
+  return barriers;
 }
 
 // What one warp is at: an item, and the part of its row.
@@ -44,13 +46,17 @@ struct GatherPart {
   u32 each;
 };
 
-// The first part of an item with these rows.
+// The first part of an item with these rows. Parts begin at whole lines of memory, if they have room for one.
 __device__ __forceinline__ GatherPart firstPart(const GatherShape& shape, u32 item, const u8* row) {
+  constexpr u32 line = 128;
   const u32 rows = __popc(__ballot_sync(0xffffffffu, row != nullptr));
-  const u32 most = min(shape.partBytes, rows == 0 ? shape.stageBytes : shape.stageBytes / rows & ~15u);
+  const u32 fitting = rows == 0 ? shape.stageBytes : shape.stageBytes / rows;
+  const u32 unit = fitting < line ? 16 : line;
+  const u32 most = min(shape.partBytes, fitting & ~(unit - 1));
+  if (most >= shape.rowBytes) return {item, 0, shape.rowBytes, rows, shape.rowBytes};
   const u32 parts = (shape.rowBytes + most - 1) / most;
-  const u32 each = ((shape.rowBytes + parts - 1) / parts + 15) & ~15u;
-  return {item, 0, min(each, shape.rowBytes), rows, each};
+  const u32 each = ((shape.rowBytes + parts - 1) / parts + unit - 1) & ~(unit - 1);
+  return {item, 0, each, rows, each};
 }
 
 // Loads the part of every row into consecutive slots of a stage, lane by lane; each lane starts its own.
@@ -138,6 +144,29 @@ __device__ __forceinline__ void sumPart(const GatherShape& shape, const Biases& 
   }
 }
 
+// The parts of a warp, one behind the other. A place is asked for one item ahead, so that nobody waits for it.
+template <class Source>
+struct GatherCursor {
+  GatherPart part;
+  // Of the part's item, which this lane adds.
+  const u8* row;
+  typename Source::Place nextPlace;
+
+  __device__ __forceinline__ GatherCursor(const GatherShape& shape, const Source& source, u32 item, u32 step)
+      : row(source.rowAt(source.placeAt(item))), nextPlace(source.placeAt(item + step)) {
+    part = firstPart(shape, item, row);
+  }
+
+  __device__ __forceinline__ void advance(const GatherShape& shape, const Source& source, u32 step) {
+    part.at += part.each;
+    part.bytes = min(part.each, shape.rowBytes - part.at);
+    if (part.at < shape.rowBytes) return;
+    row = source.rowAt(nextPlace);
+    part = firstPart(shape, part.item + step, row);
+    nextPlace = source.placeAt(part.item + step);
+  }
+};
+
 // All blocks of a kernel together sum all items. Element: see element.cuh. Source says what an item is made of, all 32 lanes calling together:
 //   Place placeAt(item)            what this lane must know of the item; asked for one item ahead, nothing past the end
 //   const u8* rowAt(place)         the row that this lane adds, in the order of lanes, or null
@@ -148,28 +177,28 @@ __device__ __forceinline__ void gatherSums(const GatherShape& shape, const Sourc
                                            u8* memory, u64* barriers) {
   const u32 step = gridDim.x * (blockDim.x / lanesPerWarp);
   const u32 firstItem = blockIdx.x + (threadIdx.x / lanesPerWarp) * gridDim.x;
-  u8* result = memory + gatherStages * static_cast<u64>(shape.stageBytes);
-  // The part being summed and the one being loaded.
-  const u8* row = source.rowAt(source.placeAt(firstItem));
-  GatherPart part = firstPart(shape, firstItem, row);
-  auto nextPlace = source.placeAt(firstItem + step);
+  u8* result = memory + static_cast<u64>(shape.stages) * shape.stageBytes;
+  // What is loaded next, and what is summed next.
+  GatherCursor<Source> loaded(shape, source, firstItem, step);
+  GatherCursor<Source> summed = loaded;
+  const auto loadNext = [&](u32 stage) {
+    if (loaded.part.item >= shape.items) return;
+    beginPart(loaded.part, loaded.row, memory + static_cast<u64>(stage) * shape.stageBytes, &barriers[stage]);
+    loaded.advance(shape, source, step);
+  };
+#pragma unroll 1
+  for (u32 stage = 0; stage + 1 < shape.stages; ++stage) loadNext(stage);
+  // Bits of the stages.
   u32 phases = 0;
-  if (part.item < shape.items) beginPart(part, row, memory, &barriers[0]);
-  for (u32 stage = 0; part.item < shape.items; stage ^= 1) {
-    GatherPart next = part;
-    const u8* nextRow = row;
-    next.at += part.each;
-    next.bytes = min(part.each, shape.rowBytes - next.at);
-    if (next.at >= shape.rowBytes) {
-      nextRow = source.rowAt(nextPlace);
-      next = firstPart(shape, part.item + step, nextRow);
-      nextPlace = source.placeAt(next.item + step);
-    }
+  u32 stage = 0;
+  // The one that was summed last.
+  u32 free = shape.stages - 1;
+#pragma unroll 1
+  while (summed.part.item < shape.items) {
     // All lanes have summed what that stage held.
     __syncwarp();
-    if (next.item < shape.items) {
-      beginPart(next, nextRow, memory + (stage ^ 1) * static_cast<u64>(shape.stageBytes), &barriers[stage ^ 1]);
-    }
+    loadNext(free);
+    const GatherPart& part = summed.part;
     if (part.at == 0) source.begin(part.item);
     if (part.rows > 0) {
       warpWaitRow(&barriers[stage], (phases >> stage) & 1);
@@ -177,13 +206,14 @@ __device__ __forceinline__ void gatherSums(const GatherShape& shape, const Sourc
     }
     // The result before must have left its slot.
     warpWaitStoresRead<0>();
-    sumPart<Element>(shape, biases, part, memory + stage * static_cast<u64>(shape.stageBytes), result);
+    sumPart<Element>(shape, biases, part, memory + static_cast<u64>(stage) * shape.stageBytes, result);
     warpRowWritten();
-    u8* out = source.outAt(part.item, row);
+    u8* out = source.outAt(part.item, summed.row);
     if (out != nullptr) warpStoreRow(out + part.at, result, part.bytes);
     warpCommitStores();
-    part = next;
-    row = nextRow;
+    summed.advance(shape, source, step);
+    free = stage;
+    stage = stage + 1 == shape.stages ? 0 : stage + 1;
   }
   warpWaitStoresWritten();
 }

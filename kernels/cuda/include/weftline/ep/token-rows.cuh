@@ -10,6 +10,9 @@ namespace weftline {
 
 // Lane r has to do with rank r; an item is a token.
 struct TokenRows {
+  // The row in its source's numbering, -1 for none (and for other lanes).
+  using Place = i32;
+
   const EpCombineArguments& a;
   // Where this rank's rows begin at the lane's rank, and the rank's rows.
   u32 firstRow;
@@ -23,13 +26,12 @@ struct TokenRows {
     rows = static_cast<const u8*>(a.peers[lane]) + a.rowsOffset;
   }
 
-  // The row in its source's numbering, -1 for none (and for other lanes).
-  __device__ __forceinline__ i32 placeAt(u32 token) const {
+  __device__ __forceinline__ Place placeAt(u32 token) const {
     if (laneIndex() >= a.ranks || token >= a.tokens) return -1;
     return static_cast<const i32*>(a.rowTable)[static_cast<u64>(token) * a.ranks + laneIndex()];
   }
 
-  __device__ __forceinline__ const u8* rowAt(i32 place) const {
+  __device__ __forceinline__ const u8* rowAt(Place place) const {
     return place < 0 ? nullptr : rows + (static_cast<u64>(firstRow) + place) * a.rowBytes;
   }
 
@@ -62,13 +64,12 @@ struct TokenRows {
 __device__ __forceinline__ bool combineOnHost(const EpCombineArguments& a, u8* memory, u32 epoch, const WaitScope& scope) {
   constexpr u32 barrierBytes = 1024;
   const u32 warp = threadIdx.x / lanesPerWarp;
-  u64* barriers = reinterpret_cast<u64*>(memory) + gatherStages * warp;
-  makeGatherBarriers(barriers);
+  u64* barriers = makeGatherBarriers(memory, a.stages);
   const RankBarrier opening = {a.peers, a.ranks, a.rank, epoch, a.openingCall};
   if (!enterTogether(opening, scope)) return false;
   // ORDER: peers wrote their rows before they arrived; the copy engine reads them after.
   fenceProxyAsync();
-  const GatherShape shape = {a.tokens, a.rowBytes, a.stageBytes, a.partBytes};
+  const GatherShape shape = {a.tokens, a.rowBytes, a.stages, a.stageBytes, a.partBytes};
   WEFTLINE_TRACE_BEGIN("ep.combine.rows");
   gatherSums<Bf16Element>(shape, TokenRows(a), {a.bias0, a.bias1}, memory + barrierBytes + warp * gatherBytes(shape), barriers);
   WEFTLINE_TRACE_END("ep.combine.rows");

@@ -3,11 +3,12 @@ import type { TriedShapes } from '../../../../collective/tried-shapes.ts';
 
 const SENDING_BLOCKS = [8, 10, 12, 14, 16, 20, 24] as const;
 const SENDING_WARPS = [1, 2, 3, 4, 6, 8, 12] as const;
-/** Whole rows, and halves of rows of 7168 bf16 elements. */
-const SENDING_PARTS = [16_384, 8192] as const;
+/** Whole rows of 7168 bf16 elements, and parts of them. */
+const SENDING_PARTS = [16_384, 8192, 4096, 2048] as const;
 const GATHER_BLOCKS = [8, 12, 14, 16, 20, 24] as const;
 /** The kernel takes at most 8. */
 const GATHER_WARPS = [3, 4, 5, 6, 7, 8] as const;
+const GATHER_STAGES = [2, 3, 4] as const;
 
 /** Those of the rules first; then each with at most so many blocks. */
 export function sweptShapes(numSms: number): TriedShapes[] {
@@ -17,8 +18,10 @@ export function sweptShapes(numSms: number): TriedShapes[] {
       SENDING_BLOCKS.filter(fits).map((blocks) => ({ sending: { blocks, warps, mostPartBytes } })),
     ),
   );
-  const gather = GATHER_WARPS.flatMap((warps) =>
-    GATHER_BLOCKS.filter(fits).map((blocks) => ({ gather: { blocks, warps } })),
+  const gather = GATHER_STAGES.flatMap((stages) =>
+    GATHER_WARPS.flatMap((warps) =>
+      GATHER_BLOCKS.filter(fits).map((blocks) => ({ gather: { blocks, warps, stages } })),
+    ),
   );
   return [{}, ...sending, ...gather];
 }
