@@ -5,9 +5,10 @@ import { printableLines } from '../core/quote.ts';
 import { tokenCredential } from '../meeting/credentials.ts';
 import type { Address } from '../meeting/dial.ts';
 import { uniqueJobId } from './environment.ts';
-import { FailureLog, type FailureNote } from './failure-log.ts';
+import { FailureLog } from './failure-log.ts';
 import { failureSummary } from './failure-summary.ts';
-import { firstFailure, type FoundFailure, jobExitCode, type RankFailure, type SeenExit } from './first-failure.ts';
+import { type FoundFailure, jobExitCode, type RankFailure } from './first-failure.ts';
+import { JobFailures } from './job-failures.ts';
 import { type JobPlan, planJob, restartPauseMs, variablesOfRank } from './job-plan.ts';
 import type { LaunchOptions, LaunchResult } from './launch-options.ts';
 import { endMarkedProcesses } from './marked-processes.ts';
@@ -50,6 +51,7 @@ class Job {
   readonly #options: LaunchOptions;
   readonly #plan: JobPlan;
   readonly #log: FailureLog;
+  readonly #failures: JobFailures;
   readonly #watchdog: Watchdog;
   readonly #started = performance.now();
   readonly #ranks: RankProcess[] = [];
@@ -63,7 +65,7 @@ class Job {
   };
   #stopping = false;
   #awaitsHelpers = false;
-  /** The ranks of all nodes have ended but for helpers, which launchers are about to stop. */
+  /** The ranks of all nodes have ended well but for helpers, which launchers are about to stop. */
   #areOnlyHelpersLeft = false;
   #interrupted = false;
   #stopExplaining: () => void = () => {};
@@ -75,11 +77,10 @@ class Job {
   #remoteFailure: RankFailure | undefined;
   #reported: Promise<RankFailure> | undefined;
   readonly #ended: RankResult[] = [];
-  /** By rank: starts after the first one, and notes of failures up to those. */
-  readonly #restarts = new Map<number, { readonly count: number; readonly notes: number }>();
+  /** By rank: starts after the first one. */
+  readonly #restarts = new Map<number, number>();
   #restarting: Promise<void> = Promise.resolve();
   #startAgain: (local: number) => Promise<void> = () => Promise.resolve();
-  readonly #exits: SeenExit[] = [];
   /** Aborted when nothing is awaited from the other nodes any more. */
   readonly #over = new AbortController();
 
@@ -87,6 +88,7 @@ class Job {
     this.#options = options;
     this.#plan = plan;
     this.#log = new FailureLog(plan.jobPrefix);
+    this.#failures = new JobFailures(this.#log);
     this.#watchdog = new Watchdog(plan.jobPrefix, plan.launchId, this.#log.folder);
     options.signal?.addEventListener('abort', this.#abort);
     if (options.forwardSignals !== false) for (const signal of forwarded) process.on(signal, this.#forward);
@@ -113,7 +115,7 @@ class Job {
     await Promise.all(this.#output);
     clearTimeout(timer);
     this.#options.signal?.throwIfAborted();
-    const notes = this.#notes();
+    const notes = this.#failures.notes();
     const failure = await this.#jobFailure(ranks);
     this.#isComplete = true;
     if (failure !== undefined) this.#summarize(failureSummary(failure, ranks, notes), failure);
@@ -203,9 +205,9 @@ class Job {
   }
 
   #failureAmong(ends: readonly RankResult[]): FoundFailure | undefined {
-    const found = firstFailure(ends, this.#notes(), this.#exits);
-    // A helper that lost those of another node. If these failed by themselves, their launcher tells of it.
-    return found?.blamesOthers === true && this.#areOnlyHelpersLeft ? undefined : found;
+    const own = this.#ranks.map(({ rank }) => rank);
+    const helpers = this.#areOnlyHelpersLeft ? own.filter((rank) => this.#isHelper(rank)) : [];
+    return this.#failures.among(ends, new Set(helpers), new Set(own));
   }
 
   async #reportedFailure(own: FoundFailure): Promise<RankFailure> {
@@ -242,7 +244,7 @@ class Job {
       command: commandOf(local),
       cwd: this.#options.cwd,
       raw,
-      onExit: (ended) => this.#exits.push({ rank: ended, notes: this.#log.read().length }),
+      onExit: (ended) => this.#failures.ended(ended),
       env: {
         ...process.env,
         ...this.#options.env,
@@ -280,11 +282,15 @@ class Job {
     this.#tellNodes();
   }
 
+  #isHelper(rank: number): boolean {
+    return rank - this.#plan.firstRank >= this.#options.ranks;
+  }
+
   /** Once the others have ended well, on all nodes, helpers end by themselves, unless they wait for ranks that never joined. */
   #endHelpers(): void {
     const { ranks, helpers } = this.#options;
-    const isRank = ({ rank }: { readonly rank: number }): boolean => rank - this.#plan.firstRank < ranks;
-    if (helpers === undefined || this.#ended.filter(isRank).length < ranks || this.#awaitsHelpers) return;
+    const isDone = ({ rank, exitCode }: RankResult): boolean => exitCode === 0 && !this.#isHelper(rank);
+    if (helpers === undefined || this.#ended.filter(isDone).length < ranks || this.#awaitsHelpers) return;
     this.#awaitsHelpers = true;
     // Where another node fails or is lost, all ranks are stopped anyway.
     this.#stopHelpers().catch(() => {});
@@ -304,13 +310,13 @@ class Job {
    */
   #restart({ rank, exitCode, signal }: RankResult): boolean {
     const { maxRestarts = 0 } = this.#options;
-    const count = (this.#restarts.get(rank)?.count ?? 0) + 1;
+    const count = (this.#restarts.get(rank) ?? 0) + 1;
     const isOver = this.#stopping || this.#interrupted || this.#ended.some((end) => end.exitCode === 0);
     if (count > maxRestarts || isOver) return false;
     this.#ended.pop();
-    const notes = this.#log.read();
-    const error = this.#notes().findLast((note) => note.rank === rank)?.error?.message;
-    this.#restarts.set(rank, { count, notes: notes.length });
+    const error = this.#failures.notes().findLast((note) => note.rank === rank)?.error?.message;
+    this.#restarts.set(rank, count);
+    this.#failures.startsAgain(rank);
     const reason = `rank ${rank} ended with ${describeEnd({ exitCode, signal })}${error === undefined ? '' : `: ${error}`}`;
     this.#notice(printableLines(`${reason}; it is started again (${count} of ${maxRestarts})`));
     this.#restarting = this.#restarting
@@ -321,13 +327,6 @@ class Job {
         this.#stopAll(this.#plan.settings.graceMs);
       });
     return true;
-  }
-
-  /** Without those of ranks that were started again since. */
-  #notes(): FailureNote[] {
-    const isOld = ({ rank }: FailureNote, at: number): boolean => at < (this.#restarts.get(rank)?.notes ?? 0);
-    // The place of a note counts, so it is no note of any rank rather than none.
-    return this.#log.read().map((note, at) => (isOld(note, at) ? { ...note, rank: -1 } : note));
   }
 
   /** The other nodes need not wait until all ranks of this one have ended. */

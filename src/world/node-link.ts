@@ -94,7 +94,7 @@ export class NodeLink {
     await this.#longWait((wait) => this.#store.barrier('end', wait), LONG_MS);
   }
 
-  /** Resolves when the ranks of all nodes have ended but for helpers, which may still wait for them. */
+  /** Resolves when the ranks of all nodes have ended well but for helpers, which may still wait for them. */
   async onlyHelpersLeft(): Promise<void> {
     await this.#longWait((wait) => this.#store.barrier('helpers', wait), LONG_MS);
   }

@@ -2,6 +2,7 @@
 // WEFTLINE_TEST_COLLECTIVES above 1: as many times the cases, longer tensors, and more repeats.
 import assert from 'node:assert/strict';
 import { spawn, spawnSync } from 'node:child_process';
+import { once } from 'node:events';
 import { readdirSync } from 'node:fs';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
@@ -139,6 +140,26 @@ for (const { when, ways, told } of [
   });
 }
 
+/** How the launchers of two nodes end, each with an aggregator. */
+async function runOnTwoNodes(
+  ranks: number,
+  program: readonly string[],
+  graceMs: readonly number[],
+): Promise<{ code: number | null; stderr: string }[]> {
+  const master = `127.0.0.1:${await freePort()}`;
+  const ended = graceMs.map(async (grace, node) => {
+    const where = ['--nnodes', '2', '--node-rank', String(node), '--master', master, '--grace', String(grace)];
+    const words = [main, 'run', '-n', String(ranks), '--aggregators', '1', ...where, ...program];
+    const env = { ...process.env, WEFTLINE_TOKEN: 'token of this test' };
+    const child = spawn(process.execPath, words, { env, stdio: ['ignore', 'ignore', 'pipe'], timeout: 600_000 });
+    let stderr = '';
+    child.stderr.on('data', (chunk: Buffer) => (stderr += chunk.toString()));
+    const [code] = (await once(child, 'close')) as [number | null];
+    return { code, stderr };
+  });
+  return Promise.all(ended);
+}
+
 // Where one node stops its aggregator long before the other does, the other one loses it.
 for (const graceMs of [
   [300, 300],
@@ -147,18 +168,26 @@ for (const graceMs of [
 ]) {
   test(`aggregators of several nodes end with ranks that never join, --grace ${graceMs.join(' and ')}`, async () => {
     const late = fileURLToPath(new URL('./ranks/sparse-late.js', import.meta.url));
-    const master = `127.0.0.1:${await freePort()}`;
-    const ended = graceMs.map((grace, node) => {
-      const where = ['--nnodes', '2', '--node-rank', String(node), '--master', master, '--grace', String(grace)];
-      const words = [main, 'run', '-n', '1', '--aggregators', '1', ...where, late, 'never'];
-      const env = { ...process.env, WEFTLINE_TOKEN: 'token of this test' };
-      const child = spawn(process.execPath, words, { env, stdio: ['ignore', 'ignore', 'pipe'], timeout: 600_000 });
-      let stderr = '';
-      child.stderr.on('data', (chunk: Buffer) => (stderr += chunk.toString()));
-      return new Promise<[unknown, unknown, string]>((resolve) =>
-        child.once('close', (code, signal) => resolve([code, signal, stderr])),
-      );
-    });
-    for (const [code, signal, stderr] of await Promise.all(ended)) assert.deepEqual([code, signal], [0, null], stderr);
+    const ended = await runOnTwoNodes(1, [late, 'never'], graceMs);
+    for (const { code, stderr } of ended) assert.equal(code, 0, stderr);
+  });
+}
+
+const lost = fileURLToPath(new URL('./ranks/sparse-lost.js', import.meta.url));
+
+test('a rank that fails beside aggregators fails the job, also where the others end well', () => {
+  const words = [main, 'run', '-n', '2', '--aggregators', '1', lost];
+  const { status, stderr } = spawnSync(process.execPath, words, { encoding: 'utf8', timeout: 600_000 });
+  assert.equal(status, 1, stderr);
+  assert.match(stderr, /the job failed: rank 0 .*\n.*first error: WL_PEER_LOST: a peer is gone/);
+});
+
+for (const missing of [[], [3]]) {
+  test(`the same on two nodes: it says that it lost ${missing.length === 0 ? 'nobody' : `rank ${missing.join()}`}`, async () => {
+    const ended = await runOnTwoNodes(2, [lost, JSON.stringify(missing)], [10_000, 10_000]);
+    for (const { code, stderr } of ended) {
+      assert.equal(code, 1, stderr);
+      assert.match(stderr, /the job failed: rank 0 .*\n.*first error: WL_PEER_LOST: a peer is gone/);
+    }
   });
 }

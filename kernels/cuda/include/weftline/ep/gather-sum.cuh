@@ -46,15 +46,16 @@ struct GatherPart {
   u32 each;
 };
 
-// The first part of an item with these rows. Parts begin at whole lines of memory, if they have room for one.
+// The first part of an item with these rows. Large parts begin at whole lines of memory.
 __device__ __forceinline__ GatherPart firstPart(const GatherShape& shape, u32 item, const u8* row) {
   constexpr u32 line = 128;
   const u32 rows = __popc(__ballot_sync(0xffffffffu, row != nullptr));
-  const u32 fitting = rows == 0 ? shape.stageBytes : shape.stageBytes / rows;
-  const u32 unit = fitting < line ? 16 : line;
-  const u32 most = min(shape.partBytes, fitting & ~(unit - 1));
+  const u32 most = min(shape.partBytes, (rows == 0 ? shape.stageBytes : shape.stageBytes / rows) & ~15u);
   if (most >= shape.rowBytes) return {item, 0, shape.rowBytes, rows, shape.rowBytes};
-  const u32 parts = (shape.rowBytes + most - 1) / most;
+  // Of small parts the lines that are left empty would be too much of the room.
+  const u32 unit = most < 8 * line ? 16 : line;
+  const u32 whole = most & ~(unit - 1);
+  const u32 parts = (shape.rowBytes + whole - 1) / whole;
   const u32 each = ((shape.rowBytes + parts - 1) / parts + unit - 1) & ~(unit - 1);
   return {item, 0, each, rows, each};
 }
@@ -144,7 +145,8 @@ __device__ __forceinline__ void sumPart(const GatherShape& shape, const Biases& 
   }
 }
 
-// The parts of a warp, one behind the other. A place is asked for one item ahead, so that nobody waits for it.
+// The parts of a warp, one behind the other. A place is asked for one item ahead, so that nobody waits for it. Two of them go
+// through the same items, so nothing of what the source reads may change meanwhile.
 template <class Source>
 struct GatherCursor {
   GatherPart part;
