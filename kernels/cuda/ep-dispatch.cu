@@ -34,8 +34,7 @@ extern "C" __global__ void __launch_bounds__(mostDispatchWarps * 32, 1)
   __shared__ DispatchShared<hosts> shared;
   if (cannotCountOn(a.openingEpoch, a.lastEpoch)) return;
   const u32 warp = threadIdx.x / lanesPerWarp;
-  u64* barrier = reinterpret_cast<u64*>(dynamic) + warp;
-  if (laneIndex() == 0) warpRowBarrierInit(barrier);
+  u64* barriers = makeRowBarriers(dynamic, warp < a.rowWarps ? a.stages : 0);
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelEpDispatch, a.groupRank, a.timeoutNs, sharedWaits()};
   const u32 epoch = openingEpochOf<hosts>(a);
   u32 status = epStatusGood;
@@ -60,9 +59,9 @@ extern "C" __global__ void __launch_bounds__(mostDispatchWarps * 32, 1)
       if (!__syncthreads_and(isPacked)) return noteFailure(a.lastEpoch);
     }
     const TokenRange range = tokensOfBlock(a.tokens);
-    u8* stage = dynamic + barrierBytes + static_cast<u64>(warp) * a.stageBytes;
+    u8* stages = dynamic + barrierBytes + static_cast<u64>(warp) * a.stages * a.stageBytes;
     WEFTLINE_TRACE_BEGIN("ep.dispatch.rows");
-    if (warp < a.rowWarps) sendRows<hosts>(a, range, warp, stage, barrier);
+    if (warp < a.rowWarps) sendRows<hosts>(a, range, warp, stages, barriers);
     else sendAllChoices<hosts>(a, range, warp);
     WEFTLINE_TRACE_END("ep.dispatch.rows");
     if constexpr (hosts) {

@@ -159,7 +159,8 @@ export const epDispatchArguments = defineLayout('EpDispatchArguments', {
   closingCall: 'u32',
   /** Rows of the result when it has a tail; 0 for the exact size. */
   worstRows: 'u32',
-  /** Bytes of shared memory that one warp stages rows in. */
+  /** Parts of rows that one warp has in shared memory at once, and most bytes of one. */
+  stages: 'u32',
   stageBytes: 'u32',
   /** Warps of a block that move rows; the others write what goes with them. */
   rowWarps: 'u32',

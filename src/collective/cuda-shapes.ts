@@ -42,6 +42,8 @@ export interface RowShape {
 
 export interface SendingShape extends RowShape {
   readonly grid: number;
+  /** Parts of rows that a warp has in shared memory at once. */
+  readonly stages: number;
   /** Warps of a block that move rows, and how many may where a block has few tokens and latency counts. */
   readonly rowWarps: number;
   readonly maxRowWarps: number;
@@ -72,15 +74,16 @@ export function sendingShape(
   const grid = tried?.blocks ?? Math.min(sms, sendingBlocks(ranks, rowBytes));
   const mostPart = tried?.mostPartBytes ?? (sms < SENDING_BLOCKS ? MAX_STAGE_BYTES : MAX_SENT_PART);
   const partBytes = stagePart(rowBytes, mostPart);
-  const most = Math.max(1, Math.min(MAX_ROW_WARPS, Math.floor(room / partBytes)));
+  const stages = tried?.stages ?? 1;
+  const most = Math.max(1, Math.min(MAX_ROW_WARPS, Math.floor(room / (stages * partBytes))));
   // Ranks other than its own that a token goes to, with even routing.
   const copies = (ranks - 1) * (1 - (1 - 1 / ranks) ** topk);
   const filling =
     ranks === 2 ? pairOf(rowBytes).rowWarps : Math.round(WIRE_BYTES_UNDER_WAY / (grid * partBytes * copies));
   const chosen = tried?.warps ?? (grid < SENDING_BLOCKS || ranks === 1 ? most : filling);
   const rowWarps = Math.max(1, Math.min(most, chosen));
-  const sharedBytes = BARRIER_BYTES + most * partBytes;
-  return { grid, block: SENDING_WARPS * 32, sharedBytes, partBytes, rowWarps, maxRowWarps: most };
+  const sharedBytes = BARRIER_BYTES + most * stages * partBytes;
+  return { grid, block: SENDING_WARPS * 32, sharedBytes, partBytes, stages, rowWarps, maxRowWarps: most };
 }
 
 /** How many fill the links; one rank has none, and takes all. */

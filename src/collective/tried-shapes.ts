@@ -5,8 +5,9 @@ export interface TriedSending {
   readonly blocks: number;
   /** Of a block, that move rows. */
   readonly warps: number;
-  /** Rows move in equal parts of at most so many bytes. */
+  /** Rows move in equal parts of at most so many bytes, of which a warp has so many at once. */
   readonly mostPartBytes: number;
+  readonly stages: number;
 }
 
 /** Of the kernel that adds rows up. */

@@ -53,10 +53,12 @@ test('with fewer multiprocessors than fill the links all warps move rows', () =>
 
 test('a shape that is tried replaces the rule, as far as shared memory allows', () => {
   const config = { sms: 16, ranks: 2, topk: 8 };
-  const few = sendingShape(ROOM, BF16_ROW, config, { blocks: 16, warps: 3, mostPartBytes: 8192 });
+  const few = sendingShape(ROOM, BF16_ROW, config, { blocks: 16, warps: 3, mostPartBytes: 8192, stages: 1 });
   assert.deepEqual([few.grid, few.rowWarps, few.partBytes], [16, 3, 7168]);
-  const many = sendingShape(20_000, BF16_ROW, config, { blocks: 16, warps: 12, mostPartBytes: 8192 });
+  const many = sendingShape(20_000, BF16_ROW, config, { blocks: 16, warps: 12, mostPartBytes: 8192, stages: 1 });
   assert.deepEqual([many.rowWarps, many.maxRowWarps], [2, 2]);
+  const small = sendingShape(20_000, BF16_ROW, config, { blocks: 16, warps: 12, mostPartBytes: 2048, stages: 4 });
+  assert.deepEqual([small.rowWarps, small.stages, small.partBytes], [2, 4, 2048]);
 });
 
 test('what bench ep --shapes tries fits: first the rules, then shapes with at most as many blocks as it may have', () => {

@@ -157,7 +157,7 @@ function dispatchPlan(
   { sms, ranks, room, rowBytes, config, maskBytes, tried }: DispatchPlanOptions,
 ): DispatchLaunch {
   const shape = sendingShape(room, rowBytes, { sms, ranks, topk: config.maxTopk }, tried);
-  const { grid, block, partBytes, sharedBytes, rowWarps, maxRowWarps } = shape;
+  const { grid, block, partBytes, stages, sharedBytes, rowWarps, maxRowWarps } = shape;
   // Before rows are staged there, blocks count in the same memory: choices per expert, and a mask for each token.
   const countBytes = config.numExperts * 4 + maskBytes * Math.ceil(config.maxTokensPerRank / grid);
   if (countBytes > room) throw tooManyTokens(config, grid, room, maskBytes);
@@ -167,6 +167,7 @@ function dispatchPlan(
     sharedBytes: Math.max(sharedBytes, BARRIER_BYTES + alignUp(countBytes, 16)),
   });
   plan.arguments.set('rowBytes', rowBytes);
+  plan.arguments.set('stages', stages);
   plan.arguments.set('stageBytes', partBytes);
   const few = maxRowWarps * grid;
   return { plan, rowWarps: (tokens) => (tokens <= few ? Math.max(1, Math.ceil(tokens / grid)) : rowWarps) };

@@ -99,35 +99,93 @@ __device__ __forceinline__ void storePart(const EpDispatchArguments& a, i32 row,
   warpCommitStores();
 }
 
-// By the warps that move rows.
+// The parts of the rows that a warp sends, one behind the other. A token's places are asked for one token ahead, so that nobody
+// waits for them. Two of them go through the same tokens, so no place may change meanwhile.
 template <bool hosts>
-__device__ void sendRows(const EpDispatchArguments& a, TokenRange range, u32 warp, u8* stage, u64* barrier) {
-  const u32 firstToken = range.first + warp;
-  const bool staged = a.rowBytes % 16 == 0;
-  const i32 firstRow = firstRowAt<hosts>(a);
-  i32 nextPlace = placeAt<hosts>(a, range, firstToken);
-  u32 phase = 0;
-  for (u32 token = firstToken; token < range.end; token += a.rowWarps) {
-    const i32 row = nextPlace < 0 ? -1 : nextPlace + firstRow;
-    // Asked for one token ahead, so that nobody waits for it.
+struct SentParts {
+  const EpDispatchArguments& a;
+  TokenRange range;
+  i32 firstRow;
+  u32 token;
+  u32 at;
+  // Lane r: the row at rank r of this host, or -1.
+  i32 row;
+  i32 nextPlace;
+
+  __device__ __forceinline__ SentParts(const EpDispatchArguments& arguments, TokenRange tokens, u32 warp)
+      : a(arguments), range(tokens), firstRow(firstRowAt<hosts>(arguments)), token(tokens.first + warp), at(0) {
+    nextPlace = placeAt<hosts>(a, range, token);
+    takePlace();
+    skipAbsent();
+  }
+
+  __device__ __forceinline__ bool isEnd() const { return token >= range.end; }
+
+  __device__ __forceinline__ const u8* source() const {
+    return static_cast<const u8*>(a.x) + static_cast<u64>(token) * a.rowBytes + at;
+  }
+
+  __device__ __forceinline__ u32 bytes() const { return min(a.stageBytes, a.rowBytes - at); }
+
+  __device__ __forceinline__ void advance() {
+    at += a.stageBytes;
+    if (at >= a.rowBytes) nextToken();
+  }
+
+  __device__ __forceinline__ void nextToken() {
+    at = 0;
+    token += a.rowWarps;
+    takePlace();
+    skipAbsent();
+  }
+
+ private:
+  __device__ __forceinline__ void takePlace() {
+    row = nextPlace < 0 ? -1 : nextPlace + firstRow;
     nextPlace = placeAt<hosts>(a, range, token + a.rowWarps);
-    if (!staged) {
-      sendRowPlain(a, token, row);
-      continue;
+  }
+
+  // Tokens that go nowhere on this host.
+  __device__ __forceinline__ void skipAbsent() {
+    while (!isEnd() && __ballot_sync(0xffffffffu, row >= 0) == 0) {
+      token += a.rowWarps;
+      takePlace();
     }
-    if constexpr (hosts) {
-      if (__ballot_sync(0xffffffffu, row >= 0) == 0) continue;
-    }
-    const u8* source = static_cast<const u8*>(a.x) + static_cast<u64>(token) * a.rowBytes;
-    for (u32 at = 0; at < a.rowBytes; at += a.stageBytes) {
-      const u32 bytes = min(a.stageBytes, a.rowBytes - at);
-      // The stores of the part before must have read the stage.
-      warpWaitStoresRead<0>();
-      warpLoadRow(stage, source + at, bytes, barrier);
-      warpWaitRow(barrier, phase & 1);
-      ++phase;
-      storePart(a, row, stage, at, bytes);
-    }
+  }
+};
+
+// By the warps that move rows. `stages`: of this warp, a.stages times a.stageBytes, with a barrier for each.
+template <bool hosts>
+__device__ void sendRows(const EpDispatchArguments& a, TokenRange range, u32 warp, u8* stages, u64* barriers) {
+  // What is stored next, and what is loaded next.
+  SentParts<hosts> stored(a, range, warp);
+  if (a.rowBytes % 16 != 0) {
+    for (; !stored.isEnd(); stored.nextToken()) sendRowPlain(a, stored.token, stored.row);
+    return;
+  }
+  SentParts<hosts> loaded = stored;
+  const auto loadNext = [&](u32 stage) {
+    if (loaded.isEnd()) return;
+    warpLoadRow(stages + static_cast<u64>(stage) * a.stageBytes, loaded.source(), loaded.bytes(), &barriers[stage]);
+    loaded.advance();
+  };
+#pragma unroll 1
+  for (u32 stage = 0; stage + 1 < a.stages; ++stage) loadNext(stage);
+  // Bits of the stages.
+  u32 phases = 0;
+  u32 stage = 0;
+  // The one that was stored last.
+  u32 free = a.stages - 1;
+#pragma unroll 1
+  while (!stored.isEnd()) {
+    warpWaitStoresRead<0>();
+    loadNext(free);
+    warpWaitRow(&barriers[stage], (phases >> stage) & 1);
+    phases ^= 1u << stage;
+    storePart(a, stored.row, stages + static_cast<u64>(stage) * a.stageBytes, stored.at, stored.bytes());
+    stored.advance();
+    free = stage;
+    stage = stage + 1 == a.stages ? 0 : stage + 1;
   }
   warpWaitStoresWritten();
 }

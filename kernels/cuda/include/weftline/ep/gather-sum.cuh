@@ -23,17 +23,9 @@ struct Biases {
   const void* second;
 };
 
-// Shared memory of one warp, besides its barriers.
+// Shared memory of one warp, besides its barriers, one for each stage.
 __device__ __forceinline__ u64 gatherBytes(const GatherShape& shape) {
   return static_cast<u64>(shape.stages) * shape.stageBytes + shape.partBytes;
-}
-
-// By each warp, with a synchronisation of the block before they are used: its barriers, one for each stage.
-__device__ __forceinline__ u64* makeGatherBarriers(u8* memory, u32 stages) {
-  u64* barriers = reinterpret_cast<u64*>(memory) + stages * (threadIdx.x / lanesPerWarp);
-  if (laneIndex() != 0) return barriers;
-  for (u32 stage = 0; stage < stages; ++stage) warpRowBarrierInit(&barriers[stage]);
-  return barriers;
 }
 
 // What one warp is at: an item, and the part of its row.
