@@ -2,7 +2,7 @@
 import { alignUp } from '../abi/layout.ts';
 import type { TriedSending } from './tried-shapes.ts';
 
-/** The kernels' mbarriers, before what they stage. */
+/** The kernels' mbarriers, one for each stage of each warp, before what they stage. */
 export const BARRIER_BYTES = 1024;
 /** More warps contend with each other: 8 to 16 are equally fast, 28 are slower. */
 const MAX_STAGING_WARPS = 16;
@@ -128,7 +128,7 @@ function gatherBy(warps: number, room: number, rowBytes: number, rows: GatherRow
   const warpBytes = Math.floor(room / warps / 128) * 128;
   const largest = Math.floor(warpBytes / (stages * usual + 1) / 128) * 128;
   const parts = Math.ceil(rowBytes / largest);
-  // Parts begin at whole lines of memory.
+  // Parts of rows that have several begin at whole lines of memory.
   const partBytes = alignUp(Math.ceil(rowBytes / parts), parts === 1 ? 16 : 128);
   const fitting = Math.floor((warpBytes - partBytes) / stages / 128) * 128;
   const stageBytes = Math.max(usual * partBytes, Math.min(fitting, most * partBytes));

@@ -77,10 +77,9 @@ export function firstFailure(
   };
 }
 
-/** True for a rank whose first note blames ranks, none of which is among `own`. */
-export function hasLostOthers(rank: number, notes: readonly FailureNote[], own: ReadonlySet<number>): boolean {
-  const because = notes.find((note) => note.rank === rank)?.because ?? [];
-  return because.length > 0 && because.every((lost) => !own.has(lost));
+/** The ranks that a rank blames in its first note. */
+export function blamedBy(rank: number, notes: readonly FailureNote[]): readonly number[] {
+  return notes.find((note) => note.rank === rank)?.because ?? [];
 }
 
 /** The exit code of a job: 0, or that of its first failure as a shell would give it. */

@@ -1,6 +1,6 @@
 // What a launcher knows of failures of its ranks: what they noted, in which order they ended, and what of it counts no more.
 import type { FailureLog, FailureNote } from './failure-log.ts';
-import { firstFailure, type FoundFailure, hasLostOthers, type SeenExit } from './first-failure.ts';
+import { blamedBy, firstFailure, type FoundFailure, type SeenExit } from './first-failure.ts';
 import type { RankResult } from './rank-process.ts';
 
 export class JobFailures {
@@ -32,11 +32,21 @@ export class JobFailures {
 
   /**
    * The first failure among ranks of this node that have ended. `helpers`: ranks of it that nobody needs any more. One of
-   * them that lost ranks of another node has not failed; if those failed by themselves, their launcher tells of it.
+   * them that lost ranks of another node has not failed, nor has one that lost those; if ranks of another node failed by
+   * themselves, their launcher tells of it.
    */
   among(ends: readonly RankResult[], helpers: ReadonlySet<number>, own: ReadonlySet<number>): FoundFailure | undefined {
     const notes = this.notes();
-    const counts = ({ rank }: RankResult): boolean => !helpers.has(rank) || !hasLostOthers(rank, notes, own);
-    return firstFailure(ends.filter(counts), notes, this.#exits);
+    const excused = new Set<number>();
+    const isExcusable = (rank: number): boolean => {
+      const because = helpers.has(rank) && !excused.has(rank) ? blamedBy(rank, notes) : [];
+      return because.length > 0 && because.every((lost) => !own.has(lost) || excused.has(lost));
+    };
+    for (let rank; (rank = ends.find((end) => isExcusable(end.rank))?.rank) !== undefined;) excused.add(rank);
+    return firstFailure(
+      ends.filter((end) => !excused.has(end.rank)),
+      notes,
+      this.#exits,
+    );
   }
 }

@@ -15,6 +15,7 @@ import {
   type RowsLike,
 } from 'weftline/ep';
 import type { RankGroup } from 'weftline/world';
+import { type TriedShapes, tryShapes } from '#lib/collective/tried-shapes.js';
 import type { EpDevice } from '../support/test-device.ts';
 import { caseFor, choices, type EpCase, outputRows, random, rdmaBytes, rows } from './ep-case.ts';
 
@@ -37,7 +38,9 @@ export async function runBufferCase(group: RankGroup, device: EpDevice, drawn: E
   const numRdmaBytes = rdmaBytes(of, network, maxTokensPerRank);
   using rdmaBuffer = of.rdma === 'own' ? device.empty('u8', [network?.bytes ?? 128]) : undefined;
   const options = rdmaBuffer && { rdmaBuffer };
+  tryShapes(device, shapesOf(group, device, of));
   await using buffer = await EpBuffer.create(group, device, { ...config, numRdmaBytes }, options);
+  tryShapes(device, {});
   const handles: DispatchHandle[] = [];
   for (const round of rounds) handles.push(await runRound(buffer, round));
   const [first, , last] = handles as [DispatchHandle, DispatchHandle, DispatchHandle];
@@ -64,6 +67,18 @@ export async function runBufferCase(group: RankGroup, device: EpDevice, drawn: E
   );
   out.dispose();
   for (const handle of handles) handle.dispose();
+}
+
+/** Every other case on GPUs of one host runs in a shape that perhaps no rule chooses. */
+function shapesOf(group: RankGroup, device: EpDevice, { seed, numSms: blocks }: EpCase): TriedShapes {
+  if (!(device instanceof CudaDevice) || group.topology.hosts.length > 1 || seed % 2 === 0) return {};
+  const next = random(seed + 5);
+  const below = (count: number): number => Math.floor(next() * count);
+  const mostPartBytes = 2 ** (10 + below(5));
+  return {
+    sending: { blocks, warps: 1 + below(12), mostPartBytes, stages: 1 + below(4) },
+    gather: { blocks, warps: 1 + below(8), stages: 1 + below(4) },
+  };
 }
 
 /** Fewer choices, other tokens, the other kind of rows. */

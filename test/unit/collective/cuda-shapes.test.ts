@@ -4,7 +4,7 @@ import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test from 'node:test';
 import { kernelFolder } from '#lib/device/cuda/jit/kernel-text.js';
-import { gatherShape, sendingShape } from '#lib/collective/cuda-shapes.js';
+import { BARRIER_BYTES, gatherShape, sendingShape } from '#lib/collective/cuda-shapes.js';
 import { sweptShapes } from '#lib/programs/bench/ep/cuda/swept-shapes.js';
 
 /** The bound that epCombine is compiled with on one host. */
@@ -16,6 +16,7 @@ function mostCombineThreads(): number {
 /** Of a block of an H200, less barriers and what kernels declare themselves. */
 const ROOM = 227 * 1024 - 1024 - 4096;
 const BF16_ROW = 7168 * 2;
+const BYTES_OF_BARRIER = 8;
 
 test('with 4 ranks as measured: 12 blocks of 2 warps with whole bf16 rows', () => {
   const { grid, rowWarps, partBytes, block } = sendingShape(ROOM, BF16_ROW, { sms: 16, ranks: 4, topk: 8 });
@@ -72,8 +73,11 @@ test('what bench ep --shapes tries fits: first the rules, then shapes with at mo
       const { sharedBytes } = gatherShape(ROOM, BF16_ROW, { usual: 8, most: 8, ...gather });
       assert.ok(sharedBytes <= room, JSON.stringify(gather));
       assert.ok(gather.warps * 32 <= mostCombineThreads());
+      assert.ok(gather.stages * gather.warps * BYTES_OF_BARRIER <= BARRIER_BYTES);
     } else {
-      assert.ok(sendingShape(ROOM, BF16_ROW, { sms: 16, ranks: 2, topk: 8 }, sending).sharedBytes <= room);
+      const shape = sendingShape(ROOM, BF16_ROW, { sms: 16, ranks: 2, topk: 8 }, sending);
+      assert.ok(shape.sharedBytes <= room);
+      assert.ok(shape.stages * shape.maxRowWarps * BYTES_OF_BARRIER <= BARRIER_BYTES);
     }
   }
 });

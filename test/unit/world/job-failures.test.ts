@@ -37,6 +37,26 @@ test('a helper that lost ranks of another node has failed only while it is neede
   assert.equal(known.among(ends, helpers, own), undefined);
 });
 
+test('nor has a helper failed that lost one which lost ranks of another node', () => {
+  const ends = [...wellEnded, end(2, 1), end(3, 1)];
+  for (const because of [[2], [6, 2], [2, 6, 7]]) {
+    for (const notes of [
+      [note(2, [6]), note(3, because)],
+      [note(3, because), note(2, [6])],
+    ]) {
+      assert.equal(failures(notes, [0, 1, 2, 3]).among(ends, helpers, own), undefined);
+    }
+  }
+  // They blame each other alone.
+  assert.equal(failures([note(2, [3]), note(3, [2])], [0, 1, 2, 3]).among(ends, helpers, own)?.rank, 2);
+});
+
+test('a helper that was stopped when it had lost ranks already has not failed either', () => {
+  const stopped = { ...end(2, null, 'SIGTERM'), stopped: true };
+  const known = failures([note(2, [6])], [0, 1, 2, 3]);
+  assert.equal(known.among([...wellEnded, stopped, end(3, 0)], helpers, own), undefined);
+});
+
 test('a helper that failed by itself is told though another one has lost ranks before', () => {
   const ends = [...wellEnded, end(2, 1), end(3, null, 'SIGSEGV')];
   assert.equal(failures([note(2, [6])], [0, 1, 2, 3]).among(ends, helpers, own)?.rank, 3);

@@ -3,14 +3,14 @@ import type { TriedShapes } from '../../../../collective/tried-shapes.ts';
 
 const SENDING_BLOCKS = [8, 10, 12, 14, 16, 20, 24] as const;
 const SENDING_WARPS = [1, 2, 3, 4, 6, 8, 12] as const;
-/** Whole rows of 7168 bf16 elements and parts of them; of small ones a warp has several at once. */
+/** Whole rows of 7168 bf16 elements and parts of them, of which a warp may have several at once. */
 const SENDING_PARTS = [
   { mostPartBytes: 16_384, stages: 1 },
   { mostPartBytes: 8192, stages: 1 },
+  { mostPartBytes: 8192, stages: 2 },
   { mostPartBytes: 4096, stages: 1 },
   { mostPartBytes: 4096, stages: 2 },
   { mostPartBytes: 2048, stages: 4 },
-  { mostPartBytes: 1024, stages: 4 },
 ] as const;
 const GATHER_BLOCKS = [8, 12, 14, 16, 20, 24] as const;
 /** The kernel takes at most 8. */
