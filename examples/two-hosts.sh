@@ -21,7 +21,7 @@ on() { # on PROCESS COMMAND...
   shift
   nsenter --target "$process" --net --mount --uts --ipc --wd="$PWD" "$@"
 }
-# Until a process has left this machine's network, what is said to it would be done to this machine.
+# A command for a process that has not left this machine's network yet would change this machine.
 here=$(readlink /proc/self/ns/net)
 ready() {
   [ "$(readlink "/proc/$1/ns/net")" != "$here" ] && on "$1" ip link show lo up 2>/dev/null | grep -q lo

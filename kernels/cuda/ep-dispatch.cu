@@ -4,7 +4,7 @@
 // In a group on several hosts rows to other hosts go first, by way of a rank there, which this one is for others.
 #include "weftline/abi.cuh"
 #include "weftline/collective/rank-barrier.cuh"
-#include "weftline/copy/bulk-copy.cuh"
+#include "weftline/copy/stage-ring.cuh"
 #include "weftline/ep/dispatch-plan.cuh"
 #include "weftline/ep/dispatch-rows.cuh"
 #include "weftline/ep/network-rows.cuh"
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(mostDispatchWarps * 32, 1)
   __shared__ DispatchShared<hosts> shared;
   if (cannotCountOn(a.openingEpoch, a.lastEpoch)) return;
   const u32 warp = threadIdx.x / lanesPerWarp;
-  u64* barriers = makeRowBarriers(dynamic, warp < a.rowWarps ? a.stages : 0);
+  u64* barriers = makeStageBarriers(dynamic, warp < a.rowWarps ? a.stages : 0);
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelEpDispatch, a.groupRank, a.timeoutNs, sharedWaits()};
   const u32 epoch = openingEpochOf<hosts>(a);
   u32 status = epStatusGood;

@@ -87,7 +87,7 @@ struct RepeatedRows {
 __device__ __forceinline__ bool combineOnHost(const LayerCombineArguments& a, u8* memory, const RankBarrier& opening,
                                               const WaitScope& scope) {
   const u32 warp = threadIdx.x / lanesPerWarp;
-  u64* barriers = makeRowBarriers(memory, a.stages);
+  u64* barriers = makeStageBarriers(memory, a.stages);
   if (!enterTogether(opening, scope)) return false;
   // ORDER: peers wrote their rows before they arrived; the copy engine reads them after.
   fenceProxyAsync();
@@ -104,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) layerSumRepeated(const __gr
   WEFTLINE_TRACE_KERNEL();
   extern __shared__ __align__(128) u8 shared[];
   const u32 warp = threadIdx.x / lanesPerWarp;
-  u64* barriers = makeRowBarriers(shared, a.stages);
+  u64* barriers = makeStageBarriers(shared, a.stages);
   __syncthreads();
   // How many a bounded dispatch has brought is known here alone.
   const LayerPlan* plan = static_cast<const LayerPlan*>(a.plan);

@@ -38,15 +38,16 @@ export class JobFailures {
   among(ends: readonly RankResult[], helpers: ReadonlySet<number>, own: ReadonlySet<number>): FoundFailure | undefined {
     const notes = this.notes();
     const excused = new Set<number>();
-    const isExcusable = (rank: number): boolean => {
-      const because = helpers.has(rank) && !excused.has(rank) ? blamedBy(rank, notes) : [];
+    const isExcused = ({ rank }: RankResult): boolean => {
+      const because = helpers.has(rank) ? blamedBy(rank, notes) : [];
       return because.length > 0 && because.every((lost) => !own.has(lost) || excused.has(lost));
     };
-    for (let rank; (rank = ends.find((end) => isExcusable(end.rank))?.rank) !== undefined;) excused.add(rank);
-    return firstFailure(
-      ends.filter((end) => !excused.has(end.rank)),
-      notes,
-      this.#exits,
-    );
+    // Each one may excuse others.
+    for (let known = -1; known < excused.size;) {
+      known = excused.size;
+      for (const end of ends) if (isExcused(end)) excused.add(end.rank);
+    }
+    const counting = ends.filter(({ rank }) => !excused.has(rank));
+    return firstFailure(counting, notes, this.#exits);
   }
 }

@@ -112,15 +112,6 @@ __device__ __forceinline__ void warpRowBarrierInit(u64* barrier) {
 #endif
 }
 
-// By each warp: its `count` barriers, side by side with those of other warps at the beginning of `memory`. With a synchronisation
-// of the block before they are used.
-__device__ __forceinline__ u64* makeRowBarriers(u8* memory, u32 count) {
-  u64* barriers = reinterpret_cast<u64*>(memory) + count * (threadIdx.x / lanesPerWarp);
-  if (laneIndex() != 0) return barriers;
-  for (u32 index = 0; index < count; ++index) warpRowBarrierInit(&barriers[index]);
-  return barriers;
-}
-
 // Begins to load a row. The warp's earlier accesses to that shared memory must be over (warpWaitStoresRead).
 __device__ __forceinline__ void warpLoadRow(void* shared, const void* global, u32 bytes, u64* barrier) {
 #if WEFTLINE_BULK_COPY

@@ -6,6 +6,7 @@
 #pragma once
 #include "weftline/abi.cuh"
 #include "weftline/copy/bulk-copy.cuh"
+#include "weftline/copy/stage-ring.cuh"
 #include "weftline/ep/dispatch-plan.cuh"
 #include "weftline/types.cuh"
 
@@ -99,8 +100,8 @@ __device__ __forceinline__ void storePart(const EpDispatchArguments& a, i32 row,
   warpCommitStores();
 }
 
-// The parts of the rows that a warp sends, one behind the other. A token's places are asked for one token ahead, so that nobody
-// waits for them. Two of them go through the same tokens, so no place may change meanwhile.
+// The parts of the rows that a warp sends, one behind the other. Places are read one token ahead, so that nobody waits for them. A
+// kernel has two cursors, one for loading and one for storing: the table of rows must not change before both are done.
 template <bool hosts>
 struct SentParts {
   const EpDispatchArguments& a;
@@ -164,28 +165,22 @@ __device__ void sendRows(const EpDispatchArguments& a, TokenRange range, u32 war
     return;
   }
   SentParts<hosts> loaded = stored;
+  StageRing ring(stages, barriers, a.stages, a.stageBytes);
   const auto loadNext = [&](u32 stage) {
     if (loaded.isEnd()) return;
-    warpLoadRow(stages + static_cast<u64>(stage) * a.stageBytes, loaded.source(), loaded.bytes(), &barriers[stage]);
+    warpLoadRow(ring.at(stage), loaded.source(), loaded.bytes(), &ring.barriers[stage]);
     loaded.advance();
   };
-#pragma unroll 1
-  for (u32 stage = 0; stage + 1 < a.stages; ++stage) loadNext(stage);
-  // Bits of the stages.
-  u32 phases = 0;
-  u32 stage = 0;
-  // The one that was stored last.
-  u32 free = a.stages - 1;
+  ring.fill(loadNext);
 #pragma unroll 1
   while (!stored.isEnd()) {
+    // The stores of the part before must have read its stage.
     warpWaitStoresRead<0>();
-    loadNext(free);
-    warpWaitRow(&barriers[stage], (phases >> stage) & 1);
-    phases ^= 1u << stage;
-    storePart(a, stored.row, stages + static_cast<u64>(stage) * a.stageBytes, stored.at, stored.bytes());
+    loadNext(ring.free);
+    ring.await();
+    storePart(a, stored.row, ring.at(ring.used), stored.at, stored.bytes());
     stored.advance();
-    free = stage;
-    stage = stage + 1 == a.stages ? 0 : stage + 1;
+    ring.advance();
   }
   warpWaitStoresWritten();
 }

@@ -2,6 +2,7 @@
 // in f32 in a given order and rounds once to the rows' dtype. While one chunk is summed the copy engine brings the next ones.
 #pragma once
 #include "weftline/copy/bulk-copy.cuh"
+#include "weftline/copy/stage-ring.cuh"
 #include "weftline/ep/element.cuh"
 #include "weftline/types.cuh"
 
@@ -44,7 +45,7 @@ __device__ __forceinline__ GatherPart firstPart(const GatherShape& shape, u32 it
   const u32 rows = __popc(__ballot_sync(0xffffffffu, row != nullptr));
   const u32 most = min(shape.partBytes, (rows == 0 ? shape.stageBytes : shape.stageBytes / rows) & ~15u);
   if (most >= shape.rowBytes) return {item, 0, shape.rowBytes, rows, shape.rowBytes};
-  // Of small parts the lines that are left empty would be too much of the room.
+  // Parts that are small would leave too much of a stage empty, rounded down to lines.
   const u32 unit = most < 8 * line ? 16 : line;
   const u32 whole = most & ~(unit - 1);
   const u32 parts = (shape.rowBytes + whole - 1) / whole;
@@ -137,8 +138,8 @@ __device__ __forceinline__ void sumPart(const GatherShape& shape, const Biases& 
   }
 }
 
-// The parts of a warp, one behind the other. A place is asked for one item ahead, so that nobody waits for it. Two of them go
-// through the same items, so nothing of what the source reads may change meanwhile.
+// The parts of a warp, one behind the other. Places are read one item ahead, so that nobody waits for them. A kernel has two
+// cursors, one for loading and one for adding up: what the source reads must not change before both are done.
 template <class Source>
 struct GatherCursor {
   GatherPart part;
@@ -175,39 +176,30 @@ __device__ __forceinline__ void gatherSums(const GatherShape& shape, const Sourc
   // What is loaded next, and what is summed next.
   GatherCursor<Source> loaded(shape, source, firstItem, step);
   GatherCursor<Source> summed = loaded;
+  StageRing ring(memory, barriers, shape.stages, shape.stageBytes);
   const auto loadNext = [&](u32 stage) {
     if (loaded.part.item >= shape.items) return;
-    beginPart(loaded.part, loaded.row, memory + static_cast<u64>(stage) * shape.stageBytes, &barriers[stage]);
+    beginPart(loaded.part, loaded.row, ring.at(stage), &ring.barriers[stage]);
     loaded.advance(shape, source, step);
   };
-#pragma unroll 1
-  for (u32 stage = 0; stage + 1 < shape.stages; ++stage) loadNext(stage);
-  // Bits of the stages.
-  u32 phases = 0;
-  u32 stage = 0;
-  // The one that was summed last.
-  u32 free = shape.stages - 1;
+  ring.fill(loadNext);
 #pragma unroll 1
   while (summed.part.item < shape.items) {
     // All lanes have summed what that stage held.
     __syncwarp();
-    loadNext(free);
+    loadNext(ring.free);
     const GatherPart& part = summed.part;
     if (part.at == 0) source.begin(part.item);
-    if (part.rows > 0) {
-      warpWaitRow(&barriers[stage], (phases >> stage) & 1);
-      phases ^= 1u << stage;
-    }
+    if (part.rows > 0) ring.await();
     // The result before must have left its slot.
     warpWaitStoresRead<0>();
-    sumPart<Element>(shape, biases, part, memory + static_cast<u64>(stage) * shape.stageBytes, result);
+    sumPart<Element>(shape, biases, part, ring.at(ring.used), result);
     warpRowWritten();
     u8* out = source.outAt(part.item, summed.row);
     if (out != nullptr) warpStoreRow(out + part.at, result, part.bytes);
     warpCommitStores();
     summed.advance(shape, source, step);
-    free = stage;
-    stage = stage + 1 == shape.stages ? 0 : stage + 1;
+    ring.advance();
   }
   warpWaitStoresWritten();
 }

@@ -64,7 +64,7 @@ struct TokenRows {
 __device__ __forceinline__ bool combineOnHost(const EpCombineArguments& a, u8* memory, u32 epoch, const WaitScope& scope) {
   constexpr u32 barrierBytes = 1024;
   const u32 warp = threadIdx.x / lanesPerWarp;
-  u64* barriers = makeRowBarriers(memory, a.stages);
+  u64* barriers = makeStageBarriers(memory, a.stages);
   const RankBarrier opening = {a.peers, a.ranks, a.rank, epoch, a.openingCall};
   if (!enterTogether(opening, scope)) return false;
   // ORDER: peers wrote their rows before they arrived; the copy engine reads them after.
