@@ -56,10 +56,40 @@ export function openLibrary(name: string | null): Koffi.LibraryHandle {
   return library;
 }
 
+/** Functions of the C library that modules of this thread have declared. */
+const declared: (() => NativeFunction)[] = [];
+
 /** Binds one C prototype when it is first called. */
 export function lazyFunction(libraryName: string | null, text: string): () => NativeFunction {
+  const bind = (): NativeFunction => openLibrary(libraryName).func(text);
+  return libraryName === linuxLibrary ? declareFunction(bind) : onFirstCall(bind);
+}
+
+/** Binds a function of the C library when it is first called, or by bindDeclaredFunctions(). */
+export function declareFunction(bind: () => NativeFunction): () => NativeFunction {
+  const get = onFirstCall(bind);
+  declared.push(get);
+  return get;
+}
+
+/**
+ * Binds what the modules that this thread has imported declare of the C library. Threads call it before they begin to
+ * work: koffi aborts the process if a thread binds a function while the process is about to end; calls of bound ones it
+ * survives.
+ */
+export function bindDeclaredFunctions(): void {
+  for (const get of declared) {
+    try {
+      get();
+    } catch {
+      // A function that the system lacks is told by its first call.
+    }
+  }
+}
+
+function onFirstCall(bind: () => NativeFunction): () => NativeFunction {
   let bound: NativeFunction | undefined;
-  return () => (bound ??= openLibrary(libraryName).func(text));
+  return () => (bound ??= bind());
 }
 
 /** The address of the first byte of a view; the view's memory must not move (shared or mapped memory does not). */

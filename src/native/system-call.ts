@@ -1,5 +1,5 @@
 // Functions of the C library that report failures by errno, bound so that a failed call returns the negative errno itself.
-import { linuxLibrary, loadKoffi, type NativeFunction, openLibrary } from './library.ts';
+import { declareFunction, linuxLibrary, loadKoffi, type NativeFunction, openLibrary } from './library.ts';
 
 /** A function in place of the real one, which it may call; both return a result or a negative errno. */
 export type Substitute = (real: NativeFunction) => (...parameters: never[]) => unknown;
@@ -12,12 +12,11 @@ export function substituteSystemCall(name: string, substitute: Substitute): void
 }
 
 /**
- * Binds one prototype of the C library when it is first called. The function returns what C does, but -errno in place
+ * Binds one prototype of the C library when it is first called, or by bindDeclaredFunctions(). The function returns what C does, but -errno in place
  * of -1, as the kernel does itself.
  */
 export function systemCall(text: string): () => NativeFunction {
-  let bound: NativeFunction | undefined;
-  return () => (bound ??= bind(text));
+  return declareFunction(() => bind(text));
 }
 
 /** The same on a thread of the pool, so that the event loop goes on. */

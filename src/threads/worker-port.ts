@@ -1,5 +1,6 @@
 // The thread's end of a WorkerLink: carries out calls, answers them, reports events.
 import { type MessagePort, receiveMessageOnPort } from 'node:worker_threads';
+import { bindDeclaredFunctions } from '../native/library.ts';
 import { type EncodedError, encodeError, WeftlineError } from '../core/errors.ts';
 
 /**
@@ -43,6 +44,7 @@ export class WorkerPort<Event = never> {
 
   /** The thread lives until `close()`, or until `stop` was answered. */
   constructor(port: MessagePort) {
+    bindDeclaredFunctions();
     this.#port = port;
   }
 

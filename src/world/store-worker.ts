@@ -1,5 +1,6 @@
 // The thread of rank 0 that serves the store, so that it goes on while the main thread is busy.
 import { parentPort, workerData } from 'node:worker_threads';
+import { bindDeclaredFunctions } from '../native/library.ts';
 import { StoreServer, type StoreServerOptions } from './store-server.ts';
 
 /** What the worker tells the main thread. */
@@ -16,6 +17,7 @@ function tell(message: StoreWorkerMessage): void {
   parentPort?.postMessage(message);
 }
 
+bindDeclaredFunctions();
 try {
   const server = await StoreServer.listen(workerData as StoreServerOptions);
   parentPort?.once('message', ({ waitMs }: StoreWorkerStop) => void server.stop(waitMs));

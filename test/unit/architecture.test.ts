@@ -160,6 +160,18 @@ test('only src/threads/start-worker.ts starts threads', () => {
   assert.deepEqual(starters, ['src/threads/start-worker.ts']);
 });
 
+test('threads bind native functions before they work, for none may be bound while a process ends', () => {
+  const entries = sources.filter((file) =>
+    /^import \{[^}]*\bworkerData\b[^}]*\} from 'node:worker_threads'/m.test(file.text),
+  );
+  assert.ok(entries.length >= 7);
+  noneOf(
+    entries
+      .filter((file) => !/\bnew WorkerPort\b|^serveEngine\(|^bindDeclaredFunctions\(\)/m.test(file.text))
+      .map((file) => `${file.path} neither makes a WorkerPort nor calls bindDeclaredFunctions()`),
+  );
+});
+
 test('importing the package loads nothing native', () => {
   const entries = Object.keys(packageJson.exports)
     .filter((key) => !key.endsWith('.json'))

@@ -1,6 +1,7 @@
 // The thread that sleeps on an RDMA device in place of the agent's thread, and wakes that. It touches no queue.
 import { workerData } from 'node:worker_threads';
 import { rdmaWatchWords as at } from '../../abi/rdma-watch.ts';
+import { bindDeclaredFunctions } from '../../native/library.ts';
 import { ReadinessSet } from '../../native/readiness.ts';
 import { ChannelEvents } from '../../native/verbs/channel-events.ts';
 import { WakeWord } from '../../threads/wake-word.ts';
@@ -9,6 +10,7 @@ import { readinessNumbers, type RdmaWatchOptions } from './rdma-watch-thread-opt
 /** Nothing is missed by a longer sleep, but a thread that sleeps cannot be ended from outside. */
 const LONGEST_SLEEP_MICROSECONDS = 500_000;
 
+bindDeclaredFunctions();
 const options = workerData as RdmaWatchOptions;
 const words = new Int32Array(options.words);
 const readiness = new ReadinessSet(options.readiness);

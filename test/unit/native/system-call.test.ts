@@ -2,6 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { Futex, isByteLocked } from '#lib/native/libc.js';
+import { bindDeclaredFunctions } from '#lib/native/library.js';
 import { NativeBlock } from '#lib/native/native-block.js';
 import { ReadinessSet } from '#lib/native/readiness.js';
 import { pooledSystemCall, substituteSystemCall, systemCall } from '#lib/native/system-call.js';
@@ -52,6 +53,22 @@ test('a failed call returns its negative errno, whatever sets errno afterwards',
   }
   assert.equal(await pooledSystemCall('int munmap(intptr_t, size_t)')(1, 1), -errnos.EINVAL);
   assert.equal(systemCall('int getpid()')()(), process.pid);
+});
+
+test('what modules declare is bound once, by its first call or for all; what the system lacks is told by its own call', () => {
+  let bound = 0;
+  substituteSystemCall('getppid', (real) => {
+    bound += 1;
+    return (...parameters) => (real as unknown as (...all: never[]) => unknown)(...parameters);
+  });
+  const getppid = systemCall('int getppid()');
+  const missing = systemCall('int weftline_no_such_function()');
+  assert.equal(bound, 0);
+  bindDeclaredFunctions();
+  bindDeclaredFunctions();
+  assert.equal(getppid()(), process.ppid);
+  assert.equal(bound, 1);
+  assert.throws(() => missing(), /weftline_no_such_function/);
 });
 
 test('a futex wait says whether it slept, and never throws', async () => {

@@ -3,7 +3,7 @@ import { threadWord } from '../../../abi/copy-words.ts';
 import { type MessagePort, parentPort, receiveMessageOnPort, workerData } from 'node:worker_threads';
 import { SharedLock } from '../../../threads/shared-lock.ts';
 import { WakeWord } from '../../../threads/wake-word.ts';
-import { viewAt } from '../../../native/library.ts';
+import { bindDeclaredFunctions, viewAt } from '../../../native/library.ts';
 import { type CopyJob, CopyLane } from './copy-lane.ts';
 import { CopyTable } from './copy-table.ts';
 import { type CopyOrder, type CopyWorkerData } from './copy-worker-data.ts';
@@ -14,6 +14,7 @@ import { RegionGrants } from './region-grants.ts';
 /** How long a message waits for the peer's next look at its ring. */
 const BLOCKED_MS = 1;
 
+bindDeclaredFunctions();
 const data = workerData as CopyWorkerData;
 const port = parentPort as MessagePort;
 const words = new Int32Array(data.words);

@@ -2,7 +2,7 @@
 import { parentPort, workerData } from 'node:worker_threads';
 import { WakeWord } from '../../../threads/wake-word.ts';
 import { Futex } from '../../../native/libc.ts';
-import { viewAt } from '../../../native/library.ts';
+import { bindDeclaredFunctions, viewAt } from '../../../native/library.ts';
 
 export interface DoorbellWorkerData {
   /** Native address; mapped until the thread has ended. */
@@ -15,6 +15,7 @@ export interface DoorbellWorkerData {
 
 const LONGEST_SLEEP_NS = 900_000_000;
 
+bindDeclaredFunctions();
 const data = workerData as DoorbellWorkerData;
 const word = new Int32Array(viewAt(data.doorbell, 4));
 const futex = new Futex(word);
