@@ -12,7 +12,7 @@ using namespace weftline;
 namespace {
 
 constexpr bool hosts = WEFTLINE_HOSTS != 0;
-constexpr u32 mostThreads = hosts ? 512 : 256;
+constexpr u32 mostThreads = 512;
 
 }  // namespace
 

@@ -4,7 +4,7 @@
 // In a group on several hosts rows to other hosts go first, by way of a rank there, which this one is for others.
 #include "weftline/abi.cuh"
 #include "weftline/collective/rank-barrier.cuh"
-#include "weftline/copy/stage-ring.cuh"
+#include "weftline/copy/stage-pair.cuh"
 #include "weftline/ep/dispatch-plan.cuh"
 #include "weftline/ep/dispatch-rows.cuh"
 #include "weftline/ep/network-rows.cuh"
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(mostDispatchWarps * 32, 1)
   __shared__ DispatchShared<hosts> shared;
   if (cannotCountOn(a.openingEpoch, a.lastEpoch)) return;
   const u32 warp = threadIdx.x / lanesPerWarp;
-  u64* barriers = makeStageBarriers(dynamic, warp < a.rowWarps ? a.stages : 0);
+  u64* barriers = makeStageBarriers(dynamic);
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelEpDispatch, a.groupRank, a.timeoutNs, sharedWaits()};
   const u32 epoch = openingEpochOf<hosts>(a);
   u32 status = epStatusGood;
@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(mostDispatchWarps * 32, 1)
       if (!__syncthreads_and(isPacked)) return noteFailure(a.lastEpoch);
     }
     const TokenRange range = tokensOfBlock(a.tokens);
-    u8* stages = dynamic + barrierBytes + static_cast<u64>(warp) * a.stages * a.stageBytes;
+    u8* stages = dynamic + barrierBytes + static_cast<u64>(warp) * stagesPerWarp * a.stageBytes;
     WEFTLINE_TRACE_BEGIN("ep.dispatch.rows");
     if (warp < a.rowWarps) sendRows<hosts>(a, range, warp, stages, barriers);
     else sendAllChoices<hosts>(a, range, warp);

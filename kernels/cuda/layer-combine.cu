@@ -1,6 +1,7 @@
 // The layer's combine: each rank pulls the rows of its tokens from their experts' ranks and sums them in the order of the
 // token's choices. With local combine every rank first sums the rows that it holds of one token, so that one travels.
 #include "weftline/abi.cuh"
+#include "weftline/copy/stage-pair.cuh"
 #include "weftline/ep/gather-sum.cuh"
 #include "weftline/ep/network-choice-sums.cuh"
 #include "weftline/collective/rank-barrier.cuh"
@@ -87,13 +88,13 @@ struct RepeatedRows {
 __device__ __forceinline__ bool combineOnHost(const LayerCombineArguments& a, u8* memory, const RankBarrier& opening,
                                               const WaitScope& scope) {
   const u32 warp = threadIdx.x / lanesPerWarp;
-  u64* barriers = makeStageBarriers(memory, a.stages);
+  u64* barriers = makeStageBarriers(memory);
   if (!enterTogether(opening, scope)) return false;
   // ORDER: peers wrote their rows before they arrived; the copy engine reads them after.
   fenceProxyAsync();
-  const GatherShape shape = {a.tokens, a.rowBytes, a.stages, a.stageBytes, a.partBytes};
+  const GatherShape shape = {a.tokens, a.rowBytes, a.stageBytes, a.partBytes};
   WEFTLINE_TRACE_BEGIN("layer.combine.rows");
-  gatherSums<Element>(shape, ChoiceRows{a}, {nullptr, nullptr}, memory + barrierBytes + warp * gatherBytes(shape), barriers);
+  gatherSums<Element>(shape, ChoiceRows{a}, memory + barrierBytes + warp * gatherBytes(shape), barriers);
   WEFTLINE_TRACE_END("layer.combine.rows");
   return true;
 }
@@ -104,20 +105,20 @@ extern "C" __global__ void __launch_bounds__(512, 1) layerSumRepeated(const __gr
   WEFTLINE_TRACE_KERNEL();
   extern __shared__ __align__(128) u8 shared[];
   const u32 warp = threadIdx.x / lanesPerWarp;
-  u64* barriers = makeStageBarriers(shared, a.stages);
+  u64* barriers = makeStageBarriers(shared);
   __syncthreads();
   // How many a bounded dispatch has brought is known here alone.
   const LayerPlan* plan = static_cast<const LayerPlan*>(a.plan);
   const u32 count = plan == nullptr ? a.count : min(plan->repeated, a.count);
   const u32 rows = plan == nullptr ? a.recvRows : min(plan->recvRows, a.recvRows);
-  const GatherShape shape = {count, a.rowBytes, a.stages, a.stageBytes, a.partBytes};
+  const GatherShape shape = {count, a.rowBytes, a.stageBytes, a.partBytes};
   u8* memory = shared + barrierBytes + warp * gatherBytes(shape);
   WEFTLINE_TRACE_BEGIN("layer.combine.duplicates");
-  gatherSums<Element>(shape, RepeatedRows{a, count, rows}, {nullptr, nullptr}, memory, barriers);
+  gatherSums<Element>(shape, RepeatedRows{a, count, rows}, memory, barriers);
   WEFTLINE_TRACE_END("layer.combine.duplicates");
 }
 
-extern "C" __global__ void __launch_bounds__(hosts ? 512 : 256, 1)
+extern "C" __global__ void __launch_bounds__(512, 1)
     layerCombine(const __grid_constant__ LayerCombineArguments a) {
   WEFTLINE_TRACE_KERNEL();
   extern __shared__ __align__(128) u8 shared[];

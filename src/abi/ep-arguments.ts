@@ -159,8 +159,7 @@ export const epDispatchArguments = defineLayout('EpDispatchArguments', {
   closingCall: 'u32',
   /** Rows of the result when it has a tail; 0 for the exact size. */
   worstRows: 'u32',
-  /** Parts of rows that one warp has in shared memory at once, and most bytes of one. */
-  stages: 'u32',
+  /** Most bytes of a part of a row; a warp has two in shared memory. */
   stageBytes: 'u32',
   /** Warps of a block that move rows; the others write what goes with them. */
   rowWarps: 'u32',
@@ -188,8 +187,7 @@ export const epCombineArguments = defineLayout('EpCombineArguments', {
   networkCall: 'u32',
   tokens: 'u32',
   rowBytes: 'u32',
-  /** Shared memory of a warp: so many times that for the parts of all rows of a token, and that for their sum. */
-  stages: 'u32',
+  /** Shared memory of a warp: twice that for the parts of all rows of a token, and that for their sum. */
   stageBytes: 'u32',
   partBytes: 'u32',
   topkColumns: 'u32',

@@ -242,7 +242,6 @@ export const layerSumArguments = defineLayout('LayerSumArguments', {
   recvRows: 'u32',
   rowBytes: 'u32',
   /** As in EpCombineArguments. */
-  stages: 'u32',
   stageBytes: 'u32',
   partBytes: 'u32',
   topkColumns: 'u32',
@@ -271,7 +270,6 @@ export const layerCombineArguments = defineLayout('LayerCombineArguments', {
   networkCall: 'u32',
   tokens: 'u32',
   rowBytes: 'u32',
-  stages: 'u32',
   stageBytes: 'u32',
   partBytes: 'u32',
   topkColumns: 'u32',

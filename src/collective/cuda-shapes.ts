@@ -4,33 +4,27 @@ import type { TriedSending } from './tried-shapes.ts';
 
 /** The kernels' mbarriers, one for each stage of each warp, before what they stage. */
 export const BARRIER_BYTES = 1024;
+/** Of memory, in bytes. */
+const LINE = 128;
 /** More warps contend with each other: 8 to 16 are equally fast, 28 are slower. */
 const MAX_STAGING_WARPS = 16;
 /** Longer rows are staged in equal parts: a part's memory is free again sooner than a row's. */
 const MAX_STAGE_BYTES = 8192;
-/** More warps would leave each too small a chunk for the copy engine to be worth starting. */
-const GATHER_WARPS = 7;
-const GATHER_STAGES = 2;
-/** One warp less pays where each then has parts so many times as large. */
-const WORTH_A_GATHER_WARP = 1.25;
+/** The most with which parts are large enough, as many for each of an SM's four schedulers: with 11 or 13 sums take longer. */
+const GATHER_WARPS = [12, 8, 4] as const;
+/** Smaller ones are not worth starting the copy engine. */
+const MIN_GATHER_PART = 1024;
+/** What a warp of the kernels that add up or send has in hand at once: one part is used while the next is loaded. */
+const STAGES = 2;
 
 /** Warps of a dispatch block; some of them move rows. */
 const SENDING_WARPS = 16;
+/** With two parts in hand so many store what an SM can store; more are as fast, but leave less for choices and scales. */
+const ROW_WARPS = 6;
+/** Where a block has few tokens, and latency counts. */
 const MAX_ROW_WARPS = 12;
-/** With fewer blocks than this a GPU cannot fill its links, and the more warps move rows the better. */
-const SENDING_BLOCKS = 12;
-/** A warp that moves rows holds one of up to this size whole. */
-const MAX_SENT_PART = 16_384;
-/**
- * Bytes that the warps of a GPU have on their way to other GPUs, about what its links hold: more only queues, and then
- * the links carry a tenth less. Measured with 4 H200; the steps of the rate beyond it are sharp.
- */
-const WIRE_BYTES_UNDER_WAY = 930_000;
-/**
- * Two ranks: half of what a warp stores stays in its own GPU, so links take more warps to fill. The fastest of what was
- * measured with 2 H100 and 2 H200 that leaves half of the warps to choices, for parts of more than MAX_STAGE_BYTES and others.
- */
-const PAIR = { large: { blocks: 14, rowWarps: 8 }, small: { blocks: 16, rowWarps: 6 } };
+/** So many SMs store what a GPU's links carry (NVLink 4: about 330 GB/s of 47 each). Beyond that links carry less. */
+const LINK_SMS = 6.9;
 
 export interface RowShape {
   /** Threads of a block. */
@@ -42,8 +36,6 @@ export interface RowShape {
 
 export interface SendingShape extends RowShape {
   readonly grid: number;
-  /** Parts of rows that a warp has in shared memory at once. */
-  readonly stages: number;
   /** Warps of a block that move rows, and how many may where a block has few tokens and latency counts. */
   readonly rowWarps: number;
   readonly maxRowWarps: number;
@@ -56,50 +48,34 @@ export function stagingShape(room: number, rowBytes: number): RowShape {
   return { block: warps * 32, sharedBytes: BARRIER_BYTES + warps * partBytes, partBytes };
 }
 
-/** What sets the traffic of a dispatch, besides its rows. */
 export interface SendingConfig {
   /** Multiprocessors that may be used. */
   readonly sms: number;
+  /** On this host, this one included. */
   readonly ranks: number;
-  readonly topk: number;
 }
 
 /** Some warps of each block bring rows into memory of their own and store them from there. `tried`: in place of the rule. */
 export function sendingShape(
   room: number,
   rowBytes: number,
-  { sms, ranks, topk }: SendingConfig,
+  { sms, ranks }: SendingConfig,
   tried?: TriedSending,
 ): SendingShape {
-  const grid = tried?.blocks ?? Math.min(sms, sendingBlocks(ranks, rowBytes));
-  const mostPart = tried?.mostPartBytes ?? (sms < SENDING_BLOCKS ? MAX_STAGE_BYTES : MAX_SENT_PART);
-  const partBytes = stagePart(rowBytes, mostPart);
-  const stages = tried?.stages ?? 1;
-  const most = Math.max(1, Math.min(MAX_ROW_WARPS, Math.floor(room / (stages * partBytes))));
-  // Ranks other than its own that a token goes to, with even routing.
-  const copies = (ranks - 1) * (1 - (1 - 1 / ranks) ** topk);
-  const filling =
-    ranks === 2 ? pairOf(rowBytes).rowWarps : Math.round(WIRE_BYTES_UNDER_WAY / (grid * partBytes * copies));
-  const chosen = tried?.warps ?? (grid < SENDING_BLOCKS || ranks === 1 ? most : filling);
-  const rowWarps = Math.max(1, Math.min(most, chosen));
-  const sharedBytes = BARRIER_BYTES + most * stages * partBytes;
-  return { grid, block: SENDING_WARPS * 32, sharedBytes, partBytes, stages, rowWarps, maxRowWarps: most };
+  const grid = tried?.blocks ?? Math.min(sms, sendingBlocks(ranks));
+  const partBytes = stagePart(rowBytes, tried?.mostPartBytes ?? MAX_STAGE_BYTES);
+  const maxRowWarps = Math.max(1, Math.min(MAX_ROW_WARPS, Math.floor(room / (STAGES * partBytes))));
+  const rowWarps = Math.min(maxRowWarps, tried?.warps ?? ROW_WARPS);
+  const sharedBytes = BARRIER_BYTES + maxRowWarps * STAGES * partBytes;
+  return { grid, block: SENDING_WARPS * 32, sharedBytes, partBytes, rowWarps, maxRowWarps };
 }
 
-/** How many fill the links; one rank has none, and takes all. */
-function sendingBlocks(ranks: number, rowBytes: number): number {
-  if (ranks === 1) return Number.POSITIVE_INFINITY;
-  if (ranks > 2) return SENDING_BLOCKS;
-  return pairOf(rowBytes).blocks;
-}
-
-function pairOf(rowBytes: number): (typeof PAIR)[keyof typeof PAIR] {
-  return stagePart(rowBytes, MAX_SENT_PART) > MAX_STAGE_BYTES ? PAIR.large : PAIR.small;
+/** How many fill the links, of each of which an even share of the stores goes to its own rank; one rank has no links. */
+function sendingBlocks(ranks: number): number {
+  return ranks === 1 ? Number.POSITIVE_INFINITY : Math.ceil((LINK_SMS * ranks) / (ranks - 1));
 }
 
 export interface GatherShape extends RowShape {
-  /** Sums whose rows a warp has in shared memory at once. */
-  readonly stages: number;
   /** Bytes for the parts of all rows of a sum. */
   readonly stageBytes: number;
 }
@@ -109,31 +85,32 @@ export interface GatherRows {
   readonly usual: number;
   /** So many share a stage in smaller parts. */
   readonly most: number;
-  /** Of a block; by default GATHER_WARPS, or one less. */
+  /** Of a block; by default as many as leave parts large enough. */
   readonly warps?: number;
-  /** By default GATHER_STAGES. */
-  readonly stages?: number;
 }
 
-/** Each warp sums rows part by part: stages for the parts of all rows, and room for one part of the sum. */
+/** Each warp sums rows part by part: two stages for the parts of all rows, and room for one part of the sum. */
 export function gatherShape(room: number, rowBytes: number, rows: GatherRows): GatherShape {
-  if (rows.warps !== undefined) return gatherBy(rows.warps, room, rowBytes, rows);
-  const shape = gatherBy(GATHER_WARPS, room, rowBytes, rows);
-  const larger = gatherBy(GATHER_WARPS - 1, room, rowBytes, rows);
-  return larger.partBytes >= shape.partBytes * WORTH_A_GATHER_WARP ? larger : shape;
+  const largeEnough = Math.min(rowBytes, MIN_GATHER_PART);
+  const fits = (warps: number): boolean => mostPartBytes(room, warps, rows.usual) >= largeEnough;
+  const warps = rows.warps ?? GATHER_WARPS.find(fits) ?? GATHER_WARPS.at(-1)!;
+  const most = mostPartBytes(room, warps, rows.usual);
+  const parts = Math.ceil(rowBytes / most);
+  // Parts of rows that have several begin at whole lines of memory.
+  const partBytes = alignUp(Math.ceil(rowBytes / parts), parts === 1 ? 16 : LINE);
+  const fitting = wholeLines((wholeLines(room / warps) - partBytes) / STAGES);
+  const stageBytes = Math.max(rows.usual * partBytes, Math.min(fitting, rows.most * partBytes));
+  const sharedBytes = BARRIER_BYTES + warps * (STAGES * stageBytes + partBytes);
+  return { block: warps * 32, sharedBytes, partBytes, stageBytes };
 }
 
-function gatherBy(warps: number, room: number, rowBytes: number, rows: GatherRows): GatherShape {
-  const { usual, most, stages = GATHER_STAGES } = rows;
-  const warpBytes = Math.floor(room / warps / 128) * 128;
-  const largest = Math.floor(warpBytes / (stages * usual + 1) / 128) * 128;
-  const parts = Math.ceil(rowBytes / largest);
-  // Parts of rows that have several begin at whole lines of memory.
-  const partBytes = alignUp(Math.ceil(rowBytes / parts), parts === 1 ? 16 : 128);
-  const fitting = Math.floor((warpBytes - partBytes) / stages / 128) * 128;
-  const stageBytes = Math.max(usual * partBytes, Math.min(fitting, most * partBytes));
-  const sharedBytes = BARRIER_BYTES + warps * (stages * stageBytes + partBytes);
-  return { block: warps * 32, sharedBytes, partBytes, stages, stageBytes };
+/** Of each row, where a warp has stages for the parts of so many and room for their sum. */
+function mostPartBytes(room: number, warps: number, rows: number): number {
+  return wholeLines(wholeLines(room / warps) / (STAGES * rows + 1));
+}
+
+function wholeLines(bytes: number): number {
+  return Math.floor(bytes / LINE) * LINE;
 }
 
 /** Equal parts of at most `most` bytes. */

@@ -5,17 +5,14 @@ export interface TriedSending {
   readonly blocks: number;
   /** Of a block, that move rows. */
   readonly warps: number;
-  /** Rows move in equal parts of at most so many bytes, of which a warp has so many at once. */
+  /** Rows move in equal parts of at most so many bytes. */
   readonly mostPartBytes: number;
-  readonly stages: number;
 }
 
 /** Of the kernel that adds rows up. */
 export interface TriedGather {
   readonly blocks: number;
   readonly warps: number;
-  /** Sums whose rows a warp has at once. */
-  readonly stages: number;
 }
 
 export interface TriedShapes {

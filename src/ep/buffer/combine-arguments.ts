@@ -9,6 +9,9 @@ import { checkOverlap, type OverlapOptions } from '../../collective/overlap.ts';
 import type { EpScope } from './scope.ts';
 import { checkTensor, overlaps, rowAlignment } from '../../collective/tensor-check.ts';
 
+/** Rows that a sum may begin with. */
+export const MAX_BIASES = 2;
+
 /** What EpBuffer.combine() takes. */
 export interface CombineArguments extends WaitOptions, OverlapOptions {
   /** bf16 [rows of the handle, H]: what the experts of this rank made of each received row, already weighted. */
@@ -62,7 +65,7 @@ export function checkCombine(
   if (weights && (k < 1 || k > config.maxTopk))
     throw invalidArgument('topkWeights columns', k, `1 to ${config.maxTopk} (maxTopk)`);
   const given: readonly unknown[] = args.bias === undefined ? [] : Array.isArray(args.bias) ? args.bias : [args.bias];
-  if (given.length > 2) throw invalidArgument('bias', `${given.length} tensors`, 'one or two');
+  if (given.length > MAX_BIASES) throw invalidArgument('bias', `${given.length} tensors`, 'one or two');
   const alignment = rowAlignment(config.hidden * 2);
   const rule = { device, dtype: ['bf16'] as const, shape: [numTokens, config.hidden], alignment };
   const biases = given.map((bias, index) => checkTensor(`bias[${index}]`, bias, rule));

@@ -4,6 +4,7 @@ import type { Tensor } from '../../device/tensor.ts';
 import { TensorSet } from '../../device/tensor-set.ts';
 import { type AddressTables, makeAddressTables } from '../../collective/address-table.ts';
 import type { EpBufferConfig, EpBufferSize, EpRegion } from './buffer-size.ts';
+import { MAX_BIASES } from './combine-arguments.ts';
 import { emptyLayout, type LayoutShape, type LayoutTensors } from './dispatch-layout.ts';
 
 export interface EpTables extends Disposable {
@@ -24,7 +25,7 @@ export interface EpTables extends Disposable {
   readonly pulled: Tensor<'u8'>;
   /** i32 [ranks]: where combine then finds row 0 of each rank. */
   readonly pulledBases: Tensor<'i32'>;
-  /** i32 [ranks + 2]: addresses of the rows of one sum, biases included. */
+  /** i32 [ranks + MAX_BIASES]: addresses of the rows of one sum, biases included. */
   readonly sources: Tensor<'i32'>;
 }
 
@@ -48,7 +49,7 @@ export function makeEpTables(
       perLocalExpert: tensors.empty('i32', [experts / ranks]),
       pulled: tensors.empty('u8', [readable * pulledTokens(config, ranks) * config.hidden * 2]),
       pulledBases: tensors.empty('i32', [ranks]),
-      sources: tensors.empty('i32', [ranks + 2]),
+      sources: tensors.empty('i32', [ranks + MAX_BIASES]),
     };
   });
   return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };

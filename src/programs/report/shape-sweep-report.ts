@@ -43,9 +43,7 @@ function shapeTable({ copies, results }: ShapeSweepReport, name: string): string
 
 function describeShape({ sending, gather }: TriedShapes): string {
   if (sending) {
-    return `${sending.blocks} blocks, ${sending.warps} warps of ${sending.stages} parts of at most ${sending.mostPartBytes} bytes`;
+    return `${sending.blocks} blocks, ${sending.warps} warps that move parts of at most ${sending.mostPartBytes} bytes`;
   }
-  return gather
-    ? `${gather.blocks} blocks of ${gather.warps} warps, ${gather.stages} sums each`
-    : 'as the rule chooses';
+  return gather ? `${gather.blocks} blocks of ${gather.warps} warps` : 'as the rule chooses';
 }

@@ -76,8 +76,8 @@ function shapesOf(group: RankGroup, device: EpDevice, { seed, numSms: blocks }: 
   const below = (count: number): number => Math.floor(next() * count);
   const mostPartBytes = 2 ** (10 + below(5));
   return {
-    sending: { blocks, warps: 1 + below(12), mostPartBytes, stages: 1 + below(4) },
-    gather: { blocks, warps: 1 + below(8), stages: 1 + below(4) },
+    sending: { blocks, warps: 1 + below(12), mostPartBytes },
+    gather: { blocks, warps: 1 + below(16) },
   };
 }
 

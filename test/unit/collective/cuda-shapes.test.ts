@@ -7,10 +7,10 @@ import { kernelFolder } from '#lib/device/cuda/jit/kernel-text.js';
 import { BARRIER_BYTES, gatherShape, sendingShape } from '#lib/collective/cuda-shapes.js';
 import { sweptShapes } from '#lib/programs/bench/ep/cuda/swept-shapes.js';
 
-/** The bound that epCombine is compiled with on one host. */
+/** The bound that epCombine is compiled with. */
 function mostCombineThreads(): number {
   const text = readFileSync(join(kernelFolder(), 'ep-combine.cu'), 'utf8');
-  return Number(/constexpr u32 mostThreads = hosts \? \d+ : (\d+);/.exec(text)?.[1]);
+  return Number(/constexpr u32 mostThreads = (\d+);/.exec(text)?.[1]);
 }
 
 /** Of a block of an H200, less barriers and what kernels declare themselves. */
@@ -18,48 +18,60 @@ const ROOM = 227 * 1024 - 1024 - 4096;
 const BF16_ROW = 7168 * 2;
 const BYTES_OF_BARRIER = 8;
 
-test('with 4 ranks as measured: 12 blocks of 2 warps with whole bf16 rows', () => {
-  const { grid, rowWarps, partBytes, block } = sendingShape(ROOM, BF16_ROW, { sms: 16, ranks: 4, topk: 8 });
-  assert.deepEqual({ grid, rowWarps, partBytes, block }, { grid: 12, rowWarps: 2, partBytes: BF16_ROW, block: 512 });
+test('so many blocks send as fill the links: the more ranks, the fewer, for less stays in a GPU', () => {
+  const blocks = (ranks: number): number => sendingShape(ROOM, BF16_ROW, { sms: 24, ranks }).grid;
+  assert.deepEqual([1, 2, 3, 4, 8].map(blocks), [24, 14, 11, 10, 8]);
+  assert.equal(sendingShape(ROOM, BF16_ROW, { sms: 8, ranks: 2 }).grid, 8);
 });
 
-test('with 2 ranks as measured: 8 warps of 14 blocks move rows or, if they are smaller, 6 of 16', () => {
-  const config = { sms: 16, ranks: 2, topk: 8 };
-  const bf16 = sendingShape(ROOM, BF16_ROW, config);
-  assert.deepEqual([bf16.grid, bf16.rowWarps, bf16.partBytes], [14, 8, BF16_ROW]);
-  const fp8 = sendingShape(ROOM, BF16_ROW / 2, config);
-  assert.deepEqual([fp8.grid, fp8.rowWarps, fp8.partBytes], [16, 6, BF16_ROW / 2]);
+test('6 warps have two parts of at most 8 KiB each in hand', () => {
+  for (const [rowBytes, part] of [
+    [BF16_ROW, BF16_ROW / 2],
+    [BF16_ROW / 2, BF16_ROW / 2],
+  ] as const) {
+    const { block, rowWarps, partBytes, maxRowWarps, sharedBytes } = sendingShape(ROOM, rowBytes, {
+      sms: 16,
+      ranks: 4,
+    });
+    assert.deepEqual([block, rowWarps, partBytes, maxRowWarps], [512, 6, part, 12]);
+    assert.equal(sharedBytes, BARRIER_BYTES + 12 * 2 * part);
+  }
 });
 
-test('sums of 2 rows have 6 warps with half rows, those of 4 and 8 rows 7', () => {
-  const of = (rows: number): number[] => {
-    const { block, partBytes } = gatherShape(ROOM, BF16_ROW, { usual: rows, most: rows });
-    return [block / 32, partBytes];
-  };
+/** Warps, bytes of a part, bytes of a stage. */
+function gathering(room: number, rowBytes: number, rows: number): number[] {
+  const { block, partBytes, stageBytes } = gatherShape(room, rowBytes, { usual: rows, most: rows });
+  return [block / 32, partBytes, stageBytes];
+}
+
+test('sums have 12 warps, with parts that begin at whole lines of memory unless rows have one part', () => {
+  assert.deepEqual(gathering(ROOM, BF16_ROW, 2), [12, 3584, 7168]);
+  assert.deepEqual(gathering(ROOM, BF16_ROW, 4), [12, 2048, 8192]);
+  assert.deepEqual(gathering(ROOM, BF16_ROW, 8), [12, 1024, 8192]);
+  assert.deepEqual(gathering(ROOM, 1008, 2), [12, 1008, 2016]);
+});
+
+test('where shared memory is small, fewer warps sum larger parts', () => {
+  const small = 99 * 1024 - 1024 - 4096;
   assert.deepEqual(
-    [of(2), of(4), of(8)],
+    [2, 4, 8, 32].map((rows) => gathering(small, BF16_ROW, rows).slice(0, 2)),
     [
-      [6, BF16_ROW / 2],
-      [7, BF16_ROW / 4],
-      [7, BF16_ROW / 8],
+      [12, 1536],
+      [8, 1280],
+      [4, 1408],
+      [4, 256],
     ],
   );
 });
 
-test('with fewer multiprocessors than fill the links all warps move rows', () => {
-  const { grid, rowWarps, maxRowWarps } = sendingShape(ROOM, BF16_ROW, { sms: 8, ranks: 4, topk: 8 });
-  assert.equal(grid, 8);
-  assert.equal(rowWarps, maxRowWarps);
-});
-
 test('a shape that is tried replaces the rule, as far as shared memory allows', () => {
-  const config = { sms: 16, ranks: 2, topk: 8 };
-  const few = sendingShape(ROOM, BF16_ROW, config, { blocks: 16, warps: 3, mostPartBytes: 8192, stages: 1 });
+  const config = { sms: 16, ranks: 2 };
+  const few = sendingShape(ROOM, BF16_ROW, config, { blocks: 16, warps: 3, mostPartBytes: 8192 });
   assert.deepEqual([few.grid, few.rowWarps, few.partBytes], [16, 3, 7168]);
-  const many = sendingShape(20_000, BF16_ROW, config, { blocks: 16, warps: 12, mostPartBytes: 8192, stages: 1 });
-  assert.deepEqual([many.rowWarps, many.maxRowWarps], [2, 2]);
-  const small = sendingShape(20_000, BF16_ROW, config, { blocks: 16, warps: 12, mostPartBytes: 2048, stages: 4 });
-  assert.deepEqual([small.rowWarps, small.stages, small.partBytes], [2, 4, 2048]);
+  const many = sendingShape(20_000, BF16_ROW, config, { blocks: 16, warps: 12, mostPartBytes: 8192 });
+  assert.deepEqual([many.rowWarps, many.maxRowWarps], [1, 1]);
+  const small = sendingShape(20_000, BF16_ROW, config, { blocks: 16, warps: 12, mostPartBytes: 2048 });
+  assert.deepEqual([small.rowWarps, small.partBytes], [4, 2048]);
 });
 
 test('what bench ep --shapes tries fits: first the rules, then shapes with at most as many blocks as it may have', () => {
@@ -73,11 +85,11 @@ test('what bench ep --shapes tries fits: first the rules, then shapes with at mo
       const { sharedBytes } = gatherShape(ROOM, BF16_ROW, { usual: 8, most: 8, ...gather });
       assert.ok(sharedBytes <= room, JSON.stringify(gather));
       assert.ok(gather.warps * 32 <= mostCombineThreads());
-      assert.ok(gather.stages * gather.warps * BYTES_OF_BARRIER <= BARRIER_BYTES);
+      assert.ok(2 * gather.warps * BYTES_OF_BARRIER <= BARRIER_BYTES);
     } else {
-      const shape = sendingShape(ROOM, BF16_ROW, { sms: 16, ranks: 2, topk: 8 }, sending);
+      const shape = sendingShape(ROOM, BF16_ROW, { sms: 16, ranks: 2 }, sending);
       assert.ok(shape.sharedBytes <= room);
-      assert.ok(shape.stages * shape.maxRowWarps * BYTES_OF_BARRIER <= BARRIER_BYTES);
+      assert.ok(2 * shape.maxRowWarps * BYTES_OF_BARRIER <= BARRIER_BYTES);
     }
   }
 });

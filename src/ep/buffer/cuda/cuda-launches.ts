@@ -17,6 +17,7 @@ import type { Tensor } from '../../../device/tensor.ts';
 import { exchangeRecordBytes } from '../../../abi/exchange-record.ts';
 import { hostsOf } from '../../across-hosts/hosts-of.ts';
 import type { EpRegion } from '../buffer-size.ts';
+import { MAX_BIASES } from '../combine-arguments.ts';
 import type { CudaHostPlan } from './cuda-host-plan.ts';
 import { BARRIER_BYTES, gatherShape, sendingShape } from '../../../collective/cuda-shapes.ts';
 import { type TriedSending, triedShapes } from '../../../collective/tried-shapes.ts';
@@ -53,6 +54,8 @@ export interface LaunchMemory {
   readonly network: number;
 }
 
+/** With so many for each warp or fewer a dispatch waits for its first rows, and all warps that can move some. */
+const FEW_TOKENS = 2;
 /** Choices of a token that a thread keeps in registers. */
 const COLUMN_VARIANTS = [8, 32] as const;
 const LAYOUT_THREADS = 256;
@@ -79,13 +82,13 @@ export async function loadLaunches({ device, config, group }: EpScope<CudaDevice
   const ranks = group.topology.scaleUpRanks.length;
   const tried = triedShapes(device);
   const { blocks: combineGrid = grid, ...triedShape } = tried.gather ?? {};
-  const rows = { usual: ranks, most: ranks, ...triedShape };
-  const { partBytes, stages, stageBytes, ...shape } = gatherShape(room, rowBytes, rows);
+  // Tokens may have a row of each bias, too.
+  const rows = { usual: ranks, most: ranks + MAX_BIASES, ...triedShape };
+  const { partBytes, stageBytes, ...shape } = gatherShape(room, rowBytes, rows);
   const combine = isOneHost
     ? epCombine.plan({ grid: combineGrid, ...shape })
     : epCombine.plan({ grid, block: THREADS_ACROSS_HOSTS, sharedBytes: BARRIER_BYTES });
   combine.arguments.set('rowBytes', rowBytes);
-  combine.arguments.set('stages', stages);
   combine.arguments.set('stageBytes', stageBytes);
   combine.arguments.set('partBytes', partBytes);
   // What a block notes of a token while it counts: the ranks of the host, or all destinations.
@@ -156,8 +159,8 @@ function dispatchPlan(
   kernel: CudaKernel<Names<typeof epDispatchArguments>>,
   { sms, ranks, room, rowBytes, config, maskBytes, tried }: DispatchPlanOptions,
 ): DispatchLaunch {
-  const shape = sendingShape(room, rowBytes, { sms, ranks, topk: config.maxTopk }, tried);
-  const { grid, block, partBytes, stages, sharedBytes, rowWarps, maxRowWarps } = shape;
+  const shape = sendingShape(room, rowBytes, { sms, ranks }, tried);
+  const { grid, block, partBytes, sharedBytes, rowWarps, maxRowWarps } = shape;
   // Before rows are staged there, blocks count in the same memory: choices per expert, and a mask for each token.
   const countBytes = config.numExperts * 4 + maskBytes * Math.ceil(config.maxTokensPerRank / grid);
   if (countBytes > room) throw tooManyTokens(config, grid, room, maskBytes);
@@ -167,10 +170,10 @@ function dispatchPlan(
     sharedBytes: Math.max(sharedBytes, BARRIER_BYTES + alignUp(countBytes, 16)),
   });
   plan.arguments.set('rowBytes', rowBytes);
-  plan.arguments.set('stages', stages);
   plan.arguments.set('stageBytes', partBytes);
-  const few = maxRowWarps * grid;
-  return { plan, rowWarps: (tokens) => (tokens <= few ? Math.max(1, Math.ceil(tokens / grid)) : rowWarps) };
+  const few = FEW_TOKENS * maxRowWarps * grid;
+  const forFew = (tokens: number): number => Math.max(1, Math.min(maxRowWarps, Math.ceil(tokens / grid)));
+  return { plan, rowWarps: (tokens) => (tokens <= few ? forFew(tokens) : rowWarps) };
 }
 
 function tooManyTokens(

@@ -58,8 +58,6 @@ const BARRIER_THREADS = 32;
 const WIDEN_THREADS = 256;
 /** Part of the blocks that send, where others copy what came: rows on the links hold up those behind them on one SM. */
 const SEND_SHARE = 0.6;
-/** Sums of rows from this GPU's own memory, which is nearer than the links, need more warps to keep it busy. */
-const SUM_WARPS = 14;
 /** What the kernels declare themselves; those of a group on several hosts more. */
 const STATIC_BYTES = 1024;
 const STATIC_BYTES_ACROSS_HOSTS = 16_384;
@@ -142,7 +140,7 @@ export async function loadLayerLaunches(
   const pulls = enableLocalCombine ? Math.min(config.topk, config.worldSize) : config.topk;
   const pulled = gatherShape(room, rowBytes, { usual: pulls, most: pulls });
   // Most tokens that have several rows somewhere have two or three.
-  const summed = gatherShape(room, rowBytes, { usual: Math.min(2, perRank), most: perRank, warps: SUM_WARPS });
+  const summed = gatherShape(room, rowBytes, { usual: Math.min(2, perRank), most: perRank });
   const launches = {
     prepare: layerPrepare.plan({ grid, block: PREPARE_THREADS, sharedBytes: tileWords * binBytes }),
     place: layerPlace.plan({ grid: 1, block: PLACE_THREADS }),
@@ -159,11 +157,10 @@ export async function loadLayerLaunches(
   launches.dispatch.arguments.set('stageBytes', staging.partBytes);
   launches.dispatch.arguments.set('sendBlocks', sendBlocks);
   launches.dispatch.arguments.set('copies', copies ? 1 : 0);
-  for (const [plan, { stages, stageBytes, partBytes }] of [
+  for (const [plan, { stageBytes, partBytes }] of [
     [launches.sumRepeated, summed],
     [launches.combine, pulled],
   ] as const) {
-    plan.arguments.set('stages', stages);
     plan.arguments.set('stageBytes', stageBytes);
     plan.arguments.set('partBytes', partBytes);
   }

@@ -6,7 +6,7 @@
 #pragma once
 #include "weftline/abi.cuh"
 #include "weftline/copy/bulk-copy.cuh"
-#include "weftline/copy/stage-ring.cuh"
+#include "weftline/copy/stage-pair.cuh"
 #include "weftline/ep/dispatch-plan.cuh"
 #include "weftline/types.cuh"
 
@@ -100,87 +100,85 @@ __device__ __forceinline__ void storePart(const EpDispatchArguments& a, i32 row,
   warpCommitStores();
 }
 
-// The parts of the rows that a warp sends, one behind the other. Places are read one token ahead, so that nobody waits for them. A
-// kernel has two cursors, one for loading and one for storing: the table of rows must not change before both are done.
+// Of the row of a token.
+struct SentPart {
+  u32 token;
+  u32 at;
+  // Lane r: the row at rank r of this host, or -1.
+  i32 row;
+};
+
+// The parts of the rows that a warp sends, one behind the other. Places are read one token ahead, so that nobody waits for them.
 template <bool hosts>
 struct SentParts {
   const EpDispatchArguments& a;
   TokenRange range;
   i32 firstRow;
-  u32 token;
-  u32 at;
-  // Lane r: the row at rank r of this host, or -1.
-  i32 row;
   i32 nextPlace;
+  SentPart part;
 
   __device__ __forceinline__ SentParts(const EpDispatchArguments& arguments, TokenRange tokens, u32 warp)
-      : a(arguments), range(tokens), firstRow(firstRowAt<hosts>(arguments)), token(tokens.first + warp), at(0) {
-    nextPlace = placeAt<hosts>(a, range, token);
+      : a(arguments), range(tokens), firstRow(firstRowAt<hosts>(arguments)), part{tokens.first + warp, 0, -1} {
+    nextPlace = placeAt<hosts>(a, range, part.token);
     takePlace();
     skipAbsent();
   }
 
-  __device__ __forceinline__ bool isEnd() const { return token >= range.end; }
-
-  __device__ __forceinline__ const u8* source() const {
-    return static_cast<const u8*>(a.x) + static_cast<u64>(token) * a.rowBytes + at;
-  }
-
-  __device__ __forceinline__ u32 bytes() const { return min(a.stageBytes, a.rowBytes - at); }
-
   __device__ __forceinline__ void advance() {
-    at += a.stageBytes;
-    if (at >= a.rowBytes) nextToken();
+    part.at += a.stageBytes;
+    if (part.at >= a.rowBytes) nextToken();
   }
 
   __device__ __forceinline__ void nextToken() {
-    at = 0;
-    token += a.rowWarps;
+    part.at = 0;
+    part.token += a.rowWarps;
     takePlace();
     skipAbsent();
   }
 
  private:
   __device__ __forceinline__ void takePlace() {
-    row = nextPlace < 0 ? -1 : nextPlace + firstRow;
-    nextPlace = placeAt<hosts>(a, range, token + a.rowWarps);
+    part.row = nextPlace < 0 ? -1 : nextPlace + firstRow;
+    nextPlace = placeAt<hosts>(a, range, part.token + a.rowWarps);
   }
 
   // Tokens that go nowhere on this host.
   __device__ __forceinline__ void skipAbsent() {
-    while (!isEnd() && __ballot_sync(0xffffffffu, row >= 0) == 0) {
-      token += a.rowWarps;
+    while (part.token < range.end && __ballot_sync(0xffffffffu, part.row >= 0) == 0) {
+      part.token += a.rowWarps;
       takePlace();
     }
   }
 };
 
-// By the warps that move rows. `stages`: of this warp, a.stages times a.stageBytes, with a barrier for each.
+__device__ __forceinline__ u32 bytesOf(const EpDispatchArguments& a, const SentPart& part) {
+  return min(a.stageBytes, a.rowBytes - part.at);
+}
+
+// By the warps that move rows. `memory`: of this warp, twice a.stageBytes.
 template <bool hosts>
-__device__ void sendRows(const EpDispatchArguments& a, TokenRange range, u32 warp, u8* stages, u64* barriers) {
-  // What is stored next, and what is loaded next.
-  SentParts<hosts> stored(a, range, warp);
+__device__ void sendRows(const EpDispatchArguments& a, TokenRange range, u32 warp, u8* memory, u64* barriers) {
+  SentParts<hosts> next(a, range, warp);
   if (a.rowBytes % 16 != 0) {
-    for (; !stored.isEnd(); stored.nextToken()) sendRowPlain(a, stored.token, stored.row);
+    for (; next.part.token < range.end; next.nextToken()) sendRowPlain(a, next.part.token, next.part.row);
     return;
   }
-  SentParts<hosts> loaded = stored;
-  StageRing ring(stages, barriers, a.stages, a.stageBytes);
+  StagePair stages(memory, barriers, a.stageBytes);
   const auto loadNext = [&](u32 stage) {
-    if (loaded.isEnd()) return;
-    warpLoadRow(ring.at(stage), loaded.source(), loaded.bytes(), &ring.barriers[stage]);
-    loaded.advance();
+    const SentPart& part = next.part;
+    if (part.token >= range.end) return;
+    const u8* source = static_cast<const u8*>(a.x) + static_cast<u64>(part.token) * a.rowBytes + part.at;
+    warpLoadRow(stages.at(stage), source, bytesOf(a, part), &barriers[stage]);
   };
-  ring.fill(loadNext);
+  loadNext(stages.current);
 #pragma unroll 1
-  while (!stored.isEnd()) {
+  for (SentPart part = next.part; part.token < range.end; part = next.part, stages.swap()) {
+    next.advance();
     // The stores of the part before must have read its stage.
     warpWaitStoresRead<0>();
-    loadNext(ring.free);
-    ring.await();
-    storePart(a, stored.row, ring.at(ring.used), stored.at, stored.bytes());
-    stored.advance();
-    ring.advance();
+    loadNext(stages.current ^ 1);
+    stages.await();
+    storePart(a, part.row, stages.at(stages.current), part.at, bytesOf(a, part));
   }
   warpWaitStoresWritten();
 }

@@ -1,8 +1,8 @@
 // Sums of rows that lie anywhere: a warp pulls the rows of one item through shared memory in chunks of columns, adds them
-// in f32 in a given order and rounds once to the rows' dtype. While one chunk is summed the copy engine brings the next ones.
+// in f32 in a given order and rounds once to the rows' dtype. While one chunk is summed the copy engine brings the next.
 #pragma once
 #include "weftline/copy/bulk-copy.cuh"
-#include "weftline/copy/stage-ring.cuh"
+#include "weftline/copy/stage-pair.cuh"
 #include "weftline/ep/element.cuh"
 #include "weftline/types.cuh"
 
@@ -12,21 +12,14 @@ namespace weftline {
 struct GatherShape {
   u32 items;
   u32 rowBytes;
-  // Shared memory of a warp: for the parts of all rows that are summed at once, so many times; and for their sum.
-  u32 stages;
+  // Shared memory of a warp: for the parts of all rows that are summed at once, twice; and for their sum.
   u32 stageBytes;
   u32 partBytes;
 };
 
-// Rows added before those of an item, a row per item each; null for none.
-struct Biases {
-  const void* first;
-  const void* second;
-};
-
-// Shared memory of one warp, besides its barriers, one for each stage.
+// Shared memory of one warp, besides its barriers.
 __device__ __forceinline__ u64 gatherBytes(const GatherShape& shape) {
-  return static_cast<u64>(shape.stages) * shape.stageBytes + shape.partBytes;
+  return static_cast<u64>(stagesPerWarp) * shape.stageBytes + shape.partBytes;
 }
 
 // What one warp is at: an item, and the part of its row.
@@ -72,10 +65,10 @@ __device__ __forceinline__ void beginPart(const GatherPart& part, const u8* row,
 #endif
 }
 
-// The usual case, with everything known to the compiler: `rows` rows, no bias.
+// The usual case, with everything known to the compiler. The loads of a few rows do not keep a warp busy, those of two steps do.
 template <class Element, u32 rows>
 __device__ __forceinline__ void sumKnown(u32 each, const u8* stage, u8* out, u32 bytes) {
-#pragma unroll 2
+#pragma unroll (rows <= 3 ? 2 : 1)
   for (u32 column = laneIndex() * 16; column < bytes; column += lanesPerWarp * 16) {
     uint4 vectors[rows];
 #pragma unroll
@@ -90,35 +83,24 @@ __device__ __forceinline__ void sumKnown(u32 each, const u8* stage, u8* out, u32
   }
 }
 
-// Any number of rows, after the biases. One addend alone travels bit for bit; none is zero.
+// Any number of rows but one. None is zero.
 template <class Element>
-__device__ __forceinline__ void sumAny(const GatherShape& shape, const Biases& biases, const GatherPart& part,
-                                       const u8* stage, u8* out) {
-  const u64 offset = static_cast<u64>(part.item) * shape.rowBytes + part.at;
-  const u8* addends[2] = {static_cast<const u8*>(biases.first), static_cast<const u8*>(biases.second)};
-  const u32 count = part.rows + (addends[0] != nullptr) + (addends[1] != nullptr);
+__device__ __forceinline__ void sumAny(const GatherPart& part, const u8* stage, u8* out) {
   for (u32 column = laneIndex() * 16; column < part.bytes; column += lanesPerWarp * 16) {
     f32 sum[Element::perVector] = {};
-    uint4 only = make_uint4(0, 0, 0, 0);
-    bool started = false;
-    for (u32 index = 0; index < part.rows + 2; ++index) {
-      const u8* from = index < 2 ? (addends[index] == nullptr ? nullptr : addends[index] + offset)
-                                 : stage + (index - 2) * part.each;
-      if (from == nullptr) continue;
-      only = *reinterpret_cast<const uint4*>(from + column);
-      if (started) Element::add(sum, only);
-      else Element::start(sum, only);
-      started = true;
+#pragma unroll 1
+    for (u32 slot = 0; slot < part.rows; ++slot) {
+      const uint4 vector = *reinterpret_cast<const uint4*>(stage + slot * part.each + column);
+      if (slot == 0) Element::start(sum, vector);
+      else Element::add(sum, vector);
     }
-    *reinterpret_cast<uint4*>(out + column) = count <= 1 ? only : Element::round(sum);
+    *reinterpret_cast<uint4*>(out + column) = Element::round(sum);
   }
 }
 
 template <class Element>
-__device__ __forceinline__ void sumPart(const GatherShape& shape, const Biases& biases, const GatherPart& part,
-                                        const u8* stage, u8* out) {
-  const bool biased = biases.first != nullptr || biases.second != nullptr;
-  switch (biased ? 0 : part.rows) {
+__device__ __forceinline__ void sumPart(const GatherPart& part, const u8* stage, u8* out) {
+  switch (part.rows) {
     case 2:
       return sumKnown<Element, 2>(part.each, stage, out, part.bytes);
     case 3:
@@ -134,33 +116,9 @@ __device__ __forceinline__ void sumPart(const GatherShape& shape, const Biases& 
     case 8:
       return sumKnown<Element, 8>(part.each, stage, out, part.bytes);
     default:
-      return sumAny<Element>(shape, biases, part, stage, out);
+      return sumAny<Element>(part, stage, out);
   }
 }
-
-// The parts of a warp, one behind the other. Places are read one item ahead, so that nobody waits for them. A kernel has two
-// cursors, one for loading and one for adding up: what the source reads must not change before both are done.
-template <class Source>
-struct GatherCursor {
-  GatherPart part;
-  // Of the part's item, which this lane adds.
-  const u8* row;
-  typename Source::Place nextPlace;
-
-  __device__ __forceinline__ GatherCursor(const GatherShape& shape, const Source& source, u32 item, u32 step)
-      : row(source.rowAt(source.placeAt(item))), nextPlace(source.placeAt(item + step)) {
-    part = firstPart(shape, item, row);
-  }
-
-  __device__ __forceinline__ void advance(const GatherShape& shape, const Source& source, u32 step) {
-    part.at += part.each;
-    part.bytes = min(part.each, shape.rowBytes - part.at);
-    if (part.at < shape.rowBytes) return;
-    row = source.rowAt(nextPlace);
-    part = firstPart(shape, part.item + step, row);
-    nextPlace = source.placeAt(part.item + step);
-  }
-};
 
 // All blocks of a kernel together sum all items. Element: see element.cuh. Source says what an item is made of, all 32 lanes calling together:
 //   Place placeAt(item)            what this lane must know of the item; asked for one item ahead, nothing past the end
@@ -168,38 +126,56 @@ struct GatherCursor {
 //   u8* outAt(item, row)           where the sum goes; null for nowhere
 //   void begin(item)               once per item, before its sum is stored
 template <class Element, class Source>
-__device__ __forceinline__ void gatherSums(const GatherShape& shape, const Source& source, const Biases& biases,
-                                           u8* memory, u64* barriers) {
+__device__ __forceinline__ void gatherSums(const GatherShape& shape, const Source& source, u8* memory, u64* barriers) {
   const u32 step = gridDim.x * (blockDim.x / lanesPerWarp);
   const u32 firstItem = blockIdx.x + (threadIdx.x / lanesPerWarp) * gridDim.x;
-  u8* result = memory + static_cast<u64>(shape.stages) * shape.stageBytes;
-  // What is loaded next, and what is summed next.
-  GatherCursor<Source> loaded(shape, source, firstItem, step);
-  GatherCursor<Source> summed = loaded;
-  StageRing ring(memory, barriers, shape.stages, shape.stageBytes);
-  const auto loadNext = [&](u32 stage) {
-    if (loaded.part.item >= shape.items) return;
-    beginPart(loaded.part, loaded.row, ring.at(stage), &ring.barriers[stage]);
-    loaded.advance(shape, source, step);
+  u8* result = memory + gatherBytes(shape) - shape.partBytes;
+  // The part that is summed, and the row of its item that this lane adds.
+  const u8* row = source.rowAt(source.placeAt(firstItem));
+  GatherPart part = firstPart(shape, firstItem, row);
+  auto nextPlace = source.placeAt(firstItem + step);
+  StagePair stages(memory, barriers, shape.stageBytes);
+  const auto begin = [&](const GatherPart& loaded, const u8* loadedRow, u32 stage) {
+    if (loaded.item < shape.items) beginPart(loaded, loadedRow, stages.at(stage), &barriers[stage]);
   };
-  ring.fill(loadNext);
+  begin(part, row, stages.current);
+  // Whether the part before is stored from where it was loaded.
+  bool wasAlone = false;
 #pragma unroll 1
-  while (summed.part.item < shape.items) {
-    // All lanes have summed what that stage held.
+  for (; part.item < shape.items; stages.swap()) {
+    // The part that is loaded meanwhile.
+    GatherPart next = part;
+    const u8* nextRow = row;
+    next.at += part.each;
+    next.bytes = min(part.each, shape.rowBytes - next.at);
+    if (next.at >= shape.rowBytes) {
+      nextRow = source.rowAt(nextPlace);
+      next = firstPart(shape, part.item + step, nextRow);
+      nextPlace = source.placeAt(next.item + step);
+    }
+    // All lanes have summed what that stage held, or the copy engine has read it.
     __syncwarp();
-    loadNext(ring.free);
-    const GatherPart& part = summed.part;
+    if (wasAlone) warpWaitStoresRead<0>();
+    begin(next, nextRow, stages.current ^ 1);
     if (part.at == 0) source.begin(part.item);
-    if (part.rows > 0) ring.await();
-    // The result before must have left its slot.
-    warpWaitStoresRead<0>();
-    sumPart<Element>(shape, biases, part, ring.at(ring.used), result);
-    warpRowWritten();
-    u8* out = source.outAt(part.item, summed.row);
-    if (out != nullptr) warpStoreRow(out + part.at, result, part.bytes);
+    if (part.rows > 0) stages.await();
+    // One row alone travels bit for bit.
+    wasAlone = part.rows == 1;
+    if (!wasAlone) {
+      // The result before must have left its slot.
+      warpWaitStoresRead<0>();
+      sumPart<Element>(part, stages.at(stages.current), result);
+      warpRowWritten();
+    }
+    u8* out = source.outAt(part.item, row);
+    if (out != nullptr) {
+      // With one call and a choice of the address, sums of 8 rows in memory of this GPU take 3 % longer.
+      if (wasAlone) warpStoreRow(out + part.at, stages.at(stages.current), part.bytes);
+      else warpStoreRow(out + part.at, result, part.bytes);
+    }
     warpCommitStores();
-    summed.advance(shape, source, step);
-    ring.advance();
+    part = next;
+    row = nextRow;
   }
   warpWaitStoresWritten();
 }

@@ -2,37 +2,43 @@
 #pragma once
 #include "weftline/abi.cuh"
 #include "weftline/collective/rank-barrier.cuh"
+#include "weftline/copy/stage-pair.cuh"
 #include "weftline/ep/gather-sum.cuh"
 #include "weftline/trace.cuh"
 #include "weftline/types.cuh"
 
 namespace weftline {
 
-// Lane r has to do with rank r; an item is a token.
+// An item is a token: its row of each bias (bias1 only with bias0), then those of the ranks, a lane for each.
 struct TokenRows {
-  // The row in its source's numbering, -1 for none (and for other lanes).
+  // A bias: the token. A rank: the row in its source's numbering, -1 for none (and for other lanes).
   using Place = i32;
 
   const EpCombineArguments& a;
-  // Where this rank's rows begin at the lane's rank, and the rank's rows.
-  u32 firstRow;
+  u32 biases;
+  // Of the lane's bias, or of its rank from where this rank's begin.
   const u8* rows;
 
   __device__ __forceinline__ explicit TokenRows(const EpCombineArguments& arguments)
-      : a(arguments), firstRow(0), rows(nullptr) {
+      : a(arguments), biases((a.bias0 != nullptr) + (a.bias1 != nullptr)), rows(nullptr) {
     const u32 lane = laneIndex();
-    if (lane >= a.ranks) return;
-    firstRow = static_cast<const EpPlan*>(a.plan)->firstRow[lane];
-    rows = static_cast<const u8*>(a.peers[lane]) + a.rowsOffset;
+    const u32 r = lane - biases;
+    if (lane < biases) {
+      rows = static_cast<const u8*>(lane == 0 ? a.bias0 : a.bias1);
+    } else if (r < a.ranks) {
+      const u64 first = static_cast<const EpPlan*>(a.plan)->firstRow[r];
+      rows = static_cast<const u8*>(a.peers[r]) + a.rowsOffset + first * a.rowBytes;
+    }
   }
 
   __device__ __forceinline__ Place placeAt(u32 token) const {
-    if (laneIndex() >= a.ranks || token >= a.tokens) return -1;
-    return static_cast<const i32*>(a.rowTable)[static_cast<u64>(token) * a.ranks + laneIndex()];
+    if (laneIndex() >= biases + a.ranks || token >= a.tokens) return -1;
+    if (laneIndex() < biases) return static_cast<i32>(token);
+    return static_cast<const i32*>(a.rowTable)[static_cast<u64>(token) * a.ranks + laneIndex() - biases];
   }
 
   __device__ __forceinline__ const u8* rowAt(Place place) const {
-    return place < 0 ? nullptr : rows + (static_cast<u64>(firstRow) + place) * a.rowBytes;
+    return place < 0 ? nullptr : rows + static_cast<u64>(place) * a.rowBytes;
   }
 
   __device__ __forceinline__ u8* outAt(u32 token, const u8*) const {
@@ -64,14 +70,14 @@ struct TokenRows {
 __device__ __forceinline__ bool combineOnHost(const EpCombineArguments& a, u8* memory, u32 epoch, const WaitScope& scope) {
   constexpr u32 barrierBytes = 1024;
   const u32 warp = threadIdx.x / lanesPerWarp;
-  u64* barriers = makeStageBarriers(memory, a.stages);
+  u64* barriers = makeStageBarriers(memory);
   const RankBarrier opening = {a.peers, a.ranks, a.rank, epoch, a.openingCall};
   if (!enterTogether(opening, scope)) return false;
   // ORDER: peers wrote their rows before they arrived; the copy engine reads them after.
   fenceProxyAsync();
-  const GatherShape shape = {a.tokens, a.rowBytes, a.stages, a.stageBytes, a.partBytes};
+  const GatherShape shape = {a.tokens, a.rowBytes, a.stageBytes, a.partBytes};
   WEFTLINE_TRACE_BEGIN("ep.combine.rows");
-  gatherSums<Bf16Element>(shape, TokenRows(a), {a.bias0, a.bias1}, memory + barrierBytes + warp * gatherBytes(shape), barriers);
+  gatherSums<Bf16Element>(shape, TokenRows(a), memory + barrierBytes + warp * gatherBytes(shape), barriers);
   WEFTLINE_TRACE_END("ep.combine.rows");
   return true;
 }
