@@ -187,8 +187,9 @@ export const epCombineArguments = defineLayout('EpCombineArguments', {
   networkCall: 'u32',
   tokens: 'u32',
   rowBytes: 'u32',
-  /** Shared memory of a warp: twice that for the parts of all rows of a token, and that for their sum. */
+  /** Bytes of each of a warp's two stages, which hold one part of every row of a token. */
   stageBytes: 'u32',
+  /** Bytes for a part of the sum. */
   partBytes: 'u32',
   topkColumns: 'u32',
   openingEpoch: 'u32',

@@ -4,26 +4,26 @@ import type { TriedSending } from './tried-shapes.ts';
 
 /** The kernels' mbarriers, one for each stage of each warp, before what they stage. */
 export const BARRIER_BYTES = 1024;
-/** Of memory, in bytes. */
+/** Bytes of a line of memory. */
 const LINE = 128;
 /** More warps contend with each other: 8 to 16 are equally fast, 28 are slower. */
 const MAX_STAGING_WARPS = 16;
 /** Longer rows are staged in equal parts: a part's memory is free again sooner than a row's. */
 const MAX_STAGE_BYTES = 8192;
-/** The most with which parts are large enough, as many for each of an SM's four schedulers: with 11 or 13 sums take longer. */
+/** The first of these that leaves parts of MIN_GATHER_PART. Multiples of 4 load an SM's four schedulers alike; 11 or 13 warps are slower. */
 const GATHER_WARPS = [12, 8, 4] as const;
 /** Smaller ones are not worth starting the copy engine. */
 const MIN_GATHER_PART = 1024;
-/** What a warp of the kernels that add up or send has in hand at once: one part is used while the next is loaded. */
+/** Parts that a warp holds at once: it uses one while the next is loaded (stagesPerWarp in stage-pair.cuh). */
 const STAGES = 2;
 
 /** Warps of a dispatch block; some of them move rows. */
 const SENDING_WARPS = 16;
-/** With two parts in hand so many store what an SM can store; more are as fast, but leave less for choices and scales. */
+/** Six warps with two parts each store as much as an SM can. More are no faster and leave fewer for choices and scales. */
 const ROW_WARPS = 6;
-/** Where a block has few tokens, and latency counts. */
+/** The most that move rows when a block has few tokens, so that latency counts. */
 const MAX_ROW_WARPS = 12;
-/** So many SMs store what a GPU's links carry (NVLink 4: about 330 GB/s of 47 each). Beyond that links carry less. */
+/** SMs whose stores to other GPUs fill the links, fitted to 2, 3 and 4 ranks of H200. With more SMs the links carry less. */
 const LINK_SMS = 6.9;
 
 export interface RowShape {
@@ -70,9 +70,27 @@ export function sendingShape(
   return { grid, block: SENDING_WARPS * 32, sharedBytes, partBytes, rowWarps, maxRowWarps };
 }
 
-/** How many fill the links, of each of which an even share of the stores goes to its own rank; one rank has no links. */
+/** Blocks that fill the links. Of what a block stores, one part in `ranks` stays on its own GPU. A rank alone has no links to fill. */
 function sendingBlocks(ranks: number): number {
   return ranks === 1 ? Number.POSITIVE_INFINITY : Math.ceil((LINK_SMS * ranks) / (ranks - 1));
+}
+
+/** What each block of a dispatch counts in shared memory: choices per expert, and a mask for each of its tokens. */
+export interface CountedTokens {
+  readonly experts: number;
+  /** Of a rank. */
+  readonly tokens: number;
+  readonly maskBytes: number;
+}
+
+/** Blocks that have room to count so many tokens. `Infinity` if no number has. */
+export function countingBlocks(room: number, { experts, tokens, maskBytes }: CountedTokens): number {
+  return Math.ceil(tokens / countedTokens(room, { experts, maskBytes }));
+}
+
+/** The most tokens that one block has room to count. */
+export function countedTokens(room: number, { experts, maskBytes }: Omit<CountedTokens, 'tokens'>): number {
+  return Math.max(0, Math.floor((room - experts * 4 - 16) / maskBytes));
 }
 
 export interface GatherShape extends RowShape {
@@ -104,7 +122,7 @@ export function gatherShape(room: number, rowBytes: number, rows: GatherRows): G
   return { block: warps * 32, sharedBytes, partBytes, stageBytes };
 }
 
-/** Of each row, where a warp has stages for the parts of so many and room for their sum. */
+/** The largest part of a row if a warp holds two parts of each of `rows` rows and one part of their sum. */
 function mostPartBytes(room: number, warps: number, rows: number): number {
   return wholeLines(wholeLines(room / warps) / (STAGES * rows + 1));
 }

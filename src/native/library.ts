@@ -56,10 +56,10 @@ export function openLibrary(name: string | null): Koffi.LibraryHandle {
   return library;
 }
 
-/** Functions of the C library that modules of this thread have declared. */
+/** Functions of the C library that this thread's modules have declared. */
 const declared: (() => NativeFunction)[] = [];
 
-/** Binds one C prototype when it is first called. */
+/** Binds one C prototype when it is first called; those of the C library may be bound earlier, by bindDeclaredFunctions(). */
 export function lazyFunction(libraryName: string | null, text: string): () => NativeFunction {
   const bind = (): NativeFunction => openLibrary(libraryName).func(text);
   return libraryName === linuxLibrary ? declareFunction(bind) : onFirstCall(bind);
@@ -73,16 +73,16 @@ export function declareFunction(bind: () => NativeFunction): () => NativeFunctio
 }
 
 /**
- * Binds what the modules that this thread has imported declare of the C library. Threads call it before they begin to
- * work: koffi aborts the process if a thread binds a function while the process is about to end; calls of bound ones it
- * survives.
+ * Binds the functions of the C library that the modules imported so far have declared. Threads call it before they begin
+ * to work: koffi aborts the process if a thread binds a function while the process is ending, but survives calls of
+ * functions that are already bound. Functions of other libraries are bound at their first call all the same.
  */
 export function bindDeclaredFunctions(): void {
   for (const get of declared) {
     try {
       get();
     } catch {
-      // A function that the system lacks is told by its first call.
+      // The first call of a function that the system lacks reports it.
     }
   }
 }
@@ -155,7 +155,8 @@ function bindOne(libraryName: string, name: string, text: string): NativeFunctio
   }
 }
 
-const dlsymFunction = lazyFunction(ownProcess, 'intptr_t dlsym(intptr_t, str)');
+/** Not declared: threads that call no native function need not load koffi. */
+const dlsymFunction = onFirstCall(() => openLibrary(ownProcess).func('intptr_t dlsym(intptr_t, str)'));
 
 /** koffi takes each name of a prototype once per process. */
 const pointerTypes = new Map<string, ReturnType<KoffiModule['proto']>>();

@@ -160,7 +160,7 @@ test('only src/threads/start-worker.ts starts threads', () => {
   assert.deepEqual(starters, ['src/threads/start-worker.ts']);
 });
 
-test('threads bind native functions before they work, for none may be bound while a process ends', () => {
+test('threads bind functions of the C library before they work', () => {
   const entries = sources.filter((file) =>
     /^import \{[^}]*\bworkerData\b[^}]*\} from 'node:worker_threads'/m.test(file.text),
   );
@@ -177,15 +177,24 @@ test('importing the package loads nothing native', () => {
     .filter((key) => !key.endsWith('.json'))
     .map((key) => key.replace(/^\./, 'weftline'));
   assert.ok(entries.length >= 3);
-  const script = `
-    for (const name of ${JSON.stringify(entries)}) await import(name);
+  assertLoadsNothingNative(`for (const name of ${JSON.stringify(entries)}) await import(name);`);
+});
+
+test('the thread that rebalances experts loads nothing native', () => {
+  assertLoadsNothingNative(`
+    const { rebalanceExpertsAsync } = await import('weftline/ep/placement');
+    await rebalanceExpertsAsync([new Float64Array([1, 2, 3, 4])], { replicas: 4, ranks: 2 });`);
+});
+
+function assertLoadsNothingNative(script: string): void {
+  const told = `${script}
     console.log(JSON.stringify(process.report.getReport().sharedObjects.filter((path) => path.endsWith('.node'))));`;
-  const { stdout, stderr } = spawnSync(process.execPath, ['--input-type=module', '--eval', script], {
+  const { stdout, stderr } = spawnSync(process.execPath, ['--input-type=module', '--eval', told], {
     cwd: root,
     encoding: 'utf8',
   });
   assert.equal(stdout.trim(), '[]', stderr);
-});
+}
 
 test('no source file has more than 400 lines', () => {
   const files = [...sources, ...listFiles('kernels', ['.ts', '.cu', '.cuh']).map(readSource)];

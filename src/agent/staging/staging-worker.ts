@@ -3,6 +3,7 @@ import { setImmediate as nextTurn } from 'node:timers/promises';
 import { workerData } from 'node:worker_threads';
 import { WeftlineError } from '../../core/errors.ts';
 import { yieldProcessor } from '../../native/libc.ts';
+import { bindDeclaredFunctions } from '../../native/library.ts';
 import { SpinTime } from '../../threads/spin-time.ts';
 import { WakeWord } from '../../threads/wake-word.ts';
 import { type LinkedThread, WorkerPort } from '../../threads/worker-port.ts';
@@ -37,9 +38,12 @@ function staging(): StagingHost {
 
 const calls: StagingCalls = {
   async start() {
+    const createBackend = await loadHostBackend(data.backend);
+    // The backend was imported only now.
+    bindDeclaredFunctions();
     host = await StagingHost.create({
       data,
-      createBackend: await loadHostBackend(data.backend),
+      createBackend,
       openGpu: openStagingGpu,
       wake,
       tell: (event) => port.send(event),

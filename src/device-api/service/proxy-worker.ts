@@ -4,7 +4,7 @@ import { workerData } from 'node:worker_threads';
 import { type EncodedError, encodeError, type WeftlineError } from '../../core/errors.ts';
 import { WakeWord } from '../../threads/wake-word.ts';
 import { type LinkedThread, WorkerPort } from '../../threads/worker-port.ts';
-import { viewAt } from '../../native/library.ts';
+import { bindDeclaredFunctions, viewAt } from '../../native/library.ts';
 import { CommandReader } from './command-queue.ts';
 import { CommandServer, type ServedRequest } from './command-server.ts';
 import { queuesIn } from './queue-layout.ts';
@@ -35,6 +35,8 @@ function reportFailure(error: WeftlineError): void {
 }
 
 const agent = await ProxyAgent.create(options);
+// Its backend was imported only now.
+bindDeclaredFunctions();
 const serving = { onFailure: reportFailure, ignoresClosed: options.acrossHosts };
 
 const calls: ProxyCalls = {

@@ -104,7 +104,10 @@ export function addEpBench(bench: Command): void {
     .option('--seed <n>', 'of tokens and routing', integerArgument(0, MAX_COUNT), seed)
     .option('--skew <s>', 'popularity of experts: 0 even, 1 as words in a text', decimalArgument(0, MAX_SKEW), skew)
     .option('--no-layer', 'leave out EPAll2AllLayer, which takes the most memory')
-    .option('--shapes', 'on GPUs: cached dispatch and combine with many numbers of blocks, warps and bytes under way');
+    .option(
+      '--shapes',
+      'on GPUs: cached dispatch and combine with many numbers of blocks and warps and sizes of parts',
+    );
   addOutputOptions(command);
   addReportOption(command);
   addSettingOptions(command, ['device', 'hosts', 'timeoutMs', 'trace', 'aotFolder', 'useAot', 'nvrtcPath']);

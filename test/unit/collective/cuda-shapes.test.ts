@@ -4,13 +4,40 @@ import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test from 'node:test';
 import { kernelFolder } from '#lib/device/cuda/jit/kernel-text.js';
-import { BARRIER_BYTES, gatherShape, sendingShape } from '#lib/collective/cuda-shapes.js';
+import {
+  BARRIER_BYTES,
+  countedTokens,
+  countingBlocks,
+  gatherShape,
+  sendingShape,
+} from '#lib/collective/cuda-shapes.js';
 import { sweptShapes } from '#lib/programs/bench/ep/cuda/swept-shapes.js';
+
+/** Of a header or kernel file. */
+function constantOf(file: string, name: string): number {
+  const text = readFileSync(join(kernelFolder(), file), 'utf8');
+  return Number(new RegExp(`constexpr u32 ${name} = (\\d+);`).exec(text)?.[1]);
+}
+
+const STAGES = constantOf('include/weftline/copy/stage-pair.cuh', 'stagesPerWarp');
+
+test('host and kernels agree on the bytes of barriers', () => {
+  const files = [
+    'ep-dispatch.cu',
+    'layer-combine.cu',
+    'layer-dispatch.cu',
+    'bench-copy.cu',
+    'include/weftline/ep/token-rows.cuh',
+  ];
+  assert.deepEqual(
+    files.map((file) => constantOf(file, 'barrierBytes')),
+    files.map(() => BARRIER_BYTES),
+  );
+});
 
 /** The bound that epCombine is compiled with. */
 function mostCombineThreads(): number {
-  const text = readFileSync(join(kernelFolder(), 'ep-combine.cu'), 'utf8');
-  return Number(/constexpr u32 mostThreads = (\d+);/.exec(text)?.[1]);
+  return constantOf('ep-combine.cu', 'mostThreads');
 }
 
 /** Of a block of an H200, less barriers and what kernels declare themselves. */
@@ -34,7 +61,7 @@ test('6 warps have two parts of at most 8 KiB each in hand', () => {
       ranks: 4,
     });
     assert.deepEqual([block, rowWarps, partBytes, maxRowWarps], [512, 6, part, 12]);
-    assert.equal(sharedBytes, BARRIER_BYTES + 12 * 2 * part);
+    assert.equal(sharedBytes, BARRIER_BYTES + 12 * STAGES * part);
   }
 });
 
@@ -64,6 +91,15 @@ test('where shared memory is small, fewer warps sum larger parts', () => {
   );
 });
 
+test('blocks that count keep a word per expert and a mask per token in shared memory', () => {
+  const counted = { experts: 256, maskBytes: 4 };
+  const each = countedTokens(ROOM, counted);
+  assert.ok(each * 4 + 256 * 4 <= ROOM && (each + 5) * 4 + 256 * 4 > ROOM);
+  assert.equal(countingBlocks(ROOM, { ...counted, tokens: each * 10 }), 10);
+  assert.equal(countingBlocks(ROOM, { ...counted, tokens: each * 10 + 1 }), 11);
+  assert.equal(countingBlocks(ROOM, { ...counted, experts: ROOM, tokens: 1 }), Number.POSITIVE_INFINITY);
+});
+
 test('a shape that is tried replaces the rule, as far as shared memory allows', () => {
   const config = { sms: 16, ranks: 2 };
   const few = sendingShape(ROOM, BF16_ROW, config, { blocks: 16, warps: 3, mostPartBytes: 8192 });
@@ -85,11 +121,11 @@ test('what bench ep --shapes tries fits: first the rules, then shapes with at mo
       const { sharedBytes } = gatherShape(ROOM, BF16_ROW, { usual: 8, most: 8, ...gather });
       assert.ok(sharedBytes <= room, JSON.stringify(gather));
       assert.ok(gather.warps * 32 <= mostCombineThreads());
-      assert.ok(2 * gather.warps * BYTES_OF_BARRIER <= BARRIER_BYTES);
+      assert.ok(STAGES * gather.warps * BYTES_OF_BARRIER <= BARRIER_BYTES);
     } else {
       const shape = sendingShape(ROOM, BF16_ROW, { sms: 16, ranks: 2 }, sending);
       assert.ok(shape.sharedBytes <= room);
-      assert.ok(2 * shape.maxRowWarps * BYTES_OF_BARRIER <= BARRIER_BYTES);
+      assert.ok(STAGES * shape.maxRowWarps * BYTES_OF_BARRIER <= BARRIER_BYTES);
     }
   }
 });

@@ -19,7 +19,13 @@ import { hostsOf } from '../../across-hosts/hosts-of.ts';
 import type { EpRegion } from '../buffer-size.ts';
 import { MAX_BIASES } from '../combine-arguments.ts';
 import type { CudaHostPlan } from './cuda-host-plan.ts';
-import { BARRIER_BYTES, gatherShape, sendingShape } from '../../../collective/cuda-shapes.ts';
+import {
+  BARRIER_BYTES,
+  countedTokens,
+  countingBlocks,
+  gatherShape,
+  sendingShape,
+} from '../../../collective/cuda-shapes.ts';
 import { type TriedSending, triedShapes } from '../../../collective/tried-shapes.ts';
 import type { EpScope } from '../scope.ts';
 
@@ -54,7 +60,7 @@ export interface LaunchMemory {
   readonly network: number;
 }
 
-/** With so many for each warp or fewer a dispatch waits for its first rows, and all warps that can move some. */
+/** With at most this many tokens per warp latency counts, and as many warps as have a token move rows. */
 const FEW_TOKENS = 2;
 /** Choices of a token that a thread keeps in registers. */
 const COLUMN_VARIANTS = [8, 32] as const;
@@ -159,11 +165,15 @@ function dispatchPlan(
   kernel: CudaKernel<Names<typeof epDispatchArguments>>,
   { sms, ranks, room, rowBytes, config, maskBytes, tried }: DispatchPlanOptions,
 ): DispatchLaunch {
+  const { numExperts: experts, maxTokensPerRank: tokens } = config;
+  const counted = { experts, tokens, maskBytes };
+  const counting = countingBlocks(room, counted);
+  if (counting > sms) throw tooManyTokens(tokens, sms, sms * countedTokens(room, counted));
   const shape = sendingShape(room, rowBytes, { sms, ranks }, tried);
-  const { grid, block, partBytes, sharedBytes, rowWarps, maxRowWarps } = shape;
-  // Before rows are staged there, blocks count in the same memory: choices per expert, and a mask for each token.
-  const countBytes = config.numExperts * 4 + maskBytes * Math.ceil(config.maxTokensPerRank / grid);
-  if (countBytes > room) throw tooManyTokens(config, grid, room, maskBytes);
+  const { block, partBytes, sharedBytes, rowWarps, maxRowWarps } = shape;
+  const grid = Math.max(shape.grid, counting);
+  // Before rows are staged there, blocks count in the same memory.
+  const countBytes = experts * 4 + maskBytes * Math.ceil(tokens / grid);
   const plan = kernel.plan({
     grid,
     block,
@@ -172,20 +182,14 @@ function dispatchPlan(
   plan.arguments.set('rowBytes', rowBytes);
   plan.arguments.set('stageBytes', partBytes);
   const few = FEW_TOKENS * maxRowWarps * grid;
-  const forFew = (tokens: number): number => Math.max(1, Math.min(maxRowWarps, Math.ceil(tokens / grid)));
-  return { plan, rowWarps: (tokens) => (tokens <= few ? forFew(tokens) : rowWarps) };
+  const forFew = (sent: number): number => Math.max(1, Math.min(maxRowWarps, Math.ceil(sent / grid)));
+  return { plan, rowWarps: (sent) => (sent <= few ? forFew(sent) : rowWarps) };
 }
 
-function tooManyTokens(
-  { maxTokensPerRank, numExperts }: EpScope['config'],
-  grid: number,
-  room: number,
-  maskBytes: number,
-): WeftlineError {
-  const most = grid * Math.floor((room - numExperts * 4 - 16) / maskBytes);
+function tooManyTokens(maxTokensPerRank: number, numSms: number, most: number): WeftlineError {
   return new WeftlineError(
     'WL_UNSUPPORTED',
-    `${grid} blocks cannot count ${maxTokensPerRank} tokens per rank, at most ${most}; use more of the GPU (numSms), or dispatch in several calls`,
-    { details: { maxTokensPerRank, numSms: grid, most } },
+    `${numSms} blocks cannot count ${maxTokensPerRank} tokens per rank, at most ${most}; use more of the GPU (numSms), or dispatch in several calls`,
+    { details: { maxTokensPerRank, numSms, most } },
   );
 }

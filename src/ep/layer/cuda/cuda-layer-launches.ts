@@ -140,7 +140,7 @@ export async function loadLayerLaunches(
   const pulls = enableLocalCombine ? Math.min(config.topk, config.worldSize) : config.topk;
   const pulled = gatherShape(room, rowBytes, { usual: pulls, most: pulls });
   // Most tokens that have several rows somewhere have two or three.
-  const summed = gatherShape(room, rowBytes, { usual: Math.min(2, perRank), most: perRank });
+  const summed = gatherShape(room, rowBytes, { usual: Math.min(2, perRank), most: config.topk });
   const launches = {
     prepare: layerPrepare.plan({ grid, block: PREPARE_THREADS, sharedBytes: tileWords * binBytes }),
     place: layerPlace.plan({ grid: 1, block: PLACE_THREADS }),

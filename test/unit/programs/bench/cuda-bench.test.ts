@@ -15,10 +15,19 @@ const push: CopyOf = { direction: 'push', numSms: 16, ranks: 4, rowBytes: 14_336
 test('copyShapes() tries whole rows and equal parts of them, in all shapes that fit', () => {
   const shapes = copyShapes(push);
   assert.deepEqual([...new Set(shapes.map((shape) => shape.partBytes))], [14_336, 7168, 3584, 2048, 1024]);
-  assert.deepEqual(new Set(shapes.map((shape) => shape.blocks)), new Set([16, 12, 8]));
+  assert.deepEqual(new Set(shapes.map((shape) => shape.blocks)), new Set([16, 15, 14, 13, 12, 11, 10, 9, 8]));
   assert.ok(shapes.some(({ warps, slots, partBytes }) => warps === 16 && slots === 1 && partBytes === 7168));
   assert.ok(shapes.every((shape) => stagedBytes(push, shape) <= push.room));
   assert.ok(!shapes.some(({ warps, partBytes }) => warps === 32 && partBytes === 14_336));
+});
+
+test('copyShapes() tries few numbers of blocks among many multiprocessors, and one alone', () => {
+  for (const [numSms, blocks] of [
+    [132, [132, 123, 114, 105, 96, 87, 78, 69]],
+    [1, [1]],
+  ] as const) {
+    assert.deepEqual([...new Set(copyShapes({ ...push, numSms }).map((shape) => shape.blocks))], blocks);
+  }
 });
 
 test('copyShapes() stages a row of every rank for a pull', () => {

@@ -7,8 +7,8 @@ namespace weftline {
 
 constexpr u32 stagesPerWarp = 2;
 
-// By each warp: its two barriers, side by side with those of other warps at the beginning of `memory`. With a synchronisation of
-// the block before they are used.
+// Every warp calls this. Its two barriers lie beside those of the other warps at the beginning of `memory`. The block must
+// synchronise before it uses them.
 __device__ __forceinline__ u64* makeStageBarriers(u8* memory) {
   u64* barriers = reinterpret_cast<u64*>(memory) + stagesPerWarp * (threadIdx.x / lanesPerWarp);
   if (laneIndex() != 0) return barriers;
@@ -30,10 +30,10 @@ struct StagePair {
   __device__ __forceinline__ StagePair(u8* memory, u64* barriers, u32 bytes)
       : memory(memory), barriers(barriers), bytes(bytes), current(0), parities(0) {}
 
-  // Of stage `current`, or of the other one, `current ^ 1`.
+  // The memory of a stage: `current`, or `current ^ 1` for the other.
   __device__ __forceinline__ u8* at(u32 stage) const { return memory + stage * static_cast<u64>(bytes); }
 
-  // Until what was loaded into the stage in use is there for all lanes.
+  // Waits until all lanes see what was loaded into the stage in use.
   __device__ __forceinline__ void await() {
     warpWaitRow(&barriers[current], (parities >> current) & 1);
     parities ^= 1u << current;

@@ -1,8 +1,8 @@
 // The rows of a dispatch within a host: each is read once and written to its final place at every rank that needs it.
 //
 // A warp per token. The first warps of a block move rows: the bulk copy engine brings a row into shared memory and stores
-// it to each destination. They are few, for what is under way beyond what the links hold only gets in its own way. The
-// other warps write scales, choices, weights and token indices.
+// it to each destination. Six are enough to store what an SM can store; the other warps write scales, choices, weights and
+// token indices.
 #pragma once
 #include "weftline/abi.cuh"
 #include "weftline/copy/bulk-copy.cuh"
@@ -100,7 +100,7 @@ __device__ __forceinline__ void storePart(const EpDispatchArguments& a, i32 row,
   warpCommitStores();
 }
 
-// Of the row of a token.
+// A part of a token's row and where it goes.
 struct SentPart {
   u32 token;
   u32 at;
@@ -108,7 +108,8 @@ struct SentPart {
   i32 row;
 };
 
-// The parts of the rows that a warp sends, one behind the other. Places are read one token ahead, so that nobody waits for them.
+// The parts of the rows that a warp sends, one after the other. Places are read one token ahead, so that the warp does not
+// wait for them.
 template <bool hosts>
 struct SentParts {
   const EpDispatchArguments& a;
@@ -142,7 +143,7 @@ struct SentParts {
     nextPlace = placeAt<hosts>(a, range, part.token + a.rowWarps);
   }
 
-  // Tokens that go nowhere on this host.
+  // Skips tokens that go to no rank of this host.
   __device__ __forceinline__ void skipAbsent() {
     while (part.token < range.end && __ballot_sync(0xffffffffu, part.row >= 0) == 0) {
       part.token += a.rowWarps;
@@ -155,7 +156,7 @@ __device__ __forceinline__ u32 bytesOf(const EpDispatchArguments& a, const SentP
   return min(a.stageBytes, a.rowBytes - part.at);
 }
 
-// By the warps that move rows. `memory`: of this warp, twice a.stageBytes.
+// The warps that move rows call this. `memory`: the warp's two stages of a.stageBytes.
 template <bool hosts>
 __device__ void sendRows(const EpDispatchArguments& a, TokenRange range, u32 warp, u8* memory, u64* barriers) {
   SentParts<hosts> next(a, range, warp);

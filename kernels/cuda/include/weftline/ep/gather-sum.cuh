@@ -12,7 +12,7 @@ namespace weftline {
 struct GatherShape {
   u32 items;
   u32 rowBytes;
-  // Shared memory of a warp: for the parts of all rows that are summed at once, twice; and for their sum.
+  // Shared memory of a warp: two stages of stageBytes, each for one part of every row, and partBytes for the sum.
   u32 stageBytes;
   u32 partBytes;
 };
@@ -65,7 +65,8 @@ __device__ __forceinline__ void beginPart(const GatherPart& part, const u8* row,
 #endif
 }
 
-// The usual case, with everything known to the compiler. The loads of a few rows do not keep a warp busy, those of two steps do.
+// The usual case: the compiler knows the number of rows. Two or three rows are too few loads to keep a warp busy, so two
+// steps are unrolled.
 template <class Element, u32 rows>
 __device__ __forceinline__ void sumKnown(u32 each, const u8* stage, u8* out, u32 bytes) {
 #pragma unroll (rows <= 3 ? 2 : 1)
@@ -83,7 +84,7 @@ __device__ __forceinline__ void sumKnown(u32 each, const u8* stage, u8* out, u32
   }
 }
 
-// Any number of rows but one. None is zero.
+// More than 8 rows, or none, whose sum is zero.
 template <class Element>
 __device__ __forceinline__ void sumAny(const GatherPart& part, const u8* stage, u8* out) {
   for (u32 column = laneIndex() * 16; column < part.bytes; column += lanesPerWarp * 16) {
@@ -153,23 +154,23 @@ __device__ __forceinline__ void gatherSums(const GatherShape& shape, const Sourc
       next = firstPart(shape, part.item + step, nextRow);
       nextPlace = source.placeAt(next.item + step);
     }
-    // All lanes have summed what that stage held, or the copy engine has read it.
+    // The other stage is free once all lanes have summed it or, for a single row, once the copy engine has read it.
     __syncwarp();
     if (wasAlone) warpWaitStoresRead<0>();
     begin(next, nextRow, stages.current ^ 1);
     if (part.at == 0) source.begin(part.item);
     if (part.rows > 0) stages.await();
-    // One row alone travels bit for bit.
+    // A single row is stored as it was loaded, so its bits stay the same.
     wasAlone = part.rows == 1;
     if (!wasAlone) {
-      // The result before must have left its slot.
+      // The copy engine must have read the previous result.
       warpWaitStoresRead<0>();
       sumPart<Element>(part, stages.at(stages.current), result);
       warpRowWritten();
     }
     u8* out = source.outAt(part.item, row);
     if (out != nullptr) {
-      // With one call and a choice of the address, sums of 8 rows in memory of this GPU take 3 % longer.
+      // Two calls, because one call with a choice of the address made sums of 8 rows slower.
       if (wasAlone) warpStoreRow(out + part.at, stages.at(stages.current), part.bytes);
       else warpStoreRow(out + part.at, result, part.bytes);
     }

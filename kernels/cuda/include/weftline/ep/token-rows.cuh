@@ -1,4 +1,5 @@
-// What combine sums on one host: the rows of a token at all ranks that hold it, in rank order, read from the peers' windows.
+// What combine sums on one host: a token's rows of the biases, then its rows at all ranks that hold it, in rank order, read
+// from the peers' windows.
 #pragma once
 #include "weftline/abi.cuh"
 #include "weftline/collective/rank-barrier.cuh"
@@ -9,14 +10,15 @@
 
 namespace weftline {
 
-// An item is a token: its row of each bias (bias1 only with bias0), then those of the ranks, a lane for each.
+// An item is a token. The first lanes hold its rows of the biases, if any (bias1 only with bias0); the next lanes hold its
+// row at each rank.
 struct TokenRows {
-  // A bias: the token. A rank: the row in its source's numbering, -1 for none (and for other lanes).
+  // For a bias the token; for a rank the row in its source's numbering; -1 for none and for other lanes.
   using Place = i32;
 
   const EpCombineArguments& a;
   u32 biases;
-  // Of the lane's bias, or of its rank from where this rank's begin.
+  // Where the lane's bias begins, or this rank's rows at the lane's rank.
   const u8* rows;
 
   __device__ __forceinline__ explicit TokenRows(const EpCombineArguments& arguments)

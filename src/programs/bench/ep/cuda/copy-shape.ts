@@ -33,7 +33,7 @@ const partLimits = [16_384, 8192, 4096, 2048, 1024] as const;
  */
 export function copyShapes(of: CopyOf): CopyShape[] {
   const parts = new Set(partLimits.map((limit) => equalPart(of.rowBytes, limit)));
-  const blockCounts = new Set([1, 0.75, 0.5].map((part) => Math.ceil(of.numSms * part)));
+  const blockCounts = countsTo(of.numSms);
   const shapes: CopyShape[] = [];
   for (const partBytes of parts) {
     for (const slots of slotCounts) {
@@ -43,6 +43,13 @@ export function copyShapes(of: CopyOf): CopyShape[] {
     }
   }
   return shapes.filter((shape) => stagedBytes(of, shape) <= of.room);
+}
+
+/** From half of the SMs to all of them, at most 9 counts. */
+function countsTo(sms: number): number[] {
+  const least = Math.ceil(sms / 2);
+  const step = Math.max(1, Math.ceil((sms - least) / 8));
+  return Array.from({ length: Math.floor((sms - least) / step) + 1 }, (_, index) => sms - index * step);
 }
 
 /** Bytes of shared memory that the warps of a block stage in. */
