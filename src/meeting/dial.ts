@@ -123,6 +123,13 @@ async function callOnce(address: Address, end: number, options: DialOptions): Pr
   const abort = (): void => channel.hangUp();
   signal?.addEventListener('abort', abort);
   try {
+    // Broken already: nobody knows any more whom it led to.
+    if (channel.remoteAddress === '') {
+      throw new WeftlineError(
+        'WL_PEER_LOST',
+        `The ${options.who} at ${address.host} port ${address.port} broke the connection`,
+      );
+    }
     // A name may mean another host than it says.
     if (hello.credentials.kind === 'user' && !isLoopback(channel.remoteAddress)) {
       requireToken(channel.remoteAddress, 'user', `connecting to ${address.host} (${channel.remoteAddress})`);

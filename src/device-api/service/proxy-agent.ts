@@ -14,6 +14,7 @@ import { type ListenOptions, MetadataListener } from '../../agent/exchange/metad
 import type { Registration } from '../../agent/registration.ts';
 import { Deadline } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
+import { log } from '../../core/log.ts';
 import { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { viewAt } from '../../native/library.ts';
 import { AgentRoute } from './agent-route.ts';
@@ -143,6 +144,7 @@ export class ProxyAgent {
       (error: unknown) => {
         // It died before it was linked to.
         if (error instanceof WeftlineError && error.code === 'WL_PEER_LOST') this.#lost.push(error);
+        else log('device-api', 'info', `${this.#agent.name}: ${name} is not watched: ${String(error)}`);
       },
     );
   }
