@@ -1,34 +1,33 @@
 // Callers whose peer is gone by the time that they look.
 import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
 import { subscribe, unsubscribe } from 'node:diagnostics_channel';
 import { once } from 'node:events';
 import type { Socket } from 'node:net';
 import test from 'node:test';
-import { Worker } from 'node:worker_threads';
 import { Deadline } from '#lib/core/deadline.js';
 import { credentialsOf } from '#lib/meeting/credentials.js';
 import { call } from '#lib/meeting/dial.js';
 
 /** Takes one connection, breaks it at once, and listens no more. */
 const breaker = `
-  const { createServer } = require('node:net');
-  const { parentPort } = require('node:worker_threads');
-  const server = createServer((socket) => {
+  const server = require('node:net').createServer((socket) => {
     socket.resetAndDestroy();
     server.close();
   });
-  server.listen(0, '127.0.0.1', () => parentPort.postMessage(server.address().port));`;
+  server.listen(0, '127.0.0.1', () => console.log(server.address().port));`;
 
-/** Stands still once connected, until the worker has broken the connection. */
+/** Stands still once connected, until the other process has broken the connection. */
 function standStill(message: unknown): void {
   const { socket } = message as { readonly socket: Socket };
   socket.once('connect', () => Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 500));
 }
 
 test('a connection that breaks before it is looked at is one to a peer that is lost, not to another host', async (t) => {
-  const worker = new Worker(breaker, { eval: true });
-  const exit = once(worker, 'exit');
-  const [port] = (await once(worker, 'message')) as [number];
+  const child = spawn(process.execPath, ['--eval', breaker], { stdio: ['ignore', 'pipe', 'inherit'] });
+  const exit = once(child, 'exit');
+  const [said] = (await once(child.stdout, 'data')) as [Buffer];
+  const port = Number(said);
   subscribe('net.client.socket', standStill);
   t.after(() => unsubscribe('net.client.socket', standStill));
   const credentials = credentialsOf('');
