@@ -40,16 +40,19 @@ console.log(`# WEFTLINE_TEST_SEED=${seed}`);
 /** Tests that start nothing share processes, which spares a start of node and of the library per file. */
 const sharing = ['unit/', 'property/'];
 /**
- * Of these, tests of what there is once in a process: metrics, calls, traces, variables, how native functions are bound; and
- * files with hooks, which may run before the next file has loaded.
+ * Of these, tests of what there is once in a process: metrics, calls, traces, variables, how native functions are bound, all
+ * sockets, and the garbage that code leaves, which is compiled otherwise after other tests; and files with hooks, which may run
+ * before the next file has loaded.
  */
 const ownProcess = [
   'unit/collectives/communicator.test',
   'unit/core/waits',
   'unit/device/cuda/kernel-trace',
   'unit/device-api/service/',
+  'unit/meeting/dial',
   'unit/metrics/',
   'unit/native/',
+  'unit/transport/transport-memory',
   'unit/world/world.test',
 ];
 const startsWithOne = (file, parts) => parts.some((part) => file.startsWith(`${root}/${part}`));
