@@ -118,8 +118,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) layerSumRepeated(const __gr
   WEFTLINE_TRACE_END("layer.combine.duplicates");
 }
 
-extern "C" __global__ void __launch_bounds__(512, 1)
-    layerCombine(const __grid_constant__ LayerCombineArguments a) {
+extern "C" __global__ void __launch_bounds__(512, 1) layerCombine(const __grid_constant__ LayerCombineArguments a) {
   WEFTLINE_TRACE_KERNEL();
   extern __shared__ __align__(128) u8 shared[];
   if (cannotCountOn(a.openingEpoch, a.lastEpoch)) return;

@@ -123,11 +123,12 @@ async function callOnce(address: Address, end: number, options: DialOptions): Pr
   const abort = (): void => channel.hangUp();
   signal?.addEventListener('abort', abort);
   try {
-    // Broken already: nobody knows any more whom it led to.
+    // The peer has broken the connection already: the system no longer tells its address.
     if (channel.remoteAddress === '') {
       throw new WeftlineError(
         'WL_PEER_LOST',
         `The ${options.who} at ${address.host} port ${address.port} broke the connection`,
+        { details: { host: address.host, port: address.port } },
       );
     }
     // A name may mean another host than it says.

@@ -12,8 +12,8 @@ export function substituteSystemCall(name: string, substitute: Substitute): void
 }
 
 /**
- * Binds one prototype of the C library when it is first called, or by bindDeclaredFunctions(). The function returns what C does, but -errno in place
- * of -1, as the kernel does itself.
+ * Binds one prototype of the C library when it is first called, or by bindDeclaredFunctions(). The function returns what
+ * C does, but -errno in place of -1, as the kernel does itself.
  */
 export function systemCall(text: string): () => NativeFunction {
   return declareFunction(() => bind(text));

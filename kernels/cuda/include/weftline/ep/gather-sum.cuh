@@ -140,7 +140,7 @@ __device__ __forceinline__ void gatherSums(const GatherShape& shape, const Sourc
     if (loaded.item < shape.items) beginPart(loaded, loadedRow, stages.at(stage), &barriers[stage]);
   };
   begin(part, row, stages.current);
-  // Whether the part before is stored from where it was loaded.
+  // Whether the part before had a single row, which is stored from where it was loaded.
   bool wasAlone = false;
 #pragma unroll 1
   for (; part.item < shape.items; stages.swap()) {
@@ -161,8 +161,8 @@ __device__ __forceinline__ void gatherSums(const GatherShape& shape, const Sourc
     if (part.at == 0) source.begin(part.item);
     if (part.rows > 0) stages.await();
     // A single row is stored as it was loaded, so its bits stay the same.
-    wasAlone = part.rows == 1;
-    if (!wasAlone) {
+    const bool isAlone = part.rows == 1;
+    if (!isAlone) {
       // The copy engine must have read the previous result.
       warpWaitStoresRead<0>();
       sumPart<Element>(part, stages.at(stages.current), result);
@@ -171,12 +171,13 @@ __device__ __forceinline__ void gatherSums(const GatherShape& shape, const Sourc
     u8* out = source.outAt(part.item, row);
     if (out != nullptr) {
       // Two calls, because one call with a choice of the address made sums of 8 rows slower.
-      if (wasAlone) warpStoreRow(out + part.at, stages.at(stages.current), part.bytes);
+      if (isAlone) warpStoreRow(out + part.at, stages.at(stages.current), part.bytes);
       else warpStoreRow(out + part.at, result, part.bytes);
     }
     warpCommitStores();
     part = next;
     row = nextRow;
+    wasAlone = isAlone;
   }
   warpWaitStoresWritten();
 }
