@@ -3,6 +3,7 @@ import { createRequire } from 'node:module';
 import type * as Koffi from 'koffi';
 import { WeftlineError } from '../core/errors.ts';
 import { packageFile } from '../core/package-file.ts';
+import { bindGuarded } from './binding-guard.ts';
 
 type KoffiModule = typeof Koffi;
 /** koffi's declared functions take what their prototype says; the wrappers beside each declaration give them types. */
@@ -15,7 +16,7 @@ export function loadKoffi(): KoffiModule {
   if (koffi === undefined) {
     const here = packageFile('./library.js', import.meta.url);
     try {
-      koffi = createRequire(here)('koffi') as KoffiModule;
+      koffi = bindGuarded(() => createRequire(here)('koffi') as KoffiModule);
     } catch (cause) {
       throw new WeftlineError(
         'WL_UNSUPPORTED',
@@ -74,22 +75,23 @@ export function declareFunction(bind: () => NativeFunction): () => NativeFunctio
 
 /**
  * Binds the functions of the C library that the modules imported so far have declared. Threads call it before they begin
- * to work: koffi aborts the process if a thread binds a function while the process is ending, but survives calls of
- * functions that are already bound. Functions of other libraries are bound at their first call all the same.
+ * to work, so that they need not stop for it later; functions of other libraries are bound at their first call.
  */
 export function bindDeclaredFunctions(): void {
-  for (const get of declared) {
-    try {
-      get();
-    } catch {
-      // The first call of a function that the system lacks reports it.
+  bindGuarded(() => {
+    for (const get of declared) {
+      try {
+        get();
+      } catch {
+        // The first call of a function that the system lacks reports it.
+      }
     }
-  }
+  });
 }
 
 function onFirstCall(bind: () => NativeFunction): () => NativeFunction {
   let bound: NativeFunction | undefined;
-  return () => (bound ??= bind());
+  return () => (bound ??= bindGuarded(bind));
 }
 
 /** The address of the first byte of a view; the view's memory must not move (shared or mapped memory does not). */
