@@ -2,9 +2,11 @@
 // what it has of a token and puts one row to the token's rank, or peers read the experts' rows where they lie.
 #include "weftline/abi.cuh"
 #include "weftline/launch-order.cuh"
+#include "weftline/low-latency/arriving-words.cuh"
 #include "weftline/low-latency/members.cuh"
 #include "weftline/low-latency/rank-flags.cuh"
 #include "weftline/low-latency/sum-rows.cuh"
+#include "weftline/low-latency/take-sums.cuh"
 #include "weftline/trace.cuh"
 #include "weftline/types.cuh"
 
@@ -159,6 +161,13 @@ __device__ __forceinline__ bool send(const LowLatencyCombineArguments& a, const 
   // Nothing is written before the buffer is free. The last warp waits, which has least to add up.
   const u32 peer = threadIdx.x + lanesPerWarp - blockDim.x;
   const bool isFree = peer >= a.ranks || isBufferFree(a, peer, uses, scope);
+  if constexpr (lowLatencySumsShow) {
+    // Nothing of it is read but the number of the call.
+    if (isLastBlock() && peer < a.ranks) {
+      storeRelaxedSystem(&flagsAt(a.peers[peer], a.rank)->combineCalls[number % lowLatencyCalls], callCell(number, a.call));
+    }
+    return bringRows(a, [&]() { return !__syncthreads_or(!isFree); });
+  }
   if (!bringRows(a, [&]() { return !__syncthreads_or(!isFree); })) return false;
   __syncthreads();
   // Rows that are in place an earlier kernel wrote: one block says so for all.
@@ -197,26 +206,46 @@ __device__ __forceinline__ bool awaitSums(const LowLatencyCombineArguments& a, u
   return true;
 }
 
-// By one thread per peer, while others add up: a peer in another call ends the use of the object, whatever the sums are.
-__device__ __forceinline__ void checkCall(const LowLatencyCombineArguments& a, u32 r, u32 number, const WaitScope& scope) {
-  const u64 call = loadCell(&flagsAt(a.peers[a.rank], r)->combineCalls[number % lowLatencyCalls]);
-  isSameCall({a.peers, a.ranks, a.rank}, call, number, a.call, scope, {r, waitWord(lowLatencyWaitCombineRows, a.call)});
+// By one thread per peer, while others add up: a peer in another call ends the use of the object, whatever the sums are. Where sums
+// show by themselves that they are here, it waits for the peer's call. False when the peer cannot go on.
+__device__ __forceinline__ bool checkCall(const LowLatencyCombineArguments& a, u32 r, u32 number, const WaitScope& scope) {
+  const bool isTimed = lowLatencySumsShow && a.waitStats != nullptr && blockIdx.x == 0;
+  const u64 began = isTimed ? globalTimer() : 0;
+  const LowLatencyRanks all = {a.peers, a.ranks, a.rank};
+  const WaitFor whom = {r, waitWord(lowLatencyWaitCombineRows, a.call)};
+  const u64* cell = &flagsAt(a.peers[a.rank], r)->combineCalls[number % lowLatencyCalls];
+  u64 call = 0;
+  if (!awaitCall(all, number, scope, whom, [&]() { return call = loadRelaxedSystem(cell); })) return false;
+  if (isTimed) static_cast<u64*>(a.waitStats)[r] += globalTimer() - began;
+  return isSameCall(all, call, number, a.call, scope, whom);
 }
 
 __device__ __forceinline__ void receive(const LowLatencyCombineArguments& a, LowLatencyBlock& own, u32 number,
                                         const WaitScope& scope) {
-  const auto areRowsHere = [&]() {
-    const bool isHere = threadIdx.x >= a.ranks || awaitSums(a, threadIdx.x, number, scope);
-    if (__syncthreads_or(!isHere)) return false;
-    letSuccessorStart();
-    // By the last warp, which has least to add up: it takes a while.
-    if (threadIdx.x == keeping) keep(a, own, number);
-    const u32 r = threadIdx.x - keeping;
-    if (r < a.ranks) checkCall(a, r, number, scope);
-    return true;
-  };
-  if (!addUp(a, areRowsHere) || isToldLater(a)) return;
-  giveUpRead({a.peers, a.ranks, a.rank}, [&](LowLatencyFlags* flags) { return &flags->taken[a.result]; });
+  const u32 r = threadIdx.x - keeping;
+  if constexpr (lowLatencySumsShow) {
+    // By the last warp, which has least to add up.
+    if (r < lanesPerWarp) {
+      if (!__all_sync(0xffffffffu, r >= a.ranks || checkCall(a, r, number, scope))) return;
+      // Blocks of a kernel start in their order, and the last one of each peer has.
+      letSuccessorStart();
+      if (r == 0) keep(a, own, number);
+    }
+    if (!takeSums(a, number, scope) || isToldLater(a)) return;
+  } else {
+    const auto areRowsHere = [&]() {
+      const bool isHere = threadIdx.x >= a.ranks || awaitSums(a, threadIdx.x, number, scope);
+      if (__syncthreads_or(!isHere)) return false;
+      letSuccessorStart();
+      // By the last warp, which has least to add up: it takes a while.
+      if (threadIdx.x == keeping) keep(a, own, number);
+      if (r < a.ranks) checkCall(a, r, number, scope);
+      return true;
+    };
+    if (!addUp(a, areRowsHere) || isToldLater(a)) return;
+  }
+  giveUpRead<lowLatencySumsShow>({a.peers, a.ranks, a.rank},
+                                 [&](LowLatencyFlags* flags) { return &flags->taken[a.result]; });
 }
 
 // Where ranks come and go, by the first warp of the first block: who gets rows, once what an earlier combine left in the memory of
@@ -333,7 +362,10 @@ extern "C" __global__ void __launch_bounds__(lowLatencyThreads, 1)
     combineAmongMembers(changing, meeting, scope);
     return;
   }
-  if (blockIdx.x == 0 && threadIdx.x < lanesPerWarp) tellOwed({a.peers, a.ranks, a.rank}, own, own.owed, threadIdx.x);
+  // By the last warp, which has least to add up.
+  if (blockIdx.x == 0 && threadIdx.x + lanesPerWarp >= blockDim.x) {
+    tellOwed({a.peers, a.ranks, a.rank}, own, own.owed, laneIndex());
+  }
   if ((a.phases & lowLatencyPhaseBuffer) != 0) {
     if (threadIdx.x < a.ranks) isBufferFree(a, threadIdx.x, own.combineUses[a.result], scope);
     return;

@@ -6,6 +6,7 @@
 #include "weftline/low-latency/place-rows.cuh"
 #include "weftline/low-latency/rank-flags.cuh"
 #include "weftline/low-latency/send-rows.cuh"
+#include "weftline/low-latency/take-rows.cuh"
 #include "weftline/trace.cuh"
 #include "weftline/types.cuh"
 
@@ -15,8 +16,8 @@ namespace {
 
 // The first thread of those that wait for free slots: the last of the warps that send, which has least to do.
 constexpr u32 awaitingSlots = lowLatencySending - lanesPerWarp;
-// The one that counts calls on, of the last warp, which has least to place.
-constexpr u32 keeping = lowLatencyThreads - lanesPerWarp;
+// The one that counts calls on, of the last warps, which have least to place.
+constexpr u32 keeping = lowLatencyThreads - lowLatencyAsking;
 
 // What this dispatch gives up: what the kernel before has read, and rows by rank, which stay where they came until the second
 // dispatch after their own begins. Bits of LowLatencyBlock::owed.
@@ -41,7 +42,7 @@ __device__ __forceinline__ bool send(const LowLatencyDispatchArguments& a, LowLa
                      {peer, waitWord(lowLatencyWaitSlot, a.call)});
   };
   if (!sendRows(a, shared, number, scope, areSlotsFree)) return false;
-  if (isLastBlock() && isNumbering()) tellCounts(a, shared, number);
+  if constexpr (lowLatencyRowsShow) return true;
   __syncthreads();
   // ORDER: publishes what this block wrote.
   if (threadIdx.x < a.ranks) addReleaseSystem(&flagsAt(a.peers[threadIdx.x], a.rank)->arrived, blockShare());
@@ -75,32 +76,45 @@ __device__ __forceinline__ bool place(const LowLatencyDispatchArguments& a, LowL
     __syncthreads();
     if (shared.isOut) return false;
     fillRankTails(a, shared);
-  } else {
-    if (!placeRows(a, shared, areRowsHere, check)) return false;
-    tellExperts(a, shared, number, scope);
-    fillExpertTails(a, shared);
+    return true;
   }
+  if (!placeRows(a, shared, number, scope, areRowsHere, check)) return false;
+  tellExperts(a, shared, number, scope, allBlocks(), lowLatencyThreads);
+  fillExpertTails(a, shared, allBlocks());
   return true;
 }
 
 __device__ __forceinline__ void receive(const LowLatencyDispatchArguments& a, LowLatencyBlock& own, LowLatencyPlaceShared& shared,
                                         u32 number, const WaitScope& scope) {
-  const auto areRowsHere = [&]() {
-    if (threadIdx.x == 0) shared.isOut = false;
-    const bool isHere = threadIdx.x >= a.ranks || awaitRows(a, threadIdx.x, number, scope);
-    if (__syncthreads_or(!isHere)) return false;
+  const auto goOn = [&]() {
     letSuccessorStart();
     // What may still fail ends the use of the object on all ranks, and it takes a while.
     if (threadIdx.x == keeping) keep(a, own, number);
-    return true;
   };
-  const auto check = [&]() {
-    if (threadIdx.x < a.ranks) readArrival(a, shared, threadIdx.x, number, scope);
-  };
-  if (!place(a, shared, number, scope, areRowsHere, check)) return;
+  if constexpr (lowLatencyRowsShow) {
+    if (!shared.placers.isIn()) {
+      goOn();
+    } else {
+      // Blocks of a kernel start in their order: the last one of each peer has when its call is known.
+      if (!takeRows(a, shared, number, scope, goOn)) return;
+      fillExpertTails(a, shared, shared.placers);
+    }
+  } else {
+    const auto check = [&]() {
+      if (threadIdx.x < a.ranks && !readArrival(a, shared, threadIdx.x, number, scope)) shared.isOut = true;
+    };
+    const auto areRowsHere = [&]() {
+      const bool isHere = threadIdx.x >= a.ranks || awaitRows(a, threadIdx.x, number, scope);
+      if (__syncthreads_or(!isHere)) return false;
+      goOn();
+      return true;
+    };
+    if (!place(a, shared, number, scope, areRowsHere, check)) return;
+  }
   // Behind a hook at once: a peer that sends next need not wait for another kernel of this rank, which may come much later.
   if (!lowLatencyIsRankMajor && (a.phases & lowLatencyPhaseSend) == 0) {
-    giveUpRead({a.peers, a.ranks, a.rank}, [&](LowLatencyFlags* flags) { return &flags->released[a.slot]; });
+    giveUpRead<lowLatencyRowsShow>({a.peers, a.ranks, a.rank},
+                                   [&](LowLatencyFlags* flags) { return &flags->released[a.slot]; });
   }
 }
 
@@ -114,7 +128,6 @@ __device__ __forceinline__ void dispatchAmongMembers(LowLatencyDispatchArguments
       return meetMembers(a, meeting, 0, [&]() { decideSend(a, meeting, scope); });
     };
     if (!sendRows(a, sending, a.number, scope, areSlotsFree)) return;
-    if (isLastBlock() && isNumbering()) tellCounts(a, sending, a.number);
     if (areAllBlocksDone(a, meeting, 0)) tellSent(a);
   }
   if ((a.phases & lowLatencyPhaseReceive) == 0) return;
@@ -125,7 +138,6 @@ __device__ __forceinline__ void dispatchAmongMembers(LowLatencyDispatchArguments
     return true;
   };
   const auto check = [&]() {
-    if (threadIdx.x == 0) placing.isOut = false;
     if (threadIdx.x < a.ranks) placing.arrived[threadIdx.x] = meeting.rows[threadIdx.x];
   };
   if (!place(a, placing, a.number, scope, areRowsHere, check)) return;
@@ -145,6 +157,12 @@ extern "C" __global__ void __launch_bounds__(lowLatencyThreads, 1)
                            sharedWaits(awaitingSlots)};
   const bool sends = (a.phases & lowLatencyPhaseSend) != 0;
   const u32 number = sends ? own.dispatches + 1 : own.dispatchOf[a.slot];
+  if (threadIdx.x == 0) {
+    placing.isOut = false;
+    placing.plan = planNone;
+    placing.placers = placersOf(a);
+  }
+  if (threadIdx.x < a.ranks) placing.arrived[threadIdx.x] = notKnown;
   if constexpr (lowLatencyIsElastic) {
     __shared__ LowLatencyDispatchArguments changing;
     __shared__ LowLatencyMeeting meeting;
@@ -152,8 +170,8 @@ extern "C" __global__ void __launch_bounds__(lowLatencyThreads, 1)
     dispatchAmongMembers(changing, meeting, sending, placing, scope);
     return;
   }
-  // By a warp of its own, with which nobody who counts waits.
-  const u32 telling = threadIdx.x - 2 * lanesPerWarp;
+  // By one of the last warps, which send nothing.
+  const u32 telling = threadIdx.x + lanesPerWarp - lowLatencyThreads;
   if (blockIdx.x == 0 && telling < lanesPerWarp) tellOwed({a.peers, a.ranks, a.rank}, own, givenUp(a, own), telling);
   // For those who wait first.
   if (sends) __syncwarp();

@@ -104,10 +104,11 @@ function quantizePairs(pairs: v128, scale: v128): v128 {
   return v128.or(even, i32x4.shl(odd, 8));
 }
 
-/** f32 to e4m3, round to nearest even, saturating at 448; NaN to 0x7f with its sign. */
+/** f32 to e4m3, round to nearest even, saturating at 448; NaN to 0x7f. */
 @inline
 function toE4m3(values: v128): v128 {
   const sign = v128.and(i32x4.shr_u(values, 24), i32x4.splat(0x80));
+  const isNumber = f32x4.eq(values, values);
   const magnitude = f32x4.pmin(f32x4.abs(values), f32x4.splat(FP8_MAX));
   // Normal numbers: round the 23-bit mantissa to 3 bits as an integer, then move the exponent's bias from 127 to 7.
   const lowest = v128.and(i32x4.shr_u(magnitude, 20), i32x4.splat(1));
@@ -118,7 +119,7 @@ function toE4m3(values: v128): v128 {
   const subnormal = i32x4.sub(steps, f32x4.splat(16384));
   const isSmall = f32x4.lt(magnitude, f32x4.splat(0.015625));
   const finite = v128.bitselect(subnormal, normal, isSmall);
-  return v128.or(sign, v128.bitselect(finite, i32x4.splat(0x7f), f32x4.eq(values, values)));
+  return v128.bitselect(v128.or(sign, finite), i32x4.splat(0x7f), isNumber);
 }
 
 /** e4m3 in the low byte of each lane to f32, exactly: its bits are those of an f32 that is 2^120 times too small. */

@@ -66,6 +66,7 @@ import { fp8RowsArguments } from './fp8-rows-arguments.ts';
 import type { FieldType, Layout, Scalar } from './layout.ts';
 import {
   LOW_LATENCY_CALLS,
+  LOW_LATENCY_EMPTY,
   LOW_LATENCY_MOST_SLOTS,
   LOW_LATENCY_RESULTS,
   LOW_LATENCY_STATE_BITS,
@@ -73,6 +74,7 @@ import {
   LOW_LATENCY_UNIT,
   LOW_LATENCY_WAIT_SHIFT,
   lowLatencyBlock,
+  lowLatencyChoice,
   lowLatencyDecision,
   lowLatencyElastic,
   lowLatencyFailures,
@@ -170,6 +172,7 @@ const layouts: readonly Layout[] = [
   layerBarrierArguments,
   layerWidenArguments,
   lowLatencyFlags,
+  lowLatencyChoice,
   lowLatencyMember,
   lowLatencyPeer,
   lowLatencyDecision,
@@ -248,6 +251,7 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   networkSeen,
   lowLatency: {
     calls: LOW_LATENCY_CALLS,
+    empty: LOW_LATENCY_EMPTY,
     unit: LOW_LATENCY_UNIT,
     waitShift: LOW_LATENCY_WAIT_SHIFT,
     results: LOW_LATENCY_RESULTS,

@@ -4,7 +4,7 @@ import { defineLayout } from './layout.ts';
 
 const peers = { of: 'ptr', count: EP_MAX_RANKS } as const;
 
-/** Offsets are from the start of a window, to the slot in use. */
+/** Offsets are from the start of a window, to the slot in use; `countsOffset` to the counts of all numbers of calls. */
 export const lowLatencyDispatchArguments = defineLayout('LowLatencyDispatchArguments', {
   peers,
   /** LowLatencyBlock for each block. */
@@ -32,7 +32,7 @@ export const lowLatencyDispatchArguments = defineLayout('LowLatencyDispatchArgum
    */
   rowOf: 'ptr',
   rowWeights: 'ptr',
-  /** i32 [ranks]: rows of each source's slot, as LowLatencyFlags.rows tells. */
+  /** i32 [ranks]: rows of each source's slot, as LowLatencyFlags.calls tells. */
   arrived: 'ptr',
   /** Of elastic objects: LowLatencyMember of rank 0, LowLatencyPeer by rank, LowLatencyDecision by half, LowLatencyElastic. */
   board: 'ptr',

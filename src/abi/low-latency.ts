@@ -122,8 +122,10 @@ export const LOW_LATENCY_UNIT = 1024;
  * the source, whichever it is, as its first act: by then nothing is under way for which a fence would have to wait. Kernels
  * behind a hook, and those of a combine whose buffer peers may ask for, tell it themselves, at their end.
  *
- * - `arrived`: dispatches of the source whose rows are here, with `rows` and `calls` of that number.
- * - `combined`: combines for which the source's rows can be read, with `combineCalls` of that number.
+ * - `arrived`: dispatches of the source whose rows are here, with `calls` of that number. Where the words of rows show by
+ *   themselves that they have come (LOW_LATENCY_EMPTY), it is raised as soon as the dispatch begins.
+ * - `combined`: combines for which the source's rows can be read, with `combineCalls` of that number. It is not used where the
+ *   words of sums show by themselves that they have come.
  * - `released`, by receive slot: how often the source has given up what the receiver put into that slot of the source.
  * - `taken`, by result: combines for which the source has read all it needs.
  * - `failure`: one of lowLatencyFailures from when the source can go no further; the first one stays. `combineFailure` is the same
@@ -140,18 +142,45 @@ export const lowLatencyFlags = defineLayout(
     combined: 'u32',
     combineFailure: 'u32',
     released: { of: 'u32', count: LOW_LATENCY_MOST_SLOTS },
+    /**
+     * By number of the dispatch modulo LOW_LATENCY_CALLS, written at once: the number, what the ranks must agree on, the number
+     * again, and the rows of its slot here ('expert-major': tokens, wherever they go).
+     */
+    calls: { of: 'u32', count: 4 * LOW_LATENCY_CALLS },
+    /** By number of the combine: the number, and in the upper half what the ranks must agree on. */
+    combineCalls: { of: 'u64', count: LOW_LATENCY_CALLS },
     taken: { of: 'u32', count: LOW_LATENCY_RESULTS },
     failureNumber: 'u32',
     failureDetail: 'u32',
     failureExtent: 'u32',
-    /** By number of the dispatch modulo LOW_LATENCY_CALLS: rows of its slot here; 'expert-major': tokens, wherever they go. */
-    rows: { of: 'u32', count: LOW_LATENCY_CALLS },
-    /** By number of the call: the number, and in the upper half what the ranks must agree on. */
-    calls: { of: 'u64', count: LOW_LATENCY_CALLS },
-    combineCalls: { of: 'u64', count: LOW_LATENCY_CALLS },
   },
   128,
 );
+
+/**
+ * On GPUs, of 'expert-major': a choice of a token at each rank, in the order of sources, tokens and columns. 16 bytes, which are
+ * written and read at once.
+ */
+export const lowLatencyChoice = defineLayout(
+  'LowLatencyChoice',
+  {
+    /** Of the receiver's experts, or -1. */
+    expert: 'i32',
+    /** The token's row among those that the source has for the expert. */
+    place: 'u32',
+    weight: 'f32',
+    /** Of the dispatch; what is there with another number is of an earlier one. */
+    number: 'u32',
+  },
+  16,
+);
+
+/**
+ * On GPUs: the value of every word of a row that has not come yet, where rows show by themselves that they have. The receiver
+ * writes it before the first call, and again behind what it has read. Fp8 codes, their scales and rounded sums never have this
+ * value, so neither a fence nor a flag has to follow them; rows of bf16 may have it.
+ */
+export const LOW_LATENCY_EMPTY = 0xffff_ffff;
 
 /** Why a rank's kernels can go no further; `detail` and `extent` of it. */
 export const lowLatencyFailures = {

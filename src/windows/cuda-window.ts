@@ -13,6 +13,8 @@ const SHARED_BLOCK = 2 << 20;
 
 export interface CudaWindowOptions extends WindowAgreement {
   readonly device: CudaDevice;
+  /** Enqueues writes to this rank's part, which is zero, before any peer can write to it. */
+  readonly fill?: (part: Storage) => void;
 }
 
 export class CudaWindow implements Disposable {
@@ -34,7 +36,7 @@ export class CudaWindow implements Disposable {
 
   /**
    * Collective over the group; the ranks of one host share a window. Returns when every rank has mapped all parts, which
-   * are zero. Every rank gets the same error when one cannot take part: WL_CONFIG_MISMATCH (sizes differ), WL_MEMORY,
+   * hold zeros except where `fill` wrote. Every rank gets the same error when one cannot take part: WL_CONFIG_MISMATCH (sizes differ), WL_MEMORY,
    * WL_CUDA (no access to a peer's GPU) or WL_TIMEOUT.
    */
   static async create(creation: CudaWindowOptions): Promise<CudaWindow> {
@@ -49,7 +51,8 @@ export class CudaWindow implements Disposable {
       const told = await agree(options, 'allocate', async () => {
         const storage = device.allocateShared(alignUp(Math.max(bytes, 1), SHARED_BLOCK));
         own.push(storage);
-        // No peer may write before the memory is zeroed.
+        options.fill?.(storage);
+        // No peer may write before that is done.
         await device.stream.idle(remaining(options));
         const handle = scaleUpRanks.length === 1 ? '' : device.exportMemory(storage);
         const path = Departures.pathFor(group, options.name);

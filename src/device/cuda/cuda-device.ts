@@ -9,6 +9,7 @@ import { startTracing } from '../../tracing/start-tracing.ts';
 import type { Device } from '../device.ts';
 import { AbandonedMemory } from '../abandoned-memory.ts';
 import type { DeviceWaitOptions } from '../device-event.ts';
+import type { MemoryRange } from '../host-access.ts';
 import { elementCount, type Storage, Tensor } from '../tensor.ts';
 import { CudaContext } from './cuda-context.ts';
 import { CudaEvent } from './cuda-event.ts';
@@ -182,8 +183,8 @@ export class CudaDevice implements Device {
     return new HostMemory(this.context, bytes);
   }
 
-  /** @internal Sets every byte of a tensor or of memory, in the order of the stream. */
-  setBytes(memory: Tensor | Storage, byte: number, stream: CudaStream = this.stream): void {
+  /** @internal Sets every byte of a tensor or of other memory of the device, in the order of the stream. */
+  setBytes(memory: MemoryRange, byte: number, stream: CudaStream = this.stream): void {
     this.context.workCount += 1;
     this.context.call('cuMemsetD8Async', memory.address, byte, memory.bytes, stream.handle);
   }

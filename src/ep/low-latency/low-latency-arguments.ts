@@ -30,7 +30,10 @@ export interface LowLatencyDispatchArguments extends WaitOptions {
   readonly out?: LowLatencyRows;
   /** i32 [experts of this rank]: the choices that came for each expert, dropped ones too, are added to it. */
   readonly cumulativeLocalExpertRecvStats?: Tensor<'i32'>;
-  /** i64 [ranks]: the nanoseconds for which this call, or its hook, waited for each source rank are added to it. */
+  /**
+   * i64 [ranks]: the nanoseconds for which this call, or its hook, waited for each source rank are added to it. On GPUs the
+   * wait for fp8 rows in 'expert-major' of ranks that are fixed is counted until the source has begun the call.
+   */
   readonly waitStats?: Tensor<'i64'>;
   /** True: return when this rank's rows are sent, with a `hook` that receives. */
   readonly returnRecvHook?: boolean;
@@ -61,7 +64,10 @@ export interface LowLatencyCombineArguments extends WaitOptions {
   readonly zeroCopy?: boolean;
   /** bf16 [T, H] for the result, not in a window; a new tensor by default. */
   readonly out?: Tensor<'bf16'>;
-  /** i64 [ranks]: the nanoseconds for which this call, or its hook, waited for each rank are added to it. */
+  /**
+   * i64 [ranks]: the nanoseconds for which this call, or its hook, waited for each rank are added to it. On GPUs the wait for
+   * 'rank-sums' of ranks that are fixed is counted until the rank has begun the call.
+   */
   readonly waitStats?: Tensor<'i64'>;
   /** True: return when peers can read this rank's rows, with a `hook` that waits for theirs and adds them up. */
   readonly returnRecvHook?: boolean;

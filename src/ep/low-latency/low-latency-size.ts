@@ -2,9 +2,11 @@
 import { FP8_GROUP } from '../../abi/element-formats.ts';
 import { alignUp } from '../../abi/layout.ts';
 import {
+  LOW_LATENCY_CALLS,
   LOW_LATENCY_RESULTS,
   lowLatencyBell,
   lowLatencyCell,
+  lowLatencyChoice,
   lowLatencyFlags,
   lowLatencyMember,
 } from '../../abi/low-latency.ts';
@@ -91,8 +93,10 @@ export type LowLatencyRegion =
   | 'expertCounts'
   | 'firstRows'
   | 'rows'
+  | 'fp8Rows'
   | 'scales'
   | 'sourceToken'
+  | 'choices'
   | 'topkIdx'
   | 'topkWeights'
   | 'combineRows';
@@ -136,35 +140,27 @@ export function lowLatencySize(
 ): LowLatencySize {
   checkConfig(config, numRanks);
   if (config.numSms && device === 'cpu') throw invalidArgument('numSms', config.numSms, '0 for ranks on CPUs');
-  const { hidden, maxTopk, layout, ...full } = withLowLatencyDefaults(config, numRanks);
+  const full = withLowLatencyDefaults(config, numRanks);
+  const { hidden, layout } = full;
   const isExpertMajor = layout === 'expert-major';
   const isCpu = device === 'cpu';
-  const isByExpertOnGpu = !isCpu && isExpertMajor;
   const experts = full.numExperts / numRanks;
   const groups = Math.ceil(hidden / FP8_GROUP);
-  const arrived = numRanks * full.maxTokensPerRank;
   // Rows by rank stay where they came until the second dispatch after their own begins here. With a third slot a rank that
   // is a call behind holds up nobody. Rows by expert are copied out, and their slot is free as soon as they came.
   const receiveSlots = isExpertMajor ? LOW_LATENCY_RESULTS : LOW_LATENCY_RESULTS + 1;
   const isByChoice = isExpertMajor && full.combineTravels === 'choices';
-  const combineRowCount = isByChoice ? experts * full.maxTokensPerExpert : arrived;
-  const slots: Record<LowLatencyRegion, readonly [count: number, bytes: number]> = {
+  const combineRowCount = isByChoice ? experts * full.maxTokensPerExpert : numRanks * full.maxTokensPerRank;
+  const slots: Record<LowLatencyRegion, RegionSlots> = {
     // First of all: kernels count from the start of a window.
     cells: [1, numRanks * (isCpu ? lowLatencyCell : lowLatencyFlags).size],
     bell: [1, isCpu ? lowLatencyBell.size : 0],
     member: [1, isCpu ? lowLatencyMember.size : 0],
-    // On GPUs a source tells how many rows it sends for each expert.
-    expertCounts: [receiveSlots, isByExpertOnGpu ? full.numExperts * 4 : 0],
     firstRows: [LOW_LATENCY_RESULTS, isByChoice ? full.numExperts * 4 : 0],
-    rows: [receiveSlots, arrived * hidden * 2],
-    scales: [receiveSlots, arrived * groups * 4],
-    // On GPUs rows by expert stand where their tokens do.
-    sourceToken: [receiveSlots, isByExpertOnGpu ? 0 : arrived * 4],
-    topkIdx: [receiveSlots, arrived * maxTopk * 8],
-    topkWeights: [receiveSlots, arrived * maxTopk * 4],
+    ...arrivingRows(full, numRanks, { receiveSlots, isByExpertOnGpu: !isCpu && isExpertMajor }),
     combineRows: [LOW_LATENCY_RESULTS, combineRowCount * hidden * 2],
   };
-  const entries = Object.entries(slots) as [LowLatencyRegion, readonly [number, number]][];
+  const entries = Object.entries(slots) as [LowLatencyRegion, RegionSlots][];
   const { bytes, regions } = layOutRegions(
     Object.fromEntries(entries.map(([name, of]) => [name, of[0] * strideOf(of)])) as Record<LowLatencyRegion, number>,
   );
@@ -184,10 +180,36 @@ export function lowLatencySize(
   };
 }
 
+type RegionSlots = readonly [count: number, bytes: number];
+
+/** Where the rows of a dispatch come, and what comes with them. On GPUs rows by expert stand where their tokens do. */
+function arrivingRows(
+  { hidden, maxTopk, maxTokensPerRank, numExperts, elastic }: Required<LowLatencyConfig>,
+  numRanks: number,
+  { receiveSlots, isByExpertOnGpu }: { readonly receiveSlots: number; readonly isByExpertOnGpu: boolean },
+) {
+  const rows = numRanks * maxTokensPerRank;
+  const groups = Math.ceil(hidden / FP8_GROUP);
+  const slotsOf = (bytes: number): RegionSlots => [receiveSlots, bytes];
+  return {
+    // A source tells how many rows it sends for each expert, with the number of the call.
+    expertCounts: [1, isByExpertOnGpu ? LOW_LATENCY_CALLS * numExperts * 8 : 0] as RegionSlots,
+    rows: slotsOf(rows * hidden * 2),
+    // Rows that show by themselves that they are here: nothing else may lie where they come.
+    fp8Rows: slotsOf(isByExpertOnGpu && !elastic ? rows * hidden : 0),
+    scales: slotsOf(rows * groups * 4),
+    sourceToken: slotsOf(isByExpertOnGpu ? 0 : rows * 4),
+    // All that concerns a choice, or each of it for itself.
+    choices: slotsOf(isByExpertOnGpu ? rows * maxTopk * lowLatencyChoice.size : 0),
+    topkIdx: slotsOf(isByExpertOnGpu ? 0 : rows * maxTopk * 8),
+    topkWeights: slotsOf(isByExpertOnGpu ? 0 : rows * maxTopk * 4),
+  };
+}
+
 /** Slots begin on pairs of cache lines, as regions do. */
 const SLOT_ALIGNMENT = 128;
 
-function strideOf([, bytes]: readonly [count: number, bytes: number]): number {
+function strideOf([, bytes]: RegionSlots): number {
   return alignUp(bytes, SLOT_ALIGNMENT);
 }
 

@@ -36,12 +36,12 @@ function quantizeGroup(bits: readonly number[], isRounded: boolean): { data: num
     scale = f32FromBits(exponent << 23);
     factor = 1 / scale;
   }
-  return { data: values.map((value, at) => quantizeValue(value, factor, bits[at] ?? 0)), scale };
+  return { data: values.map((value) => quantizeValue(value, factor)), scale };
 }
 
-function quantizeValue(value: number, factor: number, bits: number): number {
-  if (Number.isNaN(value)) return 0x7f | ((bits >>> 8) & 0x80);
-  return toFp8e4m3Saturating(Math.fround(value * factor));
+/** A NaN loses its sign. */
+function quantizeValue(value: number, factor: number): number {
+  return Number.isNaN(value) ? 0x7f : toFp8e4m3Saturating(Math.fround(value * factor));
 }
 
 /** Exponents of powers of two, four to a word, the first one lowest. */

@@ -2,7 +2,18 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { toBf16 } from 'weftline';
-import { lowLatencySize, referenceLowLatencyCombine, referenceLowLatencyDispatch } from 'weftline/ep';
+import {
+  type LowLatencyConfig,
+  lowLatencySize,
+  referenceLowLatencyCombine,
+  referenceLowLatencyDispatch,
+} from 'weftline/ep';
+import { lowLatencyChoice, lowLatencyFlags } from '#lib/abi/low-latency.js';
+import type { CudaDevice } from '#lib/device/cuda/cuda-device.js';
+import type { MemoryRange } from '#lib/device/host-access.js';
+import { emptyRegions } from '#lib/ep/low-latency/cuda/prepare-parts.js';
+import type { LowLatencyScope } from '#lib/ep/low-latency/low-latency-scope.js';
+import { withLowLatencyDefaults } from '#lib/ep/low-latency/low-latency-size.js';
 import { withCode } from '../../support/with-code.ts';
 
 const config = { maxTokensPerRank: 128, hidden: 7168, numExperts: 288, maxTopk: 8 };
@@ -52,11 +63,43 @@ test('a configuration that cannot be is refused with its value', () => {
   assert.throws(() => lowLatencySize(config, 5), withCode('WL_INVALID_ARGUMENT', /5 ranks/));
 });
 
+test('on GPUs fp8 rows by expert of fixed ranks have memory of their own, for each word of it is empty between calls', () => {
+  const fixed = lowLatencySize(config, 4, 'cuda').regions;
+  assert.equal(fixed.fp8Rows.bytes, fixed.rows.bytes / 2);
+  assert.equal(lowLatencySize({ ...config, elastic: true }, 4, 'cuda').regions.fp8Rows.bytes, 0);
+  assert.equal(lowLatencySize({ ...config, layout: 'rank-major' }, 4, 'cuda').regions.fp8Rows.bytes, 0);
+  assert.equal(lowLatencySize(config, 4).regions.fp8Rows.bytes, 0);
+});
+
+/** Names of the regions of a window at 4096 that are filled, each as a whole. */
+function filled(given: Partial<LowLatencyConfig>): string[] {
+  const full = { ...config, ...given };
+  const size = lowLatencySize(full, 4, 'cuda');
+  const set: [number, number, number][] = [];
+  const device = { setBytes: (memory: MemoryRange, byte: number) => set.push([memory.address, memory.bytes, byte]) };
+  const scope = { device, config: withLowLatencyDefaults(full, 4), size };
+  emptyRegions(scope as unknown as LowLatencyScope<CudaDevice>, 4096);
+  const names = Object.entries(size.regions).filter(([, { offset, bytes }]) =>
+    set.some(([address, length, byte]) => address === 4096 + offset && length === bytes && bytes > 0 && byte === 0xff),
+  );
+  assert.equal(names.length, set.length);
+  return names.map(([name]) => name);
+}
+
+test('on GPUs the regions whose words show that they have come are filled before use, and no others', () => {
+  assert.deepEqual(filled({}), ['fp8Rows', 'scales', 'combineRows']);
+  assert.deepEqual(filled({ combineTravels: 'choices', maxTokensPerExpert: 64 }), ['fp8Rows', 'scales']);
+  assert.deepEqual(filled({ elastic: true }), []);
+  assert.deepEqual(filled({ layout: 'rank-major' }), []);
+  // Kernels read and write these at once.
+  assert.equal((lowLatencyFlags.offset.calls | lowLatencyFlags.size | lowLatencyChoice.size) % 16, 0);
+});
+
 test('on GPUs windows are not of shared memory, begin with the flags, and hold the counts of all experts', () => {
   const size = lowLatencySize(config, 4, 'cuda');
   assert.equal(size.sharedMemoryBytes, 0);
   assert.deepEqual(size.regions.cells, { offset: 0, bytes: 4 * 256, stride: 4 * 256 });
-  assert.equal(size.regions.expertCounts.bytes, 2 * 288 * 4);
+  assert.equal(size.regions.expertCounts.bytes, 4 * 288 * 8);
   assert.equal(size.regions.bell.bytes, 0);
 });
 

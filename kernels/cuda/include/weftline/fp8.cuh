@@ -11,12 +11,10 @@ constexpr f32 smallestAmax = 1e-4f;
 // The largest finite bf16: what an infinity counts as.
 constexpr u32 bf16MaxBits = 0x7f7f;
 
-// element * scale to nearest, ties to even, saturating at 448; NaN becomes 0x7f with its sign.
-__device__ __forceinline__ u32 toE4m3(f32 element, f32 scale) {
-  // Of the element, because a product that is NaN loses its sign here. The scale is positive.
-  const u32 sign = (__float_as_uint(element) >> 24) & 0x80u;
-  const f32 value = element * scale;
-  if (value != value) return sign | 0x7fu;
+// To nearest, ties to even, saturating at 448; NaN becomes 0x7f.
+__device__ __forceinline__ u32 toE4m3(f32 value) {
+  if (value != value) return 0x7fu;
+  const u32 sign = (__float_as_uint(value) >> 24) & 0x80u;
   const f32 magnitude = fminf(fabsf(value), fp8Max);
   if (magnitude < 0.015625f) {
     // Next to 2^14 an f32 counts in steps of 2^-9, the smallest e4m3, so the addition itself rounds.
@@ -43,26 +41,16 @@ __device__ __forceinline__ f32 fromE4m3(u32 code) {
   return __uint_as_float(__float_as_uint(value) | ((code & 0x80u) << 24));
 }
 
-// Non-zero if either of two neighbours is NaN.
-__device__ __forceinline__ u32 anyNan(u32 pair) { return __vcmpgtu2(pair & 0x7fff7fffu, 0x7f807f80u); }
-
-__device__ __forceinline__ u32 toE4m3OneByOne(uint2 pairs, f32 scale) {
-  return toE4m3(lowBf16ToFloat(pairs.x), scale) | toE4m3(highBf16ToFloat(pairs.x), scale) << 8 |
-         toE4m3(lowBf16ToFloat(pairs.y), scale) << 16 | toE4m3(highBf16ToFloat(pairs.y), scale) << 24;
-}
-
-// Out of line: where there is an instruction, only NaN comes here.
-__device__ __noinline__ u32 toE4m3OutOfLine(uint2 pairs, f32 scale) { return toE4m3OneByOne(pairs, scale); }
-
-// Four neighbours, the first one lowest.
+// Four neighbours times a scale, the first one lowest. No code is 0xff, so four of them are never lowLatencyEmpty.
 __device__ __forceinline__ u32 toE4m3(uint2 pairs, f32 scale) {
+  const f32 first = lowBf16ToFloat(pairs.x) * scale;
+  const f32 second = highBf16ToFloat(pairs.x) * scale;
+  const f32 third = lowBf16ToFloat(pairs.y) * scale;
+  const f32 fourth = highBf16ToFloat(pairs.y) * scale;
 #if __CUDA_ARCH__ >= 890
-  // The instruction loses the sign of NaN, and does all else alike.
-  if ((anyNan(pairs.x) | anyNan(pairs.y)) != 0) return toE4m3OutOfLine(pairs, scale);
-  return toE4m3Pair(lowBf16ToFloat(pairs.x) * scale, highBf16ToFloat(pairs.x) * scale) |
-         toE4m3Pair(lowBf16ToFloat(pairs.y) * scale, highBf16ToFloat(pairs.y) * scale) << 16;
+  return toE4m3Pair(first, second) | toE4m3Pair(third, fourth) << 16;
 #else
-  return toE4m3OneByOne(pairs, scale);
+  return toE4m3(first) | toE4m3(second) << 8 | toE4m3(third) << 16 | toE4m3(fourth) << 24;
 #endif
 }
 

@@ -42,6 +42,17 @@ __device__ __forceinline__ void storeReleaseGpu(u32* word, u32 value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }
 
+// For threads of the same block; words of shared memory, too.
+__device__ __forceinline__ u32 loadAcquireBlock(const u32* word) {
+  u32 value;
+  asm volatile("ld.acquire.cta.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void storeReleaseBlock(u32* word, u32 value) {
+  asm volatile("st.release.cta.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+
 // No order of its own: combine with a fence, or use where only the word itself matters.
 __device__ __forceinline__ u32 loadRelaxedSystem(const u32* word) {
   u32 value;
@@ -51,6 +62,20 @@ __device__ __forceinline__ u32 loadRelaxedSystem(const u32* word) {
 
 __device__ __forceinline__ void storeRelaxedSystem(u32* word, u32 value) {
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ u64 loadRelaxedSystem(const u64* word) {
+  u64 value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void storeRelaxedSystem(u64* word, u64 value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+__device__ __forceinline__ void storeRelaxedSystem(u8* byte, u8 value) {
+  asm volatile("st.relaxed.sys.global.u8 [%0], %1;" ::"l"(byte), "r"(static_cast<u32>(value)) : "memory");
 }
 
 // Both halves at once: a thread that reads the new value of one half reads that of the other as well. At a multiple of 16.
@@ -65,6 +90,28 @@ __device__ __forceinline__ void loadRelaxedSystem(const void* pair, u64& low, u6
   asm volatile("{\n\t.reg .b128 both;\n\tld.relaxed.sys.global.b128 both, [%2];\n\tmov.b128 {%0, %1}, both;\n\t}"
                : "=l"(low), "=l"(high)
                : "l"(pair)
+               : "memory");
+}
+
+// Words that are written and read one by one, whatever their order, but by one instruction.
+__device__ __forceinline__ void storeWordsSystem(uint2* to, uint2 words) {
+  asm volatile("st.relaxed.sys.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(words.x), "r"(words.y) : "memory");
+}
+
+__device__ __forceinline__ void storeWordsSystem(uint4* to, uint4 words) {
+  asm volatile("st.relaxed.sys.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x), "r"(words.y), "r"(words.z),
+               "r"(words.w)
+               : "memory");
+}
+
+__device__ __forceinline__ void loadWordsSystem(const uint2* from, uint2& words) {
+  asm volatile("ld.relaxed.sys.global.v2.b32 {%0, %1}, [%2];" : "=r"(words.x), "=r"(words.y) : "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void loadWordsSystem(const uint4* from, uint4& words) {
+  asm volatile("ld.relaxed.sys.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "l"(from)
                : "memory");
 }
 

@@ -12,6 +12,7 @@ import { bindLaunches, loadLaunches } from './low-latency-launches.ts';
 import {
   type CudaLowLatency,
   type CudaLowLatencyOptions,
+  emptyRegions,
   prepareParts,
   releaseParts,
   sizeOf,
@@ -39,7 +40,14 @@ export async function createCudaLowLatency(
   const parts = await agreeOn(group, agreement, wait);
   const made: { window?: CudaWindow } = {};
   try {
-    const window = await CudaWindow.create({ ...wait, group, device, name: 'low-latency', bytes: size.bytes });
+    const window = await CudaWindow.create({
+      ...wait,
+      group,
+      device,
+      name: 'low-latency',
+      bytes: size.bytes,
+      fill: ({ address }) => emptyRegions(scope, address),
+    });
     made.window = window;
     const calls = new CudaCalls(group, device, {
       describe: describeWait,

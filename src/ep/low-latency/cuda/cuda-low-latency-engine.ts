@@ -219,12 +219,13 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
     set.set('scaleKind', scales === undefined ? 0 : lowLatencyScales[scales]);
     set.set('slot', slot);
     set.set('call', dispatchWord(input));
-    set.set('rowsOffset', this.#offset('rows', slot));
+    const showRows = scales !== undefined && this.#scope.size.regions.fp8Rows.bytes > 0;
+    set.set('rowsOffset', this.#offset(showRows ? 'fp8Rows' : 'rows', slot));
     set.set('scalesOffset', this.#offset('scales', slot));
     set.set('sourcesOffset', this.#offset('sourceToken', slot));
-    set.set('choicesOffset', this.#offset('topkIdx', slot));
+    set.set('choicesOffset', this.#offset(this.#isRankMajor ? 'topkIdx' : 'choices', slot));
     set.set('weightsOffset', this.#offset('topkWeights', slot));
-    set.set('countsOffset', this.#offset('expertCounts', slot));
+    set.set('countsOffset', this.#offset('expertCounts', 0));
     set.set('firstRowsOffset', this.#offset('firstRows', sequence % LOW_LATENCY_RESULTS));
     for (const name of ['sentRows', 'arrived', 'counts', 'dropped', 'ranges', 'sources'] as const) {
       set.set(name, tables[name].address);

@@ -1,4 +1,5 @@
 // What a rank prepares for an EpLowLatency on GPUs before any memory is shared: sizes, kernels, tables.
+import { LOW_LATENCY_EMPTY } from '../../../abi/low-latency.ts';
 import { requireCudaLimits } from '../../../collective/cuda-calls.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
@@ -51,6 +52,16 @@ export function prepareParts(
     if (table.bytes > 0) device.setBytes(table, 0);
   }
   return { launches, tables };
+}
+
+/** Enqueues filling the regions whose words show by themselves that they have come. `window`: the address of this rank's part. */
+export function emptyRegions({ device, config, size }: LowLatencyScope<CudaDevice>, window: number): void {
+  if (config.elastic || config.layout !== 'expert-major') return;
+  const { fp8Rows, scales, combineRows } = size.regions;
+  // All bytes of the word are alike.
+  const byte = LOW_LATENCY_EMPTY & 0xff;
+  const empty = config.combineTravels === 'rank-sums' ? [fp8Rows, scales, combineRows] : [fp8Rows, scales];
+  for (const { offset, bytes } of empty) device.setBytes({ address: window + offset, bytes }, byte);
 }
 
 export function releaseParts({ tables }: PreparedParts): void {

@@ -25,16 +25,27 @@ struct Divisor {
   }
 };
 
+// Some of the blocks of a kernel, which do a part of its work: how many, and which of them this one is; at least `count` if it is
+// none.
+struct BlockTeam {
+  u32 index;
+  u32 count;
+
+  __device__ __forceinline__ bool isIn() const { return index < count; }
+};
+
+__device__ __forceinline__ BlockTeam allBlocks() { return {blockIdx.x, gridDim.x}; }
+
 // The parts of this block: begin to end - 1 of `all`. All blocks have as many or one more, and each works on few rows.
 struct BlockShare {
   u32 begin;
   u32 end;
 
-  __device__ __forceinline__ explicit BlockShare(u32 all) {
-    const u32 each = Divisor(gridDim.x).quotient(all);
-    const u32 more = all - each * gridDim.x;
-    begin = blockIdx.x * each + min(blockIdx.x, more);
-    end = begin + each + (blockIdx.x < more ? 1 : 0);
+  __device__ __forceinline__ explicit BlockShare(u32 all, const BlockTeam& team = allBlocks()) {
+    const u32 each = Divisor(team.count).quotient(all);
+    const u32 more = all - each * team.count;
+    begin = team.index * each + min(team.index, more);
+    end = begin + each + (team.index < more ? 1 : 0);
   }
 };
 

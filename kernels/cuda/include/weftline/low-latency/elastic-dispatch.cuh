@@ -78,11 +78,13 @@ __device__ inline void decideReceive(LowLatencyDispatchArguments& a, LowLatencyM
   u32 rows = 0;
   bool isSame = true;
   if (isIn && isHere) {
-    const u64 cell = loadCell(&flags->calls[number % lowLatencyCalls]);
+    u64 cell;
+    u64 told;
+    readDispatch(flags, number, cell, told);
     // A rank that did not know of this one in time has left it out.
     isHere = static_cast<u32>(cell) == number;
     isSame = isSameCall({a.peers, a.ranks, a.rank}, cell, number, a.call, scope, {lane, channel});
-    rows = __ldcg(&flags->rows[number % lowLatencyCalls]);
+    rows = toldOf(told);
   }
   isIn = isIn && __all_sync(all, isSame);
   const u32 active = __ballot_sync(all, isIn && isHere && presence.window != 0);

@@ -1,8 +1,9 @@
 // What a token's choices say, read once by those who send its row and once by those who number it.
 //
 // Rows by expert lie at the receiver where their token stands at the sender, so a row is sent without a word about others. Its
-// place at its experts depends on all tokens before it: four warps of every block count the choices of those while the others
-// send, and meet them once. Rows by rank stand close together, and are numbered before they are sent.
+// place at its experts depends on all tokens before it: every block counts the choices of those, and four of its warps number its
+// own tokens while the others send. The last block counts all choices, and tells them before the links are full of rows. Rows by
+// rank stand close together, and are numbered before they are sent.
 #pragma once
 #include "weftline/abi.cuh"
 #include "weftline/fp8.cuh"
@@ -33,6 +34,9 @@ __device__ __forceinline__ u32* sharedExperts() {
 // How many of the tokens so far go to each expert.
 __device__ __forceinline__ u32* sentToExperts() { return sharedExperts(); }
 
+// How many of all tokens do, in the last block, until it has told that.
+__device__ __forceinline__ u32* allToExperts() { return sharedExperts() + epMaxExperts; }
+
 struct LowLatencySendShared {
   // Slots at all peers are free, or the block must leave.
   bool isFree;
@@ -40,7 +44,7 @@ struct LowLatencySendShared {
   u32 ranks[epMaxRanks];
   // Of the tokens of a batch: row at each rank or -1. Rows by expert have those of two batches in turn, others the first ones.
   i32 rows[2][lowLatencyBatch][epMaxRanks];
-  // Of the groups of columns that the threads encode first.
+  // Of the groups of columns that the threads have encoded, in turn.
   f32 scales[2][lowLatencySending / lanesPerGroup];
   // Expert of each choice or -1, and row among this rank's for it.
   i32 choices[lowLatencyBatch][lanesPerWarp];
@@ -85,10 +89,14 @@ struct ExpertRank {
   }
 };
 
-// Index of a thread among those that number; beyond them for all others.
-__device__ __forceinline__ u32 numberingThread() { return threadIdx.x - lowLatencySending; }
+// Index of a thread among those that number; beyond them for all others. Rows by rank are sent by others of the same block; of rows by
+// expert those with the most to place number, which comes last.
+__device__ __forceinline__ u32 numberingThread() {
+  return lowLatencyIsRankMajor ? threadIdx.x - lowLatencySending : threadIdx.x;
+}
 
-__device__ __forceinline__ bool isNumbering() { return threadIdx.x >= lowLatencySending; }
+__device__ __forceinline__ bool isNumbering() { return numberingThread() < lowLatencyNumbering; }
+__device__ __forceinline__ bool isSending() { return threadIdx.x < lowLatencySending; }
 
 // A barrier of so many threads of a block. All lanes of a warp come to it together, whatever ways they took before.
 template <u32 barrier, u32 threads>
@@ -101,39 +109,65 @@ __device__ __forceinline__ void meetThreads() {
 __device__ __forceinline__ void meetNumbering() { meetThreads<1, lowLatencyNumbering>(); }
 __device__ __forceinline__ void meetSending() { meetThreads<2, lowLatencySending>(); }
 
-// Once for a kernel: those that number wait for the others, which do not wait for them.
+// Once for a kernel: those that send do not wait for the others, which wait until they have begun.
 __device__ __forceinline__ void awaitSending() { meetThreads<3, lowLatencyThreads>(); }
-__device__ __forceinline__ void letNumberingGoOn() {
+__device__ __forceinline__ void letOthersGoOn() {
   __syncwarp();
   asm volatile("bar.arrive 3, %0;" ::"n"(lowLatencyThreads) : "memory");
 }
 
-// Rows by expert, by the threads that number: the choices of tokens 0 to end - 1, into counts that begin with 0.
-__device__ __forceinline__ void countChoices(const LowLatencyDispatchArguments& a, u32 end) {
-  constexpr u32 together = 8;
-  const u32 cells = end * a.topkColumns;
-  u32 first = numberingThread();
+// Rows by expert: the first blocks bring the rows to peers, the others number them, and the latter place what comes. Stores to peers
+// take as long as the links, and hold up all else that their multiprocessors load and store.
+__device__ __forceinline__ u32 sendingBlocks() { return max(gridDim.x / 2, 1u); }
+__device__ __forceinline__ BlockTeam senders() { return {blockIdx.x, sendingBlocks()}; }
+__device__ __forceinline__ BlockTeam numberers() {
+  if (gridDim.x == 1) return allBlocks();
+  return {blockIdx.x - sendingBlocks(), gridDim.x - sendingBlocks()};
+}
+
+// Where rows show by themselves that they are here: who places them. A kernel behind a hook sends nothing.
+__device__ __forceinline__ BlockTeam placersOf(const LowLatencyDispatchArguments& a) {
+  return (a.phases & lowLatencyPhaseSend) != 0 ? numberers() : allBlocks();
+}
+
+// Rows by expert, by all threads: the choices of tokens 0 to begin - 1, and in the last block those of all. meanwhile(): what each
+// thread does once while the first ones are on their way.
+template <class Meanwhile>
+__device__ __forceinline__ void countChoices(const LowLatencyDispatchArguments& a, u32 begin, const Meanwhile& meanwhile) {
+  // A few only: all threads go through the instructions for all of them.
+  constexpr u32 together = 2;
+  const u32 before = begin * a.topkColumns;
+  const u32 cells = isLastBlock() ? a.tokens * a.topkColumns : before;
+  u32 first = threadIdx.x;
 #pragma unroll 1
   do {
     int2 choices[together];
 #pragma unroll
     for (u32 j = 0; j < together; ++j) {
-      const u32 cell = first + j * lowLatencyNumbering;
+      const u32 cell = first + j * lowLatencyThreads;
       choices[j] = make_int2(noExpert, noExpert);
       if (cell < cells) choices[j] = loadChoice(a, cell);
     }
-    // While the first ones are on their way.
-    if (first == numberingThread()) {
-      for (u32 expert = numberingThread(); expert < a.experts; expert += lowLatencyNumbering) sentToExperts()[expert] = 0;
-      meetNumbering();
+    if (first == threadIdx.x) {
+      for (u32 expert = threadIdx.x; expert < a.experts; expert += lowLatencyThreads) {
+        sentToExperts()[expert] = 0;
+        if (isLastBlock()) allToExperts()[expert] = 0;
+      }
+      meanwhile();
+      __syncwarp();
+      __syncthreads();
     }
 #pragma unroll
     for (u32 j = 0; j < together; ++j) {
+      const u32 cell = first + j * lowLatencyThreads;
       const i32 expert = expertOf(a, choices[j]);
-      if (expert >= 0) atomicAdd(&sentToExperts()[expert], 1u);
+      if (cell >= cells || expert < 0) continue;
+      if (cell < before) atomicAdd(&sentToExperts()[expert], 1u);
+      if (isLastBlock()) atomicAdd(&allToExperts()[expert], 1u);
     }
-    first += together * lowLatencyNumbering;
-  } while (first - numberingThread() < cells);
+    first += together * lowLatencyThreads;
+  } while (first - threadIdx.x < cells);
+  __syncthreads();
 }
 
 // Rows by rank, by all threads: the ranks of tokens 0 to end - 1. Visible behind a synchronisation.
@@ -207,7 +241,9 @@ __device__ inline void numberChoices(const LowLatencyDispatchArguments& a, LowLa
       place = sentToExperts()[expert];
       sentToExperts()[expert] = place + 1;
     }
-    shared.choices[local][lane] = isGood ? expert : noExpert;
+    // Whoever waits for this token finds the failure instead.
+    const bool isKept = !lowLatencyRowsShow || bad == 0;
+    shared.choices[local][lane] = !isKept ? badExpert : isGood ? expert : noExpert;
     shared.places[local][lane] = place;
     if (isColumn && a.sentPlaces != nullptr) {
       static_cast<int2*>(a.sentPlaces)[cell] = make_int2(isGood ? expert : noExpert, static_cast<i32>(place));

@@ -1,6 +1,7 @@
 // The second half of a low-latency dispatch: rows that came are copied to the places of their experts, or stay where they are.
 #pragma once
 #include "weftline/abi.cuh"
+#include "weftline/low-latency/arriving-words.cuh"
 #include "weftline/low-latency/block-share.cuh"
 #include "weftline/low-latency/rank-flags.cuh"
 #include "weftline/low-latency/row-part.cuh"
@@ -9,20 +10,33 @@
 
 namespace weftline {
 
-// [ranks, experts of this rank]: rows of an expert before those of a rank.
-__device__ __forceinline__ u32* firstOfRank() { return sharedExperts(); }
+// [ranks, experts of this rank]: rows of an expert up to those of a rank. Some threads may still number.
+__device__ __forceinline__ u32* endsOfRanks() { return sharedExperts() + epMaxExperts; }
 
-// By expert: the rows of all ranks.
-__device__ __forceinline__ u32* offeredRows() { return sharedExperts() + epMaxExperts; }
+__device__ __forceinline__ u32 endOfRank(const LowLatencyDispatchArguments& a, u32 r, u32 expert) {
+  return endsOfRanks()[r * a.expertsPerRank + expert];
+}
+
+__device__ __forceinline__ u32 firstOfRank(const LowLatencyDispatchArguments& a, u32 r, u32 expert) {
+  return r == 0 ? 0 : endOfRank(a, r - 1, expert);
+}
+
+// Rows of all ranks.
+__device__ __forceinline__ u32 offeredRows(const LowLatencyDispatchArguments& a, u32 expert) {
+  return endOfRank(a, a.ranks - 1, expert);
+}
 
 struct LowLatencyPlaceShared {
   // Rows of each rank's slot: by rank those that came, by expert as many as it has tokens, wherever these went.
   u32 arrived[epMaxRanks];
   // A rank is in another call: the block must leave.
   bool isOut;
+  // Where rows show by themselves that they are here: one of planNone to planFailed; and the blocks that place.
+  u32 plan;
+  BlockTeam placers;
 };
 
-// By one thread per rank, `r` its index: until its rows are here. False when the block must leave.
+// By one thread per rank, `r` its index: until its rows are here, where they have a flag. False when the block must leave.
 __device__ inline bool awaitRows(const LowLatencyDispatchArguments& a, u32 r, u32 number, const WaitScope& scope) {
   const bool isTimed = a.waitStats != nullptr && blockIdx.x == 0;
   const u64 began = isTimed ? globalTimer() : 0;
@@ -32,23 +46,34 @@ __device__ inline bool awaitRows(const LowLatencyDispatchArguments& a, u32 r, u3
   return true;
 }
 
-// By the same threads, while what the others need is on its way: what came with the rows, which counts for the block behind its next
-// synchronisation.
-__device__ inline void readArrival(const LowLatencyDispatchArguments& a, LowLatencyPlaceShared& shared, u32 r, u32 number,
+// By one thread per rank: what the rank tells of its call, for the block. Where rows have no flag it waits for that. False when the
+// block must leave.
+__device__ inline bool readArrival(const LowLatencyDispatchArguments& a, LowLatencyPlaceShared& shared, u32 r, u32 number,
                                    const WaitScope& scope) {
+  const bool isTimed = lowLatencyRowsShow && a.waitStats != nullptr && isLastBlock();
+  const u64 began = isTimed ? globalTimer() : 0;
+  const LowLatencyRanks all = {a.peers, a.ranks, a.rank};
   const LowLatencyFlags* flags = flagsAt(a.peers[a.rank], r);
-  const u32 rows = __ldcg(&flags->rows[number % lowLatencyCalls]);
-  const u64 call = loadCell(&flags->calls[number % lowLatencyCalls]);
-  shared.arrived[r] = rows;
-  if (blockIdx.x == 0) static_cast<u32*>(a.arrived)[r] = rows;
   const WaitFor whom = {r, waitWord(lowLatencyWaitRows, a.call)};
-  if (!isSameCall({a.peers, a.ranks, a.rank}, call, number, a.call, scope, whom)) shared.isOut = true;
+  u64 call = 0;
+  u64 told = 0;
+  const auto look = [&]() {
+    readDispatch(flags, number, call, told);
+    // Of the same dispatch.
+    return static_cast<u32>(call) == static_cast<u32>(told) ? call : number - 1;
+  };
+  if (!awaitCall(all, number, scope, whom, look) || !isSameCall(all, call, number, a.call, scope, whom)) return false;
+  const u32 rows = toldOf(told);
+  storeReleaseBlock(&shared.arrived[r], rows);
+  if (isLastBlock()) static_cast<u32*>(a.arrived)[r] = rows;
+  if (isTimed) static_cast<u64*>(a.waitStats)[r] += globalTimer() - began;
+  return true;
 }
 
 // What an expert got, by one thread of one block.
 __device__ __noinline__ void tellExpert(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared, u32 expert,
                                         u32 number, WaitScope scope) {
-  const u32 offered = offeredRows()[expert];
+  const u32 offered = offeredRows(a, expert);
   const u32 kept = min(offered, a.capacity);
   static_cast<u32*>(a.counts)[expert] = kept;
   static_cast<u32*>(a.dropped)[expert] = offered - kept;
@@ -56,8 +81,8 @@ __device__ __noinline__ void tellExpert(const LowLatencyDispatchArguments& a, co
   if (a.expertStats != nullptr) static_cast<u32*>(a.expertStats)[expert] += offered;
   const u32 all = a.rank * a.expertsPerRank + expert;
   for (u32 r = 0; r < a.ranks; ++r) {
-    const u32 begin = firstOfRank()[r * a.expertsPerRank + expert];
-    const u32 end = r + 1 < a.ranks ? firstOfRank()[(r + 1) * a.expertsPerRank + expert] : offered;
+    const u32 begin = firstOfRank(a, r, expert);
+    const u32 end = endOfRank(a, r, expert);
     static_cast<int2*>(a.ranges)[expert * a.ranks + r] =
         make_int2(static_cast<i32>(min(begin, kept)), static_cast<i32>(min(end, kept) - min(begin, kept)));
     if (a.sharesFirstRows == 0) continue;
@@ -69,13 +94,16 @@ __device__ __noinline__ void tellExpert(const LowLatencyDispatchArguments& a, co
            {lowLatencyFailureOverflow, number, all, offered});
 }
 
+constexpr u32 noRank = 0xffffffffu;
+
 // Threads of the last warps, which have no part of a row unless there are many.
 constexpr u32 lowLatencyPlanning = 96;
 
-// By those threads: where the rows of each rank begin among those of each expert. Visible behind a synchronisation.
-__device__ __forceinline__ void planPlaces(const LowLatencyDispatchArguments& a) {
+// By those threads: where the rows of each rank begin among those of each expert. Visible behind a synchronisation. False when the
+// block must leave.
+__device__ __forceinline__ bool planPlaces(const LowLatencyDispatchArguments& a, u32 number, const WaitScope& scope) {
   constexpr u32 together = 4;
-  const u32* counts = reinterpret_cast<const u32*>(windowOf(a) + a.countsOffset);
+  const u64* counts = countsAt(a, a.rank, number);
   // Of two experts at once.
 #pragma unroll 1
   for (u32 expert = threadIdx.x + lowLatencyPlanning - blockDim.x; expert < a.expertsPerRank; expert += 2 * lowLatencyPlanning) {
@@ -86,42 +114,54 @@ __device__ __forceinline__ void planPlaces(const LowLatencyDispatchArguments& a)
     for (u32 first = 0; first < a.ranks; first += together) {
       u32 rows[together];
       u32 otherRows[together];
+      WordWait wait;
+#pragma unroll 1
+      for (;;) {
+        u32 late = noRank;
 #pragma unroll
-      for (u32 j = 0; j < together; ++j) {
-        const u32 r = first + j;
-        const bool isHere = r < a.ranks && (!lowLatencyIsElastic || (a.active >> r & 1u) != 0);
-        const u32* of = counts + r * a.expertsPerRank;
-        rows[j] = isHere ? __ldcg(of + expert) : 0;
-        otherRows[j] = isHere && other < a.expertsPerRank ? __ldcg(of + other) : 0;
+        for (u32 j = 0; j < together; ++j) {
+          const u32 r = first + j;
+          const bool isHere = r < a.ranks && (!lowLatencyIsElastic || (a.active >> r & 1u) != 0);
+          const u64* of = counts + r * a.expertsPerRank;
+          const u64 none = callCell(number, 0);
+          const u64 cell = isHere ? loadRelaxedSystem(of + expert) : none;
+          const u64 otherCell = isHere && other < a.expertsPerRank ? loadRelaxedSystem(of + other) : none;
+          rows[j] = toldOf(cell);
+          otherRows[j] = toldOf(otherCell);
+          if (lowLatencyRowsShow && (static_cast<u32>(cell) != number || static_cast<u32>(otherCell) != number)) late = r;
+        }
+        if (late == noRank) break;
+        const LowLatencyRanks all = {a.peers, a.ranks, a.rank};
+        if (!wait.isOver(all, scope)) continue;
+        endWait(all, number, scope, {late, waitWord(lowLatencyWaitRows, a.call)});
+        return false;
       }
 #pragma unroll
       for (u32 j = 0; j < together; ++j) {
         if (first + j >= a.ranks) break;
-        u32* of = firstOfRank() + (first + j) * a.expertsPerRank;
-        of[expert] = run;
-        if (other < a.expertsPerRank) of[other] = otherRun;
-        run += rows[j];
+        u32* ends = endsOfRanks() + (first + j) * a.expertsPerRank;
+        ends[expert] = run += rows[j];
         otherRun += otherRows[j];
+        if (other < a.expertsPerRank) ends[other] = otherRun;
       }
     }
-    offeredRows()[expert] = run;
-    if (other < a.expertsPerRank) offeredRows()[other] = otherRun;
   }
+  return true;
 }
 
-// By the last threads, whose warp has least to copy: what each expert got.
+// By the last `threads` of the block, whose warps have least to copy: what each expert got.
 __device__ __forceinline__ void tellExperts(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared, u32 number,
-                                            const WaitScope& scope) {
-  for (u32 at = blockDim.x - 1 - threadIdx.x; at * gridDim.x + blockIdx.x < a.expertsPerRank; at += blockDim.x) {
-    tellExpert(a, shared, at * gridDim.x + blockIdx.x, number, scope);
+                                            const WaitScope& scope, const BlockTeam& team, u32 threads) {
+  for (u32 at = blockDim.x - 1 - threadIdx.x; at * team.count + team.index < a.expertsPerRank; at += threads) {
+    tellExpert(a, shared, at * team.count + team.index, number, scope);
   }
 }
 
 // Once planPlaces() is done: the row of the lane's choice in [experts, C], or -1.
-__device__ __forceinline__ i32 placeOf(const LowLatencyDispatchArguments& a, u32 rank, int2 choice) {
-  if (choice.x < 0) return -1;
-  const u32 expert = static_cast<u32>(choice.x);
-  const u32 place = firstOfRank()[rank * a.expertsPerRank + expert] + static_cast<u32>(choice.y);
+__device__ __forceinline__ i32 placeOf(const LowLatencyDispatchArguments& a, u32 rank, const LowLatencyChoice& choice) {
+  if (choice.expert < 0) return -1;
+  const u32 expert = static_cast<u32>(choice.expert);
+  const u32 place = firstOfRank(a, rank, expert) + choice.place;
   return place < a.capacity ? static_cast<i32>(expert * a.capacity + place) : -1;
 }
 
@@ -134,9 +174,9 @@ struct PlaceShape {
   // By the parts of a row.
   Divisor byParts;
 
-  __device__ __forceinline__ explicit PlaceShape(const LowLatencyDispatchArguments& a)
+  __device__ __forceinline__ explicit PlaceShape(const LowLatencyDispatchArguments& a, const BlockTeam& team = allBlocks())
       : rowVectors((lowLatencyIsBf16 ? a.hidden * 2 : a.hidden) / sizeof(RowVector)),
-        each(vectorsPerPart(a.tokens * a.ranks, smallParts(), gridDim.x * (blockDim.x / lanesPerWarp))),
+        each(vectorsPerPart(a.tokens * a.ranks, smallParts(), team.count * (blockDim.x / lanesPerWarp))),
         byParts(Divisor(each).quotient(smallParts() + each - 1)) {}
 
   __device__ __forceinline__ u32 parts() const { return byParts.by; }
@@ -150,13 +190,13 @@ struct WarpParts {
   u32 end;
 
   // Neighbouring parts to one block, unless each warp has one at most: then to different blocks, for rows differ in their places.
-  __device__ __forceinline__ explicit WarpParts(u32 all) {
+  __device__ __forceinline__ explicit WarpParts(u32 all, const BlockTeam& team = allBlocks()) {
     const u32 warp = threadIdx.x / lanesPerWarp;
-    if (all <= gridDim.x * (blockDim.x / lanesPerWarp)) {
-      first = warp * gridDim.x + blockIdx.x;
+    if (all <= team.count * (blockDim.x / lanesPerWarp)) {
+      first = warp * team.count + team.index;
       end = min(first + 1, all);
     } else {
-      const BlockShare share(all);
+      const BlockShare share(all, team);
       first = share.begin + warp;
       end = share.end;
     }
@@ -176,11 +216,11 @@ struct PlaceItem {
   }
 };
 
-// By all blocks, a warp per part of a row. Each thread calls both once: areRowsHere(), false when the block must leave; and check(),
-// which tells the block what came with the rows.
+// Where rows have flags, by all blocks: a warp per part of a row. Each thread calls both once: areRowsHere(), false when the block
+// must leave; and check(), which tells the block what came with the rows.
 template <class AreHere, class Check>
-__device__ __forceinline__ bool placeRows(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared,
-                                          const AreHere& areRowsHere, const Check& check) {
+__device__ __forceinline__ bool placeRows(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared, u32 number,
+                                          const WaitScope& scope, const AreHere& areRowsHere, const Check& check) {
   const PlaceShape shape(a);
   const auto asHere = [&](u32) { return a.tokens; };
   const auto asCame = [&](u32 r) { return shared.arrived[r]; };
@@ -188,19 +228,18 @@ __device__ __forceinline__ bool placeRows(const LowLatencyDispatchArguments& a, 
   PlaceItem item(a, shape, mine.first, mine.end, asHere);
   // The wait covers what is read from here on: slots stay until this rank gives them up.
   if (!areRowsHere()) return false;
-  if (blockDim.x - threadIdx.x <= lowLatencyPlanning) planPlaces(a);
+  if (blockDim.x - threadIdx.x <= lowLatencyPlanning) planPlaces(a, number, scope);
   // Lanes go on together, also to the barrier.
   __syncwarp();
   bool isPlanned = false;
 #pragma unroll 1
   for (;;) {
     const bool isMine = item.part < shape.parts();
-    int2 choice = make_int2(noExpert, 0);
-    RowPart values;
+    LowLatencyChoice choice = {noExpert, 0, 0.0f, number};
+    RowPart values(a, item.row.place(a), item.part, shape.each, shape.rowVectors);
     if (isMine) {
-      const u32 row = item.row.place(a);
-      choice = choiceOf(a, row);
-      values.load(a, row, item.part, shape.each, shape.rowVectors);
+      choice = choiceOf(a, item.row.place(a), number);
+      values.load();
     }
     if (!isPlanned) {
       check();
@@ -223,18 +262,19 @@ __device__ __forceinline__ bool placeRows(const LowLatencyDispatchArguments& a, 
     }
     if (!isMine) return true;
     const i32 index = placeOf(a, item.row.rank, choice);
-    values.store(a, choice, index, item.part, shape.each, shape.rowVectors);
-    if (item.part == 0) values.storeBeside(a, item.row, choice, index);
+    values.store(a, choice, index, shape.rowVectors);
+    if (item.part == 0) RowPart::storeBeside(a, item.row, choice, index);
     mine.first += blockDim.x / lanesPerWarp;
     item = PlaceItem(a, shape, mine.first, mine.end, asCame);
   }
 }
 
 // By all blocks: rows behind those that came name no token.
-__device__ inline void fillExpertTails(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared) {
-  for (u32 expert = blockIdx.x; expert < a.expertsPerRank; expert += gridDim.x) {
+__device__ inline void fillExpertTails(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared,
+                                       const BlockTeam& team) {
+  for (u32 expert = team.index; expert < a.expertsPerRank; expert += team.count) {
     i32* sources = static_cast<i32*>(a.sources) + static_cast<u64>(expert) * a.capacity;
-    for (u32 row = offeredRows()[expert] + threadIdx.x; row < a.capacity; row += blockDim.x) sources[row] = -1;
+    for (u32 row = offeredRows(a, expert) + threadIdx.x; row < a.capacity; row += blockDim.x) sources[row] = -1;
   }
 }
 

@@ -34,6 +34,10 @@ constexpr bool lowLatencyIsElastic = WEFTLINE_ELASTIC != 0;
 constexpr bool lowLatencyIsRankMajor = WEFTLINE_RANK_MAJOR != 0;
 constexpr bool lowLatencyIsBf16 = WEFTLINE_ROWS == lowLatencyRowsBf16;
 constexpr u32 lowLatencyTravels = WEFTLINE_TRAVELS;
+// What shows by itself that it is here; see arriving-words.cuh. Where a rank may die in the middle of its rows they need a flag
+// for all of them; rows of bf16 may hold any words; and rows by rank are not read by kernels.
+constexpr bool lowLatencyRowsShow = !lowLatencyIsElastic && !lowLatencyIsRankMajor && !lowLatencyIsBf16;
+constexpr bool lowLatencySumsShow = !lowLatencyIsElastic && lowLatencyTravels == lowLatencyTravelsRankSums;
 
 // In LowLatencyDispatchArguments::rowOf: a choice whose expert is at another rank, and one for which its expert has no room.
 constexpr i32 lowLatencyElsewhere = -1;
@@ -183,14 +187,14 @@ __device__ __forceinline__ u32 owedSlot(u32 slot) { return 1u << slot; }
 __device__ __forceinline__ u32 owedResult(u32 result) { return 1u << (lowLatencyMostSlots + result); }
 
 // By a warp of the first block, before anything else: what kernels before have read is given up. Lane r tells rank r.
-// ORDER: those kernels are over, so their loads have returned; nothing is published, and no fence is needed.
+// ORDER: those kernels are over, so their loads have returned; what they emptied is published.
 __device__ __forceinline__ void tellOwed(const LowLatencyRanks& all, LowLatencyBlock& own, u32 owed, u32 lane) {
   if (lane < all.ranks) {
     LowLatencyFlags* flags = flagsAt(all.peers[lane], all.rank);
     for (u32 rest = owed; rest != 0; rest &= rest - 1) {
       const u32 bit = __ffs(rest) - 1;
       u32* word = bit < lowLatencyMostSlots ? flags->released + bit : flags->taken + (bit - lowLatencyMostSlots);
-      addRelaxedSystem(word, lowLatencyUnit);
+      addReleaseSystem(word, lowLatencyUnit);
     }
   }
   // Before this kernel can fail, so that none of it is told twice.
@@ -200,15 +204,29 @@ __device__ __forceinline__ void tellOwed(const LowLatencyRanks& all, LowLatencyB
 }
 
 // By all threads, as the last thing: what this block has read is given up by this kernel itself, in the word of every peer. The end
-// of the kernel then waits until peers have it.
-// ORDER: the values of all loads of the block have been used before the synchronisation; nothing is published.
-template <class WordOf>
+// of the kernel then waits until peers have it. `hasEmptied`: the block has emptied it, too.
+// ORDER: the values of all loads of the block have been used before the synchronisation; nothing is published but what it emptied.
+template <bool hasEmptied, class WordOf>
 __device__ __forceinline__ void giveUpRead(const LowLatencyRanks& all, const WordOf& wordOf) {
   __syncthreads();
-  if (threadIdx.x < all.ranks) addRelaxedSystem(wordOf(flagsAt(all.peers[threadIdx.x], all.rank)), blockShare());
+  if (threadIdx.x >= all.ranks) return;
+  u32* word = wordOf(flagsAt(all.peers[threadIdx.x], all.rank));
+  if constexpr (hasEmptied) addReleaseSystem(word, blockShare());
+  else addRelaxedSystem(word, blockShare());
 }
 
-__device__ __forceinline__ u64 callCell(u32 number, u32 call) { return number | static_cast<u64>(call) << 32; }
+// A word of a call: its number, and what is told of it.
+__device__ __forceinline__ u64 callCell(u32 number, u32 told) { return number | static_cast<u64>(told) << 32; }
+__device__ __forceinline__ u32 toldOf(u64 cell) { return static_cast<u32>(cell >> 32); }
+
+// LowLatencyFlags::calls of a dispatch: callCell(number, call), then callCell(number, rows).
+__device__ __forceinline__ void tellDispatch(LowLatencyFlags* flags, u32 number, u32 call, u32 rows) {
+  storeRelaxedSystem(flags->calls + number % lowLatencyCalls * 4, callCell(number, call), callCell(number, rows));
+}
+
+__device__ __forceinline__ void readDispatch(const LowLatencyFlags* flags, u32 number, u64& call, u64& rows) {
+  loadRelaxedSystem(flags->calls + number % lowLatencyCalls * 4, call, rows);
+}
 
 __device__ __forceinline__ u32 waitWord(u32 what, u32 call) { return call | what << lowLatencyWaitShift; }
 

@@ -1,6 +1,7 @@
 // Parts of rows in a rank's slots, on their way to the places of their experts.
 #pragma once
 #include "weftline/abi.cuh"
+#include "weftline/low-latency/arriving-words.cuh"
 #include "weftline/low-latency/block-share.cuh"
 #include "weftline/low-latency/rank-flags.cuh"
 #include "weftline/low-latency/send-rows.cuh"
@@ -28,10 +29,14 @@ struct SlotRow {
 };
 
 // Lane j has choice j of a row here, or none. It is on its way.
-__device__ __forceinline__ int2 choiceOf(const LowLatencyDispatchArguments& a, u32 row) {
-  if (laneIndex() >= a.topkColumns) return make_int2(noExpert, 0);
-  const int2* choices = reinterpret_cast<const int2*>(windowOf(a) + a.choicesOffset);
-  return __ldcg(choices + static_cast<u64>(row) * a.topkColumns + laneIndex());
+__device__ __forceinline__ LowLatencyChoice choiceOf(const LowLatencyDispatchArguments& a, u32 row, u32 number) {
+  if (laneIndex() >= a.topkColumns) return {noExpert, 0, 0.0f, number};
+  const auto* choices = reinterpret_cast<const LowLatencyChoice*>(windowOf(a) + a.choicesOffset);
+  u64 low;
+  u64 high;
+  loadRelaxedSystem(choices + static_cast<u64>(row) * a.topkColumns + laneIndex(), low, high);
+  return {static_cast<i32>(low), static_cast<u32>(low >> 32), __uint_as_float(static_cast<u32>(high)),
+          static_cast<u32>(high >> 32)};
 }
 
 // What a row is a multiple of.
@@ -63,54 +68,88 @@ struct PartScales {
   __device__ __forceinline__ static u32 groupsOf(u32 each) { return each * lanesPerWarp * sizeof(RowVector) / fp8Group; }
 };
 
-// One part of one row, by a warp: `each` vectors per lane, at most 4, and the scales of their columns; with the first one what goes
-// beside the row. Lane j has choice j.
+// One part of one row, by a warp: `each` vectors per lane, at most 4, and the scales of their columns. Lane j has choice j.
 struct RowPart {
   static constexpr u32 most = 4;
+  u32 part;
+  u32 each;
+  // Where the lane's vectors are, each one a warp's further on, and how many it has.
+  RowVector* from;
+  u32 count;
+  // Null if the lane has none.
+  u32* scaleFrom;
   RowVector values[most];
   u32 scale;
-  f32 weight;
 
-  // On its way. The weight of a choice elsewhere may be of a dispatch before, and counts for nothing.
-  __device__ __forceinline__ void load(const LowLatencyDispatchArguments& a, u32 row, u32 part, u32 each, u32 rowVectors) {
-    const u32 lane = laneIndex();
-    const u32 first = part * each * lanesPerWarp + lane;
-    const RowVector* from =
-        reinterpret_cast<const RowVector*>(windowOf(a) + a.rowsOffset) + static_cast<u64>(row) * rowVectors + first;
-#pragma unroll
-    for (u32 i = 0; i < most; ++i) {
-      if (i < each && first + i * lanesPerWarp < rowVectors) values[i] = __ldcg(from + i * lanesPerWarp);
-    }
+  // Of a row of the window.
+  __device__ __forceinline__ RowPart(const LowLatencyDispatchArguments& a, u32 row, u32 itsPart, u32 vectors, u32 rowVectors)
+      : part(itsPart), each(vectors), scaleFrom(nullptr) {
+    const u32 first = part * each * lanesPerWarp + laneIndex();
+    u8* window = static_cast<u8*>(a.peers[a.rank]);
+    from = reinterpret_cast<RowVector*>(window + a.rowsOffset) + static_cast<u64>(row) * rowVectors + first;
+    count = first >= rowVectors ? 0 : min(each, (rowVectors - first + lanesPerWarp - 1) / lanesPerWarp);
     if constexpr (!lowLatencyIsBf16) {
       const PartScales scales(a, part, each);
-      const u32 word = scales.first + (lane & (1u << wordBits(each)) - 1);
-      const u32* of = reinterpret_cast<const u32*>(windowOf(a) + a.scalesOffset) + static_cast<u64>(row) * scaleWordsOf(a);
-      if (word < scales.end) scale = __ldcg(of + word);
+      const u32 word = scales.first + (laneIndex() & (1u << wordBits(each)) - 1);
+      u32* of = reinterpret_cast<u32*>(window + a.scalesOffset) + static_cast<u64>(row) * scaleWordsOf(a);
+      if (word < scales.end) scaleFrom = of + word;
     }
-    if (part == 0 && lane < a.topkColumns && a.rowOf != nullptr) {
-      const f32* weights = reinterpret_cast<const f32*>(windowOf(a) + a.weightsOffset);
-      weight = __ldcg(weights + static_cast<u64>(row) * a.topkColumns + lane);
+    if constexpr (lowLatencyRowsShow) {
+#pragma unroll
+      for (RowVector& words : values) makeEmpty(words);
+      scale = lowLatencyEmpty;
     }
   }
 
+  // On its way.
+  __device__ __forceinline__ void load() {
+#pragma unroll
+    for (u32 i = 0; i < most; ++i) {
+      if (i >= count) continue;
+      if constexpr (lowLatencyRowsShow) loadWordsSystem(from + i * lanesPerWarp, values[i]);
+      else values[i] = __ldcg(from + i * lanesPerWarp);
+    }
+    if (scaleFrom != nullptr) scale = lowLatencyRowsShow ? loadRelaxedSystem(scaleFrom) : __ldcg(scaleFrom);
+  }
+
+  // Where rows show it by themselves: whether some of what the lane has loaded was not there.
+  __device__ __forceinline__ bool isMissing(const LowLatencyDispatchArguments& a) const {
+    bool isMissing = false;
+#pragma unroll
+    for (u32 i = 0; i < most; ++i) isMissing |= i < count && hasEmptyWord(values[i]);
+    if (scaleFrom == nullptr) return isMissing;
+    // Exponents come one by one, and none is 255.
+    return isMissing ||
+           (a.scaleKind == lowLatencyScaleUe8m0 ? __vcmpeq4(scale, lowLatencyEmpty) != 0 : scale == lowLatencyEmpty);
+  }
+
+  // The same, once all has come and been read.
+  __device__ __forceinline__ void empty() const {
+    // Some lanes have the same scale: all have loaded it.
+    __syncwarp();
+#pragma unroll
+    for (u32 i = 0; i < most; ++i) {
+      if (i < count) storeEmpty(from + i * lanesPerWarp);
+    }
+    if (scaleFrom != nullptr) storeEmpty(scaleFrom);
+  }
+
   // To all places of the row; `index`: that of the lane's choice, or -1.
-  __device__ __forceinline__ void store(const LowLatencyDispatchArguments& a, const int2& choice, i32 index, u32 part, u32 each,
+  __device__ __forceinline__ void store(const LowLatencyDispatchArguments& a, const LowLatencyChoice& choice, i32 index,
                                         u32 rowVectors) const {
-    const u32 first = part * each * lanesPerWarp + laneIndex();
-    RowVector* rows = static_cast<RowVector*>(a.rows) + first;
+    RowVector* rows = static_cast<RowVector*>(a.rows) + part * each * lanesPerWarp + laneIndex();
     for (u32 found = __ballot_sync(0xffffffffu, index >= 0); found != 0; found &= found - 1) {
       RowVector* to = rows + static_cast<u64>(__shfl_sync(0xffffffffu, index, __ffs(found) - 1)) * rowVectors;
 #pragma unroll
       for (u32 i = 0; i < most; ++i) {
-        if (i < each && first + i * lanesPerWarp < rowVectors) to[i * lanesPerWarp] = values[i];
+        if (i < count) to[i * lanesPerWarp] = values[i];
       }
     }
-    if constexpr (!lowLatencyIsBf16) storeScales(a, static_cast<u32>(choice.x), index, part, each);
+    if constexpr (!lowLatencyIsBf16) storeScales(a, static_cast<u32>(choice.expert), index);
   }
 
   // Neighbouring scales of a row lie far apart: a lane for each of them and each choice.
-  __device__ __forceinline__ void storeScales(const LowLatencyDispatchArguments& a, u32 expert, i32 index, u32 part,
-                                              u32 each) const {
+  __device__ __forceinline__ void storeScales(const LowLatencyDispatchArguments& a, u32 expert, i32 index) const {
     const PartScales scales(a, part, each);
     const u32 bits = wordBits(each);
     const u32 word = scales.first + (laneIndex() & (1u << bits) - 1);
@@ -126,12 +165,13 @@ struct RowPart {
     }
   }
 
-  __device__ __forceinline__ void storeBeside(const LowLatencyDispatchArguments& a, const SlotRow& row, int2 choice,
-                                              i32 index) const {
+  // With the first part of a row what goes beside it.
+  __device__ __forceinline__ static void storeBeside(const LowLatencyDispatchArguments& a, const SlotRow& row,
+                                                     const LowLatencyChoice& choice, i32 index) {
     if (laneIndex() < a.topkColumns && a.rowOf != nullptr) {
       const u64 cell = static_cast<u64>(row.place(a)) * a.topkColumns + laneIndex();
-      static_cast<i32*>(a.rowOf)[cell] = choice.x < 0 ? lowLatencyElsewhere : index < 0 ? lowLatencyLeftOut : index;
-      static_cast<f32*>(a.rowWeights)[cell] = weight;
+      static_cast<i32*>(a.rowOf)[cell] = choice.expert < 0 ? lowLatencyElsewhere : index < 0 ? lowLatencyLeftOut : index;
+      static_cast<f32*>(a.rowWeights)[cell] = choice.weight;
     }
     if (index >= 0) static_cast<u32*>(a.sources)[index] = row.token;
   }

@@ -1,18 +1,14 @@
 // The first half of a low-latency dispatch: each token once to each rank that holds one of its experts, quantised on the way.
 #pragma once
 #include "weftline/abi.cuh"
-#include "weftline/fp8.cuh"
+#include "weftline/low-latency/arriving-words.cuh"
 #include "weftline/low-latency/block-share.cuh"
 #include "weftline/low-latency/number-rows.cuh"
 #include "weftline/low-latency/rank-flags.cuh"
+#include "weftline/low-latency/send-vectors.cuh"
 #include "weftline/types.cuh"
 
 namespace weftline {
-
-// Where this rank's slot of a region begins at rank r, in elements of `bytes`, row by row.
-__device__ __forceinline__ u8* slotAt(const LowLatencyDispatchArguments& a, u32 r, u64 offset, u64 row, u64 bytes) {
-  return static_cast<u8*>(a.peers[r]) + offset + (static_cast<u64>(a.rank) * a.maxTokens + row) * bytes;
-}
 
 // The weight of this lane's choice of a token.
 __device__ __forceinline__ f32 weightAt(const LowLatencyDispatchArguments& a, u32 token) {
@@ -23,14 +19,14 @@ __device__ __forceinline__ f32 weightAt(const LowLatencyDispatchArguments& a, u3
 // What goes beside the rows of a token, by a warp. Lane j has choice j, and its weight. Rows by expert stand where their token does,
 // and the choices of all tokens go to all ranks: a rank sees from them which tokens have none of its experts.
 __device__ inline void sendBeside(const LowLatencyDispatchArguments& a, const LowLatencySendShared& shared, u32 first, u32 local,
-                                  f32 weight) {
+                                  f32 weight, u32 number) {
   // As many ranks at once as there are lanes for.
   const Divisor byColumns(a.topkColumns);
   const u32 together = byColumns.quotient(lanesPerWarp);
   const u32 rankOfLane = byColumns.quotient(laneIndex());
   const u32 column = laneIndex() - rankOfLane * a.topkColumns;
   const i32 expert = shared.choices[local][column];
-  const i32 place = static_cast<i32>(shared.places[local][column]);
+  const u32 place = shared.places[local][column];
   weight = __shfl_sync(0xffffffffu, weight, column);
   const u32 token = first + local;
 #pragma unroll 1
@@ -43,165 +39,63 @@ __device__ inline void sendBeside(const LowLatencyDispatchArguments& a, const Lo
     const i32 ofRank = expert - static_cast<i32>(r * a.expertsPerRank);
     const bool isThere = expert >= 0 && ofRank >= 0 && ofRank < static_cast<i32>(a.expertsPerRank);
     const i32 chosen = isThere ? ofRank : noExpert;
-    const u32 bytes = !lowLatencyIsRankMajor ? 8 : a.indexBytes;
+    const u32 bytes = !lowLatencyIsRankMajor ? sizeof(LowLatencyChoice) : a.indexBytes;
     u8* at = slotAt(a, r, a.choicesOffset, row, a.topkColumns * bytes) + column * bytes;
-    if (bytes == 8) *reinterpret_cast<int2*>(at) = make_int2(chosen, !lowLatencyIsRankMajor ? place : chosen >> 31);
+    if constexpr (!lowLatencyIsRankMajor) {
+      if (expert == badExpert) continue;
+      // LowLatencyChoice
+      storeRelaxedSystem(at, static_cast<u32>(chosen) | static_cast<u64>(place) << 32,
+                         __float_as_uint(weight) | static_cast<u64>(number) << 32);
+      continue;
+    }
+    if (bytes == 8) *reinterpret_cast<int2*>(at) = make_int2(chosen, chosen >> 31);
     else *reinterpret_cast<i32*>(at) = chosen;
-    if (a.weights == nullptr || (!lowLatencyIsRankMajor && !isThere)) continue;
+    if (a.weights == nullptr) continue;
     reinterpret_cast<f32*>(slotAt(a, r, a.weightsOffset, row, a.topkColumns * 4))[column] = isThere ? weight : 0.0f;
   }
 }
 
-__device__ __forceinline__ u32 scaleWordsOf(const LowLatencyDispatchArguments& a) {
-  if (lowLatencyIsBf16) return 0;
-  const u32 groups = (a.hidden + fp8Group - 1) / fp8Group;
-  return a.scaleKind == lowLatencyScaleUe8m0 ? (groups + 3) / 4 : groups;
+// At rank r: what each source has for each of its experts. No slot is waited for: no rank is as far ahead as there are numbers.
+__device__ __forceinline__ u64* countsAt(const LowLatencyDispatchArguments& a, u32 r, u32 number) {
+  return reinterpret_cast<u64*>(static_cast<u8*>(a.peers[r]) + a.countsOffset) +
+         static_cast<u64>(number % lowLatencyCalls) * a.experts;
 }
 
-// Rows by rank have the scales of a group side by side, as the result has them; others those of a row.
-__device__ __forceinline__ void storeScale(const LowLatencyDispatchArguments& a, u32 r, u32 row, u32 group, f32 stored) {
-  const u32 words = scaleWordsOf(a);
-  const bool isPacked = a.scaleKind == lowLatencyScaleUe8m0;
-  const u32 word = isPacked ? group / 4 : group;
-  const u64 block = static_cast<u64>(a.rank) * a.maxTokens * words;
-  const u64 index = block + (lowLatencyIsRankMajor ? static_cast<u64>(word) * a.maxTokens + row : static_cast<u64>(row) * words + word);
-  u8* at = static_cast<u8*>(a.peers[r]) + a.scalesOffset + index * 4;
-  if (!isPacked) {
-    *reinterpret_cast<f32*>(at) = stored;
-    return;
+// By all threads of the last block: that the call has begun, and how many rows come.
+__device__ inline void tellCounts(const LowLatencyDispatchArguments& a, const LowLatencySendShared& shared, u32 number) {
+  if (!lowLatencyIsRankMajor) {
+    const ExpertRank rankOf(a);
+    for (u32 expert = threadIdx.x; expert < a.experts; expert += lowLatencyThreads) {
+      const u32 r = rankOf(static_cast<i32>(expert));
+      if (lowLatencyIsElastic && (a.active >> r & 1u) == 0) continue;
+      u64* counts = countsAt(a, r, number) + static_cast<u64>(a.rank) * a.expertsPerRank;
+      storeRelaxedSystem(counts + (expert - r * a.expertsPerRank), callCell(number, allToExperts()[expert]));
+    }
   }
-  at[group % 4] = static_cast<u8>(__float_as_uint(stored) >> 23);
-  if ((group + 1) * fp8Group < a.hidden) return;
-  for (u32 byte = group % 4 + 1; byte < 4; ++byte) at[byte] = 0;
+  const u32 r = threadIdx.x;
+  if (r >= a.ranks) return;
+  if (lowLatencyIsElastic && (a.active >> r & 1u) == 0) return;
+  LowLatencyFlags* flags = flagsAt(a.peers[r], a.rank);
+  tellDispatch(flags, number, a.call, lowLatencyIsRankMajor ? shared.ranks[r] : a.tokens);
+  // Nothing stands behind it: whoever counts on rows that do not show by themselves waits for their own count.
+  if (lowLatencyRowsShow) addRelaxedSystem(&flags->arrived, lowLatencyUnit);
 }
 
-// A vector of 8 columns for each thread and step; those of a group of columns are neighbours.
-struct SendVectors {
-  const LowLatencyDispatchArguments& a;
-  u32 perRow;
-  // With what fills the last group of columns.
-  u32 padded;
-
-  __device__ __forceinline__ explicit SendVectors(const LowLatencyDispatchArguments& arguments)
-      : a(arguments), perRow(arguments.hidden / columnsPerVector),
-        padded((perRow + lanesPerGroup - 1) / lanesPerGroup * lanesPerGroup) {}
-
-  // Of a batch: which vector of which token.
-  struct Place {
-    u32 local;
-    u32 vector;
-  };
-
-  // None for those that number.
-  __device__ __forceinline__ Place firstPlace() const { return firstPlace(threadIdx.x); }
-
-  __device__ __forceinline__ Place firstPlace(u32 thread) const {
-    Place place = {thread < lowLatencySending ? 0 : lowLatencyBatch, thread};
-    wrap(place);
-    return place;
-  }
-
-  __device__ __forceinline__ Place after(Place place) const {
-    place.vector += lowLatencySending;
-    wrap(place);
-    return place;
-  }
-
-  __device__ __forceinline__ void wrap(Place& place) const {
-#pragma unroll 1
-    for (; place.vector >= padded; place.vector -= padded) ++place.local;
-  }
-
-  __device__ __forceinline__ uint4 load(u32 first, u32 count, Place place) const {
-    if (place.local >= count || place.vector >= perRow) return make_uint4(0, 0, 0, 0);
-    return static_cast<const uint4*>(a.x)[static_cast<u64>(first + place.local) * perRow + place.vector];
-  }
-
-  // Beginning with the next rank spreads the load over the links.
-  template <class Store>
-  __device__ __forceinline__ void toRanks(const i32 (&rows)[epMaxRanks], const Store& store) const {
-#pragma unroll 1
-    for (u32 step = 1, r = a.rank; step <= a.ranks; ++step) {
-      r = r + 1 == a.ranks ? 0 : r + 1;
-      const i32 row = rows[r];
-      if (row >= 0) store(r, static_cast<u32>(row));
-    }
-  }
-
-  // What is sent of a vector: of fp8 its codes in x and y, and the scale of its group in z. By the lanes of whole groups.
-  __device__ __forceinline__ uint4 encode(uint4 value) const {
-    if (lowLatencyIsBf16) return value;
-    const u32 lanes = 0xffffu << (laneIndex() & 16u);
-    u32 most = magnitudeOf(value);
-#pragma unroll
-    for (u32 step = lanesPerGroup / 2; step > 0; step /= 2) most = max(most, __shfl_xor_sync(lanes, most, step));
-    const Fp8Scale scale = fp8ScaleOf(most, a.scaleKind != lowLatencyScaleF32);
-    return make_uint4(toE4m3(make_uint2(value.x, value.y), scale.factor),
-                      toE4m3(make_uint2(value.z, value.w), scale.factor), __float_as_uint(scale.stored), 0);
-  }
-
-  __device__ __forceinline__ void send(const i32 (&rows)[epMaxRanks], u32 vector, uint4 encoded, bool hasScale) const {
-    if (vector >= perRow) return;
-    if (lowLatencyIsBf16) {
-      toRanks(rows, [&](u32 r, u32 row) {
-        reinterpret_cast<uint4*>(slotAt(a, r, a.rowsOffset, row, a.hidden * 2ull))[vector] = encoded;
-      });
-      return;
-    }
-    const bool isFirst = hasScale && vector % lanesPerGroup == 0;
-    toRanks(rows, [&](u32 r, u32 row) {
-      reinterpret_cast<uint2*>(slotAt(a, r, a.rowsOffset, row, a.hidden))[vector] = make_uint2(encoded.x, encoded.y);
-      if (isFirst) storeScale(a, r, row, vector / lanesPerGroup, __uint_as_float(encoded.z));
-    });
-  }
-
-  // `rows`: of the tokens first to first + count - 1. The vector at `place` is encoded, and the next one on its way. `hasScale`: the
-  // scale of the first one goes with it.
-  __device__ __forceinline__ void sendBatch(const i32 (&rows)[lowLatencyBatch][epMaxRanks], u32 first, u32 count, Place place,
-                                            uint4 encoded, uint4 next, bool hasScale) const {
-#pragma unroll 1
-    while (place.local < count) {
-      send(rows[place.local], place.vector, encoded, hasScale);
-      hasScale = true;
-      place = after(place);
-      if (place.local >= count) break;
-      encoded = encode(next);
-      next = load(first, count, after(place));
-    }
-  }
-
-  // Scales of all first vectors side by side: one by one, each of them would cross a link in a packet of its own. By the threads that
-  // send, around their synchronisation.
-  __device__ __forceinline__ void keepScale(f32 (&scales)[lowLatencySending / lanesPerGroup], uint4 encoded) const {
-    if (!lowLatencyIsBf16 && threadIdx.x % lanesPerGroup == 0) {
-      scales[threadIdx.x / lanesPerGroup] = __uint_as_float(encoded.z);
-    }
-  }
-
-  __device__ __forceinline__ void sendScales(const f32 (&scales)[lowLatencySending / lanesPerGroup],
-                                             const i32 (&rows)[lowLatencyBatch][epMaxRanks], u32 count) const {
-    if (lowLatencyIsBf16 || threadIdx.x >= lowLatencySending / lanesPerGroup) return;
-    const Place place = firstPlace(threadIdx.x * lanesPerGroup);
-    if (place.local >= count || place.vector >= perRow) return;
-    toRanks(rows[place.local], [&](u32 r, u32 row) {
-      storeScale(a, r, row, place.vector / lanesPerGroup, scales[threadIdx.x]);
-    });
-  }
-};
-
-// Rows by expert, by the threads that number: choices, places and weights of the block's tokens. False when the block must leave.
-__device__ __forceinline__ bool numberTokens(const LowLatencyDispatchArguments& a, LowLatencySendShared& shared,
-                                             const BlockShare& own, u32 number, const WaitScope& scope) {
+// Rows by expert, by the threads that number of a block that does: choices, places and weights of its tokens, of which a warp has
+// loaded what concerns the first one that it sends.
+__device__ __forceinline__ void numberTokens(const LowLatencyDispatchArguments& a, LowLatencySendShared& shared,
+                                             const BlockShare& own, i32 chosen, f32 weight, u32 number, const WaitScope& scope) {
   constexpr u32 warps = lowLatencyNumbering / lanesPerWarp;
   const u32 warp = numberingThread() / lanesPerWarp;
-  u32 first = own.begin;
-  u32 count = min(own.end - first, lowLatencyBatch);
-  i32 chosen = warp < count ? laneChoice(a, first + warp) : noExpert;
-  f32 weight = weightAt(a, first + warp);
-  // The last block tells the counts of all tokens, even if none is its own.
-  countChoices(a, count != 0 || isLastBlock() ? first : 0);
 #pragma unroll 1
-  for (bool isHead = true;; isHead = false) {
+  for (u32 first = own.begin; first < own.end; first += lowLatencyBatch) {
+    const u32 count = min(own.end - first, lowLatencyBatch);
+    if (first != own.begin) {
+      // A warp stores the choices of the same tokens of each batch as it has just sent, which all its lanes must have read.
+      __syncwarp();
+      chosen = warp < count ? laneChoice(a, first + warp) : noExpert;
+      weight = weightAt(a, first + warp);
+    }
 #pragma unroll 1
     for (u32 local = warp; local < count; local += warps) {
       if (local != warp) chosen = laneChoice(a, first + local);
@@ -210,62 +104,94 @@ __device__ __forceinline__ bool numberTokens(const LowLatencyDispatchArguments& 
     meetNumbering();
     if (warp == 0) numberChoices(a, shared, first, count, number, scope);
     meetNumbering();
-    if (isHead) {
-      awaitSending();
-      if (!shared.isFree) return false;
-    }
 #pragma unroll 1
     for (u32 local = warp; local < count; local += warps) {
       if (local != warp) weight = weightAt(a, first + local);
-      sendBeside(a, shared, first, local, weight);
+      sendBeside(a, shared, first, local, weight, number);
     }
-    first += lowLatencyBatch;
-    if (first >= own.end) return true;
-    // A warp stores the choices of the same tokens of each batch as it has just sent, which all its lanes must have read.
-    __syncwarp();
-    count = min(own.end - first, lowLatencyBatch);
-    chosen = warp < count ? laneChoice(a, first + warp) : noExpert;
-    weight = weightAt(a, first + warp);
   }
 }
 
-// Rows by expert, by the other threads: the rows themselves.
+// By all threads of a block: the last one of those that send waits until slots are free, for it has least to do.
+template <class AwaitSlots>
+__device__ __forceinline__ void awaitSlots(LowLatencySendShared& shared, const AwaitSlots& areSlotsFree) {
+  if (threadIdx.x / lanesPerWarp != lowLatencySending / lanesPerWarp - 1) return;
+  const bool isFree = __all_sync(0xffffffffu, areSlotsFree());
+  if (laneIndex() == 0) shared.isFree = isFree;
+}
+
+// Rows by expert, by all threads of a block that numbers. False when the block must leave.
+template <class AwaitSlots>
+__device__ __forceinline__ bool numberRows(const LowLatencyDispatchArguments& a, LowLatencySendShared& shared, u32 number,
+                                           const WaitScope& scope, const AwaitSlots& areSlotsFree) {
+  const BlockShare own(a.tokens, numberers());
+  const u32 count = min(own.end - own.begin, lowLatencyBatch);
+  // On its way before anything else.
+  const u32 warp = numberingThread() / lanesPerWarp;
+  const i32 chosen = isNumbering() && warp < count ? laneChoice(a, own.begin + warp) : noExpert;
+  const f32 weight = isNumbering() ? weightAt(a, own.begin + warp) : 0.0f;
+  countChoices(a, own.begin != own.end ? own.begin : 0, [&]() {
+    if (!isLastBlock()) awaitSlots(shared, areSlotsFree);
+  });
+  if (isLastBlock()) {
+    // Before it waits: others can plan with it before rows come.
+    tellCounts(a, shared, number);
+    awaitSlots(shared, areSlotsFree);
+    __syncthreads();
+  }
+  // Nothing is written to slots before they are free.
+  if (!shared.isFree) return false;
+  if (isNumbering()) numberTokens(a, shared, own, chosen, weight, number, scope);
+  return true;
+}
+
+// Rows by expert, by all threads of a block that sends. False when the block must leave.
 template <class AwaitSlots>
 __device__ __forceinline__ bool sendTokens(const LowLatencyDispatchArguments& a, LowLatencySendShared& shared,
-                                           const BlockShare& own, const SendVectors& vectors,
-                                           const AwaitSlots& areSlotsFree) {
+                                           const SendVectors& vectors, const AwaitSlots& areSlotsFree) {
+  if (!isSending()) {
+    awaitSending();
+    return shared.isFree;
+  }
+  const BlockShare own(a.tokens, senders());
   const u32 warp = threadIdx.x / lanesPerWarp;
   const SendVectors::Place firstPlace = vectors.firstPlace();
+  const ExpertRank rankOf(a);
   u32 first = own.begin;
   u32 count = min(own.end - first, lowLatencyBatch);
   // On its way before anything else.
   uint4 value = vectors.load(first, count, firstPlace);
   i32 chosen = warp < count ? laneChoice(a, first + warp) : noExpert;
-  const ExpertRank rankOf(a);
-  // The last warp, which has least to send.
-  if (warp == lowLatencySending / lanesPerWarp - 1) {
-    const bool isFree = __all_sync(0xffffffffu, areSlotsFree());
-    if (laneIndex() == 0) shared.isFree = isFree;
-  }
+  // One block alone has waited when it numbered.
+  if (gridDim.x > 1) awaitSlots(shared, areSlotsFree);
+  u32 turn = 0;
   u32 half = 0;
 #pragma unroll 1
   for (;;) {
     SendVectors::Place place = firstPlace;
+    SendVectors::Place scalePlace = vectors.firstPlace(threadIdx.x * lanesPerGroup);
     uint4 next = vectors.load(first, count, vectors.after(place));
     if (warp < count) {
       const u32 token = first + warp;
       keepRows(a, shared.rows[half][warp], rankOf.ofLanes(chosen), static_cast<i32>(token), token);
     }
-    const uint4 encoded = vectors.encode(value);
-    vectors.keepScale(shared.scales[half], encoded);
-    meetSending();
-    if (first == own.begin) {
-      letNumberingGoOn();
-      // Nothing is written to peers before their slots are free.
+    // At least once, to learn whether slots are free.
+    const u32 end = turn + max(vectors.turns(count), 1u);
+#pragma unroll 1
+    for (; turn < end; ++turn) {
+      const uint4 encoded = vectors.encode(value);
+      vectors.keepScale(shared.scales[turn % 2], encoded);
+      meetSending();
+      if (turn == 0) letOthersGoOn();
+      // Nothing is written to slots before they are free.
       if (!shared.isFree) return false;
+      vectors.sendScale(shared.scales[turn % 2], shared.rows[half], count, scalePlace);
+      if (place.local < count) vectors.send(shared.rows[half][place.local], place.vector, encoded);
+      place = vectors.after(place);
+      scalePlace = vectors.after(scalePlace);
+      value = next;
+      next = vectors.load(first, count, vectors.after(place));
     }
-    vectors.sendScales(shared.scales[half], shared.rows[half], count);
-    vectors.sendBatch(shared.rows[half], first, count, place, encoded, next, false);
     first += lowLatencyBatch;
     if (first >= own.end) return true;
     count = min(own.end - first, lowLatencyBatch);
@@ -311,13 +237,20 @@ __device__ __forceinline__ bool sendByRank(const LowLatencyDispatchArguments& a,
     if (__syncthreads_or(!isFree)) return false;
     if (isNumbering()) {
       for (u32 local = numberingWarp; local < count; local += warps) {
-        sendBeside(a, shared, first, local, weightAt(a, first + local));
+        sendBeside(a, shared, first, local, weightAt(a, first + local), number);
       }
     } else {
-      vectors.sendBatch(shared.rows[0], first, count, place, encoded, next, true);
+#pragma unroll 1
+      while (place.local < count) {
+        vectors.send(shared.rows[0][place.local], place.vector, encoded);
+        place = vectors.after(place);
+        encoded = vectors.encode(next);
+        next = vectors.load(first, count, vectors.after(place));
+      }
     }
     first += lowLatencyBatch;
   } while (first < own.end);
+  if (isLastBlock()) tellCounts(a, shared, number);
   return true;
 }
 
@@ -326,37 +259,18 @@ __device__ __forceinline__ bool sendByRank(const LowLatencyDispatchArguments& a,
 template <class AwaitSlots>
 __device__ __forceinline__ bool sendRows(const LowLatencyDispatchArguments& a, LowLatencySendShared& shared, u32 number,
                                          const WaitScope& scope, const AwaitSlots& areSlotsFree) {
-  const BlockShare own(a.tokens);
   const SendVectors vectors(a);
   if constexpr (lowLatencyIsRankMajor) {
-    return sendByRank(a, shared, own, vectors, number, scope, areSlotsFree);
+    return sendByRank(a, shared, BlockShare(a.tokens), vectors, number, scope, areSlotsFree);
   } else if constexpr (lowLatencyIsElastic) {
     if (!areSlotsFree()) return false;
-    if (isNumbering()) return numberTokens(a, shared, own, number, scope);
-    return sendTokens(a, shared, own, vectors, [] { return true; });
+    const auto areFree = [] { return true; };
+    if (numberers().isIn() && !numberRows(a, shared, number, scope, areFree)) return false;
+    return !senders().isIn() || sendTokens(a, shared, vectors, areFree);
   } else {
-    if (isNumbering()) return numberTokens(a, shared, own, number, scope);
-    return sendTokens(a, shared, own, vectors, areSlotsFree);
+    if (numberers().isIn() && !numberRows(a, shared, number, scope, areSlotsFree)) return false;
+    return !senders().isIn() || sendTokens(a, shared, vectors, areSlotsFree);
   }
-}
-
-// By all threads that number of the last block, which has numbered its tokens.
-__device__ inline void tellCounts(const LowLatencyDispatchArguments& a, const LowLatencySendShared& shared, u32 number) {
-  if (!lowLatencyIsRankMajor) {
-    const ExpertRank rankOf(a);
-    for (u32 expert = numberingThread(); expert < a.experts; expert += lowLatencyNumbering) {
-      const u32 r = rankOf(static_cast<i32>(expert));
-      if (lowLatencyIsElastic && (a.active >> r & 1u) == 0) continue;
-      const u64 cell = static_cast<u64>(a.rank) * a.expertsPerRank + (expert - r * a.expertsPerRank);
-      reinterpret_cast<u32*>(static_cast<u8*>(a.peers[r]) + a.countsOffset)[cell] = sentToExperts()[expert];
-    }
-  }
-  const u32 r = numberingThread();
-  if (r >= a.ranks) return;
-  if (lowLatencyIsElastic && (a.active >> r & 1u) == 0) return;
-  LowLatencyFlags* flags = flagsAt(a.peers[r], a.rank);
-  flags->rows[number % lowLatencyCalls] = lowLatencyIsRankMajor ? shared.ranks[r] : a.tokens;
-  flags->calls[number % lowLatencyCalls] = callCell(number, a.call);
 }
 
 }  // namespace weftline

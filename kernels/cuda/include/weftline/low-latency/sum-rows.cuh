@@ -73,6 +73,20 @@ __device__ __forceinline__ uint4 sumAt(const Addend& addend, u32 at, bool isInRo
   }
 }
 
+// The parts of a warp. Neighbouring ones, so that it looks up what to add once per item; neighbouring warps' parts to different blocks,
+// for items differ in what is added.
+struct WarpRun {
+  u32 first;
+  u32 end;
+
+  __device__ __forceinline__ explicit WarpRun(u32 all) {
+    const u32 warps = gridDim.x * (blockDim.x / lanesPerWarp);
+    const u32 run = Divisor(warps).quotient(all + warps - 1);
+    first = min((threadIdx.x / lanesPerWarp * gridDim.x + blockIdx.x) * run, all);
+    end = min(first + run, all);
+  }
+};
+
 // All blocks together: all parts of all items. Source, all 32 lanes calling together: RowSum sumOf(item).
 // By all threads, each once: areRowsHere() before the first row is read, may() before the first sum is written. False when the
 // block must leave, because one of them said so.
@@ -80,13 +94,9 @@ template <bool isWeighted, class Source, class Arrival, class Permission>
 __device__ __forceinline__ bool sumRows(u32 items, u32 rowBytes, const Source& source, const Arrival& areRowsHere,
                                         const Permission& may) {
   const u32 parts = (rowBytes + lowLatencyPartBytes - 1) / lowLatencyPartBytes;
-  // Neighbouring parts to a warp, which then looks up what to add once per item; neighbouring warps' parts to different blocks, for
-  // items differ in what is added.
-  const u32 all = items * parts;
-  const u32 warps = gridDim.x * (blockDim.x / lanesPerWarp);
-  const u32 run = Divisor(warps).quotient(all + warps - 1);
-  u32 work = min((threadIdx.x / lanesPerWarp * gridDim.x + blockIdx.x) * run, all);
-  const u32 end = min(work + run, all);
+  const WarpRun mine(items * parts);
+  u32 work = mine.first;
+  const u32 end = mine.end;
   u32 item = Divisor(parts).quotient(work);
   u32 part = work - item * parts;
   RowSum sum = {{nullptr, 0}, nullptr};
@@ -102,7 +112,7 @@ __device__ __forceinline__ bool sumRows(u32 items, u32 rowBytes, const Source& s
     __syncwarp();
     if (isFirst && !may()) return false;
     if (!hasWork) return true;
-    if (at < rowBytes && sum.out != nullptr) *reinterpret_cast<uint4*>(sum.out + at) = value;
+    if (at < rowBytes && sum.out != nullptr) storeWordsSystem(reinterpret_cast<uint4*>(sum.out + at), value);
     ++work;
     if (++part < parts) continue;
     part = 0;

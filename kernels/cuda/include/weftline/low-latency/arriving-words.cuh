@@ -1,0 +1,111 @@
+// Rows that show by themselves that they are here, word by word: no fence stands behind them, and no flag.
+//
+// The memory that they travel to is empty between calls: all its words are lowLatencyEmpty, which no word of such rows ever is.
+// Whoever needs a part of a row reads it until none of its words is empty, and empties it again when it has read it. Then the slot
+// is given up, and the next row may come.
+#pragma once
+#include "weftline/abi.cuh"
+#include "weftline/low-latency/rank-flags.cuh"
+#include "weftline/memory-order.cuh"
+#include "weftline/trace.cuh"
+#include "weftline/types.cuh"
+#include "weftline/wait.cuh"
+
+namespace weftline {
+
+__device__ __forceinline__ bool hasEmptyWord(uint2 words) { return max(words.x, words.y) == lowLatencyEmpty; }
+
+__device__ __forceinline__ bool hasEmptyWord(uint4 words) {
+  return max(max(words.x, words.y), max(words.z, words.w)) == lowLatencyEmpty;
+}
+
+__device__ __forceinline__ void makeEmpty(uint2& words) { words = make_uint2(lowLatencyEmpty, lowLatencyEmpty); }
+
+__device__ __forceinline__ void makeEmpty(uint4& words) {
+  words = make_uint4(lowLatencyEmpty, lowLatencyEmpty, lowLatencyEmpty, lowLatencyEmpty);
+}
+
+template <class Words>
+__device__ __forceinline__ void storeEmpty(Words* to) {
+  Words words;
+  makeEmpty(words);
+  storeWordsSystem(to, words);
+}
+
+__device__ __forceinline__ void storeEmpty(u32* word) { storeRelaxedSystem(word, lowLatencyEmpty); }
+
+// Why a wait for a peer ends without what it was for: the failure of any rank, or the deadline. `number`: of the call.
+__device__ __noinline__ void endWait(LowLatencyRanks all, u32 number, WaitScope scope, WaitFor whom) {
+  const LowLatencyFlags* flags = flagsAt(all.peers[all.rank], 0);
+  for (u32 r = 0; r < all.ranks; ++r) {
+    if (r == all.rank || loadRelaxedSystem(&flags[r].failure) == lowLatencyFailureNone) continue;
+    tellWhyPeerFailed(flags + r, scope, {r, whom.channel});
+    return;
+  }
+  if (loadRelaxedSystem(&flags[all.rank].failure) != lowLatencyFailureNone) return;
+  giveUpWait(all, number, number - 1, scope, whom);
+}
+
+// A wait of one thread for words of a peer. The waits of a block count together (sharedWaits()), so it keeps no time of its own.
+struct WordWait {
+  u32 polls = 0;
+
+  // After each look that did not find them: whether the caller must endWait() and leave the kernel, because a rank cannot go on (the
+  // peer may have left for another one's failure, and tells only of its own) or the deadline is over.
+  __device__ __forceinline__ bool isOver(const LowLatencyRanks& all, const WaitScope& scope) {
+    if ((++polls & 31u) != 0) return false;
+    const LowLatencyFlags* flags = flagsAt(all.peers[all.rank], 0);
+    u32 failures = 0;
+#pragma unroll 1
+    for (u32 r = 0; r < all.ranks; ++r) failures |= loadRelaxedSystem(&flags[r].failure);
+    return failures != lowLatencyFailureNone || waitIsOver(scope, polls, waitStart(scope));
+  }
+};
+
+static_assert(lowLatencyFailureNone == 0, "bits of a failure");
+
+// By one thread: until look() gives the word of the call of this number, which stands in its lower half, or of a later one. False
+// when the caller must leave.
+template <class Look>
+__device__ __forceinline__ bool awaitCall(const LowLatencyRanks& all, u32 number, const WaitScope& scope, WaitFor whom,
+                                          const Look& look) {
+  WordWait wait;
+  WEFTLINE_TRACE_LATER_WAIT();
+#pragma unroll 1
+  while (!epochReached(static_cast<u32>(look()), number)) {
+    if (wait.polls == 0) {
+      WEFTLINE_TRACE_WAIT_BEGINS(whom.peer, scope.rank);
+    }
+    if (!wait.isOver(all, scope)) continue;
+    endWait(all, number, scope, whom);
+    return false;
+  }
+  return true;
+}
+
+// By a warp, until its lanes have loaded what they wait for. isMissing(), by all lanes: whether the lane has not, as at first. load():
+// loads it, perhaps in some lanes only. peer(): whose words those of the lane are. False when the warp must leave.
+template <class IsMissing, class Load, class Peer>
+__device__ __forceinline__ bool awaitWords(const LowLatencyRanks& all, u32 number, const WaitScope& scope, u32 channel,
+                                           const IsMissing& isMissing, const Load& load, const Peer& peer) {
+  constexpr u32 lanes = 0xffffffffu;
+  WordWait wait;
+  WEFTLINE_TRACE_LATER_WAIT();
+#pragma unroll 1
+  for (;;) {
+    load();
+    const u32 missing = __ballot_sync(lanes, isMissing());
+    if (missing == 0) return true;
+    const u32 of = __shfl_sync(lanes, peer(), __ffs(missing) - 1);
+    // One warp speaks for its block.
+    if (threadIdx.x == 0 && wait.polls == 0) {
+      WEFTLINE_TRACE_WAIT_BEGINS(of, scope.rank);
+    }
+    if (!__any_sync(lanes, laneIndex() == 0 && wait.isOver(all, scope))) continue;
+    // Nothing is kept over the call.
+    if (laneIndex() == 0) endWait(all, number, scope, {of, channel});
+    return false;
+  }
+}
+
+}  // namespace weftline
