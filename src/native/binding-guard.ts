@@ -1,25 +1,28 @@
 // Keeps threads from binding native functions while the process ends: koffi aborts the process then.
-import { getEnvironmentData, isMainThread, setEnvironmentData } from 'node:worker_threads';
+import { getEnvironmentData, isMainThread, setEnvironmentData, threadId, type Worker } from 'node:worker_threads';
 
-/** Key of `setEnvironmentData`: a word that all threads of the process share. */
-const BINDING_THREADS = 'weftline-binding-threads';
-/** In that word, above the number of threads that are binding: the process ends. */
-const IS_ENDING = 1 << 30;
+/**
+ * Key of `setEnvironmentData`: words that the threads share which are started after the main thread has loaded this module.
+ * Others are not guarded. The number is that of the meaning of the words.
+ */
+const SHARED_WORDS = 'weftline-binding-threads/1';
+/** The first word is 1 when the process ends. The others count, by thread, what is being bound. */
+const WORDS = 1024;
 /** Binding takes milliseconds. */
 const LONGEST_WAIT_MS = 1000;
 
-/** Before the process starts its first thread. Idempotent. */
-export function guardBinding(): void {
-  if (getEnvironmentData(BINDING_THREADS) !== undefined) return;
-  const word = new Int32Array(new SharedArrayBuffer(4));
-  setEnvironmentData(BINDING_THREADS, word);
-  process.on('exit', () => {
-    const deadline = performance.now() + LONGEST_WAIT_MS;
-    for (let seen = Atomics.or(word, 0, IS_ENDING) | IS_ENDING; seen !== IS_ENDING; seen = Atomics.load(word, 0)) {
-      const left = deadline - performance.now();
-      if (left <= 0 || Atomics.wait(word, 0, seen, left) === 'timed-out') return;
-    }
-  });
+if (isMainThread && getEnvironmentData(SHARED_WORDS) === undefined) {
+  const words = new Int32Array(new SharedArrayBuffer(4 * WORDS));
+  setEnvironmentData(SHARED_WORDS, words);
+  process.on('exit', () => awaitThreads(words));
+}
+
+/** A thread that was stopped while it was binding will not say that it is done. */
+export function guardWorker(worker: Worker): void {
+  const words = sharedWords();
+  if (words === undefined) return;
+  const at = wordOf(worker.threadId);
+  worker.once('exit', () => Atomics.store(words, at, 0));
 }
 
 /** This thread is within bindGuarded(). */
@@ -27,22 +30,45 @@ let isBinding = false;
 
 /** Loads or binds what is native. While the process ends, a thread does not return from it: it is about to be stopped. */
 export function bindGuarded<T>(bind: () => T): T {
-  const word = isMainThread || isBinding ? undefined : (getEnvironmentData(BINDING_THREADS) as Int32Array | undefined);
-  if (word === undefined) return bind();
-  if (Atomics.add(word, 0, 1) >= IS_ENDING) {
-    release(word);
-    for (;;) Atomics.wait(word, 0, Atomics.load(word, 0), LONGEST_WAIT_MS);
+  const words = isMainThread || isBinding ? undefined : sharedWords();
+  if (words === undefined) return bind();
+  const at = wordOf(threadId);
+  // ORDER: the thread tells before it looks; the process tells that it ends before it looks at the threads.
+  Atomics.add(words, at, 1);
+  if (Atomics.load(words, 0) !== 0) {
+    release(words, at);
+    for (;;) Atomics.wait(words, 0, 1, LONGEST_WAIT_MS);
   }
   isBinding = true;
   try {
     return bind();
   } finally {
     isBinding = false;
-    release(word);
+    release(words, at);
   }
 }
 
-function release(word: Int32Array): void {
-  Atomics.sub(word, 0, 1);
-  Atomics.notify(word, 0);
+function sharedWords(): Int32Array | undefined {
+  return getEnvironmentData(SHARED_WORDS) as Int32Array | undefined;
+}
+
+function wordOf(thread: number): number {
+  return 1 + (thread % (WORDS - 1));
+}
+
+function release(words: Int32Array, at: number): void {
+  Atomics.sub(words, at, 1);
+  Atomics.notify(words, at);
+}
+
+/** When the process ends: until no thread is binding. */
+function awaitThreads(words: Int32Array): void {
+  Atomics.store(words, 0, 1);
+  const deadline = performance.now() + LONGEST_WAIT_MS;
+  for (let at = 1; at < WORDS; at++) {
+    for (let seen = Atomics.load(words, at); seen > 0; seen = Atomics.load(words, at)) {
+      const left = deadline - performance.now();
+      if (left <= 0 || Atomics.wait(words, at, seen, left) === 'timed-out') return;
+    }
+  }
 }

@@ -45,7 +45,7 @@ export function openLibrary(name: string | null): Koffi.LibraryHandle {
   if (library === undefined) {
     const loader = loadKoffi();
     try {
-      library = loader.load(name);
+      library = bindGuarded(() => loader.load(name));
     } catch (cause) {
       throw new WeftlineError('WL_UNSUPPORTED', `Cannot open the shared library ${name ?? 'of this process'}`, {
         details: { name },
@@ -148,7 +148,7 @@ export function bindLazily<const Table extends Readonly<Record<string, Prototype
 function bindOne(libraryName: string, name: string, text: string): NativeFunction {
   const library = openLibrary(libraryName);
   try {
-    return library.func(text);
+    return bindGuarded(() => library.func(text));
   } catch (cause) {
     throw new WeftlineError('WL_UNSUPPORTED', `${libraryName} has no function ${name}: it is too old`, {
       details: { library: libraryName, name },
@@ -166,9 +166,11 @@ const pointerTypes = new Map<string, ReturnType<KoffiModule['proto']>>();
 /** The native function at an address, which native code has handed out. */
 export function functionAt(address: number, text: string): NativeFunction {
   const loader = loadKoffi();
-  let type = pointerTypes.get(text);
-  if (type === undefined) pointerTypes.set(text, (type = loader.proto(text)));
-  return loader.decode(BigInt(address), type) as NativeFunction;
+  return bindGuarded(() => {
+    let type = pointerTypes.get(text);
+    if (type === undefined) pointerTypes.set(text, (type = loader.proto(text)));
+    return loader.decode(BigInt(address), type) as NativeFunction;
+  });
 }
 
 /** Where a function that is loaded in this process anyway begins, to be handed to native code. */

@@ -1,4 +1,5 @@
 // Functions of the C library that report failures by errno, bound so that a failed call returns the negative errno itself.
+import { bindGuarded } from './binding-guard.ts';
 import { declareFunction, linuxLibrary, loadKoffi, type NativeFunction, openLibrary } from './library.ts';
 
 /** A function in place of the real one, which it may call; both return a result or a negative errno. */
@@ -63,7 +64,7 @@ let errnoWord: Int32Array | undefined;
 /** Where the C library keeps the errno of this thread. A module is run by one thread for its whole life. */
 function locateErrno(): Int32Array {
   if (errnoWord === undefined) {
-    const address: number = openLibrary(linuxLibrary).func('intptr_t __errno_location()')();
+    const address: number = bindGuarded(() => openLibrary(linuxLibrary).func('intptr_t __errno_location()'))();
     errnoWord = new Int32Array(loadKoffi().view(BigInt(address), 4));
   }
   return errnoWord;

@@ -1,7 +1,7 @@
 // The one place that starts threads.
 import { getEnvironmentData, Worker, type WorkerOptions } from 'node:worker_threads';
 import { packageFile } from '../core/package-file.ts';
-import { guardBinding } from '../native/binding-guard.ts';
+import { guardWorker } from '../native/binding-guard.ts';
 
 /** Key of `setEnvironmentData`: the address of the rings, while this process is traced. */
 export const TRACED_THREADS = 'weftline-traced-threads';
@@ -19,9 +19,11 @@ export interface StartOptions extends Pick<WorkerOptions, 'workerData' | 'transf
  * process, such as V8's, hold for threads anyway.
  */
 export function startWorker(entry: URL, { name, ...options }: StartOptions): Worker {
-  guardBinding();
   const given = { ...options, name: `weftline-${name}`, execArgv: [] };
-  if (getEnvironmentData(TRACED_THREADS) === undefined) return new Worker(entry, given);
-  const traced = packageFile('../tracing/traced-worker.js', import.meta.url);
-  return new Worker(traced, { ...given, argv: [entry.href, name] });
+  const isTraced = getEnvironmentData(TRACED_THREADS) !== undefined;
+  const worker = isTraced
+    ? new Worker(packageFile('../tracing/traced-worker.js', import.meta.url), { ...given, argv: [entry.href, name] })
+    : new Worker(entry, given);
+  guardWorker(worker);
+  return worker;
 }

@@ -50,8 +50,8 @@ __device__ __noinline__ void endWait(LowLatencyRanks all, u32 number, WaitScope 
 struct WordWait {
   u32 polls = 0;
 
-  // After each look that did not find them: whether the caller must endWait() and leave the kernel, because a rank cannot go on (the
-  // peer may have left for another one's failure, and tells only of its own) or the deadline is over.
+  // After each look that did not find them: whether the caller must endWait() and leave the kernel, because a rank has failed or the
+  // deadline is over. Any rank's failure counts: a peer may have left because another rank failed, and reports only its own failures.
   __device__ __forceinline__ bool isOver(const LowLatencyRanks& all, const WaitScope& scope) {
     if ((++polls & 31u) != 0) return false;
     const LowLatencyFlags* flags = flagsAt(all.peers[all.rank], 0);

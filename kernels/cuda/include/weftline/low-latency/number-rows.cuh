@@ -1,9 +1,9 @@
 // What a token's choices say, read once by those who send its row and once by those who number it.
 //
-// Rows by expert lie at the receiver where their token stands at the sender, so a row is sent without a word about others. Its
-// place at its experts depends on all tokens before it: every block counts the choices of those, and four of its warps number its
-// own tokens while the others send. The last block counts all choices, and tells them before the links are full of rows. Rows by
-// rank stand close together, and are numbered before they are sent.
+// Rows by expert lie at the receiver where their token stands at the sender, so a row is sent without knowing anything about others.
+// Its place at its experts depends on all tokens before it: the blocks that do not send count the choices of those, and four warps of
+// each number its tokens. The last block counts all choices, and tells them before the links are full of rows. Rows by rank stand
+// close together, and are numbered before they are sent.
 #pragma once
 #include "weftline/abi.cuh"
 #include "weftline/fp8.cuh"

@@ -1,6 +1,6 @@
 // How ranks meet in low-latency mode: words in the windows of the peers that count kernels, and waits for them.
 //
-// Each block of a kernel that sends adds its share to a word of every peer as soon as it is done; the shares of a kernel make one
+// Where rows have flags, each block of a kernel that sends adds its share to a word of every peer as soon as it is done; the shares of a kernel make one
 // unit. So no block waits for the others of its grid, and nothing is ever reset. The next kernel tells in one go that memory may be
 // written again, where such a kernel is certain to come before anybody waits for it.
 #pragma once

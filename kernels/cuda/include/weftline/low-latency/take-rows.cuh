@@ -56,7 +56,7 @@ __device__ __forceinline__ bool takePart(const LowLatencyDispatchArguments& a, c
                                          RowPart& values) {
   const auto load = [&]() {
     if (choice.number != number) choice = choiceOf(a, row.place(a), number);
-    // Whatever is there of an earlier dispatch: after 2^32 of them numbers come again.
+    // A record left by a dispatch 2^32 calls ago has the same number.
     const u32 tokens = loadAcquireBlock(&shared.arrived[row.rank]);
     if (tokens != notKnown && row.token >= tokens) choice = {noExpert, 0, 0.0f, number};
     values.load();
