@@ -162,7 +162,7 @@ __device__ __forceinline__ bool send(const LowLatencyCombineArguments& a, const 
   const u32 peer = threadIdx.x + lanesPerWarp - blockDim.x;
   const bool isFree = peer >= a.ranks || isBufferFree(a, peer, uses, scope);
   if constexpr (lowLatencySumsShow) {
-    // Nothing of it is read but the number of the call.
+    // Peers read only the number of the call from it, so no fence is needed.
     if (isLastBlock() && peer < a.ranks) {
       storeRelaxedSystem(&flagsAt(a.peers[peer], a.rank)->combineCalls[number % lowLatencyCalls], callCell(number, a.call));
     }
@@ -227,7 +227,7 @@ __device__ __forceinline__ void receive(const LowLatencyCombineArguments& a, Low
     // By the last warp, which has least to add up.
     if (r < lanesPerWarp) {
       if (!__all_sync(0xffffffffu, r >= a.ranks || checkCall(a, r, number, scope))) return;
-      // Blocks of a kernel start in their order, and the last one of each peer has.
+      // The last block of each peer has started, and blocks start in order: all blocks of the peers have their multiprocessors.
       letSuccessorStart();
       if (r == 0) keep(a, own, number);
     }

@@ -95,7 +95,7 @@ __device__ __forceinline__ void receive(const LowLatencyDispatchArguments& a, Lo
     if (!shared.placers.isIn()) {
       goOn();
     } else {
-      // Blocks of a kernel start in their order: the last one of each peer has when its call is known.
+      // A peer's last block tells of its call, and blocks start in order: then all blocks of the peers have their multiprocessors.
       if (!takeRows(a, shared, number, scope, goOn)) return;
       fillExpertTails(a, shared, shared.placers);
     }

@@ -122,10 +122,10 @@ export const LOW_LATENCY_UNIT = 1024;
  * the source, whichever it is, as its first act: by then nothing is under way for which a fence would have to wait. Kernels
  * behind a hook, and those of a combine whose buffer peers may ask for, tell it themselves, at their end.
  *
- * - `arrived`: dispatches of the source whose rows are here, with `calls` of that number. Where the words of rows show by
- *   themselves that they have come (LOW_LATENCY_EMPTY), it is raised as soon as the dispatch begins.
+ * - `arrived`: dispatches of the source whose rows are here, with `calls` of that number. Where the words of rows show that
+ *   they have come (LOW_LATENCY_EMPTY), it is raised as soon as the dispatch begins.
  * - `combined`: combines for which the source's rows can be read, with `combineCalls` of that number. It is not used where the
- *   words of sums show by themselves that they have come.
+ *   words of sums show that they have come.
  * - `released`, by receive slot: how often the source has given up what the receiver put into that slot of the source.
  * - `taken`, by result: combines for which the source has read all it needs.
  * - `failure`: one of lowLatencyFailures from when the source can go no further; the first one stays. `combineFailure` is the same
@@ -176,8 +176,8 @@ export const lowLatencyChoice = defineLayout(
 );
 
 /**
- * On GPUs: the value of every word of a row that has not come yet, where rows show by themselves that they have. The receiver
- * writes it before the first call, and again behind what it has read. Fp8 codes, their scales and rounded sums never have this
+ * On GPUs: the value of every word of a row that has not come yet, where words show that rows have come. The receiver writes
+ * it before the first call, and again when it has read a word. Fp8 codes, their scales and rounded sums never have this
  * value, so neither a fence nor a flag has to follow them; rows of bf16 may have it.
  */
 export const LOW_LATENCY_EMPTY = 0xffff_ffff;

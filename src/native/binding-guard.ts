@@ -2,11 +2,11 @@
 import { getEnvironmentData, isMainThread, setEnvironmentData, threadId, type Worker } from 'node:worker_threads';
 
 /**
- * Key of `setEnvironmentData`: words that the threads share which are started after the main thread has loaded this module.
- * Others are not guarded. The number is that of the meaning of the words.
+ * Key of `setEnvironmentData`: words shared by all threads that are started after the main thread has loaded this module. Other
+ * threads are not guarded. A change of what the words mean gets another number.
  */
 const SHARED_WORDS = 'weftline-binding-threads/1';
-/** The first word is 1 when the process ends. The others count, by thread, what is being bound. */
+/** The first word is 1 when the process ends. Each of the others is 1 while a thread binds; threads share them by their id. */
 const WORDS = 1024;
 /** Binding takes milliseconds. */
 const LONGEST_WAIT_MS = 1000;
@@ -17,7 +17,7 @@ if (isMainThread && getEnvironmentData(SHARED_WORDS) === undefined) {
   process.on('exit', () => awaitThreads(words));
 }
 
-/** A thread that was stopped while it was binding will not say that it is done. */
+/** Clears the word of a thread when it has ended, since it may have been stopped while it was binding. */
 export function guardWorker(worker: Worker): void {
   const words = sharedWords();
   if (words === undefined) return;

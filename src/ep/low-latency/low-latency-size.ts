@@ -195,11 +195,11 @@ function arrivingRows(
     // A source tells how many rows it sends for each expert, with the number of the call.
     expertCounts: [1, isByExpertOnGpu ? LOW_LATENCY_CALLS * numExperts * 8 : 0] as RegionSlots,
     rows: slotsOf(rows * hidden * 2),
-    // Rows that show by themselves that they are here: nothing else may lie where they come.
+    // Fp8 rows of fixed ranks, whose words show that they have come; nothing else may lie there. 0 bytes where rows have flags.
     fp8Rows: slotsOf(isByExpertOnGpu && !elastic ? rows * hidden : 0),
     scales: slotsOf(rows * groups * 4),
     sourceToken: slotsOf(isByExpertOnGpu ? 0 : rows * 4),
-    // All that concerns a choice, or each of it for itself.
+    // A record of 16 bytes for each choice, or else its expert and its weight in regions of their own.
     choices: slotsOf(isByExpertOnGpu ? rows * maxTopk * lowLatencyChoice.size : 0),
     topkIdx: slotsOf(isByExpertOnGpu ? 0 : rows * maxTopk * 8),
     topkWeights: slotsOf(isByExpertOnGpu ? 0 : rows * maxTopk * 4),

@@ -219,8 +219,8 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
     set.set('scaleKind', scales === undefined ? 0 : lowLatencyScales[scales]);
     set.set('slot', slot);
     set.set('call', dispatchWord(input));
-    const showRows = scales !== undefined && this.#scope.size.regions.fp8Rows.bytes > 0;
-    set.set('rowsOffset', this.#offset(showRows ? 'fp8Rows' : 'rows', slot));
+    const doWordsShow = scales !== undefined && this.#scope.size.regions.fp8Rows.bytes > 0;
+    set.set('rowsOffset', this.#offset(doWordsShow ? 'fp8Rows' : 'rows', slot));
     set.set('scalesOffset', this.#offset('scales', slot));
     set.set('sourcesOffset', this.#offset('sourceToken', slot));
     set.set('choicesOffset', this.#offset(this.#isRankMajor ? 'topkIdx' : 'choices', slot));

@@ -54,10 +54,10 @@ export function prepareParts(
   return { launches, tables };
 }
 
-/** Enqueues filling the regions whose words show by themselves that they have come. `window`: the address of this rank's part. */
+/** Enqueues filling the regions whose words show that they have come. `window`: the address of this rank's part. */
 export function emptyRegions({ device, config, size }: LowLatencyScope<CudaDevice>, window: number): void {
-  if (config.elastic || config.layout !== 'expert-major') return;
   const { fp8Rows, scales, combineRows } = size.regions;
+  if (fp8Rows.bytes === 0) return;
   // All bytes of the word are alike.
   const byte = LOW_LATENCY_EMPTY & 0xff;
   const empty = config.combineTravels === 'rank-sums' ? [fp8Rows, scales, combineRows] : [fp8Rows, scales];

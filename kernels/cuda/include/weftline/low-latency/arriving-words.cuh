@@ -1,8 +1,8 @@
-// Rows that show by themselves that they are here, word by word: no fence stands behind them, and no flag.
+// Rows whose words show that they have come, so that no fence and no flag has to follow them.
 //
-// The memory that they travel to is empty between calls: all its words are lowLatencyEmpty, which no word of such rows ever is.
-// Whoever needs a part of a row reads it until none of its words is empty, and empties it again when it has read it. Then the slot
-// is given up, and the next row may come.
+// The memory that they travel to is empty between calls: all its words are lowLatencyEmpty, which no word of such rows ever is. A
+// receiver reads a part of a row until none of its words is empty, and then stores the empty word there again. When all parts have
+// been read, the slot is given up, and the next rows may come.
 #pragma once
 #include "weftline/abi.cuh"
 #include "weftline/low-latency/rank-flags.cuh"
@@ -64,7 +64,7 @@ struct WordWait {
 
 static_assert(lowLatencyFailureNone == 0, "bits of a failure");
 
-// By one thread: until look() gives the word of the call of this number, which stands in its lower half, or of a later one. False
+// One thread calls this; it returns when the word that look() reads has this call's number, or a later one, in its lower half. False
 // when the caller must leave.
 template <class Look>
 __device__ __forceinline__ bool awaitCall(const LowLatencyRanks& all, u32 number, const WaitScope& scope, WaitFor whom,
@@ -83,8 +83,8 @@ __device__ __forceinline__ bool awaitCall(const LowLatencyRanks& all, u32 number
   return true;
 }
 
-// By a warp, until its lanes have loaded what they wait for. isMissing(), by all lanes: whether the lane has not, as at first. load():
-// loads it, perhaps in some lanes only. peer(): whose words those of the lane are. False when the warp must leave.
+// A warp calls this; it returns when all lanes have loaded what they wait for. load() loads it; isMissing(), called by all lanes, says
+// whether some of the lane's words were still empty; peer() says whose words they are. False when the warp must leave.
 template <class IsMissing, class Load, class Peer>
 __device__ __forceinline__ bool awaitWords(const LowLatencyRanks& all, u32 number, const WaitScope& scope, u32 channel,
                                            const IsMissing& isMissing, const Load& load, const Peer& peer) {

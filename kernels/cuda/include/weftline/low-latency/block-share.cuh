@@ -25,8 +25,7 @@ struct Divisor {
   }
 };
 
-// Some of the blocks of a kernel, which do a part of its work: how many, and which of them this one is; at least `count` if it is
-// none.
+// A group of blocks that does one part of a kernel's work. `index`: of this block in the group; `count` or more if it is not in it.
 struct BlockTeam {
   u32 index;
   u32 count;

@@ -34,7 +34,7 @@ __device__ __forceinline__ u32* sharedExperts() {
 // How many of the tokens so far go to each expert.
 __device__ __forceinline__ u32* sentToExperts() { return sharedExperts(); }
 
-// How many of all tokens do, in the last block, until it has told that.
+// In the last block, until it has told them: how many of all tokens go to each expert.
 __device__ __forceinline__ u32* allToExperts() { return sharedExperts() + epMaxExperts; }
 
 struct LowLatencySendShared {
@@ -44,7 +44,7 @@ struct LowLatencySendShared {
   u32 ranks[epMaxRanks];
   // Of the tokens of a batch: row at each rank or -1. Rows by expert have those of two batches in turn, others the first ones.
   i32 rows[2][lowLatencyBatch][epMaxRanks];
-  // Of the groups of columns that the threads have encoded, in turn.
+  // Scales of the groups of columns that the threads have encoded, of two turns.
   f32 scales[2][lowLatencySending / lanesPerGroup];
   // Expert of each choice or -1, and row among this rank's for it.
   i32 choices[lowLatencyBatch][lanesPerWarp];
@@ -89,8 +89,8 @@ struct ExpertRank {
   }
 };
 
-// Index of a thread among those that number; beyond them for all others. Rows by rank are sent by others of the same block; of rows by
-// expert those with the most to place number, which comes last.
+// Index of a thread among those that number; lowLatencyNumbering or more for all others. By rank, the last warps of a block number and
+// the others send. By expert, the first warps number: the last ones plan meanwhile, and rows are placed later.
 __device__ __forceinline__ u32 numberingThread() {
   return lowLatencyIsRankMajor ? threadIdx.x - lowLatencySending : threadIdx.x;
 }
@@ -109,15 +109,15 @@ __device__ __forceinline__ void meetThreads() {
 __device__ __forceinline__ void meetNumbering() { meetThreads<1, lowLatencyNumbering>(); }
 __device__ __forceinline__ void meetSending() { meetThreads<2, lowLatencySending>(); }
 
-// Once for a kernel: those that send do not wait for the others, which wait until they have begun.
+// Once per kernel: the other threads of a block that sends wait here until its senders have begun; the senders do not wait.
 __device__ __forceinline__ void awaitSending() { meetThreads<3, lowLatencyThreads>(); }
 __device__ __forceinline__ void letOthersGoOn() {
   __syncwarp();
   asm volatile("bar.arrive 3, %0;" ::"n"(lowLatencyThreads) : "memory");
 }
 
-// Rows by expert: the first blocks bring the rows to peers, the others number them, and the latter place what comes. Stores to peers
-// take as long as the links, and hold up all else that their multiprocessors load and store.
+// Rows by expert: the first half of the blocks send rows, the others number choices and place what comes. Stores to peers wait for the
+// links, and all other loads and stores of the same multiprocessor wait behind them.
 __device__ __forceinline__ u32 sendingBlocks() { return max(gridDim.x / 2, 1u); }
 __device__ __forceinline__ BlockTeam senders() { return {blockIdx.x, sendingBlocks()}; }
 __device__ __forceinline__ BlockTeam numberers() {
@@ -125,16 +125,16 @@ __device__ __forceinline__ BlockTeam numberers() {
   return {blockIdx.x - sendingBlocks(), gridDim.x - sendingBlocks()};
 }
 
-// Where rows show by themselves that they are here: who places them. A kernel behind a hook sends nothing.
+// The blocks that place rows whose words show that they have come: all of them in a kernel behind a hook, which sends nothing.
 __device__ __forceinline__ BlockTeam placersOf(const LowLatencyDispatchArguments& a) {
   return (a.phases & lowLatencyPhaseSend) != 0 ? numberers() : allBlocks();
 }
 
-// Rows by expert, by all threads: the choices of tokens 0 to begin - 1, and in the last block those of all. meanwhile(): what each
-// thread does once while the first ones are on their way.
+// All threads count the choices of tokens 0 to begin - 1, and in the last block also those of all tokens. Each thread calls
+// meanwhile() once, while its first choices are on their way.
 template <class Meanwhile>
 __device__ __forceinline__ void countChoices(const LowLatencyDispatchArguments& a, u32 begin, const Meanwhile& meanwhile) {
-  // A few only: all threads go through the instructions for all of them.
+  // Only a few, because every thread executes the instructions for all of them.
   constexpr u32 together = 2;
   const u32 before = begin * a.topkColumns;
   const u32 cells = isLastBlock() ? a.tokens * a.topkColumns : before;
@@ -241,7 +241,7 @@ __device__ inline void numberChoices(const LowLatencyDispatchArguments& a, LowLa
       place = sentToExperts()[expert];
       sentToExperts()[expert] = place + 1;
     }
-    // Whoever waits for this token finds the failure instead.
+    // The records of this token are not sent: whoever waits for them finds the failure instead.
     const bool isKept = !lowLatencyRowsShow || bad == 0;
     shared.choices[local][lane] = !isKept ? badExpert : isGood ? expert : noExpert;
     shared.places[local][lane] = place;

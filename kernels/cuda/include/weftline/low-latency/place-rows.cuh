@@ -10,7 +10,8 @@
 
 namespace weftline {
 
-// [ranks, experts of this rank]: rows of an expert up to those of a rank. Some threads may still number.
+// [ranks, experts of this rank]: how many rows an expert gets from this rank and those before. Threads that still number use the other
+// half of the memory.
 __device__ __forceinline__ u32* endsOfRanks() { return sharedExperts() + epMaxExperts; }
 
 __device__ __forceinline__ u32 endOfRank(const LowLatencyDispatchArguments& a, u32 r, u32 expert) {
@@ -31,12 +32,12 @@ struct LowLatencyPlaceShared {
   u32 arrived[epMaxRanks];
   // A rank is in another call: the block must leave.
   bool isOut;
-  // Where rows show by themselves that they are here: one of planNone to planFailed; and the blocks that place.
+  // Where words show that rows have come: one of planNone to planFailed, and the blocks that place rows.
   u32 plan;
   BlockTeam placers;
 };
 
-// By one thread per rank, `r` its index: until its rows are here, where they have a flag. False when the block must leave.
+// Where rows have flags, one thread per rank waits until the rows of rank `r` are here. False when the block must leave.
 __device__ inline bool awaitRows(const LowLatencyDispatchArguments& a, u32 r, u32 number, const WaitScope& scope) {
   const bool isTimed = a.waitStats != nullptr && blockIdx.x == 0;
   const u64 began = isTimed ? globalTimer() : 0;
@@ -46,8 +47,8 @@ __device__ inline bool awaitRows(const LowLatencyDispatchArguments& a, u32 r, u3
   return true;
 }
 
-// By one thread per rank: what the rank tells of its call, for the block. Where rows have no flag it waits for that. False when the
-// block must leave.
+// One thread per rank reads what rank `r` tells of its call, for the whole block; where rows have no flags it waits for that. False
+// when the block must leave.
 __device__ inline bool readArrival(const LowLatencyDispatchArguments& a, LowLatencyPlaceShared& shared, u32 r, u32 number,
                                    const WaitScope& scope) {
   const bool isTimed = lowLatencyRowsShow && a.waitStats != nullptr && isLastBlock();
@@ -59,7 +60,7 @@ __device__ inline bool readArrival(const LowLatencyDispatchArguments& a, LowLate
   u64 told = 0;
   const auto look = [&]() {
     readDispatch(flags, number, call, told);
-    // Of the same dispatch.
+    // Both halves must be of the same dispatch.
     return static_cast<u32>(call) == static_cast<u32>(told) ? call : number - 1;
   };
   if (!awaitCall(all, number, scope, whom, look) || !isSameCall(all, call, number, a.call, scope, whom)) return false;
@@ -99,8 +100,8 @@ constexpr u32 noRank = 0xffffffffu;
 // Threads of the last warps, which have no part of a row unless there are many.
 constexpr u32 lowLatencyPlanning = 96;
 
-// By those threads: where the rows of each rank begin among those of each expert. Visible behind a synchronisation. False when the
-// block must leave.
+// Those threads find out where the rows of each rank begin among those of each expert. The result is visible behind a synchronisation.
+// False when the block must leave.
 __device__ __forceinline__ bool planPlaces(const LowLatencyDispatchArguments& a, u32 number, const WaitScope& scope) {
   constexpr u32 together = 4;
   const u64* counts = countsAt(a, a.rank, number);
@@ -149,7 +150,7 @@ __device__ __forceinline__ bool planPlaces(const LowLatencyDispatchArguments& a,
   return true;
 }
 
-// By the last `threads` of the block, whose warps have least to copy: what each expert got.
+// The last `threads` of the block, whose warps have least to copy, tell what each expert got.
 __device__ __forceinline__ void tellExperts(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared, u32 number,
                                             const WaitScope& scope, const BlockTeam& team, u32 threads) {
   for (u32 at = blockDim.x - 1 - threadIdx.x; at * team.count + team.index < a.expertsPerRank; at += threads) {

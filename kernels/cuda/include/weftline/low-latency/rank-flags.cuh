@@ -1,8 +1,8 @@
 // How ranks meet in low-latency mode: words in the windows of the peers that count kernels, and waits for them.
 //
-// Where rows have flags, each block of a kernel that sends adds its share to a word of every peer as soon as it is done; the shares of a kernel make one
-// unit. So no block waits for the others of its grid, and nothing is ever reset. The next kernel tells in one go that memory may be
-// written again, where such a kernel is certain to come before anybody waits for it.
+// Where rows have flags, each block of a kernel that sends adds its share to a word of every peer as soon as it is done; the shares
+// of a kernel make one unit. So no block waits for the others of its grid, and nothing is ever reset. The next kernel tells the peers
+// that memory may be written again, where such a kernel is certain to come before anybody waits for it.
 #pragma once
 #include "weftline/abi.cuh"
 #include "weftline/memory-order.cuh"
@@ -34,8 +34,8 @@ constexpr bool lowLatencyIsElastic = WEFTLINE_ELASTIC != 0;
 constexpr bool lowLatencyIsRankMajor = WEFTLINE_RANK_MAJOR != 0;
 constexpr bool lowLatencyIsBf16 = WEFTLINE_ROWS == lowLatencyRowsBf16;
 constexpr u32 lowLatencyTravels = WEFTLINE_TRAVELS;
-// What shows by itself that it is here; see arriving-words.cuh. Where a rank may die in the middle of its rows they need a flag
-// for all of them; rows of bf16 may hold any words; and rows by rank are not read by kernels.
+// Whether the words of rows, or of sums, show that they have come; see arriving-words.cuh. Elastic ranks need one flag for all rows of
+// a rank, because it may die after sending some of them; rows of bf16 may hold any words; no kernel reads rows by rank.
 constexpr bool lowLatencyRowsShow = !lowLatencyIsElastic && !lowLatencyIsRankMajor && !lowLatencyIsBf16;
 constexpr bool lowLatencySumsShow = !lowLatencyIsElastic && lowLatencyTravels == lowLatencyTravelsRankSums;
 
@@ -204,8 +204,8 @@ __device__ __forceinline__ void tellOwed(const LowLatencyRanks& all, LowLatencyB
 }
 
 // By all threads, as the last thing: what this block has read is given up by this kernel itself, in the word of every peer. The end
-// of the kernel then waits until peers have it. `hasEmptied`: the block has emptied it, too.
-// ORDER: the values of all loads of the block have been used before the synchronisation; nothing is published but what it emptied.
+// of the kernel then waits until peers have it. `hasEmptied`: the block has also emptied what it has read.
+// ORDER: the values of all loads of the block have been used before the synchronisation; only emptied words are published.
 template <bool hasEmptied, class WordOf>
 __device__ __forceinline__ void giveUpRead(const LowLatencyRanks& all, const WordOf& wordOf) {
   __syncthreads();

@@ -4,7 +4,8 @@
 #include "weftline/low-latency/arriving-words.cuh"
 #include "weftline/low-latency/block-share.cuh"
 #include "weftline/low-latency/rank-flags.cuh"
-#include "weftline/low-latency/send-rows.cuh"
+#include "weftline/low-latency/number-rows.cuh"
+#include "weftline/low-latency/send-vectors.cuh"
 #include "weftline/types.cuh"
 
 namespace weftline {
@@ -73,15 +74,15 @@ struct RowPart {
   static constexpr u32 most = 4;
   u32 part;
   u32 each;
-  // Where the lane's vectors are, each one a warp's further on, and how many it has.
+  // The lane's first vector in the window, the next ones each lanesPerWarp further on; and how many it has.
   RowVector* from;
   u32 count;
-  // Null if the lane has none.
+  // The lane's word of scales in the window; null if it has none.
   u32* scaleFrom;
   RowVector values[most];
   u32 scale;
 
-  // Of a row of the window.
+  // `row`: in the window.
   __device__ __forceinline__ RowPart(const LowLatencyDispatchArguments& a, u32 row, u32 itsPart, u32 vectors, u32 rowVectors)
       : part(itsPart), each(vectors), scaleFrom(nullptr) {
     const u32 first = part * each * lanesPerWarp + laneIndex();
@@ -101,7 +102,7 @@ struct RowPart {
     }
   }
 
-  // On its way.
+  // Begins to load all of it.
   __device__ __forceinline__ void load() {
 #pragma unroll
     for (u32 i = 0; i < most; ++i) {
@@ -112,20 +113,20 @@ struct RowPart {
     if (scaleFrom != nullptr) scale = lowLatencyRowsShow ? loadRelaxedSystem(scaleFrom) : __ldcg(scaleFrom);
   }
 
-  // Where rows show it by themselves: whether some of what the lane has loaded was not there.
+  // Where words show that rows have come: whether some of what the lane has loaded had not.
   __device__ __forceinline__ bool isMissing(const LowLatencyDispatchArguments& a) const {
     bool isMissing = false;
 #pragma unroll
     for (u32 i = 0; i < most; ++i) isMissing |= i < count && hasEmptyWord(values[i]);
     if (scaleFrom == nullptr) return isMissing;
-    // Exponents come one by one, and none is 255.
+    // The bytes of exponents come one by one, and none of them is 255.
     return isMissing ||
            (a.scaleKind == lowLatencyScaleUe8m0 ? __vcmpeq4(scale, lowLatencyEmpty) != 0 : scale == lowLatencyEmpty);
   }
 
-  // The same, once all has come and been read.
+  // Stores the empty word in its place, once all of it has been loaded.
   __device__ __forceinline__ void empty() const {
-    // Some lanes have the same scale: all have loaded it.
+    // Lanes with the same word of scales must all have loaded it.
     __syncwarp();
 #pragma unroll
     for (u32 i = 0; i < most; ++i) {
@@ -165,7 +166,7 @@ struct RowPart {
     }
   }
 
-  // With the first part of a row what goes beside it.
+  // Stores what goes beside the row; called with its first part.
   __device__ __forceinline__ static void storeBeside(const LowLatencyDispatchArguments& a, const SlotRow& row,
                                                      const LowLatencyChoice& choice, i32 index) {
     if (laneIndex() < a.topkColumns && a.rowOf != nullptr) {

@@ -43,7 +43,7 @@ __device__ inline void sendBeside(const LowLatencyDispatchArguments& a, const Lo
     u8* at = slotAt(a, r, a.choicesOffset, row, a.topkColumns * bytes) + column * bytes;
     if constexpr (!lowLatencyIsRankMajor) {
       if (expert == badExpert) continue;
-      // LowLatencyChoice
+      // The fields of a LowLatencyChoice.
       storeRelaxedSystem(at, static_cast<u32>(chosen) | static_cast<u64>(place) << 32,
                          __float_as_uint(weight) | static_cast<u64>(number) << 32);
       continue;
@@ -55,7 +55,8 @@ __device__ inline void sendBeside(const LowLatencyDispatchArguments& a, const Lo
   }
 }
 
-// At rank r: what each source has for each of its experts. No slot is waited for: no rank is as far ahead as there are numbers.
+// Where rank r learns what each source sends to each of its experts, by number of the dispatch. It needs no free slot, because no rank is
+// ahead of another by as many dispatches as there are places.
 __device__ __forceinline__ u64* countsAt(const LowLatencyDispatchArguments& a, u32 r, u32 number) {
   return reinterpret_cast<u64*>(static_cast<u8*>(a.peers[r]) + a.countsOffset) +
          static_cast<u64>(number % lowLatencyCalls) * a.experts;
@@ -254,8 +255,17 @@ __device__ __forceinline__ bool sendByRank(const LowLatencyDispatchArguments& a,
   return true;
 }
 
-// By all threads. areSlotsFree() says whether the slots at all peers are free; the warps that send ask it, or all threads where ranks
-// come and go or rows stand by rank. False when the block must leave.
+// Rows by expert, by all threads: numbers, rows, or both in a grid of one block. False when the block must leave.
+template <class AwaitSlots>
+__device__ __forceinline__ bool sendByExpert(const LowLatencyDispatchArguments& a, LowLatencySendShared& shared,
+                                             const SendVectors& vectors, u32 number, const WaitScope& scope,
+                                             const AwaitSlots& areSlotsFree) {
+  if (numberers().isIn() && !numberRows(a, shared, number, scope, areSlotsFree)) return false;
+  return !senders().isIn() || sendTokens(a, shared, vectors, areSlotsFree);
+}
+
+// All threads call this. areSlotsFree() says whether the slots at all peers are free: one warp of each block asks, or all threads where
+// ranks are elastic or rows stand by rank. False when the block must leave.
 template <class AwaitSlots>
 __device__ __forceinline__ bool sendRows(const LowLatencyDispatchArguments& a, LowLatencySendShared& shared, u32 number,
                                          const WaitScope& scope, const AwaitSlots& areSlotsFree) {
@@ -264,12 +274,9 @@ __device__ __forceinline__ bool sendRows(const LowLatencyDispatchArguments& a, L
     return sendByRank(a, shared, BlockShare(a.tokens), vectors, number, scope, areSlotsFree);
   } else if constexpr (lowLatencyIsElastic) {
     if (!areSlotsFree()) return false;
-    const auto areFree = [] { return true; };
-    if (numberers().isIn() && !numberRows(a, shared, number, scope, areFree)) return false;
-    return !senders().isIn() || sendTokens(a, shared, vectors, areFree);
+    return sendByExpert(a, shared, vectors, number, scope, [] { return true; });
   } else {
-    if (numberers().isIn() && !numberRows(a, shared, number, scope, areSlotsFree)) return false;
-    return !senders().isIn() || sendTokens(a, shared, vectors, areSlotsFree);
+    return sendByExpert(a, shared, vectors, number, scope, areSlotsFree);
   }
 }
 

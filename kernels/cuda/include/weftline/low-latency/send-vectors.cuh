@@ -1,4 +1,4 @@
-// What the threads of a block bring to peers of a token's row: vectors of columns, quantised on the way, and their scales.
+// The vectors of columns of a token's row and their scales, which the threads of a block quantise and store to peers.
 #pragma once
 #include "weftline/abi.cuh"
 #include "weftline/fp8.cuh"
@@ -80,8 +80,8 @@ struct SendVectors {
     return static_cast<const uint4*>(a.x)[static_cast<u64>(first + place.local) * perRow + place.vector];
   }
 
-  // First to this rank itself, which can place it while the rest is on its way; then from the next rank on, which spreads the load over
-  // the links.
+  // The rank's own row first, so that it can be placed while the others are on their way; then from the next rank on, which spreads the
+  // load over the links.
   template <class Store>
   __device__ __forceinline__ void toRanks(const i32 (&rows)[epMaxRanks], const Store& store) const {
 #pragma unroll 1
@@ -120,13 +120,13 @@ struct SendVectors {
     });
   }
 
-  // How often all threads have a vector of `count` tokens, or some of them.
+  // In how many turns the threads encode the vectors of `count` tokens.
   __device__ __forceinline__ u32 turns(u32 count) const {
     return Divisor(lowLatencySending).quotient(count * padded + lowLatencySending - 1);
   }
 
-  // Scales of the vectors that the threads have encoded in a turn, side by side: one by one, each of them would cross a link in a packet
-  // of its own. They go before the rows, whose parts are of no use without them.
+  // The scales of the vectors of one turn are sent side by side: one by one, each of them would cross a link in a packet of its own.
+  // They go before the rows, because a receiver needs both.
   __device__ __forceinline__ void keepScale(f32 (&scales)[lowLatencySending / lanesPerGroup], uint4 encoded) const {
     if (!lowLatencyIsBf16 && threadIdx.x % lanesPerGroup == 0) {
       scales[threadIdx.x / lanesPerGroup] = __uint_as_float(encoded.z);

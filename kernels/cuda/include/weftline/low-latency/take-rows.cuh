@@ -1,5 +1,5 @@
-// The second half of a low-latency dispatch whose rows show by themselves that they are here: each part of a row is copied to its
-// places as soon as it has come, while others are on their way.
+// The second half of a low-latency dispatch where words show that rows have come: each part of a row is copied to its places as soon
+// as it has come, while others are on their way.
 #pragma once
 #include "weftline/abi.cuh"
 #include "weftline/low-latency/arriving-words.cuh"
@@ -10,7 +10,7 @@
 
 namespace weftline {
 
-// LowLatencyPlaceShared::arrived of a rank that has not told it.
+// LowLatencyPlaceShared::arrived of a rank that has not told its number of tokens.
 constexpr u32 notKnown = 0xffffffffu;
 
 // LowLatencyPlaceShared::plan.
@@ -18,11 +18,11 @@ constexpr u32 planNone = 0;
 constexpr u32 planDone = 1;
 constexpr u32 planFailed = 2;
 
-// The last warps, which have least to place: those that plan, and one before them that looks who is in this call.
+// The last warps, which have least to place: those that plan, and one before them that reads what each rank tells of its call.
 constexpr u32 lowLatencyAsking = lowLatencyPlanning + lanesPerWarp;
 __device__ __forceinline__ void meetAsking() { meetThreads<4, lowLatencyAsking>(); }
 
-// By those warps. goOn(): by each thread of the first one, when all peers are in this call.
+// Those warps call this. Each thread of the first one calls goOn() when all peers are in this call.
 template <class GoOn>
 __device__ __forceinline__ void plan(const LowLatencyDispatchArguments& a, LowLatencyPlaceShared& shared, u32 number,
                                      const WaitScope& scope, const GoOn& goOn) {
@@ -41,7 +41,7 @@ __device__ __forceinline__ void plan(const LowLatencyDispatchArguments& a, LowLa
   tellExperts(a, shared, number, scope, shared.placers, lowLatencyAsking);
 }
 
-// By any thread: whether there is a plan; false when the block must leave. Those who plan have a deadline.
+// Any thread may wait for the plan. False when the block must leave. It needs no deadline of its own: the threads that plan have one.
 __device__ __forceinline__ bool awaitPlan(const LowLatencyPlaceShared& shared) {
   u32 plan;
   while ((plan = loadAcquireBlock(&shared.plan)) == planNone) {
@@ -49,14 +49,14 @@ __device__ __forceinline__ bool awaitPlan(const LowLatencyPlaceShared& shared) {
   return plan == planDone;
 }
 
-// By a warp: a part of a row and the choices of its token, once they have come: none if the row does not, because the token has no
-// expert here or the source no such token. False when the warp must leave.
+// A warp takes a part of a row and the choices of its token, once they have come. There are no choices, and no row comes, if the token
+// has no expert here or the source has no such token. False when the warp must leave.
 __device__ __forceinline__ bool takePart(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared,
                                          const SlotRow& row, u32 number, const WaitScope& scope, LowLatencyChoice& choice,
                                          RowPart& values) {
   const auto load = [&]() {
     if (choice.number != number) choice = choiceOf(a, row.place(a), number);
-    // A record left by a dispatch 2^32 calls ago has the same number.
+    // Asked also when the numbers match: a record left by a dispatch 2^32 calls ago has the same number.
     const u32 tokens = loadAcquireBlock(&shared.arrived[row.rank]);
     if (tokens != notKnown && row.token >= tokens) choice = {noExpert, 0, 0.0f, number};
     values.load();
@@ -74,14 +74,15 @@ __device__ __forceinline__ bool takePart(const LowLatencyDispatchArguments& a, c
   return awaitPlan(shared);
 }
 
-// By the blocks that place, a warp per part of a row. goOn(): by each thread of one warp, when all peers are in this call. False when
-// the block, or the warp, must leave.
+// The blocks that place call this; a warp takes one part of a row at a time. Each thread of one warp calls goOn() when all peers are in
+// this call. False when the block, or the warp, must leave.
 template <class GoOn>
 __device__ __forceinline__ bool takeRows(const LowLatencyDispatchArguments& a, LowLatencyPlaceShared& shared, u32 number,
                                          const WaitScope& scope, const GoOn& goOn) {
   if (blockDim.x - threadIdx.x <= lowLatencyAsking) plan(a, shared, number, scope, goOn);
   const PlaceShape shape(a, shared.placers);
-  // At first as if other ranks had as many tokens as this one, so that nobody waits to begin; then those that they have beyond.
+  // First as if other ranks had as many tokens as this one, so that no warp waits before it begins; then the tokens that they have
+  // beyond that.
   bool isFirst = true;
   u32 rows = a.ranks * a.tokens;
   const auto rowsOf = [&](u32 r) { return isFirst ? a.tokens : max(shared.arrived[r], a.tokens) - a.tokens; };

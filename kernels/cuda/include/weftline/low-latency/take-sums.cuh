@@ -1,5 +1,5 @@
-// The second half of a low-latency combine whose sums show by themselves that they are here: those of all ranks are added up part by
-// part as they come.
+// The second half of a low-latency combine where words show that sums have come: the sums of all ranks are added up part by part as
+// they come.
 #pragma once
 #include "weftline/abi.cuh"
 #include "weftline/ep/element.cuh"
@@ -11,17 +11,17 @@
 
 namespace weftline {
 
-// At one place of a token's rows: those of the ranks whose bits are set, in their order.
+// The lane's vector of a token's sums at each rank whose bit is set in `ranks`, in rank order.
 struct ArrivingSums {
-  // As many at once as registers hold.
+  // How many are taken at once: as many as registers hold.
   static constexpr u32 together = 4;
-  // Of rank 0, if it has one; that of rank r is r * `stride` bytes further on.
+  // Where that of rank 0 is, or would be; that of rank r is r * `stride` bytes further on.
   u8* rankZero;
   u64 stride;
   u32 ranks;
   uint4 values[together];
 
-  // The first of them: visit(rank, j), the j-th one.
+  // Calls visit(rank, j) for the first `together` ranks; j counts them.
   template <class Visit>
   __device__ __forceinline__ void visit(const Visit& visit) const {
     u32 rest = ranks;
@@ -35,7 +35,7 @@ struct ArrivingSums {
 
   __device__ __forceinline__ uint4* wordsOf(u32 rank) const { return reinterpret_cast<uint4*>(rankZero + rank * stride); }
 
-  // The first of them, as soon as they are here; their places are empty then. False when the warp must leave.
+  // Waits for the vectors of those ranks, loads them and stores the empty word in their place. False when the warp must leave.
   __device__ __forceinline__ bool take(const LowLatencyCombineArguments& a, bool isInRow, u32 number, const WaitScope& scope) {
 #pragma unroll
     for (u32 j = 0; j < together; ++j) values[j] = make_uint4(0, 0, 0, 0);
@@ -70,7 +70,7 @@ struct ArrivingSums {
   }
 };
 
-// By all warps: the sums of this rank's tokens, rounded as sumAt() does. False when the warp must leave.
+// All warps add up the sums of this rank's tokens and round as sumAt() does. False when the warp must leave.
 __device__ __forceinline__ bool takeSums(const LowLatencyCombineArguments& a, u32 number, const WaitScope& scope) {
   constexpr u32 perVector = Bf16Element::perVector;
   const u32 lane = laneIndex();
