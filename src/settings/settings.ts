@@ -144,6 +144,17 @@ export const settingsTable = {
     sentence:
       'After one rank ended with an error, how long the launcher lets the others report their own before it stops them.',
   },
+  stopMs: {
+    kind: 'number',
+    env: 'WEFTLINE_STOP_MS',
+    flag: '--stop <ms>',
+    unit: 'ms',
+    min: 0,
+    max: 600_000,
+    default: 10_000,
+    sentence:
+      'How long ranks may take to end after the signal that stops them, on all nodes; then the launcher kills those that are left. A second signal to the launcher kills them at once.',
+  },
   storeMaxValueBytes: {
     kind: 'number',
     env: 'WEFTLINE_STORE_MAX_VALUE',

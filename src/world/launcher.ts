@@ -11,6 +11,7 @@ import { type FoundFailure, jobExitCode, type RankFailure } from './first-failur
 import { JobFailures } from './job-failures.ts';
 import { type JobPlan, planJob, restartPauseMs, variablesOfRank } from './job-plan.ts';
 import type { LaunchOptions, LaunchResult } from './launch-options.ts';
+import { Interruption } from './interruption.ts';
 import { endMarkedProcesses } from './marked-processes.ts';
 import { NodeLink } from './node-link.ts';
 import { eachLine, LineWriter, type OutputLine } from './output-lines.ts';
@@ -22,10 +23,6 @@ import { explainJobOnSignal } from './watching/explain-signal.ts';
 import type { WatchedJob } from './watching/job-view.ts';
 import { rankProcesses } from './watching/process-facts.ts';
 import { Watchdog } from './watchdog.ts';
-
-/** How long a rank may take to end after SIGTERM, or after the user's own signal. */
-const STOP_MS = 5_000;
-const forwarded = ['SIGINT', 'SIGTERM', 'SIGHUP'] as const;
 
 /**
  * Runs one process per rank and waits for all of them. When one ends badly the others get `settings.graceMs` to report
@@ -58,7 +55,7 @@ class Job {
   readonly #output: Promise<void>[] = [];
   readonly #timers: NodeJS.Timeout[] = [];
   readonly #writers: LineWriter[] = [];
-  readonly #forward = (signal: NodeJS.Signals) => this.#interrupt(signal);
+  readonly #interruption: Interruption;
   readonly #abort = () => {
     this.#over.abort(this.#options.signal?.reason);
     this.#stopAll(0);
@@ -67,7 +64,6 @@ class Job {
   #awaitsHelpers = false;
   /** The ranks of all nodes have ended well but for helpers, which launchers are about to stop. */
   #areOnlyHelpersLeft = false;
-  #interrupted = false;
   #stopExplaining: () => void = () => {};
   /** True once the other nodes know how this one ended. */
   #isComplete = false;
@@ -90,8 +86,14 @@ class Job {
     this.#log = new FailureLog(plan.jobPrefix);
     this.#failures = new JobFailures(this.#log);
     this.#watchdog = new Watchdog(plan.jobPrefix, plan.launchId, this.#log.folder);
+    this.#interruption = new Interruption({
+      stopMs: plan.settings.stopMs,
+      ranks: () => this.#ranks,
+      notice: (text) => this.#notice(text),
+      leave: (signal) => this.#over.abort(new WeftlineError('WL_LAUNCH', `The launcher was interrupted by ${signal}`)),
+    });
     options.signal?.addEventListener('abort', this.#abort);
-    if (options.forwardSignals !== false) for (const signal of forwarded) process.on(signal, this.#forward);
+    if (options.forwardSignals !== false) this.#interruption.listen();
   }
 
   async start(): Promise<void> {
@@ -154,7 +156,7 @@ class Job {
     this.#log[Symbol.dispose]();
     this.#watchdog.dismiss();
     this.#options.signal?.removeEventListener('abort', this.#abort);
-    for (const signal of forwarded) process.off(signal, this.#forward);
+    this.#interruption[Symbol.dispose]();
   }
 
   /** Starts the store, in a thread that goes on whatever happens to rank 0; returns where it is. */
@@ -185,7 +187,10 @@ class Job {
     const answer = (): unknown => ({ processes: rankProcesses(this.#ranks) });
     this.#nodes = NodeLink.connect({ host, port, nodeRank, nodeCount, token, settings, signal, answer });
     this.#nodes
-      .then((link) => link.failure())
+      .then((link) => {
+        this.#interruption.join(link);
+        return link.failure();
+      })
       .then((failure) => {
         this.#remoteFailure = failure;
         this.#stopAll(settings.graceMs);
@@ -211,11 +216,11 @@ class Job {
   }
 
   async #reportedFailure(own: FoundFailure): Promise<RankFailure> {
-    const { graceMs } = this.#plan.settings;
+    const { graceMs, stopMs } = this.#plan.settings;
     try {
       const link = await this.#nodes;
       // The node whose rank was the first tells of it as soon as that rank has ended.
-      if (own.blamesOthers) await link?.failureWithin(graceMs + STOP_MS);
+      if (own.blamesOthers) await link?.failureWithin(graceMs + stopMs);
       return (await link?.report(own)) ?? own;
     } catch (error) {
       const { code, message } = asWeftlineError(error);
@@ -230,8 +235,9 @@ class Job {
     this.#over.abort();
     const link = await this.#nodes?.catch(() => undefined);
     await link?.close(this.#isComplete ? undefined : new WeftlineError('WL_LAUNCH', 'the launcher was stopped'));
+    const { graceMs, stopMs } = this.#plan.settings;
     // The others have been told why, and stop their own ranks.
-    const waitMs = this.#nodes === undefined ? 0 : this.#plan.settings.graceMs + 2 * STOP_MS;
+    const waitMs = this.#nodes === undefined ? 0 : Math.min(graceMs + 2 * stopMs, this.#interruption.patienceMs);
     await this.#storeHost?.stop(waitMs);
   }
 
@@ -254,6 +260,7 @@ class Job {
     });
     this.#watchdog.add(started.pid);
     this.#ranks[local] = started;
+    this.#interruption.started(started);
     for (const stream of ['stdout', 'stderr'] as const) {
       const source = started.child[stream];
       if (source === null) continue;
@@ -274,11 +281,11 @@ class Job {
   #rankEnded(result: RankResult): void {
     this.#watchdog.remove(result.pid);
     this.#ended.push(result);
+    this.#interruption.ended();
     if (result.stopped) return;
     if (result.exitCode === 0) return this.#endHelpers();
     if (this.#restart(result)) return;
-    // Interrupted ranks have been told already and may be saving their work.
-    this.#stopAll(this.#interrupted ? STOP_MS : this.#plan.settings.graceMs);
+    this.#stopAll(this.#plan.settings.graceMs);
     this.#tellNodes();
   }
 
@@ -311,7 +318,7 @@ class Job {
   #restart({ rank, exitCode, signal }: RankResult): boolean {
     const { maxRestarts = 0 } = this.#options;
     const count = (this.#restarts.get(rank) ?? 0) + 1;
-    const isOver = this.#stopping || this.#interrupted || this.#ended.some((end) => end.exitCode === 0);
+    const isOver = this.#stopping || this.#interruption.isUnderWay || this.#ended.some((end) => end.exitCode === 0);
     if (count > maxRestarts || isOver) return false;
     this.#ended.pop();
     const error = this.#failures.notes().findLast((note) => note.rank === rank)?.error?.message;
@@ -321,7 +328,9 @@ class Job {
     this.#notice(printableLines(`${reason}; it is started again (${count} of ${maxRestarts})`));
     this.#restarting = this.#restarting
       .then(() => sleep(restartPauseMs(count)))
-      .then(() => (this.#stopping || this.#interrupted ? undefined : this.#startAgain(rank - this.#plan.firstRank)))
+      .then(() =>
+        this.#stopping || this.#interruption.isUnderWay ? undefined : this.#startAgain(rank - this.#plan.firstRank),
+      )
       .catch((failure: unknown) => {
         this.#notice(printableLines(asWeftlineError(failure).message));
         this.#stopAll(this.#plan.settings.graceMs);
@@ -337,26 +346,15 @@ class Job {
     this.#reported.catch(() => {});
   }
 
-  /** SIGTERM after a grace time, SIGKILL some seconds later. */
+  /** SIGTERM after a grace time, SIGKILL some seconds later. Interrupted ranks have been told and may be saving their work. */
   #stopAll(graceMs: number): void {
-    if (this.#stopping) return;
+    if (this.#stopping || this.#interruption.isUnderWay) return;
     this.#stopping = true;
     const stop = (signal: NodeJS.Signals) => {
       for (const rank of this.#ranks) rank.stop(signal);
     };
     this.#timers.push(setTimeout(() => stop('SIGTERM'), graceMs));
-    this.#timers.push(setTimeout(() => stop('SIGKILL'), graceMs + STOP_MS));
-  }
-
-  /**
-   * The first signal is the ranks' to handle; a second one means that the sender does not want to wait. A launcher without
-   * ranks that run, which waits for the other nodes, ends at once.
-   */
-  #interrupt(signal: NodeJS.Signals): void {
-    for (const rank of this.#ranks) if (rank.running) rank.signalGroup(this.#interrupted ? 'SIGKILL' : signal);
-    this.#interrupted = true;
-    if (this.#ranks.some((rank) => rank.running)) return;
-    this.#over.abort(new WeftlineError('WL_LAUNCH', `The launcher was interrupted by ${signal}`));
+    this.#timers.push(setTimeout(() => stop('SIGKILL'), graceMs + this.#plan.settings.stopMs));
   }
 
   #explainOnSignal(address: Address): void {

@@ -1,4 +1,5 @@
 // How the launchers of a job's nodes know of each other: a failure on one node ends all of them, none ends before the rest.
+import { constants } from 'node:os';
 import { Deadline, type WaitOptions } from '../core/deadline.ts';
 import { asWeftlineError, blamedRanks, WeftlineError } from '../core/errors.ts';
 import { printable } from '../core/quote.ts';
@@ -20,6 +21,10 @@ export interface NodeLinkOptions {
   /** What this launcher says when somebody asks what the job does. Must not fail. */
   readonly answer: () => unknown;
 }
+
+/** What the launcher of one node tells the others of a signal: to pass it on, or to kill. */
+export const signalSteps = ['pass', 'kill'] as const;
+export type SignalStep = (typeof signalSteps)[number];
 
 const FAILURE_KEY = 'failure';
 /** Longer waits are asked for again. */
@@ -89,6 +94,17 @@ export class NodeLink {
     }
   }
 
+  /** Tells the launchers of all nodes, this one included, of a signal that one of them got. */
+  async tellSignal(step: SignalStep, signal: NodeJS.Signals): Promise<void> {
+    await this.#store.setJson(`signal ${step}`, signal);
+  }
+
+  /** Resolves with the signal once any node tells of this step. */
+  async signalOf(step: SignalStep): Promise<NodeJS.Signals> {
+    const told = await this.#longWait((wait) => this.#store.get(`signal ${step}`, wait), LONG_MS);
+    return knownSignal(decodeJson(told));
+  }
+
   /** Resolves when the ranks of all nodes have ended well. */
   async allEnded(): Promise<void> {
     await this.#longWait((wait) => this.#store.barrier('end', wait), LONG_MS);
@@ -121,6 +137,11 @@ export class NodeLink {
       }
     }
   }
+}
+
+/** Other launchers hold the token of the job, and may still be of another version. */
+function knownSignal(told: unknown): NodeJS.Signals {
+  return typeof told === 'string' && told in constants.signals ? (told as NodeJS.Signals) : 'SIGTERM';
 }
 
 /** The store speaks of ranks; the caller is a launcher, and so is the one that came before it. */

@@ -58,7 +58,7 @@ Examples:
   weftline run -n 4 --elastic --max-restarts 10 serve.js
   WEFTLINE_TOKEN=$(cat token) weftline run -n 8 --nnodes 2 --node-rank 0 --master node0:29500 train.js`,
     );
-  addSettingOptions(command, ['hosts', 'timeoutMs', 'metrics', 'log', 'trace', 'graceMs']);
+  addSettingOptions(command, ['hosts', 'timeoutMs', 'metrics', 'log', 'trace', 'graceMs', 'stopMs']);
   command.action(async (script: string, args: readonly string[], options: RunOptions) => {
     checkFlags(command, options);
     const { ranks, aggregators } = options;
