@@ -54,6 +54,11 @@ export class CallGuard implements ObjectSource {
     };
   }
 
+  /** Hot path. */
+  get isRunning(): boolean {
+    return this.#present !== undefined;
+  }
+
   /** Runs the call, or fails with WL_CLOSED after close(), WL_INVALID_ARGUMENT while another one runs. */
   async run<T>(name: string, call: () => Promise<T>): Promise<T> {
     this.begin(name);

@@ -135,3 +135,13 @@ export const argumentNames: {
   send: { ...optionNames, input: true, peer: true },
   recv: { ...optionNames, output: true, peer: true },
 };
+
+/** What the caller may change, such as lists of counts, as it is now: of a call that waits for its turn. */
+export function copyOfArguments<Arguments extends CollectiveOptions>(args: Arguments): Arguments {
+  const copies = Object.entries(args).map(([name, value]) => [name, isList(value) ? [...value] : value]);
+  return Object.fromEntries(copies) as Arguments;
+}
+
+function isList(value: unknown): value is ArrayLike<unknown> & Iterable<unknown> {
+  return Array.isArray(value) || ArrayBuffer.isView(value);
+}

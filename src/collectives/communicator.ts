@@ -1,6 +1,7 @@
 // Communicator: collectives, and messages between pairs, of the ranks of a group.
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { CallGuard } from '../collective/call-guard.ts';
+import { CallQueue } from '../collective/call-queue.ts';
 import { requireDevice, requireGroup } from '../collective/tensor-check.ts';
 import { checkOptions } from '../core/check-options.ts';
 import { remaining, startCall, type WaitOptions, waitOptionNames } from '../core/deadline.ts';
@@ -10,18 +11,19 @@ import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import { type DeviceEvent, passedEvent } from '../device/device-event.ts';
 import type { Tensor } from '../device/tensor.ts';
 import type { RankGroup } from '../world/rank-group.ts';
-import type {
-  AllGatherArguments,
-  AllReduceArguments,
-  AllToAllArguments,
-  AllToAllvArguments,
-  BroadcastArguments,
-  CollectiveOptions,
-  CollectiveResult,
-  RecvArguments,
-  ReduceArguments,
-  ReduceScatterArguments,
-  SendArguments,
+import {
+  type AllGatherArguments,
+  type AllReduceArguments,
+  type AllToAllArguments,
+  type AllToAllvArguments,
+  type BroadcastArguments,
+  type CollectiveOptions,
+  type CollectiveResult,
+  copyOfArguments,
+  type RecvArguments,
+  type ReduceArguments,
+  type ReduceScatterArguments,
+  type SendArguments,
 } from './call-arguments.ts';
 import {
   type CallScope,
@@ -66,7 +68,10 @@ type Read<Arguments> = (scope: CallScope, args: Arguments) => void;
  *
  * A rank that is missing ends the call with WL_TIMEOUT or, if its process is gone, with WL_PEER_LOST, on all other ranks
  * that wait for it; every later call fails with the reason. Bad arguments fail with WL_INVALID_ARGUMENT on this rank before it
- * does anything. One call at a time: await each.
+ * does anything.
+ *
+ * Calls that overlap are carried out one after the other, on all ranks in the order of their posting; nothing needs to be
+ * awaited between them, and `timeoutMs` counts from a call's turn. If one fails, those that wait for it fail with the same error.
  *
  * On GPUs of one host a call returns when its kernel is enqueued on the device's stream, and device.capture() records it; what
  * went wrong fails the next wait for the device, and every later call. There every collective waits for all ranks, a send for
@@ -84,10 +89,10 @@ export class Communicator implements AsyncDisposable {
   readonly #engine: CollectiveEngine;
   readonly #scope: CallScope;
   readonly #guard: CallGuard;
+  readonly #queue: CallQueue;
   /** Messages of the groups that were started, and how many of these were not yet ended. */
   #messages: PairMessage[] = [];
   #groups = 0;
-  #closing: Promise<void> = Promise.resolve();
   /** Calls that ended at once since the clock was looked at, and when the event loop got its last turn. */
   #endedAtOnce = 0;
   #lastTurn = 0;
@@ -118,9 +123,10 @@ export class Communicator implements AsyncDisposable {
     this.group = group;
     this.device = device;
     this.#guard = new CallGuard('Communicator', group.ranks);
+    this.#queue = new CallQueue('Communicator', this.#guard);
     this.#engine = engine;
     this.#scope = { group, device, call: makeCollectiveCall(group.size) };
-    engine.guardLaunches?.((what) => this.#guard.requireIdle(what));
+    engine.guardLaunches?.((what) => this.#queue.requireIdle(what));
   }
 
   /** How bytes get from this rank to each rank of the group: 'self', 'window' for shared memory, or 'network'. Chosen once. */
@@ -136,13 +142,17 @@ export class Communicator implements AsyncDisposable {
    * came early, in memory of one that never came. Tensors below 2 MiB stay unregistered, and on CPUs and across hosts it
    * changes nothing. WL_CAPACITY above 64 tensors.
    */
-  register(tensor: Tensor, options: WaitOptions = {}): Promise<void> {
-    return this.#guard.run('register', () => {
-      this.#engine.throwIfUnusable();
-      requireTensor('tensor', tensor, this.device);
-      checkOptions(options, waitOptionNames, 'options of register');
-      return this.#engine.register(tensor, startCall(options, this.group.settings.timeoutMs));
-    });
+  async register(tensor: Tensor, options: WaitOptions = {}): Promise<void> {
+    this.#queue.requireOpen();
+    checkOptions(options, waitOptionNames, 'options of register');
+    const own = { ...options };
+    return this.#queue.post(() =>
+      this.#guard.run('register', () => {
+        this.#engine.throwIfUnusable();
+        requireTensor('tensor', tensor, this.device);
+        return this.#engine.register(tensor, startCall(own, this.group.settings.timeoutMs));
+      }),
+    );
   }
 
   /** Returns when all ranks have called it; on GPUs the device's stream waits for that. */
@@ -192,7 +202,7 @@ export class Communicator implements AsyncDisposable {
    * From here to groupEnd(), send() and recv() only say what to do. Groups may be nested; the outermost end counts.
    */
   groupStart(): void {
-    this.#guard.requireOpen();
+    this.#queue.requireOpen();
     this.#groups += 1;
   }
 
@@ -230,28 +240,54 @@ export class Communicator implements AsyncDisposable {
   }
 
   /**
-   * Releases the window here. Ranks that still wait for this one get WL_PEER_LOST, or WL_TIMEOUT at their deadline on GPUs
+   * Releases the window here, once all calls that were posted before are over; later ones fail with WL_CLOSED. Ranks that still wait for this one get WL_PEER_LOST, or WL_TIMEOUT at their deadline on GPUs
    * of one host, where it returns when the peers have received what this rank sent. Across hosts it returns when the ranks whose
    * data come to this host through this rank have closed theirs too. Both end at the latest after the timeout. Idempotent.
    */
   close(): Promise<void> {
-    try {
-      if (this.#guard.close()) this.#closing = this.#engine.close();
-      return this.#closing;
-    } catch (error) {
-      return Promise.reject(error);
-    }
+    return this.#queue.close(() => {
+      this.#guard.close();
+      return this.#engine.close();
+    });
   }
 
   [Symbol.asyncDispose](): Promise<void> {
     return this.close();
   }
 
-  /** Hot path: no object and no promise are made if the call ends at once. */
+  /** Hot path. */
   #run<Arguments extends CollectiveOptions>(
     kind: CollectiveKind,
     args: Arguments,
     read: Read<Arguments>,
+  ): Promise<CollectiveResult> {
+    return this.#queue.isBusy ? this.#runInTurn(kind, args, read) : this.#start(kind, args, read, false);
+  }
+
+  /** What is wrong with the arguments fails now; the call that runs uses the scope's call. */
+  async #runInTurn<Arguments extends CollectiveOptions>(
+    kind: CollectiveKind,
+    args: Arguments,
+    read: Read<Arguments>,
+  ): Promise<CollectiveResult> {
+    this.#queue.requireOpen();
+    this.#check(kind, args);
+    const own = copyOfArguments(args);
+    read({ ...this.#scope, call: makeCollectiveCall(this.group.size) }, own);
+    return this.#queue.post(() => this.#start(kind, own, read, true));
+  }
+
+  #check(kind: CollectiveKind, args: CollectiveOptions): void {
+    checkOptionsOf(kind, args);
+    if (this.#groups > 0) throw invalidArgument('call', kind, 'only send and recv between groupStart and groupEnd');
+  }
+
+  /** Hot path: no object and no promise are made if the call ends at once. */
+  #start<Arguments extends CollectiveOptions>(
+    kind: CollectiveKind,
+    args: Arguments,
+    read: Read<Arguments>,
+    isChecked: boolean,
   ): Promise<CollectiveResult> {
     try {
       this.#guard.begin(kind);
@@ -259,15 +295,14 @@ export class Communicator implements AsyncDisposable {
       return Promise.reject(error);
     }
     try {
-      checkOptionsOf(kind, args);
-      if (this.#groups > 0) throw invalidArgument('call', kind, 'only send and recv between groupStart and groupEnd');
+      if (!isChecked) this.#check(kind, args);
       this.#engine.throwIfUnusable();
       const { previousEvent } = args;
       const rest =
         previousEvent === undefined || this.#engine.ordersCalls || previousEvent.isDone()
           ? this.#begin(args, read)
           : this.#beginAfter(previousEvent, args, read);
-      if (rest !== undefined) return this.#finish(rest, args);
+      if (rest !== undefined) return this.#queue.follow(this.#finish(rest, args));
     } catch (error) {
       this.#guard.end(error);
       return Promise.reject(error);
@@ -325,7 +360,7 @@ export class Communicator implements AsyncDisposable {
   #message(kind: 'send' | 'recv', args: CollectiveOptions, read: () => PairMessage): Promise<CollectiveResult> {
     try {
       checkOptionsOf(kind, args);
-      this.#guard.requireOpen();
+      this.#queue.requireOpen();
       const message = read();
       if (this.#groups > 0) {
         this.#messages.push(message);
@@ -339,17 +374,20 @@ export class Communicator implements AsyncDisposable {
     }
   }
 
-  /** The guard is taken before anything is waited for: what is called meanwhile is refused. */
   #exchange(kind: string, options: CollectiveOptions, messages: readonly PairMessage[]): Promise<CollectiveResult> {
-    return this.#guard.run(kind, async () => {
-      this.#engine.throwIfUnusable();
-      const previousEvent = this.#engine.ordersCalls ? undefined : options.previousEvent;
-      const wait = previousEvent === undefined ? options : startCall(options, this.group.settings.timeoutMs);
-      await previousEvent?.wait(remaining(wait));
-      const rest = this.#engine.exchange(messages, wait);
-      if (rest === undefined) return this.#ended(options);
-      await rest;
-      return this.#resultOf(options);
-    });
+    this.#queue.requireOpen();
+    const own = this.#queue.isBusy ? copyOfArguments(options) : options;
+    return this.#queue.post(() => this.#guard.run(kind, () => this.#exchangeNow(own, messages)));
+  }
+
+  async #exchangeNow(options: CollectiveOptions, messages: readonly PairMessage[]): Promise<CollectiveResult> {
+    this.#engine.throwIfUnusable();
+    const previousEvent = this.#engine.ordersCalls ? undefined : options.previousEvent;
+    const wait = previousEvent === undefined ? options : startCall(options, this.group.settings.timeoutMs);
+    await previousEvent?.wait(remaining(wait));
+    const rest = this.#engine.exchange(messages, wait);
+    if (rest === undefined) return this.#ended(options);
+    await rest;
+    return this.#resultOf(options);
   }
 }

@@ -20,6 +20,7 @@ const scripts = {
   close: new URL('./ranks/collectives-close.js', import.meta.url),
   abandoned: new URL('./ranks/collectives-abandoned.js', import.meta.url),
   forbidden: new URL('./ranks/collectives-forbidden.js', import.meta.url),
+  overlap: new URL('./ranks/collectives-overlap.js', import.meta.url),
   ahead: new URL('./ranks/collectives-ahead.js', import.meta.url),
 };
 
@@ -89,6 +90,13 @@ for (const found of ['changed', 'unmapped']) {
 for (const hosts of ['1', '2']) {
   test(`calls that a root made far ahead of another rank are not taken for earlier ones; hosts ${hosts}`, async () => {
     const { exitCode, transcript } = await runRanks(2, scripts.ahead, { env: { WEFTLINE_HOSTS: hosts } });
+    assert.equal(exitCode, 0, transcript);
+  });
+}
+
+for (const hosts of isWhole ? ['1', '2'] : ['1']) {
+  test(`calls that overlap are carried out in order by a Communicator, and refused alike by others; hosts ${hosts}`, async () => {
+    const { exitCode, transcript } = await runRanks(3, scripts.overlap, { env: { WEFTLINE_HOSTS: hosts } });
     assert.equal(exitCode, 0, transcript);
   });
 }

@@ -1,5 +1,6 @@
 // A Communicator of one rank: what it refuses, what it returns, and the order of its calls.
 import assert from 'node:assert/strict';
+import { EventEmitter, once } from 'node:events';
 import test, { after } from 'node:test';
 import { CpuDevice } from 'weftline';
 import { Communicator, referenceReduction } from 'weftline/collectives';
@@ -60,15 +61,43 @@ test('a signal that was aborted ends a call with its reason, and nothing else', 
   await communicator.barrier();
 });
 
-test('what is called while an event is waited for is refused, and messages wait for their turn', async () => {
-  const gate: (() => void)[] = [];
-  const promise = new Promise<void>((pass) => void gate.push(pass));
-  const previousEvent = { isDone: () => false, wait: () => promise, [Symbol.dispose]: () => undefined };
+/** An event that passes, or fails, when told to. */
+function heldEvent() {
+  const gate = new EventEmitter();
+  const passed = once(gate, 'pass').then(() => undefined);
+  return { gate, event: { isDone: () => false, wait: () => passed, [Symbol.dispose]: () => undefined } };
+}
+
+test('what is called while an earlier call waits is checked at once and takes its turn', async () => {
+  const held = heldEvent();
+  const order: string[] = [];
+  const note = (name: string) => () => void order.push(name);
   communicator.groupStart();
-  const sent = communicator.groupEnd({ previousEvent });
-  await assert.rejects(communicator.barrier(), withCode('WL_INVALID_ARGUMENT', /its groupEnd has not ended/));
-  gate[0]!();
-  await sent;
+  const calls = [communicator.groupEnd({ previousEvent: held.event }).then(note('groupEnd'))];
+  const wrong = communicator.broadcast({ output: tensor, root: 1 });
+  calls.push(
+    communicator.barrier().then(note('barrier')),
+    communicator.allReduce({ output: tensor }).then(note('sum')),
+  );
+  await assert.rejects(wrong, invalid);
+  communicator.groupStart();
+  await assert.rejects(communicator.barrier(), invalid);
+  calls.push(communicator.groupEnd().then(note('second groupEnd')));
+  assert.deepEqual(order, []);
+  held.gate.emit('pass');
+  await Promise.all(calls);
+  assert.deepEqual(order, ['groupEnd', 'barrier', 'sum', 'second groupEnd']);
+  assert.equal(communicator.allReduce({ output: tensor }), Communicator.done);
+});
+
+test('calls that wait for one that fails end with its error, and later ones go on', async () => {
+  const held = heldEvent();
+  const calls = [communicator.barrier({ previousEvent: held.event }), communicator.allReduce({ output: tensor })];
+  const reason = new Error('enough');
+  held.gate.emit('error', reason);
+  for (const { reason: found } of (await Promise.allSettled(calls)) as PromiseRejectedResult[]) {
+    assert.equal(found, reason);
+  }
   await communicator.barrier();
 });
 
