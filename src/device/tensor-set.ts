@@ -1,4 +1,4 @@
-// Tensors that are allocated together and freed together; when one does not fit, none is kept.
+// Tensors that are allocated together and freed together, by their set alone; when one does not fit, none is kept.
 import type { DType } from '../core/dtype.ts';
 import type { Device } from './device.ts';
 import type { Tensor } from './tensor.ts';
@@ -25,10 +25,11 @@ export class TensorSet implements TensorAllocator, Disposable {
     }
   }
 
+  /** A view: whoever gets it cannot free what the set owns. */
   empty<D extends DType>(dtype: D, shape: readonly number[]): Tensor<D> {
     const tensor = this.#device.empty(dtype, shape);
     this.#tensors.push(tensor);
-    return tensor;
+    return tensor.reshape(shape);
   }
 
   [Symbol.dispose](): void {

@@ -13,8 +13,8 @@ export interface Storage extends Disposable {
 }
 
 /**
- * A contiguous tensor. `using` or dispose() frees what `device.empty` gave; a tensor that an operation returned says
- * in its own documentation how long it stays valid.
+ * A contiguous tensor. `using` or dispose() frees what `device.empty` gave. A view of such a tensor, or of memory of an object,
+ * frees nothing; a tensor that an operation returned says in its own documentation how long it stays valid.
  */
 export class Tensor<D extends DType = DType> implements Disposable {
   readonly storage: Storage;
@@ -23,6 +23,17 @@ export class Tensor<D extends DType = DType> implements Disposable {
   readonly address: number;
   readonly elements: number;
   readonly bytes: number;
+  #isOwner = false;
+
+  /**
+   * The one tensor whose dispose() frees the storage; all that are made otherwise are views, which free nothing.
+   * @internal
+   */
+  static owning<D extends DType>(storage: Storage, dtype: D, shape: readonly number[]): Tensor<D> {
+    const tensor = new Tensor(storage, dtype, shape);
+    tensor.#isOwner = true;
+    return tensor;
+  }
 
   constructor(storage: Storage, dtype: D, shape: readonly number[], byteOffset = 0) {
     this.storage = storage;
@@ -44,7 +55,7 @@ export class Tensor<D extends DType = DType> implements Disposable {
     return this.storage.device;
   }
 
-  /** Rows `start` to `end` (exclusive) of the first dimension, sharing memory. */
+  /** Rows `start` to `end` (exclusive) of the first dimension: a view, which shares the memory and does not free it. */
   slice(start: number, end: number): Tensor<D> {
     const rows = this.shape[0] ?? 0;
     if (!(Number.isInteger(start) && Number.isInteger(end) && 0 <= start && start <= end && end <= rows)) {
@@ -59,7 +70,7 @@ export class Tensor<D extends DType = DType> implements Disposable {
     );
   }
 
-  /** The same elements under another shape of equal size. */
+  /** The same elements under another shape of equal size: a view, as slice() makes. */
   reshape(shape: readonly number[]): Tensor<D> {
     if (elementCount(shape) !== this.elements) {
       throw invalidArgument('shape', shape, `any with ${this.elements} elements, as in [${this.shape.join(', ')}]`);
@@ -97,9 +108,12 @@ export class Tensor<D extends DType = DType> implements Disposable {
     return this.device.upload(this, values);
   }
 
-  /** Gives the memory back at once, if this tensor owns it; using it afterwards is WL_CLOSED. Idempotent. */
+  /**
+   * Gives the memory back at once, if this tensor came from `device.empty` or `device.tensor`, or is a result that was made
+   * for the caller; using it or a view of it afterwards is WL_CLOSED. A view gives nothing back. Idempotent.
+   */
   dispose(): void {
-    this.storage[Symbol.dispose]();
+    if (this.#isOwner) this.storage[Symbol.dispose]();
   }
 
   [Symbol.dispose](): void {

@@ -2,11 +2,12 @@
 import assert from 'node:assert/strict';
 import { EventEmitter, once } from 'node:events';
 import test from 'node:test';
-import { CpuDevice } from 'weftline';
+import { CpuDevice, Tensor, toBf16 } from 'weftline';
 import { Agent } from 'weftline/agent';
 import { Communicator } from 'weftline/collectives';
+import { EPAll2AllLayer, EpBuffer, EpLowLatency } from 'weftline/ep';
 import { Transport } from 'weftline/transport';
-import { join } from 'weftline/world';
+import { join, type World } from 'weftline/world';
 import { createBackend } from '#lib/agent/backends/local/local-backend.js';
 import { AbandonedMemory } from '#lib/device/abandoned-memory.js';
 import { hostMemory, openBackend } from './support/backend-context.ts';
@@ -74,6 +75,90 @@ test('a Communicator holds the tensors of messages until their group has ended',
   await collect();
   assert.ok(device.space.used <= used, `${device.space.used - used} bytes of tensors are in use`);
   await communicator.close();
+  await world.close();
+});
+
+const [TOKENS, HIDDEN, EXPERTS] = [8, 64, 4];
+
+interface Step {
+  /** Every tensor that its calls returned, but the sums. */
+  readonly shown: readonly unknown[];
+  readonly sums: Tensor<'bf16'>;
+}
+
+/** Values of an object's fields and getters. */
+function fieldsOf(one: object): unknown[] {
+  const names = Object.getOwnPropertyNames(Object.getPrototypeOf(one)).filter((name) => name !== 'constructor');
+  return [...Object.values(one), ...names.map((name): unknown => one[name as keyof typeof one])];
+}
+
+/** A step of each object of expert parallelism. `using` of what it returns must not take memory from the object. */
+async function steppers(world: World, device: CpuDevice): Promise<Record<string, () => Promise<Step>>> {
+  const ids = Int32Array.from({ length: TOKENS * 2 }, (_, at) => ((at >> 1) % 2) + (at % 2) * 2);
+  const x = await device.tensor('bf16', [TOKENS, HIDDEN], new Uint16Array(TOKENS * HIDDEN).fill(toBf16(3)));
+  const topkIdx = await device.tensor('i32', [TOKENS, 2], ids);
+  const topkWeights = await device.tensor('f32', [TOKENS, 2], new Float32Array(TOKENS * 2).fill(0.5));
+  const config = { maxTokensPerRank: TOKENS, hidden: HIDDEN, numExperts: EXPERTS, maxTopk: 2 };
+  const buffer = await EpBuffer.create(world, device, config);
+  const layerOptions = { maxTokens: TOKENS, hidden: HIDDEN, topk: 2, numTotExperts: EXPERTS };
+  const layer = await EPAll2AllLayer.create(world, device, { ...layerOptions, enableLocalCombine: true });
+  const bounded = await EPAll2AllLayer.create(world, device, layerOptions);
+  const lowLatency = await EpLowLatency.create(world, device, { ...config, combineTravels: 'choices' });
+  const rankMajor = await EpLowLatency.create(world, device, { ...config, layout: 'rank-major' });
+  const layerStep = async (of: EPAll2AllLayer, more: object): Promise<Step> => {
+    const { output, weights, layoutDesc } = await of.dispatch({
+      input: x,
+      expIndices: topkIdx,
+      weight: topkWeights,
+      ...more,
+    });
+    const input = of.combineInput(layoutDesc);
+    input.view().set(output.view());
+    const sums = await of.combine({ input, layoutDesc });
+    const shown = fieldsOf(layoutDesc).filter((one) => one !== topkIdx);
+    return { shown: [output, weights, input, ...shown], sums };
+  };
+  const lowLatencyStep = async (
+    of: EpLowLatency,
+    weights: { atDispatch?: object; atCombine?: object },
+  ): Promise<Step> => {
+    const got = await of.dispatch({ x, topkIdx, dtype: 'bf16', ...weights.atDispatch });
+    const y = await of.nextCombineBuffer(got.handle);
+    y.view().set((got.recvX as Tensor<'bf16'>).view());
+    const { combinedX } = await of.combine({ y, handle: got.handle, ...weights.atCombine });
+    return { shown: [y, ...Object.values(got), ...Object.values(got.handle)], sums: combinedX };
+  };
+  return {
+    buffer: async () => {
+      const got = await buffer.dispatch({ x, topkIdx, topkWeights });
+      const y = buffer.combineInput(got.handle);
+      y.view().set((got.recvX as Tensor<'bf16'>).view());
+      const { combinedX } = await buffer.combine({ x: y, handle: got.handle });
+      const { event: _event, handle, ...tensors } = got;
+      return { shown: [y, ...Object.values(tensors), ...Object.values(handle)], sums: combinedX };
+    },
+    layer: () => layerStep(layer, {}),
+    'bounded layer': () => layerStep(bounded, { numWorstTokens: TOKENS * 2 }),
+    lowLatency: () => lowLatencyStep(lowLatency, { atCombine: { topkWeights } }),
+    rankMajor: () => lowLatencyStep(rankMajor, { atDispatch: { topkWeights } }),
+  };
+}
+
+test('disposing of what the calls of an object returned frees nothing of the object', async () => {
+  const world = await join({ environment: {} });
+  const device = await CpuDevice.create();
+  for (const [name, step] of Object.entries(await steppers(world, device))) {
+    const wanted = await (await step()).sums.toHost();
+    const held = await step();
+    const { used } = device.space;
+    const tensors = held.shown.filter((one) => one instanceof Tensor);
+    assert.ok(tensors.length > 2, name);
+    for (const tensor of tensors) tensor.dispose();
+    assert.equal(device.space.used, used, `${name}: bytes in use`);
+    held.sums.dispose();
+    assert.ok(device.space.used < used, `${name}: the sums are the caller's`);
+    assert.deepEqual(await (await step()).sums.toHost(), wanted, name);
+  }
   await world.close();
 });
 

@@ -77,8 +77,8 @@ export async function createCudaCollectives(
       calls,
       order,
       registrations,
-      blocks,
       messageBlocks,
+      memory: parts,
       launches: parts.launches,
     });
   } catch (error) {

@@ -34,7 +34,8 @@ export interface CudaCollectivesParts {
   readonly copyEngines: boolean;
   readonly regions: CudaCollectiveRegions;
   readonly launches: CollectiveLaunches;
-  readonly blocks: Tensor;
+  /** Owns `messageBlocks` and what else kernels work with. */
+  readonly memory: Disposable;
   readonly messageBlocks: Tensor;
   readonly window: CudaWindow;
   readonly calls: CudaCalls;
@@ -133,13 +134,13 @@ export class CudaCollectives implements CollectiveEngine {
   }
 
   async close(): Promise<void> {
-    const { group, order, registrations, calls, regions, window, blocks, messageBlocks } = this.#parts;
+    const { group, order, registrations, calls, regions, window, messageBlocks, memory } = this.#parts;
     const throwIfUnusable = (): void => calls.throwIfUnusable();
     // Kernels that still run use the window, here and those of receivers at the peers.
     await order.drained();
     const sent = { window, regions, messageBlocks, throwIfUnusable };
     if (this.#sends) await awaitTaken(sent, group.settings.timeoutMs).catch(() => {});
-    for (const part of [order, registrations, calls, window, blocks, messageBlocks]) part[Symbol.dispose]();
+    for (const part of [order, registrations, calls, window, memory]) part[Symbol.dispose]();
   }
 
   #planOf({ kind, dtype }: CollectiveCall): CollectiveLaunches['copies'] {

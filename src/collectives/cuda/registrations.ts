@@ -131,7 +131,6 @@ export class Registrations implements Disposable {
     for (const memory of this.#opened.values()) memory[Symbol.dispose]();
     this.#opened.clear();
     this.#registered.length = 0;
-    this.#table.dispose();
   }
 
   #open(rank: number, handle: string, bytes: number): Storage {

@@ -65,7 +65,7 @@ export class CpuDevice implements Device {
   /** Uninitialised memory for a tensor; see Device. */
   empty<D extends DType>(dtype: D, shape: readonly number[]): Tensor<D> {
     requireDType(dtype);
-    return new Tensor(this.allocate(elementCount(shape) * dtypes[dtype].bytes), dtype, shape);
+    return Tensor.owning(this.allocate(elementCount(shape) * dtypes[dtype].bytes), dtype, shape);
   }
 
   /** A tensor with the given values; see Device. */

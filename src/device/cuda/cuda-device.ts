@@ -133,7 +133,7 @@ export class CudaDevice implements Device {
       this.#pool.give(address);
     });
     this.#abandoned.watch(storage);
-    return new Tensor(storage, dtype, shape);
+    return Tensor.owning(storage, dtype, shape);
   }
 
   /** A tensor with the given values; see Device. */

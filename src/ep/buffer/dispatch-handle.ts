@@ -39,6 +39,7 @@ export class DispatchHandle implements Disposable {
   readonly recvSrcIdx: Tensor<'i32'>;
   /** Received choices per local expert, each rounded up to expertAlignment; empty with numWorstTokens. */
   readonly numRecvTokensPerExpert: readonly number[];
+  readonly #memory: Disposable;
 
   /** @internal */
   constructor(
@@ -50,8 +51,11 @@ export class DispatchHandle implements Disposable {
       plan?: Tensor<'u8'>;
       routed?: RoutedTokens | undefined;
       forwardPlaces?: Tensor<'i32'> | undefined;
+      /** Owns the tables; the tensors are views. */
+      memory: Disposable;
     },
   ) {
+    this.#memory = parts.memory;
     this.owner = parts.owner;
     this.sequence = parts.sequence;
     this.numTokens = parts.numTokens;
@@ -69,10 +73,7 @@ export class DispatchHandle implements Disposable {
 
   /** Gives its tables back at once rather than when it is collected. Idempotent. */
   dispose(): void {
-    this.rowTable.dispose();
-    this.recvSrcIdx.dispose();
-    this.plan?.dispose();
-    this.forwardPlaces?.dispose();
+    this.#memory[Symbol.dispose]();
     this.routed?.[Symbol.dispose]();
   }
 

@@ -30,7 +30,9 @@ interface NodeTokens {
 
 export class HostLayout implements Disposable {
   readonly #parts: HostLayoutParts;
+  /** What callers see, and what owns it. */
   readonly #made = new Map<string, Tensor<'i32' | 'i64'>>();
+  readonly #owned: Tensor[] = [];
   #disposed = false;
 
   constructor(parts: HostLayoutParts) {
@@ -67,7 +69,7 @@ export class HostLayout implements Disposable {
   /** Idempotent. */
   [Symbol.dispose](): void {
     this.#disposed = true;
-    for (const tensor of this.#made.values()) tensor.dispose();
+    for (const tensor of this.#owned) tensor.dispose();
   }
 
   /** This rank's own choices of experts on this host. */
@@ -98,8 +100,10 @@ export class HostLayout implements Disposable {
     const view = tensor.view();
     if (view instanceof BigInt64Array) view.set(BigInt64Array.from(values, BigInt));
     else view.set(values);
-    this.#made.set(name, tensor);
-    return tensor;
+    this.#owned.push(tensor);
+    const shown = tensor.reshape(tensor.shape);
+    this.#made.set(name, shown);
+    return shown;
   }
 
   /** Undefined for a host that has fewer ranks than this rank's place. */

@@ -1,4 +1,5 @@
 // The descriptor of a layer dispatch from its tables, whatever the device.
+import type { DType } from '../../core/dtype.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { RoutedTokens } from '../across-hosts/routed-tokens.ts';
 import type { LayerRows } from './cpu/count-layer-rows.ts';
@@ -10,13 +11,15 @@ export interface DispatchTables {
   readonly owner: object;
   readonly sequence: number;
   readonly input: LayerInput;
-  /** i32 [1, maxTokens, K], [T, K] and [ranks]; the descriptor's from now on. */
+  /** The descriptor's from now on: what owns the tables that were made for it, which are views. */
+  readonly set: Disposable;
+  /** i32 [1, maxTokens, K], [T, K] and [ranks]. */
   readonly rowTable: Tensor<'i32'>;
   readonly rankTable: Tensor<'i32'>;
   readonly numInputTokens: Tensor<'i32'>;
   readonly numRecvTokens: number;
   readonly numRecvTokensPerExpert: readonly number[];
-  /** i32 [experts of this rank], the descriptor's from now on; only with a bound on the rows. */
+  /** i32 [experts of this rank]; only with a bound on the rows. */
   readonly recvCounts: Tensor<'i32'> | undefined;
   /** i32 [recv], [recv, K] and [n] in the window, where the next dispatch overwrites them. */
   readonly firstRows: Tensor<'i32'>;
@@ -45,6 +48,7 @@ export function makeLayoutDesc(tables: DispatchTables, copies: TableCopies): EPA
     owner,
     sequence,
     input,
+    set,
     rowTable,
     rankTable,
     numInputTokens,
@@ -57,14 +61,13 @@ export function makeLayoutDesc(tables: DispatchTables, copies: TableCopies): EPA
     sentRows,
     ...parts
   } = tables;
-  const owned: Disposable[] = [rowTable, rankTable, numInputTokens];
-  if (recvCounts) owned.push(recvCounts);
+  const owned: Disposable[] = [set];
   if (routed) owned.push(routed);
   if (hostLayout) owned.push(hostLayout);
-  if (crossing) owned.push(...Object.values(crossing));
-  const keep = <T extends Tensor>(tensor: T): T => {
+  // What callers see of a descriptor are views, so that only the descriptor frees its tables.
+  const keep = <D extends DType>(tensor: Tensor<D>): Tensor<D> => {
     owned.push(tensor);
-    return tensor;
+    return tensor.reshape(tensor.shape);
   };
   const kept = <D extends 'i32' | 'u8'>(table: Tensor<D> | undefined): Tensor<D> | undefined =>
     copies.localCombine && table !== undefined ? keep(copies.copy(table)) : undefined;

@@ -49,6 +49,20 @@ test('element types and shapes are checked before memory is taken', async () => 
   await device.close();
 });
 
+test('a view frees nothing', async () => {
+  const device = await CpuDevice.create({ addressSpaceMiB: 16 });
+  const { used } = device.space;
+  const owner = device.empty('u8', [4, 4]);
+  const held = device.space.used;
+  for (const view of [owner.slice(0, 4), owner.reshape([16]), owner.slice(1, 2).reshape([2, 2])]) view.dispose();
+  assert.equal(device.space.used, held);
+  const view = owner.slice(1, 2);
+  owner.dispose();
+  assert.equal(device.space.used, used);
+  assert.throws(() => view.view(), withCode('WL_CLOSED', /disposed/));
+  await device.close();
+});
+
 test('rows to be quantised, and back, are tensors', async () => {
   const device = await CpuDevice.create({ addressSpaceMiB: 16 });
   const x = await device.tensor('bf16', [1, 8], new Uint16Array(8));

@@ -288,7 +288,11 @@ export class CpuEpEngine implements EpEngine {
     const { group } = this.#scope;
     const device = this.#device;
     const rows = input.numWorstTokens || plan.numRecvTokens;
-    const rowTable = device.empty('i32', [input.numTokens, group.size]);
+    const { set, made } = TensorSet.make(device, (tensors) => ({
+      rowTable: tensors.empty('i32', [input.numTokens, group.size]),
+      recvSrcIdx: tensors.empty('i32', [rows]),
+    }));
+    const { rowTable, recvSrcIdx } = made;
     const { address } = this.tables.nextRow;
     device.kernels.compactRows(layout.isTokenInRank.address, input.numTokens, group.size, address, rowTable.address);
     return new DispatchHandle({
@@ -297,10 +301,11 @@ export class CpuEpEngine implements EpEngine {
       numTokens: input.numTokens,
       numRecvTokens: plan.numRecvTokens,
       rows,
+      memory: set,
       rowTable,
       routed: this.#network?.route(rowTable, input.numTokens, this.#exchange.collectPerHost()),
       rankPrefixMatrix: plan.rankPrefixMatrix,
-      recvSrcIdx: device.empty('i32', [rows]),
+      recvSrcIdx,
       numRecvTokensPerExpert: input.numWorstTokens ? [] : plan.numRecvTokensPerExpert,
     });
   }

@@ -150,6 +150,7 @@ export class CudaEpEngine implements EpEngine {
       numTokens: input.numTokens,
       numRecvTokens: waits ? rows : undefined,
       rows,
+      memory: set,
       rowTable,
       plan,
       forwardPlaces,

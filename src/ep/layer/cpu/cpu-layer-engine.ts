@@ -349,15 +349,13 @@ class CpuLayerEngine implements LayerEngine {
     const { hidden, topk, numExpertsPerRank, tokenDtype, weightDtype, offsetDtype } = this.#context.config;
     const rows = input.rowBound || plan.recvRows[group.rank]!;
     const firstExpert = group.rank * numExpertsPerRank;
-    const numInputTokens = this.#device.empty('i32', [group.size]);
-    numInputTokens.view().set(numTokens);
+    tables.numInputTokens.view().set(numTokens);
     const perExpert = plan.blockRows.subarray(firstExpert, firstExpert + numExpertsPerRank);
     const firstRows = this.#memory.view('i32', 'firstRow', [rows]);
     const duplicates = this.#memory.view('i32', 'duplicates', [rows, topk]);
     const weights = input.weight && this.#memory.view(weightDtype, 'weights', [rows]);
-    let recvCounts: Tensor<'i32'> | undefined;
-    if (input.rowBound !== 0) {
-      recvCounts = this.#device.empty('i32', [numExpertsPerRank]);
+    const { recvCounts } = tables;
+    if (recvCounts !== undefined) {
       recvCounts.view().set(perExpert);
       markTail({ firstRows, duplicates, weights }, plan.recvRows[group.rank]!);
     }
@@ -367,10 +365,8 @@ class CpuLayerEngine implements LayerEngine {
         owner: this.#context,
         sequence: this.#dispatches,
         input,
-        numInputTokens,
         numRecvTokens: rows,
         numRecvTokensPerExpert: recvCounts ? [] : [...perExpert],
-        recvCounts,
         firstRows,
         duplicates,
         repeated: undefined,

@@ -2,6 +2,7 @@
 import { dtypes } from '../../../core/dtype.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { Tensor } from '../../../device/tensor.ts';
+import { TensorSet } from '../../../device/tensor-set.ts';
 import type { RoutedTokens } from '../../across-hosts/routed-tokens.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
 import type { EPConfig } from '../ep-config.ts';
@@ -15,6 +16,11 @@ export interface PlaceTables {
   readonly rowTable: Tensor<'i32'>;
   /** i32 [T, K] */
   readonly rankTable: Tensor<'i32'>;
+  /** i32 [ranks] and, with a bound on the rows, i32 [experts of this rank]; filled in when the rows have come. */
+  readonly numInputTokens: Tensor<'i32'>;
+  readonly recvCounts: Tensor<'i32'> | undefined;
+  /** Owns the tables above, which are views. */
+  readonly set: Disposable;
   readonly sentRows: LayerRows;
   /** On several hosts, once it is known. */
   routed?: RoutedTokens;
@@ -31,11 +37,16 @@ export interface PlaceRowsOptions {
 export function placeRows(
   device: CpuDevice,
   { nextRow, layout }: LayerTables,
-  { input: { expIndices, numTokens }, plan, context: { config, group } }: PlaceRowsOptions,
+  { input: { expIndices, numTokens, rowBound }, plan, context: { config, group } }: PlaceRowsOptions,
 ): PlaceTables {
   const { topk, maxTokens, numExperts, numExpertsPerRank } = config;
-  const rowTable = device.empty('i32', [1, maxTokens, topk]);
-  const rankTable = device.empty('i32', [numTokens, topk]);
+  const { set, made } = TensorSet.make(device, (tensors) => ({
+    rowTable: tensors.empty('i32', [1, maxTokens, topk]),
+    rankTable: tensors.empty('i32', [numTokens, topk]),
+    numInputTokens: tensors.empty('i32', [group.size]),
+    recvCounts: rowBound === 0 ? undefined : tensors.empty('i32', [numExpertsPerRank]),
+  }));
+  const { rowTable, rankTable } = made;
   rowTable.view().fill(-1, numTokens * topk);
   nextRow.view().set(plan.firstRow);
   device.kernels.expandedRows(
@@ -49,7 +60,7 @@ export function placeRows(
     rowTable.address,
     rankTable.address,
   );
-  return { rowTable, rankTable, sentRows: layerRows(group, layout) };
+  return { ...made, set, sentRows: layerRows(group, layout) };
 }
 
 /** Of a result with a bound on its rows: those behind the received ones stand for nothing. */

@@ -31,7 +31,7 @@ interface Told {
 /** Tables that the descriptor needs beyond the next dispatch are copied in the order of the stream. */
 export function layerResults(
   { context, memory, enableLocalCombine }: Dispatcher,
-  { input, tables, stream }: Sending,
+  { input, tables, set, stream }: Sending,
   { hostPlan, plan, sequence, widen }: Told,
 ): Omit<LayerDispatchResult<TokenDType>, 'event'> {
   const { config } = context;
@@ -42,6 +42,7 @@ export function layerResults(
   const layoutDesc = makeLayoutDesc(
     {
       ...tables,
+      set,
       owner: context,
       sequence,
       input,
