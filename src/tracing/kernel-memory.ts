@@ -1,6 +1,7 @@
 // Where records of kernels lie while their process lives: a file in /dev/shm, since drivers register no memory of files on disks.
 import { closeSync, constants, fstatSync, ftruncateSync, openSync, readSync, unlinkSync } from 'node:fs';
 import { KERNEL_RINGS } from '../abi/kernel-trace.ts';
+import { holdFile, isHeldFile } from '../native/held-file.ts';
 import { mapSharedFile, reserveInFile } from '../native/memory-file.ts';
 
 /** Not as the other files there are named: those are removed when they are old and nobody holds a lock on them. */
@@ -11,11 +12,14 @@ function pathOf(pid: number, ring: number): string {
 /** The address of that many bytes, zeroed, for a ring of this process; undefined where there is no room for them. */
 export function mapKernelMemory(ring: number, bytes: number): number | undefined {
   const path = pathOf(process.pid, ring);
-  // Of a process that had this number, and was killed.
+  // Of a process that had this number, and was killed; one that lives has it in another process-id namespace.
+  if (isHeldFile(path)) return undefined;
   remove(path);
   try {
     const fd = openSync(path, 'wx+', 0o600);
     try {
+      // The mapping keeps the lock.
+      holdFile(fd);
       ftruncateSync(fd, bytes);
       if (reserveInFile(fd, 0, bytes)) return mapSharedFile(fd, bytes, false);
     } finally {
@@ -47,10 +51,17 @@ export function readKernelMemory(pid: number, ring: number, owner: number, recor
   }
 }
 
-/** Of a process of this host, all or some, when its records are elsewhere or are not wanted any more. */
-export function removeKernelMemory(pid: number, ...rings: readonly number[]): void {
-  const which = rings.length > 0 ? rings : Array.from({ length: KERNEL_RINGS }, (_, ring) => ring);
-  for (const ring of which) remove(pathOf(pid, ring));
+/** Of a ring of this process, when its records are elsewhere. */
+export function removeOwnKernelMemory(ring: number): void {
+  remove(pathOf(process.pid, ring));
+}
+
+/** Of a process of this host that has ended, when its records are not wanted any more. */
+export function removeKernelMemory(pid: number): void {
+  for (let ring = 0; ring < KERNEL_RINGS; ring++) {
+    const path = pathOf(pid, ring);
+    if (!isHeldFile(path)) remove(path);
+  }
 }
 
 function remove(path: string): void {

@@ -13,7 +13,7 @@ import {
 } from '../abi/kernel-trace.ts';
 import { traceHead } from '../abi/trace-rings.ts';
 import { viewAt } from '../native/library.ts';
-import { mapKernelMemory, removeKernelMemory } from './kernel-memory.ts';
+import { mapKernelMemory, removeOwnKernelMemory } from './kernel-memory.ts';
 import { reserve, type TraceFile } from './trace-rings.ts';
 
 export interface ClockSample {
@@ -64,7 +64,7 @@ export class KernelRing {
     const from = records ?? (this.memory === undefined ? undefined : new Uint8Array(viewAt(this.memory, this.bytes)));
     if (from !== undefined) new Uint8Array(viewAt(this.#address, this.bytes)).set(from);
     this.#head.set('isElsewhere', 0);
-    removeKernelMemory(process.pid, this.#ring);
+    if (this.memory !== undefined) removeOwnKernelMemory(this.#ring);
   }
 
   /** The number of a kernel file in its records; 0 is one for which there was no room. */

@@ -5,6 +5,7 @@ import { TRACE_FILE_BYTES } from '../abi/kernel-trace.ts';
 import { Block } from '../abi/layout.ts';
 import { viewAt } from '../native/library.ts';
 import { WeftlineError } from '../core/errors.ts';
+import { holdFile, isHeldFile } from '../native/held-file.ts';
 import { mapSharedFile, reserveInFile } from '../native/memory-file.ts';
 
 export interface TracedProcess {
@@ -27,10 +28,14 @@ export interface TraceFile {
 
 /** Makes the file, sparse, and maps it. Fails with the error of the file system, with WL_NATIVE, WL_FILE if it is full. */
 export function createTraceFile(path: string, process: TracedProcess): TraceFile {
+  if (isHeldFile(path))
+    throw new WeftlineError('WL_FILE', 'another process with the same number and host name uses it');
   // Of a process that had this number, and has ended.
   rmSync(path, { force: true });
   const fd = openSync(path, 'wx+', 0o600);
   try {
+    // The mapping keeps the lock.
+    holdFile(fd);
     ftruncateSync(fd, TRACE_FILE_BYTES);
     if (!reserveInFile(fd, 0, TRACE_HEAD_BYTES)) throw new WeftlineError('WL_FILE', 'its file system is full');
     const address = mapSharedFile(fd, TRACE_FILE_BYTES, false);

@@ -3,7 +3,8 @@
 import { closeSync, constants, fstatSync, mkdtempSync, openSync, readSync, rmSync, writeSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { type ErrorCode, errorCodes } from '../core/errors.ts';
-import { launcherFolderPrefix } from './shared-memory-files.ts';
+import { holdFile } from '../native/held-file.ts';
+import { heldFileOf, launcherFolderPrefix } from './shared-memory-files.ts';
 
 /** What a rank notes. */
 export interface FailureNote {
@@ -29,7 +30,7 @@ const MAX_MESSAGE_LENGTH = 2_000;
 /** Of a log that is read: as many notes as the ranks of the largest job make, at several KB each. */
 const MAX_LOG_BYTES = 16 * 1024 * 1024;
 
-/** The launcher's side of the log. Without /dev/shm, or room in it, there is none: ranks then print their errors themselves. */
+/** The launcher's side of the log. Without /dev/shm, room in it, or locks, there is none: ranks then print their errors themselves. */
 export class FailureLog implements Disposable {
   /** For the ranks; undefined if there is no log. */
   readonly path: string | undefined;
@@ -37,8 +38,10 @@ export class FailureLog implements Disposable {
 
   constructor(jobPrefix: string) {
     try {
-      this.path = `${mkdtempSync(launcherFolderPrefix(jobPrefix))}/failures`;
-      this.#fd = openOwn(this.path, constants.O_RDONLY | constants.O_CREAT | constants.O_EXCL);
+      this.path = heldFileOf(mkdtempSync(launcherFolderPrefix(jobPrefix)));
+      this.#fd = openOwn(this.path, constants.O_RDWR | constants.O_CREAT | constants.O_EXCL);
+      // Else the next job would take the folder for that of a dead launcher.
+      holdFile(this.#fd);
     } catch {
       this[Symbol.dispose]();
       this.path = undefined;

@@ -1,7 +1,7 @@
 // The names of shared-memory files and their removal: those of one job at its end, those of dead jobs at the next start.
 import { createHash } from 'node:crypto';
-import { closeSync, constants, lstatSync, openSync, readdirSync, rmSync, statSync, unlinkSync } from 'node:fs';
-import { isAnyByteLocked } from '../native/libc.ts';
+import { lstatSync, readdirSync, rmSync, statSync, unlinkSync } from 'node:fs';
+import { isHeldFile } from '../native/held-file.ts';
 
 export const SHARED_MEMORY_FOLDER = '/dev/shm';
 
@@ -28,7 +28,12 @@ export function filePrefixOf(jobPrefix: string): string {
 
 /** What the name of the launcher's own folder begins with; random characters follow. */
 export function launcherFolderPrefix(jobPrefix: string): string {
-  return `${SHARED_MEMORY_FOLDER}/${filePrefixOf(jobPrefix)}-launcher-${process.pid}-`;
+  return `${SHARED_MEMORY_FOLDER}/${filePrefixOf(jobPrefix)}-launcher-`;
+}
+
+/** The file in the folder of a launcher that it holds a lock on as long as it lives. */
+export function heldFileOf(launcherFolder: string): string {
+  return `${launcherFolder}/failures`;
 }
 
 /** Removes the files of the ranks that were started under this job prefix. */
@@ -44,7 +49,7 @@ export function removeStaleFiles(options: StaleFileOptions = {}): string[] {
   const { folder = SHARED_MEMORY_FOLDER, now = Date.now() } = options;
   return filesStartingWith(folder, FILE_PREFIX).filter((path) => {
     if (!isOld(path, now)) return false;
-    return launcherOf(path) === undefined ? !isHeld(path) && remove(path) : removeFolder(path);
+    return /-launcher-[^-/]+$/.test(path) ? removeFolder(path) : !isHeldFile(path) && remove(path);
   });
 }
 
@@ -66,45 +71,15 @@ function isOld(path: string, now: number): boolean {
   }
 }
 
-/** The process that made this folder; undefined for files of ranks. */
-function launcherOf(path: string): number | undefined {
-  const pid = /-launcher-(\d+)-[^-/]+$/.exec(path)?.[1];
-  return pid === undefined ? undefined : Number(pid);
-}
-
 /** Leaves those of other users and of living launchers. */
 function removeFolder(path: string): boolean {
   try {
     const facts = lstatSync(path);
-    if (!facts.isDirectory() || facts.uid !== process.geteuid?.() || isAlive(launcherOf(path) ?? process.pid))
-      return false;
+    if (!facts.isDirectory() || facts.uid !== process.geteuid?.() || isHeldFile(heldFileOf(path))) return false;
     rmSync(path, { recursive: true, force: true });
     return true;
   } catch {
     return false;
-  }
-}
-
-function isAlive(pid: number): boolean {
-  try {
-    return process.kill(pid, 0);
-  } catch (error) {
-    return (error as NodeJS.ErrnoException).code !== 'ESRCH';
-  }
-}
-
-/** A file that cannot be opened, another user's, counts as held. So does a link, which none of weftline's files is. */
-function isHeld(path: string): boolean {
-  let fd: number;
-  try {
-    fd = openSync(path, constants.O_RDWR | constants.O_NOFOLLOW | constants.O_NONBLOCK);
-  } catch {
-    return true;
-  }
-  try {
-    return isAnyByteLocked(fd);
-  } finally {
-    closeSync(fd);
   }
 }
 

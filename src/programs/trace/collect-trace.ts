@@ -1,11 +1,14 @@
 // Makes the trace that was asked for out of the parts that processes have left.
 import { readFileSync, renameSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { hostname } from 'node:os';
+import { resolve } from 'node:path';
 import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
 import { printable } from '../../core/quote.ts';
 import { type ChromeTrace, chromeTrace } from '../../tracing/chrome-trace.ts';
 import { clockOffsets } from '../../tracing/clock-offsets.ts';
 import { partsOfChrome } from '../../tracing/read-chrome.ts';
+import { isHeldFile } from '../../native/held-file.ts';
+import { currentTrace } from '../../tracing/start-tracing.ts';
 import { removeKernelMemory } from '../../tracing/kernel-memory.ts';
 import { readTracePart, type TracePart } from '../../tracing/read-part.ts';
 import { partsOf } from '../../tracing/trace-parts.ts';
@@ -49,7 +52,7 @@ export function collectTrace(file: string, launcher?: number): CollectedTrace {
     return { parts, unread, isWritten: false };
   }
   write(file, chromeTrace(parts, clockOffsets(parts)));
-  if (own.every(({ part }) => hasEnded(part))) own.forEach(remove);
+  if (own.every(hasEnded)) own.forEach(remove);
   return { parts, unread, isWritten: true };
 }
 
@@ -147,13 +150,6 @@ function placeOf({ rank }: TracePart): number {
 }
 
 /** Also of this process, which has nothing more to say. Of other hosts nothing is known. */
-function hasEnded({ host, pid }: TracePart): boolean {
-  if (host !== hostname()) return false;
-  if (pid === process.pid) return true;
-  try {
-    process.kill(pid, 0);
-    return false;
-  } catch (error) {
-    return (error as { code?: string }).code === 'ESRCH';
-  }
+function hasEnded({ path, part }: FoundPart): boolean {
+  return part.host === hostname() && (resolve(path) === currentTrace()?.path || !isHeldFile(path));
 }

@@ -10,7 +10,7 @@ import { Block } from '#lib/abi/layout.js';
 import { type TracePoint, tracePoints } from '#lib/core/trace.js';
 import { viewAt } from '#lib/native/library.js';
 import { chromeTrace } from '#lib/tracing/chrome-trace.js';
-import { removeKernelMemory } from '#lib/tracing/kernel-memory.js';
+import { removeOwnKernelMemory } from '#lib/tracing/kernel-memory.js';
 import { KernelRing } from '#lib/tracing/kernel-ring.js';
 import { partsOfChrome } from '#lib/tracing/read-chrome.js';
 import { readTracePart, type TracePart } from '#lib/tracing/read-part.js';
@@ -73,7 +73,7 @@ function kernelsIn(t: TestContext): { readonly kernels: PretendedKernels; readon
   const folder = mkdtempSync(join(tmpdir(), 'weftline-kernels-'));
   t.after(() => {
     rmSync(folder, { recursive: true });
-    removeKernelMemory(process.pid);
+    for (let ring = 0; ring < KERNEL_RINGS; ring++) removeOwnKernelMemory(ring);
   });
   const path = join(folder, 'part');
   return { kernels: new PretendedKernels(path), read: () => readTracePart(path) };
@@ -224,7 +224,7 @@ test('without a comparison of clocks nothing is shown, and GPUs beyond the rings
   const folder = mkdtempSync(join(tmpdir(), 'weftline-kernels-'));
   t.after(() => {
     rmSync(folder, { recursive: true });
-    removeKernelMemory(process.pid);
+    for (let ring = 0; ring < KERNEL_RINGS; ring++) removeOwnKernelMemory(ring);
   });
   const file = createTraceFile(join(folder, 'part'), who);
   for (let ring = 0; ring < KERNEL_RINGS; ring++) assert.ok(KernelRing.claim(file, ring));

@@ -1,11 +1,12 @@
 // What a process traces is read back from its file as it was, shown as Chrome's JSON, and summed up.
 import assert from 'node:assert/strict';
-import { mkdtempSync, rmSync, truncateSync, writeFileSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { existsSync, mkdtempSync, rmSync, truncateSync, writeFileSync } from 'node:fs';
+import { hostname, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { TRACE_FILE_BYTES } from '#lib/abi/kernel-trace.js';
 import { TRACE_RECORDS, TRACE_RINGS } from '#lib/abi/trace-rings.js';
+import { collectTrace } from '#lib/programs/trace/collect-trace.js';
 import { chromeTrace } from '#lib/tracing/chrome-trace.js';
 import { clockOffsets } from '#lib/tracing/clock-offsets.js';
 import { partsOfChrome } from '#lib/tracing/read-chrome.js';
@@ -218,4 +219,12 @@ test('calls that are under way at once, and a rank that was started again, have 
     'e Other.barrier 1',
     `X Communicator.barrier ${again}`,
   ]);
+});
+
+test('parts stay while their process lives, also one whose number nobody has in this namespace', (t) => {
+  const file = join(temporaryFolder(t), 't.json');
+  const path = partPath(file, hostname(), 2 ** 22 + 1);
+  createTraceFile(path, { ...who, host: hostname(), pid: 2 ** 22 + 1 });
+  assert.deepEqual([collectTrace(file).isWritten, existsSync(path)], [true, true]);
+  assert.throws(() => createTraceFile(path, who), { code: 'WL_FILE' });
 });
