@@ -85,6 +85,22 @@ gpuTest('freed memory is handed out again, but not while earlier work may use it
   assert.equal(fourth.address, address);
 });
 
+gpuTest('a graph keeps memory that was taken before it, and whose tensor is gone', async (device) => {
+  const tensor = device.empty('u8', [5000]);
+  const { address } = tensor;
+  const graph = await device.capture(() => device.setBytes(tensor, 7));
+  tensor.dispose();
+  await device.stream.idle();
+  using stranger = await device.tensor('u8', [5000], new Uint8Array(5000).fill(1));
+  assert.notEqual(stranger.address, address);
+  graph.launch();
+  assert.ok((await stranger.toHost()).every((byte) => byte === 1));
+  graph.dispose();
+  await device.stream.idle();
+  using next = device.empty('u8', [5000]);
+  assert.equal(next.address, address);
+});
+
 gpuTest('too much memory is WL_MEMORY, and the device goes on', async (device) => {
   assert.throws(() => device.empty('u8', [2 ** 44]), { code: 'WL_MEMORY', message: /GPU 0: .* are free/ });
   using tensor = await device.tensor('u8', [2], Uint8Array.of(1, 2));

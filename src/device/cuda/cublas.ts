@@ -73,6 +73,7 @@ export class Cublas implements Disposable {
     this.#context.enter();
     this.#context.workCount += 1;
     this.#context.lastLaunch = 'cublasGemmEx';
+    for (const address of [x, w, out]) this.#context.holdRecorded?.(address);
     // cuBLAS counts by columns: the transpose of out is w, which it must transpose, times the transpose of x.
     // oxfmt-ignore
     const status = this.#calls.cublasGemmEx(

@@ -36,6 +36,8 @@ export class CudaContext implements Disposable {
   workCount = 0;
   /** What is enqueued is recorded and does not run; see device.capture(). */
   isCapturing = false;
+  /** Meanwhile, told each number that a recorded call passes: the graph keeps the memory that it is an address of. */
+  holdRecorded: ((address: number) => void) | undefined;
   #lost: WeftlineError | undefined;
   #disposed = false;
   readonly #resources = new Set<ContextResource>();
@@ -82,6 +84,9 @@ export class CudaContext implements Disposable {
   /** The same, for calls whose status is an answer. */
   status<Name extends CudaCall>(name: Name, ...parameters: Parameters<CudaDriver[Name]>): number {
     this.enter();
+    if (this.holdRecorded !== undefined) {
+      for (const value of parameters) if (typeof value === 'number') this.holdRecorded(value);
+    }
     return this.driver[name](...parameters);
   }
 

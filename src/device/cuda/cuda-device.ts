@@ -194,6 +194,8 @@ export class CudaDevice implements Device {
     const { context } = this;
     context.enter();
     context.workCount += 1;
+    context.holdRecorded?.(to);
+    context.holdRecorded?.(from);
     const status = context.driver.cuMemcpyAsync(to, from, bytes, stream.handle);
     if (status !== 0) context.check('cuMemcpyAsync', status);
   }
@@ -216,7 +218,8 @@ export class CudaDevice implements Device {
   /**
    * Records what `record` enqueues on `stream`, and on streams that wait for it and that it waits for again, instead of
    * running it: kernels, events, copies within the device, calls of EpLowLatency and, in a group on one host, of EpBuffer and
-   * EPAll2AllLayer. Tensors may be taken; the graph keeps their memory. What cannot be recorded fails with WL_UNSUPPORTED: waits
+   * EPAll2AllLayer. Tensors may be taken; the graph keeps their memory, and that of all tensors which the recorded calls name,
+   * until it is disposed. What cannot be recorded fails with WL_UNSUPPORTED: waits
    * of the host (of a dispatch for its counts, unless it has a bound or a handle), copies to or from it, and kernels that must
    * be compiled first. One at a time, and the device does nothing else meanwhile.
    */

@@ -16,7 +16,10 @@ interface GraphParts {
   readonly calls: readonly RecordedCalls[];
 }
 
-/** Made by device.capture(). Tensors that were taken while it was recorded stay its memory until it is disposed. */
+/**
+ * Made by device.capture(). The memory of tensors that were taken while it was recorded, and of those that its calls name, stays
+ * its own until it is disposed, whatever becomes of the tensors.
+ */
 export class CudaGraph implements Disposable {
   readonly #context: CudaContext;
   /** CUgraphExec. */
@@ -88,8 +91,8 @@ export async function captureGraph(
   context.refuseCapture('another capture');
   context.call('cuStreamBeginCapture', stream.handle, RELAXED);
   const recording: Recording = new Map();
-  setRecording(context, recording);
   const memory = keepMemory();
+  setRecording(context, recording, (address) => memory.hold(address));
   const graph: Out = [0];
   const executable: Out = [0];
   let status = 0;

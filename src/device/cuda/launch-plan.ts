@@ -107,8 +107,15 @@ export class LaunchPlan<Name extends string = string> {
     }
     context.lastLaunch = this.label;
     context.workCount += 1;
+    if (context.holdRecorded !== undefined) this.#holdArguments(context.holdRecorded);
     const status = context.driver.cuLaunchKernelEx(this.#configuration, this.#handle, this.#parameters, 0);
     if (status !== 0) context.check('cuLaunchKernelEx', status, this.#describe());
+  }
+
+  /** Which of the arguments are addresses, the layout alone does not say: what is none is in no block of memory. */
+  #holdArguments(hold: (address: number) => void): void {
+    const { argumentBytes } = this;
+    for (let at = 0; at + 8 <= argumentBytes.byteLength; at += 8) hold(Number(argumentBytes.getBigUint64(at, true)));
   }
 
   #setAttributes(shape: LaunchShape): void {

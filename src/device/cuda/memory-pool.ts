@@ -20,8 +20,10 @@ interface FreeBlock {
   readonly fence: Fence;
 }
 
-/** Blocks that were taken while a graph was recorded, whose work may use them as long as it can be launched. */
+/** Blocks that were taken while a graph was recorded, or that its calls name; its work may use them as long as it can be launched. */
 export interface KeptMemory {
+  /** A recorded call names this address: the block around it belongs to the graph, too. */
+  hold(address: number): void;
   /** The recording has ended. */
   end(): void;
   /** The graph is no more. */
@@ -29,10 +31,10 @@ export interface KeptMemory {
 }
 
 export class MemoryPool {
-  /** Blocks of graphs, and whether their tensors gave them back. */
-  readonly #kept = new Map<number, boolean>();
+  /** Blocks of graphs: of how many, and whether their tensors gave them back. */
+  readonly #kept = new Map<number, { graphs: number; isGiven: boolean }>();
   /** Of the graph that is being recorded; and what was given back meanwhile, as recorded work is no fence. */
-  #recorded: number[] | undefined;
+  #recorded: Set<number> | undefined;
   readonly #waiting: number[] = [];
   readonly #context: CudaContext;
   readonly #fences: WorkFences;
@@ -56,28 +58,31 @@ export class MemoryPool {
     const block = this.#reuse(size) ?? { address: this.allocate(size), bytes: size };
     this.#taken.set(block.address, block.bytes);
     this.#used += block.bytes;
-    if (this.#recorded !== undefined) {
-      this.#recorded.push(block.address);
-      this.#kept.set(block.address, false);
-    }
+    if (this.#recorded !== undefined) this.#keepFor(this.#recorded, block.address);
     return block.address;
   }
 
   /** From now on blocks that are taken belong to a graph, too, until its memory is released. */
   keep(): KeptMemory {
-    const addresses: number[] = [];
+    const addresses = new Set<number>();
     this.#recorded = addresses;
     return {
+      hold: (address) => {
+        const start = this.#blockAround(address);
+        if (start !== undefined) this.#keepFor(addresses, start);
+      },
       end: () => {
         this.#recorded = undefined;
         for (const address of this.#waiting.splice(0)) this.give(address);
       },
       release: () => {
-        for (const address of addresses.splice(0)) {
-          const isGiven = this.#kept.get(address);
+        for (const address of addresses) {
+          const kept = this.#kept.get(address);
+          if (kept === undefined || --kept.graphs > 0) continue;
           this.#kept.delete(address);
-          if (isGiven === true) this.give(address);
+          if (kept.isGiven) this.give(address);
         }
+        addresses.clear();
       },
     };
   }
@@ -99,8 +104,9 @@ export class MemoryPool {
   give(address: number): void {
     const bytes = this.#taken.get(address);
     if (bytes === undefined || this.#context.lost !== undefined || this.#context.disposed) return;
-    if (this.#kept.has(address)) {
-      this.#kept.set(address, true);
+    const kept = this.#kept.get(address);
+    if (kept !== undefined) {
+      kept.isGiven = true;
       return;
     }
     if (this.#recorded !== undefined) {
@@ -128,6 +134,20 @@ export class MemoryPool {
     for (const address of this.#taken.keys()) this.#context.release('cuMemFree', address);
     this.#taken.clear();
     this.#used = 0;
+  }
+
+  #keepFor(graph: Set<number>, address: number): void {
+    if (graph.has(address)) return;
+    graph.add(address);
+    const kept = this.#kept.get(address);
+    if (kept === undefined) this.#kept.set(address, { graphs: 1, isGiven: false });
+    else kept.graphs += 1;
+  }
+
+  /** Where the block in use begins that holds the address. Looks at all of them: for recordings. */
+  #blockAround(address: number): number | undefined {
+    for (const [start, bytes] of this.#taken) if (address >= start && address < start + bytes) return start;
+    return undefined;
   }
 
   #reuse(size: number): FreeBlock | undefined {

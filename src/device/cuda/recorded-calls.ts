@@ -19,9 +19,14 @@ export type Recording = Map<object, RecordedCalls>;
 
 const recordings = new WeakMap<CudaContext, Recording>();
 
-/** Begins with an empty recording, or ends it with undefined. */
-export function setRecording(context: CudaContext, recording: Recording | undefined): void {
+/** Begins with an empty recording, or ends it with undefined. `hold`: see CudaContext. */
+export function setRecording(
+  context: CudaContext,
+  recording: Recording | undefined,
+  hold?: (address: number) => void,
+): void {
   context.isCapturing = recording !== undefined;
+  context.holdRecorded = hold;
   if (recording === undefined) recordings.delete(context);
   else recordings.set(context, recording);
 }

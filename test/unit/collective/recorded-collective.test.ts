@@ -38,7 +38,7 @@ function pretend(requireReady: () => void = () => {}): Pretended {
   const peerLost = new AbortController().signal;
   const calls = new CudaCalls({ ranks: [0], settings: readSettings({ timeoutMs: 5000 }, {}), peerLost }, device);
   const order = new CudaCallOrder(device);
-  const memory = { end: () => {}, release: () => {} };
+  const memory = { hold: () => {}, end: () => {}, release: () => {} };
   const record = (what: () => void): ReturnType<typeof captureGraph> =>
     captureGraph(
       stream,

@@ -1,15 +1,19 @@
 // What a graph refuses before the driver hears of it, with a driver that is only pretended.
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { defineLayout } from '#lib/abi/layout.js';
 import { CudaContext } from '#lib/device/cuda/cuda-context.js';
 import { captureGraph } from '#lib/device/cuda/cuda-graph.js';
 import { CudaStream } from '#lib/device/cuda/cuda-stream.js';
+import { LaunchPlan } from '#lib/device/cuda/launch-plan.js';
+import { MemoryPool } from '#lib/device/cuda/memory-pool.js';
+import { WorkFences } from '#lib/device/cuda/work-fence.js';
 import { pretendDriver } from '../../support/pretended-driver.ts';
 
 const options = { priority: 'normal', timeoutMs: 100 } as const;
 
 function keepNothing() {
-  return { end: () => {}, release: () => {} };
+  return { hold: () => {}, end: () => {}, release: () => {} };
 }
 
 function setUp() {
@@ -50,4 +54,49 @@ test('what is no function is refused before anything is recorded', async () => {
   });
   assert.equal(calls.length, before);
   assert.equal(context.isCapturing, false);
+});
+
+test('a graph keeps the memory that its calls name, also what was taken before, until the last one that does is disposed', async () => {
+  const { context, stream } = setUp();
+  const pool = new MemoryPool(context, new WorkFences(context, new Set([stream])));
+  const label = 'sample.cu:sample';
+  const layout = defineLayout('SampleArguments', { count: 'u32', base: 'ptr' });
+  const of = { context, handle: 7, label, arguments: layout, passing: 'structure', stream } as const;
+  const plan = new LaunchPlan(of, { grid: 1, block: 32 });
+  // Blocks far apart, as the pretended addresses are; what a call names may lie within one.
+  const [given, within, filled, stranger] = [1, 2, 3, 4].map(() => pool.take(1000)) as [number, number, number, number];
+  const recordLaunch = (address: number) => (): void => {
+    plan.arguments.set('base', address);
+    plan.launch();
+  };
+  const first = await captureGraph(
+    stream,
+    () => pool.keep(),
+    () => {
+      recordLaunch(given)();
+      recordLaunch(within + 1000)();
+      context.call('cuMemsetD8Async', filled, 0, 16, stream.handle);
+    },
+  );
+  const second = await captureGraph(stream, () => pool.keep(), recordLaunch(given));
+  for (const address of [given, within, filled, stranger]) pool.give(address);
+  const takeAll = (): number[] => [1, 2, 3, 4].map(() => pool.take(1000));
+  const giveAll = (taken: number[]): void => {
+    for (const address of taken) pool.give(address);
+  };
+  const meanwhile = takeAll();
+  assert.deepEqual(
+    [given, within, filled, stranger].map((address) => meanwhile.includes(address)),
+    [false, false, false, true],
+  );
+  giveAll(meanwhile);
+  first.dispose();
+  const afterwards = [...takeAll(), ...takeAll()];
+  assert.deepEqual(
+    [given, within, filled].map((address) => afterwards.includes(address)),
+    [false, true, true],
+  );
+  giveAll(afterwards);
+  second.dispose();
+  assert.ok([...takeAll(), ...takeAll(), ...takeAll()].includes(given));
 });
