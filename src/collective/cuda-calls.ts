@@ -58,6 +58,8 @@ export class CudaCalls implements Disposable {
 
   /** When no kernel runs that uses the traps. */
   [Symbol.dispose](): void {
+    // A graph that repeats calls of the object may outlive it.
+    this.#broken ??= new WeftlineError('WL_CLOSED', 'The object whose calls these are was closed');
     this.#stopJudging();
     this.#group.peerLost.removeEventListener('abort', this.#abandon);
     this.traps[Symbol.dispose]();

@@ -47,8 +47,8 @@ export class CudaGraph implements Disposable {
   /**
    * Enqueues all that was recorded; returns before it has run. It reads and writes the tensors of the calls that were
    * recorded. What fails on the device shows as it does for direct calls, in the next wait. On one stream at a time, of the
-   * device that has recorded it. Fails with WL_CLOSED after dispose(), and where a buffer, layer or Communicator whose calls it repeats
-   * could not be called now: with the error that such a call would have.
+   * device that has recorded it. Fails with WL_CLOSED after dispose(), and where an object whose calls it repeats (an
+   * EpLowLatency, buffer, layer or Communicator) could not be called now: with the error that such a call would have.
    */
   launch(stream: CudaStream = this.#stream): void {
     const context = this.#context;

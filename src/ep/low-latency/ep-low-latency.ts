@@ -90,6 +90,7 @@ export class EpLowLatency implements AsyncDisposable {
     this.#guard = new CallGuard('EpLowLatency', scope.group.ranks);
     this.#scope = scope;
     this.#engine = engine;
+    engine.guardLaunches?.((what) => this.#guard.requireIdle(what));
   }
 
   /** The ranks that it was made over. */

@@ -47,5 +47,7 @@ export interface LowLatencyEngine {
   sendCombine(input: CheckedLowLatencyCombine, wait: LowLatencyWait): Promise<SentCombine>;
   receiveCombine(sent: SentCombine, wait: LowLatencyWait): Promise<Tensor<'bf16'>>;
   barrier(wait: LowLatencyWait): Promise<void>;
+  /** Of engines whose calls a graph can repeat. `requireIdle` fails while the object cannot begin a call, which it is told. */
+  guardLaunches?(requireIdle: (what: string) => void): void;
   close(): Promise<void> | void;
 }

@@ -6,10 +6,13 @@ import {
   lowLatencyScales,
   lowLatencyTravels,
 } from '../../../abi/low-latency.ts';
+import { CudaCallOrder } from '../../../collective/cuda-call-order.ts';
 import type { CudaCalls } from '../../../collective/cuda-calls.ts';
+import type { RecordingOf } from '../../../collective/recorded-collective.ts';
 import { remaining } from '../../../core/deadline.ts';
 import { type DType, dtypes } from '../../../core/dtype.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
+import type { LaunchPlan } from '../../../device/cuda/launch-plan.ts';
 import type { MemoryRange } from '../../../device/host-access.ts';
 import { type Storage, Tensor } from '../../../device/tensor.ts';
 import { combineWord, dispatchWord } from '../call-words.ts';
@@ -49,6 +52,8 @@ export interface OwnWindow extends Disposable {
 
 const { send: SEND, receive: RECEIVE } = lowLatencyPhases;
 const BOTH = SEND | RECEIVE;
+/** Calls run on the device's stream, in their order. */
+const IN_TURN = Object.freeze({});
 
 export class CudaLowLatencyEngine implements LowLatencyEngine {
   readonly #scope: LowLatencyScope<CudaDevice>;
@@ -57,6 +62,10 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
   readonly #tables: CudaLowLatencyTables;
   readonly #launches: LowLatencyLaunches;
   readonly #calls: CudaCalls;
+  /** Launches of graphs may be on other streams; calls before and after them keep their order. */
+  readonly #order: CudaCallOrder;
+  readonly #recording: RecordingOf;
+  #requireIdle: (what: string) => void = () => {};
   readonly #isRankMajor: boolean;
   /** All choices travel. */
   readonly #isByChoice: boolean;
@@ -71,6 +80,8 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
     this.#tables = tables;
     this.#launches = launches;
     this.#calls = calls;
+    this.#order = new CudaCallOrder(scope.device);
+    this.#recording = { order: this.#order, begin: () => () => this.#requireIdle('the launch of a graph') };
     this.#isRankMajor = scope.config.layout === 'rank-major';
     this.#isByChoice = travelsOf(scope.config) === lowLatencyTravels.choices;
   }
@@ -81,6 +92,10 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
 
   get membership(): LowLatencyMembership | undefined {
     return this.#elastic?.membership;
+  }
+
+  guardLaunches(requireIdle: (what: string) => void): void {
+    this.#requireIdle = requireIdle;
   }
 
   throwIfUnusable(): void {
@@ -136,7 +151,7 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
     set.set('call', combineWord(handle.sequence));
     set.set('timeoutNs', this.#calls.timeoutNs(wait));
     this.#elastic?.setCombine(plan, handle, 0);
-    plan.launch();
+    this.#launch(plan);
     const at = this.combineBufferAddress(handle) - this.#window.storage.address;
     return Promise.resolve(new Tensor(this.#window.storage, 'bf16', rowShape(this.#scope), at));
   }
@@ -171,7 +186,7 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
     await this.#scope.device.stream.drained().catch(() => {});
     await this.#elastic?.close();
     for (const memory of [...this.#own, ...this.#outgrown]) memory?.dispose();
-    for (const part of [this.#tables, this.#calls, this.#window]) part[Symbol.dispose]();
+    for (const part of [this.#order, this.#tables, this.#calls, this.#window]) part[Symbol.dispose]();
   }
 
   /** Kernels count combines themselves where ranks are fixed. */
@@ -186,7 +201,13 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
   #launchDispatch(plan: DispatchPlan, { wait, phases }: Launch): void {
     plan.arguments.set('phases', phases);
     plan.arguments.set('timeoutNs', this.#calls.timeoutNs(wait));
-    plan.launch();
+    this.#launch(plan);
+  }
+
+  #launch(plan: LaunchPlan): void {
+    this.#calls.record(this.#recording);
+    plan.launch(this.#order.begin(IN_TURN));
+    this.#order.end(IN_TURN);
   }
 
   #launchReceiving(input: CheckedLowLatencyDispatch, sequence: number, launch: Launch): LowLatencyDispatchResult {
@@ -259,7 +280,7 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
     set.set('phases', phases);
     set.set('timeoutNs', this.#calls.timeoutNs(wait));
     this.#elastic?.setCombine(plan, handle, number);
-    plan.launch();
+    this.#launch(plan);
     if ((phases & SEND) !== 0) this.#elastic?.countCombine(handle, number);
   }
 
