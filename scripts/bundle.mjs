@@ -128,8 +128,7 @@ if [ "$1" = ep-network ]; then
 fi
 if [ "$1" = test-gpu ]; then
   shift
-  # Timings are part of what the tests report, so they run one after another.
-  exec "$node" --test --test-concurrency=1 "$@" "$here"/build/test/gpu/*.test.js
+  exec "$node" "$here/scripts/test-gpu.mjs" "$@"
 fi
 exec "$node" "$here/dist/programs/cli/main.js" "$@"
 `;
@@ -140,8 +139,13 @@ for (const path of ['package.json', 'LICENSE', 'dist', ...tests, ...testPackages
   copy(path);
 }
 copyExamples();
-// A benchmark for machines with more cores than ours; the source of its peer among it.
-for (const path of ['scripts/ep-network.mjs', 'scripts/ep-network']) {
+// Tests of GPUs; and a benchmark for machines with more cores than ours, the source of its peer among it.
+for (const path of [
+  'scripts/test-gpu.mjs',
+  'scripts/test-summary.mjs',
+  'scripts/ep-network.mjs',
+  'scripts/ep-network',
+]) {
   cpSync(`${root}${path}`, `${bundle}/${path}`, { recursive: true });
 }
 cpSync(compressedNode(), `${bundle}/node.gz`);

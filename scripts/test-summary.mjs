@@ -1,5 +1,7 @@
 // A reporter for node's test runner: how many tests ran in each part of the suite, why others were skipped, which files
-// took longest, and last what failed, so that the end of a long output shows it.
+// took longest, and last what failed, so that the end of a long output shows it. Where WEFTLINE_TEST_FAILED names a file,
+// what failed is written there as well, by test file, for who repeats it.
+import { writeFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 
 /** Of what a failed test says, at most this much: the whole of it stands where the test ran. */
@@ -43,6 +45,15 @@ function failureLines({ file, line, name, details }) {
   return `  ${place} ${name}\n    ${told}\n`;
 }
 
+/** By file, where somebody asks for it. */
+function writeFailures(failures) {
+  const path = process.env['WEFTLINE_TEST_FAILED'];
+  if (path === undefined) return;
+  const files = {};
+  for (const { file, lines } of failures) files[file] = (files[file] ?? '') + lines;
+  writeFileSync(path, JSON.stringify(files));
+}
+
 export default async function* summary(source) {
   const parts = new Map();
   const failures = [];
@@ -59,7 +70,7 @@ export default async function* summary(source) {
       const file = data.file.slice(root.length);
       times.set(file, (times.get(file) ?? 0) + data.details.duration_ms);
     }
-    if (outcome === 'failed') failures.push(failureLines(data));
+    if (outcome === 'failed') failures.push({ file: data.file ?? data.name, lines: failureLines(data) });
     if (outcome !== 'skipped') continue;
     const reason = typeof data.skip === 'string' ? data.skip : 'no reason given';
     counts.reasons.set(reason, (counts.reasons.get(reason) ?? 0) + 1);
@@ -70,5 +81,6 @@ export default async function* summary(source) {
     yield* reasonLines(reasons);
   }
   yield* slowLines(times);
-  if (failures.length > 0) yield `\nfailed:\n${failures.join('')}`;
+  writeFailures(failures);
+  if (failures.length > 0) yield `\nfailed:\n${failures.map(({ lines }) => lines).join('')}`;
 }

@@ -3,5 +3,6 @@ import { lanesConfigurations } from './support/agent-configurations.ts';
 import { isWhole } from '../support/extent.ts';
 import { testConformance } from './support/agent-conformance.ts';
 
-for (const [index, configuration] of lanesConfigurations.entries())
-  await testConformance(configuration, index > 0 && !isWhole);
+for (const configuration of isWhole ? lanesConfigurations : lanesConfigurations.slice(0, 1)) {
+  await testConformance(configuration, !isWhole);
+}

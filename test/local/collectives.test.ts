@@ -33,9 +33,13 @@ const everySize = [1, 2, 3, 4, 5, 6, 7, 8];
 /** Placements with the sizes of groups. Each opens its own connections, which takes longer than its calls. */
 const placements: readonly (readonly [hosts: string, cases: number, sizes: readonly number[]])[] = [
   ['1', 12, everySize],
-  ['2', 6, [3, 5]],
-  ...(isWhole ? ([['3', 6, []]] as const) : []),
-  ['8', 4, [2]],
+  ...(isWhole
+    ? ([
+        ['2', 6, everySize],
+        ['3', 6, everySize],
+        ['8', 4, everySize],
+      ] as const)
+    : []),
   ['5+1+2', 6, [4, 6]],
 ];
 
@@ -51,7 +55,7 @@ for (const [hosts, cases, sample] of placements) {
   });
 }
 
-for (const hosts of ['1', '2', '3+2']) {
+for (const hosts of isWhole ? ['1', '2', '3+2'] : ['3+2']) {
   test(`the same of ranks whose bytes move late, beside the windows of their hosts; hosts ${hosts}`, async () => {
     const seed = String(testSeed());
     const args = [String(6 * factor), seed, isLong ? '300000' : '40000', 'late'];
@@ -73,7 +77,7 @@ for (const [mode, reads] of [
   });
 }
 
-for (const found of ['changed', 'unmapped']) {
+for (const found of isWhole ? ['changed', 'unmapped'] : ['unmapped']) {
   test(`a large allToAll that a rank gave up, and whose input is ${found} since, ends well nowhere, and says why`, async () => {
     const folder = mkdtempSync(join(tmpdir(), 'weftline-abandoned-'));
     try {
@@ -87,7 +91,7 @@ for (const found of ['changed', 'unmapped']) {
   });
 }
 
-for (const hosts of ['1', '2']) {
+for (const hosts of isWhole ? ['1', '2'] : ['2']) {
   test(`calls that a root made far ahead of another rank are not taken for earlier ones; hosts ${hosts}`, async () => {
     const { exitCode, transcript } = await runRanks(2, scripts.ahead, { env: { WEFTLINE_HOSTS: hosts } });
     assert.equal(exitCode, 0, transcript);
@@ -101,7 +105,7 @@ for (const hosts of isWhole ? ['1', '2'] : ['1']) {
   });
 }
 
-for (const hosts of isWhole ? ['1', '2', '4'] : ['1', '2']) {
+for (const hosts of isWhole ? ['1', '2', '4'] : ['2']) {
   test(`a rank that closes early still passes on what others of its host need; hosts ${hosts}`, async () => {
     const env = { WEFTLINE_HOSTS: hosts, WEFTLINE_TIMEOUT_MS: '30000' };
     const { exitCode, transcript } = await runRanks(4, scripts.close, { args: ['500'], env });
@@ -109,11 +113,13 @@ for (const hosts of isWhole ? ['1', '2', '4'] : ['1', '2']) {
   });
 }
 
-test('the same where the bytes for other hosts leave only within calls', async () => {
-  const env = { WEFTLINE_HOSTS: '2', WEFTLINE_TIMEOUT_MS: '30000', WEFTLINE_TRANSPORT_THREAD: '0' };
-  const { exitCode, transcript } = await runRanks(4, scripts.close, { args: ['500'], env });
-  assert.equal(exitCode, 0, transcript);
-});
+if (isWhole) {
+  test('the same where the bytes for other hosts leave only within calls', async () => {
+    const env = { WEFTLINE_HOSTS: '2', WEFTLINE_TIMEOUT_MS: '30000', WEFTLINE_TRANSPORT_THREAD: '0' };
+    const { exitCode, transcript } = await runRanks(4, scripts.close, { args: ['500'], env });
+    assert.equal(exitCode, 0, transcript);
+  });
+}
 
 for (const [hosts, repeats] of [
   ['1', 50],
@@ -190,6 +196,8 @@ for (const hosts of ['1', '2']) {
       ['within an allReduce', 1],
       ['before a message', 2],
     ] as const) {
+      // A rank that is lost between hosts is found in one way, whatever it was about.
+      if (!isWhole && hosts === '2' && what !== 'within an allReduce') continue;
       test(`${what}: rank ${victim} is killed, and every other one is told`, async () => {
         const args = [what, String(victim)];
         const env = { WEFTLINE_HOSTS: hosts };

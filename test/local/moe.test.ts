@@ -109,11 +109,11 @@ async function outputError(path: string, expected: ArrayLike<number>): Promise<n
 }
 
 for (const [layer, hosts] of [
-  ['buffer', '2'],
   ['all2all', '3+1'],
-  ['buffer', '4'],
   ...(isWhole
     ? ([
+        ['buffer', '2'],
+        ['buffer', '4'],
         ['all2all', '2'],
         ['buffer', '3+1'],
         ['all2all', '4'],
@@ -142,7 +142,7 @@ test('weftline moe runs the example on 4 ranks, prints tables of at most 100 col
   assert.deepEqual(readdirSync(folder), ['output.safetensors']);
 });
 
-for (const layer of ['buffer', 'all2all']) {
+for (const layer of isWhole ? ['buffer', 'all2all'] : ['buffer']) {
   test(`f32 sums between hosts give the error of one host, by ${layer}`, () => {
     const args = [example, '--hosts', '3+1', '--dispatcher', layer, '--combine-precision', 'f32'];
     const report = reportOf(...args);
@@ -172,10 +172,10 @@ function skew({ ranks }: MoeReport['load']): number {
 
 for (const [layer, hosts, difference] of [
   // A token's rows are added up by rank before they are rounded, and its experts are on other ranks than before.
-  ['buffer', '1', 4e-3],
+  ...(isWhole ? ([['buffer', '1', 4e-3]] as const) : []),
   // Each choice is a row of its own, added in the order of choices: where the expert computes makes no difference.
   ['all2all', '1', 0],
-  ['all2all', '3+1', 4e-3],
+  ...(isWhole ? ([['all2all', '3+1', 4e-3]] as const) : []),
 ] as const) {
   test(`8 redundant experts of the example's busy experts even out the load, by ${layer} on 4 ranks of hosts ${hosts}`, () => {
     const report = reportOf(example, '--dispatcher', layer, '--hosts', hosts, '--redundant-experts', '8');
@@ -210,9 +210,9 @@ test('weftline moe routes by the gate when the file has no expert ids', async ()
 });
 
 for (const [tokens, ranks, layer] of [
-  [9, 4, 'buffer'],
+  ...(isWhole ? ([[9, 4, 'buffer']] as const) : []),
   [2, 4, 'buffer'],
-  [3, 8, 'all2all'],
+  ...(isWhole ? ([[3, 8, 'all2all']] as const) : []),
 ] as const) {
   test(`weftline moe: ${tokens} tokens on ${ranks} ranks with layer ${layer}`, async () => {
     const { path, expected } = await smallBlock(tokens);
