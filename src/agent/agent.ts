@@ -58,7 +58,7 @@ const nextOptionNames: OptionNames<NotificationFilter & WaitOptions> = { ...wait
  */
 export class Agent implements AsyncDisposable {
   readonly name: string;
-  /** Tells this agent from earlier ones of its name. */
+  /** Tells this agent from others of its name. Random, since clocks are set back and differ between hosts. */
   readonly incarnation: string;
   readonly settings: Settings;
   /** The numeric address at which it listens, and which its metadata tell peers. */
@@ -69,7 +69,7 @@ export class Agent implements AsyncDisposable {
   readonly #waiter: Waiter;
   readonly #notifications: Notifications;
   readonly #registrations: Registrations;
-  readonly #remotes = new RemoteAgents();
+  readonly #remotes = new RemoteAgents((peer, wait) => this.#links.linkFor(peer, wait));
   readonly #links: PeerLinks;
   /** Those that are under way. */
   readonly #underWay: Transfer[] = [];
@@ -90,7 +90,7 @@ export class Agent implements AsyncDisposable {
     startTracing(settings);
     // Of a rank join() has started them.
     if (settings.metrics !== '' && !isRank()) await startMetrics(settings);
-    const incarnation = `${Date.now().toString(16).padStart(12, '0')}${randomBytes(2).toString('hex')}`;
+    const incarnation = randomBytes(8).toString('hex');
     const token = readToken(options.token);
     const credentials = credentialsOf(token);
     const host = await addressOfAgent(options.host, credentials.kind);
@@ -132,8 +132,8 @@ export class Agent implements AsyncDisposable {
     this.#notifications = parts.notifications;
     this.#set = set;
     this.#registrations = new Registrations(this.name, set, settings.timeoutMs);
-    const { timeoutMs } = settings;
-    this.#links = new PeerLinks({ agent: this.name, set, registrations: this.#registrations, timeoutMs });
+    const registrations = this.#registrations;
+    this.#links = new PeerLinks({ agent: this.name, set, registrations, timeoutMs: settings.timeoutMs });
     this.#unname = answerTo(this.name);
     this.#waiter = new Waiter({
       wake,
@@ -207,14 +207,14 @@ export class Agent implements AsyncDisposable {
   }
 
   /**
-   * Learns a peer's metadata and returns its name. Of a restarted peer, everything of its earlier life is forgotten:
-   * links close, transfers fail with WL_STALE. Fails with WL_PROTOCOL for bytes that are no metadata, WL_STALE for those
-   * of an earlier life than is known.
+   * Learns a peer's metadata and returns its name. Those of another life than the known one are taken if that answers: links to
+   * the known one close, its transfers fail with WL_STALE. If not, it fails with WL_STALE; for no metadata, with WL_PROTOCOL.
    */
-  async loadRemoteMetadata(blob: Uint8Array): Promise<string> {
+  async loadRemoteMetadata(blob: Uint8Array, options: WaitOptions = {}): Promise<string> {
     this.#checkOpen();
+    checkOptions(options, waitOptionNames, 'options of loadRemoteMetadata');
     if (!(blob instanceof Uint8Array)) throw invalidArgument('blob', blob, "a Uint8Array: a peer's localMetadata()");
-    return this.#remotes.load(decodeMetadata(blob));
+    return this.#remotes.load(decodeMetadata(blob), options);
   }
 
   /** Forgets a peer: its links close, its transfers fail with WL_STALE. False if it was not known. */

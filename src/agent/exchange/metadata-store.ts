@@ -45,12 +45,12 @@ export async function publishMetadata(agent: Agent, store: MetadataStore, option
 /** What takes metadata: an agent, or what has one. */
 export interface MetadataLoader {
   readonly settings: Pick<Settings, 'timeoutMs'>;
-  loadRemoteMetadata(blob: Uint8Array): Promise<string>;
+  loadRemoteMetadata(blob: Uint8Array, options?: WaitOptions): Promise<string>;
 }
 
 /**
  * Loads what an agent has published, as soon as it has. Returns its name. While the store still holds what an earlier life
- * of the agent published than is known here, it waits for newer ones, and fails with WL_STALE if none come.
+ * of the agent published than the one that is known here, it waits for newer ones, and fails with WL_STALE if none come.
  * @param agent Which learns them.
  * @param store Where from.
  * @param name Of the agent that published.
@@ -69,7 +69,7 @@ export async function loadPublished(
   for (;;) {
     const blob = await store.get(name, remaining(wait));
     try {
-      return await agent.loadRemoteMetadata(blob);
+      return await agent.loadRemoteMetadata(blob, remaining(wait));
     } catch (error) {
       const isStale = error instanceof WeftlineError && error.code === 'WL_STALE';
       if (!isStale || STALE_PAUSE_MS > wait.deadline.leftMs) throw error;

@@ -605,7 +605,7 @@ export async function testConformance(configuration: AgentConfiguration, isSampl
     await again.do({ do: 'register', name: 'plain', bytes: 64 });
     await agent.loadRemoteMetadata(await again.metadata());
     assert.throws(() => transfers[0]?.post(), withCode('WL_STALE', /restarted/));
-    await assert.rejects(agent.loadRemoteMetadata(before), withCode('WL_STALE', /a later one is known/));
+    await assert.rejects(agent.loadRemoteMetadata(before), withCode('WL_STALE', /another one is known/));
     await using anew = await agent.prepare({
       operation: 'write',
       peer: 'there',
