@@ -34,8 +34,8 @@ __device__ __forceinline__ void storePart(const LayerDispatchArguments& a, const
   for (u32 step = 1, r = a.rank; step <= a.ranks; ++step) {
     r = r + 1 == a.ranks ? 0 : r + 1;
     u32 lanes = __ballot_sync(allLanes, place.rank == static_cast<i32>(r));
-    // Others copy what they get once; rows that stay here are written straight away.
-    if (r != a.rank) lanes &= ~(lanes - 1);
+    // Others copy what they get once; rows that stay here are written straight away, and so are all where nobody copies.
+    if (r != a.rank && a.copies != 0) lanes &= ~(lanes - 1);
     for (; lanes != 0; lanes &= lanes - 1) {
       const i32 row = __shfl_sync(allLanes, place.row, __ffs(lanes) - 1);
       warpStoreRow(outputAt(a, r, a.rowsOffset) + static_cast<u64>(row) * a.rowBytes + at, stage, bytes);

@@ -2,10 +2,12 @@
 // this rank's rows begin at each.
 //
 // A block takes a tile of tokens at a time and keeps a bit per (token, bin) in shared memory, so that counting the bits
-// below a token numbers it, in token order and without depending on which thread was first. The last block to end adds
+// below a token numbers it, in token order and without depending on which thread was first. A token that chooses an expert
+// more than once has one bit of it; in a tile with such tokens the choices of those below are read again. The last block to end adds
 // the tiles up and meets the peers. Dispatch adds the beginnings to the numbers.
 #include "weftline/abi.cuh"
 #include "weftline/ep/block-scan.cuh"
+#include "weftline/ep/choice-numbers.cuh"
 #include "weftline/ep/exchange-record.cuh"
 #include "weftline/ep/layer-failure.cuh"
 #include "weftline/collective/rank-barrier.cuh"
@@ -26,6 +28,8 @@ constexpr u32 warps = threads / lanesPerWarp;
 
 struct Shared {
   u32 last;
+  // A token of the tile chooses an expert more than once.
+  u32 repeats;
   u32 status;
   u32 detail;
   u32 culprit;
@@ -47,70 +51,17 @@ __device__ __forceinline__ const EpNetwork& networkOf(const LayerPrepareArgument
   return *static_cast<const EpNetwork*>(a.network);
 }
 
-__device__ __forceinline__ i64 choiceAt(const LayerPrepareArguments& a, u64 cell) {
-  return integerAt(a.topk, a.indexBytes, cell);
-}
-
-__device__ __forceinline__ bool isDropped(const LayerPrepareArguments& a, i64 expert) {
-  return expert == -1 || expert == static_cast<i64>(a.experts);
-}
-
-// Where a token goes, as bits of ranks of the group.
-struct TokenRanks {
-  // It goes there, and it goes there more than once.
-  u32 once;
-  u32 again;
-};
-
-// Sets the token's bits. The first bad choice of all is kept.
-__device__ TokenRanks markChoices(const LayerPrepareArguments& a, u32 token, u32* word) {
-  const u32 expertsPerRank = a.experts / a.groupRanks;
-  const u32 bit = 1u << laneIndex();
-  u32 once = 0;
-  u32 again = 0;
-#pragma unroll 4
-  for (u32 j = 0; j < a.topkColumns; ++j) {
-    const u64 cell = static_cast<u64>(token) * a.topkColumns + j;
-    const i64 expert = choiceAt(a, cell);
-    i32 rank = -1;
-    if (!isDropped(a, expert)) {
-      const bool inRange = expert >= 0 && expert < static_cast<i64>(a.experts);
-      const bool bad = !inRange || (atomicOr(&word[a.groupRanks + static_cast<u32>(expert)], bit) & bit) != 0;
-      if (bad) {
-        // Kept as its complement, so that zero is "none".
-        atomicMax(static_cast<u32*>(a.counter) + 1, ~static_cast<u32>(cell));
-      } else {
-        rank = static_cast<i32>(static_cast<u32>(expert) / expertsPerRank);
-        again |= once & (1u << rank);
-        once |= 1u << rank;
-      }
-    }
-    static_cast<i32*>(a.rankTable)[cell] = rank;
-  }
-  // A rank writes its own tokens' rows itself, as the forwarder does on other hosts; only local combine must know which belong
-  // together.
-  if (a.localCombine == 0) again &= ~(1u << a.groupRank);
-  return {once, again};
-}
-
-// How many of the tile's tokens before this thread's have the bin's bit.
-__device__ __forceinline__ i32 numberOf(const u32* bits, u32 bins, u32 bin) {
-  const u32 warp = threadIdx.x / lanesPerWarp;
-  u32 count = __popc(bits[warp * bins + bin] & ((1u << laneIndex()) - 1));
-  for (u32 before = 0; before < warp; ++before) count += __popc(bits[before * bins + bin]);
-  return static_cast<i32>(count);
-}
-
-__device__ void numberTile(const LayerPrepareArguments& a, u32 tile, u32* bits, const Shared& shared) {
+__device__ void numberTile(const LayerPrepareArguments& a, u32 tile, u32* bits, Shared& shared) {
   const u32 bins = binCount(a);
   const u32 warp = threadIdx.x / lanesPerWarp;
   const u32 token = tile * a.tileWords * 32 + threadIdx.x;
   const bool here = warp < a.tileWords && token < a.tokens;
   for (u32 index = threadIdx.x; index < a.tileWords * bins; index += threads) bits[index] = 0;
+  if (threadIdx.x == 0) shared.repeats = 0;
   __syncthreads();
   if (warp < a.tileWords) {
     TokenRanks ranks = {0, 0};
-    if (here) ranks = markChoices(a, token, bits + warp * bins);
+    if (here) ranks = markChoices(a, token, bits + warp * bins, &shared.repeats);
     if constexpr (hosts) {
       if (a.localCombine == 0) ranks.again &= shared.ownRanks;
       for (u32 way = 0; way < a.ways; ++way) {
@@ -125,10 +76,15 @@ __device__ void numberTile(const LayerPrepareArguments& a, u32 tile, u32* bits, 
     }
   }
   __syncthreads();
+  const bool hasRepeats = shared.repeats != 0;
+  const u32 tileFirst = tile * a.tileWords * 32;
   u32* counts = static_cast<u32*>(a.tileCounts) + static_cast<u64>(tile) * bins;
   for (u32 bin = threadIdx.x; bin < bins; bin += threads) {
     u32 count = 0;
     for (u32 word = 0; word < a.tileWords; ++word) count += __popc(bits[word * bins + bin]);
+    if (hasRepeats && bin >= a.groupRanks && bin < binsBeforeWays(a)) {
+      count += repeatsBefore(a, bits, bins, tileFirst, bin - a.groupRanks, a.tileWords * 32);
+    }
     counts[bin] = count;
   }
   if (here) {
@@ -137,7 +93,11 @@ __device__ void numberTile(const LayerPrepareArguments& a, u32 tile, u32* bits, 
     for (u32 j = 0; j < a.topkColumns; ++j) {
       const i64 expert = choiceAt(a, first + j);
       const bool none = expert < 0 || expert >= static_cast<i64>(a.experts);
-      const i32 number = none ? -1 : numberOf(bits, bins, a.groupRanks + static_cast<u32>(expert));
+      i32 number = none ? -1 : numberOf(bits, bins, a.groupRanks + static_cast<u32>(expert));
+      if (hasRepeats && !none) {
+        number += static_cast<i32>(repeatsBefore(a, bits, bins, tileFirst, static_cast<u32>(expert), threadIdx.x) +
+                                   choicesOf(a, token, expert, j));
+      }
       static_cast<i32*>(a.rowTable)[first + j] = number;
     }
     for (u32 r = 0; r < a.groupRanks; ++r) {

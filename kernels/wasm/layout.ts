@@ -1,14 +1,13 @@
 // Where every token goes: counts and stable row numbers, from the top-k choices of this rank.
 //
-// Top-k ids are i32 or i64 (`indexBytes` 4 or 8); -1 means "no expert". Functions that read them return the flat index
-// of the first choice that is out of range or repeats an expert of its row, or -1 when all are good.
+// Top-k ids are i32 or i64 (`indexBytes` 4 or 8); -1 means "no expert". A token may choose an expert more than once.
 import { expertAt } from './topk';
 
 /**
- * Counts tokens per rank and per expert and marks which rank receives which token.
+ * Counts tokens per rank and choices per expert, and marks which rank receives which token.
  * membership u8 [tokens, ranks], perRank i32 [ranks], perExpert i32 [experts]; all written.
- * `dropped` is a further id that means "no expert" (the all-to-all layer's `experts`), or -1.
- * `lastToken` i32 [experts] is scratch: the last token that chose the expert, to find one that chooses it twice.
+ * `dropped` is a further id that means "no expert" (the all-to-all layer's `experts`), or -1. Returns the flat index of the
+ * first choice that is out of range, or -1 when all are good.
  */
 export function countChoices(
   topk: usize,
@@ -21,14 +20,12 @@ export function countChoices(
   membership: usize,
   perRank: usize,
   perExpert: usize,
-  lastToken: usize,
 ): i32 {
   const wide = indexBytes == 8;
   const expertsPerRank = experts / ranks;
   memory.fill(membership, 0, <usize>tokens * <usize>ranks);
   memory.fill(perRank, 0, <usize>ranks << 2);
   memory.fill(perExpert, 0, <usize>experts << 2);
-  memory.fill(lastToken, 0xff, <usize>experts << 2);
   let cell: usize = 0;
   for (let t = 0; t < tokens; t++) {
     const marks = membership + <usize>t * <usize>ranks;
@@ -36,9 +33,6 @@ export function countChoices(
       const expert = expertAt(topk, wide, cell);
       if (expert == -1 || (dropped >= 0 && expert == dropped)) continue;
       if (expert < 0 || expert >= experts) return <i32>cell;
-      const last = lastToken + (<usize>expert << 2);
-      if (load<i32>(last) == t) return <i32>cell;
-      store<i32>(last, t);
       const counter = perExpert + (<usize>expert << 2);
       store<i32>(counter, load<i32>(counter) + 1);
       const rank = expert / expertsPerRank;

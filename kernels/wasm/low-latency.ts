@@ -80,7 +80,7 @@ function packExponents(scales: usize, groups: usize): usize {
 
 /**
  * Rows that one source sent, one per token, to a row of each of the token's experts: row `next[expert]++` of that expert's
- * `capacity` rows, or nowhere if it has no more. `topk` [count, k] has local expert ids, -1 for experts of other ranks.
+ * `capacity` rows, or nowhere if it has no more. Choices of one expert by one token share its row. `topk` [count, k] has local expert ids, -1 for experts of other ranks.
  * `scales` [count, words] go to outScales [experts, words, capacity]. outTokens [experts, capacity]: the row's token at the
  * source. rowOf i32 [count, k]: expert * capacity + row of each choice, -1 where there is none.
  */
@@ -108,7 +108,10 @@ export function placeRows(
     for (let j = 0; j < k; j++, cell++) {
       const expert = expertAt(topk, wide, cell);
       let place = -1;
-      if (expert >= 0) {
+      const same = expert >= 0 ? earlierChoice(topk, wide, cell, j) : cell;
+      if (same != cell) {
+        place = load<i32>(rowOf + (same << 2));
+      } else if (expert >= 0) {
         const counter = next + (<usize>expert << 2);
         const at = load<i32>(counter);
         store<i32>(counter, at + 1);
@@ -125,6 +128,16 @@ export function placeRows(
       store<i32>(rowOf + (cell << 2), place);
     }
   }
+}
+
+/** The cell of the token's first choice of the expert at `cell`, its choice j: `cell` itself but where it repeats one. */
+@inline
+function earlierChoice(topk: usize, wide: bool, cell: usize, j: i32): usize {
+  const expert = expertAt(topk, wide, cell);
+  for (let first = cell - <usize>j; first < cell; first++) {
+    if (expertAt(topk, wide, first) == expert) return first;
+  }
+  return cell;
 }
 
 /**
@@ -165,13 +178,14 @@ export function closePlaces(
 }
 
 /**
- * Where the rows of this rank's choices lie at their experts' ranks: rowTable [cells] = local expert * capacity +
- * nextRow[expert]++, -1 for no expert and for a row that had no place; rankTable [cells] = the expert's rank.
+ * Where the rows of this rank's choices, k of each token, lie at their experts' ranks: rowTable [tokens, k] = local expert *
+ * capacity + nextRow[expert]++, -1 for no expert and for a row that had no place; rankTable [tokens, k] = the expert's rank.
  */
 export function choiceRows(
   topk: usize,
   indexBytes: i32,
-  cells: i32,
+  tokens: i32,
+  k: i32,
   expertsPerRank: i32,
   capacity: i32,
   nextRow: usize,
@@ -179,19 +193,27 @@ export function choiceRows(
   rankTable: usize,
 ): void {
   const wide = indexBytes == 8;
-  for (let cell: usize = 0; cell < <usize>cells; cell++) {
-    const expert = expertAt(topk, wide, cell);
-    let place = -1;
-    let rank = -1;
-    if (expert >= 0) {
-      rank = expert / expertsPerRank;
-      const counter = nextRow + (<usize>expert << 2);
-      const at = load<i32>(counter);
-      store<i32>(counter, at + 1);
-      if (at < capacity) place = (expert - rank * expertsPerRank) * capacity + at;
+  let cell: usize = 0;
+  for (let t = 0; t < tokens; t++) {
+    for (let j = 0; j < k; j++, cell++) {
+      const expert = expertAt(topk, wide, cell);
+      let place = -1;
+      let rank = -1;
+      if (expert >= 0) {
+        rank = expert / expertsPerRank;
+        const same = earlierChoice(topk, wide, cell, j);
+        if (same != cell) {
+          place = load<i32>(rowTable + (same << 2));
+        } else {
+          const counter = nextRow + (<usize>expert << 2);
+          const at = load<i32>(counter);
+          store<i32>(counter, at + 1);
+          if (at < capacity) place = (expert - rank * expertsPerRank) * capacity + at;
+        }
+      }
+      store<i32>(rowTable + (cell << 2), place);
+      store<i32>(rankTable + (cell << 2), rank);
     }
-    store<i32>(rowTable + (cell << 2), place);
-    store<i32>(rankTable + (cell << 2), rank);
   }
 }
 

@@ -106,8 +106,11 @@ export class CountExchange {
     }
   }
 
-  /** Writes this rank's record into every window of its host. A barrier must follow before collect(). */
-  publish(header: ExchangeHeader, { perRank, perExpert, perHost, ofRanks }: ExchangeCounts): void {
+  /**
+   * Writes this rank's record into every window of its host. A barrier must follow before collect(). `status`: 0, or why this
+   * rank cannot go on, for which see refusedBy(); the counts then say nothing.
+   */
+  publish(header: ExchangeHeader, { perRank, perExpert, perHost, ofRanks }: ExchangeCounts, status = 0): void {
     this.beginCall();
     const windows = this.#destinations();
     for (let window = 0; window < windows.length; window++) {
@@ -115,6 +118,7 @@ export class CountExchange {
       let word = 0;
       for (const field of exchangeFields) record[word++] = header[field];
       for (const field of exchangeOwnFields) record[word++] = header[field];
+      record[EXCHANGE_STATUS_WORD] = status;
       record.set(perRank, EXCHANGE_HEADER_WORDS);
       const rank = this.#localRanks[window]!;
       const own = ofRanks?.[rank];
@@ -163,6 +167,21 @@ export class CountExchange {
       result.perHost.set(record.subarray(counts + n + experts, counts + n + experts + hosts), source * hosts);
     }
     return result;
+  }
+
+  /** Hot path. After the barrier: the first rank that published a status, or -1. */
+  refusedBy(): number {
+    for (let source = 0; source < this.#holders.length; source++) {
+      if (this.#received(source)![EXCHANGE_STATUS_WORD] !== 0) return source;
+    }
+    return -1;
+  }
+
+  /** What the rank told when it refused, and the choices of its tokens. */
+  refusalOf(source: number): { readonly status: number; readonly rank: number; readonly k: number } {
+    const record = this.#received(source)!;
+    const k = Math.max(1, record[exchangeFields.indexOf('topk')]!);
+    return { status: record[EXCHANGE_STATUS_WORD]! >>> 0, rank: this.#worldRanks[source]!, k };
   }
 
   /** After the barrier: every rank fails with the same WL_CONFIG_MISMATCH if the records disagree. */

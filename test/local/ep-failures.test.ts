@@ -156,6 +156,21 @@ test('an abort signal ends a wait with its reason and the other rank hears of it
   assert.equal(failureOf(ranks[1]).code, 'WL_PEER_FAILED', transcript);
 });
 
+for (const what of ['buffer', 'layer']) {
+  test(`a choice that one rank gets wrong fails on all, and the ${what} goes on`, async () => {
+    const { exitCode, ranks, transcript } = await run(`${what} choice`, 2);
+    assert.equal(exitCode, 0, transcript);
+    const [told, own] = ranks.map(failureOf);
+    const place = /^Invalid (topkIdx|expIndices)\[1, 1\]: expected an expert from 0 to 3, or -1.*, got /;
+    for (const one of [told, own]) {
+      assert.equal(one?.code, 'WL_INVALID_ARGUMENT', transcript);
+      assert.match(one.message, place, transcript);
+    }
+    assert.match(told?.message ?? '', /got "a bad value of rank 1"$/, transcript);
+    assert.match(own?.message ?? '', /got 7$/, transcript);
+  });
+}
+
 test('wrong arguments fail before anything moves, naming argument, value and what is allowed', async () => {
   const { exitCode, ranks, transcript } = await run('arguments', 1);
   assert.equal(exitCode, 0, transcript);
@@ -182,8 +197,6 @@ test('wrong arguments fail before anything moves, naming argument, value and wha
     'expert too large': /^WL_INVALID_ARGUMENT: Invalid topkIdx\[1, 0\]: expected an expert from 0 to 3, or -1.*, got 4/,
     'expert below -1': /^WL_INVALID_ARGUMENT: Invalid topkIdx\[0, 1\]: expected .*, got -2/,
     'expert beyond i32': /^WL_INVALID_ARGUMENT: Invalid topkIdx\[0, 0\]: expected .*, got 4294967296/,
-    'expert twice':
-      /^WL_INVALID_ARGUMENT: Invalid topkIdx\[1, 1\]: expected an expert that the token has not chosen.*, got 3/,
     'topk too wide': /^WL_INVALID_ARGUMENT: Invalid topkIdx columns: expected 1 to 2.*, got 3/,
     'no routing': /^WL_INVALID_ARGUMENT: Invalid topkIdx: expected .*, got undefined/,
     'handle and topk': /Invalid topkIdx: expected nothing when a handle is given, got "a value"/,

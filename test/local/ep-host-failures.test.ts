@@ -78,13 +78,17 @@ describe('failures across hosts', { concurrency: 2 }, () => {
       });
     }
 
-    test(`${what}: a rank whose arguments are refused may call again; the others wait for it`, async () => {
+    test(`${what}: a choice that one rank gets wrong fails on all, and the next calls work`, async () => {
       const env = { WEFTLINE_HOSTS: '3+1', WEFTLINE_TEST_GROUP: 'all' };
       const args = ['bad argument, then a good one', what, '2'];
       const { exitCode, ranks, transcript } = await runRanks(4, script, { args, env });
       assert.equal(exitCode, 0, transcript);
       for (const output of ranks) assert.deepEqual(resultOf(output), { code: 'none' }, transcript);
-      assert.match(ranks[2]?.stdout.join('\n') ?? '', /WL_INVALID_ARGUMENT|expected an expert from 0 to 3/, transcript);
+      for (const [rank, { stdout }] of ranks.entries()) {
+        const got = rank === 2 ? /got 9999/ : /got "a bad value of rank 2"/;
+        assert.match(stdout.join('\n'), /Invalid \w+\[0, 0\]: expected an expert from 0 to 3/, transcript);
+        assert.match(stdout.join('\n'), got, transcript);
+      }
     });
   }
 });

@@ -104,7 +104,6 @@ export interface CpuKernels {
       membership: number,
       perRank: number,
       perExpert: number,
-      lastToken: number,
     ],
     number
   >;
@@ -215,7 +214,8 @@ export interface CpuKernels {
     [
       topk: number,
       indexBytes: number,
-      cells: number,
+      tokens: number,
+      k: number,
       expertsPerRank: number,
       capacity: number,
       nextRow: number,

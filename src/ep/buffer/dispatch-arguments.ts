@@ -20,7 +20,7 @@ export type RowsLike = Tensor<'bf16'> | ScaledRows;
 export interface DispatchArguments extends WaitOptions, OverlapOptions {
   /** [T, H]; T at most maxTokensPerRank, 0 allowed, may differ between ranks. */
   readonly x: RowsLike;
-  /** [T, K] expert ids, -1 for none, no expert twice in a row. Leave out with `handle`. */
+  /** [T, K] expert ids, -1 for none. A token may choose an expert more than once. Leave out with `handle`. */
   readonly topkIdx?: Tensor<'i32' | 'i64'>;
   /** f32 [T, K]; only with topkIdx. */
   readonly topkWeights?: Tensor<'f32'>;

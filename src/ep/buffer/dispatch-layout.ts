@@ -1,5 +1,6 @@
 // What get_dispatch_layout tells: how many tokens each rank and expert gets, and which rank gets which token.
-import { invalidArgument } from '../../core/errors.ts';
+import { invalidArgument, type WeftlineError } from '../../core/errors.ts';
+import type { CountExchange } from '../../collective/exchange.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { TensorAllocator } from '../../device/tensor-set.ts';
@@ -24,15 +25,23 @@ export interface LayoutShape {
   readonly dropped: number;
   /** Of the choices, for errors. */
   readonly name: string;
-  /** i32 [experts] for the kernel. */
-  readonly scratch: Tensor<'i32'>;
 }
 
-/**
- * Fills `layout` from topkIdx [T, K]. Fails with WL_INVALID_ARGUMENT at a choice that is out of range or repeats an
- * expert of its token, naming the token, the choice and its value.
- */
-export function computeLayout(topkIdx: Tensor<'i32' | 'i64'>, layout: LayoutTensors, shape: LayoutShape): void {
+/** Why a rank cannot send what it was given, and the number by which it tells the others, who expect its rows. */
+export interface Refusal {
+  readonly error: WeftlineError;
+  /** 1 + flat index of a choice that is out of range, or REFUSED_LAYOUT. */
+  readonly status: number;
+}
+
+const REFUSED_LAYOUT = 0xffff_ffff;
+
+/** Fills `layout` from topkIdx [T, K], unless a choice is out of range, which the refusal names with its value. */
+export function computeLayout(
+  topkIdx: Tensor<'i32' | 'i64'>,
+  layout: LayoutTensors,
+  shape: LayoutShape,
+): Refusal | undefined {
   const device = topkIdx.device as CpuDevice;
   const [tokens = 0, k = 0] = topkIdx.shape;
   const bad = device.kernels.countChoices(
@@ -46,19 +55,31 @@ export function computeLayout(topkIdx: Tensor<'i32' | 'i64'>, layout: LayoutTens
     layout.isTokenInRank.address,
     layout.numTokensPerRank.address,
     layout.numTokensPerExpert.address,
-    shape.scratch.address,
   );
-  if (bad < 0) return;
-  const value = Number(topkIdx.view()[bad]);
-  const place = `${shape.name}[${Math.floor(bad / k)}, ${bad % k}]`;
-  const inRange = value >= 0 && value < shape.experts;
-  throw invalidArgument(
-    place,
-    value,
-    inRange
-      ? 'an expert that the token has not chosen before'
-      : `an expert from 0 to ${shape.experts - 1}, or -1${shape.dropped < 0 ? '' : ` or ${shape.dropped}`} for none`,
-  );
+  if (bad < 0) return undefined;
+  return { error: badChoice(shape, { k, cell: bad, value: Number(topkIdx.view()[bad]) }), status: bad + 1 };
+}
+
+/** Hot path. After the exchange of counts: if a rank has refused, every rank fails; the one that did says why. */
+export function throwIfRefused(exchange: CountExchange, shape: LayoutShape, own: Refusal | undefined): void {
+  const rank = exchange.refusedBy();
+  if (rank >= 0) throw own?.error ?? refusedThere(shape, exchange.refusalOf(rank));
+}
+
+/** The error of a rank that hears of the refusal of `rank`, of the world, whose tokens have k choices each. */
+export function refusedThere(shape: LayoutShape, of: { status: number; rank: number; k: number }): WeftlineError {
+  const { status, rank, k } = of;
+  if (status === REFUSED_LAYOUT) return invalidArgument('layout', `one of rank ${rank}`, 'one that agrees with itself');
+  return badChoice(shape, { k, cell: status - 1, value: `a bad value of rank ${rank}` });
+}
+
+function badChoice(
+  { name, experts, dropped }: LayoutShape,
+  { k, cell, value }: { readonly k: number; readonly cell: number; readonly value: unknown },
+): WeftlineError {
+  const place = `${name}[${Math.floor(cell / k)}, ${cell % k}]`;
+  const none = dropped < 0 ? '-1' : `-1 or ${dropped}`;
+  return invalidArgument(place, value, `an expert from 0 to ${experts - 1}, or ${none} for none`);
 }
 
 /** Memory for a layout of `tokens` tokens, owned like the allocator's tensors. */
@@ -70,25 +91,29 @@ export function emptyLayout(tensors: TensorAllocator, tokens: number, shape: Lay
   };
 }
 
-/** Fails with WL_INVALID_ARGUMENT when a caller's layout is not what its choices give. `cells` is tokens * ranks. */
-export function requireSameLayout(given: LayoutTensors, counted: LayoutTensors, cells: number): void {
+/** Refuses a caller's layout that is not what its choices give. `cells` is tokens * ranks. */
+export function compareLayouts(given: LayoutTensors, counted: LayoutTensors, cells: number): Refusal | undefined {
   const marks = given.isTokenInRank.view();
   const same =
     given.numTokensPerRank.view().every((count, rank) => count === counted.numTokensPerRank.view()[rank]) &&
     given.numTokensPerExpert.view().every((count, expert) => count === counted.numTokensPerExpert.view()[expert]) &&
     Buffer.compare(marks, counted.isTokenInRank.view().subarray(0, cells)) === 0;
-  if (!same)
-    throw invalidArgument('layout', 'one of other choices', 'what getDispatchLayout returned for this topkIdx');
+  if (same) return undefined;
+  const allowed = 'what getDispatchLayout returned for this topkIdx';
+  return { error: invalidArgument('layout', 'one of other choices', allowed), status: REFUSED_LAYOUT };
 }
 
-/** Fails with WL_INVALID_ARGUMENT when the counts per rank are not those of the marks: rows would land on others'. */
-export function requireConsistentLayout({ isTokenInRank, numTokensPerRank }: LayoutTensors, ranks: number): void {
+/** Refuses a layout whose counts per rank are not those of its marks: rows would land on others'. */
+export function checkCounts({ isTokenInRank, numTokensPerRank }: LayoutTensors, ranks: number): Refusal | undefined {
   const counts = new Int32Array(ranks);
   for (const [cell, mark] of isTokenInRank.view().entries()) {
     if (mark !== 0) counts[cell % ranks] = counts[cell % ranks]! + 1;
   }
   for (const [rank, count] of numTokensPerRank.view().entries()) {
     if (count === counts[rank]) continue;
-    throw invalidArgument(`layout.numTokensPerRank[${rank}]`, count, `${counts[rank]}, the marks of isTokenInRank`);
+    const allowed = `${counts[rank]}, the marks of isTokenInRank`;
+    const error = invalidArgument(`layout.numTokensPerRank[${rank}]`, count, allowed);
+    return { error, status: REFUSED_LAYOUT };
   }
+  return undefined;
 }

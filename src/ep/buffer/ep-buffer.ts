@@ -98,7 +98,8 @@ export class EpBuffer implements AsyncDisposable {
 
   /**
    * Collective. Sends row t of `x` once to every rank that `topkIdx[t]` names an expert of. Bad arguments fail with
-   * WL_INVALID_ARGUMENT on this rank before it does anything; the others then wait for it.
+   * WL_INVALID_ARGUMENT on this rank before it does anything; the others then wait for it. A choice that is out of range, or
+   * a layout that disagrees with itself or the choices, fails on every rank.
    */
   async dispatch(args: DispatchArguments): Promise<DispatchResult> {
     return this.#guard.run('dispatch', async () => {

@@ -37,8 +37,7 @@ export function makeEpTables(
   const experts = config.numExperts;
   const readable = size.network === undefined && ranks > 1 ? ranks : 0;
   const { set, made } = TensorSet.make(device, (tensors) => {
-    const scratch = tensors.empty('i32', [experts]);
-    const shape: LayoutShape = { ranks, experts, dropped: -1, name: 'topkIdx', scratch };
+    const shape: LayoutShape = { ranks, experts, dropped: -1, name: 'topkIdx' };
     return {
       shape,
       layout: emptyLayout(tensors, config.maxTokensPerRank, shape),

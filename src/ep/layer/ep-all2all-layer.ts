@@ -119,8 +119,8 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
 
   /**
    * Collective. Sends row t of `input` to every expert in expIndices[t]; -1 and numTotExperts both mean "dropped".
-   * Bad arguments fail on this rank before anything moves, and the others then wait for it; a choice or place that only
-   * the kernels of a GPU see fails on every rank.
+   * Bad arguments fail on this rank before anything moves, and the others then wait for it; a choice that is out of range, or a
+   * place that cannot be, fails on every rank.
    */
   async dispatch(args: LayerDispatchArguments<D>): Promise<LayerDispatchResult<D>> {
     return this.#guard.run('dispatch', async () => {

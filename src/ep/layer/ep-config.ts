@@ -106,9 +106,9 @@ export class EPConfig {
     return this.localWorldSize === this.worldSize;
   }
 
-  /** Rows that one rank receives when every rank sends every token to as many of its experts as it can. */
+  /** Rows that one rank receives when all choices of every rank are experts of it. */
   get maxRecvRows(): number {
-    return this.worldSize * this.maxTokens * Math.min(this.topk, this.numExpertsPerRank);
+    return this.worldSize * this.maxTokens * this.topk;
   }
 }
 

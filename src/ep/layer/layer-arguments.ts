@@ -16,7 +16,7 @@ import type { LayerInput } from './layer-input.ts';
 export interface LayerDispatchArguments<D extends TokenDType = 'bf16'> extends WaitOptions, OverlapOptions {
   /** [T, H] of the layer's dtype; T at most maxTokens, may differ between ranks. */
   readonly input: Tensor<D>;
-  /** [T, K] expert ids; -1 or the number of experts for a dropped choice; no expert twice in a row. */
+  /** [T, K] expert ids; -1 or the number of experts for a dropped choice. A token may choose an expert more than once. */
   readonly expIndices: Tensor<'i32' | 'i64'>;
   /** [T, K] of the layer's weightDtype; all ranks or none. */
   readonly weight?: Tensor<'f32' | 'bf16'>;

@@ -16,14 +16,7 @@ export interface LayerTables extends Disposable {
 
 export function makeLayerTables(device: Device, { maxTokens, topk, numExperts, worldSize }: EPConfig): LayerTables {
   const { set, made } = TensorSet.make(device, (tensors) => {
-    const scratch = tensors.empty('i32', [numExperts]);
-    const shape: LayoutShape = {
-      ranks: worldSize,
-      experts: numExperts,
-      dropped: numExperts,
-      name: 'expIndices',
-      scratch,
-    };
+    const shape: LayoutShape = { ranks: worldSize, experts: numExperts, dropped: numExperts, name: 'expIndices' };
     return {
       shape,
       layout: emptyLayout(tensors, maxTokens, shape),

@@ -14,6 +14,14 @@ export function dispatchWord({ topkIdx, topkWeights, scales }: CheckedLowLatency
   return topkIdx.shape[1]! | flags | (formats.indexOf(scales ?? 'bf16') << FORMAT_SHIFT);
 }
 
+/** In place of it, of a rank that refuses the choices that it was given: no dispatch has 0 choices. */
+export const REFUSED = 0;
+
+/** Whether that rank sends nothing in this dispatch, because it refuses the choices that it was given. */
+export function isRefused(word: number): boolean {
+  return word === REFUSED;
+}
+
 /** The scales of the rows that the word names, undefined for bf16, and K. */
 export function readDispatchWord(word: number): { readonly scales: LowLatencyScales | undefined; readonly k: number } {
   const format = formats[word >>> FORMAT_SHIFT] ?? 'bf16';

@@ -126,8 +126,9 @@ export class EpLowLatency implements AsyncDisposable {
   /**
    * Collective. Sends row t of `x` to every expert that `topkIdx[t]` names. With returnRecvHook it returns once the rows are
    * sent, with a hook that receives. Bad arguments fail with WL_INVALID_ARGUMENT on this rank before it does anything; the
-   * others then wait for it. On GPUs a call only enqueues: choices that cannot be are found by the kernel, and end the use of
-   * the object, as other failures of kernels do, in the next wait for the device. The result of the last but one dispatch ends here; its hooks must have been called.
+   * others then wait for it, unless it is a choice out of range, with which the dispatch fails on all ranks. On GPUs a call only
+   * enqueues: there such a choice is found by the kernel, and ends the use of the object, as other failures of kernels do, in
+   * the next wait for the device. The result of the last but one dispatch ends here; its hooks must have been called.
    */
   dispatch(args: LowLatencyDispatchArguments & { readonly returnRecvHook: true }): Promise<PendingDispatch>;
   dispatch(args: LowLatencyDispatchArguments & { readonly returnRecvHook?: false }): Promise<LowLatencyDispatchResult>;

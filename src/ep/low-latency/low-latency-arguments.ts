@@ -18,7 +18,10 @@ export type LowLatencyScales = keyof typeof lowLatencyScales;
 export interface LowLatencyDispatchArguments extends WaitOptions {
   /** bf16 [T, H], T at most maxTokensPerRank; on every rank as many as it has, also none. */
   readonly x: Tensor<'bf16'>;
-  /** [T, K]: the experts of each token, none twice, -1 for none. K and dtype are the same on all ranks. */
+  /**
+   * [T, K]: the experts of each token, -1 for none. An expert that a token names more than once gets one row of it, to which
+   * combine applies all these weights. K and dtype are the same on all ranks.
+   */
   readonly topkIdx: Tensor<'i32' | 'i64'>;
   /** f32 [T, K]. Needed with combineTravels 'rank-sums'; in 'rank-major' they are handed to the receivers; else not allowed. */
   readonly topkWeights?: Tensor<'f32'>;
@@ -28,7 +31,7 @@ export interface LowLatencyDispatchArguments extends WaitOptions {
   readonly scales?: LowLatencyScales;
   /** Where received rows go in 'expert-major', as recvX of the result would be; memory of this object by default. */
   readonly out?: LowLatencyRows;
-  /** i32 [experts of this rank]: the choices that came for each expert, dropped ones too, are added to it. */
+  /** i32 [experts of this rank]: the rows that came for each expert, dropped ones too, are added to it. */
   readonly cumulativeLocalExpertRecvStats?: Tensor<'i32'>;
   /**
    * i64 [ranks]: the nanoseconds for which this call, or its hook, waited for each source rank are added to it. On GPUs the

@@ -13,6 +13,8 @@ export interface EpCase {
   readonly tokens: readonly number[];
   readonly skew: 'uniform' | 'one expert' | 'one rank' | 'half idle';
   readonly dropPercent: number;
+  /** Tokens may choose an expert more than once. */
+  readonly repeats: boolean;
   readonly fp8: boolean;
   readonly wideIndex: boolean;
   readonly weights: boolean;
@@ -51,6 +53,7 @@ export function epCase(ranks: number): fc.Arbitrary<EpCase> {
     tokens: fc.array(fc.oneof(fc.constant(0), fc.integer({ min: 1, max: 24 })), { minLength: ranks, maxLength: ranks }),
     skew: fc.constantFrom('uniform', 'one expert', 'one rank', 'half idle'),
     dropPercent: fc.constantFrom(0, 0, 20, 100),
+    repeats: fc.boolean(),
     fp8: fc.boolean(),
     wideIndex: fc.boolean(),
     weights: fc.boolean(),
@@ -105,7 +108,7 @@ export function random(seed: number): () => number {
   };
 }
 
-/** Top-k ids of one rank, [T][K], without repetition in a row. */
+/** Top-k ids of one rank, [T][K]. */
 export function choices(of: EpCase, rank: number, ranks: number): number[][] {
   const experts = of.expertsPerRank * ranks;
   const next = random(of.seed ^ Math.imul(rank + 1, 0x9e3779b1));
@@ -116,7 +119,7 @@ export function choices(of: EpCase, rank: number, ranks: number): number[][] {
       const allowed = free.filter((expert) => allows(of, expert, k));
       const expert = allowed[Math.floor(next() * allowed.length)];
       if (expert === undefined) return -1;
-      free.splice(free.indexOf(expert), 1);
+      if (!of.repeats) free.splice(free.indexOf(expert), 1);
       return expert;
     });
   });

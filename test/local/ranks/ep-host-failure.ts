@@ -106,10 +106,8 @@ const scenarios: Readonly<Record<string, () => Promise<unknown>>> = {
     return barrier();
   },
   async 'bad argument, then a good one'() {
-    if (isCulprit) {
-      const error = await dispatch(wrong).catch((thrown: unknown) => thrown as Error);
-      console.log(String(error));
-    }
+    const error = await dispatch(isCulprit ? wrong : choices).catch((thrown: unknown) => thrown);
+    console.log(String(error));
     await dispatch();
     await combine();
     return barrier();

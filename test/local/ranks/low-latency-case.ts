@@ -11,6 +11,8 @@ export interface LowLatencyRound {
   readonly tokens: readonly number[];
   readonly skew: 'uniform' | 'one expert' | 'one rank';
   readonly dropPercent: number;
+  /** Tokens may choose an expert more than once. */
+  readonly repeats: boolean;
   /** undefined: bf16. */
   readonly scales: LowLatencyScales | undefined;
   readonly wideIndex: boolean;
@@ -46,6 +48,7 @@ export function lowLatencyCase(ranks: number, most: number): fc.Arbitrary<LowLat
     tokens: fc.array(count, { minLength: ranks, maxLength: ranks }),
     skew: fc.constantFrom('uniform' as const, 'one expert' as const, 'one rank' as const),
     dropPercent: fc.constantFrom(0, 0, 20, 100),
+    repeats: fc.boolean(),
     scales: fc.constantFrom(undefined, 'f32' as const, 'rounded' as const, 'ue8m0' as const),
     wideIndex: fc.boolean(),
     weights: fc.boolean(),
@@ -94,7 +97,7 @@ export function inputOf(
     return Array.from({ length: round.topk }, (_, k) => {
       if (free.length === 0 || next() * 100 < round.dropPercent) return -1;
       const at = round.skew === 'one expert' && k === 0 ? 0 : Math.floor(next() * free.length);
-      return free.splice(at, 1)[0] ?? -1;
+      return (round.repeats ? free[at] : free.splice(at, 1)[0]) ?? -1;
     });
   });
   const x = rows(tokens, of.hidden, next);

@@ -206,7 +206,7 @@ test('outputSize() and EPConfig give sizes and bounds before anything is allocat
   });
   assert.equal(config.numExpertsPerRank, 3);
   assert.equal(config.isIntraNode, true);
-  assert.equal(config.maxRecvRows, 2 * 10 * 3);
+  assert.equal(config.maxRecvRows, 2 * 10 * 4);
   const size = outputSize(config, 60);
   assert.equal(size.capacityRows, 60);
   assert.ok(size.bytes >= 60 * (32 + 4 + 4 + 4 + 16) && size.bytes < 60 * 60 + 5 * 128);

@@ -14,12 +14,14 @@ import type { CheckedCombine } from '../combine-arguments.ts';
 import type { DispatchPlanInput, RowsLike } from '../dispatch-arguments.ts';
 import { DispatchHandle } from '../dispatch-handle.ts';
 import {
+  checkCounts,
+  compareLayouts,
   computeLayout,
   type DispatchLayout,
   emptyLayout,
   type LayoutTensors,
-  requireConsistentLayout,
-  requireSameLayout,
+  type Refusal,
+  throwIfRefused,
 } from '../dispatch-layout.ts';
 import type { EpCallOptions, EpEngine } from '../engine.ts';
 import type { MemoryRange } from '../../../device/host-access.ts';
@@ -97,7 +99,8 @@ export class CpuEpEngine implements EpEngine {
     const { shape } = this.tables;
     const { set, made } = TensorSet.make(this.#device, (tensors) => {
       const layout = emptyLayout(tensors, topkIdx.shape[0]!, shape);
-      computeLayout(topkIdx, layout, shape);
+      const refusal = computeLayout(topkIdx, layout, shape);
+      if (refusal !== undefined) throw refusal.error;
       return layout;
     });
     return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
@@ -117,12 +120,15 @@ export class CpuEpEngine implements EpEngine {
   async dispatch(input: DispatchPlanInput, options: EpCallOptions): Promise<DispatchResult> {
     if (options.previousEvent !== undefined) await options.previousEvent.wait(remaining(options));
     traceBegin('ep.dispatch.counts');
-    const layout = this.#layoutOf(input);
+    const refusal = this.#count(input);
+    // What a refused layout says of rows may not be counted.
+    const layout = refusal === undefined && input.topkIdx === undefined ? input.layout! : this.tables.layout;
     const perHost = this.#network?.countHosts(layout, input.numTokens);
-    this.#exchange.publish(exchangeHeader(input), this.#countsOf(layout, perHost));
+    this.#exchange.publish(exchangeHeader(input), this.#countsOf(layout, perHost), refusal?.status);
     const begun = this.#begin({ kind: 'dispatch' }, options, true);
     if (begun !== undefined) await begun;
     this.#dispatches += 1;
+    throwIfRefused(this.#exchange, this.tables.shape, refusal);
     // All ranks compute the same from the same counts, so all fail here or none does.
     const { rank, ranks } = this.#scope.group;
     const { expertAlignment } = input;
@@ -264,15 +270,13 @@ export class CpuEpEngine implements EpEngine {
   }
 
   /** Counts the choices; a layout that came with them must say the same. */
-  #layoutOf({ topkIdx, layout, numTokens }: DispatchPlanInput): LayoutTensors {
-    if (topkIdx === undefined) {
-      requireConsistentLayout(layout as LayoutTensors, this.#scope.group.size);
-      return layout as LayoutTensors;
-    }
+  #count({ topkIdx, layout, numTokens }: DispatchPlanInput): Refusal | undefined {
+    const { size } = this.#scope.group;
+    if (topkIdx === undefined) return checkCounts(layout as LayoutTensors, size);
     const counted = this.tables.layout;
-    computeLayout(topkIdx, counted, this.tables.shape);
-    if (layout !== undefined) requireSameLayout(layout, counted, numTokens * this.#scope.group.size);
-    return counted;
+    const refusal = computeLayout(topkIdx, counted, this.tables.shape);
+    if (refusal !== undefined || layout === undefined) return refusal;
+    return compareLayouts(layout, counted, numTokens * size);
   }
 
   #countsOf(layout: LayoutTensors, perHost: Int32Array | undefined): ExchangeCounts {

@@ -115,7 +115,7 @@ export class CudaHostPlan implements Disposable {
     const value = choice === undefined ? `a bad value of rank ${rank}` : String(choice);
     return new WeftlineError(
       'WL_INVALID_ARGUMENT',
-      `Invalid ${place}: expected an expert from 0 to ${config.numExperts - 1} that the token has not chosen before, or -1 for none, got ${value}`,
+      `Invalid ${place}: expected an expert from 0 to ${config.numExperts - 1}, or -1 for none, got ${value}`,
       { details: { argument: place, rank } },
     );
   }

@@ -11,7 +11,7 @@ import type { LocalBarrier } from '../../../windows/local-barrier.ts';
 import { isSharedByAll } from '../../../windows/window-agreement.ts';
 import { agreeOn } from '../../../collective/agree.ts';
 import { type Call, callWord } from '../../../collective/calls.ts';
-import { computeLayout } from '../../buffer/dispatch-layout.ts';
+import { computeLayout, throwIfRefused } from '../../buffer/dispatch-layout.ts';
 import type { EpCallOptions } from '../../buffer/engine.ts';
 import { throwIfUnusable } from '../../../collective/network/throw-if-unusable.ts';
 import type { ExchangeHeader, ExchangeResult } from '../../../collective/exchange.ts';
@@ -100,15 +100,13 @@ class CpuLayerEngine implements LayerEngine {
     const { exchange } = this.#memory;
     const { layout, shape } = this.#tables;
     traceBegin('layer.dispatch.counts');
-    computeLayout(input.expIndices, layout, shape);
+    const refusal = computeLayout(input.expIndices, layout, shape);
     const perHost = this.#memory.network?.countHosts(layout, input.numTokens);
-    exchange.publish(this.#exchangeHeader(input), {
-      perRank: layout.numTokensPerRank.view(),
-      perExpert: layout.numTokensPerExpert.view(),
-      ...(perHost && { perHost }),
-    });
+    const [perRank, perExpert] = [layout.numTokensPerRank.view(), layout.numTokensPerExpert.view()];
+    exchange.publish(this.#exchangeHeader(input), { perRank, perExpert, ...(perHost && { perHost }) }, refusal?.status);
     await this.#meet({ kind: 'layer dispatch' }, 'opening', { ...options, withCounts: true });
     this.#dispatches += 1;
+    throwIfRefused(exchange, shape, refusal);
     const counts = exchange.collect();
     const plan = planExperts(counts, group.rank, config.numExperts);
     requireRowBounds(counts, plan, group.ranks);

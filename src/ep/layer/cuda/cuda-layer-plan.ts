@@ -102,17 +102,14 @@ export class CudaLayerPlan implements Disposable {
 
   /** The rank that passed the choice says which value it was. */
   async #badChoice({ expIndices }: LayerInput, rank: number, cell: number): Promise<WeftlineError> {
-    const { numExperts, rank: self } = this.#config;
-    if (rank !== self) return this.#badChoiceOf(rank, cell);
+    if (rank !== this.#config.rank) return this.#badChoiceOf(rank, cell);
     const { place, range } = this.#choiceAt(cell);
-    const value = Number((await expIndices.toHost())[cell]);
-    const repeats = value >= 0 && value < numExperts;
-    return invalidArgument(place, value, repeats ? 'an expert that the token has not chosen before' : range);
+    return invalidArgument(place, Number((await expIndices.toHost())[cell]), range);
   }
 
   #badChoiceOf(rank: number, cell: number): WeftlineError {
     const { place, range } = this.#choiceAt(cell);
-    return invalidArgument(place, `a bad value of rank ${this.#ranks[rank]}`, `${range}; none twice for a token`);
+    return invalidArgument(place, `a bad value of rank ${this.#ranks[rank]}`, range);
   }
 
   #choiceAt(cell: number): { readonly place: string; readonly range: string } {

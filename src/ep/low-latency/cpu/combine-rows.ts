@@ -163,7 +163,8 @@ export class CombineRows {
     kernels.choiceRows(
       address,
       indexBytes,
-      tokens * k,
+      tokens,
+      k,
       perRank,
       config.maxTokensPerExpert,
       next.address,

@@ -10,14 +10,22 @@ import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { MemoryRange } from '../../../device/host-access.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
-import { computeLayout } from '../../buffer/dispatch-layout.ts';
+import { computeLayout, type Refusal, refusedThere } from '../../buffer/dispatch-layout.ts';
 import type { CheckedLowLatencyCombine, CheckedLowLatencyDispatch } from '../low-latency-arguments.ts';
 import type { LowLatencyEngine, LowLatencyWait, SentCombine } from '../low-latency-engine.ts';
 import { LowLatencyHandle } from '../low-latency-handle.ts';
 import type { LowLatencyMembership, LowLatencyShortfall } from '../low-latency-membership.ts';
 import type { LowLatencyDispatchResult } from '../low-latency-results.ts';
 import type { LowLatencyScope } from '../low-latency-scope.ts';
-import { combineCall, compareDispatch, dispatchWord, otherCombine, readDispatchWord } from '../call-words.ts';
+import {
+  combineCall,
+  compareDispatch,
+  dispatchWord,
+  isRefused,
+  otherCombine,
+  readDispatchWord,
+  REFUSED,
+} from '../call-words.ts';
 import { CombineNumbers } from '../members/combine-numbers.ts';
 import { CombineRows } from './combine-rows.ts';
 import { DispatchRows } from './dispatch-rows.ts';
@@ -51,6 +59,8 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
   readonly #combines: CombineNumbers;
   /** Number of the last dispatch that was begun. */
   #dispatch = 0;
+  /** Of the choices of the dispatch that begins. */
+  #refusal: Refusal | undefined;
 
   constructor(scope: LowLatencyScope<CpuDevice>, { window, tables }: CpuLowLatencyParts) {
     const { group, device, size, config } = scope;
@@ -85,7 +95,7 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
 
   prepareDispatch(input: CheckedLowLatencyDispatch, sequence: number): Promise<void> | void {
     this.#elastic?.members.requireActive(sequence);
-    computeLayout(input.topkIdx, this.#tables.layout, this.#tables.shape);
+    this.#refusal = computeLayout(input.topkIdx, this.#tables.layout, this.#tables.shape);
     if (this.#isRankMajor || input.out !== undefined) return;
     return this.#rows.reserve(input.scales, sequence);
   }
@@ -113,6 +123,7 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     // ORDER: behind the wait, also for a rank that joins now and has waited for no dispatch before: by then all that
     // concerns this one is decided.
     if (this.#elastic !== undefined) this.#leaveOut(sequence, input.x.shape[0]!, this.#elastic.members);
+    if (this.#refusal !== undefined) this.#refuse(this.#refusal, sequence);
     const word = dispatchWord(input);
     traceBegin('ep.dispatch.rows');
     this.#orGiveUp(() => {
@@ -135,6 +146,7 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     const here = dispatchWord(input);
     const target = this.#rows.beginReceive(input, sequence);
     const { received } = target.tables;
+    let refusedBy = -1;
     const visit = (rank: number): void => {
       if (this.#elastic !== undefined) {
         this.#checkSource(rank, sequence, this.#elastic.members);
@@ -144,6 +156,10 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
       const count = this.#cells.read(rank, 'rows', sequence);
       // ORDER: others write over words of a rank that was masked; read while it was active, they are of this call.
       this.#elastic?.members.requireActive(sequence);
+      if (isRefused(there)) {
+        if (refusedBy < 0) refusedBy = rank;
+        return;
+      }
       compareDispatch(here, there, this.#window.ranks[rank]!);
       this.#rows.receive(target, rank, count);
     };
@@ -156,8 +172,10 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     const waiting = this.#until({ word: 'dispatched', call: sequence, at: sequence, name, visit, skip, stats }, wait);
     if (waiting !== undefined) await waiting;
     this.#elastic?.members.requireActive(sequence);
-    this.#orGiveUp(() => this.#rows.endReceive(target, sequence));
+    const refused = refusedBy < 0 ? undefined : this.#refusedThere(refusedBy, sequence, target.k);
+    if (refused === undefined) this.#orGiveUp(() => this.#rows.endReceive(target, sequence));
     if (!this.#isRankMajor) this.#cells.publish('released', this.#received.finish(sequence));
+    if (refused !== undefined) throw refused;
     const { recvSrcIdx, recvRange, ...result } = this.#rows.result(target);
     const [numTokens, topk] = input.topkIdx.shape as [number, number];
     const parts = { owner: this.#scope, sequence, numTokens, topk, recvSrcIdx, recvRange };
@@ -263,6 +281,23 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
       this.#cells.bells.ringAll();
       throw error;
     }
+  }
+
+  #refusedThere(rank: number, sequence: number, k: number): WeftlineError {
+    const status = this.#cells.read(rank, 'rows', sequence);
+    return refusedThere(this.#tables.shape, { status, rank: this.#window.ranks[rank]!, k });
+  }
+
+  /** In place of rows: the others' dispatch ends with this reason too, and all can begin the next one. */
+  #refuse({ error, status }: Refusal, sequence: number): never {
+    for (let rank = 0; rank < this.#window.ranks.length; rank++) {
+      this.#cells.write(rank, 'rows', sequence, status);
+      this.#cells.write(rank, 'dispatchCall', sequence, REFUSED);
+    }
+    this.#cells.publish('dispatched', sequence);
+    // Nobody reads what the others send.
+    if (!this.#isRankMajor) this.#cells.publish('released', this.#received.finish(sequence));
+    throw error;
   }
 
   #makeElastic(): ElasticParts {

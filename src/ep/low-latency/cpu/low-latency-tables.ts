@@ -65,8 +65,7 @@ export function makeLowLatencyTables(
   const places = isExpertMajor ? experts * config.maxTokensPerExpert : 0;
   const quantised = alignUp(Math.ceil(hidden / FP8_GROUP) * 4, 16) + hidden;
   const { set, made } = TensorSet.make(device, (tensors) => {
-    const scratch = tensors.empty('i32', [numExperts]);
-    const shape: LayoutShape = { ranks, experts: numExperts, dropped: -1, name: 'topkIdx', scratch };
+    const shape: LayoutShape = { ranks, experts: numExperts, dropped: -1, name: 'topkIdx' };
     return {
       shape,
       layout: emptyLayout(tensors, most, shape),

@@ -26,7 +26,7 @@ export function explainFailure(trap: ExpiredWait, config: Required<LowLatencyCon
   if (kind === lowLatencyFailures.badChoice) {
     const columns = Math.max(1, columnsOf(trap.channel));
     const place = `topkIdx[${Math.floor(detail / columns)}, ${detail % columns}]`;
-    const message = `Invalid ${place} of rank ${rank} in dispatch ${number}: expected an expert from 0 to ${config.numExperts - 1} that the token has not chosen before, or -1 for none`;
+    const message = `Invalid ${place} of rank ${rank} in dispatch ${number}: expected an expert from 0 to ${config.numExperts - 1}, or -1 for none`;
     const details = { argument: place, rank, dispatch: number };
     return isHere
       ? new WeftlineError('WL_INVALID_ARGUMENT', message, { details })

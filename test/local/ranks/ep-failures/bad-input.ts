@@ -3,6 +3,15 @@ import type { Tensor } from 'weftline';
 import { EPAll2AllLayer, EpBuffer } from 'weftline/ep';
 import { config, device, failureOf, ids, layerOptions, type Scenarios, tokens, world } from './context.ts';
 
+const good = [
+  [0, 1],
+  [0, 3],
+];
+const oneBad = [
+  [0, 1],
+  [0, 7],
+];
+
 export const badInput: Scenarios = {
   async 'stale event'() {
     if (device.kind !== 'cuda') throw new Error('this scenario is for GPUs');
@@ -31,24 +40,21 @@ export const badInput: Scenarios = {
     return failure;
   },
 
+  async 'buffer choice'() {
+    const buffer = await EpBuffer.create(world, device, config);
+    const x = await tokens(2);
+    const topkIdx = await ids(world.rank === 1 ? oneBad : good);
+    const failure = await failureOf(async () => (await buffer.dispatch({ x, topkIdx })).handle.rowTable.toHost());
+    const { handle } = await buffer.dispatch({ x, topkIdx: await ids(good) });
+    await buffer.combine({ x: buffer.combineInput(handle), handle });
+    return failure;
+  },
+
   async 'layer choice'() {
     const layer = await EPAll2AllLayer.create(world, device, layerOptions);
     const input = await tokens(2);
-    const good = [
-      [0, 1],
-      [0, 3],
-    ];
-    const failure = await failureOf(async () => {
-      const expIndices = await ids(
-        world.rank === 1
-          ? [
-              [0, 1],
-              [0, 0],
-            ]
-          : good,
-      );
-      return layer.dispatch({ input, expIndices });
-    });
+    const expIndices = await ids(world.rank === 1 ? oneBad : good);
+    const failure = await failureOf(() => layer.dispatch({ input, expIndices }));
     const { output, layoutDesc } = await layer.dispatch({ input, expIndices: await ids(good) });
     await layer.combine({ input: output, layoutDesc });
     await layer.epBarrierAll();

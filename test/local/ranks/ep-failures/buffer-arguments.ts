@@ -65,14 +65,6 @@ export async function wrongBufferCalls(): Promise<Scenarios> {
         ]),
       }),
     'expert beyond i32': () => buffer.dispatch({ x: one, topkIdx: wide }),
-    'expert twice': async () =>
-      buffer.dispatch({
-        x,
-        topkIdx: await ids([
-          [0, 1],
-          [3, 3],
-        ]),
-      }),
     'topk too wide': async () =>
       buffer.dispatch({
         x,

@@ -72,10 +72,7 @@ __device__ __forceinline__ u32 ranksFromChoices(const Routing& routing, u32 toke
   for (u32 j = 0; j < columns; ++j) {
     const i32 expert = choices[j];
     if (expert == -1) continue;
-    bool bad = static_cast<u32>(expert) >= routing.experts;
-#pragma unroll
-    for (u32 before = 0; before < j; ++before) bad = bad || choices[before] == expert;
-    if (bad) {
+    if (static_cast<u32>(expert) >= routing.experts) {
       atomicMin(badCell, static_cast<u32>(first + j));
       continue;
     }

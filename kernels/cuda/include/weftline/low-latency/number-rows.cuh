@@ -130,25 +130,50 @@ __device__ __forceinline__ BlockTeam placersOf(const LowLatencyDispatchArguments
   return (a.phases & lowLatencyPhaseSend) != 0 ? numberers() : allBlocks();
 }
 
-// All threads count the choices of tokens 0 to begin - 1, and in the last block also those of all tokens. Each thread calls
-// meanwhile() once, while its first choices are on their way.
+// By all lanes, which have choices of whole tokens side by side: an expert that an earlier choice of the same token names becomes
+// none. `column`: number of the lane's choice. A loop, because matching all lanes at once takes longer.
+template <u32 count>
+__device__ __forceinline__ void dropRepeated(i32 (&experts)[count], u32 column, u32 columns) {
+  bool isRepeated[count] = {};
+#pragma unroll 1
+  for (u32 back = 1; back < columns; ++back) {
+#pragma unroll
+    for (u32 j = 0; j < count; ++j) {
+      const i32 other = __shfl_up_sync(0xffffffffu, experts[j], back);
+      isRepeated[j] = isRepeated[j] || (back <= column && other == experts[j]);
+    }
+  }
+#pragma unroll
+  for (u32 j = 0; j < count; ++j) {
+    if (isRepeated[j]) experts[j] = noExpert;
+  }
+}
+
+// All threads count the experts that tokens 0 to begin - 1 go to, and in the last block also those of all tokens: an expert that a
+// token names more than once gets one row of it. Each thread calls meanwhile() once, while its first choices are on their way.
 template <class Meanwhile>
 __device__ __forceinline__ void countChoices(const LowLatencyDispatchArguments& a, u32 begin, const Meanwhile& meanwhile) {
   // Only a few, because every thread executes the instructions for all of them.
   constexpr u32 together = 2;
   const u32 before = begin * a.topkColumns;
   const u32 cells = isLastBlock() ? a.tokens * a.topkColumns : before;
-  u32 first = threadIdx.x;
+  // A warp takes as many whole tokens as it has lanes for.
+  const Divisor byColumns(a.topkColumns);
+  const u32 lanes = byColumns.quotient(lanesPerWarp) * a.topkColumns;
+  const u32 column = laneIndex() - byColumns.quotient(laneIndex()) * a.topkColumns;
+  const u32 step = lowLatencyThreads / lanesPerWarp * lanes;
+  const u32 mine = laneIndex() < lanes ? threadIdx.x / lanesPerWarp * lanes + laneIndex() : cells;
+  u32 first = 0;
 #pragma unroll 1
   do {
     int2 choices[together];
 #pragma unroll
     for (u32 j = 0; j < together; ++j) {
-      const u32 cell = first + j * lowLatencyThreads;
+      const u32 cell = mine + first + j * step;
       choices[j] = make_int2(noExpert, noExpert);
       if (cell < cells) choices[j] = loadChoice(a, cell);
     }
-    if (first == threadIdx.x) {
+    if (first == 0) {
       for (u32 expert = threadIdx.x; expert < a.experts; expert += lowLatencyThreads) {
         sentToExperts()[expert] = 0;
         if (isLastBlock()) allToExperts()[expert] = 0;
@@ -157,16 +182,20 @@ __device__ __forceinline__ void countChoices(const LowLatencyDispatchArguments& 
       __syncwarp();
       __syncthreads();
     }
+    i32 experts[together];
+#pragma unroll
+    for (u32 j = 0; j < together; ++j) experts[j] = expertOf(a, choices[j]);
+    dropRepeated(experts, column, a.topkColumns);
 #pragma unroll
     for (u32 j = 0; j < together; ++j) {
-      const u32 cell = first + j * lowLatencyThreads;
-      const i32 expert = expertOf(a, choices[j]);
-      if (cell >= cells || expert < 0) continue;
-      if (cell < before) atomicAdd(&sentToExperts()[expert], 1u);
-      if (isLastBlock()) atomicAdd(&allToExperts()[expert], 1u);
+      const u32 cell = mine + first + j * step;
+      if (cell >= cells || experts[j] < 0) continue;
+      if (cell < before) atomicAdd(&sentToExperts()[experts[j]], 1u);
+      if (isLastBlock()) atomicAdd(&allToExperts()[experts[j]], 1u);
     }
-    first += together * lowLatencyThreads;
-  } while (first - threadIdx.x < cells);
+    __syncwarp();
+    first += together * step;
+  } while (first < cells);
   __syncthreads();
 }
 
@@ -217,7 +246,7 @@ __device__ __forceinline__ void numberRanks(const LowLatencyDispatchArguments& a
 }
 
 // By one warp, once countChoices() has counted all tokens before: the choices of tokens first to first + count - 1, in token order.
-// Lane j has choice j. Those that are none, or are there twice, end the call.
+// Lane j has choice j. Choices of one expert have one place; one that is out of range ends the call.
 __device__ inline void numberChoices(const LowLatencyDispatchArguments& a, LowLatencySendShared& shared, u32 first, u32 count,
                                      u32 number, const WaitScope& scope) {
   const u32 lane = laneIndex();
@@ -226,20 +255,22 @@ __device__ inline void numberChoices(const LowLatencyDispatchArguments& a, LowLa
     const u64 cell = static_cast<u64>(first + local) * a.topkColumns + lane;
     const i32 expert = shared.choices[local][lane];
     const u32 equals = __match_any_sync(0xffffffffu, expert);
-    const bool isBad = expert == badExpert || (expert >= 0 && static_cast<u32>(__ffs(equals)) - 1 != lane);
-    const u32 bad = __ballot_sync(0xffffffffu, isBad);
+    const u32 bad = __ballot_sync(0xffffffffu, expert == badExpert);
     if (bad != 0 && lane == static_cast<u32>(__ffs(bad)) - 1) {
       failCall({a.peers, a.ranks, a.rank}, scope, {a.rank, waitWord(lowLatencyWaitRows, a.call)},
                {lowLatencyFailureBadChoice, number, static_cast<u32>(cell), 0});
     }
-    const bool isGood = expert >= 0 && !isBad;
+    const bool isGood = expert >= 0;
     if constexpr (lowLatencyIsElastic) {
       if (isColumn) static_cast<i32*>(a.keptChoices)[cell] = isGood ? expert : noExpert;
     }
     u32 place = 0;
-    if (isGood && !lowLatencyIsRankMajor) {
-      place = sentToExperts()[expert];
-      sentToExperts()[expert] = place + 1;
+    if constexpr (!lowLatencyIsRankMajor) {
+      const bool isFirst = static_cast<u32>(__ffs(equals)) - 1 == lane;
+      if (isGood) place = sentToExperts()[expert];
+      // All lanes with this expert have read its place.
+      __syncwarp();
+      if (isGood && isFirst) sentToExperts()[expert] = place + 1;
     }
     // The records of this token are not sent: whoever waits for them finds the failure instead.
     const bool isKept = !lowLatencyRowsShow || bad == 0;
