@@ -6,6 +6,7 @@ import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { quote } from '../core/quote.ts';
 import type { CredentialKind } from '../meeting/credentials.ts';
 import { isLoopback, isUnspecified, requireToken } from '../meeting/loopback.ts';
+import { reachedAddress } from '../meeting/reached-address.ts';
 import { addressTowards } from '../meeting/route.ts';
 import { readEnvironment } from '../world/environment.ts';
 
@@ -32,12 +33,17 @@ export async function addressOfAgent(given: string | undefined, kind: Credential
   return given;
 }
 
-/** 127.0.0.1 without a job, or if its master is on this host alone. Fails if nothing leads to the master. */
+/**
+ * 127.0.0.1 without a job, or if its master is on this host alone; that at which other hosts reach the master if it is on
+ * this one. Fails if nothing leads to the master.
+ */
 async function addressInWorld(): Promise<string> {
   const { size, host } = jobOfProcess();
   if (size === 1 || isLoopback(host)) return DEFAULT_HOST;
   try {
-    return await addressTowards(host);
+    const towards = await addressTowards(host);
+    // Its own name may be a loopback address, also where other hosts have ranks.
+    return isLoopback(towards) ? (reachedAddress() ?? towards) : towards;
   } catch (cause) {
     const reason = cause instanceof Error ? cause.message : String(cause);
     throw new WeftlineError(

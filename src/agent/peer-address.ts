@@ -22,5 +22,5 @@ export function whyNotAddress({ host, network }: PublishedAddress, reader: Addre
     return `the peer is at ${host}, on another host, for which both need a token (WEFTLINE_TOKEN, or the option token)`;
   }
   if (network === reader.network) return undefined;
-  return `the peer is on another machine but published ${host}, which only its own machine reaches: create its agent with the option host, an address at which others reach it`;
+  return `the peer is on another machine but published ${host}, which only its own machine reaches: name the master of the job (--master, WEFTLINE_MASTER_ADDR, MASTER_ADDR) by an address at which others reach its host, or create the peer's agent with the option host`;
 }

@@ -9,6 +9,8 @@ export interface Rendezvous {
   readonly jobId: string;
   /** Of an elastic world: how often this rank has joined it before. */
   readonly life?: number | undefined;
+  /** The numeric address at which this rank has called the store; none in a world of one. */
+  readonly calledAt?: string;
   /** See World. */
   readonly secret: string;
   /** Hears of lost ranks. */

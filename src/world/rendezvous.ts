@@ -107,6 +107,7 @@ async function hostStore(environment: RankEnvironment, options: MeetOptions): Pr
     return {
       link: client,
       jobId: client.jobId,
+      calledAt: client.calledAt,
       secret: jobSecret(credential.key, client.jobId),
       peers: client.peers,
       close: async (waitMs, error) => {
@@ -131,6 +132,7 @@ async function joinStore(environment: RankEnvironment, options: MeetOptions): Pr
     link: client,
     jobId: client.jobId,
     life: client.life,
+    calledAt: client.calledAt,
     secret: jobSecret(used.key, client.jobId),
     peers: client.peers,
     close: (_waitMs, error) => client.close(error),

@@ -54,6 +54,7 @@ interface StoreFacts {
   readonly jobId: string;
   readonly life: number | undefined;
   readonly address: StoreAddress;
+  readonly calledAt: string;
   readonly server: StoreServerName;
   readonly answer: () => unknown;
 }
@@ -70,6 +71,8 @@ export class StoreClient implements StoreLink {
   readonly jobId: string;
   /** Of an elastic world: how often this rank has joined it before. */
   readonly life: number | undefined;
+  /** The numeric address at which it has called the store. */
+  readonly calledAt: string;
   /** Hears, with WL_PEER_LOST or WL_PEER_FAILED, of ranks that are gone and did not close their world. */
   readonly peers = new PeerWatch();
   readonly #socket: Socket;
@@ -100,15 +103,16 @@ export class StoreClient implements StoreLink {
       );
       const { jobId, life } = body;
       if (typeof jobId !== 'string' || !/^[a-z0-9]{1,32}$/.test(jobId)) throw protocolError('a welcome without a job');
-      const { socket, reader } = channel.detach();
       const { answer = rankAnswer } = options;
       const facts = {
         jobId,
         life: typeof life === 'number' ? life : undefined,
         address: { host, port },
+        calledAt: channel.remoteAddress,
         server,
         answer,
       };
+      const { socket, reader } = channel.detach();
       return new StoreClient(socket, reader, facts);
     } catch (error) {
       if (!(error instanceof WeftlineError) || error.code !== 'WL_TIMEOUT') throw error;
@@ -119,6 +123,7 @@ export class StoreClient implements StoreLink {
   constructor(socket: Socket, reader: FrameReader, facts: StoreFacts) {
     this.jobId = facts.jobId;
     this.life = facts.life;
+    this.calledAt = facts.calledAt;
     this.#server = facts.server;
     this.#answer = facts.answer;
     this.#socket = socket;

@@ -4,6 +4,7 @@ import { type CallWait, remaining, startCall, waitOptionNames } from '../core/de
 import { WeftlineError } from '../core/errors.ts';
 import { quote } from '../core/quote.ts';
 import { signalOnParentDeath } from '../native/libc.ts';
+import { noteReachedAddress } from '../meeting/reached-address.ts';
 import { hostInterfaces } from '../rails/host-interfaces.ts';
 import { listRails } from '../rails/rail-list.ts';
 import { readSettings, type Settings, settingsTable } from '../settings/settings.ts';
@@ -132,17 +133,19 @@ interface Place {
   readonly host: string;
   readonly machine: string;
   readonly hosts: string;
+  /** Where it has called the store. */
+  readonly calledAt: string;
 }
 
 /** Collective: who lives where. Fails with WL_CONFIG and WL_CONFIG_MISMATCH for the setting `hosts`. */
 async function exchangePlaces(
   { rank, size }: RankEnvironment,
-  { link, life }: Rendezvous,
+  { link, life, calledAt = '127.0.0.1' }: Rendezvous,
   { environment, settings }: JoinOptions & { readonly settings: Settings },
   wait: CallWait,
 ): Promise<Pick<GroupContext, 'hosts' | 'machineRank'>> {
   const store = new LinkedStore(link, { timeoutMs: settings.timeoutMs, maxValueBytes: settings.storeMaxValueBytes });
-  const own: Place = { host: hostIdentity(environment), machine: machineIdentity(), hosts: settings.hosts };
+  const own: Place = { host: hostIdentity(environment), machine: machineIdentity(), hosts: settings.hosts, calledAt };
   const parts =
     life === undefined
       ? await store.allGather('weftline/join', encodeJson(own), remaining(wait))
@@ -156,6 +159,10 @@ async function exchangePlaces(
       { details: { rank: other, rank0: places[0]!.hosts, other: places[other]!.hosts } },
     );
   }
+  noteReachedAddress(
+    places.map((place) => place.calledAt),
+    calledAt,
+  );
   return {
     hosts: places.map(({ host }) => host),
     machineRank: places.slice(0, rank).filter(({ machine }) => machine === own.machine).length,

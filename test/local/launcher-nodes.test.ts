@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdtempSync } from 'node:fs';
+import { mkdtempSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join as joinPath } from 'node:path';
 import { createInterface } from 'node:readline';
@@ -261,4 +261,29 @@ test('two machines form one world, and a failure on one ends both', machineOptio
     assert.equal(code, 3, stderr);
     assert.match(stderr, /^weftline: the job failed: rank 2 .* ended with exit code 3 at /m);
   }
+});
+
+test('hosts link where the name of the master is a loopback address on its own host', machineOptions, async () => {
+  using two = await TwoMachines.create();
+  for (const [machine, address] of [
+    ['a', '127.0.1.1'],
+    ['b', addresses.a],
+  ] as const) {
+    const hosts = joinPath(folder, `hosts-${machine}`);
+    writeFileSync(hosts, `127.0.0.1 localhost\n${address} node-a\n`);
+    two.run(machine, `mount --bind ${hosts} /etc/hosts`);
+  }
+  const ended = await Promise.all(
+    machines.map((machine, nodeRank) => {
+      const node = ['-n', '1', '--nnodes', '2', '--node-rank', String(nodeRank), '--master', 'node-a:29500'];
+      return two.start(machine, [main, 'run', ...node, failingRank, 'buffer'], token).ended;
+    }),
+  );
+  assert.deepEqual(
+    ended.map(({ code, stdout, stderr }) => [code, stdout, stderr]),
+    [
+      [0, '[0] linked\n', ''],
+      [0, '[1] linked\n', ''],
+    ],
+  );
 });

@@ -61,6 +61,14 @@ if (way === 'argument') {
   const device = await CpuDevice.create();
   await EpBuffer.create(world, device, { maxTokensPerRank: 8, hidden: 7, numExperts: 16, maxTopk: 2 });
 }
+if (way === 'buffer') {
+  const device = await CpuDevice.create();
+  const buffer = await EpBuffer.create(world, device, { maxTokensPerRank: 8, hidden: 64, numExperts: 16, maxTopk: 2 });
+  console.log('linked');
+  await buffer.close();
+  await device.close();
+  await world.close();
+}
 if (way === 'alone' && isFailing) process.exit(3);
 if (way === 'stay') console.log('met');
 // Those of node 0 end, those of node 1 stay.
