@@ -1,7 +1,7 @@
 // Which algorithm carries out a call, by its size: built in, measured (`weftline bench collectives --tune`) or as an option says.
-import { readFileSync } from 'node:fs';
 import { z } from '#zod';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import { readInput } from '../core/guarded-file.ts';
 import { printable } from '../core/quote.ts';
 
 const MAX_REASON = 200;
@@ -79,7 +79,7 @@ export function algorithmTable(
 export function readTableFile(file: string): AlgorithmTableFile {
   let reason: string;
   try {
-    const { data, error } = tableFile.safeParse(JSON.parse(readFileSync(file, 'utf8')));
+    const { data, error } = tableFile.safeParse(JSON.parse(readInput(file).toString('utf8')));
     if (data !== undefined) return data;
     reason = describe(error);
   } catch (cause) {

@@ -1,6 +1,7 @@
 // Whether the owner of a file lives: it holds a lock on the open file, which the kernel drops when the last descriptor and
 // mapping of it are gone. Numbers of processes say nothing to processes that share files but not a process-id namespace.
-import { closeSync, constants, openSync } from 'node:fs';
+import { closeSync } from 'node:fs';
+import { openGuarded } from '../core/guarded-file.ts';
 import { isAnyByteLocked, lockByte } from './libc.ts';
 
 /**
@@ -13,12 +14,12 @@ export function holdFile(fd: number): boolean {
 
 /**
  * True while somebody holds a lock on the file, this process included. One that cannot be opened, because it is another
- * user's, or is a link, counts as held: none of weftline's files is a link. So does one whose locks cannot be told.
+ * user's, or is a link or a pipe, counts as held: none of weftline's files is one. So does one whose locks cannot be told.
  */
 export function isHeldFile(path: string): boolean {
   let fd: number | undefined;
   try {
-    fd = openSync(path, constants.O_RDONLY | constants.O_NOFOLLOW | constants.O_NONBLOCK);
+    fd = openGuarded(path, { owner: 'anyone' });
     return isAnyByteLocked(fd);
   } catch (error) {
     return (error as NodeJS.ErrnoException).code !== 'ENOENT';

@@ -1,6 +1,7 @@
 // Where records of kernels lie while their process lives: a file in /dev/shm, since drivers register no memory of files on disks.
-import { closeSync, constants, fstatSync, ftruncateSync, openSync, readSync, unlinkSync } from 'node:fs';
+import { closeSync, fstatSync, ftruncateSync, openSync, readSync, unlinkSync } from 'node:fs';
 import { KERNEL_RINGS } from '../abi/kernel-trace.ts';
+import { openGuarded } from '../core/guarded-file.ts';
 import { holdFile, isHeldFile } from '../native/held-file.ts';
 import { mapSharedFile, reserveInFile } from '../native/memory-file.ts';
 
@@ -38,10 +39,10 @@ export function mapKernelMemory(ring: number, bytes: number): number | undefined
  */
 export function readKernelMemory(pid: number, ring: number, owner: number, records: Uint8Array): boolean {
   try {
-    const fd = openSync(pathOf(pid, ring), constants.O_RDONLY | constants.O_NOFOLLOW | constants.O_NONBLOCK);
+    const fd = openGuarded(pathOf(pid, ring), { owner: 'anyone' });
     try {
-      const facts = fstatSync(fd);
-      if (!facts.isFile() || (facts.uid !== owner && facts.uid !== process.geteuid?.())) return false;
+      const { uid } = fstatSync(fd);
+      if (uid !== owner && uid !== process.geteuid?.()) return false;
       return readSync(fd, records, 0, records.length, 0) === records.length;
     } finally {
       closeSync(fd);

@@ -1,5 +1,5 @@
 // Reads what a process has left of its trace: spans by thread, from records whose begins and ends belong together.
-import { closeSync, fstatSync, openSync, readSync } from 'node:fs';
+import { closeSync, fstatSync, readSync } from 'node:fs';
 import { hostname } from 'node:os';
 import {
   KERNEL_RING_BYTES,
@@ -23,6 +23,7 @@ import {
   traceRingOffset,
 } from '../abi/trace-rings.ts';
 import { WeftlineError } from '../core/errors.ts';
+import { openGuarded } from '../core/guarded-file.ts';
 import { printable } from '../core/quote.ts';
 import { tracePoints } from '../core/trace.ts';
 import type { GpuClock } from './gpu-clock.ts';
@@ -38,9 +39,9 @@ export interface TracePart extends TracedProcess {
   readonly gpuClocks: readonly GpuClock[];
 }
 
-/** Fails with WL_FILE_FORMAT for another file. */
+/** Fails with WL_FILE_FORMAT for another file, with WL_FILE for one of a stranger, a link or a pipe. */
 export function readTracePart(path: string): TracePart {
-  const fd = openSync(path, 'r');
+  const fd = openGuarded(path, { owner: 'folder' });
   try {
     const { size, uid } = fstatSync(fd);
     if (size !== TRACE_FILE_BYTES) throw wrong(path, `${size} bytes long, not ${TRACE_FILE_BYTES}`);

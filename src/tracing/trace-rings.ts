@@ -1,10 +1,11 @@
 // The rings of this process in a file that all its threads map: what they have written is there however the process ends.
-import { closeSync, ftruncateSync, openSync, rmSync } from 'node:fs';
+import { closeSync, constants, ftruncateSync, openSync, rmSync } from 'node:fs';
 import { TRACE_HEAD_BYTES, TRACE_MAGIC, TRACE_TEXT_BYTES, TRACE_VERSION, traceHead } from '../abi/trace-rings.ts';
 import { TRACE_FILE_BYTES } from '../abi/kernel-trace.ts';
 import { Block } from '../abi/layout.ts';
 import { viewAt } from '../native/library.ts';
 import { WeftlineError } from '../core/errors.ts';
+import { openGuarded } from '../core/guarded-file.ts';
 import { holdFile, isHeldFile } from '../native/held-file.ts';
 import { mapSharedFile, reserveInFile } from '../native/memory-file.ts';
 
@@ -62,7 +63,7 @@ export function describeRank({ address }: TraceFile, rank: number, size: number)
 
 /** Room for a part of the file: a write to a mapped page without room on the disk would end the process. False if there is none. */
 export function reserve(path: string, offset: number, bytes: number): boolean {
-  const fd = openSync(path, 'r+');
+  const fd = openGuarded(path, { owner: 'user', flags: constants.O_RDWR });
   try {
     return reserveInFile(fd, offset, bytes);
   } finally {

@@ -2,6 +2,7 @@
 import { closeSync, constants, fstatSync, ftruncateSync, openSync, rmSync, statfsSync } from 'node:fs';
 import { formatBytes } from '../core/byte-size.ts';
 import { WeftlineError } from '../core/errors.ts';
+import { openGuarded } from '../core/guarded-file.ts';
 import { reserveFile } from '../native/libc.ts';
 import { settingsTable } from '../settings/settings.ts';
 import { SHARED_MEMORY_FOLDER } from '../world/shared-memory-files.ts';
@@ -64,7 +65,7 @@ function cannotCreate({ path, bytes, purpose }: SharedFileSpec, cause: unknown):
 export function openSharedFile(path: string, bytes: number): number {
   let fd: number;
   try {
-    fd = openSync(path, constants.O_RDWR | constants.O_NOFOLLOW);
+    fd = openGuarded(path, { owner: 'user', flags: constants.O_RDWR });
   } catch (cause) {
     throw new WeftlineError(
       'WL_SHARED_MEMORY',

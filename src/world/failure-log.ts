@@ -1,8 +1,9 @@
 // The file in which ranks of a launcher note why they end, before others can suffer from it: its order is that of events.
 // Other users may write to /dev/shm and see its names: the launcher makes the file in a folder that only its user may enter.
-import { closeSync, constants, fstatSync, mkdtempSync, openSync, readSync, rmSync, writeSync } from 'node:fs';
+import { closeSync, constants, fstatSync, readSync, rmSync, writeSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { type ErrorCode, errorCodes } from '../core/errors.ts';
+import { makePrivateFolder, openGuarded } from '../core/guarded-file.ts';
 import { holdFile } from '../native/held-file.ts';
 import { heldFileOf, launcherFolderPrefix } from './shared-memory-files.ts';
 
@@ -38,8 +39,11 @@ export class FailureLog implements Disposable {
 
   constructor(jobPrefix: string) {
     try {
-      this.path = heldFileOf(mkdtempSync(launcherFolderPrefix(jobPrefix)));
-      this.#fd = openOwn(this.path, constants.O_RDWR | constants.O_CREAT | constants.O_EXCL);
+      this.path = heldFileOf(makePrivateFolder(launcherFolderPrefix(jobPrefix)));
+      this.#fd = openGuarded(this.path, {
+        owner: 'alone',
+        flags: constants.O_RDWR | constants.O_CREAT | constants.O_EXCL,
+      });
       // Else the next job would take the folder for that of a dead launcher.
       holdFile(this.#fd);
     } catch {
@@ -76,7 +80,7 @@ export function noteFailure(path: string, note: FailureNote): FailureNote[] | un
   const line = JSON.stringify(brief);
   let fd: number | undefined;
   try {
-    fd = openOwn(path, constants.O_RDWR | constants.O_APPEND);
+    fd = openGuarded(path, { owner: 'alone', flags: constants.O_RDWR | constants.O_APPEND });
     writeSync(fd, `${line}\n`);
     const lines = readLines(fd);
     const at = lines.indexOf(line);
@@ -86,17 +90,6 @@ export function noteFailure(path: string, note: FailureNote): FailureNote[] | un
   } finally {
     if (fd !== undefined) closeSync(fd);
   }
-}
-
-/** Opens a file that belongs to this user alone, and never waits for the other end of a pipe. */
-function openOwn(path: string, flags: number): number {
-  const fd = openSync(path, flags | constants.O_NOFOLLOW | constants.O_NONBLOCK, 0o600);
-  const facts = fstatSync(fd);
-  // A second name would be that of a file with another purpose.
-  const isOwn = facts.isFile() && facts.uid === process.geteuid?.() && facts.nlink === 1 && (facts.mode & 0o077) === 0;
-  if (isOwn) return fd;
-  closeSync(fd);
-  throw new Error(`${path} is not a file of this user alone`);
 }
 
 function readLines(fd: number): string[] {

@@ -1,6 +1,6 @@
 // The names of shared-memory files and their removal: those of one job at its end, those of dead jobs at the next start.
 import { createHash } from 'node:crypto';
-import { lstatSync, readdirSync, rmSync, statSync, unlinkSync } from 'node:fs';
+import { lstatSync, readdirSync, rmSync, unlinkSync } from 'node:fs';
 import { isHeldFile } from '../native/held-file.ts';
 
 export const SHARED_MEMORY_FOLDER = '/dev/shm';
@@ -64,7 +64,7 @@ function filesStartingWith(folder: string, prefix: string): string[] {
 
 function isOld(path: string, now: number): boolean {
   try {
-    const { ctimeMs, mtimeMs } = statSync(path);
+    const { ctimeMs, mtimeMs } = lstatSync(path);
     return now - Math.max(ctimeMs, mtimeMs) > YOUNG_MS;
   } catch {
     return false;

@@ -48,6 +48,35 @@ const layoutPatterns: readonly RegExp[] = [
   /\bconst \w+_WORDS?(?:: number)? = \d+;/,
 ];
 
+/** What they open is the kernel's or the package's own, is made with a name that nobody has, or is guarded by rules of its own. */
+const openersOfTheirOwn = [
+  'src/abi/emit.ts',
+  'src/agent/backends/local/process-permission.ts',
+  'src/core/guarded-file.ts',
+  'src/device/cpu/kernels.ts',
+  'src/device/cuda/jit/cubin-cache.ts',
+  'src/device/cuda/jit/kernel-text.ts',
+  'src/meeting/boot-id.ts',
+  'src/meeting/strangers.ts',
+  'src/meeting/user-secret.ts',
+  'src/native/file-probe.ts',
+  'src/native/memory-file.ts',
+  'src/programs/bench/collectives/mpi-loop.ts',
+  'src/programs/bench/ep/cuda/gpu-machine.ts',
+  'src/programs/bench/machine.ts',
+  'src/programs/cli/compile-command.ts',
+  'src/programs/cli/npm-parent.ts',
+  'src/programs/cli/program.ts',
+  'src/programs/report/html/page-html.ts',
+  'src/tracing/kernel-memory.ts',
+  'src/tracing/trace-rings.ts',
+  'src/windows/shared-file.ts',
+  'src/windows/shared-memory.ts',
+  'src/world/marked-processes.ts',
+  'src/world/watching/find-jobs.ts',
+  'src/world/watching/process-facts.ts',
+];
+
 /** This file, which holds samples of what it looks for. */
 const own = 'test/unit/architecture.test.ts';
 
@@ -195,6 +224,16 @@ function assertLoadsNothingNative(script: string): void {
   });
   assert.equal(stdout.trim(), '[]', stderr);
 }
+
+test('files that others might have made are opened in one place', () => {
+  const opens =
+    /\b(?:openSync|readFileSync|writeFileSync|appendFileSync|mkdtempSync|createReadStream|createWriteStream)\(/;
+  noneOf(
+    sources
+      .filter(({ path, text }) => opens.test(text) && !openersOfTheirOwn.includes(path))
+      .map(({ path }) => `${path} opens a file itself: src/core/guarded-file.ts does so`),
+  );
+});
 
 test('no source file has more than 400 lines', () => {
   const files = [...sources, ...listFiles('kernels', ['.ts', '.cu', '.cuh']).map(readSource)];

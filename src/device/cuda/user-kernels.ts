@@ -1,8 +1,8 @@
 // Kernels of a user's own: how their text and parameters are declared, and how they are launched.
-import { readFileSync } from 'node:fs';
 import { basename } from 'node:path';
 import { defineLayout, type Layout, type Scalar } from '../../abi/layout.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import { readInput } from '../../core/guarded-file.ts';
 import type { Storage, Tensor } from '../tensor.ts';
 import type { CudaStream } from './cuda-stream.ts';
 import { ourHeaders, type KernelText } from './jit/kernel-text.ts';
@@ -109,7 +109,7 @@ export function loadUserKernels<Kernels extends UserKernelParameters>(
 
 function readSource(file: string): string {
   try {
-    return readFileSync(file, 'utf8');
+    return readInput(file).toString('utf8');
   } catch (cause) {
     throw new WeftlineError('WL_FILE', `Cannot read the kernel source ${file}`, { details: { file }, cause });
   }

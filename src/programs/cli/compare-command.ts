@@ -1,7 +1,7 @@
 // weftline compare: two result documents of the same command, figure by figure.
-import { readFileSync } from 'node:fs';
 import type { Command } from 'commander';
 import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
+import { readInput } from '../../core/guarded-file.ts';
 import { compareResults, type Comparison } from '../compare/compare-results.ts';
 import { compareReport } from '../report/compare-report.ts';
 import { comparePage } from '../report/html/pages/compare-page.ts';
@@ -56,7 +56,7 @@ function requireRatio({ figures }: Comparison, least: number): void {
 function readDocument(file: string): Readonly<Record<string, unknown>> {
   let text: string;
   try {
-    text = readFileSync(file, 'utf8');
+    text = readInput(file).toString('utf8');
   } catch (cause) {
     throw new WeftlineError('WL_FILE', `Cannot read ${file}: ${asWeftlineError(cause).message}`, {
       details: { file },

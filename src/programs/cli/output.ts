@@ -1,9 +1,10 @@
 // What a command says: lines on the way, a report at the end, the result document of --json, to a file or to stdout, and the
 // page of --report.
-import { accessSync, constants, writeFileSync } from 'node:fs';
+import { accessSync, constants } from 'node:fs';
 import { dirname } from 'node:path';
 import { type Command, Option } from 'commander';
 import { asWeftlineError, invalidArgument, WeftlineError } from '../../core/errors.ts';
+import { writeOutput } from '../../core/guarded-file.ts';
 import { pageHtml } from '../report/html/page-html.ts';
 import type { ReportPage } from '../report/html/report-page.ts';
 
@@ -89,7 +90,7 @@ export function requireWritableFolder(file: string): void {
 /** Fails with WL_FILE. */
 export function writeOutputFile(file: string, content: string | Uint8Array): void {
   try {
-    writeFileSync(file, content);
+    writeOutput(file, content);
   } catch (cause) {
     const { message } = asWeftlineError(cause);
     throw new WeftlineError('WL_FILE', `Cannot write ${file}: ${message}`, { details: { file }, cause });

@@ -1,6 +1,8 @@
 // Writes a safetensors file that appears under its name only when it is complete; several processes may fill it.
+import { constants } from 'node:fs';
 import { type FileHandle, open, rename, unlink } from 'node:fs/promises';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import { checkOpened } from '../../core/guarded-file.ts';
 import { printable, quoteList } from '../../core/quote.ts';
 import { layOutHeader, type SafetensorsDtype, type TensorEntry } from './safetensors-header.ts';
 
@@ -27,7 +29,7 @@ export class SafetensorsWriter implements AsyncDisposable {
   /** Makes the file under a temporary name next to its own, with its header and full size. Fails with WL_FILE. */
   static async create(plan: SafetensorsPlan): Promise<SafetensorsWriter> {
     const { bytes, fileBytes } = layOutHeader(plan.tensors, plan.metadata);
-    const writer = new SafetensorsWriter(plan, await attempt(plan.path, () => open(partialPath(plan), 'w')), true);
+    const writer = new SafetensorsWriter(plan, await attempt(plan.path, () => makePartial(plan)), true);
     try {
       await writer.#writeAt(bytes, 0);
       await attempt(plan.path, () => writer.#file.truncate(fileBytes));
@@ -40,7 +42,7 @@ export class SafetensorsWriter implements AsyncDisposable {
 
   /** Opens a file that another process created with the same plan and did not commit yet. */
   static async attach(plan: SafetensorsPlan): Promise<SafetensorsWriter> {
-    return new SafetensorsWriter(plan, await attempt(plan.path, () => open(partialPath(plan), 'r+')), false);
+    return new SafetensorsWriter(plan, await attempt(plan.path, () => openPartial(plan)), false);
   }
 
   private constructor(plan: SafetensorsPlan, file: FileHandle, owner: boolean) {
@@ -112,6 +114,25 @@ export async function writeSafetensors(
 
 function partialPath(plan: SafetensorsPlan): string {
   return `${plan.path}.${plan.unique ?? process.pid}.partial`;
+}
+
+/** Its name can be guessed: what lies there, as of a process that was killed, is removed and never written to. */
+async function makePartial(plan: SafetensorsPlan): Promise<FileHandle> {
+  const path = partialPath(plan);
+  await unlink(path).catch(() => undefined);
+  return await open(path, constants.O_RDWR | constants.O_CREAT | constants.O_EXCL | constants.O_NOFOLLOW, 0o666);
+}
+
+async function openPartial(plan: SafetensorsPlan): Promise<FileHandle> {
+  const path = partialPath(plan);
+  const file = await open(path, constants.O_RDWR | constants.O_NOFOLLOW | constants.O_NONBLOCK);
+  try {
+    checkOpened(path, await file.stat(), 'folder');
+    return file;
+  } catch (error) {
+    await file.close();
+    throw error;
+  }
 }
 
 async function attempt<T>(path: string, action: () => Promise<T>): Promise<T> {

@@ -1,8 +1,9 @@
 // Makes the trace that was asked for out of the parts that processes have left.
-import { readFileSync, renameSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import { lstatSync, rmSync, statSync } from 'node:fs';
 import { hostname } from 'node:os';
 import { resolve } from 'node:path';
 import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
+import { readInput, replaceFile } from '../../core/guarded-file.ts';
 import { printable } from '../../core/quote.ts';
 import { type ChromeTrace, chromeTrace } from '../../tracing/chrome-trace.ts';
 import { clockOffsets } from '../../tracing/clock-offsets.ts';
@@ -33,7 +34,7 @@ export function collectTrace(file: string, launcher?: number): CollectedTrace {
   const unread: string[] = [];
   const found = partsOf(file).flatMap((path): FoundPart[] => {
     try {
-      return [{ path, part: readTracePart(path), changed: statSync(path).mtimeMs }];
+      return [{ path, part: readTracePart(path), changed: lstatSync(path).mtimeMs }];
     } catch (error) {
       unread.push(asWeftlineError(error).message);
       return [];
@@ -113,8 +114,9 @@ function readTrace(file: string, unread: readonly string[]): TracePart[] {
       { details: { file } },
     );
   }
+  const text = readText(file);
   try {
-    return partsOfChrome(JSON.parse(readFileSync(file, 'utf8')));
+    return partsOfChrome(JSON.parse(text));
   } catch (error) {
     // Of JSON that is none the message has some of the text, which may have several lines.
     const why = printable(asWeftlineError(error).message, MAX_REASON);
@@ -125,17 +127,25 @@ function readTrace(file: string, unread: readonly string[]): TracePart[] {
   }
 }
 
+function readText(file: string): string {
+  try {
+    return readInput(file).toString('utf8');
+  } catch (error) {
+    throw new WeftlineError('WL_FILE', `Cannot read ${file}: ${asWeftlineError(error).message}`, {
+      details: { file },
+      cause: error,
+    });
+  }
+}
+
 /** Whole or not at all: a trace is looked at while the next one is written. */
 function write(file: string, trace: ChromeTrace): void {
-  const draft = `${file}.${process.pid}.draft`;
   try {
     // An event a line, so that large traces can be searched.
     const { traceEvents, ...rest } = trace;
     const events = traceEvents.map((event) => JSON.stringify(event)).join(',\n');
-    writeFileSync(draft, `${JSON.stringify(rest).slice(0, -1)},"traceEvents":[\n${events}\n]}\n`);
-    renameSync(draft, file);
+    replaceFile(file, `${JSON.stringify(rest).slice(0, -1)},"traceEvents":[\n${events}\n]}\n`);
   } catch (error) {
-    rmSync(draft, { force: true });
     throw new WeftlineError('WL_FILE', `Cannot write ${file}: ${asWeftlineError(error).message}`, { cause: error });
   }
 }

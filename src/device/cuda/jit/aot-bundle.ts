@@ -1,8 +1,9 @@
 // Kernels compiled ahead of time: a folder of cubins with a manifest, for machines without NVRTC.
-import { readFileSync, renameSync, writeFileSync } from 'node:fs';
+import { existsSync, realpathSync } from 'node:fs';
 import { join } from 'node:path';
 import { z } from '#zod';
 import { WeftlineError } from '../../../core/errors.ts';
+import { readTrusted, replaceFile } from '../../../core/guarded-file.ts';
 import { makeFolder } from '../../../core/make-folder.ts';
 import { type ConstantValues, type KernelFile, variantName } from '../kernel-file.ts';
 import { sha256 } from './cubin-cache.ts';
@@ -25,6 +26,9 @@ const manifestSchema = z.object({
   ),
 });
 
+/** Other users may run what it holds, and none may change it, whatever the umask. */
+const published = { mode: 0o644, isDurable: true };
+
 type Manifest = z.infer<typeof manifestSchema>;
 
 export interface CompiledVariant {
@@ -38,18 +42,18 @@ export interface CompiledVariant {
 /** Fills a folder; variants of an earlier call stay, unless they are replaced. Fails with WL_FILE. */
 export function writeBundle(folder: string, compiler: string, compiled: readonly CompiledVariant[]): void {
   try {
-    makeFolder(folder);
+    makeFolder(folder, 0o755);
     const variants = compiled.map(({ file, values, architecture, sources, cubin }) => {
       const name = variantName(file, values);
       const fileName = `${name.replaceAll(/[^\w.-]+/g, '-')}.${architecture}.cubin`;
-      replaceFile(join(folder, fileName), cubin);
+      replaceFile(join(folder, fileName), cubin, published);
       return { name, architecture, sources, cubin: fileName, sha256: sha256(cubin) };
     });
     const kept = (readManifest(folder)?.variants ?? []).filter(
       (old) => !variants.some((variant) => variant.cubin === old.cubin),
     );
     const manifest: Manifest = { schema: 'weftline.kernels/1', compiler, variants: [...kept, ...variants] };
-    replaceFile(join(folder, MANIFEST), `${JSON.stringify(manifest, undefined, 2)}\n`);
+    replaceFile(join(folder, MANIFEST), `${JSON.stringify(manifest, undefined, 2)}\n`, published);
   } catch (cause) {
     if (cause instanceof WeftlineError) throw cause;
     throw new WeftlineError('WL_FILE', `Cannot write compiled kernels to ${folder}`, { details: { folder }, cause });
@@ -64,7 +68,8 @@ export interface WantedVariant {
 
 /**
  * The cubin of a variant, or undefined when the folder does not have it. Fails with WL_COMPILE when it was compiled
- * from other sources than this version's, with WL_FILE_FORMAT when the folder is damaged or no bundle.
+ * from other sources than this version's, with WL_FILE_FORMAT when the folder is damaged, with WL_FILE when it is no bundle
+ * or others than this user and root could have filled it.
  */
 export function readBundle(folder: string, wanted: WantedVariant): Uint8Array | undefined {
   const manifest = readManifest(folder);
@@ -88,27 +93,30 @@ export function readBundle(folder: string, wanted: WantedVariant): Uint8Array | 
       { details: { folder, name: wanted.name } },
     );
   }
-  const cubin = readCubin(join(folder, variant.cubin));
+  const cubin = readTrustedFile(folder, variant.cubin);
   if (sha256(cubin) !== variant.sha256) throw damaged(join(folder, variant.cubin));
   return cubin;
 }
 
-function readCubin(path: string): Uint8Array {
+/** What is in it will run. */
+function readTrustedFile(folder: string, name: string): Buffer {
   try {
-    return readFileSync(path);
+    return readTrusted(realpathSync(folder), name);
   } catch (cause) {
-    throw damaged(path, cause);
+    const path = join(folder, name);
+    if (!(cause instanceof WeftlineError)) throw damaged(path, cause);
+    const { details } = cause;
+    throw new WeftlineError('WL_FILE', `Cannot use ${path}, which will run: it ${String(details['why'])}`, {
+      details,
+      cause,
+    });
   }
 }
 
 function readManifest(folder: string): Manifest | undefined {
   const path = join(folder, MANIFEST);
-  let text: string;
-  try {
-    text = readFileSync(path, 'utf8');
-  } catch {
-    return undefined;
-  }
+  if (!existsSync(path)) return undefined;
+  const text = readTrustedFile(folder, MANIFEST).toString();
   try {
     return manifestSchema.parse(JSON.parse(text));
   } catch (cause) {
@@ -121,10 +129,4 @@ function damaged(path: string, cause?: unknown): WeftlineError {
     details: { path },
     ...(cause === undefined ? {} : { cause }),
   });
-}
-
-function replaceFile(path: string, content: Uint8Array | string): void {
-  const temporary = `${path}.${process.pid}.new`;
-  writeFileSync(temporary, content, { flush: true });
-  renameSync(temporary, path);
 }

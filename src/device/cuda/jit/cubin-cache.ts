@@ -1,13 +1,15 @@
 // Compiled kernels on disk: one folder per key that appears whole or not at all, and is not believed without its hash.
 import { createHash, randomBytes } from 'node:crypto';
-import { closeSync, fsyncSync, openSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
+import { closeSync, fsyncSync, openSync, renameSync, rmSync } from 'node:fs';
 import { basename, isAbsolute, join, resolve } from 'node:path';
+import { makeTrustedFolder, readTrusted, replaceFile, whyNotTrusted } from '../../../core/guarded-file.ts';
 import { homeFolder } from '../../../core/home-folder.ts';
-import { makeFolder } from '../../../core/make-folder.ts';
 import type { KernelText } from './kernel-text.ts';
 
 const CUBIN = 'kernel.cubin';
 const HASH = 'kernel.cubin.sha256';
+/** What is kept is run: nobody else may change it. */
+const kept = { mode: 0o600, isDurable: true };
 
 /** The folder that the setting `cacheFolder` names, or the user's own by the XDG rules; undefined without a home folder. */
 export function resolveCacheFolder(
@@ -47,13 +49,14 @@ export class CubinCache {
     this.#folder = folder === undefined ? undefined : join(folder, 'kernels');
   }
 
-  /** The cubin of that key; undefined when there is none, or what is there is damaged. */
+  /** The cubin of that key; undefined when there is none, it is damaged, or another user could have put it there. */
   read(key: string): Uint8Array | undefined {
     if (this.#folder === undefined) return undefined;
     const folder = join(this.#folder, key);
     try {
-      const cubin = readFileSync(join(folder, CUBIN));
-      const hash = readFileSync(join(folder, HASH), 'utf8');
+      if (whyNotTrusted(this.#folder) !== undefined) return undefined;
+      const cubin = readTrusted(folder, CUBIN);
+      const hash = readTrusted(folder, HASH).toString();
       return sha256(cubin) === hash ? cubin : undefined;
     } catch {
       return undefined;
@@ -69,13 +72,14 @@ export class CubinCache {
     if (folder === undefined) return false;
     const temporary = join(folder, `.new-${process.pid}-${randomBytes(6).toString('hex')}`);
     try {
-      makeFolder(temporary);
+      makeTrustedFolder(folder);
+      makeTrustedFolder(temporary);
     } catch {
       return false;
     }
     try {
-      writeDurably(join(temporary, CUBIN), cubin);
-      writeDurably(join(temporary, HASH), sha256(cubin));
+      replaceFile(join(temporary, CUBIN), cubin, kept);
+      replaceFile(join(temporary, HASH), sha256(cubin), kept);
       syncFolder(temporary);
       this.#publish(temporary, join(folder, key));
       syncFolder(folder);
@@ -100,10 +104,6 @@ export class CubinCache {
       renameSync(temporary, final);
     }
   }
-}
-
-function writeDurably(path: string, content: Uint8Array | string): void {
-  writeFileSync(path, content, { flush: true });
 }
 
 function syncFolder(path: string): void {

@@ -1,9 +1,8 @@
 // config.json of a model's folder: its architecture, and the numbers that its MoE blocks need.
-import { constants } from 'node:fs';
-import { open } from 'node:fs/promises';
 import { join } from 'node:path';
 import { z } from '#zod';
 import { WeftlineError } from '../../../core/errors.ts';
+import { readInput } from '../../../core/guarded-file.ts';
 import { printable } from '../../../core/quote.ts';
 import { describeIssue } from '../describe-issue.ts';
 import { formatError } from '../safetensors-header.ts';
@@ -35,17 +34,17 @@ export type ModelConfig = z.infer<typeof configSchema>;
 const MAX_CONFIG_BYTES = 1 << 20;
 
 /** Fails with WL_FILE if it cannot be read, with WL_FILE_FORMAT if it is no configuration of a model. */
-export async function readModelConfig(folder: string): Promise<ModelConfig> {
+export function readModelConfig(folder: string): ModelConfig {
   const path = join(folder, 'config.json');
-  const value = await readJson(path, MAX_CONFIG_BYTES);
+  const value = readJson(path, MAX_CONFIG_BYTES);
   const { success, data, error } = configSchema.safeParse(value);
   if (success) return data;
   throw formatError(path, `it is no model's configuration: ${describeIssue(error, value)}`);
 }
 
 /** Fails with WL_FILE or WL_FILE_FORMAT. */
-export async function readJson(path: string, maxBytes: number): Promise<unknown> {
-  const text = await readText(path, maxBytes);
+export function readJson(path: string, maxBytes: number): unknown {
+  const text = readText(path, maxBytes);
   try {
     return JSON.parse(text);
   } catch (cause) {
@@ -53,17 +52,11 @@ export async function readJson(path: string, maxBytes: number): Promise<unknown>
   }
 }
 
-async function readText(path: string, maxBytes: number): Promise<string> {
+function readText(path: string, maxBytes: number): string {
   try {
-    // Without O_NONBLOCK, opening a named pipe would wait for a writer.
-    await using file = await open(path, constants.O_RDONLY | constants.O_NONBLOCK);
-    const stat = await file.stat();
-    if (!stat.isFile()) throw formatError(path, 'it is no ordinary file');
-    const { size } = stat;
-    if (size > maxBytes) throw formatError(path, `it has ${size} bytes, at most ${maxBytes} are read`, { size });
-    return await file.readFile('utf8');
+    return readInput(path, maxBytes).toString('utf8');
   } catch (cause) {
-    if (cause instanceof WeftlineError) throw cause;
+    if (cause instanceof WeftlineError) throw formatError(path, `it ${String(cause.details['why'])}`, cause.details);
     const why = cause instanceof Error ? cause.message : String(cause);
     throw new WeftlineError('WL_FILE', `Cannot read ${printable(path, 1024)}: ${printable(why, 1024)}`, {
       details: { path },

@@ -22,8 +22,8 @@ export class ModelFolder implements AsyncDisposable {
   /** Fails with WL_FILE or WL_FILE_FORMAT, saying what of the folder is missing. */
   static async open(path: string): Promise<ModelFolder> {
     if (!(await isFolder(path))) throw missing(path, 'it is not a folder; expected one with config.json');
-    const config = await readModelConfig(path);
-    if (await isFile(join(path, INDEX))) return new ModelFolder(path, config, await readShardIndex(join(path, INDEX)));
+    const config = readModelConfig(path);
+    if (await isFile(join(path, INDEX))) return new ModelFolder(path, config, readShardIndex(join(path, INDEX)));
     if (!(await isFile(join(path, SINGLE)))) {
       throw missing(
         path,

@@ -7,8 +7,8 @@ import { readJson } from './model-config.ts';
 const MAX_INDEX_BYTES: number = 64 << 20;
 
 /** Files by tensor. Fails with WL_FILE or WL_FILE_FORMAT; a file is a name in the same folder, nothing else. */
-export async function readShardIndex(path: string): Promise<ReadonlyMap<string, string>> {
-  const value = await readJson(path, MAX_INDEX_BYTES);
+export function readShardIndex(path: string): ReadonlyMap<string, string> {
+  const value = readJson(path, MAX_INDEX_BYTES);
   const map = typeof value === 'object' && value !== null && 'weight_map' in value ? value.weight_map : undefined;
   if (typeof map !== 'object' || map === null || Array.isArray(map)) {
     throw formatError(path, `it has no object weight_map, which says what file each tensor is in; fetch it again`);

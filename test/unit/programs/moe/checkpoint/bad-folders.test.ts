@@ -48,7 +48,7 @@ for (const [what, code, message, spoil] of [
   [
     'a config that is a device',
     'WL_FILE_FORMAT',
-    /config\.json.*it is no ordinary file/,
+    /config\.json.*it is a device/,
     (path) => {
       rmSync(join(path, 'config.json'));
       symlinkSync('/dev/zero', join(path, 'config.json'));
