@@ -161,7 +161,11 @@ __device__ bool copyRows(const LayerDispatchArguments& a, u8* stage, u64* barrie
       u64 word = 0;
       const bool came =
           laneIndex() != 0 || waitForEpoch(cell, sequence, &word, scope, {groupRankOf<hosts>(a, source), a.closingCall});
-      if (!__all_sync(allLanes, came)) return false;
+      if (!__all_sync(allLanes, came)) {
+        // The copy engine may still read this block's shared memory, which is another block's once this one leaves.
+        warpWaitStoresWritten();
+        return false;
+      }
       __syncwarp();
       const u32 end = __shfl_sync(allLanes, static_cast<u32>(word >> 32), 0);
       // ORDER: the source wrote rows before it said so; the copy engine reads them after.

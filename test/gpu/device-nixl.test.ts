@@ -150,6 +150,19 @@ for (const isDirect of [true, false]) {
   });
 }
 
+gpuTest('512 threads that poll a counter leave the loop in the same turn', async (device) => {
+  const kernels = await device.compile({ source: warpKernels, kernels: warpParameters });
+  const rounds = 200;
+  using counters = await device.tensor('i64', [1], BigInt64Array.of(0n));
+  using parted = await device.tensor('i32', [1], Int32Array.of(0));
+  const other = device.createStream();
+  kernels.pollByBlock.launch({ grid: 1, block: 512 }, { counters, rounds, parted });
+  kernels.countUp.launch({ grid: 1, block: 1 }, { counter: counters, rounds }, other);
+  await device.stream.idle();
+  await other.idle();
+  assert.deepEqual([...(await parted.toHost())], [0]);
+});
+
 for (const isDirect of [true, false]) {
   const way = isDirect ? 'direct' : 'through a queue';
   const limit = { timeout: 60_000 };

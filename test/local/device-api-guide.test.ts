@@ -77,3 +77,21 @@ test('a call without a level, or at an invalid one, does not compile', { skip: n
   assert.equal(compile(kernel('put<32>(r, 0, 0, 8)')).ok, false);
   assert.ok(compile(kernel('put<weftline::Level::Warp>(r, 0, 0, 8)'), 'sm_80').ok);
 });
+
+const noHostCompiler = spawnSync('g++', ['--version']).status === 0 ? false : 'there is no g++';
+
+test('all threads that poll a signal together see the same value', { skip: noHostCompiler }, () => {
+  const headers = join(kernelFolder(), 'include', 'weftline');
+  const level = readFileSync(join(headers, 'level.cuh'), 'utf8').replace('#include "weftline/types.cuh"', '');
+  const signal = readFileSync(join(headers, 'device-api', 'signal.cuh'), 'utf8');
+  const readSignal = /template <Level level[^\n]*\n[^\n]* readSignal\([\s\S]*?\n}\n/.exec(signal);
+  assert.ok(readSignal !== null);
+  const harness = readFileSync(new URL('../../../test/local/support/read-signal.cpp', import.meta.url), 'utf8')
+    .replace('// LEVEL', level.replace('#pragma once', ''))
+    .replace('// READ_SIGNAL', `namespace weftline {\n${readSignal[0]}\n}`);
+  const path = join(folder, 'read-signal.cpp');
+  writeFileSync(path, harness);
+  const built = spawnSync('g++', ['-std=c++20', '-pthread', '-o', `${path}.out`, path], { encoding: 'utf8' });
+  assert.equal(built.status, 0, built.stderr);
+  assert.equal(spawnSync(`${path}.out`, { encoding: 'utf8', timeout: 60_000 }).stdout, '0 0\n');
+});

@@ -130,6 +130,22 @@ extern "C" __global__ void putApart(Request data, Request counter, u64 bytes, u3
   flush<Level::Warp>(counter);
 }
 
+// Whole blocks poll counters, and between them count the turns in which their threads left the loop: always the same for all.
+extern "C" __global__ void pollByBlock(const u64* counters, u32 rounds, u32* parted) {
+  for (u32 round = 0; round < rounds; ++round) {
+    u32 turns = 0;
+    while (nixlGpuReadSignal<nixl_gpu_level_t::BLOCK>(counters) < round + 1) ++turns;
+    if (__syncthreads_or(turns != Group<Level::Block>::broadcast(turns)) && threadIdx.x == 0) *parted += 1;
+  }
+}
+
+extern "C" __global__ void countUp(u64* counter, u32 rounds) {
+  for (u32 round = 0; round < rounds; ++round) {
+    addReleaseSystem(counter, 1);
+    for (u32 naps = 0; naps < 20; ++naps) __nanosleep(500);
+  }
+}
+
 extern "C" __global__ void postWithFlags(RequestHandle data, u32 count, u32 flags, u32 ends) {
   if (threadIdx.x != 0) return;
   for (u32 turn = 0; turn < count; ++turn) {
@@ -173,6 +189,8 @@ export const warpParameters = {
   signalByLanes: { counter: 'ptr', lanes: 'u32' },
   putByLanes: { data: 'ptr', lanes: 'u32', bytes: 'u64' },
   putApart: { data: 'ptr', counter: 'ptr', bytes: 'u64', turns: 'u32', waste: 'ptr' },
+  pollByBlock: { counters: 'ptr', rounds: 'u32', parted: 'ptr' },
+  countUp: { counter: 'ptr', rounds: 'u32' },
   postWithFlags: { data: 'u64', count: 'u32', flags: 'u32', ends: 'u32' },
   deferThenTell: { data: 'ptr', counter: 'ptr', count: 'u32' },
   deferDuringFlush: { data: 'u64', turns: 'u32' },

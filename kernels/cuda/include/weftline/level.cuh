@@ -53,19 +53,23 @@ struct Group {
   // What the first of the callers says, for all of them; synchronises.
   __device__ __forceinline__ static bool agree(bool firsts, u32 callers = allLanes) {
     if constexpr (level == Level::Thread) return firsts;
-    else if constexpr (level == Level::Warp) return __shfl_sync(callers, firsts ? 1 : 0, __ffs(callers) - 1) != 0;
+    else if constexpr (level == Level::Warp) return broadcast(firsts ? 1 : 0, callers) != 0;
     else return __syncthreads_or(isLeader() && firsts) != 0;
   }
 
-  // The leader's value, for all; synchronises.
-  __device__ __forceinline__ static u64 broadcast(u64 leaders) {
-    if constexpr (level == Level::Thread) return leaders;
-    else if constexpr (level == Level::Warp) return __shfl_sync(allLanes, leaders, 0);
-    else {
-      __shared__ u64 shared;
+  // The value of the first of the callers, for all of them; synchronises.
+  template <class Value>
+  __device__ __forceinline__ static Value broadcast(Value firsts, u32 callers = allLanes) {
+    if constexpr (level == Level::Thread) return firsts;
+    else if constexpr (level == Level::Warp) {
+      // ORDER: a shuffle alone orders no memory; behind this, what the first has acquired is visible to the others.
+      __syncwarp(callers);
+      return __shfl_sync(callers, firsts, __ffs(callers) - 1);
+    } else {
+      __shared__ Value shared;
       // Behind the last call, whose value a slower thread may still have to read.
       __syncthreads();
-      if (isLeader()) shared = leaders;
+      if (isLeader()) shared = firsts;
       __syncthreads();
       return shared;
     }

@@ -69,14 +69,15 @@ __device__ __forceinline__ bool putWithSignal(const Opened& data, u64 target, u6
   return Group<level>::agree(isPushed);
 }
 
-// ORDER: what a peer put before its signal is visible behind this. At warp level to the lanes that call it.
+// The same value for all members of the group, or of a warp for the lanes that call it, so that they leave a loop over it in the
+// same turn. ORDER: what a peer put before its signal is visible to them behind this.
 template <Level level = Level::Unnamed>
 __device__ __forceinline__ u64 readSignal(const void* counter) {
   static_assert(sizeof(Group<level>) > 0, "");
   const u32 callers = Group<level>::callers();
-  const u64 value = loadAcquireSystem(static_cast<const u64*>(counter));
-  Group<level>::synchronize(callers);
-  return value;
+  u64 value = 0;
+  if (Group<level>::isFirstOf(callers)) value = loadAcquireSystem(static_cast<const u64*>(counter));
+  return Group<level>::broadcast(value, callers);
 }
 
 // Sets a counter of this device, while no peer adds to it.
