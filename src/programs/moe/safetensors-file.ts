@@ -10,6 +10,7 @@ import {
   formatError,
   parseHeader,
   type SafetensorsDtype,
+  safetensorsDtypes,
   type SafetensorsHeader,
   type TensorEntry,
 } from './safetensors-header.ts';
@@ -32,6 +33,8 @@ export class SafetensorsFile implements AsyncDisposable {
   readonly path: string;
   readonly metadata: Readonly<Record<string, string>>;
   readonly tensors: ReadonlyMap<string, TensorEntry>;
+  /** Types that are not known, of tensors that cannot be read; by name. */
+  readonly unknown: ReadonlyMap<string, string>;
   readonly #file: FileHandle;
   #closed = false;
 
@@ -57,12 +60,18 @@ export class SafetensorsFile implements AsyncDisposable {
     this.#file = file;
     this.metadata = header.metadata;
     this.tensors = header.tensors;
+    this.unknown = header.unknown;
   }
 
   /** What the header says of a tensor. Fails with WL_FILE_FORMAT if the file does not have it. */
   entry(name: string): TensorEntry {
     const entry = this.tensors.get(name);
     if (entry === undefined) {
+      const dtype = this.unknown.get(name);
+      if (dtype !== undefined) {
+        const known = Object.keys(safetensorsDtypes).join(', ');
+        throw formatError(this.path, `tensor ${quote(name)} is ${dtype}, known are ${known}`, { tensor: name, dtype });
+      }
       const present = quoteList([...this.tensors.keys()]);
       throw formatError(this.path, `it has no tensor ${quote(name)}; it has ${present}`, {
         tensor: name,

@@ -38,7 +38,12 @@ export interface TensorEntry {
 export interface SafetensorsHeader {
   readonly metadata: Readonly<Record<string, string>>;
   readonly tensors: ReadonlyMap<string, TensorEntry>;
+  /** Of tensors of other types, by name: the type. Nobody can read them, and most files have them for others. */
+  readonly unknown: ReadonlyMap<string, string>;
 }
+
+/** What the names of types look like, also of those that are still to come. */
+const TYPE_NAME = /^[A-Z]\w{0,31}$/;
 
 /** Characters of a path that an error shows. */
 const PATH_LENGTH = 1024;
@@ -52,19 +57,26 @@ export function parseHeader(json: Uint8Array, dataBytes: number, path: string): 
   const dataStart = 8 + json.byteLength;
   let metadata: Readonly<Record<string, string>> = {};
   const tensors = new Map<string, TensorEntry>();
+  const unknown = new Map<string, string>();
+  const extents: Extent[] = [];
   for (const [name, value] of Object.entries(fields)) {
     if (name === '__metadata__') {
       if (!isTextMap(value)) throw formatError(path, `__metadata__ is not a map of text to text`, { name });
       metadata = value;
-    } else tensors.set(name, parseEntry(name, value, { path, dataStart }));
+    } else {
+      const entry = parseEntry(name, value, { path, dataStart });
+      extents.push(entry);
+      if (isKnown(entry)) tensors.set(name, entry);
+      else unknown.set(name, entry.dtype);
+    }
   }
-  checkContiguous([...tensors.values()], { path, dataStart, dataBytes });
+  checkContiguous(extents, { path, dataStart, dataBytes });
   // Last, since it takes longest: what is wrong in other ways has been refused by now.
   const duplicate = duplicateKey(text);
   if (duplicate !== undefined) {
     throw formatError(path, `its header has ${quote(duplicate)} twice`, { name: duplicate });
   }
-  return { metadata, tensors };
+  return { metadata, tensors, unknown };
 }
 
 /** The bytes before the data, and where each tensor goes: larger elements first, so that every tensor is aligned. */
@@ -126,14 +138,25 @@ function parseObject(
   return { text, fields: value as Record<string, unknown> };
 }
 
-function parseEntry(name: string, value: unknown, { path, dataStart }: Place): TensorEntry {
+type Extent = Pick<TensorEntry, 'name' | 'start' | 'bytes'>;
+/** Of any type. */
+type AnyEntry = Omit<TensorEntry, 'dtype'> & { readonly dtype: string };
+
+function isKnown(entry: AnyEntry): entry is TensorEntry {
+  return Object.hasOwn(safetensorsDtypes, entry.dtype);
+}
+
+function parseEntry(name: string, value: unknown, { path, dataStart }: Place): AnyEntry {
   const fields = readFields(value);
   if (typeof fields === 'string') {
     throw formatError(path, `the header's entry of tensor ${quote(name)} is wrong: ${fields}`, { tensor: name });
   }
   const { dtype, shape, data_offsets: offsets } = fields;
   const [start, end] = offsets;
-  const bytes = shape.reduce((product, extent) => product * extent, safetensorsDtypes[dtype]);
+  // How long a tensor of another type is, its offsets alone say.
+  const bytes = Object.hasOwn(safetensorsDtypes, dtype)
+    ? shape.reduce((product, extent) => product * extent, safetensorsDtypes[dtype as SafetensorsDtype])
+    : Math.max(0, end - start);
   // Beyond the safe integers a product may be rounded to what the offsets hold.
   if (end - start !== bytes || !Number.isSafeInteger(bytes)) {
     throw formatError(
@@ -146,7 +169,7 @@ function parseEntry(name: string, value: unknown, { path, dataStart }: Place): T
 }
 
 interface EntryFields {
-  readonly dtype: SafetensorsDtype;
+  readonly dtype: string;
   readonly shape: readonly number[];
   readonly data_offsets: readonly [start: number, end: number];
 }
@@ -157,8 +180,8 @@ function readFields(value: unknown): EntryFields | string {
     return `expected an object, got ${quote(value)}`;
   const { dtype, shape, data_offsets: offsets, ...others } = value as Readonly<Record<string, unknown>>;
   for (const name in others) return `it has an unknown field ${quote(name)}`;
-  if (typeof dtype !== 'string' || !Object.hasOwn(safetensorsDtypes, dtype)) {
-    return `dtype: expected one of ${Object.keys(safetensorsDtypes).join(', ')}, got ${quote(dtype)}`;
+  if (typeof dtype !== 'string' || !TYPE_NAME.test(dtype)) {
+    return `dtype: expected the name of a type, such as ${Object.keys(safetensorsDtypes).join(', ')}, got ${quote(dtype)}`;
   }
   if (!Array.isArray(shape) || shape.length > MAX_DIMENSIONS || !shape.every(isSize)) {
     return `shape: expected at most ${MAX_DIMENSIONS} whole numbers from 0 to 2^53 - 1, got ${quote(shape)}`;
@@ -166,7 +189,7 @@ function readFields(value: unknown): EntryFields | string {
   if (!Array.isArray(offsets) || offsets.length !== 2 || !offsets.every(isSize)) {
     return `data_offsets: expected two whole numbers from 0 to 2^53 - 1, got ${quote(offsets)}`;
   }
-  return { dtype: dtype as SafetensorsDtype, shape, data_offsets: offsets as [number, number] };
+  return { dtype, shape, data_offsets: offsets as [number, number] };
 }
 
 function isSize(value: unknown): value is number {
@@ -178,7 +201,7 @@ function isTextMap(value: unknown): value is Readonly<Record<string, string>> {
   return Object.values(value).every((text) => typeof text === 'string');
 }
 
-function checkContiguous(entries: TensorEntry[], place: Place & { readonly dataBytes: number }): void {
+function checkContiguous(entries: readonly Extent[], place: Place & { readonly dataBytes: number }): void {
   const { path, dataStart, dataBytes } = place;
   let end = dataStart;
   for (const entry of entries.toSorted((one, other) => one.start - other.start || one.bytes - other.bytes)) {

@@ -31,7 +31,8 @@ export class ModelFolder implements AsyncDisposable {
       );
     }
     await using file = await SafetensorsFile.open(join(path, SINGLE));
-    return new ModelFolder(path, config, new Map([...file.tensors.keys()].map((name) => [name, SINGLE])));
+    const names = [...file.tensors.keys(), ...file.unknown.keys()];
+    return new ModelFolder(path, config, new Map(names.map((name) => [name, SINGLE])));
   }
 
   private constructor(path: string, config: ModelConfig, files: ReadonlyMap<string, string>) {

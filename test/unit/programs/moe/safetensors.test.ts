@@ -176,7 +176,8 @@ test('names are shown on one line, escaped and short', async () => {
 test('an entry with a wrong field names the tensor', async () => {
   const good = { dtype: 'F32', shape: [1], data_offsets: [0, 4] };
   const wrong: object[] = [
-    { ...good, dtype: 'F33' },
+    { ...good, dtype: '33' },
+    { ...good, dtype: 'F33', data_offsets: [4, 0] },
     { ...good, dtype: undefined },
     { ...good, shape: [-1] },
     { ...good, shape: [1.5] },
@@ -194,6 +195,18 @@ test('an entry with a wrong field names the tensor', async () => {
   ];
   for (const entry of wrong) await assertFormatError(fileWith(JSON.stringify({ odd: entry }), 4), /"odd"/);
   await assertFormatError(fileWith('{"odd": 3}', 4), /"odd"/);
+});
+
+test('a tensor of a type that is not known takes its room, and is refused where it is needed', async () => {
+  const odd = { dtype: 'F6_E2M3', shape: [4], data_offsets: [4, 7] };
+  await using file = await SafetensorsFile.open(fileWith(JSON.stringify({ a: f32(0, 4), odd }), 7));
+  assert.deepEqual([...file.tensors.keys()], ['a']);
+  assert.equal((await file.read('a', 'f32')).length, 1);
+  await assert.rejects(file.readBytes('odd', new Uint8Array(3), 0), {
+    code: 'WL_FILE_FORMAT',
+    message: /tensor "odd" is F6_E2M3, known are BOOL, U8/,
+  });
+  await assertFormatError(fileWith(JSON.stringify({ a: f32(0, 4), odd }), 8), /no tensor owns/);
 });
 
 test('overlaps, holes and missing data are errors', async () => {
