@@ -2,6 +2,7 @@
 import { z } from '#zod';
 import { invalidArgument } from '../../core/errors.ts';
 import { printable, quote } from '../../core/quote.ts';
+import { parsePythonJson } from './python-json.ts';
 import type { RouterOptions } from './router.ts';
 import type { SafetensorsFile } from './safetensors-file.ts';
 import { formatError, type SafetensorsDtype } from './safetensors-header.ts';
@@ -166,7 +167,7 @@ function readConfig(file: SafetensorsFile): z.infer<typeof configSchema> {
   }
   let config: unknown;
   try {
-    config = JSON.parse(text);
+    config = parsePythonJson(text);
   } catch (error) {
     throw formatError(file.path, `its metadata config cannot be read: ${printable(String(error), 200)}`);
   }

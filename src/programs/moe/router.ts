@@ -46,22 +46,23 @@ export function routeTopk(logits: Float32Array, options: RouterOptions, bias?: F
   const weights = new Float32Array(tokens * topk);
   const scores = new Float32Array(experts);
   const ranking = new Float32Array(experts);
+  const isOut = new Uint8Array(experts);
   const score = scoring === 'softmax' ? softmax : sigmoid;
   for (let token = 0; token < tokens; token++) {
     const row = logits.subarray(token * experts, (token + 1) * experts);
     requireFinite(row, token);
     score(row, scores);
     for (let expert = 0; expert < experts; expert++) ranking[expert] = scores[expert]! + (bias?.[expert] ?? 0);
-    if (groups !== undefined) excludeGroups(ranking, groups);
+    isOut.fill(0);
+    if (groups !== undefined) excludeGroups(ranking, groups, isOut);
     const first = token * topk;
     let sum = 0;
     for (let k = 0; k < topk; k++) {
-      const best = largest(ranking);
+      const best = takeLargest(ranking, isOut);
       const weight = scores[best]!;
       ids[first + k] = BigInt(best);
       weights[first + k] = weight;
       sum = Math.fround(sum + weight);
-      ranking[best] = Number.NEGATIVE_INFINITY;
     }
     const divisor = normalize ? Math.fround(sum + SMALLEST_SUM) : 1;
     for (let k = first; k < first + topk; k++) weights[k] = Math.fround(weights[k]! / divisor) * scale;
@@ -69,18 +70,17 @@ export function routeTopk(logits: Float32Array, options: RouterOptions, bias?: F
   return { ids, weights };
 }
 
-/** Leaves the experts of the best groups in the running. */
-function excludeGroups(ranking: Float32Array, { count, chosen, by }: ExpertGroups): void {
+/** Leaves the experts of the best groups in the running: `isOut` becomes 1 for all others. */
+function excludeGroups(ranking: Float32Array, { count, chosen, by }: ExpertGroups, isOut: Uint8Array): void {
   const size = ranking.length / count;
-  const members = (group: number): Float32Array => ranking.subarray(group * size, (group + 1) * size);
-  const values = Float32Array.from({ length: count }, (_, group) => groupValue(members(group), by));
-  const kept = new Set<number>();
-  while (kept.size < chosen) {
-    const best = largest(values);
-    values[best] = Number.NEGATIVE_INFINITY;
-    kept.add(best);
+  const values = Float32Array.from({ length: count }, (_, group) =>
+    groupValue(ranking.subarray(group * size, (group + 1) * size), by),
+  );
+  const isTaken = new Uint8Array(count);
+  for (let taken = 0; taken < chosen; taken++) takeLargest(values, isTaken);
+  for (let group = 0; group < count; group++) {
+    if (isTaken[group] === 0) isOut.fill(1, group * size, (group + 1) * size);
   }
-  for (let group = 0; group < count; group++) if (!kept.has(group)) members(group).fill(Number.NEGATIVE_INFINITY);
 }
 
 function groupValue(members: Float32Array, by: ExpertGroups['by']): number {
@@ -115,11 +115,12 @@ function softmax(logits: Float32Array, out: Float32Array): void {
   for (let expert = 0; expert < out.length; expert++) out[expert] = out[expert]! / sum;
 }
 
-/** The first of the largest; some number must be finite. */
-function largest(values: Float32Array): number {
-  let best = 0;
-  for (let index = 1; index < values.length; index++) {
-    if (values[index]! > values[best]!) best = index;
+/** The first of the largest that are not out, which it then is; one must not be. Whatever the values are, none is taken twice. */
+function takeLargest(values: Float32Array, isOut: Uint8Array): number {
+  let best = -1;
+  for (let index = 0; index < values.length; index++) {
+    if (isOut[index] === 0 && (best < 0 || values[index]! > values[best]!)) best = index;
   }
+  isOut[best] = 1;
   return best;
 }

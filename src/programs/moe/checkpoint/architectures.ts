@@ -86,6 +86,9 @@ function groupsOf(
   if (by === undefined || count == null || chosen == null || chosen === count) return undefined;
   const size = of.experts / count;
   if (!Number.isInteger(size)) return `n_group ${count} does not divide the ${of.experts} experts`;
+  if (by === 'bestTwo' && size < 2) {
+    return `n_group ${count} of ${of.experts} experts leaves one expert in a group, of which topk_method noaux_tc adds up the best two`;
+  }
   if (chosen > count || chosen * size < of.topk) {
     return `topk_group ${chosen} of n_group ${count} leaves too few of ${of.experts} experts for num_experts_per_tok ${of.topk}`;
   }

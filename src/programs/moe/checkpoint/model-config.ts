@@ -5,6 +5,7 @@ import { WeftlineError } from '../../../core/errors.ts';
 import { readInput } from '../../../core/guarded-file.ts';
 import { printable } from '../../../core/quote.ts';
 import { describeIssue } from '../describe-issue.ts';
+import { parsePythonJson } from '../python-json.ts';
 import { formatError } from '../safetensors-header.ts';
 
 const count = z.number().int().positive();
@@ -12,6 +13,7 @@ const count = z.number().int().positive();
 const configSchema = z.looseObject({
   model_type: z.string(),
   hidden_act: z.string().optional(),
+  num_hidden_layers: count.nullish(),
   num_experts_per_tok: count.nullish(),
   num_local_experts: count.nullish(),
   num_experts: count.nullish(),
@@ -46,7 +48,7 @@ export function readModelConfig(folder: string): ModelConfig {
 export function readJson(path: string, maxBytes: number): unknown {
   const text = readText(path, maxBytes);
   try {
-    return JSON.parse(text);
+    return parsePythonJson(text);
   } catch (cause) {
     throw formatError(path, `it is not JSON (${printable(String(cause), 200)})`);
   }

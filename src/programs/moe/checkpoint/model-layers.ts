@@ -20,12 +20,14 @@ export function findModelLayers(folder: ModelFolder): ModelLayers {
   const architecture = architectureOf(folder.config);
   if (typeof architecture === 'string') throw formatError(`${folder.path}/config.json`, architecture);
   const { router } = architecture;
+  const end = folder.config.num_hidden_layers ?? Infinity;
   for (const prefix of prefixes) {
     const numbers: number[] = [];
     for (const name of folder.names()) {
       if (!name.startsWith(prefix) || !name.endsWith(`.${router}`)) continue;
       const digits = name.slice(prefix.length, -router.length - 1);
-      if (/^(0|[1-9]\d{0,5})$/.test(digits)) numbers.push(Number(digits));
+      // A layer behind the last one predicts further tokens, in training and for drafts; the model itself does not have it.
+      if (/^(0|[1-9]\d{0,5})$/.test(digits) && Number(digits) < end) numbers.push(Number(digits));
     }
     if (numbers.length === 0) continue;
     const nameOf = (layer: number, tensor: string): string => `${prefix}${layer}.${tensor}`;

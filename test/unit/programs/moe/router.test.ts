@@ -58,6 +58,16 @@ test('routeTopk() with sigmoids chooses by the biased score, and weights by the 
   assert.deepEqual([...weights], [f(2 * f(sigmoid(-1))), f(2 * f(sigmoid(2)))]);
 });
 
+test('routeTopk() ends whatever the bias is, and takes no expert twice', () => {
+  const groups = { count: 4, chosen: 2, by: 'bestTwo' } as const;
+  const options = { experts: 8, topk: 4, normalize: true, scoring: 'sigmoid', groups } as const;
+  // The sums of two are beyond f32.
+  for (const value of [-3e38, 3e38, Number.NEGATIVE_INFINITY, Number.POSITIVE_INFINITY, Number.NaN]) {
+    const { ids } = routeTopk(new Float32Array(8), options, new Float32Array(8).fill(value));
+    assert.deepEqual([...ids], [0n, 1n, 2n, 3n], String(value));
+  }
+});
+
 test('routeTopk() takes experts of the best groups only, by their best expert or their best two', () => {
   const logits = Float32Array.from([5, -5, 4, 4, 1, 1]);
   const options = { experts: 6, topk: 2, normalize: true, scoring: 'sigmoid' } as const;
