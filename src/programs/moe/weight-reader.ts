@@ -7,13 +7,21 @@ import type { MoeDevice, MoeEngine } from './moe-engine.ts';
 import type { SafetensorsFile } from './safetensors-file.ts';
 import { formatError, type SafetensorsDtype } from './safetensors-header.ts';
 
+/** Of powers of two, a byte each. */
+const [E8M0_BIAS, E8M0_NAN] = [127, 255];
+
 /** Bytes of a file that are read at once. */
 const PIECE_BYTES: number = 4 << 20;
+
+/** Of a matrix of fp8: what the scales of its blocks may be. */
+export const scaleTypes: readonly SafetensorsDtype[] = ['F32', 'BF16', 'F16', 'F8_E8M0'];
 
 /** Element types that can be read as bf16; values are rounded to nearest even. */
 const elementBytes = { BF16: 2, F16: 2, F32: 4, F8_E4M3: 1 } as const satisfies Partial<
   Record<SafetensorsDtype, number>
 >;
+
+export const weightTypes: readonly SafetensorsDtype[] = Object.keys(elementBytes) as (keyof typeof elementBytes)[];
 
 /** A matrix in a file, from one of its first dimension's rows on. */
 export interface WeightPlace {
@@ -21,7 +29,7 @@ export interface WeightPlace {
   readonly name: string;
   /** Elements of the tensor before the matrix; 0 by default. */
   readonly skip?: number;
-  /** Of a matrix of fp8: f32 [ceil(rows / 128), ceil(columns / 128)], by which its blocks are multiplied. */
+  /** Of a matrix of fp8: [ceil(rows / 128), ceil(columns / 128)] of one of scaleTypes, by which its blocks are multiplied. */
   readonly scales?: { readonly file: SafetensorsFile; readonly name: string };
 }
 
@@ -71,13 +79,8 @@ export class WeightReader {
   async #readFp8({ file, name, skip = 0, scales }: WeightPlace, out: Tensor<'bf16'>): Promise<void> {
     if (scales === undefined) throw unreadable(file, name, 'F8_E4M3 without a tensor of scales');
     const [rows = 0, columns = 0] = out.shape;
-    const [blockRows, groups] = [Math.ceil(rows / FP8_GROUP), Math.ceil(columns / FP8_GROUP)];
-    const { dtype, shape } = scales.file.entry(scales.name);
-    if (dtype !== 'F32' || shape.length !== 2 || shape[0] !== blockRows || shape[1] !== groups) {
-      const found = `${dtype} [${shape.join(', ')}]`;
-      throw formatError(scales.file.path, `tensor ${scales.name} is ${found}, wanted is F32 [${blockRows}, ${groups}]`);
-    }
-    const blocks = await scales.file.read(scales.name, 'f32');
+    const groups = Math.ceil(columns / FP8_GROUP);
+    const blocks = await readScales(scales.file, scales.name);
     const step = Math.max(1, Math.floor(PIECE_BYTES / columns));
     using data = this.#device.empty('fp8e4m3', [Math.min(step, rows), columns]);
     using factors = this.#device.empty('f32', [Math.min(step, rows), groups]);
@@ -93,6 +96,14 @@ export class WeightReader {
       await this.#engine.finish();
     }
   }
+}
+
+async function readScales(file: SafetensorsFile, name: string): Promise<Float32Array> {
+  const { dtype, bytes } = file.entry(name);
+  if (dtype !== 'F8_E8M0') return await readF32Rows(file, name);
+  const exponents = new Uint8Array(bytes);
+  await file.readBytes(name, exponents, 0);
+  return Float32Array.from(exponents, (exponent) => (exponent === E8M0_NAN ? Number.NaN : 2 ** (exponent - E8M0_BIAS)));
 }
 
 /** A row of scales for each row of weights, from those of blocks of 128 rows. */

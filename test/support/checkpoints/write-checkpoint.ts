@@ -18,7 +18,7 @@ export interface WrittenModel {
 }
 
 interface Stored {
-  readonly dtype: SmallModel['dtype'];
+  readonly dtype: SmallModel['dtype'] | 'F8_E8M0';
   readonly shape: readonly number[];
   readonly bits: ArrayBufferView;
 }
@@ -28,6 +28,11 @@ const storage = {
   F16: { array: Uint16Array, to: toF16, from: fromF16 },
   F32: { array: Float32Array, to: Math.fround, from: (value: number) => value },
   F8_E4M3: { array: Uint8Array, to: toFp8e4m3, from: fromFp8e4m3 },
+  F8_E8M0: {
+    array: Uint8Array,
+    to: (value: number) => Math.round(Math.log2(value)) + 127,
+    from: (exponent: number) => 2 ** (exponent - 127),
+  },
 } as const;
 
 const BLOCK = 128;
@@ -36,7 +41,11 @@ const BLOCK = 128;
 export async function writeCheckpoint(
   folder: string,
   model: SmallModel,
-  { tokens, seed }: { readonly tokens: number; readonly seed: number },
+  {
+    tokens,
+    seed,
+    scales = 'F32',
+  }: { readonly tokens: number; readonly seed: number; readonly scales?: Exclude<Stored['dtype'], 'F8_E4M3'> },
 ): Promise<WrittenModel> {
   mkdirSync(folder, { recursive: true });
   const random = seededRandom(seed);
@@ -53,7 +62,7 @@ export async function writeCheckpoint(
     for (const [part, shape] of Object.entries(model.tensors(layer))) {
       const name = `model.layers.${layer}.${part}`;
       const isFp8 = model.dtype === 'F8_E4M3' && part !== model.names.router && shape.length === 2;
-      if (isFp8) addScaled(name, shape, add, { stored, matrices, random });
+      if (isFp8) addScaled(name, shape, add, { stored, matrices, random, dtype: scales });
       // DeepSeek-V3 keeps the router in bf16 and its bias in f32.
       else if (model.dtype === 'F8_E4M3') add(name, shape, shape.length === 1 ? 'F32' : 'BF16', 0.3);
       else add(name, shape, model.dtype, 0.3);
@@ -91,13 +100,21 @@ function addScaled(
     stored,
     matrices,
     random,
-  }: { readonly stored: Map<string, Stored>; readonly matrices: Map<string, Matrix>; readonly random: () => number },
+    dtype,
+  }: {
+    readonly stored: Map<string, Stored>;
+    readonly matrices: Map<string, Matrix>;
+    readonly random: () => number;
+    readonly dtype: Stored['dtype'];
+  },
 ): void {
   add(name, shape, 'F8_E4M3', 400);
   const [rows = 0, columns = 0] = shape;
   const grid = [Math.ceil(rows / BLOCK), Math.ceil(columns / BLOCK)] as const;
-  const scales = Float32Array.from({ length: grid[0] * grid[1] }, () => (0.25 + random()) * 5e-4);
-  stored.set(`${name}_scale_inv`, { dtype: 'F32', shape: grid, bits: scales });
+  const { array, to, from } = storage[dtype];
+  const bits = new array(Array.from({ length: grid[0] * grid[1] }, () => to((0.25 + random()) * 5e-4)));
+  stored.set(`${name}_scale_inv`, { dtype, shape: grid, bits });
+  const scales = Float64Array.from(bits, from);
   const values = Float64Array.from(matrices.get(name)!.values, (value, at) => {
     const block = Math.floor(Math.floor(at / columns) / BLOCK) * grid[1] + Math.floor((at % columns) / BLOCK);
     return value * scales[block]!;

@@ -3,7 +3,9 @@ import { invalidArgument } from '../../../core/errors.ts';
 import { shapeOf, type MoeBlock, type MoeBlockOptions, maxTopk } from '../moe-block.ts';
 import type { SafetensorsFile } from '../safetensors-file.ts';
 import { formatError } from '../safetensors-header.ts';
+import { readF32Rows } from '../weight-reader.ts';
 import type { Architecture, ExpertNames } from './architectures.ts';
+import { widthOf } from './checkpoint-weights.ts';
 import type { ModelFolder } from './model-folder.ts';
 import { findModelLayers, type ModelLayers } from './model-layers.ts';
 
@@ -23,12 +25,12 @@ export interface CheckpointBlock {
   readonly names: BlockNames;
 }
 
-/** Types of tokens, weights and routers that are read; all become bf16. */
+/** Types of tokens and routers that are read. */
 const numbers = ['BF16', 'F16', 'F32'] as const;
-const weights = [...numbers, 'F8_E4M3'] as const;
 
 /**
- * Checks names and shapes of all tensors of the layer's block, for which it opens the files that hold them; reads no values.
+ * Checks names and shapes of all tensors of the layer's block, for which it opens the files that hold them, and reads of their values
+ * only the router's bias.
  * Fails with WL_FILE, WL_FILE_FORMAT, or WL_INVALID_ARGUMENT for a layer that has no experts.
  */
 export async function describeCheckpointBlock(
@@ -58,7 +60,7 @@ export async function describeCheckpointBlock(
   if (hasReference) shapeOf(input, names.reference, ['F32'], [tokens, hidden]);
   const routerFile = await folder.fileOf(names.router);
   shapeOf(routerFile, names.router, numbers, [experts, hidden]);
-  if (names.bias !== undefined) shapeOf(await folder.fileOf(names.bias), names.bias, numbers, [experts]);
+  if (names.bias !== undefined) await requireBias(await folder.fileOf(names.bias), names.bias, experts);
   const intermediate = await widthOf(folder, names.expert(0), hidden);
   for (let expert = 1; expert < experts; expert++) await widthOf(folder, names.expert(expert), hidden, intermediate);
   const shared = names.shared && { sharedIntermediate: await widthOf(folder, names.shared, hidden) };
@@ -68,6 +70,15 @@ export async function describeCheckpointBlock(
   const model = { type: folder.config.model_type, layer, input: input.path };
   const block = { ...rules, path: folder.path, model, tokens, hidden, intermediate, ...shared, hasReference };
   return { block: { ...block, routing: 'gate' }, names };
+}
+
+/** With NaN no order of experts is right; with -Infinity there may be too few to choose from. */
+async function requireBias(file: SafetensorsFile, name: string, experts: number): Promise<void> {
+  shapeOf(file, name, numbers, [experts]);
+  const values = await readF32Rows(file, name);
+  const odd = values.findIndex((value) => !Number.isFinite(value));
+  if (odd < 0) return;
+  throw formatError(file.path, `tensor ${name}[${odd}] is ${values[odd]}, expected a finite number`, { tensor: name });
 }
 
 /** Names that are found in the folder, and those that every block has. */
@@ -90,39 +101,6 @@ function namesOf(
     x: ofLayer('x'),
     reference: ofLayer('output_f32'),
   };
-}
-
-/** Width of an expert, whose three tensors must fit each other. Fails with WL_FILE_FORMAT. */
-async function widthOf(
-  folder: ModelFolder,
-  { gate, up, down }: ExpertNames,
-  hidden: number,
-  width?: number,
-): Promise<number> {
-  requireReadable(folder, gate);
-  const file = await folder.fileOf(gate);
-  const [found = 0] = shapeOf(file, gate, weights, [width ?? 'I', hidden]);
-  if (found === 0 || found % 8 !== 0 || hidden % 8 !== 0) {
-    throw formatError(file.path, `tensor ${gate} is [${found}, ${hidden}], expected multiples of 8`, { tensor: gate });
-  }
-  shapeOf(await folder.fileOf(up), up, weights, [found, hidden]);
-  shapeOf(await folder.fileOf(down), down, weights, [hidden, found]);
-  return found;
-}
-
-/** Of weights that are stored in another way there is no plain tensor. */
-function requireReadable(folder: ModelFolder, name: string): void {
-  const { quantization_config: quantization } = folder.config;
-  if (quantization == null) return;
-  const { quant_method: method, weight_block_size: block } = quantization;
-  const isRead = method === 'fp8' && block?.length === 2 && block.every((extent) => extent === 128);
-  if (isRead) return;
-  const found = `quant_method ${method ?? 'unknown'}${block == null ? '' : `, blocks of ${block.join(' x ')}`}`;
-  throw formatError(
-    `${folder.path}/config.json`,
-    `its weights are quantised (${found}), of which only fp8 with weight_block_size [128, 128] is read; take the model in bf16`,
-    { tensor: name },
-  );
 }
 
 /** "0, 2 to 5" */

@@ -9,10 +9,8 @@ import { SafetensorsFile } from '../safetensors-file.ts';
 import { readBf16Rows, readF32Rows, type WeightPlace, type WeightReader } from '../weight-reader.ts';
 import type { ExpertNames } from './architectures.ts';
 import { type BlockNames, describeCheckpointBlock } from './checkpoint-block.ts';
+import { scalesOf } from './checkpoint-weights.ts';
 import type { ModelFolder } from './model-folder.ts';
-
-/** Scales of an fp8 tensor stand under its name with this. */
-const SCALES = '_scale_inv';
 
 export class CheckpointSource implements BlockSource {
   readonly block: MoeBlock;
@@ -118,7 +116,7 @@ export class CheckpointSource implements BlockSource {
 
   async #place(name: string): Promise<WeightPlace> {
     const file = await this.#folder.fileOf(name);
-    const scales = `${name}${SCALES}`;
+    const scales = scalesOf(name);
     if (!this.#folder.has(scales)) return { file, name };
     return { file, name, scales: { file: await this.#folder.fileOf(scales), name: scales } };
   }

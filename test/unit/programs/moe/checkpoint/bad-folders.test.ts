@@ -4,6 +4,7 @@ import { join } from 'node:path';
 import test from 'node:test';
 import { CheckpointSource } from '#lib/programs/moe/checkpoint/checkpoint-source.js';
 import { ModelFolder } from '#lib/programs/moe/checkpoint/model-folder.js';
+import type { TensorEntry } from '#lib/programs/moe/safetensors-header.js';
 import { smallModels } from '../../../../support/checkpoints/models.ts';
 import { writeCheckpoint } from '../../../../support/checkpoints/write-checkpoint.ts';
 import { folderUntilExit } from '../../../../support/folder-until-exit.ts';
@@ -21,12 +22,12 @@ const nothing = (): void => undefined;
 /** A copy of a folder that `spoil` changes; opened and asked for a layer's block. */
 async function tryCopy(
   { folder, input }: typeof qwen2,
-  spoil: (path: string) => void,
+  spoil: (path: string) => void | Promise<void>,
   { layer = 1, tokens = input }: { readonly layer?: number; readonly tokens?: string } = {},
 ): Promise<void> {
   const path = join(work, `copy-${copies++}`);
   cpSync(folder, path, { recursive: true });
-  spoil(path);
+  await spoil(path);
   await using opened = await ModelFolder.open(path);
   await (await CheckpointSource.open(opened, { layer, input: tokens }))[Symbol.asyncDispose]();
 }
@@ -36,11 +37,30 @@ function changeConfig(path: string, change: Readonly<Record<string, unknown>>): 
   writeFileSync(file, JSON.stringify({ ...JSON.parse(readFileSync(file, 'utf8')), ...change }));
 }
 
+/** Text that JSON.stringify() does not write. */
+function addToConfig(path: string, text: string): void {
+  const file = join(path, 'config.json');
+  writeFileSync(file, readFileSync(file, 'utf8').replace(/\}$/, `,${text}}`));
+}
+
 function changeIndex(path: string, change: (map: Record<string, unknown>) => void): void {
   const file = join(path, index);
   const { weight_map: map } = JSON.parse(readFileSync(file, 'utf8')) as { weight_map: Record<string, unknown> };
   change(map);
   writeFileSync(file, JSON.stringify({ weight_map: map }));
+}
+
+/** Changes the file that holds the tensor. */
+async function changeShardOf(
+  path: string,
+  name: string,
+  change: (bytes: Buffer, entry: TensorEntry) => void,
+): Promise<void> {
+  await using opened = await ModelFolder.open(path);
+  const file = await opened.fileOf(name);
+  const bytes = readFileSync(file.path);
+  change(bytes, file.entry(name));
+  writeFileSync(file.path, bytes);
 }
 
 for (const [what, code, message, spoil] of [
@@ -184,12 +204,63 @@ test('rules of DeepSeek that cannot be computed are refused by their names', asy
     [{ n_group: 3 }, /n_group 3 does not divide the 16 experts/],
     [{ n_group: 8, topk_group: 1 }, /topk_group 1 of n_group 8 leaves too few of 16 experts for num_experts_per_tok 4/],
     [{ n_group: 2, topk_group: 3 }, /topk_group 3 of n_group 2 leaves too few/],
+    [{ n_group: 16, topk_group: 8 }, /n_group 16 of 16 experts leaves one expert in a group/],
   ] as const) {
     await assert.rejects(
       tryCopy(deepseekV3, (path) => changeConfig(path, change)),
       { code: 'WL_FILE_FORMAT', message },
     );
   }
+});
+
+test('a bias that is no finite number is refused by its tensor and expert', async () => {
+  const name = 'model.layers.1.mlp.gate.e_score_correction_bias';
+  for (const [value, message] of [
+    [Number.NaN, /e_score_correction_bias\[3\] is NaN, expected a finite number$/],
+    [Number.NEGATIVE_INFINITY, /e_score_correction_bias\[3\] is -Infinity, expected a finite number$/],
+  ] as const) {
+    const spoil = (path: string): Promise<void> =>
+      changeShardOf(path, name, (bytes, { start }) => bytes.writeFloatLE(value, start + 12));
+    await assert.rejects(tryCopy(deepseekV3, spoil), { code: 'WL_FILE_FORMAT', message });
+  }
+});
+
+test('fp8 weights without scales, or with others than their blocks have, are refused before any weight is read', async () => {
+  const weight = 'model.layers.1.mlp.experts.2.up_proj.weight';
+  const scales = `${weight}_scale_inv`;
+  await assert.rejects(
+    tryCopy(deepseekV3, (path) => changeIndex(path, (map) => void delete map[scales])),
+    { code: 'WL_FILE_FORMAT', message: /experts\.2\.up_proj\.weight is F8_E4M3, but there is no \S+_scale_inv with/ },
+  );
+  const reshape = (path: string): Promise<void> =>
+    changeShardOf(path, scales, (bytes) => {
+      const entry = bytes.indexOf(`"${scales}"`);
+      bytes.write('[4,1]', bytes.indexOf('[2,2]', entry), 'latin1');
+    });
+  await assert.rejects(tryCopy(deepseekV3, reshape), {
+    code: 'WL_FILE_FORMAT',
+    message: /up_proj\.weight_scale_inv is F32 \[4, 1\], wanted is F32 or BF16 or F16 or F8_E8M0 \[2, 2\]/,
+  });
+});
+
+test('a config as Python writes it may hold numbers that are none, where nobody reads them', async () => {
+  const odd = '"a": [0.0, Infinity, -Infinity], "b": NaN, "c": "NaN, \\"Infinity\\""';
+  await tryCopy(deepseekV3, (path) => addToConfig(path, odd));
+  await assert.rejects(
+    tryCopy(deepseekV3, (path) => addToConfig(path, '"routed_scaling_factor": Infinity')),
+    { code: 'WL_FILE_FORMAT', message: /no model's configuration: routed_scaling_factor/ },
+  );
+  await assert.rejects(
+    tryCopy(deepseekV3, (path) => addToConfig(path, '"n_group": NaN')),
+    { code: 'WL_FILE_FORMAT', message: /no model's configuration: n_group is "NaN"/ },
+  );
+});
+
+test("a layer behind num_hidden_layers is not the model's", async () => {
+  await assert.rejects(
+    tryCopy(deepseekV3, (path) => changeConfig(path, { num_hidden_layers: 2 }), { layer: 2 }),
+    { code: 'WL_INVALID_ARGUMENT', message: /a layer of .* that has experts: 1, got 2/ },
+  );
 });
 
 test('a dense layer, tokens of another size and a folder that is a file are refused', async () => {

@@ -17,10 +17,22 @@ const engine = createCpuMoeEngine(device);
 
 const norm = (values: Float64Array): number => Math.hypot(...values);
 
-for (const [name, model] of Object.entries(smallModels)) {
+const models = [
+  ...Object.entries(smallModels).map(([name, model]) => ({ name, model, scales: 'F32' }) as const),
+  ...(['BF16', 'F16', 'F8_E8M0'] as const).map((scales) => ({
+    name: `deepseekV3 with scales in ${scales}`,
+    model: smallModels.deepseekV3,
+    scales,
+  })),
+];
+for (const { name, model, scales } of models) {
   test(`${name}: choices, weights and output of each layer are those of the slow reference, on 1 and 4 ranks`, async () => {
     const tokens = 30;
-    const { folder: path, input, expected } = await writeCheckpoint(join(work, name), model, { tokens, seed: 7 });
+    const {
+      folder: path,
+      input,
+      expected,
+    } = await writeCheckpoint(join(work, name), model, { tokens, seed: 7, scales });
     await using folder = await ModelFolder.open(path);
     assert.deepEqual(findModelLayers(folder).numbers, model.moeLayers);
     for (const [layer, { choices, output }] of expected) {
