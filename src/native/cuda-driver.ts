@@ -32,6 +32,12 @@ const table = {
   cuDeviceCanAccessPeer: prototype<[can: Out, device: number, peer: number]>(
     'int cuDeviceCanAccessPeer(_Out_ int*, int, int)',
   ),
+  cuDeviceGetP2PAttribute: prototype<[value: Out, attribute: number, device: number, peer: number]>(
+    'int cuDeviceGetP2PAttribute(_Out_ int*, int, int, int)',
+  ),
+  cuPointerGetAttribute: prototype<[value: Out, attribute: number, address: number]>(
+    'int cuPointerGetAttribute(_Out_ int*, int, uint64_t)',
+  ),
 
   cuDevicePrimaryCtxRetain: prototype<[context: Out, device: number]>(
     'int cuDevicePrimaryCtxRetain(_Out_ uint64_t*, int)',

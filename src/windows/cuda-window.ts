@@ -4,6 +4,7 @@ import { remaining, startCall } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { addMeter } from '../core/meters.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
+import { requirePeerAtomics } from '../device/cuda/peer-atomics.ts';
 import type { Storage } from '../device/tensor.ts';
 import { Departures, sweepKept } from './departures.ts';
 import { agree, type WindowAgreement } from './window-agreement.ts';
@@ -15,6 +16,8 @@ export interface CudaWindowOptions extends WindowAgreement {
   readonly device: CudaDevice;
   /** Enqueues writes to this rank's part, which is zero, before any peer can write to it. */
   readonly fill?: (part: Storage) => void;
+  /** Whose kernels add to words of peers' parts; create() fails where a link between GPUs carries no atomic operations. */
+  readonly addsToPeers?: string;
 }
 
 export class CudaWindow implements Disposable {
@@ -37,7 +40,7 @@ export class CudaWindow implements Disposable {
   /**
    * Collective over the group; the ranks of one host share a window. Returns when every rank has mapped all parts, which
    * hold zeros except where `fill` wrote. Every rank gets the same error when one cannot take part: WL_CONFIG_MISMATCH (sizes differ), WL_MEMORY,
-   * WL_CUDA (no access to a peer's GPU) or WL_TIMEOUT.
+   * WL_CUDA (no access to a peer's GPU), WL_UNSUPPORTED (`addsToPeers`) or WL_TIMEOUT.
    */
   static async create(creation: CudaWindowOptions): Promise<CudaWindow> {
     const options = startCall(creation, creation.group.settings.timeoutMs);
@@ -119,10 +122,18 @@ interface CudaWindowParts {
 }
 
 /** `rank`: of the world. */
-function openPart({ group, device, name, bytes }: CudaWindowOptions, rank: number, handle: string): Storage {
+function openPart(
+  { group, device, name, bytes, addsToPeers }: CudaWindowOptions,
+  rank: number,
+  handle: string,
+): Storage {
+  let part: Storage | undefined;
   try {
-    return device.openPeerMemory(handle, bytes);
+    part = device.openPeerMemory(handle, bytes);
+    if (addsToPeers !== undefined) requirePeerAtomics(device.context, part.address, addsToPeers);
+    return part;
   } catch (cause) {
+    part?.[Symbol.dispose]();
     if (!(cause instanceof WeftlineError)) throw cause;
     throw new WeftlineError(
       cause.code,

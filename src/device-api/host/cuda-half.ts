@@ -1,6 +1,7 @@
 // A DeviceHost's side of a GPU: requests and queues that kernels reach, memory of peers mapped by CUDA IPC.
 import { WeftlineError } from '../../core/errors.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
+import { whyNoPeerAtomics } from '../../device/cuda/peer-atomics.ts';
 import { type Storage, Tensor } from '../../device/tensor.ts';
 import { type Out, viewAt } from '../../native/library.ts';
 import type { CpuKernelApi } from './cpu-kernel-api.ts';
@@ -161,7 +162,14 @@ export class CudaHalf implements DeviceHalf {
     let mapped = this.#mapped.get(key);
     if (mapped === undefined) {
       try {
-        mapped = { memory: this.#device.openPeerMemory(ipc.handle, ipc.bytes), users: 0 };
+        const memory = this.#device.openPeerMemory(ipc.handle, ipc.bytes);
+        // Signals are additions; the host can make them instead.
+        const reason = whyNoPeerAtomics(this.#device.context, memory.address);
+        if (reason !== undefined) {
+          memory[Symbol.dispose]();
+          return reason;
+        }
+        mapped = { memory, users: 0 };
       } catch (error) {
         if (!(error instanceof WeftlineError) || error.code !== 'WL_CUDA' || this.#device.context.lost) throw error;
         return `its memory cannot be mapped: ${error.message}`;

@@ -56,6 +56,11 @@ export class LocalCudaChannel {
     this.ready.catch((error: unknown) => (this.#error = asWeftlineError(error)));
   }
 
+  /** Whether streams can store words. */
+  get canStore(): boolean {
+    return this.#writes !== undefined;
+  }
+
   get error(): WeftlineError | undefined {
     return this.#error;
   }

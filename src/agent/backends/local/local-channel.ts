@@ -5,6 +5,7 @@ import { copyMemory } from '../../../native/libc.ts';
 import { viewAt } from '../../../native/library.ts';
 import { IovecList } from '../../../native/process-memory.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
+import { noPeerAtomics, whyNoPeerAtomics } from '../../../device/cuda/peer-atomics.ts';
 import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace } from '../../backend.ts';
 import { LocalCudaChannel } from './cuda-channel.ts';
 import type { DeviceWork } from './device-work.ts';
@@ -33,6 +34,8 @@ export class LocalChannel implements BackendChannel {
   readonly #cells = new Map<LocalRemoteRegion, BigInt64Array>();
   /** Of regions of GPUs, as the channel's GPU sees them. */
   readonly #addresses = new Map<LocalRemoteRegion, number>();
+  /** Regions to whose words this side's GPU cannot add, and why. */
+  readonly #withoutAtomics = new Map<LocalRemoteRegion, string>();
   #error: WeftlineError | undefined;
   #posted = 0;
   /** Of a channel between GPUs: all its operations. */
@@ -123,12 +126,14 @@ export class LocalChannel implements BackendChannel {
   forgetRegion(region: LocalRemoteRegion): void {
     this.#cells.delete(region);
     this.#addresses.delete(region);
+    this.#withoutAtomics.delete(region);
   }
 
   async close(): Promise<void> {
     this.#error ??= new WeftlineError('WL_CLOSED', `A channel to ${this.#link.peerName} was closed`);
     this.#cells.clear();
     this.#addresses.clear();
+    this.#withoutAtomics.clear();
     this.#link.forget(this);
     await this.#cuda?.close();
   }
@@ -154,7 +159,9 @@ export class LocalChannel implements BackendChannel {
     requireCell(region, offset);
     if (region.reach.kind === 'cuda') {
       const device = this.#signalling();
-      return this.#gpu(device).signal(this.#mapped(region, device) + offset, add, sum);
+      const counter = this.#mapped(region, device) + offset;
+      if (this.#withoutAtomics.size > 0) this.#requireStore(region, sum);
+      return this.#gpu(device).signal(counter, add, sum);
     }
     // ORDER: the puts before it are ordinary stores of this thread, which this makes visible.
     Atomics.add(this.#cellsOf(region), offset / 8, BigInt(add));
@@ -193,8 +200,18 @@ export class LocalChannel implements BackendChannel {
     if (address === undefined) {
       address = this.#link.mapAllocation(region.reach as Extract<RegionReach, { kind: 'cuda' }>, device);
       this.#addresses.set(region, address);
+      const reason = whyNoPeerAtomics(device.context, address);
+      if (reason !== undefined) this.#withoutAtomics.set(region, reason);
     }
     return address;
+  }
+
+  /** Where this GPU cannot add to the peer's memory a stream can still store a sum, if the caller knows it, in a work of its own. */
+  #requireStore(region: LocalRemoteRegion, sum: number | undefined): void {
+    const reason = this.#withoutAtomics.get(region);
+    if (reason === undefined) return;
+    if (sum === undefined || this.#cuda?.canStore === false) throw noPeerAtomics(reason, 'A signal of several writers');
+    this.#cuda?.flush();
   }
 
   #cellsOf(region: LocalRemoteRegion): BigInt64Array {

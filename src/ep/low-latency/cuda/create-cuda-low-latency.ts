@@ -46,6 +46,7 @@ export async function createCudaLowLatency(
       device,
       name: 'low-latency',
       bytes: size.bytes,
+      addsToPeers: WHAT,
       fill: ({ address }) => emptyRegions(scope, address),
     });
     made.window = window;

@@ -6,11 +6,13 @@ import { log } from '../../../core/log.ts';
 import { addMeter } from '../../../core/meters.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { HostMemory } from '../../../device/cuda/host-memory.ts';
+import { requirePeerAtomics } from '../../../device/cuda/peer-atomics.ts';
 import type { Fence } from '../../../device/cuda/work-fence.ts';
 import { type Storage, Tensor } from '../../../device/tensor.ts';
 import { COMBINES_PER_DISPATCH } from '../members/combine-numbers.ts';
 import type { LowLatencySize } from '../low-latency-size.ts';
 import type { MemberBoard } from './member-board.ts';
+import { WHAT } from './prepare-parts.ts';
 
 /** What the driver shares at once; smaller allocations would show neighbours to the other processes as well. */
 const SHARED_BLOCK = 2 << 20;
@@ -136,6 +138,12 @@ export class PeerWindows implements Disposable {
 
   #map(rank: number, life: number): void {
     const memory = this.#device.openPeerMemory(this.#board.handleOf(rank), this.#bytes);
+    try {
+      requirePeerAtomics(this.#device.context, memory.address, WHAT);
+    } catch (error) {
+      memory[Symbol.dispose]();
+      throw error;
+    }
     this.#mapped.set(rank, { life, memory });
     this.#enter(rank, memory.address, life);
     this.#board.setMapped(rank, life);
