@@ -113,5 +113,5 @@ function isAscending(list: readonly AlgorithmRange[]): boolean {
 /** Of the first problem: where, and what is expected. */
 function describe({ issues: [first] }: z.ZodError): string {
   const place = first!.path.length === 0 ? '' : ` at ${first!.path.join('.')}`;
-  return `${first!.message}${place}`;
+  return printable(`${first!.message}${place}`, MAX_REASON);
 }

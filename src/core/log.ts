@@ -1,6 +1,6 @@
 // What weftline says of its own work, for operators: off unless the setting `log` turns it on, by part and level. To stderr.
 import { WeftlineError } from './errors.ts';
-import { quote } from './quote.ts';
+import { printableLines, quote } from './quote.ts';
 
 /** A level shows its own lines and those of the levels after it in this list. */
 const levels = ['debug', 'info', 'warn', 'off'] as const;
@@ -41,5 +41,6 @@ export function isLogged(part: LogPart, level: LogLevel): boolean {
 
 /** One line, if the part shows the level. Not for hot paths. */
 export function log(part: LogPart, level: LogLevel, message: string): void {
-  if (isLogged(part, level)) console.error(`${new Date().toISOString()} ${process.pid} ${part} ${level}: ${message}`);
+  if (!isLogged(part, level)) return;
+  console.error(printableLines(`${new Date().toISOString()} ${process.pid} ${part} ${level}: ${message}`));
 }

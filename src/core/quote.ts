@@ -14,10 +14,9 @@ export function printable(text: string, length: number = DEFAULT_LENGTH): string
   return text.length > length ? `${escaped}… (${text.length} characters)` : escaped;
 }
 
-/** Text of several lines, each escaped where it cannot be shown, none cut. */
+/** Text of several lines, escaped where it cannot be shown, none cut. Compilers quote lines that begin with tabs. */
 export function printableLines(text: string): string {
-  const lines = text.split('\n').map((line) => printable(line, Number.POSITIVE_INFINITY));
-  return lines.join('\n');
+  return text.replace(unprintable, (one) => (one === '\n' || one === '\t' ? one : escapeCharacter(one)));
 }
 
 /** True for text that can be shown as it is. */

@@ -51,37 +51,51 @@ function drawMessages(parts: readonly TracePart[], options: FlowOptions, draw: D
     const key = `${label} ${subject}`;
     const end = { ...place, time: begin - offset };
     if (point === 'transport.arrival') arrivals.push({ key, end });
-    else sends.set(key, [...(sends.get(key) ?? []), end]);
+    else {
+      const known = sends.get(key) ?? [];
+      sends.set(key, known);
+      known.push(end);
+    }
   });
+  for (const ends of sends.values()) ends.sort((left, right) => left.time - right.time);
   for (const { key, end } of arrivals) {
-    const before = (sends.get(key) ?? []).filter(({ time }) => time <= end.time + CLOCK_ERROR_US);
-    const from = before.toSorted((left, right) => left.time - right.time).at(-1);
+    const from = lastBefore(sends.get(key) ?? [], end.time + CLOCK_ERROR_US);
     if (from !== undefined) draw('message', from, end);
   }
 }
 
+/** Of ends in the order of their times, the last one that is not after `time`. */
+function lastBefore(ends: readonly End[], time: number): End | undefined {
+  let [low, high] = [0, ends.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (ends[middle]!.time <= time) low = middle + 1;
+    else high = middle;
+  }
+  return ends[low - 1];
+}
+
 /** Of a call that ranks make together none ends before the last has come. */
 function drawCalls(parts: readonly TracePart[], options: FlowOptions, draw: Draw): void {
-  const calls = new Map<string, { readonly rank: number; readonly begin: End; readonly end: End | undefined }[]>();
+  const calls = new Map<string, Map<number, { readonly begin: End; readonly end: End | undefined }>>();
   parts.forEach((part, at) => {
     eachSpan([part], { ...options, pids: [options.pids[at]!] }, (span, place, offset) => {
       const { point, label, subject, begin, end } = span;
       if (point !== 'call' || part.rank < 0 || options.isCrossing(span) || !isOfAll(label)) return;
-      const entries = calls.get(`${label} ${subject}`) ?? [];
+      const entries = calls.get(`${label} ${subject}`) ?? new Map<number, never>();
       calls.set(`${label} ${subject}`, entries);
       // A rank that was started again counts its calls anew.
-      if (entries.some(({ rank }) => rank === part.rank)) return;
-      entries.push({
-        rank: part.rank,
+      if (entries.has(part.rank)) return;
+      entries.set(part.rank, {
         begin: { ...place, time: begin - offset + INSIDE_US },
         end: end === undefined ? undefined : { ...place, time: end - offset - INSIDE_US },
       });
     });
   });
   for (const entries of calls.values()) {
-    const last = entries.toSorted((left, right) => left.begin.time - right.begin.time).at(-1)!;
-    for (const { rank, end } of entries) {
-      if (rank !== last.rank && end !== undefined && end.time >= last.begin.time) draw('last to come', last.begin, end);
+    const [lastRank, last] = [...entries].toSorted(([, left], [, right]) => left.begin.time - right.begin.time).at(-1)!;
+    for (const [rank, { end }] of entries) {
+      if (rank !== lastRank && end !== undefined && end.time >= last.begin.time) draw('last to come', last.begin, end);
     }
   }
 }

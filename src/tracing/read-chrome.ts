@@ -1,8 +1,12 @@
 // Reads a trace back from the JSON that chromeTrace() has made.
 import type { TracePoint } from '../core/trace.ts';
+import { printable } from '../core/quote.ts';
 import { type ChromeTrace, FOREIGN } from './chrome-trace.ts';
 import type { TracePart } from './read-part.ts';
 import type { Span } from './span.ts';
+
+/** What weftline writes is shorter. */
+const MAX_NAME = 300;
 
 interface FileEvent {
   readonly ph: string;
@@ -26,7 +30,7 @@ interface ReadProcess {
   readonly threads: Map<number, ReadThread>;
 }
 
-/** Fails if it is none of these. Names of programs are as they are shown. */
+/** Fails if it is none of these. Names of programs are as they are shown, and all names can be. */
 export function partsOfChrome(document: unknown): TracePart[] {
   const { traceEvents, otherData } = (document ?? {}) as Partial<ChromeTrace>;
   const isEvents =
@@ -65,8 +69,8 @@ class ChromeReader {
     const process = this.#processes.get(pid) ?? { name: '', threads: new Map<number, ReadThread>() };
     this.#processes.set(pid, process);
     if (event.ph === 'M') {
-      if (event.name === 'process_name') process.name = String(args['name']);
-      if (event.name === 'thread_name') threadOf(process, tid).name = String(args['name']);
+      if (event.name === 'process_name') process.name = shown(args['name']);
+      if (event.name === 'thread_name') threadOf(process, tid).name = shown(args['name']);
       return;
     }
     const thread = threadOf(process, tid);
@@ -80,9 +84,9 @@ class ChromeReader {
       return;
     }
     if (ph === 'b') this.#open.set(String(id), spans.length);
-    const label = name === cat ? '' : name;
+    const label = name === cat ? '' : shown(name);
     const end = dur === undefined ? undefined : ts + dur;
-    spans.push({ point: cat as TracePoint, subject: Number(args['subject']), label, begin: ts, end });
+    spans.push({ point: shown(cat) as TracePoint, subject: Number(args['subject']), label, begin: ts, end });
   }
 
   parts(): TracePart[] {
@@ -100,6 +104,10 @@ class ChromeReader {
       };
     });
   }
+}
+
+function shown(name: unknown): string {
+  return printable(String(name), MAX_NAME);
 }
 
 function threadOf({ threads }: ReadProcess, tid: number): ReadThread {

@@ -50,6 +50,9 @@ interface Piece {
   readonly blocks: Map<number, KernelEvent[]>;
 }
 
+/** A GPU runs no more launches at once. */
+const MAX_LANES = 128;
+
 const pointsByHash: ReadonlyMap<number, TracePoint> = new Map(tracePoints.map((point) => [pointHash(point), point]));
 
 /** `bytes`: of one ring, KERNEL_RING_BYTES. undefined if its kernels have told nothing, or the clocks were never compared. */
@@ -73,7 +76,7 @@ export function readKernels(bytes: Uint8Array): TracedGpu | undefined {
 function readSamples(memory: Uint8Array, count: number): ClockSample[] {
   const cells = new Float64Array(memory.buffer, memory.byteOffset + kernelRing.size, CLOCK_SAMPLES * CLOCK_FIELDS);
   const first = Math.max(0, count - CLOCK_SAMPLES);
-  return Array.from({ length: count - first }, (_, index) => {
+  const samples = Array.from({ length: count - first }, (_, index) => {
     const at = ((first + index) % CLOCK_SAMPLES) * CLOCK_FIELDS;
     const read = (field: number): number => cells[at + field]!;
     return {
@@ -83,6 +86,8 @@ function readSamples(memory: Uint8Array, count: number): ClockSample[] {
       errorUs: read(clockField.error),
     };
   });
+  // JSON knows no numbers that are none.
+  return samples.filter((sample) => Object.values(sample).every((value) => Math.abs(value) <= Number.MAX_SAFE_INTEGER));
 }
 
 function readPieces(memory: Uint8Array, times: GpuTimes): { readonly pieces: Piece[]; readonly lost: number } {
@@ -125,7 +130,9 @@ function tracksOf(
     const spans = spansOf(piece, kernelName(labels[piece.label - 1]));
     if (spans.length === 0) continue;
     const key = `${String(piece.group).padStart(5)} ${piece.label}`;
-    groups.set(key, [...(groups.get(key) ?? []), { piece, spans }]);
+    const entries = groups.get(key) ?? [];
+    groups.set(key, entries);
+    entries.push({ piece, spans });
   }
   const inOrder = [...groups].toSorted(([left], [right]) => (left < right ? -1 : 1)).map(([, entries]) => entries);
   const tracks = inOrder.flatMap((entries) => {
@@ -141,18 +148,18 @@ function tracksOf(
   return tracks.map((track, at) => (at === 0 ? { ...track, lost } : track));
 }
 
-/** Launches that run at the same time are on different streams, and stand on different tracks. */
+/** Launches that run at the same time are on different streams, and stand on different tracks, up to MAX_LANES. */
 function lanesOf(launches: readonly (readonly Span[])[]): Span[][] {
-  const lanes: { readonly spans: Span[]; end: number }[] = [];
+  const lanes: { readonly launches: (readonly Span[])[]; end: number }[] = [];
   for (const spans of launches.toSorted((left, right) => left[0]!.begin - right[0]!.begin)) {
     const begin = spans[0]!.begin;
-    const end = Math.max(...spans.map(endOf));
-    let lane = lanes.find((each) => each.end <= begin);
-    if (lane === undefined) lanes.push((lane = { spans: [], end }));
-    lane.spans.push(...spans);
-    lane.end = end;
+    const end = spans.reduce((latest, span) => Math.max(latest, endOf(span)), begin);
+    let lane = lanes.find((each) => each.end <= begin) ?? (lanes.length < MAX_LANES ? undefined : lanes.at(-1)!);
+    if (lane === undefined) lanes.push((lane = { launches: [], end }));
+    lane.launches.push(spans);
+    lane.end = Math.max(lane.end, end);
   }
-  return lanes.map(({ spans }) => spans);
+  return lanes.map(({ launches: own }) => own.flat());
 }
 
 function kernelName(file: string | undefined): string {
@@ -169,7 +176,9 @@ function spansOf({ launch, blocks }: Piece, name: string): Span[] {
   for (const events of blocks.values()) {
     for (const phase of phasesOf(events)) {
       const key = `${phase.point} ${phase.peer}`;
-      phases.set(key, [...(phases.get(key) ?? []), phase]);
+      const same = phases.get(key) ?? [];
+      phases.set(key, same);
+      same.push(phase);
     }
   }
   const spans = [...phases.values()].flatMap(joined).map(({ point, peer, begin, end }): Span => ({

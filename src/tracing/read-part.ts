@@ -136,6 +136,8 @@ class SpanReader {
     const label = this.#labels[record[traceField.label]! - 1] ?? '';
     const key = `${point} ${subject} ${label}`;
     const time = record[traceField.time]!;
+    // Of a process that was killed while it wrote, or of none of ours: JSON knows no such number.
+    if (!isTime(time)) return;
     const open = this.#open.get(key) ?? [];
     if (record[traceField.point]! % 2 === 1) {
       const at = open.pop();
@@ -150,6 +152,11 @@ class SpanReader {
   all(): Span[] {
     return this.#spans;
   }
+}
+
+/** Microseconds whose differences are exact. */
+function isTime(time: number): boolean {
+  return Math.abs(time) <= Number.MAX_SAFE_INTEGER;
 }
 
 function textAt(bytes: Buffer, at: number): string {

@@ -131,7 +131,9 @@ function lastIn(parts: readonly TracePart[]): Pick<TraceSummary, 'lastIn' | 'cal
       for (const { point, label, subject, begin } of spans) {
         if (point !== 'call' || !isOfAll(label)) continue;
         const key = `${part.host} ${label} ${subject}`;
-        calls.set(key, [...(calls.get(key) ?? []), { process: processName(part), begin }]);
+        const entries = calls.get(key) ?? [];
+        calls.set(key, entries);
+        entries.push({ process: processName(part), begin });
       }
     }
   }

@@ -1,7 +1,7 @@
 // The rank's side of the failure log: notes what ends this process, and prints it unless another rank has.
 import { inspect } from 'node:util';
 import { blamedRanks, WeftlineError } from '../core/errors.ts';
-import { printableLines } from '../core/quote.ts';
+import { printTo } from '../core/print.ts';
 import { type FailureNote, noteFailure, type NotedError } from './failure-log.ts';
 
 export interface ReporterOptions {
@@ -70,7 +70,7 @@ export class FailureReporter {
       // Node knows more of a foreign error, such as the line of a syntax error.
       if (!isMinor && !(error instanceof WeftlineError)) return;
       const text = error instanceof WeftlineError && !isMinor ? withStack(error) : code + own.message;
-      process.stderr.write(`weftline: rank ${rank}: ${printableLines(text)}\n`);
+      printTo(process.stderr, `weftline: rank ${rank}: ${text}\n`);
     }
     process.exit(1);
   }

@@ -1,6 +1,7 @@
 // Starts the ranks of a job on this node, passes their output on, and leaves nothing behind however the job ends.
 import { setTimeout as sleep } from 'node:timers/promises';
 import { asWeftlineError, WeftlineError } from '../core/errors.ts';
+import { printTo } from '../core/print.ts';
 import { printableLines } from '../core/quote.ts';
 import { tokenCredential } from '../meeting/credentials.ts';
 import type { Address } from '../meeting/dial.ts';
@@ -367,7 +368,7 @@ class Job {
       pids: new Map(this.#ranks.map(({ rank, pid }) => [rank, pid])),
       launchers: [process.pid],
     });
-    this.#stopExplaining = explainJobOnSignal(job, (text) => process.stderr.write(`weftline: ${text}`));
+    this.#stopExplaining = explainJobOnSignal(job, (text) => printTo(process.stderr, `weftline: ${text}`));
   }
 
   #summarize(text: string, failure: RankFailure): void {
@@ -377,7 +378,7 @@ class Job {
   }
 
   #notice(text: string): void {
-    if (this.#options.onNotice === undefined) process.stderr.write(`weftline: ${text}\n`);
+    if (this.#options.onNotice === undefined) printTo(process.stderr, `weftline: ${text}\n`);
     else this.#options.onNotice(text);
   }
 

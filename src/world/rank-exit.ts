@@ -1,5 +1,6 @@
 // How a rank leaves its job: noted for its launcher if it failed, and with goodbye also if its script forgets close().
 import { WeftlineError } from '../core/errors.ts';
+import { printTo } from '../core/print.ts';
 import type { FailureReporter } from './failure-reporter.ts';
 import type { PeerWatch } from './peer-watch.ts';
 import type { StoreLink } from './store.ts';
@@ -50,7 +51,7 @@ export function leaveAtExit(rendezvous: Rendezvous, { rank, size, reporter, wait
   const exits = (exitCode: number): void => {
     const lost = exitCode === 0 ? rendezvous.closeAtExit() : undefined;
     if (lost === undefined) return;
-    process.stderr.write(`weftline: rank ${rank} called process.exit() before world.close(): ${lost}\n`);
+    printTo(process.stderr, `weftline: rank ${rank} called process.exit() before world.close(): ${lost}\n`);
   };
   process.on('beforeExit', ended);
   process.on('exit', exits);

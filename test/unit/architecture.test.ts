@@ -77,6 +77,9 @@ const openersOfTheirOwn = [
   'src/world/watching/process-facts.ts',
 ];
 
+/** Lines of the log and JSON, which are escaped already, and scripts for shells, which are the library's own text. */
+const writersOfTheirOwn = ['src/core/log.ts', 'src/programs/cli/output.ts', 'src/programs/cli/completion-command.ts'];
+
 /** This file, which holds samples of what it looks for. */
 const own = 'test/unit/architecture.test.ts';
 
@@ -232,6 +235,15 @@ test('files that others might have made are opened in one place', () => {
     sources
       .filter(({ path, text }) => opens.test(text) && !openersOfTheirOwn.includes(path))
       .map(({ path }) => `${path} opens a file itself: src/core/guarded-file.ts does so`),
+  );
+});
+
+test('programs write to terminals through src/core/print.ts alone', () => {
+  const writes = /\b(?:stdout|stderr)\.write\(|\bconsole\.(?:log|error|warn|info|debug)\(/;
+  noneOf(
+    sources
+      .filter(({ path, text }) => writes.test(text) && !writersOfTheirOwn.includes(path))
+      .map(({ path }) => `${path} writes text that may be another's: src/core/print.ts shows it`),
   );
 });
 

@@ -1,5 +1,6 @@
 // After a command that was traced: the process that started the others makes the trace of what all have left.
 import { asWeftlineError } from '../../core/errors.ts';
+import { printTo } from '../../core/print.ts';
 import { isRank } from '../../world/environment.ts';
 import { settingsTable } from '../../settings/settings.ts';
 
@@ -11,8 +12,8 @@ export async function finishTrace(): Promise<void> {
     const { collectTrace } = await import('../trace/collect-trace.ts');
     const { parts, unread, isWritten } = collectTrace(file, process.pid);
     if (parts.length > 0 && !isWritten)
-      for (const why of unread) process.stderr.write(`weftline: no trace yet: ${why}\n`);
+      for (const why of unread) printTo(process.stderr, `weftline: no trace yet: ${why}\n`);
   } catch (error) {
-    process.stderr.write(`weftline: the trace was not written: ${asWeftlineError(error).message}\n`);
+    printTo(process.stderr, `weftline: the trace was not written: ${asWeftlineError(error).message}\n`);
   }
 }

@@ -5,6 +5,7 @@ import { dirname } from 'node:path';
 import { type Command, Option } from 'commander';
 import { asWeftlineError, invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { writeOutput } from '../../core/guarded-file.ts';
+import { escapedJson, printTo } from '../../core/print.ts';
 import { pageHtml } from '../report/html/page-html.ts';
 import type { ReportPage } from '../report/html/report-page.ts';
 
@@ -53,20 +54,20 @@ export class Output {
 
   /** A line on the way. */
   readonly line = (text: string): void => {
-    if (!this.#isQuiet) this.#lines.write(`${text}\n`);
+    if (!this.#isQuiet) printTo(this.#lines, `${text}\n`);
   };
 
   /** A line of the result, as soon as it is known. */
   readonly result = (text: string): void => {
-    if (!this.#isQuiet || this.#file !== STDOUT) this.#lines.write(`${text}\n`);
+    if (!this.#isQuiet || this.#file !== STDOUT) printTo(this.#lines, `${text}\n`);
   };
 
   /** The end of the command. `page` is asked if there is a --report. Fails with WL_FILE if a file cannot be written. */
   report(text: string, document: unknown, page?: () => ReportPage): void {
-    if (this.#file !== STDOUT) process.stdout.write(text);
+    if (this.#file !== STDOUT) printTo(process.stdout, text);
     // The figures first: a page that cannot be written must not lose them.
     if (this.#file !== undefined) {
-      const json = `${JSON.stringify(document, sixDigits, 2)}\n`;
+      const json = escapedJson(`${JSON.stringify(document, sixDigits, 2)}\n`);
       if (this.#file === STDOUT) process.stdout.write(json);
       else writeOutputFile(this.#file, json);
     }

@@ -1,13 +1,14 @@
 // How an error that ends a command is shown.
 import { CommanderError } from 'commander';
 import { WeftlineError } from '../../core/errors.ts';
+import { printTo } from '../../core/print.ts';
 import { exitCodes } from './exit-codes.ts';
 import { UsageError } from './usage.ts';
 
 /** Prints what went wrong, unless commander has, and returns the exit code. */
 export function printError(error: unknown): number {
   if (error instanceof CommanderError) return error.exitCode === 0 ? exitCodes.success.code : exitCodes.usage.code;
-  process.stderr.write(`weftline: ${textOf(error)}\n`);
+  printTo(process.stderr, `weftline: ${textOf(error)}\n`);
   return error instanceof UsageError ? exitCodes.usage.code : exitCodes.failure.code;
 }
 

@@ -1,4 +1,5 @@
 // What happens when nobody reads what a command writes, or when it cannot be written: no stack trace, and the right exit code.
+import { printTo } from '../../core/print.ts';
 import { exitCodes } from './exit-codes.ts';
 
 /**
@@ -11,7 +12,7 @@ export function guardStandardStreams(): void {
   process.stdout.on('error', (error: NodeJS.ErrnoException) => {
     if (error.code === 'EPIPE' || error.code === 'ERR_STREAM_DESTROYED' || isReported) return;
     isReported = true;
-    process.stderr.write(`weftline: WL_FILE: Cannot write to stdout: ${error.message}\n`);
+    printTo(process.stderr, `weftline: WL_FILE: Cannot write to stdout: ${error.message}\n`);
     process.once('exit', (code) => {
       if (code === exitCodes.success.code) process.exitCode = exitCodes.failure.code;
     });

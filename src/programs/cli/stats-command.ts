@@ -1,6 +1,7 @@
 // weftline stats: the metrics of all ranks of running jobs, as JSON, for Prometheus, or in the shape of NCCL's inspector.
 import { type Command, Option } from 'commander';
 import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
+import { printTo, printJson } from '../../core/print.ts';
 import { chooseAnyJobs } from '../../world/watching/find-jobs.ts';
 import { type JobMetrics, readJobMetrics } from '../../world/watching/job-metrics.ts';
 import type { WatchedJob } from '../../world/watching/job-view.ts';
@@ -50,17 +51,21 @@ Examples:
     if (found.length === 0 && wanted !== undefined) process.exitCode = exitCodes.failure.code;
     for (const { jobId, silent } of found)
       if (silent.length > 0)
-        process.stderr.write(`weftline: job ${jobId}: no answer within ${wait} ms from ranks ${silent.join(', ')}\n`);
+        printTo(
+          process.stderr,
+          `weftline: job ${jobId}: no answer within ${wait} ms from ranks ${silent.join(', ')}\n`,
+        );
     if (format === 'prometheus') {
       const { prometheusOfRanks } = await import('../../metrics/prometheus-text.ts');
-      process.stdout.write(await prometheusOfRanks(found.flatMap(({ ranks }) => [...ranks.values()])));
-    } else if (format === 'inspector') for (const job of found) process.stdout.write(inspectorLines(job, Date.now()));
+      printTo(process.stdout, await prometheusOfRanks(found.flatMap(({ ranks }) => [...ranks.values()])));
+    } else if (format === 'inspector')
+      for (const job of found) printTo(process.stdout, inspectorLines(job, Date.now()));
     else {
       const documents = found.map(({ ranks, ...job }) => ({
         ...job,
         ranks: [...ranks].map(([rank, answer]) => ({ rank, ...answer })),
       }));
-      process.stdout.write(`${JSON.stringify({ jobs: documents }, undefined, 2)}\n`);
+      printJson(process.stdout, `${JSON.stringify({ jobs: documents }, undefined, 2)}\n`);
     }
   });
 }
@@ -70,7 +75,7 @@ async function askOrSay(job: WatchedJob, wait: number): Promise<JobMetrics[]> {
   try {
     return [await readJobMetrics(job, wait)];
   } catch (error) {
-    process.stderr.write(`weftline: job ${job.prefix}: ${asWeftlineError(error).message}\n`);
+    printTo(process.stderr, `weftline: job ${job.prefix}: ${asWeftlineError(error).message}\n`);
     return [];
   }
 }

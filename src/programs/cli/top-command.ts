@@ -1,6 +1,7 @@
 // weftline top: a table of the ranks of running jobs, again and again.
 import { setTimeout as sleep } from 'node:timers/promises';
 import { type Command, Option } from 'commander';
+import { printTo, printJson } from '../../core/print.ts';
 import { alignColumns } from '../../world/watching/job-text.ts';
 import { type SortKey, sortKeys, sortRows, topCells, topColumns } from '../top/top-rows.ts';
 import { helpLines, type TopAction, TopScreen } from '../top/top-screen.ts';
@@ -39,7 +40,7 @@ export function addTopCommand(program: Command): void {
       const { stdin, stdout } = process;
       if (flags.once !== true && flags.json !== true && stdin.isTTY && stdout.isTTY) {
         await interact(watch, jobs, flags);
-      } else await print(watch, jobs, flags);
+      } else await printJobs(watch, jobs, flags);
     } finally {
       watch.close();
     }
@@ -47,19 +48,19 @@ export function addTopCommand(program: Command): void {
 }
 
 /** Until the jobs have ended, or once. */
-async function print(
+async function printJobs(
   watch: TopWatch,
   first: TopJob[],
   { once = false, json = false, interval, sort }: TopFlags,
 ): Promise<void> {
   let jobs = first;
-  if (jobs.length === 0 && !json) process.stdout.write('No job of this user has ranks on this host.\n');
-  if (jobs.length === 0 && json) process.stdout.write(`${JSON.stringify({ jobs: [] })}\n`);
+  if (jobs.length === 0 && !json) printTo(process.stdout, 'No job of this user has ranks on this host.\n');
+  if (jobs.length === 0 && json) printJson(process.stdout, `${JSON.stringify({ jobs: [] })}\n`);
   while (jobs.length > 0) {
     await sleep(interval);
     jobs = await watch.look();
-    if (jobs.length > 0)
-      process.stdout.write(json ? `${JSON.stringify(documentOf(jobs))}\n` : `${textOf(jobs, sort)}\n`);
+    if (jobs.length > 0 && json) printJson(process.stdout, `${JSON.stringify(documentOf(jobs))}\n`);
+    else if (jobs.length > 0) printTo(process.stdout, `${textOf(jobs, sort)}\n`);
     if (once) return;
   }
 }
@@ -101,7 +102,7 @@ function whenAborted<T>(signal: AbortSignal, value: T): Promise<T> {
 async function interact(watch: TopWatch, first: TopJob[], { interval, sort: given }: TopFlags): Promise<void> {
   let jobs = first;
   if (jobs.length === 0) {
-    process.stdout.write('No job of this user has ranks on this host.\n');
+    printTo(process.stdout, 'No job of this user has ranks on this host.\n');
     return;
   }
   const state = { sort: given, offset: 0, hasHelp: false, isOver: new AbortController() };

@@ -1,5 +1,6 @@
 // weftline trace: what a trace says, and the trace itself out of the parts that processes have left.
 import type { Command } from 'commander';
+import { printTo } from '../../core/print.ts';
 import { tracePage } from '../report/html/pages/trace-page.ts';
 import { traceReport } from '../report/trace-report.ts';
 import { collectTrace } from '../trace/collect-trace.ts';
@@ -28,7 +29,7 @@ Examples:
   command.action((file: string, flags: OutputFlags) => {
     const output = new Output(flags);
     const { parts, unread } = collectTrace(file);
-    for (const why of unread) process.stderr.write(`weftline: left out: ${why}\n`);
+    for (const why of unread) printTo(process.stderr, `weftline: left out: ${why}\n`);
     const summary = summarize(parts);
     output.report(traceReport(file, summary), { file, ...summary }, () => tracePage(file, summary, parts));
   });

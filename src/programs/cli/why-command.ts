@@ -1,5 +1,6 @@
 // weftline why: what the ranks of running jobs wait for, and which rank the others wait for.
 import { type Command, Option } from 'commander';
+import { printTo, printJson } from '../../core/print.ts';
 import { conclude } from '../../world/watching/conclusion.ts';
 import { OVERDUE_MS } from '../../world/watching/explain-signal.ts';
 import { chooseAnyJobs } from '../../world/watching/find-jobs.ts';
@@ -48,9 +49,9 @@ Examples:
     );
     if (json === true) {
       const document = { jobs: found.map(({ view, conclusion }) => ({ ...view, conclusion })) };
-      process.stdout.write(`${JSON.stringify(document, undefined, 2)}\n`);
-    } else if (found.length === 0) process.stdout.write('No job of this user has ranks on this host.\n');
-    else process.stdout.write(found.map(({ view, conclusion }) => describeJob(view, conclusion)).join('\n'));
+      printJson(process.stdout, `${JSON.stringify(document, undefined, 2)}\n`);
+    } else if (found.length === 0) printTo(process.stdout, 'No job of this user has ranks on this host.\n');
+    else printTo(process.stdout, found.map(({ view, conclusion }) => describeJob(view, conclusion)).join('\n'));
     if (found.some(({ conclusion }) => conclusion.isTrouble)) process.exitCode = exitCodes.failure.code;
   });
 }

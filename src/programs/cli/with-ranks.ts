@@ -1,5 +1,6 @@
 // Commands that run on several ranks: the first call starts copies of the same command line, a copy joins and works.
 import { WeftlineError } from '../../core/errors.ts';
+import { printTo } from '../../core/print.ts';
 import { isRank, readEnvironment } from '../../world/environment.ts';
 import { launch } from '../../world/launcher.ts';
 import { join, type World } from '../../world/world.ts';
@@ -19,7 +20,7 @@ export async function withRanks(ranks: number, main: (world: World) => Promise<v
       rawRank: 0,
       // A rank that knows why it failed has printed it.
       onSummary: (text, { error }) => {
-        if (error === undefined) console.error(`weftline: ${text}`);
+        if (error === undefined) printTo(process.stderr, `weftline: ${text}\n`);
       },
     });
     process.exitCode = exitCode;

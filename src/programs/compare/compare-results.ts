@@ -1,5 +1,6 @@
 // Two result documents of the same command side by side: for each figure how many times as good the second is.
 import { WeftlineError } from '../../core/errors.ts';
+import { quote } from '../../core/quote.ts';
 import { figuresOf, type ResultFigure } from './result-figures.ts';
 
 export interface ComparedFigure {
@@ -101,7 +102,7 @@ function isRecord(value: unknown): value is Json {
 }
 
 function schemaOf(schema: unknown): string {
-  return typeof schema === 'string' ? schema : 'without a schema';
+  return typeof schema === 'string' ? quote(schema) : 'without a schema';
 }
 
 function unlike(why: string): WeftlineError {

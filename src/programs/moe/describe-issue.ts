@@ -1,14 +1,17 @@
 // What is wrong with a document that a file holds, on one line: where, what stands there, what was expected.
 import type { z } from '#zod';
-import { quote } from '../../core/quote.ts';
+import { printable, quote } from '../../core/quote.ts';
+
+const MAX_TEXT = 200;
 
 /** Of the first thing that is wrong. `document`: what was checked. */
 export function describeIssue({ issues: [first] }: z.ZodError, document: unknown): string {
   const { path, message } = first!;
-  if (path.length === 0) return message;
+  if (path.length === 0) return printable(message, MAX_TEXT);
   const value = path.reduce<unknown>(
     (at, key) => (at as Readonly<Record<PropertyKey, unknown>> | undefined)?.[key],
     document,
   );
-  return `${path.map(String).join('.')} is ${value === undefined ? 'missing' : quote(value)} (${message})`;
+  const place = printable(path.map(String).join('.'), MAX_TEXT);
+  return `${place} is ${value === undefined ? 'missing' : quote(value)} (${printable(message, MAX_TEXT)})`;
 }

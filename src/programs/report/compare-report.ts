@@ -4,6 +4,8 @@ import { printable } from '../../core/quote.ts';
 import type { ComparedFigure, Comparison } from '../compare/compare-results.ts';
 import { plainTable } from './plain-table.ts';
 
+/** The table takes time by the square of its rows. */
+const SHOWN_FIGURES = 1000;
 /** Of names that only one document has. */
 const SHOWN_NAMES = 5;
 
@@ -13,11 +15,13 @@ export function compareReport(files: readonly [string, string], comparison: Comp
     colAligns: ['left', 'left', 'right', 'right', 'right', 'left', 'left'],
     ...plainTable,
   });
-  for (const figure of comparison.figures) table.push(row(figure));
+  for (const figure of comparison.figures.slice(0, SHOWN_FIGURES)) table.push(row(figure));
+  const rest = comparison.figures.length - SHOWN_FIGURES;
   return [
     `A: ${files[0]}`,
     `B: ${files[1]}`,
     table.toString(),
+    ...(rest > 0 ? [`and ${rest} figures more, which --json and --report have`] : []),
     'B to A: how many times as fast or as much, above 1 is better. In brackets what the quartiles of both allow; better and',
     'worse: also at their edge. Beside: measured beside weftline (copies, peers), which tells whether the machine was the same.',
     ...compareSummary(comparison),

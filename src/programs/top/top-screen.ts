@@ -1,5 +1,6 @@
 // The screen of `weftline top` on a terminal: draws a page again and again, reads keys.
 import type { ReadStream, WriteStream } from 'node:tty';
+import { printableLines } from '../../core/quote.ts';
 
 export interface TopPage {
   readonly head: string;
@@ -65,7 +66,7 @@ export class TopScreen implements Disposable {
   draw({ head, columns, rows, foot }: TopPage): void {
     const width = this.#output.columns;
     const shown = [head, this.#mark(columns.slice(0, width).padEnd(width)), ...rows, ...foot];
-    const lines = shown.map((line, at) => (at === 1 ? line : line.slice(0, width)) + CLEAR_LINE);
+    const lines = shown.map((line, at) => (at === 1 ? line : printableLines(line).slice(0, width)) + CLEAR_LINE);
     this.#output.write(HOME + lines.slice(0, this.#output.rows).join('\r\n') + CLEAR_BELOW);
   }
 

@@ -1,5 +1,6 @@
 // SIGUSR2: a rank prints what it waits for, a launcher what all its ranks wait for. To stderr; the process goes on.
 import { isMainThread } from 'node:worker_threads';
+import { printTo } from '../../core/print.ts';
 import { objectStates, presentWaits } from '../../core/waits.ts';
 import { conclude } from './conclusion.ts';
 import { describeJob, describeRank } from './job-text.ts';
@@ -18,7 +19,9 @@ export function explainRankOnSignal(rank: number): void {
   const holder = globalThis as { [registered]?: true };
   if (holder[registered] === true || !isMainThread || process.platform === 'win32') return;
   holder[registered] = true;
-  process.on('SIGUSR2', () => process.stderr.write(`weftline: ${describeRank(rank, presentWaits(), objectStates())}`));
+  process.on('SIGUSR2', () =>
+    printTo(process.stderr, `weftline: ${describeRank(rank, presentWaits(), objectStates())}`),
+  );
 }
 
 /** Calls `write` with the text at each signal, until the function that it returns is called. */

@@ -1,11 +1,19 @@
 // What a process traces is read back from its file as it was, shown as Chrome's JSON, and summed up.
 import assert from 'node:assert/strict';
-import { existsSync, mkdtempSync, rmSync, truncateSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdtempSync, readFileSync, rmSync, truncateSync, writeFileSync } from 'node:fs';
 import { hostname, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { TRACE_FILE_BYTES } from '#lib/abi/kernel-trace.js';
-import { TRACE_RECORDS, TRACE_RINGS } from '#lib/abi/trace-rings.js';
+import {
+  TRACE_FIELDS,
+  TRACE_RECORDS,
+  TRACE_RINGS,
+  traceField,
+  traceRing,
+  traceRingOffset,
+} from '#lib/abi/trace-rings.js';
+import { tracePage } from '#lib/programs/report/html/pages/trace-page.js';
 import { collectTrace } from '#lib/programs/trace/collect-trace.js';
 import { chromeTrace } from '#lib/tracing/chrome-trace.js';
 import { clockOffsets } from '#lib/tracing/clock-offsets.js';
@@ -24,6 +32,47 @@ function temporaryFolder(t: TestContext): string {
 }
 
 const who = { pid: 7, rank: -1, size: 0, host: 'höst', program: 'train.js', launcher: 3 } as const;
+
+test('a part with times and numbers that are none makes a trace that can be read', (t) => {
+  const path = join(temporaryFolder(t), 'part');
+  const file = createTraceFile(path, who);
+  const sink = RingSink.claim(file, 'main')!;
+  const count = 6;
+  for (let each = 0; each < count; each++) {
+    sink.begin('call', each, 'EpBuffer.dispatch');
+    sink.end('call', each, 'EpBuffer.dispatch');
+  }
+  const bytes = readFileSync(path);
+  const cells = traceRingOffset(0) + traceRing.size;
+  const odd = [Number.NaN, Number.POSITIVE_INFINITY, -Number.MAX_VALUE, Number.MAX_VALUE];
+  for (const [at, value] of odd.entries())
+    bytes.writeDoubleLE(value, cells + (2 * at * TRACE_FIELDS + traceField.time) * 8);
+  writeFileSync(path, bytes);
+  const trace: unknown = JSON.parse(JSON.stringify(chromeTrace([readTracePart(path)], new Map())));
+  const spans = partsOfChrome(trace).flatMap(({ threads }) => threads.flatMap((thread) => thread.spans));
+  assert.equal(spans.length, count - odd.length);
+});
+
+test('10,000 calls of one name, messages of one number and ranks that wait take no time by the square', () => {
+  const count = 10_000;
+  const before = process.cpuUsage();
+  const spans = (point: Span['point'], label: string): Span[] =>
+    Array.from({ length: count }, (_, at) => ({ point, subject: 1, label, begin: at, end: at + 1 }));
+  const part = (rank: number, own: readonly Span[]): TracePart => {
+    return { ...who, rank, size: count, threads: [{ name: 'main', spans: own, lost: 0 }], gpuClocks: [] };
+  };
+  const parts = [
+    part(0, [...spans('call', 'EpBuffer.barrier'), ...spans('transport.send', 'm')]),
+    part(1, [...spans('call', 'EpBuffer.barrier'), ...spans('transport.arrival', 'm')]),
+    ...spans('call', 'EpBuffer.dispatch').map((one, rank) => part(rank + 2, [one])),
+  ];
+  const read = partsOfChrome(chromeTrace(parts, clockOffsets(parts)));
+  assert.equal(read.length, parts.length);
+  const page = tracePage('t.json', summarize(read), read);
+  assert.ok(page.sections.length > 0);
+  const { user, system } = process.cpuUsage(before);
+  assert.ok(user + system < 15e6, `${(user + system) / 1e6} s`);
+});
 
 test('records of threads are read back as spans, also those that have not ended', (t) => {
   const path = join(temporaryFolder(t), 'part');

@@ -34,6 +34,17 @@ function result(times: readonly number[], tokens = 128): Readonly<Record<string,
   };
 }
 
+test('a report of 20,000 figures has the first of them, and says where the others are', () => {
+  const phases = Array.from({ length: 20_000 }, (_, at) => ({ name: `n${at}`, microseconds: at + 1 }));
+  const before = process.cpuUsage();
+  const comparison = compareResults({ schema: 's', phases }, { schema: 's', phases });
+  const text = compareReport(['a', 'b'], comparison);
+  assert.equal(comparison.figures.length, 20_000);
+  assert.match(text, /│ n999: .*\n(?:.*\n)?and 19000 figures more, which --json and --report have\n/);
+  const { user, system } = process.cpuUsage(before);
+  assert.ok(user + system < 30e6, `${(user + system) / 1e6} s`);
+});
+
 test('ratios above 1 are better, of times and of rates, with what the quartiles allow', () => {
   const { figures, mean, referenceMean, differences } = compareResults(
     result([100, 100, 100]),

@@ -7,6 +7,8 @@ import { timelineOf } from './trace-timeline.ts';
 
 /** Phases that a chart shows, and that have a colour of their own in the timeline. */
 const SHOWN_PHASES = 24;
+/** What a matrix has room for. */
+const SHOWN_RANKS = 256;
 
 export function tracePage(file: string, summary: TraceSummary, parts: readonly TracePart[]): ReportPage {
   const { processes, phases, lost, calls } = summary;
@@ -113,10 +115,10 @@ function kernelWaitSection({ kernelWaits }: TraceSummary): ReportSection {
 }
 
 function waitSection({ waits, calls, processes }: TraceSummary): ReportSection {
-  const names = processes.filter((name) => waits.some(({ waiter, last }) => waiter === name || last === name));
-  const cells = names.map((waiter) =>
-    names.map((last) => (waits.find((one) => one.waiter === waiter && one.last === last)?.waitedUs ?? 0) / 1000),
-  );
+  const waiting = new Set(waits.flatMap(({ waiter, last }) => [waiter, last]));
+  const names = [...new Set(processes)].filter((name) => waiting.has(name)).slice(0, SHOWN_RANKS);
+  const times = new Map(waits.map(({ waiter, last, waitedUs }) => [`${waiter}\n${last}`, waitedUs]));
+  const cells = names.map((waiter) => names.map((last) => (times.get(`${waiter}\n${last}`) ?? 0) / 1000));
   return {
     title: 'Who waited for whom',
     note: `Of ${calls} calls that ranks of one host make together: how long each rank was in them before the last rank came, by that last rank. A dark column is a rank for which the others wait.`,
