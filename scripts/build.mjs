@@ -22,7 +22,7 @@ const root = fileURLToPath(new URL('..', import.meta.url));
 const compiler = 'node_modules/typescript/bin/tsc';
 const libraryOnly = process.argv.includes('--library');
 const cudaFolder = `${root}dist/kernels/cuda`;
-const chartLibrary = 'programs/report/html/browser/chart-library';
+const browserFolder = 'programs/report/html/browser';
 const abiModule = `${root}build/wasm/abi.ts`;
 
 function node(script, ...args) {
@@ -154,13 +154,27 @@ function bundleChartLibrary() {
   const code = [...d3.map((part) => part.code), 'd3.geoTransform = () => ({});', plot.code].join('\n');
   const text = `/*\n${notices}*/\n${code}`;
   if (/<\/script|<!--/i.test(text)) throw new Error('the chart library would end the element that it is pasted into');
-  const output = `${root}dist/${chartLibrary}.js.br`;
+  const output = `${root}dist/${browserFolder}/chart-library.js.br`;
   const stamp = `${root}build/chart-library.sha256`;
   const key = createHash('sha256').update(text).digest('hex');
   if (existsSync(output) && existsSync(stamp) && readFileSync(stamp, 'utf8') === key) return;
   writeFileSync(output, brotliCompressSync(text, { params: { [constants.BROTLI_PARAM_LGWIN]: 24 } }));
   mkdirSync(`${root}build`, { recursive: true });
   writeFileSync(stamp, key);
+}
+
+/** What drives the charts, as one text without imports that pages hold: its form must not depend on how programs are packed. */
+async function bundlePageScript() {
+  await esbuild.build({
+    entryPoints: [`${root}dist/${browserFolder}/draw-charts.js`],
+    outfile: `${root}dist/${browserFolder}/page-script.mjs`,
+    bundle: true,
+    format: 'esm',
+    target: 'es2022',
+    charset: 'utf8',
+    minifyWhitespace: true,
+    legalComments: 'none',
+  });
 }
 
 /**
@@ -241,6 +255,7 @@ packageTypes(
 copyCudaSources();
 copyPeerSources();
 bundleChartLibrary();
+await bundlePageScript();
 await bundleSchemas();
 emitAbi();
 buildWasm();

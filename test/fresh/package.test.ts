@@ -1,7 +1,16 @@
 // The package as users get it, from "npm pack" and from a git URL: installed into empty projects, it runs, type-checks,
 // and works beside a bundler. Needs npm's registry or its cache.
 import assert from 'node:assert/strict';
-import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import {
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  statSync,
+  writeFileSync,
+} from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { after, before, describe, test } from 'node:test';
@@ -144,7 +153,15 @@ describe('installed from a tarball', { concurrency: 2 }, () => {
   });
 
   test('its command runs a block of its own without a file', async () => {
-    assert.match(await mustRun(esm, 'npx', ['weftline', 'moe', '--ranks', '2', '--device', 'cpu']), /^PASSED/m);
+    const words = ['weftline', 'moe', '--ranks', '2', '--device', 'cpu', '--report', 'moe.html'];
+    assert.match(await mustRun(esm, 'npx', words), /^PASSED/m);
+    // The page stands alone: programs are packed in another form than a build gives them.
+    const [, script = ''] =
+      /<script type="module">([^]*?)<\/script>/.exec(readFileSync(join(esm, 'moe.html'), 'utf8')) ?? [];
+    writeFileSync(join(esm, 'page.mjs'), script);
+    await mustRun(esm, process.execPath, ['--check', 'page.mjs']);
+    assert.match(script, /\S/);
+    assert.doesNotMatch(script, /^\s*(?:import|export)\b/m);
   });
 
   test('its command starts ranks', async () => {

@@ -6,8 +6,6 @@ import type { ReportPage, ReportSection, ReportTable } from './report-page.ts';
 import { figure } from './report-page.ts';
 import { reportStyle } from './report-style.ts';
 
-/** In the order in which they import each other. */
-const browserModules = ['browser/chart-parts.js', 'browser/chart-options.js', 'browser/draw-charts.js'] as const;
 /** Rows of a table that are shown without scrolling. */
 const LONG_TABLE = 14;
 /** Nothing is loaded, whatever names in the data may look like. */
@@ -50,7 +48,7 @@ export function pageHtml({ title, about, sections }: ReportPage): string {
       ? []
       : [
           `<script>\n${brotliDecompressSync(asset('browser/chart-library.js.br')).toString()}</script>`,
-          `<script type="module">\n${browserModules.map(withoutImports).join('')}</script>`,
+          `<script type="module">\n${asset('browser/page-script.mjs').toString()}</script>`,
         ]),
     '</body>',
     '</html>',
@@ -111,14 +109,6 @@ function asJson(value: unknown): string {
 
 function sixDigits(_key: string, value: unknown): unknown {
   return typeof value === 'number' ? Number(value.toPrecision(6)) : value;
-}
-
-/** One module of several, whose names differ. */
-function withoutImports(name: string): string {
-  return asset(name)
-    .toString()
-    .replaceAll(/^import .*\n/gm, '')
-    .replaceAll(/^export (?:\{\};\n)?/gm, '');
 }
 
 /** Files that the build puts beside this one. */

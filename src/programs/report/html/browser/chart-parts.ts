@@ -1,5 +1,4 @@
 // What all charts of a report share in the browser: scales, names, rules, and what is used of the browser and of Plot.
-// Imports types alone: see draw-charts.ts.
 import type { Rule } from '../chart.ts';
 
 export type Options = Readonly<Record<string, unknown>>;

@@ -1,5 +1,5 @@
 // Runs in the browser that shows a report, where Plot and d3 stand before it: draws the charts as wide as there is room.
-// It is pasted into the page behind the files that it imports, without the words import and export (page-html.ts).
+// The build makes one text of it and of what it imports, page-script.mjs, which each page holds (page-html.ts).
 import type { Chart } from '../chart.ts';
 import { optionsOf } from './chart-options.ts';
 import { document, type Element, Plot, ResizeObserver, shared } from './chart-parts.ts';
