@@ -33,6 +33,7 @@ export class Cubic implements Congestion {
   #reno = 0;
   #lastDecrease = Number.NEGATIVE_INFINITY;
   #rtt = 0;
+  #lastAck = Number.NaN;
 
   constructor(options: CubicOptions) {
     this.#segment = options.segmentBytes;
@@ -46,6 +47,7 @@ export class Cubic implements Congestion {
 
   onAck({ now, ackedBytes, rtt, marked }: AckSample): void {
     if (rtt > 0) this.#rtt = rtt;
+    this.#leaveOutIdleTime(now);
     if (marked) {
       this.onLoss(now);
       return;
@@ -75,6 +77,13 @@ export class Cubic implements Congestion {
     if (now - this.#lastDecrease < this.#rtt) return;
     this.#cut(now);
     this.#window = 1;
+  }
+
+  /** What is sent is acknowledged after a round trip: where no ack came for longer, nothing was sent, and nothing grew. */
+  #leaveOutIdleTime(now: number): void {
+    const idle = now - this.#lastAck - this.#rtt;
+    if (idle > 0) this.#epoch += idle;
+    this.#lastAck = now;
   }
 
   #cut(now: number): void {

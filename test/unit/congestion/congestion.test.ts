@@ -154,10 +154,27 @@ test('CUBIC: slow start, the cut, the curve back, one cut per round trip', () =>
   near(cubic.windowBytes, 10_500 + (0.9 / 1.7 / 10.5) * 1000);
   // K = cbrt((15 - 10.5) / 0.4) seconds later the curve is where the window was cut.
   const before = cubic.windowBytes / 1000;
-  cubic.onAck(ack(begin + Math.cbrt(11.25) * 1e6 - 100, 100, 1000));
+  const back = begin + Math.cbrt(11.25) * 1e6 - 100;
+  // What is sent meanwhile is lost with its acks' bytes: a pause would not count.
+  for (let now = begin; now < back; now += 100) cubic.onAck(ack(now, 100, 0));
+  cubic.onAck(ack(back, 100, 1000));
   near(cubic.windowBytes, (before + (15 - before) / before) * 1000, 1e-6);
   cubic.onTimeout(9_000_000);
   assert.equal(cubic.windowBytes, 1000);
+});
+
+/** The window after 200 round trips with a pause behind the first half of them. */
+function windowAround(pause: number): number {
+  const cubic = new Cubic({ segmentBytes: 1000, maxWindow: 1e9, initialWindow: 100 });
+  cubic.onAck(ack(0, 1000));
+  cubic.onLoss(1000);
+  for (let round = 2; round < 102; round++) cubic.onAck(ack(round * 1000, 1000, 50_000));
+  for (let round = 102; round < 202; round++) cubic.onAck(ack(pause + round * 1000, 1000, 50_000));
+  return cubic.windowBytes;
+}
+
+test('CUBIC: the curve stands still while nothing is sent', () => {
+  near(windowAround(60e6), windowAround(0));
 });
 
 test('CUBIC: a mark is a loss, and a window that did not come back makes room', () => {
