@@ -24,7 +24,8 @@ function table(head, rows) {
 }
 
 function rangeOf(setting) {
-  if (setting.kind === 'number') return `${setting.min} to ${setting.max} ${setting.unit}`;
+  if (setting.kind === 'number')
+    return `${setting.leastButZero === undefined ? setting.min : `0, ${setting.leastButZero}`} to ${setting.max} ${setting.unit}`;
   if (setting.kind === 'choice') return setting.choices.map((choice) => `\`${choice}\``).join(', ');
   return setting.kind === 'boolean' ? '0 or 1' : 'text';
 }

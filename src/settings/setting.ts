@@ -5,7 +5,9 @@ interface NumberSetting {
   readonly env: string;
   readonly flag: string;
   readonly unit: string;
+  /** 0 may stand for what weftline finds best, below `leastButZero`. */
   readonly min: number;
+  readonly leastButZero?: number;
   readonly max: number;
   readonly default: number;
   readonly sentence: string;

@@ -363,12 +363,19 @@ function check(setting: Setting, source: string, value: unknown): number | boole
     if (typeof value === 'boolean') return value;
     throw wrong(source, value, '1, 0, true, false, yes, no, on or off');
   }
-  const mayBeFraction = fractionalUnits.has(setting.unit);
-  if (typeof value === 'number' && value >= setting.min && value <= setting.max) {
-    if (mayBeFraction || Number.isInteger(value)) return value;
-  }
+  return checkNumber(setting, source, value);
+}
+
+function checkNumber(
+  { unit, min, max, leastButZero: least = min }: Extract<Setting, { kind: 'number' }>,
+  source: string,
+  value: unknown,
+): number {
+  const mayBeFraction = fractionalUnits.has(unit);
+  const isInRange = typeof value === 'number' && value >= min && value <= max && (value === 0 || value >= least);
+  if (isInRange && (mayBeFraction || Number.isInteger(value))) return value;
   const kind = mayBeFraction ? 'a number' : 'a whole number';
-  throw wrong(source, value, `${kind} of ${setting.unit} from ${setting.min} to ${setting.max}`);
+  throw wrong(source, value, `${least > min ? '0, or ' : ''}${kind} of ${unit} from ${least} to ${max}`);
 }
 
 function wrong(source: string, value: unknown, expected: string): WeftlineError {

@@ -58,6 +58,7 @@ const hostSettings = {
     flag: '--segment <bytes>',
     unit: 'bytes',
     min: 0,
+    leastButZero: 512,
     max: 65_472,
     default: 0,
     sentence: 'Bytes of a packet including its header; 0: the largest size that reaches the peer.',

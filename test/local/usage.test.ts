@@ -55,6 +55,9 @@ const mistakes: readonly (readonly [line: string, words: RegExp])[] = [
   ['run -n 2 --log loud missing.js', /Invalid --log: expected debug, info, warn, off, or one of them/],
   ['2proc --handles 32', /Invalid --level: expected warp with --handles 32/],
   ['sim ep --hosts 2 --slow-host 2', /Invalid --slow-host: expected a host from 0 to 1, got 2/],
+  ['bench transport --role server --segment 256', /Invalid --segment: expected 0, or a whole number of bytes from 512/],
+  ['sim permutation --paths 4 --fail-path 4', /Invalid --fail-path: expected a path from 0 to 3, got 4/],
+  ['sim incast --fail-path 0 --recover-at 5', /Invalid --recover-at: expected a time after --fail-at, 1000, got 5/],
   ['sim incast --rails 2 --fail-rail 2', /Invalid --fail-rail: expected a rail from 0 to 1, got 2/],
   [
     'sim collective sparse-all-reduce --hosts 1024 --bytes 2G --block-size 64',
@@ -77,6 +80,10 @@ test('a wrong command line ends with 2 and names the flag', () => {
     assert.equal(stdout, '', line);
     assert.doesNotMatch(stderr, /WEFTLINE_|\n {4}at /, line);
   }
+});
+
+test('help tells the default of the command, where it is not that of the setting', () => {
+  assert.match(weftline(['2proc', '--help']).stdout, /--timeout <ms>[^-]*Default: 30000\./);
 });
 
 test('a wrong variable ends with 1 and is named as the user set it', () => {

@@ -162,8 +162,12 @@ async function simulate(command: Command, pattern: PatternName, flags: PatternFl
 
 function patternOptions(pattern: PatternName, flags: PatternFlags): PatternOptions {
   const { paths, seed, loss, reorder, jitter, duplicate, corrupt, delay, queue, ecn, rate, recoverAt } = flags;
-  requireRail('fail-rail', flags.failRail, flags.rails);
-  requireRail('loss-rail', flags.lossRail, flags.rails);
+  requireNumber('fail-path', flags.failPath, { one: 'path', of: paths });
+  if (recoverAt !== undefined && recoverAt <= flags.failAt) {
+    throw invalidArgument('--recover-at', recoverAt, `a time after --fail-at, ${flags.failAt}`);
+  }
+  requireNumber('fail-rail', flags.failRail, { one: 'rail', of: flags.rails });
+  requireNumber('loss-rail', flags.lossRail, { one: 'rail', of: flags.rails });
   const network = patternTopology({
     name: flags.topology ?? usualTopology[pattern],
     hosts: flags.hosts,
@@ -221,8 +225,12 @@ function patternOptions(pattern: PatternName, flags: PatternFlags): PatternOptio
   };
 }
 
-function requireRail(flag: string, rail: number | undefined, rails: number): void {
-  if (rail !== undefined && rail >= rails) throw invalidArgument(`--${flag}`, rail, `a rail from 0 to ${rails - 1}`);
+function requireNumber(
+  flag: string,
+  value: number | undefined,
+  { one, of }: { readonly one: string; readonly of: number },
+): void {
+  if (value !== undefined && value >= of) throw invalidArgument(`--${flag}`, value, `a ${one} from 0 to ${of - 1}`);
 }
 
 function addRandom(sim: Command): void {
