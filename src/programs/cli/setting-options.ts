@@ -19,11 +19,18 @@ const textChecks: { readonly [Name in SettingName]?: (text: string) => unknown }
   transportRails: (text) => listRails(text, hostInterfaces()),
 };
 
-/** Adds the options of these settings; a wrong value is an error before the command begins: of usage if its flag was given. */
-export function addSettingOptions(command: Command, names: readonly SettingName[]): Command {
+/**
+ * Adds the options of these settings; a wrong value is an error before the command begins: of usage if its flag was given.
+ * @param defaults What the command takes where neither flag nor variable says anything, instead of the setting's own default.
+ */
+export function addSettingOptions(
+  command: Command,
+  names: readonly SettingName[],
+  defaults: { readonly [Name in SettingName]?: number } = {},
+): Command {
   for (const name of names) {
     const setting = settingsTable[name];
-    const option = new Option(setting.flag, describe(setting)).env(setting.env);
+    const option = new Option(setting.flag, describe(setting, defaults[name])).env(setting.env);
     if (setting.kind === 'choice') option.choices(setting.choices);
     if (isSize(setting)) option.argParser(byteArgument(setting.min, setting.max));
     command.addOption(option);
@@ -31,6 +38,8 @@ export function addSettingOptions(command: Command, names: readonly SettingName[
   return command.hook('preAction', (_program, action) => {
     for (const name of names) {
       const setting = settingsTable[name];
+      const usual = defaults[name];
+      if (usual !== undefined) process.env[setting.env] ??= String(usual);
       const key = new Option(setting.flag).attributeName();
       if (action.getOptionValueSource(key) !== 'cli') continue;
       const value: unknown = action.getOptionValue(key);
@@ -58,8 +67,8 @@ export function checkHosts(command: Command, ranks: number): void {
 }
 
 /** With the default in words, as commander knows none: the value comes from readSettings(). */
-function describe({ kind, sentence, default: value }: Setting): string {
-  return kind === 'number' || kind === 'choice' ? `${sentence} Default: ${value}.` : sentence;
+function describe({ kind, sentence, default: value }: Setting, ofCommand?: number): string {
+  return kind === 'number' || kind === 'choice' ? `${sentence} Default: ${ofCommand ?? value}.` : sentence;
 }
 
 /** Sizes may be written as 64K on the command line; the variable holds digits. */

@@ -9,7 +9,6 @@ import { addressTowards } from '../../meeting/route.ts';
 import { chooseDevice } from '../../device/device-choice.ts';
 import { openChosenDevice } from '../../device/open-device.ts';
 import { runTwoProcess, type TwoProcessLevel, twoProcessLevels } from '../two-process/two-process.ts';
-import { settingsTable } from '../../settings/settings.ts';
 import { readToken } from '../../settings/token.ts';
 import { join, type World } from '../../world/world.ts';
 import { byteArgument, integerArgument } from './argument-values.ts';
@@ -66,13 +65,14 @@ export function addTwoProcessCommand(program: Command): void {
     );
   addAddressOptions(command, DEFAULT_PORT);
   addOutputOptions(command);
-  addSettingOptions(command, ['device', 'nvrtcPath', 'aotFolder', 'useAot', 'timeoutMs', 'trace']);
+  addSettingOptions(command, ['device', 'nvrtcPath', 'aotFolder', 'useAot', 'timeoutMs', 'trace'], {
+    timeoutMs: DEADLINE_MS,
+  });
   command.action((flags: TwoProcessFlags) => run(command, flags));
 }
 
 async function run(command: Command, flags: TwoProcessFlags): Promise<void> {
   checkUsage(command, () => checkHandles(flags));
-  process.env[settingsTable.timeoutMs.env] ??= String(DEADLINE_MS);
   const output = new Output(flags);
   const role = flags.role ?? flags.mode;
   if (role === undefined) {

@@ -5,6 +5,9 @@ import type { RdmaDevice, RdmaPort } from '../../rails/rdma-devices.ts';
 import type { RdmaExamination } from '../doctor/rdma-examination.ts';
 import { plainTable } from './plain-table.ts';
 
+/** All bits of a word of 64. */
+const NO_LIMIT = 2 ** 64;
+
 /** Attributes under the names that libibverbs and its tools give them. */
 export function rdmaReport({ devices, choice, settings, flush }: RdmaExamination): string {
   const tables = devices.flatMap((device) => [
@@ -26,7 +29,7 @@ function deviceTable({ name, problem, attributes, device }: RdmaDevice): string 
       ['fw_ver', all.fwVer],
       ['node_guid', `0x${all.nodeGuid}`],
       ['sys_image_guid', `0x${all.sysImageGuid}`],
-      ['max_mr_size', hex(all.maxMrSize)],
+      ['max_mr_size', all.maxMrSize >= NO_LIMIT ? 'no limit' : hex(all.maxMrSize)],
       ['page_size_cap', hex(all.pageSizeCap)],
       ['vendor_id', hex(all.vendorId)],
       ['vendor_part_id', all.vendorPartId],

@@ -3,6 +3,7 @@ import test from 'node:test';
 import { examine } from '#lib/programs/doctor/doctor.js';
 import type { Finding } from '#lib/programs/doctor/finding.js';
 import { type MachineProbe, thisMachine } from '#lib/programs/doctor/machine-probe.js';
+import { rdmaReport } from '#lib/programs/report/rdma-report.js';
 import { doctorReport } from '#lib/programs/report/doctor-report.js';
 
 const GIB = 2 ** 30;
@@ -344,4 +345,15 @@ test('a list of rails is looked up, and a wrong one says what this machine has',
   assert.equal(examine(wrong).rails, undefined);
   const alone = machine(completeFiles, { interfaces: interfaces.slice(2) });
   assert.equal(finding('network interfaces', alone).status, 'absent');
+});
+
+function reportOf(maxMrSize: number): string {
+  const attributes = { maxMrSize, pageSizeCap: 4096, vendorId: 1 };
+  return rdmaReport({ devices: [{ name: 'mlx5_0', attributes, ports: [] }] } as never);
+}
+
+test('a device without a limit of its memory regions says so', () => {
+  // As a number, 2^64 - 1 is 2^64.
+  assert.match(reportOf(Number(2n ** 64n - 1n)), /max_mr_size +│ no limit/);
+  assert.match(reportOf(2 ** 32), /max_mr_size +│ 0x100000000 /);
 });
