@@ -1,13 +1,13 @@
 // A thread of the library as its owner sees it: calls with answers and deadlines, events, and how it ended.
-import { MessageChannel, type MessagePort, receiveMessageOnPort, type Worker } from 'node:worker_threads';
+import type { MessagePort } from 'node:worker_threads';
 import { secondNet } from '../core/deadline.ts';
 import { beginWait, endWait, type WaitFacts } from '../core/waits.ts';
 import { decodeError, type EncodedError, WeftlineError } from '../core/errors.ts';
-import { startWorker } from './start-worker.ts';
-import type { Calls, FromThread, LinkedThread, ToThread } from './worker-port.ts';
+import { PooledWork, takeMessages } from './thread-pool.ts';
+import type { Calls, FromThread, ToThread } from './worker-port.ts';
 
 export interface WorkerLinkOptions<Event> {
-  /** The module that the thread runs. It serves calls with a WorkerPort over the port of its LinkedThread. */
+  /** The module that the thread runs. Its `run(data, port)` serves calls with a WorkerPort over the port. */
   readonly entry: URL;
   /** What debuggers show. */
   readonly name: string;
@@ -15,10 +15,8 @@ export interface WorkerLinkOptions<Event> {
   readonly what: string;
   /** Says that the owner was closed, for calls that come later: "The transport was closed". */
   readonly closedMessage: string;
-  /** The thread's `data`, plain. */
+  /** What `run` is given, plain. */
   readonly data: unknown;
-  /** False: descriptors that the thread opened by native calls stay open when it ends. */
-  readonly trackUnmanagedFds?: boolean;
   /** How long a call may take before the thread should fail it itself, in ms. The link gives up a little later. */
   readonly timeoutMs: number;
   /** What a thread that does not answer may be waiting for, for errors. */
@@ -66,32 +64,20 @@ export type ArgumentOf<Table, Name extends keyof Table> = Table[Name] extends ()
 /** The process stays alive while calls wait for answers, not for the thread itself. */
 export class WorkerLink<Table extends Calls, Event = never> {
   readonly #options: WorkerLinkOptions<Event>;
-  readonly #worker: Worker;
+  readonly #work: PooledWork;
   readonly #port: MessagePort;
-  readonly #exited: Promise<void>;
   readonly #calls = new Map<number, PendingCall>();
   #failure: WeftlineError | undefined;
   #stopping: Promise<void> | undefined;
   #nextCall = 1;
 
   constructor(options: WorkerLinkOptions<Event>) {
-    const { entry, name, data, trackUnmanagedFds } = options;
+    const { entry, name, data } = options;
     this.#options = options;
-    const { port1, port2 } = new MessageChannel();
-    const workerData: LinkedThread<unknown> = { data, port: port2 };
-    this.#port = port1;
-    this.#worker = startWorker(entry, {
-      name,
-      workerData,
-      transferList: [port2],
-      ...(trackUnmanagedFds === undefined ? {} : { trackUnmanagedFds }),
-    });
-    port1.on('message', (message: FromThread<Event>) => this.#handle(message));
-    this.#worker.on('error', (cause) => this.#ended(cause));
-    this.#exited = new Promise((resolve) => this.#worker.once('exit', () => resolve()));
-    this.#worker.once('exit', () => this.#ended(undefined));
-    port1.unref();
-    this.#worker.unref();
+    const onMessage = (message: unknown): void => this.#handle(message as FromThread<Event>);
+    this.#work = new PooledWork({ entry, name, data, onMessage, onEnd: (cause) => this.#ended(cause) });
+    this.#port = this.#work.port;
+    this.#work.unref();
   }
 
   /** Why the thread takes no calls; undefined while it does. */
@@ -124,6 +110,14 @@ export class WorkerLink<Table extends Calls, Event = never> {
     if (this.#failure !== undefined) return Promise.reject(this.#failure);
     if (signal?.aborted === true) return Promise.reject(signal.reason as Error);
     const id = this.#nextCall++;
+    try {
+      this.#post({ id, name, argument });
+    } catch (cause) {
+      // Structured cloning refused it before anything was sent.
+      const why = cause instanceof Error ? cause.message : String(cause);
+      const message = `Cannot call ${name} of the ${this.#options.what}: what it is given cannot be sent to a thread: ${why}`;
+      return Promise.reject(new WeftlineError('WL_INVALID_ARGUMENT', message, { details: { call: name }, cause }));
+    }
     return new Promise((resolve, reject) => {
       if (this.#calls.size === 0) this.#port.ref();
       const giveUp = (): void => this.#giveUp(id, { name, timeoutMs, endsThread });
@@ -138,15 +132,12 @@ export class WorkerLink<Table extends Calls, Event = never> {
         signal?.removeEventListener('abort', abort);
       };
       this.#calls.set(id, { resolve, reject, release });
-      this.#post({ id, name, argument });
     });
   }
 
   /** Hands on now what has arrived, without a turn of the event loop. */
   readMessages(): void {
-    for (let next = receiveMessageOnPort(this.#port); next !== undefined; next = receiveMessageOnPort(this.#port)) {
-      this.#handle(next.message as FromThread<Event>);
-    }
+    takeMessages(this.#port, (message) => this.#handle(message as FromThread<Event>));
   }
 
   /**
@@ -162,15 +153,16 @@ export class WorkerLink<Table extends Calls, Event = never> {
   async #stop(): Promise<void> {
     try {
       await this.#send('stop', undefined, { endsThread: true });
+    } catch (error) {
+      this.#work.spoil();
+      throw error;
     } finally {
       const isEnded = this.#failure !== undefined;
       this.#failure ??= this.#closed();
       if (!isEnded) {
-        this.#worker.ref();
-        await this.#exited;
+        this.#work.ref();
+        await this.#work.over;
       }
-      this.readMessages();
-      this.#port.close();
     }
   }
 
@@ -187,7 +179,7 @@ export class WorkerLink<Table extends Calls, Event = never> {
     });
     if (endsThread) {
       this.#failure ??= error;
-      void this.#worker.terminate();
+      this.#work.terminate();
     }
     this.#abandon(id, error);
   }
@@ -208,14 +200,14 @@ export class WorkerLink<Table extends Calls, Event = never> {
 
   #handle(message: FromThread<Event>): void {
     if ('event' in message) this.#options.onEvent(message.event);
-    else if ('crash' in message) this.#ended(decodeError(message.crash));
-    else if ('error' in message) this.#take(message.id)?.reject(decodeError(message.error));
+    else if ('crash' in message) {
+      this.#work.spoil();
+      this.#ended(decodeError(message.crash));
+    } else if ('error' in message) this.#take(message.id)?.reject(decodeError(message.error));
     else this.#take(message.id)?.resolve(message.result);
   }
 
   #ended(cause: unknown): void {
-    // What the thread said last may still wait to be read.
-    this.readMessages();
     const isNews = this.#failure === undefined;
     // A thread that has answered stop() may end before stop() goes on.
     const isStopped = this.#stopping !== undefined && cause === undefined && this.#calls.size === 0;

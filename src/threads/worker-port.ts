@@ -5,7 +5,7 @@ import { type EncodedError, encodeError, WeftlineError } from '../core/errors.ts
 
 /**
  * What a thread does when it is called, by name. A call takes at most one argument, plain data, and a signal that is aborted
- * once nobody waits for its result any more. Every table has `stop`, the last call, after which the thread ends.
+ * once nobody waits for its result any more. Every table has `stop`, the last call, after which the thread's work ends.
  */
 export interface Calls {
   stop(): unknown;
@@ -16,12 +16,6 @@ export function findCall(calls: Calls, name: string): (argument: unknown, signal
   const method: unknown = Reflect.get(calls, name);
   if (typeof method !== 'function') throw new WeftlineError('WL_INTERNAL', `There is no call "${name}"`);
   return (argument, signal) => Reflect.apply(method, calls, [argument, signal]);
-}
-
-/** What a link gives its thread as workerData. */
-export interface LinkedThread<Data> {
-  readonly data: Data;
-  readonly port: MessagePort;
 }
 
 export type ToThread =
@@ -42,7 +36,7 @@ export class WorkerPort<Event = never> {
   readonly #running = new Map<number, AbortController>();
   #isStopped = false;
 
-  /** The thread lives until `close()`, or until `stop` was answered. */
+  /** Keeps the thread's work going until `close()`, or until `stop` was answered. */
   constructor(port: MessagePort) {
     bindDeclaredFunctions();
     this.#port = port;

@@ -1,50 +1,50 @@
 // The owner's end of the store's worker thread: starts it, stops it, never keeps the process alive for it.
-import type { Worker } from 'node:worker_threads';
 import { WeftlineError } from '../core/errors.ts';
 import { packageFile } from '../core/package-file.ts';
-import { startWorker } from '../threads/start-worker.ts';
+import { PooledWork } from '../threads/thread-pool.ts';
 import type { StoreServerOptions } from './store-server.ts';
 import type { StoreWorkerMessage, StoreWorkerStop } from './store-worker.ts';
 
 export class StoreHost {
   readonly port: number;
-  readonly #worker: Worker;
-  readonly #ended: Promise<void>;
+  readonly #work: PooledWork;
 
   /** Fails with WL_CONFIG if the address cannot be listened on. */
   static start(options: StoreServerOptions): Promise<StoreHost> {
-    const worker = startWorker(packageFile('./store-worker.js', import.meta.url), {
-      workerData: options,
-      name: 'store',
-    });
     return new Promise((resolve, reject) => {
-      // Later, clients find the store gone, which says more: the listener stays, an error without one would end the process.
-      worker.on('error', (cause) => {
-        reject(
-          new WeftlineError('WL_INTERNAL', `The thread of the rendezvous store failed: ${cause.message}`, { cause }),
-        );
-      });
-      worker.once('message', (message: StoreWorkerMessage) => {
-        worker.unref();
-        if (message.kind === 'listening') resolve(new StoreHost(worker, message.port));
-        else reject(listenError(options, message));
+      const work = new PooledWork({
+        entry: packageFile('./store-worker.js', import.meta.url),
+        name: 'store',
+        data: options,
+        onMessage: (message) => {
+          const told = message as StoreWorkerMessage;
+          work.unref();
+          if (told.kind === 'listening') resolve(new StoreHost(work, told.port));
+          else reject(listenError(options, told));
+        },
+        // Later, clients find the store gone, which says more.
+        onEnd: (cause) => reject(threadFailed(cause)),
       });
     });
   }
 
-  private constructor(worker: Worker, port: number) {
-    this.#worker = worker;
-    this.#ended = new Promise((resolve) => worker.once('exit', () => resolve()));
+  private constructor(work: PooledWork, port: number) {
+    this.#work = work;
     this.port = port;
   }
 
   /** Resolves once the thread has ended: when all ranks have left, or after `waitMs`. */
   async stop(waitMs: number): Promise<void> {
     const stop: StoreWorkerStop = { waitMs };
-    this.#worker.ref();
-    this.#worker.postMessage(stop);
-    await this.#ended;
+    this.#work.ref();
+    this.#work.port.postMessage(stop);
+    await this.#work.over;
   }
+}
+
+function threadFailed(cause: unknown): WeftlineError {
+  const why = cause instanceof Error ? cause.message : 'it ended';
+  return new WeftlineError('WL_INTERNAL', `The thread of the rendezvous store failed: ${why}`, { cause });
 }
 
 function listenError(options: StoreServerOptions, failure: { readonly code: string; readonly message: string }): Error {

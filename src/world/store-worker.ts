@@ -1,5 +1,5 @@
 // The thread of rank 0 that serves the store, so that it goes on while the main thread is busy.
-import { parentPort, workerData } from 'node:worker_threads';
+import type { MessagePort } from 'node:worker_threads';
 import { bindDeclaredFunctions } from '../native/library.ts';
 import { StoreServer, type StoreServerOptions } from './store-server.ts';
 
@@ -13,17 +13,20 @@ export interface StoreWorkerStop {
   readonly waitMs: number;
 }
 
-function tell(message: StoreWorkerMessage): void {
-  parentPort?.postMessage(message);
-}
-
-bindDeclaredFunctions();
-try {
-  const server = await StoreServer.listen(workerData as StoreServerOptions);
-  parentPort?.once('message', ({ waitMs }: StoreWorkerStop) => void server.stop(waitMs));
-  tell({ kind: 'listening', port: server.port });
-} catch (error) {
-  // Of a listener that could not be opened: what the system said.
-  const { code = 'unknown', message } = ((error as Error).cause ?? error) as NodeJS.ErrnoException;
-  tell({ kind: 'failed', code, message });
+export async function run(options: StoreServerOptions, port: MessagePort): Promise<void> {
+  const tell = (message: StoreWorkerMessage): void => port.postMessage(message);
+  bindDeclaredFunctions();
+  try {
+    const server = await StoreServer.listen(options);
+    // Once its server has stopped, the port would be all that keeps the thread.
+    port.once('message', ({ waitMs }: StoreWorkerStop) => {
+      port.unref();
+      void server.stop(waitMs);
+    });
+    tell({ kind: 'listening', port: server.port });
+  } catch (error) {
+    // Of a listener that could not be opened: what the system said.
+    const { code = 'unknown', message } = ((error as Error).cause ?? error) as NodeJS.ErrnoException;
+    tell({ kind: 'failed', code, message });
+  }
 }

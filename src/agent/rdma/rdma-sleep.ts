@@ -1,10 +1,9 @@
 // Sleeping until a device has something to tell: descriptors of completions and events, and a thread that watches them.
-import type { Worker } from 'node:worker_threads';
 import { rdmaWatchWords as at, RDMA_WATCH_WORDS } from '../../abi/rdma-watch.ts';
 import { log } from '../../core/log.ts';
 import { packageFile } from '../../core/package-file.ts';
 import { Doorbell, ReadinessSet } from '../../native/readiness.ts';
-import { startWorker } from '../../threads/start-worker.ts';
+import { PooledWork } from '../../threads/thread-pool.ts';
 import type { WakeWord } from '../../threads/wake-word.ts';
 import type { RdmaDevice } from './rdma-device.ts';
 import { readinessNumbers, type RdmaWatchOptions } from './rdma-watch-thread-options.ts';
@@ -14,7 +13,7 @@ export class RdmaSleep {
   readonly #readiness = new ReadinessSet();
   readonly #doorbell = Doorbell.create();
   readonly #words = new Int32Array(new SharedArrayBuffer(RDMA_WATCH_WORDS * 4));
-  readonly #thread: Worker | undefined;
+  readonly #thread: PooledWork | undefined;
 
   /** With a thread, `wake` is rung for completions after `arm` and for events; without one, `nap` and `hasEvents` look. */
   constructor(device: RdmaDevice, { ownThread, wake }: { readonly ownThread: boolean; readonly wake: WakeWord }) {
@@ -23,7 +22,7 @@ export class RdmaSleep {
     this.#readiness.add(device.events.descriptor, readinessNumbers.events);
     if (!ownThread) return;
     this.#readiness.add(this.#doorbell.fd, readinessNumbers.doorbell);
-    const workerData: RdmaWatchOptions = {
+    const data: RdmaWatchOptions = {
       words: this.#words.buffer,
       readiness: this.#readiness.fd,
       channel: device.channelAddress,
@@ -31,10 +30,15 @@ export class RdmaSleep {
       events: device.events.descriptor,
       wake: wake.buffer,
     };
-    this.#thread = startWorker(packageFile('./rdma-watch-thread.js', import.meta.url), { workerData, name: 'rdma' });
-    this.#thread.on('error', (error) =>
-      log('agent', 'warn', `The thread that watches RDMA devices failed: ${error.message}`),
-    );
+    this.#thread = new PooledWork({
+      entry: packageFile('./rdma-watch-thread.js', import.meta.url),
+      name: 'rdma',
+      data,
+      onEnd: (cause) => {
+        if (cause instanceof Error)
+          log('agent', 'warn', `The thread that watches RDMA devices failed: ${cause.message}`);
+      },
+    });
     this.#thread.unref();
   }
 
@@ -76,12 +80,11 @@ export class RdmaSleep {
   /** Before the device is closed. */
   async close(): Promise<void> {
     const thread = this.#thread;
-    if (thread !== undefined && thread.threadId !== -1) {
+    if (thread !== undefined) {
       thread.ref();
-      const exited = new Promise<void>((resolve) => thread.once('exit', () => resolve()));
       Atomics.store(this.#words, at.stop, 1);
       this.#doorbell.ring();
-      await exited;
+      await thread.over;
     }
     this.#device.takeChannelEvents();
     this.#readiness[Symbol.dispose]();

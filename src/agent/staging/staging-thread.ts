@@ -43,7 +43,6 @@ export class StagingThread {
       what: 'thread that stages memory of devices',
       closedMessage: `Agent ${agentName} was closed`,
       data,
-      trackUnmanagedFds: false,
       // An agent may be given less than it takes to start a thread; its own calls have their own deadlines.
       timeoutMs: Math.max(settings.timeoutMs, readSettings().timeoutMs),
       lateReason: 'it waits for a peer or a device',

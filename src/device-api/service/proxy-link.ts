@@ -30,8 +30,6 @@ export class ProxyLink implements AsyncDisposable {
       what: 'thread that serves the command queues',
       closedMessage: 'The device host was closed',
       data: thread,
-      // Descriptors of memory files come from native calls, which Node does not know of.
-      trackUnmanagedFds: false,
       timeoutMs,
       lateReason: 'it waits for a peer, or for a kernel that does not end',
       onCall: () => this.wake.ring(),

@@ -1,6 +1,6 @@
 // The thread of rebalanceExpertsAsync().
-import { workerData } from 'node:worker_threads';
-import { type LinkedThread, WorkerPort } from '../../threads/worker-port.ts';
+import type { MessagePort } from 'node:worker_threads';
+import { WorkerPort } from '../../threads/worker-port.ts';
 import type { ExpertPlan } from './expert-plan.ts';
 import { rebalanceExperts } from './rebalance.ts';
 import type { RebalanceOptions } from './rebalance-options.ts';
@@ -18,4 +18,6 @@ const calls = {
 
 export type RebalanceCalls = typeof calls;
 
-new WorkerPort((workerData as LinkedThread<undefined>).port).serve(calls);
+export function run(_: undefined, port: MessagePort): void {
+  new WorkerPort(port).serve(calls);
+}

@@ -1,7 +1,8 @@
 // Serves an engine on a thread of its own: carries out commands, lets it work, sleeps when there is nothing to do.
 import type { Doorbell } from '../../native/readiness.ts';
 import { WakeWord } from '../../threads/wake-word.ts';
-import { type LinkedThread, WorkerPort } from '../../threads/worker-port.ts';
+import type { MessagePort } from 'node:worker_threads';
+import { WorkerPort } from '../../threads/worker-port.ts';
 import type { HostCalls, HostEvent } from './host-calls.ts';
 import { Idleness } from './idleness.ts';
 import { CommandRing } from './command-ring.ts';
@@ -61,7 +62,7 @@ export interface HostParts {
 
 /** Returns once the engine was told to stop. */
 export function serveEngine(
-  { data, port: messages }: LinkedThread<EngineThread<unknown>>,
+  { data, port: messages }: { readonly data: EngineThread<unknown>; readonly port: MessagePort },
   create: (parts: HostParts) => HostedEngine,
 ): void {
   const { engine } = data;

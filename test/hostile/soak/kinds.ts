@@ -6,8 +6,8 @@ import { fillPattern, wrongAt } from '../chaos/pattern.ts';
 import { Random } from '../fuzz/random.ts';
 import type { PeerProcess } from './peer-link.ts';
 
-export type SoakKind = 'local' | 'multipath' | 'endpoint' | 'transport' | 'ep';
-export const soakKinds: readonly SoakKind[] = ['local', 'multipath', 'endpoint', 'transport', 'ep'];
+export type SoakKind = 'local' | 'multipath' | 'endpoint' | 'transport' | 'objects' | 'ep';
+export const soakKinds: readonly SoakKind[] = ['local', 'multipath', 'endpoint', 'transport', 'objects', 'ep'];
 
 /** One side's part. `cycle` is called over and over. */
 export interface SoakedSide {
@@ -25,6 +25,22 @@ const LIFE_CYCLES = 25;
 
 function check(bytes: Uint8Array, number: number): void {
   assert.equal(wrongAt(bytes, number), -1, `cycle ${number}: wrong bytes`);
+}
+
+/** Objects that have threads, made and closed without a peer: thousands of them in a night. */
+export class SoakedObjects implements SoakedSide {
+  readonly #makers: readonly (() => Promise<AsyncDisposable>)[] = [
+    () => Agent.create('soaked', common),
+    () => Endpoint.create(common),
+    () => Transport.create({ ...common, name: 'soaked' }),
+  ];
+
+  async cycle(number: number): Promise<void> {
+    const object = await this.#makers[number % this.#makers.length]!();
+    await object[Symbol.asyncDispose]();
+  }
+
+  async close(): Promise<void> {}
 }
 
 export class SoakedAgent implements SoakedSide {

@@ -10,6 +10,7 @@ import {
   endpointCalls,
   SoakedAgent,
   SoakedEndpoint,
+  SoakedObjects,
   type SoakedSide,
   SoakedTransport,
   type SoakKind,
@@ -31,7 +32,7 @@ if (words === 'peer') {
 
 async function soak(seconds: number): Promise<void> {
   const gapMs = Math.max(200, (1000 * seconds) / SAMPLES);
-  const peer = kind === 'ep' ? undefined : new PeerProcess(script, [kind, 'peer']);
+  const peer = kind === 'ep' || kind === 'objects' ? undefined : new PeerProcess(script, [kind, 'peer']);
   const side = await sideOf(peer);
   let next = 0;
   for (let cycle = 0; performance.now() - start < seconds * 1000; cycle++) {
@@ -51,6 +52,7 @@ async function soak(seconds: number): Promise<void> {
 }
 
 async function sideOf(peer: PeerProcess | undefined): Promise<SoakedSide> {
+  if (kind === 'objects') return new SoakedObjects();
   if (peer === undefined) return soakedRank();
   if (kind === 'endpoint') return new SoakedEndpoint(peer);
   if (kind === 'transport') return new SoakedTransport(peer);

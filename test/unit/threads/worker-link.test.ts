@@ -21,13 +21,13 @@ interface TestCalls extends Calls {
 const port = import.meta.resolve('#lib/threads/worker-port.js');
 const errors = import.meta.resolve('#lib/core/errors.js');
 const program = `
-  import { workerData } from 'node:worker_threads';
   import { WorkerPort } from ${JSON.stringify(port)};
   import { WeftlineError } from ${JSON.stringify(errors)};
-  const port = new WorkerPort(workerData.port);
+  export function run(data, messages) {
+  const port = new WorkerPort(messages);
   let cancelled = 0;
   port.serve({
-    double: (value) => value * 2 + workerData.data,
+    double: (value) => value * 2 + data,
     refuse(code) { throw new WeftlineError(code, 'refused', { details: { code } }); },
     wait: (what, signal) => new Promise((resolve) => signal.addEventListener('abort', () => { cancelled += 1; resolve(); })),
     cancelled: () => cancelled,
@@ -37,7 +37,8 @@ const program = `
     fail() { setImmediate(() => { throw new Error('broken'); }); },
     failWith(code) { setImmediate(() => { throw new WeftlineError(code, 'no such name', { details: { name: 5 } }); }); },
     stop() {},
-  });`;
+  });
+  }`;
 
 interface Opened extends Disposable {
   readonly link: WorkerLink<TestCalls, string>;
@@ -92,6 +93,14 @@ test('a call that is not answered in time fails with its name, and goes on no lo
   const late = { code: 'WL_TIMEOUT', message: 'The thread of this test did not answer within 50 ms (wait): it sleeps' };
   await assert.rejects(opened.link.call('wait', 'for ever'), late);
   assert.equal(opened.link.failure, undefined);
+  assert.deepEqual(opened.ends, []);
+});
+
+test('what cannot be sent to a thread is refused, and nothing waits for it', async () => {
+  using opened = open();
+  const call = opened.link.call('double', (() => 0) as never);
+  await assert.rejects(call, { code: 'WL_INVALID_ARGUMENT', message: /double of the thread of this test.*cloned/ });
+  assert.equal(await opened.link.call('double', 4), 9);
   assert.deepEqual(opened.ends, []);
 });
 

@@ -1,9 +1,8 @@
 // The thread that carries out large copies of an agent, so that they go on while the agent's thread does something else.
 import { packageFile } from '../../../core/package-file.ts';
 import { JOB_WORDS, LANE_WORDS, THREAD_WORDS, threadWord } from '../../../abi/copy-words.ts';
-import type { Worker } from 'node:worker_threads';
 import { SharedLock } from '../../../threads/shared-lock.ts';
-import { startWorker } from '../../../threads/start-worker.ts';
+import { PooledWork } from '../../../threads/thread-pool.ts';
 import type { WakeWord } from '../../../threads/wake-word.ts';
 import { type CheckedCopies, type CopyJob, CopyLane } from './copy-lane.ts';
 import { type CopyOrder, type CopyWorkerData } from './copy-worker-data.ts';
@@ -14,20 +13,22 @@ export class CopyThread {
   readonly #lock: SharedLock;
   readonly #wake: WakeWord;
   readonly #jobs = new Map<number, CopyJob>();
-  readonly #worker: Worker;
-  readonly #exited: Promise<void>;
+  readonly #work: PooledWork;
   #nextId = 1;
 
   constructor(wake: WakeWord) {
     this.#wake = wake;
     const shared = this.#words.buffer;
     this.#lock = new SharedLock(shared, threadWord.lock * 4);
-    const workerData: CopyWorkerData = { words: shared, wake: wake.buffer };
-    this.#worker = startWorker(packageFile('./copy-worker.js', import.meta.url), { workerData, name: 'copies' });
-    // Without the thread the agent's own copies all, in turns of its event loop.
-    this.#worker.on('error', () => Atomics.store(this.#words, threadWord.isRunning, 0));
-    this.#exited = new Promise((resolve) => this.#worker.once('exit', () => resolve()));
-    this.#worker.unref();
+    const data: CopyWorkerData = { words: shared, wake: wake.buffer };
+    this.#work = new PooledWork({
+      entry: packageFile('./copy-worker.js', import.meta.url),
+      name: 'copies',
+      data,
+      // Without the thread the agent's own copies all, in turns of its event loop.
+      onEnd: () => Atomics.store(this.#words, threadWord.isRunning, 0),
+    });
+    this.#work.unref();
   }
 
   /** False while it starts. */
@@ -37,8 +38,8 @@ export class CopyThread {
 
   /** Whether the process stays alive for it. */
   set keepsAlive(keeps: boolean) {
-    if (keeps) this.#worker.ref();
-    else this.#worker.unref();
+    if (keeps) this.#work.ref();
+    else this.#work.unref();
   }
 
   openLane({ address, bytes, slot, sender, steps }: PeerMailbox): LaneToPeer {
@@ -84,12 +85,12 @@ export class CopyThread {
   async close(): Promise<void> {
     Atomics.store(this.#words, threadWord.mustStop, 1);
     this.#ring();
-    this.#worker.ref();
-    await this.#exited;
+    this.#work.ref();
+    await this.#work.over;
   }
 
   #order(order: CopyOrder): void {
-    this.#worker.postMessage(order);
+    this.#work.port.postMessage(order);
   }
 
   #ring(): void {

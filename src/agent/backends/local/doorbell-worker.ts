@@ -1,5 +1,5 @@
 // Sleeps on the doorbell of a mailbox until told to stop.
-import { parentPort, workerData } from 'node:worker_threads';
+import type { MessagePort } from 'node:worker_threads';
 import { WakeWord } from '../../../threads/wake-word.ts';
 import { Futex } from '../../../native/libc.ts';
 import { bindDeclaredFunctions, viewAt } from '../../../native/library.ts';
@@ -15,20 +15,21 @@ export interface DoorbellWorkerData {
 
 const LONGEST_SLEEP_NS = 900_000_000;
 
-bindDeclaredFunctions();
-const data = workerData as DoorbellWorkerData;
-const word = new Int32Array(viewAt(data.doorbell, 4));
-const futex = new Futex(word);
-const wake = new WakeWord(data.wake);
-const stop = new Int32Array(data.stop);
+export function run(data: DoorbellWorkerData, port: MessagePort): void {
+  bindDeclaredFunctions();
+  const word = new Int32Array(viewAt(data.doorbell, 4));
+  const futex = new Futex(word);
+  const wake = new WakeWord(data.wake);
+  const stop = new Int32Array(data.stop);
 
-parentPort?.postMessage('running');
-let seen = Atomics.load(word, 0);
-while (Atomics.load(stop, 0) === 0) {
-  // Where the kernel refuses to let it sleep, it looks every millisecond.
-  if (!futex.waitBlocking(seen, LONGEST_SLEEP_NS)) Atomics.wait(stop, 0, 0, 1);
-  const now = Atomics.load(word, 0);
-  if (now === seen) continue;
-  seen = now;
-  wake.ring();
+  port.postMessage('running');
+  let seen = Atomics.load(word, 0);
+  while (Atomics.load(stop, 0) === 0) {
+    // Where the kernel refuses to let it sleep, it looks every millisecond.
+    if (!futex.waitBlocking(seen, LONGEST_SLEEP_NS)) Atomics.wait(stop, 0, 0, 1);
+    const now = Atomics.load(word, 0);
+    if (now === seen) continue;
+    seen = now;
+    wake.ring();
+  }
 }

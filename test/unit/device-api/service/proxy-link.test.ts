@@ -11,7 +11,7 @@ const threads = {
 const parts = { agent: 'a', token: '', backends: undefined, ordinals: [], host: undefined };
 
 for (const [what, program] of Object.entries(threads)) {
-  const script = new URL(`data:text/javascript,${encodeURIComponent(program)}`);
+  const script = new URL(`data:text/javascript,${encodeURIComponent(`export function run() { ${program} }`)}`);
   const open = (): ProxyLink =>
     new ProxyLink({ ...parts, settings: readSettings() }, () => {}, { timeoutMs: 100, script });
 

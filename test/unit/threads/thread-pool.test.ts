@@ -1,0 +1,80 @@
+// Threads that do one work after another, and the ends of works that go wrong.
+import assert from 'node:assert/strict';
+import { spawnSync } from 'node:child_process';
+import { once } from 'node:events';
+import test from 'node:test';
+import { PooledWork } from '#lib/threads/thread-pool.js';
+
+const program = `
+  import { threadId } from 'node:worker_threads';
+  let works = 0;
+  export async function run(what, port) {
+    works += 1;
+    port.postMessage({ threadId, works });
+    if (what === 'later') setTimeout(() => port.postMessage('late'), 50);
+    if (what === 'fail') throw new Error('broken');
+    if (what === 'never') await new Promise(() => {});
+    if (what === 'serve') port.on('message', () => port.close());
+  }`;
+const entry = new URL(`data:text/javascript,${encodeURIComponent(program)}`);
+
+interface Told {
+  readonly threadId: number;
+  readonly works: number;
+}
+
+/** The work, what it said first, and how it ended. */
+async function carryOut(data: unknown): Promise<Told & { readonly cause: unknown; readonly said: readonly unknown[] }> {
+  let cause: unknown;
+  const said: unknown[] = [];
+  const onMessage = (message: unknown): number => said.push(message);
+  const work = new PooledWork({ entry, name: 'test', data, onMessage, onEnd: (why) => (cause = why) });
+  if (data === 'serve') work.port.postMessage('enough');
+  await work.over;
+  return { ...(said[0] as Told), cause, said };
+}
+
+test('works of one kind take turns on one thread, whose modules stay loaded; a work is over when nothing of it goes on', async () => {
+  const first = await carryOut('');
+  assert.deepEqual([first.works, first.cause], [1, undefined]);
+  const { threadId } = first;
+  const second = await carryOut('later');
+  assert.deepEqual(second.said, [{ threadId, works: 2 }, 'late']);
+  assert.deepEqual((await carryOut('serve')).said, [{ threadId, works: 3 }]);
+  assert.throws(() => new PooledWork({ entry, name: 'test', data: () => 0, onEnd: () => {} }), {
+    name: 'DataCloneError',
+  });
+  const both = await Promise.all([carryOut('later'), carryOut('later')]);
+  assert.deepEqual(new Set(both.map(({ works }) => works)), new Set([1, 4]));
+});
+
+test('a thread whose work failed, or was spoiled or ended from outside, is not used again', async () => {
+  const seen = new Set<number>();
+  for (const what of ['fail', 'never']) {
+    const { threadId, cause } = await carryOut(what);
+    assert.match(String(cause), what === 'fail' ? /broken/ : /cannot come/);
+    seen.add(threadId);
+  }
+  for (const end of ['spoil', 'terminate'] as const) {
+    const work = new PooledWork({ entry, name: 'test', data: 'serve', onEnd: () => {} });
+    const [told] = (await once(work.port, 'message')) as [Told];
+    seen.add(told.threadId);
+    work[end]();
+    work.port.postMessage('enough');
+    await work.over;
+  }
+  for (let number = 0; number < 4; number++) assert.ok(!seen.has((await carryOut('')).threadId));
+});
+
+test('threads without work do not keep the process alive', () => {
+  const pool = import.meta.resolve('#lib/threads/thread-pool.js');
+  const main = `import { PooledWork } from ${JSON.stringify(pool)};
+    const work = new PooledWork({ entry: new URL(${JSON.stringify(entry.href)}), name: 'test', data: '', onEnd: () => {} });
+    await work.over;
+    process.stdout.write('over');`;
+  const ended = spawnSync(process.execPath, ['--input-type=module', '--eval', main], {
+    encoding: 'utf8',
+    timeout: 60_000,
+  });
+  assert.deepEqual([ended.stdout, ended.status, ended.stderr], ['over', 0, '']);
+});
