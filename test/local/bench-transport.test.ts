@@ -9,9 +9,7 @@ import { join } from 'node:path';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { Transport } from 'weftline/transport';
-import { runBasic, runThroughput, servePhases } from '#lib/programs/bench/transport/transport-phases.js';
 import { BenchSession } from '#lib/programs/bench/transport/transport-session.js';
-import { defaultTransportWorkload } from '#lib/programs/bench/transport/transport-workload.js';
 import type { TransportBenchReport } from '#lib/programs/bench/transport/transport-results.js';
 import type { RankBenchReport } from '#lib/programs/bench/transport/transport-ranks.js';
 import { freePort } from '../support/free-port.ts';
@@ -99,7 +97,7 @@ test('lat prints quantiles beside a bare ping-pong', async () => {
 test('tpt moves the requests that it was told to, several messages each, and prints a line per second', async () => {
   const report = await document<TransportBenchReport>(async (file) => {
     const shape = ['--nflow', '3', '--nmsg', '2', '--nreq', '2', '--msize', '100000', '--iterations', '5'];
-    await bench('--perftype', 'tpt', ...shape, '--flush', '--json', file);
+    await bench('--perftype', 'tpt', ...shape, '--flush=false', '--json', file);
   });
   assert.equal(report.throughput?.messages, 3 * 2 * 5);
   assert.ok((report.throughput?.senderCpuSecondsPerGB ?? 0) > 0);
@@ -166,37 +164,16 @@ test('another token is refused on both sides', async () => {
   assert.match(stderr, /refused: 1, the last one because:.*token/);
 });
 
-test('--flush posts a flush behind every request that was received, and waits for it before the memory is offered again', async () => {
-  await using server = await Transport.create({ name: 'server' });
-  await using client = await Transport.create({ name: 'client' });
-  using listener = await server.listen({ host: '127.0.0.1', port: 0 });
-  const connecting = client.connect({ host: '127.0.0.1', port: listener.port });
-  const accepted = await listener.accept();
-  const sessions = {
-    server: await BenchSession.open(server, accepted),
-    client: await BenchSession.open(client, await connecting),
-  };
-  const flows: number[] = [];
-  const flush = accepted.flush.bind(accepted);
-  accepted.flush = (flow) => {
-    flows.push(flow ?? 0);
-    return flush(flow);
-  };
-  const quiet = { onLine: () => {}, host: '127.0.0.1', peerHost: '127.0.0.1' };
-  const serving = servePhases(sessions.server, quiet);
-  await runBasic(sessions.client, { iterations: 3, flush: true }, quiet);
-  assert.deepEqual(flows.splice(0), [0, 0, 0]);
-  await runBasic(sessions.client, { iterations: 3, flush: false }, quiet);
-  assert.deepEqual(flows, []);
-  const workload = { ...defaultTransportWorkload, nflow: 2, nmsg: 3, nreq: 1, msize: 1000, iterations: 2 };
-  await runThroughput(sessions.client, { ...workload, flush: true }, quiet);
-  // One behind each request of three messages, on its flow.
-  assert.deepEqual(
-    flows.toSorted((a, b) => a - b),
-    [0, 0, 1, 1],
-  );
-  await sessions.client.say({ phase: 'end' });
-  await serving;
+test('--flush is refused by name: nothing here writes into memory of a GPU', async () => {
+  for (const role of [
+    ['--role', 'server'],
+    ['--role', 'client', '--port', '9'],
+    ['--perftype', 'incast'],
+  ]) {
+    const { status, stderr } = await start([...role, '--flush']).ended;
+    assert.notEqual(status, 0);
+    assert.match(stderr, /--flush: expected false: this bench moves memory of hosts over udp/);
+  }
 });
 
 test('the last word of a side that has closed since is heard all the same, however late', async () => {

@@ -23,6 +23,7 @@ import {
   peerAddress,
   type PeerFlags,
 } from './peer-options.ts';
+import { invalidArgument } from '../../core/errors.ts';
 import { readSettings, type SettingName } from '../../settings/settings.ts';
 import { rdmaSettingsTable } from '../../settings/rdma-settings-table.ts';
 import { protocolSettingsTable } from '../../settings/transport-settings-table.ts';
@@ -87,7 +88,9 @@ export function addTransportBench(bench: Command): void {
       seconds,
     )
     .addOption(switchOption('--warmup', 'a second, or 1000 rounds of lat, that do not count'))
-    .addOption(switchOption('--flush', 'the receiver flushes behind each request before it offers its memory again'))
+    .addOption(
+      switchOption('--flush', 'refused: it makes RDMA writes visible to a GPU, and this bench moves memory of hosts'),
+    )
     .addOption(switchOption('--bi', 'both sides send'))
     .option('--compare <rounds>', 'beside bare UDP and iperf3, in turn', integerArgument(0, 1000), 0)
     .option('--ranks <n>', 'of incast and permutation', integerArgument(2, 64), 4)
@@ -134,9 +137,13 @@ async function run(command: Command, flags: TransportFlags): Promise<void> {
   const output = new Output(flags);
   const workload = workloadOf(flags);
   const { perftype } = workload;
+  const check = (): void => {
+    refuseFlush(flags.flush);
+    checkTransportWorkload(workload);
+  };
   const { line: onLine } = output;
   if (perftype === 'incast' || perftype === 'permutation') {
-    checkUsage(command, () => checkTransportWorkload(workload));
+    checkUsage(command, check);
     await withRanks(flags.ranks, async (world) => {
       const report = await runRankBench(world, workload, { seed: flags.seed, onLine });
       if (report !== undefined) output.report(rankBenchReport(report), report, () => rankTransportPage(report));
@@ -144,7 +151,7 @@ async function run(command: Command, flags: TransportFlags): Promise<void> {
     return;
   }
   if (perftype === 'engines') {
-    checkUsage(command, () => checkTransportWorkload(workload));
+    checkUsage(command, check);
     const engines = readSettings().transportEngines || DEFAULT_ENGINES;
     await withRanks(2 * engines, async (world) => {
       const report = await runPairsBench(world, workload, { rounds: Math.max(1, flags.compare), onLine });
@@ -154,6 +161,7 @@ async function run(command: Command, flags: TransportFlags): Promise<void> {
   }
   const { port } = flags;
   if (benchRole(command, flags) === 'server') {
+    checkUsage(command, () => refuseFlush(flags.flush));
     const host = listenAddress(flags);
     await serveTransportBench({ host, port, onLine, onListening: (at) => onLine(listeningLine(host, at)) });
     return;
@@ -161,7 +169,7 @@ async function run(command: Command, flags: TransportFlags): Promise<void> {
   const host = peerAddress(flags);
   checkUsage(command, () => checkPeerAddress(host));
   try {
-    checkUsage(command, () => checkTransportWorkload(workload));
+    checkUsage(command, check);
   } catch (error) {
     await giveUpTransportBench({ host, port }, error);
     throw error;
@@ -170,10 +178,18 @@ async function run(command: Command, flags: TransportFlags): Promise<void> {
   output.report(transportBenchReport(report), report, () => transportPage(report));
 }
 
+/** In transport_test a receiver's flush makes RDMA writes visible to its GPU. Fails with WL_INVALID_ARGUMENT. */
+function refuseFlush(flush: boolean): void {
+  if (!flush) return;
+  const io = readSettings().transportIo;
+  const expected = `false: this bench moves memory of hosts over ${io}, where what was received is visible, and nothing is flushed`;
+  throw invalidArgument('--flush', flush, expected);
+}
+
 function workloadOf(flags: TransportFlags): TransportWorkload {
-  const { nflow, nmsg, nreq, iterations, seconds, warmup, flush } = flags;
+  const { nflow, nmsg, nreq, iterations, seconds, warmup } = flags;
   const perftype = flags.perftype === 'bi' ? 'tpt' : flags.perftype;
   const msize = flags.msize ?? (perftype === 'lat' ? LATENCY_BYTES : defaultTransportWorkload.msize);
   const bi = flags.bi || flags.perftype === 'bi';
-  return { perftype, nflow, nmsg, nreq, msize, iterations, seconds, warmup, flush, bi };
+  return { perftype, nflow, nmsg, nreq, msize, iterations, seconds, warmup, bi };
 }

@@ -151,7 +151,7 @@ async function measure(session: BenchSession, options: ClientOptions, phases: Ph
   const { workload, rounds } = options;
   if (workload.perftype === 'basic') {
     const messages = workload.iterations || BASIC_ITERATIONS;
-    await runBasic(session, { iterations: messages, flush: workload.flush }, phases);
+    await runBasic(session, { iterations: messages }, phases);
     return { intact: { messages, bytes: BASIC_BYTES } };
   }
   if (workload.perftype === 'lat') return { latency: await latency(session, options, phases) };
@@ -182,10 +182,10 @@ async function measure(session: BenchSession, options: ClientOptions, phases: Ph
 
 async function latency(session: BenchSession, options: ClientOptions, phases: PhaseOptions): Promise<LatencyResult> {
   const { workload, rounds: compared } = options;
-  const { msize, flush } = workload;
-  if (workload.warmup) await runLatency(session, { rounds: LATENCY_WARMUP, bytes: msize, flush });
+  const { msize } = workload;
+  if (workload.warmup) await runLatency(session, { rounds: LATENCY_WARMUP, bytes: msize });
   const rounds = workload.iterations || LATENCY_ITERATIONS;
-  const transport = await runLatency(session, { rounds, bytes: msize, flush });
+  const transport = await runLatency(session, { rounds, bytes: msize });
   if (compared === 0) return { transport, bareRoundTrip: undefined, ratioOfMedians: undefined };
   const bareRoundTrip = await runBareLatency(session, LATENCY_ITERATIONS, msize, phases);
   return { transport, bareRoundTrip, ratioOfMedians: (transport[1] as number) / (bareRoundTrip[1] as number) };

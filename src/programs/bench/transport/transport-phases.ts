@@ -22,14 +22,11 @@ export type Phase =
 
 interface BasicRun {
   readonly iterations: number;
-  /** The receiver flushes after each message; see TransportWorkload. */
-  readonly flush: boolean;
 }
 
 interface LatencyRun {
   readonly rounds: number;
   readonly bytes: number;
-  readonly flush: boolean;
 }
 
 export interface PhaseOptions {
@@ -80,11 +77,7 @@ async function serve(
   }
 }
 
-async function serveBasic(
-  session: BenchSession,
-  { iterations, flush }: BasicRun,
-  { onLine }: PhaseOptions,
-): Promise<unknown> {
+async function serveBasic(session: BenchSession, { iterations }: BasicRun, { onLine }: PhaseOptions): Promise<unknown> {
   const { transport, connection } = session;
   await using buffers = await openBuffers(transport, 1, BASIC_BYTES);
   const { region } = buffers;
@@ -92,7 +85,6 @@ async function serveBasic(
   for (let iteration = 0; iteration < iterations; iteration += 1) {
     words.fill(0);
     const bytes = await transport.wait(connection.receive({ region, bytes: BASIC_BYTES }));
-    if (flush) await transport.wait(connection.flush());
     const wrong = words.findIndex((word) => word !== BASIC_WORD);
     if (bytes !== BASIC_BYTES || wrong !== -1) {
       throw new WeftlineError('WL_CHECK', `Message ${iteration} came with ${bytes} bytes, and word ${wrong} is wrong`);
@@ -117,7 +109,7 @@ export async function runBasic(session: BenchSession, run: BasicRun, { onLine }:
 }
 
 /** One message under way; each round from the offer of memory to the end of the receive, so the offer's way is in it. */
-async function serveLatency(session: BenchSession, { rounds, bytes, flush }: LatencyRun): Promise<readonly number[]> {
+async function serveLatency(session: BenchSession, { rounds, bytes }: LatencyRun): Promise<readonly number[]> {
   const { transport, connection } = session;
   await using buffers = await openBuffers(transport, 1, bytes);
   const { region } = buffers;
@@ -125,7 +117,6 @@ async function serveLatency(session: BenchSession, { rounds, bytes, flush }: Lat
   for (let round = 0; round < rounds; round += 1) {
     const begin = monotonicMicroseconds();
     transport.waitBlocking(connection.receive({ region, bytes }));
-    if (flush) transport.waitBlocking(connection.flush());
     times.push(monotonicMicroseconds() - begin);
   }
   return quantilesOf(times);

@@ -40,8 +40,6 @@ export class Stream {
   /** By slot, that is flow * nreq + request, and message. */
   readonly #handles: Float64Array;
   readonly #posted: Float64Array;
-  /** Of a receiver that flushes: the flush behind each slot's request. Empty otherwise. */
-  readonly #flushes: Float64Array;
   /** Messages of a slot's request that are still under way; -1: nothing more to post. */
   readonly #left: Int32Array;
   readonly #requestsOf: Float64Array;
@@ -59,8 +57,6 @@ export class Stream {
     this.#options = options;
     this.#handles = new Float64Array(messagesUnderWay(options.workload)).fill(NO_REQUEST);
     this.#posted = new Float64Array(nflow * nreq);
-    const flushes = !isSender && options.workload.flush ? nflow * nreq : 0;
-    this.#flushes = new Float64Array(flushes).fill(NO_REQUEST);
     this.#left = new Int32Array(nflow * nreq);
     this.#requestsOf = new Float64Array(nflow);
     for (let slot = 0; slot < nflow * nreq; slot += 1) this.#post(slot);
@@ -92,20 +88,14 @@ export class Stream {
       hasMoved = true;
       const slot = Math.floor(index / nmsg);
       (this.#left[slot] as number) -= 1;
-      if (this.#left[slot] === 0) this.#flush(slot);
+      if (this.#left[slot] === 0) this.#ended(slot);
     }
-    return this.#flushes.length > 0 && this.#takeFlushes() ? true : hasMoved;
+    return hasMoved;
   }
 
   /** Withdraws what is still under way: the other side has said that nothing more comes. */
   async withdraw(): Promise<void> {
     const { connection, transport } = this.#session;
-    for (const flush of this.#flushes) {
-      if (flush === NO_REQUEST) continue;
-      await transport.wait(flush);
-      this.#last = monotonicMicroseconds();
-    }
-    this.#flushes.fill(NO_REQUEST);
     for (const handle of this.#handles) if (handle !== NO_REQUEST) connection.cancel(handle);
     // They fail, unless their message came after all; either way they end here.
     for (const handle of this.#handles) if (handle !== NO_REQUEST) await transport.wait(handle).catch(() => {});
@@ -118,28 +108,6 @@ export class Stream {
     const { workload } = this.#options;
     const bytes = transport.take(handle);
     return this.#isSender ? workload.msize : bytes;
-  }
-
-  /** A receiver's flush of a request, where one was asked for; the request ends with it. */
-  #flush(slot: number): void {
-    const { workload } = this.#options;
-    if (this.#isSender || !workload.flush) return this.#ended(slot);
-    const { connection, firstFlow } = this.#session;
-    this.#flushes[slot] = connection.flush(firstFlow + Math.floor(slot / workload.nreq));
-  }
-
-  #takeFlushes(): boolean {
-    const { transport } = this.#session;
-    let hasMoved = false;
-    for (let slot = 0; slot < this.#flushes.length; slot += 1) {
-      const handle = this.#flushes[slot] ?? NO_REQUEST;
-      if (handle === NO_REQUEST || transport.state(handle) === 'pending') continue;
-      transport.take(handle);
-      this.#flushes[slot] = NO_REQUEST;
-      hasMoved = true;
-      this.#ended(slot);
-    }
-    return hasMoved;
   }
 
   #ended(slot: number): void {

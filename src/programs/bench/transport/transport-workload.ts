@@ -20,11 +20,6 @@ export interface TransportWorkload {
   readonly seconds: number;
   /** Rounds of lat, or a second of the others, before anything counts. */
   readonly warmup: boolean;
-  /**
-   * The receiver posts a flush behind each request that it has received, and offers the memory again once that has ended, so
-   * that the flush is in the time of the request.
-   */
-  readonly flush: boolean;
   /** Both sides send and receive. */
   readonly bi: boolean;
 }
@@ -38,7 +33,6 @@ export const defaultTransportWorkload: TransportWorkload = {
   iterations: 0,
   seconds: 5,
   warmup: false,
-  flush: false,
   bi: false,
 };
 
