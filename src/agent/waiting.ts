@@ -166,5 +166,7 @@ function timeLeft(awaited: Awaited, end: number, timeoutMs: number): number {
 }
 
 function tooLate(awaited: Awaited, timeoutMs: number): WeftlineError {
-  return new WeftlineError('WL_TIMEOUT', `${awaited.describe()} within ${timeoutMs} ms`, { details: { timeoutMs } });
+  return new WeftlineError('WL_TIMEOUT', `${awaited.describe()} within ${timeoutMs} ms`, {
+    details: { ...awaited.missing?.(), timeoutMs },
+  });
 }

@@ -1,6 +1,6 @@
 // A step that all ranks of a group take together: each does its part, and all learn how it went everywhere.
 import { type CallWait, remaining } from '../core/deadline.ts';
-import { decodeError, type EncodedError, encodeError, type WeftlineError } from '../core/errors.ts';
+import { blamedRanks, decodeError, type EncodedError, encodeError, WeftlineError } from '../core/errors.ts';
 import type { RankGroup } from './rank-group.ts';
 
 export interface Step<F, T> {
@@ -21,6 +21,12 @@ export interface Outcomes<F, T> {
   readonly failure: WeftlineError | undefined;
 }
 
+/** For the other ranks. A rank that was lost is where it began, not the one that noticed. */
+export function encodeFailure(thrown: unknown, { worldRank }: Pick<RankGroup, 'worldRank'>): EncodedError {
+  const isLoss = thrown instanceof WeftlineError && thrown.code === 'WL_PEER_LOST';
+  return encodeError(thrown, (isLoss ? blamedRanks(thrown)[0] : undefined) ?? worldRank);
+}
+
 /** Collective. Fails only when the ranks do not come together. */
 export async function shareOutcome<F, T>(
   group: RankGroup,
@@ -32,7 +38,7 @@ export async function shareOutcome<F, T>(
   try {
     value = await work();
   } catch (thrown) {
-    error = encodeError(thrown, group.worldRank);
+    error = encodeFailure(thrown, group);
   }
   const all = await group.allGather(name, { facts, error, value }, remaining(wait));
   const failed = all.find((entry) => entry.error !== null);

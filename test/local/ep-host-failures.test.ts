@@ -70,9 +70,11 @@ describe('failures across hosts', { concurrency: 2 }, () => {
         const { exitCode, ranks, transcript } = await runRanks(4, script, options);
         assert.equal(exitCode, 0, transcript);
         for (const [rank, output] of ranks.entries()) {
-          const { code, message, ms } = resultOf(output) as Ended;
+          const { code, message, rank: named, ms } = resultOf(output) as Ended;
           assert.notEqual(code, 'none', transcript);
           assert.match(message, rank === culprit ? own : heard, `rank ${rank}\n${transcript}`);
+          // Whose words they are, or whom a rank missed: never a rank that gave up for want of another.
+          if (heard !== mismatch) assert.ok(named === undefined || named === culprit, transcript);
           if (rank !== culprit) assert.ok(ms < SOON_MS, `rank ${rank}\n${transcript}`);
         }
       });

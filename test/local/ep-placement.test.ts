@@ -11,6 +11,9 @@ interface Ended {
   readonly code: string;
   readonly message: string;
   readonly epoch: number;
+  /** The code of stage(). */
+  readonly staged: string;
+  readonly rank?: number;
 }
 
 const deaths = isLong ? [0, 1, 2, 3].flatMap((victim) => [1, 2, 5, 7].map((point) => [victim, point])) : [[2, 3]];
@@ -43,7 +46,9 @@ describe('experts that move', () => {
       const { ranks, transcript } = await runRanks(4, script, { args, graceMs: 60_000 });
       assert.equal(ranks[victim]?.signal, 'SIGKILL', transcript);
       for (const { rank } of ranks.filter((other) => other.rank !== victim)) {
-        const { code, message, epoch } = resultOf(ranks[rank]) as Ended;
+        const { code, message, epoch, staged, rank: named } = resultOf(ranks[rank]) as Ended;
+        assert.ok(['none', 'WL_PEER_LOST', 'WL_PEER_FAILED', 'WL_CLOSED'].includes(staged), transcript);
+        assert.ok(named === undefined || named === victim, transcript);
         assert.equal(epoch, 0, transcript);
         assert.ok(['WL_PEER_LOST', 'WL_PEER_FAILED'].includes(code), transcript);
         assert.match(message, new RegExp(`[Rr]anks? ([0-9, ]*\\b)?${victim}\\b`), transcript);

@@ -288,6 +288,8 @@ test('who sleeps is woken, asleep on a thread or blocking', async () => {
 interface PeerProcess extends AsyncDisposable {
   readonly peer: BackendPeer;
   readonly info: Uint8Array;
+  /** Of memory that is the process's own. */
+  readonly ownInfo: Uint8Array;
   readonly bytes: number;
   kill(): Promise<void>;
 }
@@ -296,7 +298,13 @@ async function startPeer(): Promise<PeerProcess> {
   const child = spawn(process.execPath, [peerModule], { stdio: ['pipe', 'pipe', 'inherit'] });
   const exited = once(child, 'exit');
   const [line] = (await once(createInterface(child.stdout), 'line')) as [string];
-  const said = JSON.parse(line) as { peer: BackendPeer; connectionInfo: string; info: string; bytes: number };
+  const said = JSON.parse(line) as {
+    peer: BackendPeer;
+    connectionInfo: string;
+    info: string;
+    ownInfo: string;
+    bytes: number;
+  };
   const kill = async (): Promise<void> => {
     child.kill('SIGKILL');
     await exited;
@@ -304,6 +312,7 @@ async function startPeer(): Promise<PeerProcess> {
   return {
     peer: { ...said.peer, connectionInfo: new Uint8Array(Buffer.from(said.connectionInfo, 'base64')) },
     info: new Uint8Array(Buffer.from(said.info, 'base64')),
+    ownInfo: new Uint8Array(Buffer.from(said.ownInfo, 'base64')),
     bytes: said.bytes,
     kill,
     [Symbol.asyncDispose]: kill,
@@ -349,6 +358,11 @@ test('an idle link notices that its peer died', async () => {
   await using peer = await startPeer();
   const link = await a.backend.connect(peer.peer, options);
   await peer.kill();
+  // Its memory is named before the link has looked.
+  assert.throws(
+    () => link.importRegion(peer.ownInfo, { kind: 'host', bytes: 4096 }),
+    withCode('WL_PEER_LOST', 'the peer'),
+  );
   await pollUntil([a], () => link.error !== undefined);
   assert.ok(withCode('WL_PEER_LOST', 'the peer')(link.error));
   await a.backend.close();

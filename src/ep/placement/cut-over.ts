@@ -1,7 +1,7 @@
 // A step that all ranks take or none: they tell each other how they fared, then the first to reach the store decides for all.
 import { type CallWait, Deadline, remaining, within } from '../../core/deadline.ts';
-import { asWeftlineError, decodeError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
-import { shareOutcome } from '../../world/outcomes.ts';
+import { asWeftlineError, decodeError, type EncodedError, WeftlineError } from '../../core/errors.ts';
+import { encodeFailure, shareOutcome } from '../../world/outcomes.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 
 /** Beyond the deadline: the ranks that waited in vain until then still decide. */
@@ -90,7 +90,7 @@ async function whyNot<Facts>(
     compare(outcomes.facts);
     return null;
   } catch (error) {
-    return encodeError(error, group.worldRank);
+    return encodeFailure(error, group);
   } finally {
     ending.abort();
     await noticed;

@@ -8,7 +8,7 @@ import type { SharedAgent } from '../../collective/network/shared-agent.ts';
 import { requireGroup } from '../../collective/tensor-check.ts';
 import { checkOptions } from '../../core/check-options.ts';
 import { type CallWait, Deadline, startCall, type WaitOptions, waitOptionNames, within } from '../../core/deadline.ts';
-import { asWeftlineError, invalidArgument, WeftlineError } from '../../core/errors.ts';
+import { asWeftlineError, blamedRanks, invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
@@ -171,7 +171,9 @@ export class ExpertMover implements AsyncDisposable {
     const ending = new AbortController();
     const call = startCall(wait, this.group.settings.timeoutMs);
     const signal = call.signal === undefined ? ending.signal : AbortSignal.any([ending.signal, call.signal]);
-    const done = fetchExperts(this.#sources(), plan, { ...call, signal });
+    const done = fetchExperts(this.#sources(), plan, { ...call, signal }).catch((error: unknown) => {
+      throw this.#firstCause(error);
+    });
     // It is told to those who wait for it, and by cutOver().
     done.catch(() => undefined);
     this.#staged = { plan, done, ending };
@@ -181,7 +183,8 @@ export class ExpertMover implements AsyncDisposable {
   /**
    * Collective; to be called by all ranks after the same step, when no row is under way. Waits until every rank has its
    * weights, then takes the staged plan into force and returns the new epoch. If it fails, it fails on all ranks that live,
-   * with the reason of the first that had one; the plan in force stays, what was staged is dropped, and another one may be staged.
+   * with the reason of the first that had one; the plan in force stays, what was staged is dropped, and another one may be staged,
+   * unless a rank was lost: later calls of stage() and cutOver() fail with that error.
    */
   cutOver(wait: WaitOptions = {}): Promise<number> {
     checkOptions(wait, waitOptionNames, 'wait options of cutOver');
@@ -192,6 +195,7 @@ export class ExpertMover implements AsyncDisposable {
       try {
         await this.#agree(staged, call);
       } catch (error) {
+        if (this.#hasLostRank(error)) this.#failure ??= asWeftlineError(error);
         await this.#drop();
         throw error;
       }
@@ -235,6 +239,21 @@ export class ExpertMover implements AsyncDisposable {
     };
     const step = { name: `ep/expert-mover/${this.#id}`, number: this.#steps++, facts, compare, ready };
     await cutOverTogether(this.group, step, wait, (error) => (this.#failure = error));
+  }
+
+  /** Without a rank no later step can be taken: nobody has its experts, and it does not agree any more. */
+  #hasLostRank(error: unknown): boolean {
+    return this.group.peerLost.aborted || asWeftlineError(error).code === 'WL_PEER_LOST';
+  }
+
+  /** A peer that gave up because of a lost rank takes its weights back: the rank that was lost first is the reason. */
+  #firstCause(error: unknown): unknown {
+    const { peerLost } = this.group;
+    const [first] = blamedRanks(peerLost.reason);
+    if (!peerLost.aborted || first === undefined || blamedRanks(error).includes(first)) return error;
+    const { code, message, details } = asWeftlineError(peerLost.reason);
+    const text = `${message} (and so: ${asWeftlineError(error).message})`;
+    return new WeftlineError(code, text, { details, rank: first, cause: error });
   }
 
   #late(timeoutMs: number): WeftlineError {

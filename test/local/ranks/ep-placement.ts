@@ -253,9 +253,14 @@ async function killed(): Promise<void> {
   );
   const end = await mover.cutOver({ timeoutMs: 8000 }).then(
     () => ({ code: 'none', message: '' }),
-    ({ code, message }: { readonly code: string; readonly message: string }) => ({ code, message }),
+    ({ code, message, rank: named }: WeftlineError) => ({ code, message, rank: named }),
   );
   assert.equal(mover.placement.plan.physicalToLogical[0], mover.epoch === 0 ? 0 : 3);
+  if (mover.epoch === 0) {
+    // Whatever it is called for, it is of no use without that rank.
+    assert.throws(() => mover.stage(next), { code: end.code, message: end.message });
+    await assert.rejects(mover.cutOver(), { code: end.code, message: end.message });
+  }
   checkWeights(mover);
   console.log(JSON.stringify({ ...end, epoch: mover.epoch, staged: await staged }));
   await mover.close();

@@ -22,7 +22,7 @@ import { LocalLink } from './local-link.ts';
 import { LocalRegion } from './local-region.ts';
 import { Mailbox } from './mailbox.ts';
 import { PeerMailbox } from './peer-mailbox.ts';
-import { whyForbidden, whyNotFilesOf, whyNotProcessMemory } from './process-permission.ts';
+import { refusalOfProcess, whyForbidden, whyNotFilesOf } from './process-permission.ts';
 import { isOfProcess } from './remote-region.ts';
 
 export const createBackend: CreateBackend<'local'> = (context) =>
@@ -114,7 +114,7 @@ class LocalBackend implements Backend<'local'> {
       peerName: peer.name,
       pid: info.pid,
       mailbox,
-      whyNotProcess: () => whyNotProcessMemory(info.pid, info.address),
+      whyNotProcess: () => refusalOfProcess(peer.name, info.pid, info.address),
       someDevice: () => this.#someDevice,
       copyThread: () => this.#getCopyThread(),
       onWork: () => this.#work(link),

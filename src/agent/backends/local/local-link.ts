@@ -33,7 +33,7 @@ export interface LocalLinkOptions {
   readonly pid: number;
   readonly mailbox: PeerMailbox;
   /** Why other memory of the peer's process cannot be copied, as of now; undefined if it can. */
-  readonly whyNotProcess: () => string | undefined;
+  readonly whyNotProcess: () => WeftlineError | undefined;
   /** A GPU whose memory is registered here, if there is one. */
   readonly someDevice: () => CudaDevice | undefined;
   /** The thread that copies; undefined if this one is to do it all. */
@@ -108,14 +108,10 @@ export class LocalLink implements BackendLink, LinkedMemory {
   importRegion(info: Uint8Array, about: { readonly kind: MemoryKind; readonly bytes: number }): LocalRemoteRegion {
     this.requireUsable();
     const region = this.#memory.import(info, about);
-    const whyNotProcess = region.reach.kind === 'process' ? this.#options.whyNotProcess() : undefined;
-    if (whyNotProcess === undefined) return region;
+    const refusal = region.reach.kind === 'process' ? this.#options.whyNotProcess() : undefined;
+    if (refusal === undefined) return region;
     this.#memory.release(region);
-    throw new WeftlineError(
-      'WL_UNSUPPORTED',
-      `The memory that ${this.peerName} registered cannot be reached: ${whyNotProcess}. Take memory from agent.allocate() there, or another backend`,
-      { details: { peer: this.peerName } },
-    );
+    throw refusal;
   }
 
   releaseRegion(region: BackendRemoteRegion): void {

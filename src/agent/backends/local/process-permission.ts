@@ -1,27 +1,40 @@
 // Whether this process may reach memory of another one: tried out, and if not, why not.
 import { readFileSync, statSync } from 'node:fs';
 import { MAILBOX_MAGIC } from '../../../abi/agent-mailbox.ts';
+import { WeftlineError } from '../../../core/errors.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { IovecList, whyCopyFailed } from '../../../native/process-memory.ts';
 
-/** `address`: of the peer's mailbox in its own memory, which begins with a word that is known. */
-export function whyNotProcessMemory(pid: number, address: number): string | undefined {
+/**
+ * The error for memory that a peer registered and that this process cannot reach; undefined if it can. `address`: of the
+ * peer's mailbox in its own memory, which begins with a word that is known.
+ */
+export function refusalOfProcess(peer: string, pid: number, address: number): WeftlineError | undefined {
   const outcome = tryCopy(pid, address);
   if (outcome === 'permitted') return undefined;
-  const reasons: Readonly<Record<typeof outcome, string>> = {
-    stranger: `process ${pid} is not the one that was announced`,
-    gone: `process ${pid} has ended`,
-    missing: 'this container forbids copies between processes (process_vm_readv): its seccomp profile must allow them',
-    forbidden: `the system forbids copies between processes of one user here (${forbiddenBy()})`,
-    fault: `reading memory of process ${pid} failed`,
-  };
-  return reasons[outcome];
+  const details = { peer, pid };
+  // The memory of a process that ends goes before its locks, by which its links see that it has ended.
+  if (outcome === 'gone' || outcome === 'stranger') {
+    return new WeftlineError('WL_PEER_LOST', `${peer} is gone: its process ${pid} ended`, { details });
+  }
+  const advice = 'Take memory from agent.allocate() there, or another backend';
+  return new WeftlineError(
+    'WL_UNSUPPORTED',
+    `The memory that ${peer} registered cannot be reached: ${whyNot(pid, outcome)}. ${advice}`,
+    { details },
+  );
 }
 
 /** The same for processes that exist. If one has ended, connecting to it reports that. */
 export function whyForbidden(pid: number, address: number): string | undefined {
   const outcome = tryCopy(pid, address);
-  return outcome === 'forbidden' || outcome === 'missing' ? whyNotProcessMemory(pid, address) : undefined;
+  return outcome === 'forbidden' || outcome === 'missing' ? whyNot(pid, outcome) : undefined;
+}
+
+function whyNot(pid: number, outcome: 'forbidden' | 'missing' | 'fault'): string {
+  if (outcome === 'fault') return `reading memory of process ${pid} failed`;
+  if (outcome === 'forbidden') return `the system forbids copies between processes of one user here (${forbiddenBy()})`;
+  return 'this container forbids copies between processes (process_vm_readv): its seccomp profile must allow them';
 }
 
 function tryCopy(pid: number, address: number): 'permitted' | 'stranger' | ReturnType<typeof whyCopyFailed> {
