@@ -1,7 +1,7 @@
 // What the launcher says at the end of a job that failed: which rank was the first, why, and what became of the others.
 import { printableLines } from '../core/quote.ts';
 import type { FailureNote } from './failure-log.ts';
-import { hasFailed, type RankFailure } from './first-failure.ts';
+import { blamedBy, hasFailed, type RankFailure } from './first-failure.ts';
 import { rankList } from './rank-list.ts';
 import { describeEnd, type RankResult } from './rank-process.ts';
 
@@ -20,6 +20,9 @@ export function failureSummary(
     const [message = ''] = error.message.split('\n');
     lines.push(`  first error: ${error.code === undefined ? '' : `${error.code}: `}${message}`);
   }
+  // It may be another rank that did not fail but was late, or is stopped.
+  const because = blamedBy(rank, notes);
+  if (because.length > 0) lines.push(`  because of ${rankList(because)}`);
   const others = ranks.filter((other) => other.rank !== rank);
   const groups = new Map<string, number[]>();
   for (const other of others.filter((end) => hasFailed(end, notes))) {

@@ -22,6 +22,9 @@ interface Edge {
   readonly guessed: string | undefined;
 }
 
+/** Of a processor: a thread that is ready to run and gets less gets none. */
+const MIN_SHARE = 0.01;
+
 /** @param overdueMs How long others may wait for a rank before that counts as trouble. */
 export function conclude(view: JobView, overdueMs: number): Conclusion {
   const stopped = storeTrouble(view);
@@ -135,10 +138,12 @@ function silence(process: ProcessFacts | undefined, cpuShare: number | undefined
   if (process.state === 'Z') return 'has ended';
   const where = process.kernelWait === '' ? '' : ` in ${process.kernelWait}`;
   if (process.state === 'D') return `hangs in a system call${where}`;
-  if (cpuShare !== undefined && cpuShare > 0.5) {
-    return `does not answer: its thread computes (${Math.round(cpuShare * 100)} % of a processor)`;
-  }
-  return `does not answer: its thread is blocked${where} or has no processor (${Math.round((cpuShare ?? 0) * 100)} % of one)`;
+  // Other threads of a busy host may leave little of a processor to one that computes. Of ranks of other hosts no share is known.
+  const share = cpuShare === undefined ? '' : ` (${Math.round(cpuShare * 100)} % of a processor)`;
+  const computes = process.state === 'R' || (cpuShare ?? 0) > 0.5;
+  if (computes && (cpuShare ?? 1) >= MIN_SHARE) return `does not answer: its thread computes${share}`;
+  if (computes) return `does not answer: its thread is ready to run, but gets no processor${share}`;
+  return `does not answer: its thread is blocked${where}${share}`;
 }
 
 /** Ranks that wait for each other, in the order of waiting; empty without. */

@@ -37,7 +37,7 @@ const waitsFor = (...ranks: number[]): Pick<RankView, 'waits'> => ({
   waits: [{ operation: 'barrier', ranks, ageMs: 2000, leftMs: 1000 }],
 });
 
-function silenceOf(state: string, cpuShare: number, kernelWait = ''): string {
+function silenceOf(state: string, cpuShare: number | undefined, kernelWait = ''): string {
   const process = { pid: 101, state, cpuMs: 0, mainCpuMs: 0, rssBytes: 0, kernelWait };
   return conclude(job([waitsFor(1), { state: 'silent', process, cpuShare }]), 0).sentences[0]!;
 }
@@ -88,6 +88,11 @@ test('a silent rank is trouble, also if nobody waits for it yet', () => {
 
 test('what the system shows of a silent rank: it computes, is blocked, or hangs in a system call', () => {
   assert.match(silenceOf('R', 0.99), /its thread computes \(99 % of a processor\)/);
+  // On a busy host; and of a rank of another host, of which nobody knows how much it gets.
+  assert.match(silenceOf('R', 0.2), /its thread computes \(20 % of a processor\)/);
+  assert.match(silenceOf('R', undefined), /its thread computes \(process/);
+  assert.match(silenceOf('R', 0), /its thread is ready to run, but gets no processor \(0 % of a processor\)/);
+  assert.match(silenceOf('S', undefined, 'futex_wait_queue'), /its thread is blocked in futex_wait_queue \(process/);
   assert.match(silenceOf('S', 0, 'futex_wait_queue'), /its thread is blocked in futex_wait_queue/);
   assert.match(silenceOf('D', 0, 'nfs_wait'), /hangs in a system call in nfs_wait/);
 });

@@ -115,3 +115,16 @@ test('the summary groups ranks and has no field without a value', () => {
     '  stopped: rank 2',
   ]);
 });
+
+test('the summary names the rank that was late, which has not failed', () => {
+  const missed: FailureNote = { ...note(1, 900, [2]), error: { code: 'WL_TIMEOUT', message: 'Rank 2 did not arrive' } };
+  const ranks = [end(1, 1), end(2, null, { signal: 'SIGTERM', stopped: true })];
+  const found = firstFailure(ranks, [missed], []);
+  assert.ok(found !== undefined);
+  assert.deepEqual(
+    failureSummary({ ...found, host: 'here' }, ranks, [missed])
+      .split('\n')
+      .slice(1),
+    ['  first error: WL_TIMEOUT: Rank 2 did not arrive', '  because of rank 2', '  stopped: rank 2'],
+  );
+});
