@@ -9,6 +9,7 @@ import type { Device } from '../device.ts';
 import { AbandonedMemory } from '../abandoned-memory.ts';
 import { elementCount, type Storage, Tensor } from '../tensor.ts';
 import { AddressSpace } from './address-space.ts';
+import { addressSpaceAdvice } from './address-space-advice.ts';
 import { type CpuKernels, instantiateKernels } from './kernels.ts';
 import { wasm, type WasmMemory } from './wasm.ts';
 
@@ -197,11 +198,20 @@ function reserveMemory(pages: number): WasmMemory {
     return new wasm.Memory({ initial: 16, maximum: pages, shared: true });
   } catch (cause) {
     const mib = (pages * WASM_PAGE) / 1_048_576;
+    const advice = addressSpaceAdvice(`${settingsTable.addressSpaceMiB.env} to less`, isSmallGranted());
     throw new WeftlineError(
       'WL_MEMORY',
-      `Cannot reserve ${mib} MiB of address space for this rank: the system refused it; raise "ulimit -v", or set ${settingsTable.addressSpaceMiB.env} to less ("weftline doctor" shows what is granted)`,
+      `Cannot reserve ${mib} MiB of address space for this rank: the system refused it; ${advice} ("weftline doctor" shows what is granted)`,
       { details: { mib }, cause },
     );
+  }
+}
+
+function isSmallGranted(): boolean {
+  try {
+    return new wasm.Memory({ initial: 1, maximum: 1, shared: true }).buffer.byteLength > 0;
+  } catch {
+    return false;
   }
 }
 
