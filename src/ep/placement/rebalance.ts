@@ -1,13 +1,16 @@
 // Expert parallel load balancing (EPLB): more copies for busy experts, and the copies packed onto ranks.
 import { expertPlan, type ExpertPlan } from './expert-plan.ts';
 import { packEvenly } from './pack-evenly.ts';
+import { type Copies, packApart } from './separate-copies.ts';
 import { checkRebalance, type RebalanceOptions, type RebalanceShape } from './rebalance-options.ts';
 
 /**
  * Where copies of the experts should be for such a load, by the algorithm of DeepSeek's EPLB
  * (deepseek-ai/EPLB, `rebalance_experts`): groups of experts are packed
  * onto nodes; on each node the expert with most load per copy gets another copy, until there are `replicas`; copies are
- * packed onto the ranks of the node. Packing takes the heaviest item first and puts it into the lightest pack with room.
+ * packed onto the ranks of the node. Packing takes the heaviest item first and puts it into the lightest pack with room. Beyond
+ * EPLB, copies of one expert that came to lie on one rank are then exchanged for others, where no rank gets more load than the most
+ * loaded one had.
  *
  * The same input gives the same plan. Of equal loads per copy the expert with fewer copies is taken, then the first; ties
  * of packing go to the first item and the first pack. Runs on this thread: 61 layers of 256 experts take some tens of
@@ -35,7 +38,7 @@ function placeLayer(loads: ArrayLike<number>, shape: RebalanceShape, physicalToL
       Float64Array.from(experts, (expert) => loads[expert]!),
       perNode,
     );
-    const places = packEvenly(copied.loads, ranks / nodes);
+    const places = packApart(copied, ranks / nodes);
     for (const [copy, place] of places.entries()) {
       physicalToLogical[node * perNode + place] = experts[copied.items[copy]!]!;
     }
@@ -60,13 +63,7 @@ function expertsByNode(loads: ArrayLike<number>, { experts, groups, nodes }: Reb
   return Array.from({ length: nodes }, (_, node) => ordered.subarray(node * perNode, (node + 1) * perNode));
 }
 
-interface Copies {
-  /** Which item each copy is of: first one of each, then further ones in the order in which they were needed. */
-  readonly items: Int32Array;
-  /** The item's load divided by its copies. */
-  readonly loads: Float64Array;
-}
-
+/** First a copy of each item, then further ones in the order in which they were needed; the load of each is that of its item divided by its copies. */
 function chooseCopies(loads: Float64Array, count: number): Copies {
   const items = new Int32Array(count);
   const copies = new Int32Array(loads.length).fill(1);
