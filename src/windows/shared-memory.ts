@@ -1,7 +1,7 @@
 // Host memory that other processes of this host can map: a file without a name, reached through its owner's /proc entry.
 import { closeSync, constants, fstatSync, ftruncateSync, openSync, type Stats, statSync } from 'node:fs';
 import { formatBytes } from '../core/byte-size.ts';
-import { WeftlineError } from '../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { viewAt } from '../native/library.ts';
 import { createMemoryFile, mapSharedFile, unmap } from '../native/memory-file.ts';
 
@@ -31,11 +31,8 @@ export class SharedMemory implements Disposable {
   /** Zeroed pages. `populate` sets them up now. Fails with WL_SHARED_MEMORY. */
   static create(purpose: string, bytes: number, populate: boolean): SharedMemory {
     if (!Number.isInteger(bytes) || bytes < 1 || bytes > MAX_VIEW_BYTES) {
-      throw new WeftlineError(
-        'WL_INVALID_ARGUMENT',
-        `Invalid bytes of shared memory: expected 1 to ${MAX_VIEW_BYTES} (${formatBytes(MAX_VIEW_BYTES)}), got ${bytes}`,
-        { details: { bytes, allowed: MAX_VIEW_BYTES } },
-      );
+      const allowed = `1 to ${MAX_VIEW_BYTES} (${formatBytes(MAX_VIEW_BYTES)})`;
+      throw invalidArgument('bytes of shared memory', bytes, allowed);
     }
     let fd: number | undefined;
     try {

@@ -219,6 +219,16 @@ extern "C" __global__ void copyParts(const unsigned* flag, const float* from, fl
 }
 `;
 
+gpuTest('a call cannot be recorded in a graph, says so and harms nothing', async (device) => {
+  await using world = await join();
+  await using reducer = await SparseAllReduce.create(world, device);
+  using output = await device.tensor('i32', [256], new Int32Array(256).fill(3));
+  const recorded = device.capture(async () => void (await reducer.allReduce({ output })));
+  await assert.rejects(recorded, { code: 'WL_UNSUPPORTED', message: /Cannot record a sparse allReduce/ });
+  await reducer.allReduce({ output });
+  assert.equal((await output.toHost())[0], 3);
+});
+
 gpuTest('work that was enqueued before and after a call finds what is in its order', async (device: CudaDevice) => {
   await using world = await join();
   await using reducer = await SparseAllReduce.create(world, device);

@@ -29,6 +29,7 @@ import {
 } from 'weftline/agent';
 import { bridgeOpenTelemetry } from 'weftline/metrics';
 import { Transport } from 'weftline/transport';
+import { SharedMemory } from '#lib/windows/shared-memory.js';
 
 const host = '127.0.0.1';
 const settings = { timeoutMs: 2000 };
@@ -61,6 +62,32 @@ test('a wait with an impossible timeout ends at once', async () => {
     await assert.rejects(endpoint.connect(host, port, { timeoutMs }), invalid);
     await assert.rejects(fetchMetadata(agent, { host, port, timeoutMs }), invalid);
   }
+});
+
+test('what is no request, no options and no region of a transport is named, and posts go on', async () => {
+  await using transport = await Transport.create({ settings });
+  using listener = await transport.listen({ host, port: 0 });
+  const accepted = listener.accept();
+  await using connection = await transport.connect({ host, port: listener.port });
+  await accepted;
+  await assert.rejects(listener.accept(as(255)), invalid);
+  for (const value of [Object.create(null), 1n, Symbol('request'), '0', undefined, Number.NaN]) {
+    const request = as(value);
+    assert.throws(() => transport.state(request), invalid);
+    assert.throws(() => transport.take(request), invalid);
+    await assert.rejects(transport.wait(request), invalid);
+    assert.throws(() => transport.waitBlocking(request), invalid);
+    assert.throws(() => connection.cancel(request), invalid);
+  }
+  const region = await transport.register(new Uint8Array(64));
+  for (const number of [BigInt(region.number), {}, Symbol('number'), region.number + 0.5, -1, 2 ** 32]) {
+    assert.throws(() => connection.send({ region: as({ ...region, number }) }), invalid);
+  }
+  // Memory of the right number that claims to be longer is found by the engine, which knows how long it is.
+  const longer = { ...region, bytes: new Uint8Array(128) };
+  await assert.rejects(transport.wait(connection.send({ region: longer })), invalid);
+  assert.equal(await transport.wait(connection.flush()), 0);
+  assert.throws(() => SharedMemory.create('test', as(Object.create(null)), false), invalid);
 });
 
 test('an invalid address fails at once, not at the deadline', async () => {

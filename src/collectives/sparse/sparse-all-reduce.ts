@@ -134,11 +134,13 @@ export class SparseAllReduce implements AsyncDisposable {
 
   /**
    * Every worker's `output` becomes the sum of the inputs. Workers make the same calls in the same order, with the same counts
-   * and dtypes. Fails with WL_INVALID_ARGUMENT, or WL_MEMORY without memory for the marks of blocks, on this rank alone, before
-   * it does anything: the call can be made again.
+   * and dtypes. Fails with WL_INVALID_ARGUMENT, WL_UNSUPPORTED within device.capture(), or WL_MEMORY without memory for the
+   * marks of blocks, on this rank alone, before it does anything: the call can be made again.
    */
   allReduce(args: SparseAllReduceArguments): Promise<SparseTraffic> {
     return this.#guard.run('sparse allReduce', async () => {
+      if (this.device.kind === 'cuda')
+        this.device.context.refuseCapture('a sparse allReduce, whose steps the host makes,');
       const call = this.#read(args);
       if (!this.isWorker) throw this.#wrongRole('allReduce', 'serve');
       const told = this.#readCompletion(args);

@@ -279,6 +279,7 @@ function isWhole(value: number, most: number): boolean {
 
 /** Whether it is registered is asked where the message is made. */
 function requireRegion(part: LocalPart | undefined): void {
-  if (part?.region?.bytes instanceof Uint8Array) return;
+  const region = part?.region;
+  if (region?.bytes instanceof Uint8Array && isWhole(region.number, MAX_WORD)) return;
   throw invalidArgument('region', part?.region, 'what transport.register() returned');
 }

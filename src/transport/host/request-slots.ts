@@ -200,6 +200,9 @@ export class RequestSlots {
   }
 
   #slotOf(request: RequestHandle): number {
+    // Arithmetic with an object or a bigint throws errors of its own.
+    if (typeof request !== 'number')
+      throw invalidArgument('request', request, 'what a post of this transport returned');
     const slot = request % REQUEST_SLOTS;
     const use = Math.floor(request / REQUEST_SLOTS);
     const isCurrent = this.#uses[slot] === use && this.#group.requests.stateOf(slot) !== slotStates.free;

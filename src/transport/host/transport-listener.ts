@@ -1,4 +1,5 @@
 // Accepts connections: hands out those whose callers have proven themselves, and counts the rest.
+import { checkOptions } from '../../core/check-options.ts';
 import { checkTimeout } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
@@ -46,7 +47,9 @@ export class TransportListener implements Disposable {
   }
 
   /** The next connection. Fails with WL_TIMEOUT, and with WL_CLOSED once the listener is closed. */
-  async accept({ timeoutMs }: { readonly timeoutMs?: number } = {}): Promise<Connection> {
+  async accept(options: { readonly timeoutMs?: number } = {}): Promise<Connection> {
+    checkOptions(options, { timeoutMs: true }, 'options of accept');
+    const { timeoutMs } = options;
     if (timeoutMs !== undefined) checkTimeout(timeoutMs);
     const ready = this.#takeReady();
     if (ready !== undefined) return ready;
