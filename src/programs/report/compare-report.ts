@@ -5,7 +5,7 @@ import type { ComparedFigure, Comparison } from '../compare/compare-results.ts';
 import { plainTable } from './plain-table.ts';
 
 /** The table takes time by the square of its rows. */
-const SHOWN_FIGURES = 1000;
+const SHOWN_FIGURES = 500;
 /** Of names that only one document has. */
 const SHOWN_NAMES = 5;
 
