@@ -32,7 +32,7 @@ import { Transport } from 'weftline/transport';
 import { SharedMemory } from '#lib/windows/shared-memory.js';
 
 const host = '127.0.0.1';
-const settings = { timeoutMs: 2000 };
+const settings = { timeoutMs: 60_000 };
 const invalid = { code: 'WL_INVALID_ARGUMENT' };
 /** What no timer can hold, or no clock can add. */
 const noTimes: readonly unknown[] = [Number.NaN, -1, Number.POSITIVE_INFINITY, 2 ** 31, 2 ** 53, 'soon', {}, 1n];

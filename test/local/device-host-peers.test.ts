@@ -38,7 +38,7 @@ for (const backend of backendNames) {
     const victim = fork(peerModule, [backend]);
     const [said] = (await once(victim, 'message')) as [DeviceHostPeer];
     const device = await CpuDevice.create({ addressSpaceMiB: 64 });
-    await using host = await DeviceHost.create({ name: 'here', device, backends: [backend], timeoutMs: 15_000 });
+    await using host = await DeviceHost.create({ name: 'here', device, backends: [backend], timeoutMs: 60_000 });
     const answer = await host.allocate(64);
     await host.addRemoteAgent(decode(said.metadata));
     const word = new BigUint64Array(host.view(answer).buffer, host.view(answer).byteOffset, 1);
@@ -56,7 +56,7 @@ for (const backend of backendNames) {
       const victim = fork(peerModule, [backend]);
       const [said] = (await once(victim, 'message')) as [DeviceHostPeer];
       const device = await CpuDevice.create({ addressSpaceMiB: 64 });
-      await using host = await DeviceHost.create({ name: 'here', device, backends: [backend], timeoutMs: 15_000 });
+      await using host = await DeviceHost.create({ name: 'here', device, backends: [backend], timeoutMs: 60_000 });
       const answer = await host.allocate(64);
       victim.kill('SIGSTOP');
       // Until the deadline of the link nothing would come, and then nobody would watch.
@@ -72,7 +72,7 @@ for (const backend of backendNames) {
     const victim = fork(peerModule, [backend]);
     const [said] = (await once(victim, 'message')) as [DeviceHostPeer];
     const device = await CpuDevice.create({ addressSpaceMiB: 64 });
-    await using host = await DeviceHost.create({ name: 'here', device, backends: [backend], timeoutMs: 15_000 });
+    await using host = await DeviceHost.create({ name: 'here', device, backends: [backend], timeoutMs: 60_000 });
     const source = await host.allocate(1 << 20);
     const answer = await host.allocate(64);
     const peer = await host.addRemoteAgent(decode(said.metadata));
@@ -92,14 +92,13 @@ for (const backend of backendNames) {
     const gone = once(victim, 'exit');
     victim.kill('SIGKILL');
     await gone;
-    const start = performance.now();
     // What the victim was to answer with.
     const word = new BigUint64Array(host.view(answer).buffer, host.view(answer).byteOffset, 1);
     const error = await kernelApi.wait(word, 1).then(
       () => assert.fail('a dead peer answered'),
       (reason: WeftlineError) => reason,
     );
-    assert.ok(performance.now() - start < 14_000, 'only the deadline ended the wait');
+    // Not WL_TIMEOUT: the death ended the wait before its deadline.
     assert.equal(error.code, 'WL_PEER_LOST', error.message);
     assert.match(error.message, /victim/);
     assert.throws(() => host.throwIfFailed(), { code: 'WL_PEER_LOST' });

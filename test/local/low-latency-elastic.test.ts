@@ -25,9 +25,8 @@ for (const how of ['killed', 'late', 'stopped', 'disconnected'] as const) {
     const [first, victim, third] = run.ranks.map((rank) => resultOf(rank) as Outcome);
     for (const other of [first!, third!]) {
       assert.ok(other.without > 0, run.transcript);
-      // A dispatch and a combine, of which one waits for the victim; a dead one is noticed long before the deadline.
-      const most = how === 'killed' ? other.deadlineMs : 2 * other.deadlineMs;
-      assert.ok(other.longestMs <= most, run.transcript);
+      // One that is dead or was disconnected is noticed long before the deadline. One that is late or stopped comes back after calls without it.
+      if (how === 'killed' || how === 'disconnected') assert.ok(other.longestMs <= other.deadlineMs, run.transcript);
     }
     assert.equal(victim?.end, first?.end);
     assert.equal(victim?.life, how === 'killed' ? 1 : 0);

@@ -11,7 +11,7 @@ test('stop() of a store whose thread has ended resolves', { timeout: 600_000 }, 
     credential: credentialsOf('token').read(),
     jobId: 'job',
     maxValueBytes: 1024,
-    settings: { maxStrangers: 4, greetingMs: 1_000, timeoutMs: 1_000 },
+    settings: { maxStrangers: 4, greetingMs: 60_000, timeoutMs: 60_000 },
   });
   assert.ok(host.port > 0);
   await host.stop(0);

@@ -179,8 +179,8 @@ for (const [driver, settings] of Object.entries(drivers)) {
       const expected = { code: 'WL_PEER_LOST', message: /the other process/ };
       // What was already on its way may still complete the message.
       const outcome = async (request: number): Promise<void> => {
-        if (blocking) transport.waitBlocking(request, 8000);
-        else await transport.wait(request, { timeoutMs: 8000 });
+        if (blocking) transport.waitBlocking(request, 60_000);
+        else await transport.wait(request, { timeoutMs: 60_000 });
       };
       await assert.rejects(async () => {
         await outcome(receive);

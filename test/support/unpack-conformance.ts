@@ -371,7 +371,7 @@ function testMistakes(run: (title: string, body: (device: UnpackDevice) => Promi
     }
     assert.throws(() => unpacker.launch(blocks[0], { steam: undefined } as never), refusal);
     assert.throws(() => unpacker.launch(blocks[0], null as never), refusal);
-    await unpacker.wait(launch, { timeoutMs: 5_000, signal: new AbortController().signal });
+    await unpacker.wait(launch, { timeoutMs: 60_000, signal: new AbortController().signal });
     // Nothing of what was refused was launched.
     await assert.rejects(unpacker.wait(launch + 1), refusal);
   });
@@ -392,7 +392,7 @@ function testMistakes(run: (title: string, body: (device: UnpackDevice) => Promi
 
 function testReadiness(run: (title: string, body: (device: UnpackDevice) => Promise<void>) => void): void {
   run('a block whose flag is there is moved', async (device) => {
-    await using unpacker = await UnpackLauncher.create(device, { timeoutMs: 5_000 });
+    await using unpacker = await UnpackLauncher.create(device, { timeoutMs: 60_000 });
     const flag = await device.tensor('i32', [2], Int32Array.of(5, 0));
     const { blocks, bounce, destination } = await twoBlocks(device);
     blocks[0].begin(bounce.span, destination.span, { address: flag.address, threshold: 5 }).add(0, 10, 20);
@@ -412,7 +412,7 @@ function testReadiness(run: (title: string, body: (device: UnpackDevice) => Prom
     });
     waiting.add(0, 10, 1500);
     const launch = unpacker.launch([blocks[0], waiting]);
-    await assert.rejects(unpacker.wait(launch, { timeoutMs: 5_000 }), (error: unknown) => {
+    await assert.rejects(unpacker.wait(launch, { timeoutMs: 60_000 }), (error: unknown) => {
       assert.ok(error instanceof WeftlineError && error.code === 'WL_TIMEOUT');
       assert.deepEqual(error.details, { block: 1, seen: 4, threshold: 5, timeoutMs: 300 });
       return true;
@@ -433,7 +433,7 @@ function testReadiness(run: (title: string, body: (device: UnpackDevice) => Prom
     const late = [unpacker.launch(waiting), unpacker.launch(waiting)];
     const good = unpacker.launch(blocks[0]);
     for (const launch of [...late, ...late]) {
-      await assert.rejects(unpacker.wait(launch, { timeoutMs: 5_000 }), { code: 'WL_TIMEOUT' });
+      await assert.rejects(unpacker.wait(launch, { timeoutMs: 60_000 }), { code: 'WL_TIMEOUT' });
     }
     await unpacker.wait(good);
     await unpacker.close();
@@ -456,7 +456,10 @@ function testReadiness(run: (title: string, body: (device: UnpackDevice) => Prom
       while (unpacker.room === 0) await nextTurn();
       unpacker.launch(blocks[0]);
     }
-    await assert.rejects(unpacker.wait(undefined, { timeoutMs: 5_000 }), { code: 'WL_TIMEOUT', message: /^The ready/ });
+    await assert.rejects(unpacker.wait(undefined, { timeoutMs: 60_000 }), {
+      code: 'WL_TIMEOUT',
+      message: /^The ready/,
+    });
     await unpacker.wait();
   });
 

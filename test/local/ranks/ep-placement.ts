@@ -251,7 +251,7 @@ async function killed(): Promise<void> {
     () => 'none',
     (error: { readonly code: string }) => error.code,
   );
-  const end = await mover.cutOver({ timeoutMs: 8000 }).then(
+  const end = await mover.cutOver({ timeoutMs: 60_000 }).then(
     () => ({ code: 'none', message: '' }),
     ({ code, message, rank: named }: WeftlineError) => ({ code, message, rank: named }),
   );
