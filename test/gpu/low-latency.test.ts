@@ -92,6 +92,7 @@ test(
 
 for (const [scenario, code, message] of [
   ['overflow', 'WL_CAPACITY', /Expert [02] got 4 rows in dispatch 1, more than its 3 \(maxTokensPerExpert\)/],
+  ['overflow of one rank', 'WL_CAPACITY', /Expert 0 got 4 rows in dispatch 1, more than its 3 \(maxTokensPerExpert\)/],
   ['other format', 'WL_CONFIG_MISMATCH', /bf16 rows.*fp8 rows|fp8 rows.*bf16 rows/],
   ['other handle', 'WL_CONFIG_MISMATCH', /combine of dispatch 1.*combine of dispatch 2|dispatch 2.*dispatch 1/],
   [

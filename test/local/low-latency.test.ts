@@ -69,6 +69,7 @@ test('a rank that never comes is named, with the call and what is waited for, an
 
 for (const [scenario, code, message] of [
   ['overflow', 'WL_CAPACITY', /Expert [02] got 4 rows in dispatch 1, more than its 3 \(maxTokensPerExpert\)/],
+  ['overflow of one rank', 'WL_CAPACITY', /Expert 0 got 4 rows in dispatch 1, more than its 3 \(maxTokensPerExpert\)/],
   ['other format', 'WL_CONFIG_MISMATCH', /bf16 rows.*fp8 rows|fp8 rows.*bf16 rows/],
   ['other handle', 'WL_CONFIG_MISMATCH', /combine of dispatch 1.*combine of dispatch 2|dispatch 2.*dispatch 1/],
   ['bad choice', 'WL_INVALID_ARGUMENT', /Invalid topkIdx\[1, 1\]: expected an expert from 0 to 3, or -1 for none, got/],

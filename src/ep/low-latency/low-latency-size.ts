@@ -36,8 +36,10 @@ export interface LowLatencyConfig {
   /** C: rows of an expert in 'expert-major'. 0 (default): as many as can come, M times the ranks. */
   readonly maxTokensPerExpert?: number;
   /**
-   * When more than C rows come for an expert: 'fail' (default) ends the call with WL_CAPACITY and the use of the object on
-   * all ranks; 'drop' leaves out the last rows in the order of source rank and token, and counts them.
+   * When more than C rows come for an expert: with 'fail' (default) the dispatch of its rank fails with WL_CAPACITY, and the use
+   * of the object ends on all ranks: others get WL_PEER_FAILED with the reason in their next wait for a peer, which may be that of
+   * the combine, because a dispatch tells nobody what other ranks receive. 'drop' leaves out the last rows in the order of source
+   * rank and token, and counts them.
    */
   readonly overflow?: 'drop' | 'fail';
   /**

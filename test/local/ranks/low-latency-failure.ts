@@ -77,6 +77,20 @@ const scenarios: Scenarios = {
     });
   },
 
+  /** The others end in dispatch, or in combine, which waits for the rank that failed. */
+  async 'overflow of one rank'() {
+    const ll = await EpLowLatency.create(world, device, { ...config, maxTokensPerExpert: 3 });
+    const topkIdx = await ids([
+      [0, 2],
+      [0, -1],
+    ]);
+    const input = { ...(await inputOf(2)), topkIdx };
+    return failureOf(async () => {
+      const { handle } = await settled(ll.dispatch(input));
+      await settled(ll.combine({ y: device.empty('bf16', [2, 3, 16]), handle }));
+    });
+  },
+
   async 'other format'() {
     const ll = await EpLowLatency.create(world, device, config);
     const input = await inputOf(1);
