@@ -10,12 +10,17 @@ export interface WindowFailureOptions extends AbortRecordOptions {
   isAlive(index: number): boolean;
 }
 
+/** A reason is written within microseconds, unless the rank that writes it was killed or stopped meanwhile. */
+const WRITING_MS = 1000;
+
 /** Scale-up indices of the ranks that a wait still misses; looked up anew at each call. */
 export type Missing = () => readonly number[];
 
 export class WindowFailure {
   readonly #options: WindowFailureOptions;
   readonly #abort: AbortRecord;
+  /** When a rank was first seen to write its reason; 0 before. */
+  #writingSince = 0;
 
   constructor(options: WindowFailureOptions) {
     this.#options = options;
@@ -53,6 +58,12 @@ export class WindowFailure {
     return new WeftlineError('WL_TIMEOUT', message, { details: { ...details, ranks, timeoutMs } });
   }
 
+  #waitsTooLong(): boolean {
+    const now = performance.now();
+    if (this.#writingSince === 0) this.#writingSince = now;
+    return now - this.#writingSince > WRITING_MS;
+  }
+
   #lost(missing: Missing): WeftlineError | undefined {
     const gone = missing().filter((index) => !this.#options.isAlive(index));
     if (gone.length === 0) return undefined;
@@ -61,7 +72,7 @@ export class WindowFailure {
     const ranks = gone.filter((index) => stillMissing.includes(index)).map((index) => this.#options.ranks[index]!);
     if (ranks.length === 0) return undefined;
     // ORDER: a rank that gives up says why before it leaves, so its reason can be read by now, or is just being written.
-    if (this.#abort.isBeingWritten) return undefined;
+    if (this.#abort.isBeingWritten && !this.#waitsTooLong()) return undefined;
     const aborted = this.#abort.reason();
     if (aborted !== undefined) return aborted;
     const message = `${rankList(ranks, 'Rank')} ended or left while this rank was waiting for it`;

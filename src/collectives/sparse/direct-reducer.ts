@@ -18,6 +18,8 @@ export interface DirectReducerOptions {
   readonly shape: SlotShape;
   /** Of a rank of the group, for errors. */
   readonly nameOf: (rank: number) => number;
+  /** Fails once a rank has given up. */
+  readonly throwIfUnusable: () => void;
 }
 
 /**
@@ -90,11 +92,12 @@ export class DirectReducer implements BlockReducer {
 
   advance(): boolean {
     if (this.#isOver) return true;
-    const { board, work } = this.#options;
+    const { board, work, throwIfUnusable } = this.#options;
     const { buffers } = work;
     const areSame = this.#compare();
     const least = this.#least('taken');
     while (this.#shared < this.#pieces && this.#shared < Math.min(least, this.#ready) + buffers) {
+      throwIfUnusable();
       work.share(this.#piece(this.#shared));
       this.#outMarks[this.#shared % buffers]!.record();
       this.#shared++;
@@ -106,6 +109,9 @@ export class DirectReducer implements BlockReducer {
     }
     const there = areSame ? this.#least('ready') : 0;
     while (this.#summed < Math.min(this.#ready, there, this.#taken + buffers)) {
+      // This rank may have stood still for so long that others have given up, and their memory is gone: a kernel that reads it
+      // may never end, and the driver then waits for it without a deadline.
+      throwIfUnusable();
       work.sum(this.#piece(this.#summed), this.#summed === this.#pieces - 1);
       this.#inMarks[this.#summed % buffers]!.record();
       this.#summed++;

@@ -154,7 +154,13 @@ export class SparseEngine {
     } else {
       this.#nets = 0;
       const told = new DirectBoard(board.words, board.boards, { me, bells: board.bells });
-      this.#reducer = new DirectReducer({ board: told, work: direct, shape, nameOf });
+      this.#reducer = new DirectReducer({
+        board: told,
+        work: direct,
+        shape,
+        nameOf,
+        throwIfUnusable: () => this.throwIfUnusable(),
+      });
     }
     const outnumber = topology.scaleUpRanks.length > availableParallelism();
     this.#runner = new StepRunner(board.bells, {
@@ -209,10 +215,13 @@ export class SparseEngine {
       if (this.#reducer !== undefined) this.#board.leave();
       await this.#network?.close({ untilSourcesLeft: true });
     } finally {
-      // What is under way to or from messages ends before their memory goes.
-      await this.#reducer?.close();
-      this.#window[Symbol.dispose]();
-      this.#aggregator?.[Symbol.dispose]();
+      try {
+        // What is under way to or from messages ends before their memory goes.
+        await this.#reducer?.close();
+      } finally {
+        this.#window[Symbol.dispose]();
+        this.#aggregator?.[Symbol.dispose]();
+      }
     }
   }
 }

@@ -112,7 +112,7 @@ class LateWork implements DirectWork {
   }
 }
 
-function ranksOf(count: number, next: () => number): readonly DirectReducer[] {
+function ranksOf(count: number, next: () => number, throwIfUnusable = (): void => {}): readonly DirectReducer[] {
   const words = new Int32Array(new SharedArrayBuffer(count * sparseBoard.size));
   const boards = Int32Array.from({ length: count }, (_, rank) => (rank * sparseBoard.size) / 4);
   const windows: Windows = Array.from({ length: count }, () => []);
@@ -120,7 +120,8 @@ function ranksOf(count: number, next: () => number): readonly DirectReducer[] {
   assert.ok(word.ready > word.left);
   return Array.from({ length: count }, (_, me) => {
     const board = new DirectBoard(words, boards, { me, bells });
-    return new DirectReducer({ board, work: new LateWork(windows, me, next), shape, nameOf: (rank) => 70 + rank });
+    const work = new LateWork(windows, me, next);
+    return new DirectReducer({ board, work, shape, nameOf: (rank) => 70 + rank, throwIfUnusable });
   });
 }
 
@@ -188,4 +189,27 @@ test('calls that differ are told on all ranks with the first one and another, an
       message: /allReduce of 100 f32 on rank 70, but allReduce of 50 i32 on rank 71/,
     });
   }
+});
+
+test('a rank that stood still until others gave up does not read their memory any more', (t) => {
+  let reason: Error | undefined;
+  const [first, stopped] = ranksOf(
+    2,
+    () => 0.9,
+    () => {
+      if (reason !== undefined) throw reason;
+    },
+  ) as [DirectReducer, DirectReducer];
+  using tensor = device.empty('f32', [100]);
+  const sum = t.mock.method(LateWork.prototype, 'sum');
+  for (const one of [stopped, first]) one.begin(callOf(100, tensor.address));
+  // Its own piece is on its way, while the other one's is there.
+  assert.equal(stopped.advance(), false);
+  for (let turn = 0; turn < 3; turn++) assert.equal(first.advance(), false);
+  const before = sum.mock.callCount();
+  reason = new Error('rank 70 gave up');
+  assert.throws(() => {
+    for (let turn = 0; turn < 10; turn++) stopped.advance();
+  }, reason);
+  assert.equal(sum.mock.callCount(), before);
 });

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { WeftlineError } from 'weftline';
-import { WINDOW_HEADER_BYTES } from '#lib/abi/window-header.js';
+import { WINDOW_HEADER_BYTES, windowHeader } from '#lib/abi/window-header.js';
 import { AbortRecord } from '#lib/windows/abort-record.js';
 import { Deadline } from '#lib/core/deadline.js';
 import { LocalBarrier, type LocalBarrierOptions } from '#lib/windows/local-barrier.js';
@@ -73,6 +73,16 @@ test('the time of a call is shared by its barriers, and its whole is what the er
   assert.match(message, /Rank 11 did not arrive within 1000 ms/);
   assert.ok(performance.now() - began >= 1000);
   assert.equal(deadline.isOver, true);
+});
+
+test('a rank that was killed while it wrote why it gave up is lost, and nobody waits for its reason', async () => {
+  const header = new SharedArrayBuffer(WINDOW_HEADER_BYTES);
+  const [one] = barriers(2, { header, isAlive: (index) => index !== 1 });
+  const WRITING = 1;
+  new Int32Array(header, windowHeader.offset.abortState, 1)[0] = WRITING;
+  const reason = await failureOf(one!.wait(1));
+  assert.equal(reason.code, 'WL_PEER_LOST');
+  assert.deepEqual(reason.details['ranks'], [11]);
 });
 
 test('the first cause is named: those who hear that a rank gave up hear for whom it had waited', async () => {
