@@ -1,7 +1,10 @@
 // What is soaked: each kind makes a pair of processes and does, cycle by cycle, all that a user does with it.
 import assert from 'node:assert/strict';
 import { Agent, DescriptorList, Endpoint, type Registration } from 'weftline/agent';
+import { CpuDevice } from 'weftline';
+import { ExpertMover, expertPlan } from 'weftline/ep/placement';
 import { type Connection, Transport } from 'weftline/transport';
+import { join, type World } from 'weftline/world';
 import { fillPattern, wrongAt } from '../chaos/pattern.ts';
 import { Random } from '../fuzz/random.ts';
 import type { PeerProcess } from './peer-link.ts';
@@ -33,14 +36,23 @@ export class SoakedObjects implements SoakedSide {
     () => Agent.create('soaked', common),
     () => Endpoint.create(common),
     () => Transport.create({ ...common, name: 'soaked' }),
+    async () => {
+      const [world, device] = await Promise.all([(this.#world ??= join({ environment: {} })), this.#device]);
+      const plan = expertPlan({ layers: 1, ranks: 1, experts: 1, physicalToLogical: [0] });
+      return ExpertMover.create(world, device, { plan, expertBytes: 64, load: () => undefined });
+    },
   ];
+  readonly #device = CpuDevice.create();
+  #world: Promise<World> | undefined;
 
   async cycle(number: number): Promise<void> {
     const object = await this.#makers[number % this.#makers.length]!();
     await object[Symbol.asyncDispose]();
   }
 
-  async close(): Promise<void> {}
+  async close(): Promise<void> {
+    await (await this.#world)?.close();
+  }
 }
 
 export class SoakedAgent implements SoakedSide {
