@@ -9,7 +9,7 @@ import { checkRebalance, type RebalanceOptions } from './rebalance-options.ts';
 import type { RebalanceCalls, RebalanceRequest } from './rebalance-worker.ts';
 
 /**
- * The same plan as rebalanceExperts() gives, made by a thread that is started for it and ends with it. Fails with
+ * The same plan as rebalanceExperts() gives, made by another thread, which the next such call uses again. Fails with
  * WL_INVALID_ARGUMENT before that, with WL_TIMEOUT, and with the signal's reason.
  * @param weights [layers, experts]: the load of each logical expert. They are copied before the call returns.
  * @param options Copies, ranks, nodes, groups.
