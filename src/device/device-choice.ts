@@ -23,6 +23,8 @@ export interface DeviceChoice {
   readonly reason: string;
   /** Number of this rank's GPU among those that its process sees; 0 with `cpu`. */
   readonly ordinal: number;
+  /** With `cuda`, ranks that share a GPU: "ranks 0 and 2 share GPU-…"; left out if none do. */
+  readonly sharing?: string;
 }
 
 type DeviceRequest = Settings['device'];
@@ -67,7 +69,7 @@ export async function chooseDevice(
   if (request === 'cuda') {
     if (obstacle !== undefined) throw noGpu(obstacle);
     const reason = sharing === undefined ? 'asked for' : `asked for; ${sharing}`;
-    return { kind: 'cuda', reason, ordinal: ordinalOf(own) };
+    return { kind: 'cuda', reason, ordinal: ordinalOf(own), ...(sharing === undefined ? {} : { sharing }) };
   }
   const reason = obstacle?.reason ?? (sharing && `fewer GPUs than ranks: ${sharing}`);
   if (reason !== undefined) return { kind: 'cpu', reason, ordinal: 0 };

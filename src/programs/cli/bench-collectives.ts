@@ -12,10 +12,13 @@ import {
 } from '../bench/collectives/collectives-workload.ts';
 import { runTune, withTable } from '../bench/collectives/tune.ts';
 import { MpiLoop } from '../bench/collectives/mpi-loop.ts';
+import { printTo } from '../../core/print.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
-import { openDevice } from '../../device/open-device.ts';
+import { chooseDevice } from '../../device/device-choice.ts';
+import { openChosenDevice } from '../../device/open-device.ts';
+import { sharedGpuNotice } from '../bench/shared-gpus.ts';
 import { readSettings } from '../../settings/settings.ts';
 import type { World } from '../../world/index.ts';
 import { isRank } from '../../world/environment.ts';
@@ -31,6 +34,7 @@ import {
   requireWritableFolder,
   writeOutputFile,
 } from './output.ts';
+import { ProgressBar } from './progress-bar.ts';
 import { addSettingOptions } from './setting-options.ts';
 import { checkUsage } from './usage.ts';
 import { withRanks } from './with-ranks.ts';
@@ -110,7 +114,8 @@ export function addCollectivesBench(bench: Command): void {
     if (flags.compare === 'mpi' && !isRank()) MpiLoop.build()[Symbol.dispose]();
     await withRanks(flags.ranks, async (world) => {
       if (world.settings.device === 'cuda')
-        return benchOnGpus(world, { ...workload, ranks: world.size }, flags, output);
+        return await benchOnGpus(world, { ...workload, ranks: world.size }, flags, output);
+      using bar = barOf(world, flags);
       await using device = await CpuDevice.create();
       const ofWorld = { ...workload, ranks: world.size };
       const { compare, directBytes } = flags;
@@ -118,9 +123,7 @@ export function addCollectivesBench(bench: Command): void {
         workload: ofWorld,
         compare: compare === 'mpi' ? compare : undefined,
         communicator: directBytes === undefined ? {} : { directBytes },
-        progress: (done, total) => {
-          if (world.rank === 0 && process.stderr.isTTY) output.line(`${done} of ${total} operations measured`);
-        },
+        progress: bar.show,
       });
       if (report !== undefined) {
         output.report(collectivesBenchReport(report), report, () => collectivesPage(report));
@@ -132,12 +135,18 @@ export function addCollectivesBench(bench: Command): void {
 async function benchOnGpus(
   world: World,
   workload: CollectivesWorkload,
-  { compare, sms: numSms, pieceBytes, directBytes, register: registers, copyEngines }: CollectivesBenchFlags,
+  flags: CollectivesBenchFlags,
   output: Output,
 ): Promise<void> {
-  await using device = await openDevice('cuda', world);
+  const { compare, sms: numSms, pieceBytes, directBytes, register: registers, copyEngines } = flags;
+  const choice = await chooseDevice('cuda', world);
+  const { sharing } = choice;
+  if (sharing !== undefined && world.rank === 0) printTo(process.stderr, `weftline: ${sharedGpuNotice(sharing)}\n`);
+  await using device = await openChosenDevice(choice, world.settings);
+  using bar = barOf(world, flags);
   const report = await runCudaCollectivesBench(world, device as CudaDevice, {
-    workload,
+    workload: sharing === undefined ? workload : { ...workload, ...FEW_CALLS },
+    progress: bar.show,
     compare: compare === 'nccl' ? compare : undefined,
     registers,
     communicator: {
@@ -153,13 +162,21 @@ async function benchOnGpus(
   }
 }
 
+/** Where ranks share a GPU, which takes a time slice for each wait. */
+const FEW_CALLS = { iterations: 3, rounds: 1 } as const;
+
+function barOf({ rank }: World, { quiet = false }: CollectivesBenchFlags): ProgressBar {
+  return new ProgressBar({ title: 'bench collectives', unit: 'operations', rank, isQuiet: quiet });
+}
+
 async function tune(file: string, flags: CollectivesBenchFlags, output: Output): Promise<void> {
   requireWritableFolder(file);
   // An empty file is one that was made to be written.
   const before = existsSync(file) && statSync(file).size > 0 ? readTableFile(file) : undefined;
   await withRanks(flags.ranks, async (world) => {
+    using bar = barOf(world, flags);
     await using device = await CpuDevice.create();
-    const report = await runTune(world, device, { ...workloadOf(flags), ranks: world.size });
+    const report = await runTune(world, device, { ...workloadOf(flags), ranks: world.size }, bar.show);
     if (report === undefined) return;
     writeOutputFile(file, `${JSON.stringify(withTable(before, report), undefined, 2)}\n`);
     output.report(tuneReport(report, file), report);

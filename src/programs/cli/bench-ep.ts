@@ -1,10 +1,10 @@
 // weftline bench ep: expert-parallel dispatch and combine against copying the same rows.
-import { SingleBar } from 'cli-progress';
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { runEpBench } from '../bench/ep/ep-bench.ts';
 import type { EpCudaBenchReport } from '../bench/ep/cuda/ep-results.ts';
 import type { ShapeSweepReport } from '../bench/ep/cuda/shape-sweep.ts';
 import type { EpBenchReport } from '../bench/ep/ep-results.ts';
+import { type BenchEffort, effortOnSharedGpus, sharedGpuNotice } from '../bench/shared-gpus.ts';
 import { runLowLatencyBench } from '../bench/ep/low-latency/low-latency-bench.ts';
 import type { CudaLowLatencyBenchReport } from '../bench/ep/low-latency/cuda-low-latency-results.ts';
 import {
@@ -18,6 +18,7 @@ import { requireAddressSpace } from '../bench/ep/ep-memory.ts';
 import { checkEpWorkload, defaultEpWorkload, type EpWorkload } from '../bench/ep/ep-workload.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { cudaDeviceCount } from '../../device/cuda/cuda-context.ts';
+import { printTo } from '../../core/print.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { chooseDevice, type DeviceChoice } from '../../device/device-choice.ts';
 import { openChosenDevice } from '../../device/open-device.ts';
@@ -36,6 +37,7 @@ import type { World } from '../../world/index.ts';
 import { ranksOfHosts } from '../../world/pretended-hosts.ts';
 import { decimalArgument, integerArgument, listArgument } from './argument-values.ts';
 import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
+import { ProgressBar } from './progress-bar.ts';
 import { addSettingOptions, checkHosts } from './setting-options.ts';
 import { checkUsage } from './usage.ts';
 import { withRanks } from './with-ranks.ts';
@@ -193,12 +195,14 @@ interface Result {
 }
 
 async function benchRank(world: World, flags: EpBenchFlags): Promise<Result | undefined> {
-  const { iterations, warmup, layer, pairs } = flags;
   const choice = await chooseDevice(world.settings.device, world);
-  if (flags.mode === 'low-latency') return benchLowLatency(world, flags, choice);
+  const { sms, ...effort } = effortOf(world, flags, choice);
+  const { iterations, warmup, pairs } = effort;
+  const { layer } = flags;
+  if (flags.mode === 'low-latency') return benchLowLatency(world, flags, choice, { ...effort, sms });
   if (choice.kind === 'cpu') requireCpuFlags(flags, choice.reason);
   await using device = await openChosenDevice(choice, world.settings);
-  using bar = new RoundBar(world, flags.quiet === true);
+  using bar = barOf(world, flags);
   if (world.topology.hosts.length > 1) {
     const workload = { ...workloadOf(flags), ranks: world.size };
     const options = { iterations, warmup, layer, workload, pairs, numSms: smsAcrossHosts(flags) };
@@ -214,9 +218,9 @@ async function benchRank(world: World, flags: EpBenchFlags): Promise<Result | un
   // Loaded here, so that CPU ranks never load what GPUs need.
   const { runEpCudaBench } = await import('../bench/ep/cuda/ep-bench.ts');
   const { dtype: _, ...workload } = { ...workloadOf(flags), ranks: world.size };
-  const { dtype = 'both', sms = defaultSms } = flags;
+  const { dtype = 'both' } = flags;
   const dtypes = dtype === 'both' ? (['bf16', 'fp8'] as const) : [dtype];
-  const report = await runEpCudaBench(world, device, { iterations, warmup, layer, workload, dtypes, sms }, bar.show);
+  const report = await runEpCudaBench(world, device, { ...effort, layer, workload, dtypes, sms }, bar.show);
   return report && { report, text: epCudaBenchReport(report), page: () => epCudaPage(report) };
 }
 
@@ -224,7 +228,7 @@ async function benchShapes(
   world: World,
   device: CudaDevice,
   flags: EpBenchFlags,
-  bar: RoundBar,
+  bar: ProgressBar,
 ): Promise<Result | undefined> {
   const { iterations, warmup, dtype = 'both', sms } = flags;
   const { runShapeSweep } = await import('../bench/ep/cuda/shape-sweep.ts');
@@ -235,48 +239,39 @@ async function benchShapes(
   return report && { report, text: shapeSweepReport(report) };
 }
 
-async function benchLowLatency(world: World, flags: EpBenchFlags, choice: DeviceChoice): Promise<Result | undefined> {
-  const { iterations, warmup, pairs, variant = 'rank-sums', dtype = 'both' } = flags;
+async function benchLowLatency(
+  world: World,
+  flags: EpBenchFlags,
+  choice: DeviceChoice,
+  { sms, isOneShape, ...rounds }: BenchEffort,
+): Promise<Result | undefined> {
+  const { variant = 'rank-sums', dtype = 'both' } = flags;
   await using device = await openChosenDevice(choice, world.settings);
-  using bar = new RoundBar(world, flags.quiet === true);
+  using bar = barOf(world, flags);
   const { dtype: _, ...workload } = { ...workloadOf(flags), ranks: world.size };
   const dtypes = dtype === 'both' ? (['fp8', 'bf16'] as const) : [dtype];
-  const options = { workload, variant, dtypes, iterations, warmup, pairs, numSms: flags.sms?.[0] ?? 0 };
+  const options = { workload, variant, dtypes, ...rounds, numSms: sms[0]! };
   if (device.kind === 'cpu') {
     const report = await runLowLatencyBench(world, device, options, bar.show);
     return report && { report, text: lowLatencyBenchReport(report), page: () => lowLatencyPage(report) };
   }
   const { runCudaLowLatencyBench } = await import('../bench/ep/low-latency/cuda-low-latency-bench.ts');
-  const report = await runCudaLowLatencyBench(world, device, options, bar.show);
+  const report = await runCudaLowLatencyBench(world, device, { ...options, isOneShape }, bar.show);
   return report && { report, text: cudaLowLatencyBenchReport(report), page: () => lowLatencyPage(report) };
 }
 
-/** Rank 0 shows how far all are, on a terminal. */
-class RoundBar implements Disposable {
-  #bar: SingleBar | undefined;
-  readonly #shown: boolean;
+function barOf({ rank }: World, { quiet = false }: EpBenchFlags): ProgressBar {
+  return new ProgressBar({ title: 'bench ep', unit: 'rounds', rank, isQuiet: quiet });
+}
 
-  constructor({ rank }: World, isQuiet: boolean) {
-    this.#shown = rank === 0 && !isQuiet && process.stderr.isTTY;
-  }
-
-  readonly show = (done: number, total: number): void => {
-    if (!this.#shown) return;
-    if (this.#bar === undefined) {
-      this.#bar = new SingleBar({
-        format: 'bench ep [{bar}] {value} of {total} rounds, {eta_formatted} left',
-        stream: process.stderr,
-        clearOnComplete: true,
-        hideCursor: true,
-      });
-      this.#bar.start(total, done);
-    }
-    this.#bar.update(done);
-  };
-
-  [Symbol.dispose](): void {
-    this.#bar?.stop();
-  }
+/** What is asked for, or much less where ranks share a GPU, which rank 0 says before anything is measured. */
+function effortOf({ rank }: World, flags: EpBenchFlags, { sharing }: DeviceChoice): BenchEffort {
+  const { iterations, warmup, pairs, sms = flags.mode === 'low-latency' ? [0] : defaultSms, shapes } = flags;
+  const asked: BenchEffort = { iterations, warmup, pairs, sms, isOneShape: false };
+  if (sharing === undefined) return asked;
+  if (shapes) throw invalidArgument('--shapes', true, `a GPU for each rank, and ${sharing}`);
+  if (rank === 0) printTo(process.stderr, `weftline: ${sharedGpuNotice(sharing)}\n`);
+  return effortOnSharedGpus(asked);
 }
 
 function smList(text: string): number[] {

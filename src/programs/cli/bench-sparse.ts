@@ -16,6 +16,7 @@ import { sparsePage } from '../report/html/pages/sparse-page.ts';
 import { roundLine, sparseBenchReport } from '../report/sparse-bench-report.ts';
 import { decimalArgument, integerArgument, listArgument } from './argument-values.ts';
 import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
+import { ProgressBar } from './progress-bar.ts';
 import { addSettingOptions, checkHosts } from './setting-options.ts';
 import { checkUsage } from './usage.ts';
 import { withRanks } from './with-ranks.ts';
@@ -87,12 +88,20 @@ export function addSparseBench(bench: Command): void {
         workload.device === 'cuda' && workers !== undefined
           ? await openDevice('cuda', workers)
           : await CpuDevice.create();
+      // Of one density each round is a line.
+      using bar = new ProgressBar({
+        title: 'bench sparse',
+        unit: 'rounds',
+        rank: world.rank,
+        isQuiet: flags.quiet === true,
+      });
+      let measured = 0;
       const report = await runSparseBench(world, device, {
         workload,
         workers,
         progress: {
           round: (round, microseconds) => {
-            if (isSweep) return;
+            if (isSweep) return bar.show(++measured, workload.densities.length * workload.rounds);
             output.line(`round: ${round}`);
             output.line(roundLine(bytes, microseconds));
           },

@@ -116,6 +116,7 @@ test('auto is cpu when ranks would share a GPU; cuda lets them, and says so', as
     ],
   );
   assert.match(cuda[1]?.reason ?? '', /^asked for; ranks 0 and 2 share GPU-05/);
+  assert.match(cuda[1]?.sharing ?? '', /^ranks 0 and 2 share GPU-05/);
 });
 
 test('cuda fails on all ranks alike, naming the rank that has no GPU', async () => {

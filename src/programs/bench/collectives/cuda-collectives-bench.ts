@@ -25,13 +25,14 @@ export interface CudaCollectivesBenchOptions {
   readonly communicator: Pick<CommunicatorOptions, 'numSms' | 'directBytes' | 'pieceBytes' | 'copyEngines'>;
   /** Said by rank 0. */
   readonly tell: (text: string) => void;
+  readonly progress?: (done: number, total: number) => void;
 }
 
 /** Collective; rank 0 gets the report. */
 export async function runCudaCollectivesBench(
   world: World,
   device: CudaDevice,
-  { workload, compare, registers, communicator: options, tell }: CudaCollectivesBenchOptions,
+  { workload, compare, registers, communicator: options, tell, progress }: CudaCollectivesBenchOptions,
 ): Promise<CollectivesBenchReport | undefined> {
   const before = { load: loadAverage(), placement: world.rank === 0 ? await samplePlacement() : undefined };
   await using communicator = await Communicator.create(world, device, options);
@@ -45,16 +46,9 @@ export async function runCudaCollectivesBench(
   const warmed: Warmed = { communicator, peer, workload, memory };
   for (const kind of workload.kinds) await warm(kind, entries.find((entry) => entry.kind === kind)?.plan.bytes, warmed);
   for (let round = 0; round < workload.rounds; round++) {
-    for (const { kind, plan, outOfPlace, inPlace } of entries) {
-      const call = new BenchedCall(communicator, workload, { kind, bytes: plan.bytes, memory });
-      for (const [way, measured] of [outOfPlace, inPlace].entries()) {
-        const isInPlace = way === 1;
-        if (round === 0) {
-          measured.wrong = plan.bytes <= MOST_COMPARED ? await call.countWrong(isInPlace) : undefined;
-        }
-        measured.own.push(await timer.measure(call.prepare(isInPlace), plan));
-        if (peer) measured.peer.push(await timer.measure(peer.prepare(kind, call, isInPlace, workload), plan));
-      }
+    for (const [index, entry] of entries.entries()) {
+      await measureEntry(entry, { ...warmed, timer, isFirst: round === 0 });
+      progress?.(round * entries.length + index + 1, workload.rounds * entries.length);
     }
   }
   await takeSlowest(world, entries);
@@ -76,6 +70,23 @@ interface Warmed {
   readonly peer: NcclLoop | undefined;
   readonly workload: CollectivesWorkload;
   readonly memory: ReturnType<typeof makeBenchMemory>;
+}
+
+interface Measuring extends Warmed {
+  readonly timer: StreamTimer;
+  /** The round in which results are checked. */
+  readonly isFirst: boolean;
+}
+
+async function measureEntry({ kind, plan, outOfPlace, inPlace }: Entry, of: Measuring): Promise<void> {
+  const { communicator, peer, workload, memory, timer, isFirst } = of;
+  const call = new BenchedCall(communicator, workload, { kind, bytes: plan.bytes, memory });
+  for (const [way, measured] of [outOfPlace, inPlace].entries()) {
+    const isInPlace = way === 1;
+    if (isFirst) measured.wrong = plan.bytes <= MOST_COMPARED ? await call.countWrong(isInPlace) : undefined;
+    measured.own.push(await timer.measure(call.prepare(isInPlace), plan));
+    if (peer) measured.peer.push(await timer.measure(peer.prepare(kind, call, isInPlace, workload), plan));
+  }
 }
 
 /** `bytes`: the first size of the kind. */

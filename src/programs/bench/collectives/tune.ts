@@ -43,6 +43,7 @@ export async function runTune(
   world: World,
   device: CpuDevice,
   workload: CollectivesWorkload,
+  progress?: (done: number, total: number) => void,
 ): Promise<TuneReport | undefined> {
   const hosts = world.topology.hosts.length;
   // Without several hosts a chain is the same as shares.
@@ -66,6 +67,7 @@ export async function runTune(
           call: callOf(at, plan.bytes).prepare(true),
         }));
         rows.push(rowOf(kind, plan, ofKind, await inTurn(world, plan, workload.rounds, ways)));
+        progress?.(rows.length, tunedKinds.length * sizePlans(workload).length);
       }
     }
     if (world.rank !== 0) return undefined;

@@ -21,6 +21,8 @@ export interface EpCudaBenchOptions {
   readonly layer: boolean;
   readonly iterations: number;
   readonly warmup: number;
+  /** Of the bare copies: only a usual shape is tried. */
+  readonly isOneShape: boolean;
 }
 
 /**
@@ -33,7 +35,7 @@ export async function runEpCudaBench(
   options: EpCudaBenchOptions,
   progress?: (done: number, total: number) => void,
 ): Promise<EpCudaBenchReport | undefined> {
-  const { workload, dtypes, sms, layer, iterations, warmup } = options;
+  const { workload, dtypes, sms, layer, iterations, warmup, isOneShape } = options;
   // What is generated for both dtypes does not depend on it.
   const full: EpWorkload = { ...workload, dtype: 'bf16' };
   checkEpWorkload(full);
@@ -46,7 +48,7 @@ export async function runEpCudaBench(
   const runs: CudaRun[] = [];
   let windows = { bufferWindowBytes: 0, layerWindowBytes: undefined as number | undefined };
   for (const numSms of sms) {
-    await using made = await makeCudaCases({ meeting, stopwatch, inputs }, { numSms, dtypes, layer });
+    await using made = await makeCudaCases({ meeting, stopwatch, inputs, isOneShape }, { numSms, dtypes, layer });
     const times = await timeCudaCases(world, stopwatch, made.cases, {
       warmup,
       iterations,

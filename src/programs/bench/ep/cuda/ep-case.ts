@@ -20,6 +20,8 @@ export interface CudaCaseTools {
   readonly meeting: CudaMeeting;
   readonly stopwatch: CudaStopwatch;
   readonly inputs: CudaEpInputs;
+  /** Of the bare copies: only a usual shape is tried. */
+  readonly isOneShape: boolean;
 }
 
 /** The names of the bare copies: of combine's rows, and of dispatched ones. */

@@ -15,7 +15,8 @@ export interface CopyTools extends CudaCaseTools {
 }
 
 /** Collective. Of combine's rows; they are those that a dispatch of bf16 rows has left. */
-export async function makePull({ meeting, stopwatch, inputs, buffer, counter }: CopyTools): Promise<RowCopy> {
+export async function makePull(tools: CopyTools): Promise<RowCopy> {
+  const { meeting, stopwatch, inputs, buffer, counter, isOneShape } = tools;
   const { workload, table, out, bf16 } = inputs;
   const copy = await fastestRowCopy(meeting, stopwatch, {
     direction: 'pull',
@@ -26,6 +27,7 @@ export async function makePull({ meeting, stopwatch, inputs, buffer, counter }: 
     local: out,
     table,
     counter,
+    isOneShape,
   });
   await checkPull(meeting, copy, { sent: bf16, out });
   return copy;
@@ -33,7 +35,7 @@ export async function makePull({ meeting, stopwatch, inputs, buffer, counter }: 
 
 /** Collective. Of the rows that dispatch sends. */
 export async function makePush(
-  { meeting, stopwatch, inputs, buffer, counter }: CopyTools,
+  { meeting, stopwatch, inputs, buffer, counter, isOneShape }: CopyTools,
   dtype: RowDtype,
 ): Promise<RowCopy> {
   const { workload, table, topkIdx, topkWeights } = inputs;
@@ -58,6 +60,7 @@ export async function makePush(
     local,
     table,
     counter,
+    isOneShape,
   } as const;
   const copy = await fastestRowCopy(meeting, stopwatch, sides ? { ...options, sides } : options);
   const { recvX, handle } = await buffer.dispatch({ x: input, topkIdx, topkWeights });

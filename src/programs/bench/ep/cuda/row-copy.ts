@@ -4,7 +4,7 @@ import { benchKernels } from '../../../../device/cuda/kernels/bench.ts';
 import type { LaunchPlan } from '../../../../device/cuda/launch-plan.ts';
 import type { Tensor } from '../../../../device/tensor.ts';
 import { summarize } from '../../statistics.ts';
-import { type CopyOf, type CopyShape, copyShapes, stagedBytes } from './copy-shape.ts';
+import { type CopyOf, type CopyShape, copyShapes, usualCopyShape, stagedBytes } from './copy-shape.ts';
 import type { CudaMeeting, FieldOf } from './meeting.ts';
 import type { CudaStopwatch } from './stopwatch.ts';
 
@@ -31,6 +31,8 @@ export interface RowCopyOptions {
   readonly table: Tensor<'i32'>;
   /** i32 [1], zero between kernels. */
   readonly counter: Tensor<'i32'>;
+  /** True: no other shape than a usual one is tried. */
+  readonly isOneShape: boolean;
 }
 
 type CopyLaunchPlan = LaunchPlan<FieldOf<typeof benchCopyArguments>>;
@@ -41,7 +43,7 @@ export interface RowCopy {
   readonly launch: () => void;
 }
 
-/** Collective. Tries every shape that fits and keeps the fastest. */
+/** Collective. Tries every shape that fits and keeps the fastest, unless one is to do. */
 export async function fastestRowCopy(
   meeting: CudaMeeting,
   stopwatch: CudaStopwatch,
@@ -58,7 +60,8 @@ export async function fastestRowCopy(
   };
   const { benchPush, benchPull } = await device.loadKernels(benchKernels);
   const kernel = options.direction === 'push' ? benchPush : benchPull;
-  const trials = copyShapes(of).map((shape) => {
+  const shapes = options.isOneShape ? [usualCopyShape(of)] : copyShapes(of);
+  const trials = shapes.map((shape) => {
     const sharedBytes = BARRIER_BYTES + stagedBytes(of, shape);
     const plan = kernel.plan({ grid: shape.blocks, block: shape.warps * 32, sharedBytes });
     bindCopy(plan, meeting, options);
@@ -66,6 +69,8 @@ export async function fastestRowCopy(
     plan.arguments.set('slots', shape.slots);
     return { shape, launch: () => launchCopy(plan, meeting) };
   });
+  const [only] = trials;
+  if (options.isOneShape) return { shape: only!.shape, shapesTried: 1, launch: only!.launch };
   const finalists = await trialRounds(meeting, stopwatch, trials, FIRST_ROUNDS);
   const [best] = await trialRounds(meeting, stopwatch, finalists.slice(0, FINALISTS), FINAL_ROUNDS);
   const { shape, launch } = best as Trial;

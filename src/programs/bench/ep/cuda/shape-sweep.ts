@@ -70,7 +70,7 @@ export async function runShapeSweep(
   const config = { ...benchBufferConfig(full), numSms };
   await using first = await EpBuffer.create(world, device, config);
   const counter = await device.tensor('i32', [1], new Int32Array(1));
-  const tools = { meeting, stopwatch, inputs, buffer: first, counter };
+  const tools = { meeting, stopwatch, inputs, buffer: first, counter, isOneShape: false };
   const { bf16, topkIdx, topkWeights, out } = inputs;
   // Leaves the rows that the bare pull is checked with.
   (await first.dispatch({ x: bf16, topkIdx, topkWeights })).handle.dispose();

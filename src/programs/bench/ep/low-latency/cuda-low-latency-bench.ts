@@ -29,10 +29,10 @@ import { percentilesOf, slowestOf } from './low-latency-results.ts';
 export async function runCudaLowLatencyBench(
   world: World,
   device: CudaDevice,
-  options: LowLatencyBenchOptions,
+  options: LowLatencyBenchOptions & { readonly isOneShape: boolean },
   progress?: (done: number, total: number) => void,
 ): Promise<CudaLowLatencyBenchReport | undefined> {
-  const { workload, variant, dtypes, iterations, warmup, pairs, numSms } = options;
+  const { workload, variant, dtypes, iterations, warmup, pairs, numSms, isOneShape } = options;
   const full: EpWorkload = { ...workload, dtype: 'bf16' };
   checkEpWorkload(full);
   const gpuMachine = await gpuMachineDocument(world, device);
@@ -45,7 +45,7 @@ export async function runCudaLowLatencyBench(
     numSms: numSms || device.properties.multiprocessors,
   });
   const counter = await device.tensor('i32', [1], new Int32Array(1));
-  const tools = { meeting, stopwatch, inputs, buffer, counter };
+  const tools = { meeting, stopwatch, inputs, buffer, counter, isOneShape };
   const { bf16, topkIdx, topkWeights } = inputs;
   // Leaves the rows that the bare pull is checked with.
   (await buffer.dispatch({ x: bf16, topkIdx, topkWeights })).handle.dispose();
