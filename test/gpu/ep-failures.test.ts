@@ -77,22 +77,20 @@ test('a call that fails on one rank before it begins leaves no trace', { skip: n
   );
 });
 
-test('a choice that only one rank gets wrong fails on all, and the layer goes on', { skip: noGpu }, async () => {
-  const { exitCode, ranks, transcript } = await runRanks(2, script, { args: ['layer choice'], env });
-  assert.equal(exitCode, 0, transcript);
-  const failures = ranks.map((rank) => resultOf(rank) as Failure);
-  for (const { code } of failures) assert.equal(code, 'WL_INVALID_ARGUMENT', transcript);
-  assert.match(
-    failures[0]?.message ?? '',
-    /Invalid expIndices\[1, 1\]: expected .*, got "a bad value of rank 1"/,
-    transcript,
-  );
-  assert.match(
-    failures[1]?.message ?? '',
-    /Invalid expIndices\[1, 1\]: expected an expert from 0 to 3.*, got 7/,
-    transcript,
-  );
-});
+for (const what of ['buffer', 'layer']) {
+  test(`a choice that only one rank gets wrong fails on all, and the ${what} goes on`, { skip: noGpu }, async () => {
+    const { exitCode, ranks, transcript } = await runRanks(2, script, { args: [`${what} choice`], env });
+    assert.equal(exitCode, 0, transcript);
+    const failures = ranks.map((rank) => resultOf(rank) as Failure);
+    const place = /Invalid (topkIdx|expIndices)\[1, 1\]: expected an expert from 0 to 3, or -1.*, got /;
+    for (const { code, message } of failures) {
+      assert.equal(code, 'WL_INVALID_ARGUMENT', transcript);
+      assert.match(message, place, transcript);
+    }
+    assert.match(failures[0]?.message ?? '', /got "?a bad value of rank 1"?$/, transcript);
+    assert.match(failures[1]?.message ?? '', /got 7$/, transcript);
+  });
+}
 
 for (const [scenario, code, message] of [
   ['other topk', 'WL_CONFIG_MISMATCH', /disagree on topk/],
