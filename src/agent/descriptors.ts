@@ -3,7 +3,7 @@ import { getWide, setWide } from '../abi/wide-words.ts';
 import { DESCRIPTOR_LIST_MAGIC, descriptor, descriptorListHead } from '../abi/descriptor-list.ts';
 import { Block } from '../abi/layout.ts';
 import { checkOptions, type OptionNames } from '../core/check-options.ts';
-import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import { invalidArgument, show, WeftlineError } from '../core/errors.ts';
 import { isWhole } from '../core/whole-number.ts';
 import type { MemoryKind } from './agent-memory.ts';
 
@@ -78,7 +78,7 @@ export class DescriptorList {
       throw invalidArgument(
         'blocks',
         Object.entries(options)
-          .map(([name, value]) => `${name}: ${String(value)}`)
+          .map(([name, value]) => `${name}: ${show(value)}`)
           .join(', '),
         `whole numbers, with count from 1 to as many blocks as lie in the ${memory.length} bytes`,
       );
@@ -163,7 +163,7 @@ export class DescriptorList {
     const lengths = new Float64Array(indices.length);
     for (let at = 0; at < indices.length; at++) {
       const index = indices[at]!;
-      const address = this.addresses[index];
+      const address = typeof index === 'number' ? this.addresses[index] : undefined;
       if (address === undefined) throw invalidArgument('index', index, `0 to ${this.length - 1}`);
       addresses[at] = address;
       lengths[at] = this.lengths[index]!;

@@ -1,6 +1,7 @@
 // What an agent has registered, and with which of its backends.
 import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { asWeftlineError, invalidArgument, WeftlineError } from '../core/errors.ts';
+import { isWhole } from '../core/whole-number.ts';
 import { log } from '../core/log.ts';
 import { quote } from '../core/quote.ts';
 import { SharedMemory } from '../windows/shared-memory.ts';
@@ -70,6 +71,7 @@ export class Registrations {
   /** `populate` sets up all pages now. */
   async allocate(bytes: number, populate: boolean, options: RegisterOptions): Promise<Registration> {
     checkRegister(options, 'options of allocate');
+    if (!isWhole(bytes, 1)) throw invalidArgument('bytes', bytes, 'a whole number of at least 1');
     const shared = SharedMemory.create('agent', bytes, populate);
     const memory = sharedHostMemory(shared);
     try {

@@ -1,5 +1,5 @@
 // Element types of tensors: size, the typed array that holds them, and conversions to and from f32.
-import { invalidArgument } from './errors.ts';
+import { invalidArgument, type WeftlineError } from './errors.ts';
 
 /** Element types of tensors: bytes per element, and the typed array that views them. */
 export const dtypes = {
@@ -44,6 +44,10 @@ export function typedArrayOver<D extends DType>(
   return new view(buffer, byteOffset, elements) as TypedArrayOf[D];
 }
 
+function noNumber(name: string, value: unknown): WeftlineError {
+  return invalidArgument(name, value, 'a number');
+}
+
 const f32Cell = new Float32Array(1);
 const bitsCell = new Uint32Array(f32Cell.buffer);
 
@@ -64,6 +68,7 @@ export function f32FromBits(bits: number): number {
  * @param value Any number.
  */
 export function toBf16(value: number): number {
+  if (typeof value !== 'number') throw noNumber('value', value);
   const bits = f32Bits(value);
   if ((bits & 0x7fff_ffff) > 0x7f80_0000) return 0x7fc0;
   return ((bits + 0x7fff + ((bits >>> 16) & 1)) >>> 16) & 0xffff;
@@ -74,6 +79,7 @@ export function toBf16(value: number): number {
  * @param bits The lower 16 bits count.
  */
 export function fromBf16(bits: number): number {
+  if (typeof bits !== 'number') throw noNumber('bits', bits);
   return f32FromBits((bits << 16) >>> 0);
 }
 
@@ -87,6 +93,7 @@ const F16_INFINITY = 0x7c00;
  * @param value Any number.
  */
 export function toF16(value: number): number {
+  if (typeof value !== 'number') throw noNumber('value', value);
   const bits = f32Bits(value);
   const sign = (bits >>> 16) & 0x8000;
   const magnitude = bits & 0x7fff_ffff;
@@ -103,6 +110,7 @@ export function toF16(value: number): number {
  * @param bits The lower 16 bits count.
  */
 export function fromF16(bits: number): number {
+  if (typeof bits !== 'number') throw noNumber('bits', bits);
   const sign = bits & 0x8000 ? -1 : 1;
   const exponent = (bits >>> 10) & 0x1f;
   const fraction = bits & 0x3ff;

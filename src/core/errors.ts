@@ -139,12 +139,19 @@ function encodeChain(error: unknown, rank: number | undefined, depth: number): E
  * @param encoded What encodeError() returned, here or elsewhere.
  */
 export function decodeError(encoded: EncodedError): WeftlineError {
-  const known = Object.hasOwn(errorCodes, encoded.code);
+  return decodeChain(encoded, CAUSE_DEPTH);
+}
+
+function decodeChain(encoded: EncodedError, depth: number): WeftlineError {
+  if (typeof encoded !== 'object' || encoded === null || typeof encoded.message !== 'string') {
+    throw invalidArgument('encoded', encoded, 'what encodeError() returned');
+  }
+  const known = typeof encoded.code === 'string' && Object.hasOwn(errorCodes, encoded.code);
   return new WeftlineError(known ? encoded.code : 'WL_INTERNAL', encoded.message, {
     details: known ? encoded.details : { ...encoded.details, code: encoded.code },
     ...(encoded.rank === undefined ? {} : { rank: encoded.rank }),
     ...(encoded.stack === undefined ? {} : { remoteStack: encoded.stack }),
-    ...(encoded.cause === undefined ? {} : { cause: decodeError(encoded.cause) }),
+    ...(encoded.cause === undefined || depth === 0 ? {} : { cause: decodeChain(encoded.cause, depth - 1) }),
   });
 }
 
@@ -155,7 +162,8 @@ export function invalidArgument(argument: string, value: unknown, expected: stri
   });
 }
 
-function show(value: unknown, depth = 0): string {
+/** A value that a caller passed, for a message: also what has no text of its own. */
+export function show(value: unknown, depth = 0): string {
   if (depth > MAX_SHOWN_DEPTH) return '…';
   if (typeof value === 'string') return quote(value, MAX_SHOWN_TEXT);
   if (typeof value === 'bigint') return `${value}n`;

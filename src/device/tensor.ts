@@ -97,14 +97,6 @@ export class Tensor<D extends DType = DType> implements Disposable {
   /** Overwrites the elements with values from host memory: a typed array as view() returns it, of as many elements. */
   async fromHost(values: TypedArrayOf[D]): Promise<void> {
     this.#requireLive('write');
-    requireValues(this.dtype, values);
-    if (values.length !== this.elements) {
-      throw invalidArgument(
-        'values.length',
-        values.length,
-        `${this.elements}, the elements of [${this.shape.join(', ')}]`,
-      );
-    }
     return this.device.upload(this, values);
   }
 
@@ -127,6 +119,22 @@ export class Tensor<D extends DType = DType> implements Disposable {
   get #byteOffset(): number {
     return this.address - this.storage.address;
   }
+}
+
+/** Before values are written to a tensor: of this device, live, of as many elements. Fails with WL_INVALID_ARGUMENT. */
+export function requireUpload(device: HostAccess, tensor: Tensor, values: { readonly length: number }): void {
+  requireDownload(device, tensor);
+  requireValues(tensor.dtype, values);
+  if (values.length === tensor.elements) return;
+  const { elements, shape } = tensor;
+  throw invalidArgument('values.length', values.length, `${elements}, the elements of [${shape.join(', ')}]`);
+}
+
+/** Before a tensor is read: of this device, and live. Fails with WL_INVALID_ARGUMENT. */
+export function requireDownload(device: HostAccess, tensor: Tensor): void {
+  const isOwn = tensor instanceof Tensor && tensor.device === device;
+  if (isOwn && !tensor.storage.disposed) return;
+  throw invalidArgument('tensor', isOwn ? 'a disposed tensor' : tensor, `a live tensor of this ${device.kind} device`);
 }
 
 /** Bytes of other arrays would stand for other numbers, and a list of numbers has none. */

@@ -57,7 +57,7 @@ export class Topology {
   }
 
   #place(rank: number): { readonly host: number; readonly index: number } {
-    const place = this.#places[rank];
+    const place = typeof rank === 'number' ? this.#places[rank] : undefined;
     if (place !== undefined) return place;
     throw invalidArgument('rank', rank, `a rank of the group, 0 to ${this.#places.length - 1}`);
   }

@@ -82,3 +82,26 @@ test('a request that was never made, and ranges of other numbers, are refused by
   await assert.rejects(create({ queueCapacity: 64n }), invalid);
   for (const reason of [undefined, null, {}, 'stop']) assert.throws(() => host.abort(as(reason)), invalid);
 });
+
+test('a tensor of the CPU is registered as itself and held; its address is none of this process', async () => {
+  await using host = await DeviceHost.create({ name: 'a', device });
+  await using peer = await DeviceHost.create({ name: 'b', device });
+  const { used } = device.space;
+  const tensor = await device.tensor('u8', [4096], new Uint8Array(4096).fill(42));
+  await assert.rejects(host.registerVram(tensor.address, 4096), withCode('WL_INVALID_ARGUMENT', 'pass the tensor'));
+  await assert.rejects(host.registerVram(tensor, 4097), withCode('WL_INVALID_ARGUMENT', 'at most 4096'));
+  const memory = await host.registerVram(tensor);
+  assert.deepEqual([memory.bytes, host.view(memory)[4095]], [4096, 42]);
+  const target = await peer.allocate(4096);
+  const name = await host.addRemoteAgent(await peer.getMetadata());
+  const request = await host.createWriteReq({ memory }, peer.serializeXferDescs({ memory: target }), name);
+  const handle = await host.createGpuReq(request);
+  host.kernelApi.put(handle, { target: 0, source: 0, bytes: 4096 });
+  await host.kernelApi.flush(handle);
+  assert.ok(peer.view(target).every((byte) => byte === 42));
+  await host.releaseWriteReq(request);
+  await host.deregisterVram(memory);
+  tensor.dispose();
+  assert.equal(device.space.used, used);
+  await assert.rejects(host.registerVram(tensor), withCode('WL_INVALID_ARGUMENT', 'a disposed tensor'));
+});

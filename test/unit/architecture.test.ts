@@ -61,6 +61,7 @@ const openersOfTheirOwn = [
   'src/meeting/user-secret.ts',
   'src/native/file-probe.ts',
   'src/native/memory-file.ts',
+  'src/native/own-memory.ts',
   'src/programs/bench/collectives/mpi-loop.ts',
   'src/programs/bench/ep/cuda/gpu-machine.ts',
   'src/programs/bench/machine.ts',

@@ -1,6 +1,8 @@
 // A DeviceHost's side of the CPU: queues in shared memory, kernels are functions of TypeScript.
-import type { WeftlineError } from '../../core/errors.ts';
-import { viewAt } from '../../native/library.ts';
+import { invalidArgument, type WeftlineError } from '../../core/errors.ts';
+import type { Tensor } from '../../device/tensor.ts';
+import { addressOf, viewAt } from '../../native/library.ts';
+import { isOwnMemory } from '../../native/own-memory.ts';
 import { queueBytes } from '../service/command-queue.ts';
 import { CpuKernelApi } from './cpu-kernel-api.ts';
 import type { DeviceHalf, DeviceHalfOptions } from './device-half.ts';
@@ -39,6 +41,16 @@ export class CpuHalf implements DeviceHalf {
 
   async allocate(bytes: number): Promise<Allocation> {
     return this.#service.allocate(bytes);
+  }
+
+  /** A tensor's own address is an offset in the memory of its device. */
+  addressOf(tensor: Tensor): number {
+    if (tensor.device.kind === 'cpu') return Number(addressOf(tensor.view()));
+    throw invalidArgument('memory', `a tensor of a ${tensor.device.kind} device`, 'one of a CpuDevice');
+  }
+
+  owns(address: number, bytes: number): boolean {
+    return isOwnMemory(address, bytes);
   }
 
   pin(address: number): number {

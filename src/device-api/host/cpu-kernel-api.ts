@@ -79,8 +79,10 @@ export class CpuKernelApi {
    * stay as it is until flush(). Blocks while the queue is full. Fails with WL_INVALID_ARGUMENT, having written nothing,
    * for a range that is not inside; WL_TIMEOUT when the queue stays full.
    */
-  put(request: number, { target, source, bytes }: CpuPut, route: CpuRoute = {}): void {
+  put(request: number, range: CpuPut, route: CpuRoute = {}): void {
     const shape = this.#shape(request);
+    checkRecord('range', range);
+    const { target, source, bytes } = range;
     checkRange('target range', target, bytes, this.#remoteBytes(shape, route));
     checkRange('source range', source, bytes, shape.local.bytes);
     checkRange('range', 0, bytes, MAX_COMMAND_BYTES - 1);
@@ -93,8 +95,11 @@ export class CpuKernelApi {
   }
 
   /** Adds to the 64-bit counter at `target` (a multiple of 8), after the puts of the channel. Fails as put(). */
-  signal(request: number, { target, add }: CpuSignal, route: CpuRoute = {}): void {
+  signal(request: number, counter: CpuSignal, route: CpuRoute = {}): void {
     const shape = this.#shape(request);
+    checkRecord('counter', counter);
+    const { target, add } = counter;
+    checkNumber('target', target);
     if (target % 8 !== 0) throw invalidArgument('target', target, 'a multiple of 8');
     checkRange('counter', target, 8, this.#remoteBytes(shape, route));
     checkNumber('add', add);
@@ -106,8 +111,12 @@ export class CpuKernelApi {
    * Writes 8 bytes and their number into the peer's cell, of 16 bytes, so that it sees both or none. A cell has one writer,
    * begins as zeros, and is written again when the peer has taken the word. No order with puts and signals. Fails as put().
    */
-  putWord(request: number, { target, value, epoch }: CpuWord, route: CpuRoute = {}): void {
+  putWord(request: number, word: CpuWord, route: CpuRoute = {}): void {
     const shape = this.#shape(request);
+    checkRecord('word', word);
+    const { target, value, epoch } = word;
+    checkNumber('target', target);
+    if (typeof value !== 'bigint') throw invalidArgument('value', value, 'a bigint of 64 bits');
     if (target % 16 !== 0) throw invalidArgument('target', target, 'a multiple of 16');
     checkRange('cell', target, 16, this.#remoteBytes(shape, route));
     checkNumber('epoch', epoch);
@@ -124,6 +133,8 @@ export class CpuKernelApi {
     counter: CpuSignal & { readonly request: number },
     route: CpuRoute = {},
   ): void {
+    checkRecord('data', data);
+    checkRecord('counter', counter);
     this.put(data.request, data, route);
     this.signal(counter.request, counter, route);
   }
@@ -140,24 +151,32 @@ export class CpuKernelApi {
 
   /** The value of a counter of this process; what peers put before its signals is visible then. */
   readSignal(counter: BigUint64Array): number {
+    this.#checkCounter('counter', counter, 1);
     return Number(Atomics.load(counter, 0));
   }
 
   /** Sets a counter, while nobody adds to it. */
   writeSignal(counter: BigUint64Array, value: number): void {
+    this.#checkCounter('counter', counter, 1);
+    checkNumber('value', value);
     Atomics.store(counter, 0, BigInt(value));
   }
 
   /** Resolves once the counter is at least `value`. Fails with WL_TIMEOUT, WL_CLOSED, or the error of a peer that is lost. */
   async wait(counter: BigUint64Array, value: number): Promise<void> {
+    this.#checkCounter('counter', counter, 1);
+    checkNumber('value', value);
+    const seen = (): number => Number(Atomics.load(counter, 0));
     await this.#until(
-      () => this.readSignal(counter) >= value,
-      () => `a signal (expected ${value}, seen ${this.readSignal(counter)})`,
+      () => seen() >= value,
+      () => `a signal (expected ${value}, seen ${seen()})`,
     );
   }
 
   /** Resolves with the value of the cell (two words) once its epoch is at least `epoch`. Fails as wait(). */
   async waitWord(cell: BigUint64Array, epoch: number): Promise<bigint> {
+    this.#checkCounter('cell', cell, 2);
+    checkNumber('epoch', epoch);
     const seen = (): number => Number(Atomics.load(cell, 1));
     await this.#until(
       () => seen() >= epoch,
@@ -192,18 +211,30 @@ export class CpuKernelApi {
 
   #shape(request: number): RequestShape {
     if (this.#closed !== undefined) throw this.#closed;
-    const shape = this.#options.requests[request];
+    const shape = typeof request === 'number' ? this.#options.requests[request] : undefined;
     if (shape === undefined) throw invalidArgument('request', request, 'what createGpuReq() returned');
     return shape;
   }
 
-  #remoteBytes(shape: RequestShape, { remote = 0 }: CpuRoute): number {
-    const range = shape.remotes[remote];
+  /** What the memory was is unmapped once the host is closed. */
+  #checkCounter(name: string, counter: BigUint64Array, words: number): void {
+    if (this.#closed !== undefined) throw this.#closed;
+    if (counter instanceof BigUint64Array && counter.length >= words) return;
+    throw invalidArgument(name, counter, `a BigUint64Array of at least ${words} words, over memory of this host`);
+  }
+
+  #remoteBytes(shape: RequestShape, route: CpuRoute): number {
+    checkRecord('route', route);
+    const { remote = 0 } = route;
+    const range = typeof remote === 'number' ? shape.remotes[remote] : undefined;
     if (range === undefined) throw invalidArgument('remote', remote, `a number below ${shape.remotes.length}`);
     return range.bytes;
   }
 
-  #writer({ channel = 0 }: CpuRoute): CommandWriter {
+  #writer(route: CpuRoute): CommandWriter {
+    checkRecord('route', route);
+    const { channel = 0 } = route;
+    checkNumber('channel', channel);
     return this.#writers[channel % this.#writers.length]!;
   }
 
@@ -257,8 +288,17 @@ function checkNumber(name: string, value: number): void {
   throw invalidArgument(name, value, 'a whole number from 0 to 2^53 - 1');
 }
 
+function checkRecord(name: string, value: unknown): void {
+  if (typeof value !== 'object' || value === null) throw invalidArgument(name, value, 'an object');
+}
+
 function checkRange(name: string, start: number, bytes: number, limit: number): void {
   const isInside = Number.isSafeInteger(start) && Number.isSafeInteger(bytes) && start >= 0 && bytes >= 0;
   if (isInside && start + bytes <= limit) return;
-  throw invalidArgument(name, [start, start + bytes], `inside the ${limit} bytes of its memory`);
+  const isNumber = typeof start === 'number' && typeof bytes === 'number';
+  throw invalidArgument(
+    name,
+    isNumber ? [start, start + bytes] : [start, bytes],
+    `inside the ${limit} bytes of its memory`,
+  );
 }

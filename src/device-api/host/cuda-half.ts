@@ -1,6 +1,7 @@
 // A DeviceHost's side of a GPU: requests and queues that kernels reach, memory of peers mapped by CUDA IPC.
-import { WeftlineError } from '../../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
+import { CUDA_SUCCESS } from '../../device/cuda/cuda-status.ts';
 import { whyNoPeerAtomics } from '../../device/cuda/peer-atomics.ts';
 import { type Storage, Tensor } from '../../device/tensor.ts';
 import { type Out, viewAt } from '../../native/library.ts';
@@ -75,6 +76,19 @@ export class CudaHalf implements DeviceHalf {
     // No peer may write before the memory is zeroed.
     await this.#device.stream.idle();
     return { address: storage.address };
+  }
+
+  addressOf(tensor: Tensor): number {
+    if (tensor.device === this.#device) return tensor.address;
+    throw invalidArgument('memory', `a tensor of another ${tensor.device.kind} device`, 'one of this GPU');
+  }
+
+  owns(address: number, bytes: number): boolean {
+    const { context } = this.#device;
+    const base: Out = [0];
+    const size: Out = [0];
+    if (context.status('cuMemGetAddressRange', base, size, address) !== CUDA_SUCCESS) return false;
+    return address + bytes <= base[0] + size[0];
   }
 
   pin(address: number, bytes: number): number {

@@ -1,5 +1,6 @@
 // What a DeviceHost asks of the kind of device that it serves; the implementations are CpuHalf and CudaHalf.
 import type { WeftlineError } from '../../core/errors.ts';
+import type { Tensor } from '../../device/tensor.ts';
 import type { CpuKernelApi } from './cpu-kernel-api.ts';
 import type { SharedBytes } from '../service/proxy-messages.ts';
 import type { RequestShape } from '../service/request-shape.ts';
@@ -16,6 +17,10 @@ export interface DeviceHalf extends Disposable {
   readonly queueMemory: SharedBytes;
   /** Memory of the device; `id` if it is registered already. */
   allocate(bytes: number): Promise<{ readonly address: number; readonly id?: number }>;
+  /** Where kernels and the host find a tensor. Fails with WL_INVALID_ARGUMENT for one of another device. */
+  addressOf(tensor: Tensor): number;
+  /** Whether all these bytes are memory of the device, or of this process on the CPU. */
+  owns(address: number, bytes: number): boolean;
   /** Lets kernels reach host memory of this process; returns where they find it. */
   pin(address: number, bytes: number): number;
   /** True for memory that the host reads only by copies of the device. */

@@ -1,4 +1,5 @@
 // The host of kernels that communicate: registers their memory, exchanges it with peers, gives them handles to requests.
+import type { Tensor } from '../../device/tensor.ts';
 import type { ListenerAddress, MetadataStore } from '../../agent/index.ts';
 import { MAX_REQUEST_REMOTES } from '../../abi/command-queue.ts';
 import { checkOptions } from '../../core/check-options.ts';
@@ -138,9 +139,15 @@ export class DeviceHost implements AsyncDisposable {
     return this.#parts.memory.allocateHost(bytes, deviceId);
   }
 
-  /** On the CPU the address is native, as allocate() gives it. The memory stays until it is deregistered. */
-  registerVram(address: number, bytes: number, deviceId?: number): Promise<RegisteredVram> {
-    return this.#parts.memory.register(address, bytes, deviceId);
+  /**
+   * A tensor of the device, or memory by its address, which on the CPU is a native one, as allocate() gives it. The memory must
+   * stay until it is deregistered; a tensor is held so long. Fails with WL_INVALID_ARGUMENT for an address that is not memory of
+   * this process, or of the GPU.
+   * @param memory Which. A tensor's `address` will do on GPUs alone.
+   * @param bytes How many from there on; all of a tensor by default.
+   */
+  registerVram(memory: Tensor | number, bytes?: number, deviceId?: number): Promise<RegisteredVram> {
+    return this.#parts.memory.register(memory, bytes, deviceId);
   }
 
   /**
@@ -151,7 +158,10 @@ export class DeviceHost implements AsyncDisposable {
     return this.#parts.memory.deregister(memory);
   }
 
-  /** The bytes in place; WL_UNSUPPORTED for memory of GPUs. */
+  /**
+   * The bytes in place; WL_UNSUPPORTED for memory of GPUs. Valid until the memory is deregistered or the host closed: memory that
+   * the host allocated is unmapped then, and a view of it, or an array over its buffer, must not be touched any more.
+   */
   view(memory: RegisteredVram): Uint8Array {
     return this.#parts.memory.view(memory);
   }

@@ -1,6 +1,7 @@
 // The memory that kernels of a DeviceHost and its peers reach: made and registered, read, written, described, given up.
 import { hostIdentity } from '../../world/host-identity.ts';
 import { invalidArgument } from '../../core/errors.ts';
+import { Tensor } from '../../device/tensor.ts';
 import type { ProxyService } from '../service/proxy-service.ts';
 import type { DeviceHalf } from './device-half.ts';
 import { type DescRange, encodeDescs } from './transfer-descs.ts';
@@ -18,6 +19,8 @@ interface Parts {
 export class KernelMemory {
   readonly #parts: Parts;
   readonly #regions = new VramRegions();
+  /** By number of the region. */
+  readonly #tensors = new Map<number, Tensor>();
 
   constructor(parts: Parts) {
     this.#parts = parts;
@@ -57,14 +60,16 @@ export class KernelMemory {
     return this.#regions.add({ id, address: half.pin(address, bytes), bytes, deviceId: half.deviceId });
   }
 
-  async register(address: number, bytes: number, deviceId?: number): Promise<RegisteredVram> {
-    checkBytes(bytes);
-    // An invalid address in a native call would end the process.
-    if (!Number.isSafeInteger(address) || address <= 0)
-      throw invalidArgument('address', address, 'an address of memory');
+  async register(memory: Tensor | number, bytes?: number, deviceId?: number): Promise<RegisteredVram> {
     const half = this.half(deviceId);
-    const id = await this.#parts.service.register({ address, bytes, ordinal: half.ordinal });
-    return this.#regions.add({ id, address, bytes, deviceId: half.deviceId });
+    const size = bytes ?? (memory instanceof Tensor ? memory.bytes : bytes);
+    checkBytes(size as number);
+    const address = addressIn(half, memory, size as number);
+    const id = await this.#parts.service.register({ address, bytes: size as number, ordinal: half.ordinal });
+    const region = this.#regions.add({ id, address, bytes: size as number, deviceId: half.deviceId });
+    // Until it is deregistered the tensor's memory is not given to others.
+    if (memory instanceof Tensor) this.#tensors.set(id, memory);
+    return region;
   }
 
   async deregister(memory: RegisteredVram): Promise<void> {
@@ -76,6 +81,7 @@ export class KernelMemory {
     if (!half.isFar(known.address)) half.release(known.address);
     await service.deregister(known.id);
     this.#regions.remove(known);
+    this.#tensors.delete(known.id);
     half.release(known.address);
   }
 
@@ -106,4 +112,23 @@ export class KernelMemory {
     const ipc = this.half(memory.deviceId).exportMemory(memory.address + offset, bytes);
     return { region: memory.id, offset, bytes, ...(ipc === undefined ? {} : { ipc }) };
   }
+}
+
+/** Where the memory is, as kernels of the device see it. Fails with WL_INVALID_ARGUMENT for what is not there. */
+function addressIn(half: DeviceHalf, memory: Tensor | number, bytes: number): number {
+  if (memory instanceof Tensor) {
+    if (memory.storage.disposed) throw invalidArgument('memory', 'a disposed tensor', 'a live one');
+    if (bytes > memory.bytes) throw invalidArgument('bytes', bytes, `at most ${memory.bytes}, those of the tensor`);
+    return half.addressOf(memory);
+  }
+  // An invalid address in a native call would end the process.
+  if (!Number.isSafeInteger(memory) || memory <= 0) {
+    throw invalidArgument('address', memory, 'a tensor, or an address of memory');
+  }
+  if (half.owns(memory, bytes)) return memory;
+  throw invalidArgument(
+    'address',
+    memory,
+    `a tensor, or where ${bytes} bytes of ${half.ordinal === undefined ? 'this process' : 'the GPU'} begin; the address of a tensor on a CPU is none: pass the tensor`,
+  );
 }

@@ -1,13 +1,14 @@
 // The CPU device: one WebAssembly memory per process that holds tensors, windows and everything the kernels touch.
 import { formatBytes } from '../../core/byte-size.ts';
 import { type DType, dtypes, requireDType, typedArrayOver, type TypedArrayOf } from '../../core/dtype.ts';
-import { WeftlineError } from '../../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import { isWhole } from '../../core/whole-number.ts';
 import { mapFileOver, mapZeroOver, preferHugePages } from '../../native/libc.ts';
 import { addressOf } from '../../native/library.ts';
 import { readSettings, settingsTable } from '../../settings/settings.ts';
 import type { Device } from '../device.ts';
 import { AbandonedMemory } from '../abandoned-memory.ts';
-import { elementCount, type Storage, Tensor } from '../tensor.ts';
+import { elementCount, requireDownload, requireUpload, type Storage, Tensor } from '../tensor.ts';
 import { AddressSpace } from './address-space.ts';
 import { addressSpaceAdvice } from './address-space-advice.ts';
 import { type CpuKernels, instantiateKernels } from './kernels.ts';
@@ -134,21 +135,31 @@ export class CpuDevice implements Device {
 
   /** A view of this memory, without a copy. `address` is in bytes, and a multiple of the element size. */
   hostView<D extends DType>(dtype: D, address: number, elements: number): TypedArrayOf[D] {
-    return typedArrayOver(dtype, this.#buffer, address, elements);
+    requireDType(dtype);
+    const { bytes } = dtypes[dtype];
+    const most = this.#buffer.byteLength;
+    const isInside = isWhole(address, 0) && isWhole(elements, 0) && address + elements * bytes <= most;
+    if (isInside && address % bytes === 0) return typedArrayOver(dtype, this.#buffer, address, elements);
+    throw invalidArgument(
+      'address and elements',
+      [address, elements],
+      `inside of the ${most} bytes of this device, the address a multiple of ${bytes}`,
+    );
   }
 
   /** Copies values into a tensor. */
-  upload<D extends DType>(tensor: Tensor<D>, values: TypedArrayOf[D]): Promise<void> {
+  async upload<D extends DType>(tensor: Tensor<D>, values: TypedArrayOf[D]): Promise<void> {
+    requireUpload(this, tensor, values);
     const bytes = new Uint8Array(values.buffer, values.byteOffset, values.byteLength);
     this.hostView('u8', tensor.address, tensor.bytes).set(bytes);
-    return Promise.resolve();
   }
 
   /** A copy of a tensor's values. */
-  download<D extends DType>(tensor: Tensor<D>): Promise<TypedArrayOf[D]> {
+  async download<D extends DType>(tensor: Tensor<D>): Promise<TypedArrayOf[D]> {
+    requireDownload(this, tensor);
     const copy = new Uint8Array(tensor.bytes);
     copy.set(this.hostView('u8', tensor.address, tensor.bytes));
-    return Promise.resolve(typedArrayOver(tensor.dtype, copy.buffer));
+    return typedArrayOver(tensor.dtype, copy.buffer);
   }
 
   /** There is nothing to wait for: the memory goes when nobody holds the device and its tensors any more. */

@@ -10,7 +10,7 @@ import type { Device } from '../device.ts';
 import { AbandonedMemory } from '../abandoned-memory.ts';
 import type { DeviceWaitOptions } from '../device-event.ts';
 import type { MemoryRange } from '../host-access.ts';
-import { elementCount, type Storage, Tensor } from '../tensor.ts';
+import { elementCount, requireDownload, requireUpload, type Storage, Tensor } from '../tensor.ts';
 import { CudaContext } from './cuda-context.ts';
 import { CudaEvent } from './cuda-event.ts';
 import { captureGraph, type CudaGraph } from './cuda-graph.ts';
@@ -292,12 +292,14 @@ export class CudaDevice implements Device {
   }
 
   /** Copies values into a tensor, in the order of `stream`; the values may change once it has resolved. */
-  upload<D extends DType>(tensor: Tensor<D>, values: TypedArrayOf[D]): Promise<void> {
+  async upload<D extends DType>(tensor: Tensor<D>, values: TypedArrayOf[D]): Promise<void> {
+    requireUpload(this, tensor, values);
     return this.#copy.toDevice(tensor.address, new Uint8Array(values.buffer, values.byteOffset, values.byteLength));
   }
 
   /** A copy of a tensor's values, once earlier work on `stream` is done. Fails with what that work reported. */
   async download<D extends DType>(tensor: Tensor<D>): Promise<TypedArrayOf[D]> {
+    requireDownload(this, tensor);
     const copy = new Uint8Array(tensor.bytes);
     await this.#copy.fromDevice(copy, tensor.address);
     return typedArrayOver(tensor.dtype, copy.buffer);

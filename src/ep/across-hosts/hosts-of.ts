@@ -18,7 +18,8 @@ export function ranksOfHosts({ topology: { hosts } }: RankGroup): number[] {
  * WL_INVALID_ARGUMENT if they are not `numRanks` together.
  */
 export function numberHosts(counts: readonly number[], numRanks: number): Hosts {
-  const sum = counts.reduce((total, count) => total + count, 0);
+  if (!Array.isArray(counts)) throw invalidArgument('ranksOfHosts', counts, 'a list of how many ranks each host has');
+  const sum = counts.reduce((total: number, count: unknown) => total + (typeof count === 'number' ? count : NaN), 0);
   if (sum !== numRanks || !counts.every((count) => Number.isSafeInteger(count) && count >= 1)) {
     throw invalidArgument('ranksOfHosts', counts, `whole numbers of at least 1 whose sum is ${numRanks}`);
   }

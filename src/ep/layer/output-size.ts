@@ -2,11 +2,13 @@
 import { exchangeRegionBytes } from '../../abi/exchange-record.ts';
 import { alignUp } from '../../abi/layout.ts';
 import { dtypes } from '../../core/dtype.ts';
+import { invalidArgument } from '../../core/errors.ts';
+import { isWhole } from '../../core/whole-number.ts';
 import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts';
 import { windowFootprint } from '../../windows/symmetric-window.ts';
 import { numberHosts } from '../across-hosts/hosts-of.ts';
 import { networkSize, type NetworkSize } from '../across-hosts/network-size.ts';
-import type { EPConfig } from './ep-config.ts';
+import { EPConfig } from './ep-config.ts';
 import { layerNetworkShape } from './layer-network-shape.ts';
 
 /** Reallocation rounds rows up to this, so that growth comes in few steps. */
@@ -56,11 +58,13 @@ export function grownRows(config: EPConfig, needed: number): number {
  * @param capacityRows Received rows that fit.
  * @param ranksOfHosts Ranks of each host; by default localWorldSize on each but the last, which has the rest.
  */
-export function outputSize(
-  config: EPConfig,
-  capacityRows: number,
-  ranksOfHosts: readonly number[] = evenHosts(config),
-): OutputSize {
+export function outputSize(config: EPConfig, capacityRows: number, ranksOfHosts?: readonly number[]): OutputSize {
+  if (!(config instanceof EPConfig)) throw invalidArgument('config', config, 'an EPConfig');
+  if (!isWhole(capacityRows, 0)) throw invalidArgument('capacityRows', capacityRows, 'a whole number of at least 0');
+  return sizeOn(config, capacityRows, ranksOfHosts ?? evenHosts(config));
+}
+
+function sizeOn(config: EPConfig, capacityRows: number, ranksOfHosts: readonly number[]): OutputSize {
   const numbered = numberHosts(ranksOfHosts, config.worldSize);
   const hosts = numbered.length === 1 ? 0 : numbered.length;
   const { bytes, regions } = layOutRegions<OutputRegion>({

@@ -11,7 +11,7 @@ import {
   lowLatencyMember,
 } from '../../abi/low-latency.ts';
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
-import { invalidArgument } from '../../core/errors.ts';
+import { invalidArgument, show } from '../../core/errors.ts';
 import { isWhole } from '../../core/whole-number.ts';
 import { memberBoardLayout } from './cuda/member-board-layout.ts';
 import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts';
@@ -75,15 +75,16 @@ export function withLowLatencyDefaults(config: LowLatencyConfig, numRanks: numbe
   return { ...config, layout, maxTokensPerExpert, overflow, combineTravels, elastic, numSms };
 }
 
+function wordOf(value: unknown): string | number {
+  return typeof value === 'number' || typeof value === 'string' ? value : show(value);
+}
+
 /** A configuration as ranks compare it, whatever a caller without types has put into it. */
 export function comparableConfig(
   config: Required<LowLatencyConfig>,
   device: 'cpu' | 'cuda',
 ): Readonly<Record<string, string | number | boolean>> {
-  const words = Object.entries<unknown>(config).map(([name, value]) => [
-    name,
-    typeof value === 'number' ? value : String(value),
-  ]);
+  const words = Object.entries<unknown>(config).map(([name, value]) => [name, wordOf(value)]);
   return Object.fromEntries([...words, ['device', device]]) as Record<string, string | number>;
 }
 
