@@ -6,7 +6,14 @@ import { DeviceTraps } from '#lib/device-api/host/device-traps.js';
 import { CommandReader } from '#lib/device-api/service/command-queue.js';
 import { CommandServer } from '#lib/device-api/service/command-server.js';
 import { queuesIn } from '#lib/device-api/service/queue-layout.js';
-import { nixlKernels, nixlParameters, warpKernels, warpParameters } from '../local/support/nixl-kernels.ts';
+import {
+  nixlHeaderKernels,
+  nixlHeaderParameters,
+  nixlKernels,
+  nixlParameters,
+  warpKernels,
+  warpParameters,
+} from '../local/support/nixl-kernels.ts';
 import { gpuTest, noise } from './support/gpu.ts';
 
 const BYTES = 4000;
@@ -147,6 +154,34 @@ for (const isDirect of [true, false]) {
     assert.deepEqual(log, []);
     assert.deepEqual([...(await counter.toHost())], [0, 0]);
     assert.ok((await target.toHost()).every((byte) => byte === 0));
+  });
+}
+
+for (const isDirect of [true, false]) {
+  gpuTest(`kernels in the order of NIXL's header, ${isDirect ? 'direct' : 'through a queue'}`, async (device) => {
+    const kernels = await device.compile({ source: nixlHeaderKernels, kernels: nixlHeaderParameters });
+    using both = await openRequests(device, isDirect);
+    const { data, tell, target, counter, log, traps, serve } = both;
+    using results = await device.tensor('i32', [6], new Int32Array(6).fill(-9));
+    kernels.headerWriteAndSignal.launch(
+      { grid: 1, block: 32 },
+      { data_req: data, signal_req: tell, size: 100, results },
+    );
+    await serve();
+    assert.deepEqual([...(await results.toHost())].slice(0, 3), [1, 1, 0]);
+    kernels.viewPutAndAdd.launch({ grid: 1, block: 32 }, { data, counter: tell, size: 1000, results });
+    await serve();
+    assert.deepEqual([...(await results.toHost())], [1, 1, 0, isDirect ? 1 : 0, 0, -2]);
+    assert.equal(traps.take(true), undefined);
+    if (!isDirect) {
+      assert.deepEqual(log, ['put 16 32 100', 'signal 0 5', 'put 0 64 1000', 'signal 0 7']);
+      return;
+    }
+    assert.deepEqual([...(await counter.toHost())], [12, 0]);
+    const want = new Uint8Array(BYTES);
+    want.set(noise(BYTES).subarray(16, 116), 32);
+    want.set(noise(BYTES).subarray(0, 1000), 64);
+    assert.deepEqual(await target.toHost(), want);
   });
 }
 

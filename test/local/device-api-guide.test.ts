@@ -8,7 +8,7 @@ import test, { after } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { compileFlags } from '#lib/device/cuda/jit/architecture.js';
 import { kernelFolder } from '#lib/device/cuda/jit/kernel-text.js';
-import { nixlKernels, warpKernels } from './support/nixl-kernels.ts';
+import { nixlHeaderKernels, nixlKernels, warpKernels } from './support/nixl-kernels.ts';
 import { extractCodeBlocks } from './documentation/code-blocks.ts';
 
 const noCompiler = spawnSync('nvcc', ['--version']).status === 0 ? false : 'there is no nvcc';
@@ -37,14 +37,28 @@ for (const { line, code } of kernels) {
   });
 }
 
-for (const [what, code] of Object.entries({ nixlKernels, warpKernels })) {
+for (const [what, code] of Object.entries({ nixlKernels, nixlHeaderKernels, warpKernels })) {
   for (const architecture of ['sm_80', 'sm_90a']) {
-    test(`${what} compile for ${architecture} by the names that NIXL's guide uses`, { skip: noCompiler }, () => {
+    test(`${what} compile for ${architecture} by NIXL's names`, { skip: noCompiler }, () => {
       const { ok, said } = compile(code, architecture);
       assert.ok(ok, said);
     });
   }
 }
+
+test(
+  "kernels in the order of NIXL's header do not compile with that of its guide, and the other way round",
+  { skip: noCompiler },
+  () => {
+    const asGuide = compile(nixlHeaderKernels.replace('nixl_device.cuh', 'nixl_guide.cuh'));
+    assert.equal(asGuide.ok, false);
+    const asHeader = compile(nixlKernels.replace('nixl_guide.cuh', 'nixl_device.cuh'));
+    assert.equal(asHeader.ok, false);
+    assert.match(asHeader.said, /deleted function/);
+    const both = compile('#include "nixl_device.cuh"\n#include "nixl_guide.cuh"\n');
+    assert.match(both.said, /another order of arguments than nixl_device\.cuh: include one of them/);
+  },
+);
 
 test('a level of NIXL that weftline lacks does not compile', { skip: noCompiler }, () => {
   const call = 'nixlGpuReadSignal<static_cast<nixl_gpu_level_t>(3)>(counter)';

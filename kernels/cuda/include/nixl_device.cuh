@@ -1,72 +1,151 @@
-// The device API under the names and the argument order of NIXL's guide to its GPU kernels.
+// The device API under the names and the argument order of NIXL's own header, which includes its newer names nixlPut, nixlAtomicAdd
+// and nixlGetPtr. NIXL's guide to its GPU kernels has another order: nixl_guide.cuh. A kernel includes one of them.
 //
-// Differences: offsets may have 64 bits. A post that fails (a range that is not inside, an unknown flag, a deadline, a peer
-// that is lost) ends the threads that made the call, because its result is void: no signal may tell of bytes that did not
-// go. The host gets the error when it waits for the stream. A loop over nixlGpuReadSignal has no deadline; weftline::wait has.
+// A call in the guide's order that says whether to wait for completion would mean something else here; it does not compile. Pass
+// the status too (nullptr for none) where NIXL's order is meant.
+//
+// Differences: an index names a range of the request's peer; the local range is the request's one. A memory view is a request,
+// which is the local and the remote side at once. What a post returns is NIXL_IN_PROG or an error, of which the host gets a record.
 #pragma once
-#ifdef __CUDACC_RTC__
-// NVRTC has no headers. Other libraries that name these types for it name the same ones.
-using uint32_t = unsigned int;
-using uint64_t = unsigned long long;
-using uintptr_t = uint64_t;
-using size_t = decltype(sizeof(0));
-#else
-#include <cstddef>
-#include <cstdint>
+#ifdef WEFTLINE_NIXL_GUIDE
+#error "nixl_device.cuh has another order of arguments than nixl_guide.cuh: include one of them"
 #endif
-#include "weftline/weftline.cuh"
+#define WEFTLINE_NIXL_DEVICE
+#include "weftline/nixl-names.cuh"
 
-// WARP: all 32 lanes of a warp write together, and wait for each other within the deadline; a signal may be posted by lane 0
-// alone. Between code that takes lanes different ways and a signal by several lanes belongs a __syncwarp().
-enum class nixl_gpu_level_t : uint64_t { THREAD = 0, WARP = 1, BLOCK = 2 };
+enum nixl_status_t {
+  NIXL_IN_PROG = 1,
+  NIXL_SUCCESS = 0,
+  NIXL_ERR_NOT_POSTED = -1,
+  NIXL_ERR_INVALID_PARAM = -2,
+  NIXL_ERR_BACKEND = -3,
+};
+
+// Of a post; ask nixlGpuGetXferStatus whether it is over.
+struct nixlGpuXferStatusH {
+  nixlGpuXferReqH request;
+  unsigned channel;
+};
+
+// Bits of a post. No number, so that it cannot stand where the guide's order has flags and this one a channel.
+struct nixl_gpu_flags_t {
+  uint64_t bits;
+  __device__ constexpr nixl_gpu_flags_t(uint64_t given) : bits(given) {}
+};
 
 namespace nixl_gpu_flags {
-// The post may stay at this device until one without this flag follows, or one that waits for completion.
-constexpr uint32_t defer = weftline::postDeferred;
+// The post may stay at this device until one without this flag follows, or its status is asked for.
+__device__ constexpr nixl_gpu_flags_t defer{weftline::postDeferred};
 }  // namespace nixl_gpu_flags
 
-// From DeviceHost.createGpuReq().
-using nixlGpuXferReqH = const weftline::DeviceRequest*;
+// Both sides of what a request writes; `index` and `offset` name a place of one.
+using nixlMemViewH = nixlGpuXferReqH;
+struct nixlMemViewElem {
+  nixlMemViewH mvh;
+  size_t index;
+  size_t offset;
+};
 
 namespace weftline {
 
-template <nixl_gpu_level_t level>
-constexpr Level levelOf = level == nixl_gpu_level_t::THREAD ? Level::Thread
-                          : level == nixl_gpu_level_t::WARP ? Level::Warp
-                          : level == nixl_gpu_level_t::BLOCK ? Level::Block
-                                                             : Level::Unnamed;
-
-__device__ __forceinline__ RequestHandle handleOf(nixlGpuXferReqH request) {
-  return reinterpret_cast<RequestHandle>(request);
-}
-
-__device__ __forceinline__ void leaveUnless(bool isGood) {
-  if (!isGood) asm volatile("exit;");
+__device__ __forceinline__ nixl_status_t nixlPosted(bool isGood, nixlGpuXferReqH request, unsigned channel,
+                                                    nixlGpuXferStatusH* status) {
+  if (status != nullptr) *status = {request, channel};
+  return isGood ? NIXL_IN_PROG : NIXL_ERR_BACKEND;
 }
 
 }  // namespace weftline
 
-// Writes `size` bytes from `src_offset` of the request's local range to `dst_offset` of range `dst_rkey_idx` of its peer.
-// With wait_completion they are visible there when it returns, and the source may change.
+// Writes `size` bytes from `local_offset` of the request's local range to `remote_offset` of range `desc_index` of its peer.
 template <nixl_gpu_level_t LEVEL = nixl_gpu_level_t::THREAD>
-__device__ __forceinline__ void nixlGpuPostSingleWriteXferReq(nixlGpuXferReqH req, uint64_t dst_offset, uint64_t src_offset,
-                                                              uint32_t dst_rkey_idx, size_t size, uint32_t flags = 0,
-                                                              bool wait_completion = false) {
-  weftline::leaveUnless(weftline::postWrite<weftline::levelOf<LEVEL>>(
-      weftline::handleOf(req), dst_offset, src_offset, dst_rkey_idx, size, flags, wait_completion));
+[[nodiscard]] __device__ __forceinline__ nixl_status_t nixlGpuPostSingleWriteXferReq(
+    nixlGpuXferReqH req_hndl, unsigned desc_index, size_t local_offset, size_t remote_offset, size_t size,
+    unsigned channel_id = 0) {
+  const weftline::Route route = {desc_index, channel_id, weftline::Order::Release, false};
+  const bool isGood =
+      weftline::put<weftline::levelOf<LEVEL>>(weftline::Opened(req_hndl), remote_offset, local_offset, size, route);
+  return weftline::nixlPosted(isGood, req_hndl, channel_id, nullptr);
 }
 
-// Adds `value` to the 64-bit counter at `offset` of range `dst_rkey_idx` of the request's peer, behind the writes before.
 template <nixl_gpu_level_t LEVEL = nixl_gpu_level_t::THREAD>
-__device__ __forceinline__ void nixlGpuPostSignalXferReq(nixlGpuXferReqH req, uint64_t offset, uint64_t value,
-                                                         uint32_t dst_rkey_idx, uint32_t flags = 0,
-                                                         bool wait_completion = false) {
-  weftline::leaveUnless(weftline::postSignal<weftline::levelOf<LEVEL>>(weftline::handleOf(req), offset, value,
-                                                                       dst_rkey_idx, flags, wait_completion));
+[[nodiscard]] __device__ __forceinline__ nixl_status_t nixlGpuPostSingleWriteXferReq(
+    nixlGpuXferReqH req_hndl, unsigned desc_index, size_t local_offset, size_t remote_offset, size_t size,
+    unsigned channel_id, bool is_no_delay, nixlGpuXferStatusH* xfer_status) {
+  const weftline::Route route = {desc_index, channel_id, weftline::Order::Release, !is_no_delay};
+  const bool isGood =
+      weftline::put<weftline::levelOf<LEVEL>>(weftline::Opened(req_hndl), remote_offset, local_offset, size, route);
+  return weftline::nixlPosted(isGood, req_hndl, channel_id, xfer_status);
 }
 
-// The counter's value; what peers wrote before the signals that it counts is then visible to the callers.
+// With the guide's order this is (offset there, offset here, range, size, flags, whether to wait).
 template <nixl_gpu_level_t LEVEL = nixl_gpu_level_t::THREAD>
-__device__ __forceinline__ uint64_t nixlGpuReadSignal(const void* signal_ptr) {
-  return weftline::readSignal<weftline::levelOf<LEVEL>>(signal_ptr);
+__device__ nixl_status_t nixlGpuPostSingleWriteXferReq(nixlGpuXferReqH, size_t, size_t, size_t, size_t, unsigned,
+                                                       bool) = delete;
+
+// Adds `signal_inc` to the counter at `signal_offset` of range `signal_desc_index` of the peer, behind the writes before.
+template <nixl_gpu_level_t LEVEL = nixl_gpu_level_t::THREAD>
+[[nodiscard]] __device__ __forceinline__ nixl_status_t nixlGpuPostSignalXferReq(nixlGpuXferReqH req_hndl,
+                                                                                unsigned signal_desc_index,
+                                                                                uint64_t signal_inc, size_t signal_offset,
+                                                                                unsigned channel_id = 0) {
+  const weftline::Route route = {signal_desc_index, channel_id, weftline::Order::Release, false};
+  const bool isGood =
+      weftline::signal<weftline::levelOf<LEVEL>>(weftline::Opened(req_hndl), signal_offset, signal_inc, route);
+  return weftline::nixlPosted(isGood, req_hndl, channel_id, nullptr);
+}
+
+template <nixl_gpu_level_t LEVEL = nixl_gpu_level_t::THREAD>
+[[nodiscard]] __device__ __forceinline__ nixl_status_t nixlGpuPostSignalXferReq(
+    nixlGpuXferReqH req_hndl, unsigned signal_desc_index, uint64_t signal_inc, size_t signal_offset, unsigned channel_id,
+    bool is_no_delay, nixlGpuXferStatusH* xfer_status) {
+  const weftline::Route route = {signal_desc_index, channel_id, weftline::Order::Release, !is_no_delay};
+  const bool isGood =
+      weftline::signal<weftline::levelOf<LEVEL>>(weftline::Opened(req_hndl), signal_offset, signal_inc, route);
+  return weftline::nixlPosted(isGood, req_hndl, channel_id, xfer_status);
+}
+
+// With the guide's order this is (offset, value, range, flags, whether to wait).
+template <nixl_gpu_level_t LEVEL = nixl_gpu_level_t::THREAD>
+__device__ nixl_status_t nixlGpuPostSignalXferReq(nixlGpuXferReqH, size_t, uint64_t, size_t, unsigned, bool) = delete;
+
+// Of everything posted to the request's peer on the channel.
+template <nixl_gpu_level_t LEVEL = nixl_gpu_level_t::THREAD>
+__device__ __forceinline__ nixl_status_t nixlGpuGetXferStatus(nixlGpuXferStatusH& xfer_status) {
+  using Group = weftline::Group<weftline::levelOf<LEVEL>>;
+  int status = NIXL_SUCCESS;
+  Group::synchronize();
+  if (Group::isLeader()) {
+    const weftline::PostStatus seen =
+        weftline::postStatusOn(weftline::Opened(xfer_status.request), {0, xfer_status.channel});
+    if (seen == weftline::PostStatus::UnderWay) status = NIXL_IN_PROG;
+    if (seen == weftline::PostStatus::Failed) status = NIXL_ERR_BACKEND;
+  }
+  return static_cast<nixl_status_t>(Group::broadcast(status));
+}
+
+// Writes from one element of a view to another: the local and the remote side of one request.
+template <nixl_gpu_level_t LEVEL = nixl_gpu_level_t::THREAD>
+[[nodiscard]] __device__ __forceinline__ nixl_status_t nixlPut(nixlMemViewElem src, nixlMemViewElem dst, size_t size,
+                                                               unsigned channel_id = 0, nixl_gpu_flags_t flags = 0,
+                                                               nixlGpuXferStatusH* xfer_status = nullptr) {
+  if (src.mvh != dst.mvh || src.index != 0) return NIXL_ERR_INVALID_PARAM;
+  const bool isNow = (flags.bits & weftline::postDeferred) == 0;
+  return nixlGpuPostSingleWriteXferReq<LEVEL>(dst.mvh, static_cast<unsigned>(dst.index), src.offset, dst.offset, size,
+                                              channel_id, isNow, xfer_status);
+}
+
+template <nixl_gpu_level_t LEVEL = nixl_gpu_level_t::THREAD>
+[[nodiscard]] __device__ __forceinline__ nixl_status_t nixlAtomicAdd(uint64_t value, nixlMemViewElem counter,
+                                                                     unsigned channel_id = 0, nixl_gpu_flags_t flags = 0,
+                                                                     nixlGpuXferStatusH* xfer_status = nullptr) {
+  const bool isNow = (flags.bits & weftline::postDeferred) == 0;
+  return nixlGpuPostSignalXferReq<LEVEL>(counter.mvh, static_cast<unsigned>(counter.index), value, counter.offset,
+                                         channel_id, isNow, xfer_status);
+}
+
+// Where the peer's range is mapped here; null where only the host reaches it, and for an index that there is not.
+__device__ __forceinline__ void* nixlGetPtr(nixlMemViewH mvh, size_t index) {
+  const weftline::Opened request(mvh);
+  if (index >= request.remoteCount) return nullptr;
+  return weftline::directOf(request, {static_cast<weftline::u32>(index)});
 }

@@ -2,7 +2,7 @@
 
 /** Parameters and kernels as the guide declares them, but for `extern "C"`, by which the driver finds them. */
 export const nixlKernels = `
-#include "nixl_device.cuh"
+#include "nixl_guide.cuh"
 constexpr unsigned WARP_SIZE = 32;
 
 extern "C" __global__ void threadWriteAndSignal(nixlGpuXferReqH data_req, nixlGpuXferReqH signal_req, size_t size) {
@@ -73,9 +73,47 @@ export const nixlParameters = {
   waitForSignal: { signal_ptr: 'ptr', expected_value: 'u64' },
 } as const;
 
+/** Kernels in the order of NIXL's own header, and with its newer names. */
+export const nixlHeaderKernels = `
+#include "nixl_device.cuh"
+
+extern "C" __global__ void headerWriteAndSignal(nixlGpuXferReqH data_req, nixlGpuXferReqH signal_req, size_t size,
+                                                int* results) {
+  if (blockIdx.x != 0 || threadIdx.x != 0) return;
+  nixlGpuXferStatusH status;
+  results[0] = nixlGpuPostSingleWriteXferReq<nixl_gpu_level_t::THREAD>(data_req, 0, 16, 32, size, 0, true, &status);
+  results[1] = nixlGpuPostSignalXferReq<nixl_gpu_level_t::THREAD>(signal_req, 0, 5, 0);
+  nixl_status_t seen = NIXL_IN_PROG;
+  while (seen == NIXL_IN_PROG) seen = nixlGpuGetXferStatus(status);
+  results[2] = seen;
+}
+
+extern "C" __global__ void viewPutAndAdd(nixlMemViewH data, nixlMemViewH counter, size_t size, int* results) {
+  if (blockIdx.x != 0) return;
+  constexpr auto level = nixl_gpu_level_t::WARP;
+  nixlGpuXferStatusH status;
+  const nixl_status_t put = nixlPut<level>({data, 0, 0}, {data, 0, 64}, size, 0, nixl_gpu_flags::defer, &status);
+  const nixl_status_t added = nixlAtomicAdd<level>(7, {counter, 0, 0});
+  nixl_status_t seen = NIXL_IN_PROG;
+  while (seen == NIXL_IN_PROG) seen = nixlGpuGetXferStatus<level>(status);
+  if (threadIdx.x != 0) return;
+  results[0] = put;
+  results[1] = added;
+  results[2] = seen;
+  results[3] = nixlGetPtr(data, 0) != nullptr;
+  results[4] = nixlGetPtr(data, 99) != nullptr;
+  results[5] = nixlPut({data, 1, 0}, {data, 0, 0}, size);
+}
+`;
+
+export const nixlHeaderParameters = {
+  headerWriteAndSignal: { data_req: 'ptr', signal_req: 'ptr', size: 'u64', results: 'ptr' },
+  viewPutAndAdd: { data: 'ptr', counter: 'ptr', size: 'u64', results: 'ptr' },
+} as const;
+
 /** The further ways, each in a kernel of its own: `which` lanes call, before and after work that parts them. */
 export const warpKernels = `
-#include "nixl_device.cuh"
+#include "nixl_guide.cuh"
 using namespace weftline;
 
 // Every lane of the warp, with work before each signal that takes the lanes different times.

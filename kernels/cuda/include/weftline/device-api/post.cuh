@@ -48,19 +48,23 @@ __device__ __forceinline__ bool postSignal(RequestHandle handle, u64 targetOffse
 
 enum class PostStatus { Done, UnderWay, Failed };
 
-// Of everything posted to the handle's peer; by one thread. Without waiting, but for room in the queue if something was
-// deferred. A mapped peer is only known to be done behind a fence, which this makes.
-__device__ __forceinline__ PostStatus postStatus(RequestHandle handle) {
-  const Opened request = requestOf(handle);
-  if (directOf(request, {}) != nullptr) {
+// Of everything posted to the request's peer on the route's channel; by one thread. Without waiting, but for room in the queue if
+// something was deferred. A mapped peer is only known to be done behind a fence, which this makes.
+__device__ __forceinline__ PostStatus postStatusOn(const Opened& request, const Route& route) {
+  if (directOf(request, route) != nullptr) {
     fenceSystem();
     return PostStatus::Done;
   }
-  DeviceQueue* queue = queueOf(request, {});
-  if (!endDeferral(queue, request, {})) return PostStatus::Failed;
+  DeviceQueue* queue = queueOf(request, route);
+  if (!endDeferral(queue, request, route)) return PostStatus::Failed;
   const u32 pushed = loadAcquireGpu(&queue->head);
   if (!epochReached(loadAcquireSystem(&hostSide(queue)->delivered), pushed)) return PostStatus::UnderWay;
   return loadRelaxedSystem(&hostSide(queue)->failed) == 0 ? PostStatus::Done : PostStatus::Failed;
+}
+
+// The same by the handle, on channel 0.
+__device__ __forceinline__ PostStatus postStatus(RequestHandle handle) {
+  return postStatusOn(Opened(requestOf(handle)), {});
 }
 
 }  // namespace weftline
