@@ -10,15 +10,15 @@ import {
   lstatSync,
   mkdtempSync,
   openSync,
+  readlinkSync,
   readSync,
-  realpathSync,
   renameSync,
   type Stats,
   statSync,
   unlinkSync,
   writeFileSync,
 } from 'node:fs';
-import { dirname, join } from 'node:path';
+import { dirname, isAbsolute, join } from 'node:path';
 import { formatBytes } from './byte-size.ts';
 import { WeftlineError } from './errors.ts';
 import { makeFolder } from './make-folder.ts';
@@ -50,6 +50,8 @@ const STICKY = 0o1000;
 /** A string can hold no more. */
 const MAX_INPUT_BYTES = 2 ** 29 - 25;
 const CHUNK_BYTES = 65_536;
+/** As the system itself follows. */
+const MAX_LINKS = 40;
 /** Names that stand for what this process has open already. */
 const ownDescriptor = /^(?:\/dev\/(?:std(?:in|out|err)|fd\/\d+)|\/proc\/self\/fd\/\d+)$/;
 
@@ -96,7 +98,8 @@ export interface Replacement {
 
 /** Gives the name to a new file with this content: whole or not at all, and whatever had the name before. Fails with the system's error. */
 export function replaceFile(path: string, content: string | Uint8Array, options: Replacement = {}): void {
-  const draft = join(dirname(path), `.weftline-${randomBytes(12).toString('hex')}`);
+  // Not join(), which takes ".." behind a link for the folder that has the link.
+  const draft = `${dirname(path)}/.weftline-${randomBytes(12).toString('hex')}`;
   const flags = constants.O_WRONLY | constants.O_CREAT | constants.O_EXCL | constants.O_NOFOLLOW;
   const fd = openSync(draft, flags, options.mode ?? 0o666);
   try {
@@ -118,17 +121,25 @@ export function replaceFile(path: string, content: string | Uint8Array, options:
  * WL_FILE, or the system's error.
  */
 export function writeOutput(path: string, content: string | Uint8Array): void {
+  writeThrough(path, content, 0);
+}
+
+/** One link at a time: each of a chain may belong to somebody else. `links`: those that led here. */
+function writeThrough(path: string, content: string | Uint8Array, links: number): void {
   if (ownDescriptor.test(path)) return writeFileSync(path, content);
   const facts = lstatSync(path, { throwIfNoEntry: false });
   if (facts === undefined) return replaceFile(path, content);
   if (facts.isSymbolicLink()) {
     if (!isOwn(facts)) throw unusable(path, `is a symbolic link of user ${facts.uid}`);
-    return writeOutput(realpathSync(path), content);
+    if (links === MAX_LINKS) throw unusable(path, `is a symbolic link behind ${MAX_LINKS} others`);
+    const target = readlinkSync(path);
+    return writeThrough(isAbsolute(target) ? target : `${dirname(path)}/${target}`, content, links + 1);
   }
   if (facts.isCharacterDevice()) return writeInPlace(path, content, constants.O_NONBLOCK);
   if (!facts.isFile()) throw unusable(path, `is ${kindOf(facts)}`);
   try {
-    replaceFile(path, content, { mode: facts.mode & MODE_BITS });
+    // What others let everybody do with their file says nothing of this user's.
+    replaceFile(path, content, isOwn(facts) ? { mode: facts.mode & MODE_BITS } : {});
   } catch (error) {
     // A file that is mounted there, as containers do, cannot be replaced; others cannot mount any.
     if ((error as NodeJS.ErrnoException).code !== 'EBUSY') throw error;

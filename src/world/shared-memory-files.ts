@@ -42,13 +42,13 @@ export function removeFilesOfJob(jobPrefix: string): void {
 }
 
 /**
- * Removes old files that no living process holds a lock on, and old folders of launchers that are gone; returns their
- * paths. Loads the native library only if there are any such files.
+ * Removes old files of this user that no living process holds a lock on, and old folders of launchers that are gone;
+ * returns their paths. Loads the native library only if there are any such files.
  */
 export function removeStaleFiles(options: StaleFileOptions = {}): string[] {
   const { folder = SHARED_MEMORY_FOLDER, now = Date.now() } = options;
   return filesStartingWith(folder, FILE_PREFIX).filter((path) => {
-    if (!isOld(path, now)) return false;
+    if (!isOwnAndOld(path, now)) return false;
     return /-launcher-[^-/]+$/.test(path) ? removeFolder(path) : !isHeldFile(path) && remove(path);
   });
 }
@@ -62,20 +62,20 @@ function filesStartingWith(folder: string, prefix: string): string[] {
   }
 }
 
-function isOld(path: string, now: number): boolean {
+/** Those of other users are not even opened: anybody could have every rank look at thousands. */
+function isOwnAndOld(path: string, now: number): boolean {
   try {
-    const { ctimeMs, mtimeMs } = lstatSync(path);
-    return now - Math.max(ctimeMs, mtimeMs) > YOUNG_MS;
+    const { uid, ctimeMs, mtimeMs } = lstatSync(path);
+    return uid === process.geteuid?.() && now - Math.max(ctimeMs, mtimeMs) > YOUNG_MS;
   } catch {
     return false;
   }
 }
 
-/** Leaves those of other users and of living launchers. */
+/** Leaves those of living launchers. */
 function removeFolder(path: string): boolean {
   try {
-    const facts = lstatSync(path);
-    if (!facts.isDirectory() || facts.uid !== process.geteuid?.() || isHeldFile(heldFileOf(path))) return false;
+    if (!lstatSync(path).isDirectory() || isHeldFile(heldFileOf(path))) return false;
     rmSync(path, { recursive: true, force: true });
     return true;
   } catch {

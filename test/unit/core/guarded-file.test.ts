@@ -215,6 +215,14 @@ test('output replaces what has its name, and follows no link of another', (t) =>
   symlinkSync(at('second name'), at('own link'));
   assert.equal(written('own link'), 'new');
   assert.ok(lstatSync(at('own link')).isSymbolicLink());
+  mkdirSync(at('deep/er'), { recursive: true });
+  symlinkSync(at('deep/er'), at('folder'));
+  symlinkSync('../new', at('deep/er/relative'));
+  symlinkSync('folder/relative', at('chain'));
+  assert.equal(written('chain'), 'new', 'links to links, and to what is not there yet');
+  assert.deepEqual(readdirSync(at('deep')).toSorted(), ['er', 'new'], '".." behind a link is where the link leads');
+  symlinkSync('endless', at('endless'));
+  assert.throws(() => written('endless'), { code: 'WL_FILE', message: /is a symbolic link behind 40 others/ });
   assert.equal(spawnSync('mkfifo', [at('pipe')]).status, 0);
   assert.throws(() => written('pipe'), { code: 'WL_FILE', message: /is a named pipe/ });
   writeOutput('/dev/null', 'new');
@@ -222,6 +230,13 @@ test('output replaces what has its name, and follows no link of another', (t) =>
     symlinkSync(at('victim'), at('link'));
     assert.equal(spawnSync('chown', ['-h', `${OTHER}`, at('link')]).status, 0);
     assert.throws(() => written('link'), { code: 'WL_FILE', message: /is a symbolic link of user 65534/ });
+    symlinkSync('link', at('own link to it'));
+    assert.throws(() => written('own link to it'), { code: 'WL_FILE', message: /link is a symbolic link of user/ });
+    writeFileSync(at('of another'), 'old');
+    chmodSync(at('of another'), 0o777);
+    chownSync(at('of another'), OTHER, OTHER);
+    assert.equal(written('of another'), 'new');
+    assert.equal(statSync(at('of another')).mode & 0o777, 0o666 & ~process.umask(), 'not what another chose');
   }
   symlinkSync(at('victim'), at('draft'));
   replaceFile(at('draft'), 'new');
@@ -250,7 +265,7 @@ test('a model that is written by parts goes through no link or pipe', async (t) 
   assert.equal(readFileSync(victim, 'utf8'), 'kept');
 });
 
-test('stale names in /dev/shm that are links or pipes stay, and nothing waits for them', (t) => {
+test('stale names in /dev/shm that are links, pipes or of others stay, and nothing waits for them', (t) => {
   const folder = folderOf(t);
   const at = (name: string): string => join(folder, `weftline-${name}`);
   writeFileSync(join(folder, 'victim'), 'kept');
@@ -258,6 +273,11 @@ test('stale names in /dev/shm that are links or pipes stay, and nothing waits fo
   assert.equal(spawnSync('mkfifo', [at('pipe')]).status, 0);
   writeFileSync(at('old'), '');
   for (const name of ['old', 'pipe']) utimesSync(at(name), 1, 1);
+  const others = isRoot ? [at('of another')] : [];
+  for (const path of others) {
+    writeFileSync(path, '');
+    chownSync(path, OTHER, OTHER);
+  }
   assert.deepEqual(removeStaleFiles({ folder, now: Date.now() + 120_000 }), [at('old')]);
-  assert.ok(existsSync(at('link')) && existsSync(at('pipe')));
+  for (const path of [at('link'), at('pipe'), ...others]) assert.ok(existsSync(path), path);
 });
