@@ -207,7 +207,7 @@ export class Agent implements AsyncDisposable {
   }
 
   /**
-   * Learns a peer's metadata and returns its name. Those of another life than the known one are taken if that answers: links to
+   * Learns a peer's metadata and returns its name. Those of another life than the known one are taken if that gives a link: links to
    * the known one close, its transfers fail with WL_STALE. If not, it fails with WL_STALE; for no metadata, with WL_PROTOCOL.
    */
   async loadRemoteMetadata(blob: Uint8Array, options: WaitOptions = {}): Promise<string> {

@@ -91,11 +91,6 @@ export class RemoteAgent {
       .map(({ name, number, kind, address, bytes, info }) => ({ name, number, kind, address, length: bytes, info }));
   }
 
-  /** Whether its metadata say how it is reached. */
-  get hasConnections(): boolean {
-    return this.#connections.size > 0;
-  }
-
   /** What a backend needs to know to reach it; undefined if the peer does not have the backend. */
   peer(backend: BackendName): BackendPeer | undefined {
     const connectionInfo = this.#connections.get(backend);

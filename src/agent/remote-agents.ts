@@ -7,9 +7,6 @@ import { RemoteAgent } from './remote-agent.ts';
 /** Makes a link, which proves that the peer of these metadata is the one that answers. */
 export type Asking = (peer: RemoteAgent, wait: CallWait) => Promise<unknown>;
 
-/** Failures of a link that say nothing against the peer: no backend works for both, or it answered that it takes no more links. */
-const provingNothing: ReadonlySet<string> = new Set(['WL_UNSUPPORTED', 'WL_CAPACITY']);
-
 export class RemoteAgents {
   readonly #ask: Asking;
   readonly #known = new Map<string, RemoteAgent>();
@@ -30,7 +27,8 @@ export class RemoteAgents {
 
   /**
    * Returns the name. See Agent.loadRemoteMetadata. No clock tells which of two lives came later, as clocks are set back and
-   * differ between hosts: one that is not the known one must answer before it takes its place.
+   * differ between hosts: one that is not the known one must give a link before it takes its place. No failure will do, as
+   * most come before anybody is asked.
    */
   async load(metadata: AgentMetadata, wait: CallWait): Promise<string> {
     const { name, incarnation } = metadata;
@@ -68,7 +66,7 @@ export class RemoteAgents {
     await Promise.all(all.map((remote) => remote.end(error)));
   }
 
-  /** Fails with WL_STALE if the life is over, as far as can be seen from here. */
+  /** Fails with WL_STALE if the life gives no link. */
   async #requireAnswer(remote: RemoteAgent, known: RemoteAgent, wait: CallWait): Promise<void> {
     const { name, incarnation } = remote;
     this.#asked.add(remote);
@@ -77,13 +75,11 @@ export class RemoteAgents {
     } catch (cause) {
       if (remote.ended !== undefined) throw remote.ended;
       wait.signal?.throwIfAborted();
-      const isAnswer = cause instanceof WeftlineError && provingNothing.has(cause.code) && remote.hasConnections;
-      if (isAnswer) return;
-      await remote.end(gone(name, 'did not answer'));
+      await remote.end(gone(name, 'gave no link'));
       const why = cause instanceof Error ? cause.message : String(cause);
       throw new WeftlineError(
         'WL_STALE',
-        `These metadata of agent ${name} are of incarnation ${incarnation}, but another one is known, ${known.incarnation}, and that of the metadata does not answer: ${why}`,
+        `These metadata of agent ${name} are of incarnation ${incarnation}, but another one is known, ${known.incarnation}, and that of the metadata gives no link: ${why}; if it is the later one all the same, forget the known one first (agent.invalidate)`,
         { details: { peer: name, incarnation, known: known.incarnation }, cause },
       );
     } finally {

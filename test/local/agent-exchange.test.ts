@@ -4,7 +4,7 @@ import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { connect, createServer } from 'node:net';
 import test from 'node:test';
-import type { WeftlineError } from 'weftline';
+import { WeftlineError } from 'weftline';
 import {
   Agent,
   DescriptorList,
@@ -290,6 +290,36 @@ test('metadata of an earlier life in a store are recognised: newer ones are wait
   assert.equal(await waiting, 'a');
   const late = loadPublished(b, store, 'a', { signal: AbortSignal.timeout(20_000) });
   assert.equal(await late, 'a');
+});
+
+test('metadata that give no link replace no living agent, whatever the reason', async () => {
+  await using a = await open('a');
+  await using b = await open('b');
+  await b.loadRemoteMetadata(a.localMetadata());
+  await b.connect('a');
+  const known = decodeMetadata(a.localMetadata());
+  const incarnation = known.incarnation.replace(/^./, (digit) => (digit === '0' ? '1' : '0'));
+  // Nobody is asked by a backend that this side lacks.
+  const forged = encodeMetadata({ ...known, incarnation, connections: new Map([['ucx', new Uint8Array(8)]]) });
+  await failsWith(b.loadRemoteMetadata(forged), 'WL_STALE', /gives no link: No backend can carry/);
+  await b.connect('a');
+  await b.invalidate('a');
+  assert.equal(await b.loadRemoteMetadata(forged), 'a', 'once the known one is forgotten');
+});
+
+test('a silent life in a store takes a share of the time, and what is published meanwhile is taken', async () => {
+  const asked: number[] = [];
+  const loader: Parameters<typeof loadPublished>[0] = {
+    settings: { timeoutMs: 60_000 },
+    loadRemoteMetadata: async (_blob, { timeoutMs = Number.NaN } = {}) => {
+      asked.push(timeoutMs);
+      if (asked.length > 2) return 'a';
+      throw new WeftlineError(asked.length === 1 ? 'WL_TIMEOUT' : 'WL_STALE', 'silent');
+    },
+  };
+  const store = { put: async () => {}, get: async () => new Uint8Array(), delete: async () => {} };
+  assert.equal(await loadPublished(loader, store, 'a'), 'a');
+  for (const timeoutMs of asked) assert.ok(timeoutMs >= 1000 && timeoutMs <= 15_000, String(timeoutMs));
 });
 
 test('agents meet in etcd', { skip: withoutEtcd }, async () => {

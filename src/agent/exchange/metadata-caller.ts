@@ -19,7 +19,7 @@ export const addressNames: OptionNames<ListenerAddress> = { ...waitOptionNames, 
 
 /**
  * Each fails with WL_TIMEOUT, WL_PEER_LOST (nobody listens, or it broke off), WL_UNAUTHORIZED (another token or user), WL_PROTOCOL
- * (not an agent), WL_STALE (another life of the agent is known, and this one does not answer).
+ * (not an agent), WL_STALE (another life of the agent is known, and this one gives no link).
  * @param agent Whose metadata.
  * @param address Where the listener is.
  * @param options Which part of them.

@@ -10,6 +10,9 @@ import { requireAgent, requireCalls, requireLoader, requireStore, requireText } 
 
 const KEY_PREFIX = 'agent/';
 const STALE_PAUSE_MS = 50;
+/** Of the time that is left, what one life of an agent gets to answer: newer metadata may come while a dead one is silent. */
+const ANSWER_SHARE = 1 / 4;
+const MIN_ANSWER_MS = 1000;
 
 /** Implementations: the world's store, etcd. */
 export interface MetadataStore {
@@ -68,11 +71,13 @@ export async function loadPublished(
   const wait = startCall(options ?? {}, agent.settings.timeoutMs);
   for (;;) {
     const blob = await store.get(name, remaining(wait));
+    const { leftMs } = wait.deadline;
+    const timeoutMs = Math.ceil(Math.min(leftMs, Math.max(MIN_ANSWER_MS, leftMs * ANSWER_SHARE)));
     try {
-      return await agent.loadRemoteMetadata(blob, remaining(wait));
+      return await agent.loadRemoteMetadata(blob, { ...remaining(wait), timeoutMs });
     } catch (error) {
-      const isStale = error instanceof WeftlineError && error.code === 'WL_STALE';
-      if (!isStale || STALE_PAUSE_MS > wait.deadline.leftMs) throw error;
+      const mayBeOld = error instanceof WeftlineError && (error.code === 'WL_STALE' || error.code === 'WL_TIMEOUT');
+      if (!mayBeOld || STALE_PAUSE_MS > wait.deadline.leftMs) throw error;
     }
     await new Promise((resolve) => setTimeout(resolve, STALE_PAUSE_MS));
     wait.signal?.throwIfAborted();
