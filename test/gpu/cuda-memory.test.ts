@@ -1,5 +1,7 @@
 import assert from 'node:assert/strict';
 import { selfTestKernels } from '#lib/device/cuda/kernels/self-test.js';
+import type { CudaDevice } from '#lib/device/cuda/cuda-device.js';
+import { until } from '../support/until.ts';
 import { gpuTest, noise } from './support/gpu.js';
 
 gpuTest('tensors of all sizes come back as they were uploaded', async (device) => {
@@ -56,13 +58,19 @@ gpuTest('a kernel writes host memory that is mapped, and reads what the host wro
   device.traps.throwIfExpired();
 });
 
+/** Freed memory waits for all streams: where processes share the GPU, one may be idle while another still waits for its turn. */
+async function allStreamsIdle(device: CudaDevice): Promise<void> {
+  const fence = device.workFence();
+  await until(() => fence.isPassed());
+}
+
 gpuTest('freed memory is handed out again, but not while earlier work may use it', async (device) => {
   const { selfTestWait } = await device.loadKernels(selfTestKernels);
   const first = device.empty('u8', [1000]);
   const { address } = first;
   first.dispose();
   first.dispose();
-  await device.stream.idle();
+  await allStreamsIdle(device);
   const second = device.empty('u8', [900]);
   assert.equal(second.address, address);
 
@@ -79,8 +87,7 @@ gpuTest('freed memory is handed out again, but not while earlier work may use it
   using third = device.empty('u8', [1000]);
   assert.notEqual(third.address, address);
   Atomics.store(flags.view('i32'), 0, 1);
-  await other.idle();
-  await device.stream.idle();
+  await allStreamsIdle(device);
   using fourth = device.empty('u8', [1000]);
   assert.equal(fourth.address, address);
 });
@@ -96,7 +103,7 @@ gpuTest('a graph keeps memory that was taken before it, and whose tensor is gone
   graph.launch();
   assert.ok((await stranger.toHost()).every((byte) => byte === 1));
   graph.dispose();
-  await device.stream.idle();
+  await allStreamsIdle(device);
   using next = device.empty('u8', [5000]);
   assert.equal(next.address, address);
 });

@@ -174,7 +174,9 @@ for (const isDirect of [true, false]) {
     assert.deepEqual([...(await results.toHost())], [1, 1, 0, isDirect ? 1 : 0, 0, -2]);
     assert.equal(traps.take(true), undefined);
     if (!isDirect) {
-      assert.deepEqual(log, ['put 16 32 100', 'signal 0 5', 'put 0 64 1000', 'signal 0 7']);
+      // A question for the status posts what was deferred by a command of no bytes.
+      const posted = log.filter((line) => line !== 'put 0 0 0');
+      assert.deepEqual(posted, ['put 16 32 100', 'signal 0 5', 'put 0 64 1000', 'signal 0 7']);
       return;
     }
     assert.deepEqual([...(await counter.toHost())], [12, 0]);

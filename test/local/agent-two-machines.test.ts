@@ -32,5 +32,6 @@ test('a loopback address of another machine is refused with what to do', options
   using two = await TwoMachines.create();
   const { stdout } = await two.start('a', [script('./support/print-metadata.js')]).ended;
   const { stdout: why } = await two.start('b', [script('./support/explain-metadata.js'), stdout.trim()]).ended;
-  assert.match(why, /on another machine but published 127\.0\.0\.1.*option host, an address at which others reach it/);
+  assert.match(why, /on another machine but published 127\.0\.0\.1.*an address at which others reach its host/);
+  assert.match(why, /or create the peer's agent with the option host/);
 });
