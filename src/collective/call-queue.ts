@@ -9,7 +9,7 @@ import type { CallGuard } from './call-guard.ts';
 export class CallQueue {
   readonly #object: string;
   readonly #guard: CallGuard;
-  /** The last call that did not end at once. */
+  /** The last call that was posted; of meaning only while the queue is busy. */
   #last: Promise<unknown> = Promise.resolve();
   #waiting = 0;
   #closing: Promise<void> | undefined;
@@ -40,7 +40,7 @@ export class CallQueue {
     );
   }
 
-  /** Of a call that has begun and did not end at once: those that are posted meanwhile wait for it. */
+  /** Hot path. Of a call at its posting, never at its turn, when others may wait behind it: what is posted next waits for it. */
   follow<T>(call: Promise<T>): Promise<T> {
     this.#last = call;
     return call;

@@ -261,7 +261,8 @@ export class Communicator implements AsyncDisposable {
     args: Arguments,
     read: Read<Arguments>,
   ): Promise<CollectiveResult> {
-    return this.#queue.isBusy ? this.#runInTurn(kind, args, read) : this.#start(kind, args, read, false);
+    if (this.#queue.isBusy) return this.#runInTurn(kind, args, read);
+    return this.#queue.follow(this.#start(kind, args, read, false));
   }
 
   /** What is wrong with the arguments fails now; the call that runs uses the scope's call. */
@@ -302,7 +303,7 @@ export class Communicator implements AsyncDisposable {
         previousEvent === undefined || this.#engine.ordersCalls || previousEvent.isDone()
           ? this.#begin(args, read)
           : this.#beginAfter(previousEvent, args, read);
-      if (rest !== undefined) return this.#queue.follow(this.#finish(rest, args));
+      if (rest !== undefined) return this.#finish(rest, args);
     } catch (error) {
       this.#guard.end(error);
       return Promise.reject(error);

@@ -82,6 +82,21 @@ function post(communicator: Communicator, number: number, count: number): Posted
   assert.equal(await codeOf(communicator.barrier()), 'WL_CLOSED');
 }
 
+/** One rank keeps three calls under way, and closes with them, while the others await each: what waits keeps its place. */
+{
+  const communicator = await Communicator.create(world, device);
+  const posted: Posted[] = [];
+  for (let number = 0; number < 6 * RUNS; number++) {
+    posted.push(post(communicator, number, number % 4 === 0 ? 20_000 : 16));
+    const awaited = posted[rank === 0 ? number - 2 : number];
+    await awaited?.[0];
+  }
+  const closed = communicator.close();
+  await Promise.all(posted.map(([call]) => call));
+  for (const [, check] of posted) check();
+  await closed;
+}
+
 /** A call fails while others wait for it: all of them have the same reason, on each rank; what is posted behind close() is refused. */
 {
   const communicator = await Communicator.create(world, device);

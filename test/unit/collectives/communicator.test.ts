@@ -90,6 +90,24 @@ test('what is called while an earlier call waits is checked at once and takes it
   assert.equal(communicator.allReduce({ output: tensor }), Communicator.done);
 });
 
+test('what is posted while a call that had waited runs comes behind all that still wait, close() too', async () => {
+  const window = await Communicator.create(world, device);
+  const [first, second] = [heldEvent(), heldEvent()];
+  const order: string[] = [];
+  const note = (name: string) => () => void order.push(name);
+  const calls = [
+    window.barrier({ previousEvent: first.event }).then(note('first')),
+    window.barrier({ previousEvent: second.event }).then(note('second')),
+    window.allReduce({ output: tensor }).then(note('third')),
+  ];
+  first.gate.emit('pass');
+  await calls[0];
+  calls.push(window.allReduce({ output: tensor }).then(note('fourth')), window.close().then(note('close')));
+  second.gate.emit('pass');
+  await Promise.all(calls);
+  assert.deepEqual(order, ['first', 'second', 'third', 'fourth', 'close']);
+});
+
 test('calls that wait for one that fails end with its error, and later ones go on', async () => {
   const held = heldEvent();
   const calls = [communicator.barrier({ previousEvent: held.event }), communicator.allReduce({ output: tensor })];
