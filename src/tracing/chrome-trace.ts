@@ -31,7 +31,10 @@ export interface ChromeTrace {
 export function chromeTrace(parts: readonly TracePart[], offsets: ClockOffsets): ChromeTrace {
   const pids: number[] = [];
   const crossing = new Set<Span>();
-  const first = Math.min(...parts.flatMap((part) => part.threads.map(({ spans }) => spans[0]?.begin ?? Infinity)));
+  // Tracks may be more than a call takes arguments.
+  const first = parts
+    .flatMap(({ threads }) => threads)
+    .reduce((earliest, { spans }) => Math.min(earliest, spans[0]?.begin ?? Infinity), Infinity);
   const seen = new Set<number>();
   const events = parts.flatMap((part) => {
     const toTime = (time: number): number => time - (offsets.get(part.host) ?? 0) - first;

@@ -32,16 +32,21 @@ interface ReadProcess {
 
 /** Fails if it is none of these. Names of programs are as they are shown, and all names can be. */
 export function partsOfChrome(document: unknown): TracePart[] {
+  const reader = new ChromeReader();
+  for (const event of eventsOf(document)) reader.take(event);
+  return reader.parts();
+}
+
+/** Fails as partsOfChrome() does. */
+export function eventsOf(document: unknown): readonly FileEvent[] {
   const { traceEvents, otherData } = (document ?? {}) as Partial<ChromeTrace>;
   const isEvents =
     Array.isArray(traceEvents) && traceEvents.every((event) => typeof event === 'object' && event !== null);
   if (!isEvents || otherData?.['weftline'] !== 'trace') throw new Error('it has no events of weftline');
-  const reader = new ChromeReader();
-  for (const [at, event] of (traceEvents as readonly object[]).entries()) {
+  return (traceEvents as readonly object[]).map((event, at) => {
     requireEvent(event, at);
-    reader.take(event);
-  }
-  return reader.parts();
+    return event;
+  });
 }
 
 /** Times that are no numbers would make sums that are none either. */

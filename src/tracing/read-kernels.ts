@@ -17,7 +17,7 @@ import { printable } from '../core/quote.ts';
 import { type TracePoint, tracePoints } from '../core/trace.ts';
 import { type GpuClock, GpuTimes } from './gpu-clock.ts';
 import type { ClockSample } from './kernel-ring.ts';
-import type { Span, TracedThread } from './span.ts';
+import { isTime, type Span, type TracedThread } from './span.ts';
 
 /** Blocks with neighbouring numbers share a track: what any of them does shows there. */
 const BLOCKS_OF_TRACK = 16;
@@ -86,8 +86,7 @@ function readSamples(memory: Uint8Array, count: number): ClockSample[] {
       errorUs: read(clockField.error),
     };
   });
-  // JSON knows no numbers that are none.
-  return samples.filter((sample) => Object.values(sample).every((value) => Math.abs(value) <= Number.MAX_SAFE_INTEGER));
+  return samples.filter((sample) => Object.values(sample).every(isTime));
 }
 
 function readPieces(memory: Uint8Array, times: GpuTimes): { readonly pieces: Piece[]; readonly lost: number } {
@@ -107,6 +106,9 @@ function readPieces(memory: Uint8Array, times: GpuTimes): { readonly pieces: Pie
     if (!isWhole || point === undefined) continue;
     kept += 1;
     most = Math.max(most, sequence);
+    const time = times.hostUs(words[index * wordsOf + offset.time / 4 + 1]!, words[index * wordsOf + offset.time / 4]!);
+    // Of clocks that were compared at nearly the same time, or that say what no clock says.
+    if (!isTime(time)) continue;
     const [block, tag] = [word('block') & 0xffff, word('block') >>> 16];
     const [label, launch, group] = [tag >> 1, word('launch'), Math.floor(block / BLOCKS_OF_TRACK)];
     const key = `${label} ${launch} ${group}`;
@@ -114,7 +116,6 @@ function readPieces(memory: Uint8Array, times: GpuTimes): { readonly pieces: Pie
     pieces.set(key, piece);
     const events = piece.blocks.get(block) ?? [];
     piece.blocks.set(block, events);
-    const time = times.hostUs(words[index * wordsOf + offset.time / 4 + 1]!, words[index * wordsOf + offset.time / 4]!);
     events.push({ time, sequence, point, isEnd: tag % 2 === 1, peer: word('peer') });
   }
   // Blocks leave some that they took unused, which is not counted.

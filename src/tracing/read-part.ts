@@ -29,7 +29,7 @@ import { tracePoints } from '../core/trace.ts';
 import type { GpuClock } from './gpu-clock.ts';
 import { readKernelMemory } from './kernel-memory.ts';
 import { readKernels, type TracedGpu } from './read-kernels.ts';
-import type { Span, TracedThread } from './span.ts';
+import { isTime, type Span, type TracedThread } from './span.ts';
 import type { TracedProcess } from './trace-rings.ts';
 
 export interface TracePart extends TracedProcess {
@@ -154,16 +154,11 @@ class SpanReader {
   }
 }
 
-/** Microseconds whose differences are exact. */
-function isTime(time: number): boolean {
-  return Math.abs(time) <= Number.MAX_SAFE_INTEGER;
-}
-
 function textAt(bytes: Buffer, at: number): string {
   const end = bytes.indexOf(0, at);
   return printable(bytes.toString('utf8', at, Math.min(end < 0 ? at : end, at + TRACE_TEXT_BYTES)), TRACE_TEXT_BYTES);
 }
 
 function wrong(path: string, what: string): WeftlineError {
-  return new WeftlineError('WL_FILE_FORMAT', `${path} is ${what}`, { details: { path } });
+  return new WeftlineError('WL_FILE_FORMAT', `${printable(path, 1024)} is ${what}`, { details: { path } });
 }

@@ -11,6 +11,11 @@ export interface Span {
   readonly end: number | undefined;
 }
 
+/** Microseconds whose differences are exact, and which JSON knows: not those that a damaged file, or a stranger's, may hold. */
+export function isTime(time: number): boolean {
+  return Math.abs(time) <= Number.MAX_SAFE_INTEGER;
+}
+
 /** Also a group of blocks of a kernel. */
 export interface TracedThread {
   readonly name: string;

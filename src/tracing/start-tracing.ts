@@ -6,9 +6,8 @@ import { asWeftlineError, WeftlineError } from '../core/errors.ts';
 import { addTraceSink } from '../core/trace.ts';
 import type { Settings } from '../settings/settings.ts';
 import { TRACED_THREADS } from '../threads/start-worker.ts';
-import { partPath } from './trace-parts.ts';
 import { RingSink } from './ring-sink.ts';
-import { createTraceFile, describeRank, type TraceFile } from './trace-rings.ts';
+import { createPart, describeRank, type TraceFile } from './trace-rings.ts';
 
 let file: TraceFile | undefined;
 
@@ -37,13 +36,12 @@ export function startTracing({ trace }: Pick<Settings, 'trace'>, place?: TracedR
 
 function open(trace: string, place: TracedRank | undefined): TraceFile {
   const { rank = -1, size = 0, launcherPid: launcher = 0 } = place ?? {};
-  const path = partPath(trace, hostname(), process.pid);
   const program = process.argv[1] === undefined ? 'node' : basename(process.argv[1]);
   try {
-    return createTraceFile(path, { rank, size, launcher, pid: process.pid, host: hostname(), program });
+    return createPart(trace, { rank, size, launcher, pid: process.pid, host: hostname(), program });
   } catch (error) {
     const { message } = asWeftlineError(error);
-    const what = `Cannot write the trace ${path}: ${message}`;
+    const what = `Cannot write a part of the trace ${trace}: ${message}`;
     throw new WeftlineError(
       'WL_CONFIG',
       `${what}; name a file in a folder of a local file system that can be written`,

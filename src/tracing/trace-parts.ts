@@ -4,9 +4,9 @@ import { basename, dirname, join } from 'node:path';
 
 const PART = '.part';
 
-/** For a trace that goes to `file`. */
-export function partPath(file: string, host: string, pid: number): string {
-  return `${file}.${host}.${pid}${PART}`;
+/** For a trace that goes to `file`. `more` tells several of one process number apart. */
+export function partPath(file: string, host: string, pid: number, more?: string): string {
+  return `${file}.${host}.${pid}${more === undefined ? '' : `.${more}`}${PART}`;
 }
 
 /** Those that are there, in order of their names. */

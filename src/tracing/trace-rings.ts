@@ -1,5 +1,6 @@
 // The rings of this process in a file that all its threads map: what they have written is there however the process ends.
-import { closeSync, constants, ftruncateSync, openSync, rmSync } from 'node:fs';
+import { randomBytes } from 'node:crypto';
+import { closeSync, constants, ftruncateSync, lstatSync, openSync, rmSync } from 'node:fs';
 import { TRACE_HEAD_BYTES, TRACE_MAGIC, TRACE_TEXT_BYTES, TRACE_VERSION, traceHead } from '../abi/trace-rings.ts';
 import { TRACE_FILE_BYTES } from '../abi/kernel-trace.ts';
 import { Block } from '../abi/layout.ts';
@@ -8,6 +9,7 @@ import { WeftlineError } from '../core/errors.ts';
 import { openGuarded } from '../core/guarded-file.ts';
 import { holdFile, isHeldFile } from '../native/held-file.ts';
 import { mapSharedFile, reserveInFile } from '../native/memory-file.ts';
+import { partPath } from './trace-parts.ts';
 
 export interface TracedProcess {
   readonly pid: number;
@@ -25,6 +27,20 @@ export interface TraceFile {
   readonly path: string;
   /** Where it is mapped. */
   readonly address: number;
+}
+
+/** The part of this process for the trace that goes to `file`. Fails as createTraceFile() does. */
+export function createPart(file: string, process: TracedProcess): TraceFile {
+  const { host, pid } = process;
+  const path = partPath(file, host, pid);
+  try {
+    return createTraceFile(path, process);
+  } catch (error) {
+    // Of a process with the same number in another container; or anybody put it there, as the name can be guessed.
+    const isTaken = lstatSync(path, { throwIfNoEntry: false }) !== undefined;
+    if (!isTaken) throw error;
+  }
+  return createTraceFile(partPath(file, host, pid, randomBytes(8).toString('hex')), process);
 }
 
 /** Makes the file, sparse, and maps it. Fails with the error of the file system, with WL_NATIVE, WL_FILE if it is full. */
@@ -49,6 +65,9 @@ export function createTraceFile(path: string, process: TracedProcess): TraceFile
     describeRank({ path, address }, process.rank, process.size);
     head.set('magic', TRACE_MAGIC);
     return { path, address };
+  } catch (error) {
+    rmSync(path, { force: true });
+    throw error;
   } finally {
     closeSync(fd);
   }

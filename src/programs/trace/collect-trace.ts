@@ -7,7 +7,7 @@ import { readInput, replaceFile } from '../../core/guarded-file.ts';
 import { printable } from '../../core/quote.ts';
 import { type ChromeTrace, chromeTrace } from '../../tracing/chrome-trace.ts';
 import { clockOffsets } from '../../tracing/clock-offsets.ts';
-import { partsOfChrome } from '../../tracing/read-chrome.ts';
+import { eventsOf, partsOfChrome } from '../../tracing/read-chrome.ts';
 import { isHeldFile } from '../../native/held-file.ts';
 import { currentTrace } from '../../tracing/start-tracing.ts';
 import { removeKernelMemory } from '../../tracing/kernel-memory.ts';
@@ -15,6 +15,8 @@ import { readTracePart, type TracePart } from '../../tracing/read-part.ts';
 import { partsOf } from '../../tracing/trace-parts.ts';
 
 const MAX_REASON = 200;
+/** Of errors about parts, whose names anybody may have chosen who can write to the folder. */
+const MAX_NAMED_REASON = 1024;
 
 export interface CollectedTrace {
   readonly parts: readonly TracePart[];
@@ -36,7 +38,7 @@ export function collectTrace(file: string, launcher?: number): CollectedTrace {
     try {
       return [{ path, part: readTracePart(path), changed: lstatSync(path).mtimeMs }];
     } catch (error) {
-      unread.push(asWeftlineError(error).message);
+      unread.push(printable(asWeftlineError(error).message, MAX_NAMED_REASON));
       return [];
     }
   });
@@ -79,7 +81,8 @@ function newest(found: readonly FoundPart[], left: string[]): FoundPart[] {
   }
   return found.filter(({ path, part }) => {
     const isLast = part.rank < 0 || last.get(part.host)?.part.launcher === part.launcher;
-    if (!isLast) left.push(`${path} is of an earlier job: remove it, or move it away to look at it`);
+    if (!isLast)
+      left.push(`${printable(path, MAX_NAMED_REASON)} is of an earlier job: remove it, or move it away to look at it`);
     return isLast;
   });
 }
@@ -138,8 +141,17 @@ function readText(file: string): string {
   }
 }
 
-/** Whole or not at all: a trace is looked at while the next one is written. */
+/** Whole or not at all: a trace is looked at while the next one is written. Fails, before it writes, for one that could not be read. */
 function write(file: string, trace: ChromeTrace): void {
+  try {
+    eventsOf(trace);
+  } catch (error) {
+    const why = asWeftlineError(error).message;
+    throw new WeftlineError('WL_FILE_FORMAT', `The parts beside ${file} make no trace, and stay: ${why}`, {
+      details: { file },
+      cause: error,
+    });
+  }
   try {
     // An event a line, so that large traces can be searched.
     const { traceEvents, ...rest } = trace;

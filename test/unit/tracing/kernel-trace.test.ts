@@ -171,6 +171,17 @@ test('the clock of a GPU that drifts is taken as even between comparisons', (t) 
   assert.deepEqual([device, Math.round(driftUs), samples, errorUs], [3, -100, 2, 2]);
 });
 
+test('records whose times are none, by odd comparisons of clocks, are left out', (t) => {
+  const { kernels, read } = kernelsIn(t);
+  const label = kernels.ring.labelOf('a.cu');
+  kernels.compare(0, HOST_US);
+  kernels.compare(1e-300, HOST_US + 1);
+  for (const ns of [0, 5000]) kernels.tell({ ns, point: 'kernel', label, launch: 1 + ns });
+  const part = read();
+  assert.deepEqual(shown(part), { 'GPU 3: a, blocks 0-15': ['kernel a 0-'] });
+  assert.equal(partsOfChrome(JSON.parse(JSON.stringify(chromeTrace([part], new Map())))).length, 1);
+});
+
 test('halves of records, records of an earlier round, and unknown points are left out; the last ones stay', (t) => {
   const { kernels, read } = kernelsIn(t);
   const label = kernels.ring.labelOf('a.cu');

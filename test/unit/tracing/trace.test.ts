@@ -1,6 +1,16 @@
 // What a process traces is read back from its file as it was, shown as Chrome's JSON, and summed up.
 import assert from 'node:assert/strict';
-import { existsSync, mkdtempSync, readFileSync, rmSync, truncateSync, writeFileSync } from 'node:fs';
+import {
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readFileSync,
+  rmSync,
+  symlinkSync,
+  truncateSync,
+  utimesSync,
+  writeFileSync,
+} from 'node:fs';
 import { hostname, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
@@ -17,11 +27,11 @@ import { tracePage } from '#lib/programs/report/html/pages/trace-page.js';
 import { collectTrace } from '#lib/programs/trace/collect-trace.js';
 import { chromeTrace } from '#lib/tracing/chrome-trace.js';
 import { clockOffsets } from '#lib/tracing/clock-offsets.js';
-import { partsOfChrome } from '#lib/tracing/read-chrome.js';
+import { eventsOf, partsOfChrome } from '#lib/tracing/read-chrome.js';
 import { readTracePart, type TracePart } from '#lib/tracing/read-part.js';
 import { RingSink } from '#lib/tracing/ring-sink.js';
 import type { Span } from '#lib/tracing/span.js';
-import { createTraceFile, describeRank } from '#lib/tracing/trace-rings.js';
+import { createPart, createTraceFile, describeRank } from '#lib/tracing/trace-rings.js';
 import { partPath, partsOf } from '#lib/tracing/trace-parts.js';
 import { summarize } from '#lib/tracing/trace-summary.js';
 
@@ -72,6 +82,19 @@ test('10,000 calls of one name, messages of one number and ranks that wait take 
   assert.ok(page.sections.length > 0);
   const { user, system } = process.cpuUsage(before);
   assert.ok(user + system < 15e6, `${(user + system) / 1e6} s`);
+});
+
+test('200,000 tracks of a part make a trace, and times that are none make an error', () => {
+  const none = { name: 'x', spans: [], lost: 0 };
+  const part: TracePart = { ...who, gpuClocks: [], threads: Array.from({ length: 200_000 }, () => none) };
+  const [one] = partOf(0, 'a', [span(7, 9)]).threads;
+  const trace = chromeTrace([{ ...part, threads: [...part.threads, one!] }], new Map());
+  assert.deepEqual(
+    eventsOf(trace).flatMap(({ ts }) => ts ?? []),
+    [0],
+  );
+  const odd = chromeTrace([partOf(0, 'a', [span(Number.NaN, 9)])], new Map());
+  assert.throws(() => eventsOf(odd), /"ts" of event \d+ is not what weftline writes/);
 });
 
 test('records of threads are read back as spans, also those that have not ended', (t) => {
@@ -276,4 +299,34 @@ test('parts stay while their process lives, also one whose number nobody has in 
   createTraceFile(path, { ...who, host: hostname(), pid: 2 ** 22 + 1 });
   assert.deepEqual([collectTrace(file).isWritten, existsSync(path)], [true, true]);
   assert.throws(() => createTraceFile(path, who), { code: 'WL_FILE' });
+});
+
+test('a process whose name of a part is taken gets another one, of the same trace', (t) => {
+  const file = join(temporaryFolder(t), 't.json');
+  // What cannot be removed as a file, as that of another user in a sticky folder.
+  mkdirSync(partPath(file, who.host, who.pid));
+  const { path } = createPart(file, { ...who, rank: 0, size: 1 });
+  assert.ok(partsOf(file).includes(path));
+  assert.deepEqual(
+    collectTrace(file).parts.map(({ pid }) => pid),
+    [who.pid],
+  );
+  assert.throws(() => createPart(join(file, 'none', 't.json'), who), { code: 'ENOTDIR' });
+});
+
+test('names of parts and reasons why they are not read begin no line of a terminal', (t) => {
+  const file = join(temporaryFolder(t), 't.json');
+  const planted = 'x\nweftline: all is well\u001b[2J';
+  writeFileSync(partPath(file, `${planted} short`, 1), 'no trace');
+  mkdirSync(partPath(file, `${planted} folder`, 1));
+  // Node's own error has the name as it is.
+  symlinkSync('nowhere', partPath(file, `${planted} link`, 1));
+  for (const [launcher, at] of [1, 2].entries()) {
+    const path = partPath(file, `${planted} ${at}`, at);
+    createTraceFile(path, { ...who, rank: 0, size: 1, launcher });
+    utimesSync(path, at, at);
+  }
+  const { unread } = collectTrace(file);
+  assert.equal(unread.length, 4, unread.join('\n'));
+  for (const why of unread) assert.doesNotMatch(why, /[\p{Cc}\p{Cf}]/u);
 });
