@@ -1,6 +1,6 @@
 // What weftline says of its own work, for operators: off unless the setting `log` turns it on, by part and level. To stderr.
 import { WeftlineError } from './errors.ts';
-import { printableLines, quote } from './quote.ts';
+import { printable, quote } from './quote.ts';
 
 /** A level shows its own lines and those of the levels after it in this list. */
 const levels = ['debug', 'info', 'warn', 'off'] as const;
@@ -42,5 +42,6 @@ export function isLogged(part: LogPart, level: LogLevel): boolean {
 /** One line, if the part shows the level. Not for hot paths. */
 export function log(part: LogPart, level: LogLevel, message: string): void {
   if (!isLogged(part, level)) return;
-  console.error(printableLines(`${new Date().toISOString()} ${process.pid} ${part} ${level}: ${message}`));
+  const line = `${new Date().toISOString()} ${process.pid} ${part} ${level}: ${message}`;
+  console.error(printable(line, Number.POSITIVE_INFINITY));
 }

@@ -7,13 +7,14 @@ import { isLoopback } from './loopback.ts';
 const REACHED = 'weftline.reachedAddress';
 
 /**
- * `called`: by rank, the address at which each has called the store of the job; `own`: that of this rank. If it is a
- * loopback address the store is on this host, so that the address that others called is this host's. Holds for threads
+ * `called`: by rank, the address at which each has called the store of the job, as it says; `own`: that of this rank. If it
+ * is a loopback address the store is on this host, so that the address that others called is this host's. Holds for threads
  * that start later.
  */
-export function noteReachedAddress(called: readonly string[], own: string): void {
+export function noteReachedAddress(called: readonly unknown[], own: string): void {
   if (!isLoopback(own)) return;
-  const reached = called.find((address) => !isLoopback(address) && isOwn(address));
+  const addresses = called.filter((address) => typeof address === 'string');
+  const reached = addresses.find((address) => !isLoopback(address) && isOwn(address));
   if (reached !== undefined) setEnvironmentData(REACHED, reached);
 }
 

@@ -45,6 +45,15 @@ test('a level shows its lines and more serious ones, of all parts or of those th
   assert.equal(form.exec(lines[0]!)?.[1], String(process.pid));
 });
 
+test('a message of several lines is one line', () => {
+  const lines = linesOf(() => {
+    setLogLevels('warn');
+    log('agent', 'warn', 'lost\n2026 1 agent warn: found\u001b[2J');
+  });
+  assert.equal(lines.length, 1);
+  assert.doesNotMatch(lines[0]!, /[\p{Cc}]/u);
+});
+
 test('an entry that names no level or no part is refused, and changes nothing', () => {
   for (const text of ['loud', 'agents:info', 'agent:', 'info,agent:verbose', ':info']) {
     const refused = {

@@ -1,5 +1,5 @@
 // The weights of an expert in a model's files: which types are read, and that its tensors and their scales fit each other.
-import { quote } from '../../../core/quote.ts';
+import { printable, quote } from '../../../core/quote.ts';
 import { FP8_GROUP } from '../../../abi/element-formats.ts';
 import { shapeOf } from '../moe-block.ts';
 import { formatError } from '../safetensors-header.ts';
@@ -53,7 +53,7 @@ function requireReadable(folder: ModelFolder, name: string): void {
   const { quant_method: method, weight_block_size: block } = quantization;
   const isRead = method === 'fp8' && block?.length === 2 && block.every((extent) => extent === 128);
   if (isRead) return;
-  const found = `quant_method ${method === undefined ? 'unknown' : quote(method)}${block == null ? '' : `, blocks of ${block.join(' x ')}`}`;
+  const found = `quant_method ${method === undefined ? 'unknown' : quote(method)}${block == null ? '' : `, blocks of ${printable(block.join(' x '))}`}`;
   throw formatError(
     `${folder.path}/config.json`,
     `its weights are quantised (${found}), of which only fp8 with weight_block_size [128, 128] is read; take the model in bf16`,

@@ -188,8 +188,17 @@ for (const [what, code, message, spoil] of [
   [
     'weights that are quantised in another way',
     'WL_FILE_FORMAT',
-    /quant_method gptq\).*take the model in bf16/,
+    /quant_method "gptq"\).*take the model in bf16/,
     (path) => changeConfig(path, { quantization_config: { quant_method: 'gptq' } }),
+  ],
+  [
+    'weights that are quantised by blocks of a hundred thousand dimensions',
+    'WL_FILE_FORMAT',
+    /quant_method "fp8", blocks of 1 x .{1,120}\), of which only fp8/,
+    (path) => {
+      const extents = Array.from({ length: 100_000 }, () => 1);
+      changeConfig(path, { quantization_config: { quant_method: 'fp8', weight_block_size: extents } });
+    },
   ],
 ] as readonly (readonly [string, string, RegExp, (path: string) => void])[]) {
   test(`a folder with ${what} is refused with ${code}`, async () => {
