@@ -8,7 +8,7 @@ const device = await CpuDevice.create();
 const here = await DeviceHost.create({ name: 'here', device });
 const there = await DeviceHost.create({ name: 'there', device });
 try {
-  // 2. Memory that may be read from and written to. registerVram(address, bytes) takes memory that you have.
+  // 2. Memory that may be read from and written to. registerVram(tensor) takes memory that you have.
   const source = await here.allocate(1024);
   const data = await there.allocate(1024);
   const counter = await there.allocate(32);
