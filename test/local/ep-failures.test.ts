@@ -11,6 +11,7 @@ interface Failure {
   readonly code: string;
   readonly message: string;
   readonly ms: number;
+  readonly rank?: number;
 }
 
 function failureOf(output: RankOutput | undefined): Failure {
@@ -161,12 +162,13 @@ for (const what of ['buffer', 'layer']) {
     const { exitCode, ranks, transcript } = await run(`${what} choice`, 2);
     assert.equal(exitCode, 0, transcript);
     const [told, own] = ranks.map(failureOf);
-    const place = /^Invalid (topkIdx|expIndices)\[1, 1\]: expected an expert from 0 to 3, or -1.*, got /;
+    const place = /^Invalid (topkIdx|expIndices)\[1, 1\].*: expected an expert from 0 to 3, or -1.* for none/;
     for (const one of [told, own]) {
       assert.equal(one?.code, 'WL_INVALID_ARGUMENT', transcript);
       assert.match(one.message, place, transcript);
     }
-    assert.match(told?.message ?? '', /got "a bad value of rank 1"$/, transcript);
+    assert.deepEqual([told?.rank, own?.rank], [1, undefined], transcript);
+    assert.match(told?.message ?? '', /\] of rank 1: .* for none; the error of rank 1 shows the value$/, transcript);
     assert.match(own?.message ?? '', /got 7$/, transcript);
   });
 }

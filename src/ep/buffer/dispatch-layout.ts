@@ -1,5 +1,5 @@
 // What get_dispatch_layout tells: how many tokens each rank and expert gets, and which rank gets which token.
-import { invalidArgument, type WeftlineError } from '../../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { CountExchange } from '../../collective/exchange.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { Tensor } from '../../device/tensor.ts';
@@ -57,7 +57,8 @@ export function computeLayout(
     layout.numTokensPerExpert.address,
   );
   if (bad < 0) return undefined;
-  return { error: badChoice(shape, { k, cell: bad, value: Number(topkIdx.view()[bad]) }), status: bad + 1 };
+  const { place, range } = choiceAt(shape, k, bad);
+  return { error: invalidArgument(place, Number(topkIdx.view()[bad]), range), status: bad + 1 };
 }
 
 /** Hot path. After the exchange of counts: if a rank has refused, every rank fails; the one that did says why. */
@@ -69,17 +70,41 @@ export function throwIfRefused(exchange: CountExchange, shape: LayoutShape, own:
 /** The error of a rank that hears of the refusal of `rank`, of the world, whose tokens have k choices each. */
 export function refusedThere(shape: LayoutShape, of: { status: number; rank: number; k: number }): WeftlineError {
   const { status, rank, k } = of;
-  if (status === REFUSED_LAYOUT) return invalidArgument('layout', `one of rank ${rank}`, 'one that agrees with itself');
-  return badChoice(shape, { k, cell: status - 1, value: `a bad value of rank ${rank}` });
+  if (status === REFUSED_LAYOUT) {
+    return invalidThere({ place: 'layout', range: 'what getDispatchLayout returned for its topkIdx' }, rank, 'it');
+  }
+  return invalidThere(choiceAt(shape, k, status - 1), rank, 'the value');
 }
 
-function badChoice(
-  { name, experts, dropped }: LayoutShape,
-  { k, cell, value }: { readonly k: number; readonly cell: number; readonly value: unknown },
-): WeftlineError {
-  const place = `${name}[${Math.floor(cell / k)}, ${cell % k}]`;
+/**
+ * The error of a rank that hears of a bad argument of `rank`, of the world: it names the rank where the error began.
+ * `shown`: what the error of that rank shows.
+ */
+export function invalidThere({ place, range }: ChoicePlace, rank: number, shown?: string): WeftlineError {
+  const hint = shown === undefined ? '' : `; the error of rank ${rank} shows ${shown}`;
+  return new WeftlineError('WL_INVALID_ARGUMENT', `Invalid ${place} of rank ${rank}: expected ${range}${hint}`, {
+    details: { argument: place, rank },
+    rank,
+  });
+}
+
+/** What is wrong, and what would be right. */
+export interface ChoicePlace {
+  readonly place: string;
+  readonly range: string;
+}
+
+/** Of the choice at the flat index `cell` of tokens that have k each. */
+export function choiceAt(
+  { name, experts, dropped }: Pick<LayoutShape, 'name' | 'experts' | 'dropped'>,
+  k: number,
+  cell: number,
+): ChoicePlace {
   const none = dropped < 0 ? '-1' : `-1 or ${dropped}`;
-  return invalidArgument(place, value, `an expert from 0 to ${experts - 1}, or ${none} for none`);
+  return {
+    place: `${name}[${Math.floor(cell / k)}, ${cell % k}]`,
+    range: `an expert from 0 to ${experts - 1}, or ${none} for none`,
+  };
 }
 
 /** Memory for a layout of `tokens` tokens, owned like the allocator's tensors. */

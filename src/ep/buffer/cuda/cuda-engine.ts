@@ -321,7 +321,7 @@ export class CudaEpEngine implements EpEngine {
   #findFailure(): WeftlineError | undefined {
     const { hostPlan } = this.#memory;
     const failure = hostPlan.takeFailure(this.#awaited);
-    return failure && hostPlan.errorOf(failure);
+    return failure && hostPlan.errorOf(failure, 'unknown');
   }
 
   #receivedRows({ data, scales }: DispatchPlanInput, rows: number): RowsLike {

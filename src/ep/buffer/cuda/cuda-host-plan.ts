@@ -2,9 +2,10 @@
 import { epHostPlan, epStatus } from '../../../abi/ep-arguments.ts';
 import { epRecordWords } from '../../../abi/exchange-record.ts';
 import { alignUp, Block } from '../../../abi/layout.ts';
-import { WeftlineError } from '../../../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { HostMemory } from '../../../device/cuda/host-memory.ts';
+import { choiceAt, invalidThere } from '../dispatch-layout.ts';
 import { capacityError } from '../receive-plan.ts';
 import type { EpScope } from '../scope.ts';
 
@@ -91,8 +92,8 @@ export class CudaHostPlan implements Disposable {
     return failure;
   }
 
-  /** `choice`: the bad value, if this rank passed it and it is known. */
-  errorOf(failure: EpFailure, choice?: number | bigint): WeftlineError {
+  /** `choice`: the bad value if this rank passed it, undefined if another one did, `unknown` if no rank knows it any more. */
+  errorOf(failure: EpFailure, choice?: number | bigint | 'unknown'): WeftlineError {
     const { status, detail } = failure;
     const { ranks } = this.#scope.group;
     const rank = ranks[failure.rank]!;
@@ -107,17 +108,14 @@ export class CudaHostPlan implements Disposable {
 
   #badChoice(
     { rank: index, detail: cell, extent: columns }: EpFailure,
-    choice: number | bigint | undefined,
+    choice: number | bigint | 'unknown' | undefined,
   ): WeftlineError {
     const { config, group } = this.#scope;
     const rank = group.ranks[index]!;
-    const place = `topkIdx[${Math.floor(cell / columns)}, ${cell % columns}]`;
-    const value = choice === undefined ? `a bad value of rank ${rank}` : String(choice);
-    return new WeftlineError(
-      'WL_INVALID_ARGUMENT',
-      `Invalid ${place}: expected an expert from 0 to ${config.numExperts - 1}, or -1 for none, got ${value}`,
-      { details: { argument: place, rank } },
-    );
+    const where = choiceAt({ name: 'topkIdx', experts: config.numExperts, dropped: -1 }, columns, cell);
+    if (choice === undefined) return invalidThere(where, rank, 'the value');
+    if (choice === 'unknown') return invalidThere(where, rank);
+    return invalidArgument(where.place, Number(choice), where.range);
   }
 }
 

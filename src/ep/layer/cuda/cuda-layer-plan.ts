@@ -5,6 +5,7 @@ import { Block } from '../../../abi/layout.ts';
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { HostMemory } from '../../../device/cuda/host-memory.ts';
+import { type ChoicePlace, choiceAt, invalidThere } from '../../buffer/dispatch-layout.ts';
 import type { EPConfig } from '../ep-config.ts';
 import { layerCapacityError } from '../expert-plan.ts';
 import type { LayerInput } from '../layer-input.ts';
@@ -79,7 +80,7 @@ export class CudaLayerPlan implements Disposable {
     const bound = this.#plan.get('failedExtent');
     Atomics.store(this.#failed, 0, 0);
     if (status === epStatus.capacity) return layerCapacityError(this.#ranks[rank]!, { rows: detail, bound });
-    if (status === epStatus.badChoice) return this.#badChoiceOf(rank, detail);
+    if (status === epStatus.badChoice) return invalidThere(this.#choiceAt(detail), this.#ranks[rank]!);
     return this.#disagreement(status, this.#ranks[rank]!, detail);
   }
 
@@ -102,22 +103,14 @@ export class CudaLayerPlan implements Disposable {
 
   /** The rank that passed the choice says which value it was. */
   async #badChoice({ expIndices }: LayerInput, rank: number, cell: number): Promise<WeftlineError> {
-    if (rank !== this.#config.rank) return this.#badChoiceOf(rank, cell);
     const { place, range } = this.#choiceAt(cell);
+    if (rank !== this.#config.rank) return invalidThere({ place, range }, this.#ranks[rank]!, 'the value');
     return invalidArgument(place, Number((await expIndices.toHost())[cell]), range);
   }
 
-  #badChoiceOf(rank: number, cell: number): WeftlineError {
-    const { place, range } = this.#choiceAt(cell);
-    return invalidArgument(place, `a bad value of rank ${this.#ranks[rank]}`, range);
-  }
-
-  #choiceAt(cell: number): { readonly place: string; readonly range: string } {
-    const { topk, numExperts } = this.#config;
-    return {
-      place: `expIndices[${Math.floor(cell / topk)}, ${cell % topk}]`,
-      range: `an expert from 0 to ${numExperts - 1}, or -1 or ${numExperts} for none`,
-    };
+  #choiceAt(cell: number): ChoicePlace {
+    const { topk, numExperts: experts } = this.#config;
+    return choiceAt({ name: 'expIndices', experts, dropped: experts }, topk, cell);
   }
 
   #disagreement(status: number, rank: number, word: number): WeftlineError {

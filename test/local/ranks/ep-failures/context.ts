@@ -11,6 +11,8 @@ export interface Failure {
   readonly code: string;
   readonly message: string;
   readonly ms: number;
+  /** Where it began, if the error says so. */
+  readonly rank?: number;
 }
 
 export const config: EpBufferConfig = { maxTokensPerRank: 8, hidden: 16, numExperts: 4, maxTopk: 2 };
@@ -54,6 +56,8 @@ export async function failureOf(call: () => Promise<unknown>): Promise<Failure> 
     return { code: 'none', message: 'no error', ms: 0 };
   } catch (error) {
     const code = error instanceof WeftlineError ? error.code : 'not ours';
-    return { code, message: error instanceof Error ? error.message : String(error), ms: performance.now() - started };
+    const message = error instanceof Error ? error.message : String(error);
+    const rank = error instanceof WeftlineError ? error.rank : undefined;
+    return { code, message, ms: performance.now() - started, ...(rank === undefined ? {} : { rank }) };
   }
 }
