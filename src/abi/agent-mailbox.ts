@@ -3,7 +3,7 @@ import { defineLayout } from './layout.ts';
 
 /** "WLMB", little endian. */
 export const MAILBOX_MAGIC = 0x424d4c57;
-export const MAILBOX_VERSION = 3;
+export const MAILBOX_VERSION = 4;
 /** Most agents that the owner's setting may allow to have a link to it at a time. */
 export const MAX_MAILBOX_SENDERS = 32_768;
 /** A power of two. */
@@ -22,6 +22,7 @@ export const senderStates = { free: 0, open: 1, closed: 2 } as const;
  * - `usedSenders`: one more than the highest slot that was ever taken. Raised by senders before `joins`, so that the owner
  *   looks no further.
  * - `joins`: senders that have come so far, wraps. Added to by a sender behind its slot; the owner then looks at all slots.
+ * - `admitted`: the `joins` up to which the owner has looked at the slots: its answer to those that came.
  * - `doorbell`: futex word. Added to by senders when the owner sleeps; wraps.
  * - `sleepers`: waits of the owner that sleep on `doorbell`. ORDER: the owner adds to it, then looks at all rings once
  *   more; a sender stamps its record, then looks at it. So one of the two sees the other.
@@ -40,7 +41,8 @@ export const mailboxHeader = defineLayout(
     statePad: { of: 'u32', count: 7 },
     joins: 'u32',
     usedSenders: 'u32',
-    joinsPad: { of: 'u32', count: 14 },
+    admitted: 'u32',
+    joinsPad: { of: 'u32', count: 13 },
     doorbell: 'u32',
     doorbellPad: { of: 'u32', count: 15 },
     sleepers: 'u32',

@@ -1,6 +1,6 @@
 // What the calls of an agent take.
 import type { OptionNames } from '../core/check-options.ts';
-import { type CallWait, callWaitNames } from '../core/deadline.ts';
+import { type CallWait, callWaitNames, type WaitOptions, waitOptionNames } from '../core/deadline.ts';
 import type { Settings } from '../settings/settings.ts';
 import type { BackendLink, BackendRegion, BackendRemoteRegion, TransferOperation } from './backend.ts';
 import type { BackendName } from './backends/backend-table.ts';
@@ -34,6 +34,17 @@ export const agentOptionNames: OptionNames<AgentOptions> = {
   ownThread: true,
   stagesHostMemory: true,
 };
+
+/** How a call loads a peer's metadata. */
+export interface LoadOptions extends WaitOptions {
+  /**
+   * The peer itself told them just now, so that it need not be asked whether it lives.
+   * @internal
+   */
+  readonly heard?: boolean;
+}
+
+export const loadOptionNames: OptionNames<LoadOptions> = { ...waitOptionNames, heard: true };
 
 /** What localMetadata() tells. */
 export interface MetadataOptions {

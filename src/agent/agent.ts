@@ -21,6 +21,8 @@ import {
   agentOptionNames,
   type AgentOptions,
   type ChannelParts,
+  loadOptionNames,
+  type LoadOptions,
   metadataOptionNames,
   type MetadataOptions,
   peerOptionNames,
@@ -69,7 +71,7 @@ export class Agent implements AsyncDisposable {
   readonly #waiter: Waiter;
   readonly #notifications: Notifications;
   readonly #registrations: Registrations;
-  readonly #remotes = new RemoteAgents((peer, wait) => this.#links.linkFor(peer, wait));
+  readonly #remotes = new RemoteAgents((peer, wait) => this.#links.answer(peer, wait));
   readonly #links: PeerLinks;
   /** Those that are under way. */
   readonly #underWay: Transfer[] = [];
@@ -198,23 +200,21 @@ export class Agent implements AsyncDisposable {
       host: hostIdentity(),
       process: process.pid,
       isWhole: regions === undefined,
-      connections: new Map(
-        connections ? this.#set.backends.map(({ name, connectionInfo }) => [name, connectionInfo]) : [],
-      ),
+      connections: connections ? this.#set.connections : new Map(),
       regions: this.#registrations.describe(regions),
       withdrawn: this.#registrations.withdrawn(withdrawn),
     });
   }
 
   /**
-   * Learns a peer's metadata and returns its name. Those of another life than the known one are taken if that gives a link: links to
-   * the known one close, its transfers fail with WL_STALE. If not, it fails with WL_STALE; for no metadata, with WL_PROTOCOL.
+   * Learns a peer's metadata and returns its name. Those of another life than the known one are taken if that answers and the
+   * known one does not, whose transfers then fail with WL_STALE. If not, it fails with WL_STALE; for no metadata, with WL_PROTOCOL.
    */
-  async loadRemoteMetadata(blob: Uint8Array, options: WaitOptions = {}): Promise<string> {
+  async loadRemoteMetadata(blob: Uint8Array, options: LoadOptions = {}): Promise<string> {
     this.#checkOpen();
-    checkOptions(options, waitOptionNames, 'options of loadRemoteMetadata');
+    checkOptions(options, loadOptionNames, 'options of loadRemoteMetadata');
     if (!(blob instanceof Uint8Array)) throw invalidArgument('blob', blob, "a Uint8Array: a peer's localMetadata()");
-    return this.#remotes.load(decodeMetadata(blob), options);
+    return this.#remotes.load(decodeMetadata(blob), this.#links.waitOf(options), options.heard);
   }
 
   /** Forgets a peer: its links close, its transfers fail with WL_STALE. False if it was not known. */

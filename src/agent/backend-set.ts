@@ -58,6 +58,11 @@ export class BackendSet {
     this.missing = missing;
   }
 
+  /** What peers need to connect. */
+  get connections(): ReadonlyMap<BackendName, Uint8Array> {
+    return new Map(this.backends.map(({ name, connectionInfo }) => [name, connectionInfo]));
+  }
+
   /** Hot path. True if anything happened. */
   poll(): boolean {
     let hasNews = false;

@@ -159,6 +159,10 @@ export interface BackendLink {
   readonly state: LinkState;
   /** Why it is unusable: WL_CLOSED if its state is `closed`, WL_PEER_LOST if `dead`; undefined while it is `open`. */
   readonly error: WeftlineError | undefined;
+  /** Looks now whether the peer still lives. Left out by backends that hear of its end without looking. */
+  checkPeer?(): boolean;
+  /** Whether the peer has reacted to the link, by now. Left out by backends that make none without an answer of the peer. */
+  readonly isAnswered?: boolean;
   /** `kind` and `bytes` are what the peer's metadata say of the region. Fails with WL_PROTOCOL if info is not understood. */
   importRegion(info: Uint8Array, about: { readonly kind: MemoryKind; readonly bytes: number }): BackendRemoteRegion;
   /**

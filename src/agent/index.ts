@@ -1,6 +1,6 @@
 // weftline/agent: register memory, tell peers of it, read, write and notify.
 export { Agent } from './agent.ts';
-export type { AgentOptions, MetadataOptions, PeerOptions, PrepareOptions } from './agent-options.ts';
+export type { AgentOptions, LoadOptions, MetadataOptions, PeerOptions, PrepareOptions } from './agent-options.ts';
 export type { MemoryKind } from './agent-memory.ts';
 export { MAX_NOTIFICATION_BYTES, type TransferOperation, type TransferState } from './backend.ts';
 export type { BackendName } from './backends/backend-table.ts';

@@ -1,7 +1,7 @@
 // The way from a call of the agent to a link: plans the transfer, chooses the backend, connects.
 import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { type CallWait, deadlineOf } from '../core/deadline.ts';
-import { invalidArgument } from '../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import type { ChannelParts, PeerOptions, PrepareOptions } from './agent-options.ts';
 import type { BackendLink, PlannedTransfer } from './backend.ts';
 import { requireList } from './descriptors.ts';
@@ -32,6 +32,9 @@ export interface TouchedMemory {
 type Lists = Pick<PrepareOptions, 'local' | 'remote'>;
 
 const listNames: OptionNames<Lists> = { local: true, remote: true };
+
+/** Between two looks whether a peer has answered. */
+const ANSWER_LOOK_MS = 5;
 
 const NO_MEMORY: ChoiceMemory = { local: [], remote: [] };
 
@@ -68,6 +71,22 @@ export class PeerLinks {
       const rails = peer.openLink(verdict.backend)?.rails ?? [];
       return rails.length === 0 ? verdict : { ...verdict, rails: describeRails(rails) };
     });
+  }
+
+  /** Resolves once the peer itself has answered, and not what it left in memory. */
+  async answer(peer: RemoteAgent, wait: LinkWait): Promise<void> {
+    const { link } = await this.linkFor(peer, wait);
+    const { deadline, signal } = wait;
+    while (link.isAnswered === false) {
+      link.checkPeer?.();
+      if (link.error !== undefined) throw link.error;
+      if (deadline.isOver) {
+        const what = `Agent ${peer.name} did not react to a link within ${deadline.timeoutMs} ms`;
+        throw new WeftlineError('WL_TIMEOUT', what, { details: { peer: peer.name, timeoutMs: deadline.timeoutMs } });
+      }
+      await new Promise((resolve) => setTimeout(resolve, Math.min(ANSWER_LOOK_MS, deadline.leftMs)));
+      signal?.throwIfAborted();
+    }
   }
 
   /** A link that can carry this memory. */

@@ -110,6 +110,15 @@ export class RemoteAgent {
     return entry?.link.error === undefined ? entry?.link : undefined;
   }
 
+  /** Whether a link to it works, as far as can be seen at once. */
+  get isLinked(): boolean {
+    for (const { link } of this.#open.values()) {
+      link.checkPeer?.();
+      if (link.error === undefined) return true;
+    }
+    return false;
+  }
+
   /** A region as the backend's link knows it. */
   async region(backend: NamedBackend, number: number, options: LinkWait): Promise<BackendRemoteRegion> {
     const entry = await this.#entry(backend, options);

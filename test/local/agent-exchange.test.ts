@@ -2,6 +2,7 @@
 import assert from 'node:assert/strict';
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
+import { readFileSync } from 'node:fs';
 import { connect, createServer } from 'node:net';
 import test from 'node:test';
 import { WeftlineError } from 'weftline';
@@ -15,6 +16,7 @@ import {
   MetadataListener,
   type MetadataStore,
   publishMetadata,
+  type RemoteMemory,
   sendInvalidation,
   sendMetadata,
   withdrawMetadata,
@@ -320,6 +322,57 @@ test('a silent life in a store takes a share of the time, and what is published 
   const store = { put: async () => {}, get: async () => new Uint8Array(), delete: async () => {} };
   assert.equal(await loadPublished(loader, store, 'a'), 'a');
   for (const timeoutMs of asked) assert.ok(timeoutMs >= 1000 && timeoutMs <= 15_000, String(timeoutMs));
+});
+
+test('a life that hangs takes no place of one that runs, and loses its own', async () => {
+  const options = { backends: ['local'], token: 'secret', settings: { timeoutMs: 120_000 } } as const;
+  await using b = await Agent.create('b', options);
+  await using old = await AgentPeer.start('a', options);
+  const stale = await old.metadata();
+  await b.loadRemoteMetadata(stale);
+  await b.connect('a');
+  await using now = await Agent.create('a', options);
+  await now.allocate(64);
+  old.child.kill('SIGSTOP');
+  const stopped = (): boolean => /^State:\s+T/m.test(readFileSync(`/proc/${old.child.pid}/status`, 'utf8'));
+  await until(stopped, 'that the process is stopped');
+  // The known one has a link, which memory alone keeps open.
+  await failsWith(b.loadRemoteMetadata(now.localMetadata(), { timeoutMs: 500 }), 'WL_STALE', /another one is known/);
+  // Whoever speaks lives.
+  await using listener = await MetadataListener.open(b);
+  await sendMetadata(now, { host, port: listener.port });
+  await b.connect('a');
+  const local = DescriptorList.of(await b.allocate(64));
+  const remote = DescriptorList.of(b.remoteMemory('a')[0] as RemoteMemory);
+  await using transfer = await b.prepare({ operation: 'write', peer: 'a', local, remote });
+  await failsWith(b.loadRemoteMetadata(stale, { timeoutMs: 500 }), 'WL_STALE', /did not react/);
+  transfer.post();
+  await transfer.wait();
+  // Nor does one without a link keep its place.
+  await b.invalidate('a');
+  await b.loadRemoteMetadata(stale);
+  await b.loadRemoteMetadata(now.localMetadata());
+  assert.equal(b.remoteMemory('a').length, 1);
+  // One whose process has ended does not, with a link.
+  await b.invalidate('a');
+  old.child.kill('SIGCONT');
+  await b.loadRemoteMetadata(stale);
+  await b.connect('a');
+  await old.kill();
+  await b.loadRemoteMetadata(now.localMetadata());
+  assert.equal(b.remoteMemory('a').length, 1);
+});
+
+test('an agent that runs keeps its name, whether there is a link to it or not', async () => {
+  const options = { backends: ['local'], settings: { timeoutMs: 120_000 } } as const;
+  await using a = await Agent.create('a', options);
+  await using other = await Agent.create('a', options);
+  await using b = await Agent.create('b', options);
+  await b.loadRemoteMetadata(a.localMetadata());
+  await failsWith(b.loadRemoteMetadata(other.localMetadata()), 'WL_STALE', /still there.*invalidate/);
+  await b.connect('a');
+  await a.close();
+  await b.loadRemoteMetadata(other.localMetadata());
 });
 
 test('agents meet in etcd', { skip: withoutEtcd }, async () => {

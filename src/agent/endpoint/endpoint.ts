@@ -265,7 +265,7 @@ export class Endpoint implements AsyncDisposable {
       const met = await meet(own);
       ({ channel } = met);
       const greeting = readIntroduction(met.body);
-      const peer = await agent.loadRemoteMetadata(greeting.metadata, remaining(met.wait));
+      const peer = await agent.loadRemoteMetadata(greeting.metadata, { ...remaining(met.wait), heard: true });
       const backend = await agent.connect(peer, {
         deadline: met.wait.deadline,
         signal: met.wait.signal,

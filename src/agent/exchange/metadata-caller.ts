@@ -19,7 +19,7 @@ export const addressNames: OptionNames<ListenerAddress> = { ...waitOptionNames, 
 
 /**
  * Each fails with WL_TIMEOUT, WL_PEER_LOST (nobody listens, or it broke off), WL_UNAUTHORIZED (another token or user), WL_PROTOCOL
- * (not an agent), WL_STALE (another life of the agent is known, and this one gives no link).
+ * (not an agent). What is learnt of another life of the agent is replaced, whether that still answers or not.
  * @param agent Whose metadata.
  * @param address Where the listener is.
  * @param options Which part of them.
@@ -63,7 +63,7 @@ export async function sendInvalidation(agent: Agent, address: ListenerAddress): 
 async function fetchFrom(agent: Agent, channel: MetadataChannel): Promise<string> {
   const { blob } = await channel.ask({ verb: 'fetch' });
   if (blob === undefined) throw new WeftlineError('WL_PROTOCOL', 'A listener answered without metadata');
-  return agent.loadRemoteMetadata(blob);
+  return agent.loadRemoteMetadata(blob, { heard: true });
 }
 
 async function ask<T>(

@@ -107,7 +107,7 @@ export class MetadataListener implements AsyncDisposable {
     const agent = this.#agent;
     switch (request.verb) {
       case 'load': {
-        const name = await agent.loadRemoteMetadata(request.blob);
+        const name = await agent.loadRemoteMetadata(request.blob, { heard: true });
         this.#onLoad(name);
         talk.answer(name);
         return;

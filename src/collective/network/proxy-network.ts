@@ -192,7 +192,7 @@ export class ProxyNetwork implements AsyncDisposable {
   async #connectPeer(peer: number, { metadata, region }: Told): Promise<void> {
     const service = this.#service;
     const { bytes } = this.#options.memory;
-    const name = await service.addRemote(Buffer.from(metadata, 'base64'));
+    const name = await service.addRemote(Buffer.from(metadata, 'base64'), { heard: true });
     this.#ranks.set(name, peer);
     const range = { offset: 0, bytes };
     const numbers: number[] = [];

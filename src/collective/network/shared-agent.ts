@@ -53,7 +53,7 @@ export class SharedAgent {
     return this.#shared.users === 1;
   }
 
-  /** Learns the metadata of a peer, of which the object will use the memory of these numbers. */
+  /** Learns the metadata that a peer told in a meeting, of which the object will use the memory of these numbers. */
   async load(peer: string, metadata: Uint8Array, memory: readonly number[]): Promise<void> {
     const known = this.#peers.get(peer);
     if (known === undefined) {
@@ -63,7 +63,7 @@ export class SharedAgent {
     }
     const kept = new Set(memory);
     this.#peers.set(peer, kept);
-    await this.agent.loadRemoteMetadata(metadata);
+    await this.agent.loadRemoteMetadata(metadata, { heard: true });
     const replaced = [...(known ?? [])].filter((number) => !kept.has(number));
     this.agent.forgetMemory(peer, replaced);
   }

@@ -20,6 +20,7 @@ import { viewAt } from '../../native/library.ts';
 import { AgentRoute } from './agent-route.ts';
 import type { CommandRoute, ServedRequest } from './command-server.ts';
 import type {
+  AddRemoteOptions,
   Allocation,
   MetadataExchangeOptions,
   ProxyThread,
@@ -96,8 +97,8 @@ export class ProxyAgent {
     return this.#agent.localMetadata();
   }
 
-  async addRemote(metadata: Uint8Array): Promise<string> {
-    const name = await this.#agent.loadRemoteMetadata(metadata);
+  async addRemote({ metadata, ...options }: AddRemoteOptions): Promise<string> {
+    const name = await this.#agent.loadRemoteMetadata(metadata, options);
     this.#watch(name);
     return name;
   }

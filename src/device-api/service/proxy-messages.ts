@@ -1,4 +1,5 @@
 // What a ProxyService and the thread that serves its queues say to each other.
+import type { LoadOptions } from '../../agent/agent-options.ts';
 import type { BackendName } from '../../agent/backends/backend-table.ts';
 import type { ListenerAddress } from '../../agent/exchange/metadata-caller.ts';
 import type { ListenOptions } from '../../agent/exchange/metadata-listener.ts';
@@ -73,6 +74,11 @@ export interface MetadataExchangeOptions {
   readonly address: Omit<ListenerAddress, 'signal'>;
 }
 
+/** See Agent.loadRemoteMetadata. */
+export interface AddRemoteOptions extends Omit<LoadOptions, 'signal'> {
+  readonly metadata: Uint8Array;
+}
+
 /** What the thread does when it is called; what it tells unasked is why a command could not be carried out. */
 export interface ProxyCalls extends Calls {
   /** Begins to carry out the commands of the queues. */
@@ -83,7 +89,7 @@ export interface ProxyCalls extends Calls {
   deregister(region: number): Promise<void>;
   metadata(): Uint8Array;
   /** Returns the peer's name. */
-  addRemote(metadata: Uint8Array): Promise<string>;
+  addRemote(options: AddRemoteOptions): Promise<string>;
   /** Fails unless the peer is known. */
   checkRemote(peer: string): void;
   /** False if the peer is not known. */

@@ -6,6 +6,7 @@ import type { WeftlineError } from '../../core/errors.ts';
 import { readSettings, type Settings } from '../../settings/settings.ts';
 import { ProxyLink } from './proxy-link.ts';
 import type {
+  AddRemoteOptions,
   Allocation,
   MetadataExchangeOptions,
   QueueOptions,
@@ -86,9 +87,9 @@ export class ProxyService implements AsyncDisposable {
     return this.#link.call('metadata');
   }
 
-  /** Returns the peer's name. */
-  addRemote(metadata: Uint8Array): Promise<string> {
-    return this.#link.call('addRemote', metadata);
+  /** Returns the peer's name. See Agent.loadRemoteMetadata. */
+  addRemote(metadata: Uint8Array, options: Omit<AddRemoteOptions, 'metadata'> = {}): Promise<string> {
+    return this.#link.call('addRemote', { metadata, ...options });
   }
 
   /** Fails with WL_INVALID_ARGUMENT if there is no peer of the name. Peers may have come by the listener. */

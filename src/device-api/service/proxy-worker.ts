@@ -49,7 +49,7 @@ export async function run(options: ProxyThread, messages: MessagePort): Promise<
     register: (memory) => agent.register(memory),
     deregister: (region) => agent.deregister(region),
     metadata: () => agent.metadata(),
-    addRemote: (metadata) => agent.addRemote(metadata),
+    addRemote: (remote) => agent.addRemote(remote),
     checkRemote: (peer) => agent.checkRemote(peer),
     removeRemote: (peer) => agent.removeRemote(peer),
     listen: (where) => agent.listen(where),

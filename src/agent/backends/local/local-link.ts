@@ -100,6 +100,10 @@ export class LocalLink implements BackendLink, LinkedMemory {
     return this.#error;
   }
 
+  get isAnswered(): boolean {
+    return this.#mailbox.isAdmitted;
+  }
+
   /** True if no transfer is under way. */
   get isQuiet(): boolean {
     return this.#first === undefined;

@@ -201,6 +201,7 @@ export class Mailbox {
       senders.push({ slot, name: nameOf(this.#buffer, slot), ring: ringOf(this.#buffer, slot), isBroken: false });
     }
     this.#senders = senders;
+    Atomics.store(this.#words, headerWord.admitted, this.#seenJoins);
   }
 }
 

@@ -43,6 +43,8 @@ export class PeerMailbox implements Disposable {
   readonly #memory: SharedMemory;
   readonly #buffer: ArrayBuffer;
   readonly #header: Int32Array;
+  /** `joins` when this side had come, or a little later. */
+  readonly #joins: number;
   #isClosed = false;
 
   /** Fails with WL_PEER_LOST, WL_STALE, WL_SHARED_MEMORY, WL_PROTOCOL or WL_CAPACITY. */
@@ -66,6 +68,7 @@ export class PeerMailbox implements Disposable {
     this.#memory = memory;
     this.#buffer = memory.buffer();
     this.#header = new Int32Array(this.#buffer, 0, mailboxHeader.size / 4);
+    this.#joins = Atomics.load(this.#header, headerWord.joins);
     this.slot = slot;
     this.sender = new RecordSender(this.#buffer, slot);
     this.steps = new PeerSteps(this.#buffer, slot, 'agentStep');
@@ -90,6 +93,11 @@ export class PeerMailbox implements Disposable {
   get ownerState(): LinkState {
     if (this.isClosedByOwner) return 'closed';
     return isByteLocked(this.#memory.fd, OWNER_LOCK) ? 'open' : 'dead';
+  }
+
+  /** Whether the owner has looked at this side's place since it was taken: so it runs. Both words wrap. */
+  get isAdmitted(): boolean {
+    return ((Atomics.load(this.#header, headerWord.admitted) - this.#joins) | 0) >= 0;
   }
 
   [Symbol.dispose](): void {
