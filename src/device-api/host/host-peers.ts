@@ -25,9 +25,9 @@ export class HostPeers {
     this.#parts = parts;
   }
 
-  async add(metadata: Uint8Array): Promise<string> {
+  async add(metadata: Uint8Array, { timeoutMs }: WaitOptions = {}): Promise<string> {
     const { service, requests } = this.#parts;
-    const name = await service.addRemote(metadata);
+    const name = await service.addRemote(metadata, timeoutMs === undefined ? {} : { timeoutMs });
     requests.addPeer(name);
     return name;
   }
@@ -63,8 +63,9 @@ export class HostPeers {
   }
 
   loadPublished(store: MetadataStore, peer: string, options?: WaitOptions): Promise<string> {
-    const loadRemoteMetadata = (blob: Uint8Array): Promise<string> => this.add(blob);
-    return loadPublished({ settings: this.#parts.settings, loadRemoteMetadata }, store, peer, options);
+    const { settings } = this.#parts;
+    const loadRemoteMetadata = (blob: Uint8Array, wait?: WaitOptions): Promise<string> => this.add(blob, wait);
+    return loadPublished({ settings, loadRemoteMetadata }, store, peer, options);
   }
 
   /** Takes back what was published, and what is being published. Stores that fail are not waited for again. */
