@@ -136,10 +136,21 @@ export const argumentNames: {
   recv: { ...optionNames, output: true, peer: true },
 };
 
-/** What the caller may change, such as lists of counts, as it is now: of a call that waits for its turn. */
-export function copyOfArguments<Arguments extends CollectiveOptions>(args: Arguments): Arguments {
-  const copies = Object.entries(args).map(([name, value]) => [name, isList(value) ? [...value] : value]);
-  return Object.fromEntries(copies) as Arguments;
+/**
+ * What the caller may change, such as lists of counts, as it is now: of a call that waits for its turn. By name, because
+ * arguments may come from a prototype too.
+ */
+export function copyOfArguments<Arguments extends object>(
+  names: Readonly<Record<string, true>>,
+  args: Arguments,
+): Arguments {
+  const given = args as Readonly<Record<string, unknown>>;
+  const copy: Record<string, unknown> = {};
+  for (const name in names) {
+    const value = given[name];
+    if (value !== undefined) copy[name] = isList(value) ? [...value] : value;
+  }
+  return copy as Arguments;
 }
 
 function isList(value: unknown): value is ArrayLike<unknown> & Iterable<unknown> {

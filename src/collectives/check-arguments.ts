@@ -180,6 +180,15 @@ export function checkOwnMessages(messages: readonly PairMessage[], rank: number)
   );
 }
 
+/** Of messages that begin later than they were checked. Fails with WL_INVALID_ARGUMENT where the memory may be of others by now. */
+export function requireLive(messages: readonly PairMessage[]): void {
+  for (const { direction, tensor } of messages) {
+    if (!tensor.storage.disposed) continue;
+    const expected = `a tensor that lives until the ${direction} is over`;
+    throw invalidArgument(direction === 'send' ? 'input' : 'output', 'a disposed tensor', expected);
+  }
+}
+
 function listed(messages: readonly PairMessage[]): string {
   return messages.map(({ bytes, dtype }) => `${bytes / dtypes[dtype].bytes} ${dtype}`).join(', ') || 'none';
 }

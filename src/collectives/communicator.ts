@@ -16,6 +16,7 @@ import {
   type AllReduceArguments,
   type AllToAllArguments,
   type AllToAllvArguments,
+  argumentNames,
   type BroadcastArguments,
   type CollectiveOptions,
   type CollectiveResult,
@@ -39,6 +40,7 @@ import {
   readReduce,
   readReduceScatter,
   readSend,
+  requireLive,
   requireTensor,
 } from './check-arguments.ts';
 import { type CollectiveKind, makeCollectiveCall, messageBytes } from './collective-call.ts';
@@ -55,7 +57,9 @@ const doneWithEvent: Promise<CollectiveResult> = Promise.resolve(Object.freeze({
 const TURN_MS = 10;
 const CALLS_PER_LOOK = 16;
 
+type CallName = keyof typeof argumentNames;
 type Read<Arguments> = (scope: CallScope, args: Arguments) => void;
+type Work<Arguments> = Read<Arguments> | readonly PairMessage[];
 
 /**
  * Collectives between the ranks of a group, with the semantics of NCCL and MPI. Ranks in arguments are ranks of the group.
@@ -73,10 +77,11 @@ type Read<Arguments> = (scope: CallScope, args: Arguments) => void;
  * Calls that overlap are carried out one after the other, on all ranks in the order of their posting; nothing needs to be
  * awaited between them, and `timeoutMs` counts from a call's turn. If one fails, those that wait for it fail with the same error.
  *
- * On GPUs of one host a call returns when its kernel is enqueued on the device's stream, and device.capture() records it; what
- * went wrong fails the next wait for the device, and every later call. There every collective waits for all ranks, a send for
- * its recv, and calls of several Communicators of one device must come in the same order on all ranks. On GPUs of several hosts
- * a call waits for other ranks, and fails, as on CPUs; it resolves when its last step is enqueued, and cannot be recorded.
+ * On GPUs of one host a call returns when its kernel is enqueued on the device's stream, and device.capture() records it; until
+ * register() has ended, others fail with WL_INVALID_ARGUMENT. What went wrong fails the next wait for the device, and every later
+ * call. There every collective waits for all ranks, a send for its recv, and calls of several Communicators of one device must
+ * come in the same order on all ranks. On GPUs of several hosts a call waits for other ranks, and fails, as on CPUs; it resolves
+ * when its last step is enqueued, and cannot be recorded.
  */
 export class Communicator implements AsyncDisposable {
   /**
@@ -145,7 +150,7 @@ export class Communicator implements AsyncDisposable {
   async register(tensor: Tensor, options: WaitOptions = {}): Promise<void> {
     this.#queue.requireOpen();
     checkOptions(options, waitOptionNames, 'options of register');
-    const own = { ...options };
+    const own = copyOfArguments(waitOptionNames, options);
     return this.#queue.post(() =>
       this.#guard.run('register', () => {
         this.#engine.throwIfUnusable();
@@ -255,6 +260,12 @@ export class Communicator implements AsyncDisposable {
     return this.close();
   }
 
+  /** Fails for a call that cannot have its turn: none can wait where kernels follow each other in the order of posting. */
+  #requireTurn(kind: string): void {
+    this.#queue.requireOpen();
+    if (this.#engine.guardLaunches !== undefined) this.#queue.requireIdle(kind);
+  }
+
   /** Hot path. */
   #run<Arguments extends CollectiveOptions>(
     kind: CollectiveKind,
@@ -271,23 +282,23 @@ export class Communicator implements AsyncDisposable {
     args: Arguments,
     read: Read<Arguments>,
   ): Promise<CollectiveResult> {
-    this.#queue.requireOpen();
+    this.#requireTurn(kind);
     this.#check(kind, args);
-    const own = copyOfArguments(args);
+    const own = copyOfArguments(argumentNames[kind], args);
     read({ ...this.#scope, call: makeCollectiveCall(this.group.size) }, own);
     return this.#queue.post(() => this.#start(kind, own, read, true));
   }
 
-  #check(kind: CollectiveKind, args: CollectiveOptions): void {
+  #check(kind: CallName, args: CollectiveOptions): void {
     checkOptionsOf(kind, args);
     if (this.#groups > 0) throw invalidArgument('call', kind, 'only send and recv between groupStart and groupEnd');
   }
 
   /** Hot path: no object and no promise are made if the call ends at once. */
   #start<Arguments extends CollectiveOptions>(
-    kind: CollectiveKind,
+    kind: CallName,
     args: Arguments,
-    read: Read<Arguments>,
+    work: Work<Arguments>,
     isChecked: boolean,
   ): Promise<CollectiveResult> {
     try {
@@ -301,8 +312,8 @@ export class Communicator implements AsyncDisposable {
       const { previousEvent } = args;
       const rest =
         previousEvent === undefined || this.#engine.ordersCalls || previousEvent.isDone()
-          ? this.#begin(args, read)
-          : this.#beginAfter(previousEvent, args, read);
+          ? this.#begin(args, work)
+          : this.#beginAfter(previousEvent, args, work);
       if (rest !== undefined) return this.#finish(rest, args);
     } catch (error) {
       this.#guard.end(error);
@@ -323,8 +334,12 @@ export class Communicator implements AsyncDisposable {
     return nextTurn().then(() => result);
   }
 
-  #begin<Arguments extends CollectiveOptions>(args: Arguments, read: Read<Arguments>): Promise<void> | undefined {
-    read(this.#scope, args);
+  #begin<Arguments extends CollectiveOptions>(args: Arguments, work: Work<Arguments>): Promise<void> | undefined {
+    if (typeof work !== 'function') {
+      requireLive(work);
+      return this.#engine.exchange(work, args);
+    }
+    work(this.#scope, args);
     this.#guard.bytes = messageBytes(this.#scope.call, this.group.size);
     return this.#engine.run(this.#scope.call, args);
   }
@@ -332,11 +347,11 @@ export class Communicator implements AsyncDisposable {
   async #beginAfter<Arguments extends CollectiveOptions>(
     event: DeviceEvent,
     args: Arguments,
-    read: Read<Arguments>,
+    work: Work<Arguments>,
   ): Promise<void> {
     const wait = startCall(args, this.group.settings.timeoutMs);
     await event.wait(remaining(wait));
-    await this.#begin(wait, read);
+    await this.#begin(wait, work);
   }
 
   async #finish(rest: Promise<void>, options: CollectiveOptions): Promise<CollectiveResult> {
@@ -375,20 +390,9 @@ export class Communicator implements AsyncDisposable {
     }
   }
 
-  #exchange(kind: string, options: CollectiveOptions, messages: readonly PairMessage[]): Promise<CollectiveResult> {
-    this.#queue.requireOpen();
-    const own = this.#queue.isBusy ? copyOfArguments(options) : options;
-    return this.#queue.post(() => this.#guard.run(kind, () => this.#exchangeNow(own, messages)));
-  }
-
-  async #exchangeNow(options: CollectiveOptions, messages: readonly PairMessage[]): Promise<CollectiveResult> {
-    this.#engine.throwIfUnusable();
-    const previousEvent = this.#engine.ordersCalls ? undefined : options.previousEvent;
-    const wait = previousEvent === undefined ? options : startCall(options, this.group.settings.timeoutMs);
-    await previousEvent?.wait(remaining(wait));
-    const rest = this.#engine.exchange(messages, wait);
-    if (rest === undefined) return this.#ended(options);
-    await rest;
-    return this.#resultOf(options);
+  #exchange(kind: CallName, options: CollectiveOptions, messages: readonly PairMessage[]): Promise<CollectiveResult> {
+    this.#requireTurn(kind);
+    const own = this.#queue.isBusy ? copyOfArguments(argumentNames[kind], options) : options;
+    return this.#queue.post(() => this.#start(kind, own, messages, true));
   }
 }

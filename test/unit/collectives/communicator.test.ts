@@ -5,6 +5,7 @@ import test, { after } from 'node:test';
 import { CpuDevice } from 'weftline';
 import { Communicator, referenceReduction } from 'weftline/collectives';
 import { join } from 'weftline/world';
+import type { CollectiveEngine } from '#lib/collectives/collective-engine.js';
 import { collectiveRegions } from '#lib/collectives/cpu/window-regions.js';
 import { withCode } from '../../support/with-code.ts';
 
@@ -106,6 +107,55 @@ test('what is posted while a call that had waited runs comes behind all that sti
   second.gate.emit('pass');
   await Promise.all(calls);
   assert.deepEqual(order, ['first', 'second', 'third', 'fourth', 'close']);
+});
+
+test('a call that waits takes options that its arguments inherit, and no tensor that was disposed meanwhile', async () => {
+  const held = heldEvent();
+  const [source, target] = [device.empty('f32', [4]), device.empty('f32', [4])];
+  source.view().fill(3);
+  const before = communicator.barrier({ previousEvent: held.event });
+  const inherited = communicator.allReduce(Object.create({ input: source, output: target }));
+  const [sent, received] = [device.empty('f32', [4]), device.empty('f32', [4])];
+  communicator.groupStart();
+  void communicator.send({ input: sent, peer: 0 });
+  void communicator.recv({ output: received, peer: 0 });
+  const refused = assert.rejects(communicator.groupEnd(), withCode('WL_INVALID_ARGUMENT', /input.*disposed/));
+  sent.dispose();
+  held.gate.emit('pass');
+  await Promise.all([before, inherited, refused]);
+  assert.deepEqual(new Set(target.view()), new Set([3]));
+});
+
+test('where calls are enqueued when they are posted, none waits: behind register() they are refused', async () => {
+  const gate = new EventEmitter();
+  const enqueued: string[] = [];
+  const engine: CollectiveEngine = {
+    guardLaunches: () => undefined,
+    routes: ['self'],
+    ordersCalls: true,
+    lastEvent: undefined,
+    throwIfUnusable: () => undefined,
+    run: ({ kind }) => void enqueued.push(kind),
+    exchange: () => void enqueued.push('messages'),
+    register: () => once(gate, 'registered').then(() => undefined),
+    close: () => Promise.resolve(),
+  };
+  await using pretended = Reflect.construct(Communicator, [world, device, engine]) as Communicator;
+  const exchange = (): Promise<unknown> => {
+    pretended.groupStart();
+    return pretended.groupEnd();
+  };
+  const calls = Array.from({ length: 40 }, (_, at) => (at % 2 === 0 ? exchange() : pretended.barrier()));
+  assert.deepEqual(enqueued.splice(0), Array.from({ length: 20 }, () => ['messages', 'barrier']).flat());
+  await Promise.all(calls);
+  const registered = pretended.register(tensor);
+  const refused = withCode('WL_INVALID_ARGUMENT', /register has not ended; await it first/);
+  await assert.rejects(pretended.barrier(), refused);
+  await assert.rejects(exchange(), refused);
+  gate.emit('registered');
+  await registered;
+  await pretended.barrier();
+  assert.deepEqual(enqueued, ['barrier']);
 });
 
 test('calls that wait for one that fails end with its error, and later ones go on', async () => {
