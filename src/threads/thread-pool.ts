@@ -81,7 +81,10 @@ export class PooledWork {
 
   /** Ends the work now, and its thread. */
   terminate(): void {
-    if (!this.#isOver) void this.#thread.worker.terminate();
+    if (this.#isOver) return;
+    // It may have said already that it has no work.
+    this.#thread.isSpoiled = true;
+    void this.#thread.worker.terminate();
   }
 }
 

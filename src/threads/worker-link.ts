@@ -45,6 +45,7 @@ interface LateCall {
 }
 
 interface PendingCall {
+  readonly name: string;
   readonly resolve: (result: unknown) => void;
   readonly reject: (error: unknown) => void;
   /** Stops the timer and the signal. */
@@ -131,7 +132,7 @@ export class WorkerLink<Table extends Calls, Event = never> {
         clearTimeout(timer);
         signal?.removeEventListener('abort', abort);
       };
-      this.#calls.set(id, { resolve, reject, release });
+      this.#calls.set(id, { name, resolve, reject, release });
     });
   }
 
@@ -153,9 +154,6 @@ export class WorkerLink<Table extends Calls, Event = never> {
   async #stop(): Promise<void> {
     try {
       await this.#send('stop', undefined, { endsThread: true });
-    } catch (error) {
-      this.#work.spoil();
-      throw error;
     } finally {
       const isEnded = this.#failure !== undefined;
       this.#failure ??= this.#closed();
@@ -203,8 +201,12 @@ export class WorkerLink<Table extends Calls, Event = never> {
     else if ('crash' in message) {
       this.#work.spoil();
       this.#ended(decodeError(message.crash));
-    } else if ('error' in message) this.#take(message.id)?.reject(decodeError(message.error));
-    else this.#take(message.id)?.resolve(message.result);
+    } else if ('error' in message) {
+      const call = this.#take(message.id);
+      // Now, not when stop() hears of it: the pool may be told in the same turn that the work is over.
+      if (call?.name === 'stop') this.#work.spoil();
+      call?.reject(decodeError(message.error));
+    } else this.#take(message.id)?.resolve(message.result);
   }
 
   #ended(cause: unknown): void {

@@ -14,7 +14,9 @@ const program = `
     if (what === 'later') setTimeout(() => port.postMessage('late'), 50);
     if (what === 'fail') throw new Error('broken');
     if (what === 'never') await new Promise(() => {});
-    if (what === 'serve') port.on('message', () => port.close());
+    if (what === 'serve' || what instanceof Int32Array) port.on('message', () => port.close());
+    // Behind the pool's own listener, which says that the work is over.
+    if (what instanceof Int32Array) process.once('beforeExit', () => { Atomics.store(what, 0, 1); Atomics.notify(what, 0); });
   }`;
 const entry = new URL(`data:text/javascript,${encodeURIComponent(program)}`);
 
@@ -64,6 +66,21 @@ test('a thread whose work failed, or was spoiled or ended from outside, is not u
     await work.over;
   }
   for (let number = 0; number < 4; number++) assert.ok(!seen.has((await carryOut('')).threadId));
+});
+
+test('a thread that was ended when it had said that its work is over is not used again', async () => {
+  const flag = new Int32Array(new SharedArrayBuffer(4));
+  const work = new PooledWork({ entry, name: 'test', data: flag, onEnd: () => {} });
+  await once(work.port, 'message');
+  work.port.postMessage('enough');
+  assert.equal(Atomics.wait(flag, 0, 0, 30_000), 'ok');
+  work.terminate();
+  await work.over;
+  const busy = new PooledWork({ entry, name: 'test', data: 'serve', onEnd: () => {} });
+  const told = once(busy.port, 'message');
+  assert.equal(await Promise.race([told.then(() => 'begun'), busy.over.then(() => 'lost')]), 'begun');
+  busy.port.postMessage('enough');
+  await busy.over;
 });
 
 test('threads without work do not keep the process alive', () => {

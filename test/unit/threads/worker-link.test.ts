@@ -164,3 +164,29 @@ test('a thread that was stopped takes no calls, and its end is no news', async (
   assert.deepEqual(opened.ends, []);
   await opened.link.stop();
 });
+
+test('a thread that could not stop in good order is not used again, though it says at once that its work is over', async () => {
+  const unstoppable = `
+    import { threadId } from 'node:worker_threads';
+    import { WorkerPort } from ${JSON.stringify(port)};
+    export function run(flag, messages) {
+      new WorkerPort(messages).serve({ thread: () => threadId, stop() { if (flag) throw new Error('it hangs on'); } });
+      // Behind the pool's own listener, which says that the work is over.
+      if (flag) process.once('beforeExit', () => { Atomics.store(flag, 0, 1); Atomics.notify(flag, 0); });
+    }`;
+  const entry = new URL(`data:text/javascript,${encodeURIComponent(unstoppable)}`);
+  const flag = new Int32Array(new SharedArrayBuffer(4));
+  const threads: number[] = [];
+  for (const data of [undefined, flag, undefined]) {
+    const link = open({ entry, data }).link as unknown as WorkerLink<{ thread(): number; stop(): void }>;
+    threads.push(await link.call('thread'));
+    const stopped = link.stop();
+    if (data === undefined) await stopped;
+    else {
+      assert.equal(Atomics.wait(flag, 0, 0, 30_000), 'ok');
+      await assert.rejects(stopped, { message: /it hangs on/ });
+    }
+  }
+  assert.equal(threads[1], threads[0]);
+  assert.notEqual(threads[2], threads[1]);
+});
