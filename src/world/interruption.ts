@@ -1,12 +1,20 @@
 // How a signal that a launcher gets ends the ranks of all nodes: it is passed on once, and after a time they are killed.
+import type { RankFailure } from './first-failure.ts';
 import { type NodeLink, type SignalStep, signalSteps } from './node-link.ts';
 import { rankList } from './rank-list.ts';
-import type { RankProcess } from './rank-process.ts';
+import { exitCodeOf, type RankProcess, type RankResult } from './rank-process.ts';
 
 const handled = ['SIGINT', 'SIGTERM', 'SIGHUP'] as const;
 
 /** Once all ranks are killed: how long the launchers of other nodes may take to say that theirs have ended as well. */
 const LEAVE_MS = 1_000;
+
+/** What a launcher says of a job that a signal ended. */
+export interface JobStop {
+  /** 128 and the number of the signal, whatever the ranks ended with. */
+  readonly exitCode: number;
+  readonly summary: string;
+}
 
 export interface InterruptionOptions {
   readonly stopMs: number;
@@ -26,6 +34,11 @@ export class Interruption {
   readonly #receive = (signal: NodeJS.Signals): void => {
     const isSecond = this.#isReceived;
     this.#isReceived = true;
+    const running = this.#running().map(({ rank }) => rank);
+    if (isSecond && !this.#isKilling && running.length > 0) {
+      const which = signal === this.#signal ? `the second ${signal}` : signal;
+      this.#killed = `\n  killed at ${which}: ${rankList(running)}`;
+    }
     this.#take(isSecond ? 'kill' : 'pass', signal);
   };
   /** The launchers of the other nodes, once they have met. */
@@ -33,6 +46,10 @@ export class Interruption {
   #signal: NodeJS.Signals | undefined;
   #isReceived = false;
   #isKilling = false;
+  /** The ranks of this node that got the signal. */
+  readonly #reached = new Set<number>();
+  /** Which ranks a second signal killed. */
+  #killed = '';
 
   constructor(options: InterruptionOptions) {
     this.#options = options;
@@ -68,7 +85,26 @@ export class Interruption {
 
   /** A rank that was being started when the signal came gets it as well. */
   started(rank: RankProcess): void {
-    if (this.#signal !== undefined) rank.signalGroup(this.#isKilling ? 'SIGKILL' : this.#signal);
+    if (this.#signal !== undefined) this.#send(rank, this.#isKilling ? 'SIGKILL' : this.#signal);
+  }
+
+  /** How the job ended if a signal ended it before all ranks of this node were started. */
+  get stop(): JobStop | undefined {
+    const signal = this.#signal;
+    if (signal === undefined) return undefined;
+    return {
+      exitCode: exitCodeOf({ exitCode: null, signal }),
+      summary: `the job was stopped by ${signal}${this.#killed}`,
+    };
+  }
+
+  /** The same of a job with a failure. Undefined if that was before the signal, or all ranks took it and ended by themselves. */
+  stopOf({ rank, signal }: RankFailure, ends: readonly RankResult[]): JobStop | undefined {
+    const isHere = ends.some((end) => end.rank === rank);
+    const isStopped = isHere
+      ? this.#reached.has(rank) && ends.some((end) => this.#reached.has(end.rank) && end.signal !== null)
+      : signal === this.#signal || signal === 'SIGKILL';
+    return isStopped ? this.stop : undefined;
   }
 
   /** A rank of this node has ended. Launchers that never came are not waited for. */
@@ -97,7 +133,7 @@ export class Interruption {
     const { stopMs, notice } = this.#options;
     this.#signal = signal;
     this.#tell('pass', signal);
-    for (const rank of this.#running()) rank.signalGroup(signal);
+    for (const rank of this.#running()) this.#send(rank, signal);
     this.#after(stopMs, () => {
       const left = this.#running().map(({ rank }) => rank);
       if (left.length > 0 && !this.#isKilling) {
@@ -118,9 +154,14 @@ export class Interruption {
     this.#isKilling = true;
     this.#tell('kill', signal);
     // What else is in the group of a rank ends with it.
-    for (const rank of this.#running()) rank.signalGroup('SIGKILL');
+    for (const rank of this.#running()) this.#send(rank, 'SIGKILL');
     this.#after(LEAVE_MS, () => leave(signal));
     this.ended();
+  }
+
+  #send(rank: RankProcess, signal: NodeJS.Signals): void {
+    this.#reached.add(rank.rank);
+    rank.signalGroup(signal);
   }
 
   #running(): RankProcess[] {

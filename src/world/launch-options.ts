@@ -65,7 +65,10 @@ export const launchOptionNames: OptionNames<LaunchOptions> = {
 
 /** How the ranks of a job ended. */
 export interface LaunchResult {
-  /** 0 if the ranks of all nodes ended well, else that of the first failure: its exit code, or 128 and the signal's number. */
+  /**
+   * 0 if the ranks of all nodes ended well, else that of the first failure: its exit code, or 128 and the signal's number. If a
+   * signal that this process got stopped the job, 128 and its number, unless all ranks handled it and ended by themselves.
+   */
   readonly exitCode: number;
   /** By rank; only those of this node. */
   readonly ranks: readonly RankResult[];

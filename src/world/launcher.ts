@@ -12,10 +12,10 @@ import { type FoundFailure, jobExitCode, type RankFailure } from './first-failur
 import { JobFailures } from './job-failures.ts';
 import { type JobPlan, planJob, restartPauseMs, variablesOfRank } from './job-plan.ts';
 import type { LaunchOptions, LaunchResult } from './launch-options.ts';
-import { Interruption } from './interruption.ts';
+import { Interruption, type JobStop } from './interruption.ts';
 import { endMarkedProcesses } from './marked-processes.ts';
 import { NodeLink } from './node-link.ts';
-import { eachLine, LineWriter, type OutputLine } from './output-lines.ts';
+import { LineWriter, type OutputLine } from './output-lines.ts';
 import { listenTarget } from './rendezvous.ts';
 import { describeEnd, RankProcess, type RankResult } from './rank-process.ts';
 import { removeFilesOfJob } from './shared-memory-files.ts';
@@ -40,6 +40,8 @@ export async function launch(options: LaunchOptions): Promise<LaunchResult> {
   try {
     await job.start();
     return await job.finish();
+  } catch (error) {
+    return job.endStopped(error);
   } finally {
     await job.clean();
   }
@@ -106,6 +108,7 @@ class Job {
     const print = this.#printer();
     this.#startAgain = (local) => this.#startRank(local, { address, print });
     for (let local = 0; local < localSize; local += 1) {
+      if (this.#interruption.isUnderWay) return;
       this.#over.signal.throwIfAborted();
       await this.#startRank(local, { address, print });
     }
@@ -118,16 +121,25 @@ class Job {
     await Promise.all(this.#output);
     clearTimeout(timer);
     this.#options.signal?.throwIfAborted();
-    const notes = this.#failures.notes();
     const failure = await this.#jobFailure(ranks);
     this.#isComplete = true;
-    if (failure !== undefined) this.#summarize(failureSummary(failure, ranks, notes), failure);
-    return {
-      exitCode: jobExitCode(failure),
-      ranks,
-      firstFailure: failure,
-      durationMs: performance.now() - this.#started,
-    };
+    const isWhole = this.#ranks.length === this.#plan.localSize;
+    const stop = isWhole ? failure && this.#interruption.stopOf(failure, ranks) : this.#interruption.stop;
+    return this.#result(ranks, failure, stop);
+  }
+
+  /** After an error: what is missing once a signal has ended the job is no failure of its own. */
+  endStopped(error: unknown): LaunchResult {
+    const { stop } = this.#interruption;
+    if (stop === undefined || this.#options.signal?.aborted === true) throw error;
+    return this.#result(this.#ended, undefined, stop);
+  }
+
+  #result(ranks: readonly RankResult[], failure?: RankFailure, stop?: JobStop): LaunchResult {
+    if (stop !== undefined) this.#notice(stop.summary);
+    else if (failure !== undefined) this.#summarize(failureSummary(failure, ranks, this.#failures.notes()), failure);
+    const exitCode = stop?.exitCode ?? jobExitCode(failure);
+    return { exitCode, ranks, firstFailure: failure, durationMs: performance.now() - this.#started };
   }
 
   /** Also those that were started again meanwhile. */
@@ -262,12 +274,7 @@ class Job {
     this.#watchdog.add(started.pid);
     this.#ranks[local] = started;
     this.#interruption.started(started);
-    for (const stream of ['stdout', 'stderr'] as const) {
-      const source = started.child[stream];
-      if (source === null) continue;
-      // A pipe that clean() had to close ends with an error of no interest.
-      this.#output.push(eachLine(source, (line) => print(rank, stream, line)).catch(() => {}));
-    }
+    this.#output.push(started.readLines((stream, line) => print(rank, stream, line)));
     void started.ended.then((result) => this.#rankEnded(result));
   }
 
@@ -383,10 +390,7 @@ class Job {
   }
 
   #closePipes(): void {
-    for (const { child } of this.#ranks) {
-      child.stdout?.destroy();
-      child.stderr?.destroy();
-    }
+    for (const rank of this.#ranks) rank.closePipes();
   }
 }
 

@@ -1,8 +1,10 @@
 // One rank as the launcher sees it: a process that leads its own group, so that what it started ends with it.
 import { type ChildProcess, spawn } from 'node:child_process';
 import { constants } from 'node:os';
+import type { Readable } from 'node:stream';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { WeftlineError } from '../core/errors.ts';
+import { eachLine, type OutputLine } from './output-lines.ts';
 
 /** How the process of a rank ended. */
 export interface RankResult {
@@ -32,10 +34,10 @@ export interface RankProcessOptions {
 export class RankProcess {
   readonly rank: number;
   readonly pid: number;
-  readonly child: ChildProcess;
   /** Resolves when the process has ended and nothing of its group is left. */
   readonly ended: Promise<RankResult>;
   running = true;
+  readonly #child: ChildProcess;
   #stopped = false;
 
   /** Fails with WL_LAUNCH if the command cannot be started. */
@@ -61,7 +63,7 @@ export class RankProcess {
 
   private constructor({ rank, onExit }: RankProcessOptions, child: ChildProcess, started: number) {
     this.rank = rank;
-    this.child = child;
+    this.#child = child;
     this.pid = child.pid ?? 0;
     child.on('error', () => {});
     this.ended = new Promise((resolve) => {
@@ -84,6 +86,21 @@ export class RankProcess {
     if (!this.running) return;
     this.#stopped = true;
     this.signalGroup(signal);
+  }
+
+  /** Until the pipes end, or closePipes(), after which the error of a pipe is of no interest. Never fails. */
+  async readLines(take: (stream: OutputLine['stream'], line: Buffer) => Promise<void> | void): Promise<void> {
+    const { stdout, stderr } = this.#child;
+    const read = async (stream: OutputLine['stream'], source: Readable | null): Promise<void> => {
+      if (source !== null) await eachLine(source, (line) => take(stream, line)).catch(() => {});
+    };
+    await Promise.all([read('stdout', stdout), read('stderr', stderr)]);
+  }
+
+  /** The rest of the output is lost. */
+  closePipes(): void {
+    this.#child.stdout?.destroy();
+    this.#child.stderr?.destroy();
   }
 
   signalGroup(signal: NodeJS.Signals | 0): boolean {

@@ -95,6 +95,51 @@ for (const way of ['unclosed', 'exits']) {
   });
 }
 
+/** Ranks that never end; `interrupt` is called with the first line that a rank prints. */
+async function interrupted(code: string, interrupt: () => void) {
+  const notices: string[] = [];
+  let isFirst = true;
+  const { exitCode, ranks } = await launch({
+    command: [process.execPath, '-e', code],
+    ranks: 2,
+    env: { NODE_TEST_CONTEXT: undefined },
+    settings: { stopMs: 600_000 },
+    onLine: () => {
+      if (isFirst) setImmediate(interrupt);
+      isFirst = false;
+    },
+    onNotice: (text) => void notices.push(text),
+  });
+  return { exitCode, ranks: ranks.length, notices };
+}
+
+test(
+  'a second SIGINT kills ranks that ignore the first one, and both say who stopped the job',
+  { timeout: 600_000 },
+  async () => {
+    const deaf = "process.on('SIGINT', () => console.log('no')); console.log('deaf'); setInterval(() => {}, 1000)";
+    const { exitCode, notices } = await interrupted(deaf, () => {
+      process.emit('SIGINT', 'SIGINT');
+      process.emit('SIGINT', 'SIGINT');
+    });
+    assert.equal(exitCode, 130);
+    assert.match(notices.join('\n'), /^the job was stopped by SIGINT\n {2}killed at the second SIGINT: ranks? [01]/);
+  },
+);
+
+test('a signal while ranks are being started stops the job with 128 and its number', { timeout: 600_000 }, async () => {
+  const notices: string[] = [];
+  const ended = launch({
+    command: [process.execPath, '-e', 'setInterval(() => {}, 1000)'],
+    ranks: 2,
+    onNotice: (text) => void notices.push(text),
+  });
+  // The launcher listens for signals by now, and serves its store before it starts a rank.
+  process.emit('SIGTERM', 'SIGTERM');
+  const { exitCode, ranks } = await ended;
+  assert.deepEqual([exitCode, ranks.length, notices], [143, 0, ['the job was stopped by SIGTERM']]);
+});
+
 test('an interrupt in the pause before a restart ends the job', { timeout: 600_000 }, async () => {
   let starts = 0;
   const { exitCode } = await launch({
@@ -104,7 +149,7 @@ test('an interrupt in the pause before a restart ends the job', { timeout: 600_0
     maxRestarts: 20,
     onLine: () => (starts += 1),
     // As the handler of the signal, while no rank runs; the pause is 400 ms by now.
-    onNotice: (text) => text.includes('(5 of 20)') && setImmediate(() => process.emit('SIGINT')),
+    onNotice: (text) => text.includes('(5 of 20)') && setImmediate(() => process.emit('SIGINT', 'SIGINT')),
   });
   assert.deepEqual([exitCode, starts], [3, 5]);
 });

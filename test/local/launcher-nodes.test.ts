@@ -153,7 +153,7 @@ test('a launcher whose ranks have ended passes a signal on to the other node, wh
   const [stopped, left] = await Promise.all([first.ended, second.ended]);
   for (const { code, stderr } of [stopped, left]) {
     assert.equal(code, 130, stderr);
-    assert.match(stderr, /^weftline: the job failed: rank [23] .* ended with signal SIGINT at /m);
+    assert.match(stderr, /^weftline: the job was stopped by SIGINT$/m);
   }
 });
 

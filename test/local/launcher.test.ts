@@ -138,6 +138,8 @@ test('SIGINT ends ranks that do not handle it, with exit code 130', { timeout: 6
   await until(() => output.text.split('started').length === 3);
   child.kill('SIGINT');
   assert.equal(await exitOf(child), 130, output.text);
+  assert.match(output.text, /^weftline: the job was stopped by SIGINT$/m);
+  assert.doesNotMatch(output.text, /the job failed/);
   for (const { pid, grandchild } of ranksIn(output.text)) assert.ok(!isAlive(pid) && !isAlive(grandchild));
 });
 

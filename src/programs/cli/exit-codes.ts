@@ -15,6 +15,7 @@ export const exitCodes = {
   rank: { code: '1 to 255', meaning: 'weftline run: the exit code of the first rank that failed.' },
   signal: {
     code: '128 + n',
-    meaning: 'weftline run: the first rank that failed was ended by signal n, such as 137 for SIGKILL.',
+    meaning:
+      'weftline run: signal n stopped the job, such as 130 for Ctrl-C (SIGINT), or ended the first rank that failed, such as 137 for SIGKILL.',
   },
 } as const;
