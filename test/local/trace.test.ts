@@ -1,7 +1,7 @@
 // Jobs that are traced: one file with all ranks and threads, also where a rank was killed.
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
-import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs';
+import { existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { hostname, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
@@ -54,6 +54,20 @@ test('a rank that was killed is in the trace with all its calls, and the last of
   const { stdout } = folder.weftline('trace', 't.json');
   assert.match(stdout, /^t\.json: 2 processes: rank 0, rank 1\n/);
   assert.match(stdout, /│ Communicator\.barrier │ [67] /);
+});
+
+test('a rank that ends before it is traced is named, and the trace of the others is there', (t) => {
+  const folder = new Folder(t);
+  const script = join(folder.path, 'early.mjs');
+  const rings = new URL('../../../dist/tracing/start-tracing.js', import.meta.url).href;
+  const call = 'startTracing({ trace: process.env.WEFTLINE_TRACE }, { rank: 0, size: 2, launcherPid: process.ppid })';
+  writeFileSync(
+    script,
+    `import { startTracing } from ${JSON.stringify(rings)}; if (process.env.WEFTLINE_RANK === '0') ${call};`,
+  );
+  const { status, stderr } = folder.weftline('run', '-n', '2', '--trace', 't.json', script);
+  assert.deepEqual([status, stderr], [0, 'weftline: rank 1 left no trace (it ended before it joined)\n']);
+  assert.ok(existsSync(join(folder.path, 't.json')));
 });
 
 test('a trace that is made twice, or of a command that was not traced, loses nothing', (t) => {

@@ -11,10 +11,15 @@ endWithNpm();
 // What this process starts may work in another folder.
 const trace = process.env['WEFTLINE_TRACE'] ?? '';
 if (trace !== '') process.env['WEFTLINE_TRACE'] = resolve(trace);
+let nodes = 1;
 try {
-  await (await createProgram(process.argv.slice(2))).parseAsync();
+  const program = await createProgram(process.argv.slice(2));
+  program.hook('preAction', (_, command) => {
+    nodes = command.opts<{ nnodes?: number }>().nnodes ?? 1;
+  });
+  await program.parseAsync();
 } catch (error) {
   process.exitCode = printError(error);
 }
 // Settings are read where a trace is wanted only: short commands load as little as they can.
-if ((process.env['WEFTLINE_TRACE'] ?? '') !== '') await (await import('./finish-trace.ts')).finishTrace();
+if ((process.env['WEFTLINE_TRACE'] ?? '') !== '') await (await import('./finish-trace.ts')).finishTrace(nodes);

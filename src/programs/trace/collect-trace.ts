@@ -13,6 +13,7 @@ import { currentTrace } from '../../tracing/start-tracing.ts';
 import { removeKernelMemory } from '../../tracing/kernel-memory.ts';
 import { readTracePart, type TracePart } from '../../tracing/read-part.ts';
 import { partsOf } from '../../tracing/trace-parts.ts';
+import { rankList } from '../../world/rank-list.ts';
 
 const MAX_REASON = 200;
 /** Of errors about parts, whose names anybody may have chosen who can write to the folder. */
@@ -20,7 +21,7 @@ const MAX_NAMED_REASON = 1024;
 
 export interface CollectedTrace {
   readonly parts: readonly TracePart[];
-  /** Files beside the trace that could not be read, each with the reason. */
+  /** Files beside the trace that could not be read, each with the reason, and ranks without a part. */
   readonly unread: readonly string[];
   /** A trace was made of parts. */
   readonly isWritten: boolean;
@@ -30,9 +31,9 @@ export interface CollectedTrace {
  * Reads the parts beside `file` and writes `file`. Parts of which all processes were of this host and have ended are removed
  * together, or none is: what is left out of one trace could not come into a later one. Without parts it reads `file`. Fails
  * with WL_FILE, WL_FILE_FORMAT.
- * @param launcher Only parts of processes that this one has started, and its own.
+ * @param job Of a launcher: only parts of processes that this one has started, and its own; and on how many nodes the job was.
  */
-export function collectTrace(file: string, launcher?: number): CollectedTrace {
+export function collectTrace(file: string, job?: TracedJob): CollectedTrace {
   const unread: string[] = [];
   const found = partsOf(file).flatMap((path): FoundPart[] => {
     try {
@@ -42,21 +43,36 @@ export function collectTrace(file: string, launcher?: number): CollectedTrace {
       return [];
     }
   });
-  const own = launcher === undefined ? newest(found, unread) : found.filter(({ part }) => isOf(part, launcher));
+  const own = job === undefined ? newest(found, unread) : found.filter(({ part }) => isOf(part, job.launcher));
   if (own.length === 0) {
-    const parts = launcher === undefined ? readTrace(file, unread) : [];
+    const parts = job === undefined ? readTrace(file, unread) : [];
     return { parts, unread, isWritten: false };
   }
   const parts = own.map(({ part }) => part).toSorted(byRank);
   const missing = missingRanks(parts);
-  if (launcher !== undefined && missing > 0) {
-    const advice = `gather ${file}.*.part of all nodes in one folder, and run "weftline trace ${file}" there`;
-    unread.push(`${missing} ranks are of other nodes: ${advice}`);
-    return { parts, unread, isWritten: false };
+  if (job !== undefined && missing.length > 0) {
+    if (job.nodes > 1) {
+      const [who, where] =
+        missing.length === 1
+          ? ['1 rank', 'it ran on another node']
+          : [`${missing.length} ranks`, 'they ran on other nodes'];
+      const advice = `gather ${file}.*.part of all nodes in one folder, and run "weftline trace ${file}" there`;
+      unread.push(`${who} left no part here: if ${where}, ${advice}`);
+      return { parts, unread, isWritten: false };
+    }
+    unread.push(
+      `${rankList(missing)} left no trace (${missing.length === 1 ? 'it ended before it' : 'they ended before they'} joined)`,
+    );
   }
   write(file, chromeTrace(parts, clockOffsets(parts)));
   if (own.every(hasEnded)) own.forEach(remove);
   return { parts, unread, isWritten: true };
+}
+
+export interface TracedJob {
+  /** Its process number. */
+  readonly launcher: number;
+  readonly nodes: number;
 }
 
 interface FoundPart {
@@ -91,9 +107,10 @@ function isOf({ host, pid, launcher }: TracePart, process: number): boolean {
   return host === hostname() && (pid === process || launcher === process);
 }
 
-function missingRanks(parts: readonly TracePart[]): number {
+function missingRanks(parts: readonly TracePart[]): number[] {
   const ranks = new Set(parts.filter(({ rank }) => rank >= 0).map(({ rank }) => rank));
-  return Math.max(0, ...parts.map(({ size }) => size)) - ranks.size;
+  const size = Math.max(0, ...parts.map((part) => part.size));
+  return Array.from({ length: size }, (_, rank) => rank).filter((rank) => !ranks.has(rank));
 }
 
 /** `unread`: why parts beside it, if there are any, are of no use. */
