@@ -5,6 +5,7 @@ import { yieldProcessor } from '../native/libc.ts';
 import { SpinTime } from '../threads/spin-time.ts';
 import type { WaitFacts } from '../core/waits.ts';
 import type { RankBells } from '../windows/rank-bells.ts';
+import { rankList } from '../world/rank-list.ts';
 import { waitForWord } from '../windows/wait.ts';
 import type { Missing, WindowFailure } from '../windows/window-failure.ts';
 
@@ -144,7 +145,8 @@ export class StepRunner {
           // ORDER: a peer may do its part and then leave or give up in a later call; then this one still counts.
           if (reason !== undefined && !ready()) throw reason;
           if (deadline.isOver && !ready() && !failure.excuse?.(missing, deadline.timeoutMs)) {
-            throw failure.timeout(missing, deadline.timeoutMs, hintOf(steps.name), steps.details?.());
+            const late = missing().map((rank) => failure.rankOf(rank));
+            throw failure.timeout(missing, deadline.timeoutMs, hintOf(steps.name, late), steps.details?.());
           }
         };
         await waitForWord(this.#bells.own, { ready, check, work, source, endsAt });
@@ -193,6 +195,8 @@ class Awakening {
   }
 }
 
-function hintOf(name: string): string {
-  return `this rank waits in ${name}; they live, and may still compute (raise --timeout) or be in another call (all ranks must make the same calls in the same order)`;
+function hintOf(name: string, missing: readonly number[]): string {
+  const [who, they] = missing.length === 1 ? ['is alive', 'it'] : ['are alive', 'they'];
+  const cause = `${they} may still be computing (raise timeoutMs of the call, or --timeout) or be in another call`;
+  return `this rank waits in ${name}; ${rankList(missing)} ${who}: ${cause} (all ranks must make the same calls in the same order)`;
 }

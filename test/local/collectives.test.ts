@@ -176,7 +176,11 @@ for (const hosts of ['1', '2']) {
         for (const [rank, all] of told.entries()) {
           const [first, next] = all[name]!;
           if (rank === odd) assert.equal(first, 'ok');
-          else assert.match(first, /WL_TIMEOUT: .*[Rr]anks? .*\b2\b.* did not arrive within 2000 ms/);
+          else
+            assert.match(
+              first,
+              /WL_TIMEOUT: .*[Rr]anks? .*\b2\b.* did not arrive within 2000 ms.* may still be computing/,
+            );
           assert.match(next, /WL_TIMEOUT/);
         }
       });

@@ -119,7 +119,7 @@ describe('jobs that do not go on', { concurrency: 2 }, () => {
     assert.ok(wait!.ageMs > 0 && wait!.leftMs! > 0);
     assert.match(
       conclusion.sentences[0]!,
-      /^Rank 2 is stopped \(SIGSTOP, or a debugger\) \(process \d+ on .+\): ranks 0, 1 wait for it since \d+\.\d s, in call 3 of EpBuffer: dispatch \(opening barrier\)$/,
+      /^Rank 2 is stopped \(SIGSTOP, or a debugger\) \(process \d+ on .+\): ranks 0, 1 have waited for it for \d+\.\d s, in call 3 of EpBuffer: dispatch \(opening barrier\)$/,
     );
     const text = weftline('why', job.name, ...PATIENT);
     assert.equal(text.status, exitCodes.failure.code);
@@ -160,7 +160,7 @@ describe('jobs that do not go on', { concurrency: 2 }, () => {
     );
     assert.match(
       conclusion.sentences[0]!,
-      /^Rank 1 waits for nobody .*: ranks 0, 2 wait for it since .* in barrier "step"/,
+      /^Rank 1 is in its own code .*: ranks 0, 2 have waited for it for .* in barrier "step"/,
     );
   });
 
@@ -181,7 +181,7 @@ describe('jobs that do not go on', { concurrency: 2 }, () => {
     assert.match(wait.operation, /^Transfer 1 \(write of agent why-0 to agent why-1 by multipath\)/);
     assert.match(
       conclusion.sentences[0]!,
-      /^Rank 1 is stopped .*: rank 0 waits for why-1, which may be it, since .*, in Transfer 1/,
+      /^Rank 1 is stopped .*: rank 0 has waited for why-1, which may be it, for .*, in Transfer 1/,
     );
   });
 

@@ -141,7 +141,8 @@ export class DeviceHost implements AsyncDisposable {
 
   /**
    * A tensor of the device, or memory by its address, which on the CPU is a native one, as allocate() gives it. The memory must
-   * stay until it is deregistered; a tensor is held so long. Fails with WL_INVALID_ARGUMENT for an address that is not memory of
+   * stay until it is deregistered; a tensor is held so long. `dispose()` of a registered tensor frees its memory all the same:
+   * deregister it first, or peers write into whatever is allocated there next. Fails with WL_INVALID_ARGUMENT for an address that is not memory of
    * this process, or of the GPU.
    * @param memory Which. A tensor's `address` will do on GPUs alone.
    * @param bytes How many from there on; all of a tensor by default.

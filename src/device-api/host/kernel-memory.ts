@@ -1,6 +1,6 @@
 // The memory that kernels of a DeviceHost and its peers reach: made and registered, read, written, described, given up.
 import { hostIdentity } from '../../world/host-identity.ts';
-import { invalidArgument } from '../../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { Tensor } from '../../device/tensor.ts';
 import type { ProxyService } from '../service/proxy-service.ts';
 import type { DeviceHalf } from './device-half.ts';
@@ -126,9 +126,12 @@ function addressIn(half: DeviceHalf, memory: Tensor | number, bytes: number): nu
     throw invalidArgument('address', memory, 'a tensor, or an address of memory');
   }
   if (half.owns(memory, bytes)) return memory;
-  throw invalidArgument(
-    'address',
-    memory,
-    `a tensor, or where ${bytes} bytes of ${half.ordinal === undefined ? 'this process' : 'the GPU'} begin; the address of a tensor on a CPU is none: pass the tensor`,
-  );
+  const [where, advice] =
+    half.ordinal === undefined
+      ? ['this process', "a CPU tensor's address is an offset in WebAssembly memory: pass the tensor itself"]
+      : ['the GPU', 'pass a tensor of the GPU, or an address in its memory'];
+  const what = `${memory} is no address of ${bytes} readable and writable bytes of ${where}`;
+  throw new WeftlineError('WL_INVALID_ARGUMENT', `Invalid memory: ${what}; ${advice}`, {
+    details: { argument: 'memory', value: memory, bytes },
+  });
 }

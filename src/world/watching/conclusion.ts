@@ -100,13 +100,13 @@ function ofRoot(root: RankView, edges: readonly Edge[], ranks: readonly RankView
   const state = stateText(root, oldest, ranks);
   if (oldest === undefined) return `Rank ${root.rank} ${state}; no rank waits for it yet`;
   const waiters = [...new Set(waiting.map(({ from }) => from))].toSorted(ascending);
-  const verb = waiters.length === 1 ? 'waits' : 'wait';
+  const verb = waiters.length === 1 ? 'has waited' : 'have waited';
   const { operation, ageMs, from, guessed } = oldest;
   const whom = guessed === undefined ? 'it' : `${guessed}, which may be it,`;
   const object = ranks[from]?.objects.find(({ isRunning }) => isRunning);
   const call = object === undefined ? '' : `call ${object.calls} of ${object.object}: `;
   const which = waiting.every((edge) => edge.operation === operation) ? '' : `, on rank ${from}`;
-  return `Rank ${root.rank} ${state}: ${rankList(waiters)} ${verb} for ${whom} since ${seconds(ageMs)}, in ${call}${operation}${which}`;
+  return `Rank ${root.rank} ${state}: ${rankList(waiters)} ${verb} for ${whom} for ${seconds(ageMs)}, in ${call}${operation}${which}`;
 }
 
 function stateText(root: RankView, oldest: Edge | undefined, ranks: readonly RankView[]): string {
@@ -118,7 +118,7 @@ function stateText(root: RankView, oldest: Edge | undefined, ranks: readonly Ran
       : `runs but has not joined${where}`;
   if (root.state === 'left') return `has left the job${where}`;
   const object = oldest === undefined ? undefined : ranks[oldest.from]?.objects.find(({ isRunning }) => isRunning);
-  if (object === undefined || !object.ranks.includes(root.rank)) return `waits for nobody${where}`;
+  if (object === undefined || !object.ranks.includes(root.rank)) return `is in its own code${where}`;
   const own = sameObject(root, object);
   const call = `call ${object.calls} of ${object.object} (${object.last})`;
   if (own === undefined)

@@ -57,7 +57,7 @@ test('a chain leads to the rank at its end', () => {
   assert.deepEqual([roots, isTrouble], [[2], true]);
   assert.equal(
     sentences[0],
-    'Rank 2 waits for nobody (process 102 on host): rank 1 waits for it since 2.0 s, in barrier',
+    'Rank 2 is in its own code (process 102 on host): rank 1 has waited for it for 2.0 s, in barrier',
   );
 });
 
@@ -103,7 +103,7 @@ test('peers are ranks by the names of their agents; a stranger is told as such',
   // A silent rank cannot say that the name is its own.
   const silent = conclude(job([{ waits: [wait] }, { state: 'silent' }]), 0);
   assert.deepEqual(silent.roots, [1]);
-  assert.match(silent.sentences[0]!, /: rank 0 waits for b, which may be it, since 2\.0 s, in transfer$/);
+  assert.match(silent.sentences[0]!, /: rank 0 has waited for b, which may be it, for 2\.0 s, in transfer$/);
   const { roots, sentences } = conclude(job([{ waits: [wait] }, {}]), 0);
   assert.deepEqual(roots, []);
   assert.match(sentences[0]!, /rank 0 waits for b, of no rank of this job/);
@@ -118,7 +118,7 @@ test('a kernel that does not say whom it waits for waits for those that have not
   assert.deepEqual(roots, [1]);
   assert.match(
     sentences[0]!,
-    /^Rank 1 has not entered call 5 of EpBuffer \(combine\): its last, 4 \(dispatch\), has ended, and its program is elsewhere \(process 101 on host\): ranks 0, 2 wait for it/,
+    /^Rank 1 has not entered call 5 of EpBuffer \(combine\): its last, 4 \(dispatch\), has ended, and its program is elsewhere \(process 101 on host\): ranks 0, 2 have waited for it/,
   );
 });
 
