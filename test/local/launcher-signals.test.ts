@@ -2,6 +2,7 @@
 import assert from 'node:assert/strict';
 import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
 import { rmSync, writeFileSync } from 'node:fs';
+import { constants } from 'node:os';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { folderUntilExit } from '../support/folder-until-exit.js';
@@ -53,6 +54,9 @@ function start(words: readonly string[], env: Readonly<Record<string, string>> =
   };
 }
 
+/** The exit code of a launcher that was told to end: of the signal that it got, not of the one that ended its ranks. */
+const BY_SIGTERM = 128 + constants.signals.SIGTERM;
+
 /** One launcher with two ranks, or two with one rank each; resolves when both ranks run. */
 async function startNodes(nodes: 1 | 2, ...words: readonly string[]): Promise<Launcher[]> {
   const master = `127.0.0.1:${await freePort()}`;
@@ -92,7 +96,7 @@ for (const nodes of [1, 2] as const) {
         const text = launchers.map((launcher) => launcher.text).join('');
         assert.deepEqual(
           codes,
-          Array.from({ length: nodes }, () => 137),
+          Array.from({ length: nodes }, () => BY_SIGTERM),
           text,
         );
         assert.match(text, /^weftline: not ended within 300 ms of SIGTERM \(setting stopMs\), and killed: rank/m);
@@ -119,7 +123,7 @@ test(
     others[1]?.child.kill('SIGTERM');
     await until(() => others.every(({ text }) => text.includes('signals 1\n')), 'the first signal at both ranks');
     others[1]?.child.kill('SIGTERM');
-    assert.deepEqual(await endOf(others), [137, 137], others.map(({ text }) => text).join(''));
+    assert.deepEqual(await endOf(others), [BY_SIGTERM, BY_SIGTERM], others.map(({ text }) => text).join(''));
   },
 );
 
@@ -127,7 +131,7 @@ test('commands that start their own ranks kill them after the time of WEFTLINE_S
   const launcher = start([copies, 'busy'], { WEFTLINE_STOP_MS: '300' });
   await ranksOf([launcher], 3);
   launcher.child.kill('SIGTERM');
-  assert.deepEqual(await endOf([launcher]), [137], launcher.text);
+  assert.deepEqual(await endOf([launcher]), [BY_SIGTERM], launcher.text);
 });
 
 test('a wrong --stop starts nothing', () => {
