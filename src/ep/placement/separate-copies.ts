@@ -33,6 +33,8 @@ class Packing {
   /** By place: the copy there. */
   readonly #copyAt: Int32Array;
   readonly #sums: Float64Array;
+  /** By pack: how many copies of each item it has. Plans of some 10,000 copies would take seconds if packs were searched. */
+  readonly #counts: readonly Map<number, number>[];
 
   constructor(copies: Copies, places: Int32Array, packs: number) {
     this.#copies = copies;
@@ -40,7 +42,11 @@ class Packing {
     this.#size = places.length / packs;
     this.#copyAt = new Int32Array(places.length);
     this.#sums = new Float64Array(packs);
-    for (const [copy, place] of places.entries()) this.#copyAt[place] = copy;
+    this.#counts = Array.from({ length: packs }, () => new Map<number, number>());
+    for (const [copy, place] of places.entries()) {
+      this.#copyAt[place] = copy;
+      this.#count(place, 1);
+    }
     for (let pack = 0; pack < packs; pack++) this.#addUp(pack);
   }
 
@@ -120,9 +126,11 @@ class Packing {
   }
 
   #swap(one: number, other: number): void {
+    for (const place of [one, other]) this.#count(place, -1);
     const copy = this.#copyAt[one]!;
     this.#copyAt[one] = this.#copyAt[other]!;
     this.#copyAt[other] = copy;
+    for (const place of [one, other]) this.#count(place, 1);
     this.#addUp(this.#packOf(one));
     this.#addUp(this.#packOf(other));
   }
@@ -135,6 +143,7 @@ class Packing {
 
   #isRepeated(place: number): boolean {
     const item = this.#itemAt(place);
+    if (this.#counts[this.#packOf(place)]!.get(item) === 1) return false;
     for (let before = this.#packOf(place) * this.#size; before < place; before++) {
       if (this.#itemAt(before) === item) return true;
     }
@@ -142,10 +151,13 @@ class Packing {
   }
 
   #has(pack: number, item: number): boolean {
-    for (let place = pack * this.#size; place < (pack + 1) * this.#size; place++) {
-      if (this.#itemAt(place) === item) return true;
-    }
-    return false;
+    return (this.#counts[pack]!.get(item) ?? 0) > 0;
+  }
+
+  #count(place: number, more: number): void {
+    const counts = this.#counts[this.#packOf(place)]!;
+    const item = this.#itemAt(place);
+    counts.set(item, (counts.get(item) ?? 0) + more);
   }
 
   #packOf(place: number): number {
