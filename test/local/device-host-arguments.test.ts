@@ -83,6 +83,22 @@ test('a request that was never made, and ranges of other numbers, are refused by
   for (const reason of [undefined, null, {}, 'stop']) assert.throws(() => host.abort(as(reason)), invalid);
 });
 
+test('memory that was deregistered is refused by the number of its region', async () => {
+  await using host = await DeviceHost.create({ name: 'a', device });
+  const memory = await host.allocate(64);
+  await host.deregisterVram(memory);
+  const refused = withCode(
+    'WL_INVALID_ARGUMENT',
+    `what registerVram() of this host returned, until it is deregistered, got region ${memory.id}, which this host has not registered, or has deregistered already`,
+  );
+  await assert.rejects(host.deregisterVram(memory), refused);
+  await assert.rejects(host.read(memory), refused);
+  await assert.rejects(
+    host.read(as({ id: 'x' })),
+    withCode('WL_INVALID_ARGUMENT', 'until it is deregistered, got Object'),
+  );
+});
+
 test('a tensor of the CPU is registered as itself and held; its address is none of this process', async () => {
   await using host = await DeviceHost.create({ name: 'a', device });
   await using peer = await DeviceHost.create({ name: 'b', device });

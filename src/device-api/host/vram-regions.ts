@@ -1,7 +1,7 @@
 // The registered memory of a DeviceHost, and ranges of it.
 import { MAX_COMMAND_OFFSET } from '../../abi/command-queue.ts';
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
-import { invalidArgument } from '../../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { isWhole } from '../../core/whole-number.ts';
 
 /** Memory that requests may read from and peers may write to. */
@@ -59,6 +59,11 @@ export class VramRegions {
     const id = (memory as RegisteredVram | null | undefined)?.id;
     const known = id === undefined ? undefined : this.#regions.get(id);
     if (known !== undefined) return known;
-    throw invalidArgument('memory', id ?? memory, 'what registerVram() of this host returned');
+    const expected = 'what registerVram() of this host returned, until it is deregistered';
+    if (!isWhole(id, 0)) throw invalidArgument('memory', memory, expected);
+    const what = `region ${id}, which this host has not registered, or has deregistered already`;
+    throw new WeftlineError('WL_INVALID_ARGUMENT', `Invalid memory: expected ${expected}, got ${what}`, {
+      details: { argument: 'memory', value: id, expected },
+    });
   }
 }
