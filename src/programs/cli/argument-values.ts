@@ -18,7 +18,8 @@ export function integerArgument(min: number, max: number): Parse<number> {
 /** A parser of sizes in bytes from `min` to `max`, written as 65536, 64K, 64KiB or 1e6. */
 export function byteArgument(min: number, max: number): Parse<number> {
   return wholeNumber({ pattern: /^(\d+(?:\.\d+)?(?:e\d+)?)([kmg]?)(?:i?b)?$/i, factors: sizeFactors, min, max }, () => {
-    return `a size from ${min === 1 ? '1 byte' : `${min} bytes`} to ${formatBytes(max)}, such as 65536, 64K (65536 bytes) or 1e6`;
+    const examples = max < 1e6 ? '4096, 4K (4096 bytes) or 4e3' : '65536, 64K (65536 bytes) or 1e6';
+    return `a size from ${min === 1 ? '1 byte' : `${min} bytes`} to ${exactBytes(max)}, such as ${examples}`;
   });
 }
 
@@ -56,6 +57,14 @@ export function switchArgument(text: string): boolean {
   if (['true', '1', 'yes'].includes(text.toLowerCase())) return true;
   if (['false', '0', 'no'].includes(text.toLowerCase())) return false;
   throw new InvalidArgumentError('Expected true or false.');
+}
+
+/** A limit that was rounded could be refused itself. */
+function exactBytes(bytes: number): string {
+  const rounded = formatBytes(bytes);
+  const [, digits = '', letter = ''] = /^(\d+) ([KMG])iB$/.exec(rounded) ?? [];
+  const isExact = Number(digits) * (sizeFactors[letter.toLowerCase()] ?? Number.NaN) === bytes;
+  return isExact ? rounded : `${bytes} bytes${bytes < 1024 ? '' : ` (${rounded})`}`;
 }
 
 interface WholeNumbers {

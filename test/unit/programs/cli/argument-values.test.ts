@@ -35,6 +35,15 @@ test('sizes take the same with steps of 1024', () => {
     assert.throws(() => size(wrong), /Expected a size .* 1 GiB/, wrong);
 });
 
+test('the largest size that is named is one that is taken, and so are the examples', () => {
+  const segment = byteArgument(0, 65_472);
+  const message = 'Expected a size from 0 bytes to 65472 bytes (63.9 KiB), such as 4096, 4K (4096 bytes) or 4e3.';
+  assert.throws(() => segment('64K'), { message });
+  assert.deepEqual(['65472', '4096', '4K', '4e3'].map(segment), [65_472, 4096, 4096, 4000]);
+  assert.throws(() => byteArgument(1, 2 ** 30)('2G'), /from 1 byte to 1 GiB, such as 65536/);
+  assert.throws(() => byteArgument(1, 2e9)('2G'), /from 1 byte to 2000000000 bytes \(1\.9 GiB\), such as 65536/);
+});
+
 test('decimals, switches and lists', () => {
   const decimals = ['0.5', '2', '1e2', '.01', '2.', '1e-3', '1.5E+1'];
   assert.deepEqual(decimals.map(decimalArgument(0.001, 100)), [0.5, 2, 100, 0.01, 2, 0.001, 15]);
