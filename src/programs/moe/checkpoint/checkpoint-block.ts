@@ -7,7 +7,7 @@ import { readF32Rows } from '../weight-reader.ts';
 import type { Architecture, ExpertNames } from './architectures.ts';
 import { widthOf } from './checkpoint-weights.ts';
 import type { ModelFolder } from './model-folder.ts';
-import { findModelLayers, type ModelLayers } from './model-layers.ts';
+import { describeNumbers, findModelLayers, type ModelLayers } from './model-layers.ts';
 
 /** Full names of the tensors of a block. */
 export interface BlockNames {
@@ -43,7 +43,16 @@ export async function describeCheckpointBlock(
       throw invalidArgument(name, options[name], `none with a model: ${folder.path}/config.json says it`);
     }
   }
-  const { architecture, numbers: layers, nameOf } = findModelLayers(folder);
+  const { architecture, numbers: layers, behind, nameOf } = findModelLayers(folder);
+  if (behind.includes(layer)) {
+    const count = folder.config.num_hidden_layers;
+    const why = `num_hidden_layers of its config.json is ${count}, and layers from ${count} on, which predict further tokens, are not run`;
+    throw invalidArgument(
+      'layer',
+      layer,
+      `a layer of ${folder.path} that has experts: ${describeNumbers(layers)} (${why})`,
+    );
+  }
   if (!layers.includes(layer)) {
     throw invalidArgument('layer', layer, `a layer of ${folder.path} that has experts: ${describeNumbers(layers)}`);
   }
@@ -101,16 +110,4 @@ function namesOf(
     x: ofLayer('x'),
     reference: ofLayer('output_f32'),
   };
-}
-
-/** "0, 2 to 5" */
-function describeNumbers(values: readonly number[]): string {
-  const runs: string[] = [];
-  for (let at = 0; at < values.length;) {
-    let end = at;
-    while (values[end + 1] === values[end]! + 1) end++;
-    runs.push(end === at ? `${values[at]}` : `${values[at]} to ${values[end]}`);
-    at = end + 1;
-  }
-  return runs.join(', ');
 }

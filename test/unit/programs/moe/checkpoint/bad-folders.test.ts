@@ -268,7 +268,19 @@ test('a config as Python writes it may hold numbers that are none, where nobody 
 test("a layer behind num_hidden_layers is not the model's", async () => {
   await assert.rejects(
     tryCopy(deepseekV3, (path) => changeConfig(path, { num_hidden_layers: 2 }), { layer: 2 }),
-    { code: 'WL_INVALID_ARGUMENT', message: /a layer of .* that has experts: 1, got 2/ },
+    {
+      code: 'WL_INVALID_ARGUMENT',
+      message:
+        /a layer of .* that has experts: 1 \(num_hidden_layers of its config\.json is 2, .* are not run\), got 2/,
+    },
+  );
+  await assert.rejects(
+    tryCopy(deepseekV3, (path) => changeConfig(path, { num_hidden_layers: 1 })),
+    {
+      code: 'WL_FILE_FORMAT',
+      message:
+        /config\.json: num_hidden_layers is 1, and the layers with experts in the files are 1 to 2, expected .*: fetch/,
+    },
   );
 });
 
