@@ -10,7 +10,6 @@ import {
   formatError,
   parseHeader,
   type SafetensorsDtype,
-  safetensorsDtypes,
   type SafetensorsHeader,
   type TensorEntry,
 } from './safetensors-header.ts';
@@ -69,8 +68,12 @@ export class SafetensorsFile implements AsyncDisposable {
     if (entry === undefined) {
       const dtype = this.unknown.get(name);
       if (dtype !== undefined) {
-        const known = Object.keys(safetensorsDtypes).join(', ');
-        throw formatError(this.path, `tensor ${quote(name)} is ${dtype}, known are ${known}`, { tensor: name, dtype });
+        const read = Object.keys(dtypeOf).join(', ');
+        throw formatError(
+          this.path,
+          `tensor ${quote(name)} is of type ${dtype}, expected one that weftline reads: ${read}; fetch the model's files in one of these, or convert the tensor`,
+          { tensor: name, dtype },
+        );
       }
       const present = quoteList([...this.tensors.keys()]);
       throw formatError(this.path, `it has no tensor ${quote(name)}; it has ${present}`, {

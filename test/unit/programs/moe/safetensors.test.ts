@@ -204,7 +204,8 @@ test('a tensor of a type that is not known takes its room, and is refused where 
   assert.equal((await file.read('a', 'f32')).length, 1);
   await assert.rejects(file.readBytes('odd', new Uint8Array(3), 0), {
     code: 'WL_FILE_FORMAT',
-    message: /tensor "odd" is F6_E2M3, known are BOOL, U8/,
+    message:
+      /tensor "odd" is of type F6_E2M3, expected one that weftline reads: BF16, F16, F8_E4M3, F32, .*; fetch the model's files in one of these, or convert/,
   });
   await assertFormatError(fileWith(JSON.stringify({ a: f32(0, 4), odd }), 8), /no tensor owns/);
 });
