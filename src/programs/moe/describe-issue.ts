@@ -13,5 +13,9 @@ export function describeIssue({ issues: [first] }: z.ZodError, document: unknown
     document,
   );
   const place = printable(path.map(String).join('.'), MAX_TEXT);
+  // What parsePythonJson() makes of it would read as if the file had quotes there.
+  if (value === 'NaN' && first?.code === 'invalid_type' && first.expected === 'number') {
+    return `${place} is NaN, which is no number, expected one: write it there, or fetch the file again`;
+  }
   return `${place} is ${value === undefined ? 'missing' : quote(value)} (${printable(message, MAX_TEXT)})`;
 }
