@@ -72,7 +72,11 @@ export class HostsCollectives implements CollectiveEngine {
     const { device, mover, order } = this.#parts;
     device.context.refuseCapture('a call of a Communicator of several hosts, whose steps the host makes,');
     mover.stream = order.begin(options);
-    const end = (): void => void (this.lastEvent = order.end(options));
+    const leave = device.context.beginHostCall('a call of a Communicator of several hosts');
+    const end = (): void => {
+      leave();
+      this.lastEvent = order.end(options);
+    };
     let rest: Promise<void> | undefined;
     try {
       rest = begin();

@@ -147,7 +147,12 @@ export class SparseAllReduce implements AsyncDisposable {
       args.signal?.throwIfAborted();
       this.#engine.throwIfUnusable();
       this.#guard.bytes = call.count * call.elementBytes;
-      return this.#engine.allReduce(call, args, told);
+      const leave = this.device.kind === 'cuda' ? this.device.context.beginHostCall('a sparse allReduce') : undefined;
+      try {
+        return await this.#engine.allReduce(call, args, told);
+      } finally {
+        leave?.();
+      }
     });
   }
 

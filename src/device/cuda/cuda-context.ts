@@ -42,6 +42,8 @@ export class CudaContext implements Disposable {
   #disposed = false;
   readonly #resources = new Set<ContextResource>();
   readonly #verdicts = new Set<Verdict>();
+  /** Calls that run, of which the host still has steps to enqueue. */
+  readonly #hostCalls = new Set<{ readonly what: string }>();
   /** Told to end before the device is closed: releasing memory waits for it in the driver, without a deadline. */
   readonly stayingWork: Set<StayingWork> = new Set();
   /** How to end what uses memory of this context by itself, threads or other ranks: all has ended before the device is closed. */
@@ -107,6 +109,27 @@ export class CudaContext implements Disposable {
       'WL_UNSUPPORTED',
       `Cannot record ${what} in a graph: do it before or after device.capture()`,
       { details: { what } },
+    );
+  }
+
+  /**
+   * A call begins of which the host enqueues steps as they become possible, so that none may be recorded meanwhile. Returns a
+   * function that ends this.
+   */
+  beginHostCall(what: string): () => void {
+    const call = { what };
+    this.#hostCalls.add(call);
+    return () => void this.#hostCalls.delete(call);
+  }
+
+  /** Before a recording: fails with WL_UNSUPPORTED while such a call runs, whose next steps would become part of the graph. */
+  refuseHostCalls(): void {
+    if (this.#hostCalls.size === 0) return;
+    const what = [...new Set([...this.#hostCalls].map((call) => call.what))].join(', ');
+    throw new WeftlineError(
+      'WL_UNSUPPORTED',
+      `Cannot record a graph on GPU ${this.ordinal} while calls run whose steps the host makes, expected none, running ${this.#hostCalls.size} (${what}): await them before device.capture()`,
+      { details: { what, calls: this.#hostCalls.size } },
     );
   }
 

@@ -221,7 +221,8 @@ export class CudaDevice implements Device {
    * EPAll2AllLayer. Tensors may be taken; the graph keeps their memory, and that of all tensors which the recorded calls name,
    * until it is disposed. What cannot be recorded fails with WL_UNSUPPORTED: waits
    * of the host (of a dispatch for its counts, unless it has a bound or a handle), copies to or from it, and kernels that must
-   * be compiled first. One at a time, and the device does nothing else meanwhile.
+   * be compiled first. One at a time, and the device does nothing else meanwhile: fails with WL_UNSUPPORTED while a call of a
+   * Communicator of several hosts, or a sparse allReduce, runs.
    */
   capture(record: () => Promise<void> | void): Promise<CudaGraph> {
     return captureGraph(this.stream, () => this.#pool.keep(), record);

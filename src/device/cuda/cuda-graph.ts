@@ -89,6 +89,7 @@ export async function captureGraph(
   const { context } = stream;
   if (typeof record !== 'function') throw invalidArgument('record', record, 'a function that enqueues work');
   context.refuseCapture('another capture');
+  context.refuseHostCalls();
   context.call('cuStreamBeginCapture', stream.handle, RELAXED);
   const recording: Recording = new Map();
   const memory = keepMemory();
