@@ -32,30 +32,35 @@ function filesOf(transcript: string): string[] {
 const everySize = [1, 2, 3, 4, 5, 6, 7, 8];
 /** Placements with the sizes of groups. Each opens its own connections, which takes longer than its calls. */
 const placements: readonly (readonly [hosts: string, cases: number, sizes: readonly number[]])[] = [
-  ['1', 12, everySize],
+  ['1', 12, [1, 2, 3, 5]],
   ...(isWhole
     ? ([
+        ['5+1+2', 6, everySize],
         ['2', 6, everySize],
         ['3', 6, everySize],
         ['8', 4, everySize],
       ] as const)
     : []),
-  ['5+1+2', 6, [4, 6]],
+  ['3+1+1', 4, [5]],
 ];
 
 for (const [hosts, cases, sample] of placements) {
-  const sizes = isWhole ? everySize : sample;
+  const sizes = isWhole && hosts !== '3+1+1' ? everySize : sample;
   test(`random calls of groups of ${sizes.join(', ')} ranks, and of groups of groups, agree with the reference; hosts ${hosts}`, async () => {
     const seed = String(testSeed());
     const args = [String(cases * factor), seed, isLong ? '300000' : '40000', 'direct', sizes.join()];
     const env = { WEFTLINE_HOSTS: hosts };
-    const { exitCode, transcript } = await runRanks(8, scripts.property, { args, env, timeoutMs: 600_000 * factor });
+    const { exitCode, transcript } = await runRanks(Math.max(...sizes), scripts.property, {
+      args,
+      env,
+      timeoutMs: 600_000 * factor,
+    });
     assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
     assert.deepEqual(filesOf(transcript), []);
   });
 }
 
-for (const hosts of isWhole ? ['1', '2', '3+2'] : ['3+2']) {
+for (const hosts of isWhole ? ['1', '2', '3+2'] : ['4+1']) {
   test(`the same of ranks whose bytes move late, beside the windows of their hosts; hosts ${hosts}`, async () => {
     const seed = String(testSeed());
     const args = [String(6 * factor), seed, isLong ? '300000' : '40000', 'late'];
@@ -134,13 +139,20 @@ for (const [hosts, repeats] of [
 }
 
 for (const hosts of ['1', '2']) {
+  // Each case has a Communicator of its own, whose connections between hosts take most of the time.
+  const cases = isWhole || hosts === '1' ? [] : ['another count', 'length of a message', 'no call', 'leaves'];
+  const isAsked = (name: string): boolean => cases.length === 0 || cases.includes(name);
+
   describe(`a rank that differs; hosts ${hosts}`, () => {
     type Told = Readonly<Record<string, readonly [first: string, next: string]>>;
     let told: readonly Told[] = [];
     const odd = 2;
 
     before(async () => {
-      const { exitCode, ranks, transcript } = await runRanks(4, scripts.mismatch, { env: { WEFTLINE_HOSTS: hosts } });
+      const { exitCode, ranks, transcript } = await runRanks(4, scripts.mismatch, {
+        args: cases,
+        env: { WEFTLINE_HOSTS: hosts },
+      });
       assert.equal(exitCode, 0, transcript);
       told = ranks.map((rank) => resultOf(rank) as Told);
     });
@@ -157,7 +169,7 @@ for (const hosts of ['1', '2']) {
       ['length of a message', /Rank 2 sends 5 f32 to rank 0, whose recv expects 6 f32/],
       ['dtype of a message', /Rank 2 sends 5 i32 to rank 0, whose recv expects 5 f32/],
     ];
-    for (const [name, ...parts] of differing) {
+    for (const [name, ...parts] of differing.filter(([key]) => isAsked(key))) {
       test(`${name}: every rank hears of it, with both sides`, () => {
         for (const rank of told) {
           const [first, next] = rank[name]!;
@@ -171,7 +183,7 @@ for (const hosts of ['1', '2']) {
       });
     }
 
-    for (const name of ['no call', 'no message']) {
+    for (const name of ['no call', 'no message'].filter(isAsked)) {
       test(`${name}: the wait ends at its deadline and names the rank`, () => {
         for (const [rank, all] of told.entries()) {
           const [first, next] = all[name]!;
@@ -200,8 +212,8 @@ for (const hosts of ['1', '2']) {
       ['within an allReduce', 1],
       ['before a message', 2],
     ] as const) {
-      // A rank that is lost between hosts is found in one way, whatever it was about.
-      if (!isWhole && hosts === '2' && what !== 'within an allReduce') continue;
+      // What it was about makes no difference between hosts, and little within one.
+      if (!isWhole && what !== 'within an allReduce') continue;
       test(`${what}: rank ${victim} is killed, and every other one is told`, async () => {
         const args = [what, String(victim)];
         const env = { WEFTLINE_HOSTS: hosts };

@@ -14,6 +14,7 @@ import { freePort } from '../support/free-port.js';
 import { addresses, machines, TwoMachines, whyNotTwoMachines } from '../support/two-machines.js';
 import { until } from '../support/until.js';
 import { skipWithout } from './support/requirements.js';
+import { sampled } from '../support/extent.ts';
 
 const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 const failingRank = fileURLToPath(new URL('./support/failing-rank.js', import.meta.url));
@@ -85,7 +86,7 @@ for (const host of ['127.0.0.1', '[::1]']) {
   });
 }
 
-for (const failing of [1, 3]) {
+for (const failing of sampled([3, 1], 1)) {
   test(`a failure of rank ${failing} ends both nodes with its exit code`, { timeout }, async () => {
     for (const { code, stderr } of await runNodes(
       '127.0.0.1',
@@ -128,7 +129,7 @@ test('a node whose ranks have ended well waits for the others, and fails with th
   }
 });
 
-for (const killed of [0, 1]) {
+for (const killed of sampled([0, 1], 1)) {
   test(`the launcher of node ${killed} that is killed ends the other one`, { timeout }, async () => {
     const master = `127.0.0.1:${await freePort()}`;
     const words = ['--timeout', '60000', '--grace', '100', failingRank, 'stay'];

@@ -23,7 +23,7 @@ const BYTES = 6 * MiB;
 const CELL_BYTES = 64;
 const MOST_PARTS = 5000;
 /** On two channels in turn; the first of each has the most parts. */
-const ROUNDS = isWhole ? 8 : 4;
+const ROUNDS = isWhole ? 8 : 2;
 
 const small = { settings: { transportSegmentBytes: 1472 } };
 const configurations: readonly AgentConfiguration[] = [

@@ -5,6 +5,7 @@ import { type Agent, DescriptorList } from 'weftline/agent';
 import { type AgentConfiguration, stagedConfigurations } from './support/agent-configurations.ts';
 import { AgentPeer, openPair } from './support/agent-pair.ts';
 import { whyMissing } from './support/missing-backend.ts';
+import { sampled } from '../support/extent.ts';
 
 const BYTES = 16 << 20;
 const TRANSFERS = 4;
@@ -49,7 +50,7 @@ async function testKilled(configuration: AgentConfiguration): Promise<void> {
   await agent.deregister(memory);
 }
 
-for (const configuration of stagedConfigurations) {
+for (const configuration of sampled(stagedConfigurations, 1)) {
   const { name, backend } = configuration;
   const skip = (await whyMissing(backend)) ?? false;
   test(`${name}: a killed peer fails what goes to it, and another is reached`, { skip }, () =>

@@ -5,6 +5,7 @@ import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { cudaDeviceCount } from '#lib/device/cuda/cuda-context.js';
 import { exitCodes } from '#lib/programs/cli/exit-codes.js';
+import { isWhole } from '../support/extent.ts';
 
 const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 
@@ -71,8 +72,17 @@ const mistakes: readonly (readonly [line: string, words: RegExp])[] = [
   ['doctor --rdma --rdma-devices a:b', /Invalid --rdma-devices: expected/],
 ];
 
+function commandOf(line: string): string {
+  return line.split(' -')[0]!;
+}
+
+/** The gate has one mistake of each command. */
+function isFirst([line]: (typeof mistakes)[number]): boolean {
+  return mistakes.find(([other]) => commandOf(other) === commandOf(line))?.[0] === line;
+}
+
 test('a wrong command line ends with 2 and names the flag', () => {
-  for (const [line, words] of mistakes) {
+  for (const [line, words] of mistakes.filter((mistake) => isWhole || isFirst(mistake))) {
     const { status, stdout, stderr } = weftline(line.split(' '));
     // Where libibverbs is missing nobody reads what it would be asked for.
     if (status === exitCodes.failure.code && stderr.includes('RDMA cannot be used')) continue;

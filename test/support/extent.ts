@@ -2,3 +2,8 @@
 // them; else a sample that has each dimension once.
 
 export const isWhole: boolean = process.env['WEFTLINE_TEST_EXTENT'] === 'whole';
+
+/** All of these cases, or in the gate the first ones, which should differ as much as they can. */
+export function sampled<T>(cases: readonly T[], count: number): readonly T[] {
+  return isWhole ? cases : cases.slice(0, count);
+}

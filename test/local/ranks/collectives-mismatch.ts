@@ -1,4 +1,5 @@
-// Calls in which one rank does something else, each with a Communicator of its own; prints how every rank was told.
+// Calls in which one rank does something else, each with a Communicator of its own; prints how every rank was told. argv: the
+// names of those calls; none for all of them.
 import { WeftlineError } from 'weftline';
 import { Communicator } from 'weftline/collectives';
 import { join } from 'weftline/world';
@@ -111,7 +112,9 @@ async function told(run: () => Promise<unknown>): Promise<string> {
 }
 
 const results: Record<string, readonly [first: string, next: string]> = {};
+const asked = process.argv.slice(2);
 for (const [name, [odds, others]] of Object.entries(cases)) {
+  if (asked.length > 0 && !asked.includes(name)) continue;
   // A kernel that waits for a rank that has closed its side ends at its deadline, as in 'no call'.
   if (name === 'leaves' && device.kind === 'cuda' && world.topology.hosts.length === 1) continue;
   const communicator = await Communicator.create(world, device);

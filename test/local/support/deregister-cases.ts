@@ -13,10 +13,11 @@ import { openPair } from './agent-pair.ts';
 import type { DeregisterNews, DeregisterRound } from './deregister-peer.ts';
 import { whyMissing } from './missing-backend.ts';
 import { nextMessage } from './next-message.ts';
+import { isWhole } from '../../support/extent.ts';
 
 const seed = testSeed();
 const script = fileURLToPath(new URL('deregister-peer.js', import.meta.url));
-const ROUNDS = Number(process.env['WEFTLINE_TEST_DEREGISTER_ROUNDS'] ?? 25);
+const ROUNDS = Number(process.env['WEFTLINE_TEST_DEREGISTER_ROUNDS'] ?? (isWhole ? 25 : 5));
 const MiB = 1 << 20;
 /** What the owner keeps in the memory once it has it back. */
 const SECRET = 0x53;
