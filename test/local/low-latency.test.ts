@@ -1,7 +1,7 @@
 // EpLowLatency against its reference: random cases on real ranks, bit for bit; and what its ranks see when one fails.
 import assert from 'node:assert/strict';
 import { readdirSync } from 'node:fs';
-import test from 'node:test';
+import test, { before, describe } from 'node:test';
 import { resultOf, runRanks, type RunRanksOptions } from './support/run-ranks.ts';
 import { isWhole } from '../support/extent.ts';
 import { testSeed } from '../support/seed.ts';
@@ -67,7 +67,7 @@ test('a rank that never comes is named, with the call and what is waited for, an
   assert.equal(got[1]?.code, 'WL_PEER_FAILED', transcript);
 });
 
-for (const [scenario, code, message] of [
+const mistakes = [
   ['overflow', 'WL_CAPACITY', /Expert [02] got 4 rows in dispatch 1, more than its 3 \(maxTokensPerExpert\)/],
   ['overflow of one rank', 'WL_CAPACITY', /Expert 0 got 4 rows in dispatch 1, more than its 3 \(maxTokensPerExpert\)/],
   ['other format', 'WL_CONFIG_MISMATCH', /bf16 rows.*fp8 rows|fp8 rows.*bf16 rows/],
@@ -80,19 +80,36 @@ for (const [scenario, code, message] of [
   ['other config', 'WL_CONFIG_MISMATCH', /different hidden: 16 on rank 0, 24 on rank 1/],
   ['wrong config', 'WL_INVALID_ARGUMENT', /Invalid maxTopk: expected 1 to 32, got 33/],
   ['big integer', 'WL_INVALID_ARGUMENT', /Invalid maxTokensPerRank: expected a whole number of at least 1, got/],
-] as const) {
-  test(`${scenario}: every rank hears why`, async () => {
-    const { failures: got, transcript } = await failures(scenario, 2);
-    assert.ok(
-      got.some((one) => one.code === code),
-      transcript,
-    );
-    for (const one of got) {
-      assert.ok([code, 'WL_PEER_FAILED'].includes(one.code), transcript);
-      assert.match(one.message, message, transcript);
-    }
+] as const;
+
+// The ranks live on: one job has all of them.
+describe('every rank hears why', () => {
+  let told: readonly (readonly Failure[])[] = [];
+  let all = '';
+
+  before(async () => {
+    const { exitCode, ranks, transcript } = await runRanks(2, failing, {
+      args: mistakes.map(([scenario]) => scenario),
+    });
+    assert.equal(exitCode, 0, transcript);
+    told = ranks.map(({ stdout }) => stdout.map((line) => JSON.parse(line) as Failure));
+    all = transcript;
   });
-}
+
+  for (const [index, [scenario, code, message]] of mistakes.entries()) {
+    test(scenario, () => {
+      const got = told.map((rank) => rank[index]!);
+      assert.ok(
+        got.some((one) => one.code === code),
+        all,
+      );
+      for (const one of got) {
+        assert.ok([code, 'WL_PEER_FAILED'].includes(one.code), all);
+        assert.match(one.message, message, all);
+      }
+    });
+  }
+});
 
 const overlapped = new URL('./ranks/low-latency-overlapped.js', import.meta.url);
 

@@ -1,4 +1,4 @@
-// One failure of EpLowLatency per scenario (argv): prints what this rank got as its last line of JSON.
+// A failure of EpLowLatency per scenario (argv), one after another: prints what this rank got as a line of JSON.
 import assert from 'node:assert/strict';
 import {
   EpLowLatency,
@@ -230,8 +230,9 @@ const scenarios: Scenarios = {
   },
 };
 
-const [, , name = ''] = process.argv;
-const scenario = Object.entries(scenarios).find(([known]) => known === name)?.[1];
-if (scenario === undefined) throw new Error(`no scenario ${name}`);
-console.log(JSON.stringify(await scenario()));
+for (const name of process.argv.slice(2)) {
+  const scenario = Object.entries(scenarios).find(([known]) => known === name)?.[1];
+  if (scenario === undefined) throw new Error(`no scenario ${name}`);
+  console.log(JSON.stringify(await scenario()));
+}
 await world.close();
