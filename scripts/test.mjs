@@ -7,9 +7,13 @@ import { availableParallelism } from 'node:os';
 import { fileURLToPath, pathToFileURL } from 'node:url';
 
 const root = fileURLToPath(new URL('../build/test', import.meta.url));
-/** What only the nightly run has: packages that are installed, browsers, and what takes minutes to look for rare faults. */
+/**
+ * What only the nightly run has: packages that are installed, browsers, and what takes minutes to look for rare faults. Tests of
+ * GPUs are asked for by name where there are some.
+ */
 const NIGHTLY = [
   'fresh/',
+  'gpu/',
   'hostile/chaos',
   'hostile/middlebox',
   'local/ep-killed',

@@ -12,15 +12,17 @@ import { whyMissing } from './support/missing-backend.ts';
 import { runRanks } from './support/run-ranks.ts';
 import { testSeed } from '../support/seed.ts';
 import { until } from '../support/until.ts';
+import { isWhole } from '../support/extent.ts';
 
 const property = new URL('./ranks/device-api-property.js', import.meta.url);
 const peerModule = fileURLToPath(new URL('./support/device-host-peer.js', import.meta.url));
 /** WEFTLINE_TEST_SEED=… repeats a failing run. */
 const seed = String(testSeed());
+const rounds = isWhole ? '3' : '1';
 const decode = (text: string): Uint8Array => Buffer.from(text, 'base64');
 
 test('random puts, signals and words arrive as they are where memory is staged', { timeout: 600_000 }, async () => {
-  const { exitCode, transcript } = await runRanks(2, property, { args: ['staged', seed, '3'], timeoutMs: 600_000 });
+  const { exitCode, transcript } = await runRanks(2, property, { args: ['staged', seed, rounds], timeoutMs: 600_000 });
   assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
 });
 
@@ -29,7 +31,7 @@ for (const backend of backendNames) {
   const options = { skip: missing ?? false, timeout: 600_000 };
 
   test(`${backend}: random puts, signals and words arrive as they are`, options, async () => {
-    const { exitCode, transcript } = await runRanks(2, property, { args: [backend, seed, '3'], timeoutMs: 600_000 });
+    const { exitCode, transcript } = await runRanks(2, property, { args: [backend, seed, rounds], timeoutMs: 600_000 });
     assert.equal(exitCode, 0, `seed ${seed}\n${transcript}`);
     assert.match(transcript, new RegExp(`queue, then ${backend}:`));
   });
