@@ -10,6 +10,7 @@ import type { Examination } from '#lib/programs/doctor/doctor.js';
 import type { EpBenchReport } from '#lib/programs/bench/ep/ep-results.js';
 import type { P2pBenchReport } from '#lib/programs/bench/p2p/p2p-results.js';
 import { freePort } from '../support/free-port.ts';
+import { sampled } from '../support/extent.ts';
 
 const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 const { success, failure, usage } = exitCodes;
@@ -154,14 +155,15 @@ async function client(bench: string, port: string, ...words: string[]): Promise<
 }
 
 test('a client that refuses its own arguments tells the server, which ends with the reason', async () => {
-  for (const [bench, words, reason] of [
+  const refusals = [
     [
       'transport',
       ['--nflow', '1024', '--nmsg', '64'],
       /Invalid --nflow \* --nmsg \* --nreq: expected at most 1024, got 131072/,
     ],
     ['p2p', ['--sizes', '256', '--compare', '3'], /Invalid --sizes: expected with --compare a size of at least 1 MiB/],
-  ] as const) {
+  ] as const;
+  for (const [bench, words, reason] of sampled<(typeof refusals)[number]>(refusals, 1)) {
     const server = await serve(bench);
     const own = await client(bench, server.port, ...words);
     const told = await server.ended;

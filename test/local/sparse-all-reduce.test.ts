@@ -43,12 +43,7 @@ for (const [hosts, cases, setups] of [
   });
 }
 
-for (const [hosts, repeats] of isLong
-  ? ([
-      ['1', 100],
-      ['2', 10],
-    ] as const)
-  : ([['2', 10]] as const)) {
+for (const [hosts, repeats] of [['1', 100], ...(isLong ? ([['2', 10]] as const) : [])] as const) {
   const count = String(factor > 1 ? 1000 : repeats);
   test(`${count} repeats with workers that are late give the same bytes; hosts ${hosts}`, async () => {
     const env = { WEFTLINE_HOSTS: hosts };
@@ -92,7 +87,7 @@ for (const [what, victim, hosts, shape] of [
   ...(isLong
     ? ([
         ['within', 1, '2', 'one aggregator'],
-        ['before', 3, '1', 'tree'],
+        ['handing down', 3, '2', 'tree'],
         ['within', 3, '1', 'one aggregator'],
         ['summing', 3, '1', 'tree'],
         ['within', 4, '1', 'tree'],
@@ -104,7 +99,7 @@ for (const [what, victim, hosts, shape] of [
       ] as const)
     : []),
   // Rank 3 takes blocks of workers 0 and 1, rank 4 those of worker 2 and the sums of rank 3.
-  ['handing down', 3, '2', 'tree'],
+  ['before', 3, '1', 'tree'],
 ] as const) {
   test(`rank ${victim} is killed ${what} a call, and every other rank is told; ${shape}, hosts ${hosts}`, async () => {
     const args = [what, String(victim), shape];

@@ -92,13 +92,13 @@ test('two hundred connections of one transport, made at once, carry messages and
 
 const twoRails = { transportRails: '127.0.0.1,127.0.0.2', transportPaths: 2 };
 const drivers: Readonly<Record<string, Partial<Settings>>> = {
-  'an engine thread': { transportEngines: 1 },
   'no engine thread': { transportThread: false },
   'two engines, two rails, split': { ...twoRails, transportEngines: 2, transportSpread: 'split' },
   'four engines, two rails, in turn': { ...twoRails, transportEngines: 4 },
+  'an engine thread': { transportEngines: 1 },
 };
 
-for (const [how, driver] of sampled(Object.entries(drivers), 3)) {
+for (const [how, driver] of sampled(Object.entries(drivers), 2)) {
   test(`a peer that stands still for too long is lost, and learns of it when it goes on: ${how}`, async (t) => {
     const settings = { transportGiveUpMs: 3000, transportKeepAliveMs: 200, ...driver };
     await using transport = await Transport.create({ settings });
