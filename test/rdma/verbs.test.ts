@@ -1,4 +1,4 @@
-// Boots a guest with RDMA devices once and runs the tests of verbs there; and how a guest ends that takes too long.
+// Boots a guest with RDMA devices once and runs the tests of verbs and of the transport over it there; and how a guest ends that takes too long.
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import test from 'node:test';

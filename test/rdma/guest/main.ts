@@ -12,6 +12,8 @@ const gate = [
   'agent-calls',
   'agent-failures',
   'verbs-idle',
+  'transport-io',
+  'transport',
 ];
 const slow = ['verbs-conformance', 'ep-hosts'];
 const parts = process.argv.includes('all') ? [...gate, ...slow] : gate;
