@@ -55,7 +55,10 @@ export interface LowLatencyConfig {
    * recorded in a graph.
    */
   readonly elastic?: boolean;
-  /** On GPUs: multiprocessors that a call takes, a block on each. 0 (default): all. */
+  /**
+   * On GPUs: multiprocessors that a call takes, a block on each. 0 (default): all but 16, which other kernels may hold
+   * meanwhile, or half of them where that is more.
+   */
   readonly numSms?: number;
 }
 

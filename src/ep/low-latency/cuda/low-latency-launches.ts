@@ -28,6 +28,12 @@ export interface LowLatencyLaunches {
   readonly awaitBuffer: CombinePlan;
 }
 
+/**
+ * Multiprocessors that calls leave by default. All blocks of a call must be resident, so a kernel that runs beside it must find
+ * room: a call of EpBuffer or of a Communicator has 16 blocks, a kernel of the caller that polls mostly one.
+ */
+const SPARE_MULTIPROCESSORS = 16;
+
 /** What a thread copies of a row at once, if the row can be divided so. */
 const WIDE_BYTES = 16;
 
@@ -47,7 +53,8 @@ export async function loadLaunches(
   ]);
   // Each block counts calls for itself, so all launches have the same ones.
   const { multiprocessors, capability } = device.properties;
-  const grid = Math.min(numSms || multiprocessors, multiprocessors, LOW_LATENCY_MAX_BLOCKS);
+  const free = Math.max(multiprocessors - SPARE_MULTIPROCESSORS, Math.ceil(multiprocessors / 2));
+  const grid = Math.min(numSms || free, multiprocessors, LOW_LATENCY_MAX_BLOCKS);
   // Being launched takes as long as a flag; the kernels wait for their predecessor themselves.
   const shape = { grid, block: LOW_LATENCY_THREADS, overlapPredecessor: capability.major >= 9 };
   return {
