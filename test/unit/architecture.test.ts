@@ -1,4 +1,4 @@
-// The rules that keep the project's shape: order of folders, native code in one place, size of files, words.
+// The rules that keep the project's shape: order of folders, native code in one place, words.
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import { existsSync, readFileSync } from 'node:fs';
@@ -243,16 +243,6 @@ test('programs write to terminals through src/core/print.ts alone', () => {
     sources
       .filter(({ path, text }) => writes.test(text) && !writersOfTheirOwn.includes(path))
       .map(({ path }) => `${path} writes text that may be another's: src/core/print.ts shows it`),
-  );
-});
-
-test('no source file has more than 400 lines', () => {
-  const files = [...sources, ...listFiles('kernels', ['.ts', '.cu', '.cuh']).map(readSource)];
-  noneOf(
-    files
-      .map((file) => ({ path: file.path, lines: file.text.split('\n').length - 1 }))
-      .filter((file) => file.lines > 400)
-      .map((file) => `${file.path} has ${file.lines} lines`),
   );
 });
 
