@@ -98,6 +98,26 @@ for (const kind of ['shared', 'process'] as const) {
   }
 }
 
+for (const kind of ['shared', 'process'] as const) {
+  test(`a ${kind} region of a peer that closed its agent, and lives, is refused as that`, async () => {
+    await using two = await openTwo();
+    const { a, b, link } = two;
+    const bytes = 256;
+    using memory = SharedMemory.create('test', bytes, false);
+    const remote = await b.backend.register(kind === 'shared' ? sharedMemory(memory) : hostMemory(pattern(bytes, 9)));
+    const local = await a.backend.register(hostMemory(pattern(bytes, 3)));
+    const read = await prepare(link, 'read', { local, remote, bytes });
+    await b.backend.close();
+    // Nobody has polled since.
+    read.post();
+    assert.equal(read.state, 'failed');
+    const isClosed = withCode('WL_CLOSED', 'agent b');
+    assert.ok(isClosed(read.error));
+    // Only what lies in the peer's process is tried out.
+    if (kind === 'process') assert.throws(() => link.importRegion(remote.info, { kind: 'host', bytes }), isClosed);
+  });
+}
+
 test('a large transfer goes on without a poll, and the peer is told', async () => {
   await using two = await openTwo();
   const { a, b, link } = two;

@@ -115,6 +115,8 @@ export class LocalLink implements BackendLink, LinkedMemory {
     const refusal = region.reach.kind === 'process' ? this.#options.whyNotProcess() : undefined;
     if (refusal === undefined) return region;
     this.#memory.release(region);
+    // What is looked for in the peer's process goes with its agent.
+    if (this.#mailbox.isClosedByOwner) throw this.#goneError('closed');
     throw refusal;
   }
 
@@ -174,8 +176,9 @@ export class LocalLink implements BackendLink, LinkedMemory {
     if (this.#error !== undefined) throw this.#error;
   }
 
-  /** Why the peer does not let this side touch a region. */
+  /** Why the peer does not let this side touch a region. An agent that is closed gives up all of them. */
   refusal(): WeftlineError {
+    if (this.#mailbox.isClosedByOwner) return this.#goneError('closed');
     return new WeftlineError(
       'WL_UNAUTHORIZED',
       `${this.peerName} has not registered that memory, or has deregistered it: load its metadata again`,
@@ -288,12 +291,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
     this.#memory.sweep();
     const state = this.#mailbox.ownerState;
     if (state === 'open') return false;
-    const { peerName, pid } = this;
-    const [code, how] =
-      state === 'closed'
-        ? (['WL_CLOSED', 'closed its agent'] as const)
-        : (['WL_PEER_LOST', `is gone: its process ${pid} ended`] as const);
-    this.#fail(state, new WeftlineError(code, `${peerName} ${how}`, { details: { peer: peerName, pid } }));
+    this.#fail(state, this.#goneError(state));
     return true;
   }
 
@@ -341,6 +339,15 @@ export class LocalLink implements BackendLink, LinkedMemory {
     this.#memory.close();
     // ORDER: last. Its lock tells the peer that this side may still touch its memory.
     this.#mailbox[Symbol.dispose]();
+  }
+
+  #goneError(state: 'closed' | 'dead'): WeftlineError {
+    const { peerName, pid } = this;
+    const [code, how] =
+      state === 'closed'
+        ? (['WL_CLOSED', 'closed its agent'] as const)
+        : (['WL_PEER_LOST', `is gone: its process ${pid} ended`] as const);
+    return new WeftlineError(code, `${peerName} ${how}`, { details: { peer: peerName, pid } });
   }
 
   /** True while copies of this side may touch the region. */

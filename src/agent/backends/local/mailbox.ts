@@ -162,10 +162,11 @@ export class Mailbox {
     if (this.#isClosed) return;
     this.#isClosed = true;
     this.#senders = [];
+    // ORDER: before the regions, so that senders who may not touch one any more see why.
+    Atomics.store(this.#words, headerWord.state, mailboxStates.closed);
     for (let slot = 0; slot < MAILBOX_REGIONS; slot += 1) {
       Atomics.store(this.#regions, (slot * mailboxRegion.size) / 4, 0);
     }
-    Atomics.store(this.#words, headerWord.state, mailboxStates.closed);
     try {
       await this.#watch.untilOver(timeoutMs, 'Cannot close the agent');
     } finally {
