@@ -78,7 +78,7 @@ export const networkSeen = { pushed: networkCells.abort + 1 } as const;
 export const networkPhases = { record: 3, rows: 4, sums: 5 } as const;
 
 /** What a dispatched row has beside it, in bytes of one token. */
-export interface NetworkRow {
+interface NetworkRow {
   readonly rowBytes: number;
   readonly topkBytes: number;
   readonly scaleBytes: number;

@@ -1,22 +1,22 @@
 // A P2P agent: registers memory, tells peers of it, reads and writes theirs, notifies and is notified.
 import { randomBytes } from 'node:crypto';
 import { checkOptions, type OptionNames } from '../core/check-options.ts';
-import { type WaitOptions, waitOptionNames } from '../core/deadline.ts';
+import { waitOptionNames, type WaitOptions } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
-import { answerTo } from '../core/waits.ts';
+import { isLogged, log } from '../core/log.ts';
 import { quote } from '../core/quote.ts';
-import { WakeWord } from '../threads/wake-word.ts';
+import { answerTo } from '../core/waits.ts';
 import { type Credentials, credentialsOf } from '../meeting/credentials.ts';
+import { startMetrics } from '../metrics/start-metrics.ts';
+import { describePlan, planRails } from '../rails/nearest-rail.ts';
 import { readSettings, type Settings } from '../settings/settings.ts';
 import { readToken } from '../settings/token.ts';
-import { startMetrics } from '../metrics/start-metrics.ts';
+import { WakeWord } from '../threads/wake-word.ts';
 import { startTracing } from '../tracing/start-tracing.ts';
 import { isRank } from '../world/environment.ts';
 import { hostIdentity } from '../world/host-identity.ts';
 import { addressOfAgent } from './agent-address.ts';
 import { keepCredentials } from './agent-credentials.ts';
-import type { BackendLink } from './backend.ts';
-import type { BackendName } from './backends/backend-table.ts';
 import {
   agentOptionNames,
   type AgentOptions,
@@ -32,6 +32,8 @@ import {
 } from './agent-options.ts';
 import type { BackendVerdict } from './backend-choice.ts';
 import { BackendSet } from './backend-set.ts';
+import type { BackendLink } from './backend.ts';
+import type { BackendName } from './backends/backend-table.ts';
 import { checkAgentName, decodeMetadata, encodeMetadata } from './metadata.ts';
 import {
   type Message,
@@ -43,14 +45,45 @@ import {
 } from './notifications.ts';
 import { memoryOf, PeerLinks } from './peer-links.ts';
 import { areOpen, type Registrable, type Registration } from './registration.ts';
-import { pump } from './pump.ts';
-import { logRails } from './rail-log.ts';
 import { type RegisterOptions, Registrations } from './registrations.ts';
-import { RemoteAgents } from './remote-agents.ts';
 import type { RemoteMemory } from './remote-agent.ts';
-import { Transfer } from './transfer.ts';
+import { RemoteAgents } from './remote-agents.ts';
 import { checkOperation } from './transfer-plan.ts';
+import { Transfer } from './transfer.ts';
 import { type Awaited, Waiter } from './waiting.ts';
+
+// Between waits of an agent: takes in what peers send, because their senders wait for it.
+
+interface PumpOptions {
+  readonly wake: WakeWord;
+  readonly isClosing: () => boolean;
+  /** Looks at all backends. True if anything happened. */
+  readonly poll: () => boolean;
+  /** How long the agent may sleep before the next look, in ms; 0: not at all. */
+  readonly prepareSleep: () => number;
+}
+
+/** It polls at least this often, for events that no backend rings for; where backends must be polled, at most this often. */
+const PUMP_MS = 1000;
+const LAZY_PUMP_MS = 20;
+
+/** Returns when the agent closes or its backends fail. */
+async function pump({ wake, isClosing, poll, prepareSleep }: PumpOptions): Promise<void> {
+  while (!isClosing()) {
+    const { seen } = wake;
+    let hasNews: boolean;
+    try {
+      hasNews = poll();
+    } catch {
+      // The next poll or wait throws the error.
+      return;
+    }
+    const pause = hasNews ? 0 : prepareSleep();
+    if (hasNews) await new Promise((resolve) => setImmediate(resolve));
+    else if (pause >= LAZY_PUMP_MS) await wake.sleep(seen, Math.min(pause, PUMP_MS));
+    else await new Promise((resolve) => setTimeout(resolve, LAZY_PUMP_MS).unref());
+  }
+}
 
 const nextOptionNames: OptionNames<NotificationFilter & WaitOptions> = { ...waitOptionNames, from: true };
 
@@ -397,4 +430,10 @@ export class Agent implements AsyncDisposable {
   #closed(): WeftlineError {
     return new WeftlineError('WL_CLOSED', `Agent ${this.name} was closed`, { details: { agent: this.name } });
   }
+}
+
+/** Fails with WL_CONFIG for a wrong list of rails. */
+export function logRails(agent: string, { transportRails }: Settings): void {
+  if (!isLogged('agent', 'debug')) return;
+  for (const line of describePlan(planRails(transportRails))) log('agent', 'debug', `rails of ${agent}: ${line}`);
 }

@@ -2,7 +2,7 @@
 import type { PartTable } from '../abi/part-table.ts';
 import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace, SharedParts } from './backend.ts';
 
-export interface PartPutsOptions {
+interface PartPutsOptions {
   readonly channel: BackendChannel;
   /** Filled in again and again by the caller. Its indices of regions mean nothing here. */
   readonly table: PartTable;

@@ -3,12 +3,12 @@ import { isLoopback } from '../meeting/loopback.ts';
 import { readToken } from '../settings/token.ts';
 
 /** Where a peer listens, and `networkIdentity()` there. */
-export interface PublishedAddress {
+interface PublishedAddress {
   readonly host: string;
   readonly network: string;
 }
 
-export interface AddressReader {
+interface AddressReader {
   /** `networkIdentity()` here. */
   readonly network: string;
   /** The option of the agent. */

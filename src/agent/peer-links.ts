@@ -2,19 +2,26 @@
 import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { type CallWait, deadlineOf } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import { isLogged, log } from '../core/log.ts';
 import type { ChannelParts, PeerOptions, PrepareOptions } from './agent-options.ts';
+import {
+  type BackendVerdict,
+  type ChoiceMemory,
+  type ChoiceOptions,
+  chooseBackend,
+  judgeBackends,
+} from './backend-choice.ts';
+import type { BackendSet } from './backend-set.ts';
 import type { BackendLink, PlannedTransfer } from './backend.ts';
+import type { NamedBackend } from './backends/backend-table.ts';
 import { requireList } from './descriptors.ts';
 import { describeRails } from './link-rails.ts';
-import { type BackendVerdict, type ChoiceMemory, type ChoiceOptions, judgeBackends } from './backend-choice.ts';
-import type { BackendSet } from './backend-set.ts';
-import { chooseLink, type ChosenLink } from './choose-link.ts';
 import type { Registration } from './registration.ts';
 import type { Registrations } from './registrations.ts';
 import type { LinkWait, RemoteAgent } from './remote-agent.ts';
 import { planTransfer } from './transfer-plan.ts';
 
-export interface PeerLinksOptions {
+interface PeerLinksOptions {
   readonly agent: string;
   readonly set: BackendSet;
   readonly registrations: Registrations;
@@ -24,7 +31,7 @@ export interface PeerLinksOptions {
 type PeerRegion = RemoteAgent['memory'][number];
 
 /** The memory that a transfer touches. */
-export interface TouchedMemory {
+interface TouchedMemory {
   readonly local: readonly Registration[];
   readonly remote: readonly PeerRegion[];
 }
@@ -123,4 +130,43 @@ export class PeerLinks {
 
 export function memoryOf({ locals, remotes }: PlannedTransfer<Registration, PeerRegion>): TouchedMemory {
   return { local: locals, remote: remotes };
+}
+
+// Chooses the link for a transfer: the first backend that can carry it and by which the peer accepts another link.
+
+interface ChosenLink {
+  readonly backend: NamedBackend;
+  readonly link: BackendLink;
+}
+
+/**
+ * Where a peer takes no further link by a backend (WL_CAPACITY), the next one carries it; `explain` then tells why. Fails
+ * with what the backend failed with if none is left, or if it was asked for by name.
+ */
+export async function chooseLink(choice: ChoiceOptions, options: LinkWait): Promise<ChosenLink> {
+  const { peer, forced } = choice;
+  let backend = chooseBackend(choice);
+  for (;;) {
+    try {
+      const link = await peer.link(backend, options);
+      if (isLogged('agent', 'debug')) log('agent', 'debug', `to ${peer.name} by ${describe(choice, backend)}`);
+      return { backend, link };
+    } catch (error) {
+      if (forced !== undefined || !(error instanceof WeftlineError) || error.code !== 'WL_CAPACITY') throw error;
+      log('agent', 'warn', `to ${peer.name} not by ${backend.name}: ${error.message}`);
+      peer.noteRefusal(backend.name, error.message);
+      if (!judgeBackends(choice).some(({ isUsable }) => isUsable)) throw error;
+      backend = chooseBackend(choice);
+    }
+  }
+}
+
+/** "multipath (staged through pinned memory; not local: it is on another host)" */
+function describe(choice: ChoiceOptions, chosen: NamedBackend): string {
+  const verdicts = judgeBackends(choice);
+  const how = verdicts.find(({ backend }) => backend === chosen.name)?.how;
+  const others = verdicts.filter(({ backend, why }) => backend !== chosen.name && why !== undefined);
+  const reasons = others.map(({ backend, why }) => `not ${backend}: ${why}`);
+  const notes = how === undefined ? reasons : [how, ...reasons];
+  return notes.length === 0 ? chosen.name : `${chosen.name} (${notes.join('; ')})`;
 }

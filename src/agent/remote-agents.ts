@@ -5,7 +5,7 @@ import type { AgentMetadata } from './metadata.ts';
 import { type LinkWait, RemoteAgent } from './remote-agent.ts';
 
 /** Makes a link, and resolves once the peer of these metadata has answered itself. */
-export type Asking = (peer: RemoteAgent, wait: LinkWait) => Promise<unknown>;
+type Asking = (peer: RemoteAgent, wait: LinkWait) => Promise<unknown>;
 
 /** How long the known life has to answer, or its link to break, before it counts as gone, or as there; half of the call at most. */
 const KNOWN_LIFE_MS = 2000;

@@ -28,7 +28,7 @@ export interface TransferTelemetry {
   readonly totalTransferMicroseconds: number;
 }
 
-export interface TransferParts {
+interface TransferParts {
   readonly number: number;
   readonly agent: string;
   readonly peer: RemoteAgent;

@@ -6,7 +6,7 @@ import type { RankGroup } from '../world/rank-group.ts';
 
 type AgreedValue = string | number | boolean | undefined;
 
-export interface Agreement<T> {
+interface Agreement<T> {
   /** Of the object, for errors. */
   readonly what: string;
   /** With defaults filled in, so that a default equals its explicit value. */

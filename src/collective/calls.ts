@@ -13,7 +13,7 @@ const kinds = {
   barrier: (detail) => (detail === 0 ? 'barrier' : 'barrier within the node'),
 } as const satisfies Record<string, (detail: number, handle: number) => string>;
 
-export type CallKind = keyof typeof kinds;
+type CallKind = keyof typeof kinds;
 
 const kindNames = Object.keys(kinds) as readonly CallKind[];
 

@@ -15,7 +15,7 @@ import { RecordedCollective, type RecordingOf } from './recorded-collective.ts';
 const HOST_GRACE_MS = 2_000;
 const TWO_32 = 2 ** 32;
 
-export interface CudaCallsOptions {
+interface CudaCallsOptions {
   /** Looks for a failure that nobody waited for; the object is unusable from then on. */
   readonly findFailure?: () => WeftlineError | undefined;
   /** What the call words of its kernels mean; those of callWord() by default. */

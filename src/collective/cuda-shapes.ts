@@ -26,7 +26,7 @@ const MAX_ROW_WARPS = 12;
 /** SMs whose stores to other GPUs fill the links, fitted to 2, 3 and 4 ranks of H200. With more SMs the links carry less. */
 const LINK_SMS = 6.9;
 
-export interface RowShape {
+interface RowShape {
   /** Threads of a block. */
   readonly block: number;
   readonly sharedBytes: number;
@@ -34,7 +34,7 @@ export interface RowShape {
   readonly partBytes: number;
 }
 
-export interface SendingShape extends RowShape {
+interface SendingShape extends RowShape {
   readonly grid: number;
   /** Warps of a block that move rows, and how many may where a block has few tokens and latency counts. */
   readonly rowWarps: number;
@@ -48,7 +48,7 @@ export function stagingShape(room: number, rowBytes: number): RowShape {
   return { block: warps * 32, sharedBytes: BARRIER_BYTES + warps * partBytes, partBytes };
 }
 
-export interface SendingConfig {
+interface SendingConfig {
   /** Multiprocessors that may be used. */
   readonly sms: number;
   /** On this host, this one included. */
@@ -76,7 +76,7 @@ function sendingBlocks(ranks: number): number {
 }
 
 /** What each block of a dispatch counts in shared memory: choices per expert, and a mask for each of its tokens. */
-export interface CountedTokens {
+interface CountedTokens {
   readonly experts: number;
   /** Of a rank. */
   readonly tokens: number;
@@ -93,12 +93,12 @@ export function countedTokens(room: number, { experts, maskBytes }: Omit<Counted
   return Math.max(0, Math.floor((room - experts * 4 - 16) / maskBytes));
 }
 
-export interface GatherShape extends RowShape {
+interface GatherShape extends RowShape {
   /** Bytes for the parts of all rows of a sum. */
   readonly stageBytes: number;
 }
 
-export interface GatherRows {
+interface GatherRows {
   /** Rows of most sums: parts are as large as they allow. */
   readonly usual: number;
   /** So many share a stage in smaller parts. */

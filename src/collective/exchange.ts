@@ -47,7 +47,7 @@ export interface RecordPlace {
   readonly bytes: number;
 }
 
-export interface ExchangeOptions extends ExchangeShape {
+interface ExchangeOptions extends ExchangeShape {
   /** Where the exchange region starts in each window. */
   readonly offset: number;
   readonly group: RankGroup;

@@ -30,7 +30,7 @@ export type StepFailure = Pick<WindowFailure, 'reasonToGiveUp' | 'timeout' | 'ra
 };
 
 /** What steps put for ranks of other hosts. */
-export interface StepNetwork {
+interface StepNetwork {
   /** Hot path. Takes in what has come, posts what there is room for. */
   advance(): void;
   /** Everything was handed to the carrier, which needs no further call for it. */
@@ -39,7 +39,7 @@ export interface StepNetwork {
   unposted(): readonly number[];
 }
 
-export interface StepRunnerOptions {
+interface StepRunnerOptions {
   readonly failure: StepFailure;
   /** Of a group on several hosts. */
   readonly network?: StepNetwork | undefined;

@@ -6,9 +6,9 @@ import { Tensor } from '../device/tensor.ts';
 import type { RankGroup } from '../world/rank-group.ts';
 
 /** A shape in which a string names an extent that may be anything. */
-export type ShapePattern = readonly (number | string)[];
+type ShapePattern = readonly (number | string)[];
 
-export interface TensorRule<D extends DType> {
+interface TensorRule<D extends DType> {
   readonly device: Device;
   readonly dtype: readonly D[];
   readonly shape: ShapePattern;

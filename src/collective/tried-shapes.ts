@@ -10,7 +10,7 @@ export interface TriedSending {
 }
 
 /** Of the kernel that adds rows up. */
-export interface TriedGather {
+interface TriedGather {
   readonly blocks: number;
   readonly warps: number;
 }

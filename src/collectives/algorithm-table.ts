@@ -50,7 +50,7 @@ const override = z.strictObject({ allReduce: ranges.optional(), reduce: ranges.o
 /** Measured tables, by number of ranks and hosts. */
 export type AlgorithmTableFile = z.infer<typeof tableFile>;
 
-export interface TableShape {
+interface TableShape {
   readonly ranks: number;
   readonly hosts: number;
 }

@@ -22,7 +22,7 @@ const collectiveKinds = [
 export type CollectiveKind = (typeof collectiveKinds)[number];
 
 /** Elements to and from each rank of allToAllv, and where they begin in the tensors. */
-export interface VariableCounts {
+interface VariableCounts {
   readonly sendCounts: Uint32Array;
   readonly sendOffsets: Uint32Array;
   readonly recvCounts: Uint32Array;

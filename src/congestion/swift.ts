@@ -1,7 +1,7 @@
 // Swift (Kumar et al., SIGCOMM 2020): a window that grows while the delay is below a target and shrinks above it.
 import type { AckSample, Congestion, CongestionRule } from './congestion.ts';
 
-export interface SwiftOptions {
+interface SwiftOptions {
   readonly segmentBytes: number;
   /** The window begins here and never grows beyond. */
   readonly maxWindow: number;

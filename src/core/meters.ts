@@ -10,7 +10,7 @@ export interface Meters {
   readonly windowBytes: number;
 }
 
-export type MeterSource = () => Partial<Meters> | Promise<Partial<Meters>>;
+type MeterSource = () => Partial<Meters> | Promise<Partial<Meters>>;
 
 const sources = new Set<MeterSource>();
 

@@ -100,7 +100,7 @@ export const metricTable = {
 } as const satisfies Record<string, MetricDeclaration>;
 
 /** What an entry of the table says. A summary has no quantiles: a sum and a count. */
-export interface MetricDeclaration {
+interface MetricDeclaration {
   readonly kind: MetricKind;
   readonly labels: readonly string[];
   readonly help: string;

@@ -10,7 +10,7 @@ export interface Sample {
   readonly count?: number;
 }
 
-export type SampleSource = () => readonly Sample[] | Promise<readonly Sample[]>;
+type SampleSource = () => readonly Sample[] | Promise<readonly Sample[]>;
 
 const sources = new Set<SampleSource>();
 

@@ -63,7 +63,7 @@ const names = new Set<string>();
 let observer: WaitObserver | undefined;
 
 /** Hears of every wait that has ended. Must not fail. */
-export type WaitObserver = (missing: readonly number[], milliseconds: number) => void;
+type WaitObserver = (missing: readonly number[], milliseconds: number) => void;
 
 /** From now on this one hears of the waits of this thread, and no other. */
 export function observeWaits(listener: WaitObserver): void {

@@ -9,7 +9,7 @@ const FIRST_LOOK_BYTES = 512 * 2 ** 20;
 /** Callbacks of collected objects run a few turns of the event loop after the collection. */
 const TURNS = 5;
 
-export interface AbandonedMemoryOptions {
+interface AbandonedMemoryOptions {
   release(address: number): void;
   /** Bytes handed out at the moment. */
   bytesInUse(): number;

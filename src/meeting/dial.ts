@@ -20,7 +20,7 @@ export interface DialWait extends CallWait {
   readonly retry?: boolean;
 }
 
-export interface DialOptions extends DialWait {
+interface DialOptions extends DialWait {
   readonly deadline: Deadline;
   readonly hello: HelloOptions;
   readonly body: HelloBody;
@@ -32,7 +32,7 @@ export interface DialOptions extends DialWait {
   readonly silenceMs?: number;
 }
 
-export interface Called extends Greeted {
+interface Called extends Greeted {
   readonly channel: ControlChannel;
 }
 

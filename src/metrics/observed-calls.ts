@@ -10,7 +10,7 @@ export interface CallLabel {
   readonly ranks: number;
 }
 
-export interface SeriesName {
+interface SeriesName {
   readonly name: MetricName;
   readonly labels: readonly string[];
 }

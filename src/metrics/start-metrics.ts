@@ -9,7 +9,7 @@ import { readMetricsAddress } from './metrics-address.ts';
 import { readMetrics } from './read-metrics.ts';
 
 /** Of a rank of a job. */
-export interface MeasuredRank {
+interface MeasuredRank {
   readonly rank: number;
   /** How many ranks of this machine are before it: its port is by so many higher. */
   readonly machineRank: number;

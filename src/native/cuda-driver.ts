@@ -2,10 +2,10 @@
 import { bindLazily, loadKoffi, type Out, prototype, type StatusCalls } from './library.ts';
 
 /** A text that a call fills in. */
-export type OutText = [string | null];
+type OutText = [string | null];
 
 /** `CUipcMemHandle` by value. */
-export interface IpcHandle {
+interface IpcHandle {
   readonly reserved: Uint8Array;
 }
 

@@ -40,7 +40,7 @@ const EACCES = 13;
 const ETIMEDOUT = 110;
 const EINTR = 4;
 
-export interface FileMapping {
+interface FileMapping {
   /** Page aligned, inside memory that is already mapped. */
   readonly address: bigint;
   readonly bytes: number;

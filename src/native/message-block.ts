@@ -11,13 +11,13 @@ const UDP_GRO = 104;
 const MSG_TRUNC = 0x20;
 const TWO_32 = 2 ** 32;
 
-export interface MessageBlockOptions {
+interface MessageBlockOptions {
   readonly messages: number;
   readonly iovecsPerMessage: number;
 }
 
 /** What messages of headers and parts have in common; the last part may be shorter. */
-export interface HeaderPairs {
+interface HeaderPairs {
   readonly count: number;
   readonly headerBytes: number;
   readonly payloadBytes: number;

@@ -30,7 +30,7 @@ const compilePrototype = 'int nvrtcCompileProgram(uint64_t, int, const char**)';
 
 type NvrtcCalls = StatusCalls<typeof table>;
 
-export interface Source {
+interface Source {
   readonly name: string;
   readonly text: string;
   readonly headers: Readonly<Record<string, string>>;

@@ -3,7 +3,7 @@ import type { FileProbe } from './file-probe.ts';
 
 const DEVICES = '/sys/class/infiniband';
 
-export interface RdmaDevice {
+interface RdmaDevice {
   readonly device: string;
   /** "1: 400 Gb/sec (4X NDR)" for each port that is up. */
   readonly ports: readonly string[];

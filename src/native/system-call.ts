@@ -3,7 +3,7 @@ import { bindGuarded } from './binding-guard.ts';
 import { declareFunction, linuxLibrary, loadKoffi, type NativeFunction, openLibrary } from './library.ts';
 
 /** A function in place of the real one, which it may call; both return a result or a negative errno. */
-export type Substitute = (real: NativeFunction) => (...parameters: never[]) => unknown;
+type Substitute = (real: NativeFunction) => (...parameters: never[]) => unknown;
 
 const substitutes = new Map<string, Substitute>();
 

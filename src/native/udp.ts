@@ -41,7 +41,7 @@ const socketOption = {
   udpReceiveOffload: [17, 104],
 } as const satisfies Record<string, readonly [level: number, name: number]>;
 
-export type SocketOption = keyof typeof socketOption;
+type SocketOption = keyof typeof socketOption;
 
 /** A UDP socket bound to `local` (port 0: any). Fails with WL_NATIVE. */
 export function openUdpSocket(local: SocketAddress): number {

@@ -5,7 +5,7 @@ export interface NamePattern {
   readonly isExact: boolean;
 }
 
-export interface NameList {
+interface NameList {
   /** All but those that match. */
   readonly isExclusion: boolean;
   readonly patterns: readonly NamePattern[];

@@ -2,7 +2,7 @@
 import type { FileProbe } from '../native/file-probe.ts';
 import { compareDistances, type PciDevice, pciDeviceOf, type PciDistance, pciDistance } from './pci-device.ts';
 
-export interface Nearest<T> {
+interface Nearest<T> {
   /** PCI address of the GPU. */
   readonly gpu: string;
   /** Missing if none has a PCI device. */

@@ -5,14 +5,14 @@ import { gpuDevices, nearestDevices } from './nearest-device.ts';
 import { type PciDevice, pciDeviceOf, type PciDistance } from './pci-device.ts';
 import { listRails, type Rail } from './rail-list.ts';
 
-export interface RailHardware extends Rail {
+interface RailHardware extends Rail {
   readonly gigabitsPerSecond?: number;
   readonly mtuBytes?: number;
   /** Missing for interfaces without hardware, such as veth. */
   readonly device?: PciDevice;
 }
 
-export interface GpuRail {
+interface GpuRail {
   /** PCI address of the GPU. */
   readonly gpu: string;
   /** Name of the nearest rail; missing if no rail has a PCI device. */

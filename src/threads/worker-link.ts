@@ -29,7 +29,7 @@ export interface WorkerLinkOptions<Event> {
   readonly onEnd: (error: WeftlineError) => void;
 }
 
-export interface CallOptions {
+interface CallOptions {
   /** Ends the wait: the call rejects with the signal's reason, and the thread is told that nobody waits. */
   readonly signal?: AbortSignal | undefined;
   /** How long this call may take, in ms, in place of the link's `timeoutMs`. Checked by the caller. */

@@ -9,7 +9,7 @@ interface End {
   readonly time: number;
 }
 
-export interface FlowOptions {
+interface FlowOptions {
   /** As clockOffsets() estimates them. */
   readonly offsets: ReadonlyMap<string, number>;
   /** The process number of each part, in their order. */

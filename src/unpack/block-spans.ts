@@ -1,7 +1,7 @@
 // What blocks read and write. Those that move in any order may not read what another one writes.
 
 /** A block and one whose memory it reads. */
-export interface Dependence {
+interface Dependence {
   readonly reader: number;
   readonly writer: number;
 }

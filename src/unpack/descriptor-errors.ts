@@ -11,9 +11,9 @@ export interface Overlap {
   readonly address: number;
 }
 
-export type Side = 'source' | 'destination';
+type Side = 'source' | 'destination';
 
-export interface Outside {
+interface Outside {
   readonly block: number;
   readonly descriptor: number;
   readonly side: Side;

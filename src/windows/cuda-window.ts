@@ -12,7 +12,7 @@ import { agree, type WindowAgreement } from './window-agreement.ts';
 /** What the driver shares at once; smaller allocations would show neighbours to the other processes as well. */
 const SHARED_BLOCK = 2 << 20;
 
-export interface CudaWindowOptions extends WindowAgreement {
+interface CudaWindowOptions extends WindowAgreement {
   readonly device: CudaDevice;
   /** Enqueues writes to this rank's part, which is zero, before any peer can write to it. */
   readonly fill?: (part: Storage) => void;

@@ -2,7 +2,7 @@
 import { Futex } from '../native/libc.ts';
 import type { SharedWord } from './wait.ts';
 
-export interface RankBellsOptions {
+interface RankBellsOptions {
   /** Memory that all ranks of the host map. */
   readonly words: Int32Array;
   /** By rank of the window: where its bell is in `words`, and where it says that it sleeps. */

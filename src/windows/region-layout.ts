@@ -9,7 +9,7 @@ export interface WindowRegion {
 }
 
 /** A size in bytes, or the region whose memory this one is. */
-export type RegionSizes<Name extends string> = Readonly<Record<Name, number | Name>>;
+type RegionSizes<Name extends string> = Readonly<Record<Name, number | Name>>;
 
 export interface RegionLayout<Name extends string> {
   /** Bytes of one rank's part of the window. */

@@ -10,7 +10,7 @@ import { MORE_ROOM } from './shared-file.ts';
 import { windowFootprint } from './symmetric-window.ts';
 
 /** Memory of each rank: mapped by all ranks of its host, or its own. */
-export interface RoomPart {
+interface RoomPart {
   /** "windows" of the ranks, or the "network side" of one. */
   readonly name: string;
   /** Of one rank. */
@@ -19,7 +19,7 @@ export interface RoomPart {
 }
 
 /** What there is, for tests. */
-export interface Room {
+interface Room {
   readonly sharedFree: number;
   readonly memoryFree: number;
 }

@@ -33,7 +33,7 @@ export interface WordPoll {
   readonly isCrowded: boolean;
 }
 
-export interface WordWait {
+interface WordWait {
   /** True when the wait is over. */
   ready(): boolean;
   /** Called between sleeps; throws to give up (deadline, abort, a peer that is gone). */

@@ -4,7 +4,7 @@ import { blamedRanks, WeftlineError } from '../core/errors.ts';
 import { printTo } from '../core/print.ts';
 import { type FailureNote, noteFailure, type NotedError } from './failure-log.ts';
 
-export interface ReporterOptions {
+interface ReporterOptions {
   readonly rank: number;
   /** Path of the failure log. */
   readonly log: string;

@@ -16,7 +16,7 @@ export interface JobStop {
   readonly summary: string;
 }
 
-export interface InterruptionOptions {
+interface InterruptionOptions {
   readonly stopMs: number;
   readonly ranks: () => readonly RankProcess[];
   readonly notice: (text: string) => void;

@@ -1,4 +1,5 @@
 // Starts the ranks of a job on this node, passes their output on, and leaves nothing behind however the job ends.
+import { type ChildProcess, spawn } from 'node:child_process';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { asWeftlineError, WeftlineError } from '../core/errors.ts';
 import { printTo } from '../core/print.ts';
@@ -6,24 +7,146 @@ import { printableLines } from '../core/quote.ts';
 import { tokenCredential } from '../meeting/credentials.ts';
 import type { Address } from '../meeting/dial.ts';
 import { uniqueJobId } from './environment.ts';
-import { FailureLog } from './failure-log.ts';
-import { failureSummary } from './failure-summary.ts';
-import { type FoundFailure, jobExitCode, type RankFailure } from './first-failure.ts';
-import { JobFailures } from './job-failures.ts';
+import { FailureLog, type FailureNote } from './failure-log.ts';
+import {
+  blamedBy,
+  firstFailure,
+  type FoundFailure,
+  hasFailed,
+  jobExitCode,
+  type RankFailure,
+  type SeenExit,
+} from './first-failure.ts';
+import { Interruption, type JobStop } from './interruption.ts';
 import { type JobPlan, planJob, restartPauseMs, variablesOfRank } from './job-plan.ts';
 import type { LaunchOptions, LaunchResult } from './launch-options.ts';
-import { Interruption, type JobStop } from './interruption.ts';
 import { endMarkedProcesses } from './marked-processes.ts';
 import { NodeLink } from './node-link.ts';
 import { LineWriter, type OutputLine } from './output-lines.ts';
-import { listenTarget } from './rendezvous.ts';
+import { rankList } from './rank-list.ts';
 import { describeEnd, RankProcess, type RankResult } from './rank-process.ts';
-import { removeFilesOfJob } from './shared-memory-files.ts';
+import { listenTarget } from './rendezvous.ts';
+import { filePrefixOf, removeFilesOfJob, SHARED_MEMORY_FOLDER } from './shared-memory-files.ts';
 import { StoreHost } from './store-host.ts';
 import { explainJobOnSignal } from './watching/explain-signal.ts';
 import type { WatchedJob } from './watching/job-view.ts';
 import { rankProcesses } from './watching/process-facts.ts';
-import { Watchdog } from './watchdog.ts';
+
+// A tiny shell process that outlives a killed launcher: it then ends the ranks and removes the job's shared memory.
+
+/**
+ * Reads which process groups live from its input; the end of the input means that the launcher is gone, however it went.
+ * It may have gone while it started a rank, of which this script then has not heard: the environment tells such ranks.
+ * The second round finds what was between two system calls in the first: starting a program, creating a file.
+ */
+const script = `
+trap "" INT TERM HUP QUIT
+files=$1
+mark=$2
+folder=$3
+groups=" "
+while read -r word group; do
+  case $word in
+    add) groups="$groups$group " ;;
+    remove) case $groups in *" $group "*) groups="\${groups%%" $group "*} \${groups#*" $group "}" ;; esac ;;
+    done) exit 0 ;;
+  esac
+done
+for group in $groups; do kill -s KILL -- "-$group"; done
+for round in 1 2; do
+  for path in $(grep -lsa "$mark" /proc/[0-9]*/environ); do
+    pid=\${path#/proc/}
+    kill -s KILL "\${pid%/environ}"
+  done
+  rm -f "$files"*
+  [ -z "$folder" ] || rm -rf "$folder"
+  [ $round = 2 ] || sleep 1
+done
+`;
+
+class Watchdog {
+  readonly #process: ChildProcess;
+
+  /** `mark` is in the environment of all processes of this launcher, and of no others; `folder` is the launcher's own. */
+  constructor(jobPrefix: string, mark: string, folder = '') {
+    const files = `${SHARED_MEMORY_FOLDER}/${filePrefixOf(jobPrefix)}`;
+    // A session of its own: a terminal's Ctrl-C or hang-up must not reach it.
+    this.#process = spawn('/bin/sh', ['-c', script, 'weftline-watchdog', files, mark, folder], {
+      detached: true,
+      cwd: '/',
+      env: { PATH: '/usr/bin:/bin' },
+      stdio: ['pipe', 'ignore', 'ignore'],
+    });
+    // Without a shell there is no watchdog; the ranks that joined still end with their launcher.
+    this.#process.on('error', () => {});
+    this.#process.stdin?.on('error', () => {});
+    this.#process.unref();
+  }
+
+  add(group: number): void {
+    this.#process.stdin?.write(`add ${group}\n`);
+  }
+
+  remove(group: number): void {
+    this.#process.stdin?.write(`remove ${group}\n`);
+  }
+
+  /** The launcher has cleaned up itself. */
+  dismiss(): void {
+    this.#process.stdin?.end('done\n');
+  }
+}
+
+// What a launcher knows of failures of its ranks: what they noted, in which order they ended, and what of it counts no more.
+
+export class JobFailures {
+  readonly #log: FailureLog;
+  readonly #exits: SeenExit[] = [];
+  /** By rank: how many notes there were when it was started again. */
+  readonly #startedAgain = new Map<number, number>();
+
+  constructor(log: FailureLog) {
+    this.#log = log;
+  }
+
+  /** The process of the rank was just seen to have ended. */
+  ended(rank: number): void {
+    this.#exits.push({ rank, notes: this.#log.read().length });
+  }
+
+  /** The rank gets another process; what the last one noted concerns the job no more. */
+  startsAgain(rank: number): void {
+    this.#startedAgain.set(rank, this.#log.read().length);
+  }
+
+  /** Without those of ranks that were started again since. */
+  notes(): FailureNote[] {
+    const isOld = ({ rank }: FailureNote, at: number): boolean => at < (this.#startedAgain.get(rank) ?? 0);
+    // The place of a note counts, so it is no note of any rank rather than none.
+    return this.#log.read().map((note, at) => (isOld(note, at) ? { ...note, rank: -1 } : note));
+  }
+
+  /**
+   * The first failure among ranks of this node that have ended. `helpers`: ranks of it that nobody needs any more. One of
+   * them that lost ranks of another node has not failed, nor has one that lost those; if ranks of another node failed by
+   * themselves, their launcher tells of it.
+   */
+  among(ends: readonly RankResult[], helpers: ReadonlySet<number>, own: ReadonlySet<number>): FoundFailure | undefined {
+    const notes = this.notes();
+    const excused = new Set<number>();
+    const isExcused = ({ rank }: RankResult): boolean => {
+      const because = helpers.has(rank) ? blamedBy(rank, notes) : [];
+      return because.length > 0 && because.every((lost) => !own.has(lost) || excused.has(lost));
+    };
+    // Each one may excuse others.
+    for (let known = -1; known < excused.size;) {
+      known = excused.size;
+      for (const end of ends) if (isExcused(end)) excused.add(end.rank);
+    }
+    const counting = ends.filter(({ rank }) => !excused.has(rank));
+    return firstFailure(counting, notes, this.#exits);
+  }
+}
 
 /**
  * Runs one process per rank and waits for all of them. When one ends badly the others get `settings.graceMs` to report
@@ -397,4 +520,35 @@ class Job {
 interface RankStart {
   readonly address: Address;
   readonly print: (rank: number, stream: OutputLine['stream'], line: Buffer) => Promise<void> | void;
+}
+
+/** A few lines, however many ranks there are. */
+export function failureSummary(
+  first: RankFailure,
+  ranks: readonly RankResult[],
+  notes: readonly FailureNote[],
+): string {
+  const { rank, pid, host, error } = first;
+  const when = new Date(first.time).toISOString();
+  const lines = [
+    `the job failed: rank ${rank} (process ${pid} on ${host}) ended with ${describeEnd(first)} at ${when}`,
+  ];
+  if (error !== undefined) {
+    const [message = ''] = error.message.split('\n');
+    lines.push(`  first error: ${error.code === undefined ? '' : `${error.code}: `}${message}`);
+  }
+  // It may be another rank that did not fail but was late, or is stopped.
+  const because = blamedBy(rank, notes);
+  if (because.length > 0) lines.push(`  because of ${rankList(because)}`);
+  const others = ranks.filter((other) => other.rank !== rank);
+  const groups = new Map<string, number[]>();
+  for (const other of others.filter((end) => hasFailed(end, notes))) {
+    const noted = notes.find((note) => note.rank === other.rank)?.error;
+    const how = noted?.code ?? (other.stopped ? 'an error' : describeEnd(other));
+    groups.set(how, [...(groups.get(how) ?? []), other.rank]);
+  }
+  for (const [how, members] of groups) lines.push(`  failed after it, ${how}: ${rankList(members)}`);
+  const stopped = others.filter((end) => end.stopped && !hasFailed(end, notes));
+  if (stopped.length > 0) lines.push(`  stopped: ${rankList(stopped.map((end) => end.rank))}`);
+  return printableLines(lines.join('\n'));
 }

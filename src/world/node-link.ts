@@ -9,7 +9,7 @@ import type { RankFailure } from './first-failure.ts';
 import { decodeJson, encodeJson, LinkedStore } from './store.ts';
 import { StoreClient } from './store-client.ts';
 
-export interface NodeLinkOptions {
+interface NodeLinkOptions {
   readonly host: string;
   readonly port: number;
   readonly nodeRank: number;

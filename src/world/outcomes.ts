@@ -3,7 +3,7 @@ import { type CallWait, remaining } from '../core/deadline.ts';
 import { blamedRanks, decodeError, type EncodedError, encodeError, WeftlineError } from '../core/errors.ts';
 import type { RankGroup } from './rank-group.ts';
 
-export interface Step<F, T> {
+interface Step<F, T> {
   /** Of the exchange, see allGather(). */
   readonly name: string;
   /** What this rank tells besides; JSON. */
@@ -12,7 +12,7 @@ export interface Step<F, T> {
   readonly work: () => T | Promise<T>;
 }
 
-export interface Outcomes<F, T> {
+interface Outcomes<F, T> {
   /** By rank. */
   readonly facts: readonly F[];
   /** By rank; undefined where the work failed. */

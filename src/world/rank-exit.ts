@@ -22,7 +22,7 @@ export interface Rendezvous {
   closeAtExit(): string | undefined;
 }
 
-export interface LeaveOptions {
+interface LeaveOptions {
   readonly rank: number;
   readonly size: number;
   /** Of a rank of weftline's launcher. */

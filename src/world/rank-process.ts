@@ -20,7 +20,7 @@ export interface RankResult {
   readonly stopped: boolean;
 }
 
-export interface RankProcessOptions {
+interface RankProcessOptions {
   readonly rank: number;
   readonly command: readonly string[];
   readonly cwd: string | undefined;

@@ -16,7 +16,7 @@ import { StoreClient } from './store-client.ts';
 import { StoreCore } from './store-core.ts';
 import { StoreHost } from './store-host.ts';
 
-export interface MeetOptions {
+interface MeetOptions {
   readonly settings: Settings;
   /** The job's id, should this be the rank that serves the store. */
   readonly jobId: string;

@@ -12,7 +12,7 @@ const HASH_LENGTH = 20;
 /** A job needs a moment between creating a file and locking it. */
 const YOUNG_MS = 60_000;
 
-export interface StaleFileOptions {
+interface StaleFileOptions {
   readonly folder?: string;
   /** Milliseconds since 1970. */
   readonly now?: number;

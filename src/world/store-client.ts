@@ -18,15 +18,15 @@ import type { Question } from './watching/question.ts';
 import { rankAnswer } from './watching/rank-answer.ts';
 import { parseReply, type StoreReply, type StoreRequest, type WaitingRequest } from './store-request.ts';
 
-export interface StoreAddress {
+interface StoreAddress {
   readonly host: string;
   readonly port: number;
 }
 
 /** In messages. */
-export type StoreServerName = 'rank 0' | 'the launcher of node 0';
+type StoreServerName = 'rank 0' | 'the launcher of node 0';
 
-export interface StoreClientOptions extends StoreAddress {
+interface StoreClientOptions extends StoreAddress {
   readonly rank: number;
   readonly size: number;
   /** What `rank` and `size` count; ranks by default. */

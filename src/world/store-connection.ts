@@ -8,7 +8,7 @@ import type { StoreCore } from './store-core.ts';
 import { parseRequest } from './store-request.ts';
 import { isQuestion, type Question } from './watching/question.ts';
 
-export interface StoreConnectionOptions {
+interface StoreConnectionOptions {
   readonly rank: number;
   readonly core: StoreCore;
   readonly maxValueBytes: number;

@@ -30,7 +30,7 @@ interface Wait {
 }
 
 /** A member's wait, as others are told of it. */
-export interface StoreWait extends PresentWait {
+interface StoreWait extends PresentWait {
   readonly rank: number;
 }
 

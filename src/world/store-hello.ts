@@ -11,7 +11,7 @@ const MAX_HOST_LENGTH = 255;
 export type MemberKind = 'rank' | 'node';
 
 /** What a rank says, or a launcher of its node. */
-export interface RankIntroduction {
+interface RankIntroduction {
   readonly kind: MemberKind;
   readonly rank: number;
   readonly size: number;

@@ -52,7 +52,7 @@ export interface StoreLink {
   request(request: StoreRequest, parts: readonly Uint8Array[], signal?: AbortSignal): Promise<StoreReply>;
 }
 
-export interface StoreLinkOptions {
+interface StoreLinkOptions {
   readonly timeoutMs: number;
   readonly maxValueBytes: number;
   /** Of a group: its name, which no other group of the job has, and the world ranks of its ranks. Without it, all ranks. */

@@ -8,7 +8,7 @@ import { fileURLToPath } from 'node:url';
 import { CpuDevice } from 'weftline';
 import { DeviceHost } from 'weftline/device-api';
 import { Agent, DescriptorList, Endpoint, etcdMetadataStore, loadPublished, publishMetadata } from 'weftline/agent';
-import { endpointHello, introduce } from '#lib/agent/endpoint/introduction.js';
+import { endpointHello, introduce } from '#lib/agent/endpoint/endpoint.js';
 import { credentialsOf } from '#lib/meeting/credentials.js';
 import { receiveHello } from '#lib/meeting/hello.js';
 import { MeetingListener } from '#lib/meeting/listener.js';

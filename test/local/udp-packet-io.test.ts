@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { NativeBlock } from '#lib/native/native-block.js';
-import { DatagramReceiver, RECEIVE_ARENA_BYTES } from '#lib/transport/io/udp/datagram-receiver.js';
+import { DatagramReceiver, RECEIVE_ARENA_BYTES } from '#lib/transport/io/udp/udp-loop.js';
 import { UdpPacketIo } from '#lib/transport/io/udp/udp-packet-io.js';
 import { UdpSocket } from '#lib/transport/io/udp/udp-socket.js';
 import type { Burst } from '#lib/transport/io/packet-io.js';

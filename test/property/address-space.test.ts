@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import fc from '../support/fast-check.ts';
-import { AddressSpace } from '#lib/device/cpu/address-space.js';
+import { AddressSpace } from '#lib/device/cpu/cpu-device.js';
 
 const START = 4096;
 const LIMIT = 1 << 20;

@@ -1,7 +1,7 @@
 // One connection of an endpoint: messages that meet receives in order, and writes and reads of the peer's memory.
 import { endpointMessageKinds, MAX_OFFERED_BYTES, offerCost } from '../../abi/endpoint-message.ts';
 import { checkOptions } from '../../core/check-options.ts';
-import { Deadline, type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
+import { Deadline, waitOptionNames, type WaitOptions } from '../../core/deadline.ts';
 import { asWeftlineError, invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { quote } from '../../core/quote.ts';
 import type { Agent } from '../agent.ts';
@@ -13,12 +13,11 @@ import type { Registration } from '../registration.ts';
 import type { RemoteMemory } from '../remote-agent.ts';
 import type { Ways } from './kept-transfers.ts';
 import { encodeMessage, encodePieces, type MessageHead, MessageReader, type WholeMessage } from './message.ts';
-import { sendFailed, tooManyOffers, tooSmall } from './message-errors.ts';
 import { Mover } from './mover.ts';
 import { Operation } from './operation.ts';
-import { cutAlike, listOf, type EndpointParts } from './ranges.ts';
+import { cutAlike, type EndpointParts, listOf } from './ranges.ts';
 
-export interface EndpointConnectionParts {
+interface EndpointConnectionParts {
   readonly agent: Agent;
   /** This side's number of it, and the peer's. */
   readonly id: number;
@@ -385,3 +384,33 @@ export class EndpointConnection implements AsyncDisposable {
 type MessageContent = Omit<MessageHead, 'connection'>;
 
 const NO_BYTES: Uint8Array = new Uint8Array(0);
+
+// Why a send or a receive of an endpoint failed, as its two sides are told.
+
+function sendFailed(who: string): WeftlineError {
+  return new WeftlineError(
+    'WL_PEER_FAILED',
+    `The send that matched this receive failed at ${who}: its own error says why`,
+  );
+}
+
+function tooSmall(bytes: number, allowed: number, who: string): WeftlineError {
+  return new WeftlineError(
+    'WL_CAPACITY',
+    `A message of ${bytes} bytes met a receive of ${allowed} bytes (connection to ${who}): give the receive more memory`,
+    { details: { bytes, allowed } },
+  );
+}
+
+/** A receive that cannot be offered to the peer: WL_CAPACITY if it never can, WL_BUSY while earlier ones wait. */
+function tooManyOffers(
+  offer: { readonly parts: number; readonly bytes: number; readonly offered: number },
+  who: string,
+): WeftlineError {
+  const details = { ...offer, allowed: MAX_OFFERED_BYTES };
+  return offer.bytes > MAX_OFFERED_BYTES
+    ? new WeftlineError('WL_CAPACITY', `A receive of ${offer.parts} parts is too long: give it fewer, larger ones`, {
+        details,
+      })
+    : new WeftlineError('WL_BUSY', `Too many receives are offered to ${who}: wait for some first`, { details });
+}

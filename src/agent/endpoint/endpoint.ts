@@ -1,5 +1,7 @@
 // Connect, accept, register, send, receive, write, read: the interface of a P2P engine, over any backend of an agent.
 import { randomBytes } from 'node:crypto';
+import { z } from '#zod';
+import { ENDPOINT_VERSION } from '../../abi/endpoint-message.ts';
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import {
   type CallWait,
@@ -7,26 +9,141 @@ import {
   Deadline,
   remaining,
   startCall,
-  type WaitOptions,
   waitOptionNames,
+  type WaitOptions,
 } from '../../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import { printable } from '../../core/quote.ts';
 import { beginWait, endWait, type WaitFacts } from '../../core/waits.ts';
+import { cudaDeviceCount } from '../../device/cuda/cuda-context.ts';
+import { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
+import type { Credentials } from '../../meeting/credentials.ts';
 import { call } from '../../meeting/dial.ts';
+import { protocolError } from '../../meeting/frames.ts';
 import { type HelloBody, type HelloOptions, receiveHello } from '../../meeting/hello.ts';
 import { MeetingListener } from '../../meeting/listener.ts';
-import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
-import { Agent } from '../agent.ts';
+import type { Settings } from '../../settings/settings.ts';
 import { credentialsOfAgent } from '../agent-credentials.ts';
 import { agentOptionNames, type AgentOptions } from '../agent-options.ts';
+import { Agent } from '../agent.ts';
 import type { BackendName } from '../backends/backend-table.ts';
 import type { Notification } from '../notifications.ts';
 import { type Registrable, Registration } from '../registration.ts';
-import { checkGpu, openGpu } from './bound-gpu.ts';
 import { EndpointConnection } from './endpoint-connection.ts';
-import { endpointHello, introduce, readIntroduction } from './introduction.ts';
-import { MessageRouter } from './message-router.ts';
+import { connectionOf } from './message.ts';
+
+// Hands each notification to the connection that it names, if it comes from that connection's peer.
+
+interface Early {
+  readonly messages: Uint8Array[];
+  hasOverflown: boolean;
+}
+
+/** Of one peer, for connections that are being made. */
+const MAX_EARLY_BYTES: number = 16 << 20;
+/** What a message takes besides its bytes. */
+const ENTRY_BYTES = 64;
+
+export class MessageRouter {
+  /** The endpoint's, by its numbers. */
+  readonly #connections: ReadonlyMap<number, EndpointConnection>;
+  /**
+   * For connections that are being made: messages can be quicker than the end of the greeting. Whose connection it will
+   * be is not known yet, so each peer has a list and a limit of its own.
+   */
+  readonly #early = new Map<number, Map<string, Early>>();
+  readonly #earlyBytes = new Map<string, number>();
+
+  constructor(connections: ReadonlyMap<number, EndpointConnection>) {
+    this.#connections = connections;
+  }
+
+  /** A connection of that number is being made. */
+  expect(id: number): void {
+    this.#early.set(id, new Map());
+  }
+
+  /** Hands over what came before the connection was there. */
+  deliverEarly(connection: EndpointConnection): void {
+    const early = this.#early.get(connection.id)?.get(connection.peer);
+    this.settle(connection.id);
+    if (early === undefined) return;
+    for (const message of early.messages) connection.handle(message);
+    if (!early.hasOverflown) return;
+    const { peer } = connection;
+    const why = `The endpoint ${peer} sent more than ${MAX_EARLY_BYTES} bytes before the connection was there`;
+    connection.end(new WeftlineError('WL_PROTOCOL', why, { details: { peer, allowed: MAX_EARLY_BYTES } }));
+  }
+
+  /** The connection of that number was made, or not. Idempotent. */
+  settle(id: number): void {
+    for (const [peer, { messages }] of this.#early.get(id) ?? []) {
+      const bytes = messages.reduce((sum, message) => sum + message.length + ENTRY_BYTES, 0);
+      const left = (this.#earlyBytes.get(peer) ?? 0) - bytes;
+      if (left > 0) this.#earlyBytes.set(peer, left);
+      else this.#earlyBytes.delete(peer);
+    }
+    this.#early.delete(id);
+  }
+
+  /** Never throws. Notifications that are not of an endpoint, or name a connection of another peer, are ignored. */
+  hear({ peer, message }: Notification): void {
+    const id = connectionOf(message);
+    if (id === undefined) return;
+    const connection = this.#connections.get(id);
+    if (connection === undefined) this.#keepEarly(id, peer, message);
+    else if (connection.peer === peer) connection.handle(message);
+  }
+
+  #keepEarly(id: number, peer: string, message: Uint8Array): void {
+    const byPeer = this.#early.get(id);
+    if (byPeer === undefined) return;
+    const early = byPeer.get(peer) ?? { messages: [], hasOverflown: false };
+    byPeer.set(peer, early);
+    const bytes = (this.#earlyBytes.get(peer) ?? 0) + message.length + ENTRY_BYTES;
+    // ORDER: behind a message that is missing, the others make no sense.
+    if (early.hasOverflown || bytes > MAX_EARLY_BYTES) {
+      early.hasOverflown = true;
+      return;
+    }
+    this.#earlyBytes.set(peer, bytes);
+    early.messages.push(message);
+  }
+}
+
+// What two endpoints say of themselves in the hello of their connection: agents and connection numbers.
+
+interface Introduction {
+  readonly gpuIndex: number;
+  /** This side's number of the connection. */
+  readonly connection: number;
+  /** Of the agent, without regions. */
+  readonly metadata: Uint8Array;
+}
+
+const introduction = z.object({
+  gpuIndex: z.number().int().nonnegative(),
+  connection: z.number().int().nonnegative(),
+  metadata: z.string(),
+});
+
+export function endpointHello(credentials: Credentials): HelloOptions {
+  return { protocol: 'weftline-endpoint', version: ENDPOINT_VERSION, credentials };
+}
+
+export function introduce({ gpuIndex, connection, metadata }: Introduction): HelloBody {
+  return { gpuIndex, connection, metadata: Buffer.from(metadata).toString('base64') };
+}
+
+/** Fails with WL_PROTOCOL for anything else. */
+export function readIntroduction(body: HelloBody): Introduction {
+  const { success, data, error } = introduction.safeParse(body);
+  if (!success)
+    throw protocolError(`a greeting that is not one of an endpoint: ${printable(error.issues[0]?.message ?? '')}`);
+  // A copy: a Buffer of the pool shares its memory with others.
+  return { ...data, metadata: Uint8Array.from(Buffer.from(data.metadata, 'base64')) };
+}
 
 /** Where an endpoint listens, and how its agent is made. */
 export interface EndpointOptions extends AgentOptions {
@@ -335,4 +452,31 @@ function lost({ peer, ip }: EndpointConnection, farewell: boolean): WeftlineErro
     return new WeftlineError('WL_CLOSED', `The endpoint ${peer} at ${ip} closed the connection`, { details });
   }
   return new WeftlineError('WL_PEER_LOST', `The endpoint ${peer} at ${ip} is gone: its process ended`, { details });
+}
+
+// The GPU that an endpoint is bound to.
+
+/**
+ * Undefined if none is asked for, or the machine has none: memory is then of the host anyway. Fails with
+ * WL_INVALID_ARGUMENT for what is no index, or lies beyond the GPUs that there are.
+ */
+async function openGpu(
+  index: number | undefined,
+  settings: Partial<Settings> | undefined,
+): Promise<CudaDevice | undefined> {
+  if (index === undefined) return undefined;
+  const count = cudaDeviceCount();
+  if (!Number.isInteger(index) || index < 0 || (count > 0 && index >= count)) {
+    const limit = count > 0 ? ` below ${count}, the number of GPUs` : '';
+    throw invalidArgument('localGpuIndex', index, `a whole number from 0${limit}`);
+  }
+  return count === 0 ? undefined : CudaDevice.create({ ...settings, ordinal: index });
+}
+
+/** Fails with WL_INVALID_ARGUMENT for memory of another GPU. */
+function checkGpu(memory: Registrable, index: number): void {
+  if (!('device' in memory) || !(memory.device instanceof CudaDevice)) return;
+  const { ordinal } = memory.device.context;
+  if (ordinal !== index)
+    throw invalidArgument('memory', `memory of GPU ${ordinal}`, `memory of GPU ${index}, or the host`);
 }

@@ -7,7 +7,7 @@ import type { BackendName } from '../backends/backend-table.ts';
 import type { Transfer } from '../transfer.ts';
 import { KeptTransfers, type Ways } from './kept-transfers.ts';
 
-export interface MoverOptions {
+interface MoverOptions {
   readonly agent: Agent;
   readonly peer: string;
   readonly backend: BackendName;

@@ -15,7 +15,7 @@ export type MetadataRequest =
   | { readonly verb: 'fetch' }
   | { readonly verb: 'invalidate'; readonly name: string };
 
-export interface MetadataAnswer {
+interface MetadataAnswer {
   readonly name: string;
   /** The answer to a fetch. */
   readonly blob: Uint8Array | undefined;

@@ -46,7 +46,7 @@ export async function publishMetadata(agent: Agent, store: MetadataStore, option
 }
 
 /** What takes metadata: an agent, or what has one. */
-export interface MetadataLoader {
+interface MetadataLoader {
   readonly settings: Pick<Settings, 'timeoutMs'>;
   loadRemoteMetadata(blob: Uint8Array, options?: WaitOptions): Promise<string>;
 }

@@ -14,7 +14,7 @@ export const SEND_REQUESTS = 1024;
 const BATCH = 16;
 
 /** What is known of operations whose connection broke. */
-export interface StartedFacts {
+interface StartedFacts {
   /** Messages of that connection that the peer has; undefined if it does not know: then nothing goes again. */
   readonly arrived: number | undefined;
   /** Keys of memory that the peer has taken back. */
@@ -25,7 +25,7 @@ export interface StartedFacts {
   readonly isRepeated: boolean;
 }
 
-export interface OperationQueueOptions extends RequestWriterOptions {
+interface OperationQueueOptions extends RequestWriterOptions {
   readonly peer: string;
 }
 

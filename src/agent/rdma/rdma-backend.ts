@@ -35,7 +35,7 @@ const MAX_DEPARTED = 1024;
 const SPEAK_MS = 10_000;
 
 /** What is special about a backend. */
-export interface RdmaKind<Name extends string> {
+interface RdmaKind<Name extends string> {
   readonly name: Name;
   readonly device: RdmaDevice;
   /** The address to listen at. */

@@ -8,7 +8,7 @@ import type { OperationLink } from './rdma-transfer.ts';
 const TWO_32 = 2 ** 32;
 const CELL_BYTES = 8;
 
-export interface RdmaChannelOptions {
+interface RdmaChannelOptions {
   readonly hasAtomics: boolean;
   readonly onClose: () => void;
 }

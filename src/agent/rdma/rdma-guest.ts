@@ -13,7 +13,7 @@ const RECEIVES = RDMA_MESSAGES + RDMA_WAKES;
 /** Credits are sent one after the other. */
 const SENDS = 2;
 
-export interface GuestOptions {
+interface GuestOptions {
   readonly caller: RdmaCaller;
   readonly channel: ControlChannel;
   readonly onEnd: (guest: RdmaGuest) => void;

@@ -69,7 +69,7 @@ export interface MeetingEnd {
 }
 
 /** What metadata say of the backend: where it listens, and by which port it moves data. */
-export type RdmaInfo = z.infer<typeof info>;
+type RdmaInfo = z.infer<typeof info>;
 
 export interface RdmaSelf {
   /** Of the backend. */

@@ -7,7 +7,7 @@ import { chooseRdma, type RdmaChoice, type RdmaRail } from '../../rails/rdma-cho
 import { rdmaHardware } from '../../rails/rdma-devices.ts';
 import type { Settings } from '../../settings/settings.ts';
 
-export interface RdmaPortChoice {
+interface RdmaPortChoice {
   readonly rail: RdmaRail;
   /** Where peers meet, if the settings say so. */
   readonly controlHost: string | undefined;

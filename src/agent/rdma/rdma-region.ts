@@ -78,7 +78,7 @@ export class RdmaRemoteRegion implements BackendRemoteRegion {
   }
 }
 
-export interface RemoteRegionOptions {
+interface RemoteRegionOptions {
   readonly bytes: number;
   readonly peer: string;
   readonly keys: RemoteKeys;

@@ -4,7 +4,7 @@ import type { BackendLink, BackendPeer } from '../backend.ts';
 import { StagedMessages } from './staged-messages.ts';
 import type { StagingThread } from './staging-thread.ts';
 
-export interface AgentLaneOptions {
+interface AgentLaneOptions {
   /** That it belongs to. */
   readonly link: Pick<BackendLink, 'error'>;
   readonly peer: BackendPeer;

@@ -7,7 +7,7 @@ import { PlannedJob, type PlannedJobParts } from './planned-job.ts';
 import type { RingMemory } from './ring-memory.ts';
 import { tryPost } from './try-post.ts';
 
-export interface DirectTransferOptions {
+interface DirectTransferOptions {
   readonly link: BackendLink;
   /** The ring. */
   readonly local: BackendRegion;

@@ -6,7 +6,7 @@ import { decodeGreeting, encodeGreeting, goodbyeOf, type Hello, reasonOf } from 
 import { patiently, untilTrue } from './patience.ts';
 import type { RingShape } from './ring-memory.ts';
 
-export interface GreeterOptions {
+interface GreeterOptions {
   /** How peers reach this thread; it is asked for at each hello. */
   readonly self: () => Pick<Hello, 'incarnation' | 'host' | 'process' | 'connectionInfo'>;
   /** A peer wants to send pieces. */
@@ -17,7 +17,7 @@ export interface GreeterOptions {
   readonly onReceiverLeft: (peer: string, lane: number, why: WeftlineError) => void;
 }
 
-export interface MeetOptions {
+interface MeetOptions {
   readonly peer: string;
   readonly lane: number;
   /** How the backend names this side's ring. */
@@ -35,7 +35,7 @@ interface Expected {
   answer: Uint8Array | WeftlineError | undefined;
 }
 
-export interface Goodbye {
+interface Goodbye {
   readonly lane: number;
   readonly from: 'sender' | 'receiver';
   readonly error: unknown;

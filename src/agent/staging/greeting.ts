@@ -34,7 +34,7 @@ const goodbye = z.object({
 
 const greeting = z.discriminatedUnion('is', [hello, welcome, goodbye]);
 
-export type Greeting = z.infer<typeof greeting>;
+type Greeting = z.infer<typeof greeting>;
 export type Hello = Extract<Greeting, { is: 'hello' }>;
 
 export function encodeGreeting(words: Greeting): Uint8Array {

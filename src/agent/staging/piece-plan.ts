@@ -13,7 +13,7 @@ const MIDDLE_PIECE_BYTES = 512 << 10;
 const MANY_PIECES = 16;
 const PAGE_BYTES = 4096;
 
-export interface PiecePlanOptions {
+interface PiecePlanOptions {
   /** Most bytes of a piece. */
   readonly pieceBytes: number;
   /** By local region: fragments of one piece belong to one device. */

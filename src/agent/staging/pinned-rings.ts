@@ -10,7 +10,7 @@ const MAX_PINNED_BYTES = 2 ** 30;
 const MAX_OWN_RINGS = 256;
 
 /** What HostMemory of a GPU offers. */
-export interface PinnedMemory {
+interface PinnedMemory {
   readonly bytes: number;
   readonly hostAddress: number;
   readonly buffer: ArrayBufferLike;

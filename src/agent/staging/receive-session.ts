@@ -10,7 +10,7 @@ import type { MemoryTable, StagedMemory } from './memory-table.ts';
 import type { PieceChannels } from './piece-channels.ts';
 import { channelOf, dataOffsetOf, type RingMemory, slotOf, slotsOfChannel } from './ring-memory.ts';
 
-export interface ReceiveSessionParts {
+interface ReceiveSessionParts {
   readonly peer: string;
   readonly memory: MemoryTable;
   /** Of the thread. */

@@ -24,7 +24,7 @@ const LEAST_PIECE_BYTES = 4096;
 /** The sender says how long it waits; a timer takes no more than this. */
 const MAX_GREETING_MS = 86_400_000;
 
-export interface ReceiveSessionsOptions {
+interface ReceiveSessionsOptions {
   readonly backend: Backend;
   readonly links: InnerLinks;
   readonly greeter: Greeter;

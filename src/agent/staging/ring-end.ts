@@ -3,7 +3,7 @@ import type { BackendRegion } from '../backend.ts';
 import type { LinkUse } from './inner-links.ts';
 import type { RingMemory } from './ring-memory.ts';
 
-export interface RingParts {
+interface RingParts {
   /** Resolves when no device touches the ring any more. */
   readonly fence: () => Promise<void>;
   readonly session: { close(): Promise<void> } | undefined;

@@ -15,7 +15,7 @@ const MULTIPROCESSORS = 4;
 const SLOTS = 64;
 
 /** `full`: there is no room now. `not`: this is nothing for the kernel. */
-export type Moved = 'moved' | 'full' | 'not';
+type Moved = 'moved' | 'full' | 'not';
 
 interface Span {
   address: number;

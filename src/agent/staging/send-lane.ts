@@ -13,7 +13,7 @@ import { SendSession } from './send-session.ts';
 import { StagedMessages } from './staged-messages.ts';
 import type { LaneOptions } from './staging-messages.ts';
 
-export interface SendLaneParts {
+interface SendLaneParts {
   readonly number: number;
   readonly backend: Backend;
   readonly links: InnerLinks;

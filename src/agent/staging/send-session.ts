@@ -20,7 +20,7 @@ export interface PieceWords {
   sum: number;
 }
 
-export interface SendSessionParts {
+interface SendSessionParts {
   readonly peer: string;
   readonly ring: RingMemory;
   readonly local: BackendRegion;

@@ -16,7 +16,7 @@ import { type StagedRegion, StagedRemoteRegion } from './staged-region.ts';
 import type { RemoteMemoryName } from './staging-messages.ts';
 
 /** What a channel needs of its link. */
-export interface ChannelLink {
+interface ChannelLink {
   readonly error: WeftlineError | undefined;
   /** To the peer's staging thread, or without a region of it to its host memory. */
   lane(region: StagedRemoteRegion | undefined, isPinned: boolean): Promise<AgentLane>;

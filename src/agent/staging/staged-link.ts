@@ -21,7 +21,7 @@ import { StagedTransfer } from './staged-transfer.ts';
 import type { RemoteMemoryName } from './staging-messages.ts';
 import type { StagingThread } from './staging-thread.ts';
 
-export interface StagedLinkParts {
+interface StagedLinkParts {
   readonly host: BackendLink;
   readonly peer: BackendPeer;
   readonly timeoutMs: number;

@@ -5,7 +5,7 @@ import type { BackendRegion, BackendRemoteRegion } from '../backend.ts';
 import type { StagedRegionName } from './region-info.ts';
 import type { StagingThread } from './staging-thread.ts';
 
-export interface StagedRegionParts {
+interface StagedRegionParts {
   readonly memory: AgentMemory;
   /** What the backend itself made of host memory; undefined of memory that is staged. */
   readonly host: BackendRegion | undefined;

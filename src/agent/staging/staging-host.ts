@@ -33,7 +33,7 @@ import type {
 } from './staging-messages.ts';
 import { ThreadChannel } from './thread-channel.ts';
 
-export interface StagingHostOptions {
+interface StagingHostOptions {
   readonly data: StagingThreadData;
   readonly createBackend: CreateBackend;
   readonly openGpu: OpenGpu;

@@ -14,7 +14,7 @@ import type { StagedMemory } from './memory-table.ts';
 import type { SendLane } from './send-lane.ts';
 import type { RemoteStagedMemory } from './session-transfer.ts';
 
-export interface ThreadChannelOptions {
+interface ThreadChannelOptions {
   /** Of the thread. */
   readonly run: CopyRun;
   /** So many operations are delivered, counted from the first. */

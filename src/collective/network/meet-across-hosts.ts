@@ -6,7 +6,7 @@ import { engineCount } from '../../transport/host/rank-cores.ts';
 import { shareOutcome } from '../../world/outcomes.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 
-export interface NetworkMeeting<Told> {
+interface NetworkMeeting<Told> {
   /** Of the exchange, see allGather(). */
   readonly name: string;
   /** What this rank has; JSON. */

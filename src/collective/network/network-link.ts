@@ -7,7 +7,7 @@ import type { Registration } from '../../agent/registration.ts';
 import type { WeftlineError } from '../../core/errors.ts';
 import { OutQueue } from './out-queue.ts';
 
-export interface NetworkLinkOptions {
+interface NetworkLinkOptions {
   readonly parts: ChannelParts;
   /** The peer's windows. */
   readonly remotes: readonly BackendRemoteRegion[];
@@ -20,7 +20,7 @@ export interface NetworkLinkOptions {
 }
 
 /** What a rank that gives up puts to a peer's first window: its reason, and behind it the signal of it. */
-export interface AbortPlaces {
+interface AbortPlaces {
   /** In this rank's memory. */
   readonly from: number;
   /** In the peer's first window, as `cell`. */

@@ -5,9 +5,9 @@ import { PartPuts } from '../../agent/part-puts.ts';
 import type { WeftlineError } from '../../core/errors.ts';
 
 /** Memory of the peer that puts go to, by the number of the window that it belongs to. */
-export type RemoteWindows = readonly BackendRemoteRegion[];
+type RemoteWindows = readonly BackendRemoteRegion[];
 
-export interface OutQueueOptions {
+interface OutQueueOptions {
   readonly channel: BackendChannel;
   /** Where puts come from. */
   readonly local: BackendRegion;

@@ -14,7 +14,7 @@ import type { RankGroup } from '../../world/rank-group.ts';
 import { type HostRoutes, hostRoutes } from './host-routes.ts';
 import { meetAcrossHosts, networkChannels } from './meet-across-hosts.ts';
 
-export interface ProxyNetworkOptions extends CallWait {
+interface ProxyNetworkOptions extends CallWait {
   readonly group: RankGroup;
   /** Of the object, for names and errors. */
   readonly name: string;
@@ -31,7 +31,7 @@ export interface ProxyNetworkOptions extends CallWait {
   readonly onEnd: (error: WeftlineError, peer: number | undefined) => void;
 }
 
-export interface HostPut {
+interface HostPut {
   readonly from: number;
   readonly to: number;
   readonly bytes: number;

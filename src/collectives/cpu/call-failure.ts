@@ -11,7 +11,7 @@ import type { Missing, WindowFailure } from '../../windows/window-failure.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { rankList } from '../../world/rank-list.ts';
 
-export interface HostsFailureOptions {
+interface HostsFailureOptions {
   readonly group: RankGroup;
   readonly device: CpuDevice;
   readonly window: SymmetricWindow;

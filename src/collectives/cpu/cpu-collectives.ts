@@ -24,7 +24,7 @@ import { StagedCall } from './staged-call.ts';
 import type { CollectiveRegions } from './window-regions.ts';
 
 /** What an engine is made of, and owns. */
-export interface CpuCollectivesParts extends MirroredWindow {
+interface CpuCollectivesParts extends MirroredWindow {
   readonly group: RankGroup;
   readonly device: CpuDevice;
   readonly regions: CollectiveRegions;

@@ -7,7 +7,7 @@ import type { RankGroup } from '../../world/rank-group.ts';
 import type { regionsAcrossHosts } from './window-regions.ts';
 
 /** Of a group on several hosts: the links, and where their parts of the windows begin. */
-export interface AcrossHosts {
+interface AcrossHosts {
   readonly network: HostNetwork;
   readonly cells: number;
   readonly aborts: number;
@@ -19,7 +19,7 @@ export interface MirroredWindow {
   readonly across?: AcrossHosts;
 }
 
-export interface MirroredWindowOptions {
+interface MirroredWindowOptions {
   readonly group: RankGroup;
   readonly device: CpuDevice;
   /** Of the object, for errors. */

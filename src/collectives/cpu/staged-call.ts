@@ -1,19 +1,196 @@
 // One collective call over the slots of the window: pieces that are staged, posted, taken, and freed by the next posts.
 import { alignUp } from '../../abi/layout.ts';
+import type { Steps } from '../../collective/steps.ts';
+import { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CollectiveCall } from '../collective-call.ts';
 import type { DataPlaces } from './data-places.ts';
+import { DirectMovement, type DirectReads } from './direct-movement.ts';
 import type { Mirrors } from './mirrors.ts';
 import type { MovementChoice } from './movement-choice.ts';
-import { alone, type Awaited, type Movement, type MovementStep, PART_ALIGNMENT, type Piece } from './movements.ts';
+import {
+  alone,
+  type Awaited,
+  type Movement,
+  type MovementStep,
+  PART_ALIGNMENT,
+  type Piece,
+  type SlotRange,
+} from './movements.ts';
 import type { Mover } from './mover.ts';
 import type { RankBoard } from './rank-board.ts';
 import type { RankParts } from './rank-parts.ts';
-import type { Steps } from '../../collective/steps.ts';
-import { DirectMovement, type DirectReads } from './direct-movement.ts';
-import { StagingRing } from './staging-ring.ts';
-import { VariableMovement } from './variable-movement.ts';
-import type { CollectiveRegions } from './window-regions.ts';
+import type { CollectiveRegions, RingShape } from './window-regions.ts';
+
+/** `worldRanks`: by rank of the window, for errors. `onCounts` is told the most bytes that any rank sends to any other. */
+class VariableMovement implements Movement, MovementStep {
+  readonly hasParts = true;
+  readonly steps: readonly MovementStep[] = [this];
+  readonly #worldRanks: readonly number[];
+  readonly #onCounts: (mostBytes: number) => void;
+  #hasCounts = false;
+
+  constructor(worldRanks: readonly number[], onCounts: (mostBytes: number) => void) {
+    this.#worldRanks = worldRanks;
+    this.#onCounts = onCounts;
+  }
+
+  begin(): void {
+    this.#hasCounts = false;
+  }
+
+  get isSaid(): boolean {
+    return !this.#hasCounts;
+  }
+
+  stages(): boolean {
+    return true;
+  }
+
+  awaits(): 'all' {
+    return 'all';
+  }
+
+  stage({ mover, ranks, me, call, elementBytes, offset, bytes, stride, slot, words, wordOf }: Piece): void {
+    const { sendCounts, sendOffsets } = call;
+    if (!this.#hasCounts) {
+      words.set(sendCounts, wordOf(me));
+      return;
+    }
+    const to = slot(me);
+    for (let rank = 0; rank < ranks; rank++) {
+      const left = sendCounts[rank]! * elementBytes - offset;
+      if (rank === me || left <= 0) continue;
+      const from = call.input + sendOffsets[rank]! * elementBytes + offset;
+      mover.copy(to + rank * stride, from, Math.min(left, bytes));
+    }
+  }
+
+  reads({ ranks, call, elementBytes, offset, bytes, stride }: Piece, rank: number, range: SlotRange): void {
+    if (this.#hasCounts) {
+      range.first = rank * stride;
+      range.bytes = Math.max(0, Math.min(call.sendCounts[rank]! * elementBytes - offset, bytes));
+      return;
+    }
+    range.first = 0;
+    range.bytes = ranks * 4;
+  }
+
+  take(piece: Piece): void {
+    if (this.#hasCounts) this.#takeParts(piece);
+    else this.#takeCounts(piece);
+  }
+
+  #takeCounts({ ranks, me, call, elementBytes, words, wordOf }: Piece): void {
+    let most = 0;
+    for (let rank = 0; rank < ranks; rank++) {
+      const counts = wordOf(rank);
+      for (let to = 0; to < ranks; to++) most = Math.max(most, words[counts + to]!);
+      const sent = words[counts + me]!;
+      const expected = call.recvCounts[rank]!;
+      if (sent !== expected) throw this.#mismatch(rank, me, { sent, expected, dtype: call.dtype });
+    }
+    this.#hasCounts = true;
+    this.#onCounts(most * elementBytes);
+  }
+
+  #takeParts({ mover, ranks, me, call, elementBytes, offset, bytes, stride, slot }: Piece): void {
+    const { sendOffsets, recvCounts, recvOffsets } = call;
+    for (let rank = 0; rank < ranks; rank++) {
+      const left = recvCounts[rank]! * elementBytes - offset;
+      if (left <= 0) continue;
+      const to = call.output + recvOffsets[rank]! * elementBytes + offset;
+      const own = call.input + sendOffsets[me]! * elementBytes + offset;
+      const from = rank === me ? own : slot(rank) + me * stride;
+      if (from !== to) mover.copy(to, from, Math.min(left, bytes));
+    }
+  }
+
+  #mismatch(
+    rank: number,
+    me: number,
+    { sent, expected, dtype }: { readonly sent: number; readonly expected: number; readonly dtype: string },
+  ): WeftlineError {
+    const [from, to] = [this.#worldRanks[rank], this.#worldRanks[me]];
+    return new WeftlineError(
+      'WL_CONFIG_MISMATCH',
+      `allToAllv: rank ${from} sends ${sent} ${dtype} to rank ${to}, which expects ${expected} from it; sendCounts[${me}] of rank ${from} and recvCounts[${rank}] of rank ${to} must be equal`,
+      { details: { operation: 'allToAllv', rank: from, peer: to, sent, expected, dtype } },
+    );
+  }
+}
+
+// Memory of a rank's window that collective calls use in turn; all ranks use the same places for the same piece.
+
+class StagingRing {
+  /** Of one block, which is the most that a piece may have. */
+  readonly bytes: number;
+  readonly #offset: number;
+  readonly #blocks: number;
+  readonly #maxPieces: number;
+  /** By block: the last post, and the call, of the pieces that were in it in the round before. */
+  readonly #lastPiece: Int32Array;
+  readonly #lastCall: Int32Array;
+  /** Of the pieces that are in the present block now. */
+  #usedPiece = 0;
+  #usedCall = 0;
+  #block = 0;
+  #pieces = 0;
+  #end = 0;
+  #isFree = true;
+
+  /** `offset`: of the first block in every rank's part of the window. */
+  constructor(offset: number, { blocks, bytes, maxPieces }: RingShape) {
+    this.bytes = bytes;
+    this.#offset = offset;
+    this.#blocks = blocks;
+    this.#maxPieces = maxPieces;
+    this.#lastPiece = new Int32Array(blocks).fill(-1);
+    this.#lastCall = new Int32Array(blocks);
+  }
+
+  /**
+   * True once the caller knows that nobody reads what was in the present block before. A rank that has posted more than
+   * `lastPiece` has taken all it needed of it.
+   */
+  get isFree(): boolean {
+    return this.#isFree;
+  }
+
+  get lastPiece(): number {
+    return this.#lastPiece[this.#block]!;
+  }
+
+  get lastCall(): number {
+    return this.#lastCall[this.#block]!;
+  }
+
+  setFree(): void {
+    this.#isFree = true;
+  }
+
+  /** Offset of a place for a piece: behind the last one, so that small messages share pages and caches; or in the next block. */
+  next(bytes: number): number {
+    if (this.#pieces === this.#maxPieces || this.#end + bytes > this.bytes) {
+      this.#lastPiece[this.#block] = this.#usedPiece;
+      this.#lastCall[this.#block] = this.#usedCall;
+      this.#block = (this.#block + 1) % this.#blocks;
+      this.#pieces = 0;
+      this.#end = 0;
+      this.#isFree = false;
+    }
+    const place = this.#offset + this.#block * this.bytes + this.#end;
+    this.#pieces += 1;
+    this.#end += bytes;
+    return place;
+  }
+
+  /** The piece that got the last place ends with that post. */
+  used(piece: number, call: number): void {
+    this.#usedPiece = piece;
+    this.#usedCall = call;
+  }
+}
 
 /** Number of the step that a piece is in, or before its first post. */
 const STAGING = -1;

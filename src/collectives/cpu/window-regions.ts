@@ -26,7 +26,7 @@ export interface RingShape {
   readonly maxPieces: number;
 }
 
-export interface ChannelShape {
+interface ChannelShape {
   readonly slots: number;
   /** Of a piece; before it stands its header. */
   readonly bytes: number;
@@ -40,7 +40,7 @@ export interface CollectiveRegions extends RegionLayout<CollectiveRegion> {
 }
 
 /** Bytes of a rank's channels to all others, and most of a piece in them. */
-export interface ChannelBytes {
+interface ChannelBytes {
   readonly bytes: number;
   readonly mostOfSlot: number;
 }

@@ -1,6 +1,13 @@
 // Collectives of CUDA ranks of one host. Nothing waits for the host, and the host for nothing: what a call gives is there for
 // what follows on the device's stream.
-import { collectiveShapes } from '../../abi/cuda-collectives.ts';
+import { setTimeout as sleep } from 'node:timers/promises';
+import {
+  COLLECTIVE_POSTS,
+  collectiveShapes,
+  messageBlock,
+  messageDirections,
+  messageFlags,
+} from '../../abi/cuda-collectives.ts';
 import { reductions } from '../../abi/element-formats.ts';
 import type { CudaCallOrder } from '../../collective/cuda-call-order.ts';
 import type { CudaCalls } from '../../collective/cuda-calls.ts';
@@ -10,21 +17,66 @@ import type { CallWait } from '../../core/deadline.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { LaunchPlan } from '../../device/cuda/launch-plan.ts';
 import type { DeviceEvent } from '../../device/device-event.ts';
-import type { Tensor } from '../../device/tensor.ts';
+import { Tensor } from '../../device/tensor.ts';
 import type { CudaWindow } from '../../windows/cuda-window.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { type CollectiveCall, dtypeNumber, type ReducedDType } from '../collective-call.ts';
 import type { CollectiveEngine, PairMessage, Route } from '../collective-engine.ts';
 import { callWord, messageWord, signatureOf, signatureOfPlace } from './call-word.ts';
-import { copiesByEngines } from './engine-copies.ts';
 import { type CollectiveLaunches, lanesOf } from './cuda-launches.ts';
 import type { CudaCollectiveRegions } from './cuda-regions.ts';
-import { type LaunchedMessage, messageBatches } from './message-batches.ts';
+import { copiesByEngines } from './engine-copies.ts';
 import type { RegisteredPlace, Registrations } from './registrations.ts';
-import { awaitTaken } from './taken-chunks.ts';
+
+// Whether the receivers have taken all chunks of messages that this rank put into their windows: they say so in this rank's.
+
+const POLL_MS = 1;
+
+interface SentChunks {
+  readonly window: CudaWindow;
+  readonly regions: Pick<CudaCollectiveRegions, 'flags' | 'lanes'>;
+  readonly messageBlocks: Tensor;
+  /** Fails when nobody will take them any more. */
+  readonly throwIfUnusable: () => void;
+}
+
+/** After the last message's kernel has ended. Returns at the latest after `timeoutMs`. */
+async function awaitTaken(sent: SentChunks, timeoutMs: number): Promise<void> {
+  const { window, regions, messageBlocks } = sent;
+  const ranks = window.ranks.length;
+  const shape = { ranks, lanes: regions.lanes };
+  const flags = new Tensor(window.storage, 'u8', [regions.lanes * ranks * messageFlags.size], regions.flags);
+  const blocks = wordsOf(await messageBlocks.toHost());
+  const end = performance.now() + timeoutMs;
+  while (!areTaken(blocks, wordsOf(await flags.toHost()), shape) && performance.now() < end) {
+    sent.throwIfUnusable();
+    await sleep(POLL_MS);
+  }
+}
+
+/** `blocks`: MessageBlock of each block; `flags`: MessageFlags by lane and rank. Counters wrap. */
+export function areTaken(
+  blocks: Uint32Array,
+  flags: Uint32Array,
+  { ranks, lanes }: { readonly ranks: number; readonly lanes: number },
+): boolean {
+  for (let lane = 0; lane < lanes; lane++) {
+    // Blocks of even numbers send.
+    const chunks = (2 * lane * messageBlock.size + messageBlock.offset.chunks) / 4;
+    for (let peer = 0; peer < ranks; peer++) {
+      const taken = flags[((lane * ranks + peer) * messageFlags.size + messageFlags.offset.taken) / 4]!;
+      if (((taken - blocks[chunks + peer]!) | 0) < 0) return false;
+    }
+  }
+  return true;
+}
+
+function wordsOf(bytes: ArrayBufferView): Uint32Array {
+  return new Uint32Array(bytes.buffer, bytes.byteOffset, bytes.byteLength / 4);
+}
 
 /** What an engine is made of, and owns. */
-export interface CudaCollectivesParts {
+interface CudaCollectivesParts {
   readonly device: CudaDevice;
   readonly group: RankGroup;
   readonly numSms: number;
@@ -219,4 +271,42 @@ function setCounts({ arguments: set }: LaunchPlan, call: CollectiveCall, ranks: 
     set.set('recvBytes', recvCounts[rank]! * elementBytes, rank);
     set.set('recvOffsets', recvOffsets[rank]! * elementBytes, rank);
   }
+}
+
+// Messages of a group in the order in which kernels take them, in launches that hold them.
+
+/** What a kernel does with a message: `to` is where a copy goes. */
+interface LaunchedMessage {
+  readonly message: PairMessage;
+  readonly direction: number;
+  readonly to: number;
+}
+
+/**
+ * In rounds: in the n-th one a rank sends to the rank n behind it, and receives from the one n before it, so that ranks never
+ * wait in a circle. At most COLLECTIVE_POSTS from one rank to another in a launch: both sides divide them alike.
+ */
+export function messageBatches(messages: readonly PairMessage[], rank: number, ranks: number): LaunchedMessage[][] {
+  const batches: LaunchedMessage[][] = [];
+  const put = (batch: number, launched: LaunchedMessage): void => {
+    while (batches.length <= batch) batches.push([]);
+    batches[batch]!.push(launched);
+  };
+  const own = messages.filter(({ peer }) => peer === rank);
+  const copied = own.filter(({ direction }) => direction === 'recv');
+  for (const [index, message] of own.filter(({ direction }) => direction === 'send').entries()) {
+    const to = copied[index]!.address;
+    put(Math.floor(index / COLLECTIVE_POSTS), { message, direction: messageDirections.copy, to });
+  }
+  for (let round = 1; round < ranks; round++) {
+    for (const direction of ['send', 'recv'] as const) {
+      const peer = direction === 'send' ? (rank + round) % ranks : (rank + ranks - round) % ranks;
+      const number = direction === 'send' ? messageDirections.send : messageDirections.receive;
+      const ofPair = messages.filter((message) => message.peer === peer && message.direction === direction);
+      for (const [index, message] of ofPair.entries()) {
+        put(Math.floor(index / COLLECTIVE_POSTS), { message, direction: number, to: 0 });
+      }
+    }
+  }
+  return batches;
 }

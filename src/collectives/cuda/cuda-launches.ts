@@ -47,7 +47,7 @@ export async function loadCollectiveLaunches(device: CudaDevice): Promise<Collec
   };
 }
 
-export interface BoundCollectives {
+interface BoundCollectives {
   readonly window: CudaWindow;
   readonly regions: CudaCollectiveRegions;
   readonly trap: number;

@@ -14,7 +14,7 @@ import { alignUp } from '../../abi/layout.ts';
 const IN_TURN = 2;
 const SLOT_ALIGNMENT = 128;
 
-export interface CudaCollectiveShape {
+interface CudaCollectiveShape {
   readonly ranks: number;
   readonly pieceBytes: number;
   /** Blocks of kernels at most. */

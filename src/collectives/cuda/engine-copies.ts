@@ -3,7 +3,7 @@ import type { RankGroup } from '../../world/rank-group.ts';
 import type { CollectiveCall } from '../collective-call.ts';
 import type { RegisteredPlace } from './registrations.ts';
 
-export interface EngineCopy {
+interface EngineCopy {
   /** Whose output it goes to, from its begin on. */
   readonly rank: number;
   readonly to: number;

@@ -30,7 +30,7 @@ export async function loadRunPlans(device: CudaDevice): Promise<RunPlans> {
   return { bf16: plans[0], f32: plans[1], i32: plans[2] };
 }
 
-export interface StreamMoverParts {
+interface StreamMoverParts {
   readonly plans: RunPlans;
   /** Multiprocessors that a reduction may use. */
   readonly numSms: number;

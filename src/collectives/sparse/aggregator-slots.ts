@@ -13,7 +13,7 @@ import { type ReductionTree, topLevel, type TreeChild, type TreeNode, treeOf } f
 import { partial, result, type SlotBoard } from './slot-board.ts';
 import { blocksOf, infinityOf, lanesInUse, type SlotShape, strideOf } from './slot-shape.ts';
 
-export interface AggregatorSlotsOptions {
+interface AggregatorSlotsOptions {
   readonly board: SlotBoard;
   readonly shape: SlotShape;
   readonly trees: readonly ReductionTree[];

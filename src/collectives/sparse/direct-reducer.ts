@@ -12,7 +12,7 @@ import { noCall, type SparseCall, type SparseTraffic } from './sparse-call.ts';
 import { StagedFlag } from './staged-flag.ts';
 import { WorkPatience } from './work-patience.ts';
 
-export interface DirectReducerOptions {
+interface DirectReducerOptions {
   readonly board: DirectBoard;
   readonly work: DirectWork;
   readonly shape: SlotShape;

@@ -53,7 +53,7 @@ const MAX_SLOTS = 256;
 const MAX_FAN_IN = 1024;
 
 /** Ranks of the group, ascending. */
-export interface SparseRoles {
+interface SparseRoles {
   readonly workers: readonly number[];
   readonly aggregators: readonly number[];
 }

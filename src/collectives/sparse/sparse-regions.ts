@@ -21,7 +21,7 @@ export interface SparseRegions extends RegionLayout<SparseRegion> {
 export const MAX_ELEMENT_BYTES = 4;
 
 /** Which kinds of messages one rank may have to write. */
-export interface SparseUse {
+interface SparseUse {
   /** A worker aggregates as well. */
   readonly hasBothRoles: boolean;
   /** Aggregators send to aggregators. */

@@ -31,7 +31,7 @@ interface SumChunk extends Piece {
   readonly mark: WorkMark;
 }
 
-export interface StagedBlocksOptions {
+interface StagedBlocksOptions {
   readonly shape: SlotShape;
   /** Of the host: all messages lie there. */
   readonly host: CpuDevice;

@@ -1,7 +1,7 @@
 // A flag in memory of a GPU: parts that are done together are added in one go, behind the sums of these parts.
 import type { CompletionFlag } from './block-completions.ts';
 
-export interface StagedFlagWork {
+interface StagedFlagWork {
   /** Adds behind all sums that were taken in so far. */
   tell(parts: number): void;
   /** What the device does next follows what was told. */

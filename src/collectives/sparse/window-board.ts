@@ -13,7 +13,7 @@ import type { SparseRegions } from './sparse-regions.ts';
 
 const word = wordOffsets(sparseBoard);
 
-export interface WindowBoardOptions {
+interface WindowBoardOptions {
   readonly parts: RankParts;
   readonly regions: SparseRegions;
   /** Of a group on several hosts. */

@@ -42,7 +42,7 @@ export interface CpuWord {
   readonly epoch: number;
 }
 
-export interface CpuKernelApiOptions {
+interface CpuKernelApiOptions {
   readonly agent: string;
   readonly queues: readonly QueueMemory[];
   readonly timeoutMs: number;

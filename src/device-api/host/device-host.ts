@@ -1,32 +1,190 @@
 // The host of kernels that communicate: registers their memory, exchanges it with peers, gives them handles to requests.
-import type { Tensor } from '../../device/tensor.ts';
-import type { ListenerAddress, MetadataStore } from '../../agent/index.ts';
 import { MAX_REQUEST_REMOTES } from '../../abi/command-queue.ts';
+import type { ListenerAddress, MetadataStore } from '../../agent/index.ts';
 import { checkOptions } from '../../core/check-options.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
-import { log } from '../../core/log.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import { log } from '../../core/log.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
+import type { Tensor } from '../../device/tensor.ts';
+import { addressOf, viewAt } from '../../native/library.ts';
+import { isOwnMemory } from '../../native/own-memory.ts';
 import { readSettings } from '../../settings/settings.ts';
 import { readToken } from '../../settings/token.ts';
 import { hostIdentity } from '../../world/host-identity.ts';
+import { queueBytes } from '../service/command-queue.ts';
+import type { Allocation } from '../service/proxy-messages.ts';
 import { ProxyService } from '../service/proxy-service.ts';
-import { checkQueueLayout } from '../service/queue-layout.ts';
-import type { CpuKernelApi } from './cpu-kernel-api.ts';
-import type { DeviceHalf, MappedRanges } from './device-half.ts';
+import { checkQueueLayout, queuesIn } from '../service/queue-layout.ts';
+import type { RequestShape } from '../service/request-shape.ts';
+import { CpuKernelApi } from './cpu-kernel-api.ts';
+import { CudaHalf } from './cuda-half.ts';
+import type { DeviceHalf, DeviceHalfOptions, MappedRanges } from './device-half.ts';
 import {
   checkDeviceHostOptions,
   type DeviceHostOptions,
-  type WriteRequestOptions,
   writeRequestOptionNames,
+  type WriteRequestOptions,
 } from './device-host-options.ts';
-import { KernelMemory } from './kernel-memory.ts';
 import { HostPeers } from './host-peers.ts';
-import { checkDevices, endBeforeDevices, openHalves } from './open-halves.ts';
+import { KernelMemory } from './kernel-memory.ts';
 import { decodeDescs, type DescRange, type TransferDescs } from './transfer-descs.ts';
 import type { RegisteredVram, VramRange } from './vram-regions.ts';
 import { type WriteRequest, WriteRequests } from './write-requests.ts';
+
+// A DeviceHost's side of the CPU: queues in shared memory, kernels are functions of TypeScript.
+
+interface CpuHalfOptions extends DeviceHalfOptions {
+  readonly service: ProxyService;
+}
+
+class CpuHalf implements DeviceHalf {
+  readonly deviceId = 0;
+  readonly ordinal = undefined;
+  readonly kernelApi: CpuKernelApi;
+  readonly waits = 0;
+  readonly queueMemory: SharedArrayBuffer;
+  readonly #service: ProxyService;
+  #failure: WeftlineError | undefined;
+
+  constructor(options: CpuHalfOptions) {
+    const { queues, capacity } = options;
+    this.queueMemory = new SharedArrayBuffer(queues * queueBytes(capacity));
+    this.#service = options.service;
+    this.kernelApi = new CpuKernelApi({
+      agent: options.agent,
+      queues: queuesIn(this.queueMemory, queues, capacity),
+      timeoutMs: options.timeoutMs,
+      requests: options.requests,
+      peerName: options.peerName,
+      failure: () => this.#failure,
+      wake: () => options.service.wake(),
+    });
+  }
+
+  async allocate(bytes: number): Promise<Allocation> {
+    return this.#service.allocate(bytes);
+  }
+
+  /** A tensor's own address is an offset in the memory of its device. */
+  addressOf(tensor: Tensor): number {
+    if (tensor.device.kind === 'cpu') return Number(addressOf(tensor.view()));
+    throw invalidArgument('memory', `a tensor of a ${tensor.device.kind} device`, 'one of a CpuDevice');
+  }
+
+  owns(address: number, bytes: number): boolean {
+    return isOwnMemory(address, bytes);
+  }
+
+  pin(address: number): number {
+    return address;
+  }
+
+  unpin(): void {
+    this.kernelApi.close();
+  }
+
+  isFar(): boolean {
+    return false;
+  }
+
+  view({ address, bytes }: { readonly address: number; readonly bytes: number }): Uint8Array {
+    return new Uint8Array(viewAt(address, bytes));
+  }
+
+  read(memory: { readonly address: number; readonly bytes: number }): Promise<Uint8Array> {
+    return Promise.resolve(this.view(memory).slice());
+  }
+
+  write(address: number, values: Uint8Array): Promise<void> {
+    this.view({ address, bytes: values.length }).set(values);
+    return Promise.resolve();
+  }
+
+  exportMemory(): undefined {
+    return undefined;
+  }
+
+  map(): string {
+    return 'the CPU writes through its queue';
+  }
+
+  addRequest(request: RequestShape): Promise<number> {
+    return Promise.resolve(request.number);
+  }
+
+  removeRequest(): void {}
+
+  release(): void {}
+
+  abort(error: WeftlineError): void {
+    this.#failure ??= error;
+  }
+
+  throwIfFailed(): void {
+    const failure = this.#failure;
+    if (failure === undefined) return;
+    this.#failure = undefined;
+    this.kernelApi.forgetFailures();
+    throw failure;
+  }
+
+  [Symbol.dispose](): void {}
+}
+
+// One DeviceHalf per device of a DeviceHost.
+
+const kindsOfDevice: ReadonlySet<unknown> = new Set(['cpu', 'cuda']);
+
+/** Fails with WL_INVALID_ARGUMENT unless there is one device, or several GPUs. */
+function checkDevices({ device, devices }: DeviceHostOptions): readonly (CpuDevice | CudaDevice)[] {
+  if ((device === undefined) === (devices === undefined)) {
+    throw invalidArgument('device', device, 'one device, or several by the option devices');
+  }
+  if (device !== undefined) {
+    // Callers in plain JavaScript may pass anything.
+    if (!kindsOfDevice.has(device?.kind)) throw invalidArgument('device', device, 'a CpuDevice or a CudaDevice');
+    return [device];
+  }
+  const list = devices ?? [];
+  if (!Array.isArray(list) || list.length === 0) throw invalidArgument('devices', list, 'at least one GPU');
+  const kinds = list.map((one: Partial<CudaDevice> | null): unknown => one?.kind);
+  if (kinds.some((kind) => kind !== 'cuda')) throw invalidArgument('devices', kinds, 'GPUs only');
+  const ordinals = list.map(({ context }) => context.ordinal);
+  if (new Set(ordinals).size < list.length) throw invalidArgument('devices', ordinals, 'each GPU once');
+  return list;
+}
+
+/**
+ * Whoever closes a GPU has `end` called and waited for first: a thread that serves queues would else read memory that is gone.
+ * Returns what is called once that has ended by itself.
+ */
+export function endBeforeDevices(devices: readonly (CpuDevice | CudaDevice)[], end: () => Promise<void>): () => void {
+  const gpus = devices.filter((device) => device.kind === 'cuda');
+  for (const { context } of gpus) context.threads.add(end);
+  return () => {
+    for (const { context } of gpus) context.threads.delete(end);
+  };
+}
+
+/** By the GPU's ordinal; 0 on the CPU. */
+async function openHalves(
+  devices: readonly (CpuDevice | CudaDevice)[],
+  options: CpuHalfOptions,
+): Promise<ReadonlyMap<number, DeviceHalf>> {
+  const halves = new Map<number, DeviceHalf>();
+  try {
+    for (const device of devices) {
+      const half = device.kind === 'cpu' ? new CpuHalf(options) : await CudaHalf.create({ ...options, device });
+      halves.set(half.deviceId, half);
+    }
+    return halves;
+  } catch (error) {
+    for (const half of halves.values()) half[Symbol.dispose]();
+    throw error;
+  }
+}
 
 interface Parts {
   readonly devices: readonly (CpuDevice | CudaDevice)[];

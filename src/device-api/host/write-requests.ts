@@ -12,7 +12,7 @@ export interface WriteRequest extends RequestShape {
 }
 
 /** What a request holds until it is released. */
-export interface OpenRequest {
+interface OpenRequest {
   readonly request: WriteRequest;
   readonly memory: RegisteredVram;
   readonly half: DeviceHalf;

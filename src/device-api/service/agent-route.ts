@@ -6,7 +6,7 @@ import type { PeerRange } from './proxy-messages.ts';
 import type { StagedStores } from './staged-stores.ts';
 
 /** The way of a request. */
-export interface AgentWay {
+interface AgentWay {
   readonly channel: BackendChannel;
   /** Owned by the route. */
   readonly place: PutPlace;
@@ -15,7 +15,7 @@ export interface AgentWay {
 }
 
 /** Offsets of commands count from the begin of the request's ranges. */
-export interface RouteRange {
+interface RouteRange {
   /** Of the local range in its region. */
   readonly offset: number;
   readonly bytes: number;

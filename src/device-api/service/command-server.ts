@@ -6,7 +6,7 @@ import { emptyQueueCommand } from './command.ts';
 import type { CommandReader } from './command-queue.ts';
 
 /** How a peer is reached, in the order of posting. BackendChannel of the agent is one, bound to regions by the routes. */
-export interface CommandChannel {
+interface CommandChannel {
   /** Operations posted, and how many of them, from the first on, are visible at the peer. */
   readonly posted: number;
   readonly delivered: number;
@@ -37,7 +37,7 @@ export interface ServedRequest {
 /** In place of a channel for a command that failed before it was posted. */
 const nowhere: CommandChannel = { posted: 0, delivered: 0, error: undefined };
 
-export interface CommandServerOptions {
+interface CommandServerOptions {
   /** Hears of each failure of a channel or of a command once. */
   readonly onFailure: (error: WeftlineError) => void;
   /** What a peer that has closed its side did not take counts as delivered: what it needed had come. */

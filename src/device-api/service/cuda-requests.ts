@@ -8,7 +8,7 @@ import type { Tensor } from '../../device/tensor.ts';
 import { queueBytes } from './command-queue.ts';
 import type { RequestShape } from './request-shape.ts';
 
-export interface CudaRequestsOptions {
+interface CudaRequestsOptions {
   readonly device: CudaDevice;
   /** TrapRecord, as the device sees it. */
   readonly trap: number;

@@ -6,7 +6,7 @@ import { WakeWord } from '../../threads/wake-word.ts';
 import { type ArgumentOf, type ResultOf, WorkerLink } from '../../threads/worker-link.ts';
 import type { ProxyCalls, ProxyThread } from './proxy-messages.ts';
 
-export interface ProxyLinkOptions {
+interface ProxyLinkOptions {
   /** What the thread may take for a call, its start included; by default what the waits of kernels may take. */
   readonly timeoutMs?: number;
   /** What it runs. */

@@ -16,7 +16,7 @@ import type {
 import { checkQueueLayout } from './queue-layout.ts';
 import { RequestNumbers } from './request-numbers.ts';
 
-export interface ProxyServiceOptions {
+interface ProxyServiceOptions {
   /** What peers call it. */
   readonly name: string;
   readonly settings: Settings;

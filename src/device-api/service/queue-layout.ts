@@ -2,7 +2,7 @@
 import { invalidArgument } from '../../core/errors.ts';
 import { queueBytes, type QueueMemory } from './command-queue.ts';
 
-export interface QueueLayout {
+interface QueueLayout {
   readonly queues: number;
   /** Commands of each, a power of two. */
   readonly capacity: number;

@@ -5,7 +5,7 @@ export interface WasmMemory {
   grow(pages: number): number;
 }
 
-export interface WasmApi {
+interface WasmApi {
   readonly Memory: new (options: { initial: number; maximum: number; shared: true }) => WasmMemory;
   validate(bytes: Uint8Array): boolean;
   compile(bytes: Uint8Array): Promise<object>;

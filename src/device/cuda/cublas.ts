@@ -28,7 +28,7 @@ const statusNames: Readonly<Record<number, string>> = {
 };
 
 /** out [rows, n] = x [rows, k] times the transpose of w [n, k]; x and w are bf16, out is f32, all row-major. */
-export interface Product {
+interface Product {
   readonly x: number;
   readonly w: number;
   readonly out: number;

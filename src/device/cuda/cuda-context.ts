@@ -8,7 +8,7 @@ import { CUDA_SUCCESS, cudaError, isSticky } from './cuda-status.ts';
 let currentHandle = 0;
 
 /** Something that belongs to a context and must go before it. */
-export interface ContextResource extends Disposable {
+interface ContextResource extends Disposable {
   readonly disposed: boolean;
 }
 
@@ -21,7 +21,7 @@ export interface StayingWork {
 }
 
 /** `stream`: the CUstream whose work is waited for. */
-export type Verdict = (isDone: boolean, stream: number | undefined) => void;
+type Verdict = (isDone: boolean, stream: number | undefined) => void;
 
 export class CudaContext implements Disposable {
   readonly driver: CudaDriver;

@@ -1,14 +1,15 @@
 // The CUDA device: one GPU of this process with its memory, streams, kernels and trap record.
 import type { Layout } from '../../abi/layout.ts';
-import { type DType, dtypes, requireDType, typedArrayOver, type TypedArrayOf } from '../../core/dtype.ts';
+import { type DType, dtypes, requireDType, type TypedArrayOf, typedArrayOver } from '../../core/dtype.ts';
 import { WeftlineError } from '../../core/errors.ts';
+import { IPC_HANDLE_BYTES } from '../../native/cuda-driver.ts';
 import type { Out } from '../../native/library.ts';
 import { openNvrtc } from '../../native/nvrtc.ts';
 import { readSettings, type Settings } from '../../settings/settings.ts';
 import { startTracing } from '../../tracing/start-tracing.ts';
-import type { Device } from '../device.ts';
 import { AbandonedMemory } from '../abandoned-memory.ts';
 import type { DeviceWaitOptions } from '../device-event.ts';
+import type { Device } from '../device.ts';
 import type { MemoryRange } from '../host-access.ts';
 import { elementCount, requireDownload, requireUpload, type Storage, Tensor } from '../tensor.ts';
 import { CudaContext } from './cuda-context.ts';
@@ -17,16 +18,13 @@ import { captureGraph, type CudaGraph } from './cuda-graph.ts';
 import { CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED } from './cuda-status.ts';
 import { CudaStream } from './cuda-stream.ts';
 import { type DeviceProperties, readDeviceProperties } from './device-properties.ts';
-import { OwnedDeviceMemory } from './device-memory.ts';
-import { HostCopy } from './host-copy.ts';
 import { HostMemory } from './host-memory.ts';
-import { exportAllocation, exportMemory, PeerMemory } from './ipc.ts';
 import { architectureOf } from './jit/architecture.ts';
 import { resolveCacheFolder } from './jit/cubin-cache.ts';
 import { KernelCompiler } from './jit/kernel-compiler.ts';
-import { CudaKernel, CudaModule } from './kernel.ts';
 import { type ConstantValues, type KernelFile, variantName } from './kernel-file.ts';
 import { KernelTrace } from './kernel-trace.ts';
+import { CudaKernel, CudaModule } from './kernel.ts';
 import { traceClockKernels } from './kernels/trace.ts';
 import { MemoryPool } from './memory-pool.ts';
 import { TrapBox } from './trap-box.ts';
@@ -40,6 +38,189 @@ import {
 } from './user-kernels.ts';
 import { type Fence, WorkFences } from './work-fence.ts';
 
+// Copies between ordinary host memory and the device, through two pieces of pinned memory in turn.
+
+/** One piece is copied by the host in well under a millisecond. */
+const PIECE_BYTES = 2 << 20;
+
+interface Piece {
+  readonly memory: HostMemory;
+  readonly bytes: Uint8Array;
+  readonly event: CudaEvent;
+  /** What the host does with the piece once its copy is done. */
+  finish: (() => void) | undefined;
+}
+
+class HostCopy {
+  readonly #context: CudaContext;
+  readonly #stream: CudaStream;
+  readonly #timeoutMs: number;
+  #pieces: readonly Piece[] | undefined;
+  /** Copies run one after another: they share the pieces. */
+  #tail: Promise<unknown> = Promise.resolve();
+
+  /** Copies are enqueued on `stream`, so they follow what was launched there before. */
+  constructor(context: CudaContext, stream: CudaStream, timeoutMs: number) {
+    this.#context = context;
+    this.#stream = stream;
+    this.#timeoutMs = timeoutMs;
+  }
+
+  /** Resolves when the bytes are in device memory. */
+  toDevice(address: number, source: Uint8Array): Promise<void> {
+    return this.#inTurn(async () => {
+      for (let offset = 0, turn = 0; offset < source.length; offset += PIECE_BYTES, turn ^= 1) {
+        const piece = await this.#claim(turn);
+        const part = source.subarray(offset, offset + PIECE_BYTES);
+        piece.bytes.set(part);
+        const { hostAddress } = piece.memory;
+        this.#context.call('cuMemcpyHtoDAsync', address + offset, hostAddress, part.length, this.#stream.handle);
+        this.#mark(piece);
+      }
+      await this.#finishAll();
+    });
+  }
+
+  /** Resolves when the bytes are in host memory. */
+  fromDevice(target: Uint8Array, address: number): Promise<void> {
+    return this.#inTurn(async () => {
+      for (let offset = 0, turn = 0; offset < target.length; offset += PIECE_BYTES, turn ^= 1) {
+        const piece = await this.#claim(turn);
+        const part = target.subarray(offset, offset + PIECE_BYTES);
+        const { hostAddress } = piece.memory;
+        this.#context.call('cuMemcpyDtoHAsync', hostAddress, address + offset, part.length, this.#stream.handle);
+        piece.finish = () => part.set(piece.bytes.subarray(0, part.length));
+        this.#mark(piece);
+      }
+      await this.#finishAll();
+    });
+  }
+
+  #inTurn(copy: () => Promise<void>): Promise<void> {
+    this.#context.refuseCapture('a copy between the host and the device, which the host waits for,');
+    const turn = this.#tail.then(copy);
+    this.#tail = turn.catch(() => undefined);
+    return turn;
+  }
+
+  #mark(piece: Piece): void {
+    this.#context.workCount += 1;
+    piece.event.record(this.#stream);
+  }
+
+  /** Waits until the last copy of this piece is done, and finishes it. */
+  async #claim(turn: number): Promise<Piece> {
+    this.#pieces ??= [this.#createPiece(), this.#createPiece()];
+    const piece = this.#pieces[turn];
+    if (piece === undefined) throw new WeftlineError('WL_INTERNAL', `There is no piece ${turn}`);
+    await piece.event.wait({ timeoutMs: this.#timeoutMs });
+    piece.finish?.();
+    piece.finish = undefined;
+    return piece;
+  }
+
+  async #finishAll(): Promise<void> {
+    await this.#claim(0);
+    await this.#claim(1);
+  }
+
+  #createPiece(): Piece {
+    const memory = new HostMemory(this.#context, PIECE_BYTES);
+    const event = new CudaEvent(this.#context, { timing: false, timeoutMs: this.#timeoutMs });
+    return { memory, bytes: memory.view('u8'), event, finish: undefined };
+  }
+}
+
+// Device memory that other processes of this host map into their own address space.
+
+const LAZY_ENABLE_PEER_ACCESS = 1;
+
+/** Names the memory for other processes; valid as long as the memory is. */
+function exportMemory(context: CudaContext, address: number): string {
+  const handle = new Uint8Array(IPC_HANDLE_BYTES);
+  context.call('cuIpcGetMemHandle', handle, address);
+  return Buffer.from(handle).toString('base64');
+}
+
+/** The allocation that holds an address: it is shared as a whole. Fails with WL_CUDA for memory that cannot be shared. */
+function exportAllocation(
+  context: CudaContext,
+  address: number,
+): { readonly base: number; readonly bytes: number; readonly handle: string } {
+  const base: Out = [0];
+  const bytes: Out = [0];
+  context.call('cuMemGetAddressRange', base, bytes, address);
+  return { base: base[0], bytes: bytes[0], handle: exportMemory(context, base[0]) };
+}
+
+/** Another process's memory in this one. A process cannot open its own. */
+class PeerMemory implements Storage {
+  readonly device: Device;
+  readonly address: number;
+  readonly bytes: number;
+  readonly #context: CudaContext;
+  #disposed = false;
+
+  /** Use device.openPeerMemory(). */
+  constructor(device: Device, context: CudaContext, peer: { readonly handle: string; readonly bytes: number }) {
+    const reserved = new Uint8Array(Buffer.from(peer.handle, 'base64'));
+    if (reserved.length !== IPC_HANDLE_BYTES) {
+      throw new WeftlineError(
+        'WL_PROTOCOL',
+        `Invalid memory handle: expected ${IPC_HANDLE_BYTES} bytes, got ${reserved.length}`,
+      );
+    }
+    const address: Out = [0];
+    const status = context.status('cuIpcOpenMemHandle', address, { reserved }, LAZY_ENABLE_PEER_ACCESS);
+    context.check('cuIpcOpenMemHandle', status, 'mapping the memory of another process');
+    this.device = device;
+    this.address = address[0];
+    this.bytes = peer.bytes;
+    this.#context = context;
+    context.own(this);
+  }
+
+  get disposed(): boolean {
+    return this.#disposed;
+  }
+
+  /** No work that uses the memory may be running. */
+  [Symbol.dispose](): void {
+    if (this.#disposed) return;
+    this.#disposed = true;
+    this.#context.disown(this);
+    this.#context.release('cuIpcCloseMemHandle', this.address);
+  }
+}
+
+// A run of one GPU's memory with one owner.
+
+class OwnedDeviceMemory implements Storage {
+  readonly device: Device;
+  readonly address: number;
+  readonly bytes: number;
+  readonly #free: () => void;
+  #disposed = false;
+
+  /** `free` is called once. */
+  constructor(device: Device, range: { readonly address: number; readonly bytes: number }, free: () => void) {
+    this.device = device;
+    this.address = range.address;
+    this.bytes = range.bytes;
+    this.#free = free;
+  }
+
+  get disposed(): boolean {
+    return this.#disposed;
+  }
+
+  [Symbol.dispose](): void {
+    if (this.#disposed) return;
+    this.#disposed = true;
+    this.#free();
+  }
+}
+
 /** Which GPU, and where its compiled kernels come from. */
 export interface CudaDeviceOptions extends Partial<
   Pick<Settings, 'timeoutMs' | 'nvrtcPath' | 'cacheFolder' | 'aotFolder' | 'useAot'>
@@ -49,7 +230,7 @@ export interface CudaDeviceOptions extends Partial<
 }
 
 /** The kernels of one file by their names. */
-export type LoadedKernels<File extends KernelFile> = {
+type LoadedKernels<File extends KernelFile> = {
   readonly [Entry in keyof File['kernels']]: File['kernels'][Entry] extends Layout<infer Name>
     ? CudaKernel<Name>
     : never;

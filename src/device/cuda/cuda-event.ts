@@ -8,7 +8,7 @@ import { pollUntil } from './poll.ts';
 
 const DISABLE_TIMING = 2;
 
-export interface EventDefaults {
+interface EventDefaults {
   readonly timing: boolean;
   readonly timeoutMs: number;
 }

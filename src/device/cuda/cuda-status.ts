@@ -46,7 +46,7 @@ export function isSticky(status: number): boolean {
   return stickyStatuses.has(status);
 }
 
-export interface CudaFailure {
+interface CudaFailure {
   readonly call: CudaCall;
   readonly status: number;
   /** What the call was about: "loading kernel x.cu", "1.5 GiB". */

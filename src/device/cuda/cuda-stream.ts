@@ -9,7 +9,7 @@ import { pollUntil } from './poll.ts';
 
 const NON_BLOCKING = 1;
 
-export interface StreamOptions {
+interface StreamOptions {
   /** `high`: its blocks are scheduled before those of other streams. */
   readonly priority: 'normal' | 'high';
   readonly timeoutMs: number;

@@ -12,7 +12,7 @@ export const shapeConstants = {
 export type ShapeConstant = keyof typeof shapeConstants;
 
 /** A constant of one file: values of a shape, of which the tests compile the examples, or one of a few choices. */
-export type ConstantRange =
+type ConstantRange =
   | { readonly shape: ShapeConstant; readonly examples: readonly number[] }
   | { readonly choices: readonly number[] };
 

@@ -20,7 +20,7 @@ const PARAMETER_TABLE = alignUp(ATTRIBUTES + MAX_ATTRIBUTES * ATTRIBUTE_BYTES, 8
 
 const attributeNumbers = { cooperative: 2, cluster: 4, overlap: 6 } as const;
 
-export type Extent = number | readonly [x: number, y?: number, z?: number];
+type Extent = number | readonly [x: number, y?: number, z?: number];
 
 export interface LaunchShape {
   /** Blocks. */
@@ -38,7 +38,7 @@ export interface LaunchShape {
 }
 
 /** What a plan launches. */
-export interface LaunchTarget<Name extends string> {
+interface LaunchTarget<Name extends string> {
   readonly context: CudaContext;
   /** CUfunction. */
   readonly handle: number;

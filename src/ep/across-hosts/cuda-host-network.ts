@@ -27,7 +27,7 @@ const QUEUES = MAX_NETWORK_CHANNELS;
 
 type Names<L> = L extends Layout<infer Name> ? Name : never;
 
-export interface CudaNetworkOptions extends CallWait {
+interface CudaNetworkOptions extends CallWait {
   /** On several hosts. */
   readonly group: RankGroup;
   readonly device: CudaDevice;

@@ -12,7 +12,7 @@ import { hasMetadata, type OutgoingRows, queueRows } from './send-rows.ts';
 /** Tokens whose rows a rank moves within its host before it looks at the network again. */
 const SLICE_TOKENS = 64;
 
-export interface HostDispatch extends Pick<ForwardedCall, 'rowBases' | 'spread'> {
+interface HostDispatch extends Pick<ForwardedCall, 'rowBases' | 'spread'> {
   readonly routed: RoutedTokens;
   readonly rows: OutgoingRows;
   readonly numTokens: number;
@@ -20,7 +20,7 @@ export interface HostDispatch extends Pick<ForwardedCall, 'rowBases' | 'spread'>
   readonly moveLocal: (first: number, count: number) => void;
 }
 
-export interface HostCombine extends SumShape {
+interface HostCombine extends SumShape {
   readonly routed: RoutedTokens;
   readonly numTokens: number;
   /** The exchange that the call was announced with. */

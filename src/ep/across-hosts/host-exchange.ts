@@ -32,7 +32,7 @@ const CALL_WINDOW = 1;
 /** Where rows are received; it may be the same window. */
 export const ROW_WINDOW = 2;
 
-export interface HostExchangeOptions extends CallWait {
+interface HostExchangeOptions extends CallWait {
   readonly group: RankGroup;
   readonly device: CpuDevice;
   readonly name: string;
@@ -45,7 +45,7 @@ export interface HostExchangeOptions extends CallWait {
 }
 
 /** Small tables for kernels. */
-export interface HostTables extends Disposable {
+interface HostTables extends Disposable {
   /** i32 [ranks]: number of each rank's host. */
   readonly hostOf: Tensor<'i32'>;
   /** By way, i32 [ranks]: position of the host's ranks on it, -1 for others. */

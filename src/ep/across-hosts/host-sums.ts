@@ -17,7 +17,7 @@ export interface SumShape {
 /** Puts the sums of tokens [first, first + count) of a list to an address. */
 export type SumTokens = (list: HostTokens, first: number, count: number, out: number) => void;
 
-export interface ReturnedCall extends SumShape {
+interface ReturnedCall extends SumShape {
   readonly list: HostTokens;
   readonly sumRows: SumTokens;
   readonly sumWeights: SumTokens;

@@ -12,7 +12,7 @@ import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts
  * a slot per source that it serves. `out`: a slot per other host: rows on their way there; in combine, what comes back.
  * `in`: a slot per source served: rows that came; in combine, the sums that go back.
  */
-export type PinnedRegion = 'cells' | 'recordOut' | 'recordIn' | 'out' | 'in';
+type PinnedRegion = 'cells' | 'recordOut' | 'recordIn' | 'out' | 'in';
 
 /** What the network side of a GPU rank takes, in bytes of host memory. */
 export interface PinnedNetworkSize {
@@ -29,7 +29,7 @@ export interface PinnedNetworkSize {
   readonly maxChunks: number;
 }
 
-export interface PinnedNetworkShape {
+interface PinnedNetworkShape {
   readonly hosts: Hosts;
   /** Most tokens of any rank. */
   readonly maxTokens: number;

@@ -42,14 +42,14 @@ export interface TokenChoices {
 }
 
 /** Tokens and columns of the expert ids. */
-export interface ChoicesShape {
+interface ChoicesShape {
   readonly own: number;
   /** By slot; undefined where none come. */
   readonly served: readonly (number | undefined)[];
   readonly topk: number;
 }
 
-export interface RoutedShape {
+interface RoutedShape {
   readonly sent: readonly { readonly count: number; readonly columns: number }[];
   readonly served: readonly { readonly count: number; readonly columns: number }[];
   readonly hasRanks: boolean;

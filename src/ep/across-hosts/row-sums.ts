@@ -40,7 +40,7 @@ export function makeRowSumTables(tensors: TensorSet, shape: RowSumsShape): RowSu
 }
 
 /** Tokens [first, first + count) of a list; `bases`: addresses by rank of this host, or by column of a sum. */
-export interface SumPart {
+interface SumPart {
   readonly first: number;
   readonly count: number;
   readonly out: number;

@@ -4,7 +4,7 @@ import type { Tensor } from '../../device/tensor.ts';
 import type { HostExchange } from './host-exchange.ts';
 import { makeRoutedTokens, type RoutedTokens } from './routed-tokens.ts';
 
-export interface RouteTables {
+interface RouteTables {
   readonly numTokens: number;
   /** i32 [T, ranks], or [T, K] with `rankTable`. */
   readonly rowTable: Tensor<'i32'>;

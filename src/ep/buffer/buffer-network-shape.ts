@@ -8,7 +8,7 @@ import { withinRdmaBytes } from '../across-hosts/rdma-bytes.ts';
 import { type CombinePrecision, sumBytes } from '../combine-precision.ts';
 
 /** What of an EpBuffer's configuration its network side depends on. */
-export interface BufferNetworkConfig {
+interface BufferNetworkConfig {
   readonly hidden: number;
   readonly maxTopk: number;
   readonly maxTokensPerRank: number;

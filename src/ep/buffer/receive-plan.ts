@@ -13,7 +13,7 @@ export interface ReceivePlan {
   readonly rankPrefixMatrix: Int32Array;
 }
 
-export interface ReceivePlanOptions {
+interface ReceivePlanOptions {
   readonly exchange: CountExchange;
   readonly tables: EpTables;
   readonly rank: number;

@@ -18,7 +18,7 @@ const codecs = {
 } as const;
 
 /** Dtype of a row of bit patterns. */
-export type ReferenceDType = keyof typeof codecs;
+type ReferenceDType = keyof typeof codecs;
 
 /** Where the ranks are, and what crosses the network between them. */
 export interface ReferenceHosts {
@@ -34,7 +34,7 @@ export interface RankedRow {
   readonly bits: readonly number[];
 }
 
-export interface SumOf extends ReferenceHosts {
+interface SumOf extends ReferenceHosts {
   /** The rank whose token it is. */
   readonly rank: number;
   readonly hidden: number;

@@ -22,7 +22,7 @@ export interface ReferenceReceived {
   readonly numRecvTokensPerExpert: readonly number[];
 }
 
-export interface ReferenceOptions {
+interface ReferenceOptions {
   readonly numExperts: number;
   readonly expertAlignment?: number;
 }
@@ -82,7 +82,7 @@ export interface ReferenceCombineInput extends ReferenceHosts {
   readonly weights?: readonly (readonly (readonly number[])[])[];
 }
 
-export interface ReferenceToken {
+interface ReferenceToken {
   readonly rank: number;
   readonly token: number;
   readonly hidden: number;

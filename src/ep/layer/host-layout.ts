@@ -8,7 +8,7 @@ import type { HostTokens, RoutedTokens, TokenChoices } from '../across-hosts/rou
 import type { EPConfig } from './ep-config.ts';
 import { fillSendRequests } from './send-requests.ts';
 
-export interface HostLayoutParts {
+interface HostLayoutParts {
   readonly device: CpuDevice;
   readonly config: EPConfig;
   readonly routes: HostRoutes;

@@ -47,7 +47,7 @@ const dispatchOptionNames: OptionNames<LayerDispatchArguments> = {
 };
 
 /** What a dispatch is checked against. */
-export interface LayerDispatchRules {
+interface LayerDispatchRules {
   readonly config: EPConfig;
   readonly device: Device;
   /** Rows that the output holds now. */

@@ -49,7 +49,7 @@ export interface LayoutTables {
   readonly owned: readonly Disposable[];
 }
 
-export interface LayoutDescParts {
+interface LayoutDescParts {
   readonly numDispatchTokenCurRank: number;
   readonly numInputTokensPerRank: OffsetTensor;
   readonly topkIndicesTensor: Tensor<'i32' | 'i64'>;

@@ -7,7 +7,7 @@ import type { HostLayout } from './host-layout.ts';
 import type { LayerInput } from './layer-input.ts';
 import { type CrossingTables, EPAllToAllLayoutDesc, type OffsetTensor } from './layout-desc.ts';
 
-export interface DispatchTables {
+interface DispatchTables {
   readonly owner: object;
   readonly sequence: number;
   readonly input: LayerInput;
@@ -35,7 +35,7 @@ export interface DispatchTables {
 }
 
 /** How a device makes tables of its own from others. */
-export interface TableCopies {
+interface TableCopies {
   /** Combine needs the tables in the window, and may come after the next dispatch. */
   readonly localCombine: boolean;
   readonly offsetDtype: 'i32' | 'i64';

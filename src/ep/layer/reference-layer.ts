@@ -12,7 +12,7 @@ export interface ReferenceLayerInput {
 }
 
 /** One row of a rank's output, with where it came from. */
-export interface ReferenceLayerRow {
+interface ReferenceLayerRow {
   readonly x: readonly number[];
   readonly weight: number;
   readonly sourceRank: number;
@@ -65,7 +65,7 @@ function rowsOfExpert(inputs: readonly ReferenceLayerInput[], expert: number): R
   );
 }
 
-export interface ReferenceLayerToken extends ReferenceHosts {
+interface ReferenceLayerToken extends ReferenceHosts {
   readonly rank: number;
   readonly token: number;
   readonly hidden: number;

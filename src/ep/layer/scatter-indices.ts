@@ -3,7 +3,7 @@ import { type ErrorDetails, WeftlineError } from '../../core/errors.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { ExpertPlan } from './expert-plan.ts';
 
-export interface ScatterInput {
+interface ScatterInput {
   readonly topkIdx: Tensor<'i32' | 'i64'>;
   readonly fullScatterIndices: Tensor<'i32' | 'i64'>;
   /** Filled by the expandedRows kernel; rows of real choices are overwritten. */

@@ -7,7 +7,7 @@ import type { RankGroup } from '../../world/rank-group.ts';
 /** Beyond the deadline: the ranks that waited in vain until then still decide. */
 const DECISION_MS = 5000;
 
-export interface CutOver<Facts> {
+interface CutOver<Facts> {
   /** With the number, of the exchange and of the decision in the store: no other step of the group has both. */
   readonly name: string;
   readonly number: number;

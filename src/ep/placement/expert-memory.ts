@@ -9,7 +9,7 @@ const SLICE_BYTES = 1 << 20;
 /** Which of the two copies. */
 export type Half = 0 | 1;
 
-export interface ExpertMemoryShape {
+interface ExpertMemoryShape {
   readonly layers: number;
   /** Physical experts of the rank. */
   readonly slots: number;

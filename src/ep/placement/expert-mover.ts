@@ -1,25 +1,78 @@
 // ExpertMover: brings the weights of experts to the ranks of a new plan while traffic goes on, then all ranks change over.
-import { randomBytes } from 'node:crypto';
-import type { RemoteMemory } from '../../agent/remote-agent.ts';
+import { createHash, randomBytes } from 'node:crypto';
 import type { Registration } from '../../agent/registration.ts';
+import type { RemoteMemory } from '../../agent/remote-agent.ts';
 import { CallGuard } from '../../collective/call-guard.ts';
 import { meetAcrossHosts } from '../../collective/network/meet-across-hosts.ts';
 import type { SharedAgent } from '../../collective/network/shared-agent.ts';
 import { requireGroup } from '../../collective/tensor-check.ts';
 import { checkOptions } from '../../core/check-options.ts';
-import { type CallWait, Deadline, startCall, type WaitOptions, waitOptionNames, within } from '../../core/deadline.ts';
+import { type CallWait, Deadline, startCall, waitOptionNames, type WaitOptions, within } from '../../core/deadline.ts';
 import { asWeftlineError, blamedRanks, invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { cutOverTogether } from './cut-over.ts';
+import { ExpertChecksums } from './expert-checksums.ts';
 import { ExpertMemory, type Half } from './expert-memory.ts';
 import { checkMover, type ExpertMoverOptions } from './expert-mover-options.ts';
 import { type ExpertPlan, requirePlan } from './expert-plan.ts';
-import { fetchExperts, type ExpertSources } from './fetch-experts.ts';
+import { type ExpertSources, fetchExperts } from './fetch-experts.ts';
 import { Placement } from './placement.ts';
-import { factsOf, type PlanFacts, requireSame, requireSamePlan } from './plan-agreement.ts';
-import { ExpertChecksums } from './expert-checksums.ts';
+
+// What ranks tell each other of the plans that they were given, and in which words plans differ.
+
+const sizes = ['layers', 'experts', 'ranks', 'physical'] as const;
+const DIGEST_BYTES = 12;
+/** Layers that an error lists. */
+const MAX_LISTED = 8;
+
+/** A plan in short: JSON. */
+interface PlanFacts extends Readonly<Record<(typeof sizes)[number], number>> {
+  /** By layer, of the table of physical experts. */
+  readonly tables: readonly string[];
+}
+
+function factsOf(plan: ExpertPlan): PlanFacts {
+  const { layers, experts, ranks, physical, physicalToLogical } = plan;
+  const tables = Array.from({ length: layers }, (_, layer) => {
+    const table = physicalToLogical.slice(layer * physical, (layer + 1) * physical);
+    return createHash('sha256').update(new Uint8Array(table.buffer)).digest('base64').slice(0, DIGEST_BYTES);
+  });
+  return { layers, experts, ranks, physical, tables };
+}
+
+/**
+ * Fails with WL_CONFIG_MISMATCH where the plan of a rank is not that of the first one. `what` begins the error: "The ranks cut
+ * over with different plans"; `worldRanks` are for errors.
+ */
+function requireSamePlan(what: string, all: readonly PlanFacts[], worldRanks: readonly number[]): void {
+  const first = all[0]!;
+  for (const [rank, facts] of all.entries()) {
+    const ranks = [worldRanks[0]!, worldRanks[rank]!] as const;
+    for (const field of sizes) requireSame(`${what}: plan.${field}`, [first[field], facts[field]], ranks);
+    const layers = [...facts.tables.keys()].filter((layer) => facts.tables[layer] !== first.tables[layer]);
+    if (layers.length === 0) continue;
+    const listed = layers.slice(0, MAX_LISTED).join(', ') + (layers.length > MAX_LISTED ? ', …' : '');
+    throw new WeftlineError(
+      'WL_CONFIG_MISMATCH',
+      `${what}: rank ${ranks[1]} has other experts than rank ${ranks[0]} in ${layers.length === 1 ? 'layer' : 'layers'} ${listed} of ${facts.layers}`,
+      { details: { ranks, layers } },
+    );
+  }
+}
+
+/** Fails with WL_CONFIG_MISMATCH, with the values of both ranks. */
+function requireSame(what: string, [first, other]: readonly [number, number], ranks: readonly [number, number]): void {
+  if (first === other) return;
+  throw new WeftlineError(
+    'WL_CONFIG_MISMATCH',
+    `${what} is ${first} on rank ${ranks[0]} and ${other} on rank ${ranks[1]}`,
+    {
+      details: { ranks, values: [first, other] },
+    },
+  );
+}
 
 /** Of the time of cutOver(), how much weights that are still on their way may take. */
 const READY_SHARE = 0.9;

@@ -29,12 +29,12 @@ export interface VerbsOperations {
 }
 
 /** What is made from a context and is closed with it at the latest. */
-export interface VerbsResource {
+interface VerbsResource {
   close(): void;
 }
 
 /** How many objects of a kind this process has of the device. */
-export type ResourceCounts = Record<'queuePairs' | 'completionQueues' | 'regions' | 'domains' | 'sharedQueues', number>;
+type ResourceCounts = Record<'queuePairs' | 'completionQueues' | 'regions' | 'domains' | 'sharedQueues', number>;
 
 export class VerbsContext implements Disposable {
   readonly device: string;

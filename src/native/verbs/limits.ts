@@ -12,7 +12,7 @@ const EDQUOT = 122;
 const scarce: readonly number[] = [ENOMEM, EAGAIN, ENOSPC, EDQUOT];
 
 /** What was asked for. `held`: how many of its kind this process has of the device. */
-export interface RefusedRequest {
+interface RefusedRequest {
   readonly call: string;
   /** "registering 64 KiB" */
   readonly what: string;

@@ -26,7 +26,7 @@ export interface RegionAccess {
 }
 
 /** Memory of a GPU or another device, exported as a file descriptor (dmabuf). */
-export interface DmabufMemory {
+interface DmabufMemory {
   readonly descriptor: number;
   /** Where the memory begins in the file. */
   readonly offset: number;

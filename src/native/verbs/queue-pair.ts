@@ -34,7 +34,7 @@ export interface QueuePairOptions {
 }
 
 /** The other end of a connection, as its owner tells it. */
-export interface RemoteQueuePair {
+interface RemoteQueuePair {
   readonly number: number;
   /** First packet sequence number that it sends: 24 bits. */
   readonly firstSequence: number;

@@ -10,12 +10,12 @@ import type { ProtectionDomain } from './protection-domain.ts';
 import { QueuePair } from './queue-pair.ts';
 
 /** Registered memory: an address and the key by which requests name it. */
-export interface FlushPlace {
+interface FlushPlace {
   readonly address: number;
   readonly key: number;
 }
 
-export interface FlushOptions {
+interface FlushOptions {
   readonly domain: ProtectionDomain;
   /** To the port itself. */
   readonly path: VerbsPath;

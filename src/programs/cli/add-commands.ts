@@ -2,7 +2,7 @@
 import type { Command } from 'commander';
 
 /** Commands by name: `load` resolves with what adds the command to its parent. */
-export type CommandTable = Readonly<
+type CommandTable = Readonly<
   Record<string, () => Promise<(parent: Command, words: readonly string[]) => void | Promise<void>>>
 >;
 

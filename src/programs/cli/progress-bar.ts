@@ -1,7 +1,7 @@
 // How far a long command is, on a terminal: one bar on stderr that goes when the result comes.
 import { SingleBar } from 'cli-progress';
 
-export interface ProgressOptions {
+interface ProgressOptions {
   /** "bench ep". */
   readonly title: string;
   /** What is counted: "rounds". */

@@ -2,7 +2,7 @@
 import { readSettings, type SettingName, type Settings, settingsTable } from '../../settings/settings.ts';
 import { usualSettings } from '../sim/usual-settings.ts';
 
-export interface SimSettingsOptions {
+interface SimSettingsOptions {
   /** Gbps of a host, all its rails together. */
   readonly rate: number;
   readonly rails: number;

@@ -1,21 +1,143 @@
 // Everything that is checked on a machine, in the order it is shown. A new row is one function and one line here.
-import { checkContainer } from './container.ts';
-import { checkCores } from './cores.ts';
-import type { Check, Finding } from './finding.ts';
-import { checkHugePages } from './huge-pages.ts';
+import { formatBytes } from '../../core/byte-size.ts';
+import { asWeftlineError } from '../../core/errors.ts';
+import { addressSpaceAdvice } from '../../device/cpu/address-space-advice.ts';
 import { orUndefined } from '../../native/file-probe.ts';
-import type { RailPlan } from '../../rails/nearest-rail.ts';
+import { describePlan, planRails, type RailPlan } from '../../rails/nearest-rail.ts';
+import { settingsTable } from '../../settings/settings.ts';
+import { checkContainer } from './container.ts';
+import type { Check, Finding } from './finding.ts';
 import type { MachineProbe } from './machine-probe.ts';
-import { checkMemory } from './memory.ts';
-import { checkNativeCalls } from './native-calls.ts';
-import { checkNodeVersion } from './node-version.ts';
 import { checkCublas, checkCudaDriver, checkGpus, checkNvrtc } from './nvidia.ts';
-import { checkLockedMemory, checkOpenFiles } from './process-limits.ts';
-import { checkRails, readRails } from './rails.ts';
 import { checkRdmaDevices, checkUcx, checkVerbs } from './rdma.ts';
 import { checkSharedMemory } from './shared-memory.ts';
-import { checkUdpMemory, checkUdpReceiveBuffer, checkUdpSendBuffer } from './udp-buffers.ts';
-import { checkWebAssembly } from './webassembly.ts';
+import { typicalConfiguration } from './typical-configuration.ts';
+
+// Limits of this process that later ranks inherit: open files and locked memory.
+
+const OPEN_FILES_WANTED = 1024;
+const LOCKED_BYTES_WANTED = 1_073_741_824;
+
+function checkOpenFiles(machine: MachineProbe): Finding {
+  const name = 'open files';
+  const limit = softLimit(machine, 'Max open files');
+  if (limit === undefined) return unknown(name);
+  if (limit >= OPEN_FILES_WANTED) return { name, status: 'ok', value: amount(limit, String) };
+  const advice = `the launcher of many ranks needs about ${OPEN_FILES_WANTED}: ulimit -n ${OPEN_FILES_WANTED}`;
+  return { name, status: 'short', value: amount(limit, String), advice };
+}
+
+function checkLockedMemory(machine: MachineProbe): Finding {
+  const name = 'locked memory';
+  const limit = softLimit(machine, 'Max locked memory');
+  if (limit === undefined) return unknown(name);
+  if (limit >= LOCKED_BYTES_WANTED) return { name, status: 'ok', value: amount(limit, formatBytes) };
+  const advice =
+    'only RDMA pins memory, CPU ranks do not need it: ulimit -l unlimited, or memlock in /etc/security/limits.conf';
+  return { name, status: 'short', value: amount(limit, formatBytes), advice };
+}
+
+function unknown(name: string): Finding {
+  return { name, status: 'absent', value: 'unknown', advice: '/proc/self/limits cannot be read here' };
+}
+
+function amount(limit: number, show: (value: number) => string): string {
+  return limit === Infinity ? 'unlimited' : show(limit);
+}
+
+/** The soft limit of one line of /proc/self/limits. */
+function softLimit(machine: MachineProbe, label: string): number | undefined {
+  const line = machine
+    .readText('/proc/self/limits')
+    ?.split('\n')
+    .find((text) => text.startsWith(label));
+  const word = line?.slice(label.length).trim().split(/\s+/)[0];
+  if (word === 'unlimited') return Infinity;
+  return word !== undefined && /^\d+$/.test(word) ? Number(word) : undefined;
+}
+
+// How much the kernel lets a UDP socket buffer, and all of them together.
+
+/** Holds some milliseconds of a 100 Gbps link while the receiver is busy. */
+const WANTED_BYTES = 33_554_432;
+const PAGE_BYTES = 4096;
+
+function checkUdpReceiveBuffer(machine: MachineProbe): Finding {
+  return checkBuffer(machine, 'UDP receive buffer', 'rmem_max');
+}
+
+function checkUdpSendBuffer(machine: MachineProbe): Finding {
+  return checkBuffer(machine, 'UDP send buffer', 'wmem_max');
+}
+
+/** Beyond the third number of udp_mem, in pages, the kernel drops what arrives for any socket of the machine. */
+function checkUdpMemory(machine: MachineProbe): Finding {
+  const name = 'UDP memory, all sockets';
+  const pages = Number(machine.readText('/proc/sys/net/ipv4/udp_mem')?.trim().split(/\s+/)[2] ?? Number.NaN);
+  if (!Number.isFinite(pages))
+    return { name, status: 'absent', value: 'unknown', advice: 'net.ipv4.udp_mem cannot be read here' };
+  const bytes = pages * PAGE_BYTES;
+  if (bytes >= 8 * WANTED_BYTES) return { name, status: 'ok', value: formatBytes(bytes) };
+  const advice = `many connections over UDP need more, or packets are lost: raise net.ipv4.udp_mem to ${(8 * WANTED_BYTES) / PAGE_BYTES} pages`;
+  return { name, status: 'short', value: formatBytes(bytes), advice };
+}
+
+function checkBuffer(machine: MachineProbe, name: string, key: string): Finding {
+  const bytes = Number(machine.readText(`/proc/sys/net/core/${key}`)?.trim() ?? Number.NaN);
+  // A container may hide the limits of its host.
+  if (!Number.isFinite(bytes))
+    return { name, status: 'absent', value: 'unknown', advice: `net.core.${key} cannot be read here` };
+  if (bytes >= WANTED_BYTES) return { name, status: 'ok', value: formatBytes(bytes) };
+  const advice = `only transfers over UDP between machines need more: sysctl -w net.core.${key}=${WANTED_BYTES}`;
+  return { name, status: 'short', value: formatBytes(bytes), advice };
+}
+
+// WebAssembly as the CPU kernels need it: SIMD, and one shared memory that spans the whole address space of a rank.
+
+const PAGES_PER_MIB = 16;
+const { env, max } = settingsTable.addressSpaceMiB;
+
+function checkWebAssembly(machine: MachineProbe): Finding {
+  const name = 'WebAssembly';
+  let reason: unknown;
+  for (const mib of [max, max / 2, max / 4, max / 16]) {
+    try {
+      machine.tryWebAssembly(mib * PAGES_PER_MIB);
+    } catch (error) {
+      reason ??= error;
+      continue;
+    }
+    const value = `SIMD, shared memory of ${mib} MiB`;
+    if (mib === max) return { name, status: 'ok', value };
+    const advice = `${max} MiB of address space are refused: ${addressSpaceAdvice(`${env}=${mib}`, true)}`;
+    return { name, status: 'short', value, advice };
+  }
+  const value = reason instanceof Error ? reason.message : String(reason);
+  const advice = `the CPU kernels need WebAssembly with SIMD and shared memory: start node without flags that turn them off, and ${addressSpaceAdvice(`${env} to less`, false)}`;
+  return { name, status: 'absent', value, advice, blocksCpu: true };
+}
+
+// Huge pages for shared memory, which spare large copies most of their page-table look-ups.
+
+const path = '/sys/kernel/mm/transparent_hugepage/shmem_enabled';
+
+function checkHugePages(machine: MachineProbe): Finding {
+  const name = 'huge pages of /dev/shm';
+  const modes = machine.readText(path)?.trim();
+  if (modes === undefined) {
+    return {
+      name,
+      status: 'absent',
+      value: 'not offered',
+      advice: 'this kernel has none; windows of large buffers are slower',
+    };
+  }
+  // The present one of all modes is in brackets.
+  const value = /\[(\w+)\]/.exec(modes)?.[1] ?? modes;
+  if (value !== 'never' && value !== 'deny') return { name, status: 'ok', value };
+  const advice = `echo advise > ${path} makes windows of large buffers faster (1.5 times measured with 4096 tokens of 7168)`;
+  return { name, status: 'short', value, advice };
+}
 
 const checks: readonly Check[] = [
   checkNodeVersion,
@@ -55,4 +177,125 @@ export function examine(machine: MachineProbe): Examination {
   const findings = checks.map((check) => check(machine));
   const cpuReady = !findings.some((finding) => finding.blocksCpu);
   return { schema: 'weftline.doctor/1', cpuReady, findings, rails: orUndefined(() => readRails(machine)) };
+}
+
+// The version of Node.js.
+
+function checkNodeVersion({ nodeVersion }: MachineProbe): Finding {
+  const name = 'Node.js';
+  const [major = 0, minor = 0] = nodeVersion.split('.').map(Number);
+  if (major < 20 || (major === 20 && minor < 19)) {
+    const advice = 'weftline needs Node.js 20.19 or newer, 22 or newer is recommended';
+    return { name, status: 'short', value: nodeVersion, advice, blocksCpu: true };
+  }
+  return { name, status: 'ok', value: major < 22 ? `${nodeVersion} (22 or newer is recommended)` : nodeVersion };
+}
+
+// Calls of C functions, which shared memory and waiting between processes need.
+
+function checkNativeCalls(machine: MachineProbe): Finding {
+  const name = 'native calls (koffi)';
+  const value = `${machine.platform}-${machine.arch}`;
+  try {
+    machine.tryNativeCalls();
+    return { name, status: 'ok', value };
+  } catch (error) {
+    const advice = error instanceof Error ? error.message : String(error);
+    return { name, status: 'absent', value, advice, blocksCpu: true };
+  }
+}
+
+// Main memory and the limit that a control group puts on it.
+
+function checkMemory(machine: MachineProbe): Finding {
+  const limit = memoryLimit(machine);
+  const usable = Math.min(machine.memoryBytes, limit ?? machine.memoryBytes);
+  const total = formatBytes(machine.memoryBytes);
+  const value = usable < machine.memoryBytes ? `${total}, the control group allows ${formatBytes(usable)}` : total;
+  const { memoryBytes, sentence } = typicalConfiguration;
+  if (usable >= memoryBytes) return { name: 'memory', status: 'ok', value };
+  const advice = `${sentence} take about ${formatBytes(memoryBytes)}, shared memory included: use fewer tokens per rank, or raise the limit`;
+  return { name: 'memory', status: 'short', value, advice };
+}
+
+// Processor cores: ranks that share one take turns.
+
+function checkCores(machine: MachineProbe): Finding {
+  const { model, present, usable } = machine.cores;
+  const limit = cpuLimit(machine);
+  const cores = Math.min(usable, limit ?? usable);
+  const held = [
+    usable < present ? `affinity allows ${usable}` : undefined,
+    limit !== undefined && limit < usable ? `the control group allows ${limit.toFixed(1)}` : undefined,
+  ].filter((part) => part !== undefined);
+  const value = [`${present} (${model})`, ...held].join(', ');
+  const { ranks } = typicalConfiguration;
+  if (cores >= ranks) return { name: 'cores', status: 'ok', value };
+  const advice = `${ranks} ranks take turns on ${cores} cores: results are right, times are longer; one core per rank is best`;
+  return { name: 'cores', status: 'short', value, advice };
+}
+
+// Rails of the transport: which network interfaces they are, and which of them is nearest to each GPU.
+
+function checkRails(machine: MachineProbe): Finding {
+  const list = listOf(machine);
+  const name = list === '' ? 'network interfaces' : 'rails';
+  try {
+    const plan = readRails(machine);
+    if (plan.rails.length > 0) return { name, status: 'ok', value: describePlan(plan).join('\n') };
+    return { name, status: 'absent', value: 'none but loopback', advice: 'ranks and agents reach no other machine' };
+  } catch (error) {
+    return { name, status: 'short', value: list, advice: asWeftlineError(error).message };
+  }
+}
+
+/** Those of the setting, or all that this machine has. Fails with WL_CONFIG for a wrong list. */
+function readRails(machine: MachineProbe): RailPlan {
+  return planRails(listOf(machine), machine, machine.interfaces);
+}
+
+function listOf(machine: MachineProbe): string {
+  return machine.env[settingsTable.transportRails.env]?.trim() ?? '';
+}
+
+// Limits that a control group (a container, a service, a batch job) puts on this process.
+
+/** Memory limit in bytes, the smallest on the way from our group to the root; undefined without one. */
+function memoryLimit(machine: MachineProbe): number | undefined {
+  const limits = groupFolders(machine, 'memory').flatMap((folder) => {
+    const text = machine.readText(`${folder}/memory.max`) ?? machine.readText(`${folder}/memory.limit_in_bytes`);
+    const bytes = Number(text?.trim());
+    // The first version of control groups writes "no limit" as a number near 2^63.
+    return Number.isFinite(bytes) && bytes > 0 && bytes < 2 ** 60 ? [bytes] : [];
+  });
+  return limits.length === 0 ? undefined : Math.min(...limits);
+}
+
+/** How many cores' worth of time we may use; undefined without a limit. */
+function cpuLimit(machine: MachineProbe): number | undefined {
+  const limits = groupFolders(machine, 'cpu').flatMap((folder) => {
+    const [quota, period] =
+      machine.readText(`${folder}/cpu.max`)?.trim().split(' ') ??
+      ['cpu.cfs_quota_us', 'cpu.cfs_period_us'].map((file) => machine.readText(`${folder}/${file}`)?.trim());
+    const cores = Number(quota) / Number(period);
+    return Number.isFinite(cores) && cores > 0 ? [cores] : [];
+  });
+  return limits.length === 0 ? undefined : Math.min(...limits);
+}
+
+/** The folders of our group and of those above it, for both versions of control groups. */
+function groupFolders(machine: MachineProbe, controller: string): string[] {
+  const folders: string[] = [];
+  for (const line of machine.readText('/proc/self/cgroup')?.split('\n') ?? []) {
+    const [, controllers, ...rest] = line.split(':');
+    const unified = controllers === '';
+    if (!unified && !controllers?.split(',').includes(controller)) continue;
+    const mount = unified ? '/sys/fs/cgroup' : `/sys/fs/cgroup/${controller}`;
+    const parts = rest
+      .join(':')
+      .split('/')
+      .filter((part) => part !== '');
+    for (let depth = parts.length; depth >= 0; depth -= 1) folders.push([mount, ...parts.slice(0, depth)].join('/'));
+  }
+  return folders;
 }

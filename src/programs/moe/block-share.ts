@@ -25,7 +25,7 @@ export interface BlockShare extends Disposable {
   readonly reference: Float32Array | undefined;
 }
 
-export interface SharedExpert {
+interface SharedExpert {
   /** One expert. */
   readonly experts: LocalExperts;
   /** [T]; 1 for each token without it. */

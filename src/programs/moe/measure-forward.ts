@@ -1,10 +1,17 @@
 // One way to compute a block, run and measured: the time of its phases, what they move, the load, and the output.
 import { FP8_GROUP } from '../../abi/element-formats.ts';
+import { WeftlineError } from '../../core/errors.ts';
+import { median } from '../../core/quantile.ts';
+import type { ScaledRows } from '../../device/formats/scaled-rows.ts';
+import { Tensor } from '../../device/tensor.ts';
+import { EpBuffer } from '../../ep/buffer/ep-buffer.ts';
+import type { DispatchResult } from '../../ep/buffer/ep-results.ts';
+import type { World } from '../../world/world.ts';
 import { createAll2AllForward } from './all2all-forward.ts';
-import { createBufferForward } from './buffer-forward.ts';
-import type { ForwardOptions, MoeForward, MoePhaseName } from './moe-forward.ts';
+import type { MoeDevice } from './moe-engine.ts';
+import { type ForwardOptions, type MoeForward, type MoePhase, type MoePhaseName, routePhase } from './moe-forward.ts';
 import { countRouting, gatherLoad, type MoeLoad } from './moe-load.ts';
-import { type PhaseTimes, timePhases } from './phase-times.ts';
+import { largestTokenShare } from './token-split.ts';
 
 /** What carries the tokens. */
 export const moeDispatchers = ['buffer', 'all2all'] as const;
@@ -91,4 +98,138 @@ function describePhases(forward: MoeForward, { times, load, block, dtype }: Phas
       wireGigabytesPerSecond: perSecond(wireBytes),
     };
   });
+}
+
+// Times the phases of a forward pass: each phase begins on all ranks together and counts as long as the slowest takes.
+
+interface PhaseTimes {
+  /** Milliseconds of each phase, in the order of the forward's phases: median over the repeats. */
+  readonly phases: readonly number[];
+  /** Milliseconds of all phases in one go, without waiting for each other in between. */
+  readonly forward: number;
+}
+
+interface TimingOptions {
+  readonly repeat: number;
+  /** Waits for what phases enqueued. */
+  readonly finish: () => Promise<void>;
+}
+
+/** Collective. One pass to warm up, then `repeat` passes phase by phase and as many in one go. */
+async function timePhases(world: World, forward: MoeForward, { repeat, finish }: TimingOptions): Promise<PhaseTimes> {
+  const runAll = async (): Promise<void> => {
+    for (const phase of forward.phases) await phase.run();
+    await finish();
+  };
+  await runAll();
+  const phases: number[][] = forward.phases.map(() => []);
+  const whole: number[] = [];
+  for (let pass = 0; pass < repeat; pass++) {
+    for (const [index, phase] of forward.phases.entries()) {
+      const runOne = async (): Promise<void> => {
+        await phase.run();
+        await finish();
+      };
+      phases[index]?.push(await timeTogether(world, runOne));
+    }
+    whole.push(await timeTogether(world, runAll));
+  }
+  const everyone = await world.allGather('moe/times', [...phases, whole]);
+  const slowest = [...phases, whole].map((own, index) =>
+    own.map((_, pass) => Math.max(...everyone.map((rank) => rank[index]?.[pass] ?? 0))),
+  );
+  const medians = slowest.map(median);
+  return { phases: medians.slice(0, -1), forward: medians.at(-1) as number };
+}
+
+async function timeTogether(world: World, work: () => Promise<void>): Promise<number> {
+  await world.barrier('moe/phase');
+  const start = performance.now();
+  await work();
+  return performance.now() - start;
+}
+
+// A MoE block through EpBuffer: a token travels once to each rank that holds one of its experts.
+
+/** Collective, like every phase that it returns. */
+async function createBufferForward(options: ForwardOptions): Promise<MoeForward> {
+  const { world, device, engine, block, share, dtype, combinePrecision } = options;
+  const { x, topkIdx, topkWeights, experts } = share;
+  const buffer = await EpBuffer.create(world, device, {
+    maxTokensPerRank: Math.max(1, largestTokenShare(block.tokens, world.size)),
+    hidden: block.hidden,
+    numExperts: block.experts,
+    maxTopk: block.topk,
+    combinePrecision,
+  });
+  const fp8 = dtype === 'fp8' ? emptyScaledRows(device, x) : undefined;
+  const output = device.empty('bf16', x.shape);
+  let received: DispatchResult | undefined;
+  const arrived = (): DispatchResult => {
+    if (received === undefined) throw new WeftlineError('WL_INTERNAL', 'A phase ran before dispatch');
+    return received;
+  };
+
+  const quantize: MoePhase = { name: 'quantize', run: () => fp8 && engine.quantizeRows(x, fp8) };
+  const dispatch: MoePhase = {
+    name: 'dispatch',
+    async run() {
+      received?.handle.dispose();
+      received = undefined;
+      received = await buffer.dispatch({ x: fp8 ?? x, topkIdx, topkWeights });
+    },
+  };
+  const dequantize: MoePhase = {
+    name: 'dequantize',
+    run() {
+      const { recvX, handle } = arrived();
+      // The rows that combine reads are free until the experts write them.
+      if (!(recvX instanceof Tensor)) engine.dequantizeRows(recvX, buffer.combineInput(handle));
+    },
+  };
+  const compute: MoePhase = {
+    name: 'experts',
+    run() {
+      const { recvX, recvTopkIdx, recvTopkWeights, numRecvTokensPerExpert: rowsPerExpert, handle } = arrived();
+      if (!recvTopkIdx || !recvTopkWeights)
+        throw new WeftlineError('WL_INTERNAL', 'Rows arrived without their choices');
+      const out = buffer.combineInput(handle);
+      const rows = recvX instanceof Tensor ? recvX : out;
+      const input = { x: rows, topkIdx: recvTopkIdx, topkWeights: recvTopkWeights, rowsPerExpert };
+      experts.forwardTokens(input, out);
+    },
+  };
+  const combine: MoePhase = {
+    name: 'combine',
+    async run() {
+      const { handle } = arrived();
+      const bias = shared === undefined ? {} : { bias: output };
+      await buffer.combine({ x: buffer.combineInput(handle), handle, ...bias, out: output });
+    },
+  };
+  const { shared } = share;
+  const computeShared: MoePhase = {
+    name: 'shared',
+    // Where combine() adds its sums to it.
+    run: () => shared?.experts.forwardExperts({ ...shared, x, rowsPerExpert: [x.shape[0] ?? 0] }, output),
+  };
+
+  const arrive = fp8 ? [quantize, dispatch, dequantize] : [dispatch];
+  return {
+    phases: [...routePhase(share), ...arrive, compute, ...(shared === undefined ? [] : [computeShared]), combine],
+    output,
+    windowBytes: buffer.size.bytes + (buffer.size.network?.bytes ?? 0),
+    async [Symbol.asyncDispose]() {
+      received?.handle.dispose();
+      for (const tensor of [output, ...(fp8 ? [fp8.data, fp8.scales] : [])]) tensor.dispose();
+      await buffer[Symbol.asyncDispose]();
+    },
+  };
+}
+
+function emptyScaledRows(device: MoeDevice, { shape: [tokens = 0, hidden = 0] }: Tensor<'bf16'>): ScaledRows {
+  return {
+    data: device.empty('fp8e4m3', [tokens, hidden]),
+    scales: device.empty('f32', [tokens, Math.ceil(hidden / FP8_GROUP)]),
+  };
 }

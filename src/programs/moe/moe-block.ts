@@ -45,7 +45,7 @@ export interface MoeBlock extends RouterOptions {
 }
 
 /** A block's place in a model. */
-export interface ModelLayer {
+interface ModelLayer {
   /** `model_type` of its configuration. */
   readonly type: string;
   /** From 0. */

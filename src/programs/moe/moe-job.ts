@@ -1,17 +1,20 @@
 // What every rank of the main job does: its part of a MoE block, measured, checked and written.
-import { WeftlineError } from '../../core/errors.ts';
 import { fromBf16 } from '../../core/dtype.ts';
+import { WeftlineError } from '../../core/errors.ts';
 import type { DeviceChoice } from '../../device/device-choice.ts';
-import type { World } from '../../world/world.ts';
 import type { CombinePrecision } from '../../ep/combine-precision.ts';
-import { type BlockShare, readBlockShare } from './block-share.ts';
-import { type ForwardReport, measureForward, type MeasureOptions, type moeDispatchers } from './measure-forward.ts';
+import { ExpertLoads } from '../../ep/placement/expert-loads.ts';
+import { Placement } from '../../ep/placement/placement.ts';
+import { rebalanceExpertsAsync } from '../../ep/placement/rebalance-async.ts';
+import type { Settings } from '../../settings/settings.ts';
+import type { World } from '../../world/world.ts';
+import { type BlockShare, readBlockShare, readExperts, type ShareOptions } from './block-share.ts';
 import type { BlockSource } from './block-source.ts';
+import { createCpuMoeEngine } from './cpu-moe-engine.ts';
+import { type ForwardReport, measureForward, type MeasureOptions, type moeDispatchers } from './measure-forward.ts';
 import type { MoeBlock } from './moe-block.ts';
 import type { MoeDevice, MoeEngine } from './moe-engine.ts';
-import { openMoeEngine } from './open-moe-engine.ts';
 import type { MoeRowDtype } from './moe-forward.ts';
-import { planRedundant, replicateShare } from './replicated-share.ts';
 import { type SafetensorsPlan, SafetensorsWriter } from './safetensors-writer.ts';
 
 export interface MoeJobOptions {
@@ -28,7 +31,7 @@ export interface MoeJobOptions {
   readonly out?: string;
 }
 
-export interface MoeCheck {
+interface MoeCheck {
   /** ||output - reference|| / ||reference|| */
   readonly error: number;
   readonly tolerance: number;
@@ -36,7 +39,7 @@ export interface MoeCheck {
 }
 
 /** Memory of a rank's process, in bytes. */
-export interface RankMemory {
+interface RankMemory {
   /** Weights of its experts as they are computed with. */
   readonly expertBytes: number;
   /** By how much the resident set has grown at most since before anything was read. */
@@ -44,7 +47,7 @@ export interface RankMemory {
 }
 
 /** What copies of busy experts change. */
-export interface RedundantReport {
+interface RedundantReport {
   readonly count: number;
   /** Experts that have more than one copy. */
   readonly copiedExperts: number;
@@ -216,4 +219,55 @@ async function writeOutput(world: World, { path, block, share, output }: OutputF
   await (writer ?? attached)?.write('output', output, share.tokens.first);
   await world.barrier('moe/output written');
   await writer?.commit();
+}
+
+/** Fails with WL_COMPILE, WL_UNSUPPORTED or WL_CUDA on a GPU whose kernels cannot be had. */
+export async function openMoeEngine(device: MoeDevice, settings: Settings): Promise<MoeEngine> {
+  if (device.kind === 'cpu') return createCpuMoeEngine(device);
+  // Loaded here, so that CPU ranks never load what GPUs need.
+  const { createCudaMoeEngine } = await import('./cuda-moe-engine.ts');
+  return createCudaMoeEngine(device, settings);
+}
+
+// A rank's part of a block whose busy experts have copies: which experts it has then, and where its tokens go.
+
+/** Collective. Where copies should be for the choices of all ranks' tokens; `count`: copies besides the first of each expert. */
+async function planRedundant(
+  world: World,
+  { block, share, count }: { readonly block: MoeBlock; readonly share: BlockShare; readonly count: number },
+): Promise<Placement> {
+  const loads = new ExpertLoads({ layers: 1, experts: block.experts, window: 1 });
+  loads.addChoices(0, await share.topkIdx.toHost());
+  const weights = await loads.gather(world);
+  const plan = await rebalanceExpertsAsync(weights, { replicas: block.experts + count, ranks: world.size });
+  return new Placement(plan, { rank: world.rank, hosts: world.topology.hosts });
+}
+
+/** `share` with physical experts: the choices, and the experts of this rank. It borrows all else, and is disposed first. */
+async function replicateShare(
+  device: MoeDevice,
+  options: Pick<ShareOptions, 'source' | 'engine'> & {
+    readonly share: BlockShare;
+    readonly placement: Placement;
+  },
+): Promise<BlockShare> {
+  const { share, placement } = options;
+  const { topkIdx: logical } = share;
+  const topkIdx = await device.tensor('i64', logical.shape, placement.route(await logical.toHost()));
+  const experts = await readExperts(device, options, [...placement.localExperts()]);
+  const route = (): void => {
+    share.route?.();
+    placement.route(logical.view(), { out: topkIdx.view() });
+  };
+  return {
+    ...share,
+    topkIdx,
+    experts,
+    // The choices of GPUs are made once, on the host.
+    route: device.kind === 'cpu' ? route : undefined,
+    [Symbol.dispose]() {
+      topkIdx.dispose();
+      experts[Symbol.dispose]();
+    },
+  };
 }

@@ -1,7 +1,7 @@
 // How the routing of all tokens loads experts and ranks.
 
 /** What one rank knows of the routing: counts over its own tokens. */
-export interface RoutingCounts {
+interface RoutingCounts {
   readonly tokens: number;
   /** [E] choices of each expert. */
   readonly perExpert: readonly number[];
@@ -9,7 +9,7 @@ export interface RoutingCounts {
   readonly tokensTo: readonly number[];
 }
 
-export interface RankLoad {
+interface RankLoad {
   readonly rank: number;
   /** Tokens that start here. */
   readonly tokens: number;
@@ -26,7 +26,7 @@ export interface MoeLoad {
   readonly ranks: readonly RankLoad[];
 }
 
-export interface Spread {
+interface Spread {
   readonly mean: number;
   readonly least: { readonly index: number; readonly value: number };
   readonly most: { readonly index: number; readonly value: number };

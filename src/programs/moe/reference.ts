@@ -2,7 +2,7 @@
 import { fromBf16 } from '../../core/dtype.ts';
 import type { MoeBlock } from './moe-block.ts';
 
-export interface MoeBlockValues {
+interface MoeBlockValues {
   /** bf16 [T, H] */
   readonly x: Uint16Array;
   /** [T, K], -1 for no expert. */

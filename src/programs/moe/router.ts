@@ -24,7 +24,7 @@ export interface ExpertGroups {
 }
 
 /** Rows of `topk` choices per token, in descending order of the score that chose them. */
-export interface Choices {
+interface Choices {
   /** [T, K] */
   readonly ids: BigInt64Array;
   /** [T, K] */

@@ -2,7 +2,7 @@
 import type { LinkOptions } from './link.ts';
 import { ARRIVED, ecmpHash, type NetworkTopology } from './topology.ts';
 
-export interface FatTreeOptions {
+interface FatTreeOptions {
   /** Ports of a switch; even. */
   readonly ports: number;
   readonly link: LinkOptions;

@@ -15,7 +15,7 @@ import type {
 } from '../../transport/engine/transport-engine.ts';
 import type { SimulatedHost } from './simulated-host.ts';
 
-export interface LaneConnectionOptions {
+interface LaneConnectionOptions {
   readonly host: SimulatedHost;
   /** Number of the connection on its host. */
   readonly number: number;

@@ -2,7 +2,7 @@
 import type { LinkOptions } from './link.ts';
 import { ARRIVED, ecmpHash, type NetworkTopology } from './topology.ts';
 
-export interface LeafSpineOptions {
+interface LeafSpineOptions {
   readonly leaves: number;
   readonly hostsPerLeaf: number;
   readonly spines: number;

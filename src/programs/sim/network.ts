@@ -4,7 +4,7 @@ import type { NetworkCounts } from './link.ts';
 import { MARK_CORRUPT, MARK_ECN, type PacketPool } from './packet-pool.ts';
 import { ARRIVED, type NetworkTopology } from './topology.ts';
 
-export interface NetworkOptions {
+interface NetworkOptions {
   readonly topology: NetworkTopology;
   readonly events: EventQueue;
   readonly packets: PacketPool;

@@ -24,7 +24,7 @@ export interface Sample {
 }
 
 /** Microseconds. */
-export interface CompletionTimes {
+interface CompletionTimes {
   readonly p50: number;
   readonly p99: number;
   readonly max: number;

@@ -11,7 +11,7 @@ import type { PatternName } from './traffic.ts';
 export const topologyNames = ['pair', 'star', 'leaf-spine', 'rail-optimised', 'fat-tree'] as const;
 export type TopologyName = (typeof topologyNames)[number];
 
-export interface PatternTopologyOptions {
+interface PatternTopologyOptions {
   readonly name: TopologyName;
   readonly hosts: number;
   readonly paths: number;

@@ -1,25 +1,207 @@
 // Runs a scenario and finds out whether the transport kept its promises.
 import { type ErrorCode, WeftlineError } from '../../core/errors.ts';
+import { seededRandom } from '../../core/seeded-random.ts';
 import { settingsTable } from '../../settings/settings.ts';
-import type { ConnectionStatistics } from '../../transport/engine/transport-engine.ts';
+import { longestScattered } from '../../transport/engine/check-options.ts';
+import type { Region } from '../../transport/engine/region.ts';
+import type { ConnectionStatistics, RemoteRange } from '../../transport/engine/transport-engine.ts';
+import { RangeList } from '../../transport/send/range-list.ts';
 import type { LaneConnection } from './lane-connection.ts';
-import {
-  beginOperation,
-  memoryOf,
-  mustFail,
-  nameOf,
-  postReceive,
-  prepareOperation,
-  type Role,
-  type RunningOperation,
-} from './running-operation.ts';
-import type { Cancellation, Closing, Scenario } from './scenario.ts';
-import { type BufferRange, firstWrongByte, ScenarioBuffers } from './scenario-buffers.ts';
-import { keyOf, SignalCounters } from './signal-counters.ts';
+import type { Cancellation, Closing, Scenario, ScenarioOperation } from './scenario.ts';
 import type { RequestEnd, SimulatedHost } from './simulated-host.ts';
 import { type RunEnd, Simulation } from './simulation.ts';
 
-export interface ScenarioResult {
+// Memory of a scenario's hosts in which every wrong byte shows: known content, guards between ranges, poison after use.
+
+const GUARD = 0x5a;
+const POISON = 0xa5;
+/** Bytes before and behind each range. */
+const GUARD_BYTES = 16;
+
+/** Random bytes that all contents are cut from; a prime, so that a shift by a round number shows. */
+const SAMPLE_BYTES = 1_048_573;
+let sample: Uint8Array | undefined;
+
+function sampleBytes(): Uint8Array {
+  if (sample !== undefined) return sample;
+  const random = seededRandom(0x5a3b1e);
+  sample = new Uint8Array(SAMPLE_BYTES);
+  for (let at = 0; at < SAMPLE_BYTES; at += 1) sample[at] = random() * 256;
+  return sample;
+}
+
+interface BufferRange {
+  readonly region: Region;
+  readonly offset: number;
+  readonly bytes: number;
+}
+
+/** One region of a host, cut into ranges. */
+class ScenarioBuffers {
+  readonly #region: Region;
+  readonly #poisoned: BufferRange[] = [];
+  readonly #ranges: BufferRange[] = [];
+  #used = GUARD_BYTES;
+
+  /** `bytes` for all ranges together, `ranges` of them at most. */
+  constructor(host: SimulatedHost, { bytes, ranges }: { readonly bytes: number; readonly ranges: number }) {
+    const memory = new Uint8Array(bytes + (ranges + 1) * (GUARD_BYTES + 8)).fill(GUARD);
+    this.#region = host.register({ bytes: memory, remote: { read: true, write: true } });
+  }
+
+  /** A range that begins at an odd place, or at a multiple of eight. */
+  take(bytes: number, aligned = false): BufferRange {
+    const offset = aligned ? Math.ceil(this.#used / 8) * 8 : this.#used;
+    this.#used = offset + bytes + GUARD_BYTES;
+    const range = { region: this.#region, offset, bytes };
+    this.#ranges.push(range);
+    return range;
+  }
+
+  /** The range's request is over: nobody may touch it any more. */
+  poison(range: BufferRange): void {
+    bytesOf(range).fill(POISON);
+    this.#poisoned.push(range);
+  }
+
+  /** What is wrong now: written guards, and ranges that were written after their request was over. */
+  problems(): string[] {
+    const found: string[] = [];
+    let at = 0;
+    for (const { region, offset, bytes } of this.#ranges) {
+      if (!isFilled(region.bytes.subarray(at, offset), GUARD)) found.push(`bytes before ${offset} written`);
+      at = offset + bytes;
+    }
+    if (!isFilled(this.#region.bytes.subarray(at), GUARD)) found.push(`bytes from ${at} on written`);
+    for (const range of this.#poisoned) {
+      if (!isFilled(bytesOf(range), POISON)) {
+        found.push(`${range.bytes} bytes at ${range.offset} written after their request was over`);
+      }
+    }
+    return found;
+  }
+}
+
+function bytesOf({ region, offset, bytes }: BufferRange): Uint8Array {
+  return region.bytes.subarray(offset, offset + bytes);
+}
+
+const filled = { [GUARD]: new Uint8Array(65_536).fill(GUARD), [POISON]: new Uint8Array(65_536).fill(POISON) };
+
+function isFilled(bytes: Uint8Array, value: keyof typeof filled): boolean {
+  for (let at = 0; at < bytes.length; at += 65_536) {
+    const part = bytes.subarray(at, at + 65_536);
+    if (Buffer.compare(part, filled[value].subarray(0, part.length)) !== 0) return false;
+  }
+  return true;
+}
+
+/** Writes the content that `number` stands for. */
+function fillContent(range: BufferRange, number: number): void {
+  const target = bytesOf(range);
+  let from = startOf(number);
+  for (let at = 0; at < target.length;) {
+    const part = Math.min(target.length - at, SAMPLE_BYTES - from);
+    target.set(sampleBytes().subarray(from, from + part), at);
+    at += part;
+    from = 0;
+  }
+}
+
+/** Position of the first byte of the range that is not the content of `number`; -1 if all are. */
+function firstWrongByte(range: BufferRange, number: number): number {
+  const got = bytesOf(range);
+  let from = startOf(number);
+  for (let at = 0; at < got.length;) {
+    const part = Math.min(got.length - at, SAMPLE_BYTES - from);
+    const expected = sampleBytes().subarray(from, from + part);
+    if (Buffer.compare(got.subarray(at, at + part), expected) !== 0) {
+      return at + expected.findIndex((byte, index) => byte !== got[at + index]);
+    }
+    at += part;
+    from = 0;
+  }
+  return -1;
+}
+
+function startOf(number: number): number {
+  return (Math.imul(number + 1, 0x9e37_79b1) >>> 0) % SAMPLE_BYTES;
+}
+
+// The counters of a scenario's signals: what they must show, and which writes must lie in their places by then.
+
+interface Counter {
+  readonly range: BufferRange;
+  /** Its signals in order, and what it shows when each has been added. */
+  readonly signals: RunningOperation[];
+  readonly sums: number[];
+  /** How many of them have been seen. */
+  seen: number;
+}
+
+/** One counter for all signals of a connection's end and flow. */
+class SignalCounters {
+  readonly #counters = new Map<string, Counter>();
+  readonly #problems: string[];
+
+  constructor(problems: string[]) {
+    this.#problems = problems;
+  }
+
+  take(operation: ScenarioOperation, buffers: ScenarioBuffers): BufferRange {
+    const key = keyOf(operation);
+    const known = this.#counters.get(key);
+    if (known !== undefined) return known.range;
+    const range = buffers.take(8, true);
+    bytesOf(range).fill(0);
+    this.#counters.set(key, { range, signals: [], sums: [], seen: 0 });
+    return range;
+  }
+
+  /** Signals must be given in the order of posting. */
+  expect(signal: RunningOperation): void {
+    const counter = this.#counters.get(keyOf(signal.operation)) as Counter;
+    const add = signal.operation.kind === 'signal' ? signal.operation.add : 0;
+    counter.sums.push((counter.sums.at(-1) ?? 0) + add);
+    counter.signals.push(signal);
+  }
+
+  /** A host's counters may have grown: all writes before the signals that they show must be there. */
+  look(host: number, operations: readonly RunningOperation[]): void {
+    for (const counter of this.#counters.values()) {
+      if (counter.signals[0]?.far !== host) continue;
+      const value = counterValue(counter.range);
+      if (value === (counter.sums[counter.seen - 1] ?? 0)) continue;
+      while (counter.seen < counter.signals.length && counter.sums[counter.seen]! <= value) {
+        const signal = counter.signals[counter.seen] as RunningOperation;
+        counter.seen += 1;
+        signal.arrived = true;
+        this.#checkWrites(signal, operations);
+      }
+      const sum = counter.sums[counter.seen - 1] ?? 0;
+      if (sum === value) continue;
+      this.#problems.push(`host ${host}: a counter shows ${value}, its first ${counter.seen} signals add up to ${sum}`);
+    }
+  }
+
+  #checkWrites(signal: RunningOperation, operations: readonly RunningOperation[]): void {
+    for (const earlier of operations.slice(0, signal.index)) {
+      const { operation } = earlier;
+      if (operation.kind !== 'write' || operation.badKey || earlier.arrived || earlier.cancelled) continue;
+      if (keyOf(operation) !== keyOf(signal.operation)) continue;
+      const wrong = firstWrongByte(earlier.target as BufferRange, earlier.index);
+      if (wrong === -1) continue;
+      this.#problems.push(`${nameOf(signal)}: visible before byte ${wrong} of ${nameOf(earlier)}`);
+    }
+  }
+}
+
+/** Names the end and the flow of an operation. */
+function keyOf({ connection, from, flow }: ScenarioOperation): string {
+  return `${connection} ${from} ${flow}`;
+}
+
+interface ScenarioResult {
   /** Promises that were broken, in words; empty if all were kept. */
   readonly problems: readonly string[];
   readonly end: RunEnd;
@@ -311,4 +493,133 @@ function describe({ peerName, error, statistics }: LaneConnection): string {
   const inFlight = paths.reduce((sum, path) => sum + path.inFlightBytes, 0);
   const alive = paths.filter((path) => path.alive).length;
   return `to ${peerName}: ${error?.message ?? 'open'}; ${alive} paths alive, ${inFlight} bytes in flight, ${JSON.stringify(counts)}`;
+}
+
+// One operation of a scenario while it runs: its ends, its memory, and the requests that carry it out.
+
+interface RunningOperation {
+  /** Its number in the scenario, which also determines its content. */
+  readonly index: number;
+  readonly operation: ScenarioOperation;
+  /** The hosts that begin it and answer it, and their ends of the connection. */
+  readonly near: number;
+  readonly far: number;
+  readonly nearEnd: LaneConnection;
+  readonly farEnd: LaneConnection;
+  /** Where the bytes come from and where they go; of a signal, the counter; none of a flush. */
+  readonly source: BufferRange | undefined;
+  readonly target: BufferRange | undefined;
+  /** The bytes lie in the target, and the target has been checked. */
+  arrived: boolean;
+  /** One of its ends was withdrawn. */
+  cancelled: boolean;
+}
+
+/** What a request is to its operation. */
+type Role = 'send' | 'receive' | 'write' | 'read' | 'signal' | 'flush';
+
+/** Bytes that operation and answer need on a host, all together. */
+function memoryOf(operation: ScenarioOperation): number {
+  if (operation.kind === 'message') return operation.bytes + operation.room;
+  return 'bytes' in operation ? 2 * operation.bytes : 8;
+}
+
+/** The operation asks for what may not be done. */
+function mustFail(operation: ScenarioOperation): boolean {
+  if (operation.kind === 'message') return operation.room < operation.bytes;
+  return 'badKey' in operation && operation.badKey;
+}
+
+interface OperationPlan {
+  readonly scenario: Scenario;
+  readonly ends: readonly (readonly [LaneConnection, LaneConnection])[];
+  /** Of each host. */
+  readonly buffers: readonly ScenarioBuffers[];
+  /** Takes the counter of a flow. */
+  readonly counter: (operation: ScenarioOperation, buffers: ScenarioBuffers) => BufferRange;
+}
+
+function prepareOperation({ scenario, ends, buffers, counter }: OperationPlan, index: number): RunningOperation {
+  const operation = scenario.operations[index] as ScenarioOperation;
+  const [a, b] = scenario.connections[operation.connection] as readonly [number, number];
+  const pair = ends[operation.connection] as readonly [LaneConnection, LaneConnection];
+  const [near, far] = operation.from === 0 ? [a, b] : [b, a];
+  const [nearEnd, farEnd] = operation.from === 0 ? pair : [pair[1], pair[0]];
+  const [here, there] = [buffers[near] as ScenarioBuffers, buffers[far] as ScenarioBuffers];
+  const base = { index, operation, near, far, nearEnd, farEnd, arrived: false, cancelled: false };
+  switch (operation.kind) {
+    case 'message':
+      return { ...base, source: here.take(operation.bytes), target: there.take(operation.room) };
+    case 'write':
+      return { ...base, source: here.take(operation.bytes), target: there.take(operation.bytes) };
+    case 'read':
+      return { ...base, source: there.take(operation.bytes), target: here.take(operation.bytes) };
+    case 'signal':
+      return { ...base, source: undefined, target: counter(operation, there) };
+    case 'flush':
+    default:
+      return { ...base, source: undefined, target: undefined };
+  }
+}
+
+/** Fills the source and posts the request of the near end. */
+function beginOperation(running: RunningOperation): { readonly role: Role; readonly handle: number } {
+  const { index, operation, nearEnd } = running;
+  const { flow } = operation;
+  const source = running.source as BufferRange;
+  const target = running.target as BufferRange;
+  if (source !== undefined) fillContent(source, index);
+  switch (operation.kind) {
+    case 'message':
+      return { role: 'send', handle: nearEnd.postSend({ ...source, flow }) };
+    case 'write':
+      return { role: 'write', handle: write(running, source, target) };
+    case 'read':
+      return { role: 'read', handle: nearEnd.read({ ...target, ...remote(source, operation.badKey), flow }) };
+    case 'signal':
+      return { role: 'signal', handle: nearEnd.signal({ ...remote(target, false), add: operation.add, flow }) };
+    case 'flush':
+    default:
+      return { role: 'flush', handle: nearEnd.flush(flow) };
+  }
+}
+
+/** As one range, or, every other one, as many small ones, the last one first. */
+function write({ index, operation, nearEnd }: RunningOperation, source: BufferRange, target: BufferRange): number {
+  const { flow } = operation;
+  const place = remote(target, 'badKey' in operation && operation.badKey);
+  const { bytes } = source;
+  if (index % 2 === 0 || bytes === 0) return nearEnd.write({ ...source, ...place, flow });
+  const longest = longestScattered(nearEnd.payloadBytes);
+  const length = 1 + ((index * 37) % Math.min(longest, bytes));
+  const count = Math.ceil(bytes / length);
+  const starts = Float64Array.from({ length: count }, (_, at) => (count - 1 - at) * length);
+  const ranges = new RangeList({
+    sources: starts.map((start) => source.offset + start),
+    targets: starts.map((start) => target.offset + start),
+    lengths: starts.map((start) => Math.min(length, bytes - start)),
+  });
+  const { remoteRegion, remoteKey } = place;
+  return nearEnd.scatter({ region: source.region, ranges, remoteRegion, remoteKey, flow });
+}
+
+/** Posts the request of the far end of a message. */
+function postReceive({ operation, farEnd, target }: RunningOperation): number {
+  return farEnd.postReceive({ ...(target as BufferRange), flow: operation.flow });
+}
+
+/** What a counter holds. */
+function counterValue(cell: BufferRange): number {
+  const { buffer, byteOffset } = bytesOf(cell);
+  return Number(new DataView(buffer, byteOffset, 8).getBigUint64(0, true));
+}
+
+/** For error messages. */
+function nameOf({ index, operation, near, far }: RunningOperation): string {
+  const bytes = 'bytes' in operation ? ` of ${operation.bytes} bytes` : '';
+  return `operation ${index} (${operation.kind}${bytes}, host ${near} to ${far}, flow ${operation.flow})`;
+}
+
+function remote({ region, offset }: BufferRange, badKey: boolean): RemoteRange {
+  return { remoteRegion: region.id, remoteKey: badKey ? (region.key ^ 1) >>> 0 : region.key, remoteOffset: offset };
 }

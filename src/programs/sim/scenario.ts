@@ -27,25 +27,25 @@ export interface MessageOperation extends OperationPlace {
   readonly receiveAt: number;
 }
 
-export interface RemoteOperation extends OperationPlace {
+interface RemoteOperation extends OperationPlace {
   readonly kind: 'write' | 'read';
   readonly bytes: number;
   /** The key is wrong: nothing may be written or read, and the request must fail. */
   readonly badKey: boolean;
 }
 
-export interface SignalOperation extends OperationPlace {
+interface SignalOperation extends OperationPlace {
   readonly kind: 'signal';
   readonly add: number;
 }
 
-export interface FlushOperation extends OperationPlace {
+interface FlushOperation extends OperationPlace {
   readonly kind: 'flush';
 }
 
 export type ScenarioOperation = MessageOperation | RemoteOperation | SignalOperation | FlushOperation;
 
-export interface HostDeath {
+interface HostDeath {
   readonly host: number;
   readonly at: number;
 }

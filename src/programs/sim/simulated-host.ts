@@ -22,7 +22,7 @@ export interface SimulatedEngine {
 }
 
 /** A signal or flush that waits on its engine. */
-export interface HeldFence extends HeldOperation {
+interface HeldFence extends HeldOperation {
   readonly post: () => void;
 }
 
@@ -41,7 +41,7 @@ interface Part {
 }
 
 /** A part that is to be posted. */
-export interface NewPart {
+interface NewPart {
   readonly lane: number;
   /** That it holds shut until it ends, or NONE. */
   readonly gate: number;

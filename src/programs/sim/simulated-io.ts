@@ -25,7 +25,7 @@ export interface NicOptions {
   readonly join: boolean;
 }
 
-export interface SimulatedIoOptions extends NicOptions {
+interface SimulatedIoOptions extends NicOptions {
   readonly host: number;
   readonly lane: number;
   /** Paths of a lane: those of different lanes have different numbers in the network. */

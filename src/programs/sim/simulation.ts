@@ -32,7 +32,7 @@ export interface SimulationOptions {
 /** How a run ended: as asked, with nothing left to happen, at its last moment, or after too many events. */
 export type RunEnd = 'done' | 'quiet' | 'deadline' | 'events';
 
-export interface RunLimits {
+interface RunLimits {
   /** Simulated time at which to stop, in microseconds. */
   readonly until: number;
   readonly events: number;

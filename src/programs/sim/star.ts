@@ -2,7 +2,7 @@
 import type { LinkOptions } from './link.ts';
 import { ARRIVED, type NetworkTopology } from './topology.ts';
 
-export interface StarOptions {
+interface StarOptions {
   readonly hosts: number;
   readonly link: LinkOptions;
 }

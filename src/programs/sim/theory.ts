@@ -31,7 +31,7 @@ export interface RailOutage {
   readonly to: number;
 }
 
-export interface TheoryOptions {
+interface TheoryOptions {
   readonly pattern: PatternName;
   readonly topology: NetworkTopology;
   readonly messageBytes: number;

@@ -2,7 +2,7 @@
 import type { ReadStream, WriteStream } from 'node:tty';
 import { printableLines } from '../../core/quote.ts';
 
-export interface TopPage {
+interface TopPage {
   readonly head: string;
   readonly columns: string;
   /** The one whose rows are sorted by is told in `head`. */

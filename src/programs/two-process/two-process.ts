@@ -11,7 +11,7 @@ import type { RegisteredVram } from '../../device-api/host/vram-regions.ts';
 export const twoProcessLevels = ['thread', 'warp', 'block'] as const;
 export type TwoProcessLevel = (typeof twoProcessLevels)[number];
 
-export interface TwoProcessOptions {
+interface TwoProcessOptions {
   readonly bytes: number;
   /** Who makes the calls together on a GPU. On the CPU there is one thread. */
   readonly level: TwoProcessLevel;
@@ -31,7 +31,7 @@ export interface TwoProcessOptions {
   readonly conclude: (line: string) => void;
 }
 
-export interface TwoProcessResult {
+interface TwoProcessResult {
   readonly role: 'initiator' | 'target';
   readonly device: string;
   readonly bytes: number;

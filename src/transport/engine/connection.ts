@@ -8,25 +8,56 @@ import { PathTable } from '../paths/path-table.ts';
 import { MAX_ECHOES } from '../receive/arrivals.ts';
 import { ReceiveSide } from '../receive/receive-side.ts';
 import { RECEIVE_WINDOW_SEGMENTS } from '../receive/receive-window.ts';
-import { SPECULATIVE_BYTES } from '../send/receiver-credits.ts';
 import { NO_SLOT } from '../send/eager-slots.ts';
+import { SPECULATIVE_BYTES } from '../send/receiver-credits.ts';
 import { SendSide } from '../send/send-side.ts';
 import { checkConnection, checkFlow, checkLocal, checkRemote, checkScatter, checkSignal } from './check-options.ts';
-import { connectionStatistics, createCounters } from './connection-statistics.ts';
 import type { EngineCore } from './engine-core.ts';
-import { Liveness } from './liveness.ts';
 import { peerFailure } from './peer-failure.ts';
 import type { Request, RequestKind, RequestOwner } from './request.ts';
 import type {
   ConnectionOptions,
   ConnectionStatistics,
-  MessageOptions,
-  RemoteOptions,
   EngineHandle,
+  MessageOptions,
+  PathStatistics,
+  RemoteOptions,
   ScatterOptions,
   SignalOptions,
   TransportConnection,
 } from './transport-engine.ts';
+
+// Whether a connection is wanted, answered and open: requests that wait, probes of a silent peer, and its end.
+
+/**
+ * The packet that ends a connection also acknowledges what has come, and nobody acknowledges it: the sockets close behind
+ * it. It goes several times, so that a lost packet does not fail requests of the peer that were done.
+ */
+const END_PACKETS = 3;
+
+class Liveness {
+  /** Requests that are not done, and since when there have been any: Infinity until the next `onTimer` tells the time. */
+  pending = 0;
+  pendingSince = 0;
+  /** When and where the peer was last asked whether it is there. */
+  probedAt = 0;
+  probedPath = 0;
+  /** Why the end is to be told to the peer, 0 while open; and how many packets are still to say it. */
+  endReason = 0;
+  endsUnsent = 0;
+  endedAt = 0;
+
+  addPending(): void {
+    if (this.pending === 0) this.pendingSince = Number.POSITIVE_INFINITY;
+    this.pending++;
+  }
+
+  end(reason: number, now: number): void {
+    this.endReason = reason;
+    this.endsUnsent = reason === 0 ? 0 : END_PACKETS;
+    this.endedAt = now;
+  }
+}
 
 /** Of a receive: it is not known yet which part of its message it takes in. */
 const UNKNOWN_BASE = -1;
@@ -330,4 +361,64 @@ export class Connection implements TransportConnection, RequestOwner {
     const details = { peer: this.peerName, bytes: request.wholeBytes, room, flow: request.flow };
     this.engine.fail(request, new WeftlineError('WL_CAPACITY', message, { details }));
   }
+}
+
+// Counters of a connection, and how a user sees them.
+
+/** Each count is written by the code that does what is counted. */
+interface Counters {
+  sentSegments: number;
+  sentBytes: number;
+  retransmittedSegments: number;
+  receivedSegments: number;
+  receivedBytes: number;
+  duplicateSegments: number;
+  sentAcks: number;
+  receivedAcks: number;
+  timeouts: number;
+  probes: number;
+}
+
+function createCounters(): Counters {
+  return {
+    sentSegments: 0,
+    sentBytes: 0,
+    retransmittedSegments: 0,
+    receivedSegments: 0,
+    receivedBytes: 0,
+    duplicateSegments: 0,
+    sentAcks: 0,
+    receivedAcks: 0,
+    timeouts: 0,
+    probes: 0,
+  };
+}
+
+interface Counted {
+  readonly counters: Counters;
+  readonly paths: PathTable;
+  readonly send: SendSide;
+}
+
+/** A copy of the counters as they stand; `perPath`: each path has a congestion window of its own. */
+function connectionStatistics(counted: Counted, perPath: boolean): ConnectionStatistics {
+  const { counters, paths } = counted;
+  return {
+    ...counters,
+    paths: Array.from({ length: paths.count }, (_, path) => pathStatistics(counted, path, perPath)),
+  };
+}
+
+function pathStatistics({ paths, send }: Counted, path: number, perPath: boolean): PathStatistics {
+  const { bursts, congestion } = send;
+  const window = congestion[perPath && congestion.length > 1 ? path : 0];
+  return {
+    path,
+    alive: paths.alive[path] === 1,
+    smoothedRtt: paths.rtt[path]!,
+    sentSegments: paths.sentSegments[path]!,
+    lostSegments: paths.lostSegments[path]!,
+    inFlightBytes: bursts.pathBytes[path]!,
+    windowBytes: window?.windowBytes ?? Number.POSITIVE_INFINITY,
+  };
 }

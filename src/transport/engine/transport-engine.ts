@@ -97,7 +97,7 @@ export interface RemoteOptions extends LocalRange, RemoteRange {
 }
 
 /** What a request is a part of, whose other parts go through other engines. */
-export interface WholeRequest {
+interface WholeRequest {
   /** Where the part begins in it. */
   readonly partOffset: number;
   readonly bytes: number;

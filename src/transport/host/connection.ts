@@ -28,7 +28,7 @@ import type {
 import type { RequestHandle, RequestSlots } from './request-slots.ts';
 import type { RangesPlan } from './shared-ranges.ts';
 
-export interface ConnectionParts {
+interface ConnectionParts {
   readonly group: EngineGroup;
   readonly slots: RequestSlots;
   readonly channel: ControlChannel;

@@ -30,7 +30,7 @@ import type { HostedEngine, HostParts } from './serve-engine.ts';
 import { endCalls } from './path-ends.ts';
 import { NOBODY, type SharedRequests } from './shared-requests.ts';
 
-export interface EngineHostOptions extends HostParts {
+interface EngineHostOptions extends HostParts {
   readonly settings: Settings;
 }
 

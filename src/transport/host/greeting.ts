@@ -35,7 +35,7 @@ export interface GreetingOptions extends PathOptions {
 }
 
 /** What two engines, one of each side, know of the connection between them. */
-export interface MeetingLane {
+interface MeetingLane {
   /** The engines' names for it, this side's and the peer's. */
   readonly localId: number;
   readonly remoteId: number;
@@ -73,7 +73,7 @@ export interface Guest<Established> {
 }
 
 /** What the side that was called does with its caller. */
-export interface Reception<Established> {
+interface Reception<Established> {
   /** Called once the caller has proven itself; it has offered so many lanes. */
   readonly open: (
     hello: unknown,

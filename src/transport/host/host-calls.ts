@@ -40,7 +40,7 @@ export interface HostCalls extends Calls, EndCalls {
   statistics(connection: number): LaneStatistics;
 }
 
-export interface HostEnd {
+interface HostEnd {
   readonly connection: number;
   readonly error: EncodedError;
 }

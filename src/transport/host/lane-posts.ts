@@ -16,7 +16,7 @@ import { NOBODY } from './shared-requests.ts';
 /** Of what a command holds in 32 bits. */
 const MAX_WORD = 2 ** 32 - 1;
 
-export interface LanePostsParts {
+interface LanePostsParts {
   readonly slots: RequestSlots;
   /** By lane. */
   readonly ends: readonly LaneEnd[];

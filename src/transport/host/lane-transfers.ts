@@ -31,7 +31,7 @@ interface SpreadTransfer {
   readonly engines: number;
 }
 
-export interface LaneTransfersParts {
+interface LaneTransfersParts {
   readonly group: EngineGroup;
   readonly ends: readonly LaneEnd[];
   readonly posts: LanePosts;

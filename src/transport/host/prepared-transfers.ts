@@ -60,7 +60,7 @@ interface Line {
   position: number;
 }
 
-export interface TransferHost {
+interface TransferHost {
   connection(number: number): TransportConnection | undefined;
   region(number: number): Region | undefined;
   /** The request's end is to be reported under the slot. */

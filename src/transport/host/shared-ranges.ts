@@ -23,7 +23,7 @@ interface SharedTable extends RangesPlan {
 }
 
 /** What a write needs that is not in its command. */
-export interface RangesWay {
+interface RangesWay {
   readonly payloadBytes: number;
   findRegion(number: number): Region | undefined;
 }

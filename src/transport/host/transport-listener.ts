@@ -6,7 +6,7 @@ import type { ControlChannel } from '../../meeting/control-channel.ts';
 import { MeetingListener, type MeetingListenerOptions } from '../../meeting/listener.ts';
 import type { Connection } from './connection.ts';
 
-export interface ListenerOptions extends Omit<MeetingListenerOptions, 'serve'> {
+interface ListenerOptions extends Omit<MeetingListenerOptions, 'serve'> {
   /** Undefined if the application has taken the connection itself. */
   readonly greet: (channel: ControlChannel, listener: TransportListener) => Promise<Connection | undefined>;
   readonly onClose: (listener: TransportListener) => void;

@@ -19,7 +19,7 @@ const PATH_LOAD_UNIT = 65_536;
 const RAIL_LOAD_UNIT = 16_384;
 
 /** Bytes in flight, by path and by rail. */
-export interface PathLoad {
+interface PathLoad {
   readonly pathBytes: Float64Array;
   readonly railBytes: Float64Array;
 }

@@ -16,7 +16,7 @@ export const ackDue = { no: 0, later: 1, now: 2 } as const;
 /** No deadline. */
 const NEVER = Number.POSITIVE_INFINITY;
 
-export interface ReceiveSideOptions {
+interface ReceiveSideOptions {
   /** Messages of at most so many bytes come before their receives are announced; 0: none. */
   readonly eagerBytes: number;
   readonly paths: number;

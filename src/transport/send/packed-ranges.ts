@@ -23,7 +23,7 @@ interface Run {
 }
 
 /** What the ranges are to go into. */
-export interface PackingLimits {
+interface PackingLimits {
   /** Of the region of this side. */
   readonly regionBytes: number;
   /** Of a full packet. */

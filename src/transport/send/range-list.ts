@@ -3,7 +3,7 @@ import { MAX_SCATTER_ENTRIES, SCATTER_ENTRY_BYTES } from '../../abi/transport-pa
 import { invalidArgument } from '../../core/errors.ts';
 
 /** In bytes; all of the same length. */
-export interface Ranges {
+interface Ranges {
   readonly sources: Float64Array;
   readonly targets: Float64Array;
   readonly lengths: Float64Array;

@@ -22,7 +22,7 @@ export interface WatchedJob {
 }
 
 /** How a rank was found: it answered, said nothing, has not joined, has left; `unknown` where the store could not be asked. */
-export type RankState = 'answers' | 'silent' | 'absent' | 'left' | 'unknown';
+type RankState = 'answers' | 'silent' | 'absent' | 'left' | 'unknown';
 
 export interface RankView {
   readonly rank: number;
@@ -43,7 +43,7 @@ export interface RankView {
   readonly heardMs: number | undefined;
 }
 
-export interface LauncherView {
+interface LauncherView {
   readonly pid: number;
   readonly process: ProcessFacts | undefined;
 }

@@ -14,7 +14,7 @@ export const MAX_OBSERVERS = 16;
 const MAX_QUESTIONS_PER_SECOND = 50;
 
 /** What the store itself knows, as JSON in the first frame of each answer. */
-export interface StoreFacts {
+interface StoreFacts {
   readonly jobId: string;
   /** How many ranks the job has. */
   readonly size: number;
@@ -33,7 +33,7 @@ export interface MemberFacts {
   readonly heardMs?: number;
 }
 
-export interface StoreObserverOptions {
+interface StoreObserverOptions {
   readonly groups: () => Readonly<Record<MemberKind, StoreGroup>>;
   readonly onEnd: (observer: StoreObserver) => void;
 }

@@ -6,7 +6,7 @@ import { writeFileSync } from 'node:fs';
 import { CudaDevice, readSettings } from 'weftline';
 import { median } from '#lib/core/quantile.js';
 import { findCublas } from '#lib/native/cublas.js';
-import { openMoeEngine } from '#lib/programs/moe/open-moe-engine.js';
+import { openMoeEngine } from '#lib/programs/moe/moe-job.js';
 
 const [experts, hidden, intermediate, columns] = [16, 7168, 2048, 8];
 const [jsonPath] = process.argv.slice(2);

@@ -3,8 +3,7 @@ import test from 'node:test';
 import fc from '../../support/fast-check.ts';
 import { DescriptorList } from 'weftline/agent';
 import { cutAlike } from '#lib/agent/endpoint/ranges.js';
-import { RegionFinder } from '#lib/agent/region-finder.js';
-import { planTransfer } from '#lib/agent/transfer-plan.js';
+import { planTransfer, RegionFinder } from '#lib/agent/transfer-plan.js';
 import { namedParts } from '../../local/support/planned-transfer.ts';
 
 const a = { kind: 'host', address: 4096, length: 1000, name: 'a' } as const;

@@ -6,7 +6,7 @@ import type { WeftlineError } from 'weftline';
 import { MAX_NOTIFICATION_BYTES } from '#lib/agent/backend.js';
 import type { EndpointConnection } from '#lib/agent/endpoint/endpoint-connection.js';
 import { connectionOf, encodeMessage, encodePieces, MessageReader } from '#lib/agent/endpoint/message.js';
-import { MessageRouter } from '#lib/agent/endpoint/message-router.js';
+import { MessageRouter } from '#lib/agent/endpoint/endpoint.js';
 
 const head = { kind: 2, connection: 5, request: 9, bytes: 2 ** 40 };
 

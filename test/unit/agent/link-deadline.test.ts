@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import type { BackendLink, ConnectOptions } from '#lib/agent/backend.js';
 import type { BackendName, NamedBackend } from '#lib/agent/backends/backend-table.js';
-import { chooseLink } from '#lib/agent/choose-link.js';
+import { chooseLink } from '#lib/agent/peer-links.js';
 import { RemoteAgent } from '#lib/agent/remote-agent.js';
 import { Deadline } from '#lib/core/deadline.js';
 import { WeftlineError } from '#lib/core/errors.js';

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test, { mock } from 'node:test';
 import { readSettings } from 'weftline';
-import { logRails } from '#lib/agent/rail-log.js';
+import { logRails } from '#lib/agent/agent.js';
 
 test('at level debug an agent says which rails it has, at other levels it does not look', () => {
   const printed = mock.method(console, 'error', () => {});

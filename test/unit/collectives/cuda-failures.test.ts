@@ -8,8 +8,7 @@ import type { PairMessage } from '#lib/collectives/collective-engine.js';
 import { callWord, describeCallWord, messageWord, signatureOf } from '#lib/collectives/cuda/call-word.js';
 import { cudaCollectiveRegions } from '#lib/collectives/cuda/cuda-regions.js';
 import { explainCollectiveFailure } from '#lib/collectives/cuda/kernel-failures.js';
-import { messageBatches } from '#lib/collectives/cuda/message-batches.js';
-import { areTaken } from '#lib/collectives/cuda/taken-chunks.js';
+import { areTaken, messageBatches } from '#lib/collectives/cuda/cuda-collectives.js';
 
 const call = makeCollectiveCall(8);
 const sum = callWord({ ...call, kind: 'allReduce', dtype: 'f32', count: 2 ** 35 + 1 });

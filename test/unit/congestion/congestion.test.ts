@@ -2,8 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import type { AckSample, Congestion } from '#lib/congestion/congestion.js';
-import { Cubic } from '#lib/congestion/cubic.js';
-import { congestionRules } from '#lib/congestion/rules.js';
+import { congestionRules, Cubic } from '#lib/congestion/rules.js';
 import { CreditPacer } from '#lib/transport/receive/credit-pacer.js';
 import { ReceiverCredits, SPECULATIVE_BYTES } from '#lib/transport/send/receiver-credits.js';
 import { Swift } from '#lib/congestion/swift.js';

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { CpuDevice, type CudaDevice } from 'weftline';
 import { DeviceHost } from 'weftline/device-api';
-import { endBeforeDevices } from '#lib/device-api/host/open-halves.js';
+import { endBeforeDevices } from '#lib/device-api/host/device-host.js';
 
 test('a GPU that is closed has the host end first, until that has ended by itself', async () => {
   const threads = new Set<() => Promise<void>>();

@@ -6,7 +6,7 @@ import { bindDeclaredFunctions } from '#lib/native/library.js';
 import { NativeBlock } from '#lib/native/native-block.js';
 import { ReadinessSet } from '#lib/native/readiness.js';
 import { pooledSystemCall, substituteSystemCall, systemCall } from '#lib/native/system-call.js';
-import { DatagramReceiver, RECEIVE_ARENA_BYTES } from '#lib/transport/io/udp/datagram-receiver.js';
+import { DatagramReceiver, RECEIVE_ARENA_BYTES } from '#lib/transport/io/udp/udp-loop.js';
 import { UdpPacketIo } from '#lib/transport/io/udp/udp-packet-io.js';
 
 const errnos = {

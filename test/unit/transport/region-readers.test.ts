@@ -6,8 +6,7 @@ import type { QueuePair } from '#lib/native/verbs/queue-pair.js';
 import type { SendRing } from '#lib/native/verbs/request-ring.js';
 import type { PacketMemory } from '#lib/transport/io/verbs/packet-memory.js';
 import { PathEnd } from '#lib/transport/io/verbs/path-end.js';
-import { RegionUse } from '#lib/transport/io/verbs/region-keys.js';
-import { RegionReaders } from '#lib/transport/io/verbs/region-readers.js';
+import { RegionReaders, RegionUse } from '#lib/transport/io/verbs/verbs-rail.js';
 
 /** Two ends that send from one region, and what was done with them. */
 function setUp() {

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import type { CpuDevice } from 'weftline';
 import type { RankGroup } from 'weftline/world';
-import { AddressSpace } from '#lib/device/cpu/address-space.js';
+import { AddressSpace } from '#lib/device/cpu/cpu-device.js';
 import { requireRoom } from '#lib/windows/room.js';
 import { withCode } from '../../support/with-code.ts';
 

@@ -1,7 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { type Environment, isRank, readEnvironment } from '#lib/world/environment.js';
-import { expandNodeList } from '#lib/world/node-list.js';
+import { type Environment, expandNodeList, isRank, readEnvironment } from '#lib/world/environment.js';
 
 const ours = {
   WEFTLINE_RANK: '2',

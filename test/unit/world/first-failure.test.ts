@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import type { FailureNote } from '#lib/world/failure-log.js';
 import { firstFailure, type SeenExit } from '#lib/world/first-failure.js';
-import { failureSummary } from '#lib/world/failure-summary.js';
+import { failureSummary } from '#lib/world/launcher.js';
 import type { RankResult } from '#lib/world/rank-process.js';
 import fc from '../../support/fast-check.js';
 

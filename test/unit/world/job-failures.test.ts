@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import type { FailureLog, FailureNote } from '#lib/world/failure-log.js';
-import { JobFailures } from '#lib/world/job-failures.js';
+import { JobFailures } from '#lib/world/launcher.js';
 import type { RankResult } from '#lib/world/rank-process.js';
 
 /** Ranks 0 to 3 are of this node, 2 and 3 are helpers; ranks 4 to 7 are of another node. */

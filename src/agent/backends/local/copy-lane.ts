@@ -22,7 +22,7 @@ export interface CopyJob extends CheckedCopies {
   readonly message: Uint8Array;
 }
 
-export interface CopyLaneParts {
+interface CopyLaneParts {
   readonly words: Int32Array;
   /** Of all lanes and of what writes to the same peers. */
   readonly lock: SharedLock;
@@ -38,7 +38,7 @@ export interface CopyLaneParts {
 }
 
 /** `blocked`: the message of the first job waits for the peer to make room. */
-export type CopyOutcome = 'moved' | 'blocked' | 'nothing';
+type CopyOutcome = 'moved' | 'blocked' | 'nothing';
 
 export class CopyLane {
   readonly #parts: CopyLaneParts;

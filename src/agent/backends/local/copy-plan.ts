@@ -26,7 +26,7 @@ export const STEP_BYTES: number = 256 << 10;
 const INLINE_PIECES = 16_384;
 const STEP_PIECES = 4096;
 
-export interface HostCopiesOptions {
+interface HostCopiesOptions {
   readonly mapped: CopyList;
   readonly process: CopyList;
   readonly pid: number;

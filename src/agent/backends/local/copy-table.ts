@@ -4,7 +4,7 @@ import { copyMemory } from '../../../native/libc.ts';
 import { copyRanges, MAX_RANGES, IovecList } from '../../../native/process-memory.ts';
 import type { CopyList } from './copy-list.ts';
 
-export interface CopyTableParts {
+interface CopyTableParts {
   /** Both sides are mapped in this process. */
   readonly mapped: CopyList;
   /** The far side is memory of the process `pid`. */

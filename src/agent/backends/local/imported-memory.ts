@@ -11,7 +11,7 @@ import {
   type SharedPlace,
 } from './remote-region.ts';
 
-export interface ImportedMemoryParts {
+interface ImportedMemoryParts {
   readonly peerName: string;
   readonly pid: number;
   /** True while the peer has the region registered. */

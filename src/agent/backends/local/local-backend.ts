@@ -3,7 +3,10 @@ import { statSync } from 'node:fs';
 import { BOOT_ID_BYTES, LOCAL_INFO_VERSION, localConnectionInfo } from '../../../abi/agent-local-info.ts';
 import { Block } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
+import { packageFile } from '../../../core/package-file.ts';
 import { CudaDevice } from '../../../device/cuda/cuda-device.ts';
+import { PooledWork } from '../../../threads/thread-pool.ts';
+import type { WakeWord } from '../../../threads/wake-word.ts';
 import { bootIdentity } from '../../../world/host-identity.ts';
 import type { AgentMemory, MemoryKind } from '../../agent-memory.ts';
 import type {
@@ -17,13 +20,51 @@ import type {
   RemoteRegionInfo,
 } from '../../backend.ts';
 import { CopyThread } from './copy-thread.ts';
-import { DoorbellThread } from './doorbell-thread.ts';
+import type { DoorbellWorkerData } from './doorbell-worker.ts';
 import { LocalLink } from './local-link.ts';
 import { LocalRegion } from './local-region.ts';
 import { Mailbox } from './mailbox.ts';
 import { PeerMailbox } from './peer-mailbox.ts';
 import { refusalOfProcess, whyForbidden, whyNotFilesOf } from './process-permission.ts';
 import { isOfProcess } from './remote-region.ts';
+
+// The thread that sleeps on an agent's doorbell in shared memory, and rings the agent when a peer rang it.
+
+class DoorbellThread {
+  readonly #mailbox: Mailbox;
+  readonly #stop = new Int32Array(new SharedArrayBuffer(4));
+  readonly #work: PooledWork;
+  #isRunning = false;
+
+  constructor(mailbox: Mailbox, wake: WakeWord) {
+    this.#mailbox = mailbox;
+    const data: DoorbellWorkerData = {
+      doorbell: mailbox.doorbellAddress,
+      wake: wake.buffer,
+      stop: this.#stop.buffer,
+    };
+    this.#work = new PooledWork({
+      entry: packageFile('./doorbell-worker.js', import.meta.url),
+      name: 'doorbell',
+      data,
+      onMessage: () => (this.#isRunning = true),
+      // Without the thread the agent only sleeps shorter.
+      onEnd: () => (this.#isRunning = false),
+    });
+    this.#work.unref();
+  }
+
+  get isRunning(): boolean {
+    return this.#isRunning;
+  }
+
+  async close(): Promise<void> {
+    Atomics.store(this.#stop, 0, 1);
+    this.#mailbox.ring();
+    this.#work.ref();
+    await this.#work.over;
+  }
+}
 
 export const createBackend: CreateBackend<'local'> = (context) =>
   Promise.resolve().then(() => new LocalBackend(context));

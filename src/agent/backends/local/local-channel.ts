@@ -14,7 +14,7 @@ import type { PeerSteps } from './peer-steps.ts';
 import type { LocalRemoteRegion, RegionReach } from './remote-region.ts';
 
 /** What a channel needs of its link. */
-export interface ChannelLink {
+interface ChannelLink {
   readonly peerName: string;
   readonly pid: number;
   readonly error: WeftlineError | undefined;

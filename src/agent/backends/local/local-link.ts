@@ -28,7 +28,7 @@ import type { CopyHelp } from './shared-copies.ts';
 /** Copying this much takes most of a millisecond; checking whether the peer lives costs nothing beside that. */
 const BYTES_PER_LOOK = 16 << 20;
 
-export interface LocalLinkOptions {
+interface LocalLinkOptions {
   readonly peerName: string;
   readonly pid: number;
   readonly mailbox: PeerMailbox;

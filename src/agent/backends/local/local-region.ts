@@ -7,7 +7,7 @@ import type { AgentMemory } from '../../agent-memory.ts';
 import type { BackendRegion } from '../../backend.ts';
 import type { Mailbox } from './mailbox.ts';
 
-export interface LocalRegionOptions {
+interface LocalRegionOptions {
   /** How long peers may take to end the steps that they are in. */
   readonly timeoutMs: number;
   /** Ends what this side does with the memory, at once; resolves when it is over. */

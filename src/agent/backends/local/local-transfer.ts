@@ -11,7 +11,7 @@ import type { LocalRemoteRegion } from './remote-region.ts';
 import { type CopyHelp, SharedCopies } from './shared-copies.ts';
 
 /** What a transfer needs of its link. */
-export interface TransferLink {
+interface TransferLink {
   readonly peerName: string;
   readonly steps: PeerSteps;
   readonly isQuiet: boolean;

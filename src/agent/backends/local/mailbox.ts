@@ -29,7 +29,7 @@ interface Sender {
 }
 
 /** Where messages go, and whether there is room for another of a peer. */
-export type Delivery = Pick<BackendContext, 'deliver' | 'mayDeliver'>;
+type Delivery = Pick<BackendContext, 'deliver' | 'mayDeliver'>;
 
 export class Mailbox {
   readonly memory: SharedMemory;

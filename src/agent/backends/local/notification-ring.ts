@@ -5,7 +5,7 @@ import { MAX_NOTIFICATION_BYTES } from '../../backend.ts';
 const HEAD_BYTES = notificationHead.size;
 const MASK = SENDER_RING_BYTES - 1;
 
-export interface RingPlace {
+interface RingPlace {
   readonly buffer: ArrayBuffer;
   /** Where the sender's slot and its ring begin. */
   readonly slotOffset: number;

@@ -20,7 +20,7 @@ import { headerWord, OWNER_LOCK, sendersOf, slotOffset, slotWord } from './mailb
 import { PeerSteps } from './peer-steps.ts';
 import { RecordSender } from './record-sender.ts';
 
-export interface PeerMailboxOptions {
+interface PeerMailboxOptions {
   readonly peer: string;
   /** What the peer's metadata say: 16 hexadecimal digits. */
   readonly incarnation: string;

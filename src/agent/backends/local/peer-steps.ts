@@ -4,7 +4,7 @@ import { slotOffset } from './mailbox-layout.ts';
 import type { RegionGrant, RegionGrants } from './region-grants.ts';
 
 /** Each thread that copies has a word of its own. */
-export type StepWord = 'agentStep' | 'copyStep';
+type StepWord = 'agentStep' | 'copyStep';
 
 interface ReleasableGrant extends RegionGrant {
   readonly isReleased: boolean;

@@ -25,7 +25,7 @@ export type RegionReach =
       readonly base: number;
     };
 
-export interface RemoteRegionParts {
+interface RemoteRegionParts {
   readonly bytes: number;
   /** Of the peer's table of regions, and what stands there as long as it is registered. */
   readonly slot: number;

@@ -17,7 +17,7 @@ interface Within {
 const QUICK_LOOKS = 64;
 const PAUSE_MS = 1;
 
-export interface StepsWatchOptions {
+interface StepsWatchOptions {
   readonly buffer: ArrayBuffer;
   /** Of the mailbox, whose bytes senders hold locks of. */
   readonly fd: number;

@@ -1,23 +1,163 @@
 // The backend over weftline's own transport: host memory, any peer that UDP reaches.
 import { isIP } from 'node:net';
 import { z } from '#zod';
+import { alignUp } from '../../../abi/layout.ts';
+import { MAILBOX_RING_BYTES, mailboxHead, mailboxRecord } from '../../../abi/multipath-mailbox.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import {
   type Connection,
-  type Guest as TransportGuest,
+  type MemoryRegion,
+  type RequestHandle,
   Transport,
+  type Guest as TransportGuest,
   type TransportListener,
 } from '../../../transport/index.ts';
 import { networkIdentity } from '../../../world/host-identity.ts';
 import type { AgentMemory, MemoryKind } from '../../agent-memory.ts';
-import type { Backend, BackendContext, BackendPeer, ConnectOptions } from '../../backend.ts';
+import {
+  type Backend,
+  type BackendContext,
+  type BackendPeer,
+  type ConnectOptions,
+  MAX_NOTIFICATION_BYTES,
+} from '../../backend.ts';
 import { whyNotAddress } from '../../peer-address.ts';
 import { type Hello, readHello, readWelcome } from './agent-words.ts';
-import { Guest } from './guest.ts';
-import { Inbox } from './inbox.ts';
 import { MessageRing } from './message-ring.ts';
 import { MultipathLink } from './multipath-link.ts';
 import { MultipathRegion } from './multipath-region.ts';
+
+// The receiver's side of a mailbox: takes messages out of the ring in the order in which they arrived.
+
+/** Where messages go, and whether there is room for another. */
+interface InboxDelivery {
+  readonly mayDeliver: () => boolean;
+  readonly deliver: (message: Uint8Array) => void;
+}
+
+export class Inbox {
+  /** Registered for the sender to write to. */
+  readonly bytes: Uint8Array = new Uint8Array(new SharedArrayBuffer(mailboxHead.size + MAILBOX_RING_BYTES));
+  readonly #arrived: Int32Array = new Int32Array(this.bytes.buffer, mailboxHead.offset.counter, 1);
+  readonly #words: Uint32Array = new Uint32Array(this.bytes.buffer, mailboxHead.size);
+  /** Bytes taken so far; wraps. */
+  #taken = 0;
+
+  /** Hot path while nothing has arrived. Returns the bytes that were taken, which the sender is to be told. */
+  drain(delivery: InboxDelivery): number {
+    // ORDER: the atomic load before the reads of what it announces.
+    const arrived = Atomics.load(this.#arrived, 0);
+    const before = this.#taken;
+    while (((arrived - this.#taken) | 0) > 0 && delivery.mayDeliver()) {
+      const at = (this.#taken >>> 0) % MAILBOX_RING_BYTES;
+      const length = this.#words[at / 4]!;
+      const left = (arrived - this.#taken) | 0;
+      if (
+        length > MAX_NOTIFICATION_BYTES ||
+        alignUp(mailboxRecord.size + length, 8) > left ||
+        left > MAILBOX_RING_BYTES
+      )
+        throw new WeftlineError(
+          'WL_PROTOCOL',
+          `A peer sent a message of ${length} bytes, with ${left} bytes in a ring of ${MAILBOX_RING_BYTES}: expected at most ${MAX_NOTIFICATION_BYTES}`,
+        );
+      delivery.deliver(this.#copy((at + mailboxRecord.size) % MAILBOX_RING_BYTES, length));
+      this.#taken = (this.#taken + alignUp(mailboxRecord.size + length, 8)) | 0;
+    }
+    return (this.#taken - before) | 0;
+  }
+
+  /** All that has arrived was taken. */
+  get isEmpty(): boolean {
+    return Atomics.load(this.#arrived, 0) === this.#taken;
+  }
+
+  #copy(at: number, length: number): Uint8Array {
+    const message = new Uint8Array(length);
+    const first = Math.min(length, MAILBOX_RING_BYTES - at);
+    message.set(this.bytes.subarray(mailboxHead.size + at, mailboxHead.size + at + first));
+    if (first < length) message.set(this.bytes.subarray(mailboxHead.size, mailboxHead.size + length - first), first);
+    return message;
+  }
+}
+
+// A peer that connected to this agent: its messages arrive in an inbox, and it is told what was taken.
+
+/**
+ * That of the link's messages, so that the engines that carry them carry their credits as well: on a lane of its own, a
+ * credit could come so late that a sender finds the ring full although every message was taken.
+ */
+const CREDIT_FLOW = 65_534;
+const NONE = -1;
+
+interface GuestParts {
+  readonly transport: Transport;
+  readonly connection: Connection;
+  readonly inbox: Inbox;
+  readonly inboxRegion: MemoryRegion;
+  readonly hello: Hello;
+}
+
+class Guest {
+  readonly name: string;
+  readonly #parts: GuestParts;
+  readonly #delivery: InboxDelivery;
+  /** Bytes that were taken and not told yet, and the signal that tells of earlier ones. */
+  #unsent = 0;
+  #credit: RequestHandle = NONE;
+  readonly #signal: { flow: number; remoteRegion: number; remoteKey: number; remoteOffset: number; add: number };
+
+  constructor(parts: GuestParts, { deliver, mayDeliver }: Pick<BackendContext, 'deliver' | 'mayDeliver'>) {
+    const { hello } = parts;
+    const { name } = hello;
+    this.name = name;
+    this.#parts = parts;
+    this.#delivery = { deliver: (message) => deliver(name, message), mayDeliver: () => mayDeliver(name) };
+    this.#signal = { flow: CREDIT_FLOW, remoteRegion: hello.region, remoteKey: hello.key, remoteOffset: 0, add: 0 };
+  }
+
+  get isGone(): boolean {
+    return this.#parts.connection.error !== undefined;
+  }
+
+  /** Gone, and all that it sent was taken. */
+  get isDone(): boolean {
+    return this.isGone && this.#parts.inbox.isEmpty;
+  }
+
+  /** Hot path while nothing has arrived. True if something has. */
+  poll(): boolean {
+    const taken = this.#parts.inbox.drain(this.#delivery);
+    this.#unsent += taken;
+    this.#reap();
+    if (this.#unsent > 0 && this.#credit === NONE && !this.isGone) this.#notify();
+    return taken > 0;
+  }
+
+  async close(): Promise<void> {
+    const { transport, connection, inboxRegion } = this.#parts;
+    await connection.close();
+    this.#reap();
+    await transport.release(inboxRegion);
+  }
+
+  #notify(): void {
+    this.#signal.add = this.#unsent;
+    this.#credit = this.#parts.connection.signal(this.#signal);
+    this.#unsent = 0;
+  }
+
+  #reap(): void {
+    const { transport } = this.#parts;
+    if (this.#credit === NONE || transport.state(this.#credit) === 'pending') return;
+    try {
+      transport.take(this.#credit);
+    } catch {
+      // The peer is gone, or does not want to know.
+    }
+    this.#credit = NONE;
+  }
+}
 
 /** A view of more aborts Node 20. */
 const MAX_REGION_BYTES = 2 ** 32 - 65_536;

@@ -1,10 +1,67 @@
 // Puts and signals on a flow of their own, in order; their ends are counted in the order of posting.
 import type { PartTable } from '../../../abi/part-table.ts';
-import { asWeftlineError, WeftlineError } from '../../../core/errors.ts';
-import type { Connection, MemoryRegion, RangesPart, RequestHandle, Transport } from '../../../transport/index.ts';
-import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace } from '../../backend.ts';
-import { MultipathParts } from './multipath-parts.ts';
+import { asWeftlineError, invalidArgument, WeftlineError } from '../../../core/errors.ts';
+import type {
+  Connection,
+  MemoryRegion,
+  RangesPart,
+  RequestHandle,
+  SharedRangesNames,
+  Transport,
+} from '../../../transport/index.ts';
+import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace, SharedParts } from '../../backend.ts';
 import { MultipathRegion, MultipathRemoteRegion, own } from './multipath-region.ts';
+
+// Puts of many ranges, each posted with one command: the engine's thread reads the table.
+
+/** What they need of their channel. */
+interface PartsChannel {
+  putRanges(part: RangesPart): boolean;
+}
+
+interface MultipathPartsOptions {
+  readonly channel: PartsChannel;
+  readonly connection: Connection;
+  readonly way: Pick<RangesPart, 'flow' | 'staysHome'>;
+  readonly ranges: SharedRangesNames;
+}
+
+class MultipathParts implements SharedParts {
+  readonly #channel: PartsChannel;
+  readonly #connection: Connection;
+  readonly #length: number;
+  /** What is posted. One object, so that nothing is made per post. */
+  readonly #part: { -readonly [K in keyof RangesPart]: RangesPart[K] };
+  #isReleased = false;
+
+  constructor({ channel, connection, way, ranges }: MultipathPartsOptions) {
+    this.#channel = channel;
+    this.#connection = connection;
+    this.#length = ranges.table.count;
+    this.#part = { ranges, first: 0, count: 0, ...way };
+  }
+
+  put(first: number, count: number): boolean {
+    const length = this.#length;
+    if (!(Number.isInteger(first) && first >= 0 && first <= length)) {
+      throw invalidArgument('first', first, `a number of a part, up to ${length}`);
+    }
+    if (!(Number.isInteger(count) && count >= 0 && count <= length - first)) {
+      throw invalidArgument('count', count, `up to ${length - first}, which the table has from part ${first} on`);
+    }
+    if (this.#isReleased) throw new WeftlineError('WL_CLOSED', 'The table of parts was released');
+    const part = this.#part;
+    part.first = first;
+    part.count = count;
+    return this.#channel.putRanges(part);
+  }
+
+  async release(): Promise<void> {
+    if (this.#isReleased) return;
+    this.#isReleased = true;
+    if (this.#connection.error === undefined) await this.#connection.unshareRanges(this.#part.ranges);
+  }
+}
 
 /** Operations under way. A power of two; all channels share the transport's requests, of which there may be none left. */
 const MAX_PENDING = 512;
@@ -21,14 +78,14 @@ interface PostedWrite {
 }
 
 /** How its operations go. */
-export interface ChannelWay {
+interface ChannelWay {
   readonly flow: number;
   /** All of them on one lane. */
   readonly staysHome: boolean;
 }
 
 /** What a channel needs of its link. */
-export interface ChannelLink {
+interface ChannelLink {
   readonly transport: Transport;
   readonly connection: Connection;
   readonly error: WeftlineError | undefined;

@@ -8,7 +8,7 @@ import { openUcx, type Ucx } from '../../../native/ucx.ts';
 import { ucxError } from '../../../native/ucx-status.ts';
 import type { UcxSettings } from './ucx-transports.ts';
 
-export interface UcxContextOptions {
+interface UcxContextOptions {
   readonly settings: UcxSettings;
   readonly hasAtomics: boolean;
 }

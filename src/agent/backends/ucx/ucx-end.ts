@@ -40,7 +40,7 @@ const addressSchema = z.object({
 });
 
 /** What an end needs of its device. */
-export interface EndDevice {
+interface EndDevice {
   readonly port: { readonly name: string };
   readonly memories: UcxMemories;
   readonly completions: { enter(end: UcxEnd): void; leave(end: UcxEnd): void; poll(): boolean };

@@ -11,7 +11,7 @@ import type { UcxWorker } from './ucx-worker.ts';
 const CELL_BYTES = 8;
 
 /** What both ends of a connection agree on. */
-export interface UcxRoute {
+interface UcxRoute {
   readonly endpoint: number;
   readonly keys: UcxKeys;
   /** Of words to the peer. */
@@ -21,7 +21,7 @@ export interface UcxRoute {
   readonly counterKey: number;
 }
 
-export interface UcxSendsOptions {
+interface UcxSendsOptions {
   readonly worker: UcxWorker;
   readonly memories: UcxMemories;
   /** A power of two. */

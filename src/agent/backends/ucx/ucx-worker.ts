@@ -27,7 +27,7 @@ const MEMORY_WORD = ucpRequestParam.offset.memory / 4;
 const RECEIVES = 256;
 
 /** Who takes words. Hot path. */
-export type TakeWord = (tag: number, word: number) => void;
+type TakeWord = (tag: number, word: number) => void;
 
 export class UcxWorker implements Disposable {
   /** What peers connect to. */

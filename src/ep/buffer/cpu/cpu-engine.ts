@@ -39,7 +39,7 @@ import type { CpuBufferNetwork } from './cpu-buffer-network.ts';
 import type { EpScope } from '../scope.ts';
 
 /** What an engine is made of, and owns. */
-export interface CpuEngineParts {
+interface CpuEngineParts {
   readonly window: SymmetricWindow;
   readonly tables: EpTables;
   /** Of a group on several hosts. */

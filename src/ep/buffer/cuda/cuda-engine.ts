@@ -1,5 +1,10 @@
 // The GPU's way of an EpBuffer call: kernels that meet their peers on the device; the host waits for a count, if at all.
 import { EP_SYNC_BYTES, epPlan, epStatus } from '../../../abi/ep-arguments.ts';
+import { type Call, callWord } from '../../../collective/calls.ts';
+import { CudaCallOrder } from '../../../collective/cuda-call-order.ts';
+import type { CudaCalls } from '../../../collective/cuda-calls.ts';
+import type { RecordingOf } from '../../../collective/recorded-collective.ts';
+import { overlaps } from '../../../collective/tensor-check.ts';
 import { type CallWait, remaining } from '../../../core/deadline.ts';
 import { type DType, dtypes } from '../../../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
@@ -7,26 +12,20 @@ import { traceBegin, traceEnd } from '../../../core/trace.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { CudaEvent } from '../../../device/cuda/cuda-event.ts';
 import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
-import { Tensor } from '../../../device/tensor.ts';
+import type { MemoryRange } from '../../../device/host-access.ts';
 import { TensorSet } from '../../../device/tensor-set.ts';
+import { Tensor } from '../../../device/tensor.ts';
 import type { CudaWindow } from '../../../windows/cuda-window.ts';
-import type { EpRegion } from '../buffer-size.ts';
-import { type Call, callWord } from '../../../collective/calls.ts';
-import type { CheckedCombine } from '../combine-arguments.ts';
-import type { CudaCalls } from '../../../collective/cuda-calls.ts';
-import type { RecordingOf } from '../../../collective/recorded-collective.ts';
-import { CudaCallOrder } from '../../../collective/cuda-call-order.ts';
 import type { CudaHostNetwork } from '../../across-hosts/cuda-host-network.ts';
-import { bindLaunches, type CudaLaunches, type LaunchMemory } from './cuda-launches.ts';
+import type { EpRegion } from '../buffer-size.ts';
+import type { CheckedCombine } from '../combine-arguments.ts';
 import type { DispatchPlanInput, RowsLike } from '../dispatch-arguments.ts';
-import { setChoices, setRows } from './cuda-dispatch-inputs.ts';
 import { DispatchHandle } from '../dispatch-handle.ts';
 import type { DispatchLayout } from '../dispatch-layout.ts';
 import type { EpCallOptions, EpEngine } from '../engine.ts';
-import type { MemoryRange } from '../../../device/host-access.ts';
 import type { CombineResult, DispatchResult } from '../ep-results.ts';
 import type { EpScope } from '../scope.ts';
-import { overlaps } from '../../../collective/tensor-check.ts';
+import { bindLaunches, type CudaLaunches, type DispatchLaunch, type LaunchMemory } from './cuda-launches.ts';
 
 /** What calls ask of parts that are made after them. */
 export interface CallHooks {
@@ -352,4 +351,26 @@ interface NewHandle {
   readonly plan: Tensor<'u8'>;
   readonly recvSrcIdx: Tensor<'i32'>;
   readonly sequence: number;
+}
+
+// What a dispatch sends, as arguments of its kernel.
+
+type DispatchBlock = DispatchLaunch['plan']['arguments'];
+
+function setRows(set: DispatchBlock, { data, scales, numTokens }: DispatchPlanInput): void {
+  set.set('x', data.address);
+  set.set('scales', scales?.address ?? 0);
+  set.set('scaleBytes', scales ? scales.shape[1]! * 4 : 0);
+  set.set('tokens', numTokens);
+}
+
+/** Choices are counted afresh; a layout without them brings its marks and its counts per expert. */
+function setChoices(set: DispatchBlock, { topkIdx, topkWeights, layout }: DispatchPlanInput): void {
+  const marks = topkIdx ? undefined : layout;
+  set.set('topk', topkIdx?.address ?? 0);
+  set.set('topkColumns', topkIdx?.shape[1] ?? 0);
+  set.set('indexBytes', topkIdx ? dtypes[topkIdx.dtype].bytes : 0);
+  set.set('weights', topkWeights?.address ?? 0);
+  set.set('membership', marks?.isTokenInRank.address ?? 0);
+  set.set('givenExperts', marks?.numTokensPerExpert.address ?? 0);
 }

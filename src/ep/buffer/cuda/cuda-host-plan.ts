@@ -10,7 +10,7 @@ import { capacityError } from '../receive-plan.ts';
 import type { EpScope } from '../scope.ts';
 
 /** What a kernel says of a dispatch that failed. */
-export interface EpFailure {
+interface EpFailure {
   /** Number of the dispatch. */
   readonly sequence: number;
   /** One of epStatus. */

@@ -1,5 +1,10 @@
 // The CPU's way of a layer's call: tables in WebAssembly memory, kernels that write into the windows, barriers between.
 import { elementFormats } from '../../../abi/element-formats.ts';
+import { agreeOn } from '../../../collective/agree.ts';
+import { type Call, callWord } from '../../../collective/calls.ts';
+import type { ExchangeHeader, ExchangeResult } from '../../../collective/exchange.ts';
+import { throwIfUnusable } from '../../../collective/network/throw-if-unusable.ts';
+import { eventAtOnce } from '../../../collective/overlap.ts';
 import { noteImbalance } from '../../../core/counts.ts';
 import { type CallWait, remaining, sooner } from '../../../core/deadline.ts';
 import { dtypes } from '../../../core/dtype.ts';
@@ -9,20 +14,13 @@ import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import type { LocalBarrier } from '../../../windows/local-barrier.ts';
 import { isSharedByAll } from '../../../windows/window-agreement.ts';
-import { agreeOn } from '../../../collective/agree.ts';
-import { type Call, callWord } from '../../../collective/calls.ts';
 import { computeLayout, throwIfRefused } from '../../buffer/dispatch-layout.ts';
 import type { EpCallOptions } from '../../buffer/engine.ts';
-import { throwIfUnusable } from '../../../collective/network/throw-if-unusable.ts';
-import type { ExchangeHeader, ExchangeResult } from '../../../collective/exchange.ts';
-import { eventAtOnce } from '../../../collective/overlap.ts';
-import type { CpuLayerMemory } from './cpu-layer-memory.ts';
 import type { DispatchCombineContext } from '../dispatch-combine-context.ts';
 import { dispatchSplits } from '../dispatch-splits.ts';
-import { type ExpertPlan, planExperts, requireRowBounds } from '../expert-plan.ts';
 import type { TokenDType } from '../ep-config.ts';
+import { type ExpertPlan, planExperts, requireRowBounds } from '../expert-plan.ts';
 import type { CheckedLayerCombine } from '../layer-arguments.ts';
-import type { LayerInput } from '../layer-input.ts';
 import type {
   DispatchStages,
   LayerCombineResult,
@@ -30,12 +28,13 @@ import type {
   LayerEngine,
   LayerEngineOptions,
 } from '../layer-engine.ts';
+import type { LayerInput } from '../layer-input.ts';
 import { type LayerTables, makeLayerTables } from '../layer-tables.ts';
-import { copyTable, widenTable } from './cpu-tables.ts';
-import { countLayerRows } from './count-layer-rows.ts';
-import { markTail, type PlaceTables, placeRows } from './place-rows.ts';
 import { makeLayoutDesc } from '../make-layout-desc.ts';
 import { applyScatterIndices, throwIfOutOfBlock, throwIfRepeated } from '../scatter-indices.ts';
+import { countLayerRows } from './count-layer-rows.ts';
+import type { CpuLayerMemory } from './cpu-layer-memory.ts';
+import { markTail, placeRows, type PlaceTables } from './place-rows.ts';
 
 /** Collective: every rank has its tables, or all fail with the same WL_MEMORY. */
 export async function createCpuLayerEngine(
@@ -390,4 +389,20 @@ interface SendPlan {
   readonly tables: PlaceTables;
   readonly options: CallWait;
   readonly counts: ExchangeResult;
+}
+
+// Copies of tables in memory of CPU ranks.
+
+/** Fails with WL_MEMORY. */
+function copyTable<D extends 'i32' | 'u8'>(device: CpuDevice, table: Tensor<D>): Tensor<D> {
+  const copy = device.empty(table.dtype, table.shape);
+  copy.view().set(table.view());
+  return copy;
+}
+
+/** The same numbers as i64. Fails with WL_MEMORY. */
+function widenTable(device: CpuDevice, table: Tensor<'i32'>): Tensor<'i64'> {
+  const wide = device.empty('i64', table.shape);
+  wide.view().set(BigInt64Array.from(table.view(), BigInt));
+  return wide;
 }

@@ -26,7 +26,7 @@ export interface PlaceTables {
   routed?: RoutedTokens;
 }
 
-export interface PlaceRowsOptions {
+interface PlaceRowsOptions {
   readonly input: LayerInput;
   readonly plan: ExpertPlan;
   /** Of the layer. */

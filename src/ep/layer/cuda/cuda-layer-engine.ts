@@ -1,31 +1,27 @@
 // The GPU's way of a layer's call: kernels that meet their peers on the device; the host waits for counts, if at all.
-import { layerPlan, layerRoute } from '../../../abi/layer-arguments.ts';
-import { type CallWait, remaining } from '../../../core/deadline.ts';
-import { invalidArgument } from '../../../core/errors.ts';
-import { traceBegin, traceEnd } from '../../../core/trace.ts';
-import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
-import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
-import { TensorSet } from '../../../device/tensor-set.ts';
-import { isSharedByAll } from '../../../windows/window-agreement.ts';
+import { layerPlan, layerRoute, type layerWidenArguments } from '../../../abi/layer-arguments.ts';
 import { type Call, callWord } from '../../../collective/calls.ts';
 import { CudaCallOrder } from '../../../collective/cuda-call-order.ts';
 import type { CudaCalls } from '../../../collective/cuda-calls.ts';
 import type { RecordingOf } from '../../../collective/recorded-collective.ts';
+import { overlaps } from '../../../collective/tensor-check.ts';
+import { type CallWait, remaining } from '../../../core/deadline.ts';
+import { type DType, dtypes } from '../../../core/dtype.ts';
+import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
+import { traceBegin, traceEnd } from '../../../core/trace.ts';
+import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
+import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
+import type { LaunchPlan } from '../../../device/cuda/launch-plan.ts';
+import { TensorSet } from '../../../device/tensor-set.ts';
+import type { Tensor } from '../../../device/tensor.ts';
+import { isSharedByAll } from '../../../windows/window-agreement.ts';
+import type { CudaHostNetwork } from '../../across-hosts/cuda-host-network.ts';
 import type { CallHooks } from '../../buffer/cuda/cuda-engine.ts';
 import type { EpCallOptions } from '../../buffer/engine.ts';
-import { overlaps } from '../../../collective/tensor-check.ts';
-import { bindLayerLaunches, bindOutput, type LayerLaunches, type LayerScratch } from './cuda-layer-launches.ts';
-import type { CudaLayerMemory } from './cuda-layer-memory.ts';
-import { CudaLayerPlan } from './cuda-layer-plan.ts';
-import { type Sending, setCrossing, setDispatch, setPlace, setPrepare } from './cuda-layer-inputs.ts';
-import type { CudaHostNetwork } from '../../across-hosts/cuda-host-network.ts';
-import { layerResults, notPlaced, outgrown } from './cuda-layer-results.ts';
-import { copyBytes } from './cuda-tables.ts';
 import type { DispatchCombineContext } from '../dispatch-combine-context.ts';
 import { dispatchSplits } from '../dispatch-splits.ts';
 import type { TokenDType } from '../ep-config.ts';
 import type { CheckedLayerCombine } from '../layer-arguments.ts';
-import type { LayerInput } from '../layer-input.ts';
 import type {
   DispatchStages,
   LayerCombineResult,
@@ -33,6 +29,12 @@ import type {
   LayerEngine,
   LayerEngineOptions,
 } from '../layer-engine.ts';
+import type { LayerInput } from '../layer-input.ts';
+import type { CrossingTables } from '../layout-desc.ts';
+import { makeLayoutDesc } from '../make-layout-desc.ts';
+import { bindLayerLaunches, bindOutput, type LayerLaunches, type LayerScratch } from './cuda-layer-launches.ts';
+import type { CudaLayerMemory } from './cuda-layer-memory.ts';
+import { CudaLayerPlan } from './cuda-layer-plan.ts';
 
 /** What the ranks have made together before the engine. */
 export interface LayerEngineParts {
@@ -383,4 +385,194 @@ export class CudaLayerEngine implements LayerEngine {
       widen: this.#launches.widen,
     });
   }
+}
+
+// What a layer's dispatch on a GPU returns, once its kernels are enqueued; and why some calls cannot be made there.
+
+/** What has dispatched. */
+interface Dispatcher {
+  readonly context: DispatchCombineContext;
+  readonly memory: CudaLayerMemory;
+  readonly enableLocalCombine: boolean;
+}
+
+/** What its kernels tell. */
+interface Told {
+  /** Of a dispatch without a bound, when the host has waited for it. */
+  readonly hostPlan: CudaLayerPlan;
+  /** LayerPlan, in device memory. */
+  readonly plan: Tensor<'u8'>;
+  readonly sequence: number;
+  readonly widen: LayerLaunches['widen'];
+}
+
+/** Tables that the descriptor needs beyond the next dispatch are copied in the order of the stream. */
+function layerResults(
+  { context, memory, enableLocalCombine }: Dispatcher,
+  { input, tables, set, stream }: Sending,
+  { hostPlan, plan, sequence, widen }: Told,
+): Omit<LayerDispatchResult<TokenDType>, 'event'> {
+  const { config } = context;
+  const { device } = memory;
+  const { rowBound } = input;
+  const isBounded = rowBound !== 0;
+  const numRecvTokens = isBounded ? rowBound : hostPlan.recvRows[config.rank]!;
+  const layoutDesc = makeLayoutDesc(
+    {
+      ...tables,
+      set,
+      owner: context,
+      sequence,
+      input,
+      numRecvTokens,
+      numRecvTokensPerExpert: isBounded ? [] : hostPlan.perExpert,
+      firstRows: memory.view('i32', 'firstRow', [numRecvTokens]),
+      duplicates: memory.view('i32', 'duplicates', [numRecvTokens, config.topk]),
+      // A repeated token has two rows at least.
+      repeated: memory.view('i32', 'repeated', [isBounded ? Math.floor(rowBound / 2) : hostPlan.repeated]),
+      plan: isBounded ? plan : undefined,
+    },
+    {
+      localCombine: enableLocalCombine,
+      offsetDtype: config.offsetDtype,
+      copy: (table) => copyTable(device, table, stream),
+      widen: (table) => widenTable(device, table, { widen, stream }),
+    },
+  );
+  return {
+    output: memory.view(config.tokenDtype, 'rows', [numRecvTokens, config.hidden]),
+    weights: input.weight && memory.view(config.weightDtype, 'weights', [numRecvTokens]),
+    layoutDesc,
+  };
+}
+
+function outgrown(): WeftlineError {
+  return new WeftlineError(
+    'WL_CLOSED',
+    'Cannot launch the graph: the output of its layer has been replaced by a larger one since; record it again',
+  );
+}
+
+function notPlaced(): WeftlineError {
+  return new WeftlineError(
+    'WL_UNSUPPORTED',
+    'fullScatterIndices of ranks on several hosts is not built for GPUs: leave it out, or make a group per host',
+  );
+}
+
+// Copies of tables in device memory, enqueued on a stream.
+
+interface CopiedBytes {
+  readonly to: number;
+  readonly from: number;
+  readonly bytes: number;
+}
+
+function copyBytes(device: CudaDevice, { to, from, bytes }: CopiedBytes, stream: CudaStream): void {
+  if (bytes === 0) return;
+  const { context } = device;
+  context.workCount += 1;
+  context.call('cuMemcpyDtoDAsync', to, from, bytes, stream.handle);
+}
+
+function copyTable<D extends DType>(device: CudaDevice, table: Tensor<D>, stream: CudaStream): Tensor<D> {
+  const copy = device.empty(table.dtype, table.shape);
+  copyBytes(device, { to: copy.address, from: table.address, bytes: copy.bytes }, stream);
+  return copy;
+}
+
+/** The same numbers as i64. */
+function widenTable(
+  device: CudaDevice,
+  table: Tensor<'i32'>,
+  launch: { readonly widen: LaunchPlan<keyof typeof layerWidenArguments.offset>; readonly stream: CudaStream },
+): Tensor<'i64'> {
+  const wide = device.empty('i64', table.shape);
+  if (table.elements === 0) return wide;
+  const { widen, stream } = launch;
+  widen.arguments.set('from', table.address);
+  widen.arguments.set('to', wide.address);
+  widen.arguments.set('count', table.elements);
+  widen.launch(stream);
+  return wide;
+}
+
+// A dispatch of a layer under way on a GPU, and what its kernels are told of it.
+
+type ArgumentsOf<Name extends 'prepare' | 'place' | 'dispatch'> = LayerLaunches[Name]['arguments'];
+
+/** What a dispatch writes for its descriptor. */
+interface NewTables {
+  /** i32 [1, maxTokens, K] */
+  readonly rowTable: Tensor<'i32'>;
+  /** i32 [T, K] */
+  readonly rankTable: Tensor<'i32'>;
+  /** i32 [ranks] */
+  readonly numInputTokens: Tensor<'i32'>;
+  /** Of a group on several hosts. */
+  readonly crossing: CrossingTables | undefined;
+  /** i32 [experts of this rank]; of a dispatch with a bound on its rows. */
+  readonly recvCounts: Tensor<'i32'> | undefined;
+}
+
+/** A dispatch under way. */
+interface Sending {
+  readonly input: LayerInput;
+  readonly tables: NewTables;
+  /** Disposes the tables. */
+  readonly set: Disposable;
+  readonly stream: CudaStream;
+  readonly options: EpCallOptions;
+}
+
+/** Also of a combine with the descriptor of the tables. */
+function setCrossing(
+  set: { set(name: 'wayTable' | 'route' | 'forwardRows' | 'forwardRanks', value: number): void },
+  { wayTable, route, forwardRows, forwardRanks }: CrossingTables,
+): void {
+  set.set('wayTable', wayTable.address);
+  set.set('route', route.address);
+  set.set('forwardRows', forwardRows.address);
+  set.set('forwardRanks', forwardRanks.address);
+}
+
+function setPrepare(set: ArgumentsOf<'prepare'>, { input, tables }: Sending): void {
+  set.set('topk', input.expIndices.address);
+  set.set('indexBytes', dtypes[input.expIndices.dtype].bytes);
+  set.set('rowTable', tables.rowTable.address);
+  set.set('rankTable', tables.rankTable.address);
+  set.set('numInputTokens', tables.numInputTokens.address);
+  set.set('recvCounts', tables.recvCounts?.address ?? 0);
+  set.set('rowBound', input.rowBound);
+  set.set('tokens', input.numTokens);
+  set.set('weightBytes', input.weight ? dtypes[input.weight.dtype].bytes : 0);
+  set.set('scattered', input.fullScatterIndices ? 1 : 0);
+  set.set('wayTable', tables.crossing?.wayTable.address ?? 0);
+  set.set('route', tables.crossing?.route.address ?? 0);
+}
+
+/** Of a dispatch whose caller chose the rows. */
+function setPlace(set: ArgumentsOf<'place'>, { input, tables }: Sending): void {
+  const places = input.fullScatterIndices as Tensor<'i32' | 'i64'>;
+  set.set('topk', input.expIndices.address);
+  set.set('indexBytes', dtypes[input.expIndices.dtype].bytes);
+  set.set('places', places.address);
+  set.set('placeBytes', dtypes[places.dtype].bytes);
+  set.set('rowTable', tables.rowTable.address);
+  set.set('rankTable', tables.rankTable.address);
+  set.set('tokens', input.numTokens);
+}
+
+function setDispatch(set: ArgumentsOf<'dispatch'>, { input, tables }: Sending): void {
+  set.set('x', input.input.address);
+  set.set('topk', input.expIndices.address);
+  set.set('indexBytes', dtypes[input.expIndices.dtype].bytes);
+  set.set('weights', input.weight?.address ?? 0);
+  set.set('weightBytes', input.weight ? dtypes[input.weight.dtype].bytes : 0);
+  set.set('rowTable', tables.rowTable.address);
+  set.set('rankTable', tables.rankTable.address);
+  set.set('tokens', input.numTokens);
+  set.set('rowBound', input.rowBound);
+  set.set('placed', input.fullScatterIndices ? 1 : 0);
+  if (tables.crossing) setCrossing(set, tables.crossing);
 }

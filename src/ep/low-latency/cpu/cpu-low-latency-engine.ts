@@ -3,20 +3,15 @@
 import { availableParallelism } from 'node:os';
 import { LOW_LATENCY_RESULTS } from '../../../abi/low-latency.ts';
 import { callWord } from '../../../collective/calls.ts';
-import { StepRunner } from '../../../collective/steps.ts';
-import { WeftlineError } from '../../../core/errors.ts';
+import { type StepFailure, StepRunner, type Steps } from '../../../collective/steps.ts';
+import { asWeftlineError, type ErrorDetails, WeftlineError } from '../../../core/errors.ts';
 import { traceBegin, traceEnd } from '../../../core/trace.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { MemoryRange } from '../../../device/host-access.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
+import type { Missing } from '../../../windows/window-failure.ts';
 import { computeLayout, type Refusal, refusedThere } from '../../buffer/dispatch-layout.ts';
-import type { CheckedLowLatencyCombine, CheckedLowLatencyDispatch } from '../low-latency-arguments.ts';
-import type { LowLatencyEngine, LowLatencyWait, SentCombine } from '../low-latency-engine.ts';
-import { LowLatencyHandle } from '../low-latency-handle.ts';
-import type { LowLatencyMembership, LowLatencyShortfall } from '../low-latency-membership.ts';
-import type { LowLatencyDispatchResult } from '../low-latency-results.ts';
-import type { LowLatencyScope } from '../low-latency-scope.ts';
 import {
   combineCall,
   compareDispatch,
@@ -26,18 +21,183 @@ import {
   readDispatchWord,
   REFUSED,
 } from '../call-words.ts';
+import type { CheckedLowLatencyCombine, CheckedLowLatencyDispatch } from '../low-latency-arguments.ts';
+import type { LowLatencyEngine, LowLatencyWait, SentCombine } from '../low-latency-engine.ts';
+import { LowLatencyHandle } from '../low-latency-handle.ts';
+import type { LowLatencyMembership, LowLatencyShortfall } from '../low-latency-membership.ts';
+import type { LowLatencyDispatchResult } from '../low-latency-results.ts';
+import type { LowLatencyScope } from '../low-latency-scope.ts';
 import { CombineNumbers } from '../members/combine-numbers.ts';
-import { CombineRows } from './combine-rows.ts';
-import { DispatchRows } from './dispatch-rows.ts';
-import { LowLatencyCells } from '../members/low-latency-cells.ts';
-import type { LowLatencyTables } from './low-latency-tables.ts';
-import { ElasticFailure } from './elastic-failure.ts';
+import { LowLatencyCells, type Progress } from '../members/low-latency-cells.ts';
 import { LowLatencyJoining } from '../members/low-latency-joining.ts';
 import { LowLatencyMembers } from '../members/low-latency-members.ts';
-import { type RankWait, RanksInOrder } from './ranks-in-order.ts';
+import { CombineRows } from './combine-rows.ts';
+import { DispatchRows } from './dispatch-rows.ts';
+import type { LowLatencyTables } from './low-latency-tables.ts';
+
+// The one kind of wait of low-latency mode on CPU ranks: each rank in turn reaches a call, and something is done with what it sent.
+
+interface RankWait {
+  readonly word: Progress;
+  /** Of 'taken': whose memory. */
+  readonly result?: number;
+  /** The call that all ranks must have reached. */
+  readonly call: number;
+  /** The dispatch that says who takes part, where ranks come and go. */
+  readonly at: number;
+  /** "dispatch 17, for its rows", for errors. */
+  readonly name: string;
+  /** Called for each rank in order, when it has reached the call and those before it were visited. */
+  readonly visit?: ((rank: number) => void) | undefined;
+  /** In place of `visit`, for a rank that takes no part. */
+  readonly skip?: ((rank: number) => void) | undefined;
+  /** Nanoseconds by rank are added to it: from the begin of the wait until the rank was seen to have come. */
+  readonly stats?: BigInt64Array | undefined;
+}
+
+/** Made once; begin() starts the next wait. */
+class RanksInOrder implements Steps {
+  progress = 0;
+  readonly #cells: LowLatencyCells;
+  readonly #worldRanks: readonly number[];
+  readonly #members: LowLatencyMembers | undefined;
+  #wait: RankWait = { word: 'dispatched', call: 0, at: 0, name: 'nothing' };
+  #next = 0;
+  #began = 0;
+  /** By rank: its time was added to the statistics. */
+  readonly #noted: Uint8Array;
+
+  /** `members`: where ranks come and go. */
+  constructor(cells: LowLatencyCells, worldRanks: readonly number[], members?: LowLatencyMembers) {
+    this.#cells = cells;
+    this.#members = members;
+    this.#worldRanks = worldRanks;
+    this.#noted = new Uint8Array(worldRanks.length);
+  }
+
+  get name(): string {
+    return this.#wait.name;
+  }
+
+  begin(wait: RankWait): this {
+    this.#wait = wait;
+    this.#next = 0;
+    if (wait.stats === undefined) return this;
+    this.#noted.fill(0);
+    this.#began = performance.now();
+    return this;
+  }
+
+  advance(): boolean {
+    const { at, visit, skip, stats } = this.#wait;
+    const members = this.#members;
+    if (stats !== undefined) this.#note(stats);
+    while (this.#next < this.#worldRanks.length) {
+      if (this.#hasCome(this.#next)) visit?.(this.#next);
+      else if (members === undefined || members.isActive(this.#next, at)) return false;
+      else skip?.(this.#next);
+      this.#next += 1;
+      this.progress += 1;
+      if (stats !== undefined) this.#note(stats);
+    }
+    return true;
+  }
+
+  missing(): readonly number[] {
+    const { at } = this.#wait;
+    const members = this.#members;
+    return this.#worldRanks.flatMap((_, rank) =>
+      this.#hasCome(rank) || members?.isActive(rank, at) === false ? [] : [rank],
+    );
+  }
+
+  details(): ErrorDetails {
+    const { word, result, call } = this.#wait;
+    const seen = this.missing().map((rank) => this.#cells.reached(rank, word, result));
+    return { phase: word, expected: call, seen };
+  }
+
+  #hasCome(rank: number): boolean {
+    const { word, result, call, at } = this.#wait;
+    return this.#cells.hasReached(rank, word, call, result) && this.#members?.mayRead(rank, at) !== false;
+  }
+
+  /** Looks at all ranks, not only at the one whose turn it is: none of them may pay for those before it. */
+  #note(stats: BigInt64Array): void {
+    for (let rank = 0; rank < this.#noted.length; rank++) {
+      if (this.#noted[rank] === 1 || !this.#hasCome(rank)) continue;
+      this.#noted[rank] = 1;
+      stats[rank]! += BigInt(Math.round((performance.now() - this.#began) * 1e6));
+    }
+  }
+}
+
+// What ends a wait of an elastic EpLowLatency: not a rank that is lost or late, which is masked, but this rank's own state.
+
+class ElasticFailure implements StepFailure {
+  readonly #window: SymmetricWindow;
+  readonly #members: LowLatencyMembers;
+  /** The view that the present wait has seen, and until when it has patience with it. */
+  #epoch = 0;
+  #patientUntil = 0;
+  /** This rank's last dispatch. */
+  #dispatch = 0;
+
+  constructor(window: SymmetricWindow, members: LowLatencyMembers) {
+    this.#window = window;
+    this.#members = members;
+  }
+
+  /** Hot path. A wait begins, in which this rank takes part as of that dispatch. */
+  begin(dispatch: number): void {
+    this.#dispatch = dispatch;
+    this.#epoch = this.#members.epoch;
+    this.#patientUntil = 0;
+  }
+
+  rankOf(index: number): number {
+    return this.#window.barrier.failure.rankOf(index);
+  }
+
+  reason(): WeftlineError | undefined {
+    return this.#window.barrier.failure.reason();
+  }
+
+  /** Ranks whose process has ended are masked at once. */
+  reasonToGiveUp(missing: Missing, signal: AbortSignal | undefined): unknown {
+    const reason = this.reason();
+    if (reason !== undefined) return reason;
+    if (signal?.aborted) return signal.reason;
+    for (const rank of missing()) if (!this.#window.isAlive(rank)) this.#members.mask(rank);
+    return this.#members.inactive(this.#dispatch);
+  }
+
+  /** At the deadline the missing ranks are masked. If others were meanwhile, the missing ones may have waited for those. */
+  excuse(missing: Missing, timeoutMs: number): boolean {
+    const { epoch } = this.#members;
+    const now = performance.now();
+    if (epoch !== this.#epoch) {
+      this.#epoch = epoch;
+      this.#patientUntil = now + timeoutMs;
+    }
+    if (now < this.#patientUntil) return true;
+    for (const rank of missing()) this.#members.mask(rank);
+    return true;
+  }
+
+  timeout(...args: Parameters<StepFailure['timeout']>): WeftlineError {
+    return this.#window.barrier.failure.timeout(...args);
+  }
+
+  /** Ranks in different calls have no way on together; any other failure is this rank's own, and the others go on. */
+  raise(error: unknown): void {
+    if (asWeftlineError(error).code === 'WL_CONFIG_MISMATCH') this.#window.barrier.failure.raise(error);
+    else this.#members.mask(this.#window.index);
+  }
+}
 
 /** What an engine is made of, and owns. */
-export interface CpuLowLatencyParts {
+interface CpuLowLatencyParts {
   readonly window: SymmetricWindow;
   readonly tables: LowLatencyTables;
 }

@@ -20,7 +20,7 @@ import type { LowLatencyRegion } from '../low-latency-size.ts';
 import type { LowLatencyTables, ResultTables } from './low-latency-tables.ts';
 
 /** What one dispatch receives into. */
-export interface ReceiveTarget {
+interface ReceiveTarget {
   readonly input: CheckedLowLatencyDispatch;
   /** Of the rows that arrive here, among those of the window. */
   readonly slot: number;

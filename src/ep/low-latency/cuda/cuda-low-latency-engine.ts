@@ -36,7 +36,7 @@ import { type DispatchPlan, type LowLatencyLaunches, travelsOf } from './low-lat
 import type { CudaLowLatencyTables, CudaResultTables } from './low-latency-tables.ts';
 
 /** What an engine is made of, and owns. */
-export interface CudaLowLatencyParts {
+interface CudaLowLatencyParts {
   readonly launches: LowLatencyLaunches;
   readonly tables: CudaLowLatencyTables;
   readonly window: OwnWindow;
@@ -46,7 +46,7 @@ export interface CudaLowLatencyParts {
 }
 
 /** This rank's part of the memory that all map. */
-export interface OwnWindow extends Disposable {
+interface OwnWindow extends Disposable {
   readonly storage: Storage;
 }
 

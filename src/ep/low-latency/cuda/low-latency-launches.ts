@@ -75,7 +75,7 @@ export function travelsOf({ layout, combineTravels }: Required<LowLatencyConfig>
   return combineTravels === 'choices' ? lowLatencyTravels.choices : lowLatencyTravels.rankSums;
 }
 
-export interface BoundMemory {
+interface BoundMemory {
   /** By rank: where its window is; 0 for those that kernels find by themselves. */
   readonly windows: readonly number[];
   readonly traps: TrapBox;

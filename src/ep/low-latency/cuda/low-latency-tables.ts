@@ -6,11 +6,47 @@ import {
   lowLatencyDecision,
   lowLatencyElastic,
 } from '../../../abi/low-latency.ts';
+import { countOverflow } from '../../../core/counts.ts';
+import { addSamples } from '../../../core/samples.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
-import type { Tensor } from '../../../device/tensor.ts';
+import type { HostMemory } from '../../../device/cuda/host-memory.ts';
 import { TensorSet } from '../../../device/tensor-set.ts';
+import type { Tensor } from '../../../device/tensor.ts';
 import type { LowLatencyConfig } from '../low-latency-size.ts';
-import { DroppedRows } from './dropped-rows.ts';
+
+// How many rows a low-latency object on a GPU was offered beyond the capacity of its experts, for metrics: its kernels count them.
+
+class DroppedRows implements Disposable {
+  readonly #memory: HostMemory;
+  readonly #policy: 'drop' | 'fail';
+  readonly #forget: () => void;
+
+  constructor(device: CudaDevice, policy: 'drop' | 'fail') {
+    this.#memory = device.allocateHost(8);
+    this.#policy = policy;
+    this.#forget = addSamples(() => {
+      const value = this.rows;
+      return value === 0 ? [] : [{ name: 'weftline_ep_overflow_total', labels: [policy], value }];
+    });
+  }
+
+  /** For the kernels. */
+  get address(): number {
+    return this.#memory.deviceAddress;
+  }
+
+  get rows(): number {
+    return this.#memory.disposed ? 0 : Number(new BigUint64Array(this.#memory.buffer, 0, 1)[0]);
+  }
+
+  /** What was counted stays so. */
+  [Symbol.dispose](): void {
+    if (this.#memory.disposed) return;
+    this.#forget();
+    countOverflow(this.#policy, this.rows);
+    this.#memory[Symbol.dispose]();
+  }
+}
 
 /** What one of the two results that are alive at once needs besides its rows; see LowLatencyDispatchArguments. */
 export interface CudaResultTables {

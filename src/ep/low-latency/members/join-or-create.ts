@@ -7,7 +7,7 @@ import { SymmetricWindow, type SymmetricWindowOptions } from '../../../windows/s
 import type { RankGroup } from '../../../world/rank-group.ts';
 import { AnnouncementBoard } from './announcement-board.ts';
 
-export interface WaysToBegin<T> {
+interface WaysToBegin<T> {
   /** Collective. */
   create(board: AnnouncementBoard): Promise<T>;
   /** Not collective: in the place of this rank's former process. */

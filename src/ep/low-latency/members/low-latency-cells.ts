@@ -14,7 +14,7 @@ const CALL_MASK = LOW_LATENCY_CALLS - 1;
 /** Words of a cell that count calls. */
 export type Progress = 'dispatched' | 'released' | 'combined' | 'taken';
 /** Words that belong to one call. */
-export type CallWord = 'rows' | 'dispatchCall' | 'combineCall';
+type CallWord = 'rows' | 'dispatchCall' | 'combineCall';
 
 const TWO_32 = 2 ** 32;
 /** Dispatches that a word may be behind the others: numbers of combines, 16 for each dispatch, are then far from wrapping. */

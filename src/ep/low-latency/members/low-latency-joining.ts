@@ -20,7 +20,7 @@ import type { LowLatencyMembers } from './low-latency-members.ts';
 const LOOK_MS = 5;
 
 /** What joining needs of the engine. */
-export interface JoiningEngine {
+interface JoiningEngine {
   /** Number of the last dispatch that was begun here. */
   readonly dispatch: () => number;
   /** Makes this rank ready to be waited for; `peer`: an active rank, if there is one. */
@@ -32,7 +32,7 @@ export interface JoiningEngine {
   readonly shortfall: (handle: LowLatencyHandle) => LowLatencyShortfall;
 }
 
-export interface JoiningParts {
+interface JoiningParts {
   readonly window: SymmetricWindow;
   readonly cells: LowLatencyCells;
   readonly members: LowLatencyMembers;

@@ -53,7 +53,7 @@ export function halvingAllReduce(hosts: number, bytes: number): CollectiveSchedu
   };
 }
 
-export interface TreeShape {
+interface TreeShape {
   readonly fanIn: number;
   readonly pieceBytes: number;
 }

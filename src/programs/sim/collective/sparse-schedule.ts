@@ -5,7 +5,7 @@ import { contribution } from '../../../collectives/sparse/slot-board.ts';
 import { lanesInUse, type SlotShape, slotsInUse, strideOf } from '../../../collectives/sparse/slot-shape.ts';
 import { type CollectiveSchedule, requireParts, type SendMessage } from './collective-schedule.ts';
 
-export interface SparseShape {
+interface SparseShape {
   /** Hosts 0 to workers - 1 are workers, those behind them aggregators. */
   readonly workers: number;
   readonly aggregators: number;
@@ -27,7 +27,7 @@ interface Round {
   readonly sums: number;
 }
 
-export interface SparseBytes {
+interface SparseBytes {
   /** Of all workers: blocks alone, as theory counts them. */
   readonly ownBlocks: number;
   readonly sumBlocks: number;

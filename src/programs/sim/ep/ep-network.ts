@@ -7,7 +7,7 @@ import { ARRIVED, type NetworkTopology, routeOf } from '../topology.ts';
 export const epTopologyNames = ['star', 'rail-optimised', 'fat-tree', 'leaf-spine'] as const satisfies TopologyName[];
 export type EpTopologyName = (typeof epTopologyNames)[number];
 
-export interface EpNetworkOptions {
+interface EpNetworkOptions {
   readonly name: EpTopologyName;
   readonly hosts: number;
   /** Of each host; those that are simulated. */

@@ -15,7 +15,7 @@ const RECORD_HEADER_BYTES = 64;
 const COUNT_BYTES = 4;
 const BLOCK_OF_SCALE = 128;
 
-export interface Chunk {
+interface Chunk {
   readonly rows: number;
   /** Copies to other ranks of the host in dispatch, rows that are summed in combine. */
   readonly localRows: number;

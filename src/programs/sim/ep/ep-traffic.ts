@@ -12,7 +12,7 @@ export interface EpTraffic {
   readonly choices: Int32Array;
 }
 
-export interface EpTrafficOptions {
+interface EpTrafficOptions {
   readonly shape: EpShape;
   readonly routing: Routing;
   readonly simulatedRanks: number;

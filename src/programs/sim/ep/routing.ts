@@ -21,7 +21,7 @@ export type Routing =
   | { readonly name: 'hot'; readonly share: number }
   | { readonly name: 'recorded'; readonly choices: RecordedChoices };
 
-export interface RouterOptions {
+interface RouterOptions {
   readonly routing: Routing;
   readonly experts: number;
   readonly topk: number;
@@ -29,7 +29,7 @@ export interface RouterOptions {
 }
 
 /** Fills `chosen` with the distinct experts of one token of a rank. */
-export type Router = (rank: number, token: number, chosen: Int32Array) => void;
+type Router = (rank: number, token: number, chosen: Int32Array) => void;
 
 /** The same options make the same choices. Tokens must be asked for in order, ranks one after the other. */
 export function makeRouter({ routing, experts, topk, seed }: RouterOptions): Router {

@@ -13,7 +13,7 @@ export interface ServeRule {
   readonly perHost: number;
 }
 
-export interface ChunkSizeOptions {
+interface ChunkSizeOptions {
   readonly hosts: number;
   readonly rowBytes: number;
   /** Longest chunk. */
@@ -38,7 +38,7 @@ export function chunkSize({ hosts, rowBytes, chunkBytes, outstandingBytes }: Chu
   return { rows, perHost: Math.max(1, Math.floor(share / rows)) };
 }
 
-export interface ServeOptions {
+interface ServeOptions {
   readonly rule: ServeRule;
   /** The host of the rank that sends. */
   readonly own: number;

@@ -1,12 +1,163 @@
 // One engine over UDP sockets on one thread: takes packets in, lets the engine send, sleeps when nothing happens.
-import { Doorbell, ReadinessSet } from '../../../native/readiness.ts';
+import { MessageBlock } from '../../../native/message-block.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
-import { closeDescriptor } from '../../../native/udp.ts';
+import { Doorbell, ReadinessSet } from '../../../native/readiness.ts';
+import { closeDescriptor, peekMessage, receiveMessages } from '../../../native/udp.ts';
+import type { TransportEngine } from '../../engine/transport-engine.ts';
+import { PEEKED_BYTES } from '../../receive/payload-address.ts';
 import { EngineTurns, microseconds } from '../engine-turns.ts';
 import type { PacketLoop, PacketLoopOptions, PathEndpoint } from '../packet-io-kind.ts';
-import type { TransportEngine } from '../../engine/transport-engine.ts';
-import { DatagramReceiver, RECEIVE_ARENA_BYTES } from './datagram-receiver.ts';
+import { createReceivedBatch, type ReceivedBatch } from '../packet-io.ts';
 import { type PathSocket, type SendFailures, UdpPacketIo } from './udp-packet-io.ts';
+
+// Takes datagrams from the sockets that are readable into one arena, as batches for the engine; the payload of large ones
+// straight into its place. Hot path: no allocation.
+
+/** What the kernel may join is at most 64 KiB. */
+const SLOT_BYTES = 65_536;
+const SLOTS = 64;
+/** Large datagrams are taken a few at a time, so that they are still in the cache when they are placed. */
+const LARGE_SLOTS = 8;
+const LARGE_BYTES = 8192;
+/** For a smaller datagram the call that looks at its header costs more than the copy that it saves. */
+const DIRECT_BYTES = 32_768;
+
+export const RECEIVE_ARENA_BYTES: number = SLOTS * SLOT_BYTES;
+
+/** After a call in which no payload could go straight to its place, so many calls do not try it. */
+const CALLS_TO_DIRECT = 64;
+/** Where headers lie that were looked at: in the last slot, which large datagrams do not use. */
+const PEEKED_AT = (SLOTS - 1) * SLOT_BYTES;
+
+const ECONNREFUSED = 111;
+
+export class DatagramReceiver {
+  /** What the last `receive` brought. */
+  readonly batch: ReceivedBatch;
+  /** True if the last `receive` heard that the peer's port is closed. */
+  isRefused = false;
+  readonly #block = new MessageBlock({ messages: SLOTS, iovecsPerMessage: 1 });
+  /** A header, and a payload that goes elsewhere. */
+  readonly #direct = new MessageBlock({ messages: 1, iovecsPerMessage: 2 });
+  readonly #arena: NativeBlock;
+  readonly #engine: Pick<TransportEngine, 'payloadAddress'> | undefined;
+  #slots = SLOTS;
+  /** Slots that the last call filled: the kernel has shortened what it was given for control records. */
+  #filled = SLOTS;
+  /** What came last were large datagrams, each by itself. */
+  #isDirect = false;
+  #callsToDirect = 0;
+
+  /** `arena` has RECEIVE_ARENA_BYTES. `engine` knows where payload belongs; without it all is received into the arena. */
+  constructor(arena: NativeBlock, engine?: Pick<TransportEngine, 'payloadAddress'>) {
+    this.batch = createReceivedBatch(arena.bytes, SLOTS);
+    this.#arena = arena;
+    this.#engine = engine;
+    this.#direct.setIovecCount(0, 2);
+    for (let slot = 0; slot < SLOTS; slot += 1) {
+      this.#block.setIovec(slot, 0, arena.address + slot * SLOT_BYTES, SLOT_BYTES);
+      this.#block.setIovecCount(slot, 1);
+      this.batch.offset[slot] = slot * SLOT_BYTES;
+    }
+  }
+
+  /** Fills the batch from one socket. True if there may be more in it. */
+  receive(fd: number, peer: number): boolean {
+    if (this.#isDirect) return this.#receiveDirect(fd, peer);
+    const { batch } = this;
+    const asked = this.#slots;
+    const count = this.#receiveWhole(fd, peer, 0, asked);
+    batch.count = Math.max(0, count);
+    this.isRefused = count === -ECONNREFUSED;
+    if (count <= 0) return false;
+    let bytes = 0;
+    let isLone = true;
+    for (let slot = 0; slot < count; slot += 1) {
+      bytes += batch.length[slot]!;
+      if (batch.segmentBytes[slot] !== 0) isLone = false;
+    }
+    this.#slots = bytes > count * LARGE_BYTES ? LARGE_SLOTS : SLOTS;
+    if (isLone && bytes > count * DIRECT_BYTES) this.#noteLarge();
+    return count === asked;
+  }
+
+  #noteLarge(): void {
+    if (this.#callsToDirect > 0) this.#callsToDirect -= 1;
+    else this.#isDirect = this.#engine !== undefined;
+  }
+
+  /** Receives datagrams into the slots from `first` on. Returns how many, or a negative errno. */
+  // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per call
+  #receiveWhole(fd: number, peer: number, first: number, most: number): number {
+    const block = this.#block;
+    const { batch } = this;
+    for (let slot = 0; slot < this.#filled; slot += 1) block.expectControl(slot);
+    const count = receiveMessages(fd, block.addressOf(first), most);
+    const end = first + count;
+    this.#filled = Math.max(0, end);
+    for (let slot = first; slot < end; slot += 1) {
+      const length = block.lengthOf(slot);
+      const segment = block.segmentBytesOf(slot);
+      batch.length[slot] = length;
+      batch.segmentBytes[slot] = segment < length ? segment : 0;
+      batch.placed[slot] = 0;
+      batch.peer[slot] = peer;
+    }
+    return count;
+  }
+
+  /** One by one: looks at the header of each, and has the kernel put its payload where it belongs. */
+  #receiveDirect(fd: number, peer: number): boolean {
+    const { batch } = this;
+    batch.count = 0;
+    this.isRefused = false;
+    let placed = 0;
+    while (batch.count < LARGE_SLOTS) {
+      const length = peekMessage(fd, this.#arena.address + PEEKED_AT, PEEKED_BYTES);
+      if (length < 0) {
+        this.isRefused = length === -ECONNREFUSED;
+        break;
+      }
+      if (!this.#receiveNext(fd, peer, batch.count, length)) break;
+      placed += batch.placed[batch.count]!;
+      batch.count += 1;
+    }
+    if (placed === 0 && batch.count > 0) {
+      this.#isDirect = false;
+      this.#callsToDirect = CALLS_TO_DIRECT;
+    }
+    return batch.count === LARGE_SLOTS;
+  }
+
+  /** The datagram that was looked at. False if it is not there, or is another one: that is lost. */
+  // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per packet
+  #receiveNext(fd: number, peer: number, slot: number, length: number): boolean {
+    const { batch } = this;
+    const arena = this.#arena;
+    const address = length < DIRECT_BYTES ? 0 : this.#engine!.payloadAddress(arena.bytes, PEEKED_AT, length, peer);
+    if (address === 0) return this.#receiveWhole(fd, peer, slot, 1) === 1;
+    const direct = this.#direct;
+    const at = slot * SLOT_BYTES;
+    direct.setIovec(0, 0, arena.address + at, PEEKED_BYTES);
+    direct.setIovec(0, 1, address, length - PEEKED_BYTES);
+    direct.expectControl(0);
+    if (receiveMessages(fd, direct.addressOf(0), 1) !== 1) return false;
+    batch.length[slot] = length;
+    batch.segmentBytes[slot] = 0;
+    batch.placed[slot] = 1;
+    batch.peer[slot] = peer;
+    return direct.lengthOf(0) === length && this.#isWhatWasPeeked(at);
+  }
+
+  #isWhatWasPeeked(at: number): boolean {
+    const { words } = this.#arena;
+    const first = at / 4;
+    for (let word = 0; word < PEEKED_BYTES / 4; word += 1) {
+      if (words[first + word] !== words[PEEKED_AT / 4 + word]) return false;
+    }
+    return true;
+  }
+}
 
 /** Batches taken from one socket before the engine may answer: acks must not wait for a full socket to run dry. */
 const BATCHES_PER_ROUND = 4;
@@ -18,7 +169,7 @@ const LOOKS_AT_ONE = 2;
 /** After a pause as long as this, an empty socket is no reason to go: who looks seldom would find the others late. */
 const PAUSE_MICROSECONDS = 50;
 
-export interface UdpLoopOptions extends Pick<PacketLoopOptions, 'engine'> {
+interface UdpLoopOptions extends Pick<PacketLoopOptions, 'engine'> {
   /** How long the loop polls after the last packet before it sleeps. */
   readonly spinUs: number;
 }

@@ -15,7 +15,7 @@ export const MAX_DATAGRAM_BYTES = 65_507;
 const IP_AND_UDP_BYTES = { v4: 28, v6: 48 };
 const NEVER_FRAGMENT = 2;
 
-export interface UdpSocketOptions {
+interface UdpSocketOptions {
   /** A numeric address of this host. */
   readonly host: string;
   /** Any by default. */

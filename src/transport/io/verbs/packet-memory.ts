@@ -11,7 +11,7 @@ export const SMALL_BYTES = 256;
 const LARGE_SLOTS = 64;
 const LINE = 64;
 
-export interface PacketMemorySizes {
+interface PacketMemorySizes {
   /** Of a packet. */
   readonly packetBytes: number;
   readonly receives: number;

@@ -11,7 +11,7 @@ import type { VerbsFailures } from './verbs-failures.ts';
 const BATCH = 16;
 const NO_SLOT = -2;
 
-export interface ReceiverParts {
+interface ReceiverParts {
   readonly completions: Pick<CompletionQueue, 'poll' | 'tagAt' | 'statusAt' | 'queuePairAt' | 'bytesAt' | 'sourceAt'>;
   readonly memory: Pick<
     PacketMemory,

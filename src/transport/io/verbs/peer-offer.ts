@@ -29,7 +29,7 @@ const QUEUE_PAIRS = 2 ** 24;
 const MAX_LID = 0xffff;
 const [MIN_MTU, MAX_MTU] = [256, 4096];
 
-export interface PeerOffer {
+interface PeerOffer {
   /** The ports of the peer's engine: path p goes to rail p modulo their number. */
   readonly rails: readonly PortName[];
   readonly ends: readonly EndName[];

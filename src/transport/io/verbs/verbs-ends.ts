@@ -22,7 +22,7 @@ const RECEIVER_NOT_READY_TIMER = 24;
 /** Of each size, so that a lost packet does not decide. */
 const PROBE_COPIES = 3;
 
-export interface EndsParts {
+interface EndsParts {
   /** The engine's ports; path p goes by rail p modulo as many of them as a connection uses. */
   readonly rails: readonly VerbsRail[];
   readonly io: VerbsPacketIo;

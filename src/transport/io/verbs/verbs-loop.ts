@@ -25,7 +25,7 @@ const EVENTS_MICROSECONDS = 100_000;
 /** Queue pairs on their way out are looked at so often. */
 const LEAVING_MICROSECONDS = 1000;
 
-export interface VerbsLoopOptions extends PacketLoopOptions {
+interface VerbsLoopOptions extends PacketLoopOptions {
   readonly service: QueuePairService;
   /** Of a packet, as large as it may be over this port. */
   readonly packetBytes: (mtu: number) => number;

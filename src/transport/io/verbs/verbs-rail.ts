@@ -2,6 +2,8 @@
 import { log } from '../../../core/log.ts';
 import { AsyncEvents } from '../../../native/verbs/async-events.ts';
 import { CompletionQueue } from '../../../native/verbs/completion-queue.ts';
+import { MemoryRegion } from '../../../native/verbs/memory-region.ts';
+import type { ProtectionDomain } from '../../../native/verbs/protection-domain.ts';
 import type { QueuePairService } from '../../../native/verbs/queue-pair.ts';
 import type { ReceiveRing } from '../../../native/verbs/request-ring.ts';
 import { SharedReceiveQueue } from '../../../native/verbs/shared-receive-queue.ts';
@@ -9,11 +11,135 @@ import type { Region } from '../../engine/region.ts';
 import { microseconds } from '../engine-turns.ts';
 import { PacketMemory } from './packet-memory.ts';
 import { PacketReceiver } from './packet-receiver.ts';
-import { GONE, type PathEnd } from './path-end.ts';
-import { RegionKeys, type RegionUse } from './region-keys.ts';
-import { RegionReaders } from './region-readers.ts';
+import { GONE, type PathEnd, SETTLE_MICROSECONDS } from './path-end.ts';
 import type { VerbsFailures } from './verbs-failures.ts';
 import type { VerbsPort } from './verbs-port.ts';
+
+// The queue pairs that read memory of a region at one moment, and how they come to an end of it.
+
+/** What is done with the ends of a port. */
+interface ReadingRail {
+  /** Takes completions of sends, if there may be any. Returns how many there were. */
+  reapSome(): number;
+  fail(end: PathEnd): void;
+  cutOff(end: PathEnd): void;
+  closeEnd(end: PathEnd): void;
+}
+
+interface Reader {
+  readonly end: PathEnd;
+  /** Sequence behind the last packet of the region that the end had then. Later ones do not count. */
+  readonly mark: number;
+}
+
+function isReading({ end, mark }: Reader): boolean {
+  // Packets that a failed queue pair has refused are taken back, and with them what the mark says of those before.
+  return end.isFailed ? end.underWay > 0 : end.isUnderWay(mark - 1);
+}
+
+export class RegionReaders {
+  readonly #rail: ReadingRail;
+  readonly #since: number;
+  #readers: readonly Reader[];
+  /** When those that were left were failed. */
+  #failedAt: number | undefined;
+
+  constructor(rail: ReadingRail, readers: readonly Reader[], now: number) {
+    this.#rail = rail;
+    this.#readers = readers;
+    this.#since = now;
+  }
+
+  /**
+   * To be asked until it is true. Queue pairs that go on reading for half a second are failed, and destroyed if the device
+   * does not flush them for as long again.
+   */
+  areThrough(now: number): boolean {
+    while (this.#rail.reapSome() > 0);
+    this.#readers = this.#readers.filter(isReading);
+    const readers = this.#readers;
+    if (readers.length === 0) return true;
+    if (this.#failedAt === undefined) {
+      if (now - this.#since < SETTLE_MICROSECONDS) return false;
+      this.#failedAt = now;
+      for (const { end } of readers) this.#rail.cutOff(end);
+      return false;
+    }
+    if (now - this.#failedAt < SETTLE_MICROSECONDS) return false;
+    for (const { end } of readers) {
+      this.#rail.fail(end);
+      this.#rail.closeEnd(end);
+    }
+    this.#readers = [];
+    return true;
+  }
+}
+
+// The regions whose memory a device reads: their keys, and which queue pairs have packets under way from each.
+
+/** A region as one device knows it. */
+export class RegionUse {
+  readonly registered: MemoryRegion;
+  /** By number of an end: its sequence behind the last packet that it was given from the region. */
+  readonly #marks: (number | undefined)[] = [];
+
+  constructor(registered: MemoryRegion) {
+    this.registered = registered;
+  }
+
+  /** Hot path. The last packets that were given to the end are of this region. */
+  mark(end: PathEnd): void {
+    this.#marks[end.number] = end.nextSequence;
+  }
+
+  /** Those of the ends that read the region. */
+  readersAmong(ends: readonly PathEnd[]): Reader[] {
+    const known = ends.flatMap((end) => {
+      const mark = this.#marks[end.number];
+      return mark === undefined ? [] : [{ end, mark }];
+    });
+    return known.filter(isReading);
+  }
+
+  /** The end is closed, and its number may soon be another's. */
+  forget(end: PathEnd): void {
+    if (end.number < this.#marks.length) this.#marks[end.number] = undefined;
+  }
+}
+
+class RegionKeys {
+  readonly #domain: ProtectionDomain;
+  readonly #relaxedOrdering: boolean;
+  readonly #uses = new Map<Region, RegionUse>();
+
+  constructor(domain: ProtectionDomain, relaxedOrdering: boolean) {
+    this.#domain = domain;
+    this.#relaxedOrdering = relaxedOrdering;
+  }
+
+  /** Fails with WL_CAPACITY. Memory without a native address is not registered: its packets are copied. */
+  add(region: Region): void {
+    const { address, bytes } = region;
+    if (address === 0 || bytes.length === 0) return;
+    const access = { relaxedOrdering: this.#relaxedOrdering };
+    this.#uses.set(region, new RegionUse(MemoryRegion.host(this.#domain, address, bytes.length, access)));
+  }
+
+  /** Hot path. Undefined if the region is not registered. */
+  find(region: Region): RegionUse | undefined {
+    return this.#uses.get(region);
+  }
+
+  /** Nothing reads it any more. */
+  remove(region: Region): void {
+    this.#uses.get(region)?.registered.close();
+    this.#uses.delete(region);
+  }
+
+  forgetEnd(end: PathEnd): void {
+    for (const use of this.#uses.values()) use.forget(end);
+  }
+}
 
 /** Packets under way over all queue pairs of a port, each of which has room for so many. */
 export const MAX_UNDER_WAY = 512;
@@ -29,7 +155,7 @@ const OWN_BYTES = 33_554_432;
 const MIN_RECEIVES = 128;
 const MAX_RECEIVES = 8192;
 
-export interface RailOptions {
+interface RailOptions {
   readonly service: QueuePairService;
   readonly packetBytes: number;
   readonly relaxedOrdering: boolean;

@@ -3,7 +3,7 @@ import { ENDPOINT_MAGIC, endpointMessage, endpointMessageKinds } from '#lib/abi/
 import { Block } from '#lib/abi/layout.js';
 import { EndpointConnection } from '#lib/agent/endpoint/endpoint-connection.js';
 import { encodeMessage, encodePieces } from '#lib/agent/endpoint/message.js';
-import { MessageRouter } from '#lib/agent/endpoint/message-router.js';
+import { MessageRouter } from '#lib/agent/endpoint/endpoint.js';
 import { decodeMetadata, encodeMetadata } from '#lib/agent/metadata.js';
 import { type Agent, DescriptorList, type Registration } from 'weftline/agent';
 import { readSettings, WeftlineError } from 'weftline';

@@ -1,7 +1,7 @@
 // Hellos of strangers and of peers that hold the token, on both sides, and what follows them.
 import { readHello, readWelcome } from '#lib/agent/backends/multipath/agent-words.js';
 import { acceptRdmaPeer, type RdmaCaller } from '#lib/agent/rdma/rdma-meeting.js';
-import { introduce, readIntroduction } from '#lib/agent/endpoint/introduction.js';
+import { introduce, readIntroduction } from '#lib/agent/endpoint/endpoint.js';
 import { MetadataChannel } from '#lib/agent/exchange/metadata-channel.js';
 import { encodeFrame, FrameReader, strangerLimits } from '#lib/meeting/frames.js';
 import { ControlChannel } from '#lib/meeting/control-channel.js';

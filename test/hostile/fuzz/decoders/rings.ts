@@ -13,7 +13,7 @@ import { MAILBOX_RING_BYTES, mailboxHead, mailboxRecord } from '#lib/abi/multipa
 import { Mailbox } from '#lib/agent/backends/local/mailbox.js';
 import { NotificationRing } from '#lib/agent/backends/local/notification-ring.js';
 import { PeerMailbox } from '#lib/agent/backends/local/peer-mailbox.js';
-import { Inbox } from '#lib/agent/backends/multipath/inbox.js';
+import { Inbox } from '#lib/agent/backends/multipath/multipath-backend.js';
 import { SharedMemory } from '#lib/windows/shared-memory.js';
 import { type Decoder, Fault } from '../decoder.ts';
 

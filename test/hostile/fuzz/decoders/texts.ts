@@ -3,10 +3,9 @@ import { readSettings, type Settings } from 'weftline';
 import { Deadline } from '#lib/core/deadline.js';
 import { settingsTable } from '#lib/settings/settings.js';
 import { layOutHeader, parseHeader } from '#lib/programs/moe/safetensors-header.js';
-import { EtcdClient } from '#lib/agent/exchange/etcd-client.js';
+import { EtcdClient } from '#lib/agent/exchange/etcd-store.js';
 import { listRails } from '#lib/rails/rail-list.js';
-import { readEnvironment } from '#lib/world/environment.js';
-import { expandNodeList } from '#lib/world/node-list.js';
+import { expandNodeList, readEnvironment } from '#lib/world/environment.js';
 import { type Decoder, Fault } from '../decoder.ts';
 
 const bytesOf = (text: string): Uint8Array => new Uint8Array(Buffer.from(text));
