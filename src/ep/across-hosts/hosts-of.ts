@@ -4,7 +4,7 @@ import type { Hosts } from '../../collective/network/host-routes.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 
 /** How many hosts an exchange of counts tells apart; 0 where all ranks are on one: nothing is counted per host then. */
-export function hostsOf({ topology: { hosts } }: RankGroup): number {
+export function countedHosts({ topology: { hosts } }: RankGroup): number {
   return hosts.length === 1 ? 0 : hosts.length;
 }
 

@@ -27,7 +27,7 @@ import type { EpCallOptions, EpEngine } from '../engine.ts';
 import type { MemoryRange } from '../../../device/host-access.ts';
 import type { CombineResult, DispatchResult } from '../ep-results.ts';
 import type { EpTables } from '../ep-tables.ts';
-import { hostsOf } from '../../across-hosts/hosts-of.ts';
+import { countedHosts } from '../../across-hosts/hosts-of.ts';
 import { CountExchange, type ExchangeCounts, type ExchangeHeader } from '../../../collective/exchange.ts';
 import type { HostNetwork } from '../../../collective/network/host-network.ts';
 import { throwIfUnusable } from '../../../collective/network/throw-if-unusable.ts';
@@ -75,7 +75,7 @@ export class CpuEpEngine implements EpEngine {
       group,
       ranks: group.size,
       experts: scope.config.numExperts,
-      hosts: hostsOf(group),
+      hosts: countedHosts(group),
     });
     fillAddressTables(tables.bases, { window, group }, scope.size.regions);
     this.#rows = new BufferRows(scope, { window, tables, memory });

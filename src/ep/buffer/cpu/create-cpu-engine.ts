@@ -11,7 +11,7 @@ import { bufferSize, type EpBufferConfig, type EpBufferSize } from '../buffer-si
 import type { EpEngine } from '../engine.ts';
 import { type EpTables, makeEpTables } from '../ep-tables.ts';
 import type { EpScope } from '../scope.ts';
-import { hostsOf, ranksOfHosts } from '../../across-hosts/hosts-of.ts';
+import { countedHosts, ranksOfHosts } from '../../across-hosts/hosts-of.ts';
 import { checkRdmaBuffer } from '../../across-hosts/rdma-bytes.ts';
 import type { CpuBufferNetwork } from './cpu-buffer-network.ts';
 import type { EpBufferOptions } from '../ep-buffer-options.ts';
@@ -44,7 +44,7 @@ export async function createCpuEngine(
     const window = await SymmetricWindow.create({ ...wait, ...of });
     const scope = { group, device, config: Object.freeze({ ...config }), size };
     try {
-      const network = hostsOf(group) === 0 ? undefined : await openNetwork(scope, window, { ...wait, memory });
+      const network = countedHosts(group) === 0 ? undefined : await openNetwork(scope, window, { ...wait, memory });
       const { barrier } = window;
       const peers = await PeerMemory.create('EpBuffer', { group, device, barrier }, wait);
       return { scope, engine: new CpuEpEngine(scope, { window, tables, network, memory: peers }) };

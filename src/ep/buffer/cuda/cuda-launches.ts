@@ -15,7 +15,7 @@ import type { LaunchPlan } from '../../../device/cuda/launch-plan.ts';
 import type { TrapBox } from '../../../device/cuda/trap-box.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import { exchangeRecordBytes } from '../../../abi/exchange-record.ts';
-import { hostsOf } from '../../across-hosts/hosts-of.ts';
+import { countedHosts } from '../../across-hosts/hosts-of.ts';
 import type { EpRegion } from '../buffer-size.ts';
 import { MAX_BIASES } from '../combine-arguments.ts';
 import type { CudaHostPlan } from './cuda-host-plan.ts';
@@ -74,7 +74,7 @@ const THREADS_ACROSS_HOSTS = 512;
 /** Compiles what is in no cache. Fails with WL_COMPILE, WL_UNSUPPORTED or WL_CUDA. */
 export async function loadLaunches({ device, config, group }: EpScope<CudaDevice>): Promise<CudaLaunches> {
   const COLUMNS = COLUMN_VARIANTS.find((columns) => config.maxTopk <= columns) ?? COLUMN_VARIANTS[1];
-  const isOneHost = hostsOf(group) === 0;
+  const isOneHost = countedHosts(group) === 0;
   const HOSTS = isOneHost ? 0 : 1;
   const [{ epLayout }, { epDispatch }, { epCombine }] = await Promise.all([
     device.loadKernels(epLayoutKernels, { COLUMNS }),
@@ -130,14 +130,14 @@ export function bindLaunches(
   for (const { plan } of [dispatch.bf16, dispatch.fp8e4m3]) {
     plan.arguments.set('groupRanks', group.size);
     plan.arguments.set('groupRank', group.rank);
-    plan.arguments.set('hosts', hostsOf(group));
+    plan.arguments.set('hosts', countedHosts(group));
     plan.arguments.set('scratch', bound.scratch.address);
     plan.arguments.set('hostPlan', bound.hostPlan.address);
     plan.arguments.set('hostExperts', bound.hostPlan.expertsAddress);
     plan.arguments.set('exchangeOffset', region('exchange'));
     plan.arguments.set(
       'recordWords',
-      exchangeRecordBytes({ ranks: group.size, experts: config.numExperts, hosts: hostsOf(group) }) / 4,
+      exchangeRecordBytes({ ranks: group.size, experts: config.numExperts, hosts: countedHosts(group) }) / 4,
     );
     plan.arguments.set('experts', config.numExperts);
     plan.arguments.set('expertsPerRank', config.numExperts / group.size);

@@ -13,7 +13,7 @@ import { describeCall } from '../../../collective/calls.ts';
 import type { MemoryRange } from '../../../device/host-access.ts';
 import { CountExchange } from '../../../collective/exchange.ts';
 import type { EPConfig } from '../ep-config.ts';
-import { hostsOf, ranksOfHosts } from '../../across-hosts/hosts-of.ts';
+import { countedHosts, ranksOfHosts } from '../../across-hosts/hosts-of.ts';
 import type { CpuLayerNetwork } from './cpu-layer-network.ts';
 import { type LayerMemory, noOutput } from '../layer-memory.ts';
 import { type OutputRegion, type OutputSize, outputSize } from '../output-size.ts';
@@ -45,7 +45,7 @@ export class CpuLayerMemory implements LayerMemory {
     config: EPConfig,
     { rdmaBuffer, ...wait }: CallWait & { readonly rdmaBuffer?: Tensor<'u8'> | undefined },
   ): Promise<CpuLayerMemory> {
-    const bytes = exchangeRegionBytes({ ranks: group.size, experts: config.numExperts, hosts: hostsOf(group) });
+    const bytes = exchangeRegionBytes({ ranks: group.size, experts: config.numExperts, hosts: countedHosts(group) });
     const of = { group, device, name: 'a2a-control', bytes, describeCall };
     return new CpuLayerMemory(await SymmetricWindow.create({ ...wait, ...of }), { group, device, config, rdmaBuffer });
   }
@@ -60,7 +60,7 @@ export class CpuLayerMemory implements LayerMemory {
       group: of.group,
       ranks: of.group.size,
       experts: of.config.numExperts,
-      hosts: hostsOf(of.group),
+      hosts: countedHosts(of.group),
     });
     this.#group = of.group;
     this.#device = of.device;
@@ -135,7 +135,7 @@ export class CpuLayerMemory implements LayerMemory {
   async #connect({ window, size }: Pick<Output, 'window' | 'size'>, wait: CallWait): Promise<void> {
     const { control } = this;
     const [group, device, config] = [this.#group, this.#device, this.#config];
-    if (hostsOf(group) === 0) return;
+    if (countedHosts(group) === 0) return;
     if (this.network !== undefined) return this.network.replaceOutput({ window, size }, wait);
     const of = { group, device, config, control, output: window, memory: this.#rdmaBuffer };
     // Loaded here, so that ranks of one host never load what links to others need.

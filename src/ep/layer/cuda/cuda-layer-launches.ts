@@ -31,7 +31,7 @@ import { BARRIER_BYTES, gatherShape, stagingShape } from '../../../collective/cu
 import type { CudaLayerMemory } from './cuda-layer-memory.ts';
 import type { CudaLayerPlan } from './cuda-layer-plan.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
-import { hostsOf } from '../../across-hosts/hosts-of.ts';
+import { countedHosts } from '../../across-hosts/hosts-of.ts';
 import type { DispatchCombineContext } from '../dispatch-combine-context.ts';
 import type { EPConfig } from '../ep-config.ts';
 import type { LayerEngineOptions } from '../layer-engine.ts';
@@ -198,7 +198,7 @@ export function bindLayerLaunches(
   for (const plan of [prepare, place, dispatch, sumRepeated, combine]) plan.arguments.set('topkColumns', topk);
   for (const plan of [prepare, place, dispatch]) plan.arguments.set('plan', scratch.plan.address);
   for (const plan of [prepare, dispatch, combine]) plan.arguments.set('counter', scratch.counter.address);
-  const recordBytes = exchangeRecordBytes({ ranks: worldSize, experts: numExperts, hosts: hostsOf(group) });
+  const recordBytes = exchangeRecordBytes({ ranks: worldSize, experts: numExperts, hosts: countedHosts(group) });
   for (const plan of [prepare, place]) {
     plan.arguments.set('hostPlan', hostPlan.address);
     plan.arguments.set('blockStarts', scratch.blockStarts.address);

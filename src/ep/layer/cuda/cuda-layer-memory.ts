@@ -11,7 +11,7 @@ import { EXCHANGE_HEADER_WORDS, exchangeRecordBytes, exchangeRegionBytes } from 
 import { requireCudaLimits } from '../../../collective/cuda-calls.ts';
 import type { MemoryRange } from '../../../device/host-access.ts';
 import { requireNetworkLimits } from '../../across-hosts/cuda-host-network.ts';
-import { hostsOf } from '../../across-hosts/hosts-of.ts';
+import { countedHosts } from '../../across-hosts/hosts-of.ts';
 import type { GatheredCounts } from '../dispatch-splits.ts';
 import type { EPConfig } from '../ep-config.ts';
 import { type LayerMemory, noOutput } from '../layer-memory.ts';
@@ -43,7 +43,7 @@ export class CudaLayerMemory implements LayerMemory {
     const bytes =
       EP_SYNC_BYTES +
       LAYER_SECTION_BYTES +
-      exchangeRegionBytes({ ranks: group.size, experts: config.numExperts, hosts: hostsOf(group) });
+      exchangeRegionBytes({ ranks: group.size, experts: config.numExperts, hosts: countedHosts(group) });
     const control = await CudaWindow.create({ ...wait, group, device, name: 'a2a-control', bytes });
     return new CudaLayerMemory(control, { group, device, config });
   }
@@ -91,7 +91,7 @@ export class CudaLayerMemory implements LayerMemory {
   /** What all ranks counted for the dispatch of that number, which is the last one or the one before. */
   async readCounts(sequence: number): Promise<GatheredCounts> {
     const { worldSize: ranks, numExperts: experts } = this.#config;
-    const words = exchangeRecordBytes({ ranks, experts, hosts: hostsOf(this.#group) }) / 4;
+    const words = exchangeRecordBytes({ ranks, experts, hosts: countedHosts(this.#group) }) / 4;
     const offset = EP_SYNC_BYTES + LAYER_SECTION_BYTES + (sequence & 1) * ranks * words * 4;
     const records = await new Tensor(this.control.storage, 'i32', [ranks, words], offset).toHost();
     const numTokens = new Int32Array(ranks);
