@@ -21,7 +21,7 @@ export interface Piece {
   readonly stride: number;
   /** Address of a rank's slot, for the mover. */
   readonly slot: (rank: number) => number;
-  /** Of Movement.isSaid: all memory of the host in words, and where a rank's slot begins in it. */
+  /** Of Movement.movesNoData: all memory of the host in words, and where a rank's slot begins in it. */
   readonly words: Uint32Array;
   readonly wordOf: (rank: number) => number;
 }
@@ -55,7 +55,7 @@ export interface Movement {
   /** A slot holds a part for each rank. */
   readonly hasParts: boolean;
   /** The host writes and reads the words of this piece by itself; nothing of it moves. */
-  readonly isSaid?: boolean;
+  readonly movesNoData?: boolean;
   /** Whether this rank writes to its slot. */
   stages(piece: Piece): boolean;
   stage(piece: Piece): void;

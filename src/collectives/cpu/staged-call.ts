@@ -39,7 +39,7 @@ class VariableMovement implements Movement, MovementStep {
     this.#hasCounts = false;
   }
 
-  get isSaid(): boolean {
+  get movesNoData(): boolean {
     return !this.#hasCounts;
   }
 
@@ -396,7 +396,7 @@ export class StagedCall implements Steps, Piece {
   /** The next step begins with a post, which says that this rank has taken all that it needed so far. */
   #prepare(step: number, hasWritten: boolean): void {
     this.#hasWritten = hasWritten;
-    if (hasWritten && !this.#places.areShared && this.#movement.isSaid !== true) this.#copyOut(step);
+    if (hasWritten && !this.#places.areShared && this.#movement.movesNoData !== true) this.#copyOut(step);
     this.mover.mark();
     this.#next = step;
     this.progress += 1;
