@@ -85,7 +85,7 @@ export class LanePosts {
     const choice = this.#choice;
     const flow = choice.flow(command.flow);
     // One engine alone refuses what is wrong: others would have sent their parts of it.
-    if (part.staysHome === true || !this.#isGood(part.region)) return this.#postWhole(flow.home);
+    if (part.pinned === true || !this.#isGood(part.region)) return this.#postWhole(flow.home);
     const isWrite = kind === engineCommandKinds.write;
     choice.oneSided(flow, bytes);
     const gate = isWrite && this.#leavesHome(flow) ? this.#order.gateFor(command.flow) : NONE;
@@ -111,7 +111,7 @@ export class LanePosts {
   }
 
   /** A write of ranges. Where it is cut, each lane takes as many of them. */
-  ranges({ ranges: { table, numbers }, first, count, flow: flowNumber = 0, staysHome }: RangesPart): RequestHandle {
+  ranges({ ranges: { table, numbers }, first, count, flow: flowNumber = 0, pinned }: RangesPart): RequestHandle {
     const { command } = this.slots;
     command.kind = engineCommandKinds.ranges;
     command.flow = flowNumber;
@@ -123,7 +123,7 @@ export class LanePosts {
     if (this.#ends.length === 1) return this.#postWhole(0);
     const choice = this.#choice;
     const flow = choice.flow(flowNumber);
-    if (staysHome === true) {
+    if (pinned === true) {
       command.region = numbers[flow.home]!;
       return this.#postWhole(flow.home);
     }

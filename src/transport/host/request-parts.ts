@@ -22,7 +22,7 @@ export interface RemotePart {
 /** What a write says beside its memory. */
 export interface WriteOptions {
   /** It stays on the lane of its flow's signals, however large it is: none of them then waits for another lane. */
-  readonly staysHome?: boolean;
+  readonly pinned?: boolean;
 }
 
 /** Which counter of the peer a signal adds to, and how much. */

@@ -22,7 +22,7 @@ interface PartsChannel {
 interface MultipathPartsOptions {
   readonly channel: PartsChannel;
   readonly connection: Connection;
-  readonly way: Pick<RangesPart, 'flow' | 'staysHome'>;
+  readonly way: Pick<RangesPart, 'flow' | 'pinned'>;
   readonly ranges: SharedRangesNames;
 }
 
@@ -71,7 +71,7 @@ interface PostedWrite {
   offset: number;
   bytes: number;
   readonly flow: number;
-  readonly staysHome: boolean;
+  readonly pinned: boolean;
   remoteRegion: number;
   remoteKey: number;
   remoteOffset: number;
@@ -81,7 +81,7 @@ interface PostedWrite {
 interface ChannelWay {
   readonly flow: number;
   /** All of them on one lane. */
-  readonly staysHome: boolean;
+  readonly pinned: boolean;
 }
 
 /** What a channel needs of its link. */
