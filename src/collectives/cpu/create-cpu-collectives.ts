@@ -3,7 +3,7 @@ import { agreeOn } from '../../collective/agree.ts';
 import { PeerMemory } from '../../collective/peer-memory.ts';
 import type { CallWait } from '../../core/deadline.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
-import { requireRoom } from '../../windows/room.ts';
+import { checkMemoryBudget } from '../../windows/memory-budget.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import type { AlgorithmTable } from '../algorithm-table.ts';
 import type { CollectiveEngine } from '../collective-engine.ts';
@@ -33,7 +33,7 @@ export async function createCpuCollectives(
       prepare: () => {
         const own = collectiveRegions(group.size, pieceBytes);
         const laidOut = regionsAcrossHosts(own, group.size, hosts);
-        requireRoom(what, [{ name: 'windows', bytes: laidOut.bytes, isShared: true }], { group, device });
+        checkMemoryBudget(what, [{ name: 'windows', bytes: laidOut.bytes, isShared: true }], { group, device });
         return { regions: own, all: laidOut };
       },
     },

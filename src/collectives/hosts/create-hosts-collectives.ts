@@ -8,7 +8,7 @@ import { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { PinnedRange } from '../../device/cuda/pinned-range.ts';
 import { CudaWindow } from '../../windows/cuda-window.ts';
-import { requireRoom } from '../../windows/room.ts';
+import { checkMemoryBudget } from '../../windows/memory-budget.ts';
 import { type SymmetricWindow, windowFootprint } from '../../windows/symmetric-window.ts';
 import { shareOutcome } from '../../world/outcomes.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
@@ -49,7 +49,7 @@ export async function createHostsCollectives(
   const made = await prepareHere(device, Math.min(mapped + SPARE_MIB, 4096)).catch((error: unknown) => error as Error);
   const prepare = (): PreparedHere => {
     if (made instanceof Error) throw made;
-    requireRoom(what, [{ name: 'windows', bytes: all.bytes, isShared: true }], { group, device: made.host });
+    checkMemoryBudget(what, [{ name: 'windows', bytes: all.bytes, isShared: true }], { group, device: made.host });
     return made;
   };
   const { host, plans } = await agreeOn(group, { what: `${what} kernels`, config: {}, prepare }, wait);

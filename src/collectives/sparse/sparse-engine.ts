@@ -10,7 +10,7 @@ import { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { isCrowded } from '../../transport/host/rank-cores.ts';
 import { CudaWindow } from '../../windows/cuda-window.ts';
-import { requireRoom } from '../../windows/room.ts';
+import { checkMemoryBudget } from '../../windows/memory-budget.ts';
 import type { SymmetricWindow } from '../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { HostsFailure } from '../cpu/call-failure.ts';
@@ -99,7 +99,7 @@ export class SparseEngine {
             const own = sparseRegions(shape, { hasBothRoles: hasBothRoles(plan), isTree: isTree(plan) });
             const laidOut = regionsAcrossHosts(own, group.size, hosts);
             const windows = { name: 'windows', bytes: laidOut.bytes, isShared: true };
-            requireRoom(WHAT, [windows], { group, device: opened.host });
+            checkMemoryBudget(WHAT, [windows], { group, device: opened.host });
             return { ...opened, regions: own, all: laidOut };
           },
         },

@@ -10,7 +10,7 @@ import type { WaitOptions } from '../../core/deadline.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { agreeOn } from '../../collective/agree.ts';
 import { requireDevice, requireGroup } from '../../collective/tensor-check.ts';
-import { requireRoom } from '../../windows/room.ts';
+import { checkMemoryBudget } from '../../windows/memory-budget.ts';
 import { ranksOfHosts } from '../across-hosts/hosts-of.ts';
 import { checkRdmaBuffer, refuseRdmaBuffer, requirePinnedBytes } from '../across-hosts/rdma-bytes.ts';
 import { isWhole } from '../../core/whole-number.ts';
@@ -190,7 +190,7 @@ function checkRoom(config: EPConfig, { capacity, group, device, rdmaBuffer }: Ro
     if (rdmaBuffer !== undefined) checkRdmaBuffer(rdmaBuffer, { device, bytes });
     else parts.push({ name: 'network side', bytes, isShared: false });
   }
-  requireRoom('EPAll2AllLayer', parts, { group, device });
+  checkMemoryBudget('EPAll2AllLayer', parts, { group, device });
 }
 
 /** Fails with WL_INVALID_ARGUMENT. */

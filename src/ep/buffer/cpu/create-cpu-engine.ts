@@ -6,7 +6,7 @@ import type { CallWait } from '../../../core/deadline.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
-import { requireRoom } from '../../../windows/room.ts';
+import { checkMemoryBudget } from '../../../windows/memory-budget.ts';
 import { bufferSize, type EpBufferConfig, type EpBufferSize } from '../buffer-size.ts';
 import type { EpEngine } from '../engine.ts';
 import { type EpTables, makeEpTables } from '../ep-tables.ts';
@@ -33,7 +33,7 @@ export async function createCpuEngine(
       if (memory !== undefined) checkRdmaBuffer(memory, { device, bytes });
       else parts.push({ name: 'network side', bytes, isShared: false });
     }
-    requireRoom('EpBuffer', parts, { group, device });
+    checkMemoryBudget('EpBuffer', parts, { group, device });
     return { size, tables: makeEpTables(device, config, { ranks: group.size, size }) };
   };
   const release = ({ tables }: ReturnType<typeof prepare>): void => tables[Symbol.dispose]();

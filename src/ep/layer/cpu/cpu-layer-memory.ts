@@ -4,7 +4,7 @@ import type { DType } from '../../../core/dtype.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import { Tensor } from '../../../device/tensor.ts';
 import { TensorSet } from '../../../device/tensor-set.ts';
-import { requireRoom } from '../../../windows/room.ts';
+import { checkMemoryBudget } from '../../../windows/memory-budget.ts';
 import { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
 import { type AddressTables, fillAddressTables, makeAddressTables } from '../../../collective/address-table.ts';
@@ -89,7 +89,7 @@ export class CpuLayerMemory implements LayerMemory {
     const tables: { set?: TensorSet; bases?: AddressTables<OutputRegion> } = {};
     const parts = [{ name: 'windows for the output', bytes: size.bytes, isShared: true }];
     const prepare = (): void => {
-      requireRoom(`EPAll2AllLayer with ${rows} rows per rank`, parts, { group, device });
+      checkMemoryBudget(`EPAll2AllLayer with ${rows} rows per rank`, parts, { group, device });
       const names = Object.keys(size.regions) as OutputRegion[];
       const { set, made } = TensorSet.make(device, (tensors) => makeAddressTables(tensors, names, group.size));
       tables.set = set;

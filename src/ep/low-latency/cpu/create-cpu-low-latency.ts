@@ -7,7 +7,7 @@ import { asWeftlineError } from '../../../core/errors.ts';
 import { withoutTrace } from '../../../core/trace.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import { TensorSet } from '../../../device/tensor-set.ts';
-import { requireRoom } from '../../../windows/room.ts';
+import { checkMemoryBudget } from '../../../windows/memory-budget.ts';
 import { SymmetricWindow, type SymmetricWindowOptions } from '../../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
 import { SoloGroup } from '../../../world/solo-group.ts';
@@ -146,7 +146,7 @@ async function createTogether(
       prepare: () => {
         requireOneHost(group);
         const sizes = lowLatencySize(given, group.size);
-        requireRoom(what, [{ name: 'windows', bytes: sizes.bytes, isShared: true }], { group, device });
+        checkMemoryBudget(what, [{ name: 'windows', bytes: sizes.bytes, isShared: true }], { group, device });
         return { size: sizes, tables: makeLowLatencyTables(device, config, group.size) };
       },
       release: (prepared) => prepared.tables[Symbol.dispose](),

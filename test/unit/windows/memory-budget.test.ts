@@ -4,7 +4,7 @@ import test from 'node:test';
 import type { CpuDevice } from 'weftline';
 import type { RankGroup } from 'weftline/world';
 import { AddressSpace } from '#lib/device/cpu/cpu-device.js';
-import { requireRoom } from '#lib/windows/room.js';
+import { checkMemoryBudget } from '#lib/windows/memory-budget.js';
 import { withCode } from '../../support/with-code.ts';
 
 const MIB = 1_048_576;
@@ -29,15 +29,15 @@ const enough = { sharedFree: 10_000 * MIB, memoryFree: 10_000 * MIB };
 test('what fits is let through, to the last byte', () => {
   // Two windows and their header, and what is this rank's own.
   const device = { space: new AddressSpace(0, 500 * MIB + 65_536) } as unknown as CpuDevice;
-  requireRoom('EpBuffer', parts, { group: groupOf(2), device, room: enough });
+  checkMemoryBudget('EpBuffer', parts, { group: groupOf(2), device, room: enough });
   const room = { sharedFree: 200 * MIB + 65_536, memoryFree: 800 * MIB + 65_536 };
-  requireRoom('EpBuffer', parts, { group: groupOf(2), device, room });
+  checkMemoryBudget('EpBuffer', parts, { group: groupOf(2), device, room });
 });
 
 test('too little address space: every part with what it takes, and what is there', () => {
   const device = deviceWith(500);
   assert.throws(
-    () => requireRoom('EpBuffer', parts, { group: groupOf(2), device, room: enough }),
+    () => checkMemoryBudget('EpBuffer', parts, { group: groupOf(2), device, room: enough }),
     withCode(
       'WL_MEMORY',
       /^EpBuffer needs 500.1 MiB of this rank's address space: 2 windows of 100 MiB \(one per rank of this host\) need 200.1 MiB, the network side needs 300 MiB; 0 B of 500 MiB are in use/,
@@ -49,7 +49,7 @@ test('too little address space: every part with what it takes, and what is there
 test('too little /dev/shm: the windows of all ranks of the host count, and no part that is not shared', () => {
   assert.throws(
     () =>
-      requireRoom('EpBuffer', parts, {
+      checkMemoryBudget('EpBuffer', parts, {
         group: groupOf(2),
         device: deviceWith(4000),
         room: { ...enough, sharedFree: 200 * MIB },
@@ -61,11 +61,11 @@ test('too little /dev/shm: the windows of all ranks of the host count, and no pa
 test('too little memory: what each rank has of its own counts for all ranks of the host; not without reservation', () => {
   const of = { device: deviceWith(4000), room: { ...enough, memoryFree: 800 * MIB } };
   assert.throws(
-    () => requireRoom('EpBuffer', parts, { ...of, group: groupOf(2) }),
+    () => checkMemoryBudget('EpBuffer', parts, { ...of, group: groupOf(2) }),
     withCode(
       'WL_MEMORY',
       /needs 800.1 MiB of this host's memory: .*, the network side needs 600 MiB for 2 ranks; 800 MiB are available/,
     ),
   );
-  requireRoom('EpBuffer', parts, { ...of, group: groupOf(2, false) });
+  checkMemoryBudget('EpBuffer', parts, { ...of, group: groupOf(2, false) });
 });

@@ -28,7 +28,7 @@ interface Room {
  * Fails with WL_MEMORY or WL_SHARED_MEMORY, listing what each part takes, if the parts do not fit this rank's address space,
  * /dev/shm or the memory of this host. Ranks of other objects may still come before: what takes the memory looks again.
  */
-export function requireRoom(
+export function checkMemoryBudget(
   what: string,
   parts: readonly RoomPart[],
   { group, device, room = roomOf() }: { readonly group: RankGroup; readonly device: CpuDevice; readonly room?: Room },
