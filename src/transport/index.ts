@@ -20,5 +20,5 @@ export {
   type TransportListenOptions,
   type TransportOptions,
 } from './host/transport.ts';
-export type { Guest } from './host/greeting.ts';
+export type { IncomingConnection } from './host/greeting.ts';
 export { TransportListener } from './host/transport-listener.ts';

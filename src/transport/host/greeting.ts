@@ -63,13 +63,13 @@ export interface Meeting {
 }
 
 /** What an application on the side that was called says to a caller, and what becomes of it. */
-export interface Guest<Established> {
+export interface IncomingConnection<Established> {
   /** As JSON expresses it; the caller gets it as `hello` of its connection. */
   readonly answer: unknown;
   /** Takes the connection, which no accept() then gets. */
-  readonly adopt?: (connection: Established) => void;
+  readonly accept?: (connection: Established) => void;
   /** Called instead if the connection does not come about. */
-  readonly abandon?: () => void;
+  readonly cancel?: () => void;
 }
 
 /** What the side that was called does with its caller. */

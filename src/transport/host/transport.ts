@@ -14,7 +14,7 @@ import { requireAddress } from '../../meeting/check-address.ts';
 import { type Address, call, type DialWait } from '../../meeting/dial.ts';
 import {
   type GreetingOptions,
-  type Guest,
+  type IncomingConnection,
   helloOf,
   introduce,
   type Meeting,
@@ -63,7 +63,7 @@ export interface TransportConnectOptions extends DialWait {
 /** How a listener answers callers. */
 export interface TransportListenOptions {
   /** Hears what a caller says that has proven itself, and answers it. What it throws refuses the caller with that reason. */
-  readonly receive?: (hello: unknown) => Guest<Connection> | Promise<Guest<Connection>>;
+  readonly receive?: (hello: unknown) => IncomingConnection<Connection> | Promise<IncomingConnection<Connection>>;
 }
 
 const transportOptionNames: OptionNames<TransportOptions> = { name: true, token: true, settings: true, wake: true };
@@ -304,27 +304,27 @@ export class Transport implements AsyncDisposable {
     receive: TransportListenOptions['receive'],
   ): Promise<Connection | undefined> {
     let reserved: readonly Reserved[] = [];
-    let guest: Guest<Connection> | undefined;
+    let incoming: IncomingConnection<Connection> | undefined;
     try {
       return await acceptPeer(channel, this.#credentials, {
         open: async (hello, lanes) => {
           // Strangers do not get this far.
           channel.deadline = performance.now() + this.settings.timeoutMs;
-          guest = await receive?.(hello);
-          if (guest?.adopt === undefined) listener.checkRoom();
+          incoming = await receive?.(hello);
+          if (incoming?.accept === undefined) listener.checkRoom();
           reserved = await this.#lanes.reserve(Math.min(lanes, this.engines));
-          return { options: this.#greeting(reserved), answer: guest?.answer };
+          return { options: this.#greeting(reserved), answer: incoming?.answer };
         },
         adopt: async (meeting) => {
           const connection = await this.#adopt(channel, meeting, reserved);
-          if (guest?.adopt === undefined) return connection;
-          guest.adopt(connection);
+          if (incoming?.accept === undefined) return connection;
+          incoming.accept(connection);
           return undefined;
         },
       });
     } catch (error) {
       channel.hangUp();
-      guest?.abandon?.();
+      incoming?.cancel?.();
       await this.#lanes.unreserve(reserved);
       throw error;
     }

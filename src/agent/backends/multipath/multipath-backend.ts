@@ -9,7 +9,7 @@ import {
   type MemoryRegion,
   type RequestHandle,
   Transport,
-  type Guest as TransportGuest,
+  type IncomingConnection,
   type TransportListener,
 } from '../../../transport/index.ts';
 import { networkIdentity } from '../../../world/host-identity.ts';
@@ -203,7 +203,7 @@ class MultipathBackend implements Backend<'multipath'> {
   static async open(context: BackendContext, transport: Transport): Promise<MultipathBackend> {
     const backend = new MultipathBackend(context, transport);
     const { host } = context;
-    const receive = (words: unknown): Promise<TransportGuest<Connection>> => backend.#receive(readHello(words));
+    const receive = (words: unknown): Promise<IncomingConnection<Connection>> => backend.#receive(readHello(words));
     const listener = await transport.listen({ host, port: 0 }, { receive });
     backend.#listener = listener;
     backend.#connectionInfo = Buffer.from(JSON.stringify({ host, port: listener.port, network: backend.#network }));
@@ -319,7 +319,7 @@ class MultipathBackend implements Backend<'multipath'> {
   }
 
   /** Gives a caller that has proven itself an inbox, unless it expects an earlier incarnation of this agent. */
-  async #receive(hello: Hello): Promise<TransportGuest<Connection>> {
+  async #receive(hello: Hello): Promise<IncomingConnection<Connection>> {
     const { agentName: name, incarnation, wake } = this.#context;
     if (hello.expects !== incarnation) throw stale({ name, incarnation: hello.expects }, incarnation);
     const transport = this.#transport;
@@ -328,12 +328,12 @@ class MultipathBackend implements Backend<'multipath'> {
     const { remoteRegion: region, remoteKey: key } = inboxRegion.remote;
     return {
       answer: { incarnation, region, key },
-      adopt: (connection) => {
+      accept: (connection) => {
         this.#guests.add(new Guest({ transport, connection, inbox, inboxRegion, hello }, this.#context));
         // Its first message may have been quicker.
         wake.ring();
       },
-      abandon: () => void transport.release(inboxRegion).catch(() => {}),
+      cancel: () => void transport.release(inboxRegion).catch(() => {}),
     };
   }
 }
