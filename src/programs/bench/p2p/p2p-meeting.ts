@@ -9,7 +9,7 @@ import { type HelloBody, type HelloOptions, receiveHello } from '../../../meetin
 import { MeetingListener } from '../../../meeting/listener.ts';
 import { readSettings } from '../../../settings/settings.ts';
 import { readToken } from '../../../settings/token.ts';
-import { failureWord, toldFailure } from '../told-failure.ts';
+import { failureWord, decodePeerFailure } from '../peer-failure.ts';
 
 const SERVER = 'the bench server';
 const CLIENT = 'the bench client';
@@ -46,7 +46,7 @@ export async function meetClient({ host, port, onListening, open }: MeetingServe
     let isOwn = false;
     try {
       await receiveHello(channel, hello, (body) => {
-        const failure = toldFailure(body, CLIENT);
+        const failure = decodePeerFailure(body, CLIENT);
         isOwn = !isTaken;
         if (failure !== undefined) throw failure;
         return greet(channel);

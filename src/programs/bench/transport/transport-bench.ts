@@ -5,7 +5,7 @@ import { type Connection, Transport } from '../../../transport/index.ts';
 import { segmentsPerSend } from './bare-udp.ts';
 import { loadAverage, machineDocument } from '../machine.ts';
 import { samplePlacement } from '../placement.ts';
-import { failureWord, toldFailure } from '../told-failure.ts';
+import { failureWord, decodePeerFailure } from '../peer-failure.ts';
 import { summarizeRatios } from '../statistics.ts';
 import {
   measureIdle,
@@ -66,7 +66,7 @@ export async function serveTransportBench({ host, port, onLine, onListening }: S
   await using transport = await Transport.create({ name: 'the bench server' });
   const givenUp = new AbortController();
   const receive = (hello: unknown): { readonly answer: undefined } => {
-    const failure = toldFailure(hello, 'the bench client');
+    const failure = decodePeerFailure(hello, 'the bench client');
     if (failure === undefined) return { answer: undefined };
     givenUp.abort(failure);
     throw failure;

@@ -1,6 +1,6 @@
 // The two sides of a bench over one connection: words between them, and the memory that their messages lie in.
 import type { Connection, MemoryRegion, RequestHandle, Transport } from '../../../transport/index.ts';
-import { failureWord, toldFailure, wasTold } from '../told-failure.ts';
+import { failureWord, decodePeerFailure, isFromPeer } from '../peer-failure.ts';
 
 /** Flows above those of the messages. */
 const WORD_FLOW = 65_535;
@@ -79,7 +79,7 @@ export class BenchSession {
     const pending = this.#pending ?? this.#receive();
     const bytes = await this.transport.wait(pending, timeoutMs === undefined ? {} : { timeoutMs });
     const value = JSON.parse(Buffer.from(this.#in.bytes.subarray(0, bytes)).toString()) as T;
-    const failure = toldFailure(value, this.connection.peerName);
+    const failure = decodePeerFailure(value, this.connection.peerName);
     if (failure !== undefined) throw failure;
     this.#pending = undefined;
     try {
@@ -99,7 +99,7 @@ export class BenchSession {
     try {
       return await side();
     } catch (error) {
-      if (wasTold(error)) throw error;
+      if (isFromPeer(error)) throw error;
       await this.#hearFailure();
       await this.#tell(error);
       throw error;
@@ -111,7 +111,7 @@ export class BenchSession {
     try {
       if (this.#pending !== undefined && this.transport.state(this.#pending) === 'done') await this.hear();
     } catch (error) {
-      if (wasTold(error)) throw error;
+      if (isFromPeer(error)) throw error;
       // The word was taken, or its receive has failed with the connection: what this side knows itself is the reason.
     }
   }

@@ -15,13 +15,13 @@ export function failureWord(error: unknown): FailureWord {
 }
 
 /** The error that a word stands for, if it stands for one; `who` said it. */
-export function toldFailure(word: unknown, who: string): WeftlineError | undefined {
+export function decodePeerFailure(word: unknown, who: string): WeftlineError | undefined {
   if (typeof word !== 'object' || word === null || !('failed' in word)) return undefined;
   const error = decodePeerError(word.failed, `${who} failed: `);
   told.add(error);
   return error;
 }
 
-export function wasTold(error: unknown): boolean {
+export function isFromPeer(error: unknown): boolean {
   return typeof error === 'object' && error !== null && told.has(error);
 }
