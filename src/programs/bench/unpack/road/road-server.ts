@@ -69,7 +69,7 @@ async function receiveAll(
   await using ring = await registerRing(transport, memory.bounce.bytes);
   const { region } = ring;
   await using mover = await createMover(mode, { device, bounce: memory.bounce, destination });
-  const road: Road = { connection, transport, plan, stride, bounce: memory.bounce, destination, region, mover };
+  const road: EndToEnd = { connection, transport, plan, stride, bounce: memory.bounce, destination, region, mover };
   const microseconds: number[] = [];
   await session.say({ ready: true });
   for (let iteration = 0; iteration < plan.warmup + plan.iterations; iteration++) {
@@ -93,7 +93,7 @@ async function registerRing(
   return { region, [Symbol.asyncDispose]: () => transport.release(region) };
 }
 
-interface Road {
+interface EndToEnd {
   readonly connection: Connection;
   readonly transport: Transport;
   readonly plan: RoadPlan;
@@ -105,7 +105,7 @@ interface Road {
   readonly mover: PageMover;
 }
 
-async function receiveChunks({ connection, transport, mover, ...road }: Road): Promise<number> {
+async function receiveChunks({ connection, transport, mover, ...road }: EndToEnd): Promise<number> {
   const { plan, stride, bounce, destination, region } = road;
   const bytes = messageBytes(plan);
   const head = descriptorBytes(plan);
