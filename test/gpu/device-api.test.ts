@@ -9,7 +9,7 @@ import { type CudaDevice, settingsTable } from 'weftline';
 import { DeviceHost } from 'weftline/device-api';
 import { benchDeviceApiKernels } from '#lib/device/cuda/kernels/device-api.js';
 import { CudaRequests } from '#lib/device-api/service/cuda-requests.js';
-import { DeviceTraps } from '#lib/device-api/host/cuda-half.js';
+import { DeviceTraps } from '#lib/device-api/host/cuda-side.js';
 import type { DeviceHostPeer } from '../local/support/device-host-peer.ts';
 import { runRanks } from '../local/support/run-ranks.ts';
 import { countingPeer } from './support/counting-peer.ts';

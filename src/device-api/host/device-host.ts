@@ -19,8 +19,8 @@ import { ProxyService } from '../service/proxy-service.ts';
 import { checkQueueLayout, queuesIn } from '../service/queue-layout.ts';
 import type { RequestShape } from '../service/request-shape.ts';
 import { CpuKernelApi } from './cpu-kernel-api.ts';
-import { CudaHalf } from './cuda-half.ts';
-import type { DeviceHalf, DeviceHalfOptions, MappedRanges } from './device-half.ts';
+import { CudaSide } from './cuda-side.ts';
+import type { DeviceSide, DeviceSideOptions, MappedRanges } from './device-side.ts';
 import {
   checkDeviceHostOptions,
   type DeviceHostOptions,
@@ -35,11 +35,11 @@ import { type WriteRequest, WriteRequests } from './write-requests.ts';
 
 // A DeviceHost's side of the CPU: queues in shared memory, kernels are functions of TypeScript.
 
-interface CpuHalfOptions extends DeviceHalfOptions {
+interface CpuHalfOptions extends DeviceSideOptions {
   readonly service: ProxyService;
 }
 
-class CpuHalf implements DeviceHalf {
+class CpuSide implements DeviceSide {
   readonly deviceId = 0;
   readonly ordinal = undefined;
   readonly kernelApi: CpuKernelApi;
@@ -133,7 +133,7 @@ class CpuHalf implements DeviceHalf {
   [Symbol.dispose](): void {}
 }
 
-// One DeviceHalf per device of a DeviceHost.
+// One DeviceSide per device of a DeviceHost.
 
 const kindsOfDevice: ReadonlySet<unknown> = new Set(['cpu', 'cuda']);
 
@@ -172,23 +172,23 @@ export function endBeforeDevices(devices: readonly (CpuDevice | CudaDevice)[], e
 async function openHalves(
   devices: readonly (CpuDevice | CudaDevice)[],
   options: CpuHalfOptions,
-): Promise<ReadonlyMap<number, DeviceHalf>> {
-  const halves = new Map<number, DeviceHalf>();
+): Promise<ReadonlyMap<number, DeviceSide>> {
+  const sides = new Map<number, DeviceSide>();
   try {
     for (const device of devices) {
-      const half = device.kind === 'cpu' ? new CpuHalf(options) : await CudaHalf.create({ ...options, device });
-      halves.set(half.deviceId, half);
+      const side = device.kind === 'cpu' ? new CpuSide(options) : await CudaSide.create({ ...options, device });
+      sides.set(side.deviceId, side);
     }
-    return halves;
+    return sides;
   } catch (error) {
-    for (const half of halves.values()) half[Symbol.dispose]();
+    for (const side of sides.values()) side[Symbol.dispose]();
     throw error;
   }
 }
 
 interface Parts {
   readonly devices: readonly (CpuDevice | CudaDevice)[];
-  readonly halves: ReadonlyMap<number, DeviceHalf>;
+  readonly sides: ReadonlyMap<number, DeviceSide>;
   readonly service: ProxyService;
   readonly requests: WriteRequests;
   readonly memory: KernelMemory;
@@ -221,7 +221,7 @@ export class DeviceHost implements AsyncDisposable {
     checkQueueLayout({ queues, capacity });
     const devices = checkDevices(options);
     const requests = new WriteRequests();
-    let halves: ReadonlyMap<number, DeviceHalf> = new Map();
+    let sides: ReadonlyMap<number, DeviceSide> = new Map();
     const service = new ProxyService({
       name,
       settings,
@@ -232,11 +232,11 @@ export class DeviceHost implements AsyncDisposable {
       ordinals: devices.flatMap((device) => (device.kind === 'cuda' ? [device.context.ordinal] : [])),
       onFailure: (error) => {
         log('device-api', 'warn', `${name}: waits of kernels end: ${error.code}: ${error.message}`);
-        for (const half of halves.values()) half.abort(error);
+        for (const side of sides.values()) side.abort(error);
       },
     });
     try {
-      halves = await openHalves(devices, {
+      sides = await openHalves(devices, {
         agent: name,
         requests: requests.shapes,
         peerName: (number) => requests.peerName(number) ?? `peer ${number}`,
@@ -245,15 +245,15 @@ export class DeviceHost implements AsyncDisposable {
         capacity,
         service,
       });
-      for (const { queueMemory } of halves.values()) await service.serve({ memory: queueMemory, queues, capacity });
+      for (const { queueMemory } of sides.values()) await service.serve({ memory: queueMemory, queues, capacity });
       const at = host === undefined ? {} : { host };
       const listening = port === undefined ? undefined : await service.listen({ ...at, port });
-      const memory = new KernelMemory({ halves, service, requests });
+      const memory = new KernelMemory({ sides, service, requests });
       const peers = new HostPeers({ settings, service, requests });
-      return new DeviceHost(options, { devices, halves, service, requests, memory, peers, port: listening });
+      return new DeviceHost(options, { devices, sides, service, requests, memory, peers, port: listening });
     } catch (error) {
       await service.close();
-      for (const half of halves.values()) half[Symbol.dispose]();
+      for (const side of sides.values()) side[Symbol.dispose]();
       throw error;
     }
   }
@@ -268,17 +268,17 @@ export class DeviceHost implements AsyncDisposable {
 
   /** The device API in TypeScript; WL_UNSUPPORTED on GPUs, whose kernels include weftline/weftline.cuh. */
   get kernelApi(): CpuKernelApi {
-    return this.#parts.memory.half().kernelApi;
+    return this.#parts.memory.side().kernelApi;
   }
 
   /** What kernels of the (first) device pass to wait(): the address of the state that ends it. */
   get waits(): number {
-    return this.#parts.memory.half().waits;
+    return this.#parts.memory.side().waits;
   }
 
   /** The same for kernels of one of several devices. */
   waitsOf(deviceId: number): number {
-    return this.#parts.memory.half(deviceId).waits;
+    return this.#parts.memory.side(deviceId).waits;
   }
 
   /**
@@ -409,11 +409,11 @@ export class DeviceHost implements AsyncDisposable {
     if (descs.ranges.length > MAX_REQUEST_REMOTES) {
       throw invalidArgument('remoteDescs', descs.ranges.length, `at most ${MAX_REQUEST_REMOTES} ranges`);
     }
-    const half = memories.half(memory.deviceId);
+    const side = memories.side(memory.deviceId);
     const number = service.takeNumber();
     let mapping: MappedRanges | undefined;
     try {
-      const mapped = this.#map(half, descs);
+      const mapped = this.#map(side, descs);
       mapping = typeof mapped === 'string' ? undefined : mapped;
       const remotes = descs.ranges.map((range) => ({ region: range.region, offset: range.offset, bytes: range.bytes }));
       const queued = { number, region: memory.id, offset, bytes, peer: peerName, remotes, isSoleWriter: soleWriter };
@@ -426,12 +426,12 @@ export class DeviceHost implements AsyncDisposable {
         peer: requests.addPeer(peerName),
         peerName,
         path,
-        inlines: soleWriter && half.isFar(memory.address) && descs.ranges.every(takesWords),
+        inlines: soleWriter && side.isFar(memory.address) && descs.ranges.every(takesWords),
         local: { address: memory.address + offset, bytes },
         remotes: remotes.map((range, index) => ({ direct: mapping?.addresses[index] ?? 0, bytes: range.bytes })),
       };
       log('device-api', 'info', `${this.name}: request ${number} to ${peerName}: ${path}`);
-      requests.add({ request, memory, half, mapping, handles: [] });
+      requests.add({ request, memory, side, mapping, handles: [] });
       return request;
     } catch (error) {
       mapping?.[Symbol.dispose]();
@@ -442,8 +442,8 @@ export class DeviceHost implements AsyncDisposable {
 
   /** What kernels use: an address on GPUs, the request's number for `kernelApi`. */
   async createGpuReq(request: WriteRequest): Promise<number> {
-    const { half, handles } = this.#parts.requests.known(request);
-    const handle = await half.addRequest(request);
+    const { side, handles } = this.#parts.requests.known(request);
+    const handle = await side.addRequest(request);
     handles.push(handle);
     return handle;
   }
@@ -461,12 +461,12 @@ export class DeviceHost implements AsyncDisposable {
   /** Kernels that wait leave within milliseconds; the next wait for them throws the error, once. */
   abort(reason: WeftlineError): void {
     if (!(reason instanceof WeftlineError)) throw invalidArgument('reason', reason, 'a WeftlineError');
-    for (const half of this.#parts.halves.values()) half.abort(reason);
+    for (const side of this.#parts.sides.values()) side.abort(reason);
   }
 
   /** After kernels have ended: fails with why one of them left early, if one did. Waiting for a stream does this too. */
   throwIfFailed(): void {
-    for (const half of this.#parts.halves.values()) half.throwIfFailed();
+    for (const side of this.#parts.sides.values()) side.throwIfFailed();
   }
 
   /**
@@ -483,24 +483,24 @@ export class DeviceHost implements AsyncDisposable {
   }
 
   async #close(): Promise<void> {
-    const { halves, requests, service, peers } = this.#parts;
-    for (const half of halves.values()) half.unpin();
+    const { sides, requests, service, peers } = this.#parts;
+    for (const side of sides.values()) side.unpin();
     try {
       await peers.withdraw();
       for (const open of requests.all) requests.remove(open);
       // With it go the requests, registrations and peers of the agent.
       await service.close();
     } finally {
-      for (const half of halves.values()) half[Symbol.dispose]();
+      for (const side of sides.values()) side[Symbol.dispose]();
       this.#forgetDevices();
     }
   }
 
   /** All ranges in this process, or why they are not mapped. */
-  #map(half: DeviceHalf, descs: TransferDescs): MappedRanges | string {
+  #map(side: DeviceSide, descs: TransferDescs): MappedRanges | string {
     if (!this.#direct) return 'asked for';
     if (descs.host !== hostIdentity()) return 'it is on another host';
-    return half.map(descs);
+    return side.map(descs);
   }
 }
 

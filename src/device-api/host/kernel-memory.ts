@@ -3,14 +3,14 @@ import { hostIdentity } from '../../world/host-identity.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { Tensor } from '../../device/tensor.ts';
 import type { ProxyService } from '../service/proxy-service.ts';
-import type { DeviceHalf } from './device-half.ts';
+import type { DeviceSide } from './device-side.ts';
 import { type DescRange, encodeDescs } from './transfer-descs.ts';
 import { checkBytes, type RegisteredVram, type VramRange, VramRegions } from './vram-regions.ts';
 import type { WriteRequests } from './write-requests.ts';
 
 interface Parts {
   /** By the number of their device. */
-  readonly halves: ReadonlyMap<number, DeviceHalf>;
+  readonly sides: ReadonlyMap<number, DeviceSide>;
   readonly service: ProxyService;
   readonly requests: WriteRequests;
 }
@@ -27,12 +27,12 @@ export class KernelMemory {
   }
 
   /** Of the device, the first by default. Fails with WL_INVALID_ARGUMENT. */
-  half(deviceId?: number): DeviceHalf {
-    const { halves } = this.#parts;
-    const [first] = halves.keys();
-    const half = halves.get(deviceId ?? first!);
-    if (half === undefined) throw invalidArgument('deviceId', deviceId, `one of ${[...halves.keys()].join(', ')}`);
-    return half;
+  side(deviceId?: number): DeviceSide {
+    const { sides } = this.#parts;
+    const [first] = sides.keys();
+    const side = sides.get(deviceId ?? first!);
+    if (side === undefined) throw invalidArgument('deviceId', deviceId, `one of ${[...sides.keys()].join(', ')}`);
+    return side;
   }
 
   /** Fails with WL_INVALID_ARGUMENT unless it is inside of registered memory. */
@@ -42,31 +42,31 @@ export class KernelMemory {
 
   async allocate(bytes: number, deviceId?: number): Promise<RegisteredVram> {
     checkBytes(bytes);
-    const half = this.half(deviceId);
-    const { address, id } = await half.allocate(bytes);
-    if (id !== undefined) return this.#regions.add({ id, address, bytes, deviceId: half.deviceId });
+    const side = this.side(deviceId);
+    const { address, id } = await side.allocate(bytes);
+    if (id !== undefined) return this.#regions.add({ id, address, bytes, deviceId: side.deviceId });
     try {
       return await this.register(address, bytes, deviceId);
     } catch (error) {
-      half.release(address);
+      side.release(address);
       throw error;
     }
   }
 
   async allocateHost(bytes: number, deviceId?: number): Promise<RegisteredVram> {
     checkBytes(bytes);
-    const half = this.half(deviceId);
+    const side = this.side(deviceId);
     const { id, address } = await this.#parts.service.allocate(bytes);
-    return this.#regions.add({ id, address: half.pin(address, bytes), bytes, deviceId: half.deviceId });
+    return this.#regions.add({ id, address: side.pin(address, bytes), bytes, deviceId: side.deviceId });
   }
 
   async register(memory: Tensor | number, bytes?: number, deviceId?: number): Promise<RegisteredVram> {
-    const half = this.half(deviceId);
+    const side = this.side(deviceId);
     const size = bytes ?? (memory instanceof Tensor ? memory.bytes : bytes);
     checkBytes(size as number);
-    const address = addressIn(half, memory, size as number);
-    const id = await this.#parts.service.register({ address, bytes: size as number, ordinal: half.ordinal });
-    const region = this.#regions.add({ id, address, bytes: size as number, deviceId: half.deviceId });
+    const address = addressIn(side, memory, size as number);
+    const id = await this.#parts.service.register({ address, bytes: size as number, ordinal: side.ordinal });
+    const region = this.#regions.add({ id, address, bytes: size as number, deviceId: side.deviceId });
     // Until it is deregistered the tensor's memory is not given to others.
     if (memory instanceof Tensor) this.#tensors.set(id, memory);
     return region;
@@ -76,29 +76,29 @@ export class KernelMemory {
     const known = this.#regions.known(memory);
     const { requests, service } = this.#parts;
     requests.checkUnused('memory', (open) => open.memory === known);
-    const half = this.half(known.deviceId);
+    const side = this.side(known.deviceId);
     // What is pinned belongs to the agent, which frees it next; memory of a GPU is freed when peers are out of it.
-    if (!half.isFar(known.address)) half.release(known.address);
+    if (!side.isFar(known.address)) side.release(known.address);
     await service.deregister(known.id);
     this.#regions.remove(known);
     this.#tensors.delete(known.id);
-    half.release(known.address);
+    side.release(known.address);
   }
 
   view(memory: RegisteredVram): Uint8Array {
     const known = this.#regions.known(memory);
-    return this.half(known.deviceId).view(known);
+    return this.side(known.deviceId).view(known);
   }
 
   async read(memory: RegisteredVram, bytes?: number): Promise<Uint8Array> {
     const range = this.#regions.range(bytes === undefined ? { memory } : { memory, bytes });
-    return this.half(range.memory.deviceId).read({ address: range.memory.address, bytes: range.bytes });
+    return this.side(range.memory.deviceId).read({ address: range.memory.address, bytes: range.bytes });
   }
 
   async write(memory: RegisteredVram, values: Uint8Array): Promise<void> {
     if (!(values instanceof Uint8Array)) throw invalidArgument('values', values, 'a Uint8Array');
     const { memory: known } = this.#regions.range({ memory, bytes: values.length });
-    await this.half(known.deviceId).write(known.address, values);
+    await this.side(known.deviceId).write(known.address, values);
   }
 
   /** What peers need to write to the ranges; `agent` is this host's name. */
@@ -109,25 +109,25 @@ export class KernelMemory {
 
   #describeRange(range: VramRange): DescRange {
     const { memory, offset, bytes } = this.#regions.range(range);
-    const ipc = this.half(memory.deviceId).exportMemory(memory.address + offset, bytes);
+    const ipc = this.side(memory.deviceId).exportMemory(memory.address + offset, bytes);
     return { region: memory.id, offset, bytes, ...(ipc === undefined ? {} : { ipc }) };
   }
 }
 
 /** Where the memory is, as kernels of the device see it. Fails with WL_INVALID_ARGUMENT for what is not there. */
-function addressIn(half: DeviceHalf, memory: Tensor | number, bytes: number): number {
+function addressIn(side: DeviceSide, memory: Tensor | number, bytes: number): number {
   if (memory instanceof Tensor) {
     if (memory.storage.disposed) throw invalidArgument('memory', 'a disposed tensor', 'a live one');
     if (bytes > memory.bytes) throw invalidArgument('bytes', bytes, `at most ${memory.bytes}, those of the tensor`);
-    return half.addressOf(memory);
+    return side.addressOf(memory);
   }
   // An invalid address in a native call would end the process.
   if (!Number.isSafeInteger(memory) || memory <= 0) {
     throw invalidArgument('address', memory, 'a tensor, or an address of memory');
   }
-  if (half.owns(memory, bytes)) return memory;
+  if (side.owns(memory, bytes)) return memory;
   const [where, advice] =
-    half.ordinal === undefined
+    side.ordinal === undefined
       ? ['this process', "a CPU tensor's address is an offset in WebAssembly memory: pass the tensor itself"]
       : ['the GPU', 'pass a tensor of the GPU, or an address in its memory'];
   const what = `${memory} is no address of ${bytes} readable and writable bytes of ${where}`;

@@ -1,7 +1,7 @@
 // The requests of a DeviceHost and the peers they go to, by the numbers that kernels and commands know them by.
 import { invalidArgument } from '../../core/errors.ts';
 import type { RequestShape } from '../service/request-shape.ts';
-import type { DeviceHalf, MappedRanges } from './device-half.ts';
+import type { DeviceSide, MappedRanges } from './device-side.ts';
 import type { RegisteredVram } from './vram-regions.ts';
 
 /** One local range and the ranges of one peer that kernels may write to. */
@@ -15,7 +15,7 @@ export interface WriteRequest extends RequestShape {
 interface OpenRequest {
   readonly request: WriteRequest;
   readonly memory: RegisteredVram;
-  readonly half: DeviceHalf;
+  readonly side: DeviceSide;
   /** The peer's ranges in this process; undefined if its writes go through a queue. */
   readonly mapping: MappedRanges | undefined;
   readonly handles: number[];
@@ -47,10 +47,10 @@ export class WriteRequests {
   }
 
   /** Kernels and commands can no longer use it; what it held is free again. */
-  remove({ request, half, mapping, handles }: OpenRequest): void {
+  remove({ request, side, mapping, handles }: OpenRequest): void {
     this.#open.delete(request.number);
     this.shapes[request.number] = undefined;
-    for (const handle of handles) half.removeRequest(handle);
+    for (const handle of handles) side.removeRequest(handle);
     mapping?.[Symbol.dispose]();
   }
 

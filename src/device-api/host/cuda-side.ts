@@ -12,7 +12,7 @@ import { type Out, viewAt } from '../../native/library.ts';
 import { CudaRequests } from '../service/cuda-requests.ts';
 import type { RequestShape } from '../service/request-shape.ts';
 import type { CpuKernelApi } from './cpu-kernel-api.ts';
-import type { DeviceHalf, DeviceHalfOptions, MappedRanges } from './device-half.ts';
+import type { DeviceSide, DeviceSideOptions, MappedRanges } from './device-side.ts';
 import type { DescRange, TransferDescs } from './transfer-descs.ts';
 
 // What the device API's kernels report to their host and what it tells them: the trap record of one DeviceHost.
@@ -132,7 +132,7 @@ function maskText(lanes: number): string {
   return `0x${lanes.toString(16).padStart(8, '0')}`;
 }
 
-interface CudaHalfOptions extends DeviceHalfOptions {
+interface CudaSideOptions extends DeviceSideOptions {
   readonly device: CudaDevice;
 }
 
@@ -142,7 +142,7 @@ const SHARED_BLOCK = 2 << 20;
 const PORTABLE = 1;
 const DEVICE_MAPPED = 2;
 
-export class CudaHalf implements DeviceHalf {
+export class CudaSide implements DeviceSide {
   readonly #device: CudaDevice;
   readonly #requests: CudaRequests;
   readonly #traps: DeviceTraps;
@@ -153,11 +153,11 @@ export class CudaHalf implements DeviceHalf {
   readonly #mapped = new Map<string, { readonly memory: Storage; users: number }>();
   readonly #endJudging: () => void;
 
-  static async create(options: CudaHalfOptions): Promise<CudaHalf> {
+  static async create(options: CudaSideOptions): Promise<CudaSide> {
     const { device, agent, peerName } = options;
     const traps = new DeviceTraps({ device, agent, peerName });
     const requests = await CudaRequests.create({ ...options, trap: traps.address });
-    return new CudaHalf(device, requests, traps);
+    return new CudaSide(device, requests, traps);
   }
 
   private constructor(device: CudaDevice, requests: CudaRequests, traps: DeviceTraps) {

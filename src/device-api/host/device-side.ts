@@ -1,4 +1,4 @@
-// What a DeviceHost asks of the kind of device that it serves; the implementations are CpuHalf and CudaHalf.
+// What a DeviceHost asks of the kind of device that it serves; the implementations are CpuSide and CudaSide.
 import type { WeftlineError } from '../../core/errors.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { CpuKernelApi } from './cpu-kernel-api.ts';
@@ -6,7 +6,7 @@ import type { SharedBytes } from '../service/proxy-messages.ts';
 import type { RequestShape } from '../service/request-shape.ts';
 import type { DescRange, TransferDescs } from './transfer-descs.ts';
 
-export interface DeviceHalf extends Disposable {
+export interface DeviceSide extends Disposable {
   /** The GPU's ordinal; 0 on the CPU. */
   readonly deviceId: number;
   /** Of a GPU. */
@@ -50,7 +50,7 @@ export interface MappedRanges extends Disposable {
 }
 
 /** What both implementations are made with. */
-export interface DeviceHalfOptions {
+export interface DeviceSideOptions {
   readonly agent: string;
   readonly requests: readonly (RequestShape | undefined)[];
   readonly peerName: (peer: number) => string;
