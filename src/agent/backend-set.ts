@@ -42,8 +42,8 @@ export class BackendSet {
       try {
         backends.push(await loadBackend(name)(context));
       } catch (error) {
-        const mayLack = names === undefined && error instanceof WeftlineError && error.code === 'WL_UNSUPPORTED';
-        if (!mayLack) {
+        const isOptional = names === undefined && error instanceof WeftlineError && error.code === 'WL_UNSUPPORTED';
+        if (!isOptional) {
           await Promise.allSettled(backends.map((backend) => backend.close()));
           throw error;
         }

@@ -94,7 +94,7 @@ export interface Backend<Name extends string = string> {
   /** How many lanes its links have at most. One where it is left out. */
   readonly lanes?: number;
   /** True: where it cannot register such memory, though it may, the agent goes on with other backends that have. */
-  mayLack?(memory: AgentMemory): boolean;
+  isOptionalFor?(memory: AgentMemory): boolean;
   register(memory: AgentMemory): Promise<BackendRegion>;
   /**
    * Fails with WL_TIMEOUT, WL_PEER_LOST (nobody is there any more), WL_STALE (another incarnation of the peer answered),

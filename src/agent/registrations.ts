@@ -119,7 +119,7 @@ export class Registrations {
         try {
           registration.add(backend.name, await backend.register(memory));
         } catch (error) {
-          if (backend.mayLack?.(memory) !== true) throw error;
+          if (backend.isOptionalFor?.(memory) !== true) throw error;
           lacks.push({ backend: backend.name, error });
         }
       }

@@ -135,7 +135,7 @@ class RdmaBackend<Name extends string> implements Backend<Name> {
   }
 
   /** The limit of locked memory may be too low for all that an agent registers; other backends need none. */
-  mayLack(): boolean {
+  isOptionalFor(): boolean {
     return true;
   }
 

@@ -60,7 +60,7 @@ class StagedBackend<Name extends string> implements Backend<Name> {
   }
 
   /** It takes a thread, pinned memory and kernels, which transfers within a host do without. */
-  mayLack({ kind }: AgentMemory): boolean {
+  isOptionalFor({ kind }: AgentMemory): boolean {
     return kind === 'cuda';
   }
 
