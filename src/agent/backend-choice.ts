@@ -39,7 +39,7 @@ export function judgeBackends(options: ChoiceOptions): BackendVerdict[] {
   const { backends, missing, forced } = options;
   const verdicts = backends.map((backend) => {
     const why = whyNot(backend, options);
-    const how = why === undefined ? howItCarries(backend, options) : undefined;
+    const how = why === undefined ? describePath(backend, options) : undefined;
     return { backend: backend.name, isUsable: why === undefined, why, ...(how === undefined ? {} : { how }) };
   });
   const absent = [...missing].map(([backend, why]) => ({ backend, isUsable: false, why }));
@@ -60,8 +60,8 @@ export function chooseBackend(options: ChoiceOptions): NamedBackend {
   });
 }
 
-function howItCarries(backend: NamedBackend, { memory: { local, remote } }: ChoiceOptions): string | undefined {
-  return backend.howItCarries?.([...local, ...remote].map(({ kind }) => kind));
+function describePath(backend: NamedBackend, { memory: { local, remote } }: ChoiceOptions): string | undefined {
+  return backend.describePath?.([...local, ...remote].map(({ kind }) => kind));
 }
 
 function whyNot(backend: NamedBackend, { peer, memory, forced }: ChoiceOptions): string | undefined {

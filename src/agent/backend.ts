@@ -90,7 +90,7 @@ export interface Backend<Name extends string = string> {
    */
   readonly takesDeviceMemory?: boolean;
   /** What is special about how it carries transfers between memory of these kinds: "staged through pinned memory". */
-  howItCarries?(kinds: readonly MemoryKind[]): string | undefined;
+  describePath?(kinds: readonly MemoryKind[]): string | undefined;
   /** How many lanes its links have at most. One where it is left out. */
   readonly lanes?: number;
   /** True: where it cannot register such memory, though it may, the agent goes on with other backends that have. */

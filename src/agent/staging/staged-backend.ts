@@ -54,7 +54,7 @@ class StagedBackend<Name extends string> implements Backend<Name> {
     return kind === 'host' ? this.#host.whyNotRemote(kind, region) : undefined;
   }
 
-  howItCarries(kinds: readonly MemoryKind[]): string | undefined {
+  describePath(kinds: readonly MemoryKind[]): string | undefined {
     const isStaged = this.#context.stagesHostMemory === true || kinds.includes('cuda');
     return isStaged ? 'staged through pinned memory' : undefined;
   }
