@@ -176,7 +176,7 @@ export class Agent implements AsyncDisposable {
       spinUs: settings.agentSpinUs,
       poll: () => this.poll(),
       help: () => set.help(),
-      gainsFromPolling: () => set.gainsFromPolling,
+      prefersPolling: () => set.prefersPolling,
       prepareSleep: () => set.prepareSleep(),
       nap: (milliseconds) => set.nap(milliseconds),
     });

@@ -71,8 +71,8 @@ export class BackendSet {
   }
 
   /** Hot path. True if polling for long brings what peers do sooner than a sleep. */
-  get gainsFromPolling(): boolean {
-    for (const backend of this.backends) if (backend.gainsFromPolling === true) return true;
+  get prefersPolling(): boolean {
+    for (const backend of this.backends) if (backend.prefersPolling === true) return true;
     return false;
   }
 

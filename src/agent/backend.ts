@@ -110,7 +110,7 @@ export interface Backend<Name extends string = string> {
    * True while peers write directly to where `poll` looks: a blocking wait then polls for longer. With a thread of the
    * backend in between, polling would only take its processor. Backends leave it out if that is never so.
    */
-  readonly gainsFromPolling?: boolean;
+  readonly prefersPolling?: boolean;
   /**
    * Hot path, of waits that block the thread anyway: does a little of what a thread of the backend does meanwhile. True if
    * that brought something forward.

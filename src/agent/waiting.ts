@@ -20,7 +20,7 @@ export interface WaiterOptions {
   readonly timeoutMs: number;
   /** The most that a blocking wait polls before it sleeps, if it gains from that. */
   readonly spinUs: number;
-  readonly gainsFromPolling: () => boolean;
+  readonly prefersPolling: () => boolean;
   /** Looks at all backends. True if anything happened. */
   readonly poll: () => boolean;
   /** Does what other threads would have to do. True if there was anything. */
@@ -142,7 +142,7 @@ export class Waiter {
 
   #spinTime(): number {
     const { milliseconds } = this.#spin;
-    return this.#options.gainsFromPolling() ? milliseconds : Math.min(milliseconds, SHORT_SPIN_MS);
+    return this.#options.prefersPolling() ? milliseconds : Math.min(milliseconds, SHORT_SPIN_MS);
   }
 
   /** True if others kept the processor so long that this wait had better sleep. */

@@ -205,7 +205,7 @@ class RdmaBackend<Name extends string> implements Backend<Name> {
     return hasNews;
   }
 
-  get gainsFromPolling(): boolean {
+  get prefersPolling(): boolean {
     return this.#device.completions.isInUse;
   }
 

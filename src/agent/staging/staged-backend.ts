@@ -92,8 +92,8 @@ class StagedBackend<Name extends string> implements Backend<Name> {
     return true;
   }
 
-  get gainsFromPolling(): boolean {
-    return this.#host.gainsFromPolling === true;
+  get prefersPolling(): boolean {
+    return this.#host.prefersPolling === true;
   }
 
   help(): boolean {

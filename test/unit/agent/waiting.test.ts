@@ -17,7 +17,7 @@ function waiterOf({ news, pause }: { readonly news: number; readonly pause: numb
     wake: new WakeWord(),
     timeoutMs: 20_000,
     spinUs: 0,
-    gainsFromPolling: () => false,
+    prefersPolling: () => false,
     poll: () => {
       steps.push('look');
       return ++looks === news;

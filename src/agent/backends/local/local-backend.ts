@@ -181,7 +181,7 @@ class LocalBackend implements Backend<'local'> {
     return this.#thread.isRunning ? PEER_CHECK_MS : SHORT_SLEEP_MS;
   }
 
-  get gainsFromPolling(): boolean {
+  get prefersPolling(): boolean {
     return this.#links.size > 0 || this.#mailbox.hasSenders;
   }
 
