@@ -67,7 +67,7 @@ import type { FieldType, Layout, Scalar } from './layout.ts';
 import {
   LOW_LATENCY_CALLS,
   LOW_LATENCY_EMPTY,
-  LOW_LATENCY_MOST_SLOTS,
+  LOW_LATENCY_MAX_SLOTS,
   LOW_LATENCY_RESULTS,
   LOW_LATENCY_STATE_BITS,
   LOW_LATENCY_THREADS,
@@ -255,7 +255,7 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
     unit: LOW_LATENCY_UNIT,
     waitShift: LOW_LATENCY_WAIT_SHIFT,
     results: LOW_LATENCY_RESULTS,
-    mostSlots: LOW_LATENCY_MOST_SLOTS,
+    mostSlots: LOW_LATENCY_MAX_SLOTS,
     threads: LOW_LATENCY_THREADS,
     stateBits: LOW_LATENCY_STATE_BITS,
   },

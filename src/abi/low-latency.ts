@@ -107,7 +107,7 @@ export const lowLatencyStates = { active: 0, absent: 1, connected: 2, leaving: 3
 export const lowLatencyBell = defineLayout('LowLatencyBell', { bell: 'i32', sleepers: 'i32' }, CACHE_LINE);
 
 /** Receive slots at most; see receiveSlots of LowLatencySize. */
-export const LOW_LATENCY_MOST_SLOTS = 4;
+export const LOW_LATENCY_MAX_SLOTS = 4;
 /** Threads of each block of a low-latency kernel, whose barriers count them. */
 export const LOW_LATENCY_THREADS = 1024;
 /** Blocks of a low-latency kernel at most. */
@@ -141,7 +141,7 @@ export const lowLatencyFlags = defineLayout(
     failure: 'u32',
     combined: 'u32',
     combineFailure: 'u32',
-    released: { of: 'u32', count: LOW_LATENCY_MOST_SLOTS },
+    released: { of: 'u32', count: LOW_LATENCY_MAX_SLOTS },
     /**
      * By number of the dispatch modulo LOW_LATENCY_CALLS, written at once: the number, what the ranks must agree on, the number
      * again, and the rows of its slot here ('expert-major': tokens, wherever they go).
@@ -203,9 +203,9 @@ export const lowLatencyBlock = defineLayout(
     dispatches: 'u32',
     combines: 'u32',
     /** By receive slot: dispatches sent into it, the number of the last one, and whether its rows here are still held. */
-    sent: { of: 'u32', count: LOW_LATENCY_MOST_SLOTS },
-    dispatchOf: { of: 'u32', count: LOW_LATENCY_MOST_SLOTS },
-    held: { of: 'u32', count: LOW_LATENCY_MOST_SLOTS },
+    sent: { of: 'u32', count: LOW_LATENCY_MAX_SLOTS },
+    dispatchOf: { of: 'u32', count: LOW_LATENCY_MAX_SLOTS },
+    held: { of: 'u32', count: LOW_LATENCY_MAX_SLOTS },
     /** Slots of the last dispatch and of the one before it, plus 1; 0 for none. */
     lastSlot: 'u32',
     slotBefore: 'u32',

@@ -8,7 +8,7 @@ import { cacheFolder, noGpu } from './support/gpu.js';
 
 const script = fileURLToPath(new URL('processes/unpack-scenarios.js', import.meta.url));
 /** Each takes a few seconds. */
-const MOST_MS = 60_000;
+const MAX_MS = 60_000;
 
 const scenarios = {
   'all-busy': 'two kernels that stay and want all of the GPU, and others that want it too, all get it',
@@ -24,7 +24,7 @@ const scenarios = {
 for (const [name, title] of Object.entries(scenarios)) {
   test(title, { skip: noGpu }, async () => {
     const child = spawn(process.execPath, [script, cacheFolder, name], { stdio: 'inherit' });
-    const timer = setTimeout(() => child.kill('SIGKILL'), MOST_MS);
+    const timer = setTimeout(() => child.kill('SIGKILL'), MAX_MS);
     const [code, signal] = (await once(child, 'exit')) as [number | null, string | null];
     clearTimeout(timer);
     assert.deepEqual({ code, signal }, { code: 0, signal: null }, `scenario ${name}`);

@@ -21,7 +21,7 @@ const MiB = 1 << 20;
 /** Of data at the receiver, behind the cell. */
 const BYTES = 6 * MiB;
 const CELL_BYTES = 64;
-const MOST_PARTS = 5000;
+const MAX_PARTS = 5000;
 /** On two channels in turn; the first of each has the most parts. */
 const ROUNDS = isWhole ? 8 : 2;
 
@@ -105,7 +105,7 @@ async function openSides({ backend, here, there }: AgentConfiguration): Promise<
   const near = await Agent.create('here', settingsOf(here));
   const far = await Agent.create('there', settingsOf(there));
   const out = await near.allocate(BYTES);
-  const into = await far.allocate(CELL_BYTES + BYTES + MOST_PARTS);
+  const into = await far.allocate(CELL_BYTES + BYTES + MAX_PARTS);
   await near.loadRemoteMetadata(far.localMetadata());
   await far.loadRemoteMetadata(near.localMetadata());
   return {
@@ -132,7 +132,7 @@ for (const configuration of isWhole ? configurations : configurations.filter(isU
     const { link, local, remote } = await here.channelParts('there', out, into.number);
     const cell = new BigUint64Array(into.bytes.buffer, into.bytes.byteOffset, 1);
     const expected = new Uint8Array(into.bytes.length);
-    const table = PartTable.ofCount(MOST_PARTS);
+    const table = PartTable.ofCount(MAX_PARTS);
     // Over all lanes of the link, and on one of them.
     const ways = [{}, { lane: (link.lanes ?? 1) - 1 }].map((options) => link.openChannel(options));
     const opened = ways.map(async (channel) => ({
@@ -142,7 +142,7 @@ for (const configuration of isWhole ? configurations : configurations.filter(isU
     const channels = await Promise.all(opened);
     for (let round = 1; round <= ROUNDS; round++) {
       const { channel, puts } = channels[round % 2]!;
-      const count = round <= 2 ? MOST_PARTS : 1 + Math.floor(random() * 300);
+      const count = round <= 2 ? MAX_PARTS : 1 + Math.floor(random() * 300);
       fillTable(table, count, random);
       expected.fill(round, CELL_BYTES);
       into.bytes.fill(round, CELL_BYTES);

@@ -14,12 +14,12 @@ export type Finding =
   | { readonly kind: 'overlap'; readonly pairs: ReadonlySet<string> };
 
 /** Offsets have 32 bits: fragments lie in the first 4 GiB of a bounce buffer. */
-const MOST_BOUNCE_BYTES = 2 ** 32;
+const MAX_BOUNCE_BYTES = 2 ** 32;
 
 export function findWrong(blocks: readonly CheckedBlock[], packs: boolean): Finding {
   for (const [block, { bounce, destination, fragments }] of blocks.entries()) {
     for (const [descriptor, { sourceOffset, length, destinationOffset }] of fragments.entries()) {
-      if (sourceOffset + length > Math.min(bounce.bytes, MOST_BOUNCE_BYTES)) {
+      if (sourceOffset + length > Math.min(bounce.bytes, MAX_BOUNCE_BYTES)) {
         return { kind: 'outside', block, descriptor, side: 'source' };
       }
       if (destinationOffset + length > destination.bytes) {

@@ -7,7 +7,7 @@ const FRAGMENT_ALIGNMENT = 16;
 /** A small transfer is cut into so many pieces, so that copies and the network overlap, */
 const FEW_PIECES = 4;
 /** of sizes between these; */
-const LEAST_PIECE_BYTES = 128 << 10;
+const MIN_PIECE_BYTES = 128 << 10;
 const MIDDLE_PIECE_BYTES = 512 << 10;
 /** a large one into so many or more: each piece costs the network two signals, whatever its size. */
 const MANY_PIECES = 16;
@@ -88,5 +88,5 @@ export class PiecePlan {
 export function capacityFor(total: number, pieceBytes: number): number {
   const small = Math.min(total / FEW_PIECES, MIDDLE_PIECE_BYTES);
   const fair = Math.ceil(Math.max(small, total / MANY_PIECES) / PAGE_BYTES) * PAGE_BYTES;
-  return Math.min(pieceBytes, Math.max(fair, LEAST_PIECE_BYTES));
+  return Math.min(pieceBytes, Math.max(fair, MIN_PIECE_BYTES));
 }

@@ -20,7 +20,7 @@ const MAX_SESSIONS_OF_PEER = 8;
 /** Of one peer: greetings and ends of sessions that are under way. */
 const MAX_GREETINGS_OF_PEER: number = 4 * MAX_SESSIONS_OF_PEER;
 const MAX_PIECE_BYTES: number = 16 << 20;
-const LEAST_PIECE_BYTES = 4096;
+const MIN_PIECE_BYTES = 4096;
 /** The sender says how long it waits; a timer takes no more than this. */
 const MAX_GREETING_MS = 86_400_000;
 
@@ -149,7 +149,7 @@ export class ReceiveSessions {
   }
 
   #check(peer: string, { slots, pieceBytes, channels }: Hello): void {
-    const isShape = slots >= 1 && slots <= MAX_STAGING_SLOTS && pieceBytes >= LEAST_PIECE_BYTES;
+    const isShape = slots >= 1 && slots <= MAX_STAGING_SLOTS && pieceBytes >= MIN_PIECE_BYTES;
     const isSpread = channels >= 1 && channels <= Math.min(slots, MAX_STAGING_CHANNELS);
     if (!isShape || !isSpread || pieceBytes > MAX_PIECE_BYTES) {
       throw new WeftlineError(

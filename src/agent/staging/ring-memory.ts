@@ -27,14 +27,14 @@ export interface RingShape {
 /** Where the settings leave it open: as many slots for each lane of a link as it takes to keep it busy, */
 const SLOTS_OF_LANE = 4;
 /** but not fewer than one lane alone can use. */
-const LEAST_SLOTS = 8;
+const MIN_SLOTS = 8;
 
 /** Of the rings of a staging thread whose backend's links have so many lanes. */
 export function ringShapeOf(
   { stagingPieces, stagingPieceBytes }: Pick<Settings, 'stagingPieces' | 'stagingPieceBytes'>,
   lanes: number,
 ): RingShape {
-  const slots = Math.min(Math.max(SLOTS_OF_LANE * lanes, LEAST_SLOTS), MAX_STAGING_SLOTS);
+  const slots = Math.min(Math.max(SLOTS_OF_LANE * lanes, MIN_SLOTS), MAX_STAGING_SLOTS);
   return { slots: stagingPieces || slots, pieceBytes: stagingPieceBytes };
 }
 

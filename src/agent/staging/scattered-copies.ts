@@ -7,8 +7,8 @@ import { DescriptorBlock, PackLauncher, UnpackLauncher } from '../../unpack/inde
 import type { CopyRun, CopyWay } from './device-copies.ts';
 
 /** The copy engine takes a call for each copy: for fewer, or longer ones, that is quicker. */
-const LEAST_COPIES = 8;
-const MOST_AVERAGE_BYTES = 32 << 10;
+const MIN_COPIES = 8;
+const MAX_AVERAGE_BYTES = 32 << 10;
 /** As many multiprocessors as memory of the host keeps busy. */
 const MULTIPROCESSORS = 4;
 /** Launches under way. */
@@ -51,7 +51,7 @@ export class ScatteredCopies {
   /** Hot path: no allocation. Enqueued on the stream. */
   move(way: CopyWay, run: CopyRun, stream: CudaStream): Moved {
     const { count, bytes } = run;
-    if (count < LEAST_COPIES || sumOf(bytes, count) > MOST_AVERAGE_BYTES * count) return 'not';
+    if (count < MIN_COPIES || sumOf(bytes, count) > MAX_AVERAGE_BYTES * count) return 'not';
     const bounce = way === 'out' ? run.to : run.from;
     const memory = way === 'out' ? run.from : run.to;
     const [here, there] = [this.#bounce, this.#memory];

@@ -9,7 +9,7 @@ import type { PieceWords, SendSession } from './send-session.ts';
 import type { RemoteMemoryName } from './staging-messages.ts';
 
 /** A second put costs more than to copy fewer bytes. */
-const LEAST_FROM_PLACE = 32 << 10;
+const MIN_FROM_PLACE = 32 << 10;
 
 export interface RemoteStagedMemory {
   readonly number: number;
@@ -93,7 +93,7 @@ export class SessionTransfer extends PlannedJob {
     if (this.isRead) return false;
     const { plan } = this;
     const first = plan.first[piece]!;
-    const isOne = plan.first[piece + 1]! - first === 1 && plan.bytes[first]! >= LEAST_FROM_PLACE;
+    const isOne = plan.first[piece + 1]! - first === 1 && plan.bytes[first]! >= MIN_FROM_PLACE;
     return isOne && this.locals[plan.local[first]!]?.region !== undefined;
   }
 }

@@ -20,7 +20,7 @@ const RECORD_MASK = CALL_RECORDS - 1;
  */
 const CHECKED_BACK = CALL_RECORDS / 2;
 /** More pieces, or calls, than a rank can be ahead of another. What was seen of a rank so long ago that its number wrapped says nothing. */
-const MOST_AHEAD = 2 ** 20;
+const MAX_AHEAD = 2 ** 20;
 
 export class RankBoard {
   /** Ranks of the group, and this one among them. */
@@ -100,7 +100,7 @@ export class RankBoard {
   hasPosted(rank: number, piece: number): boolean {
     const seen = this.#seen;
     const ahead = (seen[rank]! - piece) | 0;
-    if (ahead >= 0 && ahead <= MOST_AHEAD) return true;
+    if (ahead >= 0 && ahead <= MAX_AHEAD) return true;
     const posted = Atomics.load(this.#words, this.#boards[rank]! + boardWord.posted);
     seen[rank] = posted;
     return ((posted - piece) | 0) >= 0;
@@ -109,7 +109,7 @@ export class RankBoard {
   /** All ranks have posted a piece of that call: fails with WL_CONFIG_MISMATCH if any made another call, or did before. */
   checkCalls(call: number): void {
     const unchecked = (this.#call - this.#firstUnchecked) | 0;
-    const hasWrapped = unchecked < -MOST_AHEAD;
+    const hasWrapped = unchecked < -MAX_AHEAD;
     if (unchecked > CHECKED_BACK || hasWrapped) this.#firstUnchecked = (this.#call - CHECKED_BACK) | 0;
     for (; ((call - this.#firstUnchecked) | 0) >= 0; this.#firstUnchecked = (this.#firstUnchecked + 1) | 0) {
       for (let rank = 0; rank < this.ranks; rank++) this.checkCall(rank, this.#firstUnchecked);

@@ -26,7 +26,7 @@ const RESIDENT = 8;
 const RESIDENT_SUMS = 4;
 const PIECE_BYTES = 32 << 20;
 const BUFFERS = 2;
-const LEAST_ELEMENT_BYTES = 2;
+const MIN_ELEMENT_BYTES = 2;
 const ALIGNMENT = 256;
 
 type Plan<Layout> = Layout extends { readonly offset: infer Offset } ? LaunchPlan<keyof Offset & string> : never;
@@ -64,7 +64,7 @@ export function directWindowBytes(blockSize: number): number {
 }
 
 function marksBytes(blockSize: number): number {
-  return alignUp(Math.ceil(PIECE_BYTES / (blockSize * LEAST_ELEMENT_BYTES)), ALIGNMENT);
+  return alignUp(Math.ceil(PIECE_BYTES / (blockSize * MIN_ELEMENT_BYTES)), ALIGNMENT);
 }
 
 export class CudaDirectWork implements DirectWork {

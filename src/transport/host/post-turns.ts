@@ -2,11 +2,11 @@
 // its transfers take turns, so that none waits for a peer that is not its own, nor for the whole of a long one. Hot path.
 
 /** Ranges of a connection that are under way at a time. */
-const MOST_OF_CONNECTION = 8192;
+const MAX_OF_CONNECTION = 8192;
 /** Those of all connections. The engine has 2^16 requests for everything. */
-const MOST_OF_ALL = 32_768;
+const MAX_OF_ALL = 32_768;
 /** A connection may always have so many, whatever the others have: as many as 1024 peers find room for. */
-const LEAST_OF_CONNECTION = 16;
+const MIN_OF_CONNECTION = 16;
 /** Ranges that a transfer posts before it is the next one's turn. */
 const TURN = 64;
 
@@ -30,7 +30,7 @@ export class PostTurns<Post> {
 
   /** True if a further range may be posted; if not, one of the connection is under way, after whose end it is asked again. */
   hasRoom({ underWay }: PostQueue<Post>): boolean {
-    return underWay < LEAST_OF_CONNECTION || (underWay < MOST_OF_CONNECTION && this.#underWay < MOST_OF_ALL);
+    return underWay < MIN_OF_CONNECTION || (underWay < MAX_OF_CONNECTION && this.#underWay < MAX_OF_ALL);
   }
 
   began(queue: PostQueue<Post>): void {

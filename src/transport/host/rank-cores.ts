@@ -5,7 +5,7 @@ import { readEnvironment } from '../../world/environment.ts';
 
 /** Engines that a transport has by itself: one for so many cores, but no more than this. */
 const CORES_PER_ENGINE = 8;
-const MOST_BY_CORES = 4;
+const MAX_BY_CORES = 4;
 
 /**
  * A packet that waits for a processor is delayed for as long as other threads may keep it, which says nothing about the
@@ -20,7 +20,7 @@ export function engineCount(
 ): number {
   if (!transportThread) return 1;
   if (transportEngines > 0) return transportEngines;
-  return Math.max(1, Math.min(MOST_BY_CORES, Math.floor(cores / CORES_PER_ENGINE)));
+  return Math.max(1, Math.min(MAX_BY_CORES, Math.floor(cores / CORES_PER_ENGINE)));
 }
 
 /**

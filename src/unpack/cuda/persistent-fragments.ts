@@ -32,7 +32,7 @@ import type { Direction } from '../ring-writer.ts';
 const THREADS = 512;
 const MAX_GROUP_DESCRIPTORS = 32;
 /** A kernel that has work all the time hands over to another after this or `idleMs`: what waits for its end goes on. */
-const LEAST_STAY_MS = 100;
+const MIN_STAY_MS = 100;
 /** A kernel that is about to leave decides within microseconds. */
 const DECISION_MS = 1_000;
 /** Looks of a wait between two questions to the driver whether the kernel failed. */
@@ -107,7 +107,7 @@ export class PersistentFragments implements FragmentEngine {
     this.#done = controlMemory.view('i32', controls * size, slots);
     this.#packs = direction === 'pack';
     this.#spans = new BlockSpans(slots);
-    this.#stayMs = Math.max(idleMs, LEAST_STAY_MS);
+    this.#stayMs = Math.max(idleMs, MIN_STAY_MS);
     this.#shared = device.empty('u8', [persistentShared.size + 4 * slots]);
     // In front of the kernels, which run on this stream.
     device.setBytes(this.#shared, 0, this.#stream);

@@ -11,12 +11,12 @@ import { type CollectivesWorkload, countOf, cudaIterationsOf, sizePlans } from '
 import { NcclLoop } from './nccl-loop.ts';
 
 /** Results of larger calls are not compared: bringing them to the host takes longer than all calls. */
-const MOST_COMPARED = 32 << 20;
+const MAX_COMPARED = 32 << 20;
 /** Calls of each kind and side until V8 has compiled what the loops run, of the first size if it is at most so large. */
 const WARMUP_CALLS = 2000;
 /** The same across hosts, where a call takes much longer. */
 const WARMUP_CALLS_ACROSS_HOSTS = 50;
-const MOST_WARMED = 1 << 20;
+const MAX_WARMED = 1 << 20;
 
 export interface CudaCollectivesBenchOptions {
   readonly workload: CollectivesWorkload;
@@ -83,7 +83,7 @@ async function measureEntry({ kind, plan, outOfPlace, inPlace }: Entry, of: Meas
   const call = new BenchedCall(communicator, workload, { kind, bytes: plan.bytes, memory });
   for (const [way, measured] of [outOfPlace, inPlace].entries()) {
     const isInPlace = way === 1;
-    if (isFirst) measured.wrong = plan.bytes <= MOST_COMPARED ? await call.countWrong(isInPlace) : undefined;
+    if (isFirst) measured.wrong = plan.bytes <= MAX_COMPARED ? await call.countWrong(isInPlace) : undefined;
     measured.own.push(await timer.measure(call.prepare(isInPlace), plan));
     if (peer) measured.peer.push(await timer.measure(peer.prepare(kind, call, isInPlace, workload), plan));
   }
@@ -91,7 +91,7 @@ async function measureEntry({ kind, plan, outOfPlace, inPlace }: Entry, of: Meas
 
 /** `bytes`: the first size of the kind. */
 async function warm(kind: Entry['kind'], bytes: number | undefined, of: Warmed): Promise<void> {
-  if (bytes === undefined || bytes > MOST_WARMED) return;
+  if (bytes === undefined || bytes > MAX_WARMED) return;
   const { communicator, peer, workload, memory } = of;
   const call = new BenchedCall(communicator, workload, { kind, bytes, memory });
   const times = communicator.routes.includes('network') ? WARMUP_CALLS_ACROSS_HOSTS : WARMUP_CALLS;
