@@ -1,7 +1,7 @@
 // Checks of what a caller passes to a Communicator, and the call that an engine makes of it. Hot path where nothing is wrong.
 import { reductionFormats, reductions } from '../abi/element-formats.ts';
-import { checkOverlap } from '../collective/overlap.ts';
-import { overlaps } from '../collective/tensor-check.ts';
+import { checkOverlap } from '../group/overlap.ts';
+import { overlaps } from '../group/tensor-check.ts';
 import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { checkTimeout } from '../core/deadline.ts';
 import { dtypes } from '../core/dtype.ts';

@@ -1,5 +1,5 @@
 // What a Communicator asks of the engine that carries its calls out; arguments were checked before.
-import type { OverlapOptions } from '../collective/overlap.ts';
+import type { OverlapOptions } from '../group/overlap.ts';
 import type { CallWait } from '../core/deadline.ts';
 import type { DType } from '../core/dtype.ts';
 import type { DeviceEvent } from '../device/device-event.ts';

@@ -1,8 +1,8 @@
 // Communicator: collectives, and messages between pairs, of the ranks of a group.
 import { setImmediate as nextTurn } from 'node:timers/promises';
-import { CallGuard } from '../collective/call-guard.ts';
-import { CallQueue } from '../collective/call-queue.ts';
-import { requireDevice, requireGroup } from '../collective/tensor-check.ts';
+import { CallGuard } from '../group/call-guard.ts';
+import { CallQueue } from '../group/call-queue.ts';
+import { requireDevice, requireGroup } from '../group/tensor-check.ts';
 import { checkOptions } from '../core/check-options.ts';
 import { remaining, startCall, type WaitOptions, waitOptionNames } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';

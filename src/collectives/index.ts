@@ -22,4 +22,4 @@ export { SparseAllReduce, type SparseAllReduceArguments, type SparseCompletion }
 export type { SparseTraffic } from './sparse/sparse-call.ts';
 export type { SparseAllReduceOptions } from './sparse/sparse-options.ts';
 export { referenceSparseSum } from './sparse/sparse-reference.ts';
-export type { OverlapOptions } from '../collective/overlap.ts';
+export type { OverlapOptions } from '../group/overlap.ts';

@@ -11,7 +11,7 @@ export type { DispatchLayout } from './buffer/dispatch-layout.ts';
 export { EpBuffer } from './buffer/ep-buffer.ts';
 export type { EpBufferOptions } from './buffer/ep-buffer-options.ts';
 export type { CombineResult, DispatchResult } from './buffer/ep-results.ts';
-export type { OverlapOptions } from '../collective/overlap.ts';
+export type { OverlapOptions } from '../group/overlap.ts';
 export { type ContextOptions, DispatchCombineContext, type OutputBuffers } from './layer/dispatch-combine-context.ts';
 export { EPAll2AllLayer } from './layer/ep-all2all-layer.ts';
 export type { LayerOptions } from './layer/layer-options.ts';

@@ -26,7 +26,7 @@ const folderOrder = [
   'transport',
   'agent',
   'device-api',
-  'collective',
+  'group',
   'ep',
   'collectives',
   'programs',

@@ -1,9 +1,9 @@
 // Why a wait of a collective call cannot end well: what the window of this host says, and what ranks of other hosts told.
 import { networkCellOffset, networkCells } from '../../abi/network-cells.ts';
-import { AbortSlots } from '../../collective/network/abort-slots.ts';
-import type { HostNetwork } from '../../collective/network/host-network.ts';
-import { hostRoutes } from '../../collective/network/host-routes.ts';
-import type { StepFailure } from '../../collective/steps.ts';
+import { AbortSlots } from '../../group/network/abort-slots.ts';
+import type { HostNetwork } from '../../group/network/host-network.ts';
+import { hostRoutes } from '../../group/network/host-routes.ts';
+import type { StepFailure } from '../../group/steps.ts';
 import { type ErrorDetails, WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { SymmetricWindow } from '../../windows/symmetric-window.ts';

@@ -1,7 +1,7 @@
 // An all-reduce along the hosts: sums go from host to host in the order of the ranks, and the result comes back the same way.
 import { reductionFormats } from '../../abi/element-formats.ts';
 import { alignUp } from '../../abi/layout.ts';
-import type { Hosts } from '../../collective/network/host-routes.ts';
+import type { Hosts } from '../../group/network/host-routes.ts';
 import type { CollectiveCall } from '../collective-call.ts';
 import {
   type AwaitedRanks,

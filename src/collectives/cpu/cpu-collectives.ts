@@ -1,7 +1,7 @@
 // Collectives of CPU ranks: through slots and channels in the window of their host, and mirrors of them on other hosts.
 import { availableParallelism } from 'node:os';
-import type { HostNetwork } from '../../collective/network/host-network.ts';
-import { type StepFailure, StepRunner } from '../../collective/steps.ts';
+import type { HostNetwork } from '../../group/network/host-network.ts';
+import { type StepFailure, StepRunner } from '../../group/steps.ts';
 import type { CallWait } from '../../core/deadline.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { isCrowded } from '../../transport/host/rank-cores.ts';
@@ -17,7 +17,7 @@ import { MovementChoice } from './movement-choice.ts';
 import { CpuMover, type Mover } from './mover.ts';
 import { PairMessages } from './pair-messages.ts';
 import type { MirroredWindow } from './mirrored-window.ts';
-import type { PeerMemory } from '../../collective/peer-memory.ts';
+import type { PeerMemory } from '../../group/peer-memory.ts';
 import { RankBoard } from './rank-board.ts';
 import { rankParts } from './rank-parts.ts';
 import { StagedCall } from './staged-call.ts';

@@ -1,6 +1,6 @@
 // Makes the engine of a Communicator of CPU ranks: they agree, then make windows together, and links to other hosts.
-import { agreeOn } from '../../collective/agree.ts';
-import { PeerMemory } from '../../collective/peer-memory.ts';
+import { agreeOn } from '../../group/agree.ts';
+import { PeerMemory } from '../../group/peer-memory.ts';
 import type { CallWait } from '../../core/deadline.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { checkMemoryBudget } from '../../windows/memory-budget.ts';

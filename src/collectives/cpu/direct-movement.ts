@@ -3,7 +3,7 @@
 // First all tell where their tensors are; then they read, and tell that they have. A rank whose call is in place cannot let
 // others read its tensor while it receives into it: then all see that, and move the call through the window instead.
 import { atOnce, type Movement, type MovementStep, type Piece, PART_ALIGNMENT, type SlotRange } from './movements.ts';
-import type { PeerMemory } from '../../collective/peer-memory.ts';
+import type { PeerMemory } from '../../group/peer-memory.ts';
 
 /** Of ranks that can read each other's tensors. */
 export interface DirectReads {

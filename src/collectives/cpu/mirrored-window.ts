@@ -1,5 +1,5 @@
 // The windows of the ranks of a collective object on CPUs, with their links to ranks of other hosts.
-import type { HostNetwork } from '../../collective/network/host-network.ts';
+import type { HostNetwork } from '../../group/network/host-network.ts';
 import type { CallWait } from '../../core/deadline.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { SymmetricWindow } from '../../windows/symmetric-window.ts';
@@ -48,7 +48,7 @@ export async function createMirroredWindow(
   try {
     const of = { group, device, name: what, barrier: window.barrier, windows: [window] };
     // Loaded here, so that ranks of one host never load what links to others need.
-    const { HostNetwork: Network } = await import('../../collective/network/host-network.ts');
+    const { HostNetwork: Network } = await import('../../group/network/host-network.ts');
     return { window, across: { network: await Network.create({ ...wait, ...of, ...offsets, rows }), ...offsets } };
   } catch (error) {
     window[Symbol.dispose]();

@@ -1,8 +1,8 @@
 // Keeps the mirrors of this rank's part on other hosts as they must be: what it writes there for others to read is put into
 // them, and what it counts is counted in them, in the same order.
-import type { HostNetwork } from '../../collective/network/host-network.ts';
-import type { NetworkLink } from '../../collective/network/network-link.ts';
-import type { OutQueue } from '../../collective/network/out-queue.ts';
+import type { HostNetwork } from '../../group/network/host-network.ts';
+import type { NetworkLink } from '../../group/network/network-link.ts';
+import type { OutQueue } from '../../group/network/out-queue.ts';
 import { type MirroredRegions, mirrorOffset } from './rank-parts.ts';
 
 /** To another host. */

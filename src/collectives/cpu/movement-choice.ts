@@ -1,5 +1,5 @@
 // Which movement carries out a call: by the table of algorithms, and by what is possible among these hosts.
-import type { Hosts } from '../../collective/network/host-routes.ts';
+import type { Hosts } from '../../group/network/host-routes.ts';
 import { type AlgorithmTable, algorithmFor } from '../algorithm-table.ts';
 import type { CollectiveCall } from '../collective-call.ts';
 import { canChain, ChainMovement, isChainable } from './chain-movement.ts';

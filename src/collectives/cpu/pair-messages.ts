@@ -11,7 +11,7 @@ import type { Mirrors } from './mirrors.ts';
 import type { Mover } from './mover.ts';
 import type { RankBoard } from './rank-board.ts';
 import type { RankParts } from './rank-parts.ts';
-import type { Steps } from '../../collective/steps.ts';
+import type { Steps } from '../../group/steps.ts';
 import type { CollectiveRegions } from './window-regions.ts';
 
 const headerWord = wordOffsets(pieceHeader);

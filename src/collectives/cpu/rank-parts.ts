@@ -2,7 +2,7 @@
 import type { MemoryRange } from '../../device/host-access.ts';
 import type { SymmetricWindow } from '../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
-import { hostRoutes } from '../../collective/network/host-routes.ts';
+import { hostRoutes } from '../../group/network/host-routes.ts';
 
 /** What a rank's part begins with, and what mirrors are of. */
 export interface MirroredRegions {

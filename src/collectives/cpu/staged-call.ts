@@ -1,6 +1,6 @@
 // One collective call over the slots of the window: pieces that are staged, posted, taken, and freed by the next posts.
 import { alignUp } from '../../abi/layout.ts';
-import type { Steps } from '../../collective/steps.ts';
+import type { Steps } from '../../group/steps.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CollectiveCall } from '../collective-call.ts';

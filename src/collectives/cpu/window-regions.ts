@@ -1,7 +1,7 @@
 // What a Communicator's window holds at each rank: its board, staging slots for collectives, channels to each rank.
 import { CALL_RECORDS, callRecord, collectiveBoard, pairCell, pieceHeader } from '../../abi/collective-window.ts';
 import { NETWORK_ABORT_BYTES, networkCellsBytes } from '../../abi/network-cells.ts';
-import { type Hosts, maxServed } from '../../collective/network/host-routes.ts';
+import { type Hosts, maxServed } from '../../group/network/host-routes.ts';
 import type { MirroredRegions } from './rank-parts.ts';
 import { layOutRegions, type RegionLayout } from '../../windows/region-layout.ts';
 

@@ -5,9 +5,9 @@ import {
   collectiveBlock,
   messageBlock,
 } from '../../abi/cuda-collectives.ts';
-import { agreeOn } from '../../collective/agree.ts';
-import { CudaCallOrder } from '../../collective/cuda-call-order.ts';
-import { CudaCalls } from '../../collective/cuda-calls.ts';
+import { agreeOn } from '../../group/agree.ts';
+import { CudaCallOrder } from '../../group/cuda-call-order.ts';
+import { CudaCalls } from '../../group/cuda-calls.ts';
 import { type CallWait, remaining } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';

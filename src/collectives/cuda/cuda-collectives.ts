@@ -9,10 +9,10 @@ import {
   messageFlags,
 } from '../../abi/cuda-collectives.ts';
 import { reductions } from '../../abi/element-formats.ts';
-import type { CudaCallOrder } from '../../collective/cuda-call-order.ts';
-import type { CudaCalls } from '../../collective/cuda-calls.ts';
-import type { OverlapOptions } from '../../collective/overlap.ts';
-import type { RecordingOf } from '../../collective/recorded-collective.ts';
+import type { CudaCallOrder } from '../../group/cuda-call-order.ts';
+import type { CudaCalls } from '../../group/cuda-calls.ts';
+import type { OverlapOptions } from '../../group/overlap.ts';
+import type { RecordingOf } from '../../group/recorded-collective.ts';
 import type { CallWait } from '../../core/deadline.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { LaunchPlan } from '../../device/cuda/launch-plan.ts';

@@ -1,7 +1,7 @@
 // Makes the engine of a Communicator on GPUs of several hosts: the ranks agree, compile, then make windows and links together.
 import { COLLECTIVE_MAX_RANKS_ACROSS_HOSTS } from '../../abi/cuda-collectives.ts';
-import { agreeOn } from '../../collective/agree.ts';
-import { CudaCallOrder } from '../../collective/cuda-call-order.ts';
+import { agreeOn } from '../../group/agree.ts';
+import { CudaCallOrder } from '../../group/cuda-call-order.ts';
 import type { CallWait } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { CpuDevice } from '../../device/cpu/cpu-device.ts';

@@ -1,7 +1,7 @@
 // Collectives of CUDA ranks of several hosts: the steps of CPU ranks, of which a GPU does what moves or adds up bytes. Ranks
 // of a host read each other's slots in GPU memory; what goes to other hosts is copied to the window of CPU ranks on the way.
-import type { CudaCallOrder } from '../../collective/cuda-call-order.ts';
-import type { OverlapOptions } from '../../collective/overlap.ts';
+import type { CudaCallOrder } from '../../group/cuda-call-order.ts';
+import type { OverlapOptions } from '../../group/overlap.ts';
 import type { CallWait } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';

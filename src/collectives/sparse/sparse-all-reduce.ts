@@ -1,7 +1,7 @@
 // SparseAllReduce: sums of tensors that are mostly zero, block by block, through aggregators.
-import { agreeOn } from '../../collective/agree.ts';
-import { CallGuard } from '../../collective/call-guard.ts';
-import { overlaps, requireDevice, requireGroup } from '../../collective/tensor-check.ts';
+import { agreeOn } from '../../group/agree.ts';
+import { CallGuard } from '../../group/call-guard.ts';
+import { overlaps, requireDevice, requireGroup } from '../../group/tensor-check.ts';
 import { reductionFormats } from '../../abi/element-formats.ts';
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { type CallWait, checkTimeout, startCall, type WaitOptions, waitOptionNames } from '../../core/deadline.ts';

@@ -1,9 +1,9 @@
 // Windows, links and slots of a sparse all-reduce, on one host or several. Messages lie in memory of the hosts, also those of GPUs.
 import { availableParallelism } from 'node:os';
 import { COLLECTIVE_MAX_RANKS } from '../../abi/cuda-collectives.ts';
-import { agreeOn } from '../../collective/agree.ts';
-import type { HostNetwork } from '../../collective/network/host-network.ts';
-import { type StepFailure, StepRunner } from '../../collective/steps.ts';
+import { agreeOn } from '../../group/agree.ts';
+import type { HostNetwork } from '../../group/network/host-network.ts';
+import { type StepFailure, StepRunner } from '../../group/steps.ts';
 import { type CallWait, Deadline, remaining } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { CpuDevice } from '../../device/cpu/cpu-device.ts';

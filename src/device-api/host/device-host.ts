@@ -35,7 +35,7 @@ import { type WriteRequest, WriteRequests } from './write-requests.ts';
 
 // A DeviceHost's side of the CPU: queues in shared memory, kernels are functions of TypeScript.
 
-interface CpuHalfOptions extends DeviceSideOptions {
+interface CpuSideOptions extends DeviceSideOptions {
   readonly service: ProxyService;
 }
 
@@ -48,7 +48,7 @@ class CpuSide implements DeviceSide {
   readonly #service: ProxyService;
   #failure: WeftlineError | undefined;
 
-  constructor(options: CpuHalfOptions) {
+  constructor(options: CpuSideOptions) {
     const { queues, capacity } = options;
     this.queueMemory = new SharedArrayBuffer(queues * queueBytes(capacity));
     this.#service = options.service;
@@ -171,7 +171,7 @@ export function endBeforeDevices(devices: readonly (CpuDevice | CudaDevice)[], e
 /** By the GPU's ordinal; 0 on the CPU. */
 async function openHalves(
   devices: readonly (CpuDevice | CudaDevice)[],
-  options: CpuHalfOptions,
+  options: CpuSideOptions,
 ): Promise<ReadonlyMap<number, DeviceSide>> {
   const sides = new Map<number, DeviceSide>();
   try {

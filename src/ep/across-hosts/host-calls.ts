@@ -1,5 +1,5 @@
 // The two calls of a rank that has peers on other hosts, as they go over the network; what the rows are is the caller's.
-import type { CountExchange } from '../../collective/exchange.ts';
+import type { CountExchange } from '../../group/exchange.ts';
 import type { CallWait } from '../../core/deadline.ts';
 import { traceBegin, traceEnd } from '../../core/trace.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';

@@ -1,11 +1,11 @@
 // The network side of a collective object on a CPU rank: its memory, its links, and the meeting of ranks of all hosts.
-import { callWord, describeCall, type Call } from '../../collective/calls.ts';
-import type { CountExchange, RecordPlace } from '../../collective/exchange.ts';
-import { ChunkArrivals } from '../../collective/network/chunk-arrivals.ts';
-import { agreeOn } from '../../collective/agree.ts';
-import { HostNetwork } from '../../collective/network/host-network.ts';
-import type { HostWay, ServedSource } from '../../collective/network/host-routes.ts';
-import { privateWindow } from '../../collective/network/network-window.ts';
+import { callWord, describeCall, type Call } from '../../group/calls.ts';
+import type { CountExchange, RecordPlace } from '../../group/exchange.ts';
+import { ChunkArrivals } from '../../group/network/chunk-arrivals.ts';
+import { agreeOn } from '../../group/agree.ts';
+import { HostNetwork } from '../../group/network/host-network.ts';
+import type { HostWay, ServedSource } from '../../group/network/host-routes.ts';
+import { privateWindow } from '../../group/network/network-window.ts';
 import { EXCHANGE_HEADER_WORDS } from '../../abi/exchange-record.ts';
 import { networkCells } from '../../abi/network-cells.ts';
 import type { CallWait } from '../../core/deadline.ts';

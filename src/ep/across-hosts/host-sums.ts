@@ -2,7 +2,7 @@
 // the source adds those rows to its own host's. Where not all of them fit, places are used again, and the source says when.
 // Hot path.
 import { networkCells } from '../../abi/network-cells.ts';
-import { ChunkArrivals } from '../../collective/network/chunk-arrivals.ts';
+import { ChunkArrivals } from '../../group/network/chunk-arrivals.ts';
 import { traceBegin, traceEnd } from '../../core/trace.ts';
 import { type HostExchange, NETWORK_WINDOW } from './host-exchange.ts';
 import type { HostTokens } from './routed-tokens.ts';

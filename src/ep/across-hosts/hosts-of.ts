@@ -1,6 +1,6 @@
 // The hosts of a group, as counts and sizes see them.
 import { invalidArgument } from '../../core/errors.ts';
-import type { Hosts } from '../../collective/network/host-routes.ts';
+import type { Hosts } from '../../group/network/host-routes.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 
 /** How many hosts an exchange of counts tells apart; 0 where all ranks are on one: nothing is counted per host then. */

@@ -1,8 +1,8 @@
 // What the network side of a CPU rank takes: regions of memory of its own, whose sizes follow from the configuration and
 // the ranks of each host alone. No routing needs more: a token crosses to a host once.
 import { NETWORK_ABORT_BYTES, networkCellsBytes } from '../../abi/network-cells.ts';
-import { NETWORK_CHUNKS } from '../../collective/network/chunk-size.ts';
-import { type Hosts, maxServed } from '../../collective/network/host-routes.ts';
+import { NETWORK_CHUNKS } from '../../group/network/chunk-size.ts';
+import { type Hosts, maxServed } from '../../group/network/host-routes.ts';
 import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts';
 
 /** Per token, in bytes or numbers. */

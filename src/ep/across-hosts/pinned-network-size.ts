@@ -3,8 +3,8 @@
 import { networkChunkRows } from '../../abi/ep-network.ts';
 import { exchangeRecordBytes } from '../../abi/exchange-record.ts';
 import { networkCellsBytes } from '../../abi/network-cells.ts';
-import { PINNED_CHUNK_BYTES } from '../../collective/network/chunk-size.ts';
-import { type Hosts, maxServed } from '../../collective/network/host-routes.ts';
+import { PINNED_CHUNK_BYTES } from '../../group/network/chunk-size.ts';
+import { type Hosts, maxServed } from '../../group/network/host-routes.ts';
 import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts';
 
 /**

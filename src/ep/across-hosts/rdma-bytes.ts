@@ -4,7 +4,7 @@ import { formatBytes } from '../../core/byte-size.ts';
 import type { Device } from '../../device/device.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import { REGION_ALIGNMENT } from '../../abi/exchange-record.ts';
-import { checkTensor } from '../../collective/tensor-check.ts';
+import { checkTensor } from '../../group/tensor-check.ts';
 import { type NetworkShape, networkSize } from './network-size.ts';
 
 /**

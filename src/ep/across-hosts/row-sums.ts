@@ -1,7 +1,7 @@
 // The sums of combine across hosts on a CPU rank: of the rows that this host has of a token, and of a token's rows here with
 // what other hosts sent. Hot path.
 import { elementFormats } from '../../abi/element-formats.ts';
-import type { HostRoutes } from '../../collective/network/host-routes.ts';
+import type { HostRoutes } from '../../group/network/host-routes.ts';
 import { dtypes } from '../../core/dtype.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { Tensor } from '../../device/tensor.ts';

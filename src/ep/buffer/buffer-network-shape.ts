@@ -1,6 +1,6 @@
 // The shape of an EpBuffer's network side, from its configuration and the ranks of each host.
 import { FP8_GROUP } from '../../abi/element-formats.ts';
-import type { Hosts } from '../../collective/network/host-routes.ts';
+import type { Hosts } from '../../group/network/host-routes.ts';
 import { networkRowBytes, networkSumBytes } from '../../abi/ep-network.ts';
 import type { NetworkShape } from '../across-hosts/network-size.ts';
 import { type PinnedNetworkSize, pinnedNetworkSize } from '../across-hosts/pinned-network-size.ts';

@@ -6,7 +6,7 @@ import { invalidArgument } from '../../core/errors.ts';
 import { isWhole } from '../../core/whole-number.ts';
 import { type CombinePrecision, combinePrecisions } from '../combine-precision.ts';
 import { numberHosts } from '../across-hosts/hosts-of.ts';
-import type { Hosts } from '../../collective/network/host-routes.ts';
+import type { Hosts } from '../../group/network/host-routes.ts';
 import { requirePinnedBytes } from '../across-hosts/rdma-bytes.ts';
 import { networkSize, type NetworkSize } from '../across-hosts/network-size.ts';
 import type { PinnedNetworkSize } from '../across-hosts/pinned-network-size.ts';

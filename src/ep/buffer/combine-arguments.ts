@@ -5,9 +5,9 @@ import type { Tensor } from '../../device/tensor.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
 import { checkHandle } from './dispatch-arguments.ts';
 import type { DispatchHandle } from './dispatch-handle.ts';
-import { checkOverlap, type OverlapOptions } from '../../collective/overlap.ts';
+import { checkOverlap, type OverlapOptions } from '../../group/overlap.ts';
 import type { EpScope } from './scope.ts';
-import { checkTensor, overlaps, rowAlignment } from '../../collective/tensor-check.ts';
+import { checkTensor, overlaps, rowAlignment } from '../../group/tensor-check.ts';
 
 /** Rows that a sum may begin with. */
 export const MAX_BIASES = 2;

@@ -9,9 +9,9 @@ import { isWhole } from '../../core/whole-number.ts';
 import { DispatchHandle } from './dispatch-handle.ts';
 import type { DispatchLayout } from './dispatch-layout.ts';
 import type { EpMemory } from './ep-memory.ts';
-import { checkOverlap, type OverlapOptions } from '../../collective/overlap.ts';
+import { checkOverlap, type OverlapOptions } from '../../group/overlap.ts';
 import type { EpScope } from './scope.ts';
-import { checkTensor, overlaps, rowAlignment } from '../../collective/tensor-check.ts';
+import { checkTensor, overlaps, rowAlignment } from '../../group/tensor-check.ts';
 
 /** bf16 rows, or fp8 rows with their scales. */
 export type RowsLike = Tensor<'bf16'> | ScaledRows;

@@ -1,6 +1,6 @@
 // What get_dispatch_layout tells: how many tokens each rank and expert gets, and which rank gets which token.
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
-import type { CountExchange } from '../../collective/exchange.ts';
+import type { CountExchange } from '../../group/exchange.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { TensorAllocator } from '../../device/tensor-set.ts';

@@ -1,7 +1,7 @@
 // What EpBuffer asks of the engine that carries its calls out; one per kind of device. Arguments were checked before.
 import { type CallWait, type Deadline, deadlineOf } from '../../core/deadline.ts';
 import type { DType } from '../../core/dtype.ts';
-import type { HostNetwork } from '../../collective/network/host-network.ts';
+import type { HostNetwork } from '../../group/network/host-network.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { EpRegion } from './buffer-size.ts';
 import type { CudaHostNetwork } from '../across-hosts/cuda-host-network.ts';
@@ -11,7 +11,7 @@ import type { DispatchHandle } from './dispatch-handle.ts';
 import type { DispatchLayout } from './dispatch-layout.ts';
 import type { EpMemory } from './ep-memory.ts';
 import type { CombineResult, DispatchResult } from './ep-results.ts';
-import type { OverlapOptions } from '../../collective/overlap.ts';
+import type { OverlapOptions } from '../../group/overlap.ts';
 
 /** How long to wait, and between what. */
 export interface EpCallOptions extends CallWait, OverlapOptions {

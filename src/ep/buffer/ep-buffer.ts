@@ -9,7 +9,7 @@ import type { Tensor } from '../../device/tensor.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { type EpBufferOptions, epBufferOptionNames } from './ep-buffer-options.ts';
 import { type EpBufferConfig, type EpBufferSize, withDefaults } from './buffer-size.ts';
-import { CallGuard } from '../../collective/call-guard.ts';
+import { CallGuard } from '../../group/call-guard.ts';
 import { checkCombine, type CombineArguments } from './combine-arguments.ts';
 import { refuseRdmaBuffer } from '../across-hosts/rdma-bytes.ts';
 import { createCpuEngine } from './cpu/create-cpu-engine.ts';
@@ -20,7 +20,7 @@ import { callOptions, type EpEngine } from './engine.ts';
 import { countRows } from './count-rows.ts';
 import type { CombineResult, DispatchResult } from './ep-results.ts';
 import type { EpScope } from './scope.ts';
-import { checkTensor, requireDevice, requireGroup } from '../../collective/tensor-check.ts';
+import { checkTensor, requireDevice, requireGroup } from '../../group/tensor-check.ts';
 
 /**
  * Expert-parallel dispatch and combine between the ranks of a group: one row per (token, rank), as in the high-throughput

@@ -2,7 +2,7 @@
 import type { Device } from '../../device/device.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import { TensorSet } from '../../device/tensor-set.ts';
-import { type AddressTables, makeAddressTables } from '../../collective/address-table.ts';
+import { type AddressTables, makeAddressTables } from '../../group/address-table.ts';
 import type { EpBufferConfig, EpBufferSize, EpRegion } from './buffer-size.ts';
 import { MAX_BIASES } from './combine-arguments.ts';
 import { emptyLayout, type LayoutShape, type LayoutTensors } from './dispatch-layout.ts';

@@ -1,7 +1,7 @@
 // From everyone's counts: where this rank's rows start at each destination, and how many it will receive.
 import { alignUp } from '../../abi/layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
-import type { CountExchange } from '../../collective/exchange.ts';
+import type { CountExchange } from '../../group/exchange.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { EpTables } from './ep-tables.ts';
 

@@ -1,6 +1,6 @@
 // From everyone's counts: where the rows of each (expert, source rank) stand in the outputs, grouped by expert.
 import type { WeftlineError } from '../../core/errors.ts';
-import type { ExchangeResult } from '../../collective/exchange.ts';
+import type { ExchangeResult } from '../../group/exchange.ts';
 import { capacityError } from '../buffer/receive-plan.ts';
 
 export interface ExpertPlan {

@@ -1,6 +1,6 @@
 // What a descriptor of a layer on several hosts tells by node, as Triton-distributed lays it out. Made when it is asked for: the
 // layer itself works with shorter tables.
-import type { HostRoutes } from '../../collective/network/host-routes.ts';
+import type { HostRoutes } from '../../group/network/host-routes.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { Tensor } from '../../device/tensor.ts';

@@ -1,5 +1,5 @@
 // The shape of a layer's network side, from its configuration and the ranks of each host.
-import type { Hosts } from '../../collective/network/host-routes.ts';
+import type { Hosts } from '../../group/network/host-routes.ts';
 import { dtypes } from '../../core/dtype.ts';
 import type { NetworkShape } from '../across-hosts/network-size.ts';
 import { withinRdmaBytes } from '../across-hosts/rdma-bytes.ts';

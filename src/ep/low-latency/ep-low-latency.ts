@@ -1,6 +1,6 @@
 // EpLowLatency: dispatch and combine for decoding, where a call has few tokens and waits count more than bytes.
-import { CallGuard } from '../../collective/call-guard.ts';
-import { requireDevice, requireGroup } from '../../collective/tensor-check.ts';
+import { CallGuard } from '../../group/call-guard.ts';
+import { requireDevice, requireGroup } from '../../group/tensor-check.ts';
 import { checkOptions, requireFlag } from '../../core/check-options.ts';
 import { countTokens, type EpOp } from '../../core/counts.ts';
 import { Deadline, deadlineOf, startCall, type WaitOptions, waitOptionNames } from '../../core/deadline.ts';

@@ -1,7 +1,7 @@
 // What the calls of EpLowLatency accept, and the checks that make sure of it before any byte moves.
 import { FP8_GROUP } from '../../abi/element-formats.ts';
 import { lowLatencyScales } from '../../abi/low-latency.ts';
-import { checkTensor, overlaps, rowAlignment } from '../../collective/tensor-check.ts';
+import { checkTensor, overlaps, rowAlignment } from '../../group/tensor-check.ts';
 import { checkOptions, type OptionNames, requireFlag } from '../../core/check-options.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
 import { invalidArgument } from '../../core/errors.ts';

@@ -1,5 +1,5 @@
 // How often each expert was chosen in the last steps: the weights that rebalanceExperts() takes.
-import { requireGroup } from '../../collective/tensor-check.ts';
+import { requireGroup } from '../../group/tensor-check.ts';
 import { checkOptions, type OptionNames, requireFlag } from '../../core/check-options.ts';
 import { type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';

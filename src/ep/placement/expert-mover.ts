@@ -2,10 +2,10 @@
 import { createHash, randomBytes } from 'node:crypto';
 import type { Registration } from '../../agent/registration.ts';
 import type { RemoteMemory } from '../../agent/remote-agent.ts';
-import { CallGuard } from '../../collective/call-guard.ts';
-import { meetAcrossHosts } from '../../collective/network/meet-across-hosts.ts';
-import type { SharedAgent } from '../../collective/network/shared-agent.ts';
-import { requireGroup } from '../../collective/tensor-check.ts';
+import { CallGuard } from '../../group/call-guard.ts';
+import { meetAcrossHosts } from '../../group/network/meet-across-hosts.ts';
+import type { SharedAgent } from '../../group/network/shared-agent.ts';
+import { requireGroup } from '../../group/tensor-check.ts';
 import { checkOptions } from '../../core/check-options.ts';
 import { type CallWait, Deadline, startCall, waitOptionNames, type WaitOptions, within } from '../../core/deadline.ts';
 import { asWeftlineError, blamedRanks, invalidArgument, WeftlineError } from '../../core/errors.ts';
@@ -161,7 +161,7 @@ export class ExpertMover implements AsyncDisposable {
     let shared: SharedAgent | undefined;
     try {
       // Loaded here, so that programs whose experts stay where they are never load an agent.
-      const { SharedAgent: Shared } = await import('../../collective/network/shared-agent.ts');
+      const { SharedAgent: Shared } = await import('../../group/network/shared-agent.ts');
       shared = await Shared.open(group);
       const registration = await shared.agent.register(memory.tensor, { name: 'experts' });
       return new ExpertMover({ group, memory, shared, registration, placement });

@@ -1,6 +1,6 @@
 // The tables that `weftline bench ep --shapes` prints: for each call its shapes, the fastest first.
 import Table from 'cli-table3';
-import type { TriedShapes } from '../../collective/tried-shapes.ts';
+import type { TriedShapes } from '../../group/tried-shapes.ts';
 import type { ShapeSweepReport } from '../bench/ep/cuda/shape-sweep.ts';
 import { describeMachine, describeRounds, describeWorkload } from './bench-heading.ts';
 import { describeGpus } from './describe-gpus.ts';

@@ -15,7 +15,7 @@ import {
   type RowsLike,
 } from 'weftline/ep';
 import type { RankGroup } from 'weftline/world';
-import { type TriedShapes, tryShapes } from '#lib/collective/tried-shapes.js';
+import { type TriedShapes, tryShapes } from '#lib/group/tried-shapes.js';
 import type { EpDevice } from '../support/test-device.ts';
 import { caseFor, choices, type EpCase, outputRows, random, rdmaBytes, rows } from './ep-case.ts';
 

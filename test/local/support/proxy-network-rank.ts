@@ -3,7 +3,7 @@
 import { join } from 'weftline/world';
 import { queueCommandKinds } from '#lib/abi/command-queue.js';
 import { networkCellOffset, networkCells, networkCellsBytes } from '#lib/abi/network-cells.js';
-import { ProxyNetwork } from '#lib/collective/network/proxy-network.js';
+import { ProxyNetwork } from '#lib/group/network/proxy-network.js';
 import { CommandWriter, queueBytes } from '#lib/device-api/service/command-queue.js';
 import { emptyQueueCommand } from '#lib/device-api/service/command.js';
 import { queuesIn } from '#lib/device-api/service/queue-layout.js';

@@ -10,7 +10,9 @@ import { withCode } from '../../support/with-code.ts';
 const failure = new WeftlineError('WL_CAPACITY', 'no memory left to pin');
 
 /** Backends that register, or fail to. */
-function open(backends: readonly { readonly name: string; readonly fails: boolean; readonly isOptionalFor: boolean }[]) {
+function open(
+  backends: readonly { readonly name: string; readonly fails: boolean; readonly isOptionalFor: boolean }[],
+) {
   const released: string[] = [];
   const set = {
     missing: new Map(),

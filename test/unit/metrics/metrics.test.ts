@@ -4,7 +4,7 @@ import { tracingChannel } from 'node:diagnostics_channel';
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test from 'node:test';
-import { CallGuard } from '#lib/collective/call-guard.js';
+import { CallGuard } from '#lib/group/call-guard.js';
 import { countError, countRowBytes, countTokens, noteImbalance } from '#lib/core/counts.js';
 import { addSamples } from '#lib/core/samples.js';
 import { traceBegin, traceEnd } from '#lib/core/trace.js';

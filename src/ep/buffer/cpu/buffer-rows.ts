@@ -9,9 +9,9 @@ import type { DispatchPlanInput } from '../dispatch-arguments.ts';
 import type { DispatchHandle } from '../dispatch-handle.ts';
 import type { EpTables } from '../ep-tables.ts';
 import type { EpScope } from '../scope.ts';
-import type { PeerMemory } from '../../../collective/peer-memory.ts';
+import type { PeerMemory } from '../../../group/peer-memory.ts';
 import { MIN_PULLED_BYTES, PulledRows } from './pulled-rows.ts';
-import { overlaps } from '../../../collective/tensor-check.ts';
+import { overlaps } from '../../../group/tensor-check.ts';
 
 /** What combine makes. */
 export interface CombineSums {

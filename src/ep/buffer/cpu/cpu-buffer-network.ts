@@ -12,7 +12,7 @@ import type { ForwardedCall } from '../../across-hosts/row-forwarder.ts';
 import { makeRowSumTables, RowSums, type RowSumsShape, type RowSumTables } from '../../across-hosts/row-sums.ts';
 import type { BesideRows } from '../../across-hosts/send-rows.ts';
 import { routeTokens } from '../../across-hosts/token-routes.ts';
-import type { CountExchange } from '../../../collective/exchange.ts';
+import type { CountExchange } from '../../../group/exchange.ts';
 import type { EpRegion } from '../buffer-size.ts';
 import type { CheckedCombine } from '../combine-arguments.ts';
 import type { DispatchPlanInput } from '../dispatch-arguments.ts';

@@ -1,7 +1,7 @@
 // Makes the engine of an EpBuffer on CPU ranks: the ranks agree, then make windows and, on several hosts, links together.
-import { agreeOn } from '../../../collective/agree.ts';
-import { PeerMemory } from '../../../collective/peer-memory.ts';
-import { describeCall } from '../../../collective/calls.ts';
+import { agreeOn } from '../../../group/agree.ts';
+import { PeerMemory } from '../../../group/peer-memory.ts';
+import { describeCall } from '../../../group/calls.ts';
 import type { CallWait } from '../../../core/deadline.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import { SymmetricWindow } from '../../../windows/symmetric-window.ts';

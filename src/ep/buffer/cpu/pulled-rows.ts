@@ -5,7 +5,7 @@
 import { elementFormats } from '../../../abi/element-formats.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { Tensor } from '../../../device/tensor.ts';
-import type { PeerMemory } from '../../../collective/peer-memory.ts';
+import type { PeerMemory } from '../../../group/peer-memory.ts';
 import type { CheckedCombine } from '../combine-arguments.ts';
 import { type EpTables, pulledTokens } from '../ep-tables.ts';
 import type { EpScope } from '../scope.ts';

@@ -1,7 +1,7 @@
 // Makes the engine of an EpBuffer on GPUs: the ranks agree, compile, then make windows and, on several hosts, links together.
 import { EP_SYNC_BYTES, epScratch } from '../../../abi/ep-arguments.ts';
-import { agreeOn } from '../../../collective/agree.ts';
-import { CudaCalls, requireCudaLimits } from '../../../collective/cuda-calls.ts';
+import { agreeOn } from '../../../group/agree.ts';
+import { CudaCalls, requireCudaLimits } from '../../../group/cuda-calls.ts';
 import type { CallWait } from '../../../core/deadline.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import { TensorSet } from '../../../device/tensor-set.ts';

@@ -19,14 +19,8 @@ import { countedHosts } from '../../across-hosts/hosts-of.ts';
 import type { EpRegion } from '../buffer-size.ts';
 import { MAX_BIASES } from '../combine-arguments.ts';
 import type { CudaHostPlan } from './cuda-host-plan.ts';
-import {
-  BARRIER_BYTES,
-  countedTokens,
-  countingBlocks,
-  gatherShape,
-  sendingShape,
-} from '../../../collective/cuda-shapes.ts';
-import { type TriedSending, triedShapes } from '../../../collective/tried-shapes.ts';
+import { BARRIER_BYTES, countedTokens, countingBlocks, gatherShape, sendingShape } from '../../../group/cuda-shapes.ts';
+import { type TriedSending, triedShapes } from '../../../group/tried-shapes.ts';
 import type { EpScope } from '../scope.ts';
 
 type Names<L> = L extends Layout<infer Name> ? Name : never;

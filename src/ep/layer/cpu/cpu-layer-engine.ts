@@ -1,10 +1,10 @@
 // The CPU's way of a layer's call: tables in WebAssembly memory, kernels that write into the windows, barriers between.
 import { elementFormats } from '../../../abi/element-formats.ts';
-import { agreeOn } from '../../../collective/agree.ts';
-import { type Call, callWord } from '../../../collective/calls.ts';
-import type { ExchangeHeader, ExchangeResult } from '../../../collective/exchange.ts';
-import { throwIfUnusable } from '../../../collective/network/throw-if-unusable.ts';
-import { eventAtOnce } from '../../../collective/overlap.ts';
+import { agreeOn } from '../../../group/agree.ts';
+import { type Call, callWord } from '../../../group/calls.ts';
+import type { ExchangeHeader, ExchangeResult } from '../../../group/exchange.ts';
+import { throwIfUnusable } from '../../../group/network/throw-if-unusable.ts';
+import { eventAtOnce } from '../../../group/overlap.ts';
 import { noteImbalance } from '../../../core/counts.ts';
 import { type CallWait, remaining, sooner } from '../../../core/deadline.ts';
 import { dtypes } from '../../../core/dtype.ts';

@@ -1,7 +1,7 @@
 // What the calls of an all-to-all layer do across hosts on CPU ranks: one row per (token, host) on the network, copied at the
 // far side to the token's other experts there, and one sum per (token, host) back.
-import type { Call } from '../../../collective/calls.ts';
-import type { CountExchange, ExchangeResult } from '../../../collective/exchange.ts';
+import type { Call } from '../../../group/calls.ts';
+import type { CountExchange, ExchangeResult } from '../../../group/exchange.ts';
 import type { CallWait } from '../../../core/deadline.ts';
 import { dtypes } from '../../../core/dtype.ts';
 import { WeftlineError } from '../../../core/errors.ts';

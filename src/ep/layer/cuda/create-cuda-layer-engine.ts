@@ -1,6 +1,6 @@
 // Makes the engine of a layer on GPUs: the ranks compile and, on several hosts, make links together.
-import { agreeOn } from '../../../collective/agree.ts';
-import { CudaCalls } from '../../../collective/cuda-calls.ts';
+import { agreeOn } from '../../../group/agree.ts';
+import { CudaCalls } from '../../../group/cuda-calls.ts';
 import type { CallWait } from '../../../core/deadline.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { TensorSet } from '../../../device/tensor-set.ts';

@@ -1,10 +1,10 @@
 // The GPU's way of a layer's call: kernels that meet their peers on the device; the host waits for counts, if at all.
 import { layerPlan, layerRoute, type layerWidenArguments } from '../../../abi/layer-arguments.ts';
-import { type Call, callWord } from '../../../collective/calls.ts';
-import { CudaCallOrder } from '../../../collective/cuda-call-order.ts';
-import type { CudaCalls } from '../../../collective/cuda-calls.ts';
-import type { RecordingOf } from '../../../collective/recorded-collective.ts';
-import { overlaps } from '../../../collective/tensor-check.ts';
+import { type Call, callWord } from '../../../group/calls.ts';
+import { CudaCallOrder } from '../../../group/cuda-call-order.ts';
+import type { CudaCalls } from '../../../group/cuda-calls.ts';
+import type { RecordingOf } from '../../../group/recorded-collective.ts';
+import { overlaps } from '../../../group/tensor-check.ts';
 import { type CallWait, remaining } from '../../../core/deadline.ts';
 import { type DType, dtypes } from '../../../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';

@@ -27,7 +27,7 @@ import type { TrapBox } from '../../../device/cuda/trap-box.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import type { TensorAllocator } from '../../../device/tensor-set.ts';
 import { exchangeRecordBytes } from '../../../abi/exchange-record.ts';
-import { BARRIER_BYTES, gatherShape, stagingShape } from '../../../collective/cuda-shapes.ts';
+import { BARRIER_BYTES, gatherShape, stagingShape } from '../../../group/cuda-shapes.ts';
 import type { CudaLayerMemory } from './cuda-layer-memory.ts';
 import type { CudaLayerPlan } from './cuda-layer-plan.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';

@@ -8,7 +8,7 @@ import { Tensor } from '../../../device/tensor.ts';
 import { CudaWindow } from '../../../windows/cuda-window.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
 import { EXCHANGE_HEADER_WORDS, exchangeRecordBytes, exchangeRegionBytes } from '../../../abi/exchange-record.ts';
-import { requireCudaLimits } from '../../../collective/cuda-calls.ts';
+import { requireCudaLimits } from '../../../group/cuda-calls.ts';
 import type { MemoryRange } from '../../../device/host-access.ts';
 import { requireNetworkLimits } from '../../across-hosts/cuda-host-network.ts';
 import { countedHosts } from '../../across-hosts/hosts-of.ts';

@@ -2,8 +2,8 @@
 // the receiver gives them their places. Combine pulls. Ranks wait for each other's words alone, never for a barrier.
 import { availableParallelism } from 'node:os';
 import { LOW_LATENCY_RESULTS } from '../../../abi/low-latency.ts';
-import { callWord } from '../../../collective/calls.ts';
-import { type StepFailure, StepRunner, type Steps } from '../../../collective/steps.ts';
+import { callWord } from '../../../group/calls.ts';
+import { type StepFailure, StepRunner, type Steps } from '../../../group/steps.ts';
 import { asWeftlineError, type ErrorDetails, WeftlineError } from '../../../core/errors.ts';
 import { traceBegin, traceEnd } from '../../../core/trace.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';

@@ -1,6 +1,6 @@
 // Makes the engine of an EpLowLatency on CPU ranks of one host: the ranks agree, then make windows together, or one joins again.
-import { agreeOn } from '../../../collective/agree.ts';
-import { describeCall } from '../../../collective/calls.ts';
+import { agreeOn } from '../../../group/agree.ts';
+import { describeCall } from '../../../group/calls.ts';
 import { withoutCounts } from '../../../core/counts.ts';
 import { type CallWait, Deadline } from '../../../core/deadline.ts';
 import { asWeftlineError } from '../../../core/errors.ts';

@@ -1,6 +1,6 @@
 // Makes the engine of an EpLowLatency on GPUs of one host: the ranks agree, compile, then make windows together.
-import { agreeOn } from '../../../collective/agree.ts';
-import { CudaCalls } from '../../../collective/cuda-calls.ts';
+import { agreeOn } from '../../../group/agree.ts';
+import { CudaCalls } from '../../../group/cuda-calls.ts';
 import type { CallWait, Deadline } from '../../../core/deadline.ts';
 import { CudaWindow } from '../../../windows/cuda-window.ts';
 import { describeWait } from '../call-words.ts';

@@ -1,7 +1,7 @@
 // Makes the engine of an elastic EpLowLatency on GPUs of one host: all ranks together, or a process in the place of a former one.
-import { agreeOn } from '../../../collective/agree.ts';
-import { CudaCalls } from '../../../collective/cuda-calls.ts';
-import { describeCall } from '../../../collective/calls.ts';
+import { agreeOn } from '../../../group/agree.ts';
+import { CudaCalls } from '../../../group/cuda-calls.ts';
+import { describeCall } from '../../../group/calls.ts';
 import type { CallWait, Deadline } from '../../../core/deadline.ts';
 import { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';

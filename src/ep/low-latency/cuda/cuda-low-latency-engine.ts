@@ -6,9 +6,9 @@ import {
   lowLatencyScales,
   lowLatencyTravels,
 } from '../../../abi/low-latency.ts';
-import { CudaCallOrder } from '../../../collective/cuda-call-order.ts';
-import type { CudaCalls } from '../../../collective/cuda-calls.ts';
-import type { RecordingOf } from '../../../collective/recorded-collective.ts';
+import { CudaCallOrder } from '../../../group/cuda-call-order.ts';
+import type { CudaCalls } from '../../../group/cuda-calls.ts';
+import type { RecordingOf } from '../../../group/recorded-collective.ts';
 import { remaining } from '../../../core/deadline.ts';
 import { type DType, dtypes } from '../../../core/dtype.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';

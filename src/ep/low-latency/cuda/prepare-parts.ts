@@ -1,6 +1,6 @@
 // What a rank prepares for an EpLowLatency on GPUs before any memory is shared: sizes, kernels, tables.
 import { LOW_LATENCY_EMPTY } from '../../../abi/low-latency.ts';
-import { requireCudaLimits } from '../../../collective/cuda-calls.ts';
+import { requireCudaLimits } from '../../../group/cuda-calls.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
 import type { LowLatencyEngine } from '../low-latency-engine.ts';

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { NETWORK_LINE_BYTES } from '#lib/abi/network-cells.js';
-import { maxServed } from '#lib/collective/network/host-routes.js';
+import { maxServed } from '#lib/group/network/host-routes.js';
 import { networkSize } from '#lib/ep/across-hosts/network-size.js';
 import fc from '../../../support/fast-check.ts';
 

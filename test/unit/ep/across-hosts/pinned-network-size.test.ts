@@ -2,8 +2,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { networkChunkRows } from '#lib/abi/ep-network.js';
-import { PINNED_CHUNK_BYTES } from '#lib/collective/network/chunk-size.js';
-import { maxServed } from '#lib/collective/network/host-routes.js';
+import { PINNED_CHUNK_BYTES } from '#lib/group/network/chunk-size.js';
+import { maxServed } from '#lib/group/network/host-routes.js';
 import { pinnedNetworkSize } from '#lib/ep/across-hosts/pinned-network-size.js';
 import { requireNetworkLimits } from '#lib/ep/across-hosts/cuda-host-network.js';
 import { refuseRdmaBuffer, requirePinnedBytes } from '#lib/ep/across-hosts/rdma-bytes.js';

@@ -5,8 +5,8 @@ import type { Block, Layout } from '../../../../abi/layout.ts';
 import type { CudaDevice } from '../../../../device/cuda/cuda-device.ts';
 import { benchKernels } from '../../../../device/cuda/kernels/bench.ts';
 import type { LaunchPlan } from '../../../../device/cuda/launch-plan.ts';
-import { callWord, describeCall } from '../../../../collective/calls.ts';
-import { numberAfter } from '../../../../collective/cuda-calls.ts';
+import { callWord, describeCall } from '../../../../group/calls.ts';
+import { numberAfter } from '../../../../group/cuda-calls.ts';
 import { CudaWindow } from '../../../../windows/cuda-window.ts';
 import type { World } from '../../../../world/index.ts';
 

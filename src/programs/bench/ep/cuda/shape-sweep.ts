@@ -1,5 +1,5 @@
 // Cached dispatch and combine of EpBuffer on GPUs in many shapes beside the bare copies, to find the rule that chooses one.
-import { type TriedShapes, tryShapes } from '../../../../collective/tried-shapes.ts';
+import { type TriedShapes, tryShapes } from '../../../../group/tried-shapes.ts';
 import type { CudaDevice } from '../../../../device/cuda/cuda-device.ts';
 import { EpBuffer } from '../../../../ep/index.ts';
 import type { Settings } from '../../../../settings/settings.ts';

@@ -1,5 +1,5 @@
 // The shapes that `bench ep --shapes` tries.
-import type { TriedShapes } from '../../../../collective/tried-shapes.ts';
+import type { TriedShapes } from '../../../../group/tried-shapes.ts';
 
 const SENDING_BLOCKS = [7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 20, 24] as const;
 const SENDING_WARPS = [1, 2, 3, 4, 5, 6, 8, 12] as const;

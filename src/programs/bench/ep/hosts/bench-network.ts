@@ -1,7 +1,7 @@
 // The way to other hosts that the calls of a bench go by, whatever the device: roads for carriers, and what was sent.
 import { networkChoiceRowBytes, networkRowBytes, networkSumBytes } from '../../../../abi/ep-network.ts';
-import type { HostRoutes } from '../../../../collective/network/host-routes.ts';
-import { HostNetwork } from '../../../../collective/network/host-network.ts';
+import type { HostRoutes } from '../../../../group/network/host-routes.ts';
+import { HostNetwork } from '../../../../group/network/host-network.ts';
 import { WeftlineError } from '../../../../core/errors.ts';
 import type { Device } from '../../../../device/device.ts';
 import { CpuDevice } from '../../../../device/cpu/cpu-device.ts';

@@ -5,7 +5,7 @@ import { WeftlineError } from '../../../../core/errors.ts';
 import type { CpuDevice } from '../../../../device/cpu/cpu-device.ts';
 import { pollUntil } from '../../../../device/cuda/poll.ts';
 import type { Tensor } from '../../../../device/tensor.ts';
-import type { HostNetwork } from '../../../../collective/network/host-network.ts';
+import type { HostNetwork } from '../../../../group/network/host-network.ts';
 import { ROW_WINDOW } from '../../../../ep/across-hosts/host-exchange.ts';
 import type { CudaHostNetwork } from '../../../../ep/across-hosts/cuda-host-network.ts';
 import type { EpBuffer } from '../../../../ep/index.ts';

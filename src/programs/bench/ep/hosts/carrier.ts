@@ -1,7 +1,7 @@
 // The carrier alone: the rows' bytes go between the same ranks over the same channels as one contiguous put per peer and
 // channel. No call can be faster on the network.
 import { WeftlineError } from '../../../../core/errors.ts';
-import type { HostRoutes } from '../../../../collective/network/host-routes.ts';
+import type { HostRoutes } from '../../../../group/network/host-routes.ts';
 import { alignUp } from '../../../../abi/layout.ts';
 import type { BenchGroup } from '../../interleaved.ts';
 

@@ -1,5 +1,5 @@
 // Which rows cross the network and which move within hosts, for one routing of ranks on several hosts.
-import type { Hosts } from '../../../../collective/network/host-routes.ts';
+import type { Hosts } from '../../../../group/network/host-routes.ts';
 
 /** Of all ranks together, in one call. */
 export interface HostRows {

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { CpuDevice, type Device, type DType, Tensor } from 'weftline';
-import { checkTensor, rowAlignment } from '#lib/collective/tensor-check.js';
+import { checkTensor, rowAlignment } from '#lib/group/tensor-check.js';
 
 /** Of a GPU's memory, which no test touches. */
 function gpuTensor(dtype: DType, shape: readonly number[], byteOffset = 0): { device: Device; tensor: Tensor } {

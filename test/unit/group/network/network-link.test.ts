@@ -4,7 +4,7 @@ import test from 'node:test';
 import type { ChannelParts } from '#lib/agent/agent-options.js';
 import type { BackendRemoteRegion } from '#lib/agent/backend.js';
 import type { Registration } from '#lib/agent/registration.js';
-import { NetworkLink } from '#lib/collective/network/network-link.js';
+import { NetworkLink } from '#lib/group/network/network-link.js';
 
 const memory = { regionBy: () => ({}) } as unknown as Registration;
 

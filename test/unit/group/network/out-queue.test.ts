@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { PartTable } from '#lib/abi/part-table.js';
 import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace } from '#lib/agent/backend.js';
-import { OutQueue } from '#lib/collective/network/out-queue.js';
+import { OutQueue } from '#lib/group/network/out-queue.js';
 import fc from '../../../support/fast-check.ts';
 
 const window = (name: string): BackendRemoteRegion => ({ name }) as unknown as BackendRemoteRegion;

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import type { ChannelParts } from '#lib/agent/agent-options.js';
 import type { BackendRemoteRegion, PutPlace } from '#lib/agent/backend.js';
-import { NetworkLink } from '#lib/collective/network/network-link.js';
+import { NetworkLink } from '#lib/group/network/network-link.js';
 
 class PretendedChannel {
   room = 0;

@@ -1,7 +1,7 @@
 // Which rank sends to which across hosts, for any numbers of ranks per host.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { type Hosts, hostRoutes, maxServed } from '#lib/collective/network/host-routes.js';
+import { type Hosts, hostRoutes, maxServed } from '#lib/group/network/host-routes.js';
 import fc from '../../../support/fast-check.ts';
 
 /** Hosts of 1 to 6 ranks, in order or dealt out in turn. */

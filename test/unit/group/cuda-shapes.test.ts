@@ -4,13 +4,7 @@ import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test from 'node:test';
 import { kernelFolder } from '#lib/device/cuda/jit/kernel-text.js';
-import {
-  BARRIER_BYTES,
-  countedTokens,
-  countingBlocks,
-  gatherShape,
-  sendingShape,
-} from '#lib/collective/cuda-shapes.js';
+import { BARRIER_BYTES, countedTokens, countingBlocks, gatherShape, sendingShape } from '#lib/group/cuda-shapes.js';
 import { sweptShapes } from '#lib/programs/bench/ep/cuda/swept-shapes.js';
 
 /** Of a header or kernel file. */

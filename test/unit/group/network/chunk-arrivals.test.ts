@@ -1,8 +1,8 @@
 // Chunks are taken in their order, whichever channel they come on, also where the cells wrap around.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { ChunkArrivals } from '#lib/collective/network/chunk-arrivals.js';
-import type { HostNetwork } from '#lib/collective/network/host-network.js';
+import { ChunkArrivals } from '#lib/group/network/chunk-arrivals.js';
+import type { HostNetwork } from '#lib/group/network/host-network.js';
 import fc from '../../../support/fast-check.ts';
 
 const FIRST_CELL = 3;
