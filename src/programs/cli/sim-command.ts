@@ -17,15 +17,11 @@ import { exitCodes } from './exit-codes.ts';
 import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
 import { addSettingOptions } from './setting-options.ts';
 import { checkUsage } from './usage.ts';
-import { addSimCollective } from './sim-collective.ts';
-import { addSimEp } from './sim-ep.ts';
 import { simSettings } from './sim-settings.ts';
 
 export function addSimCommand(program: Command): void {
   const sim = program.command('sim').description('run the transport on a simulated network');
   for (const pattern of patternNames) addPattern(sim, pattern);
-  addSimCollective(sim);
-  addSimEp(sim);
   addRandom(sim);
 }
 

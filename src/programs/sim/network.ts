@@ -82,12 +82,6 @@ export class Network {
     return { bytes: this.#carried[link]!, longestQueueBytes: this.#longest[link]! };
   }
 
-  /** Counts bytes and queues of links anew. */
-  clearLoads(): void {
-    this.#carried.fill(0);
-    this.#longest.fill(0);
-  }
-
   /** Bytes that wait before a link now. */
   queuedBytes(link: number, now: number): number {
     const at = link * FIELDS;

@@ -123,16 +123,6 @@ export class Simulation {
     return ends as [LaneConnection, LaneConnection];
   }
 
-  /** Closes a connection over which nothing is under way, so that its memory is free: both ends at once. */
-  disconnect(a: number, b: number, [first, second]: readonly [LaneConnection, LaneConnection]): void {
-    this.#connections[a]!.delete(first);
-    this.#connections[b]!.delete(second);
-    first.close();
-    second.close();
-    this.wake(a);
-    this.wake(b);
-  }
-
   #connectLane(a: number, b: number, lane: number): [TransportConnection, TransportConnection] {
     const [first, second] = [this.#host(a).engines[lane]!, this.#host(b).engines[lane]!];
     const word = (): bigint => BigInt(Math.floor(this.#secrets() * 2 ** 32));
