@@ -290,7 +290,7 @@ test('metadata of an earlier life in a store are recognised: newer ones are wait
   await until(() => asked > 1, 'that the store is asked again');
   await publishMetadata(second, store);
   assert.equal(await waiting, 'a');
-  const late = loadPublished(b, store, 'a', { signal: AbortSignal.timeout(20_000) });
+  const late = loadPublished(b, store, 'a', { signal: AbortSignal.timeout(60_000) });
   assert.equal(await late, 'a');
 });
 

@@ -24,7 +24,7 @@ interface Two extends AsyncDisposable {
   readonly here: EndpointConnection;
 }
 
-async function openTwo(backend: BackendName, timeoutMs = 20_000): Promise<Two> {
+async function openTwo(backend: BackendName, timeoutMs = 60_000): Promise<Two> {
   const options = { backends: [backend], settings: { timeoutMs } };
   const server = await Endpoint.create(options);
   const client = await Endpoint.create(options);
@@ -253,7 +253,7 @@ test('a peer that takes nothing fails those who wait for it when their time is o
     }, withCode('WL_BUSY'));
     const operation = what === 'send' ? there.send({ region: out, bytes: 16 }) : there.recv({ region: out });
     await assert.rejects(
-      operation.wait({ timeoutMs: 20_000 }),
+      operation.wait({ timeoutMs: 60_000 }),
       withCode('WL_TIMEOUT', /Waited 2000 ms for room on the way to the endpoint .*has not taken/),
     );
     await until(() => there.error !== undefined);

@@ -149,7 +149,7 @@ test('a rank that goes on with a buffer which another has closed gets WL_PEER_LO
   assert.equal(exitCode, 0, transcript);
   assert.equal(failureOf(ranks[0]).code, 'WL_PEER_LOST', transcript);
   assert.match(failureOf(ranks[0]).message, /[Rr]ank 1/, transcript);
-  assert.ok(failureOf(ranks[0]).ms < 20_000, transcript);
+  assert.ok(failureOf(ranks[0]).ms < 60_000, transcript);
 });
 
 test("a rank that closes its world with an error ends the others' waits with that error", async () => {
@@ -157,7 +157,7 @@ test("a rank that closes its world with an error ends the others' waits with tha
   assert.equal(exitCode, 0, transcript);
   assert.equal(failureOf(ranks[0]).code, 'WL_PEER_FAILED', transcript);
   assert.match(failureOf(ranks[0]).message, /boom/, transcript);
-  assert.ok(failureOf(ranks[0]).ms < 20_000, transcript);
+  assert.ok(failureOf(ranks[0]).ms < 60_000, transcript);
 });
 
 test('kill -9 of one rank ends the waits of a layer too', async () => {

@@ -92,7 +92,7 @@ test('a step that does not end is WL_TIMEOUT, which names the peer, and release(
 });
 
 test('a peer that died within a step, or that has left, holds nothing up, and its place serves another', async () => {
-  const owner = await openBackend(createBackend, 'owner', { timeoutMs: 20_000 });
+  const owner = await openBackend(createBackend, 'owner', { timeoutMs: 60_000 });
   const region = await owner.backend.register(hostMemory(new Uint8Array(64)));
   const child: ChildProcess = fork(script, { serialization: 'advanced' });
   child.send({ ...owner.peer });

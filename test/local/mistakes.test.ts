@@ -73,12 +73,16 @@ test('an error about a stranger at the other end names the address that was call
   const ssh = await answering('SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n');
   const mute = await answering('');
   try {
-    const called = (port: number): Promise<unknown> => endpoint.connect('127.0.0.1', port, { timeoutMs: 500 });
+    const called = (port: number, timeoutMs = 60_000): Promise<unknown> =>
+      endpoint.connect('127.0.0.1', port, { timeoutMs });
     for (const port of [portOf(ssh), other.port]) {
       const message = new RegExp(`endpoint at 127.0.0.1 port ${port}: `);
       await assert.rejects(called(port), { code: 'WL_PROTOCOL', message });
     }
-    await assert.rejects(called(portOf(mute)), { code: 'WL_TIMEOUT', message: /it is no endpoint, or its process/ });
+    await assert.rejects(called(portOf(mute), 500), {
+      code: 'WL_TIMEOUT',
+      message: /it is no endpoint, or its process/,
+    });
   } finally {
     await other.close();
     ssh.close();

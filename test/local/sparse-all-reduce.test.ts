@@ -112,7 +112,7 @@ for (const [what, victim, hosts, shape] of [
       const { code, message, ms } = resultOf(output) as { code: string; message: string; ms: number };
       assert.ok(['WL_PEER_LOST', 'WL_PEER_FAILED'].includes(code), transcript);
       assert.match(message, new RegExp(`[Rr]anks? ([0-9, ]*\\b)?${victim}\\b`), transcript);
-      assert.ok(ms < 20_000, transcript);
+      assert.ok(ms < 60_000, transcript);
     }
     assert.deepEqual(filesOf(transcript), []);
   });

@@ -134,7 +134,7 @@ for (const [how, driver] of sampled(Object.entries(drivers), 2)) {
     const echoed = other.connection.receive({ region });
     const sent = other.connection.send({ region });
     child.kill('SIGKILL');
-    const ends = await Promise.allSettled(requests.map((request) => transport.wait(request, { timeoutMs: 20_000 })));
+    const ends = await Promise.allSettled(requests.map((request) => transport.wait(request, { timeoutMs: 60_000 })));
     // A flush behind nothing is done at once, and what had come when the peer was killed may end a message.
     for (const end of ends.filter(({ status }) => status === 'rejected'))
       assert.equal((end as PromiseRejectedResult).reason.code, 'WL_PEER_LOST');

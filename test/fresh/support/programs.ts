@@ -81,7 +81,7 @@ import { join, type World } from 'weftline/world';
 const world: World = await join();
 const device: Device = await CpuDevice.create();
 const rows: number = toBf16(1);
-await world.barrier('here', { timeoutMs: 1000 });
+await world.barrier('here', { timeoutMs: 30_000 });
 const agent: Agent = await Agent.create('a');
 const region: Registration = await agent.allocate(64);
 const bytes: Uint8Array = region.bytes;

@@ -5,7 +5,7 @@ import { join } from 'weftline/world';
 import { openOwnDevice } from '../support/test-device.ts';
 
 /** How far the root goes on while the other rank has stopped: as far as it may. */
-const [BEHIND, MOST, LARGE, timeoutMs] = [400, 7, 8192, 20_000];
+const [BEHIND, MOST, LARGE, timeoutMs] = [400, 7, 8192, 60_000];
 await using world = await join();
 await using device = await openOwnDevice(world);
 // The root of a reduce in one step waits for the others, and nobody for it.

@@ -28,16 +28,16 @@ const communicator = await Communicator.create(world, device);
 const calls: Readonly<Record<string, () => Promise<unknown>>> = {
   'before a barrier': async () => {
     if (isVictim) die();
-    await communicator.barrier({ timeoutMs: 20_000 });
+    await communicator.barrier({ timeoutMs: 60_000 });
   },
   'within an allReduce': async () => {
     copiesLeft = 9;
-    await communicator.allReduce({ output, timeoutMs: 20_000 });
+    await communicator.allReduce({ output, timeoutMs: 60_000 });
   },
   'before a message': async () => {
     if (isVictim) die();
-    if (world.rank === 0) await communicator.recv({ output, peer: Number(victimText), timeoutMs: 20_000 });
-    await communicator.barrier({ timeoutMs: 20_000 });
+    if (world.rank === 0) await communicator.recv({ output, peer: Number(victimText), timeoutMs: 60_000 });
+    await communicator.barrier({ timeoutMs: 60_000 });
   },
 };
 

@@ -6,7 +6,7 @@ import { EpLowLatency, type LowLatencyConfig } from 'weftline/ep';
 import { join } from 'weftline/world';
 import { openOwnDevice } from '../support/test-device.ts';
 
-const [TOKENS, HIDDEN, timeoutMs] = [3, 16, 20_000];
+const [TOKENS, HIDDEN, timeoutMs] = [3, 16, 60_000];
 await using world = await join();
 const { rank: me, size } = world;
 await using device = await openOwnDevice(world);

@@ -52,7 +52,7 @@ if (isVictim) {
 }
 const begin = performance.now();
 try {
-  await (reducer.isWorker ? reducer.allReduce({ output, timeoutMs: 20_000 }) : reducer.serve());
+  await (reducer.isWorker ? reducer.allReduce({ output, timeoutMs: 60_000 }) : reducer.serve());
   console.log(JSON.stringify({ code: 'ok', message: '', ms: 0 }));
 } catch (error) {
   const { code, message } = error as WeftlineError;

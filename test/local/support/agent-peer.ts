@@ -87,7 +87,7 @@ async function carryOut(command: PeerCommand): Promise<unknown> {
     case 'awaitCell': {
       const { bytes } = region(command.name);
       const cell = new BigUint64Array(bytes.buffer, bytes.byteOffset, 1);
-      const end = performance.now() + 20_000;
+      const end = performance.now() + 60_000;
       while (Atomics.load(cell, 0) < BigInt(command.value)) {
         if (performance.now() > end) throw new Error(`the cell is ${Atomics.load(cell, 0)}`);
         agent.poll();

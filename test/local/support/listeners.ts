@@ -82,7 +82,7 @@ const visitors: Readonly<Record<string, (target: Target, token: string, timeoutM
 };
 
 /** Meets the listener and leaves. Fails as the listener's own client does. */
-export async function visit(target: Target, token: string, timeoutMs = 20_000): Promise<void> {
+export async function visit(target: Target, token: string, timeoutMs = 60_000): Promise<void> {
   await visitors[target.name]?.(target, token, timeoutMs);
 }
 

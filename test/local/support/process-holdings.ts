@@ -24,7 +24,7 @@ export function holdings(): Holdings {
   };
 }
 
-const PATIENCE_MS = 20_000;
+const PATIENCE_MS = 60_000;
 
 /** What there is now that was not there before, but for what `ignored` matches: empty as soon as nothing is left, else what is after a while. */
 export async function leftSince(before: Holdings, ignored?: RegExp): Promise<string[]> {

@@ -5,6 +5,6 @@ const targets = JSON.parse(process.argv[2] ?? '[]') as Target[];
 const outcomes: Record<string, string[]> = {};
 for (const target of targets) {
   outcomes[target.name] = [];
-  for (const token of process.argv.slice(3)) outcomes[target.name]?.push(await outcomeOf(target, token, 10_000));
+  for (const token of process.argv.slice(3)) outcomes[target.name]?.push(await outcomeOf(target, token, 60_000));
 }
 console.log(JSON.stringify(outcomes));

@@ -118,7 +118,7 @@ test('a backend that is closed while it connects leaves nothing behind', async (
   // At once, and in the midst of the meeting.
   for (const turns of [0, 3]) {
     const mine = turns === 0 ? here : await openBackend(createBackend, 'again', { rdmaDevices: 'rxe0' });
-    const refused = assert.rejects(mine.backend.connect(there.peer, { timeoutMs: 20_000 }), withCode('WL_CLOSED'));
+    const refused = assert.rejects(mine.backend.connect(there.peer, { timeoutMs: 60_000 }), withCode('WL_CLOSED'));
     for (let turn = 0; turn < turns; turn += 1) await new Promise((resolve) => setImmediate(resolve));
     await mine.backend.close();
     await refused;

@@ -15,7 +15,7 @@ function waiterOf({ news, pause }: { readonly news: number; readonly pause: numb
   let looks = 0;
   const options: WaiterOptions = {
     wake: new WakeWord(),
-    timeoutMs: 20_000,
+    timeoutMs: 60_000,
     spinUs: 0,
     prefersPolling: () => false,
     poll: () => {

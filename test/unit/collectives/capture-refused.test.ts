@@ -14,7 +14,7 @@ const keepNothing = () => ({ hold: () => {}, end: () => {}, release: () => {} })
 function setUp(run: () => Promise<void> | undefined) {
   const { driver, calls } = pretendDriver();
   const context = CudaContext.retain(0, driver);
-  const stream = new CudaStream(context, { priority: 'normal', timeoutMs: 100 }, () => undefined);
+  const stream = new CudaStream(context, { priority: 'normal', timeoutMs: 30_000 }, () => undefined);
   const order: Pick<CudaCallOrder, 'begin' | 'end'> = { begin: () => stream, end: () => undefined };
   const steps = { run, exchange: run };
   const engine = new HostsCollectives({

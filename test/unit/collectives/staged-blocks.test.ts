@@ -140,7 +140,7 @@ test('a device that does not come to it fails the call at its deadline', async (
   blocks.begin({ ...noCall, count: 64, input: tensor.address, output: tensor.address, timeoutMs: 1 });
   const begin = performance.now();
   assert.throws(() => {
-    while (!blocks.isMarked()) assert.ok(performance.now() - begin < 10_000);
+    while (!blocks.isMarked()) assert.ok(performance.now() - begin < 60_000);
   }, withCode('WL_TIMEOUT'));
 });
 

@@ -23,7 +23,7 @@ test('a GPU that is closed has the host end first, until that has ended by itsel
 
 test('a CPU device that is closed first leaves its host usable, which then closes', async () => {
   const device = await CpuDevice.create({ addressSpaceMiB: 16 });
-  const host = await DeviceHost.create({ name: 'order', device, timeoutMs: 10_000 });
+  const host = await DeviceHost.create({ name: 'order', device, timeoutMs: 60_000 });
   const memory = await host.allocate(64);
   await device.close();
   host.view(memory).fill(3);

@@ -27,11 +27,11 @@ function pretend(): Pretended {
   status.cuStreamQuery = (stream) => (busy.has(stream as number) ? 600 : 0);
   status.cuEventRecord = (event, stream) => (steps.push(`${String(event)} recorded on ${String(stream)}`), 0);
   status.cuStreamWaitEvent = (stream, event) => (steps.push(`${String(stream)} waits for ${String(event)}`), 0);
-  const makeStream = (): CudaStream => new CudaStream(context, { priority: 'normal', timeoutMs: 5000 }, () => {});
+  const makeStream = (): CudaStream => new CudaStream(context, { priority: 'normal', timeoutMs: 30_000 }, () => {});
   const device = {
     stream: makeStream(),
     createStream: makeStream,
-    createEvent: () => new CudaEvent(context, { timing: false, timeoutMs: 5000 }),
+    createEvent: () => new CudaEvent(context, { timing: false, timeoutMs: 30_000 }),
   } as unknown as CudaDevice;
   return { context, device, order: new CudaCallOrder(device), busy, steps };
 }

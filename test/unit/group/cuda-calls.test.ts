@@ -35,8 +35,8 @@ function pretend(): Pretended {
   status.cuMemHostAlloc = (out) => (((out as [number])[0] = Number(addressOf(memory))), 0);
   status.cuStreamQuery = 600;
   const context = CudaContext.retain(0, driver);
-  const stream = new CudaStream(context, { priority: 'normal', timeoutMs: 5000 }, () => {});
-  const settings = readSettings({ timeoutMs: 5000 }, {});
+  const stream = new CudaStream(context, { priority: 'normal', timeoutMs: 30_000 }, () => {});
+  const settings = readSettings({ timeoutMs: 30_000 }, {});
   const group = { ranks: [4, 7], peerLost: new AbortController().signal, settings };
   let found: WeftlineError | undefined;
   const findFailure = (): WeftlineError | undefined => found;
@@ -59,7 +59,7 @@ test('a failure that nobody waited for ends the wait of a later call at once, an
   setTimeout(fail, 5);
   // Not with WL_TIMEOUT.
   await assert.rejects(
-    calls.waitFor('The next call', () => false, { timeoutMs: 20_000 }),
+    calls.waitFor('The next call', () => false, { timeoutMs: 60_000 }),
     failure,
   );
   assert.ok(isAborted());
@@ -69,7 +69,7 @@ test('a failure that nobody waited for ends the wait of a later call at once, an
 test('a wait for the device reports a failure while the device still works, once', async () => {
   const { stream, isAborted, fail } = pretend();
   setTimeout(fail, 5);
-  await assert.rejects(stream.idle({ timeoutMs: 20_000 }), failure);
+  await assert.rejects(stream.idle({ timeoutMs: 60_000 }), failure);
   assert.ok(isAborted());
   await assert.rejects(stream.idle({ timeoutMs: 10 }), { code: 'WL_TIMEOUT' });
 });

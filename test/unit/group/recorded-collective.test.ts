@@ -27,16 +27,16 @@ function pretend(requireReady: () => void = () => {}): Pretended {
   const steps: string[] = [];
   status.cuGraphLaunch = () => (steps.push('launched'), 0);
   status.cuStreamWaitEvent = (stream) => (steps.push(`${String(stream)} waits`), 0);
-  const makeStream = (): CudaStream => new CudaStream(context, { priority: 'normal', timeoutMs: 5000 }, () => {});
+  const makeStream = (): CudaStream => new CudaStream(context, { priority: 'normal', timeoutMs: 30_000 }, () => {});
   const stream = makeStream();
   const device = {
     context,
     stream,
     createStream: makeStream,
-    createEvent: () => new CudaEvent(context, { timing: false, timeoutMs: 5000 }),
+    createEvent: () => new CudaEvent(context, { timing: false, timeoutMs: 30_000 }),
   } as unknown as CudaDevice;
   const peerLost = new AbortController().signal;
-  const calls = new CudaCalls({ ranks: [0], settings: readSettings({ timeoutMs: 5000 }, {}), peerLost }, device);
+  const calls = new CudaCalls({ ranks: [0], settings: readSettings({ timeoutMs: 30_000 }, {}), peerLost }, device);
   const order = new CudaCallOrder(device);
   const memory = { hold: () => {}, end: () => {}, release: () => {} };
   const record = (what: () => void): ReturnType<typeof captureGraph> =>

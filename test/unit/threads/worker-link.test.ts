@@ -55,7 +55,7 @@ function open(options: Partial<WorkerLinkOptions<string>> = {}): Opened {
     what: 'thread of this test',
     closedMessage: 'The test was closed',
     data: 1,
-    timeoutMs: 20_000,
+    timeoutMs: 60_000,
     onEvent: (event) => events.push(event),
     onEnd: (error) => ends.push(error),
     ...options,
@@ -107,7 +107,7 @@ test('what cannot be sent to a thread is refused, and nothing waits for it', asy
 test('a call may have a time of its own', async () => {
   using opened = open({ timeoutMs: 50 });
   const controller = new AbortController();
-  const patient = opened.link.callWith({ timeoutMs: 20_000, signal: controller.signal }, 'wait', 'for long');
+  const patient = opened.link.callWith({ timeoutMs: 60_000, signal: controller.signal }, 'wait', 'for long');
   const ended = assert.rejects(patient, { message: 'enough' });
   await assert.rejects(opened.link.call('wait', 'for ever'), { code: 'WL_TIMEOUT' });
   controller.abort(new Error('enough'));

@@ -36,7 +36,7 @@ interface Pretended {
   failure: Error | undefined;
 }
 
-async function pretend(timeoutMs = 1000): Promise<Pretended> {
+async function pretend(timeoutMs = 30_000): Promise<Pretended> {
   const { driver, status } = pretendDriver();
   const memories: SharedArrayBuffer[] = [];
   const addresses: bigint[] = [];
@@ -60,7 +60,7 @@ async function pretend(timeoutMs = 1000): Promise<Pretended> {
   };
   const kernel = { plan: () => plan };
   const createStream = (): CudaStream =>
-    new CudaStream(context, { priority: 'normal', timeoutMs: 100 }, () => undefined);
+    new CudaStream(context, { priority: 'normal', timeoutMs: 30_000 }, () => undefined);
   const device = {
     context,
     stream: createStream(),

@@ -26,7 +26,7 @@ function barriers(ranks: number, options: Partial<LocalBarrierOptions> = {}): Lo
         headerOffset: 0,
         ranks: Array.from({ length: ranks }, (_rank, rank) => rank + 10),
         index,
-        timeoutMs: 20_000,
+        timeoutMs: 60_000,
         spinUs: 0,
         peerLost: new AbortController().signal,
         isAlive: () => true,

@@ -15,7 +15,7 @@ function world(size: number, absent: readonly number[] = []) {
     const request: StoreCore['request'] extends (rank: number, ...rest: infer Rest) => infer Result
       ? (...rest: Rest) => Result
       : never = (...rest) => core.request(rank, ...rest);
-    return new LinkedStore({ request }, { timeoutMs: 5_000, maxValueBytes: 4096 });
+    return new LinkedStore({ request }, { timeoutMs: 30_000, maxValueBytes: 4096 });
   });
   return { core, stores: stores as [LinkedStore, LinkedStore, LinkedStore] };
 }
@@ -24,7 +24,7 @@ function world(size: number, absent: readonly number[] = []) {
 function groupOf(core: StoreCore, name: string, ranks: readonly number[]): [LinkedStore, LinkedStore] {
   const views = ranks.map((rank) => {
     const link: StoreLink = { request: (...rest) => core.request(rank, ...rest) };
-    return new LinkedStore(link, { timeoutMs: 5_000, maxValueBytes: 4096, group: { name, ranks } });
+    return new LinkedStore(link, { timeoutMs: 30_000, maxValueBytes: 4096, group: { name, ranks } });
   });
   return views as [LinkedStore, LinkedStore];
 }
@@ -289,7 +289,7 @@ test('a rank that came and gave up is not one of those that did not come', async
 
 test('a gather without its value is refused: later ranks would pass for earlier ones', async () => {
   const { core, stores } = world(2);
-  const gather = { op: 'gather', name: 'g', timeoutMs: 5000 } as const;
+  const gather = { op: 'gather', name: 'g', timeoutMs: 30_000 } as const;
   await assert.rejects(core.request(0, gather, []), { code: 'WL_PROTOCOL' });
   const both = await Promise.all([stores[0].allGather('g', bytes('a')), stores[1].allGather('g', bytes('b'))]);
   assert.deepEqual(both[1].map(text), ['a', 'b']);

@@ -12,7 +12,7 @@ const peer: BackendPeer = {
   process: 1,
   connectionInfo: new Uint8Array(4),
 };
-const options = { timeoutMs: 1000 };
+const options = { timeoutMs: 30_000 };
 
 function open() {
   const made: { error: WeftlineError | undefined; close: () => Promise<void> }[] = [];

@@ -27,7 +27,7 @@ function hello(lane: number): Hello {
     slots: 4,
     pieceBytes: 65_536,
     channels: 2,
-    timeoutMs: 1000,
+    timeoutMs: 30_000,
   };
 }
 

@@ -34,7 +34,7 @@ test('an error names the call, the status and the likely mistake', () => {
 test('a sticky error loses the device: every later call says who did it, and nothing is called any more', () => {
   const { driver, calls, status } = pretendDriver();
   const context = CudaContext.retain(0, driver);
-  const stream = new CudaStream(context, { priority: 'normal', timeoutMs: 100 }, () => undefined);
+  const stream = new CudaStream(context, { priority: 'normal', timeoutMs: 30_000 }, () => undefined);
   context.lastLaunch = 'dispatch.cu:dispatchRows';
   status.cuStreamQuery = 700;
   const first = codeOf(() => stream.isIdle());
@@ -60,11 +60,11 @@ test('a sticky error loses the device: every later call says who did it, and not
 test('what belongs to a context goes before it, the newest first, and each once', () => {
   const { driver, calls } = pretendDriver();
   const context = CudaContext.retain(0, driver);
-  const event = new CudaEvent(context, { timing: true, timeoutMs: 100 });
-  const stream = new CudaStream(context, { priority: 'high', timeoutMs: 100 }, () => undefined);
+  const event = new CudaEvent(context, { timing: true, timeoutMs: 30_000 });
+  const stream = new CudaStream(context, { priority: 'high', timeoutMs: 30_000 }, () => undefined);
   event[Symbol.dispose]();
   event[Symbol.dispose]();
-  const later = new CudaEvent(context, { timing: true, timeoutMs: 100 });
+  const later = new CudaEvent(context, { timing: true, timeoutMs: 30_000 });
   calls.length = 0;
   context[Symbol.dispose]();
   context[Symbol.dispose]();
@@ -91,7 +91,7 @@ test('a wait for the device polls, and ends with its deadline, its signal or an 
   const reason = new Error('enough');
   await assert.rejects(event.wait({ signal: AbortSignal.abort(reason) }), reason);
   setTimeout(() => (status.cuEventQuery = 0), 10);
-  await event.wait({ timeoutMs: 5000 });
+  await event.wait({ timeoutMs: 30_000 });
   status.cuEventQuery = 719;
   await assert.rejects(event.wait(), { code: 'WL_CUDA' });
 });
@@ -99,7 +99,7 @@ test('a wait for the device polls, and ends with its deadline, its signal or an 
 test('memory that was given back waits for the work before it, and then serves again', () => {
   const { driver, calls, status } = pretendDriver();
   using context = CudaContext.retain(0, driver);
-  const stream = new CudaStream(context, { priority: 'normal', timeoutMs: 100 }, () => undefined);
+  const stream = new CudaStream(context, { priority: 'normal', timeoutMs: 30_000 }, () => undefined);
   const pool = new MemoryPool(context, new WorkFences(context, new Set([stream])));
   const first = pool.take(1000);
   status.cuEventQuery = 600;
@@ -124,7 +124,7 @@ test('memory that was given back waits for the work before it, and then serves a
 test('memory outside of the pool takes the place of free blocks too, and is WL_MEMORY when there is none', () => {
   const { driver, calls, status } = pretendDriver();
   using context = CudaContext.retain(0, driver);
-  const stream = new CudaStream(context, { priority: 'normal', timeoutMs: 100 }, () => undefined);
+  const stream = new CudaStream(context, { priority: 'normal', timeoutMs: 30_000 }, () => undefined);
   const pool = new MemoryPool(context, new WorkFences(context, new Set([stream])));
   pool.give(pool.take(1000));
   status.cuMemAlloc = () => (calls.includes('cuMemFree') ? 0 : 2);
@@ -148,12 +148,12 @@ test('formatUuid() groups as nvidia-smi does', () => {
 test('who judges a wait is told of which stream it is: its own, or that on which the event was recorded', async () => {
   const { driver } = pretendDriver();
   using context = CudaContext.retain(0, driver);
-  const options = { priority: 'normal', timeoutMs: 100 } as const;
+  const options = { priority: 'normal', timeoutMs: 30_000 } as const;
   const streams = [1, 2].map(() => new CudaStream(context, options, () => undefined));
   const heard: (number | undefined)[] = [];
   const end = context.judgeWaits((_isDone, stream) => heard.push(stream));
   await streams[0]!.idle();
-  await new CudaEvent(context, { timing: false, timeoutMs: 100 }).record(streams[1]!).wait();
+  await new CudaEvent(context, { timing: false, timeoutMs: 30_000 }).record(streams[1]!).wait();
   context.isGood(true);
   end();
   context.isGood(true);

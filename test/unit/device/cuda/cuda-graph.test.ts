@@ -10,7 +10,7 @@ import { MemoryPool } from '#lib/device/cuda/memory-pool.js';
 import { WorkFences } from '#lib/device/cuda/work-fence.js';
 import { pretendDriver } from '../../support/pretended-driver.ts';
 
-const options = { priority: 'normal', timeoutMs: 100 } as const;
+const options = { priority: 'normal', timeoutMs: 30_000 } as const;
 
 function keepNothing() {
   return { hold: () => {}, end: () => {}, release: () => {} };

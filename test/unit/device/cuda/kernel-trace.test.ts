@@ -77,7 +77,7 @@ test('modules are told where their records go, and clocks are compared by an ans
       answers.count += 1;
     },
   };
-  const stream = new CudaStream(context, { priority: 'high', timeoutMs: 100 }, () => undefined);
+  const stream = new CudaStream(context, { priority: 'high', timeoutMs: 30_000 }, () => undefined);
   trace.startClock({ plan: () => plan } as unknown as CudaKernel<NameOf>, stream);
   assert.ok(trace.hasClock);
   context.isCapturing = true;

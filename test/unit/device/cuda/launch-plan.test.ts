@@ -67,7 +67,7 @@ function pretend(status = 0): Pretended {
     },
   });
   const context = CudaContext.retain(0, driver);
-  const stream = new CudaStream(context, { priority: 'normal', timeoutMs: 1 }, () => undefined);
+  const stream = new CudaStream(context, { priority: 'normal', timeoutMs: 30_000 }, () => undefined);
   const target = {
     context,
     handle: 77,
@@ -101,7 +101,7 @@ test('the configuration, the attributes and the arguments are where the driver r
 
 test('grid, stream and arguments may change between launches; each launch is counted and remembered', () => {
   const { launches, context, plan } = pretend();
-  const other = new CudaStream(context, { priority: 'high', timeoutMs: 1 }, () => undefined);
+  const other = new CudaStream(context, { priority: 'high', timeoutMs: 30_000 }, () => undefined);
   const prepared = plan({ grid: 1, block: 32, overlapPredecessor: true });
   const before = context.workCount;
   prepared.launch();
