@@ -112,8 +112,11 @@ test(
     const file = `${folder}/end`;
     const launchers = await startNodes(2, '--stop', '600000', script, 'polite', file);
     const told = (count: number): boolean => launchers.every(({ text }) => text.includes(`signals ${count}\n`));
-    for (const { child } of launchers) child.kill('SIGTERM');
+    launchers[1]?.child.kill('SIGTERM');
+    // The launchers have met by then: else they would not wait for each other at the end.
     await until(() => told(1), 'the first signal at both ranks');
+    // As where a terminal sends it to both: the first of this launcher, and the same one to the ranks.
+    launchers[0]?.child.kill('SIGTERM');
     writeFileSync(file, '');
     const codes = await endOf(launchers);
     assert.deepEqual([codes, told(2)], [[0, 0], false], launchers.map(({ text }) => text).join(''));
