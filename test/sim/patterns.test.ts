@@ -12,8 +12,8 @@ import { oneWayDelay, theory, wireBytes } from '#lib/programs/sim/theory.js';
 import { pathLinks } from '#lib/programs/sim/topology.js';
 import { makeTraffic, type PatternName } from '#lib/programs/sim/traffic.js';
 import { usualSettings } from '#lib/programs/sim/usual-settings.js';
-import { simReport } from '#lib/programs/report/sim-report.js';
-import { simPage } from '#lib/programs/report/html/pages/sim-page.js';
+import { simView } from '#lib/programs/report/sim-view.js';
+import { viewPage, viewText } from '#lib/programs/report/view.js';
 
 const all = { messages: 3, messagesPerMicrosecond: Number.POSITIVE_INFINITY } as const;
 
@@ -250,7 +250,7 @@ test('a rail that dies leaves the others their share, and comes back', () => {
   );
   assert.ok(after > 0.9 * before, `${after} Gb/s afterwards`);
   assert.ok(worst <= during);
-  assert.match(simReport({ ...aPair, rails: 4 }, result), /rail 1 dead from 20\.0 ms to 220\.0 ms: goodput \d/);
+  assert.match(viewText(simView({ ...aPair, rails: 4 }, result)), /rail 1 dead from 20\.0 ms to 220\.0 ms: goodput \d/);
 });
 
 const aPair = {
@@ -286,10 +286,10 @@ test('the report and its page show a run', () => {
     messageBytes: 300_000,
     seed: 1,
   };
-  const text = simReport(description, result);
+  const text = viewText(simView(description, result));
   assert.match(text, /incast on star of 4 hosts, 100 Gbps per host; 1 path, congestion control swift/);
   assert.match(text, /All 12 messages arrived/);
-  const { sections } = simPage(description, result);
+  const { sections } = viewPage(simView(description, result));
   assert.deepEqual(
     sections.map(({ title }) => title),
     [

@@ -9,14 +9,14 @@ import type { EpHostBenchReport } from '#lib/programs/bench/ep/hosts/host-result
 import type { P2pBenchReport } from '#lib/programs/bench/p2p/p2p-results.js';
 import type { PathsAt, TransportBenchReport } from '#lib/programs/bench/transport/transport-results.js';
 import type { MoeReport } from '#lib/programs/moe/moe-job.js';
-import { collectivesPage } from '#lib/programs/report/html/pages/collectives-page.js';
-import { comparePage } from '#lib/programs/report/html/pages/compare-page.js';
-import { epCudaPage } from '#lib/programs/report/html/pages/ep-cuda-page.js';
-import { epHostPage, epPage } from '#lib/programs/report/html/pages/ep-pages.js';
-import { moePage } from '#lib/programs/report/html/pages/moe-page.js';
-import { p2pPage } from '#lib/programs/report/html/pages/p2p-page.js';
-import { tracePage } from '#lib/programs/report/html/pages/trace-page.js';
-import { transportPage } from '#lib/programs/report/html/pages/transport-pages.js';
+import { collectivesView } from '#lib/programs/report/collectives-view.js';
+import { compareView } from '#lib/programs/report/compare-view.js';
+import { epCudaView, epHostView, epView } from '#lib/programs/report/ep-view.js';
+import { moeView } from '#lib/programs/report/moe-view.js';
+import { p2pView } from '#lib/programs/report/p2p-view.js';
+import { traceView } from '#lib/programs/report/trace-view.js';
+import { transportView } from '#lib/programs/report/transport-view.js';
+import { type View, viewPage } from '#lib/programs/report/view.js';
 import type { ReportPage } from '#lib/programs/report/html/report-page.js';
 import type { TracePart } from '#lib/tracing/read-part.js';
 import type { Span } from '#lib/tracing/span.js';
@@ -31,20 +31,21 @@ export function resultDocument(name: string): Json {
 export function samplePages(): Readonly<Record<string, ReportPage>> {
   const [first, second] = [resultDocument('ep-cpu-4096'), resultDocument('ep-cpu-4096-fp8')];
   const parts = sampleTrace();
-  return {
-    moe: moePage(sampleMoe()),
-    ep: epPage(resultDocument('ep-cpu-4096') as unknown as EpBenchReport),
-    'ep on GPUs': epCudaPage(resultDocument('ep-cuda-4xh200') as unknown as EpCudaBenchReport),
-    'ep across hosts': epHostPage(resultDocument('ep-cuda-hosts-2xh200') as unknown as EpHostBenchReport),
-    collectives: collectivesPage(resultDocument('collectives-cpu') as unknown as CollectivesBenchReport),
-    p2p: p2pPage(resultDocument('p2p-local') as unknown as P2pBenchReport),
-    transport: transportPage({
+  const views: Readonly<Record<string, View>> = {
+    moe: moeView(sampleMoe()),
+    ep: epView(resultDocument('ep-cpu-4096') as unknown as EpBenchReport),
+    'ep on GPUs': epCudaView(resultDocument('ep-cuda-4xh200') as unknown as EpCudaBenchReport),
+    'ep across hosts': epHostView(resultDocument('ep-cuda-hosts-2xh200') as unknown as EpHostBenchReport),
+    collectives: collectivesView(resultDocument('collectives-cpu') as unknown as CollectivesBenchReport),
+    p2p: p2pView(resultDocument('p2p-local') as unknown as P2pBenchReport),
+    transport: transportView({
       ...(resultDocument('transport-tpt-inline') as unknown as TransportBenchReport),
       pathsOverTime: samplePaths(),
     }),
-    trace: tracePage('</script><b>t</b>.json', summarize(parts), parts),
-    compare: comparePage(['a.json', 'b.json'], compareResults(first, second)),
+    trace: traceView('</script><b>t</b>.json', summarize(parts), parts),
+    compare: compareView(['a.json', 'b.json'], compareResults(first, second)),
   };
+  return Object.fromEntries(Object.entries(views).map(([name, view]) => [name, viewPage(view)]));
 }
 
 type Json = Readonly<Record<string, unknown>>;

@@ -22,9 +22,7 @@ import { sharedGpuNotice } from '../bench/shared-gpus.ts';
 import { readSettings } from '../../settings/settings.ts';
 import type { World } from '../../world/index.ts';
 import { isRank } from '../../world/environment.ts';
-import { collectivesBenchReport } from '../report/collectives-bench-report.ts';
-import { collectivesPage } from '../report/html/pages/collectives-page.ts';
-import { tuneReport } from '../report/tune-report.ts';
+import { collectivesView, tuneView } from '../report/collectives-view.ts';
 import { byteArgument, integerArgument, listArgument } from './argument-values.ts';
 import {
   addOutputOptions,
@@ -125,9 +123,7 @@ export function addCollectivesBench(bench: Command): void {
         communicator: directBytes === undefined ? {} : { directBytes },
         progress: bar.show,
       });
-      if (report !== undefined) {
-        output.report(collectivesBenchReport(report), report, () => collectivesPage(report));
-      }
+      if (report !== undefined) output.report(collectivesView(report), report);
     });
   });
 }
@@ -157,9 +153,7 @@ async function benchOnGpus(
     },
     tell: (text) => output.line(text),
   });
-  if (report !== undefined) {
-    output.report(collectivesBenchReport(report), report, () => collectivesPage(report));
-  }
+  if (report !== undefined) output.report(collectivesView(report), report);
 }
 
 /** Where ranks share a GPU, which takes a time slice for each wait. */
@@ -179,7 +173,7 @@ async function tune(file: string, flags: CollectivesBenchFlags, output: Output):
     const report = await runTune(world, device, { ...workloadOf(flags), ranks: world.size }, bar.show);
     if (report === undefined) return;
     writeOutputFile(file, `${JSON.stringify(withTable(before, report), undefined, 2)}\n`);
-    output.report(tuneReport(report, file), report);
+    output.report(tuneView(report, file), report);
   });
 }
 

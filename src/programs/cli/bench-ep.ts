@@ -1,19 +1,10 @@
 // weftline bench ep: expert-parallel dispatch and combine against copying the same rows.
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { runEpBench } from '../bench/ep/ep-bench.ts';
-import type { EpCudaBenchReport } from '../bench/ep/cuda/ep-results.ts';
-import type { ShapeSweepReport } from '../bench/ep/cuda/shape-sweep.ts';
-import type { EpBenchReport } from '../bench/ep/ep-results.ts';
 import { type BenchEffort, effortOnSharedGpus, sharedGpuNotice } from '../bench/shared-gpus.ts';
 import { runLowLatencyBench } from '../bench/ep/low-latency/low-latency-bench.ts';
-import type { CudaLowLatencyBenchReport } from '../bench/ep/low-latency/cuda-low-latency-results.ts';
-import {
-  type LowLatencyBenchReport,
-  type LowLatencyVariant,
-  lowLatencyVariants,
-} from '../bench/ep/low-latency/low-latency-results.ts';
+import { type LowLatencyVariant, lowLatencyVariants } from '../bench/ep/low-latency/low-latency-results.ts';
 import { runEpHostBench } from '../bench/ep/hosts/host-bench.ts';
-import type { EpHostBenchReport } from '../bench/ep/hosts/host-results.ts';
 import { requireAddressSpace } from '../bench/ep/ep-memory.ts';
 import { checkEpWorkload, defaultEpWorkload, type EpWorkload } from '../bench/ep/ep-workload.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
@@ -22,15 +13,8 @@ import { printTo } from '../../core/print.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { chooseDevice, type DeviceChoice } from '../../device/device-choice.ts';
 import { openChosenDevice } from '../../device/open-device.ts';
-import { epCudaPage } from '../report/html/pages/ep-cuda-page.ts';
-import { epHostPage, epPage, lowLatencyPage } from '../report/html/pages/ep-pages.ts';
-import type { ReportPage } from '../report/html/report-page.ts';
-import { epBenchReport } from '../report/ep-bench-report.ts';
-import { epHostBenchReport } from '../report/ep-host-bench-report.ts';
-import { cudaLowLatencyBenchReport } from '../report/cuda-low-latency-bench-report.ts';
-import { lowLatencyBenchReport } from '../report/low-latency-bench-report.ts';
-import { epCudaBenchReport } from '../report/ep-cuda-bench-report.ts';
-import { shapeSweepReport } from '../report/shape-sweep-report.ts';
+import { epCudaView, epHostView, epView, lowLatencyView, shapesView } from '../report/ep-view.ts';
+import type { View } from '../report/view.ts';
 import { readSettings } from '../../settings/settings.ts';
 import { isRank } from '../../world/environment.ts';
 import type { World } from '../../world/index.ts';
@@ -120,7 +104,7 @@ export function addEpBench(bench: Command): void {
     checkUsage(command, () => checkBeforeLaunch(flags));
     await withRanks(flags.ranks, async (world) => {
       const result = await benchRank(world, flags);
-      if (result !== undefined) output.report(result.text, result.report, result.page);
+      if (result !== undefined) output.report(result.view, result.report);
     });
   });
 }
@@ -183,15 +167,8 @@ function workloadOf({ ranks, tokens, hidden, topk, experts, dtype, seed, skew }:
 }
 
 interface Result {
-  readonly report:
-    | EpBenchReport
-    | EpHostBenchReport
-    | EpCudaBenchReport
-    | LowLatencyBenchReport
-    | CudaLowLatencyBenchReport
-    | ShapeSweepReport;
-  readonly text: string;
-  readonly page?: () => ReportPage;
+  readonly report: object;
+  readonly view: View;
 }
 
 async function benchRank(world: World, flags: EpBenchFlags): Promise<Result | undefined> {
@@ -207,12 +184,12 @@ async function benchRank(world: World, flags: EpBenchFlags): Promise<Result | un
     const workload = { ...workloadOf(flags), ranks: world.size };
     const options = { iterations, warmup, layer, workload, pairs, numSms: smsAcrossHosts(flags) };
     const report = await runEpHostBench(world, device, options, bar.show);
-    return report && { report, text: epHostBenchReport(report), page: () => epHostPage(report) };
+    return report && { report, view: epHostView(report) };
   }
   if (device.kind === 'cpu') {
     const workload = { ...workloadOf(flags), ranks: world.size };
     const report = await runEpBench(world, device, { iterations, warmup, layer, workload }, bar.show);
-    return report && { report, text: epBenchReport(report), page: () => epPage(report) };
+    return report && { report, view: epView(report) };
   }
   if (flags.shapes) return await benchShapes(world, device, flags, bar);
   // Loaded here, so that CPU ranks never load what GPUs need.
@@ -221,7 +198,7 @@ async function benchRank(world: World, flags: EpBenchFlags): Promise<Result | un
   const { dtype = 'both' } = flags;
   const dtypes = dtype === 'both' ? (['bf16', 'fp8'] as const) : [dtype];
   const report = await runEpCudaBench(world, device, { ...effort, layer, workload, dtypes, sms }, bar.show);
-  return report && { report, text: epCudaBenchReport(report), page: () => epCudaPage(report) };
+  return report && { report, view: epCudaView(report) };
 }
 
 async function benchShapes(
@@ -236,7 +213,7 @@ async function benchShapes(
   const dtypes = dtype === 'both' ? (['bf16', 'fp8'] as const) : [dtype];
   const options = { workload, dtypes, iterations, warmup, numSms: sms?.[0] ?? SHAPES_SMS };
   const report = await runShapeSweep(world, device, options, bar.show);
-  return report && { report, text: shapeSweepReport(report) };
+  return report && { report, view: shapesView(report) };
 }
 
 async function benchLowLatency(
@@ -253,11 +230,11 @@ async function benchLowLatency(
   const options = { workload, variant, dtypes, ...rounds, numSms: sms[0]! };
   if (device.kind === 'cpu') {
     const report = await runLowLatencyBench(world, device, options, bar.show);
-    return report && { report, text: lowLatencyBenchReport(report), page: () => lowLatencyPage(report) };
+    return report && { report, view: lowLatencyView(report) };
   }
   const { runCudaLowLatencyBench } = await import('../bench/ep/low-latency/cuda-low-latency-bench.ts');
   const report = await runCudaLowLatencyBench(world, device, { ...options, isOneShape }, bar.show);
-  return report && { report, text: cudaLowLatencyBenchReport(report), page: () => lowLatencyPage(report) };
+  return report && { report, view: lowLatencyView(report) };
 }
 
 function barOf({ rank }: World, { quiet = false }: EpBenchFlags): ProgressBar {

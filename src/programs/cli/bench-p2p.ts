@@ -14,17 +14,13 @@ import {
   type P2pWorkload,
 } from '../bench/p2p/p2p-workload.ts';
 import {
-  p2pBenchReport,
-  p2pBlockHeading,
   p2pBlockLine,
-  p2pHeading,
   p2pOneSidedLine,
-  p2pPathLines,
+  p2pPathLine,
   p2pSizeLine,
+  p2pView,
   p2pWorkloadLines,
-  roleText,
-} from '../report/p2p-bench-report.ts';
-import { p2pPage } from '../report/html/pages/p2p-page.ts';
+} from '../report/p2p-view.ts';
 import { byteArgument, integerArgument, listArgument, listOption, sweepArgument } from './argument-values.ts';
 import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
 import {
@@ -125,12 +121,13 @@ async function run(command: Command, flags: P2pFlags): Promise<void> {
   const role = benchRole(command, flags);
   const { device, localGpuIdx: localGpuIndex, port, backend, agentThread: ownThread } = flags;
   const options: P2pBenchOptions = { localGpuIndex, device, backend, port, ownThread };
-  output.line(p2pHeading(role));
+  // As UCCL's benchmark prints it.
+  output.line(`weftline P2P Benchmark — role: ${role}`);
   output.line(`Creating Engine with GPU index: ${localGpuIndex}, engine threads: ${ownThread ? 1 : 0}`);
   if (flags.numCpus !== undefined) output.line('--num-cpus has no effect: an agent has one engine thread');
   if (role === 'server') await serve(options, flags, output);
   else await measure(command, options, flags, output);
-  output.line(`[${roleText(role)}] Benchmark complete`);
+  output.line(`[${role === 'server' ? 'Server' : 'Client'}] Benchmark complete`);
 }
 
 async function serve(options: P2pBenchOptions, flags: P2pFlags, { line, result: show }: Output): Promise<void> {
@@ -147,7 +144,7 @@ async function serve(options: P2pBenchOptions, flags: P2pFlags, { line, result: 
       line(`[Server] Connected to ${ip} (GPU ${gpuIndex}) conn_id=${id}`);
       for (const text of p2pWorkloadLines(workload, options.device, options.localGpuIndex)) line(text);
     },
-    onSize: (result) => show(p2pSizeLine('server', result)),
+    onSize: (result) => show(p2pSizeLine('Server', result)),
     onOneSided: (size) => line(p2pOneSidedLine(size)),
   });
 }
@@ -173,16 +170,16 @@ async function measure(command: Command, options: P2pBenchOptions, flags: P2pFla
     workload,
     onConnected: ({ id, backend, verdicts }) => {
       line(`[Client] Connected to ${remoteIp} conn_id=${id}`);
-      for (const text of p2pPathLines({ backend, verdicts })) line(text);
+      line(p2pPathLine({ backend, verdicts }));
     },
-    onSize: (result) => show(p2pSizeLine('client', result)),
+    onSize: (result) => show(p2pSizeLine('Client', result)),
     onBlock: (result) => {
-      if (!hasBlocks) show(p2pBlockHeading());
+      if (!hasBlocks) show(p2pBlockLine());
       hasBlocks = true;
       show(p2pBlockLine(result));
     },
   });
-  output.report(p2pBenchReport(report), report, () => p2pPage(report));
+  output.report(p2pView(report), report);
 }
 
 /** Fails with WL_UNSUPPORTED if the memory is to be of a GPU that this machine does not have. */

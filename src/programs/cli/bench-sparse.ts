@@ -12,8 +12,7 @@ import { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { openDevice } from '../../device/open-device.ts';
 import { readSettings } from '../../settings/settings.ts';
 import { isRank } from '../../world/environment.ts';
-import { sparsePage } from '../report/html/pages/sparse-page.ts';
-import { roundLine, sparseBenchReport } from '../report/sparse-bench-report.ts';
+import { sparseRoundLine, sparseView } from '../report/collectives-view.ts';
 import { decimalArgument, integerArgument, listArgument } from './argument-values.ts';
 import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
 import { ProgressBar } from './progress-bar.ts';
@@ -103,7 +102,7 @@ export function addSparseBench(bench: Command): void {
           round: (round, microseconds) => {
             if (isSweep) return bar.show(++measured, workload.densities.length * workload.rounds);
             output.line(`round: ${round}`);
-            output.line(roundLine(bytes, microseconds));
+            output.line(sparseRoundLine(bytes, microseconds));
           },
           wrong: (rank, at, got, expected) => {
             output.line(`rank: ${rank}; result check: error`);
@@ -112,7 +111,7 @@ export function addSparseBench(bench: Command): void {
         },
       });
       if (report === undefined) return;
-      output.report(sparseBenchReport(report), report, () => sparsePage(report));
+      output.report(sparseView(report), report);
       const wrong = report.rows.reduce((sum, row) => sum + row.wrong, 0);
       if (wrong > 0) {
         throw new WeftlineError('WL_CHECK', `${wrong} elements of sparse sums differ from those of dense ones`);

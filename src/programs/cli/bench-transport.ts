@@ -10,8 +10,7 @@ import {
   transportPatterns,
   type TransportWorkload,
 } from '../bench/transport/transport-workload.ts';
-import { pairsTransportPage, rankTransportPage, transportPage } from '../report/html/pages/transport-pages.ts';
-import { pairsBenchReport, rankBenchReport, transportBenchReport } from '../report/transport-bench-report.ts';
+import { enginesTransportView, ranksTransportView, transportView } from '../report/transport-view.ts';
 import { byteArgument, decimalArgument, integerArgument, switchArgument } from './argument-values.ts';
 import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
 import {
@@ -146,7 +145,7 @@ async function run(command: Command, flags: TransportFlags): Promise<void> {
     checkUsage(command, check);
     await withRanks(flags.ranks, async (world) => {
       const report = await runRankBench(world, workload, { seed: flags.seed, onLine });
-      if (report !== undefined) output.report(rankBenchReport(report), report, () => rankTransportPage(report));
+      if (report !== undefined) output.report(ranksTransportView(report), report);
     });
     return;
   }
@@ -155,7 +154,7 @@ async function run(command: Command, flags: TransportFlags): Promise<void> {
     const engines = readSettings().transportEngines || DEFAULT_ENGINES;
     await withRanks(2 * engines, async (world) => {
       const report = await runPairsBench(world, workload, { rounds: Math.max(1, flags.compare), onLine });
-      if (report !== undefined) output.report(pairsBenchReport(report), report, () => pairsTransportPage(report));
+      if (report !== undefined) output.report(enginesTransportView(report), report);
     });
     return;
   }
@@ -175,7 +174,7 @@ async function run(command: Command, flags: TransportFlags): Promise<void> {
     throw error;
   }
   const report = await runTransportBench({ host, port, workload, rounds: flags.compare, onLine });
-  output.report(transportBenchReport(report), report, () => transportPage(report));
+  output.report(transportView(report), report);
 }
 
 /** In transport_test a receiver's flush makes RDMA writes visible to its GPU. Fails with WL_INVALID_ARGUMENT. */

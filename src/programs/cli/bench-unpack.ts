@@ -9,8 +9,7 @@ import { runUnpackBench } from '../bench/unpack/unpack-bench.ts';
 import { runRoad } from '../bench/unpack/road/road-client.ts';
 import { serveRoad } from '../bench/unpack/road/road-server.ts';
 import { checkUnpackWorkload, defaultUnpackWorkload, type UnpackWorkload } from '../bench/unpack/unpack-workload.ts';
-import { roadPage, unpackPage } from '../report/html/pages/unpack-page.ts';
-import { roadReport, unpackBenchReport } from '../report/unpack-bench-report.ts';
+import { roadView, unpackView } from '../report/unpack-view.ts';
 import { byteArgument, integerArgument, listArgument, listOption } from './argument-values.ts';
 import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
 import {
@@ -87,7 +86,7 @@ async function measureHere(command: Command, flags: UnpackBenchFlags, output: Ou
     throw invalidArgument('sms', sms, 'none: the CPU device has no multiprocessors');
   });
   const report = await runUnpackBench(device, { workload, sms, iterations, warmup });
-  output.report(unpackBenchReport(report), report, () => unpackPage(report));
+  output.report(unpackView(report), report);
 }
 
 function workloadOf({ chunk, total, fragments: lengths }: UnpackBenchFlags): UnpackWorkload {
@@ -109,7 +108,7 @@ async function send(command: Command, flags: UnpackBenchFlags, output: Output): 
   const fragmentBytes = flags.fragments === fragments ? PAGE : flags.fragments[0]!;
   const plan = { chunkBytes: chunk, chunks: flags.total / chunk, fragmentBytes, iterations, warmup };
   const report = await runRoad({ host, port, plan, onLine: output.line });
-  output.report(roadReport(report), report, () => roadPage(report));
+  output.report(roadView(report), report);
 }
 
 /** What the setting asks for; a GPU if there is one where nothing does. */

@@ -3,8 +3,7 @@ import type { Command } from 'commander';
 import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
 import { readInput } from '../../core/guarded-file.ts';
 import { compareResults, type Comparison } from '../compare/compare-results.ts';
-import { compareReport } from '../report/compare-report.ts';
-import { comparePage } from '../report/html/pages/compare-page.ts';
+import { compareView } from '../report/compare-view.ts';
 import { decimalArgument } from './argument-values.ts';
 import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
 
@@ -35,7 +34,7 @@ export function addCompareCommand(program: Command): void {
     const output = new Output(flags);
     const comparison = compareResults(readDocument(first), readDocument(second));
     const files = [first, second] as const;
-    output.report(compareReport(files, comparison), { files, ...comparison }, () => comparePage(files, comparison));
+    output.report(compareView(files, comparison), { files, ...comparison });
     if (flags.failBelow !== undefined) requireRatio(comparison, flags.failBelow);
   });
 }

@@ -4,8 +4,7 @@ import { WeftlineError } from '../../core/errors.ts';
 import { examine } from '../doctor/doctor.ts';
 import { thisMachine } from '../doctor/machine-probe.ts';
 import { examineRdma } from '../doctor/rdma-examination.ts';
-import { doctorReport } from '../report/doctor-report.ts';
-import { rdmaReport } from '../report/rdma-report.ts';
+import { doctorView, rdmaView } from '../report/doctor-view.ts';
 import { rdmaSettingsTable } from '../../settings/rdma-settings-table.ts';
 import { exitCodes } from './exit-codes.ts';
 import { Output, type OutputFlags } from './output.ts';
@@ -30,13 +29,13 @@ export function addDoctorCommand(program: Command): void {
     const output = new Output(flags);
     if (flags.rdma === true) {
       const rdma = checkUsage(command, () => examineRdma(thisMachine()));
-      output.report(rdmaReport(rdma), rdma);
+      output.report(rdmaView(rdma), rdma);
       const { rdmaReady, problem } = rdma;
       if (!rdmaReady) throw new WeftlineError('WL_UNSUPPORTED', `RDMA cannot be used: ${problem}`);
       return;
     }
     const examination = examine(thisMachine());
-    output.report(doctorReport(examination, { onlyShort: flags.quiet === true }), examination);
+    output.report(doctorView(examination, { onlyShort: flags.quiet === true }), examination);
     if (!examination.cpuReady) process.exitCode = exitCodes.failure.code;
   });
 }

@@ -25,10 +25,7 @@ import {
   runMoeJob,
 } from '../moe/moe-job.ts';
 import { expertShare, requireEvenExperts } from '../moe/token-split.ts';
-import { layersPage } from '../report/html/pages/layers-page.ts';
-import { moePage } from '../report/html/pages/moe-page.ts';
-import { layersReport } from '../report/layers-report.ts';
-import { moeReport } from '../report/moe-report.ts';
+import { layersView, moeView } from '../report/moe-view.ts';
 import { integerArgument } from './argument-values.ts';
 import { addOutputOptions, addReportOption, Output, type OutputFlags, requireWritableFolder } from './output.ts';
 import { addSettingOptions, checkHosts } from './setting-options.ts';
@@ -144,7 +141,7 @@ Examples:
         await using source = await FileBlockSource.open(path, options);
         const report = await runMoeJob(tools, source, job);
         if (report === undefined) return;
-        output.report(moeReport(report), report, () => moePage(report));
+        output.report(moeView(report), report);
         requirePassed(report);
       } else await runModel(tools, path, { job, output });
     });
@@ -193,8 +190,8 @@ async function runModel(
   }
   const [first] = reports;
   if (first === undefined) return;
-  if (layer === undefined) output.report(layersReport(reports), { model, layers: reports }, () => layersPage(reports));
-  else output.report(moeReport(first), first, () => moePage(first));
+  if (layer === undefined) output.report(layersView(reports), { model, layers: reports });
+  else output.report(moeView(first), first);
   for (const report of reports) requirePassed(report);
 }
 

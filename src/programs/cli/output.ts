@@ -7,7 +7,7 @@ import { asWeftlineError, invalidArgument, WeftlineError } from '../../core/erro
 import { writeOutput } from '../../core/guarded-file.ts';
 import { escapedJson, printTo } from '../../core/print.ts';
 import { pageHtml } from '../report/html/page-html.ts';
-import type { ReportPage } from '../report/html/report-page.ts';
+import { type View, viewPage, viewText } from '../report/view.ts';
 
 export interface OutputFlags {
   readonly json?: string;
@@ -62,16 +62,17 @@ export class Output {
     if (!this.#isQuiet || this.#file !== STDOUT) printTo(this.#lines, `${text}\n`);
   };
 
-  /** The end of the command. `page` is asked if there is a --report. Fails with WL_FILE if a file cannot be written. */
-  report(text: string, document: unknown, page?: () => ReportPage): void {
-    if (this.#file !== STDOUT) printTo(process.stdout, text);
+  /** The end of the command; only a view has a page. Fails with WL_FILE if a file cannot be written. */
+  report(shown: View | string, document: unknown): void {
+    const isView = typeof shown === 'object';
+    if (this.#file !== STDOUT) printTo(process.stdout, isView ? viewText(shown) : shown);
     // The figures first: a page that cannot be written must not lose them.
     if (this.#file !== undefined) {
       const json = escapedJson(`${JSON.stringify(document, sixDigits, 2)}\n`);
       if (this.#file === STDOUT) process.stdout.write(json);
       else writeOutputFile(this.#file, json);
     }
-    if (this.#page !== undefined && page !== undefined) writeOutputFile(this.#page, pageHtml(page()));
+    if (this.#page !== undefined && isView) writeOutputFile(this.#page, pageHtml(viewPage(shown)));
   }
 }
 

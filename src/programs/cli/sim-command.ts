@@ -1,8 +1,7 @@
 // weftline sim: the transport on simulated networks, with traffic patterns or random scenarios, the same for the same seed.
 import { type Command, Option } from 'commander';
 import { invalidArgument } from '../../core/errors.ts';
-import { simPage } from '../report/html/pages/sim-page.ts';
-import { type SimDescription, simReport } from '../report/sim-report.ts';
+import { type SimDescription, simView } from '../report/sim-view.ts';
 import { type Settings, type SettingName, readSettings, settingsTable } from '../../settings/settings.ts';
 import { protocolSettingsTable } from '../../settings/transport-settings-table.ts';
 import { type LinkFault, type PatternOptions, runPattern } from '../sim/pattern-run.ts';
@@ -152,7 +151,7 @@ async function simulate(command: Command, pattern: PatternName, flags: PatternFl
     messageBytes: flags.msize,
     seed: flags.seed,
   };
-  output.report(simReport(description, result), { ...description, ...result }, () => simPage(description, result));
+  output.report(simView(description, result), { ...description, ...result });
   if (result.end !== 'done') process.exitCode = exitCodes.failure.code;
 }
 

@@ -1,8 +1,7 @@
 // weftline trace: what a trace says, and the trace itself out of the parts that processes have left.
 import type { Command } from 'commander';
 import { printTo } from '../../core/print.ts';
-import { tracePage } from '../report/html/pages/trace-page.ts';
-import { traceReport } from '../report/trace-report.ts';
+import { traceView } from '../report/trace-view.ts';
 import { collectTrace } from '../trace/collect-trace.ts';
 import { summarize } from '../../tracing/trace-summary.ts';
 import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
@@ -31,6 +30,7 @@ Examples:
     const { parts, unread } = collectTrace(file);
     for (const why of unread) printTo(process.stderr, `weftline: left out: ${why}\n`);
     const summary = summarize(parts);
-    output.report(traceReport(file, summary), { file, ...summary }, () => tracePage(file, summary, parts));
+    // The timeline takes long, and is on the page alone.
+    output.report(traceView(file, summary, flags.report === undefined ? [] : parts), { file, ...summary });
   });
 }

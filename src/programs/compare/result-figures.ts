@@ -23,7 +23,6 @@ type Meaning = Pick<ResultFigure, 'unit' | 'isMoreBetter'>;
 /** By the end of a field's name. */
 const meanings: readonly (readonly [RegExp, Meaning])[] = [
   [/(?:^|\.)(?:p50|p99)$/, { unit: 'µs', isMoreBetter: false }],
-  [/(?:dispatch|combine)\.(?:meeting|rows|tail|total)$/, { unit: 'µs', isMoreBetter: false }],
   [/(?:[mM]icroseconds|microsecondsPerChunk|Us|smoothedRtt|roundTrip)$/, { unit: 'µs', isMoreBetter: false }],
   [/(?:Milliseconds|Ms|\.ms)$/, { unit: 'ms', isMoreBetter: false }],
   [/SecondsPerGB$/, { unit: 's/GB', isMoreBetter: false }],

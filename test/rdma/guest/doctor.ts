@@ -3,7 +3,8 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { thisMachine } from '#lib/programs/doctor/machine-probe.js';
 import { examineRdma } from '#lib/programs/doctor/rdma-examination.js';
-import { rdmaReport } from '#lib/programs/report/rdma-report.js';
+import { rdmaView } from '#lib/programs/report/doctor-view.js';
+import { viewText } from '#lib/programs/report/view.js';
 
 test('weftline doctor --rdma shows devices, ports and addresses, and chooses', () => {
   const env = { WEFTLINE_RDMA_DEVICES: '^rxe1', WEFTLINE_RDMA_CONTROL_INTERFACE: 'veth0' };
@@ -26,7 +27,7 @@ test('weftline doctor --rdma shows devices, ports and addresses, and chooses', (
     { name: 'rxe1', port: 1, reason: 'the setting rdmaDevices excludes it' },
   ]);
   assert.deepEqual(examination.choice?.control?.addresses.at(0), '10.77.0.1');
-  const text = rdmaReport(examination);
+  const text = viewText(rdmaView(examination));
   for (const line of [
     /max_qp_init_rd_atom\s+│ 128/,
     /link_layer\s+│ Ethernet/,

@@ -10,8 +10,9 @@ import { compareResults } from '#lib/programs/compare/compare-results.js';
 import { CheckpointSource } from '#lib/programs/moe/checkpoint/checkpoint-source.js';
 import { ModelFolder } from '#lib/programs/moe/checkpoint/model-folder.js';
 import { parseHeader } from '#lib/programs/moe/safetensors-header.js';
-import { compareReport } from '#lib/programs/report/compare-report.js';
-import { traceReport } from '#lib/programs/report/trace-report.js';
+import { compareView } from '#lib/programs/report/compare-view.js';
+import { traceView } from '#lib/programs/report/trace-view.js';
+import { viewText } from '#lib/programs/report/view.js';
 import { partsOfChrome } from '#lib/tracing/read-chrome.js';
 import { summarize } from '#lib/tracing/trace-summary.js';
 import { smallModels } from '../../support/checkpoints/models.ts';
@@ -68,11 +69,11 @@ function folderOf(t: TestContext): string {
 }
 
 function compared(one: Json, other: Json): string {
-  return compareReport(['a', 'b'], compareResults(one, other));
+  return viewText(compareView(['a', 'b'], compareResults(one, other)));
 }
 
 function summed(trace: unknown): string {
-  return traceReport('t.json', summarize(partsOfChrome(trace)));
+  return viewText(traceView('t.json', summarize(partsOfChrome(trace))));
 }
 
 test('results of benches', async () => {

@@ -23,7 +23,8 @@ import {
   traceRing,
   traceRingOffset,
 } from '#lib/abi/trace-rings.js';
-import { tracePage } from '#lib/programs/report/html/pages/trace-page.js';
+import { traceView } from '#lib/programs/report/trace-view.js';
+import { viewPage } from '#lib/programs/report/view.js';
 import { collectTrace } from '#lib/programs/trace/collect-trace.js';
 import { chromeTrace } from '#lib/tracing/chrome-trace.js';
 import { clockOffsets } from '#lib/tracing/clock-offsets.js';
@@ -78,7 +79,7 @@ test('10,000 calls of one name, messages of one number and ranks that wait take 
   ];
   const read = partsOfChrome(chromeTrace(parts, clockOffsets(parts)));
   assert.equal(read.length, parts.length);
-  const page = tracePage('t.json', summarize(read), read);
+  const page = viewPage(traceView('t.json', summarize(read), read));
   assert.ok(page.sections.length > 0);
   const { user, system } = process.cpuUsage(before);
   assert.ok(user + system < 15e6, `${(user + system) / 1e6} s`);

@@ -18,7 +18,8 @@ import { loadAverage, machineDocument } from '#lib/programs/bench/machine.js';
 import { placementChanged, samplePlacement } from '#lib/programs/bench/placement.js';
 import { seededRandom } from '#lib/core/seeded-random.js';
 import { summarize, summarizeRatios } from '#lib/programs/bench/statistics.js';
-import { epBenchReport } from '#lib/programs/report/ep-bench-report.js';
+import { epView } from '#lib/programs/report/ep-view.js';
+import { viewText } from '#lib/programs/report/view.js';
 import { readSettings } from 'weftline';
 
 const small: EpWorkload = { ...defaultEpWorkload, tokens: 200, hidden: 256, topk: 4, experts: 16 };
@@ -303,13 +304,13 @@ test('the report has a row per case, and says when the machine changed', () => {
     },
     cases: summarizeCases(times, traffic, 4),
   };
-  const text = epBenchReport(report);
+  const text = viewText(epView(report));
   for (const { name } of traffic)
     assert.match(text, new RegExp(`│ ${name} +│ +1\\.10 ms │ \\(1\\.05 ms to 1\\.15 ms\\) │`));
   assert.match(text, /windows of EpBuffer 1 GiB, of EPAll2AllLayer 5 MiB \(all ranks\)/);
   assert.doesNotMatch(text, /changed/);
   const far = { ...report, placement: { before: steady, after: { ...steady, coreRoundTripNanoseconds: 400 } } };
-  assert.match(epBenchReport(far), /The machine changed while it ran/);
+  assert.match(viewText(epView(far)), /The machine changed while it ran/);
   assert.deepEqual(JSON.parse(JSON.stringify(report)).cases, report.cases);
 });
 

@@ -7,7 +7,8 @@ import { parseLinks } from '#lib/programs/bench/ep/cuda/gpu-machine.js';
 import type { CudaTimes } from '#lib/programs/bench/ep/cuda/time-cases.js';
 import { defaultEpWorkload } from '#lib/programs/bench/ep/ep-workload.js';
 import { machineDocument } from '#lib/programs/bench/machine.js';
-import { epCudaBenchReport } from '#lib/programs/report/ep-cuda-bench-report.js';
+import { epCudaView } from '#lib/programs/report/ep-view.js';
+import { viewText } from '#lib/programs/report/view.js';
 import { readSettings } from 'weftline';
 
 const push: CopyOf = { direction: 'push', numSms: 16, ranks: 4, rowBytes: 14_336, room: 230_400 };
@@ -146,7 +147,7 @@ test('the report shows the sweep of each case, the copies that were kept, and th
     layerWindowBytes: 1 << 21,
     runs: [8, 16].map((numSms) => ({ numSms, copyShapes: { push: shape }, cases: results })),
   };
-  const text = epCudaBenchReport(report);
+  const text = viewText(epCudaView(report));
   for (const sms of [8, 16]) {
     assert.match(text, new RegExp(`│ cached +│ +${sms} │ +20\\.0 │ \\(18\\.0 to 22\\.0\\) │ .*│ 0\\.563 │`));
     assert.match(

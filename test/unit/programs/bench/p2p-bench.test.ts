@@ -7,7 +7,7 @@ import {
   slotsOf,
   sweepIterations,
 } from '#lib/programs/bench/p2p/p2p-workload.js';
-import { p2pSizeLine, p2pWorkloadLines } from '#lib/programs/report/p2p-bench-report.js';
+import { p2pSizeLine, p2pWorkloadLines } from '#lib/programs/report/p2p-view.js';
 
 const workload = {
   mode: 'write',
@@ -21,7 +21,7 @@ const workload = {
 } as const;
 
 function line(bytes: number, gbps: number): string {
-  return p2pSizeLine('server', { bytes, iterations: 1, inflight: 1, seconds: 1, gbps, gigabytesPerSecond: gbps / 8 });
+  return p2pSizeLine('Server', { bytes, iterations: 1, inflight: 1, seconds: 1, gbps, gigabytesPerSecond: gbps / 8 });
 }
 
 test('p2pSizeLine() and p2pWorkloadLines() print sizes in steps of 1024 and rates in units of 1e9', () => {

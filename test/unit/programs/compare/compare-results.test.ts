@@ -5,7 +5,8 @@ import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { compareResults } from '#lib/programs/compare/compare-results.js';
 import { figuresOf } from '#lib/programs/compare/result-figures.js';
-import { compareReport, compareVerdict } from '#lib/programs/report/compare-report.js';
+import { compareVerdict, compareView } from '#lib/programs/report/compare-view.js';
+import { viewText } from '#lib/programs/report/view.js';
 import { resultDocument } from '../../../support/report-pages.ts';
 
 function summary(median: number, spread: number): Readonly<Record<string, number>> {
@@ -38,7 +39,7 @@ test('a report of 20,000 figures has the first of them, and says where the other
   const phases = Array.from({ length: 20_000 }, (_, at) => ({ name: `n${at}`, microseconds: at + 1 }));
   const before = process.cpuUsage();
   const comparison = compareResults({ schema: 's', phases }, { schema: 's', phases });
-  const text = compareReport(['a', 'b'], comparison);
+  const text = viewText(compareView(['a', 'b'], comparison));
   assert.equal(comparison.figures.length, 20_000);
   assert.match(text, /│ n499: .*\n(?:.*\n)?and 19500 figures more, which --json and --report have\n/);
   const { user, system } = process.cpuUsage(before);
@@ -74,7 +75,7 @@ test('a figure that only one has is named and not compared', () => {
   };
   const comparison = compareResults(result([1, 2, 3]), second);
   assert.deepEqual([comparison.onlyFirst, comparison.onlySecond], [[], ['layer: ms']]);
-  assert.match(compareReport(['a', 'b'], comparison), /\nonly in B: layer: ms\n/);
+  assert.match(viewText(compareView(['a', 'b'], comparison)), /\nonly in B: layer: ms\n/);
 });
 
 test('results of different commands, and documents without figures, are refused', () => {

@@ -3,8 +3,8 @@ import test from 'node:test';
 import { examine } from '#lib/programs/doctor/doctor.js';
 import type { Finding } from '#lib/programs/doctor/finding.js';
 import { type MachineProbe, thisMachine } from '#lib/programs/doctor/machine-probe.js';
-import { rdmaReport } from '#lib/programs/report/rdma-report.js';
-import { doctorReport } from '#lib/programs/report/doctor-report.js';
+import { doctorView, rdmaView } from '#lib/programs/report/doctor-view.js';
+import { viewText } from '#lib/programs/report/view.js';
 
 const GIB = 2 ** 30;
 
@@ -311,11 +311,11 @@ test('the probe of this machine never throws, and CPU ranks can run here', () =>
   assert.equal(here.fileSystem('/no/such/folder'), undefined);
   const examination = examine(here);
   assert.ok(examination.cpuReady, JSON.stringify(examination.findings.filter((row) => row.blocksCpu)));
-  assert.match(doctorReport(examination), /CPU ranks can run here\.\n$/);
+  assert.match(viewText(doctorView(examination)), /CPU ranks can run here\.\n$/);
 });
 
 test('the report shows every row, its advice and the verdict', () => {
-  const text = doctorReport(examine(machine({}, { fileSystem: () => undefined })));
+  const text = viewText(doctorView(examine(machine({}, { fileSystem: () => undefined }))));
   assert.match(text, /shared memory \(\/dev\/shm\)\s+│ absent │ no such folder/);
   assert.match(text, /What to do:\n(.*\n)*  NVRTC: it compiles GPU kernels/);
   assert.match(text, /CPU ranks cannot run here\.\n$/);
@@ -349,7 +349,7 @@ test('a list of rails is looked up, and a wrong one says what this machine has',
 
 function reportOf(maxMrSize: number): string {
   const attributes = { maxMrSize, pageSizeCap: 4096, vendorId: 1 };
-  return rdmaReport({ devices: [{ name: 'mlx5_0', attributes, ports: [] }] } as never);
+  return viewText(rdmaView({ devices: [{ name: 'mlx5_0', attributes, ports: [] }] } as never));
 }
 
 test('a device without a limit of its memory regions says so', () => {

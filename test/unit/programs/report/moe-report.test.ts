@@ -1,7 +1,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { requirePassed, type MoeReport } from '#lib/programs/moe/moe-job.js';
-import { moeReport } from '#lib/programs/report/moe-report.js';
+import { moeView } from '#lib/programs/report/moe-view.js';
+import { viewText } from '#lib/programs/report/view.js';
 
 const report: MoeReport = {
   block: {
@@ -53,8 +54,12 @@ const report: MoeReport = {
   out: 'out.safetensors',
 };
 
-test('moeReport() fits 100 columns and ends with the verdict', () => {
-  const text = moeReport(report);
+function moeText(of: MoeReport): string {
+  return viewText(moeView(of));
+}
+
+test('the report of moe fits 100 columns and ends with the verdict', () => {
+  const text = moeText(report);
   for (const line of text.split('\n')) assert.ok(line.length <= 100, line);
   assert.match(text, /\ndevice: cpu \(rank 1 found no GPU: .*\)\nexperts: CPU kernels\n/);
   assert.match(text, /│ dispatch +│ +1234\.50 │ +131072 │ +1\.8 GiB │ +1\.52 │ +896 MiB │ +0\.76 │/);
@@ -62,29 +67,29 @@ test('moeReport() fits 100 columns and ends with the verdict', () => {
   assert.match(text, /Output written to out\.safetensors\nPASSED: error 2\.10e-3 .*; 1300\.0 ms, 50412 tokens\/s\n$/);
 });
 
-test('moeReport() says that nothing was compared, or that it failed', () => {
+test('the report of moe says that nothing was compared, or that it failed', () => {
   const { check, ...unchecked } = report;
-  assert.match(moeReport(unchecked), /NOT CHECKED/);
+  assert.match(moeText(unchecked), /NOT CHECKED/);
   const failed = { ...report, check: { error: 0.2, tolerance: check?.tolerance ?? 0, passed: false } };
-  assert.match(moeReport(failed), /FAILED: error 2\.00e-1/);
+  assert.match(moeText(failed), /FAILED: error 2\.00e-1/);
   requirePassed(report);
   requirePassed(unchecked);
   assert.throws(() => requirePassed(failed), { code: 'WL_CHECK', message: /2\.00e-1/ });
 });
 
-test('moeReport() leaves the table of ranks out when there are many', () => {
+test('the report of moe leaves the table of ranks out when there are many', () => {
   const one = report.load.ranks[0];
   assert.ok(one);
   const ranks = Array.from({ length: 17 }, (_, rank) => ({ ...one, rank }));
-  assert.doesNotMatch(moeReport({ ...report, load: { ...report.load, ranks } }), /rows computed/);
+  assert.doesNotMatch(moeText({ ...report, load: { ...report.load, ranks } }), /rows computed/);
 });
 
-test('moeReport() shows the load before and after redundant experts in 100 columns, and requirePassed() compares their outputs', () => {
+test('the report of moe shows the load before and after redundant experts in 100 columns, and requirePassed() compares their outputs', () => {
   const { phases, forwardMs, load, windowBytes } = report;
   const same = { error: 0, tolerance: 0.01, passed: true };
   const without = { phases, forwardMs, load, windowBytes };
   const redundantExperts = { count: 32, copiedExperts: 9, without, check: same };
-  const text = moeReport({ ...report, redundantExperts });
+  const text = moeText({ ...report, redundantExperts });
   for (const line of text.split('\n')) assert.ok(line.length <= 100, line);
   assert.match(text, /redundant experts: 32 copies of 9 busy experts, 288 physical experts in all/);
   assert.match(text, /before, without them: 1300\.0 ms; after: 1300\.0 ms; output the same bit for bit/);
