@@ -97,17 +97,13 @@ const loadAll = `async function loadAll(files) {
   clearInterval(alive);
 }`;
 
-/** Files that import those of a group. Their names come behind all others: node runs files in the order of names. */
-function groupFiles(together) {
-  const folder = fileURLToPath(new URL(`../build/together/${process.pid}`, import.meta.url));
+/** Writes files that import those of each group. Node runs files in the order of names: `when` comes before or behind "test". */
+function groupFiles(when, groups) {
+  const folder = fileURLToPath(new URL(`../build/${when}/${process.pid}`, import.meta.url));
   process.on('exit', () => rmSync(folder, { recursive: true, force: true }));
   mkdirSync(folder, { recursive: true });
-  const hooked = together.find((file) => /^(?:after|before)\(/m.test(readFileSync(file, 'utf8')));
-  if (hooked !== undefined) throw new Error(`${hooked} has hooks, so it must be in ownProcess of scripts/test.mjs`);
-  const groups = Array.from({ length: GROUPS }, (_, group) =>
-    together.filter((_file, index) => index % GROUPS === group),
-  ).filter((group) => group.length > 0);
-  return groups.map((group, index) => {
+  return groups.flatMap((group, index) => {
+    if (group.length === 0) return [];
     const path = `${folder}/${index}.mjs`;
     const names = group.map((file) => JSON.stringify(pathToFileURL(file).href)).join(',\n  ');
     writeFileSync(path, `import test from 'node:test';\n${loadAll}\nawait loadAll([\n  ${names},\n]);\n`);
@@ -115,11 +111,18 @@ function groupFiles(together) {
   });
 }
 
+/** Takes longest by far, on one processor: were it begun last, the others would have nothing left to do meanwhile. */
+const LONGEST = 'rdma/verbs.test';
+
 const together = isApart
   ? []
   : files.filter((file) => startsWithOne(file, sharing) && !startsWithOne(file, ownProcess));
-const apart = files.filter((file) => !together.includes(file));
-const words = [...apart, ...groupFiles(together)];
+const hooked = together.find((file) => /^(?:after|before)\(/m.test(readFileSync(file, 'utf8')));
+if (hooked !== undefined) throw new Error(`${hooked} has hooks, so it must be in ownProcess of scripts/test.mjs`);
+const ahead = isApart ? [] : files.filter((file) => startsWithOne(file, [LONGEST]));
+const apart = files.filter((file) => !together.includes(file) && !ahead.includes(file));
+const shares = Array.from({ length: GROUPS }, (_, group) => together.filter((_file, at) => at % GROUPS === group));
+const words = [...groupFiles('ahead', [ahead]), ...apart, ...groupFiles('together', shares)];
 const failedPath = fileURLToPath(new URL(`../build/failed-${process.pid}.json`, import.meta.url));
 process.on('exit', () => rmSync(failedPath, { force: true }));
 
