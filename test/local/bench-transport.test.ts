@@ -6,7 +6,7 @@ import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { type AddressInfo, createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import test from 'node:test';
+import test, { describe } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { Transport } from 'weftline/transport';
 import { BenchSession } from '#lib/programs/bench/transport/transport-session.js';
@@ -95,101 +95,115 @@ test('lat prints quantiles beside a bare ping-pong', async () => {
   assert.equal(report.latency?.transport.length, 6);
 });
 
-test('tpt moves the requests that it was told to, several messages each, and prints a line per second', async () => {
-  const report = await document<TransportBenchReport>(async (file) => {
-    const shape = ['--nflow', '3', '--nmsg', '2', '--nreq', '2', '--msize', '100000', '--iterations', '5'];
-    await bench('--perftype', 'tpt', ...shape, '--flush=false', '--json', file);
-  });
-  assert.equal(report.throughput?.messages, 3 * 2 * 5);
-  assert.ok((report.throughput?.senderCpuSecondsPerGB ?? 0) > 0);
-  const { client, server } = await bench('--perftype', 'tpt', '--seconds', '1.4');
-  assert.match(client.stdout, /\(4 flows\) TX Tpt: [\d.]+ Gbps\(\d+\), RX Tpt: 0\.00 Gbps\(0\)/);
-  assert.match(server.stdout, /\(4 flows\) TX Tpt: 0\.00 Gbps\(0\), RX Tpt: [\d.]+ Gbps\(\d+\)/);
-});
-
-test('bi sends both ways, as does tpt with --bi', async () => {
-  const both = [
-    ['--perftype', 'bi'],
-    ['--perftype', 'tpt', '--bi'],
-  ];
-  for (const words of sampled(both, 1)) {
-    const { client } = await bench(...words, '--iterations', '4', '--msize', '200000');
-    assert.match(client.stdout, /goodput: [\d.]+ Gbps, back [\d.]+ Gbps \(16 messages of 200000 bytes\)/);
-  }
-});
-
-test('incast and permutation over ranks of this machine', async () => {
-  for (const perftype of sampled(['incast', 'permutation'] as const, 1)) {
-    const report = await document<RankBenchReport>(async (file) => {
-      const words = ['--perftype', perftype, '--ranks', '3', '--iterations', '3', '--msize', '300000', '--json', file];
-      const { status, stdout, stderr } = await start(words).ended;
-      assert.equal(status, 0, stderr);
-      assert.match(stdout, /all ranks: [\d.]+ Gbps arrived/);
-    });
-    const senders = perftype === 'incast' ? 2 : 3;
-    assert.equal(report.ranks.filter(({ messages }) => messages === 12).length, senders);
-    for (const { rank, sendsTo } of report.ranks) assert.ok(!sendsTo.includes(rank));
-  }
-});
-
-test('what goes wrong is said with its cause, and the exit code is not 0', async () => {
-  const taken = createServer().listen(0, '127.0.0.1');
-  await once(taken, 'listening');
-  const { port } = taken.address() as AddressInfo;
-  const [nobody, busy, unknown, lonely] = await Promise.all([
-    start(['--role', 'client', '--port', '1', '--timeout', '3000']).ended,
-    start(['--role', 'server', '--host', '127.0.0.1', '--port', String(port)]).ended,
-    start(['--role', 'client', '--peer-ip', 'no-such-host.invalid']).ended,
-    start(['--role', 'server', '--port', String(await freePort()), '--timeout', '3000']).ended,
-  ]);
-  taken.close();
-  for (const { status, stderr } of [nobody, busy, unknown, lonely]) {
+// Some wait for most of their time: others go on beside them.
+describe('bench transport', { concurrency: 2 }, () => {
+  test('another token is refused on both sides', async () => {
+    const port = String(await freePort());
+    const server = start(['--role', 'server', '--port', port, '--timeout', '20000'], 'one');
+    await server.firstLine;
+    const client = await start(['--role', 'client', '--port', port, '--timeout', '120000'], 'other').ended;
+    assert.equal(client.status, 1);
+    assert.match(client.stderr, /WL_UNAUTHORIZED/);
+    const { status, stderr } = await server.ended;
     assert.equal(status, 1);
-    // An operator's mistake is no defect: no stack.
-    assert.doesNotMatch(stderr, /\n {4}at /);
-  }
-  assert.match(nobody.stderr, /WL_TIMEOUT: No transport answered at 127\.0\.0\.1 port 1 within 3000 ms/);
-  assert.match(busy.stderr, /Cannot listen at 127\.0\.0\.1 port \d+: another process has this port/);
-  assert.match(unknown.stderr, /no-such-host\.invalid/);
-  assert.match(lonely.stderr, /WL_TIMEOUT: Nobody connected to port \d+ within 3000 ms/);
-});
+    assert.match(stderr, /refused: 1, the last one because:.*token/);
+  });
 
-test('another token is refused on both sides', async () => {
-  const port = String(await freePort());
-  const server = start(['--role', 'server', '--port', port, '--timeout', '20000'], 'one');
-  await server.firstLine;
-  const client = await start(['--role', 'client', '--port', port, '--timeout', '120000'], 'other').ended;
-  assert.equal(client.status, 1);
-  assert.match(client.stderr, /WL_UNAUTHORIZED/);
-  const { status, stderr } = await server.ended;
-  assert.equal(status, 1);
-  assert.match(stderr, /refused: 1, the last one because:.*token/);
-});
+  test('tpt moves the requests that it was told to, several messages each, and prints a line per second', async () => {
+    const report = await document<TransportBenchReport>(async (file) => {
+      const shape = ['--nflow', '3', '--nmsg', '2', '--nreq', '2', '--msize', '100000', '--iterations', '5'];
+      await bench('--perftype', 'tpt', ...shape, '--flush=false', '--json', file);
+    });
+    assert.equal(report.throughput?.messages, 3 * 2 * 5);
+    assert.ok((report.throughput?.senderCpuSecondsPerGB ?? 0) > 0);
+    const { client, server } = await bench('--perftype', 'tpt', '--seconds', '1.4');
+    assert.match(client.stdout, /\(4 flows\) TX Tpt: [\d.]+ Gbps\(\d+\), RX Tpt: 0\.00 Gbps\(0\)/);
+    assert.match(server.stdout, /\(4 flows\) TX Tpt: 0\.00 Gbps\(0\), RX Tpt: [\d.]+ Gbps\(\d+\)/);
+  });
 
-test('--flush is refused by name: nothing here writes into memory of a GPU', async () => {
-  const roles = [
-    ['--role', 'server'],
-    ['--role', 'client', '--port', '9'],
-    ['--perftype', 'incast'],
-  ];
-  for (const role of sampled(roles, 1)) {
-    const { status, stderr } = await start([...role, '--flush']).ended;
-    assert.notEqual(status, 0);
-    assert.match(stderr, /--flush: expected false: this bench moves memory of hosts over udp/);
-  }
-});
+  test('bi sends both ways, as does tpt with --bi', async () => {
+    const both = [
+      ['--perftype', 'bi'],
+      ['--perftype', 'tpt', '--bi'],
+    ];
+    for (const words of sampled(both, 1)) {
+      const { client } = await bench(...words, '--iterations', '4', '--msize', '200000');
+      assert.match(client.stdout, /goodput: [\d.]+ Gbps, back [\d.]+ Gbps \(16 messages of 200000 bytes\)/);
+    }
+  });
 
-test('the last word of a side that has closed since is heard all the same, however late', async () => {
-  await using server = await Transport.create({ name: 'server' });
-  await using client = await Transport.create({ name: 'client' });
-  using listener = await server.listen({ host: '127.0.0.1', port: 0 });
-  const connecting = client.connect({ host: '127.0.0.1', port: listener.port });
-  const accepted = await listener.accept();
-  const here = await BenchSession.open(server, accepted);
-  const there = await BenchSession.open(client, await connecting);
-  await there.say({ phase: 'end' });
-  await client.close();
-  await until(() => accepted.error !== undefined, 'the end of the connection');
-  assert.deepEqual(await here.hear(), { phase: 'end' });
-  await assert.rejects(here.hear(), { code: 'WL_CLOSED' });
+  test('incast and permutation over ranks of this machine', async () => {
+    for (const perftype of sampled(['incast', 'permutation'] as const, 1)) {
+      const report = await document<RankBenchReport>(async (file) => {
+        const words = [
+          '--perftype',
+          perftype,
+          '--ranks',
+          '3',
+          '--iterations',
+          '3',
+          '--msize',
+          '300000',
+          '--json',
+          file,
+        ];
+        const { status, stdout, stderr } = await start(words).ended;
+        assert.equal(status, 0, stderr);
+        assert.match(stdout, /all ranks: [\d.]+ Gbps arrived/);
+      });
+      const senders = perftype === 'incast' ? 2 : 3;
+      assert.equal(report.ranks.filter(({ messages }) => messages === 12).length, senders);
+      for (const { rank, sendsTo } of report.ranks) assert.ok(!sendsTo.includes(rank));
+    }
+  });
+
+  test('what goes wrong is said with its cause, and the exit code is not 0', async () => {
+    const taken = createServer().listen(0, '127.0.0.1');
+    await once(taken, 'listening');
+    const { port } = taken.address() as AddressInfo;
+    const [nobody, busy, unknown, lonely] = await Promise.all([
+      start(['--role', 'client', '--port', '1', '--timeout', '3000']).ended,
+      start(['--role', 'server', '--host', '127.0.0.1', '--port', String(port)]).ended,
+      start(['--role', 'client', '--peer-ip', 'no-such-host.invalid']).ended,
+      start(['--role', 'server', '--port', String(await freePort()), '--timeout', '3000']).ended,
+    ]);
+    taken.close();
+    for (const { status, stderr } of [nobody, busy, unknown, lonely]) {
+      assert.equal(status, 1);
+      // An operator's mistake is no defect: no stack.
+      assert.doesNotMatch(stderr, /\n {4}at /);
+    }
+    assert.match(nobody.stderr, /WL_TIMEOUT: No transport answered at 127\.0\.0\.1 port 1 within 3000 ms/);
+    assert.match(busy.stderr, /Cannot listen at 127\.0\.0\.1 port \d+: another process has this port/);
+    assert.match(unknown.stderr, /no-such-host\.invalid/);
+    assert.match(lonely.stderr, /WL_TIMEOUT: Nobody connected to port \d+ within 3000 ms/);
+  });
+
+  test('--flush is refused by name: nothing here writes into memory of a GPU', async () => {
+    const roles = [
+      ['--role', 'server'],
+      ['--role', 'client', '--port', '9'],
+      ['--perftype', 'incast'],
+    ];
+    for (const role of sampled(roles, 1)) {
+      const { status, stderr } = await start([...role, '--flush']).ended;
+      assert.notEqual(status, 0);
+      assert.match(stderr, /--flush: expected false: this bench moves memory of hosts over udp/);
+    }
+  });
+
+  test('the last word of a side that has closed since is heard all the same, however late', async () => {
+    await using server = await Transport.create({ name: 'server' });
+    await using client = await Transport.create({ name: 'client' });
+    using listener = await server.listen({ host: '127.0.0.1', port: 0 });
+    const connecting = client.connect({ host: '127.0.0.1', port: listener.port });
+    const accepted = await listener.accept();
+    const here = await BenchSession.open(server, accepted);
+    const there = await BenchSession.open(client, await connecting);
+    await there.say({ phase: 'end' });
+    await client.close();
+    await until(() => accepted.error !== undefined, 'the end of the connection');
+    assert.deepEqual(await here.hear(), { phase: 'end' });
+    await assert.rejects(here.hear(), { code: 'WL_CLOSED' });
+  });
 });

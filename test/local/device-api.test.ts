@@ -1,7 +1,7 @@
 // The device API where kernels are TypeScript: two hosts with their queues, what they refuse, and `weftline 2proc`.
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
-import test from 'node:test';
+import test, { describe } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { CpuDevice, type WeftlineError } from 'weftline';
 import { DeviceHost } from 'weftline/device-api';
@@ -149,84 +149,87 @@ test('when the thread that serves the queues ends, kernels and calls hear why; w
   assert.equal(told.length, 1);
 });
 
-test('2proc starts both sides and both print the checksum', { timeout: 600_000 }, async () => {
-  const { code, output } = await weftline(
-    '2proc',
-    '--device',
-    'cpu',
-    '--level',
-    'warp',
-    '--handles',
-    '32',
-    '--pipeline',
-    '3',
-  ).ended;
-  assert.equal(code, 0, output);
-  for (const line of [
-    '[initiator] Data checksum: 44040192',
-    '[target] Signal received',
-    '[target] Checksum OK: 44040192',
-  ]) {
-    assert.ok(output.includes(line), output);
-  }
-});
+// Some wait for most of their time: others go on beside them.
+describe('2proc', { concurrency: 2 }, () => {
+  test(
+    '2proc without a token trusts this user on this host, and nobody who knows its port',
+    { timeout: 600_000 },
+    async () => {
+      const none = { WEFTLINE_TOKEN: undefined };
+      for (const mode of ['initiator', 'target']) {
+        const { code, output } = await weftlineWith(none, '2proc', '--mode', mode, '--peer-ip', '192.0.2.1').ended;
+        assert.notEqual(code, 0);
+        assert.match(output, /WL_CONFIG: .*WEFTLINE_TOKEN/, mode);
+      }
+      const port = String(await freePort());
+      const args = ['--device', 'cpu', '--port', port];
+      const initiator = weftlineWith(none, '2proc', '--mode', 'initiator', ...args, '--timeout', '15000');
+      const guess = { WEFTLINE_TOKEN: `2proc-${port}` };
+      const target = weftlineWith(guess, '2proc', '--mode', 'target', ...args, '--timeout', '120000');
+      const { code, output } = await target.ended;
+      assert.notEqual(code, 0);
+      assert.match(output, /WL_UNAUTHORIZED/);
+      assert.match((await initiator.ended).output, /WL_TIMEOUT/);
+    },
+  );
 
-test('2proc goes over the backend that is named', { timeout: 600_000 }, async () => {
-  const { code, output } = await weftline('2proc', '--device', 'cpu', '--backend', 'multipath', '--size', '100001')
-    .ended;
-  assert.equal(code, 0, output);
-  assert.match(output, /Path: queue, then multipath/);
-  assert.match(output, /\[target\] Checksum OK: 4200042/);
-});
-
-for (const [first, second] of sampled(
-  [
-    ['initiator', 'target'],
-    ['target', 'initiator'],
-  ] as const,
-  1,
-)) {
-  test(`2proc: the ${first} may start first`, { timeout: 600_000 }, async () => {
-    const port = String(await freePort());
-    const args = ['--device', 'cpu', '--size', '100001', '--port', port];
-    const early = weftline('2proc', '--mode', first, ...args);
-    await until(() => early.output().includes('Meeting at'), 'that the first side meets');
-    const late = weftline('2proc', '--mode', second, ...args);
-    for (const { code, output } of await Promise.all([early.ended, late.ended])) {
-      assert.equal(code, 0, output);
-      assert.match(output, /4200042\n[^]*Complete\n/);
+  test('2proc starts both sides and both print the checksum', { timeout: 600_000 }, async () => {
+    const { code, output } = await weftline(
+      '2proc',
+      '--device',
+      'cpu',
+      '--level',
+      'warp',
+      '--handles',
+      '32',
+      '--pipeline',
+      '3',
+    ).ended;
+    assert.equal(code, 0, output);
+    for (const line of [
+      '[initiator] Data checksum: 44040192',
+      '[target] Signal received',
+      '[target] Checksum OK: 44040192',
+    ]) {
+      assert.ok(output.includes(line), output);
     }
   });
-}
 
-test(
-  '2proc without a token trusts this user on this host, and nobody who knows its port',
-  { timeout: 600_000 },
-  async () => {
-    const none = { WEFTLINE_TOKEN: undefined };
-    for (const mode of ['initiator', 'target']) {
-      const { code, output } = await weftlineWith(none, '2proc', '--mode', mode, '--peer-ip', '192.0.2.1').ended;
-      assert.notEqual(code, 0);
-      assert.match(output, /WL_CONFIG: .*WEFTLINE_TOKEN/, mode);
-    }
+  test('2proc goes over the backend that is named', { timeout: 600_000 }, async () => {
+    const { code, output } = await weftline('2proc', '--device', 'cpu', '--backend', 'multipath', '--size', '100001')
+      .ended;
+    assert.equal(code, 0, output);
+    assert.match(output, /Path: queue, then multipath/);
+    assert.match(output, /\[target\] Checksum OK: 4200042/);
+  });
+
+  for (const [first, second] of sampled(
+    [
+      ['initiator', 'target'],
+      ['target', 'initiator'],
+    ] as const,
+    1,
+  )) {
+    test(`2proc: the ${first} may start first`, { timeout: 600_000 }, async () => {
+      const port = String(await freePort());
+      const args = ['--device', 'cpu', '--size', '100001', '--port', port];
+      const early = weftline('2proc', '--mode', first, ...args);
+      await until(() => early.output().includes('Meeting at'), 'that the first side meets');
+      const late = weftline('2proc', '--mode', second, ...args);
+      for (const { code, output } of await Promise.all([early.ended, late.ended])) {
+        assert.equal(code, 0, output);
+        assert.match(output, /4200042\n[^]*Complete\n/);
+      }
+    });
+  }
+
+  test('2proc without its other side ends with a reason', { timeout: 600_000 }, async () => {
     const port = String(await freePort());
-    const args = ['--device', 'cpu', '--port', port];
-    const initiator = weftlineWith(none, '2proc', '--mode', 'initiator', ...args, '--timeout', '15000');
-    const guess = { WEFTLINE_TOKEN: `2proc-${port}` };
-    const target = weftlineWith(guess, '2proc', '--mode', 'target', ...args, '--timeout', '120000');
-    const { code, output } = await target.ended;
+    const alone = ['--mode', 'target', '--device', 'cpu', '--port', port, '--timeout', '3000'];
+    const { code, output } = await weftline('2proc', ...alone).ended;
     assert.notEqual(code, 0);
-    assert.match(output, /WL_UNAUTHORIZED/);
-    assert.match((await initiator.ended).output, /WL_TIMEOUT/);
-  },
-);
-
-test('2proc without its other side ends with a reason', { timeout: 600_000 }, async () => {
-  const port = String(await freePort());
-  const alone = ['--mode', 'target', '--device', 'cpu', '--port', port, '--timeout', '3000'];
-  const { code, output } = await weftline('2proc', ...alone).ended;
-  assert.notEqual(code, 0);
-  assert.match(output, new RegExp(`WL_\\w+: .*127\\.0\\.0\\.1:${port}`));
-  const wrong = await weftline('2proc', '--handles', '32').ended;
-  assert.match(wrong.output, /WL_INVALID_ARGUMENT: Invalid --level: expected warp with --handles 32/);
+    assert.match(output, new RegExp(`WL_\\w+: .*127\\.0\\.0\\.1:${port}`));
+    const wrong = await weftline('2proc', '--handles', '32').ended;
+    assert.match(wrong.output, /WL_INVALID_ARGUMENT: Invalid --level: expected warp with --handles 32/);
+  });
 });

@@ -32,7 +32,8 @@ interface Peer {
   readonly etcd: number;
 }
 
-describe('a stopped peer', () => {
+// Each of them waits for most of its time.
+describe('a stopped peer', { concurrency: 4 }, () => {
   const script = fileURLToPath(new URL('./support/stopped-peer.js', import.meta.url));
   const child = spawn(process.execPath, [script, TOKEN], { stdio: ['ignore', 'pipe', 'inherit'] });
   let peer: Peer;
