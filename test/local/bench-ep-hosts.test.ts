@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
-import type { EpHostBenchReport } from '#lib/programs/bench/ep/hosts/host-results.js';
+import type { EpHostBenchReport } from '#lib/programs/bench/ep/ep-hosts.js';
 import { isWhole } from '../support/extent.ts';
 
 const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));

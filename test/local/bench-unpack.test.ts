@@ -4,11 +4,10 @@ import { spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
-import type { UnpackBenchReport } from '#lib/programs/bench/unpack/unpack-results.js';
-import type { RoadReport } from '#lib/programs/bench/unpack/road/road-client.js';
-import { checkRoadPlan } from '#lib/programs/bench/unpack/road/road-plan.js';
+import type { UnpackBenchReport } from '#lib/programs/bench/unpack/unpack-bench.js';
+import { checkRoadPlan, type RoadReport } from '#lib/programs/bench/unpack/road.js';
 import { cudaDeviceCount } from '#lib/device/cuda/cuda-context.js';
-import { verdictOf } from '#lib/programs/bench/unpack/document-figures.js';
+import { verdictOf } from '#lib/programs/bench/unpack/unpack-bench.js';
 import { freePort } from '../support/free-port.js';
 
 const commandLine = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));

@@ -7,7 +7,7 @@ import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { exitCodes } from '#lib/programs/cli/exit-codes.js';
 import type { Examination } from '#lib/programs/doctor/doctor.js';
-import type { EpBenchReport } from '#lib/programs/bench/ep/ep-results.js';
+import type { EpBenchReport } from '#lib/programs/bench/ep/ep-bench.js';
 import type { P2pBenchReport } from '#lib/programs/bench/p2p/p2p-results.js';
 import { freePort } from '../support/free-port.ts';
 import { sampled } from '../support/extent.ts';

@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { after } from 'node:test';
 import { fileURLToPath } from 'node:url';
-import type { EpBenchReport } from '#lib/programs/bench/ep/ep-results.js';
+import type { EpBenchReport } from '#lib/programs/bench/ep/ep-bench.js';
 import type { Examination } from '#lib/programs/doctor/doctor.js';
 import type { RdmaExamination } from '#lib/programs/doctor/rdma-examination.js';
 import { sampled } from '../support/extent.ts';

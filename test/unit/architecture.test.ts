@@ -63,7 +63,6 @@ const openersOfTheirOwn = [
   'src/native/memory-file.ts',
   'src/native/own-memory.ts',
   'src/programs/bench/collectives/mpi-loop.ts',
-  'src/programs/bench/ep/cuda/gpu-machine.ts',
   'src/programs/bench/machine.ts',
   'src/programs/cli/compile-command.ts',
   'src/programs/cli/npm-parent.ts',

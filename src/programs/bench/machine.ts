@@ -1,8 +1,54 @@
-// The machine, versions and load that a result belongs to.
+// The machine that a result belongs to: versions, GPUs, load, and how fast it was before and after.
 import { execFileSync } from 'node:child_process';
+import { once } from 'node:events';
 import { existsSync, readFileSync } from 'node:fs';
 import { availableParallelism, cpus, loadavg, release, totalmem } from 'node:os';
 import { fileURLToPath } from 'node:url';
+import { stripVTControlCharacters } from 'node:util';
+import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
+import { driverVersionFile, parseDriverVersion } from '../../device/cuda/driver-version.ts';
+import { readSettings, type Settings } from '../../settings/settings.ts';
+import { startWorker } from '../../threads/start-worker.ts';
+import { type BenchGroup, monotonicMicroseconds } from './harness.ts';
+
+/** What every result document says of its run. */
+export interface RunRecord {
+  readonly date: string;
+  readonly machine: MachineDocument;
+  readonly settings: Settings;
+  readonly loadAverage: { readonly before: number; readonly after: number };
+  readonly placement: { readonly before: PlacementSample; readonly after: PlacementSample };
+}
+
+/** Collective, if there is a group. What `run` results in, and on rank 0 what the machine was like before and after it. */
+export async function recordRun<T>(
+  group: (Pick<BenchGroup, 'rank' | 'barrier'> & { readonly settings?: Settings }) | undefined,
+  run: () => Promise<T>,
+): Promise<readonly [result: T, record: RunRecord | undefined]> {
+  const before = await sampleMachine(group);
+  const result = await run();
+  const after = await sampleMachine(group);
+  if (before === undefined || after === undefined) return [result, undefined];
+  const record = {
+    date: new Date().toISOString(),
+    machine: machineDocument(),
+    settings: group?.settings ?? readSettings(),
+    loadAverage: { before: before.load, after: after.load },
+    placement: { before: before.placement, after: after.placement },
+  };
+  return [result, record];
+}
+
+/** By rank 0 alone, while all others wait: two threads of one process measure the machine. */
+async function sampleMachine(
+  group: Pick<BenchGroup, 'rank' | 'barrier'> | undefined,
+): Promise<{ readonly load: number; readonly placement: PlacementSample } | undefined> {
+  await group?.barrier('bench-quiet');
+  const load = loadAverage();
+  const sample = (group?.rank ?? 0) === 0 ? { load, placement: await samplePlacement() } : undefined;
+  await group?.barrier('bench-sampled');
+  return sample;
+}
 
 export interface MachineDocument {
   readonly platform: string;
@@ -50,4 +96,166 @@ function git(root: string, ...args: string[]): string | undefined {
   } catch {
     return undefined;
   }
+}
+
+export interface GpuDocument {
+  readonly name: string;
+  readonly multiprocessors: number;
+  readonly totalBytes: number;
+  readonly clockKiloHertz: number;
+  readonly capability: { readonly major: number; readonly minor: number };
+}
+
+export interface GpuMachineDocument {
+  /** By rank. */
+  readonly gpus: readonly GpuDocument[];
+  /** As "580.95.05"; undefined when the driver does not tell. */
+  readonly driver: string | undefined;
+  /** Newest CUDA that the driver runs, as "13.0". */
+  readonly cuda: string;
+  /** Links between the GPUs of the host as nvidia-smi numbers and names them ("NV18"); undefined without nvidia-smi. */
+  readonly links: readonly (readonly string[])[] | undefined;
+}
+
+/** Collective; only rank 0 asks for driver and links. */
+export async function gpuMachineDocument(
+  world: BenchGroup,
+  { properties }: CudaDevice,
+): Promise<GpuMachineDocument | undefined> {
+  const { name, multiprocessors, totalBytes, clockKiloHertz, capability, driverVersion } = properties;
+  const gpu: GpuDocument = { name, multiprocessors, totalBytes, clockKiloHertz, capability };
+  const gpus = await world.allGather('bench-gpus', gpu);
+  if (world.rank !== 0) return undefined;
+  const cuda = `${Math.floor(driverVersion / 1000)}.${Math.floor((driverVersion % 1000) / 10)}`;
+  return { gpus, driver: readDriverVersion(), cuda, links: readLinks() };
+}
+
+function readDriverVersion(): string | undefined {
+  try {
+    return parseDriverVersion(readFileSync(driverVersionFile, 'utf8'));
+  } catch {
+    return undefined;
+  }
+}
+
+function readLinks(): string[][] | undefined {
+  try {
+    const text = execFileSync('nvidia-smi', ['topo', '-m'], {
+      encoding: 'utf8',
+      timeout: 10_000,
+      stdio: ['ignore', 'pipe', 'ignore'],
+    });
+    return parseLinks(text);
+  } catch {
+    return undefined;
+  }
+}
+
+/** What connects two GPUs in the words of nvidia-smi; a row of its matrix has one behind its name. */
+const link = /^(?:X|NV\d+|SYS|NODE|PHB|PXB|PIX)$/;
+
+/** The GPUs' square of what `nvidia-smi topo -m` prints; undefined when it prints none. */
+export function parseLinks(text: string): string[][] | undefined {
+  // Headings are underlined even when nobody looks.
+  const rows = stripVTControlCharacters(text)
+    .split('\n')
+    .map((line) => line.trim().split(/\s+/))
+    .filter(([name = '', first = '']) => /^GPU\d+$/.test(name) && link.test(first));
+  return rows.length === 0 ? undefined : rows.map((row) => row.slice(1, 1 + rows.length));
+}
+
+/**
+ * Taken before and after a run. A virtual machine may move its processors between caches: the round trip then jumps
+ * (about 100 ns to 400 ns was seen) and copies between cores follow it. Compare runs with similar values only.
+ */
+export interface PlacementSample {
+  /** Time of a fixed arithmetic loop on one core; more means that something else used the core. */
+  readonly arithmeticMilliseconds: number;
+  /** One word to another thread and back; undefined when the two did not run at the same time. */
+  readonly coreRoundTripNanoseconds: number | undefined;
+}
+
+/** The quickest run counts: the first ones warm up, and other threads may get in between. */
+const RUNS = 5;
+const ROUNDS_PER_RUN = 4_000;
+const LIMIT_MICROSECONDS = 200_000;
+
+export async function samplePlacement(): Promise<PlacementSample> {
+  return { arithmeticMilliseconds: timeArithmetic(), coreRoundTripNanoseconds: await timeRoundTrip() };
+}
+
+/** True when the two samples are so far apart that numbers of the run between them should not be trusted. */
+export function placementChanged(before: PlacementSample, after: PlacementSample): boolean {
+  const [first, second] = [before.coreRoundTripNanoseconds, after.coreRoundTripNanoseconds];
+  return (
+    apart(before.arithmeticMilliseconds, after.arithmeticMilliseconds) ||
+    (first !== undefined && second !== undefined && apart(first, second))
+  );
+}
+
+function apart(a: number, b: number): boolean {
+  return Math.max(a, b) > 1.5 * Math.min(a, b);
+}
+
+function timeArithmetic(): number {
+  let best = Infinity;
+  for (let attempt = 0; attempt < 3; attempt += 1) {
+    const begin = monotonicMicroseconds();
+    let word = 1;
+    for (let step = 0; step < 5_000_000; step += 1) word = (Math.imul(word, 1_664_525) + 1_013_904_223) | 0;
+    // The result is used, so that the loop is not removed.
+    if (word === 0x7fff_ffff) best = Infinity;
+    best = Math.min(best, monotonicMicroseconds() - begin);
+  }
+  return best / 1000;
+}
+
+const echo = `
+  import { parentPort, workerData } from 'node:worker_threads';
+  const words = new Int32Array(workerData);
+  parentPort.postMessage('ready');
+  for (let round = 1; round <= ${RUNS * ROUNDS_PER_RUN}; round += 1) {
+    for (;;) {
+      const seen = Atomics.load(words, 0);
+      if (seen === -1) process.exit();
+      if (seen === round) break;
+    }
+    Atomics.store(words, 32, round);
+  }`;
+
+async function timeRoundTrip(): Promise<number | undefined> {
+  const buffer = new SharedArrayBuffer(256);
+  const words = new Int32Array(buffer);
+  const worker = startWorker(new URL(`data:text/javascript,${encodeURIComponent(echo)}`), {
+    name: 'echo',
+    workerData: buffer,
+  });
+  try {
+    await once(worker, 'message');
+    const deadline = monotonicMicroseconds() + LIMIT_MICROSECONDS;
+    let best: number | undefined;
+    for (let run = 0; run < RUNS; run += 1) {
+      const microseconds = exchange(words, run * ROUNDS_PER_RUN, deadline);
+      if (microseconds === undefined) break;
+      best = Math.min(best ?? Infinity, (microseconds * 1000) / ROUNDS_PER_RUN);
+    }
+    return best;
+  } finally {
+    Atomics.store(words, 0, -1);
+    await worker.terminate();
+  }
+}
+
+/** Time of one run of rounds; undefined when the other thread did not answer in time. */
+function exchange(words: Int32Array, first: number, deadline: number): number | undefined {
+  const begin = monotonicMicroseconds();
+  let spins = 0;
+  for (let round = first + 1; round <= first + ROUNDS_PER_RUN; round += 1) {
+    Atomics.store(words, 0, round);
+    while (Atomics.load(words, 32) !== round) {
+      spins += 1;
+      if (spins % 4096 === 0 && monotonicMicroseconds() > deadline) return undefined;
+    }
+  }
+  return monotonicMicroseconds() - begin;
 }

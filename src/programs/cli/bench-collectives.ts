@@ -18,7 +18,7 @@ import { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { chooseDevice } from '../../device/device-choice.ts';
 import { openChosenDevice } from '../../device/open-device.ts';
-import { sharedGpuNotice } from '../bench/shared-gpus.ts';
+import { sharedGpuNotice } from '../bench/harness.ts';
 import { readSettings } from '../../settings/settings.ts';
 import type { World } from '../../world/index.ts';
 import { isRank } from '../../world/environment.ts';

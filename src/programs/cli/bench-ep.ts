@@ -1,10 +1,10 @@
 // weftline bench ep: expert-parallel dispatch and combine against copying the same rows.
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { runEpBench } from '../bench/ep/ep-bench.ts';
-import { type BenchEffort, effortOnSharedGpus, sharedGpuNotice } from '../bench/shared-gpus.ts';
-import { runLowLatencyBench } from '../bench/ep/low-latency/low-latency-bench.ts';
-import { type LowLatencyVariant, lowLatencyVariants } from '../bench/ep/low-latency/low-latency-results.ts';
-import { runEpHostBench } from '../bench/ep/hosts/host-bench.ts';
+import { type BenchEffort, effortOnSharedGpus, sharedGpuNotice } from '../bench/harness.ts';
+import { runLowLatencyBench } from '../bench/ep/low-latency.ts';
+import { type LowLatencyVariant, lowLatencyVariants } from '../bench/ep/low-latency.ts';
+import { runEpHostBench } from '../bench/ep/ep-hosts.ts';
 import { requireAddressSpace } from '../bench/ep/ep-memory.ts';
 import { checkEpWorkload, defaultEpWorkload, type EpWorkload } from '../bench/ep/ep-workload.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
@@ -193,7 +193,7 @@ async function benchRank(world: World, flags: EpBenchFlags): Promise<Result | un
   }
   if (flags.shapes) return await benchShapes(world, device, flags, bar);
   // Loaded here, so that CPU ranks never load what GPUs need.
-  const { runEpCudaBench } = await import('../bench/ep/cuda/ep-bench.ts');
+  const { runEpCudaBench } = await import('../bench/ep/cuda-bench.ts');
   const { dtype: _, ...workload } = { ...workloadOf(flags), ranks: world.size };
   const { dtype = 'both' } = flags;
   const dtypes = dtype === 'both' ? (['bf16', 'fp8'] as const) : [dtype];
@@ -208,7 +208,7 @@ async function benchShapes(
   bar: ProgressBar,
 ): Promise<Result | undefined> {
   const { iterations, warmup, dtype = 'both', sms } = flags;
-  const { runShapeSweep } = await import('../bench/ep/cuda/shape-sweep.ts');
+  const { runShapeSweep } = await import('../bench/ep/cuda-shapes.ts');
   const { dtype: _, ...workload } = { ...workloadOf(flags), ranks: world.size };
   const dtypes = dtype === 'both' ? (['bf16', 'fp8'] as const) : [dtype];
   const options = { workload, dtypes, iterations, warmup, numSms: sms?.[0] ?? SHAPES_SMS };
@@ -232,7 +232,7 @@ async function benchLowLatency(
     const report = await runLowLatencyBench(world, device, options, bar.show);
     return report && { report, view: lowLatencyView(report) };
   }
-  const { runCudaLowLatencyBench } = await import('../bench/ep/low-latency/cuda-low-latency-bench.ts');
+  const { runCudaLowLatencyBench } = await import('../bench/ep/cuda-low-latency.ts');
   const report = await runCudaLowLatencyBench(world, device, { ...options, isOneShape }, bar.show);
   return report && { report, view: lowLatencyView(report) };
 }

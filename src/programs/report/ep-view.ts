@@ -1,13 +1,12 @@
 // What people read of `weftline bench ep`: CPU ranks, GPUs, ranks across hosts, low latency, and the sweep of shapes.
 import { formatBytes } from '../../core/byte-size.ts';
 import type { TriedShapes } from '../../group/tried-shapes.ts';
-import type { EpCudaBenchReport } from '../bench/ep/cuda/ep-results.ts';
-import type { ShapeSweepReport } from '../bench/ep/cuda/shape-sweep.ts';
-import type { EpBenchReport } from '../bench/ep/ep-results.ts';
-import type { EpHostBenchReport } from '../bench/ep/hosts/host-results.ts';
-import { phaseNames } from '../bench/ep/hosts/phase-times.ts';
-import type { CudaLowLatencyBenchReport } from '../bench/ep/low-latency/cuda-low-latency-results.ts';
-import type { LowLatencyBenchReport } from '../bench/ep/low-latency/low-latency-results.ts';
+import type { EpCudaBenchReport } from '../bench/ep/cuda-bench.ts';
+import type { ShapeSweepReport } from '../bench/ep/cuda-shapes.ts';
+import type { EpBenchReport } from '../bench/ep/ep-bench.ts';
+import { type EpHostBenchReport, phaseNames } from '../bench/ep/ep-hosts.ts';
+import type { CudaLowLatencyBenchReport } from '../bench/ep/cuda-low-latency.ts';
+import type { LowLatencyBenchReport } from '../bench/ep/low-latency.ts';
 import { bars, curves, percentiles, ratioColumn, table, timeColumn, type View } from './view.ts';
 import { describeRounds, describeWorkload, fixed, formatTime, machineLines } from './wording.ts';
 

@@ -1,6 +1,6 @@
 // What people read of `weftline bench transport`: two processes, ranks, and engines beside pairs of processes.
 import { median } from '../../core/quantile.ts';
-import { summarize } from '../bench/statistics.ts';
+import { summarize } from '../bench/harness.ts';
 import type { PairsBenchReport } from '../bench/transport/transport-pairs.ts';
 import { latencyQuantiles } from '../bench/transport/transport-phases.ts';
 import type { RankBenchReport } from '../bench/transport/transport-ranks.ts';

@@ -1,7 +1,7 @@
 // What people read of `weftline bench unpack`: stages, parts of a launch, kernels against bare copies, and the whole road.
 import { formatBytes } from '../../core/byte-size.ts';
-import type { RoadReport } from '../bench/unpack/road/road-client.ts';
-import type { UnpackBenchReport } from '../bench/unpack/unpack-results.ts';
+import type { RoadReport } from '../bench/unpack/road.ts';
+import type { UnpackBenchReport } from '../bench/unpack/unpack-bench.ts';
 import { curves, ratioColumn, table, type View } from './view.ts';
 import { describeRounds, fixed, machineLines, spread } from './wording.ts';
 

@@ -1,6 +1,6 @@
 // A result as people read it: headings, tables and charts, told once for the terminal and for the page of --report.
 import Table from 'cli-table3';
-import type { Summary } from '../bench/statistics.ts';
+import type { Summary } from '../bench/harness.ts';
 import type { Axis, BarChart, ChartLine, RangeChart, Rule } from './html/chart.ts';
 import type { ReportPage, ReportSection, ReportTable } from './html/report-page.ts';
 import { fixed, formatTime, spread } from './wording.ts';

@@ -1,6 +1,6 @@
 // Measures collectives of CPU ranks, each operation in turn with the same loop of the peer, round by round.
 import { loadAverage, machineDocument } from '../machine.ts';
-import { type PlacementSample, samplePlacement } from '../placement.ts';
+import { type PlacementSample, samplePlacement } from '../machine.ts';
 import { quantile } from '../../../core/quantile.ts';
 import { Communicator, type CommunicatorOptions } from '../../../collectives/index.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';

@@ -1,6 +1,6 @@
 // The result document of `weftline bench collectives`.
 import type { MachineDocument } from '../machine.ts';
-import type { PlacementSample } from '../placement.ts';
+import type { PlacementSample } from '../machine.ts';
 import type { BenchedKind, CollectivesWorkload } from './collectives-workload.ts';
 
 /** Of one operation, size and way of placing. */

@@ -3,7 +3,7 @@ import { Communicator, type CommunicatorOptions } from '../../../collectives/ind
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { World } from '../../../world/index.ts';
 import { loadAverage } from '../machine.ts';
-import { samplePlacement } from '../placement.ts';
+import { samplePlacement } from '../machine.ts';
 import { BenchedCall, makeBenchMemory } from './benched-call.ts';
 import { type Entry, newMeasured, reportOf } from './collectives-bench.ts';
 import type { CollectivesBenchReport } from './collectives-results.ts';

@@ -4,7 +4,7 @@ import { readSettings } from '../../../settings/settings.ts';
 import type { ControlChannel } from '../../../meeting/control-channel.ts';
 import { isUnspecified } from '../../../meeting/loopback.ts';
 import { loadAverage, machineDocument } from '../machine.ts';
-import { samplePlacement } from '../placement.ts';
+import { samplePlacement } from '../machine.ts';
 import { checkCeilings, runCeilings, runPingCeiling } from './p2p-ceilings.ts';
 import { runDescriptors } from './p2p-descriptors.ts';
 import { meetClient, meetServer } from './p2p-meeting.ts';

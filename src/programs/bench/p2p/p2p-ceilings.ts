@@ -2,8 +2,8 @@
 import { median } from '../../../core/quantile.ts';
 import { formatBytes } from '../../../core/byte-size.ts';
 import { copyMemory } from '../../../native/libc.ts';
-import { monotonicMicroseconds } from '../clock.ts';
-import { summarizeRatios } from '../statistics.ts';
+import { monotonicMicroseconds } from '../harness.ts';
+import { summarizeRatios } from '../harness.ts';
 import { runTransportBench } from '../transport/transport-bench.ts';
 import { defaultTransportWorkload } from '../transport/transport-workload.ts';
 import { type MovedMemory, type P2pPhase, prepareSlots, runOneSided, runPings } from './p2p-phases.ts';

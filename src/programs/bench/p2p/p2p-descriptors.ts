@@ -1,6 +1,6 @@
 // One transfer of very many small blocks in no order: what it takes to describe, prepare and move it.
 import { DescriptorList } from '../../../agent/index.ts';
-import { monotonicMicroseconds } from '../clock.ts';
+import { monotonicMicroseconds } from '../harness.ts';
 import { MEMORY_NAMES } from './p2p-phases.ts';
 import type { DescriptorsResult } from './p2p-results.ts';
 import type { P2pSession } from './p2p-session.ts';

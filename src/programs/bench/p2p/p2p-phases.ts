@@ -1,6 +1,6 @@
 // The phases of a P2P bench: the client says which, both do their side of it.
 import type { Operation, Transfer } from '../../../agent/index.ts';
-import { monotonicMicroseconds } from '../clock.ts';
+import { monotonicMicroseconds } from '../harness.ts';
 import { serveTransportBench } from '../transport/transport-bench.ts';
 import { quantilesOf } from '../transport/transport-phases.ts';
 import { type BlockResult, type SizeResult, type Tail } from './p2p-results.ts';

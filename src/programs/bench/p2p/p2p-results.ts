@@ -2,8 +2,8 @@
 import type { BackendVerdict } from '../../../agent/index.ts';
 import type { Settings } from '../../../settings/settings.ts';
 import type { MachineDocument } from '../machine.ts';
-import type { PlacementSample } from '../placement.ts';
-import type { Summary } from '../statistics.ts';
+import type { PlacementSample } from '../machine.ts';
+import type { Summary } from '../harness.ts';
 import type { P2pWorkload } from './p2p-workload.ts';
 
 /** Written into every document, so that a number can be read without this source. */

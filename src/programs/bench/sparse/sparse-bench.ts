@@ -5,7 +5,7 @@ import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { RankGroup, World } from '../../../world/index.ts';
 import { loadAverage, machineDocument } from '../machine.ts';
-import { samplePlacement } from '../placement.ts';
+import { samplePlacement } from '../machine.ts';
 import { BenchTensors } from './bench-tensors.ts';
 import { measureBitmap } from './bitmap-rates.ts';
 import { measureCudaBitmap } from './cuda-bitmap-rates.ts';

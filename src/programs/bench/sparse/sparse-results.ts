@@ -1,6 +1,6 @@
 // The result document of `weftline bench sparse`.
 import type { MachineDocument } from '../machine.ts';
-import type { PlacementSample } from '../placement.ts';
+import type { PlacementSample } from '../machine.ts';
 
 export interface SparseWorkload {
   readonly workers: number;

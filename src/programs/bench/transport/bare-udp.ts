@@ -4,7 +4,7 @@ import { NativeBlock } from '../../../native/native-block.ts';
 import { ReadinessSet } from '../../../native/readiness.ts';
 import { receiveMessages, sendMessages } from '../../../native/udp.ts';
 import { MAX_DATAGRAM_BYTES, UdpSocket } from '../../../transport/io/udp/udp-socket.ts';
-import { monotonicMicroseconds } from '../clock.ts';
+import { monotonicMicroseconds } from '../harness.ts';
 
 export interface BareUdpOptions {
   readonly host: string;

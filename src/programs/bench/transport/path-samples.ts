@@ -1,6 +1,6 @@
 // What the paths of a connection have sent, second by second, while a bench runs.
 import type { Connection } from '../../../transport/index.ts';
-import { monotonicMicroseconds } from '../clock.ts';
+import { monotonicMicroseconds } from '../harness.ts';
 import type { PathsAt } from './transport-results.ts';
 
 export class PathSamples {

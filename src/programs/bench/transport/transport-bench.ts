@@ -4,9 +4,9 @@ import { readSettings } from '../../../settings/settings.ts';
 import { type Connection, Transport } from '../../../transport/index.ts';
 import { segmentsPerSend } from './bare-udp.ts';
 import { loadAverage, machineDocument } from '../machine.ts';
-import { samplePlacement } from '../placement.ts';
+import { samplePlacement } from '../machine.ts';
 import { failureWord, decodePeerFailure } from '../peer-failure.ts';
-import { summarizeRatios } from '../statistics.ts';
+import { summarizeRatios } from '../harness.ts';
 import {
   measureIdle,
   type Phase,

@@ -1,6 +1,6 @@
 // One throughput run over any number of connections: sends on some, receives on others, says when it is over.
 import type { Transport } from '../../../transport/index.ts';
-import { monotonicMicroseconds } from '../clock.ts';
+import { monotonicMicroseconds } from '../harness.ts';
 import { type BenchSession, type MessageBuffers, openBuffers } from './transport-session.ts';
 import { runStreams, Stream, type MessageStreamOptions, type StreamProgress } from './transport-stream.ts';
 import { messagesUnderWay, type TransportWorkload } from './transport-workload.ts';

@@ -3,7 +3,7 @@ import { readSettings, type Settings } from '../../../settings/settings.ts';
 import { type Connection, Transport } from '../../../transport/index.ts';
 import type { World } from '../../../world/index.ts';
 import { type MachineDocument, machineDocument } from '../machine.ts';
-import { type Summary, summarizeRatios } from '../statistics.ts';
+import { type Summary, summarizeRatios } from '../harness.ts';
 import { runExchange } from './transport-exchange.ts';
 import { BenchSession } from './transport-session.ts';
 import type { TransportWorkload } from './transport-workload.ts';

@@ -1,6 +1,6 @@
 // The phases of a transport bench between two processes: the client says which, both do their side of it.
 import { WeftlineError } from '../../../core/errors.ts';
-import { monotonicMicroseconds } from '../clock.ts';
+import { monotonicMicroseconds } from '../harness.ts';
 import { quantile } from '../../../core/quantile.ts';
 import { type BareStream, BareUdp } from './bare-udp.ts';
 import { IperfServer, runIperf } from './iperf.ts';

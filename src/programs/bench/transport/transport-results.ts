@@ -1,8 +1,8 @@
 // The result document of the transport bench.
 import type { Settings } from '../../../settings/settings.ts';
 import type { MachineDocument } from '../machine.ts';
-import type { PlacementSample } from '../placement.ts';
-import type { Summary } from '../statistics.ts';
+import type { PlacementSample } from '../machine.ts';
+import type { Summary } from '../harness.ts';
 import type { TransportWorkload } from './transport-workload.ts';
 
 /** Written into every document, so that a number can be read without this source. */

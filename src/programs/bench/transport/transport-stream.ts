@@ -1,5 +1,5 @@
 // The loops of a throughput run: requests kept under way in every flow, until a count or a time is reached.
-import { monotonicMicroseconds } from '../clock.ts';
+import { monotonicMicroseconds } from '../harness.ts';
 import type { Transport } from '../../../transport/index.ts';
 import type { BenchSession, MessageBuffers } from './transport-session.ts';
 import { messagesUnderWay, type TransportWorkload } from './transport-workload.ts';

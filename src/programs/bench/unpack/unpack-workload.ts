@@ -2,7 +2,7 @@
 import { MAX_BLOCK_DESCRIPTORS } from '../../../abi/unpack-block.ts';
 import { invalidArgument } from '../../../core/errors.ts';
 import { DescriptorBlock, type MemorySpan } from '../../../unpack/index.ts';
-import { shuffled } from '../interleaved.ts';
+import { shuffled } from '../harness.ts';
 
 export interface UnpackWorkload {
   /** Of one chunk: what arrives together. */

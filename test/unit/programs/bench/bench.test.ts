@@ -1,6 +1,12 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { type CaseTraffic, type EpBenchReport, method, summarizeCases } from '#lib/programs/bench/ep/ep-results.js';
+import {
+  type CaseTraffic,
+  type EpBenchReport,
+  type SpanSamples,
+  summarizeCases,
+  timeSpans,
+} from '#lib/programs/bench/ep/ep-bench.js';
 import { requireAddressSpace } from '#lib/programs/bench/ep/ep-memory.js';
 import { countPairs, countRows, countTokens, planCopies, tokensInRanks } from '#lib/programs/bench/ep/ep-traffic.js';
 import {
@@ -13,11 +19,9 @@ import {
   generateFp8Rows,
   generateRouting,
 } from '#lib/programs/bench/ep/ep-workload.js';
-import { type BenchGroup, type CaseTimes, runInterleaved, shuffled } from '#lib/programs/bench/interleaved.js';
-import { loadAverage, machineDocument } from '#lib/programs/bench/machine.js';
-import { placementChanged, samplePlacement } from '#lib/programs/bench/placement.js';
+import { type BenchGroup, Samples, shuffled, summarize, summarizeRatios } from '#lib/programs/bench/harness.js';
+import { loadAverage, machineDocument, placementChanged, samplePlacement } from '#lib/programs/bench/machine.js';
 import { seededRandom } from '#lib/core/seeded-random.js';
-import { summarize, summarizeRatios } from '#lib/programs/bench/statistics.js';
 import { epView } from '#lib/programs/report/ep-view.js';
 import { viewText } from '#lib/programs/report/view.js';
 import { readSettings } from 'weftline';
@@ -217,7 +221,7 @@ test('shuffled() is a permutation that only the iteration determines, and most i
   assert.ok(new Set(orders.map(String)).size > 10);
 });
 
-test('runInterleaved() takes cases in turn, and times from the first begin to the last end', async () => {
+test('timeSpans() takes cases in turn, and all ranks learn when each began and ended', async () => {
   const log: string[] = [];
   const progress: number[] = [];
   const ranks = makeGroup(2);
@@ -231,7 +235,7 @@ test('runInterleaved() takes cases in turn, and times from the first begin to th
           if (group.rank === 0) log.push(name);
           time += duration;
         };
-      return runInterleaved(
+      return timeSpans(
         group,
         [
           { name: 'a', run: work('a', 2) },
@@ -245,32 +249,29 @@ test('runInterleaved() takes cases in turn, and times from the first begin to th
           warmup: 1,
           iterations: 3,
           order: (count) => Array.from({ length: count }, (_, index) => index),
-          now: () => time,
           ...(group.rank === 0 ? { progress: (done: number) => progress.push(done) } : {}),
         },
+        () => time,
       );
     }),
   );
   assert.deepEqual(log, ['a', 'prepare', 'b', 'a', 'prepare', 'b', 'a', 'prepare', 'b', 'a', 'prepare', 'b']);
   assert.deepEqual(progress, [1, 2, 3, 4]);
   assert.deepEqual(results[0], results[1]);
-  const [a, b] = results[0] as [CaseTimes, CaseTimes];
+  const [a, b] = results[0]!;
   // Each iteration takes rank 0 5 and rank 1 12: rank 1 is 5 + 7 i late when iteration i begins.
-  assert.deepEqual(a.startSkews, [12, 19, 26]);
-  assert.deepEqual(a.times, [14, 21, 28]);
-  assert.deepEqual(b.times, [22, 29, 36]);
+  assert.deepEqual(a!.ranks[0], { begin: [5, 10, 15], end: [7, 12, 17] });
+  assert.deepEqual(a!.ranks[1], { begin: [17, 29, 41], end: [19, 31, 43] });
+  assert.deepEqual(b!.slowest('end'), [29, 41, 53]);
 });
 
+/** Of one rank that begins at 0. */
+function span(...times: readonly number[]): SpanSamples {
+  return new Samples([{ begin: times.map(() => 0), end: times }]);
+}
+
 test('summarizeCases() compares bandwidths with the ceiling of the same iteration', () => {
-  const [ceiling, same, double] = summarizeCases(
-    [
-      { name: 'ceiling', times: [100, 200], startSkews: [1, 1] },
-      { name: 'same', times: [125, 250], startSkews: [1, 1] },
-      { name: 'double', times: [200, 400], startSkews: [1, 1] },
-    ],
-    traffic,
-    4,
-  );
+  const [ceiling, same, double] = summarizeCases([span(100, 200), span(125, 250), span(200, 400)], traffic, 4);
   assert.equal(ceiling?.ratioToCeiling.median, 1);
   assert.equal(ceiling?.logicalGBps.max, 10);
   assert.equal(ceiling?.wireGBps.max, 7.5);
@@ -283,12 +284,12 @@ test('summarizeCases() compares bandwidths with the ceiling of the same iteratio
 });
 
 test('the report has a row per case, and says when the machine changed', () => {
-  const times = traffic.map(({ name }) => ({ name, times: [1000, 1200], startSkews: [3, 4] }));
+  const times = traffic.map(() => span(1000, 1200));
   const steady = { arithmeticMilliseconds: 5, coreRoundTripNanoseconds: 100 };
   const report: EpBenchReport = {
     schema: 'weftline.bench.ep/1',
     date: '2026-01-01T00:00:00.000Z',
-    method,
+    method: {} as EpBenchReport['method'],
     workload: small,
     warmup: 1,
     iterations: 2,

@@ -1,12 +1,15 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { type CopyOf, copyShapes, stagedBytes } from '#lib/programs/bench/ep/cuda/copy-shape.js';
-import type { CudaCase } from '#lib/programs/bench/ep/cuda/ep-case.js';
-import { cudaMethod, type EpCudaBenchReport, summarizeCudaCases } from '#lib/programs/bench/ep/cuda/ep-results.js';
-import { parseLinks } from '#lib/programs/bench/ep/cuda/gpu-machine.js';
-import type { CudaTimes } from '#lib/programs/bench/ep/cuda/time-cases.js';
+import { type CopyOf, copyShapes, stagedBytes } from '#lib/programs/bench/ep/cuda-copies.js';
+import {
+  type CudaCase,
+  type CudaSamples,
+  type EpCudaBenchReport,
+  summarizeCudaCases,
+} from '#lib/programs/bench/ep/cuda-bench.js';
+import { Samples } from '#lib/programs/bench/harness.js';
 import { defaultEpWorkload } from '#lib/programs/bench/ep/ep-workload.js';
-import { machineDocument } from '#lib/programs/bench/machine.js';
+import { machineDocument, parseLinks } from '#lib/programs/bench/machine.js';
 import { epCudaView } from '#lib/programs/report/ep-view.js';
 import { viewText } from '#lib/programs/report/view.js';
 import { readSettings } from 'weftline';
@@ -78,7 +81,7 @@ const cases: readonly CudaCase[] = [
   },
   { name: 'twice', description: 'more rows', rows, rowBytes: 500, copies: ['pull'], copyScale: 2, run: () => {} },
 ];
-const times: readonly CudaTimes[] = [
+const times: readonly CudaSamples[] = [
   timesOf(10, 12),
   timesOf(20, 24),
   timesOf(16, 24),
@@ -87,16 +90,12 @@ const times: readonly CudaTimes[] = [
 ];
 
 /** Two iterations on two ranks, of which rank 0 is the slower one. */
-function timesOf(first: number, second: number): CudaTimes {
-  return {
-    device: [first, second],
-    returned: [5, 7],
-    ready: [first + 10, second + 10],
-    deviceOfRanks: [
-      [first, second],
-      [first - 1, second - 1],
-    ],
-  };
+function timesOf(first: number, second: number): CudaSamples {
+  const host = { returned: [5, 7], ready: [first + 10, second + 10] };
+  return new Samples([
+    { device: [first, second], ...host },
+    { device: [first - 1, second - 1], ...host },
+  ]);
 }
 
 test('summarizeCudaCases() compares with the copies of the same iteration, added up where there are several', () => {
@@ -121,12 +120,13 @@ test('the report shows the sweep of each case, the copies that were kept, and th
     clockKiloHertz: 1_980_000,
     capability: { major: 9, minor: 0 },
   };
+  const placement = { arithmeticMilliseconds: 5, coreRoundTripNanoseconds: 100 };
   const shape = { blocks: 7, warps: 16, slots: 1, partBytes: 7168, shapesTried: 40 };
   const results = summarizeCudaCases(times, cases, 2);
   const report: EpCudaBenchReport = {
     schema: 'weftline.bench.ep.cuda/1',
     date: '2026-01-01T00:00:00.000Z',
-    method: cudaMethod,
+    method: {} as EpCudaBenchReport['method'],
     workload,
     dtypes: ['bf16'],
     warmup: 1,
@@ -143,9 +143,14 @@ test('the report shows the sweep of each case, the copies that were kept, and th
     },
     settings: readSettings({}, {}),
     loadAverage: { before: 0, after: 0 },
-    bufferWindowBytes: 1 << 20,
-    layerWindowBytes: 1 << 21,
-    runs: [8, 16].map((numSms) => ({ numSms, copyShapes: { push: shape }, cases: results })),
+    placement: { before: placement, after: placement },
+    runs: [8, 16].map((numSms) => ({
+      numSms,
+      copyShapes: { push: shape },
+      bufferWindowBytes: 1 << 20,
+      layerWindowBytes: 1 << 21,
+      cases: results,
+    })),
   };
   const text = viewText(epCudaView(report));
   for (const sms of [8, 16]) {

@@ -2,10 +2,9 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { traceBegin, traceEnd, addTraceSink } from '#lib/core/trace.js';
-import { summarizeHostCases } from '#lib/programs/bench/ep/hosts/host-results.js';
-import { countHostRows, countTokensOfHosts } from '#lib/programs/bench/ep/hosts/host-traffic.js';
-import { phaseNames, PhaseTimes } from '#lib/programs/bench/ep/hosts/phase-times.js';
-import type { RankTimes } from '#lib/programs/bench/ep/hosts/time-on-hosts.js';
+import { phaseNames, PhaseTimes, summarizeHostCases } from '#lib/programs/bench/ep/ep-hosts.js';
+import { countHostRows, countTokensOfHosts } from '#lib/programs/bench/ep/ep-traffic.js';
+import { Samples } from '#lib/programs/bench/harness.js';
 
 const hosts = [[0, 1], [2]];
 
@@ -26,9 +25,11 @@ test('a row counts once per token and other host; further ranks there get copies
   assert.deepEqual(countHostRows(hosts, rows, tokens), { network: 2, ownHost: 1, forwarded: 1 });
 });
 
-function timesOf(microseconds: readonly number[], sent: number, network: number): RankTimes {
-  const phases = phaseNames.map((phase) => microseconds.map(() => (phase === 'network' ? network : 0)));
-  return { microseconds, sentBytes: microseconds.map(() => sent), phases };
+type Times = Parameters<typeof summarizeHostCases>[0][number]['ranks'][number];
+
+function timesOf(microseconds: readonly number[], sent: number, network: number): Times {
+  const phases = phaseNames.map((phase) => [phase, microseconds.map(() => (phase === 'network' ? network : 0))]);
+  return { microseconds, sentBytes: microseconds.map(() => sent), ...Object.fromEntries(phases) } as Times;
 }
 
 test('the slowest rank counts, and ratios compare bytes with the carrier of the same iteration', () => {
@@ -38,8 +39,8 @@ test('the slowest rank counts, and ratios compare bytes with the carrier of the 
     { name: 'call', description: '', rows, rowBytes: 200, carrier: 'carrier' },
   ];
   const times = [
-    [timesOf([10, 40], 500, 0), timesOf([20, 30], 500, 0)],
-    [timesOf([80, 90], 1000, 50), timesOf([70, 160], 1100, 40)],
+    new Samples([timesOf([10, 40], 500, 0), timesOf([20, 30], 500, 0)]),
+    new Samples([timesOf([80, 90], 1000, 50), timesOf([70, 160], 1100, 40)]),
   ];
   const [bare, call] = summarizeHostCases(times, traffic);
   assert.equal(bare!.ratioToCarrier, undefined);
@@ -56,21 +57,20 @@ test('the slowest rank counts, and ratios compare bytes with the carrier of the 
 
 test('a sink is told of points while it is set; those that are no phase are ignored', () => {
   const times = new PhaseTimes();
-  const network = phaseNames.indexOf('network');
   const removeSink = addTraceSink(times);
   traceBegin('ep.dispatch.network');
   traceBegin('transport.burst');
   traceEnd('transport.burst');
   traceEnd('ep.dispatch.network');
   removeSink();
-  const first = times.microseconds[network]!;
+  const first = times.microseconds.network;
   assert.ok(first > 0);
   traceBegin('ep.combine.network');
   traceEnd('ep.combine.network');
-  assert.equal(times.microseconds[network], first);
+  assert.equal(times.microseconds.network, first);
   times.reset();
   assert.deepEqual(
-    [...times.microseconds],
+    Object.values(times.microseconds),
     phaseNames.map(() => 0),
   );
 });

@@ -2,8 +2,8 @@
 import assert from 'node:assert/strict';
 import { PassThrough } from 'node:stream';
 import test from 'node:test';
-import { copyShapes, usualCopyShape } from '#lib/programs/bench/ep/cuda/copy-shape.js';
-import { effortOnSharedGpus, sharedGpuNotice } from '#lib/programs/bench/shared-gpus.js';
+import { copyShapes, usualCopyShape } from '#lib/programs/bench/ep/cuda-copies.js';
+import { effortOnSharedGpus, sharedGpuNotice } from '#lib/programs/bench/harness.js';
 import { ProgressBar } from '#lib/programs/cli/progress-bar.js';
 
 test('ranks that share a GPU run few rounds, with one count of SMs and one shape of the bare copies', () => {

@@ -1,0 +1,330 @@
+// The expert-parallel bench on GPUs: for each SM count, cases and bare copies timed in turn on all ranks.
+import { invalidArgument } from '../../../core/errors.ts';
+import { median } from '../../../core/quantile.ts';
+import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
+import { type DispatchHandle, EpBuffer } from '../../../ep/index.ts';
+import type { World } from '../../../world/index.ts';
+import {
+  type BenchCase,
+  type BenchEffort,
+  measureInTurn,
+  type Progress,
+  type Rounds,
+  type Samples,
+  summarize,
+  summarizeDifferences,
+  summarizeRatios,
+} from '../harness.ts';
+import { gpuMachineDocument, recordRun } from '../machine.ts';
+import {
+  type CudaTools,
+  inputRows,
+  makeBareCopies,
+  makeCudaTools,
+  pullName,
+  pushName,
+  type RowDtype,
+} from './cuda-copies.ts';
+import { type CaseTraffic, summarizeMoved } from './ep-bench.ts';
+import { makeLayerCalls } from './ep-calls.ts';
+import { benchBufferConfig } from './ep-memory.ts';
+import { checkEpWorkload, combineRowBytes, dispatchRowBytes, type EpWorkload } from './ep-workload.ts';
+
+/** Written into every document, so that a number can be read without this source. */
+const method = {
+  time: 'Microseconds between two events on the device around one call, opening and closing barrier of the ranks included, of the slowest rank. All devices meet before the first event, and pause until the call has enqueued its kernels.',
+  returned:
+    'Microseconds of the host until the call returned, from idle devices that have just met; of the slowest rank.',
+  ready:
+    'Microseconds of the host from the call until its results were ready and the host had noticed; of the slowest rank.',
+  logical:
+    'Bytes of every received row, own rows included (fp8 rows with their scales), of all ranks; GB/s are 1e9 bytes over the time of the slowest rank.',
+  wire: 'Bytes of rows that came from another rank.',
+  copies:
+    'The ceiling: kernels with as many SMs that move the same rows between the same memory through shared memory by bulk copies, places known before, nothing counted, told or summed; the ranks meet before and after as in the library. Push loads a row once and stores it to each rank; pull loads all rows of a token and stores one. Before the timing each shape that fits (warps, parts in flight, bytes of a part) is tried, and the fastest is kept.',
+  ratioToCopy:
+    'Time of the bare copies of the same rows over that of the case, in the same iteration. For layer combine, which pulls a row per (token, expert), the time of the copy is multiplied by how many more rows cross.',
+  beyondCached:
+    'Time of the case less that of the same case with a cached handle, in the same iteration: what counts and their exchange cost.',
+} as const;
+
+export interface EpCudaBenchOptions extends Omit<BenchEffort, 'pairs'> {
+  readonly workload: Omit<EpWorkload, 'dtype'>;
+  readonly dtypes: readonly RowDtype[];
+  /** False leaves EPAll2AllLayer out. */
+  readonly layer: boolean;
+}
+
+export type EpCudaBenchReport = NonNullable<Awaited<ReturnType<typeof runEpCudaBench>>>;
+
+/**
+ * Collective. Returns the result document on rank 0 and undefined elsewhere. Fails with WL_INVALID_ARGUMENT, with
+ * WL_CUDA when the memory does not suffice, and with WL_CHECK when a bare copy leaves other rows than dispatch.
+ */
+export async function runEpCudaBench(
+  world: World,
+  device: CudaDevice,
+  options: EpCudaBenchOptions,
+  progress?: Progress,
+) {
+  const { workload, dtypes, sms, layer, iterations, warmup } = options;
+  // What is generated for both dtypes does not depend on it.
+  const full: EpWorkload = { ...workload, dtype: 'bf16' };
+  checkEpWorkload(full);
+  const most = device.properties.multiprocessors;
+  for (const numSms of sms) {
+    if (numSms > most) throw invalidArgument('sms', numSms, `1 to ${most}, the SMs of this GPU`);
+  }
+  const gpuMachine = await gpuMachineDocument(world, device);
+  using tools = await makeCudaTools(world, device, full, options.isOneShape);
+  const [runs, record] = await recordRun(world, async () => {
+    const all = [];
+    for (const numSms of sms) {
+      await using made = await makeCases(tools, { numSms, dtypes, layer });
+      const done = all.length;
+      const samples = await timeCudaCases(tools, made.cases, {
+        warmup,
+        iterations,
+        progress: progress && ((round, total) => progress(done * total + round, sms.length * total)),
+      });
+      // Nobody releases its window while others still use it.
+      await world.barrier('bench-done');
+      all.push({ ...made.facts, numSms, cases: summarizeCudaCases(samples, made.cases, world.size) });
+    }
+    return all;
+  });
+  if (record === undefined || gpuMachine === undefined) return undefined;
+  return {
+    schema: 'weftline.bench.ep.cuda/1' as const,
+    method,
+    workload,
+    dtypes,
+    warmup,
+    iterations,
+    ...record,
+    gpuMachine,
+    runs,
+  };
+}
+
+export interface CudaCase extends BenchCase, CaseTraffic {
+  /** The bare copies of the same rows; together they are the ceiling. None for a copy. */
+  readonly copies: readonly string[];
+  /** How many of the case's rows cross for each of theirs; 1 by default. */
+  readonly copyScale?: number;
+  /** The case that does the same without counts and exchange. */
+  readonly cached?: string | undefined;
+}
+
+export type CudaSamples = Samples<'device' | 'returned' | 'ready'>;
+
+/** Collective. In every iteration each case once for the device and once for the host. */
+function timeCudaCases(
+  { world, stopwatch }: CudaTools,
+  cases: readonly CudaCase[],
+  rounds: Rounds,
+): Promise<CudaSamples[]> {
+  return measureInTurn(world, cases, rounds, async ({ prepare, run }) => {
+    await prepare?.();
+    const device = await stopwatch.onDevice(run);
+    await prepare?.();
+    return { device, ...(await stopwatch.onHost(run)) };
+  });
+}
+
+export function summarizeCudaCases(samples: readonly CudaSamples[], cases: readonly CudaCase[], ranks: number) {
+  const samplesOf = (name: string): CudaSamples => samples[cases.findIndex((other) => other.name === name)]!;
+  return cases.map((one, index) => {
+    const of = samples[index]!;
+    const [device, ready] = [of.slowest('device'), of.slowest('ready')];
+    const copies = one.copies.map((name) => samplesOf(name).slowest('device'));
+    const copying = device.map((_, iteration) =>
+      copies.reduce((sum, times) => sum + (one.copyScale ?? 1) * times[iteration]!, 0),
+    );
+    const cached = one.cached === undefined ? undefined : samplesOf(one.cached);
+    return {
+      ...summarizeMoved(one, device, ranks),
+      microsecondsOfRanks: of.ranks.map((rank) => median(rank.device)),
+      returnedMicroseconds: summarize(of.slowest('returned')),
+      readyMicroseconds: summarize(ready),
+      ...(copies.length > 0 && {
+        ratioToCopy: summarizeRatios(copying, device),
+        beyondCopyMicroseconds: summarizeDifferences(device, copying),
+      }),
+      ...(cached && {
+        beyondCached: {
+          microseconds: summarizeDifferences(device, cached.slowest('device')),
+          readyMicroseconds: summarizeDifferences(ready, cached.slowest('ready')),
+        },
+      }),
+    };
+  });
+}
+
+interface MadeOf {
+  readonly numSms: number;
+  readonly dtypes: readonly RowDtype[];
+  readonly layer: boolean;
+}
+
+/** Collective. Makes a buffer with so many SMs, finds and checks the bare copies, and dispatches once. */
+async function makeCases(tools: CudaTools, { numSms, dtypes, layer }: MadeOf) {
+  const { world, device, workload, rows, bf16, topkIdx, topkWeights, out } = tools;
+  const buffer = await EpBuffer.create(world, device, { ...benchBufferConfig(workload), numSms });
+  // The layer's rows are always bf16.
+  const copies = await makeBareCopies(tools, buffer, layer ? ['bf16', ...dtypes] : dtypes);
+  // The routing never changes, so this handle serves all cached calls.
+  const { handle } = await buffer.dispatch({ x: bf16, topkIdx, topkWeights });
+  const cases: CudaCase[] = [...copies].map(([name, { launch }]) => ({
+    name,
+    description:
+      name === pullName
+        ? "each row loaded once from where combine reads it, one of a token's rows stored"
+        : 'each row loaded once and stored to where dispatch puts it',
+    rows,
+    rowBytes: dispatchRowBytes({ ...workload, dtype: name === pushName('fp8') ? 'fp8' : 'bf16' }),
+    copies: [],
+    run: launch,
+  }));
+  for (const dtype of dtypes) cases.push(...dispatchCases(tools, buffer, handle, dtype));
+  cases.push({
+    name: 'combine bf16',
+    description: 'EpBuffer.combine of rows that lie in the window (combineInput)',
+    rows,
+    rowBytes: combineRowBytes(workload),
+    copies: [pullName],
+    run: () => buffer.combine({ x: buffer.combineInput(handle), handle, out }),
+  });
+  const layers = layer ? await makeLayerCases(tools, numSms) : undefined;
+  cases.push(...(layers?.cases ?? []));
+  return {
+    cases,
+    facts: {
+      /** What the bare copies are, by their cases' names. */
+      copyShapes: Object.fromEntries(
+        [...copies].map(([name, { shape, shapesTried }]) => [name, { ...shape, shapesTried }]),
+      ),
+      /** Bytes of one rank, and of each of the two layers. */
+      bufferWindowBytes: buffer.size.bytes,
+      layerWindowBytes: layers?.windowBytes,
+    },
+    async [Symbol.asyncDispose](): Promise<void> {
+      await layers?.[Symbol.asyncDispose]();
+      handle.dispose();
+      await buffer[Symbol.asyncDispose]();
+    },
+  };
+}
+
+function dispatchCases(tools: CudaTools, buffer: EpBuffer, handle: DispatchHandle, dtype: RowDtype): CudaCase[] {
+  const { topkIdx, topkWeights, workload, out, rows } = tools;
+  const x = inputRows(tools, dtype);
+  const cached = `dispatch ${dtype} cached`;
+  const counted = { x, topkIdx, topkWeights };
+  const bounded = { ...counted, numWorstTokens: buffer.size.maxRecvTokens };
+  const made: DispatchHandle[] = [];
+  const prepare = (): void => {
+    for (const old of made.splice(0)) old.dispose();
+  };
+  const rowBytes = dispatchRowBytes({ ...workload, dtype });
+  return (
+    [
+      [`dispatch ${dtype}`, counted, 'with choices and weights: counts, exchange, rows'],
+      [
+        `dispatch ${dtype} bounded`,
+        bounded,
+        'the same with a bound on the rows (numWorstTokens), so that the host need not know how many came',
+      ],
+      [cached, { x, handle }, 'with the handle of an earlier one: rows only'],
+    ] as const
+  ).flatMap(([name, args, how]): CudaCase[] => {
+    const dispatch = async (): Promise<DispatchHandle> => {
+      const result = await buffer.dispatch(args);
+      if (result.handle !== handle) made.push(result.handle);
+      return result.handle;
+    };
+    return [
+      {
+        name,
+        description: `EpBuffer.dispatch ${how}`,
+        rows,
+        rowBytes,
+        copies: [pushName(dtype)],
+        cached: name === cached ? undefined : cached,
+        prepare,
+        run: dispatch,
+      },
+      {
+        name: `${name} + combine`,
+        description: `EpBuffer.dispatch ${how}; then combine of the rows that came`,
+        rows,
+        rowBytes: rowBytes + combineRowBytes(workload),
+        copies: [pushName(dtype), pullName],
+        cached: name === cached ? undefined : `${cached} + combine`,
+        prepare,
+        run: async () => {
+          const of = await dispatch();
+          return buffer.combine({ x: buffer.combineInput(of), handle: of, out });
+        },
+      },
+    ];
+  });
+}
+
+/**
+ * Collective. Over two layers, one of which sums a token's rows where they lie first. Rows are always bf16; they cross once
+ * per (token, rank) and stand once per (token, expert).
+ */
+async function makeLayerCases(tools: CudaTools, numSm: number) {
+  const { workload, rows } = tools;
+  const plain = await makeLayerCalls(tools, { numSm });
+  const local = await makeLayerCalls(tools, { numSm, enableLocalCombine: true });
+  const rowBytes = combineRowBytes(workload);
+  const { pairs } = plain;
+  /** What a layer holds; what crosses are the rows that EpBuffer moves. */
+  const once = { rowBytes, rows: { logical: pairs.logical, wire: rows.wire } };
+  const cases: CudaCase[] = [
+    {
+      ...once,
+      name: 'layer dispatch',
+      description:
+        'EPAll2AllLayer.dispatch with weights: a row sent once per rank, copied there to each of its experts',
+      copies: [pushName('bf16')],
+      prepare: plain.tidy,
+      run: plain.dispatch,
+    },
+    {
+      name: 'layer combine',
+      description: 'EPAll2AllLayer.combine of rows that lie in the window: one pulled per (token, expert)',
+      rows: pairs,
+      rowBytes,
+      copies: [pullName],
+      // The copy brings one row per (token, rank).
+      copyScale: pairs.wire === 0 ? pairs.logical / rows.logical : pairs.wire / rows.wire,
+      run: plain.combine,
+    },
+    {
+      ...once,
+      name: 'layer dispatch, local',
+      description: 'the same with what local combine needs to know',
+      copies: [pushName('bf16')],
+      prepare: local.tidy,
+      run: local.dispatch,
+    },
+    {
+      ...once,
+      name: 'layer combine, local',
+      description: "EPAll2AllLayer.combine with enableLocalCombine: a token's rows of one rank are summed there first",
+      copies: [pullName],
+      run: local.combine,
+    },
+  ];
+  return {
+    cases,
+    windowBytes: plain.layer.context.outputSize.bytes,
+    async [Symbol.asyncDispose](): Promise<void> {
+      await plain[Symbol.asyncDispose]();
+      await local[Symbol.asyncDispose]();
+    },
+  };
+}

@@ -1,0 +1,374 @@
+// The expert-parallel bench of ranks on several hosts: calls beside the carrier alone, pairs in turn, where time goes.
+import { addTraceSink, type TracePoint, type TraceSink } from '../../../core/trace.ts';
+import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
+import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
+import type { World } from '../../../world/index.ts';
+import {
+  type BenchCase,
+  type BenchGroup,
+  measureInTurn,
+  percentilesOf,
+  type Progress,
+  type Samples,
+  summarize,
+  summarizeRates,
+  summarizeRatios,
+} from '../harness.ts';
+import { recordRun } from '../machine.ts';
+import { benchNetwork, combineCarrier, dispatchCarrier, sentPerCall } from './carrier.ts';
+import type { EpBenchOptions } from './ep-bench.ts';
+import { type LayerCalls, makeBufferCalls, makeLayerCalls } from './ep-calls.ts';
+import { requireAddressSpace } from './ep-memory.ts';
+import { countHostRows, countTokensOfHosts, type HostRows, shareTokens } from './ep-traffic.ts';
+import { checkEpWorkload, combineRowBytes, dispatchRowBytes, type EpWorkload } from './ep-workload.ts';
+
+/** Written into every document, so that a number can be read without this source. */
+const method = {
+  time: 'Microseconds of the slowest rank, each by its own clock, from a barrier of all ranks to the end of its call.',
+  network:
+    'GB/s (1e9 bytes) of all ranks together that cross from host to host; counted is the least there can be: each row once per (token, host).',
+  sent: 'Bytes that puts really carried, with what travels beside the rows.',
+  carrier:
+    'The same ranks send the same number of bytes over the same channels, as one contiguous put per peer and channel.',
+  ratioToCarrier: 'Bandwidth of the call over that of the carrier in the same direction and iteration.',
+  networkPhase:
+    'From the first row that is queued or summed until nothing of the call is under way to or from the slowest rank; the rows of this host move meanwhile.',
+  phases:
+    'Time of the thread that calls, mean of the ranks: network is the whole of that phase and contains the ones from queue to own sums.',
+  pairs: 'Calls in turn without a barrier; the median and 99th percentile of the rank that has the largest.',
+} as const;
+
+export interface EpHostBenchOptions extends EpBenchOptions {
+  /** Of dispatch and combine in turn. */
+  readonly pairs: number;
+  /** Multiprocessors of each GPU. */
+  readonly numSms?: number | undefined;
+}
+
+export type EpHostBenchReport = NonNullable<Awaited<ReturnType<typeof runEpHostBench>>>;
+
+/**
+ * Collective, over ranks on several hosts. Returns the result document on rank 0 and undefined elsewhere. Fails with
+ * WL_INVALID_ARGUMENT, with WL_MEMORY or WL_SHARED_MEMORY when the windows do not fit, and with WL_CHECK when the carrier
+ * brought other bytes than were sent.
+ */
+export async function runEpHostBench(
+  world: World,
+  device: CpuDevice | CudaDevice,
+  options: EpHostBenchOptions,
+  progress?: Progress,
+) {
+  const { workload, iterations, warmup, numSms } = options;
+  const { hosts } = world.topology;
+  checkEpWorkload(workload);
+  if (device.kind === 'cpu') {
+    const ranksOfHosts = hosts.map(({ length }) => length);
+    requireAddressSpace(workload, options.layer, device.space.limit, ranksOfHosts);
+  }
+  await using made = await makeCases(world, device, { workload, withLayer: options.layer, numSms });
+  const { group, cases, network } = made;
+  const [measured, record] = await recordRun(world, async () => {
+    const samples = await timeOnHosts(group, cases, { warmup, iterations, progress });
+    const pairs = [];
+    for (const pair of made.pairs) pairs.push(await timePairs(group, pair, options.pairs));
+    return { samples, pairs };
+  });
+  if (record === undefined) return undefined;
+  return {
+    schema: 'weftline.bench.ep.hosts/1' as const,
+    method,
+    device: device.kind,
+    ...(device.kind === 'cuda' && { numSms: made.buffer.config.numSms }),
+    workload,
+    /** Ranks of each host. */
+    hosts,
+    /** Backends that carry between hosts, and channels per peer. */
+    carriers: network.carriers,
+    channels: network.channels,
+    warmup,
+    iterations,
+    ...record,
+    pairs: measured.pairs,
+    cases: summarizeHostCases(measured.samples, cases),
+  };
+}
+
+/** In the order in which a call comes to them; those of the layer stand for the same parts of its calls. */
+const phases = {
+  'ep.dispatch.counts': 'counts',
+  'layer.dispatch.counts': 'counts',
+  'ep.dispatch.network': 'network',
+  'ep.combine.network': 'network',
+  'ep.dispatch.queue': 'queue',
+  'ep.dispatch.local': 'local rows',
+  'ep.dispatch.forward': 'forward',
+  'ep.combine.host-sums': 'host sums',
+  'ep.combine.own-sums': 'own sums',
+  'ep.closing': 'closing',
+  'layer.closing': 'closing',
+} as const satisfies Partial<Record<TracePoint, string>>;
+
+type Phase = (typeof phases)[keyof typeof phases];
+
+export const phaseNames: readonly Phase[] = [...new Set(Object.values(phases))];
+
+/** How long this thread is between the begins and the ends of the trace points of one call. */
+export class PhaseTimes implements TraceSink {
+  /** Microseconds since the last reset. */
+  readonly microseconds = {} as Record<Phase, number>;
+  readonly #begins: Partial<Record<Phase, number>> = {};
+
+  constructor() {
+    this.reset();
+  }
+
+  reset(): void {
+    for (const phase of phaseNames) this.microseconds[phase] = 0;
+  }
+
+  begin(point: TracePoint): void {
+    if (point in phases) this.#begins[phases[point as keyof typeof phases]] = performance.now();
+  }
+
+  end(point: TracePoint): void {
+    if (!(point in phases)) return;
+    const phase = phases[point as keyof typeof phases];
+    this.microseconds[phase] += (performance.now() - this.#begins[phase]!) * 1000;
+  }
+}
+
+interface HostCase extends BenchCase, HostTraffic {
+  /** Bytes that this rank has put to other hosts so far, where the case puts them. */
+  readonly sentBytes: () => number;
+}
+
+/** What one case moves in one iteration, over all ranks. */
+export interface HostTraffic {
+  readonly name: string;
+  readonly description: string;
+  readonly rows: HostRows;
+  readonly rowBytes: number;
+  /** Name of the case that sends as many bytes bare; that one itself has none. */
+  readonly carrier?: string;
+}
+
+type HostSamples = Samples<'microseconds' | 'sentBytes' | Phase>;
+
+/** Collective. The clocks of hosts have nothing in common: every rank times itself. */
+async function timeOnHosts(
+  group: BenchGroup,
+  cases: readonly HostCase[],
+  rounds: Parameters<typeof measureInTurn>[2],
+): Promise<HostSamples[]> {
+  const sink = new PhaseTimes();
+  const removeSink = addTraceSink(sink);
+  try {
+    return await measureInTurn(group, cases, rounds, async ({ prepare, run, sentBytes }) => {
+      await prepare?.();
+      await group.barrier('bench');
+      sink.reset();
+      const sentBefore = sentBytes();
+      const begin = performance.now();
+      await run();
+      const microseconds = (performance.now() - begin) * 1000;
+      return { microseconds, sentBytes: sentBytes() - sentBefore, ...sink.microseconds };
+    });
+  } finally {
+    removeSink();
+  }
+}
+
+export function summarizeHostCases(samples: readonly HostSamples[], cases: readonly HostTraffic[]) {
+  /** What the carrier would take in each iteration for so many bytes. */
+  const carried = (bare: number, bytes: number): number[] => {
+    const moved = cases[bare]!.rows.network * cases[bare]!.rowBytes;
+    return samples[bare]!.slowest('microseconds').map((time) => (moved === 0 ? 0 : (time * bytes) / moved));
+  };
+  return cases.map(({ name, description, rows, rowBytes, carrier }, index) => {
+    const of = samples[index]!;
+    const own = of.slowest('microseconds');
+    const network = of.slowest('network');
+    const networkBytes = rows.network * rowBytes;
+    const bare = cases.findIndex((other) => other.name === carrier);
+    const knownPhases: Partial<Record<Phase, number>> = {};
+    for (const phase of phaseNames) {
+      const { median } = summarize(of.across(phase, (all) => total(all) / all.length));
+      if (median > 0) knownPhases[phase] = median;
+    }
+    return {
+      name,
+      description,
+      rows,
+      rowBytes,
+      /** The least that can cross. */
+      networkBytes,
+      /** Of rows that move from rank to rank within a host. */
+      hostBytes: (rows.ownHost + rows.forwarded) * rowBytes,
+      sentBytes: summarize(of.across('sentBytes', total)).median,
+      microseconds: summarize(own),
+      networkGBps: summarizeRates(networkBytes, own),
+      ...(bare !== -1 && { ratioToCarrier: summarizeRatios(carried(bare, networkBytes), own) }),
+      // Kernels do not tell.
+      ...(bare !== -1 &&
+        network.every((time) => time > 0) && {
+          networkPhase: {
+            microseconds: summarize(network),
+            networkGBps: summarizeRates(networkBytes, network),
+            ratioToCarrier: summarizeRatios(carried(bare, networkBytes), network),
+          },
+        }),
+      /** Medians, those that the case has. */
+      phases: knownPhases,
+    };
+  });
+}
+
+function total(values: readonly number[]): number {
+  return values.reduce((sum, value) => sum + value, 0);
+}
+
+/** The headline: dispatch and combine in turn, as the layers of a model call them, without a barrier between. */
+interface CallPair {
+  readonly name: string;
+  readonly dispatch: () => Promise<void>;
+  readonly combine: () => Promise<void>;
+  readonly tidy: () => void;
+}
+
+const WARMUP_PAIRS = 2;
+
+/** Collective; every rank gets the same: microseconds from the end of one pair to that of the next one. */
+async function timePairs(group: BenchGroup, { name, dispatch, combine, tidy }: CallPair, pairs: number) {
+  const periods: number[] = [];
+  await group.barrier('pairs');
+  let before = performance.now();
+  for (let pair = -WARMUP_PAIRS; pair < pairs; pair++) {
+    await dispatch();
+    await combine();
+    tidy();
+    const now = performance.now();
+    if (pair >= 0) periods.push((now - before) * 1000);
+    before = now;
+  }
+  const all = await group.allGather('bench-pairs-periods', percentilesOf(periods));
+  return { name, pairs, p50: Math.max(...all.map(({ p50 }) => p50)), p99: Math.max(...all.map(({ p99 }) => p99)) };
+}
+
+interface MadeOf {
+  readonly workload: EpWorkload;
+  readonly withLayer: boolean;
+  readonly numSms: number | undefined;
+}
+
+/** Collective. Makes everything, and checks that the carrier brings what it stands for. */
+async function makeCases(world: World, device: CpuDevice | CudaDevice, { workload, withLayer, numSms }: MadeOf) {
+  const calls = await makeBufferCalls(world, device, workload, numSms === undefined ? {} : { numSms });
+  const { group, buffer, routing, bf16 } = calls;
+  const network = benchNetwork(buffer, device, bf16);
+  const { sentBytes, counted } = network;
+  const { hosts } = world.topology;
+  const { inRanks, counts } = await shareTokens(world, routing.topkIdx, workload);
+  const tokens = await world.allGather('bench-host-tokens', countTokensOfHosts(inRanks, hosts));
+  const { rank } = world;
+  const there = dispatchCarrier(network.there, { rank, tokens, rowBytes: dispatchRowBytes(workload) });
+  const back = combineCarrier(network.back, { rank, tokens, rowBytes: combineRowBytes(workload) });
+  await there.check(group);
+  await back.check(group);
+  const sent = sentPerCall({ workload, tokens, world, routes: network.there.routes });
+  const rows = countHostRows(hosts, counts, tokens);
+  const outward = { rows, rowBytes: dispatchRowBytes(workload), sentBytes };
+  const inward = { rows, rowBytes: combineRowBytes(workload), sentBytes };
+  const cases: HostCase[] = [
+    {
+      ...outward,
+      name: 'carrier',
+      description: 'the bytes of dispatch alone, one put per peer and channel',
+      run: counted(there.run, there.bytes),
+    },
+    {
+      ...inward,
+      name: 'carrier back',
+      description: 'the bytes of combine alone',
+      run: counted(back.run, back.bytes),
+    },
+    {
+      ...outward,
+      name: 'dispatch',
+      description: 'EpBuffer.dispatch with choices and weights: counts, exchange, rows',
+      carrier: 'carrier',
+      prepare: calls.tidy,
+      run: counted(calls.dispatch, sent.dispatch),
+    },
+    {
+      ...outward,
+      name: 'dispatch cached',
+      description: 'EpBuffer.dispatch with the handle of an earlier one: rows only',
+      carrier: 'carrier',
+      run: counted(calls.dispatchCached, sent.cached),
+    },
+    {
+      ...inward,
+      name: 'combine',
+      description: 'EpBuffer.combine of rows that were written into the window (combineInput)',
+      carrier: 'carrier back',
+      prepare: calls.writeExpertOutput,
+      run: counted(calls.combine, sent.combine),
+    },
+  ];
+  const pairs: CallPair[] = [{ name: 'EpBuffer', ...calls }];
+  const options = numSms === undefined ? {} : { numSm: numSms };
+  const layer = withLayer ? await makeLayerCalls({ ...calls, world, device, workload }, options) : undefined;
+  if (layer !== undefined) {
+    const dispatch = untilDone(device, layer.dispatch);
+    const combine = untilDone(device, layer.combine);
+    pairs.push({ name: 'EPAll2AllLayer', dispatch, combine, tidy: layer.tidy });
+    const moved = {
+      rows: countHostRows(hosts, layer.pairsOfRanks, tokens),
+      rowBytes: combineRowBytes(workload),
+      sentBytes: sentByLayer(layer, sentBytes),
+    };
+    cases.push(
+      {
+        ...moved,
+        name: 'layer dispatch',
+        description: 'EPAll2AllLayer.dispatch with weights: one row per (token, expert), grouped by expert',
+        carrier: 'carrier',
+        prepare: layer.tidy,
+        run: counted(dispatch, sent.layerDispatch),
+      },
+      {
+        ...moved,
+        name: 'layer combine',
+        description: 'EPAll2AllLayer.combine of rows that were written into the window (combineInput)',
+        carrier: 'carrier back',
+        run: counted(combine, sent.layerCombine),
+      },
+    );
+  }
+  return {
+    group,
+    cases,
+    pairs,
+    network,
+    buffer,
+    async [Symbol.asyncDispose](): Promise<void> {
+      await layer?.[Symbol.asyncDispose]();
+      await calls[Symbol.asyncDispose]();
+    },
+  };
+}
+
+/** Calls of a GPU return before their results are there. */
+function untilDone(device: CpuDevice | CudaDevice, run: () => Promise<void>): () => Promise<void> {
+  if (device.kind === 'cpu') return run;
+  return async () => {
+    await run();
+    await device.stream.idle();
+  };
+}
+
+/** The network of a layer of CPU ranks counts for itself. */
+function sentByLayer({ layer }: LayerCalls, counted: () => number): () => number {
+  const { memory } = layer.context;
+  return memory.kind === 'cpu' ? () => memory.network?.exchange.network.sentBytes ?? 0 : counted;
+}
