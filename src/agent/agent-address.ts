@@ -1,4 +1,5 @@
-// The address at which peers reach an agent: given, or in a job over several hosts that of the route to its master.
+// The address at which peers reach an agent: given, or in a job over several hosts that of the route to its master;
+// whether a peer's leads to it.
 import { createSocket, type Socket } from 'node:dgram';
 import { isIP, isIPv6 } from 'node:net';
 import { networkInterfaces } from 'node:os';
@@ -8,6 +9,7 @@ import type { CredentialKind } from '../meeting/credentials.ts';
 import { isLoopback, isUnspecified, requireToken } from '../meeting/loopback.ts';
 import { reachedAddress } from '../meeting/reached-address.ts';
 import { addressTowards } from '../meeting/route.ts';
+import { readToken } from '../settings/token.ts';
 import { readEnvironment } from '../world/environment.ts';
 
 const DEFAULT_HOST = '127.0.0.1';
@@ -77,4 +79,27 @@ function notOfThisHost(host: unknown): WeftlineError {
   const outside = all.filter(({ internal, scopeid }) => !internal && !scopeid).map(({ address }) => address);
   const examples = [...outside, DEFAULT_HOST].slice(0, MAX_EXAMPLES).join(', ');
   return invalidArgument('host', host, `a numeric address of this host that peers reach, such as ${examples}`);
+}
+
+/** Where a peer listens, and `networkIdentity()` there. */
+interface PublishedAddress {
+  readonly host: string;
+  readonly network: string;
+}
+
+interface AddressReader {
+  /** `networkIdentity()` here. */
+  readonly network: string;
+  /** The option of the agent. */
+  readonly token: string;
+}
+
+/** Undefined if it may be called there. */
+export function whyNotAddress({ host, network }: PublishedAddress, reader: AddressReader): string | undefined {
+  if (!isLoopback(host)) {
+    if (readToken(reader.token) !== '') return undefined;
+    return `the peer is at ${host}, on another host, for which both need a token (WEFTLINE_TOKEN, or the option token)`;
+  }
+  if (network === reader.network) return undefined;
+  return `the peer is on another machine but published ${host}, which only its own machine reaches: name the master of the job (--master, WEFTLINE_MASTER_ADDR, MASTER_ADDR) by an address at which others reach its host, or create the peer's agent with the option host`;
 }

@@ -16,7 +16,6 @@ import { startTracing } from '../tracing/start-tracing.ts';
 import { isRank } from '../world/environment.ts';
 import { hostIdentity } from '../world/host-identity.ts';
 import { addressOfAgent } from './agent-address.ts';
-import { keepCredentials } from './agent-credentials.ts';
 import {
   agentOptionNames,
   type AgentOptions,
@@ -30,7 +29,6 @@ import {
   prepareOptionNames,
   type PrepareOptions,
 } from './agent-options.ts';
-import type { BackendVerdict } from './backend-choice.ts';
 import { BackendSet } from './backend-set.ts';
 import type { BackendLink } from './backend.ts';
 import type { BackendName } from './backends/backend-table.ts';
@@ -43,47 +41,11 @@ import {
   type NotificationFilter,
   Notifications,
 } from './notifications.ts';
-import { memoryOf, PeerLinks } from './peer-links.ts';
-import { areOpen, type Registrable, type Registration } from './registration.ts';
-import { type RegisterOptions, Registrations } from './registrations.ts';
-import type { RemoteMemory } from './remote-agent.ts';
-import { RemoteAgents } from './remote-agents.ts';
-import { checkOperation } from './transfer-plan.ts';
-import { Transfer } from './transfer.ts';
+import { type BackendVerdict, memoryOf, PeerLinks } from './peer-links.ts';
+import { areOpen, type RegisterOptions, type Registrable, type Registration, Registrations } from './registration.ts';
+import { RemoteAgents, type RemoteMemory } from './remote-agent.ts';
+import { checkOperation, Transfer } from './transfer.ts';
 import { type Awaited, Waiter } from './waiting.ts';
-
-// Between waits of an agent: takes in what peers send, because their senders wait for it.
-
-interface PumpOptions {
-  readonly wake: WakeWord;
-  readonly isClosing: () => boolean;
-  /** Looks at all backends. True if anything happened. */
-  readonly poll: () => boolean;
-  /** How long the agent may sleep before the next look, in ms; 0: not at all. */
-  readonly prepareSleep: () => number;
-}
-
-/** It polls at least this often, for events that no backend rings for; where backends must be polled, at most this often. */
-const PUMP_MS = 1000;
-const LAZY_PUMP_MS = 20;
-
-/** Returns when the agent closes or its backends fail. */
-async function pump({ wake, isClosing, poll, prepareSleep }: PumpOptions): Promise<void> {
-  while (!isClosing()) {
-    const { seen } = wake;
-    let hasNews: boolean;
-    try {
-      hasNews = poll();
-    } catch {
-      // The next poll or wait throws the error.
-      return;
-    }
-    const pause = hasNews ? 0 : prepareSleep();
-    if (hasNews) await new Promise((resolve) => setImmediate(resolve));
-    else if (pause >= LAZY_PUMP_MS) await wake.sleep(seen, Math.min(pause, PUMP_MS));
-    else await new Promise((resolve) => setTimeout(resolve, LAZY_PUMP_MS).unref());
-  }
-}
 
 const nextOptionNames: OptionNames<NotificationFilter & WaitOptions> = { ...waitOptionNames, from: true };
 
@@ -162,7 +124,7 @@ export class Agent implements AsyncDisposable {
     this.incarnation = parts.incarnation;
     this.settings = settings;
     this.host = parts.host;
-    keepCredentials(this, parts.credentials);
+    credentialsByAgent.set(this, parts.credentials);
     this.#wake = wake;
     this.#notifications = parts.notifications;
     this.#set = set;
@@ -432,8 +394,57 @@ export class Agent implements AsyncDisposable {
   }
 }
 
+/** Of agents' listeners and callers; outside of the object, so that printing an agent does not show them. */
+const credentialsByAgent = new WeakMap<Agent, Credentials>();
+
+export function credentialsOfAgent(agent: Agent): Credentials {
+  return credentialsByAgent.get(agent) as Credentials;
+}
+
 /** Fails with WL_CONFIG for a wrong list of rails. */
 export function logRails(agent: string, { transportRails }: Settings): void {
   if (!isLogged('agent', 'debug')) return;
   for (const line of describePlan(planRails(transportRails))) log('agent', 'debug', `rails of ${agent}: ${line}`);
+}
+
+/**
+ * Hosts of a job may be containers of one machine, whose processes can copy into each other. They share no memory all the
+ * same, which signals within a machine need: then the next backend carries. Undefined: the agent's choice.
+ */
+export function carrierAcrossHosts(agent: Pick<Agent, 'explain'>, peer: string): BackendName | undefined {
+  const usable = agent.explain(peer).filter(({ isUsable }) => isUsable);
+  return usable[0]?.backend === 'local' ? usable[1]?.backend : undefined;
+}
+
+// Between waits of an agent: takes in what peers send, because their senders wait for it.
+
+interface PumpOptions {
+  readonly wake: WakeWord;
+  readonly isClosing: () => boolean;
+  /** Looks at all backends. True if anything happened. */
+  readonly poll: () => boolean;
+  /** How long the agent may sleep before the next look, in ms; 0: not at all. */
+  readonly prepareSleep: () => number;
+}
+
+/** It polls at least this often, for events that no backend rings for; where backends must be polled, at most this often. */
+const PUMP_MS = 1000;
+const LAZY_PUMP_MS = 20;
+
+/** Returns when the agent closes or its backends fail. */
+async function pump({ wake, isClosing, poll, prepareSleep }: PumpOptions): Promise<void> {
+  while (!isClosing()) {
+    const { seen } = wake;
+    let hasNews: boolean;
+    try {
+      hasNews = poll();
+    } catch {
+      // The next poll or wait throws the error.
+      return;
+    }
+    const pause = hasNews ? 0 : prepareSleep();
+    if (hasNews) await new Promise((resolve) => setImmediate(resolve));
+    else if (pause >= LAZY_PUMP_MS) await wake.sleep(seen, Math.min(pause, PUMP_MS));
+    else await new Promise((resolve) => setTimeout(resolve, LAZY_PUMP_MS).unref());
+  }
 }

@@ -2,10 +2,30 @@
 import type { PartTable } from '../abi/part-table.ts';
 import type { Deadline } from '../core/deadline.ts';
 import type { WeftlineError } from '../core/errors.ts';
+import type { HostAccess } from '../device/host-access.ts';
 import type { Settings } from '../settings/settings.ts';
-import type { RailState } from '../transport/index.ts';
-import type { AgentMemory, MemoryKind } from './agent-memory.ts';
 import type { WakeWord } from '../threads/wake-word.ts';
+import type { RailState } from '../transport/index.ts';
+import type { SharedMemory } from '../windows/shared-memory.ts';
+
+// Memory as an agent registers it: where it lies, and how a process of the same host could map it.
+
+/** Whose memory it is: of the host, or of a GPU. */
+export type MemoryKind = 'host' | 'cuda';
+
+/** It stays where it is, and allocated, until it is deregistered. */
+export interface AgentMemory {
+  readonly kind: MemoryKind;
+  /** Native address of the first byte: of this process for 'host', a device pointer for 'cuda'. */
+  readonly address: number;
+  readonly bytes: number;
+  /** Of 'host': the bytes themselves. */
+  readonly view: Uint8Array | undefined;
+  /** Of 'cuda': the device that owns it. */
+  readonly device: HostAccess | undefined;
+  /** Of what `agent.allocate` gave: the memory that other processes of this host can map, and where in it this begins. */
+  readonly shared: { readonly memory: SharedMemory; readonly offset: number } | undefined;
+}
 
 /** A write moves local bytes to the peer, a read brings them. */
 export type TransferOperation = 'read' | 'write';

@@ -5,7 +5,7 @@ import { Block } from '../abi/layout.ts';
 import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { invalidArgument, show, WeftlineError } from '../core/errors.ts';
 import { isWhole } from '../core/whole-number.ts';
-import type { MemoryKind } from './agent-memory.ts';
+import type { MemoryKind } from './backend.ts';
 
 /** What has an address: registered memory of either side. */
 export interface Addressed {

@@ -13,7 +13,7 @@ import { Block, type Layout } from '../abi/layout.ts';
 import { copyOf } from '../core/bytes.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { isPrintable } from '../core/quote.ts';
-import type { MemoryKind } from './agent-memory.ts';
+import type { MemoryKind } from './backend.ts';
 import { type BackendName, backendNames } from './backends/backend-table.ts';
 
 type ByBackend = ReadonlyMap<BackendName, Uint8Array>;

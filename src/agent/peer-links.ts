@@ -3,23 +3,19 @@ import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { type CallWait, deadlineOf } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { isLogged, log } from '../core/log.ts';
+import type { FileProbe } from '../native/file-probe.ts';
+import { planRails } from '../rails/nearest-rail.ts';
+import { type HostInterface, hostInterfaces } from '../rails/rail-list.ts';
+import type { RailState } from '../transport/index.ts';
 import type { ChannelParts, PeerOptions, PrepareOptions } from './agent-options.ts';
-import {
-  type BackendVerdict,
-  type ChoiceMemory,
-  type ChoiceOptions,
-  chooseBackend,
-  judgeBackends,
-} from './backend-choice.ts';
 import type { BackendSet } from './backend-set.ts';
-import type { BackendLink, PlannedTransfer } from './backend.ts';
-import type { NamedBackend } from './backends/backend-table.ts';
+import type { BackendLink, MemoryKind, PlannedTransfer } from './backend.ts';
+import type { BackendName, NamedBackend } from './backends/backend-table.ts';
 import { requireList } from './descriptors.ts';
-import { describeRails } from './link-rails.ts';
-import type { Registration } from './registration.ts';
-import type { Registrations } from './registrations.ts';
+import type { RegionMetadata } from './metadata.ts';
+import type { Registration, Registrations } from './registration.ts';
 import type { LinkWait, RemoteAgent } from './remote-agent.ts';
-import { planTransfer } from './transfer-plan.ts';
+import { planTransfer } from './transfer.ts';
 
 interface PeerLinksOptions {
   readonly agent: string;
@@ -169,4 +165,111 @@ function describe(choice: ChoiceOptions, chosen: NamedBackend): string {
   const reasons = others.map(({ backend, why }) => `not ${backend}: ${why}`);
   const notes = how === undefined ? reasons : [how, ...reasons];
   return notes.length === 0 ? chosen.name : `${chosen.name} (${notes.join('; ')})`;
+}
+
+// Which backend carries a transfer: the first of a fixed order that both sides have and that takes both memories.
+
+/** Whether a backend can reach a peer, and why not. */
+export interface BackendVerdict {
+  readonly backend: BackendName;
+  readonly isUsable: boolean;
+  /** Why not, as the end of a sentence; undefined if it is usable. */
+  readonly why: string | undefined;
+  /** What is special about its way: "staged through pinned memory". Left out: nothing. */
+  readonly how?: string;
+  /** Of an open link over network cards: those of this host with those of the peer. Left out before there is one. */
+  readonly rails?: readonly LinkRail[];
+}
+
+interface ChoiceMemory {
+  readonly local: readonly Registration[];
+  readonly remote: readonly { readonly kind: MemoryKind; readonly info: RegionMetadata['info'] }[];
+}
+
+interface ChoiceOptions {
+  readonly backends: readonly NamedBackend[];
+  /** Those that could not be created, with the reason. */
+  readonly missing: ReadonlyMap<BackendName, string>;
+  readonly peer: RemoteAgent;
+  readonly memory: ChoiceMemory;
+  /** Asked for by name: this one or none. */
+  readonly forced?: BackendName | undefined;
+}
+
+/** Every backend in the order of preference, with why it is not chosen. */
+function judgeBackends(options: ChoiceOptions): BackendVerdict[] {
+  const { backends, missing, forced } = options;
+  const verdicts = backends.map((backend) => {
+    const why = whyNot(backend, options);
+    const how = why === undefined ? describePath(backend, options) : undefined;
+    return { backend: backend.name, isUsable: why === undefined, why, ...(how === undefined ? {} : { how }) };
+  });
+  const absent = [...missing].map(([backend, why]) => ({ backend, isUsable: false, why }));
+  return [...verdicts, ...absent].filter(({ backend }) => forced === undefined || backend === forced);
+}
+
+/** Fails with WL_UNSUPPORTED, telling why not for each. */
+function chooseBackend(options: ChoiceOptions): NamedBackend {
+  const verdicts = judgeBackends(options);
+  const chosen = verdicts.find(({ isUsable }) => isUsable);
+  const found = options.backends.find(({ name }) => name === chosen?.backend);
+  if (found !== undefined) return found;
+  const reasons = verdicts.map(({ backend, why }) => `${backend}: ${why}`);
+  const { forced, peer } = options;
+  if (reasons.length === 0) reasons.push(`this agent has no backend ${forced ?? 'at all'}`);
+  throw new WeftlineError('WL_UNSUPPORTED', `No backend can carry this to agent ${peer.name}: ${reasons.join('; ')}`, {
+    details: { peer: peer.name, verdicts },
+  });
+}
+
+function describePath(backend: NamedBackend, { memory: { local, remote } }: ChoiceOptions): string | undefined {
+  return backend.describePath?.([...local, ...remote].map(({ kind }) => kind));
+}
+
+function whyNot(backend: NamedBackend, { peer, memory, forced }: ChoiceOptions): string | undefined {
+  const found = peer.peer(backend.name);
+  if (found === undefined) return `agent ${peer.name} does not offer it`;
+  const unreachable = backend.whyNotPeer(found);
+  if (unreachable !== undefined) return unreachable;
+  const refusal = forced === undefined ? peer.refusalOf(backend.name) : undefined;
+  if (refusal !== undefined) return refusal;
+  for (const registration of memory.local) {
+    if (registration.regions.has(backend.name)) continue;
+    const failure = registration.failureOf(backend.name);
+    if (failure !== undefined) return `it could not register the local memory: ${failure}`;
+    return backend.whyNotMemory(registration.memory) ?? 'the local memory is not registered with it';
+  }
+  for (const { kind, info } of memory.remote) {
+    const region = info.get(backend.name);
+    const why = backend.whyNotRemote(kind, region === undefined ? undefined : { peer: found, info: region });
+    if (why !== undefined) return why;
+    if (region === undefined) return `agent ${peer.name} has not registered the memory with it`;
+  }
+  return undefined;
+}
+
+// What an agent says of the network cards that a link to a peer goes over.
+
+/** A network card of this host, and the one of the peer that packets from it go to, with how it stands. */
+export interface LinkRail extends RailState {
+  /** Name of this host's network interface; left out if no interface has the address any more. */
+  readonly name?: string;
+  /** PCI addresses of the GPUs that are nearer to it than to the other rails of the link. */
+  readonly gpus: readonly string[];
+}
+
+/** `files` and `interfaces`: those of this host if missing. */
+export function describeRails(
+  pairs: readonly RailState[],
+  files?: FileProbe,
+  interfaces: readonly HostInterface[] = hostInterfaces(),
+): readonly LinkRail[] {
+  const known = pairs.filter(({ local }) => interfaces.some(({ addresses }) => addresses.includes(local)));
+  const list = known.map(({ local }) => local).join();
+  const plan = list === '' ? { rails: [], gpus: [] } : planRails(list, files, interfaces);
+  return pairs.map((pair) => {
+    const rail = plan.rails.find(({ address }) => address === pair.local);
+    const gpus = plan.gpus.filter((gpu) => rail !== undefined && gpu.rail === rail.name).map(({ gpu }) => gpu);
+    return { ...pair, ...(rail === undefined ? {} : { name: rail.name }), gpus };
+  });
 }

@@ -1,9 +1,7 @@
 // What the rails of this host are made of, and which of them is nearest to each GPU.
 import { type FileProbe, localFiles } from '../native/file-probe.ts';
-import { type HostInterface, hostInterfaces } from './host-interfaces.ts';
-import { gpuDevices, nearestDevices } from './nearest-device.ts';
-import { type PciDevice, pciDeviceOf, type PciDistance } from './pci-device.ts';
-import { listRails, type Rail } from './rail-list.ts';
+import { type HostInterface, hostInterfaces, listRails, type Rail } from './rail-list.ts';
+import { gpuDevices, nearestDevices, type PciDevice, pciDeviceOf, type PciDistance } from './nearest-device.ts';
 
 interface RailHardware extends Rail {
   readonly gigabitsPerSecond?: number;

@@ -1,10 +1,9 @@
 // The setting transportRails: which network interfaces of this host carry packets, and in which order.
 import { isIP, isIPv4, SocketAddress } from 'node:net';
+import { networkInterfaces } from 'node:os';
 import { WeftlineError } from '../core/errors.ts';
 import { printable, quote } from '../core/quote.ts';
 import { isLoopback } from '../meeting/loopback.ts';
-import type { HostInterface } from './host-interfaces.ts';
-import { matchingNames, type NamePattern, readNameList } from './name-list.ts';
 
 /** One network interface of this host that carries packets. Two hosts pair their rails by index. */
 export interface Rail {
@@ -109,4 +108,63 @@ function wrongRails(text: string, expected: string, interfaces: readonly HostInt
     `Invalid setting transportRails (WEFTLINE_TRANSPORT_RAILS): expected ${expected}, got ${quote(text)}. This host has ${there.join(', ') || 'no interface with an address'}`,
     { details: { setting: 'transportRails', value: text, expected, interfaces: names } },
   );
+}
+
+// Lists of devices as settings have them: names, beginnings of names, exact names, or all but some.
+
+export interface NamePattern {
+  readonly name: string;
+  readonly isExact: boolean;
+}
+
+interface NameList {
+  /** All but those that match. */
+  readonly isExclusion: boolean;
+  readonly patterns: readonly NamePattern[];
+}
+
+/** `eth0,ib`, `=eth0,ib0` (all exact), `eth,=ib0`, `^docker,veth`, `^=eth0`; undefined for what is no such list. */
+export function readNameList(text: string): NameList | undefined {
+  const list = text.trim();
+  const isExclusion = list.startsWith('^');
+  const names = isExclusion ? list.slice(1).trim() : list;
+  const areExact = names.startsWith('=');
+  const elements = (areExact ? names.slice(1) : names).split(',').map((element) => element.trim());
+  const patterns = elements.map((element) => {
+    const isExact = element.startsWith('=');
+    return { name: isExact ? element.slice(1).trim() : element, isExact: areExact || isExact };
+  });
+  if (patterns.some(({ name }) => name === '' || /[\^=]/.test(name))) return undefined;
+  return { isExclusion, patterns };
+}
+
+/** What a pattern means: the one of that name, or else, if it is not exact, all whose names begin so. */
+export function matchingNames<T extends { readonly name: string }>(
+  { name, isExact }: NamePattern,
+  things: readonly T[],
+): readonly T[] {
+  const same = things.filter((one) => one.name === name);
+  if (same.length > 0 || isExact) return same;
+  return things.filter((one) => one.name.startsWith(name));
+}
+
+// The network interfaces of this host with the addresses that peers can reach.
+
+/** Only what is up and has an address that means something without a zone. */
+export interface HostInterface {
+  readonly name: string;
+  /** Numeric; at least one. */
+  readonly addresses: readonly string[];
+}
+
+/** In the natural order of their names, eth2 before eth10, so that hosts that are wired alike list them alike. */
+export function hostInterfaces(): readonly HostInterface[] {
+  const names = new Intl.Collator('en', { numeric: true });
+  return Object.entries(networkInterfaces())
+    .map(([name, entries = []]) => ({
+      name,
+      addresses: entries.filter(({ scopeid = 0 }) => scopeid === 0).map(({ address }) => address),
+    }))
+    .filter(({ addresses }) => addresses.length > 0)
+    .toSorted((a, b) => names.compare(a.name, b.name));
 }

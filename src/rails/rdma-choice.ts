@@ -2,10 +2,8 @@
 import { WeftlineError } from '../core/errors.ts';
 import { quote } from '../core/quote.ts';
 import { type Settings, settingsTable } from '../settings/settings.ts';
-import type { HostInterface } from './host-interfaces.ts';
-import { matchingNames, type NamePattern, readNameList } from './name-list.ts';
-import { nearestDevices } from './nearest-device.ts';
-import type { PciDevice, PciDistance } from './pci-device.ts';
+import { type HostInterface, matchingNames, type NamePattern, readNameList } from './rail-list.ts';
+import { nearestDevices, type PciDevice, type PciDistance } from './nearest-device.ts';
 import type { RdmaDevice, RdmaGid, RdmaPort } from './rdma-devices.ts';
 
 export type RdmaSettings = Pick<

@@ -4,7 +4,7 @@ import type { FileProbe } from '../native/file-probe.ts';
 import { VerbsContext } from '../native/verbs/context.ts';
 import { verbsDeviceNames } from '../native/verbs/device-list.ts';
 import type { DeviceAttributes, GidEntry, PortAttributes } from '../native/verbs/facts.ts';
-import { type PciDevice, pciDeviceOf } from './pci-device.ts';
+import { type PciDevice, pciDeviceOf } from './nearest-device.ts';
 
 export interface RdmaPort {
   /** From 1. */

@@ -1,5 +1,5 @@
 // The knobs of the transport.
-import { congestionNames, congestionSummary } from '../congestion/rules.ts';
+import { congestionNames, congestionSummary } from '../congestion/congestion.ts';
 import type { Setting } from './setting.ts';
 
 /** Of sockets and threads. */

@@ -4,7 +4,7 @@ import { spanName } from './chrome-trace.ts';
 import type { TracePart } from './read-part.ts';
 import { peerOfLabel } from './read-kernels.ts';
 
-export interface PhaseSummary {
+interface PhaseSummary {
   /** A trace point, or an object and its call. */
   readonly phase: string;
   readonly count: number;

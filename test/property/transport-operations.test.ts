@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import fc from '../support/fast-check.ts';
-import { congestionNames } from '#lib/congestion/rules.js';
+import { congestionNames } from '#lib/congestion/congestion.js';
 import { type EngineHandle, requestStatus } from '#lib/transport/engine/transport-engine.js';
 import { isEnded, Loopback, pattern, type Side } from '../unit/transport/support/loopback.js';
 

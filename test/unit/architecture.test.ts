@@ -37,7 +37,7 @@ const folderOrder = [
 const readersOfForeignVariables = [
   'src/native/file-probe.ts',
   'src/native/ucx.ts',
-  'src/agent/backends/ucx/ucx-transports.ts',
+  'src/agent/backends/ucx/ucx-context.ts',
   'src/device/cuda/jit/cubin-cache.ts',
 ];
 /** Lays out the parameters of users' own kernels, as their sources declare them. */
@@ -51,7 +51,7 @@ const layoutPatterns: readonly RegExp[] = [
 /** What they open is the kernel's or the package's own, is made with a name that nobody has, or is guarded by rules of its own. */
 const openersOfTheirOwn = [
   'src/abi/emit.ts',
-  'src/agent/backends/local/process-permission.ts',
+  'src/agent/backends/local/local-backend.ts',
   'src/core/guarded-file.ts',
   'src/device/cpu/kernels.ts',
   'src/device/cuda/jit/cubin-cache.ts',

@@ -1,11 +1,13 @@
 // Moves what two lists describe to or from one peer: prepares, posts while there is room, waits, keeps for the next time.
-import { WeftlineError } from '../../core/errors.ts';
+import { checkOptions, type OptionNames } from '../../core/check-options.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { type WaitFacts, whileWaiting } from '../../core/waits.ts';
 import type { Agent } from '../agent.ts';
 import type { TransferOperation } from '../backend.ts';
 import type { BackendName } from '../backends/backend-table.ts';
+import { checkPart, DescriptorList } from '../descriptors.ts';
+import type { Registration } from '../registration.ts';
 import type { Transfer } from '../transfer.ts';
-import { KeptTransfers, type Ways } from './kept-transfers.ts';
 
 interface MoverOptions {
   readonly agent: Agent;
@@ -111,4 +113,162 @@ export class Mover {
       throw error;
     }
   }
+}
+
+// Prepared transfers that are kept for the next message between the same places.
+
+/** Entry i of one side goes with entry i of the other, and has its size. */
+export interface Ways {
+  readonly local: DescriptorList;
+  readonly remote: DescriptorList;
+}
+
+interface Kept extends Ways {
+  readonly operation: TransferOperation;
+  readonly transfer: Transfer;
+}
+
+const MAX_KEPT = 256;
+/** Of one transfer. To prepare a longer one costs little beside moving its parts, and it takes memory. */
+const MAX_PARTS = 1024;
+
+class KeptTransfers {
+  /** By a hash of their places, oldest first. Of transfers whose hashes are equal, one is kept. */
+  readonly #kept = new Map<number, Kept>();
+
+  /** One between exactly these places, which is the caller's from now on. */
+  take(operation: TransferOperation, ways: Ways): Transfer | undefined {
+    if (ways.local.length > MAX_PARTS) return undefined;
+    const hash = hashOf(operation, ways);
+    const found = this.#kept.get(hash);
+    if (found === undefined || found.operation !== operation || !areSame(found, ways)) return undefined;
+    this.#kept.delete(hash);
+    return found.transfer;
+  }
+
+  /** Keeps an idle one, or releases it. */
+  async keep(operation: TransferOperation, ways: Ways, transfer: Transfer): Promise<void> {
+    if (ways.local.length > MAX_PARTS) return transfer.release();
+    const hash = hashOf(operation, ways);
+    if (this.#kept.has(hash)) return transfer.release();
+    this.#kept.set(hash, { operation, local: ways.local, remote: ways.remote, transfer });
+    if (this.#kept.size <= MAX_KEPT) return undefined;
+    const [oldest, idle] = this.#kept.entries().next().value as [number, Kept];
+    this.#kept.delete(oldest);
+    return idle.transfer.release();
+  }
+
+  /** Those that use memory of this side in a range. */
+  async releaseWithin(address: number, bytes: number): Promise<void> {
+    const gone = [...this.#kept].filter(([, { local }]) =>
+      local.addresses.some((begin) => begin >= address && begin < address + bytes),
+    );
+    for (const [hash] of gone) this.#kept.delete(hash);
+    await Promise.all(gone.map(([, { transfer }]) => transfer.release()));
+  }
+
+  async releaseAll(): Promise<void> {
+    const all = [...this.#kept.values()];
+    this.#kept.clear();
+    await Promise.all(all.map(({ transfer }) => transfer.release()));
+  }
+}
+
+function areSame(one: Ways, other: Ways): boolean {
+  return (
+    areEqual(one.local.addresses, other.local.addresses) &&
+    areEqual(one.local.lengths, other.local.lengths) &&
+    areEqual(one.remote.addresses, other.remote.addresses)
+  );
+}
+
+function areEqual(one: Float64Array, other: Float64Array): boolean {
+  if (one.length !== other.length) return false;
+  for (let at = 0; at < one.length; at++) if (one[at] !== other[at]) return false;
+  return true;
+}
+
+/** FNV-1a over the numbers' low and high halves. */
+function hashOf(operation: TransferOperation, { local, remote }: Ways): number {
+  let hash = operation === 'read' ? 1 : 2;
+  for (const numbers of [local.addresses, local.lengths, remote.addresses]) {
+    for (let at = 0; at < numbers.length; at++) {
+      const number = numbers[at]!;
+      hash = Math.imul(hash ^ (number | 0), 0x0100_0193);
+      hash = Math.imul(hash ^ (number / 2 ** 32), 0x0100_0193);
+    }
+  }
+  return hash;
+}
+
+// Parts of memory as endpoints are given them, cut so that each piece here has its piece there.
+
+/** Part of registered memory of this side; all of it by default. */
+export interface EndpointPart {
+  readonly region: Registration;
+  readonly offset?: number;
+  readonly bytes?: number;
+}
+
+const localPartNames: OptionNames<EndpointPart> = { region: true, offset: true, bytes: true };
+
+/** One part, or several that count as one message (the vectored calls). */
+export type EndpointParts = EndpointPart | readonly EndpointPart[];
+
+export function listOf(parts: EndpointParts): DescriptorList {
+  if (typeof parts !== 'object' || parts === null) throw invalidArgument('parts', parts, 'a part, or a list of them');
+  const list = 'region' in parts ? [parts] : parts;
+  const kind = list[0]?.region?.kind;
+  if (kind === undefined) throw invalidArgument('parts', parts, 'at least one');
+  const addresses = new Float64Array(list.length);
+  const lengths = new Float64Array(list.length);
+  let at = 0;
+  for (const part of list) {
+    checkOptions(part, localPartNames, 'part');
+    const { region, offset = 0, bytes = region.length - offset } = part;
+    if (region.kind !== kind) throw invalidArgument('parts', region.kind, `ranges of ${kind} memory`);
+    checkPart(region, offset, bytes);
+    addresses[at] = region.address + offset;
+    lengths[at] = bytes;
+    at++;
+  }
+  return new DescriptorList(kind, addresses, lengths);
+}
+
+/** Cuts both lists at each other's borders; what `remote` has more than `local` is left out. */
+export function cutAlike(
+  local: DescriptorList,
+  remote: DescriptorList,
+): { readonly local: DescriptorList; readonly remote: DescriptorList } {
+  if (haveSameCuts(local, remote)) {
+    const count = local.length;
+    return { local, remote: new DescriptorList(remote.kind, remote.addresses.subarray(0, count), local.lengths) };
+  }
+  // Each cut but the last ends an entry of one side at least.
+  const most = Math.max(0, local.length + remote.length - 1);
+  const [from, to, lengths] = [new Float64Array(most), new Float64Array(most), new Float64Array(most)];
+  let [here, there, hereAt, thereAt, cuts] = [0, 0, 0, 0, 0];
+  while (here < local.length && there < remote.length) {
+    const hereLeft = local.lengths[here]! - hereAt;
+    const thereLeft = remote.lengths[there]! - thereAt;
+    const bytes = Math.min(hereLeft, thereLeft);
+    from[cuts] = local.addresses[here]! + hereAt;
+    to[cuts] = remote.addresses[there]! + thereAt;
+    lengths[cuts] = bytes;
+    cuts++;
+    [here, hereAt] = bytes === hereLeft ? [here + 1, 0] : [here, hereAt + bytes];
+    [there, thereAt] = bytes === thereLeft ? [there + 1, 0] : [there, thereAt + bytes];
+  }
+  return {
+    local: new DescriptorList(local.kind, from.subarray(0, cuts), lengths.subarray(0, cuts)),
+    remote: new DescriptorList(remote.kind, to.subarray(0, cuts), lengths.subarray(0, cuts)),
+  };
+}
+
+/** True if entry i of both sides has the same size, as far as `local` goes; its last one may be the shorter. */
+function haveSameCuts(local: DescriptorList, remote: DescriptorList): boolean {
+  const last = local.length - 1;
+  if (last < 0 || last >= remote.length) return false;
+  for (let index = 0; index < last; index++) if (local.lengths[index] !== remote.lengths[index]) return false;
+  return local.lengths[last]! <= remote.lengths[last]!;
 }

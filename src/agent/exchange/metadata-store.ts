@@ -1,12 +1,10 @@
 // Metadata under agents' names in a store that all of them reach.
-import { remaining, startCall } from '../../core/deadline.ts';
-import { WeftlineError } from '../../core/errors.ts';
-import type { Store } from '../../world/store.ts';
-import type { WaitOptions } from '../../core/deadline.ts';
+import { remaining, startCall, type WaitOptions } from '../../core/deadline.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { Settings } from '../../settings/settings.ts';
-import type { Agent } from '../agent.ts';
+import type { Store } from '../../world/store.ts';
 import type { MetadataOptions } from '../agent-options.ts';
-import { requireAgent, requireCalls, requireLoader, requireStore, requireText } from './require-agent.ts';
+import type { Agent } from '../agent.ts';
 
 const KEY_PREFIX = 'agent/';
 const STALE_PAUSE_MS = 50;
@@ -106,4 +104,31 @@ export function worldMetadataStore(store: Store): MetadataStore {
     get: (name, options) => store.get(KEY_PREFIX + name, options),
     delete: async (name) => void (await store.delete(KEY_PREFIX + name)),
   };
+}
+
+// Checks of the agent and the store that calls for metadata take, before anything is sent.
+
+/** Fails with WL_INVALID_ARGUMENT for what has no metadata of its own, or takes none. */
+export function requireAgent(agent: unknown): void {
+  requireCalls('agent', agent, ['localMetadata', 'loadRemoteMetadata'], 'an agent of Agent.create()');
+}
+
+/** Of what only takes metadata. */
+function requireLoader(agent: unknown): void {
+  requireCalls('agent', agent, ['loadRemoteMetadata'], 'an agent of Agent.create()');
+}
+
+function requireStore(store: unknown): void {
+  const expected =
+    'a store of metadata: worldMetadataStore(world.store), etcdMetadataStore({ endpoint }), or one like them';
+  requireCalls('store', store, ['put', 'get', 'delete'], expected);
+}
+
+function requireText(name: string, value: unknown): void {
+  if (typeof value !== 'string') throw invalidArgument(name, value, 'a string');
+}
+
+function requireCalls(name: string, value: unknown, calls: readonly string[], expected: string): void {
+  const given = typeof value === 'object' && value !== null ? (value as Readonly<Record<string, unknown>>) : {};
+  if (!calls.every((call) => typeof given[call] === 'function')) throw invalidArgument(name, value, expected);
 }

@@ -3,8 +3,7 @@ import { RDMA_REGION_HEAD_BYTES } from '../../abi/rdma-agent.ts';
 import { getWide, setWide } from '../../abi/wide-words.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { protocolError } from '../../meeting/frames.ts';
-import type { AgentMemory } from '../agent-memory.ts';
-import type { BackendRegion, BackendRemoteRegion } from '../backend.ts';
+import type { AgentMemory, BackendRegion, BackendRemoteRegion } from '../backend.ts';
 import type { OwnMemory, RdmaDevice, RemoteKeys } from './rdma-device.ts';
 
 /** What of this side uses a region. */

@@ -11,7 +11,7 @@ import {
 } from '../../abi/staging-wire.ts';
 import { NativeBlock } from '../../native/native-block.ts';
 import type { Settings } from '../../settings/settings.ts';
-import type { AgentMemory } from '../agent-memory.ts';
+import type { AgentMemory } from '../backend.ts';
 
 /** Where bytes of a slot begin, at the latest. */
 const MAX_DATA_OFFSET = alignUp(pieceHead.size + MAX_PIECE_FRAGMENTS * pieceFragment.size, 4096);

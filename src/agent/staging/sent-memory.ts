@@ -1,8 +1,7 @@
 // Host memory that a staging thread's backend sends from in place, without a copy to a ring.
 import type { Deadline } from '../../core/deadline.ts';
 import { viewAt } from '../../native/library.ts';
-import type { AgentMemory } from '../agent-memory.ts';
-import type { Backend, BackendRegion } from '../backend.ts';
+import type { AgentMemory, Backend, BackendRegion } from '../backend.ts';
 import type { StagedMemory } from './memory-table.ts';
 import { untilTrue } from './patience.ts';
 import type { SendLane } from './send-lane.ts';

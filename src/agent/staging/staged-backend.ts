@@ -1,12 +1,13 @@
 // Memory of GPUs for backends that carry host memory: wraps one, and stages what it cannot carry by a thread of its own.
 import { CudaDevice } from '../../device/cuda/cuda-device.ts';
-import type { AgentMemory, MemoryKind } from '../agent-memory.ts';
 import type {
+  AgentMemory,
   Backend,
   BackendContext,
   BackendPeer,
   ConnectOptions,
   CreateBackend,
+  MemoryKind,
   RemoteRegionInfo,
 } from '../backend.ts';
 import { encodeStagedRegion } from './region-info.ts';

@@ -1,7 +1,6 @@
 // The way to one peer: the backend's own link, and lanes of the staging thread for what that cannot carry.
 import type { WeftlineError } from '../../core/errors.ts';
 import type { RailState } from '../../transport/index.ts';
-import type { MemoryKind } from '../agent-memory.ts';
 import type {
   BackendLink,
   BackendPeer,
@@ -10,6 +9,7 @@ import type {
   BackendTransfer,
   ChannelOptions,
   LinkState,
+  MemoryKind,
   PlannedTransfer,
   TransferOperation,
 } from '../backend.ts';

@@ -1,7 +1,6 @@
 // Registered memory of this side and of a peer as a backend with staging has it.
 import { WeftlineError } from '../../core/errors.ts';
-import type { AgentMemory } from '../agent-memory.ts';
-import type { BackendRegion, BackendRemoteRegion } from '../backend.ts';
+import type { AgentMemory, BackendRegion, BackendRemoteRegion } from '../backend.ts';
 import type { StagedRegionName } from './region-info.ts';
 import type { StagingThread } from './staging-thread.ts';
 

@@ -1,6 +1,6 @@
 // How a DeviceHost and its peers come to know each other: by metadata handed over, asked for at a listener, or published.
 import { type ListenerAddress, loadPublished, type MetadataStore } from '../../agent/index.ts';
-import { addressNames } from '../../agent/exchange/metadata-caller.ts';
+import { addressNames } from '../../agent/exchange/metadata-exchange.ts';
 import { checkOptions } from '../../core/check-options.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';

@@ -1,16 +1,16 @@
 // The agent of a proxy thread: its registered memory, its peers, and a channel per peer that commands are posted to.
-import { Agent } from '../../agent/agent.ts';
+import { Agent, carrierAcrossHosts } from '../../agent/agent.ts';
 import type { BackendChannel, BackendLink, PutPlace } from '../../agent/backend.ts';
 import type { BackendName } from '../../agent/backends/backend-table.ts';
-import { carrierAcrossHosts } from '../../agent/carrier-across-hosts.ts';
 import {
   exchangeMetadata,
   fetchMetadata,
   type ListenerAddress,
+  type ListenOptions,
+  MetadataListener,
   sendInvalidation,
   sendMetadata,
-} from '../../agent/exchange/metadata-caller.ts';
-import { type ListenOptions, MetadataListener } from '../../agent/exchange/metadata-listener.ts';
+} from '../../agent/exchange/metadata-exchange.ts';
 import type { Registration } from '../../agent/registration.ts';
 import { Deadline } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';

@@ -1,8 +1,7 @@
 // What a ProxyService and the thread that serves its queues say to each other.
 import type { LoadOptions } from '../../agent/agent-options.ts';
 import type { BackendName } from '../../agent/backends/backend-table.ts';
-import type { ListenerAddress } from '../../agent/exchange/metadata-caller.ts';
-import type { ListenOptions } from '../../agent/exchange/metadata-listener.ts';
+import type { ListenerAddress, ListenOptions } from '../../agent/exchange/metadata-exchange.ts';
 import type { Settings } from '../../settings/settings.ts';
 import type { Calls } from '../../threads/worker-port.ts';
 

@@ -1,8 +1,7 @@
 // The way of a collective object to the group's ranks on other hosts: windows registered with the rank's agent, channels to
 // each peer, and cells in which signals of peers are counted.
-import type { Agent } from '../../agent/agent.ts';
+import { type Agent, carrierAcrossHosts } from '../../agent/agent.ts';
 import type { BackendName } from '../../agent/backends/backend-table.ts';
-import { carrierAcrossHosts } from '../../agent/carrier-across-hosts.ts';
 import type { Registration } from '../../agent/registration.ts';
 import { networkCellOffset, networkCells } from '../../abi/network-cells.ts';
 import { type CallWait, remaining } from '../../core/deadline.ts';

@@ -5,7 +5,7 @@ import { wasm } from '../../device/cpu/wasm.ts';
 import { type FileProbe, localFiles, orUndefined } from '../../native/file-probe.ts';
 import { loadKoffi } from '../../native/library.ts';
 import { openUcx } from '../../native/ucx.ts';
-import { type HostInterface, hostInterfaces } from '../../rails/host-interfaces.ts';
+import { type HostInterface, hostInterfaces } from '../../rails/rail-list.ts';
 import { type RdmaDevice, rdmaHardware } from '../../rails/rdma-devices.ts';
 
 /** Reading never throws: what is missing or forbidden is undefined or empty. */

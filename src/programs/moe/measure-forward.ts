@@ -16,7 +16,7 @@ import { largestTokenShare } from './token-split.ts';
 /** What carries the tokens. */
 export const moeDispatchers = ['buffer', 'all2all'] as const;
 
-export interface PhaseReport {
+interface PhaseReport {
   readonly name: MoePhaseName;
   /** Median over the passes of the slowest rank's time. */
   readonly ms: number;

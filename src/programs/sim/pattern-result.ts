@@ -57,7 +57,7 @@ export interface PatternResult {
 }
 
 /** Sums over all connections' sending ends. */
-export interface TransportCounts {
+interface TransportCounts {
   readonly segments: number;
   readonly retransmitted: number;
   /** Arrived more than once. */

@@ -14,7 +14,7 @@ import { type SimulatedEngine, SimulatedHost } from './simulated-host.ts';
 import { type NicOptions, SimulatedIo } from './simulated-io.ts';
 import type { NetworkTopology } from './topology.ts';
 
-export interface SimulationOptions {
+interface SimulationOptions {
   readonly topology: NetworkTopology;
   readonly seed: number;
   /** Bytes of a full packet, header included. */

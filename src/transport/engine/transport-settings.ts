@@ -1,6 +1,5 @@
 // The transport's settings in the units of the protocol: microseconds, and bytes per microsecond.
-import type { CongestionRule } from '../../congestion/congestion.ts';
-import { congestionRules } from '../../congestion/rules.ts';
+import { type CongestionRule, congestionRules } from '../../congestion/congestion.ts';
 import type { Settings } from '../../settings/settings.ts';
 
 export interface TransportSettings {

@@ -1,8 +1,7 @@
 // The sending side of a connection: requests that wait to be cut into segments, segments in flight, and what bounds them.
 // transmit.ts sends, ack-input.ts takes in acks, loss.ts finds what was lost.
 import { DATA_HEADER_BYTES } from '../../abi/transport-packet.ts';
-import type { Congestion } from '../../congestion/congestion.ts';
-import { congestionRules } from '../../congestion/rules.ts';
+import { type Congestion, congestionRules } from '../../congestion/congestion.ts';
 import { type ClearToSend, Flow, Schedule, type SendQueue } from '../engine/flow.ts';
 import { isVacancy, type Request, RequestQueue } from '../engine/request.ts';
 import type { TransportSettings } from '../engine/transport-settings.ts';

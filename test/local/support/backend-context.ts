@@ -1,8 +1,7 @@
 // A backend without an agent: its context, and what it delivered.
 import { randomBytes } from 'node:crypto';
 import { readSettings, type Settings } from 'weftline';
-import type { AgentMemory } from '#lib/agent/agent-memory.js';
-import type { Backend, BackendContext, BackendPeer, CreateBackend } from '#lib/agent/backend.js';
+import type { AgentMemory, Backend, BackendContext, BackendPeer, CreateBackend } from '#lib/agent/backend.js';
 import { WakeWord } from '#lib/threads/wake-word.js';
 import type { SharedMemory } from '#lib/windows/shared-memory.js';
 import { addressOf } from '#lib/native/library.js';

@@ -2,8 +2,8 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import fc from '../../support/fast-check.ts';
 import { DescriptorList } from 'weftline/agent';
-import { cutAlike } from '#lib/agent/endpoint/ranges.js';
-import { planTransfer, RegionFinder } from '#lib/agent/transfer-plan.js';
+import { cutAlike } from '#lib/agent/endpoint/mover.js';
+import { planTransfer, RegionFinder } from '#lib/agent/transfer.js';
 import { namedParts } from '../../local/support/planned-transfer.ts';
 
 const a = { kind: 'host', address: 4096, length: 1000, name: 'a' } as const;

@@ -4,8 +4,7 @@ import test from 'node:test';
 import fc from '../../support/fast-check.ts';
 import { WeftlineError } from 'weftline';
 import { type AgentMetadata, decodeMetadata, encodeMetadata } from '#lib/agent/metadata.js';
-import type { LinkWait } from '#lib/agent/remote-agent.js';
-import { RemoteAgents } from '#lib/agent/remote-agents.js';
+import { type LinkWait, RemoteAgents } from '#lib/agent/remote-agent.js';
 import { Deadline } from '#lib/core/deadline.js';
 
 const sample: AgentMetadata = {

@@ -7,10 +7,10 @@ import { join } from 'weftline/world';
 import { localRegionInfo, localRegionKinds } from '#lib/abi/agent-local-info.js';
 import { Block } from '#lib/abi/layout.js';
 import { isOfProcess, readRegionInfo } from '#lib/agent/backends/local/remote-region.js';
-import { MultipathRemoteRegion } from '#lib/agent/backends/multipath/multipath-region.js';
-import { NotificationRing } from '#lib/agent/backends/local/notification-ring.js';
+import { MultipathRemoteRegion } from '#lib/agent/backends/multipath/multipath-channel.js';
+import { NotificationRing } from '#lib/agent/backends/local/mailbox-layout.js';
 import { RdmaRemoteRegion } from '#lib/agent/rdma/rdma-region.js';
-import { UcxKeys } from '#lib/agent/backends/ucx/ucx-keys.js';
+import { UcxKeys } from '#lib/agent/backends/ucx/ucx-memories.js';
 import { decodeMetadata, encodeMetadata } from '#lib/agent/metadata.js';
 import { copyOf } from '#lib/core/bytes.js';
 import { parseHeader } from '#lib/programs/moe/safetensors-header.js';
@@ -100,9 +100,9 @@ test('what backends publish of themselves and of their regions', () => {
 test('records of a ring of notifications', () => {
   assertSame(text('a message'), (bytes) => {
     const buffer = new ArrayBuffer(mailboxSender.size + SENDER_RING_BYTES);
-    const ring = new NotificationRing({ buffer, slotOffset: 0, ringOffset: mailboxSender.size });
+    const ring = new NotificationRing({ buffer, slotAt: 0, ringAt: mailboxSender.size });
     assert.ok(ring.push(bytes));
-    return new NotificationRing({ buffer, slotOffset: 0, ringOffset: mailboxSender.size }).take();
+    return new NotificationRing({ buffer, slotAt: 0, ringAt: mailboxSender.size }).take();
   });
 });
 

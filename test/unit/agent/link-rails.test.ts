@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { describeRails } from '#lib/agent/link-rails.js';
+import { describeRails } from '#lib/agent/peer-links.js';
 import { fakeHost } from '../rails/fake-host.ts';
 
 test('a link names its rails, those of the peer, how they stand, and the GPUs that are nearest to each', () => {

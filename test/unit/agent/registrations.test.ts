@@ -2,8 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { WeftlineError } from '#lib/core/errors.js';
-import { describeMemory } from '#lib/agent/registration.js';
-import { Registrations } from '#lib/agent/registrations.js';
+import { describeMemory, Registrations } from '#lib/agent/registration.js';
 import type { BackendSet } from '#lib/agent/backend-set.js';
 import { withCode } from '../../support/with-code.ts';
 

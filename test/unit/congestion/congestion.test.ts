@@ -1,11 +1,9 @@
 // Each congestion control against cases computed by hand from its formulas.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import type { AckSample, Congestion } from '#lib/congestion/congestion.js';
-import { congestionRules, Cubic } from '#lib/congestion/rules.js';
+import { type AckSample, type Congestion, congestionRules, Cubic, Swift } from '#lib/congestion/congestion.js';
 import { CreditPacer } from '#lib/transport/receive/credit-pacer.js';
 import { ReceiverCredits, SPECULATIVE_BYTES } from '#lib/transport/send/receiver-credits.js';
-import { Swift } from '#lib/congestion/swift.js';
 
 function ack(now: number, rtt: number, ackedBytes = 0, more: Partial<AckSample> = {}): AckSample {
   return { now, rtt, ackedBytes, baseRtt: 0, marked: false, ...more };

@@ -1,8 +1,7 @@
 // TIMELY and loss: the rate halves once per round trip where the delay shows a queue, and not otherwise.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import type { Congestion } from '#lib/congestion/congestion.js';
-import { congestionRules } from '#lib/congestion/rules.js';
+import { type Congestion, congestionRules } from '#lib/congestion/congestion.js';
 
 function timely(): Congestion {
   return congestionRules.timely.create({

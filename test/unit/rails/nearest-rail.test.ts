@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { describePlan, planRails } from '#lib/rails/nearest-rail.js';
-import { compareDistances, pciDeviceOf, pciDistance } from '#lib/rails/pci-device.js';
+import { compareDistances, pciDeviceOf, pciDistance } from '#lib/rails/nearest-device.js';
 import fc from '../../support/fast-check.ts';
 import { type FakeHost, fakeHost } from './fake-host.ts';
 

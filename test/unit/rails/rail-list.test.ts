@@ -1,8 +1,7 @@
 import assert from 'node:assert/strict';
 import { networkInterfaces } from 'node:os';
 import test from 'node:test';
-import { hostInterfaces } from '#lib/rails/host-interfaces.js';
-import { listRails } from '#lib/rails/rail-list.js';
+import { hostInterfaces, listRails } from '#lib/rails/rail-list.js';
 import fc from '../../support/fast-check.ts';
 
 const interfaces = [

@@ -1,7 +1,7 @@
 // Which RDMA port and address is chosen, over recorded hosts.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import type { PciDevice } from '#lib/rails/pci-device.js';
+import type { PciDevice } from '#lib/rails/nearest-device.js';
 import { chooseRdma, type RdmaChoice, type RdmaHost, type RdmaSettings } from '#lib/rails/rdma-choice.js';
 import type { RdmaDevice, RdmaGid, RdmaPort } from '#lib/rails/rdma-devices.js';
 import { readSettings, WeftlineError } from 'weftline';

@@ -1,11 +1,10 @@
 // The thread that carries out large copies of an agent, so that they go on while the agent's thread does something else.
-import { packageFile } from '../../../core/package-file.ts';
 import { JOB_WORDS, LANE_WORDS, THREAD_WORDS, threadWord } from '../../../abi/copy-words.ts';
+import { packageFile } from '../../../core/package-file.ts';
 import { SharedLock } from '../../../threads/shared-lock.ts';
 import { PooledWork } from '../../../threads/thread-pool.ts';
 import type { WakeWord } from '../../../threads/wake-word.ts';
 import { type CheckedCopies, type CopyJob, CopyLane } from './copy-lane.ts';
-import { type CopyOrder, type CopyWorkerData } from './copy-worker-data.ts';
 import type { PeerMailbox } from './peer-mailbox.ts';
 
 export class CopyThread {
@@ -106,3 +105,35 @@ export interface LaneToPeer {
   /** To be held while something is written to the peer. */
   readonly lock: SharedLock;
 }
+
+// What the agent's thread and the thread that copies for it tell each other.
+
+export interface CopyWorkerData {
+  /** Of `threadWord`. */
+  readonly words: SharedArrayBuffer;
+  /** Of the agent's WakeWord. */
+  readonly wake: SharedArrayBuffer;
+}
+
+/** Sent before the bell is rung for what they speak of. */
+export type CopyOrder =
+  | {
+      readonly do: 'open lane';
+      readonly id: number;
+      readonly words: Int32Array;
+      /** Native address of the peer's mailbox, mapped until no job of the lane is queued any more; the sender's place in it. */
+      readonly mailbox: number;
+      readonly mailboxBytes: number;
+      readonly slot: number;
+    }
+  | { readonly do: 'close lane'; readonly id: number }
+  | {
+      readonly do: 'make job';
+      readonly id: number;
+      readonly words: Int32Array;
+      readonly table: SharedArrayBuffer;
+      readonly message: Uint8Array;
+      /** Of RegionGrants. */
+      readonly grants: SharedArrayBuffer;
+    }
+  | { readonly do: 'forget job'; readonly id: number };

@@ -4,12 +4,9 @@ import { type MessagePort, receiveMessageOnPort } from 'node:worker_threads';
 import { SharedLock } from '../../../threads/shared-lock.ts';
 import { WakeWord } from '../../../threads/wake-word.ts';
 import { bindDeclaredFunctions, viewAt } from '../../../native/library.ts';
-import { type CopyJob, CopyLane } from './copy-lane.ts';
-import { CopyTable } from './copy-table.ts';
-import { type CopyOrder, type CopyWorkerData } from './copy-worker-data.ts';
-import { PeerSteps } from './peer-steps.ts';
-import { RecordSender } from './record-sender.ts';
-import { RegionGrants } from './region-grants.ts';
+import { type CopyJob, CopyLane, CopyTable } from './copy-lane.ts';
+import type { CopyOrder, CopyWorkerData } from './copy-thread.ts';
+import { PeerSteps, RecordSender, RegionGrants } from './sender-end.ts';
 
 /** How long a message waits for the peer's next look at its ring. */
 const BLOCKED_MS = 1;

@@ -3,27 +3,23 @@ import { WeftlineError } from '../../../core/errors.ts';
 import { log } from '../../../core/log.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
-import type { MemoryKind } from '../../agent-memory.ts';
 import type {
   BackendChannel,
   BackendLink,
   BackendRemoteRegion,
   BackendTransfer,
   LinkState,
+  MemoryKind,
   TransferOperation,
 } from '../../backend.ts';
 import { LocalChannel } from './local-channel.ts';
-import { LocalTransfer } from './local-transfer.ts';
-import { type CopyPlan, STEP_BYTES } from './copy-plan.ts';
+import { type CopyHelp, LocalTransfer } from './local-transfer.ts';
+import { type CopyPlan, type LinkedMemory, type LocalPlan, planCopies, STEP_BYTES } from './copy-plan.ts';
 import type { CopyThread } from './copy-thread.ts';
-import type { DeviceWork } from './device-work.ts';
-import { ImportedMemory } from './imported-memory.ts';
+import type { DeviceWork, PeerSteps } from './sender-end.ts';
+import { ImportedMemory, type LocalRemoteRegion, type RegionReach } from './remote-region.ts';
 import type { LocalRegion } from './local-region.ts';
 import type { PeerMailbox } from './peer-mailbox.ts';
-import type { PeerSteps } from './peer-steps.ts';
-import { type LinkedMemory, type LocalPlan, planCopies } from './plan-copies.ts';
-import type { LocalRemoteRegion, RegionReach } from './remote-region.ts';
-import type { CopyHelp } from './shared-copies.ts';
 
 /** Copying this much takes most of a millisecond; checking whether the peer lives costs nothing beside that. */
 const BYTES_PER_LOOK = 16 << 20;

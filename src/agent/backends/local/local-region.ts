@@ -3,8 +3,7 @@ import { Block } from '../../../abi/layout.ts';
 import { localRegionInfo, localRegionKinds } from '../../../abi/agent-local-info.ts';
 import { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import { admitPeersToMemory } from '../../../native/process-memory.ts';
-import type { AgentMemory } from '../../agent-memory.ts';
-import type { BackendRegion } from '../../backend.ts';
+import type { AgentMemory, BackendRegion } from '../../backend.ts';
 import type { Mailbox } from './mailbox.ts';
 
 interface LocalRegionOptions {

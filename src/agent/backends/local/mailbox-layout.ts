@@ -2,14 +2,16 @@
 import {
   mailboxHeader,
   mailboxSender,
+  notificationHead,
   ringsOffset,
   SENDER_NAME_BYTES,
   SENDER_RING_BYTES,
   SENDERS_OFFSET,
+  SKIP_RECORD,
 } from '../../../abi/agent-mailbox.ts';
 import { Block, wordOffsets } from '../../../abi/layout.ts';
 import type { Futex } from '../../../native/libc.ts';
-import { NotificationRing } from './notification-ring.ts';
+import { MAX_NOTIFICATION_BYTES } from '../../backend.ts';
 
 /** The owner's lock; that of a sender is at 1 + its slot. */
 export const OWNER_LOCK = 0;
@@ -37,8 +39,8 @@ export function slotWord(
 export function ringOf(buffer: ArrayBuffer, slot: number): NotificationRing {
   return new NotificationRing({
     buffer,
-    slotOffset: slotOffset(slot),
-    ringOffset: ringsOffset(sendersOf(buffer)) + slot * SENDER_RING_BYTES,
+    slotAt: slotOffset(slot),
+    ringAt: ringsOffset(sendersOf(buffer)) + slot * SENDER_RING_BYTES,
   });
 }
 
@@ -52,4 +54,132 @@ export function nameOf(buffer: ArrayBuffer, slot: number): string {
 export function ringDoorbell(header: Int32Array, doorbell: Futex): void {
   Atomics.add(header, headerWord.doorbell, 1);
   doorbell.wakeAll();
+}
+
+// A ring of records in shared memory with one writer at a time and one reader, each of which may die. Hot path.
+
+const HEAD_BYTES = notificationHead.size;
+const MASK = SENDER_RING_BYTES - 1;
+
+interface RingPlace {
+  readonly buffer: ArrayBuffer;
+  /** Where the sender's slot and its ring begin. */
+  readonly slotAt: number;
+  readonly ringAt: number;
+}
+
+/** Records have at most MAX_NOTIFICATION_BYTES, half of the ring: they fit an empty ring, wherever that begins. */
+export class NotificationRing {
+  readonly #control: Int32Array;
+  readonly #bytes: Uint8Array;
+  readonly #words: Int32Array;
+  /** What this side has written, or read. */
+  #own: number;
+  /** The writer's last look at what the reader has read. */
+  #seen: number;
+
+  constructor({ buffer, slotAt, ringAt }: RingPlace) {
+    this.#control = new Int32Array(buffer, slotAt, mailboxSender.size / 4);
+    this.#bytes = new Uint8Array(buffer, ringAt, SENDER_RING_BYTES);
+    this.#words = new Int32Array(buffer, ringAt, SENDER_RING_BYTES / 4);
+    this.#own = Atomics.load(this.#control, HEAD) & ALIGNED;
+    this.#seen = this.#own;
+  }
+
+  /** The writer's: false if the reader has to make room first. */
+  push(record: Uint8Array): boolean {
+    const needed = recordBytes(record.length);
+    const at = this.#own & MASK;
+    const skipped = at + needed > SENDER_RING_BYTES ? SENDER_RING_BYTES - at : 0;
+    if (!this.#hasRoom(skipped + needed)) return false;
+    const begin = (this.#own + skipped) | 0;
+    const start = begin & MASK;
+    const next = (begin + needed) | 0;
+    this.#words[start >>> 2] = record.length;
+    this.#bytes.set(record, start + HEAD_BYTES);
+    this.#words[((next & MASK) >>> 2) + STAMP] = 0;
+    this.#control[TAIL] = next;
+    // ORDER: the last store is the one that the reader looks at.
+    if (skipped > 0) {
+      this.#words[(start >>> 2) + STAMP] = begin + 1;
+      this.#words[at >>> 2] = SKIP_RECORD | 0;
+    }
+    Atomics.store(this.#words, (at >>> 2) + STAMP, (this.#own + 1) | 0);
+    this.#own = next;
+    return true;
+  }
+
+  /** The writer's: another thread of this process may have written since the last call. */
+  catchUp(): void {
+    this.#own = this.#control[TAIL]! & ALIGNED;
+    this.#seen = Atomics.load(this.#control, HEAD);
+  }
+
+  /** The writer's: true if `push` would take a record of that length. */
+  hasRoomFor(bytes: number): boolean {
+    const needed = recordBytes(bytes);
+    const at = this.#own & MASK;
+    return this.#hasRoom(needed + (at + needed > SENDER_RING_BYTES ? SENDER_RING_BYTES - at : 0));
+  }
+
+  /** The reader's: true if a record is there. */
+  get hasRecord(): boolean {
+    return Atomics.load(this.#words, ((this.#own & MASK) >>> 2) + STAMP) === ((this.#own + 1) | 0);
+  }
+
+  /** The reader's, when there is no writer: as it was made. */
+  reset(): void {
+    this.#words.fill(0);
+    this.#control[TAIL] = 0;
+    Atomics.store(this.#control, HEAD, 0);
+    this.#own = 0;
+  }
+
+  /** The reader's: the next record, a copy; undefined if there is none. Throws RangeError when the writer wrote nonsense. */
+  take(): Uint8Array | undefined {
+    if (!this.hasRecord) return undefined;
+    let at = this.#own & MASK;
+    let bytes = this.#words[at >>> 2]! >>> 0;
+    if (bytes === SKIP_RECORD) {
+      this.#own = (this.#own + SENDER_RING_BYTES - at) | 0;
+      at = 0;
+      bytes = this.#words[0]! >>> 0;
+    }
+    if (bytes > MAX_NOTIFICATION_BYTES || at + HEAD_BYTES + bytes > SENDER_RING_BYTES) {
+      throw new RangeError(`a record of ${bytes} bytes at ${at}`);
+    }
+    const record = copyOut(this.#bytes, at + HEAD_BYTES, bytes);
+    this.#own = (this.#own + recordBytes(bytes)) | 0;
+    Atomics.store(this.#control, HEAD, this.#own);
+    return record;
+  }
+
+  /** And for the place of the next stamp. */
+  #hasRoom(bytes: number): boolean {
+    const most = SENDER_RING_BYTES - HEAD_BYTES;
+    if (((this.#own - this.#seen) | 0) + bytes <= most) return true;
+    this.#seen = Atomics.load(this.#control, HEAD);
+    return ((this.#own - this.#seen) | 0) + bytes <= most;
+  }
+}
+
+/** Up to this many bytes a loop is faster than a call of `slice`. */
+const SHORT_BYTES = 64;
+
+function copyOut(bytes: Uint8Array, begin: number, length: number): Uint8Array {
+  if (length > SHORT_BYTES) return bytes.slice(begin, begin + length);
+  const copy = new Uint8Array(length);
+  for (let at = 0; at < length; at += 1) copy[at] = bytes[begin + at]!;
+  return copy;
+}
+
+/** Records begin at multiples of 8, whatever the other side has written into the memory that both share. */
+const ALIGNED = -8;
+const TAIL = mailboxSender.offset.tail / 4;
+const HEAD = mailboxSender.offset.head / 4;
+const STAMP = notificationHead.offset.stamp / 4;
+
+/** What a record of so many bytes takes. */
+export function recordBytes(bytes: number): number {
+  return HEAD_BYTES + Math.ceil(bytes / 8) * 8;
 }

@@ -15,10 +15,8 @@ import { Block } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { SharedMemory, type SharedMemoryName } from '../../../windows/shared-memory.ts';
 import { isByteLocked, lockByte } from '../../../native/libc.ts';
-import { DeviceWork } from './device-work.ts';
+import { DeviceWork, PeerSteps, RecordSender } from './sender-end.ts';
 import { headerWord, OWNER_LOCK, sendersOf, slotOffset, slotWord } from './mailbox-layout.ts';
-import { PeerSteps } from './peer-steps.ts';
-import { RecordSender } from './record-sender.ts';
 
 interface PeerMailboxOptions {
   readonly peer: string;

@@ -13,19 +13,18 @@ import {
   type TransportListener,
 } from '../../../transport/index.ts';
 import { networkIdentity } from '../../../world/host-identity.ts';
-import type { AgentMemory, MemoryKind } from '../../agent-memory.ts';
 import {
+  type AgentMemory,
   type Backend,
   type BackendContext,
   type BackendPeer,
   type ConnectOptions,
   MAX_NOTIFICATION_BYTES,
+  type MemoryKind,
 } from '../../backend.ts';
-import { whyNotAddress } from '../../peer-address.ts';
-import { type Hello, readHello, readWelcome } from './agent-words.ts';
-import { MessageRing } from './message-ring.ts';
-import { MultipathLink } from './multipath-link.ts';
-import { MultipathRegion } from './multipath-region.ts';
+import { whyNotAddress } from '../../agent-address.ts';
+import { type Hello, MessageRing, MultipathLink, readHello, readWelcome } from './multipath-link.ts';
+import { MultipathRegion } from './multipath-channel.ts';
 
 // The receiver's side of a mailbox: takes messages out of the ring in the order in which they arrived.
 

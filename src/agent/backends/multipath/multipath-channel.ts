@@ -1,4 +1,6 @@
 // Puts and signals on a flow of their own, in order; their ends are counted in the order of posting.
+import { Block } from '../../../abi/layout.ts';
+import { multipathRegionInfo } from '../../../abi/multipath-region.ts';
 import type { PartTable } from '../../../abi/part-table.ts';
 import { asWeftlineError, invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import type {
@@ -10,58 +12,6 @@ import type {
   Transport,
 } from '../../../transport/index.ts';
 import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace, SharedParts } from '../../backend.ts';
-import { MultipathRegion, MultipathRemoteRegion, own } from './multipath-region.ts';
-
-// Puts of many ranges, each posted with one command: the engine's thread reads the table.
-
-/** What they need of their channel. */
-interface PartsChannel {
-  putRanges(part: RangesPart): boolean;
-}
-
-interface MultipathPartsOptions {
-  readonly channel: PartsChannel;
-  readonly connection: Connection;
-  readonly way: Pick<RangesPart, 'flow' | 'pinned'>;
-  readonly ranges: SharedRangesNames;
-}
-
-class MultipathParts implements SharedParts {
-  readonly #channel: PartsChannel;
-  readonly #connection: Connection;
-  readonly #length: number;
-  /** What is posted. One object, so that nothing is made per post. */
-  readonly #part: { -readonly [K in keyof RangesPart]: RangesPart[K] };
-  #isReleased = false;
-
-  constructor({ channel, connection, way, ranges }: MultipathPartsOptions) {
-    this.#channel = channel;
-    this.#connection = connection;
-    this.#length = ranges.table.count;
-    this.#part = { ranges, first: 0, count: 0, ...way };
-  }
-
-  put(first: number, count: number): boolean {
-    const length = this.#length;
-    if (!(Number.isInteger(first) && first >= 0 && first <= length)) {
-      throw invalidArgument('first', first, `a number of a part, up to ${length}`);
-    }
-    if (!(Number.isInteger(count) && count >= 0 && count <= length - first)) {
-      throw invalidArgument('count', count, `up to ${length - first}, which the table has from part ${first} on`);
-    }
-    if (this.#isReleased) throw new WeftlineError('WL_CLOSED', 'The table of parts was released');
-    const part = this.#part;
-    part.first = first;
-    part.count = count;
-    return this.#channel.putRanges(part);
-  }
-
-  async release(): Promise<void> {
-    if (this.#isReleased) return;
-    this.#isReleased = true;
-    if (this.#connection.error === undefined) await this.#connection.unshareRanges(this.#part.ranges);
-  }
-}
 
 /** Operations under way. A power of two; all channels share the transport's requests, of which there may be none left. */
 const MAX_PENDING = 512;
@@ -220,4 +170,101 @@ export class MultipathChannel implements BackendChannel {
 
 function newWrite(region: MemoryRegion, way: ChannelWay): PostedWrite {
   return { region, offset: 0, bytes: 0, ...way, remoteRegion: 0, remoteKey: 0, remoteOffset: 0 };
+}
+
+// Registered memory of the transport, here and at the peer, and how it is named in metadata.
+
+export class MultipathRegion implements BackendRegion {
+  readonly info: Uint8Array;
+  readonly region: MemoryRegion;
+  readonly #transport: Transport;
+
+  constructor(transport: Transport, region: MemoryRegion) {
+    this.#transport = transport;
+    this.region = region;
+    this.info = new Uint8Array(multipathRegionInfo.size);
+    const block = new Block(multipathRegionInfo, this.info.buffer, 0);
+    block.set('region', region.remote.remoteRegion);
+    block.set('key', region.remote.remoteKey);
+  }
+
+  release(): Promise<void> {
+    return this.#transport.release(this.region);
+  }
+}
+
+export class MultipathRemoteRegion implements BackendRemoteRegion {
+  readonly bytes: number;
+  readonly remoteRegion: number;
+  readonly remoteKey: number;
+
+  constructor(info: Uint8Array, bytes: number) {
+    if (info.length !== multipathRegionInfo.size) {
+      throw new WeftlineError(
+        'WL_PROTOCOL',
+        `A region of multipath is named by ${multipathRegionInfo.size} bytes, not ${info.length}`,
+      );
+    }
+    const block = new Block(multipathRegionInfo, info.buffer, info.byteOffset);
+    this.bytes = bytes;
+    this.remoteRegion = block.get('region');
+    this.remoteKey = block.get('key');
+  }
+}
+
+/** What came back from the agent must be what this backend made. */
+export function own<T>(kind: abstract new (...parameters: never[]) => T, value: unknown): T {
+  if (value instanceof kind) return value;
+  throw new WeftlineError('WL_INTERNAL', `A ${kind.name} was expected`);
+}
+
+// Puts of many ranges, each posted with one command: the engine's thread reads the table.
+
+/** What they need of their channel. */
+interface PartsChannel {
+  putRanges(part: RangesPart): boolean;
+}
+
+interface MultipathPartsOptions {
+  readonly channel: PartsChannel;
+  readonly connection: Connection;
+  readonly way: Pick<RangesPart, 'flow' | 'pinned'>;
+  readonly ranges: SharedRangesNames;
+}
+
+class MultipathParts implements SharedParts {
+  readonly #channel: PartsChannel;
+  readonly #connection: Connection;
+  readonly #length: number;
+  /** What is posted. One object, so that nothing is made per post. */
+  readonly #part: { -readonly [K in keyof RangesPart]: RangesPart[K] };
+  #isReleased = false;
+
+  constructor({ channel, connection, way, ranges }: MultipathPartsOptions) {
+    this.#channel = channel;
+    this.#connection = connection;
+    this.#length = ranges.table.count;
+    this.#part = { ranges, first: 0, count: 0, ...way };
+  }
+
+  put(first: number, count: number): boolean {
+    const length = this.#length;
+    if (!(Number.isInteger(first) && first >= 0 && first <= length)) {
+      throw invalidArgument('first', first, `a number of a part, up to ${length}`);
+    }
+    if (!(Number.isInteger(count) && count >= 0 && count <= length - first)) {
+      throw invalidArgument('count', count, `up to ${length - first}, which the table has from part ${first} on`);
+    }
+    if (this.#isReleased) throw new WeftlineError('WL_CLOSED', 'The table of parts was released');
+    const part = this.#part;
+    part.first = first;
+    part.count = count;
+    return this.#channel.putRanges(part);
+  }
+
+  async release(): Promise<void> {
+    if (this.#isReleased) return;
+    this.#isReleased = true;
+    if (this.#connection.error === undefined) await this.#connection.unshareRanges(this.#part.ranges);
+  }
 }

@@ -1,9 +1,10 @@
 // The way to one peer over the transport: prepared transfers, messages behind their data, channels.
-import { MAILBOX_RING_BYTES, mailboxHead } from '../../../abi/multipath-mailbox.ts';
+import { z } from '#zod';
+import { alignUp } from '../../../abi/layout.ts';
+import { MAILBOX_RING_BYTES, mailboxHead, mailboxRecord } from '../../../abi/multipath-mailbox.ts';
 import { PartTable } from '../../../abi/part-table.ts';
 import { asWeftlineError, WeftlineError } from '../../../core/errors.ts';
 import type { Connection, MemoryRegion, RailState, RequestHandle, Transport } from '../../../transport/index.ts';
-import type { MemoryKind } from '../../agent-memory.ts';
 import type {
   BackendLink,
   BackendRegion,
@@ -11,110 +12,12 @@ import type {
   BackendTransfer,
   ChannelOptions,
   LinkState,
+  MemoryKind,
   PlannedTransfer,
   TransferOperation,
   TransferState,
 } from '../../backend.ts';
-import type { Welcome } from './agent-words.ts';
-import type { MessageRing } from './message-ring.ts';
-import { MultipathChannel } from './multipath-channel.ts';
-import { MultipathRegion, MultipathRemoteRegion, own } from './multipath-region.ts';
-
-// A transfer that the transport's engine knows: posted with one command, looked at until it has ended.
-
-const NO_MESSAGE = { offset: 0, bytes: 0 };
-const NONE = -1;
-
-/** What a transfer needs of its link. */
-interface TransferLink {
-  readonly transport: Transport;
-  readonly connection: Connection;
-  readonly messages: MessageRing;
-  readonly error: WeftlineError | undefined;
-  /** It has been posted. */
-  watch(transfer: MultipathTransfer): void;
-}
-
-class MultipathTransfer implements BackendTransfer {
-  state: TransferState = 'idle';
-  error: WeftlineError | undefined;
-  readonly #link: TransferLink;
-  readonly #plan: number;
-  /** Where it goes back to when it has ended; the plan is then another's to release. */
-  readonly #pool: MultipathTransfer[] | undefined;
-  #request: RequestHandle = NONE;
-  #message = NONE;
-  #messageBytes = 0;
-  #isReleased = false;
-  readonly #onEnd: (() => void)[] = [];
-
-  constructor(link: TransferLink, plan: number, pool?: MultipathTransfer[]) {
-    this.#link = link;
-    this.#plan = plan;
-    this.#pool = pool;
-  }
-
-  post(message?: Uint8Array): void {
-    if (this.#isReleased) throw new WeftlineError('WL_CLOSED', 'The transfer was released');
-    const { connection, messages } = this.#link;
-    if (connection.error !== undefined) throw connection.error;
-    this.#message = message === undefined ? NONE : messages.reserve(message);
-    this.#messageBytes = message === undefined ? 0 : messages.message.bytes;
-    try {
-      this.#request = connection.postTransfer(this.#plan, message === undefined ? NO_MESSAGE : messages.message);
-    } catch (error) {
-      this.#releaseMessage(false);
-      throw error;
-    }
-    this.state = 'pending';
-    this.error = undefined;
-    this.#link.watch(this);
-  }
-
-  cancel(): void {
-    if (this.state === 'pending' && this.#link.error === undefined) this.#link.connection.cancel(this.#request);
-  }
-
-  async release(): Promise<void> {
-    if (this.#isReleased) return;
-    this.#isReleased = true;
-    if (this.state === 'pending') {
-      const ended = new Promise<void>((resolve) => this.#onEnd.push(resolve));
-      this.cancel();
-      await ended;
-    }
-    if (this.#link.error === undefined) await this.#link.connection.releaseTransfer(this.#plan);
-  }
-
-  /** Hot path. True if it has ended. */
-  look(): boolean {
-    const { transport } = this.#link;
-    if (transport.state(this.#request) === 'pending') return false;
-    try {
-      transport.take(this.#request);
-      this.end(undefined);
-    } catch (error) {
-      this.end(this.#link.error ?? asWeftlineError(error));
-    }
-    return true;
-  }
-
-  /** Its post has ended, with an error or without. */
-  end(error: WeftlineError | undefined): void {
-    this.error = error;
-    this.state = error === undefined ? 'done' : 'failed';
-    this.#request = NONE;
-    this.#releaseMessage(error === undefined);
-    this.#pool?.push(this);
-    for (const resolve of this.#onEnd.splice(0)) resolve();
-  }
-
-  #releaseMessage(wasSent: boolean): void {
-    if (this.#message === NONE) return;
-    this.#link.messages.release(this.#message, wasSent, this.#messageBytes);
-    this.#message = NONE;
-  }
-}
+import { MultipathChannel, MultipathRegion, MultipathRemoteRegion, own } from './multipath-channel.ts';
 
 /** Flows of the transport: data of transfers, messages, then one per channel. */
 const DATA_FLOW = 0;
@@ -279,4 +182,212 @@ export class MultipathLink implements BackendLink {
     for (const channel of channels) channel.abandon(error);
     return transfers.length + channels.length > 0;
   }
+}
+
+// A transfer that the transport's engine knows: posted with one command, looked at until it has ended.
+
+const NO_MESSAGE = { offset: 0, bytes: 0 };
+const NONE = -1;
+
+/** What a transfer needs of its link. */
+interface TransferLink {
+  readonly transport: Transport;
+  readonly connection: Connection;
+  readonly messages: MessageRing;
+  readonly error: WeftlineError | undefined;
+  /** It has been posted. */
+  watch(transfer: MultipathTransfer): void;
+}
+
+class MultipathTransfer implements BackendTransfer {
+  state: TransferState = 'idle';
+  error: WeftlineError | undefined;
+  readonly #link: TransferLink;
+  readonly #plan: number;
+  /** Where it goes back to when it has ended; the plan is then another's to release. */
+  readonly #pool: MultipathTransfer[] | undefined;
+  #request: RequestHandle = NONE;
+  #message = NONE;
+  #messageBytes = 0;
+  #isReleased = false;
+  readonly #onEnd: (() => void)[] = [];
+
+  constructor(link: TransferLink, plan: number, pool?: MultipathTransfer[]) {
+    this.#link = link;
+    this.#plan = plan;
+    this.#pool = pool;
+  }
+
+  post(message?: Uint8Array): void {
+    if (this.#isReleased) throw new WeftlineError('WL_CLOSED', 'The transfer was released');
+    const { connection, messages } = this.#link;
+    if (connection.error !== undefined) throw connection.error;
+    this.#message = message === undefined ? NONE : messages.reserve(message);
+    this.#messageBytes = message === undefined ? 0 : messages.message.bytes;
+    try {
+      this.#request = connection.postTransfer(this.#plan, message === undefined ? NO_MESSAGE : messages.message);
+    } catch (error) {
+      this.#releaseMessage(false);
+      throw error;
+    }
+    this.state = 'pending';
+    this.error = undefined;
+    this.#link.watch(this);
+  }
+
+  cancel(): void {
+    if (this.state === 'pending' && this.#link.error === undefined) this.#link.connection.cancel(this.#request);
+  }
+
+  async release(): Promise<void> {
+    if (this.#isReleased) return;
+    this.#isReleased = true;
+    if (this.state === 'pending') {
+      const ended = new Promise<void>((resolve) => this.#onEnd.push(resolve));
+      this.cancel();
+      await ended;
+    }
+    if (this.#link.error === undefined) await this.#link.connection.releaseTransfer(this.#plan);
+  }
+
+  /** Hot path. True if it has ended. */
+  look(): boolean {
+    const { transport } = this.#link;
+    if (transport.state(this.#request) === 'pending') return false;
+    try {
+      transport.take(this.#request);
+      this.end(undefined);
+    } catch (error) {
+      this.end(this.#link.error ?? asWeftlineError(error));
+    }
+    return true;
+  }
+
+  /** Its post has ended, with an error or without. */
+  end(error: WeftlineError | undefined): void {
+    this.error = error;
+    this.state = error === undefined ? 'done' : 'failed';
+    this.#request = NONE;
+    this.#releaseMessage(error === undefined);
+    this.#pool?.push(this);
+    for (const resolve of this.#onEnd.splice(0)) resolve();
+  }
+
+  #releaseMessage(wasSent: boolean): void {
+    if (this.#message === NONE) return;
+    this.#link.messages.release(this.#message, wasSent, this.#messageBytes);
+    this.#message = NONE;
+  }
+}
+
+// The sender's side of a mailbox: messages wait here until their data has arrived. Hot path: no allocation.
+
+/** Messages that may wait; more than requests of a transport. A power of two. */
+const MAX_MESSAGES = 8192;
+
+export class MessageRing {
+  /** Registered by the link, so that the peer can count what it has taken. */
+  readonly bytes: Uint8Array = new Uint8Array(new SharedArrayBuffer(mailboxHead.size + MAILBOX_RING_BYTES));
+  /** What `reserve` found, to post with: offset in `bytes`, and bytes of the record. */
+  readonly message = { offset: 0, bytes: 0 };
+  readonly #peer: string;
+  readonly #taken: Int32Array;
+  readonly #words: Uint32Array;
+  /** Of the peer's ring: bytes that were promised to messages so far; wraps. */
+  #promised = 0;
+  /** Of this side's ring: where the next message goes, and the oldest that waits; both count up and wrap at 2^32. */
+  #head = 0;
+  #tail = 0;
+  /** By message number: where it ends, and whether its transfer has ended. */
+  readonly #ends = new Uint32Array(MAX_MESSAGES);
+  readonly #ended = new Uint8Array(MAX_MESSAGES);
+  #first = 0;
+  #next = 0;
+
+  constructor(peer: string) {
+    this.#peer = peer;
+    this.#taken = new Int32Array(this.bytes.buffer, mailboxHead.offset.counter, 1);
+    this.#words = new Uint32Array(this.bytes.buffer, mailboxHead.size);
+  }
+
+  /** Copies a message. Returns its number; see `message`. Fails with WL_BUSY, leaving everything as it was. */
+  reserve(text: Uint8Array): number {
+    const { length } = text;
+    const bytes = alignUp(mailboxRecord.size + length, 8);
+    const untaken = (this.#promised - Atomics.load(this.#taken, 0)) | 0;
+    const at = this.#head % MAILBOX_RING_BYTES;
+    // A message lies in one piece here; what is left at the end is passed over.
+    const skipped = at + bytes > MAILBOX_RING_BYTES ? MAILBOX_RING_BYTES - at : 0;
+    const waiting = (this.#head - this.#tail + skipped + bytes) >>> 0;
+    const isFull = this.#next - this.#first === MAX_MESSAGES;
+    if (untaken + bytes > MAILBOX_RING_BYTES || waiting > MAILBOX_RING_BYTES || isFull) throw this.#full(length);
+    const offset = skipped > 0 ? 0 : at;
+    this.#words[offset / 4] = length;
+    this.bytes.set(text, mailboxHead.size + offset + mailboxRecord.size);
+    this.#head = (this.#head + skipped + bytes) >>> 0;
+    this.#promised = (this.#promised + bytes) | 0;
+    const number = this.#next++;
+    this.#ends[number % MAX_MESSAGES] = this.#head;
+    this.#ended[number % MAX_MESSAGES] = 0;
+    this.message.offset = mailboxHead.size + offset;
+    this.message.bytes = bytes;
+    return number;
+  }
+
+  /** The transfer has ended, and its message's place is free; one that was not sent takes nothing of the peer's ring. */
+  release(number: number, wasSent: boolean, bytes: number): void {
+    if (!wasSent) this.#promised = (this.#promised - bytes) | 0;
+    this.#ended[number % MAX_MESSAGES] = 1;
+    while (this.#first < this.#next && this.#ended[this.#first % MAX_MESSAGES] === 1) {
+      this.#tail = this.#ends[this.#first % MAX_MESSAGES]!;
+      this.#first++;
+    }
+  }
+
+  #full(length: number): WeftlineError {
+    return new WeftlineError(
+      'WL_BUSY',
+      `Cannot send a message of ${length} bytes to ${this.#peer}: ${MAILBOX_RING_BYTES} bytes of earlier messages wait to be taken there`,
+      { details: { peer: this.#peer, bytes: length, waiting: MAILBOX_RING_BYTES } },
+    );
+  }
+}
+
+// What two agents tell each other in the hello of their connection: who they are, whom they expect, where mailboxes lie.
+
+const mailbox = {
+  region: z
+    .number()
+    .int()
+    .nonnegative()
+    .max(2 ** 32 - 1),
+  key: z
+    .number()
+    .int()
+    .nonnegative()
+    .max(2 ** 32 - 1),
+};
+
+/** Of the agent that connects; `region` is its message ring. */
+const helloWords = z.object({ name: z.string(), incarnation: z.string(), expects: z.string(), ...mailbox });
+/** Of the agent that is connected to; `region` is its inbox. */
+const welcomeWords = z.object({ incarnation: z.string(), ...mailbox });
+
+export type Hello = z.infer<typeof helloWords>;
+type Welcome = z.infer<typeof welcomeWords>;
+
+/** Fails with WL_PROTOCOL for anything else. */
+export function readHello(words: unknown): Hello {
+  return read(helloWords, words, 'A caller');
+}
+
+/** Fails with WL_PROTOCOL for anything else. */
+export function readWelcome(words: unknown, peer: string): Welcome {
+  return read(welcomeWords, words, peer);
+}
+
+function read<T>(schema: z.ZodType<T>, words: unknown, peer: string): T {
+  const { success, data } = schema.safeParse(words);
+  if (success) return data;
+  throw new WeftlineError('WL_PROTOCOL', `${peer} sent a greeting that is not one of an agent`);
 }

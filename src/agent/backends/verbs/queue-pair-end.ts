@@ -4,14 +4,26 @@ import { z } from '#zod';
 import { completionOpcode, completionStatus } from '../../../abi/verbs-words.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { protocolError } from '../../../meeting/frames.ts';
-import type { CompletionQueue } from '../../../native/verbs/completion-queue.ts';
+import {
+  type CompletionChannel,
+  CompletionQueue,
+  type CompletionQueue as Queue,
+} from '../../../native/verbs/completion-queue.ts';
+import type { VerbsContext } from '../../../native/verbs/context.ts';
+import { requireWithin } from '../../../native/verbs/limits.ts';
 import type { VerbsPath } from '../../../native/verbs/path.ts';
 import type { ProtectionDomain } from '../../../native/verbs/protection-domain.ts';
-import type { SendRing } from '../../../native/verbs/request-ring.ts';
 import { QueuePair } from '../../../native/verbs/queue-pair.ts';
+import type { SendRing } from '../../../native/verbs/request-ring.ts';
 import type { RdmaRail } from '../../../rails/rdma-choice.ts';
-import { type EndFailure, type EndOptions, type EndUser, type RdmaEnd, whyNotPort } from '../../rdma/rdma-device.ts';
-import type { CompletionPlace, CompletionPool, CompletionTaker } from './completion-pool.ts';
+import {
+  type Completions,
+  type EndFailure,
+  type EndOptions,
+  type EndUser,
+  type RdmaEnd,
+  whyNotPort,
+} from '../../rdma/rdma-device.ts';
 
 const MAX_PORT_NAME_LENGTH = 100;
 const SEQUENCES = 2 ** 24;
@@ -20,16 +32,16 @@ const TIMEOUT = 16;
 /** Looks that take in all completions which a queue can hold. */
 const MAX_LOOKS = 256;
 
-const count = (end: number): z.ZodNumber => z.number().int().nonnegative().lt(end);
+const wholeBelow = (end: number): z.ZodNumber => z.number().int().nonnegative().lt(end);
 /** What a peer must know of a queue pair to connect its own to it. `firstSequence`: of the packets that it sends. */
 const addressSchema = z.object({
   gid: z.string().regex(/^[0-9a-f]{32}$/),
-  lid: count(2 ** 16),
+  lid: wholeBelow(2 ** 16),
   linkLayer: z.string().max(MAX_PORT_NAME_LENGTH),
   mtuBytes: z.union([z.literal(256), z.literal(512), z.literal(1024), z.literal(2048), z.literal(4096)]),
   name: z.string().max(MAX_PORT_NAME_LENGTH),
-  queuePair: count(SEQUENCES),
-  firstSequence: count(SEQUENCES),
+  queuePair: wholeBelow(SEQUENCES),
+  firstSequence: wholeBelow(SEQUENCES),
 });
 
 type EndAddress = z.infer<typeof addressSchema>;
@@ -190,4 +202,107 @@ function describePort({ name, gid }: Pick<PortAddress, 'name' | 'gid'>): string 
 
 function unreachablePort(why: string, peer: string): WeftlineError {
   return new WeftlineError('WL_UNSUPPORTED', `Cannot connect to ${peer} by RDMA: ${why}`, { details: { peer } });
+}
+
+// Completion queues that the queue pairs of a backend share, as many as they need, so that one call polls for many of them.
+
+/** What takes the completions of a queue pair. */
+interface CompletionTaker {
+  /** Hot path. `index`: of the queue's last poll. */
+  complete(queue: Queue, index: number): void;
+}
+
+/** A place in a queue for the completions of one queue pair. */
+interface CompletionPlace {
+  readonly queue: Queue;
+  /** From now on. */
+  take(queuePair: number, taker: CompletionTaker): void;
+  /** The queue pair is closed. */
+  giveBack(): void;
+}
+
+interface Shared {
+  readonly queue: Queue;
+  used: number;
+}
+
+/** Of one queue: with 64 bytes each, a MiB. */
+const ENTRIES = 16_384;
+const POLL_BATCH = 16;
+/** Batches of one look at most, so that a busy queue does not hold up the others. */
+const MAX_BATCHES = 8;
+
+export class CompletionPool implements Completions {
+  readonly #context: VerbsContext;
+  readonly #channel: CompletionChannel;
+  readonly #queues: Shared[] = [];
+  /** By number of the queue pair. */
+  readonly #takers = new Map<number, CompletionTaker>();
+
+  constructor(context: VerbsContext, channel: CompletionChannel) {
+    this.#context = context;
+    this.#channel = channel;
+  }
+
+  /** Room for so many completions of a queue pair. Fails with WL_CAPACITY. */
+  reserve(entries: number): CompletionPlace {
+    const { attributes, device } = this.#context;
+    const most = Math.min(ENTRIES, attributes.maxCqe);
+    requireWithin(device, 'entries in a completion queue', entries, ['max_cqe', most]);
+    let shared = this.#queues.find(({ used }) => used + entries <= most);
+    if (shared === undefined) {
+      shared = { queue: new CompletionQueue(this.#context, most, this.#channel), used: 0 };
+      this.#queues.push(shared);
+    }
+    shared.used += entries;
+    return this.#place(shared, entries);
+  }
+
+  get isInUse(): boolean {
+    return this.#takers.size > 0;
+  }
+
+  /** Hot path. Hands over what has completed. True if anything has. */
+  poll(): boolean {
+    let hasNews = false;
+    for (let at = 0; at < this.#queues.length; at++) {
+      const { queue } = this.#queues[at]!;
+      for (let batch = 0; batch < MAX_BATCHES; batch++) {
+        const count = queue.poll();
+        for (let index = 0; index < count; index++) this.#takers.get(queue.queuePairAt(index))?.complete(queue, index);
+        if (count > 0) hasNews = true;
+        if (count < POLL_BATCH) break;
+      }
+    }
+    return hasNews;
+  }
+
+  /** Of all completions, the channel hears. */
+  get isBusy(): boolean {
+    return false;
+  }
+
+  /** The next completion makes the channel readable. Poll once more before sleeping. */
+  arm(): boolean {
+    for (const { queue } of this.#queues) queue.arm();
+    return true;
+  }
+
+  #place(shared: Shared, entries: number): CompletionPlace {
+    let number = -1;
+    let isGivenBack = false;
+    return {
+      queue: shared.queue,
+      take: (queuePair, taker) => {
+        number = queuePair;
+        this.#takers.set(queuePair, taker);
+      },
+      giveBack: () => {
+        if (isGivenBack) return;
+        isGivenBack = true;
+        this.#takers.delete(number);
+        shared.used -= entries;
+      },
+    };
+  }
 }

@@ -11,8 +11,7 @@ import type { Backend, BackendContext } from '../../backend.ts';
 import { openRdmaBackend } from '../../rdma/rdma-backend.ts';
 import type { EndOptions, OwnMemory, RdmaDevice, RdmaEnd, RemoteKeys } from '../../rdma/rdma-device.ts';
 import { choosePort } from '../../rdma/rdma-port.ts';
-import { CompletionPool } from './completion-pool.ts';
-import { type EndDevice, type PortAddress, QueuePairEnd } from './queue-pair-end.ts';
+import { CompletionPool, type EndDevice, type PortAddress, QueuePairEnd } from './queue-pair-end.ts';
 
 // What is made of a port for all links of a backend: protection domain, completion queues, events.
 

@@ -6,7 +6,7 @@ import { VerbsContext } from '../../../native/verbs/context.ts';
 import type { PortAttributes } from '../../../native/verbs/facts.ts';
 import type { VerbsPath } from '../../../native/verbs/path.ts';
 import { ProtectionDomain } from '../../../native/verbs/protection-domain.ts';
-import { hostInterfaces } from '../../../rails/host-interfaces.ts';
+import { hostInterfaces } from '../../../rails/rail-list.ts';
 import { chooseRdma, type RdmaRail } from '../../../rails/rdma-choice.ts';
 import { rdmaHardware } from '../../../rails/rdma-devices.ts';
 import type { Settings } from '../../../settings/settings.ts';

@@ -4,10 +4,10 @@ import { localRegionInfo, localRegionKinds } from '#lib/abi/agent-local-info.js'
 import { metadataHeader } from '#lib/abi/agent-metadata.js';
 import { Block } from '#lib/abi/layout.js';
 import { isOfProcess, readRegionInfo } from '#lib/agent/backends/local/remote-region.js';
-import { MultipathRemoteRegion } from '#lib/agent/backends/multipath/multipath-region.js';
+import { MultipathRemoteRegion } from '#lib/agent/backends/multipath/multipath-channel.js';
 import { decodeRdmaInfo, encodeRdmaInfo } from '#lib/agent/rdma/rdma-meeting.js';
 import { RdmaRemoteRegion } from '#lib/agent/rdma/rdma-region.js';
-import { UcxKeys } from '#lib/agent/backends/ucx/ucx-keys.js';
+import { UcxKeys } from '#lib/agent/backends/ucx/ucx-memories.js';
 import { type AgentMetadata, decodeMetadata, encodeMetadata } from '#lib/agent/metadata.js';
 import { DescriptorList } from 'weftline/agent';
 import { type Decoder, Fault } from '../decoder.ts';

@@ -1,8 +1,8 @@
 // Hellos of strangers and of peers that hold the token, on both sides, and what follows them.
-import { readHello, readWelcome } from '#lib/agent/backends/multipath/agent-words.js';
+import { readHello, readWelcome } from '#lib/agent/backends/multipath/multipath-link.js';
 import { acceptRdmaPeer, type RdmaCaller } from '#lib/agent/rdma/rdma-meeting.js';
 import { introduce, readIntroduction } from '#lib/agent/endpoint/endpoint.js';
-import { MetadataChannel } from '#lib/agent/exchange/metadata-channel.js';
+import { MetadataChannel } from '#lib/agent/exchange/metadata-exchange.js';
 import { encodeFrame, FrameReader, strangerLimits } from '#lib/meeting/frames.js';
 import { ControlChannel } from '#lib/meeting/control-channel.js';
 import { credentialsOf } from '#lib/meeting/credentials.js';

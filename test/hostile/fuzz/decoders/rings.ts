@@ -11,7 +11,7 @@ import {
 } from '#lib/abi/agent-mailbox.js';
 import { MAILBOX_RING_BYTES, mailboxHead, mailboxRecord } from '#lib/abi/multipath-mailbox.js';
 import { Mailbox } from '#lib/agent/backends/local/mailbox.js';
-import { NotificationRing } from '#lib/agent/backends/local/notification-ring.js';
+import { NotificationRing } from '#lib/agent/backends/local/mailbox-layout.js';
 import { PeerMailbox } from '#lib/agent/backends/local/peer-mailbox.js';
 import { Inbox } from '#lib/agent/backends/multipath/multipath-backend.js';
 import { SharedMemory } from '#lib/windows/shared-memory.js';
@@ -35,7 +35,7 @@ function ringSeed(records: readonly number[], start: number): Uint8Array {
   control[mailboxSender.offset.tail / 4] = start;
   control[mailboxSender.offset.head / 4] = start;
   control[mailboxSender.offset.state / 4] = senderStates.open;
-  const ring = new NotificationRing({ buffer, slotOffset: 0, ringOffset: SLOT_BYTES });
+  const ring = new NotificationRing({ buffer, slotAt: 0, ringAt: SLOT_BYTES });
   ring.catchUp();
   for (const bytes of records) ring.push(new Uint8Array(bytes).fill(bytes));
   const whole = new Uint8Array(buffer);
@@ -77,7 +77,7 @@ const localRing: Decoder = {
   run: (input) => {
     const buffer = new ArrayBuffer(SLOT_BYTES + SENDER_RING_BYTES);
     placeRing(input, new Uint8Array(buffer, 0, SLOT_BYTES), new Uint8Array(buffer, SLOT_BYTES));
-    const ring = new NotificationRing({ buffer, slotOffset: 0, ringOffset: SLOT_BYTES });
+    const ring = new NotificationRing({ buffer, slotAt: 0, ringAt: SLOT_BYTES });
     let taken = 0;
     try {
       while (ring.take() !== undefined) {

@@ -2,9 +2,9 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { mailboxBytes } from '#lib/abi/agent-mailbox.js';
-import { CopyList } from '#lib/agent/backends/local/copy-list.js';
-import { CudaCopies, type CudaCopiesOptions } from '#lib/agent/backends/local/plan-copies.js';
-import { DeviceWork } from '#lib/agent/backends/local/device-work.js';
+import { CopyList } from '#lib/agent/backends/local/copy-lane.js';
+import { CudaCopies, type CudaCopiesOptions } from '#lib/agent/backends/local/copy-plan.js';
+import { DeviceWork } from '#lib/agent/backends/local/sender-end.js';
 
 /** A GPU whose work is done when the test says so. */
 function pretendDevice(): {

@@ -1,7 +1,7 @@
 // Which transports the backend ucx lets UCX use, and what it refuses.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { chooseTransports, ucxSettings } from '#lib/agent/backends/ucx/ucx-transports.js';
+import { chooseTransports, ucxSettings } from '#lib/agent/backends/ucx/ucx-context.js';
 import { readSettings } from 'weftline';
 import { withCode } from '../../../../support/with-code.ts';
 
