@@ -5,6 +5,7 @@ import { yieldProcessor } from '../native/libc.ts';
 import { SpinTime } from '../threads/spin-time.ts';
 import type { WaitFacts } from '../core/waits.ts';
 import type { RankBells } from '../windows/rank-bells.ts';
+import type { RankGroup } from '../world/rank-group.ts';
 import { rankList } from '../world/rank-list.ts';
 import { waitForWord } from '../windows/wait.ts';
 import type { Missing, WindowFailure } from '../windows/window-failure.ts';
@@ -41,6 +42,7 @@ interface StepNetwork {
 
 interface StepRunnerOptions {
   readonly failure: StepFailure;
+  readonly firstCause: RankGroup['firstCause'];
   /** Of a group on several hosts. */
   readonly network?: StepNetwork | undefined;
   readonly timeoutMs: number;
@@ -153,8 +155,9 @@ export class StepRunner {
         if (sleep.isDone || this.#poll(steps)) return;
       }
     } catch (error) {
-      this.#giveUp(error);
-      throw error;
+      const reason = await this.#options.firstCause(error, { told: () => failure.reason() });
+      this.#giveUp(reason);
+      throw reason;
     }
   }
 

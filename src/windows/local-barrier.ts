@@ -6,12 +6,14 @@ import { WeftlineError } from '../core/errors.ts';
 import type { WaitFacts, WaitSource } from '../core/waits.ts';
 import { Futex } from '../native/libc.ts';
 import { SpinTime } from '../threads/spin-time.ts';
+import type { RankGroup } from '../world/rank-group.ts';
 import { type SharedWord, waitForWord, wakeWord, type WordPoll } from './wait.ts';
 import { WindowFailure, type WindowFailureOptions } from './window-failure.ts';
 
 export interface LocalBarrierOptions extends WindowFailureOptions {
   readonly timeoutMs: number;
   readonly spinUs: number;
+  readonly firstCause: RankGroup['firstCause'];
   /** What a call word means, for errors: "dispatch of bf16 rows". */
   describeCall(call: number): string;
 }
@@ -138,8 +140,9 @@ export class LocalBarrier implements WaitSource {
       await waiting;
       this.#compareCalls(epoch, call);
     } catch (error) {
-      this.giveUp(error);
-      throw error;
+      const reason = await this.#options.firstCause(error, { told: () => this.failure.reason() });
+      this.giveUp(reason);
+      throw reason;
     } finally {
       this.#waiting = false;
     }

@@ -127,6 +127,7 @@ export class SymmetricWindow implements Disposable {
       index: this.index,
       timeoutMs: group.settings.timeoutMs,
       spinUs: group.settings.spinUs,
+      firstCause: (...cause) => group.firstCause(...cause),
       peerLost: group.peerLost,
       isAlive: (index) => this.isAlive(index),
       describeCall: (call) => options.describeCall(call),

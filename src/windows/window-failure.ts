@@ -21,6 +21,7 @@ export class WindowFailure {
   readonly #abort: AbortRecord;
   /** When a rank was first seen to write its reason; 0 before. */
   #writingSince = 0;
+  #heard: () => WeftlineError | undefined = () => undefined;
 
   constructor(options: WindowFailureOptions) {
     this.#options = options;
@@ -42,10 +43,15 @@ export class WindowFailure {
     this.#abort.raise(error);
   }
 
+  /** From now on a wait also ends for what this tells: why a rank of another host gave up. */
+  alsoHear(heard: () => WeftlineError | undefined): void {
+    this.#heard = heard;
+  }
+
   /** Why a wait for these ranks should end; undefined while they may still come. */
   reasonToGiveUp(missing: Missing, signal: AbortSignal | undefined): unknown {
     const { peerLost } = this.#options;
-    const aborted = this.#abort.reason();
+    const aborted = this.#abort.reason() ?? this.#heard();
     if (aborted !== undefined) return aborted;
     if (signal?.aborted) return signal.reason;
     return this.#lost(missing) ?? (peerLost.aborted ? peerLost.reason : undefined);

@@ -5,8 +5,9 @@ import { callWaitNames, startCall, type WaitOptions } from '../core/deadline.ts'
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import type { Settings } from '../settings/settings.ts';
 import { shareOutcome } from './outcomes.ts';
+import { firstCause } from './first-cause.ts';
 import type { PeerWatch } from './peer-watch.ts';
-import type { RankGroup, SplitOptions } from './rank-group.ts';
+import type { FirstCauseOptions, RankGroup, SplitOptions } from './rank-group.ts';
 import { decodeJson, encodeJson, LinkedStore, type Store, type StoreLink } from './store.ts';
 import { Topology } from './topology.ts';
 
@@ -65,6 +66,10 @@ export class JobGroup implements RankGroup {
       ...(name === undefined ? {} : { group: { name, ranks } }),
     });
     this.#job = job;
+  }
+
+  firstCause(error: unknown, options?: FirstCauseOptions): Promise<unknown> {
+    return firstCause(this.#job.link, error, { worldRank: this.worldRank, ...options });
   }
 
   barrier(name: string, options?: WaitOptions): Promise<void> {

@@ -1,5 +1,6 @@
 // Ranks that work together: those of a world, or some of them.
 import type { WaitOptions } from '../core/deadline.ts';
+import type { WeftlineError } from '../core/errors.ts';
 import type { Settings } from '../settings/settings.ts';
 import type { Store } from './store.ts';
 import type { Topology } from './topology.ts';
@@ -10,6 +11,13 @@ export interface SplitOptions {
   readonly color: string | number | undefined;
   /** The ranks of a group are ordered by key, then by their rank in the group that is split; that rank by default. */
   readonly key?: number;
+}
+
+/** @internal How a rank whose time is over learns why. */
+export interface FirstCauseOptions {
+  /** What another rank has told, perhaps meanwhile: that is then the reason. */
+  readonly told?: () => WeftlineError | undefined;
+  readonly patienceMs?: number;
 }
 
 /**
@@ -39,6 +47,11 @@ export interface RankGroup {
   readonly peerLost: AbortSignal;
   /** @internal What names of this job's files in /dev/shm begin with, on this host. It tells nothing of the job. */
   readonly filePrefix: string;
+  /**
+   * @internal Of a WL_TIMEOUT that names ranks which wait for others themselves: the same, naming those that did not come. Any other
+   * error as it is. Never fails; takes two seconds at most.
+   */
+  firstCause(error: unknown, options?: FirstCauseOptions): Promise<unknown>;
   /** Collective: returns once every rank of the group has called it with this name; a name may be used again and again. */
   barrier(name: string, options?: WaitOptions): Promise<void>;
   /** Collective: result[r] is the value of rank r. Values are JSON and fit `storeMaxValueBytes` together. */

@@ -31,6 +31,10 @@ export class SoloGroup implements RankGroup {
     return this.#of.store;
   }
 
+  firstCause(error: unknown): Promise<unknown> {
+    return Promise.resolve(error);
+  }
+
   barrier(): Promise<void> {
     return Promise.resolve();
   }

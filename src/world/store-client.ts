@@ -13,6 +13,7 @@ import type { MembershipView } from './membership.ts';
 import { PeerWatch } from './peer-watch.ts';
 import type { StoreLink } from './store.ts';
 import { type MemberKind, storeHello } from './store-hello.ts';
+import { Inquiry, type JobAnswers } from './watching/inquiry.ts';
 import { metricsAnswer } from './watching/metrics-answer.ts';
 import type { Question } from './watching/question.ts';
 import { rankAnswer } from './watching/rank-answer.ts';
@@ -81,6 +82,7 @@ export class StoreClient implements StoreLink {
   readonly #server: StoreServerName;
   readonly #answer: () => unknown;
   readonly #pending = new Map<number, Pending>();
+  readonly #inquiries = new Set<Inquiry>();
   #nextId = 1;
   #end: WeftlineError | undefined;
   #saidGoodbye = false;
@@ -168,6 +170,21 @@ export class StoreClient implements StoreLink {
     });
   }
 
+  async ask(patienceMs: number, isEnough: (answers: JobAnswers) => boolean): Promise<JobAnswers> {
+    if (this.#end !== undefined) throw this.#end;
+    const inquiry = new Inquiry({ question: 'state', patienceMs, isEnough });
+    this.#inquiries.add(inquiry);
+    try {
+      this.#send({ ask: 'state' });
+      return await inquiry.answers;
+    } catch (error) {
+      if (asWeftlineError(error).code !== 'WL_TIMEOUT') throw error;
+      throw this.#silent('what the ranks wait for', patienceMs);
+    } finally {
+      this.#inquiries.delete(inquiry);
+    }
+  }
+
   /** Says goodbye, with the error that ended this rank if there was one, and waits shortly for the connection to end. */
   async close(error?: unknown): Promise<void> {
     if (this.#end !== undefined) return;
@@ -200,6 +217,10 @@ export class StoreClient implements StoreLink {
       return this.peers.lose(Number(header['rank']), decodePeerError(header['error'], '', MAX_TEXT));
     }
     if (header['event'] === 'view') return this.peers.look(header['view'] as MembershipView);
+    if (header['event'] === 'job' || header['event'] === 'answer') {
+      for (const inquiry of this.#inquiries) inquiry.take({ header, parts });
+      return;
+    }
     if (header['event'] === 'ask') return void this.#tell(header['question']);
     if (header['refused'] !== undefined) throw decodeRefusal(header['refused'], `The store of ${this.#server}`);
     const pending = this.#settle(Number(header['id']));
@@ -223,17 +244,20 @@ export class StoreClient implements StoreLink {
   }
 
   #checkAgain(id: number, request: WaitingRequest): void {
-    setTimeout(() => {
-      const { host, port } = this.#address;
-      const what = describeRequest(request);
-      this.#settle(id)?.reject(
-        new WeftlineError(
-          'WL_TIMEOUT',
-          `The store of ${this.#server} at ${host}:${port} did not answer on ${what} within ${request.timeoutMs} ms: ${this.#server} is stopped or cut off`,
-          { details: { missing: missingServer(this.#server), host, port, timeoutMs: request.timeoutMs } },
-        ),
-      );
-    }, READ_FIRST_MS);
+    setTimeout(
+      () => this.#settle(id)?.reject(this.#silent(describeRequest(request), request.timeoutMs)),
+      READ_FIRST_MS,
+    );
+  }
+
+  #silent(what: string, timeoutMs: number): WeftlineError {
+    const { host, port } = this.#address;
+    const server = this.#server;
+    return new WeftlineError(
+      'WL_TIMEOUT',
+      `The store of ${server} at ${host}:${port} did not answer on ${what} within ${timeoutMs} ms: ${server} is stopped or cut off`,
+      { details: { missing: missingServer(server), host, port, timeoutMs } },
+    );
   }
 
   #ended(): void {
@@ -253,6 +277,7 @@ export class StoreClient implements StoreLink {
   #fail(error: WeftlineError): void {
     this.#end ??= error;
     for (const id of this.#pending.keys()) this.#settle(id)?.reject(this.#end);
+    for (const inquiry of this.#inquiries) inquiry.fail(this.#end);
   }
 
   #send(header: Readonly<Record<string, unknown>>, parts: readonly Uint8Array[] = []): void {

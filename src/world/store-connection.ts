@@ -6,12 +6,14 @@ import { decodePeerError, encodeRefusal } from '../meeting/refusal.ts';
 import type { Departure, MembershipView } from './membership.ts';
 import type { StoreCore } from './store-core.ts';
 import { parseRequest } from './store-request.ts';
-import { isQuestion, type Question } from './watching/question.ts';
+import { type Asker, isQuestion, type Question } from './watching/question.ts';
 
 interface StoreConnectionOptions {
   readonly rank: number;
   readonly core: StoreCore;
   readonly maxValueBytes: number;
+  /** The rank asks what the others wait for. */
+  readonly onQuestion: (question: Question, asker: Asker) => void;
   /** Called once, at a rank's goodbye or when its connection broke. */
   readonly onDeparture: (connection: StoreConnection, departure: Departure) => void;
   /** Called once, when the socket is gone. */
@@ -105,6 +107,8 @@ export class StoreConnection {
   #handle(frame: Frame): void {
     if (this.#socket.destroyed || this.#socket.writableEnded) return;
     if (frame.header['goodbye'] === true) this.#leave(frame.header['error']);
+    else if (isQuestion(frame.header['ask']))
+      this.#options.onQuestion(frame.header['ask'], { asker: this, send: (...said) => this.#send(...said) });
     else if (isQuestion(frame.header['answer'])) this.#answered(frame.header['answer'], frame.parts[0]);
     else if (frame.header['cancel'] !== undefined) this.#running.get(Number(frame.header['cancel']))?.abort();
     else this.#answer(this.rank, frame);

@@ -9,7 +9,7 @@ import { uniqueJobId } from './environment.ts';
 import { StoreConnection } from './store-connection.ts';
 import { StoreGroup } from './store-group.ts';
 import { isObserver, type MemberKind, readRank, storeHello } from './store-hello.ts';
-import { MAX_OBSERVERS, StoreObserver } from './watching/store-observer.ts';
+import { askMembers, MAX_OBSERVERS, StoreObserver } from './watching/store-observer.ts';
 
 export interface StoreServerOptions {
   readonly listen: ListenTarget;
@@ -150,6 +150,7 @@ export class StoreServer {
       rank,
       core: group.core,
       maxValueBytes,
+      onQuestion: (question, asker) => askMembers(this.#groups, question, asker),
       onDeparture: (gone, departure) => group.departed(gone, departure),
       onEnd: (ended) => {
         group.members.delete(ended);

@@ -3,6 +3,7 @@ import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { checkTimeout, type WaitOptions, waitOptionNames } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { MAX_KEY_LENGTH, type StoreReply, type StoreRequest } from './store-request.ts';
+import type { JobAnswers } from './watching/inquiry.ts';
 
 /** How long to wait for a key to be set. */
 export interface KeyWaitOptions extends WaitOptions {
@@ -50,6 +51,11 @@ export interface CompareAndSetResult {
 /** How requests reach the store: within the process, or over a socket. */
 export interface StoreLink {
   request(request: StoreRequest, parts: readonly Uint8Array[], signal?: AbortSignal): Promise<StoreReply>;
+  /**
+   * What the members wait for; resolves when `isEnough` says so of what has come, or after `patienceMs`. Fails with WL_TIMEOUT if
+   * the store itself does not answer. Absent where nobody else is.
+   */
+  ask?(patienceMs: number, isEnough: (answers: JobAnswers) => boolean): Promise<JobAnswers>;
 }
 
 interface StoreLinkOptions {

@@ -74,6 +74,7 @@ export class CpuCollectives implements CollectiveEngine {
     const outnumber = topology.scaleUpRanks.length > availableParallelism();
     this.#runner = new StepRunner(board.bells, {
       failure: this.#failure,
+      firstCause: (...cause) => group.firstCause(...cause),
       network: mirrors,
       timeoutMs,
       spinUs,

@@ -165,6 +165,7 @@ export class SparseEngine {
     const outnumber = topology.scaleUpRanks.length > availableParallelism();
     this.#runner = new StepRunner(board.bells, {
       failure: this.#failure,
+      firstCause: (...cause) => group.firstCause(...cause),
       network: mirrors,
       timeoutMs: settings.timeoutMs,
       spinUs: settings.collectiveSpinUs,

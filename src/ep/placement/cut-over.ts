@@ -90,7 +90,7 @@ async function whyNot<Facts>(
     compare(outcomes.facts);
     return null;
   } catch (error) {
-    return encodeFailure(error, group);
+    return encodeFailure(await group.firstCause(error), group);
   } finally {
     ending.abort();
     await noticed;

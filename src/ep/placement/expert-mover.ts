@@ -283,7 +283,12 @@ export class ExpertMover implements AsyncDisposable {
       }
       // The rest of the time is for telling the others.
       const deadline = new Deadline(wait.deadline.leftMs * READY_SHARE);
-      await within(staged.done, { deadline, signal }, () => this.#late(deadline.timeoutMs));
+      await within(staged.done, { deadline, signal }, () => this.#late(deadline.timeoutMs)).catch(
+        async (error: unknown) => {
+          // The others wait for this rank: they must hear of it before their time is over.
+          throw await this.group.firstCause(error, { patienceMs: wait.deadline.leftMs / 2 });
+        },
+      );
     };
     // A rank that has staged none is not ready, so that nothing is compared.
     const facts = factsOf((staged ?? this.#placement).plan);

@@ -85,9 +85,9 @@ export class HostNetwork {
   }
 
   private constructor(options: HostNetworkOptions, shared: SharedAgent) {
-    const { group, device, name, windows, cells, rows } = options;
+    const { group, device, name, barrier, windows, cells, rows } = options;
     this.#rows = rows;
-    this.#barrier = options.barrier;
+    this.#barrier = barrier;
     this.#abortsOffset = options.aborts;
     this.#aborts = new AbortSlots(device, windows[0]!.address + options.aborts);
     this.group = group;
@@ -98,8 +98,8 @@ export class HostNetwork {
     this.#device = device;
     this.#windows = [...windows];
     this.#cells = cells;
-    const own = windows[0]!.address + cells;
-    this.#counts = device.hostView('i32', own, networkCellOffset(group.size, 0) / 4);
+    this.#counts = device.hostView('i32', windows[0]!.address + cells, networkCellOffset(group.size, 0) / 4);
+    barrier.failure.alsoHear(() => this.#told());
     // Peers on other hosts need acks of an engine on this thread while it waits for the ranks of its own host.
     if (!this.#agent.settings.transportThread) this.#barrier.workWhileWaiting(() => this.#answerPeers());
   }
@@ -194,7 +194,9 @@ export class HostNetwork {
         return { ranks: this.routes.peers.filter((peer) => what.awaits(peer)).map((peer) => ranks[peer]!) };
       },
     };
-    await this.#agent.until(awaited, remaining(wait));
+    await this.#agent.until(awaited, remaining(wait)).catch(async (error: unknown) => {
+      throw await this.group.firstCause(error, { told: () => this.#barrier.failure.reason() ?? this.#told() });
+    });
   }
 
   #answerPeers(): void {
@@ -210,8 +212,9 @@ export class HostNetwork {
     this.#barrier.throwIfUnusable();
     const { peerLost, ranks } = this.group;
     if (peerLost.aborted) throw peerLost.reason;
+    const told = this.#told();
+    if (told !== undefined) throw told;
     for (const [peer, link] of this.#links) {
-      if (this.count(peer, networkCells.abort) !== 0) throw this.#aborts.read(peer, ranks[peer]!);
       const { error } = link;
       if (!link.isClosed) {
         if (error === undefined) continue;
@@ -225,6 +228,12 @@ export class HostNetwork {
         { details: { peer: ranks[peer] }, rank: ranks[peer]!, ...(error && { cause: error }) },
       );
     }
+  }
+
+  /** Why a peer gave up. */
+  #told(): WeftlineError | undefined {
+    const peer = this.routes.peers.find((rank) => this.count(rank, networkCells.abort) !== 0);
+    return peer === undefined ? undefined : this.#aborts.read(peer, this.group.ranks[peer]!);
   }
 
   /** Tells the peers that this rank has given up and why, so that they need not wait for their deadline. Never throws. */
@@ -258,7 +267,7 @@ export class HostNetwork {
     this.#windows[number] = window;
     const tell = async (): Promise<Told> => {
       this.#registered[number] = await this.#registerWindow(window);
-      return this.#told();
+      return this.#facts();
     };
     const connect = (told: readonly Told[]): Promise<void> => this.#connect(told, wait);
     await meetAcrossHosts(this.group, { name: `network/${this.#name}/window`, tell, connect }, wait);
@@ -276,8 +285,10 @@ export class HostNetwork {
   }
 
   async #close(untilSourcesLeft: boolean): Promise<void> {
-    // Where it has given up, the end of its agent tells the peers as well.
-    if (!this.#hasGivenUp || !this.#shared.isLast) await this.#sayGoodbye(untilSourcesLeft);
+    this.#barrier.failure.alsoHear(() => undefined);
+    // A peer that waits for ranks of its own host would not learn from the end of this agent why no call can end well.
+    if (this.#hasGivenUp) await this.#flush((link) => link.isTold);
+    else await this.#sayGoodbye(untilSourcesLeft);
     if (untilSourcesLeft && !this.#hasGivenUp) await this.#sourcesLeft();
     if (!this.#shared.isLast) await this.#leave();
     await this.#shared.close();
@@ -285,11 +296,12 @@ export class HostNetwork {
 
   /** What was sent arrives, and behind it the peers hear that this object is closed. */
   async #sayGoodbye(forOthers: boolean): Promise<void> {
-    await this.#flush(forOthers);
+    const isOver = (link: NetworkLink): boolean => (forOthers ? link.isTaken : link.isDelivered);
+    await this.#flush(isOver);
     if (this.#hasGivenUp) return;
     for (const [peer, link] of this.#links) link.tell(this.cellAt(peer, networkCells.closed));
     // ORDER: who still sends to this object must know why its memory is gone.
-    await this.#flush(forOthers);
+    await this.#flush(isOver);
   }
 
   /** Returns when the ranks that this one stands for here have closed their side, given up or gone, or the time is over. */
@@ -321,10 +333,9 @@ export class HostNetwork {
     for (const end of ends) if (end.status === 'rejected') throw end.reason;
   }
 
-  /** Returns when what was sent is delivered where it can be; a peer that is silent does not hold it up for long. */
-  async #flush(forOthers: boolean): Promise<void> {
+  /** Returns when that is so of all links that are not broken; a peer that is silent does not hold it up for long. */
+  async #flush(isOver: (link: NetworkLink) => boolean): Promise<void> {
     const links = [...this.#links.values()];
-    const isOver = (link: NetworkLink): boolean => (forOthers ? link.isTaken : link.isDelivered);
     const look = (): boolean => {
       for (const link of links) link.advance();
       return links.every((link) => isOver(link) || link.error !== undefined);
@@ -342,7 +353,7 @@ export class HostNetwork {
     for (const window of this.#windows) this.#registered.push(await this.#registerWindow(window));
     this.#mappings = this.#device.mappings;
     this.#memory = await this.#agent.register(new Uint8Array(this.#device.memory.buffer));
-    return this.#told();
+    return this.#facts();
   }
 
   /** All parts of the window, of which a rank of this host may be told for another. */
@@ -351,7 +362,7 @@ export class HostNetwork {
     return this.#agent.register(this.#device.hostView('u8', address, bytes));
   }
 
-  #told(): Told {
+  #facts(): Told {
     const regions = this.#registered.filter((window) => window !== undefined);
     const metadata = this.#agent.localMetadata({ regions });
     return {

@@ -88,7 +88,12 @@ export class NetworkLink {
   get isTaken(): boolean {
     if (this.isGone) return true;
     for (const queue of this.queues) if (!queue.isDelivered) return false;
-    return this.#owedSignal === undefined && this.#abort.delivered === this.#abort.posted;
+    return this.isTold;
+  }
+
+  /** The peer knows why this rank gave up, if it did, or its agent has closed. */
+  get isTold(): boolean {
+    return this.isGone || (this.#owedSignal === undefined && this.#abort.delivered === this.#abort.posted);
   }
 
   /** The peer has closed its side: this object, or its agent. What it sent before is here. */

@@ -46,6 +46,37 @@ export function conclude(view: JobView, overdueMs: number): Conclusion {
   return { sentences: [ofRest(view)], roots: [], isTrouble: isOver };
 }
 
+/** A rank at which others stand, and why, as a sentence. */
+export interface Cause {
+  readonly rank: number;
+  readonly sentence: string;
+}
+
+/**
+ * The ranks at the end of the chains of those that a rank waits for: they are silent or gone, wait for nobody, or have not come
+ * to its call. None if the chains only lead back.
+ * @param view Of the job.
+ * @param from The rank that waits.
+ * @param named For whom.
+ */
+export function causesBehind(view: JobView, from: number, named: readonly number[]): Cause[] {
+  const { ranks } = view;
+  const edges = edgesOf(ranks);
+  const calls = ranks[from]?.objects.filter(({ isRunning }) => isRunning) ?? [];
+  const isBehind = (other: RankView): boolean => calls.some((object) => !hasCome(other, object));
+  const reached = new Set(named);
+  const causes: number[] = [];
+  for (const rank of reached) {
+    const other = ranks[rank];
+    if (other === undefined) continue;
+    const next = edges.filter((edge) => edge.from === rank && edge.to !== from).map(({ to }) => to);
+    const waits = edges.some((edge) => edge.from === rank);
+    if (other.state !== 'answers' || !waits || isBehind(other)) causes.push(rank);
+    else for (const to of next) reached.add(to);
+  }
+  return causes.toSorted(ascending).map((rank) => ({ rank, sentence: ofRoot(ranks[rank]!, edges, ranks) }));
+}
+
 /** The store, without which ranks cannot meet, is served by a launcher or by rank 0. */
 function storeTrouble({ storeError, isStoreBusy, launchers, size }: JobView): string[] | undefined {
   if (storeError === undefined || isStoreBusy || size === 1) return undefined;
@@ -85,9 +116,14 @@ function behindOf(view: RankView, ranks: readonly RankView[]): number[] {
       object.ranks.filter((rank) => {
         const other = ranks[rank];
         if (other === undefined || other.state === 'silent') return other !== undefined;
-        return other.state === 'answers' && (sameObject(other, object)?.calls ?? 0) < object.calls;
+        return other.state === 'answers' && !hasCome(other, object);
       }),
     );
+}
+
+/** Whether a rank that should take part in the call of that object has begun it. */
+function hasCome(view: RankView, object: ObjectState): boolean {
+  return !object.ranks.includes(view.rank) || (sameObject(view, object)?.calls ?? 0) >= object.calls;
 }
 
 function sameObject({ objects }: RankView, { object, ranks }: ObjectState): ObjectState | undefined {

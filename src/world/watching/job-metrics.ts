@@ -1,5 +1,6 @@
 // The metrics of all ranks of a job, asked for once through its store.
-import { type JobAnswers, JobObserver } from './job-observer.ts';
+import type { JobAnswers } from './inquiry.ts';
+import { JobObserver } from './job-observer.ts';
 import type { WatchedJob } from './job-view.ts';
 import type { MetricsAnswer } from './metrics-answer.ts';
 

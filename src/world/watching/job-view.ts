@@ -4,7 +4,8 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { asWeftlineError } from '../../core/errors.ts';
 import { type ObjectState, type PresentWait, STORE_WAIT } from '../../core/waits.ts';
 import type { Meters } from '../../core/meters.ts';
-import { type JobAddress, type JobAnswers, JobObserver } from './job-observer.ts';
+import type { JobAnswers } from './inquiry.ts';
+import { type JobAddress, JobObserver } from './job-observer.ts';
 import type { RankAnswer } from './rank-answer.ts';
 import { isStopped, type ProcessFacts, processFacts } from './process-facts.ts';
 
@@ -92,7 +93,7 @@ export class JobWatcher {
       try {
         this.#observer ??= await JobObserver.connect(this.#job.address, patienceMs);
         const left = Math.max(1, Math.ceil(patienceMs - (performance.now() - started)));
-        answers = await this.#observer.ask(left, (known) => this.#isEnough(known));
+        answers = await this.#observer.ask(left, isEnough);
       } catch (error) {
         this.close();
         const { code, message } = asWeftlineError(error);
@@ -110,15 +111,28 @@ export class JobWatcher {
     this.#observer?.close();
     this.#observer = undefined;
   }
+}
 
-  #isEnough({ members, ranks, processes }: JobAnswers): boolean {
-    for (const [rank, { left, pid, host }] of members) {
-      if (left !== undefined || ranks.has(rank)) continue;
-      const facts = processes.get(rank) ?? (host === hostname() ? processFacts(pid) : undefined);
-      if (facts === undefined || !isStopped(facts)) return false;
-    }
-    return true;
+/** Whether all ranks have answered that can. */
+export function isEnough({ members, ranks, processes }: JobAnswers): boolean {
+  for (const [rank, { left, pid, host }] of members) {
+    if (left !== undefined || ranks.has(rank)) continue;
+    const facts = processes.get(rank) ?? (host === hostname() ? processFacts(pid) : undefined);
+    if (facts === undefined || !isStopped(facts)) return false;
   }
+  return true;
+}
+
+/** The job as a rank of it sees it by what the members have answered. */
+export function viewOfAnswers(answers: JobAnswers): JobView {
+  const here = [...answers.members].filter(([, { host }]) => host === hostname());
+  const job = {
+    prefix: '',
+    size: answers.size,
+    pids: new Map(here.map(([rank, { pid }]) => [rank, pid])),
+    launchers: [],
+  };
+  return viewOf(job, { answers, before: new Map(), elapsedMs: 0, storeError: undefined, isStoreBusy: false });
 }
 
 interface Seen {
@@ -129,7 +143,10 @@ interface Seen {
   readonly isStoreBusy: boolean;
 }
 
-function viewOf(job: WatchedJob, seen: Seen): JobView {
+/** What is known of a job without asking. */
+type KnownJob = Omit<WatchedJob, 'address'>;
+
+function viewOf(job: KnownJob, seen: Seen): JobView {
   const { answers, storeError, isStoreBusy } = seen;
   const size = answers?.size ?? job.size;
   return {
@@ -142,7 +159,7 @@ function viewOf(job: WatchedJob, seen: Seen): JobView {
   };
 }
 
-function rankView(rank: number, job: WatchedJob, seen: Seen): RankView {
+function rankView(rank: number, job: KnownJob, seen: Seen): RankView {
   const { answers, before, elapsedMs } = seen;
   const member = answers?.members.get(rank);
   const answer = answers?.ranks.get(rank);
@@ -168,7 +185,7 @@ function answeredFacts(answer: RankAnswer | undefined): Pick<RankView, 'objects'
 }
 
 /** A member of another host or container is shown by that node's launcher: its number is another process here. */
-function processOf(rank: number, job: WatchedJob, answers: JobAnswers | undefined): ProcessFacts | undefined {
+function processOf(rank: number, job: KnownJob, answers: JobAnswers | undefined): ProcessFacts | undefined {
   const pid = job.pids.get(rank);
   const member = answers?.members.get(rank);
   const isHere = pid !== undefined && (member === undefined || member.host === hostname());

@@ -6,7 +6,7 @@ import { encodeRefusal } from '../../meeting/refusal.ts';
 import type { StoreConnection } from '../store-connection.ts';
 import type { StoreGroup } from '../store-group.ts';
 import type { MemberKind } from '../store-hello.ts';
-import { isQuestion, type Question } from './question.ts';
+import { type Asker, isQuestion, type Question } from './question.ts';
 
 /** How many may ask at the same time. */
 export const MAX_OBSERVERS = 16;
@@ -77,7 +77,7 @@ export class StoreObserver {
         const question = frame.header['ask'];
         if (!isQuestion(question)) throw protocolError('a frame of an observer that is no question');
         this.#admit();
-        this.#ask(question);
+        askMembers(this.#options.groups(), question, { asker: this, send: (...said) => this.#send(...said) });
       }
     } catch (error) {
       this.#send({ refused: encodeRefusal(error) });
@@ -98,22 +98,25 @@ export class StoreObserver {
     }
   }
 
-  /** The store's own answer at once, then those of the members as they come. */
-  #ask(question: Question): void {
-    const groups = this.#options.groups();
-    this.#send({ event: 'job' }, [Buffer.from(JSON.stringify(storeFacts(groups.rank)))]);
-    // Launchers have no metrics.
-    const kinds = question === 'metrics' ? (['rank'] as const) : (['rank', 'node'] as const);
-    for (const kind of kinds) {
-      for (const member of groups[kind].members) {
-        member.ask(question, this, (answer) => this.#send({ event: 'answer', kind, rank: member.rank }, [answer]));
-      }
-    }
-  }
-
   #send(header: Readonly<Record<string, unknown>>, parts: readonly Uint8Array[] = []): void {
     if (this.#socket.destroyed || !this.#socket.writable) return;
     for (const piece of encodeFrame(header, parts)) this.#socket.write(piece);
+  }
+}
+
+/** The store's own answer at once, then those of the members as they come. */
+export function askMembers(
+  groups: Readonly<Record<MemberKind, StoreGroup>>,
+  question: Question,
+  { asker, send }: Asker,
+): void {
+  send({ event: 'job' }, [Buffer.from(JSON.stringify(storeFacts(groups.rank)))]);
+  // Launchers have no metrics.
+  const kinds = question === 'metrics' ? (['rank'] as const) : (['rank', 'node'] as const);
+  for (const kind of kinds) {
+    for (const member of groups[kind].members) {
+      member.ask(question, asker, (answer) => send({ event: 'answer', kind, rank: member.rank }, [answer]));
+    }
   }
 }
 

@@ -28,6 +28,7 @@ function barriers(ranks: number, options: Partial<LocalBarrierOptions> = {}): Lo
         index,
         timeoutMs: 60_000,
         spinUs: 0,
+        firstCause: (error) => Promise.resolve(error),
         peerLost: new AbortController().signal,
         isAlive: () => true,
         describeCall: (call) => `call ${call}`,

@@ -1,7 +1,7 @@
 // Who is to blame, from what ranks say: chains, circles, silence, and kernels that do not say whom they wait for.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { conclude } from '#lib/world/watching/conclusion.js';
+import { causesBehind, conclude } from '#lib/world/watching/conclusion.js';
 import { describeJob, describeRank } from '#lib/world/watching/job-text.js';
 import type { JobView, RankView } from '#lib/world/watching/job-view.js';
 
@@ -74,6 +74,36 @@ test('ranks that wait for each other are told as a circle', () => {
     sentences[0]!,
     /^Ranks wait for each other: rank 0 for rank 1 .*; rank 1 for rank 2 .*; rank 2 for rank 0 /,
   );
+});
+
+const inCall = (calls: number): Pick<RankView, 'objects'> => ({
+  objects: [{ object: 'EpBuffer', ranks: [0, 1, 2], calls, last: 'combine', isRunning: true }],
+});
+
+test('behind a rank stands the one at the end of its chain, though it waits for others too', () => {
+  const silent = { state: 'silent' } as const;
+  const causes = causesBehind(job([waitsFor(1), waitsFor(0, 2), waitsFor(3), silent, waitsFor(0)]), 0, [1]);
+  assert.deepEqual(
+    causes.map(({ rank }) => rank),
+    [3],
+  );
+  assert.match(causes[0]!.sentence, /^Rank 3 does not answer.*: rank 2 has waited for it for 2.0 s, in barrier$/);
+});
+
+test('a rank that has not come to the call of those who wait is the cause, whatever it waits for itself', () => {
+  const view = job([
+    { ...waitsFor(1), ...inCall(2) },
+    { ...waitsFor(2), ...inCall(2) },
+    { ...waitsFor(0, 1), ...inCall(1) },
+  ]);
+  assert.deepEqual(
+    causesBehind(view, 0, [1]).map(({ rank }) => rank),
+    [2],
+  );
+});
+
+test('nobody stands behind ranks that wait for each other', () => {
+  assert.deepEqual(causesBehind(job([waitsFor(1), waitsFor(2), waitsFor(1)]), 0, [1]), []);
 });
 
 test('a silent rank is trouble, also if nobody waits for it yet', () => {

@@ -237,7 +237,8 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     const { timeoutMs, collectiveSpinUs: spinUs } = group.settings;
     const isCrowded = group.size > availableParallelism();
     const failure = this.#elastic?.failure ?? window.barrier.failure;
-    this.#runner = new StepRunner(this.#cells.bells, { failure, timeoutMs, spinUs, isCrowded });
+    const firstCause: typeof group.firstCause = (...cause) => group.firstCause(...cause);
+    this.#runner = new StepRunner(this.#cells.bells, { failure, firstCause, timeoutMs, spinUs, isCrowded });
   }
 
   get membership(): LowLatencyMembership | undefined {

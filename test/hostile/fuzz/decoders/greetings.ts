@@ -267,7 +267,7 @@ const storeMember: Decoder = {
     ignore(far);
     near.on('error', () => {});
     const ended = new Promise<void>((resolve) => {
-      const options = { rank: 1, core, maxValueBytes: 4096, onEnd: () => resolve() };
+      const options = { rank: 1, core, maxValueBytes: 4096, onQuestion: () => {}, onEnd: () => resolve() };
       const connection = new StoreConnection(
         { socket: near.socket, reader: new FrameReader(strangerLimits) },
         { ...options, onDeparture: ({ rank }, departure) => core.leave(rank, departure) },
