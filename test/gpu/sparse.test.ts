@@ -12,7 +12,7 @@ import { SPARSE_NO_BLOCK } from '#lib/abi/sparse-arguments.js';
 import { CudaBlockWork } from '#lib/collectives/sparse/cuda-block-work.js';
 import { noCall } from '#lib/collectives/sparse/sparse-call.js';
 import { infinityOf, strideOf } from '#lib/collectives/sparse/slot-shape.js';
-import type { SparseBenchReport } from '#lib/programs/bench/sparse/sparse-results.js';
+import type { SparseBenchReport } from '#lib/programs/bench/sparse/sparse-bench.js';
 import { resultOf, runRanks } from '../local/support/run-ranks.ts';
 import { testSeed } from '../support/seed.ts';
 import { cacheFolder, gpuTest, noGpu } from './support/gpu.ts';

@@ -7,7 +7,7 @@ import { join as joinPath } from 'node:path';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { readTableFile } from '#lib/collectives/algorithm-table.js';
-import type { CollectivesBenchReport } from '#lib/programs/bench/collectives/collectives-results.js';
+import type { CollectivesBenchReport } from '#lib/programs/bench/collectives/collectives-bench.js';
 import { busFactor } from '#lib/programs/bench/collectives/collectives-workload.js';
 
 const commandLine = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));

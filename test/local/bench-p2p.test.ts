@@ -5,7 +5,7 @@ import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
-import type { P2pBenchReport } from '#lib/programs/bench/p2p/p2p-results.js';
+import type { P2pBenchReport } from '#lib/programs/bench/p2p/p2p-bench.js';
 import { freePort } from '../support/free-port.ts';
 import { sampled } from '../support/extent.ts';
 

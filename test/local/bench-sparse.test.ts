@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
-import type { SparseBenchReport } from '#lib/programs/bench/sparse/sparse-results.js';
+import type { SparseBenchReport } from '#lib/programs/bench/sparse/sparse-bench.js';
 
 const commandLine = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 const quick = ['--workers', '2', '--elements', '300001', '--rounds', '2', '--warmups', '0', '--slots', '2'];

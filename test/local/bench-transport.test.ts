@@ -10,7 +10,7 @@ import test, { describe } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { Transport } from 'weftline/transport';
 import { BenchSession } from '#lib/programs/bench/transport/transport-session.js';
-import type { TransportBenchReport } from '#lib/programs/bench/transport/transport-results.js';
+import type { TransportBenchReport } from '#lib/programs/bench/transport/transport-bench.js';
 import type { RankBenchReport } from '#lib/programs/bench/transport/transport-ranks.js';
 import { freePort } from '../support/free-port.ts';
 import { until } from '../support/until.ts';

@@ -8,7 +8,7 @@ import { fileURLToPath } from 'node:url';
 import { exitCodes } from '#lib/programs/cli/exit-codes.js';
 import type { Examination } from '#lib/programs/doctor/doctor.js';
 import type { EpBenchReport } from '#lib/programs/bench/ep/ep-bench.js';
-import type { P2pBenchReport } from '#lib/programs/bench/p2p/p2p-results.js';
+import type { P2pBenchReport } from '#lib/programs/bench/p2p/p2p-bench.js';
 import { freePort } from '../support/free-port.ts';
 import { sampled } from '../support/extent.ts';
 

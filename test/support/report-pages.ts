@@ -2,12 +2,12 @@
 import { readFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 import { compareResults } from '#lib/programs/compare/compare-results.js';
-import type { CollectivesBenchReport } from '#lib/programs/bench/collectives/collectives-results.js';
+import type { CollectivesBenchReport } from '#lib/programs/bench/collectives/collectives-bench.js';
 import type { EpCudaBenchReport } from '#lib/programs/bench/ep/cuda-bench.js';
 import type { EpBenchReport } from '#lib/programs/bench/ep/ep-bench.js';
 import type { EpHostBenchReport } from '#lib/programs/bench/ep/ep-hosts.js';
-import type { P2pBenchReport } from '#lib/programs/bench/p2p/p2p-results.js';
-import type { PathsAt, TransportBenchReport } from '#lib/programs/bench/transport/transport-results.js';
+import type { P2pBenchReport } from '#lib/programs/bench/p2p/p2p-bench.js';
+import type { PathsAt, TransportBenchReport } from '#lib/programs/bench/transport/transport-bench.js';
 import type { MoeReport } from '#lib/programs/moe/moe-job.js';
 import { collectivesView } from '#lib/programs/report/collectives-view.js';
 import { compareView } from '#lib/programs/report/compare-view.js';

@@ -134,7 +134,7 @@ export async function measureInTurn<Case, Figure extends string>(
   group: BenchGroup | undefined,
   cases: readonly Case[],
   rounds: Rounds,
-  measure: (one: Case) => Promise<Readonly<Record<Figure, number | readonly number[]>>>,
+  measure: (one: Case) => Promise<Readonly<Partial<Record<Figure, number | readonly number[]>>>>,
 ): Promise<Samples<Figure>[]> {
   const mine = cases.map((): Partial<Record<Figure, number[]>> => ({}));
   await interleave(cases.length, rounds, async (index, iteration) => {

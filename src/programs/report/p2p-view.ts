@@ -1,6 +1,7 @@
 // What people read of `weftline bench p2p`: lines in the words of UCCL's benchmark and of nixlbench, then ceilings and latencies.
 import { median } from '../../core/quantile.ts';
-import type { BlockResult, P2pBenchReport, SizeResult } from '../bench/p2p/p2p-results.ts';
+import type { P2pBenchReport } from '../bench/p2p/p2p-bench.ts';
+import type { BlockResult, SizeResult } from '../bench/p2p/p2p-phases.ts';
 import type { P2pWorkload } from '../bench/p2p/p2p-workload.ts';
 import { latencyQuantiles } from '../bench/transport/transport-phases.ts';
 import { curves, distribution, ratioColumn, table, type View } from './view.ts';

@@ -4,7 +4,7 @@ import { summarize } from '../bench/harness.ts';
 import type { PairsBenchReport } from '../bench/transport/transport-pairs.ts';
 import { latencyQuantiles } from '../bench/transport/transport-phases.ts';
 import type { RankBenchReport } from '../bench/transport/transport-ranks.ts';
-import type { PathsAt, TransportBenchReport } from '../bench/transport/transport-results.ts';
+import type { PathsAt, TransportBenchReport } from '../bench/transport/transport-bench.ts';
 import type { ReportSection } from './html/report-page.ts';
 import { bars, curves, distribution, plainBars, ratioColumn, table, type View } from './view.ts';
 import { changeLines, fixed, machineLines } from './wording.ts';

@@ -1,12 +1,12 @@
-// Measures collectives of CPU ranks, each operation in turn with the same loop of the peer, round by round.
-import { loadAverage, machineDocument } from '../machine.ts';
-import { type PlacementSample, samplePlacement } from '../machine.ts';
-import { quantile } from '../../../core/quantile.ts';
+// Measures collectives of ranks, each operation in turn with the same of the peer, round by round: what CPUs and GPUs share, and
+// the bench of CPU ranks.
 import { Communicator, type CommunicatorOptions } from '../../../collectives/index.ts';
+import { median } from '../../../core/quantile.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { World } from '../../../world/index.ts';
-import { BenchedCall, makeBenchMemory } from './benched-call.ts';
-import type { CollectiveRow, CollectivesBenchReport, CollectiveTimes, PeerRatio } from './collectives-results.ts';
+import { measureInTurn, type Progress, type Samples } from '../harness.ts';
+import { recordRun } from '../machine.ts';
+import { BenchedCall, type BenchMemory, makeBenchMemory } from './benched-call.ts';
 import {
   type BenchedKind,
   busFactor,
@@ -17,192 +17,147 @@ import {
 } from './collectives-workload.ts';
 import { MpiLoop } from './mpi-loop.ts';
 
-/** Until the engine has compiled what the loops run, for little data and for more. */
-const warmups = [
-  { bytes: 64, calls: 20_000 },
-  { bytes: 65_536, calls: 1000 },
-] as const;
 /** Ranks that wait for the peer's loop. */
 const PEER_TIMEOUT_MS = 600_000;
 /** Sizes up to this one are small. */
 const SMALL_BYTES = 4096;
 
-export interface CollectivesBenchOptions {
+export type CollectivesBenchReport = NonNullable<Awaited<ReturnType<typeof measureCollectives>>>;
+export type CollectiveTimes = ReturnType<typeof timesOf>;
+
+export interface CollectiveRow {
+  readonly kind: BenchedKind;
+  readonly bytes: number;
+  readonly count: number;
+  readonly outOfPlace: CollectiveTimes;
+  readonly inPlace: CollectiveTimes;
+}
+
+/** How calls of a kind of device are measured, and what with. */
+export interface CollectivesSetup {
+  readonly world: World;
+  readonly communicator: Communicator;
   readonly workload: CollectivesWorkload;
-  readonly compare: 'mpi' | undefined;
-  readonly communicator: Pick<CommunicatorOptions, 'directBytes'>;
-  readonly progress?: (done: number, total: number) => void;
+  readonly memory: BenchMemory;
+  readonly plans: readonly SizePlan[];
+  /** "CPU", or "GPU" with how tensors and multiprocessors were used. */
+  readonly ranksOn: string;
+  /** Until the engine has compiled what the loops run. */
+  readonly warm: (kind: BenchedKind) => Promise<void>;
+  /** µs of a call on this rank, all ranks beginning together. */
+  readonly time: (call: () => unknown, plan: SizePlan) => Promise<number>;
+  /** Results of larger calls are not compared. */
+  readonly maxCompared: number;
+  /** "mpirun (Open MPI) 4.1.4", "NCCL 2.28.9" */
+  readonly peer: string | undefined;
+  /** The peer's call, to be measured the same way. */
+  readonly preparePeer?: ((kind: BenchedKind, call: BenchedCall, isInPlace: boolean) => () => unknown) | undefined;
+  /** Runs the peer's own loop over all sizes of a kind, while the other ranks sleep: µs by plan and way. */
+  readonly runPeer?: ((kind: BenchedKind, plans: readonly SizePlan[]) => Promise<number[][] | undefined>) | undefined;
+  readonly progress: Progress | undefined;
 }
 
-/** Of one call: by round, µs of the slowest rank, and of the peer. */
-export interface Measured {
-  readonly own: number[];
-  readonly peer: number[];
-  wrong: number | undefined;
-}
-
-export interface Entry {
+interface Measured {
   readonly kind: BenchedKind;
   readonly plan: SizePlan;
-  readonly outOfPlace: Measured;
-  readonly inPlace: Measured;
+  readonly isInPlace: boolean;
+  /** Of the peer's own loop, by round. */
+  readonly peer: number[];
+  isChecked: boolean;
 }
 
 /** Collective; rank 0 gets the report. */
-export async function runCollectivesBench(
-  world: World,
-  device: CpuDevice,
-  { workload, compare, communicator: options, progress }: CollectivesBenchOptions,
-): Promise<CollectivesBenchReport | undefined> {
-  const plans = sizePlans(workload);
-  using peer = compare === 'mpi' && world.rank === 0 ? MpiLoop.build() : undefined;
-  const before = { load: loadAverage(), placement: world.rank === 0 ? await samplePlacement() : undefined };
-  await using communicator = await Communicator.create(world, device, options);
-  const memory = makeBenchMemory(device, workload);
-  const newCall = (kind: BenchedKind, bytes: number): BenchedCall =>
-    new BenchedCall(communicator, workload, { kind, bytes, memory });
-  const entries = workload.kinds.flatMap((kind) =>
-    plans
+export async function measureCollectives(of: CollectivesSetup) {
+  const { world, communicator, workload, memory, progress, maxCompared } = of;
+  const { kinds, rounds } = workload;
+  const ways = kinds.flatMap((kind) =>
+    of.plans
       .filter(({ bytes }) => countOf(kind, bytes, workload) > 0)
-      .map((plan): Entry => ({ kind, plan, outOfPlace: newMeasured(), inPlace: newMeasured() })),
+      .flatMap((plan) =>
+        [false, true].map((isInPlace): Measured => ({ kind, plan, isInPlace, peer: [], isChecked: false })),
+      ),
   );
-  const total = workload.rounds * workload.kinds.length;
-  for (let round = 0; round < workload.rounds; round++) {
-    for (const [index, kind] of workload.kinds.entries()) {
-      const ofKind = entries.filter((entry) => entry.kind === kind);
-      if (round === 0) await warm(workload, (bytes) => newCall(kind, Math.min(bytes, workload.maxBytes)));
-      for (const entry of ofKind) {
-        await measure({ world, communicator, isFirst: round === 0 }, entry, newCall(kind, entry.plan.bytes));
-      }
-      if (compare !== undefined) await comparePeer(world, peer, { kind, workload, ofKind });
-      progress?.(round * workload.kinds.length + index + 1, total);
-    }
-  }
-  if (world.rank !== 0) return undefined;
-  const peerVersion = peer?.version;
-  return reportOf({ workload, entries, peer: peerVersion, before, ranksOn: 'CPU' });
-}
-
-/** What a run was, besides what it measured. */
-interface RunFacts extends Pick<CollectivesBenchReport, 'workload' | 'peer' | 'ranksOn'> {
-  readonly entries: readonly Entry[];
-  readonly before: { readonly load: number; readonly placement: PlacementSample | undefined };
-}
-
-/** By rank 0. */
-export async function reportOf({
-  workload,
-  entries,
-  peer,
-  before,
-  ranksOn,
-}: RunFacts): Promise<CollectivesBenchReport> {
-  const rows = entries.map((entry) => rowOf(entry, workload));
+  const warmed = new Set<BenchedKind>();
+  let done = 0;
+  const measure = async (way: Measured) => {
+    const { kind, plan, isInPlace } = way;
+    if (!warmed.has(kind)) await of.warm(kind);
+    warmed.add(kind);
+    const call = new BenchedCall(communicator, workload, { kind, bytes: plan.bytes, memory });
+    const wrong = way.isChecked || plan.bytes > maxCompared ? 0 : await call.countWrong(isInPlace);
+    way.isChecked = true;
+    const own = await of.time(call.prepare(isInPlace), plan);
+    const peer = of.preparePeer && (await of.time(of.preparePeer(kind, call, isInPlace), plan));
+    if (ways.findLast((other) => other.kind === kind) === way) await runPeerLoop(of, ways, kind);
+    progress?.(++done, ways.length * rounds);
+    return { own, wrong, ...(peer !== undefined && { peer }) };
+  };
+  const [samples, record] = await recordRun(world, () =>
+    measureInTurn(world, ways, { warmup: 0, iterations: rounds, order: inOrder }, measure),
+  );
+  if (record === undefined) return undefined;
+  const times = samples.map((one, index) => timesOf(ways[index]!, one, of));
+  const rows = ways.flatMap(({ kind, plan: { bytes }, isInPlace }, index): CollectiveRow[] =>
+    isInPlace
+      ? []
+      : [{ kind, bytes, count: countOf(kind, bytes, workload), outOfPlace: times[index]!, inPlace: times[index + 1]! }],
+  );
   return {
-    schema: 'weftline.bench.collectives/1',
-    machine: machineDocument(),
-    loadAverage: { before: before.load, after: loadAverage() },
-    placement: { before: before.placement!, after: await samplePlacement() },
+    schema: 'weftline.bench.collectives/1' as const,
+    ...record,
     workload,
-    ranksOn,
-    peer,
+    ranksOn: of.ranksOn,
+    peer: of.peer,
     rows,
-    ratios: peer === undefined ? [] : ratiosOf(rows),
+    ratios: of.peer === undefined ? [] : ratiosOf(rows),
   };
 }
 
-/** Until the engine has compiled what the loops run. Less where few iterations are asked for. */
-export async function warm(
-  { iterations }: CollectivesWorkload,
-  newCall: (bytes: number) => BenchedCall,
-): Promise<void> {
-  for (const { bytes, calls } of warmups) {
-    const times = iterations > 0 ? Math.min(calls, 10 * iterations) : calls;
-    for (const isInPlace of [false, true]) await repeat(newCall(bytes).prepare(isInPlace), times);
-  }
+/** Sizes of an operation follow each other, and then its peer's loop. */
+function inOrder(count: number): number[] {
+  return Array.from({ length: count }, (_, index) => index);
 }
 
-/** Both ways of placing; results are compared in the first round. */
-async function measure(
-  { world, communicator, isFirst }: { world: World; communicator: Communicator; isFirst: boolean },
-  { plan, outOfPlace, inPlace }: Entry,
-  call: BenchedCall,
+async function runPeerLoop(
+  { world, runPeer }: CollectivesSetup,
+  ways: readonly Measured[],
+  kind: BenchedKind,
 ): Promise<void> {
-  for (const isInPlace of [false, true]) {
-    const measured = isInPlace ? inPlace : outOfPlace;
-    measured.own.push(await slowest(world, communicator, plan, call.prepare(isInPlace)));
-    if (isFirst) measured.wrong = await sumOver(world, await call.countWrong(isInPlace));
-  }
-}
-
-/** The other ranks sleep meanwhile. */
-async function comparePeer(
-  world: World,
-  peer: MpiLoop | undefined,
-  { kind, workload, ofKind }: { kind: BenchedKind; workload: CollectivesWorkload; ofKind: readonly Entry[] },
-): Promise<void> {
-  const times = await peer?.run(
-    kind,
-    workload,
-    ofKind.map(({ plan }) => plan),
-  );
-  for (const [index, { outOfPlace, inPlace }] of ofKind.entries()) {
-    if (times === undefined) continue;
-    outOfPlace.peer.push(times[index]!.outOfPlace);
-    inPlace.peer.push(times[index]!.inPlace);
+  if (runPeer === undefined) return;
+  const ofKind = ways.filter((way) => way.kind === kind);
+  const plans = ofKind.filter(({ isInPlace }) => !isInPlace).map(({ plan }) => plan);
+  const times = await runPeer(kind, plans);
+  for (const way of ofKind) {
+    if (times !== undefined) way.peer.push(times[plans.indexOf(way.plan)]![way.isInPlace ? 1 : 0]!);
   }
   await world.barrier('peer', { timeoutMs: PEER_TIMEOUT_MS });
 }
 
-/** µs of a call, of the slowest rank. */
-export async function slowest(
-  world: World,
-  communicator: Communicator,
-  { warmup, iterations }: SizePlan,
-  call: () => Promise<unknown>,
-): Promise<number> {
-  await repeat(call, warmup);
-  await communicator.barrier();
-  const begin = performance.now();
-  await repeat(call, iterations);
-  const mine = ((performance.now() - begin) / iterations) * 1000;
-  return Math.max(...(await world.allGather('time', mine)));
-}
-
-async function repeat(call: () => Promise<unknown>, times: number): Promise<void> {
-  for (let time = 0; time < times; time++) {
-    const result = call();
-    if (result !== Communicator.done) await result;
-  }
-}
-
-async function sumOver(world: World, value: number): Promise<number> {
-  return (await world.allGather('wrong', value)).reduce((sum, one) => sum + one, 0);
-}
-
-export function newMeasured(): Measured {
-  return { own: [], peer: [], wrong: 0 };
-}
-
-function median(values: readonly number[]): number {
-  return quantile(
-    values.toSorted((a, b) => a - b),
-    0.5,
-  );
-}
-
-function rowOf({ kind, plan: { bytes }, outOfPlace, inPlace }: Entry, workload: CollectivesWorkload): CollectiveRow {
-  const timesOf = ({ own, peer, wrong }: Measured): CollectiveTimes => {
-    const microseconds = median(own);
-    const algbw = bytes / microseconds / 1000;
-    const busbw = algbw * busFactor(kind, workload.ranks);
-    return { microseconds, algbw, busbw, wrong, peerMicroseconds: peer.length === 0 ? undefined : median(peer) };
+/** Medians of the rounds, of the slowest rank. */
+function timesOf(
+  { kind, plan: { bytes }, peer }: Measured,
+  samples: Samples<'own' | 'wrong' | 'peer'>,
+  { workload, maxCompared, preparePeer }: CollectivesSetup,
+) {
+  const microseconds = median(samples.slowest('own'));
+  const algbw = bytes / microseconds / 1000;
+  const peerTimes = preparePeer === undefined ? peer : samples.slowest('peer');
+  const wrong = samples.ranks.flatMap((rank) => rank.wrong).reduce((sum, count) => sum + count, 0);
+  return {
+    /** µs of a call. */
+    microseconds,
+    /** GB/s: size / time, and that times what a link would carry of each byte. */
+    algbw,
+    busbw: algbw * busFactor(kind, workload.ranks),
+    /** Elements of all ranks that differ from the reference; undefined where they were not compared. */
+    wrong: bytes > maxCompared ? undefined : wrong,
+    /** µs of the peer's call in the same rounds. */
+    peerMicroseconds: peerTimes.length === 0 ? undefined : median(peerTimes),
   };
-  const count = countOf(kind, bytes, workload);
-  return { kind, bytes, count, outOfPlace: timesOf(outOfPlace), inPlace: timesOf(inPlace) };
 }
 
-function ratiosOf(rows: readonly CollectiveRow[]): PeerRatio[] {
+/** How many times as fast as the peer: geometric mean and worst, of all rows and both ways. */
+function ratiosOf(rows: readonly CollectiveRow[]) {
   const kinds = [...new Set(rows.map(({ kind }) => kind))];
   return kinds.flatMap((kind) =>
     (['small', 'large'] as const).flatMap((sizes) => {
@@ -221,4 +176,74 @@ function ratiosOf(rows: readonly CollectiveRow[]): PeerRatio[] {
       return [{ kind, sizes, geometricMean, worst: worst.ratio, worstBytes: worst.bytes }];
     }),
   );
+}
+
+/** Whether enqueued, done at once, or to be waited for. */
+export async function repeat(call: () => unknown, times: number): Promise<void> {
+  for (let time = 0; time < times; time++) {
+    const result = call();
+    if (result instanceof Promise && result !== Communicator.done) await result;
+  }
+}
+
+/** Of CPU ranks: until the engine has compiled what the loops run, for little data and for more. */
+const warmups = [
+  { bytes: 64, calls: 20_000 },
+  { bytes: 65_536, calls: 1000 },
+] as const;
+
+/** Less where few iterations are asked for. */
+export async function warmOnHost(
+  { iterations, maxBytes }: CollectivesWorkload,
+  newCall: (bytes: number) => BenchedCall,
+): Promise<void> {
+  for (const { bytes, calls } of warmups) {
+    const times = iterations > 0 ? Math.min(calls, 10 * iterations) : calls;
+    for (const isInPlace of [false, true]) await repeat(newCall(Math.min(bytes, maxBytes)).prepare(isInPlace), times);
+  }
+}
+
+/** µs of a call on this rank. */
+export async function timeOnHost(
+  communicator: Communicator,
+  { warmup, iterations }: SizePlan,
+  call: () => unknown,
+): Promise<number> {
+  await repeat(call, warmup);
+  await communicator.barrier();
+  const begin = performance.now();
+  await repeat(call, iterations);
+  return ((performance.now() - begin) / iterations) * 1000;
+}
+
+export interface CollectivesBenchOptions {
+  readonly workload: CollectivesWorkload;
+  readonly compare: 'mpi' | undefined;
+  readonly communicator: Pick<CommunicatorOptions, 'directBytes'>;
+  readonly progress?: Progress;
+}
+
+/** Of CPU ranks. Collective; rank 0 gets the report. */
+export async function runCollectivesBench(
+  world: World,
+  device: CpuDevice,
+  { workload, compare, communicator: options, progress }: CollectivesBenchOptions,
+): Promise<CollectivesBenchReport | undefined> {
+  using peer = compare === 'mpi' && world.rank === 0 ? MpiLoop.build() : undefined;
+  await using communicator = await Communicator.create(world, device, options);
+  const memory = makeBenchMemory(device, workload);
+  return await measureCollectives({
+    world,
+    communicator,
+    workload,
+    memory,
+    plans: sizePlans(workload),
+    ranksOn: 'CPU',
+    warm: (kind) => warmOnHost(workload, (bytes) => new BenchedCall(communicator, workload, { kind, bytes, memory })),
+    time: (call, plan) => timeOnHost(communicator, plan, call),
+    maxCompared: Infinity,
+    peer: peer?.version,
+    runPeer: compare === undefined ? undefined : async (kind, plans) => peer?.run(kind, workload, plans),
+    progress,
+  });
 }

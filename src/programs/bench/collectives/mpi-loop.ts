@@ -8,12 +8,6 @@ import { packageFile } from '../../../core/package-file.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import type { BenchedKind, CollectivesWorkload, SizePlan } from './collectives-workload.ts';
 
-/** µs of one size, of the slowest rank. */
-export interface PeerTimes {
-  readonly outOfPlace: number;
-  readonly inPlace: number;
-}
-
 export class MpiLoop implements Disposable {
   /** "mpirun (Open MPI) 4.1.4" */
   readonly version: string;
@@ -37,8 +31,8 @@ export class MpiLoop implements Disposable {
     this.version = version;
   }
 
-  /** By size, in the order of `sizes`. Fails with WL_LAUNCH. */
-  run(kind: BenchedKind, { ranks, dtype, op }: CollectivesWorkload, sizes: readonly SizePlan[]): Promise<PeerTimes[]> {
+  /** By size, in the order of `sizes`: µs out of place and in place, of the slowest rank. Fails with WL_LAUNCH. */
+  run(kind: BenchedKind, { ranks, dtype, op }: CollectivesWorkload, sizes: readonly SizePlan[]): Promise<number[][]> {
     const asRoot = process.getuid?.() === 0 ? ['--allow-run-as-root'] : [];
     const program = [join(this.#folder, 'mpi-loop'), kind, dtype, op];
     const list = sizes.map(({ bytes, warmup, iterations }) => `${bytes}:${warmup}:${iterations}`);
@@ -51,12 +45,11 @@ export class MpiLoop implements Disposable {
       child.once('error', (cause) => reject(failed(cause.message)));
       child.once('close', (code) => {
         if (code !== 0) return reject(failed(`exit code ${code}: ${texts.errors.trim()}`));
-        const lines = texts.out.trim().split('\n');
         return resolve(
-          lines.map((line) => {
-            const [, outOfPlace = NaN, inPlace = NaN] = line.split(' ').map(Number);
-            return { outOfPlace, inPlace };
-          }),
+          texts.out
+            .trim()
+            .split('\n')
+            .map((line) => line.split(' ').slice(1).map(Number)),
         );
       });
     });

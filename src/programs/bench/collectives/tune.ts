@@ -14,9 +14,10 @@ import { Communicator } from '../../../collectives/index.ts';
 import { median } from '../../../core/quantile.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { World } from '../../../world/index.ts';
+import { measureInTurn, type Progress } from '../harness.ts';
 import { BenchedCall, makeBenchMemory } from './benched-call.ts';
-import { slowest, warm } from './collectives-bench.ts';
-import { type CollectivesWorkload, type SizePlan, sizePlans } from './collectives-workload.ts';
+import { timeOnHost, warmOnHost } from './collectives-bench.ts';
+import { type CollectivesWorkload, sizePlans } from './collectives-workload.ts';
 
 /** µs of the slowest rank, medians of the rounds, in place; by algorithm. */
 export interface TunedRow {
@@ -43,7 +44,7 @@ export async function runTune(
   world: World,
   device: CpuDevice,
   workload: CollectivesWorkload,
-  progress?: (done: number, total: number) => void,
+  progress?: Progress,
 ): Promise<TuneReport | undefined> {
   const hosts = world.topology.hosts.length;
   // Without several hosts a chain is the same as shares.
@@ -55,60 +56,39 @@ export async function runTune(
       const only = [{ algorithm }];
       communicators.push(await Communicator.create(world, device, { algorithms: { allReduce: only, reduce: only } }));
     }
+    const plans = sizePlans(workload);
     const rows: TunedRow[] = [];
     for (const kind of tunedKinds) {
-      const ofKind = names.filter((name) => name !== 'chain' || kind === 'allReduce');
-      const callOf = (at: number, bytes: number): BenchedCall =>
-        new BenchedCall(communicators[at]!, workload, { kind, bytes, memory });
-      for (const at of ofKind.keys()) await warm(workload, (bytes) => callOf(at, Math.min(bytes, workload.maxBytes)));
-      for (const plan of sizePlans(workload)) {
-        const ways = ofKind.map((_, at) => ({
-          communicator: communicators[at]!,
-          call: callOf(at, plan.bytes).prepare(true),
-        }));
-        rows.push(rowOf(kind, plan, ofKind, await inTurn(world, plan, workload.rounds, ways)));
-        progress?.(rows.length, tunedKinds.length * sizePlans(workload).length);
+      const ways = names
+        .map((name, at) => ({ name, communicator: communicators[at]! }))
+        .filter(({ name }) => name !== 'chain' || kind === 'allReduce');
+      for (const { communicator } of ways) {
+        await warmOnHost(workload, (bytes) => new BenchedCall(communicator, workload, { kind, bytes, memory }));
+      }
+      for (const plan of plans) {
+        const { bytes } = plan;
+        const rounds = { warmup: 0, iterations: workload.rounds };
+        const samples = await measureInTurn(world, ways, rounds, async ({ communicator }) => {
+          const call = new BenchedCall(communicator, workload, { kind, bytes, memory });
+          return { time: await timeOnHost(communicator, plan, call.prepare(true)) };
+        });
+        const medians = samples.map((of) => median(of.slowest('time')));
+        rows.push({
+          kind,
+          bytes,
+          microseconds: Object.fromEntries(ways.map(({ name }, at) => [name, medians[at]!])),
+          fastest: ways[medians.indexOf(Math.min(...medians))]!.name,
+        });
+        progress?.(rows.length, tunedKinds.length * plans.length);
       }
     }
     if (world.rank !== 0) return undefined;
     const table = { allReduce: rangesOf(rows, 'allReduce'), reduce: rangesOf(rows, 'reduce') };
-    return {
-      schema: 'weftline.bench.collectives.tune/1',
-      ranks: world.size,
-      hosts,
-      rounds: workload.rounds,
-      rows,
-      table,
-    };
+    const schema = 'weftline.bench.collectives.tune/1';
+    return { schema, ranks: world.size, hosts, rounds: workload.rounds, rows, table };
   } finally {
     for (const communicator of communicators) await communicator.close();
   }
-}
-
-interface Way {
-  readonly communicator: Communicator;
-  readonly call: () => Promise<unknown>;
-}
-
-/** µs by way, then by round. */
-async function inTurn(world: World, plan: SizePlan, rounds: number, ways: readonly Way[]): Promise<number[][]> {
-  const times: number[][] = ways.map(() => []);
-  for (let round = 0; round < rounds; round++) {
-    for (const [at, { communicator, call }] of ways.entries())
-      times[at]!.push(await slowest(world, communicator, plan, call));
-  }
-  return times;
-}
-
-function rowOf(
-  kind: TunedKind,
-  { bytes }: SizePlan,
-  names: readonly AlgorithmName[],
-  times: readonly (readonly number[])[],
-): TunedRow {
-  const medians = times.map(median);
-  const microseconds = Object.fromEntries(names.map((name, at) => [name, medians[at]!]));
-  return { kind, bytes, microseconds, fastest: names[medians.indexOf(Math.min(...medians))]! };
 }
 
 /** A range ends half way, on a logarithmic scale, between the last size at which it was the fastest and the next one. */

@@ -1,17 +1,42 @@
 // The P2P bench between two processes: the server offers its memory, the client moves, measures and reports.
-import { type BackendName, Endpoint } from '../../../agent/index.ts';
-import { readSettings } from '../../../settings/settings.ts';
+import { type BackendName, type BackendVerdict, Endpoint } from '../../../agent/index.ts';
 import type { ControlChannel } from '../../../meeting/control-channel.ts';
 import { isUnspecified } from '../../../meeting/loopback.ts';
-import { loadAverage, machineDocument } from '../machine.ts';
-import { samplePlacement } from '../machine.ts';
+import { recordRun } from '../machine.ts';
 import { checkCeilings, runCeilings, runPingCeiling } from './p2p-ceilings.ts';
-import { runDescriptors } from './p2p-descriptors.ts';
 import { meetClient, meetServer } from './p2p-meeting.ts';
-import { MEMORY_NAMES, type P2pPhase, runBlocks, runPings, runSize, serveP2pPhases } from './p2p-phases.ts';
-import { type BlockResult, type P2pBenchReport, p2pMethod, type SizeResult } from './p2p-results.ts';
+import {
+  type BlockResult,
+  MEMORY_NAMES,
+  type P2pPhase,
+  runBlocks,
+  runDescriptors,
+  runPings,
+  runSize,
+  serveP2pPhases,
+  type SizeResult,
+} from './p2p-phases.ts';
 import { hearWord, P2pSession, sayWord } from './p2p-session.ts';
 import { memoryOf, type P2pWorkload } from './p2p-workload.ts';
+
+/** Written into every document, so that a number can be read without this source. */
+const method = {
+  size: 'Bytes of all messages over the time from the first post to the last end, at the client; of mode send the server measures what it receives by itself. Units of 1e9.',
+  block:
+    'One transfer of a batch of blocks, posted again and again, one under way: transfer from post to done, post the call alone, preparation with connection and peer known.',
+  descriptors:
+    'One transfer of blocks of 64 bytes, 128 apart, in no order, with connection and peer known: lists is DescriptorList.blocks and select of both sides, prepare the call alone, move from post to done; memory is what the process grew by over both, the lists included.',
+  ping: 'A write of 256 bytes with a notification there, and the same back; both processes wait blocking.',
+  memcpy:
+    'The C library copies as many bytes from the same source to memory of the same kind in the same process, message by message in turn with the path, after 20,000 small messages of each and a round that does not count; the median of each round counts.',
+  transport: 'bench transport --perftype tpt between the same processes, with its usual 4 flows of 2 requests.',
+  ucx_perftest:
+    'ucx_perftest of UCX between the same hosts with the same size and as many messages under way: ucp_put_bw for writes and ucp_get for reads, over all its messages; round trips beside twice the median of tag_lat, which measures one way.',
+  host: 'Transfers of the same size between host memory of the same processes over the same path, as many under way.',
+  interleaved: 'Sides of one round follow each other; ratios are taken within a round.',
+} as const;
+
+export type P2pBenchReport = Awaited<ReturnType<typeof runSession>>;
 
 export interface P2pBenchOptions {
   readonly localGpuIndex: number;
@@ -47,7 +72,11 @@ export interface P2pClientOptions extends P2pBenchOptions {
   readonly host?: string | undefined;
   readonly workload: P2pWorkload;
   /** `backend`: which path it got; `verdicts`: why not the others. */
-  readonly onConnected: (connection: Pick<P2pBenchReport, 'backend' | 'verdicts'> & { readonly id: number }) => void;
+  readonly onConnected: (connection: {
+    readonly id: number;
+    readonly backend: string;
+    readonly verdicts: readonly BackendVerdict[];
+  }) => void;
   readonly onSize: (result: SizeResult) => void;
   readonly onBlock: (result: BlockResult) => void;
 }
@@ -104,31 +133,25 @@ export async function runP2pBench(options: P2pClientOptions): Promise<P2pBenchRe
   });
 }
 
-async function runSession(session: P2pSession, options: P2pClientOptions): Promise<P2pBenchReport> {
+async function runSession(session: P2pSession, options: P2pClientOptions) {
   const { workload, device } = options;
   const { connection, endpoint } = session;
   await session.openMemory(memoryOf(workload), MEMORY_NAMES.client, device);
   if (comparesHost(options, workload)) await session.openHostMemory(memoryOf(workload), MEMORY_NAMES.clientHost);
   await session.hear();
   await session.remote(MEMORY_NAMES.server);
-  const placementBefore = await samplePlacement();
-  const loadBefore = loadAverage();
-  const results = await measure(session, options);
-  const loadAfter = loadAverage();
+  const [results, record] = await recordRun(undefined, () => measure(session, options));
   session.say({ phase: 'end' } satisfies P2pPhase);
   await session.hear();
+  const verdicts = endpoint.agent.explain(connection.peer);
   return {
-    schema: 'weftline.bench.p2p/1',
-    date: new Date().toISOString(),
-    method: p2pMethod,
+    schema: 'weftline.bench.p2p/1' as const,
+    method,
     workload,
     device,
-    backend: connection.backend,
-    verdicts: endpoint.agent.explain(connection.peer),
-    machine: machineDocument(),
-    settings: readSettings(),
-    loadAverage: { before: loadBefore, after: loadAfter },
-    placement: { before: placementBefore, after: await samplePlacement() },
+    backend: connection.backend as string,
+    verdicts,
+    ...record!,
     ...results,
   };
 }
@@ -145,12 +168,7 @@ async function telling<T>(words: ControlChannel, side: () => Promise<T>): Promis
   }
 }
 
-type Measured = Pick<
-  P2pBenchReport,
-  'sizes' | 'blocks' | 'descriptors' | 'pingMicroseconds' | 'ceilings' | 'notCompared' | 'pingCeiling'
->;
-
-async function measure(session: P2pSession, options: P2pClientOptions): Promise<Measured> {
+async function measure(session: P2pSession, options: P2pClientOptions) {
   const { mode, iterations, inflight, sizes, blocks, pings, compare, descriptors } = options.workload;
   const host = session.connection.ip;
   if (compare > 0) await checkCeilings(session, host);
@@ -173,11 +191,12 @@ async function measure(session: P2pSession, options: P2pClientOptions): Promise<
     compare === 0 || pings === 0 ? undefined : await runPingCeiling(session, { rounds: compare, host, pings });
   return {
     sizes: sized,
-    ...(swept === undefined ? {} : { blocks: swept }),
-    ...(many === undefined ? {} : { descriptors: many }),
-    ...(pingMicroseconds === undefined ? {} : { pingMicroseconds }),
-    ...(ceilings === undefined ? {} : { ceilings: ceilings.results, notCompared: ceilings.notCompared }),
-    ...(pingCeiling === undefined ? {} : { pingCeiling }),
+    ...(swept && { blocks: swept }),
+    ...(many && { descriptors: many }),
+    /** Microseconds: min, P50, P90, P99, P99.9, max. */
+    ...(pingMicroseconds && { pingMicroseconds }),
+    ...(ceilings && { ceilings: ceilings.results, notCompared: ceilings.notCompared }),
+    ...(pingCeiling && { pingCeiling }),
   };
 }
 

@@ -2,12 +2,11 @@
 import { median } from '../../../core/quantile.ts';
 import { formatBytes } from '../../../core/byte-size.ts';
 import { copyMemory } from '../../../native/libc.ts';
-import { monotonicMicroseconds } from '../harness.ts';
-import { summarizeRatios } from '../harness.ts';
+import { measureInTurn, type Rounds, summarizeRatios, timeInTurn } from '../harness.ts';
+
 import { runTransportBench } from '../transport/transport-bench.ts';
 import { defaultTransportWorkload } from '../transport/transport-workload.ts';
 import { type MovedMemory, type P2pPhase, prepareSlots, runOneSided, runPings } from './p2p-phases.ts';
-import type { CeilingResult, NotCompared, PingCeilingResult } from './p2p-results.ts';
 import type { P2pSession } from './p2p-session.ts';
 import { COMPARED_SLOTS, MIN_COMPARED_BYTES, PING_BYTES, slotsOf } from './p2p-workload.ts';
 import { type PerftestCase, type PerftestResult, perftestMissing, runPerftest } from './ucx-perftest.ts';
@@ -18,11 +17,13 @@ const TRANSPORT_SECONDS = 1;
 /** Until all of a message's path is compiled to machine code: a program that moves much gets there at once. */
 const WARM_MESSAGES = 20_000;
 const WARM_BYTES = 256;
-/** Of the backend alone, on both of its sides. */
+/** Of the backend, on both of its sides. */
 const WARM_ROUNDS = 4;
 const PERFTEST_TRIAL: PerftestCase = { test: 'tag_lat', bytes: PING_BYTES, iterations: 100, window: 1 };
 
-export interface CeilingOptions {
+export type CeilingName = 'memcpy' | 'transport' | 'ucx_perftest' | 'host';
+
+interface CeilingOptions {
   readonly mode: 'write' | 'read';
   readonly sizes: readonly number[];
   readonly rounds: number;
@@ -41,13 +42,11 @@ export async function checkCeilings(session: P2pSession, host: string): Promise<
 }
 
 /** Every size is in one of the two. */
-export async function runCeilings(
-  session: P2pSession,
-  options: CeilingOptions,
-): Promise<{ readonly results: readonly CeilingResult[]; readonly notCompared: readonly NotCompared[] }> {
+export async function runCeilings(session: P2pSession, options: CeilingOptions) {
   const { backend } = session.connection;
-  const results: CeilingResult[] = [];
-  const notCompared: NotCompared[] = [];
+  const results = [];
+  /** Sizes that are left out. */
+  const notCompared = [];
   for (const bytes of options.sizes) {
     if (bytes < MIN_COMPARED_BYTES) {
       notCompared.push({ bytes, why: `below ${formatBytes(MIN_COMPARED_BYTES)}, where other costs than bytes decide` });
@@ -66,42 +65,43 @@ export async function runCeilings(
   return { results, notCompared };
 }
 
-/** Message by message in turn, so that what else the machine does meets both alike. */
-async function besideMemcpy(
-  session: P2pSession,
+/** The two sides of each round in turn, in GB/s. The first rounds warm up. */
+async function beside(
+  ceiling: CeilingName,
   bytes: number,
-  { mode, rounds }: CeilingOptions,
-): Promise<CeilingResult> {
+  rounds: Rounds,
+  sides: readonly [own: () => Promise<number>, ceiling: () => Promise<number>],
+) {
+  const samples = await measureInTurn(undefined, sides, rounds, async (side) => ({ speed: await side() }));
+  return compared(ceiling, bytes, samples[0]!.slowest('speed'), samples[1]!.slowest('speed'));
+}
+
+function compared(ceiling: CeilingName, bytes: number, own: readonly number[], ceilings: readonly number[]) {
+  return { bytes, ceiling, own, ceilings, ratio: summarizeRatios(own, ceilings) };
+}
+
+/** Message by message in turn, so that what else the machine does meets both alike. */
+async function besideMemcpy(session: P2pSession, bytes: number, { mode, rounds }: CeilingOptions) {
   const { endpoint, memory } = session;
-  const pairs = Math.max(5, Math.floor(ROUND_BYTES / bytes));
+  const messages = { warmup: 0, iterations: Math.max(5, Math.floor(ROUND_BYTES / bytes)) };
   const target = await endpoint.agent.allocate(bytes);
   await warmUp(session, mode, target.address);
   const [transfer] = await prepareSlots(session, mode, { bytes, slots: 1 });
+  const move = (): void => {
+    transfer?.post();
+    transfer?.waitBlocking();
+  };
   const sides = [
-    (): void => {
-      transfer?.post();
-      transfer?.waitBlocking();
-    },
-    (): void => copyMemory(target.address, memory.address, bytes),
+    { name: 'own', run: move },
+    { name: 'memcpy', run: (): void => copyMemory(target.address, memory.address, bytes) },
   ];
-  const speeds: [number[], number[]] = [[], []];
-  // The first round warms up.
-  for (let round = -1; round < rounds; round += 1) {
-    const times: [number[], number[]] = [[], []];
-    for (let pair = 0; pair < pairs; pair += 1) {
-      for (const side of pair % 2 === 0 ? ([0, 1] as const) : ([1, 0] as const)) {
-        const begin = monotonicMicroseconds();
-        sides[side]?.();
-        times[side].push(monotonicMicroseconds() - begin);
-      }
-    }
-    if (round < 0) continue;
-    for (const side of [0, 1] as const) speeds[side].push(bytes / median(times[side]) / 1000);
-  }
+  const [samples] = await measureInTurn(undefined, [sides], { warmup: 1, iterations: rounds }, async () => {
+    const [own, copy] = (await timeInTurn(sides, messages)).map((times) => bytes / median(times) / 1000);
+    return { own: own!, copy: copy! };
+  });
   await transfer?.release();
   await endpoint.agent.deregister(target);
-  const [own, ceilings] = speeds;
-  return { bytes, ceiling: 'memcpy', own, ceilings, ratio: summarizeRatios(own, ceilings) };
+  return compared('memcpy', bytes, samples!.slowest('own'), samples!.slowest('copy'));
 }
 
 async function warmUp(session: P2pSession, mode: 'write' | 'read', target: number): Promise<void> {
@@ -115,43 +115,24 @@ async function warmUp(session: P2pSession, mode: 'write' | 'read', target: numbe
 }
 
 /** What staging costs: the same transfers between host memory, in turn. */
-async function besideHostMemory(
-  session: P2pSession,
-  bytes: number,
-  { mode, rounds, inflight }: CeilingOptions,
-): Promise<CeilingResult> {
+function besideHostMemory(session: P2pSession, bytes: number, { mode, rounds, inflight }: CeilingOptions) {
   const slots = slotsOf(inflight, bytes);
   const count = Math.max(slots, Math.floor(ROUND_BYTES / bytes));
-  const speeds: Record<MovedMemory, number[]> = { own: [], host: [] };
-  // The first round warms up.
-  for (let round = -1; round < rounds; round += 1) {
-    for (const memory of round % 2 === 0 ? (['own', 'host'] as const) : (['host', 'own'] as const)) {
-      const { gigabytesPerSecond } = await runOneSided(session, { mode, bytes, count, slots, memory });
-      if (round >= 0) speeds[memory].push(gigabytesPerSecond);
-    }
-  }
-  const { own, host: ceilings } = speeds;
-  return { bytes, ceiling: 'host', own, ceilings, ratio: summarizeRatios(own, ceilings) };
+  const side = (memory: MovedMemory) => async (): Promise<number> =>
+    (await runOneSided(session, { mode, bytes, count, slots, memory })).gigabytesPerSecond;
+  return beside('host', bytes, { warmup: 1, iterations: rounds }, [side('own'), side('host')]);
 }
 
-async function besideTransport(
-  session: P2pSession,
-  bytes: number,
-  { mode, rounds, host }: CeilingOptions,
-): Promise<CeilingResult> {
+function besideTransport(session: P2pSession, bytes: number, { mode, rounds, host }: CeilingOptions) {
   const slots = slotsOf(COMPARED_SLOTS, bytes);
-  const own: number[] = [];
-  const ceilings: number[] = [];
   let count = Math.max(slots, Math.floor(ROUND_BYTES / bytes));
-  for (let round = -1; round < rounds; round += 1) {
+  const own = async (): Promise<number> => {
     const { gigabytesPerSecond, seconds } = await runOneSided(session, { mode, bytes, count, slots });
     // As long as the other side.
     count = Math.max(slots, Math.round((count * TRANSPORT_SECONDS) / seconds));
-    if (round < 0) continue;
-    own.push(gigabytesPerSecond);
-    ceilings.push(await runTransport(session, bytes, host));
-  }
-  return { bytes, ceiling: 'transport', own, ceilings, ratio: summarizeRatios(own, ceilings) };
+    return gigabytesPerSecond;
+  };
+  return beside('transport', bytes, { warmup: 1, iterations: rounds }, [own, () => runTransport(session, bytes, host)]);
 }
 
 /** GB/s. */
@@ -163,45 +144,33 @@ async function runTransport(session: P2pSession, msize: number, host: string): P
   return (throughput?.gbps[0] ?? 0) / 8;
 }
 
-async function besidePerftest(
-  session: P2pSession,
-  bytes: number,
-  { mode, rounds, host, inflight }: CeilingOptions,
-): Promise<CeilingResult> {
+async function besidePerftest(session: P2pSession, bytes: number, { mode, rounds, host, inflight }: CeilingOptions) {
   const slots = slotsOf(inflight, bytes);
   const count = Math.max(slots * 4, Math.floor((ROUND_BYTES * 4) / bytes));
-  const own: number[] = [];
-  const ceilings: number[] = [];
+  const test = mode === 'read' ? 'ucp_get' : 'ucp_put_bw';
+  const own = async (): Promise<number> =>
+    (await runOneSided(session, { mode, bytes, count, slots })).gigabytesPerSecond;
   await runOneSided(session, { mode, bytes: WARM_BYTES, count: WARM_MESSAGES, slots });
-  for (let round = -WARM_ROUNDS; round < rounds; round += 1) {
-    const { gigabytesPerSecond } = await runOneSided(session, { mode, bytes, count, slots });
-    if (round < -1) continue;
-    const test = mode === 'read' ? 'ucp_get' : 'ucp_put_bw';
-    const what: PerftestCase = { test, bytes, iterations: count, window: slots };
-    const { overall } = await runPerftestPhase(session, host, what);
-    if (round < 0) continue;
-    own.push(gigabytesPerSecond);
-    ceilings.push(bytes / overall / 1000);
-  }
-  return { bytes, ceiling: 'ucx_perftest', own, ceilings, ratio: summarizeRatios(own, ceilings) };
+  for (let round = 1; round < WARM_ROUNDS; round += 1) await own();
+  const perftest = async (): Promise<number> => {
+    const { overall } = await runPerftestPhase(session, host, { test, bytes, iterations: count, window: slots });
+    return bytes / overall / 1000;
+  };
+  return beside('ucx_perftest', bytes, { warmup: 1, iterations: rounds }, [own, perftest]);
 }
 
 /** Round trips beside those of ucx_perftest, which measures one way: twice that. Undefined where there is no such ceiling. */
 export async function runPingCeiling(
   session: P2pSession,
   { rounds, host, pings }: { readonly rounds: number; readonly host: string; readonly pings: number },
-): Promise<PingCeilingResult | undefined> {
+) {
   if (session.connection.backend !== 'ucx') return undefined;
-  const own: number[] = [];
-  const ceilings: number[] = [];
-  for (let round = 0; round < rounds; round += 1) {
-    const [, typicalOwn = 0] = await runPings(session, pings);
-    const what = { test: 'tag_lat', bytes: PING_BYTES, iterations: pings, window: 1 } as const;
-    const { typical } = await runPerftestPhase(session, host, what);
-    own.push(typicalOwn);
-    ceilings.push(2 * typical);
-  }
-  return { ceiling: 'ucx_perftest', own, ceilings, ratio: summarizeRatios(own, ceilings) };
+  const what = { test: 'tag_lat', bytes: PING_BYTES, iterations: pings, window: 1 } as const;
+  const { bytes: _, ...result } = await beside('ucx_perftest', PING_BYTES, { warmup: 0, iterations: rounds }, [
+    async () => (await runPings(session, pings))[1] ?? 0,
+    async () => 2 * (await runPerftestPhase(session, host, what)).typical,
+  ]);
+  return result;
 }
 
 async function runPerftestPhase(session: P2pSession, host: string, what: PerftestCase): Promise<PerftestResult> {

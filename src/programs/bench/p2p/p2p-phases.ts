@@ -1,12 +1,19 @@
 // The phases of a P2P bench: the client says which, both do their side of it.
-import type { Operation, Transfer } from '../../../agent/index.ts';
+import { DescriptorList, type Operation, type Transfer } from '../../../agent/index.ts';
 import { monotonicMicroseconds } from '../harness.ts';
 import { serveTransportBench } from '../transport/transport-bench.ts';
 import { quantilesOf } from '../transport/transport-phases.ts';
-import { type BlockResult, type SizeResult, type Tail } from './p2p-results.ts';
 import type { P2pSession } from './p2p-session.ts';
-import { type BlockSweep, doubling, type P2pMode, PING_BYTES, slotsOf, sweepIterations } from './p2p-workload.ts';
-import { DescriptorList } from '../../../agent/index.ts';
+import {
+  type BlockSweep,
+  DESCRIPTOR_BYTES,
+  DESCRIPTOR_STRIDE,
+  doubling,
+  type P2pMode,
+  PING_BYTES,
+  slotsOf,
+  sweepIterations,
+} from './p2p-workload.ts';
 import { quantile } from '../../../core/quantile.ts';
 import { PerftestServer } from './ucx-perftest.ts';
 
@@ -53,7 +60,7 @@ export async function serveP2pPhases(session: P2pSession, { onSize, onOneSided, 
       case 'end':
         return;
       case 'size':
-        onSize(await receiveMessages(session, phase));
+        onSize(await exchangeMessages(session, phase, 'recv'));
         break;
       case 'one-sided':
         onOneSided(phase);
@@ -100,7 +107,7 @@ export async function runSize(session: P2pSession, run: SizeRun): Promise<SizeRe
   const slots = slotsOf(run.inflight, bytes);
   if (mode === 'send') {
     session.say({ phase: 'size', bytes, count, slots } satisfies P2pPhase);
-    return sendMessages(session, { bytes, count, slots });
+    return exchangeMessages(session, { bytes, count, slots }, 'send');
   }
   session.say({ phase: 'one-sided', bytes, iterations: count } satisfies P2pPhase);
   return runOneSided(session, { mode, bytes, count, slots });
@@ -174,16 +181,11 @@ export async function prepareSlots(
   return Promise.all(Array.from({ length: slots }, (_, index) => prepare(index)));
 }
 
-function sendMessages(session: P2pSession, counted: Counted): Promise<SizeResult> {
-  const { connection, memory } = session;
+/** One side of messages: both move as many from or to the same places. */
+function exchangeMessages(session: P2pSession, counted: Counted, way: 'send' | 'recv'): Promise<SizeResult> {
+  const { connection, memory: region } = session;
   const { bytes } = counted;
-  return exchange(counted, (slot) => connection.send({ region: memory, offset: slot * bytes, bytes }));
-}
-
-function receiveMessages(session: P2pSession, counted: Counted): Promise<SizeResult> {
-  const { connection, memory } = session;
-  const { bytes } = counted;
-  return exchange(counted, (slot) => connection.recv({ region: memory, offset: slot * bytes, bytes }));
+  return exchange(counted, (slot) => connection[way]({ region, offset: slot * bytes, bytes }));
 }
 
 async function exchange(counted: Counted, start: (slot: number) => Operation): Promise<SizeResult> {
@@ -200,7 +202,10 @@ async function exchange(counted: Counted, start: (slot: number) => Operation): P
   return sized(counted, monotonicMicroseconds() - begin);
 }
 
-function sized({ bytes, count, slots }: Counted, microseconds: number): SizeResult {
+export type SizeResult = ReturnType<typeof sized>;
+
+/** gbps: 1e9 bits per second. */
+function sized({ bytes, count, slots }: Counted, microseconds: number) {
   const gigabytesPerSecond = (bytes * count) / microseconds / 1000;
   const seconds = microseconds / 1e6;
   return { bytes, iterations: count, inflight: slots, seconds, gbps: gigabytesPerSecond * 8, gigabytesPerSecond };
@@ -224,10 +229,12 @@ export async function runBlocks(
   return results;
 }
 
+export type BlockResult = Awaited<ReturnType<typeof runBatch>>;
+
 async function runBatch(
   session: P2pSession,
   { mode, blockBytes, batch, count }: { mode: 'write' | 'read'; blockBytes: number; batch: number; count: number },
-): Promise<BlockResult> {
+) {
   const { memory, connection, endpoint } = session;
   const remote = DescriptorList.blocks(await session.remote(MEMORY_NAMES.server), { blockBytes, count: batch });
   const local = DescriptorList.blocks(memory, { blockBytes, count: batch });
@@ -259,6 +266,7 @@ async function runBatch(
     blockBytes,
     batch,
     gigabytesPerSecond: (blockBytes * batch * count) / total / 1000,
+    /** Of one block. */
     latencyMicroseconds: total / (count * batch),
     prepareMicroseconds: tail(preparing),
     postMicroseconds: tail([...posting]),
@@ -266,7 +274,7 @@ async function runBatch(
   };
 }
 
-function tail(times: readonly number[]): Tail {
+function tail(times: readonly number[]): { readonly average: number; readonly p99: number } {
   const sorted = times.toSorted((a, b) => a - b);
   return { average: times.reduce((sum, time) => sum + time, 0) / times.length, p99: quantile(sorted, 0.99) };
 }
@@ -320,4 +328,40 @@ function waitForPing({ endpoint }: P2pSession, from: string): void {
     if (notification.message.length === PING.length) return;
     endpoint.hear(notification);
   }
+}
+
+/** Neighbours of the list are far from each other in memory, so that nothing is joined. */
+const STEP = 7919;
+
+/** One transfer of very many small blocks in no order: what it takes to describe, prepare and move it. */
+export async function runDescriptors(
+  session: P2pSession,
+  { mode, count }: { readonly mode: 'write' | 'read'; readonly count: number },
+) {
+  const { memory, connection, endpoint } = session;
+  const { peer, backend } = connection;
+  const blocks = { blockBytes: DESCRIPTOR_BYTES, stride: DESCRIPTOR_STRIDE, count };
+  const theirs = await session.remote(MEMORY_NAMES.server);
+  const order = Uint32Array.from({ length: count }, (_, index) => (index * STEP) % count);
+  const residentBefore = process.memoryUsage().rss;
+  const begin = monotonicMicroseconds();
+  const local = DescriptorList.blocks(memory, blocks).select(order);
+  const remote = DescriptorList.blocks(theirs, blocks).select(order);
+  const listed = monotonicMicroseconds();
+  await using transfer = await endpoint.agent.prepare({ operation: mode, peer, backend, local, remote });
+  const prepared = monotonicMicroseconds();
+  const residentBytes = process.memoryUsage().rss - residentBefore;
+  const posting = monotonicMicroseconds();
+  transfer.post();
+  const posted = monotonicMicroseconds();
+  await transfer.wait();
+  return {
+    count,
+    parts: transfer.telemetry.parts,
+    listMilliseconds: (listed - begin) / 1000,
+    prepareMilliseconds: (prepared - listed) / 1000,
+    postMilliseconds: (posted - posting) / 1000,
+    moveMilliseconds: (monotonicMicroseconds() - posting) / 1000,
+    residentBytes,
+  };
 }

@@ -4,9 +4,9 @@ import { median } from '../../../core/quantile.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import { sparseBlockKernels } from '../../../device/cuda/kernels/sparse.ts';
 import type { Tensor } from '../../../device/tensor.ts';
-import type { BitmapRates, SparseWorkload } from './sparse-results.ts';
+import { measureInTurn } from '../harness.ts';
 
-const ROUNDS = 20;
+const ROUNDS = { warmup: 3, iterations: 20 } as const;
 const THREADS = 256;
 /** Thread blocks per multiprocessor of the plain read: the fastest counts. */
 const READ_BLOCKS = [4, 8, 16, 32] as const;
@@ -16,8 +16,8 @@ const MARK_BLOCKS = 8;
 export async function measureCudaBitmap(
   device: CudaDevice,
   tensor: Tensor,
-  { blockSize, dtype }: SparseWorkload,
-): Promise<BitmapRates> {
+  { blockSize, dtype }: { readonly blockSize: number; readonly dtype: 'f32' | 'i32' | 'bf16' },
+): Promise<{ readonly bitmap: number; readonly read: number }> {
   const { sparseMark, benchRead } = await device.loadKernels(sparseBlockKernels);
   const blocks = Math.ceil(tensor.elements / blockSize);
   using marks = device.empty('u8', [blocks]);
@@ -42,19 +42,15 @@ export async function measureCudaBitmap(
     read.arguments.set('sink', sink.address);
     return read;
   });
-  const plans = [mark, ...reads];
-  const times = plans.map((): number[] => []);
   using begin = device.createEvent({ timing: true });
   using end = device.createEvent({ timing: true });
-  for (let round = -3; round < ROUNDS; round++) {
-    for (const [index, plan] of plans.entries()) {
-      begin.record(device.stream);
-      plan.launch();
-      end.record(device.stream);
-      await end.wait();
-      if (round >= 0) times[index]!.push(end.millisecondsSince(begin));
-    }
-  }
-  const [bitmap, ...read] = times.map((some) => tensor.bytes / median(some) / 1e6) as [number, ...number[]];
-  return { bitmap, read: Math.max(...read) };
+  const samples = await measureInTurn(undefined, [mark, ...reads], ROUNDS, async (plan) => {
+    begin.record(device.stream);
+    plan.launch();
+    end.record(device.stream);
+    await end.wait();
+    return { time: end.millisecondsSince(begin) };
+  });
+  const rates = samples.map((of) => tensor.bytes / median(of.slowest('time')) / 1e6);
+  return { bitmap: rates[0]!, read: Math.max(...rates.slice(1)) };
 }

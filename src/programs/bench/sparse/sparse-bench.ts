@@ -1,16 +1,35 @@
 // Measures sparse all-reduces against dense ones of the same workers, round by round, and compares every result in full.
-import { type Communicator, SparseAllReduce, type SparseTraffic } from '../../../collectives/index.ts';
+import { reductionFormats } from '../../../abi/element-formats.ts';
+import { Communicator, SparseAllReduce, type SparseTraffic } from '../../../collectives/index.ts';
+import { dtypes, toBf16, type TypedArrayOf } from '../../../core/dtype.ts';
 import { median } from '../../../core/quantile.ts';
-import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
+import { seededRandom } from '../../../core/seeded-random.ts';
+import { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
+import type { Tensor } from '../../../device/tensor.ts';
 import type { RankGroup, World } from '../../../world/index.ts';
-import { loadAverage, machineDocument } from '../machine.ts';
-import { samplePlacement } from '../machine.ts';
-import { BenchTensors } from './bench-tensors.ts';
-import { measureBitmap } from './bitmap-rates.ts';
-import { measureCudaBitmap } from './cuda-bitmap-rates.ts';
-import type { BitmapRates, SparseBenchReport, SparseRow, SparseWorkload } from './sparse-results.ts';
-import { sparseValues, tensorBytes } from './sparse-tensor.ts';
+import { timeInTurn } from '../harness.ts';
+import { recordRun } from '../machine.ts';
+
+export interface SparseWorkload {
+  readonly workers: number;
+  /** Ranks that only add up; 0: every worker does. */
+  readonly aggregators: number;
+  /** Ranks from which an aggregator takes blocks at most; 0: from all workers. */
+  readonly fanIn: number;
+  readonly hosts: string;
+  /** Where the workers' tensors are. */
+  readonly device: 'cpu' | 'cuda';
+  readonly elements: number;
+  readonly dtype: 'f32' | 'i32' | 'bf16';
+  /** Shares of blocks that a worker has, each measured in turn. */
+  readonly densities: readonly number[];
+  readonly blockSize: number;
+  readonly messageSize: number;
+  readonly slots: number;
+  readonly warmups: number;
+  readonly rounds: number;
+}
 
 /** What is told on the way, on rank 0. */
 export interface SparseProgress {
@@ -35,12 +54,15 @@ export interface SparseBenchOptions {
   readonly progress: SparseProgress;
 }
 
+export type SparseBenchReport = NonNullable<Awaited<ReturnType<typeof runSparseBench>>>;
+export type SparseRow = Awaited<ReturnType<typeof measure>>;
+
 /** Collective; rank 0 gets the report. `device`: of this rank. */
 export async function runSparseBench(
   world: World,
   device: CpuDevice | CudaDevice,
   { workload, workers, progress }: SparseBenchOptions,
-): Promise<SparseBenchReport | undefined> {
+) {
   const { blockSize, messageSize, slots, fanIn, workers: count } = workload;
   const ranks = Array.from({ length: count }, (_, rank) => rank);
   const added = Array.from({ length: workload.aggregators }, (_, index) => count + index);
@@ -52,38 +74,50 @@ export async function runSparseBench(
     await reducer.serve();
     return undefined;
   }
-  const before = { load: loadAverage(), placement: world.rank === 0 ? await samplePlacement() : undefined };
   await using tensors = await BenchTensors.create(workers, device, workload);
-  const bitmap = world.rank === 0 ? await bitmapOf(device, tensors, workload) : undefined;
-  await workers.barrier('bitmap');
-  const bench: Bench = { workload, workers, reducer, tensors, progress };
-  const rows: SparseRow[] = [];
-  for (const density of workload.densities) rows.push(await measure(bench, density));
-  if (world.rank !== 0) return undefined;
+  const [measured, record] = await recordRun(workers, async () => {
+    const bitmap = world.rank === 0 ? await bitmapOf(device, tensors, workload) : undefined;
+    await workers.barrier('bitmap');
+    const bench: Bench = { workload, workers, reducer, tensors, progress };
+    const rows = [];
+    for (const density of workload.densities) rows.push(await measure(bench, density));
+    return { rows, bitmap };
+  });
+  if (record === undefined) return undefined;
   return {
-    schema: 'weftline.bench.sparse/1',
-    machine: machineDocument(),
-    loadAverage: { before: before.load, after: loadAverage() },
-    placement: { before: before.placement!, after: await samplePlacement() },
+    schema: 'weftline.bench.sparse/1' as const,
+    ...record,
     workload,
+    /** Of rank 0, where tensors are on GPUs. */
     ...(device.kind === 'cuda' && { gpu: device.properties.name }),
+    /** How bytes get from rank 0 to others. */
     route: routeOf(tensors.communicator),
-    rows,
-    crossing: crossingOf(rows),
-    bitmap: bitmap!,
+    rows: measured.rows,
+    /** The share of blocks from which on dense is faster, between the densities measured; undefined if there is none. */
+    crossing: crossingOf(measured.rows),
+    bitmap: measured.bitmap!,
   };
 }
 
-function bitmapOf(
+/** GB/s of the kernel that finds the blocks, and of a plain read of the same memory. */
+interface BitmapRates {
+  readonly bitmap: number;
+  readonly read: number;
+}
+
+async function bitmapOf(
   device: CpuDevice | CudaDevice,
   { sparse }: BenchTensors,
   workload: SparseWorkload,
-): Promise<BitmapRates> | BitmapRates {
-  if (device.kind === 'cuda') return measureCudaBitmap(device, sparse, workload);
-  return measureBitmap(device, sparse, workload);
+): Promise<BitmapRates> {
+  if (device.kind === 'cpu') return measureBitmap(device, sparse, workload);
+  // Loaded here, so that CPU ranks never load what GPUs need.
+  const { measureCudaBitmap } = await import('./cuda-bitmap-rates.ts');
+  return measureCudaBitmap(device, sparse, workload);
 }
 
-async function measure(bench: Bench, density: number): Promise<SparseRow> {
+/** Bytes are those of a worker and call, in the mean of the workers; times are of the slowest worker, in µs. */
+async function measure(bench: Bench, density: number) {
   const { workload, workers, reducer, tensors, progress } = bench;
   await tensors.fill(sparseValues(workload, density, workers.rank + 1));
   const times = { sparse: [] as number[], dense: [] as number[] };
@@ -114,11 +148,14 @@ async function measure(bench: Bench, density: number): Promise<SparseRow> {
     sumBlocks,
     sentBytes: mean((one) => one.sentBytes),
     receivedBytes: mean((one) => one.receivedBytes),
+    /** Blocks alone, of workers whose blocks lie at random: d S, and (1 - (1 - d)^W) S. */
     sentTheory: density * bytes,
     receivedTheory: (1 - (1 - density) ** workload.workers) * bytes,
     messages: mean((one) => one.messages),
+    /** Medians of the rounds, of the sparse sum and of `Communicator.allReduce` of the workers. */
     sparseMicroseconds: median(times.sparse),
     denseMicroseconds: median(times.dense),
+    /** Elements of all workers and rounds that differ between the two. */
     wrong: all.reduce((sum, one) => sum + one.wrong, 0),
   };
 }
@@ -149,7 +186,7 @@ function bytesOf(view: ArrayBufferView): Buffer {
   return Buffer.from(view.buffer as ArrayBuffer, view.byteOffset, view.byteLength);
 }
 
-function routeOf({ routes }: Communicator): SparseBenchReport['route'] {
+function routeOf({ routes }: Communicator): 'window' | 'network' | 'both' | 'self' {
   const kinds = new Set(routes.filter((route) => route !== 'self'));
   if (kinds.size === 2) return 'both';
   return [...kinds][0] ?? 'self';
@@ -168,4 +205,144 @@ function crossingOf(rows: readonly SparseRow[]): number | undefined {
   const [below, above] = [points[at - 1]!, points[at]!];
   const share = below.gain / (below.gain - above.gain);
   return below.density * (above.density / below.density) ** share;
+}
+
+type Values = TypedArrayOf[SparseWorkload['dtype']];
+
+class BenchTensors implements AsyncDisposable {
+  readonly sparse: Tensor;
+  readonly communicator: Communicator;
+  readonly #device: CpuDevice | CudaDevice;
+  readonly #pristine: Tensor;
+  readonly #dense: Tensor;
+  /** Of GPUs of several hosts, whose dense sums are those of their hosts. */
+  readonly #staged: Tensor | undefined;
+
+  /** Collective over the workers. */
+  static async create(
+    workers: RankGroup,
+    device: CpuDevice | CudaDevice,
+    workload: SparseWorkload,
+  ): Promise<BenchTensors> {
+    const isStaged = device.kind === 'cuda' && workers.topology.hosts.length > 1;
+    const host = isStaged ? await CpuDevice.create() : device;
+    const communicator = await Communicator.create(workers, host);
+    const make = (of: CpuDevice | CudaDevice): Tensor => of.empty(workload.dtype, [workload.elements]);
+    return new BenchTensors(device, communicator, () => make(device), isStaged ? make(host) : undefined);
+  }
+
+  private constructor(
+    device: CpuDevice | CudaDevice,
+    communicator: Communicator,
+    make: () => Tensor,
+    staged: Tensor | undefined,
+  ) {
+    this.#device = device;
+    this.communicator = communicator;
+    this.#staged = staged;
+    this.#pristine = make();
+    this.#dense = make();
+    this.sparse = make();
+  }
+
+  async fill(values: Values): Promise<void> {
+    await this.#pristine.fromHost(values);
+  }
+
+  /** `sparse` is as the worker had it before any sum. */
+  async reset(): Promise<void> {
+    const [from, device] = [this.#pristine, this.#device];
+    if (device.kind === 'cpu') this.sparse.view().set(from.view() as never);
+    else device.context.call('cuMemcpyDtoDAsync', this.sparse.address, from.address, from.bytes, device.stream.handle);
+    await this.settle();
+  }
+
+  async sumDense(): Promise<void> {
+    const staged = this.#staged;
+    if (staged === undefined) {
+      await this.communicator.allReduce({ input: this.#pristine, output: this.#dense });
+      await this.settle();
+      return;
+    }
+    await staged.fromHost(await this.#pristine.toHost());
+    await this.communicator.allReduce({ output: staged });
+    await this.#dense.fromHost(await staged.toHost());
+  }
+
+  /** What was enqueued on the device is done. */
+  async settle(): Promise<void> {
+    if (this.#device.kind === 'cuda') await this.#device.stream.idle();
+  }
+
+  /** Waits for all workers. */
+  async meet(): Promise<void> {
+    await this.communicator.barrier();
+    if (this.#staged === undefined) await this.settle();
+  }
+
+  async results(): Promise<{ readonly sparse: Values; readonly dense: Values }> {
+    return { sparse: await valuesOf(this.sparse), dense: await valuesOf(this.#dense) };
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.communicator.close();
+    for (const tensor of [this.#pristine, this.#dense, this.sparse, this.#staged]) tensor?.dispose();
+  }
+}
+
+/** In place where that can be. */
+function valuesOf(tensor: Tensor): Promise<Values> | Values {
+  return (tensor.device.kind === 'cpu' ? tensor.view() : tensor.toHost()) as Promise<Values> | Values;
+}
+
+/** Exactly round(density * blocks) blocks have ones: any of them is as likely as any other. */
+function sparseValues(
+  { blockSize, dtype, elements }: SparseWorkload,
+  density: number,
+  seed: number,
+): TypedArrayOf[SparseWorkload['dtype']] {
+  const values = new dtypes[dtype].array(elements) as TypedArrayOf[SparseWorkload['dtype']];
+  const blocks = Math.ceil(elements / blockSize);
+  const one = dtype === 'bf16' ? toBf16(1) : 1;
+  const next = seededRandom(seed);
+  let left = Math.round(density * blocks);
+  for (let block = 0; block < blocks; block++) {
+    // Of the blocks that are left, as many are to be chosen as are left to choose.
+    if (next() * (blocks - block) >= left) continue;
+    left--;
+    values.fill(one, block * blockSize, Math.min((block + 1) * blockSize, elements));
+  }
+  return values;
+}
+
+export function tensorBytes({ dtype, elements }: SparseWorkload): number {
+  return elements * dtypes[dtype].bytes;
+}
+
+/** How fast the kernel finds blocks that are not zero, against a plain read of the same memory by the C library. */
+const BITMAP_ROUNDS = { warmup: 2, iterations: 15 } as const;
+
+/** `tensor` becomes zero; its blocks are all read then, as those of a sparse tensor are. */
+async function measureBitmap(
+  device: CpuDevice,
+  tensor: Tensor,
+  { blockSize, dtype }: SparseWorkload,
+): Promise<BitmapRates> {
+  const bytes = device.hostView('u8', tensor.address, tensor.bytes);
+  bytes.fill(0);
+  const blockBytes = (tensor.bytes / tensor.elements) * blockSize;
+  using bitmap = device.allocate(Math.ceil(tensor.bytes / blockBytes));
+  const text = Buffer.from(bytes.buffer as ArrayBuffer, bytes.byteOffset, bytes.length);
+  const format = reductionFormats[dtype];
+  const { kernels } = device;
+  const mark = (): number =>
+    kernels.markBlocks(tensor.address, tensor.bytes, blockBytes, format, 0, bitmap.address, tensor.address);
+  // One byte, which memchr looks for and never finds.
+  const read = (): number => text.indexOf(1);
+  const cases = [
+    { name: 'bitmap', run: mark },
+    { name: 'read', run: read },
+  ];
+  const [marking, reading] = await timeInTurn(cases, BITMAP_ROUNDS);
+  return { bitmap: tensor.bytes / median(marking!) / 1e3, read: tensor.bytes / median(reading!) / 1e3 };
 }

@@ -1,12 +1,10 @@
 // The transport bench between two processes: the client decides and reports, the server does its part and ends by itself.
 import { asWeftlineError } from '../../../core/errors.ts';
-import { readSettings } from '../../../settings/settings.ts';
 import { type Connection, Transport } from '../../../transport/index.ts';
 import { segmentsPerSend } from './bare-udp.ts';
-import { loadAverage, machineDocument } from '../machine.ts';
-import { samplePlacement } from '../machine.ts';
+import { recordRun } from '../machine.ts';
 import { failureWord, decodePeerFailure } from '../peer-failure.ts';
-import { summarizeRatios } from '../harness.ts';
+import { monotonicMicroseconds, summarizeRatios } from '../harness.ts';
 import {
   measureIdle,
   type Phase,
@@ -20,13 +18,6 @@ import {
   runThroughput,
   servePhases,
 } from './transport-phases.ts';
-import {
-  type Comparison,
-  type LatencyResult,
-  type ThroughputResult,
-  type TransportBenchReport,
-  transportMethod,
-} from './transport-results.ts';
 import { BenchSession } from './transport-session.ts';
 import {
   BASIC_BYTES,
@@ -35,7 +26,23 @@ import {
   LATENCY_WARMUP,
   type TransportWorkload,
 } from './transport-workload.ts';
-import { PathSamples } from './path-samples.ts';
+
+/** Written into every document, so that a number can be read without this source. */
+const method = {
+  goodput: 'Bytes of messages that arrived, times 8, over the time from the first post to the last end at the sender.',
+  latency:
+    'One message under way. From the offer of memory by the receiver to the end of its receive, so that the way of the offer is in it: comparable to a round trip.',
+  request: 'From posting the messages of a request to the end of the last of them, at the sender.',
+  bare: 'The same system calls without a protocol: same datagrams, same number per send, headers and payload apart, a window of 2 MiB, nothing is placed or checked. The ping-pong polls and never sleeps.',
+  tcp: 'iperf3 with one connection and writes of 1 MiB, what its receiver counted.',
+  interleaved: 'Sides of one round follow each other within seconds; ratios are taken within a round.',
+  cpu: 'User and system time of all threads of the process, over the bytes of messages.',
+  idle: 'Share of one core that the process uses while it is connected and nothing happens.',
+} as const;
+
+export type TransportBenchReport = Awaited<ReturnType<typeof measureAll>>;
+/** Of all paths of the connection, from its beginning on. */
+export type PathsAt = Awaited<ReturnType<typeof pathsNow>>;
 
 export interface ServerOptions {
   /** A numeric address of this host, or 0.0.0.0 for all. */
@@ -109,43 +116,44 @@ export async function runTransportBench(options: ClientOptions): Promise<Transpo
   return await session.run(() => measureAll(session, options));
 }
 
-async function measureAll(session: BenchSession, options: ClientOptions): Promise<TransportBenchReport> {
+async function measureAll(session: BenchSession, options: ClientOptions) {
   const { workload, onLine } = options;
   const { connection } = session;
-  const samples = new PathSamples(connection);
-  const phases: PhaseOptions = {
-    onLine,
-    onSecond: samples.take,
-    host: connection.localHost,
-    peerHost: connection.peerHost,
-  };
-  const placementBefore = await samplePlacement();
-  const loadBefore = loadAverage();
-  const results = await measure(session, options, phases);
-  const loadAfter = loadAverage();
-  const placementAfter = await samplePlacement();
-  const pathsOverTime = await samples.all();
-  const statistics = await connection.statistics();
+  const begin = monotonicMicroseconds();
+  const asked: Promise<PathsAt>[] = [];
+  const onSecond = (): void => void asked.push(pathsNow(connection, begin));
+  const { localHost: host, peerHost } = connection;
+  const phases: PhaseOptions = { onLine, onSecond, host, peerHost };
+  const [results, record] = await recordRun(undefined, () => measure(session, options, phases));
+  // Fails with what the connection failed with.
+  const pathsOverTime = await Promise.all(asked);
+  const statistics: unknown = await connection.statistics();
   await session.say({ phase: 'end' } satisfies Phase);
   return {
-    schema: 'weftline.bench.transport/1',
-    date: new Date().toISOString(),
-    method: transportMethod,
+    schema: 'weftline.bench.transport/1' as const,
+    method,
     workload,
     segmentBytes: connection.segmentBytes,
     paths: connection.paths,
     segmentsPerSend: cutsOf(connection),
-    machine: machineDocument(),
-    settings: readSettings(),
-    loadAverage: { before: loadBefore, after: loadAfter },
-    placement: { before: placementBefore, after: placementAfter },
+    ...record!,
     ...results,
+    /** At the beginning, each second and at the end of every round of tpt and bi; of this side. */
     pathsOverTime,
+    /** The transport's own counters at the end, of this side. */
     statistics,
   };
 }
 
-type Measured = Pick<TransportBenchReport, 'intact' | 'throughput' | 'comparison' | 'latency' | 'idle'>;
+interface Measured {
+  /** Of basic: messages every word of which was checked by the receiver. */
+  readonly intact?: { readonly messages: number; readonly bytes: number };
+  readonly throughput?: ReturnType<ThroughputRounds['result']>;
+  readonly comparison?: ReturnType<typeof compare>;
+  readonly latency?: Awaited<ReturnType<typeof latency>>;
+  /** Shares of one core; of this side and of the server. */
+  readonly idle?: { readonly client: number; readonly server: number };
+}
 
 async function measure(session: BenchSession, options: ClientOptions, phases: PhaseOptions): Promise<Measured> {
   const { workload, rounds } = options;
@@ -180,7 +188,8 @@ async function measure(session: BenchSession, options: ClientOptions, phases: Ph
   };
 }
 
-async function latency(session: BenchSession, options: ClientOptions, phases: PhaseOptions): Promise<LatencyResult> {
+/** Microseconds in the order of latencyQuantiles. */
+async function latency(session: BenchSession, options: ClientOptions, phases: PhaseOptions) {
   const { workload, rounds: compared } = options;
   const { msize } = workload;
   if (workload.warmup) await runLatency(session, { rounds: LATENCY_WARMUP, bytes: msize });
@@ -198,11 +207,12 @@ async function idle(session: BenchSession): Promise<{ readonly client: number; r
   return { client, server: await session.hear() };
 }
 
-function compare(gbps: readonly number[], bareGbps: readonly number[], tcpGbps: readonly number[]): Comparison {
+function compare(gbps: readonly number[], bareGbps: readonly number[], tcpGbps: readonly number[]) {
   return {
     bareGbps,
     tcpGbps,
     ratioToBare: summarizeRatios(gbps, bareGbps),
+    /** undefined where iperf3 is missing. */
     ratioToTcp: tcpGbps.length === gbps.length ? summarizeRatios(gbps, tcpGbps) : undefined,
   };
 }
@@ -227,10 +237,12 @@ class ThroughputRounds {
     this.#receiverCpu += server.cpuSeconds;
   }
 
-  result({ bi }: TransportWorkload): ThroughputResult {
+  result({ bi }: TransportWorkload) {
     return {
+      /** Of each round, in Gbps. */
       gbps: this.#gbps,
-      ...(bi ? { receivedGbps: this.#receivedGbps } : {}),
+      /** Only of runs in both directions: what this side received. */
+      ...(bi && { receivedGbps: this.#receivedGbps }),
       messages: this.#messages,
       requestMicroseconds: quantilesOf(this.#times),
       senderCpuSecondsPerGB: this.#senderCpu / this.#gigabytes,
@@ -251,4 +263,14 @@ function describe(connection: Connection): string {
 
 function quiet(phases: PhaseOptions): PhaseOptions {
   return { ...phases, onLine: () => {} };
+}
+
+/** What the paths of the connection have sent; the engines are asked, which answer between their packets. */
+async function pathsNow(connection: Connection, begin: number) {
+  const { paths } = (await connection.statistics()).connection;
+  return {
+    /** Since the bench began. */
+    seconds: (monotonicMicroseconds() - begin) / 1e6,
+    paths: paths.map(({ sentSegments, lostSegments, smoothedRtt }) => ({ sentSegments, lostSegments, smoothedRtt })),
+  };
 }

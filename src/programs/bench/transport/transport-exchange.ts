@@ -1,8 +1,8 @@
-// One throughput run over any number of connections: sends on some, receives on others, says when it is over.
+// One throughput run over any number of connections: sends on some, receives on others, requests kept under way in every flow,
+// until a count or a time is reached, and says when it is over.
 import type { Transport } from '../../../transport/index.ts';
 import { monotonicMicroseconds } from '../harness.ts';
 import { type BenchSession, type MessageBuffers, openBuffers } from './transport-session.ts';
-import { runStreams, Stream, type MessageStreamOptions, type StreamProgress } from './transport-stream.ts';
 import { messagesUnderWay, type TransportWorkload } from './transport-workload.ts';
 
 export interface ThroughputOptions {
@@ -106,7 +106,7 @@ async function exchange(
 
 function flowed(streams: readonly Stream[]): Flowed {
   const { messages, bytes } = total(streams);
-  const microseconds = Math.max(0, ...streams.map(({ result }) => result.microseconds));
+  const microseconds = Math.max(0, ...streams.map(({ microseconds: of }) => of));
   return { messages, bytes, gbps: microseconds === 0 ? 0 : (bytes * 8) / microseconds / 1000 };
 }
 
@@ -152,4 +152,158 @@ class Seconds {
 
 function difference(now: StreamProgress, before: StreamProgress): StreamProgress {
   return { messages: now.messages - before.messages, bytes: now.bytes - before.bytes };
+}
+
+/** A thread that blocks must look at timers and sockets now and then. */
+const BREATH_MICROSECONDS = 100_000;
+const WAIT_MS = 100;
+/** In place of a handle. */
+const NO_REQUEST = -1;
+
+/** What has happened so far, for lines per second. */
+interface StreamProgress {
+  readonly messages: number;
+  readonly bytes: number;
+}
+
+interface MessageStreamOptions {
+  readonly workload: TransportWorkload;
+  /** Requests of each flow; Infinity for none. */
+  readonly requests: number;
+  /** Posts nothing more after this time, on the clock of monotonicMicroseconds; Infinity for none. */
+  readonly until: number;
+  /** Microseconds that each request took, if wanted. */
+  readonly times?: number[];
+}
+
+/** Requests of one direction: `nmsg` messages each, `nreq` under way in each of `nflow` flows. */
+class Stream {
+  readonly #session: BenchSession;
+  readonly #buffers: MessageBuffers;
+  readonly #isSender: boolean;
+  readonly #options: MessageStreamOptions;
+  /** By slot, that is flow * nreq + request, and message. */
+  readonly #handles: Float64Array;
+  readonly #posted: Float64Array;
+  /** Messages of a slot's request that are still under way; -1: nothing more to post. */
+  readonly #left: Int32Array;
+  readonly #requestsOf: Float64Array;
+  readonly #begin: number = monotonicMicroseconds();
+  #live = 0;
+  #messages = 0;
+  #bytes = 0;
+  #last: number = this.#begin;
+
+  constructor(session: BenchSession, buffers: MessageBuffers, isSender: boolean, options: MessageStreamOptions) {
+    const { nflow, nreq } = options.workload;
+    this.#session = session;
+    this.#buffers = buffers;
+    this.#isSender = isSender;
+    this.#options = options;
+    this.#handles = new Float64Array(messagesUnderWay(options.workload)).fill(NO_REQUEST);
+    this.#posted = new Float64Array(nflow * nreq);
+    this.#left = new Int32Array(nflow * nreq);
+    this.#requestsOf = new Float64Array(nflow);
+    for (let slot = 0; slot < nflow * nreq; slot += 1) this.#post(slot);
+  }
+
+  get isOver(): boolean {
+    return this.#live === 0;
+  }
+
+  get progress(): StreamProgress {
+    return { messages: this.#messages, bytes: this.#bytes };
+  }
+
+  /** From the first post to the last end. */
+  get microseconds(): number {
+    return this.#last - this.#begin;
+  }
+
+  /** Takes the ends of requests and posts the next ones. False if nothing had ended. */
+  advance(): boolean {
+    const { transport } = this.#session;
+    const { nmsg } = this.#options.workload;
+    let hasMoved = false;
+    for (let index = 0; index < this.#handles.length; index += 1) {
+      const handle = this.#handles[index] as number;
+      if (handle === NO_REQUEST || transport.state(handle) === 'pending') continue;
+      this.#bytes += this.#take(handle);
+      this.#messages += 1;
+      this.#handles[index] = NO_REQUEST;
+      hasMoved = true;
+      const slot = Math.floor(index / nmsg);
+      (this.#left[slot] as number) -= 1;
+      if (this.#left[slot] === 0) this.#ended(slot);
+    }
+    return hasMoved;
+  }
+
+  /** Withdraws what is still under way: the other side has said that nothing more comes. */
+  async withdraw(): Promise<void> {
+    const { connection, transport } = this.#session;
+    for (const handle of this.#handles) if (handle !== NO_REQUEST) connection.cancel(handle);
+    // They fail, unless their message came after all; either way they end here.
+    for (const handle of this.#handles) if (handle !== NO_REQUEST) await transport.wait(handle).catch(() => {});
+    this.#handles.fill(NO_REQUEST);
+    this.#live = 0;
+  }
+
+  #take(handle: number): number {
+    const { transport } = this.#session;
+    const { workload } = this.#options;
+    const bytes = transport.take(handle);
+    return this.#isSender ? workload.msize : bytes;
+  }
+
+  #ended(slot: number): void {
+    const now = monotonicMicroseconds();
+    this.#live -= 1;
+    this.#last = now;
+    this.#options.times?.push(now - (this.#posted[slot] as number));
+    this.#post(slot);
+  }
+
+  #post(slot: number): void {
+    const { workload, requests, until } = this.#options;
+    const { nmsg, nreq, msize } = workload;
+    const flow = Math.floor(slot / nreq);
+    const now = monotonicMicroseconds();
+    if ((this.#requestsOf[flow] as number) >= requests || now >= until) return;
+    (this.#requestsOf[flow] as number) += 1;
+    this.#live += 1;
+    this.#posted[slot] = now;
+    this.#left[slot] = nmsg;
+    const session = this.#session;
+    const { connection } = session;
+    const { region } = this.#buffers;
+    for (let message = 0; message < nmsg; message += 1) {
+      const index = slot * nmsg + message;
+      const part = { region, offset: this.#buffers.offsetOf(index), bytes: msize, flow: session.firstFlow + flow };
+      this.#handles[index] = this.#isSender ? connection.send(part) : connection.receive(part);
+    }
+  }
+}
+
+/** Advances streams until `isOver` says so. `onBreath` is called about ten times a second. */
+async function runStreams(
+  transport: Transport,
+  streams: readonly Stream[],
+  { isOver, onBreath }: { readonly isOver: () => boolean; readonly onBreath: (now: number) => void },
+): Promise<void> {
+  let nextBreath = monotonicMicroseconds() + BREATH_MICROSECONDS;
+  for (;;) {
+    const seen = transport.ended;
+    let hasMoved = false;
+    for (const stream of streams) if (stream.advance()) hasMoved = true;
+    if (isOver()) return;
+    const now = monotonicMicroseconds();
+    if (now >= nextBreath) {
+      nextBreath = now + BREATH_MICROSECONDS;
+      onBreath(now);
+      // So that the end of the other side's process is noticed.
+      await new Promise((resolve) => setImmediate(resolve));
+    }
+    if (!hasMoved) transport.waitForEndBlocking(seen, WAIT_MS);
+  }
 }

@@ -1,33 +1,14 @@
 // Several engines in one pair of processes beside as many pairs of processes with one engine each: the same traffic, in turn.
-import { readSettings, type Settings } from '../../../settings/settings.ts';
+import { readSettings } from '../../../settings/settings.ts';
 import { type Connection, Transport } from '../../../transport/index.ts';
 import type { World } from '../../../world/index.ts';
-import { type MachineDocument, machineDocument } from '../machine.ts';
-import { type Summary, summarizeRatios } from '../harness.ts';
+import { machineDocument } from '../machine.ts';
+import { summarizeRatios } from '../harness.ts';
 import { runExchange } from './transport-exchange.ts';
 import { BenchSession } from './transport-session.ts';
 import type { TransportWorkload } from './transport-workload.ts';
 
-export interface PairsBenchReport {
-  readonly schema: 'weftline.bench.transport-pairs/1';
-  readonly date: string;
-  readonly workload: TransportWorkload;
-  readonly engines: number;
-  readonly segmentBytes: number;
-  readonly machine: MachineDocument;
-  readonly settings: Settings;
-  /** Of each round, in Gbps: one pair of processes with all engines, and all pairs with one engine each. */
-  readonly enginesGbps: readonly number[];
-  readonly processesGbps: readonly number[];
-  readonly ratioToProcesses: Summary;
-  /** Of each round, the slowest of the pairs: engines that take turns go at the pace of the slowest. */
-  readonly slowestProcessGbps: readonly number[];
-  /** CPU time of senders and receivers over what they moved. */
-  readonly enginesCpuSecondsPerGB: number;
-  readonly processesCpuSecondsPerGB: number;
-  /** Bytes that each lane of the one pair has sent. */
-  readonly laneBytes: readonly number[];
-}
+export type PairsBenchReport = NonNullable<Awaited<ReturnType<typeof runPairsBench>>>;
 
 interface Side extends AsyncDisposable {
   readonly transport: Transport;
@@ -52,7 +33,7 @@ export async function runPairsBench(
   world: World,
   workload: TransportWorkload,
   { rounds, onLine }: { readonly rounds: number; readonly onLine: (line: string) => void },
-): Promise<PairsBenchReport | undefined> {
+) {
   const engines = world.size / 2;
   const isFirst = world.rank % engines === 0;
   await using single = await openSide(world, 'single', 1);
@@ -75,19 +56,23 @@ export async function runPairsBench(
   const enginesGbps = all.map(totalGbps);
   const processesGbps = each.map(totalGbps);
   return {
-    schema: 'weftline.bench.transport-pairs/1',
+    schema: 'weftline.bench.transport-pairs/1' as const,
     date: new Date().toISOString(),
     workload,
     engines,
     segmentBytes: wide.connection.segmentBytes,
     machine: machineDocument(),
     settings: readSettings(),
+    /** Of each round, in Gbps: one pair of processes with all engines, and all pairs with one engine each. */
     enginesGbps,
     processesGbps,
     ratioToProcesses: summarizeRatios(enginesGbps, processesGbps),
+    /** Of each round: engines that take turns go at the pace of the slowest. */
     slowestProcessGbps: each.map(slowestGbps),
+    /** CPU time of senders and receivers over what they moved. */
     enginesCpuSecondsPerGB: cpuPerGB(all),
     processesCpuSecondsPerGB: cpuPerGB(each),
+    /** Bytes that each lane of the one pair has sent. */
     laneBytes: lanes.map(({ connection }) => connection.sentBytes),
   };
 }

@@ -7,26 +7,7 @@ import { quantilesOf, secondLine } from './transport-phases.ts';
 import { BenchSession } from './transport-session.ts';
 import type { TransportWorkload } from './transport-workload.ts';
 
-export interface RankTraffic {
-  readonly rank: number;
-  readonly sendsTo: readonly number[];
-  readonly txGbps: number;
-  readonly rxGbps: number;
-  readonly messages: number;
-  /** Microseconds of each request, in the order of latencyQuantiles. */
-  readonly times: readonly number[];
-  readonly cpuSeconds: number;
-}
-
-export interface RankBenchReport {
-  readonly schema: 'weftline.bench.transport-ranks/1';
-  readonly date: string;
-  readonly workload: TransportWorkload;
-  readonly seed: number;
-  readonly ranks: readonly RankTraffic[];
-  /** Sum of what arrived. */
-  readonly totalGbps: number;
-}
+export type RankBenchReport = NonNullable<Awaited<ReturnType<typeof runRankBench>>>;
 
 /** The ranks that each rank sends to. */
 export function targetsOf(
@@ -55,7 +36,7 @@ export async function runRankBench(
   world: World,
   workload: TransportWorkload,
   { seed, onLine }: { readonly seed: number; readonly onLine: (line: string) => void },
-): Promise<RankBenchReport | undefined> {
+) {
   await using transport = await Transport.create({ name: `rank ${world.rank}`, token: world.secret });
   using listener = await transport.listen({ host: '127.0.0.1', port: 0 });
   const ports = await world.allGather('transport-bench-ports', listener.port);
@@ -72,12 +53,13 @@ export async function runRankBench(
   await world.barrier('transport-bench-begin');
   const onSecond = (second: SecondOfExchange): void => onLine(`Rank ${world.rank} ${secondLine(workload, second)}`);
   const result = await runExchange({ transport, workload, outgoing, incoming, onSecond });
-  const mine: RankTraffic = {
+  const mine = {
     rank: world.rank,
     sendsTo,
     txGbps: result.sent.gbps,
     rxGbps: (result.received.bytes * 8) / result.seconds / 1e9,
     messages: result.sent.messages,
+    /** Microseconds of each request, in the order of latencyQuantiles. */
     times: quantilesOf(result.times),
     cpuSeconds: result.cpuSeconds,
   };
@@ -85,11 +67,12 @@ export async function runRankBench(
   for (const session of [...outgoing, ...incoming]) await session.settle();
   if (world.rank !== 0) return undefined;
   return {
-    schema: 'weftline.bench.transport-ranks/1',
+    schema: 'weftline.bench.transport-ranks/1' as const,
     date: new Date().toISOString(),
     workload,
     seed,
     ranks: all,
+    /** Sum of what arrived. */
     totalGbps: all.reduce((sum, { rxGbps }) => sum + rxGbps, 0),
   };
 }
