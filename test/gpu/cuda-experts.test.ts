@@ -4,11 +4,10 @@ import { CpuDevice, type CudaDevice, fromBf16, readSettings, type Settings, toBf
 import { dequantizeRows, quantizeRows } from 'weftline/ep';
 import { CudaFp8Rows } from '#lib/device/cuda/fp8-rows.js';
 import { moeExpertsKernels } from '#lib/device/cuda/kernels/moe.js';
-import type { LocalExperts } from '#lib/programs/moe/experts.js';
-import { openGroupedProduct } from '#lib/programs/moe/cuda-moe-engine.js';
+import type { LocalExperts } from '#lib/programs/moe/moe-engine.js';
+import { openGroupedProduct, RowGroups } from '#lib/programs/moe/cuda-moe-engine.js';
 import { openMoeEngine } from '#lib/programs/moe/moe-job.js';
-import { referenceExpert, referenceMoeBlock } from '#lib/programs/moe/reference.js';
-import { RowGroups } from '#lib/programs/moe/cuda-experts.js';
+import { referenceExpert, referenceMoeBlock } from '#lib/programs/moe/example-block.js';
 import { findCublas } from '#lib/native/cublas.js';
 import { gpuTest } from './support/gpu.js';
 

@@ -7,9 +7,8 @@ import test, { after } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { fromBf16, toBf16 } from 'weftline';
 import type { MoeReport } from '#lib/programs/moe/moe-job.js';
-import { referenceMoeBlock } from '#lib/programs/moe/reference.js';
-import { SafetensorsFile } from '#lib/programs/moe/safetensors-file.js';
-import { writeSafetensors } from '#lib/programs/moe/safetensors-writer.js';
+import { referenceMoeBlock } from '#lib/programs/moe/example-block.js';
+import { SafetensorsFile, writeSafetensors } from '#lib/programs/moe/safetensors-file.js';
 import { isWhole, sampled } from '../support/extent.ts';
 
 const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));

@@ -2,8 +2,14 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import fc from '../support/fast-check.ts';
 import { WeftlineError } from 'weftline';
-import { duplicateKey, layOutHeader, parseHeader, safetensorsDtypes } from '#lib/programs/moe/safetensors-header.js';
-import { MAX_HEADER_BYTES, overLimits } from '#lib/programs/moe/header-limits.js';
+import {
+  duplicateKey,
+  layOutHeader,
+  MAX_HEADER_BYTES,
+  overLimits,
+  parseHeader,
+  safetensorsDtypes,
+} from '#lib/programs/moe/safetensors-header.js';
 
 const encoder = new TextEncoder();
 const extent = fc.oneof(fc.nat(20), fc.constantFrom(-1, 0.5, 2 ** 31, 2 ** 53, 1e300, 'x', null));

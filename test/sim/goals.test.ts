@@ -1,12 +1,9 @@
 // What the transport must reach on simulated networks: incast, permutation, loss, a dead path, several rails.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import type { LinkOptions } from '#lib/programs/sim/link.js';
-import { type PatternOptions, runPattern } from '#lib/programs/sim/pattern-run.js';
-import { patternTopology, type TopologyName } from '#lib/programs/sim/pattern-topology.js';
-import { pathLinks } from '#lib/programs/sim/topology.js';
-import type { PatternName } from '#lib/programs/sim/traffic.js';
-import { usualSettings } from '#lib/programs/sim/usual-settings.js';
+import { type LinkOptions, pathLinks, patternTopology, type TopologyName } from '#lib/programs/sim/topology.js';
+import { type PatternName, type PatternOptions, runPattern } from '#lib/programs/sim/pattern-run.js';
+import { usualSettings } from '#lib/programs/sim/simulation.js';
 
 interface Goal extends Partial<Omit<PatternOptions, 'topology'>> {
   readonly pattern: PatternName;

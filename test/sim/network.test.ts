@@ -4,15 +4,24 @@ import test from 'node:test';
 import fc from '../support/fast-check.ts';
 import { seededRandom } from '#lib/core/seeded-random.js';
 import { EventQueue } from '#lib/programs/sim/event-queue.js';
-import { fatTree } from '#lib/programs/sim/fat-tree.js';
-import { leafSpine } from '#lib/programs/sim/leaf-spine.js';
-import { defaultLink, type LinkOptions } from '#lib/programs/sim/link.js';
-import { Network } from '#lib/programs/sim/network.js';
-import { MARK_CORRUPT, MARK_ECN, PacketPool } from '#lib/programs/sim/packet-pool.js';
-import { changeRail, hostLinks, railLinks, separateRails, sharedRails } from '#lib/programs/sim/rails.js';
+import {
+  changeRail,
+  defaultLink,
+  ecmpHash,
+  fatTree,
+  hostLinks,
+  leafSpine,
+  type LinkOptions,
+  type NetworkTopology,
+  railLinks,
+  routeOf,
+  separateRails,
+  SHARED,
+  sharedRails,
+  star as starNetwork,
+} from '#lib/programs/sim/topology.js';
+import { MARK_CORRUPT, MARK_ECN, Network, PacketPool } from '#lib/programs/sim/network.js';
 import { SimulatedIo } from '#lib/programs/sim/simulated-io.js';
-import { star as starNetwork } from '#lib/programs/sim/star.js';
-import { ecmpHash, routeOf, SHARED, type NetworkTopology } from '#lib/programs/sim/topology.js';
 
 test('events come by time, and in order of insertion where times are equal', () => {
   fc.assert(

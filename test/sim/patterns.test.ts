@@ -2,16 +2,26 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { seededRandom } from '#lib/core/seeded-random.js';
-import { defaultLink } from '#lib/programs/sim/link.js';
-import { jainFairness } from '#lib/programs/sim/pattern-result.js';
-import { type PatternOptions, runPattern } from '#lib/programs/sim/pattern-run.js';
-import { patternTopology, usualTopology } from '#lib/programs/sim/pattern-topology.js';
-import { changeRail, separateRails } from '#lib/programs/sim/rails.js';
-import { star } from '#lib/programs/sim/star.js';
-import { oneWayDelay, theory, wireBytes } from '#lib/programs/sim/theory.js';
-import { pathLinks } from '#lib/programs/sim/topology.js';
-import { makeTraffic, type PatternName } from '#lib/programs/sim/traffic.js';
-import { usualSettings } from '#lib/programs/sim/usual-settings.js';
+import {
+  changeRail,
+  defaultLink,
+  pathLinks,
+  patternTopology,
+  separateRails,
+  star,
+} from '#lib/programs/sim/topology.js';
+import {
+  jainFairness,
+  makeTraffic,
+  oneWayDelay,
+  type PatternName,
+  type PatternOptions,
+  runPattern,
+  theory,
+  usualTopology,
+  wireBytes,
+} from '#lib/programs/sim/pattern-run.js';
+import { usualSettings } from '#lib/programs/sim/simulation.js';
 import { simView } from '#lib/programs/report/sim-view.js';
 import { viewPage, viewText } from '#lib/programs/report/view.js';
 

@@ -1,15 +1,11 @@
 // Scenarios made by hand, one for each way in which a connection once got stuck or gave up without need.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { leafSpine } from '#lib/programs/sim/leaf-spine.js';
-import { defaultLink } from '#lib/programs/sim/link.js';
-import { railLinks, separateRails } from '#lib/programs/sim/rails.js';
-import { star } from '#lib/programs/sim/star.js';
+import { defaultLink, leafSpine, pathLinks, railLinks, separateRails, star } from '#lib/programs/sim/topology.js';
 import type { MessageOperation, ScenarioOperation, Scenario } from '#lib/programs/sim/scenario.js';
 import { runScenario } from '#lib/programs/sim/scenario-run.js';
 import type { SimulatedHost } from '#lib/programs/sim/simulated-host.js';
 import { Simulation } from '#lib/programs/sim/simulation.js';
-import { pathLinks } from '#lib/programs/sim/topology.js';
 import type { Region } from '#lib/transport/engine/region.js';
 import { spreads } from '#lib/transport/lanes/lane-choice.js';
 

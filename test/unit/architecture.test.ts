@@ -65,7 +65,7 @@ const openersOfTheirOwn = [
   'src/programs/bench/collectives/mpi-loop.ts',
   'src/programs/bench/machine.ts',
   'src/programs/cli/compile-command.ts',
-  'src/programs/cli/npm-parent.ts',
+  'src/programs/cli/main.ts',
   'src/programs/cli/program.ts',
   'src/programs/report/html/page-html.ts',
   'src/tracing/kernel-memory.ts',

@@ -34,7 +34,7 @@ import {
 } from './output.ts';
 import { ProgressBar } from './progress-bar.ts';
 import { addSettingOptions } from './setting-options.ts';
-import { checkUsage } from './usage.ts';
+import { checkUsage } from './exit-codes.ts';
 import { withRanks } from './with-ranks.ts';
 
 interface CollectivesBenchFlags extends OutputFlags {

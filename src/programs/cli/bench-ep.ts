@@ -23,7 +23,7 @@ import { decimalArgument, integerArgument, listArgument } from './argument-value
 import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
 import { ProgressBar } from './progress-bar.ts';
 import { addSettingOptions, checkHosts } from './setting-options.ts';
-import { checkUsage } from './usage.ts';
+import { checkUsage } from './exit-codes.ts';
 import { withRanks } from './with-ranks.ts';
 
 interface EpBenchFlags extends Omit<EpWorkload, 'dtype'>, OutputFlags {

@@ -34,7 +34,7 @@ import {
 } from './peer-options.ts';
 import { requireGpu } from './require-gpu.ts';
 import { addSettingOptions } from './setting-options.ts';
-import { checkUsage } from './usage.ts';
+import { checkUsage } from './exit-codes.ts';
 
 interface P2pFlags extends PeerFlags, OutputFlags {
   readonly localGpuIdx: number;

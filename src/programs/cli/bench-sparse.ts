@@ -17,7 +17,7 @@ import { decimalArgument, integerArgument, listArgument } from './argument-value
 import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
 import { ProgressBar } from './progress-bar.ts';
 import { addSettingOptions, checkHosts } from './setting-options.ts';
-import { checkUsage } from './usage.ts';
+import { checkUsage } from './exit-codes.ts';
 import { withRanks } from './with-ranks.ts';
 
 interface SparseBenchFlags extends OutputFlags {

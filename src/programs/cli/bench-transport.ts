@@ -27,7 +27,7 @@ import { readSettings, type SettingName } from '../../settings/settings.ts';
 import { rdmaSettingsTable } from '../../settings/rdma-settings-table.ts';
 import { protocolSettingsTable } from '../../settings/transport-settings-table.ts';
 import { addSettingOptions } from './setting-options.ts';
-import { checkUsage } from './usage.ts';
+import { checkUsage } from './exit-codes.ts';
 import { withRanks } from './with-ranks.ts';
 
 interface TransportFlags extends PeerFlags, OutputFlags {

@@ -6,10 +6,9 @@ import { thisMachine } from '../doctor/machine-probe.ts';
 import { examineRdma } from '../doctor/rdma-examination.ts';
 import { doctorView, rdmaView } from '../report/doctor-view.ts';
 import { rdmaSettingsTable } from '../../settings/rdma-settings-table.ts';
-import { exitCodes } from './exit-codes.ts';
+import { checkUsage, exitCodes } from './exit-codes.ts';
 import { Output, type OutputFlags } from './output.ts';
 import { addSettingOptions } from './setting-options.ts';
-import { checkUsage } from './usage.ts';
 
 interface DoctorFlags extends OutputFlags {
   readonly rdma?: boolean;

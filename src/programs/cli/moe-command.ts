@@ -9,13 +9,12 @@ import { combinePrecisions } from '../../ep/combine-precision.ts';
 import { isRank } from '../../world/environment.ts';
 import { exampleBlock } from '../moe/example-block.ts';
 import { quote } from '../../core/quote.ts';
-import { requireNoSharedExpert } from '../moe/all2all-forward.ts';
+import { moeDispatchers, requireNoSharedExpert } from '../moe/measure-forward.ts';
 import { CheckpointSource } from '../moe/checkpoint/checkpoint-source.ts';
 import { ModelFolder } from '../moe/checkpoint/model-folder.ts';
-import { findModelLayers } from '../moe/checkpoint/model-layers.ts';
-import { FileBlockSource } from '../moe/file-block-source.ts';
-import { type MoeBlock, type MoeBlockOptions, maxTopk } from '../moe/moe-block.ts';
-import { moeDispatchers } from '../moe/measure-forward.ts';
+import { findModelLayers } from '../moe/checkpoint/architectures.ts';
+import { FileBlockSource } from '../moe/block-source.ts';
+import { maxTopk, type MoeBlock, type MoeBlockOptions } from '../moe/moe-block.ts';
 import {
   type MoeJobOptions,
   type MoeJobTools,
@@ -24,12 +23,12 @@ import {
   requirePassed,
   runMoeJob,
 } from '../moe/moe-job.ts';
-import { expertShare, requireEvenExperts } from '../moe/token-split.ts';
+import { expertShare, requireEvenExperts } from '../moe/block-share.ts';
 import { layersView, moeView } from '../report/moe-view.ts';
 import { integerArgument } from './argument-values.ts';
 import { addOutputOptions, addReportOption, Output, type OutputFlags, requireWritableFolder } from './output.ts';
 import { addSettingOptions, checkHosts } from './setting-options.ts';
-import { checkUsageOf } from './usage.ts';
+import { checkUsageOf } from './exit-codes.ts';
 import { withRanks } from './with-ranks.ts';
 
 interface MoeOptions extends Omit<MoeJobOptions, 'device' | 'repeat'>, MoeBlockOptions, OutputFlags {

@@ -10,7 +10,7 @@ import { readSettings, type SettingName, settingsTable } from '../../settings/se
 import { ranksOfHosts } from '../../world/pretended-hosts.ts';
 import { byteArgument } from './argument-values.ts';
 import { requireWritableFolder } from './output.ts';
-import { checkUsage } from './usage.ts';
+import { checkUsage } from './exit-codes.ts';
 
 /** Of texts that are read where they are used, which may be in another process. */
 const textChecks: { readonly [Name in SettingName]?: (text: string) => unknown } = {

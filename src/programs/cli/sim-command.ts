@@ -1,22 +1,25 @@
 // weftline sim: the transport on simulated networks, with traffic patterns or random scenarios, the same for the same seed.
 import { type Command, Option } from 'commander';
 import { invalidArgument } from '../../core/errors.ts';
-import { type SimDescription, simView } from '../report/sim-view.ts';
-import { type Settings, type SettingName, readSettings, settingsTable } from '../../settings/settings.ts';
+import { readSettings, type SettingName, type Settings, settingsTable } from '../../settings/settings.ts';
 import { protocolSettingsTable } from '../../settings/transport-settings-table.ts';
-import { type LinkFault, type PatternOptions, runPattern } from '../sim/pattern-run.ts';
-import { patternTopology, type TopologyName, topologyNames, usualTopology } from '../sim/pattern-topology.ts';
-import { makeScenario } from '../sim/scenario.ts';
+import { type SimDescription, simView } from '../report/sim-view.ts';
+import {
+  type LinkFault,
+  type PatternName,
+  patternNames,
+  type PatternOptions,
+  runPattern,
+  usualTopology,
+} from '../sim/pattern-run.ts';
+import { changeRail, pathLinks, patternTopology, type TopologyName, topologyNames } from '../sim/topology.ts';
 import { runScenario } from '../sim/scenario-run.ts';
-import { changeRail } from '../sim/rails.ts';
-import { pathLinks } from '../sim/topology.ts';
-import { type PatternName, patternNames } from '../sim/traffic.ts';
+import { makeScenario } from '../sim/scenario.ts';
+import { usualSettings } from '../sim/simulation.ts';
 import { byteArgument, decimalArgument, integerArgument } from './argument-values.ts';
-import { exitCodes } from './exit-codes.ts';
+import { checkUsage, exitCodes } from './exit-codes.ts';
 import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
 import { addSettingOptions } from './setting-options.ts';
-import { checkUsage } from './usage.ts';
-import { simSettings } from './sim-settings.ts';
 
 export function addSimCommand(program: Command): void {
   const sim = program.command('sim').description('run the transport on a simulated network');
@@ -261,4 +264,26 @@ function runRandom(flags: RandomFlags): void {
   const verdict = `${scenarios - broken.length} of ${scenarios} scenarios kept every promise.\n`;
   output.report(verdict, { schema: 'weftline.sim.random/1', seed, scenarios, broken });
   if (broken.length > 0) process.exitCode = exitCodes.failure.code;
+}
+
+// Settings of simulated hosts: what the user has set, and otherwise what suits them better than threads that share cores.
+
+interface SimSettingsOptions {
+  /** Gbps of a host, all its rails together. */
+  readonly rate: number;
+  readonly rails: number;
+  /** If a flag of its own names it. */
+  readonly congestion?: Settings['transportCongestion'] | undefined;
+}
+
+function simSettings({ rate, rails, congestion }: SimSettingsOptions): Partial<Settings> {
+  const usual = usualSettings(rate, rails);
+  const wanted = readSettings();
+  const set = Object.keys(usual).filter((name) => process.env[settingsTable[name as SettingName].env] !== undefined);
+  return {
+    ...wanted,
+    ...usual,
+    ...Object.fromEntries(set.map((name) => [name, wanted[name as SettingName]])),
+    ...(congestion === undefined ? {} : { transportCongestion: congestion }),
+  };
 }

@@ -1,13 +1,15 @@
 // weftline top: a table of the ranks of running jobs, again and again.
 import { setTimeout as sleep } from 'node:timers/promises';
+import type { ReadStream, WriteStream } from 'node:tty';
 import { type Command, Option } from 'commander';
-import { printTo, printJson } from '../../core/print.ts';
-import { alignColumns } from '../../world/watching/job-text.ts';
-import { type SortKey, sortKeys, sortRows, topCells, topColumns } from '../top/top-rows.ts';
-import { helpLines, type TopAction, TopScreen } from '../top/top-screen.ts';
-import { type TopJob, TopWatch } from '../top/watch-jobs.ts';
+import { formatBytes } from '../../core/byte-size.ts';
+import { printJson, printTo } from '../../core/print.ts';
+import { printableLines } from '../../core/quote.ts';
+import { chooseAnyJobs, findJobs } from '../../world/watching/find-jobs.ts';
+import { alignColumns, awaitedText, callText, stateText } from '../../world/watching/job-text.ts';
+import { type JobView, JobWatcher, type RankView, type WatchedJob } from '../../world/watching/job-view.ts';
 import { integerArgument } from './argument-values.ts';
-import { addWatchOptions, orUsage, type WatchFlags } from './watch-options.ts';
+import { addWatchOptions, orUsage, type WatchFlags } from './job-commands.ts';
 
 interface TopFlags extends WatchFlags {
   readonly once?: boolean;
@@ -142,5 +144,249 @@ async function interact(watch: TopWatch, first: TopJob[], { interval, sort: give
   } finally {
     for (const signal of endSignals) process.off(signal, end);
     screen[Symbol.dispose]();
+  }
+}
+
+// Looks at jobs again and again for `weftline top`: finds those that begin, forgets those that end, keeps the look before.
+
+interface TopJob {
+  readonly view: JobView;
+  readonly rows: readonly TopRow[];
+}
+
+interface Watched {
+  readonly watcher: JobWatcher;
+  last: { readonly view: JobView; readonly at: number } | undefined;
+}
+
+class TopWatch {
+  readonly #wanted: string | undefined;
+  readonly #patienceMs: number;
+  readonly #watched = new Map<string, Watched>();
+
+  /** Looks at the jobs that `wanted` names, see chooseJobs(). */
+  constructor(wanted: string | undefined, patienceMs: number) {
+    this.#wanted = wanted;
+    this.#patienceMs = patienceMs;
+  }
+
+  /** Fails as chooseAnyJobs() does the first time; later a job that has ended is no longer there. */
+  async look(): Promise<TopJob[]> {
+    const isFirst = this.#watched.size === 0;
+    const jobs = isFirst ? await chooseAnyJobs(this.#wanted, this.#patienceMs) : findJobs();
+    const present = new Set(jobs.map(keyOf));
+    for (const job of jobs) this.#add(job, isFirst);
+    for (const [key, { watcher }] of this.#watched) {
+      if (present.has(key)) continue;
+      watcher.close();
+      this.#watched.delete(key);
+    }
+    return Promise.all([...this.#watched.values()].map((watched) => this.#lookAt(watched)));
+  }
+
+  close(): void {
+    for (const { watcher } of this.#watched.values()) watcher.close();
+  }
+
+  #add(job: WatchedJob, isFirst: boolean): void {
+    const key = keyOf(job);
+    const known = this.#watched.get(key);
+    if (known !== undefined) known.watcher.update(job);
+    if (known !== undefined || !(isFirst || this.#wanted === undefined)) return;
+    this.#watched.set(key, { watcher: new JobWatcher(job), last: undefined });
+  }
+
+  async #lookAt(watched: Watched): Promise<TopJob> {
+    const view = await watched.watcher.look(this.#patienceMs);
+    const at = performance.now();
+    const { last } = watched;
+    watched.last = { view, at };
+    return { view, rows: topRows(view, last?.view, last === undefined ? 1 : (at - last.at) / 1000) };
+  }
+}
+
+function keyOf({ prefix, address }: WatchedJob): string {
+  return `${prefix} ${address.host} ${address.port}`;
+}
+
+// What `weftline top` shows of a rank: its state now, and rates between two looks.
+
+/** By which column rows may be sorted, in the order of the key s. */
+const sortKeys = ['rank', 'since', 'cpu', 'calls', 'sent', 'received', 'retransmitted', 'memory'] as const;
+
+type SortKey = (typeof sortKeys)[number];
+
+export const topColumns = [
+  'rank',
+  'host',
+  'pid',
+  'state',
+  'call',
+  'waits for',
+  'since',
+  'cpu',
+  'calls/s',
+  'sent/s',
+  'received/s',
+  'resent/s',
+  'memory',
+  'windows',
+] as const;
+
+export interface TopRow {
+  readonly view: RankView;
+  /** What rows are sorted by; undefined where it is not known. */
+  readonly values: Readonly<Record<SortKey, number | undefined>>;
+}
+
+/** `before`: the look before, so many seconds ago; without one there are no rates. */
+export function topRows(now: JobView, before: JobView | undefined, elapsedSeconds: number): TopRow[] {
+  return now.ranks.map((view) => {
+    const earlier = before?.ranks[view.rank];
+    const rate = (read: (of: RankView) => number | undefined): number | undefined => {
+      const [newer, older] = [read(view), earlier === undefined ? undefined : read(earlier)];
+      // Connections that were closed meanwhile take their counts with them.
+      return newer === undefined || older === undefined ? undefined : Math.max(0, newer - older) / elapsedSeconds;
+    };
+    const values = {
+      rank: view.rank,
+      since: view.waits[0]?.ageMs,
+      cpu: rate(({ process }) => process?.cpuMs),
+      calls: rate(({ state, objects }) =>
+        state === 'answers' ? objects.reduce((sum, { calls }) => sum + calls, 0) : undefined,
+      ),
+      sent: rate(({ meters }) => meters?.sentBytes),
+      received: rate(({ meters }) => meters?.receivedBytes),
+      retransmitted: rate(({ meters }) => meters?.retransmittedPackets),
+      memory: view.rssBytes,
+    };
+    return { view, values };
+  });
+}
+
+/** Ranks ascending, everything else descending. */
+export function sortRows(rows: readonly TopRow[], key: SortKey): TopRow[] {
+  const sign = key === 'rank' ? 1 : -1;
+  return rows.toSorted((left, right) => {
+    const [first, second] = [left.values[key] ?? -1, right.values[key] ?? -1];
+    return sign * (first - second) || left.values.rank! - right.values.rank!;
+  });
+}
+
+/** In the order of `topColumns`. */
+export function topCells({ view, values }: TopRow): string[] {
+  const { rank, host, pid, waits, objects, meters } = view;
+  const [wait] = waits;
+  return [
+    String(rank),
+    host || '?',
+    pid === undefined ? '?' : String(pid),
+    stateText(view),
+    callText(objects),
+    wait === undefined ? '' : awaitedText(wait) || wait.operation,
+    wait === undefined ? '' : `${(wait.ageMs / 1000).toFixed(1)} s`,
+    // Milliseconds per second are tenths of a percent.
+    values.cpu === undefined ? '' : `${Math.round(values.cpu / 10)} %`,
+    rateText(values.calls),
+    bytesText(values.sent),
+    bytesText(values.received),
+    rateText(values.retransmitted),
+    bytesText(values.memory),
+    bytesText(meters?.windowBytes),
+  ];
+}
+
+function rateText(value: number | undefined): string {
+  return value === undefined ? '' : value.toFixed(value < 10 ? 1 : 0);
+}
+
+function bytesText(value: number | undefined): string {
+  return value === undefined ? '' : formatBytes(Math.round(value));
+}
+
+// The screen of `weftline top` on a terminal: draws a page again and again, reads keys.
+
+interface TopPage {
+  readonly head: string;
+  readonly columns: string;
+  /** The one whose rows are sorted by is told in `head`. */
+  readonly rows: readonly string[];
+  readonly foot: readonly string[];
+}
+
+/** What a key asks for. */
+type TopAction = 'quit' | 'sort' | 'sort back' | 'up' | 'down' | 'help';
+
+const ESCAPE = '\u001b[';
+
+const ENTER_SCREEN = `${ESCAPE}?1049h${ESCAPE}?25l`;
+
+const LEAVE_SCREEN = `${ESCAPE}?25h${ESCAPE}?1049l`;
+
+const HOME = `${ESCAPE}H`;
+
+const CLEAR_LINE = `${ESCAPE}K`;
+
+const CLEAR_BELOW = `${ESCAPE}J`;
+
+const keys: Readonly<Record<string, TopAction>> = {
+  q: 'quit',
+  '\u0003': 'quit',
+  s: 'sort',
+  [`${ESCAPE}C`]: 'sort',
+  [`${ESCAPE}D`]: 'sort back',
+  [`${ESCAPE}A`]: 'up',
+  [`${ESCAPE}B`]: 'down',
+  h: 'help',
+  '?': 'help',
+};
+
+const helpLines = [
+  'q quits, h shows or hides this help',
+  's and the right arrow sort by the next column, the left arrow by the one before',
+  'the arrows up and down scroll the ranks',
+] as const;
+
+class TopScreen implements Disposable {
+  readonly #input: ReadStream;
+  readonly #output: WriteStream;
+  readonly #hasColour: boolean;
+  readonly #onKey: (chunk: Buffer) => void;
+
+  constructor(input: ReadStream, output: WriteStream, onAction: (action: TopAction) => void) {
+    this.#input = input;
+    this.#output = output;
+    this.#hasColour = (process.env['NO_COLOR'] ?? '') === '';
+    this.#onKey = (chunk) => {
+      const action = keys[chunk.toString('latin1')];
+      if (action !== undefined) onAction(action);
+    };
+    output.write(ENTER_SCREEN);
+    input.setRawMode(true);
+    input.resume();
+    input.on('data', this.#onKey);
+  }
+
+  /** How many rows fit below a head and above a foot of so many lines. */
+  room(footLines: number): number {
+    return Math.max(1, this.#output.rows - 2 - footLines);
+  }
+
+  draw({ head, columns, rows, foot }: TopPage): void {
+    const width = this.#output.columns;
+    const shown = [head, this.#mark(columns.slice(0, width).padEnd(width)), ...rows, ...foot];
+    const lines = shown.map((line, at) => (at === 1 ? line : printableLines(line).slice(0, width)) + CLEAR_LINE);
+    this.#output.write(HOME + lines.slice(0, this.#output.rows).join('\r\n') + CLEAR_BELOW);
+  }
+
+  [Symbol.dispose](): void {
+    this.#input.off('data', this.#onKey);
+    this.#input.setRawMode(false);
+    this.#input.pause();
+    this.#output.write(LEAVE_SCREEN);
+  }
+
+  #mark(text: string): string {
+    return this.#hasColour ? `${ESCAPE}7m${text}${ESCAPE}0m` : text;
   }
 }

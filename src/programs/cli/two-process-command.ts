@@ -2,21 +2,24 @@
 import { type Command, Option } from 'commander';
 import { addressOfAgent } from '../../agent/agent-address.ts';
 import { type BackendName, backendNames } from '../../agent/backends/backend-table.ts';
-import { invalidArgument } from '../../core/errors.ts';
+import { asWeftlineError, invalidArgument, WeftlineError } from '../../core/errors.ts';
+import { DeviceHost } from '../../device-api/host/device-host.ts';
+import type { RegisteredVram } from '../../device-api/host/vram-regions.ts';
+import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
+import { twoProcessKernels } from '../../device/cuda/kernels/device-api.ts';
+import { chooseDevice } from '../../device/device-choice.ts';
+import { openChosenDevice } from '../../device/open-device.ts';
 import { credentialsOf } from '../../meeting/credentials.ts';
 import { isLoopback } from '../../meeting/loopback.ts';
 import { addressTowards } from '../../meeting/route.ts';
-import { chooseDevice } from '../../device/device-choice.ts';
-import { openChosenDevice } from '../../device/open-device.ts';
-import { runTwoProcess, type TwoProcessLevel, twoProcessLevels } from '../two-process/two-process.ts';
 import { readToken } from '../../settings/token.ts';
 import { join, type World } from '../../world/world.ts';
 import { byteArgument, integerArgument } from './argument-values.ts';
+import { checkUsage, printError } from './exit-codes.ts';
 import { addOutputOptions, Output, type OutputFlags } from './output.ts';
 import { addAddressOptions, checkPeerAddress, peerAddress, type PeerFlags } from './peer-options.ts';
-import { printError } from './print-error.ts';
 import { addSettingOptions } from './setting-options.ts';
-import { checkUsage } from './usage.ts';
 import { withRanks } from './with-ranks.ts';
 
 type TwoProcessRole = 'initiator' | 'target';
@@ -34,7 +37,9 @@ interface TwoProcessFlags extends PeerFlags, OutputFlags {
 }
 
 const DEADLINE_MS = 30_000;
+
 const DEFAULT_PORT = 9998;
+
 const roles = ['initiator', 'target'] as const;
 
 export function addTwoProcessCommand(program: Command): void {
@@ -156,4 +161,231 @@ async function runSide(world: World, flags: TwoProcessFlags, { output, prefix, h
   });
   // Where both sides are ranks of one command, the initiator has its document.
   if (prefix === '' || world.rank === 0) output.report('', { schema: 'weftline.2proc/1', ...result });
+}
+
+// What `weftline 2proc` runs: one process writes bytes and a signal into memory of the other from a kernel, both check them.
+
+const twoProcessLevels = ['thread', 'warp', 'block'] as const;
+
+type TwoProcessLevel = (typeof twoProcessLevels)[number];
+
+interface TwoProcessOptions {
+  readonly bytes: number;
+  /** Who makes the calls together on a GPU. On the CPU there is one thread. */
+  readonly level: TwoProcessLevel;
+  /** Puts before the signal. */
+  readonly pipeline: number;
+  /** 1, or 32 for one per lane (level `warp`). */
+  readonly handles: number;
+  /** False: through the queue also where the kernel could write directly. */
+  readonly direct: boolean;
+  /** Of the agent, forced; undefined lets it choose. */
+  readonly backend: BackendName | undefined;
+  /** The numeric address at which the other side reaches this one; undefined: both are on this host. */
+  readonly host: string | undefined;
+  /** Lines on the way. */
+  readonly print: (line: string) => void;
+  /** The line that says that the bytes came. */
+  readonly conclude: (line: string) => void;
+}
+
+interface TwoProcessResult {
+  readonly role: 'initiator' | 'target';
+  readonly device: string;
+  readonly bytes: number;
+  readonly level: TwoProcessLevel;
+  /** How the writes travelled, and why; undefined at the target, which does nothing for them. */
+  readonly path: string | undefined;
+  /** Sum of the bytes at the target, as the target counted it. */
+  readonly checksum: number;
+}
+
+/** What every byte of the data is. */
+const VALUE = 42;
+
+const COUNTER_BYTES = 8;
+
+const INITIATOR = 0;
+
+const TARGET = 1;
+
+interface Published {
+  /** base64 */
+  readonly metadata: string;
+  readonly data: string;
+  readonly counter: string;
+}
+
+interface Side extends Omit<TwoProcessOptions, 'host'> {
+  readonly world: World;
+  readonly device: CpuDevice | CudaDevice;
+  readonly host: DeviceHost;
+  readonly data: RegisteredVram;
+  readonly counter: RegisteredVram;
+}
+
+/** Rank 0 of the world of two is the initiator, rank 1 the target. Fails with WL_CHECK where the bytes differ. */
+async function runTwoProcess(
+  world: World,
+  device: CpuDevice | CudaDevice,
+  options: TwoProcessOptions,
+): Promise<TwoProcessResult> {
+  const isInitiator = world.rank === INITIATOR;
+  const role = isInitiator ? 'initiator' : 'target';
+  const { bytes, level, direct, backend, host: address, print } = options;
+  const deviceName = device.kind === 'cpu' ? 'CPU' : device.properties.name;
+  print(`Starting (${deviceName})`);
+  const { timeoutMs } = world.settings;
+  const backends = backend === undefined ? {} : { backends: [backend] };
+  await using host = await DeviceHost.create({
+    name: role,
+    device,
+    direct,
+    timeoutMs,
+    token: world.secret,
+    ...backends,
+    ...(address === undefined ? {} : { host: address }),
+  });
+  const data = await host.allocate(bytes);
+  const counter = await host.allocate(COUNTER_BYTES);
+  world.peerLost.addEventListener('abort', () => host.abort(asWeftlineError(world.peerLost.reason)));
+  const side: Side = { ...options, world, device, host, data, counter };
+  const { path, checksum } = await (isInitiator ? runInitiator(side) : runTarget(side));
+  // Nobody frees memory that the other still writes to.
+  await world.barrier('2proc/end');
+  print('Complete');
+  return { role, device: deviceName, bytes, level, path, checksum };
+}
+
+type Outcome = Pick<TwoProcessResult, 'path' | 'checksum'>;
+
+async function runInitiator(side: Side): Promise<Outcome> {
+  const { host, data, bytes, print, world } = side;
+  await host.write(data, new Uint8Array(bytes).fill(VALUE));
+  print(`Data checksum: ${byteSum(await host.read(data, bytes))}`);
+  await publish(side);
+  print('Published metadata, waiting for the target');
+  const target = await connect(side, TARGET);
+  print('Connected to target');
+  const requests = [];
+  let path = '';
+  for (let handle = 0; handle < side.handles; handle += 1) {
+    const request = await host.createWriteReq({ memory: data, bytes }, fromBase64(target.data), target.name);
+    if (handle === 0) print(`Path: ${(path = request.path)}`);
+    requests.push(await host.createGpuReq(request));
+  }
+  const signal = await host.createGpuReq(
+    await host.createWriteReq({ memory: side.counter }, fromBase64(target.counter), target.name, { soleWriter: true }),
+  );
+  print(`Transferring data via ${side.device.kind === 'cpu' ? 'CPU' : 'GPU'} kernel (${side.level} level)`);
+  await writeAndSignal(side, requests, signal);
+  print('Transfer complete');
+  const sum = await world.store.getJson<number>('2proc/checksum', { from: [TARGET] });
+  check(sum, bytes, 'The target');
+  side.conclude(`Checksum OK at the target: ${sum}`);
+  return { path, checksum: sum };
+}
+
+async function runTarget(side: Side): Promise<Outcome> {
+  const { host, data, bytes, print, world } = side;
+  await publish(side);
+  print('Published metadata and descriptors');
+  await connect(side, INITIATOR);
+  print('Connected to initiator');
+  print('Waiting for data');
+  await waitForSignal(side);
+  print('Signal received');
+  const sum = byteSum(await host.read(data, bytes));
+  await world.store.setJson('2proc/checksum', sum);
+  check(sum, bytes, 'This side');
+  side.conclude(`Checksum OK: ${sum}`);
+  return { path: undefined, checksum: sum };
+}
+
+async function publish({ world, host, data, counter }: Side): Promise<void> {
+  const published: Published = {
+    metadata: toBase64(await host.getMetadata()),
+    data: toBase64(host.serializeXferDescs({ memory: data })),
+    counter: toBase64(host.serializeXferDescs({ memory: counter })),
+  };
+  await world.store.setJson(`2proc/${world.rank}`, published);
+}
+
+async function connect({ world, host }: Side, rank: number): Promise<Published & { readonly name: string }> {
+  const published = await world.store.getJson<Published>(`2proc/${rank}`, { from: [rank] });
+  return { ...published, name: await host.addRemoteAgent(fromBase64(published.metadata)) };
+}
+
+const writeKernels = {
+  thread: 'postWriteAndSignalThread',
+  warp: 'postWriteAndSignalWarp',
+  block: 'postWriteAndSignalBlock',
+} as const;
+
+const threads = { thread: 1, warp: 32, block: 512 } as const;
+
+async function writeAndSignal(side: Side, requests: readonly number[], signal: number): Promise<void> {
+  const { device, host, bytes, pipeline, level } = side;
+  if (device.kind === 'cpu') {
+    for (let turn = 0; turn < pipeline; turn += 1) {
+      for (const [index, request] of requests.entries()) {
+        const begin = Math.floor((bytes * index) / requests.length);
+        const end = Math.floor((bytes * (index + 1)) / requests.length);
+        host.kernelApi.put(request, { target: begin, source: begin, bytes: end - begin });
+      }
+    }
+    host.kernelApi.signal(signal, { target: 0, add: 1 });
+    return host.kernelApi.flush(signal);
+  }
+  const kernels = await device.loadKernels(twoProcessKernels);
+  using table = await device.tensor('u8', [requests.length * 8], addresses(requests));
+  const plan = kernels[writeKernels[level]].plan({ grid: 1, block: threads[level] });
+  plan.arguments.set('requests', table.address);
+  plan.arguments.set('requestCount', requests.length);
+  plan.arguments.set('signalRequest', signal);
+  plan.arguments.set('bytes', bytes);
+  plan.arguments.set('add', 1);
+  plan.arguments.set('pipeline', pipeline);
+  plan.launch();
+  await device.stream.idle({ timeoutMs: side.world.settings.timeoutMs + 5_000 });
+}
+
+async function waitForSignal({ device, host, counter, world }: Side): Promise<void> {
+  if (device.kind === 'cpu') {
+    const bytes = host.view(counter);
+    return host.kernelApi.wait(new BigUint64Array(bytes.buffer, bytes.byteOffset, 1), 1);
+  }
+  const { waitForSignal: kernel } = await device.loadKernels(twoProcessKernels);
+  const plan = kernel.plan({ grid: 1, block: 32 });
+  plan.arguments.set('counter', counter.address);
+  plan.arguments.set('waits', host.waits);
+  plan.arguments.set('expected', 1);
+  plan.launch();
+  // The kernel's own deadline comes first, and says more.
+  await device.stream.idle({ timeoutMs: world.settings.timeoutMs + 5_000 });
+}
+
+function check(sum: number, bytes: number, who: string): void {
+  if (sum === VALUE * bytes) return;
+  throw new WeftlineError('WL_CHECK', `${who} holds bytes whose sum is ${sum}, not ${VALUE * bytes}`, {
+    details: { sum, expected: VALUE * bytes },
+  });
+}
+
+function byteSum(bytes: Uint8Array): number {
+  let sum = 0;
+  for (const byte of bytes) sum += byte;
+  return sum;
+}
+
+function addresses(values: readonly number[]): Uint8Array {
+  return new Uint8Array(BigUint64Array.from(values, BigInt).buffer);
+}
+
+function toBase64(bytes: Uint8Array): string {
+  return Buffer.from(bytes).toString('base64');
+}
+
+function fromBase64(text: string): Uint8Array {
+  return Buffer.from(text, 'base64');
 }

@@ -4,7 +4,7 @@ import { printTo } from '../../core/print.ts';
 import { isRank, readEnvironment } from '../../world/environment.ts';
 import { launch } from '../../world/launcher.ts';
 import { join, type World } from '../../world/world.ts';
-import { printError } from './print-error.ts';
+import { printError } from './exit-codes.ts';
 
 /**
  * Not yet launched: starts `ranks` copies of this command line, rank 0 with this terminal, and sets process.exitCode.

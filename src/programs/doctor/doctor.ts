@@ -1,143 +1,32 @@
 // Everything that is checked on a machine, in the order it is shown. A new row is one function and one line here.
 import { formatBytes } from '../../core/byte-size.ts';
+import { countEqual } from '../../core/count-equal.ts';
 import { asWeftlineError } from '../../core/errors.ts';
 import { addressSpaceAdvice } from '../../device/cpu/address-space-advice.ts';
+import { driverVersionFile, parseDriverVersion } from '../../device/cuda/driver-version.ts';
+import { bufferSize } from '../../ep/index.ts';
+import { findCudaLibrary } from '../../native/cuda-library-search.ts';
 import { orUndefined } from '../../native/file-probe.ts';
+import { findLibrary } from '../../native/library-search.ts';
+import { activeRdmaPorts, rdmaDevices } from '../../native/rdma-ports.ts';
+import { findUcx } from '../../native/ucx.ts';
 import { describePlan, planRails, type RailPlan } from '../../rails/nearest-rail.ts';
 import { settingsTable } from '../../settings/settings.ts';
-import { checkContainer } from './container.ts';
-import type { Check, Finding } from './finding.ts';
+import { defaultEpWorkload } from '../bench/ep/ep-workload.ts';
 import type { MachineProbe } from './machine-probe.ts';
-import { checkCublas, checkCudaDriver, checkGpus, checkNvrtc } from './nvidia.ts';
-import { checkRdmaDevices, checkUcx, checkVerbs } from './rdma.ts';
-import { checkSharedMemory } from './shared-memory.ts';
-import { typicalConfiguration } from './typical-configuration.ts';
 
-// Limits of this process that later ranks inherit: open files and locked memory.
-
-const OPEN_FILES_WANTED = 1024;
-const LOCKED_BYTES_WANTED = 1_073_741_824;
-
-function checkOpenFiles(machine: MachineProbe): Finding {
-  const name = 'open files';
-  const limit = softLimit(machine, 'Max open files');
-  if (limit === undefined) return unknown(name);
-  if (limit >= OPEN_FILES_WANTED) return { name, status: 'ok', value: amount(limit, String) };
-  const advice = `the launcher of many ranks needs about ${OPEN_FILES_WANTED}: ulimit -n ${OPEN_FILES_WANTED}`;
-  return { name, status: 'short', value: amount(limit, String), advice };
+export interface Finding {
+  readonly name: string;
+  /** `short`: there, but less than a typical configuration needs; `absent`: not there. */
+  readonly status: 'ok' | 'short' | 'absent';
+  readonly value: string;
+  /** What to do, or what does not work without it. */
+  readonly advice?: string;
+  /** True when not even CPU ranks run without it. */
+  readonly blocksCpu?: true;
 }
 
-function checkLockedMemory(machine: MachineProbe): Finding {
-  const name = 'locked memory';
-  const limit = softLimit(machine, 'Max locked memory');
-  if (limit === undefined) return unknown(name);
-  if (limit >= LOCKED_BYTES_WANTED) return { name, status: 'ok', value: amount(limit, formatBytes) };
-  const advice =
-    'only RDMA pins memory, CPU ranks do not need it: ulimit -l unlimited, or memlock in /etc/security/limits.conf';
-  return { name, status: 'short', value: amount(limit, formatBytes), advice };
-}
-
-function unknown(name: string): Finding {
-  return { name, status: 'absent', value: 'unknown', advice: '/proc/self/limits cannot be read here' };
-}
-
-function amount(limit: number, show: (value: number) => string): string {
-  return limit === Infinity ? 'unlimited' : show(limit);
-}
-
-/** The soft limit of one line of /proc/self/limits. */
-function softLimit(machine: MachineProbe, label: string): number | undefined {
-  const line = machine
-    .readText('/proc/self/limits')
-    ?.split('\n')
-    .find((text) => text.startsWith(label));
-  const word = line?.slice(label.length).trim().split(/\s+/)[0];
-  if (word === 'unlimited') return Infinity;
-  return word !== undefined && /^\d+$/.test(word) ? Number(word) : undefined;
-}
-
-// How much the kernel lets a UDP socket buffer, and all of them together.
-
-/** Holds some milliseconds of a 100 Gbps link while the receiver is busy. */
-const WANTED_BYTES = 33_554_432;
-const PAGE_BYTES = 4096;
-
-function checkUdpReceiveBuffer(machine: MachineProbe): Finding {
-  return checkBuffer(machine, 'UDP receive buffer', 'rmem_max');
-}
-
-function checkUdpSendBuffer(machine: MachineProbe): Finding {
-  return checkBuffer(machine, 'UDP send buffer', 'wmem_max');
-}
-
-/** Beyond the third number of udp_mem, in pages, the kernel drops what arrives for any socket of the machine. */
-function checkUdpMemory(machine: MachineProbe): Finding {
-  const name = 'UDP memory, all sockets';
-  const pages = Number(machine.readText('/proc/sys/net/ipv4/udp_mem')?.trim().split(/\s+/)[2] ?? Number.NaN);
-  if (!Number.isFinite(pages))
-    return { name, status: 'absent', value: 'unknown', advice: 'net.ipv4.udp_mem cannot be read here' };
-  const bytes = pages * PAGE_BYTES;
-  if (bytes >= 8 * WANTED_BYTES) return { name, status: 'ok', value: formatBytes(bytes) };
-  const advice = `many connections over UDP need more, or packets are lost: raise net.ipv4.udp_mem to ${(8 * WANTED_BYTES) / PAGE_BYTES} pages`;
-  return { name, status: 'short', value: formatBytes(bytes), advice };
-}
-
-function checkBuffer(machine: MachineProbe, name: string, key: string): Finding {
-  const bytes = Number(machine.readText(`/proc/sys/net/core/${key}`)?.trim() ?? Number.NaN);
-  // A container may hide the limits of its host.
-  if (!Number.isFinite(bytes))
-    return { name, status: 'absent', value: 'unknown', advice: `net.core.${key} cannot be read here` };
-  if (bytes >= WANTED_BYTES) return { name, status: 'ok', value: formatBytes(bytes) };
-  const advice = `only transfers over UDP between machines need more: sysctl -w net.core.${key}=${WANTED_BYTES}`;
-  return { name, status: 'short', value: formatBytes(bytes), advice };
-}
-
-// WebAssembly as the CPU kernels need it: SIMD, and one shared memory that spans the whole address space of a rank.
-
-const PAGES_PER_MIB = 16;
-const { env, max } = settingsTable.addressSpaceMiB;
-
-function checkWebAssembly(machine: MachineProbe): Finding {
-  const name = 'WebAssembly';
-  let reason: unknown;
-  for (const mib of [max, max / 2, max / 4, max / 16]) {
-    try {
-      machine.tryWebAssembly(mib * PAGES_PER_MIB);
-    } catch (error) {
-      reason ??= error;
-      continue;
-    }
-    const value = `SIMD, shared memory of ${mib} MiB`;
-    if (mib === max) return { name, status: 'ok', value };
-    const advice = `${max} MiB of address space are refused: ${addressSpaceAdvice(`${env}=${mib}`, true)}`;
-    return { name, status: 'short', value, advice };
-  }
-  const value = reason instanceof Error ? reason.message : String(reason);
-  const advice = `the CPU kernels need WebAssembly with SIMD and shared memory: start node without flags that turn them off, and ${addressSpaceAdvice(`${env} to less`, false)}`;
-  return { name, status: 'absent', value, advice, blocksCpu: true };
-}
-
-// Huge pages for shared memory, which spare large copies most of their page-table look-ups.
-
-const path = '/sys/kernel/mm/transparent_hugepage/shmem_enabled';
-
-function checkHugePages(machine: MachineProbe): Finding {
-  const name = 'huge pages of /dev/shm';
-  const modes = machine.readText(path)?.trim();
-  if (modes === undefined) {
-    return {
-      name,
-      status: 'absent',
-      value: 'not offered',
-      advice: 'this kernel has none; windows of large buffers are slower',
-    };
-  }
-  // The present one of all modes is in brackets.
-  const value = /\[(\w+)\]/.exec(modes)?.[1] ?? modes;
-  if (value !== 'never' && value !== 'deny') return { name, status: 'ok', value };
-  const advice = `echo advise > ${path} makes windows of large buffers faster (1.5 times measured with 4096 tokens of 7168)`;
-  return { name, status: 'short', value, advice };
-}
+type Check = (machine: MachineProbe) => Finding;
 
 const checks: readonly Check[] = [
   checkNodeVersion,
@@ -191,33 +80,6 @@ function checkNodeVersion({ nodeVersion }: MachineProbe): Finding {
   return { name, status: 'ok', value: major < 22 ? `${nodeVersion} (22 or newer is recommended)` : nodeVersion };
 }
 
-// Calls of C functions, which shared memory and waiting between processes need.
-
-function checkNativeCalls(machine: MachineProbe): Finding {
-  const name = 'native calls (koffi)';
-  const value = `${machine.platform}-${machine.arch}`;
-  try {
-    machine.tryNativeCalls();
-    return { name, status: 'ok', value };
-  } catch (error) {
-    const advice = error instanceof Error ? error.message : String(error);
-    return { name, status: 'absent', value, advice, blocksCpu: true };
-  }
-}
-
-// Main memory and the limit that a control group puts on it.
-
-function checkMemory(machine: MachineProbe): Finding {
-  const limit = memoryLimit(machine);
-  const usable = Math.min(machine.memoryBytes, limit ?? machine.memoryBytes);
-  const total = formatBytes(machine.memoryBytes);
-  const value = usable < machine.memoryBytes ? `${total}, the control group allows ${formatBytes(usable)}` : total;
-  const { memoryBytes, sentence } = typicalConfiguration;
-  if (usable >= memoryBytes) return { name: 'memory', status: 'ok', value };
-  const advice = `${sentence} take about ${formatBytes(memoryBytes)}, shared memory included: use fewer tokens per rank, or raise the limit`;
-  return { name: 'memory', status: 'short', value, advice };
-}
-
 // Processor cores: ranks that share one take turns.
 
 function checkCores(machine: MachineProbe): Finding {
@@ -233,6 +95,224 @@ function checkCores(machine: MachineProbe): Finding {
   if (cores >= ranks) return { name: 'cores', status: 'ok', value };
   const advice = `${ranks} ranks take turns on ${cores} cores: results are right, times are longer; one core per rank is best`;
   return { name: 'cores', status: 'short', value, advice };
+}
+
+// Main memory and the limit that a control group puts on it.
+
+function checkMemory(machine: MachineProbe): Finding {
+  const limit = memoryLimit(machine);
+  const usable = Math.min(machine.memoryBytes, limit ?? machine.memoryBytes);
+  const total = formatBytes(machine.memoryBytes);
+  const value = usable < machine.memoryBytes ? `${total}, the control group allows ${formatBytes(usable)}` : total;
+  const { memoryBytes, sentence } = typicalConfiguration;
+  if (usable >= memoryBytes) return { name: 'memory', status: 'ok', value };
+  const advice = `${sentence} take about ${formatBytes(memoryBytes)}, shared memory included: use fewer tokens per rank, or raise the limit`;
+  return { name: 'memory', status: 'short', value, advice };
+}
+
+// The file system that windows live in.
+
+function checkSharedMemory(machine: MachineProbe): Finding {
+  const name = 'shared memory (/dev/shm)';
+  const space = machine.fileSystem('/dev/shm');
+  // Of several mounts at one place the last one is seen.
+  const mount = machine
+    .readText('/proc/self/mounts')
+    ?.split('\n')
+    .findLast((line) => line.split(' ')[1] === '/dev/shm');
+  if (machine.platform !== 'linux' || space === undefined) {
+    const advice =
+      'ranks share memory through /dev/shm, a tmpfs that Linux has: mount -t tmpfs -o size=50% tmpfs /dev/shm';
+    return {
+      name,
+      status: 'absent',
+      value: machine.platform === 'linux' ? 'no such folder' : machine.platform,
+      advice,
+      blocksCpu: true,
+    };
+  }
+  const kind = mount === undefined ? 'not a mount of its own' : mount.split(' ')[2];
+  const value = `${formatBytes(space.freeBytes)} free of ${formatBytes(space.totalBytes)} (${kind})`;
+  const { windowBytes, windowBytesPerToken, sentence } = typicalConfiguration;
+  if (space.freeBytes >= windowBytes) return { name, status: 'ok', value };
+  const raise = inContainer(machine) ? 'start the container with --shm-size=4g' : 'mount -o remount,size=4G /dev/shm';
+  const fits = Math.floor(space.freeBytes / windowBytesPerToken);
+  const advice = `${sentence} need ${formatBytes(windowBytes)} at worst, about ${fits} tokens per rank fit: ${raise}, or remove what others left there`;
+  return { name, status: 'short', value, advice };
+}
+
+// Huge pages for shared memory, which spare large copies most of their page-table look-ups.
+
+const HUGE_PAGES = '/sys/kernel/mm/transparent_hugepage/shmem_enabled';
+
+function checkHugePages(machine: MachineProbe): Finding {
+  const name = 'huge pages of /dev/shm';
+  const modes = machine.readText(HUGE_PAGES)?.trim();
+  if (modes === undefined) {
+    return {
+      name,
+      status: 'absent',
+      value: 'not offered',
+      advice: 'this kernel has none; windows of large buffers are slower',
+    };
+  }
+  // The present one of all modes is in brackets.
+  const value = /\[(\w+)\]/.exec(modes)?.[1] ?? modes;
+  if (value !== 'never' && value !== 'deny') return { name, status: 'ok', value };
+  const advice = `echo advise > ${HUGE_PAGES} makes windows of large buffers faster (1.5 times measured with 4096 tokens of 7168)`;
+  return { name, status: 'short', value, advice };
+}
+
+// WebAssembly as the CPU kernels need it: SIMD, and one shared memory that spans the whole address space of a rank.
+
+const PAGES_PER_MIB = 16;
+
+const { env, max } = settingsTable.addressSpaceMiB;
+
+function checkWebAssembly(machine: MachineProbe): Finding {
+  const name = 'WebAssembly';
+  let reason: unknown;
+  for (const mib of [max, max / 2, max / 4, max / 16]) {
+    try {
+      machine.tryWebAssembly(mib * PAGES_PER_MIB);
+    } catch (error) {
+      reason ??= error;
+      continue;
+    }
+    const value = `SIMD, shared memory of ${mib} MiB`;
+    if (mib === max) return { name, status: 'ok', value };
+    const advice = `${max} MiB of address space are refused: ${addressSpaceAdvice(`${env}=${mib}`, true)}`;
+    return { name, status: 'short', value, advice };
+  }
+  const value = reason instanceof Error ? reason.message : String(reason);
+  const advice = `the CPU kernels need WebAssembly with SIMD and shared memory: start node without flags that turn them off, and ${addressSpaceAdvice(`${env} to less`, false)}`;
+  return { name, status: 'absent', value, advice, blocksCpu: true };
+}
+
+// Calls of C functions, which shared memory and waiting between processes need.
+
+function checkNativeCalls(machine: MachineProbe): Finding {
+  const name = 'native calls (koffi)';
+  const value = `${machine.platform}-${machine.arch}`;
+  try {
+    machine.tryNativeCalls();
+    return { name, status: 'ok', value };
+  } catch (error) {
+    const advice = error instanceof Error ? error.message : String(error);
+    return { name, status: 'absent', value, advice, blocksCpu: true };
+  }
+}
+
+// Limits of this process that later ranks inherit: open files and locked memory.
+
+const OPEN_FILES_WANTED = 1024;
+
+const LOCKED_BYTES_WANTED = 1_073_741_824;
+
+function checkOpenFiles(machine: MachineProbe): Finding {
+  const name = 'open files';
+  const limit = softLimit(machine, 'Max open files');
+  if (limit === undefined) return unknown(name);
+  if (limit >= OPEN_FILES_WANTED) return { name, status: 'ok', value: amount(limit, String) };
+  const advice = `the launcher of many ranks needs about ${OPEN_FILES_WANTED}: ulimit -n ${OPEN_FILES_WANTED}`;
+  return { name, status: 'short', value: amount(limit, String), advice };
+}
+
+function checkLockedMemory(machine: MachineProbe): Finding {
+  const name = 'locked memory';
+  const limit = softLimit(machine, 'Max locked memory');
+  if (limit === undefined) return unknown(name);
+  if (limit >= LOCKED_BYTES_WANTED) return { name, status: 'ok', value: amount(limit, formatBytes) };
+  const advice =
+    'only RDMA pins memory, CPU ranks do not need it: ulimit -l unlimited, or memlock in /etc/security/limits.conf';
+  return { name, status: 'short', value: amount(limit, formatBytes), advice };
+}
+
+function unknown(name: string): Finding {
+  return { name, status: 'absent', value: 'unknown', advice: '/proc/self/limits cannot be read here' };
+}
+
+function amount(limit: number, show: (value: number) => string): string {
+  return limit === Infinity ? 'unlimited' : show(limit);
+}
+
+/** The soft limit of one line of /proc/self/limits. */
+function softLimit(machine: MachineProbe, label: string): number | undefined {
+  const line = machine
+    .readText('/proc/self/limits')
+    ?.split('\n')
+    .find((text) => text.startsWith(label));
+  const word = line?.slice(label.length).trim().split(/\s+/)[0];
+  if (word === 'unlimited') return Infinity;
+  return word !== undefined && /^\d+$/.test(word) ? Number(word) : undefined;
+}
+
+// Whether we run in a container: its limits are set where it is started.
+
+function checkContainer(machine: MachineProbe): Finding {
+  const value = containerKind(machine) ?? 'none seen';
+  return { name: 'container', status: 'ok', value };
+}
+
+function inContainer(machine: MachineProbe): boolean {
+  return containerKind(machine) !== undefined;
+}
+
+function containerKind(machine: MachineProbe): string | undefined {
+  if (machine.env['KUBERNETES_SERVICE_HOST'] !== undefined) return 'Kubernetes';
+  if (machine.exists('/.dockerenv')) return 'Docker';
+  if (machine.exists('/run/.containerenv')) return 'Podman';
+  if (machine.env['APPTAINER_CONTAINER'] !== undefined || machine.env['SINGULARITY_CONTAINER'] !== undefined) {
+    return 'Apptainer';
+  }
+  const group = machine.readText('/proc/1/cgroup') ?? '';
+  return /docker|kubepods|containerd|libpod|lxc/.exec(group)?.[0];
+}
+
+// NVIDIA GPUs, the driver's library, NVRTC, which compiles kernels at run time, and cuBLAS. Nothing is loaded.
+
+function checkGpus(machine: MachineProbe): Finding {
+  const name = 'NVIDIA GPUs';
+  const models = machine.list('/proc/driver/nvidia/gpus').map((bus) => {
+    const text = machine.readText(`/proc/driver/nvidia/gpus/${bus}/information`) ?? '';
+    return /^Model:\s*(.+)$/m.exec(text)?.[1]?.trim() ?? 'unknown model';
+  });
+  const usable = machine.list('/dev').filter((file) => /^nvidia\d+$/.test(file)).length;
+  if (models.length === 0 && usable === 0) {
+    return { name, status: 'absent', value: 'none', advice: 'ranks run on the CPU; a GPU needs the NVIDIA driver' };
+  }
+  const version = parseDriverVersion(machine.readText(driverVersionFile) ?? '');
+  const what = models.length === 0 ? `${usable}, models unknown` : countEqual(models);
+  const value = version === undefined ? what : `${what}, driver ${version}`;
+  if (usable >= models.length) return { name, status: 'ok', value };
+  const advice = `only ${usable} of ${models.length} have a device file here: start the container with --gpus all`;
+  return { name, status: 'short', value, advice };
+}
+
+function checkCudaDriver(machine: MachineProbe): Finding {
+  const name = 'CUDA driver (libcuda)';
+  const path = findLibrary(machine, /^libcuda\.so\.1$/, ['/usr/local/nvidia/lib64', '/usr/lib/wsl/lib']);
+  if (path !== undefined) return { name, status: 'ok', value: path };
+  const advice = 'it comes with the NVIDIA driver; in a container it needs the NVIDIA container toolkit';
+  return { name, status: 'absent', value: 'not found', advice };
+}
+
+function checkNvrtc(machine: MachineProbe): Finding {
+  const name = 'NVRTC';
+  const path = findCudaLibrary(machine, 'nvrtc', machine.env['WEFTLINE_NVRTC']);
+  if (path !== undefined) return { name, status: 'ok', value: path };
+  const advice =
+    'it compiles GPU kernels: install the CUDA toolkit and set CUDA_HOME, or "pip install nvidia-cuda-nvrtc" into the active environment';
+  return { name, status: 'absent', value: 'not found', advice };
+}
+
+function checkCublas(machine: MachineProbe): Finding {
+  const name = 'cuBLAS';
+  const path = findCudaLibrary(machine, 'cublas', machine.env['WEFTLINE_CUBLAS']);
+  if (path !== undefined) return { name, status: 'ok', value: path };
+  const advice =
+    'weftline moe multiplies by a kernel of its own instead; the CUDA toolkit has it, or "pip install nvidia-cublas"';
+  return { name, status: 'absent', value: 'not found', advice };
 }
 
 // Rails of the transport: which network interfaces they are, and which of them is nearest to each GPU.
@@ -256,6 +336,92 @@ function readRails(machine: MachineProbe): RailPlan {
 
 function listOf(machine: MachineProbe): string {
   return machine.env[settingsTable.transportRails.env]?.trim() ?? '';
+}
+
+// RDMA devices and the libraries that drive them: verbs, and UCX.
+
+function checkRdmaDevices(machine: MachineProbe): Finding {
+  const name = 'RDMA devices';
+  const devices = rdmaDevices(machine);
+  if (devices.length === 0) {
+    return { name, status: 'absent', value: 'none', advice: 'transfers between machines go over TCP and UDP' };
+  }
+  const value = devices.map(({ device, ports }) => `${device} (${ports.join(', ') || 'no active port'})`).join(', ');
+  if (!machine.exists('/dev/infiniband')) {
+    const advice = 'no /dev/infiniband here: start the container with --device=/dev/infiniband';
+    return { name, status: 'short', value, advice };
+  }
+  if (devices.some(({ ports }) => ports.length > 0)) return { name, status: 'ok', value };
+  return { name, status: 'short', value, advice: 'no port is active: see cables, switch and "rdma link"' };
+}
+
+function checkVerbs(machine: MachineProbe): Finding {
+  const name = 'verbs (libibverbs)';
+  const path = findLibrary(machine, /^libibverbs\.so\.1$/);
+  if (path !== undefined) return { name, status: 'ok', value: path };
+  const advice = 'only RDMA needs it: install rdma-core (Debian and Ubuntu: libibverbs1 ibverbs-providers)';
+  return { name, status: 'absent', value: 'not found', advice };
+}
+
+function checkUcx(machine: MachineProbe): Finding {
+  const name = 'UCX (libucp)';
+  const path = findUcx(machine);
+  if (path !== undefined) {
+    const version = machine.ucxVersion();
+    const value = `${version === undefined ? '' : `${version}, `}${path} (${ucxTransports(machine, path)})`;
+    if (version !== undefined) {
+      if (activeRdmaPorts(machine).length > 0) return { name, status: 'ok', value };
+      return { name, status: 'ok', value: `${value}; the backend ucx needs an active RDMA port` };
+    }
+    return { name, status: 'short', value, advice: 'it cannot be used: 1.12 or a later 1.x is needed' };
+  }
+  const advice = 'optional, drives RDMA devices for the backend ucx of agents: "apt-get install libucx0"';
+  return { name, status: 'absent', value: 'not found', advice };
+}
+
+/** What drives RDMA devices lies beside UCX as modules. The backend uses nothing else. */
+function ucxTransports(machine: MachineProbe, path: string): string {
+  const folder = `${path.slice(0, path.lastIndexOf('/'))}/ucx`;
+  const modules = machine.list(folder).flatMap((file) => /^libuct_(\w+)\.so\.0$/.exec(file)?.[1] ?? []);
+  const rdma = modules.filter((module) => /^(ib|rdmacm|mlx)/.test(module));
+  return rdma.length === 0 ? 'no module for RDMA: in Debian libucx0 has it' : `modules ${rdma.join(', ')}`;
+}
+
+// How much the kernel lets a UDP socket buffer, and all of them together.
+
+/** Holds some milliseconds of a 100 Gbps link while the receiver is busy. */
+const WANTED_BYTES = 33_554_432;
+
+const PAGE_BYTES = 4096;
+
+function checkUdpReceiveBuffer(machine: MachineProbe): Finding {
+  return checkBuffer(machine, 'UDP receive buffer', 'rmem_max');
+}
+
+function checkUdpSendBuffer(machine: MachineProbe): Finding {
+  return checkBuffer(machine, 'UDP send buffer', 'wmem_max');
+}
+
+/** Beyond the third number of udp_mem, in pages, the kernel drops what arrives for any socket of the machine. */
+function checkUdpMemory(machine: MachineProbe): Finding {
+  const name = 'UDP memory, all sockets';
+  const pages = Number(machine.readText('/proc/sys/net/ipv4/udp_mem')?.trim().split(/\s+/)[2] ?? Number.NaN);
+  if (!Number.isFinite(pages))
+    return { name, status: 'absent', value: 'unknown', advice: 'net.ipv4.udp_mem cannot be read here' };
+  const bytes = pages * PAGE_BYTES;
+  if (bytes >= 8 * WANTED_BYTES) return { name, status: 'ok', value: formatBytes(bytes) };
+  const advice = `many connections over UDP need more, or packets are lost: raise net.ipv4.udp_mem to ${(8 * WANTED_BYTES) / PAGE_BYTES} pages`;
+  return { name, status: 'short', value: formatBytes(bytes), advice };
+}
+
+function checkBuffer(machine: MachineProbe, name: string, key: string): Finding {
+  const bytes = Number(machine.readText(`/proc/sys/net/core/${key}`)?.trim() ?? Number.NaN);
+  // A container may hide the limits of its host.
+  if (!Number.isFinite(bytes))
+    return { name, status: 'absent', value: 'unknown', advice: `net.core.${key} cannot be read here` };
+  if (bytes >= WANTED_BYTES) return { name, status: 'ok', value: formatBytes(bytes) };
+  const advice = `only transfers over UDP between machines need more: sysctl -w net.core.${key}=${WANTED_BYTES}`;
+  return { name, status: 'short', value: formatBytes(bytes), advice };
 }
 
 // Limits that a control group (a container, a service, a batch job) puts on this process.
@@ -299,3 +465,27 @@ function groupFolders(machine: MachineProbe, controller: string): string[] {
   }
   return folders;
 }
+
+// The configuration that the checks measure a machine against: an EpBuffer for what `weftline bench ep` runs by default.
+
+const BYTES_PER_RANK_BESIDE_WINDOWS = 256 * 1_048_576;
+
+function typical() {
+  const { ranks, tokens, hidden, experts, topk } = defaultEpWorkload;
+  const { addressSpaceBytes } = bufferSize(
+    { maxTokensPerRank: tokens, hidden, numExperts: experts, maxTopk: topk },
+    ranks,
+  );
+
+  return {
+    ranks,
+    /** Shared memory of all ranks together. */
+    windowBytes: addressSpaceBytes,
+    windowBytesPerToken: addressSpaceBytes / tokens,
+    /** The same, and what each process holds for itself. */
+    memoryBytes: addressSpaceBytes + ranks * BYTES_PER_RANK_BESIDE_WINDOWS,
+    sentence: `${ranks} ranks of ${tokens} tokens of ${hidden}`,
+  };
+}
+
+const typicalConfiguration = typical();

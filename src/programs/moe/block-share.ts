@@ -1,12 +1,10 @@
 // What one rank reads of a block file: its tokens with their choices, its experts, and its part of the reference.
+import { invalidArgument } from '../../core/errors.ts';
 import type { Tensor } from '../../device/tensor.ts';
-import type { LocalExperts } from './experts.ts';
-import type { BlockSource } from './block-source.ts';
+import { type BlockSource, WeightReader } from './block-source.ts';
 import type { MoeBlock } from './moe-block.ts';
-import type { MoeDevice, MoeEngine, Routing } from './moe-engine.ts';
+import type { LocalExperts, MoeDevice, MoeEngine, Routing } from './moe-engine.ts';
 import { formatError } from './safetensors-header.ts';
-import { expertShare, type Share, tokenShare } from './token-split.ts';
-import { WeightReader } from './weight-reader.ts';
 
 export interface BlockShare extends Disposable {
   readonly tokens: Share;
@@ -122,4 +120,44 @@ async function readShared(
 ): Promise<SharedExpert> {
   const experts = engine.createExperts(await source.sharedExpert(device, new WeightReader(device, engine)));
   return { experts, ...(sharedWeights === undefined ? {} : { weights: sharedWeights }) };
+}
+
+// How the tokens and experts of a block are divided over the ranks.
+
+interface Share {
+  readonly first: number;
+  readonly count: number;
+}
+
+/** Rank's contiguous part of `tokens`; the first ranks get one more where it does not divide, late ones may get none. */
+export function tokenShare(tokens: number, rank: number, ranks: number): Share {
+  const least = Math.floor(tokens / ranks);
+  const withOneMore = tokens % ranks;
+  return { first: rank * least + Math.min(rank, withOneMore), count: least + (rank < withOneMore ? 1 : 0) };
+}
+
+/** The most tokens that any rank gets. */
+export function largestTokenShare(tokens: number, ranks: number): number {
+  return Math.ceil(tokens / ranks);
+}
+
+/** Rank's contiguous part of `experts`, the same number on all ranks. Fails with WL_INVALID_ARGUMENT. */
+export function expertShare(experts: number, rank: number, ranks: number): Share {
+  if (ranks < 1 || experts % ranks !== 0) {
+    const divisors = Array.from({ length: experts }, (_, index) => index + 1).filter((count) => experts % count === 0);
+    throw invalidArgument('ranks', ranks, `a divisor of the ${experts} experts: ${divisors.join(', ')}`);
+  }
+  const count = experts / ranks;
+  return { first: rank * count, count };
+}
+
+/** Fails with WL_INVALID_ARGUMENT unless the experts and their further copies divide evenly among the ranks, which divide the experts. */
+export function requireEvenExperts(experts: number, redundant: number, ranks: number): void {
+  if ((experts + redundant) % ranks === 0) return;
+  const [below, above] = [redundant - (redundant % ranks), redundant + ranks - (redundant % ranks)];
+  throw invalidArgument(
+    '--redundant-experts',
+    redundant,
+    `a multiple of the ${ranks} ranks, such as ${below} or ${above}`,
+  );
 }

@@ -1,17 +1,18 @@
 // One way to compute a block, run and measured: the time of its phases, what they move, the load, and the output.
 import { FP8_GROUP } from '../../abi/element-formats.ts';
-import { WeftlineError } from '../../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { median } from '../../core/quantile.ts';
 import type { ScaledRows } from '../../device/formats/scaled-rows.ts';
 import { Tensor } from '../../device/tensor.ts';
 import { EpBuffer } from '../../ep/buffer/ep-buffer.ts';
 import type { DispatchResult } from '../../ep/buffer/ep-results.ts';
+import type { CombinePrecision } from '../../ep/combine-precision.ts';
+import { EPAll2AllLayer } from '../../ep/layer/ep-all2all-layer.ts';
+import type { LayerDispatchResult } from '../../ep/layer/layer-engine.ts';
 import type { World } from '../../world/world.ts';
-import { createAll2AllForward } from './all2all-forward.ts';
-import type { MoeDevice } from './moe-engine.ts';
-import { type ForwardOptions, type MoeForward, type MoePhase, type MoePhaseName, routePhase } from './moe-forward.ts';
-import { countRouting, gatherLoad, type MoeLoad } from './moe-load.ts';
-import { largestTokenShare } from './token-split.ts';
+import { type BlockShare, largestTokenShare } from './block-share.ts';
+import type { MoeBlock } from './moe-block.ts';
+import type { MoeDevice, MoeEngine } from './moe-engine.ts';
 
 /** What carries the tokens. */
 export const moeDispatchers = ['buffer', 'all2all'] as const;
@@ -67,8 +68,7 @@ export async function measureForward(
 type PhaseFacts = Pick<ForwardOptions, 'block' | 'dtype'> & { readonly times: PhaseTimes; readonly load: MoeLoad };
 
 function describePhases(forward: MoeForward, { times, load, block, dtype }: PhaseFacts): PhaseReport[] {
-  const total = (count: (rank: MoeLoad['ranks'][number]) => number): number =>
-    load.ranks.reduce((sum, rank) => sum + count(rank), 0);
+  const total = (count: (rank: MoeLoad['ranks'][number]) => number): number => sum(load.ranks.map(count));
   const received = total((rank) => rank.received);
   const fromOthers = total((rank) => rank.receivedFromOthers);
   const { hidden } = block;
@@ -147,6 +147,43 @@ async function timeTogether(world: World, work: () => Promise<void>): Promise<nu
   const start = performance.now();
   await work();
   return performance.now() - start;
+}
+
+// One pass of a MoE block over all ranks, as a list of phases that can be timed one by one.
+
+type MoePhaseName = 'route' | 'quantize' | 'dispatch' | 'dequantize' | 'experts' | 'shared' | 'combine';
+
+/** On GPUs a phase may end while its work is still enqueued; MoeEngine.finish() waits for that. */
+interface MoePhase {
+  readonly name: MoePhaseName;
+  run(): void | Promise<void>;
+}
+
+/** The phases must run in order, on all ranks; dispatch and combine are collective. */
+interface MoeForward extends AsyncDisposable {
+  readonly phases: readonly MoePhase[];
+  /** bf16 [T, H]: the output for this rank's tokens, after the last phase. */
+  readonly output: Tensor<'bf16'>;
+  /** Shared memory that this rank contributes, in bytes. */
+  readonly windowBytes: number;
+}
+
+/** In which form rows travel to the experts: as they are, or as fp8 e4m3 with a scale per 128 columns. They return as bf16. */
+export type MoeRowDtype = 'bf16' | 'fp8';
+
+interface ForwardOptions {
+  readonly world: World;
+  readonly device: MoeDevice;
+  readonly engine: MoeEngine;
+  readonly block: MoeBlock;
+  readonly share: BlockShare;
+  readonly dtype: MoeRowDtype;
+  readonly combinePrecision: CombinePrecision;
+}
+
+/** The first phase of a block whose file has a gate instead of expert ids. */
+function routePhase({ route }: BlockShare): readonly MoePhase[] {
+  return route === undefined ? [] : [{ name: 'route', run: route }];
 }
 
 // A MoE block through EpBuffer: a token travels once to each rank that holds one of its experts.
@@ -232,4 +269,158 @@ function emptyScaledRows(device: MoeDevice, { shape: [tokens = 0, hidden = 0] }:
     data: device.empty('fp8e4m3', [tokens, hidden]),
     scales: device.empty('f32', [tokens, Math.ceil(hidden / FP8_GROUP)]),
   };
+}
+
+// A MoE block through EPAll2AllLayer: a token arrives once for each of its experts, the rows of an expert together.
+
+/** Collective, like every phase that it returns. */
+async function createAll2AllForward(options: ForwardOptions): Promise<MoeForward> {
+  const { world, device, block, share, dtype, combinePrecision } = options;
+  if (dtype !== 'bf16') throw invalidArgument('dtype', dtype, '"bf16" with dispatcher "all2all"');
+  const { x, topkIdx, topkWeights, experts } = share;
+  requireNoSharedExpert('all2all', block);
+  const layer = await EPAll2AllLayer.create(world, device, {
+    maxTokens: Math.max(1, largestTokenShare(block.tokens, world.size)),
+    hidden: block.hidden,
+    topk: block.topk,
+    numTotExperts: block.experts,
+    combinePrecision,
+  });
+  const output = device.empty('bf16', x.shape);
+  let received: LayerDispatchResult | undefined;
+  const arrived = (): LayerDispatchResult => {
+    if (received === undefined) throw new WeftlineError('WL_INTERNAL', 'A phase ran before dispatch');
+    return received;
+  };
+
+  const dispatch: MoePhase = {
+    name: 'dispatch',
+    async run() {
+      received?.layoutDesc.dispose();
+      received = undefined;
+      received = await layer.dispatch({ input: x, expIndices: topkIdx, weight: topkWeights });
+    },
+  };
+  const compute: MoePhase = {
+    name: 'experts',
+    run() {
+      const { output: rows, weights, layoutDesc } = arrived();
+      const rowsPerExpert = layoutDesc.numRecvTokensPerExpert;
+      if (weights?.dtype !== 'f32') throw new WeftlineError('WL_INTERNAL', 'Rows arrived without their weights');
+      const input = { x: rows, rowsPerExpert, weights: weights as Tensor<'f32'> };
+      experts.forwardExperts(input, layer.combineInput(layoutDesc));
+    },
+  };
+  const combine: MoePhase = {
+    name: 'combine',
+    async run() {
+      const { layoutDesc } = arrived();
+      await layer.combine({ input: layer.combineInput(layoutDesc), layoutDesc, out: output });
+    },
+  };
+
+  return {
+    phases: [...routePhase(share), dispatch, compute, combine],
+    output,
+    get windowBytes() {
+      return layer.context.windowBytes;
+    },
+    async [Symbol.asyncDispose]() {
+      received?.layoutDesc.dispose();
+      output.dispose();
+      await layer.finalize();
+    },
+  };
+}
+
+/** The layer adds up what experts give, and nothing else. Fails with WL_INVALID_ARGUMENT. */
+export function requireNoSharedExpert(dispatcher: string, { sharedIntermediate }: MoeBlock): void {
+  if (sharedIntermediate === undefined) return;
+  throw invalidArgument('dispatcher', dispatcher, '"buffer" for a block with a shared expert, which its combine adds');
+}
+
+// How the routing of all tokens loads experts and ranks.
+
+/** What one rank knows of the routing: counts over its own tokens. */
+interface RoutingCounts {
+  readonly tokens: number;
+  /** [E] choices of each expert. */
+  readonly perExpert: readonly number[];
+  /** [ranks] tokens that have at least one expert there. */
+  readonly tokensTo: readonly number[];
+}
+
+interface RankLoad {
+  readonly rank: number;
+  /** Tokens that start here. */
+  readonly tokens: number;
+  /** Rows that dispatch brings here, and how many of them come from other ranks. */
+  readonly received: number;
+  readonly receivedFromOthers: number;
+  /** Rows that the experts here compute: one per token and expert. */
+  readonly expertRows: number;
+}
+
+export interface MoeLoad {
+  /** [E] rows of each expert. */
+  readonly experts: readonly number[];
+  readonly ranks: readonly RankLoad[];
+}
+
+interface Spread {
+  readonly mean: number;
+  readonly least: { readonly index: number; readonly value: number };
+  readonly most: { readonly index: number; readonly value: number };
+}
+
+/** Counts over expert ids [T, K], -1 for none. */
+export function countRouting(
+  topkIdx: BigInt64Array,
+  shape: { readonly topk: number; readonly experts: number; readonly ranks: number },
+): RoutingCounts {
+  const { topk, experts, ranks } = shape;
+  const perExpert = Array.from({ length: experts }, () => 0);
+  const tokensTo = Array.from({ length: ranks }, () => 0);
+  const tokens = topkIdx.length / topk;
+  for (let token = 0; token < tokens; token++) {
+    const destinations = new Set<number>();
+    for (const id of topkIdx.subarray(token * topk, (token + 1) * topk)) {
+      const expert = Number(id);
+      if (expert < 0) continue;
+      perExpert[expert] = perExpert[expert]! + 1;
+      destinations.add(Math.floor((expert * ranks) / experts));
+    }
+    for (const rank of destinations) tokensTo[rank] = tokensTo[rank]! + 1;
+  }
+  return { tokens, perExpert, tokensTo };
+}
+
+/** The load of all from the counts of each rank. With 'expert' rows travel once per token and expert, else once per token and rank. */
+export function gatherLoad(counts: readonly RoutingCounts[], rowsPer: 'rank' | 'expert'): MoeLoad {
+  const ranks = counts.length;
+  const experts = counts[0]?.perExpert.map((_, expert) => sum(counts.map((each) => each.perExpert[expert]!)));
+  const perRank = (experts?.length ?? 0) / ranks;
+  const loads = counts.map((own, rank) => {
+    const local = (each: RoutingCounts): number => sum(each.perExpert.slice(rank * perRank, (rank + 1) * perRank));
+    const sent = (each: RoutingCounts): number => (rowsPer === 'expert' ? local(each) : each.tokensTo[rank]!);
+    const received = sum(counts.map(sent));
+    return {
+      rank,
+      tokens: own.tokens,
+      received,
+      receivedFromOthers: received - sent(own),
+      expertRows: sum(counts.map(local)),
+    };
+  });
+  return { experts: experts ?? [], ranks: loads };
+}
+
+/** Mean, first smallest and first largest of some values. */
+export function spread(values: readonly number[]): Spread {
+  const at = (value: number): Spread['least'] => ({ index: values.indexOf(value), value });
+  return { mean: sum(values) / values.length, least: at(Math.min(...values)), most: at(Math.max(...values)) };
+}
+
+function sum(values: readonly number[]): number {
+  return values.reduce((total, value) => total + value, 0);
 }

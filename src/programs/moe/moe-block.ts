@@ -2,11 +2,10 @@
 import { z } from '#zod';
 import { invalidArgument } from '../../core/errors.ts';
 import { printable, quote } from '../../core/quote.ts';
-import { parsePythonJson } from './python-json.ts';
+import { describeIssue, parsePythonJson } from './checkpoint/model-folder.ts';
 import type { RouterOptions } from './router.ts';
 import type { SafetensorsFile } from './safetensors-file.ts';
 import { formatError, type SafetensorsDtype } from './safetensors-header.ts';
-import { describeIssue } from './describe-issue.ts';
 
 export const blockTensors = {
   x: 'x',

@@ -10,12 +10,17 @@ import type { Settings } from '../../settings/settings.ts';
 import type { World } from '../../world/world.ts';
 import { type BlockShare, readBlockShare, readExperts, type ShareOptions } from './block-share.ts';
 import type { BlockSource } from './block-source.ts';
-import { createCpuMoeEngine } from './cpu-moe-engine.ts';
-import { type ForwardReport, measureForward, type MeasureOptions, type moeDispatchers } from './measure-forward.ts';
 import type { MoeBlock } from './moe-block.ts';
+import { createCpuMoeEngine } from './cpu-moe-engine.ts';
+import {
+  type ForwardReport,
+  measureForward,
+  type MeasureOptions,
+  type moeDispatchers,
+  type MoeRowDtype,
+} from './measure-forward.ts';
 import type { MoeDevice, MoeEngine } from './moe-engine.ts';
-import type { MoeRowDtype } from './moe-forward.ts';
-import { type SafetensorsPlan, SafetensorsWriter } from './safetensors-writer.ts';
+import { type SafetensorsPlan, SafetensorsWriter } from './safetensors-file.ts';
 
 export interface MoeJobOptions {
   /** How the device was chosen, for the report. */

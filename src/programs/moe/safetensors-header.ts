@@ -1,57 +1,6 @@
 // The header of a safetensors file: 8 bytes with its length, then JSON that says where in the rest each tensor lies.
 import { WeftlineError } from '../../core/errors.ts';
 import { printable, quote } from '../../core/quote.ts';
-import { MAX_DIMENSIONS, overLimits } from './header-limits.ts';
-
-// Finds a key that a JSON object holds twice; JSON.parse keeps the last one without a word.
-
-// Shared by all calls, each of which sets where they begin: making one per text would take longer than the search.
-const bracketOrQuote = /["{}[\]]/g;
-const quoteOrEscape = /["\\]/g;
-const colon = /\s*:/y;
-
-/** The first key that repeats within one object of `json`, which must be valid JSON; undefined if none does. Linear. */
-export function duplicateKey(json: string): string | undefined {
-  // One set for each open object, undefined for each open array.
-  const open: (Set<string> | undefined)[] = [];
-  let at = 0;
-  for (;;) {
-    bracketOrQuote.lastIndex = at;
-    const found = bracketOrQuote.exec(json);
-    if (found === null) return undefined;
-    at = found.index + 1;
-    const [token] = found;
-    if (token === '{') open.push(new Set());
-    else if (token === '[') open.push(undefined);
-    else if (token !== '"') open.pop();
-    else {
-      at = endOfString(json, found.index);
-      const keys = open.at(-1);
-      // In an object, a string before a colon is a key.
-      if (keys === undefined || !isColonNext(json, at)) continue;
-      const text = json.slice(found.index + 1, at - 1);
-      const key = text.includes('\\') ? (JSON.parse(`"${text}"`) as string) : text;
-      if (keys.has(key)) return key;
-      keys.add(key);
-    }
-  }
-}
-
-/** One past the closing quote of the string that starts at `start`. A regular expression would run out of stack on long ones. */
-function endOfString(json: string, start: number): number {
-  quoteOrEscape.lastIndex = start + 1;
-  for (;;) {
-    const found = quoteOrEscape.exec(json);
-    if (found === null) return json.length;
-    if (found[0] === '"') return quoteOrEscape.lastIndex;
-    quoteOrEscape.lastIndex++;
-  }
-}
-
-function isColonNext(json: string, from: number): boolean {
-  colon.lastIndex = from;
-  return colon.test(json);
-}
 
 /** Element types of the format and their bytes. */
 export const safetensorsDtypes = {
@@ -188,6 +137,7 @@ function parseObject(
 }
 
 type Extent = Pick<TensorEntry, 'name' | 'start' | 'bytes'>;
+
 /** Of any type. */
 type AnyEntry = Omit<TensorEntry, 'dtype'> & { readonly dtype: string };
 
@@ -272,4 +222,108 @@ function checkContiguous(entries: readonly Extent[], place: Place & { readonly d
       { described: end - dataStart, present: dataBytes },
     );
   }
+}
+
+// What a safetensors header may hold, checked byte by byte before it is parsed: parsing a hostile one costs gigabytes.
+
+/** 256 bytes for each of MAX_TENSORS, several times what the largest published files have. The format allows 100 MB. */
+export const MAX_HEADER_BYTES: number = 16 << 20;
+
+const MAX_TENSORS = 65_536;
+
+const MAX_DIMENSIONS = 32;
+
+/** The header, an entry, a shape. */
+const MAX_DEPTH = 3;
+
+/** Colons and commas: an entry of four dimensions has eleven. */
+const MAX_MARKS: number = 16 * MAX_TENSORS;
+
+const mark = { quote: 0x22, comma: 0x2c, colon: 0x3a, backslash: 0x5c, open: 0x5b, close: 0x5d };
+
+/** The braces are the brackets with this bit. */
+const BRACE_BIT = 0x20;
+
+/** Why the JSON text is more than a header may be; undefined if it is not. Takes any bytes, linear in their number. */
+export function overLimits(json: Uint8Array): string | undefined {
+  let depth = 0;
+  let marks = 0;
+  let names = 0;
+  for (let at = 0; at < json.length; at += 1) {
+    const byte = json[at]!;
+    if (byte === mark.quote) at = endOfText(json, at);
+    else if (byte === mark.comma) marks += 1;
+    else if (byte === mark.colon) {
+      marks += 1;
+      if (depth === 1) names += 1;
+    } else if ((byte | BRACE_BIT) === (mark.open | BRACE_BIT)) depth += 1;
+    else if ((byte | BRACE_BIT) === (mark.close | BRACE_BIT)) depth -= 1;
+    if (depth > MAX_DEPTH) return `its header is nested more than ${MAX_DEPTH} levels deep, at byte ${at}`;
+    // One is __metadata__.
+    if (names > MAX_TENSORS + 1) return `its header has more than ${MAX_TENSORS} tensors`;
+    if (marks > MAX_MARKS) return `its header has more than ${MAX_MARKS} values`;
+  }
+  return undefined;
+}
+
+/** Where the text that begins at `start` has its closing quote, or the last byte if it has none. */
+function endOfText(json: Uint8Array, start: number): number {
+  for (let at = start + 1; at < json.length; at += 1) {
+    const byte = json[at]!;
+    if (byte === mark.quote) return at;
+    if (byte === mark.backslash) at += 1;
+  }
+  return json.length;
+}
+
+// Finds a key that a JSON object holds twice; JSON.parse keeps the last one without a word.
+
+// Shared by all calls, each of which sets where they begin: making one per text would take longer than the search.
+const bracketOrQuote = /["{}[\]]/g;
+
+const quoteOrEscape = /["\\]/g;
+
+const colon = /\s*:/y;
+
+/** The first key that repeats within one object of `json`, which must be valid JSON; undefined if none does. Linear. */
+export function duplicateKey(json: string): string | undefined {
+  // One set for each open object, undefined for each open array.
+  const open: (Set<string> | undefined)[] = [];
+  let at = 0;
+  for (;;) {
+    bracketOrQuote.lastIndex = at;
+    const found = bracketOrQuote.exec(json);
+    if (found === null) return undefined;
+    at = found.index + 1;
+    const [token] = found;
+    if (token === '{') open.push(new Set());
+    else if (token === '[') open.push(undefined);
+    else if (token !== '"') open.pop();
+    else {
+      at = endOfString(json, found.index);
+      const keys = open.at(-1);
+      // In an object, a string before a colon is a key.
+      if (keys === undefined || !isColonNext(json, at)) continue;
+      const text = json.slice(found.index + 1, at - 1);
+      const key = text.includes('\\') ? (JSON.parse(`"${text}"`) as string) : text;
+      if (keys.has(key)) return key;
+      keys.add(key);
+    }
+  }
+}
+
+/** One past the closing quote of the string that starts at `start`. A regular expression would run out of stack on long ones. */
+function endOfString(json: string, start: number): number {
+  quoteOrEscape.lastIndex = start + 1;
+  for (;;) {
+    const found = quoteOrEscape.exec(json);
+    if (found === null) return json.length;
+    if (found[0] === '"') return quoteOrEscape.lastIndex;
+    quoteOrEscape.lastIndex++;
+  }
+}
+
+function isColonNext(json: string, from: number): boolean {
+  colon.lastIndex = from;
+  return colon.test(json);
 }

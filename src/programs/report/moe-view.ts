@@ -1,7 +1,7 @@
 // What people read of `weftline moe`: time and traffic of each phase, the load of ranks and experts, layer by layer, a verdict.
 import { formatBytes } from '../../core/byte-size.ts';
 import type { MoeReport } from '../moe/moe-job.ts';
-import { type MoeLoad, spread } from '../moe/moe-load.ts';
+import { type MoeLoad, spread } from '../moe/measure-forward.ts';
 import { bars, plainBars, table, type View } from './view.ts';
 import { counted, fixed } from './wording.ts';
 

@@ -1,6 +1,6 @@
 // What people read of `weftline sim`: what was reached against what the network could do, what was lost, and how it went.
 import { formatBytes } from '../../core/byte-size.ts';
-import type { PatternResult } from '../sim/pattern-result.ts';
+import type { PatternResult } from '../sim/pattern-run.ts';
 import type { Rule } from './html/chart.ts';
 import type { ReportSection } from './html/report-page.ts';
 import { bars, curves, plainBars, ranges, table, type View } from './view.ts';

@@ -1,18 +1,15 @@
 // Runs a traffic pattern between simulated hosts: posts receives and sends as time goes on, and takes times and samples.
-import type { WeftlineError } from '../../core/errors.ts';
+import { DATA_HEADER_BYTES } from '../../abi/transport-packet.ts';
+import { invalidArgument, type WeftlineError } from '../../core/errors.ts';
+import { quantile } from '../../core/quantile.ts';
 import { seededRandom } from '../../core/seeded-random.ts';
 import type { Settings } from '../../settings/settings.ts';
 import type { Region } from '../../transport/engine/region.ts';
-import type { LaneConnection } from './lane-connection.ts';
-import { type GoodputPoint, OUTAGE_STEP, outageEffect } from './outage.ts';
-import { completionTimes, jainFairness, type PatternResult, type Sample } from './pattern-result.ts';
-import type { NicOptions } from './simulated-io.ts';
-import type { SimulatedHost } from './simulated-host.ts';
+import type { NetworkCounts } from './network.ts';
+import type { LaneConnection, SimulatedHost } from './simulated-host.ts';
+import { type NicOptions, WIRE_OVERHEAD_BYTES } from './simulated-io.ts';
 import { type RunEnd, Simulation } from './simulation.ts';
-import { type RailOutage, theory, wireBytes } from './theory.ts';
-import { railLinks } from './rails.ts';
-import type { NetworkTopology } from './topology.ts';
-import { makeTraffic, type PatternName } from './traffic.ts';
+import { type NetworkTopology, railLinks, routeOf, type TopologyName } from './topology.ts';
 
 export interface PatternOptions {
   readonly pattern: PatternName;
@@ -371,4 +368,306 @@ function sumsByPath(paths: readonly (readonly { readonly path: number; readonly 
   const sums: number[] = [];
   for (const { path, sentSegments } of paths.flat()) sums[path] = (sums[path] ?? 0) + sentSegments;
   return Array.from(sums, (sum) => sum ?? 0);
+}
+
+// What a run of a traffic pattern found: how fast, how fair, what was lost, and what theory would allow.
+
+/** The state at one moment; rates are those since the sample before. */
+interface Sample {
+  /** Microseconds. */
+  readonly at: number;
+  /** Of each pair of source and destination, Gbps of payload. */
+  readonly goodputGbps: readonly number[];
+  /** Of the same, all paths together; null if unlimited. */
+  readonly windowBytes: readonly (number | null)[];
+  /** Of the same, the mean of the paths' smoothed round trips. Microseconds. */
+  readonly roundTrip: readonly number[];
+  /** Gbps of full packets that all senders together gave to each path, those sent again included. */
+  readonly pathGbps: readonly number[];
+  /** Gbps that all hosts together sent by each rail, headers of all layers included. */
+  readonly railGbps: readonly number[];
+  /** Longest queue before any link but the hosts' own. */
+  readonly queueBytes: number;
+}
+
+/** Microseconds. */
+interface CompletionTimes {
+  readonly p50: number;
+  readonly p99: number;
+  readonly max: number;
+}
+
+export interface PatternResult {
+  readonly end: RunEnd;
+  readonly messages: number;
+  readonly completed: number;
+  /** Simulated time until the last message arrived. */
+  readonly microseconds: number;
+  /** Payload of all flows over that time. */
+  readonly goodputGbps: number;
+  /** Jain's index of the flows' goodput: 1 if all are alike, 1/n if one has all. */
+  readonly fairness: number;
+  /** From the offer of a message to its arrival; undefined if none arrived. */
+  readonly completion: CompletionTimes | undefined;
+  readonly theory: Theory;
+  /** Bytes that all hosts sent by each rail, headers of all layers included. */
+  readonly railBytes: readonly number[];
+  readonly outage: OutageEffect | undefined;
+  readonly network: NetworkCounts;
+  readonly transport: TransportCounts;
+  readonly events: number;
+  /** Before any link but the hosts' own. */
+  readonly longestQueueBytes: number;
+  /** Most packets that were under way together. */
+  readonly mostPackets: number;
+  readonly samples: readonly Sample[];
+}
+
+/** Sums over all connections' sending ends. */
+interface TransportCounts {
+  readonly segments: number;
+  readonly retransmitted: number;
+  /** Arrived more than once. */
+  readonly duplicates: number;
+  readonly timeouts: number;
+  readonly acks: number;
+}
+
+function completionTimes(times: readonly number[]): CompletionTimes | undefined {
+  if (times.length === 0) return undefined;
+  const sorted = times.toSorted((a, b) => a - b);
+  return { p50: quantile(sorted, 0.5), p99: quantile(sorted, 0.99), max: quantile(sorted, 1) };
+}
+
+export function jainFairness(rates: readonly number[]): number {
+  const sum = rates.reduce((total, rate) => total + rate, 0);
+  const squares = rates.reduce((total, rate) => total + rate * rate, 0);
+  return squares === 0 ? 1 : (sum * sum) / (rates.length * squares);
+}
+
+// The messages of each pattern, with sender, receiver and time: pair, incast, permutation and all-to-all.
+
+export const patternNames = ['pair', 'incast', 'permutation', 'all-to-all'] as const;
+
+export type PatternName = (typeof patternNames)[number];
+
+/** The network that suits a pattern if none is named. */
+export const usualTopology: Readonly<Record<PatternName, TopologyName>> = {
+  pair: 'pair',
+  incast: 'star',
+  permutation: 'leaf-spine',
+  'all-to-all': 'leaf-spine',
+};
+
+/** Every pair of hosts has a connection: 128 hosts take 4.6 GB. */
+const MAX_ALL_TO_ALL_HOSTS = 128;
+
+interface TrafficFlow {
+  readonly source: number;
+  readonly destination: number;
+}
+
+interface TrafficOptions {
+  readonly pattern: PatternName;
+  readonly hosts: number;
+  /** Flows of each pair of a sender and a receiver. */
+  readonly flows: number;
+  /** Messages of each flow. */
+  readonly messages: number;
+  /** Messages that a flow offers per microsecond, at random times (Poisson); Infinity offers all at once. */
+  readonly messagesPerMicrosecond: number;
+  readonly random: () => number;
+}
+
+interface Traffic {
+  readonly flows: readonly TrafficFlow[];
+  /** When each message is offered, flow-major: message m of flow f is element f * messages + m. Microseconds. */
+  readonly offered: Float64Array;
+}
+
+export function makeTraffic(options: TrafficOptions): Traffic {
+  const { hosts, flows: perHost, messages, messagesPerMicrosecond, random } = options;
+  if (hosts < 2) throw invalidArgument('hosts', hosts, 'at least 2');
+  if (options.pattern === 'all-to-all' && hosts > MAX_ALL_TO_ALL_HOSTS) {
+    throw invalidArgument('hosts of an all-to-all', hosts, `at most ${MAX_ALL_TO_ALL_HOSTS}`);
+  }
+  const flows = pairsOf(options).flatMap((pair) => Array.from({ length: perHost }, () => pair));
+  const offered = new Float64Array(flows.length * messages);
+  if (messagesPerMicrosecond === Number.POSITIVE_INFINITY) return { flows, offered };
+  for (let flow = 0; flow < flows.length; flow += 1) {
+    let time = 0;
+    for (let message = 0; message < messages; message += 1) {
+      time -= Math.log(1 - random()) / messagesPerMicrosecond;
+      offered[flow * messages + message] = time;
+    }
+  }
+  return { flows, offered };
+}
+
+function pairsOf({ pattern, hosts, random }: TrafficOptions): TrafficFlow[] {
+  switch (pattern) {
+    case 'pair':
+      return [{ source: 0, destination: 1 }];
+    case 'incast':
+      return Array.from({ length: hosts - 1 }, (_, source) => ({ source, destination: hosts - 1 }));
+    case 'all-to-all':
+      // In each turn every host sends to another one.
+      return Array.from({ length: hosts - 1 }, (_, turn) => turn + 1).flatMap((step) =>
+        Array.from({ length: hosts }, (_, source) => ({ source, destination: (source + step) % hosts })),
+      );
+    case 'permutation':
+    default:
+      return cycle(hosts, random).map((destination, source) => ({ source, destination }));
+  }
+}
+
+/** A random permutation that is one cycle, so that nobody sends to itself (Sattolo's shuffle). */
+function cycle(size: number, random: () => number): number[] {
+  const order = Array.from({ length: size }, (_, index) => index);
+  for (let last = size - 1; last > 0; last -= 1) {
+    const other = Math.floor(random() * last);
+    const held = order[last]!;
+    order[last] = order[other]!;
+    order[other] = held;
+  }
+  return order;
+}
+
+// What a network could do at best: bytes on the wire, fair shares, and times that no transport can beat.
+
+/** Bytes that a message takes on each link of its route, headers of all layers included. */
+export function wireBytes(messageBytes: number, segmentBytes: number): number {
+  const packets = Math.max(1, Math.ceil(messageBytes / (segmentBytes - DATA_HEADER_BYTES)));
+  return messageBytes + packets * (DATA_HEADER_BYTES + WIRE_OVERHEAD_BYTES);
+}
+
+/** Microseconds from the first bit of a packet leaving its source to the last one reaching the destination, on idle links. */
+export function oneWayDelay(
+  topology: NetworkTopology,
+  { source, destination }: { readonly source: number; readonly destination: number },
+  packetBytes: number,
+): number {
+  let time = 0;
+  for (const link of routeOf(topology, source, destination, 0)) {
+    const { delay, gigabitsPerSecond } = topology.links[link] as NetworkTopology['links'][number];
+    time += delay + (packetBytes + WIRE_OVERHEAD_BYTES) / (gigabitsPerSecond * 125);
+  }
+  return time;
+}
+
+/** A rail that is down for all hosts from one time to another. */
+interface RailOutage {
+  readonly from: number;
+  /** Infinity if it never recovers. */
+  readonly to: number;
+}
+
+interface TheoryOptions {
+  readonly pattern: PatternName;
+  readonly topology: NetworkTopology;
+  readonly messageBytes: number;
+  readonly segmentBytes: number;
+  /** All messages of all flows. */
+  readonly messages: number;
+  /** Paths of a connection: with fewer than there are rails, some rails are idle. */
+  readonly paths: number;
+  /** Gbps of one host, all its links together. */
+  readonly hostGigabitsPerSecond: number;
+  readonly outage?: RailOutage;
+}
+
+interface Theory {
+  /** Most payload that all receivers together can get while all rails are up, in Gbps. */
+  readonly goodputGbps: number;
+  /** The part of one sending host. */
+  readonly fairShareGbps: number;
+  /** One message alone in the network, without asking the receiver first. Microseconds. */
+  readonly messageMicroseconds: number;
+  /** All messages, if they were offered at once and the narrowest place never idled. Microseconds. */
+  readonly totalMicroseconds: number;
+}
+
+const hostsAtBothEnds: ReadonlySet<PatternName> = new Set(['permutation', 'all-to-all']);
+
+export function theory(options: TheoryOptions): Theory {
+  const { pattern, topology, messageBytes, segmentBytes, messages, paths, hostGigabitsPerSecond, outage } = options;
+  const wire = wireBytes(messageBytes, segmentBytes);
+  const efficiency = messageBytes / wire;
+  const areAll = hostsAtBothEnds.has(pattern);
+  const receivers = areAll ? topology.hosts : 1;
+  const senders = areAll ? topology.hosts : pattern === 'incast' ? topology.hosts - 1 : 1;
+  const rails = Math.min(paths, topology.rails);
+  const railRate = (hostGigabitsPerSecond * 125) / topology.rails;
+  const goodputGbps = (receivers * hostGigabitsPerSecond * efficiency * rails) / topology.rails;
+  const farthest = { source: 0, destination: topology.hosts - 1 };
+  const head = oneWayDelay(topology, farthest, Math.min(segmentBytes, messageBytes + DATA_HEADER_BYTES));
+  // The first packet's own time on the first link is part of both.
+  const rest = Math.max(0, wire / rails - segmentBytes - WIRE_OVERHEAD_BYTES) / railRate;
+  const others = ((messages / receivers - 1) * wire) / (rails * railRate);
+  return {
+    goodputGbps,
+    fairShareGbps: goodputGbps / senders,
+    messageMicroseconds: head + rest,
+    totalMicroseconds: delayedBy(outage, head + rest + others, (rails - 1) / rails),
+  };
+}
+
+/** When work that takes so long with all rails is over, if `share` of the rails work during the outage. */
+function delayedBy(outage: RailOutage | undefined, microseconds: number, share: number): number {
+  if (outage === undefined || microseconds <= outage.from) return microseconds;
+  const left = microseconds - outage.from;
+  const done = share * (outage.to - outage.from);
+  if (share > 0 && left <= done) return outage.from + left / share;
+  return Number.isFinite(outage.to) ? outage.to + left - done : Number.POSITIVE_INFINITY;
+}
+
+// A rail that dies, and perhaps comes back: what the hosts received before, while it was dead, and afterwards.
+
+/** Payload of all hosts since the point before. */
+interface GoodputPoint {
+  /** Microseconds. */
+  readonly at: number;
+  readonly gbps: number;
+}
+
+/** Means, in Gbps of payload; undefined where the run was over before. */
+interface OutageEffect extends RailOutage {
+  readonly rail: number;
+  /** In the second half of the time before it died. */
+  readonly before: number | undefined;
+  /** The worst millisecond from then on. */
+  readonly worst: number | undefined;
+  /** From 100 ms after it died until it came back, or until the end. */
+  readonly during: number | undefined;
+  /** From 100 ms after it came back until the end. */
+  readonly after: number | undefined;
+}
+
+/** Between two points. */
+const OUTAGE_STEP = 1000;
+
+const SETTLED = 100_000;
+
+/** `end`: when the first flow had all its messages; what comes after it says nothing of the network. */
+function outageEffect(
+  outage: RailOutage & { readonly rail: number },
+  points: readonly GoodputPoint[],
+  end: number,
+): OutageEffect {
+  const { from, to } = outage;
+  // A point tells of the time before it.
+  const within = (begin: number, finish: number): number[] =>
+    points.filter(({ at }) => at - OUTAGE_STEP >= begin && at <= Math.min(finish, end)).map(({ gbps }) => gbps);
+  const later = within(from, Number.POSITIVE_INFINITY);
+  return {
+    ...outage,
+    before: mean(within(from / 2, from)),
+    worst: later.length === 0 ? undefined : Math.min(...later),
+    during: mean(within(from + SETTLED, to)),
+    after: mean(within(to + SETTLED, Number.POSITIVE_INFINITY)),
+  };
+}
+
+function mean(values: readonly number[]): number | undefined {
+  return values.length === 0 ? undefined : values.reduce((sum, value) => sum + value, 0) / values.length;
 }

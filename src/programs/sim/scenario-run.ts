@@ -6,9 +6,8 @@ import { longestScattered } from '../../transport/engine/check-options.ts';
 import type { Region } from '../../transport/engine/region.ts';
 import type { ConnectionStatistics, RemoteRange } from '../../transport/engine/transport-engine.ts';
 import { RangeList } from '../../transport/send/range-list.ts';
-import type { LaneConnection } from './lane-connection.ts';
+import type { LaneConnection, RequestEnd, SimulatedHost } from './simulated-host.ts';
 import type { Cancellation, Closing, Scenario, ScenarioOperation } from './scenario.ts';
-import type { RequestEnd, SimulatedHost } from './simulated-host.ts';
 import { type RunEnd, Simulation } from './simulation.ts';
 
 // Memory of a scenario's hosts in which every wrong byte shows: known content, guards between ranges, poison after use.

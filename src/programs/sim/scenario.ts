@@ -2,14 +2,19 @@
 import { PART_BYTES } from '../../abi/transport-command.ts';
 import { seededRandom } from '../../core/seeded-random.ts';
 import { type Settings, settingsTable } from '../../settings/settings.ts';
-import { fatTree } from './fat-tree.ts';
-import { leafSpine } from './leaf-spine.ts';
-import type { LinkOptions } from './link.ts';
+import {
+  changeRail,
+  fatTree,
+  leafSpine,
+  type LinkOptions,
+  type NetworkTopology,
+  pathLinks,
+  railLinks,
+  separateRails,
+  star,
+} from './topology.ts';
 import type { LinkFault } from './pattern-run.ts';
-import { changeRail, railLinks, separateRails } from './rails.ts';
 import type { NicOptions } from './simulated-io.ts';
-import { star } from './star.ts';
-import { pathLinks, type NetworkTopology } from './topology.ts';
 
 /** Times are microseconds, `from` is the end of the connection (0 or 1) that begins the operation. */
 interface OperationPlace {

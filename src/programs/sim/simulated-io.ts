@@ -8,8 +8,7 @@ import {
   placeRun,
   type ReceivedBatch,
 } from '../../transport/io/packet-io.ts';
-import type { Network } from './network.ts';
-import { MARK_CORRUPT, MARK_ECN, type PacketPool } from './packet-pool.ts';
+import { MARK_CORRUPT, MARK_ECN, type Network, type PacketPool } from './network.ts';
 
 /** Ethernet preamble, header, checksum and gap, IPv4 and UDP headers: what each packet costs on a wire beyond its bytes. */
 export const WIRE_OVERHEAD_BYTES = 66;

@@ -1,16 +1,14 @@
 // The world of a simulation: one clock, one network, and hosts that are transport engines over simulated cards.
+import type { WeftlineError } from '../../core/errors.ts';
 import { seededRandom } from '../../core/seeded-random.ts';
 import { readSettings, type Settings } from '../../settings/settings.ts';
 import { PACKET_KEY_BYTES, type PacketKeys, splitSessionKey } from '../../transport/authentication/packet-keys.ts';
 import { Engine } from '../../transport/engine/engine.ts';
-import type { ReceivedBatch } from '../../transport/io/packet-io.ts';
 import type { TransportConnection } from '../../transport/engine/transport-engine.ts';
-import type { WeftlineError } from '../../core/errors.ts';
+import type { ReceivedBatch } from '../../transport/io/packet-io.ts';
 import { EventQueue } from './event-queue.ts';
-import { LaneConnection } from './lane-connection.ts';
-import { Network } from './network.ts';
-import { PacketPool } from './packet-pool.ts';
-import { type SimulatedEngine, SimulatedHost } from './simulated-host.ts';
+import { Network, PacketPool } from './network.ts';
+import { LaneConnection, type SimulatedEngine, SimulatedHost } from './simulated-host.ts';
 import { type NicOptions, SimulatedIo } from './simulated-io.ts';
 import type { NetworkTopology } from './topology.ts';
 
@@ -314,4 +312,19 @@ export class Simulation {
   #host(index: number): SimulatedHost {
     return this.hosts[index] as SimulatedHost;
   }
+}
+
+/**
+ * For hosts of this rate, all their rails together. Twice the time that a burst of 64 KiB takes on a rail may be spent in
+ * queues: 10 µs at 100 Gbps. Receivers grant what keeps each rail busy for a round trip.
+ */
+export function usualSettings(gigabitsPerSecond: number, rails = 1): Partial<Settings> {
+  return {
+    transportLinkGbps: gigabitsPerSecond,
+    transportTargetDelayUs: Math.max(10, (1000 * rails) / gigabitsPerSecond),
+    transportCtsBytes: Math.round(524_288 * Math.max(1, rails / 2, gigabitsPerSecond / 100)),
+    transportMinRtoUs: 200,
+    transportAckDelayUs: 10,
+    transportChecksum: 'none',
+  };
 }

@@ -4,6 +4,7 @@ import { hostname } from 'node:os';
 import { resolve } from 'node:path';
 import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
 import { readInput, replaceFile } from '../../core/guarded-file.ts';
+import { printTo } from '../../core/print.ts';
 import { printable } from '../../core/quote.ts';
 import { type ChromeTrace, chromeTrace } from '../../tracing/chrome-trace.ts';
 import { clockOffsets } from '../../tracing/clock-offsets.ts';
@@ -13,6 +14,8 @@ import { currentTrace } from '../../tracing/start-tracing.ts';
 import { removeKernelMemory } from '../../tracing/kernel-memory.ts';
 import { readTracePart, type TracePart } from '../../tracing/read-part.ts';
 import { partsOf } from '../../tracing/trace-parts.ts';
+import { settingsTable } from '../../settings/settings.ts';
+import { isRank } from '../../world/environment.ts';
 import { rankList } from '../../world/rank-list.ts';
 
 const MAX_REASON = 200;
@@ -191,4 +194,20 @@ function placeOf({ rank }: TracePart): number {
 /** Also of this process, which has nothing more to say. Of other hosts nothing is known. */
 function hasEnded({ path, part }: FoundPart): boolean {
   return part.host === hostname() && (resolve(path) === currentTrace()?.path || !isHeldFile(path));
+}
+
+/**
+ * After a command that was traced: the process that started the others makes the trace of what all have left. Never fails: the
+ * command has done its work. `nodes`: on how many the ranks ran.
+ */
+export function finishTrace(nodes: number): void {
+  const file = process.env[settingsTable.trace.env] ?? '';
+  if (file === '' || isRank()) return;
+  try {
+    const { parts, unread, isWritten } = collectTrace(file, { launcher: process.pid, nodes });
+    if (parts.length === 0) return;
+    for (const why of unread) printTo(process.stderr, `weftline: ${isWritten ? '' : 'no trace yet: '}${why}\n`);
+  } catch (error) {
+    printTo(process.stderr, `weftline: the trace was not written: ${asWeftlineError(error).message}\n`);
+  }
 }

@@ -26,8 +26,8 @@ import { openGuarded, readInput, replaceFile, writeOutput } from '#lib/core/guar
 import { readBundle, writeBundle } from '#lib/device/cuda/jit/aot-bundle.js';
 import { CubinCache } from '#lib/device/cuda/jit/cubin-cache.js';
 import { readUserText } from '#lib/device/cuda/user-kernels.js';
-import { readModelConfig } from '#lib/programs/moe/checkpoint/model-config.js';
-import { SafetensorsWriter } from '#lib/programs/moe/safetensors-writer.js';
+import { readModelConfig } from '#lib/programs/moe/checkpoint/model-folder.js';
+import { SafetensorsWriter } from '#lib/programs/moe/safetensors-file.js';
 import { collectTrace } from '#lib/programs/trace/collect-trace.js';
 import { RingSink } from '#lib/tracing/ring-sink.js';
 import { partPath } from '#lib/tracing/trace-parts.js';

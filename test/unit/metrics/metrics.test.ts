@@ -14,7 +14,7 @@ import { MetricsSink } from '#lib/metrics/metrics-sink.js';
 import { readMetricsAddress } from '#lib/metrics/metrics-address.js';
 import { startMetrics } from '#lib/metrics/start-metrics.js';
 import { prometheusOfRanks } from '#lib/metrics/prometheus-text.js';
-import { inspectorLines } from '#lib/programs/stats/inspector-lines.js';
+import { inspectorLines } from '#lib/programs/cli/job-commands.js';
 import { readMetricsAnswer } from '#lib/world/watching/metrics-answer.js';
 import { WeftlineError } from 'weftline';
 import {

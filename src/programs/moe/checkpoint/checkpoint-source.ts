@@ -3,23 +3,28 @@ import { FP8_GROUP } from '../../../abi/element-formats.ts';
 import { fromBf16, toBf16 } from '../../../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import { printable, quote } from '../../../core/quote.ts';
-import type { BlockSource, GivenChoices } from '../block-source.ts';
-import { emptyExperts, type ExpertWeights } from '../experts.ts';
-import { maxTopk, type MoeBlock, type MoeBlockOptions, shapeOf } from '../moe-block.ts';
-import type { GateWeights, MoeDevice } from '../moe-engine.ts';
-import { SafetensorsFile } from '../safetensors-file.ts';
-import { formatError } from '../safetensors-header.ts';
 import {
+  type BlockSource,
+  type GivenChoices,
   readBf16Rows,
   readF32Rows,
   scaleTypes,
   type WeightPlace,
   type WeightReader,
   weightTypes,
-} from '../weight-reader.ts';
-import type { Architecture, ExpertNames } from './architectures.ts';
+} from '../block-source.ts';
+import { maxTopk, type MoeBlock, type MoeBlockOptions, shapeOf } from '../moe-block.ts';
+import { emptyExperts, type ExpertWeights, type GateWeights, type MoeDevice } from '../moe-engine.ts';
+import { SafetensorsFile } from '../safetensors-file.ts';
+import { formatError } from '../safetensors-header.ts';
+import {
+  type Architecture,
+  describeNumbers,
+  type ExpertNames,
+  findModelLayers,
+  type ModelLayers,
+} from './architectures.ts';
 import type { ModelFolder } from './model-folder.ts';
-import { describeNumbers, findModelLayers, type ModelLayers } from './model-layers.ts';
 
 // What the block of one layer of a model is: its shape and rules from the configuration and the headers of its files.
 

@@ -1,7 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { examine } from '#lib/programs/doctor/doctor.js';
-import type { Finding } from '#lib/programs/doctor/finding.js';
+import { examine, type Finding } from '#lib/programs/doctor/doctor.js';
 import { type MachineProbe, thisMachine } from '#lib/programs/doctor/machine-probe.js';
 import { doctorView, rdmaView } from '#lib/programs/report/doctor-view.js';
 import { viewText } from '#lib/programs/report/view.js';

@@ -5,10 +5,9 @@ import { fileURLToPath } from 'node:url';
 import { CpuDevice, fromBf16 } from 'weftline';
 import { type BlockShare, readBlockShare } from '#lib/programs/moe/block-share.js';
 import { createCpuMoeEngine } from '#lib/programs/moe/cpu-moe-engine.js';
-import type { BlockSource } from '#lib/programs/moe/block-source.js';
-import { FileBlockSource } from '#lib/programs/moe/file-block-source.js';
-import { countRouting } from '#lib/programs/moe/moe-load.js';
-import { writeSafetensors } from '#lib/programs/moe/safetensors-writer.js';
+import { type BlockSource, FileBlockSource } from '#lib/programs/moe/block-source.js';
+import { countRouting } from '#lib/programs/moe/measure-forward.js';
+import { writeSafetensors } from '#lib/programs/moe/safetensors-file.js';
 import { folderUntilExit } from '../../../support/folder-until-exit.ts';
 
 const folder = folderUntilExit('weftline-block-share-');

@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { CpuDevice, fromBf16, toBf16 } from 'weftline';
-import { CpuExperts } from '#lib/programs/moe/cpu-experts.js';
-import { referenceExpert, referenceMoeBlock } from '#lib/programs/moe/reference.js';
+import { CpuExperts } from '#lib/programs/moe/cpu-moe-engine.js';
+import { referenceExpert, referenceMoeBlock } from '#lib/programs/moe/example-block.js';
 
 const device = await CpuDevice.create();
 const shape = { hidden: 40, intermediate: 24, topk: 3, experts: 5 };

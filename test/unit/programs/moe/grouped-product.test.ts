@@ -1,7 +1,13 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { AutoProduct, FEW_OPERATIONS, FEW_TILES } from '#lib/programs/moe/cuda-moe-engine.js';
-import type { GroupedOperands, GroupedProduct, Groups } from '#lib/programs/moe/grouped-product.js';
+import {
+  AutoProduct,
+  FEW_OPERATIONS,
+  FEW_TILES,
+  type GroupedOperands,
+  type GroupedProduct,
+  type Groups,
+} from '#lib/programs/moe/cuda-moe-engine.js';
 
 const large: GroupedOperands = { x: 0, w: 0, out: 0, n: 4096, k: 7168 };
 const small: GroupedOperands = { x: 0, w: 0, out: 0, n: 128, k: 256 };

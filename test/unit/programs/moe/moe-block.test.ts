@@ -3,9 +3,7 @@ import { join } from 'node:path';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { describeMoeBlock, type MoeBlock, type MoeBlockOptions } from '#lib/programs/moe/moe-block.js';
-import { SafetensorsFile } from '#lib/programs/moe/safetensors-file.js';
-import type { SafetensorsPlan } from '#lib/programs/moe/safetensors-writer.js';
-import { writeSafetensors } from '#lib/programs/moe/safetensors-writer.js';
+import { SafetensorsFile, type SafetensorsPlan, writeSafetensors } from '#lib/programs/moe/safetensors-file.js';
 import { folderUntilExit } from '../../../support/folder-until-exit.ts';
 
 const folder = folderUntilExit('weftline-moe-block-');

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { countRouting, gatherLoad, spread } from '#lib/programs/moe/moe-load.js';
-import { expertShare, largestTokenShare, requireEvenExperts, tokenShare } from '#lib/programs/moe/token-split.js';
+import { countRouting, gatherLoad, spread } from '#lib/programs/moe/measure-forward.js';
+import { expertShare, largestTokenShare, requireEvenExperts, tokenShare } from '#lib/programs/moe/block-share.js';
 
 test('tokenShare() splits into contiguous parts that differ by one at most', () => {
   for (const [tokens, ranks] of [

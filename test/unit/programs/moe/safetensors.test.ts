@@ -3,8 +3,7 @@ import { readdirSync, readFileSync, truncateSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path';
 import test from 'node:test';
 import { WeftlineError } from 'weftline';
-import { SafetensorsFile } from '#lib/programs/moe/safetensors-file.js';
-import { SafetensorsWriter, writeSafetensors } from '#lib/programs/moe/safetensors-writer.js';
+import { SafetensorsFile, SafetensorsWriter, writeSafetensors } from '#lib/programs/moe/safetensors-file.js';
 import { folderUntilExit } from '../../../support/folder-until-exit.ts';
 
 const folder = folderUntilExit('weftline-safetensors-');

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { sortRows, topCells, topColumns, topRows } from '#lib/programs/top/top-rows.js';
+import { sortRows, topCells, topColumns, topRows } from '#lib/programs/cli/top-command.js';
 import type { JobView, RankView } from '#lib/world/watching/job-view.js';
 
 const meters = { sentBytes: 0, receivedBytes: 0, sentPackets: 0, retransmittedPackets: 0, windowBytes: 1 << 20 };

@@ -6,7 +6,7 @@ import { readBlockShare } from '#lib/programs/moe/block-share.js';
 import { createCpuMoeEngine } from '#lib/programs/moe/cpu-moe-engine.js';
 import { CheckpointSource } from '#lib/programs/moe/checkpoint/checkpoint-source.js';
 import { ModelFolder } from '#lib/programs/moe/checkpoint/model-folder.js';
-import { findModelLayers } from '#lib/programs/moe/checkpoint/model-layers.js';
+import { findModelLayers } from '#lib/programs/moe/checkpoint/architectures.js';
 import { smallModels } from '../../../../support/checkpoints/models.ts';
 import { writeCheckpoint } from '../../../../support/checkpoints/write-checkpoint.ts';
 import { folderUntilExit } from '../../../../support/folder-until-exit.ts';
