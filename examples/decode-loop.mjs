@@ -19,7 +19,7 @@ try {
   const layer = async () => {
     const { recvX, handle } = await lowLatency.dispatch({ x, topkIdx, topkWeights, dtype: 'bf16' });
     // In place of experts: rows come back as they are.
-    await lowLatency.combine({ y: recvX, handle, out });
+    await lowLatency.combine({ x: recvX, handle, out });
   };
   let forward = layer;
   if (device instanceof CudaDevice) {

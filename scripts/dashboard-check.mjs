@@ -29,7 +29,12 @@ async function beRank(kind) {
   const topkIdx = await device.tensor('i32', [tokens, topk], choices);
   const weights = await device.tensor('f32', [tokens, topk], new Float32Array(tokens * topk).fill(1));
   const buffer = await EpBuffer.create(world, device, config);
-  const layer = await EPAll2AllLayer.create(world, device, { maxTokens: tokens, hidden, topk, numTotExperts: experts });
+  const layer = await EPAll2AllLayer.create(world, device, {
+    maxTokensPerRank: tokens,
+    hidden,
+    maxTopk: topk,
+    numExperts: experts,
+  });
   const communicator = await Communicator.create(world, device);
   const loads = new ExpertLoads({ layers: 1, experts, window: 4, isMetric: true });
   const ll = { ...config, maxTokensPerExpert: 32, overflow: 'drop' };
@@ -39,15 +44,15 @@ async function beRank(kind) {
     const { recvX, handle } = await buffer.dispatch({ x, topkIdx });
     await buffer.combine({ x: recvX, handle });
     handle.dispose();
-    const { output, layoutDesc } = await layer.dispatch({ input: x, expIndices: topkIdx });
-    await layer.combine({ input: output, layoutDesc });
-    layoutDesc.dispose();
+    const { recvX: output, handle: rows } = await layer.dispatch({ x, topkIdx });
+    await layer.combine({ x: output, handle: rows });
+    rows.dispose();
     loads.addChoices(0, choices);
     transfer?.post();
     await transfer?.wait();
     if (lowLatency) {
       const result = await lowLatency.dispatch({ x, topkIdx, topkWeights: weights, dtype: 'bf16' });
-      await lowLatency.combine({ y: result.recvX, handle: result.handle });
+      await lowLatency.combine({ x: result.recvX, handle: result.handle });
     }
     await buffer.combine({ x: recvX, handle }).catch(() => undefined);
     // An error: the handle was disposed. Rank 1 is late.

@@ -34,7 +34,7 @@ const epCalls = [
   'initOutputBuffer',
   'dispatchToken',
   'dispatchPostprocess',
-  'nextCombineBuffer',
+  'combineInput',
   'hook of dispatch',
   'hook of combine',
   'connectRanks',

@@ -102,7 +102,7 @@ function drawCalls(parts: readonly TracePart[], options: FlowOptions, draw: Draw
 
 /** A call that all ranks of the object make. */
 export function isOfAll(label: string): boolean {
-  return !/\.(?:send|recv|groupEnd|serve|hook of \w+|connectRanks|nextCombineBuffer)\b/.test(label);
+  return !/\.(?:send|recv|groupEnd|serve|hook of \w+|connectRanks|combineInput)\b/.test(label);
 }
 
 /** `offset`: how far the clock of the span's host is ahead. */

@@ -82,7 +82,7 @@ for (const what of ['buffer', 'layer']) {
     const { exitCode, ranks, transcript } = await runRanks(2, script, { args: [`${what} choice`], env });
     assert.equal(exitCode, 0, transcript);
     const failures = ranks.map((rank) => resultOf(rank) as Failure);
-    const place = /Invalid (topkIdx|expIndices)\[1, 1\].*: expected an expert from 0 to 3, or -1.* for none/;
+    const place = /Invalid (topkIdx|topkIdx)\[1, 1\].*: expected an expert from 0 to 3, or -1.* for none/;
     for (const { code, message } of failures) {
       assert.equal(code, 'WL_INVALID_ARGUMENT', transcript);
       assert.match(message, place, transcript);

@@ -148,7 +148,7 @@ test('a transport that was closed listens no more', async () => {
 test('collective objects are made over ranks and a device, and nothing else', async () => {
   const [world, device] = [await join({ environment: {} }), await CpuDevice.create({ addressSpaceMiB: 16 })];
   const config = { maxTokensPerRank: 8, hidden: 8, numExperts: 1, maxTopk: 1 };
-  const options = { maxTokens: 8, hidden: 8, topk: 1, numTotExperts: 1 };
+  const options = { maxTokensPerRank: 8, hidden: 8, maxTopk: 1, numExperts: 1 };
   const epConfig = new EPConfig({ ...options, numExperts: 1, rank: 0, worldSize: 1, localWorldSize: 1 });
   for (const value of [undefined, null, {}, 7, 'ranks', []]) {
     const wrong = as(value);

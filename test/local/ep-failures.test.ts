@@ -183,7 +183,7 @@ for (const what of ['buffer', 'layer']) {
     const { exitCode, ranks, transcript } = await run(`${what} choice`, 2);
     assert.equal(exitCode, 0, transcript);
     const [told, own] = ranks.map(failureOf);
-    const place = /^Invalid (topkIdx|expIndices)\[1, 1\].*: expected an expert from 0 to 3, or -1.* for none/;
+    const place = /^Invalid (topkIdx|topkIdx)\[1, 1\].*: expected an expert from 0 to 3, or -1.* for none/;
     for (const one of [told, own]) {
       assert.equal(one?.code, 'WL_INVALID_ARGUMENT', transcript);
       assert.match(one.message, place, transcript);
@@ -211,10 +211,10 @@ test('wrong arguments fail before anything moves, naming argument, value and wha
     'combineInput of a foreign handle': /Invalid handle: expected .*, got "a handle of another buffer"/,
     'worst beside a handle': /Invalid numWorstTokens: expected nothing when a handle is given.*, got "a value"/,
     'timeout NaN': /Invalid timeoutMs: expected .*, got NaN/,
-    'layer experts': /Invalid expIndices\[0, 1\]: expected an expert from 0 to 3, or -1 or 4 for none.*, got 9/,
-    'layer numTotExperts': /Invalid numTotExperts: expected .*, got 0/,
+    'layer experts': /Invalid topkIdx\[0, 1\]: expected an expert from 0 to 3, or -1 or 4 for none.*, got 9/,
+    'layer numExperts': /Invalid numExperts: expected .*, got 0/,
     'layer after its context': /^WL_CLOSED/,
-    'layer weight in the window': /Invalid weight: expected .*, got "a tensor in the layer's window"/,
+    'layer weight in the window': /Invalid topkWeights: expected .*, got "a tensor in the layer's window"/,
     'too many tokens':
       /^WL_CAPACITY: Cannot dispatch 9 tokens: the buffer was made for at most 8 per rank \(maxTokensPerRank\)/,
     'expert too large': /^WL_INVALID_ARGUMENT: Invalid topkIdx\[1, 0\]: expected an expert from 0 to 3, or -1.*, got 4/,
@@ -231,16 +231,18 @@ test('wrong arguments fail before anything moves, naming argument, value and wha
     'experts not divisible': /Invalid numExperts: expected .*, got 0/,
     'topk over 32': /Invalid maxTopk: expected 1 to 32.*, got 33/,
     'after close': /^WL_CLOSED/,
-    'layer weights': /Invalid weight: expected a f32 tensor \[2, 2\].*, got "bf16 \[2, 2\]"/,
-    'layer topk': /Invalid expIndices/,
+    'layer weights': /Invalid topkWeights: expected a f32 tensor \[2, 2\].*, got "bf16 \[2, 2\]"/,
+    'layer topk': /Invalid topkIdx/,
     'layer unknown option':
       /EPAll2AllLayer\.create: expected one of its 17 names, got "capasity" \(did you mean capacity\?\)/,
-    'layer unknown argument': /EPAll2AllLayer\.dispatch: expected only .*, got "weights" \(did you mean weight\?\)/,
+    'layer both names': /Invalid input: expected nothing beside x, its other name, got "a value"/,
+    'layer unknown argument':
+      /EPAll2AllLayer\.dispatch: expected only .*, got "topkWeight" \(did you mean topkWeights\?\)/,
     'no device': /Invalid device: expected a CpuDevice or CudaDevice/,
     'layer no device': /Invalid device: expected a CpuDevice or CudaDevice/,
     'layer dtype': /Invalid tokenDtype: expected "bf16" or "f16" or "f32", got "fp8"/,
     'layer offsetDtype': /Invalid offsetDtype: expected "i32" or "i64", got "u8"/,
-    'layer dtype of input': /Invalid input: expected a f16 tensor .*, got "bf16 \[2, 16\]"/,
+    'layer dtype of input': /Invalid x: expected a f16 tensor .*, got "bf16 \[2, 16\]"/,
     'layer stream': /Invalid stream: expected a stream of the device/,
     'layer call between stages': /Cannot call dispatch on an EPAll2AllLayer between .*: expected initOutputBuffer/,
     'layer stage too early': /Cannot call dispatchToken now: expected initOutputBuffer/,

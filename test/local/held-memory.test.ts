@@ -100,22 +100,26 @@ async function steppers(world: World, device: CpuDevice): Promise<Record<string,
   const topkWeights = await device.tensor('f32', [TOKENS, 2], new Float32Array(TOKENS * 2).fill(0.5));
   const config = { maxTokensPerRank: TOKENS, hidden: HIDDEN, numExperts: EXPERTS, maxTopk: 2 };
   const buffer = await EpBuffer.create(world, device, config);
-  const layerOptions = { maxTokens: TOKENS, hidden: HIDDEN, topk: 2, numTotExperts: EXPERTS };
+  const layerOptions = { maxTokensPerRank: TOKENS, hidden: HIDDEN, maxTopk: 2, numExperts: EXPERTS };
   const layer = await EPAll2AllLayer.create(world, device, { ...layerOptions, enableLocalCombine: true });
   const bounded = await EPAll2AllLayer.create(world, device, layerOptions);
   const lowLatency = await EpLowLatency.create(world, device, { ...config, combineTravels: 'choices' });
   const rankMajor = await EpLowLatency.create(world, device, { ...config, layout: 'rank-major' });
   const layerStep = async (of: EPAll2AllLayer, more: object): Promise<Step> => {
-    const { output, weights, layoutDesc } = await of.dispatch({
-      input: x,
-      expIndices: topkIdx,
-      weight: topkWeights,
+    const {
+      recvX: output,
+      recvTopkWeights: weights,
+      handle,
+    } = await of.dispatch({
+      x,
+      topkIdx,
+      topkWeights,
       ...more,
     });
-    const input = of.combineInput(layoutDesc);
+    const input = of.combineInput(handle);
     input.view().set(output.view());
-    const sums = await of.combine({ input, layoutDesc });
-    const shown = fieldsOf(layoutDesc).filter((one) => one !== topkIdx);
+    const sums = await of.combine({ x: input, handle });
+    const shown = fieldsOf(handle).filter((one) => one !== topkIdx);
     return { shown: [output, weights, input, ...shown], sums };
   };
   const lowLatencyStep = async (
@@ -123,9 +127,9 @@ async function steppers(world: World, device: CpuDevice): Promise<Record<string,
     weights: { atDispatch?: object; atCombine?: object },
   ): Promise<Step> => {
     const got = await of.dispatch({ x, topkIdx, dtype: 'bf16', ...weights.atDispatch });
-    const y = await of.nextCombineBuffer(got.handle);
+    const y = await of.combineInput(got.handle);
     y.view().set((got.recvX as Tensor<'bf16'>).view());
-    const { combinedX } = await of.combine({ y, handle: got.handle, ...weights.atCombine });
+    const { combinedX } = await of.combine({ x: y, handle: got.handle, ...weights.atCombine });
     return { shown: [y, ...Object.values(got), ...Object.values(got.handle)], sums: combinedX };
   };
   return {

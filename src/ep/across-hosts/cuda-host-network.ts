@@ -35,7 +35,7 @@ interface CudaNetworkOptions extends CallWait {
   readonly name: string;
   readonly size: PinnedNetworkSize;
   /** Most tokens of any rank. */
-  readonly maxTokens: number;
+  readonly maxTokensPerRank: number;
   /** Sums cross the network as f32, unlike the rows. */
   readonly isWide: boolean;
   /** Hear when a peer is out of reach. */
@@ -148,7 +148,7 @@ export class CudaHostNetwork {
 
   /** Tells the kernels who sends to whom. */
   async #describe(): Promise<void> {
-    const { group, size, device, maxTokens, isWide } = this.#options;
+    const { group, size, device, maxTokensPerRank, isWide } = this.#options;
     const { window, seen, chunkRows, block: target } = this.#memory;
     const { topology } = group;
     const { routes, channels } = this.#proxy;
@@ -166,7 +166,7 @@ export class CudaHostNetwork {
       slotBytes: size.slotBytes,
       recordBytes: size.recordBytes,
       maxServed: size.maxServed,
-      maxTokens,
+      maxTokens: maxTokensPerRank,
       maxChunks: size.maxChunks,
       chunkBytes: PINNED_CHUNK_BYTES.most,
       leastChunkBytes: PINNED_CHUNK_BYTES.least,

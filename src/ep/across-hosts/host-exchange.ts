@@ -87,7 +87,7 @@ export class HostExchange {
         windows: [privateWindow({ address, bytes: size.bytes }), calls, rows],
         cells: cells.offset,
         aborts: aborts.offset,
-        rows: { rows: shape.maxTokens, rowWindow: ROW_WINDOW },
+        rows: { rows: shape.maxTokensPerRank, rowWindow: ROW_WINDOW },
       });
       return new HostExchange(options, { size, network, parts });
     } catch (error) {

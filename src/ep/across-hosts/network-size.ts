@@ -9,7 +9,7 @@ import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts
 export interface NetworkShape {
   readonly hosts: Hosts;
   /** Most tokens of any rank. */
-  readonly maxTokens: number;
+  readonly maxTokensPerRank: number;
   /**
    * Tokens whose sums fit between two ranks at a time, the default all of them: with fewer, combine waits for the other side
    * to take sums before it sends more.
@@ -76,9 +76,9 @@ export function chunkTokens(rowBytes: number, tokens: number): number {
   return Math.max(1, Math.floor(bytes / rowBytes));
 }
 
-function ringOf({ maxTokens, sumTokens = maxTokens, sumBytes }: NetworkShape): SumRing {
-  const most = chunkTokens(sumBytes, maxTokens);
-  if (sumTokens >= maxTokens) return { chunk: most, chunks: Math.ceil(maxTokens / most), sumTokens };
+function ringOf({ maxTokensPerRank, sumTokens = maxTokensPerRank, sumBytes }: NetworkShape): SumRing {
+  const most = chunkTokens(sumBytes, maxTokensPerRank);
+  if (sumTokens >= maxTokensPerRank) return { chunk: most, chunks: Math.ceil(maxTokensPerRank / most), sumTokens };
   // Of two chunks one can be summed while the other is under way.
   const chunk = Math.min(most, Math.max(1, Math.floor(sumTokens / 2)));
   return { chunk, chunks: Math.floor(sumTokens / chunk), sumTokens };
@@ -86,17 +86,17 @@ function ringOf({ maxTokens, sumTokens = maxTokens, sumBytes }: NetworkShape): S
 
 /** Pure; all ranks get the same, also where hosts have different numbers of ranks. */
 export function networkSize(shape: NetworkShape): NetworkSize {
-  const { hosts, maxTokens, sumTokens = maxTokens } = shape;
+  const { hosts, maxTokensPerRank, sumTokens = maxTokensPerRank } = shape;
   const others = hosts.length - 1;
   const served = maxServed(hosts);
-  const places = maxTokens * shape.columns * 4;
+  const places = maxTokensPerRank * shape.columns * 4;
   const { bytes: slotBytes, regions: slot } = layOutRegions<SlotArray>({
-    tokens: maxTokens * 4,
+    tokens: maxTokensPerRank * 4,
     places,
     ranks: shape.hasRanks ? places : 0,
-    topkIdx: maxTokens * shape.topkBytes,
-    topkWeights: maxTokens * shape.weightBytes,
-    scales: maxTokens * shape.scaleBytes,
+    topkIdx: maxTokensPerRank * shape.topkBytes,
+    topkWeights: maxTokensPerRank * shape.weightBytes,
+    scales: maxTokensPerRank * shape.scaleBytes,
   });
   const ranks = hosts.reduce((sum, { length }) => sum + length, 0);
   const { bytes, regions } = layOutRegions<NetworkRegion>({

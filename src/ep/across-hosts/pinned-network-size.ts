@@ -32,7 +32,7 @@ export interface PinnedNetworkSize {
 interface PinnedNetworkShape {
   readonly hosts: Hosts;
   /** Most tokens of any rank. */
-  readonly maxTokens: number;
+  readonly maxTokensPerRank: number;
   readonly experts: number;
   /** Most bytes of a token's row as it travels, with what goes with it; of what combine brings back for it. */
   readonly wireRowBytes: number;
@@ -41,11 +41,11 @@ interface PinnedNetworkShape {
 
 /** Pure; all ranks get the same, also where hosts have different numbers of ranks. */
 export function pinnedNetworkSize(shape: PinnedNetworkShape): PinnedNetworkSize {
-  const { hosts, maxTokens, experts, wireRowBytes, wireSumBytes } = shape;
+  const { hosts, maxTokensPerRank, experts, wireRowBytes, wireSumBytes } = shape;
   const ranks = hosts.reduce((sum, { length }) => sum + length, 0);
   const served = maxServed(hosts);
   const most = Math.max(wireRowBytes, wireSumBytes);
-  const slotBytes = layOutRegions<'slot'>({ slot: maxTokens * most }).bytes;
+  const slotBytes = layOutRegions<'slot'>({ slot: maxTokensPerRank * most }).bytes;
   const recordBytes = exchangeRecordBytes({ ranks, experts, hosts: hosts.length });
   const { bytes, regions } = layOutRegions<PinnedRegion>({
     cells: networkCellsBytes(ranks),
@@ -54,6 +54,6 @@ export function pinnedNetworkSize(shape: PinnedNetworkShape): PinnedNetworkSize 
     out: (hosts.length - 1) * slotBytes,
     in: served * slotBytes,
   });
-  const maxChunks = Math.ceil(maxTokens / networkChunkRows(PINNED_CHUNK_BYTES.least, most));
+  const maxChunks = Math.ceil(maxTokensPerRank / networkChunkRows(PINNED_CHUNK_BYTES.least, most));
   return { memory: 'pinned', bytes, regions, slotBytes, recordBytes, maxServed: served, maxChunks };
 }

@@ -13,8 +13,8 @@ import { type NetworkShape, networkSize } from './network-size.ts';
  */
 export function withinRdmaBytes(shape: NetworkShape, numRdmaBytes: number): NetworkShape {
   if (numRdmaBytes === 0) return shape;
-  const { maxTokens } = shape;
-  let [fits, tooMany] = [0, maxTokens + 1];
+  const { maxTokensPerRank } = shape;
+  let [fits, tooMany] = [0, maxTokensPerRank + 1];
   while (tooMany - fits > 1) {
     const sumTokens = Math.floor((fits + tooMany) / 2);
     if (networkSize({ ...shape, sumTokens }).bytes <= numRdmaBytes) fits = sumTokens;
@@ -22,7 +22,7 @@ export function withinRdmaBytes(shape: NetworkShape, numRdmaBytes: number): Netw
   }
   if (fits > 0) return { ...shape, sumTokens: fits };
   const least = networkSize({ ...shape, sumTokens: 1 }).bytes;
-  const allowed = `0, or at least ${least} (${formatBytes(least)}) for ${maxTokens} tokens per rank over ${shape.hosts.length} hosts`;
+  const allowed = `0, or at least ${least} (${formatBytes(least)}) for ${maxTokensPerRank} tokens per rank over ${shape.hosts.length} hosts`;
   throw invalidArgument('numRdmaBytes', numRdmaBytes, allowed);
 }
 

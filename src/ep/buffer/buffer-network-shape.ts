@@ -21,11 +21,11 @@ interface BufferNetworkConfig {
  * Fails with WL_INVALID_ARGUMENT if numRdmaBytes are too few.
  */
 export function bufferNetworkShape(config: BufferNetworkConfig, hosts: Hosts): NetworkShape {
-  const { hidden, maxTopk, maxTokensPerRank: maxTokens } = config;
+  const { hidden, maxTopk, maxTokensPerRank } = config;
   const { combinePrecision = 'bf16', numRdmaBytes = 0 } = config;
   const shape = {
     hosts,
-    maxTokens,
+    maxTokensPerRank,
     columns: Math.max(...hosts.map(({ length }) => length)),
     hasRanks: false,
     topkBytes: maxTopk * 8,
@@ -42,8 +42,8 @@ export function pinnedBufferNetwork(
   { hidden, numExperts: experts }: BufferNetworkConfig & { readonly numExperts: number },
   shape: NetworkShape,
 ): PinnedNetworkSize {
-  const { hosts, maxTokens } = shape;
+  const { hosts, maxTokensPerRank } = shape;
   const wireRowBytes = networkRowBytes({ ...shape, rowBytes: hidden * 2, places: shape.columns });
   const wireSumBytes = networkSumBytes(shape.sumBytes, shape.sumWeightBytes);
-  return pinnedNetworkSize({ hosts, maxTokens, experts, wireRowBytes, wireSumBytes });
+  return pinnedNetworkSize({ hosts, maxTokensPerRank, experts, wireRowBytes, wireSumBytes });
 }

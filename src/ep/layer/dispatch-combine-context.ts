@@ -22,11 +22,11 @@ import { grownRows, initialRows, type OutputRegion, type OutputSize, outputSize 
 
 /** What a DispatchCombineContext is made with besides its configuration. */
 export interface ContextOptions extends WaitOptions {
-  /** Rows of the output buffer as a multiple of maxTokens * topk, a balanced load; 2 by default. It grows on demand. */
+  /** Rows of the output buffer as a multiple of maxTokensPerRank * maxTopk, a balanced load; 2 by default. It grows on demand. */
   readonly capacity?: number;
   /**
    * Memory of this rank's CPU device for the network side, `outputSize(…).network.bytes` at least: [bytes]. Peers write to it
-   * until the context is finalized; it stays the caller's, who disposes it after that. Made by the context if it is absent, and
+   * until the context is closed; it stays the caller's, who disposes it after that. Made by the context if it is absent, and
    * not used on one host.
    */
   readonly rdmaBuffer?: Tensor<'u8'>;
@@ -63,10 +63,10 @@ export class DispatchCombineContext implements AsyncDisposable {
     if (!(epConfig instanceof EPConfig)) throw invalidArgument('epConfig', epConfig, 'an EPConfig');
     const { capacity = 2, rdmaBuffer } = options;
     const wait = startCall(options, group.settings.timeoutMs);
-    const { maxTokens, hidden, topk, numExperts, tokenDtype, weightDtype } = epConfig;
+    const { maxTokensPerRank, hidden, maxTopk, numExperts, tokenDtype, weightDtype } = epConfig;
     const { keepDispatchOutput, combinePrecision, numRdmaBytes } = epConfig;
     const kinds = { tokenDtype, weightDtype, keepDispatchOutput, combinePrecision, numRdmaBytes };
-    const config = { maxTokens, hidden, topk, numExperts, ...kinds, capacity, device: device.kind };
+    const config = { maxTokensPerRank, hidden, maxTopk, numExperts, ...kinds, capacity, device: device.kind };
     const prepare = (): void => {
       if (!(capacity > 0)) throw invalidArgument('capacity', capacity, 'a number above 0');
       if (device.kind === 'cpu') checkRoom(epConfig, { capacity, group, device, rdmaBuffer });
@@ -163,12 +163,17 @@ export class DispatchCombineContext implements AsyncDisposable {
   }
 
   /** Releases the memory here. Not collective; idempotent. */
-  finalize(): Promise<void> {
+  close(): Promise<void> {
     return this.memory.close();
   }
 
+  /** Triton-distributed's name for close(). */
+  finalize(): Promise<void> {
+    return this.close();
+  }
+
   [Symbol.asyncDispose](): Promise<void> {
-    return this.finalize();
+    return this.close();
   }
 }
 

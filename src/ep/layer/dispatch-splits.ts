@@ -23,7 +23,7 @@ export interface GatheredCounts {
 
 /** Pure. */
 export function dispatchSplits(
-  { worldSize, numExperts, numExpertsPerRank, topk }: EPConfig,
+  { worldSize, numExperts, numExpertsPerRank, maxTopk: topk }: EPConfig,
   { numTokens, perExpert }: GatheredCounts,
 ): DispatchSplits {
   const fullSplits = new Int32Array(worldSize * (numExperts + 1));

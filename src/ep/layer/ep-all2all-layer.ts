@@ -21,6 +21,8 @@ import {
   checkDescriptor,
   checkLayerCombine,
   checkLayerDispatch,
+  type LayerBarrierOptions,
+  layerBarrierNames,
   type LayerCombineArguments,
   type LayerDispatchArguments,
 } from './layer-arguments.ts';
@@ -36,13 +38,22 @@ import type {
 import type { DispatchSplits } from './dispatch-splits.ts';
 import type { EPAllToAllLayoutDesc } from './layout-desc.ts';
 import { StagedDispatch } from './staged-dispatch.ts';
+import {
+  ownCombine,
+  ownDispatch,
+  ownOptions,
+  type TritonCombineArguments,
+  type TritonDispatchArguments,
+  TritonLayer,
+  type TritonLayerOptions,
+} from './triton-names.ts';
 
 /**
  * Sends each token to all of its experts, one row per (token, expert) and the rows of an expert together, and sums what
  * the experts made of them. dispatch() and combine() are collective: all ranks call them in the same order. `D` is the
- * dtype of the tokens.
+ * dtype of the tokens. It takes the names of Triton-distributed's document beside its own.
  */
-export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDisposable {
+export class EPAll2AllLayer<D extends TokenDType = 'bf16'> extends TritonLayer implements AsyncDisposable {
   readonly config: EPConfig;
   readonly context: DispatchCombineContext;
   readonly enableLocalCombine: boolean;
@@ -56,28 +67,29 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
    * error on every rank if it cannot be.
    * @param group The ranks that take part; a world is a group.
    * @param device This rank's.
-   * @param options The same on all ranks.
+   * @param given The same on all ranks.
    */
   static async create<D extends TokenDType = 'bf16'>(
     group: RankGroup,
     device: CpuDevice | CudaDevice,
-    options: LayerOptions<D>,
+    given: LayerOptions<D> | TritonLayerOptions<D>,
   ): Promise<EPAll2AllLayer<D>> {
     requireGroup(group);
     requireDevice(device);
-    requireLayerOptions(options);
+    requireLayerOptions(given);
+    const options = ownOptions(given);
     const {
-      maxTokens,
+      maxTokensPerRank,
       hidden,
-      topk,
-      numTotExperts,
+      maxTopk,
+      numExperts,
       dtype = 'bf16',
       weightDtype = 'f32',
       offsetDtype = 'i32',
     } = options;
     const { enableLocalCombine = false, keepDispatchOutput = false, combinePrecision = 'bf16' } = options;
-    const { capacity = 2, numRdmaBytes = 0, numSm = 20, useAot = false } = options;
-    const shape = { maxTokens, hidden, topk, numTotExperts, dtype, weightDtype, offsetDtype };
+    const { capacity = 2, numRdmaBytes = 0, numSms = 20, useAot = false } = options;
+    const shape = { maxTokensPerRank, hidden, maxTopk, numExperts, dtype, weightDtype, offsetDtype };
     const agreement = {
       what: 'EPAll2AllLayer',
       config: {
@@ -97,15 +109,16 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
     const contextOptions = { ...wait, capacity, ...(rdmaBuffer && { rdmaBuffer }) };
     const context = await DispatchCombineContext.create(group, device, epConfig, contextOptions);
     try {
-      const engine = await createEngine(context, { ...wait, enableLocalCombine, numSm, useAot });
+      const engine = await createEngine(context, { ...wait, enableLocalCombine, numSms, useAot });
       return new EPAll2AllLayer<D>(context, engine, enableLocalCombine);
     } catch (error) {
-      await context.finalize();
+      await context.close();
       throw error;
     }
   }
 
   private constructor(context: DispatchCombineContext, engine: LayerEngine, enableLocalCombine: boolean) {
+    super();
     this.config = context.config;
     this.context = context;
     this.enableLocalCombine = enableLocalCombine;
@@ -118,11 +131,11 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
   }
 
   /**
-   * Collective. Sends row t of `input` to every expert in expIndices[t]; -1 and numTotExperts both mean "dropped".
+   * Collective. Sends row t of `x` to every expert in topkIdx[t]; -1 and numExperts both mean "dropped".
    * Bad arguments fail on this rank before anything moves, and the others then wait for it; a choice that is out of range, or a
    * place that cannot be, fails on every rank.
    */
-  async dispatch(args: LayerDispatchArguments<D>): Promise<LayerDispatchResult<D>> {
+  async dispatch(args: LayerDispatchArguments<D> | TritonDispatchArguments<D>): Promise<LayerDispatchResult<D>> {
     return this.#guard.run('dispatch', async () => {
       const input = this.#begin(args, 'dispatch');
       this.#count('dispatch', input.numTokens);
@@ -135,7 +148,7 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
    * returns how many rows will come, and where each will go. initOutputBuffer(), dispatchToken() and
    * dispatchPostprocess() must follow, with what this returns, before any other call on the layer.
    */
-  async preprocess(args: LayerDispatchArguments<D>): Promise<StagedDispatch> {
+  async preprocess(args: LayerDispatchArguments<D> | TritonDispatchArguments<D>): Promise<StagedDispatch> {
     return this.#guard.run('preprocess', async () => {
       const input = this.#begin(args, 'preprocess');
       this.#count('dispatch', input.numTokens);
@@ -154,7 +167,7 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
   }
 
   /**
-   * Between preprocess() and the last stage: i32 [nodes, 2, maxTokens], the ranges of this rank's tokens that each other node is
+   * Between preprocess() and the last stage: i32 [nodes, 2, maxTokensPerRank], the ranges of this rank's tokens that each other node is
    * asked to take, as sendReqsRecvTensor has them there. Undefined on one host.
    */
   getDispatchSendReqs(staged: StagedDispatch): Int32Array | undefined {
@@ -188,9 +201,9 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
    * It is the memory of dispatch's output, which the expert output thus replaces, unless the layer was made with
    * keepDispatchOutput.
    */
-  combineInput(layoutDesc: EPAllToAllLayoutDesc): Tensor<D> {
+  combineInput(handle: EPAllToAllLayoutDesc): Tensor<D> {
     this.#guard.requireOpen();
-    const { numRecvTokens } = checkDescriptor(layoutDesc, this.context);
+    const { numRecvTokens } = checkDescriptor(handle, this.context);
     const { tokenDtype, hidden } = this.config;
     return this.context.view(tokenDtype, 'expertRows', [numRecvTokens, hidden]) as Tensor<D>;
   }
@@ -200,17 +213,17 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
    * (with local combine: once per rank, then once more, ranks in the order of the token's choices). Overwrites dispatch's
    * output, unless the layer was made with keepDispatchOutput. With asyncFinish the event comes beside the tensor.
    */
-  combine(args: LayerCombineArguments<D> & { readonly asyncFinish: true }): Promise<LayerCombineResult<D>>;
-  combine(args: LayerCombineArguments<D> & { readonly asyncFinish?: false }): Promise<Tensor<D>>;
-  async combine(args: LayerCombineArguments<D>): Promise<Tensor<D> | LayerCombineResult<D>> {
+  combine(args: CombineArguments<D> & { readonly asyncFinish: true }): Promise<LayerCombineResult<D>>;
+  combine(args: CombineArguments<D> & { readonly asyncFinish?: false }): Promise<Tensor<D>>;
+  async combine(args: CombineArguments<D>): Promise<Tensor<D> | LayerCombineResult<D>> {
     return this.#guard.run('combine', async () => {
       this.#engine.throwIfUnusable();
       this.#requireNoStages('combine');
-      const input = checkLayerCombine(args, this.context);
+      const input = checkLayerCombine(ownCombine(args), this.context);
       if (input.out) this.#rejectInWindow({ out: input.out });
       this.#count('combine', input.desc.numDispatchTokenCurRank);
       const result = (await this.#engine.combine(input, callOptions(args, this.#timeoutMs))) as LayerCombineResult<D>;
-      return args.asyncFinish === true ? result : result.combined;
+      return args.asyncFinish === true ? result : result.combinedX;
     });
   }
 
@@ -219,13 +232,12 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
    * ranks have come so far on theirs, and calls of the layer come behind it too. Without a stream it resolves when all
    * ranks have called it and their earlier calls on the layer are done. With `intraNodeOnly` the ranks of each host meet
    * among themselves; all ranks of a host must pass the same.
-   *
-   * @param stream the stream to enqueue on; a CPU device has none
    */
-  epBarrierAll(stream?: CudaStream, intraNodeOnly = false, options: WaitOptions = {}): Promise<void> {
+  override barrier(options: LayerBarrierOptions = {}): Promise<void> {
     return this.#guard.run('barrier', async () => {
-      checkOptions(options, { timeoutMs: true, signal: true }, 'options of EPAll2AllLayer.epBarrierAll');
-      this.#requireNoStages('epBarrierAll');
+      checkOptions(options, layerBarrierNames, 'options of EPAll2AllLayer.barrier');
+      this.#requireNoStages('barrier');
+      const { stream, intraNodeOnly = false } = options;
       const wait = startCall(options, this.#timeoutMs);
       if (stream === undefined) return this.#engine.barrier({ ...wait, intraNodeOnly });
       this.#engine.throwIfUnusable();
@@ -234,19 +246,14 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
   }
 
   /** Releases the symmetric memory here. Not collective; idempotent. */
-  async finalize(): Promise<void> {
+  override async close(): Promise<void> {
     if (!this.#guard.close()) return;
     await this.#engine.close();
-    await this.context.finalize();
-  }
-
-  /** The same as finalize(). */
-  close(): Promise<void> {
-    return this.finalize();
+    await this.context.close();
   }
 
   [Symbol.asyncDispose](): Promise<void> {
-    return this.finalize();
+    return this.close();
   }
 
   get #timeoutMs(): number {
@@ -258,12 +265,12 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
     this.#guard.bytes = tokens * this.config.hidden * dtypes[this.config.tokenDtype].bytes;
   }
 
-  #begin(args: LayerDispatchArguments<D>, call: string): LayerInput {
+  #begin(args: LayerDispatchArguments<D> | TritonDispatchArguments<D>, call: string): LayerInput {
     this.#engine.throwIfUnusable();
     this.#requireNoStages(call);
     const { capacityRows } = this.context.memory.size;
     const of = { config: this.config, device: this.context.device, capacityRows, call };
-    const input = checkLayerDispatch(args, of);
+    const input = checkLayerDispatch(ownDispatch(args), of);
     this.#rejectInWindow(input);
     return input;
   }
@@ -311,6 +318,8 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> implements AsyncDispo
     }
   }
 }
+
+type CombineArguments<D extends TokenDType> = LayerCombineArguments<D> | TritonCombineArguments<D>;
 
 /** The dtype of a result is that of the layer, which was checked when it was made. */
 function resultOf<D extends TokenDType>(result: LayerDispatchResult<TokenDType>): LayerDispatchResult<D> {

@@ -12,11 +12,11 @@ export type TokenDType = keyof typeof elementFormats;
 /** The fields of an EPConfig. */
 export interface EPConfigOptions {
   /** Most tokens per rank and call. */
-  readonly maxTokens: number;
+  readonly maxTokensPerRank: number;
   /** Elements per token, a multiple of 8. */
   readonly hidden: number;
   /** Choices per token, 1 to 32. */
-  readonly topk: number;
+  readonly maxTopk: number;
   /** Experts of all ranks together, a multiple of worldSize. */
   readonly numExperts: number;
   readonly rank: number;
@@ -41,9 +41,9 @@ export interface EPConfigOptions {
 
 /** Sizes of a layer and of the group that it works over, checked. */
 export class EPConfig {
-  readonly maxTokens: number;
+  readonly maxTokensPerRank: number;
   readonly hidden: number;
-  readonly topk: number;
+  readonly maxTopk: number;
   readonly numExperts: number;
   readonly rank: number;
   readonly worldSize: number;
@@ -60,14 +60,21 @@ export class EPConfig {
     if (typeof options !== 'object' || options === null) {
       throw invalidArgument('options of EPConfig', options, 'an object');
     }
-    const { hidden, topk, numExperts, rank, worldSize, localWorldSize } = options;
+    const { hidden, maxTopk, numExperts, rank, worldSize, localWorldSize } = options;
     const { tokenDtype = 'bf16', weightDtype = 'f32', offsetDtype = 'i32', combinePrecision = 'bf16' } = options;
-    for (const name of ['maxTokens', 'hidden', 'topk', 'numExperts', 'worldSize', 'localWorldSize'] as const) {
+    for (const name of [
+      'maxTokensPerRank',
+      'hidden',
+      'maxTopk',
+      'numExperts',
+      'worldSize',
+      'localWorldSize',
+    ] as const) {
       if (!isWhole(options[name], 1)) throw invalidArgument(name, options[name], 'a whole number of at least 1');
     }
     if (!isWhole(rank, 0) || rank >= worldSize) throw invalidArgument('rank', rank, `0 to ${worldSize - 1}`);
     if (hidden % 8 !== 0) throw invalidArgument('hidden', hidden, 'a multiple of 8');
-    if (topk > MAX_TOPK) throw invalidArgument('topk', topk, `1 to ${MAX_TOPK}`);
+    if (maxTopk > MAX_TOPK) throw invalidArgument('maxTopk', maxTopk, `1 to ${MAX_TOPK}`);
     if (numExperts % worldSize !== 0)
       throw invalidArgument('numExperts', numExperts, `a multiple of the ${worldSize} ranks`);
     requireOneOf('tokenDtype', tokenDtype, ['bf16', 'f16', 'f32']);
@@ -76,9 +83,9 @@ export class EPConfig {
     requireOneOf('combinePrecision', combinePrecision, combinePrecisions);
     const { numRdmaBytes = 0 } = options;
     if (!isWhole(numRdmaBytes, 0)) throw invalidArgument('numRdmaBytes', numRdmaBytes, 'a whole number of at least 0');
-    this.maxTokens = options.maxTokens;
+    this.maxTokensPerRank = options.maxTokensPerRank;
     this.hidden = hidden;
-    this.topk = topk;
+    this.maxTopk = maxTopk;
     this.numExperts = numExperts;
     this.rank = rank;
     this.worldSize = worldSize;
@@ -89,6 +96,16 @@ export class EPConfig {
     this.keepDispatchOutput = options.keepDispatchOutput ?? false;
     this.combinePrecision = combinePrecision;
     this.numRdmaBytes = numRdmaBytes;
+  }
+
+  /** Triton-distributed's name for maxTokensPerRank. */
+  get maxTokens(): number {
+    return this.maxTokensPerRank;
+  }
+
+  /** Triton-distributed's name for maxTopk. */
+  get topk(): number {
+    return this.maxTopk;
   }
 
   /** Experts of each rank; rank r holds a contiguous r-th part. */
@@ -108,7 +125,7 @@ export class EPConfig {
 
   /** Rows that one rank receives when all choices of every rank are experts of it. */
   get maxRecvRows(): number {
-    return this.worldSize * this.maxTokens * this.topk;
+    return this.worldSize * this.maxTokensPerRank * this.maxTopk;
   }
 }
 

@@ -13,7 +13,7 @@ interface HostLayoutParts {
   readonly config: EPConfig;
   readonly routes: HostRoutes;
   readonly routed: RoutedTokens;
-  /** i32 [1, maxTokens, K] and [T, K]. */
+  /** i32 [1, maxTokensPerRank, K] and [T, K]. */
   readonly rowTable: Tensor<'i32'>;
   readonly rankTable: Tensor<'i32'>;
   /** Of the caller's choices. */
@@ -39,27 +39,35 @@ export class HostLayout implements Disposable {
     this.#parts = parts;
   }
 
-  /** [nodes, 2, maxTokens], of offsetDtype. May fail with WL_MEMORY, as the others. */
+  /** [nodes, 2, maxTokensPerRank], of offsetDtype. May fail with WL_MEMORY, as the others. */
   get sendReqs(): Tensor<'i32' | 'i64'> {
     const { config } = this.#parts;
-    return this.#make('sendReqsRecvTensor', [2, config.maxTokens], config.offsetDtype, (cells, _node, tokens) => {
-      if (tokens.list !== undefined) fillSendRequests(cells, tokens.list.tokens.view());
-    });
-  }
-
-  /** [nodes, maxTokens, K], of the dtype of the caller's choices. */
-  get topkIndices(): Tensor<'i32' | 'i64'> {
-    const { config, indexDtype } = this.#parts;
-    return this.#make('topkIndicesTensor', [config.maxTokens, config.topk], indexDtype, (cells, _node, { choices }) =>
-      cells.set(choices.view()),
+    return this.#make(
+      'sendReqsRecvTensor',
+      [2, config.maxTokensPerRank],
+      config.offsetDtype,
+      (cells, _node, tokens) => {
+        if (tokens.list !== undefined) fillSendRequests(cells, tokens.list.tokens.view());
+      },
     );
   }
 
-  /** [nodes, maxTokens, K], of offsetDtype. */
+  /** [nodes, maxTokensPerRank, K], of the dtype of the caller's choices. */
+  get topkIndices(): Tensor<'i32' | 'i64'> {
+    const { config, indexDtype } = this.#parts;
+    return this.#make(
+      'topkIndicesTensor',
+      [config.maxTokensPerRank, config.maxTopk],
+      indexDtype,
+      (cells, _node, { choices }) => cells.set(choices.view()),
+    );
+  }
+
+  /** [nodes, maxTokensPerRank, K], of offsetDtype. */
   get dstScatterIdx(): Tensor<'i32' | 'i64'> {
     const { config } = this.#parts;
-    const { maxTokens, topk, offsetDtype } = config;
-    return this.#make('tokenDstScatterIdx', [maxTokens, topk], offsetDtype, (cells, _node, { list }) => {
+    const { maxTokensPerRank, maxTopk: topk, offsetDtype } = config;
+    return this.#make('tokenDstScatterIdx', [maxTokensPerRank, topk], offsetDtype, (cells, _node, { list }) => {
       if (list === undefined) return this.#fillOwnRows(cells);
       const [tokens, places] = [list.tokens.view(), list.places.view()];
       for (let i = 0; i < list.count; i++) cells.set(places.subarray(i * topk, (i + 1) * topk), tokens[i]! * topk);

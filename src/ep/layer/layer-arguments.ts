@@ -3,7 +3,8 @@ import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { Device } from '../../device/device.ts';
 import type { Tensor } from '../../device/tensor.ts';
-import type { WaitOptions } from '../../core/deadline.ts';
+import { type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
+import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import { isWhole } from '../../core/whole-number.ts';
 import { checkOverlap, type OverlapOptions } from '../../group/overlap.ts';
 import { checkTensor, rowAlignment } from '../../group/tensor-check.ts';
@@ -14,12 +15,12 @@ import type { LayerInput } from './layer-input.ts';
 
 /** What EPAll2AllLayer.dispatch() takes. */
 export interface LayerDispatchArguments<D extends TokenDType = 'bf16'> extends WaitOptions, OverlapOptions {
-  /** [T, H] of the layer's dtype; T at most maxTokens, may differ between ranks. */
-  readonly input: Tensor<D>;
+  /** [T, H] of the layer's dtype; T at most maxTokensPerRank, may differ between ranks. */
+  readonly x: Tensor<D>;
   /** [T, K] expert ids; -1 or the number of experts for a dropped choice. A token may choose an expert more than once. */
-  readonly expIndices: Tensor<'i32' | 'i64'>;
+  readonly topkIdx: Tensor<'i32' | 'i64'>;
   /** [T, K] of the layer's weightDtype; all ranks or none. */
-  readonly weight?: Tensor<'f32' | 'bf16'>;
+  readonly topkWeights?: Tensor<'f32' | 'bf16'>;
   /**
    * [T, K]: the row of each choice when the outputs of all ranks are numbered as one. Must lie in the block of the
    * choice's expert, and all choices of all ranks together must name every row once. All ranks or none.
@@ -35,9 +36,9 @@ export interface LayerDispatchArguments<D extends TokenDType = 'bf16'> extends W
 }
 
 const dispatchOptionNames: OptionNames<LayerDispatchArguments> = {
-  input: true,
-  expIndices: true,
-  weight: true,
+  x: true,
+  topkIdx: true,
+  topkWeights: true,
   fullScatterIndices: true,
   numWorstTokens: true,
   previousEvent: true,
@@ -65,27 +66,27 @@ export function checkLayerDispatch(
   checkOverlap(args);
   const alignment = rowAlignment(config.rowBytes);
   const dtype = [config.tokenDtype];
-  const input = checkTensor('input', args.input, { device, dtype, shape: ['T', config.hidden], alignment });
-  const numTokens = input.shape[0]!;
-  if (numTokens > config.maxTokens) {
+  const x = checkTensor('x', args.x, { device, dtype, shape: ['T', config.hidden], alignment });
+  const numTokens = x.shape[0]!;
+  if (numTokens > config.maxTokensPerRank) {
     throw new WeftlineError(
       'WL_CAPACITY',
-      `Cannot dispatch ${numTokens} tokens: the layer was made for at most ${config.maxTokens} per rank (maxTokens)`,
-      { details: { numTokens, maxTokens: config.maxTokens } },
+      `Cannot dispatch ${numTokens} tokens: the layer was made for at most ${config.maxTokensPerRank} per rank (maxTokensPerRank)`,
+      { details: { numTokens, maxTokensPerRank: config.maxTokensPerRank } },
     );
   }
-  const shape = [numTokens, config.topk];
-  const expIndices = checkTensor('expIndices', args.expIndices, { device, dtype: ['i32', 'i64'], shape });
-  const weight =
-    args.weight === undefined
+  const shape = [numTokens, config.maxTopk];
+  const topkIdx = checkTensor('topkIdx', args.topkIdx, { device, dtype: ['i32', 'i64'], shape });
+  const topkWeights =
+    args.topkWeights === undefined
       ? undefined
-      : checkTensor('weight', args.weight, { device, dtype: [config.weightDtype], shape });
+      : checkTensor('topkWeights', args.topkWeights, { device, dtype: [config.weightDtype], shape });
   const fullScatterIndices =
     args.fullScatterIndices === undefined
       ? undefined
       : checkTensor('fullScatterIndices', args.fullScatterIndices, { device, dtype: ['i32', 'i64'], shape });
   const rowBound = checkBound(args, capacityRows);
-  return { input, expIndices, weight, fullScatterIndices, numTokens, rowBound };
+  return { x, topkIdx, topkWeights, fullScatterIndices, numTokens, rowBound };
 }
 
 function checkBound(
@@ -104,15 +105,15 @@ function checkBound(
 
 /** What EPAll2AllLayer.combine() takes. */
 export interface LayerCombineArguments<D extends TokenDType = 'bf16'> extends WaitOptions, OverlapOptions {
-  /** [recv, H] of the layer's dtype: the experts' output, row by row as in dispatch's output, already weighted. */
-  readonly input: Tensor<D>;
-  readonly layoutDesc: EPAllToAllLayoutDesc;
+  /** [recv, H] of the layer's dtype: the experts' output, row by row as in recvX of dispatch, already weighted. */
+  readonly x: Tensor<D>;
+  readonly handle: EPAllToAllLayoutDesc;
   /** [T, H] of the layer's dtype to write the result to; made by combine if absent. */
   readonly out?: Tensor<D>;
 }
 
 export interface CheckedLayerCombine {
-  readonly input: Tensor<TokenDType>;
+  readonly x: Tensor<TokenDType>;
   readonly desc: EPAllToAllLayoutDesc;
   readonly out: Tensor<TokenDType> | undefined;
 }
@@ -120,15 +121,15 @@ export interface CheckedLayerCombine {
 /** A live descriptor of the layer with this context. */
 export function checkDescriptor(desc: unknown, context: object): EPAllToAllLayoutDesc {
   const allowed = 'a live descriptor from a dispatch of this layer';
-  if (!(desc instanceof EPAllToAllLayoutDesc)) throw invalidArgument('layoutDesc', desc, allowed);
-  if (desc.tables.owner !== context) throw invalidArgument('layoutDesc', 'a descriptor of another layer', allowed);
-  if (desc.disposed) throw invalidArgument('layoutDesc', 'a disposed descriptor', allowed);
+  if (!(desc instanceof EPAllToAllLayoutDesc)) throw invalidArgument('handle', desc, allowed);
+  if (desc.tables.owner !== context) throw invalidArgument('handle', 'a descriptor of another layer', allowed);
+  if (desc.disposed) throw invalidArgument('handle', 'a disposed descriptor', allowed);
   return desc;
 }
 
 const combineOptionNames: OptionNames<LayerCombineArguments> = {
-  input: true,
-  layoutDesc: true,
+  x: true,
+  handle: true,
   out: true,
   previousEvent: true,
   asyncFinish: true,
@@ -144,10 +145,10 @@ export function checkLayerCombine(
   checkOptions(args, combineOptionNames, 'arguments of EPAll2AllLayer.combine');
   checkOverlap(args);
   const { device, config } = context;
-  const desc = checkDescriptor(args.layoutDesc, context);
+  const desc = checkDescriptor(args.handle, context);
   const { hidden, rowBytes } = config;
   const dtype = [config.tokenDtype];
-  const input = checkTensor('input', args.input, { device, dtype, shape: [desc.numRecvTokens, hidden] });
+  const x = checkTensor('x', args.x, { device, dtype, shape: [desc.numRecvTokens, hidden] });
   const out =
     args.out &&
     checkTensor('out', args.out, {
@@ -156,5 +157,19 @@ export function checkLayerCombine(
       shape: [desc.numDispatchTokenCurRank, hidden],
       alignment: rowAlignment(rowBytes),
     });
-  return { input, desc, out };
+  return { x, desc, out };
 }
+
+/** How EPAll2AllLayer.barrier() meets. */
+export interface LayerBarrierOptions extends WaitOptions {
+  /** The stream to enqueue on; a CPU device has none. */
+  readonly stream?: CudaStream;
+  /** True: the ranks of each host among themselves. */
+  readonly intraNodeOnly?: boolean;
+}
+
+export const layerBarrierNames: OptionNames<LayerBarrierOptions> = {
+  stream: true,
+  intraNodeOnly: true,
+  ...waitOptionNames,
+};

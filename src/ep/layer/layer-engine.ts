@@ -9,26 +9,42 @@ import type { TokenDType } from './ep-config.ts';
 import type { CheckedLayerCombine } from './layer-arguments.ts';
 import type { LayerInput } from './layer-input.ts';
 import type { EPAllToAllLayoutDesc } from './layout-desc.ts';
+import { TritonDispatchResult } from './triton-names.ts';
 
 /** What EPAll2AllLayer.dispatch() returns. */
-export interface LayerDispatchResult<D extends TokenDType = 'bf16'> {
+export class LayerDispatchResult<D extends TokenDType = 'bf16'> extends TritonDispatchResult<D> {
   /**
    * [recv, H] of the layer's dtype in this rank's window, by local expert, then source rank, then token. Valid until the
    * next dispatch; combine overwrites it with the experts' output, unless the layer was made with keepDispatchOutput.
    * On a GPU it is written in the order of the device's stream.
    */
-  readonly output: Tensor<D>;
-  /** [recv], of weightDtype, in the window like `output`, valid until the next dispatch; absent when no weights were passed. */
-  readonly weights: Tensor<'f32' | 'bf16'> | undefined;
-  readonly layoutDesc: EPAllToAllLayoutDesc;
+  override readonly recvX: Tensor<D>;
+  /** [recv], of weightDtype, in the window like recvX, valid until the next dispatch; absent when no weights were passed. */
+  override readonly recvTopkWeights: Tensor<'f32' | 'bf16'> | undefined;
+  override readonly handle: EPAllToAllLayoutDesc;
   /** When the rows are there; only with asyncFinish. Disposed by the caller. */
   readonly event: DeviceEvent | undefined;
+
+  /** @internal */
+  constructor({ recvX, recvTopkWeights, handle }: LayerReceived<D>, event: DeviceEvent | undefined) {
+    super();
+    this.recvX = recvX;
+    this.recvTopkWeights = recvTopkWeights;
+    this.handle = handle;
+    this.event = event;
+  }
 }
+
+/** What an engine has of a dispatch before it has an event for it. */
+export type LayerReceived<D extends TokenDType = TokenDType> = Pick<
+  LayerDispatchResult<D>,
+  'recvX' | 'recvTopkWeights' | 'handle'
+>;
 
 /** What EPAll2AllLayer.combine() returns with asyncFinish. */
 export interface LayerCombineResult<D extends TokenDType = 'bf16'> {
   /** [T, H] of the layer's dtype. */
-  readonly combined: Tensor<D>;
+  readonly combinedX: Tensor<D>;
   /** When the sums are there; only with asyncFinish. Disposed by the caller. */
   readonly event: DeviceEvent | undefined;
 }
@@ -69,6 +85,6 @@ export interface LayerEngine {
 /** What a layer's engine is made for, besides its context. */
 export interface LayerEngineOptions {
   readonly enableLocalCombine: boolean;
-  readonly numSm: number;
+  readonly numSms: number;
   readonly useAot: boolean;
 }

@@ -10,12 +10,12 @@ import type { EPConfig } from './ep-config.ts';
 export function layerNetworkShape(config: EPConfig, hosts: Hosts): NetworkShape {
   const shape = {
     hosts,
-    maxTokens: config.maxTokens,
-    columns: config.topk,
+    maxTokensPerRank: config.maxTokensPerRank,
+    columns: config.maxTopk,
     hasRanks: true,
     // Expert ids of all tokens, for the layout descriptor.
-    topkBytes: config.topk * 4,
-    weightBytes: config.topk * dtypes[config.weightDtype].bytes,
+    topkBytes: config.maxTopk * 4,
+    weightBytes: config.maxTopk * dtypes[config.weightDtype].bytes,
     scaleBytes: 0,
     sumBytes: sumBytes(config.hidden, config.tokenDtype, config.combinePrecision),
     sumWeightBytes: 0,

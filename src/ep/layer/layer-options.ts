@@ -10,10 +10,14 @@ import { EPConfig, type TokenDType } from './ep-config.ts';
 
 /** What an EPAll2AllLayer is made for. All ranks pass the same. */
 export interface LayerOptions<D extends TokenDType = 'bf16'> extends WaitOptions {
-  readonly maxTokens: number;
+  /** Most tokens that any rank passes to one dispatch. */
+  readonly maxTokensPerRank: number;
+  /** Elements of a token, a multiple of 8. */
   readonly hidden: number;
-  readonly topk: number;
-  readonly numTotExperts: number;
+  /** Choices of each token, 1 to 32; one that has fewer fills them with -1. */
+  readonly maxTopk: number;
+  /** Experts of all ranks together, a multiple of the number of ranks; rank r holds a contiguous r-th part. */
+  readonly numExperts: number;
   /** Of the tokens: 'bf16' (the default), 'f16' or 'f32'. Sums are made in f32 and rounded once. */
   readonly dtype?: D;
   /** Of the routing weights; 'f32' by default. */
@@ -40,21 +44,21 @@ export interface LayerOptions<D extends TokenDType = 'bf16'> extends WaitOptions
   /** See ContextOptions. */
   readonly rdmaBuffer?: Tensor<'u8'>;
   /** Multiprocessors for the kernels of a GPU, 20 by default; CPU ranks ignore it: they work on one thread. */
-  readonly numSm?: number;
+  readonly numSms?: number;
   /**
    * Run kernels compiled ahead of time: on a GPU those that `weftline compile` put into the device's aotFolder, else
    * WL_COMPILE; those of a CPU rank always are.
    */
   readonly useAot?: boolean;
-  /** Rows of the output buffer as a multiple of maxTokens * topk; 2 by default. It grows on demand. */
+  /** Rows of the output buffer as a multiple of maxTokensPerRank * maxTopk; 2 by default. It grows on demand. */
   readonly capacity?: number;
 }
 
 const layerOptionNames: OptionNames<LayerOptions> = {
-  maxTokens: true,
+  maxTokensPerRank: true,
   hidden: true,
-  topk: true,
-  numTotExperts: true,
+  maxTopk: true,
+  numExperts: true,
   dtype: true,
   weightDtype: true,
   offsetDtype: true,
@@ -63,7 +67,7 @@ const layerOptionNames: OptionNames<LayerOptions> = {
   combinePrecision: true,
   numRdmaBytes: true,
   rdmaBuffer: true,
-  numSm: true,
+  numSms: true,
   useAot: true,
   capacity: true,
   timeoutMs: true,
@@ -79,18 +83,18 @@ export function requireLayerOptions(options: unknown): void {
 /** Fails with WL_INVALID_ARGUMENT. */
 export function makeConfig(options: LayerOptions<TokenDType>, group: RankGroup): EPConfig {
   checkOptions(options, layerOptionNames, 'options of EPAll2AllLayer.create');
-  const { maxTokens, hidden, topk, numTotExperts, numSm = 20 } = options;
+  const { maxTokensPerRank, hidden, maxTopk, numExperts, numSms = 20 } = options;
   const { dtype = 'bf16', weightDtype = 'f32', offsetDtype = 'i32' } = options;
   const { keepDispatchOutput = false, combinePrecision = 'bf16', numRdmaBytes = 0 } = options;
-  if (!isWhole(numSm, 1)) throw invalidArgument('numSm', numSm, 'a whole number of at least 1');
-  if (!isWhole(numTotExperts, 1) || numTotExperts % group.size !== 0) {
-    throw invalidArgument('numTotExperts', numTotExperts, `a positive multiple of the ${group.size} ranks`);
+  if (!isWhole(numSms, 1)) throw invalidArgument('numSms', numSms, 'a whole number of at least 1');
+  if (!isWhole(numExperts, 1) || numExperts % group.size !== 0) {
+    throw invalidArgument('numExperts', numExperts, `a positive multiple of the ${group.size} ranks`);
   }
   return new EPConfig({
-    maxTokens,
+    maxTokensPerRank,
     hidden,
-    topk,
-    numExperts: numTotExperts,
+    maxTopk,
+    numExperts,
     rank: group.rank,
     worldSize: group.size,
     localWorldSize: group.topology.scaleUpRanks.length,

@@ -8,7 +8,16 @@ import type { EPConfig } from './ep-config.ts';
 
 /** Undefined in a group on one host. A row of a token travels once to a host, with the places of all its choices there. */
 export function layerPinnedSize(
-  { maxTokens, topk, hidden, numExperts: experts, rowBytes, tokenDtype, weightDtype, combinePrecision }: EPConfig,
+  {
+    maxTokensPerRank,
+    maxTopk: topk,
+    hidden,
+    numExperts: experts,
+    rowBytes,
+    tokenDtype,
+    weightDtype,
+    combinePrecision,
+  }: EPConfig,
   { topology: { hosts } }: Pick<RankGroup, 'topology'>,
 ): PinnedNetworkSize | undefined {
   if (hosts.length === 1) return undefined;
@@ -16,7 +25,7 @@ export function layerPinnedSize(
   const weightBytes = dtypes[weightDtype].bytes;
   const wireRowBytes = networkChoiceRowBytes({ rowBytes, topk, ranks, weightBytes });
   const wireSumBytes = networkSumBytes(sumBytes(hidden, tokenDtype, combinePrecision), 0);
-  return pinnedNetworkSize({ hosts, maxTokens, experts, wireRowBytes, wireSumBytes });
+  return pinnedNetworkSize({ hosts, maxTokensPerRank, experts, wireRowBytes, wireSumBytes });
 }
 
 /** Sums cross the network as f32, unlike the rows. */

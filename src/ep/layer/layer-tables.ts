@@ -14,12 +14,15 @@ export interface LayerTables extends Disposable {
   readonly sources: Tensor<'i32'>;
 }
 
-export function makeLayerTables(device: Device, { maxTokens, topk, numExperts, worldSize }: EPConfig): LayerTables {
+export function makeLayerTables(
+  device: Device,
+  { maxTokensPerRank, maxTopk: topk, numExperts, worldSize }: EPConfig,
+): LayerTables {
   const { set, made } = TensorSet.make(device, (tensors) => {
-    const shape: LayoutShape = { ranks: worldSize, experts: numExperts, dropped: numExperts, name: 'expIndices' };
+    const shape: LayoutShape = { ranks: worldSize, experts: numExperts, dropped: numExperts, name: 'topkIdx' };
     return {
       shape,
-      layout: emptyLayout(tensors, maxTokens, shape),
+      layout: emptyLayout(tensors, maxTokensPerRank, shape),
       nextRow: tensors.empty('i32', [numExperts]),
       sources: tensors.empty('i32', [topk]),
     };

@@ -9,11 +9,11 @@ export type OffsetTensor = Tensor<'i32' | 'i64'>;
 
 /** What kernels of GPUs need to know of the tokens of one dispatch that cross to other hosts, or come from there. */
 export interface CrossingTables {
-  /** i32 [maxTokens, ways]: place of the token among those that go to that host, or -1. */
+  /** i32 [maxTokensPerRank, ways]: place of the token among those that go to that host, or -1. */
   readonly wayTable: Tensor<'i32'>;
   /** LayerRoute. */
   readonly route: Tensor<'u8'>;
-  /** i32 [served, maxTokens, K] each: see LayerDispatchArguments. */
+  /** i32 [served, maxTokensPerRank, K] each: see LayerDispatchArguments. */
   readonly forwardRows: Tensor<'i32'>;
   readonly forwardRanks: Tensor<'i32'>;
 }
@@ -24,7 +24,7 @@ export interface LayoutTables {
   readonly owner: object;
   /** Number of the dispatch among the layer's; ranks that use descriptors of different dispatches together get an error. */
   readonly sequence: number;
-  /** i32 [1, maxTokens, K]: see tokenDstScatterIdx. */
+  /** i32 [1, maxTokensPerRank, K]: see tokenDstScatterIdx. */
   readonly rowTable: Tensor<'i32'>;
   /** i32 [T, K]: the rank of each choice's expert, -1 for dropped ones. */
   readonly rankTable: Tensor<'i32'>;
@@ -106,7 +106,7 @@ export class EPAllToAllLayoutDesc implements Disposable {
   }
 
   /**
-   * On several hosts [nodes, 2, maxTokens], of offsetDtype: what this rank was asked to take for its node, by the rank of each
+   * On several hosts [nodes, 2, maxTokensPerRank], of offsetDtype: what this rank was asked to take for its node, by the rank of each
    * other node whose place is that of this one. [node, 0] has where ranges of that rank's tokens begin, [node, 1] where they
    * end, exclusive; behind them, and for this node, stands -1. A range holds consecutive tokens that chose an expert of this
    * node, within a tile of 256. Undefined on one host. Made when it is first asked for, as the two below.
@@ -116,7 +116,7 @@ export class EPAllToAllLayoutDesc implements Disposable {
   }
 
   /**
-   * [T, K]: the caller's own tensor of expert indices, not owned. On several hosts [nodes, maxTokens, K], of the same dtype:
+   * [T, K]: the caller's own tensor of expert indices, not owned. On several hosts [nodes, maxTokensPerRank, K], of the same dtype:
    * of the rank of each node whose place is that of this one, and for this node of this rank; -1 behind its tokens.
    */
   get topkIndicesTensor(): Tensor<'i32' | 'i64'> {
@@ -124,7 +124,7 @@ export class EPAllToAllLayoutDesc implements Disposable {
   }
 
   /**
-   * [nodes, maxTokens, K], of offsetDtype: for the same tokens, the row of each choice of an expert of this node in the output
+   * [nodes, maxTokensPerRank, K], of offsetDtype: for the same tokens, the row of each choice of an expert of this node in the output
    * of the expert's rank; -1 for choices of other nodes, dropped and absent ones.
    */
   get tokenDstScatterIdx(): OffsetTensor {

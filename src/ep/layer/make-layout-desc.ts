@@ -13,7 +13,7 @@ interface DispatchTables {
   readonly input: LayerInput;
   /** The descriptor's from now on: what owns the tables that were made for it, which are views. */
   readonly set: Disposable;
-  /** i32 [1, maxTokens, K], [T, K] and [ranks]. */
+  /** i32 [1, maxTokensPerRank, K], [T, K] and [ranks]. */
   readonly rowTable: Tensor<'i32'>;
   readonly rankTable: Tensor<'i32'>;
   readonly numInputTokens: Tensor<'i32'>;
@@ -81,7 +81,7 @@ export function makeLayoutDesc(tables: DispatchTables, copies: TableCopies): EPA
     {
       numDispatchTokenCurRank: input.numTokens,
       numInputTokensPerRank: offsets(numInputTokens),
-      topkIndicesTensor: input.expIndices,
+      topkIndicesTensor: input.topkIdx,
       // On several hosts the descriptor tells it by node.
       tokenDstScatterIdx: hostLayout ? rowTable : offsets(rowTable),
       skippedTokenMappingIndices: offsets(firstRows ?? parts.firstRows),

@@ -44,7 +44,7 @@ export interface OutputSize {
 
 /** Rows for a new context: `capacity` times a balanced load, never more than can arrive. */
 export function initialRows(config: EPConfig, capacity: number): number {
-  return Math.min(Math.ceil(config.maxTokens * config.topk * capacity), config.maxRecvRows);
+  return Math.min(Math.ceil(config.maxTokensPerRank * config.maxTopk * capacity), config.maxRecvRows);
 }
 
 /** Rows after growing for `needed`, never more than can arrive. */
@@ -73,7 +73,7 @@ function sizeOn(config: EPConfig, capacityRows: number, ranksOfHosts: readonly n
     weights: capacityRows * dtypes[config.weightDtype].bytes,
     sourceToken: capacityRows * 4,
     firstRow: capacityRows * 4,
-    duplicates: capacityRows * config.topk * 4,
+    duplicates: capacityRows * config.maxTopk * 4,
     // A token that is repeated has two rows at least.
     repeated: Math.floor(capacityRows / 2) * 4,
   });

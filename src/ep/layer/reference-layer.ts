@@ -5,10 +5,10 @@ import type { TokenDType } from './ep-config.ts';
 /** What one rank passes to dispatch, as plain arrays. */
 export interface ReferenceLayerInput {
   /** Rows [T][H] of bit patterns. */
-  readonly input: readonly (readonly number[])[];
+  readonly x: readonly (readonly number[])[];
   /** [T][K]; -1 or numExperts for dropped choices. */
-  readonly expIndices: readonly (readonly number[])[];
-  readonly weight?: readonly (readonly number[])[];
+  readonly topkIdx: readonly (readonly number[])[];
+  readonly topkWeights?: readonly (readonly number[])[];
 }
 
 /** One row of a rank's output, with where it came from. */
@@ -46,13 +46,13 @@ export function referenceLayerDispatch(
 
 function rowsOfExpert(inputs: readonly ReferenceLayerInput[], expert: number): ReferenceLayerRow[] {
   return inputs.flatMap((input, sourceRank) =>
-    input.expIndices.flatMap((choices, token) =>
+    input.topkIdx.flatMap((choices, token) =>
       choices.flatMap((chosen, choice) =>
         chosen === expert
           ? [
               {
-                x: input.input[token] ?? [],
-                weight: input.weight?.[token]?.[choice] ?? 0,
+                x: input.x[token] ?? [],
+                weight: input.topkWeights?.[token]?.[choice] ?? 0,
                 sourceRank,
                 token,
                 choice,

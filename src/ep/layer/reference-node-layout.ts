@@ -3,11 +3,11 @@ import type { ReferenceLayerInput, ReferenceLayerReceived } from './reference-la
 
 /** Tables by node, of the rank of each node that has the same place there as the rank that asks; -1 where there is nothing. */
 export interface ReferenceNodeLayout {
-  /** [nodes][2][maxTokens]: begins and ends of ranges of consecutive tokens with an expert on this node, within tiles of 256. */
+  /** [nodes][2][maxTokensPerRank]: begins and ends of ranges of consecutive tokens with an expert on this node, within tiles of 256. */
   readonly sendReqs: readonly (readonly (readonly number[])[])[];
-  /** [nodes][maxTokens][K] */
+  /** [nodes][maxTokensPerRank][K] */
   readonly topkIndices: readonly (readonly (readonly number[])[])[];
-  /** [nodes][maxTokens][K]: rows at the ranks of this node. */
+  /** [nodes][maxTokensPerRank][K]: rows at the ranks of this node. */
   readonly dstScatterIdx: readonly (readonly (readonly number[])[])[];
 }
 
@@ -16,8 +16,8 @@ export interface ReferenceNodeOptions {
   readonly rank: number;
   /** Ranks of each node. */
   readonly hosts: readonly (readonly number[])[];
-  readonly maxTokens: number;
-  readonly topk: number;
+  readonly maxTokensPerRank: number;
+  readonly maxTopk: number;
 }
 
 const TILE_TOKENS = 256;
@@ -31,7 +31,7 @@ const TILE_TOKENS = 256;
 export function referenceNodeLayout(
   inputs: readonly ReferenceLayerInput[],
   received: readonly ReferenceLayerReceived[],
-  { rank, hosts, maxTokens, topk }: ReferenceNodeOptions,
+  { rank, hosts, maxTokensPerRank, maxTopk }: ReferenceNodeOptions,
 ): ReferenceNodeLayout {
   const mine = hosts.find((ranks) => ranks.includes(rank)) ?? [];
   const peers = hosts.map((ranks) => ranks[mine.indexOf(rank)]);
@@ -45,14 +45,14 @@ export function referenceNodeLayout(
   };
   const table = (cell: (peer: number, token: number, choice: number) => number): number[][][] =>
     peers.map((peer) =>
-      Array.from({ length: maxTokens }, (_, token) =>
-        Array.from({ length: topk }, (_unused, choice) => (peer === undefined ? -1 : cell(peer, token, choice))),
+      Array.from({ length: maxTokensPerRank }, (_, token) =>
+        Array.from({ length: maxTopk }, (_unused, choice) => (peer === undefined ? -1 : cell(peer, token, choice))),
       ),
     );
   const dstScatterIdx = table(rowOf);
   const requests = (peer: number | undefined, node: number): number[][] => {
     const come = (token: number): boolean => dstScatterIdx[node]?.[token]?.some((row) => row !== -1) ?? false;
-    const all = Array.from({ length: maxTokens }, (_, token) => token);
+    const all = Array.from({ length: maxTokensPerRank }, (_, token) => token);
     const tokens = peer === undefined || peer === rank ? [] : all.filter(come);
     const begins = tokens.filter((token) => !tokens.includes(token - 1) || token % TILE_TOKENS === 0);
     const ends = tokens.filter((token) => !tokens.includes(token + 1) || (token + 1) % TILE_TOKENS === 0);
@@ -61,7 +61,7 @@ export function referenceNodeLayout(
   };
   return {
     sendReqs: peers.map(requests),
-    topkIndices: table((peer, token, choice) => inputs[peer]?.expIndices[token]?.[choice] ?? -1),
+    topkIndices: table((peer, token, choice) => inputs[peer]?.topkIdx[token]?.[choice] ?? -1),
     dstScatterIdx,
   };
 }

@@ -156,14 +156,14 @@ export class EpLowLatency implements AsyncDisposable {
   /**
    * Where the experts' rows can be written so that combine() need not copy them: bf16 in the shape of recvX, in memory that
    * peers read, valid until the combine with that handle begins. Waits until peers have read what an earlier combine left
-   * there, as a rule not at all. Not with combineTravels 'rank-sums', which reads y wherever it is and copies nothing.
+   * there, as a rule not at all. Not with combineTravels 'rank-sums', which reads x wherever it is and copies nothing.
    */
-  nextCombineBuffer(handle: LowLatencyHandle, options: WaitOptions = {}): Promise<Tensor<'bf16'>> {
-    return this.#guard.run('nextCombineBuffer', async () => {
+  combineInput(handle: LowLatencyHandle, options: WaitOptions = {}): Promise<Tensor<'bf16'>> {
+    return this.#guard.run('combineInput', async () => {
       this.#engine.throwIfUnusable();
-      checkOptions(options, waitOptionNames, 'options of EpLowLatency.nextCombineBuffer');
+      checkOptions(options, waitOptionNames, 'options of EpLowLatency.combineInput');
       if (!readsInPlace(this.#scope)) {
-        throw unsupported("has no such buffer with combineTravels 'rank-sums': combine reads y where it is");
+        throw unsupported("has no such buffer with combineTravels 'rank-sums': combine reads x where it is");
       }
       this.#requireAlive(checkLowLatencyHandle(handle, this.#scope));
       return this.#engine.combineBuffer(handle, this.#waitOf(options));

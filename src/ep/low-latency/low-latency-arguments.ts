@@ -57,13 +57,13 @@ export interface CheckedLowLatencyDispatch {
 export interface LowLatencyCombineArguments extends WaitOptions {
   /**
    * bf16 in the shape of recvX: what this rank's experts made of each received row; in 'rank-major' already weighted and
-   * added up per token. With zeroCopy the tensor that nextCombineBuffer() returned. Rows behind the received ones are not read.
+   * added up per token. With zeroCopy the tensor that combineInput() returned. Rows behind the received ones are not read.
    */
-  readonly y: Tensor<'bf16'>;
+  readonly x: Tensor<'bf16'>;
   readonly handle: LowLatencyHandle;
   /** f32 [T, K], with combineTravels 'choices' alone: the weights of this rank's tokens. */
   readonly topkWeights?: Tensor<'f32'>;
-  /** True: fail if y would have to be copied to where peers read it. */
+  /** True: fail if x would have to be copied to where peers read it. */
   readonly zeroCopy?: boolean;
   /** bf16 [T, H] for the result, not in a window; a new tensor by default. */
   readonly out?: Tensor<'bf16'>;
@@ -77,7 +77,7 @@ export interface LowLatencyCombineArguments extends WaitOptions {
 }
 
 export interface CheckedLowLatencyCombine {
-  readonly y: Tensor<'bf16'>;
+  readonly x: Tensor<'bf16'>;
   readonly handle: LowLatencyHandle;
   readonly topkWeights: Tensor<'f32'> | undefined;
   readonly out: Tensor<'bf16'> | undefined;
@@ -99,7 +99,7 @@ const dispatchNames: OptionNames<LowLatencyDispatchArguments> = {
 };
 
 const combineNames: OptionNames<LowLatencyCombineArguments> = {
-  y: true,
+  x: true,
   handle: true,
   topkWeights: true,
   zeroCopy: true,
@@ -165,19 +165,19 @@ export function checkLowLatencyCombine(
   const handle = checkLowLatencyHandle(args.handle, scope);
   const { numTokens, topk } = handle;
   const alignment = rowAlignment(config.hidden * 2);
-  const y = checkTensor('y', args.y, { device, dtype: ['bf16'], shape: rowShape(scope), alignment });
+  const x = checkTensor('x', args.x, { device, dtype: ['bf16'], shape: rowShape(scope), alignment });
   const topkWeights = checkWeights(args.topkWeights, [numTokens, topk], scope, 'combine');
   const out =
     args.out === undefined
       ? undefined
       : checkTensor('out', args.out, { device, dtype: ['bf16'], shape: [numTokens, config.hidden], alignment });
   const waitStats = checkWaitStats(args.waitStats, scope);
-  const isInPlace = y.address === buffer(handle);
+  const isInPlace = x.address === buffer(handle);
   if (args.zeroCopy === true && !isInPlace && readsInPlace(scope)) {
-    throw invalidArgument('y', 'a tensor elsewhere', 'what nextCombineBuffer(handle) returned, as zeroCopy asks');
+    throw invalidArgument('x', 'a tensor elsewhere', 'what combineInput(handle) returned, as zeroCopy asks');
   }
-  rejectWindow({ ...(!isInPlace && { y }), out, topkWeights }, window);
-  return { y, handle, topkWeights, out, waitStats };
+  rejectWindow({ ...(!isInPlace && { x }), out, topkWeights }, window);
+  return { x, handle, topkWeights, out, waitStats };
 }
 
 /** A handle of this very object; whether it is still valid, the object knows. */
@@ -238,7 +238,7 @@ function checkWeights(
   const isTaken = layout === 'rank-major' ? call === 'dispatch' : (call === 'combine') === isByChoice;
   if (!isTaken) {
     if (weights === undefined) return undefined;
-    const where = layout === 'rank-major' ? 'the rows of y are weighted already' : `they are given to ${other(call)}`;
+    const where = layout === 'rank-major' ? 'the rows of x are weighted already' : `they are given to ${other(call)}`;
     throw invalidArgument('topkWeights', 'a value', `nothing: ${where}`);
   }
   if (weights === undefined && layout === 'rank-major') return undefined;

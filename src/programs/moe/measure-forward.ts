@@ -52,7 +52,7 @@ export async function measureForward(
   options: MeasureOptions,
 ): Promise<{ readonly report: ForwardReport; readonly output: Uint16Array }> {
   const { world, engine, block, share, dispatcher, repeat } = options;
-  const create = dispatcher === 'buffer' ? createBufferForward : createAll2AllForward;
+  const create = dispatcher === 'buffer' ? createBufferForward : createAllToAllForward;
   await using forward = await create(options);
   const times = await timePhases(world, forward, { repeat, finish: () => engine.finish() });
   const counts = countRouting(await share.topkIdx.toHost(), { ...block, ranks: world.size });
@@ -274,16 +274,16 @@ function emptyScaledRows(device: MoeDevice, { shape: [tokens = 0, hidden = 0] }:
 // A MoE block through EPAll2AllLayer: a token arrives once for each of its experts, the rows of an expert together.
 
 /** Collective, like every phase that it returns. */
-async function createAll2AllForward(options: ForwardOptions): Promise<MoeForward> {
+async function createAllToAllForward(options: ForwardOptions): Promise<MoeForward> {
   const { world, device, block, share, dtype, combinePrecision } = options;
   if (dtype !== 'bf16') throw invalidArgument('dtype', dtype, '"bf16" with dispatcher "all2all"');
   const { x, topkIdx, topkWeights, experts } = share;
   requireNoSharedExpert('all2all', block);
   const layer = await EPAll2AllLayer.create(world, device, {
-    maxTokens: Math.max(1, largestTokenShare(block.tokens, world.size)),
+    maxTokensPerRank: Math.max(1, largestTokenShare(block.tokens, world.size)),
     hidden: block.hidden,
-    topk: block.topk,
-    numTotExperts: block.experts,
+    maxTopk: block.topk,
+    numExperts: block.experts,
     combinePrecision,
   });
   const output = device.empty('bf16', x.shape);
@@ -296,26 +296,26 @@ async function createAll2AllForward(options: ForwardOptions): Promise<MoeForward
   const dispatch: MoePhase = {
     name: 'dispatch',
     async run() {
-      received?.layoutDesc.dispose();
+      received?.handle.dispose();
       received = undefined;
-      received = await layer.dispatch({ input: x, expIndices: topkIdx, weight: topkWeights });
+      received = await layer.dispatch({ x, topkIdx, topkWeights });
     },
   };
   const compute: MoePhase = {
     name: 'experts',
     run() {
-      const { output: rows, weights, layoutDesc } = arrived();
-      const rowsPerExpert = layoutDesc.numRecvTokensPerExpert;
+      const { recvX, recvTopkWeights: weights, handle } = arrived();
+      const rowsPerExpert = handle.numRecvTokensPerExpert;
       if (weights?.dtype !== 'f32') throw new WeftlineError('WL_INTERNAL', 'Rows arrived without their weights');
-      const input = { x: rows, rowsPerExpert, weights: weights as Tensor<'f32'> };
-      experts.forwardExperts(input, layer.combineInput(layoutDesc));
+      const input = { x: recvX, rowsPerExpert, weights: weights as Tensor<'f32'> };
+      experts.forwardExperts(input, layer.combineInput(handle));
     },
   };
   const combine: MoePhase = {
     name: 'combine',
     async run() {
-      const { layoutDesc } = arrived();
-      await layer.combine({ input: layer.combineInput(layoutDesc), layoutDesc, out: output });
+      const { handle } = arrived();
+      await layer.combine({ x: layer.combineInput(handle), handle, out: output });
     },
   };
 
@@ -326,9 +326,9 @@ async function createAll2AllForward(options: ForwardOptions): Promise<MoeForward
       return layer.context.windowBytes;
     },
     async [Symbol.asyncDispose]() {
-      received?.layoutDesc.dispose();
+      received?.handle.dispose();
       output.dispose();
-      await layer.finalize();
+      await layer.close();
     },
   };
 }

@@ -141,11 +141,11 @@ async function refusals(): Promise<void> {
   const pending = buffer.dispatch({ x: inputs.x, topkIdx: inputs.topkIdx });
   assert.throws(() => ofBuffer.launch(), { code: 'WL_INVALID_ARGUMENT', message: /its dispatch has not ended/ });
   (await pending).handle.dispose();
-  const staged = await layer.preprocess({ input: inputs.rows, expIndices: inputs.topkIdx });
+  const staged = await layer.preprocess({ x: inputs.rows, topkIdx: inputs.topkIdx });
   assert.throws(() => ofLayer.launch(), { code: 'WL_INVALID_ARGUMENT', message: /between the stages/ });
   await layer.initOutputBuffer(staged);
   await layer.dispatchToken(staged);
-  (await layer.dispatchPostprocess(staged)).layoutDesc.dispose();
+  (await layer.dispatchPostprocess(staged)).handle.dispose();
   ofLayer.launch();
   ofBuffer.launch();
   for (const calls of kept) await calls.read();
@@ -159,19 +159,19 @@ async function refusals(): Promise<void> {
 /** A layer whose output has grown since. */
 async function outgrown(): Promise<void> {
   const { EPAll2AllLayer } = await import('weftline/ep');
-  const options = { maxTokens: 64, hidden: 64, topk: 4, numTotExperts: 4 * world.size, capacity: 0.05 };
+  const options = { maxTokensPerRank: 64, hidden: 64, maxTopk: 4, numExperts: 4 * world.size, capacity: 0.05 };
   await using layer = await EPAll2AllLayer.create(world, device, options);
   const input = device.empty('bf16', [1, 64]);
-  const expIndices = await device.tensor('i32', [1, 4], Int32Array.of(0, 1, 2, -1));
+  const topkIdx = await device.tensor('i32', [1, 4], Int32Array.of(0, 1, 2, -1));
   const numWorstTokens = layer.context.outputSize.capacityRows;
-  (await layer.dispatch({ input, expIndices })).layoutDesc.dispose();
+  (await layer.dispatch({ x: input, topkIdx })).handle.dispose();
   using graph = await device.capture(async () => {
-    (await layer.dispatch({ input, expIndices, numWorstTokens })).layoutDesc.dispose();
+    (await layer.dispatch({ x: input, topkIdx, numWorstTokens })).handle.dispose();
   });
   await layer.context.reallocateDispatchOutputBuf(64 * world.size);
   assert.throws(() => graph.launch(), { code: 'WL_CLOSED', message: /record it again/ });
   input.dispose();
-  expIndices.dispose();
+  topkIdx.dispose();
 }
 
 /** What this rank's wait for a replay ends with. */
@@ -255,15 +255,15 @@ const bound = (): Promise<unknown> =>
 async function layerBound(): Promise<unknown> {
   const inputs = makeInputs(world, device, { shape: small, next: random(world.rank + 1) });
   await using layer = await layers.create(small);
-  const { rows: input, topkIdx: expIndices } = inputs;
-  await expIndices.fromHost(new Int32Array(expIndices.elements).fill(-1));
+  const { rows: input, topkIdx } = inputs;
+  await topkIdx.fromHost(new Int32Array(topkIdx.elements).fill(-1));
   using graph = await device.capture(async () => {
-    const { output, layoutDesc } = await layer.dispatch({ input, expIndices, numWorstTokens: 3 });
-    await layer.combine({ input: output, layoutDesc });
+    const { recvX: output, handle } = await layer.dispatch({ x: input, topkIdx, numWorstTokens: 3 });
+    await layer.combine({ x: output, handle });
   });
   graph.launch();
   await device.stream.idle();
-  await expIndices.fromHost(Int32Array.from({ length: expIndices.elements }, (_, cell) => cell % 2));
+  await topkIdx.fromHost(Int32Array.from({ length: topkIdx.elements }, (_, cell) => cell % 2));
   // As in withGraph().
   return await endOf(graph);
 }

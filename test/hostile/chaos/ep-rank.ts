@@ -34,7 +34,7 @@ async function run(): Promise<void> {
   await using device = await CpuDevice.create();
   const config = { maxTokensPerRank: tokens, hidden, numExperts: experts, maxTopk: topk };
   await using buffer = await EpBuffer.create(world, device, config);
-  const options = { maxTokens: tokens, hidden, topk, numTotExperts: experts };
+  const options = { maxTokensPerRank: tokens, hidden, maxTopk: topk, numExperts: experts };
   await using layer = await EPAll2AllLayer.create(world, device, options);
   const values = Uint16Array.from({ length: tokens * hidden }, () => random.next() * 0x7f00);
   using x = await device.tensor('bf16', [tokens, hidden], values);
@@ -52,11 +52,11 @@ async function run(): Promise<void> {
     await add(combinedX);
     handle.dispose();
     combinedX.dispose();
-    const { output, layoutDesc } = await layer.dispatch({ input: x, expIndices: topkIdx });
+    const { recvX: output, handle: rows } = await layer.dispatch({ x, topkIdx });
     await add(output);
-    const combined = await layer.combine({ input: output, layoutDesc });
+    const combined = await layer.combine({ x: output, handle: rows });
     await add(combined);
-    layoutDesc.dispose();
+    rows.dispose();
     combined.dispose();
     if (random.chance(0.2)) await sleep(random.below(4));
     if (rounds % 4 === 0) await world.barrier(`round ${rounds}`);

@@ -49,7 +49,15 @@ function wait(draw: Draw): { readonly timeoutMs: number } {
 
 const values: Scene = async () => {
   const world = await join({ environment: {} });
-  const epConfig = { maxTokens: 8, hidden: 8, topk: 2, numExperts: 4, rank: 0, worldSize: 1, localWorldSize: 1 };
+  const epConfig = {
+    maxTokensPerRank: 8,
+    hidden: 8,
+    maxTopk: 2,
+    numExperts: 4,
+    rank: 0,
+    worldSize: 1,
+    localWorldSize: 1,
+  };
   const plain = new EPConfig(epConfig);
   return {
     toBf16: (draw) => toBf16(draw.number()),
@@ -159,7 +167,7 @@ const ep: Scene = async () => {
   const device = await CpuDevice.create({ addressSpaceMiB: 256 });
   const buffer = await EpBuffer.create(world, device, config);
   const lowLatency = await EpLowLatency.create(world, device, config);
-  const layerOptions = { maxTokens: 8, hidden: 8, topk: 2, numTotExperts: 2 };
+  const layerOptions = { maxTokensPerRank: 8, hidden: 8, maxTopk: 2, numExperts: 2 };
   const layer = await EPAll2AllLayer.create(world, device, layerOptions);
   const x = await device.tensor('bf16', [4, 8], new Uint16Array(32));
   const ids = await device.tensor('i32', [4, 2], Int32Array.of(0, 1, 0, 1, 0, 1, 0, 1));
@@ -175,21 +183,21 @@ const ep: Scene = async () => {
     'EpBuffer.barrier': (draw) => buffer.barrier(as(wait(draw))),
     'EPAll2AllLayer.dispatch': async (draw) => {
       const args = {
-        input: draw.or(x),
-        expIndices: draw.or(ids),
-        weight: draw.or(weights),
+        x: draw.or(x),
+        topkIdx: draw.or(ids),
+        topkWeights: draw.or(weights),
         numWorstTokens: draw.or(0),
       };
-      const { output, layoutDesc } = await layer.dispatch(as({ ...args, ...wait(draw) }));
-      await layer.combine(as({ input: draw.or(output), layoutDesc: draw.or(layoutDesc), ...wait(draw) }));
+      const { recvX: output, handle } = await layer.dispatch(as({ ...args, ...wait(draw) }));
+      await layer.combine(as({ x: draw.or(output), handle: draw.or(handle), ...wait(draw) }));
     },
     'EpLowLatency.dispatch': async (draw) => {
       const sent = { x: draw.or(x), topkIdx: draw.or(ids), dtype: 'bf16' as const, ...wait(draw) };
       const got = await lowLatency.dispatch(sent);
-      const args = { y: draw.or(got.recvX), handle: draw.or(got.handle), topkWeights: draw.or(weights) };
+      const args = { x: draw.or(got.recvX), handle: draw.or(got.handle), topkWeights: draw.or(weights) };
       await lowLatency.combine(as({ ...args, ...wait(draw) }));
     },
-    'EpLowLatency.nextCombineBuffer': (draw) => lowLatency.nextCombineBuffer(draw.number(), as(wait(draw))),
+    'EpLowLatency.combineInput': (draw) => lowLatency.combineInput(draw.number(), as(wait(draw))),
     allReduce: (draw) =>
       communicator.allReduce(as({ input: draw.or(weights), output: draw.or(weights), ...wait(draw) })),
     broadcast: (draw) => communicator.broadcast(as({ input: draw.or(weights), root: draw.number(), ...wait(draw) })),

@@ -70,10 +70,10 @@ async function soakedRank(): Promise<SoakedSide> {
       const config = { maxTokensPerRank: tokens, hidden, numExperts: experts, maxTopk: topk };
       await using buffer = await EpBuffer.create(world, device, config);
       await using layer = await EPAll2AllLayer.create(world, device, {
-        maxTokens: tokens,
+        maxTokensPerRank: tokens,
         hidden,
-        topk,
-        numTotExperts: experts,
+        maxTopk: topk,
+        numExperts: experts,
       });
       using x = await device.tensor('bf16', [tokens, hidden], new Uint16Array(tokens * hidden).fill(0x3f80));
       const ids = Int32Array.from({ length: tokens * topk }, (_, at) => at % experts);
@@ -84,9 +84,9 @@ async function soakedRank(): Promise<SoakedSide> {
         const { combinedX } = await buffer.combine({ x: recvX, handle });
         combinedX.dispose();
         handle.dispose();
-        const { output, layoutDesc } = await layer.dispatch({ input: x, expIndices: topkIdx });
-        (await layer.combine({ input: output, layoutDesc })).dispose();
-        layoutDesc.dispose();
+        const { recvX: output, handle: rows } = await layer.dispatch({ x, topkIdx });
+        (await layer.combine({ x: output, handle: rows })).dispose();
+        rows.dispose();
       }
       await world.store.set(`key/${world.rank}`, Buffer.alloc(1000));
       // Whether there is time left is rank 0's to say: all must stop after the same cycle.

@@ -149,13 +149,9 @@ async function refusals(): Promise<void> {
     for (const first of calls.slice(0, 2)) for (const second of calls) await refused('EpLowLatency', first(), second);
   }
   {
-    const shape = { maxTokens: 4, hidden: 64, topk: 1, numTotExperts: size };
+    const shape = { maxTokensPerRank: 4, hidden: 64, maxTopk: 1, numExperts: size };
     await using layer = await EPAll2AllLayer.create(world, device, shape);
-    const calls = [
-      () => layer.dispatch({ input: x, expIndices: topkIdx }),
-      () => layer.epBarrierAll(),
-      () => layer.close(),
-    ];
+    const calls = [() => layer.dispatch({ x, topkIdx }), () => layer.barrier(), () => layer.close()];
     for (const first of calls.slice(0, 2)) for (const second of calls) await refused('EPAll2AllLayer', first(), second);
   }
   {

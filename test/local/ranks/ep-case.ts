@@ -89,12 +89,15 @@ export function caseFor(device: Device, { topology }: RankGroup, drawn: EpCase):
 }
 
 /** What numRdmaBytes must be for a network side with room for two sums at a time; 0 for all. */
-export function rdmaBytes({ rdma }: EpCase, network: NetworkSize | undefined, maxTokens: number): number {
-  if (network === undefined || rdma !== 'few' || maxTokens <= 2) return 0;
+export function rdmaBytes({ rdma }: EpCase, network: NetworkSize | undefined, maxTokensPerRank: number): number {
+  if (network === undefined || rdma !== 'few' || maxTokensPerRank <= 2) return 0;
   const { sums, sumWeights, hostRows, hostWeights } = network.regions;
-  const perToken = [sums, sumWeights, hostRows, hostWeights].reduce((sum, { bytes }) => sum + bytes / maxTokens, 0);
+  const perToken = [sums, sumWeights, hostRows, hostWeights].reduce(
+    (sum, { bytes }) => sum + bytes / maxTokensPerRank,
+    0,
+  );
   // Regions begin at multiples of 128.
-  return network.bytes - Math.floor(perToken * (maxTokens - 2)) + 4 * 128;
+  return network.bytes - Math.floor(perToken * (maxTokensPerRank - 2)) + 4 * 128;
 }
 
 /** mulberry32. */

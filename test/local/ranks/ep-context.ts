@@ -18,9 +18,9 @@ async function codeOf(call: () => unknown): Promise<string> {
 }
 
 const epConfig = new EPConfig({
-  maxTokens: 8,
+  maxTokensPerRank: 8,
   hidden: 16,
-  topk: 2,
+  maxTopk: 2,
   numExperts: 4,
   rank: world.rank,
   worldSize: world.size,
@@ -40,28 +40,28 @@ const found: Record<string, unknown> = {
   stale: await codeOf(() => old.view()),
   tooMany: await codeOf(() => context.reallocateDispatchOutputBuf(33)),
 };
-await context.finalize();
-await context.finalize();
+await context.close();
+await context.close();
 
 // Everyone sends four tokens to expert `rank`'s neighbour at the same rank: 8 rows there, capacity for 2.
 const useAot = process.argv[2] === 'aot';
-const options = { maxTokens: 8, hidden: 16, topk: 2, numTotExperts: 4, capacity: 0.1, useAot };
+const options = { maxTokensPerRank: 8, hidden: 16, maxTopk: 2, numExperts: 4, capacity: 0.1, useAot };
 const layer = await EPAll2AllLayer.create(world, device, options);
 const input = await device.tensor(
   'bf16',
   [4, 16],
   Uint16Array.from({ length: 64 }, (_, i) => toBf16(1 + Math.floor(i / 16))),
 );
-const expIndices = await device.tensor(
+const topkIdx = await device.tensor(
   'i32',
   [4, 2],
   Int32Array.from({ length: 8 }, (_, i) => (i % 2) * 2),
 );
-const { output, layoutDesc } = await layer.dispatch({ input, expIndices });
-found['layerRows'] = layoutDesc.numRecvTokens;
+const { recvX: output, handle } = await layer.dispatch({ x: input, topkIdx });
+found['layerRows'] = handle.numRecvTokens;
 found['layerOutput'] = [...(await output.toHost())].filter((_, i) => i % 16 === 0).map(fromBf16);
-for (const one of [input, expIndices, layoutDesc]) one.dispose();
-await layer.finalize();
-found['finalized'] = await codeOf(() => layer.epBarrierAll());
+for (const one of [input, topkIdx, handle]) one.dispose();
+await layer.close();
+found['finalized'] = await codeOf(() => layer.barrier());
 found['left'] = bytesInUse(device) ?? 0;
 console.log(JSON.stringify(found));

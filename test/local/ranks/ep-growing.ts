@@ -19,10 +19,10 @@ const topkIdx = await device.tensor('i32', [tokens, topk], ids);
 const config = { maxTokensPerRank: tokens, hidden, numExperts: group.size, maxTopk: topk };
 await using buffer = await EpBuffer.create(group, device, config);
 await using layer = await EPAll2AllLayer.create(group, device, {
-  maxTokens: tokens,
+  maxTokensPerRank: tokens,
   hidden,
-  topk,
-  numTotExperts: group.size,
+  maxTopk: topk,
+  numExperts: group.size,
 });
 const held: Tensor[] = [];
 
@@ -42,9 +42,9 @@ for (let call = 0; call < calls; call++) {
   await isTwo((await buffer.combine({ x: recvX as Tensor<'bf16'>, handle })).combinedX);
   handle.dispose();
   grow(2 * call);
-  const { output, layoutDesc } = await layer.dispatch({ input: x, expIndices: topkIdx });
+  const { recvX: output, handle: rows } = await layer.dispatch({ x, topkIdx });
   grow(2 * call + 1);
-  await isTwo(await layer.combine({ input: output, layoutDesc }));
-  layoutDesc.dispose();
+  await isTwo(await layer.combine({ x: output, handle: rows }));
+  rows.dispose();
 }
 for (const tensor of held) tensor.dispose();

@@ -40,14 +40,13 @@ async function openBuffer(): Promise<Calls> {
 }
 
 async function openLayer(): Promise<Calls> {
-  const options = { maxTokens: tokens, hidden, topk, numTotExperts: group.size };
+  const options = { maxTokensPerRank: tokens, hidden, maxTopk: topk, numExperts: group.size };
   const layer = await EPAll2AllLayer.create(group, device, options);
-  const { layoutDesc } = await layer.dispatch({ input: x, expIndices: choices });
+  const { handle } = await layer.dispatch({ x, topkIdx: choices });
   return {
-    dispatch: (expIndices = choices, timeout = timeoutMs) =>
-      layer.dispatch({ input: x, expIndices, timeoutMs: timeout }),
-    combine: () => layer.combine({ input: layer.combineInput(layoutDesc), layoutDesc, timeoutMs }),
-    barrier: () => layer.epBarrierAll(undefined, false, { timeoutMs }),
+    dispatch: (topkIdx = choices, timeout = timeoutMs) => layer.dispatch({ x, topkIdx, timeoutMs: timeout }),
+    combine: () => layer.combine({ x: layer.combineInput(handle), handle, timeoutMs }),
+    barrier: () => layer.barrier({ timeoutMs }),
     close: () => layer.close(),
   };
 }

@@ -61,15 +61,15 @@ async function openBuffer(): Promise<Calls> {
 }
 
 async function openLayer(): Promise<Calls> {
-  const options = { maxTokens: tokens, hidden, topk, numTotExperts: group.size };
+  const options = { maxTokensPerRank: tokens, hidden, maxTopk: topk, numExperts: group.size };
   const layer = await EPAll2AllLayer.create(group, device, options);
-  const { output, layoutDesc } = await layer.dispatch({ input: x, expIndices: topkIdx });
+  const { recvX: output, handle } = await layer.dispatch({ x, topkIdx });
   return {
     calls: {
-      dispatch: () => layer.dispatch({ input: x, expIndices: topkIdx, timeoutMs }),
-      combine: () => layer.combine({ input: output, layoutDesc, timeoutMs }),
+      dispatch: () => layer.dispatch({ x, topkIdx, timeoutMs }),
+      combine: () => layer.combine({ x: output, handle, timeoutMs }),
     },
-    barrier: () => layer.epBarrierAll(undefined, false, { timeoutMs }),
+    barrier: () => layer.barrier({ timeoutMs }),
     object: layer,
   };
 }

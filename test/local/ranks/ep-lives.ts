@@ -42,16 +42,12 @@ async function useBuffer(buffer: EpBuffer): Promise<void> {
 }
 
 async function useLayer(layer: EPAll2AllLayer): Promise<void> {
-  const {
-    output,
-    layoutDesc,
-    event: sent,
-  } = await layer.dispatch({ input: x, expIndices: topkIdx, asyncFinish: true });
+  const { recvX: output, handle, event: sent } = await layer.dispatch({ x, topkIdx, asyncFinish: true });
   const previous = sent && { previousEvent: sent };
-  const { combined, event } = await layer.combine({ input: output, layoutDesc, asyncFinish: true, ...previous });
+  const { combinedX: combined, event } = await layer.combine({ x: output, handle, asyncFinish: true, ...previous });
   await event?.wait();
   await checkSums(combined, (choices) => choices.filter((expert) => expert >= 0).length);
-  for (const part of [combined, layoutDesc, event, sent]) part?.[Symbol.dispose]();
+  for (const part of [combined, handle, event, sent]) part?.[Symbol.dispose]();
 }
 
 async function live(): Promise<void> {
@@ -59,10 +55,10 @@ async function live(): Promise<void> {
   const first = await EpBuffer.create(group, device, config);
   const second = await EpBuffer.create(group, device, { ...config, combineRows: 'shared' });
   const layer = await EPAll2AllLayer.create(group, device, {
-    maxTokens: tokens,
+    maxTokensPerRank: tokens,
     hidden,
-    topk,
-    numTotExperts: experts,
+    maxTopk: topk,
+    numExperts: experts,
   });
   const uses = [() => useBuffer(first), () => useBuffer(second), () => useLayer(layer)];
   for (let round = 0; round < 3; round++) {

@@ -78,10 +78,10 @@ async function useBuffer(numRdmaBytes: number): Promise<void> {
 async function useLayer(numRdmaBytes: number): Promise<void> {
   const before = device.space.used;
   await using layer = await EPAll2AllLayer.create(group, device, {
-    maxTokens: tokens,
+    maxTokensPerRank: tokens,
     hidden,
-    topk,
-    numTotExperts: experts,
+    maxTopk: topk,
+    numExperts: experts,
     capacity: 0.5,
     numRdmaBytes,
   });
@@ -90,11 +90,11 @@ async function useLayer(numRdmaBytes: number): Promise<void> {
   const tables = device.space.used - before - first.addressSpaceBytes;
   assert.ok(tables >= 0 && tables < tokens * (n + 16) + 64 * 1024, `${tables}`);
   for (let round = 0; round < Number(times); round++) {
-    const { output, layoutDesc } = await layer.dispatch({ input: x, expIndices: ids });
-    assert.equal(layoutDesc.numRecvTokens, group.rank === n - 1 ? n * tokens : 0);
+    const { recvX: output, handle } = await layer.dispatch({ x, topkIdx: ids });
+    assert.equal(handle.numRecvTokens, group.rank === n - 1 ? n * tokens : 0);
     doubled(output);
-    await checkSums(await layer.combine({ input: output, layoutDesc }));
-    layoutDesc.dispose();
+    await checkSums(await layer.combine({ x: output, handle }));
+    handle.dispose();
     const { outputSize: grown, windowBytes } = layer.context;
     assert.ok(grown.capacityRows >= n * tokens);
     checkShared(grown.sharedMemoryBytes);

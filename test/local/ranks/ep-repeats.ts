@@ -30,7 +30,7 @@ const choices = Array.from({ length: tokens }, () => {
 const topkIdx = await device.tensor('i32', [tokens, topk], Int32Array.from(choices.flat()));
 const config = { maxTokensPerRank: tokens, hidden, numExperts: experts, maxTopk: topk };
 await using buffer = await EpBuffer.create(group, device, config);
-const layerOptions = { maxTokens: tokens, hidden, topk, numTotExperts: experts, enableLocalCombine: true };
+const layerOptions = { maxTokensPerRank: tokens, hidden, maxTopk: topk, numExperts: experts, enableLocalCombine: true };
 await using layer = what === 'buffer' ? undefined : await EPAll2AllLayer.create(group, device, layerOptions);
 
 async function once(): Promise<string> {
@@ -45,11 +45,11 @@ async function once(): Promise<string> {
   handle.dispose();
   combinedX.dispose();
   if (layer) {
-    const { output, layoutDesc } = await layer.dispatch({ input: x, expIndices: topkIdx });
+    const { recvX: output, handle: rows } = await layer.dispatch({ x, topkIdx });
     await add(output);
-    const combined = await layer.combine({ input: output, layoutDesc });
+    const combined = await layer.combine({ x: output, handle: rows });
     await add(combined);
-    layoutDesc.dispose();
+    rows.dispose();
     combined.dispose();
   }
   return digest.digest('hex');

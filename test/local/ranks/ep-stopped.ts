@@ -51,7 +51,7 @@ const x = await device.tensor('bf16', [tokens, hidden], new Uint16Array(tokens *
 /** All tokens of all ranks go to rank 0, so that the layer's output there must grow. */
 const ids = await device.tensor('i32', [tokens, 1], new Int32Array(tokens));
 const bufferOptions = { maxTokensPerRank: tokens, hidden, numExperts: world.size, maxTopk: 1 };
-const layerOptions = { maxTokens: tokens, hidden, topk: 1, numTotExperts: world.size, capacity: 1 };
+const layerOptions = { maxTokensPerRank: tokens, hidden, maxTopk: 1, numExperts: world.size, capacity: 1 };
 
 /** What comes before, and the call that is looked at. */
 const stages: Readonly<Record<string, () => Promise<() => Promise<unknown>>>> = {
@@ -88,9 +88,9 @@ const stages: Readonly<Record<string, () => Promise<() => Promise<unknown>>>> = 
   'growth, last step': async () => growing('window/a2a-output/header'),
   'closing of layer dispatch': async () => {
     const layer = await EPAll2AllLayer.create(world, device, { ...layerOptions, capacity: world.size });
-    await layer.epBarrierAll();
+    await layer.barrier();
     stopAtKernel('scatterRows');
-    return () => layer.dispatch({ input: x, expIndices: ids, timeoutMs });
+    return () => layer.dispatch({ x, topkIdx: ids, timeoutMs });
   },
 };
 
@@ -103,8 +103,8 @@ async function openBuffer(): Promise<EpBuffer> {
 
 async function growing(step: string): Promise<() => Promise<unknown>> {
   const layer = await EPAll2AllLayer.create(stoppingAt(step, 2), device, layerOptions);
-  await layer.epBarrierAll();
-  return () => layer.dispatch({ input: x, expIndices: ids, timeoutMs });
+  await layer.barrier();
+  return () => layer.dispatch({ x, topkIdx: ids, timeoutMs });
 }
 
 const call = await (stages[stage] as (typeof stages)[string])();

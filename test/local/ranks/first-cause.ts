@@ -60,13 +60,13 @@ const objects: Readonly<Record<string, () => Promise<Looked>>> = {
   },
   async layer() {
     const layer = await EPAll2AllLayer.create(world, device, {
-      maxTokens: tokens,
+      maxTokensPerRank: tokens,
       hidden,
-      topk: 1,
-      numTotExperts: numExperts,
+      maxTopk: 1,
+      numExperts,
     });
-    const { layoutDesc } = await layer.dispatch({ input: x, expIndices: ids });
-    const call = () => layer.combine({ input: layer.combineInput(layoutDesc), layoutDesc, timeoutMs });
+    const { handle } = await layer.dispatch({ x, topkIdx: ids });
+    const call = () => layer.combine({ x: layer.combineInput(handle), handle, timeoutMs });
     return { call, close: () => layer.close() };
   },
   async sparse() {

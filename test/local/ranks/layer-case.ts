@@ -42,12 +42,12 @@ export async function runLayerCase(group: RankGroup, device: EpDevice, drawn: Ep
   const received = referenceLayerDispatch(inputs, numExperts);
   const mine = inputs[group.rank] as ReferenceLayerInput;
   const want = received[group.rank] as ReferenceLayerReceived;
-  const maxTokens = Math.max(1, ...of.tokens);
+  const maxTokensPerRank = Math.max(1, ...of.tokens);
   const options = {
-    maxTokens,
+    maxTokensPerRank,
     hidden: of.hidden,
-    topk: of.topk,
-    numTotExperts: numExperts,
+    maxTopk: of.topk,
+    numExperts,
     // Half of the cases carry weights as bf16.
     weightDtype: of.wideIndex ? 'f32' : 'bf16',
     dtype: of.dtype,
@@ -58,17 +58,17 @@ export async function runLayerCase(group: RankGroup, device: EpDevice, drawn: Ep
     capacity: of.capacity,
   } as const;
   const network = networkOf(group, { ...options, numExperts });
-  const numRdmaBytes = rdmaBytes(of, network, maxTokens);
+  const numRdmaBytes = rdmaBytes(of, network, maxTokensPerRank);
   using rdmaBuffer = of.rdma === 'own' ? device.empty('u8', [network?.bytes ?? 128]) : undefined;
   const rdma = { numRdmaBytes, ...(rdmaBuffer && { rdmaBuffer }) };
   await using layer = await EPAll2AllLayer.create<TokenDType>(group, device, { ...options, ...rdma });
-  const inputValues = patternsOf(of.dtype, mine.input.flat());
-  const input = await device.tensor<TokenDType>(of.dtype, [mine.input.length, of.hidden], inputValues);
-  const expIndices = await uploadChoices(device, mine.expIndices, of);
-  const shape = [mine.input.length, of.topk];
-  const weightBits = Uint16Array.from((mine.weight ?? []).flat(), toBf16);
+  const inputValues = patternsOf(of.dtype, mine.x.flat());
+  const input = await device.tensor<TokenDType>(of.dtype, [mine.x.length, of.hidden], inputValues);
+  const topkIdx = await uploadChoices(device, mine.topkIdx, of);
+  const shape = [mine.x.length, of.topk];
+  const weightBits = Uint16Array.from((mine.topkWeights ?? []).flat(), toBf16);
   const weight = of.wideIndex
-    ? await device.tensor('f32', shape, flat(mine.weight))
+    ? await device.tensor('f32', shape, flat(mine.topkWeights))
     : await device.tensor('bf16', shape, weightBits);
   const fullScatterIndices = of.scatter
     ? await device.tensor('i32', shape, scatterIndices(received, group.rank, mine))
@@ -77,13 +77,18 @@ export async function runLayerCase(group: RankGroup, device: EpDevice, drawn: Ep
   const most = Math.max(0, ...received.map((one) => one.rows.length));
   const isBounded = of.worst && !of.scatter && !of.staged && most <= layer.context.outputSize.capacityRows;
   const numWorstTokens = isBounded ? most : 0;
-  const { output, weights, layoutDesc, event } = await dispatchAs(
+  const {
+    recvX: output,
+    recvTopkWeights: weights,
+    handle,
+    event,
+  } = await dispatchAs(
     of,
     layer,
     {
-      input,
-      expIndices,
-      ...(of.weights && { weight }),
+      x: input,
+      topkIdx,
+      ...(of.weights && { topkWeights: weight }),
       ...(fullScatterIndices && { fullScatterIndices }),
       numWorstTokens,
       ...overlapOf(of, device),
@@ -93,8 +98,8 @@ export async function runLayerCase(group: RankGroup, device: EpDevice, drawn: Ep
   await event?.wait();
   const order = of.scatter ? want.rows.map((_, row) => reversed(want, row)) : want.rows.map((_, row) => row);
   const placed = order.map((row) => want.rows[row] as (typeof want.rows)[number]);
-  const recvCounts = layoutDesc.recvCounts && [...(await layoutDesc.recvCounts.toHost())];
-  assert.deepEqual(recvCounts ?? layoutDesc.numRecvTokensPerExpert, want.numRecvTokensPerExpert);
+  const recvCounts = handle.recvCounts && [...(await handle.recvCounts.toHost())];
+  assert.deepEqual(recvCounts ?? handle.numRecvTokensPerExpert, want.numRecvTokensPerExpert);
   assert.equal(recvCounts !== undefined, numWorstTokens !== 0);
   const rowCount = numWorstTokens || want.rows.length;
   const tail = (value: number, width: number): number[] =>
@@ -108,23 +113,23 @@ export async function runLayerCase(group: RankGroup, device: EpDevice, drawn: Ep
   const wantWeights = placed.map((row) => (of.wideIndex ? Math.fround(row.weight) : toBf16(row.weight)));
   assert.deepEqual(weights && [...(await weights.toHost())], of.weights ? [...wantWeights, ...tail(0, 1)] : undefined);
   assert.deepEqual(
-    Array.from(await layoutDesc.numInputTokensPerRank.toHost(), Number),
-    inputs.map((one) => one.input.length),
+    Array.from(await handle.numInputTokensPerRank.toHost(), Number),
+    inputs.map((one) => one.x.length),
   );
-  await checkSkippedRows(want, { of, layoutDesc, tail });
-  await checkNodes(group, inputs, received, { of, layoutDesc, expIndices, maxTokens });
-  assert.equal(layoutDesc.numDispatchTokenCurRank, mine.input.length);
+  await checkSkippedRows(want, { of, handle, tail });
+  await checkNodes(group, inputs, received, { of, handle, topkIdx, maxTokensPerRank });
+  assert.equal(handle.numDispatchTokenCurRank, mine.x.length);
 
   const outputs = received.map((one, rank) => outputRows(of, one.rows.length, random(of.seed + 7 + rank), of.dtype));
-  const result = of.inPlace ? layer.combineInput(layoutDesc) : device.empty<TokenDType>(of.dtype, output.shape);
+  const result = of.inPlace ? layer.combineInput(handle) : device.empty<TokenDType>(of.dtype, output.shape);
   const ownOutputs = outputs[group.rank] as number[][];
   const inOrder = order.map((row) => ownOutputs[row] as number[]);
   // What the rows behind the received ones hold must not matter.
   await result.slice(0, inOrder.length).fromHost(patternsOf(of.dtype, inOrder.flat()));
   const before = of.keepOutput ? toPatterns(await output.toHost()) : undefined;
-  const combined = await combineAs(of, layer, { input: result, layoutDesc });
+  const combined = await combineAs(of, layer, { x: result, handle });
   const got = toPatterns(await combined.toHost());
-  for (let token = 0; token < mine.input.length; token++) {
+  for (let token = 0; token < mine.x.length; token++) {
     const { hosts } = group.topology;
     const { hidden, localCombine, dtype, combinePrecision } = of;
     const place = { rank: group.rank, token, hidden, localCombine, dtype, hosts, combinePrecision };
@@ -136,11 +141,11 @@ export async function runLayerCase(group: RankGroup, device: EpDevice, drawn: Ep
   if (before) assert.deepEqual(toPatterns(await output.toHost()), before, 'output after combine');
   if (device instanceof CudaDevice && of.overlap) {
     using stream = device.createStream();
-    await layer.epBarrierAll(stream, of.staged);
+    await layer.barrier({ intraNodeOnly: of.staged, ...(stream && { stream }) });
     await stream.idle();
   }
-  await layer.epBarrierAll();
-  for (const tensor of [input, expIndices, weight, fullScatterIndices, combined, layoutDesc]) tensor?.dispose();
+  await layer.barrier();
+  for (const tensor of [input, topkIdx, weight, fullScatterIndices, combined, handle]) tensor?.dispose();
   if (!of.inPlace) result.dispose();
 }
 
@@ -165,8 +170,8 @@ async function dispatchAs(
   await layer.initOutputBuffer(staged);
   await layer.dispatchToken(staged);
   const result = await layer.dispatchPostprocess(staged);
-  assert.deepEqual(staged.numRecvTokensPerExpert, result.layoutDesc.numRecvTokensPerExpert);
-  assert.equal(staged.recvRows[layer.config.rank], result.layoutDesc.numRecvTokens);
+  assert.deepEqual(staged.numRecvTokensPerExpert, result.handle.numRecvTokensPerExpert);
+  assert.equal(staged.recvRows[layer.config.rank], result.handle.numRecvTokens);
   return result;
 }
 
@@ -174,18 +179,18 @@ async function checkSkippedRows(
   want: ReferenceLayerReceived,
   {
     of,
-    layoutDesc,
+    handle,
     tail,
   }: {
     readonly of: EpCase;
-    readonly layoutDesc: EPAllToAllLayoutDesc;
+    readonly handle: EPAllToAllLayoutDesc;
     readonly tail: (value: number, width: number) => readonly number[];
   },
 ): Promise<void> {
   const { firstRows, duplicates } = referenceSkippedRows(want, of.topk);
   const place = (row: number): number => (row === -1 || !of.scatter ? row : reversed(want, row));
   const order = want.rows.map((_, row) => place(row));
-  const { skippedTokenMappingIndices, skippedTokenTopkMappingIndices } = layoutDesc;
+  const { skippedTokenMappingIndices, skippedTokenTopkMappingIndices } = handle;
   const wantFirst = [...order.map((row) => place(firstRows[row]!)), ...tail(-1, 1)];
   assert.deepEqual(Array.from(await skippedTokenMappingIndices.toHost(), Number), wantFirst);
   const wantDuplicates = [...order.flatMap((row) => duplicates[row]!.map(place)), ...tail(-1, of.topk)];
@@ -197,28 +202,33 @@ async function checkNodes(
   group: RankGroup,
   inputs: readonly ReferenceLayerInput[],
   received: readonly ReferenceLayerReceived[],
-  { of, layoutDesc, expIndices, maxTokens }: NodeCheck,
+  { of, handle, topkIdx, maxTokensPerRank }: NodeCheck,
 ): Promise<void> {
   const { hosts } = group.topology;
-  const { sendReqsRecvTensor, topkIndicesTensor, tokenDstScatterIdx } = layoutDesc;
-  if (hosts.length > 1 && layoutDesc.tables.crossing !== undefined) {
+  const { sendReqsRecvTensor, topkIndicesTensor, tokenDstScatterIdx } = handle;
+  if (hosts.length > 1 && handle.tables.crossing !== undefined) {
     // On GPUs: this rank's own tokens, and the rows of their choices at all ranks.
     const mine = inputs[group.rank] as ReferenceLayerInput;
     const rowOf = (expert: number, token: number, choice: number): number =>
       received[Math.floor(expert / of.expertsPerRank)]?.rows.findIndex(
         (row) => row.sourceRank === group.rank && row.token === token && row.choice === choice,
       ) ?? -1;
-    const rowsHere = mine.expIndices.flatMap((experts, token) =>
+    const rowsHere = mine.topkIdx.flatMap((experts, token) =>
       experts.map((expert, choice) => rowOf(expert, token, choice)),
     );
     const got = Array.from(await tokenDstScatterIdx.toHost(), Number);
     assert.deepEqual(got.slice(0, rowsHere.length), rowsHere, 'tokenDstScatterIdx');
-    assert.deepEqual(tokenDstScatterIdx.shape, [1, maxTokens, of.topk]);
-    assert.equal(topkIndicesTensor, expIndices);
+    assert.deepEqual(tokenDstScatterIdx.shape, [1, maxTokensPerRank, of.topk]);
+    assert.equal(topkIndicesTensor, topkIdx);
     assert.equal(sendReqsRecvTensor, undefined);
     return;
   }
-  const reference = referenceNodeLayout(inputs, received, { rank: group.rank, hosts, maxTokens, topk: of.topk });
+  const reference = referenceNodeLayout(inputs, received, {
+    rank: group.rank,
+    hosts,
+    maxTokensPerRank,
+    maxTopk: of.topk,
+  });
   // Where the caller chose the rows, those of the experts' ranks are back to front.
   const ownerOf = (node: number, token: number, choice: number): ReferenceLayerReceived => {
     const expert = reference.topkIndices[node]![token]![choice]!;
@@ -230,25 +240,25 @@ async function checkNodes(
     ),
   );
   assert.deepEqual(Array.from(await tokenDstScatterIdx.toHost(), Number), rowsByNode.flat(2), 'tokenDstScatterIdx');
-  assert.deepEqual(tokenDstScatterIdx.shape, [hosts.length, maxTokens, of.topk]);
+  assert.deepEqual(tokenDstScatterIdx.shape, [hosts.length, maxTokensPerRank, of.topk]);
   assert.equal(tokenDstScatterIdx.dtype, of.wideOffsets ? 'i64' : 'i32');
   if (hosts.length === 1) {
-    assert.equal(topkIndicesTensor, expIndices);
+    assert.equal(topkIndicesTensor, topkIdx);
     assert.equal(sendReqsRecvTensor, undefined);
     return;
   }
   assert.deepEqual(Array.from(await topkIndicesTensor.toHost(), Number), reference.topkIndices.flat(2), 'topkIndices');
-  assert.equal(topkIndicesTensor.dtype, expIndices.dtype);
+  assert.equal(topkIndicesTensor.dtype, topkIdx.dtype);
   assert.deepEqual(Array.from(await sendReqsRecvTensor!.toHost(), Number), reference.sendReqs.flat(2), 'sendReqs');
-  assert.deepEqual(sendReqsRecvTensor!.shape, [hosts.length, 2, maxTokens]);
-  assert.equal(layoutDesc.sendReqsRecvTensor, sendReqsRecvTensor, 'made once');
+  assert.deepEqual(sendReqsRecvTensor!.shape, [hosts.length, 2, maxTokensPerRank]);
+  assert.equal(handle.sendReqsRecvTensor, sendReqsRecvTensor, 'made once');
 }
 
 interface NodeCheck {
   readonly of: EpCase;
-  readonly layoutDesc: EPAllToAllLayoutDesc;
-  readonly expIndices: Tensor<'i32' | 'i64'>;
-  readonly maxTokens: number;
+  readonly handle: EPAllToAllLayoutDesc;
+  readonly topkIdx: Tensor<'i32' | 'i64'>;
+  readonly maxTokensPerRank: number;
 }
 
 /** What lies between the stages: the counts of all ranks, and what this one asks the others for. */
@@ -261,18 +271,18 @@ async function checkSplits(
   }: { readonly inputs: readonly ReferenceLayerInput[]; readonly received: readonly ReferenceLayerReceived[] },
 ): Promise<void> {
   const { group, config } = layer.context;
-  const { numExperts, topk, maxTokens } = config;
+  const { numExperts, maxTopk: topk, maxTokensPerRank } = config;
   const splits = await layer.getAgSplitsAndRecvOffsetForDispatch(staged);
   const isDropped = (expert: number): boolean => expert < 0 || expert >= numExperts;
-  const wantSplits = inputs.map(({ expIndices }) => {
-    const all = expIndices.flat();
+  const wantSplits = inputs.map(({ topkIdx }) => {
+    const all = topkIdx.flat();
     const ofExperts = Array.from({ length: numExperts }, (_, expert) => all.filter((one) => one === expert).length);
     return [...ofExperts, all.filter(isDropped).length];
   });
   assert.deepEqual([...splits.fullSplits], wantSplits.flat(), 'splits');
   assert.deepEqual(
     [...splits.numInputTokensPerRank],
-    inputs.map((one) => one.expIndices.length),
+    inputs.map((one) => one.topkIdx.length),
   );
   assert.deepEqual(
     [...splits.numRecvTokensPerRank],
@@ -297,9 +307,9 @@ async function checkSplits(
   for (const [node, ranks] of hosts.entries()) {
     const there = ranks[place];
     if (there === undefined) continue;
-    const of = { rank: there, hosts, maxTokens, topk };
+    const of = { rank: there, hosts, maxTokensPerRank, maxTopk: topk };
     const want = referenceNodeLayout(inputs, received, of).sendReqs[own]!.flat();
-    const got = requests!.subarray(node * 2 * maxTokens, (node + 1) * 2 * maxTokens);
+    const got = requests!.subarray(node * 2 * maxTokensPerRank, (node + 1) * 2 * maxTokensPerRank);
     assert.deepEqual([...got], want, `requests of node ${node}`);
   }
 }
@@ -307,26 +317,26 @@ async function checkSplits(
 async function combineAs(
   of: EpCase,
   layer: EPAll2AllLayer<TokenDType>,
-  call: { readonly input: Tensor<TokenDType>; readonly layoutDesc: EPAllToAllLayoutDesc },
+  call: { readonly x: Tensor<TokenDType>; readonly handle: EPAllToAllLayoutDesc },
 ): Promise<Tensor<TokenDType>> {
   if (!of.overlap) return layer.combine(call);
   const overlap = { ...overlapOf(of, layer.context.device), asyncFinish: true } as const;
-  const { combined, event } = await layer.combine({ ...call, ...overlap });
+  const { combinedX, event } = await layer.combine({ ...call, ...overlap });
   assert.ok(event);
   await event.wait();
-  return combined;
+  return combinedX;
 }
 
 function makeInput(of: EpCase, rank: number, ranks: number): ReferenceLayerInput {
   const next = random(of.seed + rank * 131 + 3);
   // The layer takes the number of experts for "dropped" as well as -1.
-  const expIndices = choices(of, rank, ranks).map((row) =>
+  const topkIdx = choices(of, rank, ranks).map((row) =>
     row.map((expert) => (expert === -1 && next() < 0.5 ? of.expertsPerRank * ranks : expert)),
   );
   return {
-    input: rows(expIndices.length, of.hidden, next, of.dtype),
-    expIndices,
-    weight: expIndices.map((row) => row.map(() => next())),
+    x: rows(topkIdx.length, of.hidden, next, of.dtype),
+    topkIdx,
+    topkWeights: topkIdx.map((row) => row.map(() => next())),
   };
 }
 
@@ -345,8 +355,8 @@ function scatterIndices(
   rank: number,
   input: ReferenceLayerInput,
 ): Int32Array {
-  const k = input.expIndices[0]?.length ?? 0;
-  const places = new Int32Array(input.expIndices.length * k).fill(-5);
+  const k = input.topkIdx[0]?.length ?? 0;
+  const places = new Int32Array(input.topkIdx.length * k).fill(-5);
   let start = 0;
   for (const one of received) {
     for (const [index, row] of one.rows.entries()) {

@@ -26,18 +26,18 @@ async function run(variant: Partial<LowLatencyConfig>): Promise<void> {
     const own = await device.tensor('bf16', recvX.shape, new Uint16Array(recvX.elements).fill(0x3f80));
     const args = { handle, ...(isRankMajor ? {} : { topkWeights }), timeoutMs };
     if (isHooked) {
-      const { hook } = await ll.combine({ ...args, y: own, returnRecvHook: true });
+      const { hook } = await ll.combine({ ...args, x: own, returnRecvHook: true });
       await hook({ timeoutMs });
     } else {
-      await ll.combine({ ...args, y: own, returnRecvHook: false });
+      await ll.combine({ ...args, x: own, returnRecvHook: false });
     }
     const asksAlone = me === 0;
-    const y = asksAlone ? await ll.nextCombineBuffer(handle, { timeoutMs }) : own;
+    const y = asksAlone ? await ll.combineInput(handle, { timeoutMs }) : own;
     // The others make no call meanwhile that could tell this rank that they have read.
     await ll.barrier({ timeoutMs });
     // Experts of this rank give twos.
     if (asksAlone) await y.fromHost(new Uint16Array(y.elements).fill(0x4000));
-    const { combinedX } = await ll.combine({ ...args, y, returnRecvHook: false });
+    const { combinedX } = await ll.combine({ ...args, x: y, returnRecvHook: false });
     for (const bits of await combinedX.toHost()) assert.equal(fromBf16(bits), size + 1);
   }
   await ll.close();

@@ -124,8 +124,7 @@ async function step(dispatch: number): Promise<void> {
     if ('data' in recvX) throw new Error('fp8 rows');
     const most = recvX.shape[1]!;
     const got = await recvX.toHost();
-    const y =
-      mode === 'rank-sums' ? device.empty('bf16', recvX.shape) : await ll.nextCombineBuffer(handle, { timeoutMs });
+    const y = mode === 'rank-sums' ? device.empty('bf16', recvX.shape) : await ll.combineInput(handle, { timeoutMs });
     if (mode === 'rank-sums') own.push(y);
     const values = new Uint16Array(y.elements);
     const outputs = outputsOf(dispatch, me, received);
@@ -144,7 +143,7 @@ async function step(dispatch: number): Promise<void> {
     maybeFault();
     const combined = await timed(
       ll.combine({
-        y,
+        x: y,
         handle,
         ...(mode === 'choices' && { topkWeights }),
         timeoutMs,

@@ -29,7 +29,7 @@ async function inputOf(rows: number) {
 }
 
 function combineArgs({ handle }: LowLatencyDispatchResult) {
-  return { y: device.empty('bf16', [2, 8 * world.size, 16]), handle };
+  return { x: device.empty('bf16', [2, 8 * world.size, 16]), handle };
 }
 
 /** As a program without types would pass it. */
@@ -87,7 +87,7 @@ const scenarios: Scenarios = {
     const input = { ...(await inputOf(2)), topkIdx };
     return failureOf(async () => {
       const { handle } = await settled(ll.dispatch(input));
-      await settled(ll.combine({ y: device.empty('bf16', [2, 3, 16]), handle }));
+      await settled(ll.combine({ x: device.empty('bf16', [2, 3, 16]), handle }));
     });
   },
 
@@ -183,7 +183,7 @@ const scenarios: Scenarios = {
     const wrongCombines: readonly unknown[] = [
       undefined,
       { ...args, handle: {} },
-      { ...args, y: x },
+      { ...args, x },
       { ...args, topkWeights },
       { ...args, out: await tokens(3) },
       { ...args, zeroCopy: 'yes' },
@@ -192,7 +192,7 @@ const scenarios: Scenarios = {
     for (const [at, wrong] of wrongCombines.entries()) {
       await assert.rejects(ll.combine(as(wrong)), invalid, `combine ${at}`);
     }
-    await assert.rejects(ll.nextCombineBuffer(first.handle), { code: 'WL_UNSUPPORTED' });
+    await assert.rejects(ll.combineInput(first.handle), { code: 'WL_UNSUPPORTED' });
     const pending = await ll.dispatch({ ...input, returnRecvHook: true });
     await assert.rejects(pending.hook({ timeoutMs: as('soon') }), invalid);
     await pending.hook();
@@ -217,10 +217,10 @@ const scenarios: Scenarios = {
     const { recvX, handle } = await other.dispatch({ ...input, dtype: 'bf16' });
     await assert.rejects(other.dispatch({ ...input, x: as(recvX) }), invalid);
     const y = device.empty('bf16', [world.size, 8, 16]);
-    await assert.rejects(other.combine({ y, handle, zeroCopy: true }), /nextCombineBuffer/);
-    const own = await other.nextCombineBuffer(handle);
-    await assert.rejects(other.combine({ y, handle, out: own.reshape([world.size * 8, 16]).slice(0, 2) }), /window/);
-    await other.combine({ y: own, handle, zeroCopy: true });
+    await assert.rejects(other.combine({ x: y, handle, zeroCopy: true }), /combineInput/);
+    const own = await other.combineInput(handle);
+    await assert.rejects(other.combine({ x: y, handle, out: own.reshape([world.size * 8, 16]).slice(0, 2) }), /window/);
+    await other.combine({ x: own, handle, zeroCopy: true });
     await world.barrier('done');
     await other.close();
     await ll.close();

@@ -23,7 +23,7 @@ const y = await device.tensor('bf16', [1, TOKENS * size, HIDDEN], new Uint16Arra
 /** How many ranks took part. */
 async function round(): Promise<number> {
   const { handle } = await ll.dispatch({ x, topkIdx, topkWeights, dtype: 'bf16', timeoutMs, returnRecvHook: false });
-  const { combinedX, activeMask } = await ll.combine({ y, handle, timeoutMs, returnRecvHook: false });
+  const { combinedX, activeMask } = await ll.combine({ x: y, handle, timeoutMs, returnRecvHook: false });
   const active = (await activeMask!.toHost()).reduce((sum, is) => sum + is, 0);
   // Of bf16 1, 2, 3.
   for (const bits of await combinedX.toHost()) assert.equal(bits, [0, 0x3f80, 0x4000, 0x4040][active]);

@@ -67,7 +67,7 @@ async function round(isLast = false): Promise<{ readonly active: number; readonl
     process.kill(victimPid, 'SIGSTOP');
   }
   const { combinedX, activeMask, droppedChoices } = await ll.combine({
-    y,
+    x: y,
     handle,
     timeoutMs: TIMEOUT_MS,
     returnRecvHook: false,

@@ -28,7 +28,7 @@ function dispatch(deadlineMs = timeoutMs): Promise<LowLatencyDispatchResult> {
 /** What experts make of the rows of a dispatch: the same rows. */
 function combineArgs({ recvX, handle }: LowLatencyDispatchResult) {
   if ('data' in recvX) throw new Error('fp8 rows');
-  return { y: recvX, handle, timeoutMs };
+  return { x: recvX, handle, timeoutMs };
 }
 
 type Combined = Awaited<ReturnType<typeof combine>>;

@@ -171,7 +171,7 @@ async function beginCombine(
   });
   const shape = ('data' in result.recvX ? result.recvX.data : result.recvX).shape;
   const zeroCopy = round.zeroCopy && of.mode !== 'rank-sums';
-  const y = zeroCopy ? await ll.nextCombineBuffer(result.handle) : device.empty('bf16', shape);
+  const y = zeroCopy ? await ll.combineInput(result.handle) : device.empty('bf16', shape);
   const most = shape[1]!;
   const values = await y.toHost();
   for (const [block, blockRows] of (outputs[group.rank] ?? []).entries()) {
@@ -183,7 +183,7 @@ async function beginCombine(
   if (of.mode === 'choices') await weights.fromHost(flat(mine.topkWeights));
   const out = round.ownOut ? device.empty('bf16', [mine.x.length, of.hidden]) : undefined;
   const args = {
-    y,
+    x: y,
     handle: result.handle,
     zeroCopy,
     ...(of.mode === 'choices' && { topkWeights: weights }),

@@ -56,7 +56,7 @@ export async function makeShapes(group: RankGroup, device: EpDevice, next: () =>
     },
     combineArgs(mode, { recvX, handle }) {
       const rows = mode === 'rank-major' ? y : (recvX as Tensor<'bf16'>);
-      return { y: rows, handle, ...(mode === 'choices' && { topkWeights }) };
+      return { x: rows, handle, ...(mode === 'choices' && { topkWeights }) };
     },
   };
 }

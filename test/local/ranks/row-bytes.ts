@@ -12,10 +12,10 @@ await using device = await openTestDevice(world);
 const x = await device.tensor('bf16', [tokens, hidden], new Uint16Array(tokens * hidden).fill(0x3f80));
 const choices = await device.tensor('i32', [tokens, topk], Int32Array.of(0, 1, 2, 3, 0, 2));
 async function layerCalls(): Promise<void> {
-  const options = { maxTokens: tokens, hidden, topk, numTotExperts: experts, enableLocalCombine: true };
+  const options = { maxTokensPerRank: tokens, hidden, maxTopk: topk, numExperts: experts, enableLocalCombine: true };
   await using layer = await EPAll2AllLayer.create(world, device, options);
-  const { output, layoutDesc } = await layer.dispatch({ input: x, expIndices: choices });
-  await layer.combine({ input: output, layoutDesc });
+  const { recvX: output, handle } = await layer.dispatch({ x, topkIdx: choices });
+  await layer.combine({ x: output, handle });
 }
 
 async function lowLatencyCalls(): Promise<void> {
@@ -24,7 +24,7 @@ async function lowLatencyCalls(): Promise<void> {
   await using ll = await EpLowLatency.create(world, device, { ...config, overflow: 'drop' });
   const weights = await device.tensor('f32', [tokens, topk], new Float32Array(tokens * topk).fill(1));
   const { recvX, handle } = await ll.dispatch({ x, topkIdx: choices, topkWeights: weights, dtype: 'bf16' });
-  const { combinedX } = await ll.combine({ y: recvX as Tensor<'bf16'>, handle });
+  const { combinedX } = await ll.combine({ x: recvX as Tensor<'bf16'>, handle });
   await combinedX.toHost();
   await ll.barrier();
 }

@@ -33,11 +33,11 @@ async function bufferCalls(): Promise<void> {
 }
 
 async function layerCalls(): Promise<void> {
-  const options = { maxTokens: tokens, hidden, topk, numTotExperts: experts, enableLocalCombine: true };
+  const options = { maxTokensPerRank: tokens, hidden, maxTopk: topk, numExperts: experts, enableLocalCombine: true };
   await using layer = await EPAll2AllLayer.create(world, device, options);
-  const { output, layoutDesc } = await layer.dispatch({ input: x, expIndices: topkIdx });
+  const { recvX: output, handle } = await layer.dispatch({ x, topkIdx });
   await add(output);
-  await add(await layer.combine({ input: output, layoutDesc }));
+  await add(await layer.combine({ x: output, handle }));
 }
 
 async function lowLatencyCalls(): Promise<void> {

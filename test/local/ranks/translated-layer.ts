@@ -29,7 +29,8 @@ for (const enableLocalCombine of [false, true]) {
     weightDtype: 'f32',
     numSm: 20,
   } as const;
-  await using layer = await EPAll2AllLayer.create(world, device, { ...options, enableLocalCombine });
+  const layer = await EPAll2AllLayer.create(world, device, { ...options, enableLocalCombine });
+  assert.deepEqual([layer.config.maxTokens, layer.config.topk, layer.config.numExperts], [256, topk, numTotExperts]);
   const { output, weights, layoutDesc } = await layer.dispatch({ input, expIndices, weight });
   assert.equal(
     output.shape[0],
@@ -39,11 +40,13 @@ for (const enableLocalCombine of [false, true]) {
   const received = await output.toHost();
   const factors = await weights!.toHost();
   await output.fromHost(received.map((bits, at) => toBf16(fromBf16(bits) * factors[Math.floor(at / hidden)]!)));
-  const combined = await (await layer.combine({ input: output, layoutDesc })).toHost();
+  const combined = await (await layer.combine({ input: output, epA2aLayoutDesc: layoutDesc })).toHost();
   assert.equal(combined.length, tokens * hidden);
   // The weights of a token add up to 1; products and, with local combine, sums of a rank are rounded to 8 bits.
   const worst = combined.reduce((most, bits, at) => Math.max(most, Math.abs(fromBf16(bits) - values[at]!)), 0);
   assert.ok(worst < 0.02, `off by ${worst}`);
+  await layer.epBarrierAll(undefined, true);
+  await layer.finalize();
 }
 console.log(JSON.stringify(repeating.length));
 

@@ -124,7 +124,7 @@ function combineLayer(
   of: ReferenceHosts & { readonly localCombine: boolean; readonly dtype?: 'bf16' | 'f16' | 'f32' },
 ): number {
   const inputs = Array.from({ length: values.length / 2 }, (_, rank) =>
-    rank === 0 ? { input: [[0]], expIndices: [choices] } : { input: [], expIndices: [] },
+    rank === 0 ? { x: [[0]], topkIdx: [choices] } : { x: [], topkIdx: [] },
   );
   const received = referenceLayerDispatch(inputs, values.length);
   const write = of.dtype === 'f16' ? toF16 : toBf16;

@@ -176,7 +176,7 @@ function footprint(bytes: number, ranks: number): number {
 }
 
 test('outputSize() over several hosts counts the ranks of the fullest, the window of counts and the network side', () => {
-  const shape = { maxTokens: 256, hidden: 7168, topk: 8, numExperts: 32, rank: 0, worldSize: 4 };
+  const shape = { maxTokensPerRank: 256, hidden: 7168, maxTopk: 8, numExperts: 32, rank: 0, worldSize: 4 };
   const config = new EPConfig({ ...shape, localWorldSize: 3 });
   const size = outputSize(config, 4096);
   assert.deepEqual(size, outputSize(config, 4096, [3, 1]));
@@ -196,9 +196,9 @@ test('outputSize() over several hosts counts the ranks of the fullest, the windo
 
 test('outputSize() and EPConfig give sizes and bounds before anything is allocated', () => {
   const config = new EPConfig({
-    maxTokens: 10,
+    maxTokensPerRank: 10,
     hidden: 16,
-    topk: 4,
+    maxTopk: 4,
     numExperts: 6,
     rank: 1,
     worldSize: 2,
@@ -210,7 +210,15 @@ test('outputSize() and EPConfig give sizes and bounds before anything is allocat
   const size = outputSize(config, 60);
   assert.equal(size.capacityRows, 60);
   assert.ok(size.bytes >= 60 * (32 + 4 + 4 + 4 + 16) && size.bytes < 60 * 60 + 5 * 128);
-  const wrong = { maxTokens: 10, hidden: 16, topk: 4, numExperts: 7, rank: 0, worldSize: 2, localWorldSize: 2 };
+  const wrong = {
+    maxTokensPerRank: 10,
+    hidden: 16,
+    maxTopk: 4,
+    numExperts: 7,
+    rank: 0,
+    worldSize: 2,
+    localWorldSize: 2,
+  };
   assert.throws(() => new EPConfig(wrong), {
     code: 'WL_INVALID_ARGUMENT',
     message: /numExperts: expected a multiple of the 2 ranks, got 7/,

@@ -23,7 +23,7 @@ test('ranges end where tokens are missing, and at each tile', () => {
 test('requests by node: tokens with an expert there, dropped choices aside, nothing for the own node', () => {
   // Experts 0 and 1 on node 0, 2 and 3 on node 1, 4 and 5 on node 2, which asks.
   const hostOf = [0, 0, 1, 1, 2, 2];
-  const of = { host: 2, hosts: 3, topk: 2, maxTokens: 4 };
+  const of = { host: 2, hosts: 3, maxTopk: 2, maxTokensPerRank: 4 };
   const ids = [0, 2, 1, -1, 5, 3, 6, 4];
   const want = [
     [0, -1, -1, -1, 2, -1, -1, -1],

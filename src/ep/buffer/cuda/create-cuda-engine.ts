@@ -52,7 +52,7 @@ export async function createCudaEngine(
     made.calls = calls;
     const { network: networkSize } = size;
     if (networkSize !== undefined) {
-      const of = { group, device, name: 'ep', calls, maxTokens: config.maxTokensPerRank };
+      const of = { group, device, name: 'ep', calls, maxTokensPerRank: config.maxTokensPerRank };
       const isWide = config.combinePrecision === 'f32';
       hooks.network = await CudaHostNetwork.create({ ...wait, ...of, size: networkSize, isWide });
     }

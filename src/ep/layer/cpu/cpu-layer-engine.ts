@@ -21,12 +21,13 @@ import { dispatchSplits } from '../dispatch-splits.ts';
 import type { TokenDType } from '../ep-config.ts';
 import { type ExpertPlan, planExperts, requireRowBounds } from '../expert-plan.ts';
 import type { CheckedLayerCombine } from '../layer-arguments.ts';
-import type {
-  DispatchStages,
-  LayerCombineResult,
+import {
+  type DispatchStages,
+  type LayerCombineResult,
   LayerDispatchResult,
-  LayerEngine,
-  LayerEngineOptions,
+  type LayerEngine,
+  type LayerEngineOptions,
+  type LayerReceived,
 } from '../layer-engine.ts';
 import type { LayerInput } from '../layer-input.ts';
 import { type LayerTables, makeLayerTables } from '../layer-tables.ts';
@@ -99,7 +100,7 @@ class CpuLayerEngine implements LayerEngine {
     const { exchange } = this.#memory;
     const { layout, shape } = this.#tables;
     traceBegin('layer.dispatch.counts');
-    const refusal = computeLayout(input.expIndices, layout, shape);
+    const refusal = computeLayout(input.topkIdx, layout, shape);
     const perHost = this.#memory.network?.countHosts(layout, input.numTokens);
     const [perRank, perExpert] = [layout.numTokensPerRank.view(), layout.numTokensPerExpert.view()];
     exchange.publish(this.#exchangeHeader(input), { perRank, perExpert, ...(perHost && { perHost }) }, refusal?.status);
@@ -130,25 +131,25 @@ class CpuLayerEngine implements LayerEngine {
         if (tables === undefined) throw new WeftlineError('WL_INTERNAL', 'A dispatch was finished before it was sent');
         const parts = { plan, tables, numTokens: counts.numTokens };
         const received = await this.#untilFailure(() => this.#device.allocating(() => this.#receive(input, parts)));
-        return { ...received, event: eventAtOnce(options) };
+        return new LayerDispatchResult(received, eventAtOnce(options));
       },
     };
   }
 
   async combine(
-    { input, desc, out }: CheckedLayerCombine,
+    { x, desc, out }: CheckedLayerCombine,
     options: EpCallOptions,
   ): Promise<LayerCombineResult<TokenDType>> {
     await options.previousEvent?.wait(remaining(options));
     const { kernels } = this.#device;
-    const { topk, hidden, rowBytes, tokenDtype } = this.#context.config;
+    const { maxTopk: topk, hidden, rowBytes, tokenDtype } = this.#context.config;
     const { duplicates, rowTable, rankTable, routed, sentRows, sequence } = desc.tables;
     const shape = [desc.numDispatchTokenCurRank, hidden];
-    const combined = out ?? (await this.#device.allocating(() => this.#device.empty(tokenDtype, shape)));
+    const combinedX = out ?? (await this.#device.allocating(() => this.#device.empty(tokenDtype, shape)));
     const own = this.#memory.view(tokenDtype, 'expertRows', [desc.numRecvTokens, hidden]);
     const format = elementFormats[tokenDtype];
     const sources = this.#tables.sources.address;
-    if (input.address !== own.address) kernels.copyBytes(own.address, input.address, input.bytes);
+    if (x.address !== own.address) kernels.copyBytes(own.address, x.address, x.bytes);
     if (duplicates !== undefined) {
       traceBegin('layer.combine.duplicates');
       kernels.sumDuplicates(own.address, rowBytes, desc.numRecvTokens, topk, duplicates.address, sources, format);
@@ -161,11 +162,11 @@ class CpuLayerEngine implements LayerEngine {
       await this.#barrier.wait(callWord(call, 'opening'), options);
       traceBegin('layer.combine.rows');
       if (routed) {
-        const of = { out: combined, routed, counts: this.#memory.exchange };
+        const of = { out: combinedX, routed, counts: this.#memory.exchange };
         await this.#memory.network!.combine(of, { ...options, localCombine: this.#localCombine });
       } else {
         kernels.gatherSum(
-          combined.address,
+          combinedX.address,
           rowBytes,
           desc.numDispatchTokenCurRank,
           topk,
@@ -186,7 +187,7 @@ class CpuLayerEngine implements LayerEngine {
       await this.#barrier.wait(callWord(call, 'closing'), options);
       traceEnd('layer.closing');
     });
-    return { combined, event: eventAtOnce(options) };
+    return { combinedX, event: eventAtOnce(options) };
   }
 
   async barrier({ intraNodeOnly, ...options }: CallWait & { readonly intraNodeOnly: boolean }): Promise<void> {
@@ -231,11 +232,11 @@ class CpuLayerEngine implements LayerEngine {
 
   #exchangeHeader(input: LayerInput): ExchangeHeader {
     return {
-      topk: this.#context.config.topk,
+      topk: this.#context.config.maxTopk,
       rowBytes: dtypes[this.#context.config.tokenDtype].bytes,
       scaleBytes: 0,
       indexBytes: 0,
-      weightBytes: input.weight ? dtypes[input.weight.dtype].bytes : 0,
+      weightBytes: input.topkWeights ? dtypes[input.topkWeights.dtype].bytes : 0,
       scattered: input.fullScatterIndices ? 1 : 0,
       numTokens: input.numTokens,
       rowBound: input.rowBound,
@@ -255,11 +256,11 @@ class CpuLayerEngine implements LayerEngine {
   /** Rows from the caller's indices instead; every rank gets the same error when one of them names a wrong row. */
   async #applyScatter(
     fullScatterIndices: Tensor<'i32' | 'i64'>,
-    { expIndices }: LayerInput,
+    { topkIdx }: LayerInput,
     { plan, tables, options }: { plan: ExpertPlan; tables: PlaceTables; options: CallWait },
   ): Promise<void> {
     const { exchange } = this.#memory;
-    const bad = applyScatterIndices({ topkIdx: expIndices, fullScatterIndices, ...tables }, plan);
+    const bad = applyScatterIndices({ topkIdx, fullScatterIndices, ...tables }, plan);
     exchange.beginCall();
     exchange.publishStatus(bad + 1);
     // An empty token index marks a row that nobody wrote.
@@ -296,11 +297,11 @@ class CpuLayerEngine implements LayerEngine {
 
   /** To the ranks of this host, each row once per expert: a copy at the far side would read and write the same memory again. */
   // oxlint-disable-next-line max-params -- hot path: called per slice of tokens
-  #sendRows({ input }: LayerInput, { rowTable, rankTable }: PlaceTables, first: number, count: number): void {
-    const { topk, rowBytes } = this.#context.config;
+  #sendRows({ x }: LayerInput, { rowTable, rankTable }: PlaceTables, first: number, count: number): void {
+    const { maxTopk: topk, rowBytes } = this.#context.config;
     const cell = first * topk * 4;
     this.#device.kernels.scatterRows(
-      input.address + first * rowBytes,
+      x.address + first * rowBytes,
       rowBytes,
       count,
       topk,
@@ -313,15 +314,15 @@ class CpuLayerEngine implements LayerEngine {
   #sendBeside(input: LayerInput, { rowTable, rankTable }: PlaceTables): void {
     const memory = this.#memory;
     const { kernels } = this.#device;
-    const { topk } = this.#context.config;
-    const { numTokens, weight } = input;
+    const { maxTopk: topk } = this.#context.config;
+    const { numTokens, topkWeights } = input;
     const [table, ranks] = [rowTable.address, rankTable.address];
     if (input.fullScatterIndices) {
       kernels.scatterTokenIndex(numTokens, topk, table, ranks, memory.bases('sourceToken'));
     }
-    if (weight) {
-      const bytes = dtypes[weight.dtype].bytes;
-      kernels.scatterWeight(weight.address, bytes, numTokens, topk, table, ranks, memory.bases('weights'));
+    if (topkWeights) {
+      const bytes = dtypes[topkWeights.dtype].bytes;
+      kernels.scatterWeight(topkWeights.address, bytes, numTokens, topk, table, ranks, memory.bases('weights'));
     }
     kernels.scatterDuplicates(numTokens, topk, table, ranks, memory.bases('firstRow'), memory.bases('duplicates'));
   }
@@ -341,22 +342,22 @@ class CpuLayerEngine implements LayerEngine {
   #receive(
     input: LayerInput,
     { plan, tables, numTokens }: { plan: ExpertPlan; tables: PlaceTables; numTokens: Int32Array },
-  ): Omit<LayerDispatchResult<TokenDType>, 'event'> {
+  ): LayerReceived {
     const { group } = this.#context;
-    const { hidden, topk, numExpertsPerRank, tokenDtype, weightDtype, offsetDtype } = this.#context.config;
+    const { hidden, maxTopk: topk, numExpertsPerRank, tokenDtype, weightDtype, offsetDtype } = this.#context.config;
     const rows = input.rowBound || plan.recvRows[group.rank]!;
     const firstExpert = group.rank * numExpertsPerRank;
     tables.numInputTokens.view().set(numTokens);
     const perExpert = plan.blockRows.subarray(firstExpert, firstExpert + numExpertsPerRank);
     const firstRows = this.#memory.view('i32', 'firstRow', [rows]);
     const duplicates = this.#memory.view('i32', 'duplicates', [rows, topk]);
-    const weights = input.weight && this.#memory.view(weightDtype, 'weights', [rows]);
+    const weights = input.topkWeights && this.#memory.view(weightDtype, 'weights', [rows]);
     const { recvCounts } = tables;
     if (recvCounts !== undefined) {
       recvCounts.view().set(perExpert);
       markTail({ firstRows, duplicates, weights }, plan.recvRows[group.rank]!);
     }
-    const layoutDesc = makeLayoutDesc(
+    const handle = makeLayoutDesc(
       {
         ...tables,
         owner: this.#context,
@@ -377,9 +378,9 @@ class CpuLayerEngine implements LayerEngine {
       },
     );
     return {
-      output: this.#memory.view(tokenDtype, 'rows', [rows, hidden]),
-      weights,
-      layoutDesc,
+      recvX: this.#memory.view(tokenDtype, 'rows', [rows, hidden]),
+      recvTopkWeights: weights,
+      handle,
     };
   }
 }

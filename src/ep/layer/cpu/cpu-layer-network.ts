@@ -82,7 +82,7 @@ export class CpuLayerNetwork {
     this.#group = group;
     this.#device = device;
     this.#config = config;
-    const { hidden, topk: ownColumns, tokenDtype: dtype, combinePrecision: precision } = config;
+    const { hidden, maxTopk: ownColumns, tokenDtype: dtype, combinePrecision: precision } = config;
     const shape = { routes: exchange.network.routes, ownColumns, hidden, dtype, precision };
     this.#bases = makeBases(device, { local: control.ranks.length, ways: exchange.ways.length, config, shape });
     this.#sums = new RowSums(device, shape, this.#bases.rowSums);
@@ -106,7 +106,7 @@ export class CpuLayerNetwork {
   }
 
   route(
-    { numTokens, expIndices: ids }: LayerInput,
+    { numTokens, topkIdx: ids }: LayerInput,
     tables: Pick<LayoutTables, 'rowTable' | 'rankTable'>,
     counts: Pick<ExchangeResult, 'perHost' | 'numTokens'>,
   ): RoutedTokens {
@@ -115,22 +115,19 @@ export class CpuLayerNetwork {
   }
 
   /** What this rank asks other nodes to take. */
-  requests({ expIndices }: LayerInput): Int32Array {
-    const { numExperts, numExpertsPerRank, topk, maxTokens } = this.#config;
+  requests({ topkIdx }: LayerInput): Int32Array {
+    const { numExperts, numExpertsPerRank, maxTopk: topk, maxTokensPerRank } = this.#config;
     const { hosts, host } = this.exchange.network.routes;
     const hostOfRank = this.exchange.tables.hostOf.view();
     const hostOf = Array.from(
       { length: numExperts },
       (_, expert) => hostOfRank[Math.floor(expert / numExpertsPerRank)]!,
     );
-    return sendRequests(expIndices.view(), hostOf, { host, hosts: hosts.length, topk, maxTokens });
+    return sendRequests(topkIdx.view(), hostOf, { host, hosts: hosts.length, maxTopk: topk, maxTokensPerRank });
   }
 
   /** What a descriptor of the dispatch tells by node; it goes with its tables. */
-  describe(
-    { expIndices: { dtype: indexDtype } }: LayerInput,
-    { routed, rowTable, rankTable }: PlaceTables,
-  ): HostLayout {
+  describe({ topkIdx: { dtype: indexDtype } }: LayerInput, { routed, rowTable, rankTable }: PlaceTables): HostLayout {
     if (routed === undefined) throw new WeftlineError('WL_INTERNAL', 'A dispatch was described before it was routed');
     const { routes } = this.exchange.network;
     const [device, config] = [this.#device, this.#config];
@@ -153,13 +150,13 @@ export class CpuLayerNetwork {
     wait: CallWait,
   ): Promise<void> {
     const { rowBytes } = this.#config;
-    const { weight, numTokens } = input;
-    const weightBytes = weight ? this.#config.topk * dtypes[weight.dtype].bytes : 0;
+    const { topkWeights, numTokens } = input;
+    const weightBytes = topkWeights ? this.#config.maxTopk * dtypes[topkWeights.dtype].bytes : 0;
     const rows = {
-      address: input.input.address,
+      address: input.x.address,
       rowBytes,
       offset: this.#output!.regions.rows.offset,
-      beside: weight ? [{ array: 'topkWeights', address: weight.address, bytes: weightBytes } as const] : [],
+      beside: topkWeights ? [{ array: 'topkWeights', address: topkWeights.address, bytes: weightBytes } as const] : [],
       withPlaces: true,
     };
     const spread: ForwardedCall['spread'] = (list, at) => this.#spread(input, list, at('topkWeights'));
@@ -198,20 +195,20 @@ export class CpuLayerNetwork {
 
   /** What came beside the rows of one source goes to the ranks of this host. */
   #spread(
-    { weight, fullScatterIndices }: LayerInput,
+    { topkWeights, fullScatterIndices }: LayerInput,
     list: Parameters<ForwardedCall['spread']>[0],
     weights: number,
   ): void {
     const { kernels } = this.#device;
     const bases = this.#bases;
-    const { topk } = this.#config;
+    const { maxTopk: topk } = this.#config;
     const { count, places, ranks, tokens } = list;
     const [table, ranksOf] = [places.address, ranks!.address];
     if (fullScatterIndices) {
       kernels.scatterRows(tokens.address, 4, count, topk, table, ranksOf, bases.sourceToken.address);
     }
-    if (weight) {
-      const { bytes } = dtypes[weight.dtype];
+    if (topkWeights) {
+      const { bytes } = dtypes[topkWeights.dtype];
       kernels.scatterWeight(weights, bytes, count, topk, table, ranksOf, bases.weights.address);
     }
     kernels.scatterDuplicates(count, topk, table, ranksOf, bases.firstRow.address, bases.duplicates.address);

@@ -12,7 +12,7 @@ import type { LayerTables } from '../layer-tables.ts';
 import { type LayerRows, layerRows } from './count-layer-rows.ts';
 
 export interface PlaceTables {
-  /** i32 [1, maxTokens, K] */
+  /** i32 [1, maxTokensPerRank, K] */
   readonly rowTable: Tensor<'i32'>;
   /** i32 [T, K] */
   readonly rankTable: Tensor<'i32'>;
@@ -37,11 +37,11 @@ interface PlaceRowsOptions {
 export function placeRows(
   device: CpuDevice,
   { nextRow, layout }: LayerTables,
-  { input: { expIndices, numTokens, rowBound }, plan, context: { config, group } }: PlaceRowsOptions,
+  { input: { topkIdx, numTokens, rowBound }, plan, context: { config, group } }: PlaceRowsOptions,
 ): PlaceTables {
-  const { topk, maxTokens, numExperts, numExpertsPerRank } = config;
+  const { maxTopk: topk, maxTokensPerRank, numExperts, numExpertsPerRank } = config;
   const { set, made } = TensorSet.make(device, (tensors) => ({
-    rowTable: tensors.empty('i32', [1, maxTokens, topk]),
+    rowTable: tensors.empty('i32', [1, maxTokensPerRank, topk]),
     rankTable: tensors.empty('i32', [numTokens, topk]),
     numInputTokens: tensors.empty('i32', [group.size]),
     recvCounts: rowBound === 0 ? undefined : tensors.empty('i32', [numExpertsPerRank]),
@@ -50,8 +50,8 @@ export function placeRows(
   rowTable.view().fill(-1, numTokens * topk);
   nextRow.view().set(plan.firstRow);
   device.kernels.expandedRows(
-    expIndices.address,
-    dtypes[expIndices.dtype].bytes,
+    topkIdx.address,
+    dtypes[topkIdx.dtype].bytes,
     numTokens,
     topk,
     numExperts,

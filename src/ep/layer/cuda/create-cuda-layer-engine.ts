@@ -37,8 +37,8 @@ export async function createCudaLayerEngine(
   });
   try {
     const size = layerPinnedSize(config, group);
-    const { maxTokens } = config;
-    const of = { group, device, name: 'a2a', calls, maxTokens, isWide: isWideSum(config) };
+    const { maxTokensPerRank } = config;
+    const of = { group, device, name: 'a2a', calls, maxTokensPerRank, isWide: isWideSum(config) };
     if (size !== undefined) hooks.network = await CudaHostNetwork.create({ ...options, ...of, size });
     return new CudaLayerEngine(context, { ...parts, calls, hooks });
   } catch (error) {

@@ -22,12 +22,13 @@ import type { DispatchCombineContext } from '../dispatch-combine-context.ts';
 import { dispatchSplits } from '../dispatch-splits.ts';
 import type { TokenDType } from '../ep-config.ts';
 import type { CheckedLayerCombine } from '../layer-arguments.ts';
-import type {
-  DispatchStages,
-  LayerCombineResult,
+import {
+  type DispatchStages,
+  type LayerCombineResult,
   LayerDispatchResult,
-  LayerEngine,
-  LayerEngineOptions,
+  type LayerEngine,
+  type LayerEngineOptions,
+  type LayerReceived,
 } from '../layer-engine.ts';
 import type { LayerInput } from '../layer-input.ts';
 import type { CrossingTables } from '../layout-desc.ts';
@@ -138,21 +139,21 @@ export class CudaLayerEngine implements LayerEngine {
     };
   }
 
-  combine({ input, desc, out }: CheckedLayerCombine, options: EpCallOptions): Promise<LayerCombineResult<TokenDType>> {
+  combine({ x, desc, out }: CheckedLayerCombine, options: EpCallOptions): Promise<LayerCombineResult<TokenDType>> {
     const { config } = this.#context;
     const { repeatedRows, duplicates, plan, rowTable, rankTable, sequence } = desc.tables;
     const timeoutNs = this.#calls.timeoutNs(options);
     bindOutput(this.#launches, this.#memory);
-    const combined = out ?? this.#device.empty(config.tokenDtype, [desc.numDispatchTokenCurRank, config.hidden]);
+    const combinedX = out ?? this.#device.empty(config.tokenDtype, [desc.numDispatchTokenCurRank, config.hidden]);
     const own = this.#memory.regionAddress('expertRows');
-    if (input.address !== own && overlaps(input, own, input.bytes)) {
+    if (x.address !== own && overlaps(x, own, x.bytes)) {
       const allowed = 'combineInput of the same descriptor, or a tensor that shares no bytes with it';
-      throw invalidArgument('input', 'a tensor that overlaps where peers read it', allowed);
+      throw invalidArgument('x', 'a tensor that overlaps where peers read it', allowed);
     }
     traceBegin('layer.launch');
     this.#record();
     const stream = this.#order.begin(options);
-    if (input.address !== own) copyBytes(this.#device, { to: own, from: input.address, bytes: input.bytes }, stream);
+    if (x.address !== own) copyBytes(this.#device, { to: own, from: x.address, bytes: x.bytes }, stream);
     if (repeatedRows !== undefined && duplicates !== undefined && repeatedRows.elements > 0) {
       const { sumRepeated } = this.#launches;
       sumRepeated.arguments.set('repeated', repeatedRows.address);
@@ -164,7 +165,7 @@ export class CudaLayerEngine implements LayerEngine {
     }
     const { combine } = this.#launches;
     const call: Call = { kind: 'layer combine', handle: sequence };
-    combine.arguments.set('out', combined.address);
+    combine.arguments.set('out', combinedX.address);
     combine.arguments.set('rowTable', rowTable.address);
     combine.arguments.set('rankTable', rankTable.address);
     combine.arguments.set('tokens', desc.numDispatchTokenCurRank);
@@ -176,7 +177,7 @@ export class CudaLayerEngine implements LayerEngine {
     combine.arguments.set('networkCall', this.#nextNetworkCall());
     combine.launch(stream);
     traceEnd('layer.launch');
-    return Promise.resolve({ combined, event: this.#order.end(options) });
+    return Promise.resolve({ combinedX, event: this.#order.end(options) });
   }
 
   /** The host waits for the device, then for the other ranks: afterwards nothing of this layer runs anywhere. */
@@ -218,15 +219,15 @@ export class CudaLayerEngine implements LayerEngine {
     const across = this.#network?.routes;
     if (across !== undefined && input.fullScatterIndices !== undefined) throw notPlaced();
     const { set, made: tables } = TensorSet.make(this.#device, (tensors) => ({
-      rowTable: tensors.empty('i32', [1, config.maxTokens, config.topk]),
-      rankTable: tensors.empty('i32', [input.numTokens, config.topk]),
+      rowTable: tensors.empty('i32', [1, config.maxTokensPerRank, config.maxTopk]),
+      rankTable: tensors.empty('i32', [input.numTokens, config.maxTopk]),
       numInputTokens: tensors.empty('i32', [group.size]),
       recvCounts: input.rowBound === 0 ? undefined : tensors.empty('i32', [config.numExpertsPerRank]),
       crossing: across && {
-        wayTable: tensors.empty('i32', [config.maxTokens, across.ways.length]),
+        wayTable: tensors.empty('i32', [config.maxTokensPerRank, across.ways.length]),
         route: tensors.empty('u8', [layerRoute.size]),
-        forwardRows: tensors.empty('i32', [across.served.length, config.maxTokens, config.topk]),
-        forwardRanks: tensors.empty('i32', [across.served.length, config.maxTokens, config.topk]),
+        forwardRows: tensors.empty('i32', [across.served.length, config.maxTokensPerRank, config.maxTopk]),
+        forwardRanks: tensors.empty('i32', [across.served.length, config.maxTokensPerRank, config.maxTopk]),
       },
     }));
     try {
@@ -252,7 +253,7 @@ export class CudaLayerEngine implements LayerEngine {
 
   #finish(sending: Sending): LayerDispatchResult<TokenDType> {
     const received = this.#receive(sending);
-    return { ...received, event: this.#order.end(sending.options) };
+    return new LayerDispatchResult(received, this.#order.end(sending.options));
   }
 
   /** Fails while a graph is recorded. */
@@ -377,7 +378,7 @@ export class CudaLayerEngine implements LayerEngine {
     traceEnd('layer.launch');
   }
 
-  #receive(sending: Sending): Omit<LayerDispatchResult<TokenDType>, 'event'> {
+  #receive(sending: Sending): LayerReceived {
     const received = { hostPlan: this.#hostPlan, plan: this.#scratch.plan, sequence: this.#dispatches };
     const { enableLocalCombine } = this.#options;
     return layerResults({ context: this.#context, memory: this.#memory, enableLocalCombine }, sending, {
@@ -411,13 +412,13 @@ function layerResults(
   { context, memory, enableLocalCombine }: Dispatcher,
   { input, tables, set, stream }: Sending,
   { hostPlan, plan, sequence, widen }: Told,
-): Omit<LayerDispatchResult<TokenDType>, 'event'> {
+): LayerReceived {
   const { config } = context;
   const { device } = memory;
   const { rowBound } = input;
   const isBounded = rowBound !== 0;
   const numRecvTokens = isBounded ? rowBound : hostPlan.recvRows[config.rank]!;
-  const layoutDesc = makeLayoutDesc(
+  const handle = makeLayoutDesc(
     {
       ...tables,
       set,
@@ -427,7 +428,7 @@ function layerResults(
       numRecvTokens,
       numRecvTokensPerExpert: isBounded ? [] : hostPlan.perExpert,
       firstRows: memory.view('i32', 'firstRow', [numRecvTokens]),
-      duplicates: memory.view('i32', 'duplicates', [numRecvTokens, config.topk]),
+      duplicates: memory.view('i32', 'duplicates', [numRecvTokens, config.maxTopk]),
       // A repeated token has two rows at least.
       repeated: memory.view('i32', 'repeated', [isBounded ? Math.floor(rowBound / 2) : hostPlan.repeated]),
       plan: isBounded ? plan : undefined,
@@ -440,9 +441,9 @@ function layerResults(
     },
   );
   return {
-    output: memory.view(config.tokenDtype, 'rows', [numRecvTokens, config.hidden]),
-    weights: input.weight && memory.view(config.weightDtype, 'weights', [numRecvTokens]),
-    layoutDesc,
+    recvX: memory.view(config.tokenDtype, 'rows', [numRecvTokens, config.hidden]),
+    recvTopkWeights: input.topkWeights && memory.view(config.weightDtype, 'weights', [numRecvTokens]),
+    handle,
   };
 }
 
@@ -503,7 +504,7 @@ type ArgumentsOf<Name extends 'prepare' | 'place' | 'dispatch'> = LayerLaunches[
 
 /** What a dispatch writes for its descriptor. */
 interface NewTables {
-  /** i32 [1, maxTokens, K] */
+  /** i32 [1, maxTokensPerRank, K] */
   readonly rowTable: Tensor<'i32'>;
   /** i32 [T, K] */
   readonly rankTable: Tensor<'i32'>;
@@ -537,15 +538,15 @@ function setCrossing(
 }
 
 function setPrepare(set: ArgumentsOf<'prepare'>, { input, tables }: Sending): void {
-  set.set('topk', input.expIndices.address);
-  set.set('indexBytes', dtypes[input.expIndices.dtype].bytes);
+  set.set('topk', input.topkIdx.address);
+  set.set('indexBytes', dtypes[input.topkIdx.dtype].bytes);
   set.set('rowTable', tables.rowTable.address);
   set.set('rankTable', tables.rankTable.address);
   set.set('numInputTokens', tables.numInputTokens.address);
   set.set('recvCounts', tables.recvCounts?.address ?? 0);
   set.set('rowBound', input.rowBound);
   set.set('tokens', input.numTokens);
-  set.set('weightBytes', input.weight ? dtypes[input.weight.dtype].bytes : 0);
+  set.set('weightBytes', input.topkWeights ? dtypes[input.topkWeights.dtype].bytes : 0);
   set.set('scattered', input.fullScatterIndices ? 1 : 0);
   set.set('wayTable', tables.crossing?.wayTable.address ?? 0);
   set.set('route', tables.crossing?.route.address ?? 0);
@@ -554,8 +555,8 @@ function setPrepare(set: ArgumentsOf<'prepare'>, { input, tables }: Sending): vo
 /** Of a dispatch whose caller chose the rows. */
 function setPlace(set: ArgumentsOf<'place'>, { input, tables }: Sending): void {
   const places = input.fullScatterIndices as Tensor<'i32' | 'i64'>;
-  set.set('topk', input.expIndices.address);
-  set.set('indexBytes', dtypes[input.expIndices.dtype].bytes);
+  set.set('topk', input.topkIdx.address);
+  set.set('indexBytes', dtypes[input.topkIdx.dtype].bytes);
   set.set('places', places.address);
   set.set('placeBytes', dtypes[places.dtype].bytes);
   set.set('rowTable', tables.rowTable.address);
@@ -564,11 +565,11 @@ function setPlace(set: ArgumentsOf<'place'>, { input, tables }: Sending): void {
 }
 
 function setDispatch(set: ArgumentsOf<'dispatch'>, { input, tables }: Sending): void {
-  set.set('x', input.input.address);
-  set.set('topk', input.expIndices.address);
-  set.set('indexBytes', dtypes[input.expIndices.dtype].bytes);
-  set.set('weights', input.weight?.address ?? 0);
-  set.set('weightBytes', input.weight ? dtypes[input.weight.dtype].bytes : 0);
+  set.set('x', input.x.address);
+  set.set('topk', input.topkIdx.address);
+  set.set('indexBytes', dtypes[input.topkIdx.dtype].bytes);
+  set.set('weights', input.topkWeights?.address ?? 0);
+  set.set('weightBytes', input.topkWeights ? dtypes[input.topkWeights.dtype].bytes : 0);
   set.set('rowTable', tables.rowTable.address);
   set.set('rankTable', tables.rankTable.address);
   set.set('tokens', input.numTokens);

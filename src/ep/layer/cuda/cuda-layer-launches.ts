@@ -90,11 +90,11 @@ export function makeLayerScratch(
   { group, config }: Pick<DispatchCombineContext, 'group' | 'config'>,
   tileWords: number,
 ): LayerScratch {
-  const { maxTokens, numExperts, worldSize } = config;
+  const { maxTokensPerRank, numExperts, worldSize } = config;
   const bins = binsOf(group, config);
   return {
-    repeatTable: tensors.empty('i32', [maxTokens, worldSize]),
-    tileCounts: tensors.empty('i32', [Math.ceil(maxTokens / (tileWords * 32)) + 1, bins]),
+    repeatTable: tensors.empty('i32', [maxTokensPerRank, worldSize]),
+    tileCounts: tensors.empty('i32', [Math.ceil(maxTokensPerRank / (tileWords * 32)) + 1, bins]),
     firstRows: tensors.empty('i32', [bins]),
     blockStarts: tensors.empty('i32', [numExperts + 1]),
     plan: tensors.empty('u8', [layerPlan.size]),
@@ -106,7 +106,7 @@ export function makeLayerScratch(
 export async function loadLayerLaunches(
   device: CudaDevice,
   { group, config }: Pick<DispatchCombineContext, 'group' | 'config'>,
-  { enableLocalCombine, numSm, useAot }: LayerEngineOptions,
+  { enableLocalCombine, numSms, useAot }: LayerEngineOptions,
 ): Promise<LayerLaunches> {
   const isOneHost = waysOf(group) === 0;
   const HOSTS = isOneHost ? 0 : 1;
@@ -125,22 +125,22 @@ export async function loadLayerLaunches(
     device.loadKernels(layerCallKernels, {}, { useAot }),
   ]);
   const { multiprocessors, sharedBytesPerBlock } = device.properties;
-  const grid = Math.min(numSm, multiprocessors);
+  const grid = Math.min(numSms, multiprocessors);
   const room = sharedBytesPerBlock - BARRIER_BYTES - (isOneHost ? STATIC_BYTES : STATIC_BYTES_ACROSS_HOSTS);
   const { rowBytes } = config;
   const binBytes = binsOf(group, config) * 4;
   // As many tokens for a block as give every block some, and no more than its threads and its memory serve.
   const fitting = Math.min(PREPARE_THREADS / 32, Math.floor(room / binBytes));
-  const tileWords = Math.max(1, Math.min(fitting, Math.ceil(config.maxTokens / 32 / grid)));
-  const perRank = Math.min(config.topk, config.numExpertsPerRank);
+  const tileWords = Math.max(1, Math.min(fitting, Math.ceil(config.maxTokensPerRank / 32 / grid)));
+  const perRank = Math.min(config.maxTopk, config.numExpertsPerRank);
   // Rows that came once are copied only where a token can have several experts, and the rank has others to get it from.
   const copies = perRank > 1 && group.topology.scaleUpRanks.length > 1;
   const sendBlocks = copies ? Math.ceil(grid * SEND_SHARE) : grid;
   const staging = stagingShape(room, rowBytes);
-  const pulls = enableLocalCombine ? Math.min(config.topk, config.worldSize) : config.topk;
+  const pulls = enableLocalCombine ? Math.min(config.maxTopk, config.worldSize) : config.maxTopk;
   const pulled = gatherShape(room, rowBytes, { usual: pulls, most: pulls });
   // Most tokens that have several rows somewhere have two or three.
-  const summed = gatherShape(room, rowBytes, { usual: Math.min(2, perRank), most: config.topk });
+  const summed = gatherShape(room, rowBytes, { usual: Math.min(2, perRank), most: config.maxTopk });
   const launches = {
     prepare: layerPrepare.plan({ grid, block: PREPARE_THREADS, sharedBytes: tileWords * binBytes }),
     place: layerPlace.plan({ grid: 1, block: PLACE_THREADS }),
@@ -186,7 +186,7 @@ export function bindLayerLaunches(
   },
 ): void {
   const { memory, scratch, hostPlan, traps, lastEpochAddress, network } = bound;
-  const { worldSize, rank, topk, numExperts } = config;
+  const { worldSize, rank, maxTopk: topk, numExperts } = config;
   const { topology } = group;
   for (const plan of [prepare, place, dispatch, combine, barrier]) {
     for (const [peer, address] of memory.control.addresses.entries()) plan.arguments.set('peers', address, peer);
@@ -216,7 +216,7 @@ export function bindLayerLaunches(
     plan.arguments.set('firstRows', scratch.firstRows.address);
   }
   for (const plan of [dispatch, sumRepeated, combine]) plan.arguments.set('rowBytes', config.rowBytes);
-  prepare.arguments.set('maxTokens', config.maxTokens);
+  prepare.arguments.set('maxTokens', config.maxTokensPerRank);
   prepare.arguments.set('hostExperts', hostPlan.expertsAddress);
   dispatch.arguments.set('sectionOffset', EP_SYNC_BYTES);
   place.arguments.set('expertsPerRank', config.numExpertsPerRank);

@@ -102,15 +102,15 @@ export class CudaLayerPlan implements Disposable {
   }
 
   /** The rank that passed the choice says which value it was. */
-  async #badChoice({ expIndices }: LayerInput, rank: number, cell: number): Promise<WeftlineError> {
+  async #badChoice({ topkIdx }: LayerInput, rank: number, cell: number): Promise<WeftlineError> {
     const { place, range } = this.#choiceAt(cell);
     if (rank !== this.#config.rank) return invalidThere({ place, range }, this.#ranks[rank]!, 'the value');
-    return invalidArgument(place, Number((await expIndices.toHost())[cell]), range);
+    return invalidArgument(place, Number((await topkIdx.toHost())[cell]), range);
   }
 
   #choiceAt(cell: number): ChoicePlace {
-    const { topk, numExperts: experts } = this.#config;
-    return choiceAt({ name: 'expIndices', experts, dropped: experts }, topk, cell);
+    const { maxTopk: topk, numExperts: experts } = this.#config;
+    return choiceAt({ name: 'topkIdx', experts, dropped: experts }, topk, cell);
   }
 
   #disagreement(status: number, rank: number, word: number): WeftlineError {

@@ -35,13 +35,13 @@ export class CombineRows {
   }
 
   /** Brings what peers will read there, unless it is there already. */
-  stage({ y, handle }: CheckedLowLatencyCombine): void {
+  stage({ x, handle }: CheckedLowLatencyCombine): void {
     const { config } = this.#scope;
     const target = this.bufferAddress(handle.sequence);
     const result = this.#resultOf(handle.sequence);
-    if (config.layout === 'rank-major') this.#copyBlocks(target, y, result.arrived, config.maxTokensPerRank);
-    else if (config.combineTravels === 'choices') this.#copyBlocks(target, y, result.counts, config.maxTokensPerExpert);
-    else this.#addChoices(target, y, result, handle.topk);
+    if (config.layout === 'rank-major') this.#copyBlocks(target, x, result.arrived, config.maxTokensPerRank);
+    else if (config.combineTravels === 'choices') this.#copyBlocks(target, x, result.counts, config.maxTokensPerExpert);
+    else this.#addChoices(target, x, result, handle.topk);
   }
 
   /**
@@ -64,22 +64,22 @@ export class CombineRows {
   }
 
   /** The received rows of each block of `most` rows. */
-  #copyBlocks(target: number, y: Tensor<'bf16'>, counts: Tensor<'i32'>, most: number): void {
-    if (y.address === target) return;
+  #copyBlocks(target: number, x: Tensor<'bf16'>, counts: Tensor<'i32'>, most: number): void {
+    if (x.address === target) return;
     const { copyBytes } = this.#scope.device.kernels;
     const blockBytes = most * this.#rowBytes;
     const view = counts.view();
     for (let block = 0; block < view.length; block++) {
-      copyBytes(target + block * blockBytes, y.address + block * blockBytes, view[block]! * this.#rowBytes);
+      copyBytes(target + block * blockBytes, x.address + block * blockBytes, view[block]! * this.#rowBytes);
     }
   }
 
   /** One row for each token of each rank: the weighted rows of its experts here. */
-  #addChoices(target: number, y: Tensor<'bf16'>, { arrived, rowOf, weights }: ResultTables, k: number): void {
+  #addChoices(target: number, x: Tensor<'bf16'>, { arrived, rowOf, weights }: ResultTables, k: number): void {
     const { bases, scratch } = this.#tables;
     const most = this.#scope.config.maxTokensPerRank;
     const counts = arrived.view();
-    bases.view()[0] = y.address | 0;
+    bases.view()[0] = x.address | 0;
     for (let rank = 0; rank < counts.length; rank++) {
       const first = rank * most;
       this.#scope.device.kernels.sumWeightedRows(

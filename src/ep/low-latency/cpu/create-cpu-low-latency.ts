@@ -80,7 +80,7 @@ async function makeCalls(scope: LowLatencyScope<CpuDevice>, engine: LowLatencyEn
       await engine.prepareDispatch(input, sequence);
       const { handle } = await engine.dispatch(input, sequence, wait);
       const buffer = (): number => engine.combineBufferAddress(handle);
-      const sums = { y, handle, out, ...(isByChoice ? weighted : {}) };
+      const sums = { x: y, handle, out, ...(isByChoice ? weighted : {}) };
       await engine.combine(checkLowLatencyCombine(sums, scope, { window: engine.mapped, buffer }), wait);
       engine.membership?.shortfall(handle);
     }

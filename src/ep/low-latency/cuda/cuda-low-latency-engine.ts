@@ -257,13 +257,13 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
   }
 
   #launchCombine({ input, out, number }: SentCombine, { wait, phases }: Launch): void {
-    const { y, handle, topkWeights, waitStats } = input;
+    const { x, handle, topkWeights, waitStats } = input;
     const plan = this.#launches.combine;
     const set = plan.arguments;
     const result = handle.sequence % LOW_LATENCY_RESULTS;
     const tables = this.#tablesOf(handle.sequence);
-    const isInPlace = readsInPlace(this.#scope) && y.address === this.combineBufferAddress(handle);
-    set.set('y', y.address);
+    const isInPlace = readsInPlace(this.#scope) && x.address === this.combineBufferAddress(handle);
+    set.set('y', x.address);
     set.set('out', out.address);
     set.set('weights', topkWeights?.address ?? 0);
     set.set('sentRows', tables.sentRows.address);

@@ -275,10 +275,10 @@ function dispatchCases(tools: CudaTools, buffer: EpBuffer, handle: DispatchHandl
  * Collective. Over two layers, one of which sums a token's rows where they lie first. Rows are always bf16; they cross once
  * per (token, rank) and stand once per (token, expert).
  */
-async function makeLayerCases(tools: CudaTools, numSm: number) {
+async function makeLayerCases(tools: CudaTools, numSms: number) {
   const { workload, rows } = tools;
-  const plain = await makeLayerCalls(tools, { numSm });
-  const local = await makeLayerCalls(tools, { numSm, enableLocalCombine: true });
+  const plain = await makeLayerCalls(tools, { numSms });
+  const local = await makeLayerCalls(tools, { numSms, enableLocalCombine: true });
   const rowBytes = combineRowBytes(workload);
   const { pairs } = plain;
   /** What a layer holds; what crosses are the rows that EpBuffer moves. */

@@ -258,7 +258,7 @@ async function layerCases(
   const [places, ranks] = [rowTable.view(), rankTable.view()];
   const cells = [...ranks.keys()].filter((cell) => ranks[cell]! >= 0);
   const sources = Uint32Array.from(cells, (cell) => layer.context.peerRowAddress(ranks[cell]!, places[cell]!));
-  const tokens = Int32Array.from(cells, (cell) => Math.floor(cell / layer.config.topk));
+  const tokens = Int32Array.from(cells, (cell) => Math.floor(cell / layer.config.maxTopk));
   const back = copyBack(of.device, sources, tokens, of.out);
   await checkBack(of.group, of, dispatch, back);
   const moved = { rows: pairs, rowBytes: of.rowBytes };

@@ -117,7 +117,7 @@ export type LayerCalls = Awaited<ReturnType<typeof makeLayerCalls>>;
 /** Collective. Makes the layer, and dispatches once. */
 export async function makeLayerCalls(
   { world, device, workload, bf16, topkIdx, topkWeights, out }: LayerInputs,
-  options: { readonly numSm?: number; readonly enableLocalCombine?: boolean } = {},
+  options: { readonly numSms?: number; readonly enableLocalCombine?: boolean } = {},
 ) {
   const { tokens, hidden, topk, experts } = workload;
   const choices = await topkIdx.toHost();
@@ -125,18 +125,18 @@ export async function makeLayerCalls(
   const received = pairs.map((_, rank) => pairs.reduce((sum, row) => sum + row[rank]!, 0));
   const layer = await EPAll2AllLayer.create(world, device, {
     ...options,
-    maxTokens: tokens,
+    maxTokensPerRank: tokens,
     hidden,
-    topk,
-    numTotExperts: experts,
+    maxTopk: topk,
+    numExperts: experts,
     // Just what this routing needs, so that the output never grows while it is timed.
     capacity: (Math.max(...received) + 1) / (tokens * topk),
   });
   const descriptors: EPAllToAllLayoutDesc[] = [];
   const descriptor = (): EPAllToAllLayoutDesc => descriptors[0]!;
   const dispatch = async (): Promise<void> => {
-    const { layoutDesc } = await layer.dispatch({ input: bf16, expIndices: topkIdx, weight: topkWeights });
-    descriptors.unshift(layoutDesc);
+    const { handle } = await layer.dispatch({ x: bf16, topkIdx, topkWeights });
+    descriptors.unshift(handle);
   };
   await dispatch();
   return {
@@ -153,9 +153,9 @@ export async function makeLayerCalls(
     dispatch,
     /** Of rows that lie in the window (combineInput). */
     combine: async (): Promise<void> => {
-      const layoutDesc = descriptor();
-      await layer.combine({ input: layer.combineInput(layoutDesc), layoutDesc, out });
+      const handle = descriptor();
+      await layer.combine({ x: layer.combineInput(handle), handle, out });
     },
-    [Symbol.asyncDispose]: (): Promise<void> => layer.finalize(),
+    [Symbol.asyncDispose]: (): Promise<void> => layer.close(),
   };
 }

@@ -316,7 +316,7 @@ async function makeCases(world: World, device: CpuDevice | CudaDevice, { workloa
     },
   ];
   const pairs: CallPair[] = [{ name: 'EpBuffer', ...calls }];
-  const options = numSms === undefined ? {} : { numSm: numSms };
+  const options = numSms === undefined ? {} : { numSms };
   const layer = withLayer ? await makeLayerCalls({ ...calls, world, device, workload }, options) : undefined;
   if (layer !== undefined) {
     const dispatch = untilDone(device, layer.dispatch);

@@ -47,7 +47,7 @@ function countBytes(
 }
 
 function layerSize({ ranks, tokens, hidden, topk, experts }: EpWorkload, ranksOfHosts: readonly number[]): OutputSize {
-  const shape = { maxTokens: tokens, hidden, topk, numExperts: experts };
+  const shape = { maxTokensPerRank: tokens, hidden, maxTopk: topk, numExperts: experts };
   const config = new EPConfig({ ...shape, rank: 0, worldSize: ranks, localWorldSize: ranksOfHosts[0]! });
   return outputSize(config, tokens * topk, ranksOfHosts);
 }

@@ -19,8 +19,7 @@ import { checkEpWorkload, type EpWorkload, generateBf16Rows } from './ep-workloa
 const method = {
   slowest: 'Each sample is the longest time of any rank; percentiles are of the samples, in microseconds.',
   dispatch: 'From the call to its result, after a barrier.',
-  combine:
-    'From the call to its result, after a barrier. In variants other than rank-sums y lies in nextCombineBuffer.',
+  combine: 'From the call to its result, after a barrier. In variants other than rank-sums x lies in combineInput.',
   pair: 'Chained: period of dispatch and combine in a chain without barriers; the experts between them compute nothing.',
   parts:
     'Send: the call with returnRecvHook, after a barrier. Receive: the hook, after another barrier, so that it waits for nobody.',
@@ -232,7 +231,7 @@ export class LowLatencyCalls implements AsyncDisposable {
   async writeOutput(workload: EpWorkload): Promise<void> {
     for (let dispatch = 0; dispatch < 2; dispatch += 1) {
       const result = await this.dispatch('bf16');
-      const { y } = await this.#combineArgs(result);
+      const { x: y } = await this.#combineArgs(result);
       for (const [block, count] of result.recvCount.view().entries()) {
         const values = generateBf16Rows(workload, count, this.ll.group.rank);
         y.view().set(values, block * y.shape[1]! * workload.hidden);
@@ -252,7 +251,7 @@ export class LowLatencyCalls implements AsyncDisposable {
 
   async #combineArgs({ handle }: LowLatencyDispatchResult) {
     const { topkWeights, out } = this.#inputs;
-    const y = this.#y ?? (await this.ll.nextCombineBuffer(handle));
-    return { y, handle, out, ...(this.#variant === 'choices' && { topkWeights }) };
+    const y = this.#y ?? (await this.ll.combineInput(handle));
+    return { x: y, handle, out, ...(this.#variant === 'choices' && { topkWeights }) };
   }
 }

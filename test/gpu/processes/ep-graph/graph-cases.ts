@@ -166,14 +166,14 @@ export async function callBuffer(
 export function createLayer(group: RankGroup, device: EpDevice, shape: GraphShape): Promise<EPAll2AllLayer> {
   const { tokens, hidden, topk, expertsPerRank, localCombine, keepOutput, wideOffsets } = shape;
   return EPAll2AllLayer.create(group, device, {
-    maxTokens: tokens,
+    maxTokensPerRank: tokens,
     hidden,
-    topk,
-    numTotExperts: expertsPerRank * group.size,
+    maxTopk: topk,
+    numExperts: expertsPerRank * group.size,
     enableLocalCombine: localCombine,
     keepDispatchOutput: keepOutput,
     offsetDtype: wideOffsets ? 'i64' : 'i32',
-    numSm: 8,
+    numSms: 8,
     // As many rows as can arrive.
     capacity: group.size,
   });
@@ -187,30 +187,32 @@ export async function callLayer(
 ): Promise<Calls> {
   const bound = isBounded ? { numWorstTokens: layer.context.outputSize.capacityRows } : {};
   const { device } = layer.context;
-  const { output, weights, layoutDesc } = await joined(device, shape, (how) =>
-    layer.dispatch({ input: rows, expIndices: topkIdx, weight: topkWeights, ...bound, ...how }),
-  );
-  const { combined } = await joined(device, shape, async (how) => {
-    if (how.asyncFinish === true) return layer.combine({ input: output, layoutDesc, ...how, asyncFinish: true });
-    return { combined: await layer.combine({ input: output, layoutDesc }), event: undefined };
+  const {
+    recvX: output,
+    recvTopkWeights: weights,
+    handle,
+  } = await joined(device, shape, (how) => layer.dispatch({ x: rows, topkIdx, topkWeights, ...bound, ...how }));
+  const { combinedX: combined } = await joined(device, shape, async (how) => {
+    if (how.asyncFinish === true) return layer.combine({ x: output, handle, ...how, asyncFinish: true });
+    return { combinedX: await layer.combine({ x: output, handle }), event: undefined };
   });
   return {
     async read() {
-      const counts = await countsOf(layoutDesc);
+      const counts = await countsOf(handle);
       const count = counts.reduce((sum, one) => sum + one, 0);
       return {
         counts,
         weights: plain(await weights!.toHost()).slice(0, count),
-        firstRows: plain(await layoutDesc.skippedTokenMappingIndices.toHost()).slice(0, count),
-        duplicates: plain(await layoutDesc.skippedTokenTopkMappingIndices.toHost()).slice(0, count * shape.topk),
-        places: plain(await layoutDesc.tokenDstScatterIdx.toHost()),
-        tokens: plain(await layoutDesc.numInputTokensPerRank.toHost()),
+        firstRows: plain(await handle.skippedTokenMappingIndices.toHost()).slice(0, count),
+        duplicates: plain(await handle.skippedTokenTopkMappingIndices.toHost()).slice(0, count * shape.topk),
+        places: plain(await handle.tokenDstScatterIdx.toHost()),
+        tokens: plain(await handle.numInputTokensPerRank.toHost()),
         output: shape.keepOutput ? plain(await output.toHost()).slice(0, count * shape.hidden) : [],
         combined: plain(await combined.toHost()),
       };
     },
     [Symbol.dispose]() {
-      layoutDesc.dispose();
+      handle.dispose();
       combined.dispose();
     },
   };

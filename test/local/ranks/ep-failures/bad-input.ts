@@ -53,11 +53,11 @@ export const badInput: Scenarios = {
   async 'layer choice'() {
     const layer = await EPAll2AllLayer.create(world, device, layerOptions);
     const input = await tokens(2);
-    const expIndices = await ids(world.rank === 1 ? oneBad : good);
-    const failure = await failureOf(() => layer.dispatch({ input, expIndices }));
-    const { output, layoutDesc } = await layer.dispatch({ input, expIndices: await ids(good) });
-    await layer.combine({ input: output, layoutDesc });
-    await layer.epBarrierAll();
+    const topkIdx = await ids(world.rank === 1 ? oneBad : good);
+    const failure = await failureOf(() => layer.dispatch({ x: input, topkIdx }));
+    const { recvX: output, handle } = await layer.dispatch({ x: input, topkIdx: await ids(good) });
+    await layer.combine({ x: output, handle });
+    await layer.barrier();
     return failure;
   },
 
@@ -71,9 +71,14 @@ export const badInput: Scenarios = {
 
 /** Two tokens per rank, all to expert 0 then 2; `change` spoils the good places. */
 async function scatter(change: (places: number[]) => number[]): Promise<unknown> {
-  const layer = await EPAll2AllLayer.create(world, device, { maxTokens: 2, hidden: 16, topk: 1, numTotExperts: 4 });
+  const layer = await EPAll2AllLayer.create(world, device, {
+    maxTokensPerRank: 2,
+    hidden: 16,
+    maxTopk: 1,
+    numExperts: 4,
+  });
   const places = change(world.rank === 0 ? [0, 2] : [1, 3]);
-  const [input, expIndices] = [await tokens(2), await ids([[0], [2]])];
+  const [input, topkIdx] = [await tokens(2), await ids([[0], [2]])];
   const fullScatterIndices = await ids(places.map((place) => [place]));
-  return failureOf(() => layer.dispatch({ input, expIndices, fullScatterIndices }));
+  return failureOf(() => layer.dispatch({ x: input, topkIdx, fullScatterIndices }));
 }

@@ -24,18 +24,18 @@ export const capacity: Scenarios = {
   },
 
   async 'layer cannot grow'() {
-    const options = { ...layerOptions, maxTokens: 4096, hidden: 1024, capacity: 0.01 };
+    const options = { ...layerOptions, maxTokensPerRank: 4096, hidden: 1024, capacity: 0.01 };
     const layer = await EPAll2AllLayer.create(world, device, options);
     const [fits, large] = [
-      { input: await tokens(8, 1024), expIndices: await ids(Array.from({ length: 8 }, () => [0, 2])) },
-      { input: await tokens(4096, 1024), expIndices: await ids(Array.from({ length: 4096 }, () => [0, 2])) },
+      { x: await tokens(8, 1024), topkIdx: await ids(Array.from({ length: 8 }, () => [0, 2])) },
+      { x: await tokens(4096, 1024), topkIdx: await ids(Array.from({ length: 4096 }, () => [0, 2])) },
     ];
     const fillers = fillMemory();
     await layer.dispatch(fits);
     const failure = await failureOf(() => layer.dispatch(large));
     // The layer goes on with what it had.
-    const { layoutDesc, output } = await layer.dispatch(fits);
-    await (await layer.combine({ input: output, layoutDesc })).toHost();
+    const { handle, output } = await layer.dispatch(fits);
+    await (await layer.combine({ x: output, handle })).toHost();
     for (const filler of fillers) filler.dispose();
     return failure;
   },

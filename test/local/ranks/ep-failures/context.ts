@@ -16,7 +16,7 @@ export interface Failure {
 }
 
 export const config: EpBufferConfig = { maxTokensPerRank: 8, hidden: 16, numExperts: 4, maxTopk: 2 };
-export const layerOptions = { maxTokens: 8, hidden: 16, topk: 2, numTotExperts: 4 };
+export const layerOptions = { maxTokensPerRank: 8, hidden: 16, maxTopk: 2, numExperts: 4 };
 export const world = await join();
 export const device = await openTestDevice(world);
 

@@ -38,17 +38,17 @@ export const disagreements: Scenarios = {
 
   async 'other descriptor'() {
     const layer = await EPAll2AllLayer.create(world, device, layerOptions);
-    const [input, expIndices] = [
+    const [input, topkIdx] = [
       await tokens(2),
       await ids([
         [0, 3],
         [3, 0],
       ]),
     ];
-    const first = await layer.dispatch({ input, expIndices });
-    const second = await layer.dispatch({ input, expIndices });
-    const { layoutDesc } = world.rank === 0 ? first : second;
-    return failureOf(() => layer.combine({ input: layer.combineInput(layoutDesc), layoutDesc }));
+    const first = await layer.dispatch({ x: input, topkIdx });
+    const second = await layer.dispatch({ x: input, topkIdx });
+    const { handle } = world.rank === 0 ? first : second;
+    return failureOf(() => layer.combine({ x: layer.combineInput(handle), handle }));
   },
 
   async 'weights on one rank'() {
@@ -89,8 +89,8 @@ export const disagreements: Scenarios = {
 
   async 'other weights'() {
     const layer = await EPAll2AllLayer.create(world, device, layerOptions);
-    const [input, expIndices] = [await tokens(1), await ids([[0, 3]])];
+    const [input, topkIdx] = [await tokens(1), await ids([[0, 3]])];
     const weight = await device.tensor('f32', [1, 2], new Float32Array(2));
-    return failureOf(() => layer.dispatch({ input, expIndices, ...(world.rank === 0 && { weight }) }));
+    return failureOf(() => layer.dispatch({ x: input, topkIdx, ...(world.rank === 0 && { topkWeights: weight }) }));
   },
 };

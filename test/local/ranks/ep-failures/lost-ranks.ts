@@ -126,14 +126,14 @@ export const lostRanks: Scenarios = {
   },
 
   async 'layer loop'() {
-    const layer = await EPAll2AllLayer.create(world, device, { ...layerOptions, numTotExperts: 6 });
-    const [input, expIndices] = [await tokens(8), await ids(Array.from({ length: 8 }, (_, t) => [t % 6, (t + 1) % 6]))];
+    const layer = await EPAll2AllLayer.create(world, device, { ...layerOptions, numExperts: 6 });
+    const [input, topkIdx] = [await tokens(8), await ids(Array.from({ length: 8 }, (_, t) => [t % 6, (t + 1) % 6]))];
     return failureOf(async () => {
       for (let round = 0; ; round += 1) {
         if (round === 20) console.log(`running ${process.pid}`);
-        const { output, layoutDesc } = await layer.dispatch({ input, expIndices });
-        (await layer.combine({ input: output, layoutDesc })).dispose();
-        layoutDesc.dispose();
+        const { recvX: output, handle } = await layer.dispatch({ x: input, topkIdx });
+        (await layer.combine({ x: output, handle })).dispose();
+        handle.dispose();
       }
     });
   },
@@ -141,7 +141,7 @@ export const lostRanks: Scenarios = {
   async 'layer absent'() {
     const layer = await EPAll2AllLayer.create(world, device, layerOptions);
     await untilOthersGaveUp();
-    const [input, expIndices] = [await tokens(1), await ids([[0, 1]])];
-    return thenTell(await failureOf(() => layer.dispatch({ input, expIndices, timeoutMs: 400 })));
+    const [input, topkIdx] = [await tokens(1), await ids([[0, 1]])];
+    return thenTell(await failureOf(() => layer.dispatch({ x: input, topkIdx, timeoutMs: 400 })));
   },
 };

@@ -16,7 +16,7 @@ const anyShape = fc.record({
         Array.from({ length }, (_, index) => lengths.slice(0, host).reduce((sum, one) => sum + one, 0) + index),
       ),
     ),
-  maxTokens: fc.integer({ min: 1, max: 5000 }),
+  maxTokensPerRank: fc.integer({ min: 1, max: 5000 }),
   sumTokens: fc.integer({ min: 1, max: 5000 }),
   columns: fc.integer({ min: 1, max: 32 }),
   hasRanks: fc.boolean(),
@@ -50,7 +50,7 @@ test('each region has a slot for every rank that is served, or for every other h
   fc.assert(
     fc.property(anyShape, (shape) => {
       const { regions, slot, slotBytes } = networkSize(shape);
-      const { hosts, maxTokens, sumTokens, columns, hasRanks, sumBytes, sumWeightBytes } = shape;
+      const { hosts, maxTokensPerRank, sumTokens, columns, hasRanks, sumBytes, sumWeightBytes } = shape;
       const [served, others] = [maxServed(hosts), hosts.length - 1];
       assert.equal(regions.cells.bytes, hosts.flat().length * NETWORK_LINE_BYTES);
       assert.equal(regions.landed.bytes, served * slotBytes);
@@ -59,8 +59,8 @@ test('each region has a slot for every rank that is served, or for every other h
       assert.equal(regions.hostRows.bytes, others * sumTokens * sumBytes);
       assert.equal(regions.sumWeights.bytes, served * sumTokens * sumWeightBytes);
       assert.equal(regions.hostWeights.bytes, others * sumTokens * sumWeightBytes);
-      assert.equal(slot.ranks.bytes, hasRanks ? maxTokens * columns * 4 : 0);
-      assert.equal(slot.tokens.bytes, maxTokens * 4);
+      assert.equal(slot.ranks.bytes, hasRanks ? maxTokensPerRank * columns * 4 : 0);
+      assert.equal(slot.tokens.bytes, maxTokensPerRank * 4);
     }),
   );
 });

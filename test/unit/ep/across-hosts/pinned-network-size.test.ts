@@ -20,7 +20,7 @@ const wire = fc.integer({ min: 1, max: 5000 }).map((units) => units * 16);
 
 const anyShape = fc.record({
   hosts: fc.array(fc.integer({ min: 1, max: 6 }), { minLength: 2, maxLength: 5 }).map(hostsOf),
-  maxTokens: fc.integer({ min: 1, max: 5000 }),
+  maxTokensPerRank: fc.integer({ min: 1, max: 5000 }),
   experts: fc.integer({ min: 1, max: 4096 }),
   wireRowBytes: wire,
   wireSumBytes: wire,
@@ -36,8 +36,8 @@ test('regions lie behind each other, each slot holds all tokens with the most th
         last = offset + bytes;
       }
       assert.ok(last <= size.bytes && size.bytes < last + 128);
-      const { hosts, maxTokens, wireRowBytes, wireSumBytes } = shape;
-      assert.ok(Math.max(wireRowBytes, wireSumBytes) * maxTokens <= size.slotBytes);
+      const { hosts, maxTokensPerRank, wireRowBytes, wireSumBytes } = shape;
+      assert.ok(Math.max(wireRowBytes, wireSumBytes) * maxTokensPerRank <= size.slotBytes);
       assert.equal(size.regions.out.bytes, (hosts.length - 1) * size.slotBytes);
       assert.equal(size.regions.in.bytes, maxServed(hosts) * size.slotBytes);
     }),
@@ -49,7 +49,7 @@ test('no rows make more chunks than there is room for, be they short or long', (
     fc.property(anyShape, fc.double({ min: 0, max: 1, noNaN: true }), (shape, part) => {
       const most = Math.max(shape.wireRowBytes, shape.wireSumBytes);
       const rowBytes = Math.max(16, Math.ceil((part * most) / 16) * 16);
-      const chunks = Math.ceil(shape.maxTokens / networkChunkRows(PINNED_CHUNK_BYTES.least, rowBytes));
+      const chunks = Math.ceil(shape.maxTokensPerRank / networkChunkRows(PINNED_CHUNK_BYTES.least, rowBytes));
       assert.ok(chunks <= pinnedNetworkSize(shape).maxChunks);
     }),
   );

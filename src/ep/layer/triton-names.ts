@@ -1,0 +1,137 @@
+// The names that Triton-distributed's document has for what EPAll2AllLayer takes and gives, beside the library's own.
+import type { WaitOptions } from '../../core/deadline.ts';
+import { invalidArgument } from '../../core/errors.ts';
+import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
+import type { Tensor } from '../../device/tensor.ts';
+import type { TokenDType } from './ep-config.ts';
+import type { LayerBarrierOptions, LayerCombineArguments, LayerDispatchArguments } from './layer-arguments.ts';
+import type { LayerOptions } from './layer-options.ts';
+import type { EPAllToAllLayoutDesc } from './layout-desc.ts';
+
+/** LayerOptions under the document's names. */
+export interface TritonLayerOptions<D extends TokenDType = 'bf16'> extends Omit<
+  LayerOptions<D>,
+  'maxTokensPerRank' | 'maxTopk' | 'numExperts' | 'numSms'
+> {
+  /** maxTokensPerRank. */
+  readonly maxTokens: number;
+  /** maxTopk. */
+  readonly topk: number;
+  /** numExperts. */
+  readonly numTotExperts: number;
+  /** numSms. */
+  readonly numSm?: number;
+}
+
+/** LayerDispatchArguments under the document's names. */
+export interface TritonDispatchArguments<D extends TokenDType = 'bf16'> extends Omit<
+  LayerDispatchArguments<D>,
+  'x' | 'topkIdx' | 'topkWeights'
+> {
+  /** x. */
+  readonly input: Tensor<D>;
+  /** topkIdx. */
+  readonly expIndices: Tensor<'i32' | 'i64'>;
+  /** topkWeights. */
+  readonly weight?: Tensor<'f32' | 'bf16'>;
+}
+
+/** LayerCombineArguments under the document's names. */
+export interface TritonCombineArguments<D extends TokenDType = 'bf16'> extends Omit<
+  LayerCombineArguments<D>,
+  'x' | 'handle'
+> {
+  /** x. */
+  readonly input: Tensor<D>;
+  /** handle. */
+  readonly epA2aLayoutDesc: EPAllToAllLayoutDesc;
+}
+
+type Names = Readonly<Record<string, string>>;
+
+const optionNames: Names = {
+  maxTokens: 'maxTokensPerRank',
+  topk: 'maxTopk',
+  numTotExperts: 'numExperts',
+  numSm: 'numSms',
+};
+const dispatchNames: Names = { input: 'x', expIndices: 'topkIdx', weight: 'topkWeights' };
+const combineNames: Names = { input: 'x', epA2aLayoutDesc: 'handle' };
+
+/** Fails with WL_INVALID_ARGUMENT for an option that is given under both names. */
+export function ownOptions<D extends TokenDType>(options: LayerOptions<D> | TritonLayerOptions<D>): LayerOptions<D> {
+  return renamed(options, optionNames) as LayerOptions<D>;
+}
+
+/** Hot path. Fails as ownOptions() does. */
+export function ownDispatch<D extends TokenDType>(
+  args: LayerDispatchArguments<D> | TritonDispatchArguments<D>,
+): LayerDispatchArguments<D> {
+  return renamed(args, dispatchNames) as LayerDispatchArguments<D>;
+}
+
+/** Hot path. Fails as ownOptions() does. */
+export function ownCombine<D extends TokenDType>(
+  args: LayerCombineArguments<D> | TritonCombineArguments<D>,
+): LayerCombineArguments<D> {
+  return renamed(args, combineNames) as LayerCombineArguments<D>;
+}
+
+/** Makes an object only if one of the document's names is there; what is no object is left to the checks behind. */
+function renamed(given: object, names: Names): object {
+  if (typeof given !== 'object' || given === null) return given;
+  let own: Record<string, unknown> | undefined;
+  for (const name in names) {
+    if (!Object.hasOwn(given, name)) continue;
+    own ??= { ...given };
+    const ownName = names[name]!;
+    if (Object.hasOwn(given, ownName))
+      throw invalidArgument(name, 'a value', `nothing beside ${ownName}, its other name`);
+    own[ownName] = own[name];
+    delete own[name];
+  }
+  return own ?? given;
+}
+
+/** Of what dispatch() returns. */
+export abstract class TritonDispatchResult<D extends TokenDType> {
+  abstract readonly recvX: Tensor<D>;
+  abstract readonly recvTopkWeights: Tensor<'f32' | 'bf16'> | undefined;
+  abstract readonly handle: EPAllToAllLayoutDesc;
+
+  /** recvX. */
+  get output(): Tensor<D> {
+    return this.recvX;
+  }
+
+  /** recvTopkWeights. */
+  get weights(): Tensor<'f32' | 'bf16'> | undefined {
+    return this.recvTopkWeights;
+  }
+
+  /** handle. */
+  get layoutDesc(): EPAllToAllLayoutDesc {
+    return this.handle;
+  }
+}
+
+/** Of the layer. */
+export abstract class TritonLayer {
+  abstract close(): Promise<void>;
+  abstract barrier(options?: LayerBarrierOptions): Promise<void>;
+
+  /**
+   * barrier().
+   * @param stream As there.
+   * @param intraNodeOnly As there.
+   * @param options How long to wait.
+   */
+  epBarrierAll(stream?: CudaStream, intraNodeOnly = false, options: WaitOptions = {}): Promise<void> {
+    return this.barrier({ ...options, intraNodeOnly, ...(stream && { stream }) });
+  }
+
+  /** close(). */
+  finalize(): Promise<void> {
+    return this.close();
+  }
+}
