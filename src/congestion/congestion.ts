@@ -427,7 +427,7 @@ export const congestionRules = {
   none,
 } as const satisfies Record<string, CongestionRule>;
 
-export type CongestionName = keyof typeof congestionRules;
+type CongestionName = keyof typeof congestionRules;
 
 export const congestionNames = Object.keys(congestionRules) as readonly CongestionName[];
 

@@ -7,7 +7,7 @@ import { sendMessages } from '#lib/native/udp.js';
 import { readSettings } from '#lib/settings/settings.js';
 import { Engine } from '#lib/transport/engine/engine.js';
 import { UdpLoop } from '#lib/transport/io/udp/udp-loop.js';
-import { UdpSocket } from '#lib/transport/io/udp/udp-socket.js';
+import { UdpSocket } from '#lib/transport/io/udp/udp-packet-io.js';
 
 function openSocket(): UdpSocket {
   return new UdpSocket({ host: '127.0.0.1', bufferBytes: 65_536 });

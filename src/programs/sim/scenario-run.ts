@@ -2,10 +2,9 @@
 import { type ErrorCode, WeftlineError } from '../../core/errors.ts';
 import { seededRandom } from '../../core/seeded-random.ts';
 import { settingsTable } from '../../settings/settings.ts';
-import { longestScattered } from '../../transport/engine/check-options.ts';
+import { longestScattered, RangeList } from '../../transport/send/range-list.ts';
 import type { Region } from '../../transport/engine/region.ts';
 import type { ConnectionStatistics, RemoteRange } from '../../transport/engine/transport-engine.ts';
-import { RangeList } from '../../transport/send/range-list.ts';
 import type { LaneConnection, RequestEnd, SimulatedHost } from './simulated-host.ts';
 import type { Cancellation, Closing, Scenario, ScenarioOperation } from './scenario.ts';
 import { type RunEnd, Simulation } from './simulation.ts';

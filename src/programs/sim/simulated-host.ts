@@ -15,10 +15,8 @@ import {
   type SignalOptions,
   type TransportConnection,
 } from '../../transport/engine/transport-engine.ts';
-import { FlowOrder } from '../../transport/lanes/flow-order.ts';
-import { GatePool, NONE } from '../../transport/lanes/gates.ts';
-import { HeldFences, type HeldOperation } from '../../transport/lanes/held-fences.ts';
-import { LaneChoice, type LanePart, type Spread } from '../../transport/lanes/lane-choice.ts';
+import { FlowOrder, LaneChoice, type LanePart, type Spread } from '../../transport/lanes/lane-choice.ts';
+import { GatePool, HeldFences, type HeldOperation, NONE } from '../../transport/lanes/gates.ts';
 import type { SimulatedIo } from './simulated-io.ts';
 
 export interface SimulatedEngine {

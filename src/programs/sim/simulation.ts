@@ -2,7 +2,7 @@
 import type { WeftlineError } from '../../core/errors.ts';
 import { seededRandom } from '../../core/seeded-random.ts';
 import { readSettings, type Settings } from '../../settings/settings.ts';
-import { PACKET_KEY_BYTES, type PacketKeys, splitSessionKey } from '../../transport/authentication/packet-keys.ts';
+import { PACKET_KEY_BYTES, type PacketKeys, splitSessionKey } from '../../transport/authentication/packet-guard.ts';
 import { Engine } from '../../transport/engine/engine.ts';
 import type { TransportConnection } from '../../transport/engine/transport-engine.ts';
 import type { ReceivedBatch } from '../../transport/io/packet-io.ts';

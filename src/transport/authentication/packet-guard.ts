@@ -1,9 +1,9 @@
 // Authenticates the packets of one connection: tags those that go out, checks those that come in. Hot path: no promise, and
 // nothing allocated but one view per burst or datagram that is copied.
+import { hkdfSync } from 'node:crypto';
+import { packetKey } from '../../abi/packet-key.ts';
 import { authenticPrefix } from '../../abi/transport-packet.ts';
 import type { Burst } from '../io/packet-io.ts';
-import { expandPacketKey, type PacketKeys } from './packet-keys.ts';
-import { ReplayWindow } from './replay-window.ts';
 import type { TagMemory } from './tag-memory.ts';
 
 const TAG_LOW = authenticPrefix.offset.tagLow / 4;
@@ -106,5 +106,79 @@ export class PacketGuard {
       const end = from + (headerBytes >>> 2);
       while (from < end) target[to++] = words[from++]!;
     }
+  }
+}
+
+// The keys of a connection's packets: one per direction, so that a packet sent back to its sender is refused.
+
+/** Bytes of a session key and of the key of a direction. */
+export const PACKET_KEY_BYTES = 32;
+
+/** What one end holds; the other end holds the same two keys the other way round. */
+export interface PacketKeys {
+  readonly outgoing: Uint8Array;
+  readonly incoming: Uint8Array;
+}
+
+/** The keys of one end, from the secret that both ends agreed on for this connection alone. */
+export function splitSessionKey(session: Uint8Array, end: 'caller' | 'listener'): PacketKeys {
+  const fromCaller = derive(session, 'packets of the caller', PACKET_KEY_BYTES);
+  const fromListener = derive(session, 'packets of the listener', PACKET_KEY_BYTES);
+  return end === 'caller'
+    ? { outgoing: fromCaller, incoming: fromListener }
+    : { outgoing: fromListener, incoming: fromCaller };
+}
+
+/** What the kernel that tags packets reads: packetKey. */
+function expandPacketKey(key: Uint8Array): Uint8Array {
+  return derive(key, 'packet tag', packetKey.size);
+}
+
+function derive(key: Uint8Array, purpose: string, bytes: number): Uint8Array {
+  return new Uint8Array(hkdfSync('sha256', key, '', `weftline transport ${purpose}`, bytes));
+}
+
+// Which packets of a peer have been taken in, by number, so that each counts once. Hot path: no allocation.
+
+/**
+ * How far a packet may be overtaken and still count. Far more than a connection has under way: it is for paths that differ
+ * in speed. A power of two.
+ */
+const REPLAY_WINDOW_PACKETS = 65_536;
+
+const WORDS = REPLAY_WINDOW_PACKETS / 32;
+
+export class ReplayWindow {
+  /** The highest number that was taken in. */
+  newest: number;
+  /** A bit per number. INVARIANT: bits of numbers above `newest` are clear. */
+  readonly #bits = new Int32Array(WORDS);
+
+  /** `first`: the number of the first packet. */
+  constructor(first: number) {
+    this.newest = first - 1;
+  }
+
+  /** The number whose low 32 bits are `low` and that is closest to the newest one. Negative if there is none. */
+  nearest(low: number): number {
+    return this.newest + ((low - (this.newest % 2 ** 32)) | 0);
+  }
+
+  /** Takes in a number; false if it was taken before, or is too old to tell. */
+  take(number: number): boolean {
+    const block = Math.floor(number / 32);
+    const newestBlock = Math.floor(this.newest / 32);
+    if (newestBlock - block >= WORDS) return false;
+    const bits = this.#bits;
+    if (number > this.newest) {
+      const last = Math.min(block, newestBlock + WORDS);
+      for (let between = newestBlock + 1; between <= last; between++) bits[between & (WORDS - 1)] = 0;
+      this.newest = number;
+    }
+    const word = block % WORDS;
+    const bit = 1 << (number % 32);
+    if ((bits[word]! & bit) !== 0) return false;
+    bits[word] = bits[word]! | bit;
+    return true;
   }
 }

@@ -10,10 +10,9 @@ import {
 import { WeftlineError } from '../../core/errors.ts';
 import type { Connection } from '../engine/connection.ts';
 import { getWide } from '../../abi/wide-words.ts';
-import { takeRetract } from '../receive/eager-input.ts';
+import { takeRetract } from '../receive/announce.ts';
 import { raiseAck } from '../receive/data-input.ts';
-import { peerFailure } from '../engine/peer-failure.ts';
-import type { Request } from '../engine/request.ts';
+import { peerFailure, type Request } from '../engine/request.ts';
 
 const CONTROL = controlHeader.offset;
 const RECORD = controlRecord.offset;

@@ -1,63 +1,39 @@
 // A connection: its sides, and the calls of its user. What happens to packets is beside each side: send/transmit.ts and
-// send/ack-input.ts, receive/data-input.ts, control/control-input.ts and control/control-output.ts; upkeep.ts has the order.
-import { ackHeader, ackPath, controlKinds, DATA_HEADER_BYTES, failReasons } from '../../abi/transport-packet.ts';
-import { WeftlineError } from '../../core/errors.ts';
-import { PacketGuard } from '../authentication/packet-guard.ts';
+// send/ack-input.ts, receive/data-input.ts, control/control-input.ts; upkeep.ts has the order.
+import {
+  ackHeader,
+  ackPath,
+  controlKinds,
+  DATA_HEADER_BYTES,
+  failReasons,
+  MAX_FLOWS,
+  MAX_MESSAGE_BYTES,
+  MAX_PATHS,
+} from '../../abi/transport-packet.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import { PACKET_KEY_BYTES, PacketGuard, type PacketKeys } from '../authentication/packet-guard.ts';
 import { ControlLog } from '../control/control-log.ts';
 import { PathTable } from '../paths/path-table.ts';
-import { MAX_ECHOES } from '../receive/arrivals.ts';
-import { ReceiveSide } from '../receive/receive-side.ts';
-import { RECEIVE_WINDOW_SEGMENTS } from '../receive/receive-window.ts';
-import { NO_SLOT } from '../send/eager-slots.ts';
+import { MAX_ECHOES, RECEIVE_WINDOW_SEGMENTS, ReceiveSide } from '../receive/receive-side.ts';
+import { MAX_RANGES, RANGE_SPAN } from '../send/range-list.ts';
 import { SPECULATIVE_BYTES } from '../send/receiver-credits.ts';
-import { SendSide } from '../send/send-side.ts';
-import { checkConnection, checkFlow, checkLocal, checkRemote, checkScatter, checkSignal } from './check-options.ts';
+import { NO_SLOT, SendSide } from '../send/send-side.ts';
 import type { EngineCore } from './engine-core.ts';
-import { peerFailure } from './peer-failure.ts';
-import type { Request, RequestKind, RequestOwner } from './request.ts';
+import type { RegionTable } from './region-table.ts';
+import { peerFailure, type Request, type RequestKind, type RequestOwner } from './request.ts';
 import type {
   ConnectionOptions,
   ConnectionStatistics,
   EngineHandle,
+  LocalRange,
   MessageOptions,
   PathStatistics,
   RemoteOptions,
+  RemoteRange,
   ScatterOptions,
   SignalOptions,
   TransportConnection,
 } from './transport-engine.ts';
-
-// Whether a connection is wanted, answered and open: requests that wait, probes of a silent peer, and its end.
-
-/**
- * The packet that ends a connection also acknowledges what has come, and nobody acknowledges it: the sockets close behind
- * it. It goes several times, so that a lost packet does not fail requests of the peer that were done.
- */
-const END_PACKETS = 3;
-
-class Liveness {
-  /** Requests that are not done, and since when there have been any: Infinity until the next `onTimer` tells the time. */
-  pending = 0;
-  pendingSince = 0;
-  /** When and where the peer was last asked whether it is there. */
-  probedAt = 0;
-  probedPath = 0;
-  /** Why the end is to be told to the peer, 0 while open; and how many packets are still to say it. */
-  endReason = 0;
-  endsUnsent = 0;
-  endedAt = 0;
-
-  addPending(): void {
-    if (this.pending === 0) this.pendingSince = Number.POSITIVE_INFINITY;
-    this.pending++;
-  }
-
-  end(reason: number, now: number): void {
-    this.endReason = reason;
-    this.endsUnsent = reason === 0 ? 0 : END_PACKETS;
-    this.endedAt = now;
-  }
-}
 
 /** Of a receive: it is not known yet which part of its message it takes in. */
 const UNKNOWN_BASE = -1;
@@ -421,4 +397,101 @@ function pathStatistics({ paths, send }: Counted, path: number, perPath: boolean
     inFlightBytes: bursts.pathBytes[path]!,
     windowBytes: window?.windowBytes ?? Number.POSITIVE_INFINITY,
   };
+}
+
+// Whether a connection is wanted, answered and open: requests that wait, probes of a silent peer, and its end.
+
+/**
+ * The packet that ends a connection also acknowledges what has come, and nobody acknowledges it: the sockets close behind
+ * it. It goes several times, so that a lost packet does not fail requests of the peer that were done.
+ */
+const END_PACKETS = 3;
+
+class Liveness {
+  /** Requests that are not done, and since when there have been any: Infinity until the next `onTimer` tells the time. */
+  pending = 0;
+  pendingSince = 0;
+  /** When and where the peer was last asked whether it is there. */
+  probedAt = 0;
+  probedPath = 0;
+  /** Why the end is to be told to the peer, 0 while open; and how many packets are still to say it. */
+  endReason = 0;
+  endsUnsent = 0;
+  endedAt = 0;
+
+  addPending(): void {
+    if (this.pending === 0) this.pendingSince = Number.POSITIVE_INFINITY;
+    this.pending++;
+  }
+
+  end(reason: number, now: number): void {
+    this.endReason = reason;
+    this.endsUnsent = reason === 0 ? 0 : END_PACKETS;
+    this.endedAt = now;
+  }
+}
+
+// Checks what users pass to connections; nothing has happened when one fails.
+
+const MAX_SEGMENT_BYTES = 65_472;
+
+function checkConnection(options: ConnectionOptions): void {
+  const { paths, rails = 1, segmentBytes, secret, packetKeys, localId, remoteId, peerName } = options;
+  requireWhole('paths', paths, 1, MAX_PATHS);
+  requireWhole('rails', rails, 1, paths);
+  requireWhole('segmentBytes', segmentBytes, 512, MAX_SEGMENT_BYTES);
+  if (segmentBytes % 8 !== 0) throw invalidArgument('segmentBytes', segmentBytes, 'a multiple of 8');
+  requireWhole('localId', localId, 0, 0xffff_ffff);
+  requireWhole('remoteId', remoteId, 0, 0xffff_ffff);
+  if (typeof secret !== 'bigint') throw invalidArgument('secret', secret, 'a bigint of 64 bits');
+  if (packetKeys !== undefined) checkKeys(packetKeys);
+  if (typeof peerName !== 'string') throw invalidArgument('peerName', peerName, 'a string');
+}
+
+function checkKeys({ outgoing, incoming }: PacketKeys): void {
+  for (const [name, key] of Object.entries({ outgoing, incoming })) {
+    if (key instanceof Uint8Array && key.byteLength === PACKET_KEY_BYTES) continue;
+    // Not the key itself: errors are printed.
+    const found = key instanceof Uint8Array ? `${key.byteLength} bytes` : typeof key;
+    throw invalidArgument(`packetKeys.${name}`, found, `${PACKET_KEY_BYTES} bytes`);
+  }
+  // With one key for both directions, a packet could be sent back to its sender.
+  if (Buffer.compare(outgoing, incoming) !== 0) return;
+  throw invalidArgument('packetKeys', 'the same key twice', 'a key for each direction');
+}
+
+function checkFlow(flow: number): void {
+  requireWhole('flow', flow, 0, MAX_FLOWS - 1);
+}
+
+function checkLocal(regions: RegionTable, { region, offset, bytes }: LocalRange): void {
+  if (!regions.isRegistered(region)) throw invalidArgument('region', region, 'a region registered with this engine');
+  requireWhole('offset', offset, 0, region.bytes.byteLength);
+  requireWhole('bytes', bytes, 0, Math.min(MAX_MESSAGE_BYTES, region.bytes.byteLength - offset));
+}
+
+function checkRemote({ remoteRegion, remoteKey, remoteOffset }: RemoteRange): void {
+  requireWhole('remoteRegion', remoteRegion, 0, 0xffff_ffff);
+  requireWhole('remoteKey', remoteKey, 0, 0xffff_ffff);
+  requireWhole('remoteOffset', remoteOffset, 0, 2 ** 48 - 1);
+}
+
+function checkScatter(regions: RegionTable, options: ScatterOptions): void {
+  const { region, ranges, remoteRegion, remoteKey } = options;
+  checkRemote({ remoteRegion, remoteKey, remoteOffset: 0 });
+  if (!regions.isRegistered(region)) throw invalidArgument('region', region, 'a region registered with this engine');
+  requireWhole('ranges.sourceEnd', ranges.sourceEnd, 0, region.bytes.byteLength);
+  requireWhole('ranges.longest', ranges.longest, 0, RANGE_SPAN - 1);
+  requireWhole('ranges.end', ranges.end, 0, MAX_RANGES);
+}
+
+function checkSignal(options: SignalOptions): void {
+  checkRemote(options);
+  requireWhole('add', options.add, 0, Number.MAX_SAFE_INTEGER);
+  if (options.remoteOffset % 8 !== 0) throw invalidArgument('remoteOffset', options.remoteOffset, 'a multiple of 8');
+}
+
+function requireWhole(name: string, value: number, least: number, most: number): void {
+  if (Number.isSafeInteger(value) && value >= least && value <= most) return;
+  throw invalidArgument(name, value, `a whole number from ${least} to ${most}`);
 }

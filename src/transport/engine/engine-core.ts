@@ -1,12 +1,11 @@
 // What the parts of an engine share.
+import type { AckSample } from '../../congestion/congestion.ts';
 import type { WeftlineError } from '../../core/errors.ts';
 import type { TagMemory } from '../authentication/tag-memory.ts';
-import type { Admission } from '../receive/admission.ts';
-import type { AckSample } from '../../congestion/congestion.ts';
-import type { CreditPacer } from '../receive/credit-pacer.ts';
-import type { PacketOutbox } from '../wire/packet-outbox.ts';
 import type { PlacementRun } from '../io/packet-io.ts';
-import type { DataTemplate } from '../wire/data-template.ts';
+import type { Admission } from '../receive/admission.ts';
+import type { CreditPacer } from '../send/receiver-credits.ts';
+import type { PacketOutbox } from '../wire/packet-outbox.ts';
 import type { RegionTable } from './region-table.ts';
 import type { Request, RequestTable } from './request.ts';
 import type { DropReason, TransportConnection } from './transport-engine.ts';
@@ -43,4 +42,42 @@ export interface EngineCore {
   pathChanged(connection: TransportConnection, path: number, isAlive: boolean): void;
   /** A connection has failed, or the peer has ended it. */
   connectionEnded(connection: TransportConnection, error: WeftlineError): void;
+}
+
+// What a burst's headers are written from.
+
+/** What the headers of a burst have in common, and their first values. One object per engine. */
+export interface DataTemplate {
+  count: number;
+  flags: number;
+  /** Flags of the last packet besides. */
+  lastFlags: number;
+  path: number;
+  sequence: number;
+  pathSequence: number;
+  target: number;
+  targetKey: number;
+  offset: number;
+  messageBytes: number;
+  base: number;
+  payloadBytes: number;
+  lastPayloadBytes: number;
+}
+
+export function createDataTemplate(): DataTemplate {
+  return {
+    count: 0,
+    flags: 0,
+    lastFlags: 0,
+    path: 0,
+    sequence: 0,
+    pathSequence: 0,
+    target: 0,
+    targetKey: 0,
+    offset: 0,
+    messageBytes: 0,
+    base: 0,
+    payloadBytes: 0,
+    lastPayloadBytes: 0,
+  };
 }

@@ -1,7 +1,7 @@
 // Messages and signals in traces: their departure here and their arrival at the peer, under a name that both sides know.
 import { createHash } from 'node:crypto';
 import { isTraced, traceBegin, traceEnd } from '../../core/trace.ts';
-import { NO_SLOT } from '../send/eager-slots.ts';
+import { NO_SLOT } from '../send/send-side.ts';
 import type { Connection } from './connection.ts';
 import type { Request } from './request.ts';
 

@@ -1,7 +1,7 @@
 // What the transport offers: an engine that owns connections, and connections that carry messages, writes and reads.
 import type { WeftlineError } from '../../core/errors.ts';
 import type { Settings } from '../../settings/settings.ts';
-import type { PacketKeys } from '../authentication/packet-keys.ts';
+import type { PacketKeys } from '../authentication/packet-guard.ts';
 import type { PacketIo, ReceivedBatch } from '../io/packet-io.ts';
 import type { RangeList } from '../send/range-list.ts';
 import type { Region, RemoteAccess } from './region.ts';

@@ -17,8 +17,7 @@ import {
   type TransportConnection,
 } from '../engine/transport-engine.ts';
 import type { HostCalls, HostConnection, HostEvent, HostRegion, LaneStatistics } from './host-calls.ts';
-import { Gates, NONE } from '../lanes/gates.ts';
-import { HeldFences } from '../lanes/held-fences.ts';
+import { Gates, HeldFences, NONE } from '../lanes/gates.ts';
 import { CommandPosts, NOTHING } from './command-posts.ts';
 import { PreparedTransfers } from './prepared-transfers.ts';
 import type { HostedConnection } from './hosted-connection.ts';

@@ -7,7 +7,7 @@ import type { Credentials } from '../../meeting/credentials.ts';
 import { integerField, textField } from '../../meeting/frame-fields.ts';
 import { protocolError } from '../../meeting/frames.ts';
 import { type Greeted, type HelloBody, type HelloOptions, receiveHello } from '../../meeting/hello.ts';
-import { type PacketKeys, splitSessionKey } from '../authentication/packet-keys.ts';
+import { type PacketKeys, splitSessionKey } from '../authentication/packet-guard.ts';
 import type { ControlChannel, ControlFrame } from '../../meeting/control-channel.ts';
 import type { PacketIoKind, PathOptions, PeerPaths } from '../io/packet-io-kind.ts';
 import { type Spread, spreads } from '../lanes/lane-choice.ts';

@@ -2,7 +2,7 @@
 // it can cross threads.
 import type { EncodedError } from '../../core/errors.ts';
 import type { Calls } from '../../threads/worker-port.ts';
-import type { PacketKeys } from '../authentication/packet-keys.ts';
+import type { PacketKeys } from '../authentication/packet-guard.ts';
 import type { RemoteAccess } from '../engine/region.ts';
 import type { ConnectionStatistics, DropCounters, RegionName } from '../engine/transport-engine.ts';
 import type { EndsJoin, EndsPlan, EndsProbe, MadeEnds, PathEndpoint } from '../io/packet-io-kind.ts';

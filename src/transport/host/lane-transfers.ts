@@ -3,8 +3,7 @@
 import { PartTable } from '../../abi/part-table.ts';
 import { engineCommandKinds } from '../../abi/transport-command.ts';
 import { WeftlineError } from '../../core/errors.ts';
-import { divideParts } from '../lanes/divide-parts.ts';
-import { homeLane } from '../lanes/lane-choice.ts';
+import { divideParts, homeLane } from '../lanes/lane-choice.ts';
 import type { EngineGroup } from './engine-group.ts';
 import type { LaneEnd } from './lane-ends.ts';
 import type { LanePosts } from './lane-posts.ts';

@@ -4,9 +4,8 @@ import { PartTable } from '../../abi/part-table.ts';
 import { REQUEST_SLOTS } from '../../abi/transport-command.ts';
 import { type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
 import { findScatters } from './find-scatters.ts';
-import { longestScattered } from '../engine/check-options.ts';
+import { longestScattered, RangeList } from '../send/range-list.ts';
 import { type PostQueue, PostTurns } from './post-turns.ts';
-import { RangeList } from '../send/range-list.ts';
 import type { Region } from '../engine/region.ts';
 import type {
   RemoteOptions,

@@ -5,7 +5,7 @@ import { REQUEST_SLOTS } from '../../abi/transport-command.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { Region } from '../engine/region.ts';
 import type { ScatterOptions } from '../engine/transport-engine.ts';
-import { PackedRanges } from '../send/packed-ranges.ts';
+import { PackedRanges } from '../send/range-list.ts';
 import type { EngineCommand } from './command-ring.ts';
 
 /** Plain data, so that it can cross threads. */

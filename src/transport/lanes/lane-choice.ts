@@ -1,7 +1,8 @@
 // Which lanes of a connection carry what: the turns of messages, and how large requests are cut. Pure: neither threads nor
 // sockets, so that a simulated host with several engines takes the same decisions. Hot path: no allocation but for new flows.
-
+import { PartTable } from '../../abi/part-table.ts';
 import { PART_BYTES } from '../../abi/transport-command.ts';
+import { type GatePool, NONE } from './gates.ts';
 
 /** How large requests are spread: whole ones go by turns, each is cut, or all of a flow stay on its home lane. */
 export const spreads = ['turn', 'split', 'flow'] as const;
@@ -111,4 +112,121 @@ function fill(part: LanePart, lane: number, offset: number, bytes: number): void
   part.lane = lane;
   part.offset = offset;
   part.bytes = bytes;
+}
+
+// The order of flows over several lanes, on the side that posts: writes on other lanes than their flow's home hold a gate
+// shut, for which signals and flushes of the flow wait.
+
+export class FlowOrder {
+  readonly #pool: GatePool;
+  /** By flow: the gate of its writes since the last signal or flush that had to wait. */
+  readonly #gates = new Map<number, number>();
+
+  constructor(pool: GatePool) {
+    this.#pool = pool;
+  }
+
+  /** The gate of a flow's writes on other lanes than its home. NONE if no gate is left: they then stay on the home lane. */
+  gateFor(flow: number): number {
+    const known = this.#gates.get(flow);
+    if (known !== undefined) return known;
+    let gate = this.#pool.take();
+    if (gate === NONE && this.#sweep()) gate = this.#pool.take();
+    if (gate !== NONE) this.#gates.set(flow, gate);
+    return gate;
+  }
+
+  /** Hot path. The gate that a signal or flush of the flow must wait for; NONE if it may go at once. */
+  fence(flow: number): number {
+    const gate = this.#gates.size === 0 ? undefined : this.#gates.get(flow);
+    return gate === undefined || this.#pool.isOpen(gate) ? NONE : gate;
+  }
+
+  /**
+   * A signal or flush waits for the flow's gate, whoever posted it frees the gate when it has ended: later writes get
+   * another, so that it does not wait for those as well.
+   */
+  pass(flow: number): void {
+    this.#gates.delete(flow);
+  }
+
+  /** Gives back the gates that nobody waits for. */
+  close(): void {
+    for (const gate of this.#gates.values()) this.#pool.free(gate);
+    this.#gates.clear();
+  }
+
+  /** Gives back gates without parts. True if there were any. */
+  #sweep(): boolean {
+    const before = this.#gates.size;
+    for (const [flow, gate] of this.#gates) {
+      if (!this.#pool.isOpen(gate)) continue;
+      this.#gates.delete(flow);
+      this.#pool.free(gate);
+    }
+    return this.#gates.size < before;
+  }
+}
+
+// How the parts of a prepared transfer are spread over lanes: by bytes, in their order, large ones cut.
+
+/** Cuts are made at multiples of so many bytes of a part. */
+const CUT_ALIGNMENT = 4096;
+
+/** A piece of a part. */
+interface Piece {
+  readonly part: number;
+  readonly offset: number;
+  readonly bytes: number;
+}
+
+/** By lane: its parts. Tables without parts where there is too little for all; all of it is then on `home`. */
+export function divideParts(table: PartTable, lanes: number, home: number): readonly PartTable[] {
+  const total = table.bytes.reduce((sum, bytes) => sum + bytes, 0);
+  const used = Math.min(lanes, Math.floor(total / PART_BYTES));
+  const empty = PartTable.ofCount(0);
+  const shares = Array.from({ length: lanes }, () => empty);
+  if (used < 2) {
+    shares[home] = table;
+    return shares;
+  }
+  const pieces = piecesOf(table, used, total);
+  for (const [share, list] of pieces.entries()) shares[(home + share) % lanes] = tableOf(table, list);
+  return shares;
+}
+
+function piecesOf(table: PartTable, used: number, total: number): readonly Piece[][] {
+  const pieces: Piece[][] = Array.from({ length: used }, () => []);
+  let lane = 0;
+  let before = 0;
+  for (let part = 0; part < table.count; part++) {
+    let offset = 0;
+    const bytes = table.bytes[part]!;
+    do {
+      const left = bytes - offset;
+      // What lanes up to this one are to have.
+      const room = Math.ceil((total * (lane + 1)) / used) - before;
+      const isLast = lane === used - 1;
+      const cut = Math.ceil(room / CUT_ALIGNMENT) * CUT_ALIGNMENT;
+      // Small remainders are not worth a request of their own.
+      const taken = isLast || left <= cut + CUT_ALIGNMENT ? left : cut;
+      (pieces[lane] as Piece[]).push({ part, offset, bytes: taken });
+      offset += taken;
+      before += taken;
+      while (lane < used - 1 && before * used >= total * (lane + 1)) lane++;
+    } while (offset < bytes);
+  }
+  return pieces;
+}
+
+function tableOf(source: PartTable, pieces: readonly Piece[]): PartTable {
+  const table = PartTable.ofCount(pieces.length);
+  for (const [at, { part, offset, bytes }] of pieces.entries()) {
+    table.localOffset[at] = source.localOffset[part]! + offset;
+    table.remoteOffset[at] = source.remoteOffset[part]! + offset;
+    table.bytes[at] = bytes;
+    table.local[at] = source.local[part]!;
+    table.remote[at] = source.remote[part]!;
+  }
+  return table;
 }

@@ -9,13 +9,11 @@ import {
   scatterEntry,
 } from '../../abi/transport-packet.ts';
 import type { Connection } from '../engine/connection.ts';
-import { announce } from '../control/announce.ts';
-import { met, TAKEN, takeEager } from './eager-input.ts';
-import { addToCell } from './pending-signals.ts';
+import { met, takeEager, TAKEN } from './announce.ts';
+import { ackDue, addToCell } from './receive-side.ts';
 import type { Region } from '../engine/region.ts';
 import type { Request } from '../engine/request.ts';
 import { traceArrived } from '../engine/trace-messages.ts';
-import { ackDue } from './receive-side.ts';
 import { run, runBytes } from './segment-run.ts';
 
 const SCATTER = scatterEntry.offset;
@@ -154,7 +152,7 @@ function takeEarly(connection: Connection): void {
     counters.duplicateSegments++;
     return;
   }
-  const reason = takeEager(connection, announce);
+  const reason = takeEager(connection);
   if (reason !== TAKEN) {
     // So that messages which have one slot after the other do not count as the same.
     run.target = run.targetKey;

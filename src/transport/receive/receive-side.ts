@@ -2,13 +2,10 @@
 // data-input.ts takes in segments, admission.ts grants receives their bytes.
 import { controlKinds } from '../../abi/transport-packet.ts';
 import type { ControlLog } from '../control/control-log.ts';
+import type { Region } from '../engine/region.ts';
 import { type Request, RequestQueue } from '../engine/request.ts';
+import type { CreditAccount } from '../send/receiver-credits.ts';
 import { EagerStore } from './eager-store.ts';
-import { ReceiveFlow } from './receive-flow.ts';
-import { Arrivals } from './arrivals.ts';
-import type { CreditAccount } from './credit-pacer.ts';
-import { PendingSignals } from './pending-signals.ts';
-import { ReceiveWindow } from './receive-window.ts';
 
 /** `now`: before the next flush. `later`: with more, or at its deadline. */
 export const ackDue = { no: 0, later: 1, now: 2 } as const;
@@ -139,5 +136,251 @@ export class ReceiveSide {
     if (this.#keepsPlaces) held.vacate(request);
     else held.remove(request);
     open.remove(request);
+  }
+}
+
+// Which segments of a connection have arrived: a bitmap that moves with the oldest missing one. Hot path: no allocation.
+
+// Sequences are signed 32-bit integers that wrap; they are compared by their difference.
+
+/** Segments beyond the oldest missing one that are remembered; a power of two. */
+export const RECEIVE_WINDOW_SEGMENTS = 8192;
+
+const WORDS = RECEIVE_WINDOW_SEGMENTS / 32;
+const WORD_MASK = WORDS - 1;
+
+export class ReceiveWindow {
+  /** The oldest segment that is missing. */
+  next: number;
+  /** One more than the newest that arrived. */
+  end: number;
+  /** INVARIANT: bits of segments outside [next, end) are clear. Word = (sequence >>> 5) modulo the window. */
+  readonly #bits = new Int32Array(WORDS);
+
+  constructor(first = 0) {
+    this.next = first;
+    this.end = first;
+  }
+
+  /** True if the whole run is expected next and nothing later has come: the usual case, O(1). */
+  isNext(sequence: number): boolean {
+    return sequence === this.next && this.end === this.next;
+  }
+
+  /** Takes a run for which `isNext` holds. */
+  advance(count: number): void {
+    this.next = (this.next + count) | 0;
+    this.end = this.next;
+  }
+
+  isTooFar(sequence: number): boolean {
+    // Not ">": a distance of the window's size would share its bit with the oldest missing segment.
+    return ((sequence - this.next) | 0) >= RECEIVE_WINDOW_SEGMENTS - 32;
+  }
+
+  has(sequence: number): boolean {
+    if (((sequence - this.next) | 0) < 0) return true;
+    if (((sequence - this.end) | 0) >= 0) return false;
+    return ((this.#bits[(sequence >>> 5) & WORD_MASK]! >>> (sequence & 31)) & 1) === 1;
+  }
+
+  /** Takes one segment that is new and not too far. */
+  add(sequence: number): void {
+    if (((sequence - this.end) | 0) >= 0) this.end = (sequence + 1) | 0;
+    const bits = this.#bits;
+    if (sequence !== this.next) {
+      const word = (sequence >>> 5) & WORD_MASK;
+      bits[word] = bits[word]! | (1 << (sequence & 31));
+      return;
+    }
+    let next = (sequence + 1) | 0;
+    while (next !== this.end) {
+      const word = (next >>> 5) & WORD_MASK;
+      const bit = 1 << (next & 31);
+      if ((bits[word]! & bit) === 0) break;
+      bits[word] = bits[word]! & ~bit;
+      next = (next + 1) | 0;
+    }
+    this.next = next;
+  }
+
+  /** How many words an ack needs; 0 when nothing is missing. */
+  words(): number {
+    if (this.end === this.next) return 0;
+    return ((this.end - (this.next & ~31) + 31) | 0) >>> 5;
+  }
+
+  /** Word `index` for an ack: bits before `next` are set. */
+  word(index: number): number {
+    const word = this.#bits[((this.next >>> 5) + index) & WORD_MASK]!;
+    return index === 0 ? word | ((1 << (this.next & 31)) - 1) : word;
+  }
+}
+
+// What has arrived on each path since the last ack, to be echoed. Hot path: no allocation.
+
+/** Paths that one ack can echo. */
+export const MAX_ECHOES = 16;
+
+class Arrivals {
+  /** Per path: number, clock and arrival of the newest transmission. */
+  readonly sequence: Int32Array;
+  readonly timestamp: Int32Array;
+  readonly arrivedAt: Float64Array;
+  readonly marks: Uint16Array;
+  /** Paths to be echoed, each once. */
+  readonly touched: Uint8Array;
+  touchedCount = 0;
+  /** Where the newest packet came from: the best guess at a path that works; -1 before any. */
+  latestPath = -1;
+  readonly #isTouched: Uint8Array;
+
+  /** `first`: the number before that of the first transmission. */
+  constructor(paths: number, first = 0) {
+    this.sequence = new Int32Array(paths).fill(first);
+    this.timestamp = new Int32Array(paths);
+    this.arrivedAt = new Float64Array(paths);
+    this.marks = new Uint16Array(paths);
+    this.touched = new Uint8Array(paths);
+    this.#isTouched = new Uint8Array(paths);
+  }
+
+  /** A packet of a path came. An overtaken one changes nothing but its mark. */
+  note(path: number, sequence: number, timestamp: number, now: number): void {
+    if (((sequence - this.sequence[path]!) | 0) > 0) {
+      this.sequence[path] = sequence;
+      this.timestamp[path] = timestamp;
+      this.arrivedAt[path] = now;
+    }
+    if (this.#isTouched[path] === 1) return;
+    this.#isTouched[path] = 1;
+    this.touched[this.touchedCount++] = path;
+  }
+
+  mark(path: number): void {
+    this.marks[path] = Math.min(0xffff, this.marks[path]! + 1);
+  }
+
+  /** The last of the touched paths, no longer touched. There must be one. */
+  take(): number {
+    const path = this.touched[--this.touchedCount]!;
+    this.#isTouched[path] = 0;
+    return path;
+  }
+}
+
+// Signals that have arrived before segments that precede them: they wait here, in the order of their segments, until those
+// have come.
+
+/** Room at first; it doubles where it does not suffice, up to the size of the receive window. */
+const FIRST_CAPACITY = 16;
+
+interface PendingSignal {
+  sequence: number;
+  region: Region | undefined;
+  offset: number;
+  add: number;
+}
+
+/** There is room for every segment of the window. Were one turned away, it could be the one that all others wait for. */
+export class PendingSignals {
+  /** A ring; its size is a power of two. */
+  #items = Array.from({ length: FIRST_CAPACITY }, emptyItem);
+  #first = 0;
+  count = 0;
+
+  /** `sequence` is in the receive window and not here yet. */
+  add(sequence: number, region: Region, cell: { readonly offset: number; readonly add: number }): void {
+    if (this.count === this.#items.length) this.#grow();
+    const items = this.#items;
+    const mask = items.length - 1;
+    let at = this.#first + this.count;
+    const item = items[at & mask] as PendingSignal;
+    // Paths overtake each other. The reader of a counter must never see a later signal without those before it: a reader
+    // of a ring would take bytes for a message whose own bytes are not counted yet.
+    for (; at > this.#first; at--) {
+      const earlier = items[(at - 1) & mask] as PendingSignal;
+      if (((earlier.sequence - sequence) | 0) <= 0) break;
+      items[at & mask] = earlier;
+    }
+    items[at & mask] = item;
+    item.sequence = sequence;
+    item.region = region;
+    item.offset = cell.offset;
+    item.add = cell.add;
+    this.count++;
+  }
+
+  /** The region is no longer registered: what was to be added there is nobody's. */
+  forget(region: Region): void {
+    for (let index = 0; index < this.count; index++) {
+      const item = this.#at(index);
+      if (item.region === region) item.region = undefined;
+    }
+  }
+
+  /** Carries out the signals before segment `next`, the oldest that is missing, in their order. True if there were any. */
+  apply(next: number): boolean {
+    const before = this.count;
+    while (this.count > 0) {
+      const item = this.#at(0);
+      if (((item.sequence - next) | 0) >= 0) break;
+      if (item.region !== undefined) addToCell(item.region, item.offset, item.add);
+      item.region = undefined;
+      this.#first = (this.#first + 1) & (this.#items.length - 1);
+      this.count--;
+    }
+    return this.count < before;
+  }
+
+  #at(index: number): PendingSignal {
+    return this.#items[(this.#first + index) & (this.#items.length - 1)] as PendingSignal;
+  }
+
+  #grow(): void {
+    const { length } = this.#items;
+    this.#items = Array.from({ length: 2 * length }, (_, index) => (index < length ? this.#at(index) : emptyItem()));
+    this.#first = 0;
+  }
+}
+
+function emptyItem(): PendingSignal {
+  return { sequence: 0, region: undefined, offset: 0, add: 0 };
+}
+
+/** ORDER: atomic, so that a thread that sees the new count sees the data that was written before it. */
+export function addToCell(region: Region, offset: number, add: number): void {
+  const { buffer, byteOffset } = region.bytes;
+  Atomics.add(new BigUint64Array(buffer, byteOffset + offset, 1), 0, BigInt(add));
+}
+
+// The receives of a flow that have no message yet, where messages may come before their receives are announced: both ends
+// number the receives of a flow, so that either can say which message meets which.
+
+export class ReceiveFlow {
+  readonly id: number;
+  /** The last number that was given; wraps. */
+  numbered: number;
+  /** Receives with numbers: announced ones, and those whose messages are on their way. */
+  readonly open = new RequestQueue();
+  /** Receives that are not announced for a while: the message before came without. */
+  readonly held = new RequestQueue();
+  /** When they are announced after all; and that somebody looks at this. */
+  heldUntil = Number.POSITIVE_INFINITY;
+  isHolding = false;
+  /** The latest message came before its receive was announced, or while that was being told. */
+  isEager = false;
+
+  /** Numbers begin after `start`. */
+  constructor(id: number, start: number) {
+    this.id = id;
+    this.numbered = start;
+  }
+
+  /** The receive of that number, if it has no message yet. */
+  find(number: number): Request | undefined {
+    let request = this.open.head;
+    while (request !== undefined && request.number !== number) request = request.next;
+    return request;
   }
 }

@@ -1,63 +1,11 @@
 // The sending side of a connection: requests that wait to be cut into segments, segments in flight, and what bounds them.
-// transmit.ts sends, ack-input.ts takes in acks, loss.ts finds what was lost.
-import { DATA_HEADER_BYTES } from '../../abi/transport-packet.ts';
+// transmit.ts sends, ack-input.ts takes in acks and finds what was lost.
+import { DATA_HEADER_BYTES, EAGER_SLOTS } from '../../abi/transport-packet.ts';
 import { type Congestion, congestionRules } from '../../congestion/congestion.ts';
-import { type ClearToSend, Flow, Schedule, type SendQueue } from '../engine/flow.ts';
 import { isVacancy, type Request, RequestQueue } from '../engine/request.ts';
 import type { TransportSettings } from '../engine/transport-settings.ts';
-import { BurstTable } from './burst-table.ts';
-import { EagerSlots } from './eager-slots.ts';
+import { BurstTable, SendWindow } from './send-window.ts';
 import { ReceiverCredits } from './receiver-credits.ts';
-import { SendWindow } from './send-window.ts';
-
-// By how much later segments may overtake earlier ones before those count as lost; it follows what the peer reports.
-
-/** Upper bounds: of a round trip, and in segments. */
-const MAX_SHARE = 2;
-const MAX_SEGMENTS = 256;
-/** The tolerance grows and shrinks at most this often, in microseconds. */
-const RAISE_INTERVAL = 1000;
-const RELAX_INTERVAL = 250_000;
-
-class ReorderTolerance {
-  segments: number;
-  /** Of a round trip. */
-  share: number;
-  readonly #leastSegments: number;
-  readonly #leastShare: number;
-  /** The peer's last count of segments that came twice. */
-  #duplicates = 0;
-  #changedAt = 0;
-
-  constructor(segments: number, share: number) {
-    this.segments = segments;
-    this.share = share;
-    this.#leastSegments = segments;
-    this.#leastShare = share;
-  }
-
-  /**
-   * Hot path. The peer's count of segments that came twice; with `isOwnFault`, because this side sent some again. Those
-   * were sent again too early, so the tolerance doubles; while that does not happen it halves back to where it began:
-   * networks change, and tolerance makes losses show late.
-   */
-  note(duplicates: number, isOwnFault: boolean, now: number): void {
-    const elapsed = now - this.#changedAt;
-    const hasNew = ((duplicates - this.#duplicates) | 0) > 0;
-    if (hasNew) this.#duplicates = duplicates;
-    if (hasNew && isOwnFault) {
-      if (elapsed >= RAISE_INTERVAL) this.#set(this.segments * 2, this.share * 2, now);
-    } else if (elapsed >= RELAX_INTERVAL && (this.share > this.#leastShare || this.segments > this.#leastSegments)) {
-      this.#set(Math.floor(this.segments / 2), this.share / 2, now);
-    }
-  }
-
-  #set(segments: number, share: number, now: number): void {
-    this.segments = Math.max(this.#leastSegments, Math.min(MAX_SEGMENTS, segments));
-    this.share = Math.max(this.#leastShare, Math.min(MAX_SHARE, share));
-    this.#changedAt = now;
-  }
-}
 
 interface SendSideOptions {
   readonly settings: TransportSettings;
@@ -254,5 +202,251 @@ export class SendSide {
     const { settings, segmentBytes } = this.#options;
     const { windowBytes: maxWindow, targetDelay, linkRate } = settings;
     return congestionRules[settings.congestion].create({ segmentBytes, maxWindow, targetDelay, linkRate });
+  }
+}
+
+// By how much later segments may overtake earlier ones before those count as lost; it follows what the peer reports.
+
+/** Upper bounds: of a round trip, and in segments. */
+const MAX_SHARE = 2;
+const MAX_SEGMENTS = 256;
+/** The tolerance grows and shrinks at most this often, in microseconds. */
+const RAISE_INTERVAL = 1000;
+const RELAX_INTERVAL = 250_000;
+
+class ReorderTolerance {
+  segments: number;
+  /** Of a round trip. */
+  share: number;
+  readonly #leastSegments: number;
+  readonly #leastShare: number;
+  /** The peer's last count of segments that came twice. */
+  #duplicates = 0;
+  #changedAt = 0;
+
+  constructor(segments: number, share: number) {
+    this.segments = segments;
+    this.share = share;
+    this.#leastSegments = segments;
+    this.#leastShare = share;
+  }
+
+  /**
+   * Hot path. The peer's count of segments that came twice; with `isOwnFault`, because this side sent some again. Those
+   * were sent again too early, so the tolerance doubles; while that does not happen it halves back to where it began:
+   * networks change, and tolerance makes losses show late.
+   */
+  note(duplicates: number, isOwnFault: boolean, now: number): void {
+    const elapsed = now - this.#changedAt;
+    const hasNew = ((duplicates - this.#duplicates) | 0) > 0;
+    if (hasNew) this.#duplicates = duplicates;
+    if (hasNew && isOwnFault) {
+      if (elapsed >= RAISE_INTERVAL) this.#set(this.segments * 2, this.share * 2, now);
+    } else if (elapsed >= RELAX_INTERVAL && (this.share > this.#leastShare || this.segments > this.#leastSegments)) {
+      this.#set(Math.floor(this.segments / 2), this.share / 2, now);
+    }
+  }
+
+  #set(segments: number, share: number, now: number): void {
+    this.segments = Math.max(this.#leastSegments, Math.min(MAX_SEGMENTS, segments));
+    this.share = Math.max(this.#leastShare, Math.min(MAX_SHARE, share));
+    this.#changedAt = now;
+  }
+}
+
+// A flow: its queues of requests, and the order in which the flows of a connection take turns.
+
+/** A receive of the peer that waits for a send of this side. */
+interface ClearToSend {
+  readonly target: number;
+  readonly bytes: number;
+  /** Number of the control record that said so. */
+  readonly record: number;
+  granted: number;
+  /** Of places of receives that were withdrawn: how many, one behind the other. 0 of one that waits. */
+  vacancies: number;
+}
+
+/** Requests that are cut into segments one after the other. */
+class SendQueue extends RequestQueue {
+  readonly flow: Flow;
+  /** In the ring of queues with work. */
+  scheduled = false;
+
+  constructor(flow: Flow) {
+    super();
+    this.flow = flow;
+  }
+
+  /**
+   * The first request that has a segment to make now. A message that waits for a grant does not hold up those behind it:
+   * bytes that were granted must be sent, or the receiver has none left to grant to the first.
+   */
+  ready(): Request | undefined {
+    let request = this.head;
+    while (request !== undefined && !hasSegment(request)) request = request.next;
+    return request;
+  }
+}
+
+export class Flow {
+  readonly id: number;
+  /** Which congestion window counts its bytes, unless paths have them. */
+  readonly controller: number;
+  /** Messages that a receive of the peer has let go. */
+  readonly messages = new SendQueue(this);
+  /** Writes, signals and flushes: these keep their order. */
+  readonly operations = new SendQueue(this);
+  /** Answers to reads. */
+  readonly replies = new SendQueue(this);
+  /** Sends without a receive, or receives of the peer without a send: one of the two is empty. */
+  readonly unmatched = new RequestQueue();
+  readonly clears: ClearToSend[] = [];
+  /**
+   * The number of the last receive that has its message or is in `clears`: the peer has told of it, or a message was sent
+   * for it before. Wraps. INVARIANT: one number, not one for each of the two: whichever stood still for 2^31 receives would
+   * seem to be ahead of the other.
+   */
+  last: number;
+
+  /** Receives are numbered from after `start` on. */
+  constructor(id: number, controller: number, start: number) {
+    this.id = id;
+    this.controller = controller;
+    this.last = start;
+  }
+
+  /** The next message goes before its receive is known. Returns the number of that. */
+  passNext(): number {
+    this.last = (this.last + 1) | 0;
+    return this.last;
+  }
+
+  /** How many of the receives that the peer tells of, from number `first` on, have no message on its way to them. */
+  announce(first: number, count: number): number {
+    const end = (first + count - 1) | 0;
+    const ahead = (end - this.last) | 0;
+    if (ahead <= 0) return 0;
+    this.last = end;
+    return Math.min(count, ahead);
+  }
+
+  /** Receives that would stand at `at` among those of the peer were withdrawn. */
+  addVacancies(at: number, count: number): void {
+    const neighbour = [this.clears[at - 1], this.clears[at]].find(
+      (clear) => clear !== undefined && clear.vacancies > 0,
+    );
+    if (neighbour === undefined)
+      this.clears.splice(at, 0, { target: 0, bytes: 0, record: 0, granted: 0, vacancies: count });
+    else neighbour.vacancies += count;
+  }
+}
+
+/** Send queues with work, in turn. */
+class Schedule {
+  readonly #ring: SendQueue[] = [];
+  #turn = 0;
+
+  get size(): number {
+    return this.#ring.length;
+  }
+
+  add(queue: SendQueue): void {
+    if (queue.scheduled) return;
+    queue.scheduled = true;
+    this.#ring.push(queue);
+  }
+
+  /** The queue whose turn it is; there must be one. */
+  current(): SendQueue {
+    if (this.#turn >= this.#ring.length) this.#turn = 0;
+    return this.#ring[this.#turn] as SendQueue;
+  }
+
+  advance(): void {
+    this.#turn++;
+  }
+
+  /** The current queue has no work. */
+  dropCurrent(): void {
+    const queue = this.current();
+    queue.scheduled = false;
+    const last = this.#ring.pop() as SendQueue;
+    if (last !== queue) this.#ring[this.#turn] = last;
+  }
+}
+
+/** True if the request has a segment to make now. */
+function hasSegment(request: Request): boolean {
+  if (request.kind === 'send') {
+    return request.granted > request.position || (request.bytes === 0 && !request.segmented);
+  }
+  return !request.segmented;
+}
+
+// Messages that are sent before their receives are announced: which of the receiver's slots they have. Hot path: no
+// allocation.
+
+/** In place of a slot. */
+export const NO_SLOT = -1;
+
+class EagerSlots {
+  /** Most of a message. */
+  readonly bytes: number;
+  /** A bit for each slot. */
+  #free = 2 ** EAGER_SLOTS - 1;
+  #retracts = 0;
+  /** The messages that have the slots: their handles, their flows and the numbers of their receives. */
+  readonly #handle = new Float64Array(EAGER_SLOTS);
+  readonly #flow = new Uint16Array(EAGER_SLOTS);
+  readonly #number = new Int32Array(EAGER_SLOTS);
+
+  constructor(bytes: number) {
+    this.bytes = bytes;
+  }
+
+  get hasFree(): boolean {
+    return this.#free !== 0;
+  }
+
+  /** Gives a message a slot, of which there must be a free one, for the receive number `number` of its flow. */
+  take(request: Request, number: number): void {
+    const slot = 31 - Math.clz32(this.#free & -this.#free);
+    this.#free &= ~(1 << slot);
+    this.#handle[slot] = request.handle;
+    this.#flow[slot] = request.flow;
+    this.#number[slot] = number;
+    request.slot = slot;
+    request.number = number;
+  }
+
+  /** The message that has the slot, or had it last. */
+  handleOf(slot: number): number {
+    return this.#handle[slot]!;
+  }
+
+  /** The message no longer needs its slot. One that has it no more changes nothing. */
+  free(slot: number, handle: number): void {
+    if (this.#handle[slot] === handle) this.#free |= 1 << slot;
+  }
+
+  /** The message is withdrawn: the receiver is to be told. It says when the slot is free. */
+  retract(request: Request): void {
+    request.isRetracted = true;
+    this.#retracts |= 1 << request.slot;
+  }
+
+  get hasRetracts(): boolean {
+    return this.#retracts !== 0;
+  }
+
+  /** Calls `tell` with the messages that were withdrawn; one for which it says false is told later. */
+  tellRetracts(tell: (handle: number, flow: number, number: number, slot: number) => boolean): void {
+    for (let slot = 0; slot < EAGER_SLOTS; slot++) {
+      const bit = 1 << slot;
+      if ((this.#retracts & bit) === 0) continue;
+      if (!tell(this.#handle[slot]!, this.#flow[slot]!, this.#number[slot]!, slot)) return;
+      this.#retracts &= ~bit;
+    }
   }
 }

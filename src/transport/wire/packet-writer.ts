@@ -13,11 +13,11 @@ import {
   SCATTER_ENTRY_BYTES,
   TRANSPORT_VERSION,
 } from '../../abi/transport-packet.ts';
-import { MAX_ECHOES } from '../receive/arrivals.ts';
+import { MAX_ECHOES } from '../receive/receive-side.ts';
 import type { Connection } from '../engine/connection.ts';
 import type { Burst } from '../io/packet-io.ts';
 import type { RangeList } from '../send/range-list.ts';
-import type { DataTemplate } from './data-template.ts';
+import type { DataTemplate } from '../engine/engine-core.ts';
 
 const ACK = ackHeader.offset;
 const ECHO = ackPath.offset;

@@ -2,8 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { type AckSample, type Congestion, congestionRules, Cubic, Swift } from '#lib/congestion/congestion.js';
-import { CreditPacer } from '#lib/transport/receive/credit-pacer.js';
-import { ReceiverCredits, SPECULATIVE_BYTES } from '#lib/transport/send/receiver-credits.js';
+import { CreditPacer, ReceiverCredits, SPECULATIVE_BYTES } from '#lib/transport/send/receiver-credits.js';
 
 function ack(now: number, rtt: number, ackedBytes = 0, more: Partial<AckSample> = {}): AckSample {
   return { now, rtt, ackedBytes, baseRtt: 0, marked: false, ...more };

@@ -5,7 +5,7 @@ import { PartTable } from '#lib/abi/part-table.js';
 import { MAX_SCATTER_ENTRIES, SCATTER_ENTRY_BYTES } from '#lib/abi/transport-packet.js';
 import { seededRandom } from '#lib/core/seeded-random.js';
 import { requestStatus } from '#lib/transport/engine/transport-engine.js';
-import { PackedRanges } from '#lib/transport/send/packed-ranges.js';
+import { PackedRanges } from '#lib/transport/send/range-list.js';
 import { testSeed } from '../../support/seed.ts';
 import { isEnded, Loopback, pattern } from './support/loopback.js';
 

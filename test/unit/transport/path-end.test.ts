@@ -2,8 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import type { QueuePair } from '#lib/native/verbs/queue-pair.js';
-import type { PacketMemory } from '#lib/transport/io/verbs/packet-memory.js';
-import { PathEnd } from '#lib/transport/io/verbs/path-end.js';
+import { type PacketMemory, PathEnd } from '#lib/transport/io/verbs/path-end.js';
 
 function endOf(steps: Partial<Record<'reset' | 'initialize' | 'open', (...values: unknown[]) => void>>): PathEnd {
   const queuePair = { sends: { depth: 16 }, ...steps } as unknown as QueuePair;

@@ -4,8 +4,7 @@ import test from 'node:test';
 import type { MemoryRegion } from '#lib/native/verbs/memory-region.js';
 import type { QueuePair } from '#lib/native/verbs/queue-pair.js';
 import type { SendRing } from '#lib/native/verbs/request-ring.js';
-import type { PacketMemory } from '#lib/transport/io/verbs/packet-memory.js';
-import { PathEnd } from '#lib/transport/io/verbs/path-end.js';
+import { type PacketMemory, PathEnd } from '#lib/transport/io/verbs/path-end.js';
 import { RegionReaders, RegionUse } from '#lib/transport/io/verbs/verbs-rail.js';
 
 /** Two ends that send from one region, and what was done with them. */

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { dataHeader, EAGER_SLOTS, packetFlags, packetKinds, packetPrefix } from '#lib/abi/transport-packet.js';
 import { seededRandom } from '#lib/core/seeded-random.js';
-import { Flow } from '#lib/transport/engine/flow.js';
+import { Flow } from '#lib/transport/send/send-side.js';
 import { type EngineHandle, requestStatus } from '#lib/transport/engine/transport-engine.js';
 import { isEnded, Loopback, type LoopbackOptions, pattern, type Side } from './support/loopback.js';
 

@@ -2,13 +2,12 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { seededRandom } from '#lib/core/seeded-random.js';
-import { BurstTable, NO_BURST } from '#lib/transport/send/burst-table.js';
+import { BurstTable, NO_BURST, SendWindow } from '#lib/transport/send/send-window.js';
 import type { Connection } from '#lib/transport/engine/connection.js';
 import { ControlLog } from '#lib/transport/control/control-log.js';
 import { PathTable } from '#lib/transport/paths/path-table.js';
-import { RECEIVE_WINDOW_SEGMENTS, ReceiveWindow } from '#lib/transport/receive/receive-window.js';
+import { RECEIVE_WINDOW_SEGMENTS, ReceiveWindow } from '#lib/transport/receive/receive-side.js';
 import { RequestTable } from '#lib/transport/engine/request.js';
-import { SendWindow } from '#lib/transport/send/send-window.js';
 import { CRC32C_START, crc32cEnd, crc32cUpdate, crc32cZeroWord } from '#lib/transport/wire/crc32c.js';
 import { Loopback } from './support/loopback.js';
 

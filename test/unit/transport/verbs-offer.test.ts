@@ -1,7 +1,7 @@
 // What a peer says of its queue pairs: whatever it is, it is taken as it should be or refused, and nothing of it is believed.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { countOf, flowLabel, gidsOf, readOffer } from '#lib/transport/io/verbs/peer-offer.js';
+import { countOf, flowLabelOf, gidsOf, readOffer } from '#lib/transport/io/verbs/verbs-port.js';
 
 const end = { number: 17, queueKey: 0x7fff_ffff, firstSequence: 0xff_ffff };
 const port = { gid: '00000000000000000000ffff0a4d0001', lid: 0, mtu: 4096 };
@@ -42,7 +42,7 @@ for (const [what, said] of Object.entries(wrong)) {
 }
 
 test('queue pairs that follow each other have flow labels, and so UDP source ports, of their own', () => {
-  const labels = Array.from({ length: 64 }, (_, path) => flowLabel(0x11 + path, 0x2000 + path));
+  const labels = Array.from({ length: 64 }, (_, path) => flowLabelOf(0x11 + path, 0x2000 + path));
   assert.ok(labels.every((label) => label >= 0 && label < 2 ** 20));
   // From a flow label, drivers of RoCE v2 make the source port so.
   const ports = new Set(labels.map((label) => ((label & 0x3fff) ^ ((label & 0xf_c000) >> 14)) | 0xc000));

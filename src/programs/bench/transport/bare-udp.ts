@@ -3,7 +3,7 @@ import { MessageBlock } from '../../../native/message-block.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { ReadinessSet } from '../../../native/readiness.ts';
 import { receiveMessages, sendMessages } from '../../../native/udp.ts';
-import { MAX_DATAGRAM_BYTES, UdpSocket } from '../../../transport/io/udp/udp-socket.ts';
+import { MAX_DATAGRAM_BYTES, UdpSocket } from '../../../transport/io/udp/udp-packet-io.ts';
 import { monotonicMicroseconds } from '../harness.ts';
 
 export interface BareUdpOptions {

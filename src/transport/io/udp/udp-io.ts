@@ -15,7 +15,7 @@ import { hostInterfaces, listRails } from '../../../rails/rail-list.ts';
 import { packetSpinUs } from '../../../threads/spin-time.ts';
 import type { PacketIoKind, PathEndpoint, PathOptions, PathPlan, PeerPaths, RailPair } from '../packet-io-kind.ts';
 import { UdpLoop } from './udp-loop.ts';
-import { UdpSocket } from './udp-socket.ts';
+import { UdpSocket } from './udp-packet-io.ts';
 
 // Finds the largest datagram that reaches a peer, by sending some of each candidate size before the connection is used.
 

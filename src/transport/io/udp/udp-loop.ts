@@ -1,12 +1,17 @@
 // One engine over UDP sockets on one thread: takes packets in, lets the engine send, sleeps when nothing happens.
+import { DATA_HEADER_BYTES } from '../../../abi/transport-packet.ts';
 import { MessageBlock } from '../../../native/message-block.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { Doorbell, ReadinessSet } from '../../../native/readiness.ts';
 import { closeDescriptor, peekMessage, receiveMessages } from '../../../native/udp.ts';
 import type { TransportEngine } from '../../engine/transport-engine.ts';
-import { PEEKED_BYTES } from '../../receive/payload-address.ts';
-import { EngineTurns, microseconds } from '../engine-turns.ts';
-import type { PacketLoop, PacketLoopOptions, PathEndpoint } from '../packet-io-kind.ts';
+import {
+  EngineTurns,
+  microseconds,
+  type PacketLoop,
+  type PacketLoopOptions,
+  type PathEndpoint,
+} from '../packet-io-kind.ts';
 import { createReceivedBatch, type ReceivedBatch } from '../packet-io.ts';
 import { type PathSocket, type SendFailures, UdpPacketIo } from './udp-packet-io.ts';
 
@@ -26,6 +31,8 @@ export const RECEIVE_ARENA_BYTES: number = SLOTS * SLOT_BYTES;
 
 /** After a call in which no payload could go straight to its place, so many calls do not try it. */
 const CALLS_TO_DIRECT = 64;
+/** What the engine must see of a packet to say where its payload belongs. */
+const PEEKED_BYTES = DATA_HEADER_BYTES;
 /** Where headers lie that were looked at: in the last slot, which large datagrams do not use. */
 const PEEKED_AT = (SLOTS - 1) * SLOT_BYTES;
 

@@ -4,9 +4,7 @@ import { completionStatus, ROUTING_HEADER_BYTES } from '../../../abi/verbs-words
 import type { CompletionQueue } from '../../../native/verbs/completion-queue.ts';
 import type { ReceiveRing } from '../../../native/verbs/request-ring.ts';
 import { createReceivedBatch, type ReceivedBatch } from '../packet-io.ts';
-import type { PacketMemory } from './packet-memory.ts';
-import { GONE, NOBODY, type PathEnd } from './path-end.ts';
-import type { VerbsFailures } from './verbs-failures.ts';
+import { GONE, NOBODY, type PacketMemory, type PathEnd, type VerbsFailures } from './path-end.ts';
 
 const BATCH = 16;
 const NO_SLOT = -2;

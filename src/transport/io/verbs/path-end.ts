@@ -1,8 +1,12 @@
 // One end of a path: a queue pair, where it leads, and what it has under way.
+import { alignUp } from '../../../abi/layout.ts';
+import { ROUTING_HEADER_BYTES } from '../../../abi/verbs-words.ts';
+import { NativeBlock } from '../../../native/native-block.ts';
+import { MemoryRegion } from '../../../native/verbs/memory-region.ts';
 import type { AddressHandle } from '../../../native/verbs/path.ts';
+import type { ProtectionDomain } from '../../../native/verbs/protection-domain.ts';
 import type { QueuePair } from '../../../native/verbs/queue-pair.ts';
 import type { SendRing } from '../../../native/verbs/request-ring.ts';
-import type { PacketMemory } from './packet-memory.ts';
 
 /** In place of a peer: it has none yet, or no longer. */
 export const NOBODY = -1;
@@ -128,5 +132,87 @@ export class PathEnd<Rail extends WithMemory = WithMemory> {
       this.#memory.giveBack(this.#places[this.#oldest % this.sends.depth]!);
       this.#oldest = (this.#oldest + 1) >>> 0;
     }
+  }
+}
+
+// What went wrong over the queue pairs of an engine, counted.
+
+/** Counters of what did not go out or come in. */
+export interface VerbsFailures {
+  /** Queue pairs that have failed. */
+  queuePairs: number;
+  /** Packets given up because their queue pair had failed, or would not take them. */
+  unsent: number;
+  /** Packets that came with an error, such as messages of which a part was lost. */
+  broken: number;
+  /** Packets of queue pairs that are not the peer's. */
+  strangers: number;
+}
+
+// The registered memory of an engine: places for packets that come in, and for headers and copies of those that go out.
+
+/** Room for a header, or for a small packet as a whole. */
+export const SMALL_BYTES = 256;
+/** Packets that are copied as a whole and are larger: few, since data goes by reference. */
+const LARGE_SLOTS = 64;
+const LINE = 64;
+
+interface PacketMemorySizes {
+  /** Of a packet. */
+  readonly packetBytes: number;
+  readonly receives: number;
+  readonly smallSlots: number;
+}
+
+export class PacketMemory {
+  /** Where packets are received: slot i begins at i * packetBytes. */
+  readonly received: Uint8Array;
+  readonly receivedAddress: number;
+  readonly packetBytes: number;
+  readonly receives: number;
+  /** Where the routing headers of datagrams go, one above the other: nobody reads them. */
+  readonly routingHeader: number;
+  readonly localKey: number;
+  /** All of it, from `address` on; slots are places in it. */
+  readonly bytes: Uint8Array;
+  readonly words: Int32Array;
+  readonly address: number;
+  readonly #free: number[] = [];
+  readonly #freeLarge: number[] = [];
+  readonly #largeFrom: number;
+
+  /** Fails with WL_CAPACITY if the memory cannot be registered. */
+  constructor(domain: ProtectionDomain, { packetBytes, receives, smallSlots }: PacketMemorySizes) {
+    const large = alignUp(packetBytes, LINE);
+    const smallFrom = alignUp(ROUTING_HEADER_BYTES, LINE);
+    this.#largeFrom = smallFrom + smallSlots * SMALL_BYTES;
+    const receivesFrom = this.#largeFrom + LARGE_SLOTS * large;
+    const block = new NativeBlock(receivesFrom + receives * packetBytes);
+    this.packetBytes = packetBytes;
+    this.receives = receives;
+    this.bytes = block.bytes;
+    this.words = new Int32Array(block.bytes.buffer, block.bytes.byteOffset, block.words.length);
+    this.address = block.address;
+    this.routingHeader = block.address;
+    this.received = block.bytes.subarray(receivesFrom);
+    this.receivedAddress = block.address + receivesFrom;
+    this.localKey = MemoryRegion.host(domain, block.address, block.bytes.length).localKey;
+    for (let slot = 0; slot < smallSlots; slot += 1) this.#free.push(smallFrom + slot * SMALL_BYTES);
+    for (let slot = 0; slot < LARGE_SLOTS; slot += 1) this.#freeLarge.push(this.#largeFrom + slot * large);
+  }
+
+  /** How many packets of any kind can be taken. */
+  get room(): number {
+    return Math.min(this.#free.length, this.#freeLarge.length);
+  }
+
+  /** Hot path. A place of so many bytes, at most a packet; there must be room. */
+  take(bytes: number): number {
+    return (bytes <= SMALL_BYTES ? this.#free : this.#freeLarge).pop() as number;
+  }
+
+  /** Hot path. */
+  giveBack(place: number): void {
+    (place < this.#largeFrom ? this.#free : this.#freeLarge).push(place);
   }
 }

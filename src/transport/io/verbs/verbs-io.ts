@@ -17,9 +17,8 @@ import type {
   PeerPaths,
   RailPair,
 } from '../packet-io-kind.ts';
-import { countOf, gidsOf } from './peer-offer.ts';
+import { countOf, gidsOf, packetRails } from './verbs-port.ts';
 import { VerbsLoop } from './verbs-loop.ts';
-import { packetRails } from './verbs-port.ts';
 
 /** How long a probe may take after the peer has sent it: probes cross within this where nothing is wrong. */
 const PROBE_PATIENCE_MS = 500;

@@ -5,13 +5,17 @@ import type { VerbsEvent } from '../../../native/verbs/async-events.ts';
 import type { QueuePairService } from '../../../native/verbs/queue-pair.ts';
 import { packetSpinUs } from '../../../threads/spin-time.ts';
 import type { TransportEngine } from '../../engine/transport-engine.ts';
-import { EngineTurns, microseconds } from '../engine-turns.ts';
-import type { PacketLoop, PacketLoopOptions, PathEndpoint } from '../packet-io-kind.ts';
-import { GONE, NOBODY, type PathEnd } from './path-end.ts';
+import {
+  EngineTurns,
+  microseconds,
+  type PacketLoop,
+  type PacketLoopOptions,
+  type PathEndpoint,
+} from '../packet-io-kind.ts';
+import { GONE, NOBODY, type PathEnd, type VerbsFailures } from './path-end.ts';
 import { VerbsEnds } from './verbs-ends.ts';
 import { VerbsPacketIo } from './verbs-packet-io.ts';
 import { packetRails, VerbsPort } from './verbs-port.ts';
-import type { VerbsFailures } from './verbs-failures.ts';
 import { type RailEnd, VerbsRail } from './verbs-rail.ts';
 
 /** Batches taken from a port before the engine may answer. */

@@ -12,10 +12,9 @@ import {
   type PlacementRun,
   placeRun,
 } from '../packet-io.ts';
-import { microseconds } from '../engine-turns.ts';
-import { SMALL_BYTES } from './packet-memory.ts';
+import { microseconds } from '../packet-io-kind.ts';
+import { SMALL_BYTES, type VerbsFailures } from './path-end.ts';
 import { BURST_SEGMENTS, type RailEnd, type VerbsRail } from './verbs-rail.ts';
-import type { VerbsFailures } from './verbs-failures.ts';
 
 const ARENA_BYTES = 512 * 1024;
 const MAX_BURST_BYTES = 65_507;

@@ -8,11 +8,9 @@ import type { QueuePairService } from '../../../native/verbs/queue-pair.ts';
 import type { ReceiveRing } from '../../../native/verbs/request-ring.ts';
 import { SharedReceiveQueue } from '../../../native/verbs/shared-receive-queue.ts';
 import type { Region } from '../../engine/region.ts';
-import { microseconds } from '../engine-turns.ts';
-import { PacketMemory } from './packet-memory.ts';
+import { microseconds } from '../packet-io-kind.ts';
+import { GONE, PacketMemory, type PathEnd, SETTLE_MICROSECONDS, type VerbsFailures } from './path-end.ts';
 import { PacketReceiver } from './packet-receiver.ts';
-import { GONE, type PathEnd, SETTLE_MICROSECONDS } from './path-end.ts';
-import type { VerbsFailures } from './verbs-failures.ts';
 import type { VerbsPort } from './verbs-port.ts';
 
 // The queue pairs that read memory of a region at one moment, and how they come to an end of it.

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import fc from '../../../support/fast-check.ts';
-import { ReplayWindow } from '#lib/transport/authentication/replay-window.js';
+import { ReplayWindow } from '#lib/transport/authentication/packet-guard.js';
 
 /** How far behind the newest a number may be. Blocks of 32 are forgotten together. */
 const SURE = 65_536 - 32;

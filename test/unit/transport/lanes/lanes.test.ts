@@ -3,11 +3,15 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import fc from '../../../support/fast-check.ts';
 import { PartTable } from '#lib/abi/part-table.js';
-import { divideParts } from '#lib/transport/lanes/divide-parts.js';
-import { FlowOrder } from '#lib/transport/lanes/flow-order.js';
-import { GatePool, Gates, NONE } from '#lib/transport/lanes/gates.js';
-import { HeldFences } from '#lib/transport/lanes/held-fences.js';
-import { homeLane, LaneChoice, type Spread, spreads } from '#lib/transport/lanes/lane-choice.js';
+import {
+  divideParts,
+  FlowOrder,
+  homeLane,
+  LaneChoice,
+  type Spread,
+  spreads,
+} from '#lib/transport/lanes/lane-choice.js';
+import { GatePool, Gates, HeldFences, NONE } from '#lib/transport/lanes/gates.js';
 
 const KIB = 1024;
 const lanes = fc.integer({ min: 1, max: 16 });

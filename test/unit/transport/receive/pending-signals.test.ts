@@ -1,8 +1,7 @@
 // Signals that overtook each other on their paths take effect in the order in which they were sent.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { PendingSignals } from '#lib/transport/receive/pending-signals.js';
-import { RECEIVE_WINDOW_SEGMENTS } from '#lib/transport/receive/receive-window.js';
+import { PendingSignals, RECEIVE_WINDOW_SEGMENTS } from '#lib/transport/receive/receive-side.js';
 import type { Region } from '#lib/transport/engine/region.js';
 
 const cell = { offset: 0, add: 1 };

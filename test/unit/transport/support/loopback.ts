@@ -1,7 +1,7 @@
 // Two engines and a seeded network between them: fixed delay per path, loss, duplication, reordering, corruption.
 import { readSettings, type Settings, type WeftlineError } from 'weftline';
 import { seededRandom } from '#lib/core/seeded-random.js';
-import { splitSessionKey } from '#lib/transport/authentication/packet-keys.js';
+import { splitSessionKey } from '#lib/transport/authentication/packet-guard.js';
 import { Engine } from '#lib/transport/engine/engine.js';
 import { copyPayload, createReceivedBatch, type Burst, type PacketIo, placeRun } from '#lib/transport/io/packet-io.js';
 import type { Region } from '#lib/transport/engine/region.js';
