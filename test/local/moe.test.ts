@@ -58,10 +58,18 @@ interface SmallBlock {
 
 const small = { hidden: 24, intermediate: 16, topk: 2, experts: 8 };
 
-/** A block of few tokens with expert ids, and what it gives. `change` may spoil the tensors before they are written. */
+/** A block of few tokens with expert ids, and what it gives. */
 async function smallBlock(
   tokens: number,
-  change: (values: { readonly ids: BigInt64Array; readonly reference: Float32Array }) => void = () => undefined,
+  {
+    choose,
+    change,
+  }: {
+    /** Has the tokens choose otherwise. */
+    readonly choose?: (ids: BigInt64Array) => void;
+    /** Spoils the tensors before they are written. */
+    readonly change?: (values: { readonly ids: BigInt64Array; readonly reference: Float32Array }) => void;
+  } = {},
 ): Promise<SmallBlock> {
   const { hidden, intermediate, topk, experts } = small;
   let state = tokens;
@@ -76,10 +84,11 @@ async function smallBlock(
   const ids = BigInt64Array.from({ length: tokens * topk }, (_, at) =>
     at % 5 === 4 ? -1n : BigInt((at * 3) % experts),
   );
+  choose?.(ids);
   const topkWeights = Float32Array.from(ids, (id, at) => (id < 0n ? 0 : 0.3 + (at % 3) / 4));
   const expected = referenceMoeBlock({ x, topkIdx: ids, topkWeights, gateUp, down }, small);
   const reference = Float32Array.from(expected);
-  change({ ids, reference });
+  change?.({ ids, reference });
   const path = join(folder, `small-${tokens}.safetensors`);
   const tensors = {
     x: { dtype: 'BF16', shape: [tokens, hidden] },
@@ -222,8 +231,18 @@ for (const [tokens, ranks, layer] of [
   });
 }
 
+for (const layer of ['buffer', 'all2all']) {
+  test(`weftline moe: tokens that choose an expert more than once, with layer ${layer}`, async () => {
+    const { path, expected } = await smallBlock(12, { choose: (ids) => ids.set([3n, 3n, 5n, 5n], 4) });
+    const out = join(folder, 'small-output.safetensors');
+    const report = reportOf(path, '-n', '2', '--dispatcher', layer, '--out', out);
+    assert.equal(report.check?.passed, true);
+    assert.ok((await outputError(out, expected)) < 6e-3);
+  });
+}
+
 test('weftline moe exits non-zero with WL_CHECK when the output is not the reference', async () => {
-  const { path } = await smallBlock(10, ({ reference }) => reference.fill(0.5));
+  const { path } = await smallBlock(10, { change: ({ reference }) => reference.fill(0.5) });
   const { status, stdout, stderr } = moe(path, '-n', '2', '--repeat', '1');
   assert.notEqual(status, 0);
   assert.match(stdout, /FAILED: error/);
@@ -247,7 +266,7 @@ test('weftline moe --device cuda fails once for all ranks where there is no GPU'
 });
 
 test('weftline moe names a token whose expert does not exist, whichever rank reads it', async () => {
-  const { path } = await smallBlock(11, ({ ids }) => ids.fill(99n, 20));
+  const { path } = await smallBlock(11, { change: ({ ids }) => ids.fill(99n, 20) });
   const { status, stderr } = moe(path, '-n', '4', '--repeat', '1', '--timeout', '200000');
   assert.notEqual(status, 0);
   assert.match(stderr, /topk_idx of token 10 has expert 99/);

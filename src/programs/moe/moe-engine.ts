@@ -68,7 +68,7 @@ export interface ExpertWeights {
 export interface TokenRows {
   /** [rows, H] */
   readonly x: Tensor<'bf16'>;
-  /** [rows, K] local expert ids, -1 for none; none twice in a row. */
+  /** [rows, K] local expert ids, -1 for none; each choice counts, also where a row has an expert more than once. */
   readonly topkIdx: Tensor<'i32' | 'i64'>;
   /** [rows, K] */
   readonly topkWeights: Tensor<'f32'>;

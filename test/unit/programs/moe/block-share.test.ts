@@ -63,7 +63,7 @@ test('ranks read contiguous parts of tokens, choices and experts', async () => {
   await assert.rejects(share(example, 0, 5), { code: 'WL_INVALID_ARGUMENT', message: /divisor of the 32 experts/ });
 });
 
-test('a rank without tokens, ids of 32 bits, and ids that are out of range or repeat', async () => {
+test('a rank without tokens, ids of 32 bits, and ids that are out of range', async () => {
   const path = join(folder, 'block.safetensors');
   const write = (ids: readonly number[]): Promise<void> =>
     writeSafetensors(
@@ -87,7 +87,6 @@ test('a rank without tokens, ids of 32 bits, and ids that are out of range or re
   for (const [ids, words] of [
     [[0, 1, 4, 0], /token 1 has expert 4, expected -1 to 3/],
     [[0, 1, 0, -2], /token 1 has expert -2/],
-    [[0, 1, 2, 2], /token 1 has expert 2 twice/],
   ] as const) {
     await write(ids);
     await assert.rejects(share(path, 0, 1), { code: 'WL_FILE_FORMAT', message: words });
