@@ -15,11 +15,18 @@ export function integerArgument(min: number, max: number): Parse<number> {
   });
 }
 
-/** A parser of sizes in bytes from `min` to `max`, written as 65536, 64K, 64KiB or 1e6. */
-export function byteArgument(min: number, max: number): Parse<number> {
-  return wholeNumber({ pattern: /^(\d+(?:\.\d+)?(?:e\d+)?)([kmg]?)(?:i?b)?$/i, factors: sizeFactors, min, max }, () => {
+/** A parser of sizes in bytes from `min` to `max`, or 0 where that has a meaning of its own, written as 65536, 64K, 64KiB or 1e6. */
+export function byteArgument(
+  min: number,
+  max: number,
+  { orZero = false }: { readonly orZero?: boolean } = {},
+): Parse<number> {
+  const pattern = /^(\d+(?:\.\d+)?(?:e\d+)?)([kmg]?)(?:i?b)?$/i;
+  const numbers = { pattern, factors: sizeFactors, min, max, orZero };
+  return wholeNumber(numbers, () => {
     const examples = max < 1e6 ? '4096, 4K (4096 bytes) or 4e3' : '65536, 64K (65536 bytes) or 1e6';
-    return `a size from ${min === 1 ? '1 byte' : `${min} bytes`} to ${exactBytes(max)}, such as ${examples}`;
+    const range = `${min === 1 ? '1 byte' : `${min} bytes`} to ${exactBytes(max)}`;
+    return `${orZero ? '0 or ' : ''}a size from ${range}, such as ${examples}`;
   });
 }
 
@@ -73,13 +80,18 @@ interface WholeNumbers {
   readonly factors: Readonly<Record<string, number>>;
   readonly min: number;
   readonly max: number;
+  readonly orZero?: boolean;
 }
 
-function wholeNumber({ pattern, factors, min, max }: WholeNumbers, expected: () => string): Parse<number> {
+function wholeNumber(
+  { pattern, factors, min, max, orZero = false }: WholeNumbers,
+  expected: () => string,
+): Parse<number> {
   return (text) => {
     const [, digits = '', letter = ''] = pattern.exec(text) ?? [];
     const value = digits === '' ? Number.NaN : Number(digits) * (factors[letter.toLowerCase()] ?? Number.NaN);
     if (Number.isSafeInteger(value) && value >= min && value <= max) return value;
+    if (orZero && value === 0) return value;
     throw new InvalidArgumentError(`Expected ${expected()}.`);
   };
 }

@@ -31,7 +31,10 @@ export function addSettingOptions(
     const setting = settingsTable[name];
     const option = new Option(setting.flag, describe(setting, defaults[name])).env(setting.env);
     if (setting.kind === 'choice') option.choices(setting.choices);
-    if (isSize(setting)) option.argParser(byteArgument(setting.min, setting.max));
+    if (isSize(setting)) {
+      const { min, max, leastButZero } = setting;
+      option.argParser(byteArgument(leastButZero ?? min, max, { orZero: leastButZero !== undefined }));
+    }
     command.addOption(option);
   }
   return command.hook('preAction', (_program, action) => {

@@ -36,9 +36,11 @@ test('sizes take the same with steps of 1024', () => {
 });
 
 test('the largest size that is named is one that is taken, and so are the examples', () => {
-  const segment = byteArgument(0, 65_472);
-  const message = 'Expected a size from 0 bytes to 65472 bytes (63.9 KiB), such as 4096, 4K (4096 bytes) or 4e3.';
-  assert.throws(() => segment('64K'), { message });
+  const segment = byteArgument(512, 65_472, { orZero: true });
+  const message =
+    'Expected 0 or a size from 512 bytes to 65472 bytes (63.9 KiB), such as 4096, 4K (4096 bytes) or 4e3.';
+  for (const wrong of ['64K', '1', '511']) assert.throws(() => segment(wrong), { message }, wrong);
+  assert.deepEqual(['0', '512'].map(segment), [0, 512]);
   assert.deepEqual(['65472', '4096', '4K', '4e3'].map(segment), [65_472, 4096, 4096, 4000]);
   assert.throws(() => byteArgument(1, 2 ** 30)('2G'), /from 1 byte to 1 GiB, such as 65536/);
   assert.throws(() => byteArgument(1, 2e9)('2G'), /from 1 byte to 2000000000 bytes \(1\.9 GiB\), such as 65536/);
