@@ -88,7 +88,10 @@ export function addTransportBench(bench: Command): void {
     )
     .addOption(switchOption('--warmup', 'a second, or 1000 rounds of lat, that do not count'))
     .addOption(
-      switchOption('--flush', 'refused: it makes RDMA writes visible to a GPU, and this bench moves memory of hosts'),
+      switchOption(
+        '--flush',
+        'refused: it is for writes into memory of a GPU, and every --perftype moves that of hosts',
+      ),
     )
     .addOption(switchOption('--bi', 'both sides send'))
     .option('--compare <rounds>', 'beside bare UDP and iperf3, in turn', integerArgument(0, 1000), 0)
@@ -177,11 +180,11 @@ async function run(command: Command, flags: TransportFlags): Promise<void> {
   output.report(transportView(report), report);
 }
 
-/** In transport_test a receiver's flush makes RDMA writes visible to its GPU. Fails with WL_INVALID_ARGUMENT. */
+/** In transport_test a receiver's flush makes RDMA writes visible to its GPU; here it means nothing. Fails with WL_INVALID_ARGUMENT. */
 function refuseFlush(flush: boolean): void {
   if (!flush) return;
-  const io = readSettings().transportIo;
-  const expected = `false: this bench moves memory of hosts over ${io}, where what was received is visible, and nothing is flushed`;
+  const expected =
+    'false, or no --flush: it makes RDMA writes into memory of a GPU visible to its kernels, and every --perftype here moves memory of hosts, which sees what arrives without it';
   throw invalidArgument('--flush', flush, expected);
 }
 
