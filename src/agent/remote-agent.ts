@@ -295,7 +295,7 @@ export class RemoteAgents {
     const known = this.#known.get(name);
     if (known === undefined) return false;
     this.#known.delete(name);
-    await known.end(gone(name, 'was invalidated'));
+    await known.end(gone(name, 'was invalidated', 'load its metadata, then prepare its transfers anew'));
     return true;
   }
 
@@ -332,12 +332,12 @@ export class RemoteAgents {
       await this.#requireSuccessor(remote, known, wait);
       // Another call may have loaded a further life meanwhile, or this one, heard from the peer.
       if (this.#known.get(name) !== known) {
-        await remote.end(gone(name, 'was loaded twice at a time'));
+        await remote.end(gone(name, 'was loaded twice at a time', ANEW));
         return this.#take(load);
       }
     }
     this.#known.set(name, remote);
-    await known?.end(gone(name, `has restarted: metadata of incarnation ${incarnation} were loaded`));
+    await known?.end(gone(name, `has restarted: metadata of incarnation ${incarnation} were loaded`, ANEW));
     return name;
   }
 
@@ -358,7 +358,7 @@ export class RemoteAgents {
         throw stale(remote, known, `that one is still there: ${how}`);
       }
     } catch (error) {
-      await remote.end(gone(name, 'did not take the place of the life that is known'));
+      await remote.end(gone(name, 'did not take the place of the life that is known', ANEW));
       throw error;
     } finally {
       this.#asked.delete(remote);
@@ -405,8 +405,11 @@ function stale(remote: RemoteAgent, known: RemoteAgent, why: string, cause?: Err
   );
 }
 
-function gone(name: string, what: string): WeftlineError {
-  return new WeftlineError('WL_STALE', `Agent ${name} ${what}: prepare its transfers anew`, {
+/** What to do where the metadata of the present life are known. */
+const ANEW = 'prepare its transfers anew';
+
+function gone(name: string, what: string, advice: string): WeftlineError {
+  return new WeftlineError('WL_STALE', `Agent ${name} ${what}: ${advice}`, {
     details: { peer: name },
   });
 }

@@ -14,7 +14,8 @@ export const errorCodes = {
   WL_TIMEOUT: 'a deadline passed; details name who is missing',
   WL_PEER_LOST: 'a rank ended or its connection broke',
   WL_INACTIVE: 'this rank is not active: the others go on without it until it connects again',
-  WL_STALE: 'what is known of a peer is of an earlier life of it: load its metadata anew',
+  WL_STALE:
+    'what is known of a peer is of an earlier life of it: load the metadata of the present one and prepare transfers anew',
   WL_PEER_FAILED: 'another rank reported an error and the group cannot go on',
   WL_RANK_TAKEN: 'another process already uses this rank number',
   WL_UNAUTHORIZED: 'a peer does not hold the token of this job',

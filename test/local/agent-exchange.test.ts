@@ -126,7 +126,7 @@ test('a later life of an agent at the same port refuses those who mean its prede
   const known = decodeMetadata(a.localMetadata());
   const earlier = { ...known, incarnation: known.incarnation.replace(/^./, (digit) => (digit === '0' ? '1' : '0')) };
   await b.loadRemoteMetadata(encodeMetadata(earlier));
-  await failsWith(b.connect('a'), 'WL_STALE', /Agent a has restarted/);
+  await failsWith(b.connect('a'), 'WL_STALE', /Agent a has restarted.*load what its localMetadata\(\) gives now/);
 });
 
 test('a wrong key, or a region that lies about its size, is refused by the peer, and nothing is written', async () => {

@@ -3,7 +3,6 @@ import { isIP } from 'node:net';
 import { z } from '#zod';
 import { RDMA_AGENT_VERSION } from '../../abi/rdma-agent.ts';
 import { deadlineOf } from '../../core/deadline.ts';
-import { WeftlineError } from '../../core/errors.ts';
 import { printable } from '../../core/quote.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
 import type { Credentials } from '../../meeting/credentials.ts';
@@ -11,6 +10,7 @@ import { call } from '../../meeting/dial.ts';
 import { protocolError } from '../../meeting/frames.ts';
 import { type HelloOptions, receiveHello } from '../../meeting/hello.ts';
 import type { BackendPeer, ConnectOptions } from '../backend.ts';
+import { restarted } from '../stale-life.ts';
 
 const MAX_NAME_LENGTH = 200;
 const MAX_PORT_NAME_LENGTH = 100;
@@ -126,7 +126,7 @@ export async function acceptRdmaPeer(
     if (!said.success) throw protocolError('a greeting that is not one of an agent');
     const { name, expects, end: callerEnd, after, asked } = said.data;
     channel.peer = printable(name, MAX_NAME_LENGTH);
-    if (expects !== self.incarnation) throw stale(self.name, expects, self.incarnation);
+    if (expects !== self.incarnation) throw restarted(self.name, expects, self.incarnation);
     const { incarnation } = self;
     return { name: self.name, incarnation, ...connect({ name, end: callerEnd, after, asked }) };
   });
@@ -158,7 +158,7 @@ export async function connectRdmaPeer(
   try {
     const said = welcome.safeParse(body);
     if (!said.success) throw protocolError('a greeting that is not one of an agent');
-    if (said.data.incarnation !== peer.incarnation) throw stale(peer.name, peer.incarnation, said.data.incarnation);
+    if (said.data.incarnation !== peer.incarnation) throw restarted(peer.name, peer.incarnation, said.data.incarnation);
     return { channel, welcome: said.data };
   } catch (error) {
     channel.refuse(error);
@@ -168,12 +168,4 @@ export async function connectRdmaPeer(
 
 function helloOf({ protocol, credentials }: RdmaSelf): HelloOptions {
   return { protocol: `weftline-${protocol}`, version: RDMA_AGENT_VERSION, credentials };
-}
-
-function stale(name: string, expected: string, now: string): WeftlineError {
-  return new WeftlineError(
-    'WL_STALE',
-    `Agent ${name} has restarted: its metadata here is of incarnation ${expected}, it is ${now} now; load its metadata anew`,
-    { details: { peer: name, expected, now } },
-  );
 }

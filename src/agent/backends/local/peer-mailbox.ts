@@ -1,5 +1,6 @@
 // A peer's mailbox as a sender sees it: its place in it, its regions' keys, whether the peer still lives.
 import type { LinkState } from '../../backend.ts';
+import { restarted } from '../../stale-life.ts';
 import {
   MAILBOX_MAGIC,
   MAILBOX_VERSION,
@@ -121,11 +122,7 @@ function checkHeader(buffer: ArrayBuffer, { peer, incarnation }: PeerMailboxOpti
     });
   }
   const found = new DataView(buffer, mailboxHeader.offset.incarnation, 8).getBigUint64(0, true);
-  if (found !== BigInt(`0x${incarnation}`)) {
-    throw new WeftlineError('WL_STALE', `${peer} was started anew since its metadata were made: load them again`, {
-      details: { peer },
-    });
-  }
+  if (found !== BigInt(`0x${incarnation}`)) throw restarted(peer, incarnation, found.toString(16).padStart(16, '0'));
   if (header.get('state') !== mailboxStates.closed) return;
   throw new WeftlineError('WL_PEER_LOST', `${peer} closed its agent`, { details: { peer } });
 }

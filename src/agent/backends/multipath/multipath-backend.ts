@@ -23,6 +23,7 @@ import {
   type MemoryKind,
 } from '../../backend.ts';
 import { whyNotAddress } from '../../agent-address.ts';
+import { restarted } from '../../stale-life.ts';
 import { type Hello, MessageRing, MultipathLink, readHello, readWelcome } from './multipath-link.ts';
 import { MultipathRegion } from './multipath-channel.ts';
 
@@ -255,7 +256,7 @@ class MultipathBackend implements Backend<'multipath'> {
       const hello: Hello = { name: agentName, incarnation, expects: peer.incarnation, region, key };
       connection = await transport.connect(address, { ...options, retry: false, hello, who: `agent ${peer.name}` });
       const welcome = readWelcome(connection.hello, peer.name);
-      if (welcome.incarnation !== peer.incarnation) throw stale(peer, welcome.incarnation);
+      if (welcome.incarnation !== peer.incarnation) throw restarted(peer.name, peer.incarnation, welcome.incarnation);
       const onClose = (closed: MultipathLink): void => void this.#links.delete(closed);
       const link = await MultipathLink.open({ transport, connection, messages, messageRegion, welcome, onClose });
       this.#links.add(link);
@@ -320,7 +321,7 @@ class MultipathBackend implements Backend<'multipath'> {
   /** Gives a caller that has proven itself an inbox, unless it expects an earlier incarnation of this agent. */
   async #receive(hello: Hello): Promise<IncomingConnection<Connection>> {
     const { agentName: name, incarnation, wake } = this.#context;
-    if (hello.expects !== incarnation) throw stale({ name, incarnation: hello.expects }, incarnation);
+    if (hello.expects !== incarnation) throw restarted(name, hello.expects, incarnation);
     const transport = this.#transport;
     const inbox = new Inbox();
     const inboxRegion = await transport.register(inbox.bytes, { write: true });
@@ -343,12 +344,4 @@ function parseInfo(info: Uint8Array): z.infer<typeof infoSchema> | undefined {
   } catch {
     return undefined;
   }
-}
-
-function stale({ name, incarnation }: Pick<BackendPeer, 'name' | 'incarnation'>, now: string): WeftlineError {
-  return new WeftlineError(
-    'WL_STALE',
-    `Agent ${name} has restarted: its metadata here is of incarnation ${incarnation}, it is ${now} now; load its metadata anew`,
-    { details: { peer: name, incarnation, now } },
-  );
 }
