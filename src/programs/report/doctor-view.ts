@@ -53,64 +53,41 @@ function attributeTable(title: string, rows: Rows): string {
   return text as string;
 }
 
-function deviceRows({ problem, attributes: all, device }: RdmaDevice): Rows {
+function deviceRows({ problem, attributes, device }: RdmaDevice): Rows {
   return [
     ['PCI device', device?.address ?? 'none'],
     ['NUMA node', device?.numaNode ?? 'unknown'],
     ...(problem === undefined ? [] : [['problem', problem] as const]),
-    ...(all === undefined
-      ? []
-      : ([
-          ['fw_ver', all.fwVer],
-          ['node_guid', `0x${all.nodeGuid}`],
-          ['sys_image_guid', `0x${all.sysImageGuid}`],
-          ['max_mr_size', all.maxMrSize >= NO_LIMIT ? 'no limit' : hex(all.maxMrSize)],
-          ['page_size_cap', hex(all.pageSizeCap)],
-          ['vendor_id', hex(all.vendorId)],
-          ['vendor_part_id', all.vendorPartId],
-          ['hw_ver', all.hwVer],
-          ['max_qp', all.maxQp],
-          ['max_qp_wr', all.maxQpWr],
-          ['max_sge', all.maxSge],
-          ['max_cq', all.maxCq],
-          ['max_cqe', all.maxCqe],
-          ['max_mr', all.maxMr],
-          ['max_pd', all.maxPd],
-          ['max_qp_rd_atom', all.maxQpRdAtom],
-          ['max_res_rd_atom', all.maxResRdAtom],
-          ['max_qp_init_rd_atom', all.maxQpInitRdAtom],
-          ['atomic_cap', all.atomicCap],
-          ['max_ah', all.maxAh],
-          ['max_srq', all.maxSrq],
-          ['max_srq_wr', all.maxSrqWr],
-          ['phys_port_cnt', all.physPortCnt],
-        ] as const)),
+    ...attributeRows(attributes ?? {}),
   ];
 }
 
-function portRows({ attributes: all, gids }: RdmaPort): Rows {
+function portRows({ attributes: { gigabitsPerSecond, maxMtuBytes, activeMtuBytes, ...all }, gids }: RdmaPort): Rows {
   return [
-    ['state', all.state],
-    ['phys_state', all.physState],
-    ['link_layer', all.linkLayer],
-    ['max_mtu', all.maxMtuBytes],
-    ['active_mtu', all.activeMtuBytes],
-    ['gid_tbl_len', all.gidTblLen],
-    ['port_cap_flags', hex(all.portCapFlags)],
-    ['max_msg_sz', all.maxMsgSz],
-    ['lid', all.lid],
-    ['sm_lid', all.smLid],
-    ['lmc', all.lmc],
-    ['max_vl_num', all.maxVlNum],
-    ['sm_sl', all.smSl],
-    ['active_width', `${all.activeWidth}X`],
-    ['active_speed', all.activeSpeed],
-    ['speed', `${all.gigabitsPerSecond} Gbit/s`],
+    ...attributeRows({ ...all, maxMtu: maxMtuBytes, activeMtu: activeMtuBytes }),
+    ['speed', `${gigabitsPerSecond} Gbit/s`],
     ...gids.map(
       ({ index, gid, type, interface: name }) =>
         [`GID ${index}`, `${gid}, ${type}${name === undefined ? '' : `, ${name}`}`] as const,
     ),
   ];
+}
+
+const shownAs: Readonly<Record<string, (value: string | number) => string>> = {
+  nodeGuid: (guid) => `0x${guid}`,
+  sysImageGuid: (guid) => `0x${guid}`,
+  maxMrSize: (bytes) => (Number(bytes) >= NO_LIMIT ? 'no limit' : hex(bytes)),
+  pageSizeCap: hex,
+  vendorId: hex,
+  portCapFlags: hex,
+  activeWidth: (lanes) => `${lanes}X`,
+};
+
+function attributeRows(attributes: object): Rows {
+  return Object.entries(attributes as Readonly<Record<string, string | number>>).map(([name, value]) => [
+    name.replaceAll(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`),
+    shownAs[name]?.(value) ?? value,
+  ]);
 }
 
 function choiceLines({ choice, settings, flush }: RdmaExamination): string[] {
@@ -148,6 +125,6 @@ function nameOf({ name, port, gigabitsPerSecond, mtuBytes }: RdmaRail): string {
   return `${name} port ${port} (${gigabitsPerSecond} Gbit/s, MTU ${mtuBytes})`;
 }
 
-function hex(value: number): string {
-  return `0x${value.toString(16)}`;
+function hex(value: string | number): string {
+  return `0x${Number(value).toString(16)}`;
 }

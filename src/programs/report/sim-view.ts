@@ -1,7 +1,6 @@
 // What people read of `weftline sim`: what was reached against what the network could do, what was lost, and how it went.
 import { formatBytes } from '../../core/byte-size.ts';
 import type { PatternResult } from '../sim/pattern-run.ts';
-import type { Rule } from './html/chart.ts';
 import type { ReportSection } from './html/report-page.ts';
 import { bars, curves, plainBars, ranges, table, type View } from './view.ts';
 import { counted, fixed } from './wording.ts';
@@ -38,69 +37,7 @@ export function simView(description: SimDescription, result: PatternResult): Vie
       theoryParts(load, result),
       countLines(result),
       outageLines(result),
-      samples.length === 0
-        ? []
-        : [
-            overTime(
-              samples,
-              {
-                title: 'Goodput over time',
-                note: 'Payload of each pair of source and destination.',
-                ...ofFlows('Gbps'),
-              },
-              ({ goodputGbps }) => goodputGbps,
-              [{ value: theory.fairShareGbps, label: 'fair share' }],
-            ),
-            overTime(
-              samples,
-              {
-                title: 'Paths over time',
-                note: 'Full packets that all senders gave to each path, those sent again included.',
-                unit: 'Gbps',
-                line: 'path',
-              },
-              ({ pathGbps }) => pathGbps,
-            ),
-            samples[0]!.railGbps.length > 1 &&
-              overTime(
-                samples,
-                {
-                  title: 'Rails over time',
-                  note: 'What all hosts sent by each rail, headers included.',
-                  unit: 'Gbps',
-                  line: 'rail',
-                },
-                ({ railGbps }) => railGbps,
-              ),
-            overTime(
-              samples,
-              {
-                title: 'Windows over time',
-                note: 'What congestion control admits, all paths together.',
-                ...ofFlows('KiB'),
-              },
-              ({ windowBytes }) => windowBytes.map((bytes) => (bytes === null ? null : bytes / 1024)),
-            ),
-            overTime(
-              samples,
-              {
-                title: 'Round trips over time',
-                note: 'The mean of the smoothed round trips of the paths.',
-                ...ofFlows('µs'),
-              },
-              ({ roundTrip }) => roundTrip,
-            ),
-            overTime(
-              samples,
-              {
-                title: 'Longest queue over time',
-                note: "Before any link but the hosts' own.",
-                unit: 'KiB',
-                line: 'queue',
-              },
-              ({ queueBytes }) => [queueBytes / 1024],
-            ),
-          ],
+      overTimeSections(samples, theory.fairShareGbps),
       railBytes.length > 1 &&
         bars(
           {
@@ -121,10 +58,6 @@ export function simView(description: SimDescription, result: PatternResult): Vie
         : `NOT DONE: ${result.completed} of ${result.messages} messages arrived when ${whyNot(end)}.`,
     ],
   };
-}
-
-function ofFlows(unit: string): { readonly unit: string; readonly line: string } {
-  return { unit, line: 'flow' };
 }
 
 function several(count: number, what: string): string {
@@ -219,36 +152,89 @@ const MAX_SAMPLES = 600;
 const MAX_LINES = 64;
 const TABLE_ROWS = 12;
 
-function overTime(
-  samples: PatternResult['samples'],
-  { title, note, unit, line }: { title: string; note: string; unit: string; line: string },
-  values: (sample: PatternResult['samples'][number]) => readonly (number | null)[],
-  rules: readonly Rule[] = [],
-): ReportSection {
+type Sample = PatternResult['samples'][number];
+
+const overTime: readonly {
+  readonly title: string;
+  readonly note: string;
+  readonly unit: string;
+  readonly line: string;
+  readonly of: (sample: Sample) => readonly (number | null)[];
+}[] = [
+  {
+    title: 'Goodput over time',
+    note: 'Payload of each pair of source and destination.',
+    unit: 'Gbps',
+    line: 'flow',
+    of: ({ goodputGbps }) => goodputGbps,
+  },
+  {
+    title: 'Paths over time',
+    note: 'Full packets that all senders gave to each path, those sent again included.',
+    unit: 'Gbps',
+    line: 'path',
+    of: ({ pathGbps }) => pathGbps,
+  },
+  {
+    title: 'Rails over time',
+    note: 'What all hosts sent by each rail, headers included.',
+    unit: 'Gbps',
+    line: 'rail',
+    of: ({ railGbps }) => railGbps,
+  },
+  {
+    title: 'Windows over time',
+    note: 'What congestion control admits, all paths together.',
+    unit: 'KiB',
+    line: 'flow',
+    of: ({ windowBytes }) => windowBytes.map((bytes) => (bytes === null ? null : bytes / 1024)),
+  },
+  {
+    title: 'Round trips over time',
+    note: 'The mean of the smoothed round trips of the paths.',
+    unit: 'µs',
+    line: 'flow',
+    of: ({ roundTrip }) => roundTrip,
+  },
+  {
+    title: 'Longest queue over time',
+    note: "Before any link but the hosts' own.",
+    unit: 'KiB',
+    line: 'queue',
+    of: ({ queueBytes }) => [queueBytes / 1024],
+  },
+];
+
+function overTimeSections(samples: readonly Sample[], fairShare: number): ReportSection[] {
+  if (samples.length === 0) return [];
   const step = Math.ceil(samples.length / MAX_SAMPLES);
-  const shown = samples
-    .filter((_, index) => index % step === 0)
-    .map((sample) => ({ ms: sample.at / 1000, values: values(sample) }));
-  const all = shown[0]?.values.length ?? 0;
-  const count = Math.min(all, MAX_LINES);
+  const shown = samples.filter((_, index) => index % step === 0);
   const every = Math.ceil(shown.length / TABLE_ROWS);
-  return curves(
-    {
-      title,
-      note: count < all ? `${note} The first ${count} of ${all}.` : note,
-      x: { label: 'ms' },
-      y: { label: unit },
-      rules,
-    },
-    Array.from({ length: count }, (_, index) => ({
-      name: all === 1 ? line : `${line} ${index}`,
-      points: shown.map(({ ms, values: at }) => [ms, at[index] ?? null] as const),
-    })),
-    {
-      head: ['ms', `least, ${unit}`, 'mean', 'most'],
-      rows: shown.filter((_, index) => index % every === 0).map(({ ms, values: at }) => [ms.toFixed(2), ...extent(at)]),
-    },
-  );
+  return overTime.flatMap(({ title, note, unit, line, of }) => {
+    const points = shown.map((sample) => ({ ms: sample.at / 1000, values: of(sample) }));
+    const all = points[0]!.values.length;
+    if (line === 'rail' && all === 1) return [];
+    const count = Math.min(all, MAX_LINES);
+    return curves(
+      {
+        title,
+        note: count < all ? `${note} The first ${count} of ${all}.` : note,
+        x: { label: 'ms' },
+        y: { label: unit },
+        rules: title.startsWith('Goodput') ? [{ value: fairShare, label: 'fair share' }] : [],
+      },
+      Array.from({ length: count }, (_, index) => ({
+        name: all === 1 ? line : `${line} ${index}`,
+        points: points.map(({ ms, values }) => [ms, values[index] ?? null] as const),
+      })),
+      {
+        head: ['ms', `least, ${unit}`, 'mean', 'most'],
+        rows: points
+          .filter((_, index) => index % every === 0)
+          .map(({ ms, values }) => [ms.toFixed(2), ...extent(values)]),
+      },
+    );
+  });
 }
 
 function extent(values: readonly (number | null)[]): (number | string)[] {
