@@ -1,6 +1,5 @@
 // weftline/ep: expert-parallel dispatch and combine.
-export { bufferSize, type EpBufferConfig, type EpBufferSize, type EpRegion } from './buffer/buffer-size.ts';
-export type { NetworkRegion, NetworkSize, SlotArray, SumRing } from './across-hosts/network-size.ts';
+export { bufferSize, type EpBufferConfig, type EpBufferSize } from './buffer/buffer-size.ts';
 export type { CombinePrecision } from './combine-precision.ts';
 export type { CombineArguments } from './buffer/combine-arguments.ts';
 export type { DispatchArguments, RowsLike } from './buffer/dispatch-arguments.ts';
@@ -14,19 +13,15 @@ export type { CombineResult, DispatchResult } from './buffer/ep-results.ts';
 export type { OverlapOptions } from '../group/overlap.ts';
 export { type ContextOptions, DispatchCombineContext, type OutputBuffers } from './layer/dispatch-combine-context.ts';
 export { EPAll2AllLayer } from './layer/ep-all2all-layer.ts';
+export type { TritonCombineArguments, TritonDispatchArguments, TritonLayerOptions } from './layer/triton-names.ts';
 export type { LayerOptions } from './layer/layer-options.ts';
 export type { LayerCombineResult, LayerDispatchResult } from './layer/layer-engine.ts';
 export { EPConfig, type EPConfigOptions, type TokenDType } from './layer/ep-config.ts';
-export type { LayerCombineArguments, LayerDispatchArguments } from './layer/layer-arguments.ts';
+export type { LayerBarrierOptions, LayerCombineArguments, LayerDispatchArguments } from './layer/layer-arguments.ts';
 export { EPAllToAllLayoutDesc, type OffsetTensor } from './layer/layout-desc.ts';
 export type { DispatchSplits } from './layer/dispatch-splits.ts';
-export {
-  referenceNodeLayout,
-  type ReferenceNodeLayout,
-  type ReferenceNodeOptions,
-} from './layer/reference-node-layout.ts';
 export { StagedDispatch } from './layer/staged-dispatch.ts';
-export { type OutputRegion, type OutputSize, outputSize } from './layer/output-size.ts';
+export { type OutputSize, outputSize } from './layer/output-size.ts';
 export {
   DeepEpConfig,
   deepEpConfig,
@@ -51,36 +46,4 @@ export type {
   PendingCombine,
   PendingDispatch,
 } from './low-latency/low-latency-results.ts';
-export {
-  type LowLatencyConfig,
-  type LowLatencyRegion,
-  type LowLatencySize,
-  lowLatencySize,
-  type LowLatencySlots,
-} from './low-latency/low-latency-size.ts';
-export {
-  referenceLowLatencyCombine,
-  type ReferenceLowLatencyCombineInput,
-  referenceLowLatencyDispatch,
-  type ReferenceLowLatencyInput,
-  type ReferenceLowLatencyOptions,
-  type ReferenceLowLatencyReceived,
-  type ReferenceLowLatencyRow,
-} from './low-latency/reference-low-latency.ts';
-export {
-  referenceCombine,
-  referenceCombineWeights,
-  referenceDispatch,
-  type ReferenceCombineInput,
-  type ReferenceInput,
-  type ReferenceReceived,
-} from './buffer/reference.ts';
-export type { ReferenceHosts } from './buffer/reference-sum.ts';
-export {
-  referenceLayerCombine,
-  referenceLayerDispatch,
-  referenceSkippedRows,
-  type ReferenceLayerInput,
-  type ReferenceLayerReceived,
-  type ReferenceSkippedRows,
-} from './layer/reference-layer.ts';
+export { type LowLatencyConfig, type LowLatencySize, lowLatencySize } from './low-latency/low-latency-size.ts';

@@ -29,6 +29,7 @@ const folderOrder = [
   'group',
   'ep',
   'collectives',
+  'reference',
   'programs',
   'index.ts',
 ] as const;

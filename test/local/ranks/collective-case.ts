@@ -1,6 +1,7 @@
 // One random collective call, and what it must give: made alike on all ranks from a seed.
 import { dtypes, type DType, type Tensor, type CpuDevice, type CudaDevice, type TypedArrayOf } from 'weftline';
-import { type Communicator, referenceReduction, type ReducedDType, type Reduction } from 'weftline/collectives';
+import { type Communicator, type ReducedDType, type Reduction } from 'weftline/collectives';
+import { referenceReduction } from 'weftline/reference';
 import { seededRandom } from '#lib/core/seeded-random.js';
 
 const kinds = [

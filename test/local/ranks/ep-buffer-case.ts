@@ -7,13 +7,15 @@ import {
   bufferSize,
   EpBuffer,
   type OverlapOptions,
+  type RowsLike,
+} from 'weftline/ep';
+import {
   referenceCombine,
   referenceCombineWeights,
   referenceDispatch,
   type ReferenceInput,
   type ReferenceReceived,
-  type RowsLike,
-} from 'weftline/ep';
+} from 'weftline/reference';
 import type { RankGroup } from 'weftline/world';
 import { type TriedShapes, tryShapes } from '#lib/group/tried-shapes.js';
 import type { EpDevice } from '../support/test-device.ts';

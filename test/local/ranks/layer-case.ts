@@ -5,20 +5,22 @@ import {
   EPAll2AllLayer,
   EPConfig,
   type EPConfigOptions,
-  type NetworkSize,
   outputSize,
   type EPAllToAllLayoutDesc,
   type LayerDispatchArguments,
   type LayerDispatchResult,
+  type StagedDispatch,
+  type TokenDType,
+} from 'weftline/ep';
+import {
+  type NetworkSize,
   referenceLayerCombine,
   referenceLayerDispatch,
   referenceNodeLayout,
   referenceSkippedRows,
-  type StagedDispatch,
-  type TokenDType,
   type ReferenceLayerInput,
   type ReferenceLayerReceived,
-} from 'weftline/ep';
+} from 'weftline/reference';
 import type { RankGroup } from 'weftline/world';
 import type { EpDevice } from '../support/test-device.ts';
 import { flat, overlapOf, uploadChoices } from './ep-buffer-case.ts';

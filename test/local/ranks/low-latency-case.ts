@@ -1,6 +1,7 @@
 // Random EpLowLatency cases: what each rank passes in, made alike on every rank from one seed.
 import fc from '../../support/fast-check.ts';
-import type { LowLatencyConfig, LowLatencyScales, ReferenceLowLatencyInput } from 'weftline/ep';
+import type { LowLatencyConfig, LowLatencyScales } from 'weftline/ep';
+import type { ReferenceLowLatencyInput } from 'weftline/reference';
 import { random, rows } from './ep-case.ts';
 
 /** One dispatch and its combine. */

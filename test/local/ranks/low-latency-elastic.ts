@@ -8,10 +8,12 @@ import {
   type LowLatencyCombineResult,
   type LowLatencyConfig,
   type LowLatencyDispatchResult,
+} from 'weftline/ep';
+import {
   referenceLowLatencyCombine,
   referenceLowLatencyDispatch,
   type ReferenceLowLatencyInput,
-} from 'weftline/ep';
+} from 'weftline/reference';
 import { join } from 'weftline/world';
 import { openOwnDevice } from '../support/test-device.ts';
 import { flat, flat16 } from './ep-buffer-case.ts';

@@ -8,12 +8,14 @@ import {
   type LowLatencyDispatchArguments,
   type LowLatencyDispatchResult,
   type LowLatencyRows,
+} from 'weftline/ep';
+import {
   referenceLowLatencyCombine,
   referenceLowLatencyDispatch,
   type ReferenceLowLatencyInput,
   type ReferenceLowLatencyReceived,
   type ReferenceLowLatencyRow,
-} from 'weftline/ep';
+} from 'weftline/reference';
 import { join } from 'weftline/world';
 import { bytesInUse, openTestDevice, testGroup } from '../support/test-device.ts';
 import { flat, flat16 } from './ep-buffer-case.ts';

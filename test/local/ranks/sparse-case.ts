@@ -1,6 +1,7 @@
 // One random sparse all-reduce: tensors of all workers, made alike on all ranks from a seed, and what must come of them.
 import { type DType, dtypes, toBf16, type TypedArrayOf } from 'weftline';
-import { type ReducedDType, referenceSparseSum, type SparseAllReduce } from 'weftline/collectives';
+import { type ReducedDType, type SparseAllReduce } from 'weftline/collectives';
+import { referenceSparseSum } from 'weftline/reference';
 import { seededRandom } from '#lib/core/seeded-random.js';
 import type { EpDevice } from '../support/test-device.js';
 

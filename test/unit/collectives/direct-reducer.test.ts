@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { CpuDevice } from 'weftline';
-import { referenceSparseSum } from 'weftline/collectives';
+import { referenceSparseSum } from 'weftline/reference';
 import { wordOffsets } from '#lib/abi/layout.js';
 import { sparseBoard } from '#lib/abi/sparse-message.js';
 import type { BlockWay, WorkMark } from '#lib/collectives/sparse/block-work.js';

@@ -2,7 +2,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { CpuDevice, toBf16 } from 'weftline';
-import { type ReducedDType, referenceSparseSum } from 'weftline/collectives';
+import { type ReducedDType } from 'weftline/collectives';
+import { referenceSparseSum } from 'weftline/reference';
 import { BlockCompletions } from '#lib/collectives/sparse/block-completions.js';
 import { markLimit } from '#lib/collectives/sparse/mark-limit.js';
 import { noCall, type SparseCall } from '#lib/collectives/sparse/sparse-call.js';

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { CpuDevice, fromF16, toF16 } from 'weftline';
-import { sumRows } from '#lib/ep/buffer/reference-sum.js';
+import { sumRows } from '#lib/reference/host-sums.js';
 import { elementFormats } from '#lib/abi/element-formats.js';
 import { random } from '../../local/ranks/ep-case.ts';
 

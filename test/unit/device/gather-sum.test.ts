@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { CpuDevice, type Tensor, toBf16 } from 'weftline';
 import { elementFormats } from '#lib/abi/element-formats.js';
-import { sumRows } from '#lib/ep/buffer/reference-sum.js';
+import { sumRows } from '#lib/reference/host-sums.js';
 import { random } from '../../local/ranks/ep-case.ts';
 
 const device = await CpuDevice.create();

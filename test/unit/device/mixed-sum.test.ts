@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { CpuDevice, fromBf16, fromF16, type Tensor } from 'weftline';
 import { elementFormats } from '#lib/abi/element-formats.js';
-import { type RankedRow, sumAcrossHosts } from '#lib/ep/buffer/reference-sum.js';
+import { type RankedRow, sumAcrossHosts } from '#lib/reference/host-sums.js';
 import { patternsOf, random, rows, toPatterns } from '../../local/ranks/ep-case.ts';
 
 const device = await CpuDevice.create();

@@ -2,12 +2,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { toBf16 } from 'weftline';
-import {
-  type LowLatencyConfig,
-  lowLatencySize,
-  referenceLowLatencyCombine,
-  referenceLowLatencyDispatch,
-} from 'weftline/ep';
+import { type LowLatencyConfig, lowLatencySize } from 'weftline/ep';
+import { referenceLowLatencyCombine, referenceLowLatencyDispatch } from 'weftline/reference';
 import { lowLatencyChoice, lowLatencyFlags } from '#lib/abi/low-latency.js';
 import type { CudaDevice } from '#lib/device/cuda/cuda-device.js';
 import type { MemoryRange } from '#lib/device/host-access.js';

@@ -4,11 +4,11 @@
 // token was sent to, round(w0 * y0 + …) over its choices there; then these rows in rank order, round(row + row + …), a row
 // alone as it is. 'rank-major': the same sum of the ranks' rows. Products and sums are rounded to f32 one by one (no fused
 // operations), from left to right; round() is to bf16. A dropped row counts as absent, and no row at all as zeros.
-import { FP8_GROUP } from '../../abi/element-formats.ts';
-import { f32Bits, f32FromBits, fromBf16, toBf16 } from '../../core/dtype.ts';
-import { toFp8e4m3Saturating } from '../../core/fp8.ts';
-import { sumRows } from '../buffer/reference-sum.ts';
-import type { LowLatencyScales } from './low-latency-arguments.ts';
+import { FP8_GROUP } from '../abi/element-formats.ts';
+import { f32Bits, f32FromBits, fromBf16, toBf16 } from '../core/dtype.ts';
+import { toFp8e4m3Saturating } from '../core/fp8.ts';
+import { sumRows } from './host-sums.ts';
+import type { LowLatencyScales } from '../ep/low-latency/low-latency-arguments.ts';
 
 // The specification of fp8 rows, slow and obvious: one row of bf16 as e4m3 with a scale per group of columns.
 

@@ -1,6 +1,6 @@
 // The specification of EpBuffer, slow and obvious: what every rank receives and gets back, computed in one process.
-import { alignUp } from '../../abi/layout.ts';
-import { type ReferenceHosts, rowsByHost, sumAcrossHosts } from './reference-sum.ts';
+import { alignUp } from '../abi/layout.ts';
+import { type ReferenceHosts, rowsByHost, sumAcrossHosts } from './host-sums.ts';
 
 /** What one rank passes to dispatch, as plain arrays. A row is an array of H elements (bit patterns). */
 export interface ReferenceInput {

@@ -10,7 +10,7 @@ import {
   type ReferenceHosts,
   referenceLayerCombine,
   referenceLayerDispatch,
-} from 'weftline/ep';
+} from 'weftline/reference';
 import { random, rows } from '../../local/ranks/ep-case.ts';
 
 const bits = (values: readonly number[]): number[] => values.map(toBf16);
