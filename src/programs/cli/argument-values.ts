@@ -1,8 +1,87 @@
-// Values on the command line, checked where they are read: counts, sizes in bytes, decimals, switches and lists.
-import { InvalidArgumentError, Option } from 'commander';
+// Options of commands with the types of what they parse to, and their values, checked where they are read.
+import { type Command, InvalidArgumentError, Option } from 'commander';
 import { formatBytes } from '../../core/byte-size.ts';
 
 type Parse<T> = (text: string) => T;
+
+declare const parsed: unique symbol;
+
+/** An option by its flags, as '--fan-in <n>', and the type of its value. */
+type TypedOption<Flags extends string, Value> = Option & {
+  readonly flags: Flags;
+  readonly [parsed]?: () => Value;
+};
+
+type CamelCase<Text extends string> = Text extends `${infer First}-${infer Rest}`
+  ? `${First}${Capitalize<CamelCase<Rest>>}`
+  : Text;
+type NameOf<Flags extends string> = Flags extends `${string}--no-${infer Name}`
+  ? CamelCase<Name>
+  : Flags extends `${string}--${infer Name} ${string}`
+    ? CamelCase<Name>
+    : Flags extends `${string}--${infer Name}`
+      ? CamelCase<Name>
+      : never;
+type ValueOf<One> =
+  One extends TypedOption<infer Flags, infer Value>
+    ? undefined extends Value
+      ? (have: { readonly [Name in NameOf<Flags>]?: Exclude<Value, undefined> }) => void
+      : (have: { readonly [Name in NameOf<Flags>]: Value }) => void
+    : never;
+
+/** What the options of a list parse to, by their names. */
+export type FlagsOf<Options extends readonly Option[]> =
+  ValueOf<Options[number]> extends (have: infer Flags) => void ? Flags : never;
+
+/** A switch, or an option with any text; `--no-name` is true by default. */
+export function option<const Flags extends string>(
+  flags: Flags,
+  sentence: string,
+): TypedOption<
+  Flags,
+  Flags extends `--no-${string}` ? boolean : (Flags extends `${string}<${string}` ? string : boolean) | undefined
+>;
+/** What a parser makes of the text; undefined by default. */
+export function option<const Flags extends string, Value>(
+  flags: Flags,
+  sentence: string,
+  parse: Parse<Value>,
+): TypedOption<Flags, Value | undefined>;
+/** With a default; a list is shown as a user would type it. */
+export function option<const Flags extends string, Value>(
+  flags: Flags,
+  sentence: string,
+  parse: Parse<Value>,
+  usual: NoInfer<Value>,
+): TypedOption<Flags, Value>;
+/** One of some words. */
+export function option<const Flags extends string, const Word extends string>(
+  flags: Flags,
+  sentence: string,
+  words: readonly Word[],
+): TypedOption<Flags, Word | undefined>;
+export function option<const Flags extends string, const Word extends string>(
+  flags: Flags,
+  sentence: string,
+  words: readonly Word[],
+  usual: NoInfer<Word>,
+): TypedOption<Flags, Word>;
+export function option(
+  flags: string,
+  sentence: string,
+  value?: Parse<unknown> | readonly string[],
+  usual?: unknown,
+): Option {
+  const made = new Option(flags, sentence);
+  if (typeof value === 'function') made.argParser(value);
+  else if (value !== undefined) made.choices(value);
+  return usual === undefined ? made : made.default(usual, Array.isArray(usual) ? usual.join(',') : undefined);
+}
+
+export function addOptions(command: Command, options: readonly Option[]): Command {
+  for (const one of options) command.addOption(one);
+  return command;
+}
 
 /** Sizes count in steps of 1024 (64K is 65536 bytes), everything else in steps of 1000 (2M is 2000000). */
 const sizeFactors: Readonly<Record<string, number>> = { '': 1, k: 1024, m: 1024 ** 2, g: 1024 ** 3 };
@@ -40,23 +119,18 @@ export function decimalArgument(min: number, max: number): Parse<number> {
 }
 
 /** A parser of values with commas between them. */
-export function listArgument<T>(one: Parse<T>): Parse<T[]> {
+export function listArgument<T>(one: Parse<T>): Parse<readonly T[]> {
   return (text) => text.split(',').map((word) => one(word.trim()));
 }
 
 /** A parser of a sweep: one value, or its first and its last with a comma between them. */
-export function sweepArgument(one: Parse<number>): Parse<number[]> {
+export function sweepArgument(one: Parse<number>): Parse<readonly number[]> {
   const list = listArgument(one);
   return (text) => {
-    const [first, last = first, ...others] = list(text) as [number, ...number[]];
+    const [first, last = first, ...others] = list(text) as readonly [number, ...number[]];
     if (others.length === 0 && last >= first) return [first, last];
     throw new InvalidArgumentError('Expected one value, or the first and the last, which is not smaller, as 4,64.');
   };
-}
-
-/** An option whose value is a list, with its default as a user would type it. */
-export function listOption(flags: string, sentence: string, parse: Parse<unknown>, usual: readonly number[]): Option {
-  return new Option(flags, sentence).argParser(parse).default(usual, usual.join(','));
 }
 
 /** A parser of switches that may be written as --name, --name=true or --name=false. */

@@ -1,6 +1,6 @@
 // weftline bench collectives: every collective over a range of sizes, in the columns of nccl-tests.
 import { existsSync, statSync } from 'node:fs';
-import { type Command, InvalidArgumentError, Option } from 'commander';
+import { type Command, InvalidArgumentError } from 'commander';
 import { runCudaCollectivesBench } from '../bench/collectives/cuda-collectives-bench.ts';
 import { readTableFile } from '../../collectives/algorithm-table.ts';
 import { runCollectivesBench } from '../bench/collectives/collectives-bench.ts';
@@ -23,41 +23,50 @@ import { readSettings } from '../../settings/settings.ts';
 import type { World } from '../../world/index.ts';
 import { isRank } from '../../world/environment.ts';
 import { collectivesView, tuneView } from '../report/collectives-view.ts';
-import { byteArgument, integerArgument, listArgument } from './argument-values.ts';
-import {
-  addOutputOptions,
-  addReportOption,
-  Output,
-  type OutputFlags,
-  requireWritableFolder,
-  writeOutputFile,
-} from './output.ts';
+import { addOptions, byteArgument, type FlagsOf, integerArgument, listArgument, option } from './argument-values.ts';
+import { addReportOptions, Output, type OutputFlags, requireWritableFolder, writeOutputFile } from './output.ts';
 import { ProgressBar } from './progress-bar.ts';
 import { addSettingOptions } from './setting-options.ts';
 import { checkUsage } from './exit-codes.ts';
 import { withRanks } from './with-ranks.ts';
 
-interface CollectivesBenchFlags extends OutputFlags {
-  readonly ranks: number;
-  readonly operations: readonly BenchedKind[];
-  readonly dtype: CollectivesWorkload['dtype'];
-  readonly op: CollectivesWorkload['op'];
-  readonly min: number;
-  readonly max: number;
-  readonly factor: number;
-  readonly iterations: number;
-  readonly rounds: number;
-  readonly compare?: 'mpi' | 'nccl';
-  readonly sms: number;
-  readonly pieceBytes?: number;
-  readonly directBytes?: number;
-  readonly register: boolean;
-  readonly copyEngines: boolean;
-  readonly tune?: string;
-}
-
 const size = byteArgument(4, 2 ** 30);
 const DEFAULT_SMS = 16;
+
+const collectivesOptions = [
+  option('--ranks <n>', 'processes on this machine', integerArgument(1, 256), 4),
+  option('--operations <list>', `each once, of ${benchedKinds.join(', ')}`, kindList, benchedKinds).default(
+    benchedKinds,
+    'all of them',
+  ),
+  option('--dtype <dtype>', 'of the elements', ['f32', 'bf16', 'i32'], 'f32'),
+  option('--op <op>', 'of reductions', ['sum', 'max', 'min'], 'sum'),
+  option('--min <bytes>', "the first size: of the larger of a rank's tensors", size, 8),
+  option('--max <bytes>', 'the largest size', size, 64 << 20),
+  option('--factor <n>', 'from one size to the next', integerArgument(2, 1024), 4),
+  option('--iterations <n>', 'calls of a size and round; 0: by the size', integerArgument(0, 1_000_000), 0),
+  option('--rounds <n>', 'of everything, in turn with the peer', integerArgument(1, 1000), 3),
+  option(
+    '--compare <peer>',
+    "the same loops by the peer's own collectives: Open MPI, built by mpicc, or on GPUs NCCL, where it is found",
+    ['mpi', 'nccl'],
+  ),
+  option('--sms <n>', 'of GPUs: multiprocessors of a call', integerArgument(1, 32), DEFAULT_SMS),
+  option('--piece-bytes <bytes>', 'of GPUs: bytes of a rank that move at a time through the window', size),
+  option(
+    '--direct-bytes <bytes>',
+    'larger calls use tensors where they lie: on GPUs registered ones, on CPUs those of allToAll',
+    size,
+  ),
+  option('--no-register', 'of GPUs: tensors are not registered'),
+  option('--copy-engines', 'of GPUs: copy engines move allGather and allToAll between registered tensors'),
+  option(
+    '--tune <file>',
+    'measure the algorithms of allReduce and reduce instead, and write which is the fastest for which sizes',
+  ).conflicts(['compare', 'report', 'operations', 'directBytes']),
+];
+
+type CollectivesBenchFlags = FlagsOf<typeof collectivesOptions> & OutputFlags;
 
 export function addCollectivesBench(bench: Command): void {
   const command = bench
@@ -66,43 +75,9 @@ export function addCollectivesBench(bench: Command): void {
     .description(
       'Collectives of ranks over a range of sizes, as nccl-tests print them: of CPU ranks, or of GPUs with --device cuda ' +
         '(auto stands for cpu here).',
-    )
-    .option('--ranks <n>', 'processes on this machine', integerArgument(1, 256), 4)
-    .addOption(
-      new Option('--operations <list>', `each once, of ${benchedKinds.join(', ')}`)
-        .argParser(kindList)
-        .default([...benchedKinds], 'all of them'),
-    )
-    .addOption(new Option('--dtype <dtype>', 'of the elements').choices(['f32', 'bf16', 'i32']).default('f32'))
-    .addOption(new Option('--op <op>', 'of reductions').choices(['sum', 'max', 'min']).default('sum'))
-    .option('--min <bytes>', "the first size: of the larger of a rank's tensors", size, 8)
-    .option('--max <bytes>', 'the largest size', size, 64 << 20)
-    .option('--factor <n>', 'from one size to the next', integerArgument(2, 1024), 4)
-    .option('--iterations <n>', 'calls of a size and round; 0: by the size', integerArgument(0, 1_000_000), 0)
-    .option('--rounds <n>', 'of everything, in turn with the peer', integerArgument(1, 1000), 3)
-    .addOption(
-      new Option(
-        '--compare <peer>',
-        "the same loops by the peer's own collectives: Open MPI, built by mpicc, or on GPUs NCCL, where it is found",
-      ).choices(['mpi', 'nccl']),
-    )
-    .option('--sms <n>', 'of GPUs: multiprocessors of a call', integerArgument(1, 32), DEFAULT_SMS)
-    .option('--piece-bytes <bytes>', 'of GPUs: bytes of a rank that move at a time through the window', size)
-    .option(
-      '--direct-bytes <bytes>',
-      'larger calls use tensors where they lie: on GPUs registered ones, on CPUs those of allToAll',
-      size,
-    )
-    .option('--no-register', 'of GPUs: tensors are not registered')
-    .option('--copy-engines', 'of GPUs: copy engines move allGather and allToAll between registered tensors', false);
-  command.addOption(
-    new Option(
-      '--tune <file>',
-      'measure the algorithms of allReduce and reduce instead, and write which is the fastest for which sizes',
-    ).conflicts(['compare', 'report', 'operations', 'directBytes']),
-  );
-  addOutputOptions(command);
-  addReportOption(command);
+    );
+  addOptions(command, collectivesOptions);
+  addReportOptions(command);
   addSettingOptions(command, ['device', 'hosts', 'collectiveSpinUs', 'collectiveTable', 'timeoutMs', 'trace']);
   command.action(async (flags: CollectivesBenchFlags) => {
     const output = new Output(flags);
@@ -134,7 +109,7 @@ async function benchOnGpus(
   flags: CollectivesBenchFlags,
   output: Output,
 ): Promise<void> {
-  const { compare, sms: numSms, pieceBytes, directBytes, register: registers, copyEngines } = flags;
+  const { compare, sms: numSms, pieceBytes, directBytes, register: registers, copyEngines = false } = flags;
   const choice = await chooseDevice('cuda', world);
   const { sharing } = choice;
   if (sharing !== undefined && world.rank === 0) printTo(process.stderr, `weftline: ${sharedGpuNotice(sharing)}\n`);
@@ -194,7 +169,7 @@ function checkWorkload(workload: CollectivesWorkload, flags: CollectivesBenchFla
   }
 }
 
-function refuseFlagsOfGpus({ sms, pieceBytes, register: registers, copyEngines }: CollectivesBenchFlags): void {
+function refuseFlagsOfGpus({ sms, pieceBytes, register: registers, copyEngines = false }: CollectivesBenchFlags): void {
   for (const [flag, value, isGiven] of [
     ['--sms', sms, sms !== DEFAULT_SMS],
     ['--piece-bytes', pieceBytes, pieceBytes !== undefined],
@@ -210,7 +185,7 @@ function workloadOf(flags: CollectivesBenchFlags): CollectivesWorkload {
   return { ranks, kinds, dtype, op, minBytes, maxBytes, factor, iterations, rounds };
 }
 
-function kindList(text: string): BenchedKind[] {
+function kindList(text: string): readonly BenchedKind[] {
   const kinds = listArgument((word) => {
     const kind = benchedKinds.find((one) => one.toLowerCase() === word.toLowerCase());
     if (kind === undefined) throw new InvalidArgumentError(`Expected some of ${benchedKinds.join(', ')}.`);

@@ -1,9 +1,9 @@
 // weftline bench ep: expert-parallel dispatch and combine against copying the same rows.
-import { type Command, InvalidArgumentError, Option } from 'commander';
+import { type Command, InvalidArgumentError } from 'commander';
 import { runEpBench } from '../bench/ep/ep-bench.ts';
 import { type BenchEffort, effortOnSharedGpus, sharedGpuNotice } from '../bench/harness.ts';
 import { runLowLatencyBench } from '../bench/ep/low-latency.ts';
-import { type LowLatencyVariant, lowLatencyVariants } from '../bench/ep/low-latency.ts';
+import { lowLatencyVariants } from '../bench/ep/low-latency.ts';
 import { runEpHostBench } from '../bench/ep/ep-hosts.ts';
 import { requireAddressSpace } from '../bench/ep/ep-memory.ts';
 import { checkEpWorkload, defaultEpWorkload, type EpWorkload } from '../bench/ep/ep-workload.ts';
@@ -19,26 +19,12 @@ import { readSettings } from '../../settings/settings.ts';
 import { isRank } from '../../world/environment.ts';
 import type { World } from '../../world/index.ts';
 import { ranksOfHosts } from '../../world/pretended-hosts.ts';
-import { decimalArgument, integerArgument, listArgument } from './argument-values.ts';
-import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
+import { addOptions, decimalArgument, type FlagsOf, integerArgument, listArgument, option } from './argument-values.ts';
+import { addReportOptions, Output, type OutputFlags } from './output.ts';
 import { ProgressBar } from './progress-bar.ts';
 import { addSettingOptions, checkHosts } from './setting-options.ts';
 import { checkUsage } from './exit-codes.ts';
 import { withRanks } from './with-ranks.ts';
-
-interface EpBenchFlags extends Omit<EpWorkload, 'dtype'>, OutputFlags {
-  readonly dtype?: 'bf16' | 'fp8' | 'both';
-  readonly sms?: readonly number[];
-  readonly iterations: number;
-  readonly warmup: number;
-  readonly pairs: number;
-  readonly layer: boolean;
-  readonly shapes?: true;
-  readonly mode: 'normal' | 'low-latency';
-  readonly variant?: LowLatencyVariant;
-  /** A setting, which the ranks read for themselves. */
-  readonly device?: string;
-}
 
 const MAX_COUNT = 2 ** 31;
 const MAX_SKEW = 100;
@@ -48,57 +34,52 @@ const positive = integerArgument(1, MAX_COUNT);
 /** As decoding has them: 4096 would take more than the address space of a rank. */
 const LOW_LATENCY_TOKENS = 128;
 
+const usual = defaultEpWorkload;
+const epOptions = [
+  option('--ranks <n>', 'processes on this machine', integerArgument(1, 1024), usual.ranks),
+  option(
+    '--tokens <n>',
+    `tokens of each rank (default: ${usual.tokens}, or ${LOW_LATENCY_TOKENS} in low-latency mode)`,
+    positive,
+  ),
+  option('--hidden <n>', 'elements of a token', positive, usual.hidden),
+  option('--topk <n>', 'experts of a token', positive, usual.topk),
+  option('--experts <n>', 'experts of all ranks', positive, usual.experts),
+  option('--dtype <dtype>', 'of dispatched rows (default: bf16 on CPUs, both on GPUs)', ['bf16', 'fp8', 'both']),
+  option(
+    '--mode <mode>',
+    'normal: EpBuffer and the layer; low-latency: EpLowLatency, with fp8 and bf16 rows',
+    ['normal', 'low-latency'],
+    'normal',
+  ),
+  option('--variant <name>', `of low-latency mode (default: ${lowLatencyVariants[0]})`, [...lowLatencyVariants]),
+  option(
+    '--sms <list>',
+    `on GPUs: SM counts to run with, as 8,16,24 (default: ${defaultSms.join(',')}); one count in low-latency mode (default: all) and across hosts`,
+    smList,
+  ),
+  option('--iterations <n>', 'timed rounds of all cases', positive, 20),
+  option('--warmup <n>', 'rounds before them', integerArgument(0, MAX_COUNT), 3),
+  option('--pairs <n>', 'across hosts and in low-latency mode: dispatches and combines in turn', positive, 32),
+  option('--seed <n>', 'of tokens and routing', integerArgument(0, MAX_COUNT), usual.seed),
+  option('--skew <s>', 'popularity of experts: 0 even, 1 as words in a text', decimalArgument(0, MAX_SKEW), usual.skew),
+  option('--no-layer', 'leave out EPAll2AllLayer, which takes the most memory'),
+  option('--shapes', 'on GPUs: cached dispatch and combine with many numbers of blocks and warps and sizes of parts'),
+];
+
+type GivenFlags = FlagsOf<typeof epOptions> & OutputFlags;
+type EpBenchFlags = GivenFlags & { readonly tokens: number };
+
 export function addEpBench(bench: Command): void {
-  const { ranks, tokens, hidden, topk, experts, seed, skew } = defaultEpWorkload;
-  const command = bench
-    .command('ep')
-    .description('expert-parallel dispatch and combine against copying the same rows')
-    .option('--ranks <n>', 'processes on this machine', integerArgument(1, 1024), ranks)
-    .option(
-      '--tokens <n>',
-      `tokens of each rank (default: ${tokens}, or ${LOW_LATENCY_TOKENS} in low-latency mode)`,
-      positive,
-    )
-    .option('--hidden <n>', 'elements of a token', positive, hidden)
-    .option('--topk <n>', 'experts of a token', positive, topk)
-    .option('--experts <n>', 'experts of all ranks', positive, experts)
-    .addOption(
-      new Option('--dtype <dtype>', 'of dispatched rows (default: bf16 on CPUs, both on GPUs)').choices([
-        'bf16',
-        'fp8',
-        'both',
-      ]),
-    )
-    .addOption(
-      new Option('--mode <mode>', 'normal: EpBuffer and the layer; low-latency: EpLowLatency, with fp8 and bf16 rows')
-        .choices(['normal', 'low-latency'])
-        .default('normal'),
-    )
-    .addOption(
-      new Option('--variant <name>', `of low-latency mode (default: ${lowLatencyVariants[0]})`).choices([
-        ...lowLatencyVariants,
-      ]),
-    )
-    .option(
-      '--sms <list>',
-      `on GPUs: SM counts to run with, as 8,16,24 (default: ${defaultSms.join(',')}); one count in low-latency mode (default: all) and across hosts`,
-      smList,
-    )
-    .option('--iterations <n>', 'timed rounds of all cases', positive, 20)
-    .option('--warmup <n>', 'rounds before them', integerArgument(0, MAX_COUNT), 3)
-    .option('--pairs <n>', 'across hosts and in low-latency mode: dispatches and combines in turn', positive, 32)
-    .option('--seed <n>', 'of tokens and routing', integerArgument(0, MAX_COUNT), seed)
-    .option('--skew <s>', 'popularity of experts: 0 even, 1 as words in a text', decimalArgument(0, MAX_SKEW), skew)
-    .option('--no-layer', 'leave out EPAll2AllLayer, which takes the most memory')
-    .option(
-      '--shapes',
-      'on GPUs: cached dispatch and combine with many numbers of blocks and warps and sizes of parts',
-    );
-  addOutputOptions(command);
-  addReportOption(command);
+  const command = bench.command('ep').description('expert-parallel dispatch and combine against copying the same rows');
+  addOptions(command, epOptions);
+  addReportOptions(command);
   addSettingOptions(command, ['device', 'hosts', 'timeoutMs', 'trace', 'aotFolder', 'useAot', 'nvrtcPath']);
-  command.action(async (given: Omit<EpBenchFlags, 'tokens'> & Partial<Pick<EpBenchFlags, 'tokens'>>) => {
-    const flags = { ...given, tokens: given.tokens ?? (given.mode === 'low-latency' ? LOW_LATENCY_TOKENS : tokens) };
+  command.action(async (given: GivenFlags) => {
+    const flags = {
+      ...given,
+      tokens: given.tokens ?? (given.mode === 'low-latency' ? LOW_LATENCY_TOKENS : usual.tokens),
+    };
     const output = new Output(flags);
     if (!isRank()) checkHosts(command, flags.ranks);
     checkUsage(command, () => checkBeforeLaunch(flags));
@@ -251,7 +232,7 @@ function effortOf({ rank }: World, flags: EpBenchFlags, { sharing }: DeviceChoic
   return effortOnSharedGpus(asked);
 }
 
-function smList(text: string): number[] {
+function smList(text: string): readonly number[] {
   const numbers = listArgument(integerArgument(1, 1024))(text);
   if (new Set(numbers).size === numbers.length) return numbers;
   throw new InvalidArgumentError('Each SM count may be named once.');

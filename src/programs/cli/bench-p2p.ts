@@ -1,6 +1,6 @@
 // weftline bench p2p: memory of one process to memory of another, over any backend of an agent.
-import { type Command, Option } from 'commander';
-import { type BackendName, backendNames } from '../../agent/backends/backend-table.ts';
+import type { Command } from 'commander';
+import { backendNames } from '../../agent/backends/backend-table.ts';
 import { type P2pBenchOptions, runP2pBench, serveP2pBench } from '../bench/p2p/p2p-bench.ts';
 import { giveUpP2pBench } from '../bench/p2p/p2p-meeting.ts';
 import {
@@ -10,7 +10,6 @@ import {
   defaultSizes,
   MAX_DESCRIPTORS,
   p2pModes,
-  type P2pMode,
   type P2pWorkload,
 } from '../bench/p2p/p2p-workload.ts';
 import {
@@ -21,8 +20,16 @@ import {
   p2pView,
   p2pWorkloadLines,
 } from '../report/p2p-view.ts';
-import { byteArgument, integerArgument, listArgument, listOption, sweepArgument } from './argument-values.ts';
-import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
+import {
+  addOptions,
+  byteArgument,
+  type FlagsOf,
+  integerArgument,
+  listArgument,
+  option,
+  sweepArgument,
+} from './argument-values.ts';
+import { addReportOptions, Output, type OutputFlags } from './output.ts';
 import {
   addBenchRoleOptions,
   benchRole,
@@ -36,30 +43,41 @@ import { requireGpu } from './require-gpu.ts';
 import { addSettingOptions } from './setting-options.ts';
 import { checkUsage } from './exit-codes.ts';
 
-interface P2pFlags extends PeerFlags, OutputFlags {
-  readonly localGpuIdx: number;
-  readonly numCpus?: number;
-  readonly device: 'cpu' | 'gpu';
-  readonly backend?: BackendName;
-  readonly mode: P2pMode;
-  readonly sizes: readonly number[];
-  readonly iterations: number;
-  /** Another name of `iterations`. */
-  readonly iters?: number;
-  readonly inflight: number;
-  readonly blocks?: readonly number[];
-  readonly batches: readonly number[];
-  readonly pings: number;
-  readonly descriptors: number;
-  readonly compare: number;
-  readonly agentThread: boolean;
-}
-
 const MAX_COUNT = 2 ** 31;
 const DEFAULT_PORT = 20_001;
 const count = integerArgument(1, MAX_COUNT);
 const byteList = listArgument(byteArgument(1, MAX_COUNT));
 const byteSweep = sweepArgument(byteArgument(1, MAX_COUNT));
+
+const p2pOptions = [
+  option('--local-gpu-idx <n>', 'the GPU of --device gpu; told to the peer', integerArgument(0, 1023), 0),
+  option('--num-cpus <n>', '', integerArgument(1, 1024)).hideHelp(),
+  option('--device <kind>', 'where the memory is', ['cpu', 'gpu'], 'cpu'),
+  option('--backend <name>', 'this path or none', backendNames),
+  option('--mode <mode>', 'what the client does', p2pModes, p2pModes[0]),
+  option('--sizes <list>', 'bytes of messages, as 256,64K,1M', byteList, defaultSizes),
+  option('--iterations <n>', 'messages of each size; also --iters', count, DEFAULT_ITERATIONS),
+  option('--iters <n>', '', count).hideHelp(),
+  option('--inflight <n>', 'messages under way at a time', integerArgument(1, 256), 1),
+  option('--blocks <first,last>', 'sweep of block sizes, doubling, with the columns of nixlbench', byteSweep),
+  option('--batches <first,last>', 'blocks of a transfer in that sweep, doubling', sweepArgument(count), [1, 1]),
+  option('--pings <n>', 'round trips of 256 bytes with a notification', integerArgument(0, MAX_COUNT), 0),
+  option(
+    '--descriptors <n>',
+    'one transfer of so many blocks: time and memory to prepare it',
+    integerArgument(0, MAX_DESCRIPTORS),
+    0,
+  ),
+  option(
+    '--compare <rounds>',
+    'writes (or reads) of 1 MiB and more beside the ceiling of the path: memcpy, bench transport or ucx_perftest; of memory of a GPU between hosts: host memory on the same path',
+    integerArgument(0, 1000),
+    0,
+  ),
+  option('--no-agent-thread', "the agent works on the caller's thread alone, inside calls that wait"),
+];
+
+type P2pFlags = FlagsOf<typeof p2pOptions> & PeerFlags & OutputFlags;
 
 export function addP2pBench(bench: Command): void {
   const command = bench
@@ -69,41 +87,9 @@ export function addP2pBench(bench: Command): void {
       'Start the server, then the client, which decides what is measured; the server ends by itself. ' +
         'Between hosts both need the same WEFTLINE_TOKEN.',
     );
-  addBenchRoleOptions(command, DEFAULT_PORT)
-    .option('--local-gpu-idx <n>', 'the GPU of --device gpu; told to the peer', integerArgument(0, 1023), 0)
-    .addOption(new Option('--num-cpus <n>').argParser(integerArgument(1, 1024)).hideHelp())
-    .addOption(new Option('--device <kind>', 'where the memory is').choices(['cpu', 'gpu']).default('cpu'))
-    .addOption(new Option('--backend <name>', 'this path or none').choices(backendNames))
-    .addOption(new Option('--mode <mode>', 'what the client does').choices(p2pModes).default(p2pModes[0]))
-    .addOption(listOption('--sizes <list>', 'bytes of messages, as 256,64K,1M', byteList, defaultSizes))
-    .option('--iterations <n>', 'messages of each size; also --iters', count, DEFAULT_ITERATIONS)
-    .addOption(new Option('--iters <n>').argParser(count).hideHelp())
-    .option('--inflight <n>', 'messages under way at a time', integerArgument(1, 256), 1)
-    .option('--blocks <first,last>', 'sweep of block sizes, doubling, with the columns of nixlbench', byteSweep)
-    .addOption(
-      listOption(
-        '--batches <first,last>',
-        'blocks of a transfer in that sweep, doubling',
-        sweepArgument(count),
-        [1, 1],
-      ),
-    )
-    .option('--pings <n>', 'round trips of 256 bytes with a notification', integerArgument(0, MAX_COUNT), 0)
-    .option(
-      '--descriptors <n>',
-      'one transfer of so many blocks: time and memory to prepare it',
-      integerArgument(0, MAX_DESCRIPTORS),
-      0,
-    )
-    .option(
-      '--compare <rounds>',
-      'writes (or reads) of 1 MiB and more beside the ceiling of the path: memcpy, bench transport or ucx_perftest; of memory of a GPU between hosts: host memory on the same path',
-      integerArgument(0, 1000),
-      0,
-    )
-    .option('--no-agent-thread', "the agent works on the caller's thread alone, inside calls that wait");
-  addOutputOptions(command);
-  addReportOption(command);
+  addBenchRoleOptions(command, DEFAULT_PORT);
+  addOptions(command, p2pOptions);
+  addReportOptions(command);
   addSettingOptions(command, [
     'timeoutMs',
     'trace',

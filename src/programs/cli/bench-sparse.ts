@@ -1,6 +1,5 @@
 // weftline bench sparse: sums of tensors that are mostly zero, through aggregators, against dense ones.
 import type { Command } from 'commander';
-import { Option } from 'commander';
 import { availableParallelism, totalmem } from 'node:os';
 import { runSparseBench } from '../bench/sparse/sparse-bench.ts';
 import type { SparseWorkload } from '../bench/sparse/sparse-bench.ts';
@@ -13,63 +12,53 @@ import { openDevice } from '../../device/open-device.ts';
 import { readSettings } from '../../settings/settings.ts';
 import { isRank } from '../../world/environment.ts';
 import { sparseRoundLine, sparseView } from '../report/collectives-view.ts';
-import { decimalArgument, integerArgument, listArgument } from './argument-values.ts';
-import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
+import { addOptions, decimalArgument, type FlagsOf, integerArgument, listArgument, option } from './argument-values.ts';
+import { addReportOptions, Output, type OutputFlags } from './output.ts';
 import { ProgressBar } from './progress-bar.ts';
 import { addSettingOptions, checkHosts } from './setting-options.ts';
 import { checkUsage } from './exit-codes.ts';
 import { withRanks } from './with-ranks.ts';
 
-interface SparseBenchFlags extends OutputFlags {
-  readonly workers: number;
-  readonly aggregators: number;
-  readonly fanIn: number;
-  readonly elements: number;
-  readonly dtype: SparseWorkload['dtype'];
-  readonly density: readonly number[];
-  readonly blockSize: number;
-  readonly messageSize: number;
-  readonly slots: number;
-  readonly warmups: number;
-  readonly rounds: number;
-}
-
 const LARGE_MACHINE = { cores: 16, memory: 64 * 2 ** 30 } as const;
 const ELEMENTS = { large: 67_108_864, small: 16_777_216 } as const;
 
+const isLarge = availableParallelism() >= LARGE_MACHINE.cores && totalmem() >= LARGE_MACHINE.memory;
+const usualElements = isLarge ? ELEMENTS.large : ELEMENTS.small;
+
+const sparseOptions = [
+  option('--workers <n>', 'processes with a tensor', integerArgument(1, 128), 4),
+  option('--aggregators <n>', 'processes that add up; 0: the workers do', integerArgument(0, 64), 1),
+  option('--fan-in <n>', 'ranks from which an aggregator takes blocks; 0: all workers', integerArgument(0, 1024), 0),
+  option('--elements <n>', 'of a tensor', integerArgument(1, 2 ** 28), usualElements).default(
+    usualElements,
+    `${ELEMENTS.large}, or ${ELEMENTS.small} on small machines`,
+  ),
+  option('--dtype <dtype>', 'of the elements', ['f32', 'bf16', 'i32'], 'f32'),
+  option(
+    '--density <list>',
+    'shares of blocks that a worker has, each measured in turn',
+    listArgument(decimalArgument(0, 1)),
+    [0.01],
+  ),
+  option('--block-size <n>', 'elements of a block', integerArgument(64, 65_536), 256),
+  option('--message-size <n>', 'elements of a message at most', integerArgument(64, 2 ** 24), 65_536),
+  option('--slots <n>', 'messages of a worker under way', integerArgument(1, 256), 16),
+  option('--warmups <n>', 'rounds that do not count', integerArgument(0, 1000), 10),
+  option('--rounds <n>', 'of a sparse and a dense call each', integerArgument(1, 10_000), 100),
+];
+
+type SparseBenchFlags = FlagsOf<typeof sparseOptions> & OutputFlags;
+
 export function addSparseBench(bench: Command): void {
-  const isLarge = availableParallelism() >= LARGE_MACHINE.cores && totalmem() >= LARGE_MACHINE.memory;
   const command = bench
     .command('sparse')
     .summary('sums of tensors that are mostly zero, through aggregators, against dense all-reduces')
     .description(
       'Sums of tensors that are mostly zero, through aggregators, against dense all-reduces: of CPU ranks, or of GPUs with ' +
         '--device cuda (auto stands for cpu here).',
-    )
-    .option('--workers <n>', 'processes with a tensor', integerArgument(1, 128), 4)
-    .option('--aggregators <n>', 'processes that add up; 0: the workers do', integerArgument(0, 64), 1)
-    .option('--fan-in <n>', 'ranks from which an aggregator takes blocks; 0: all workers', integerArgument(0, 1024), 0)
-    .addOption(
-      new Option('--elements <n>', 'of a tensor')
-        .argParser(integerArgument(1, 2 ** 28))
-        .default(
-          isLarge ? ELEMENTS.large : ELEMENTS.small,
-          `${ELEMENTS.large}, or ${ELEMENTS.small} on small machines`,
-        ),
-    )
-    .addOption(new Option('--dtype <dtype>', 'of the elements').choices(['f32', 'bf16', 'i32']).default('f32'))
-    .addOption(
-      new Option('--density <list>', 'shares of blocks that a worker has, each measured in turn')
-        .argParser(listArgument(decimalArgument(0, 1)))
-        .default([0.01], '0.01'),
-    )
-    .option('--block-size <n>', 'elements of a block', integerArgument(64, 65_536), 256)
-    .option('--message-size <n>', 'elements of a message at most', integerArgument(64, 2 ** 24), 65_536)
-    .option('--slots <n>', 'messages of a worker under way', integerArgument(1, 256), 16)
-    .option('--warmups <n>', 'rounds that do not count', integerArgument(0, 1000), 10)
-    .option('--rounds <n>', 'of a sparse and a dense call each', integerArgument(1, 10_000), 100);
-  addOutputOptions(command);
-  addReportOption(command);
+    );
+  addOptions(command, sparseOptions);
+  addReportOptions(command);
   addSettingOptions(command, ['device', 'hosts', 'collectiveSpinUs', 'timeoutMs']);
   command.action(async (flags: SparseBenchFlags) => {
     const output = new Output(flags);

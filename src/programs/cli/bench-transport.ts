@@ -1,18 +1,25 @@
 // weftline bench transport: messages between two processes, or between ranks.
-import { type Command, Option } from 'commander';
+import type { Command } from 'commander';
 import { giveUpTransportBench, runTransportBench, serveTransportBench } from '../bench/transport/transport-bench.ts';
 import { runPairsBench } from '../bench/transport/transport-pairs.ts';
 import { runRankBench } from '../bench/transport/transport-ranks.ts';
 import {
   checkTransportWorkload,
   defaultTransportWorkload,
-  type TransportPattern,
   transportPatterns,
   type TransportWorkload,
 } from '../bench/transport/transport-workload.ts';
 import { enginesTransportView, ranksTransportView, transportView } from '../report/transport-view.ts';
-import { byteArgument, decimalArgument, integerArgument, switchArgument } from './argument-values.ts';
-import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
+import {
+  addOptions,
+  byteArgument,
+  decimalArgument,
+  type FlagsOf,
+  integerArgument,
+  option,
+  switchArgument,
+} from './argument-values.ts';
+import { addReportOptions, Output, type OutputFlags } from './output.ts';
 import {
   addBenchRoleOptions,
   benchRole,
@@ -30,22 +37,6 @@ import { addSettingOptions } from './setting-options.ts';
 import { checkUsage } from './exit-codes.ts';
 import { withRanks } from './with-ranks.ts';
 
-interface TransportFlags extends PeerFlags, OutputFlags {
-  readonly perftype: TransportPattern;
-  readonly nflow: number;
-  readonly nmsg: number;
-  readonly nreq: number;
-  readonly msize?: number;
-  readonly iterations: number;
-  readonly seconds: number;
-  readonly warmup: boolean;
-  readonly flush: boolean;
-  readonly bi: boolean;
-  readonly compare: number;
-  readonly ranks: number;
-  readonly seed: number;
-}
-
 const MAX_COUNT = 2 ** 31;
 const MAX_MESSAGE_BYTES = 2 ** 30;
 const DAY_SECONDS = 86_400;
@@ -54,8 +45,46 @@ const LATENCY_BYTES = 64;
 const DEFAULT_ENGINES = 4;
 const DEFAULT_PORT = 19_999;
 
+const usual = defaultTransportWorkload;
+/** Switches are also written --name=true or --name=false, as transport_test has it. */
+const transportOptions = [
+  option('--perftype <type>', 'what is measured', transportPatterns, 'tpt'),
+  option('--nflow <n>', 'flows', integerArgument(1, 1024), usual.nflow),
+  option('--nmsg <n>', 'messages of a request', integerArgument(1, 64), usual.nmsg),
+  option('--nreq <n>', 'requests of a flow that are under way', integerArgument(1, 256), usual.nreq),
+  option(
+    '--msize <bytes>',
+    `of a message (default: ${usual.msize}, of lat ${LATENCY_BYTES})`,
+    byteArgument(1, MAX_MESSAGE_BYTES),
+  ),
+  option(
+    '--iterations <n>',
+    'messages of basic, rounds of lat, requests of each flow otherwise (default: 8, 10000, as many as fit in --seconds; the default of transport_test is 1000000, which would keep you for up to an hour); 0: the default',
+    integerArgument(0, MAX_COUNT),
+    0,
+  ),
+  option(
+    '--seconds <s>',
+    'how long tpt and bi send without --iterations',
+    decimalArgument(0.001, DAY_SECONDS),
+    usual.seconds,
+  ),
+  option('--warmup [bool]', 'a second, or 1000 rounds of lat, that do not count', switchArgument, false).preset('true'),
+  option(
+    '--flush [bool]',
+    'refused: it is for writes into memory of a GPU, and every --perftype moves that of hosts',
+    switchArgument,
+    false,
+  ).preset('true'),
+  option('--bi [bool]', 'both sides send', switchArgument, false).preset('true'),
+  option('--compare <rounds>', 'beside bare UDP and iperf3, in turn', integerArgument(0, 1000), 0),
+  option('--ranks <n>', 'of incast and permutation', integerArgument(2, 64), 4),
+  option('--seed <n>', 'of permutation', integerArgument(0, MAX_COUNT), 1),
+];
+
+type TransportFlags = FlagsOf<typeof transportOptions> & PeerFlags & OutputFlags;
+
 export function addTransportBench(bench: Command): void {
-  const { nflow, nmsg, nreq, msize, seconds } = defaultTransportWorkload;
   const command = bench
     .command('transport')
     .summary('messages between two processes or many ranks, over UDP or RDMA queue pairs')
@@ -64,42 +93,9 @@ export function addTransportBench(bench: Command): void {
         'need the same WEFTLINE_TOKEN. The patterns incast, permutation and engines need no role: they start ranks on this ' +
         'machine. engines compares one pair of processes with several engines (--engines) with as many pairs with one.',
     );
-  addBenchRoleOptions(command, DEFAULT_PORT)
-    .addOption(new Option('--perftype <type>', 'what is measured').choices(transportPatterns).default('tpt'))
-    .option('--nflow <n>', 'flows', integerArgument(1, 1024), nflow)
-    .option('--nmsg <n>', 'messages of a request', integerArgument(1, 64), nmsg)
-    .option('--nreq <n>', 'requests of a flow that are under way', integerArgument(1, 256), nreq)
-    .option(
-      '--msize <bytes>',
-      `of a message (default: ${msize}, of lat ${LATENCY_BYTES})`,
-      byteArgument(1, MAX_MESSAGE_BYTES),
-    )
-    .option(
-      '--iterations <n>',
-      'messages of basic, rounds of lat, requests of each flow otherwise (default: 8, 10000, as many as fit in --seconds; the default of transport_test is 1000000, which would keep you for up to an hour); 0: the default',
-      integerArgument(0, MAX_COUNT),
-      0,
-    )
-    .option(
-      '--seconds <s>',
-      'how long tpt and bi send without --iterations',
-      decimalArgument(0.001, DAY_SECONDS),
-      seconds,
-    )
-    .addOption(switchOption('--warmup', 'a second, or 1000 rounds of lat, that do not count'))
-    .addOption(
-      switchOption(
-        '--flush',
-        'refused: it is for writes into memory of a GPU, and every --perftype moves that of hosts',
-      ),
-    )
-    .addOption(switchOption('--bi', 'both sides send'))
-    .option('--compare <rounds>', 'beside bare UDP and iperf3, in turn', integerArgument(0, 1000), 0)
-    .option('--ranks <n>', 'of incast and permutation', integerArgument(2, 64), 4)
-    .option('--seed <n>', 'of permutation', integerArgument(0, MAX_COUNT), 1)
-    .addHelpText(
-      'after',
-      `
+  addBenchRoleOptions(command, DEFAULT_PORT).addHelpText(
+    'after',
+    `
 Examples:
   export WEFTLINE_TOKEN=$(cat token)
   weftline bench transport --role server
@@ -107,9 +103,9 @@ Examples:
   weftline bench transport --role client --peer-ip 10.0.0.1 --iterations 1000000
   weftline bench transport --perftype incast --ranks 8 --msize 4M
   weftline bench transport --perftype engines --engines 4 --msize 1M --compare 5`,
-    );
-  addOutputOptions(command);
-  addReportOption(command);
+  );
+  addOptions(command, transportOptions);
+  addReportOptions(command);
   addSettingOptions(command, [
     'timeoutMs',
     'trace',
@@ -128,11 +124,6 @@ Examples:
     ...(Object.keys(protocolSettingsTable) as SettingName[]),
   ]);
   command.action((flags: TransportFlags) => run(command, flags));
-}
-
-/** Also written --name=true or --name=false, as transport_test has it. */
-function switchOption(name: string, sentence: string): Option {
-  return new Option(`${name} [bool]`, sentence).argParser(switchArgument).preset('true').default(false);
 }
 
 async function run(command: Command, flags: TransportFlags): Promise<void> {
@@ -191,7 +182,7 @@ function refuseFlush(flush: boolean): void {
 function workloadOf(flags: TransportFlags): TransportWorkload {
   const { nflow, nmsg, nreq, iterations, seconds, warmup } = flags;
   const perftype = flags.perftype === 'bi' ? 'tpt' : flags.perftype;
-  const msize = flags.msize ?? (perftype === 'lat' ? LATENCY_BYTES : defaultTransportWorkload.msize);
+  const msize = flags.msize ?? (perftype === 'lat' ? LATENCY_BYTES : usual.msize);
   const bi = flags.bi || flags.perftype === 'bi';
   return { perftype, nflow, nmsg, nreq, msize, iterations, seconds, warmup, bi };
 }

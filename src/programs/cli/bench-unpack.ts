@@ -9,8 +9,8 @@ import { runUnpackBench } from '../bench/unpack/unpack-bench.ts';
 import { runRoad, serveRoad } from '../bench/unpack/road.ts';
 import { checkUnpackWorkload, defaultUnpackWorkload, type UnpackWorkload } from '../bench/unpack/unpack-workload.ts';
 import { roadView, unpackView } from '../report/unpack-view.ts';
-import { byteArgument, integerArgument, listArgument, listOption } from './argument-values.ts';
-import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
+import { addOptions, byteArgument, type FlagsOf, integerArgument, listArgument, option } from './argument-values.ts';
+import { addReportOptions, Output, type OutputFlags } from './output.ts';
 import {
   addBenchRoleOptions,
   benchRole,
@@ -24,20 +24,27 @@ import { requireGpu } from './require-gpu.ts';
 import { addSettingOptions } from './setting-options.ts';
 import { checkUsage } from './exit-codes.ts';
 
-interface UnpackBenchFlags extends PeerFlags, OutputFlags {
-  readonly chunk: number;
-  readonly total: number;
-  readonly fragments: readonly number[];
-  readonly sms: readonly number[];
-  readonly iterations: number;
-  readonly warmup: number;
-}
-
 const MAX_COUNT = 2 ** 31;
 const PAGE = 4096;
 const DEFAULT_PORT = 19_998;
 const size = byteArgument(16, 2 ** 30);
 const { chunkBytes, totalBytes, fragments } = defaultUnpackWorkload;
+
+const unpackOptions = [
+  option('--chunk <bytes>', 'what arrives together', size, chunkBytes),
+  option('--total <bytes>', 'moved per iteration of a stage', size, totalBytes),
+  option(
+    '--fragments <list>',
+    'lengths of fragments, as 256,4K; with --role the first of them, or 4K',
+    listArgument(size),
+    fragments,
+  ),
+  option('--sms <list>', 'on GPUs: SM counts of the kernels', listArgument(integerArgument(1, 1024)), [16, 4]),
+  option('--iterations <n>', 'timed rounds of all cases', integerArgument(1, MAX_COUNT), 20),
+  option('--warmup <n>', 'rounds before them', integerArgument(0, MAX_COUNT), 3),
+];
+
+type UnpackBenchFlags = FlagsOf<typeof unpackOptions> & PeerFlags & OutputFlags;
 
 export function addUnpackBench(bench: Command): void {
   const command = bench
@@ -47,24 +54,9 @@ export function addUnpackBench(bench: Command): void {
       'Stages, parts of a launch, and kernels against bare copies. With --role the whole road: the client sends scattered ' +
         'pages by the transport, and the server moves them to their places in the memory of its device; start it first.',
     );
-  addBenchRoleOptions(command, DEFAULT_PORT)
-    .option('--chunk <bytes>', 'what arrives together', size, chunkBytes)
-    .option('--total <bytes>', 'moved per iteration of a stage', size, totalBytes)
-    .addOption(
-      listOption(
-        '--fragments <list>',
-        'lengths of fragments, as 256,4K; with --role the first of them, or 4K',
-        listArgument(size),
-        fragments,
-      ),
-    )
-    .addOption(
-      listOption('--sms <list>', 'on GPUs: SM counts of the kernels', listArgument(integerArgument(1, 1024)), [16, 4]),
-    )
-    .option('--iterations <n>', 'timed rounds of all cases', integerArgument(1, MAX_COUNT), 20)
-    .option('--warmup <n>', 'rounds before them', integerArgument(0, MAX_COUNT), 3);
-  addOutputOptions(command);
-  addReportOption(command);
+  addBenchRoleOptions(command, DEFAULT_PORT);
+  addOptions(command, unpackOptions);
+  addReportOptions(command);
   addSettingOptions(command, ['device', 'unpack', 'timeoutMs', 'aotFolder', 'useAot', 'nvrtcPath']);
   command.action(async (flags: UnpackBenchFlags) => {
     const output = new Output(flags);

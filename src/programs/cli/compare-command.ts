@@ -5,7 +5,7 @@ import { readInput } from '../../core/guarded-file.ts';
 import { compareResults, type Comparison } from '../compare/compare-results.ts';
 import { compareView } from '../report/compare-view.ts';
 import { decimalArgument } from './argument-values.ts';
-import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
+import { addReportOptions, Output, type OutputFlags } from './output.ts';
 
 const MAX_LEVELS = 64;
 
@@ -28,8 +28,7 @@ export function addCompareCommand(program: Command): void {
       'exit non-zero if a figure of the second is less than so many times as good, as 0.95',
       decimalArgument(0, 1000),
     );
-  addOutputOptions(command);
-  addReportOption(command);
+  addReportOptions(command);
   command.action((first: string, second: string, flags: CompareFlags) => {
     const output = new Output(flags);
     const comparison = compareResults(readDocument(first), readDocument(second));

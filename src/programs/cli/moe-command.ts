@@ -26,7 +26,7 @@ import {
 import { expertShare, requireEvenExperts } from '../moe/block-share.ts';
 import { layersView, moeView } from '../report/moe-view.ts';
 import { integerArgument } from './argument-values.ts';
-import { addOutputOptions, addReportOption, Output, type OutputFlags, requireWritableFolder } from './output.ts';
+import { addReportOptions, Output, type OutputFlags, requireWritableFolder } from './output.ts';
 import { addSettingOptions, checkHosts } from './setting-options.ts';
 import { checkUsageOf } from './exit-codes.ts';
 import { withRanks } from './with-ranks.ts';
@@ -111,8 +111,7 @@ Examples:
   weftline moe --model Qwen3-30B-A3B --layer 12 --input tokens.safetensors
   weftline moe --model Qwen3-30B-A3B --all-layers --input tokens.safetensors --json load.json`,
   );
-  addOutputOptions(command);
-  addReportOption(command);
+  addReportOptions(command);
   addSettingOptions(command, [
     'device',
     'hosts',

@@ -27,9 +27,12 @@ export function addOutputOptions(command: Command): Command {
     .addOption(new Option('--logtostderr', 'print the lines on the way to stderr').hideHelp());
 }
 
-/** Of commands that have a page to show. */
-export function addReportOption(command: Command): Command {
-  return command.option('--report <file>', 'write a page with charts and tables (HTML, one file, for any browser)');
+/** The same of commands that have a page to show, and --report. */
+export function addReportOptions(command: Command): Command {
+  return addOutputOptions(command).option(
+    '--report <file>',
+    'write a page with charts and tables (HTML, one file, for any browser)',
+  );
 }
 
 export class Output {

@@ -1,5 +1,5 @@
 // weftline sim: the transport on simulated networks, with traffic patterns or random scenarios, the same for the same seed.
-import { type Command, Option } from 'commander';
+import type { Command } from 'commander';
 import { invalidArgument } from '../../core/errors.ts';
 import { readSettings, type SettingName, type Settings, settingsTable } from '../../settings/settings.ts';
 import { protocolSettingsTable } from '../../settings/transport-settings-table.ts';
@@ -12,55 +12,19 @@ import {
   runPattern,
   usualTopology,
 } from '../sim/pattern-run.ts';
-import { changeRail, pathLinks, patternTopology, type TopologyName, topologyNames } from '../sim/topology.ts';
+import { changeRail, pathLinks, patternTopology, topologyNames } from '../sim/topology.ts';
 import { runScenario } from '../sim/scenario-run.ts';
 import { makeScenario } from '../sim/scenario.ts';
 import { usualSettings } from '../sim/simulation.ts';
-import { byteArgument, decimalArgument, integerArgument } from './argument-values.ts';
+import { addOptions, byteArgument, decimalArgument, type FlagsOf, integerArgument, option } from './argument-values.ts';
 import { checkUsage, exitCodes } from './exit-codes.ts';
-import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
+import { addOutputOptions, addReportOptions, Output, type OutputFlags } from './output.ts';
 import { addSettingOptions } from './setting-options.ts';
 
 export function addSimCommand(program: Command): void {
   const sim = program.command('sim').description('run the transport on a simulated network');
   for (const pattern of patternNames) addPattern(sim, pattern);
   addRandom(sim);
-}
-
-interface PatternFlags extends OutputFlags {
-  readonly hosts: number;
-  readonly topology?: TopologyName;
-  readonly nflow: number;
-  readonly nmsg: number;
-  readonly nreq: number;
-  readonly msize: number;
-  readonly paths: number;
-  readonly rails: number;
-  readonly engines: number;
-  readonly congestion?: Settings['transportCongestion'];
-  /** Another name of `congestion`. */
-  readonly cc?: Settings['transportCongestion'];
-  readonly load: number;
-  readonly loss: number;
-  readonly reorder: number;
-  readonly jitter: number;
-  readonly duplicate: number;
-  readonly corrupt: number;
-  readonly rate: number;
-  readonly delay: number;
-  readonly queue: number;
-  readonly ecn?: number;
-  readonly segment: number;
-  readonly burst: number;
-  readonly poll: number;
-  readonly lossRail?: number;
-  readonly failPath?: number;
-  readonly failRail?: number;
-  readonly failAt: number;
-  readonly recoverAt?: number;
-  readonly sample?: number;
-  readonly until: number;
-  readonly seed: number;
 }
 
 const MAX_COUNT = 2 ** 31;
@@ -78,58 +42,61 @@ const protocolSettings = (Object.keys(protocolSettingsTable) as SettingName[]).f
   (name) => name !== 'transportCongestion',
 );
 
-function addPattern(sim: Command, pattern: PatternName): void {
-  const command = sim
-    .command(pattern)
-    .description(patternSentences[pattern])
-    .option('--hosts <n>', 'hosts', integerArgument(2, 1024), usualHosts[pattern])
-    .addOption(new Option('--topology <name>', `network (default: ${usualTopology[pattern]})`).choices(topologyNames))
-    .option('--rails <n>', 'network cards of each host, which share its rate', integerArgument(1, 16), 1)
-    .option('--engines <n>', 'engines of each host; each connection has a lane on each', integerArgument(1, 16), 1)
-    .option('--nflow <n>', 'flows from a sender to a receiver', count, 1)
-    .option('--nmsg <n>', 'messages of each flow', count, 16)
-    .option('--nreq <n>', 'receives that each flow keeps posted', count, 2)
-    .option('--msize <bytes>', 'bytes of each message', byteArgument(0, MAX_COUNT), 1_000_000)
-    .option('--paths <n>', 'paths of each lane of a connection', integerArgument(1, 256), pattern === 'incast' ? 1 : 8)
-    .addOption(
-      new Option('--congestion <algorithm>', 'congestion control; also --cc')
-        .choices(settingsTable.transportCongestion.choices)
-        .env(settingsTable.transportCongestion.env),
-    )
-    .addOption(new Option('--cc <algorithm>').choices(settingsTable.transportCongestion.choices).hideHelp())
-    .option(
+function optionsOf(pattern: PatternName) {
+  return [
+    option('--hosts <n>', 'hosts', integerArgument(2, 1024), usualHosts[pattern]),
+    option('--topology <name>', `network (default: ${usualTopology[pattern]})`, topologyNames),
+    option('--rails <n>', 'network cards of each host, which share its rate', integerArgument(1, 16), 1),
+    option('--engines <n>', 'engines of each host; each connection has a lane on each', integerArgument(1, 16), 1),
+    option('--nflow <n>', 'flows from a sender to a receiver', count, 1),
+    option('--nmsg <n>', 'messages of each flow', count, 16),
+    option('--nreq <n>', 'receives that each flow keeps posted', count, 2),
+    option('--msize <bytes>', 'bytes of each message', byteArgument(0, MAX_COUNT), 1_000_000),
+    option('--paths <n>', 'paths of each lane of a connection', integerArgument(1, 256), pattern === 'incast' ? 1 : 8),
+    option('--congestion <algorithm>', 'congestion control; also --cc', settingsTable.transportCongestion.choices).env(
+      settingsTable.transportCongestion.env,
+    ),
+    option('--cc <algorithm>', '', settingsTable.transportCongestion.choices).hideHelp(),
+    option(
       '--load <share>',
       "offered share of the hosts' rate, at random times; 1: all at once",
       decimalArgument(0.001, 1),
       1,
-    )
-    .option('--loss <probability>', 'of each packet on each link', decimalArgument(0, 1), 0)
-    .option('--loss-rail <n>', 'the only rail that loses packets', integerArgument(0, 15))
-    .option(
+    ),
+    option('--loss <probability>', 'of each packet on each link', decimalArgument(0, 1), 0),
+    option('--loss-rail <n>', 'the only rail that loses packets', integerArgument(0, 15)),
+    option(
       '--reorder <probability>',
       'that a packet takes longer on a link, up to the jitter',
       decimalArgument(0, 1),
       0,
-    )
-    .option('--jitter <us>', 'longest such delay', decimalArgument(0, 1_000_000), 50)
-    .option('--duplicate <probability>', 'that a packet comes twice, on each link', decimalArgument(0, 1), 0)
-    .option('--corrupt <probability>', 'that a packet changes on a link; turns checksums on', decimalArgument(0, 1), 0)
-    .option('--rate <Gbps>', 'of each host, all its rails together', decimalArgument(0.001, 10_000), 100)
-    .option('--delay <us>', 'of each link', decimalArgument(0, 1_000_000), 1)
-    .option('--queue <bytes>', 'that may wait before each link', byteArgument(1, MAX_COUNT), 1_000_000)
-    .option('--ecn <bytes>', 'from which on a queue marks packets', byteArgument(0, MAX_COUNT))
-    .option('--segment <bytes>', 'of a full packet', byteArgument(512, 65_472), 4096)
-    .option('--burst <n>', 'most packets that go back to back on one path', integerArgument(1, 64), 16)
-    .option('--poll <us>', 'from the arrival of a packet until its host looks', decimalArgument(0, 100_000), 2)
-    .option('--fail-path <n>', 'a path that dies', integerArgument(0, 255))
-    .option('--fail-rail <n>', 'a rail that dies, of all hosts', integerArgument(0, 15))
-    .option('--fail-at <us>', 'when it dies', decimalArgument(0, 1e9), 1000)
-    .option('--recover-at <us>', 'when it works again; never if missing', decimalArgument(0, 1e9))
-    .option('--sample <us>', 'take samples this often, for --json and --report', decimalArgument(0.1, 1e9))
-    .option('--until <ms>', 'longest simulated time', decimalArgument(0.001, 1e7), 10_000)
-    .option('--seed <n>', 'of everything random', integerArgument(0, MAX_COUNT), 1);
-  addOutputOptions(command);
-  addReportOption(command);
+    ),
+    option('--jitter <us>', 'longest such delay', decimalArgument(0, 1_000_000), 50),
+    option('--duplicate <probability>', 'that a packet comes twice, on each link', decimalArgument(0, 1), 0),
+    option('--corrupt <probability>', 'that a packet changes on a link; turns checksums on', decimalArgument(0, 1), 0),
+    option('--rate <Gbps>', 'of each host, all its rails together', decimalArgument(0.001, 10_000), 100),
+    option('--delay <us>', 'of each link', decimalArgument(0, 1_000_000), 1),
+    option('--queue <bytes>', 'that may wait before each link', byteArgument(1, MAX_COUNT), 1_000_000),
+    option('--ecn <bytes>', 'from which on a queue marks packets', byteArgument(0, MAX_COUNT)),
+    option('--segment <bytes>', 'of a full packet', byteArgument(512, 65_472), 4096),
+    option('--burst <n>', 'most packets that go back to back on one path', integerArgument(1, 64), 16),
+    option('--poll <us>', 'from the arrival of a packet until its host looks', decimalArgument(0, 100_000), 2),
+    option('--fail-path <n>', 'a path that dies', integerArgument(0, 255)),
+    option('--fail-rail <n>', 'a rail that dies, of all hosts', integerArgument(0, 15)),
+    option('--fail-at <us>', 'when it dies', decimalArgument(0, 1e9), 1000),
+    option('--recover-at <us>', 'when it works again; never if missing', decimalArgument(0, 1e9)),
+    option('--sample <us>', 'take samples this often, for --json and --report', decimalArgument(0.1, 1e9)),
+    option('--until <ms>', 'longest simulated time', decimalArgument(0.001, 1e7), 10_000),
+    option('--seed <n>', 'of everything random', integerArgument(0, MAX_COUNT), 1),
+  ];
+}
+
+type PatternFlags = FlagsOf<ReturnType<typeof optionsOf>> & OutputFlags;
+
+function addPattern(sim: Command, pattern: PatternName): void {
+  const command = sim.command(pattern).description(patternSentences[pattern]);
+  addOptions(command, optionsOf(pattern));
+  addReportOptions(command);
   addSettingOptions(command, protocolSettings);
   command.action((flags: PatternFlags) => simulate(command, pattern, flags));
 }

@@ -4,7 +4,7 @@ import { printTo } from '../../core/print.ts';
 import { traceView } from '../report/trace-view.ts';
 import { collectTrace } from '../trace/collect-trace.ts';
 import { summarize } from '../../tracing/trace-summary.ts';
-import { addOutputOptions, addReportOption, Output, type OutputFlags } from './output.ts';
+import { addReportOptions, Output, type OutputFlags } from './output.ts';
 
 export function addTraceCommand(program: Command): void {
   const command = program
@@ -23,8 +23,7 @@ Examples:
   weftline moe --trace moe.json && weftline trace moe.json
   WEFTLINE_TRACE=job.json torchrun --no-python --nproc-per-node 4 node train.js; weftline trace job.json`,
     );
-  addOutputOptions(command);
-  addReportOption(command);
+  addReportOptions(command);
   command.action((file: string, flags: OutputFlags) => {
     const output = new Output(flags);
     const { parts, unread } = collectTrace(file);

@@ -1,5 +1,5 @@
 // weftline 2proc: a kernel of one process writes into memory of another and signals it; both check what came.
-import { type Command, Option } from 'commander';
+import type { Command } from 'commander';
 import { addressOfAgent } from '../../agent/agent-address.ts';
 import { type BackendName, backendNames } from '../../agent/backends/backend-table.ts';
 import { asWeftlineError, invalidArgument, WeftlineError } from '../../core/errors.ts';
@@ -15,7 +15,7 @@ import { isLoopback } from '../../meeting/loopback.ts';
 import { addressTowards } from '../../meeting/route.ts';
 import { readToken } from '../../settings/token.ts';
 import { join, type World } from '../../world/world.ts';
-import { byteArgument, integerArgument } from './argument-values.ts';
+import { addOptions, byteArgument, type FlagsOf, integerArgument, option } from './argument-values.ts';
 import { checkUsage, printError } from './exit-codes.ts';
 import { addOutputOptions, Output, type OutputFlags } from './output.ts';
 import { addAddressOptions, checkPeerAddress, peerAddress, type PeerFlags } from './peer-options.ts';
@@ -24,23 +24,28 @@ import { withRanks } from './with-ranks.ts';
 
 type TwoProcessRole = 'initiator' | 'target';
 
-interface TwoProcessFlags extends PeerFlags, OutputFlags {
-  readonly role?: TwoProcessRole;
-  /** Another name of `role`. */
-  readonly mode?: TwoProcessRole;
-  readonly size: number;
-  readonly level: TwoProcessLevel;
-  readonly pipeline: number;
-  readonly handles: string;
-  readonly direct: boolean;
-  readonly backend?: BackendName;
-}
-
 const DEADLINE_MS = 30_000;
 
 const DEFAULT_PORT = 9998;
 
 const roles = ['initiator', 'target'] as const;
+
+const twoProcessLevels = ['thread', 'warp', 'block'] as const;
+
+type TwoProcessLevel = (typeof twoProcessLevels)[number];
+
+const twoProcessOptions = [
+  option('--role <role>', 'which of both this process is; also --mode', roles),
+  option('--mode <role>', '', roles).hideHelp(),
+  option('--size <bytes>', 'how much to write', byteArgument(1, 2 ** 31), 1_048_576),
+  option('--level <level>', 'who makes the calls together', twoProcessLevels, 'thread'),
+  option('--pipeline <n>', 'writes before the signal', integerArgument(1, 65_536), 1),
+  option('--handles <n>', '32: a request per lane, with --level warp', ['1', '32'], '1'),
+  option('--no-direct', 'through the command queue, also where the kernel could write by itself'),
+  option('--backend <name>', 'what carries what goes through the queue; the best there is by default', backendNames),
+];
+
+type TwoProcessFlags = FlagsOf<typeof twoProcessOptions> & PeerFlags & OutputFlags;
 
 export function addTwoProcessCommand(program: Command): void {
   const command = program
@@ -51,23 +56,8 @@ export function addTwoProcessCommand(program: Command): void {
         'print the checksum, and end with an error if it is wrong. Without --role, both are started here. With it, start\n' +
         'one of each, in any order; the initiator listens on --port. Between hosts give both the same WEFTLINE_TOKEN and\n' +
         'the address of the other side by --peer-ip.',
-    )
-    .addOption(new Option('--role <role>', 'which of both this process is; also --mode').choices(roles))
-    .addOption(new Option('--mode <role>').choices(roles).hideHelp())
-    .option('--size <bytes>', 'how much to write', byteArgument(1, 2 ** 31), 1_048_576)
-    .addOption(
-      new Option('--level <level>', 'who makes the calls together').choices(twoProcessLevels).default('thread'),
-    )
-    .option('--pipeline <n>', 'writes before the signal', integerArgument(1, 65_536), 1)
-    .addOption(
-      new Option('--handles <n>', '32: a request per lane, with --level warp').choices(['1', '32']).default('1'),
-    )
-    .option('--no-direct', 'through the command queue, also where the kernel could write by itself')
-    .addOption(
-      new Option('--backend <name>', 'what carries what goes through the queue; the best there is by default').choices(
-        backendNames,
-      ),
     );
+  addOptions(command, twoProcessOptions);
   addAddressOptions(command, DEFAULT_PORT);
   addOutputOptions(command);
   addSettingOptions(command, ['device', 'nvrtcPath', 'aotFolder', 'useAot', 'timeoutMs', 'trace'], {
@@ -164,10 +154,6 @@ async function runSide(world: World, flags: TwoProcessFlags, { output, prefix, h
 }
 
 // What `weftline 2proc` runs: one process writes bytes and a signal into memory of the other from a kernel, both check them.
-
-const twoProcessLevels = ['thread', 'warp', 'block'] as const;
-
-type TwoProcessLevel = (typeof twoProcessLevels)[number];
 
 interface TwoProcessOptions {
   readonly bytes: number;
