@@ -6,7 +6,7 @@ import { VerbsContext } from '../dist/native/verbs/context.js';
 import { MemoryRegion } from '../dist/native/verbs/memory-region.js';
 import { ProtectionDomain } from '../dist/native/verbs/protection-domain.js';
 import { QueuePair } from '../dist/native/verbs/queue-pair.js';
-import { completionOpcode, sendFlag, sendOpcode } from '../dist/abi/verbs-words.js';
+import { completionOpcode, sendFlag, sendOpcode } from '../dist/native/verbs/c-numbers.js';
 import { localFiles } from '../dist/native/file-probe.js';
 import { rdmaHardware } from '../dist/rails/rdma-devices.js';
 

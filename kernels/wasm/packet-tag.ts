@@ -1,13 +1,11 @@
 // Keyed tags of packets: SipHash-2-4 of a universal hash of the packet, its number and its length. The hash is built as
 // Adiantum's NHPoly1305: NH condenses each kilobyte to 16 bytes with SIMD products, and Poly1305 takes those in. NH has two
 // passes here: two packets collide with a chance of 2^-64, as small as that of guessing a tag.
+import { PACKET_KEY_POLY, PACKET_KEY_SIP } from 'abi';
 
-/** Offsets in a key, behind that of NH: packetKey of src/abi/packet-key.ts. */
-const POLY_KEY: usize = 1040;
-const SIP_KEY: usize = 1056;
 /** NH starts its key anew after this many bytes; a step takes 16. */
 const NH_BYTES: usize = 1024;
-/** Offset and size of the tag in a packet: packetPrefix of src/abi/transport-packet.ts. */
+/** Offset and size of the tag in a packet: packetPrefix of src/transport/wire/packet-layout.ts. */
 const TAG: usize = 8;
 const TAG_BYTES: usize = 8;
 
@@ -118,7 +116,7 @@ function nh(words: v128, key: v128): v128 {
  * must be a multiple of 16.
  */
 function hashPacket(key: usize, head: usize, headBytes: usize, body: usize, bodyBytes: usize): void {
-  polyStart(key + POLY_KEY);
+  polyStart(key + PACKET_KEY_POLY);
   let sum0 = i64x2.splat(0);
   let sum1 = i64x2.splat(0);
   let at = head;
@@ -235,7 +233,7 @@ function sip(key: usize, address: usize, bytes: usize): u64 {
 function sealHash(key: usize, number: u64, bytes: usize): u64 {
   store<u64>(digest, number, 16);
   store<u64>(digest, <u64>bytes, 24);
-  return sip(key + SIP_KEY, digest, 32);
+  return sip(key + PACKET_KEY_SIP, digest, 32);
 }
 
 /** The hash of `bytes` bytes, 16 bytes to `out`. For test vectors. */

@@ -1,5 +1,11 @@
 // The text of kernels/cuda/include/weftline/abi.cuh: every layout and constant that CUDA kernels share with the host.
-import { benchCopyArguments, benchMeetArguments } from './bench-arguments.ts';
+import {
+  benchCopyArguments,
+  benchMeetArguments,
+  selfTestCopyRowsArguments,
+  selfTestFillArguments,
+  selfTestWaitArguments,
+} from './bench.ts';
 import {
   EP_ARRIVAL_STRIDE,
   EP_MAX_EXPERTS,
@@ -14,8 +20,16 @@ import {
   epPlan,
   epScratch,
   epStatus,
-} from './ep-arguments.ts';
-import { EP_MAX_SERVED, epNetwork, networkPhases, networkSeen } from './ep-network.ts';
+} from './ep.ts';
+import {
+  EP_MAX_SERVED,
+  epNetwork,
+  MAX_NETWORK_CHANNELS,
+  NETWORK_LINE_BYTES,
+  networkCells,
+  networkPhases,
+  networkSeen,
+} from './network.ts';
 import { EXCHANGE_CALL_WORD, EXCHANGE_HEADER_WORDS, epRecordWords } from './exchange-record.ts';
 import {
   LAYER_SECTIONS,
@@ -30,19 +44,26 @@ import {
   layerRoute,
   layerSumArguments,
   layerWidenArguments,
-} from './layer-arguments.ts';
-import { channelPutArguments } from './channel-arguments.ts';
-import { commandBits, queueCommandKinds, commandQueueHead, deviceQueue } from './command-queue.ts';
+} from './ep-layer.ts';
 import {
   benchDevicePingArguments,
   benchDevicePushArguments,
   benchDevicePutArguments,
   benchPingKinds,
+  channelPutArguments,
+  commandBits,
+  commandQueueHead,
+  deviceHostState,
+  deviceQueue,
+  deviceRemote,
+  deviceRequest,
+  queueCommandKinds,
   twoProcessWaitArguments,
   twoProcessWriteArguments,
-} from './device-api-arguments.ts';
-import { elementFormats, FP8_GROUP, reductionFormats, reductions } from './element-formats.ts';
+} from './device-api.ts';
+import { elementFormats, FP8_GROUP, fp8RowsArguments, reductionFormats, reductions } from './element-formats.ts';
 import {
+  benchReadArguments,
   COLLECTIVE_BYTES_BITS,
   COLLECTIVE_MAX_BLOCKS,
   COLLECTIVE_MAX_RANKS,
@@ -60,9 +81,16 @@ import {
   messageFlags,
   messagePost,
   runArguments,
-} from './cuda-collectives.ts';
-import { deviceHostState, deviceRemote, deviceRequest } from './device-request.ts';
-import { fp8RowsArguments } from './fp8-rows-arguments.ts';
+  SPARSE_GROUP_BLOCKS,
+  SPARSE_NO_BLOCK,
+  SPARSE_SEGMENT_PLACES,
+  sparseIndexArguments,
+  sparseMarkArguments,
+  sparseMoveArguments,
+  sparseShareArguments,
+  sparseSumArguments,
+  sparseTellArguments,
+} from './collectives.ts';
 import type { FieldType, Layout, Scalar } from './layout.ts';
 import {
   LOW_LATENCY_CALLS,
@@ -75,7 +103,9 @@ import {
   LOW_LATENCY_WAIT_SHIFT,
   lowLatencyBlock,
   lowLatencyChoice,
+  lowLatencyCombineArguments,
   lowLatencyDecision,
+  lowLatencyDispatchArguments,
   lowLatencyElastic,
   lowLatencyFailures,
   lowLatencyFlags,
@@ -98,8 +128,6 @@ import {
   traceClockArguments,
   traceClockCells,
 } from './kernel-trace.ts';
-import { lowLatencyCombineArguments, lowLatencyDispatchArguments } from './low-latency-arguments.ts';
-import { MAX_NETWORK_CHANNELS, NETWORK_LINE_BYTES, networkCells } from './network-cells.ts';
 import {
   GROUPED_TILE_COLUMNS,
   GROUPED_TILE_ROWS,
@@ -109,20 +137,7 @@ import {
   moeStoreWordsArguments,
   moeSumRowsArguments,
   moeSwigluArguments,
-} from './moe-arguments.ts';
-import {
-  benchReadArguments,
-  SPARSE_GROUP_BLOCKS,
-  SPARSE_NO_BLOCK,
-  SPARSE_SEGMENT_PLACES,
-  sparseIndexArguments,
-  sparseMarkArguments,
-  sparseMoveArguments,
-  sparseShareArguments,
-  sparseSumArguments,
-  sparseTellArguments,
-} from './sparse-arguments.ts';
-import { selfTestCopyRowsArguments, selfTestFillArguments, selfTestWaitArguments } from './self-test-arguments.ts';
+} from './moe.ts';
 import { TRAP_ANY_PEER, trapKernels, trapReasons, trapRecord, trapStates } from './trap-record.ts';
 import {
   benchFragmentsArguments,
@@ -136,7 +151,7 @@ import {
   persistentStates,
   RING_DESCRIPTORS,
   RING_SLOT_BYTES,
-} from './unpack-block.ts';
+} from './unpack.ts';
 
 /** A layout that a kernel uses stands here; arguments of a kernel are one structure, passed by value. */
 const layouts: readonly Layout[] = [

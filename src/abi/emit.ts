@@ -1,11 +1,11 @@
 // Run by the build: writes what kernels share with the host, as a CUDA header and as an AssemblyScript module.
 import { writeFileSync } from 'node:fs';
 import { cudaHeader } from './cuda-header.ts';
+import { packetKey } from './packet-key.ts';
 import { elementFormats, FP8_GROUP, reductionFormats, reductions } from './element-formats.ts';
 import { EXCHANGE_HEADER_WORDS, exchangeFields, exchangeOwnFields } from './exchange-record.ts';
-import { fragmentCheck, sortedFragment } from './fragment-check.ts';
+import { descriptorBlockHeader, fragmentCheck, fragmentDescriptor, sortedFragment } from './unpack.ts';
 import { lowLatencyScales } from './low-latency.ts';
-import { descriptorBlockHeader, fragmentDescriptor } from './unpack-block.ts';
 
 // The text of the module "abi" of kernels/wasm: constants that CPU kernels share with the host.
 
@@ -24,6 +24,7 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
   fragment: { ...fragmentDescriptor.offset, bytes: fragmentDescriptor.size },
   blockHeader: { ...descriptorBlockHeader.offset, bytes: descriptorBlockHeader.size },
   fragmentCheck: { ...fragmentCheck.offset, bytes: fragmentCheck.size },
+  packetKey: packetKey.offset,
   sortedFragment: { ...sortedFragment.offset, bytes: sortedFragment.size },
 };
 

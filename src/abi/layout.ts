@@ -1,6 +1,29 @@
 // A byte layout declared once as a value: offsets, size, accessors and the text for CUDA derive from it.
 import { WeftlineError } from '../core/errors.ts';
 
+// Whole numbers below 2^53 as two little-endian words of 32 bits, for layouts that hold addresses and lengths.
+
+const TWO_32 = 2 ** 32;
+
+export function putWide(words: Uint32Array, word: number, value: number): void {
+  words[word] = value;
+  words[word + 1] = value / TWO_32;
+}
+
+export function wideAt(words: Uint32Array, word: number): number {
+  return words[word]! + words[word + 1]! * TWO_32;
+}
+
+/** The same at a byte offset. */
+export function setWide(view: DataView, at: number, value: number): void {
+  view.setUint32(at, value % TWO_32, true);
+  view.setUint32(at + 4, Math.floor(value / TWO_32), true);
+}
+
+export function getWide(view: DataView, at: number): number {
+  return view.getUint32(at, true) + view.getUint32(at + 4, true) * TWO_32;
+}
+
 /** Little-endian scalars; `ptr` is a 64-bit cell that holds an address of the device's own memory. */
 export type Scalar = 'u8' | 'u16' | 'u32' | 'i32' | 'u64' | 'ptr' | 'f32';
 

@@ -1,5 +1,5 @@
 // The seam between the agent and what moves its bytes: one Backend per kind of path, one BackendLink per peer.
-import type { PartTable } from '../abi/part-table.ts';
+import type { PartTable } from '../transport/part-table.ts';
 import type { Deadline } from '../core/deadline.ts';
 import type { WeftlineError } from '../core/errors.ts';
 import type { HostAccess } from '../device/host-access.ts';

@@ -1,11 +1,24 @@
 // Lists of memory ranges by address, as two agents tell each other which bytes to move.
-import { getWide, setWide } from '../abi/wide-words.ts';
-import { DESCRIPTOR_LIST_MAGIC, descriptor, descriptorListHead } from '../abi/descriptor-list.ts';
-import { Block } from '../abi/layout.ts';
+import { Block, defineLayout, getWide, setWide } from '../abi/layout.ts';
 import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { invalidArgument, show, WeftlineError } from '../core/errors.ts';
 import { isWhole } from '../core/whole-number.ts';
 import type { MemoryKind } from './backend.ts';
+
+// A list of memory ranges as agents send it to each other: a head, then one descriptor per range.
+
+/** "WLDL" */
+const DESCRIPTOR_LIST_MAGIC = 0x4c_44_4c_57;
+
+const descriptorListHead = defineLayout('DescriptorListHead', {
+  magic: 'u32',
+  /** 0 host, 1 cuda */
+  kind: 'u32',
+  count: 'u32',
+  reserved: 'u32',
+});
+
+const descriptor = defineLayout('Descriptor', { address: 'u64', bytes: 'u64' });
 
 /** What has an address: registered memory of either side. */
 export interface Addressed {

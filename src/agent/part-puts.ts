@@ -1,5 +1,5 @@
 // Puts of many parts over a channel of any backend: as one operation where the channel can, else one by one.
-import type { PartTable } from '../abi/part-table.ts';
+import type { PartTable } from '../transport/part-table.ts';
 import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace, SharedParts } from './backend.ts';
 
 interface PartPutsOptions {

@@ -1,5 +1,5 @@
 // A prepared transfer as the user holds it: posted many times, waited for, measured.
-import { PartTable } from '../abi/part-table.ts';
+import { PartTable } from '../transport/part-table.ts';
 import { beginChannelCall, endChannelCall, transferChannel, type TransferContext } from '../core/call-channels.ts';
 import { checkOptions } from '../core/check-options.ts';
 import { countError } from '../core/counts.ts';

@@ -1,5 +1,5 @@
 // What Communicator.create() takes, with defaults.
-import { COLLECTIVE_MAX_BLOCKS } from '../abi/cuda-collectives.ts';
+import { COLLECTIVE_MAX_BLOCKS } from '../abi/collectives.ts';
 import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { type WaitOptions, waitOptionNames } from '../core/deadline.ts';
 import { invalidArgument } from '../core/errors.ts';

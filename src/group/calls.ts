@@ -1,5 +1,5 @@
 // The word each rank shows at a barrier, so that ranks in different calls fail with a reason instead of mixing data.
-import { networkPhases } from '../abi/ep-network.ts';
+import { networkPhases } from '../abi/network.ts';
 
 /** What must agree besides the kind, and how an error tells it. */
 const kinds = {

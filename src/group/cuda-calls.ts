@@ -1,5 +1,5 @@
 // The calls of a collective object on a GPU: barrier epochs, what the host waits for, and the error that ended the object.
-import { EP_MAX_EXPERTS, EP_MAX_RANKS, epLastEpoch } from '../abi/ep-arguments.ts';
+import { EP_MAX_EXPERTS, EP_MAX_RANKS, epLastEpoch } from '../abi/ep.ts';
 import { type CallWait, deadlineOf } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';

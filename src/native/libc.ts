@@ -1,5 +1,4 @@
 // The Linux calls that Node does not offer: memory mapping, futex, advisory locks, process control.
-import { FILE_LOCK_BYTES, fileLockOffset, RUSAGE_INVOLUNTARY_WORD, RUSAGE_WORDS } from '../abi/linux-structs.ts';
 import { addressOf, lazyFunction, linuxLibrary as libc } from './library.ts';
 import { nativeError as failed } from './native-error.ts';
 import { pooledSystemCall, systemCall } from './system-call.ts';
@@ -39,6 +38,14 @@ const EAGAIN = 11;
 const EACCES = 13;
 const ETIMEDOUT = 110;
 const EINTR = 4;
+
+/** struct flock. */
+const fileLockOffset = { type: 0, start: 8, length: 16 } as const;
+const FILE_LOCK_BYTES = 32;
+
+/** struct rusage: two times of 16 bytes and 14 numbers of 8, the last of which counts involuntary context switches. */
+const RUSAGE_WORDS = 36;
+const RUSAGE_INVOLUNTARY_WORD = 34;
 
 interface FileMapping {
   /** Page aligned, inside memory that is already mapped. */

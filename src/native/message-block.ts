@@ -1,6 +1,22 @@
 // Arguments of sendmmsg and recvmmsg, laid out once: mmsghdr, iovec and control records in one block. Hot path: no allocation.
-import { IOVEC_WORDS, MESSAGE_HEADER_WORDS, messageHeaderWord } from '../abi/linux-structs.ts';
 import { NativeBlock } from './native-block.ts';
+
+// Structures of the Linux kernel here and in the other files of this folder are those of x86-64 and arm64: little-endian, 64 bits.
+
+/** struct mmsghdr, in words of 32 bits: name, name length, iovecs, their count, control, its length, flags, msg_len. */
+const messageHeaderWord = {
+  iovecs: 4,
+  iovecCount: 6,
+  control: 8,
+  controlLength: 10,
+  flags: 12,
+  length: 14,
+} as const;
+export const MESSAGE_HEADER_WORDS = 16;
+
+/** struct iovec, in words of 32 bits: address, bytes. */
+export const iovecWord = { address: 0, bytes: 2 } as const;
+export const IOVEC_WORDS = 4;
 
 /** Room for the control records that the kernel may add: a segment size is 24 bytes. */
 const CONTROL_BYTES = 64;

@@ -1,6 +1,6 @@
 // Copies between this process's memory and another's, where the kernel permits it. Hot path: argument blocks are made once.
-import { IOVEC_WORDS, iovecWord } from '../abi/linux-structs.ts';
-import { putWide } from '../abi/wide-words.ts';
+import { IOVEC_WORDS, iovecWord } from './message-block.ts';
+import { putWide } from '../abi/layout.ts';
 import { NativeBlock } from './native-block.ts';
 import { nativeError } from './native-error.ts';
 import { systemCall } from './system-call.ts';

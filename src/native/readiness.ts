@@ -1,5 +1,4 @@
 // Sleeping until a descriptor is readable or another thread rings: epoll, ppoll with nanoseconds, eventfd.
-import { EPOLL_EVENT_WORDS, epollEventWord } from '../abi/linux-structs.ts';
 import { addressOf } from './library.ts';
 import { nativeError } from './native-error.ts';
 import { systemCall } from './system-call.ts';
@@ -30,6 +29,13 @@ const EINTR = 4;
 const MAX_EVENTS = 64;
 const MAX_PAUSE_MICROSECONDS = 1000;
 
+/** struct epoll_event, in words of 32 bits: events, then the caller's number. It is packed on x86-64 alone. */
+const epollEventWord: { readonly events: number; readonly number: number } = {
+  events: 0,
+  number: process.arch === 'x64' ? 1 : 2,
+};
+const EPOLL_EVENT_WORDS: number = process.arch === 'x64' ? 3 : 4;
+
 /** Descriptors to wait for, each with a number by which the caller knows it. */
 export class ReadinessSet implements Disposable {
   /** Readable itself when one of its descriptors is. */
@@ -54,7 +60,7 @@ export class ReadinessSet implements Disposable {
 
   add(fd: number, number: number): void {
     const event = new Int32Array(EPOLL_EVENT_WORDS);
-    event[0] = READABLE;
+    event[epollEventWord.events] = READABLE;
     event[epollEventWord.number] = number;
     const result: number = epollCtlFunction()(this.fd, EPOLL_CTL_ADD, fd, event);
     if (result !== 0) throw nativeError('epoll_ctl', 'adding a socket to those to wait for', result);

@@ -1,10 +1,14 @@
 // The bytes by which the kernel names an IPv4 or IPv6 address and port.
-import { SOCKADDR_IN6_BYTES, SOCKADDR_IN_BYTES, socketAddressOffset } from '../abi/linux-structs.ts';
 import { isIPv4, isIPv6 } from 'node:net';
 import { invalidArgument } from '../core/errors.ts';
 
 const AF_INET = 2;
 const AF_INET6 = 10;
+
+/** struct sockaddr_in and sockaddr_in6: the family is in the machine's order, the port and IPv6 groups in the network's. */
+const socketAddressOffset = { family: 0, port: 2, ipv4: 4, ipv6: 8 } as const;
+const SOCKADDR_IN_BYTES = 16;
+const SOCKADDR_IN6_BYTES = 28;
 
 /** Numeric: names are resolved where they are entered. */
 export interface SocketAddress {

@@ -1,5 +1,4 @@
 // The socket calls that move datagrams in batches, on blocks of native memory that the caller prepared.
-import { TCP_INFO_BYTES, tcpInfoOffset } from '../abi/linux-structs.ts';
 import { nativeError } from './native-error.ts';
 import { addressFamily, encodeSocketAddress, portOf, type SocketAddress } from './socket-address.ts';
 import { systemCall } from './system-call.ts';
@@ -21,6 +20,10 @@ const SOCK_NONBLOCK = 0o4000;
 const MSG_PEEK = 0x02;
 const MSG_TRUNC = 0x20;
 const MSG_DONTWAIT = 0x40;
+
+/** struct tcp_info: where the numbers stand that are of use, and how many of its bytes are asked for. */
+const tcpInfoOffset = { probes: 3, unacked: 24, lastAckReceived: 56 } as const;
+const TCP_INFO_BYTES = 60;
 
 /** Levels and names of the socket options that the transport uses, as Linux numbers them. */
 const socketOption = {

@@ -1,6 +1,5 @@
 // Every knob of weftline, once: name, environment variable, flag, unit, range, default and what it does.
 import { checkOptions } from '../core/check-options.ts';
-import { MAX_MAILBOX_SENDERS } from '../abi/agent-mailbox.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { setLogLevels } from '../core/log.ts';
 import { quote } from '../core/quote.ts';
@@ -203,7 +202,7 @@ export const settingsTable = {
     flag: '--local-senders <count>',
     unit: 'agents',
     min: 1,
-    max: MAX_MAILBOX_SENDERS,
+    max: 32_768,
     default: 1024,
     sentence:
       'Maximum agents of the same host that are linked to one agent by the local backend at a time; further agents use another backend.',

@@ -1,5 +1,7 @@
 // A lock between threads of one process, held for as short as a few stores. Waiters block on a futex.
-import { lockStates } from '../abi/thread-words.ts';
+
+/** What the one word of a SharedLock holds. */
+const lockStates = { free: 0, held: 1, contended: 2 } as const;
 
 export class SharedLock {
   readonly #words: Int32Array;

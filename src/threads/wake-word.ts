@@ -1,6 +1,16 @@
 // One word that several threads ring when something happened, and that one thread sleeps on.
-import { WAKE_WORDS, wakeWord } from '../abi/thread-words.ts';
 import { waitAsync } from './wait-async.ts';
+
+// Words of memory that threads of one process share to sleep, to wake and to exclude each other.
+
+/**
+ * The words. `events`: what happened so far, wraps; written by any thread behind what it announces. `sleepers`: waits of
+ * the sleeping thread. ORDER: a ringer adds to `events`, then looks at `sleepers`; a sleeper adds itself, and the sleep
+ * itself compares `events` with what was seen. So no ring is slept through. `awaited`: blocking waits for a ring, polling or
+ * asleep; written by the sleeping thread, a stale look costs time only.
+ */
+const wakeWord = { events: 0, sleepers: 1, awaited: 2 } as const;
+const WAKE_WORDS = 3;
 
 export class WakeWord {
   /** To be handed to a worker thread, which makes its own WakeWord over it. */

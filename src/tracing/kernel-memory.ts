@@ -1,6 +1,6 @@
 // Where records of kernels lie while their process lives: a file in /dev/shm, since drivers register no memory of files on disks.
 import { closeSync, fstatSync, ftruncateSync, openSync, readSync, unlinkSync } from 'node:fs';
-import { KERNEL_RINGS } from '../abi/kernel-trace.ts';
+import { KERNEL_RINGS } from './trace-layout.ts';
 import { openGuarded } from '../core/guarded-file.ts';
 import { holdFile, isHeldFile } from '../native/held-file.ts';
 import { mapSharedFile, reserveInFile } from '../native/memory-file.ts';

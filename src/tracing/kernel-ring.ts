@@ -10,8 +10,8 @@ import {
   KERNEL_RINGS,
   kernelRing,
   kernelRingOffset,
-} from '../abi/kernel-trace.ts';
-import { traceHead } from '../abi/trace-rings.ts';
+  traceHead,
+} from './trace-layout.ts';
 import { viewAt } from '../native/library.ts';
 import { mapKernelMemory, removeOwnKernelMemory } from './kernel-memory.ts';
 import { reserve, type TraceFile } from './trace-rings.ts';

@@ -1,17 +1,13 @@
 // Reads what kernels have left of their phases: spans of groups of blocks, on tracks by kernel file.
+import { KERNEL_RECORDS, kernelRecord, NO_PEER, OWN_BLOCKS, pointHash } from '../abi/kernel-trace.ts';
 import {
   CLOCK_FIELDS,
   CLOCK_SAMPLES,
   clockField,
-  KERNEL_RECORDS,
   KERNEL_RING_BYTES,
   KERNEL_RING_HEAD_BYTES,
-  kernelRecord,
   kernelRing,
-  NO_PEER,
-  OWN_BLOCKS,
-  pointHash,
-} from '../abi/kernel-trace.ts';
+} from './trace-layout.ts';
 import { Block } from '../abi/layout.ts';
 import { printable } from '../core/quote.ts';
 import { type TracePoint, tracePoints } from '../core/trace.ts';

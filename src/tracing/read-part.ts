@@ -7,11 +7,8 @@ import {
   KERNEL_RINGS,
   kernelRing,
   kernelRingOffset,
-  TRACE_FILE_BYTES,
-} from '../abi/kernel-trace.ts';
-import { Block } from '../abi/layout.ts';
-import {
   TRACE_FIELDS,
+  TRACE_FILE_BYTES,
   TRACE_MAGIC,
   TRACE_RECORDS,
   TRACE_RINGS,
@@ -21,7 +18,8 @@ import {
   traceHead,
   traceRing,
   traceRingOffset,
-} from '../abi/trace-rings.ts';
+} from './trace-layout.ts';
+import { Block } from '../abi/layout.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { openGuarded } from '../core/guarded-file.ts';
 import { printable } from '../core/quote.ts';

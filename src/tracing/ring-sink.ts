@@ -9,7 +9,7 @@ import {
   traceHead,
   traceRing,
   traceRingOffset,
-} from '../abi/trace-rings.ts';
+} from './trace-layout.ts';
 import { type TracePoint, tracePoints, type TraceSink } from '../core/trace.ts';
 import { viewAt } from '../native/library.ts';
 import { reserve, setText, type TraceFile } from './trace-rings.ts';

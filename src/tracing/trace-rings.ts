@@ -1,8 +1,14 @@
 // The rings of this process in a file that all its threads map: what they have written is there however the process ends.
 import { randomBytes } from 'node:crypto';
 import { closeSync, constants, ftruncateSync, lstatSync, openSync, rmSync } from 'node:fs';
-import { TRACE_HEAD_BYTES, TRACE_MAGIC, TRACE_TEXT_BYTES, TRACE_VERSION, traceHead } from '../abi/trace-rings.ts';
-import { TRACE_FILE_BYTES } from '../abi/kernel-trace.ts';
+import {
+  TRACE_FILE_BYTES,
+  TRACE_HEAD_BYTES,
+  TRACE_MAGIC,
+  TRACE_TEXT_BYTES,
+  TRACE_VERSION,
+  traceHead,
+} from './trace-layout.ts';
 import { Block } from '../abi/layout.ts';
 import { viewAt } from '../native/library.ts';
 import { WeftlineError } from '../core/errors.ts';

@@ -1,13 +1,14 @@
 // The WebAssembly memory in which the blocks of a launch are checked: copies of them, and room for the search for overlaps.
-import { fragmentCheck, sortedFragment } from '../abi/fragment-check.ts';
-import { alignUp } from '../abi/layout.ts';
 import {
   descriptorBlockHeader,
+  fragmentCheck,
   fragmentDescriptor,
   MAX_BLOCK_DESCRIPTORS,
   MAX_RING_SLOTS,
   RING_SLOT_BYTES,
-} from '../abi/unpack-block.ts';
+  sortedFragment,
+} from '../abi/unpack.ts';
+import { alignUp } from '../abi/layout.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { type CpuKernels, instantiateKernelsNow } from '../device/cpu/kernels.ts';
 import { wasm, type WasmMemory } from '../device/cpu/wasm.ts';

@@ -7,8 +7,8 @@ import {
   fragmentDescriptor,
   fragmentWord,
   MAX_BLOCK_DESCRIPTORS,
-} from '../abi/unpack-block.ts';
-import { putWide, wideAt } from '../abi/wide-words.ts';
+} from '../abi/unpack.ts';
+import { putWide, wideAt } from '../abi/layout.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { type Storage, Tensor } from '../device/tensor.ts';
 

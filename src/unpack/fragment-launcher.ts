@@ -1,5 +1,5 @@
 // What unpacking and packing share: blocks are checked, taken into a ring of slots and moved, and slots come back in order.
-import { BLOCK_HEADER_WORDS, FRAGMENT_WORDS, RING_SLOT_BYTES } from '../abi/unpack-block.ts';
+import { BLOCK_HEADER_WORDS, FRAGMENT_WORDS, RING_SLOT_BYTES } from '../abi/unpack.ts';
 import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { checkTimeout, type WaitOptions, waitOptionNames } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';

@@ -1,5 +1,5 @@
 // The configuration of a launcher: names, defaults and ranges.
-import { MAX_RING_SLOTS } from '../abi/unpack-block.ts';
+import { MAX_RING_SLOTS } from '../abi/unpack.ts';
 import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { checkTimeout } from '../core/deadline.ts';
 import { invalidArgument } from '../core/errors.ts';

@@ -1,14 +1,16 @@
 // Copies the blocks of a launch, checks the copies, and writes them into slots of a ring: nothing is moved unless all can be.
-import { fragmentCheckWord, sortedFragment, sortedFragmentWord } from '../abi/fragment-check.ts';
 import {
   BLOCK_HEADER_WORDS,
   blockHeaderWord,
   FRAGMENT_WORDS,
+  fragmentCheckWord,
   fragmentWord,
   MAX_BLOCK_DESCRIPTORS,
   RING_DESCRIPTORS,
-} from '../abi/unpack-block.ts';
-import { wideAt } from '../abi/wide-words.ts';
+  sortedFragment,
+  sortedFragmentWord,
+} from '../abi/unpack.ts';
+import { wideAt } from '../abi/layout.ts';
 import { invalidArgument, type WeftlineError } from '../core/errors.ts';
 import { BlockSpans } from './block-spans.ts';
 import { type CheckMemory, checkMemory } from './check-memory.ts';

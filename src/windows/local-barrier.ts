@@ -1,6 +1,6 @@
 // The barrier of a window: every rank arrives in a shared cell; the last one publishes the epoch and wakes the rest.
 import { availableParallelism } from 'node:os';
-import { ARRIVAL_OFFSET, ARRIVAL_STRIDE, windowArrival, windowHeader } from '../abi/window-header.ts';
+import { ARRIVAL_OFFSET, ARRIVAL_STRIDE, windowArrival, windowHeader } from './abort-record.ts';
 import { type CallWait, type Deadline, deadlineOf } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
 import type { WaitFacts, WaitSource } from '../core/waits.ts';

@@ -2,13 +2,7 @@
 import { randomBytes } from 'node:crypto';
 import { closeSync, fstatSync } from 'node:fs';
 import { alignUp, Block } from '../abi/layout.ts';
-import {
-  MAX_LOCAL_RANKS,
-  WINDOW_HEADER_BYTES,
-  WINDOW_MAGIC,
-  WINDOW_VERSION,
-  windowHeader,
-} from '../abi/window-header.ts';
+import { MAX_LOCAL_RANKS, WINDOW_HEADER_BYTES, WINDOW_MAGIC, WINDOW_VERSION, windowHeader } from './abort-record.ts';
 import { formatBytes } from '../core/byte-size.ts';
 import { startCall } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';

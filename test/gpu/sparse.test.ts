@@ -9,7 +9,7 @@ import { type CudaDevice, settingsTable } from 'weftline';
 import { SparseAllReduce } from 'weftline/collectives';
 import { referenceSparseSum } from 'weftline/reference';
 import { join } from 'weftline/world';
-import { SPARSE_NO_BLOCK } from '#lib/abi/sparse-arguments.js';
+import { SPARSE_NO_BLOCK } from '#lib/abi/collectives.js';
 import { CudaBlockWork } from '#lib/collectives/sparse/cuda-block-work.js';
 import { noCall } from '#lib/collectives/sparse/sparse-call.js';
 import { infinityOf, strideOf } from '#lib/collectives/sparse/slot-shape.js';

@@ -1,12 +1,10 @@
 // The thread that copies and its lanes: what both threads rely on, without agents.
-import { JOB_WORDS, LANE_WORDS } from '#lib/abi/copy-words.js';
+import { CopyLane, CopyList, CopyTable, JOB_WORDS, LANE_WORDS } from '#lib/agent/backends/local/copy-lane.js';
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { mailboxBytes, mailboxHeader } from '#lib/abi/agent-mailbox.js';
+import { mailboxBytes, mailboxHeader, ringOf } from '#lib/agent/backends/local/mailbox-layout.js';
 import { Block } from '#lib/abi/layout.js';
-import { CopyLane, CopyList, CopyTable } from '#lib/agent/backends/local/copy-lane.js';
 import { CopyThread } from '#lib/agent/backends/local/copy-thread.js';
-import { ringOf } from '#lib/agent/backends/local/mailbox-layout.js';
 import { PeerSteps, RecordSender, RegionGrants } from '#lib/agent/backends/local/sender-end.js';
 import { SharedLock } from '#lib/threads/shared-lock.js';
 import { WakeWord } from '#lib/threads/wake-word.js';

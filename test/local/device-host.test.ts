@@ -4,7 +4,7 @@ import test from 'node:test';
 import { CpuDevice, type CudaDevice } from 'weftline';
 import { etcdMetadataStore, type MetadataStore } from 'weftline/agent';
 import { DeviceHost, type DeviceHostOptions } from 'weftline/device-api';
-import { queueCommandKinds, MAX_DEVICE_REQUESTS } from '#lib/abi/command-queue.js';
+import { queueCommandKinds, MAX_DEVICE_REQUESTS } from '#lib/abi/device-api.js';
 import { ProxyService } from '#lib/device-api/service/proxy-service.js';
 import { CommandWriter, queueBytes } from '#lib/device-api/service/command-queue.js';
 import { emptyQueueCommand } from '#lib/device-api/service/command.js';

@@ -2,7 +2,12 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { DescriptorList, Endpoint, type EndpointConnection, type EndpointPart } from 'weftline/agent';
-import { ENDPOINT_MAGIC, endpointMessage, endpointMessageKinds, MAX_OFFERED_BYTES } from '#lib/abi/endpoint-message.js';
+import {
+  ENDPOINT_MAGIC,
+  endpointMessage,
+  endpointMessageKinds,
+  MAX_OFFERED_BYTES,
+} from '#lib/agent/endpoint/message.js';
 import { Block } from '#lib/abi/layout.js';
 import { MAX_NOTIFICATION_BYTES } from '#lib/agent/backend.js';
 import type { BackendName } from '#lib/agent/backends/backend-table.js';

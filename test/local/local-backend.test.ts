@@ -3,8 +3,8 @@ import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { createInterface } from 'node:readline';
 import test from 'node:test';
-import { localConnectionInfo, localRegionInfo } from '#lib/abi/agent-local-info.js';
-import { MAILBOX_REGIONS } from '#lib/abi/agent-mailbox.js';
+import { localConnectionInfo, localRegionInfo } from '#lib/agent/backends/local/local-info.js';
+import { MAILBOX_REGIONS } from '#lib/agent/backends/local/mailbox-layout.js';
 import { Block } from '#lib/abi/layout.js';
 import {
   type BackendLink,

@@ -1,7 +1,7 @@
 // Puts of many parts over channels of every backend: data, order before signals, ends.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { PartTable } from '#lib/abi/part-table.js';
+import { PartTable } from '#lib/transport/part-table.js';
 import { PartPuts } from '#lib/agent/part-puts.js';
 import type { BackendChannel, BackendRemoteRegion } from '#lib/agent/backend.js';
 import { seededRandom } from '#lib/core/seeded-random.js';

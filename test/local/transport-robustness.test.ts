@@ -8,7 +8,7 @@ import { connect } from 'node:net';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { readSettings, type Settings } from 'weftline';
-import { engineCommandKinds } from '#lib/abi/transport-command.js';
+import { engineCommandKinds } from '#lib/transport/engine-commands.js';
 import { openEngines } from '#lib/transport/host/open-engines.js';
 import { RequestSlots } from '#lib/transport/host/request-slots.js';
 import { type Connection, Transport, type TransportListener } from 'weftline/transport';

@@ -1,7 +1,7 @@
 // The check of descriptors in WebAssembly against the plain one, over random lists of every shape.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { RING_SLOT_BYTES } from '#lib/abi/unpack-block.js';
+import { RING_SLOT_BYTES } from '#lib/abi/unpack.js';
 import { seededRandom } from '#lib/core/seeded-random.js';
 import { RingWriter } from '#lib/unpack/ring-writer.js';
 import { WeftlineError } from 'weftline';

@@ -14,7 +14,7 @@ import {
   SCATTER_ENTRY_BYTES,
   scatterEntry,
   TRANSPORT_VERSION,
-} from '#lib/abi/transport-packet.js';
+} from '#lib/transport/wire/packet-layout.js';
 import { isEnded, Loopback, pattern } from '../unit/transport/support/loopback.js';
 
 const SECRET = 0x0123_4567_89ab_cdefn;

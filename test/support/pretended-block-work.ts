@@ -1,6 +1,6 @@
 // What a GPU does for sparse all-reduces, by the processor, slow and obvious, and late: work is done only when somebody asks
 // whether it is, and then a random part of it. So whoever does not wait for it finds what was there before.
-import { SPARSE_NO_BLOCK } from '#lib/abi/sparse-arguments.js';
+import { SPARSE_NO_BLOCK } from '#lib/abi/collectives.js';
 import type {
   BlockIndex,
   BlockMove,

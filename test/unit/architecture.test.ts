@@ -41,13 +41,8 @@ const readersOfForeignVariables = [
   'src/agent/backends/ucx/ucx-context.ts',
   'src/device/cuda/jit/cubin-cache.ts',
 ];
-/** Lays out the parameters of users' own kernels, as their sources declare them. */
-const layoutOfUsers = 'src/device/cuda/user-kernels.ts';
-const layoutPatterns: readonly RegExp[] = [
-  /\bdefineLayout\(/,
-  /\bconst \w*(?:[wW]ords?|[cC]olumns?|[oO]ffsets?|[fF]ields?) = \{\s*\w+: \d/,
-  /\bconst \w+_WORDS?(?:: number)? = \d+;/,
-];
+/** A place behind the first byte, written as a number. */
+const numberedPlace = /\.(?:get|set)(?:Big)?(?:Uint|Int|Float)(?:8|16|32|64)\(\s*[1-9][^)]*\)/g;
 
 /** What they open is the kernel's or the package's own, is made with a name that nobody has, or is guarded by rules of its own. */
 const openersOfTheirOwn = [
@@ -89,6 +84,21 @@ const packageJson = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8'))
   readonly exports: Readonly<Record<string, string | { readonly default: string }>>;
   readonly bin: Readonly<Record<string, string>>;
 };
+
+const declaredLayouts = sources.flatMap(layoutsOf);
+
+/** The layouts that a file declares by name, each with the constant that holds it. */
+function layoutsOf({ path, text }: Pick<SourceFile, 'path' | 'text'>): {
+  readonly path: string;
+  readonly name: string;
+  readonly variable: string | undefined;
+}[] {
+  return [...text.matchAll(/(?:\bconst (\w+)(?:: [^=\n]+)? = )?\bdefineLayout\(\s*'(\w+)'/g)].map((match) => ({
+    path,
+    name: match[2] as string,
+    variable: match[1],
+  }));
+}
 
 function folderOf(path: string): string {
   return path.split('/')[1] as string;
@@ -142,37 +152,50 @@ test('the environment is read in settings, world and programs, and where a varia
   );
 });
 
-test('byte layouts and word tables stand in src/abi alone', () => {
+test('src/abi holds the layouts that kernels read, and no others', () => {
+  const emitted = sources
+    .filter(({ path }) => path === 'src/abi/emit.ts' || path === 'src/abi/cuda-header.ts')
+    .map(({ text }) => text)
+    .join();
+  const layouts = declaredLayouts.filter(({ path }) => folderOf(path) === 'abi');
+  assert.ok(layouts.length > 60);
   noneOf(
-    sources
-      .filter((file) => folderOf(file.path) !== 'abi' && file.path !== layoutOfUsers)
-      .flatMap((file) =>
-        layoutPatterns
-          .filter((pattern) => pattern.test(file.text))
-          .map((pattern) => `${file.path} declares a layout or a table of words (${pattern.source})`),
-      ),
+    layouts
+      .filter(({ variable }) => variable === undefined || !new RegExp(`\\b${variable}\\b`).test(emitted))
+      .map(({ path, name }) => `${path} declares ${name}, which the build writes for no kernel: its owner may`),
+  );
+});
+
+test('each byte layout is declared once', () => {
+  const seen = new Map<string, string>();
+  const problems: string[] = [];
+  for (const { path, name } of declaredLayouts) {
+    if (seen.has(name)) problems.push(`${path} declares ${name}, which ${seen.get(name)} declares`);
+    seen.set(name, path);
+  }
+  noneOf(problems);
+});
+
+test('bytes are read and written at places that a declared layout names', () => {
+  noneOf(
+    sources.flatMap(({ path, text }) =>
+      [...text.matchAll(numberedPlace)].map(([line]) => `${path} has a place as a number: ${line}`),
+    ),
   );
 });
 
 test('the search for layouts finds the forms they take', () => {
-  const samples = [
-    "const info = defineLayout('Info', { region: 'u32' });",
-    'export const jobWord = { next: 0, state: 1 } as const;',
-    'const columns = {\n  first: 0,\n',
-    'const HEADER_WORDS = 16;',
-    'const CONTROL_WORD = 8;',
-  ];
-  for (const sample of samples)
-    assert.ok(
-      layoutPatterns.some((pattern) => pattern.test(sample)),
-      sample,
-    );
-  const others = [
-    "const states = ['a', 'b'];",
-    'const noMessage = { offset: NONE };',
-    'const WORDS = commandRecord.size / 4;',
-  ];
-  for (const sample of others) assert.ok(!layoutPatterns.some((pattern) => pattern.test(sample)), sample);
+  const text =
+    "export const info = defineLayout('Info', { a: 'u32' });\nconst wide = defineLayout(\n  'Wide',\n  {},\n);";
+  assert.deepEqual(
+    layoutsOf({ path: 'src/core/x.ts', text }).map(({ name, variable }) => [name, variable]),
+    [
+      ['Info', 'info'],
+      ['Wide', 'wide'],
+    ],
+  );
+  assert.match('view.setUint32(12, value, true)', numberedPlace);
+  assert.doesNotMatch('view.getUint32(0, true) + view.getUint16(head.offset.kind)', numberedPlace);
 });
 
 test('no cycles of files, types included', () => {

@@ -1,5 +1,5 @@
 // One connection of an endpoint: messages that meet receives in order, and writes and reads of the peer's memory.
-import { endpointMessageKinds, MAX_OFFERED_BYTES, offerCost } from '../../abi/endpoint-message.ts';
+import { endpointMessageKinds, MAX_OFFERED_BYTES, offerCost } from './message.ts';
 import { checkOptions } from '../../core/check-options.ts';
 import { checkTimeout, Deadline, waitOptionNames, type WaitOptions } from '../../core/deadline.ts';
 import { asWeftlineError, invalidArgument, WeftlineError } from '../../core/errors.ts';

@@ -1,7 +1,7 @@
 // Connect, accept, register, send, receive, write, read: the interface of a P2P engine, over any backend of an agent.
 import { randomBytes } from 'node:crypto';
 import { z } from '#zod';
-import { ENDPOINT_VERSION } from '../../abi/endpoint-message.ts';
+import { connectionOf, ENDPOINT_VERSION } from './message.ts';
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import {
   type CallWait,
@@ -30,7 +30,6 @@ import type { BackendName } from '../backends/backend-table.ts';
 import type { Notification } from '../notifications.ts';
 import { type Registrable, Registration } from '../registration.ts';
 import { EndpointConnection } from './endpoint-connection.ts';
-import { connectionOf } from './message.ts';
 
 // Hands each notification to the connection that it names, if it comes from that connection's peer.
 

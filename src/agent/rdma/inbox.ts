@@ -7,7 +7,7 @@ import {
   immediateOffset,
   isShort,
   shortMessage,
-} from '../../abi/rdma-agent.ts';
+} from './link-layout.ts';
 import { NativeBlock } from '../../native/native-block.ts';
 import { protocolError } from '../../meeting/frames.ts';
 import { MAX_NOTIFICATION_BYTES } from '../backend.ts';

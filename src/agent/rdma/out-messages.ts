@@ -7,7 +7,7 @@ import {
   RDMA_SHORT_BYTES,
   messageImmediate,
   shortImmediate,
-} from '../../abi/rdma-agent.ts';
+} from './link-layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { Mailbox } from './mailbox.ts';
 

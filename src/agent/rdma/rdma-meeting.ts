@@ -1,7 +1,7 @@
 // How two backends over RDMA meet over TCP: in their hello they tell each other their ends of a connection and mailboxes.
 import { isIP } from 'node:net';
 import { z } from '#zod';
-import { RDMA_AGENT_VERSION } from '../../abi/rdma-agent.ts';
+import { RDMA_AGENT_VERSION } from './link-layout.ts';
 import { deadlineOf } from '../../core/deadline.ts';
 import { printable } from '../../core/quote.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';

@@ -1,6 +1,6 @@
 // Registered memory over RDMA, here and at the peer, and how it is named in metadata.
-import { RDMA_REGION_HEAD_BYTES } from '../../abi/rdma-agent.ts';
-import { getWide, setWide } from '../../abi/wide-words.ts';
+import { RDMA_REGION_HEAD_BYTES } from './link-layout.ts';
+import { getWide, setWide } from '../../abi/layout.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { protocolError } from '../../meeting/frames.ts';
 import type { AgentMemory, BackendRegion, BackendRemoteRegion } from '../backend.ts';

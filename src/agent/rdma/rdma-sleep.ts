@@ -1,5 +1,5 @@
 // Sleeping until a device has something to tell: descriptors of completions and events, and a thread that watches them.
-import { rdmaWatchWords as at, RDMA_WATCH_WORDS } from '../../abi/rdma-watch.ts';
+import { rdmaWatchWords as at, RDMA_WATCH_WORDS } from './watch-words.ts';
 import { log } from '../../core/log.ts';
 import { packageFile } from '../../core/package-file.ts';
 import { Doorbell, ReadinessSet } from '../../native/readiness.ts';

@@ -1,5 +1,5 @@
 // The thread that sleeps on an RDMA device in place of the agent's thread, and wakes that. It touches no queue.
-import { rdmaWatchWords as at } from '../../abi/rdma-watch.ts';
+import { rdmaWatchWords as at } from './watch-words.ts';
 import { bindDeclaredFunctions } from '../../native/library.ts';
 import { ReadinessSet } from '../../native/readiness.ts';
 import { ChannelEvents } from '../../native/verbs/channel-events.ts';

@@ -1,5 +1,5 @@
 // One operation of a channel on a lane: a put, in as many pieces as it takes, or a signal. Hot path: no allocation.
-import { pieceKinds } from '../../abi/staging-wire.ts';
+import { pieceKinds } from './wire-layout.ts';
 import type { WeftlineError } from '../../core/errors.ts';
 import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace } from '../backend.ts';
 import { type CopyRun, NO_TICKET } from './device-copies.ts';

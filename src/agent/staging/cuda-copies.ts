@@ -1,5 +1,5 @@
 // Copies of one GPU for staging: on a stream for each way, by copy engines, or by a kernel where many small ones go together.
-import type { channelPutArguments } from '../../abi/channel-arguments.ts';
+import type { channelPutArguments } from '../../abi/device-api.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { CudaEvent } from '../../device/cuda/cuda-event.ts';

@@ -1,6 +1,6 @@
 // A transfer between staged memory of this side and host memory of the peer, which the backend reaches without the peer's
 // help: a transfer of the backend per piece, between a slot that was chosen when it was prepared and the final places.
-import { PartTable } from '../../abi/part-table.ts';
+import { PartTable } from '../../transport/part-table.ts';
 import type { BackendLink, BackendRegion, BackendRemoteRegion, BackendTransfer } from '../backend.ts';
 import type { PiecePlan } from './piece-plan.ts';
 import { PlannedJob, type PlannedJobParts } from './planned-job.ts';

@@ -1,5 +1,5 @@
 // The channels of a ring, one per lane of the link: each has slots and a counter of its own, and pieces take the freest.
-import { MAX_STAGING_CHANNELS, stagingCounterOffset } from '../../abi/staging-wire.ts';
+import { MAX_STAGING_CHANNELS, stagingCounterOffset } from './wire-layout.ts';
 import type { WeftlineError } from '../../core/errors.ts';
 import type { BackendChannel, BackendLink, BackendRemoteRegion, PutPlace } from '../backend.ts';
 import type { RingMemory } from './ring-memory.ts';

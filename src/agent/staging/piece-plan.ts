@@ -1,6 +1,6 @@
 // Cuts the parts of a transfer into pieces that fit a slot. Made once per transfer, in linear time.
-import type { PartTable } from '../../abi/part-table.ts';
-import { MAX_PIECE_FRAGMENTS } from '../../abi/staging-wire.ts';
+import type { PartTable } from '../../transport/part-table.ts';
+import { MAX_PIECE_FRAGMENTS } from './wire-layout.ts';
 
 /** Fragments begin at multiples of it, so that copies are of whole words. */
 const FRAGMENT_ALIGNMENT = 16;

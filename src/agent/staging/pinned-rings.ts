@@ -1,5 +1,5 @@
 // Pinned memory for rings: kept for later ones, because to pin and to free wait for kernels; bounded, because peers ask for it.
-import { stagingRingHead } from '../../abi/staging-wire.ts';
+import { stagingRingHead } from './wire-layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { RingStorage } from './ring-memory.ts';
 

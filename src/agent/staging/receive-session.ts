@@ -1,7 +1,7 @@
 // The receiver's side of two rings: takes pieces in the order of each channel, checks them whole, copies, and sends them
 // back; a signal waits for the pieces before it on other channels. Hot path.
-import { wideAt } from '../../abi/wide-words.ts';
-import { MAX_PIECE_FRAGMENTS, pieceFragment, pieceHead, pieceKinds, pieceStatuses } from '../../abi/staging-wire.ts';
+import { wideAt } from '../../abi/layout.ts';
+import { MAX_PIECE_FRAGMENTS, pieceFragment, pieceHead, pieceKinds, pieceStatuses } from './wire-layout.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { traceBegin, traceEnd } from '../../core/trace.ts';
 import type { BackendRegion, BackendRemoteRegion, PutPlace } from '../backend.ts';

@@ -1,5 +1,5 @@
 // The rings of this thread that peers send pieces into: made when a peer says hello, gone when it leaves or misbehaves.
-import { MAX_STAGING_CHANNELS, MAX_STAGING_SLOTS } from '../../abi/staging-wire.ts';
+import { MAX_STAGING_CHANNELS, MAX_STAGING_SLOTS } from './wire-layout.ts';
 import { Deadline } from '../../core/deadline.ts';
 import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
 import { log } from '../../core/log.ts';

@@ -1,6 +1,6 @@
 // How metadata name memory that is staged: a number, a key, and how the owner's staging thread is reached.
 import { Block } from '../../abi/layout.ts';
-import { STAGED_REGION_MAGIC, stagedRegionInfo, STAGING_VERSION } from '../../abi/staging-wire.ts';
+import { STAGED_REGION_MAGIC, stagedRegionInfo, STAGING_VERSION } from './wire-layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 
 export interface StagedRegionName {

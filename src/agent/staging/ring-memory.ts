@@ -8,7 +8,7 @@ import {
   pieceHead,
   stagingCounterOffset,
   stagingRingHead,
-} from '../../abi/staging-wire.ts';
+} from './wire-layout.ts';
 import { NativeBlock } from '../../native/native-block.ts';
 import type { Settings } from '../../settings/settings.ts';
 import type { AgentMemory } from '../backend.ts';

@@ -1,5 +1,5 @@
 // Many small copies between the memory of a GPU and a ring, by one kernel: it packs what goes out and unpacks what comes in.
-import { MAX_PIECE_FRAGMENTS } from '../../abi/staging-wire.ts';
+import { MAX_PIECE_FRAGMENTS } from './wire-layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { CudaStream } from '../../device/cuda/cuda-stream.ts';

@@ -1,6 +1,6 @@
 // The sender's side of two rings: puts pieces into the peer's, and reads from its own what became of them. Hot path.
-import { putWide } from '../../abi/wide-words.ts';
-import { pieceFragment, pieceHead, pieceKinds, pieceStatuses } from '../../abi/staging-wire.ts';
+import { putWide } from '../../abi/layout.ts';
+import { pieceFragment, pieceHead, pieceKinds, pieceStatuses } from './wire-layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { BackendRegion, BackendRemoteRegion, PutPlace } from '../backend.ts';
 import type { LaneCarrier } from './lane.ts';

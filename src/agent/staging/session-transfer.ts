@@ -1,5 +1,5 @@
 // A transfer to or from memory that the peer stages: its pieces say where in that memory their bytes belong. Hot path.
-import { pieceFragment, pieceHead, pieceKinds } from '../../abi/staging-wire.ts';
+import { pieceFragment, pieceHead, pieceKinds } from './wire-layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { BackendRegion } from '../backend.ts';
 import type { StagedMemory } from './memory-table.ts';

@@ -1,6 +1,6 @@
 // Puts and signals in order, whichever memory they go between: by the backend's own channel, or by the staging thread.
-import type { PartTable } from '../../abi/part-table.ts';
-import { STAGED_OPERATIONS, stagingCommandField, stagingCommandKinds } from '../../abi/staging-board.ts';
+import type { PartTable } from '../../transport/part-table.ts';
+import { STAGED_OPERATIONS, stagingCommandField, stagingCommandKinds } from './board-layout.ts';
 import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
 import type {
   BackendChannel,

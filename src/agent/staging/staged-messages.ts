@@ -1,5 +1,5 @@
 // Messages of staged transfers on their way to the staging thread: a ring that the agent's thread fills, in order.
-import { STAGED_MESSAGE_BYTES, STAGED_MESSAGE_WORDS, stagedMessageWord } from '../../abi/staging-board.ts';
+import { STAGED_MESSAGE_BYTES, STAGED_MESSAGE_WORDS, stagedMessageWord } from './board-layout.ts';
 import { alignUp } from '../../abi/layout.ts';
 
 const RING_AT = STAGED_MESSAGE_WORDS * 4;

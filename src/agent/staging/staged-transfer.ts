@@ -1,5 +1,5 @@
 // A transfer that the staging thread carries out: posted with one command. Hot path of post and state: no allocation.
-import { stagedStates, stagingCommandField, stagingCommandKinds } from '../../abi/staging-board.ts';
+import { stagedStates, stagingCommandField, stagingCommandKinds } from './board-layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { BackendTransfer, TransferState } from '../backend.ts';
 import type { AgentLane } from './agent-lane.ts';

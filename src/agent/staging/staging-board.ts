@@ -6,7 +6,7 @@ import {
   STAGING_COMMAND_FIELDS,
   STAGING_COMMANDS,
   stagingBoardWord,
-} from '../../abi/staging-board.ts';
+} from './board-layout.ts';
 
 const COMMANDS_AT = STAGING_BOARD_WORDS * 4;
 const STATES_AT = COMMANDS_AT + STAGING_COMMANDS * STAGING_COMMAND_FIELDS * 8;

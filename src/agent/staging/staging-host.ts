@@ -1,8 +1,8 @@
 // What a staging thread has and does: a backend of its own, memory, lanes to peers, transfers and channels on them.
 import { hostIdentity } from '../../world/host-identity.ts';
-import { PartTable } from '../../abi/part-table.ts';
-import { MAX_PIECE_FRAGMENTS } from '../../abi/staging-wire.ts';
-import { stagedStates, stagingCommandField, stagingCommandKinds } from '../../abi/staging-board.ts';
+import { PartTable } from '../../transport/part-table.ts';
+import { MAX_PIECE_FRAGMENTS } from './wire-layout.ts';
+import { stagedStates, stagingCommandField, stagingCommandKinds } from './board-layout.ts';
 import { Deadline } from '../../core/deadline.ts';
 import { asWeftlineError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
 import { WakeWord } from '../../threads/wake-word.ts';

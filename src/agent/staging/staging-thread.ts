@@ -1,5 +1,5 @@
 // The staging thread as the agent's thread has it: started at the first need, called, told, and heard of.
-import { STAGED_CHANNELS, STAGED_TRANSFERS } from '../../abi/staging-board.ts';
+import { STAGED_CHANNELS, STAGED_TRANSFERS } from './board-layout.ts';
 import { decodeError, WeftlineError } from '../../core/errors.ts';
 import { packageFile } from '../../core/package-file.ts';
 import { WakeWord } from '../../threads/wake-word.ts';

@@ -1,5 +1,5 @@
 // A channel of the agent as its staging thread carries it out: operations in order on a lane. Hot path: no allocation.
-import { STAGED_OPERATIONS } from '../../abi/staging-board.ts';
+import { STAGED_OPERATIONS } from './board-layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { BackendRemoteRegion } from '../backend.ts';
 import {

@@ -1,5 +1,5 @@
 // Why a wait of a collective call cannot end well: what the window of this host says, and what ranks of other hosts told.
-import { networkCellOffset, networkCells } from '../../abi/network-cells.ts';
+import { networkCellOffset, networkCells } from '../../abi/network.ts';
 import { AbortSlots } from '../../group/network/abort-slots.ts';
 import type { HostNetwork } from '../../group/network/host-network.ts';
 import { hostRoutes } from '../../group/network/host-routes.ts';

@@ -1,5 +1,5 @@
 // Messages between pairs of ranks: pieces through channels in the senders' windows, all messages of a group at once.
-import { pieceHeader } from '../../abi/collective-window.ts';
+import { type CollectiveRegions, pieceHeader } from './window-regions.ts';
 import { wordOffsets } from '../../abi/layout.ts';
 import { dtypes } from '../../core/dtype.ts';
 import { WeftlineError } from '../../core/errors.ts';
@@ -12,7 +12,6 @@ import type { Mover } from './mover.ts';
 import type { RankBoard } from './rank-board.ts';
 import type { RankParts } from './rank-parts.ts';
 import type { Steps } from '../../group/steps.ts';
-import type { CollectiveRegions } from './window-regions.ts';
 
 const headerWord = wordOffsets(pieceHeader);
 

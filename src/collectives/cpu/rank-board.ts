@@ -1,5 +1,12 @@
 // How far each rank is: posts of pieces, records of calls, and waking ranks of this host that sleep. Hot path throughout.
-import { CALL_RECORDS, callRecord, collectiveBoard, pairCell } from '../../abi/collective-window.ts';
+import {
+  CALL_RECORDS,
+  callRecord,
+  collectiveBoard,
+  type CollectiveRegion,
+  type CollectiveRegions,
+  pairCell,
+} from './window-regions.ts';
 import { wordOffsets } from '../../abi/layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
@@ -7,7 +14,6 @@ import { RankBells } from '../../windows/rank-bells.ts';
 import { type CollectiveCall, describeRecord, operationWord } from '../collective-call.ts';
 import type { Mirrors } from './mirrors.ts';
 import type { RankParts } from './rank-parts.ts';
-import type { CollectiveRegion, CollectiveRegions } from './window-regions.ts';
 
 const boardWord = wordOffsets(collectiveBoard);
 const recordWord = wordOffsets(callRecord);

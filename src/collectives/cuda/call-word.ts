@@ -1,5 +1,5 @@
 // What ranks must agree on in a call, as a number that kernels compare and errors read.
-import { COLLECTIVE_BYTES_BITS, COLLECTIVE_COUNT_BITS } from '../../abi/cuda-collectives.ts';
+import { COLLECTIVE_BYTES_BITS, COLLECTIVE_COUNT_BITS } from '../../abi/collectives.ts';
 import { dtypes } from '../../core/dtype.ts';
 import { type CollectiveCall, describeRecord, dtypeNumber, dtypeOf, operationWord } from '../collective-call.ts';
 import type { PairMessage } from '../collective-engine.ts';

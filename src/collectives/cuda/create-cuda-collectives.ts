@@ -1,10 +1,5 @@
 // Makes the engine of a Communicator on GPUs of one host: the ranks agree, compile, then make windows together.
-import {
-  COLLECTIVE_MAX_BLOCKS,
-  COLLECTIVE_MAX_RANKS,
-  collectiveBlock,
-  messageBlock,
-} from '../../abi/cuda-collectives.ts';
+import { COLLECTIVE_MAX_BLOCKS, COLLECTIVE_MAX_RANKS, collectiveBlock, messageBlock } from '../../abi/collectives.ts';
 import { agreeOn } from '../../group/agree.ts';
 import { CudaCallOrder } from '../../group/cuda-call-order.ts';
 import { CudaCalls } from '../../group/cuda-calls.ts';

@@ -7,7 +7,7 @@ import {
   messageBlock,
   messageDirections,
   messageFlags,
-} from '../../abi/cuda-collectives.ts';
+} from '../../abi/collectives.ts';
 import { reductions } from '../../abi/element-formats.ts';
 import type { CudaCallOrder } from '../../group/cuda-call-order.ts';
 import type { CudaCalls } from '../../group/cuda-calls.ts';

@@ -11,7 +11,7 @@ import type { Tensor } from '../../device/tensor.ts';
 import type { CudaWindow } from '../../windows/cuda-window.ts';
 import type { ReducedDType } from '../collective-call.ts';
 import type { CudaCollectiveRegions } from './cuda-regions.ts';
-import type { collectiveArguments, messageArguments } from '../../abi/cuda-collectives.ts';
+import type { collectiveArguments, messageArguments } from '../../abi/collectives.ts';
 
 type CollectivePlan = LaunchPlan<keyof typeof collectiveArguments.offset>;
 type MessagePlan = LaunchPlan<keyof typeof messageArguments.offset>;

@@ -7,7 +7,7 @@ import {
   collectiveRecord,
   messageFlags,
   messagePost,
-} from '../../abi/cuda-collectives.ts';
+} from '../../abi/collectives.ts';
 import { alignUp } from '../../abi/layout.ts';
 
 /** Steps whose slots and words are in use at once, and chunks of a message. */

@@ -1,5 +1,5 @@
 // What the kernels of a Communicator say of a call that cannot go on, as the error that all ranks get alike.
-import { collectiveFailures } from '../../abi/cuda-collectives.ts';
+import { collectiveFailures } from '../../abi/collectives.ts';
 import { trapReasons } from '../../abi/trap-record.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { ExpiredWait } from '../../device/cuda/trap-box.ts';

@@ -1,5 +1,5 @@
 // Tensors that all ranks of a Communicator have mapped, so that large calls read and write them where they lie.
-import { COLLECTIVE_MAX_RANKS, COLLECTIVE_MAX_REGISTRATIONS } from '../../abi/cuda-collectives.ts';
+import { COLLECTIVE_MAX_RANKS, COLLECTIVE_MAX_REGISTRATIONS } from '../../abi/collectives.ts';
 import { type CallWait, remaining } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';

@@ -1,5 +1,5 @@
 // Makes the engine of a Communicator on GPUs of several hosts: the ranks agree, compile, then make windows and links together.
-import { COLLECTIVE_MAX_RANKS_ACROSS_HOSTS } from '../../abi/cuda-collectives.ts';
+import { COLLECTIVE_MAX_RANKS_ACROSS_HOSTS } from '../../abi/collectives.ts';
 import { agreeOn } from '../../group/agree.ts';
 import { CudaCallOrder } from '../../group/cuda-call-order.ts';
 import type { CallWait } from '../../core/deadline.ts';

@@ -1,6 +1,6 @@
 // Moves and adds up the bytes of calls on a stream of a GPU: copies by its copy engines, reductions by a kernel.
 import { reductionFormats, reductions } from '../../abi/element-formats.ts';
-import type { runArguments } from '../../abi/cuda-collectives.ts';
+import type { runArguments } from '../../abi/collectives.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { CudaEvent } from '../../device/cuda/cuda-event.ts';
 import type { CudaStream } from '../../device/cuda/cuda-stream.ts';

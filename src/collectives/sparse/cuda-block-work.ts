@@ -8,7 +8,7 @@ import {
   type sparseMarkArguments,
   type sparseMoveArguments,
   type sparseTellArguments,
-} from '../../abi/sparse-arguments.ts';
+} from '../../abi/collectives.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import type { HostMemory } from '../../device/cuda/host-memory.ts';

@@ -6,7 +6,7 @@ import type {
   sparseShareArguments,
   sparseSumArguments,
   sparseTellArguments,
-} from '../../abi/sparse-arguments.ts';
+} from '../../abi/collectives.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { HostMemory } from '../../device/cuda/host-memory.ts';
 import { sparseBlockKernels, sparseDirectKernels } from '../../device/cuda/kernels/sparse.ts';

@@ -1,6 +1,6 @@
 // What ranks whose GPUs reach each other tell of their calls and pieces, in the window of their host. Hot path.
 import { wordOffsets } from '../../abi/layout.ts';
-import { sparseBoard } from '../../abi/sparse-message.ts';
+import { sparseBoard } from './message-view.ts';
 import type { RankBells } from '../../windows/rank-bells.ts';
 
 const word = wordOffsets(sparseBoard);

@@ -1,8 +1,75 @@
 // Reads and writes the words of messages in device memory. Hot path: no allocation.
-import { wordOffsets } from '../../abi/layout.ts';
-import { maskWords, sparseMessage } from '../../abi/sparse-message.ts';
+import { alignUp, defineLayout, wordOffsets } from '../../abi/layout.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { MemoryRange } from '../../device/host-access.ts';
+
+// What workers and aggregators of a sparse all-reduce write for each other: a message per slot and round, and its counter.
+
+const CACHE_LINE = 64;
+const BLOCK_ALIGNMENT = 16;
+/** Of the counter of a slot: how many messages were written there so far; wraps at 2^32. */
+export const SLOT_COUNTER_BYTES = 8;
+
+/**
+ * One per rank, in its part of the window.
+ *
+ * - `bell`: the word that the rank sleeps on; `sleepers`: above zero while it does or is about to.
+ * - `left`: above zero once a worker has closed its side. A cell of 64 bits, which is counted on other hosts too.
+ * - Of GPUs that reach each other: `calls`, `counts` and `dtypes` of calls of even and odd numbers; `ready` and `taken`, pieces over
+ *   all calls that lie in the rank's window, and that it needs of nobody any more. They wrap.
+ */
+export const sparseBoard = defineLayout(
+  'SparseBoard',
+  {
+    bell: 'i32',
+    sleepers: 'i32',
+    left: 'i32',
+    leftHigh: 'i32',
+    ready: 'i32',
+    taken: 'i32',
+    calls: { of: 'i32', count: 2 },
+    counts: { of: 'u32', count: 2 },
+    dtypes: { of: 'u32', count: 2 },
+  },
+  CACHE_LINE,
+);
+
+/**
+ * Of the worker for its aggregator, or of the aggregator for all workers. Behind it come
+ *
+ * - a mask of lanes, in words of 32: those whose blocks the message has;
+ * - `entries` words: a worker's next block behind the present one, of all lanes in round 0, later of those in the mask; of an
+ *   aggregator, the next block of all lanes that were not over. A lane that is over has the number `infinityOf()` gives;
+ * - from a multiple of 16 bytes on, `blocks` blocks, by lane.
+ */
+const sparseMessage = defineLayout('SparseMessage', {
+  /** Of the worker's calls, from 1; wraps. */
+  call: 'u32',
+  /** Of the call and slot, from 0. */
+  round: 'u32',
+  /** Elements of the tensor. */
+  count: 'u32',
+  dtype: 'u32',
+  entries: 'u32',
+  blocks: 'u32',
+  /** How long the worker waits for the others. */
+  timeoutMs: 'u32',
+  reserved: 'u32',
+});
+
+function maskWords(lanes: number): number {
+  return Math.ceil(lanes / 32);
+}
+
+/** Offset of the blocks in a message. */
+export function sparseBlocksOffset(lanes: number, entries: number): number {
+  return alignUp(sparseMessage.size + (maskWords(lanes) + entries) * 4, BLOCK_ALIGNMENT);
+}
+
+/** Room for the longest message of a slot. */
+export function sparseMessageBytes(lanes: number, blockBytes: number): number {
+  return alignUp(sparseBlocksOffset(lanes, lanes) + lanes * blockBytes, CACHE_LINE);
+}
 
 const word = wordOffsets(sparseMessage);
 const HEADER_WORDS = sparseMessage.size / 4;

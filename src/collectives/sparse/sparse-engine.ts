@@ -1,6 +1,6 @@
 // Windows, links and slots of a sparse all-reduce, on one host or several. Messages lie in memory of the hosts, also those of GPUs.
 import { availableParallelism } from 'node:os';
-import { COLLECTIVE_MAX_RANKS } from '../../abi/cuda-collectives.ts';
+import { COLLECTIVE_MAX_RANKS } from '../../abi/collectives.ts';
 import { agreeOn } from '../../group/agree.ts';
 import type { HostNetwork } from '../../group/network/host-network.ts';
 import { type StepFailure, StepRunner } from '../../group/steps.ts';

@@ -1,5 +1,5 @@
 // What the window of a sparse all-reduce holds at each rank: its board, and counters and messages of both kinds.
-import { SLOT_COUNTER_BYTES, sparseBoard, sparseMessageBytes } from '../../abi/sparse-message.ts';
+import { SLOT_COUNTER_BYTES, sparseBoard, sparseMessageBytes } from './message-view.ts';
 import { layOutRegions, type RegionLayout } from '../../windows/region-layout.ts';
 import type { SlotShape } from './slot-shape.ts';
 

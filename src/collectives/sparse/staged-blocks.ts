@@ -1,6 +1,6 @@
 // Blocks of tensors on a GPU: those that count go out through pinned memory in chunks, each with a mark of its own, so that the
 // first messages leave while the rest is being copied; sums come in through chunks that are scattered as they fill.
-import { SPARSE_NO_BLOCK } from '../../abi/sparse-arguments.ts';
+import { SPARSE_NO_BLOCK } from '../../abi/collectives.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { MemoryRange } from '../../device/host-access.ts';
 import type { CompletionFlag } from './block-completions.ts';

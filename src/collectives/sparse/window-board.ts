@@ -1,7 +1,7 @@
 // Messages of sparse all-reduces in the windows of hosts: a rank writes into its own part, ranks of its host read it there,
 // those of other hosts in a mirror. Hot path.
 import { wordOffsets } from '../../abi/layout.ts';
-import { SLOT_COUNTER_BYTES, sparseBoard } from '../../abi/sparse-message.ts';
+import { SLOT_COUNTER_BYTES, sparseBoard } from './message-view.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { MemoryRange } from '../../device/host-access.ts';
 import { RankBells } from '../../windows/rank-bells.ts';

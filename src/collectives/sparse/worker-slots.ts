@@ -1,11 +1,10 @@
 // A worker's side of a sparse all-reduce: sends its blocks that are not zero, looks ahead to the next ones, takes the sums.
-import { sparseBlocksOffset } from '../../abi/sparse-message.ts';
+import { MessageView, sparseBlocksOffset } from './message-view.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { dtypeNumber } from '../collective-call.ts';
 import type { CompletionFlag } from './block-completions.ts';
 import type { BlockReducer } from './block-reducer.ts';
-import { MessageView } from './message-view.ts';
 import { type ReductionTree, treeOf } from './reduction-tree.ts';
 import { contribution, result, type SlotBoard } from './slot-board.ts';
 import { blocksOf, infinityOf, lanesInUse, type SlotShape, slotsInUse, strideOf } from './slot-shape.ts';

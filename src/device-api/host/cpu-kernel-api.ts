@@ -1,5 +1,5 @@
 // The device API where kernels are functions of TypeScript: put, signal, wait and the rest, over the CPU's queues.
-import { queueCommandKinds, MAX_COMMAND_BYTES } from '../../abi/command-queue.ts';
+import { queueCommandKinds, MAX_COMMAND_BYTES } from '../../abi/device-api.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { emptyQueueCommand } from '../service/command.ts';
 import { CommandWriter, type QueueMemory } from '../service/command-queue.ts';

@@ -1,5 +1,5 @@
 // The host of kernels that communicate: registers their memory, exchanges it with peers, gives them handles to requests.
-import { MAX_REQUEST_REMOTES } from '../../abi/command-queue.ts';
+import { MAX_REQUEST_REMOTES } from '../../abi/device-api.ts';
 import type { ListenerAddress, MetadataStore } from '../../agent/index.ts';
 import { checkOptions } from '../../core/check-options.ts';
 import type { WaitOptions } from '../../core/deadline.ts';

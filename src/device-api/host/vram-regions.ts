@@ -1,5 +1,5 @@
 // The registered memory of a DeviceHost, and ranges of it.
-import { MAX_COMMAND_OFFSET } from '../../abi/command-queue.ts';
+import { MAX_COMMAND_OFFSET } from '../../abi/device-api.ts';
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { isWhole } from '../../core/whole-number.ts';

@@ -1,5 +1,5 @@
 // A command queue in memory that a device and its host share: what the host takes from it and tells the device.
-import { COMMAND_BYTES, commandQueueHead } from '../../abi/command-queue.ts';
+import { COMMAND_BYTES, commandQueueHead } from '../../abi/device-api.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { type QueueCommand, decodeCommand, encodeCommand, peekCommand } from './command.ts';
 

@@ -1,5 +1,5 @@
 // Carries out the commands of one queue: posts them to the channels of their peers, and counts them when delivered. Hot path.
-import { queueCommandKinds } from '../../abi/command-queue.ts';
+import { queueCommandKinds } from '../../abi/device-api.ts';
 import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
 import { traceBegin, traceEnd } from '../../core/trace.ts';
 import { emptyQueueCommand } from './command.ts';

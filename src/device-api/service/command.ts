@@ -1,5 +1,5 @@
 // One command as numbers, and how it lies in the 16 bytes of its slot. Hot path: no allocation.
-import { commandBits, queueCommandKinds } from '../../abi/command-queue.ts';
+import { commandBits, queueCommandKinds } from '../../abi/device-api.ts';
 
 const TWO_31 = 2 ** 31;
 const TWO_32 = 2 ** 32;

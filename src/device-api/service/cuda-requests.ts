@@ -1,6 +1,5 @@
 // What kernels find in device memory: the state of their host, its queues and its requests.
-import { commandQueueHead, deviceQueue } from '../../abi/command-queue.ts';
-import { deviceHostState, deviceRemote, deviceRequest } from '../../abi/device-request.ts';
+import { commandQueueHead, deviceHostState, deviceQueue, deviceRemote, deviceRequest } from '../../abi/device-api.ts';
 import { Block, type Layout } from '../../abi/layout.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { HostMemory } from '../../device/cuda/host-memory.ts';

@@ -1,5 +1,5 @@
 // The numbers by which commands name the requests of a host.
-import { MAX_DEVICE_REQUESTS } from '../../abi/command-queue.ts';
+import { MAX_DEVICE_REQUESTS } from '../../abi/device-api.ts';
 import { WeftlineError } from '../../core/errors.ts';
 
 export class RequestNumbers {

@@ -1,6 +1,5 @@
 // Rows of bf16 as rows of fp8 with scales, and back, on GPUs: the same bits as on the CPU device.
-import type { fp8RowsArguments } from '../../abi/fp8-rows-arguments.ts';
-import { FP8_GROUP } from '../../abi/element-formats.ts';
+import { FP8_GROUP, type fp8RowsArguments } from '../../abi/element-formats.ts';
 import type { ScaledRows } from '../formats/scaled-rows.ts';
 import type { Tensor } from '../tensor.ts';
 import type { CudaDevice } from './cuda-device.ts';

@@ -1,9 +1,14 @@
 // Words that a stream writes to memory of GPUs and hosts by itself, several in one call. Hot path: no allocation.
-import { STREAM_WRITE_WORDS, streamWriteWord } from '../../abi/cuda-structs.ts';
 import type { Out } from '../../native/library.ts';
 import { NativeBlock } from '../../native/native-block.ts';
 import type { CudaContext } from './cuda-context.ts';
 import type { CudaStream } from './cuda-stream.ts';
+
+// Structures of the CUDA driver that are filled in as numbers.
+
+/** CUstreamBatchMemOpParams, in words of 32 bits: operation, address, value, flags. */
+const streamWriteWord = { operation: 0, address: 2, value: 4 } as const;
+const STREAM_WRITE_WORDS = 12;
 
 const WRITE_32_BITS = 2;
 const WRITE_64_BITS = 5;

@@ -28,9 +28,9 @@ export interface UserSource<Kernels extends UserKernelParameters> {
 }
 
 /** What a parameter takes: for `ptr` also what has an address on the device. */
-export type ParameterValue<Kind extends Scalar> = Kind extends 'ptr' ? Tensor | Storage | number : number;
+type ParameterValue<Kind extends Scalar> = Kind extends 'ptr' ? Tensor | Storage | number : number;
 
-export type ParameterValues<Parameters extends Readonly<Record<string, Scalar>>> = {
+type ParameterValues<Parameters extends Readonly<Record<string, Scalar>>> = {
   readonly [Name in keyof Parameters]: ParameterValue<Parameters[Name]>;
 };
 

@@ -1,10 +1,15 @@
 // The network side of a collective object on a GPU: the pinned window that rows cross through, the requests that kernels push to, and
 // what kernels know of the other hosts.
-import { EP_MAX_GROUP_RANKS } from '../../abi/ep-arguments.ts';
-import { EP_MAX_WAYS } from '../../abi/ep-arguments.ts';
-import { epNetwork } from '../../abi/ep-network.ts';
+import { EP_MAX_GROUP_RANKS } from '../../abi/ep.ts';
+import { EP_MAX_WAYS } from '../../abi/ep.ts';
+import {
+  epNetwork,
+  MAX_NETWORK_CHANNELS,
+  NETWORK_LINE_BYTES,
+  networkCellOffset,
+  networkCells,
+} from '../../abi/network.ts';
 import { Block, type Layout } from '../../abi/layout.ts';
-import { MAX_NETWORK_CHANNELS, NETWORK_LINE_BYTES, networkCellOffset, networkCells } from '../../abi/network-cells.ts';
 import type { CudaCalls } from '../../group/cuda-calls.ts';
 import { PINNED_CHUNK_BYTES } from '../../group/network/chunk-size.ts';
 import type { HostRoutes } from '../../group/network/host-routes.ts';

@@ -7,7 +7,7 @@ import { HostNetwork } from '../../group/network/host-network.ts';
 import type { HostWay, ServedSource } from '../../group/network/host-routes.ts';
 import { privateWindow } from '../../group/network/network-window.ts';
 import { EXCHANGE_HEADER_WORDS } from '../../abi/exchange-record.ts';
-import { networkCells } from '../../abi/network-cells.ts';
+import { networkCells } from '../../abi/network.ts';
 import type { CallWait } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';

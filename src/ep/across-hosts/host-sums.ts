@@ -1,7 +1,7 @@
 // Combine across hosts: a rank sums its host's rows of the tokens that came through it and sends one row per token back;
 // the source adds those rows to its own host's. Where not all of them fit, places are used again, and the source says when.
 // Hot path.
-import { networkCells } from '../../abi/network-cells.ts';
+import { networkCells } from '../../abi/network.ts';
 import { ChunkArrivals } from '../../group/network/chunk-arrivals.ts';
 import { traceBegin, traceEnd } from '../../core/trace.ts';
 import { type HostExchange, NETWORK_WINDOW } from './host-exchange.ts';

@@ -1,6 +1,6 @@
 // What the network side of a CPU rank takes: regions of memory of its own, whose sizes follow from the configuration and
 // the ranks of each host alone. No routing needs more: a token crosses to a host once.
-import { NETWORK_ABORT_BYTES, networkCellsBytes } from '../../abi/network-cells.ts';
+import { NETWORK_ABORT_BYTES, networkCellsBytes } from '../../abi/network.ts';
 import { NETWORK_CHUNKS } from '../../group/network/chunk-size.ts';
 import { type Hosts, maxServed } from '../../group/network/host-routes.ts';
 import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts';

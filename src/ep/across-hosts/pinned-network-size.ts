@@ -1,8 +1,7 @@
 // What the network side of a GPU rank takes: pinned host memory that its kernels and its carrier read and write, whose size
 // follows from the configuration and the ranks of each host alone. No routing needs more: a token crosses to a host once.
-import { networkChunkRows } from '../../abi/ep-network.ts';
+import { networkCellsBytes, networkChunkRows } from '../../abi/network.ts';
 import { exchangeRecordBytes } from '../../abi/exchange-record.ts';
-import { networkCellsBytes } from '../../abi/network-cells.ts';
 import { PINNED_CHUNK_BYTES } from '../../group/network/chunk-size.ts';
 import { type Hosts, maxServed } from '../../group/network/host-routes.ts';
 import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts';

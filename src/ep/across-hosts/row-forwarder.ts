@@ -1,6 +1,6 @@
 // What a rank does for one source of another host in a dispatch: puts what came beside the rows to the ranks of its host,
 // and copies each row from its first place to the others. Hot path.
-import { networkCells } from '../../abi/network-cells.ts';
+import { networkCells } from '../../abi/network.ts';
 import { ChunkArrivals } from '../../group/network/chunk-arrivals.ts';
 import { traceBegin, traceEnd } from '../../core/trace.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';

@@ -1,6 +1,6 @@
 // Queues what a dispatch sends to other hosts: first what travels beside the rows, to the forwarder; then each row once,
 // straight to its first place there, in chunks that the forwarder is told of.
-import { networkCells } from '../../abi/network-cells.ts';
+import { networkCells } from '../../abi/network.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import { type HostExchange, NETWORK_WINDOW, ROW_WINDOW } from './host-exchange.ts';

@@ -1,7 +1,7 @@
 // The shape of an EpBuffer's network side, from its configuration and the ranks of each host.
 import { FP8_GROUP } from '../../abi/element-formats.ts';
 import type { Hosts } from '../../group/network/host-routes.ts';
-import { networkRowBytes, networkSumBytes } from '../../abi/ep-network.ts';
+import { networkRowBytes, networkSumBytes } from '../../abi/network.ts';
 import type { NetworkShape } from '../across-hosts/network-size.ts';
 import { type PinnedNetworkSize, pinnedNetworkSize } from '../across-hosts/pinned-network-size.ts';
 import { withinRdmaBytes } from '../across-hosts/rdma-bytes.ts';

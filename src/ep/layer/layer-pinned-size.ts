@@ -1,5 +1,5 @@
 // What the network side of a layer on GPUs takes, from its configuration and the ranks of each host.
-import { networkChoiceRowBytes, networkSumBytes } from '../../abi/ep-network.ts';
+import { networkChoiceRowBytes, networkSumBytes } from '../../abi/network.ts';
 import { dtypes } from '../../core/dtype.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { type PinnedNetworkSize, pinnedNetworkSize } from '../across-hosts/pinned-network-size.ts';

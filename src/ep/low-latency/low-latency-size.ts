@@ -4,8 +4,6 @@ import { alignUp } from '../../abi/layout.ts';
 import {
   LOW_LATENCY_CALLS,
   LOW_LATENCY_RESULTS,
-  lowLatencyBell,
-  lowLatencyCell,
   lowLatencyChoice,
   lowLatencyFlags,
   lowLatencyMember,
@@ -13,6 +11,7 @@ import {
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { invalidArgument, show } from '../../core/errors.ts';
 import { isWhole } from '../../core/whole-number.ts';
+import { lowLatencyBell, lowLatencyCell } from './members/low-latency-cells.ts';
 import { memberBoardLayout } from './cuda/member-board-layout.ts';
 import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts';
 import { windowFootprint } from '../../windows/symmetric-window.ts';

@@ -1,5 +1,5 @@
 // What ranks of other hosts said when they gave up: a slot per rank in the memory that peers write to.
-import { NETWORK_ABORT_BYTES } from '../../abi/network-cells.ts';
+import { NETWORK_ABORT_BYTES } from '../../abi/network.ts';
 import type { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { decodeAbort, encodeAbort } from '../../windows/abort-record.ts';

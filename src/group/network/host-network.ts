@@ -3,7 +3,7 @@
 import { type Agent, carrierAcrossHosts } from '../../agent/agent.ts';
 import type { BackendName } from '../../agent/backends/backend-table.ts';
 import type { Registration } from '../../agent/registration.ts';
-import { networkCellOffset, networkCells } from '../../abi/network-cells.ts';
+import { networkCellOffset, networkCells } from '../../abi/network.ts';
 import { type CallWait, remaining } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';

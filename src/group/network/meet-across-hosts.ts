@@ -1,5 +1,5 @@
 // How the ranks of a group on several hosts link to each other: each tells all what it has, then links to its peers.
-import { MAX_NETWORK_CHANNELS } from '../../abi/network-cells.ts';
+import { MAX_NETWORK_CHANNELS } from '../../abi/network.ts';
 import type { CallWait } from '../../core/deadline.ts';
 import type { Settings } from '../../settings/settings.ts';
 import { engineCount } from '../../transport/host/rank-cores.ts';

@@ -1,5 +1,5 @@
 // The channels to one peer on another host, and what waits to be sent on them.
-import { PartTable } from '../../abi/part-table.ts';
+import { PartTable } from '../../transport/part-table.ts';
 import type { ChannelParts } from '../../agent/agent-options.ts';
 import type { BackendName } from '../../agent/backends/backend-table.ts';
 import type { BackendChannel, BackendLink, BackendRegion, BackendRemoteRegion } from '../../agent/backend.ts';

@@ -1,5 +1,5 @@
 // What one channel to a peer is still to send: puts, rows and signals in order, posted as the channel has room. Hot path.
-import type { PartTable } from '../../abi/part-table.ts';
+import type { PartTable } from '../../transport/part-table.ts';
 import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace } from '../../agent/backend.ts';
 import { PartPuts } from '../../agent/part-puts.ts';
 import type { WeftlineError } from '../../core/errors.ts';

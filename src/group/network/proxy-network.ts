@@ -1,8 +1,8 @@
 // The way of a device's kernels to the group's ranks on other hosts: a thread that posts what they push to command queues,
 // and a request for each channel to each peer. Cells in which signals of peers are counted lie in the memory that peers write.
 import type { BackendName } from '../../agent/backends/backend-table.ts';
-import { queueCommandKinds } from '../../abi/command-queue.ts';
-import { networkCellOffset, networkCells } from '../../abi/network-cells.ts';
+import { queueCommandKinds } from '../../abi/device-api.ts';
+import { networkCellOffset, networkCells } from '../../abi/network.ts';
 import type { CallWait } from '../../core/deadline.ts';
 import type { WeftlineError } from '../../core/errors.ts';
 import { emptyQueueCommand } from '../../device-api/service/command.ts';

@@ -1,7 +1,7 @@
 // Asynchronous events of a device: ports that come and go, queues that fail, the device itself.
 import { Block } from '../../abi/layout.ts';
-import { ibvAsyncEvent, ibvQp } from '../../abi/verbs-structs.ts';
-import { asyncEvents } from '../../abi/verbs-words.ts';
+import { ibvAsyncEvent, ibvQp } from './c-structs.ts';
+import { asyncEvents } from './c-numbers.ts';
 import { viewAt } from '../library.ts';
 import { NativeBlock } from '../native-block.ts';
 import { doNotBlock } from '../readiness.ts';

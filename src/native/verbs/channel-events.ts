@@ -1,6 +1,6 @@
 // Taking the events of a completion channel, by whichever thread of the process sleeps on its descriptor.
 import { NativeBlock } from '../native-block.ts';
-import { wideAt } from '../../abi/wide-words.ts';
+import { wideAt } from '../../abi/layout.ts';
 import { openVerbs } from './library.ts';
 
 export class ChannelEvents {

@@ -1,7 +1,7 @@
 // Completion queues: which requests are done and how, 16 by one call; and channels, by which a sleeping thread hears of them.
 import { Block, wordOffsets } from '../../abi/layout.ts';
-import { ibvCompletionChannel, ibvWc } from '../../abi/verbs-structs.ts';
-import { completionStatus, completionStatuses } from '../../abi/verbs-words.ts';
+import { ibvCompletionChannel, ibvWc } from './c-structs.ts';
+import { completionStatus, completionStatuses } from './c-numbers.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { localFiles } from '../file-probe.ts';
 import { viewAt } from '../library.ts';

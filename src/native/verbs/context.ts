@@ -1,12 +1,6 @@
 // An open RDMA device: what it offers, and everything that is made from it, which ends with it.
 import { Block } from '../../abi/layout.ts';
-import {
-  ibvContext,
-  ibvDeviceAttributes,
-  ibvGidEntry,
-  ibvPortAttributes,
-  verbsContext,
-} from '../../abi/verbs-structs.ts';
+import { ibvContext, ibvDeviceAttributes, ibvGidEntry, ibvPortAttributes, verbsContext } from './c-structs.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { functionAt, type NativeFunction, viewAt } from '../library.ts';
 import { NativeBlock } from '../native-block.ts';

@@ -1,5 +1,5 @@
 // The RDMA devices that libibverbs finds on this machine.
-import { ibvDevice } from '../../abi/verbs-structs.ts';
+import { ibvDevice } from './c-structs.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { viewAt } from '../library.ts';
 import { NativeBlock } from '../native-block.ts';

@@ -1,6 +1,6 @@
 // What a device and its ports tell of themselves, as plain values.
 import type { Block } from '../../abi/layout.ts';
-import type { ibvDeviceAttributes, ibvGidEntry, ibvPortAttributes } from '../../abi/verbs-structs.ts';
+import type { ibvDeviceAttributes, ibvGidEntry, ibvPortAttributes } from './c-structs.ts';
 import {
   atomicCapabilities,
   gidTypes,
@@ -11,7 +11,7 @@ import {
   physicalStates,
   portStates,
   virtualLanes,
-} from '../../abi/verbs-words.ts';
+} from './c-numbers.ts';
 
 type Fields<L extends { readonly offset: object }> = Block<Extract<keyof L['offset'], string>>;
 

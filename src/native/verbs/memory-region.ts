@@ -1,7 +1,7 @@
 // Memory regions: memory that a device may read and write, pinned until the region is closed.
 import { Block } from '../../abi/layout.ts';
-import { ibvMr } from '../../abi/verbs-structs.ts';
-import { accessFlag } from '../../abi/verbs-words.ts';
+import { ibvMr } from './c-structs.ts';
+import { accessFlag } from './c-numbers.ts';
 import { formatBytes } from '../../core/byte-size.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { localFiles } from '../file-probe.ts';

@@ -1,6 +1,6 @@
 // The way from a port of this host to one of a peer, as queue pairs and address handles are told it.
 import { Block } from '../../abi/layout.ts';
-import { ibvAhAttributes } from '../../abi/verbs-structs.ts';
+import { ibvAhAttributes } from './c-structs.ts';
 import { localFiles } from '../file-probe.ts';
 import { NativeBlock } from '../native-block.ts';
 import { nativeError } from '../native-error.ts';

@@ -1,7 +1,7 @@
 // Queue pairs: reliable and unreliable connections (RC, UC) and datagrams (UD), with their requests.
 import { Block } from '../../abi/layout.ts';
-import { ibvQp, ibvQpAttributes, ibvQpInitAttributes } from '../../abi/verbs-structs.ts';
-import { accessFlag, mtuBytes, qpMask, qpState, qpType } from '../../abi/verbs-words.ts';
+import { ibvQp, ibvQpAttributes, ibvQpInitAttributes } from './c-structs.ts';
+import { accessFlag, mtuBytes, qpMask, qpState, qpType } from './c-numbers.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { localFiles } from '../file-probe.ts';
 import { viewAt } from '../library.ts';

@@ -1,9 +1,7 @@
 // Requests of a queue in native memory, made once: a post patches words of some and hands their chain over by one call.
-import type { Layout } from '../../abi/layout.ts';
-import { wordOffsets } from '../../abi/layout.ts';
-import { ibvReceiveWr, ibvSendWr, ibvSge } from '../../abi/verbs-structs.ts';
-import { sendFlag } from '../../abi/verbs-words.ts';
-import { putWide, wideAt } from '../../abi/wide-words.ts';
+import { type Layout, putWide, wideAt, wordOffsets } from '../../abi/layout.ts';
+import { ibvReceiveWr, ibvSendWr, ibvSge } from './c-structs.ts';
+import { sendFlag } from './c-numbers.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { NativeBlock } from '../native-block.ts';
 import { nativeError } from '../native-error.ts';

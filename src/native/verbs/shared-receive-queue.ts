@@ -1,6 +1,6 @@
 // Shared receive queues: receives for the messages of any of several queue pairs.
 import { Block } from '../../abi/layout.ts';
-import { ibvSrqInitAttributes } from '../../abi/verbs-structs.ts';
+import { ibvSrqInitAttributes } from './c-structs.ts';
 import { localFiles } from '../file-probe.ts';
 import { NativeBlock } from '../native-block.ts';
 import { nativeError } from '../native-error.ts';

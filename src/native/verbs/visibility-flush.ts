@@ -1,5 +1,5 @@
 // Tells a kernel of blocks that the device has written into its memory, once they are visible there: three ways.
-import { sendFlag, sendOpcode } from '../../abi/verbs-words.ts';
+import { sendFlag, sendOpcode } from './c-numbers.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { NativeBlock } from '../native-block.ts';
 import { CompletionQueue } from './completion-queue.ts';

@@ -9,7 +9,7 @@ import {
   type moeStoreWordsArguments,
   type moeSumRowsArguments,
   type moeSwigluArguments,
-} from '../../abi/moe-arguments.ts';
+} from '../../abi/moe.ts';
 import { dtypes } from '../../core/dtype.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { CpuDevice } from '../../device/cpu/cpu-device.ts';

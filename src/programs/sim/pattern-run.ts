@@ -1,5 +1,5 @@
 // Runs a traffic pattern between simulated hosts: posts receives and sends as time goes on, and takes times and samples.
-import { DATA_HEADER_BYTES } from '../../abi/transport-packet.ts';
+import { DATA_HEADER_BYTES } from '../../transport/wire/packet-layout.ts';
 import { invalidArgument, type WeftlineError } from '../../core/errors.ts';
 import { quantile } from '../../core/quantile.ts';
 import { seededRandom } from '../../core/seeded-random.ts';

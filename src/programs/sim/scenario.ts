@@ -1,5 +1,5 @@
 // A random scenario, all of it determined by a seed: who sends what to whom over which network, and what goes wrong.
-import { PART_BYTES } from '../../abi/transport-command.ts';
+import { PART_BYTES } from '../../transport/engine-commands.ts';
 import { seededRandom } from '../../core/seeded-random.ts';
 import { type Settings, settingsTable } from '../../settings/settings.ts';
 import {

@@ -1,5 +1,5 @@
 // A simulated host: its engines, memory that all of them know, and its requests, whose parts end on several engines.
-import { GATES } from '../../abi/transport-command.ts';
+import { GATES } from '../../transport/engine-commands.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { Engine } from '../../transport/engine/engine.ts';
 import type { Region } from '../../transport/engine/region.ts';

@@ -2,7 +2,7 @@
 // nothing allocated but one view per burst or datagram that is copied.
 import { hkdfSync } from 'node:crypto';
 import { packetKey } from '../../abi/packet-key.ts';
-import { authenticPrefix } from '../../abi/transport-packet.ts';
+import { authenticPrefix } from '../wire/packet-layout.ts';
 import type { Burst } from '../io/packet-io.ts';
 import type { TagMemory } from './tag-memory.ts';
 

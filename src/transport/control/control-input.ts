@@ -6,10 +6,10 @@ import {
   EAGER_SLOTS,
   failReasons,
   MAX_OPEN_RECEIVES,
-} from '../../abi/transport-packet.ts';
+} from '../wire/packet-layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { Connection } from '../engine/connection.ts';
-import { getWide } from '../../abi/wide-words.ts';
+import { getWide } from '../../abi/layout.ts';
 import { takeRetract } from '../receive/announce.ts';
 import { raiseAck } from '../receive/data-input.ts';
 import { peerFailure, type Request } from '../engine/request.ts';

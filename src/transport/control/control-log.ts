@@ -1,6 +1,6 @@
 // Control records of a connection: in order, repeated until acknowledged, each packet with all that are still open.
-import { setWide } from '../../abi/wide-words.ts';
-import { controlRecord } from '../../abi/transport-packet.ts';
+import { setWide } from '../../abi/layout.ts';
+import { controlRecord } from '../wire/packet-layout.ts';
 
 /** Records that may be open; a power of two. */
 const CAPACITY = 1024;

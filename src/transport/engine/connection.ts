@@ -9,7 +9,7 @@ import {
   MAX_FLOWS,
   MAX_MESSAGE_BYTES,
   MAX_PATHS,
-} from '../../abi/transport-packet.ts';
+} from '../wire/packet-layout.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { PACKET_KEY_BYTES, PacketGuard, type PacketKeys } from '../authentication/packet-guard.ts';
 import { ControlLog } from '../control/control-log.ts';

@@ -1,5 +1,5 @@
 // Requests and the table that names them: a handle is a slot and a generation, so that a late look finds nothing.
-import { failReasons } from '../../abi/transport-packet.ts';
+import { failReasons } from '../wire/packet-layout.ts';
 import { type ErrorCode, WeftlineError } from '../../core/errors.ts';
 import type { RangeList } from '../send/range-list.ts';
 import type { Region } from './region.ts';

@@ -1,5 +1,5 @@
 // What time brings to a connection: acks and control records that are due, silent paths, a peer that is gone.
-import { controlHeader, controlKinds, controlRecord, failReasons } from '../../abi/transport-packet.ts';
+import { controlHeader, controlKinds, controlRecord, failReasons } from '../wire/packet-layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { traceBegin, traceEnd } from '../../core/trace.ts';
 import { announce } from '../receive/announce.ts';

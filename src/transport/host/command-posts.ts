@@ -1,5 +1,5 @@
 // What a command asks of a connection, posted to it.
-import { engineCommandKinds } from '../../abi/transport-command.ts';
+import { engineCommandKinds } from '../engine-commands.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { Region } from '../engine/region.ts';
 import type { EngineHandle, TransportConnection } from '../engine/transport-engine.ts';

@@ -1,8 +1,7 @@
 // The memory between the user's thread and one engine's: its ring of commands, and the words that wake it. Hot path: no
 // allocation.
-import { wordOffsets } from '../../abi/layout.ts';
-import { commandHead, commandRecord, PART_BYTES, REQUEST_SLOTS } from '../../abi/transport-command.ts';
-import { putWide, wideAt } from '../../abi/wide-words.ts';
+import { putWide, wideAt, wordOffsets } from '../../abi/layout.ts';
+import { commandHead, commandRecord, PART_BYTES, REQUEST_SLOTS } from '../engine-commands.ts';
 
 const WORDS = commandRecord.size / 4;
 /** A kind is below this: what stands above it in its word is the part's. */

@@ -1,6 +1,6 @@
 // A connection as the user sees it: requests are posted here, their ends are taken from the transport.
-import type { PartTable } from '../../abi/part-table.ts';
-import { engineCommandKinds } from '../../abi/transport-command.ts';
+import type { PartTable } from '../part-table.ts';
+import { engineCommandKinds } from '../engine-commands.ts';
 import { decodeError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
 import { addSamples } from '../../core/samples.ts';

@@ -1,5 +1,5 @@
 // Runs one engine for a user who may be on another thread: carries out commands, keeps the tables they refer to.
-import { engineCommandKinds, REQUEST_SLOTS } from '../../abi/transport-command.ts';
+import { engineCommandKinds, REQUEST_SLOTS } from '../engine-commands.ts';
 import { decodeError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
 import type { WakeWord } from '../../threads/wake-word.ts';
 import { viewAt } from '../../native/library.ts';

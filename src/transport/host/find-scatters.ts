@@ -1,5 +1,5 @@
 // Finds the runs of small writes in a plan that can share packets.
-import type { PartTable } from '../../abi/part-table.ts';
+import type { PartTable } from '../part-table.ts';
 import { RangeList } from '../send/range-list.ts';
 
 /** Runs of at least two consecutive parts of at most `longest` bytes between the same two regions, over the table's columns. */

@@ -1,6 +1,6 @@
 // How two transports meet over TCP, once both have proven themselves: lanes, count and ends of paths, then what passes on them.
-import { MAX_ENGINES } from '../../abi/transport-command.ts';
-import { MAX_EAGER_BYTES, MAX_PATHS, TRANSPORT_VERSION } from '../../abi/transport-packet.ts';
+import { MAX_ENGINES } from '../engine-commands.ts';
+import { MAX_EAGER_BYTES, MAX_PATHS, TRANSPORT_VERSION } from '../wire/packet-layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { printable } from '../../core/quote.ts';
 import type { Credentials } from '../../meeting/credentials.ts';

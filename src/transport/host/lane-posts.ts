@@ -1,8 +1,8 @@
 // Posts the requests of a connection to its lanes: small ones to one engine, large ones in parts to several. Hot path: no
 // allocation.
-import type { PartTable } from '../../abi/part-table.ts';
-import { engineCommandKinds } from '../../abi/transport-command.ts';
-import { MAX_FLOWS } from '../../abi/transport-packet.ts';
+import type { PartTable } from '../part-table.ts';
+import { engineCommandKinds } from '../engine-commands.ts';
+import { MAX_FLOWS } from '../wire/packet-layout.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import { FlowOrder, LaneChoice, type LaneFlow, type Spread } from '../lanes/lane-choice.ts';
 import { NONE } from '../lanes/gates.ts';

@@ -1,7 +1,7 @@
 // The prepared transfers of a connection: their parts are spread over its lanes once, when they are prepared; the message
 // follows on the lane of its line.
-import { PartTable } from '../../abi/part-table.ts';
-import { engineCommandKinds } from '../../abi/transport-command.ts';
+import { PartTable } from '../part-table.ts';
+import { engineCommandKinds } from '../engine-commands.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { divideParts, homeLane } from '../lanes/lane-choice.ts';
 import type { EngineGroup } from './engine-group.ts';

@@ -1,7 +1,7 @@
 // Transfers of many ranges that are described once and posted with one command; what follows the data is sent by the
 // engine's own thread. Hot path: no allocation.
-import { PartTable } from '../../abi/part-table.ts';
-import { REQUEST_SLOTS } from '../../abi/transport-command.ts';
+import { PartTable } from '../part-table.ts';
+import { REQUEST_SLOTS } from '../engine-commands.ts';
 import { type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
 import { findScatters } from './find-scatters.ts';
 import { longestScattered, RangeList } from '../send/range-list.ts';

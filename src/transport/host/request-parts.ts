@@ -1,5 +1,5 @@
 // What requests are about: memory here, memory and counters of the peer.
-import type { PartTable } from '../../abi/part-table.ts';
+import type { PartTable } from '../part-table.ts';
 import type { MemoryRegion } from './memory-region.ts';
 
 /** Part of a region of this side; all of it by default. */

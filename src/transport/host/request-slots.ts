@@ -1,5 +1,5 @@
 // Requests as the user sees them: handles over the slots of the shared table, their ends, and waits with deadlines.
-import { engineCommandKinds, REQUEST_SLOTS, slotStates } from '../../abi/transport-command.ts';
+import { engineCommandKinds, REQUEST_SLOTS, slotStates } from '../engine-commands.ts';
 import { decodeError, type EncodedError, invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { checkTimeout, type WaitOptions } from '../../core/deadline.ts';
 import { beginWait, endWait, type WaitEntry } from '../../core/waits.ts';

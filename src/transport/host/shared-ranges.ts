@@ -1,7 +1,7 @@
 // Tables of ranges that the user's thread fills in and the engine's thread reads: each write names some of their entries.
 // Hot path: no allocation but for more writes under way, or larger ones, than ever before.
-import { PartTable } from '../../abi/part-table.ts';
-import { REQUEST_SLOTS } from '../../abi/transport-command.ts';
+import { PartTable } from '../part-table.ts';
+import { REQUEST_SLOTS } from '../engine-commands.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { Region } from '../engine/region.ts';
 import type { ScatterOptions } from '../engine/transport-engine.ts';

@@ -1,7 +1,7 @@
 // The memory between the user's thread and all engines': the request table, the words to sleep on, the gates. Hot path: no
 // allocation.
 import { wordOffsets } from '../../abi/layout.ts';
-import { GATES, MAX_ENGINES, REQUEST_SLOTS, requestHead, slotBits, slotStates } from '../../abi/transport-command.ts';
+import { GATES, MAX_ENGINES, REQUEST_SLOTS, requestHead, slotBits, slotStates } from '../engine-commands.ts';
 import { ProcessorLoans } from '../../threads/processor-loans.ts';
 import type { SpinTime } from '../../threads/spin-time.ts';
 import { waitAsync } from '../../threads/wait-async.ts';

@@ -1,7 +1,7 @@
 // Which lanes of a connection carry what: the turns of messages, and how large requests are cut. Pure: neither threads nor
 // sockets, so that a simulated host with several engines takes the same decisions. Hot path: no allocation but for new flows.
-import { PartTable } from '../../abi/part-table.ts';
-import { PART_BYTES } from '../../abi/transport-command.ts';
+import { PartTable } from '../part-table.ts';
+import { PART_BYTES } from '../engine-commands.ts';
 import { type GatePool, NONE } from './gates.ts';
 
 /** How large requests are spread: whole ones go by turns, each is cut, or all of a flow stay on its home lane. */

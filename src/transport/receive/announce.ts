@@ -1,12 +1,6 @@
 // Posted receives and reads become control records. A receive of a flow whose messages come before their receives are
 // announced is held back for a moment: its message is probably on its way, and needs no record.
-import {
-  controlKinds,
-  DATA_HEADER_BYTES,
-  EAGER_SLOTS,
-  failReasons,
-  MAX_OPEN_RECEIVES,
-} from '../../abi/transport-packet.ts';
+import { controlKinds, DATA_HEADER_BYTES, EAGER_SLOTS, failReasons, MAX_OPEN_RECEIVES } from '../wire/packet-layout.ts';
 import type { Connection } from '../engine/connection.ts';
 import { isVacancy, peerFailure, type Request } from '../engine/request.ts';
 import { type EagerStore, slotStates } from './eager-store.ts';

@@ -7,7 +7,7 @@ import {
   packetFlags,
   SCATTER_ENTRY_BYTES,
   scatterEntry,
-} from '../../abi/transport-packet.ts';
+} from '../wire/packet-layout.ts';
 import type { Connection } from '../engine/connection.ts';
 import { met, takeEager, TAKEN } from './announce.ts';
 import { ackDue, addToCell } from './receive-side.ts';

@@ -1,6 +1,6 @@
 // Messages that came before there was a receive for them: a slot of memory for each, which the sender has chosen. Hot path:
 // no allocation.
-import { EAGER_SLOTS } from '../../abi/transport-packet.ts';
+import { EAGER_SLOTS } from '../wire/packet-layout.ts';
 import type { Region } from '../engine/region.ts';
 
 /**

@@ -1,6 +1,6 @@
 // The receiving side of a connection: what has arrived, what it may still be sent, and the ack that is due.
 // data-input.ts takes in segments, admission.ts grants receives their bytes.
-import { controlKinds } from '../../abi/transport-packet.ts';
+import { controlKinds } from '../wire/packet-layout.ts';
 import type { ControlLog } from '../control/control-log.ts';
 import type { Region } from '../engine/region.ts';
 import { type Request, RequestQueue } from '../engine/request.ts';

@@ -1,6 +1,6 @@
 // The run that is being collected: consecutive segments of one message that lie side by side in one received packet.
 // Hot path: no allocation.
-import { DATA_HEADER_BYTES, dataHeader, dataWord, packetFlags } from '../../abi/transport-packet.ts';
+import { DATA_HEADER_BYTES, dataHeader, dataWord, packetFlags } from '../wire/packet-layout.ts';
 
 const DATA = dataHeader.offset;
 const WORD = dataWord;

@@ -1,6 +1,6 @@
 // Takes in acks: what has arrived leaves the window, echoes give round-trip times and show what was lost on each path.
 // Hot path: no allocation.
-import { ackHeader, ackPath, EAGER_SLOTS, failReasons, packetFlags, PARKED_SHIFT } from '../../abi/transport-packet.ts';
+import { ackHeader, ackPath, EAGER_SLOTS, failReasons, packetFlags, PARKED_SHIFT } from '../wire/packet-layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { Connection } from '../engine/connection.ts';
 import { NO_SLOT, type SendSide } from './send-side.ts';

@@ -1,6 +1,6 @@
 // Many ranges of one region here, and where in one region of the peer each belongs: what one scattered write carries.
-import type { PartTable } from '../../abi/part-table.ts';
-import { MAX_SCATTER_ENTRIES, SCATTER_ENTRY_BYTES } from '../../abi/transport-packet.ts';
+import type { PartTable } from '../part-table.ts';
+import { MAX_SCATTER_ENTRIES, SCATTER_ENTRY_BYTES } from '../wire/packet-layout.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import { isWhole } from '../../core/whole-number.ts';
 

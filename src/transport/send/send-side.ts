@@ -1,6 +1,6 @@
 // The sending side of a connection: requests that wait to be cut into segments, segments in flight, and what bounds them.
 // transmit.ts sends, ack-input.ts takes in acks and finds what was lost.
-import { DATA_HEADER_BYTES, EAGER_SLOTS } from '../../abi/transport-packet.ts';
+import { DATA_HEADER_BYTES, EAGER_SLOTS } from '../wire/packet-layout.ts';
 import { type Congestion, congestionRules } from '../../congestion/congestion.ts';
 import { isVacancy, type Request, RequestQueue } from '../engine/request.ts';
 import type { TransportSettings } from '../engine/transport-settings.ts';

@@ -1,11 +1,6 @@
 // Sends segments: lost ones first, then those of the flows in turn, as far as windows, pacing and the I/O allow.
 // Hot path: no allocation.
-import {
-  DATA_HEADER_BYTES,
-  MAX_SCATTER_ENTRIES,
-  packetFlags,
-  SCATTER_ENTRY_BYTES,
-} from '../../abi/transport-packet.ts';
+import { DATA_HEADER_BYTES, MAX_SCATTER_ENTRIES, packetFlags, SCATTER_ENTRY_BYTES } from '../wire/packet-layout.ts';
 import type { Connection } from '../engine/connection.ts';
 import type { Request } from '../engine/request.ts';
 import { traceSent } from '../engine/trace-messages.ts';

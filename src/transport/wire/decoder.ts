@@ -10,7 +10,7 @@ import {
   packetPrefix,
   SCATTER_ENTRY_BYTES,
   TRANSPORT_VERSION,
-} from '../../abi/transport-packet.ts';
+} from './packet-layout.ts';
 import type { PacketGuard } from '../authentication/packet-guard.ts';
 import { onControl } from '../control/control-input.ts';
 import type { Connection } from '../engine/connection.ts';

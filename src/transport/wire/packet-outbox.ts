@@ -1,6 +1,6 @@
 // Where packets are put together: a cursor through the I/O's arena, and the one burst object. Hot path: no allocation.
 import { alignUp } from '../../abi/layout.ts';
-import { DATA_HEADER_BYTES, dataHeader, packetFlags, packetPrefix } from '../../abi/transport-packet.ts';
+import { DATA_HEADER_BYTES, dataHeader, packetFlags, packetPrefix } from './packet-layout.ts';
 import type { Burst, PacketIo } from '../io/packet-io.ts';
 import type { RangeList } from '../send/range-list.ts';
 import type { Region } from '../engine/region.ts';

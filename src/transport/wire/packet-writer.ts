@@ -12,7 +12,7 @@ import {
   PARKED_SHIFT,
   SCATTER_ENTRY_BYTES,
   TRANSPORT_VERSION,
-} from '../../abi/transport-packet.ts';
+} from './packet-layout.ts';
 import { MAX_ECHOES } from '../receive/receive-side.ts';
 import type { Connection } from '../engine/connection.ts';
 import type { Burst } from '../io/packet-io.ts';

@@ -5,8 +5,8 @@ import {
   descriptorBlockHeader,
   RING_DESCRIPTORS,
   RING_SLOT_BYTES,
-} from '../../abi/unpack-block.ts';
-import { wideAt } from '../../abi/wide-words.ts';
+} from '../../abi/unpack.ts';
+import { wideAt } from '../../abi/layout.ts';
 import type { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { pollUntil } from '../../device/cuda/poll.ts';

@@ -8,7 +8,7 @@ import {
   type moveFragmentsArguments,
   RING_DESCRIPTORS,
   RING_SLOT_BYTES,
-} from '../../abi/unpack-block.ts';
+} from '../../abi/unpack.ts';
 import { invalidArgument, type WeftlineError } from '../../core/errors.ts';
 import type { StayingWork } from '../../device/cuda/cuda-context.ts';
 import { CudaDevice } from '../../device/cuda/cuda-device.ts';

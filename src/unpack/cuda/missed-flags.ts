@@ -1,6 +1,6 @@
 // Which slots of a ring were not moved because their ready flag did not come in time.
-import { blockHeaderWord } from '../../abi/unpack-block.ts';
-import { wideAt } from '../../abi/wide-words.ts';
+import { blockHeaderWord } from '../../abi/unpack.ts';
+import { wideAt } from '../../abi/layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { HostMemory } from '../../device/cuda/host-memory.ts';

@@ -10,9 +10,8 @@ import {
   RING_DESCRIPTORS,
   RING_SLOT_BYTES,
   slotShareWord,
-} from '../../abi/unpack-block.ts';
-import { wordOffsets } from '../../abi/layout.ts';
-import { wideAt } from '../../abi/wide-words.ts';
+} from '../../abi/unpack.ts';
+import { wideAt, wordOffsets } from '../../abi/layout.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { StayingWork } from '../../device/cuda/cuda-context.ts';
 import { CudaDevice } from '../../device/cuda/cuda-device.ts';

@@ -22,7 +22,7 @@ export interface JobAnswers {
   readonly processes: ReadonlyMap<number, ProcessFacts>;
 }
 
-export interface InquiryOptions {
+interface InquiryOptions {
   readonly question: Question;
   readonly patienceMs: number;
   readonly isEnough: (answers: JobAnswers) => boolean;

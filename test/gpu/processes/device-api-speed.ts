@@ -8,7 +8,7 @@ import { hostname } from 'node:os';
 import { CudaDevice } from 'weftline';
 import { DeviceHost, type RegisteredVram } from 'weftline/device-api';
 import { join, type World } from 'weftline/world';
-import { benchPingKinds } from '#lib/abi/device-api-arguments.js';
+import { benchPingKinds } from '#lib/abi/device-api.js';
 import { benchDeviceApiKernels } from '#lib/device/cuda/kernels/device-api.js';
 import { measureQueue } from './device-api-queue.js';
 

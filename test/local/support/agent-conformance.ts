@@ -14,7 +14,7 @@ import {
   type RemoteMemory,
   type Transfer,
 } from 'weftline/agent';
-import { PartTable } from '#lib/abi/part-table.js';
+import { PartTable } from '#lib/transport/part-table.js';
 import { PartPuts } from '#lib/agent/part-puts.js';
 import type { AgentConfiguration } from './agent-configurations.ts';
 import { AgentPeer, openPair, SharedPair } from './agent-pair.ts';

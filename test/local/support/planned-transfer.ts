@@ -1,5 +1,5 @@
 // A planned transfer from parts that name their regions, as tests of backends write them down.
-import { PartTable } from '#lib/abi/part-table.js';
+import { PartTable } from '#lib/transport/part-table.js';
 import type { PlannedTransfer } from '#lib/agent/backend.js';
 
 export interface NamedPart<L, R> {

@@ -1,8 +1,8 @@
 // A rank whose "device" pushes commands for peers on other hosts, through the thread that serves its queues. Arguments: the
 // scenario, and the rank that ends first. Prints what came, and what was heard of peers that ended, as JSON.
 import { join } from 'weftline/world';
-import { queueCommandKinds } from '#lib/abi/command-queue.js';
-import { networkCellOffset, networkCells, networkCellsBytes } from '#lib/abi/network-cells.js';
+import { queueCommandKinds } from '#lib/abi/device-api.js';
+import { networkCellOffset, networkCells, networkCellsBytes } from '#lib/abi/network.js';
 import { ProxyNetwork } from '#lib/group/network/proxy-network.js';
 import { CommandWriter, queueBytes } from '#lib/device-api/service/command-queue.js';
 import { emptyQueueCommand } from '#lib/device-api/service/command.js';

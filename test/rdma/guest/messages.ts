@@ -1,7 +1,13 @@
 // In the guest: messages, writes, reads and atomics over real queue pairs of each kind.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { completionFlag, completionOpcode, ROUTING_HEADER_BYTES, sendFlag, sendOpcode } from '#lib/abi/verbs-words.js';
+import {
+  completionFlag,
+  completionOpcode,
+  ROUTING_HEADER_BYTES,
+  sendFlag,
+  sendOpcode,
+} from '#lib/native/verbs/c-numbers.js';
 import { AddressHandle } from '#lib/native/verbs/path.js';
 import { SharedReceiveQueue } from '#lib/native/verbs/shared-receive-queue.js';
 import { connectPair, doOne, fill, nextCompletions, QUEUE_KEY, Side } from './support/pair.ts';

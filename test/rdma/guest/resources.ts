@@ -4,7 +4,7 @@ import { spawnSync } from 'node:child_process';
 import { openSync, readdirSync } from 'node:fs';
 import test from 'node:test';
 import { WeftlineError } from '#lib/core/errors.js';
-import { sendOpcode } from '#lib/abi/verbs-words.js';
+import { sendOpcode } from '#lib/native/verbs/c-numbers.js';
 import { NativeBlock } from '#lib/native/native-block.js';
 import { ReadinessSet } from '#lib/native/readiness.js';
 import { AsyncEvents, type VerbsEvent } from '#lib/native/verbs/async-events.js';

@@ -1,7 +1,7 @@
 // In the guest: the packet I/O over queue pairs by itself: what it costs, what strangers can do, and that it sleeps.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { sendFlag, sendOpcode } from '#lib/abi/verbs-words.js';
+import { sendFlag, sendOpcode } from '#lib/native/verbs/c-numbers.js';
 import { NativeBlock } from '#lib/native/native-block.js';
 import { VerbsContext, type VerbsOperations } from '#lib/native/verbs/context.js';
 import { AddressHandle } from '#lib/native/verbs/path.js';

@@ -17,7 +17,7 @@ import {
   packetKinds,
   packetPrefix,
   TRANSPORT_VERSION,
-} from '#lib/abi/transport-packet.js';
+} from '#lib/transport/wire/packet-layout.js';
 import { createReceivedBatch, placeRun } from '#lib/transport/io/packet-io.js';
 import {
   dropReasons,

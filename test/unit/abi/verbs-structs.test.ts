@@ -2,8 +2,8 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import type { Layout } from '#lib/abi/layout.js';
-import * as structs from '#lib/abi/verbs-structs.js';
-import { asyncEvents, completionStatuses } from '#lib/abi/verbs-words.js';
+import * as structs from '#lib/native/verbs/c-structs.js';
+import { asyncEvents, completionStatuses } from '#lib/native/verbs/c-numbers.js';
 
 /**
  * By offsetof and sizeof, with the headers of rdma-core 44 on x86-64. Where the size is missing, weftline stops reading before the end.

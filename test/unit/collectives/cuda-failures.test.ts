@@ -1,7 +1,7 @@
 // What kernels of a Communicator tell of calls that disagree, as errors; words of calls; regions; the order of messages.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { collectiveFailures, messageBlock, messageDirections, messageFlags } from '#lib/abi/cuda-collectives.js';
+import { collectiveFailures, messageBlock, messageDirections, messageFlags } from '#lib/abi/collectives.js';
 import { trapReasons } from '#lib/abi/trap-record.js';
 import { makeCollectiveCall } from '#lib/collectives/collective-call.js';
 import type { PairMessage } from '#lib/collectives/collective-engine.js';

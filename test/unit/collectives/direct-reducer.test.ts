@@ -4,7 +4,7 @@ import test from 'node:test';
 import { CpuDevice } from 'weftline';
 import { referenceSparseSum } from 'weftline/reference';
 import { wordOffsets } from '#lib/abi/layout.js';
-import { sparseBoard } from '#lib/abi/sparse-message.js';
+import { sparseBoard } from '#lib/collectives/sparse/message-view.js';
 import type { BlockWay, WorkMark } from '#lib/collectives/sparse/block-work.js';
 import { DirectBoard } from '#lib/collectives/sparse/direct-board.js';
 import { DirectReducer } from '#lib/collectives/sparse/direct-reducer.js';

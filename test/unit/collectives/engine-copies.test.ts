@@ -1,7 +1,7 @@
 // What copy engines move in a call, and how ranks tell that they mean the same places.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { collectiveFailures } from '#lib/abi/cuda-collectives.js';
+import { collectiveFailures } from '#lib/abi/collectives.js';
 import { trapReasons } from '#lib/abi/trap-record.js';
 import { makeCollectiveCall } from '#lib/collectives/collective-call.js';
 import { callWord, describeCallWord, signatureOfPlace } from '#lib/collectives/cuda/call-word.js';

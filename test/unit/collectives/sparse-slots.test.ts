@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { CpuDevice, WeftlineError } from 'weftline';
 import { referenceSparseSum } from 'weftline/reference';
-import { sparseMessageBytes } from '#lib/abi/sparse-message.js';
+import { sparseMessageBytes } from '#lib/collectives/sparse/message-view.js';
 import { AggregatorSlots } from '#lib/collectives/sparse/aggregator-slots.js';
 import { CpuBlocks } from '#lib/collectives/sparse/cpu-blocks.js';
 import {

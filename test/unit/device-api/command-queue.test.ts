@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import fc from '../../support/fast-check.ts';
-import { queueCommandKinds, MAX_COMMAND_BYTES, MAX_COMMAND_OFFSET } from '#lib/abi/command-queue.js';
+import { queueCommandKinds, MAX_COMMAND_BYTES, MAX_COMMAND_OFFSET } from '#lib/abi/device-api.js';
 import { WeftlineError } from 'weftline';
 import { type QueueCommand, decodeCommand, emptyQueueCommand, encodeCommand } from '#lib/device-api/service/command.js';
 import { CpuKernelApi } from '#lib/device-api/host/cpu-kernel-api.js';

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { type CudaDevice, readSettings, WeftlineError } from 'weftline';
 import { Deadline } from '#lib/core/deadline.js';
-import { networkPhases } from '#lib/abi/ep-network.js';
+import { networkPhases } from '#lib/abi/network.js';
 import { Block } from '#lib/abi/layout.js';
 import { trapKernels, trapReasons, trapRecord, trapStates } from '#lib/abi/trap-record.js';
 import { callWord } from '#lib/group/calls.js';

@@ -14,15 +14,15 @@ import {
 import { hostname, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
-import { TRACE_FILE_BYTES } from '#lib/abi/kernel-trace.js';
 import {
   TRACE_FIELDS,
+  TRACE_FILE_BYTES,
   TRACE_RECORDS,
   TRACE_RINGS,
   traceField,
   traceRing,
   traceRingOffset,
-} from '#lib/abi/trace-rings.js';
+} from '#lib/tracing/trace-layout.js';
 import { traceView } from '#lib/programs/report/trace-view.js';
 import { viewPage } from '#lib/programs/report/view.js';
 import { collectTrace } from '#lib/programs/trace/collect-trace.js';

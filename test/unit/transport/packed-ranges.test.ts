@@ -1,8 +1,8 @@
 // Ranges of a table that are packed for one scattered write: any sizes, joined and cut, over a bad network.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { PartTable } from '#lib/abi/part-table.js';
-import { MAX_SCATTER_ENTRIES, SCATTER_ENTRY_BYTES } from '#lib/abi/transport-packet.js';
+import { PartTable } from '#lib/transport/part-table.js';
+import { MAX_SCATTER_ENTRIES, SCATTER_ENTRY_BYTES } from '#lib/transport/wire/packet-layout.js';
 import { seededRandom } from '#lib/core/seeded-random.js';
 import { requestStatus } from '#lib/transport/engine/transport-engine.js';
 import { PackedRanges } from '#lib/transport/send/range-list.js';

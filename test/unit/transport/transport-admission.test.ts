@@ -8,8 +8,8 @@ import {
   dataHeader,
   packetKinds,
   packetPrefix,
-} from '#lib/abi/transport-packet.js';
-import { getWide } from '#lib/abi/wide-words.js';
+} from '#lib/transport/wire/packet-layout.js';
+import { getWide } from '#lib/abi/layout.js';
 import { type EngineHandle, requestStatus, type TransportConnection } from '#lib/transport/engine/transport-engine.js';
 import { isEnded, Loopback } from './support/loopback.js';
 

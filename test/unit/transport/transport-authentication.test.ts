@@ -1,7 +1,7 @@
 // Connections that authenticate their packets: what was changed, forged, reflected or replayed has no effect at all.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { authenticPrefix, packetFlags, packetKinds, packetPrefix } from '#lib/abi/transport-packet.js';
+import { authenticPrefix, packetFlags, packetKinds, packetPrefix } from '#lib/transport/wire/packet-layout.js';
 import { RangeList } from '#lib/transport/send/range-list.js';
 import { requestStatus } from '#lib/transport/engine/transport-engine.js';
 import { type Flying, isEnded, Loopback, type LoopbackOptions, pattern, type Side } from './support/loopback.js';

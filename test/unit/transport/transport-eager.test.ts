@@ -1,7 +1,7 @@
 // Small messages that are sent before their receives are announced: where they wait, and what becomes of them.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { dataHeader, EAGER_SLOTS, packetFlags, packetKinds, packetPrefix } from '#lib/abi/transport-packet.js';
+import { dataHeader, EAGER_SLOTS, packetFlags, packetKinds, packetPrefix } from '#lib/transport/wire/packet-layout.js';
 import { seededRandom } from '#lib/core/seeded-random.js';
 import { Flow } from '#lib/transport/send/send-side.js';
 import { type EngineHandle, requestStatus } from '#lib/transport/engine/transport-engine.js';

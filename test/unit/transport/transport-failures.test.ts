@@ -1,7 +1,7 @@
 // What goes wrong between two engines: small buffers, cancelled requests, dead paths, dead peers, closed connections.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { packetKinds, packetPrefix } from '#lib/abi/transport-packet.js';
+import { packetKinds, packetPrefix } from '#lib/transport/wire/packet-layout.js';
 import { requestStatus } from '#lib/transport/engine/transport-engine.js';
 import type { PacketIo } from '#lib/transport/io/packet-io.js';
 import { isEnded, Loopback, pattern } from './support/loopback.js';

@@ -1,7 +1,7 @@
 // Messages over a lossless and a lossy network: every byte once, and both ends know.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { packetKinds, packetPrefix } from '#lib/abi/transport-packet.js';
+import { packetKinds, packetPrefix } from '#lib/transport/wire/packet-layout.js';
 import { settingsTable } from '#lib/settings/settings.js';
 import { requestStatus } from '#lib/transport/engine/transport-engine.js';
 import { type Flying, isEnded, Loopback, type LoopbackOptions, pattern } from './support/loopback.js';

@@ -1,7 +1,7 @@
 // Writes, reads, signals and flushes: data, order, and what a wrong key or range does.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { DATA_HEADER_BYTES, dataHeader, SCATTER_ENTRY_BYTES, scatterEntry } from '#lib/abi/transport-packet.js';
+import { DATA_HEADER_BYTES, dataHeader, SCATTER_ENTRY_BYTES, scatterEntry } from '#lib/transport/wire/packet-layout.js';
 import { RangeList } from '#lib/transport/send/range-list.js';
 import type { Region } from '#lib/transport/engine/region.js';
 import { type EngineHandle, requestStatus } from '#lib/transport/engine/transport-engine.js';

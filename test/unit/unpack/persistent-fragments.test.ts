@@ -7,7 +7,7 @@ import {
   persistentStates,
   RING_SLOT_BYTES,
   slotShareWord,
-} from '#lib/abi/unpack-block.js';
+} from '#lib/abi/unpack.js';
 import { CudaContext } from '#lib/device/cuda/cuda-context.js';
 import type { CudaDevice } from '#lib/device/cuda/cuda-device.js';
 import { CudaStream } from '#lib/device/cuda/cuda-stream.js';

@@ -8,8 +8,8 @@ import {
   fragmentWord,
   RING_DESCRIPTORS,
   RING_SLOT_BYTES,
-} from '#lib/abi/unpack-block.js';
-import { wideAt } from '#lib/abi/wide-words.js';
+} from '#lib/abi/unpack.js';
+import { wideAt } from '#lib/abi/layout.js';
 import { RingWriter } from '#lib/unpack/ring-writer.js';
 import { DescriptorBlock } from 'weftline/unpack';
 import { blocksOf, type FragmentOf, randomList } from '../../support/fragment-lists.js';

@@ -2,8 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { WeftlineError } from 'weftline';
-import { WINDOW_HEADER_BYTES, windowHeader } from '#lib/abi/window-header.js';
-import { AbortRecord } from '#lib/windows/abort-record.js';
+import { AbortRecord, WINDOW_HEADER_BYTES, windowHeader } from '#lib/windows/abort-record.js';
 import { Deadline } from '#lib/core/deadline.js';
 import { LocalBarrier, type LocalBarrierOptions } from '#lib/windows/local-barrier.js';
 import { substituteSystemCall } from '#lib/native/system-call.js';

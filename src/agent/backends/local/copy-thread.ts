@@ -1,10 +1,17 @@
 // The thread that carries out large copies of an agent, so that they go on while the agent's thread does something else.
-import { JOB_WORDS, LANE_WORDS, THREAD_WORDS, threadWord } from '../../../abi/copy-words.ts';
+import {
+  type CheckedCopies,
+  type CopyJob,
+  CopyLane,
+  JOB_WORDS,
+  LANE_WORDS,
+  THREAD_WORDS,
+  threadWord,
+} from './copy-lane.ts';
 import { packageFile } from '../../../core/package-file.ts';
 import { SharedLock } from '../../../threads/shared-lock.ts';
 import { PooledWork } from '../../../threads/thread-pool.ts';
 import type { WakeWord } from '../../../threads/wake-word.ts';
-import { type CheckedCopies, type CopyJob, CopyLane } from './copy-lane.ts';
 import type { PeerMailbox } from './peer-mailbox.ts';
 
 export class CopyThread {

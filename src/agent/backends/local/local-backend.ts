@@ -1,7 +1,7 @@
 // Transfers between agents of one host: one copy from memory to memory, by the caller's thread; of large ones, by two.
 import { readFileSync, statSync } from 'node:fs';
-import { BOOT_ID_BYTES, LOCAL_INFO_VERSION, localConnectionInfo } from '../../../abi/agent-local-info.ts';
-import { MAILBOX_MAGIC } from '../../../abi/agent-mailbox.ts';
+import { BOOT_ID_BYTES, LOCAL_INFO_VERSION, localConnectionInfo } from './local-info.ts';
+import { MAILBOX_MAGIC } from './mailbox-layout.ts';
 import { Block } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { packageFile } from '../../../core/package-file.ts';

@@ -1,6 +1,6 @@
 // Puts and signals between memory of hosts, carried out at once, or of GPUs, enqueued; in order. Hot path: no allocation
 // but that of a 64-bit sum.
-import type { channelPutArguments } from '../../../abi/channel-arguments.ts';
+import type { channelPutArguments } from '../../../abi/device-api.ts';
 import { asWeftlineError, invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';

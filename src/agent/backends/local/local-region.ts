@@ -1,6 +1,6 @@
 // Registered memory of this side, and what peers of the host are told of it.
 import { Block } from '../../../abi/layout.ts';
-import { localRegionInfo, localRegionKinds } from '../../../abi/agent-local-info.ts';
+import { localRegionInfo, localRegionKinds } from './local-info.ts';
 import { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import { admitPeersToMemory } from '../../../native/process-memory.ts';
 import type { AgentMemory, BackendRegion } from '../../backend.ts';

@@ -1,8 +1,7 @@
 // A prepared transfer within the host. `post` is a hot path: no allocation.
-import { jobStates, jobWord } from '../../../abi/copy-words.ts';
+import { type CheckedCopies, type CopyJob, jobStates, jobWord } from './copy-lane.ts';
 import { asWeftlineError, invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import type { BackendTransfer, TransferState } from '../../backend.ts';
-import type { CheckedCopies, CopyJob } from './copy-lane.ts';
 import { type CopyPlan, type HostCopies, INLINE_BYTES, type LocalTransferParts } from './copy-plan.ts';
 import type { CopyThread, LaneToPeer } from './copy-thread.ts';
 import type { LocalRegion } from './local-region.ts';

@@ -1,6 +1,7 @@
 // An agent's own mailbox: peers write notifications into it and read from it which regions there are. `poll` is a hot path.
 import { randomInt } from 'node:crypto';
 import {
+  headerWord,
   MAILBOX_MAGIC,
   MAILBOX_REGIONS,
   MAILBOX_VERSION,
@@ -8,23 +9,20 @@ import {
   mailboxHeader,
   mailboxRegion,
   mailboxStates,
+  nameOf,
+  type NotificationRing,
+  OWNER_LOCK,
   REGIONS_OFFSET,
+  ringDoorbell,
+  ringOf,
   senderStates,
-} from '../../../abi/agent-mailbox.ts';
+  slotWord,
+} from './mailbox-layout.ts';
 import { Block } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { Futex, isByteLocked, lockByte } from '../../../native/libc.ts';
 import { SharedMemory } from '../../../windows/shared-memory.ts';
 import type { BackendContext } from '../../backend.ts';
-import {
-  headerWord,
-  nameOf,
-  type NotificationRing,
-  OWNER_LOCK,
-  ringDoorbell,
-  ringOf,
-  slotWord,
-} from './mailbox-layout.ts';
 
 interface Sender {
   readonly slot: number;

@@ -2,22 +2,26 @@
 import type { LinkState } from '../../backend.ts';
 import { restarted } from '../../stale-life.ts';
 import {
+  headerWord,
   MAILBOX_MAGIC,
   MAILBOX_VERSION,
-  MAX_MAILBOX_SENDERS,
   mailboxBytes,
   mailboxHeader,
   mailboxSender,
   mailboxStates,
+  OWNER_LOCK,
   SENDER_NAME_BYTES,
+  sendersOf,
   senderStates,
-} from '../../../abi/agent-mailbox.ts';
+  slotOffset,
+  slotWord,
+} from './mailbox-layout.ts';
 import { Block } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
+import { settingsTable } from '../../../settings/settings.ts';
 import { SharedMemory, type SharedMemoryName } from '../../../windows/shared-memory.ts';
 import { isByteLocked, lockByte } from '../../../native/libc.ts';
 import { DeviceWork, PeerSteps, RecordSender } from './sender-end.ts';
-import { headerWord, OWNER_LOCK, sendersOf, slotOffset, slotWord } from './mailbox-layout.ts';
 
 interface PeerMailboxOptions {
   readonly peer: string;
@@ -116,7 +120,7 @@ function checkHeader(buffer: ArrayBuffer, { peer, incarnation }: PeerMailboxOpti
     });
   }
   const senders = header.get('senders');
-  if (senders < 1 || senders > MAX_MAILBOX_SENDERS || mailboxBytes(senders) !== buffer.byteLength) {
+  if (senders < 1 || senders > settingsTable.localSenders.max || mailboxBytes(senders) !== buffer.byteLength) {
     throw new WeftlineError('WL_PROTOCOL', `The mailbox of ${peer} is invalid: it has places for ${senders} senders`, {
       details: { peer, senders, bytes: buffer.byteLength },
     });

@@ -1,13 +1,17 @@
 // What a sender does in a peer's mailbox: tells whether it is within a step, writes records. Hot path.
 import {
+  headerWord,
   MAILBOX_REGIONS,
   mailboxHeader,
   mailboxRegion,
   mailboxSender,
+  type NotificationRing,
   REGIONS_OFFSET,
-} from '../../../abi/agent-mailbox.ts';
+  ringDoorbell,
+  ringOf,
+  slotOffset,
+} from './mailbox-layout.ts';
 import { Futex } from '../../../native/libc.ts';
-import { headerWord, type NotificationRing, ringDoorbell, ringOf, slotOffset } from './mailbox-layout.ts';
 
 /** Whether a thread of the sender is within a step: each one that copies has a word of its own. */
 type StepWord = 'agentStep' | 'copyStep';

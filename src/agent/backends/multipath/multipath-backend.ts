@@ -2,7 +2,7 @@
 import { isIP } from 'node:net';
 import { z } from '#zod';
 import { alignUp } from '../../../abi/layout.ts';
-import { MAILBOX_RING_BYTES, mailboxHead, mailboxRecord } from '../../../abi/multipath-mailbox.ts';
+import { MAILBOX_RING_BYTES, mailboxHead, mailboxRecord } from './multipath-link.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import {
   type Connection,

@@ -1,7 +1,6 @@
 // Puts and signals on a flow of their own, in order; their ends are counted in the order of posting.
-import { Block } from '../../../abi/layout.ts';
-import { multipathRegionInfo } from '../../../abi/multipath-region.ts';
-import type { PartTable } from '../../../abi/part-table.ts';
+import { Block, defineLayout } from '../../../abi/layout.ts';
+import type { PartTable } from '../../../transport/part-table.ts';
 import { asWeftlineError, invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import type {
   Connection,
@@ -12,6 +11,9 @@ import type {
   Transport,
 } from '../../../transport/index.ts';
 import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace, SharedParts } from '../../backend.ts';
+
+/** How metadata of an agent names a region that its peers reach over the transport. */
+const multipathRegionInfo = defineLayout('MultipathRegionInfo', { region: 'u32', key: 'u32' }, 4);
 
 /** Operations under way. A power of two; all channels share the transport's requests, of which there may be none left. */
 const MAX_PENDING = 512;

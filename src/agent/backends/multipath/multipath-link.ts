@@ -1,10 +1,9 @@
 // The way to one peer over the transport: prepared transfers, messages behind their data, channels.
 import { z } from '#zod';
-import { alignUp } from '../../../abi/layout.ts';
-import { MAILBOX_RING_BYTES, mailboxHead, mailboxRecord } from '../../../abi/multipath-mailbox.ts';
-import { PartTable } from '../../../abi/part-table.ts';
+import { alignUp, defineLayout } from '../../../abi/layout.ts';
 import { asWeftlineError, WeftlineError } from '../../../core/errors.ts';
 import type { Connection, MemoryRegion, RailState, RequestHandle, Transport } from '../../../transport/index.ts';
+import { PartTable } from '../../../transport/part-table.ts';
 import type {
   BackendLink,
   BackendRegion,
@@ -18,6 +17,22 @@ import type {
   TransferState,
 } from '../../backend.ts';
 import { MultipathChannel, MultipathRegion, MultipathRemoteRegion, own } from './multipath-channel.ts';
+
+// The mailbox of a link: a counter and a ring on each side, through which messages travel behind their data.
+
+/** Most bytes of messages that the peer has not taken. A power of two. */
+export const MAILBOX_RING_BYTES = 256 * 1024;
+
+/**
+ * At the receiver, `counter` is the bytes that have arrived in its ring: the sender's engine adds to it by signals, behind
+ * the bytes. At the sender, `counter` is the bytes that the receiver has taken: it adds to it by signals, and only then
+ * may the sender's count of reserved bytes go on; messages wait in the sender's ring until they are sent. The low 32 bits
+ * of a counter are enough: differences are below 2^31. A stale look shows fewer bytes and costs time only.
+ */
+export const mailboxHead = defineLayout('AgentMailbox', { counter: 'u64', pad: { of: 'u64', count: 7 } }, 64);
+
+/** What begins a message in the ring; it and its bytes are padded to a multiple of 8. May wrap at the ring's end. */
+export const mailboxRecord = defineLayout('AgentMessage', { bytes: 'u32', reserved: 'u32' }, 8);
 
 /** Flows of the transport: data of transfers, messages, then one per channel. */
 const DATA_FLOW = 0;

@@ -1,5 +1,7 @@
 // A UCX worker: its endpoints, what they post, and words that arrive by tag. The agent's thread only.
 import {
+  isErrorPointer,
+  openUcx,
   UCP_ATOMIC_OP_ADD,
   UCP_ERR_HANDLING_MODE_PEER,
   UCP_WORD_TYPE,
@@ -9,14 +11,15 @@ import {
   ucpTagInfo,
   ucpWorkerParams,
   ucsStatus,
-} from '../../../abi/ucx-structs.ts';
-import { putWide, wideAt } from '../../../abi/wide-words.ts';
+  type Ucx,
+  ucxError,
+  ucxStatusName,
+} from '../../../native/ucx.ts';
+import { putWide, wideAt } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { withoutInheritance } from '../../../native/descriptor-inheritance.ts';
 import { symbolAddress, viewAt } from '../../../native/library.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
-import { openUcx, type Ucx } from '../../../native/ucx.ts';
-import { isErrorPointer, ucxError, ucxStatusName } from '../../../native/ucx-status.ts';
 import { struct, type StructBlock, type UcxContext } from './ucx-context.ts';
 
 /** UCX reads keys of a length that their first bytes tell: behind one that lies, it finds zeros. */

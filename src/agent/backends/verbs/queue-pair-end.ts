@@ -1,7 +1,7 @@
 // One end of a connection: a queue pair of the backend's port, its place for completions, and how the peer is told of it.
 import { randomInt } from 'node:crypto';
 import { z } from '#zod';
-import { completionOpcode, completionStatus } from '../../../abi/verbs-words.ts';
+import { completionOpcode, completionStatus } from '../../../native/verbs/c-numbers.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { protocolError } from '../../../meeting/frames.ts';
 import {

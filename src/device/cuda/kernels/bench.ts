@@ -1,5 +1,5 @@
 // The kernels of kernels/cuda/bench-copy.cu, which show what copying alone takes.
-import { benchCopyArguments, benchMeetArguments } from '../../../abi/bench-arguments.ts';
+import { benchCopyArguments, benchMeetArguments } from '../../../abi/bench.ts';
 import { defineKernelFile } from '../kernel-file.ts';
 
 export const benchKernels = defineKernelFile({

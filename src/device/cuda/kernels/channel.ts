@@ -1,5 +1,5 @@
 // The kernel of kernels/cuda/channel-put.cu.
-import { channelPutArguments } from '../../../abi/channel-arguments.ts';
+import { channelPutArguments } from '../../../abi/device-api.ts';
 import { defineKernelFile } from '../kernel-file.ts';
 
 export const channelKernels = defineKernelFile({

@@ -1,5 +1,5 @@
 // The kernels of Communicator.
-import { collectiveArguments, messageArguments, runArguments } from '../../../abi/cuda-collectives.ts';
+import { collectiveArguments, messageArguments, runArguments } from '../../../abi/collectives.ts';
 import { reductionFormats } from '../../../abi/element-formats.ts';
 import { defineKernelFile } from '../kernel-file.ts';
 

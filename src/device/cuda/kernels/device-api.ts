@@ -5,7 +5,7 @@ import {
   benchDevicePutArguments,
   twoProcessWaitArguments,
   twoProcessWriteArguments,
-} from '../../../abi/device-api-arguments.ts';
+} from '../../../abi/device-api.ts';
 import { defineKernelFile } from '../kernel-file.ts';
 
 export const twoProcessKernels = defineKernelFile({

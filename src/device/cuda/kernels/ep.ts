@@ -1,5 +1,5 @@
 // The kernels of expert parallelism.
-import { epCombineArguments, epDispatchArguments, epLayoutArguments } from '../../../abi/ep-arguments.ts';
+import { epCombineArguments, epDispatchArguments, epLayoutArguments } from '../../../abi/ep.ts';
 import { defineKernelFile } from '../kernel-file.ts';
 
 /** Most choices per token, which a thread keeps in registers. */

@@ -1,5 +1,5 @@
 // The kernels of kernels/cuda/fp8-rows.cu.
-import { fp8RowsArguments } from '../../../abi/fp8-rows-arguments.ts';
+import { fp8RowsArguments } from '../../../abi/element-formats.ts';
 import { defineKernelFile } from '../kernel-file.ts';
 
 export const fp8RowsKernels = defineKernelFile({

@@ -8,7 +8,7 @@ import {
   layerPrepareArguments,
   layerSumArguments,
   layerWidenArguments,
-} from '../../../abi/layer-arguments.ts';
+} from '../../../abi/ep-layer.ts';
 import { defineKernelFile } from '../kernel-file.ts';
 
 /** 1 for a group on several hosts. */

@@ -1,6 +1,10 @@
 // The kernels of EpLowLatency.
-import { lowLatencyCombineArguments, lowLatencyDispatchArguments } from '../../../abi/low-latency-arguments.ts';
-import { lowLatencyRows, lowLatencyTravels } from '../../../abi/low-latency.ts';
+import {
+  lowLatencyCombineArguments,
+  lowLatencyDispatchArguments,
+  lowLatencyRows,
+  lowLatencyTravels,
+} from '../../../abi/low-latency.ts';
 import { defineKernelFile } from '../kernel-file.ts';
 
 /**

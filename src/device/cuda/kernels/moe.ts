@@ -8,7 +8,7 @@ import {
   moeStoreWordsArguments,
   moeSumRowsArguments,
   moeSwigluArguments,
-} from '../../../abi/moe-arguments.ts';
+} from '../../../abi/moe.ts';
 import { defineKernelFile } from '../kernel-file.ts';
 
 export const moeExpertsKernels = defineKernelFile({

@@ -1,9 +1,5 @@
 // The kernels of kernels/cuda/self-test.cu, which show that a device works.
-import {
-  selfTestCopyRowsArguments,
-  selfTestFillArguments,
-  selfTestWaitArguments,
-} from '../../../abi/self-test-arguments.ts';
+import { selfTestCopyRowsArguments, selfTestFillArguments, selfTestWaitArguments } from '../../../abi/bench.ts';
 import { defineKernelFile } from '../kernel-file.ts';
 
 export const selfTestKernels = defineKernelFile({

@@ -8,7 +8,7 @@ import {
   sparseShareArguments,
   sparseSumArguments,
   sparseTellArguments,
-} from '../../../abi/sparse-arguments.ts';
+} from '../../../abi/collectives.ts';
 import { defineKernelFile } from '../kernel-file.ts';
 
 export const sparseBlockKernels = defineKernelFile({

@@ -1,5 +1,5 @@
 // The kernels that move the fragments of descriptor blocks, and the bare copy that they are measured against.
-import { benchFragmentsArguments, moveFragmentsArguments, persistentArguments } from '../../../abi/unpack-block.ts';
+import { benchFragmentsArguments, moveFragmentsArguments, persistentArguments } from '../../../abi/unpack.ts';
 import { defineKernelFile } from '../kernel-file.ts';
 
 export const unpackKernels = defineKernelFile({

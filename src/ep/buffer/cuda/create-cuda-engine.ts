@@ -1,5 +1,5 @@
 // Makes the engine of an EpBuffer on GPUs: the ranks agree, compile, then make windows and, on several hosts, links together.
-import { EP_SYNC_BYTES, epScratch } from '../../../abi/ep-arguments.ts';
+import { EP_SYNC_BYTES, epScratch } from '../../../abi/ep.ts';
 import { agreeOn } from '../../../group/agree.ts';
 import { CudaCalls, requireCudaLimits } from '../../../group/cuda-calls.ts';
 import type { CallWait } from '../../../core/deadline.ts';

@@ -1,5 +1,5 @@
 // The GPU's way of an EpBuffer call: kernels that meet their peers on the device; the host waits for a count, if at all.
-import { EP_SYNC_BYTES, epPlan, epStatus } from '../../../abi/ep-arguments.ts';
+import { EP_SYNC_BYTES, epPlan, epStatus } from '../../../abi/ep.ts';
 import { type Call, callWord } from '../../../group/calls.ts';
 import { CudaCallOrder } from '../../../group/cuda-call-order.ts';
 import type { CudaCalls } from '../../../group/cuda-calls.ts';

@@ -1,5 +1,5 @@
 // What the prepare kernel tells the host of a dispatch: how many rows arrive, or why none will.
-import { epHostPlan, epStatus } from '../../../abi/ep-arguments.ts';
+import { epHostPlan, epStatus } from '../../../abi/ep.ts';
 import { epRecordWords } from '../../../abi/exchange-record.ts';
 import { alignUp, Block } from '../../../abi/layout.ts';
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';

@@ -5,7 +5,7 @@ import {
   type epCombineArguments,
   type epDispatchArguments,
   type epLayoutArguments,
-} from '../../../abi/ep-arguments.ts';
+} from '../../../abi/ep.ts';
 import { alignUp, type Layout } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';

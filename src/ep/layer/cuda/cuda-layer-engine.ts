@@ -1,5 +1,5 @@
 // The GPU's way of a layer's call: kernels that meet their peers on the device; the host waits for counts, if at all.
-import { layerPlan, layerRoute, type layerWidenArguments } from '../../../abi/layer-arguments.ts';
+import { layerPlan, layerRoute, type layerWidenArguments } from '../../../abi/ep-layer.ts';
 import { type Call, callWord } from '../../../group/calls.ts';
 import { CudaCallOrder } from '../../../group/cuda-call-order.ts';
 import type { CudaCalls } from '../../../group/cuda-calls.ts';

@@ -1,6 +1,6 @@
 // The kernels of a layer on a GPU, prepared once: blocks, warps, shared memory, and the addresses that stay the same.
 import { elementFormats } from '../../../abi/element-formats.ts';
-import { EP_SYNC_BYTES } from '../../../abi/ep-arguments.ts';
+import { EP_SYNC_BYTES } from '../../../abi/ep.ts';
 import {
   LAYER_COUNTERS,
   LAYER_SECTION_BYTES,
@@ -12,7 +12,7 @@ import {
   type layerPrepareArguments,
   type layerSumArguments,
   type layerWidenArguments,
-} from '../../../abi/layer-arguments.ts';
+} from '../../../abi/ep-layer.ts';
 import type { Layout } from '../../../abi/layout.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import {

@@ -1,6 +1,6 @@
 // The windows of an all-to-all layer on GPUs: one with barrier cells and the count exchange, one with the output.
-import { EP_SYNC_BYTES } from '../../../abi/ep-arguments.ts';
-import { LAYER_SECTION_BYTES, layerRecordWords } from '../../../abi/layer-arguments.ts';
+import { EP_SYNC_BYTES } from '../../../abi/ep.ts';
+import { LAYER_SECTION_BYTES, layerRecordWords } from '../../../abi/ep-layer.ts';
 import { type CallWait, remaining } from '../../../core/deadline.ts';
 import type { DType } from '../../../core/dtype.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';

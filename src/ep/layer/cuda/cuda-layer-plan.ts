@@ -1,6 +1,6 @@
 // What the kernels tell the host of a layer's dispatch: how many rows arrive everywhere, or why none will.
-import { epStatus } from '../../../abi/ep-arguments.ts';
-import { layerHostPlan, layerRecordWords } from '../../../abi/layer-arguments.ts';
+import { epStatus } from '../../../abi/ep.ts';
+import { layerHostPlan, layerRecordWords } from '../../../abi/ep-layer.ts';
 import { Block } from '../../../abi/layout.ts';
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';

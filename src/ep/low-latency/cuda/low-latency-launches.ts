@@ -1,8 +1,9 @@
 // The kernels of an EpLowLatency on a GPU, prepared once: a block for each multiprocessor that a call takes.
-import type { lowLatencyCombineArguments, lowLatencyDispatchArguments } from '../../../abi/low-latency-arguments.ts';
 import {
   LOW_LATENCY_MAX_BLOCKS,
   LOW_LATENCY_THREADS,
+  type lowLatencyCombineArguments,
+  type lowLatencyDispatchArguments,
   lowLatencyPhases,
   lowLatencyRows,
   lowLatencyTravels,

@@ -1,14 +1,14 @@
 // What elastic ranks on GPUs share in memory of the host: who takes part, and how each maps the windows of the others. Kernels
 // read it too.
 import { wordOffsets } from '../../../abi/layout.ts';
-import { lowLatencyMapping, lowLatencyMember } from '../../../abi/low-latency.ts';
+import { lowLatencyMember } from '../../../abi/low-latency.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import { addressOf, type Out } from '../../../native/library.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import { LowLatencyCells } from '../members/low-latency-cells.ts';
 import { LowLatencyMembers } from '../members/low-latency-members.ts';
-import { memberBoardLayout } from './member-board-layout.ts';
+import { lowLatencyMapping, memberBoardLayout } from './member-board-layout.ts';
 
 /** Of cuMemHostRegister: for all contexts of the process, with an address that kernels use. */
 const PORTABLE = 1;

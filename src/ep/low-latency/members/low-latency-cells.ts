@@ -1,10 +1,43 @@
 // How far each rank is in low-latency mode, told by words in the windows of the others. Hot path throughout.
-import { LOW_LATENCY_CALLS, LOW_LATENCY_RESULTS, lowLatencyBell, lowLatencyCell } from '../../../abi/low-latency.ts';
-import { wordOffsets } from '../../../abi/layout.ts';
+import { LOW_LATENCY_CALLS, LOW_LATENCY_RESULTS } from '../../../abi/low-latency.ts';
+import { defineLayout, wordOffsets } from '../../../abi/layout.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import { RankBells } from '../../../windows/rank-bells.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import type { WindowRegion } from '../../../windows/region-layout.ts';
+
+const CACHE_LINE = 64;
+
+/**
+ * One per (receiver, source), in the receiver's part of the window; only the source writes to it. Numbers count calls from
+ * 1, are never reset, wrap, and are compared by signed difference: nothing has to be cleaned between calls.
+ *
+ * - `dispatched`: the last dispatch whose rows the source has put here. Its store publishes the rows, and `rows` and
+ *   `dispatchCall` of that number. `dispatchedHigh`: how often it has wrapped.
+ * - `released`: the source has no more use for what it received in dispatches up to this one; their slots there are free.
+ * - `combined`: the last combine for which the source's rows can be read, and `combineCall` of it.
+ * - `taken`, by result: the source has read all it needs of the receiver's rows there, in combines up to this one. Hooks end
+ *   combines of different results in any order.
+ */
+export const lowLatencyCell = defineLayout(
+  'LowLatencyCell',
+  {
+    dispatched: 'i32',
+    dispatchedHigh: 'i32',
+    released: 'i32',
+    combined: 'i32',
+    taken: { of: 'i32', count: LOW_LATENCY_RESULTS },
+    /** By number of the dispatch modulo LOW_LATENCY_CALLS: rows of its slot here; 'expert-major': tokens, wherever they go. */
+    rows: { of: 'i32', count: LOW_LATENCY_CALLS },
+    dispatchCall: { of: 'i32', count: LOW_LATENCY_CALLS },
+    /** By result: the last combine whose rows lay there. */
+    combineCall: { of: 'i32', count: LOW_LATENCY_RESULTS },
+  },
+  CACHE_LINE,
+);
+
+/** One per rank of CPU ranks: the word that it sleeps on, and whether it does; see RankBells. */
+export const lowLatencyBell = defineLayout('LowLatencyBell', { bell: 'i32', sleepers: 'i32' }, CACHE_LINE);
 
 const cellWord = wordOffsets(lowLatencyCell);
 const bellWord = wordOffsets(lowLatencyBell);

@@ -1,6 +1,6 @@
 // The carrier alone: the rows' bytes go between the same ranks over the same channels as one contiguous put per peer and
 // channel. No call can be faster on the network. CPU ranks put from a tensor into windows, GPUs between pinned windows.
-import { networkChoiceRowBytes, networkRowBytes, networkSumBytes } from '../../../abi/ep-network.ts';
+import { networkChoiceRowBytes, networkRowBytes, networkSumBytes } from '../../../abi/network.ts';
 import { alignUp } from '../../../abi/layout.ts';
 import { startCall } from '../../../core/deadline.ts';
 import { WeftlineError } from '../../../core/errors.ts';

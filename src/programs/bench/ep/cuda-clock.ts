@@ -1,6 +1,6 @@
 // The clock of benches on GPUs: where the ranks meet on their devices, and how long enqueued work takes from there on.
-import type { benchMeetArguments } from '../../../abi/bench-arguments.ts';
-import { EP_SYNC_BYTES } from '../../../abi/ep-arguments.ts';
+import type { benchMeetArguments } from '../../../abi/bench.ts';
+import { EP_SYNC_BYTES } from '../../../abi/ep.ts';
 import type { Block, Layout } from '../../../abi/layout.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { CudaEvent } from '../../../device/cuda/cuda-event.ts';

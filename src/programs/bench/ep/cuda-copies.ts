@@ -1,5 +1,5 @@
 // The ceilings on GPUs: kernels that copy the same rows between the same memory and do nothing else, in their best shape, checked.
-import type { benchCopyArguments } from '../../../abi/bench-arguments.ts';
+import type { benchCopyArguments } from '../../../abi/bench.ts';
 import { alignUp } from '../../../abi/layout.ts';
 import { type DType, dtypes as elementTypes } from '../../../core/dtype.ts';
 import { WeftlineError } from '../../../core/errors.ts';

@@ -1,6 +1,6 @@
 // The unpack bench on GPUs: what each part of a launch takes by itself, and the kernels against bare copies of the same fragments.
-import { descriptorBlockHeader, fragmentDescriptor, fragmentPair } from '../../../abi/unpack-block.ts';
-import { setWide } from '../../../abi/wide-words.ts';
+import { descriptorBlockHeader, fragmentDescriptor, fragmentPair } from '../../../abi/unpack.ts';
+import { setWide } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import { HostMemory } from '../../../device/cuda/host-memory.ts';

@@ -7,9 +7,9 @@ import {
   fragmentDescriptor,
   fragmentWord,
   MAX_BLOCK_DESCRIPTORS,
-} from '../../../abi/unpack-block.ts';
+} from '../../../abi/unpack.ts';
 import { alignUp } from '../../../abi/layout.ts';
-import { wideAt } from '../../../abi/wide-words.ts';
+import { wideAt } from '../../../abi/layout.ts';
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';

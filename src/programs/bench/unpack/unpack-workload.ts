@@ -1,5 +1,5 @@
 // What the unpack bench moves: chunks that lie in a bounce buffer as fragments of one length, in random order.
-import { MAX_BLOCK_DESCRIPTORS } from '../../../abi/unpack-block.ts';
+import { MAX_BLOCK_DESCRIPTORS } from '../../../abi/unpack.ts';
 import { invalidArgument } from '../../../core/errors.ts';
 import { DescriptorBlock, type MemorySpan } from '../../../unpack/index.ts';
 import { shuffled } from '../harness.ts';

@@ -2,9 +2,8 @@
 // the sockets of an engine.
 import { isIP } from 'node:net';
 import { Block } from '../../../abi/layout.ts';
-import { MAX_ENGINES } from '../../../abi/transport-command.ts';
-import { MAX_PATHS } from '../../../abi/transport-packet.ts';
-import { PROBE_MARK, transportProbe } from '../../../abi/transport-probe.ts';
+import { MAX_ENGINES } from '../../engine-commands.ts';
+import { MAX_PATHS, PROBE_MARK, transportProbe } from '../../wire/packet-layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import type { ControlChannel, ControlFrame } from '../../../meeting/control-channel.ts';
 import { protocolError } from '../../../meeting/frames.ts';

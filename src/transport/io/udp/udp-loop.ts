@@ -1,5 +1,5 @@
 // One engine over UDP sockets on one thread: takes packets in, lets the engine send, sleeps when nothing happens.
-import { DATA_HEADER_BYTES } from '../../../abi/transport-packet.ts';
+import { DATA_HEADER_BYTES } from '../../wire/packet-layout.ts';
 import { MessageBlock } from '../../../native/message-block.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { Doorbell, ReadinessSet } from '../../../native/readiness.ts';

@@ -1,6 +1,6 @@
 // One end of a path: a queue pair, where it leads, and what it has under way.
 import { alignUp } from '../../../abi/layout.ts';
-import { ROUTING_HEADER_BYTES } from '../../../abi/verbs-words.ts';
+import { ROUTING_HEADER_BYTES } from '../../../native/verbs/c-numbers.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import { MemoryRegion } from '../../../native/verbs/memory-region.ts';
 import type { AddressHandle } from '../../../native/verbs/path.ts';

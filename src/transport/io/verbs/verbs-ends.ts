@@ -1,7 +1,7 @@
 // The queue pairs of an engine: made before the peer is known, joined with the peer's, probed, closed.
 import { randomInt } from 'node:crypto';
 import { Block } from '../../../abi/layout.ts';
-import { PROBE_MARK, transportProbe } from '../../../abi/transport-probe.ts';
+import { PROBE_MARK, transportProbe } from '../../wire/packet-layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { AddressHandle } from '../../../native/verbs/path.ts';
 import { QueuePair } from '../../../native/verbs/queue-pair.ts';

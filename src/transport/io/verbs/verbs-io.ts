@@ -1,6 +1,6 @@
 // Packets over queue pairs of an RDMA device: many queue pairs are many paths. The engines make them; this side of the file
 // meets the peer.
-import { MAX_ENGINES } from '../../../abi/transport-command.ts';
+import { MAX_ENGINES } from '../../engine-commands.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import type { ControlChannel, ControlFrame } from '../../../meeting/control-channel.ts';
 import { integerField } from '../../../meeting/frame-fields.ts';

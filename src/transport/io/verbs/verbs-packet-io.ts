@@ -1,6 +1,6 @@
 // The PacketIo over queue pairs: packets become requests that are posted in chains, payload by reference. Hot path: no
 // allocation, one native call for all packets of a path between two flushes.
-import { sendOpcode } from '../../../abi/verbs-words.ts';
+import { sendOpcode } from '../../../native/verbs/c-numbers.ts';
 import { NativeBlock } from '../../../native/native-block.ts';
 import type { Region } from '../../engine/region.ts';
 import {

@@ -1,5 +1,5 @@
 // The ports of RDMA devices that packets go by, and one of them opened for an engine alone.
-import { MAX_PATHS } from '../../../abi/transport-packet.ts';
+import { MAX_PATHS } from '../../wire/packet-layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { integerField, textField } from '../../../meeting/frame-fields.ts';
 import { protocolError } from '../../../meeting/frames.ts';

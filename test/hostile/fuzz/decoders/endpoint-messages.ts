@@ -1,8 +1,13 @@
 // Notifications between endpoints: one that makes no sense ends its connection with a reason, and touches no other.
-import { ENDPOINT_MAGIC, endpointMessage, endpointMessageKinds } from '#lib/abi/endpoint-message.js';
+import {
+  encodeMessage,
+  encodePieces,
+  ENDPOINT_MAGIC,
+  endpointMessage,
+  endpointMessageKinds,
+} from '#lib/agent/endpoint/message.js';
 import { Block } from '#lib/abi/layout.js';
 import { EndpointConnection } from '#lib/agent/endpoint/endpoint-connection.js';
-import { encodeMessage, encodePieces } from '#lib/agent/endpoint/message.js';
 import { MessageRouter } from '#lib/agent/endpoint/endpoint.js';
 import { decodeMetadata, encodeMetadata } from '#lib/agent/metadata.js';
 import { type Agent, DescriptorList, type Registration } from 'weftline/agent';

@@ -1,5 +1,11 @@
 // Packets of the transport: a whole engine is fed with a conversation, by someone who holds the secret and by someone who does not.
-import { controlHeader, dataHeader, packetKinds, packetPrefix, TRANSPORT_VERSION } from '#lib/abi/transport-packet.js';
+import {
+  controlHeader,
+  dataHeader,
+  packetKinds,
+  packetPrefix,
+  TRANSPORT_VERSION,
+} from '#lib/transport/wire/packet-layout.js';
 import { Loopback, pattern, type Side } from '../../../unit/transport/support/loopback.js';
 import { type Decoder, Fault } from '../decoder.ts';
 import { joined } from '../mutate.ts';

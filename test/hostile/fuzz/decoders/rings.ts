@@ -4,14 +4,14 @@ import {
   mailboxHeader,
   mailboxSender,
   notificationHead,
+  NotificationRing,
   ringsOffset,
   SENDER_RING_BYTES,
   SENDERS_OFFSET,
   senderStates,
-} from '#lib/abi/agent-mailbox.js';
-import { MAILBOX_RING_BYTES, mailboxHead, mailboxRecord } from '#lib/abi/multipath-mailbox.js';
+} from '#lib/agent/backends/local/mailbox-layout.js';
+import { MAILBOX_RING_BYTES, mailboxHead, mailboxRecord } from '#lib/agent/backends/multipath/multipath-link.js';
 import { Mailbox } from '#lib/agent/backends/local/mailbox.js';
-import { NotificationRing } from '#lib/agent/backends/local/mailbox-layout.js';
 import { PeerMailbox } from '#lib/agent/backends/local/peer-mailbox.js';
 import { Inbox } from '#lib/agent/backends/multipath/multipath-backend.js';
 import { SharedMemory } from '#lib/windows/shared-memory.js';

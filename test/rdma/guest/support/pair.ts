@@ -12,7 +12,7 @@ import {
   type QueuePairOptions,
   type QueuePairService,
 } from '#lib/native/verbs/queue-pair.js';
-import { sendFlag, sendOpcode } from '#lib/abi/verbs-words.js';
+import { sendFlag, sendOpcode } from '#lib/native/verbs/c-numbers.js';
 
 const MEMORY_BYTES = 1 << 20;
 const WAIT_MS = 120_000;

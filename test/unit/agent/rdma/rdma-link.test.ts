@@ -6,8 +6,8 @@ import type { EndFailure, EndUser, RdmaDevice, RdmaEnd, RemoteKeys } from '#lib/
 import { type LinkOptions, RdmaLink } from '#lib/agent/rdma/rdma-link.js';
 import type { RdmaCaller, RdmaWelcome } from '#lib/agent/rdma/rdma-meeting.js';
 import { RdmaRegion } from '#lib/agent/rdma/rdma-region.js';
-import { RDMA_MESSAGES } from '#lib/abi/rdma-agent.js';
-import { sendOpcode } from '#lib/abi/verbs-words.js';
+import { RDMA_MESSAGES } from '#lib/agent/rdma/link-layout.js';
+import { sendOpcode } from '#lib/native/verbs/c-numbers.js';
 import { WeftlineError } from 'weftline';
 import { hostMemory } from '../../../local/support/backend-context.ts';
 import { planned } from '../../../local/support/planned-transfer.ts';

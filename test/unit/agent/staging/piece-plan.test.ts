@@ -1,8 +1,8 @@
 // Pieces of a transfer: every byte once, in order, within the limits of a slot.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { PartTable } from '#lib/abi/part-table.js';
-import { MAX_PIECE_FRAGMENTS } from '#lib/abi/staging-wire.js';
+import { PartTable } from '#lib/transport/part-table.js';
+import { MAX_PIECE_FRAGMENTS } from '#lib/agent/staging/wire-layout.js';
 import { capacityFor, PiecePlan } from '#lib/agent/staging/piece-plan.js';
 import { seededRandom } from '#lib/core/seeded-random.js';
 import { testSeed } from '../../../support/seed.ts';

@@ -1,8 +1,14 @@
 // The receiver of pieces checks each whole before it writes anything: what makes no sense ends the session.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { pieceFragment, pieceHead, pieceKinds, pieceStatuses, stagingCounterOffset } from '#lib/abi/staging-wire.js';
-import { putWide } from '#lib/abi/wide-words.js';
+import {
+  pieceFragment,
+  pieceHead,
+  pieceKinds,
+  pieceStatuses,
+  stagingCounterOffset,
+} from '#lib/agent/staging/wire-layout.js';
+import { putWide } from '#lib/abi/layout.js';
 import type { BackendChannel, PutPlace } from '#lib/agent/backend.js';
 import { CopyRun } from '#lib/agent/staging/device-copies.js';
 import { MemoryTable } from '#lib/agent/staging/memory-table.js';

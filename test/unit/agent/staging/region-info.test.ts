@@ -1,7 +1,7 @@
 // How metadata name staged memory: what was written is read again, other memory is told apart, other versions are refused.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { stagedRegionInfo, STAGING_VERSION } from '#lib/abi/staging-wire.js';
+import { stagedRegionInfo, STAGING_VERSION } from '#lib/agent/staging/wire-layout.js';
 import { decodeStagedRegion, encodeStagedRegion } from '#lib/agent/staging/region-info.js';
 import { withCode } from '../../../support/with-code.ts';
 

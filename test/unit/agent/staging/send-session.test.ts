@@ -1,7 +1,7 @@
 // The sender of pieces: head and bytes of a piece are put once, whenever there is room, and told of behind both.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { pieceHead, pieceKinds, stagingCounterOffset } from '#lib/abi/staging-wire.js';
+import { pieceHead, pieceKinds, stagingCounterOffset } from '#lib/agent/staging/wire-layout.js';
 import { WeftlineError } from '#lib/core/errors.js';
 import type { BackendChannel, BackendRegion, PutPlace } from '#lib/agent/backend.js';
 import { PieceChannels } from '#lib/agent/staging/piece-channels.js';

@@ -1,7 +1,7 @@
 // What the network side of expert parallelism takes follows from the configuration and the numbers of ranks alone.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { NETWORK_LINE_BYTES } from '#lib/abi/network-cells.js';
+import { NETWORK_LINE_BYTES } from '#lib/abi/network.js';
 import { maxServed } from '#lib/group/network/host-routes.js';
 import { networkSize } from '#lib/ep/across-hosts/network-size.js';
 import fc from '../../../support/fast-check.ts';

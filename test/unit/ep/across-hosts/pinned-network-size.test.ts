@@ -1,7 +1,7 @@
 // What the network side of GPU ranks takes: regions without overlap, alike on all ranks, enough for every chunk of a call.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { networkChunkRows } from '#lib/abi/ep-network.js';
+import { networkChunkRows } from '#lib/abi/network.js';
 import { PINNED_CHUNK_BYTES } from '#lib/group/network/chunk-size.js';
 import { maxServed } from '#lib/group/network/host-routes.js';
 import { pinnedNetworkSize } from '#lib/ep/across-hosts/pinned-network-size.js';

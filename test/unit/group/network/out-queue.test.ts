@@ -1,7 +1,7 @@
 // What waits for a channel goes out once and in order, however little room the channel has.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { PartTable } from '#lib/abi/part-table.js';
+import { PartTable } from '#lib/transport/part-table.js';
 import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace } from '#lib/agent/backend.js';
 import { OutQueue } from '#lib/group/network/out-queue.js';
 import fc from '../../../support/fast-check.ts';

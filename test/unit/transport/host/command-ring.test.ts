@@ -1,8 +1,8 @@
 // Commands arrive at the engine as they were put, to the largest values that they can hold.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { engineCommandKinds, GATES, PART_BYTES } from '#lib/abi/transport-command.js';
-import { MAX_MESSAGE_BYTES } from '#lib/abi/transport-packet.js';
+import { engineCommandKinds, GATES, PART_BYTES } from '#lib/transport/engine-commands.js';
+import { MAX_MESSAGE_BYTES } from '#lib/transport/wire/packet-layout.js';
 import { CommandRing, type EngineCommand, emptyEngineCommand } from '#lib/transport/host/command-ring.js';
 
 test('a part of a request of more than 4 GiB begins where it was cut', () => {

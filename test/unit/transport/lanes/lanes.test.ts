@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import fc from '../../../support/fast-check.ts';
-import { PartTable } from '#lib/abi/part-table.js';
+import { PartTable } from '#lib/transport/part-table.js';
 import {
   divideParts,
   FlowOrder,

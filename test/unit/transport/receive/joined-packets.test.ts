@@ -2,7 +2,13 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import fc from '../../../support/fast-check.ts';
-import { DATA_HEADER_BYTES, dataHeader, packetFlags, packetKinds, packetPrefix } from '#lib/abi/transport-packet.js';
+import {
+  DATA_HEADER_BYTES,
+  dataHeader,
+  packetFlags,
+  packetKinds,
+  packetPrefix,
+} from '#lib/transport/wire/packet-layout.js';
 import type { Region } from '#lib/transport/engine/region.js';
 import { requestStatus } from '#lib/transport/engine/transport-engine.js';
 import { type Flying, isEnded, Loopback, pattern } from '../support/loopback.js';

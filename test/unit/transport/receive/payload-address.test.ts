@@ -2,7 +2,7 @@
 // packet that is wrong, has come before, or must be looked at as a whole is put anywhere.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { DATA_HEADER_BYTES } from '#lib/abi/transport-packet.js';
+import { DATA_HEADER_BYTES } from '#lib/transport/wire/packet-layout.js';
 import { isEnded, Loopback, type LoopbackOptions, pattern } from '../support/loopback.js';
 
 const BYTES = 60_000;

@@ -8,7 +8,7 @@ import {
   packetFlags,
   packetPrefix,
   TRANSPORT_VERSION,
-} from '#lib/abi/transport-packet.js';
+} from '#lib/transport/wire/packet-layout.js';
 import { extendRun, extendRunAlike, run, startRun } from '#lib/transport/receive/segment-run.js';
 import { CRC32C_START, crc32cEnd, crc32cUpdate, WordChange } from '#lib/transport/wire/crc32c.js';
 

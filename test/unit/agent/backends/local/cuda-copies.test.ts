@@ -1,7 +1,7 @@
 // What the peer is told of copies on a GPU, which go on after the call that enqueued them.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { mailboxBytes } from '#lib/abi/agent-mailbox.js';
+import { mailboxBytes } from '#lib/agent/backends/local/mailbox-layout.js';
 import { CopyList } from '#lib/agent/backends/local/copy-lane.js';
 import { CudaCopies, type CudaCopiesOptions } from '#lib/agent/backends/local/copy-plan.js';
 import { DeviceWork } from '#lib/agent/backends/local/sender-end.js';

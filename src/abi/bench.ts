@@ -1,6 +1,30 @@
-// The arguments of the kernels in kernels/cuda/bench-copy.cu.
-import { EP_MAX_RANKS } from './ep-arguments.ts';
+// The arguments of kernels that measure and try out a machine: those in kernels/cuda/bench-copy.cu and self-test.cu.
+import { EP_MAX_RANKS } from './ep.ts';
 import { defineLayout } from './layout.ts';
+
+export const selfTestFillArguments = defineLayout('SelfTestFillArguments', {
+  words: 'ptr',
+  count: 'u32',
+  value: 'u32',
+});
+
+export const selfTestWaitArguments = defineLayout('SelfTestWaitArguments', {
+  trap: 'ptr',
+  flag: 'ptr',
+  answer: 'ptr',
+  timeoutNs: 'u64',
+  epoch: 'u32',
+  rank: 'u32',
+  peer: 'u32',
+  channel: 'u32',
+});
+
+export const selfTestCopyRowsArguments = defineLayout('SelfTestCopyRowsArguments', {
+  from: 'ptr',
+  to: 'ptr',
+  rows: 'u32',
+  rowBytes: 'u32',
+});
 
 const addresses = { of: 'ptr', count: EP_MAX_RANKS } as const;
 

@@ -1,5 +1,5 @@
 // What two agents share over RDMA: how metadata name a region, the mailboxes of a link, and the immediate data of writes.
-import { defineLayout } from './layout.ts';
+import { defineLayout } from '../../abi/layout.ts';
 
 /** Metadata name a region by its address, in so many bytes, and the key that the device's library gives to it. */
 export const RDMA_REGION_HEAD_BYTES = 8;

@@ -1,5 +1,17 @@
 // The packets of the software transport, little endian: what each kind begins with, and what follows.
-import { defineLayout, wordOffsets } from './layout.ts';
+import { defineLayout, wordOffsets } from '../../abi/layout.ts';
+
+// The datagram that finds out how large a datagram may be: sent before a connection carries packets, then never again.
+
+/** In place of a version of the transport, so that a late probe is dropped like a stranger's packet. */
+export const PROBE_MARK = 0x504c57ff;
+
+/** Zeros follow up to `bytes`. */
+export const transportProbe = defineLayout(
+  'TransportProbe',
+  { mark: 'u32', bytes: 'u32', secretLow: 'u32', secretHigh: 'u32' },
+  4,
+);
 
 /** Goes up with every change of this file; packets of another version are dropped. */
 export const TRANSPORT_VERSION = 6;

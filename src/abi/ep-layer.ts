@@ -1,5 +1,5 @@
 // What the CUDA kernels of EPAll2AllLayer take and exchange: arguments, the plan of a dispatch, words of its record.
-import { EP_MAX_GROUP_RANKS, EP_MAX_RANKS } from './ep-arguments.ts';
+import { EP_MAX_GROUP_RANKS, EP_MAX_RANKS } from './ep.ts';
 import { defineLayout } from './layout.ts';
 
 /** A source's tokens are sent in so many sections; when one has gone, its receivers may copy its rows. */

@@ -1,6 +1,6 @@
 // What the user's thread and the engines' threads share: a ring of commands for each engine, and a table that shows how
 // requests stand.
-import { defineLayout } from './layout.ts';
+import { defineLayout } from '../abi/layout.ts';
 
 export const engineCommandKinds = {
   receive: 1,

@@ -1,5 +1,5 @@
 // What two staging threads know of each other's memory: names of regions, the head of a ring, and the head of each piece.
-import { defineLayout } from './layout.ts';
+import { defineLayout } from '../../abi/layout.ts';
 
 /** Begins the description of a staged region, which no description of host memory does with this length. */
 export const STAGED_REGION_MAGIC = 0x5354_4731;

@@ -1,5 +1,5 @@
 // What the agent's local backend publishes: of itself, and of each region.
-import { defineLayout } from './layout.ts';
+import { defineLayout } from '../../../abi/layout.ts';
 
 /** Goes up with every change of this file, and of that of the mailbox: agents of another version choose another backend. */
 export const LOCAL_INFO_VERSION = 3;

@@ -1,5 +1,5 @@
 // The structures of libibverbs' C interface (verbs.h, rdma-core 14 and later, 64 bits), as far as weftline uses them.
-import { defineLayout } from './layout.ts';
+import { defineLayout } from '../../abi/layout.ts';
 
 // Fields named "other…" are those that weftline leaves alone. Whole objects end where weftline stops reading them.
 
