@@ -51,7 +51,7 @@ interface Piece {
   finish: (() => void) | undefined;
 }
 
-class HostCopy {
+export class HostCopy {
   readonly #context: CudaContext;
   readonly #stream: CudaStream;
   readonly #timeoutMs: number;
@@ -98,7 +98,7 @@ class HostCopy {
 
   #inTurn(copy: () => Promise<void>): Promise<void> {
     this.#context.refuseCapture('a copy between the host and the device, which the host waits for,');
-    const turn = this.#tail.then(copy);
+    const turn = this.#tail.then(copy).finally(this.#context.beginHostCall('a copy between the host and the device'));
     this.#tail = turn.catch(() => undefined);
     return turn;
   }
@@ -398,12 +398,13 @@ export class CudaDevice implements Device {
 
   /**
    * Records what `record` enqueues on `stream`, and on streams that wait for it and that it waits for again, instead of
-   * running it: kernels, events, copies within the device, calls of EpLowLatency and, in a group on one host, of EpBuffer and
-   * EPAll2AllLayer. Tensors may be taken; the graph keeps their memory, and that of all tensors which the recorded calls name,
+   * running it: kernels, events, copies within the device, calls of EpLowLatency and, in a group on one host, of EpBuffer,
+   * EPAll2AllLayer and Communicator. Tensors may be taken; the graph keeps their memory, and that of all tensors which the recorded calls name,
    * until it is disposed. What cannot be recorded fails with WL_UNSUPPORTED: waits
    * of the host (of a dispatch for its counts, unless it has a bound or a handle), copies to or from it, and kernels that must
-   * be compiled first. One at a time, and the device does nothing else meanwhile: fails with WL_UNSUPPORTED while a call of a
-   * Communicator of several hosts, or a sparse allReduce, runs.
+   * be compiled first, calls across hosts and sparse ones. One at a time, and the device does nothing else meanwhile: fails with
+   * WL_UNSUPPORTED while a call runs of which the host still has steps to enqueue: of a Communicator of several hosts, a sparse
+   * allReduce, a layer dispatch without a bound, or a copy to or from the host.
    */
   capture(record: () => Promise<void> | void): Promise<CudaGraph> {
     return captureGraph(this.stream, () => this.#pool.keep(), record);

@@ -124,6 +124,18 @@ async function refusals(): Promise<void> {
     await callBuffer(buffer, inputs, counted(true));
     await device.stream.idle();
   }, /Cannot record a wait of the host/);
+  // What the host enqueues of calls that are under way would be recorded.
+  const dispatch = async (): Promise<void> => {
+    (await layer.dispatch({ x: inputs.rows, topkIdx: inputs.topkIdx })).handle.dispose();
+  };
+  for (const [begin, running] of [
+    [dispatch, /running 1 \(a layer dispatch without numWorstTokens\)/],
+    [() => inputs.rows.toHost(), /running 1 \(a copy between the host and the device\)/],
+  ] as const) {
+    const call = begin();
+    await refused(() => Promise.resolve(), running);
+    await call;
+  }
   // Refused recordings have left the numbers of calls as they were.
   await (async () => {
     using calls = await callBuffer(buffer, inputs, counted(false));

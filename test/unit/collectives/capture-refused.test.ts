@@ -5,8 +5,10 @@ import type { CudaCallOrder } from '#lib/group/cuda-call-order.js';
 import type { CollectiveCall } from '#lib/collectives/collective-call.js';
 import { HostsCollectives, type HostsCollectivesParts } from '#lib/collectives/hosts/hosts-collectives.js';
 import { CudaContext } from '#lib/device/cuda/cuda-context.js';
+import { HostCopy } from '#lib/device/cuda/cuda-device.js';
 import { captureGraph } from '#lib/device/cuda/cuda-graph.js';
 import { CudaStream } from '#lib/device/cuda/cuda-stream.js';
+import { addressOf } from '#lib/native/library.js';
 import { pretendDriver } from '../support/pretended-driver.ts';
 
 const keepNothing = () => ({ hold: () => {}, end: () => {}, release: () => {} });
@@ -63,4 +65,31 @@ test('calls that end at once, well or not, leave nothing behind', async () => {
   });
   assert.throws(() => failing.engine.run(call, {}), /lost/);
   (await failing.record())[Symbol.dispose]();
+});
+
+test('no graph is recorded while a copy between the host and the device is under way', async () => {
+  const { driver, status } = pretendDriver();
+  const pinned: Uint8Array[] = [];
+  status.cuMemHostAlloc = (...parameters) => {
+    const memory = new Uint8Array(Number(parameters[1]));
+    pinned.push(memory);
+    (parameters[0] as number[])[0] = Number(addressOf(memory));
+    return 0;
+  };
+  const context = CudaContext.retain(0, driver);
+  const stream = new CudaStream(context, { priority: 'normal', timeoutMs: 30_000 }, () => undefined);
+  const copies = new HostCopy(context, stream, 30_000);
+  const record = (): Promise<Disposable> => captureGraph(stream, keepNothing, () => {});
+  const one = copies.toDevice(4096, new Uint8Array());
+  const other = copies.fromDevice(new Uint8Array(), 4096);
+  const running = /running 2 \(a copy between the host and the device\)/;
+  await assert.rejects(record(), { code: 'WL_UNSUPPORTED', message: running });
+  await Promise.all([one, other]);
+  (await record())[Symbol.dispose]();
+  // One that fails is over, too.
+  status.cuEventQuery = 1;
+  const failing = copies.toDevice(4096, new Uint8Array());
+  await assert.rejects(failing, { code: 'WL_CUDA' });
+  delete status.cuEventQuery;
+  (await record())[Symbol.dispose]();
 });

@@ -240,7 +240,8 @@ export class CudaLayerEngine implements LayerEngine {
   }
 
   /** When it fails the dispatch is over, on all ranks alike. */
-  async #orEnd<T>({ set }: Sending, stage: () => Promise<T>): Promise<T> {
+  async #orEnd<T>({ input, set }: Sending, stage: () => Promise<T>): Promise<T> {
+    const leave = input.rowBound === 0 ? this.#beginHostCall() : undefined;
     try {
       return await stage();
     } catch (error) {
@@ -248,7 +249,15 @@ export class CudaLayerEngine implements LayerEngine {
       // What was launched keeps its place in the order of calls.
       this.#order.end({});
       throw error;
+    } finally {
+      leave?.();
     }
+  }
+
+  /** Kernels may follow once the host has the counts. Fails while a graph is recorded. */
+  #beginHostCall(): () => void {
+    this.#requireHost();
+    return this.#device.context.beginHostCall('a layer dispatch without numWorstTokens');
   }
 
   #finish(sending: Sending): LayerDispatchResult<TokenDType> {
