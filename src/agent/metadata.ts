@@ -94,15 +94,14 @@ const kinds: readonly MemoryKind[] = ['host', 'cuda'];
 const MAX_NAME_BYTES = 255;
 
 export function encodeMetadata(metadata: AgentMetadata): Uint8Array {
-  const { tag } = { tag: metadataTags };
   const fields = [
-    field(tag.name, Buffer.from(metadata.name)),
-    field(tag.incarnation, Buffer.from(metadata.incarnation)),
-    field(tag.host, Buffer.from(metadata.host)),
-    field(tag.process, filled(metadataProcess, { id: metadata.process })),
-    ...[...metadata.connections].map((entry) => field(tag.connection, named(entry))),
-    ...metadata.regions.map((region) => field(tag.region, encodeRegion(region))),
-    ...(metadata.withdrawn.length === 0 ? [] : [field(tag.withdrawn, encodeNumbers(metadata.withdrawn))]),
+    field(metadataTags.name, Buffer.from(metadata.name)),
+    field(metadataTags.incarnation, Buffer.from(metadata.incarnation)),
+    field(metadataTags.host, Buffer.from(metadata.host)),
+    field(metadataTags.process, filled(metadataProcess, { id: metadata.process })),
+    ...[...metadata.connections].map((entry) => field(metadataTags.connection, named(entry))),
+    ...metadata.regions.map((region) => field(metadataTags.region, encodeRegion(region))),
+    ...(metadata.withdrawn.length === 0 ? [] : [field(metadataTags.withdrawn, encodeNumbers(metadata.withdrawn))]),
   ];
   const body = Buffer.concat(fields);
   const header = filled(metadataHeader, {

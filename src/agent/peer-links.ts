@@ -9,10 +9,9 @@ import { type HostInterface, hostInterfaces } from '../rails/rail-list.ts';
 import type { RailState } from '../transport/index.ts';
 import type { ChannelParts, PeerOptions, PrepareOptions } from './agent-options.ts';
 import type { BackendSet } from './backend-set.ts';
-import type { BackendLink, MemoryKind, PlannedTransfer } from './backend.ts';
+import type { BackendLink, PlannedTransfer } from './backend.ts';
 import type { BackendName, NamedBackend } from './backends/backend-table.ts';
 import { requireList } from './descriptors.ts';
-import type { RegionMetadata } from './metadata.ts';
 import type { Registration, Registrations } from './registration.ts';
 import type { LinkWait, RemoteAgent } from './remote-agent.ts';
 import { planTransfer } from './transfer.ts';
@@ -25,12 +24,6 @@ interface PeerLinksOptions {
 }
 
 type PeerRegion = RemoteAgent['memory'][number];
-
-/** The memory that a transfer touches. */
-interface TouchedMemory {
-  readonly local: readonly Registration[];
-  readonly remote: readonly PeerRegion[];
-}
 
 type Lists = Pick<PrepareOptions, 'local' | 'remote'>;
 
@@ -124,7 +117,7 @@ export class PeerLinks {
   }
 }
 
-export function memoryOf({ locals, remotes }: PlannedTransfer<Registration, PeerRegion>): TouchedMemory {
+export function memoryOf({ locals, remotes }: PlannedTransfer<Registration, PeerRegion>): ChoiceMemory {
   return { local: locals, remote: remotes };
 }
 
@@ -150,7 +143,7 @@ export async function chooseLink(choice: ChoiceOptions, options: LinkWait): Prom
     } catch (error) {
       if (forced !== undefined || !(error instanceof WeftlineError) || error.code !== 'WL_CAPACITY') throw error;
       log('agent', 'warn', `to ${peer.name} not by ${backend.name}: ${error.message}`);
-      peer.noteRefusal(backend.name, error.message);
+      peer.refusals.set(backend.name, error.message);
       if (!judgeBackends(choice).some(({ isUsable }) => isUsable)) throw error;
       backend = chooseBackend(choice);
     }
@@ -181,9 +174,10 @@ export interface BackendVerdict {
   readonly rails?: readonly LinkRail[];
 }
 
+/** The memory that a transfer touches. */
 interface ChoiceMemory {
   readonly local: readonly Registration[];
-  readonly remote: readonly { readonly kind: MemoryKind; readonly info: RegionMetadata['info'] }[];
+  readonly remote: readonly PeerRegion[];
 }
 
 interface ChoiceOptions {
@@ -231,11 +225,11 @@ function whyNot(backend: NamedBackend, { peer, memory, forced }: ChoiceOptions):
   if (found === undefined) return `agent ${peer.name} does not offer it`;
   const unreachable = backend.whyNotPeer(found);
   if (unreachable !== undefined) return unreachable;
-  const refusal = forced === undefined ? peer.refusalOf(backend.name) : undefined;
+  const refusal = forced === undefined ? peer.refusals.get(backend.name) : undefined;
   if (refusal !== undefined) return refusal;
   for (const registration of memory.local) {
     if (registration.regions.has(backend.name)) continue;
-    const failure = registration.failureOf(backend.name);
+    const failure = registration.failures.get(backend.name);
     if (failure !== undefined) return `it could not register the local memory: ${failure}`;
     return backend.whyNotMemory(registration.memory) ?? 'the local memory is not registered with it';
   }

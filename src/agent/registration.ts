@@ -34,8 +34,10 @@ export class Registration {
   readonly memory: AgentMemory;
   /** Of a tensor: it is freed when nobody holds it, and its owner may free it early. */
   readonly #storage: Storage | undefined;
-  readonly #regions = new Map<BackendName, BackendRegion>();
-  readonly #failures = new Map<BackendName, string>();
+  /** @internal Backends that can use it, and the region of each. */
+  readonly regions: Map<BackendName, BackendRegion> = new Map();
+  /** @internal Why a backend that could use it does not: it failed to register it. */
+  readonly failures: Map<BackendName, string> = new Map();
   readonly #released = new Set<BackendName>();
   /** Releases that are under way. */
   readonly #leaving = new Map<BackendName, Promise<void>>();
@@ -88,26 +90,6 @@ export class Registration {
     return this.#isOpen && this.#storage?.disposed !== true;
   }
 
-  /** @internal Backends that can use it, and the region of each. */
-  get regions(): ReadonlyMap<BackendName, BackendRegion> {
-    return this.#regions;
-  }
-
-  /** @internal Why a backend that could use it does not: it failed to register it. */
-  failureOf(backend: BackendName): string | undefined {
-    return this.#failures.get(backend);
-  }
-
-  /** @internal */
-  noteFailure(backend: BackendName, why: string): void {
-    this.#failures.set(backend, why);
-  }
-
-  /** @internal */
-  add(backend: BackendName, region: BackendRegion): void {
-    this.#regions.set(backend, region);
-  }
-
   /**
    * All backends give it up, and what `agent.allocate` gave is freed. Fails with the first error, having tried all. After
    * WL_TIMEOUT it takes no new transfers, is not freed because a peer may still touch it, and `release` may be called again.
@@ -140,7 +122,7 @@ export class Registration {
   /** @internal All backends give it up. Of several errors, one that tells of a late peer is thrown. */
   async withdraw(timeoutMs: number): Promise<void> {
     this.#isOpen = false;
-    const regions = [...this.#regions].filter(([backend]) => !this.#released.has(backend));
+    const regions = [...this.regions].filter(([backend]) => !this.#released.has(backend));
     const ends = await Promise.allSettled(
       regions.map(([backend, region]) =>
         beforeDeadline(this.#releaseBy(backend, region), timeoutMs, () => late(this, backend, timeoutMs)),
@@ -353,7 +335,7 @@ export class Registrations {
           continue;
         }
         try {
-          registration.add(backend.name, await backend.register(memory));
+          registration.regions.set(backend.name, await backend.register(memory));
         } catch (error) {
           if (backend.isOptionalFor?.(memory) !== true) throw error;
           lacks.push({ backend: backend.name, error });
@@ -370,7 +352,7 @@ export class Registrations {
     }
     for (const { backend, error } of lacks) {
       const { message } = asWeftlineError(error);
-      registration.noteFailure(backend, message);
+      registration.failures.set(backend, message);
       log('agent', 'warn', `memory ${quote(name)} is not registered with ${backend}: ${message}`);
     }
     this.#known.set(registration.number, registration);

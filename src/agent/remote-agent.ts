@@ -38,22 +38,18 @@ export class RemoteAgent {
   readonly #regions = new Map<number, RegionMetadata>();
   readonly #links = new Map<BackendName, PendingLink>();
   readonly #open = new Map<BackendName, LinkEntry>();
-  /** Why the peer took no link by a backend. */
-  readonly #refusals = new Map<BackendName, string>();
+  /** Why the peer took no link by a backend: another one is chosen until its metadata are loaded again or a link succeeds. */
+  readonly refusals = new Map<BackendName, string>();
   /** Ends what is being connected. */
   readonly #ending = new AbortController();
   /** Why nothing of it counts any more. */
-  #ended: WeftlineError | undefined;
+  ended: WeftlineError | undefined;
 
   constructor({ name, incarnation, host, process }: AgentMetadata) {
     this.name = name;
     this.incarnation = incarnation;
     this.#host = host;
     this.#process = process;
-  }
-
-  get ended(): WeftlineError | undefined {
-    return this.#ended;
   }
 
   /** Adds what the metadata tell; regions that they withdraw, or that whole metadata do not list, are gone. */
@@ -66,21 +62,12 @@ export class RemoteAgent {
     }
     for (const number of left) this.#forget(number);
     // There may be room by now.
-    this.#refusals.clear();
+    this.refusals.clear();
   }
 
   /** This side needs the memory no more. */
   forget(numbers: readonly number[]): void {
     for (const number of numbers) this.#forget(number);
-  }
-
-  /** Until its metadata are loaded again or a link by that backend succeeds, another backend is chosen. */
-  noteRefusal(backend: BackendName, why: string): void {
-    this.#refusals.set(backend, why);
-  }
-
-  refusalOf(backend: BackendName): string | undefined {
-    return this.#refusals.get(backend);
   }
 
   /** In the order of registration. */
@@ -137,8 +124,8 @@ export class RemoteAgent {
 
   /** All links close, and all later calls fail with the error. */
   async end(error: WeftlineError): Promise<void> {
-    this.#ended ??= error;
-    this.#ending.abort(this.#ended);
+    this.ended ??= error;
+    this.#ending.abort(this.ended);
     const links = [...this.#links.values()];
     this.#links.clear();
     this.#open.clear();
@@ -162,7 +149,7 @@ export class RemoteAgent {
   }
 
   async #entry(backend: NamedBackend, options: LinkWait): Promise<LinkEntry> {
-    if (this.#ended !== undefined) throw this.#ended;
+    if (this.ended !== undefined) throw this.ended;
     const open = this.#open.get(backend.name);
     if (open !== undefined) {
       if (open.link.error === undefined) return open;
@@ -175,7 +162,7 @@ export class RemoteAgent {
         return await within(shared.entry, options, () => this.#late(backend.name, options.deadline));
       } catch (error) {
         // The first caller cancelled, or had less time; this caller goes on.
-        if (!hasGivenUp(shared, options, error) || this.#ended !== undefined) throw error;
+        if (!hasGivenUp(shared, options, error) || this.ended !== undefined) throw error;
       }
     }
     const { signal, deadline } = options;
@@ -216,13 +203,13 @@ export class RemoteAgent {
       throw error instanceof WeftlineError && error.code === 'WL_TIMEOUT' ? this.#slow(backend.name, error) : error;
     }
     const entry = { link, regions: new Map<number, BackendRemoteRegion>() };
-    if (this.#ended !== undefined) {
+    if (this.ended !== undefined) {
       await link.close();
-      throw this.#ended;
+      throw this.ended;
     }
     log('agent', 'info', `linked to ${this.name} by ${backend.name}`);
     this.#open.set(backend.name, entry);
-    this.#refusals.delete(backend.name);
+    this.refusals.delete(backend.name);
     return entry;
   }
 }

@@ -342,18 +342,7 @@ export class Connection implements TransportConnection, RequestOwner {
 // Counters of a connection, and how a user sees them.
 
 /** Each count is written by the code that does what is counted. */
-interface Counters {
-  sentSegments: number;
-  sentBytes: number;
-  retransmittedSegments: number;
-  receivedSegments: number;
-  receivedBytes: number;
-  duplicateSegments: number;
-  sentAcks: number;
-  receivedAcks: number;
-  timeouts: number;
-  probes: number;
-}
+type Counters = { -readonly [Name in Exclude<keyof ConnectionStatistics, 'paths'>]: number };
 
 function createCounters(): Counters {
   return {
@@ -370,22 +359,16 @@ function createCounters(): Counters {
   };
 }
 
-interface Counted {
-  readonly counters: Counters;
-  readonly paths: PathTable;
-  readonly send: SendSide;
-}
-
 /** A copy of the counters as they stand; `perPath`: each path has a congestion window of its own. */
-function connectionStatistics(counted: Counted, perPath: boolean): ConnectionStatistics {
-  const { counters, paths } = counted;
+function connectionStatistics(connection: Connection, perPath: boolean): ConnectionStatistics {
+  const { counters, paths } = connection;
   return {
     ...counters,
-    paths: Array.from({ length: paths.count }, (_, path) => pathStatistics(counted, path, perPath)),
+    paths: Array.from({ length: paths.count }, (_, path) => pathStatistics(connection, path, perPath)),
   };
 }
 
-function pathStatistics({ paths, send }: Counted, path: number, perPath: boolean): PathStatistics {
+function pathStatistics({ paths, send }: Connection, path: number, perPath: boolean): PathStatistics {
   const { bursts, congestion } = send;
   const window = congestion[perPath && congestion.length > 1 ? path : 0];
   return {

@@ -6,21 +6,17 @@ export const SPECULATIVE_BYTES = 262_144;
 export class ReceiverCredits {
   /** Bytes that were allowed so far and bytes that were sent, as integers that wrap. */
   #granted: number;
-  #spent: number;
+  spent: number;
 
   /** Both ends count from `start`. */
   constructor(start = 0) {
     this.#granted = (start + SPECULATIVE_BYTES) | 0;
-    this.#spent = start;
-  }
-
-  get spent(): number {
-    return this.#spent;
+    this.spent = start;
   }
 
   /** May be negative: a segment that is always admitted may spend more than there is; the next credit pays the debt. */
   get left(): number {
-    return (this.#granted - this.#spent) | 0;
+    return (this.#granted - this.spent) | 0;
   }
 
   /** The `credit` of an ack; an old one changes nothing. */
@@ -29,7 +25,7 @@ export class ReceiverCredits {
   }
 
   onSend(bytes: number): void {
-    this.#spent = (this.#spent + bytes) | 0;
+    this.spent = (this.spent + bytes) | 0;
   }
 }
 

@@ -86,11 +86,6 @@ export class SendSide {
     while (this.congestion.length < (settings.perPath ? paths : 1)) this.congestion.push(this.#newWindow());
   }
 
-  /** Hot path. Bytes that may be in flight of a congestion window. */
-  windowBytes(window: number): number {
-    return this.congestion[window]!.windowBytes;
-  }
-
   /** Hot path. Bytes that may be sent now through a congestion window; may be negative. */
   allowance(window: number): number {
     const left = this.congestion[window]!.windowBytes - this.bursts.controllerBytes[window]!;

@@ -449,7 +449,7 @@ function admit(connection: Connection, wanted: number): boolean {
     return true;
   }
   // A few segments of a large window are not worth a burst of their own: acks will bring more room.
-  const sliver = admitted * 2 < wanted && allowance * 4 < send.windowBytes(controller);
+  const sliver = admitted * 2 < wanted && allowance * 4 < send.congestion[controller]!.windowBytes;
   if (admitted < 1 || sliver) return false;
   route.segments = Math.min(wanted, admitted);
   return true;

@@ -369,7 +369,7 @@ for (const service of services) {
         for (const { loop } of [b, a]) loop.removePeer(round);
         await until(() => {
           for (const { loop } of [a, b]) loop.step();
-          return [a, b].every(({ loop }) => !loop.ends.areLeaving);
+          return [a, b].every(({ loop }) => loop.ends.leaving.count === 0);
         });
       }
       b.seen.arrived.length = 0;

@@ -27,8 +27,8 @@ test('memory is kept while a peer may touch it, although another backend has fai
     if (code === 'WL_TIMEOUT' && !isLate) return;
     throw new WeftlineError(code, 'as the test wants it');
   };
-  registration.add('ucx' satisfies BackendName, region(fail('WL_CLOSED')));
-  registration.add('local' satisfies BackendName, region(fail('WL_TIMEOUT')));
+  registration.regions.set('ucx' satisfies BackendName, region(fail('WL_CLOSED')));
+  registration.regions.set('local' satisfies BackendName, region(fail('WL_TIMEOUT')));
   await assert.rejects(registration.release(100), { code: 'WL_TIMEOUT' });
   assert.equal(isFreed, false);
   bytes[0] = 1;

@@ -35,7 +35,7 @@ test('memory stays usable by other backends where one that may lack it fails, an
   ]);
   const registration = await registrations.add(new Uint8Array(64), { name: 'weights' });
   assert.deepEqual([...registration.regions.keys()], ['local']);
-  assert.match(registration.failureOf('multipath') ?? '', /no memory left to pin/);
+  assert.match(registration.failures.get('multipath') ?? '', /no memory left to pin/);
   assert.equal(describeMemory(registration.bytes).bytes, 64);
 });
 

@@ -401,7 +401,7 @@ export class CopyLane {
     const { words: lane, sender, wake, onWork } = this.#parts;
     if (words[jobWord.hasMessage] === 1 && words[jobWord.failure] === 0) {
       const records = sender();
-      records.catchUp();
+      records.ring.catchUp();
       if (!records.push(message)) return 'blocked';
     }
     const next = words[jobWord.next]!;

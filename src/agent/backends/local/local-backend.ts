@@ -371,7 +371,7 @@ class DoorbellThread {
   readonly #mailbox: Mailbox;
   readonly #stop = new Int32Array(new SharedArrayBuffer(4));
   readonly #work: PooledWork;
-  #isRunning = false;
+  isRunning = false;
 
   constructor(mailbox: Mailbox, wake: WakeWord) {
     this.#mailbox = mailbox;
@@ -384,15 +384,11 @@ class DoorbellThread {
       entry: packageFile('./doorbell-worker.js', import.meta.url),
       name: 'doorbell',
       data,
-      onMessage: () => (this.#isRunning = true),
+      onMessage: () => (this.isRunning = true),
       // Without the thread the agent only sleeps shorter.
-      onEnd: () => (this.#isRunning = false),
+      onEnd: () => (this.isRunning = false),
     });
     this.#work.unref();
-  }
-
-  get isRunning(): boolean {
-    return this.#isRunning;
   }
 
   async close(): Promise<void> {

@@ -59,8 +59,8 @@ export class LocalLink implements BackendLink, LinkedMemory {
   #help: CopyHelp | undefined;
   /** Bytes of the peer's ring that messages of pending transfers will take. */
   #promised = 0;
-  #error: WeftlineError | undefined;
-  #state: LinkState = 'open';
+  error: WeftlineError | undefined;
+  state: LinkState = 'open';
   #isClosed = false;
   #closing: Promise<void> | undefined;
   #bytesSinceLook = 0;
@@ -86,14 +86,6 @@ export class LocalLink implements BackendLink, LinkedMemory {
 
   get deviceWork(): DeviceWork {
     return this.#mailbox.deviceWork;
-  }
-
-  get state(): LinkState {
-    return this.#state;
-  }
-
-  get error(): WeftlineError | undefined {
-    return this.#error;
   }
 
   get isAnswered(): boolean {
@@ -165,11 +157,11 @@ export class LocalLink implements BackendLink, LinkedMemory {
   findDeath(): WeftlineError | undefined {
     if (this.#mailbox.ownerState !== 'dead') return undefined;
     this.checkPeer();
-    return this.#error;
+    return this.error;
   }
 
   requireUsable(): void {
-    if (this.#error !== undefined) throw this.#error;
+    if (this.error !== undefined) throw this.error;
   }
 
   /** Why the peer does not let this side touch a region. An agent that is closed gives up all of them. */
@@ -206,7 +198,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
     // The thread that copies sends messages, too.
     const { lock } = this.#help.lane;
     lock.take();
-    sender.catchUp();
+    sender.ring.catchUp();
     const isSent = sender.push(message);
     lock.release();
     return isSent;
@@ -283,7 +275,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
 
   /** Looks whether the peer still lives. True if that changed. */
   checkPeer(): boolean {
-    if (this.#error !== undefined) return false;
+    if (this.error !== undefined) return false;
     this.#memory.sweep();
     const state = this.#mailbox.ownerState;
     if (state === 'open') return false;
@@ -357,11 +349,11 @@ export class LocalLink implements BackendLink, LinkedMemory {
 
   #hasRoom(bytes: number): boolean {
     const { sender } = this.#mailbox;
-    if (this.#help === undefined) return sender.hasRoom(bytes);
+    if (this.#help === undefined) return sender.ring.hasRoomFor(bytes);
     const { lock } = this.#help.lane;
     lock.take();
-    sender.catchUp();
-    const hasRoom = sender.hasRoom(bytes);
+    sender.ring.catchUp();
+    const hasRoom = sender.ring.hasRoomFor(bytes);
     lock.release();
     return hasRoom;
   }
@@ -388,12 +380,12 @@ export class LocalLink implements BackendLink, LinkedMemory {
   }
 
   #fail(state: LinkState, error: WeftlineError): void {
-    if (this.#state === 'open') {
-      this.#state = state;
+    if (this.state === 'open') {
+      this.state = state;
       if (state === 'dead') log('agent', 'warn', error.message);
     }
-    this.#error ??= error;
-    for (let transfer = this.#first; transfer !== undefined; transfer = transfer.next) transfer.fail(this.#error);
+    this.error ??= error;
+    for (let transfer = this.#first; transfer !== undefined; transfer = transfer.next) transfer.fail(this.error);
     this.#first = undefined;
     this.#last = undefined;
     this.#unhanded = undefined;

@@ -23,7 +23,7 @@ export class LocalRegion implements BackendRegion {
   readonly #mailbox: Mailbox;
   readonly #slot: number;
   readonly #options: LocalRegionOptions;
-  #isReleased = false;
+  isReleased = false;
   /** The mailbox has freed its place. */
   #isWithdrawn = false;
   #releasing: Promise<void> | undefined;
@@ -46,10 +46,6 @@ export class LocalRegion implements BackendRegion {
     else describeProcess(info, memory.address);
   }
 
-  get isReleased(): boolean {
-    return this.#isReleased;
-  }
-
   release(): Promise<void> {
     this.#releasing ??= this.#release().catch((error: unknown) => {
       this.#releasing = undefined;
@@ -59,7 +55,7 @@ export class LocalRegion implements BackendRegion {
   }
 
   async #release(): Promise<void> {
-    this.#isReleased = true;
+    this.isReleased = true;
     const ends = await Promise.allSettled([this.#withdraw(), this.#options.onRelease(this)]);
     for (const end of ends) if (end.status === 'rejected') throw end.reason;
   }

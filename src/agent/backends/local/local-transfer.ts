@@ -39,15 +39,16 @@ export class LocalTransfer implements BackendTransfer {
   readonly #steps: PeerSteps;
   readonly #locals: readonly LocalRegion[];
   readonly #remotes: readonly LocalRemoteRegion[];
-  #state: TransferState = 'idle';
-  #error: WeftlineError | undefined;
+  state: TransferState = 'idle';
+  error: WeftlineError | undefined;
   #areCopied = false;
   #isReleased = false;
   #hasMessage = false;
   #message: Uint8Array = new Uint8Array(0);
   /** Once the thread that copies was needed. */
   #shared: SharedCopies | undefined;
-  #isHandedOver = false;
+  /** Another thread goes on with it. */
+  isHandedOver = false;
 
   constructor(link: TransferLink, parts: LocalTransferParts) {
     this.#link = link;
@@ -60,14 +61,6 @@ export class LocalTransfer implements BackendTransfer {
     this.#remotes = parts.remotes;
   }
 
-  get state(): TransferState {
-    return this.#state;
-  }
-
-  get error(): WeftlineError | undefined {
-    return this.#error;
-  }
-
   /** What its message takes of the peer's ring. */
   get recordBytes(): number {
     return this.#hasMessage ? recordBytes(this.#message.length) : 0;
@@ -75,14 +68,14 @@ export class LocalTransfer implements BackendTransfer {
 
   post(message?: Uint8Array): void {
     if (this.#isReleased) throw new WeftlineError('WL_CLOSED', 'The transfer was released');
-    if (this.#state === 'pending') throw invalidArgument('post', 'a transfer that is pending', 'one that has ended');
+    if (this.state === 'pending') throw invalidArgument('post', 'a transfer that is pending', 'one that has ended');
     // A check costs nothing beside so long a copy.
     if (!this.#isShort) this.#link.checkPeer();
     this.#link.requireUsable();
     if (!areRegistered(this.#locals)) throw new WeftlineError('WL_CLOSED', 'The memory was deregistered');
     if (message !== undefined) this.#link.requireRoom(message.length);
-    this.#state = 'pending';
-    this.#error = undefined;
+    this.state = 'pending';
+    this.error = undefined;
     this.#areCopied = false;
     this.#plan.begin();
     if (this.#isShort && this.#link.isQuiet) {
@@ -95,11 +88,6 @@ export class LocalTransfer implements BackendTransfer {
     this.#link.enqueue(this);
   }
 
-  /** Another thread goes on with it. */
-  get isHandedOver(): boolean {
-    return this.#isHandedOver;
-  }
-
   /** False if only this thread can carry it out. */
   get canBeHandedOver(): boolean {
     return this.#parts.host !== undefined;
@@ -110,7 +98,7 @@ export class LocalTransfer implements BackendTransfer {
       table: (this.#parts.host as HostCopies).table,
       grants: RegionGrants.of(this.#remotes),
     });
-    this.#isHandedOver = true;
+    this.isHandedOver = true;
     this.#shared.begin(this.#hasMessage ? this.#message : undefined);
   }
 
@@ -124,19 +112,19 @@ export class LocalTransfer implements BackendTransfer {
 
   /** Goes on. True if it has ended. */
   advance(budget: number): boolean {
-    if (this.#state !== 'pending') return true;
-    return this.#isHandedOver ? this.#look() : this.#goOn(budget, this.#hasMessage ? this.#message : undefined);
+    if (this.state !== 'pending') return true;
+    return this.isHandedOver ? this.#look() : this.#goOn(budget, this.#hasMessage ? this.#message : undefined);
   }
 
   /** How far the other thread has come. */
   #look(): boolean {
     const shared = this.#shared as SharedCopies;
     if (!shared.hasEnded) return false;
-    this.#isHandedOver = false;
+    this.isHandedOver = false;
     const { failure } = shared;
     // It took long enough for the peer to have died meanwhile.
     const error = failure === 0 ? this.#link.findDeath() : this.#failure(failure);
-    if (error === undefined) this.#state = 'done';
+    if (error === undefined) this.state = 'done';
     else this.#end(error);
     return true;
   }
@@ -160,7 +148,7 @@ export class LocalTransfer implements BackendTransfer {
       return true;
     }
     const death = this.#link.noteCopied(this.#bytes);
-    if (death === undefined) this.#state = 'done';
+    if (death === undefined) this.state = 'done';
     else this.#end(death);
     return true;
   }
@@ -186,23 +174,23 @@ export class LocalTransfer implements BackendTransfer {
 
   /** Nothing is copied any more when it returns. What had been delivered before is done instead. */
   fail(error: WeftlineError): void {
-    if (this.#state !== 'pending') return;
-    const wasHandedOver = this.#isHandedOver;
-    this.#isHandedOver = false;
+    if (this.state !== 'pending') return;
+    const wasHandedOver = this.isHandedOver;
+    this.isHandedOver = false;
     if (wasHandedOver) {
       this.#shared?.takeBack();
       if (this.#shared?.isDone === true) {
-        this.#state = 'done';
+        this.state = 'done';
         return;
       }
     }
-    this.#state = 'failed';
-    this.#error = error;
+    this.state = 'failed';
+    this.error = error;
     if (!this.#plan.isOver()) this.#link.drain(this.#plan);
   }
 
   cancel(): void {
-    if (this.#state !== 'pending') return;
+    if (this.state !== 'pending') return;
     this.#link.drop(this, new WeftlineError('WL_CLOSED', `A transfer with ${this.#link.peerName} was cancelled`));
   }
 

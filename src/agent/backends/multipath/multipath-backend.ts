@@ -193,7 +193,7 @@ class MultipathBackend implements Backend<'multipath'> {
   readonly name = 'multipath';
   readonly #context: BackendContext;
   readonly #transport: Transport;
-  #connectionInfo: Uint8Array = new Uint8Array(0);
+  connectionInfo: Uint8Array = new Uint8Array(0);
   readonly #network = networkIdentity();
   #listener: TransportListener | undefined;
   readonly #links = new Set<MultipathLink>();
@@ -206,17 +206,13 @@ class MultipathBackend implements Backend<'multipath'> {
     const receive = (words: unknown): Promise<IncomingConnection<Connection>> => backend.#receive(readHello(words));
     const listener = await transport.listen({ host, port: 0 }, { receive });
     backend.#listener = listener;
-    backend.#connectionInfo = Buffer.from(JSON.stringify({ host, port: listener.port, network: backend.#network }));
+    backend.connectionInfo = Buffer.from(JSON.stringify({ host, port: listener.port, network: backend.#network }));
     return backend;
   }
 
   private constructor(context: BackendContext, transport: Transport) {
     this.#context = context;
     this.#transport = transport;
-  }
-
-  get connectionInfo(): Uint8Array {
-    return this.#connectionInfo;
   }
 
   whyNotMemory({ kind, bytes }: AgentMemory): string | undefined {

@@ -222,20 +222,15 @@ export function own<T>(kind: abstract new (...parameters: never[]) => T, value: 
 
 // Puts of many ranges, each posted with one command: the engine's thread reads the table.
 
-/** What they need of their channel. */
-interface PartsChannel {
-  putRanges(part: RangesPart): boolean;
-}
-
 interface MultipathPartsOptions {
-  readonly channel: PartsChannel;
+  readonly channel: MultipathChannel;
   readonly connection: Connection;
   readonly way: Pick<RangesPart, 'flow' | 'pinned'>;
   readonly ranges: SharedRangesNames;
 }
 
 class MultipathParts implements SharedParts {
-  readonly #channel: PartsChannel;
+  readonly #channel: MultipathChannel;
   readonly #connection: Connection;
   readonly #length: number;
   /** What is posted. One object, so that nothing is made per post. */

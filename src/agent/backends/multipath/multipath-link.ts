@@ -204,20 +204,10 @@ export class MultipathLink implements BackendLink {
 const NO_MESSAGE = { offset: 0, bytes: 0 };
 const NONE = -1;
 
-/** What a transfer needs of its link. */
-interface TransferLink {
-  readonly transport: Transport;
-  readonly connection: Connection;
-  readonly messages: MessageRing;
-  readonly error: WeftlineError | undefined;
-  /** It has been posted. */
-  watch(transfer: MultipathTransfer): void;
-}
-
 class MultipathTransfer implements BackendTransfer {
   state: TransferState = 'idle';
   error: WeftlineError | undefined;
-  readonly #link: TransferLink;
+  readonly #link: MultipathLink;
   readonly #plan: number;
   /** Where it goes back to when it has ended; the plan is then another's to release. */
   readonly #pool: MultipathTransfer[] | undefined;
@@ -227,7 +217,7 @@ class MultipathTransfer implements BackendTransfer {
   #isReleased = false;
   readonly #onEnd: (() => void)[] = [];
 
-  constructor(link: TransferLink, plan: number, pool?: MultipathTransfer[]) {
+  constructor(link: MultipathLink, plan: number, pool?: MultipathTransfer[]) {
     this.#link = link;
     this.#plan = plan;
     this.#pool = pool;

@@ -111,8 +111,8 @@ class UdpPaths implements PeerPaths {
   readonly #options: PathOptions;
   /** Lane by lane. */
   readonly #sockets: readonly UdpSocket[];
-  #rails: readonly RailPair[] = [];
-  #cutsSends = false;
+  rails: readonly RailPair[] = [];
+  cutsSends = false;
 
   constructor(channel: ControlChannel, plan: PathPlan, options: PathOptions) {
     this.#channel = channel;
@@ -140,18 +140,10 @@ class UdpPaths implements PeerPaths {
     return { hosts: this.#plan.rails, ports: this.#sockets.map(({ port }) => port) };
   }
 
-  get rails(): readonly RailPair[] {
-    return this.#rails;
-  }
-
-  get cutsSends(): boolean {
-    return this.#cutsSends;
-  }
-
   endpoint(lane: number): PathEndpoint {
     const { paths } = this.#plan;
     const sockets = this.#sockets.slice(lane * paths, (lane + 1) * paths);
-    const segments = this.#cutsSends ? MAX_CUTS : 1;
+    const segments = this.cutsSends ? MAX_CUTS : 1;
     return { ends: sockets.map(({ fd }) => fd), rails: this.#railCount, segments };
   }
 
@@ -163,15 +155,15 @@ class UdpPaths implements PeerPaths {
     if (Math.max(1, hosts.length) !== this.#railCount) {
       throw protocolError(`${hosts.length} rails where ${rails.length} were agreed on`);
     }
-    this.#rails = Array.from({ length: this.#railCount }, (_, rail) => ({
+    this.rails = Array.from({ length: this.#railCount }, (_, rail) => ({
       local: this.#localHost(rail),
       remote: hosts[rail] ?? this.#channel.remoteAddress,
     }));
-    for (const { local, remote } of this.#rails) {
+    for (const { local, remote } of this.rails) {
       if (isIP(local) !== isIP(remote)) throw protocolError(`the rail ${remote} for the rail ${local}`);
     }
     for (const [path, socket] of this.#sockets.entries()) {
-      const { remote } = this.#rails[this.#railOf(path)] as RailPair;
+      const { remote } = this.rails[this.#railOf(path)] as RailPair;
       socket.connect({ host: remote, port: ports[path]! });
     }
   }
@@ -180,10 +172,10 @@ class UdpPaths implements PeerPaths {
   async agree(secret: bigint): Promise<number> {
     const channel = this.#channel;
     const options = this.#options;
-    const probes = this.#rails.map((_, rail) => new DatagramProbe(this.#sockets[rail] as UdpSocket, secret));
+    const probes = this.rails.map((_, rail) => new DatagramProbe(this.#sockets[rail] as UdpSocket, secret));
     const most = options.segmentBytes === 0 ? MAX_SEGMENT_BYTES : options.segmentBytes;
     const sent = probes.map((probe) => probe.send(most));
-    this.#cutsSends = options.segmentationOffload && probes.every((probe) => probe.cutsSends());
+    this.cutsSends = options.segmentationOffload && probes.every((probe) => probe.cutsSends());
     channel.send({ sent });
     const expected = this.#sizesOf(await channel.receive('probes'), 'sent');
     const arrived = await waitForProbes(probes, expected);

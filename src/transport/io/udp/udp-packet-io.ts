@@ -71,7 +71,7 @@ export class UdpPacketIo implements PacketIo {
   readonly #urgent = new Outbox(URGENT_MESSAGES, 2);
   readonly #receiveBytes: Uint8Array;
   readonly #receiveAddress: number;
-  #burstSegments = 1;
+  burstSegments: number = 1;
   /** True if some sockets take fewer segments than bursts may have. */
   #isMixed = false;
   #hasSockets = false;
@@ -88,10 +88,6 @@ export class UdpPacketIo implements PacketIo {
     this.#onRefused = onRefused;
   }
 
-  get burstSegments(): number {
-    return this.#burstSegments;
-  }
-
   addressOf(bytes: Uint8Array): number {
     return Number(addressOf(bytes));
   }
@@ -100,8 +96,8 @@ export class UdpPacketIo implements PacketIo {
   setPeer(peer: number, sockets: readonly PathSocket[]): void {
     this.#peers[peer] = sockets;
     for (const { segments } of sockets) {
-      if (this.#hasSockets && segments !== this.#burstSegments) this.#isMixed = true;
-      this.#burstSegments = Math.max(this.#burstSegments, segments);
+      if (this.#hasSockets && segments !== this.burstSegments) this.#isMixed = true;
+      this.burstSegments = Math.max(this.burstSegments, segments);
       this.#hasSockets = true;
     }
   }

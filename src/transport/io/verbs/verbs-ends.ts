@@ -40,11 +40,11 @@ interface EndsParts {
 export class VerbsEnds implements EndMaker {
   readonly #parts: EndsParts;
   readonly #ends: (RailEnd | undefined)[] = [];
-  readonly #leaving: LeavingEnds;
+  readonly leaving: LeavingEnds;
 
   constructor(parts: EndsParts) {
     this.#parts = parts;
-    this.#leaving = new LeavingEnds(parts.drain, ({ number }) => {
+    this.leaving = new LeavingEnds(parts.drain, ({ number }) => {
       this.#ends[number] = undefined;
     });
   }
@@ -116,22 +116,8 @@ export class VerbsEnds implements EndMaker {
     for (const end of ends) {
       if (end.peer === GONE) continue;
       end.peer = GONE;
-      this.#leaving.add(end, now);
+      this.leaving.add(end, now);
     }
-  }
-
-  /** Some are not closed yet: `advance` is to be called now and then. */
-  get areLeaving(): boolean {
-    return this.#leaving.count > 0;
-  }
-
-  advance(now: number): void {
-    this.#leaving.advance(now);
-  }
-
-  /** Closes those that are leaving, without the engine. */
-  finish(): void {
-    this.#leaving.finish(microseconds);
   }
 
   /** A packet that came before the end had a peer: a probe, or nothing. */

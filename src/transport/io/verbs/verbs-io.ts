@@ -65,7 +65,7 @@ class VerbsPaths implements PeerPaths {
   readonly #engines: readonly EngineEnds[];
   /** By lane. */
   readonly #made: readonly MadeEnds[];
-  #rails: readonly RailPair[] = [];
+  rails: readonly RailPair[] = [];
   /** Lanes whose ends belong to the engines' connections. */
   readonly #given = new Set<number>();
 
@@ -90,10 +90,6 @@ class VerbsPaths implements PeerPaths {
     this.offer = { lanes: made.map(({ offer }) => offer) };
   }
 
-  get rails(): readonly RailPair[] {
-    return this.#rails;
-  }
-
   async connect(peerOffer: ControlFrame): Promise<void> {
     const lanes = lanesOf(peerOffer);
     if (lanes.length !== this.#made.length) throw protocolError(`${lanes.length} lanes for ${this.#made.length}`);
@@ -103,7 +99,7 @@ class VerbsPaths implements PeerPaths {
       if (count !== own.length) throw protocolError(`${count} rails where ${own.length} were agreed on`);
     }
     const theirs = gidsOf(lanes[0]);
-    this.#rails = own.map((gid, rail) => ({ local: grouped(gid), remote: grouped(theirs[rail] as string) }));
+    this.rails = own.map((gid, rail) => ({ local: grouped(gid), remote: grouped(theirs[rail] as string) }));
     await Promise.all(
       this.#made.map(({ ends }, lane) => (this.#engines[lane] as EngineEnds).connect({ ends, offer: lanes[lane] })),
     );
@@ -113,7 +109,7 @@ class VerbsPaths implements PeerPaths {
   async agree(secret: bigint): Promise<number> {
     const channel = this.#channel;
     const engine = this.#engines[0] as EngineEnds;
-    const probes = this.#rails.map((_, rail) => ({ ends: [(this.#made[0] as MadeEnds).ends[rail] as number], secret }));
+    const probes = this.rails.map((_, rail) => ({ ends: [(this.#made[0] as MadeEnds).ends[rail] as number], secret }));
     const sent = await Promise.all(probes.map((probe) => engine.probe(probe)));
     channel.send({ sent });
     const expected = this.#sizesOf(await channel.receive('probes'), 'sent');
@@ -127,7 +123,7 @@ class VerbsPaths implements PeerPaths {
     const sizes = sent.map((bytes, rail) => Math.floor(Math.min(bytes, arrived[rail]!, reached[rail]!) / 8) * 8);
     const passing = sizes.filter((bytes) => bytes >= MIN_PACKET_BYTES);
     if (passing.length > 0) return Math.min(...passing);
-    const { local, remote } = this.#rails[0] as RailPair;
+    const { local, remote } = this.rails[0] as RailPair;
     throw new WeftlineError(
       'WL_TIMEOUT',
       `Packets do not pass between the RDMA ports ${local} of this host and ${remote} of ${channel.peer}, though TCP does: a firewall may drop UDP port 4791, or the networks of the two ports are not joined (of ${expected[0]} bytes at most, ${arrived[0]} arrived here and ${reached[0]} there)`,
@@ -137,15 +133,15 @@ class VerbsPaths implements PeerPaths {
 
   endpoint(lane: number): PathEndpoint {
     this.#given.add(lane);
-    return { ends: (this.#made[lane] as MadeEnds).ends, rails: this.#rails.length, segments: 1 };
+    return { ends: (this.#made[lane] as MadeEnds).ends, rails: this.rails.length, segments: 1 };
   }
 
   /** One per rail. */
   #sizesOf(frame: ControlFrame, field: string): readonly number[] {
     const sizes = frame[field];
-    const areGood = Array.isArray(sizes) && sizes.length === this.#rails.length;
+    const areGood = Array.isArray(sizes) && sizes.length === this.rails.length;
     if (areGood) return sizes.map((size) => integerField({ size }, 'size', MAX_PACKET_BYTES));
-    throw protocolError(`a greeting whose ${field} does not say ${this.#rails.length} sizes`);
+    throw protocolError(`a greeting whose ${field} does not say ${this.rails.length} sizes`);
   }
 
   [Symbol.dispose](): void {

@@ -106,10 +106,10 @@ export class VerbsLoop implements PacketLoop {
     const isBusy = this.#takeIn();
     const now = microseconds();
     if (!isBusy) this.#lookAround(now);
-    if (this.ends.areLeaving && now >= this.#nextLeaving) {
+    if (this.ends.leaving.count > 0 && now >= this.#nextLeaving) {
       this.#nextLeaving = now + LEAVING_MICROSECONDS;
       for (const rail of this.#rails) this.#takeEvents(rail);
-      this.ends.advance(now);
+      this.ends.leaving.advance(now);
     }
     return this.#turns.take(now, isBusy);
   }
@@ -119,7 +119,7 @@ export class VerbsLoop implements PacketLoop {
   }
 
   sleep(most?: number): void {
-    const longest = this.ends.areLeaving ? Math.min(most ?? LEAVING_MICROSECONDS, LEAVING_MICROSECONDS) : most;
+    const longest = this.ends.leaving.count > 0 ? Math.min(most ?? LEAVING_MICROSECONDS, LEAVING_MICROSECONDS) : most;
     const time = this.#turns.sleepTime(longest);
     if (time <= 0 || this.#armFindsWork()) return;
     this.#readiness.sleep(time);
@@ -143,7 +143,7 @@ export class VerbsLoop implements PacketLoop {
   [Symbol.dispose](): void {
     try {
       for (const peer of this.#peers.keys()) this.removePeer(peer);
-      this.ends.finish();
+      this.ends.leaving.finish(microseconds);
     } finally {
       // Memory that the device may write to goes with this thread.
       this.#close();

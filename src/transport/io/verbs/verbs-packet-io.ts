@@ -46,17 +46,17 @@ export class VerbsPacketIo implements PacketIo {
     const registered: VerbsRail[] = [];
     try {
       for (const rail of this.#rails) {
-        rail.register(region);
+        rail.regions.add(region);
         registered.push(rail);
       }
     } catch (error) {
-      for (const rail of registered) rail.unregister(region);
+      for (const rail of registered) rail.regions.remove(region);
       throw error;
     }
   }
 
   abandon(region: Region): void {
-    for (const rail of this.#rails) rail.unregister(region);
+    for (const rail of this.#rails) rail.regions.remove(region);
   }
 
   readersOf(region: Region, peer?: number): MemoryReaders | undefined {
@@ -92,7 +92,7 @@ export class VerbsPacketIo implements PacketIo {
       return;
     }
     const { region } = burst;
-    const use = region === undefined || burst.ranges !== undefined ? undefined : end.rail.useOf(region);
+    const use = region === undefined || burst.ranges !== undefined ? undefined : end.rail.regions.find(region);
     if (use === undefined) {
       this.#addCopies(end, burst);
       return;

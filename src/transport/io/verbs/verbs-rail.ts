@@ -180,7 +180,8 @@ export class VerbsRail {
   readonly events: AsyncEvents;
   /** Packets that were handed to the device and may still be read. */
   underWay = 0;
-  readonly #regions: RegionKeys;
+  /** Those whose memory the device may read. */
+  readonly regions: RegionKeys;
   /** By number of its queue pair. */
   readonly #ends = new Map<number, PathEnd>();
   readonly #failures: VerbsFailures;
@@ -206,7 +207,7 @@ export class VerbsRail {
     const areDatagrams = service === 'ud';
     const size = { depth: receives, pieces: areDatagrams ? 2 : 1 };
     this.shared = isShared ? new SharedReceiveQueue(domain, size) : undefined;
-    this.#regions = new RegionKeys(domain, options.relaxedOrdering);
+    this.regions = new RegionKeys(domain, options.relaxedOrdering);
     this.receiver = new PacketReceiver({
       completions: this.receives,
       memory: this.memory,
@@ -229,7 +230,7 @@ export class VerbsRail {
     // It may be destroyed already, and its number a new one's.
     if (this.#ends.get(end.queuePair.number) !== end) return;
     this.#ends.delete(end.queuePair.number);
-    this.#regions.forgetEnd(end);
+    this.regions.forgetEnd(end);
     this.underWay -= end.close();
   }
 
@@ -282,21 +283,6 @@ export class VerbsRail {
     }
   }
 
-  /** Fails with WL_CAPACITY. */
-  register(region: Region): void {
-    this.#regions.add(region);
-  }
-
-  /** The device must be through with it. */
-  unregister(region: Region): void {
-    this.#regions.remove(region);
-  }
-
-  /** Hot path. What the device calls the region; undefined if it does not know it. */
-  useOf(region: Region): RegionUse | undefined {
-    return this.#regions.find(region);
-  }
-
   /** Packets that it takes now. */
   get room(): number {
     return Math.min(MAX_UNDER_WAY - this.underWay, this.memory.room);
@@ -343,7 +329,7 @@ export class VerbsRail {
 
   /** The queue pairs that read the region now, of one peer or of all; undefined if there are none. */
   readersOf(region: Region, peer: number | undefined, now: number): RegionReaders | undefined {
-    const use = this.#regions.find(region);
+    const use = this.regions.find(region);
     if (use === undefined) return undefined;
     while (this.reapSome() > 0);
     // Of those that are on their way out nobody knows the peer.

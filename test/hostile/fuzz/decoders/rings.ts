@@ -166,8 +166,8 @@ const peerMailbox: Decoder = {
     });
     void peer.ownerState;
     for (const bytes of [0, 5, 4096, 16_000, 32_000, 32_000, 32_000]) {
-      peer.sender.catchUp();
-      if (peer.sender.hasRoom(bytes)) peer.sender.push(new Uint8Array(bytes));
+      peer.sender.ring.catchUp();
+      if (peer.sender.ring.hasRoomFor(bytes)) peer.sender.push(new Uint8Array(bytes));
     }
   },
 };
