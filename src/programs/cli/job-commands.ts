@@ -1,6 +1,6 @@
 // weftline why: what the ranks of running jobs wait for, and which rank the others wait for; weftline stats: their metrics.
 import { createHash } from 'node:crypto';
-import { type Command, Option } from 'commander';
+import type { Command } from 'commander';
 import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
 import { printJson, printTo } from '../../core/print.ts';
 import { conclude } from '../../world/watching/conclusion.ts';
@@ -10,7 +10,7 @@ import { type JobMetrics, readJobMetrics } from '../../world/watching/job-metric
 import { describeJob } from '../../world/watching/job-text.ts';
 import { JobWatcher, type WatchedJob } from '../../world/watching/job-view.ts';
 import { busFactor } from '../bench/collectives/collectives-workload.ts';
-import { integerArgument } from './argument-values.ts';
+import { integerArgument, option } from './argument-values.ts';
 import { exitCodes } from './exit-codes.ts';
 
 interface WhyFlags extends WatchFlags {
@@ -28,9 +28,12 @@ export function addWhyCommand(program: Command): void {
     );
   addWatchOptions(command)
     .addOption(
-      new Option('--overdue <ms>', 'how long others may wait for a rank before the exit code says so')
-        .argParser(integerArgument(0, 2 ** 31 - 1))
-        .default(OVERDUE_MS),
+      option(
+        '--overdue <ms>',
+        'how long others may wait for a rank before the exit code says so',
+        integerArgument(0, 2 ** 31 - 1),
+        OVERDUE_MS,
+      ),
     )
     .addHelpText(
       'after',
@@ -75,15 +78,14 @@ export function addStatsCommand(program: Command): void {
         'them to stdout. Times of calls, waits and transfers are there only if WEFTLINE_METRICS is set for the job; ' +
         'counters always. Ranks that do not answer are named on stderr.',
     );
-  addJobArgument(command)
-    .addOption(waitOption())
+  addJobOptions(command)
     .addOption(
-      new Option(
+      option(
         '--format <format>',
         "json: all of it; prometheus: its text format; inspector: lines of JSON as NCCL's inspector writes them, one for the last call of each object and kind",
-      )
-        .choices(formats)
-        .default('json'),
+        formats,
+        'json',
+      ),
     )
     .addHelpText(
       'after',
@@ -212,19 +214,21 @@ export async function orUsage<T>(command: Command, look: () => T | Promise<T>): 
 
 const MAX_WAIT_MS = 60_000;
 
-export function addJobArgument(command: Command): Command {
-  return command.argument(
-    '[job]',
-    'the begin of its id, or the process id of its launcher or of a rank; all of this user by default',
-  );
-}
-
-export function waitOption(): Option {
-  return new Option('--wait <ms>', 'how long a rank that is not stopped may take to answer')
-    .argParser(integerArgument(1, MAX_WAIT_MS))
-    .default(ANSWER_MS);
+/** Which job, and how long its ranks may take. */
+function addJobOptions(command: Command): Command {
+  return command
+    .argument(
+      '[job]',
+      'the begin of its id, or the process id of its launcher or of a rank; all of this user by default',
+    )
+    .option(
+      '--wait <ms>',
+      'how long a rank that is not stopped may take to answer',
+      integerArgument(1, MAX_WAIT_MS),
+      ANSWER_MS,
+    );
 }
 
 export function addWatchOptions(command: Command): Command {
-  return addJobArgument(command).addOption(waitOption()).option('--json', 'print JSON to stdout');
+  return addJobOptions(command).option('--json', 'print JSON to stdout');
 }

@@ -1,5 +1,5 @@
 // weftline moe: a real MoE block from a file or a model's folder, across ranks on this machine.
-import { type Command, Option } from 'commander';
+import type { Command } from 'commander';
 import { invalidArgument } from '../../core/errors.ts';
 import { chooseDevice } from '../../device/device-choice.ts';
 import { resolveCacheFolder } from '../../device/cuda/jit/cubin-cache.ts';
@@ -25,7 +25,7 @@ import {
 } from '../moe/moe-job.ts';
 import { expertShare, requireEvenExperts } from '../moe/block-share.ts';
 import { layersView, moeView } from '../report/moe-view.ts';
-import { integerArgument } from './argument-values.ts';
+import { integerArgument, option } from './argument-values.ts';
 import { addReportOptions, Output, type OutputFlags, requireWritableFolder } from './output.ts';
 import { addSettingOptions, checkHosts } from './setting-options.ts';
 import { checkUsageOf } from './exit-codes.ts';
@@ -80,15 +80,11 @@ export function addMoeCommand(program: Command): void {
       'of the tokens, with --model: x [T, H] and, to compare with, output_f32; x.N is that of layer N',
     )
     .addOption(
-      new Option('--dispatcher <name>', 'what carries the tokens: EpBuffer or EPAll2AllLayer')
-        .choices(moeDispatchers)
-        .default('buffer'),
+      option('--dispatcher <name>', 'what carries the tokens: EpBuffer or EPAll2AllLayer', moeDispatchers, 'buffer'),
     )
-    .addOption(new Option('--dtype <dtype>', 'how rows travel to the experts').choices(['bf16', 'fp8']).default('bf16'))
+    .addOption(option('--dtype <dtype>', 'how rows travel to the experts', ['bf16', 'fp8'], 'bf16'))
     .addOption(
-      new Option('--combine-precision <dtype>', "how a host's sums travel to other hosts")
-        .choices(combinePrecisions)
-        .default('bf16'),
+      option('--combine-precision <dtype>', "how a host's sums travel to other hosts", combinePrecisions, 'bf16'),
     )
     .option(
       '--redundant-experts <count>',
@@ -98,7 +94,7 @@ export function addMoeCommand(program: Command): void {
     )
     .option('--out <file>', 'write the output, tensor "output" bf16 [T, H]')
     .option('--iterations <count>', 'timed passes; also --repeat', timedPasses, 5)
-    .addOption(new Option('--repeat <count>').argParser(timedPasses).hideHelp())
+    .addOption(option('--repeat <count>', '', timedPasses).hideHelp())
     .option('--topk <count>', 'experts per token, for a file without topk_idx', integerArgument(1, maxTopk))
     .option('--normalize', 'scale the chosen weights to a sum of 1, for a file without topk_idx')
     .option('--no-normalize', 'leave them as the softmax gives them');

@@ -4,7 +4,7 @@ import { type Command, Option } from 'commander';
 import { invalidArgument } from '../../core/errors.ts';
 import { isLoopback, isUnspecified } from '../../meeting/loopback.ts';
 import { readToken } from '../../settings/token.ts';
-import { integerArgument, switchArgument } from './argument-values.ts';
+import { integerArgument, switchArgument, option } from './argument-values.ts';
 
 /** All addresses of this host, IPv4. */
 const ALL_ADDRESSES = '0.0.0.0';
@@ -41,8 +41,8 @@ export function addAddressOptions(command: Command, port: number): Command {
 /** Adds --role server|client, and --server as transport_test has it. */
 export function addBenchRoleOptions(command: Command, port: number): Command {
   command
-    .addOption(new Option('--role <role>', 'which end this is').choices(['server', 'client']))
-    .addOption(new Option('--server [bool]').argParser(switchArgument).preset('true').hideHelp());
+    .addOption(option('--role <role>', 'which end this is', ['server', 'client']))
+    .addOption(option('--server [bool]', '', switchArgument).preset('true').hideHelp());
   return addAddressOptions(command, port);
 }
 

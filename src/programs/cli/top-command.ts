@@ -1,14 +1,14 @@
 // weftline top: a table of the ranks of running jobs, again and again.
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { ReadStream, WriteStream } from 'node:tty';
-import { type Command, Option } from 'commander';
+import type { Command } from 'commander';
 import { formatBytes } from '../../core/byte-size.ts';
 import { printJson, printTo } from '../../core/print.ts';
 import { printableLines } from '../../core/quote.ts';
 import { chooseAnyJobs, findJobs } from '../../world/watching/find-jobs.ts';
 import { alignColumns, awaitedText, callText, stateText } from '../../world/watching/job-text.ts';
 import { type JobView, JobWatcher, type RankView, type WatchedJob } from '../../world/watching/job-view.ts';
-import { integerArgument } from './argument-values.ts';
+import { integerArgument, option } from './argument-values.ts';
 import { addWatchOptions, orUsage, type WatchFlags } from './job-commands.ts';
 
 interface TopFlags extends WatchFlags {
@@ -29,12 +29,8 @@ export function addTopCommand(program: Command): void {
     );
   addWatchOptions(command)
     .option('--once', 'look twice, one interval apart, print once, end')
-    .addOption(
-      new Option('--interval <ms>', 'time between two looks')
-        .argParser(integerArgument(50, MAX_INTERVAL_MS))
-        .default(1000),
-    )
-    .addOption(new Option('--sort <column>', 'which column the ranks are sorted by').choices(sortKeys).default('rank'));
+    .addOption(option('--interval <ms>', 'time between two looks', integerArgument(50, MAX_INTERVAL_MS), 1000))
+    .addOption(option('--sort <column>', 'which column the ranks are sorted by', sortKeys, 'rank'));
   command.action(async (wanted: string | undefined, flags: TopFlags) => {
     const watch = new TopWatch(wanted, flags.wait);
     try {

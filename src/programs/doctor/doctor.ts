@@ -68,6 +68,21 @@ export function examine(machine: MachineProbe): Examination {
   return { schema: 'weftline.doctor/1', cpuReady, findings, rails: orUndefined(() => readRails(machine)) };
 }
 
+/** `advice`: where there is less than enough. */
+function judge(
+  name: string,
+  value: string,
+  { isEnough, advice }: { readonly isEnough: boolean; readonly advice: string },
+): Finding {
+  return isEnough ? { name, status: 'ok', value } : { name, status: 'short', value, advice };
+}
+
+/** `advice`: where there is none. */
+function library(name: string, path: string | undefined, advice: string): Finding {
+  if (path === undefined) return { name, status: 'absent', value: 'not found', advice };
+  return { name, status: 'ok', value: path };
+}
+
 // The version of Node.js.
 
 function checkNodeVersion({ nodeVersion }: MachineProbe): Finding {
@@ -92,9 +107,8 @@ function checkCores(machine: MachineProbe): Finding {
   ].filter((part) => part !== undefined);
   const value = [`${present} (${model})`, ...held].join(', ');
   const { ranks } = typicalConfiguration;
-  if (cores >= ranks) return { name: 'cores', status: 'ok', value };
   const advice = `${ranks} ranks take turns on ${cores} cores: results are right, times are longer; one core per rank is best`;
-  return { name: 'cores', status: 'short', value, advice };
+  return judge('cores', value, { isEnough: cores >= ranks, advice });
 }
 
 // Main memory and the limit that a control group puts on it.
@@ -105,9 +119,8 @@ function checkMemory(machine: MachineProbe): Finding {
   const total = formatBytes(machine.memoryBytes);
   const value = usable < machine.memoryBytes ? `${total}, the control group allows ${formatBytes(usable)}` : total;
   const { memoryBytes, sentence } = typicalConfiguration;
-  if (usable >= memoryBytes) return { name: 'memory', status: 'ok', value };
   const advice = `${sentence} take about ${formatBytes(memoryBytes)}, shared memory included: use fewer tokens per rank, or raise the limit`;
-  return { name: 'memory', status: 'short', value, advice };
+  return judge('memory', value, { isEnough: usable >= memoryBytes, advice });
 }
 
 // The file system that windows live in.
@@ -134,11 +147,10 @@ function checkSharedMemory(machine: MachineProbe): Finding {
   const kind = mount === undefined ? 'not a mount of its own' : mount.split(' ')[2];
   const value = `${formatBytes(space.freeBytes)} free of ${formatBytes(space.totalBytes)} (${kind})`;
   const { windowBytes, windowBytesPerToken, sentence } = typicalConfiguration;
-  if (space.freeBytes >= windowBytes) return { name, status: 'ok', value };
   const raise = inContainer(machine) ? 'start the container with --shm-size=4g' : 'mount -o remount,size=4G /dev/shm';
   const fits = Math.floor(space.freeBytes / windowBytesPerToken);
   const advice = `${sentence} need ${formatBytes(windowBytes)} at worst, about ${fits} tokens per rank fit: ${raise}, or remove what others left there`;
-  return { name, status: 'short', value, advice };
+  return judge(name, value, { isEnough: space.freeBytes >= windowBytes, advice });
 }
 
 // Huge pages for shared memory, which spare large copies most of their page-table look-ups.
@@ -158,9 +170,8 @@ function checkHugePages(machine: MachineProbe): Finding {
   }
   // The present one of all modes is in brackets.
   const value = /\[(\w+)\]/.exec(modes)?.[1] ?? modes;
-  if (value !== 'never' && value !== 'deny') return { name, status: 'ok', value };
   const advice = `echo advise > ${HUGE_PAGES} makes windows of large buffers faster (1.5 times measured with 4096 tokens of 7168)`;
-  return { name, status: 'short', value, advice };
+  return judge(name, value, { isEnough: value !== 'never' && value !== 'deny', advice });
 }
 
 // WebAssembly as the CPU kernels need it: SIMD, and one shared memory that spans the whole address space of a rank.
@@ -213,19 +224,17 @@ function checkOpenFiles(machine: MachineProbe): Finding {
   const name = 'open files';
   const limit = softLimit(machine, 'Max open files');
   if (limit === undefined) return unknown(name);
-  if (limit >= OPEN_FILES_WANTED) return { name, status: 'ok', value: amount(limit, String) };
   const advice = `the launcher of many ranks needs about ${OPEN_FILES_WANTED}: ulimit -n ${OPEN_FILES_WANTED}`;
-  return { name, status: 'short', value: amount(limit, String), advice };
+  return judge(name, amount(limit, String), { isEnough: limit >= OPEN_FILES_WANTED, advice });
 }
 
 function checkLockedMemory(machine: MachineProbe): Finding {
   const name = 'locked memory';
   const limit = softLimit(machine, 'Max locked memory');
   if (limit === undefined) return unknown(name);
-  if (limit >= LOCKED_BYTES_WANTED) return { name, status: 'ok', value: amount(limit, formatBytes) };
   const advice =
     'only RDMA pins memory, CPU ranks do not need it: ulimit -l unlimited, or memlock in /etc/security/limits.conf';
-  return { name, status: 'short', value: amount(limit, formatBytes), advice };
+  return judge(name, amount(limit, formatBytes), { isEnough: limit >= LOCKED_BYTES_WANTED, advice });
 }
 
 function unknown(name: string): Finding {
@@ -284,35 +293,28 @@ function checkGpus(machine: MachineProbe): Finding {
   const version = parseDriverVersion(machine.readText(driverVersionFile) ?? '');
   const what = models.length === 0 ? `${usable}, models unknown` : countEqual(models);
   const value = version === undefined ? what : `${what}, driver ${version}`;
-  if (usable >= models.length) return { name, status: 'ok', value };
   const advice = `only ${usable} of ${models.length} have a device file here: start the container with --gpus all`;
-  return { name, status: 'short', value, advice };
+  return judge(name, value, { isEnough: usable >= models.length, advice });
 }
 
 function checkCudaDriver(machine: MachineProbe): Finding {
-  const name = 'CUDA driver (libcuda)';
   const path = findLibrary(machine, /^libcuda\.so\.1$/, ['/usr/local/nvidia/lib64', '/usr/lib/wsl/lib']);
-  if (path !== undefined) return { name, status: 'ok', value: path };
   const advice = 'it comes with the NVIDIA driver; in a container it needs the NVIDIA container toolkit';
-  return { name, status: 'absent', value: 'not found', advice };
+  return library('CUDA driver (libcuda)', path, advice);
 }
 
 function checkNvrtc(machine: MachineProbe): Finding {
-  const name = 'NVRTC';
   const path = findCudaLibrary(machine, 'nvrtc', machine.env['WEFTLINE_NVRTC']);
-  if (path !== undefined) return { name, status: 'ok', value: path };
   const advice =
     'it compiles GPU kernels: install the CUDA toolkit and set CUDA_HOME, or "pip install nvidia-cuda-nvrtc" into the active environment';
-  return { name, status: 'absent', value: 'not found', advice };
+  return library('NVRTC', path, advice);
 }
 
 function checkCublas(machine: MachineProbe): Finding {
-  const name = 'cuBLAS';
   const path = findCudaLibrary(machine, 'cublas', machine.env['WEFTLINE_CUBLAS']);
-  if (path !== undefined) return { name, status: 'ok', value: path };
   const advice =
     'weftline moe multiplies by a kernel of its own instead; the CUDA toolkit has it, or "pip install nvidia-cublas"';
-  return { name, status: 'absent', value: 'not found', advice };
+  return library('cuBLAS', path, advice);
 }
 
 // Rails of the transport: which network interfaces they are, and which of them is nearest to each GPU.
@@ -356,11 +358,9 @@ function checkRdmaDevices(machine: MachineProbe): Finding {
 }
 
 function checkVerbs(machine: MachineProbe): Finding {
-  const name = 'verbs (libibverbs)';
   const path = findLibrary(machine, /^libibverbs\.so\.1$/);
-  if (path !== undefined) return { name, status: 'ok', value: path };
   const advice = 'only RDMA needs it: install rdma-core (Debian and Ubuntu: libibverbs1 ibverbs-providers)';
-  return { name, status: 'absent', value: 'not found', advice };
+  return library('verbs (libibverbs)', path, advice);
 }
 
 function checkUcx(machine: MachineProbe): Finding {
@@ -409,9 +409,8 @@ function checkUdpMemory(machine: MachineProbe): Finding {
   if (!Number.isFinite(pages))
     return { name, status: 'absent', value: 'unknown', advice: 'net.ipv4.udp_mem cannot be read here' };
   const bytes = pages * PAGE_BYTES;
-  if (bytes >= 8 * WANTED_BYTES) return { name, status: 'ok', value: formatBytes(bytes) };
   const advice = `many connections over UDP need more, or packets are lost: raise net.ipv4.udp_mem to ${(8 * WANTED_BYTES) / PAGE_BYTES} pages`;
-  return { name, status: 'short', value: formatBytes(bytes), advice };
+  return judge(name, formatBytes(bytes), { isEnough: bytes >= 8 * WANTED_BYTES, advice });
 }
 
 function checkBuffer(machine: MachineProbe, name: string, key: string): Finding {
@@ -419,9 +418,8 @@ function checkBuffer(machine: MachineProbe, name: string, key: string): Finding 
   // A container may hide the limits of its host.
   if (!Number.isFinite(bytes))
     return { name, status: 'absent', value: 'unknown', advice: `net.core.${key} cannot be read here` };
-  if (bytes >= WANTED_BYTES) return { name, status: 'ok', value: formatBytes(bytes) };
   const advice = `only transfers over UDP between machines need more: sysctl -w net.core.${key}=${WANTED_BYTES}`;
-  return { name, status: 'short', value: formatBytes(bytes), advice };
+  return judge(name, formatBytes(bytes), { isEnough: bytes >= WANTED_BYTES, advice });
 }
 
 // Limits that a control group (a container, a service, a batch job) puts on this process.
