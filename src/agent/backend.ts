@@ -1,11 +1,11 @@
 // The seam between the agent and what moves its bytes: one Backend per kind of path, one BackendLink per peer.
-import type { PartTable } from '../transport/part-table.ts';
 import type { Deadline } from '../core/deadline.ts';
-import type { WeftlineError } from '../core/errors.ts';
+import { WeftlineError } from '../core/errors.ts';
 import type { HostAccess } from '../device/host-access.ts';
 import type { Settings } from '../settings/settings.ts';
 import type { WakeWord } from '../threads/wake-word.ts';
 import type { RailState } from '../transport/index.ts';
+import type { PartTable } from '../transport/part-table.ts';
 import type { SharedMemory } from '../windows/shared-memory.ts';
 
 // Memory as an agent registers it: where it lies, and how a process of the same host could map it.
@@ -318,4 +318,13 @@ export interface BackendChannel {
   /** Of a channel that has failed: nothing that was posted on it reads memory of this side any more. Left out: so at once. */
   readonly isQuiet?: boolean;
   close(): Promise<void>;
+}
+
+/** `known`: the incarnation of the metadata that this side has, `now` that of the agent. */
+export function restarted(name: string, known: string, now: string): WeftlineError {
+  return new WeftlineError(
+    'WL_STALE',
+    `Agent ${name} has restarted: its metadata here are of incarnation ${known}, it is ${now} now; load what its localMetadata() gives now (not the old ones again), then prepare its transfers anew`,
+    { details: { peer: name, incarnation: known, now } },
+  );
 }

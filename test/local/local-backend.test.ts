@@ -3,7 +3,7 @@ import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { createInterface } from 'node:readline';
 import test from 'node:test';
-import { localConnectionInfo, localRegionInfo } from '#lib/agent/backends/local/local-info.js';
+import { localConnectionInfo, localRegionInfo } from '#lib/agent/backends/local/local-region.js';
 import { MAILBOX_REGIONS } from '#lib/agent/backends/local/mailbox-layout.js';
 import { Block } from '#lib/abi/layout.js';
 import {

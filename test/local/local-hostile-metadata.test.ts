@@ -6,7 +6,7 @@ import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { Agent } from 'weftline/agent';
 import { MAILBOX_REGIONS } from '#lib/agent/backends/local/mailbox-layout.js';
-import { localRegionInfo } from '#lib/agent/backends/local/local-info.js';
+import { localRegionInfo } from '#lib/agent/backends/local/local-region.js';
 import { Block } from '#lib/abi/layout.js';
 import type { BackendLink } from '#lib/agent/backend.js';
 import { createBackend } from '#lib/agent/backends/local/local-backend.js';

@@ -5,7 +5,7 @@ import { once } from 'node:events';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { WeftlineError } from 'weftline';
-import { localConnectionInfo } from '#lib/agent/backends/local/local-info.js';
+import { localConnectionInfo } from '#lib/agent/backends/local/local-region.js';
 import { Block } from '#lib/abi/layout.js';
 import { createBackend } from '#lib/agent/backends/local/local-backend.js';
 import { PeerMailbox } from '#lib/agent/backends/local/peer-mailbox.js';

@@ -9,8 +9,7 @@ import type { Credentials } from '../../meeting/credentials.ts';
 import { call } from '../../meeting/dial.ts';
 import { protocolError } from '../../meeting/frames.ts';
 import { type HelloOptions, receiveHello } from '../../meeting/hello.ts';
-import type { BackendPeer, ConnectOptions } from '../backend.ts';
-import { restarted } from '../stale-life.ts';
+import { type BackendPeer, type ConnectOptions, restarted } from '../backend.ts';
 
 const MAX_NAME_LENGTH = 200;
 const MAX_PORT_NAME_LENGTH = 100;

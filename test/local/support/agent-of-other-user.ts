@@ -1,6 +1,6 @@
 // An agent of another user: tells its metadata as they are, and as they would be if it ran as root.
 import { Agent } from 'weftline/agent';
-import { localConnectionInfo } from '#lib/agent/backends/local/local-info.js';
+import { localConnectionInfo } from '#lib/agent/backends/local/local-region.js';
 import { Block } from '#lib/abi/layout.js';
 import { decodeMetadata, encodeMetadata } from '#lib/agent/metadata.js';
 

@@ -1,5 +1,5 @@
 // A process that begins a step on memory of the agent that it is told of, and stays within it.
-import { localConnectionInfo } from '#lib/agent/backends/local/local-info.js';
+import { localConnectionInfo } from '#lib/agent/backends/local/local-region.js';
 import { Block } from '#lib/abi/layout.js';
 import type { BackendPeer } from '#lib/agent/backend.js';
 import { PeerMailbox } from '#lib/agent/backends/local/peer-mailbox.js';

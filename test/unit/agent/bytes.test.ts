@@ -4,7 +4,7 @@ import test from 'node:test';
 import { CpuDevice } from 'weftline';
 import { DescriptorList } from 'weftline/agent';
 import { join } from 'weftline/world';
-import { localRegionInfo, localRegionKinds } from '#lib/agent/backends/local/local-info.js';
+import { localRegionInfo, localRegionKinds } from '#lib/agent/backends/local/local-region.js';
 import { Block } from '#lib/abi/layout.js';
 import { isOfProcess, readRegionInfo } from '#lib/agent/backends/local/remote-region.js';
 import { MultipathRemoteRegion } from '#lib/agent/backends/multipath/multipath-channel.js';

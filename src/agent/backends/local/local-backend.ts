@@ -1,6 +1,6 @@
 // Transfers between agents of one host: one copy from memory to memory, by the caller's thread; of large ones, by two.
 import { readFileSync, statSync } from 'node:fs';
-import { BOOT_ID_BYTES, LOCAL_INFO_VERSION, localConnectionInfo } from './local-info.ts';
+import { BOOT_ID_BYTES, LOCAL_INFO_VERSION, localConnectionInfo, LocalRegion } from './local-region.ts';
 import { MAILBOX_MAGIC } from './mailbox-layout.ts';
 import { Block } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
@@ -26,7 +26,6 @@ import type {
 import { CopyThread } from './copy-thread.ts';
 import type { DoorbellWorkerData } from './doorbell-worker.ts';
 import { LocalLink } from './local-link.ts';
-import { LocalRegion } from './local-region.ts';
 import { Mailbox } from './mailbox.ts';
 import { PeerMailbox } from './peer-mailbox.ts';
 import { isOfProcess } from './remote-region.ts';

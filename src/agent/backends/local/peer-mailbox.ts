@@ -1,6 +1,5 @@
 // A peer's mailbox as a sender sees it: its place in it, its regions' keys, whether the peer still lives.
-import type { LinkState } from '../../backend.ts';
-import { restarted } from '../../stale-life.ts';
+import { type LinkState, restarted } from '../../backend.ts';
 import {
   headerWord,
   MAILBOX_MAGIC,

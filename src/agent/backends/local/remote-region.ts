@@ -1,5 +1,5 @@
 // A region of a peer of this host: mapped here, reached through a system call, or memory of a GPU.
-import { localRegionInfo, localRegionKinds, MEMORY_HANDLE_BYTES } from './local-info.ts';
+import { localRegionInfo, localRegionKinds, MEMORY_HANDLE_BYTES } from './local-region.ts';
 import { MAILBOX_REGIONS } from './mailbox-layout.ts';
 import { Block } from '../../../abi/layout.ts';
 import { copyOf } from '../../../core/bytes.ts';

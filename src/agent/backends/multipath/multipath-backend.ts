@@ -21,9 +21,9 @@ import {
   type ConnectOptions,
   MAX_NOTIFICATION_BYTES,
   type MemoryKind,
+  restarted,
 } from '../../backend.ts';
 import { whyNotAddress } from '../../agent-address.ts';
-import { restarted } from '../../stale-life.ts';
 import { type Hello, MessageRing, MultipathLink, readHello, readWelcome } from './multipath-link.ts';
 import { MultipathRegion } from './multipath-channel.ts';
 

@@ -1,6 +1,6 @@
 // What agents read of each other: metadata, descriptions of regions, lists of descriptors.
 import { crc32 } from 'node:zlib';
-import { localRegionInfo, localRegionKinds } from '#lib/agent/backends/local/local-info.js';
+import { localRegionInfo, localRegionKinds } from '#lib/agent/backends/local/local-region.js';
 import { metadataHeader } from '#lib/agent/metadata.js';
 import { Block } from '#lib/abi/layout.js';
 import { isOfProcess, readRegionInfo } from '#lib/agent/backends/local/remote-region.js';
