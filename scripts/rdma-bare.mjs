@@ -1,12 +1,11 @@
 // Writes and round trips over two queue pairs of one process, with native calls and nothing of an agent around them: what
 // Node can reach on the devices rxe0 and rxe1 at most. For rdma-figures.mjs.
-import { NativeBlock } from '../dist/native/native-block.js';
+import { NativeBlock } from '../dist/native/library.js';
 import { CompletionQueue } from '../dist/native/verbs/completion-queue.js';
-import { VerbsContext } from '../dist/native/verbs/context.js';
+import { ProtectionDomain, VerbsContext } from '../dist/native/verbs/context.js';
 import { MemoryRegion } from '../dist/native/verbs/memory-region.js';
-import { ProtectionDomain } from '../dist/native/verbs/protection-domain.js';
 import { QueuePair } from '../dist/native/verbs/queue-pair.js';
-import { completionOpcode, sendFlag, sendOpcode } from '../dist/native/verbs/c-numbers.js';
+import { completionOpcode, sendFlag, sendOpcode } from '../dist/native/verbs/c-structs.js';
 import { localFiles } from '../dist/native/file-probe.js';
 import { rdmaHardware } from '../dist/rails/rdma-devices.js';
 

@@ -11,8 +11,8 @@ export {
 export { type DType, dtypes, fromBf16, fromF16, toBf16, toF16, type TypedArrayOf } from './core/dtype.ts';
 export { readSettings, type Settings, settingsTable } from './settings/settings.ts';
 export type { Device } from './device/device.ts';
-export type { DeviceKind, HostAccess, DeviceRange } from './device/host-access.ts';
-export type { DeviceEvent, DeviceWaitOptions } from './device/device-event.ts';
+export type { DeviceKind, HostAccess, DeviceRange } from './device/tensor.ts';
+export type { DeviceEvent, DeviceWaitOptions } from './device/device.ts';
 export { Tensor } from './device/tensor.ts';
 export { CpuDevice, type CpuDeviceOptions } from './device/cpu/cpu-device.ts';
 export { cudaDeviceCount } from './device/cuda/cuda-context.ts';
@@ -20,4 +20,4 @@ export { CudaDevice, type CudaDeviceOptions } from './device/cuda/cuda-device.ts
 export type { CudaGraph } from './device/cuda/cuda-graph.ts';
 export type { UserKernel, UserSource } from './device/cuda/user-kernels.ts';
 export { chooseDevice, type DeviceChoice, type DeviceGroup } from './device/device-choice.ts';
-export { openChosenDevice, openDevice } from './device/open-device.ts';
+export { openChosenDevice, openDevice } from './device/device-choice.ts';

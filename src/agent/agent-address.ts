@@ -6,10 +6,8 @@ import { networkInterfaces } from 'node:os';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { quote } from '../core/quote.ts';
 import type { CredentialKind } from '../meeting/credentials.ts';
-import { isLoopback, isUnspecified, requireToken } from '../meeting/loopback.ts';
-import { reachedAddress } from '../meeting/reached-address.ts';
-import { addressTowards } from '../meeting/route.ts';
-import { readToken } from '../settings/token.ts';
+import { addressTowards, isLoopback, isUnspecified, reachedAddress, requireToken } from '../meeting/route.ts';
+import { readToken } from '../settings/settings.ts';
 import { readEnvironment } from '../world/environment.ts';
 
 const DEFAULT_HOST = '127.0.0.1';

@@ -1,7 +1,7 @@
 // The seam between the agent and what moves its bytes: one Backend per kind of path, one BackendLink per peer.
 import type { Deadline } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
-import type { HostAccess } from '../device/host-access.ts';
+import type { HostAccess } from '../device/tensor.ts';
 import type { Settings } from '../settings/settings.ts';
 import type { WakeWord } from '../threads/wake-word.ts';
 import type { RailState } from '../transport/index.ts';

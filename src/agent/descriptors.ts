@@ -1,8 +1,7 @@
 // Lists of memory ranges by address, as two agents tell each other which bytes to move.
 import { Block, defineLayout, getWide, setWide } from '../abi/layout.ts';
-import { checkOptions, type OptionNames } from '../core/check-options.ts';
+import { checkOptions, isWhole, type OptionNames } from '../core/check-options.ts';
 import { invalidArgument, show, WeftlineError } from '../core/errors.ts';
-import { isWhole } from '../core/whole-number.ts';
 import type { MemoryKind } from './backend.ts';
 
 // A list of memory ranges as agents send it to each other: a head, then one descriptor per range.

@@ -1,12 +1,10 @@
 // Memory that an agent has registered: what the caller gave, where it lies, and what each backend made of it.
-import { checkOptions, type OptionNames } from '../core/check-options.ts';
+import { checkOptions, isWhole, type OptionNames } from '../core/check-options.ts';
 import { asWeftlineError, invalidArgument, WeftlineError } from '../core/errors.ts';
 import { log } from '../core/log.ts';
 import { quote } from '../core/quote.ts';
 import { whileWaiting } from '../core/waits.ts';
-import { isWhole } from '../core/whole-number.ts';
-import type { HostAccess } from '../device/host-access.ts';
-import { type Storage, Tensor } from '../device/tensor.ts';
+import { type HostAccess, type Storage, Tensor } from '../device/tensor.ts';
 import { addressOf } from '../native/library.ts';
 import { SharedMemory } from '../windows/shared-memory.ts';
 import type { BackendSet } from './backend-set.ts';

@@ -2,7 +2,7 @@
 import type { OptionNames } from '../core/check-options.ts';
 import { type WaitOptions, waitOptionNames } from '../core/deadline.ts';
 import type { OverlapOptions } from '../group/overlap.ts';
-import type { DeviceEvent } from '../device/device-event.ts';
+import type { DeviceEvent } from '../device/device.ts';
 import type { Tensor } from '../device/tensor.ts';
 import type { Reduction } from './collective-call.ts';
 

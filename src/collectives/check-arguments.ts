@@ -7,8 +7,7 @@ import { checkTimeout } from '../core/deadline.ts';
 import { dtypes } from '../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import type { Device } from '../device/device.ts';
-import type { HostAccess } from '../device/host-access.ts';
-import { Tensor } from '../device/tensor.ts';
+import { type HostAccess, Tensor } from '../device/tensor.ts';
 import type { RankGroup } from '../world/rank-group.ts';
 import {
   type AllGatherArguments,

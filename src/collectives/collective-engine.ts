@@ -2,7 +2,7 @@
 import type { OverlapOptions } from '../group/overlap.ts';
 import type { CallWait } from '../core/deadline.ts';
 import type { DType } from '../core/dtype.ts';
-import type { DeviceEvent } from '../device/device-event.ts';
+import type { DeviceEvent } from '../device/device.ts';
 import type { Tensor } from '../device/tensor.ts';
 import type { CollectiveCall } from './collective-call.ts';
 

@@ -8,7 +8,7 @@ import { remaining, startCall, type WaitOptions, waitOptionNames } from '../core
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
-import { type DeviceEvent, passedEvent } from '../device/device-event.ts';
+import { type DeviceEvent, passedEvent } from '../device/device.ts';
 import type { Tensor } from '../device/tensor.ts';
 import type { RankGroup } from '../world/rank-group.ts';
 import {

@@ -1,6 +1,6 @@
 // What expert parallelism and failed calls have counted on this thread. Hot path: an addition in one array for each.
 import { type ErrorCode, WeftlineError } from './errors.ts';
-import { addSamples, type Sample } from './samples.ts';
+import { addSamples, type Sample } from './metric-table.ts';
 
 const epModes = ['buffer', 'layer', 'low_latency'] as const;
 export type EpMode = (typeof epModes)[number];

@@ -4,10 +4,12 @@ import {
   chmodSync,
   closeSync,
   constants,
+  existsSync,
   fchmodSync,
   fstatSync,
   fsyncSync,
   lstatSync,
+  mkdirSync,
   mkdtempSync,
   openSync,
   readlinkSync,
@@ -18,10 +20,10 @@ import {
   unlinkSync,
   writeFileSync,
 } from 'node:fs';
+import { userInfo } from 'node:os';
 import { dirname, isAbsolute, join } from 'node:path';
 import { formatBytes } from './byte-size.ts';
 import { WeftlineError } from './errors.ts';
-import { makeFolder } from './make-folder.ts';
 import { printable } from './quote.ts';
 
 /**
@@ -255,4 +257,31 @@ function unusable(path: string, why: string, cause?: unknown): WeftlineError {
     details: { path, why },
     ...(cause === undefined ? {} : { cause }),
   });
+}
+
+/**
+ * As mkdirSync() with `recursive`, which does not return where the system refuses a folder with ENOENT although its parent
+ * exists, as in /proc. A folder that exists is fine. Fails with the error of mkdir.
+ */
+export function makeFolder(folder: string, mode = 0o777): void {
+  try {
+    mkdirSync(folder, { mode });
+  } catch (error) {
+    const { code } = error as NodeJS.ErrnoException;
+    if (code === 'EEXIST' && statSync(folder, { throwIfNoEntry: false })?.isDirectory() === true) return;
+    const parent = dirname(folder);
+    if (code !== 'ENOENT' || existsSync(parent)) throw error;
+    makeFolder(parent, mode);
+    makeFolder(folder, mode);
+  }
+}
+
+/** From the password database, not from HOME; undefined if the database has none. */
+export function homeFolder(): string | undefined {
+  try {
+    const { homedir } = userInfo();
+    return homedir.startsWith('/') ? homedir : undefined;
+  } catch {
+    return undefined;
+  }
 }

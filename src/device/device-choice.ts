@@ -1,9 +1,12 @@
 // On which kind of device the ranks of a job run: all on their own GPUs, or all on the CPU.
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import { log } from '../core/log.ts';
 import { type CudaDriver, cudaDriver } from '../native/cuda-driver.ts';
 import { type Settings, settingsTable } from '../settings/settings.ts';
+import { CpuDevice } from './cpu/cpu-device.ts';
+import { CudaDevice } from './cuda/cuda-device.ts';
 import { findGpu, type FoundGpu, type NoGpu } from './cuda/find-gpu.ts';
-import type { DeviceKind } from './host-access.ts';
+import type { DeviceKind } from './tensor.ts';
 
 /** What choosing needs of the ranks; a RankGroup is one, and so is a World. */
 export interface DeviceGroup {
@@ -121,4 +124,27 @@ function noGpu({ rank, reason }: Obstacle): WeftlineError {
 
 function ordinalOf(gpu: FoundGpu | NoGpu): number {
   return 'ordinal' in gpu ? gpu.ordinal : 0;
+}
+
+// Opens the device that the ranks of a job chose together; the one place that knows all kinds.
+
+/**
+ * Collective: chooses a kind for all ranks (see chooseDevice) and opens this rank's device with the group's settings. A
+ * world is a group. Fails as chooseDevice() and the devices' own create() do.
+ * @param request What the setting `device` allows.
+ * @param group The ranks that take part.
+ */
+export async function openDevice(request: Settings['device'], group: DeviceGroup): Promise<CpuDevice | CudaDevice> {
+  return openChosenDevice(await chooseDevice(request, group), group.settings);
+}
+
+/**
+ * Opens what chooseDevice() chose; local. Fails with what the device's own create() does.
+ * @param choice From chooseDevice().
+ * @param settings The group's.
+ */
+export function openChosenDevice(choice: DeviceChoice, settings: Settings): Promise<CpuDevice | CudaDevice> {
+  log('device', 'info', `${choice.kind === 'cpu' ? 'the CPU' : `GPU ${choice.ordinal}`}: ${choice.reason}`);
+  if (choice.kind === 'cpu') return CpuDevice.create(settings);
+  return CudaDevice.create({ ...settings, ordinal: choice.ordinal });
 }

@@ -1,7 +1,6 @@
 // What the rest of weftline asks of a device; the implementations are cpu/ and cuda/.
 import type { DType, TypedArrayOf } from '../core/dtype.ts';
-import type { HostAccess } from './host-access.ts';
-import type { Tensor } from './tensor.ts';
+import type { HostAccess, Tensor } from './tensor.ts';
 
 /** Where tensors live and kernels run: a CpuDevice or a CudaDevice. */
 export interface Device extends HostAccess, AsyncDisposable {
@@ -20,4 +19,61 @@ export interface Device extends HostAccess, AsyncDisposable {
 
   /** Waits for running work, then gives back what was made from the device. Idempotent; `await using` does the same. */
   close(): Promise<void>;
+}
+
+/** What ends a wait for work of a device early. */
+export interface DeviceWaitOptions {
+  /** The setting `timeoutMs` by default. */
+  readonly timeoutMs?: number;
+  readonly signal?: AbortSignal;
+}
+
+/** A point in the work of a device that the host, or another stream, can wait for. */
+export interface DeviceEvent extends Disposable {
+  /** True when the work before it is done. Does not wait. */
+  isDone(): boolean;
+  /** Resolves when the work before it is done. Fails with WL_TIMEOUT, the signal's reason, or what that work failed with. */
+  wait(options?: DeviceWaitOptions): Promise<void>;
+}
+
+/** Of a device whose work is done when the call returns. */
+export const passedEvent: DeviceEvent = {
+  isDone: () => true,
+  wait: () => Promise.resolve(),
+  [Symbol.dispose]: () => {},
+};
+
+/** What allocates: a device, or a set on it. */
+export type TensorAllocator = Pick<Device, 'empty'>;
+
+/** Tensors that are allocated together and freed together, by their set alone; when one does not fit, none is kept. */
+export class TensorSet implements TensorAllocator, Disposable {
+  readonly #device: Device;
+  readonly #tensors: Tensor[] = [];
+
+  private constructor(device: Device) {
+    this.#device = device;
+  }
+
+  /** Runs `allocate`, and frees what it took if it throws. The caller disposes the set. */
+  static make<T>(device: Device, allocate: (set: TensorSet) => T): { readonly set: TensorSet; readonly made: T } {
+    const set = new TensorSet(device);
+    try {
+      return { set, made: allocate(set) };
+    } catch (error) {
+      set[Symbol.dispose]();
+      throw error;
+    }
+  }
+
+  /** A view: whoever gets it cannot free what the set owns. */
+  empty<D extends DType>(dtype: D, shape: readonly number[]): Tensor<D> {
+    const tensor = this.#device.empty(dtype, shape);
+    this.#tensors.push(tensor);
+    return tensor.reshape(shape);
+  }
+
+  [Symbol.dispose](): void {
+    for (const tensor of this.#tensors) tensor.dispose();
+  }
 }

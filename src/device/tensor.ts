@@ -1,7 +1,6 @@
 // A typed, contiguous, row-major view of device memory.
 import { type DType, dtypes, type TypedArrayOf } from '../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
-import type { HostAccess } from './host-access.ts';
 
 /** A run of device memory that one owner frees; every tensor over it keeps it alive. */
 export interface Storage extends Disposable {
@@ -157,4 +156,44 @@ export function elementCount(shape: readonly number[]): number {
     count *= extent;
   }
   return count;
+}
+
+/** The value of an element is data * the scale of its group. */
+export interface ScaledRows {
+  /** [T, H] */
+  readonly data: Tensor<'fp8e4m3'>;
+  /** [T, ceil(H / 128)]: a scale per FP8_GROUP columns. */
+  readonly scales: Tensor<'f32'>;
+}
+
+// How the host reads and writes memory of a device.
+
+/** Which implementation a device is. */
+export type DeviceKind = 'cpu' | 'cuda';
+
+export interface MemoryRange {
+  readonly address: number;
+  readonly bytes: number;
+}
+
+/** A run of elements in a device's own memory; a Tensor is one. */
+export interface DeviceRange<D extends DType> {
+  readonly dtype: D;
+  readonly address: number;
+  readonly bytes: number;
+  readonly elements: number;
+}
+
+/** How the host reads and writes memory of a device. */
+export interface HostAccess {
+  readonly kind: DeviceKind;
+
+  /** Device memory as a typed array in place; WL_UNSUPPORTED where the host cannot address it. */
+  hostView<D extends DType>(dtype: D, address: number, elements: number): TypedArrayOf[D];
+
+  /** Copies values into a range of the device's memory: as many as it has elements, else WL_INVALID_ARGUMENT. */
+  upload<D extends DType>(range: DeviceRange<D>, values: TypedArrayOf[D]): Promise<void>;
+
+  /** A copy of a range of the device's memory, once earlier work on it is done. */
+  download<D extends DType>(range: DeviceRange<D>): Promise<TypedArrayOf[D]>;
 }

@@ -3,7 +3,7 @@ export { bufferSize, type EpBufferConfig, type EpBufferSize } from './buffer/buf
 export type { CombinePrecision } from './combine-precision.ts';
 export type { CombineArguments } from './buffer/combine-arguments.ts';
 export type { DispatchArguments, RowsLike } from './buffer/dispatch-arguments.ts';
-export type { ScaledRows } from '../device/formats/scaled-rows.ts';
+export type { ScaledRows } from '../device/tensor.ts';
 export { dequantizeRows, type QuantizeOptions, quantizeRows } from '../device/cpu/fp8-rows.ts';
 export { DispatchHandle } from './buffer/dispatch-handle.ts';
 export type { DispatchLayout } from './buffer/dispatch-layout.ts';

@@ -1,6 +1,6 @@
 // For the kernels: the address of one region in every rank's window, as a table in device memory.
 import type { Tensor } from '../device/tensor.ts';
-import type { TensorAllocator } from '../device/tensor-set.ts';
+import type { TensorAllocator } from '../device/device.ts';
 import type { SymmetricWindow } from '../windows/symmetric-window.ts';
 import type { RankGroup } from '../world/rank-group.ts';
 

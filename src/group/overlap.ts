@@ -1,7 +1,7 @@
 // How a call fits between other work of a device: what it begins after, and whether others wait for it by themselves.
 import { requireFlag } from '../core/check-options.ts';
 import { invalidArgument } from '../core/errors.ts';
-import { type DeviceEvent, passedEvent } from '../device/device-event.ts';
+import { type DeviceEvent, passedEvent } from '../device/device.ts';
 
 /** How a call is ordered with other work of a GPU. */
 export interface OverlapOptions {

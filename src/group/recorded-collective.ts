@@ -1,7 +1,7 @@
 // The calls of a collective object that a CUDA graph repeats. Its kernels count epochs and dispatches on by themselves; at each
 // launch the host counts with them, so that direct calls may follow.
 import type { CudaStream } from '../device/cuda/cuda-stream.ts';
-import type { RecordedCalls } from '../device/cuda/recorded-calls.ts';
+import type { RecordedCalls } from '../device/cuda/cuda-graph.ts';
 import type { CudaCallOrder } from './cuda-call-order.ts';
 
 /** What an object's engine has to do with recordings. */

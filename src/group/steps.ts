@@ -4,11 +4,10 @@ import type { ErrorDetails } from '../core/errors.ts';
 import { yieldProcessor } from '../native/libc.ts';
 import { SpinTime } from '../threads/spin-time.ts';
 import type { WaitFacts } from '../core/waits.ts';
-import type { RankBells } from '../windows/rank-bells.ts';
+import { type RankBells, waitForWord } from '../windows/wait.ts';
 import type { RankGroup } from '../world/rank-group.ts';
-import { rankList } from '../world/rank-list.ts';
-import { waitForWord } from '../windows/wait.ts';
-import type { Missing, WindowFailure } from '../windows/window-failure.ts';
+import { rankList } from '../world/membership.ts';
+import type { Missing, WindowFailure } from '../windows/abort-record.ts';
 
 /** Work in steps, some of which need what other ranks have yet to do. */
 export interface Steps {

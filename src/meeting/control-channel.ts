@@ -1,9 +1,17 @@
 // A TCP connection between two that meet: frames one after the other while they talk, later a sign of life.
 import type { Socket } from 'node:net';
-import { endWhenSilent } from '../native/tcp.ts';
+import { endWhenSilent } from '../native/udp.ts';
 import { WeftlineError } from '../core/errors.ts';
-import { encodeFrame, type Frame, type FrameLimits, FrameReader, protocolError, strangerLimits } from './frames.ts';
-import { decodeRefusal, encodeRefusal } from './refusal.ts';
+import {
+  decodeRefusal,
+  encodeFrame,
+  encodeRefusal,
+  type Frame,
+  type FrameLimits,
+  FrameReader,
+  protocolError,
+  strangerLimits,
+} from './frames.ts';
 
 export type ControlFrame = Readonly<Record<string, unknown>>;
 

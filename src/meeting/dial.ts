@@ -4,10 +4,9 @@ import type { CallWait, Deadline } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { type WaitFacts, whileWaiting } from '../core/waits.ts';
 import { quote } from '../core/quote.ts';
-import { checkHost, checkPort, requireAddress } from './check-address.ts';
+import { checkHost, checkPort, isLoopback, requireAddress, requireToken } from './route.ts';
 import { ControlChannel } from './control-channel.ts';
 import { type Greeted, type HelloBody, type HelloOptions, sayHello } from './hello.ts';
-import { isLoopback, requireToken } from './loopback.ts';
 
 /** Where somebody listens: a host name or numeric address, and a TCP port. */
 export interface Address {

@@ -1,5 +1,49 @@
 // The wire format of every meeting: length-prefixed frames of one JSON header and any number of byte parts.
-import { WeftlineError } from '../core/errors.ts';
+import { encodeError, type ErrorCode, errorCodes, type ErrorDetails, WeftlineError } from '../core/errors.ts';
+import { printable, quote } from '../core/quote.ts';
+
+// Why one side hangs up, as a frame that the other side may or may not be able to trust.
+
+const MAX_TEXT = 600;
+const MAX_DETAILS = 16;
+
+/** What an error looks like in a frame: without stacks and causes, which are nobody else's business. */
+export function encodeRefusal(error: unknown): Readonly<Record<string, unknown>> {
+  const { code, message, details, rank } = encodeError(error);
+  return { code, message: message.slice(0, 2000), details, ...(rank === undefined ? {} : { rank }) };
+}
+
+/** The error that a peer's refusal stands for. Whatever is in it: never throws, and WL_PROTOCOL if it is not one. */
+export function decodeRefusal(value: unknown, peer: string): WeftlineError {
+  return decodePeerError(value, `${peer} refused: `);
+}
+
+/** The same of an error that a peer tells in the course of a conversation. */
+export function decodePeerError(value: unknown, prefix = '', mostText: number = MAX_TEXT): WeftlineError {
+  if (typeof value !== 'object' || value === null) return protocolError('an error without a reason');
+  const { code, message, details, rank } = value as Readonly<Record<string, unknown>>;
+  const isKnown = typeof code === 'string' && Object.hasOwn(errorCodes, code);
+  if (!isKnown || typeof message !== 'string') {
+    const said = typeof message === 'string' ? `: ${printable(message, MAX_TEXT)}` : '';
+    return protocolError(`an error of a kind that is not known here${said}`);
+  }
+  return new WeftlineError(code as ErrorCode, prefix + printable(message, mostText), {
+    details: plainDetails(details),
+    ...(typeof rank === 'number' && Number.isSafeInteger(rank) ? { rank } : {}),
+  });
+}
+
+function plainDetails(details: unknown): ErrorDetails {
+  if (typeof details !== 'object' || details === null || Array.isArray(details)) return {};
+  const plain: Record<string, unknown> = {};
+  for (const [name, value] of Object.entries(details).slice(0, MAX_DETAILS)) {
+    if (!/^\w{1,40}$/.test(name) || name === '__proto__') continue;
+    if (typeof value === 'number' || typeof value === 'boolean') plain[name] = value;
+    else if (typeof value === 'string') plain[name] = printable(value, MAX_TEXT);
+    else if (Array.isArray(value) && value.every((item) => typeof item === 'number')) plain[name] = value;
+  }
+  return plain;
+}
 
 /** One message. `parts` are views of the bytes that arrived; they stay valid. */
 export interface Frame {
@@ -132,4 +176,19 @@ function split(payload: Buffer, lengths: unknown): Uint8Array[] {
   }
   if (at !== payload.byteLength) throw protocolError('part lengths that do not fill the payload');
   return parts;
+}
+
+// Reads fields of a frame that a peer sent. Each fails with WL_PROTOCOL.
+
+export function textField(frame: Readonly<Record<string, unknown>>, field: string): string {
+  const value = frame[field];
+  if (typeof value === 'string') return value;
+  throw protocolError(`a greeting without ${field}`);
+}
+
+/** From 0 to `most`. */
+export function integerField(frame: Readonly<Record<string, unknown>>, field: string, most: number): number {
+  const value = frame[field];
+  if (typeof value === 'number' && Number.isInteger(value) && value >= 0 && value <= most) return value;
+  throw protocolError(`a greeting whose ${field} is ${value === undefined ? 'missing' : quote(value, 40)}`);
 }

@@ -1,9 +1,9 @@
 // weftline/metrics: metrics of this process as data, tracing channels, OpenTelemetry.
-import { collect } from './collect-metrics.ts';
+import { collect } from './read-metrics.ts';
 
 export { readMetrics, type MetricFamily, type MetricSeries, type MetricsSnapshot } from './read-metrics.ts';
 export type { LastCall } from './metrics-sink.ts';
-export type { CallLabel } from './observed-calls.ts';
+export type { CallLabel } from './metrics-sink.ts';
 export { metricTable, type MetricKind, type MetricName } from '../core/metric-table.ts';
 export { type CallContext, tracingChannelNames, type TransferContext } from '../core/call-channels.ts';
 export {

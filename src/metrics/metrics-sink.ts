@@ -1,8 +1,92 @@
 // Takes times of calls, phases and transfers from the trace points of this thread. Hot path: no allocation but for a new series.
+import type { EpMode } from '../core/counts.ts';
 import { type MetricName, metricTable } from '../core/metric-table.ts';
 import { type TracePoint, tracePoints, type TraceSink } from '../core/trace.ts';
-import { Histogram } from './histogram.ts';
-import { type CallLabel, modeOf, phaseOf, readCallLabel, seriesOfCall } from './observed-calls.ts';
+
+// What trace points and labels of calls mean as series of metrics.
+
+/** A call of a collective object, as CallGuard labels it. */
+export interface CallLabel {
+  readonly object: string;
+  readonly call: string;
+  readonly ranks: number;
+}
+
+interface SeriesName {
+  readonly name: MetricName;
+  readonly labels: readonly string[];
+}
+
+const modes: Readonly<Record<string, EpMode>> = {
+  EpBuffer: 'buffer',
+  EPAll2AllLayer: 'layer',
+  EpLowLatency: 'low_latency',
+};
+
+/** "EpBuffer 2.dispatch of 0-3". */
+function readCallLabel(label: string): CallLabel | undefined {
+  const match = /^(\w+)(?: \d+)?\.(.+) of ([\d,-]+)$/.exec(label);
+  if (match === null) return undefined;
+  const [, object = '', call = '', ranks = ''] = match;
+  const [first = 0, last = first] = ranks.split('-').map(Number);
+  return { object, call, ranks: ranks.includes(',') ? ranks.split(',').length : last - first + 1 };
+}
+
+function modeOf(label: CallLabel): EpMode | undefined {
+  return modes[label.object];
+}
+
+function seriesOfCall(label: CallLabel): SeriesName | undefined {
+  const mode = modeOf(label);
+  const world = String(label.ranks);
+  if (mode !== undefined) return { name: 'weftline_ep_step_seconds', labels: [label.call, 'call', mode, world] };
+  if (label.object !== 'Communicator' && label.object !== 'SparseAllReduce') return undefined;
+  return { name: 'weftline_collective_seconds', labels: [label.call, world] };
+}
+
+/** "ep.dispatch.rows" is phase rows of op dispatch; points of one word, such as ep.closing, are of the call that runs. */
+function phaseOf(point: TracePoint): { readonly op: string | undefined; readonly phase: string } | undefined {
+  const [owner, ...words] = point.split('.');
+  if (owner !== 'ep' && owner !== 'layer') return undefined;
+  const [op, phase] = words.length === 1 ? [undefined, words[0]!] : [words[0]!, words.slice(1).join('.')];
+  return { op, phase };
+}
+
+// Histograms of times in typed arrays: an observation allocates nothing.
+
+/** Upper bounds of the buckets, in seconds: 1, 2.5 and 5 of each decade from 1 µs to 50 s. Behind them is one without a bound. */
+export const secondBounds: readonly number[] = Array.from({ length: 24 }, (_, at) =>
+  Number(`${[1, 2.5, 5][at % 3]}e${Math.floor(at / 3) - 6}`),
+);
+
+export class Histogram {
+  readonly labels: readonly string[];
+  /** Of each bucket, not cumulative; the last is of what is above all bounds. */
+  readonly buckets: Float64Array = new Float64Array(secondBounds.length + 1);
+  readonly #total: Float64Array = new Float64Array(2);
+
+  constructor(labels: readonly string[]) {
+    this.labels = labels;
+  }
+
+  /** Hot path. */
+  observe(seconds: number): void {
+    let at = 0;
+    while (at < secondBounds.length && seconds > secondBounds[at]!) at++;
+    this.buckets[at]!++;
+    this.#total[0]! += seconds;
+    this.#total[1]!++;
+  }
+
+  /** In seconds. */
+  get sum(): number {
+    return this.#total[0]!;
+  }
+
+  get count(): number {
+    return this.#total[1]!;
+  }
+}
 
 /** Transfers that may be under way at once; a power of two. */
 const TRANSFERS = 4096;

@@ -4,9 +4,8 @@ import { type CallContext, type TransferContext, tracingChannelNames } from '../
 import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { invalidArgument } from '../core/errors.ts';
 import { type MetricName, metricTable } from '../core/metric-table.ts';
-import { collect } from './collect-metrics.ts';
-import { secondBounds } from './histogram.ts';
-import { readMetrics } from './read-metrics.ts';
+import { collect, readMetrics } from './read-metrics.ts';
+import { secondBounds } from './metrics-sink.ts';
 
 /** Attributes of OpenTelemetry. */
 export type TelemetryAttributes = Readonly<Record<string, string | number | boolean>>;

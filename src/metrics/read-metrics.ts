@@ -1,10 +1,56 @@
 // All metrics of this process at one moment, as plain data.
-import { type MetricKind, type MetricName, metricTable } from '../core/metric-table.ts';
 import { readMeters } from '../core/meters.ts';
-import { readSamples, type Sample } from '../core/samples.ts';
-import { secondBounds } from './histogram.ts';
-import { present } from './collect-metrics.ts';
-import type { LastCall } from './metrics-sink.ts';
+import { type MetricKind, type MetricName, metricTable, readSamples, type Sample } from '../core/metric-table.ts';
+import { addTraceSink } from '../core/trace.ts';
+import { observeWaits } from '../core/waits.ts';
+import { type LastCall, MetricsSink, secondBounds } from './metrics-sink.ts';
+
+// Whether this thread collects times of calls, phases, waits and transfers; begins once and goes on until the process ends.
+
+class Collected {
+  readonly sink = new MetricsSink();
+  /** By world rank: seconds, and waits. */
+  readonly #waits = new Map<number, Float64Array>();
+
+  /** A wait of so many milliseconds has ended, which began when these ranks were missing. */
+  noteWait(ranks: readonly number[], milliseconds: number): void {
+    for (const rank of ranks) {
+      const known = this.#waits.get(rank) ?? new Float64Array(2);
+      this.#waits.set(rank, known);
+      known[0]! += milliseconds / 1000;
+      known[1]!++;
+    }
+  }
+
+  /** All but histograms. */
+  samples(): Sample[] {
+    return [
+      ...[...this.#waits].map(([rank, [value = 0, count = 0]]): Sample => ({
+        name: 'weftline_ep_wait_seconds',
+        labels: [String(rank)],
+        value,
+        count,
+      })),
+      ...this.sink
+        .transferBytes()
+        .map(({ labels, bytes }): Sample => ({ name: 'weftline_agent_bytes_total', labels, value: bytes })),
+      { name: 'weftline_telemetry_dropped_total', labels: [], value: this.sink.dropped },
+    ];
+  }
+}
+
+let collection: Collected | undefined;
+
+/** Idempotent. */
+export function collect(): Collected {
+  if (collection === undefined) {
+    const made = new Collected();
+    collection = made;
+    addTraceSink(made.sink);
+    observeWaits((ranks, milliseconds) => made.noteWait(ranks, milliseconds));
+  }
+  return collection;
+}
 
 /** One series. Of histograms and summaries there are `sum` and `count`, of others `value`. */
 export interface MetricSeries {
@@ -37,14 +83,13 @@ export interface MetricsSnapshot {
 
 /** Reads all metrics of this thread's objects. Never fails. */
 export async function readMetrics(): Promise<MetricsSnapshot> {
-  const collected = present();
   const [samples, { windowBytes }] = await Promise.all([readSamples(), readMeters()]);
   const windows: Sample = { name: 'weftline_buffer_bytes', labels: ['window'], value: windowBytes };
-  const all = [...samples, windows, ...(collected?.samples() ?? [])];
+  const all = [...samples, windows, ...(collection?.samples() ?? [])];
   const families = (Object.keys(metricTable) as MetricName[]).map((name): MetricFamily => {
     const { kind, help } = metricTable[name];
     if (kind !== 'histogram') return { name, kind, help, series: merged(all.filter((sample) => sample.name === name)) };
-    const histograms = (collected?.sink.histograms() ?? []).filter((entry) => entry.name === name);
+    const histograms = (collection?.sink.histograms() ?? []).filter((entry) => entry.name === name);
     const series = histograms.map(({ histogram }): MetricSeries => {
       let below = 0;
       const buckets = secondBounds.map((_, at) => (below += histogram.buckets[at]!));
@@ -53,9 +98,9 @@ export async function readMetrics(): Promise<MetricsSnapshot> {
     return { name, kind, help, bounds: secondBounds, series };
   });
   return {
-    isCollecting: collected !== undefined,
+    isCollecting: collection !== undefined,
     metrics: families.filter(({ series }) => series.length > 0),
-    lastCalls: collected?.sink.lastCalls() ?? [],
+    lastCalls: collection?.sink.lastCalls() ?? [],
   };
 }
 

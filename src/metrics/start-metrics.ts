@@ -4,9 +4,8 @@ import { isMainThread } from 'node:worker_threads';
 import { WeftlineError } from '../core/errors.ts';
 import { log } from '../core/log.ts';
 import type { Settings } from '../settings/settings.ts';
-import { collect } from './collect-metrics.ts';
+import { collect, readMetrics } from './read-metrics.ts';
 import { readMetricsAddress } from './metrics-address.ts';
-import { readMetrics } from './read-metrics.ts';
 
 /** Of a rank of a job. */
 interface MeasuredRank {

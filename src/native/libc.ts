@@ -1,7 +1,47 @@
 // The Linux calls that Node does not offer: memory mapping, futex, advisory locks, process control.
-import { addressOf, lazyFunction, linuxLibrary as libc } from './library.ts';
-import { nativeError as failed } from './native-error.ts';
+import { closeSync } from 'node:fs';
+import { openGuarded } from '../core/guarded-file.ts';
+import { addressOf, nativeError as failed, lazyFunction, linuxLibrary as libc, nativeError } from './library.ts';
 import { pooledSystemCall, systemCall } from './system-call.ts';
+
+// How the kernel schedules a thread.
+
+const setSchedulerFunction = systemCall('int sched_setscheduler(int, int, void*)');
+
+const SCHED_OTHER = 0;
+const SCHED_BATCH = 3;
+
+/**
+ * The calling thread no longer interrupts others when it is woken; its share of the processors stays the same. Returns what
+ * makes it an ordinary thread again. A kernel or sandbox that refuses leaves things as they are.
+ */
+export function useBatchScheduling(): () => void {
+  setSchedulerFunction()(0, SCHED_BATCH, new Int32Array(1));
+  return () => void setSchedulerFunction()(0, SCHED_OTHER, new Int32Array(1));
+}
+
+// Keeps a thread on one core.
+
+const setAffinityFunction = systemCall('int sched_setaffinity(int, size_t, void*)');
+const getAffinityFunction = systemCall('int sched_getaffinity(int, size_t, void*)');
+
+/** Of the kernel's bit map of cores: for 8192 of them, more than any kernel has. */
+const MASK_BYTES = 1024;
+
+/**
+ * Pins the calling thread to a core, numbered as the system does. Returns what lets it go again. Fails with WL_NATIVE if the
+ * process may not use the core.
+ */
+export function pinThread(core: number): () => void {
+  const [before, mask] = [new Uint8Array(MASK_BYTES), new Uint8Array(MASK_BYTES)];
+  const found: number = getAffinityFunction()(0, before.length, before);
+  mask[core >> 3] = 1 << (core & 7);
+  const result: number = setAffinityFunction()(0, mask.length, mask);
+  if (result !== 0) throw nativeError('sched_setaffinity', `pinning a thread to core ${core}`, result);
+  return () => {
+    if (found >= 0) setAffinityFunction()(0, before.length, before);
+  };
+}
 
 const mmapFunction = systemCall('intptr_t mmap(intptr_t, size_t, int, int, int, int64_t)');
 const fallocateFunction = systemCall('int fallocate(int, int, int64_t, int64_t)');
@@ -130,7 +170,7 @@ export function isByteLocked(fd: number, offset: number): boolean {
 }
 
 /** True while another open description holds a lock of any byte. Our own locks do not count. */
-export function isAnyByteLocked(fd: number): boolean {
+function isAnyByteLocked(fd: number): boolean {
   // A length of 0 means: to the end, wherever that is.
   const record = lockRecord(F_WRLCK, 0, 0);
   const result: number = fcntlFunction()(fd, F_OFD_GETLK, record);
@@ -213,4 +253,31 @@ export class Futex {
 
 function isOver(result: number): boolean {
   return result === 0 || result === -EAGAIN || result === -ETIMEDOUT || result === -EINTR;
+}
+
+// Whether the owner of a file lives: it holds a lock on the open file, which the kernel drops when the last descriptor and
+// mapping of it are gone. Numbers of processes say nothing to processes that share files but not a process-id namespace.
+
+/**
+ * Makes this process the holder of a file that it has just opened for writing: until the descriptor is closed and what was
+ * mapped by it unmapped, or the process ends. False if another one holds it. Fails with WL_NATIVE where nothing can be locked.
+ */
+export function holdFile(fd: number): boolean {
+  return lockByte(fd, 0);
+}
+
+/**
+ * True while somebody holds a lock on the file, this process included. One that cannot be opened, because it is another
+ * user's, or is a link or a pipe, counts as held: none of weftline's files is one. So does one whose locks cannot be told.
+ */
+export function isHeldFile(path: string): boolean {
+  let fd: number | undefined;
+  try {
+    fd = openGuarded(path, { owner: 'anyone' });
+    return isAnyByteLocked(fd);
+  } catch (error) {
+    return (error as NodeJS.ErrnoException).code !== 'ENOENT';
+  } finally {
+    if (fd !== undefined) closeSync(fd);
+  }
 }

@@ -1,6 +1,6 @@
 // Files that live in memory and have no name: made, mapped and unmapped. Whatever ends their processes frees them.
 import { constants, openSync } from 'node:fs';
-import { nativeError as failed } from './native-error.ts';
+import { nativeError as failed } from './library.ts';
 import { systemCall } from './system-call.ts';
 import { closeDescriptor } from './udp.ts';
 

@@ -1,5 +1,5 @@
 // Arguments of sendmmsg and recvmmsg, laid out once: mmsghdr, iovec and control records in one block. Hot path: no allocation.
-import { NativeBlock } from './native-block.ts';
+import { NativeBlock } from './library.ts';
 
 // Structures of the Linux kernel here and in the other files of this folder are those of x86-64 and arm64: little-endian, 64 bits.
 

@@ -1,6 +1,6 @@
 // NCCL, where it is installed: what benchmarks compare with.
 import { WeftlineError } from '../core/errors.ts';
-import { findCudaLibrary } from './cuda-library-search.ts';
+import { findCudaLibrary } from './library-search.ts';
 import { localFiles } from './file-probe.ts';
 import { bindLazily, loadKoffi, type Out, prototype, type StatusCalls } from './library.ts';
 

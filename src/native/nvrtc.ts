@@ -2,7 +2,7 @@
 import { WeftlineError } from '../core/errors.ts';
 import { localFiles } from './file-probe.ts';
 import { bindLazily, lazyFunction, type NativeFunction, type Out, prototype, type StatusCalls } from './library.ts';
-import { findCudaLibrary } from './cuda-library-search.ts';
+import { findCudaLibrary } from './library-search.ts';
 
 const table = {
   nvrtcVersion: prototype<[major: Out, minor: Out]>('int nvrtcVersion(_Out_ int*, _Out_ int*)'),

@@ -1,9 +1,34 @@
 // Copies between this process's memory and another's, where the kernel permits it. Hot path: argument blocks are made once.
-import { IOVEC_WORDS, iovecWord } from './message-block.ts';
+import { readFileSync } from 'node:fs';
 import { putWide } from '../abi/layout.ts';
-import { NativeBlock } from './native-block.ts';
-import { nativeError } from './native-error.ts';
+import { NativeBlock, nativeError } from './library.ts';
+import { IOVEC_WORDS, iovecWord } from './message-block.ts';
 import { systemCall } from './system-call.ts';
+
+// Whether addresses that a caller passes are memory of this process: any other would end it when it is touched.
+
+/** A line of the kernel's table of mappings: "7f12a000-7f12b000 rw-p …". */
+const MAPPING = /^([0-9a-f]+)-([0-9a-f]+) (..)/gm;
+
+/** Whether all the bytes are mapped here and may be read and written. True where the system has no such table. */
+export function isOwnMemory(address: number, bytes: number): boolean {
+  let table: string;
+  try {
+    table = readFileSync('/proc/self/maps', 'latin1');
+  } catch {
+    return true;
+  }
+  let next = address;
+  const end = address + bytes;
+  for (const [, from, to, access] of table.matchAll(MAPPING)) {
+    const [start, stop] = [Number.parseInt(from!, 16), Number.parseInt(to!, 16)];
+    if (stop <= next) continue;
+    if (start > next || access !== 'rw') return false;
+    next = stop;
+    if (next >= end) return true;
+  }
+  return false;
+}
 
 const readFunction = systemCall('int64_t process_vm_readv(int, intptr_t, ulong, intptr_t, ulong, ulong)');
 const writeFunction = systemCall('int64_t process_vm_writev(int, intptr_t, ulong, intptr_t, ulong, ulong)');

@@ -1,6 +1,5 @@
 // Sleeping until a descriptor is readable or another thread rings: epoll, ppoll with nanoseconds, eventfd.
-import { addressOf } from './library.ts';
-import { nativeError } from './native-error.ts';
+import { addressOf, nativeError } from './library.ts';
 import { systemCall } from './system-call.ts';
 import { closeDescriptor } from './udp.ts';
 

@@ -1,6 +1,5 @@
 // Functions of the C library that report failures by errno, bound so that a failed call returns the negative errno itself.
-import { bindGuarded } from './binding-guard.ts';
-import { declareFunction, linuxLibrary, loadKoffi, type NativeFunction, openLibrary } from './library.ts';
+import { bindGuarded, declareFunction, linuxLibrary, loadKoffi, type NativeFunction, openLibrary } from './library.ts';
 
 /** A function in place of the real one, which it may call; both return a result or a negative errno. */
 type Substitute = (real: NativeFunction) => (...parameters: never[]) => unknown;

@@ -1,7 +1,131 @@
 // The socket calls that move datagrams in batches, on blocks of native memory that the caller prepared.
-import { nativeError } from './native-error.ts';
-import { addressFamily, encodeSocketAddress, portOf, type SocketAddress } from './socket-address.ts';
+import { isIPv4, isIPv6, type Socket } from 'node:net';
+import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import { nativeError } from './library.ts';
 import { systemCall } from './system-call.ts';
+
+// What node:net leaves out of TCP: an end of connections to machines that have vanished.
+
+/** A vanished machine is noticed after so long at the latest. */
+const MAX_SILENCE_MS = 25_000;
+/** A system that is short of memory may let a second pass before it answers what is sent again. */
+const MIN_SILENCE_MS = 3000;
+/** The first sign of life is asked for after this share of the time; then there is one a second. */
+const PROBES_FROM = 1 / 3;
+const PROBE_INTERVAL_MS = 1000;
+/** How often it is looked whether what was sent is answered, as a share of the time; an end comes up to two looks late. */
+const LOOK_SHARE = 1 / 8;
+
+/**
+ * Of a socket that is connected: ends a connection whose other end has answered nothing for so long, 3 to 25 s:
+ * neither to what was sent nor, where nothing was, to probes. The peer's system answers, however busy its process is, also
+ * when it has no more room for what that does not read. By itself TCP gives up what was sent after a quarter of an hour; its
+ * option TCP_USER_TIMEOUT would end connections to processes that are busy for so long, too.
+ */
+export function endWhenSilent(socket: Socket, milliseconds: number): void {
+  const most = Math.max(MIN_SILENCE_MS, Math.min(MAX_SILENCE_MS, milliseconds));
+  const idle = Math.max(PROBE_INTERVAL_MS, most * PROBES_FROM);
+  socket.setKeepAlive(true, idle);
+  if (process.platform !== 'linux' || descriptorOf(socket) < 0) return;
+  setSocketOption(descriptorOf(socket), 'tcpKeepAliveCount', Math.max(1, Math.ceil((most - idle) / PROBE_INTERVAL_MS)));
+  const watch = new SilenceWatch(socket, most);
+  const timer = setInterval(() => watch.look(), most * LOOK_SHARE);
+  timer.unref();
+  socket.once('close', () => clearInterval(timer));
+}
+
+/** Whether what is on its way is answered. */
+class SilenceWatch {
+  readonly #socket: Socket;
+  readonly #most: number;
+  #lookedAt = performance.now();
+  /** The first look since the last answer that found something on its way. */
+  #silentSince: number | undefined;
+
+  constructor(socket: Socket, most: number) {
+    this.#socket = socket;
+    this.#most = most;
+  }
+
+  look(): void {
+    const info = readTcpInfo(descriptorOf(this.#socket));
+    if (info === undefined) return;
+    const now = performance.now();
+    const wasAnswered = info.sinceAnswerMs <= now - this.#lookedAt;
+    this.#lookedAt = now;
+    if (info.unanswered === 0) this.#silentSince = undefined;
+    else if (this.#silentSince === undefined || wasAnswered) this.#silentSince = now;
+    else if (now - this.#silentSince >= this.#most * (1 - 2 * LOOK_SHARE)) this.#socket.destroy(silent(this.#most));
+  }
+}
+
+function silent(milliseconds: number): WeftlineError {
+  return new WeftlineError('WL_PEER_LOST', `The other end's system answered nothing for ${milliseconds} ms`);
+}
+
+/** -1 if there is none. */
+function descriptorOf(socket: Socket): number {
+  const handle = Reflect.get(socket, '_handle') as { readonly fd?: number } | null | undefined;
+  return handle?.fd ?? -1;
+}
+
+// The bytes by which the kernel names an IPv4 or IPv6 address and port.
+
+const AF_INET = 2;
+const AF_INET6 = 10;
+
+/** struct sockaddr_in and sockaddr_in6: the family is in the machine's order, the port and IPv6 groups in the network's. */
+const socketAddressOffset = { family: 0, port: 2, ipv4: 4, ipv6: 8 } as const;
+const SOCKADDR_IN_BYTES = 16;
+const SOCKADDR_IN6_BYTES = 28;
+
+/** Numeric: names are resolved where they are entered. */
+export interface SocketAddress {
+  readonly host: string;
+  readonly port: number;
+}
+
+function addressFamily(host: string): number {
+  if (isIPv4(host)) return AF_INET;
+  if (isIPv6(host)) return AF_INET6;
+  throw invalidArgument('host', host, 'a numeric IPv4 or IPv6 address');
+}
+
+/** struct sockaddr_in or sockaddr_in6. */
+export function encodeSocketAddress({ host, port }: SocketAddress): Uint8Array {
+  const family = addressFamily(host);
+  const bytes = new Uint8Array(family === AF_INET ? SOCKADDR_IN_BYTES : SOCKADDR_IN6_BYTES);
+  const view = new DataView(bytes.buffer);
+  view.setUint16(socketAddressOffset.family, family, true);
+  view.setUint16(socketAddressOffset.port, port, false);
+  if (family === AF_INET) bytes.set(host.split('.').map(Number), socketAddressOffset.ipv4);
+  else
+    for (const [index, group] of groupsOf(host).entries())
+      view.setUint16(socketAddressOffset.ipv6 + 2 * index, group, false);
+  return bytes;
+}
+
+/** The port of what encodeSocketAddress made or the kernel filled in. */
+export function portOf(bytes: Uint8Array): number {
+  return new DataView(bytes.buffer, bytes.byteOffset).getUint16(socketAddressOffset.port, false);
+}
+
+/** The eight 16-bit groups of an IPv6 address; a zone after "%" has no place in them and is left out. */
+function groupsOf(host: string): number[] {
+  const text = (host.split('%')[0] as string).replace(/(\d+)\.(\d+)\.(\d+)\.(\d+)$/, (_all, ...bytes: string[]) => {
+    const [a, b, c, d] = bytes.slice(0, 4).map(Number) as [number, number, number, number];
+    return `${((a << 8) | b).toString(16)}:${((c << 8) | d).toString(16)}`;
+  });
+  const [head = '', tail] = text.split('::');
+  const before = parseGroups(head);
+  const after = parseGroups(tail ?? '');
+  const zeros = Array.from({ length: 8 - before.length - after.length }, () => 0);
+  return [...before, ...zeros, ...after];
+}
+
+function parseGroups(text: string): number[] {
+  return text === '' ? [] : text.split(':').map((group) => parseInt(group, 16));
+}
 
 const socketFunction = systemCall('int socket(int, int, int)');
 const bindFunction = systemCall('int bind(int, void*, int)');
@@ -89,7 +213,7 @@ const IPPROTO_TCP = 6;
 const TCP_INFO = 11;
 
 /** Of a TCP connection: packets and probes that wait for an answer, and how long ago the last answer came. */
-export function readTcpInfo(fd: number): { readonly unanswered: number; readonly sinceAnswerMs: number } | undefined {
+function readTcpInfo(fd: number): { readonly unanswered: number; readonly sinceAnswerMs: number } | undefined {
   const bytes = new Uint8Array(TCP_INFO_BYTES);
   if (getsockoptFunction()(fd, IPPROTO_TCP, TCP_INFO, bytes, Int32Array.of(bytes.length)) !== 0) return undefined;
   const view = new DataView(bytes.buffer);

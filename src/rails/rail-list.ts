@@ -3,7 +3,7 @@ import { isIP, isIPv4, SocketAddress } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { WeftlineError } from '../core/errors.ts';
 import { printable, quote } from '../core/quote.ts';
-import { isLoopback } from '../meeting/loopback.ts';
+import { isLoopback } from '../meeting/route.ts';
 
 /** One network interface of this host that carries packets. Two hosts pair their rails by index. */
 export interface Rail {

@@ -1,8 +1,7 @@
 // The RDMA devices of this host: what each tells of itself, its ports with their addresses, its place on the PCI bus.
 import { asWeftlineError } from '../core/errors.ts';
 import type { FileProbe } from '../native/file-probe.ts';
-import { VerbsContext } from '../native/verbs/context.ts';
-import { verbsDeviceNames } from '../native/verbs/device-list.ts';
+import { VerbsContext, verbsDeviceNames } from '../native/verbs/context.ts';
 import type { DeviceAttributes, GidEntry, PortAttributes } from '../native/verbs/facts.ts';
 import { type PciDevice, pciDeviceOf } from './nearest-device.ts';
 

@@ -1,11 +1,9 @@
 // Every knob of weftline, once: name, environment variable, flag, unit, range, default and what it does.
 import { checkOptions } from '../core/check-options.ts';
-import { WeftlineError } from '../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { setLogLevels } from '../core/log.ts';
 import { quote } from '../core/quote.ts';
-import { rdmaSettingsTable } from './rdma-settings-table.ts';
-import type { Setting } from './setting.ts';
-import { transportSettingsTable } from './transport-settings-table.ts';
+import { rdmaSettingsTable, type Setting, transportSettingsTable } from './transport-settings-table.ts';
 
 interface ValueOf {
   number: number;
@@ -381,4 +379,16 @@ function wrong(source: string, value: unknown, expected: string): WeftlineError 
   return new WeftlineError('WL_CONFIG', `Invalid setting ${source}: expected ${expected}, got ${quote(value)}`, {
     details: { setting: source, value, expected },
   });
+}
+
+/** The option, else WEFTLINE_TOKEN; an empty string means that there is none. */
+export function readToken(
+  option: string | undefined,
+  environment: Readonly<Record<string, string | undefined>> = process.env,
+): string {
+  if (option !== undefined && typeof option !== 'string') {
+    throw invalidArgument('token', typeof option, 'a string, best of 32 random bytes in hexadecimal digits');
+  }
+  if (option !== undefined && option !== '') return option;
+  return environment['WEFTLINE_TOKEN']?.trim() ?? '';
 }

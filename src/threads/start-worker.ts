@@ -1,7 +1,7 @@
 // The one place that starts threads.
 import { getEnvironmentData, Worker, type WorkerOptions } from 'node:worker_threads';
 import { packageFile } from '../core/package-file.ts';
-import { guardWorker } from '../native/binding-guard.ts';
+import { guardWorker } from '../native/library.ts';
 
 /** Key of `setEnvironmentData`: the address of the rings, while this process is traced. */
 export const TRACED_THREADS = 'weftline-traced-threads';

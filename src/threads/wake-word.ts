@@ -1,7 +1,37 @@
 // One word that several threads ring when something happened, and that one thread sleeps on.
-import { waitAsync } from './wait-async.ts';
-
 // Words of memory that threads of one process share to sleep, to wake and to exclude each other.
+// A lock between threads of one process, held for as short as a few stores. Waiters block on a futex.
+
+/** What the one word of a SharedLock holds. */
+const lockStates = { free: 0, held: 1, contended: 2 } as const;
+
+export class SharedLock {
+  readonly #words: Int32Array;
+
+  /** One word of shared memory, zero at the start; every thread makes its own SharedLock over it. */
+  constructor(buffer: SharedArrayBuffer, byteOffset: number) {
+    this.#words = new Int32Array(buffer, byteOffset, 1);
+  }
+
+  /** Hot path. Not reentrant. */
+  take(): void {
+    const words = this.#words;
+    let seen: number = Atomics.compareExchange(words, 0, lockStates.free, lockStates.held);
+    while (seen !== lockStates.free) {
+      // INVARIANT: a sleeping waiter has left `contended` there, so that the holder wakes one when it releases.
+      const mayWait =
+        seen === lockStates.contended ||
+        Atomics.compareExchange(words, 0, lockStates.held, lockStates.contended) !== lockStates.free;
+      if (mayWait) Atomics.wait(words, 0, lockStates.contended);
+      seen = Atomics.compareExchange(words, 0, lockStates.free, lockStates.contended);
+    }
+  }
+
+  /** Hot path. */
+  release(): void {
+    if (Atomics.exchange(this.#words, 0, lockStates.free) === lockStates.contended) Atomics.notify(this.#words, 0, 1);
+  }
+}
 
 /**
  * The words. `events`: what happened so far, wraps; written by any thread behind what it announces. `sleepers`: waits of
@@ -60,4 +90,15 @@ export class WakeWord {
     await waitAsync(this.#words, wakeWord.events, seen, milliseconds);
     Atomics.sub(this.#words, wakeWord.sleepers, 1);
   }
+}
+
+// Atomics.waitAsync, which Node 20 has and the ES library of this language level does not declare.
+
+interface AtomicsWithWaitAsync {
+  waitAsync(words: Int32Array, index: number, value: number, milliseconds: number): { readonly value: unknown };
+}
+
+/** Resolves when the word is notified, at once if it no longer holds `value`, or after `milliseconds`. */
+export async function waitAsync(words: Int32Array, index: number, value: number, milliseconds: number): Promise<void> {
+  await (Atomics as object as AtomicsWithWaitAsync).waitAsync(words, index, value, milliseconds).value;
 }

@@ -1,7 +1,124 @@
 // A trace as Chrome's JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing show: a process per rank, a track per thread.
-import { flowEvents } from './chrome-flows.ts';
 import type { TracePart } from './read-part.ts';
-import type { Span, TracedThread } from './span.ts';
+import type { Span, TracedThread } from './read-kernels.ts';
+
+// Arrows between tracks of a trace: from a message to its arrival, and from the rank that came last to a call to those that waited.
+
+/** Where an arrow begins or ends: a slice, named by a time within it on the first host's clock. */
+interface End {
+  readonly pid: number;
+  readonly tid: number;
+  readonly time: number;
+}
+
+interface FlowOptions {
+  /** As clockOffsets() estimates them. */
+  readonly offsets: ReadonlyMap<string, number>;
+  /** The process number of each part, in their order. */
+  readonly pids: readonly number[];
+  /** Calls that stand on a track of their own, where no arrow can end. */
+  readonly isCrossing: (span: Span) => boolean;
+  readonly toTime: (time: number) => number;
+}
+
+type FlowEvent = Readonly<Record<string, unknown>>;
+
+/** How far clocks that were compared by calls may still be apart, in microseconds: no arrival is that long before its send. */
+const CLOCK_ERROR_US = 10_000;
+/** Within a slice, behind its begin or before its end. */
+const INSIDE_US = 0.001;
+
+function flowEvents(parts: readonly TracePart[], options: FlowOptions): FlowEvent[] {
+  let id = 0;
+  const events: FlowEvent[] = [];
+  const draw = (name: string, from: End, to: End): void => {
+    id += 1;
+    const shared = { name, cat: 'flow', id };
+    events.push({ ...shared, ph: 's', pid: from.pid, tid: from.tid, ts: options.toTime(from.time) });
+    events.push({ ...shared, ph: 'f', bp: 'e', pid: to.pid, tid: to.tid, ts: options.toTime(to.time) });
+  };
+  drawMessages(parts, options, draw);
+  drawCalls(parts, options, draw);
+  return events;
+}
+
+type Draw = (name: string, from: End, to: End) => void;
+
+/** Numbers of messages come again after some 2^32 of them: the last send before an arrival is its own. */
+function drawMessages(parts: readonly TracePart[], options: FlowOptions, draw: Draw): void {
+  const sends = new Map<string, End[]>();
+  const arrivals: { readonly key: string; readonly end: End }[] = [];
+  eachSpan(parts, options, ({ point, label, subject, begin }, place, offset) => {
+    if (label === '' || (point !== 'transport.send' && point !== 'transport.arrival')) return;
+    const key = `${label} ${subject}`;
+    const end = { ...place, time: begin - offset };
+    if (point === 'transport.arrival') arrivals.push({ key, end });
+    else {
+      const known = sends.get(key) ?? [];
+      sends.set(key, known);
+      known.push(end);
+    }
+  });
+  for (const ends of sends.values()) ends.sort((left, right) => left.time - right.time);
+  for (const { key, end } of arrivals) {
+    const from = lastBefore(sends.get(key) ?? [], end.time + CLOCK_ERROR_US);
+    if (from !== undefined) draw('message', from, end);
+  }
+}
+
+/** Of ends in the order of their times, the last one that is not after `time`. */
+function lastBefore(ends: readonly End[], time: number): End | undefined {
+  let [low, high] = [0, ends.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (ends[middle]!.time <= time) low = middle + 1;
+    else high = middle;
+  }
+  return ends[low - 1];
+}
+
+/** Of a call that ranks make together none ends before the last has come. */
+function drawCalls(parts: readonly TracePart[], options: FlowOptions, draw: Draw): void {
+  const calls = new Map<string, Map<number, { readonly begin: End; readonly end: End | undefined }>>();
+  parts.forEach((part, at) => {
+    eachSpan([part], { ...options, pids: [options.pids[at]!] }, (span, place, offset) => {
+      const { point, label, subject, begin, end } = span;
+      if (point !== 'call' || part.rank < 0 || options.isCrossing(span) || !isOfAll(label)) return;
+      const entries = calls.get(`${label} ${subject}`) ?? new Map<number, never>();
+      calls.set(`${label} ${subject}`, entries);
+      // A rank that was started again counts its calls anew.
+      if (entries.has(part.rank)) return;
+      entries.set(part.rank, {
+        begin: { ...place, time: begin - offset + INSIDE_US },
+        end: end === undefined ? undefined : { ...place, time: end - offset - INSIDE_US },
+      });
+    });
+  });
+  for (const entries of calls.values()) {
+    const [lastRank, last] = [...entries].toSorted(([, left], [, right]) => left.begin.time - right.begin.time).at(-1)!;
+    for (const [rank, { end }] of entries) {
+      if (rank !== lastRank && end !== undefined && end.time >= last.begin.time) draw('last to come', last.begin, end);
+    }
+  }
+}
+
+/** A call that all ranks of the object make. */
+export function isOfAll(label: string): boolean {
+  return !/\.(?:send|recv|groupEnd|serve|hook of \w+|connectRanks|combineInput)\b/.test(label);
+}
+
+/** `offset`: how far the clock of the span's host is ahead. */
+function eachSpan(
+  parts: readonly TracePart[],
+  { offsets, pids }: FlowOptions,
+  visit: (span: Span, place: { readonly pid: number; readonly tid: number }, offset: number) => void,
+): void {
+  parts.forEach(({ host, threads }, at) =>
+    threads.forEach(({ spans }, tid) => {
+      for (const span of spans) visit(span, { pid: pids[at]!, tid }, offsets.get(host) ?? 0);
+    }),
+  );
+}
 
 /** What several of run at once on a thread: shown as tracks of their own. */
 const overlapping: ReadonlySet<string> = new Set([
@@ -17,7 +134,7 @@ const overlapping: ReadonlySet<string> = new Set([
 export const FOREIGN = 1_000_000_000;
 
 /** How far the clock of each host is ahead of the first one's, in microseconds. */
-export type ClockOffsets = ReadonlyMap<string, number>;
+type ClockOffsets = ReadonlyMap<string, number>;
 
 type ChromeEvent = Readonly<Record<string, unknown>>;
 
@@ -107,4 +224,57 @@ function crossingSpans(spans: readonly Span[]): ReadonlySet<number> {
 /** Labels of messages name them, and would make each a phase of its own. */
 export function spanName({ label, point }: Span): string {
   return label === '' || point === 'transport.send' || point === 'transport.arrival' ? point : label;
+}
+
+// Estimates how far the clocks of hosts are apart from the calls that all ranks make together.
+
+/**
+ * No rank leaves a collective call before the last one has entered it. So a host's clock is ahead of the first host's by
+ * at least (its latest begin - the first host's earliest end), and by at most the same with the hosts exchanged; the
+ * estimate is the middle of what all calls allow. Hosts without common calls have none, nor those whose
+ * calls contradict each other.
+ */
+export function clockOffsets(parts: readonly TracePart[]): ClockOffsets {
+  const calls = new Map<string, Map<string, { begin: number; end: number }>>();
+  for (const { host, threads } of parts) {
+    for (const { spans } of threads) {
+      for (const { point, label, subject, begin, end } of spans) {
+        if (point !== 'call' || end === undefined || !isMeeting(label)) continue;
+        const hosts = calls.get(`${label} ${subject}`) ?? new Map<string, { begin: number; end: number }>();
+        calls.set(`${label} ${subject}`, hosts);
+        const known = hosts.get(host);
+        hosts.set(host, { begin: Math.max(begin, known?.begin ?? begin), end: Math.min(end, known?.end ?? end) });
+      }
+    }
+  }
+  const [first, ...others] = [...new Set(parts.map(({ host }) => host))];
+  const offsets = new Map<string, number>();
+  if (first !== undefined) offsets.set(first, 0);
+  for (const host of others) {
+    const offset = offsetOf(host, first!, calls.values());
+    if (offset !== undefined) offsets.set(host, offset);
+  }
+  return offsets;
+}
+
+/** Of these no rank returns before all have come. */
+function isMeeting(label: string): boolean {
+  return /\.(?:barrier|allReduce|allGather|allToAll)\b/.test(label);
+}
+
+function offsetOf(
+  host: string,
+  first: string,
+  calls: Iterable<ReadonlyMap<string, { readonly begin: number; readonly end: number }>>,
+): number | undefined {
+  let least = Number.NEGATIVE_INFINITY;
+  let most = Number.POSITIVE_INFINITY;
+  for (const hosts of calls) {
+    const [here, there] = [hosts.get(first), hosts.get(host)];
+    if (here === undefined || there === undefined) continue;
+    least = Math.max(least, there.begin - here.end);
+    most = Math.min(most, there.end - here.begin);
+  }
+  // Bounds that contradict each other come of calls that only look alike.
+  return Number.isFinite(least) && Number.isFinite(most) && least <= most ? (least + most) / 2 : undefined;
 }

@@ -1,5 +1,10 @@
 // The part of this process's trace that kernels of one GPU write, and what the host tells of them: names of files, comparisons of clocks.
+import { closeSync, fstatSync, ftruncateSync, openSync, readSync, unlinkSync } from 'node:fs';
 import { Block } from '../abi/layout.ts';
+import { openGuarded } from '../core/guarded-file.ts';
+import { holdFile, isHeldFile } from '../native/libc.ts';
+import { viewAt } from '../native/library.ts';
+import { mapSharedFile, reserveInFile } from '../native/memory-file.ts';
 import {
   CLOCK_FIELDS,
   CLOCK_SAMPLES,
@@ -10,11 +15,10 @@ import {
   KERNEL_RINGS,
   kernelRing,
   kernelRingOffset,
+  reserve,
+  type TraceFile,
   traceHead,
-} from './trace-layout.ts';
-import { viewAt } from '../native/library.ts';
-import { mapKernelMemory, removeOwnKernelMemory } from './kernel-memory.ts';
-import { reserve, type TraceFile } from './trace-rings.ts';
+} from './trace-rings.ts';
 
 export interface ClockSample {
   /** The GPU's clock in ns: 2^32 * high + low. */
@@ -91,5 +95,75 @@ export class KernelRing {
     this.#samples[at + clockField.host] = hostUs;
     this.#samples[at + clockField.error] = errorUs;
     this.#head.set('samples', count + 1);
+  }
+}
+
+// Where records of kernels lie while their process lives: a file in /dev/shm, since drivers register no memory of files on disks.
+
+/** Not as the other files there are named: those are removed when they are old and nobody holds a lock on them. */
+function pathOf(pid: number, ring: number): string {
+  return `/dev/shm/weftline.trace.${pid}.${ring}`;
+}
+
+/** The address of that many bytes, zeroed, for a ring of this process; undefined where there is no room for them. */
+function mapKernelMemory(ring: number, bytes: number): number | undefined {
+  const path = pathOf(process.pid, ring);
+  // Of a process that had this number, and was killed; one that lives has it in another process-id namespace.
+  if (isHeldFile(path)) return undefined;
+  remove(path);
+  try {
+    const fd = openSync(path, 'wx+', 0o600);
+    try {
+      // The mapping keeps the lock.
+      holdFile(fd);
+      ftruncateSync(fd, bytes);
+      if (reserveInFile(fd, 0, bytes)) return mapSharedFile(fd, bytes, false);
+    } finally {
+      closeSync(fd);
+    }
+  } catch {
+    // There may be no such folder, or it is not ours.
+  }
+  remove(path);
+  return undefined;
+}
+
+/**
+ * Fills `records` with what a process of this host has left there; false if it has left nothing. Everybody may make files
+ * there: only those of `owner`, the user of the process, and of this process's user count.
+ */
+export function readKernelMemory(pid: number, ring: number, owner: number, records: Uint8Array): boolean {
+  try {
+    const fd = openGuarded(pathOf(pid, ring), { owner: 'anyone' });
+    try {
+      const { uid } = fstatSync(fd);
+      if (uid !== owner && uid !== process.geteuid?.()) return false;
+      return readSync(fd, records, 0, records.length, 0) === records.length;
+    } finally {
+      closeSync(fd);
+    }
+  } catch {
+    return false;
+  }
+}
+
+/** Of a ring of this process, when its records are elsewhere. */
+export function removeOwnKernelMemory(ring: number): void {
+  remove(pathOf(process.pid, ring));
+}
+
+/** Of a process of this host that has ended, when its records are not wanted any more. */
+export function removeKernelMemory(pid: number): void {
+  for (let ring = 0; ring < KERNEL_RINGS; ring++) {
+    const path = pathOf(pid, ring);
+    if (!isHeldFile(path)) remove(path);
+  }
+}
+
+function remove(path: string): void {
+  try {
+    unlinkSync(path);
+  } catch {
+    // There is none, or what is there is not ours.
   }
 }

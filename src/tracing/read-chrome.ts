@@ -3,7 +3,7 @@ import type { TracePoint } from '../core/trace.ts';
 import { printable } from '../core/quote.ts';
 import { type ChromeTrace, FOREIGN } from './chrome-trace.ts';
 import type { TracePart } from './read-part.ts';
-import type { Span } from './span.ts';
+import type { Span } from './read-kernels.ts';
 
 /** What weftline writes is shorter. */
 const MAX_NAME = 300;

@@ -1,5 +1,9 @@
 // Reads what kernels have left of their phases: spans of groups of blocks, on tracks by kernel file.
 import { KERNEL_RECORDS, kernelRecord, NO_PEER, OWN_BLOCKS, pointHash } from '../abi/kernel-trace.ts';
+import { Block } from '../abi/layout.ts';
+import { printable } from '../core/quote.ts';
+import { type TracePoint, tracePoints } from '../core/trace.ts';
+import type { ClockSample } from './kernel-ring.ts';
 import {
   CLOCK_FIELDS,
   CLOCK_SAMPLES,
@@ -7,13 +11,66 @@ import {
   KERNEL_RING_BYTES,
   KERNEL_RING_HEAD_BYTES,
   kernelRing,
-} from './trace-layout.ts';
-import { Block } from '../abi/layout.ts';
-import { printable } from '../core/quote.ts';
-import { type TracePoint, tracePoints } from '../core/trace.ts';
-import { type GpuClock, GpuTimes } from './gpu-clock.ts';
-import type { ClockSample } from './kernel-ring.ts';
-import { isTime, type Span, type TracedThread } from './span.ts';
+} from './trace-rings.ts';
+
+// Times of a GPU's clock as times of its host's, from comparisons of both.
+
+/** What a trace says about a GPU's clock. */
+export interface GpuClock {
+  readonly device: number;
+  /** How far the GPU's clock, taken as time since 1970, was ahead of the host's at the first comparison, in µs. */
+  readonly offsetUs: number;
+  /** By how much it gained since, up to the last comparison, in µs. */
+  readonly driftUs: number;
+  /** Of the best and of the worst comparison: how far they may be off. */
+  readonly errorUs: number;
+  readonly mostErrorUs: number;
+  readonly samples: number;
+}
+
+/** Between two comparisons the clocks drift evenly; before the first and after the last as between the nearest two. */
+class GpuTimes {
+  readonly #samples: readonly ClockSample[];
+  readonly #points: readonly { readonly ns: number; readonly hostUs: number }[];
+
+  /** `samples` in the order of their times, at least one. */
+  constructor(samples: readonly ClockSample[]) {
+    this.#samples = samples;
+    this.#points = samples.map(({ high, low, hostUs }) => ({ ns: this.#since(high, low), hostUs }));
+  }
+
+  /** µs since 1970 of the host's clock. */
+  hostUs(high: number, low: number): number {
+    const ns = this.#since(high, low);
+    const points = this.#points;
+    if (points.length === 1) return points[0]!.hostUs + ns / 1000;
+    const after = points.findIndex((point) => point.ns >= ns);
+    const right = after < 0 ? points.length - 1 : Math.max(1, after);
+    const [from, to] = [points[right - 1]!, points[right]!];
+    const rate = to.ns === from.ns ? 1 / 1000 : (to.hostUs - from.hostUs) / (to.ns - from.ns);
+    return from.hostUs + (ns - from.ns) * rate;
+  }
+
+  clock(device: number): GpuClock {
+    const first = this.#samples[0]!;
+    const last = this.#points.at(-1)!;
+    const errors = this.#samples.map(({ errorUs }) => errorUs);
+    return {
+      device,
+      offsetUs: first.high * (2 ** 32 / 1000) + first.low / 1000 - first.hostUs,
+      driftUs: last.ns / 1000 - (last.hostUs - first.hostUs),
+      errorUs: Math.min(...errors),
+      mostErrorUs: Math.max(...errors),
+      samples: this.#samples.length,
+    };
+  }
+
+  /** ns since the first comparison: differences are exact where times since 1970 are not. */
+  #since(high: number, low: number): number {
+    const first = this.#samples[0]!;
+    return (high - first.high) * 2 ** 32 + (low - first.low);
+  }
+}
 
 /** Blocks with neighbouring numbers share a track: what any of them does shows there. */
 const BLOCKS_OF_TRACK = 16;
@@ -232,4 +289,30 @@ function joined(phases: readonly Phase[]): Phase[] {
     all[all.length - 1] = { ...last, end };
   }
   return all;
+}
+
+// What a trace holds: times of phases, by thread.
+
+/** Times in microseconds since the Unix epoch. */
+export interface Span {
+  readonly point: TracePoint;
+  readonly subject: number;
+  readonly label: string;
+  readonly begin: number;
+  /** undefined of what had not ended when the file was read. */
+  readonly end: number | undefined;
+}
+
+/** Microseconds whose differences are exact, and which JSON knows: not those that a damaged file, or a stranger's, may hold. */
+export function isTime(time: number): boolean {
+  return Math.abs(time) <= Number.MAX_SAFE_INTEGER;
+}
+
+/** Also a group of blocks of a kernel. */
+export interface TracedThread {
+  readonly name: string;
+  /** In the order of their begins. */
+  readonly spans: readonly Span[];
+  /** Records that were overwritten by later ones. */
+  readonly lost: number;
 }

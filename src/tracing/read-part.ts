@@ -14,21 +14,19 @@ import {
   TRACE_RINGS,
   TRACE_TEXT_BYTES,
   TRACE_VERSION,
+  type TracedProcess,
   traceField,
   traceHead,
   traceRing,
   traceRingOffset,
-} from './trace-layout.ts';
+} from './trace-rings.ts';
 import { Block } from '../abi/layout.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { openGuarded } from '../core/guarded-file.ts';
 import { printable } from '../core/quote.ts';
 import { tracePoints } from '../core/trace.ts';
-import type { GpuClock } from './gpu-clock.ts';
-import { readKernelMemory } from './kernel-memory.ts';
-import { readKernels, type TracedGpu } from './read-kernels.ts';
-import { isTime, type Span, type TracedThread } from './span.ts';
-import type { TracedProcess } from './trace-rings.ts';
+import { type GpuClock, isTime, readKernels, type Span, type TracedGpu, type TracedThread } from './read-kernels.ts';
+import { readKernelMemory } from './kernel-ring.ts';
 
 export interface TracePart extends TracedProcess {
   /** Of the host, then groups of blocks of kernels. */

@@ -1,18 +1,20 @@
 // Writes the trace points of one thread into its ring. Hot path: no allocation but for the first record of a label.
 import { Block } from '../abi/layout.ts';
 import {
+  reserve,
+  setText,
   TRACE_FIELDS,
   TRACE_RECORDS,
   TRACE_RING_BYTES,
   TRACE_RINGS,
   traceField,
+  type TraceFile,
   traceHead,
   traceRing,
   traceRingOffset,
-} from './trace-layout.ts';
+} from './trace-rings.ts';
 import { type TracePoint, tracePoints, type TraceSink } from '../core/trace.ts';
 import { viewAt } from '../native/library.ts';
-import { reserve, setText, type TraceFile } from './trace-rings.ts';
 
 export class RingSink implements TraceSink {
   readonly #words: Int32Array;

@@ -1,6 +1,5 @@
 // What a trace says in a few lines: time by phase and rank, and the rank for which the others wait.
-import { isOfAll } from './chrome-flows.ts';
-import { spanName } from './chrome-trace.ts';
+import { isOfAll, spanName } from './chrome-trace.ts';
 import type { TracePart } from './read-part.ts';
 import { peerOfLabel } from './read-kernels.ts';
 

@@ -5,8 +5,7 @@ import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import { CpuFragments } from './cpu/cpu-fragments.ts';
 import { LaunchedFragments } from './cuda/launched-fragments.ts';
 import { PersistentFragments } from './cuda/persistent-fragments.ts';
-import type { FragmentEngine } from './fragment-engine.ts';
-import { type CheckedConfig, checkConfig, type LauncherConfig } from './launcher-config.ts';
+import { checkConfig, type CheckedConfig, type FragmentEngine, type LauncherConfig } from './launcher-config.ts';
 import type { Direction } from './ring-writer.ts';
 
 /** A configuration for GPUs may be given to the CPU device. */

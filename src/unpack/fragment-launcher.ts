@@ -1,16 +1,105 @@
 // What unpacking and packing share: blocks are checked, taken into a ring of slots and moved, and slots come back in order.
 import { BLOCK_HEADER_WORDS, FRAGMENT_WORDS, RING_SLOT_BYTES } from '../abi/unpack.ts';
 import { checkOptions, type OptionNames } from '../core/check-options.ts';
-import { checkTimeout, type WaitOptions, waitOptionNames } from '../core/deadline.ts';
+import { checkTimeout, waitOptionNames, type WaitOptions } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import type { CpuDevice } from '../device/cpu/cpu-device.ts';
+import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import type { CudaStream } from '../device/cuda/cuda-stream.ts';
-import { requireMemory } from './block-memory.ts';
-import { DescriptorBlock } from './descriptor-block.ts';
-import type { FragmentEngine, FragmentRun } from './fragment-engine.ts';
-import { type CheckedConfig, checkStream } from './launcher-config.ts';
-import { LaunchProfile, type LaunchTimes } from './launch-profile.ts';
-import { PreparedFragments } from './prepared-fragments.ts';
+import type { Storage } from '../device/tensor.ts';
+import { createEngine } from './create-engine.ts';
+import { DescriptorBlock, disposedError, wrongBlockError } from './descriptor-block.ts';
+import {
+  type CheckedConfig,
+  checkStream,
+  type FragmentEngine,
+  type FragmentRun,
+  type LauncherConfig,
+} from './launcher-config.ts';
 import { type Direction, RingWriter, type WrittenFacts } from './ring-writer.ts';
+
+// What launches took, added up.
+
+/** Sums over all launches of a launcher; times in µs. */
+export interface LaunchTimes {
+  readonly launches: number;
+  readonly blocks: number;
+  /** Without empty ones. */
+  readonly fragments: number;
+  readonly bytes: number;
+  /** Of the host: checking the blocks and writing them into the ring. */
+  readonly checkMicroseconds: number;
+  /** Of the host: handing the work to the device; on the CPU device moving the fragments too. */
+  readonly submitMicroseconds: number;
+  /** Of the device, for launches that are known to be done. */
+  readonly deviceMicroseconds: number;
+}
+
+class LaunchProfile {
+  deviceMicroseconds = 0;
+  #launches = 0;
+  #blocks = 0;
+  #fragments = 0;
+  #bytes = 0;
+  #checkMs = 0;
+  #submitMs = 0;
+
+  /** To be called when the launch is submitted; the times are those of performance.now(). */
+  add(
+    moved: { readonly fragments: number; readonly totalBytes: number },
+    { blocks, begin, checked }: { readonly blocks: number; readonly begin: number; readonly checked: number },
+  ): void {
+    this.#launches += 1;
+    this.#blocks += blocks;
+    this.#fragments += moved.fragments;
+    this.#bytes += moved.totalBytes;
+    this.#checkMs += checked - begin;
+    this.#submitMs += performance.now() - checked;
+  }
+
+  times(): LaunchTimes {
+    return {
+      launches: this.#launches,
+      blocks: this.#blocks,
+      fragments: this.#fragments,
+      bytes: this.#bytes,
+      checkMicroseconds: this.#checkMs * 1000,
+      submitMicroseconds: this.#submitMs * 1000,
+      deviceMicroseconds: this.deviceMicroseconds,
+    };
+  }
+}
+
+/** Made by prepare() of a launcher, for its launch(). Holds copies: what happens to the blocks changes nothing. */
+export class PreparedFragments {
+  /** Fragments that it moves, without empty ones. */
+  readonly fragments: number;
+  /** Bytes that it moves. */
+  readonly totalBytes: number;
+  /** @internal The launcher that made it. */
+  readonly owner: object;
+  /** @internal Slots of a ring, as far as they are filled. */
+  readonly slots: readonly Uint32Array[];
+  /** @internal */
+  readonly facts: WrittenFacts;
+  /** @internal By block; what begin() was given as tensors. */
+  readonly memory: readonly BlockMemory[];
+
+  /** @internal Use prepare(). */
+  constructor(owner: object, slots: readonly Uint32Array[], facts: WrittenFacts, memory: readonly BlockMemory[]) {
+    this.owner = owner;
+    this.slots = slots;
+    this.facts = facts;
+    this.memory = memory;
+    this.fragments = facts.fragments;
+    this.totalBytes = facts.totalBytes;
+  }
+
+  /** Blocks that it takes of the ring. */
+  get blocks(): number {
+    return this.slots.length;
+  }
+}
 
 /** Of one launch. */
 export interface FragmentLaunchOptions {
@@ -308,6 +397,39 @@ export abstract class FragmentLauncher implements AsyncDisposable {
   }
 }
 
+/**
+ * Unpacks: a chunk lies in a bounce buffer as fragments, and each goes to its own place in the destination. One launch moves
+ * thousands of them. Make it once; a launch allocates nothing.
+ */
+export class UnpackLauncher extends FragmentLauncher {
+  /**
+   * Takes memory for its ring, and on GPUs compiles its kernels unless they are in a cache. Fails with
+   * WL_INVALID_ARGUMENT, WL_MEMORY, WL_COMPILE, WL_UNSUPPORTED or WL_CUDA.
+   * @param device Whose memory is moved.
+   * @param config What differs from the defaults.
+   */
+  static async create(device: CpuDevice | CudaDevice, config: LauncherConfig = {}): Promise<UnpackLauncher> {
+    const { engine, checked } = await createEngine(device, config, 'unpack');
+    return new UnpackLauncher(engine, checked, 'unpack');
+  }
+}
+
+/**
+ * Packs: reads each fragment at its destination offset and writes it at its source offset in the bounce buffer. The block
+ * that packed a chunk on one side unpacks it on another.
+ */
+export class PackLauncher extends FragmentLauncher {
+  /**
+   * As UnpackLauncher.create().
+   * @param device Whose memory is moved.
+   * @param config What differs from the defaults.
+   */
+  static async create(device: CpuDevice | CudaDevice, config: LauncherConfig = {}): Promise<PackLauncher> {
+    const { engine, checked } = await createEngine(device, config, 'pack');
+    return new PackLauncher(engine, checked, 'pack');
+  }
+}
+
 /** Hot path: the names are not listed. */
 function checkLaunch(options: FragmentLaunchOptions): void {
   if (typeof options !== 'object' || options === null) throw invalidArgument('options of launch', options, 'an object');
@@ -324,4 +446,29 @@ function checkWait(options: WaitOptions, what: string): void {
   if (signal !== undefined && !(signal instanceof AbortSignal)) {
     throw invalidArgument('signal', signal, 'an AbortSignal');
   }
+}
+
+// Whether the tensors of a block are a launcher's to use: those of another device have addresses that mean other memory here.
+
+/** Undefined where only addresses are known. */
+interface BlockMemory {
+  readonly bounceStorage: Storage | undefined;
+  readonly destinationStorage: Storage | undefined;
+}
+
+/** Fails with WL_INVALID_ARGUMENT or WL_CLOSED. */
+function requireMemory(engine: FragmentEngine, blocks: readonly BlockMemory[]): void {
+  for (let block = 0; block < blocks.length; block++) {
+    const { bounceStorage, destinationStorage } = blocks[block]!;
+    if (bounceStorage !== undefined) requireStorage(engine, bounceStorage, block, 'bounce buffer');
+    if (destinationStorage !== undefined) requireStorage(engine, destinationStorage, block, 'destination');
+  }
+}
+
+// oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per block
+function requireStorage(engine: FragmentEngine, storage: Storage, block: number, memory: string): void {
+  if (storage.disposed) throw disposedError(block, memory);
+  if (engine.reaches(storage.device)) return;
+  const what = `its ${memory} is a tensor of another device, expected one of the launcher's device`;
+  throw wrongBlockError(block, what, { memory });
 }

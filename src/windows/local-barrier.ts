@@ -1,6 +1,13 @@
 // The barrier of a window: every rank arrives in a shared cell; the last one publishes the epoch and wakes the rest.
 import { availableParallelism } from 'node:os';
-import { ARRIVAL_OFFSET, ARRIVAL_STRIDE, windowArrival, windowHeader } from './abort-record.ts';
+import {
+  ARRIVAL_OFFSET,
+  ARRIVAL_STRIDE,
+  windowArrival,
+  WindowFailure,
+  type WindowFailureOptions,
+  windowHeader,
+} from './abort-record.ts';
 import { type CallWait, type Deadline, deadlineOf } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
 import type { WaitFacts, WaitSource } from '../core/waits.ts';
@@ -8,7 +15,6 @@ import { Futex } from '../native/libc.ts';
 import { SpinTime } from '../threads/spin-time.ts';
 import type { RankGroup } from '../world/rank-group.ts';
 import { type SharedWord, waitForWord, wakeWord, type WordPoll } from './wait.ts';
-import { WindowFailure, type WindowFailureOptions } from './window-failure.ts';
 
 export interface LocalBarrierOptions extends WindowFailureOptions {
   readonly timeoutMs: number;

@@ -4,7 +4,7 @@ import { closeSync, constants, fstatSync, readSync, rmSync, writeSync } from 'no
 import { dirname } from 'node:path';
 import { type ErrorCode, errorCodes } from '../core/errors.ts';
 import { makePrivateFolder, openGuarded } from '../core/guarded-file.ts';
-import { holdFile } from '../native/held-file.ts';
+import { holdFile } from '../native/libc.ts';
 import { heldFileOf, launcherFolderPrefix } from './shared-memory-files.ts';
 
 /** What a rank notes. */

@@ -1,7 +1,7 @@
 // Which processes share a host's memory: the same boot, the same /dev/shm, the same host name, and no pretended host between.
 import { readlinkSync, statSync } from 'node:fs';
 import { hostname } from 'node:os';
-import { bootId } from '../meeting/boot-id.ts';
+import { bootId } from '../meeting/credentials.ts';
 import type { Environment } from './environment.ts';
 import { pretendedHost } from './pretended-hosts.ts';
 import { SHARED_MEMORY_FOLDER } from './shared-memory-files.ts';

@@ -1,7 +1,7 @@
 // How a signal that a launcher gets ends the ranks of all nodes: it is passed on once, and after a time they are killed.
 import type { RankFailure } from './first-failure.ts';
 import { type NodeLink, type SignalStep, signalSteps } from './node-link.ts';
-import { rankList } from './rank-list.ts';
+import { rankList } from './membership.ts';
 import { exitCodeOf, type RankProcess, type RankResult } from './rank-process.ts';
 
 const handled = ['SIGINT', 'SIGTERM', 'SIGHUP'] as const;

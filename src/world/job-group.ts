@@ -7,9 +7,8 @@ import type { Settings } from '../settings/settings.ts';
 import { shareOutcome } from './outcomes.ts';
 import { firstCause } from './first-cause.ts';
 import type { PeerWatch } from './peer-watch.ts';
-import type { FirstCauseOptions, RankGroup, SplitOptions } from './rank-group.ts';
+import { type FirstCauseOptions, type RankGroup, type SplitOptions, Topology } from './rank-group.ts';
 import { decodeJson, encodeJson, LinkedStore, type Store, type StoreLink } from './store.ts';
-import { Topology } from './topology.ts';
 
 /** What the groups of one rank share. */
 export interface GroupContext {

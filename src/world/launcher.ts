@@ -1,5 +1,6 @@
 // Starts the ranks of a job on this node, passes their output on, and leaves nothing behind however the job ends.
 import { type ChildProcess, spawn } from 'node:child_process';
+import { readdirSync, readFileSync } from 'node:fs';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { asWeftlineError, WeftlineError } from '../core/errors.ts';
 import { printTo } from '../core/print.ts';
@@ -18,17 +19,21 @@ import {
   type SeenExit,
 } from './first-failure.ts';
 import { Interruption, type JobStop } from './interruption.ts';
-import { type JobPlan, planJob, restartPauseMs, variablesOfRank } from './job-plan.ts';
-import type { LaunchOptions, LaunchResult } from './launch-options.ts';
-import { endMarkedProcesses } from './marked-processes.ts';
+import {
+  type JobPlan,
+  type LaunchOptions,
+  type LaunchResult,
+  planJob,
+  restartPauseMs,
+  variablesOfRank,
+} from './job-plan.ts';
 import { NodeLink } from './node-link.ts';
-import { LineWriter, type OutputLine } from './output-lines.ts';
-import { rankList } from './rank-list.ts';
-import { describeEnd, RankProcess, type RankResult } from './rank-process.ts';
+import { rankList } from './membership.ts';
+import { describeEnd, LineWriter, type OutputLine, RankProcess, type RankResult } from './rank-process.ts';
 import { listenTarget } from './rendezvous.ts';
 import { filePrefixOf, removeFilesOfJob, SHARED_MEMORY_FOLDER } from './shared-memory-files.ts';
 import { StoreHost } from './store-host.ts';
-import { explainJobOnSignal } from './watching/explain-signal.ts';
+import { explainJobOnSignal } from './watching/job-text.ts';
 import type { WatchedJob } from './watching/job-view.ts';
 import { rankProcesses } from './watching/process-facts.ts';
 
@@ -551,4 +556,43 @@ export function failureSummary(
   const stopped = others.filter((end) => end.stopped && !hasFailed(end, notes));
   if (stopped.length > 0) lines.push(`  stopped: ${rankList(stopped.map((end) => end.rank))}`);
   return printableLines(lines.join('\n'));
+}
+
+// Finds the processes that a job left behind outside of its process groups, by a mark in their environment.
+
+/** Kills them and looks again until none is left. Linux only; elsewhere only process groups are ended. */
+async function endMarkedProcesses(mark: string): Promise<void> {
+  for (let pause = 1; pause < 500; pause *= 2) {
+    const pids = processes().filter((pid) => pid !== process.pid && hasMark(pid, mark));
+    if (pids.length === 0) return;
+    for (const pid of pids) kill(pid);
+    await sleep(pause);
+  }
+}
+
+function kill(pid: number): void {
+  try {
+    process.kill(pid, 'SIGKILL');
+  } catch {
+    // It ended meanwhile.
+  }
+}
+
+function processes(): number[] {
+  try {
+    return readdirSync('/proc')
+      .map(Number)
+      .filter((pid) => Number.isInteger(pid) && pid > 0);
+  } catch {
+    return [];
+  }
+}
+
+function hasMark(pid: number, mark: string): boolean {
+  try {
+    return readFileSync(`/proc/${pid}/environ`, 'latin1').includes(mark);
+  } catch {
+    // Another user's, or it ended meanwhile.
+    return false;
+  }
 }

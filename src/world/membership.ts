@@ -1,7 +1,6 @@
 // Who takes part in a job, and how those who left did so: the store fails waits on ranks that will not come.
 import { decodeError, type EncodedError, WeftlineError } from '../core/errors.ts';
 import { printable } from '../core/quote.ts';
-import { rankList } from './rank-list.ts';
 
 export interface MemberIdentity {
   readonly pid: number;
@@ -148,4 +147,13 @@ export class Membership {
     const how = departure?.how === 'closed' ? 'closed its world' : 'was lost: its connection broke without goodbye';
     return new WeftlineError('WL_PEER_LOST', `${who} ${how}; ${waitingFor} cannot go on`, { details, rank });
   }
+}
+
+// Ranks in messages.
+
+/** "rank 3", "ranks 1, 2, 3", or "Rank 3" where a sentence begins; long lists are cut. */
+export function rankList(ranks: readonly number[], word: 'rank' | 'Rank' = 'rank'): string {
+  const shown = ranks.slice(0, 16).join(', ');
+  const more = ranks.length > 16 ? ` and ${ranks.length - 16} more` : '';
+  return `${word}${ranks.length === 1 ? '' : 's'} ${shown}${more}`;
 }

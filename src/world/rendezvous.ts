@@ -5,7 +5,7 @@ import { hostname } from 'node:os';
 import { Deadline } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { type Credentials, credentialsOf, derive, tokenCredential } from '../meeting/credentials.ts';
-import { isLoopback } from '../meeting/loopback.ts';
+import { isLoopback } from '../meeting/route.ts';
 import type { ListenTarget } from '../meeting/listener.ts';
 import type { Settings } from '../settings/settings.ts';
 import type { RankEnvironment } from './environment.ts';

@@ -1,7 +1,7 @@
 // The names of shared-memory files and their removal: those of one job at its end, those of dead jobs at the next start.
 import { createHash } from 'node:crypto';
 import { lstatSync, readdirSync, rmSync, unlinkSync } from 'node:fs';
-import { isHeldFile } from '../native/held-file.ts';
+import { isHeldFile } from '../native/libc.ts';
 
 export const SHARED_MEMORY_FOLDER = '/dev/shm';
 

@@ -1,8 +1,7 @@
 // This rank alone as a group, without a word to the others: for objects that only this process uses, and only for a while.
-import type { RankGroup, SplitOptions } from './rank-group.ts';
+import { type RankGroup, type SplitOptions, Topology } from './rank-group.ts';
 import type { Settings } from '../settings/settings.ts';
 import type { Store } from './store.ts';
-import { Topology } from './topology.ts';
 
 export class SoloGroup implements RankGroup {
   readonly rank = 0;

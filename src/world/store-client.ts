@@ -7,17 +7,29 @@ import { quote, quoteList } from '../core/quote.ts';
 import { beginWait, endWait, STORE_WAIT, type WaitFacts } from '../core/waits.ts';
 import type { Credentials } from '../meeting/credentials.ts';
 import { call } from '../meeting/dial.ts';
-import { encodeFrame, type Frame, type FrameReader, protocolError } from '../meeting/frames.ts';
-import { decodePeerError, decodeRefusal } from '../meeting/refusal.ts';
+import {
+  decodePeerError,
+  decodeRefusal,
+  encodeFrame,
+  type Frame,
+  type FrameReader,
+  protocolError,
+} from '../meeting/frames.ts';
 import type { MembershipView } from './membership.ts';
 import { PeerWatch } from './peer-watch.ts';
 import type { StoreLink } from './store.ts';
-import { type MemberKind, storeHello } from './store-hello.ts';
+import {
+  type MemberKind,
+  parseReply,
+  storeHello,
+  type StoreReply,
+  type StoreRequest,
+  type WaitingRequest,
+} from './store-request.ts';
 import { Inquiry, type JobAnswers } from './watching/inquiry.ts';
 import { metricsAnswer } from './watching/metrics-answer.ts';
 import type { Question } from './watching/question.ts';
 import { rankAnswer } from './watching/rank-answer.ts';
-import { parseReply, type StoreReply, type StoreRequest, type WaitingRequest } from './store-request.ts';
 
 interface StoreAddress {
   readonly host: string;

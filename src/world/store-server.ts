@@ -6,9 +6,8 @@ import { receiveHello } from '../meeting/hello.ts';
 import { type ListenTarget, MeetingListener } from '../meeting/listener.ts';
 import type { Settings } from '../settings/settings.ts';
 import { uniqueJobId } from './environment.ts';
-import { StoreConnection } from './store-connection.ts';
-import { StoreGroup } from './store-group.ts';
-import { isObserver, type MemberKind, readRank, storeHello } from './store-hello.ts';
+import { StoreConnection, StoreGroup } from './store-connection.ts';
+import { isObserver, type MemberKind, readRank, storeHello } from './store-request.ts';
 import { askMembers, MAX_OBSERVERS, StoreObserver } from './watching/store-observer.ts';
 
 export interface StoreServerOptions {

@@ -4,11 +4,11 @@ import { type CallWait, remaining, startCall, waitOptionNames } from '../core/de
 import { WeftlineError } from '../core/errors.ts';
 import { quote } from '../core/quote.ts';
 import { signalOnParentDeath } from '../native/libc.ts';
-import { noteReachedAddress } from '../meeting/reached-address.ts';
+import { noteReachedAddress } from '../meeting/route.ts';
 import { hostInterfaces, listRails } from '../rails/rail-list.ts';
 import { readSettings, type Settings, settingsTable } from '../settings/settings.ts';
 import { startMetrics } from '../metrics/start-metrics.ts';
-import { addSamples } from '../core/samples.ts';
+import { addSamples } from '../core/metric-table.ts';
 import { startTracing } from '../tracing/start-tracing.ts';
 import { type Environment, type RankEnvironment, readEnvironment, uniqueJobId } from './environment.ts';
 import { hostIdentity, machineIdentity } from './host-identity.ts';
@@ -20,7 +20,7 @@ import { filePrefixOf, removeStaleFiles } from './shared-memory-files.ts';
 import { decodeJson, encodeJson, LinkedStore } from './store.ts';
 import type { Rendezvous } from './rank-exit.ts';
 import { meet } from './rendezvous.ts';
-import { explainRankOnSignal } from './watching/explain-signal.ts';
+import { explainRankOnSignal } from './watching/job-text.ts';
 
 /** All ranks of one job. Obtained with `join()`; the caller owns it and closes it. */
 export interface World extends RankGroup, AsyncDisposable {

@@ -3,7 +3,7 @@ import { spawnSync } from 'node:child_process';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { CudaDevice, cudaDeviceCount } from 'weftline';
-import { selfTestKernels } from '#lib/device/cuda/kernels/self-test.js';
+import { selfTestKernels } from '#lib/device/cuda/kernels/bench.js';
 import { gpuTest, noGpu } from './support/gpu.js';
 
 gpuTest('a device wait that expires is WL_TIMEOUT with all that is known, and the device goes on', async (device) => {

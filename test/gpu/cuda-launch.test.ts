@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { selfTestCopyRowsSharedBytes, selfTestKernels } from '#lib/device/cuda/kernels/self-test.js';
+import { selfTestCopyRowsSharedBytes, selfTestKernels } from '#lib/device/cuda/kernels/bench.js';
 import { gpuTest, noise } from './support/gpu.js';
 
 gpuTest('a launch passes its arguments as they are at that moment', async (device) => {

@@ -1,5 +1,5 @@
 import assert from 'node:assert/strict';
-import { selfTestKernels } from '#lib/device/cuda/kernels/self-test.js';
+import { selfTestKernels } from '#lib/device/cuda/kernels/bench.js';
 import type { CudaDevice } from '#lib/device/cuda/cuda-device.js';
 import { until } from '../support/until.ts';
 import { gpuTest, noise } from './support/gpu.js';

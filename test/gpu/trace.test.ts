@@ -6,7 +6,7 @@ import test from 'node:test';
 import { settingsTable } from 'weftline';
 import { collectTrace } from '#lib/programs/trace/collect-trace.js';
 import type { TracePart } from '#lib/tracing/read-part.js';
-import type { Span } from '#lib/tracing/span.js';
+import type { Span } from '#lib/tracing/read-kernels.js';
 import { summarize } from '#lib/tracing/trace-summary.js';
 import { resultOf, runRanks } from '../local/support/run-ranks.ts';
 import { cacheFolder, noGpu } from './support/gpu.ts';

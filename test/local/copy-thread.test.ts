@@ -6,8 +6,7 @@ import { mailboxBytes, mailboxHeader, ringOf } from '#lib/agent/backends/local/m
 import { Block } from '#lib/abi/layout.js';
 import { CopyThread } from '#lib/agent/backends/local/copy-thread.js';
 import { PeerSteps, RecordSender, RegionGrants } from '#lib/agent/backends/local/sender-end.js';
-import { SharedLock } from '#lib/threads/shared-lock.js';
-import { WakeWord } from '#lib/threads/wake-word.js';
+import { SharedLock, WakeWord } from '#lib/threads/wake-word.js';
 import { addressOf } from '#lib/native/library.js';
 
 const SLOT = 0;

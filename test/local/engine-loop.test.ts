@@ -1,7 +1,7 @@
 // The loop of an engine over sockets of this machine: what ends its sleep, what does not, and which sockets it looks at.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { NativeBlock } from '#lib/native/native-block.js';
+import { NativeBlock } from '#lib/native/library.js';
 import { MessageBlock } from '#lib/native/message-block.js';
 import { sendMessages } from '#lib/native/udp.js';
 import { readSettings } from '#lib/settings/settings.js';

@@ -6,9 +6,8 @@ import test from 'node:test';
 import { WeftlineError } from 'weftline';
 import { ControlChannel } from '#lib/meeting/control-channel.js';
 import { type Credentials, credentialsOf } from '#lib/meeting/credentials.js';
-import { encodeFrame, type Frame, FrameReader, strangerLimits } from '#lib/meeting/frames.js';
+import { decodeRefusal, encodeFrame, type Frame, FrameReader, strangerLimits } from '#lib/meeting/frames.js';
 import { type Greeted, type HelloOptions, receiveHello, sayHello } from '#lib/meeting/hello.js';
-import { decodeRefusal } from '#lib/meeting/refusal.js';
 
 const deadline = (milliseconds = 120_000): number => performance.now() + milliseconds;
 const hello = (credentials: Credentials, version = 1): HelloOptions => ({ protocol: 'test', version, credentials });

@@ -2,8 +2,7 @@ import assert from 'node:assert/strict';
 import { closeSync, existsSync, mkdirSync, mkdtempSync, openSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import test from 'node:test';
-import { holdFile } from '#lib/native/held-file.js';
-import { lockByte } from '#lib/native/libc.js';
+import { holdFile, lockByte } from '#lib/native/libc.js';
 import { removeStaleFiles } from '#lib/world/shared-memory-files.js';
 
 test('removeStaleFiles() removes what is old and not locked, and nothing else', () => {

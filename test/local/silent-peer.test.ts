@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { type AddressInfo, connect, createServer, type Socket } from 'node:net';
 import test from 'node:test';
-import { endWhenSilent } from '#lib/native/tcp.js';
+import { endWhenSilent } from '#lib/native/udp.js';
 
 const SILENCE_MS = 3000;
 const LONG_MS = 6000;

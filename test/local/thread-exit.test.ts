@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import test from 'node:test';
 
-const guard = import.meta.resolve('#lib/native/binding-guard.js');
+const guard = import.meta.resolve('#lib/native/library.js');
 const library = import.meta.resolve('#lib/native/library.js');
 const starter = import.meta.resolve('#lib/threads/start-worker.js');
 

@@ -10,7 +10,7 @@ import test from 'node:test';
 import { promisify } from 'node:util';
 import { Agent, Endpoint, MetadataListener } from 'weftline/agent';
 import { Transport } from 'weftline/transport';
-import { strangers } from '#lib/meeting/strangers.js';
+import { strangers } from '#lib/meeting/listener.js';
 import { host, openListeners, type OpenListener, outcomeOf, type Target, visit } from './support/listeners.js';
 
 // The tests decide.

@@ -1,7 +1,7 @@
 // Bursts over UDP sockets of this machine: what goes out of a region comes in at the other socket, packet by packet.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { NativeBlock } from '#lib/native/native-block.js';
+import { NativeBlock } from '#lib/native/library.js';
 import { DatagramReceiver, RECEIVE_ARENA_BYTES } from '#lib/transport/io/udp/udp-loop.js';
 import { UdpPacketIo, UdpSocket } from '#lib/transport/io/udp/udp-packet-io.js';
 import type { Burst } from '#lib/transport/io/packet-io.js';

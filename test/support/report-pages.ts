@@ -19,7 +19,7 @@ import { transportView } from '#lib/programs/report/transport-view.js';
 import { type View, viewPage } from '#lib/programs/report/view.js';
 import type { ReportPage } from '#lib/programs/report/html/report-page.js';
 import type { TracePart } from '#lib/tracing/read-part.js';
-import type { Span } from '#lib/tracing/span.js';
+import type { Span } from '#lib/tracing/read-kernels.js';
 import { summarize } from '#lib/tracing/trace-summary.js';
 
 const results = fileURLToPath(new URL('../../../docs/benchmarks/results/', import.meta.url));

@@ -8,7 +8,7 @@ import {
   isShort,
   shortMessage,
 } from './link-layout.ts';
-import { NativeBlock } from '../../native/native-block.ts';
+import { NativeBlock } from '../../native/library.ts';
 import { protocolError } from '../../meeting/frames.ts';
 import { MAX_NOTIFICATION_BYTES } from '../backend.ts';
 import type { OwnMemory, RdmaDevice } from './rdma-device.ts';

@@ -1,7 +1,7 @@
 // The sender's memory of a link, registered as one region: credits from the peer, cells of signals, messages on their way.
 import { wordOffsets } from '../../abi/layout.ts';
 import { RDMA_RING_BYTES, rdmaMailboxHead } from './link-layout.ts';
-import { NativeBlock } from '../../native/native-block.ts';
+import { NativeBlock } from '../../native/library.ts';
 import type { OwnMemory, RdmaDevice } from './rdma-device.ts';
 
 const word = wordOffsets(rdmaMailboxHead);

@@ -1,7 +1,7 @@
 // What a backend over RDMA needs of the library that drives its device, verbs or UCX: registered memory, ends of connections
 // and what completes there.
 import type { WeftlineError } from '../../core/errors.ts';
-import type { AsyncEvents } from '../../native/verbs/async-events.ts';
+import type { AsyncEvents } from '../../native/verbs/context.ts';
 
 /** Memory of this process that the device may read and write. */
 export interface OwnMemory {

@@ -1,6 +1,6 @@
 // A peer that connected to this agent: its messages arrive in an inbox, and it is told what was taken.
 import { RDMA_MESSAGES, RDMA_WAKE, RDMA_WAKES } from './link-layout.ts';
-import { sendFlag, sendOpcode } from '../../native/verbs/c-numbers.ts';
+import { sendFlag, sendOpcode } from '../../native/verbs/c-structs.ts';
 import { randomBytes } from 'node:crypto';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
 import { protocolError } from '../../meeting/frames.ts';

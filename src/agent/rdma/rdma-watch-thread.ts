@@ -2,7 +2,7 @@
 import { rdmaWatchWords as at } from './watch-words.ts';
 import { bindDeclaredFunctions } from '../../native/library.ts';
 import { ReadinessSet } from '../../native/readiness.ts';
-import { ChannelEvents } from '../../native/verbs/channel-events.ts';
+import { ChannelEvents } from '../../native/verbs/library.ts';
 import { WakeWord } from '../../threads/wake-word.ts';
 import { readinessNumbers, type RdmaWatchOptions } from './rdma-watch-thread-options.ts';
 

@@ -1,6 +1,6 @@
 // Operations of a link as requests of its connection. Hot path: no allocation.
 import { RDMA_WAKE, RDMA_WAKES } from './link-layout.ts';
-import { sendFlag, sendOpcode } from '../../native/verbs/c-numbers.ts';
+import { sendFlag, sendOpcode } from '../../native/verbs/c-structs.ts';
 import type { Mailbox } from './mailbox.ts';
 import { operationKinds as kinds, type RequestParts } from './operation.ts';
 import { NO_MESSAGE, type OperationTable } from './operation-table.ts';

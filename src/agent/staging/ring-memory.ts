@@ -9,7 +9,7 @@ import {
   stagingCounterOffset,
   stagingRingHead,
 } from './wire-layout.ts';
-import { NativeBlock } from '../../native/native-block.ts';
+import { NativeBlock } from '../../native/library.ts';
 import type { Settings } from '../../settings/settings.ts';
 import type { AgentMemory } from '../backend.ts';
 

@@ -7,9 +7,9 @@ import type { StepFailure } from '../../group/steps.ts';
 import { type ErrorDetails, WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { SymmetricWindow } from '../../windows/symmetric-window.ts';
-import type { Missing, WindowFailure } from '../../windows/window-failure.ts';
+import type { Missing, WindowFailure } from '../../windows/abort-record.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
-import { rankList } from '../../world/rank-list.ts';
+import { rankList } from '../../world/membership.ts';
 
 interface HostsFailureOptions {
   readonly group: RankGroup;

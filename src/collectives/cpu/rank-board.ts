@@ -10,7 +10,7 @@ import {
 import { wordOffsets } from '../../abi/layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
-import { RankBells } from '../../windows/rank-bells.ts';
+import { RankBells } from '../../windows/wait.ts';
 import { type CollectiveCall, describeRecord, operationWord } from '../collective-call.ts';
 import type { Mirrors } from './mirrors.ts';
 import type { RankParts } from './rank-parts.ts';

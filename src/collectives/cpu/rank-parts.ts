@@ -1,5 +1,5 @@
 // Where each rank's part of the window can be read on this host: its own, or the mirror of a rank of another host.
-import type { MemoryRange } from '../../device/host-access.ts';
+import type { MemoryRange } from '../../device/tensor.ts';
 import type { SymmetricWindow } from '../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { hostRoutes } from '../../group/network/host-routes.ts';

@@ -6,7 +6,7 @@ import {
   collectiveMessageKernels,
   collectiveReductionKernels,
 } from '../../device/cuda/kernels/collectives.ts';
-import type { LaunchPlan } from '../../device/cuda/launch-plan.ts';
+import type { LaunchPlan } from '../../device/cuda/kernel.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { CudaWindow } from '../../windows/cuda-window.ts';
 import type { ReducedDType } from '../collective-call.ts';

@@ -4,8 +4,8 @@ import { type CallWait, remaining } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { Storage, Tensor } from '../../device/tensor.ts';
+import type { TensorAllocator } from '../../device/device.ts';
 import { shareOutcome } from '../../world/outcomes.ts';
-import type { TensorAllocator } from '../../device/tensor-set.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 
 /** What the driver shares at once: of smaller allocations the other ranks would map the neighbours as well. */

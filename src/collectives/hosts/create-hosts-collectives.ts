@@ -6,7 +6,7 @@ import type { CallWait } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
-import { PinnedRange } from '../../device/cuda/pinned-range.ts';
+import { PinnedRange } from '../../device/cuda/host-memory.ts';
 import { CudaWindow } from '../../windows/cuda-window.ts';
 import { checkMemoryBudget } from '../../windows/memory-budget.ts';
 import { type SymmetricWindow, windowFootprint } from '../../windows/symmetric-window.ts';

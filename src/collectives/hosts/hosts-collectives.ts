@@ -5,7 +5,7 @@ import type { OverlapOptions } from '../../group/overlap.ts';
 import type { CallWait } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
-import type { DeviceEvent } from '../../device/device-event.ts';
+import type { DeviceEvent } from '../../device/device.ts';
 import type { CudaWindow } from '../../windows/cuda-window.ts';
 import type { CollectiveCall } from '../collective-call.ts';
 import type { CollectiveEngine, PairMessage, Route } from '../collective-engine.ts';

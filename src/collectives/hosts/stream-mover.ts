@@ -5,8 +5,8 @@ import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { CudaEvent } from '../../device/cuda/cuda-event.ts';
 import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import { collectiveRunKernels } from '../../device/cuda/kernels/collectives.ts';
-import type { LaunchPlan } from '../../device/cuda/launch-plan.ts';
-import type { PinnedRange } from '../../device/cuda/pinned-range.ts';
+import type { LaunchPlan } from '../../device/cuda/kernel.ts';
+import type { PinnedRange } from '../../device/cuda/host-memory.ts';
 import type { CollectiveCall, ReducedDType } from '../collective-call.ts';
 import type { Mover } from '../cpu/mover.ts';
 

@@ -12,8 +12,8 @@ import {
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import type { HostMemory } from '../../device/cuda/host-memory.ts';
-import { sparseBlockKernels } from '../../device/cuda/kernels/sparse.ts';
-import type { LaunchPlan } from '../../device/cuda/launch-plan.ts';
+import { sparseBlockKernels } from '../../device/cuda/kernels/collectives.ts';
+import type { LaunchPlan } from '../../device/cuda/kernel.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { BlockIndex, BlockMove, BlockWay, BlockWork, SharedBytes, WorkMark } from './block-work.ts';
 import { markLimit } from './mark-limit.ts';

@@ -9,8 +9,8 @@ import type {
 } from '../../abi/collectives.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { HostMemory } from '../../device/cuda/host-memory.ts';
-import { sparseBlockKernels, sparseDirectKernels } from '../../device/cuda/kernels/sparse.ts';
-import type { LaunchPlan } from '../../device/cuda/launch-plan.ts';
+import { sparseBlockKernels, sparseDirectKernels } from '../../device/cuda/kernels/collectives.ts';
+import type { LaunchPlan } from '../../device/cuda/kernel.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { CudaWindow } from '../../windows/cuda-window.ts';
 import type { BlockWay, WorkMark } from './block-work.ts';

@@ -1,7 +1,7 @@
 // What ranks whose GPUs reach each other tell of their calls and pieces, in the window of their host. Hot path.
 import { wordOffsets } from '../../abi/layout.ts';
 import { sparseBoard } from './message-view.ts';
-import type { RankBells } from '../../windows/rank-bells.ts';
+import type { RankBells } from '../../windows/wait.ts';
 
 const word = wordOffsets(sparseBoard);
 

@@ -1,7 +1,7 @@
 // Reads and writes the words of messages in device memory. Hot path: no allocation.
 import { alignUp, defineLayout, wordOffsets } from '../../abi/layout.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
-import type { MemoryRange } from '../../device/host-access.ts';
+import type { MemoryRange } from '../../device/tensor.ts';
 
 // What workers and aggregators of a sparse all-reduce write for each other: a message per slot and round, and its counter.
 

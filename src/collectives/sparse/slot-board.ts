@@ -1,5 +1,5 @@
 // Where workers and aggregators find each other's messages, and how they tell of new ones: what their protocol asks of a carrier.
-import type { MemoryRange } from '../../device/host-access.ts';
+import type { MemoryRange } from '../../device/tensor.ts';
 
 /** A worker's blocks; the sums of all workers, on their way down; the sums of some workers, on their way up. */
 export const contribution = 0;

@@ -1,7 +1,7 @@
 // What a rank does in a sparse all-reduce, as a worker, an aggregator or both; why it gives up when workers do not come.
 import type { ErrorDetails, WeftlineError } from '../../core/errors.ts';
 import type { StepFailure, Steps } from '../../group/steps.ts';
-import type { Missing } from '../../windows/window-failure.ts';
+import type { Missing } from '../../windows/abort-record.ts';
 import { secondNet } from '../../core/deadline.ts';
 import type { AggregatorSlots } from './aggregator-slots.ts';
 import type { BlockReducer } from './block-reducer.ts';

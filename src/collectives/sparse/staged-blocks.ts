@@ -2,7 +2,7 @@
 // first messages leave while the rest is being copied; sums come in through chunks that are scattered as they fill.
 import { SPARSE_NO_BLOCK } from '../../abi/collectives.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
-import type { MemoryRange } from '../../device/host-access.ts';
+import type { MemoryRange } from '../../device/tensor.ts';
 import type { CompletionFlag } from './block-completions.ts';
 import type { BlockIndex, BlockWork, SharedBytes, WorkMark } from './block-work.ts';
 import { blocksOf, infinityOf, type SlotShape, strideOf } from './slot-shape.ts';

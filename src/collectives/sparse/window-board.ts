@@ -3,8 +3,8 @@
 import { wordOffsets } from '../../abi/layout.ts';
 import { SLOT_COUNTER_BYTES, sparseBoard } from './message-view.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
-import type { MemoryRange } from '../../device/host-access.ts';
-import { RankBells } from '../../windows/rank-bells.ts';
+import type { MemoryRange } from '../../device/tensor.ts';
+import { RankBells } from '../../windows/wait.ts';
 import type { Mirrors } from '../cpu/mirrors.ts';
 import type { RankParts } from '../cpu/rank-parts.ts';
 import type { ReductionTree } from './reduction-tree.ts';

@@ -1,8 +1,7 @@
 // The registered memory of a DeviceHost, and ranges of it.
 import { MAX_COMMAND_OFFSET } from '../../abi/device-api.ts';
-import { checkOptions, type OptionNames } from '../../core/check-options.ts';
+import { checkOptions, isWhole, type OptionNames } from '../../core/check-options.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
-import { isWhole } from '../../core/whole-number.ts';
 
 /** Memory that requests may read from and peers may write to. */
 export interface RegisteredVram {

@@ -3,16 +3,15 @@ import { alignUp } from '../../abi/layout.ts';
 import { formatBytes } from '../../core/byte-size.ts';
 import { type DType, dtypes, requireDType, type TypedArrayOf, typedArrayOver } from '../../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
-import { isWhole } from '../../core/whole-number.ts';
+import { isWhole } from '../../core/check-options.ts';
 import { mapFileOver, mapZeroOver, preferHugePages } from '../../native/libc.ts';
 import { addressOf } from '../../native/library.ts';
 import { readSettings, settingsTable } from '../../settings/settings.ts';
 import { AbandonedMemory } from '../abandoned-memory.ts';
 import type { Device } from '../device.ts';
 import { elementCount, requireDownload, requireUpload, type Storage, Tensor } from '../tensor.ts';
-import { addressSpaceAdvice } from './address-space-advice.ts';
+import { addressSpaceAdvice, wasm, type WasmMemory } from './wasm.ts';
 import { type CpuKernels, instantiateKernels } from './kernels.ts';
-import { wasm, type WasmMemory } from './wasm.ts';
 
 // Hands out ranges of one address space: first fit over a sorted list of gaps, neighbours merged on release.
 

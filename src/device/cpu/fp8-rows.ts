@@ -3,8 +3,7 @@ import { checkOptions, type OptionNames, requireFlag } from '../../core/check-op
 import type { DType } from '../../core/dtype.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import { FP8_GROUP } from '../../abi/element-formats.ts';
-import type { ScaledRows } from '../formats/scaled-rows.ts';
-import { Tensor } from '../tensor.ts';
+import { type ScaledRows, Tensor } from '../tensor.ts';
 import type { CpuDevice } from './cpu-device.ts';
 
 /** How rows are quantized. */

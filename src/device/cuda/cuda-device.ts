@@ -8,15 +8,13 @@ import { openNvrtc } from '../../native/nvrtc.ts';
 import { readSettings, type Settings } from '../../settings/settings.ts';
 import { startTracing } from '../../tracing/start-tracing.ts';
 import { AbandonedMemory } from '../abandoned-memory.ts';
-import type { DeviceWaitOptions } from '../device-event.ts';
-import type { Device } from '../device.ts';
-import type { MemoryRange } from '../host-access.ts';
-import { elementCount, requireDownload, requireUpload, type Storage, Tensor } from '../tensor.ts';
+import type { Device, DeviceWaitOptions } from '../device.ts';
+import { elementCount, type MemoryRange, requireDownload, requireUpload, type Storage, Tensor } from '../tensor.ts';
 import { CudaContext } from './cuda-context.ts';
 import { CudaEvent } from './cuda-event.ts';
 import { captureGraph, type CudaGraph } from './cuda-graph.ts';
 import { CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED } from './cuda-status.ts';
-import { CudaStream } from './cuda-stream.ts';
+import { CudaStream, type Fence, WorkFences } from './cuda-stream.ts';
 import { type DeviceProperties, readDeviceProperties } from './device-properties.ts';
 import { HostMemory } from './host-memory.ts';
 import { architectureOf } from './jit/architecture.ts';
@@ -36,7 +34,6 @@ import {
   type UserKernelParameters,
   type UserSource,
 } from './user-kernels.ts';
-import { type Fence, WorkFences } from './work-fence.ts';
 
 // Copies between ordinary host memory and the device, through two pieces of pinned memory in turn.
 

@@ -4,7 +4,38 @@ import type { Out } from '../../native/library.ts';
 import type { CudaContext } from './cuda-context.ts';
 import { CudaStream } from './cuda-stream.ts';
 import type { KeptMemory } from './memory-pool.ts';
-import { type RecordedCalls, type Recording, setRecording } from './recorded-calls.ts';
+
+// What a graph does at each launch besides its nodes: objects whose calls it repeats check them, and count them.
+
+/** The calls of one object in one recording. */
+export interface RecordedCalls {
+  /** The recording has ended, whether or not there is a graph. */
+  endRecording(): void;
+  /** Fails if the object cannot make these calls now; changes nothing. */
+  requireReady(): void;
+  /** Before the launch is enqueued on the stream. */
+  beginLaunch(stream: CudaStream): void;
+  /** After that. */
+  endLaunch(): void;
+}
+
+/** By object, those that have something to do at each launch. */
+type Recording = Map<object, RecordedCalls>;
+
+const recordings = new WeakMap<CudaContext, Recording>();
+
+/** Begins with an empty recording, or ends it with undefined. `hold`: see CudaContext. */
+function setRecording(context: CudaContext, recording: Recording | undefined, hold?: (address: number) => void): void {
+  context.isCapturing = recording !== undefined;
+  context.holdRecorded = hold;
+  if (recording === undefined) recordings.delete(context);
+  else recordings.set(context, recording);
+}
+
+/** Hot path. What is recorded now; undefined if nothing is. */
+export function recordingOf(context: CudaContext): Recording | undefined {
+  return context.isCapturing ? recordings.get(context) : undefined;
+}
 
 /** CUstreamCaptureMode: only what touches the recorded streams is part of it; fences of other work may be looked at. */
 const RELAXED = 2;

@@ -1,10 +1,9 @@
 // Rows of bf16 as rows of fp8 with scales, and back, on GPUs: the same bits as on the CPU device.
 import { FP8_GROUP, type fp8RowsArguments } from '../../abi/element-formats.ts';
-import type { ScaledRows } from '../formats/scaled-rows.ts';
-import type { Tensor } from '../tensor.ts';
+import type { ScaledRows, Tensor } from '../tensor.ts';
 import type { CudaDevice } from './cuda-device.ts';
-import { fp8RowsKernels } from './kernels/fp8-rows.ts';
-import type { LaunchPlan } from './launch-plan.ts';
+import { fp8RowsKernels } from './kernels/moe.ts';
+import type { LaunchPlan } from './kernel.ts';
 
 const THREADS = 256;
 /** A group of columns is one warp's work. */

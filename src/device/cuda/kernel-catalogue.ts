@@ -1,15 +1,22 @@
 // Every file of kernels/cuda: what `weftline compile` fills a bundle with and what the tests compile.
 import type { KernelFile } from './kernel-file.ts';
-import { benchKernels } from './kernels/bench.ts';
-import { channelKernels } from './kernels/channel.ts';
+import { benchKernels, selfTestKernels } from './kernels/bench.ts';
+import { benchDeviceApiKernels, channelKernels, twoProcessKernels } from './kernels/device-api.ts';
 import {
   collectiveCopyKernels,
   collectiveMessageKernels,
   collectiveReductionKernels,
   collectiveRunKernels,
+  sparseBlockKernels,
+  sparseDirectKernels,
 } from './kernels/collectives.ts';
-import { benchDeviceApiKernels, twoProcessKernels } from './kernels/device-api.ts';
-import { epCombineKernels, epDispatchKernels, epLayoutKernels } from './kernels/ep.ts';
+import {
+  epCombineKernels,
+  epDispatchKernels,
+  epLayoutKernels,
+  lowLatencyCombineKernels,
+  lowLatencyDispatchKernels,
+} from './kernels/ep.ts';
 import {
   layerCallKernels,
   layerCombineKernels,
@@ -17,11 +24,7 @@ import {
   layerPlaceKernels,
   layerPrepareKernels,
 } from './kernels/layer.ts';
-import { lowLatencyCombineKernels, lowLatencyDispatchKernels } from './kernels/low-latency.ts';
-import { fp8RowsKernels } from './kernels/fp8-rows.ts';
-import { groupedProductKernels, moeExpertsKernels } from './kernels/moe.ts';
-import { selfTestKernels } from './kernels/self-test.ts';
-import { sparseBlockKernels, sparseDirectKernels } from './kernels/sparse.ts';
+import { fp8RowsKernels, groupedProductKernels, moeExpertsKernels } from './kernels/moe.ts';
 import { traceClockKernels } from './kernels/trace.ts';
 import { benchUnpackKernels, persistentUnpackKernels, unpackKernels } from './kernels/unpack.ts';
 

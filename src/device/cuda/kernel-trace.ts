@@ -7,8 +7,7 @@ import { currentTrace } from '../../tracing/start-tracing.ts';
 import type { CudaContext } from './cuda-context.ts';
 import type { CudaStream } from './cuda-stream.ts';
 import { HostMemory } from './host-memory.ts';
-import type { CudaKernel } from './kernel.ts';
-import type { LaunchPlan } from './launch-plan.ts';
+import type { CudaKernel, LaunchPlan } from './kernel.ts';
 
 /** CU_MEMHOSTREGISTER_PORTABLE and _DEVICEMAP. */
 const REGISTER_FLAGS = 3;

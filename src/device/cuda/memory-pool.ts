@@ -6,7 +6,7 @@ import { WeftlineError } from '../../core/errors.ts';
 import type { Out } from '../../native/library.ts';
 import type { CudaContext } from './cuda-context.ts';
 import { CUDA_ERROR_OUT_OF_MEMORY } from './cuda-status.ts';
-import type { Fence, WorkFences } from './work-fence.ts';
+import type { Fence, WorkFences } from './cuda-stream.ts';
 
 const SMALLEST = 512;
 const LARGE = 2 << 20;

@@ -1,6 +1,5 @@
 // Words that a stream writes to memory of GPUs and hosts by itself, several in one call. Hot path: no allocation.
-import type { Out } from '../../native/library.ts';
-import { NativeBlock } from '../../native/native-block.ts';
+import { NativeBlock, type Out } from '../../native/library.ts';
 import type { CudaContext } from './cuda-context.ts';
 import type { CudaStream } from './cuda-stream.ts';
 

@@ -5,9 +5,8 @@ import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { readInput } from '../../core/guarded-file.ts';
 import type { Storage, Tensor } from '../tensor.ts';
 import type { CudaStream } from './cuda-stream.ts';
-import { ourHeaders, type KernelText } from './jit/kernel-text.ts';
-import { CudaKernel, type CudaModule, type KernelOptions } from './kernel.ts';
-import type { LaunchPlan, LaunchShape } from './launch-plan.ts';
+import { type KernelText, ourHeaders } from './jit/cubin-cache.ts';
+import { CudaKernel, type CudaModule, type KernelOptions, type LaunchPlan, type LaunchShape } from './kernel.ts';
 
 /** By kernel, its parameters in their order: { scale: { x: 'ptr', count: 'u32', factor: 'f32' } }. */
 export type UserKernelParameters = Readonly<Record<string, Readonly<Record<string, Scalar>>>>;

@@ -11,10 +11,10 @@ import { networkCells } from '../../abi/network.ts';
 import type { CallWait } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
-import type { Tensor } from '../../device/tensor.ts';
-import { TensorSet } from '../../device/tensor-set.ts';
+import { type Tensor } from '../../device/tensor.ts';
+import { TensorSet } from '../../device/device.ts';
 import type { SymmetricWindow } from '../../windows/symmetric-window.ts';
-import { rankList } from '../../world/rank-list.ts';
+import { rankList } from '../../world/membership.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import {
   chunkTokens,

@@ -1,7 +1,7 @@
 // Which tokens of a dispatch cross to which host and where they belong there: what combine and cached dispatches need.
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
-import type { Tensor } from '../../device/tensor.ts';
-import { TensorSet } from '../../device/tensor-set.ts';
+import { type Tensor } from '../../device/tensor.ts';
+import { TensorSet } from '../../device/device.ts';
 
 /** The tokens that one rank sends to one host, in token order. */
 export interface HostTokens {

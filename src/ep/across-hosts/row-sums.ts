@@ -5,7 +5,7 @@ import type { HostRoutes } from '../../group/network/host-routes.ts';
 import { dtypes } from '../../core/dtype.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { Tensor } from '../../device/tensor.ts';
-import type { TensorSet } from '../../device/tensor-set.ts';
+import type { TensorSet } from '../../device/device.ts';
 import { type CombinePrecision, sumBytes, sumDType } from '../combine-precision.ts';
 import type { HostTokens, RoutedTokens } from './routed-tokens.ts';
 

@@ -1,9 +1,8 @@
 // What an EpBuffer takes: its configuration, the regions of a rank's window and their sizes, before anything is allocated.
 import { FP8_GROUP } from '../../abi/element-formats.ts';
-import { checkOptions, type OptionNames } from '../../core/check-options.ts';
+import { checkOptions, isWhole, type OptionNames } from '../../core/check-options.ts';
 import { exchangeRegionBytes } from '../../abi/exchange-record.ts';
 import { invalidArgument } from '../../core/errors.ts';
-import { isWhole } from '../../core/whole-number.ts';
 import { type CombinePrecision, combinePrecisions } from '../combine-precision.ts';
 import { numberHosts } from '../across-hosts/hosts-of.ts';
 import type { Hosts } from '../../group/network/host-routes.ts';

@@ -1,8 +1,7 @@
 // The buffer sizes that DeepEP V1 and UCCL-EP ask for, as pure functions: to compare with ours, and for those who move.
 
-import { checkOptions, type OptionNames } from '../../core/check-options.ts';
+import { checkOptions, isWhole, type OptionNames } from '../../core/check-options.ts';
 import { invalidArgument } from '../../core/errors.ts';
-import { isWhole } from '../../core/whole-number.ts';
 
 /** Chunk sizes of DeepEP's ring buffers, in tokens, and the multiprocessors of its kernels. */
 export interface DeepEpConfigOptions {

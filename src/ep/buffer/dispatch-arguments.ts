@@ -1,11 +1,9 @@
 // What EpBuffer.dispatch accepts, and the checks that make sure of it before any byte moves.
-import { checkOptions, type OptionNames } from '../../core/check-options.ts';
+import { checkOptions, isWhole, type OptionNames } from '../../core/check-options.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { FP8_GROUP } from '../../abi/element-formats.ts';
-import type { ScaledRows } from '../../device/formats/scaled-rows.ts';
-import type { Tensor } from '../../device/tensor.ts';
+import type { ScaledRows, Tensor } from '../../device/tensor.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
-import { isWhole } from '../../core/whole-number.ts';
 import { DispatchHandle } from './dispatch-handle.ts';
 import type { DispatchLayout } from './dispatch-layout.ts';
 import type { EpMemory } from './ep-memory.ts';

@@ -3,7 +3,7 @@ import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { CountExchange } from '../../group/exchange.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { Tensor } from '../../device/tensor.ts';
-import type { TensorAllocator } from '../../device/tensor-set.ts';
+import type { TensorAllocator } from '../../device/device.ts';
 
 /** All on the device. */
 export interface LayoutTensors {

@@ -1,5 +1,5 @@
 // Where the regions of an EpBuffer lie, as this process maps them.
-import type { MemoryRange } from '../../device/host-access.ts';
+import type { MemoryRange } from '../../device/tensor.ts';
 import type { EpRegion } from './buffer-size.ts';
 
 export interface EpMemory {

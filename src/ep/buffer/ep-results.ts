@@ -1,5 +1,5 @@
 // What EpBuffer's calls return.
-import type { DeviceEvent } from '../../device/device-event.ts';
+import type { DeviceEvent } from '../../device/device.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { RowsLike } from './dispatch-arguments.ts';
 import type { DispatchHandle } from './dispatch-handle.ts';

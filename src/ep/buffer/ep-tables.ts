@@ -1,7 +1,7 @@
 // The small tables that an EpBuffer's kernels work with, all allocated before the ranks agree that they can begin.
 import type { Device } from '../../device/device.ts';
-import type { Tensor } from '../../device/tensor.ts';
-import { TensorSet } from '../../device/tensor-set.ts';
+import { type Tensor } from '../../device/tensor.ts';
+import { TensorSet } from '../../device/device.ts';
 import { type AddressTables, makeAddressTables } from '../../group/address-table.ts';
 import type { EpBufferConfig, EpBufferSize, EpRegion } from './buffer-size.ts';
 import { MAX_BIASES } from './combine-arguments.ts';

@@ -5,7 +5,7 @@ import { asWeftlineError, invalidArgument, WeftlineError } from '../../core/erro
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { Tensor } from '../../device/tensor.ts';
-import { isSharedByAll } from '../../windows/window-agreement.ts';
+import { isSharedByAll } from '../../windows/symmetric-window.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { agreeOn } from '../../group/agree.ts';
@@ -13,7 +13,7 @@ import { requireDevice, requireGroup } from '../../group/tensor-check.ts';
 import { checkMemoryBudget } from '../../windows/memory-budget.ts';
 import { ranksOfHosts } from '../across-hosts/hosts-of.ts';
 import { checkRdmaBuffer, refuseRdmaBuffer, requirePinnedBytes } from '../across-hosts/rdma-bytes.ts';
-import { isWhole } from '../../core/whole-number.ts';
+import { isWhole } from '../../core/check-options.ts';
 import { layerPinnedSize } from './layer-pinned-size.ts';
 import { CpuLayerMemory } from './cpu/cpu-layer-memory.ts';
 import type { CudaLayerMemory } from './cuda/cuda-layer-memory.ts';

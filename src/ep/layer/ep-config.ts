@@ -3,7 +3,7 @@ import type { elementFormats } from '../../abi/element-formats.ts';
 import { dtypes } from '../../core/dtype.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import { type CombinePrecision, combinePrecisions } from '../combine-precision.ts';
-import { isWhole } from '../../core/whole-number.ts';
+import { isWhole } from '../../core/check-options.ts';
 import { MAX_TOPK } from '../buffer/buffer-size.ts';
 
 /** What tokens may consist of; their sums are made in f32 and rounded once to the same dtype. */

@@ -1,11 +1,10 @@
 // What the layer's dispatch and combine accept, and the checks that make sure of it before any byte moves.
-import { checkOptions, type OptionNames } from '../../core/check-options.ts';
+import { checkOptions, isWhole, type OptionNames } from '../../core/check-options.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { Device } from '../../device/device.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import { type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
 import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
-import { isWhole } from '../../core/whole-number.ts';
 import { checkOverlap, type OverlapOptions } from '../../group/overlap.ts';
 import { checkTensor, rowAlignment } from '../../group/tensor-check.ts';
 import type { DispatchCombineContext } from './dispatch-combine-context.ts';

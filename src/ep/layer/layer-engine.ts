@@ -2,7 +2,7 @@
 import type { CallWait } from '../../core/deadline.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
-import type { DeviceEvent } from '../../device/device-event.ts';
+import type { DeviceEvent } from '../../device/device.ts';
 import type { EpCallOptions } from '../buffer/engine.ts';
 import type { DispatchSplits } from './dispatch-splits.ts';
 import type { TokenDType } from './ep-config.ts';

@@ -2,8 +2,7 @@
 import type { CallWait } from '../../core/deadline.ts';
 import type { DType } from '../../core/dtype.ts';
 import { WeftlineError } from '../../core/errors.ts';
-import type { Tensor } from '../../device/tensor.ts';
-import type { MemoryRange } from '../../device/host-access.ts';
+import type { MemoryRange, Tensor } from '../../device/tensor.ts';
 import type { OutputRegion, OutputSize } from './output-size.ts';
 
 export interface LayerMemory {

@@ -1,10 +1,9 @@
 // What an EPAll2AllLayer is made with, and its checked configuration.
-import { checkOptions, type OptionNames } from '../../core/check-options.ts';
+import { checkOptions, isWhole, type OptionNames } from '../../core/check-options.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
-import { isWhole } from '../../core/whole-number.ts';
 import type { CombinePrecision } from '../combine-precision.ts';
 import { EPConfig, type TokenDType } from './ep-config.ts';
 

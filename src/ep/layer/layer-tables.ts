@@ -1,7 +1,7 @@
 // The small tables that a layer's kernels work with, all allocated before the ranks agree that they can begin.
 import type { Device } from '../../device/device.ts';
-import type { Tensor } from '../../device/tensor.ts';
-import { TensorSet } from '../../device/tensor-set.ts';
+import { type Tensor } from '../../device/tensor.ts';
+import { TensorSet } from '../../device/device.ts';
 import { emptyLayout, type LayoutShape, type LayoutTensors } from '../buffer/dispatch-layout.ts';
 import type { EPConfig } from './ep-config.ts';
 

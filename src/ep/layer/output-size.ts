@@ -3,7 +3,7 @@ import { exchangeRegionBytes } from '../../abi/exchange-record.ts';
 import { alignUp } from '../../abi/layout.ts';
 import { dtypes } from '../../core/dtype.ts';
 import { invalidArgument } from '../../core/errors.ts';
-import { isWhole } from '../../core/whole-number.ts';
+import { isWhole } from '../../core/check-options.ts';
 import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts';
 import { windowFootprint } from '../../windows/symmetric-window.ts';
 import { numberHosts } from '../across-hosts/hosts-of.ts';

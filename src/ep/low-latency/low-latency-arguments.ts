@@ -5,8 +5,7 @@ import { checkTensor, overlaps, rowAlignment } from '../../group/tensor-check.ts
 import { checkOptions, type OptionNames, requireFlag } from '../../core/check-options.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
 import { invalidArgument } from '../../core/errors.ts';
-import type { MemoryRange } from '../../device/host-access.ts';
-import type { Tensor } from '../../device/tensor.ts';
+import type { MemoryRange, Tensor } from '../../device/tensor.ts';
 import { LowLatencyHandle } from './low-latency-handle.ts';
 import type { LowLatencyRows, LowLatencyScaledRows } from './low-latency-results.ts';
 import type { LowLatencyScope } from './low-latency-scope.ts';

@@ -1,7 +1,6 @@
 // What EpLowLatency asks of the engine that carries its calls out; one per kind of device. Arguments were checked before.
 import type { Deadline } from '../../core/deadline.ts';
-import type { MemoryRange } from '../../device/host-access.ts';
-import type { Tensor } from '../../device/tensor.ts';
+import type { MemoryRange, Tensor } from '../../device/tensor.ts';
 import type { LowLatencyHandle } from './low-latency-handle.ts';
 import type { CheckedLowLatencyCombine, CheckedLowLatencyDispatch } from './low-latency-arguments.ts';
 import type { LowLatencyMembership } from './low-latency-membership.ts';

@@ -8,9 +8,8 @@ import {
   lowLatencyFlags,
   lowLatencyMember,
 } from '../../abi/low-latency.ts';
-import { checkOptions, type OptionNames } from '../../core/check-options.ts';
+import { checkOptions, isWhole, type OptionNames } from '../../core/check-options.ts';
 import { invalidArgument, show } from '../../core/errors.ts';
-import { isWhole } from '../../core/whole-number.ts';
 import { lowLatencyBell, lowLatencyCell } from './members/low-latency-cells.ts';
 import { memberBoardLayout } from './cuda/member-board-layout.ts';
 import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts';

@@ -1,11 +1,10 @@
 // How often each expert was chosen in the last steps: the weights that rebalanceExperts() takes.
 import { requireGroup } from '../../group/tensor-check.ts';
-import { checkOptions, type OptionNames, requireFlag } from '../../core/check-options.ts';
+import { checkOptions, isWhole, type OptionNames, requireFlag } from '../../core/check-options.ts';
 import { type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
-import { addSamples, type Sample } from '../../core/samples.ts';
+import { addSamples, type Sample } from '../../core/metric-table.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
-import { isWhole } from '../../core/whole-number.ts';
 import { type ExpertIds, Placement, requireIds } from './placement.ts';
 
 /** What is counted, and for how long. */

@@ -1,7 +1,6 @@
 // What ExpertMover.create() takes, and the checks of it.
-import { checkOptions, type OptionNames } from '../../core/check-options.ts';
+import { checkOptions, isWhole, type OptionNames } from '../../core/check-options.ts';
 import { invalidArgument } from '../../core/errors.ts';
-import { isWhole } from '../../core/whole-number.ts';
 import { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { type ExpertPlan, requirePlan } from './expert-plan.ts';

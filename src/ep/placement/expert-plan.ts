@@ -1,7 +1,6 @@
 // Which logical expert each physical expert is a copy of, layer by layer, and the same tables read the other way.
-import { checkOptions, type OptionNames } from '../../core/check-options.ts';
+import { checkOptions, isWhole, type OptionNames } from '../../core/check-options.ts';
 import { invalidArgument } from '../../core/errors.ts';
-import { isWhole } from '../../core/whole-number.ts';
 
 /** How large the tables of a plan are. */
 export interface ExpertPlanShape {

@@ -1,7 +1,6 @@
 // Placement: a plan as one rank sees it, and which copy of an expert each of its tokens goes to.
-import { checkOptions, type OptionNames } from '../../core/check-options.ts';
+import { checkOptions, isWhole, type OptionNames } from '../../core/check-options.ts';
 import { invalidArgument } from '../../core/errors.ts';
-import { isWhole } from '../../core/whole-number.ts';
 import { type ExpertPlan, requirePlan } from './expert-plan.ts';
 
 /** Which rank routes, and which ranks share a host. */

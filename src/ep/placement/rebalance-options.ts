@@ -1,7 +1,6 @@
 // What rebalanceExperts() takes, and the checks of it.
-import { checkOptions, type OptionNames } from '../../core/check-options.ts';
+import { checkOptions, isWhole, type OptionNames } from '../../core/check-options.ts';
 import { invalidArgument } from '../../core/errors.ts';
-import { isWhole } from '../../core/whole-number.ts';
 
 const policies = ['hierarchical', 'global'] as const;
 

@@ -1,5 +1,5 @@
 // Memory that ranks of other hosts write to: a window that the ranks of this host share, or memory of this rank alone.
-import type { MemoryRange } from '../../device/host-access.ts';
+import type { MemoryRange } from '../../device/tensor.ts';
 
 export interface NetworkWindow {
   /** Address of this rank's part. */

@@ -9,7 +9,7 @@ import { emptyQueueCommand } from '../../device-api/service/command.ts';
 import { CommandWriter, queueBytes } from '../../device-api/service/command-queue.ts';
 import type { QueueOptions } from '../../device-api/service/proxy-messages.ts';
 import { ProxyService } from '../../device-api/service/proxy-service.ts';
-import { readToken } from '../../settings/token.ts';
+import { readToken } from '../../settings/settings.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { type HostRoutes, hostRoutes } from './host-routes.ts';
 import { meetAcrossHosts, networkChannels } from './meet-across-hosts.ts';

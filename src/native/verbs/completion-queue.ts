@@ -1,16 +1,13 @@
 // Completion queues: which requests are done and how, 16 by one call; and channels, by which a sleeping thread hears of them.
 import { Block, wordOffsets } from '../../abi/layout.ts';
-import { ibvCompletionChannel, ibvWc } from './c-structs.ts';
-import { completionStatus, completionStatuses } from './c-numbers.ts';
+import { completionStatus, completionStatuses, ibvCompletionChannel, ibvWc } from './c-structs.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { localFiles } from '../file-probe.ts';
-import { viewAt } from '../library.ts';
-import { NativeBlock } from '../native-block.ts';
-import { nativeError } from '../native-error.ts';
+import { NativeBlock, nativeError, viewAt } from '../library.ts';
 import { doNotBlock } from '../readiness.ts';
-import { ChannelEvents } from './channel-events.ts';
+import { ChannelEvents } from './library.ts';
 import type { VerbsContext } from './context.ts';
-import { refusalOf, requireWithin } from './limits.ts';
+import { refusalOf, requireWithin } from './facts.ts';
 
 /** Completions that one poll takes at most. */
 const POLL_BATCH = 16;

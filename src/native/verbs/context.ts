@@ -1,14 +1,192 @@
 // An open RDMA device: what it offers, and everything that is made from it, which ends with it.
 import { Block } from '../../abi/layout.ts';
-import { ibvContext, ibvDeviceAttributes, ibvGidEntry, ibvPortAttributes, verbsContext } from './c-structs.ts';
 import { WeftlineError } from '../../core/errors.ts';
-import { functionAt, type NativeFunction, viewAt } from '../library.ts';
-import { NativeBlock } from '../native-block.ts';
-import { nativeError } from '../native-error.ts';
-import { openVerbsDevice } from './device-list.ts';
-import { deviceAttributesOf, gidOf, portAttributesOf } from './facts.ts';
-import type { DeviceAttributes, GidEntry, PortAttributes } from './facts.ts';
+import { localFiles } from '../file-probe.ts';
+import { functionAt, NativeBlock, nativeError, type NativeFunction, viewAt } from '../library.ts';
+import { doNotBlock } from '../readiness.ts';
+import {
+  asyncEvents,
+  ibvAsyncEvent,
+  ibvContext,
+  ibvDevice,
+  ibvDeviceAttributes,
+  ibvGidEntry,
+  ibvPortAttributes,
+  ibvQp,
+  verbsContext,
+} from './c-structs.ts';
+import {
+  type DeviceAttributes,
+  deviceAttributesOf,
+  type GidEntry,
+  gidOf,
+  type PortAttributes,
+  portAttributesOf,
+  refusalOf,
+} from './facts.ts';
 import { openVerbs, type VerbsCalls } from './library.ts';
+
+// Asynchronous events of a device: ports that come and go, queues that fail, the device itself.
+
+export interface VerbsEvent {
+  /** IBV_EVENT_PORT_ERR and so on. */
+  readonly name: string;
+  /** What it means, with the port or queue pair that it is about. */
+  readonly meaning: string;
+  /** The port, of events about a port. */
+  readonly port?: number;
+  /** The number of the queue pair, of events about one. */
+  readonly queuePair?: number;
+}
+
+export class AsyncEvents {
+  /** Readable when there is an event. */
+  readonly descriptor: number;
+  readonly #context: VerbsContext;
+  readonly #memory = new NativeBlock(ibvAsyncEvent.size);
+  readonly #block = Block.over(ibvAsyncEvent, this.#memory.bytes);
+
+  /** One per context: an event is told once. */
+  constructor(context: VerbsContext) {
+    context.requireOpen();
+    this.#context = context;
+    this.descriptor = context.asyncDescriptor;
+    doNotBlock(this.descriptor);
+  }
+
+  /** The next event, or undefined if there is none now. Does not wait. */
+  take(): VerbsEvent | undefined {
+    const { calls, address, device } = this.#context;
+    this.#context.requireOpen();
+    if (calls.ibv_get_async_event(address, this.#memory.address) !== 0) return undefined;
+    try {
+      return eventOf(device, this.#block.get('type'), this.#block.get('element'));
+    } finally {
+      // Queues cannot be closed before their events were acknowledged.
+      calls.ibv_ack_async_event(this.#memory.address);
+    }
+  }
+}
+
+/** `element`: a port, or the address of an object that exists until the event is acknowledged. */
+function eventOf(device: string, type: number, element: number): VerbsEvent {
+  const [name, words, about] = asyncEvents[type] ?? [
+    `ibv_event_type ${type}`,
+    'an event that weftline does not know',
+    '',
+  ];
+  if (about === 'port') {
+    // The cell is as wide as an address, of which the port fills the low half.
+    const port = element % 2 ** 32;
+    return { name, meaning: `${device} port ${port}: ${words}`, port };
+  }
+  if (about !== 'qp') return { name, meaning: `${device}: ${words}` };
+  const queuePair = new Block(ibvQp, viewAt(element, ibvQp.size), 0).get('number');
+  return { name, meaning: `${device} queue pair ${queuePair}: ${words}`, queuePair };
+}
+
+// Protection domains: queue pairs reach only memory regions of their own domain.
+
+export class ProtectionDomain implements Disposable {
+  readonly context: VerbsContext;
+  readonly address: number;
+  #isClosed = false;
+
+  constructor(context: VerbsContext) {
+    context.requireOpen();
+    this.context = context;
+    const { attributes, counts, device } = context;
+    this.address = context.calls.ibv_alloc_pd(context.address);
+    if (this.address < 0) {
+      const request = { device, attributes, limit: 'maxPd', held: counts.domains, bytes: 0 } as const;
+      throw refusalOf(
+        { call: 'ibv_alloc_pd', what: 'making a protection domain', ...request },
+        this.address,
+        localFiles(),
+      );
+    }
+    counts.domains += 1;
+    context.adopt(this);
+  }
+
+  /** After what was made in it was closed; otherwise it fails and the domain stays. */
+  close(): void {
+    if (this.#isClosed) return;
+    const status = this.context.calls.ibv_dealloc_pd(this.address);
+    if (status !== 0) throw nativeError('ibv_dealloc_pd', 'closing a protection domain', -status);
+    this.#isClosed = true;
+    this.context.counts.domains -= 1;
+    this.context.release(this);
+  }
+
+  [Symbol.dispose](): void {
+    this.close();
+  }
+}
+
+// The RDMA devices that libibverbs finds on this machine.
+
+const ENOSYS = 38;
+const ENOENT = 2;
+const MAX_DEVICES = 1024;
+
+/**
+ * Names of the devices in the library's order. None is an empty list, as on a machine without the kernel's part.
+ * Fails with WL_UNSUPPORTED without libibverbs.
+ */
+export function verbsDeviceNames(): readonly string[] {
+  return withDevices((devices) => devices.map(({ name }) => name));
+}
+
+/** The context (ibv_context) of a device. Fails with WL_UNSUPPORTED if there is no such device. */
+function openVerbsDevice(name: string): number {
+  return withDevices((devices) => {
+    const device = devices.find((each) => each.name === name);
+    if (device === undefined) {
+      const there = devices.map((each) => each.name).join(', ') || 'none, or none that this process may use';
+      throw new WeftlineError('WL_UNSUPPORTED', `There is no RDMA device ${name} on this machine: it has ${there}`, {
+        details: { device: name },
+      });
+    }
+    const context = openVerbs().calls.ibv_open_device(device.address);
+    if (context < 0) {
+      throw nativeError(
+        'ibv_open_device',
+        `opening the RDMA device ${name}; may this user open /dev/infiniband?`,
+        context,
+      );
+    }
+    return context;
+  });
+}
+
+interface Device {
+  readonly name: string;
+  readonly address: number;
+}
+
+/** Addresses of devices hold while the list does; contexts outlive it. */
+function withDevices<T>(use: (devices: readonly Device[]) => T): T {
+  const { calls } = openVerbs();
+  const count = new NativeBlock(4);
+  const list = calls.ibv_get_device_list(count.address);
+  // Without the kernel's part there is no list, or the errno says that there is no such thing.
+  if (list === -ENOSYS || list === -ENOENT) return use([]);
+  if (list < 0) throw nativeError('ibv_get_device_list', 'listing the RDMA devices', list);
+  try {
+    const devices = Math.min(count.words[0]!, MAX_DEVICES);
+    if (devices === 0) return use([]);
+    const addresses = new BigUint64Array(viewAt(list, devices * 8));
+    return use(Array.from(addresses, (address) => ({ name: nameOf(Number(address)), address: Number(address) })));
+  } finally {
+    calls.ibv_free_device_list(list);
+  }
+}
+
+function nameOf(device: number): string {
+  const bytes = new Uint8Array(viewAt(device + ibvDevice.offset.name, 64));
+  return Buffer.from(bytes.subarray(0, bytes.indexOf(0))).toString('latin1');
+}
 
 /** Calls of the hot paths, which are function pointers of the context. Each returns 0 or an errno, polling a count. */
 export interface VerbsOperations {

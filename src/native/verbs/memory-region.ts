@@ -1,14 +1,12 @@
 // Memory regions: memory that a device may read and write, pinned until the region is closed.
 import { Block } from '../../abi/layout.ts';
-import { ibvMr } from './c-structs.ts';
-import { accessFlag } from './c-numbers.ts';
+import { accessFlag, ibvMr } from './c-structs.ts';
 import { formatBytes } from '../../core/byte-size.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { localFiles } from '../file-probe.ts';
-import { viewAt } from '../library.ts';
-import { nativeError } from '../native-error.ts';
-import { refusalOf } from './limits.ts';
-import type { ProtectionDomain } from './protection-domain.ts';
+import { nativeError, viewAt } from '../library.ts';
+import { refusalOf } from './facts.ts';
+import type { ProtectionDomain } from './context.ts';
 
 const EOPNOTSUPP = 95;
 const EINVAL = 22;

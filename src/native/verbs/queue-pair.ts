@@ -1,19 +1,146 @@
 // Queue pairs: reliable and unreliable connections (RC, UC) and datagrams (UD), with their requests.
 import { Block } from '../../abi/layout.ts';
-import { ibvQp, ibvQpAttributes, ibvQpInitAttributes } from './c-structs.ts';
-import { accessFlag, mtuBytes, qpMask, qpState, qpType } from './c-numbers.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { localFiles } from '../file-probe.ts';
-import { viewAt } from '../library.ts';
-import { NativeBlock } from '../native-block.ts';
-import { nativeError } from '../native-error.ts';
+import { NativeBlock, nativeError, viewAt } from '../library.ts';
+import {
+  accessFlag,
+  ibvAhAttributes,
+  ibvQp,
+  ibvQpAttributes,
+  ibvQpInitAttributes,
+  ibvSrqInitAttributes,
+  mtuBytes,
+  qpMask,
+  qpState,
+  qpType,
+} from './c-structs.ts';
 import type { CompletionQueue } from './completion-queue.ts';
-import { refusalOf, requireWithin } from './limits.ts';
+import type { ProtectionDomain } from './context.ts';
+import { refusalOf, requireWithin } from './facts.ts';
 import type { RegionAccess } from './memory-region.ts';
-import { type VerbsPath, writePath } from './path.ts';
-import type { ProtectionDomain } from './protection-domain.ts';
-import { ReceiveRing, SendRing } from './request-ring.ts';
-import type { SharedReceiveQueue } from './shared-receive-queue.ts';
+import { ReceiveRing, type RingSize, SendRing } from './request-ring.ts';
+
+// Shared receive queues: receives for the messages of any of several queue pairs.
+
+export class SharedReceiveQueue implements Disposable {
+  readonly domain: ProtectionDomain;
+  readonly address: number;
+  readonly receives: ReceiveRing;
+  #isClosed = false;
+
+  constructor(domain: ProtectionDomain, size: RingSize) {
+    const { context } = domain;
+    const { attributes, counts, device } = context;
+    context.requireOpen();
+    requireWithin(device, 'receives in a shared queue', size.depth, ['max_srq_wr', attributes.maxSrqWr]);
+    requireWithin(device, 'pieces in a receive of a shared queue', size.pieces, ['max_srq_sge', attributes.maxSrqSge]);
+    const memory = new NativeBlock(ibvSrqInitAttributes.size);
+    const block = Block.over(ibvSrqInitAttributes, memory.bytes);
+    block.set('maxReceives', size.depth);
+    block.set('maxSges', size.pieces);
+    this.domain = domain;
+    this.address = context.calls.ibv_create_srq(domain.address, memory.address);
+    if (this.address < 0) {
+      const request = { device, attributes, limit: 'maxSrq', held: counts.sharedQueues, bytes: 0 } as const;
+      const what = `making a shared receive queue of ${size.depth} receives`;
+      throw refusalOf({ call: 'ibv_create_srq', what, ...request }, this.address, localFiles());
+    }
+    this.receives = new ReceiveRing(size, this.address, context.operations.postSharedReceive);
+    counts.sharedQueues += 1;
+    context.adopt(this);
+  }
+
+  /** After its queue pairs. */
+  close(): void {
+    if (this.#isClosed) return;
+    const { context } = this.domain;
+    const status = context.calls.ibv_destroy_srq(this.address);
+    if (status !== 0) throw nativeError('ibv_destroy_srq', 'closing a shared receive queue', -status);
+    this.#isClosed = true;
+    context.counts.sharedQueues -= 1;
+    context.release(this);
+  }
+
+  [Symbol.dispose](): void {
+    this.close();
+  }
+}
+
+// The way from a port of this host to one of a peer, as queue pairs and address handles are told it.
+
+/** Over Ethernet, and between InfiniBand subnets, a peer is named by its GID; within a subnet its LID is enough. */
+export interface VerbsPath {
+  /** Of this host, from 1. */
+  readonly port: number;
+  readonly gidIndex: number;
+  /** 16 bytes; missing for a peer that its LID names. */
+  readonly remoteGid?: Uint8Array;
+  readonly remoteLid?: number;
+  /** 0 to 255: with Ethernet, the byte of IP headers by which switches tell classes (DSCP and ECN). */
+  readonly trafficClass?: number;
+  readonly serviceLevel?: number;
+  /** 20 bits; devices derive the UDP source port from it, by which switches choose among paths. */
+  readonly flowLabel?: number;
+  readonly hopLimit?: number;
+}
+
+const DEFAULT_HOP_LIMIT = 64;
+
+type PathFields = Extract<keyof typeof ibvAhAttributes.offset, string>;
+
+function writePath(block: Pick<Block<PathFields>, 'set'>, path: VerbsPath): void {
+  const { remoteGid } = path;
+  if (remoteGid !== undefined) for (const [index, byte] of remoteGid.entries()) block.set('remoteGid', byte, index);
+  block.set('isGlobal', remoteGid === undefined ? 0 : 1);
+  block.set('gidIndex', path.gidIndex);
+  block.set('flowLabel', path.flowLabel ?? 0);
+  block.set('hopLimit', path.hopLimit ?? DEFAULT_HOP_LIMIT);
+  block.set('trafficClass', path.trafficClass ?? 0);
+  block.set('remoteLid', path.remoteLid ?? 0);
+  block.set('serviceLevel', path.serviceLevel ?? 0);
+  block.set('pathPort', path.port);
+}
+
+/** Where datagrams go. */
+export class AddressHandle implements Disposable {
+  readonly address: number;
+  readonly #domain: ProtectionDomain;
+  #isClosed = false;
+
+  constructor(domain: ProtectionDomain, path: VerbsPath) {
+    const { context } = domain;
+    context.requireOpen();
+    const memory = new NativeBlock(ibvAhAttributes.size);
+    writePath(Block.over(ibvAhAttributes, memory.bytes), path);
+    this.#domain = domain;
+    this.address = context.calls.ibv_create_ah(domain.address, memory.address);
+    if (this.address < 0) {
+      const { device, attributes } = context;
+      const request = { device, attributes, limit: 'maxAh', held: 0, bytes: 0 } as const;
+      throw refusalOf(
+        { call: 'ibv_create_ah', what: 'making an address handle', ...request },
+        this.address,
+        localFiles(),
+      );
+    }
+    context.adopt(this);
+  }
+
+  /** Requests that use it must be done. */
+  close(): void {
+    if (this.#isClosed) return;
+    const { context } = this.#domain;
+    const status = context.calls.ibv_destroy_ah(this.address);
+    if (status !== 0) throw nativeError('ibv_destroy_ah', 'closing an address handle', -status);
+    this.#isClosed = true;
+    context.release(this);
+  }
+
+  [Symbol.dispose](): void {
+    this.close();
+  }
+}
 
 /** rc: acknowledged and repeated by the device; uc: neither, messages may be lost; ud: single packets to any peer. */
 export type QueuePairService = keyof typeof qpType;

@@ -1,10 +1,8 @@
 // Requests of a queue in native memory, made once: a post patches words of some and hands their chain over by one call.
 import { type Layout, putWide, wideAt, wordOffsets } from '../../abi/layout.ts';
-import { ibvReceiveWr, ibvSendWr, ibvSge } from './c-structs.ts';
-import { sendFlag } from './c-numbers.ts';
+import { ibvReceiveWr, ibvSendWr, ibvSge, sendFlag } from './c-structs.ts';
 import { WeftlineError } from '../../core/errors.ts';
-import { NativeBlock } from '../native-block.ts';
-import { nativeError } from '../native-error.ts';
+import { NativeBlock, nativeError } from '../library.ts';
 
 type Post = (queue: number, first: number, refused: number) => number;
 

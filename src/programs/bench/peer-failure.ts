@@ -1,6 +1,6 @@
 // How one side of a bench tells the other why it ends, so that both can say the cause.
 import type { WeftlineError } from '../../core/errors.ts';
-import { decodePeerError, encodeRefusal } from '../../meeting/refusal.ts';
+import { decodePeerError, encodeRefusal } from '../../meeting/frames.ts';
 
 /** What is said in place of the next word. */
 export interface FailureWord {

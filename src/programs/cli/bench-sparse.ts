@@ -8,7 +8,7 @@ import { MAX_LANES } from '../../collectives/sparse/sparse-options.ts';
 import { nodesNeeded } from '../../collectives/sparse/reduction-tree.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { CpuDevice } from '../../device/cpu/cpu-device.ts';
-import { openDevice } from '../../device/open-device.ts';
+import { openDevice } from '../../device/device-choice.ts';
 import { readSettings } from '../../settings/settings.ts';
 import { isRank } from '../../world/environment.ts';
 import { sparseRoundLine, sparseView } from '../report/collectives-view.ts';

@@ -31,8 +31,7 @@ import {
 } from './peer-options.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import { readSettings, type SettingName } from '../../settings/settings.ts';
-import { rdmaSettingsTable } from '../../settings/rdma-settings-table.ts';
-import { protocolSettingsTable } from '../../settings/transport-settings-table.ts';
+import { protocolSettingsTable, rdmaSettingsTable } from '../../settings/transport-settings-table.ts';
 import { addSettingOptions } from './setting-options.ts';
 import { checkUsage } from './exit-codes.ts';
 import { withRanks } from './with-ranks.ts';

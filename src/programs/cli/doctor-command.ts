@@ -5,7 +5,7 @@ import { examine } from '../doctor/doctor.ts';
 import { thisMachine } from '../doctor/machine-probe.ts';
 import { examineRdma } from '../doctor/rdma-examination.ts';
 import { doctorView, rdmaView } from '../report/doctor-view.ts';
-import { rdmaSettingsTable } from '../../settings/rdma-settings-table.ts';
+import { rdmaSettingsTable } from '../../settings/transport-settings-table.ts';
 import { checkUsage, exitCodes } from './exit-codes.ts';
 import { Output, type OutputFlags } from './output.ts';
 import { addSettingOptions } from './setting-options.ts';

@@ -1,9 +1,8 @@
 // weftline moe: a real MoE block from a file or a model's folder, across ranks on this machine.
 import type { Command } from 'commander';
 import { invalidArgument } from '../../core/errors.ts';
-import { chooseDevice } from '../../device/device-choice.ts';
+import { chooseDevice, openChosenDevice } from '../../device/device-choice.ts';
 import { resolveCacheFolder } from '../../device/cuda/jit/cubin-cache.ts';
-import { openChosenDevice } from '../../device/open-device.ts';
 import { readSettings } from '../../settings/settings.ts';
 import { combinePrecisions } from '../../ep/combine-precision.ts';
 import { isRank } from '../../world/environment.ts';

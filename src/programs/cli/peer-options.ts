@@ -2,8 +2,8 @@
 import { networkInterfaces } from 'node:os';
 import { type Command, Option } from 'commander';
 import { invalidArgument } from '../../core/errors.ts';
-import { isLoopback, isUnspecified } from '../../meeting/loopback.ts';
-import { readToken } from '../../settings/token.ts';
+import { isLoopback, isUnspecified } from '../../meeting/route.ts';
+import { readToken } from '../../settings/settings.ts';
 import { integerArgument, switchArgument, option } from './argument-values.ts';
 
 /** All addresses of this host, IPv4. */

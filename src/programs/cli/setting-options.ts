@@ -5,7 +5,7 @@ import { type Command, Option } from 'commander';
 import { invalidArgument } from '../../core/errors.ts';
 import { readMetricsAddress } from '../../metrics/metrics-address.ts';
 import { hostInterfaces, listRails } from '../../rails/rail-list.ts';
-import type { Setting } from '../../settings/setting.ts';
+import type { Setting } from '../../settings/transport-settings-table.ts';
 import { readSettings, type SettingName, settingsTable } from '../../settings/settings.ts';
 import { ranksOfHosts } from '../../world/pretended-hosts.ts';
 import { byteArgument } from './argument-values.ts';

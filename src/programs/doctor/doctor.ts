@@ -2,12 +2,11 @@
 import { formatBytes } from '../../core/byte-size.ts';
 import { countEqual } from '../../core/count-equal.ts';
 import { asWeftlineError } from '../../core/errors.ts';
-import { addressSpaceAdvice } from '../../device/cpu/address-space-advice.ts';
+import { addressSpaceAdvice } from '../../device/cpu/wasm.ts';
 import { driverVersionFile, parseDriverVersion } from '../../device/cuda/driver-version.ts';
 import { bufferSize } from '../../ep/index.ts';
-import { findCudaLibrary } from '../../native/cuda-library-search.ts';
+import { findCudaLibrary, findLibrary } from '../../native/library-search.ts';
 import { orUndefined } from '../../native/file-probe.ts';
-import { findLibrary } from '../../native/library-search.ts';
 import { activeRdmaPorts, rdmaDevices } from '../../native/rdma-ports.ts';
 import { findUcx } from '../../native/ucx.ts';
 import { describePlan, planRails, type RailPlan } from '../../rails/nearest-rail.ts';

@@ -1,6 +1,6 @@
 // What "weftline doctor --rdma" tells: every RDMA device and port, which of them would be used, and why.
 import { asWeftlineError } from '../../core/errors.ts';
-import { chooseFlush, type FlushChoice } from '../../native/verbs/flush-choice.ts';
+import { chooseFlush, type FlushChoice } from '../../native/verbs/visibility-flush.ts';
 import { gpuDevices } from '../../rails/nearest-device.ts';
 import { chooseRdma, type RdmaChoice, type RdmaSettings } from '../../rails/rdma-choice.ts';
 import type { RdmaDevice } from '../../rails/rdma-devices.ts';

@@ -2,8 +2,7 @@
 import { FP8_GROUP } from '../../abi/element-formats.ts';
 import { fromBf16, fromF16, toBf16, typedArrayOver } from '../../core/dtype.ts';
 import { WeftlineError } from '../../core/errors.ts';
-import type { ScaledRows } from '../../device/formats/scaled-rows.ts';
-import type { Tensor } from '../../device/tensor.ts';
+import type { ScaledRows, Tensor } from '../../device/tensor.ts';
 import { blockTensors, describeMoeBlock, type MoeBlock, type MoeBlockOptions } from './moe-block.ts';
 import { emptyExperts, type ExpertWeights, type GateWeights, type MoeDevice, type MoeEngine } from './moe-engine.ts';
 import { SafetensorsFile } from './safetensors-file.ts';

@@ -22,9 +22,9 @@ import {
   groupedProductKernels,
   moeExpertsKernels,
 } from '../../device/cuda/kernels/moe.ts';
-import type { LaunchPlan } from '../../device/cuda/launch-plan.ts';
-import { TensorSet } from '../../device/tensor-set.ts';
-import type { Tensor } from '../../device/tensor.ts';
+import type { LaunchPlan } from '../../device/cuda/kernel.ts';
+import { type Tensor } from '../../device/tensor.ts';
+import { TensorSet } from '../../device/device.ts';
 import { type CublasLibrary, findCublas } from '../../native/cublas.ts';
 import type { Settings } from '../../settings/settings.ts';
 import { createCpuMoeEngine } from './cpu-moe-engine.ts';

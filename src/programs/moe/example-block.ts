@@ -3,7 +3,7 @@ import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { fromBf16, toBf16 } from '../../core/dtype.ts';
 import { WeftlineError } from '../../core/errors.ts';
-import { makeFolder } from '../../core/make-folder.ts';
+import { makeFolder } from '../../core/guarded-file.ts';
 import { printable } from '../../core/quote.ts';
 import { seededRandom } from '../../core/seeded-random.ts';
 import { settingsTable } from '../../settings/settings.ts';

@@ -2,8 +2,7 @@
 import { FP8_GROUP } from '../../abi/element-formats.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { median } from '../../core/quantile.ts';
-import type { ScaledRows } from '../../device/formats/scaled-rows.ts';
-import { Tensor } from '../../device/tensor.ts';
+import { type ScaledRows, Tensor } from '../../device/tensor.ts';
 import { EpBuffer } from '../../ep/buffer/ep-buffer.ts';
 import type { DispatchResult } from '../../ep/buffer/ep-results.ts';
 import type { CombinePrecision } from '../../ep/combine-precision.ts';

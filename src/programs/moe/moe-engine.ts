@@ -3,8 +3,7 @@ import { invalidArgument } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { Device } from '../../device/device.ts';
-import type { ScaledRows } from '../../device/formats/scaled-rows.ts';
-import type { Tensor } from '../../device/tensor.ts';
+import type { ScaledRows, Tensor } from '../../device/tensor.ts';
 import type { MoeBlock } from './moe-block.ts';
 
 export type MoeDevice = CpuDevice | CudaDevice;

@@ -1,8 +1,7 @@
 // What people read of `weftline trace`: the timeline, phases and their distribution, and who waited for whom.
-import { spanName } from '../../tracing/chrome-trace.ts';
-import { clockOffsets } from '../../tracing/clock-offsets.ts';
+import { clockOffsets, spanName } from '../../tracing/chrome-trace.ts';
 import type { TracePart } from '../../tracing/read-part.ts';
-import type { Span } from '../../tracing/span.ts';
+import type { Span } from '../../tracing/read-kernels.ts';
 import type { TraceSummary } from '../../tracing/trace-summary.ts';
 import type { ReportSection } from './html/report-page.ts';
 import { bars, plainBars, ranges, table, type View } from './view.ts';

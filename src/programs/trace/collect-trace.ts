@@ -6,17 +6,16 @@ import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
 import { readInput, replaceFile } from '../../core/guarded-file.ts';
 import { printTo } from '../../core/print.ts';
 import { printable } from '../../core/quote.ts';
-import { type ChromeTrace, chromeTrace } from '../../tracing/chrome-trace.ts';
-import { clockOffsets } from '../../tracing/clock-offsets.ts';
+import { type ChromeTrace, chromeTrace, clockOffsets } from '../../tracing/chrome-trace.ts';
 import { eventsOf, partsOfChrome } from '../../tracing/read-chrome.ts';
-import { isHeldFile } from '../../native/held-file.ts';
+import { isHeldFile } from '../../native/libc.ts';
 import { currentTrace } from '../../tracing/start-tracing.ts';
-import { removeKernelMemory } from '../../tracing/kernel-memory.ts';
+import { removeKernelMemory } from '../../tracing/kernel-ring.ts';
 import { readTracePart, type TracePart } from '../../tracing/read-part.ts';
-import { partsOf } from '../../tracing/trace-parts.ts';
+import { partsOf } from '../../tracing/trace-rings.ts';
 import { settingsTable } from '../../settings/settings.ts';
 import { isRank } from '../../world/environment.ts';
-import { rankList } from '../../world/rank-list.ts';
+import { rankList } from '../../world/membership.ts';
 
 const MAX_REASON = 200;
 /** Of errors about parts, whose names anybody may have chosen who can write to the folder. */

@@ -1,5 +1,5 @@
 // The counters of a connection as samples of metrics.
-import type { Sample } from '../../core/samples.ts';
+import type { Sample } from '../../core/metric-table.ts';
 import type { ConnectionStatistics } from '../engine/transport-engine.ts';
 
 export function connectionSamples(

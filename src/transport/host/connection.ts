@@ -3,7 +3,7 @@ import type { PartTable } from '../part-table.ts';
 import { engineCommandKinds } from '../engine-commands.ts';
 import { decodeError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
-import { addSamples } from '../../core/samples.ts';
+import { addSamples } from '../../core/metric-table.ts';
 import { connectionSamples } from './connection-samples.ts';
 import { addMeter, type Meters } from '../../core/meters.ts';
 import type { HostStatistics } from './host-calls.ts';

@@ -1,8 +1,7 @@
 // The thread of an engine of the transport.
 import type { MessagePort } from 'node:worker_threads';
 import { bindDeclaredFunctions } from '../../native/library.ts';
-import { pinThread } from '../../native/thread-affinity.ts';
-import { useBatchScheduling } from '../../native/thread-scheduling.ts';
+import { pinThread, useBatchScheduling } from '../../native/libc.ts';
 import type { Settings } from '../../settings/settings.ts';
 import { loadTransportIo } from '../io/packet-ios.ts';
 import { EngineHost } from './engine-host.ts';

@@ -4,8 +4,7 @@ import { MAX_EAGER_BYTES, MAX_PATHS, TRANSPORT_VERSION } from '../wire/packet-la
 import { WeftlineError } from '../../core/errors.ts';
 import { printable } from '../../core/quote.ts';
 import type { Credentials } from '../../meeting/credentials.ts';
-import { integerField, textField } from '../../meeting/frame-fields.ts';
-import { protocolError } from '../../meeting/frames.ts';
+import { integerField, protocolError, textField } from '../../meeting/frames.ts';
 import { type Greeted, type HelloBody, type HelloOptions, receiveHello } from '../../meeting/hello.ts';
 import { type PacketKeys, splitSessionKey } from '../authentication/packet-guard.ts';
 import type { ControlChannel, ControlFrame } from '../../meeting/control-channel.ts';

@@ -1,6 +1,5 @@
 // How long an engine's thread that has nothing to do goes on polling while somebody waits for what it does.
-import { ProcessorLoans } from '../../threads/processor-loans.ts';
-import { SpinTime } from '../../threads/spin-time.ts';
+import { ProcessorLoans, SpinTime } from '../../threads/spin-time.ts';
 
 /** The most; less where it turns out to be in vain. */
 const MAX_SPIN_MICROSECONDS = 300;

@@ -2,9 +2,8 @@
 // allocation.
 import { wordOffsets } from '../../abi/layout.ts';
 import { GATES, MAX_ENGINES, REQUEST_SLOTS, requestHead, slotBits, slotStates } from '../engine-commands.ts';
-import { ProcessorLoans } from '../../threads/processor-loans.ts';
-import type { SpinTime } from '../../threads/spin-time.ts';
-import { waitAsync } from '../../threads/wait-async.ts';
+import { ProcessorLoans, type SpinTime } from '../../threads/spin-time.ts';
+import { waitAsync } from '../../threads/wake-word.ts';
 
 /** A look at the clock costs as much as several looks at a word. */
 const LOOKS_PER_CLOCK = 4;

@@ -6,11 +6,10 @@ import { callWaitNames, deadlineOf, type WaitOptions } from '../../core/deadline
 import { type EncodedError, WeftlineError } from '../../core/errors.ts';
 import { log } from '../../core/log.ts';
 import type { WakeWord } from '../../threads/wake-word.ts';
-import { readSettings, type Settings } from '../../settings/settings.ts';
-import { readToken } from '../../settings/token.ts';
+import { readSettings, readToken, type Settings } from '../../settings/settings.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
 import { type Credentials, credentialsOf } from '../../meeting/credentials.ts';
-import { requireAddress } from '../../meeting/check-address.ts';
+import { requireAddress } from '../../meeting/route.ts';
 import { type Address, call, type DialWait } from '../../meeting/dial.ts';
 import {
   type GreetingOptions,

@@ -2,7 +2,7 @@
 import type { PartTable } from '../part-table.ts';
 import { MAX_SCATTER_ENTRIES, SCATTER_ENTRY_BYTES } from '../wire/packet-layout.ts';
 import { invalidArgument } from '../../core/errors.ts';
-import { isWhole } from '../../core/whole-number.ts';
+import { isWhole } from '../../core/check-options.ts';
 
 /** In bytes; all of the same length. */
 interface Ranges {

@@ -9,12 +9,10 @@ import {
 import { wideAt } from '../../abi/layout.ts';
 import type { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
-import { pollUntil } from '../../device/cuda/poll.ts';
-import type { HostAccess } from '../../device/host-access.ts';
-import type { Storage } from '../../device/tensor.ts';
-import { notReadyError, wrongBlockError } from '../descriptor-errors.ts';
-import type { FragmentEngine, FragmentRun } from '../fragment-engine.ts';
-import type { CheckedConfig } from '../launcher-config.ts';
+import { pollUntil } from '../../device/cuda/cuda-event.ts';
+import type { HostAccess, Storage } from '../../device/tensor.ts';
+import { notReadyError, wrongBlockError } from '../descriptor-block.ts';
+import type { CheckedConfig, FragmentEngine, FragmentRun } from '../launcher-config.ts';
 import type { Direction } from '../ring-writer.ts';
 
 /** Between two looks at a flag that was not ready at once. */

@@ -12,16 +12,13 @@ import {
 import { invalidArgument, type WeftlineError } from '../../core/errors.ts';
 import type { StayingWork } from '../../device/cuda/cuda-context.ts';
 import { CudaDevice } from '../../device/cuda/cuda-device.ts';
-import type { CudaEvent } from '../../device/cuda/cuda-event.ts';
+import { type CudaEvent, type PollOptions, pollUntil } from '../../device/cuda/cuda-event.ts';
 import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import type { HostMemory } from '../../device/cuda/host-memory.ts';
 import { unpackKernels } from '../../device/cuda/kernels/unpack.ts';
-import type { LaunchPlan } from '../../device/cuda/launch-plan.ts';
-import { type PollOptions, pollUntil } from '../../device/cuda/poll.ts';
-import type { HostAccess } from '../../device/host-access.ts';
-import type { Tensor } from '../../device/tensor.ts';
-import type { FragmentEngine, FragmentRun } from '../fragment-engine.ts';
-import { type CheckedConfig, checkStream } from '../launcher-config.ts';
+import type { LaunchPlan } from '../../device/cuda/kernel.ts';
+import type { HostAccess, Tensor } from '../../device/tensor.ts';
+import { type CheckedConfig, checkStream, type FragmentEngine, type FragmentRun } from '../launcher-config.ts';
 import { MissedFlags } from './missed-flags.ts';
 import type { Direction } from '../ring-writer.ts';
 

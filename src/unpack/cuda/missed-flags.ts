@@ -4,11 +4,10 @@ import { wideAt } from '../../abi/layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { HostMemory } from '../../device/cuda/host-memory.ts';
-import { pollUntil } from '../../device/cuda/poll.ts';
+import { pollUntil } from '../../device/cuda/cuda-event.ts';
 import { type ExpiredWait, TrapBox } from '../../device/cuda/trap-box.ts';
-import { notReadyError } from '../descriptor-errors.ts';
-import type { FragmentRun } from '../fragment-engine.ts';
-import type { CheckedConfig } from '../launcher-config.ts';
+import { notReadyError } from '../descriptor-block.ts';
+import type { CheckedConfig, FragmentRun } from '../launcher-config.ts';
 
 /** Beyond the longest wait for a flag: for moving what is under way. */
 const MOVING_MS = 1_000;

@@ -1,6 +1,6 @@
 // Why a job does not go on: follows who waits for whom to the ranks that everybody waits for and that wait for nobody.
 import type { ObjectState } from '../../core/waits.ts';
-import { rankList } from '../rank-list.ts';
+import { rankList } from '../membership.ts';
 import type { JobView, RankView } from './job-view.ts';
 import { isStopped, type ProcessFacts } from './process-facts.ts';
 

@@ -4,10 +4,9 @@ import { Deadline } from '../../core/deadline.ts';
 import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
 import { credentialsOf } from '../../meeting/credentials.ts';
 import { call } from '../../meeting/dial.ts';
-import { encodeFrame, type FrameReader } from '../../meeting/frames.ts';
-import { decodeRefusal } from '../../meeting/refusal.ts';
+import { decodeRefusal, encodeFrame, type FrameReader } from '../../meeting/frames.ts';
 import type { RankEnvironment } from '../environment.ts';
-import { observerBody, storeHello } from '../store-hello.ts';
+import { observerBody, storeHello } from '../store-request.ts';
 import { Inquiry, type JobAnswers } from './inquiry.ts';
 import type { Question } from './question.ts';
 

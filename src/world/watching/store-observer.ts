@@ -1,11 +1,9 @@
 // Somebody who has proven that he belongs to the job and asks its members what they wait for: the store's end of his connection.
 import type { Socket } from 'node:net';
 import { WeftlineError } from '../../core/errors.ts';
-import { encodeFrame, type FrameReader, protocolError, strangerLimits } from '../../meeting/frames.ts';
-import { encodeRefusal } from '../../meeting/refusal.ts';
-import type { StoreConnection } from '../store-connection.ts';
-import type { StoreGroup } from '../store-group.ts';
-import type { MemberKind } from '../store-hello.ts';
+import { encodeFrame, encodeRefusal, type FrameReader, protocolError, strangerLimits } from '../../meeting/frames.ts';
+import type { StoreConnection, StoreGroup } from '../store-connection.ts';
+import type { MemberKind } from '../store-request.ts';
 import { type Asker, isQuestion, type Question } from './question.ts';
 
 /** How many may ask at the same time. */

@@ -1,6 +1,6 @@
 // Loses the device by an illegal access, then prints what each call says as JSON.
 import { CudaDevice, WeftlineError } from 'weftline';
-import { selfTestKernels } from '#lib/device/cuda/kernels/self-test.js';
+import { selfTestKernels } from '#lib/device/cuda/kernels/bench.js';
 
 const report: Record<string, unknown> = {};
 

@@ -3,8 +3,7 @@ import assert from 'node:assert/strict';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { CudaDevice, openDevice, Tensor } from 'weftline';
 import { join } from 'weftline/world';
-import { CudaWindow } from '#lib/windows/cuda-window.js';
-import { keptBytes } from '#lib/windows/departures.js';
+import { CudaWindow, keptBytes } from '#lib/windows/cuda-window.js';
 
 const BYTES = 1000;
 await using world = await join();

@@ -3,7 +3,7 @@
 import { CpuDevice, type WeftlineError } from 'weftline';
 import { SparseAllReduce } from 'weftline/collectives';
 import { join } from 'weftline/world';
-import { LaunchPlan } from '#lib/device/cuda/launch-plan.js';
+import { LaunchPlan } from '#lib/device/cuda/kernel.js';
 import { openTestDevice } from '../support/test-device.js';
 
 const [what, victimText, shape] = process.argv.slice(2);

@@ -1,7 +1,6 @@
 // An agent whose process the system forbids copies between processes, as containers do, and a peer: what is chosen then.
 import { Agent, type BackendVerdict, DescriptorList } from 'weftline/agent';
-import { lazyFunction, linuxLibrary } from '#lib/native/library.js';
-import { NativeBlock } from '#lib/native/native-block.js';
+import { lazyFunction, linuxLibrary, NativeBlock } from '#lib/native/library.js';
 
 export interface ForbiddenFindings {
   readonly plain: string;

@@ -1,7 +1,7 @@
 // In the guest: requests that fail, and how each says why.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { completionStatuses, qpState, sendFlag, sendOpcode } from '#lib/native/verbs/c-numbers.js';
+import { completionStatuses, qpState, sendFlag, sendOpcode } from '#lib/native/verbs/c-structs.js';
 import { completionError } from '#lib/native/verbs/completion-queue.js';
 import { connectPair, doOne, nextCompletions, type OneRequest, Side } from './support/pair.ts';
 

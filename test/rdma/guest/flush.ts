@@ -1,10 +1,9 @@
 // In the guest: three ways to tell a kernel of blocks behind their bytes, with memory of the host in place of a GPU's.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { NativeBlock } from '#lib/native/native-block.js';
-import { chooseFlush, type FlushWay } from '#lib/native/verbs/flush-choice.js';
+import { NativeBlock } from '#lib/native/library.js';
+import { chooseFlush, type FlushWay, VisibilityFlush } from '#lib/native/verbs/visibility-flush.js';
 import { MemoryRegion } from '#lib/native/verbs/memory-region.js';
-import { VisibilityFlush } from '#lib/native/verbs/visibility-flush.js';
 import { connectPair, doOne, fill, Side } from './support/pair.ts';
 
 const BLOCKS = 200;

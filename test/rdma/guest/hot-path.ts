@@ -1,7 +1,7 @@
 // In the guest: how many native calls writes take, and that a ring goes round many times.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { sendFlag, sendOpcode } from '#lib/native/verbs/c-numbers.js';
+import { sendFlag, sendOpcode } from '#lib/native/verbs/c-structs.js';
 import type { VerbsContext, VerbsOperations } from '#lib/native/verbs/context.js';
 import { connectPair, fill, nextCompletions, Side } from './support/pair.ts';
 

@@ -7,9 +7,8 @@ import {
   ROUTING_HEADER_BYTES,
   sendFlag,
   sendOpcode,
-} from '#lib/native/verbs/c-numbers.js';
-import { AddressHandle } from '#lib/native/verbs/path.js';
-import { SharedReceiveQueue } from '#lib/native/verbs/shared-receive-queue.js';
+} from '#lib/native/verbs/c-structs.js';
+import { AddressHandle, SharedReceiveQueue } from '#lib/native/verbs/queue-pair.js';
 import { connectPair, doOne, fill, nextCompletions, QUEUE_KEY, Side } from './support/pair.ts';
 
 const BYTES = 10_000;

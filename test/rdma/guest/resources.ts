@@ -4,15 +4,18 @@ import { spawnSync } from 'node:child_process';
 import { openSync, readdirSync } from 'node:fs';
 import test from 'node:test';
 import { WeftlineError } from '#lib/core/errors.js';
-import { sendOpcode } from '#lib/native/verbs/c-numbers.js';
-import { NativeBlock } from '#lib/native/native-block.js';
+import { sendOpcode } from '#lib/native/verbs/c-structs.js';
+import { NativeBlock } from '#lib/native/library.js';
 import { ReadinessSet } from '#lib/native/readiness.js';
-import { AsyncEvents, type VerbsEvent } from '#lib/native/verbs/async-events.js';
+import {
+  AsyncEvents,
+  ProtectionDomain,
+  VerbsContext,
+  verbsDeviceNames,
+  type VerbsEvent,
+} from '#lib/native/verbs/context.js';
 import { CompletionChannel, CompletionQueue } from '#lib/native/verbs/completion-queue.js';
-import { VerbsContext } from '#lib/native/verbs/context.js';
-import { verbsDeviceNames } from '#lib/native/verbs/device-list.js';
 import { MemoryRegion } from '#lib/native/verbs/memory-region.js';
-import { ProtectionDomain } from '#lib/native/verbs/protection-domain.js';
 import { QueuePair } from '#lib/native/verbs/queue-pair.js';
 import { command } from './support/command.ts';
 import { connectPair, doOne, Side } from './support/pair.ts';

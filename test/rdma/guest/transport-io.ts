@@ -1,11 +1,10 @@
 // In the guest: the packet I/O over queue pairs by itself: what it costs, what strangers can do, and that it sleeps.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { sendFlag, sendOpcode } from '#lib/native/verbs/c-numbers.js';
-import { NativeBlock } from '#lib/native/native-block.js';
+import { sendFlag, sendOpcode } from '#lib/native/verbs/c-structs.js';
+import { NativeBlock } from '#lib/native/library.js';
 import { VerbsContext, type VerbsOperations } from '#lib/native/verbs/context.js';
-import { AddressHandle } from '#lib/native/verbs/path.js';
-import type { QueuePairService } from '#lib/native/verbs/queue-pair.js';
+import { AddressHandle, type QueuePairService } from '#lib/native/verbs/queue-pair.js';
 import { seededRandom } from '#lib/core/seeded-random.js';
 import { readSettings } from '#lib/settings/settings.js';
 import { Engine } from '#lib/transport/engine/engine.js';

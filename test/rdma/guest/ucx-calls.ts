@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { randomBytes } from 'node:crypto';
 import test from 'node:test';
 import { createBackend } from '#lib/agent/backends/ucx/ucx-backend.js';
-import { NativeBlock } from '#lib/native/native-block.js';
+import { NativeBlock } from '#lib/native/library.js';
 import { hostMemory, openBackend } from '../../local/support/backend-context.ts';
 import { planned } from '../../local/support/planned-transfer.ts';
 import { withCode } from '../../support/with-code.ts';

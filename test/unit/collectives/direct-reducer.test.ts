@@ -11,7 +11,7 @@ import { DirectReducer } from '#lib/collectives/sparse/direct-reducer.js';
 import type { DirectWork, Piece } from '#lib/collectives/sparse/direct-work.js';
 import { noCall, type SparseCall } from '#lib/collectives/sparse/sparse-call.js';
 import { seededRandom } from '#lib/core/seeded-random.js';
-import type { RankBells } from '#lib/windows/rank-bells.js';
+import type { RankBells } from '#lib/windows/wait.js';
 import { testSeed } from '../../support/seed.ts';
 import { withCode } from '../../support/with-code.ts';
 

@@ -4,7 +4,7 @@ import { mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test from 'node:test';
-import { makeFolder } from '#lib/core/make-folder.js';
+import { makeFolder } from '#lib/core/guarded-file.js';
 
 test('a folder is made with its parents, or the error of mkdir is thrown', (context) => {
   const root = mkdtempSync(join(tmpdir(), 'weftline-folder-'));

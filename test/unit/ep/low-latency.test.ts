@@ -6,7 +6,7 @@ import { type LowLatencyConfig, lowLatencySize } from 'weftline/ep';
 import { referenceLowLatencyCombine, referenceLowLatencyDispatch } from 'weftline/reference';
 import { lowLatencyChoice, lowLatencyFlags } from '#lib/abi/low-latency.js';
 import type { CudaDevice } from '#lib/device/cuda/cuda-device.js';
-import type { MemoryRange } from '#lib/device/host-access.js';
+import type { MemoryRange } from '#lib/device/tensor.js';
 import { emptyRegions } from '#lib/ep/low-latency/cuda/prepare-parts.js';
 import type { LowLatencyScope } from '#lib/ep/low-latency/low-latency-scope.js';
 import { withLowLatencyDefaults } from '#lib/ep/low-latency/low-latency-size.js';

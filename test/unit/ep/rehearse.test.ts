@@ -4,7 +4,7 @@ import test from 'node:test';
 import type { LowLatencyConfig } from 'weftline/ep';
 import { CpuDevice } from '#lib/device/cpu/cpu-device.js';
 import { Deadline } from '#lib/core/deadline.js';
-import { readSamples } from '#lib/core/samples.js';
+import { readSamples } from '#lib/core/metric-table.js';
 import { addTraceSink, traceBegin } from '#lib/core/trace.js';
 import { createCpuLowLatency, rehearsalConfig, rehearse } from '#lib/ep/low-latency/cpu/create-cpu-low-latency.js';
 import { withLowLatencyDefaults } from '#lib/ep/low-latency/low-latency-size.js';

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test from 'node:test';
-import { kernelFolder } from '#lib/device/cuda/jit/kernel-text.js';
+import { kernelFolder } from '#lib/device/cuda/jit/cubin-cache.js';
 import { BARRIER_BYTES, countedTokens, countingBlocks, gatherShape, sendingShape } from '#lib/group/cuda-shapes.js';
 import { sweptShapes } from '#lib/programs/bench/ep/cuda-shapes.js';
 

@@ -4,7 +4,7 @@ import fc from '../../support/fast-check.ts';
 import { WeftlineError } from 'weftline';
 import { encodeFrame, type Frame, FrameReader, memberLimits, strangerLimits } from '#lib/meeting/frames.js';
 import { tokenCredential, userCredential } from '#lib/meeting/credentials.js';
-import { createNonce, type HelloFacts, Proofs, sameProof } from '#lib/meeting/proof.js';
+import { createNonce, type HelloFacts, Proofs, sameProof } from '#lib/meeting/hello.js';
 import { parseRequest } from '#lib/world/store-request.js';
 
 /** Reads all frames from bytes that arrive in pieces of the given sizes. */

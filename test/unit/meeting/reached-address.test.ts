@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import { networkInterfaces } from 'node:os';
 import test from 'node:test';
-import { noteReachedAddress, reachedAddress } from '#lib/meeting/reached-address.js';
+import { noteReachedAddress, reachedAddress } from '#lib/meeting/route.js';
 
 test('of what others say only an own address counts that is no loopback address, and nothing else ends the call', () => {
   const said = [undefined, null, 7, {}, '127.0.0.1', '203.0.113.9'];

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { EventEmitter } from 'node:events';
 import type { Socket } from 'node:net';
 import test from 'node:test';
-import { strangers } from '#lib/meeting/strangers.js';
+import { strangers } from '#lib/meeting/listener.js';
 
 /** As much of a socket as is looked at. */
 class Caller extends EventEmitter {

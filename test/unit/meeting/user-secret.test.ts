@@ -16,8 +16,14 @@ import { tmpdir } from 'node:os';
 import { dirname } from 'node:path';
 import test from 'node:test';
 import { promisify } from 'node:util';
-import { credentialsOf, derive, tokenCredential, userCredential } from '#lib/meeting/credentials.js';
-import { readSecretIn, readUserSecret } from '#lib/meeting/user-secret.js';
+import {
+  credentialsOf,
+  derive,
+  readSecretIn,
+  readUserSecret,
+  tokenCredential,
+  userCredential,
+} from '#lib/meeting/credentials.js';
 
 const uid = process.geteuid?.() ?? 0;
 const notRoot = uid === 0 ? false : 'only root can give files to other users';
@@ -141,7 +147,7 @@ test('a folder that cannot be written to is told', { skip: ofRoot }, () => {
 test('processes that make it at the same time agree', async () => {
   const parent = mkdtempSync(`${tmpdir()}/weftline-test-`);
   try {
-    const module = import.meta.resolve('#lib/meeting/user-secret.js');
+    const module = import.meta.resolve('#lib/meeting/credentials.js');
     const script = `const { readSecretIn } = await import(${JSON.stringify(module)});
       console.log(Buffer.from(readSecretIn(${JSON.stringify(`${parent}/folder`)}, ${uid}).bytes).toString('hex'));`;
     const run = promisify(execFile);
@@ -157,7 +163,7 @@ test('processes that make it at the same time agree', async () => {
 
 test('the place does not depend on the environment, and nothing is left in /dev/shm', async () => {
   const { path, bytes } = readUserSecret();
-  const module = import.meta.resolve('#lib/meeting/user-secret.js');
+  const module = import.meta.resolve('#lib/meeting/credentials.js');
   const script = `const { readUserSecret } = await import(${JSON.stringify(module)});
     const { path, bytes } = readUserSecret();
     console.log(path, Buffer.from(bytes).toString('hex'));`;

@@ -1,7 +1,7 @@
 // Which way of flushing is chosen, by what device and memory can do.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { chooseFlush, type FlushCapabilities } from '#lib/native/verbs/flush-choice.js';
+import { chooseFlush, type FlushCapabilities } from '#lib/native/verbs/visibility-flush.js';
 
 const gpu: FlushCapabilities = {
   isOrdered: false,

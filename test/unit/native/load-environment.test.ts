@@ -1,7 +1,7 @@
 // Variables for a library that is being loaded: they are gone afterwards, and what anybody else changed meanwhile stays.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { withVariables } from '#lib/native/load-environment.js';
+import { withVariables } from '#lib/native/ucx.js';
 
 function inTurn(run: () => void): void {
   for (const name of ['WEFTLINE_TEST_KEPT', 'WEFTLINE_TEST_CHANGED', 'WEFTLINE_TEST_DELETED'])

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { encodeSocketAddress, portOf } from '#lib/native/socket-address.js';
+import { encodeSocketAddress, portOf } from '#lib/native/udp.js';
 
 const hex = (host: string, port: number) => Buffer.from(encodeSocketAddress({ host, port })).toString('hex');
 

@@ -2,8 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { Futex, isByteLocked } from '#lib/native/libc.js';
-import { bindDeclaredFunctions } from '#lib/native/library.js';
-import { NativeBlock } from '#lib/native/native-block.js';
+import { bindDeclaredFunctions, NativeBlock } from '#lib/native/library.js';
 import { ReadinessSet } from '#lib/native/readiness.js';
 import { pooledSystemCall, substituteSystemCall, systemCall } from '#lib/native/system-call.js';
 import { DatagramReceiver, RECEIVE_ARENA_BYTES } from '#lib/transport/io/udp/udp-loop.js';

@@ -4,8 +4,7 @@ import test from 'node:test';
 import { WeftlineError } from 'weftline';
 import { type FileProbe, localFiles } from '#lib/native/file-probe.js';
 import { VerbsContext } from '#lib/native/verbs/context.js';
-import type { DeviceAttributes } from '#lib/native/verbs/facts.js';
-import { refusalOf, requireWithin } from '#lib/native/verbs/limits.js';
+import { type DeviceAttributes, refusalOf, requireWithin } from '#lib/native/verbs/facts.js';
 
 const [EINVAL, ENOMEM] = [22, 12];
 const attributes = { maxQp: 100, maxMr: 8 } as DeviceAttributes;

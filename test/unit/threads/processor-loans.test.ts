@@ -1,7 +1,7 @@
 // Lending the processor: at each look where others use it, once in a while where nobody does.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { ProcessorLoans } from '#lib/threads/processor-loans.js';
+import { ProcessorLoans } from '#lib/threads/spin-time.js';
 
 /** How many of `looks` lent: those that come back with another time than they were called at. */
 function loansOf(loans: ProcessorLoans, looks: number, now: () => number): number {

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { Worker } from 'node:worker_threads';
-import { SharedLock } from '#lib/threads/shared-lock.js';
+import { SharedLock } from '#lib/threads/wake-word.js';
 
 const ROUNDS = 50_000;
 
@@ -23,7 +23,7 @@ test('threads that hold the lock in turn lose none of their stores', async () =>
          });`,
         {
           eval: true,
-          workerData: { buffer, rounds: ROUNDS, module: import.meta.resolve('#lib/threads/shared-lock.js') },
+          workerData: { buffer, rounds: ROUNDS, module: import.meta.resolve('#lib/threads/wake-word.js') },
         },
       ),
   );

@@ -6,16 +6,14 @@ import { hostname, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { KERNEL_RECORDS, kernelRecord, NO_PEER, OWN_BLOCKS, pointHash } from '#lib/abi/kernel-trace.js';
-import { KERNEL_RINGS } from '#lib/tracing/trace-layout.js';
+import { createTraceFile, KERNEL_RINGS } from '#lib/tracing/trace-rings.js';
 import { Block } from '#lib/abi/layout.js';
 import { type TracePoint, tracePoints } from '#lib/core/trace.js';
 import { viewAt } from '#lib/native/library.js';
 import { chromeTrace } from '#lib/tracing/chrome-trace.js';
-import { removeOwnKernelMemory } from '#lib/tracing/kernel-memory.js';
-import { KernelRing } from '#lib/tracing/kernel-ring.js';
+import { KernelRing, removeOwnKernelMemory } from '#lib/tracing/kernel-ring.js';
 import { partsOfChrome } from '#lib/tracing/read-chrome.js';
 import { readTracePart, type TracePart } from '#lib/tracing/read-part.js';
-import { createTraceFile } from '#lib/tracing/trace-rings.js';
 import { summarize } from '#lib/tracing/trace-summary.js';
 
 const who = { pid: process.pid, rank: 0, size: 2, host: hostname(), program: 'x', launcher: 3 } as const;

@@ -15,6 +15,11 @@ import { hostname, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import {
+  createPart,
+  createTraceFile,
+  describeRank,
+  partPath,
+  partsOf,
   TRACE_FIELDS,
   TRACE_FILE_BYTES,
   TRACE_RECORDS,
@@ -22,18 +27,15 @@ import {
   traceField,
   traceRing,
   traceRingOffset,
-} from '#lib/tracing/trace-layout.js';
+} from '#lib/tracing/trace-rings.js';
 import { traceView } from '#lib/programs/report/trace-view.js';
 import { viewPage } from '#lib/programs/report/view.js';
 import { collectTrace } from '#lib/programs/trace/collect-trace.js';
-import { chromeTrace } from '#lib/tracing/chrome-trace.js';
-import { clockOffsets } from '#lib/tracing/clock-offsets.js';
+import { chromeTrace, clockOffsets } from '#lib/tracing/chrome-trace.js';
 import { eventsOf, partsOfChrome } from '#lib/tracing/read-chrome.js';
 import { readTracePart, type TracePart } from '#lib/tracing/read-part.js';
 import { RingSink } from '#lib/tracing/ring-sink.js';
-import type { Span } from '#lib/tracing/span.js';
-import { createPart, createTraceFile, describeRank } from '#lib/tracing/trace-rings.js';
-import { partPath, partsOf } from '#lib/tracing/trace-parts.js';
+import type { Span } from '#lib/tracing/read-kernels.js';
 import { summarize } from '#lib/tracing/trace-summary.js';
 
 function temporaryFolder(t: TestContext): string {

@@ -1,7 +1,7 @@
 // Receives of queue pairs, without a device: what is joined, what is offered again, and what becomes of a pair that has failed.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { completionStatus } from '#lib/native/verbs/c-numbers.js';
+import { completionStatus } from '#lib/native/verbs/c-structs.js';
 import type { ReceiveRing } from '#lib/native/verbs/request-ring.js';
 import { PacketReceiver } from '#lib/transport/io/verbs/packet-receiver.js';
 import type { PathEnd } from '#lib/transport/io/verbs/path-end.js';

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import { existsSync } from 'node:fs';
 import test from 'node:test';
-import { Departures, keptBytes, sweepKept } from '#lib/windows/departures.js';
+import { Departures, keptBytes, sweepKept } from '#lib/windows/cuda-window.js';
 
 interface Part {
   disposed: boolean;

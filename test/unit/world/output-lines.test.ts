@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import { PassThrough, Readable } from 'node:stream';
 import test from 'node:test';
-import { eachLine, LineWriter } from '#lib/world/output-lines.js';
+import { eachLine, LineWriter } from '#lib/world/rank-process.js';
 
 async function linesOf(chunks: readonly string[]): Promise<string[]> {
   const lines: string[] = [];

@@ -3,7 +3,7 @@ import test from 'node:test';
 import fc from '../../support/fast-check.ts';
 import { membersOf } from '#lib/world/job-group.js';
 import { ranksOfHosts } from '#lib/world/pretended-hosts.js';
-import { Topology } from '#lib/world/topology.js';
+import { Topology } from '#lib/world/rank-group.js';
 
 test('hosts are numbered by their lowest rank, and a rank of the same place there is its forwarder', () => {
   const hosts = ['b', 'a', 'b', 'c', 'a', 'b'];

@@ -2,8 +2,7 @@
 // last step sends its message and tells the agent. Hot path: no allocation.
 import { copyMemory } from '../../../native/libc.ts';
 import { copyRanges, IovecList, MAX_RANGES } from '../../../native/process-memory.ts';
-import type { SharedLock } from '../../../threads/shared-lock.ts';
-import type { WakeWord } from '../../../threads/wake-word.ts';
+import type { SharedLock, WakeWord } from '../../../threads/wake-word.ts';
 import { type PeerSteps, type RecordSender, type RegionGrants, REVOKED } from './sender-end.ts';
 
 // What an agent's thread and the thread that copies for it share: the words of threads, lanes and jobs, and a job's table.

@@ -9,9 +9,8 @@ import {
   threadWord,
 } from './copy-lane.ts';
 import { packageFile } from '../../../core/package-file.ts';
-import { SharedLock } from '../../../threads/shared-lock.ts';
+import { SharedLock, type WakeWord } from '../../../threads/wake-word.ts';
 import { PooledWork } from '../../../threads/thread-pool.ts';
-import type { WakeWord } from '../../../threads/wake-word.ts';
 import type { PeerMailbox } from './peer-mailbox.ts';
 
 export class CopyThread {

@@ -1,8 +1,7 @@
 // Takes steps of the copies of an agent's links until told to stop.
 import { type CopyJob, CopyLane, CopyTable, threadWord } from './copy-lane.ts';
 import { type MessagePort, receiveMessageOnPort } from 'node:worker_threads';
-import { SharedLock } from '../../../threads/shared-lock.ts';
-import { WakeWord } from '../../../threads/wake-word.ts';
+import { SharedLock, WakeWord } from '../../../threads/wake-word.ts';
 import { bindDeclaredFunctions, viewAt } from '../../../native/library.ts';
 import type { CopyOrder, CopyWorkerData } from './copy-thread.ts';
 import { PeerSteps, RecordSender, RegionGrants } from './sender-end.ts';

@@ -6,7 +6,7 @@ import { Block } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { packageFile } from '../../../core/package-file.ts';
 import { CudaDevice } from '../../../device/cuda/cuda-device.ts';
-import { NativeBlock } from '../../../native/native-block.ts';
+import { NativeBlock } from '../../../native/library.ts';
 import { IovecList, whyCopyFailed } from '../../../native/process-memory.ts';
 import { PooledWork } from '../../../threads/thread-pool.ts';
 import type { WakeWord } from '../../../threads/wake-word.ts';

@@ -1,7 +1,6 @@
 // The agent's backend over UCX: its puts, gets and atomics, where an RDMA device carries them out and checks them.
 import { openUcx } from '../../../native/ucx.ts';
-import { AsyncEvents } from '../../../native/verbs/async-events.ts';
-import { VerbsContext } from '../../../native/verbs/context.ts';
+import { AsyncEvents, VerbsContext } from '../../../native/verbs/context.ts';
 import type { RdmaRail } from '../../../rails/rdma-choice.ts';
 import type { Settings } from '../../../settings/settings.ts';
 import type { Backend, BackendContext } from '../../backend.ts';

@@ -1,13 +1,18 @@
 // The UCX context of one backend: its settings, and the memory that is registered with it.
 import { Block, type Layout } from '../../../abi/layout.ts';
-import { ucpMasks, ucpMemoryParams, ucpParams, ucsStatus } from '../../../native/ucx.ts';
+import {
+  openUcx,
+  ucpMasks,
+  ucpMemoryParams,
+  ucpParams,
+  ucsStatus,
+  type Ucx,
+  ucxError,
+  withoutInheritance,
+} from '../../../native/ucx.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { quote } from '../../../core/quote.ts';
-import { withoutInheritance } from '../../../native/descriptor-inheritance.ts';
-import { viewAt } from '../../../native/library.ts';
-import { NativeBlock } from '../../../native/native-block.ts';
-import { ucxError } from '../../../native/ucx.ts';
-import { openUcx, type Ucx } from '../../../native/ucx.ts';
+import { NativeBlock, viewAt } from '../../../native/library.ts';
 import type { RdmaRail } from '../../../rails/rdma-choice.ts';
 import type { Settings } from '../../../settings/settings.ts';
 

@@ -2,12 +2,12 @@
 import { randomInt } from 'node:crypto';
 import { z } from '#zod';
 import { ucsStatus } from '../../../native/ucx.ts';
-import { sendFlag, sendOpcode } from '../../../native/verbs/c-numbers.ts';
+import { sendFlag, sendOpcode } from '../../../native/verbs/c-structs.ts';
 import { putWide } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { log } from '../../../core/log.ts';
 import { protocolError } from '../../../meeting/frames.ts';
-import { NativeBlock } from '../../../native/native-block.ts';
+import { NativeBlock } from '../../../native/library.ts';
 import { ucxStatusName } from '../../../native/ucx.ts';
 import type { EndOptions, EndUser, OwnMemory, RdmaEnd, RemoteKeys, SendQueue } from '../../rdma/rdma-device.ts';
 import { UcxKeys, type UcxMemories } from './ucx-memories.ts';

@@ -14,12 +14,11 @@ import {
   type Ucx,
   ucxError,
   ucxStatusName,
+  withoutInheritance,
 } from '../../../native/ucx.ts';
 import { putWide, wideAt } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
-import { withoutInheritance } from '../../../native/descriptor-inheritance.ts';
-import { symbolAddress, viewAt } from '../../../native/library.ts';
-import { NativeBlock } from '../../../native/native-block.ts';
+import { NativeBlock, symbolAddress, viewAt } from '../../../native/library.ts';
 import { struct, type StructBlock, type UcxContext } from './ucx-context.ts';
 
 /** UCX reads keys of a length that their first bytes tell: behind one that lies, it finds zeros. */

@@ -1,7 +1,7 @@
 // One end of a connection: a queue pair of the backend's port, its place for completions, and how the peer is told of it.
 import { randomInt } from 'node:crypto';
 import { z } from '#zod';
-import { completionOpcode, completionStatus } from '../../../native/verbs/c-numbers.ts';
+import { completionOpcode, completionStatus } from '../../../native/verbs/c-structs.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { protocolError } from '../../../meeting/frames.ts';
 import {
@@ -9,11 +9,9 @@ import {
   CompletionQueue,
   type CompletionQueue as Queue,
 } from '../../../native/verbs/completion-queue.ts';
-import type { VerbsContext } from '../../../native/verbs/context.ts';
-import { requireWithin } from '../../../native/verbs/limits.ts';
-import type { VerbsPath } from '../../../native/verbs/path.ts';
-import type { ProtectionDomain } from '../../../native/verbs/protection-domain.ts';
-import { QueuePair } from '../../../native/verbs/queue-pair.ts';
+import type { ProtectionDomain, VerbsContext } from '../../../native/verbs/context.ts';
+import { requireWithin } from '../../../native/verbs/facts.ts';
+import { QueuePair, type VerbsPath } from '../../../native/verbs/queue-pair.ts';
 import type { SendRing } from '../../../native/verbs/request-ring.ts';
 import type { RdmaRail } from '../../../rails/rdma-choice.ts';
 import {

@@ -1,10 +1,8 @@
 // The agent's backend over RDMA queue pairs (RC), driven by libibverbs.
-import { AsyncEvents } from '../../../native/verbs/async-events.ts';
+import { AsyncEvents, ProtectionDomain, VerbsContext } from '../../../native/verbs/context.ts';
 import { CompletionChannel } from '../../../native/verbs/completion-queue.ts';
-import { VerbsContext } from '../../../native/verbs/context.ts';
 import { MemoryRegion } from '../../../native/verbs/memory-region.ts';
-import type { VerbsPath } from '../../../native/verbs/path.ts';
-import { ProtectionDomain } from '../../../native/verbs/protection-domain.ts';
+import type { VerbsPath } from '../../../native/verbs/queue-pair.ts';
 import type { RdmaRail } from '../../../rails/rdma-choice.ts';
 import type { Settings } from '../../../settings/settings.ts';
 import type { Backend, BackendContext } from '../../backend.ts';

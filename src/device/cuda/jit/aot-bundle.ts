@@ -3,8 +3,7 @@ import { existsSync, realpathSync } from 'node:fs';
 import { join } from 'node:path';
 import { z } from '#zod';
 import { WeftlineError } from '../../../core/errors.ts';
-import { readTrusted, replaceFile } from '../../../core/guarded-file.ts';
-import { makeFolder } from '../../../core/make-folder.ts';
+import { makeFolder, readTrusted, replaceFile } from '../../../core/guarded-file.ts';
 import { type ConstantValues, type KernelFile, variantName } from '../kernel-file.ts';
 import { sha256 } from './cubin-cache.ts';
 

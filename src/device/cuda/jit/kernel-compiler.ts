@@ -3,8 +3,7 @@ import { WeftlineError } from '../../../core/errors.ts';
 import type { Compiler } from '../../../native/nvrtc.ts';
 import { type ConstantValues, definesOf, type KernelFile, variantName } from '../kernel-file.ts';
 import { compileFlags } from './architecture.ts';
-import { cacheKey, CubinCache, sourceHash } from './cubin-cache.ts';
-import { type KernelText, readKernelText } from './kernel-text.ts';
+import { cacheKey, CubinCache, type KernelText, readKernelText, sourceHash } from './cubin-cache.ts';
 
 /** See kernels/cuda/include/weftline/trace.cuh. */
 const TRACED = '-DWEFTLINE_TRACE=1';

@@ -3,10 +3,20 @@ import {
   benchDevicePingArguments,
   benchDevicePushArguments,
   benchDevicePutArguments,
+  channelPutArguments,
   twoProcessWaitArguments,
   twoProcessWriteArguments,
 } from '../../../abi/device-api.ts';
 import { defineKernelFile } from '../kernel-file.ts';
+
+// The kernel of kernels/cuda/channel-put.cu.
+
+export const channelKernels = defineKernelFile({
+  file: 'channel-put.cu',
+  constants: {},
+  kernels: { channelPut: channelPutArguments },
+  hot: true,
+});
 
 export const twoProcessKernels = defineKernelFile({
   file: 'two-process.cu',

@@ -1,4 +1,5 @@
 // The kernels of a MoE block's experts.
+import { fp8RowsArguments } from '../../../abi/element-formats.ts';
 import {
   GROUPED_TILE_COLUMNS,
   GROUPED_TILE_ROWS,
@@ -10,6 +11,15 @@ import {
   moeSwigluArguments,
 } from '../../../abi/moe.ts';
 import { defineKernelFile } from '../kernel-file.ts';
+
+// The kernels of kernels/cuda/fp8-rows.cu.
+
+export const fp8RowsKernels = defineKernelFile({
+  file: 'fp8-rows.cu',
+  constants: {},
+  kernels: { quantizeRows: fp8RowsArguments, dequantizeRows: fp8RowsArguments },
+  hot: true,
+});
 
 export const moeExpertsKernels = defineKernelFile({
   file: 'moe-experts.cu',

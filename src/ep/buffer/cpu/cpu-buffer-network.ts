@@ -2,8 +2,8 @@
 import { dtypes } from '../../../core/dtype.ts';
 import type { CallWait } from '../../../core/deadline.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
-import type { Tensor } from '../../../device/tensor.ts';
-import { TensorSet } from '../../../device/tensor-set.ts';
+import { type Tensor } from '../../../device/tensor.ts';
+import { TensorSet } from '../../../device/device.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import { HostExchange } from '../../across-hosts/host-exchange.ts';
 import { HostCalls } from '../../across-hosts/host-calls.ts';

@@ -4,8 +4,8 @@ import { type DType, dtypes } from '../../../core/dtype.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { traceBegin, traceEnd } from '../../../core/trace.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
-import { Tensor } from '../../../device/tensor.ts';
-import { TensorSet } from '../../../device/tensor-set.ts';
+import { type MemoryRange, Tensor } from '../../../device/tensor.ts';
+import { TensorSet } from '../../../device/device.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import { fillAddressTables } from '../../../group/address-table.ts';
 import type { EpRegion } from '../buffer-size.ts';
@@ -24,7 +24,6 @@ import {
   throwIfRefused,
 } from '../dispatch-layout.ts';
 import type { EpCallOptions, EpEngine } from '../engine.ts';
-import type { MemoryRange } from '../../../device/host-access.ts';
 import type { CombineResult, DispatchResult } from '../ep-results.ts';
 import type { EpTables } from '../ep-tables.ts';
 import { countedHosts } from '../../across-hosts/hosts-of.ts';

@@ -4,7 +4,7 @@ import { agreeOn } from '../../../group/agree.ts';
 import { CudaCalls, requireCudaLimits } from '../../../group/cuda-calls.ts';
 import type { CallWait } from '../../../core/deadline.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
-import { TensorSet } from '../../../device/tensor-set.ts';
+import { TensorSet } from '../../../device/device.ts';
 import { CudaWindow } from '../../../windows/cuda-window.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
 import { bufferSize, type EpBufferConfig, type SizesByDevice } from '../buffer-size.ts';

@@ -13,7 +13,7 @@ import { traceBegin, traceEnd } from '../../../core/trace.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import type { LocalBarrier } from '../../../windows/local-barrier.ts';
-import { isSharedByAll } from '../../../windows/window-agreement.ts';
+import { isSharedByAll } from '../../../windows/symmetric-window.ts';
 import { computeLayout, throwIfRefused } from '../../buffer/dispatch-layout.ts';
 import type { EpCallOptions } from '../../buffer/engine.ts';
 import type { DispatchCombineContext } from '../dispatch-combine-context.ts';

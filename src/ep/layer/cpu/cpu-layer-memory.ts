@@ -2,15 +2,14 @@
 import type { CallWait } from '../../../core/deadline.ts';
 import type { DType } from '../../../core/dtype.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
-import { Tensor } from '../../../device/tensor.ts';
-import { TensorSet } from '../../../device/tensor-set.ts';
+import { type MemoryRange, Tensor } from '../../../device/tensor.ts';
+import { TensorSet } from '../../../device/device.ts';
 import { checkMemoryBudget } from '../../../windows/memory-budget.ts';
 import { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
 import { type AddressTables, fillAddressTables, makeAddressTables } from '../../../group/address-table.ts';
 import { exchangeRegionBytes } from '../../../abi/exchange-record.ts';
 import { describeCall } from '../../../group/calls.ts';
-import type { MemoryRange } from '../../../device/host-access.ts';
 import { CountExchange } from '../../../group/exchange.ts';
 import type { EPConfig } from '../ep-config.ts';
 import { countedHosts, ranksOfHosts } from '../../across-hosts/hosts-of.ts';

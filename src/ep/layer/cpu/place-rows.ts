@@ -1,8 +1,8 @@
 // Row and rank of every choice of a layer dispatch, from prefix sums.
 import { dtypes } from '../../../core/dtype.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
-import type { Tensor } from '../../../device/tensor.ts';
-import { TensorSet } from '../../../device/tensor-set.ts';
+import { type Tensor } from '../../../device/tensor.ts';
+import { TensorSet } from '../../../device/device.ts';
 import type { RoutedTokens } from '../../across-hosts/routed-tokens.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
 import type { EPConfig } from '../ep-config.ts';

@@ -3,7 +3,7 @@ import { agreeOn } from '../../../group/agree.ts';
 import { CudaCalls } from '../../../group/cuda-calls.ts';
 import type { CallWait } from '../../../core/deadline.ts';
 import { WeftlineError } from '../../../core/errors.ts';
-import { TensorSet } from '../../../device/tensor-set.ts';
+import { TensorSet } from '../../../device/device.ts';
 import { CudaHostNetwork } from '../../across-hosts/cuda-host-network.ts';
 import type { DispatchCombineContext } from '../dispatch-combine-context.ts';
 import type { LayerEngine, LayerEngineOptions } from '../layer-engine.ts';

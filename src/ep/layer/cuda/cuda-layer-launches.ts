@@ -22,10 +22,10 @@ import {
   layerPlaceKernels,
   layerPrepareKernels,
 } from '../../../device/cuda/kernels/layer.ts';
-import type { LaunchPlan } from '../../../device/cuda/launch-plan.ts';
+import type { LaunchPlan } from '../../../device/cuda/kernel.ts';
 import type { TrapBox } from '../../../device/cuda/trap-box.ts';
 import type { Tensor } from '../../../device/tensor.ts';
-import type { TensorAllocator } from '../../../device/tensor-set.ts';
+import type { TensorAllocator } from '../../../device/device.ts';
 import { exchangeRecordBytes } from '../../../abi/exchange-record.ts';
 import { BARRIER_BYTES, gatherShape, stagingShape } from '../../../group/cuda-shapes.ts';
 import type { CudaLayerMemory } from './cuda-layer-memory.ts';

@@ -4,12 +4,11 @@ import { LAYER_SECTION_BYTES, layerRecordWords } from '../../../abi/ep-layer.ts'
 import { type CallWait, remaining } from '../../../core/deadline.ts';
 import type { DType } from '../../../core/dtype.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
-import { Tensor } from '../../../device/tensor.ts';
+import { type MemoryRange, Tensor } from '../../../device/tensor.ts';
 import { CudaWindow } from '../../../windows/cuda-window.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
 import { EXCHANGE_HEADER_WORDS, exchangeRecordBytes, exchangeRegionBytes } from '../../../abi/exchange-record.ts';
 import { requireCudaLimits } from '../../../group/cuda-calls.ts';
-import type { MemoryRange } from '../../../device/host-access.ts';
 import { requireNetworkLimits } from '../../across-hosts/cuda-host-network.ts';
 import { countedHosts } from '../../across-hosts/hosts-of.ts';
 import type { GatheredCounts } from '../dispatch-splits.ts';

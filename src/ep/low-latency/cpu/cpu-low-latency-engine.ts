@@ -7,10 +7,9 @@ import { type StepFailure, StepRunner, type Steps } from '../../../group/steps.t
 import { asWeftlineError, type ErrorDetails, WeftlineError } from '../../../core/errors.ts';
 import { traceBegin, traceEnd } from '../../../core/trace.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
-import type { MemoryRange } from '../../../device/host-access.ts';
-import type { Tensor } from '../../../device/tensor.ts';
+import type { MemoryRange, Tensor } from '../../../device/tensor.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
-import type { Missing } from '../../../windows/window-failure.ts';
+import type { Missing } from '../../../windows/abort-record.ts';
 import { computeLayout, type Refusal, refusedThere } from '../../buffer/dispatch-layout.ts';
 import {
   combineCall,

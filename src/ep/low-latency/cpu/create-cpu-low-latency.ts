@@ -6,7 +6,7 @@ import { type CallWait, Deadline } from '../../../core/deadline.ts';
 import { asWeftlineError } from '../../../core/errors.ts';
 import { withoutTrace } from '../../../core/trace.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
-import { TensorSet } from '../../../device/tensor-set.ts';
+import { TensorSet } from '../../../device/device.ts';
 import { checkMemoryBudget } from '../../../windows/memory-budget.ts';
 import { SymmetricWindow, type SymmetricWindowOptions } from '../../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';

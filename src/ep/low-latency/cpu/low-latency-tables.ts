@@ -3,8 +3,8 @@ import { FP8_GROUP } from '../../../abi/element-formats.ts';
 import { alignUp } from '../../../abi/layout.ts';
 import { LOW_LATENCY_RESULTS } from '../../../abi/low-latency.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
-import type { Tensor } from '../../../device/tensor.ts';
-import { TensorSet } from '../../../device/tensor-set.ts';
+import { type Tensor } from '../../../device/tensor.ts';
+import { TensorSet } from '../../../device/device.ts';
 import { emptyLayout, type LayoutShape, type LayoutTensors } from '../../buffer/dispatch-layout.ts';
 import type { LowLatencyConfig } from '../low-latency-size.ts';
 

@@ -12,9 +12,8 @@ import type { RecordingOf } from '../../../group/recorded-collective.ts';
 import { remaining } from '../../../core/deadline.ts';
 import { type DType, dtypes } from '../../../core/dtype.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
-import type { LaunchPlan } from '../../../device/cuda/launch-plan.ts';
-import type { MemoryRange } from '../../../device/host-access.ts';
-import { type Storage, Tensor } from '../../../device/tensor.ts';
+import type { LaunchPlan } from '../../../device/cuda/kernel.ts';
+import { type MemoryRange, type Storage, Tensor } from '../../../device/tensor.ts';
 import { combineWord, dispatchWord } from '../call-words.ts';
 import {
   type CheckedLowLatencyCombine,

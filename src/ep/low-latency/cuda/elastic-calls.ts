@@ -2,7 +2,7 @@
 import { LOW_LATENCY_RESULTS } from '../../../abi/low-latency.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
-import { pollUntil } from '../../../device/cuda/poll.ts';
+import { pollUntil } from '../../../device/cuda/cuda-event.ts';
 import { Tensor } from '../../../device/tensor.ts';
 import type { LowLatencyHandle } from '../low-latency-handle.ts';
 import type { LowLatencyShortfall } from '../low-latency-membership.ts';

@@ -10,8 +10,8 @@ import {
 } from '../../../abi/low-latency.ts';
 import type { Layout } from '../../../abi/layout.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
-import { lowLatencyCombineKernels, lowLatencyDispatchKernels } from '../../../device/cuda/kernels/low-latency.ts';
-import type { LaunchPlan } from '../../../device/cuda/launch-plan.ts';
+import { lowLatencyCombineKernels, lowLatencyDispatchKernels } from '../../../device/cuda/kernels/ep.ts';
+import type { LaunchPlan } from '../../../device/cuda/kernel.ts';
 import type { TrapBox } from '../../../device/cuda/trap-box.ts';
 import type { LowLatencyScope } from '../low-latency-scope.ts';
 import type { LowLatencyConfig } from '../low-latency-size.ts';

@@ -7,11 +7,11 @@ import {
   lowLatencyElastic,
 } from '../../../abi/low-latency.ts';
 import { countOverflow } from '../../../core/counts.ts';
-import { addSamples } from '../../../core/samples.ts';
+import { addSamples } from '../../../core/metric-table.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { HostMemory } from '../../../device/cuda/host-memory.ts';
-import { TensorSet } from '../../../device/tensor-set.ts';
-import type { Tensor } from '../../../device/tensor.ts';
+import { type Tensor } from '../../../device/tensor.ts';
+import { TensorSet } from '../../../device/device.ts';
 import type { LowLatencyConfig } from '../low-latency-size.ts';
 
 // How many rows a low-latency object on a GPU was offered beyond the capacity of its experts, for metrics: its kernels count them.

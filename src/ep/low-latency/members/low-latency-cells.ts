@@ -2,7 +2,7 @@
 import { LOW_LATENCY_CALLS, LOW_LATENCY_RESULTS } from '../../../abi/low-latency.ts';
 import { defineLayout, wordOffsets } from '../../../abi/layout.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
-import { RankBells } from '../../../windows/rank-bells.ts';
+import { RankBells } from '../../../windows/wait.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import type { WindowRegion } from '../../../windows/region-layout.ts';
 

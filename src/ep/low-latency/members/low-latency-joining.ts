@@ -4,7 +4,7 @@ import { WeftlineError } from '../../../core/errors.ts';
 import type { WaitFacts } from '../../../core/waits.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import { waitForWord } from '../../../windows/wait.ts';
-import { rankList } from '../../../world/rank-list.ts';
+import { rankList } from '../../../world/membership.ts';
 import type { LowLatencyHandle } from '../low-latency-handle.ts';
 import type {
   LowLatencyMembership,

@@ -5,7 +5,7 @@ import { alignUp } from '../../../abi/layout.ts';
 import { startCall } from '../../../core/deadline.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { CpuDevice } from '../../../device/cpu/cpu-device.ts';
-import { pollUntil } from '../../../device/cuda/poll.ts';
+import { pollUntil } from '../../../device/cuda/cuda-event.ts';
 import type { Device } from '../../../device/device.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import type { CudaHostNetwork } from '../../../ep/across-hosts/cuda-host-network.ts';

@@ -5,7 +5,7 @@ import type { Block, Layout } from '../../../abi/layout.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { CudaEvent } from '../../../device/cuda/cuda-event.ts';
 import { benchKernels } from '../../../device/cuda/kernels/bench.ts';
-import type { LaunchPlan } from '../../../device/cuda/launch-plan.ts';
+import type { LaunchPlan } from '../../../device/cuda/kernel.ts';
 import { callWord, describeCall } from '../../../group/calls.ts';
 import { numberAfter } from '../../../group/cuda-calls.ts';
 import { CudaWindow } from '../../../windows/cuda-window.ts';

@@ -6,7 +6,7 @@ import { WeftlineError } from '../../../core/errors.ts';
 import { median } from '../../../core/quantile.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import { benchKernels } from '../../../device/cuda/kernels/bench.ts';
-import type { LaunchPlan } from '../../../device/cuda/launch-plan.ts';
+import type { LaunchPlan } from '../../../device/cuda/kernel.ts';
 import { Tensor } from '../../../device/tensor.ts';
 import type { EpBuffer, RowsLike } from '../../../ep/index.ts';
 import type { World } from '../../../world/index.ts';

@@ -1,7 +1,7 @@
 // The P2P bench between two processes: the server offers its memory, the client moves, measures and reports.
 import { type BackendName, type BackendVerdict, Endpoint } from '../../../agent/index.ts';
 import type { ControlChannel } from '../../../meeting/control-channel.ts';
-import { isUnspecified } from '../../../meeting/loopback.ts';
+import { isUnspecified } from '../../../meeting/route.ts';
 import { recordRun } from '../machine.ts';
 import { checkCeilings, runCeilings, runPingCeiling } from './p2p-ceilings.ts';
 import { meetClient, meetServer } from './p2p-meeting.ts';

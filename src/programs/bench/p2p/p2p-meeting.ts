@@ -7,8 +7,7 @@ import { credentialsOf } from '../../../meeting/credentials.ts';
 import { call } from '../../../meeting/dial.ts';
 import { type HelloBody, type HelloOptions, receiveHello } from '../../../meeting/hello.ts';
 import { MeetingListener } from '../../../meeting/listener.ts';
-import { readSettings } from '../../../settings/settings.ts';
-import { readToken } from '../../../settings/token.ts';
+import { readSettings, readToken } from '../../../settings/settings.ts';
 import { failureWord, decodePeerFailure } from '../peer-failure.ts';
 
 const SERVER = 'the bench server';

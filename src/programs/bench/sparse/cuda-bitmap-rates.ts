@@ -2,7 +2,7 @@
 import { reductionFormats } from '../../../abi/element-formats.ts';
 import { median } from '../../../core/quantile.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
-import { sparseBlockKernels } from '../../../device/cuda/kernels/sparse.ts';
+import { sparseBlockKernels } from '../../../device/cuda/kernels/collectives.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import { measureInTurn } from '../harness.ts';
 

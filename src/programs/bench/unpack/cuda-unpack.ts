@@ -8,9 +8,8 @@ import { benchUnpackKernels } from '../../../device/cuda/kernels/unpack.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import type { Out } from '../../../native/library.ts';
 import { LaunchedFragments, type WarpsPerSm } from '../../../unpack/cuda/launched-fragments.ts';
-import type { FragmentRun } from '../../../unpack/fragment-engine.ts';
+import { checkConfig, type DescriptorPool, type FragmentRun } from '../../../unpack/launcher-config.ts';
 import { type DescriptorBlock, type MemorySpan, UnpackLauncher } from '../../../unpack/index.ts';
-import { checkConfig, type DescriptorPool } from '../../../unpack/launcher-config.ts';
 import { RingWriter } from '../../../unpack/ring-writer.ts';
 import {
   type BenchCase,

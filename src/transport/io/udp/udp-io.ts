@@ -8,7 +8,7 @@ import { WeftlineError } from '../../../core/errors.ts';
 import type { ControlChannel, ControlFrame } from '../../../meeting/control-channel.ts';
 import { protocolError } from '../../../meeting/frames.ts';
 import { MessageBlock } from '../../../native/message-block.ts';
-import { NativeBlock } from '../../../native/native-block.ts';
+import { NativeBlock } from '../../../native/library.ts';
 import { receiveMessages, sendMessages } from '../../../native/udp.ts';
 import { hostInterfaces, listRails } from '../../../rails/rail-list.ts';
 import { packetSpinUs } from '../../../threads/spin-time.ts';

@@ -1,7 +1,7 @@
 // One engine over UDP sockets on one thread: takes packets in, lets the engine send, sleeps when nothing happens.
 import { DATA_HEADER_BYTES } from '../../wire/packet-layout.ts';
 import { MessageBlock } from '../../../native/message-block.ts';
-import { NativeBlock } from '../../../native/native-block.ts';
+import { NativeBlock } from '../../../native/library.ts';
 import { Doorbell, ReadinessSet } from '../../../native/readiness.ts';
 import { closeDescriptor, peekMessage, receiveMessages } from '../../../native/udp.ts';
 import type { TransportEngine } from '../../engine/transport-engine.ts';

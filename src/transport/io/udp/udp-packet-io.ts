@@ -1,10 +1,8 @@
 // The PacketIo over UDP sockets: bursts become segmentation-offload sends without a copy. Hot path: no allocation.
 import { isIPv4 } from 'node:net';
-import { addressOf } from '../../../native/library.ts';
+import { addressOf, NativeBlock } from '../../../native/library.ts';
 import { MessageBlock } from '../../../native/message-block.ts';
-import { NativeBlock } from '../../../native/native-block.ts';
 import { waitWritable } from '../../../native/readiness.ts';
-import type { SocketAddress } from '../../../native/socket-address.ts';
 import {
   closeDescriptor,
   connectUdpSocket,
@@ -13,6 +11,7 @@ import {
   openUdpSocket,
   sendMessages,
   setSocketOption,
+  type SocketAddress,
 } from '../../../native/udp.ts';
 import type { Region } from '../../engine/region.ts';
 import type { RangeList } from '../../send/range-list.ts';

@@ -1,6 +1,6 @@
 // Takes received packets out of the completion queue as batches for the engine, and offers their memory to the device again.
 // Hot path: no allocation, two native calls for 16 packets.
-import { completionStatus, ROUTING_HEADER_BYTES } from '../../../native/verbs/c-numbers.ts';
+import { completionStatus, ROUTING_HEADER_BYTES } from '../../../native/verbs/c-structs.ts';
 import type { CompletionQueue } from '../../../native/verbs/completion-queue.ts';
 import type { ReceiveRing } from '../../../native/verbs/request-ring.ts';
 import { createReceivedBatch, type ReceivedBatch } from '../packet-io.ts';

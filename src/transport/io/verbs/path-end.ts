@@ -1,11 +1,10 @@
 // One end of a path: a queue pair, where it leads, and what it has under way.
 import { alignUp } from '../../../abi/layout.ts';
-import { ROUTING_HEADER_BYTES } from '../../../native/verbs/c-numbers.ts';
-import { NativeBlock } from '../../../native/native-block.ts';
+import { ROUTING_HEADER_BYTES } from '../../../native/verbs/c-structs.ts';
+import { NativeBlock } from '../../../native/library.ts';
 import { MemoryRegion } from '../../../native/verbs/memory-region.ts';
-import type { AddressHandle } from '../../../native/verbs/path.ts';
-import type { ProtectionDomain } from '../../../native/verbs/protection-domain.ts';
-import type { QueuePair } from '../../../native/verbs/queue-pair.ts';
+import type { AddressHandle, QueuePair } from '../../../native/verbs/queue-pair.ts';
+import type { ProtectionDomain } from '../../../native/verbs/context.ts';
 import type { SendRing } from '../../../native/verbs/request-ring.ts';
 
 /** In place of a peer: it has none yet, or no longer. */

@@ -3,8 +3,7 @@ import { randomInt } from 'node:crypto';
 import { Block } from '../../../abi/layout.ts';
 import { PROBE_MARK, transportProbe } from '../../wire/packet-layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
-import { AddressHandle } from '../../../native/verbs/path.ts';
-import { QueuePair } from '../../../native/verbs/queue-pair.ts';
+import { AddressHandle, QueuePair } from '../../../native/verbs/queue-pair.ts';
 import {
   type EndMaker,
   type EndsJoin,

@@ -3,8 +3,7 @@
 import { MAX_ENGINES } from '../../engine-commands.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import type { ControlChannel, ControlFrame } from '../../../meeting/control-channel.ts';
-import { integerField } from '../../../meeting/frame-fields.ts';
-import { protocolError } from '../../../meeting/frames.ts';
+import { integerField, protocolError } from '../../../meeting/frames.ts';
 import type { QueuePairService } from '../../../native/verbs/queue-pair.ts';
 import type {
   EndsProbe,

@@ -1,7 +1,7 @@
 // One engine over queue pairs on one thread: takes packets in, lets the engine send, sleeps when nothing happens.
 import { log } from '../../../core/log.ts';
 import { Doorbell, ReadinessSet } from '../../../native/readiness.ts';
-import type { VerbsEvent } from '../../../native/verbs/async-events.ts';
+import type { VerbsEvent } from '../../../native/verbs/context.ts';
 import type { QueuePairService } from '../../../native/verbs/queue-pair.ts';
 import { packetSpinUs } from '../../../threads/spin-time.ts';
 import type { TransportEngine } from '../../engine/transport-engine.ts';

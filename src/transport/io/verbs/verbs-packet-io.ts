@@ -1,7 +1,7 @@
 // The PacketIo over queue pairs: packets become requests that are posted in chains, payload by reference. Hot path: no
 // allocation, one native call for all packets of a path between two flushes.
-import { sendOpcode } from '../../../native/verbs/c-numbers.ts';
-import { NativeBlock } from '../../../native/native-block.ts';
+import { sendOpcode } from '../../../native/verbs/c-structs.ts';
+import { NativeBlock } from '../../../native/library.ts';
 import type { Region } from '../../engine/region.ts';
 import {
   type Burst,

@@ -1,14 +1,12 @@
 // The ports of RDMA devices that packets go by, and one of them opened for an engine alone.
 import { MAX_PATHS } from '../../wire/packet-layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
-import { integerField, textField } from '../../../meeting/frame-fields.ts';
-import { protocolError } from '../../../meeting/frames.ts';
+import { integerField, protocolError, textField } from '../../../meeting/frames.ts';
 import { localFiles } from '../../../native/file-probe.ts';
 import { CompletionChannel } from '../../../native/verbs/completion-queue.ts';
-import { VerbsContext } from '../../../native/verbs/context.ts';
+import { ProtectionDomain, VerbsContext } from '../../../native/verbs/context.ts';
 import type { PortAttributes } from '../../../native/verbs/facts.ts';
-import type { VerbsPath } from '../../../native/verbs/path.ts';
-import { ProtectionDomain } from '../../../native/verbs/protection-domain.ts';
+import type { VerbsPath } from '../../../native/verbs/queue-pair.ts';
 import { hostInterfaces } from '../../../rails/rail-list.ts';
 import { chooseRdma, type RdmaRail } from '../../../rails/rdma-choice.ts';
 import { rdmaHardware } from '../../../rails/rdma-devices.ts';

@@ -1,12 +1,10 @@
 // One port that an engine uses, and what belongs to its device: queues, packet memory, keys of regions, queue pairs.
 import { log } from '../../../core/log.ts';
-import { AsyncEvents } from '../../../native/verbs/async-events.ts';
+import { AsyncEvents, type ProtectionDomain } from '../../../native/verbs/context.ts';
 import { CompletionQueue } from '../../../native/verbs/completion-queue.ts';
 import { MemoryRegion } from '../../../native/verbs/memory-region.ts';
-import type { ProtectionDomain } from '../../../native/verbs/protection-domain.ts';
-import type { QueuePairService } from '../../../native/verbs/queue-pair.ts';
+import { type QueuePairService, SharedReceiveQueue } from '../../../native/verbs/queue-pair.ts';
 import type { ReceiveRing } from '../../../native/verbs/request-ring.ts';
-import { SharedReceiveQueue } from '../../../native/verbs/shared-receive-queue.ts';
 import type { Region } from '../../engine/region.ts';
 import { microseconds } from '../packet-io-kind.ts';
 import { GONE, PacketMemory, type PathEnd, SETTLE_MICROSECONDS, type VerbsFailures } from './path-end.ts';

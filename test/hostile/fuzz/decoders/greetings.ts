@@ -3,16 +3,15 @@ import { readHello, readWelcome } from '#lib/agent/backends/multipath/multipath-
 import { acceptRdmaPeer, type RdmaCaller } from '#lib/agent/rdma/rdma-meeting.js';
 import { introduce, readIntroduction } from '#lib/agent/endpoint/endpoint.js';
 import { MetadataChannel } from '#lib/agent/exchange/metadata-exchange.js';
-import { encodeFrame, FrameReader, strangerLimits } from '#lib/meeting/frames.js';
+import { decodeRefusal, encodeFrame, FrameReader, strangerLimits } from '#lib/meeting/frames.js';
 import { ControlChannel } from '#lib/meeting/control-channel.js';
 import { credentialsOf } from '#lib/meeting/credentials.js';
 import { type HelloBody, receiveHello, sayHello } from '#lib/meeting/hello.js';
-import { decodeRefusal } from '#lib/meeting/refusal.js';
 import { acceptPeer } from '#lib/transport/host/greeting.js';
 import { udp } from '#lib/transport/io/udp/udp-io.js';
 import { StoreConnection } from '#lib/world/store-connection.js';
 import { StoreCore } from '#lib/world/store-core.js';
-import { readRank } from '#lib/world/store-hello.js';
+import { readRank } from '#lib/world/store-request.js';
 import { errorCodes, type ErrorCode, WeftlineError } from 'weftline';
 import { type Decoder, Fault } from '../decoder.ts';
 import { FakeSocket } from '../fake-socket.ts';

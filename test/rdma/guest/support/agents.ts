@@ -5,7 +5,7 @@ import type { BackendLink, BackendRegion, BackendRemoteRegion, BackendTransfer }
 import { loadHostBackend } from '#lib/agent/backends/backend-table.js';
 import { hostMemory, openBackend, type OpenBackend } from '../../../local/support/backend-context.ts';
 import { planned } from '../../../local/support/planned-transfer.ts';
-import { NativeBlock } from '#lib/native/native-block.js';
+import { NativeBlock } from '#lib/native/library.js';
 
 export const MEMORY_BYTES = 1 << 20;
 

@@ -1,9 +1,8 @@
 // A process with a small limit of locked memory: registers more, and prints the error.
 import { WeftlineError } from '#lib/core/errors.js';
-import { NativeBlock } from '#lib/native/native-block.js';
-import { VerbsContext } from '#lib/native/verbs/context.js';
+import { NativeBlock } from '#lib/native/library.js';
+import { ProtectionDomain, VerbsContext } from '#lib/native/verbs/context.js';
 import { MemoryRegion } from '#lib/native/verbs/memory-region.js';
-import { ProtectionDomain } from '#lib/native/verbs/protection-domain.js';
 
 const BYTES = 4 << 20;
 

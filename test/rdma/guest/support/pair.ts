@@ -1,18 +1,17 @@
 // Two ends of a wire between two RDMA devices, in one process of the guest.
 import assert from 'node:assert/strict';
-import { NativeBlock } from '#lib/native/native-block.js';
+import { NativeBlock } from '#lib/native/library.js';
 import { CompletionQueue } from '#lib/native/verbs/completion-queue.js';
-import { VerbsContext } from '#lib/native/verbs/context.js';
+import { ProtectionDomain, VerbsContext } from '#lib/native/verbs/context.js';
 import { MemoryRegion, type RegionAccess } from '#lib/native/verbs/memory-region.js';
-import type { VerbsPath } from '#lib/native/verbs/path.js';
-import { ProtectionDomain } from '#lib/native/verbs/protection-domain.js';
 import {
   type ConnectionOptions,
   QueuePair,
   type QueuePairOptions,
   type QueuePairService,
+  type VerbsPath,
 } from '#lib/native/verbs/queue-pair.js';
-import { sendFlag, sendOpcode } from '#lib/native/verbs/c-numbers.js';
+import { sendFlag, sendOpcode } from '#lib/native/verbs/c-structs.js';
 
 const MEMORY_BYTES = 1 << 20;
 const WAIT_MS = 120_000;

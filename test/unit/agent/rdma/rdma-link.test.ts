@@ -7,7 +7,7 @@ import { type LinkOptions, RdmaLink } from '#lib/agent/rdma/rdma-link.js';
 import type { RdmaCaller, RdmaWelcome } from '#lib/agent/rdma/rdma-meeting.js';
 import { RdmaRegion } from '#lib/agent/rdma/rdma-region.js';
 import { RDMA_MESSAGES } from '#lib/agent/rdma/link-layout.js';
-import { sendOpcode } from '#lib/native/verbs/c-numbers.js';
+import { sendOpcode } from '#lib/native/verbs/c-structs.js';
 import { WeftlineError } from 'weftline';
 import { hostMemory } from '../../../local/support/backend-context.ts';
 import { planned } from '../../../local/support/planned-transfer.ts';

@@ -16,7 +16,7 @@ import { PlainCopies } from '#lib/agent/staging/plain-copies.js';
 import { PieceChannels } from '#lib/agent/staging/piece-channels.js';
 import { ReceiveSession } from '#lib/agent/staging/receive-session.js';
 import { dataOffsetOf, plainStorage, RingMemory } from '#lib/agent/staging/ring-memory.js';
-import { NativeBlock } from '#lib/native/native-block.js';
+import { NativeBlock } from '#lib/native/library.js';
 import { withCode } from '../../../support/with-code.ts';
 
 const BYTES = 4096;

@@ -4,10 +4,9 @@ import test from 'node:test';
 import { cudaDeviceCount, WeftlineError } from 'weftline';
 import { CudaContext } from '#lib/device/cuda/cuda-context.js';
 import { CudaEvent } from '#lib/device/cuda/cuda-event.js';
-import { CudaStream } from '#lib/device/cuda/cuda-stream.js';
+import { CudaStream, WorkFences } from '#lib/device/cuda/cuda-stream.js';
 import { formatUuid } from '#lib/device/cuda/device-properties.js';
 import { MemoryPool } from '#lib/device/cuda/memory-pool.js';
-import { WorkFences } from '#lib/device/cuda/work-fence.js';
 import { pretendDriver } from '../../support/pretended-driver.ts';
 
 function codeOf(act: () => unknown): { readonly code: string; readonly message: string; readonly details: unknown } {

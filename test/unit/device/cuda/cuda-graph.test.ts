@@ -4,10 +4,9 @@ import test from 'node:test';
 import { defineLayout } from '#lib/abi/layout.js';
 import { CudaContext } from '#lib/device/cuda/cuda-context.js';
 import { captureGraph } from '#lib/device/cuda/cuda-graph.js';
-import { CudaStream } from '#lib/device/cuda/cuda-stream.js';
-import { LaunchPlan } from '#lib/device/cuda/launch-plan.js';
+import { CudaStream, WorkFences } from '#lib/device/cuda/cuda-stream.js';
+import { LaunchPlan } from '#lib/device/cuda/kernel.js';
 import { MemoryPool } from '#lib/device/cuda/memory-pool.js';
-import { WorkFences } from '#lib/device/cuda/work-fence.js';
 import { pretendDriver } from '../../support/pretended-driver.ts';
 
 const options = { priority: 'normal', timeoutMs: 30_000 } as const;

@@ -13,7 +13,7 @@ import type { CudaKernel } from '#lib/device/cuda/kernel.js';
 import { KernelTrace } from '#lib/device/cuda/kernel-trace.js';
 import { readTracePart } from '#lib/tracing/read-part.js';
 import { startTracing } from '#lib/tracing/start-tracing.js';
-import { partsOf } from '#lib/tracing/trace-parts.js';
+import { partsOf } from '#lib/tracing/trace-rings.js';
 import { pretendDriver } from '../../support/pretended-driver.ts';
 
 const memory = new SharedArrayBuffer(16 << 20);

@@ -4,7 +4,7 @@ import test from 'node:test';
 import { defineLayout } from '#lib/abi/layout.js';
 import { CudaContext } from '#lib/device/cuda/cuda-context.js';
 import { CudaStream } from '#lib/device/cuda/cuda-stream.js';
-import { LaunchPlan, type LaunchShape } from '#lib/device/cuda/launch-plan.js';
+import { LaunchPlan, type LaunchShape } from '#lib/device/cuda/kernel.js';
 import type { CudaDriver } from '#lib/native/cuda-driver.js';
 import { viewAt } from '#lib/native/library.js';
 

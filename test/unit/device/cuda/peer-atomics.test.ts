@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { CudaContext } from '#lib/device/cuda/cuda-context.js';
-import { requirePeerAtomics, whyNoPeerAtomics } from '#lib/device/cuda/peer-atomics.js';
+import { requirePeerAtomics, whyNoPeerAtomics } from '#lib/device/cuda/device-properties.js';
 import { pretendDriver } from '../../support/pretended-driver.ts';
 
 const ADDRESS = 1 << 21;
