@@ -52,7 +52,7 @@ test('a rank that was killed is in the trace with all its calls, and the last of
   assert.ok(endedOf(0) >= 3 && calls.filter(({ pid }) => pid === 0).length === 4);
   const { stdout } = folder.weftline('trace', 't.json');
   assert.match(stdout, /^t\.json: 2 processes: rank 0, rank 1\n/);
-  assert.match(stdout, /│ Communicator\.barrier │ [67] /);
+  assert.match(stdout, /│ Communicator\.barrier │ +[67] /);
 });
 
 test('a rank that ends before it is traced is named, and the trace of the others is there', (t) => {
