@@ -1,16 +1,16 @@
 // Communicator: collectives, and messages between pairs, of the ranks of a group.
 import { setImmediate as nextTurn } from 'node:timers/promises';
-import { CallGuard } from '../group/call-guard.ts';
-import { CallQueue } from '../group/call-queue.ts';
-import { requireDevice, requireGroup } from '../group/tensor-check.ts';
 import { checkOptions } from '../core/check-options.ts';
-import { remaining, startCall, type WaitOptions, waitOptionNames } from '../core/deadline.ts';
+import { type CallWait, remaining, startCall, waitOptionNames, type WaitOptions } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import { type DeviceEvent, passedEvent } from '../device/device.ts';
 import type { Tensor } from '../device/tensor.ts';
+import { CallGuard, CallQueue } from '../group/call-guard.ts';
+import { requireDevice, requireGroup } from '../group/tensor-check.ts';
 import type { RankGroup } from '../world/rank-group.ts';
+import { algorithmTable, type AlgorithmTable } from './algorithm-table.ts';
 import {
   type AllGatherArguments,
   type AllReduceArguments,
@@ -18,18 +18,12 @@ import {
   type AllToAllvArguments,
   argumentNames,
   type BroadcastArguments,
-  type CollectiveOptions,
-  type CollectiveResult,
-  copyOfArguments,
-  type RecvArguments,
-  type ReduceArguments,
-  type ReduceScatterArguments,
-  type SendArguments,
-} from './call-arguments.ts';
-import {
   type CallScope,
   checkOptionsOf,
   checkOwnMessages,
+  type CollectiveOptions,
+  type CollectiveResult,
+  copyOfArguments,
   readAllGather,
   readAllReduce,
   readAllToAll,
@@ -40,14 +34,23 @@ import {
   readReduce,
   readReduceScatter,
   readSend,
+  type RecvArguments,
+  type ReduceArguments,
+  type ReduceScatterArguments,
   requireLive,
   requireTensor,
-} from './check-arguments.ts';
+  type SendArguments,
+} from './call-arguments.ts';
 import { type CollectiveKind, makeCollectiveCall, messageBytes } from './collective-call.ts';
-import { algorithmTable } from './algorithm-table.ts';
 import type { CollectiveEngine, PairMessage, Route } from './collective-engine.ts';
-import { checkCommunicatorOptions, type CommunicatorOptions } from './communicator-options.ts';
-import { createEngine } from './create-engine.ts';
+import {
+  checkCommunicatorOptions,
+  type CheckedCommunicatorOptions,
+  type CommunicatorOptions,
+} from './communicator-options.ts';
+import { createCpuCollectives } from './cpu/cpu-collectives.ts';
+import { createCudaCollectives } from './cuda/cuda-collectives.ts';
+import { createHostsCollectives } from './hosts/hosts-collectives.ts';
 
 /** One for all calls, so that a call that ends at once makes no object. */
 const done: Promise<CollectiveResult> = Promise.resolve(Object.freeze({ event: undefined }));
@@ -395,4 +398,18 @@ export class Communicator implements AsyncDisposable {
     const own = this.#queue.isBusy ? copyOfArguments(argumentNames[kind], options) : options;
     return this.#queue.post(() => this.#start(kind, own, messages, true));
   }
+}
+
+/** Collective. Fails with WL_UNSUPPORTED on every rank for what no engine does yet. */
+function createEngine(
+  group: RankGroup,
+  device: CpuDevice | CudaDevice,
+  options: CallWait & CheckedCommunicatorOptions & { readonly table: AlgorithmTable },
+): Promise<CollectiveEngine> {
+  const { table, numSms, directBytes, copyEngines, ...rest } = options;
+  if (device.kind === 'cuda') {
+    if (group.topology.hosts.length > 1) return createHostsCollectives(group, device, options);
+    return createCudaCollectives(group, device, { ...rest, numSms, directBytes, copyEngines });
+  }
+  return createCpuCollectives(group, device, { ...rest, directBytes, table });
 }

@@ -2,5 +2,5 @@
 export type { CpuKernelApi, CpuPut, CpuRoute, CpuSignal, CpuWord } from './host/cpu-kernel-api.ts';
 export { DeviceHost } from './host/device-host.ts';
 export type { DeviceHostOptions, WriteRequestOptions } from './host/device-host-options.ts';
-export type { RegisteredVram, VramRange } from './host/vram-regions.ts';
-export type { WriteRequest } from './host/write-requests.ts';
+export type { RegisteredVram, VramRange } from './host/kernel-memory.ts';
+export type { WriteRequest } from './host/kernel-memory.ts';

@@ -1,26 +1,26 @@
 // weftline/ep: expert-parallel dispatch and combine.
 export { bufferSize, type EpBufferConfig, type EpBufferSize } from './buffer/buffer-size.ts';
 export type { CombinePrecision } from './combine-precision.ts';
-export type { CombineArguments } from './buffer/combine-arguments.ts';
-export type { DispatchArguments, RowsLike } from './buffer/dispatch-arguments.ts';
+export type { CombineArguments } from './buffer/call-arguments.ts';
+export type { DispatchArguments, RowsLike } from './buffer/call-arguments.ts';
 export type { ScaledRows } from '../device/tensor.ts';
 export { dequantizeRows, type QuantizeOptions, quantizeRows } from '../device/cpu/fp8-rows.ts';
 export { DispatchHandle } from './buffer/dispatch-handle.ts';
 export type { DispatchLayout } from './buffer/dispatch-layout.ts';
 export { EpBuffer } from './buffer/ep-buffer.ts';
-export type { EpBufferOptions } from './buffer/ep-buffer-options.ts';
-export type { CombineResult, DispatchResult } from './buffer/ep-results.ts';
+export type { EpBufferOptions } from './buffer/buffer-size.ts';
+export type { CombineResult, DispatchResult } from './buffer/engine.ts';
 export type { OverlapOptions } from '../group/overlap.ts';
 export { type ContextOptions, DispatchCombineContext, type OutputBuffers } from './layer/dispatch-combine-context.ts';
 export { EPAll2AllLayer } from './layer/ep-all2all-layer.ts';
 export type { TritonCombineArguments, TritonDispatchArguments, TritonLayerOptions } from './layer/triton-names.ts';
-export type { LayerOptions } from './layer/layer-options.ts';
+export type { LayerOptions } from './layer/ep-config.ts';
 export type { LayerCombineResult, LayerDispatchResult } from './layer/layer-engine.ts';
 export { EPConfig, type EPConfigOptions, type TokenDType } from './layer/ep-config.ts';
 export type { LayerBarrierOptions, LayerCombineArguments, LayerDispatchArguments } from './layer/layer-arguments.ts';
 export { EPAllToAllLayoutDesc, type OffsetTensor } from './layer/layout-desc.ts';
-export type { DispatchSplits } from './layer/dispatch-splits.ts';
-export { StagedDispatch } from './layer/staged-dispatch.ts';
+export type { DispatchSplits } from './layer/expert-plan.ts';
+export { StagedDispatch } from './layer/layer-engine.ts';
 export { type OutputSize, outputSize } from './layer/output-size.ts';
 export {
   DeepEpConfig,
@@ -31,8 +31,8 @@ export {
   isDeepEpRankCount,
 } from './buffer/deepep-sizes.ts';
 export { EpLowLatency } from './low-latency/ep-low-latency.ts';
-export { type ConnectOptions, LOW_LATENCY_NOTICE, type LowLatencyView } from './low-latency/low-latency-membership.ts';
-export { LowLatencyHandle } from './low-latency/low-latency-handle.ts';
+export { type ConnectOptions, LOW_LATENCY_NOTICE, type LowLatencyView } from './low-latency/low-latency-results.ts';
+export { LowLatencyHandle } from './low-latency/low-latency-results.ts';
 export type {
   LowLatencyCombineArguments,
   LowLatencyDispatchArguments,

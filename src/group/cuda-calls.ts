@@ -1,15 +1,16 @@
 // The calls of a collective object on a GPU: barrier epochs, what the host waits for, and the error that ended the object.
 import { EP_MAX_EXPERTS, EP_MAX_RANKS, epLastEpoch } from '../abi/ep.ts';
-import { type CallWait, deadlineOf } from '../core/deadline.ts';
-import { WeftlineError } from '../core/errors.ts';
+import { type CallWait, deadlineOf, remaining } from '../core/deadline.ts';
+import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
-import { pollUntil } from '../device/cuda/cuda-event.ts';
-import { recordingOf } from '../device/cuda/cuda-graph.ts';
+import { CudaEvent, pollUntil } from '../device/cuda/cuda-event.ts';
+import { type RecordedCalls, recordingOf } from '../device/cuda/cuda-graph.ts';
+import type { CudaStream } from '../device/cuda/cuda-stream.ts';
 import { type ExpiredWait, TrapBox } from '../device/cuda/trap-box.ts';
 import type { Tensor } from '../device/tensor.ts';
 import type { RankGroup } from '../world/rank-group.ts';
 import { describeCall } from './calls.ts';
-import { RecordedCollective, type RecordingOf } from './recorded-collective.ts';
+import type { OverlapOptions } from './overlap.ts';
 
 /** How much longer the host waits than a kernel does, because the kernel's record says more. */
 const HOST_GRACE_MS = 2_000;
@@ -214,4 +215,154 @@ export function requireCudaLimits(
 function asReason(error: unknown): WeftlineError {
   if (error instanceof WeftlineError) return error;
   return new WeftlineError('WL_CLOSED', 'An earlier call on this object was given up', { cause: error });
+}
+
+// On which stream each call of a buffer runs: one after another, whatever else the device does meanwhile.
+
+export class CudaCallOrder implements Disposable {
+  readonly #device: CudaDevice;
+  /** Made by the first call that overlaps others. */
+  #own: CudaStream | undefined;
+  /** The end of the last call, once calls may run on two streams. */
+  #lastEnd: CudaEvent | undefined;
+  #lastStream: CudaStream;
+  #marked: CudaEvent | undefined;
+  /** What comes before and after a recording. */
+  #outside: { readonly lastStream: CudaStream; readonly lastEnd: CudaEvent | undefined } | undefined;
+
+  constructor(device: CudaDevice) {
+    this.#device = device;
+    this.#lastStream = device.stream;
+  }
+
+  /**
+   * The stream for the next call. Without options it is the device's: what the caller enqueued before comes first, and
+   * what comes later waits, at no cost. Fails with WL_INVALID_ARGUMENT for an event that is not a live one of CUDA.
+   */
+  begin(options: OverlapOptions): CudaStream {
+    const { previousEvent } = options;
+    const { stream } = this.#device;
+    const overlaps = previousEvent !== undefined || options.asyncFinish === true;
+    if (previousEvent !== undefined) requireEvent(previousEvent);
+    const next = overlaps ? this.#overlapping() : stream;
+    if (overlaps) next.waitFor((previousEvent as CudaEvent | undefined) ?? this.#mark(stream));
+    if (next !== this.#lastStream) next.waitFor(this.#lastEnd ?? this.#mark(this.#lastStream));
+    this.#lastStream = next;
+    return next;
+  }
+
+  /** The same for a call that the caller puts on a stream of its own. */
+  beginOn(stream: CudaStream): void {
+    if (stream !== this.#lastStream) stream.waitFor(this.#lastEnd ?? this.#mark(this.#lastStream));
+    this.#lastStream = stream;
+  }
+
+  /** After the call was enqueued: the event of a call with asyncFinish; otherwise the device's stream waits for it. */
+  end({ asyncFinish = false }: OverlapOptions): CudaEvent | undefined {
+    const { stream } = this.#device;
+    if (this.#own === undefined && this.#lastStream === stream && this.#lastEnd === undefined) return undefined;
+    this.#lastEnd ??= this.#device.createEvent();
+    this.#lastEnd.record(this.#lastStream);
+    if (asyncFinish) return this.#device.createEvent().record(this.#lastStream);
+    if (this.#lastStream !== stream) stream.waitFor(this.#lastEnd);
+    return undefined;
+  }
+
+  /** Calls that are recorded in a graph follow each other alone: what runs before is the launch's business. */
+  beginRecording(): void {
+    this.#outside = { lastStream: this.#lastStream, lastEnd: this.#lastEnd };
+    this.#lastStream = this.#device.stream;
+    this.#lastEnd = undefined;
+  }
+
+  endRecording(): void {
+    if (this.#outside === undefined) return;
+    this.#lastEnd?.[Symbol.dispose]();
+    ({ lastStream: this.#lastStream, lastEnd: this.#lastEnd } = this.#outside);
+    this.#outside = undefined;
+  }
+
+  /** Resolves when the calls so far are done. */
+  async idle(wait: CallWait = {}): Promise<void> {
+    await this.#device.stream.idle(remaining(wait));
+    await this.#own?.idle(remaining(wait));
+  }
+
+  /** Resolves when nothing of the calls runs any more, whatever became of them; the device may be lost. */
+  async drained(): Promise<void> {
+    for (const stream of [this.#device.stream, this.#own]) await stream?.drained().catch(() => {});
+  }
+
+  /** After drained(). */
+  [Symbol.dispose](): void {
+    this.#lastEnd?.[Symbol.dispose]();
+    this.#marked?.[Symbol.dispose]();
+    this.#own?.[Symbol.dispose]();
+  }
+
+  #overlapping(): CudaStream {
+    this.#own ??= this.#device.createStream({ priority: 'high' });
+    return this.#own;
+  }
+
+  /** The end of what is enqueued on a stream now. A stream that waits for an earlier mark still waits for that one. */
+  #mark(stream: CudaStream): CudaEvent {
+    this.#marked ??= this.#device.createEvent();
+    return this.#marked.record(stream);
+  }
+}
+
+function requireEvent(event: unknown): void {
+  if (event instanceof CudaEvent && !event.disposed) return;
+  throw invalidArgument('previousEvent', event, 'a live event of device.createEvent(), or of an earlier call');
+}
+
+// The calls of a collective object that a CUDA graph repeats. Its kernels count epochs and dispatches on by themselves; at each
+// launch the host counts with them, so that direct calls may follow.
+
+/** What an object's engine has to do with recordings. */
+export interface RecordingOf {
+  readonly order: CudaCallOrder;
+  /** At the first call of a recording. What it returns fails at a launch if its calls cannot be made then. */
+  readonly begin: () => () => void;
+}
+
+/** What counts the calls of an object. */
+interface CallCounts {
+  throwIfUnusable(): void;
+  countLaunch(used: { readonly epochs: number; readonly dispatches: number }): void;
+}
+
+class RecordedCollective implements RecordedCalls {
+  /** Barriers that the recorded kernels come to, and their dispatches that count. */
+  epochs = 0;
+  dispatches = 0;
+  readonly #calls: CallCounts;
+  readonly #order: CudaCallOrder;
+  readonly #requireReady: () => void;
+
+  constructor(calls: CallCounts, { order, begin }: RecordingOf) {
+    this.#calls = calls;
+    this.#order = order;
+    this.#requireReady = begin();
+    order.beginRecording();
+  }
+
+  endRecording(): void {
+    this.#order.endRecording();
+  }
+
+  requireReady(): void {
+    this.#requireReady();
+    this.#calls.throwIfUnusable();
+  }
+
+  beginLaunch(stream: CudaStream): void {
+    this.#order.beginOn(stream);
+  }
+
+  endLaunch(): void {
+    this.#calls.countLaunch(this);
+    this.#order.end({});
+  }
 }

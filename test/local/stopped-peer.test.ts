@@ -12,7 +12,7 @@ import { endpointHello, introduce } from '#lib/agent/endpoint/endpoint.js';
 import { credentialsOf } from '#lib/meeting/credentials.js';
 import { receiveHello } from '#lib/meeting/hello.js';
 import { MeetingListener } from '#lib/meeting/listener.js';
-import { encodeDescs } from '#lib/device-api/host/transfer-descs.js';
+import { encodeDescs } from '#lib/device-api/host/device-side.js';
 import { hostIdentity } from '#lib/world/host-identity.js';
 import { host, type Target, visit } from './support/listeners.ts';
 

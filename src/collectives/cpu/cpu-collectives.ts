@@ -1,27 +1,33 @@
 // Collectives of CPU ranks: through slots and channels in the window of their host, and mirrors of them on other hosts.
 import { availableParallelism } from 'node:os';
-import type { HostNetwork } from '../../group/network/host-network.ts';
-import { type StepFailure, StepRunner } from '../../group/steps.ts';
 import type { CallWait } from '../../core/deadline.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import { agreeOn } from '../../group/agree.ts';
+import type { HostNetwork } from '../../group/network/host-network.ts';
+import { PeerMemory } from '../../group/peer-memory.ts';
+import { type StepFailure, StepRunner } from '../../group/steps.ts';
 import { isCrowded } from '../../transport/host/rank-cores.ts';
+import { checkMemoryBudget } from '../../windows/memory-budget.ts';
 import type { SymmetricWindow } from '../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import type { AlgorithmTable } from '../algorithm-table.ts';
 import { type CollectiveCall, makeCollectiveCall } from '../collective-call.ts';
 import type { CollectiveEngine, PairMessage, Route } from '../collective-engine.ts';
 import { HostsFailure } from './call-failure.ts';
-import type { DataPlaces } from './data-places.ts';
-import { Mirrors } from './mirrors.ts';
-import { MovementChoice } from './movement-choice.ts';
-import { CpuMover, type Mover } from './mover.ts';
+import { MovementChoice } from './movements.ts';
+import { CpuMover, type DataPlaces, type Mover } from './mover.ts';
 import { PairMessages } from './pair-messages.ts';
-import type { MirroredWindow } from './mirrored-window.ts';
-import type { PeerMemory } from '../../group/peer-memory.ts';
 import { RankBoard } from './rank-board.ts';
-import { rankParts } from './rank-parts.ts';
 import { StagedCall } from './staged-call.ts';
-import type { CollectiveRegions } from './window-regions.ts';
+import {
+  type CollectiveRegions,
+  collectiveRegions,
+  createMirroredWindow,
+  type MirroredWindow,
+  Mirrors,
+  rankParts,
+  regionsAcrossHosts,
+} from './window-regions.ts';
 
 /** What an engine is made of, and owns. */
 interface CpuCollectivesParts extends MirroredWindow {
@@ -111,5 +117,49 @@ export class CpuCollectives implements CollectiveEngine {
       this.#mover[Symbol.dispose]();
       this.#window[Symbol.dispose]();
     }
+  }
+}
+
+// Makes the engine of a Communicator of CPU ranks: they agree, then make windows together, and links to other hosts.
+
+interface CpuCollectivesOptions extends CallWait {
+  readonly pieceBytes: number;
+  readonly directBytes: number;
+  readonly table: AlgorithmTable;
+}
+
+/** Collective; fails alike on all ranks. */
+export async function createCpuCollectives(
+  group: RankGroup,
+  device: CpuDevice,
+  { pieceBytes, directBytes, table, ...wait }: CpuCollectivesOptions,
+): Promise<CollectiveEngine> {
+  const what = 'Communicator';
+  const { hosts } = group.topology;
+  const { regions, all } = await agreeOn(
+    group,
+    {
+      what,
+      config: { pieceBytes, directBytes, algorithms: JSON.stringify(table), device: device.kind },
+      prepare: () => {
+        const own = collectiveRegions(group.size, pieceBytes);
+        const laidOut = regionsAcrossHosts(own, group.size, hosts);
+        checkMemoryBudget(what, [{ name: 'windows', bytes: laidOut.bytes, isShared: true }], { group, device });
+        return { regions: own, all: laidOut };
+      },
+    },
+    wait,
+  );
+  const of = { group, device, what, name: 'collectives', regions: all };
+  const windows = await createMirroredWindow(of, wait);
+  try {
+    const { barrier } = windows.window;
+    const memory = await PeerMemory.create(what, { group, device, barrier }, wait);
+    return new CpuCollectives({ group, device, regions, table, memory, directBytes, ...windows });
+  } catch (error) {
+    // ORDER: peers write into the window until their way to it is closed.
+    await windows.across?.network.close();
+    windows.window[Symbol.dispose]();
+    throw error;
   }
 }

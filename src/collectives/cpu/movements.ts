@@ -1,5 +1,9 @@
 // What each collective moves, piece by piece: into this rank's slot, out of the slots of the others, and results out again.
+import { reductionFormats } from '../../abi/element-formats.ts';
 import { alignUp } from '../../abi/layout.ts';
+import type { Hosts } from '../../group/network/host-routes.ts';
+import type { PeerMemory } from '../../group/peer-memory.ts';
+import { algorithmFor, type AlgorithmTable } from '../algorithm-table.ts';
 import type { CollectiveCall, CollectiveKind } from '../collective-call.ts';
 import type { Mover } from './mover.ts';
 
@@ -33,7 +37,7 @@ export interface SlotRange {
 }
 
 /** Of certain ranks; reused. */
-export interface AwaitedRanks {
+interface AwaitedRanks {
   readonly ranks: readonly number[];
   /** By rank of the list: how many posts further than this rank it must be; 0 for as far. */
   readonly ahead: readonly number[];
@@ -73,7 +77,7 @@ function readsWhole({ bytes }: Piece, _rank: number, range: SlotRange): void {
   range.bytes = bytes;
 }
 
-export function readsNothing(_piece: Piece, _rank: number, range: SlotRange): void {
+function readsNothing(_piece: Piece, _rank: number, range: SlotRange): void {
   range.first = 0;
   range.bytes = 0;
 }
@@ -325,9 +329,9 @@ export const alone: Movement = {
 };
 
 /** What moves a call in one step, and what does in shares; allToAllv has its own. */
-export type FixedKind = Exclude<CollectiveKind, 'allToAllv'>;
+type FixedKind = Exclude<CollectiveKind, 'allToAllv'>;
 
-export const atOnce: Readonly<Record<FixedKind, Movement>> = {
+const atOnce: Readonly<Record<FixedKind, Movement>> = {
   barrier,
   broadcast,
   allGather,
@@ -337,7 +341,242 @@ export const atOnce: Readonly<Record<FixedKind, Movement>> = {
   reduce: reduceAtOnce,
 };
 
-export const inShares: Readonly<Record<'allReduce' | 'reduce', Movement>> = {
+const inShares: Readonly<Record<'allReduce' | 'reduce', Movement>> = {
   allReduce: allReduceByShares,
   reduce: reduceByShares,
 };
+
+// An all-reduce along the hosts: sums go from host to host in the order of the ranks, and the result comes back the same way.
+
+/** True if each host has as many ranks as the others, and they follow each other in rank order. */
+function canChain(hosts: Hosts): boolean {
+  const size = hosts[0]!.length;
+  return (
+    hosts.length > 1 &&
+    hosts.every((ranks, host) => ranks.length === size && ranks.every((rank, at) => rank === host * size + at))
+  );
+}
+
+/** bf16 sums are rounded once, so what goes from host to host would have to be f32. */
+function isChainable({ dtype, reduction }: CollectiveCall): boolean {
+  return Object.hasOwn(reductionFormats, dtype) && (dtype !== 'bf16' || reduction !== 'sum');
+}
+
+/**
+ * Each rank of a host has a share of the piece. It takes that share's sum over the ranks of earlier hosts, adds those of its
+ * own host, and hands it on; the last host has the result, which comes back from host to host. So each host puts the tensor
+ * once in each direction, however many ranks it has, and additions keep the order of the ranks.
+ */
+class ChainMovement implements Movement {
+  readonly hasParts = false;
+  readonly steps: readonly MovementStep[];
+  /** Ranks of this host, and this one's place among them. */
+  readonly #here: readonly number[];
+  readonly #place: number;
+  /** Ranks of the hosts before and behind that have the same share. */
+  readonly #before: number | undefined;
+  readonly #behind: number | undefined;
+
+  /** `hosts` can chain. */
+  constructor(hosts: Hosts, me: number) {
+    const host = hosts.findIndex((ranks) => ranks.includes(me));
+    this.#here = hosts[host]!;
+    this.#place = this.#here.indexOf(me);
+    this.#before = hosts[host - 1]?.[this.#place];
+    this.#behind = hosts[host + 1]?.[this.#place];
+    const others = this.#here.filter((rank) => rank !== me);
+    const sums = awaited(others, this.#before);
+    const handedBack = awaited([], this.#behind);
+    const results = awaited(others, undefined);
+    this.steps = [
+      { reads: readsNothing, awaits: () => sums, take: (piece) => this.#addOwnHost(piece) },
+      {
+        reads: (piece, rank, range) => this.#readsShare(piece, rank === this.#behind, range),
+        awaits: () => handedBack,
+        take: (piece) => this.#takeBack(piece),
+      },
+      {
+        reads: (piece, rank, range) => this.#readsShare(piece, rank === this.#before, range),
+        awaits: () => results,
+        take: (piece) => this.#collect(piece),
+      },
+    ];
+  }
+
+  stages(): boolean {
+    return true;
+  }
+
+  /** All but this rank's own share, which nobody else on this host reads. */
+  stage(piece: Piece): void {
+    const { mover, me, call, offset, bytes, slot } = piece;
+    const share = this.#shareBytes(piece);
+    const [first, end] = [Math.min(bytes, this.#place * share), Math.min(bytes, (this.#place + 1) * share)];
+    mover.copy(slot(me), call.input + offset, first);
+    mover.copy(slot(me) + end, call.input + offset + end, bytes - end);
+  }
+
+  #addOwnHost(piece: Piece): void {
+    const { mover, me, call, offset, bytes, slot } = piece;
+    const share = this.#shareBytes(piece);
+    const first = Math.min(bytes, this.#place * share);
+    let sources = 0;
+    if (this.#before !== undefined) mover.sources[sources++] = slot(this.#before) + first;
+    for (const rank of this.#here) mover.sources[sources++] = (rank === me ? call.input + offset : slot(rank)) + first;
+    mover.reduce(call, sources, slot(me) + first, Math.min(share, bytes - first));
+  }
+
+  #takeBack(piece: Piece): void {
+    if (this.#behind === undefined) return;
+    const { mover, me, bytes, slot } = piece;
+    const share = this.#shareBytes(piece);
+    const first = Math.min(bytes, this.#place * share);
+    mover.copy(slot(me) + first, slot(this.#behind) + first, Math.min(share, bytes - first));
+  }
+
+  #collect(piece: Piece): void {
+    const { mover, call, offset, bytes, slot } = piece;
+    const share = this.#shareBytes(piece);
+    for (let place = 0, first = 0; place < this.#here.length && first < bytes; place++, first += share) {
+      mover.copy(call.output + offset + first, slot(this.#here[place]!) + first, Math.min(share, bytes - first));
+    }
+  }
+
+  #readsShare(piece: Piece, doesRead: boolean, range: SlotRange): void {
+    const share = doesRead ? this.#shareBytes(piece) : 0;
+    range.first = Math.min(piece.bytes, this.#place * share);
+    range.bytes = Math.min(share, piece.bytes - range.first);
+  }
+
+  #shareBytes({ bytes }: Piece): number {
+    return alignUp(Math.ceil(bytes / this.#here.length), PART_ALIGNMENT);
+  }
+}
+
+/** These, and one more that must be a post further. */
+function awaited(ranks: readonly number[], further: number | undefined): AwaitedRanks {
+  const members = further === undefined ? ranks : [...ranks, further];
+  return { ranks: members, ahead: members.map((rank) => (rank === further ? 1 : 0)) };
+}
+
+// A large allToAll between ranks of one host: each reads its parts where they lie, out of the tensors of the others.
+//
+// First all tell where their tensors are; then they read, and tell that they have. A rank whose call is in place cannot let
+// others read its tensor while it receives into it: then all see that, and move the call through the window instead.
+
+/** Of ranks that can read each other's tensors. */
+export interface DirectReads {
+  readonly memory: PeerMemory;
+  /** Bytes of a rank's tensor, above which it pays. */
+  readonly fromBytes: number;
+  /** Fails with the reason if a rank gave up the window. */
+  throwIfUnusable(): void;
+}
+
+/** In place of an address: the call is in place. No tensor lies there. */
+const IN_PLACE = 0;
+
+const staged = atOnce.allToAll;
+const stagedStep = staged.steps[0]!;
+
+export class DirectMovement implements Movement, MovementStep {
+  readonly hasParts = true;
+  readonly steps: readonly MovementStep[] = [this];
+  readonly #direct: DirectReads;
+  readonly #onPhase: (unitBytes: number) => void;
+  #phase: 'addresses' | 'done' | 'staged' = 'addresses';
+
+  /** `onPhase` is told the bytes that each part has in the next phase. */
+  constructor(direct: DirectReads, onPhase: (unitBytes: number) => void) {
+    this.#direct = direct;
+    this.#onPhase = onPhase;
+  }
+
+  /** Hot path. Whether all ranks move an allToAll of so many bytes this way. */
+  takes(bytes: number): boolean {
+    return bytes > this.#direct.fromBytes;
+  }
+
+  begin(): void {
+    this.#phase = 'addresses';
+  }
+
+  stages(): boolean {
+    return this.#phase !== 'done';
+  }
+
+  awaits(): 'all' {
+    return 'all';
+  }
+
+  stage(piece: Piece): void {
+    if (this.#phase === 'staged') {
+      staged.stage(piece);
+      return;
+    }
+    const { me, call, words, wordOf } = piece;
+    words[wordOf(me)] = call.input === call.output ? IN_PLACE : call.input;
+  }
+
+  reads(piece: Piece, rank: number, range: SlotRange): void {
+    if (this.#phase === 'staged') {
+      stagedStep.reads(piece, rank, range);
+      return;
+    }
+    range.first = 0;
+    range.bytes = this.#phase === 'addresses' ? 4 : 0;
+  }
+
+  take(piece: Piece): void {
+    if (this.#phase === 'staged') stagedStep.take(piece);
+    else if (this.#phase === 'addresses') this.#takeAddresses(piece);
+  }
+
+  #takeAddresses({ mover, ranks, me, call, elementBytes, words, wordOf }: Piece): void {
+    let isDirect = true;
+    for (let rank = 0; rank < ranks; rank++) isDirect &&= words[wordOf(rank)] !== IN_PLACE;
+    const bytes = call.count * elementBytes;
+    if (!isDirect) {
+      this.#phase = 'staged';
+      this.#onPhase(bytes);
+      return;
+    }
+    const { input, output } = call;
+    mover.copy(output + me * bytes, input + me * bytes, bytes);
+    // Each begins with its neighbour, so that not all read the same tensor.
+    for (let step = 1; step < ranks; step++) {
+      const rank = (me + step) % ranks;
+      this.#direct.memory.read(rank, words[wordOf(rank)]! + me * bytes, output + rank * bytes, bytes);
+    }
+    // ORDER: behind the reads. A rank whose call failed meanwhile has told the next phase already, and its caller may have changed
+    // the tensor since; it gave up the window before that.
+    this.#direct.throwIfUnusable();
+    // ORDER: the post of the next phase tells that this rank has read; only when all have may the call end, because its
+    // caller may then change the input. The posts before made the inputs visible.
+    this.#phase = 'done';
+    this.#onPhase(PART_ALIGNMENT);
+  }
+}
+
+// Which movement carries out a call: by the table of algorithms, and by what is possible among these hosts.
+
+export class MovementChoice {
+  readonly #table: AlgorithmTable;
+  readonly #chain: ChainMovement | undefined;
+
+  constructor(table: AlgorithmTable, hosts: Hosts, me: number) {
+    this.#table = table;
+    if (canChain(hosts)) this.#chain = new ChainMovement(hosts, me);
+  }
+
+  /** Hot path. Of a call of a fixed kind. */
+  of(call: CollectiveCall, unitBytes: number): Movement {
+    const kind = call.kind as FixedKind;
+    if (kind !== 'allReduce' && kind !== 'reduce') return atOnce[kind];
+    const algorithm = algorithmFor(this.#table[kind], unitBytes);
+    if (algorithm === 'oneStep') return atOnce[kind];
+    if (algorithm === 'chain' && kind === 'allReduce' && this.#chain !== undefined && isChainable(call))
+      return this.#chain;
+    return inShares[kind];
+  }
+}

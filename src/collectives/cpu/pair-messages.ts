@@ -1,16 +1,13 @@
 // Messages between pairs of ranks: pieces through channels in the senders' windows, all messages of a group at once.
-import { type CollectiveRegions, pieceHeader } from './window-regions.ts';
+import { type CollectiveRegions, type Mirrors, pieceHeader, type RankParts } from './window-regions.ts';
 import { wordOffsets } from '../../abi/layout.ts';
 import { dtypes } from '../../core/dtype.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { dtypeNumber, dtypeOf } from '../collective-call.ts';
 import type { PairMessage } from '../collective-engine.ts';
-import type { DataPlaces } from './data-places.ts';
-import type { Mirrors } from './mirrors.ts';
-import type { Mover } from './mover.ts';
+import type { DataPlaces, Mover } from './mover.ts';
 import type { RankBoard } from './rank-board.ts';
-import type { RankParts } from './rank-parts.ts';
 import type { Steps } from '../../group/steps.ts';
 
 const headerWord = wordOffsets(pieceHeader);

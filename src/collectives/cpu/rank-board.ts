@@ -5,15 +5,15 @@ import {
   collectiveBoard,
   type CollectiveRegion,
   type CollectiveRegions,
+  type Mirrors,
   pairCell,
+  type RankParts,
 } from './window-regions.ts';
 import { wordOffsets } from '../../abi/layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { RankBells } from '../../windows/wait.ts';
 import { type CollectiveCall, describeRecord, operationWord } from '../collective-call.ts';
-import type { Mirrors } from './mirrors.ts';
-import type { RankParts } from './rank-parts.ts';
 
 const boardWord = wordOffsets(collectiveBoard);
 const recordWord = wordOffsets(callRecord);

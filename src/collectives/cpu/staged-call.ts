@@ -4,23 +4,21 @@ import type { Steps } from '../../group/steps.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CollectiveCall } from '../collective-call.ts';
-import type { DataPlaces } from './data-places.ts';
-import { DirectMovement, type DirectReads } from './direct-movement.ts';
-import type { Mirrors } from './mirrors.ts';
-import type { MovementChoice } from './movement-choice.ts';
+import type { DataPlaces, Mover } from './mover.ts';
 import {
   alone,
   type Awaited,
+  DirectMovement,
+  type DirectReads,
   type Movement,
+  type MovementChoice,
   type MovementStep,
   PART_ALIGNMENT,
   type Piece,
   type SlotRange,
 } from './movements.ts';
-import type { Mover } from './mover.ts';
+import type { CollectiveRegions, Mirrors, RankParts, RingShape } from './window-regions.ts';
 import type { RankBoard } from './rank-board.ts';
-import type { RankParts } from './rank-parts.ts';
-import type { CollectiveRegions, RingShape } from './window-regions.ts';
 
 /** `worldRanks`: by rank of the window, for errors. `onCounts` is told the most bytes that any rank sends to any other. */
 class VariableMovement implements Movement, MovementStep {

@@ -1,9 +1,16 @@
 // What a Communicator's window holds at each rank: its board, staging slots for collectives, channels to each rank.
 import { defineLayout } from '../../abi/layout.ts';
 import { NETWORK_ABORT_BYTES, networkCellsBytes } from '../../abi/network.ts';
-import { type Hosts, maxServed } from '../../group/network/host-routes.ts';
+import type { CallWait } from '../../core/deadline.ts';
+import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import type { MemoryRange } from '../../device/tensor.ts';
+import type { HostNetwork } from '../../group/network/host-network.ts';
+import { hostRoutes, type Hosts, maxServed } from '../../group/network/host-routes.ts';
+import type { NetworkLink } from '../../group/network/network-link.ts';
+import type { OutQueue } from '../../group/network/out-queue.ts';
 import { layOutRegions, type RegionLayout } from '../../windows/region-layout.ts';
-import type { MirroredRegions } from './rank-parts.ts';
+import { SymmetricWindow } from '../../windows/symmetric-window.ts';
+import type { RankGroup } from '../../world/rank-group.ts';
 
 // What ranks of one host share for collectives: who is how far, what each calls, who sleeps, and messages between pairs.
 
@@ -135,4 +142,199 @@ export function regionsAcrossHosts(own: MirroredRegions, ranks: number, hosts: H
     aborts: ranks * NETWORK_ABORT_BYTES,
     mirrors: maxServed(hosts) * own.bytes,
   });
+}
+
+// Where each rank's part of the window can be read on this host: its own, or the mirror of a rank of another host.
+
+/** What a rank's part begins with, and what mirrors are of. */
+interface MirroredRegions {
+  readonly bytes: number;
+}
+
+/** By rank of the group, all of them. */
+export interface RankParts {
+  /** Ranks of the world. */
+  readonly ranks: readonly number[];
+  /** This rank. */
+  readonly index: number;
+  readonly addresses: readonly number[];
+  /** All of the window. */
+  readonly storage: MemoryRange;
+}
+
+/** Offset of a mirror in the part of the rank that has it. `slot`: of the mirrored rank among those that it stands for. */
+function mirrorOffset(mirrors: number, slot: number, { bytes }: MirroredRegions): number {
+  return mirrors + slot * bytes;
+}
+
+/** `mirrors`: offset of the mirrors in each part; unused on one host. */
+export function rankParts(
+  { rank: index, ranks, topology }: RankGroup,
+  window: SymmetricWindow,
+  { regions, mirrors }: { readonly regions: MirroredRegions; readonly mirrors: number },
+): RankParts {
+  const partOf = (rank: number): number => window.addresses[topology.scaleUpIndexOf(rank)]!;
+  const addresses = ranks.map((_, rank) => {
+    if (topology.hostOf(rank) === topology.hostIndex) return partOf(rank);
+    const way = hostRoutes(topology.hosts, rank).ways.find(({ host }) => host === topology.hostIndex)!;
+    return partOf(way.forwarder) + mirrorOffset(mirrors, way.slot, regions);
+  });
+  return { ranks, index, addresses, storage: window.storage };
+}
+
+// Keeps the mirrors of this rank's part on other hosts as they must be: what it writes there for others to read is put into
+// them, and what it counts is counted in them, in the same order.
+
+/** To another host. */
+interface Way {
+  /** Ranks of that host, ascending. */
+  readonly ranks: readonly number[];
+  readonly link: NetworkLink;
+  readonly queue: OutQueue;
+  /** Of the mirror, in the window's mapping there. */
+  readonly offset: number;
+}
+
+export class Mirrors {
+  readonly ways: readonly Way[];
+  readonly network: HostNetwork;
+  /** Of this rank's part. */
+  readonly #address: number;
+  readonly #wayOf: readonly (Way | undefined)[];
+  /** Whether a rank of another host has closed its side. */
+  readonly #hasClosed: (rank: number) => boolean;
+
+  /** `mirrors`: offset of the mirrors in each rank's part. `hasClosed`: as this host has heard. */
+  constructor(
+    network: HostNetwork,
+    {
+      address,
+      regions,
+      mirrors,
+      hasClosed,
+    }: {
+      readonly address: number;
+      readonly regions: MirroredRegions;
+      readonly mirrors: number;
+      readonly hasClosed: (rank: number) => boolean;
+    },
+  ) {
+    const { routes, group, channels } = network;
+    this.network = network;
+    this.#address = address;
+    this.#hasClosed = (rank) => hasClosed(rank) || (routes.peers.includes(rank) && network.link(rank).isClosed);
+    this.ways = routes.ways.map(({ forwarder, slot, ranks }, number) => ({
+      ranks,
+      link: network.link(forwarder),
+      // One channel for each: counts must come behind what they count.
+      queue: network.link(forwarder).queues[number % channels]!,
+      offset: network.offsetAt(forwarder, 0, mirrorOffset(mirrors, slot, regions)),
+    }));
+    this.#wayOf = group.ranks.map((_, rank) => this.ways.find(({ ranks }) => ranks.includes(rank)));
+  }
+
+  /** True for ranks of other hosts. */
+  has(rank: number): boolean {
+    return this.#wayOf[rank] !== undefined;
+  }
+
+  /** Hot path, as all below. Bytes of this rank's part, for the ranks of one host. They must not change until those have read them. */
+  put({ queue, offset }: Way, at: number, bytes: number): void {
+    queue.put(this.#address + at, 0, offset + at, bytes);
+  }
+
+  /** The same, for all hosts. */
+  putToAll(at: number, bytes: number): void {
+    for (const way of this.ways) this.put(way, at, bytes);
+  }
+
+  /** The same, for the host of a rank; nothing if that is this host. */
+  putTo(rank: number, at: number, bytes: number): void {
+    const way = this.#wayOf[rank];
+    if (way !== undefined) this.put(way, at, bytes);
+  }
+
+  /** One has been added to the word at the beginning of a 64-bit cell: so it is on the other hosts. */
+  countAtAll(at: number): void {
+    for (const { queue, offset } of this.ways) queue.signal(0, offset + at);
+  }
+
+  /** The same, on the host of a rank. */
+  countAt(rank: number, at: number): void {
+    const way = this.#wayOf[rank];
+    way?.queue.signal(0, way.offset + at);
+  }
+
+  /** Takes in what has come, posts what there is room for. */
+  advance(): void {
+    this.network.advance();
+  }
+
+  /** Everything was handed to the carrier, which needs no further call for it. */
+  get isPosted(): boolean {
+    for (const way of this.ways) if (!this.#isPosted(way)) return false;
+    return true;
+  }
+
+  /** Ranks to whose hosts something waits to be posted, and which may need it. */
+  unposted(): number[] {
+    return this.ways.flatMap((way) => (this.#isPosted(way) ? [] : way.ranks.filter((rank) => !this.#hasClosed(rank))));
+  }
+
+  /** The rank that takes it in may have closed its side: others of its host may still need it, until they have too. */
+  #isPosted({ link, queue, ranks }: Way): boolean {
+    return queue.isPosted || link.isGone || ranks.every(this.#hasClosed);
+  }
+}
+
+// The windows of the ranks of a collective object on CPUs, with their links to ranks of other hosts.
+
+/** Of a group on several hosts: the links, and where their parts of the windows begin. */
+interface AcrossHosts {
+  readonly network: HostNetwork;
+  readonly cells: number;
+  readonly aborts: number;
+  readonly mirrors: number;
+}
+
+export interface MirroredWindow {
+  readonly window: SymmetricWindow;
+  readonly across?: AcrossHosts;
+}
+
+interface MirroredWindowOptions {
+  readonly group: RankGroup;
+  readonly device: CpuDevice;
+  /** Of the object, for errors. */
+  readonly what: string;
+  /** Of the windows' file. */
+  readonly name: string;
+  readonly regions: ReturnType<typeof regionsAcrossHosts>;
+}
+
+/** Collective, after the ranks have agreed on the regions. Fails alike on all ranks. */
+export async function createMirroredWindow(
+  { group, device, what, name, regions: { bytes, regions } }: MirroredWindowOptions,
+  wait: CallWait,
+): Promise<MirroredWindow> {
+  // No barrier of the window is used: the calls have their own words.
+  const describeCall = (): string => what;
+  const window = await SymmetricWindow.create({ ...wait, group, device, name, bytes, describeCall });
+  if (group.topology.hosts.length === 1) return { window };
+  const offsets = {
+    cells: regions.cells.offset,
+    aborts: regions.aborts.offset,
+    mirrors: regions.mirrors.offset,
+  };
+  // Nothing goes as rows.
+  const rows = { rows: 1, rowWindow: 0 };
+  try {
+    const of = { group, device, name: what, barrier: window.barrier, windows: [window] };
+    // Loaded here, so that ranks of one host never load what links to others need.
+    const { HostNetwork: Network } = await import('../../group/network/host-network.ts');
+    return { window, across: { network: await Network.create({ ...wait, ...of, ...offsets, rows }), ...offsets } };
+  } catch (error) {
+    window[Symbol.dispose]();
+    throw error;
+  }
 }

@@ -2,31 +2,40 @@
 // what follows on the device's stream.
 import { setTimeout as sleep } from 'node:timers/promises';
 import {
+  COLLECTIVE_MAX_BLOCKS,
+  COLLECTIVE_MAX_RANKS,
   COLLECTIVE_POSTS,
+  collectiveBlock,
   collectiveShapes,
   messageBlock,
   messageDirections,
   messageFlags,
 } from '../../abi/collectives.ts';
 import { reductions } from '../../abi/element-formats.ts';
-import type { CudaCallOrder } from '../../group/cuda-call-order.ts';
-import type { CudaCalls } from '../../group/cuda-calls.ts';
-import type { OverlapOptions } from '../../group/overlap.ts';
-import type { RecordingOf } from '../../group/recorded-collective.ts';
-import type { CallWait } from '../../core/deadline.ts';
+import { type CallWait, remaining } from '../../core/deadline.ts';
+import { WeftlineError } from '../../core/errors.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { LaunchPlan } from '../../device/cuda/kernel.ts';
-import type { DeviceEvent } from '../../device/device.ts';
+import { type DeviceEvent, TensorSet } from '../../device/device.ts';
 import { Tensor } from '../../device/tensor.ts';
-import type { CudaWindow } from '../../windows/cuda-window.ts';
+import { agreeOn } from '../../group/agree.ts';
+import { CudaCallOrder, CudaCalls, type RecordingOf } from '../../group/cuda-calls.ts';
+import type { OverlapOptions } from '../../group/overlap.ts';
+import { CudaWindow } from '../../windows/cuda-window.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { type CollectiveCall, dtypeNumber, type ReducedDType } from '../collective-call.ts';
 import type { CollectiveEngine, PairMessage, Route } from '../collective-engine.ts';
-import { callWord, messageWord, signatureOf, signatureOfPlace } from './call-word.ts';
-import { type CollectiveLaunches, lanesOf } from './cuda-launches.ts';
-import type { CudaCollectiveRegions } from './cuda-regions.ts';
-import { copiesByEngines } from './engine-copies.ts';
-import type { RegisteredPlace, Registrations } from './registrations.ts';
+import type { CheckedCommunicatorOptions } from '../communicator-options.ts';
+import { callWord, explainCollectiveFailure, messageWord, signatureOf, signatureOfPlace } from './kernel-failures.ts';
+import {
+  bindCollectives,
+  type CollectiveLaunches,
+  type CudaCollectiveRegions,
+  cudaCollectiveRegions,
+  lanesOf,
+  loadCollectiveLaunches,
+} from './cuda-launches.ts';
+import { type RegisteredPlace, Registrations } from './registrations.ts';
 
 // Whether the receivers have taken all chunks of messages that this rank put into their windows: they say so in this rank's.
 
@@ -103,7 +112,7 @@ const TWO_PHASES_BYTES = 1 << 19;
 /** Kinds whose count is that of a rank's part. */
 const parted: ReadonlySet<CollectiveCall['kind']> = new Set(['allGather', 'reduceScatter', 'allToAll']);
 
-export class CudaCollectives implements CollectiveEngine {
+class CudaCollectives implements CollectiveEngine {
   readonly ordersCalls = true;
   readonly routes: readonly Route[];
   lastEvent: DeviceEvent | undefined;
@@ -309,4 +318,117 @@ export function messageBatches(messages: readonly PairMessage[], rank: number, r
     }
   }
   return batches;
+}
+
+// Makes the engine of a Communicator on GPUs of one host: the ranks agree, compile, then make windows together.
+
+/** What a rank has before the ranks agree that all have it. */
+interface Prepared extends Disposable {
+  readonly launches: CollectiveLaunches;
+  readonly blocks: Tensor;
+  readonly messageBlocks: Tensor;
+  readonly table: Tensor<'i64'>;
+}
+
+/** Collective; fails alike on all ranks. */
+export async function createCudaCollectives(
+  group: RankGroup,
+  device: CudaDevice,
+  { pieceBytes, numSms, directBytes, copyEngines, ...wait }: CallWait & CheckedCommunicatorOptions,
+): Promise<CollectiveEngine> {
+  const what = 'Communicator';
+  const config = { pieceBytes, numSms, directBytes, copyEngines, device: device.kind };
+  await agreeOn(group, { what, config, prepare: () => requireCudaRanks(group) }, wait);
+  // Compiling may fail or take long on one rank alone, so the ranks meet again after it.
+  const launches = await loadCollectiveLaunches(device).catch((error: unknown) => error as Error);
+  const prepare = (): Prepared => {
+    if (launches instanceof Error) throw launches;
+    const { set, made } = TensorSet.make(device, (tensors) => ({
+      // Where each block counts from.
+      blocks: tensors.empty('u8', [COLLECTIVE_MAX_BLOCKS, collectiveBlock.size]),
+      messageBlocks: tensors.empty('u8', [2 * COLLECTIVE_MAX_BLOCKS, messageBlock.size]),
+      table: Registrations.makeTable(tensors),
+    }));
+    for (const tensor of [made.blocks, made.messageBlocks]) device.setBytes(tensor, 0);
+    return { ...made, launches, [Symbol.dispose]: () => set[Symbol.dispose]() };
+  };
+  const parts = await agreeOn(group, { what: `${what} kernels`, config: {}, prepare, release }, wait);
+  const made: { window?: CudaWindow } = {};
+  try {
+    const regions = cudaCollectiveRegions({ ranks: group.size, pieceBytes, numSms });
+    const window = await CudaWindow.create({ ...wait, group, device, name: 'collectives', bytes: regions.bytes });
+    made.window = window;
+    await device.stream.idle(remaining(wait));
+    const calls = new CudaCalls(group, device, { explain: (trap) => explainCollectiveFailure(trap, group.ranks) });
+    const registrations = new Registrations(group, device, parts.table);
+    const { blocks, messageBlocks } = parts;
+    const bound = { window, regions, trap: calls.traps.address, blocks, messageBlocks };
+    bindCollectives(parts.launches, { ...bound, registrations: registrations.address });
+    const order = new CudaCallOrder(device);
+    return new CudaCollectives({
+      device,
+      group,
+      numSms,
+      directBytes,
+      copyEngines,
+      regions,
+      window,
+      calls,
+      order,
+      registrations,
+      messageBlocks,
+      memory: parts,
+      launches: parts.launches,
+    });
+  } catch (error) {
+    made.window?.[Symbol.dispose]();
+    release(parts);
+    throw error;
+  }
+}
+
+function requireCudaRanks({ size }: RankGroup): void {
+  if (size <= COLLECTIVE_MAX_RANKS) return;
+  throw new WeftlineError(
+    'WL_UNSUPPORTED',
+    `A Communicator on GPUs of one host has at most ${COLLECTIVE_MAX_RANKS} ranks, got ${size}: use a CpuDevice, or smaller groups (world.split)`,
+    { details: { ranks: size } },
+  );
+}
+
+function release(prepared: Prepared): void {
+  prepared[Symbol.dispose]();
+}
+
+// What each rank copies, by copy engines, in a call whose output lies at the same registered place on all ranks.
+
+interface EngineCopy {
+  /** Whose output it goes to, from its begin on. */
+  readonly rank: number;
+  readonly to: number;
+  readonly from: number;
+  readonly bytes: number;
+}
+
+/**
+ * In turns: in the n-th one a rank copies to the one n behind it, so that no link is busy for two. Undefined for calls that are
+ * no copies of whole parts, or whose output is not registered, or would reach further than a registration of some rank.
+ */
+export function copiesByEngines(
+  { kind, count, elementBytes, input, output }: CollectiveCall,
+  { rank: me, size }: Pick<RankGroup, 'rank' | 'size'>,
+  { id, leastBytes }: Readonly<RegisteredPlace>,
+): EngineCopy[] | undefined {
+  const isGather = kind === 'allGather';
+  if (!isGather && (kind !== 'allToAll' || input === output)) return undefined;
+  const bytes = count * elementBytes;
+  if (id === 0 || bytes * size > leastBytes) return undefined;
+  const copies: EngineCopy[] = [];
+  for (let turn = 0; turn < size; turn++) {
+    const rank = (me + turn) % size;
+    const from = isGather ? input : input + rank * bytes;
+    const isThere = rank === me && from === output + me * bytes;
+    if (!isThere) copies.push({ rank, to: me * bytes, from, bytes });
+  }
+  return copies;
 }

@@ -1,17 +1,27 @@
 // The kernels of a Communicator, ready to launch: what is the same for all calls is set once.
+import {
+  COLLECTIVE_MAX_BLOCKS,
+  COLLECTIVE_MAX_RANKS,
+  COLLECTIVE_POSTS,
+  type collectiveArguments,
+  collectiveFailure,
+  collectiveRecord,
+  type messageArguments,
+  messageFlags,
+  messagePost,
+} from '../../abi/collectives.ts';
 import { reductionFormats } from '../../abi/element-formats.ts';
+import { alignUp } from '../../abi/layout.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
+import type { LaunchPlan } from '../../device/cuda/kernel.ts';
 import {
   collectiveCopyKernels,
   collectiveMessageKernels,
   collectiveReductionKernels,
 } from '../../device/cuda/kernels/collectives.ts';
-import type { LaunchPlan } from '../../device/cuda/kernel.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { CudaWindow } from '../../windows/cuda-window.ts';
 import type { ReducedDType } from '../collective-call.ts';
-import type { CudaCollectiveRegions } from './cuda-regions.ts';
-import type { collectiveArguments, messageArguments } from '../../abi/collectives.ts';
 
 type CollectivePlan = LaunchPlan<keyof typeof collectiveArguments.offset>;
 type MessagePlan = LaunchPlan<keyof typeof messageArguments.offset>;
@@ -89,4 +99,56 @@ export function bindCollectives({ copies, reductions, messages }: CollectiveLaun
 /** Lanes that a message of so many bytes has, as the kernel counts them. */
 export function lanesOf(bytes: number, { lanes }: CudaCollectiveRegions): number {
   return Math.max(1, Math.min(lanes, Math.ceil(bytes / LANE_BYTES)));
+}
+
+// What lies where in the window of a CUDA rank of a Communicator.
+
+/** Steps whose slots and words are in use at once, and chunks of a message. */
+const IN_TURN = 2;
+const SLOT_ALIGNMENT = 128;
+
+interface CudaCollectiveShape {
+  readonly ranks: number;
+  readonly pieceBytes: number;
+  /** Blocks of kernels at most. */
+  readonly numSms: number;
+}
+
+export interface CudaCollectiveRegions {
+  readonly bytes: number;
+  readonly arrivals: number;
+  readonly records: number;
+  readonly flags: number;
+  readonly posts: number;
+  readonly chunks: number;
+  readonly slots: number;
+  /** Of a block, from one rank: what it takes in a step. */
+  readonly slotBytes: number;
+  readonly chunkBytes: number;
+  /** Pairs of a block that sends and one that receives. */
+  readonly lanes: number;
+}
+
+/** Failures come first. Offsets are multiples of 128. */
+export function cudaCollectiveRegions({ ranks, pieceBytes, numSms }: CudaCollectiveShape): CudaCollectiveRegions {
+  const lanes = Math.max(1, Math.floor(numSms / 2));
+  const slotBytes = alignUp(Math.ceil(pieceBytes / numSms), SLOT_ALIGNMENT);
+  const chunkBytes = alignUp(Math.ceil(pieceBytes / lanes / IN_TURN), SLOT_ALIGNMENT);
+  const cells = IN_TURN * COLLECTIVE_MAX_BLOCKS * COLLECTIVE_MAX_RANKS;
+  let end = 0;
+  const take = (bytes: number): number => {
+    const begin = end;
+    end += alignUp(bytes, SLOT_ALIGNMENT);
+    return begin;
+  };
+  take(COLLECTIVE_MAX_RANKS * collectiveFailure.size);
+  const regions = {
+    arrivals: take(cells * 8),
+    records: take(cells * collectiveRecord.size),
+    flags: take(lanes * ranks * messageFlags.size),
+    posts: take(lanes * ranks * COLLECTIVE_POSTS * messagePost.size),
+    chunks: take(lanes * ranks * IN_TURN * chunkBytes),
+    slots: take(numSms * IN_TURN * ranks * slotBytes),
+  };
+  return { ...regions, bytes: end, slotBytes, chunkBytes, lanes };
 }

@@ -2,15 +2,24 @@
 // are, adds up those that lie at one place, in the order of the workers. The root tells all below it the sums and the next
 // place; another node sends its sums up as a worker does, and hands down what comes back.
 import { reductionFormats, reductions } from '../../abi/element-formats.ts';
-import { MessageView, sparseBlocksOffset } from './message-view.ts';
+import {
+  blocksOf,
+  infinityOf,
+  lanesInUse,
+  MessageView,
+  partial,
+  result,
+  type SlotBoard,
+  type SlotShape,
+  sparseBlocksOffset,
+  strideOf,
+} from './slot-shape.ts';
 import { dtypes } from '../../core/dtype.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { Storage } from '../../device/tensor.ts';
 import { dtypeOf, type ReducedDType } from '../collective-call.ts';
 import { type ReductionTree, topLevel, type TreeChild, type TreeNode, treeOf } from './reduction-tree.ts';
-import { partial, result, type SlotBoard } from './slot-board.ts';
-import { blocksOf, infinityOf, lanesInUse, type SlotShape, strideOf } from './slot-shape.ts';
 
 interface AggregatorSlotsOptions {
   readonly board: SlotBoard;

@@ -1,5 +1,4 @@
 // What a worker's calls ask of whoever sums the blocks on their way: aggregators, or a switch that can.
-import type { CompletionFlag } from './block-completions.ts';
 import type { SparseCall, SparseTraffic } from './sparse-call.ts';
 
 /**
@@ -25,4 +24,100 @@ export interface BlockReducer {
   flagAt(address: number): CompletionFlag;
   /** Nothing of this touches tensors any more once it has resolved. */
   close(): Promise<void> | void;
+}
+
+/**
+ * The tensors of one call at a time. Blocks that count are copied into messages in the host's memory, sums from there. Hot path,
+ * but for `reserve`, `close` and `flagAt`. What a device has to do is asked for again and again: nobody rings when it is done.
+ */
+export interface TensorBlocks {
+  /** Before begin(): memory for so many elements. Without it nothing has begun: WL_MEMORY. */
+  reserve(count: number): Promise<void> | void;
+  /** The blocks are to be marked; those of the output that do not count become zero. */
+  begin(call: SparseCall): void;
+  /** True once all below may be called. */
+  isMarked(): boolean;
+  /** How many of the call's blocks count. */
+  readonly ownBlocks: number;
+  has(block: number): boolean;
+  /** Behind this one, in its lane: the next block that counts, or the lane's number above those of all blocks. */
+  next(block: number): number;
+  /** Of a block that counts: it and all before it can be copied now. */
+  isReady(block: number): boolean;
+  /** Copies neighbouring blocks that count to a message, and fills up the tensor's last one with zeros. */
+  copyOut(to: number, block: number, run: number): void;
+  /** So many sums can be taken in now. */
+  hasRoom(blocks: number): boolean;
+  /** Takes sums of neighbouring blocks from a message, which may change afterwards. */
+  copyIn(from: number, block: number, run: number): void;
+  /** All sums are taken in: true when whatever comes next on the device finds them in the output. */
+  finish(): boolean;
+  /** An i32 of the tensors' device, which goes up behind the sums that were taken in. */
+  flagAt(address: number): CompletionFlag;
+  /** Nothing of this touches tensors any more once it has resolved. */
+  close(): Promise<void> | void;
+}
+
+// Tells a kernel, or another thread, how far the output of a call is done: by a flag word that it polls, part by part, in order.
+
+/**
+ * The flag word. It goes up by one for each part, once whoever sees that sees the part's bytes. `VisibilityFlush`
+ * (native/verbs) is one for parts that a network card has written into memory of a GPU; MemoryFlag is one for bytes that this
+ * processor has copied.
+ */
+export interface CompletionFlag {
+  /** A part is written. `isLast`: isDone will be asked for, so this one's request is signalled. False if it must be told again. */
+  block(isLast: boolean): boolean;
+  /** Takes in what is done. */
+  poll(): void;
+  /** All parts up to the last one are told. */
+  readonly isDone: boolean;
+}
+
+/** An i32 in memory that threads share. */
+export class MemoryFlag implements CompletionFlag {
+  readonly isDone = true;
+  readonly #word: Int32Array;
+
+  constructor(word: Int32Array) {
+    this.#word = word;
+  }
+
+  block(): boolean {
+    // ORDER: sequentially consistent, so behind the bytes of the part.
+    Atomics.add(this.#word, 0, 1);
+    Atomics.notify(this.#word, 0);
+    return true;
+  }
+
+  poll(): void {}
+}
+
+export class BlockCompletions {
+  readonly #flag: CompletionFlag;
+  readonly #parts: number;
+  readonly #blocksPerPart: number;
+  readonly #blocks: number;
+  #told = 0;
+
+  /** `blocks`: of the call; the last part may have fewer than `blocksPerPart`. */
+  constructor(
+    flag: CompletionFlag,
+    { blocks, blocksPerPart }: { readonly blocks: number; readonly blocksPerPart: number },
+  ) {
+    this.#flag = flag;
+    this.#blocks = blocks;
+    this.#blocksPerPart = blocksPerPart;
+    this.#parts = Math.ceil(blocks / blocksPerPart);
+  }
+
+  /** Hot path. The first blocks, so many, are final. True when all parts are, and are told. */
+  processCompletions(finalBlocks: number): boolean {
+    const flag = this.#flag;
+    const isAll = finalBlocks >= this.#blocks;
+    const parts = isAll ? this.#parts : Math.floor(finalBlocks / this.#blocksPerPart);
+    while (this.#told < parts && flag.block(this.#told + 1 === this.#parts)) this.#told++;
+    flag.poll();
+    return this.#told === this.#parts && flag.isDone;
+  }
 }

@@ -1,4 +1,5 @@
 // What a GPU does for a worker's tensors, piece by piece, without waiting for the host: marks, copies, additions to flags.
+import { WeftlineError } from '../../core/errors.ts';
 import type { SparseCall } from './sparse-call.ts';
 
 /** `out`: from the tensor to the host; `in`: the other way. Work of one way is done in order. */
@@ -56,4 +57,64 @@ export interface BlockWork {
   join(): void;
   /** Resolves when none of the work is under way any more. */
   close(): Promise<void>;
+}
+
+// What a GPU does for sums with GPUs whose memory it reaches, piece by piece, without waiting for anybody.
+
+/** A run of blocks, and which of the buffers of every rank's window it goes through. */
+export interface Piece {
+  readonly first: number;
+  readonly blocks: number;
+  readonly buffer: number;
+}
+
+/** Hot path. */
+export interface DirectWork {
+  /** Bytes of a buffer for blocks. */
+  readonly pieceBytes: number;
+  readonly buffers: number;
+  /** Blocks that count here, and at any rank, once the last piece of the call is summed. */
+  readonly found: Uint32Array;
+  makeMark(way: BlockWay): WorkMark;
+  /** A call begins: its work follows all that the device's stream has to do now. */
+  begin(call: SparseCall): void;
+  /** `out`: marks the blocks, clears those of the output that do not count, and puts the others into this rank's window. */
+  share(piece: Piece): void;
+  /** `in`: adds up what all windows have. `isLast`: brings `found` to the host behind it. */
+  sum(piece: Piece, isLast: boolean): void;
+  /** Adds to an i32 behind all sums so far. */
+  tell(flag: number, parts: number): void;
+  /** Whatever the device's stream does next follows the sums so far. */
+  join(): void;
+  /** Resolves when none of the work is under way any more. */
+  close(): Promise<void>;
+}
+
+// How long a call waits for work of a GPU that does not come to its end.
+
+export class WorkPatience {
+  /** Since when marks are waited for that are not done. */
+  readonly #since = new Map<WorkMark, number>();
+
+  /** A call begins. */
+  reset(): void {
+    this.#since.clear();
+  }
+
+  /** Hot path. Whether the work is done; fails with WL_TIMEOUT when it has been asked for so long. */
+  isDone(mark: WorkMark, timeoutMs: number): boolean {
+    if (mark.isDone()) {
+      this.#since.delete(mark);
+      return true;
+    }
+    const now = performance.now();
+    const since = this.#since.get(mark);
+    if (since === undefined) this.#since.set(mark, now);
+    if (now - (since ?? now) < timeoutMs) return false;
+    throw new WeftlineError(
+      'WL_TIMEOUT',
+      `The GPU has not moved the blocks of a sparse allReduce within ${timeoutMs} ms: earlier work of device.stream may hold it up, or a kernel that polls the flag and leaves no multiprocessor free`,
+      { details: { timeoutMs } },
+    );
+  }
 }

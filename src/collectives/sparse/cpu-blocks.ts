@@ -2,10 +2,9 @@
 import { reductionFormats } from '../../abi/element-formats.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { Storage } from '../../device/tensor.ts';
-import { type CompletionFlag, MemoryFlag } from './block-completions.ts';
+import { type CompletionFlag, MemoryFlag, type TensorBlocks } from './block-reducer.ts';
 import { blocksOf, infinityOf, type SlotShape, strideOf } from './slot-shape.ts';
 import { noCall, type SparseCall } from './sparse-call.ts';
-import type { TensorBlocks } from './tensor-blocks.ts';
 
 export class CpuBlocks implements TensorBlocks {
   ownBlocks = 0;

@@ -16,10 +16,9 @@ import { sparseBlockKernels } from '../../device/cuda/kernels/collectives.ts';
 import type { LaunchPlan } from '../../device/cuda/kernel.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { BlockIndex, BlockMove, BlockWay, BlockWork, SharedBytes, WorkMark } from './block-work.ts';
-import { markLimit } from './mark-limit.ts';
+import { markLimit, WorkStreams } from './work-streams.ts';
 import { infinityOf, type SlotShape, strideOf } from './slot-shape.ts';
 import { noCall, type SparseCall } from './sparse-call.ts';
-import { WorkStreams } from './work-streams.ts';
 
 const MOVE_THREADS = 256;
 const WARPS = MOVE_THREADS / 32;

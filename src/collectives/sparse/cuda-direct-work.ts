@@ -13,11 +13,9 @@ import { sparseBlockKernels, sparseDirectKernels } from '../../device/cuda/kerne
 import type { LaunchPlan } from '../../device/cuda/kernel.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { CudaWindow } from '../../windows/cuda-window.ts';
-import type { BlockWay, WorkMark } from './block-work.ts';
-import type { DirectWork, Piece } from './direct-work.ts';
-import { markLimit } from './mark-limit.ts';
+import type { BlockWay, DirectWork, Piece, WorkMark } from './block-work.ts';
+import { markLimit, WorkStreams } from './work-streams.ts';
 import { noCall, type SparseCall } from './sparse-call.ts';
-import { WorkStreams } from './work-streams.ts';
 
 const THREADS = 256;
 const WARPS = THREADS / 32;

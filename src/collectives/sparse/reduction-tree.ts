@@ -1,5 +1,5 @@
 // Which aggregator adds up for whom: for each slot a tree whose leaves are the workers and whose nodes lie on aggregators.
-import { contribution, partial } from './slot-board.ts';
+import { contribution, partial } from './slot-shape.ts';
 
 /** A worker, or the node below. */
 export interface TreeChild {

@@ -1,5 +1,5 @@
 // A flag in memory of a GPU: parts that are done together are added in one go, behind the sums of these parts.
-import type { CompletionFlag } from './block-completions.ts';
+import type { CompletionFlag } from './block-reducer.ts';
 
 interface StagedFlagWork {
   /** Adds behind all sums that were taken in so far. */

@@ -1,15 +1,23 @@
 // Messages of sparse all-reduces in the windows of hosts: a rank writes into its own part, ranks of its host read it there,
 // those of other hosts in a mirror. Hot path.
 import { wordOffsets } from '../../abi/layout.ts';
-import { SLOT_COUNTER_BYTES, sparseBoard } from './message-view.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { MemoryRange } from '../../device/tensor.ts';
+import { layOutRegions, type RegionLayout } from '../../windows/region-layout.ts';
 import { RankBells } from '../../windows/wait.ts';
-import type { Mirrors } from '../cpu/mirrors.ts';
-import type { RankParts } from '../cpu/rank-parts.ts';
+import type { Mirrors, RankParts } from '../cpu/window-regions.ts';
 import type { ReductionTree } from './reduction-tree.ts';
-import { contribution, type MessageKind, partial, result, type SlotBoard } from './slot-board.ts';
-import type { SparseRegions } from './sparse-regions.ts';
+import {
+  contribution,
+  type MessageKind,
+  partial,
+  result,
+  SLOT_COUNTER_BYTES,
+  type SlotBoard,
+  type SlotShape,
+  sparseBoard,
+  sparseMessageBytes,
+} from './slot-shape.ts';
 
 const word = wordOffsets(sparseBoard);
 
@@ -125,4 +133,50 @@ export class WindowBoard implements SlotBoard {
   #indexOf(address: number): number {
     return (address - this.memory.address) / 4;
   }
+}
+
+// What the window of a sparse all-reduce holds at each rank: its board, and counters and messages of both kinds.
+
+type SparseRegion =
+  | 'board'
+  | 'contributionCounts'
+  | 'resultCounts'
+  | 'partialCounts'
+  | 'contributions'
+  | 'results'
+  | 'partials';
+
+export interface SparseRegions extends RegionLayout<SparseRegion> {
+  /** Room of one message, of which each slot has two. */
+  readonly messageBytes: number;
+}
+
+/** Of the longest elements. */
+export const MAX_ELEMENT_BYTES = 4;
+
+/** Which kinds of messages one rank may have to write. */
+interface SparseUse {
+  /** A worker aggregates as well. */
+  readonly hasBothRoles: boolean;
+  /** Aggregators send to aggregators. */
+  readonly isTree: boolean;
+}
+
+/** Pure. The same for all ranks; kinds of messages that no rank writes both lie in the same memory. */
+export function sparseRegions(
+  { blockSize, lanes, slots }: SlotShape,
+  { hasBothRoles, isTree }: SparseUse,
+): SparseRegions {
+  const messageBytes = sparseMessageBytes(lanes, blockSize * MAX_ELEMENT_BYTES);
+  const messages = slots * 2 * messageBytes;
+  const layout = layOutRegions<SparseRegion>({
+    board: sparseBoard.size,
+    contributionCounts: slots * SLOT_COUNTER_BYTES,
+    resultCounts: slots * SLOT_COUNTER_BYTES,
+    partialCounts: slots * SLOT_COUNTER_BYTES,
+    contributions: messages,
+    results: hasBothRoles || isTree ? messages : 'contributions',
+    partials: hasBothRoles && isTree ? messages : 'contributions',
+  });
+  return { ...layout, messageBytes };
 }

@@ -3,6 +3,7 @@ import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { CudaEvent } from '../../device/cuda/cuda-event.ts';
 import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import type { BlockWay, WorkMark } from './block-work.ts';
+import type { SparseCall } from './sparse-call.ts';
 
 class StreamMark implements WorkMark {
   readonly #event: CudaEvent;
@@ -75,4 +76,17 @@ export class WorkStreams {
     for (const mark of this.#marks) mark.dispose();
     for (const owned of [this.#begun, this.#ended, this.out, this.in]) owned[Symbol.dispose]();
   }
+}
+
+// The threshold as kernels of GPUs compare it: with the bits of a magnitude.
+
+const word = new Uint32Array(1);
+const value = new Float32Array(word.buffer);
+const MAX_WORD = 2 ** 32 - 1;
+
+/** f32 and bf16: bits of the threshold as f32, which order magnitudes as they are, and any NaN above. i32: an integer. */
+export function markLimit(dtype: SparseCall['dtype'], threshold: number): number {
+  if (dtype === 'i32') return Math.min(Math.floor(threshold), MAX_WORD);
+  value[0] = threshold;
+  return word[0]!;
 }

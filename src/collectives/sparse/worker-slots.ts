@@ -1,15 +1,23 @@
 // A worker's side of a sparse all-reduce: sends its blocks that are not zero, looks ahead to the next ones, takes the sums.
-import { MessageView, sparseBlocksOffset } from './message-view.ts';
+import {
+  blocksOf,
+  contribution,
+  infinityOf,
+  lanesInUse,
+  MessageView,
+  result,
+  type SlotBoard,
+  type SlotShape,
+  slotsInUse,
+  sparseBlocksOffset,
+  strideOf,
+} from './slot-shape.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { dtypeNumber } from '../collective-call.ts';
-import type { CompletionFlag } from './block-completions.ts';
-import type { BlockReducer } from './block-reducer.ts';
+import type { BlockReducer, CompletionFlag, TensorBlocks } from './block-reducer.ts';
 import { type ReductionTree, treeOf } from './reduction-tree.ts';
-import { contribution, result, type SlotBoard } from './slot-board.ts';
-import { blocksOf, infinityOf, lanesInUse, type SlotShape, slotsInUse, strideOf } from './slot-shape.ts';
 import { noCall, type SparseCall, type SparseTraffic } from './sparse-call.ts';
-import type { TensorBlocks } from './tensor-blocks.ts';
 
 export interface WorkerSlotsOptions {
   readonly board: SlotBoard;

@@ -12,8 +12,7 @@ import { type Out, viewAt } from '../../native/library.ts';
 import { CudaRequests } from '../service/cuda-requests.ts';
 import type { RequestShape } from '../service/request-shape.ts';
 import type { CpuKernelApi } from './cpu-kernel-api.ts';
-import type { DeviceSide, DeviceSideOptions, MappedRanges } from './device-side.ts';
-import type { DescRange, TransferDescs } from './transfer-descs.ts';
+import type { DescRange, DeviceSide, DeviceSideOptions, MappedRanges, TransferDescs } from './device-side.ts';
 
 // What the device API's kernels report to their host and what it tells them: the trap record of one DeviceHost.
 

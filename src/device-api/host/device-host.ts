@@ -1,6 +1,7 @@
 // The host of kernels that communicate: registers their memory, exchanges it with peers, gives them handles to requests.
 import { MAX_REQUEST_REMOTES } from '../../abi/device-api.ts';
-import type { ListenerAddress, MetadataStore } from '../../agent/index.ts';
+import { addressNames } from '../../agent/exchange/metadata-exchange.ts';
+import { type ListenerAddress, loadPublished, type MetadataStore } from '../../agent/index.ts';
 import { checkOptions } from '../../core/check-options.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
@@ -10,7 +11,7 @@ import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import { addressOf, viewAt } from '../../native/library.ts';
 import { isOwnMemory } from '../../native/process-memory.ts';
-import { readSettings, readToken } from '../../settings/settings.ts';
+import { readSettings, readToken, type Settings } from '../../settings/settings.ts';
 import { hostIdentity } from '../../world/host-identity.ts';
 import { queueBytes } from '../service/command-queue.ts';
 import type { Allocation } from '../service/proxy-messages.ts';
@@ -19,18 +20,27 @@ import { checkQueueLayout, queuesIn } from '../service/queue-layout.ts';
 import type { RequestShape } from '../service/request-shape.ts';
 import { CpuKernelApi } from './cpu-kernel-api.ts';
 import { CudaSide } from './cuda-side.ts';
-import type { DeviceSide, DeviceSideOptions, MappedRanges } from './device-side.ts';
 import {
   checkDeviceHostOptions,
   type DeviceHostOptions,
   writeRequestOptionNames,
   type WriteRequestOptions,
 } from './device-host-options.ts';
-import { HostPeers } from './host-peers.ts';
-import { KernelMemory } from './kernel-memory.ts';
-import { decodeDescs, type DescRange, type TransferDescs } from './transfer-descs.ts';
-import type { RegisteredVram, VramRange } from './vram-regions.ts';
-import { type WriteRequest, WriteRequests } from './write-requests.ts';
+import {
+  decodeDescs,
+  type DescRange,
+  type DeviceSide,
+  type DeviceSideOptions,
+  type MappedRanges,
+  type TransferDescs,
+} from './device-side.ts';
+import {
+  KernelMemory,
+  type RegisteredVram,
+  type VramRange,
+  type WriteRequest,
+  WriteRequests,
+} from './kernel-memory.ts';
 
 // A DeviceHost's side of the CPU: queues in shared memory, kernels are functions of TypeScript.
 
@@ -506,4 +516,73 @@ export class DeviceHost implements AsyncDisposable {
 /** Whether a stream can write 8 bytes wherever a kernel finds a multiple of 8. */
 function takesWords({ ipc }: DescRange): boolean {
   return ipc !== undefined && ipc.offset % 8 === 0;
+}
+
+// How a DeviceHost and its peers come to know each other: by metadata handed over, asked for at a listener, or published.
+
+interface PeersParts {
+  readonly settings: Settings;
+  readonly service: ProxyService;
+  readonly requests: WriteRequests;
+}
+
+/** The calls of DeviceHost say what each does. */
+class HostPeers {
+  readonly #parts: PeersParts;
+  /** Take back what this host has published. */
+  readonly #withdrawals = new Set<() => Promise<void>>();
+  #isClosing = false;
+
+  constructor(parts: PeersParts) {
+    this.#parts = parts;
+  }
+
+  async add(metadata: Uint8Array, { timeoutMs }: WaitOptions = {}): Promise<string> {
+    const { service, requests } = this.#parts;
+    const name = await service.addRemote(metadata, timeoutMs === undefined ? {} : { timeoutMs });
+    requests.addPeer(name);
+    return name;
+  }
+
+  async remove(peer: string): Promise<boolean> {
+    const { requests, service } = this.#parts;
+    requests.checkUnused('peer', ({ request }) => request.peerName === peer);
+    requests.removePeer(peer);
+    return service.removeRemote(peer);
+  }
+
+  /** Asks a listener for its metadata. Returns its name. */
+  async meet(how: 'exchange' | 'fetch', address: ListenerAddress): Promise<string> {
+    checkOptions(address, addressNames, 'address of the listener');
+    const name = await this.#parts.service.exchange(how, address);
+    if (name === undefined) throw new WeftlineError('WL_INTERNAL', `Metadata came without a name (${how})`);
+    this.#parts.requests.addPeer(name);
+    return name;
+  }
+
+  /** Tells a listener something. */
+  async tell(how: 'send' | 'invalidate', address: ListenerAddress): Promise<void> {
+    checkOptions(address, addressNames, 'address of the listener');
+    await this.#parts.service.exchange(how, address);
+  }
+
+  async publish(store: MetadataStore): Promise<void> {
+    const { service } = this.#parts;
+    const withdraw = await store.put(service.name, await service.metadata());
+    if (withdraw === undefined) return;
+    if (this.#isClosing) await withdraw();
+    else this.#withdrawals.add(withdraw);
+  }
+
+  loadPublished(store: MetadataStore, peer: string, options?: WaitOptions): Promise<string> {
+    const { settings } = this.#parts;
+    const loadRemoteMetadata = (blob: Uint8Array, wait?: WaitOptions): Promise<string> => this.add(blob, wait);
+    return loadPublished({ settings, loadRemoteMetadata }, store, peer, options);
+  }
+
+  /** Takes back what was published, and what is being published. Stores that fail are not waited for again. */
+  async withdraw(): Promise<void> {
+    this.#isClosing = true;
+    await Promise.allSettled([...this.#withdrawals].map((withdraw) => withdraw()));
+  }
 }

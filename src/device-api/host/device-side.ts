@@ -1,10 +1,10 @@
 // What a DeviceHost asks of the kind of device that it serves; the implementations are CpuSide and CudaSide.
-import type { WeftlineError } from '../../core/errors.ts';
+import { z } from '#zod';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { Tensor } from '../../device/tensor.ts';
-import type { CpuKernelApi } from './cpu-kernel-api.ts';
 import type { SharedBytes } from '../service/proxy-messages.ts';
 import type { RequestShape } from '../service/request-shape.ts';
-import type { DescRange, TransferDescs } from './transfer-descs.ts';
+import type { CpuKernelApi } from './cpu-kernel-api.ts';
 
 export interface DeviceSide extends Disposable {
   /** The GPU's ordinal; 0 on the CPU. */
@@ -57,4 +57,49 @@ export interface DeviceSideOptions {
   readonly timeoutMs: number;
   readonly queues: number;
   readonly capacity: number;
+}
+
+// Ranges of registered memory as bytes for a peer, who makes requests from them: serialised transfer descriptors.
+
+const rangeSchema = z.object({
+  /** Of the owner's registered memory, as its metadata numbers it. */
+  region: z.number().int().nonnegative(),
+  offset: z.number().int().nonnegative(),
+  bytes: z.number().int().positive(),
+  /** How another process of the host maps the GPU memory; the range begins `offset` behind the allocation's start. */
+  ipc: z
+    .object({ handle: z.string(), offset: z.number().int().nonnegative(), bytes: z.number().int().positive() })
+    .optional(),
+});
+
+const descsSchema = z.object({
+  schema: z.literal('weftline.descs/1'),
+  agent: z.string(),
+  /** Tells hosts apart: memory is mapped only on the same one. */
+  host: z.string(),
+  process: z.number().int(),
+  ranges: z.array(rangeSchema).min(1),
+});
+
+export type DescRange = z.infer<typeof rangeSchema>;
+export type TransferDescs = Omit<z.infer<typeof descsSchema>, 'schema'>;
+
+export function encodeDescs(descs: TransferDescs): Uint8Array {
+  return Buffer.from(JSON.stringify({ schema: 'weftline.descs/1', ...descs }));
+}
+
+/** Fails with WL_PROTOCOL for bytes that are none, WL_INVALID_ARGUMENT for what is not bytes. */
+export function decodeDescs(bytes: Uint8Array): TransferDescs {
+  if (!(bytes instanceof Uint8Array)) {
+    throw invalidArgument('remoteDescs', bytes, 'the Uint8Array that serializeXferDescs() of the peer returned');
+  }
+  try {
+    return descsSchema.parse(JSON.parse(Buffer.from(bytes).toString('utf8')));
+  } catch (cause) {
+    throw new WeftlineError(
+      'WL_PROTOCOL',
+      `${bytes.length} bytes are no transfer descriptors: pass what serializeXferDescs() of the peer returned`,
+      { cause },
+    );
+  }
 }

@@ -23,7 +23,7 @@ import { CudaRequests } from '../../device-api/service/cuda-requests.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import { shareOutcome } from '../../world/outcomes.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
-import type { PinnedNetworkSize } from './pinned-network-size.ts';
+import type { PinnedNetworkSize } from './network-size.ts';
 
 /** Commands of a queue: a chunk takes two, and a channel has so many operations under way at most. */
 const QUEUE_CAPACITY = 1024;

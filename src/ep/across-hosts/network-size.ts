@@ -1,9 +1,16 @@
 // What the network side of a CPU rank takes: regions of memory of its own, whose sizes follow from the configuration and
 // the ranks of each host alone. No routing needs more: a token crosses to a host once.
-import { NETWORK_ABORT_BYTES, networkCellsBytes } from '../../abi/network.ts';
-import { NETWORK_CHUNKS } from '../../group/network/chunk-size.ts';
+import { exchangeRecordBytes, REGION_ALIGNMENT } from '../../abi/exchange-record.ts';
+import { NETWORK_ABORT_BYTES, networkCellsBytes, networkChunkRows } from '../../abi/network.ts';
+import { formatBytes } from '../../core/byte-size.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import type { Device } from '../../device/device.ts';
+import type { Tensor } from '../../device/tensor.ts';
+import { NETWORK_CHUNKS, PINNED_CHUNK_BYTES } from '../../group/network/chunk-size.ts';
 import { type Hosts, maxServed } from '../../group/network/host-routes.ts';
+import { checkTensor } from '../../group/tensor-check.ts';
 import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts';
+import type { RankGroup } from '../../world/rank-group.ts';
 
 /** Per token, in bytes or numbers. */
 export interface NetworkShape {
@@ -110,4 +117,140 @@ export function networkSize(shape: NetworkShape): NetworkSize {
     hostWeights: others * sumTokens * shape.sumWeightBytes,
   });
   return { memory: 'private', bytes, regions, slot, slotBytes, sumRing: ringOf(shape) };
+}
+
+// What the network side of a GPU rank takes: pinned host memory that its kernels and its carrier read and write, whose size
+// follows from the configuration and the ranks of each host alone. No routing needs more: a token crosses to a host once.
+
+/**
+ * `cells`: signals of peers are counted there. `recordOut`, `recordIn`: records of a call, by its parity; of this rank, and
+ * a slot per source that it serves. `out`: a slot per other host: rows on their way there; in combine, what comes back.
+ * `in`: a slot per source served: rows that came; in combine, the sums that go back.
+ */
+type PinnedRegion = 'cells' | 'recordOut' | 'recordIn' | 'out' | 'in';
+
+/** What the network side of a GPU rank takes, in bytes of host memory. */
+export interface PinnedNetworkSize {
+  /** Page-locked memory of the host, mapped into the GPU. */
+  readonly memory: 'pinned';
+  readonly bytes: number;
+  readonly regions: Readonly<Record<PinnedRegion, WindowRegion>>;
+  /** Of a slot of `out` and `in`: all tokens of a rank with the most that can go with each. */
+  readonly slotBytes: number;
+  readonly recordBytes: number;
+  /** Slots of `in`. */
+  readonly maxServed: number;
+  /** Most chunks that the rows of one slot make. */
+  readonly maxChunks: number;
+}
+
+interface PinnedNetworkShape {
+  readonly hosts: Hosts;
+  /** Most tokens of any rank. */
+  readonly maxTokensPerRank: number;
+  readonly experts: number;
+  /** Most bytes of a token's row as it travels, with what goes with it; of what combine brings back for it. */
+  readonly wireRowBytes: number;
+  readonly wireSumBytes: number;
+}
+
+/** Pure; all ranks get the same, also where hosts have different numbers of ranks. */
+export function pinnedNetworkSize(shape: PinnedNetworkShape): PinnedNetworkSize {
+  const { hosts, maxTokensPerRank, experts, wireRowBytes, wireSumBytes } = shape;
+  const ranks = hosts.reduce((sum, { length }) => sum + length, 0);
+  const served = maxServed(hosts);
+  const most = Math.max(wireRowBytes, wireSumBytes);
+  const slotBytes = layOutRegions<'slot'>({ slot: maxTokensPerRank * most }).bytes;
+  const recordBytes = exchangeRecordBytes({ ranks, experts, hosts: hosts.length });
+  const { bytes, regions } = layOutRegions<PinnedRegion>({
+    cells: networkCellsBytes(ranks),
+    recordOut: 2 * recordBytes,
+    recordIn: 2 * served * recordBytes,
+    out: (hosts.length - 1) * slotBytes,
+    in: served * slotBytes,
+  });
+  const maxChunks = Math.ceil(maxTokensPerRank / networkChunkRows(PINNED_CHUNK_BYTES.least, most));
+  return { memory: 'pinned', bytes, regions, slotBytes, recordBytes, maxServed: served, maxChunks };
+}
+
+// A network side within the bytes that the caller gives it, or in memory that the caller made.
+
+/**
+ * The shape with room for as many sums as fit. All tokens for 0 bytes. Fails with WL_INVALID_ARGUMENT if what every token
+ * needs does not fit.
+ */
+export function withinRdmaBytes(shape: NetworkShape, numRdmaBytes: number): NetworkShape {
+  if (numRdmaBytes === 0) return shape;
+  const { maxTokensPerRank } = shape;
+  let [fits, tooMany] = [0, maxTokensPerRank + 1];
+  while (tooMany - fits > 1) {
+    const sumTokens = Math.floor((fits + tooMany) / 2);
+    if (networkSize({ ...shape, sumTokens }).bytes <= numRdmaBytes) fits = sumTokens;
+    else tooMany = sumTokens;
+  }
+  if (fits > 0) return { ...shape, sumTokens: fits };
+  const least = networkSize({ ...shape, sumTokens: 1 }).bytes;
+  const allowed = `0, or at least ${least} (${formatBytes(least)}) for ${maxTokensPerRank} tokens per rank over ${shape.hosts.length} hosts`;
+  throw invalidArgument('numRdmaBytes', numRdmaBytes, allowed);
+}
+
+/** The network side of a GPU is one region of its carrier, which is one view of memory. */
+const MAX_PINNED_BYTES = 2 ** 32 - 65_536;
+
+/**
+ * The same of GPUs, whose network side holds every row of a call, so it cannot be smaller. Fails with WL_INVALID_ARGUMENT, or
+ * with WL_UNSUPPORTED if it is larger than memory for a carrier can be.
+ */
+export function requirePinnedBytes(bytes: number, numRdmaBytes: number): void {
+  if (bytes > MAX_PINNED_BYTES) {
+    throw new WeftlineError(
+      'WL_UNSUPPORTED',
+      `The network side of each GPU would take ${bytes} bytes (${formatBytes(bytes)}) of pinned memory, at most ${MAX_PINNED_BYTES} (${formatBytes(MAX_PINNED_BYTES)}) are supported: use fewer tokens per rank, a group of fewer hosts, or combinePrecision "bf16"`,
+      { details: { bytes, most: MAX_PINNED_BYTES } },
+    );
+  }
+  if (numRdmaBytes === 0 || bytes <= numRdmaBytes) return;
+  const allowed = `0, or at least the ${bytes} (${formatBytes(bytes)}) of pinned memory that GPUs take with this configuration`;
+  throw invalidArgument('numRdmaBytes', numRdmaBytes, allowed);
+}
+
+/** GPUs map pinned memory that the library makes. Fails with WL_INVALID_ARGUMENT if the caller passes some. */
+export function refuseRdmaBuffer(value: unknown): void {
+  if (value === undefined) return;
+  throw invalidArgument('rdmaBuffer', value, 'none on a GPU, whose network side is pinned memory of the library');
+}
+
+/** Fails with WL_INVALID_ARGUMENT for anything but memory of the device that holds so many bytes. */
+export function checkRdmaBuffer(value: unknown, { device, bytes }: { device: Device; bytes: number }): Tensor<'u8'> {
+  const tensor = checkTensor('rdmaBuffer', value, { device, dtype: ['u8'], shape: ['bytes'] });
+  const aligned = tensor.address % REGION_ALIGNMENT === 0;
+  if (tensor.bytes >= bytes && aligned) return tensor;
+  const allowed = `at least ${bytes} bytes (${formatBytes(bytes)}) from a multiple of ${REGION_ALIGNMENT} on, or numRdmaBytes that it can hold`;
+  throw invalidArgument('rdmaBuffer', `${tensor.bytes} bytes from ${tensor.address} on`, allowed);
+}
+
+// The hosts of a group, as counts and sizes see them.
+
+/** How many hosts an exchange of counts tells apart; 0 where all ranks are on one: nothing is counted per host then. */
+export function countedHosts({ topology: { hosts } }: RankGroup): number {
+  return hosts.length === 1 ? 0 : hosts.length;
+}
+
+/** Ranks of each host of a group. */
+export function ranksOfHosts({ topology: { hosts } }: RankGroup): number[] {
+  return hosts.map(({ length }) => length);
+}
+
+/**
+ * Hosts with that many ranks each, numbered host by host: sizes depend on how many there are alone. Fails with
+ * WL_INVALID_ARGUMENT if they are not `numRanks` together.
+ */
+export function numberHosts(counts: readonly number[], numRanks: number): Hosts {
+  if (!Array.isArray(counts)) throw invalidArgument('ranksOfHosts', counts, 'a list of how many ranks each host has');
+  const sum = counts.reduce((total: number, count: unknown) => total + (typeof count === 'number' ? count : NaN), 0);
+  if (sum !== numRanks || !counts.every((count) => Number.isSafeInteger(count) && count >= 1)) {
+    throw invalidArgument('ranksOfHosts', counts, `whole numbers of at least 1 whose sum is ${numRanks}`);
+  }
+  let next = 0;
+  return counts.map((count) => Array.from({ length: count }, () => next++));
 }

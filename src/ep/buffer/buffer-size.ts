@@ -1,17 +1,25 @@
 // What an EpBuffer takes: its configuration, the regions of a rank's window and their sizes, before anything is allocated.
 import { FP8_GROUP } from '../../abi/element-formats.ts';
-import { checkOptions, isWhole, type OptionNames } from '../../core/check-options.ts';
 import { exchangeRegionBytes } from '../../abi/exchange-record.ts';
+import { networkRowBytes, networkSumBytes } from '../../abi/network.ts';
+import { checkOptions, isWhole, type OptionNames } from '../../core/check-options.ts';
+import type { WaitOptions } from '../../core/deadline.ts';
 import { invalidArgument } from '../../core/errors.ts';
-import { type CombinePrecision, combinePrecisions } from '../combine-precision.ts';
-import { numberHosts } from '../across-hosts/hosts-of.ts';
+import type { Tensor } from '../../device/tensor.ts';
 import type { Hosts } from '../../group/network/host-routes.ts';
-import { requirePinnedBytes } from '../across-hosts/rdma-bytes.ts';
-import { networkSize, type NetworkSize } from '../across-hosts/network-size.ts';
-import type { PinnedNetworkSize } from '../across-hosts/pinned-network-size.ts';
-import { bufferNetworkShape, pinnedBufferNetwork } from './buffer-network-shape.ts';
 import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts';
 import { windowFootprint } from '../../windows/symmetric-window.ts';
+import {
+  type NetworkShape,
+  networkSize,
+  type NetworkSize,
+  numberHosts,
+  type PinnedNetworkSize,
+  pinnedNetworkSize,
+  requirePinnedBytes,
+  withinRdmaBytes,
+} from '../across-hosts/network-size.ts';
+import { type CombinePrecision, combinePrecisions, sumBytes } from '../combine-precision.ts';
 
 export const MAX_TOPK = 32;
 
@@ -169,3 +177,60 @@ function checkConfig(config: EpBufferConfig, numRanks: number): void {
     throw invalidArgument('combinePrecision', combinePrecision, '"bf16" or "f32"');
   }
 }
+
+// The shape of an EpBuffer's network side, from its configuration and the ranks of each host.
+
+/** What of an EpBuffer's configuration its network side depends on. */
+interface BufferNetworkConfig {
+  readonly hidden: number;
+  readonly maxTopk: number;
+  readonly maxTokensPerRank: number;
+  readonly combinePrecision?: CombinePrecision;
+  readonly numRdmaBytes?: number;
+}
+
+/**
+ * Pure. A token has a place per rank of a host; choices of 8 bytes, weights and scales are the most that travels with it.
+ * Fails with WL_INVALID_ARGUMENT if numRdmaBytes are too few.
+ */
+export function bufferNetworkShape(config: BufferNetworkConfig, hosts: Hosts): NetworkShape {
+  const { hidden, maxTopk, maxTokensPerRank } = config;
+  const { combinePrecision = 'bf16', numRdmaBytes = 0 } = config;
+  const shape = {
+    hosts,
+    maxTokensPerRank,
+    columns: Math.max(...hosts.map(({ length }) => length)),
+    hasRanks: false,
+    topkBytes: maxTopk * 8,
+    weightBytes: maxTopk * 4,
+    scaleBytes: Math.ceil(hidden / FP8_GROUP) * 4,
+    sumBytes: sumBytes(hidden, 'bf16', combinePrecision),
+    sumWeightBytes: maxTopk * 4,
+  };
+  return withinRdmaBytes(shape, numRdmaBytes);
+}
+
+/** Of GPUs: everything that goes with a row travels behind it. Rows of bf16 are the longest. */
+function pinnedBufferNetwork(
+  { hidden, numExperts: experts }: BufferNetworkConfig & { readonly numExperts: number },
+  shape: NetworkShape,
+): PinnedNetworkSize {
+  const { hosts, maxTokensPerRank } = shape;
+  const wireRowBytes = networkRowBytes({ ...shape, rowBytes: hidden * 2, places: shape.columns });
+  const wireSumBytes = networkSumBytes(shape.sumBytes, shape.sumWeightBytes);
+  return pinnedNetworkSize({ hosts, maxTokensPerRank, experts, wireRowBytes, wireSumBytes });
+}
+
+// What EpBuffer.create() takes besides the configuration that all ranks share.
+
+/** Options of EpBuffer.create(). */
+export interface EpBufferOptions extends WaitOptions {
+  /**
+   * Memory of this rank's CPU device for the network side, `bufferSize(…).network.bytes` at least: [bytes]. Peers write to it
+   * until the buffer is closed; it stays the caller's, who disposes it after that. Made by the buffer if it is absent, and not
+   * used on one host.
+   */
+  readonly rdmaBuffer?: Tensor<'u8'>;
+}
+
+export const epBufferOptionNames: OptionNames<EpBufferOptions> = { rdmaBuffer: true, timeoutMs: true, signal: true };

@@ -1,21 +1,19 @@
 // Which rows a dispatch or a combine of this rank moved over which links, for metrics. Hot path: a few additions per rank.
 import { countRowBytes, countTokens, type EpOp, noteImbalance } from '../../core/counts.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
+import type { RoutedTokens } from '../across-hosts/routed-tokens.ts';
 import type { DispatchHandle } from './dispatch-handle.ts';
+import type { LayoutTensors } from './dispatch-layout.ts';
 
 /** Of one rank, one way. */
-export interface SentRows {
+interface SentRows {
   readonly own: number;
   readonly host: number;
   readonly network: number;
 }
 
 /** `rowsTo`: rows for each rank of the group, of which those to ranks of this host count; `network`: those to other hosts. */
-export function sentRows(
-  { rank, size, topology }: RankGroup,
-  rowsTo: (rank: number) => number,
-  network: number,
-): SentRows {
+function sentRows({ rank, size, topology }: RankGroup, rowsTo: (rank: number) => number, network: number): SentRows {
   const own = topology.hostOf(rank);
   let host = 0;
   for (let to = 0; to < size; to++) if (to !== rank && topology.hostOf(to) === own) host += rowsTo(to);
@@ -23,7 +21,7 @@ export function sentRows(
 }
 
 /** Returns their bytes. */
-export function countSentRows(op: EpOp, { own, host, network }: SentRows, rowBytes: number): number {
+function countSentRows(op: EpOp, { own, host, network }: SentRows, rowBytes: number): number {
   countRowBytes(op, 'self', own * rowBytes);
   countRowBytes(op, 'host', host * rowBytes);
   countRowBytes(op, 'network', network * rowBytes);
@@ -49,4 +47,32 @@ interface CountedRows {
   readonly group: RankGroup;
   readonly handle: DispatchHandle;
   readonly rowBytes: number;
+}
+
+// Which rows a dispatch and a combine of a layer move on CPU ranks, for metrics. Hot path: an addition per expert and rank.
+
+/** Of one dispatch, within this rank's host. */
+export interface LayerRows {
+  /** A row for each rank that holds a token. */
+  readonly byRank: SentRows;
+  /** A row for each expert of a token. */
+  readonly byExpert: SentRows;
+}
+
+export function layerRows(group: RankGroup, { numTokensPerRank, numTokensPerExpert }: LayoutTensors): LayerRows {
+  const [ranks, experts] = [numTokensPerRank.view(), numTokensPerExpert.view()];
+  const perRank = experts.length / group.size;
+  const ofExperts = (rank: number): number => {
+    let rows = 0;
+    for (let expert = rank * perRank; expert < (rank + 1) * perRank; expert++) rows += experts[expert]!;
+    return rows;
+  };
+  return { byRank: sentRows(group, (rank) => ranks[rank]!, 0), byExpert: sentRows(group, ofExperts, 0) };
+}
+
+/** To another host goes one row per token. */
+export function countLayerRows(op: EpOp, rows: SentRows, routed: RoutedTokens | undefined, rowBytes: number): void {
+  let network = 0;
+  if (routed !== undefined) for (const { count } of routed.sent) network += count;
+  countSentRows(op, { ...rows, network }, rowBytes);
 }

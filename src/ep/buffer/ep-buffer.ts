@@ -7,19 +7,28 @@ import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { Device } from '../../device/device.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
-import { type EpBufferOptions, epBufferOptionNames } from './ep-buffer-options.ts';
-import { type EpBufferConfig, type EpBufferSize, withDefaults } from './buffer-size.ts';
+import {
+  type EpBufferConfig,
+  epBufferOptionNames,
+  type EpBufferOptions,
+  type EpBufferSize,
+  withDefaults,
+} from './buffer-size.ts';
 import { CallGuard } from '../../group/call-guard.ts';
-import { checkCombine, type CombineArguments } from './combine-arguments.ts';
-import { refuseRdmaBuffer } from '../across-hosts/rdma-bytes.ts';
-import { createCpuEngine } from './cpu/create-cpu-engine.ts';
-import { checkDispatch, checkHandle, type DispatchArguments } from './dispatch-arguments.ts';
+import {
+  checkCombine,
+  checkDispatch,
+  checkHandle,
+  type CombineArguments,
+  type DispatchArguments,
+  type EpScope,
+} from './call-arguments.ts';
+import { refuseRdmaBuffer } from '../across-hosts/network-size.ts';
+import { createCpuEngine } from './cpu/cpu-engine.ts';
 import type { DispatchHandle } from './dispatch-handle.ts';
 import type { DispatchLayout } from './dispatch-layout.ts';
-import { callOptions, type EpEngine } from './engine.ts';
+import { callOptions, type CombineResult, type DispatchResult, type EpEngine } from './engine.ts';
 import { countRows } from './count-rows.ts';
-import type { CombineResult, DispatchResult } from './ep-results.ts';
-import type { EpScope } from './scope.ts';
 import { checkTensor, requireDevice, requireGroup } from '../../group/tensor-check.ts';
 
 /**

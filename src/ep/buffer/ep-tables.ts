@@ -4,7 +4,7 @@ import { type Tensor } from '../../device/tensor.ts';
 import { TensorSet } from '../../device/device.ts';
 import { type AddressTables, makeAddressTables } from '../../group/address-table.ts';
 import type { EpBufferConfig, EpBufferSize, EpRegion } from './buffer-size.ts';
-import { MAX_BIASES } from './combine-arguments.ts';
+import { MAX_BIASES } from './call-arguments.ts';
 import { emptyLayout, type LayoutShape, type LayoutTensors } from './dispatch-layout.ts';
 
 export interface EpTables extends Disposable {

@@ -11,14 +11,19 @@ import type { RankGroup } from '../../world/rank-group.ts';
 import { agreeOn } from '../../group/agree.ts';
 import { requireDevice, requireGroup } from '../../group/tensor-check.ts';
 import { checkMemoryBudget } from '../../windows/memory-budget.ts';
-import { ranksOfHosts } from '../across-hosts/hosts-of.ts';
-import { checkRdmaBuffer, refuseRdmaBuffer, requirePinnedBytes } from '../across-hosts/rdma-bytes.ts';
+import { checkRdmaBuffer, ranksOfHosts, refuseRdmaBuffer, requirePinnedBytes } from '../across-hosts/network-size.ts';
 import { isWhole } from '../../core/check-options.ts';
-import { layerPinnedSize } from './layer-pinned-size.ts';
+import {
+  grownRows,
+  initialRows,
+  layerPinnedSize,
+  type OutputRegion,
+  type OutputSize,
+  outputSize,
+} from './output-size.ts';
 import { CpuLayerMemory } from './cpu/cpu-layer-memory.ts';
 import type { CudaLayerMemory } from './cuda/cuda-layer-memory.ts';
 import { EPConfig, type TokenDType } from './ep-config.ts';
-import { grownRows, initialRows, type OutputRegion, type OutputSize, outputSize } from './output-size.ts';
 
 /** What a DispatchCombineContext is made with besides its configuration. */
 export interface ContextOptions extends WaitOptions {

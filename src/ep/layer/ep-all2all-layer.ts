@@ -16,28 +16,27 @@ import { callOptions } from '../buffer/engine.ts';
 import { overlaps, requireDevice, requireGroup } from '../../group/tensor-check.ts';
 import { createCpuLayerEngine } from './cpu/cpu-layer-engine.ts';
 import { DispatchCombineContext } from './dispatch-combine-context.ts';
-import type { EPConfig, TokenDType } from './ep-config.ts';
+import { type EPConfig, type LayerOptions, makeConfig, requireLayerOptions, type TokenDType } from './ep-config.ts';
 import {
   checkDescriptor,
   checkLayerCombine,
   checkLayerDispatch,
-  type LayerBarrierOptions,
   layerBarrierNames,
+  type LayerBarrierOptions,
   type LayerCombineArguments,
   type LayerDispatchArguments,
+  type LayerInput,
 } from './layer-arguments.ts';
-import type { LayerInput } from './layer-input.ts';
-import { type LayerOptions, makeConfig, requireLayerOptions } from './layer-options.ts';
-import type {
-  DispatchStages,
-  LayerCombineResult,
-  LayerDispatchResult,
-  LayerEngine,
-  LayerEngineOptions,
+import {
+  type DispatchStages,
+  type LayerCombineResult,
+  type LayerDispatchResult,
+  type LayerEngine,
+  type LayerEngineOptions,
+  StagedDispatch,
 } from './layer-engine.ts';
-import type { DispatchSplits } from './dispatch-splits.ts';
+import type { DispatchSplits } from './expert-plan.ts';
 import type { EPAllToAllLayoutDesc } from './layout-desc.ts';
-import { StagedDispatch } from './staged-dispatch.ts';
 import {
   ownCombine,
   ownDispatch,

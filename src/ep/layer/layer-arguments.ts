@@ -1,16 +1,14 @@
 // What the layer's dispatch and combine accept, and the checks that make sure of it before any byte moves.
 import { checkOptions, isWhole, type OptionNames } from '../../core/check-options.ts';
+import { waitOptionNames, type WaitOptions } from '../../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import type { Device } from '../../device/device.ts';
 import type { Tensor } from '../../device/tensor.ts';
-import { type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
-import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import { checkOverlap, type OverlapOptions } from '../../group/overlap.ts';
 import { checkTensor, rowAlignment } from '../../group/tensor-check.ts';
-import type { DispatchCombineContext } from './dispatch-combine-context.ts';
 import type { EPConfig, TokenDType } from './ep-config.ts';
 import { EPAllToAllLayoutDesc } from './layout-desc.ts';
-import type { LayerInput } from './layer-input.ts';
 
 /** What EPAll2AllLayer.dispatch() takes. */
 export interface LayerDispatchArguments<D extends TokenDType = 'bf16'> extends WaitOptions, OverlapOptions {
@@ -139,7 +137,7 @@ const combineOptionNames: OptionNames<LayerCombineArguments> = {
 /** Fails with WL_INVALID_ARGUMENT before anything moves. */
 export function checkLayerCombine(
   args: LayerCombineArguments<TokenDType>,
-  context: DispatchCombineContext,
+  context: { readonly device: Device; readonly config: EPConfig },
 ): CheckedLayerCombine {
   checkOptions(args, combineOptionNames, 'arguments of EPAll2AllLayer.combine');
   checkOverlap(args);
@@ -172,3 +170,15 @@ export const layerBarrierNames: OptionNames<LayerBarrierOptions> = {
   intraNodeOnly: true,
   ...waitOptionNames,
 };
+
+// The checked arguments of a layer's dispatch.
+
+export interface LayerInput {
+  readonly x: Tensor<TokenDType>;
+  readonly topkIdx: Tensor<'i32' | 'i64'>;
+  readonly topkWeights: Tensor<'f32' | 'bf16'> | undefined;
+  readonly fullScatterIndices: Tensor<'i32' | 'i64'> | undefined;
+  readonly numTokens: number;
+  /** Rows of the results; 0 for as many as come. */
+  readonly rowBound: number;
+}

@@ -1,8 +1,11 @@
 // EPAllToAllLayoutDesc: what combine needs to know of a layer dispatch.
+import { WeftlineError } from '../../core/errors.ts';
+import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { Tensor } from '../../device/tensor.ts';
-import type { RoutedTokens } from '../across-hosts/routed-tokens.ts';
-import type { LayerRows } from './cpu/count-layer-rows.ts';
-import type { HostLayout } from './host-layout.ts';
+import type { HostRoutes } from '../../group/network/host-routes.ts';
+import type { HostTokens, RoutedTokens, TokenChoices } from '../across-hosts/routed-tokens.ts';
+import type { LayerRows } from '../buffer/count-rows.ts';
+import type { EPConfig } from './ep-config.ts';
 
 /** Rows and counts, of the layer's offsetDtype. */
 export type OffsetTensor = Tensor<'i32' | 'i64'>;
@@ -143,5 +146,172 @@ export class EPAllToAllLayoutDesc implements Disposable {
 
   [Symbol.dispose](): void {
     this.dispose();
+  }
+}
+
+// What a descriptor of a layer on several hosts tells by node, as Triton-distributed lays it out. Made when it is asked for: the
+// layer itself works with shorter tables.
+
+interface HostLayoutParts {
+  readonly device: CpuDevice;
+  readonly config: EPConfig;
+  readonly routes: HostRoutes;
+  readonly routed: RoutedTokens;
+  /** i32 [1, maxTokensPerRank, K] and [T, K]. */
+  readonly rowTable: Tensor<'i32'>;
+  readonly rankTable: Tensor<'i32'>;
+  /** Of the caller's choices. */
+  readonly indexDtype: 'i32' | 'i64';
+}
+
+/** Of one node: tokens of the rank there whose place is that of this rank. */
+interface NodeTokens {
+  /** Those with an expert on this host, and the rows of their choices here; absent for this rank's own. */
+  readonly list: HostTokens | undefined;
+  /** i32 [T, K] */
+  readonly choices: Tensor<'i32'>;
+}
+
+export class HostLayout implements Disposable {
+  readonly #parts: HostLayoutParts;
+  /** What callers see, and what owns it. */
+  readonly #made = new Map<string, Tensor<'i32' | 'i64'>>();
+  readonly #owned: Tensor[] = [];
+  #disposed = false;
+
+  constructor(parts: HostLayoutParts) {
+    this.#parts = parts;
+  }
+
+  /** [nodes, 2, maxTokensPerRank], of offsetDtype. May fail with WL_MEMORY, as the others. */
+  get sendReqs(): Tensor<'i32' | 'i64'> {
+    const { config } = this.#parts;
+    return this.#make(
+      'sendReqsRecvTensor',
+      [2, config.maxTokensPerRank],
+      config.offsetDtype,
+      (cells, _node, tokens) => {
+        if (tokens.list !== undefined) fillSendRequests(cells, tokens.list.tokens.view());
+      },
+    );
+  }
+
+  /** [nodes, maxTokensPerRank, K], of the dtype of the caller's choices. */
+  get topkIndices(): Tensor<'i32' | 'i64'> {
+    const { config, indexDtype } = this.#parts;
+    return this.#make(
+      'topkIndicesTensor',
+      [config.maxTokensPerRank, config.maxTopk],
+      indexDtype,
+      (cells, _node, { choices }) => cells.set(choices.view()),
+    );
+  }
+
+  /** [nodes, maxTokensPerRank, K], of offsetDtype. */
+  get dstScatterIdx(): Tensor<'i32' | 'i64'> {
+    const { config } = this.#parts;
+    const { maxTokensPerRank, maxTopk: topk, offsetDtype } = config;
+    return this.#make('tokenDstScatterIdx', [maxTokensPerRank, topk], offsetDtype, (cells, _node, { list }) => {
+      if (list === undefined) return this.#fillOwnRows(cells);
+      const [tokens, places] = [list.tokens.view(), list.places.view()];
+      for (let i = 0; i < list.count; i++) cells.set(places.subarray(i * topk, (i + 1) * topk), tokens[i]! * topk);
+    });
+  }
+
+  /** Idempotent. */
+  [Symbol.dispose](): void {
+    this.#disposed = true;
+    for (const tensor of this.#owned) tensor.dispose();
+  }
+
+  /** This rank's own choices of experts on this host. */
+  #fillOwnRows(cells: Int32Array): void {
+    const { routes, rowTable, rankTable } = this.#parts;
+    const here = new Set(routes.hosts[routes.host]);
+    const rows = rowTable.view();
+    for (const [cell, rank] of rankTable.view().entries()) if (here.has(rank)) cells[cell] = rows[cell]!;
+  }
+
+  #make(
+    name: string,
+    shape: readonly number[],
+    dtype: 'i32' | 'i64',
+    fill: (cells: Int32Array, node: number, tokens: NodeTokens) => void,
+  ): Tensor<'i32' | 'i64'> {
+    const before = this.#made.get(name);
+    if (before !== undefined) return before;
+    if (this.#disposed) throw new WeftlineError('WL_CLOSED', `Cannot make ${name} of a disposed descriptor`);
+    const { device, routes } = this.#parts;
+    const perNode = shape.reduce((product, extent) => product * extent, 1);
+    const values = new Int32Array(routes.hosts.length * perNode).fill(-1);
+    for (const node of routes.hosts.keys()) {
+      const tokens = this.#tokensOf(node);
+      if (tokens !== undefined) fill(values.subarray(node * perNode, (node + 1) * perNode), node, tokens);
+    }
+    const tensor: Tensor<'i32' | 'i64'> = device.empty(dtype, [routes.hosts.length, ...shape]);
+    const view = tensor.view();
+    if (view instanceof BigInt64Array) view.set(BigInt64Array.from(values, BigInt));
+    else view.set(values);
+    this.#owned.push(tensor);
+    const shown = tensor.reshape(tensor.shape);
+    this.#made.set(name, shown);
+    return shown;
+  }
+
+  /** Undefined for a host that has fewer ranks than this rank's place. */
+  #tokensOf(node: number): NodeTokens | undefined {
+    const { routes, routed } = this.#parts;
+    const { own, served } = routed.choices as TokenChoices;
+    if (node === routes.host) return { list: undefined, choices: own };
+    const slot = routes.served.findIndex((source) => source.host === node && source.hasSamePlace);
+    return slot === -1 ? undefined : { list: routed.served[slot], choices: served[slot]! };
+  }
+}
+
+// Send requests as Triton-distributed has them: ranges of consecutive tokens that go to a node.
+
+/** A range does not reach beyond its tile. */
+const TILE_TOKENS = 256;
+
+/**
+ * [nodes, 2, maxTokensPerRank]: ranges of this rank's tokens that chose an expert of each other node; -1 behind them and for the
+ * own node.
+ * @param ids [T, K]; what is no expert is left out.
+ * @param hostOf Of each expert.
+ * @param of The own node, how many there are, choices of a token and the most tokens.
+ */
+export function sendRequests(
+  ids: Int32Array | BigInt64Array,
+  hostOf: readonly number[],
+  of: { readonly host: number; readonly hosts: number; readonly maxTopk: number; readonly maxTokensPerRank: number },
+): Int32Array {
+  const { host, hosts, maxTopk, maxTokensPerRank } = of;
+  const requests = new Int32Array(hosts * 2 * maxTokensPerRank).fill(-1);
+  for (let node = 0; node < hosts; node++) {
+    if (node === host) continue;
+    const tokens: number[] = [];
+    for (let token = 0; token < ids.length / maxTopk; token++) {
+      const choices = ids.subarray(token * maxTopk, (token + 1) * maxTopk);
+      if (choices.some((expert: number | bigint) => hostOf[Number(expert)] === node)) tokens.push(token);
+    }
+    fillSendRequests(
+      requests.subarray(node * 2 * maxTokensPerRank, (node + 1) * 2 * maxTokensPerRank),
+      Int32Array.from(tokens),
+    );
+  }
+  return requests;
+}
+
+/**
+ * Puts the ranges of the tokens, which ascend, to the first of `cells`: [2, maxTokensPerRank], the starts and then the ends, each
+ * end exclusive. The rest stays as it is.
+ */
+export function fillSendRequests(cells: Int32Array, tokens: Int32Array): void {
+  const ends = cells.length / 2;
+  let ranges = 0;
+  for (const [i, token] of tokens.entries()) {
+    const follows = i > 0 && tokens[i - 1] === token - 1 && token % TILE_TOKENS !== 0;
+    if (!follows) cells[ranges++] = token;
+    cells[ends + ranges - 1] = token + 1;
   }
 }

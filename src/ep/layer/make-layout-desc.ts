@@ -2,10 +2,9 @@
 import type { DType } from '../../core/dtype.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { RoutedTokens } from '../across-hosts/routed-tokens.ts';
-import type { LayerRows } from './cpu/count-layer-rows.ts';
-import type { HostLayout } from './host-layout.ts';
-import type { LayerInput } from './layer-input.ts';
-import { type CrossingTables, EPAllToAllLayoutDesc, type OffsetTensor } from './layout-desc.ts';
+import type { LayerRows } from '../buffer/count-rows.ts';
+import { type CrossingTables, EPAllToAllLayoutDesc, type HostLayout, type OffsetTensor } from './layout-desc.ts';
+import type { LayerInput } from './layer-arguments.ts';
 
 interface DispatchTables {
   readonly owner: object;

@@ -1,15 +1,25 @@
 // What a layer's memory takes: its output, one row per received (token, expert), sized by capacity, and what does not grow.
 import { exchangeRegionBytes } from '../../abi/exchange-record.ts';
 import { alignUp } from '../../abi/layout.ts';
+import { networkChoiceRowBytes, networkSumBytes } from '../../abi/network.ts';
+import { isWhole } from '../../core/check-options.ts';
 import { dtypes } from '../../core/dtype.ts';
 import { invalidArgument } from '../../core/errors.ts';
-import { isWhole } from '../../core/check-options.ts';
+import type { Hosts } from '../../group/network/host-routes.ts';
 import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts';
 import { windowFootprint } from '../../windows/symmetric-window.ts';
-import { numberHosts } from '../across-hosts/hosts-of.ts';
-import { networkSize, type NetworkSize } from '../across-hosts/network-size.ts';
+import type { RankGroup } from '../../world/rank-group.ts';
+import {
+  type NetworkShape,
+  networkSize,
+  type NetworkSize,
+  numberHosts,
+  type PinnedNetworkSize,
+  pinnedNetworkSize,
+  withinRdmaBytes,
+} from '../across-hosts/network-size.ts';
+import { sumBytes } from '../combine-precision.ts';
 import { EPConfig } from './ep-config.ts';
-import { layerNetworkShape } from './layer-network-shape.ts';
 
 /** Reallocation rounds rows up to this, so that growth comes in few steps. */
 const ROW_STEP = 1024;
@@ -89,4 +99,50 @@ function sizeOn(config: EPConfig, capacityRows: number, ranksOfHosts: readonly n
 function evenHosts({ worldSize, localWorldSize }: EPConfig): number[] {
   const hosts = Math.ceil(worldSize / localWorldSize);
   return Array.from({ length: hosts }, (_, host) => Math.min(localWorldSize, worldSize - host * localWorldSize));
+}
+
+/** Pure. A token has a place per choice. Fails with WL_INVALID_ARGUMENT if numRdmaBytes are too few. */
+export function layerNetworkShape(config: EPConfig, hosts: Hosts): NetworkShape {
+  const shape = {
+    hosts,
+    maxTokensPerRank: config.maxTokensPerRank,
+    columns: config.maxTopk,
+    hasRanks: true,
+    // Expert ids of all tokens, for the layout descriptor.
+    topkBytes: config.maxTopk * 4,
+    weightBytes: config.maxTopk * dtypes[config.weightDtype].bytes,
+    scaleBytes: 0,
+    sumBytes: sumBytes(config.hidden, config.tokenDtype, config.combinePrecision),
+    sumWeightBytes: 0,
+  };
+  return withinRdmaBytes(shape, config.numRdmaBytes);
+}
+
+// What the network side of a layer on GPUs takes, from its configuration and the ranks of each host.
+
+/** Undefined in a group on one host. A row of a token travels once to a host, with the places of all its choices there. */
+export function layerPinnedSize(
+  {
+    maxTokensPerRank,
+    maxTopk: topk,
+    hidden,
+    numExperts: experts,
+    rowBytes,
+    tokenDtype,
+    weightDtype,
+    combinePrecision,
+  }: EPConfig,
+  { topology: { hosts } }: Pick<RankGroup, 'topology'>,
+): PinnedNetworkSize | undefined {
+  if (hosts.length === 1) return undefined;
+  const ranks = Math.max(...hosts.map(({ length }) => length));
+  const weightBytes = dtypes[weightDtype].bytes;
+  const wireRowBytes = networkChoiceRowBytes({ rowBytes, topk, ranks, weightBytes });
+  const wireSumBytes = networkSumBytes(sumBytes(hidden, tokenDtype, combinePrecision), 0);
+  return pinnedNetworkSize({ hosts, maxTokensPerRank, experts, wireRowBytes, wireSumBytes });
+}
+
+/** Sums cross the network as f32, unlike the rows. */
+export function isWideSum({ tokenDtype, combinePrecision }: EPConfig): boolean {
+  return combinePrecision === 'f32' && tokenDtype !== 'f32';
 }

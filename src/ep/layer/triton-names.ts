@@ -3,9 +3,8 @@ import type { WaitOptions } from '../../core/deadline.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import type { Tensor } from '../../device/tensor.ts';
-import type { TokenDType } from './ep-config.ts';
+import type { LayerOptions, TokenDType } from './ep-config.ts';
 import type { LayerBarrierOptions, LayerCombineArguments, LayerDispatchArguments } from './layer-arguments.ts';
-import type { LayerOptions } from './layer-options.ts';
 import type { EPAllToAllLayoutDesc } from './layout-desc.ts';
 
 /** LayerOptions under the document's names. */

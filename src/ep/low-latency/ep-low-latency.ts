@@ -23,16 +23,22 @@ import {
   readsInPlace,
 } from './low-latency-arguments.ts';
 import type { LowLatencyEngine, LowLatencyWait, SentCombine } from './low-latency-engine.ts';
-import type { LowLatencyHandle } from './low-latency-handle.ts';
-import type { ConnectOptions, LowLatencyMembership, LowLatencyView } from './low-latency-membership.ts';
 import type {
+  ConnectOptions,
   LowLatencyCombineResult,
   LowLatencyDispatchResult,
+  LowLatencyHandle,
+  LowLatencyMembership,
+  LowLatencyView,
   PendingCombine,
   PendingDispatch,
 } from './low-latency-results.ts';
-import type { LowLatencyScope } from './low-latency-scope.ts';
-import { type LowLatencyConfig, type LowLatencySize, withLowLatencyDefaults } from './low-latency-size.ts';
+import {
+  type LowLatencyConfig,
+  type LowLatencyScope,
+  type LowLatencySize,
+  withLowLatencyDefaults,
+} from './low-latency-size.ts';
 
 /** What makes one of them on a device. */
 interface MadeLowLatency {

@@ -6,9 +6,8 @@ import { checkOptions, type OptionNames, requireFlag } from '../../core/check-op
 import type { WaitOptions } from '../../core/deadline.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import type { MemoryRange, Tensor } from '../../device/tensor.ts';
-import { LowLatencyHandle } from './low-latency-handle.ts';
-import type { LowLatencyRows, LowLatencyScaledRows } from './low-latency-results.ts';
-import type { LowLatencyScope } from './low-latency-scope.ts';
+import { LowLatencyHandle, type LowLatencyRows, type LowLatencyScaledRows } from './low-latency-results.ts';
+import type { LowLatencyScope } from './low-latency-size.ts';
 
 /** How scales of fp8 rows are written: f32, f32 rounded up to powers of two, or the exponents of those, packed. */
 export type LowLatencyScales = keyof typeof lowLatencyScales;

@@ -1,10 +1,8 @@
 // What EpLowLatency asks of the engine that carries its calls out; one per kind of device. Arguments were checked before.
 import type { Deadline } from '../../core/deadline.ts';
 import type { MemoryRange, Tensor } from '../../device/tensor.ts';
-import type { LowLatencyHandle } from './low-latency-handle.ts';
+import type { LowLatencyDispatchResult, LowLatencyHandle, LowLatencyMembership } from './low-latency-results.ts';
 import type { CheckedLowLatencyCombine, CheckedLowLatencyDispatch } from './low-latency-arguments.ts';
-import type { LowLatencyMembership } from './low-latency-membership.ts';
-import type { LowLatencyDispatchResult } from './low-latency-results.ts';
 
 export interface LowLatencyWait {
   readonly deadline: Deadline;

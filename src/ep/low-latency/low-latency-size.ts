@@ -9,12 +9,14 @@ import {
   lowLatencyMember,
 } from '../../abi/low-latency.ts';
 import { checkOptions, isWhole, type OptionNames } from '../../core/check-options.ts';
-import { invalidArgument, show } from '../../core/errors.ts';
-import { lowLatencyBell, lowLatencyCell } from './members/low-latency-cells.ts';
-import { memberBoardLayout } from './cuda/member-board-layout.ts';
+import { invalidArgument, show, WeftlineError } from '../../core/errors.ts';
+import type { Device } from '../../device/device.ts';
 import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts';
 import { windowFootprint } from '../../windows/symmetric-window.ts';
+import type { RankGroup } from '../../world/rank-group.ts';
 import { MAX_TOPK } from '../buffer/buffer-size.ts';
+import { memberBoardLayout } from './cuda/member-board-layout.ts';
+import { lowLatencyBell, lowLatencyCell } from './members/low-latency-cells.ts';
 
 /** What an EpLowLatency is made for. All ranks pass the same. */
 export interface LowLatencyConfig {
@@ -262,4 +264,21 @@ function checkConfig(config: LowLatencyConfig, numRanks: number): void {
 function requireWord(name: string, value: unknown, words: readonly string[]): void {
   if (value === undefined || (words as readonly unknown[]).includes(value)) return;
   throw invalidArgument(name, value, words.map((word) => `"${word}"`).join(' or '));
+}
+
+// What belongs together for all parts of one EpLowLatency; handles name it as their owner.
+
+export interface LowLatencyScope<D extends Device = Device> {
+  readonly group: RankGroup;
+  readonly device: D;
+  readonly config: Readonly<Required<LowLatencyConfig>>;
+  readonly size: LowLatencySize;
+}
+
+/** Fails with WL_UNSUPPORTED for ranks on several hosts. */
+export function requireOneHost({ topology }: RankGroup): void {
+  const { length } = topology.hosts;
+  if (length === 1) return;
+  const message = `EpLowLatency works within one host for now, and the group's ranks are on ${length}: use EpBuffer there`;
+  throw new WeftlineError('WL_UNSUPPORTED', message, { details: { hosts: length } });
 }

@@ -5,7 +5,7 @@ import { packageFile } from '../../core/package-file.ts';
 import { readSettings } from '../../settings/settings.ts';
 import { WorkerLink } from '../../threads/worker-link.ts';
 import type { ExpertPlan } from './expert-plan.ts';
-import { checkRebalance, type RebalanceOptions } from './rebalance-options.ts';
+import { checkRebalance, type RebalanceOptions } from './rebalance.ts';
 import type { RebalanceCalls, RebalanceRequest } from './rebalance-worker.ts';
 
 /**

@@ -2,8 +2,7 @@
 import type { MessagePort } from 'node:worker_threads';
 import { WorkerPort } from '../../threads/worker-port.ts';
 import type { ExpertPlan } from './expert-plan.ts';
-import { rebalanceExperts } from './rebalance.ts';
-import type { RebalanceOptions } from './rebalance-options.ts';
+import { rebalanceExperts, type RebalanceOptions } from './rebalance.ts';
 
 /** What the thread is asked. */
 export interface RebalanceRequest {

@@ -4,7 +4,7 @@ import { addressOfAgent } from '../../agent/agent-address.ts';
 import { type BackendName, backendNames } from '../../agent/backends/backend-table.ts';
 import { asWeftlineError, invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { DeviceHost } from '../../device-api/host/device-host.ts';
-import type { RegisteredVram } from '../../device-api/host/vram-regions.ts';
+import type { RegisteredVram } from '../../device-api/host/kernel-memory.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { twoProcessKernels } from '../../device/cuda/kernels/device-api.ts';

@@ -4,7 +4,7 @@ import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { median } from '../../core/quantile.ts';
 import { type ScaledRows, Tensor } from '../../device/tensor.ts';
 import { EpBuffer } from '../../ep/buffer/ep-buffer.ts';
-import type { DispatchResult } from '../../ep/buffer/ep-results.ts';
+import type { DispatchResult } from '../../ep/buffer/engine.ts';
 import type { CombinePrecision } from '../../ep/combine-precision.ts';
 import { EPAll2AllLayer } from '../../ep/layer/ep-all2all-layer.ts';
 import type { LayerDispatchResult } from '../../ep/layer/layer-engine.ts';

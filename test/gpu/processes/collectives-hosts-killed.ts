@@ -1,5 +1,5 @@
 // One rank kills itself in a phase of a call on GPUs of several hosts; the others print how they were told: argv = phase, rank.
-import { StreamMover } from '#lib/collectives/hosts/stream-mover.js';
+import { StreamMover } from '#lib/collectives/hosts/hosts-collectives.js';
 import type { WeftlineError } from 'weftline';
 import { Communicator } from 'weftline/collectives';
 import { join } from 'weftline/world';

@@ -1,10 +1,13 @@
 // A Communicator of CPU ranks that moves its bytes as one on GPUs of several hosts does: later than it is told to, and through
 // slots beside the windows of its host.
-import { createMirroredWindow } from '#lib/collectives/cpu/mirrored-window.js';
+import {
+  collectiveRegions,
+  createMirroredWindow,
+  rankParts,
+  regionsAcrossHosts,
+} from '#lib/collectives/cpu/window-regions.js';
 import { CpuCollectives } from '#lib/collectives/cpu/cpu-collectives.js';
 import { CpuMover } from '#lib/collectives/cpu/mover.js';
-import { rankParts } from '#lib/collectives/cpu/rank-parts.js';
-import { collectiveRegions, regionsAcrossHosts } from '#lib/collectives/cpu/window-regions.js';
 import { algorithmTable, type AlgorithmTable } from '#lib/collectives/algorithm-table.js';
 import { SymmetricWindow } from '#lib/windows/symmetric-window.js';
 import type { CpuDevice } from 'weftline';

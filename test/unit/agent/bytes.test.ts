@@ -14,7 +14,7 @@ import { UcxKeys } from '#lib/agent/backends/ucx/ucx-memories.js';
 import { decodeMetadata, encodeMetadata } from '#lib/agent/metadata.js';
 import { copyOf } from '#lib/core/bytes.js';
 import { parseHeader } from '#lib/programs/moe/safetensors-header.js';
-import { decodeDescs, encodeDescs } from '#lib/device-api/host/transfer-descs.js';
+import { decodeDescs, encodeDescs } from '#lib/device-api/host/device-side.js';
 import { encodeFrame, FrameReader, memberLimits } from '#lib/meeting/frames.js';
 import { emptyShapes, shapesOf } from '../support/byte-shapes.ts';
 

@@ -1,7 +1,7 @@
 // A recording would take in the later steps of calls that the host makes, so it is refused while they run.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import type { CudaCallOrder } from '#lib/group/cuda-call-order.js';
+import type { CudaCallOrder } from '#lib/group/cuda-calls.js';
 import type { CollectiveCall } from '#lib/collectives/collective-call.js';
 import { HostsCollectives, type HostsCollectivesParts } from '#lib/collectives/hosts/hosts-collectives.js';
 import { CudaContext } from '#lib/device/cuda/cuda-context.js';

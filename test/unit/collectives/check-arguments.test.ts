@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { CpuDevice } from 'weftline';
 import type { RankGroup } from 'weftline/world';
-import { readAllToAllv } from '#lib/collectives/check-arguments.js';
+import { readAllToAllv } from '#lib/collectives/call-arguments.js';
 import { makeCollectiveCall } from '#lib/collectives/collective-call.js';
 import { withCode } from '../../support/with-code.ts';
 

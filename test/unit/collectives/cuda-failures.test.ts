@@ -5,9 +5,14 @@ import { collectiveFailures, messageBlock, messageDirections, messageFlags } fro
 import { trapReasons } from '#lib/abi/trap-record.js';
 import { makeCollectiveCall } from '#lib/collectives/collective-call.js';
 import type { PairMessage } from '#lib/collectives/collective-engine.js';
-import { callWord, describeCallWord, messageWord, signatureOf } from '#lib/collectives/cuda/call-word.js';
-import { cudaCollectiveRegions } from '#lib/collectives/cuda/cuda-regions.js';
-import { explainCollectiveFailure } from '#lib/collectives/cuda/kernel-failures.js';
+import {
+  callWord,
+  describeCallWord,
+  explainCollectiveFailure,
+  messageWord,
+  signatureOf,
+} from '#lib/collectives/cuda/kernel-failures.js';
+import { cudaCollectiveRegions } from '#lib/collectives/cuda/cuda-launches.js';
 import { areTaken, messageBatches } from '#lib/collectives/cuda/cuda-collectives.js';
 
 const call = makeCollectiveCall(8);

@@ -4,9 +4,13 @@ import test from 'node:test';
 import { collectiveFailures } from '#lib/abi/collectives.js';
 import { trapReasons } from '#lib/abi/trap-record.js';
 import { makeCollectiveCall } from '#lib/collectives/collective-call.js';
-import { callWord, describeCallWord, signatureOfPlace } from '#lib/collectives/cuda/call-word.js';
-import { copiesByEngines } from '#lib/collectives/cuda/engine-copies.js';
-import { explainCollectiveFailure } from '#lib/collectives/cuda/kernel-failures.js';
+import {
+  callWord,
+  describeCallWord,
+  explainCollectiveFailure,
+  signatureOfPlace,
+} from '#lib/collectives/cuda/kernel-failures.js';
+import { copiesByEngines } from '#lib/collectives/cuda/cuda-collectives.js';
 
 const place = { id: 1, offset: 512, within: 0, leastBytes: 1 << 20 };
 const call = {

@@ -3,7 +3,15 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { CpuDevice, WeftlineError } from 'weftline';
 import { referenceSparseSum } from 'weftline/reference';
-import { sparseMessageBytes } from '#lib/collectives/sparse/message-view.js';
+import {
+  contribution,
+  type MessageKind,
+  partial,
+  result,
+  type SlotBoard,
+  type SlotShape,
+  sparseMessageBytes,
+} from '#lib/collectives/sparse/slot-shape.js';
 import { AggregatorSlots } from '#lib/collectives/sparse/aggregator-slots.js';
 import { CpuBlocks } from '#lib/collectives/sparse/cpu-blocks.js';
 import {
@@ -13,8 +21,6 @@ import {
   type TreesOptions,
   treeOf,
 } from '#lib/collectives/sparse/reduction-tree.js';
-import { contribution, type MessageKind, partial, result, type SlotBoard } from '#lib/collectives/sparse/slot-board.js';
-import type { SlotShape } from '#lib/collectives/sparse/slot-shape.js';
 import { StagedBlocks } from '#lib/collectives/sparse/staged-blocks.js';
 import { WorkerSlots } from '#lib/collectives/sparse/worker-slots.js';
 import { seededRandom } from '#lib/core/seeded-random.js';

@@ -10,7 +10,7 @@ import { Deadline } from '#lib/core/deadline.js';
 import { LowLatencyCells } from '#lib/ep/low-latency/members/low-latency-cells.js';
 import { LowLatencyJoining } from '#lib/ep/low-latency/members/low-latency-joining.js';
 import { LowLatencyMembers } from '#lib/ep/low-latency/members/low-latency-members.js';
-import { LOW_LATENCY_NOTICE } from '#lib/ep/low-latency/low-latency-membership.js';
+import { LOW_LATENCY_NOTICE } from '#lib/ep/low-latency/low-latency-results.js';
 import type { SymmetricWindow } from '#lib/windows/symmetric-window.js';
 
 const device = await CpuDevice.create();

@@ -8,8 +8,7 @@ import { lowLatencyChoice, lowLatencyFlags } from '#lib/abi/low-latency.js';
 import type { CudaDevice } from '#lib/device/cuda/cuda-device.js';
 import type { MemoryRange } from '#lib/device/tensor.js';
 import { emptyRegions } from '#lib/ep/low-latency/cuda/prepare-parts.js';
-import type { LowLatencyScope } from '#lib/ep/low-latency/low-latency-scope.js';
-import { withLowLatencyDefaults } from '#lib/ep/low-latency/low-latency-size.js';
+import { type LowLatencyScope, withLowLatencyDefaults } from '#lib/ep/low-latency/low-latency-size.js';
 import { withCode } from '../../support/with-code.ts';
 
 const config = { maxTokensPerRank: 128, hidden: 7168, numExperts: 288, maxTopk: 8 };

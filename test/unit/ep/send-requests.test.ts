@@ -1,7 +1,7 @@
 // Ranges of tokens for another node: consecutive ones together, none beyond its tile of 256.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { fillSendRequests, sendRequests } from '#lib/ep/layer/send-requests.js';
+import { fillSendRequests, sendRequests } from '#lib/ep/layer/layout-desc.js';
 
 test('ranges end where tokens are missing, and at each tile', () => {
   const cells = new Int32Array(2 * 8).fill(-1);

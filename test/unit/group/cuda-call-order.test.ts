@@ -5,8 +5,7 @@ import type { CudaDevice } from 'weftline';
 import { CudaContext } from '#lib/device/cuda/cuda-context.js';
 import { CudaEvent } from '#lib/device/cuda/cuda-event.js';
 import { CudaStream } from '#lib/device/cuda/cuda-stream.js';
-import { CudaCallOrder } from '#lib/group/cuda-call-order.js';
-import { numberAfter } from '#lib/group/cuda-calls.js';
+import { CudaCallOrder, numberAfter } from '#lib/group/cuda-calls.js';
 import { pretendDriver } from '../support/pretended-driver.ts';
 
 interface Pretended {

@@ -2,8 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { type CudaDevice, readSettings } from 'weftline';
-import { CudaCallOrder } from '#lib/group/cuda-call-order.js';
-import { CudaCalls } from '#lib/group/cuda-calls.js';
+import { CudaCallOrder, CudaCalls } from '#lib/group/cuda-calls.js';
 import { CudaContext } from '#lib/device/cuda/cuda-context.js';
 import { CudaEvent } from '#lib/device/cuda/cuda-event.js';
 import { captureGraph } from '#lib/device/cuda/cuda-graph.js';

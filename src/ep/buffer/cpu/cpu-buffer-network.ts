@@ -6,20 +6,14 @@ import { type Tensor } from '../../../device/tensor.ts';
 import { TensorSet } from '../../../device/device.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import { HostExchange } from '../../across-hosts/host-exchange.ts';
-import { HostCalls } from '../../across-hosts/host-calls.ts';
-import type { HostTokens, RoutedTokens } from '../../across-hosts/routed-tokens.ts';
-import type { ForwardedCall } from '../../across-hosts/row-forwarder.ts';
+import { type BesideRows, type ForwardedCall, HostCalls } from '../../across-hosts/host-calls.ts';
+import { type HostTokens, type RoutedTokens, routeTokens } from '../../across-hosts/routed-tokens.ts';
 import { makeRowSumTables, RowSums, type RowSumsShape, type RowSumTables } from '../../across-hosts/row-sums.ts';
-import type { BesideRows } from '../../across-hosts/send-rows.ts';
-import { routeTokens } from '../../across-hosts/token-routes.ts';
 import type { CountExchange } from '../../../group/exchange.ts';
-import type { EpRegion } from '../buffer-size.ts';
-import type { CheckedCombine } from '../combine-arguments.ts';
-import type { DispatchPlanInput } from '../dispatch-arguments.ts';
+import { bufferNetworkShape, type EpRegion } from '../buffer-size.ts';
+import type { CheckedCombine, DispatchPlanInput, EpScope } from '../call-arguments.ts';
 import type { DispatchHandle } from '../dispatch-handle.ts';
 import type { LayoutTensors } from '../dispatch-layout.ts';
-import type { EpScope } from '../scope.ts';
-import { bufferNetworkShape } from '../buffer-network-shape.ts';
 
 /** Tables of addresses by rank of this host, or by column of a sum. */
 interface Bases extends Disposable {

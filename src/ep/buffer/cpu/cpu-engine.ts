@@ -4,14 +4,28 @@ import { type DType, dtypes } from '../../../core/dtype.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { traceBegin, traceEnd } from '../../../core/trace.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
-import { type MemoryRange, Tensor } from '../../../device/tensor.ts';
 import { TensorSet } from '../../../device/device.ts';
-import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
+import { type MemoryRange, Tensor } from '../../../device/tensor.ts';
 import { fillAddressTables } from '../../../group/address-table.ts';
-import type { EpRegion } from '../buffer-size.ts';
-import { type Call, callWord } from '../../../group/calls.ts';
-import type { CheckedCombine } from '../combine-arguments.ts';
-import type { DispatchPlanInput, RowsLike } from '../dispatch-arguments.ts';
+import { agreeOn } from '../../../group/agree.ts';
+import { type Call, callWord, describeCall } from '../../../group/calls.ts';
+import { CountExchange, type ExchangeCounts, type ExchangeHeader } from '../../../group/exchange.ts';
+import type { HostNetwork } from '../../../group/network/host-network.ts';
+import { throwIfUnusable } from '../../../group/network/throw-if-unusable.ts';
+import { eventAtOnce } from '../../../group/overlap.ts';
+import { PeerMemory } from '../../../group/peer-memory.ts';
+import { checkMemoryBudget } from '../../../windows/memory-budget.ts';
+import { SymmetricWindow } from '../../../windows/symmetric-window.ts';
+import type { RankGroup } from '../../../world/rank-group.ts';
+import { checkRdmaBuffer, countedHosts, ranksOfHosts } from '../../across-hosts/network-size.ts';
+import {
+  bufferSize,
+  type EpBufferConfig,
+  type EpBufferOptions,
+  type EpBufferSize,
+  type EpRegion,
+} from '../buffer-size.ts';
+import type { CheckedCombine, DispatchPlanInput, EpScope, RowsLike } from '../call-arguments.ts';
 import { DispatchHandle } from '../dispatch-handle.ts';
 import {
   checkCounts,
@@ -23,19 +37,11 @@ import {
   type Refusal,
   throwIfRefused,
 } from '../dispatch-layout.ts';
-import type { EpCallOptions, EpEngine } from '../engine.ts';
-import type { CombineResult, DispatchResult } from '../ep-results.ts';
-import type { EpTables } from '../ep-tables.ts';
-import { countedHosts } from '../../across-hosts/hosts-of.ts';
-import { CountExchange, type ExchangeCounts, type ExchangeHeader } from '../../../group/exchange.ts';
-import type { HostNetwork } from '../../../group/network/host-network.ts';
-import { throwIfUnusable } from '../../../group/network/throw-if-unusable.ts';
-import { eventAtOnce } from '../../../group/overlap.ts';
+import type { CombineResult, DispatchResult, EpCallOptions, EpEngine } from '../engine.ts';
+import { type EpTables, makeEpTables } from '../ep-tables.ts';
 import { planReceive, type ReceivePlan } from '../receive-plan.ts';
-import type { PeerMemory } from '../../../group/peer-memory.ts';
 import { BufferRows, type CombineSums } from './buffer-rows.ts';
 import type { CpuBufferNetwork } from './cpu-buffer-network.ts';
-import type { EpScope } from '../scope.ts';
 
 /** What an engine is made of, and owns. */
 interface CpuEngineParts {
@@ -49,7 +55,7 @@ interface CpuEngineParts {
 
 const endClosing = (): void => traceEnd('ep.closing');
 
-export class CpuEpEngine implements EpEngine {
+class CpuEpEngine implements EpEngine {
   readonly window: SymmetricWindow;
   readonly tables: EpTables;
   readonly #scope: EpScope<CpuDevice>;
@@ -388,4 +394,53 @@ function countsIn({ numTokensPerRank, numTokensPerExpert }: LayoutTensors, ranks
   const own = perExpert.length / ranks;
   const ofRanks = Array.from({ length: ranks }, (_, rank) => perExpert.subarray(rank * own, (rank + 1) * own));
   return { perRank, perExpert, ofRanks };
+}
+
+// Makes the engine of an EpBuffer on CPU ranks: the ranks agree, then make windows and, on several hosts, links together.
+
+/** Collective: agrees on the configuration, makes the tables and the window. */
+export async function createCpuEngine(
+  group: RankGroup,
+  device: CpuDevice,
+  config: Required<EpBufferConfig>,
+  options: EpBufferOptions & CallWait,
+): Promise<{ readonly scope: EpScope; readonly engine: EpEngine }> {
+  const { rdmaBuffer: memory, ...wait } = options;
+  const prepare = (): { readonly size: EpBufferSize; readonly tables: EpTables } => {
+    const size = bufferSize(config, group.size, ranksOfHosts(group));
+    const parts = [{ name: 'windows', bytes: size.bytes, isShared: true }];
+    if (size.network !== undefined) {
+      const { bytes } = size.network;
+      if (memory !== undefined) checkRdmaBuffer(memory, { device, bytes });
+      else parts.push({ name: 'network side', bytes, isShared: false });
+    }
+    checkMemoryBudget('EpBuffer', parts, { group, device });
+    return { size, tables: makeEpTables(device, config, { ranks: group.size, size }) };
+  };
+  const release = ({ tables }: ReturnType<typeof prepare>): void => tables[Symbol.dispose]();
+  const agreement = { what: 'EpBuffer', config: { ...config, device: device.kind }, prepare, release };
+  const { size, tables } = await agreeOn(group, agreement, wait);
+  try {
+    const of = { group, device, name: 'ep', bytes: size.bytes, describeCall };
+    const window = await SymmetricWindow.create({ ...wait, ...of });
+    const scope = { group, device, config: Object.freeze({ ...config }), size };
+    try {
+      const network = countedHosts(group) === 0 ? undefined : await openNetwork(scope, window, { ...wait, memory });
+      const { barrier } = window;
+      const peers = await PeerMemory.create('EpBuffer', { group, device, barrier }, wait);
+      return { scope, engine: new CpuEpEngine(scope, { window, tables, network, memory: peers }) };
+    } catch (error) {
+      window[Symbol.dispose]();
+      throw error;
+    }
+  } catch (error) {
+    tables[Symbol.dispose]();
+    throw error;
+  }
+}
+
+async function openNetwork(...options: Parameters<typeof CpuBufferNetwork.create>): Promise<CpuBufferNetwork> {
+  // Loaded here, so that ranks of one host never load what links to others need.
+  const { CpuBufferNetwork: Network } = await import('./cpu-buffer-network.ts');
+  return Network.create(...options);
 }

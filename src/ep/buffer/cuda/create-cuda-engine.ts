@@ -9,11 +9,10 @@ import { CudaWindow } from '../../../windows/cuda-window.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
 import { bufferSize, type EpBufferConfig, type SizesByDevice } from '../buffer-size.ts';
 import type { EpEngine } from '../engine.ts';
-import type { EpScope } from '../scope.ts';
+import type { EpScope } from '../call-arguments.ts';
 import { CudaHostNetwork, requireNetworkLimits } from '../../across-hosts/cuda-host-network.ts';
 import { type CallHooks, CudaEpEngine, type EngineParts } from './cuda-engine.ts';
-import { CudaHostPlan } from './cuda-host-plan.ts';
-import { type CudaLaunches, loadLaunches } from './cuda-launches.ts';
+import { CudaHostPlan, type CudaLaunches, loadLaunches } from './cuda-launches.ts';
 
 /** Collective: agrees on the configuration, compiles the kernels, makes the window. */
 export async function createCudaEngine(

@@ -1,9 +1,7 @@
 // The GPU's way of an EpBuffer call: kernels that meet their peers on the device; the host waits for a count, if at all.
 import { EP_SYNC_BYTES, epPlan, epStatus } from '../../../abi/ep.ts';
 import { type Call, callWord } from '../../../group/calls.ts';
-import { CudaCallOrder } from '../../../group/cuda-call-order.ts';
-import type { CudaCalls } from '../../../group/cuda-calls.ts';
-import type { RecordingOf } from '../../../group/recorded-collective.ts';
+import { CudaCallOrder, type CudaCalls, type RecordingOf } from '../../../group/cuda-calls.ts';
 import { overlaps } from '../../../group/tensor-check.ts';
 import { type CallWait, remaining } from '../../../core/deadline.ts';
 import { type DType, dtypes } from '../../../core/dtype.ts';
@@ -17,13 +15,10 @@ import { TensorSet } from '../../../device/device.ts';
 import type { CudaWindow } from '../../../windows/cuda-window.ts';
 import type { CudaHostNetwork } from '../../across-hosts/cuda-host-network.ts';
 import type { EpRegion } from '../buffer-size.ts';
-import type { CheckedCombine } from '../combine-arguments.ts';
-import type { DispatchPlanInput, RowsLike } from '../dispatch-arguments.ts';
+import type { CheckedCombine, DispatchPlanInput, EpScope, RowsLike } from '../call-arguments.ts';
 import { DispatchHandle } from '../dispatch-handle.ts';
 import type { DispatchLayout } from '../dispatch-layout.ts';
-import type { EpCallOptions, EpEngine } from '../engine.ts';
-import type { CombineResult, DispatchResult } from '../ep-results.ts';
-import type { EpScope } from '../scope.ts';
+import type { CombineResult, DispatchResult, EpCallOptions, EpEngine } from '../engine.ts';
 import { bindLaunches, type CudaLaunches, type DispatchLaunch, type LaunchMemory } from './cuda-launches.ts';
 
 /** What calls ask of parts that are made after them. */

@@ -17,10 +17,17 @@ import { isSharedByAll } from '../../../windows/symmetric-window.ts';
 import { computeLayout, throwIfRefused } from '../../buffer/dispatch-layout.ts';
 import type { EpCallOptions } from '../../buffer/engine.ts';
 import type { DispatchCombineContext } from '../dispatch-combine-context.ts';
-import { dispatchSplits } from '../dispatch-splits.ts';
+import {
+  applyScatterIndices,
+  dispatchSplits,
+  type ExpertPlan,
+  planExperts,
+  requireRowBounds,
+  throwIfOutOfBlock,
+  throwIfRepeated,
+} from '../expert-plan.ts';
 import type { TokenDType } from '../ep-config.ts';
-import { type ExpertPlan, planExperts, requireRowBounds } from '../expert-plan.ts';
-import type { CheckedLayerCombine } from '../layer-arguments.ts';
+import type { CheckedLayerCombine, LayerInput } from '../layer-arguments.ts';
 import {
   type DispatchStages,
   type LayerCombineResult,
@@ -29,13 +36,10 @@ import {
   type LayerEngineOptions,
   type LayerReceived,
 } from '../layer-engine.ts';
-import type { LayerInput } from '../layer-input.ts';
-import { type LayerTables, makeLayerTables } from '../layer-tables.ts';
+import { type LayerTables, makeLayerTables, markTail, placeRows, type PlaceTables } from './place-rows.ts';
 import { makeLayoutDesc } from '../make-layout-desc.ts';
-import { applyScatterIndices, throwIfOutOfBlock, throwIfRepeated } from '../scatter-indices.ts';
-import { countLayerRows } from './count-layer-rows.ts';
+import { countLayerRows } from '../../buffer/count-rows.ts';
 import type { CpuLayerMemory } from './cpu-layer-memory.ts';
-import { markTail, placeRows, type PlaceTables } from './place-rows.ts';
 
 /** Collective: every rank has its tables, or all fail with the same WL_MEMORY. */
 export async function createCpuLayerEngine(

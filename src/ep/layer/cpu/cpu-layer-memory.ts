@@ -12,7 +12,7 @@ import { exchangeRegionBytes } from '../../../abi/exchange-record.ts';
 import { describeCall } from '../../../group/calls.ts';
 import { CountExchange } from '../../../group/exchange.ts';
 import type { EPConfig } from '../ep-config.ts';
-import { countedHosts, ranksOfHosts } from '../../across-hosts/hosts-of.ts';
+import { countedHosts, ranksOfHosts } from '../../across-hosts/network-size.ts';
 import type { CpuLayerNetwork } from './cpu-layer-network.ts';
 import { type LayerMemory, noOutput } from '../layer-memory.ts';
 import { type OutputRegion, type OutputSize, outputSize } from '../output-size.ts';

@@ -10,20 +10,15 @@ import { type Tensor } from '../../../device/tensor.ts';
 import { TensorSet } from '../../../device/device.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
-import { HostCalls } from '../../across-hosts/host-calls.ts';
+import { type ForwardedCall, HostCalls } from '../../across-hosts/host-calls.ts';
 import { HostExchange, ROW_WINDOW } from '../../across-hosts/host-exchange.ts';
-import type { RoutedTokens } from '../../across-hosts/routed-tokens.ts';
-import type { ForwardedCall } from '../../across-hosts/row-forwarder.ts';
+import { type RoutedTokens, routeTokens } from '../../across-hosts/routed-tokens.ts';
 import { makeRowSumTables, RowSums, type RowSumsShape, type RowSumTables } from '../../across-hosts/row-sums.ts';
-import { routeTokens } from '../../across-hosts/token-routes.ts';
 import type { LayoutTensors } from '../../buffer/dispatch-layout.ts';
 import type { EPConfig } from '../ep-config.ts';
-import { HostLayout } from '../host-layout.ts';
-import { layerNetworkShape } from '../layer-network-shape.ts';
-import type { LayerInput } from '../layer-input.ts';
-import type { LayoutTables } from '../layout-desc.ts';
-import type { OutputRegion, OutputSize } from '../output-size.ts';
-import { sendRequests } from '../send-requests.ts';
+import { HostLayout, type LayoutTables, sendRequests } from '../layout-desc.ts';
+import { layerNetworkShape, type OutputRegion, type OutputSize } from '../output-size.ts';
+import type { LayerInput } from '../layer-arguments.ts';
 import type { PlaceTables } from './place-rows.ts';
 
 /** What a layer's windows are on several hosts: the control window with the exchange, and the output, which grows. */

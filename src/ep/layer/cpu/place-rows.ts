@@ -1,15 +1,15 @@
 // Row and rank of every choice of a layer dispatch, from prefix sums.
 import { dtypes } from '../../../core/dtype.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
-import { type Tensor } from '../../../device/tensor.ts';
-import { TensorSet } from '../../../device/device.ts';
-import type { RoutedTokens } from '../../across-hosts/routed-tokens.ts';
+import { type Device, TensorSet } from '../../../device/device.ts';
+import type { Tensor } from '../../../device/tensor.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
+import type { RoutedTokens } from '../../across-hosts/routed-tokens.ts';
+import { type LayerRows, layerRows } from '../../buffer/count-rows.ts';
+import { emptyLayout, type LayoutShape, type LayoutTensors } from '../../buffer/dispatch-layout.ts';
 import type { EPConfig } from '../ep-config.ts';
 import type { ExpertPlan } from '../expert-plan.ts';
-import type { LayerInput } from '../layer-input.ts';
-import type { LayerTables } from '../layer-tables.ts';
-import { type LayerRows, layerRows } from './count-layer-rows.ts';
+import type { LayerInput } from '../layer-arguments.ts';
 
 export interface PlaceTables {
   /** i32 [1, maxTokensPerRank, K] */
@@ -79,4 +79,31 @@ export function markTail(
   firstRows.view().fill(-1, received);
   duplicates.view().fill(-1, received * duplicates.shape[1]!);
   weights?.view().fill(0, received);
+}
+
+// The small tables that a layer's kernels work with, all allocated before the ranks agree that they can begin.
+
+export interface LayerTables extends Disposable {
+  readonly shape: LayoutShape;
+  readonly layout: LayoutTensors;
+  /** i32 [experts]: the next row of (expert, this source) at the expert's rank. */
+  readonly nextRow: Tensor<'i32'>;
+  /** i32 [topk]: addresses of the rows of one sum. */
+  readonly sources: Tensor<'i32'>;
+}
+
+export function makeLayerTables(
+  device: Device,
+  { maxTokensPerRank, maxTopk: topk, numExperts, worldSize }: EPConfig,
+): LayerTables {
+  const { set, made } = TensorSet.make(device, (tensors) => {
+    const shape: LayoutShape = { ranks: worldSize, experts: numExperts, dropped: numExperts, name: 'topkIdx' };
+    return {
+      shape,
+      layout: emptyLayout(tensors, maxTokensPerRank, shape),
+      nextRow: tensors.empty('i32', [numExperts]),
+      sources: tensors.empty('i32', [topk]),
+    };
+  });
+  return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
 }

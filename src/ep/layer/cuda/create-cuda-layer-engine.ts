@@ -7,7 +7,7 @@ import { TensorSet } from '../../../device/device.ts';
 import { CudaHostNetwork } from '../../across-hosts/cuda-host-network.ts';
 import type { DispatchCombineContext } from '../dispatch-combine-context.ts';
 import type { LayerEngine, LayerEngineOptions } from '../layer-engine.ts';
-import { isWideSum, layerPinnedSize } from '../layer-pinned-size.ts';
+import { isWideSum, layerPinnedSize } from '../output-size.ts';
 import type { CallHooks } from '../../buffer/cuda/cuda-engine.ts';
 import { CudaLayerEngine, type LayerEngineParts } from './cuda-layer-engine.ts';
 import { loadLayerLaunches, makeLayerScratch } from './cuda-layer-launches.ts';

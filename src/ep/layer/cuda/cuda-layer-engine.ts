@@ -1,9 +1,7 @@
 // The GPU's way of a layer's call: kernels that meet their peers on the device; the host waits for counts, if at all.
 import { layerPlan, layerRoute, type layerWidenArguments } from '../../../abi/ep-layer.ts';
 import { type Call, callWord } from '../../../group/calls.ts';
-import { CudaCallOrder } from '../../../group/cuda-call-order.ts';
-import type { CudaCalls } from '../../../group/cuda-calls.ts';
-import type { RecordingOf } from '../../../group/recorded-collective.ts';
+import { CudaCallOrder, type CudaCalls, type RecordingOf } from '../../../group/cuda-calls.ts';
 import { overlaps } from '../../../group/tensor-check.ts';
 import { type CallWait, remaining } from '../../../core/deadline.ts';
 import { type DType, dtypes } from '../../../core/dtype.ts';
@@ -19,9 +17,9 @@ import type { CudaHostNetwork } from '../../across-hosts/cuda-host-network.ts';
 import type { CallHooks } from '../../buffer/cuda/cuda-engine.ts';
 import type { EpCallOptions } from '../../buffer/engine.ts';
 import type { DispatchCombineContext } from '../dispatch-combine-context.ts';
-import { dispatchSplits } from '../dispatch-splits.ts';
+import { dispatchSplits } from '../expert-plan.ts';
 import type { TokenDType } from '../ep-config.ts';
-import type { CheckedLayerCombine } from '../layer-arguments.ts';
+import type { CheckedLayerCombine, LayerInput } from '../layer-arguments.ts';
 import {
   type DispatchStages,
   type LayerCombineResult,
@@ -30,12 +28,16 @@ import {
   type LayerEngineOptions,
   type LayerReceived,
 } from '../layer-engine.ts';
-import type { LayerInput } from '../layer-input.ts';
 import type { CrossingTables } from '../layout-desc.ts';
 import { makeLayoutDesc } from '../make-layout-desc.ts';
-import { bindLayerLaunches, bindOutput, type LayerLaunches, type LayerScratch } from './cuda-layer-launches.ts';
+import {
+  bindLayerLaunches,
+  bindOutput,
+  CudaLayerPlan,
+  type LayerLaunches,
+  type LayerScratch,
+} from './cuda-layer-launches.ts';
 import type { CudaLayerMemory } from './cuda-layer-memory.ts';
-import { CudaLayerPlan } from './cuda-layer-plan.ts';
 
 /** What the ranks have made together before the engine. */
 export interface LayerEngineParts {

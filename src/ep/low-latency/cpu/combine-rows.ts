@@ -6,9 +6,8 @@ import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import { Tensor } from '../../../device/tensor.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import { type CheckedLowLatencyCombine, rowShape } from '../low-latency-arguments.ts';
-import type { LowLatencyHandle } from '../low-latency-handle.ts';
-import type { LowLatencyShortfall } from '../low-latency-membership.ts';
-import type { LowLatencyScope } from '../low-latency-scope.ts';
+import type { LowLatencyHandle, LowLatencyShortfall } from '../low-latency-results.ts';
+import type { LowLatencyScope } from '../low-latency-size.ts';
 import type { LowLatencyTables, ResultTables } from './low-latency-tables.ts';
 
 export class CombineRows {

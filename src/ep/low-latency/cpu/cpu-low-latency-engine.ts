@@ -22,10 +22,13 @@ import {
 } from '../call-words.ts';
 import type { CheckedLowLatencyCombine, CheckedLowLatencyDispatch } from '../low-latency-arguments.ts';
 import type { LowLatencyEngine, LowLatencyWait, SentCombine } from '../low-latency-engine.ts';
-import { LowLatencyHandle } from '../low-latency-handle.ts';
-import type { LowLatencyMembership, LowLatencyShortfall } from '../low-latency-membership.ts';
-import type { LowLatencyDispatchResult } from '../low-latency-results.ts';
-import type { LowLatencyScope } from '../low-latency-scope.ts';
+import {
+  type LowLatencyDispatchResult,
+  LowLatencyHandle,
+  type LowLatencyMembership,
+  type LowLatencyShortfall,
+} from '../low-latency-results.ts';
+import type { LowLatencyScope } from '../low-latency-size.ts';
 import { CombineNumbers } from '../members/combine-numbers.ts';
 import { LowLatencyCells, type Progress } from '../members/low-latency-cells.ts';
 import { LowLatencyJoining } from '../members/low-latency-joining.ts';

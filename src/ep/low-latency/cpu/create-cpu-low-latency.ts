@@ -13,16 +13,15 @@ import type { RankGroup } from '../../../world/rank-group.ts';
 import { SoloGroup } from '../../../world/solo-group.ts';
 import { checkLowLatencyCombine, checkLowLatencyDispatch, rowShape } from '../low-latency-arguments.ts';
 import type { LowLatencyEngine } from '../low-latency-engine.ts';
-import type { LowLatencyScope } from '../low-latency-scope.ts';
 import {
   comparableConfig,
   type LowLatencyConfig,
+  type LowLatencyScope,
   lowLatencySize,
+  requireOneHost,
   withLowLatencyDefaults,
 } from '../low-latency-size.ts';
-import type { AnnouncementBoard } from '../members/announcement-board.ts';
-import { attachWindow, joinOrCreate } from '../members/join-or-create.ts';
-import { requireOneHost } from '../require-one-host.ts';
+import { type AnnouncementBoard, attachWindow, joinOrCreate } from '../members/announcement-board.ts';
 import { CpuLowLatencyEngine } from './cpu-low-latency-engine.ts';
 import { makeLowLatencyTables } from './low-latency-tables.ts';
 

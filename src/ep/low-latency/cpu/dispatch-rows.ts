@@ -15,8 +15,7 @@ import {
   scaleWords,
 } from '../low-latency-arguments.ts';
 import type { LowLatencyDispatchResult, LowLatencyRows } from '../low-latency-results.ts';
-import type { LowLatencyScope } from '../low-latency-scope.ts';
-import type { LowLatencyRegion } from '../low-latency-size.ts';
+import type { LowLatencyRegion, LowLatencyScope } from '../low-latency-size.ts';
 import type { LowLatencyTables, ResultTables } from './low-latency-tables.ts';
 
 /** What one dispatch receives into. */

@@ -1,18 +1,27 @@
 // Makes the engine of an EpLowLatency on GPUs of one host: the ranks agree, compile, then make windows together.
-import { agreeOn } from '../../../group/agree.ts';
-import { CudaCalls } from '../../../group/cuda-calls.ts';
 import type { CallWait, Deadline } from '../../../core/deadline.ts';
+import { CpuDevice } from '../../../device/cpu/cpu-device.ts';
+import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
+import { agreeOn } from '../../../group/agree.ts';
+import { describeCall } from '../../../group/calls.ts';
+import { CudaCalls } from '../../../group/cuda-calls.ts';
 import { CudaWindow } from '../../../windows/cuda-window.ts';
+import { agree, agreeHere, SymmetricWindow, type SymmetricWindowOptions } from '../../../windows/symmetric-window.ts';
 import { describeWait } from '../call-words.ts';
-import { comparableConfig } from '../low-latency-size.ts';
-import { createElasticCuda } from './create-elastic-cuda.ts';
+import { comparableConfig, type LowLatencyScope } from '../low-latency-size.ts';
+import { type AnnouncementBoard, attachWindow, joinOrCreate } from '../members/announcement-board.ts';
 import { CudaLowLatencyEngine } from './cuda-low-latency-engine.ts';
-import { explainFailure } from './kernel-failures.ts';
+import { ElasticCalls, type ElasticParts } from './elastic-calls.ts';
 import { bindLaunches, loadLaunches } from './low-latency-launches.ts';
+import { memberBoardLayout } from './member-board-layout.ts';
+import { MemberBoard } from './member-board.ts';
+import { PeerWindows } from './peer-windows.ts';
 import {
   type CudaLowLatency,
   type CudaLowLatencyOptions,
   emptyRegions,
+  explainFailure,
+  type PreparedParts,
   prepareParts,
   releaseParts,
   sizeOf,
@@ -60,5 +69,169 @@ export async function createCudaLowLatency(
     made.window?.[Symbol.dispose]();
     releaseParts(parts);
     throw error;
+  }
+}
+
+// Makes the engine of an elastic EpLowLatency on GPUs of one host: all ranks together, or a process in the place of a former one.
+
+/** With the memory of the host that words of members lie in. */
+interface HostedParts extends PreparedParts {
+  readonly host: CpuDevice;
+}
+
+type ElasticWait = CallWait & { readonly deadline: Deadline };
+
+async function createElasticCuda(options: CudaLowLatencyOptions, wait: ElasticWait): Promise<CudaLowLatency> {
+  // Of one rank alone nobody keeps what a process that joins would need.
+  if (options.group.size === 1) return createTogether(options, undefined, wait);
+  return joinOrCreate(options.group, {
+    create: (announcements) => createTogether(options, announcements, wait),
+    join: (announcements) => joinAgain(options, announcements, wait),
+  });
+}
+
+async function createTogether(
+  options: CudaLowLatencyOptions,
+  announcements: AnnouncementBoard | undefined,
+  wait: ElasticWait,
+): Promise<CudaLowLatency> {
+  const { group, device, config } = options;
+  const agreed = { what: WHAT, config: comparableConfig(config, device.kind), prepare: () => sizeOf(options) };
+  const size = await agreeOn(group, agreed, wait);
+  const scope = { group, device, config: Object.freeze({ ...config }), size };
+  // Compiling may fail or take long on one rank alone, so the ranks meet again after it.
+  const launches = await loadLaunches(device, config).catch((error: unknown) => error as Error);
+  const host = await CpuDevice.create().catch((error: unknown) => error as Error);
+  const prepare = (): HostedParts => {
+    if (host instanceof Error) throw host;
+    return { ...prepareParts(scope, launches), host };
+  };
+  const agreement = { what: `${WHAT} kernels`, config: {}, prepare, release: releaseParts };
+  const parts = await agreeOn<HostedParts>(group, agreement, wait);
+  const made = new MadeParts(parts);
+  try {
+    const steps = { ...wait, group, name: 'low-latency', bytes: size.bytes };
+    const window = made.keep(await SymmetricWindow.create({ ...wait, ...boardOf(options, parts.host) }));
+    const board = made.replace(
+      window,
+      await agreeHere(steps, 'pin', () => new MemberBoard(device, parts.host, window)),
+    );
+    const windows = made.keep(await agreeHere(steps, 'allocate', () => new PeerWindows(device, board, size)));
+    await agree(steps, 'offer', async () => {
+      await windows.offer(0);
+      return 0;
+    });
+    await agree(steps, 'map', () => {
+      windows.look();
+      return 0;
+    });
+    const engine = makeEngine(scope, parts, { board, windows });
+    try {
+      await announcements?.announce(window, config);
+    } catch (error) {
+      made.forget();
+      await engine.close();
+      throw error;
+    }
+    return { scope, engine, next: 1 };
+  } catch (error) {
+    made[Symbol.dispose]();
+    throw error;
+  }
+}
+
+/** Not collective: resolves once an active rank has connected this one. */
+async function joinAgain(
+  options: CudaLowLatencyOptions,
+  announcements: AnnouncementBoard,
+  wait: ElasticWait,
+): Promise<CudaLowLatency> {
+  const { group, device, config } = options;
+  const peers = await announcements.peers(config, wait);
+  const size = sizeOf(options);
+  const scope = { group, device, config: Object.freeze({ ...config }), size };
+  const launches = await loadLaunches(device, config);
+  const host = await CpuDevice.create();
+  const parts = prepareParts(scope, launches);
+  const made = new MadeParts(parts);
+  try {
+    const window = made.keep(await attachWindow(boardOf(options, host), peers, wait.deadline));
+    const board = made.replace(window, new MemberBoard(device, host, window));
+    // Before anybody could wait for its new window: its former process may still count as active.
+    board.members.mask(window.index);
+    const windows = made.keep(new PeerWindows(device, board, size));
+    await windows.offer(board.reached);
+    windows.look();
+    const engine = makeEngine(scope, parts, { board, windows });
+    made.forget();
+    try {
+      await announcements.announce(window, config);
+      const next = await engine.membership!.rejoin({ deadline: wait.deadline, signal: wait.signal });
+      return { scope, engine, next };
+    } catch (error) {
+      await engine.close();
+      throw error;
+    }
+  } catch (error) {
+    made[Symbol.dispose]();
+    throw error;
+  }
+}
+
+function makeEngine(
+  scope: LowLatencyScope<CudaDevice>,
+  parts: PreparedParts,
+  elastic: ElasticParts,
+): CudaLowLatencyEngine {
+  const { group, device, config } = scope;
+  const { board, windows } = elastic;
+  const elasticCalls = new ElasticCalls(scope, elastic, parts.tables);
+  // Ranks that are lost end no call here.
+  const callers = { ranks: group.ranks, settings: group.settings, peerLost: new AbortController().signal };
+  const calls = new CudaCalls(callers, device, {
+    describe: describeWait,
+    explain: (trap) => explainFailure(trap, config),
+    onGiveUp: () => elasticCalls.giveUp(),
+  });
+  const { index, ranks } = board.window;
+  bindLaunches(parts.launches, scope, {
+    windows: ranks.map((_, rank) => (rank === index ? windows.storage.address : 0)),
+    traps: calls.traps,
+    tables: parts.tables,
+    board: { address: board.address, stride: board.stride, table: windows.table },
+  });
+  return new CudaLowLatencyEngine(scope, { ...parts, window: windows, calls, elastic: elasticCalls });
+}
+
+function boardOf({ group }: CudaLowLatencyOptions, device: CpuDevice): SymmetricWindowOptions {
+  return { group, device, name: 'low-latency-members', bytes: memberBoardLayout.bytes, describeCall };
+}
+
+/** What is given back, the last first, if the object does not come to be. */
+class MadeParts implements Disposable {
+  #made: Disposable[];
+
+  constructor(parts: PreparedParts) {
+    this.#made = [{ [Symbol.dispose]: () => releaseParts(parts) }];
+  }
+
+  keep<T extends Disposable>(part: T): T {
+    this.#made.push(part);
+    return part;
+  }
+
+  /** `part` owns `former`. */
+  replace<T extends Disposable>(former: Disposable, part: T): T {
+    this.#made = this.#made.filter((one) => one !== former);
+    return this.keep(part);
+  }
+
+  forget(): void {
+    this.#made = [];
+  }
+
+  [Symbol.dispose](): void {
+    for (const part of this.#made.toReversed()) part[Symbol.dispose]();
+    this.#made = [];
   }
 }

@@ -6,9 +6,7 @@ import {
   lowLatencyScales,
   lowLatencyTravels,
 } from '../../../abi/low-latency.ts';
-import { CudaCallOrder } from '../../../group/cuda-call-order.ts';
-import type { CudaCalls } from '../../../group/cuda-calls.ts';
-import type { RecordingOf } from '../../../group/recorded-collective.ts';
+import { CudaCallOrder, type CudaCalls, type RecordingOf } from '../../../group/cuda-calls.ts';
 import { remaining } from '../../../core/deadline.ts';
 import { type DType, dtypes } from '../../../core/dtype.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
@@ -25,14 +23,21 @@ import {
   scalesDtype,
 } from '../low-latency-arguments.ts';
 import type { LowLatencyEngine, LowLatencyWait, SentCombine } from '../low-latency-engine.ts';
-import { LowLatencyHandle } from '../low-latency-handle.ts';
-import type { LowLatencyDispatchResult, LowLatencyRows } from '../low-latency-results.ts';
-import type { LowLatencyScope } from '../low-latency-scope.ts';
-import type { LowLatencyRegion } from '../low-latency-size.ts';
-import type { LowLatencyMembership } from '../low-latency-membership.ts';
+import {
+  type LowLatencyDispatchResult,
+  LowLatencyHandle,
+  type LowLatencyMembership,
+  type LowLatencyRows,
+} from '../low-latency-results.ts';
+import type { LowLatencyRegion, LowLatencyScope } from '../low-latency-size.ts';
 import type { ElasticCalls } from './elastic-calls.ts';
-import { type DispatchPlan, type LowLatencyLaunches, travelsOf } from './low-latency-launches.ts';
-import type { CudaLowLatencyTables, CudaResultTables } from './low-latency-tables.ts';
+import {
+  type CudaLowLatencyTables,
+  type CudaResultTables,
+  type DispatchPlan,
+  type LowLatencyLaunches,
+  travelsOf,
+} from './low-latency-launches.ts';
 
 /** What an engine is made of, and owns. */
 interface CudaLowLatencyParts {

@@ -4,13 +4,11 @@ import { WeftlineError } from '../../../core/errors.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import { pollUntil } from '../../../device/cuda/cuda-event.ts';
 import { Tensor } from '../../../device/tensor.ts';
-import type { LowLatencyHandle } from '../low-latency-handle.ts';
-import type { LowLatencyShortfall } from '../low-latency-membership.ts';
-import type { LowLatencyScope } from '../low-latency-scope.ts';
+import type { LowLatencyHandle, LowLatencyShortfall } from '../low-latency-results.ts';
+import type { LowLatencyScope } from '../low-latency-size.ts';
 import { CombineNumbers } from '../members/combine-numbers.ts';
 import { LowLatencyJoining } from '../members/low-latency-joining.ts';
-import type { CombinePlan, DispatchPlan } from './low-latency-launches.ts';
-import type { CudaLowLatencyTables, CudaResultTables } from './low-latency-tables.ts';
+import type { CombinePlan, CudaLowLatencyTables, CudaResultTables, DispatchPlan } from './low-latency-launches.ts';
 import type { MemberBoard } from './member-board.ts';
 import type { PeerWindows } from './peer-windows.ts';
 

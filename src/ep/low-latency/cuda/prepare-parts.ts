@@ -1,14 +1,21 @@
 // What a rank prepares for an EpLowLatency on GPUs before any memory is shared: sizes, kernels, tables.
-import { LOW_LATENCY_EMPTY } from '../../../abi/low-latency.ts';
-import { requireCudaLimits } from '../../../group/cuda-calls.ts';
+import { LOW_LATENCY_EMPTY, lowLatencyFailures } from '../../../abi/low-latency.ts';
+import { trapReasons } from '../../../abi/trap-record.ts';
+import { WeftlineError } from '../../../core/errors.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
+import type { ExpiredWait } from '../../../device/cuda/trap-box.ts';
+import { requireCudaLimits } from '../../../group/cuda-calls.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
+import { columnsOf, describeWait } from '../call-words.ts';
 import type { LowLatencyEngine } from '../low-latency-engine.ts';
-import type { LowLatencyScope } from '../low-latency-scope.ts';
-import { type LowLatencyConfig, type LowLatencySize, lowLatencySize } from '../low-latency-size.ts';
-import { requireOneHost } from '../require-one-host.ts';
-import type { LowLatencyLaunches } from './low-latency-launches.ts';
-import { type CudaLowLatencyTables, makeCudaTables } from './low-latency-tables.ts';
+import {
+  type LowLatencyConfig,
+  type LowLatencyScope,
+  type LowLatencySize,
+  lowLatencySize,
+  requireOneHost,
+} from '../low-latency-size.ts';
+import { type CudaLowLatencyTables, type LowLatencyLaunches, makeCudaTables } from './low-latency-launches.ts';
 
 export const WHAT = 'EpLowLatency';
 
@@ -66,4 +73,39 @@ export function emptyRegions({ device, config, size }: LowLatencyScope<CudaDevic
 
 export function releaseParts({ tables }: PreparedParts): void {
   tables[Symbol.dispose]();
+}
+
+// What a low-latency kernel says of a call that cannot go on, here or at a peer, as an error.
+
+const WORD = 2 ** 32;
+
+/** Undefined for a record of another kind. */
+export function explainFailure(trap: ExpiredWait, config: Required<LowLatencyConfig>): WeftlineError | undefined {
+  const isHere = trap.reason === trapReasons.callFailed;
+  if (!isHere && trap.reason !== trapReasons.peerFailed) return undefined;
+  const kind = trap.expected % 256;
+  const number = Math.floor(trap.expected / 256);
+  const detail = trap.seen % WORD;
+  const extent = Math.floor(trap.seen / WORD);
+  const rank = trap.peer;
+  if (kind === lowLatencyFailures.overflow) {
+    const { maxTokensPerExpert: capacity } = config;
+    const message = `Expert ${detail} got ${extent} rows in dispatch ${number}, more than its ${capacity} (maxTokensPerExpert); raise that, or drop rows with overflow: 'drop'`;
+    const details = { expert: detail, rows: extent, dispatch: number, maxTokensPerExpert: capacity };
+    return isHere ? new WeftlineError('WL_CAPACITY', message, { details }) : failedThere(rank, message, details);
+  }
+  if (kind === lowLatencyFailures.badChoice) {
+    const columns = Math.max(1, columnsOf(trap.channel));
+    const place = `topkIdx[${Math.floor(detail / columns)}, ${detail % columns}]`;
+    const message = `Invalid ${place} of rank ${rank} in dispatch ${number}: expected an expert from 0 to ${config.numExperts - 1}, or -1 for none`;
+    const details = { argument: place, rank, dispatch: number };
+    return isHere
+      ? new WeftlineError('WL_INVALID_ARGUMENT', message, { details })
+      : failedThere(rank, message, details);
+  }
+  return failedThere(rank, `it gave up while this rank was in ${describeWait(trap.channel)}`, { rank });
+}
+
+function failedThere(rank: number, message: string, details: Readonly<Record<string, unknown>>): WeftlineError {
+  return new WeftlineError('WL_PEER_FAILED', `Rank ${rank} failed: ${message}`, { details, rank });
 }

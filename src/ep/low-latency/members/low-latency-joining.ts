@@ -5,13 +5,13 @@ import type { WaitFacts } from '../../../core/waits.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import { waitForWord } from '../../../windows/wait.ts';
 import { rankList } from '../../../world/membership.ts';
-import type { LowLatencyHandle } from '../low-latency-handle.ts';
 import type {
+  LowLatencyHandle,
   LowLatencyMembership,
   LowLatencyShortfall,
   LowLatencyView,
   MembershipWait,
-} from '../low-latency-membership.ts';
+} from '../low-latency-results.ts';
 import { COMBINES_PER_DISPATCH } from './combine-numbers.ts';
 import type { LowLatencyCells } from './low-latency-cells.ts';
 import type { LowLatencyMembers } from './low-latency-members.ts';

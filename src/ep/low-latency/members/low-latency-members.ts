@@ -10,7 +10,7 @@ import { WeftlineError } from '../../../core/errors.ts';
 import { log } from '../../../core/log.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
-import { LOW_LATENCY_NOTICE } from '../low-latency-membership.ts';
+import { LOW_LATENCY_NOTICE } from '../low-latency-results.ts';
 import type { LowLatencyCells, MemberRegions } from './low-latency-cells.ts';
 
 const memberWord = wordOffsets(lowLatencyMember);

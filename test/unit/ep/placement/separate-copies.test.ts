@@ -1,8 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { seededRandom } from '#lib/core/seeded-random.js';
-import { packEvenly } from '#lib/ep/placement/pack-evenly.js';
-import { packApart } from '#lib/ep/placement/separate-copies.js';
+import { packApart, packEvenly } from '#lib/ep/placement/rebalance.js';
 import { rebalanceExperts } from 'weftline/ep/placement';
 
 /** Copies beyond the first of an expert in its pack. */
