@@ -9,8 +9,7 @@ import { type HostAccess, Tensor } from '../device/tensor.ts';
 import { checkOverlap, type OverlapOptions } from '../group/overlap.ts';
 import { overlaps } from '../group/tensor-check.ts';
 import type { RankGroup } from '../world/rank-group.ts';
-import type { CollectiveCall, CollectiveKind, Reduction } from './collective-call.ts';
-import type { PairMessage } from './collective-engine.ts';
+import type { CollectiveCall, CollectiveKind, PairMessage, Reduction } from './collective-call.ts';
 
 /** What every call takes: how long to wait, and how it is ordered with other work of the device. */
 export interface CollectiveOptions extends WaitOptions, OverlapOptions {}

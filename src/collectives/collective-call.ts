@@ -1,6 +1,10 @@
 // A collective call as an engine gets it, checked; what must agree between the ranks, and how errors tell it.
 import { type reductionFormats, reductions } from '../abi/element-formats.ts';
+import type { CallWait } from '../core/deadline.ts';
 import { type DType, dtypes } from '../core/dtype.ts';
+import type { DeviceEvent } from '../device/device.ts';
+import type { Tensor } from '../device/tensor.ts';
+import type { OverlapOptions } from '../group/overlap.ts';
 
 /** What becomes of the elements that lie at one place of all ranks. */
 export type Reduction = keyof typeof reductions;
@@ -114,4 +118,39 @@ export function describeRecord(operation: number, root: number, count: number): 
 
 function numbersOf<Name extends string>(names: readonly Name[]): Readonly<Record<Name, number>> {
   return Object.fromEntries(names.map((name, number) => [name, number])) as Record<Name, number>;
+}
+
+/** How bytes get from one rank to another: within it, through the windows of its host, or over the network. */
+export type Route = 'self' | 'window' | 'network';
+
+/** One side of a message between two ranks of the group. */
+export interface PairMessage {
+  readonly direction: 'send' | 'recv';
+  readonly peer: number;
+  readonly address: number;
+  readonly bytes: number;
+  readonly dtype: DType;
+  /** Whose memory it is, which must not be collected until the message is over: a group's messages wait for its end. */
+  readonly tensor: Tensor;
+}
+
+export interface CollectiveEngine {
+  /** Where calls can be recorded in graphs: what fails when a graph with such calls cannot be launched now. */
+  guardLaunches?(requireIdle: (what: string) => void): void;
+  /** By rank of the group. */
+  readonly routes: readonly Route[];
+  /** Of GPUs: calls return before they are over, and begin after `previousEvent` by themselves. */
+  readonly ordersCalls: boolean;
+  /** Of the last call, where it was to end asynchronously: when it is over. */
+  readonly lastEvent: DeviceEvent | undefined;
+  /** Hot path. Fails when an earlier call left the ranks in disagreement. */
+  throwIfUnusable(): void;
+  /** Hot path. Does as much as it can at once: undefined when the call has ended, and no promise was made. */
+  run(call: CollectiveCall, options: CallWait & OverlapOptions): Promise<void> | undefined;
+  /** The same for messages that make progress together. */
+  exchange(messages: readonly PairMessage[], options: CallWait & OverlapOptions): Promise<void> | undefined;
+  /** Collective. Lets all ranks map the memory of a tensor, where that makes calls faster. */
+  register(tensor: Tensor, wait: CallWait): Promise<void>;
+  /** Once it has resolved, nobody else touches the engine's memory. */
+  close(): Promise<void>;
 }

@@ -41,8 +41,14 @@ import {
   requireTensor,
   type SendArguments,
 } from './call-arguments.ts';
-import { type CollectiveKind, makeCollectiveCall, messageBytes } from './collective-call.ts';
-import type { CollectiveEngine, PairMessage, Route } from './collective-engine.ts';
+import {
+  type CollectiveEngine,
+  type CollectiveKind,
+  makeCollectiveCall,
+  messageBytes,
+  type PairMessage,
+  type Route,
+} from './collective-call.ts';
 import {
   checkCommunicatorOptions,
   type CheckedCommunicatorOptions,

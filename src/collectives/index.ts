@@ -14,7 +14,7 @@ export type {
 } from './call-arguments.ts';
 export type { AlgorithmName, AlgorithmRange, AlgorithmTable } from './algorithm-table.ts';
 export type { ReducedDType, Reduction } from './collective-call.ts';
-export type { Route } from './collective-engine.ts';
+export type { Route } from './collective-call.ts';
 export { Communicator } from './communicator.ts';
 export type { CommunicatorOptions } from './communicator-options.ts';
 export { SparseAllReduce, type SparseAllReduceArguments, type SparseCompletion } from './sparse/sparse-all-reduce.ts';

@@ -1,6 +1,36 @@
 // How the kernels that move rows are launched: warps, what each stages in shared memory, and what a block needs of it.
 import { alignUp } from '../abi/layout.ts';
-import type { TriedSending } from './tried-shapes.ts';
+
+/** Of the kernel that sends rows. */
+export interface TriedSending {
+  readonly blocks: number;
+  /** Of a block, that move rows. */
+  readonly warps: number;
+  /** Rows move in equal parts of at most so many bytes. */
+  readonly mostPartBytes: number;
+}
+
+/** Of the kernel that adds rows up. */
+interface TriedGather {
+  readonly blocks: number;
+  readonly warps: number;
+}
+
+export interface TriedShapes {
+  readonly sending?: TriedSending;
+  readonly gather?: TriedGather;
+}
+
+const triedByDevice = new WeakMap<object, TriedShapes>();
+
+/** What objects that are made on the device from now on try. */
+export function tryShapes(device: object, shapes: TriedShapes): void {
+  triedByDevice.set(device, shapes);
+}
+
+export function triedShapes(device: object): TriedShapes {
+  return triedByDevice.get(device) ?? {};
+}
 
 /** The kernels' mbarriers, one for each stage of each warp, before what they stage. */
 export const BARRIER_BYTES = 1024;

@@ -3,9 +3,8 @@ import assert from 'node:assert/strict';
 import type { CudaDevice, Tensor } from 'weftline';
 import { CudaRequests } from '#lib/device-api/service/cuda-requests.js';
 import { DeviceTraps } from '#lib/device-api/host/cuda-side.js';
-import { CommandReader } from '#lib/device-api/service/command-queue.js';
+import { CommandReader, queuesIn } from '#lib/device-api/service/command-queue.js';
 import { CommandServer } from '#lib/device-api/service/command-server.js';
-import { queuesIn } from '#lib/device-api/service/queue-layout.js';
 import {
   nixlHeaderKernels,
   nixlHeaderParameters,

@@ -10,7 +10,7 @@ import { SparseAllReduce } from 'weftline/collectives';
 import { referenceSparseSum } from 'weftline/reference';
 import { join } from 'weftline/world';
 import { SPARSE_NO_BLOCK } from '#lib/abi/collectives.js';
-import { CudaBlockWork } from '#lib/collectives/sparse/cuda-block-work.js';
+import { CudaBlockWork } from '#lib/collectives/sparse/cuda-work.js';
 import { noCall } from '#lib/collectives/sparse/sparse-call.js';
 import { infinityOf, strideOf } from '#lib/collectives/sparse/slot-shape.js';
 import type { SparseBenchReport } from '#lib/programs/bench/sparse/sparse-bench.js';

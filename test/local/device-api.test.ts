@@ -6,7 +6,7 @@ import { fileURLToPath } from 'node:url';
 import { CpuDevice, type WeftlineError } from 'weftline';
 import { DeviceHost } from 'weftline/device-api';
 import type { BackendName } from '#lib/agent/backends/backend-table.js';
-import { ProxyLink } from '#lib/device-api/service/proxy-link.js';
+import { ProxyLink } from '#lib/device-api/service/proxy-service.js';
 import { readSettings } from '#lib/settings/settings.js';
 import { freePort } from '../support/free-port.ts';
 import { until } from '../support/until.ts';

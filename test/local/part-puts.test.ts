@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { PartTable } from '#lib/transport/part-table.js';
-import { PartPuts } from '#lib/agent/part-puts.js';
+import { PartPuts } from '#lib/group/network/out-queue.js';
 import type { BackendChannel, BackendRemoteRegion } from '#lib/agent/backend.js';
 import { seededRandom } from '#lib/core/seeded-random.js';
 import { Agent, type Registration } from 'weftline/agent';

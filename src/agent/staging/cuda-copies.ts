@@ -4,16 +4,166 @@ import { WeftlineError } from '../../core/errors.ts';
 import { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { CudaEvent } from '../../device/cuda/cuda-event.ts';
 import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
-import { channelKernels } from '../../device/cuda/kernels/device-api.ts';
 import type { HostMemory } from '../../device/cuda/host-memory.ts';
 import type { LaunchPlan } from '../../device/cuda/kernel.ts';
+import { channelKernels } from '../../device/cuda/kernels/device-api.ts';
 import { StreamWrites } from '../../device/cuda/stream-writes.ts';
 import type { Settings } from '../../settings/settings.ts';
-import { type CopyRun, type CopyWay, type DeviceCopies, NO_TICKET } from './device-copies.ts';
-import type { StagingGpu } from './device-table.ts';
-import { ScatteredCopies } from './scattered-copies.ts';
-import { PinnedRings } from './pinned-rings.ts';
-import { ringBytesOf, type RingShape } from './ring-memory.ts';
+import { DescriptorBlock, PackLauncher, UnpackLauncher } from '../../unpack/index.ts';
+import { type CopyRun, type CopyWay, type DeviceCopies, NO_TICKET, type StagingGpu } from './device-copies.ts';
+import { ringBytesOf, type RingShape, type RingStorage } from './ring-memory.ts';
+import { MAX_PIECE_FRAGMENTS, stagingRingHead } from './wire-layout.ts';
+
+/** Rings that are there from the beginning: to pin memory later could wait for a kernel that waits for a peer. */
+const SPARE_RINGS = 4;
+/** All rings together, or as many of this side's own size, whichever is more. */
+const MAX_PINNED_BYTES = 2 ** 30;
+const MAX_OWN_RINGS = 256;
+
+/** What HostMemory of a GPU offers. */
+interface PinnedMemory {
+  readonly bytes: number;
+  readonly hostAddress: number;
+  readonly buffer: ArrayBufferLike;
+}
+
+export class PinnedRings {
+  readonly #allocate: (bytes: number) => PinnedMemory;
+  readonly #spare: PinnedMemory[] = [];
+  readonly #most: number;
+  #pinnedBytes = 0;
+
+  /** `ownBytes` is the size of this side's own rings. */
+  constructor(allocate: (bytes: number) => PinnedMemory, ownBytes: number) {
+    this.#allocate = allocate;
+    this.#most = Math.max(MAX_PINNED_BYTES, MAX_OWN_RINGS * ownBytes);
+    for (let ring = 0; ring < SPARE_RINGS; ring++) this.#spare.push(this.#pin(ownBytes));
+  }
+
+  /** The smallest spare ring that is large enough, else a new one. Fails with WL_CAPACITY beyond the bound. */
+  make(bytes: number): RingStorage {
+    const memory = this.#takeSpare(bytes) ?? this.#pin(bytes);
+    new Uint8Array(memory.buffer, 0, stagingRingHead.size).fill(0);
+    return {
+      address: memory.hostAddress,
+      buffer: memory.buffer,
+      byteOffset: 0,
+      free: () => void this.#spare.push(memory),
+    };
+  }
+
+  #takeSpare(bytes: number): PinnedMemory | undefined {
+    let best: PinnedMemory | undefined;
+    for (const spare of this.#spare) {
+      if (spare.bytes >= bytes && (best === undefined || spare.bytes < best.bytes)) best = spare;
+    }
+    if (best !== undefined) this.#spare.splice(this.#spare.indexOf(best), 1);
+    return best;
+  }
+
+  #pin(bytes: number): PinnedMemory {
+    if (this.#pinnedBytes + bytes > this.#most) {
+      throw new WeftlineError(
+        'WL_CAPACITY',
+        `Cannot pin a ring of ${bytes} bytes for staging: rings hold ${this.#pinnedBytes} of at most ${this.#most} bytes. Close links, or set smaller pieces (WEFTLINE_STAGING_PIECE, WEFTLINE_STAGING_PIECES) on all sides`,
+        { details: { bytes, pinnedBytes: this.#pinnedBytes, mostBytes: this.#most } },
+      );
+    }
+    const memory = this.#allocate(bytes);
+    this.#pinnedBytes += bytes;
+    return memory;
+  }
+}
+
+/** The copy engine takes a call for each copy: for fewer, or longer ones, that is quicker. */
+const MIN_COPIES = 8;
+const MAX_AVERAGE_BYTES = 32 << 10;
+/** As many multiprocessors as memory of the host keeps busy. */
+const MULTIPROCESSORS = 4;
+/** Launches under way. */
+const SLOTS = 64;
+
+/** `full`: there is no room now. `not`: this is nothing for the kernel. */
+type Moved = 'moved' | 'full' | 'not';
+
+interface Span {
+  address: number;
+  bytes: number;
+}
+
+class ScatteredCopies {
+  readonly #pack: PackLauncher;
+  readonly #unpack: UnpackLauncher;
+  readonly #block = new DescriptorBlock(MAX_PIECE_FRAGMENTS);
+  readonly #options: { stream: CudaStream };
+  readonly #bounce: Span = { address: 0, bytes: 0 };
+  readonly #memory: Span = { address: 0, bytes: 0 };
+
+  static async create(device: CudaDevice): Promise<ScatteredCopies> {
+    const numSms = Math.min(MULTIPROCESSORS, device.properties.multiprocessors);
+    const config = { numSms, pool: { slots: SLOTS } };
+    const pack = await PackLauncher.create(device, config);
+    try {
+      return new ScatteredCopies(pack, await UnpackLauncher.create(device, config), device.stream);
+    } catch (error) {
+      await pack.close();
+      throw error;
+    }
+  }
+
+  private constructor(pack: PackLauncher, unpack: UnpackLauncher, stream: CudaStream) {
+    this.#pack = pack;
+    this.#unpack = unpack;
+    this.#options = { stream };
+  }
+
+  /** Hot path: no allocation. Enqueued on the stream. */
+  move(way: CopyWay, run: CopyRun, stream: CudaStream): Moved {
+    const { count, bytes } = run;
+    if (count < MIN_COPIES || sumOf(bytes, count) > MAX_AVERAGE_BYTES * count) return 'not';
+    const bounce = way === 'out' ? run.to : run.from;
+    const memory = way === 'out' ? run.from : run.to;
+    const [here, there] = [this.#bounce, this.#memory];
+    setSpan(here, bounce, run);
+    setSpan(there, memory, run);
+    const block = this.#block.begin(here, there);
+    for (let at = 0; at < count; at++) block.add(bounce[at]! - here.address, bytes[at]!, memory[at]! - there.address);
+    this.#options.stream = stream;
+    try {
+      (way === 'out' ? this.#pack : this.#unpack).launch(block, this.#options);
+      return 'moved';
+    } catch (error) {
+      if (!(error instanceof WeftlineError)) throw error;
+      if (error.code === 'WL_BUSY') return 'full';
+      // Places that overlap: copies one after another have an order.
+      if (error.code === 'WL_INVALID_ARGUMENT') return 'not';
+      throw error;
+    }
+  }
+
+  async close(): Promise<void> {
+    await this.#pack.close();
+    await this.#unpack.close();
+  }
+}
+
+function sumOf(bytes: Float64Array, count: number): number {
+  let sum = 0;
+  for (let at = 0; at < count; at++) sum += bytes[at]!;
+  return sum;
+}
+
+/** All that the addresses begin. */
+function setSpan(span: Span, addresses: Float64Array, { bytes, count }: CopyRun): void {
+  let least = addresses[0]!;
+  let end = 0;
+  for (let at = 0; at < count; at++) {
+    least = Math.min(least, addresses[at]!);
+    end = Math.max(end, addresses[at]! + bytes[at]!);
+  }
+  span.address = least;
+  span.bytes = end - least;
+}
 
 /** Pieces of work of one way that may be under way. */
 const EVENTS = 128;

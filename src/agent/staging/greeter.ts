@@ -1,10 +1,99 @@
 // Meets other staging threads: says hello for a lane and hears the welcome, tells goodbyes, hands on those of others.
+import { z } from '#zod';
 import type { Deadline } from '../../core/deadline.ts';
-import { WeftlineError } from '../../core/errors.ts';
+import { decodeError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
 import type { BackendLink } from '../backend.ts';
-import { decodeGreeting, encodeGreeting, goodbyeOf, type Hello, reasonOf } from './greeting.ts';
-import { patiently, untilTrue } from './patience.ts';
 import type { RingShape } from './ring-memory.ts';
+
+const LOOK_MS = 1;
+const EAGER_TURNS = 64;
+
+/** Fails with WL_TIMEOUT, or with what `isSo` throws. */
+export async function untilTrue(isSo: () => boolean, deadline: Deadline, what: string): Promise<void> {
+  for (let turn = 0; !isSo(); turn++) {
+    if (deadline.isOver) {
+      const { timeoutMs } = deadline;
+      throw new WeftlineError('WL_TIMEOUT', `${what} did not end within ${timeoutMs} ms`, { details: { timeoutMs } });
+    }
+    await new Promise((resolve) => (turn < EAGER_TURNS ? setImmediate(resolve) : setTimeout(resolve, LOOK_MS)));
+  }
+}
+
+/** Has it done as soon as there is room. Fails with WL_TIMEOUT, or what `attempt` throws but WL_BUSY. */
+async function patiently(attempt: () => void, deadline: Deadline, what: string): Promise<void> {
+  const isDone = (): boolean => {
+    try {
+      attempt();
+      return true;
+    } catch (error) {
+      if (error instanceof WeftlineError && error.code === 'WL_BUSY') return false;
+      throw error;
+    }
+  };
+  await untilTrue(isDone, deadline, what);
+}
+
+const whole = z.number().int().nonnegative().max(Number.MAX_SAFE_INTEGER);
+const bytes = z.base64().transform((text): Uint8Array => new Uint8Array(Buffer.from(text, 'base64')));
+
+/** Of the side that sends pieces: its ring, to which answers go, and how it is reached. */
+const hello = z.object({
+  is: z.literal('hello'),
+  lane: whole,
+  incarnation: z.string(),
+  host: z.string(),
+  process: whole,
+  connectionInfo: bytes,
+  ring: bytes,
+  slots: whole,
+  /** Between which the slots are dealt out. */
+  channels: whole,
+  pieceBytes: whole,
+  /** How long the sender waits for the welcome. */
+  timeoutMs: whole,
+});
+/** Of the side that takes pieces: its ring. */
+const welcome = z.object({ is: z.literal('welcome'), lane: whole, ring: bytes });
+/** `lane` is the number of the side that sends pieces; `from` says whose it is: of who says goodbye, or of who hears it. */
+const goodbye = z.object({
+  is: z.literal('goodbye'),
+  lane: whole,
+  from: z.enum(['sender', 'receiver']),
+  code: z.string(),
+  message: z.string(),
+});
+
+const greeting = z.discriminatedUnion('is', [hello, welcome, goodbye]);
+
+type Greeting = z.infer<typeof greeting>;
+export type Hello = Extract<Greeting, { is: 'hello' }>;
+
+function encodeGreeting(words: Greeting): Uint8Array {
+  const plain = Object.entries(words).map(([name, value]) => [
+    name,
+    value instanceof Uint8Array ? Buffer.from(value).toString('base64') : value,
+  ]);
+  return Buffer.from(JSON.stringify(Object.fromEntries(plain)));
+}
+
+/** Fails with WL_PROTOCOL for anything else. */
+function decodeGreeting(message: Uint8Array, peer: string): Greeting {
+  try {
+    return greeting.parse(JSON.parse(Buffer.from(message).toString('utf8')));
+  } catch (cause) {
+    throw new WeftlineError('WL_PROTOCOL', `The staging thread of ${peer} sent what is no greeting`, { cause });
+  }
+}
+
+function goodbyeOf(lane: number, from: 'sender' | 'receiver', error: unknown): Greeting {
+  const { code, message } = encodeError(error);
+  return { is: 'goodbye', lane, from, code, message };
+}
+
+/** Why the other side has left. */
+function reasonOf({ code, message }: { readonly code: string; readonly message: string }): WeftlineError {
+  return decodeError({ code, message, details: {} } as EncodedError);
+}
 
 interface GreeterOptions {
   /** How peers reach this thread; it is asked for at each hello. */
@@ -54,10 +143,18 @@ export class Greeter {
     const expected: Expected = { peer, answer: undefined };
     this.#expected.set(lane, expected);
     const timeoutMs = Math.ceil(deadline.leftMs);
-    const hello = encodeGreeting({ is: 'hello', lane, ring, timeoutMs, channels, ...shape, ...this.#options.self() });
+    const words = encodeGreeting({
+      is: 'hello',
+      lane,
+      ring,
+      timeoutMs,
+      channels,
+      ...shape,
+      ...this.#options.self(),
+    });
     const what = `The greeting of the staging thread of ${peer}`;
     try {
-      await patiently(() => link.notify(hello), deadline, what);
+      await patiently(() => link.notify(words), deadline, what);
       const isAnswered = (): boolean => {
         signal.throwIfAborted();
         if (link.error !== undefined) throw link.error;

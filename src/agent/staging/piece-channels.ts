@@ -1,9 +1,39 @@
 // The channels of a ring, one per lane of the link: each has slots and a counter of its own, and pieces take the freest.
-import { MAX_STAGING_CHANNELS, stagingCounterOffset } from './wire-layout.ts';
-import type { WeftlineError } from '../../core/errors.ts';
-import type { BackendChannel, BackendLink, BackendRemoteRegion, PutPlace } from '../backend.ts';
+import { WeftlineError } from '../../core/errors.ts';
+import type { BackendChannel, BackendLink, BackendRemoteRegion, BackendTransfer, PutPlace } from '../backend.ts';
 import type { RingMemory } from './ring-memory.ts';
-import { tryPut, trySignal } from './try-post.ts';
+import { MAX_STAGING_CHANNELS, stagingCounterOffset } from './wire-layout.ts';
+
+export function tryPut(channel: BackendChannel, place: PutPlace): boolean {
+  try {
+    return channel.put(place);
+  } catch (error) {
+    return isFull(error);
+  }
+}
+
+export function trySignal(channel: BackendChannel, remote: BackendRemoteRegion, offset: number, add: number): boolean {
+  try {
+    return channel.signal(remote, offset, add);
+  } catch (error) {
+    return isFull(error);
+  }
+}
+
+export function tryPost(transfer: BackendTransfer): boolean {
+  try {
+    transfer.post();
+    return true;
+  } catch (error) {
+    return isFull(error);
+  }
+}
+
+/** False if it is only full. */
+function isFull(error: unknown): false {
+  if (error instanceof WeftlineError && error.code === 'WL_BUSY') return false;
+  throw error;
+}
 
 /** How many channels the pieces of a ring of so many slots take to that peer. */
 export function channelsTo({ lanes = 1 }: Pick<BackendLink, 'lanes'>, slots: number): number {

@@ -1,5 +1,9 @@
 // Memory that pieces travel through: a head with counters, then slots; host memory that peers and devices reach.
 import { alignUp } from '../../abi/layout.ts';
+import { NativeBlock } from '../../native/library.ts';
+import type { Settings } from '../../settings/settings.ts';
+import type { AgentMemory, BackendRegion } from '../backend.ts';
+import type { LinkUse } from './inner-links.ts';
 import {
   MAX_PIECE_FRAGMENTS,
   MAX_STAGING_CHANNELS,
@@ -9,9 +13,6 @@ import {
   stagingCounterOffset,
   stagingRingHead,
 } from './wire-layout.ts';
-import { NativeBlock } from '../../native/library.ts';
-import type { Settings } from '../../settings/settings.ts';
-import type { AgentMemory } from '../backend.ts';
 
 /** Where bytes of a slot begin, at the latest. */
 const MAX_DATA_OFFSET = alignUp(pieceHead.size + MAX_PIECE_FRAGMENTS * pieceFragment.size, 4096);
@@ -130,4 +131,31 @@ export class RingMemory {
   free(): void {
     this.#storage.free();
   }
+}
+
+interface RingParts {
+  /** Resolves when no device touches the ring any more. */
+  readonly fence: () => Promise<void>;
+  readonly session: { close(): Promise<void> } | undefined;
+  /** The ring. */
+  readonly local: BackendRegion;
+  readonly ring: Pick<RingMemory, 'free'>;
+  readonly uses: readonly LinkUse[];
+}
+
+/** Fails with the first error, having tried everything; the ring is then kept. */
+export async function endRing({ fence, session, local, ring, uses }: RingParts): Promise<void> {
+  const steps = [fence, () => session?.close(), () => local.release()];
+  const errors: unknown[] = [];
+  for (const step of steps) {
+    try {
+      await step();
+    } catch (error) {
+      errors.push(error);
+    }
+  }
+  if (errors.length === 0) ring.free();
+  const ends = await Promise.allSettled(uses.map((use) => use.giveBack()));
+  for (const end of ends) if (end.status === 'rejected') errors.push(end.reason);
+  if (errors.length > 0) throw errors[0];
 }

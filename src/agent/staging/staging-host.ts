@@ -1,28 +1,27 @@
 // What a staging thread has and does: a backend of its own, memory, lanes to peers, transfers and channels on them.
-import { hostIdentity } from '../../world/host-identity.ts';
-import { PartTable } from '../../transport/part-table.ts';
-import { MAX_PIECE_FRAGMENTS } from './wire-layout.ts';
-import { stagedStates, stagingCommandField, stagingCommandKinds } from './board-layout.ts';
 import { Deadline } from '../../core/deadline.ts';
 import { asWeftlineError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
+import { viewAt } from '../../native/library.ts';
 import { WakeWord } from '../../threads/wake-word.ts';
-import type { Backend, BackendContext, BackendRemoteRegion, CreateBackend } from '../backend.ts';
-import { CopyRun } from './device-copies.ts';
-import { DeviceTable, type OpenGpu } from './device-table.ts';
-import { DirectTransfer } from './direct-transfer.ts';
-import { Greeter } from './greeter.ts';
+import { PartTable } from '../../transport/part-table.ts';
+import { hostIdentity } from '../../world/host-identity.ts';
+import type {
+  AgentMemory,
+  Backend,
+  BackendContext,
+  BackendRegion,
+  BackendRemoteRegion,
+  CreateBackend,
+} from '../backend.ts';
+import { stagedStates, StagingBoard, stagingCommandField, stagingCommandKinds } from './staging-board.ts';
+import { CopyRun, DeviceTable, type OpenGpu } from './device-copies.ts';
+import { Greeter, untilTrue } from './greeter.ts';
 import { InnerLinks } from './inner-links.ts';
 import { MemoryTable, type StagedMemory } from './memory-table.ts';
-import { untilTrue } from './patience.ts';
-import { PiecePlan } from './piece-plan.ts';
-import type { Prepared } from './planned-job.ts';
+import { DirectTransfer, PiecePlan, type Prepared, SessionTransfer, stagedName } from './planned-transfers.ts';
 import { ReceiveSessions } from './receive-sessions.ts';
 import { plainStorage, type RingShape, ringShapeOf } from './ring-memory.ts';
 import { SendLane } from './send-lane.ts';
-import { registerSent, untilSent } from './sent-memory.ts';
-import { SessionTransfer, stagedName } from './session-transfer.ts';
-import { Settling } from './settling.ts';
-import { StagingBoard } from './staging-board.ts';
 import type {
   LaneOptions,
   RemoteMemoryName,
@@ -32,6 +31,66 @@ import type {
   StagingThreadData,
 } from './staging-messages.ts';
 import { ThreadChannel } from './thread-channel.ts';
+import { MAX_PIECE_FRAGMENTS } from './wire-layout.ts';
+
+interface Entry {
+  readonly transfer: number;
+  readonly error: WeftlineError;
+  readonly isOver: () => boolean;
+}
+
+class Settling {
+  readonly #onOver: (transfer: number, error: WeftlineError) => void;
+  #entries: Entry[] = [];
+
+  constructor(onOver: (transfer: number, error: WeftlineError) => void) {
+    this.#onOver = onOver;
+  }
+
+  /** `isOver` tells when devices have done what they had to do at the time of the call. */
+  add(entry: Entry): void {
+    this.#entries.push(entry);
+    this.look();
+  }
+
+  has(transfer: number): boolean {
+    return this.#entries.some((entry) => entry.transfer === transfer);
+  }
+
+  look(): void {
+    if (this.#entries.length === 0) return;
+    const over = this.#entries.filter((entry) => entry.isOver());
+    if (over.length === 0) return;
+    this.#entries = this.#entries.filter((entry) => !over.includes(entry));
+    for (const { transfer, error } of over) this.#onOver(transfer, error);
+  }
+}
+
+/** A view of more aborts Node 20. */
+const MAX_BYTES = 2 ** 32 - 65_536;
+
+/** Undefined where the backend cannot send from it: pieces of it are then copied to the ring. */
+async function registerSent(
+  backend: Backend,
+  { address, bytes }: Pick<AgentMemory, 'address' | 'bytes'>,
+): Promise<BackendRegion | undefined> {
+  if (bytes > MAX_BYTES) return undefined;
+  const view = new Uint8Array(viewAt(address, bytes));
+  const memory: AgentMemory = { kind: 'host', address, bytes, view, device: undefined, shared: undefined };
+  if (backend.whyNotMemory(memory) !== undefined) return undefined;
+  return backend.register(memory).catch(() => undefined);
+}
+
+/** Resolves when nothing that is on its way now is read from that memory any more. Fails with WL_TIMEOUT. */
+async function untilSent(
+  memory: readonly StagedMemory[],
+  lanes: Iterable<SendLane>,
+  deadline: Deadline,
+): Promise<void> {
+  if (memory.every(({ region }) => region === undefined)) return;
+  const fences = [...lanes].flatMap(({ session }) => (session === undefined ? [] : [session.fence()]));
+  await untilTrue(() => fences.every((isOver) => isOver()), deadline, 'What is sent from host memory');
+}
 
 interface StagingHostOptions {
   readonly data: StagingThreadData;

@@ -1,12 +1,11 @@
 // The staging thread as the agent's thread has it: started at the first need, called, told, and heard of.
-import { STAGED_CHANNELS, STAGED_TRANSFERS } from './board-layout.ts';
+import { STAGED_CHANNELS, STAGED_TRANSFERS, StagingBoard } from './staging-board.ts';
 import { decodeError, WeftlineError } from '../../core/errors.ts';
 import { packageFile } from '../../core/package-file.ts';
 import { WakeWord } from '../../threads/wake-word.ts';
 import { type ArgumentOf, type ResultOf, WorkerLink } from '../../threads/worker-link.ts';
 import { readSettings } from '../../settings/settings.ts';
 import type { BackendContext } from '../backend.ts';
-import { StagingBoard } from './staging-board.ts';
 import type { StagingCalls, StagingEvent, StagingThreadData } from './staging-messages.ts';
 
 export class StagingThread {

@@ -11,11 +11,15 @@ import { checkMemoryBudget } from '../../windows/memory-budget.ts';
 import type { SymmetricWindow } from '../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import type { AlgorithmTable } from '../algorithm-table.ts';
-import { type CollectiveCall, makeCollectiveCall } from '../collective-call.ts';
-import type { CollectiveEngine, PairMessage, Route } from '../collective-engine.ts';
+import {
+  type CollectiveCall,
+  type CollectiveEngine,
+  makeCollectiveCall,
+  type PairMessage,
+  type Route,
+} from '../collective-call.ts';
 import { HostsFailure } from './call-failure.ts';
-import { MovementChoice } from './movements.ts';
-import { CpuMover, type DataPlaces, type Mover } from './mover.ts';
+import { CpuMover, type DataPlaces, MovementChoice, type Mover } from './movements.ts';
 import { PairMessages } from './pair-messages.ts';
 import { RankBoard } from './rank-board.ts';
 import { StagedCall } from './staged-call.ts';

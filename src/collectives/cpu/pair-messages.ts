@@ -4,9 +4,8 @@ import { wordOffsets } from '../../abi/layout.ts';
 import { dtypes } from '../../core/dtype.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
-import { dtypeNumber, dtypeOf } from '../collective-call.ts';
-import type { PairMessage } from '../collective-engine.ts';
-import type { DataPlaces, Mover } from './mover.ts';
+import { dtypeNumber, dtypeOf, type PairMessage } from '../collective-call.ts';
+import type { DataPlaces, Mover } from './movements.ts';
 import type { RankBoard } from './rank-board.ts';
 import type { Steps } from '../../group/steps.ts';
 

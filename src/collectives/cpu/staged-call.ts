@@ -4,15 +4,16 @@ import type { Steps } from '../../group/steps.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CollectiveCall } from '../collective-call.ts';
-import type { DataPlaces, Mover } from './mover.ts';
 import {
   alone,
   type Awaited,
+  type DataPlaces,
   DirectMovement,
   type DirectReads,
   type Movement,
   type MovementChoice,
   type MovementStep,
+  type Mover,
   PART_ALIGNMENT,
   type Piece,
   type SlotRange,

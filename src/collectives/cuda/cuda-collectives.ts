@@ -23,8 +23,14 @@ import { CudaCallOrder, CudaCalls, type RecordingOf } from '../../group/cuda-cal
 import type { OverlapOptions } from '../../group/overlap.ts';
 import { CudaWindow } from '../../windows/cuda-window.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
-import { type CollectiveCall, dtypeNumber, type ReducedDType } from '../collective-call.ts';
-import type { CollectiveEngine, PairMessage, Route } from '../collective-engine.ts';
+import {
+  type CollectiveCall,
+  type CollectiveEngine,
+  dtypeNumber,
+  type PairMessage,
+  type ReducedDType,
+  type Route,
+} from '../collective-call.ts';
 import type { CheckedCommunicatorOptions } from '../communicator-options.ts';
 import { callWord, explainCollectiveFailure, messageWord, signatureOf, signatureOfPlace } from './kernel-failures.ts';
 import {

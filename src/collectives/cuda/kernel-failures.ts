@@ -4,8 +4,14 @@ import { trapReasons } from '../../abi/trap-record.ts';
 import { dtypes } from '../../core/dtype.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { ExpiredWait } from '../../device/cuda/trap-box.ts';
-import { type CollectiveCall, describeRecord, dtypeNumber, dtypeOf, operationWord } from '../collective-call.ts';
-import type { PairMessage } from '../collective-engine.ts';
+import {
+  type CollectiveCall,
+  describeRecord,
+  dtypeNumber,
+  dtypeOf,
+  operationWord,
+  type PairMessage,
+} from '../collective-call.ts';
 
 /** Details of a wait that expired. */
 const waits = { collective: 0, send: 1, receive: 2 } as const;

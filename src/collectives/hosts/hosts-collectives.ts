@@ -21,11 +21,10 @@ import { type SymmetricWindow, windowFootprint } from '../../windows/symmetric-w
 import { shareOutcome } from '../../world/outcomes.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import type { AlgorithmTable } from '../algorithm-table.ts';
-import type { CollectiveCall, ReducedDType } from '../collective-call.ts';
-import type { CollectiveEngine, PairMessage, Route } from '../collective-engine.ts';
+import type { CollectiveCall, CollectiveEngine, PairMessage, ReducedDType, Route } from '../collective-call.ts';
 import type { CheckedCommunicatorOptions } from '../communicator-options.ts';
 import { CpuCollectives } from '../cpu/cpu-collectives.ts';
-import type { DataPlaces, Mover } from '../cpu/mover.ts';
+import type { DataPlaces, Mover } from '../cpu/movements.ts';
 import {
   collectiveRegions,
   createMirroredWindow,

@@ -4,11 +4,10 @@ import { wordOffsets } from '../../abi/layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { RankBells } from '../../windows/wait.ts';
 import { dtypeNumber, dtypeOf } from '../collective-call.ts';
-import type { BlockReducer, CompletionFlag } from './block-reducer.ts';
+import { type BlockReducer, type CompletionFlag, StagedFlag } from './block-reducer.ts';
 import { type DirectWork, type Piece, type WorkMark, WorkPatience } from './block-work.ts';
 import { blocksOf, type SlotShape, sparseBoard } from './slot-shape.ts';
 import { noCall, type SparseCall, type SparseTraffic } from './sparse-call.ts';
-import { StagedFlag } from './staged-flag.ts';
 
 interface DirectReducerOptions {
   readonly board: DirectBoard;

@@ -25,8 +25,13 @@ import {
 import { AggregatorSlots } from './aggregator-slots.ts';
 import { BlockCompletions, type BlockReducer } from './block-reducer.ts';
 import { CpuBlocks } from './cpu-blocks.ts';
-import { CudaBlockWork } from './cuda-block-work.ts';
-import { CudaDirectWork, type DirectKernels, directWindowBytes, loadDirectKernels } from './cuda-direct-work.ts';
+import {
+  CudaBlockWork,
+  CudaDirectWork,
+  type DirectKernels,
+  directWindowBytes,
+  loadDirectKernels,
+} from './cuda-work.ts';
 import { DirectBoard, DirectReducer } from './direct-reducer.ts';
 import { reductionTrees, topLevel } from './reduction-tree.ts';
 import { blocksOf, type SlotShape } from './slot-shape.ts';

@@ -3,11 +3,10 @@
 import { SPARSE_NO_BLOCK } from '../../abi/collectives.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { MemoryRange } from '../../device/tensor.ts';
-import type { CompletionFlag, TensorBlocks } from './block-reducer.ts';
+import { type CompletionFlag, StagedFlag, type TensorBlocks } from './block-reducer.ts';
 import { type BlockIndex, type BlockWork, type SharedBytes, type WorkMark, WorkPatience } from './block-work.ts';
 import { blocksOf, infinityOf, type SlotShape, strideOf } from './slot-shape.ts';
 import { noCall, type SparseCall } from './sparse-call.ts';
-import { StagedFlag } from './staged-flag.ts';
 
 /** Of the chunks in which blocks go out, as long as these are not too many. */
 const CHUNK_BYTES = 1 << 20;

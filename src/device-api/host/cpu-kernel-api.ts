@@ -1,9 +1,7 @@
 // The device API where kernels are functions of TypeScript: put, signal, wait and the rest, over the CPU's queues.
 import { queueCommandKinds, MAX_COMMAND_BYTES } from '../../abi/device-api.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
-import { emptyQueueCommand } from '../service/command.ts';
-import { CommandWriter, type QueueMemory } from '../service/command-queue.ts';
-import type { RequestShape } from '../service/request-shape.ts';
+import { CommandWriter, emptyQueueCommand, type QueueMemory, type RequestShape } from '../service/command-queue.ts';
 
 /** Which range of a request, and which channel. */
 export interface CpuRoute {

@@ -10,7 +10,7 @@ import type { Fence } from '../../device/cuda/cuda-stream.ts';
 import { type Storage, Tensor } from '../../device/tensor.ts';
 import { type Out, viewAt } from '../../native/library.ts';
 import { CudaRequests } from '../service/cuda-requests.ts';
-import type { RequestShape } from '../service/request-shape.ts';
+import type { RequestShape } from '../service/command-queue.ts';
 import type { CpuKernelApi } from './cpu-kernel-api.ts';
 import type { DescRange, DeviceSide, DeviceSideOptions, MappedRanges, TransferDescs } from './device-side.ts';
 

@@ -13,11 +13,9 @@ import { addressOf, viewAt } from '../../native/library.ts';
 import { isOwnMemory } from '../../native/process-memory.ts';
 import { readSettings, readToken, type Settings } from '../../settings/settings.ts';
 import { hostIdentity } from '../../world/host-identity.ts';
-import { queueBytes } from '../service/command-queue.ts';
+import { checkQueueLayout, queueBytes, queuesIn, type RequestShape } from '../service/command-queue.ts';
 import type { Allocation } from '../service/proxy-messages.ts';
 import { ProxyService } from '../service/proxy-service.ts';
-import { checkQueueLayout, queuesIn } from '../service/queue-layout.ts';
-import type { RequestShape } from '../service/request-shape.ts';
 import { CpuKernelApi } from './cpu-kernel-api.ts';
 import { CudaSide } from './cuda-side.ts';
 import {

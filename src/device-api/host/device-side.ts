@@ -3,7 +3,7 @@ import { z } from '#zod';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { SharedBytes } from '../service/proxy-messages.ts';
-import type { RequestShape } from '../service/request-shape.ts';
+import type { RequestShape } from '../service/command-queue.ts';
 import type { CpuKernelApi } from './cpu-kernel-api.ts';
 
 export interface DeviceSide extends Disposable {

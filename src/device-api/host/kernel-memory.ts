@@ -5,7 +5,7 @@ import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { Tensor } from '../../device/tensor.ts';
 import { hostIdentity } from '../../world/host-identity.ts';
 import type { ProxyService } from '../service/proxy-service.ts';
-import type { RequestShape } from '../service/request-shape.ts';
+import type { RequestShape } from '../service/command-queue.ts';
 import { type DescRange, type DeviceSide, encodeDescs, type MappedRanges } from './device-side.ts';
 
 interface Parts {

@@ -1,9 +1,46 @@
 // Where the commands of one request go, for one of its remote ranges: a channel of the agent. Hot path.
-import type { BackendChannel, PutPlace } from '../../agent/backend.ts';
+import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace } from '../../agent/backend.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import type { CommandRoute } from './command-server.ts';
 import type { PeerRange } from './proxy-messages.ts';
-import type { StagedStores } from './staged-stores.ts';
+
+const SLOTS = 512;
+export const STAGED_BYTES: number = SLOTS * 8;
+
+export class StagedStores {
+  readonly #channel: BackendChannel;
+  readonly #words: Uint32Array;
+  /** By slot: what the channel will have delivered when the slot is free. */
+  readonly #sequences = new Float64Array(SLOTS);
+  readonly #local: BackendRegion;
+  /** Made with the first put. */
+  #place: PutPlace | undefined;
+  #next = 0;
+
+  /** `memory` is that of `local`, of STAGED_BYTES. */
+  constructor(channel: BackendChannel, local: BackendRegion, memory: ArrayBuffer) {
+    this.#channel = channel;
+    this.#local = local;
+    this.#words = new Uint32Array(memory);
+  }
+
+  /** False, with nothing posted, if there is no room now. */
+  put(remote: BackendRemoteRegion, remoteOffset: number, low: number, high: number): boolean {
+    const slot = this.#next;
+    if (this.#channel.delivered < this.#sequences[slot]!) return false;
+    this.#words[slot * 2] = low;
+    this.#words[slot * 2 + 1] = high;
+    this.#place ??= { local: this.#local, localOffset: 0, remote, remoteOffset: 0, bytes: 8 };
+    const place = this.#place;
+    place.localOffset = slot * 8;
+    place.remote = remote;
+    place.remoteOffset = remoteOffset;
+    if (!this.#channel.put(place)) return false;
+    this.#sequences[slot] = this.#channel.posted;
+    this.#next = (slot + 1) % SLOTS;
+    return true;
+  }
+}
 
 /** The way of a request. */
 interface AgentWay {

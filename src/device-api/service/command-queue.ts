@@ -1,7 +1,98 @@
 // A command queue in memory that a device and its host share: what the host takes from it and tells the device.
-import { COMMAND_BYTES, commandQueueHead } from '../../abi/device-api.ts';
-import { WeftlineError } from '../../core/errors.ts';
-import { type QueueCommand, decodeCommand, encodeCommand, peekCommand } from './command.ts';
+import { COMMAND_BYTES, commandBits, commandQueueHead, queueCommandKinds } from '../../abi/device-api.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+
+const TWO_31 = 2 ** 31;
+const TWO_32 = 2 ** 32;
+
+/** One object per side, used again for each command. */
+export interface QueueCommand {
+  kind: number;
+  request: number;
+  remote: number;
+  target: number;
+  /** Of a put. */
+  source: number;
+  bytes: number;
+  /** Of others: the halves of their number. */
+  low: number;
+  high: number;
+  /** The host leaves it in the queue until a command behind it is not deferred. */
+  isDeferred: boolean;
+}
+
+export function emptyQueueCommand(): QueueCommand {
+  return { kind: 0, request: 0, remote: 0, target: 0, source: 0, bytes: 0, low: 0, high: 0, isDeferred: false };
+}
+
+/** Reads the slot at `first` into `command`; false if it does not hold the command of the lap with this phase. */
+export function decodeCommand(words: Uint32Array, first: number, phase: number, command: QueueCommand): boolean {
+  // ORDER: the phase of a half is read before the rest of it; the writer writes each half at once.
+  const high = Atomics.load(words, first);
+  if ((high & 1) !== phase) return false;
+  const low = Atomics.load(words, first + 1);
+  const target = Atomics.load(words, first + 2);
+  if ((target & 1) !== phase) return false;
+  const last = Atomics.load(words, first + 3);
+  command.kind = (high >>> commandBits.kind) & 3;
+  command.remote = (high >>> commandBits.remote) & 63;
+  command.request = (high >>> commandBits.request) & 4095;
+  command.isDeferred = high >>> commandBits.deferred !== 0;
+  command.target = ((high >>> commandBits.targetHigh) & 31) * TWO_31 + (target >>> commandBits.targetLow);
+  if (command.kind === queueCommandKinds.put) {
+    command.source = ((high >>> commandBits.sourceHigh) & 15) * TWO_32 + low;
+    command.bytes = ((high >>> commandBits.bytesHigh) & 1) * TWO_32 + last;
+    command.low = 0;
+    command.high = 0;
+  } else {
+    command.source = 0;
+    command.bytes = 0;
+    command.low = low;
+    command.high = last;
+  }
+  return true;
+}
+
+/** Writes a command whose parts are in range; its first word goes last, so that it appears whole. */
+export function encodeCommand(words: Uint32Array, first: number, phase: number, command: QueueCommand): void {
+  const isPut = command.kind === queueCommandKinds.put;
+  const low = isPut ? command.source : command.low;
+  const last = isPut ? command.bytes : command.high;
+  let high = phase | (command.kind << commandBits.kind) | (command.remote << commandBits.remote);
+  high |= command.request << commandBits.request;
+  high |= Math.floor(command.target / TWO_31) << commandBits.targetHigh;
+  if (isPut) {
+    high |= Math.floor(command.source / TWO_32) << commandBits.sourceHigh;
+    high |= Math.floor(command.bytes / TWO_32) << commandBits.bytesHigh;
+  }
+  words[first + 1] = low;
+  words[first + 3] = last;
+  Atomics.store(words, first + 2, phase | ((command.target % TWO_31) << commandBits.targetLow));
+  if (command.isDeferred) high |= 1 << commandBits.deferred;
+  Atomics.store(words, first, high >>> 0);
+}
+
+/** What is in the slot at `first`: the command of the lap with this phase or none, and whether that one is deferred. */
+function peekCommand(words: Uint32Array, first: number, phase: number): 'none' | 'deferred' | 'ready' {
+  const high = Atomics.load(words, first);
+  if ((high & 1) !== phase || (Atomics.load(words, first + 2) & 1) !== phase) return 'none';
+  return high >>> commandBits.deferred === 0 ? 'ready' : 'deferred';
+}
+
+export interface RequestShape {
+  /** What commands call it. */
+  readonly number: number;
+  /** Number of the peer at this host. */
+  readonly peer: number;
+  /** Puts of 8 bytes travel in their command: reading them would take the host a copy of the device. */
+  readonly inlines: boolean;
+  readonly local: { readonly address: number; readonly bytes: number };
+  readonly remotes: readonly {
+    /** Where this process has mapped the range; 0 if its writes go through the queue. */
+    readonly direct: number;
+    readonly bytes: number;
+  }[];
+}
 
 const WORDS = COMMAND_BYTES / 4;
 const DELIVERED = commandQueueHead.offset.delivered / 4;
@@ -161,4 +252,22 @@ function headOf({ buffer, byteOffset }: QueueMemory): Int32Array {
 
 function ringOf({ buffer, byteOffset, capacity }: QueueMemory): Uint32Array {
   return new Uint32Array(buffer, byteOffset + commandQueueHead.size, capacity * WORDS);
+}
+
+interface QueueLayout {
+  readonly queues: number;
+  /** Commands of each, a power of two. */
+  readonly capacity: number;
+}
+
+export function queuesIn(buffer: ArrayBufferLike, queues: number, capacity: number): QueueMemory[] {
+  return Array.from({ length: queues }, (_, index) => ({ buffer, byteOffset: index * queueBytes(capacity), capacity }));
+}
+
+/** Fails with WL_INVALID_ARGUMENT. */
+export function checkQueueLayout({ queues, capacity }: QueueLayout): void {
+  if (!Number.isInteger(queues) || queues < 1 || queues > 64) throw invalidArgument('queues', queues, '1 to 64');
+  if (!Number.isInteger(capacity) || !Number.isInteger(Math.log2(capacity)) || capacity < 2 || capacity > 65_536) {
+    throw invalidArgument('queueCapacity', capacity, 'a power of two from 2 to 65536');
+  }
 }

@@ -2,8 +2,7 @@
 import { queueCommandKinds } from '../../abi/device-api.ts';
 import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
 import { traceBegin, traceEnd } from '../../core/trace.ts';
-import { emptyQueueCommand } from './command.ts';
-import type { CommandReader } from './command-queue.ts';
+import { type CommandReader, emptyQueueCommand } from './command-queue.ts';
 
 /** How a peer is reached, in the order of posting. BackendChannel of the agent is one, bound to regions by the routes. */
 interface CommandChannel {

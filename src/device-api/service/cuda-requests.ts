@@ -4,8 +4,7 @@ import { Block, type Layout } from '../../abi/layout.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { HostMemory } from '../../device/cuda/host-memory.ts';
 import type { Tensor } from '../../device/tensor.ts';
-import { queueBytes } from './command-queue.ts';
-import type { RequestShape } from './request-shape.ts';
+import { queueBytes, type RequestShape } from './command-queue.ts';
 
 interface CudaRequestsOptions {
   readonly device: CudaDevice;

@@ -17,7 +17,7 @@ import { WeftlineError } from '../../core/errors.ts';
 import { log } from '../../core/log.ts';
 import { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { viewAt } from '../../native/library.ts';
-import { AgentRoute } from './agent-route.ts';
+import { AgentRoute, STAGED_BYTES, StagedStores } from './agent-route.ts';
 import type { CommandRoute, ServedRequest } from './command-server.ts';
 import type {
   AddRemoteOptions,
@@ -27,7 +27,6 @@ import type {
   ProxyRegisterOptions,
   RequestOptions,
 } from './proxy-messages.ts';
-import { STAGED_BYTES, StagedStores } from './staged-stores.ts';
 
 export class ProxyAgent {
   readonly #agent: Agent;

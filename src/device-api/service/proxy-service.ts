@@ -1,20 +1,110 @@
 // The thread that serves command queues, as a service: owners of queues in shared memory give them to it, register
 // memory, meets peers, and opens requests that the commands of the queues name. DeviceHost is one of its users.
+import { MAX_DEVICE_REQUESTS } from '../../abi/device-api.ts';
 import type { BackendName, ListenerAddress, ListenOptions } from '../../agent/index.ts';
 import { type CallWait, checkTimeout } from '../../core/deadline.ts';
-import type { WeftlineError } from '../../core/errors.ts';
+import { decodeError, type EncodedError, WeftlineError } from '../../core/errors.ts';
+import { packageFile } from '../../core/package-file.ts';
 import { readSettings, type Settings } from '../../settings/settings.ts';
-import { ProxyLink } from './proxy-link.ts';
+import { WakeWord } from '../../threads/wake-word.ts';
+import { type ArgumentOf, type ResultOf, WorkerLink } from '../../threads/worker-link.ts';
 import type {
   AddRemoteOptions,
   Allocation,
   MetadataExchangeOptions,
-  QueueOptions,
+  ProxyCalls,
   ProxyRegisterOptions,
+  ProxyThread,
+  QueueOptions,
   RequestOptions,
 } from './proxy-messages.ts';
-import { checkQueueLayout } from './queue-layout.ts';
-import { RequestNumbers } from './request-numbers.ts';
+import { checkQueueLayout } from './command-queue.ts';
+
+class RequestNumbers {
+  readonly #isTaken = new Uint8Array(MAX_DEVICE_REQUESTS);
+  #next = 0;
+
+  /**
+   * The one that was given back longest ago: a command of a request that was released too early then names none, instead of
+   * another. Fails with WL_CAPACITY; `owner` is for the error.
+   */
+  take(owner: string): number {
+    for (let looks = 0; looks < MAX_DEVICE_REQUESTS; looks += 1) {
+      const number = this.#next;
+      this.#next = (number + 1) % MAX_DEVICE_REQUESTS;
+      if (this.#isTaken[number] === 1) continue;
+      this.#isTaken[number] = 1;
+      return number;
+    }
+    throw new WeftlineError(
+      'WL_CAPACITY',
+      `${owner} has ${MAX_DEVICE_REQUESTS} requests, which is the most: release some first`,
+    );
+  }
+
+  giveBack(number: number): void {
+    this.#isTaken[number] = 0;
+  }
+}
+
+interface ProxyLinkOptions {
+  /** What the thread may take for a call, its start included; by default what the waits of kernels may take. */
+  readonly timeoutMs?: number;
+  /** What it runs. */
+  readonly script?: URL;
+}
+
+export class ProxyLink implements AsyncDisposable {
+  readonly wake: WakeWord = new WakeWord();
+  readonly #link: WorkerLink<ProxyCalls, EncodedError>;
+
+  /** `onFailure` hears of commands that failed, once per cause, and of the thread's end unless it was closed. */
+  constructor(
+    data: Omit<ProxyThread, 'wake'>,
+    onFailure: (error: WeftlineError) => void,
+    { timeoutMs = data.settings.timeoutMs, script }: ProxyLinkOptions = {},
+  ) {
+    const thread: ProxyThread = { ...data, wake: this.wake.buffer };
+    this.#link = new WorkerLink({
+      entry: script ?? packageFile('./proxy-worker.js', import.meta.url),
+      name: 'proxy',
+      what: 'thread that serves the command queues',
+      closedMessage: 'The device host was closed',
+      data: thread,
+      timeoutMs,
+      lateReason: 'it waits for a peer, or for a kernel that does not end',
+      onCall: () => this.wake.ring(),
+      onEvent: (error) => onFailure(decodeError(error)),
+      // Otherwise kernels would wait until their deadlines for a thread that is gone.
+      onEnd: onFailure,
+    });
+  }
+
+  /**
+   * Fails with what the thread answers; with WL_TIMEOUT some time after the thread should have failed itself. One that does
+   * not even begin or stop to serve is ended.
+   */
+  call<Name extends keyof ProxyCalls>(
+    name: Name,
+    ...argument: ArgumentOf<ProxyCalls, Name>
+  ): Promise<ResultOf<ProxyCalls, Name>> {
+    return this.#link.callWith({ endsThread: name === 'serve' }, name, ...argument);
+  }
+
+  /** The same with a time of its own, or until the signal ends the wait. */
+  callWithin<Name extends keyof ProxyCalls>(
+    { timeoutMs, signal }: CallWait,
+    name: Name,
+    ...argument: ArgumentOf<ProxyCalls, Name>
+  ): Promise<ResultOf<ProxyCalls, Name>> {
+    return this.#link.callWith({ timeoutMs, signal }, name, ...argument);
+  }
+
+  /** Closes the agent and ends the thread. Idempotent. */
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.#link.stop();
+  }
+}
 
 interface ProxyServiceOptions {
   /** What peers call it. */

@@ -5,9 +5,8 @@ import { type EncodedError, encodeError, type WeftlineError } from '../../core/e
 import { WakeWord } from '../../threads/wake-word.ts';
 import { WorkerPort } from '../../threads/worker-port.ts';
 import { bindDeclaredFunctions, viewAt } from '../../native/library.ts';
-import { CommandReader } from './command-queue.ts';
+import { CommandReader, queuesIn } from './command-queue.ts';
 import { CommandServer, type ServedRequest } from './command-server.ts';
-import { queuesIn } from './queue-layout.ts';
 import { ProxyAgent } from './proxy-agent.ts';
 import type { ProxyCalls, ProxyThread, SharedBytes } from './proxy-messages.ts';
 

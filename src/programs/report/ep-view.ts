@@ -1,6 +1,6 @@
 // What people read of `weftline bench ep`: CPU ranks, GPUs, ranks across hosts, low latency, and the sweep of shapes.
 import { formatBytes } from '../../core/byte-size.ts';
-import type { TriedShapes } from '../../group/tried-shapes.ts';
+import type { TriedShapes } from '../../group/cuda-shapes.ts';
 import type { EpCudaBenchReport } from '../bench/ep/cuda-bench.ts';
 import type { ShapeSweepReport } from '../bench/ep/cuda-shapes.ts';
 import type { EpBenchReport } from '../bench/ep/ep-bench.ts';

@@ -1,9 +1,8 @@
 // A peer that is pretended: signals that a GPU pushes for it are summed and at once delivered, nothing else is taken.
 import assert from 'node:assert/strict';
-import { CommandReader } from '#lib/device-api/service/command-queue.js';
+import { CommandReader, queuesIn } from '#lib/device-api/service/command-queue.js';
 import { CommandServer } from '#lib/device-api/service/command-server.js';
 import type { CudaRequests } from '#lib/device-api/service/cuda-requests.js';
-import { queuesIn } from '#lib/device-api/service/queue-layout.js';
 
 /** Of the one queue of `requests`. `handle`: of a request to the peer. */
 export async function countingPeer(requests: CudaRequests, capacity: number) {

@@ -17,7 +17,7 @@ import {
   type ReferenceReceived,
 } from 'weftline/reference';
 import type { RankGroup } from 'weftline/world';
-import { type TriedShapes, tryShapes } from '#lib/group/tried-shapes.js';
+import { type TriedShapes, tryShapes } from '#lib/group/cuda-shapes.js';
 import type { EpDevice } from '../support/test-device.ts';
 import { caseFor, choices, type EpCase, outputRows, random, rdmaBytes, rows } from './ep-case.ts';
 

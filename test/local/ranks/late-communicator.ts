@@ -7,7 +7,7 @@ import {
   regionsAcrossHosts,
 } from '#lib/collectives/cpu/window-regions.js';
 import { CpuCollectives } from '#lib/collectives/cpu/cpu-collectives.js';
-import { CpuMover } from '#lib/collectives/cpu/mover.js';
+import { CpuMover } from '#lib/collectives/cpu/movements.js';
 import { algorithmTable, type AlgorithmTable } from '#lib/collectives/algorithm-table.js';
 import { SymmetricWindow } from '#lib/windows/symmetric-window.js';
 import type { CpuDevice } from 'weftline';

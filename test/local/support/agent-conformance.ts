@@ -15,7 +15,7 @@ import {
   type Transfer,
 } from 'weftline/agent';
 import { PartTable } from '#lib/transport/part-table.js';
-import { PartPuts } from '#lib/agent/part-puts.js';
+import { PartPuts } from '#lib/group/network/out-queue.js';
 import type { AgentConfiguration } from './agent-configurations.ts';
 import { AgentPeer, openPair, SharedPair } from './agent-pair.ts';
 import { whyMissing } from './missing-backend.ts';

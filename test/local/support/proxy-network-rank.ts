@@ -4,9 +4,7 @@ import { join } from 'weftline/world';
 import { queueCommandKinds } from '#lib/abi/device-api.js';
 import { networkCellOffset, networkCells, networkCellsBytes } from '#lib/abi/network.js';
 import { ProxyNetwork } from '#lib/group/network/proxy-network.js';
-import { CommandWriter, queueBytes } from '#lib/device-api/service/command-queue.js';
-import { emptyQueueCommand } from '#lib/device-api/service/command.js';
-import { queuesIn } from '#lib/device-api/service/queue-layout.js';
+import { CommandWriter, emptyQueueCommand, queueBytes, queuesIn } from '#lib/device-api/service/command-queue.js';
 import { addressOf } from '#lib/native/library.js';
 
 const [, , scenario = '', enderText = ''] = process.argv;

@@ -6,7 +6,7 @@ import { CpuDevice } from 'weftline';
 import { Communicator } from 'weftline/collectives';
 import { referenceReduction } from 'weftline/reference';
 import { join } from 'weftline/world';
-import type { CollectiveEngine } from '#lib/collectives/collective-engine.js';
+import type { CollectiveEngine } from '#lib/collectives/collective-call.js';
 import { collectiveRegions } from '#lib/collectives/cpu/window-regions.js';
 import { withCode } from '../../support/with-code.ts';
 

@@ -3,8 +3,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { collectiveFailures, messageBlock, messageDirections, messageFlags } from '#lib/abi/collectives.js';
 import { trapReasons } from '#lib/abi/trap-record.js';
-import { makeCollectiveCall } from '#lib/collectives/collective-call.js';
-import type { PairMessage } from '#lib/collectives/collective-engine.js';
+import { makeCollectiveCall, type PairMessage } from '#lib/collectives/collective-call.js';
 import {
   callWord,
   describeCallWord,

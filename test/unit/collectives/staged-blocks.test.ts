@@ -5,7 +5,7 @@ import { CpuDevice, toBf16 } from 'weftline';
 import { type ReducedDType } from 'weftline/collectives';
 import { referenceSparseSum } from 'weftline/reference';
 import { BlockCompletions } from '#lib/collectives/sparse/block-reducer.js';
-import { markLimit } from '#lib/collectives/sparse/work-streams.js';
+import { markLimit } from '#lib/collectives/sparse/cuda-work.js';
 import { noCall, type SparseCall } from '#lib/collectives/sparse/sparse-call.js';
 import { StagedBlocks } from '#lib/collectives/sparse/staged-blocks.js';
 import { seededRandom } from '#lib/core/seeded-random.js';

@@ -4,9 +4,16 @@ import test from 'node:test';
 import fc from '../../support/fast-check.ts';
 import { queueCommandKinds, MAX_COMMAND_BYTES, MAX_COMMAND_OFFSET } from '#lib/abi/device-api.js';
 import { WeftlineError } from 'weftline';
-import { type QueueCommand, decodeCommand, emptyQueueCommand, encodeCommand } from '#lib/device-api/service/command.js';
+import {
+  CommandReader,
+  CommandWriter,
+  decodeCommand,
+  emptyQueueCommand,
+  encodeCommand,
+  queueBytes,
+  type QueueCommand,
+} from '#lib/device-api/service/command-queue.js';
 import { CpuKernelApi } from '#lib/device-api/host/cpu-kernel-api.js';
-import { CommandReader, CommandWriter, queueBytes } from '#lib/device-api/service/command-queue.js';
 import { type CommandRoute, CommandServer } from '#lib/device-api/service/command-server.js';
 
 const offset = fc.oneof(

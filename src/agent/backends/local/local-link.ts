@@ -13,8 +13,15 @@ import type {
   TransferOperation,
 } from '../../backend.ts';
 import { LocalChannel } from './local-channel.ts';
-import { type CopyHelp, LocalTransfer } from './local-transfer.ts';
-import { type CopyPlan, type LinkedMemory, type LocalPlan, planCopies, STEP_BYTES } from './copy-plan.ts';
+import {
+  type CopyHelp,
+  type CopyPlan,
+  type LinkedMemory,
+  type LocalPlan,
+  LocalTransfer,
+  planCopies,
+  STEP_BYTES,
+} from './local-transfer.ts';
 import type { CopyThread } from './copy-thread.ts';
 import type { DeviceWork, PeerSteps } from './sender-end.ts';
 import { ImportedMemory, type LocalRemoteRegion, type RegionReach } from './remote-region.ts';

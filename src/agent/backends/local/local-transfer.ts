@@ -1,13 +1,360 @@
 // A prepared transfer within the host. `post` is a hot path: no allocation.
-import { type CheckedCopies, type CopyJob, jobStates, jobWord } from './copy-lane.ts';
 import { asWeftlineError, invalidArgument, WeftlineError } from '../../../core/errors.ts';
-import type { BackendTransfer, TransferState } from '../../backend.ts';
-import { type CopyPlan, type HostCopies, INLINE_BYTES, type LocalTransferParts } from './copy-plan.ts';
+import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
+import type { CudaEvent } from '../../../device/cuda/cuda-event.ts';
+import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
+import { copyError, whyCopyFailed } from '../../../native/process-memory.ts';
+import type {
+  BackendRegion,
+  BackendRemoteRegion,
+  BackendTransfer,
+  PlannedTransfer,
+  TransferOperation,
+  TransferState,
+} from '../../backend.ts';
+import { type CheckedCopies, type CopyJob, CopyList, CopyTable, CUT_SHORT, jobStates, jobWord } from './copy-lane.ts';
 import type { CopyThread, LaneToPeer } from './copy-thread.ts';
 import type { LocalRegion } from './local-region.ts';
 import { recordBytes } from './mailbox-layout.ts';
-import { type PeerSteps, RegionGrants, REVOKED } from './sender-end.ts';
-import type { LocalRemoteRegion } from './remote-region.ts';
+import type { LocalRemoteRegion, RegionReach } from './remote-region.ts';
+import { type DeviceWork, type PeerSteps, RegionGrants, REVOKED } from './sender-end.ts';
+
+export interface CopyPlan {
+  readonly bytes: number;
+  /** So little that `post` copies it itself. */
+  readonly isShort: boolean;
+  /** From the beginning again. */
+  begin(): void;
+  /** Copies up to about `budget` bytes more. True when all are where they belong. Throws when that cannot be. */
+  advance(budget: number): boolean;
+  /** True if nothing works on copies of earlier posts any more. A GPU may, even after a post has failed or was cancelled. */
+  isOver(): boolean;
+  /** Resolves when that is so. Fails with WL_TIMEOUT. */
+  over(): Promise<void>;
+}
+
+export type LocalPlan = PlannedTransfer<BackendRegion, BackendRemoteRegion>;
+
+interface LocalTransferParts {
+  readonly plan: CopyPlan;
+  /** The plan, if the thread that copies can carry it out. */
+  readonly host: HostCopies | undefined;
+  /** Without repetition. */
+  readonly locals: readonly LocalRegion[];
+  readonly remotes: readonly LocalRemoteRegion[];
+  readonly dispose: () => void;
+}
+
+/** What a link knows of the peer's memory. */
+export interface LinkedMemory {
+  readonly peerName: string;
+  readonly pid: number;
+  mapAllocation(reach: Extract<RegionReach, { kind: 'cuda' }>, device: CudaDevice): number;
+  stream(device: CudaDevice): CudaStream;
+  readonly deviceWork: DeviceWork;
+}
+
+/** Fails with WL_UNSUPPORTED for pairs of memory that nothing copies. */
+export function planCopies(link: LinkedMemory, operation: TransferOperation, plan: LocalPlan): LocalTransferParts {
+  const isRead = operation === 'read';
+  const locals = plan.locals as readonly LocalRegion[];
+  const remotes = plan.remotes as readonly LocalRemoteRegion[];
+  const { mapped, process, onDevice } = sortParts(link, { locals, remotes, parts: plan.parts });
+  const plans: CopyPlan[] = [];
+  const cuda = [...onDevice].map(
+    ([device, list]) => new CudaCopies(list, { device, stream: link.stream(device), work: link.deviceWork, isRead }),
+  );
+  plans.push(...cuda);
+  const host =
+    mapped.count + process.count === 0
+      ? undefined
+      : new HostCopies({ mapped, process, pid: link.pid, isRead, peer: link.peerName });
+  if (host !== undefined) plans.push(host);
+  return {
+    host: cuda.length === 0 ? host : undefined,
+    plan: plans.length === 1 ? (plans[0] as CopyPlan) : new JoinedCopies(plans),
+    locals,
+    remotes,
+    dispose: () => {
+      for (const copies of cuda) copies[Symbol.dispose]();
+    },
+  };
+}
+
+interface SortedParts {
+  readonly mapped: CopyList;
+  readonly process: CopyList;
+  readonly onDevice: ReadonlyMap<CudaDevice, CopyList>;
+}
+
+/** How the parts between one pair of regions are copied, and where the far region begins as seen by that copy. */
+interface Way {
+  readonly list: CopyList;
+  readonly begin: number;
+}
+
+function sortParts(
+  link: LinkedMemory,
+  { locals, remotes, parts }: PlannedTransfer<LocalRegion, LocalRemoteRegion>,
+): SortedParts {
+  const { count } = parts;
+  const mapped = new CopyList(count);
+  const process = new CopyList(count);
+  const onDevice = new Map<CudaDevice, CopyList>();
+  const wayOf = (device: CudaDevice | undefined, { reach }: LocalRemoteRegion): Way => {
+    if (device === undefined && reach.kind !== 'cuda')
+      return { list: reach.kind === 'mapped' ? mapped : process, begin: reach.address };
+    const at = remoteOnDevice(link, reach, device);
+    const list = onDevice.get(at.device) ?? new CopyList(count);
+    onDevice.set(at.device, list);
+    return { list, begin: at.address };
+  };
+  /** By device of this side, then by index of the remote region. */
+  const ways = new Map<CudaDevice | undefined, (Way | undefined)[]>();
+  for (const { device } of locals) if (!ways.has(device)) ways.set(device, []);
+  const waysOfLocal = locals.map(({ device }) => ways.get(device) as (Way | undefined)[]);
+  for (let at = 0; at < count; at++) {
+    const { device, address } = locals[parts.local[at]!] as LocalRegion;
+    const remote = parts.remote[at]!;
+    const known = waysOfLocal[parts.local[at]!] as (Way | undefined)[];
+    const { list, begin } = (known[remote] ??= wayOf(device, remotes[remote] as LocalRemoteRegion));
+    list.add(address + parts.localOffset[at]!, begin + parts.remoteOffset[at]!, parts.bytes[at]!);
+  }
+  return { mapped, process, onDevice };
+}
+
+function remoteOnDevice(
+  link: LinkedMemory,
+  reach: RegionReach,
+  device: CudaDevice | undefined,
+): { readonly device: CudaDevice; readonly address: number } {
+  if (device === undefined) {
+    throw new WeftlineError(
+      'WL_UNSUPPORTED',
+      `Cannot move host memory of this side to or from GPU memory of ${link.peerName}: give GPU memory of this side`,
+    );
+  }
+  if (reach.kind === 'cuda') return { device, address: link.mapAllocation(reach, device) };
+  if (reach.kind === 'mapped') return { device, address: reach.address };
+  throw new WeftlineError(
+    'WL_UNSUPPORTED',
+    `GPU memory can be moved to and from memory that ${link.peerName} took from agent.allocate(), not from its other host memory`,
+  );
+}
+
+/** Up to this much is copied at once, within `post`: less than a millisecond. */
+const INLINE_BYTES: number = 4 << 20;
+/** What a thread copies of a larger transfer before it looks up; threads share it in steps of this. */
+export const STEP_BYTES: number = 256 << 10;
+/** Small pieces cost by their number. Maximum pieces that are copied within `post`, and in one step of a larger transfer. */
+const INLINE_PIECES = 16_384;
+const STEP_PIECES = 4096;
+
+interface HostCopiesOptions {
+  readonly mapped: CopyList;
+  readonly process: CopyList;
+  readonly pid: number;
+  readonly isRead: boolean;
+  readonly peer: string;
+}
+
+/** From memory of hosts to memory of hosts. */
+class HostCopies implements CopyPlan {
+  readonly bytes: number;
+  readonly isShort: boolean;
+  readonly table: CopyTable;
+  readonly #options: Omit<HostCopiesOptions, 'mapped' | 'process'>;
+  #at = 0;
+
+  constructor({ mapped, process, pid, isRead, peer }: HostCopiesOptions) {
+    this.bytes = mapped.totalBytes + process.totalBytes;
+    this.isShort = this.bytes <= INLINE_BYTES && mapped.count + process.count <= INLINE_PIECES;
+    const stepBytes = this.isShort ? INLINE_BYTES : STEP_BYTES;
+    const stepPieces = this.isShort ? INLINE_PIECES : STEP_PIECES;
+    this.table = CopyTable.of({ mapped, process, pid, isRead, stepBytes, stepPieces });
+    this.#options = { pid, isRead, peer };
+  }
+
+  begin(): void {
+    this.#at = 0;
+  }
+
+  advance(budget: number): boolean {
+    const { table } = this;
+    for (let left = budget; this.#at < table.steps && left > 0;) {
+      const step = this.#at;
+      const failure = table.copy(step);
+      if (failure !== 0) throw this.failure(failure);
+      this.#at = step + 1;
+      // Nothing is left to spend the rest on, and most transfers have one step.
+      if (step + 1 < table.steps) left -= table.costOf(step);
+    }
+    return this.#at === table.steps;
+  }
+
+  isOver(): boolean {
+    return true;
+  }
+
+  over(): Promise<void> {
+    return Promise.resolve();
+  }
+
+  /** `code`: as CopyTable.copy says it. */
+  failure(code: number): WeftlineError {
+    const { peer, pid, isRead } = this.#options;
+    const details = { peer, pid, bytes: this.bytes };
+    const cause = code === CUT_SHORT ? undefined : copyError(isRead, code);
+    if (code !== CUT_SHORT && whyCopyFailed(code) === 'gone') {
+      return new WeftlineError('WL_PEER_LOST', `${peer} is gone: its process ended`, { details, cause });
+    }
+    return new WeftlineError(
+      'WL_SHARED_MEMORY',
+      `Copying ${this.bytes} bytes ${isRead ? 'from' : 'to'} memory of ${peer} failed: ${cause?.message ?? 'part of its region is no longer mapped there'}`,
+      { details, cause },
+    );
+  }
+}
+
+// Copies to and from memory of GPUs: enqueued on a stream of their own, done when an event behind them is.
+
+export interface CudaCopiesOptions {
+  readonly device: CudaDevice;
+  readonly stream: CudaStream;
+  readonly isRead: boolean;
+  /** What the peer is told of it. */
+  readonly work: DeviceWork;
+}
+
+/**
+ * Copies begin when the transfer is posted; they do not wait for work of other streams: what is sent must lie there, as
+ * for a copy by the host. Host memory that the driver does not know is copied by the host within `advance`.
+ */
+export class CudaCopies implements CopyPlan, Disposable {
+  readonly bytes: number;
+  readonly isShort: boolean;
+  readonly #device: CudaDevice;
+  readonly #stream: CudaStream;
+  readonly #event: CudaEvent;
+  readonly #work: DeviceWork;
+  /** To, from, bytes. */
+  readonly #copies: Float64Array;
+  #isEnqueued = false;
+  /** While the GPU may work on it. */
+  #ticket: number | undefined;
+
+  constructor(list: CopyList, { device, stream, isRead, work }: CudaCopiesOptions) {
+    this.#work = work;
+    this.#device = device;
+    this.#stream = stream;
+    this.#event = device.createEvent();
+    this.bytes = list.totalBytes;
+    this.isShort = this.bytes <= INLINE_BYTES;
+    const to = isRead ? list.local : list.remote;
+    const from = isRead ? list.remote : list.local;
+    this.#copies = new Float64Array(list.count * 3);
+    for (let at = 0; at < list.count; at++) {
+      this.#copies[at * 3] = to[at]!;
+      this.#copies[at * 3 + 1] = from[at]!;
+      this.#copies[at * 3 + 2] = list.bytes[at]!;
+    }
+  }
+
+  begin(): void {
+    this.#isEnqueued = false;
+  }
+
+  advance(): boolean {
+    if (!this.#isEnqueued) this.#enqueue();
+    return this.#event.isDone() && this.isOver();
+  }
+
+  isOver(): boolean {
+    if (this.#ticket === undefined) return true;
+    try {
+      if (!this.#event.isDone()) return false;
+    } catch {
+      // A device that has failed copies nothing more.
+    }
+    this.#work.end(this.#ticket);
+    this.#ticket = undefined;
+    return true;
+  }
+
+  async over(): Promise<void> {
+    if (this.isOver()) return;
+    try {
+      await this.#event.wait();
+    } catch (error) {
+      if (error instanceof WeftlineError && error.code === 'WL_TIMEOUT') throw error;
+    }
+    this.isOver();
+  }
+
+  [Symbol.dispose](): void {
+    this.#event[Symbol.dispose]();
+  }
+
+  #enqueue(): void {
+    const { context } = this.#device;
+    context.enter();
+    context.workCount += 1;
+    // Copies of an earlier post go before these on the stream: their end is that of these.
+    this.#ticket ??= this.#work.begin();
+    this.#isEnqueued = true;
+    try {
+      this.#enqueueAll();
+    } finally {
+      this.#event.record(this.#stream);
+    }
+  }
+
+  #enqueueAll(): void {
+    const { context } = this.#device;
+    const copies = this.#copies;
+    for (let at = 0; at < copies.length; at += 3) {
+      const [to, from, bytes] = [copies[at], copies[at + 1], copies[at + 2]] as [number, number, number];
+      context.check('cuMemcpyAsync', context.driver.cuMemcpyAsync(to, from, bytes, this.#stream.handle));
+    }
+  }
+}
+
+/** Several plans as one. */
+class JoinedCopies implements CopyPlan {
+  readonly bytes: number;
+  readonly isShort: boolean;
+  readonly #plans: readonly CopyPlan[];
+  #at = 0;
+
+  constructor(plans: readonly CopyPlan[]) {
+    this.#plans = plans;
+    this.bytes = plans.reduce((sum, plan) => sum + plan.bytes, 0);
+    this.isShort = this.bytes <= INLINE_BYTES && plans.every((plan) => plan.isShort);
+  }
+
+  begin(): void {
+    this.#at = 0;
+    for (let index = 0; index < this.#plans.length; index += 1) (this.#plans[index] as CopyPlan).begin();
+  }
+
+  advance(budget: number): boolean {
+    while (this.#at < this.#plans.length) {
+      if (!(this.#plans[this.#at] as CopyPlan).advance(budget)) return false;
+      this.#at += 1;
+    }
+    return true;
+  }
+
+  isOver(): boolean {
+    let areOver = true;
+    for (const plan of this.#plans) areOver = plan.isOver() && areOver;
+    return areOver;
+  }
+
+  async over(): Promise<void> {
+    await Promise.all(this.#plans.map((plan) => plan.over()));
+  }
+}
 
 /** What a transfer needs of its link. */
 interface TransferLink {

@@ -17,8 +17,15 @@ import type { CudaKernel, LaunchPlan } from '../../../device/cuda/kernel.ts';
 import { epCombineKernels, epDispatchKernels, epLayoutKernels } from '../../../device/cuda/kernels/ep.ts';
 import type { TrapBox } from '../../../device/cuda/trap-box.ts';
 import type { Tensor } from '../../../device/tensor.ts';
-import { BARRIER_BYTES, countedTokens, countingBlocks, gatherShape, sendingShape } from '../../../group/cuda-shapes.ts';
-import { type TriedSending, triedShapes } from '../../../group/tried-shapes.ts';
+import {
+  BARRIER_BYTES,
+  countedTokens,
+  countingBlocks,
+  gatherShape,
+  sendingShape,
+  type TriedSending,
+  triedShapes,
+} from '../../../group/cuda-shapes.ts';
 import { countedHosts } from '../../across-hosts/network-size.ts';
 import type { EpRegion } from '../buffer-size.ts';
 import { type EpScope, MAX_BIASES } from '../call-arguments.ts';

@@ -1,7 +1,7 @@
 // Cached dispatch and combine of EpBuffer on GPUs in many shapes beside the bare copies, to find the rule that chooses one.
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import { EpBuffer } from '../../../ep/index.ts';
-import { type TriedShapes, tryShapes } from '../../../group/tried-shapes.ts';
+import { type TriedShapes, tryShapes } from '../../../group/cuda-shapes.ts';
 import type { World } from '../../../world/index.ts';
 import { measureInTurn, type Progress, summarize, summarizeRatios } from '../harness.ts';
 import { gpuMachineDocument, recordRun } from '../machine.ts';

@@ -2,8 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { WeftlineError } from '#lib/core/errors.js';
-import { Job } from '#lib/agent/staging/job.js';
-import { Lane } from '#lib/agent/staging/lane.js';
+import { Job, Lane } from '#lib/agent/staging/lane.js';
 import { plainStorage, RingMemory } from '#lib/agent/staging/ring-memory.js';
 
 const ring = new RingMemory({ slots: 4, pieceBytes: 65_536 }, plainStorage);

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { PartTable } from '#lib/transport/part-table.js';
 import { MAX_PIECE_FRAGMENTS } from '#lib/agent/staging/wire-layout.js';
-import { capacityFor, PiecePlan } from '#lib/agent/staging/piece-plan.js';
+import { capacityFor, PiecePlan } from '#lib/agent/staging/planned-transfers.js';
 import { seededRandom } from '#lib/core/seeded-random.js';
 import { testSeed } from '../../../support/seed.ts';
 

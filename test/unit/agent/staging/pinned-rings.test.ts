@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { PinnedRings } from '#lib/agent/staging/pinned-rings.js';
+import { PinnedRings } from '#lib/agent/staging/cuda-copies.js';
 import { withCode } from '../../../support/with-code.ts';
 
 const KIB = 1024;

@@ -10,11 +10,10 @@ import {
 } from '#lib/agent/staging/wire-layout.js';
 import { putWide } from '#lib/abi/layout.js';
 import type { BackendChannel, PutPlace } from '#lib/agent/backend.js';
-import { CopyRun } from '#lib/agent/staging/device-copies.js';
+import { CopyRun, PlainCopies } from '#lib/agent/staging/device-copies.js';
 import { MemoryTable } from '#lib/agent/staging/memory-table.js';
-import { PlainCopies } from '#lib/agent/staging/plain-copies.js';
 import { PieceChannels } from '#lib/agent/staging/piece-channels.js';
-import { ReceiveSession } from '#lib/agent/staging/receive-session.js';
+import { ReceiveSession } from '#lib/agent/staging/receive-sessions.js';
 import { dataOffsetOf, plainStorage, RingMemory } from '#lib/agent/staging/ring-memory.js';
 import { NativeBlock } from '#lib/native/library.js';
 import { withCode } from '../../../support/with-code.ts';

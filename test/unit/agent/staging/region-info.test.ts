@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { stagedRegionInfo, STAGING_VERSION } from '#lib/agent/staging/wire-layout.js';
-import { decodeStagedRegion, encodeStagedRegion } from '#lib/agent/staging/region-info.js';
+import { decodeStagedRegion, encodeStagedRegion } from '#lib/agent/staging/staged-region.js';
 import { withCode } from '../../../support/with-code.ts';
 
 const name = { number: 3, key: 2 ** 40 + 1, connectionInfo: Uint8Array.of(1, 2, 3) };

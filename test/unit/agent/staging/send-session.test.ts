@@ -6,7 +6,7 @@ import { WeftlineError } from '#lib/core/errors.js';
 import type { BackendChannel, BackendRegion, PutPlace } from '#lib/agent/backend.js';
 import { PieceChannels } from '#lib/agent/staging/piece-channels.js';
 import { dataOffsetOf, plainStorage, RingMemory } from '#lib/agent/staging/ring-memory.js';
-import { SendSession } from '#lib/agent/staging/send-session.js';
+import { SendSession } from '#lib/agent/staging/send-lane.js';
 
 const own = { info: new Uint8Array() } as unknown as BackendRegion;
 const place = { info: new Uint8Array() } as unknown as BackendRegion;

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { readSettings } from 'weftline';
-import { ProxyLink } from '#lib/device-api/service/proxy-link.js';
+import { ProxyLink } from '#lib/device-api/service/proxy-service.js';
 
 const threads = {
   'waits for something': 'setInterval(() => {}, 1000)',

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { mailboxBytes } from '#lib/agent/backends/local/mailbox-layout.js';
 import { CopyList } from '#lib/agent/backends/local/copy-lane.js';
-import { CudaCopies, type CudaCopiesOptions } from '#lib/agent/backends/local/copy-plan.js';
+import { CudaCopies, type CudaCopiesOptions } from '#lib/agent/backends/local/local-transfer.js';
 import { DeviceWork } from '#lib/agent/backends/local/sender-end.js';
 
 /** A GPU whose work is done when the test says so. */

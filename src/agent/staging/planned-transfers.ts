@@ -1,0 +1,392 @@
+// A transfer to or from memory that the peer stages: its pieces say where in that memory their bytes belong. Hot path.
+import { WeftlineError } from '../../core/errors.ts';
+import { traceBegin, traceEnd } from '../../core/trace.ts';
+import { PartTable } from '../../transport/part-table.ts';
+import type {
+  BackendLink,
+  BackendRegion,
+  BackendRemoteRegion,
+  BackendTransfer,
+  TransferOperation,
+} from '../backend.ts';
+import type { CopyRun, DeviceCopies } from './device-copies.ts';
+import { Job } from './lane.ts';
+import type { StagedMemory } from './memory-table.ts';
+import { tryPost } from './piece-channels.ts';
+import { dataOffsetOf, type RingMemory } from './ring-memory.ts';
+import type { PieceWords, SendLane, SendSession } from './send-lane.ts';
+import type { RemoteMemoryName } from './staging-messages.ts';
+import { MAX_PIECE_FRAGMENTS, pieceFragment, pieceHead, pieceKinds } from './wire-layout.ts';
+
+/** Fragments begin at multiples of it, so that copies are of whole words. */
+const FRAGMENT_ALIGNMENT = 16;
+/** A small transfer is cut into so many pieces, so that copies and the network overlap, */
+const FEW_PIECES = 4;
+/** of sizes between these; */
+const MIN_PIECE_BYTES = 128 << 10;
+const MIDDLE_PIECE_BYTES = 512 << 10;
+/** a large one into so many or more: each piece costs the network two signals, whatever its size. */
+const MANY_PIECES = 16;
+const PAGE_BYTES = 4096;
+
+interface PiecePlanOptions {
+  /** Most bytes of a piece. */
+  readonly pieceBytes: number;
+  /** By local region: fragments of one piece belong to one device. */
+  readonly deviceOf: readonly unknown[];
+}
+
+/** Columns of fragments in the order of the transfer's parts; piece i has those from `first[i]` to before `first[i + 1]`. */
+export class PiecePlan {
+  readonly count: number;
+  readonly first: Uint32Array;
+  /** By piece: its bytes in the slot. */
+  readonly pieceBytes: Uint32Array;
+  readonly local: Uint32Array;
+  readonly localOffset: Float64Array;
+  readonly remote: Uint32Array;
+  readonly remoteOffset: Float64Array;
+  readonly bytes: Uint32Array;
+  readonly slotOffset: Uint32Array;
+
+  constructor(parts: PartTable, options: PiecePlanOptions) {
+    const { deviceOf } = options;
+    let total = 0;
+    for (let part = 0; part < parts.count; part++) total += parts.bytes[part]!;
+    const capacity = capacityFor(total, options.pieceBytes);
+    let fragments = 0;
+    for (let part = 0; part < parts.count; part++) fragments += Math.ceil(parts.bytes[part]! / capacity);
+    this.local = new Uint32Array(fragments);
+    this.localOffset = new Float64Array(fragments);
+    this.remote = new Uint32Array(fragments);
+    this.remoteOffset = new Float64Array(fragments);
+    this.bytes = new Uint32Array(fragments);
+    this.slotOffset = new Uint32Array(fragments);
+    const first = new Uint32Array(fragments + 1);
+    const pieceBytes = new Uint32Array(fragments);
+    let pieces = 0;
+    let used = 0;
+    let next = 0;
+    let [device, remote]: [unknown, number] = [undefined, -1];
+    for (let part = 0; part < parts.count; part++) {
+      const local = parts.local[part]!;
+      const whole = parts.bytes[part]!;
+      for (let done = 0; done < whole;) {
+        const bytes = Math.min(capacity, whole - done);
+        const isOther = deviceOf[local] !== device || parts.remote[part]! !== remote;
+        const start = pieces === 0 ? 0 : first[pieces - 1]!;
+        if (pieces === 0 || isOther || used + bytes > capacity || next - start === MAX_PIECE_FRAGMENTS) {
+          first[pieces++] = next;
+          used = 0;
+          device = deviceOf[local];
+          remote = parts.remote[part]!;
+        }
+        this.local[next] = local;
+        this.localOffset[next] = parts.localOffset[part]! + done;
+        this.remote[next] = remote;
+        this.remoteOffset[next] = parts.remoteOffset[part]! + done;
+        this.bytes[next] = bytes;
+        this.slotOffset[next] = used;
+        pieceBytes[pieces - 1] = used + bytes;
+        used += Math.ceil(bytes / FRAGMENT_ALIGNMENT) * FRAGMENT_ALIGNMENT;
+        next++;
+        done += bytes;
+      }
+    }
+    first[pieces] = next;
+    this.count = pieces;
+    this.first = first.slice(0, pieces + 1);
+    this.pieceBytes = pieceBytes.slice(0, pieces);
+  }
+}
+
+/** Bytes of the pieces of a transfer of so many: at most `pieceBytes`. */
+export function capacityFor(total: number, pieceBytes: number): number {
+  const small = Math.min(total / FEW_PIECES, MIDDLE_PIECE_BYTES);
+  const fair = Math.ceil(Math.max(small, total / MANY_PIECES) / PAGE_BYTES) * PAGE_BYTES;
+  return Math.min(pieceBytes, Math.max(fair, MIN_PIECE_BYTES));
+}
+
+interface PlannedJobParts {
+  /** Of the board. */
+  readonly transfer: number;
+  readonly operation: TransferOperation;
+  readonly plan: PiecePlan;
+  readonly locals: readonly StagedMemory[];
+  readonly ring: RingMemory;
+  /** Of the thread. */
+  readonly run: CopyRun;
+  readonly onEnd: (error: WeftlineError | undefined) => void;
+}
+
+/** A transfer that the agent has prepared. */
+export interface Prepared {
+  readonly lane: SendLane;
+  readonly job: PlannedJob;
+}
+
+abstract class PlannedJob extends Job {
+  protected readonly plan: PiecePlan;
+  protected readonly isRead: boolean;
+  readonly locals: readonly StagedMemory[];
+  readonly #transfer: number;
+  readonly #ring: RingMemory;
+  readonly #run: CopyRun;
+  readonly #onEnd: (error: WeftlineError | undefined) => void;
+
+  constructor({ transfer, operation, plan, locals, ring, run, onEnd }: PlannedJobParts) {
+    super();
+    this.#transfer = transfer;
+    this.pieces = plan.count;
+    this.plan = plan;
+    this.isRead = operation === 'read';
+    this.locals = locals;
+    this.#ring = ring;
+    this.#run = run;
+    this.#onEnd = onEnd;
+  }
+
+  override begin(): void {
+    traceBegin('staging.transfer', this.#transfer);
+    super.begin();
+  }
+
+  isFilled(piece: number, ticket: number): boolean {
+    return this.isRead || this.#copies(piece).isDone('out', ticket);
+  }
+
+  isLanded(piece: number, ticket: number): boolean {
+    return !this.isRead || this.#copies(piece).isDone('in', ticket);
+  }
+
+  /** What devices of this side still do for it is done. */
+  *devices(): Generator<DeviceCopies> {
+    for (const { copies } of this.locals) yield copies;
+  }
+
+  protected ended(error: WeftlineError | undefined): void {
+    traceEnd('staging.transfer', this.#transfer);
+    this.#onEnd(error);
+  }
+
+  /** `dataOffset`: where in the slot the bytes begin. */
+  protected fillSlot(piece: number, slot: number, dataOffset: number): number {
+    if (this.isRead) return 0;
+    const base = this.#ring.address + this.#ring.slotOffset(slot) + dataOffset;
+    const { plan } = this;
+    const run = this.#run;
+    run.clear();
+    for (let at = plan.first[piece]!; at < plan.first[piece + 1]!; at++) {
+      run.add(base + plan.slotOffset[at]!, this.#address(at), plan.bytes[at]!);
+    }
+    return this.#copies(piece).copy('out', run);
+  }
+
+  protected emptySlot(piece: number, slot: number, dataOffset: number): number {
+    if (!this.isRead) return 0;
+    const base = this.#ring.address + this.#ring.slotOffset(slot) + dataOffset;
+    const { plan } = this;
+    const run = this.#run;
+    run.clear();
+    for (let at = plan.first[piece]!; at < plan.first[piece + 1]!; at++) {
+      run.add(this.#address(at), base + plan.slotOffset[at]!, plan.bytes[at]!);
+    }
+    return this.#copies(piece).copy('in', run);
+  }
+
+  #address(fragment: number): number {
+    return (this.locals[this.plan.local[fragment]!] as StagedMemory).address + this.plan.localOffset[fragment]!;
+  }
+
+  /** All fragments of a piece belong to one device. */
+  #copies(piece: number): DeviceCopies {
+    return (this.locals[this.plan.local[this.plan.first[piece]!]!] as StagedMemory).copies;
+  }
+}
+
+interface DirectTransferOptions {
+  readonly link: BackendLink;
+  /** The ring. */
+  readonly local: BackendRegion;
+  readonly remotes: readonly BackendRemoteRegion[];
+  /** The slot of the first piece. */
+  readonly firstSlot: number;
+}
+
+export class DirectTransfer extends PlannedJob {
+  readonly #slots: number;
+  readonly #firstSlot: number;
+  readonly #transfers: readonly BackendTransfer[];
+
+  static async prepare(parts: PlannedJobParts, options: DirectTransferOptions): Promise<DirectTransfer> {
+    const { plan, ring, operation } = parts;
+    const { link, local, remotes, firstSlot } = options;
+    const transfers: BackendTransfer[] = [];
+    try {
+      for (let piece = 0; piece < plan.count; piece++) {
+        const slot = (firstSlot + piece) % ring.shape.slots;
+        const table = tableOf(plan, piece, ring.slotOffset(slot));
+        transfers.push(await link.prepare(operation, { locals: [local], remotes, parts: table }));
+      }
+    } catch (error) {
+      await Promise.allSettled(transfers.map((transfer) => transfer.release()));
+      throw error;
+    }
+    return new DirectTransfer(parts, ring, firstSlot, transfers);
+  }
+
+  private constructor(
+    parts: PlannedJobParts,
+    ring: RingMemory,
+    firstSlot: number,
+    transfers: readonly BackendTransfer[],
+  ) {
+    super(parts);
+    this.#slots = ring.shape.slots;
+    this.#firstSlot = firstSlot;
+    this.#transfers = transfers;
+  }
+
+  fits(slot: number): boolean {
+    return slot === (this.#firstSlot + this.opened) % this.#slots;
+  }
+
+  open(piece: number, slot: number): number {
+    return this.fillSlot(piece, slot, 0);
+  }
+
+  send(piece: number): boolean {
+    return tryPost(this.#transfer(piece));
+  }
+
+  isBack(piece: number): boolean {
+    const transfer = this.#transfer(piece);
+    if (transfer.state === 'failed') throw transfer.error ?? new Error('a transfer failed without a reason');
+    return transfer.state === 'done';
+  }
+
+  isDrained(piece: number): boolean {
+    return this.#transfer(piece).state !== 'pending';
+  }
+
+  land(piece: number, slot: number): number {
+    return this.emptySlot(piece, slot, 0);
+  }
+
+  /** Ends what the backend has under way for it. */
+  cancel(): void {
+    for (const transfer of this.#transfers) if (transfer.state === 'pending') transfer.cancel();
+  }
+
+  async release(): Promise<void> {
+    await Promise.all(this.#transfers.map((transfer) => transfer.release()));
+  }
+
+  #transfer(piece: number): BackendTransfer {
+    return this.#transfers[piece] as BackendTransfer;
+  }
+}
+
+/** Of one piece: from the begin of the ring to the final places. */
+function tableOf(plan: PiecePlan, piece: number, slotOffset: number): PartTable {
+  const first = plan.first[piece]!;
+  const count = plan.first[piece + 1]! - first;
+  const table = PartTable.ofCount(count);
+  for (let at = 0; at < count; at++) {
+    table.localOffset[at] = slotOffset + plan.slotOffset[first + at]!;
+    table.remoteOffset[at] = plan.remoteOffset[first + at]!;
+    table.bytes[at] = plan.bytes[first + at]!;
+    table.remote[at] = plan.remote[first + at]!;
+  }
+  return table;
+}
+
+/** A second put costs more than to copy fewer bytes. */
+const MIN_FROM_PLACE = 32 << 10;
+
+export interface RemoteStagedMemory {
+  readonly number: number;
+  readonly key: number;
+}
+
+/** Of memory that the peer stages. */
+export function stagedName(remote: RemoteMemoryName): RemoteStagedMemory {
+  if ('number' in remote) return remote;
+  throw new WeftlineError('WL_INTERNAL', 'Host memory of a peer was named on a lane to its staging thread');
+}
+
+export class SessionTransfer extends PlannedJob {
+  readonly #session: SendSession;
+  readonly #remotes: readonly RemoteStagedMemory[];
+  readonly #words: PieceWords;
+
+  constructor(parts: PlannedJobParts, session: SendSession, remotes: readonly RemoteStagedMemory[]) {
+    super(parts);
+    this.#session = session;
+    this.#remotes = remotes;
+    const kind = parts.operation === 'read' ? pieceKinds.read : pieceKinds.write;
+    this.#words = { kind, region: 0, key: 0, fragments: 0, dataOffset: 0, offset: 0, add: 0, sum: -1 };
+  }
+
+  fits(): boolean {
+    return true;
+  }
+
+  open(piece: number, slot: number): number {
+    const { plan } = this;
+    const first = plan.first[piece]!;
+    const count = plan.first[piece + 1]! - first;
+    const dataOffset = dataOffsetOf(count);
+    const ticket = this.#isSentFromPlace(piece) ? 0 : this.fillSlot(piece, slot, dataOffset);
+    if (ticket < 0) return ticket;
+    const { number, key } = this.#remotes[plan.remote[first]!] as RemoteStagedMemory;
+    const words = this.#words;
+    words.region = number;
+    words.key = key;
+    words.fragments = count;
+    words.dataOffset = dataOffset;
+    const session = this.#session;
+    session.fill(slot, words);
+    for (let at = 0; at < count; at++) {
+      const fragment = first + at;
+      const { remoteOffset, bytes, slotOffset } = plan;
+      session.describe(session.placeOf(slot, at), remoteOffset[fragment]!, bytes[fragment]!, slotOffset[fragment]!);
+    }
+    return ticket;
+  }
+
+  send(piece: number, slot: number): boolean {
+    const { plan } = this;
+    const first = plan.first[piece]!;
+    if (this.#isSentFromPlace(piece)) {
+      const { region } = this.locals[plan.local[first]!] as StagedMemory;
+      return this.#session.sendFrom(slot, region as BackendRegion, plan.localOffset[first]!, plan.bytes[first]!);
+    }
+    const count = plan.first[piece + 1]! - first;
+    const headBytes = pieceHead.size + count * pieceFragment.size;
+    return this.#session.send(slot, this.isRead ? headBytes : dataOffsetOf(count) + plan.pieceBytes[piece]!);
+  }
+
+  isBack(_piece: number, slot: number): boolean {
+    this.#session.check(slot);
+    return true;
+  }
+
+  isDrained(): boolean {
+    return true;
+  }
+
+  land(piece: number, slot: number): number {
+    const count = this.plan.first[piece + 1]! - this.plan.first[piece]!;
+    return this.emptySlot(piece, slot, dataOffsetOf(count));
+  }
+
+  /** A write of one large range of memory that the backend reaches. */
+  #isSentFromPlace(piece: number): boolean {
+    if (this.isRead) return false;
+    const { plan } = this;
+    const first = plan.first[piece]!;
+    const isOne = plan.first[piece + 1]! - first === 1 && plan.bytes[first]! >= MIN_FROM_PLACE;
+    return isOne && this.locals[plan.local[first]!]?.region !== undefined;
+  }
+}
