@@ -1,6 +1,6 @@
 // The calls of a collective object on a GPU: barrier epochs, what the host waits for, and the error that ended the object.
 import { EP_MAX_EXPERTS, EP_MAX_RANKS, epLastEpoch } from '../abi/ep.ts';
-import { type CallWait, deadlineOf, remaining } from '../core/deadline.ts';
+import { type CallWait, checkTimeout, deadlineOf, remaining } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import { CudaEvent, pollUntil } from '../device/cuda/cuda-event.ts';
@@ -129,7 +129,7 @@ export class CudaCalls implements Disposable {
 
   /** How long a kernel that is launched now may wait. Fails with WL_INVALID_ARGUMENT. */
   timeoutNs(wait: CallWait): number {
-    return Math.ceil(deadlineOf(wait, this.#group.settings.timeoutMs).leftMs) * 1e6;
+    return Math.ceil(checkTimeout(remaining(wait).timeoutMs ?? this.#group.settings.timeoutMs)) * 1e6;
   }
 
   /** Fails when an earlier call left the ranks in disagreement, or a peer is gone. */

@@ -240,7 +240,7 @@ test('without memory for its marks a call has not begun: the marks of former cal
   });
   using tensor = device.empty('f32', [64]);
   tensor.view().fill(1);
-  const call = { dtype: 'f32', elementBytes: 4, threshold: 0, isDense: false, timeoutMs: 1, count: 64 } as const;
+  const call = { dtype: 'f32', elementBytes: 4, threshold: 0, isDense: false, timeoutMs: 60_000, count: 64 } as const;
   for (const number of [1, 2]) {
     await worker.reserve(call.count);
     worker.begin({ ...call, input: tensor.address, output: tensor.address });

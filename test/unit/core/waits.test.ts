@@ -23,11 +23,12 @@ test('waits are told while they last, with age and time left, and made to text o
   const endsAt = performance.now() + 30_000;
   const entry = beginWait(source, endsAt);
   assert.equal(told, 0);
-  const [wait] = presentWaits(entry.since + 400);
+  const now = entry.since + 400;
+  const [wait] = presentWaits(now);
   assert.equal(wait?.operation, 'step');
   assert.deepEqual(wait.ranks, [2]);
   assert.equal(Math.round(wait.ageMs), 400);
-  assert.equal(wait.leftMs, endsAt - entry.since - 400);
+  assert.equal(wait.leftMs, endsAt - now);
   endWait(entry);
   assert.deepEqual(presentWaits(), []);
 });

@@ -14,6 +14,8 @@ interface Pretended {
   readonly order: CudaCallOrder;
   /** Streams that are not idle. */
   readonly busy: Set<number>;
+  /** How often a busy stream was asked whether it is idle. */
+  readonly looks: () => number;
   /** "event recorded on stream", "stream waits for event", by handles. */
   readonly steps: string[];
 }
@@ -23,7 +25,12 @@ function pretend(): Pretended {
   const context = CudaContext.retain(0, driver);
   const busy = new Set<number>();
   const steps: string[] = [];
-  status.cuStreamQuery = (stream) => (busy.has(stream as number) ? 600 : 0);
+  let looks = 0;
+  status.cuStreamQuery = (stream) => {
+    if (!busy.has(stream as number)) return 0;
+    looks += 1;
+    return 600;
+  };
   status.cuEventRecord = (event, stream) => (steps.push(`${String(event)} recorded on ${String(stream)}`), 0);
   status.cuStreamWaitEvent = (stream, event) => (steps.push(`${String(stream)} waits for ${String(event)}`), 0);
   const makeStream = (): CudaStream => new CudaStream(context, { priority: 'normal', timeoutMs: 30_000 }, () => {});
@@ -32,7 +39,7 @@ function pretend(): Pretended {
     createStream: makeStream,
     createEvent: () => new CudaEvent(context, { timing: false, timeoutMs: 30_000 }),
   } as unknown as CudaDevice;
-  return { context, device, order: new CudaCallOrder(device), busy, steps };
+  return { context, device, order: new CudaCallOrder(device), busy, looks: () => looks, steps };
 }
 
 test('calls without options run on the stream of the device and record nothing', () => {
@@ -75,7 +82,7 @@ test('an event that was disposed is refused before anything is enqueued', () => 
 });
 
 test('drained() waits for every stream of the calls, and leaves it to others to hear what failed', async () => {
-  const { context, order, busy } = pretend();
+  const { context, order, busy, looks } = pretend();
   context.judgeWaits(() => {
     throw new Error('a kernel left early');
   });
@@ -85,8 +92,9 @@ test('drained() waits for every stream of the calls, and leaves it to others to 
   busy.add(own.handle);
   let released = false;
   const drained = order.drained().then(() => (released = true));
-  // Time for the looks that must find it busy.
-  await new Promise((resolve) => setTimeout(resolve, 20));
+  // The wait must have found it busy several times.
+  const seen = looks();
+  while (looks() < seen + 3) await new Promise((resolve) => setImmediate(resolve));
   assert.equal(released, false);
   busy.delete(own.handle);
   await drained;
