@@ -1,15 +1,7 @@
 // The specification of EpBuffer, slow and obvious: what every rank receives and gets back, computed in one process.
 import { alignUp } from '../abi/layout.ts';
+import type { ReferenceInput } from './reference-input.ts';
 import { type ReferenceHosts, rowsByHost, sumAcrossHosts } from './host-sums.ts';
-
-/** What one rank passes to dispatch, as plain arrays. A row is an array of H elements (bit patterns). */
-export interface ReferenceInput {
-  readonly x: readonly (readonly number[])[];
-  readonly scales?: readonly (readonly number[])[];
-  /** [T][K], -1 for none. */
-  readonly topkIdx: readonly (readonly number[])[];
-  readonly topkWeights?: readonly (readonly number[])[];
-}
 
 /** What one rank receives; row i of each array belongs to the same token. */
 export interface ReferenceReceived {

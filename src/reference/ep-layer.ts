@@ -1,16 +1,8 @@
 // The specification of EPAll2AllLayer, slow and obvious: one row per (token, expert), grouped by expert; and of what its
 // descriptor tells by node.
 import type { TokenDType } from '../ep/layer/ep-config.ts';
+import type { ReferenceInput } from './reference-input.ts';
 import { type ReferenceHosts, sumAcrossHosts, sumRows } from './host-sums.ts';
-
-/** What one rank passes to dispatch, as plain arrays. */
-export interface ReferenceLayerInput {
-  /** Rows [T][H] of bit patterns. */
-  readonly x: readonly (readonly number[])[];
-  /** [T][K]; -1 or numExperts for dropped choices. */
-  readonly topkIdx: readonly (readonly number[])[];
-  readonly topkWeights?: readonly (readonly number[])[];
-}
 
 /** One row of a rank's output, with where it came from. */
 interface ReferenceLayerRow {
@@ -34,7 +26,7 @@ export interface ReferenceLayerReceived {
  * @param numExperts Of all ranks.
  */
 export function referenceLayerDispatch(
-  inputs: readonly ReferenceLayerInput[],
+  inputs: readonly ReferenceInput[],
   numExperts: number,
 ): ReferenceLayerReceived[] {
   const perRank = numExperts / inputs.length;
@@ -45,7 +37,7 @@ export function referenceLayerDispatch(
   });
 }
 
-function rowsOfExpert(inputs: readonly ReferenceLayerInput[], expert: number): ReferenceLayerRow[] {
+function rowsOfExpert(inputs: readonly ReferenceInput[], expert: number): ReferenceLayerRow[] {
   return inputs.flatMap((input, sourceRank) =>
     input.topkIdx.flatMap((choices, token) =>
       choices.flatMap((chosen, choice) =>
@@ -139,7 +131,7 @@ export interface ReferenceNodeLayout {
 }
 
 /** Whose descriptor, and where the ranks are. */
-export interface ReferenceNodeOptions {
+interface ReferenceNodeOptions {
   readonly rank: number;
   /** Ranks of each node. */
   readonly hosts: readonly (readonly number[])[];
@@ -156,7 +148,7 @@ const TILE_TOKENS = 256;
  * @param of Whose descriptor.
  */
 export function referenceNodeLayout(
-  inputs: readonly ReferenceLayerInput[],
+  inputs: readonly ReferenceInput[],
   received: readonly ReferenceLayerReceived[],
   { rank, hosts, maxTokensPerRank, maxTopk }: ReferenceNodeOptions,
 ): ReferenceNodeLayout {

@@ -7,6 +7,7 @@
 import { FP8_GROUP } from '../abi/element-formats.ts';
 import { f32Bits, f32FromBits, fromBf16, toBf16 } from '../core/dtype.ts';
 import type { LowLatencyScales } from '../ep/low-latency/low-latency-arguments.ts';
+import type { ReferenceInput } from './reference-input.ts';
 import { sumRows } from './host-sums.ts';
 
 // fp8 e4m3fn: 4 exponent bits with bias 7, 3 mantissa bits, no infinity, NaN is 0x7f and 0xff, largest number 448.
@@ -98,15 +99,6 @@ function packExponents(words: readonly number[]): number[] {
   );
 }
 
-/** What one rank passes to dispatch, as plain arrays. */
-export interface ReferenceLowLatencyInput {
-  /** Rows of bf16 bit patterns. */
-  readonly x: readonly (readonly number[])[];
-  /** [T][K], -1 for none. */
-  readonly topkIdx: readonly (readonly number[])[];
-  readonly topkWeights?: readonly (readonly number[])[];
-}
-
 /** Sizes and options of the dispatch. */
 export interface ReferenceLowLatencyOptions {
   readonly numExperts: number;
@@ -147,7 +139,7 @@ export interface ReferenceLowLatencyReceived {
  * @param options Sizes of the job.
  */
 export function referenceLowLatencyDispatch(
-  inputs: readonly ReferenceLowLatencyInput[],
+  inputs: readonly ReferenceInput[],
   options: ReferenceLowLatencyOptions,
 ): ReferenceLowLatencyReceived[] {
   const perRank = options.numExperts / inputs.length;
@@ -184,7 +176,7 @@ function sentRow(
 /** What the ranks pass to combine. */
 export interface ReferenceLowLatencyCombineInput {
   /** What the ranks passed to dispatch; weights are needed but in 'rank-major'. */
-  readonly inputs: readonly ReferenceLowLatencyInput[];
+  readonly inputs: readonly ReferenceInput[];
   readonly received: readonly ReferenceLowLatencyReceived[];
   /** [rank][local expert or source rank][row]: bf16 bit patterns. */
   readonly outputs: readonly (readonly (readonly (readonly number[])[])[])[];

@@ -9,17 +9,12 @@ import {
   type OverlapOptions,
   type RowsLike,
 } from 'weftline/ep';
-import {
-  referenceCombine,
-  referenceCombineWeights,
-  referenceDispatch,
-  type ReferenceInput,
-  type ReferenceReceived,
-} from 'weftline/reference';
+import { referenceCombine, referenceCombineWeights, referenceDispatch, type ReferenceInput } from 'weftline/reference';
 import type { RankGroup } from 'weftline/world';
 import { type TriedShapes, tryShapes } from '#lib/group/cuda-shapes.js';
 import type { EpDevice } from '../support/test-device.ts';
 import { caseFor, choices, type EpCase, outputRows, random, rdmaBytes, rows } from './ep-case.ts';
+import type { ReferenceReceived } from '#lib/reference/ep-buffer.js';
 
 /** Several dispatches of different shapes and kinds over one buffer, and at the end a combine of the first one again. */
 export async function runBufferCase(group: RankGroup, device: EpDevice, drawn: EpCase): Promise<void> {

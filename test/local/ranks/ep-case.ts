@@ -1,8 +1,8 @@
 // Random EpBuffer and EPAll2AllLayer cases: what each rank passes in, made alike on every rank from one seed.
 import fc from '../../support/fast-check.ts';
 import { type Device, toBf16, toF16, type TypedArrayOf } from 'weftline';
-import type { NetworkSize } from 'weftline/reference';
 import type { RankGroup } from 'weftline/world';
+import type { NetworkSize } from '#lib/ep/across-hosts/network-size.js';
 
 export interface EpCase {
   readonly seed: number;

@@ -13,13 +13,11 @@ import {
   type TokenDType,
 } from 'weftline/ep';
 import {
-  type NetworkSize,
   referenceLayerCombine,
   referenceLayerDispatch,
   referenceNodeLayout,
   referenceSkippedRows,
-  type ReferenceLayerInput,
-  type ReferenceLayerReceived,
+  type ReferenceInput,
 } from 'weftline/reference';
 import type { RankGroup } from 'weftline/world';
 import type { EpDevice } from '../support/test-device.ts';
@@ -35,6 +33,8 @@ import {
   rows,
   toPatterns,
 } from './ep-case.ts';
+import type { NetworkSize } from '#lib/ep/across-hosts/network-size.js';
+import type { ReferenceLayerReceived } from '#lib/reference/ep-layer.js';
 
 export async function runLayerCase(group: RankGroup, device: EpDevice, drawn: EpCase): Promise<void> {
   const of = caseFor(device, group, drawn);
@@ -42,7 +42,7 @@ export async function runLayerCase(group: RankGroup, device: EpDevice, drawn: Ep
   const numExperts = of.expertsPerRank * n;
   const inputs = Array.from({ length: n }, (_, rank) => makeInput(of, rank, n));
   const received = referenceLayerDispatch(inputs, numExperts);
-  const mine = inputs[group.rank] as ReferenceLayerInput;
+  const mine = inputs[group.rank] as ReferenceInput;
   const want = received[group.rank] as ReferenceLayerReceived;
   const maxTokensPerRank = Math.max(1, ...of.tokens);
   const options = {
@@ -202,7 +202,7 @@ async function checkSkippedRows(
 /** What the descriptor tells by node on several hosts; on one, the caller's choices and their rows. */
 async function checkNodes(
   group: RankGroup,
-  inputs: readonly ReferenceLayerInput[],
+  inputs: readonly ReferenceInput[],
   received: readonly ReferenceLayerReceived[],
   { of, handle, topkIdx, maxTokensPerRank }: NodeCheck,
 ): Promise<void> {
@@ -210,7 +210,7 @@ async function checkNodes(
   const { sendReqsRecvTensor, topkIndicesTensor, tokenDstScatterIdx } = handle;
   if (hosts.length > 1 && handle.tables.crossing !== undefined) {
     // On GPUs: this rank's own tokens, and the rows of their choices at all ranks.
-    const mine = inputs[group.rank] as ReferenceLayerInput;
+    const mine = inputs[group.rank] as ReferenceInput;
     const rowOf = (expert: number, token: number, choice: number): number =>
       received[Math.floor(expert / of.expertsPerRank)]?.rows.findIndex(
         (row) => row.sourceRank === group.rank && row.token === token && row.choice === choice,
@@ -270,7 +270,7 @@ async function checkSplits(
   {
     inputs,
     received,
-  }: { readonly inputs: readonly ReferenceLayerInput[]; readonly received: readonly ReferenceLayerReceived[] },
+  }: { readonly inputs: readonly ReferenceInput[]; readonly received: readonly ReferenceLayerReceived[] },
 ): Promise<void> {
   const { group, config } = layer.context;
   const { numExperts, maxTopk: topk, maxTokensPerRank } = config;
@@ -329,7 +329,7 @@ async function combineAs(
   return combinedX;
 }
 
-function makeInput(of: EpCase, rank: number, ranks: number): ReferenceLayerInput {
+function makeInput(of: EpCase, rank: number, ranks: number): ReferenceInput {
   const next = random(of.seed + rank * 131 + 3);
   // The layer takes the number of experts for "dropped" as well as -1.
   const topkIdx = choices(of, rank, ranks).map((row) =>
@@ -352,11 +352,7 @@ function reversed({ numRecvTokensPerExpert }: ReferenceLayerReceived, row: numbe
   return row;
 }
 
-function scatterIndices(
-  received: readonly ReferenceLayerReceived[],
-  rank: number,
-  input: ReferenceLayerInput,
-): Int32Array {
+function scatterIndices(received: readonly ReferenceLayerReceived[], rank: number, input: ReferenceInput): Int32Array {
   const k = input.topkIdx[0]?.length ?? 0;
   const places = new Int32Array(input.topkIdx.length * k).fill(-5);
   let start = 0;

@@ -1,7 +1,7 @@
 // Random EpLowLatency cases: what each rank passes in, made alike on every rank from one seed.
 import fc from '../../support/fast-check.ts';
 import type { LowLatencyConfig, LowLatencyScales } from 'weftline/ep';
-import type { ReferenceLowLatencyInput } from 'weftline/reference';
+import type { ReferenceInput } from 'weftline/reference';
 import { random, rows } from './ep-case.ts';
 
 /** One dispatch and its combine. */
@@ -83,12 +83,7 @@ export function configOf(of: LowLatencyCase, ranks: number): LowLatencyConfig {
 }
 
 /** What that rank passes to dispatch; weights stand there also where only combine takes them. */
-export function inputOf(
-  of: LowLatencyCase,
-  round: LowLatencyRound,
-  rank: number,
-  ranks: number,
-): ReferenceLowLatencyInput {
+export function inputOf(of: LowLatencyCase, round: LowLatencyRound, rank: number, ranks: number): ReferenceInput {
   const next = random(round.seed + 31 * rank);
   const tokens = round.tokens[rank] ?? 0;
   const experts = of.expertsPerRank * ranks;

@@ -9,11 +9,7 @@ import {
   type LowLatencyConfig,
   type LowLatencyDispatchResult,
 } from 'weftline/ep';
-import {
-  referenceLowLatencyCombine,
-  referenceLowLatencyDispatch,
-  type ReferenceLowLatencyInput,
-} from 'weftline/reference';
+import { referenceLowLatencyCombine, referenceLowLatencyDispatch, type ReferenceInput } from 'weftline/reference';
 import { join } from 'weftline/world';
 import { openOwnDevice } from '../support/test-device.ts';
 import { flat, flat16 } from './ep-buffer-case.ts';
@@ -50,7 +46,7 @@ const counts = { checked: 0, without: 0, faults: 0, rejoined: 0, longestMs: 0 };
 
 const ll = await EpLowLatency.create(world, device, config, { timeoutMs: 60_000 });
 
-function inputOf(dispatch: number, rank: number): ReferenceLowLatencyInput {
+function inputOf(dispatch: number, rank: number): ReferenceInput {
   const next = random(seed + 7919 * dispatch + 31 * rank);
   const tokens = Math.floor(next() * (TOKENS + 1));
   const topkIdx = Array.from({ length: tokens }, () => {
@@ -164,7 +160,7 @@ async function step(dispatch: number): Promise<void> {
 
 async function checkSums(
   dispatch: number,
-  inputs: readonly ReferenceLowLatencyInput[],
+  inputs: readonly ReferenceInput[],
   { combinedX, activeMask, droppedChoices }: LowLatencyCombineResult,
 ): Promise<void> {
   const active = await maskOf(activeMask);

@@ -9,18 +9,13 @@ import {
   type LowLatencyDispatchResult,
   type LowLatencyRows,
 } from 'weftline/ep';
-import {
-  referenceLowLatencyCombine,
-  referenceLowLatencyDispatch,
-  type ReferenceLowLatencyInput,
-  type ReferenceLowLatencyReceived,
-  type ReferenceLowLatencyRow,
-} from 'weftline/reference';
+import { referenceLowLatencyCombine, referenceLowLatencyDispatch, type ReferenceInput } from 'weftline/reference';
 import { join } from 'weftline/world';
 import { bytesInUse, openTestDevice, testGroup } from '../support/test-device.ts';
 import { flat, flat16 } from './ep-buffer-case.ts';
 import { random, rows } from './ep-case.ts';
 import { configOf, inputOf, lowLatencyCase, type LowLatencyCase, type LowLatencyRound } from './low-latency-case.ts';
+import type { ReferenceLowLatencyReceived, ReferenceLowLatencyRow } from '#lib/reference/low-latency.js';
 
 const [runs, seed, mostTokens = '12'] = process.argv.slice(2);
 await using world = await join();
@@ -31,7 +26,7 @@ const n = group.size;
 /** What one round passes in, and what the reference says of it. */
 interface Prepared {
   readonly round: LowLatencyRound;
-  readonly inputs: readonly ReferenceLowLatencyInput[];
+  readonly inputs: readonly ReferenceInput[];
   readonly received: readonly ReferenceLowLatencyReceived[];
   readonly args: LowLatencyDispatchArguments;
   readonly tensors: Tensor[];
@@ -45,7 +40,7 @@ async function prepare(of: LowLatencyCase, round: LowLatencyRound): Promise<Prep
   const maxTokensPerExpert = of.capacity || undefined;
   const numExperts = of.expertsPerRank * n;
   const received = referenceLowLatencyDispatch(inputs, { numExperts, scales, maxTokensPerExpert });
-  const mine = inputs[group.rank] as ReferenceLowLatencyInput;
+  const mine = inputs[group.rank] as ReferenceInput;
   const tokens = mine.x.length;
   const ids = mine.topkIdx.flat();
   const x = await device.tensor('bf16', [tokens, of.hidden], flat16(mine.x));
@@ -180,7 +175,7 @@ async function beginCombine(
     values.set(flat16(blockRows), block * most * of.hidden);
   }
   await y.fromHost(values);
-  const mine = inputs[group.rank] as ReferenceLowLatencyInput;
+  const mine = inputs[group.rank] as ReferenceInput;
   const weights = await device.tensor('f32', [mine.x.length, round.topk], new Float32Array(mine.x.length * round.topk));
   if (of.mode === 'choices') await weights.fromHost(flat(mine.topkWeights));
   const out = round.ownOut ? device.empty('bf16', [mine.x.length, of.hidden]) : undefined;

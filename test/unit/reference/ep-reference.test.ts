@@ -4,14 +4,14 @@ import test from 'node:test';
 import { toBf16, toF16 } from 'weftline';
 import {
   referenceCombine,
-  type ReferenceCombineInput,
   referenceCombineWeights,
   referenceDispatch,
-  type ReferenceHosts,
   referenceLayerCombine,
   referenceLayerDispatch,
 } from 'weftline/reference';
 import { random, rows } from '../../local/ranks/ep-case.ts';
+import type { ReferenceCombineInput } from '#lib/reference/ep-buffer.js';
+import type { ReferenceHosts } from '#lib/reference/host-sums.js';
 
 const bits = (values: readonly number[]): number[] => values.map(toBf16);
 
