@@ -19,7 +19,7 @@ export interface MemorySpan {
 }
 
 /** A counter in memory that the device reads: 64 bits, at a multiple of 8. */
-export interface ReadyFlag {
+interface ReadyFlag {
   readonly address: number;
   /** The block is moved once the counter has reached this. */
   readonly threshold: number;

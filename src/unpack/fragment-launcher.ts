@@ -21,7 +21,7 @@ import { type Direction, RingWriter, type WrittenFacts } from './ring-writer.ts'
 // What launches took, added up.
 
 /** Sums over all launches of a launcher; times in µs. */
-export interface LaunchTimes {
+interface LaunchTimes {
   readonly launches: number;
   readonly blocks: number;
   /** Without empty ones. */
@@ -102,7 +102,7 @@ export class PreparedFragments {
 }
 
 /** Of one launch. */
-export interface FragmentLaunchOptions {
+interface FragmentLaunchOptions {
   /** Instead of the stream of the configuration; of the launcher's own device. */
   readonly stream?: CudaStream;
 }

@@ -8,17 +8,6 @@ import type { PollOptions } from '../device/cuda/cuda-event.ts';
 import type { HostAccess } from '../device/tensor.ts';
 import { readSettings } from '../settings/settings.ts';
 
-/** Where a launcher keeps the descriptors that kernels read. */
-export interface DescriptorPool {
-  /** Blocks that may be under way at a time; 16 by default, at most 1024. Each takes 64 KiB, on GPUs of pinned memory. */
-  readonly slots?: number;
-  /**
-   * `mapped`: kernels read pinned memory of the host; `copied`: each launch first copies its blocks into device memory.
-   * `mapped` by default.
-   */
-  readonly memory?: 'mapped' | 'copied';
-}
-
 /** How a launcher works. What concerns kernels is ignored on the CPU device, where a launch is done when it returns. */
 export interface LauncherConfig {
   /** Where launches go that are not told otherwise; the stream of the device by default. */
@@ -30,7 +19,16 @@ export interface LauncherConfig {
    * less on average.
    */
   readonly smallKernel?: boolean | 'auto';
-  readonly pool?: DescriptorPool;
+  /** Where descriptors lie that kernels read. */
+  readonly pool?: {
+    /** Blocks that may be under way at a time; 16 by default, at most 1024. Each takes 64 KiB, on GPUs of pinned memory. */
+    readonly slots?: number;
+    /**
+     * `mapped`: kernels read pinned memory of the host; `copied`: each launch first copies its blocks into device memory.
+     * `mapped` by default.
+     */
+    readonly memory?: 'mapped' | 'copied';
+  };
   /** Thread blocks of a launch, each of which takes a multiprocessor; 16 by default, at most all of the GPU. */
   readonly numSms?: number;
   /**
@@ -45,6 +43,8 @@ export interface LauncherConfig {
   /** How long kernels wait for ready flags, and wait() for launches; the setting `timeoutMs` by default. */
   readonly timeoutMs?: number;
 }
+
+type DescriptorPool = NonNullable<LauncherConfig['pool']>;
 
 const configNames: OptionNames<LauncherConfig> = {
   stream: true,

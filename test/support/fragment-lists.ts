@@ -1,6 +1,7 @@
 // Random lists of fragments and the plain way to move them, which launchers are tested against.
 import { seededRandom } from '#lib/core/seeded-random.js';
-import { DescriptorBlock, type MemorySpan } from 'weftline/unpack';
+import { DescriptorBlock } from 'weftline/unpack';
+import type { MemorySpan } from '#lib/unpack/descriptor-block.js';
 
 export interface FragmentOf {
   readonly sourceOffset: number;

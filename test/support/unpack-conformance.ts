@@ -4,7 +4,7 @@ import { test } from 'node:test';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { seededRandom } from '#lib/core/seeded-random.js';
 import { CpuDevice, type CudaDevice, type Tensor, WeftlineError } from 'weftline';
-import { DescriptorBlock, type LauncherConfig, type MemorySpan, PackLauncher, UnpackLauncher } from 'weftline/unpack';
+import { DescriptorBlock, type LauncherConfig, PackLauncher, UnpackLauncher } from 'weftline/unpack';
 import {
   blocksOf,
   type FragmentList,
@@ -15,6 +15,7 @@ import {
   referenceUnpack,
 } from './fragment-lists.ts';
 import { seed } from './seed.ts';
+import type { MemorySpan } from '#lib/unpack/descriptor-block.js';
 
 export type UnpackDevice = CpuDevice | CudaDevice;
 

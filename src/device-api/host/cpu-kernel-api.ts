@@ -4,7 +4,7 @@ import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { CommandWriter, emptyQueueCommand, type QueueMemory, type RequestShape } from '../service/command-queue.ts';
 
 /** Which range of a request, and which channel. */
-export interface CpuRoute {
+interface CpuRoute {
   /** Which range of the request's peer; 0 by default. */
   readonly remote?: number;
   /** Signals come after the puts of their channel; there is no order between channels. 0 by default. */
@@ -14,7 +14,7 @@ export interface CpuRoute {
 }
 
 /** What a put copies, in bytes. */
-export interface CpuPut {
+interface CpuPut {
   /** Where in the peer's range. */
   readonly target: number;
   /** Where in the request's local range. */
@@ -23,7 +23,7 @@ export interface CpuPut {
 }
 
 /** Which counter a signal adds to, and how much. */
-export interface CpuSignal {
+interface CpuSignal {
   /** Where in the peer's range, a multiple of 8. */
   readonly target: number;
   /** From 0 to 2^53 - 1. */
@@ -31,7 +31,7 @@ export interface CpuSignal {
 }
 
 /** Eight bytes for a cell of the peer, with their number. */
-export interface CpuWord {
+interface CpuWord {
   /** Where in the peer's range, a multiple of 16: the value comes there, the epoch 8 bytes behind it. */
   readonly target: number;
   /** 64 bits. */

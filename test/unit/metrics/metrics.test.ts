@@ -16,18 +16,11 @@ import { prometheusOfRanks } from '#lib/metrics/prometheus-text.js';
 import { inspectorLines } from '#lib/programs/cli/job-commands.js';
 import { readMetricsAnswer } from '#lib/world/watching/metrics-answer.js';
 import { WeftlineError } from 'weftline';
-import {
-  bridgeOpenTelemetry,
-  collectMetrics,
-  type MetricName,
-  metricTable,
-  readMetrics,
-  type TelemetryMeter,
-  type TelemetryTracer,
-  tracingChannelNames,
-} from 'weftline/metrics';
+import { bridgeOpenTelemetry, collectMetrics, readMetrics, tracingChannelNames } from 'weftline/metrics';
 import { withCode } from '../../support/with-code.ts';
 import { listFiles, root } from '../architecture/source-tree.ts';
+import { type MetricName, metricTable } from '#lib/core/metric-table.js';
+import type { TelemetryMeter, TelemetryTracer } from '#lib/metrics/open-telemetry.js';
 
 const names = Object.keys(metricTable) as MetricName[];
 

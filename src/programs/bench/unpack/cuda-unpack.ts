@@ -8,8 +8,8 @@ import { benchUnpackKernels } from '../../../device/cuda/kernels/unpack.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import type { Out } from '../../../native/library.ts';
 import { LaunchedFragments, type WarpsPerSm } from '../../../unpack/cuda/launched-fragments.ts';
-import { checkConfig, type DescriptorPool, type FragmentRun } from '../../../unpack/launcher-config.ts';
-import { type DescriptorBlock, type MemorySpan, UnpackLauncher } from '../../../unpack/index.ts';
+import { checkConfig, type CheckedConfig, type FragmentRun } from '../../../unpack/launcher-config.ts';
+import { type DescriptorBlock, UnpackLauncher } from '../../../unpack/index.ts';
 import { RingWriter } from '../../../unpack/ring-writer.ts';
 import {
   type BenchCase,
@@ -21,6 +21,7 @@ import {
   timeInTurn,
 } from '../harness.ts';
 import { chunkBlocks, places } from './unpack-workload.ts';
+import type { MemorySpan } from '../../../unpack/descriptor-block.ts';
 
 /** What the document's launcher took per chunk. */
 const POOL_BYTES = 64 << 10;
@@ -231,7 +232,7 @@ interface PreparedOptions {
   readonly numSms: number;
   readonly smallKernel: boolean;
   readonly warpsPerSm: WarpsPerSm;
-  readonly memory: Required<DescriptorPool>['memory'];
+  readonly memory: CheckedConfig['memory'];
 }
 
 class PreparedUnpack {

@@ -17,10 +17,11 @@ import type { CudaEvent } from '../../../device/cuda/cuda-event.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import type { Settings } from '../../../settings/settings.ts';
 import { type Connection, type MemoryRegion, Transport } from '../../../transport/index.ts';
-import { DescriptorBlock, type MemorySpan, UnpackLauncher } from '../../../unpack/index.ts';
+import { DescriptorBlock, UnpackLauncher } from '../../../unpack/index.ts';
 import { shuffled, summarize } from '../harness.ts';
 import { machineDocument } from '../machine.ts';
 import { BenchSession, openBuffers } from '../transport/transport-session.ts';
+import type { MemorySpan } from '../../../unpack/descriptor-block.ts';
 
 /** Said by the client; the server believes none of it. */
 export interface RoadPlan {

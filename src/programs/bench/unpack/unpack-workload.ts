@@ -1,8 +1,9 @@
 // What the unpack bench moves: chunks that lie in a bounce buffer as fragments of one length, in random order.
 import { MAX_BLOCK_DESCRIPTORS } from '../../../abi/unpack.ts';
 import { invalidArgument } from '../../../core/errors.ts';
-import { DescriptorBlock, type MemorySpan } from '../../../unpack/index.ts';
+import { DescriptorBlock } from '../../../unpack/index.ts';
 import { shuffled } from '../harness.ts';
+import type { MemorySpan } from '../../../unpack/descriptor-block.ts';
 
 export interface UnpackWorkload {
   /** Of one chunk: what arrives together. */
