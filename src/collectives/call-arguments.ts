@@ -1,18 +1,15 @@
 // What the calls of a Communicator take.
 import { reductionFormats, reductions } from '../abi/element-formats.ts';
 import { checkOptions, type OptionNames } from '../core/check-options.ts';
-import { checkTimeout, waitOptionNames, type WaitOptions } from '../core/deadline.ts';
+import { checkTimeout } from '../core/deadline.ts';
 import { dtypes } from '../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import type { Device, DeviceEvent } from '../device/device.ts';
 import { type HostAccess, Tensor } from '../device/tensor.ts';
-import { checkOverlap, type OverlapOptions } from '../group/overlap.ts';
+import { callOptionNames, type CallOptions, checkOverlap } from '../group/overlap.ts';
 import { overlaps } from '../group/tensor-check.ts';
 import type { RankGroup } from '../world/rank-group.ts';
 import type { CollectiveCall, CollectiveKind, PairMessage, Reduction } from './collective-call.ts';
-
-/** What every call takes: how long to wait, and how it is ordered with other work of the device. */
-export interface CollectiveOptions extends WaitOptions, OverlapOptions {}
 
 /** What every call returns. */
 export interface CollectiveResult {
@@ -20,116 +17,81 @@ export interface CollectiveResult {
   readonly event: DeviceEvent | undefined;
 }
 
-/** Arguments of allReduce(). */
-export interface AllReduceArguments extends CollectiveOptions {
-  /** This rank's elements; without it `output` holds them: in place. */
+/** Arguments of the calls that move elements of every rank; each call says what it takes from `input`, and what it puts into `output`. */
+export interface CollectiveArguments extends CallOptions {
+  /** Without it the elements are in `output`: in place. */
   readonly input?: Tensor | undefined;
-  /** As many elements, of the same dtype. */
+  /** Of the same dtype as `input`. */
   readonly output: Tensor;
+}
+
+interface WithReduction {
   /** 'sum' by default. */
   readonly op?: Reduction | undefined;
 }
 
-/** Arguments of reduce(). */
-export interface ReduceArguments extends CollectiveOptions {
-  /** This rank's elements; without it `output` holds them: in place. */
-  readonly input?: Tensor | undefined;
-  /** Of the root; other ranks need none. */
-  readonly output?: Tensor | undefined;
-  /** Rank of the group that gets the result. */
-  readonly root: number;
-  /** 'sum' by default. */
-  readonly op?: Reduction | undefined;
-}
-
-/** Arguments of broadcast(). */
-export interface BroadcastArguments extends CollectiveOptions {
-  /** Of the root; without it the root's `output` holds what is sent: in place. */
-  readonly input?: Tensor | undefined;
-  readonly output: Tensor;
-  /** Rank of the group whose elements all get. */
+interface WithRoot {
+  /** Rank of the group. */
   readonly root: number;
 }
 
-/** Arguments of allGather(). */
-export interface AllGatherArguments extends CollectiveOptions {
-  /** This rank's elements, as many on each rank; without it they are at this rank's place in `output`: in place. */
-  readonly input?: Tensor | undefined;
-  /** The elements of all ranks, by rank. */
-  readonly output: Tensor;
+interface WithPeer {
+  /** Rank of the group. */
+  readonly peer: number;
 }
 
-/** Arguments of reduceScatter(). */
-export interface ReduceScatterArguments extends CollectiveOptions {
-  /** Elements for all ranks, by rank, as many for each. */
-  readonly input: Tensor;
-  /** The reduction of what all ranks have for this one; without it, at this rank's place in `input`: in place. */
-  readonly output?: Tensor | undefined;
-  /** 'sum' by default. */
-  readonly op?: Reduction | undefined;
-}
+export type BroadcastArguments = CollectiveArguments & WithRoot;
 
-/** Arguments of allToAll(). */
-export interface AllToAllArguments extends CollectiveOptions {
-  /** Elements for all ranks, by rank, as many for each; without it `output` holds them: in place. */
-  readonly input?: Tensor | undefined;
-  /** Elements from all ranks, by rank. */
-  readonly output: Tensor;
-}
+export type ReduceArguments = Partial<CollectiveArguments> & WithReduction & WithRoot;
+
+export type AllReduceArguments = CollectiveArguments & WithReduction;
+
+export type ReduceScatterArguments = CallOptions &
+  WithReduction & { readonly input: Tensor; readonly output?: Tensor | undefined };
+
+export type SendArguments = CallOptions & WithPeer & { readonly input: Tensor };
+
+export type RecvArguments = CallOptions & WithPeer & { readonly output: Tensor };
+
+type PerRank = readonly number[] | Int32Array | Uint32Array;
 
 /** Arguments of allToAllv(). Counts and offsets are in elements, one for each rank. */
-export interface AllToAllvArguments extends CollectiveOptions {
+export interface AllToAllvArguments extends CallOptions {
   readonly input: Tensor;
   /** Must not overlap `input`. */
   readonly output: Tensor;
-  readonly sendCounts: readonly number[] | Int32Array | Uint32Array;
-  readonly recvCounts: readonly number[] | Int32Array | Uint32Array;
+  readonly sendCounts: PerRank;
+  readonly recvCounts: PerRank;
   /** Where what goes to each rank begins in `input`; one behind the other by default. */
-  readonly sendOffsets?: readonly number[] | Int32Array | Uint32Array | undefined;
+  readonly sendOffsets?: PerRank | undefined;
   /** The same in `output`. */
-  readonly recvOffsets?: readonly number[] | Int32Array | Uint32Array | undefined;
+  readonly recvOffsets?: PerRank | undefined;
 }
-
-/** Arguments of send(). */
-export interface SendArguments extends CollectiveOptions {
-  readonly input: Tensor;
-  /** Rank of the group. */
-  readonly peer: number;
-}
-
-/** Arguments of recv(). */
-export interface RecvArguments extends CollectiveOptions {
-  readonly output: Tensor;
-  /** Rank of the group. */
-  readonly peer: number;
-}
-
-const optionNames: OptionNames<CollectiveOptions> = { ...waitOptionNames, previousEvent: true, asyncFinish: true };
 
 /** Names of the arguments of each call. */
 export const argumentNames: {
-  readonly barrier: OptionNames<CollectiveOptions>;
-  readonly groupEnd: OptionNames<CollectiveOptions>;
+  readonly barrier: OptionNames<CallOptions>;
+  readonly groupEnd: OptionNames<CallOptions>;
   readonly broadcast: OptionNames<BroadcastArguments>;
   readonly reduce: OptionNames<ReduceArguments>;
-  readonly allGather: OptionNames<AllGatherArguments>;
+  readonly allGather: OptionNames<CollectiveArguments>;
   readonly reduceScatter: OptionNames<ReduceScatterArguments>;
   readonly allReduce: OptionNames<AllReduceArguments>;
-  readonly allToAll: OptionNames<AllToAllArguments>;
+  readonly allToAll: OptionNames<CollectiveArguments>;
   readonly allToAllv: OptionNames<AllToAllvArguments>;
   readonly send: OptionNames<SendArguments>;
   readonly recv: OptionNames<RecvArguments>;
 } = {
-  barrier: optionNames,
-  groupEnd: optionNames,
-  broadcast: { ...optionNames, input: true, output: true, root: true },
-  reduce: { ...optionNames, input: true, output: true, root: true, op: true },
-  allGather: { ...optionNames, input: true, output: true },
-  reduceScatter: { ...optionNames, input: true, output: true, op: true },
-  allReduce: { ...optionNames, input: true, output: true, op: true },
-  allToAll: { ...optionNames, input: true, output: true },
+  barrier: callOptionNames,
+  groupEnd: callOptionNames,
+  broadcast: { ...callOptionNames, input: true, output: true, root: true },
+  reduce: { ...callOptionNames, input: true, output: true, root: true, op: true },
+  allGather: { ...callOptionNames, input: true, output: true },
+  reduceScatter: { ...callOptionNames, input: true, output: true, op: true },
+  allReduce: { ...callOptionNames, input: true, output: true, op: true },
+  allToAll: { ...callOptionNames, input: true, output: true },
   allToAllv: {
-    ...optionNames,
+    ...callOptionNames,
     input: true,
     output: true,
     sendCounts: true,
@@ -137,8 +99,8 @@ export const argumentNames: {
     sendOffsets: true,
     recvOffsets: true,
   },
-  send: { ...optionNames, input: true, peer: true },
-  recv: { ...optionNames, output: true, peer: true },
+  send: { ...callOptionNames, input: true, peer: true },
+  recv: { ...callOptionNames, output: true, peer: true },
 };
 
 /**
@@ -172,9 +134,9 @@ export interface CallScope {
 }
 
 /** Fails with WL_INVALID_ARGUMENT for options that the call does not take, and the reason of an aborted signal. */
-export function checkOptionsOf(name: keyof typeof argumentNames, args: CollectiveOptions): void {
-  const known: OptionNames<CollectiveOptions> = argumentNames[name];
-  if (typeof args !== 'object' || args === null) checkOptions<CollectiveOptions>(args, known, `arguments of ${name}`);
+export function checkOptionsOf(name: keyof typeof argumentNames, args: CallOptions): void {
+  const known: OptionNames<CallOptions> = argumentNames[name];
+  if (typeof args !== 'object' || args === null) checkOptions<CallOptions>(args, known, `arguments of ${name}`);
   // No list of keys is made unless one is wrong.
   for (const key in args) if (!(key in known)) checkOptions(args, known, `arguments of ${name}`);
   if (args.timeoutMs !== undefined) checkTimeout(args.timeoutMs);
@@ -230,7 +192,7 @@ export function readAllReduce(scope: CallScope, { input, output, op = 'sum' }: A
   call.reduction = op;
 }
 
-export function readAllGather(scope: CallScope, { input, output }: AllGatherArguments): void {
+export function readAllGather(scope: CallScope, { input, output }: CollectiveArguments): void {
   const { call, device, group } = scope;
   requireTensor('output', output, device);
   const count = share('output', output, group.size);
@@ -258,7 +220,7 @@ export function readReduceScatter(scope: CallScope, { input, output, op = 'sum' 
   call.reduction = op;
 }
 
-export function readAllToAll(scope: CallScope, { input, output }: AllToAllArguments): void {
+export function readAllToAll(scope: CallScope, { input, output }: CollectiveArguments): void {
   const { call, device, group } = scope;
   requireTensor('output', output, device);
   const count = share('output', output, group.size);

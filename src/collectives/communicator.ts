@@ -8,20 +8,19 @@ import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import { type DeviceEvent, passedEvent } from '../device/device.ts';
 import type { Tensor } from '../device/tensor.ts';
 import { CallGuard, CallQueue } from '../group/call-guard.ts';
+import type { CallOptions } from '../group/overlap.ts';
 import { requireDevice, requireGroup } from '../group/tensor-check.ts';
 import type { RankGroup } from '../world/rank-group.ts';
 import { algorithmTable, type AlgorithmTable } from './algorithm-table.ts';
 import {
-  type AllGatherArguments,
   type AllReduceArguments,
-  type AllToAllArguments,
+  type CollectiveArguments,
   type AllToAllvArguments,
   argumentNames,
   type BroadcastArguments,
   type CallScope,
   checkOptionsOf,
   checkOwnMessages,
-  type CollectiveOptions,
   type CollectiveResult,
   copyOfArguments,
   readAllGather,
@@ -170,26 +169,32 @@ export class Communicator implements AsyncDisposable {
   }
 
   /** Returns when all ranks have called it; on GPUs the device's stream waits for that. */
-  barrier(options: CollectiveOptions = {}): Promise<CollectiveResult> {
+  barrier(options: CallOptions = {}): Promise<CollectiveResult> {
     return this.#run('barrier', options, readBarrier);
   }
 
-  /** Every rank's `output` becomes the root's `input`. Any dtype. */
+  /** Every rank's `output` becomes the `input` of `root`, which the other ranks do not need. Any dtype. */
   broadcast(args: BroadcastArguments): Promise<CollectiveResult> {
     return this.#run('broadcast', args, readBroadcast);
   }
 
-  /** The root's `output` becomes the reduction of the inputs. f32, bf16 or i32. */
+  /** The `output` of `root`, which the other ranks do not need, becomes the reduction of the inputs. f32, bf16 or i32. */
   reduce(args: ReduceArguments): Promise<CollectiveResult> {
     return this.#run('reduce', args, readReduce);
   }
 
-  /** Every rank's `output` becomes the inputs of all, by rank. Any dtype. */
-  allGather(args: AllGatherArguments): Promise<CollectiveResult> {
+  /**
+   * Every rank's `output` becomes the inputs of all, by rank, as many elements of each. In place: they are at this rank's place
+   * in `output`. Any dtype.
+   */
+  allGather(args: CollectiveArguments): Promise<CollectiveResult> {
     return this.#run('allGather', args, readAllGather);
   }
 
-  /** Rank r's `output` becomes the reduction of part r of the inputs. f32, bf16 or i32. */
+  /**
+   * Rank r's `output` becomes the reduction of part r of the inputs; without it, this rank's part of `input` does: in place. f32,
+   * bf16 or i32.
+   */
   reduceScatter(args: ReduceScatterArguments): Promise<CollectiveResult> {
     return this.#run('reduceScatter', args, readReduceScatter);
   }
@@ -200,7 +205,7 @@ export class Communicator implements AsyncDisposable {
   }
 
   /** Part s of rank r's `output` becomes part r of rank s's `input`. Any dtype. */
-  allToAll(args: AllToAllArguments): Promise<CollectiveResult> {
+  allToAll(args: CollectiveArguments): Promise<CollectiveResult> {
     return this.#run('allToAll', args, readAllToAll);
   }
 
@@ -224,7 +229,7 @@ export class Communicator implements AsyncDisposable {
    * Carries out the messages since groupStart(), all at once, so that their order between different ranks does not matter;
    * those to or from one rank keep their order. Resolves when this rank's are over.
    */
-  groupEnd(options: CollectiveOptions = {}): Promise<CollectiveResult> {
+  groupEnd(options: CallOptions = {}): Promise<CollectiveResult> {
     try {
       if (this.#groups === 0) throw new WeftlineError('WL_INVALID_ARGUMENT', 'groupEnd: no group was started');
       this.#groups -= 1;
@@ -276,7 +281,7 @@ export class Communicator implements AsyncDisposable {
   }
 
   /** Hot path. */
-  #run<Arguments extends CollectiveOptions>(
+  #run<Arguments extends CallOptions>(
     kind: CollectiveKind,
     args: Arguments,
     read: Read<Arguments>,
@@ -286,7 +291,7 @@ export class Communicator implements AsyncDisposable {
   }
 
   /** What is wrong with the arguments fails now; the call that runs uses the scope's call. */
-  async #runInTurn<Arguments extends CollectiveOptions>(
+  async #runInTurn<Arguments extends CallOptions>(
     kind: CollectiveKind,
     args: Arguments,
     read: Read<Arguments>,
@@ -298,13 +303,13 @@ export class Communicator implements AsyncDisposable {
     return this.#queue.post(() => this.#start(kind, own, read, true));
   }
 
-  #check(kind: CallName, args: CollectiveOptions): void {
+  #check(kind: CallName, args: CallOptions): void {
     checkOptionsOf(kind, args);
     if (this.#groups > 0) throw invalidArgument('call', kind, 'only send and recv between groupStart and groupEnd');
   }
 
   /** Hot path: no object and no promise are made if the call ends at once. */
-  #start<Arguments extends CollectiveOptions>(
+  #start<Arguments extends CallOptions>(
     kind: CallName,
     args: Arguments,
     work: Work<Arguments>,
@@ -333,7 +338,7 @@ export class Communicator implements AsyncDisposable {
   }
 
   /** Hot path: of a call that ended at once. Now and then timers, signals and sockets of the thread get their turn before it. */
-  #ended(options: CollectiveOptions): Promise<CollectiveResult> {
+  #ended(options: CallOptions): Promise<CollectiveResult> {
     const result = this.#resultOf(options);
     if (++this.#endedAtOnce < CALLS_PER_LOOK) return result;
     this.#endedAtOnce = 0;
@@ -343,7 +348,7 @@ export class Communicator implements AsyncDisposable {
     return nextTurn().then(() => result);
   }
 
-  #begin<Arguments extends CollectiveOptions>(args: Arguments, work: Work<Arguments>): Promise<void> | undefined {
+  #begin<Arguments extends CallOptions>(args: Arguments, work: Work<Arguments>): Promise<void> | undefined {
     if (typeof work !== 'function') {
       requireLive(work);
       return this.#engine.exchange(work, args);
@@ -353,7 +358,7 @@ export class Communicator implements AsyncDisposable {
     return this.#engine.run(this.#scope.call, args);
   }
 
-  async #beginAfter<Arguments extends CollectiveOptions>(
+  async #beginAfter<Arguments extends CallOptions>(
     event: DeviceEvent,
     args: Arguments,
     work: Work<Arguments>,
@@ -363,7 +368,7 @@ export class Communicator implements AsyncDisposable {
     await this.#begin(wait, work);
   }
 
-  async #finish(rest: Promise<void>, options: CollectiveOptions): Promise<CollectiveResult> {
+  async #finish(rest: Promise<void>, options: CallOptions): Promise<CollectiveResult> {
     let failure: unknown;
     try {
       await rest;
@@ -376,13 +381,13 @@ export class Communicator implements AsyncDisposable {
     return this.#resultOf(options);
   }
 
-  #resultOf({ asyncFinish }: CollectiveOptions): Promise<CollectiveResult> {
+  #resultOf({ asyncFinish }: CallOptions): Promise<CollectiveResult> {
     if (asyncFinish !== true) return done;
     const { ordersCalls, lastEvent } = this.#engine;
     return ordersCalls && lastEvent !== undefined ? Promise.resolve({ event: lastEvent }) : doneWithEvent;
   }
 
-  #message(kind: 'send' | 'recv', args: CollectiveOptions, read: () => PairMessage): Promise<CollectiveResult> {
+  #message(kind: 'send' | 'recv', args: CallOptions, read: () => PairMessage): Promise<CollectiveResult> {
     try {
       checkOptionsOf(kind, args);
       this.#queue.requireOpen();
@@ -399,7 +404,7 @@ export class Communicator implements AsyncDisposable {
     }
   }
 
-  #exchange(kind: CallName, options: CollectiveOptions, messages: readonly PairMessage[]): Promise<CollectiveResult> {
+  #exchange(kind: CallName, options: CallOptions, messages: readonly PairMessage[]): Promise<CollectiveResult> {
     this.#requireTurn(kind);
     const own = this.#queue.isBusy ? copyOfArguments(argumentNames[kind], options) : options;
     return this.#queue.post(() => this.#start(kind, own, messages, true));

@@ -10,7 +10,7 @@ export type { DispatchLayout } from './buffer/dispatch-layout.ts';
 export { EpBuffer } from './buffer/ep-buffer.ts';
 export type { EpBufferOptions } from './buffer/buffer-size.ts';
 export type { CombineResult, DispatchResult } from './buffer/engine.ts';
-export type { OverlapOptions } from '../group/overlap.ts';
+export type { CallOptions } from '../group/overlap.ts';
 export { type ContextOptions, DispatchCombineContext, type OutputBuffers } from './layer/dispatch-combine-context.ts';
 export { EPAll2AllLayer } from './layer/ep-all2all-layer.ts';
 export type { TritonCombineArguments, TritonDispatchArguments, TritonLayerOptions } from './layer/triton-names.ts';

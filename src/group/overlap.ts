@@ -1,10 +1,11 @@
 // How a call fits between other work of a device: what it begins after, and whether others wait for it by themselves.
-import { requireFlag } from '../core/check-options.ts';
+import { type OptionNames, requireFlag } from '../core/check-options.ts';
+import { waitOptionNames, type WaitOptions } from '../core/deadline.ts';
 import { invalidArgument } from '../core/errors.ts';
 import { type DeviceEvent, passedEvent } from '../device/device.ts';
 
-/** How a call is ordered with other work of a GPU. */
-export interface OverlapOptions {
+/** How long a call may take, and how it is ordered with other work of a GPU. */
+export interface CallOptions extends WaitOptions {
   /**
    * The call's device work begins after this event instead of after everything enqueued on the device's stream so far,
    * and runs on a stream of its object, which has priority. What still reads or writes the object's window (received
@@ -17,6 +18,15 @@ export interface OverlapOptions {
    */
   readonly asyncFinish?: boolean | undefined;
 }
+
+/** The order alone. */
+export type OverlapOptions = Omit<CallOptions, keyof WaitOptions>;
+
+export const callOptionNames: OptionNames<CallOptions> = {
+  ...waitOptionNames,
+  previousEvent: true,
+  asyncFinish: true,
+};
 
 /** Fails with WL_INVALID_ARGUMENT for a `previousEvent` that is no event, or an `asyncFinish` that is no flag. Which events a device can wait for, it says itself. */
 export function checkOverlap({ previousEvent, asyncFinish }: OverlapOptions): void {

@@ -39,15 +39,12 @@ export interface SparseAllReduceArguments extends WaitOptions {
    * A flag word, as a kernel or another thread polls it while the call is under way: it goes up by one for each part of
    * `output` that has its sums, from the first part on.
    */
-  readonly completion?: SparseCompletion;
-}
-
-/** Of SparseAllReduceArguments. */
-export interface SparseCompletion {
-  /** i32, one element, apart from `input` and `output`. It is added to: set it to where counting begins. */
-  readonly flag: Tensor;
-  /** Of a part, of which the last one may have fewer: a multiple of the block size. */
-  readonly elements: number;
+  readonly completion?: {
+    /** i32, one element, apart from `input` and `output`. It is added to: set it to where counting begins. */
+    readonly flag: Tensor;
+    /** Elements of a part, of which the last one may have fewer: a multiple of the block size. */
+    readonly elements: number;
+  };
 }
 
 const argumentNames: OptionNames<SparseAllReduceArguments> = {
@@ -59,7 +56,10 @@ const argumentNames: OptionNames<SparseAllReduceArguments> = {
   completion: true,
 };
 
-const completionNames: OptionNames<SparseCompletion> = { flag: true, elements: true };
+const completionNames: OptionNames<NonNullable<SparseAllReduceArguments['completion']>> = {
+  flag: true,
+  elements: true,
+};
 
 /**
  * All-reduce of tensors whose blocks are mostly zero. A worker sends the blocks that are not, and where its next one is; an

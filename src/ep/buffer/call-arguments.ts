@@ -1,11 +1,10 @@
 // What EpBuffer.dispatch and combine accept, and the checks that make sure of it before any byte moves.
 import { FP8_GROUP } from '../../abi/element-formats.ts';
 import { checkOptions, isWhole, type OptionNames } from '../../core/check-options.ts';
-import type { WaitOptions } from '../../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { Device } from '../../device/device.ts';
 import type { MemoryRange, ScaledRows, Tensor } from '../../device/tensor.ts';
-import { checkOverlap, type OverlapOptions } from '../../group/overlap.ts';
+import { callOptionNames, type CallOptions, checkOverlap } from '../../group/overlap.ts';
 import { checkTensor, overlaps, rowAlignment } from '../../group/tensor-check.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import type { EpBufferConfig, EpBufferSize, EpRegion } from './buffer-size.ts';
@@ -16,7 +15,7 @@ import type { DispatchLayout } from './dispatch-layout.ts';
 export type RowsLike = Tensor<'bf16'> | ScaledRows;
 
 /** What EpBuffer.dispatch() takes. */
-export interface DispatchArguments extends WaitOptions, OverlapOptions {
+export interface DispatchArguments extends CallOptions {
   /** [T, H]; T at most maxTokensPerRank, 0 allowed, may differ between ranks. */
   readonly x: RowsLike;
   /** [T, K] expert ids, -1 for none. A token may choose an expert more than once. Leave out with `handle`. */
@@ -57,10 +56,7 @@ const dispatchArgumentNames: OptionNames<DispatchArguments> = {
   handle: true,
   expertAlignment: true,
   numWorstTokens: true,
-  previousEvent: true,
-  asyncFinish: true,
-  timeoutMs: true,
-  signal: true,
+  ...callOptionNames,
 };
 
 export function checkDispatch(args: DispatchArguments, scope: EpScope, engine: EpMemory): DispatchPlanInput {
@@ -200,7 +196,7 @@ function checkLayout(layout: DispatchLayout, { device, config, group }: EpScope,
 export const MAX_BIASES = 2;
 
 /** What EpBuffer.combine() takes. */
-export interface CombineArguments extends WaitOptions, OverlapOptions {
+export interface CombineArguments extends CallOptions {
   /** bf16 [rows of the handle, H]: what the experts of this rank made of each received row, already weighted. */
   readonly x: Tensor<'bf16'>;
   readonly handle: DispatchHandle;
@@ -226,10 +222,7 @@ const combineArgumentNames: OptionNames<CombineArguments> = {
   topkWeights: true,
   bias: true,
   out: true,
-  previousEvent: true,
-  asyncFinish: true,
-  timeoutMs: true,
-  signal: true,
+  ...callOptionNames,
 };
 
 /** `window`: this buffer's whole mapping in the rank's memory. */

@@ -5,13 +5,13 @@ import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import type { Device } from '../../device/device.ts';
 import type { Tensor } from '../../device/tensor.ts';
-import { checkOverlap, type OverlapOptions } from '../../group/overlap.ts';
+import { callOptionNames, type CallOptions, checkOverlap } from '../../group/overlap.ts';
 import { checkTensor, rowAlignment } from '../../group/tensor-check.ts';
 import type { EPConfig, TokenDType } from './ep-config.ts';
 import { EPAllToAllLayoutDesc } from './layout-desc.ts';
 
 /** What EPAll2AllLayer.dispatch() takes. */
-export interface LayerDispatchArguments<D extends TokenDType = 'bf16'> extends WaitOptions, OverlapOptions {
+export interface LayerDispatchArguments<D extends TokenDType = 'bf16'> extends CallOptions {
   /** [T, H] of the layer's dtype; T at most maxTokensPerRank, may differ between ranks. */
   readonly x: Tensor<D>;
   /** [T, K] expert ids; -1 or the number of experts for a dropped choice. A token may choose an expert more than once. */
@@ -38,10 +38,7 @@ const dispatchOptionNames: OptionNames<LayerDispatchArguments> = {
   topkWeights: true,
   fullScatterIndices: true,
   numWorstTokens: true,
-  previousEvent: true,
-  asyncFinish: true,
-  timeoutMs: true,
-  signal: true,
+  ...callOptionNames,
 };
 
 /** What a dispatch is checked against. */
@@ -101,7 +98,7 @@ function checkBound(
 }
 
 /** What EPAll2AllLayer.combine() takes. */
-export interface LayerCombineArguments<D extends TokenDType = 'bf16'> extends WaitOptions, OverlapOptions {
+export interface LayerCombineArguments<D extends TokenDType = 'bf16'> extends CallOptions {
   /** [recv, H] of the layer's dtype: the experts' output, row by row as in recvX of dispatch, already weighted. */
   readonly x: Tensor<D>;
   readonly handle: EPAllToAllLayoutDesc;
@@ -128,10 +125,7 @@ const combineOptionNames: OptionNames<LayerCombineArguments> = {
   x: true,
   handle: true,
   out: true,
-  previousEvent: true,
-  asyncFinish: true,
-  timeoutMs: true,
-  signal: true,
+  ...callOptionNames,
 };
 
 /** Fails with WL_INVALID_ARGUMENT before anything moves. */

@@ -1,6 +1,5 @@
 // What people read of `weftline bench collectives` and `sparse`: the columns of nccl-tests, the peer's times, sums by density.
 import { formatBytes } from '../../core/byte-size.ts';
-import type { AlgorithmRange } from '../../collectives/index.ts';
 import type { CollectiveRow, CollectivesBenchReport, CollectiveTimes } from '../bench/collectives/collectives-bench.ts';
 import type { TuneReport } from '../bench/collectives/tune.ts';
 import type { SparseBenchReport, SparseRow } from '../bench/sparse/sparse-bench.ts';
@@ -8,6 +7,7 @@ import { tensorBytes } from '../bench/sparse/sparse-bench.ts';
 import type { ReportSection } from './html/report-page.ts';
 import { bars, curves, scaleFor, table, type View } from './view.ts';
 import { counted, fixed, machineLines } from './wording.ts';
+import type { AlgorithmRange } from '../../collectives/algorithm-table.ts';
 
 const reducing = new Set(['allReduce', 'reduceScatter', 'reduce']);
 

@@ -1,8 +1,9 @@
 // One random collective call, and what it must give: made alike on all ranks from a seed.
 import { dtypes, type DType, type Tensor, type CpuDevice, type CudaDevice, type TypedArrayOf } from 'weftline';
-import { type Communicator, type ReducedDType, type Reduction } from 'weftline/collectives';
+import { type Communicator, type Reduction } from 'weftline/collectives';
 import { referenceReduction } from 'weftline/reference';
 import { seededRandom } from '#lib/core/seeded-random.js';
+import type { ReducedDType } from '#lib/collectives/collective-call.js';
 
 const kinds = [
   'broadcast',

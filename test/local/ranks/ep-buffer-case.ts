@@ -6,7 +6,7 @@ import {
   type DispatchResult,
   bufferSize,
   EpBuffer,
-  type OverlapOptions,
+  type CallOptions,
   type RowsLike,
 } from 'weftline/ep';
 import { referenceCombine, referenceCombineWeights, referenceDispatch, type ReferenceInput } from 'weftline/reference';
@@ -169,7 +169,7 @@ async function runRound(buffer: EpBuffer, of: EpCase): Promise<DispatchHandle> {
   return result.handle;
 }
 
-export function overlapOf({ overlap }: EpCase, device: Device): OverlapOptions {
+export function overlapOf({ overlap }: EpCase, device: Device): CallOptions {
   if (!overlap) return {};
   const previousEvent = device instanceof CudaDevice ? device.createEvent().record(device.stream) : undefined;
   return { asyncFinish: true, ...(previousEvent && { previousEvent }) };

@@ -1,9 +1,10 @@
 // One random sparse all-reduce: tensors of all workers, made alike on all ranks from a seed, and what must come of them.
 import { type DType, dtypes, toBf16, type TypedArrayOf } from 'weftline';
-import { type ReducedDType, type SparseAllReduce } from 'weftline/collectives';
+import { type SparseAllReduce } from 'weftline/collectives';
 import { referenceSparseSum } from 'weftline/reference';
 import { seededRandom } from '#lib/core/seeded-random.js';
 import type { EpDevice } from '../support/test-device.js';
+import type { ReducedDType } from '#lib/collectives/collective-call.js';
 
 const reduced: readonly ReducedDType[] = ['f32', 'bf16', 'i32'];
 

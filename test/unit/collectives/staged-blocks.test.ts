@@ -2,7 +2,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { CpuDevice, toBf16 } from 'weftline';
-import { type ReducedDType } from 'weftline/collectives';
 import { referenceSparseSum } from 'weftline/reference';
 import { BlockCompletions } from '#lib/collectives/sparse/block-reducer.js';
 import { markLimit } from '#lib/collectives/sparse/cuda-work.js';
@@ -13,6 +12,7 @@ import type { Storage } from '#lib/device/tensor.js';
 import { PretendedBlockWork } from '../../support/pretended-block-work.ts';
 import { testSeed } from '../../support/seed.ts';
 import { withCode } from '../../support/with-code.ts';
+import type { ReducedDType } from '#lib/collectives/collective-call.js';
 
 const device = await CpuDevice.create();
 const shape = { blockSize: 64, lanes: 5, slots: 3 };

@@ -1,7 +1,7 @@
 // What `weftline bench collectives` runs: operations, sizes, how often, and what a time means as a bandwidth.
 import { dtypes } from '../../../core/dtype.ts';
 import { invalidArgument } from '../../../core/errors.ts';
-import type { ReducedDType, Reduction } from '../../../collectives/index.ts';
+import type { ReducedDType, Reduction } from '../../../collectives/collective-call.ts';
 
 export const benchedKinds = ['allReduce', 'allGather', 'reduceScatter', 'allToAll', 'broadcast', 'reduce'] as const;
 export type BenchedKind = (typeof benchedKinds)[number];

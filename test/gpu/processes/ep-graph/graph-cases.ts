@@ -5,7 +5,7 @@ import {
   EPAll2AllLayer,
   type EPAllToAllLayoutDesc,
   EpBuffer,
-  type OverlapOptions,
+  type CallOptions,
   type RowsLike,
 } from 'weftline/ep';
 import type { RankGroup } from 'weftline/world';
@@ -222,7 +222,7 @@ export async function callLayer(
 async function joined<Result extends { readonly event: DeviceEvent | undefined }>(
   device: Device,
   { overlap }: GraphShape,
-  call: (how: OverlapOptions) => Promise<Result>,
+  call: (how: CallOptions) => Promise<Result>,
 ): Promise<Result> {
   if (!overlap || !(device instanceof CudaDevice)) return call({});
   using previousEvent = device.createEvent().record(device.stream);
