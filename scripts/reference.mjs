@@ -99,7 +99,8 @@ async function errorsPage() {
 }
 
 async function metricsPage() {
-  const { metricTable, tracingChannelNames } = await import('../dist/metrics/index.js');
+  const { metricTable } = await import('../dist/core/metric-table.js');
+  const { tracingChannelNames } = await import('../dist/core/call-channels.js');
   return page(
     'Metrics',
     'Names, labels and units follow Prometheus: seconds, bytes, counters end with `_total`. Every series also carries `rank`, `local_rank`, `job_id`, `hostname` and `pid` of the process that serves it. How to get them: [Watching a job](../guides/watching.md#metrics). Histograms have buckets at 1, 2.5 and 5 of each decade from 1 µs to 50 s; summaries have a sum and a count. Histograms, `weftline_ep_wait_seconds` and metrics of agents are there only while times are collected.',
