@@ -8,7 +8,7 @@ import { quote } from '../core/quote.ts';
 import { answerTo } from '../core/waits.ts';
 import { type Credentials, credentialsOf } from '../meeting/credentials.ts';
 import { startMetrics } from '../metrics/start-metrics.ts';
-import { describePlan, planRails } from '../rails/nearest-rail.ts';
+import { describePlan, planRails } from '../rails/rail-list.ts';
 import { readSettings, readToken, type Settings } from '../settings/settings.ts';
 import { WakeWord } from '../threads/wake-word.ts';
 import { startTracing } from '../tracing/start-tracing.ts';

@@ -1,29 +1,63 @@
 // Every metric, once: name, kind, labels and what it says. Samples, Prometheus, JSON, the reference and the dashboard take them from here.
-// What objects of this thread have counted, as samples of metrics. Kept in plain memory at all times, read when somebody asks.
 
-/** `labels`: values, in the order of the metric's labels. */
-export interface Sample {
-  readonly name: MetricName;
-  readonly labels: readonly string[];
-  readonly value: number;
-  /** Of a summary: how many observations `value` is the sum of. */
-  readonly count?: number;
-}
-
-type SampleSource = () => readonly Sample[] | Promise<readonly Sample[]>;
-
-const sources = new Set<SampleSource>();
+/** Objects of this thread that count in plain memory at all times, and are read when somebody asks. */
+type Sources<T> = Set<() => T | Promise<T>>;
 
 /** From now on the source is read too. Returns how to take it back. */
-export function addSamples(source: SampleSource): () => void {
+function add<T>(sources: Sources<T>, source: () => T | Promise<T>): () => void {
   sources.add(source);
   return () => sources.delete(source);
 }
 
-/** Those of all sources; of one that fails, because its object is being closed, none. */
-export async function readSamples(): Promise<Sample[]> {
+/** What the sources say; one that fails, because its object is being closed, says nothing. */
+async function readAll<T>(sources: Sources<T>): Promise<T[]> {
   const ends = await Promise.allSettled([...sources].map(async (source) => source()));
-  return ends.flatMap((end) => (end.status === 'fulfilled' ? end.value : []));
+  return ends.flatMap((end) => (end.status === 'fulfilled' ? [end.value] : []));
+}
+
+/** Sums over all objects since the process began; bytes and packets never decrease while an object is open. */
+export interface Meters {
+  readonly sentBytes: number;
+  readonly receivedBytes: number;
+  readonly sentPackets: number;
+  readonly retransmittedPackets: number;
+  /** Memory of windows that this rank has mapped. */
+  readonly windowBytes: number;
+}
+
+const meterSources: Sources<Partial<Meters>> = new Set();
+
+/** From now on the source counts for readMeters(). Returns how to take it back. */
+export function addMeter(source: () => Partial<Meters> | Promise<Partial<Meters>>): () => void {
+  return add(meterSources, source);
+}
+
+export async function readMeters(): Promise<Meters> {
+  const sums = { sentBytes: 0, receivedBytes: 0, sentPackets: 0, retransmittedPackets: 0, windowBytes: 0 };
+  for (const meters of await readAll(meterSources)) {
+    for (const name of Object.keys(sums) as (keyof Meters)[]) sums[name] += meters[name] ?? 0;
+  }
+  return sums;
+}
+
+/** One number of a metric; `labels` are values, in the order of the metric's labels. */
+export interface Sample {
+  readonly name: MetricName;
+  readonly labels: readonly string[];
+  readonly value: number;
+  /** How many observations `value` is the sum of, in samples of a summary. */
+  readonly count?: number;
+}
+
+const sampleSources: Sources<readonly Sample[]> = new Set();
+
+/** From now on the source's samples are read too. Returns how to take it back. */
+export function addSamples(source: () => readonly Sample[] | Promise<readonly Sample[]>): () => void {
+  return add(sampleSources, source);
+}
+
+export async function readSamples(): Promise<Sample[]> {
+  return (await readAll(sampleSources)).flat();
 }
 
 /** Labels are in the order in which samples give their values. Times are in seconds, sizes in bytes. */

@@ -51,3 +51,7 @@ function escapeCharacter(character: string): string {
   const digits = (character.codePointAt(0) as number).toString(16);
   return digits.length > 4 ? `\\u{${digits}}` : `\\u${digits.padStart(4, '0')}`;
 }
+
+export function countEqual(texts: readonly string[]): string {
+  return [...new Set(texts)].map((text) => `${texts.filter((other) => other === text).length} x ${text}`).join(', ');
+}

@@ -1,7 +1,7 @@
 // Serves the metrics of this process over HTTP, as Prometheus scrapes them: GET /metrics and nothing else.
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import { asWeftlineError, WeftlineError } from '../core/errors.ts';
-import type { MetricsAddress } from './metrics-address.ts';
+import type { MetricsAddress } from './start-metrics.ts';
 
 /** Scrapers that may be connected at once. */
 const MAX_CONNECTIONS = 16;

@@ -1,6 +1,12 @@
 // All metrics of this process at one moment, as plain data.
-import { readMeters } from '../core/meters.ts';
-import { type MetricKind, type MetricName, metricTable, readSamples, type Sample } from '../core/metric-table.ts';
+import {
+  type MetricKind,
+  type MetricName,
+  metricTable,
+  readMeters,
+  readSamples,
+  type Sample,
+} from '../core/metric-table.ts';
 import { addTraceSink } from '../core/trace.ts';
 import { observeWaits } from '../core/waits.ts';
 import { type LastCall, MetricsSink, secondBounds } from './metrics-sink.ts';

@@ -6,8 +6,7 @@ import { asWeftlineError, WeftlineError } from '../core/errors.ts';
 import { addTraceSink } from '../core/trace.ts';
 import type { Settings } from '../settings/settings.ts';
 import { TRACED_THREADS } from '../threads/start-worker.ts';
-import { RingSink } from './ring-sink.ts';
-import { createPart, describeRank, type TraceFile } from './trace-rings.ts';
+import { createPart, describeRank, RingSink, type TraceFile } from './trace-rings.ts';
 
 let file: TraceFile | undefined;
 

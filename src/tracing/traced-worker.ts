@@ -2,8 +2,7 @@
 import { getEnvironmentData, threadId } from 'node:worker_threads';
 import { addTraceSink } from '../core/trace.ts';
 import { TRACED_THREADS } from '../threads/start-worker.ts';
-import { RingSink } from './ring-sink.ts';
-import type { TraceFile } from './trace-rings.ts';
+import { RingSink, type TraceFile } from './trace-rings.ts';
 
 const [, , entry, name] = process.argv;
 const sink = RingSink.claim(getEnvironmentData(TRACED_THREADS) as unknown as TraceFile, `${name} ${threadId}`);

@@ -5,7 +5,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { alignUp } from '../abi/layout.ts';
 import { remaining, startCall } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
-import { addMeter } from '../core/meters.ts';
+import { addMeter } from '../core/metric-table.ts';
 import type { CudaContext } from '../device/cuda/cuda-context.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import { requirePeerAtomics } from '../device/cuda/device-properties.ts';

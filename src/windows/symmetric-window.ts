@@ -5,7 +5,7 @@ import { alignUp, Block } from '../abi/layout.ts';
 import { formatBytes } from '../core/byte-size.ts';
 import { type CallWait, startCall } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
-import { addMeter } from '../core/meters.ts';
+import { addMeter } from '../core/metric-table.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { MemoryRange, Storage } from '../device/tensor.ts';
 import { isByteLocked, lockByte } from '../native/libc.ts';

@@ -10,7 +10,7 @@ import type { Address } from '../meeting/dial.ts';
 import { readSettings, type Settings, settingsTable } from '../settings/settings.ts';
 import { LAUNCH_ID_VARIABLE, MAX_WORLD_SIZE } from './environment.ts';
 import type { RankFailure } from './first-failure.ts';
-import { ranksOfHosts } from './pretended-hosts.ts';
+import { ranksOfHosts } from './host-identity.ts';
 import type { OutputLine, RankResult } from './rank-process.ts';
 
 // What launch() takes and what it returns.

@@ -21,15 +21,14 @@ import type { StoreLink } from './store.ts';
 import {
   type MemberKind,
   parseReply,
+  type Question,
   storeHello,
   type StoreReply,
   type StoreRequest,
   type WaitingRequest,
 } from './store-request.ts';
 import { Inquiry, type JobAnswers } from './watching/inquiry.ts';
-import { metricsAnswer } from './watching/metrics-answer.ts';
-import type { Question } from './watching/question.ts';
-import { rankAnswer } from './watching/rank-answer.ts';
+import { metricsAnswer, rankAnswer } from './watching/rank-answer.ts';
 
 interface StoreAddress {
   readonly host: string;

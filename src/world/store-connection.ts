@@ -12,8 +12,7 @@ import {
 } from '../meeting/frames.ts';
 import type { Departure, MembershipView } from './membership.ts';
 import { StoreCore, type StoreCoreOptions } from './store-core.ts';
-import { parseRequest } from './store-request.ts';
-import { type Asker, isQuestion, type Question } from './watching/question.ts';
+import { type Asker, isQuestion, parseRequest, type Question } from './store-request.ts';
 
 // Those who take part in collectives together, and hear of each other's departure: the ranks of a world, or launchers.
 

@@ -11,15 +11,13 @@ import { startMetrics } from '../metrics/start-metrics.ts';
 import { addSamples } from '../core/metric-table.ts';
 import { startTracing } from '../tracing/start-tracing.ts';
 import { type Environment, type RankEnvironment, readEnvironment, uniqueJobId } from './environment.ts';
-import { hostIdentity, machineIdentity } from './host-identity.ts';
+import { hostIdentity, machineIdentity, ranksOfHosts } from './host-identity.ts';
 import { type GroupContext, JobGroup } from './job-group.ts';
-import { ranksOfHosts } from './pretended-hosts.ts';
 import type { MembershipView } from './membership.ts';
 import type { RankGroup } from './rank-group.ts';
 import { filePrefixOf, removeStaleFiles } from './shared-memory-files.ts';
 import { decodeJson, encodeJson, LinkedStore } from './store.ts';
-import type { Rendezvous } from './rank-exit.ts';
-import { meet } from './rendezvous.ts';
+import { meet, type Rendezvous } from './rendezvous.ts';
 import { explainRankOnSignal } from './watching/job-text.ts';
 
 /** All ranks of one job. Obtained with `join()`; the caller owns it and closes it. */

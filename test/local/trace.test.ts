@@ -6,8 +6,7 @@ import { hostname, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { fileURLToPath } from 'node:url';
-import { RingSink } from '#lib/tracing/ring-sink.js';
-import { createTraceFile, partPath } from '#lib/tracing/trace-rings.js';
+import { createTraceFile, partPath, RingSink } from '#lib/tracing/trace-rings.js';
 
 const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 const traced = fileURLToPath(new URL('./ranks/traced.js', import.meta.url));

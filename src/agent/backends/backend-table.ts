@@ -1,7 +1,6 @@
 // The backends there are, in the order of preference, each loaded when an agent first wants it. A new one is a folder of its
 // own and a line here: agents, metadata, commands and the tests that all backends pass take their names from this table.
-import { localFiles } from '../../native/file-probe.ts';
-import { activeRdmaPorts } from '../../native/rdma-ports.ts';
+import { activeRdmaPorts, localFiles } from '../../native/file-probe.ts';
 import type { Backend, CreateBackend } from '../backend.ts';
 import { withDeviceMemory } from '../staging/staged-backend.ts';
 

@@ -17,7 +17,7 @@ import type { View } from '../report/view.ts';
 import { readSettings } from '../../settings/settings.ts';
 import { isRank } from '../../world/environment.ts';
 import type { World } from '../../world/index.ts';
-import { ranksOfHosts } from '../../world/pretended-hosts.ts';
+import { ranksOfHosts } from '../../world/host-identity.ts';
 import { addOptions, decimalArgument, type FlagsOf, integerArgument, listArgument, option } from './argument-values.ts';
 import { addReportOptions, Output, type OutputFlags } from './output.ts';
 import { ProgressBar } from './progress-bar.ts';

@@ -6,7 +6,7 @@ import { printJson, printTo } from '../../core/print.ts';
 import { conclude } from '../../world/watching/conclusion.ts';
 import { ANSWER_MS, describeJob, OVERDUE_MS } from '../../world/watching/job-text.ts';
 import { chooseAnyJobs } from '../../world/watching/find-jobs.ts';
-import { type JobMetrics, readJobMetrics } from '../../world/watching/job-metrics.ts';
+import { type JobMetrics, readJobMetrics } from '../../world/watching/job-observer.ts';
 import { JobWatcher, type WatchedJob } from '../../world/watching/job-view.ts';
 import { busFactor } from '../bench/collectives/collectives-workload.ts';
 import { integerArgument, option } from './argument-values.ts';

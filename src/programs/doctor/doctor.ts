@@ -1,15 +1,14 @@
 // Everything that is checked on a machine, in the order it is shown. A new row is one function and one line here.
 import { formatBytes } from '../../core/byte-size.ts';
-import { countEqual } from '../../core/count-equal.ts';
+import { countEqual } from '../../core/quote.ts';
 import { asWeftlineError } from '../../core/errors.ts';
 import { addressSpaceAdvice } from '../../device/cpu/wasm.ts';
 import { driverVersionFile, parseDriverVersion } from '../../device/cuda/driver-version.ts';
 import { bufferSize } from '../../ep/index.ts';
 import { findCudaLibrary, findLibrary } from '../../native/library-search.ts';
-import { orUndefined } from '../../native/file-probe.ts';
-import { activeRdmaPorts, rdmaDevices } from '../../native/rdma-ports.ts';
+import { activeRdmaPorts, orUndefined, rdmaDevices } from '../../native/file-probe.ts';
 import { findUcx } from '../../native/ucx.ts';
-import { describePlan, planRails, type RailPlan } from '../../rails/nearest-rail.ts';
+import { describePlan, planRails, type RailPlan } from '../../rails/rail-list.ts';
 import { settingsTable } from '../../settings/settings.ts';
 import { defaultEpWorkload } from '../bench/ep/ep-workload.ts';
 import type { MachineProbe } from './machine-probe.ts';

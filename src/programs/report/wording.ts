@@ -1,5 +1,5 @@
 // How reports write figures, and what they say of workloads and machines.
-import { countEqual } from '../../core/count-equal.ts';
+import { countEqual } from '../../core/quote.ts';
 import { formatBytes } from '../../core/byte-size.ts';
 import type { GpuMachineDocument } from '../bench/machine.ts';
 import type { EpWorkload } from '../bench/ep/ep-workload.ts';

@@ -19,7 +19,7 @@ import { MAX_RANGES, RANGE_SPAN } from '../send/range-list.ts';
 import { SPECULATIVE_BYTES } from '../send/receiver-credits.ts';
 import { NO_SLOT, SendSide } from '../send/send-side.ts';
 import type { EngineCore } from './engine-core.ts';
-import type { RegionTable } from './region-table.ts';
+import type { RegionTable } from './region.ts';
 import { peerFailure, type Request, type RequestKind, type RequestOwner } from './request.ts';
 import type {
   ConnectionOptions,

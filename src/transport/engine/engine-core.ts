@@ -1,12 +1,12 @@
 // What the parts of an engine share.
 import type { AckSample } from '../../congestion/congestion.ts';
 import type { WeftlineError } from '../../core/errors.ts';
-import type { TagMemory } from '../authentication/tag-memory.ts';
+import type { TagMemory } from '../authentication/packet-guard.ts';
 import type { PlacementRun } from '../io/packet-io.ts';
 import type { Admission } from '../receive/admission.ts';
 import type { CreditPacer } from '../send/receiver-credits.ts';
 import type { PacketOutbox } from '../wire/packet-outbox.ts';
-import type { RegionTable } from './region-table.ts';
+import type { RegionTable } from './region.ts';
 import type { Request, RequestTable } from './request.ts';
 import type { DropReason, TransportConnection } from './transport-engine.ts';
 import type { TransportSettings } from './transport-settings.ts';

@@ -1,7 +1,7 @@
 // The engine: connections, requests and regions of one thread, driven by packets and time.
 import { WeftlineError } from '../../core/errors.ts';
 import { seededRandom } from '../../core/seeded-random.ts';
-import { TagMemory } from '../authentication/tag-memory.ts';
+import { TagMemory } from '../authentication/packet-guard.ts';
 import { Admission } from '../receive/admission.ts';
 import type { AckSample } from '../../congestion/congestion.ts';
 import { CreditPacer } from '../send/receiver-credits.ts';
@@ -10,8 +10,7 @@ import { Decoder } from '../wire/decoder.ts';
 import { createDataTemplate, type EngineCore } from './engine-core.ts';
 import { PacketOutbox } from '../wire/packet-outbox.ts';
 import type { MemoryReaders, PlacementRun, ReceivedBatch } from '../io/packet-io.ts';
-import { RegionTable } from './region-table.ts';
-import type { Region } from './region.ts';
+import { type Region, RegionTable } from './region.ts';
 import { type Request, RequestTable } from './request.ts';
 import {
   type ConnectionOptions,

@@ -1,4 +1,6 @@
 // A registered region: memory that messages are sent from and arrive in, and that peers may read or write with its key.
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import type { RegionName, RegionOptions } from './transport-engine.ts';
 
 /** What a peer that holds the key may do. */
 export interface RemoteAccess {
@@ -16,4 +18,58 @@ export interface Region {
   /** Native address of the first byte, for an I/O that passes references to the kernel; 0 where there is none. */
   readonly address: number;
   readonly remote: RemoteAccess;
+}
+
+const MAX_REGIONS = 2 ** 16;
+
+export class RegionTable {
+  readonly #slots: (Region | undefined)[] = [];
+  readonly #generations: number[] = [];
+  readonly #free: number[] = [];
+
+  register({ bytes, address = 0, remote = {}, name }: RegionOptions): Region {
+    if (!(bytes instanceof Uint8Array)) throw invalidArgument('bytes', bytes, 'a Uint8Array');
+    const { id, key } = name ?? this.#newName();
+    const slot = id % MAX_REGIONS;
+    if (this.#slots[slot] !== undefined) throw invalidArgument('name.id', id, 'one that no registered region has');
+    const region: Region = Object.freeze({
+      id,
+      key,
+      bytes,
+      address,
+      remote: Object.freeze({ read: remote.read ?? false, write: remote.write ?? false }),
+    });
+    this.#slots[slot] = region;
+    return region;
+  }
+
+  #newName(): RegionName {
+    const slot = this.#free.pop() ?? this.#slots.length;
+    if (slot === MAX_REGIONS) {
+      throw new WeftlineError('WL_CAPACITY', `Cannot register another region: the engine has ${MAX_REGIONS}`, {
+        details: { regions: MAX_REGIONS },
+      });
+    }
+    const generation = ((this.#generations[slot] ?? 0) % 0xffff) + 1;
+    this.#generations[slot] = generation;
+    return { id: generation * MAX_REGIONS + slot, key: crypto.getRandomValues(new Uint32Array(1))[0]! };
+  }
+
+  release(region: Region): void {
+    const slot = region.id % MAX_REGIONS;
+    if (this.#slots[slot] !== region) return;
+    this.#slots[slot] = undefined;
+    // Names that were given belong to the table that made them.
+    if (this.#generations[slot] === Math.floor(region.id / MAX_REGIONS)) this.#free.push(slot);
+  }
+
+  isRegistered(region: Region): boolean {
+    return this.#slots[region.id % MAX_REGIONS] === region;
+  }
+
+  /** Takes any 32-bit number, as signed or unsigned. */
+  find(id: number): Region | undefined {
+    const region = this.#slots[id & (MAX_REGIONS - 1)];
+    return region !== undefined && region.id === id >>> 0 ? region : undefined;
+  }
 }

@@ -7,7 +7,7 @@ import type { Doorbell } from '../../native/readiness.ts';
 import type { Settings } from '../../settings/settings.ts';
 import { Engine } from '../engine/engine.ts';
 import type { Region } from '../engine/region.ts';
-import type { PacketLoop } from '../io/packet-io-kind.ts';
+import type { PacketLoop } from '../io/packet-io.ts';
 import { transportIo } from '../io/packet-ios.ts';
 import {
   type EngineHandle,

@@ -5,7 +5,7 @@ import type { Calls } from '../../threads/worker-port.ts';
 import type { PacketKeys } from '../authentication/packet-guard.ts';
 import type { RemoteAccess } from '../engine/region.ts';
 import type { ConnectionStatistics, DropCounters, RegionName } from '../engine/transport-engine.ts';
-import type { EndsJoin, EndsPlan, EndsProbe, MadeEnds, PathEndpoint } from '../io/packet-io-kind.ts';
+import type { EndsJoin, EndsPlan, EndsProbe, MadeEnds, PathEndpoint } from '../io/packet-io.ts';
 import type { LinePlan, TransferPlan } from './prepared-transfers.ts';
 import type { RangesPlan } from './shared-ranges.ts';
 

@@ -1,6 +1,6 @@
 // Ends of paths that an engine makes itself: how the thread that meets a peer asks it for them, and how it answers.
 import { WeftlineError } from '../../core/errors.ts';
-import type { EndMaker, EngineEnds } from '../io/packet-io-kind.ts';
+import type { EndMaker, EngineEnds } from '../io/packet-io.ts';
 import type { EngineGroup } from './engine-group.ts';
 import type { EndCalls } from './host-calls.ts';
 

@@ -1,5 +1,5 @@
 // How the rails of a connection stand: how many of the paths of each live, and since when none does.
-import type { RailPair } from '../io/packet-io-kind.ts';
+import type { RailPair } from '../io/packet-io.ts';
 
 /** Two addresses between which packets go, and whether they pass. */
 export interface RailState extends RailPair {

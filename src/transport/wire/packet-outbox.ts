@@ -4,8 +4,7 @@ import { DATA_HEADER_BYTES, dataHeader, packetFlags, packetPrefix } from './pack
 import type { Burst, PacketIo } from '../io/packet-io.ts';
 import type { RangeList } from '../send/range-list.ts';
 import type { Region } from '../engine/region.ts';
-import type { PacketGuard } from '../authentication/packet-guard.ts';
-import type { TagMemory } from '../authentication/tag-memory.ts';
+import type { PacketGuard, TagMemory } from '../authentication/packet-guard.ts';
 import type { TransportSettings } from '../engine/transport-settings.ts';
 import { CRC32C_START, crc32cEnd, crc32cUpdate, WordChange } from './crc32c.ts';
 

@@ -2,10 +2,19 @@
 import { WeftlineError } from '../../core/errors.ts';
 import type { PresentWait } from '../../core/waits.ts';
 import type { Frame } from '../../meeting/frames.ts';
-import { type MetricsAnswer, readMetricsAnswer } from './metrics-answer.ts';
+import {
+  fields,
+  list,
+  type MetricsAnswer,
+  number,
+  type RankAnswer,
+  readMetricsAnswer,
+  readRankAnswer,
+  readWait,
+  text,
+} from './rank-answer.ts';
 import { type ProcessFacts, readProcessFacts } from './process-facts.ts';
-import type { Question } from './question.ts';
-import { fields, list, number, type RankAnswer, readRankAnswer, readWait, text } from './rank-answer.ts';
+import type { Question } from '../store-request.ts';
 import type { MemberFacts } from './store-observer.ts';
 
 /** What has come in until the asker was content. */

@@ -6,9 +6,9 @@ import { credentialsOf } from '../../meeting/credentials.ts';
 import { call } from '../../meeting/dial.ts';
 import { decodeRefusal, encodeFrame, type FrameReader } from '../../meeting/frames.ts';
 import type { RankEnvironment } from '../environment.ts';
-import { observerBody, storeHello } from '../store-request.ts';
+import { observerBody, type Question, storeHello } from '../store-request.ts';
 import { Inquiry, type JobAnswers } from './inquiry.ts';
-import type { Question } from './question.ts';
+import type { MetricsAnswer } from './rank-answer.ts';
 
 export type JobAddress = Pick<RankEnvironment, 'host' | 'port' | 'token' | 'scope'>;
 
@@ -84,4 +84,33 @@ export class JobObserver {
     this.#end ??= error;
     this.#inquiry?.fail(this.#end);
   }
+}
+
+export interface JobMetrics {
+  readonly jobId: string;
+  readonly size: number;
+  /** By rank, of those that have answered. */
+  readonly ranks: ReadonlyMap<number, MetricsAnswer>;
+  /** Ranks that have joined and not left, and have not answered. */
+  readonly silent: readonly number[];
+}
+
+/** Fails as JobObserver.connect() and ask() do. */
+export async function readJobMetrics(
+  { address }: { readonly address: JobAddress },
+  patienceMs: number,
+): Promise<JobMetrics> {
+  const observer = await JobObserver.connect(address, patienceMs);
+  try {
+    const answers = await observer.ask(patienceMs, (known) => silentOf(known).length === 0, 'metrics');
+    const ranks = new Map([...answers.metrics].toSorted(([left], [right]) => left - right));
+    return { jobId: answers.jobId, size: answers.size, ranks, silent: silentOf(answers) };
+  } finally {
+    observer.close();
+  }
+}
+
+function silentOf({ members, metrics }: JobAnswers): number[] {
+  const present = [...members.values()].filter(({ left }) => left === undefined);
+  return present.map(({ rank }) => rank).filter((rank) => !metrics.has(rank));
 }

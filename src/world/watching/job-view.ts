@@ -3,7 +3,7 @@ import { hostname } from 'node:os';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { asWeftlineError } from '../../core/errors.ts';
 import { type ObjectState, type PresentWait, STORE_WAIT } from '../../core/waits.ts';
-import type { Meters } from '../../core/meters.ts';
+import type { Meters } from '../../core/metric-table.ts';
 import type { JobAnswers } from './inquiry.ts';
 import { type JobAddress, JobObserver } from './job-observer.ts';
 import type { RankAnswer } from './rank-answer.ts';

@@ -1,7 +1,10 @@
-// What a rank says when it is asked what it waits for, and how the asker reads it.
-import { type Meters, readMeters } from '../../core/meters.ts';
+// What a rank says when it is asked what it waits for, or for its metrics, and how the asker reads it.
+import { type Meters, type MetricName, metricTable, readMeters } from '../../core/metric-table.ts';
 import { printable } from '../../core/quote.ts';
 import { answeredNames, type ObjectState, objectStates, type PresentWait, presentWaits } from '../../core/waits.ts';
+import type { LastCall } from '../../metrics/metrics-sink.ts';
+import { type MetricFamily, type MetricSeries, type MetricsSnapshot, readMetrics } from '../../metrics/read-metrics.ts';
+import { identityLabels } from '../../metrics/start-metrics.ts';
 
 /** A rank's answer. Only a rank whose event loop runs gives one. */
 export interface RankAnswer {
@@ -67,6 +70,61 @@ function readObject(value: unknown): ObjectState {
     last: last === undefined ? undefined : text(last),
     isRunning: isRunning === true,
   };
+}
+
+/** A rank's metrics; `labels` say whose they are. */
+export interface MetricsAnswer extends MetricsSnapshot {
+  readonly labels: Readonly<Record<string, string>>;
+}
+
+/** Never fails. */
+export async function metricsAnswer(): Promise<MetricsAnswer> {
+  return { labels: identityLabels(), ...(await readMetrics()) };
+}
+
+/** Reads an answer that came over a wire: metrics that this version does not know are left out, texts are printable. */
+export function readMetricsAnswer(value: unknown): MetricsAnswer {
+  const answer = fields(value);
+  return {
+    labels: readLabels(answer['labels']),
+    isCollecting: answer['isCollecting'] === true,
+    metrics: list(answer['metrics']).flatMap((metric) => readFamily(fields(metric))),
+    lastCalls: list(answer['lastCalls']).map((call) => readCall(fields(call))),
+  };
+}
+
+function readFamily({ name, bounds, series }: Readonly<Record<string, unknown>>): MetricFamily[] {
+  if (typeof name !== 'string' || !Object.hasOwn(metricTable, name)) return [];
+  const known = name as MetricName;
+  const { kind, help } = metricTable[known];
+  const family = { name: known, kind, help, series: list(series).map((one) => readSeries(fields(one))) };
+  return [bounds === undefined ? family : { ...family, bounds: list(bounds).map(number) }];
+}
+
+function readSeries({ labels, value, sum, count, buckets }: Readonly<Record<string, unknown>>): MetricSeries {
+  return {
+    labels: readLabels(labels),
+    ...(value === undefined ? {} : { value: number(value) }),
+    ...(sum === undefined ? {} : { sum: number(sum), count: number(count) }),
+    ...(buckets === undefined ? {} : { buckets: list(buckets).map(number) }),
+  };
+}
+
+function readCall(call: Readonly<Record<string, unknown>>): LastCall {
+  return {
+    object: text(call['object']),
+    call: text(call['call']),
+    label: text(call['label']),
+    ranks: number(call['ranks']),
+    number: number(call['number']),
+    seconds: number(call['seconds']),
+    bytes: number(call['bytes']),
+    endedAt: number(call['endedAt']),
+  };
+}
+
+function readLabels(value: unknown): Record<string, string> {
+  return Object.fromEntries(Object.entries(fields(value)).map(([name, one]) => [text(name), text(one)]));
 }
 
 export function fields(value: unknown): Readonly<Record<string, unknown>> {

@@ -3,8 +3,7 @@ import type { Socket } from 'node:net';
 import { WeftlineError } from '../../core/errors.ts';
 import { encodeFrame, encodeRefusal, type FrameReader, protocolError, strangerLimits } from '../../meeting/frames.ts';
 import type { StoreConnection, StoreGroup } from '../store-connection.ts';
-import type { MemberKind } from '../store-request.ts';
-import { type Asker, isQuestion, type Question } from './question.ts';
+import { type Asker, isQuestion, type MemberKind, type Question } from '../store-request.ts';
 
 /** How many may ask at the same time. */
 export const MAX_OBSERVERS = 16;

@@ -10,7 +10,7 @@ import {
   watchObject,
   whileWaiting,
 } from '#lib/core/waits.js';
-import { addMeter, readMeters } from '#lib/core/meters.js';
+import { addMeter, readMeters } from '#lib/core/metric-table.js';
 
 test('waits are told while they last, with age and time left, and made to text only then', () => {
   let told = 0;

@@ -13,7 +13,7 @@ import { parseHeader } from '#lib/programs/moe/safetensors-header.js';
 import { compareView } from '#lib/programs/report/compare-view.js';
 import { traceView } from '#lib/programs/report/trace-view.js';
 import { viewText } from '#lib/programs/report/view.js';
-import { partsOfChrome } from '#lib/tracing/read-chrome.js';
+import { partsOfChrome } from '#lib/tracing/chrome-trace.js';
 import { summarize } from '#lib/tracing/trace-summary.js';
 import { smallModels } from '../../support/checkpoints/models.ts';
 import { writeCheckpoint } from '../../support/checkpoints/write-checkpoint.ts';

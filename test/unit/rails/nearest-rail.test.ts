@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { describePlan, planRails } from '#lib/rails/nearest-rail.js';
+import { describePlan, planRails } from '#lib/rails/rail-list.js';
 import { compareDistances, pciDeviceOf, pciDistance } from '#lib/rails/nearest-device.js';
 import fc from '../../support/fast-check.ts';
 import { type FakeHost, fakeHost } from './fake-host.ts';

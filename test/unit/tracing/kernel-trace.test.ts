@@ -10,9 +10,8 @@ import { createTraceFile, KERNEL_RINGS } from '#lib/tracing/trace-rings.js';
 import { Block } from '#lib/abi/layout.js';
 import { type TracePoint, tracePoints } from '#lib/core/trace.js';
 import { viewAt } from '#lib/native/library.js';
-import { chromeTrace } from '#lib/tracing/chrome-trace.js';
+import { chromeTrace, partsOfChrome } from '#lib/tracing/chrome-trace.js';
 import { KernelRing, removeOwnKernelMemory } from '#lib/tracing/kernel-ring.js';
-import { partsOfChrome } from '#lib/tracing/read-chrome.js';
 import { readTracePart, type TracePart } from '#lib/tracing/read-part.js';
 import { summarize } from '#lib/tracing/trace-summary.js';
 

@@ -20,6 +20,7 @@ import {
   describeRank,
   partPath,
   partsOf,
+  RingSink,
   TRACE_FIELDS,
   TRACE_FILE_BYTES,
   TRACE_RECORDS,
@@ -31,10 +32,8 @@ import {
 import { traceView } from '#lib/programs/report/trace-view.js';
 import { viewPage } from '#lib/programs/report/view.js';
 import { collectTrace } from '#lib/programs/trace/collect-trace.js';
-import { chromeTrace, clockOffsets } from '#lib/tracing/chrome-trace.js';
-import { eventsOf, partsOfChrome } from '#lib/tracing/read-chrome.js';
+import { chromeTrace, clockOffsets, eventsOf, partsOfChrome } from '#lib/tracing/chrome-trace.js';
 import { readTracePart, type TracePart } from '#lib/tracing/read-part.js';
-import { RingSink } from '#lib/tracing/ring-sink.js';
 import type { Span } from '#lib/tracing/read-kernels.js';
 import { summarize } from '#lib/tracing/trace-summary.js';
 

@@ -2,7 +2,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import fc from '../../support/fast-check.ts';
 import { membersOf } from '#lib/world/job-group.js';
-import { ranksOfHosts } from '#lib/world/pretended-hosts.js';
+import { ranksOfHosts } from '#lib/world/host-identity.js';
 import { Topology } from '#lib/world/rank-group.js';
 
 test('hosts are numbered by their lowest rank, and a rank of the same place there is its forwarder', () => {

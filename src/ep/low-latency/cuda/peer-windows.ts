@@ -3,7 +3,7 @@
 import { LOW_LATENCY_RESULTS, lowLatencyFlags, lowLatencyPeer } from '../../../abi/low-latency.ts';
 import { alignUp, Block } from '../../../abi/layout.ts';
 import { log } from '../../../core/log.ts';
-import { addMeter } from '../../../core/meters.ts';
+import { addMeter } from '../../../core/metric-table.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { HostMemory } from '../../../device/cuda/host-memory.ts';
 import { requirePeerAtomics } from '../../../device/cuda/device-properties.ts';
