@@ -33,9 +33,9 @@ import { printable } from './quote.ts';
  * - `user`: this user's or root's, and nobody else may write to it: what it says is trusted, or run;
  * - `alone`: this user's, under one name, and nobody else may even read it.
  */
-export type FileOwner = 'anyone' | 'folder' | 'user' | 'alone';
+type FileOwner = 'anyone' | 'folder' | 'user' | 'alone';
 
-export interface FileRule {
+interface FileRule {
   readonly owner: FileOwner;
   /** O_RDONLY, if nothing is given. */
   readonly flags?: number;
@@ -92,7 +92,7 @@ export function whyNotTrusted(folder: string): string | undefined {
   return whyNot(folder, { uid, nlink, mode }, 'user');
 }
 
-export interface Replacement {
+interface Replacement {
   readonly mode?: number;
   /** On disk before it has its name. */
   readonly isDurable?: boolean;

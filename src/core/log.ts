@@ -4,10 +4,10 @@ import { printable, quote } from './quote.ts';
 
 /** A level shows its own lines and those of the levels after it in this list. */
 const levels = ['debug', 'info', 'warn', 'off'] as const;
-export type LogLevel = Exclude<(typeof levels)[number], 'off'>;
+type LogLevel = Exclude<(typeof levels)[number], 'off'>;
 
 const parts = ['agent', 'device', 'device-api', 'transport', 'world'] as const;
-export type LogPart = (typeof parts)[number];
+type LogPart = (typeof parts)[number];
 
 const OFF = levels.indexOf('off');
 /** By part: the first level that is shown. */

@@ -1,4 +1,4 @@
-// Text from files, peers and users as errors show it: on one line, without control characters, never long.
+// Text as people read it: from files, peers and users on one line, without control characters, never long; equal texts counted.
 
 const DEFAULT_LENGTH = 80;
 /** Elements of a list that are shown. */
@@ -52,6 +52,7 @@ function escapeCharacter(character: string): string {
   return digits.length > 4 ? `\\u{${digits}}` : `\\u${digits.padStart(4, '0')}`;
 }
 
+/** Equal texts counted: "4 x NVIDIA H200". */
 export function countEqual(texts: readonly string[]): string {
   return [...new Set(texts)].map((text) => `${texts.filter((other) => other === text).length} x ${text}`).join(', ');
 }

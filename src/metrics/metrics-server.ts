@@ -1,20 +1,24 @@
 // Serves the metrics of this process over HTTP, as Prometheus scrapes them: GET /metrics and nothing else.
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import { asWeftlineError, WeftlineError } from '../core/errors.ts';
-import type { MetricsAddress } from './start-metrics.ts';
 
 /** Scrapers that may be connected at once. */
 const MAX_CONNECTIONS = 16;
 /** How long a caller may take to say what it wants. */
 const REQUEST_MS = 5_000;
 
-export interface MetricsPage {
+interface Endpoint {
+  readonly host: string;
+  readonly port: number;
+}
+
+interface MetricsPage {
   readonly type: string;
   readonly text: string;
 }
 
 /** Does not keep the process alive. Fails with WL_CONFIG if it cannot listen there. Returns the port. */
-export async function serveMetrics({ host, port }: MetricsAddress, page: () => Promise<MetricsPage>): Promise<number> {
+export async function serveMetrics({ host, port }: Endpoint, page: () => Promise<MetricsPage>): Promise<number> {
   const server = createServer(
     {
       requestTimeout: REQUEST_MS,
@@ -63,7 +67,7 @@ const remedies: Readonly<Record<string, string>> = {
   EACCES: 'take a port above 1023 (WEFTLINE_METRICS)',
 };
 
-function listening(server: Server, { host, port }: MetricsAddress): Promise<void> {
+function listening(server: Server, { host, port }: Endpoint): Promise<void> {
   return new Promise((resolve, reject) => {
     server.once('error', (error: NodeJS.ErrnoException) => {
       const remedy = remedies[error.code ?? ''];

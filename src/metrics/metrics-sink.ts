@@ -128,7 +128,7 @@ class Transfers {
 }
 
 /** Hears of every observation; may cost what it costs. */
-export type ObservationListener = (name: MetricName, labels: readonly string[], seconds: number) => void;
+type ObservationListener = (name: MetricName, labels: readonly string[], seconds: number) => void;
 
 export class MetricsSink implements TraceSink {
   readonly #histograms = new Map<string, { readonly name: MetricName; readonly histogram: Histogram }>();

@@ -59,6 +59,7 @@ export function identityLabels(): Readonly<Record<string, string>> {
   return { ...own, rank: String(place.rank), local_rank: String(place.machineRank), job_id: place.jobId };
 }
 
+/** Where the setting `metrics` says that metrics are served. */
 export interface MetricsAddress {
   readonly host: string;
   /** Of the first rank of a machine; 0 for any. */

@@ -1,4 +1,4 @@
-// What a search for libraries asks of a machine: its variables and its files. Tests put another machine in its place.
+// What a search for libraries and devices asks of a machine: its variables and its files. Tests put another machine in its place.
 import { existsSync, readdirSync, readFileSync, realpathSync } from 'node:fs';
 
 /** Reading never throws: what is missing or forbidden is undefined or empty. */
@@ -32,6 +32,8 @@ export function orUndefined<T>(read: () => T): T | undefined {
     return undefined;
   }
 }
+
+// RDMA devices of a machine and which of their ports are up, as the kernel tells.
 
 const DEVICES = '/sys/class/infiniband';
 

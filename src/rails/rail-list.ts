@@ -1,4 +1,5 @@
-// The setting transportRails: which network interfaces of this host carry packets, and in which order.
+// The setting transportRails: which network interfaces of this host carry packets, in which order, and which of them is
+// nearest to each GPU.
 import { isIP, isIPv4, SocketAddress } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { WeftlineError } from '../core/errors.ts';
@@ -8,7 +9,7 @@ import { type FileProbe, localFiles } from '../native/file-probe.ts';
 import { gpuDevices, nearestDevices, type PciDevice, pciDeviceOf, type PciDistance } from './nearest-device.ts';
 
 /** One network interface of this host that carries packets. Two hosts pair their rails by index. */
-export interface Rail {
+interface Rail {
   /** Name of the interface: eth0. */
   readonly name: string;
   /** A numeric address of it. */
@@ -200,8 +201,8 @@ export function planRails(
   files: FileProbe = localFiles(),
   interfaces: readonly HostInterface[] = hostInterfaces(),
 ): RailPlan {
-  const named = listRails(list, interfaces);
-  const rails = (named.length > 0 ? named : usableRails(interfaces)).map((rail) => hardwareOf(rail, files));
+  const listed = listRails(list, interfaces);
+  const rails = (listed.length > 0 ? listed : usableRails(interfaces)).map((rail) => hardwareOf(rail, files));
   const gpus = nearestDevices(gpuDevices(files), rails).map(({ gpu, nearest, distance }) =>
     nearest === undefined || distance === undefined ? { gpu } : { gpu, rail: nearest.name, distance },
   );

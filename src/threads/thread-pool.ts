@@ -10,7 +10,7 @@ import { packageFile } from '../core/package-file.ts';
 import type { ThreadOrder } from './pool-worker.ts';
 import { startWorker, TRACED_THREADS } from './start-worker.ts';
 
-export interface ThreadWork {
+interface ThreadWork {
   /** A module that exports `run(data, port)`. Its work is over when that has returned and the thread has nothing left to wait for. */
   readonly entry: URL;
   /** What debuggers and profilers show, after `weftline-`. */

@@ -1,4 +1,5 @@
-// A trace as Chrome's JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing show: a process per rank, a track per thread.
+// A trace as Chrome's JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing show: a process per rank, a track per
+// thread. chromeTrace() writes it, partsOfChrome() reads it back.
 import { printable } from '../core/quote.ts';
 import type { TracePoint } from '../core/trace.ts';
 import type { Span, TracedThread } from './read-kernels.ts';
@@ -133,7 +134,7 @@ const overlapping: ReadonlySet<string> = new Set([
 ]);
 
 /** Ranks are their own numbers; process numbers of others begin here. */
-export const FOREIGN = 1_000_000_000;
+const FOREIGN = 1_000_000_000;
 
 /** How far the clock of each host is ahead of the first one's, in microseconds. */
 type ClockOffsets = ReadonlyMap<string, number>;

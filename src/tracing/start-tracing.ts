@@ -16,7 +16,7 @@ export function currentTrace(): TraceFile | undefined {
 }
 
 /** Of a rank of a job. */
-export interface TracedRank {
+interface TracedRank {
   readonly rank: number;
   readonly size: number;
   readonly launcherPid: number | undefined;

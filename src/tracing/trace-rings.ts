@@ -78,7 +78,7 @@ export const traceRing = defineLayout('TraceRing', {
 export const traceField = { time: 0, point: 1, subject: 2, label: 3 } as const;
 export const TRACE_FIELDS = 4;
 
-export const TRACE_RING_BYTES: number = traceRing.size + TRACE_RECORDS * TRACE_FIELDS * 8;
+const TRACE_RING_BYTES: number = traceRing.size + TRACE_RECORDS * TRACE_FIELDS * 8;
 
 export function traceRingOffset(ring: number): number {
   return TRACE_HEAD_BYTES + ring * TRACE_RING_BYTES;
@@ -201,11 +201,12 @@ export function reserve(path: string, offset: number, bytes: number): boolean {
 }
 
 /** As far as there is room. */
-export function setText<Name extends string>(block: Block<Name>, field: Name, text: string): void {
+function setText<Name extends string>(block: Block<Name>, field: Name, text: string): void {
   const bytes = Buffer.from(text).subarray(0, TRACE_TEXT_BYTES - 1);
   for (const [index, byte] of bytes.entries()) block.set(field, byte, index);
 }
 
+/** Writes the trace points of one thread into its ring. Hot path: no allocation but for the first record of a label. */
 export class RingSink implements TraceSink {
   readonly #words: Int32Array;
   readonly #labelMemory: Uint8Array;

@@ -7,9 +7,9 @@ export type {
   SharedRangesNames,
   SignalPart,
   WriteOptions,
-} from './host/request-parts.ts';
-export type { RailState } from './host/rail-states.ts';
-export type { RailPair } from './io/packet-io.ts';
+} from './host/memory-region.ts';
+export type { RailState } from './host/connection.ts';
+export type { RailPair } from './io/packet-io-kind.ts';
 export type { HostStatistics, LaneStatistics } from './host/host-calls.ts';
 export type { MemoryRegion, RegisteredMemory } from './host/memory-region.ts';
 export type { RequestHandle, RequestState } from './host/request-slots.ts';

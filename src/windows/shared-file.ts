@@ -9,7 +9,7 @@ import { SHARED_MEMORY_FOLDER } from '../world/shared-memory-files.ts';
 
 export const MORE_ROOM = 'enlarge it (mount -o remount,size=…, docker run --shm-size=…) or lower the tokens per rank';
 
-export interface SharedFileSpec {
+interface SharedFileSpec {
   readonly path: string;
   readonly bytes: number;
   /** What the bytes are made of, for errors: "4 windows of 940.0 MiB". */

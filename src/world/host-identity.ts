@@ -71,7 +71,7 @@ export function ranksOfHosts(hosts: string, ranks: number): readonly number[] {
  * Number of the host that this process pretends to live on; undefined unless the setting says so. It follows from the
  * environment alone, so that all threads of a rank and all objects in them agree. Fails with WL_CONFIG.
  */
-export function pretendedHost(environment: Environment): number | undefined {
+function pretendedHost(environment: Environment): number | undefined {
   const { hosts } = readSettings({}, environment);
   if (hosts === '1') return undefined;
   const { source, localRank, localSize } = readEnvironment(environment);

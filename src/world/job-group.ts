@@ -197,7 +197,7 @@ const PATIENCE_MS = 2_000;
  * Of a WL_TIMEOUT that names ranks which wait for others themselves: the same, naming those at the end of that, or what another
  * rank has told meanwhile. Any other error, and one that names the right ranks, is returned as it is. Never fails.
  */
-export async function firstCause(
+async function firstCause(
   link: StoreLink,
   error: unknown,
   { worldRank, told, patienceMs = PATIENCE_MS }: FirstCauseOptions & { readonly worldRank: number },

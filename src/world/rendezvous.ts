@@ -209,7 +209,7 @@ interface LeaveOptions {
 }
 
 /** The same rendezvous, which ends in order with the process: by then the other ranks have got what they waited for. */
-export function leaveAtExit(rendezvous: Rendezvous, { rank, size, reporter, waitMs }: LeaveOptions): Rendezvous {
+function leaveAtExit(rendezvous: Rendezvous, { rank, size, reporter, waitMs }: LeaveOptions): Rendezvous {
   const peerLost = rendezvous.peers.watch(Array.from({ length: size }, (_, other) => other));
   peerLost.addEventListener('abort', () => reporter?.peerLost(peerLost.reason));
   const close = (closeMs: number, error?: unknown): Promise<void> => {

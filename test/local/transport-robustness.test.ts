@@ -9,7 +9,7 @@ import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { readSettings, type Settings } from 'weftline';
 import { engineCommandKinds } from '#lib/transport/engine-commands.js';
-import { openEngines } from '#lib/transport/host/open-engines.js';
+import { openEngines } from '#lib/transport/host/transport.js';
 import { RequestSlots } from '#lib/transport/host/request-slots.js';
 import { type Connection, Transport, type TransportListener } from 'weftline/transport';
 import { until } from '../support/until.ts';

@@ -98,7 +98,7 @@ const actions = {
 
 export type VerbsCalls = StatusCalls<typeof creators & typeof queries & typeof actions>;
 
-export interface Verbs {
+interface Verbs {
   readonly path: string;
   readonly calls: VerbsCalls;
 }

@@ -2,12 +2,11 @@
 import { GATES } from '../../transport/engine-commands.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { Engine } from '../../transport/engine/engine.ts';
-import type { Region } from '../../transport/engine/region.ts';
+import type { Region, RegionOptions } from '../../transport/engine/region.ts';
 import {
   type ConnectionStatistics,
   type EngineHandle,
   type MessageOptions,
-  type RegionOptions,
   type RemoteOptions,
   requestStatus,
   type RequestStatus,
@@ -15,6 +14,7 @@ import {
   type SignalOptions,
   type TransportConnection,
 } from '../../transport/engine/transport-engine.ts';
+
 import { FlowOrder, LaneChoice, type LanePart, type Spread } from '../../transport/lanes/lane-choice.ts';
 import { GatePool, HeldFences, type HeldOperation, NONE } from '../../transport/lanes/gates.ts';
 import type { SimulatedIo } from './simulated-io.ts';

@@ -201,6 +201,7 @@ const MAX_PAGES = 4096;
 /** Shorter copies are made byte by byte: a view of the source would take longer to make. */
 const SHORT = 64;
 
+/** The WebAssembly memory of the kernel that tags packets: keys, and copies of the packets at hand. One per engine. */
 export class TagMemory {
   readonly kernels: Pick<CpuKernels, 'tagPackets' | 'isTagged'>;
   /** Addresses of the headers of a burst, of its tags, and of received packets, each with room for 64 KiB. */

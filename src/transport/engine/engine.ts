@@ -10,7 +10,7 @@ import { Decoder } from '../wire/decoder.ts';
 import { createDataTemplate, type EngineCore } from './engine-core.ts';
 import { PacketOutbox } from '../wire/packet-outbox.ts';
 import type { MemoryReaders, PlacementRun, ReceivedBatch } from '../io/packet-io.ts';
-import { type Region, RegionTable } from './region.ts';
+import { type Region, RegionTable, type RegionOptions } from './region.ts';
 import { type Request, RequestTable } from './request.ts';
 import {
   type ConnectionOptions,
@@ -18,13 +18,13 @@ import {
   dropReasons,
   type EngineOptions,
   type Microseconds,
-  type RegionOptions,
   type EngineHandle,
   requestStatus,
   type RequestStatus,
   type TransportConnection,
   type TransportEngine,
 } from './transport-engine.ts';
+
 import { transportSettings, type TransportSettings } from './transport-settings.ts';
 import { deadlineOf, runConnection } from './upkeep.ts';
 

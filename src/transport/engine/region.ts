@@ -1,6 +1,5 @@
 // A registered region: memory that messages are sent from and arrive in, and that peers may read or write with its key.
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
-import type { RegionName, RegionOptions } from './transport-engine.ts';
 
 /** What a peer that holds the key may do. */
 export interface RemoteAccess {
@@ -20,8 +19,26 @@ export interface Region {
   readonly remote: RemoteAccess;
 }
 
+export interface RegionOptions {
+  readonly bytes: Uint8Array;
+  /** Native address of the first byte; 0 if missing. */
+  readonly address?: number;
+  /** What peers may do that hold the key; nothing if missing. */
+  readonly remote?: Partial<RemoteAccess>;
+  /** That of the same memory in another engine of this side; a new one if missing. An engine takes only one of the two kinds. */
+  readonly name?: RegionName | undefined;
+}
+
+/** What peers must show to reach a region. */
+export interface RegionName {
+  /** Not used again soon: a request that still waits may name a region that was released. */
+  readonly id: number;
+  readonly key: number;
+}
+
 const MAX_REGIONS = 2 ** 16;
 
+/** The regions that an engine has registered, by number; a number is a slot and a generation. */
 export class RegionTable {
   readonly #slots: (Region | undefined)[] = [];
   readonly #generations: number[] = [];

@@ -4,7 +4,7 @@ import type { Settings } from '../../settings/settings.ts';
 import type { PacketKeys } from '../authentication/packet-guard.ts';
 import type { PacketIo, ReceivedBatch } from '../io/packet-io.ts';
 import type { RangeList } from '../send/range-list.ts';
-import type { Region, RemoteAccess } from './region.ts';
+import type { Region, RegionOptions } from './region.ts';
 
 /** Microseconds of the caller's clock; only differences count, and it never goes back. */
 export type Microseconds = number;
@@ -114,23 +114,6 @@ export interface SignalOptions extends RemoteRange {
   readonly flow?: number;
   /** What is added to the 64-bit cell at `remoteOffset`, which is a multiple of 8; 0 to 2^53 - 1. */
   readonly add: number;
-}
-
-export interface RegionOptions {
-  readonly bytes: Uint8Array;
-  /** Native address of the first byte; 0 if missing. */
-  readonly address?: number;
-  /** What peers may do that hold the key; nothing if missing. */
-  readonly remote?: Partial<RemoteAccess>;
-  /** That of the same memory in another engine of this side; a new one if missing. An engine takes only one of the two kinds. */
-  readonly name?: RegionName | undefined;
-}
-
-/** What peers must show to reach a region. */
-export interface RegionName {
-  /** Not used again soon: a request that still waits may name a region that was released. */
-  readonly id: number;
-  readonly key: number;
 }
 
 /** A connection to one peer. Every call only notes what to do; the engine's next `onTimer` does it. */

@@ -1,6 +1,7 @@
 // The memory between the user's thread and one engine's: its ring of commands, and the words that wake it. Hot path: no
 // allocation.
 import { putWide, wideAt, wordOffsets } from '../../abi/layout.ts';
+import { Doorbell } from '../../native/readiness.ts';
 import { commandHead, commandRecord, PART_BYTES, REQUEST_SLOTS } from '../engine-commands.ts';
 
 const WORDS = commandRecord.size / 4;
@@ -161,5 +162,28 @@ export class CommandRing {
 
   wakeUp(): void {
     Atomics.store(this.#words, at.sleeping, 0);
+  }
+}
+
+/** Wakes the other engines of the transport: notes in their rings that there is news, and rings those that sleep. */
+export class EngineBells {
+  readonly #rings: readonly CommandRing[];
+  #bells: readonly Doorbell[] = [];
+
+  /** By engine; the ring of this engine is among them. */
+  constructor(rings: readonly CommandRing[]) {
+    this.#rings = rings;
+  }
+
+  /** The doorbells by engine. They stay open until this engine has ended. */
+  meet(descriptors: readonly number[]): void {
+    this.#bells = descriptors.map((fd) => Doorbell.of(fd));
+  }
+
+  /** Hot path. Tells an engine that what it holds back may go on. */
+  ring(engine: number): void {
+    const ring = this.#rings[engine] as CommandRing;
+    ring.noteFence();
+    if (ring.engineSleeps) this.#bells[engine]?.ring();
   }
 }

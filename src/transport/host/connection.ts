@@ -1,29 +1,26 @@
 // A connection as the user sees it: requests are posted here, their ends are taken from the transport.
-import type { PartTable } from '../part-table.ts';
-import { engineCommandKinds } from '../engine-commands.ts';
 import { decodeError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
+import { addMeter, addSamples, type Meters, type Sample } from '../../core/metric-table.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
-import { addMeter, addSamples, type Meters } from '../../core/metric-table.ts';
-import { connectionSamples } from './connection-samples.ts';
-import type { HostStatistics } from './host-calls.ts';
-import type { RailPair } from '../io/packet-io.ts';
-import { type RailState, RailStates } from './rail-states.ts';
-import { addStatistics } from './add-statistics.ts';
-import type { EngineGroup } from './engine-group.ts';
-import type { LaneEnd } from './lane-ends.ts';
-import { LanePosts } from './lane-posts.ts';
-import { LaneTransfers } from './lane-transfers.ts';
+import { engineCommandKinds } from '../engine-commands.ts';
+import type { ConnectionStatistics } from '../engine/transport-engine.ts';
+import type { RailPair } from '../io/packet-io-kind.ts';
 import { homeLane, type Spread } from '../lanes/lane-choice.ts';
-import type { MemoryRegion } from './memory-region.ts';
-import type { LinePlan, TransferMessage, TransferPlan } from './prepared-transfers.ts';
+import type { PartTable } from '../part-table.ts';
+import type { EngineGroup } from './engine-group.ts';
+import type { HostStatistics, LaneStatistics } from './host-calls.ts';
+import type { LaneEnd } from './lane-ends.ts';
+import { LanePosts, LaneTransfers } from './lane-posts.ts';
 import type {
   LocalPart,
+  MemoryRegion,
   RangesPart,
   RemotePart,
   SharedRangesNames,
   SignalPart,
   WriteOptions,
-} from './request-parts.ts';
+} from './memory-region.ts';
+import type { LinePlan, TransferMessage, TransferPlan } from './prepared-transfers.ts';
 import type { RequestHandle, RequestSlots } from './request-slots.ts';
 import type { RangesPlan } from './shared-ranges.ts';
 
@@ -309,6 +306,87 @@ export class Connection implements AsyncDisposable {
   #closedByPeer(): WeftlineError {
     return new WeftlineError('WL_CLOSED', `${this.peerName} closed the connection`, {
       details: { peer: this.peerName },
+    });
+  }
+}
+
+/** `lanes`: at least one. Paths of later lanes are numbered on. */
+function addStatistics(lanes: readonly LaneStatistics[]): HostStatistics {
+  const paths = lanes.flatMap(({ connection }) => connection.paths);
+  return {
+    connection: {
+      ...(addCounters(lanes.map(({ connection }) => connection)) as Omit<ConnectionStatistics, 'paths'>),
+      paths: paths.map((statistics, path) => ({ ...statistics, path })),
+    },
+    drops: addCounters(lanes.map(({ drops }) => drops)) as LaneStatistics['drops'],
+    failures: addCounters(lanes.map(({ failures }) => failures)),
+    lanes,
+  };
+}
+
+function addCounters(objects: readonly object[]): Record<string, number> {
+  const sums: Record<string, number> = {};
+  for (const object of objects) {
+    for (const [name, value] of Object.entries(object)) {
+      if (typeof value === 'number') sums[name] = (sums[name] ?? 0) + value;
+    }
+  }
+  return sums;
+}
+
+function connectionSamples(peer: string, { sentBytes, receivedBytes, paths }: ConnectionStatistics): readonly Sample[] {
+  return [
+    { name: 'weftline_transport_sent_bytes_total', labels: [peer], value: sentBytes },
+    { name: 'weftline_transport_received_bytes_total', labels: [peer], value: receivedBytes },
+    ...paths.flatMap(({ path, smoothedRtt, sentSegments, lostSegments }): Sample[] => {
+      const labels = [peer, String(path)];
+      const rtt: Sample = { name: 'weftline_transport_rtt_seconds', labels, value: smoothedRtt / 1e6 };
+      return [
+        { name: 'weftline_transport_packets_total', labels, value: sentSegments },
+        { name: 'weftline_transport_retransmits_total', labels, value: lostSegments },
+        // Zero before the first measurement.
+        ...(smoothedRtt > 0 ? [rtt] : []),
+      ];
+    }),
+  ];
+}
+
+/** Two addresses between which packets go, and whether they pass. */
+export interface RailState extends RailPair {
+  /** False while every path of it is dead: nothing that went there was answered, and only probes go there. */
+  readonly isUp: boolean;
+  /** Since when it is not up, as far as this side has tried to send; left out while it is up. */
+  readonly deadSince?: Date;
+  /** UDP sockets or queue pairs of each side, over all engines. */
+  readonly paths: number;
+  readonly livePaths: number;
+}
+
+export class RailStates {
+  readonly #rails: readonly RailPair[];
+  /** Of each lane: path p goes by rail p modulo the number of rails. */
+  readonly #pathsOfLane: number;
+  /** By lane and path: when it died, in ms; 0 while it lives. */
+  readonly #deadSince: Float64Array;
+
+  constructor(rails: readonly RailPair[], lanes: number, paths: number) {
+    this.#rails = rails;
+    this.#pathsOfLane = paths / lanes;
+    this.#deadSince = new Float64Array(paths);
+  }
+
+  /** `deadSince`: 0 if the path lives again. */
+  note(lane: number, path: number, deadSince: number): void {
+    this.#deadSince[lane * this.#pathsOfLane + path] = deadSince;
+  }
+
+  get all(): readonly RailState[] {
+    const count = this.#rails.length;
+    return this.#rails.map((pair, rail) => {
+      const deaths = [...this.#deadSince].filter((_, path) => (path % this.#pathsOfLane) % count === rail);
+      const livePaths = deaths.filter((since) => since === 0).length;
+      const facts = { ...pair, isUp: livePaths > 0, paths: deaths.length, livePaths };
+      return facts.isUp || deaths.length === 0 ? facts : { ...facts, deadSince: new Date(Math.max(...deaths)) };
     });
   }
 }

@@ -2,6 +2,7 @@
 import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
 import type { Doorbell } from '../../native/readiness.ts';
 import type { ArgumentOf, ResultOf } from '../../threads/worker-link.ts';
+import type { EngineEnds } from '../io/packet-io-kind.ts';
 import type { EngineCommand } from './command-ring.ts';
 import type { EngineLink } from './engine-link.ts';
 import type { HostCalls, HostEvent } from './host-calls.ts';
@@ -117,4 +118,15 @@ export class EngineGroup {
     for (const bell of this.#bells) bell[Symbol.dispose]();
     for (const end of ends) if (end.status === 'rejected') throw end.reason;
   }
+}
+
+/** The maker of ends of paths that an engine of the group has on its thread. */
+export function engineEnds(group: EngineGroup, engine: number): EngineEnds {
+  return {
+    open: (plan) => group.call(engine, 'openEnds', plan),
+    connect: (join) => group.call(engine, 'connectEnds', join),
+    probe: (probe) => group.call(engine, 'probeEnds', probe),
+    probed: (probe) => group.call(engine, 'probedEnds', probe),
+    close: (ends) => group.call(engine, 'closeEnds', ends),
+  };
 }

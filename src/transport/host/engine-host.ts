@@ -1,32 +1,34 @@
 // Runs one engine for a user who may be on another thread: carries out commands, keeps the tables they refer to.
-import { engineCommandKinds, REQUEST_SLOTS } from '../engine-commands.ts';
 import { decodeError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
-import type { WakeWord } from '../../threads/wake-word.ts';
 import { viewAt } from '../../native/library.ts';
 import type { Doorbell } from '../../native/readiness.ts';
 import type { Settings } from '../../settings/settings.ts';
+import type { WakeWord } from '../../threads/wake-word.ts';
+import { engineCommandKinds, REQUEST_SLOTS } from '../engine-commands.ts';
 import { Engine } from '../engine/engine.ts';
-import type { Region } from '../engine/region.ts';
-import type { PacketLoop } from '../io/packet-io.ts';
-import { transportIo } from '../io/packet-ios.ts';
+import type { Region, RegionName } from '../engine/region.ts';
 import {
   type EngineHandle,
-  type RegionName,
   requestStatus,
   type RequestStatus,
   type TransportConnection,
 } from '../engine/transport-engine.ts';
-import type { HostCalls, HostConnection, HostEvent, HostRegion, LaneStatistics } from './host-calls.ts';
+
+import type { PacketLoop } from '../io/packet-io-kind.ts';
+import { transportIo } from '../io/packet-ios.ts';
 import { Gates, HeldFences, NONE } from '../lanes/gates.ts';
-import { CommandPosts, NOTHING } from './command-posts.ts';
+import { type CommandRing, emptyEngineCommand, type EngineBells, type EngineCommand } from './command-ring.ts';
+import {
+  endCalls,
+  type HostCalls,
+  type HostConnection,
+  type HostEvent,
+  type HostRegion,
+  type LaneStatistics,
+} from './host-calls.ts';
 import { PreparedTransfers } from './prepared-transfers.ts';
-import type { HostedConnection } from './hosted-connection.ts';
-import { RefusedPeers } from './refused-peers.ts';
-import { SharedRanges } from './shared-ranges.ts';
-import { type CommandRing, type EngineCommand, emptyEngineCommand } from './command-ring.ts';
-import type { EngineBells } from './engine-bells.ts';
 import type { HostedEngine, HostParts } from './serve-engine.ts';
-import { endCalls } from './path-ends.ts';
+import { SharedRanges } from './shared-ranges.ts';
 import { NOBODY, type SharedRequests } from './shared-requests.ts';
 
 interface EngineHostOptions extends HostParts {
@@ -393,5 +395,79 @@ export class EngineHost implements HostedEngine {
     const number = this.#connections.findIndex((hosted) => hosted?.connection === connection);
     if (number !== -1) this.#onEvent({ event: 'ended', connection: number, error: encodeError(error) });
     this.#wake?.ring();
+  }
+}
+
+/** In place of a handle: there is nothing to write. */
+const NOTHING: EngineHandle = -1;
+
+class CommandPosts {
+  readonly #ranges: SharedRanges;
+  readonly #findRegion: (id: number) => Region | undefined;
+  /** Of the write of ranges that is being posted. */
+  readonly #rangesWay: { payloadBytes: number; readonly findRegion: (id: number) => Region | undefined };
+
+  constructor(ranges: SharedRanges, findRegion: (id: number) => Region | undefined) {
+    this.#ranges = ranges;
+    this.#findRegion = findRegion;
+    this.#rangesWay = { payloadBytes: 0, findRegion };
+  }
+
+  /** Hot path. Fails as the connection does, and with WL_CLOSED for a region that was released. */
+  post(connection: TransportConnection, command: EngineCommand): EngineHandle {
+    const { kind, flow, remoteRegion, remoteKey, remoteOffset } = command;
+    if (kind === engineCommandKinds.flush) return connection.flush(flow);
+    if (kind === engineCommandKinds.signal) {
+      return connection.signal({ flow, remoteRegion, remoteKey, remoteOffset, add: command.add });
+    }
+    if (kind === engineCommandKinds.ranges) {
+      this.#rangesWay.payloadBytes = connection.payloadBytes;
+      const scatter = this.#ranges.pack(command, this.#rangesWay);
+      return scatter === undefined ? NOTHING : connection.scatter(scatter);
+    }
+    const region = this.#findRegion(command.region);
+    if (region === undefined) throw new WeftlineError('WL_CLOSED', 'The region was released');
+    const { offset, bytes } = command;
+    const whole = command.add === bytes ? undefined : { partOffset: command.partOffset, bytes: command.add };
+    if (kind === engineCommandKinds.send) return connection.postSend({ region, offset, bytes, flow, whole });
+    if (kind === engineCommandKinds.receive) return connection.postReceive({ region, offset, bytes, flow });
+    const range = { region, offset, bytes, flow, remoteRegion, remoteKey, remoteOffset, whole };
+    return kind === engineCommandKinds.write ? connection.write(range) : connection.read(range);
+  }
+}
+
+interface HostedConnection {
+  readonly connection: TransportConnection;
+  /** Why the connection was ended from here, in place of what the engine says of it. */
+  reason: EncodedError | undefined;
+  /** True once its paths are closed; its number stays taken until the user's side has ended it too. */
+  isShut: boolean;
+  /** The user's side has ended it: the number is free once no device reads memory of its requests. */
+  isEnded: boolean;
+}
+
+/**
+ * A peer that closes in good order says so over TCP, which another thread reads; that packets do not reach it counts only
+ * after this.
+ */
+const PATIENCE_MS = 1_000;
+const NO_PEERS: readonly number[] = [];
+
+export /** Peers that packets no longer reach, from the first sign of it until it counts. */
+class RefusedPeers {
+  /** When a peer was first found so. */
+  readonly #since = new Map<number, number>();
+
+  /** Those whose time is over. `refused`: found now, which is emptied. */
+  due(refused: number[]): readonly number[] {
+    if (refused.length === 0 && this.#since.size === 0) return NO_PEERS;
+    const now = performance.now();
+    for (const peer of refused.splice(0)) if (!this.#since.has(peer)) this.#since.set(peer, now);
+    return [...this.#since].flatMap(([peer, since]) => (now - since < PATIENCE_MS ? [] : [peer]));
+  }
+
+  /** The number is given up. */
+  forget(peer: number): void {
+    this.#since.delete(peer);
   }
 }

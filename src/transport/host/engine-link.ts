@@ -8,8 +8,7 @@ import { type ArgumentOf, type ResultOf, WorkerLink } from '../../threads/worker
 import { findCall } from '../../threads/worker-port.ts';
 import type { HostCalls, HostEvent } from './host-calls.ts';
 import type { EngineCalls, EngineThread, HostedEngine, HostParts } from './serve-engine.ts';
-import { CommandRing } from './command-ring.ts';
-import { EngineBells } from './engine-bells.ts';
+import { CommandRing, EngineBells } from './command-ring.ts';
 import { SharedRequests } from './shared-requests.ts';
 
 /** One engine of a transport, as the user's thread sees it. */

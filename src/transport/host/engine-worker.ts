@@ -5,8 +5,7 @@ import { pinThread, useBatchScheduling } from '../../native/libc.ts';
 import type { Settings } from '../../settings/settings.ts';
 import { loadTransportIo } from '../io/packet-ios.ts';
 import { EngineHost } from './engine-host.ts';
-import { coreOf } from './pin-cores.ts';
-import { isCrowded } from './rank-cores.ts';
+import { coreOf, isCrowded } from './rank-cores.ts';
 import { type EngineThread, serveEngine } from './serve-engine.ts';
 
 export async function run(data: EngineThread<Settings>, port: MessagePort): Promise<void> {

@@ -8,7 +8,7 @@ import { integerField, protocolError, textField } from '../../meeting/frames.ts'
 import { type Greeted, type HelloBody, type HelloOptions, receiveHello } from '../../meeting/hello.ts';
 import { type PacketKeys, splitSessionKey } from '../authentication/packet-guard.ts';
 import type { ControlChannel, ControlFrame } from '../../meeting/control-channel.ts';
-import type { PacketIoKind, PathOptions, PeerPaths } from '../io/packet-io.ts';
+import type { PacketIoKind, PathOptions, PeerPaths } from '../io/packet-io-kind.ts';
 import { type Spread, spreads } from '../lanes/lane-choice.ts';
 
 const PROTOCOL_NAME = 'weftline-transport';

@@ -1,16 +1,17 @@
 // What the user's side asks the thread of the engine to do now and then, and what that tells unasked. Plain data, so that
 // it can cross threads.
-import type { EncodedError } from '../../core/errors.ts';
+import { type EncodedError, WeftlineError } from '../../core/errors.ts';
 import type { Calls } from '../../threads/worker-port.ts';
 import type { PacketKeys } from '../authentication/packet-guard.ts';
-import type { RemoteAccess } from '../engine/region.ts';
-import type { ConnectionStatistics, DropCounters, RegionName } from '../engine/transport-engine.ts';
-import type { EndsJoin, EndsPlan, EndsProbe, MadeEnds, PathEndpoint } from '../io/packet-io.ts';
+import type { RemoteAccess, RegionName } from '../engine/region.ts';
+import type { ConnectionStatistics, DropCounters } from '../engine/transport-engine.ts';
+
+import type { EndMaker, EndsJoin, EndsPlan, EndsProbe, MadeEnds, PathEndpoint } from '../io/packet-io-kind.ts';
 import type { LinePlan, TransferPlan } from './prepared-transfers.ts';
 import type { RangesPlan } from './shared-ranges.ts';
 
 /** The EndMaker of the engine's loop. */
-export interface EndCalls {
+interface EndCalls {
   openEnds(plan: EndsPlan): MadeEnds;
   connectEnds(join: EndsJoin): void;
   probeEnds(probe: EndsProbe): number;
@@ -88,3 +89,19 @@ export type HostEvent =
   /** A path of this engine has died, at that time in ms, or answers again: 0. */
   | { readonly event: 'path'; readonly connection: number; readonly path: number; readonly deadSince: number }
   | { readonly event: 'ended'; readonly connection: number; readonly error: EncodedError };
+
+/** The answers of the engine's thread. `loop` is asked at the first call. */
+export function endCalls(loop: () => { readonly ends?: EndMaker }): EndCalls {
+  const maker = (): EndMaker => {
+    const { ends } = loop();
+    if (ends === undefined) throw new WeftlineError('WL_INTERNAL', 'This engine makes no ends of paths');
+    return ends;
+  };
+  return {
+    openEnds: (plan) => maker().open(plan),
+    connectEnds: (join) => maker().connect(join),
+    probeEnds: (probe) => maker().probe(probe),
+    probedEnds: (probe) => maker().probed(probe),
+    closeEnds: (ends) => maker().close(ends),
+  };
+}

@@ -1,11 +1,12 @@
 // Memory that the transport may send from and receive into: what is accepted, its address, its name for peers.
+import { formatBytes } from '../../core/byte-size.ts';
 import { checkOptions, type OptionNames, requireFlag } from '../../core/check-options.ts';
 import { invalidArgument } from '../../core/errors.ts';
-import { formatBytes } from '../../core/byte-size.ts';
 import { Tensor } from '../../device/tensor.ts';
 import { addressOf } from '../../native/library.ts';
-import type { RemoteAccess } from '../engine/region.ts';
-import type { RegionName } from '../engine/transport-engine.ts';
+import type { RemoteAccess, RegionName } from '../engine/region.ts';
+
+import type { PartTable } from '../part-table.ts';
 
 /** Host memory; a tensor must be the CPU device's. */
 export type RegisteredMemory = Uint8Array | Tensor;
@@ -55,4 +56,48 @@ export function regionNumber(region: unknown): number {
   const { number }: Partial<MemoryRegion> = typeof region === 'object' && region !== null ? region : {};
   if (typeof number === 'number') return number;
   throw invalidArgument('region', region, 'what register() returned');
+}
+
+/** Part of a region of this side; all of it by default. */
+export interface LocalPart {
+  readonly region: MemoryRegion;
+  readonly offset?: number;
+  readonly bytes?: number;
+  /** Messages of a flow meet receives of the same flow in the order of posting; 0 by default, at most 65535. */
+  readonly flow?: number;
+}
+
+/** Where a one-sided operation goes: `region.remote` of the peer, and an offset in it. */
+export interface RemotePart {
+  readonly remoteRegion: number;
+  readonly remoteKey: number;
+  /** 0 by default. */
+  readonly remoteOffset?: number;
+}
+
+/** What a write says beside its memory. */
+export interface WriteOptions {
+  /** It stays on the lane of its flow's signals, however large it is: none of them then waits for another lane. */
+  readonly pinned?: boolean;
+}
+
+/** Which counter of the peer a signal adds to, and how much. */
+export interface SignalPart extends RemotePart {
+  readonly flow?: number;
+  /** Added to the 64-bit cell at `remoteOffset`, a multiple of 8. */
+  readonly add: number;
+}
+
+/** Some ranges of a table that all engines of a connection know. */
+export interface RangesPart extends WriteOptions {
+  readonly ranges: SharedRangesNames;
+  readonly first: number;
+  readonly count: number;
+  readonly flow?: number;
+}
+
+/** What the engines call a table of ranges, by lane of its connection. */
+export interface SharedRangesNames {
+  readonly table: PartTable;
+  readonly numbers: readonly number[];
 }

@@ -1,19 +1,17 @@
 // Transfers of many ranges that are described once and posted with one command; what follows the data is sent by the
 // engine's own thread. Hot path: no allocation.
-import { PartTable } from '../part-table.ts';
-import { REQUEST_SLOTS } from '../engine-commands.ts';
 import { type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
-import { findScatters } from './find-scatters.ts';
-import { longestScattered, RangeList } from '../send/range-list.ts';
-import { type PostQueue, PostTurns } from './post-turns.ts';
+import { REQUEST_SLOTS } from '../engine-commands.ts';
 import type { Region } from '../engine/region.ts';
 import type {
-  RemoteOptions,
   EngineHandle,
+  RemoteOptions,
   ScatterOptions,
   SignalOptions,
   TransportConnection,
 } from '../engine/transport-engine.ts';
+import { PartTable } from '../part-table.ts';
+import { longestScattered, RangeList } from '../send/range-list.ts';
 
 /** Plain data, so that it can cross threads. */
 export interface TransferPlan {
@@ -83,7 +81,7 @@ interface Post {
   plan: Prepared | undefined;
   slot: number;
   /** Of its connection. */
-  queue: PostQueue<Post> | undefined;
+  queue: PostQueue | undefined;
   /** Ranges that were posted, how many scatters were among them, and requests of those that have not ended. */
   posted: number;
   scatters: number;
@@ -114,7 +112,7 @@ export class PreparedTransfers {
   readonly #lines: (Line | undefined)[] = [];
   /** By slot; objects are used again. */
   readonly #posts: (Post | undefined)[] = Array.from({ length: REQUEST_SLOTS }, () => undefined);
-  readonly #turns = new PostTurns<Post>();
+  readonly #turns = new PostTurns();
   /** Those whose ranges are where they belong, while ranges on other engines are not: their messages wait. */
   readonly #unsent: Post[] = [];
   /** What is being posted: the engine reads these during its calls, and they are filled in again for the next. */
@@ -173,7 +171,7 @@ export class PreparedTransfers {
   /** A request that was followed has ended; `error` is undefined if it is done. */
   ended(slot: number, error: EncodedError | undefined): void {
     const post = this.#posts[slot] as Post;
-    const queue = post.queue as PostQueue<Post>;
+    const queue = post.queue as PostQueue;
     this.#turns.ended(queue);
     post.pending--;
     post.error ??= error;
@@ -214,7 +212,7 @@ export class PreparedTransfers {
     }
   }
 
-  #postWaiting(queue: PostQueue<Post>): void {
+  #postWaiting(queue: PostQueue): void {
     const turns = this.#turns;
     while (queue.waiting.length > 0) {
       const post = queue.waiting[0] as Post;
@@ -293,7 +291,7 @@ export class PreparedTransfers {
 
   #follow(post: Post, handle: EngineHandle): void {
     post.pending++;
-    this.#turns.began(post.queue as PostQueue<Post>);
+    this.#turns.began(post.queue as PostQueue);
     this.#host.follow(handle, post.slot);
   }
 
@@ -382,4 +380,86 @@ function emptyPost(slot: number): Post {
     isUnsent: false,
     message: { offset: 0, bytes: 0 },
   };
+}
+
+/** Runs of at least two consecutive parts of at most `longest` bytes between the same two regions, over the table's columns. */
+function findScatters(table: PartTable, longest: number): RangeList[] {
+  const found: RangeList[] = [];
+  const { count, bytes, local, remote } = table;
+  const columns = { sources: table.localOffset, targets: table.remoteOffset, lengths: bytes };
+  for (let first = 0; first < count;) {
+    let end = first;
+    while (end < count && bytes[end]! <= longest && local[end] === local[first] && remote[end] === remote[first]) {
+      end++;
+    }
+    if (end - first > 1) found.push(new RangeList(columns, first, end));
+    first = Math.max(end, first + 1);
+  }
+  return found;
+}
+
+/** Ranges of a connection that are under way at a time. */
+const MAX_OF_CONNECTION = 8192;
+/** Those of all connections. The engine has 2^16 requests for everything. */
+const MAX_OF_ALL = 32_768;
+/** A connection may always have so many, whatever the others have: as many as 1024 peers find room for. */
+const MIN_OF_CONNECTION = 16;
+/** Ranges that a transfer posts before it is the next one's turn. */
+const TURN = 64;
+
+/** The transfers of a connection with ranges that are not posted yet; the first has the turn. */
+interface PostQueue {
+  readonly waiting: Post[];
+  /** Ranges that it may still post. */
+  left: number;
+  /** Ranges that are under way. */
+  underWay: number;
+}
+
+/**
+ * Decides which prepared transfers of an engine may post ranges now: each connection has its share of the engine's requests,
+ * and its transfers take turns, so that none waits for a peer that is not its own, nor for the whole of a long one.
+ */
+class PostTurns {
+  /** By connection. */
+  readonly #queues: (PostQueue | undefined)[] = [];
+  #underWay = 0;
+
+  of(connection: number): PostQueue {
+    return (this.#queues[connection] ??= { waiting: [], left: TURN, underWay: 0 });
+  }
+
+  /** True if a further range may be posted; if not, one of the connection is under way, after whose end it is asked again. */
+  hasRoom({ underWay }: PostQueue): boolean {
+    return underWay < MIN_OF_CONNECTION || (underWay < MAX_OF_CONNECTION && this.#underWay < MAX_OF_ALL);
+  }
+
+  began(queue: PostQueue): void {
+    queue.underWay++;
+    this.#underWay++;
+  }
+
+  ended(queue: PostQueue): void {
+    queue.underWay--;
+    this.#underWay--;
+  }
+
+  /** The one with the turn posts a range. False if its turn is over: then another has it. */
+  goesOn(queue: PostQueue): boolean {
+    if (queue.left > 0) {
+      queue.left--;
+      return true;
+    }
+    queue.waiting.push(queue.waiting.shift() as Post);
+    queue.left = TURN;
+    return false;
+  }
+
+  /** It has nothing more to post. */
+  remove(queue: PostQueue, post: Post): void {
+    const at = queue.waiting.indexOf(post);
+    if (at < 0) return;
+    queue.waiting.splice(at, 1);
+    if (at === 0) queue.left = TURN;
+  }
 }

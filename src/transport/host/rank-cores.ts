@@ -1,5 +1,7 @@
 // The cores that a rank has for itself, and what suits an engine where there are fewer of them than threads.
 import { availableParallelism } from 'node:os';
+import { WeftlineError } from '../../core/errors.ts';
+import { quote } from '../../core/quote.ts';
 import type { Settings } from '../../settings/settings.ts';
 import { readEnvironment } from '../../world/environment.ts';
 
@@ -52,4 +54,30 @@ function ranksOfHost(): number {
     // Variables of a launcher that make no sense are for join() to refuse; a transport needs none.
     return 1;
   }
+}
+
+const ITEM = /^(\d{1,6})(?:-(\d{1,6}))?$/;
+
+/**
+ * The core of engine number `engine`; undefined if none is set. `text` lists cores and ranges of them ("4,6,8-11"); engines
+ * beyond the list take those that follow its last. Fails with WL_CONFIG for anything else.
+ */
+export function coreOf(text: string, engine: number): number | undefined {
+  if (text.trim() === '') return undefined;
+  const cores: number[] = [];
+  for (const item of text.split(',')) {
+    const [, first, last = first] = ITEM.exec(item.trim()) ?? [];
+    if (first === undefined || Number(last) < Number(first)) throw wrong(text);
+    for (let core = Number(first); core <= Number(last) && cores.length <= engine; core++) cores.push(core);
+  }
+  return cores[engine] ?? cores[cores.length - 1]! + engine - cores.length + 1;
+}
+
+function wrong(text: string): WeftlineError {
+  const expected = 'numbers of cores and ranges of them, such as 4,6,8-11';
+  return new WeftlineError(
+    'WL_CONFIG',
+    `Invalid setting transportPinCore (WEFTLINE_TRANSPORT_PIN): expected ${expected}, got ${quote(text)}`,
+    { details: { setting: 'transportPinCore', value: text, expected } },
+  );
 }

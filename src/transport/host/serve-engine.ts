@@ -1,12 +1,11 @@
 // Serves an engine on a thread of its own: carries out commands, lets it work, sleeps when there is nothing to do.
-import type { Doorbell } from '../../native/readiness.ts';
-import { WakeWord } from '../../threads/wake-word.ts';
 import type { MessagePort } from 'node:worker_threads';
+import type { Doorbell } from '../../native/readiness.ts';
+import { ProcessorLoans, SpinTime } from '../../threads/spin-time.ts';
+import { WakeWord } from '../../threads/wake-word.ts';
 import { WorkerPort } from '../../threads/worker-port.ts';
+import { CommandRing, EngineBells } from './command-ring.ts';
 import type { HostCalls, HostEvent } from './host-calls.ts';
-import { Idleness } from './idleness.ts';
-import { CommandRing } from './command-ring.ts';
-import { EngineBells } from './engine-bells.ts';
 import { SharedRequests } from './shared-requests.ts';
 
 /** What moves data for a user who may be on another thread. */
@@ -120,5 +119,45 @@ function run(host: HostedEngine, { ring, bells, port, idleness }: Run): void {
       host.sleep();
       ring.wakeUp();
     }
+  }
+}
+
+/** The most; less where it turns out to be in vain. */
+const MAX_SPIN_MICROSECONDS = 300;
+const NOT_IDLE = -1;
+
+/**
+ * On machines with few processors the one who waits runs on the processor that the engine needs, or the other way round:
+ * each lends it to the other between two looks, which costs less than to sleep and be woken.
+ */
+export class Idleness {
+  readonly #isAwaited: () => boolean;
+  readonly #spin = new SpinTime(MAX_SPIN_MICROSECONDS);
+  readonly #loans = new ProcessorLoans();
+  #since = NOT_IDLE;
+  #pollsUntil = 0;
+
+  /** `isAwaited`: true while a thread does nothing but wait for the engine. */
+  constructor(isAwaited: () => boolean) {
+    this.#isAwaited = isAwaited;
+  }
+
+  /** Hot path. There was something to do. */
+  end(): void {
+    if (this.#since === NOT_IDLE) return;
+    this.#spin.learn(performance.now() - this.#since);
+    this.#since = NOT_IDLE;
+  }
+
+  /** Hot path. There was nothing to do. False: the thread may sleep; true: it had better look again, others went first. */
+  polls(): boolean {
+    const now = performance.now();
+    if (this.#since === NOT_IDLE) {
+      this.#since = now;
+      this.#pollsUntil = this.#spin.isShort ? now : now + this.#spin.milliseconds;
+    }
+    if (now >= this.#pollsUntil || !this.#isAwaited()) return false;
+    if (this.#spin.lent(this.#loans.lend(now) - now)) this.#pollsUntil = now;
+    return true;
   }
 }

@@ -5,32 +5,38 @@ import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import { callWaitNames, deadlineOf, type WaitOptions } from '../../core/deadline.ts';
 import { type EncodedError, WeftlineError } from '../../core/errors.ts';
 import { log } from '../../core/log.ts';
-import type { WakeWord } from '../../threads/wake-word.ts';
-import { readSettings, readToken, type Settings } from '../../settings/settings.ts';
+import { packageFile } from '../../core/package-file.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
 import { type Credentials, credentialsOf } from '../../meeting/credentials.ts';
-import { requireAddress } from '../../meeting/route.ts';
 import { type Address, call, type DialWait } from '../../meeting/dial.ts';
-import {
-  type GreetingOptions,
-  type IncomingConnection,
-  helloOf,
-  introduce,
-  type Meeting,
-  acceptPeer,
-  connectPeer,
-} from './greeting.ts';
+import { requireAddress } from '../../meeting/route.ts';
+import type { Doorbell } from '../../native/readiness.ts';
+import { readSettings, readToken, type Settings } from '../../settings/settings.ts';
+import type { WakeWord } from '../../threads/wake-word.ts';
+import { startTracing } from '../../tracing/start-tracing.ts';
 import type { RemoteAccess } from '../engine/region.ts';
 import { transportSettings } from '../engine/transport-settings.ts';
 import { loadTransportIo, transportIo } from '../io/packet-ios.ts';
+import { CommandRing } from './command-ring.ts';
 import { Connection } from './connection.ts';
+import { EngineGroup, engineEnds } from './engine-group.ts';
+import { EngineHost } from './engine-host.ts';
+import { InlineLink, type SharedParts, ThreadLink } from './engine-link.ts';
+import {
+  acceptPeer,
+  connectPeer,
+  type GreetingOptions,
+  helloOf,
+  type IncomingConnection,
+  introduce,
+  type Meeting,
+} from './greeting.ts';
 import type { HostEvent } from './host-calls.ts';
-import type { EngineGroup } from './engine-group.ts';
 import { LaneEnds, type Reserved } from './lane-ends.ts';
-import { openEngines } from './open-engines.ts';
-import { engineEnds } from './path-ends.ts';
 import { fixedBytes, type MemoryRegion, memoryRegion, regionNumber, type RegisteredMemory } from './memory-region.ts';
+import { engineCount, suitCores } from './rank-cores.ts';
 import { type RequestHandle, RequestSlots, type RequestState } from './request-slots.ts';
+import { SharedRequests } from './shared-requests.ts';
 import { TransportListener } from './transport-listener.ts';
 
 /** How a transport is named, which token it holds and which settings it has. */
@@ -395,5 +401,42 @@ export class Transport implements AsyncDisposable {
   #logEnd({ code, message, details }: EncodedError): void {
     if (code === 'WL_CLOSED') return;
     log('transport', 'reason' in details ? 'info' : 'warn', `${this.name}: ${message}`);
+  }
+}
+
+/** Fails with WL_CONFIG for settings, with WL_UNSUPPORTED where system calls are missing. */
+export async function openEngines(given: Settings, wake?: WakeWord): Promise<EngineGroup> {
+  startTracing(given);
+  const settings = suitCores(given);
+  const requests = new SharedRequests();
+  const engines = engineCount(settings);
+  const rings = Array.from({ length: engines }, () => new CommandRing());
+  const shared: SharedParts = { requests, rings, wake };
+  if (settings.transportThread) return startThreads(settings, shared);
+  const link = new InlineLink(shared, (parts) => new EngineHost({ settings, ...parts }));
+  return new EngineGroup(requests, [link]);
+}
+
+async function startThreads(settings: Settings, shared: SharedParts): Promise<EngineGroup> {
+  const entry = packageFile('./engine-worker.js', import.meta.url);
+  const starts = await Promise.allSettled(
+    shared.rings.map((_, engine) => ThreadLink.start(entry, settings, engine, shared)),
+  );
+  const links = starts.flatMap((start) => (start.status === 'fulfilled' ? [start.value] : []));
+  const bells: Doorbell[] = [];
+  const group = new EngineGroup(shared.requests, links, bells);
+  try {
+    for (const start of starts) if (start.status === 'rejected') throw start.reason;
+    if (links.length > 1) {
+      for (const link of links) {
+        const bell = link.duplicateBell();
+        if (bell !== undefined) bells.push(bell);
+      }
+      await Promise.all(links.map((link) => link.meet(bells)));
+    }
+    return group;
+  } catch (error) {
+    await group.close().catch(() => {});
+    throw error;
   }
 }

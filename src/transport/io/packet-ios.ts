@@ -1,6 +1,6 @@
 // The ways to carry packets. A new one is a file that makes its PacketIoKind, and lines here.
 import type { Settings } from '../../settings/settings.ts';
-import type { PacketIoKind } from './packet-io.ts';
+import type { PacketIoKind } from './packet-io-kind.ts';
 import { udp } from './udp/udp-io.ts';
 import type { verbs as verbsIos } from './verbs/verbs-io.ts';
 

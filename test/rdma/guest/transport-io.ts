@@ -10,7 +10,8 @@ import { readSettings } from '#lib/settings/settings.js';
 import { Engine } from '#lib/transport/engine/engine.js';
 import type { Region } from '#lib/transport/engine/region.js';
 import type { TransportEngine } from '#lib/transport/engine/transport-engine.js';
-import type { Burst, MadeEnds, PacketIo, ReceivedBatch } from '#lib/transport/io/packet-io.js';
+import type { Burst, PacketIo, ReceivedBatch } from '#lib/transport/io/packet-io.js';
+import type { MadeEnds } from '#lib/transport/io/packet-io-kind.js';
 import { VerbsLoop } from '#lib/transport/io/verbs/verbs-loop.js';
 import { Side } from './support/pair.ts';
 

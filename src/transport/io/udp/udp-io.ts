@@ -12,7 +12,7 @@ import { NativeBlock } from '../../../native/library.ts';
 import { receiveMessages, sendMessages } from '../../../native/udp.ts';
 import { hostInterfaces, listRails } from '../../../rails/rail-list.ts';
 import { packetSpinUs } from '../../../threads/spin-time.ts';
-import type { PacketIoKind, PathEndpoint, PathOptions, PathPlan, PeerPaths, RailPair } from '../packet-io.ts';
+import type { PacketIoKind, PathEndpoint, PathOptions, PathPlan, PeerPaths, RailPair } from '../packet-io-kind.ts';
 import { UdpLoop } from './udp-loop.ts';
 import { UdpSocket } from './udp-packet-io.ts';
 

@@ -5,15 +5,14 @@ import { NativeBlock } from '../../../native/library.ts';
 import { Doorbell, ReadinessSet } from '../../../native/readiness.ts';
 import { closeDescriptor, peekMessage, receiveMessages } from '../../../native/udp.ts';
 import type { TransportEngine } from '../../engine/transport-engine.ts';
+import { createReceivedBatch, type ReceivedBatch } from '../packet-io.ts';
 import {
-  createReceivedBatch,
   EngineTurns,
   microseconds,
   type PacketLoop,
   type PacketLoopOptions,
   type PathEndpoint,
-  type ReceivedBatch,
-} from '../packet-io.ts';
+} from '../packet-io-kind.ts';
 import { type PathSocket, type SendFailures, UdpPacketIo } from './udp-packet-io.ts';
 
 // Takes datagrams from the sockets that are readable into one arena, as batches for the engine; the payload of large ones

@@ -11,7 +11,7 @@ import {
   type EndsProbe,
   type MadeEnds,
   microseconds,
-} from '../packet-io.ts';
+} from '../packet-io-kind.ts';
 import { GONE, NOBODY, PathEnd, SETTLE_MICROSECONDS } from './path-end.ts';
 import { type EndName, flowLabelOf, type PortName, QUEUE_KEYS, readOffer, SEQUENCES } from './verbs-port.ts';
 import type { VerbsPacketIo } from './verbs-packet-io.ts';

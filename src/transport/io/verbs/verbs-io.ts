@@ -15,7 +15,7 @@ import type {
   PathPlan,
   PeerPaths,
   RailPair,
-} from '../packet-io.ts';
+} from '../packet-io-kind.ts';
 import { countOf, gidsOf, packetRails } from './verbs-port.ts';
 import { VerbsLoop } from './verbs-loop.ts';
 

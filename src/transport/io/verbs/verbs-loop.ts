@@ -5,7 +5,13 @@ import type { VerbsEvent } from '../../../native/verbs/context.ts';
 import type { QueuePairService } from '../../../native/verbs/queue-pair.ts';
 import { packetSpinUs } from '../../../threads/spin-time.ts';
 import type { TransportEngine } from '../../engine/transport-engine.ts';
-import { EngineTurns, microseconds, type PacketLoop, type PacketLoopOptions, type PathEndpoint } from '../packet-io.ts';
+import {
+  EngineTurns,
+  microseconds,
+  type PacketLoop,
+  type PacketLoopOptions,
+  type PathEndpoint,
+} from '../packet-io-kind.ts';
 import { GONE, NOBODY, type PathEnd, type VerbsFailures } from './path-end.ts';
 import { VerbsEnds } from './verbs-ends.ts';
 import { VerbsPacketIo } from './verbs-packet-io.ts';

@@ -7,12 +7,12 @@ import {
   type Burst,
   copyPayload,
   type MemoryReaders,
-  microseconds,
   type PacketIo,
   type PlacementRun,
   placeNative,
   placeRun,
 } from '../packet-io.ts';
+import { microseconds } from '../packet-io-kind.ts';
 import { SMALL_BYTES, type VerbsFailures } from './path-end.ts';
 import { BURST_SEGMENTS, type RailEnd, type VerbsRail } from './verbs-rail.ts';
 

@@ -6,7 +6,7 @@ import { MemoryRegion } from '../../../native/verbs/memory-region.ts';
 import { type QueuePairService, SharedReceiveQueue } from '../../../native/verbs/queue-pair.ts';
 import type { ReceiveRing } from '../../../native/verbs/request-ring.ts';
 import type { Region } from '../../engine/region.ts';
-import { microseconds } from '../packet-io.ts';
+import { microseconds } from '../packet-io-kind.ts';
 import { GONE, PacketMemory, type PathEnd, SETTLE_MICROSECONDS, type VerbsFailures } from './path-end.ts';
 import { PacketReceiver } from './packet-receiver.ts';
 import type { VerbsPort } from './verbs-port.ts';

@@ -1,7 +1,7 @@
 // Which cores the engines of a transport are pinned to.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { coreOf } from '#lib/transport/host/pin-cores.js';
+import { coreOf } from '#lib/transport/host/rank-cores.js';
 
 function coresOf(text: string): (number | undefined)[] {
   return [0, 1, 2, 3, 4].map((engine) => coreOf(text, engine));

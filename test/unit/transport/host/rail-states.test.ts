@@ -1,7 +1,7 @@
 // How the rails of a connection stand, from what its engines tell of their paths.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { RailStates } from '#lib/transport/host/rail-states.js';
+import { RailStates } from '#lib/transport/host/connection.js';
 
 const pairs = [
   { local: '10.0.0.1', remote: '10.0.0.2' },

@@ -1,7 +1,7 @@
 // Peers that packets no longer reach: those that close in good order say so before that counts.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { RefusedPeers } from '#lib/transport/host/refused-peers.js';
+import { RefusedPeers } from '#lib/transport/host/engine-host.js';
 
 test('a peer counts as gone only when a busy process would have heard that it closed, and once', (t) => {
   let now = 0;
