@@ -19,7 +19,7 @@ constexpr u32 mostThreads = 512;
 extern "C" __global__ void __launch_bounds__(mostThreads, 1) epCombine(const __grid_constant__ EpCombineArguments a) {
   WEFTLINE_TRACE_KERNEL();
   extern __shared__ __align__(128) u8 memory[];
-  if (cannotCountOn(a.openingEpoch, a.lastEpoch)) return;
+  if (hasLeftEarly(a.lastEpoch)) return;
   const u32 rank = hosts ? networkOf(a).rank : a.rank;
   const u32* names = hosts ? networkOf(a).localRanks : nullptr;
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelEpCombine, rank, a.timeoutNs, sharedWaits()};

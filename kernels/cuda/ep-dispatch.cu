@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(mostDispatchWarps * 32, 1)
   WEFTLINE_TRACE_KERNEL();
   extern __shared__ __align__(128) u8 dynamic[];
   __shared__ DispatchShared<hosts> shared;
-  if (cannotCountOn(a.openingEpoch, a.lastEpoch)) return;
+  if (hasLeftEarly(a.lastEpoch)) return;
   const u32 warp = threadIdx.x / lanesPerWarp;
   u64* barriers = makeStageBarriers(dynamic);
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelEpDispatch, a.groupRank, a.timeoutNs, sharedWaits()};

@@ -10,7 +10,7 @@ using namespace weftline;
 // One block.
 extern "C" __global__ void __launch_bounds__(32) layerBarrier(const __grid_constant__ LayerBarrierArguments a) {
   WEFTLINE_TRACE_KERNEL();
-  if (cannotCountOn(a.epoch, a.lastEpoch)) return;
+  if (hasLeftEarly(a.lastEpoch)) return;
   const EpNetwork* network = static_cast<const EpNetwork*>(a.network);
   const u32 rank = network == nullptr ? a.rank : network->rank;
   const u32* names = network == nullptr ? nullptr : network->localRanks;

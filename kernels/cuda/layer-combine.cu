@@ -121,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) layerSumRepeated(const __gr
 extern "C" __global__ void __launch_bounds__(512, 1) layerCombine(const __grid_constant__ LayerCombineArguments a) {
   WEFTLINE_TRACE_KERNEL();
   extern __shared__ __align__(128) u8 shared[];
-  if (cannotCountOn(a.openingEpoch, a.lastEpoch)) return;
+  if (hasLeftEarly(a.lastEpoch)) return;
   const u32 rank = hosts ? networkOf(a).rank : a.rank;
   const u32* names = hosts ? networkOf(a).localRanks : nullptr;
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLayerCombine, rank, a.timeoutNs, sharedWaits()};

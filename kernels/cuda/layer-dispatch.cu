@@ -209,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(hosts ? 512 : 896, 1)
     layerDispatch(const __grid_constant__ LayerDispatchArguments a) {
   WEFTLINE_TRACE_KERNEL();
   extern __shared__ __align__(128) u8 shared[];
-  if (cannotCountOn(a.closingEpoch, a.lastEpoch)) return;
+  if (hasLeftEarly(a.lastEpoch)) return;
   const u32 warp = threadIdx.x / lanesPerWarp;
   u64* barrier = reinterpret_cast<u64*>(shared) + warp;
   if (laneIndex() == 0) warpRowBarrierInit(barrier);

@@ -99,6 +99,7 @@ __device__ void findEmpty(const LayerPlaceArguments& a, Shared& shared) {
 extern "C" __global__ void __launch_bounds__(threads) layerPlace(const __grid_constant__ LayerPlaceArguments a) {
   WEFTLINE_TRACE_KERNEL();
   __shared__ Shared shared;
+  if (hasLeftEarly(a.lastEpoch)) return;
   const ExchangeRecords records = {a.peers, a.exchangeOffset, a.ranks, a.recordWords, a.sequence};
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), trapKernelLayerPlace, a.rank, a.timeoutNs, sharedWaits()};
   if (threadIdx.x == 0) shared = {noCell, 0, epStatusGood, 0, 0};

@@ -322,7 +322,7 @@ extern "C" __global__ void __launch_bounds__(threads) layerPrepare(const __grid_
   WEFTLINE_TRACE_KERNEL();
   extern __shared__ __align__(128) u32 bits[];
   __shared__ Shared shared;
-  if (cannotCountOn(a.epoch, a.lastEpoch)) return;
+  if (hasLeftEarly(a.lastEpoch)) return;
   if (threadIdx.x == 0) {
     shared.status = epStatusGood;
     shared.detail = 0;

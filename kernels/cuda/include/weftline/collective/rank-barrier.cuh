@@ -19,10 +19,10 @@ __device__ __forceinline__ u32 firstEpoch(u32 given, const void* lastEpoch) {
   return given != 0 ? given : numberAfter(__ldcg(&static_cast<const EpLastEpoch*>(lastEpoch)->number));
 }
 
-// By all threads, before anything that peers or later kernels see: true when a kernel left early, and this one would count on
-// from it. Its epochs would be used twice, and a late peer would meet this kernel where it expects that one.
-__device__ __forceinline__ bool cannotCountOn(u32 given, const void* lastEpoch) {
-  if (given != 0) return false;
+// By all threads, before anything that peers or later kernels see: true when an earlier kernel of the object left before its
+// last barrier, and this one must leave too. Its words would stand where a late peer still reads those of the kernel that left,
+// and the peer would find another call, or records of a later one, instead of the reason.
+__device__ __forceinline__ bool hasLeftEarly(const void* lastEpoch) {
   // Another block of this kernel may be the one that leaves: the threads must agree.
   return __syncthreads_or(__ldcg(&static_cast<const EpLastEpoch*>(lastEpoch)->failed) != 0);
 }
