@@ -192,14 +192,18 @@ const warmups = [
   { bytes: 65_536, calls: 1000 },
 ] as const;
 
-/** Less where few iterations are asked for. */
+/** Calls of a warm-up that usually has `calls`: fewer where few iterations are asked for. */
+export function fewerCalls(calls: number, { iterations }: CollectivesWorkload): number {
+  return iterations > 0 ? Math.min(calls, 10 * iterations) : calls;
+}
+
 export async function warmOnHost(
-  { iterations, maxBytes }: CollectivesWorkload,
+  workload: CollectivesWorkload,
   newCall: (bytes: number) => BenchedCall,
 ): Promise<void> {
   for (const { bytes, calls } of warmups) {
-    const times = iterations > 0 ? Math.min(calls, 10 * iterations) : calls;
-    for (const isInPlace of [false, true]) await repeat(newCall(Math.min(bytes, maxBytes)).prepare(isInPlace), times);
+    const newOne = () => newCall(Math.min(bytes, workload.maxBytes));
+    for (const isInPlace of [false, true]) await repeat(newOne().prepare(isInPlace), fewerCalls(calls, workload));
   }
 }
 

@@ -7,7 +7,7 @@ import { type Nccl, NCCL_ID_BYTES, openNccl } from '../../../native/nccl.ts';
 import type { World } from '../../../world/index.ts';
 import type { Progress } from '../harness.ts';
 import { BenchedCall, makeBenchMemory } from './benched-call.ts';
-import { type CollectivesBenchReport, measureCollectives, repeat } from './collectives-bench.ts';
+import { type CollectivesBenchReport, fewerCalls, measureCollectives, repeat } from './collectives-bench.ts';
 import {
   type BenchedKind,
   type CollectivesWorkload,
@@ -56,7 +56,8 @@ export async function runCudaCollectivesBench(
     const bytes = plans.find((plan) => countOf(kind, plan.bytes, workload) > 0)?.bytes ?? Infinity;
     if (bytes > MAX_WARMED) return;
     const call = new BenchedCall(communicator, workload, { kind, bytes, memory });
-    const times = communicator.routes.includes('network') ? WARMUP_CALLS_ACROSS_HOSTS : WARMUP_CALLS;
+    const usual = communicator.routes.includes('network') ? WARMUP_CALLS_ACROSS_HOSTS : WARMUP_CALLS;
+    const times = fewerCalls(usual, workload);
     for (const isInPlace of [false, true]) {
       await repeat(call.prepare(isInPlace), times);
       if (preparePeer) await repeat(preparePeer(kind, call, isInPlace), times);
