@@ -29,7 +29,7 @@ function optionsOf({ network, hosts, rails = 1, link = {}, ...more }: Goal): Pat
     segmentBytes: 4096,
     load: 1,
     pollDelay: 2,
-    nic: { burstSegments: 16, sendBufferBytes: 262_144, carryPayload: false, join: false },
+    rail: { burstSegments: 16, sendBufferBytes: 262_144, carryPayload: false, join: false },
     settings: usualSettings(100, rails),
     until: 10_000_000,
     ...more,
@@ -102,7 +102,7 @@ test('corruption, duplication and reordering cost little', () => {
   const nic = { burstSegments: 16, sendBufferBytes: 262_144, carryPayload: true, join: false };
   const settings = { ...usualSettings(100), transportChecksum: 'full' } as const;
   for (const link of [{ corrupt: 0.0025 }, { duplicate: 0.01 }, { reorder: 0.05, jitter: 20 }]) {
-    const left = goodput({ ...pair, messages: 20, nic, settings, link });
+    const left = goodput({ ...pair, messages: 20, rail: nic, settings, link });
     assert.ok(left >= 0.7 * lossless, `${JSON.stringify(link)}: ${left} of ${lossless} Gb/s`);
   }
 });

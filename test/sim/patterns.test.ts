@@ -141,7 +141,7 @@ function options(
     segmentBytes: 4096,
     load: 1,
     pollDelay: 2,
-    nic: { burstSegments: 16, sendBufferBytes: 262_144, carryPayload: false, join: false },
+    rail: { burstSegments: 16, sendBufferBytes: 262_144, carryPayload: false, join: false },
     settings: usualSettings(100, rails),
     until: 1_000_000,
     ...more,

@@ -86,7 +86,7 @@ const SLOTS = 64;
 /** `full`: there is no room now. `not`: this is nothing for the kernel. */
 type Moved = 'moved' | 'full' | 'not';
 
-interface Span {
+interface Range {
   address: number;
   bytes: number;
 }
@@ -96,8 +96,8 @@ class ScatteredCopies {
   readonly #unpack: UnpackLauncher;
   readonly #block = new DescriptorBlock(MAX_PIECE_FRAGMENTS);
   readonly #options: { stream: CudaStream };
-  readonly #bounce: Span = { address: 0, bytes: 0 };
-  readonly #memory: Span = { address: 0, bytes: 0 };
+  readonly #bounce: Range = { address: 0, bytes: 0 };
+  readonly #memory: Range = { address: 0, bytes: 0 };
 
   static async create(device: CudaDevice): Promise<ScatteredCopies> {
     const numSms = Math.min(MULTIPROCESSORS, device.properties.multiprocessors);
@@ -124,8 +124,8 @@ class ScatteredCopies {
     const bounce = way === 'out' ? run.to : run.from;
     const memory = way === 'out' ? run.from : run.to;
     const [here, there] = [this.#bounce, this.#memory];
-    setSpan(here, bounce, run);
-    setSpan(there, memory, run);
+    setRange(here, bounce, run);
+    setRange(there, memory, run);
     const block = this.#block.begin(here, there);
     for (let at = 0; at < count; at++) block.add(bounce[at]! - here.address, bytes[at]!, memory[at]! - there.address);
     this.#options.stream = stream;
@@ -154,15 +154,15 @@ function sumOf(bytes: Float64Array, count: number): number {
 }
 
 /** All that the addresses begin. */
-function setSpan(span: Span, addresses: Float64Array, { bytes, count }: CopyRun): void {
+function setRange(range: Range, addresses: Float64Array, { bytes, count }: CopyRun): void {
   let least = addresses[0]!;
   let end = 0;
   for (let at = 0; at < count; at++) {
     least = Math.min(least, addresses[at]!);
     end = Math.max(end, addresses[at]! + bytes[at]!);
   }
-  span.address = least;
-  span.bytes = end - least;
+  range.address = least;
+  range.bytes = end - least;
 }
 
 /** Pieces of work of one way that may be under way. */

@@ -11,7 +11,7 @@ import type { SlotArray } from './network-size.ts';
 import type { HostTokens, RoutedTokens } from './routed-tokens.ts';
 
 /** Tokens whose rows a rank moves within its host before it looks at the network again. */
-const SLICE_TOKENS = 64;
+const LOCAL_PIECE_TOKENS = 64;
 
 interface HostDispatch extends Pick<ForwardedCall, 'rowBases' | 'spread'> {
   readonly routed: RoutedTokens;
@@ -71,10 +71,10 @@ export class HostCalls {
     traceBegin('ep.dispatch.queue');
     queueRows(this.#device, exchange, routed, rows);
     traceEnd('ep.dispatch.queue');
-    for (let first = 0; first < numTokens; first += SLICE_TOKENS) {
+    for (let first = 0; first < numTokens; first += LOCAL_PIECE_TOKENS) {
       network.advance();
       traceBegin('ep.dispatch.local');
-      moveLocal(first, Math.min(SLICE_TOKENS, numTokens - first));
+      moveLocal(first, Math.min(LOCAL_PIECE_TOKENS, numTokens - first));
       traceEnd('ep.dispatch.local');
       for (const forwarder of forwarders) forwarder.step();
     }

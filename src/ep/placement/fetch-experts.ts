@@ -179,7 +179,7 @@ export class ExpertChecksums {
 // The weights of a rank's experts, twice: those in force, and those of the next epoch while they come.
 
 /** Bytes that are copied or summed before the event loop gets its turn. */
-const SLICE_BYTES = 1 << 20;
+const PIECE_BYTES = 1 << 20;
 
 /** Which of the two copies. */
 export type Half = 0 | 1;
@@ -227,9 +227,9 @@ export class ExpertMemory implements Disposable {
     const address = this.tensor.address + this.offset(half, layer, slot);
     const { expertBytes } = this.#shape;
     let crc = 0;
-    for (let done = 0; done < expertBytes; done += SLICE_BYTES) {
+    for (let done = 0; done < expertBytes; done += PIECE_BYTES) {
       if (done > 0) await nextTurn();
-      crc = this.#device.kernels.crc32c(crc, address + done, Math.min(SLICE_BYTES, expertBytes - done));
+      crc = this.#device.kernels.crc32c(crc, address + done, Math.min(PIECE_BYTES, expertBytes - done));
     }
     return crc >>> 0;
   }
@@ -242,9 +242,9 @@ export class ExpertMemory implements Disposable {
     const { half, layer } = from;
     const source = this.bytes(half, layer, from.slot);
     const target = this.bytes(half === 0 ? 1 : 0, layer, slot);
-    for (let done = 0; done < source.length; done += SLICE_BYTES) {
+    for (let done = 0; done < source.length; done += PIECE_BYTES) {
       if (done > 0) await nextTurn();
-      target.set(source.subarray(done, done + SLICE_BYTES), done);
+      target.set(source.subarray(done, done + PIECE_BYTES), done);
     }
   }
 

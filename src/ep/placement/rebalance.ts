@@ -198,7 +198,7 @@ class Packing {
       isChanged = false;
       for (let place = 0; place < this.#copyAt.length; place++) {
         if (!this.#isRepeated(place)) continue;
-        const other = this.#partnerOf(place, most);
+        const other = this.#exchangeOf(place, most);
         if (other < 0) continue;
         this.#swap(place, other);
         isChanged = true;
@@ -215,7 +215,7 @@ class Packing {
       const pack = this.#sums.indexOf(heaviest);
       let [from, to, least] = [-1, -1, heaviest];
       for (let place = pack * this.#size; place < (pack + 1) * this.#size; place++) {
-        const other = this.#partnerOf(place, least);
+        const other = this.#exchangeOf(place, least);
         if (other < 0) continue;
         const after = this.#after(place, other);
         if (after >= least) continue;
@@ -227,7 +227,7 @@ class Packing {
   }
 
   /** The place elsewhere with which this one can be exchanged best, none being together then; -1 if a pack would get more than `most`. */
-  #partnerOf(place: number, most: number): number {
+  #exchangeOf(place: number, most: number): number {
     const [item, pack] = [this.#itemAt(place), this.#packOf(place)];
     let best = -1;
     let least = most;

@@ -34,11 +34,14 @@ export class SharedReceiveQueue implements Disposable {
     const { attributes, counts, device } = context;
     context.requireOpen();
     requireWithin(device, 'receives in a shared queue', size.depth, ['max_srq_wr', attributes.maxSrqWr]);
-    requireWithin(device, 'pieces in a receive of a shared queue', size.pieces, ['max_srq_sge', attributes.maxSrqSge]);
+    requireWithin(device, 'elements in a receive of a shared queue', size.elements, [
+      'max_srq_sge',
+      attributes.maxSrqSge,
+    ]);
     const memory = new NativeBlock(ibvSrqInitAttributes.size);
     const block = Block.over(ibvSrqInitAttributes, memory.bytes);
     block.set('maxReceives', size.depth);
-    block.set('maxSges', size.pieces);
+    block.set('maxSges', size.elements);
     this.domain = domain;
     this.address = context.calls.ibv_create_srq(domain.address, memory.address);
     if (this.address < 0) {
@@ -153,8 +156,8 @@ export interface QueuePairOptions {
   readonly maxSends: number;
   /** Not with sharedReceives; 1 by default. */
   readonly maxReceives?: number;
-  /** Pieces of memory per request; 1 by default. */
-  readonly pieces?: number;
+  /** Ranges of memory per request (scatter-gather elements); 1 by default. */
+  readonly elements?: number;
   /** Bytes that a request may carry itself; 0 by default. Devices may offer more than was asked for. */
   readonly maxInlineBytes?: number;
   readonly sharedReceives?: SharedReceiveQueue;
@@ -210,7 +213,7 @@ export class QueuePair implements Disposable {
     const { context } = domain;
     context.requireOpen();
     requireSizes(domain, options);
-    const { service, sendCompletions, receiveCompletions, sharedReceives, maxReceives = 1, pieces = 1 } = options;
+    const { service, sendCompletions, receiveCompletions, sharedReceives, maxReceives = 1, elements = 1 } = options;
     const memory = new NativeBlock(ibvQpInitAttributes.size);
     const block = Block.over(ibvQpInitAttributes, memory.bytes);
     block.set('sendCq', sendCompletions.address);
@@ -218,8 +221,8 @@ export class QueuePair implements Disposable {
     block.set('srq', sharedReceives?.address ?? 0);
     block.set('maxSends', options.maxSends);
     block.set('maxReceives', sharedReceives === undefined ? maxReceives : 0);
-    block.set('maxSendSges', pieces);
-    block.set('maxReceiveSges', pieces);
+    block.set('maxSendSges', elements);
+    block.set('maxReceiveSges', elements);
     block.set('maxInlineBytes', options.maxInlineBytes ?? 0);
     block.set('type', qpType[service]);
     this.domain = domain;
@@ -229,8 +232,8 @@ export class QueuePair implements Disposable {
     this.maxInlineBytes = block.get('maxInlineBytes');
     this.number = new Block(ibvQp, viewAt(this.address, ibvQp.size), 0).get('number');
     const { postSend, postReceive } = context.operations;
-    this.sends = new SendRing({ depth: options.maxSends, pieces }, this.address, postSend);
-    this.receives = new ReceiveRing({ depth: maxReceives, pieces }, this.address, postReceive);
+    this.sends = new SendRing({ depth: options.maxSends, elements }, this.address, postSend);
+    this.receives = new ReceiveRing({ depth: maxReceives, elements }, this.address, postReceive);
     context.counts.queuePairs += 1;
     context.adopt(this);
   }
@@ -343,7 +346,7 @@ export class QueuePair implements Disposable {
 
 function requireSizes({ context }: ProtectionDomain, options: QueuePairOptions): void {
   const { device, attributes } = context;
-  const { maxSends, maxReceives = 1, pieces = 1 } = options;
+  const { maxSends, maxReceives = 1, elements = 1 } = options;
   for (const [name, value] of [
     ['maxSends', maxSends],
     ['maxReceives', maxReceives],
@@ -354,7 +357,7 @@ function requireSizes({ context }: ProtectionDomain, options: QueuePairOptions):
   }
   requireWithin(device, 'sends under way per queue pair', maxSends, ['max_qp_wr', attributes.maxQpWr]);
   requireWithin(device, 'receives under way per queue pair', maxReceives, ['max_qp_wr', attributes.maxQpWr]);
-  requireWithin(device, 'pieces of memory per request', pieces, ['max_sge', attributes.maxSge]);
+  requireWithin(device, 'scatter-gather elements per request', elements, ['max_sge', attributes.maxSge]);
 }
 
 function wrongMtu(mtu: number): WeftlineError {

@@ -16,7 +16,7 @@ const send = wordOffsets(ibvSendWr);
 class RequestRing {
   /** Requests that may be under way. */
   readonly depth: number;
-  readonly pieces: number;
+  readonly elements: number;
   protected readonly words: Uint32Array;
   /** Where the words of the request that was started last begin. */
   protected at = 0;
@@ -33,9 +33,9 @@ class RequestRing {
 
   protected constructor(layout: Layout<RequestFields>, size: RingSize, queue: number, post: Post) {
     this.depth = size.depth;
-    this.pieces = size.pieces;
+    this.elements = size.elements;
     this.#field = wordOffsets(layout);
-    this.#strideWords = (layout.size + size.pieces * ibvSge.size) / 4;
+    this.#strideWords = (layout.size + size.elements * ibvSge.size) / 4;
     this.#block = new NativeBlock(size.depth * this.#strideWords * 4);
     this.words = this.#block.words;
     this.#queue = queue;
@@ -77,17 +77,17 @@ class RequestRing {
     return true;
   }
 
-  /** Hot path. Adds a piece of memory to the request that was started last: at most `pieces`. */
+  /** Hot path. Adds an element, a range of memory, to the request that was started last: at most `elements`. */
   add(address: number, bytes: number, localKey: number): void {
     const { words } = this;
     const count = words[this.at + this.#field.sgeCount]!;
-    if (count === this.pieces) {
+    if (count === this.elements) {
       throw new WeftlineError(
         'WL_INTERNAL',
-        `A request of a queue with ${this.pieces} pieces per request got one more`,
+        `A request of a queue with ${this.elements} elements per request got one more`,
       );
     }
-    const at = this.at + this.#strideWords - (this.pieces - count) * sgeWords;
+    const at = this.at + this.#strideWords - (this.elements - count) * sgeWords;
     words[this.at + this.#field.sgeCount] = count + 1;
     putWide(words, at + sge.address, address);
     words[at + sge.bytes] = bytes;
@@ -134,10 +134,10 @@ class RequestRing {
   }
 }
 
-/** `depth`: requests under way, a power of two; `pieces`: of memory that one request may have. */
+/** `depth`: requests under way, a power of two; `elements`: ranges of memory that one request may have. */
 export interface RingSize {
   readonly depth: number;
-  readonly pieces: number;
+  readonly elements: number;
 }
 
 /**

@@ -176,7 +176,7 @@ function patternOptions(pattern: PatternName, flags: PatternFlags): PatternOptio
     load: flags.load,
     pollDelay: flags.poll,
     // A change in a packet shows only where its bytes travel.
-    nic: { burstSegments: flags.burst, sendBufferBytes: 262_144, carryPayload: corrupt > 0, join: false },
+    rail: { burstSegments: flags.burst, sendBufferBytes: 262_144, carryPayload: corrupt > 0, join: false },
     settings: {
       ...simSettings({ rate, rails: flags.rails, congestion: flags.cc ?? flags.congestion }),
       ...(corrupt > 0 ? { transportChecksum: 'full' } : {}),

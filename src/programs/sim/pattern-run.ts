@@ -7,7 +7,7 @@ import type { Settings } from '../../settings/settings.ts';
 import type { Region } from '../../transport/engine/region.ts';
 import type { NetworkCounts } from './network.ts';
 import type { LaneConnection, SimulatedHost } from './simulated-host.ts';
-import { type NicOptions, WIRE_OVERHEAD_BYTES } from './simulated-io.ts';
+import { type RailOptions, WIRE_OVERHEAD_BYTES } from './simulated-io.ts';
 import { type RunEnd, Simulation } from './simulation.ts';
 import { type NetworkTopology, railLinks, routeOf, type TopologyName } from './topology.ts';
 
@@ -30,7 +30,7 @@ export interface PatternOptions {
   /** Share of the hosts' rate that is offered, at random times; 1 offers all messages at once. */
   readonly load: number;
   readonly pollDelay: number;
-  readonly nic: NicOptions;
+  readonly rail: RailOptions;
   readonly settings: Partial<Settings>;
   readonly faults?: readonly LinkFault[];
   /** A rail of all hosts that dies. */

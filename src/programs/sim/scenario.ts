@@ -14,7 +14,7 @@ import {
   star,
 } from './topology.ts';
 import type { LinkFault } from './pattern-run.ts';
-import type { NicOptions } from './simulated-io.ts';
+import type { RailOptions } from './simulated-io.ts';
 
 /** Times are microseconds, `from` is the end of the connection (0 or 1) that begins the operation. */
 interface OperationPlace {
@@ -79,7 +79,7 @@ export interface Scenario {
   /** Of each host; one if missing. */
   readonly engines?: number;
   readonly segmentBytes: number;
-  readonly nic: NicOptions;
+  readonly rail: RailOptions;
   readonly pollDelay: number;
   readonly settings: Partial<Settings>;
   /** The hosts of each connection's ends. */
@@ -118,7 +118,7 @@ export function makeScenario(seed: number): Scenario {
     paths,
     engines,
     segmentBytes: dice.pick([512, 1024, 1400, 2048, 4096, 8928]),
-    nic: {
+    rail: {
       burstSegments: dice.pick([1, 2, 16, 64]),
       sendBufferBytes: dice.exponential(20_000, 2_000_000),
       carryPayload: true,

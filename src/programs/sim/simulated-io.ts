@@ -13,7 +13,7 @@ import { MARK_CORRUPT, MARK_ECN, type Network, type PacketPool } from './network
 /** Ethernet preamble, header, checksum and gap, IPv4 and UDP headers: what each packet costs on a wire beyond its bytes. */
 export const WIRE_OVERHEAD_BYTES = 66;
 
-export interface NicOptions {
+export interface RailOptions {
   /** Packets that the engine may pass in one burst. */
   readonly burstSegments: number;
   /** Bytes that may wait in the card, for each of its links, before `room` says that it is full. */
@@ -24,7 +24,7 @@ export interface NicOptions {
   readonly join: boolean;
 }
 
-interface SimulatedIoOptions extends NicOptions {
+interface SimulatedIoOptions extends RailOptions {
   readonly host: number;
   readonly lane: number;
   /** Paths of a lane: those of different lanes have different numbers in the network. */

@@ -9,7 +9,7 @@ import type { ReceivedBatch } from '../../transport/io/packet-io.ts';
 import { EventQueue } from './event-queue.ts';
 import { Network, PacketPool } from './network.ts';
 import { LaneConnection, type SimulatedEngine, SimulatedHost } from './simulated-host.ts';
-import { type NicOptions, SimulatedIo } from './simulated-io.ts';
+import { type RailOptions, SimulatedIo } from './simulated-io.ts';
 import type { NetworkTopology } from './topology.ts';
 
 interface SimulationOptions {
@@ -17,7 +17,7 @@ interface SimulationOptions {
   readonly seed: number;
   /** Bytes of a full packet, header included. */
   readonly segmentBytes: number;
-  readonly nic: NicOptions;
+  readonly rail: RailOptions;
   /** Microseconds from the arrival of a packet at an idle host to the moment when its engine looks. */
   readonly pollDelay: number;
   readonly settings: Partial<Settings>;
@@ -253,12 +253,12 @@ export class Simulation {
   }
 
   #createHost(index: number): SimulatedHost {
-    const { topology, nic, paths } = this.#options;
+    const { topology, rail, paths } = this.#options;
     const other = index === 0 ? 1 : 0;
     const uplinks = new Set(Array.from({ length: 256 }, (_, path) => topology.firstLink(index, other, path)));
     const engines = Array.from({ length: this.#engines }, (_, lane): SimulatedEngine => {
       const io = new SimulatedIo({
-        ...nic,
+        ...rail,
         host: index,
         lane,
         lanePaths: paths,

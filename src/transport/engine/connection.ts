@@ -15,7 +15,7 @@ import { PACKET_KEY_BYTES, PacketGuard, type PacketKeys } from '../authenticatio
 import { ControlLog } from '../control/control-log.ts';
 import { PathTable } from '../paths/path-table.ts';
 import { MAX_ECHOES, RECEIVE_WINDOW_SEGMENTS, ReceiveSide } from '../receive/receive-side.ts';
-import { MAX_RANGES, RANGE_SPAN } from '../send/range-list.ts';
+import { MAX_RANGES, RANGE_STRIDE } from '../send/range-list.ts';
 import { SPECULATIVE_BYTES } from '../send/receiver-credits.ts';
 import { NO_SLOT, SendSide } from '../send/send-side.ts';
 import type { EngineCore } from './engine-core.ts';
@@ -464,7 +464,7 @@ function checkScatter(regions: RegionTable, options: ScatterOptions): void {
   checkRemote({ remoteRegion, remoteKey, remoteOffset: 0 });
   if (!regions.isRegistered(region)) throw invalidArgument('region', region, 'a region registered with this engine');
   requireWhole('ranges.sourceEnd', ranges.sourceEnd, 0, region.bytes.byteLength);
-  requireWhole('ranges.longest', ranges.longest, 0, RANGE_SPAN - 1);
+  requireWhole('ranges.longest', ranges.longest, 0, RANGE_STRIDE - 1);
   requireWhole('ranges.end', ranges.end, 0, MAX_RANGES);
 }
 

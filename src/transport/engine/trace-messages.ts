@@ -39,10 +39,10 @@ function labelsOf(connection: Connection): Labels {
   if (made !== undefined) return made;
   const { id, remoteId, secretLow, secretHigh } = connection;
   const name = createHash('sha256').update(`weftline trace ${secretLow} ${secretHigh}`).digest('hex').slice(0, 8);
-  const way = (kind: Kind, from: number, to: number): string => `${kind[0]}${name} ${from >>> 0}>${to >>> 0}`;
+  const label = (kind: Kind, from: number, to: number): string => `${kind[0]}${name} ${from >>> 0}>${to >>> 0}`;
   const both = (from: number, to: number): Record<Kind, string> => ({
-    message: way('message', from, to),
-    segment: way('segment', from, to),
+    message: label('message', from, to),
+    segment: label('segment', from, to),
   });
   const labels = { sent: both(id, remoteId), arrived: both(remoteId, id) };
   known.set(connection, labels);

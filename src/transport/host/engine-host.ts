@@ -405,12 +405,12 @@ class CommandPosts {
   readonly #ranges: SharedRanges;
   readonly #findRegion: (id: number) => Region | undefined;
   /** Of the write of ranges that is being posted. */
-  readonly #rangesWay: { payloadBytes: number; readonly findRegion: (id: number) => Region | undefined };
+  readonly #rangesCarrier: { payloadBytes: number; readonly findRegion: (id: number) => Region | undefined };
 
   constructor(ranges: SharedRanges, findRegion: (id: number) => Region | undefined) {
     this.#ranges = ranges;
     this.#findRegion = findRegion;
-    this.#rangesWay = { payloadBytes: 0, findRegion };
+    this.#rangesCarrier = { payloadBytes: 0, findRegion };
   }
 
   /** Hot path. Fails as the connection does, and with WL_CLOSED for a region that was released. */
@@ -421,8 +421,8 @@ class CommandPosts {
       return connection.signal({ flow, remoteRegion, remoteKey, remoteOffset, add: command.add });
     }
     if (kind === engineCommandKinds.ranges) {
-      this.#rangesWay.payloadBytes = connection.payloadBytes;
-      const scatter = this.#ranges.pack(command, this.#rangesWay);
+      this.#rangesCarrier.payloadBytes = connection.payloadBytes;
+      const scatter = this.#ranges.pack(command, this.#rangesCarrier);
       return scatter === undefined ? NOTHING : connection.scatter(scatter);
     }
     const region = this.#findRegion(command.region);

@@ -277,7 +277,7 @@ export class PreparedTransfers {
     return region;
   }
 
-  #request(post: Post, { connection: number, flow, operation }: Way, regionNumber: number): void {
+  #request(post: Post, { connection: number, flow, operation }: Carrier, regionNumber: number): void {
     const part = this.#part;
     try {
       const connection = this.#connection(number);
@@ -330,8 +330,8 @@ export class PreparedTransfers {
     const { plan, position } = line;
     const { offset, bytes } = post.message;
     const first = Math.min(bytes, plan.ringBytes - position);
-    this.#sendPiece(post, plan, offset, position, first);
-    if (first < bytes) this.#sendPiece(post, plan, offset + first, 0, bytes - first);
+    this.#sendRun(post, plan, offset, position, first);
+    if (first < bytes) this.#sendRun(post, plan, offset + first, 0, bytes - first);
     line.position = (position + bytes) % plan.ringBytes;
     if (post.error !== undefined) return;
     const cell = this.#cell;
@@ -348,7 +348,7 @@ export class PreparedTransfers {
   }
 
   // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per message
-  #sendPiece(post: Post, plan: LinePlan, offset: number, position: number, bytes: number): void {
+  #sendRun(post: Post, plan: LinePlan, offset: number, position: number, bytes: number): void {
     const part = this.#part;
     part.offset = offset;
     part.remoteRegion = plan.remoteRegion;
@@ -360,7 +360,7 @@ export class PreparedTransfers {
 }
 
 /** What a request goes through; a line writes. */
-interface Way {
+interface Carrier {
   readonly connection: number;
   readonly flow: number;
   readonly operation?: 'read' | 'write';

@@ -23,7 +23,7 @@ interface SharedTable extends RangesPlan {
 }
 
 /** What a write needs that is not in its command. */
-interface RangesWay {
+interface RangesCarrier {
   readonly payloadBytes: number;
   findRegion(number: number): Region | undefined;
 }
@@ -70,16 +70,19 @@ export class SharedRanges {
    * What the command writes, until the slot is freed; undefined if it is no byte. Fails with WL_CLOSED, and with
    * WL_INVALID_ARGUMENT for ranges outside of the region of this side.
    */
-  pack({ slot, region: number, offset, bytes, flow }: EngineCommand, way: RangesWay): ScatterOptions | undefined {
+  pack(
+    { slot, region: number, offset, bytes, flow }: EngineCommand,
+    carrier: RangesCarrier,
+  ): ScatterOptions | undefined {
     const shared = this.#tables.get(number);
     if (shared === undefined) throw new WeftlineError('WL_CLOSED', 'The table of ranges was released');
-    const region = way.findRegion(shared.region);
+    const region = carrier.findRegion(shared.region);
     if (region === undefined) throw new WeftlineError('WL_CLOSED', 'The region was released');
     const packed = this.#free.pop() ?? new PackedRanges();
     this.#underWay[slot] = packed;
     const limits = this.#limits;
     limits.regionBytes = region.bytes.length;
-    limits.payloadBytes = way.payloadBytes;
+    limits.payloadBytes = carrier.payloadBytes;
     if (packed.pack(shared.table, offset, offset + bytes, limits) === 0) return undefined;
     const scatter = this.#scatter;
     scatter.region = region;

@@ -173,8 +173,8 @@ export class FlowOrder {
 /** Cuts are made at multiples of so many bytes of a part. */
 const CUT_ALIGNMENT = 4096;
 
-/** A piece of a part. */
-interface Piece {
+/** A run of bytes of a part. */
+interface PartCut {
   readonly part: number;
   readonly offset: number;
   readonly bytes: number;
@@ -190,13 +190,13 @@ export function divideParts(table: PartTable, lanes: number, home: number): read
     shares[home] = table;
     return shares;
   }
-  const pieces = piecesOf(table, used, total);
-  for (const [share, list] of pieces.entries()) shares[(home + share) % lanes] = tableOf(table, list);
+  const cuts = cutParts(table, used, total);
+  for (const [share, list] of cuts.entries()) shares[(home + share) % lanes] = tableOf(table, list);
   return shares;
 }
 
-function piecesOf(table: PartTable, used: number, total: number): readonly Piece[][] {
-  const pieces: Piece[][] = Array.from({ length: used }, () => []);
+function cutParts(table: PartTable, used: number, total: number): readonly PartCut[][] {
+  const cuts: PartCut[][] = Array.from({ length: used }, () => []);
   let lane = 0;
   let before = 0;
   for (let part = 0; part < table.count; part++) {
@@ -210,18 +210,18 @@ function piecesOf(table: PartTable, used: number, total: number): readonly Piece
       const cut = Math.ceil(room / CUT_ALIGNMENT) * CUT_ALIGNMENT;
       // Small remainders are not worth a request of their own.
       const taken = isLast || left <= cut + CUT_ALIGNMENT ? left : cut;
-      (pieces[lane] as Piece[]).push({ part, offset, bytes: taken });
+      (cuts[lane] as PartCut[]).push({ part, offset, bytes: taken });
       offset += taken;
       before += taken;
       while (lane < used - 1 && before * used >= total * (lane + 1)) lane++;
     } while (offset < bytes);
   }
-  return pieces;
+  return cuts;
 }
 
-function tableOf(source: PartTable, pieces: readonly Piece[]): PartTable {
-  const table = PartTable.ofCount(pieces.length);
-  for (const [at, { part, offset, bytes }] of pieces.entries()) {
+function tableOf(source: PartTable, cuts: readonly PartCut[]): PartTable {
+  const table = PartTable.ofCount(cuts.length);
+  for (const [at, { part, offset, bytes }] of cuts.entries()) {
     table.localOffset[at] = source.localOffset[part]! + offset;
     table.remoteOffset[at] = source.remoteOffset[part]! + offset;
     table.bytes[at] = bytes;

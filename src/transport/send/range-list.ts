@@ -12,8 +12,8 @@ interface Ranges {
 }
 
 /** The windows name a segment of a scattered write by the number of a range times this, and a place in that range. */
-export const RANGE_SPAN: number = 2 ** 29;
-export const MAX_RANGES: number = 2 ** 53 / RANGE_SPAN;
+export const RANGE_STRIDE: number = 2 ** 29;
+export const MAX_RANGES: number = 2 ** 53 / RANGE_STRIDE;
 
 const NO_RANGES = new Float64Array();
 

@@ -6,7 +6,7 @@ import type { Request } from '../engine/request.ts';
 import { traceSent } from '../engine/trace-messages.ts';
 import { ackDue } from '../receive/receive-side.ts';
 import { writeData, writeScatter } from '../wire/packet-writer.ts';
-import { RANGE_SPAN, type RangeList } from './range-list.ts';
+import { RANGE_STRIDE, type RangeList } from './range-list.ts';
 import { NO_SLOT } from './send-side.ts';
 
 /** When sending can go on: now with the next round, not before an ack or a post, or when the I/O has room again. */
@@ -62,10 +62,10 @@ function sendNext(connection: Connection, now: number): Outcome {
   const wanted = isGathered ? 1 : Math.max(1, Math.ceil(readyBytes(request) / connection.payloadBytes));
   const room = window.room();
   if (room <= 0) return stuck(connection, NOT_BEFORE_NEWS);
-  if (!chooseRoute(connection, queue.flow.controller, Math.min(wanted, connection.burstSegments, room))) {
-    return stuck(connection, route.resumeAt);
+  if (!choosePath(connection, queue.flow.controller, Math.min(wanted, connection.burstSegments, room))) {
+    return stuck(connection, chosen.resumeAt);
   }
-  const at = connection.engine.outbox.reserve(isGathered ? SCATTER_BYTES : route.segments * DATA_HEADER_BYTES);
+  const at = connection.engine.outbox.reserve(isGathered ? SCATTER_BYTES : chosen.segments * DATA_HEADER_BYTES);
   if (at === -1) return stuck(connection, now + SOCKET_WAIT);
   if (ranges === undefined) sendFresh(connection, request, at, now);
   else if (isGathered) sendScattered(connection, request, ranges, at);
@@ -90,10 +90,10 @@ function sendFresh(connection: Connection, request: Request, at: number, now: nu
   const { window, bursts } = connection.send;
   const { template } = engine;
   const { position } = request;
-  const count = route.segments;
+  const count = chosen.segments;
   const limit = request.kind === 'send' ? request.granted : request.bytes;
   const bytes = Math.min(limit - position, count * payloadBytes);
-  const burst = bursts.open(route.path, route.controller, now);
+  const burst = bursts.open(chosen.path, chosen.controller, now);
   const first = window.next;
   if (position === 0 && request.kind === 'send' && request.slot === NO_SLOT) saveAck(connection, request);
   if (window.outstanding === 0) connection.send.progressAt = now;
@@ -129,9 +129,9 @@ function sendScattered(connection: Connection, request: Request, ranges: RangeLi
   const end = ranges.endOf(first, payloadBytes);
   const data = ranges.bytesOf(first, end);
   const bytes = data + (end - first) * SCATTER_ENTRY_BYTES;
-  const burst = bursts.open(route.path, route.controller, now);
+  const burst = bursts.open(chosen.path, chosen.controller, now);
   if (window.outstanding === 0) connection.send.progressAt = now;
-  const sequence = window.append(request.handle, first * RANGE_SPAN, bytes);
+  const sequence = window.append(request.handle, first * RANGE_STRIDE, bytes);
   window.burst[sequence & window.mask] = burst;
   request.nextRange = end;
   request.position += data;
@@ -151,15 +151,15 @@ function sendRange(connection: Connection, request: Request, ranges: RangeList, 
   const { window, bursts } = connection.send;
   const { template, now } = engine;
   const { nextRange, rangePosition } = request;
-  const count = route.segments;
+  const count = chosen.segments;
   const length = ranges.lengths[nextRange]!;
   const bytes = Math.min(length - rangePosition, count * payloadBytes);
   const lastBytes = bytes - (count - 1) * payloadBytes;
-  const burst = bursts.open(route.path, route.controller, now);
+  const burst = bursts.open(chosen.path, chosen.controller, now);
   if (window.outstanding === 0) connection.send.progressAt = now;
   template.sequence = window.appendRun(
     request.handle,
-    nextRange * RANGE_SPAN + rangePosition,
+    nextRange * RANGE_STRIDE + rangePosition,
     count,
     payloadBytes,
     lastBytes,
@@ -223,14 +223,14 @@ function retransmit(connection: Connection, now: number): Outcome {
   const request = found !== undefined && found.isPending ? found : undefined;
   const controller = request === undefined ? 0 : connection.send.flow(request.flow).controller;
   const ranges = request?.ranges;
-  const range = ranges === undefined ? 0 : Math.floor(window.offset[slot]! / RANGE_SPAN);
+  const range = ranges === undefined ? 0 : Math.floor(window.offset[slot]! / RANGE_STRIDE);
   const isGathered = ranges?.isShort(range, connection.payloadBytes) === true;
-  if (!chooseRoute(connection, controller, lostRun(connection, first, isGathered)))
-    return stuck(connection, route.resumeAt);
-  const at = engine.outbox.reserve(isGathered ? SCATTER_BYTES : route.segments * DATA_HEADER_BYTES);
+  if (!choosePath(connection, controller, lostRun(connection, first, isGathered)))
+    return stuck(connection, chosen.resumeAt);
+  const at = engine.outbox.reserve(isGathered ? SCATTER_BYTES : chosen.segments * DATA_HEADER_BYTES);
   if (at === -1) return stuck(connection, now + SOCKET_WAIT);
-  const count = route.segments;
-  const burst = bursts.open(route.path, route.controller, now);
+  const count = chosen.segments;
+  const burst = bursts.open(chosen.path, chosen.controller, now);
   let bytes = 0;
   for (let segment = 0; segment < count; segment++) {
     const sequence = (first + segment) | 0;
@@ -250,7 +250,7 @@ function retransmit(connection: Connection, now: number): Outcome {
   }
   template.lastPayloadBytes = window.bytes[(first + count - 1) & window.mask]!;
   template.sequence = first;
-  template.offset = window.offset[slot]! - range * RANGE_SPAN;
+  template.offset = window.offset[slot]! - range * RANGE_STRIDE;
   template.count = count;
   addressTo(connection, request);
   if (request !== undefined && ranges !== undefined) addressRange(connection, request, range);
@@ -325,7 +325,7 @@ function sendBurst(connection: Connection, request: Request | undefined, now: nu
   const { engine, paths, counters } = connection;
   const { bursts } = connection.send;
   const { template, outbox } = engine;
-  const { path, controller } = route;
+  const { path, controller } = chosen;
   const { count } = template;
   const wireBytes = bytes + count * DATA_HEADER_BYTES;
   const pathSequence = paths.nextSequence[path]!;
@@ -368,7 +368,7 @@ function sendBurst(connection: Connection, request: Request | undefined, now: nu
 function wantsAck(connection: Connection, request: Request | undefined): boolean {
   if (request === undefined || request.segmented) return true;
   const { send, segmentBytes } = connection;
-  return send.allowance(route.controller) < segmentBytes || send.window.room() === 0;
+  return send.allowance(chosen.controller) < segmentBytes || send.window.room() === 0;
 }
 
 function charge(connection: Connection, controller: number, bytes: number, now: number): void {
@@ -394,7 +394,7 @@ const NOT_BEFORE_NEWS = Number.POSITIVE_INFINITY;
 const UNFAMILIAR_SHARE = 1 / 16;
 
 /** Where the next burst may go. One object: nothing here outlives a call. */
-const route: { path: number; controller: number; segments: number; resumeAt: number } = {
+const chosen: { path: number; controller: number; segments: number; resumeAt: number } = {
   path: 0,
   controller: 0,
   segments: 0,
@@ -402,21 +402,21 @@ const route: { path: number; controller: number; segments: number; resumeAt: num
 };
 
 /** Finds a path, the window it counts against, and how many of the `wanted` segments may go. False: see `resumeAt`. */
-function chooseRoute(connection: Connection, controller: number, wanted: number): boolean {
+function choosePath(connection: Connection, controller: number, wanted: number): boolean {
   const { paths, engine } = connection;
-  route.resumeAt = NOT_BEFORE_NEWS;
-  route.path = paths.choose(engine.random, connection.send.bursts);
+  chosen.resumeAt = NOT_BEFORE_NEWS;
+  chosen.path = paths.choose(engine.random, connection.send.bursts);
   if (!engine.settings.perPath) {
     if (wanted === 1 && connection.send.window.outstanding === 0) preferFamiliar(connection);
-    route.controller = controller;
+    chosen.controller = controller;
     return admit(connection, wanted);
   }
-  const first = route.path;
+  const first = chosen.path;
   for (let step = 0; step < paths.count; step++) {
     const path = (first + step) % paths.count;
     if (paths.alive[path] === 0 && paths.aliveCount > 0) continue;
-    route.path = path;
-    route.controller = path;
+    chosen.path = path;
+    chosen.controller = path;
     if (admit(connection, wanted)) return true;
   }
   return false;
@@ -429,28 +429,28 @@ function chooseRoute(connection: Connection, controller: number, wanted: number)
 function preferFamiliar({ paths, engine, receive, send }: Connection): void {
   const { latestPath } = receive.arrivals;
   if (latestPath === -1 || engine.random() < UNFAMILIAR_SHARE) return;
-  if (paths.isNearlyAsGood(latestPath, route.path, send.bursts)) route.path = latestPath;
+  if (paths.isNearlyAsGood(latestPath, chosen.path, send.bursts)) chosen.path = latestPath;
 }
 
 /** How many segments the window of `route.controller` admits: at least one if nothing of it is in flight. */
 function admit(connection: Connection, wanted: number): boolean {
-  const { controller } = route;
+  const { controller } = chosen;
   const { send } = connection;
   const paced = send.nextSendAt[controller]!;
   if (paced > connection.engine.now) {
-    route.resumeAt = Math.min(route.resumeAt, paced);
+    chosen.resumeAt = Math.min(chosen.resumeAt, paced);
     return false;
   }
   const inFlight = send.bursts.controllerBytes[controller]!;
   const allowance = send.allowance(controller);
   const admitted = Math.floor(allowance / connection.segmentBytes);
   if (inFlight <= 0) {
-    route.segments = Math.max(1, Math.min(wanted, admitted));
+    chosen.segments = Math.max(1, Math.min(wanted, admitted));
     return true;
   }
   // A few segments of a large window are not worth a burst of their own: acks will bring more room.
   const sliver = admitted * 2 < wanted && allowance * 4 < send.congestion[controller]!.windowBytes;
   if (admitted < 1 || sliver) return false;
-  route.segments = Math.min(wanted, admitted);
+  chosen.segments = Math.min(wanted, admitted);
   return true;
 }

@@ -126,7 +126,7 @@ test('ud: datagrams reach any queue pair whose key they have, behind a routing h
 test('a shared receive queue serves several queue pairs', () => {
   using a = new Side('rxe0');
   using b = new Side('rxe1');
-  const shared = new SharedReceiveQueue(b.domain, { depth: 16, pieces: 1 });
+  const shared = new SharedReceiveQueue(b.domain, { depth: 16, elements: 1 });
   const pairs = [0, 1].map(() => {
     const [one, other] = [a.queuePair('rc'), b.queuePair('rc', { sharedReceives: shared })];
     one.connect({ number: other.number, firstSequence: 0, path: a.pathTo(b) }, { mtu: 1024 });

@@ -95,7 +95,7 @@ test('sizes beyond the device are refused with the limit and its name', () => {
     fails('WL_CAPACITY', new RegExp(`${many} sends under way .* at most ${maxQpWr} \\(max_qp_wr\\)`)),
   );
   assert.throws(
-    () => new QueuePair(a.domain, { ...parts, pieces: maxSge + 1 }),
+    () => new QueuePair(a.domain, { ...parts, elements: maxSge + 1 }),
     fails('WL_CAPACITY', new RegExp(`at most ${maxSge} \\(max_sge\\)`)),
   );
   assert.throws(() => new CompletionQueue(a.context, maxCqe + 1), fails('WL_CAPACITY', /\(max_cqe\)/));

@@ -20,7 +20,7 @@ import { MAX_UNDER_WAY, type RailEnd, type VerbsRail } from './verbs-rail.ts';
 /** Slots of a queue pair without shared receives. */
 const OWN_RECEIVES = 128;
 /** Header and payload. */
-const PIECES = 2;
+const ELEMENTS = 2;
 /** The code of 41 ms: a receiver without memory for so long, six times over, is no longer a receiver. */
 const RECEIVER_NOT_READY_TIMER = 24;
 /** Of each size, so that a lost packet does not decide. */
@@ -151,7 +151,7 @@ export class VerbsEnds implements EndMaker {
       sendCompletions: sends,
       receiveCompletions: receives,
       maxSends: MAX_UNDER_WAY,
-      pieces: PIECES,
+      elements: ELEMENTS,
       ...(shared === undefined ? { maxReceives: OWN_RECEIVES } : { sharedReceives: shared }),
     });
     const free = this.#ends.indexOf(undefined);

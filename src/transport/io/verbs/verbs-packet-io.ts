@@ -121,7 +121,7 @@ export class VerbsPacketIo implements PacketIo {
     if (end.isFailed || end.rail.room < 1) return;
     const place = this.#begin(end, packet.length);
     memory.bytes.set(packet, place);
-    addPiece(end, place, packet.length);
+    addElement(end, place, packet.length);
   }
 
   // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per burst
@@ -136,7 +136,7 @@ export class VerbsPacketIo implements PacketIo {
       const place = this.#begin(end, headerBytes);
       let to = place >>> 2;
       for (const stop = from + (headerBytes >>> 2); from < stop; from += 1, to += 1) words[to] = arena[from]!;
-      addPiece(end, place, headerBytes);
+      addElement(end, place, headerBytes);
       const bytes = packet === count - 1 ? lastPayloadBytes : payloadBytes;
       if (bytes > 0) sends.add(address, bytes, key);
       address += payloadBytes;
@@ -152,7 +152,7 @@ export class VerbsPacketIo implements PacketIo {
       const place = this.#begin(end, headerBytes + payloadBytes);
       this.#copyHeader(headerOffset + packet * headerBytes, headerBytes, bytes, place);
       const length = headerBytes + copyPayload(burst, packet, bytes, place + headerBytes);
-      addPiece(end, place, length);
+      addElement(end, place, length);
     }
   }
 
@@ -199,7 +199,7 @@ export class VerbsPacketIo implements PacketIo {
   }
 }
 
-function addPiece(end: RailEnd, place: number, bytes: number): void {
+function addElement(end: RailEnd, place: number, bytes: number): void {
   const { memory } = end.rail;
   end.sends.add(memory.address + place, bytes, memory.localKey);
 }

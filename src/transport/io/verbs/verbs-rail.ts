@@ -203,7 +203,7 @@ export class VerbsRail {
     this.receives = new CompletionQueue(context, 2 * receives, channel);
     this.events = new AsyncEvents(context);
     const areDatagrams = service === 'ud';
-    const size = { depth: receives, pieces: areDatagrams ? 2 : 1 };
+    const size = { depth: receives, elements: areDatagrams ? 2 : 1 };
     this.shared = isShared ? new SharedReceiveQueue(domain, size) : undefined;
     this.regions = new RegionKeys(domain, options.relaxedOrdering);
     this.receiver = new PacketReceiver({
