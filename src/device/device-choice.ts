@@ -1,12 +1,67 @@
 // On which kind of device the ranks of a job run: all on their own GPUs, or all on the CPU.
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { log } from '../core/log.ts';
-import { type CudaDriver, cudaDriver } from '../native/cuda-driver.ts';
-import { type Settings, settingsTable } from '../settings/settings.ts';
 import { CpuDevice } from './cpu/cpu-device.ts';
 import { CudaDevice } from './cuda/cuda-device.ts';
-import { findGpu, type FoundGpu, type NoGpu } from './cuda/find-gpu.ts';
+import { CUDA_SUCCESS, cudaError } from './cuda/cuda-context.ts';
+import { attributes, formatUuid, OLDEST_CAPABILITY } from './cuda/device-properties.ts';
 import type { DeviceKind } from './tensor.ts';
+import { type CudaCall, type CudaDriver, cudaDriver } from '../native/cuda-driver.ts';
+import type { Out } from '../native/library.ts';
+import { type Settings, settingsTable } from '../settings/settings.ts';
+
+// Which GPU a rank would take, without touching it: no context is made, so that looking costs the GPU nothing.
+
+/** As JSON it travels to the other ranks. */
+interface FoundGpu {
+  /** Number among those that this process sees. */
+  readonly ordinal: number;
+  /** Tells GPUs apart whatever their number is in each process. */
+  readonly uuid: string;
+}
+
+interface NoGpu {
+  /** Why there is none, as the end of a sentence. */
+  readonly missing: string;
+}
+
+/** GPU `machineRank` of those that this process sees, again from 0 where there are more ranks. Never throws. */
+function findGpu(machineRank: number, driver: CudaDriver = cudaDriver): FoundGpu | NoGpu {
+  try {
+    return look(machineRank, driver);
+  } catch (error) {
+    return { missing: error instanceof Error ? error.message : String(error) };
+  }
+}
+
+function look(machineRank: number, driver: CudaDriver): FoundGpu | NoGpu {
+  const cell: Out = [0];
+  let ordinal = 0;
+  const call = <Name extends CudaCall>(name: Name, ...parameters: Parameters<CudaDriver[Name]>): number => {
+    const status: number = driver[name](...parameters);
+    if (status !== CUDA_SUCCESS) throw cudaError(driver, { call: name, status, device: ordinal });
+    return cell[0];
+  };
+  try {
+    call('cuInit', 0);
+  } catch (error) {
+    if (!(error instanceof WeftlineError && error.code === 'WL_UNSUPPORTED')) throw error;
+    const { name } = error.details;
+    return { missing: typeof name === 'string' ? `no driver library (${name})` : error.message };
+  }
+  const gpus = call('cuDeviceGetCount', cell);
+  if (gpus === 0) return { missing: 'no GPU is visible: see CUDA_VISIBLE_DEVICES, and --gpus of the container' };
+  ordinal = machineRank % gpus;
+  const device = call('cuDeviceGet', cell, ordinal);
+  const major = call('cuDeviceGetAttribute', cell, attributes.capabilityMajor, device);
+  const minor = call('cuDeviceGetAttribute', cell, attributes.capabilityMinor, device);
+  if (major * 10 + minor < OLDEST_CAPABILITY) {
+    return { missing: `GPU ${ordinal} is sm_${major}${minor}, needed is sm_${OLDEST_CAPABILITY} or newer` };
+  }
+  const uuid = new Uint8Array(16);
+  call('cuDeviceGetUuid', uuid, device);
+  return { ordinal, uuid: formatUuid(uuid) };
+}
 
 /** What choosing needs of the ranks; a RankGroup is one, and so is a World. */
 export interface DeviceGroup {

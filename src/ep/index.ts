@@ -1,6 +1,6 @@
 // weftline/ep: expert-parallel dispatch and combine.
 export { bufferSize, type EpBufferConfig, type EpBufferSize } from './buffer/buffer-size.ts';
-export type { CombinePrecision } from './combine-precision.ts';
+export type { CombinePrecision } from './across-hosts/network-size.ts';
 export type { CombineArguments } from './buffer/call-arguments.ts';
 export type { DispatchArguments, RowsLike } from './buffer/call-arguments.ts';
 export type { ScaledRows } from '../device/tensor.ts';

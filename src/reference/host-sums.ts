@@ -7,7 +7,7 @@
 //
 // added from left to right in f32, hosts in the order of their lowest ranks. A sum of one row alone is that row, bit for
 // bit where it is not widened. On one host nothing is rounded but the end.
-import type { CombinePrecision } from '../ep/combine-precision.ts';
+import type { CombinePrecision } from '../ep/across-hosts/network-size.ts';
 import { f32Bits, f32FromBits, fromBf16, fromF16, toBf16, toF16 } from '../core/dtype.ts';
 
 /** A bit pattern as a number, and a number rounded to a bit pattern; every NaN gets the same one. */

@@ -7,9 +7,12 @@ import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import type { CudaStream } from '../device/cuda/cuda-stream.ts';
 import type { Storage } from '../device/tensor.ts';
-import { createEngine } from './create-engine.ts';
+import { CpuFragments } from './cpu/cpu-fragments.ts';
+import { LaunchedFragments } from './cuda/launched-fragments.ts';
+import { PersistentFragments } from './cuda/persistent-fragments.ts';
 import { DescriptorBlock, disposedError, wrongBlockError } from './descriptor-block.ts';
 import {
+  checkConfig,
   type CheckedConfig,
   checkStream,
   type FragmentEngine,
@@ -471,4 +474,23 @@ function requireStorage(engine: FragmentEngine, storage: Storage, block: number,
   if (engine.reaches(storage.device)) return;
   const what = `its ${memory} is a tensor of another device, expected one of the launcher's device`;
   throw wrongBlockError(block, what, { memory });
+}
+
+// Chooses what moves the fragments of a launcher, by its device.
+
+/** A configuration for GPUs may be given to the CPU device. */
+const NO_LIMIT = 65_535;
+
+async function createEngine(
+  device: CpuDevice | CudaDevice,
+  config: LauncherConfig,
+  direction: Direction,
+): Promise<{ readonly engine: FragmentEngine; readonly checked: CheckedConfig }> {
+  const kind: unknown = typeof device === 'object' && device !== null ? device.kind : undefined;
+  if (kind !== 'cpu' && kind !== 'cuda') throw invalidArgument('device', device, 'a CpuDevice or a CudaDevice');
+  const multiprocessors = device.kind === 'cuda' ? device.properties.multiprocessors : NO_LIMIT;
+  const checked = checkConfig(config, multiprocessors);
+  if (device.kind === 'cpu') return { engine: new CpuFragments(device, checked, direction), checked };
+  const Fragments = checked.persistent ? PersistentFragments : LaunchedFragments;
+  return { engine: await Fragments.create(device, checked, direction), checked };
 }

@@ -6,7 +6,7 @@ import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'n
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { after } from 'node:test';
-import { compileFlags } from '#lib/device/cuda/jit/architecture.js';
+import { compileFlags } from '#lib/device/cuda/device-properties.js';
 import { headerNames, kernelFolder } from '#lib/device/cuda/jit/cubin-cache.js';
 import { kernelCatalogue } from '#lib/device/cuda/kernel-catalogue.js';
 import { definesOf, variantName, variantsOf } from '#lib/device/cuda/kernel-file.js';

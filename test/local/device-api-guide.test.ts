@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { after } from 'node:test';
 import { fileURLToPath } from 'node:url';
-import { compileFlags } from '#lib/device/cuda/jit/architecture.js';
+import { compileFlags } from '#lib/device/cuda/device-properties.js';
 import { kernelFolder } from '#lib/device/cuda/jit/cubin-cache.js';
 import { nixlHeaderKernels, nixlKernels, warpKernels } from './support/nixl-kernels.ts';
 import { extractCodeBlocks } from './documentation/code-blocks.ts';

@@ -3,7 +3,7 @@ import { Block } from '../../abi/layout.ts';
 import { TRAP_ANY_PEER, trapReasons, trapRecord, trapStates } from '../../abi/trap-record.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
-import { CUDA_SUCCESS } from '../../device/cuda/cuda-status.ts';
+import { CUDA_SUCCESS } from '../../device/cuda/cuda-context.ts';
 import type { HostMemory } from '../../device/cuda/host-memory.ts';
 import { whyNoPeerAtomics } from '../../device/cuda/device-properties.ts';
 import type { Fence } from '../../device/cuda/cuda-stream.ts';

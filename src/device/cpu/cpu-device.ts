@@ -10,8 +10,7 @@ import { readSettings, settingsTable } from '../../settings/settings.ts';
 import { AbandonedMemory } from '../abandoned-memory.ts';
 import type { Device } from '../device.ts';
 import { elementCount, requireDownload, requireUpload, type Storage, Tensor } from '../tensor.ts';
-import { addressSpaceAdvice, wasm, type WasmMemory } from './wasm.ts';
-import { type CpuKernels, instantiateKernels } from './kernels.ts';
+import { addressSpaceAdvice, type CpuKernels, instantiateKernels, wasm, type WasmMemory } from './kernels.ts';
 
 // Hands out ranges of one address space: first fit over a sorted list of gaps, neighbours merged on release.
 

@@ -5,8 +5,7 @@ import { WeftlineError } from '../../core/errors.ts';
 import { beginWait, endWait, type WaitEntry } from '../../core/waits.ts';
 import type { Out } from '../../native/library.ts';
 import type { DeviceEvent, DeviceWaitOptions } from '../device.ts';
-import type { CudaContext } from './cuda-context.ts';
-import { CUDA_ERROR_NOT_READY } from './cuda-status.ts';
+import { CUDA_ERROR_NOT_READY, type CudaContext } from './cuda-context.ts';
 
 // Waits for the device without blocking the event loop: polls a little, lets others run, polls again.
 

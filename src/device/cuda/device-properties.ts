@@ -1,8 +1,7 @@
 // What one GPU is: read once from the driver.
-import { WeftlineError } from '../../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import { CUDA_SUCCESS, type CudaContext } from './cuda-context.ts';
 import type { Out } from '../../native/library.ts';
-import type { CudaContext } from './cuda-context.ts';
-import { CUDA_SUCCESS } from './cuda-status.ts';
 
 // Whether kernels of a GPU may add to words in memory of another one: over NVLink they may, over PCIe as a rule not.
 
@@ -89,9 +88,9 @@ export function readDeviceProperties(context: CudaContext): DeviceProperties {
   const version: Out = [0];
   context.call('cuDriverGetVersion', version);
   return Object.freeze({
-    name: text(name),
+    name: textOf(name),
     uuid: formatUuid(uuid),
-    pciBusId: text(pciBusId),
+    pciBusId: textOf(pciBusId),
     totalBytes: total[0],
     capability: { major: read('capabilityMajor'), minor: read('capabilityMinor') },
     multiprocessors: read('multiprocessors'),
@@ -105,11 +104,48 @@ export function readDeviceProperties(context: CudaContext): DeviceProperties {
 }
 
 /** Up to the first zero byte. */
-function text(bytes: Uint8Array): string {
+function textOf(bytes: Uint8Array): string {
   return Buffer.from(bytes.subarray(0, bytes.indexOf(0))).toString('latin1');
 }
 
 export function formatUuid(bytes: Uint8Array): string {
   const hex = Buffer.from(bytes).toString('hex');
   return `GPU-${[hex.slice(0, 8), hex.slice(8, 12), hex.slice(12, 16), hex.slice(16, 20), hex.slice(20)].join('-')}`;
+}
+
+// Names of GPU architectures as the compilers know them.
+
+/** Compute capability, major and minor, that the kernels need at least. */
+export const OLDEST_CAPABILITY = 80;
+
+/** sm_90 has instructions that only its architecture-specific target allows. */
+const specific: ReadonlySet<string> = new Set(['sm_90']);
+
+/** The compiler's target for a device. */
+export function architectureOf(capability: { readonly major: number; readonly minor: number }): string {
+  return parseArchitecture(`sm_${capability.major}${capability.minor}`);
+}
+
+/** "sm_90" and "90" mean sm_90a here; "sm_80" stays. Fails with WL_INVALID_ARGUMENT. */
+export function parseArchitecture(text: string): string {
+  const digits = /^(?:sm_)?(\d{2,3})a?$/.exec(text)?.[1];
+  if (digits === undefined || Number(digits) < OLDEST_CAPABILITY)
+    throw invalidArgument('architecture', text, `sm_${OLDEST_CAPABILITY} or newer, as sm_90`);
+  const name = `sm_${digits}`;
+  return specific.has(name) ? `${name}a` : name;
+}
+
+/** Flags of every kernel, nvcc's and NVRTC's alike. No fast math: results equal those of the CPU device. */
+export function compileFlags(architecture: string): string[] {
+  return [`-arch=${architecture}`, '-std=c++17', '-lineinfo'];
+}
+
+// The version of the NVIDIA driver, from what its kernel module tells of itself.
+
+/** Where the kernel module tells it. */
+export const driverVersionFile = '/proc/driver/nvidia/version';
+
+/** "580.95.05", or undefined when the text is something else. */
+export function parseDriverVersion(text: string): string | undefined {
+  return /Kernel Module.*?\s(\d+(?:\.\d+)+)\s/.exec(text)?.[1];
 }

@@ -4,8 +4,7 @@ import { alignUp } from '../../abi/layout.ts';
 import { formatBytes } from '../../core/byte-size.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { Out } from '../../native/library.ts';
-import type { CudaContext } from './cuda-context.ts';
-import { CUDA_ERROR_OUT_OF_MEMORY } from './cuda-status.ts';
+import { CUDA_ERROR_OUT_OF_MEMORY, type CudaContext } from './cuda-context.ts';
 import type { Fence, WorkFences } from './cuda-stream.ts';
 
 const SMALLEST = 512;

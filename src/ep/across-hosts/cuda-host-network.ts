@@ -1,7 +1,6 @@
 // The network side of a collective object on a GPU: the pinned window that rows cross through, the requests that kernels push to, and
 // what kernels know of the other hosts.
-import { EP_MAX_GROUP_RANKS } from '../../abi/ep.ts';
-import { EP_MAX_WAYS } from '../../abi/ep.ts';
+import { EP_MAX_GROUP_RANKS, EP_MAX_WAYS } from '../../abi/ep.ts';
 import {
   epNetwork,
   MAX_NETWORK_CHANNELS,

@@ -1,8 +1,10 @@
 // What the network side of a CPU rank takes: regions of memory of its own, whose sizes follow from the configuration and
 // the ranks of each host alone. No routing needs more: a token crosses to a host once.
+import type { elementFormats } from '../../abi/element-formats.ts';
 import { exchangeRecordBytes, REGION_ALIGNMENT } from '../../abi/exchange-record.ts';
 import { NETWORK_ABORT_BYTES, networkCellsBytes, networkChunkRows } from '../../abi/network.ts';
 import { formatBytes } from '../../core/byte-size.ts';
+import { dtypes } from '../../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { Device } from '../../device/device.ts';
 import type { Tensor } from '../../device/tensor.ts';
@@ -11,6 +13,29 @@ import { type Hosts, maxServed } from '../../group/network/host-routes.ts';
 import { checkTensor } from '../../group/tensor-check.ts';
 import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
+
+// As what a host's sum of a token's rows travels to the token's host.
+
+/** What rows may consist of. */
+type RowDType = keyof typeof elementFormats;
+
+/**
+ * Dtype of the sums that hosts send to each other in combine: 'bf16' rounds each to the dtype of the rows, whichever that
+ * is; 'f32' does not round it, for twice the bytes of 16-bit rows.
+ */
+export type CombinePrecision = 'bf16' | 'f32';
+
+export const combinePrecisions: readonly CombinePrecision[] = ['bf16', 'f32'];
+
+/** Dtype of a sum on the network. */
+export function sumDType(rows: RowDType, precision: CombinePrecision): RowDType {
+  return precision === 'f32' ? 'f32' : rows;
+}
+
+/** Bytes of a sum on the network. */
+export function bytesOfSum(hidden: number, rows: RowDType, precision: CombinePrecision): number {
+  return hidden * dtypes[sumDType(rows, precision)].bytes;
+}
 
 /** Per token, in bytes or numbers. */
 export interface NetworkShape {

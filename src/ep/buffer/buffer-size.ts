@@ -10,6 +10,8 @@ import type { Hosts } from '../../group/network/host-routes.ts';
 import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts';
 import { windowFootprint } from '../../windows/symmetric-window.ts';
 import {
+  type CombinePrecision,
+  combinePrecisions,
   type NetworkShape,
   networkSize,
   type NetworkSize,
@@ -17,9 +19,9 @@ import {
   type PinnedNetworkSize,
   pinnedNetworkSize,
   requirePinnedBytes,
+  bytesOfSum,
   withinRdmaBytes,
 } from '../across-hosts/network-size.ts';
-import { type CombinePrecision, combinePrecisions, sumBytes } from '../combine-precision.ts';
 
 export const MAX_TOPK = 32;
 
@@ -204,7 +206,7 @@ export function bufferNetworkShape(config: BufferNetworkConfig, hosts: Hosts): N
     topkBytes: maxTopk * 8,
     weightBytes: maxTopk * 4,
     scaleBytes: Math.ceil(hidden / FP8_GROUP) * 4,
-    sumBytes: sumBytes(hidden, 'bf16', combinePrecision),
+    sumBytes: bytesOfSum(hidden, 'bf16', combinePrecision),
     sumWeightBytes: maxTopk * 4,
   };
   return withinRdmaBytes(shape, numRdmaBytes);
@@ -217,8 +219,8 @@ function pinnedBufferNetwork(
 ): PinnedNetworkSize {
   const { hosts, maxTokensPerRank } = shape;
   const wireRowBytes = networkRowBytes({ ...shape, rowBytes: hidden * 2, places: shape.columns });
-  const wireSumBytes = networkSumBytes(shape.sumBytes, shape.sumWeightBytes);
-  return pinnedNetworkSize({ hosts, maxTokensPerRank, experts, wireRowBytes, wireSumBytes });
+  const sums = networkSumBytes(shape.sumBytes, shape.sumWeightBytes);
+  return pinnedNetworkSize({ hosts, maxTokensPerRank, experts, wireRowBytes, wireSumBytes: sums });
 }
 
 // What EpBuffer.create() takes besides the configuration that all ranks share.

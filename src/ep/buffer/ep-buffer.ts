@@ -64,7 +64,7 @@ export class EpBuffer implements AsyncDisposable {
     if (device.kind === 'cpu') return new EpBuffer(await createCpuEngine(group, device, full, wait));
     refuseRdmaBuffer(options.rdmaBuffer);
     // Loaded here, so that CPU ranks never load what GPUs need.
-    const { createCudaEngine } = await import('./cuda/create-cuda-engine.ts');
+    const { createCudaEngine } = await import('./cuda/cuda-engine.ts');
     return new EpBuffer(await createCudaEngine(group, device, full, wait));
   }
 

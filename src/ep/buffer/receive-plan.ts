@@ -3,7 +3,7 @@ import { alignUp } from '../../abi/layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CountExchange } from '../../group/exchange.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
-import type { EpTables } from './ep-tables.ts';
+import type { EpTables } from './cpu/buffer-rows.ts';
 
 export interface ReceivePlan {
   readonly numRecvTokens: number;

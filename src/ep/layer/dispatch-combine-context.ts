@@ -1,12 +1,11 @@
 // DispatchCombineContext: the symmetric memory of an all-to-all layer, with an output that grows.
-import { type CallWait, startCall } from '../../core/deadline.ts';
+import { type CallWait, startCall, type WaitOptions } from '../../core/deadline.ts';
 import type { DType } from '../../core/dtype.ts';
 import { asWeftlineError, invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import { isSharedByAll } from '../../windows/symmetric-window.ts';
-import type { WaitOptions } from '../../core/deadline.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { agreeOn } from '../../group/agree.ts';
 import { requireDevice, requireGroup } from '../../group/tensor-check.ts';

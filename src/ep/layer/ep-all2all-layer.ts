@@ -1,6 +1,6 @@
 // EPAll2AllLayer: dispatch gives one row per (token, expert), grouped by expert; combine sums a token's rows.
 import { countTokens, type EpOp } from '../../core/counts.ts';
-import { type CallWait, startCall } from '../../core/deadline.ts';
+import { type CallWait, startCall, type WaitOptions } from '../../core/deadline.ts';
 import { dtypes } from '../../core/dtype.ts';
 import { checkOptions } from '../../core/check-options.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
@@ -8,7 +8,6 @@ import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import { Tensor } from '../../device/tensor.ts';
-import type { WaitOptions } from '../../core/deadline.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { agreeOn } from '../../group/agree.ts';
 import { CallGuard } from '../../group/call-guard.ts';
@@ -338,6 +337,6 @@ async function createEngine(
   const { device, memory } = context;
   if (device.kind === 'cpu' && memory.kind === 'cpu') return createCpuLayerEngine(context, device, memory, options);
   // Loaded here, so that CPU ranks never load what GPUs need.
-  const { createCudaLayerEngine } = await import('./cuda/create-cuda-layer-engine.ts');
+  const { createCudaLayerEngine } = await import('./cuda/cuda-layer-engine.ts');
   return createCudaLayerEngine(context, options);
 }

@@ -7,7 +7,7 @@ import { invalidArgument } from '../../core/errors.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { MAX_TOPK } from '../buffer/buffer-size.ts';
-import { type CombinePrecision, combinePrecisions } from '../combine-precision.ts';
+import { type CombinePrecision, combinePrecisions } from '../across-hosts/network-size.ts';
 
 /** What tokens may consist of; their sums are made in f32 and rounded once to the same dtype. */
 export type TokenDType = keyof typeof elementFormats;

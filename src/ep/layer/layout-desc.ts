@@ -1,11 +1,12 @@
 // EPAllToAllLayoutDesc: what combine needs to know of a layer dispatch.
+import type { DType } from '../../core/dtype.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { Tensor } from '../../device/tensor.ts';
-import type { HostRoutes } from '../../group/network/host-routes.ts';
 import type { HostTokens, RoutedTokens, TokenChoices } from '../across-hosts/routed-tokens.ts';
 import type { LayerRows } from '../buffer/count-rows.ts';
 import type { EPConfig } from './ep-config.ts';
+import type { HostRoutes } from '../../group/network/host-routes.ts';
 
 /** Rows and counts, of the layer's offsetDtype. */
 export type OffsetTensor = Tensor<'i32' | 'i64'>;
@@ -41,27 +42,42 @@ export interface LayoutTables {
   /** LayerPlan of the dispatch, where only the GPU knows it and local combine needs it. */
   readonly plan: Tensor<'u8'> | undefined;
   /** What crosses to other hosts; absent in a group on one. */
-  readonly routed: RoutedTokens | undefined;
+  readonly routed?: RoutedTokens | undefined;
   /** What there is to tell by node; absent in a group on one host. */
-  readonly hostLayout: HostLayout | undefined;
+  readonly hostLayout?: HostLayout | undefined;
   /** On GPUs, what crosses to other hosts; absent in a group on one. */
-  readonly crossing: CrossingTables | undefined;
+  readonly crossing?: CrossingTables | undefined;
   /** On CPUs, the rows of this rank's tokens; for metrics. */
-  readonly sentRows: LayerRows | undefined;
+  readonly sentRows?: LayerRows | undefined;
   /** All that dispose() frees. */
   readonly owned: readonly Disposable[];
 }
 
-interface LayoutDescParts {
-  readonly numDispatchTokenCurRank: number;
-  readonly numInputTokensPerRank: OffsetTensor;
-  readonly topkIndicesTensor: Tensor<'i32' | 'i64'>;
-  readonly tokenDstScatterIdx: OffsetTensor;
-  readonly skippedTokenMappingIndices: OffsetTensor;
-  readonly skippedTokenTopkMappingIndices: OffsetTensor;
+/** What a dispatch has made, of which a descriptor keeps what is needed beyond the next one. */
+interface DispatchTables extends Omit<LayoutTables, 'duplicates' | 'repeatedRows' | 'owned'> {
+  /** What the caller passed. */
+  readonly input: { readonly numTokens: number; readonly topkIdx: Tensor<'i32' | 'i64'> };
+  /** What owns the tables that were made for the descriptor, which are views. It belongs to the descriptor from now on. */
+  readonly set: Disposable;
+  /** i32 [ranks]. */
+  readonly numInputTokens: Tensor<'i32'>;
   readonly numRecvTokens: number;
   readonly numRecvTokensPerExpert: readonly number[];
+  /** i32 [experts of this rank]; only with a bound on the rows. */
   readonly recvCounts: Tensor<'i32'> | undefined;
+  /** i32 [recv], [recv, K] and [n] in the window, where the next dispatch overwrites them. */
+  readonly firstRows: Tensor<'i32'>;
+  readonly duplicates: Tensor<'i32'>;
+  readonly repeated: Tensor<'i32'> | undefined;
+}
+
+/** How a device makes tables of its own from others. */
+interface TableCopies {
+  /** Combine needs the tables in the window, and may come after the next dispatch. */
+  readonly localCombine: boolean;
+  readonly offsetDtype: 'i32' | 'i64';
+  copy<D extends 'i32' | 'u8'>(table: Tensor<D>): Tensor<D>;
+  widen(table: Tensor<'i32'>): Tensor<'i64'>;
 }
 
 /** Owned by the caller; valid as long as the layer. Dispose it when combine is done (else the garbage collector does). */
@@ -95,17 +111,36 @@ export class EPAllToAllLayoutDesc implements Disposable {
   readonly #dstScatterIdx: OffsetTensor;
 
   /** @internal */
-  constructor(parts: LayoutDescParts, tables: LayoutTables) {
-    this.numDispatchTokenCurRank = parts.numDispatchTokenCurRank;
-    this.numInputTokensPerRank = parts.numInputTokensPerRank;
-    this.#topkIndices = parts.topkIndicesTensor;
-    this.#dstScatterIdx = parts.tokenDstScatterIdx;
-    this.skippedTokenMappingIndices = parts.skippedTokenMappingIndices;
-    this.skippedTokenTopkMappingIndices = parts.skippedTokenTopkMappingIndices;
-    this.numRecvTokens = parts.numRecvTokens;
-    this.numRecvTokensPerExpert = parts.numRecvTokensPerExpert;
-    this.recvCounts = parts.recvCounts;
-    this.tables = tables;
+  constructor(made: DispatchTables, copies: TableCopies) {
+    const { owner, sequence, input, rowTable, rankTable, routed, hostLayout, crossing, sentRows } = made;
+    const owned: Disposable[] = [made.set];
+    if (routed) owned.push(routed);
+    if (hostLayout) owned.push(hostLayout);
+    // What callers see of a descriptor are views, so that only the descriptor frees its tables.
+    const keep = <D extends DType>(tensor: Tensor<D>): Tensor<D> => {
+      owned.push(tensor);
+      return tensor.reshape(tensor.shape);
+    };
+    const kept = <D extends 'i32' | 'u8'>(table: Tensor<D> | undefined): Tensor<D> | undefined =>
+      copies.localCombine && table !== undefined ? keep(copies.copy(table)) : undefined;
+    const offsets = (table: Tensor<'i32'>): OffsetTensor =>
+      copies.offsetDtype === 'i32' ? table : keep(copies.widen(table));
+    const firstRows = kept(made.firstRows);
+    const duplicates = kept(made.duplicates);
+    const repeatedRows = kept(made.repeated);
+    const plan = kept(made.plan);
+    this.numDispatchTokenCurRank = input.numTokens;
+    this.numInputTokensPerRank = offsets(made.numInputTokens);
+    this.#topkIndices = input.topkIdx;
+    // On several hosts the descriptor tells it by node.
+    this.#dstScatterIdx = hostLayout ? rowTable : offsets(rowTable);
+    this.skippedTokenMappingIndices = offsets(firstRows ?? made.firstRows);
+    this.skippedTokenTopkMappingIndices = offsets(duplicates ?? made.duplicates);
+    this.numRecvTokens = made.numRecvTokens;
+    this.numRecvTokensPerExpert = made.numRecvTokensPerExpert;
+    this.recvCounts = made.recvCounts;
+    const tables = { owner, sequence, rowTable, rankTable, duplicates, repeatedRows, plan };
+    this.tables = { ...tables, routed, hostLayout, crossing, sentRows, owned };
   }
 
   /**

@@ -16,9 +16,9 @@ import {
   numberHosts,
   type PinnedNetworkSize,
   pinnedNetworkSize,
+  bytesOfSum,
   withinRdmaBytes,
 } from '../across-hosts/network-size.ts';
-import { sumBytes } from '../combine-precision.ts';
 import { EPConfig } from './ep-config.ts';
 
 /** Reallocation rounds rows up to this, so that growth comes in few steps. */
@@ -112,7 +112,7 @@ export function layerNetworkShape(config: EPConfig, hosts: Hosts): NetworkShape 
     topkBytes: config.maxTopk * 4,
     weightBytes: config.maxTopk * dtypes[config.weightDtype].bytes,
     scaleBytes: 0,
-    sumBytes: sumBytes(config.hidden, config.tokenDtype, config.combinePrecision),
+    sumBytes: bytesOfSum(config.hidden, config.tokenDtype, config.combinePrecision),
     sumWeightBytes: 0,
   };
   return withinRdmaBytes(shape, config.numRdmaBytes);
@@ -138,8 +138,8 @@ export function layerPinnedSize(
   const ranks = Math.max(...hosts.map(({ length }) => length));
   const weightBytes = dtypes[weightDtype].bytes;
   const wireRowBytes = networkChoiceRowBytes({ rowBytes, topk, ranks, weightBytes });
-  const wireSumBytes = networkSumBytes(sumBytes(hidden, tokenDtype, combinePrecision), 0);
-  return pinnedNetworkSize({ hosts, maxTokensPerRank, experts, wireRowBytes, wireSumBytes });
+  const sums = networkSumBytes(bytesOfSum(hidden, tokenDtype, combinePrecision), 0);
+  return pinnedNetworkSize({ hosts, maxTokensPerRank, experts, wireRowBytes, wireSumBytes: sums });
 }
 
 /** Sums cross the network as f32, unlike the rows. */

@@ -3,7 +3,7 @@ import { CallGuard } from '../../group/call-guard.ts';
 import { requireDevice, requireGroup } from '../../group/tensor-check.ts';
 import { checkOptions, requireFlag } from '../../core/check-options.ts';
 import { countTokens, type EpOp } from '../../core/counts.ts';
-import { Deadline, deadlineOf, startCall, type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
+import { Deadline, deadlineOf, startCall, waitOptionNames, type WaitOptions } from '../../core/deadline.ts';
 import { dtypes } from '../../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
@@ -14,15 +14,17 @@ import type { RankGroup } from '../../world/rank-group.ts';
 import { LOW_LATENCY_RESULTS } from '../../abi/low-latency.ts';
 import { createCpuLowLatency } from './cpu/create-cpu-low-latency.ts';
 import {
-  checkLowLatencyCombine,
   type CheckedLowLatencyDispatch,
+  checkLowLatencyCombine,
   checkLowLatencyDispatch,
   checkLowLatencyHandle,
   type LowLatencyCombineArguments,
   type LowLatencyDispatchArguments,
+  type LowLatencyEngine,
+  type LowLatencyWait,
   readsInPlace,
+  type SentCombine,
 } from './low-latency-arguments.ts';
-import type { LowLatencyEngine, LowLatencyWait, SentCombine } from './low-latency-engine.ts';
 import type {
   ConnectOptions,
   LowLatencyCombineResult,

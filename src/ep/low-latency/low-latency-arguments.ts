@@ -3,10 +3,16 @@ import { FP8_GROUP } from '../../abi/element-formats.ts';
 import { lowLatencyScales } from '../../abi/low-latency.ts';
 import { checkTensor, overlaps, rowAlignment } from '../../group/tensor-check.ts';
 import { checkOptions, type OptionNames, requireFlag } from '../../core/check-options.ts';
-import type { WaitOptions } from '../../core/deadline.ts';
+import type { Deadline, WaitOptions } from '../../core/deadline.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import type { MemoryRange, Tensor } from '../../device/tensor.ts';
-import { LowLatencyHandle, type LowLatencyRows, type LowLatencyScaledRows } from './low-latency-results.ts';
+import {
+  type LowLatencyDispatchResult,
+  LowLatencyHandle,
+  type LowLatencyMembership,
+  type LowLatencyRows,
+  type LowLatencyScaledRows,
+} from './low-latency-results.ts';
 import type { LowLatencyScope } from './low-latency-size.ts';
 
 /** How scales of fp8 rows are written: f32, f32 rounded up to powers of two, or the exponents of those, packed. */
@@ -276,4 +282,51 @@ function rejectWindow(tensors: Readonly<Record<string, Tensor | undefined>>, win
     if (tensor === undefined || !overlaps(tensor, window.address, window.bytes)) continue;
     throw invalidArgument(name, 'a tensor in the window', 'a tensor of its own, for peers read and write the window');
   }
+}
+
+// What EpLowLatency asks of the engine that carries its calls out; one per kind of device. Arguments were checked before.
+
+export interface LowLatencyWait {
+  readonly deadline: Deadline;
+  readonly signal: AbortSignal | undefined;
+}
+
+/** A combine whose rows peers can read. */
+export interface SentCombine {
+  readonly input: CheckedLowLatencyCombine;
+  /** Of the combine, from 1; the same on all ranks. */
+  readonly number: number;
+  readonly out: Tensor<'bf16'>;
+}
+
+export interface LowLatencyEngine {
+  /** What peers read and write here: inputs must not lie in it, but for the rows of combine. */
+  readonly mapped: MemoryRange;
+  /** Of an elastic object: who takes part. */
+  readonly membership?: LowLatencyMembership | undefined;
+  /** Fails when an earlier call left the ranks in disagreement, or a peer is gone. */
+  throwIfUnusable(): void;
+  /** Choices that cannot be fail here, and memory that is missing, before anything has moved. */
+  prepareDispatch(input: CheckedLowLatencyDispatch, sequence: number): Promise<void> | void;
+  /** sendDispatch() and receiveDispatch() in one. */
+  dispatch(input: CheckedLowLatencyDispatch, sequence: number, wait: LowLatencyWait): Promise<LowLatencyDispatchResult>;
+  /** Puts this rank's rows to all ranks; waits for peers only where they are a call behind. */
+  sendDispatch(input: CheckedLowLatencyDispatch, sequence: number, wait: LowLatencyWait): Promise<void>;
+  receiveDispatch(
+    input: CheckedLowLatencyDispatch,
+    sequence: number,
+    wait: LowLatencyWait,
+  ): Promise<LowLatencyDispatchResult>;
+  /** Memory of this rank that peers read in a combine with that handle, once they read nothing of earlier ones there. */
+  combineBuffer(handle: LowLatencyHandle, wait: LowLatencyWait): Promise<Tensor<'bf16'>>;
+  /** Where that is, without waiting. */
+  combineBufferAddress(handle: LowLatencyHandle): number;
+  /** sendCombine() and receiveCombine() in one. */
+  combine(input: CheckedLowLatencyCombine, wait: LowLatencyWait): Promise<Tensor<'bf16'>>;
+  sendCombine(input: CheckedLowLatencyCombine, wait: LowLatencyWait): Promise<SentCombine>;
+  receiveCombine(sent: SentCombine, wait: LowLatencyWait): Promise<Tensor<'bf16'>>;
+  barrier(wait: LowLatencyWait): Promise<void>;
+  /** Of engines whose calls a graph can repeat. `requireIdle` fails while the object cannot begin a call, which it is told. */
+  guardLaunches?(requireIdle: (what: string) => void): void;
+  close(): Promise<void> | void;
 }

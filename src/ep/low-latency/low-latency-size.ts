@@ -15,8 +15,7 @@ import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts
 import { windowFootprint } from '../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { MAX_TOPK } from '../buffer/buffer-size.ts';
-import { memberBoardLayout } from './cuda/member-board-layout.ts';
-import { lowLatencyBell, lowLatencyCell } from './members/low-latency-cells.ts';
+import { lowLatencyBell, lowLatencyCell, memberBoardLayout } from './members/low-latency-cells.ts';
 
 /** What an EpLowLatency is made for. All ranks pass the same. */
 export interface LowLatencyConfig {

@@ -9,7 +9,7 @@ export {
 export { ExpertLoads, type ExpertLoadsOptions } from './expert-loads.ts';
 export { type ExpertIds, Placement, type PlacementRank, type RouteOptions } from './placement.ts';
 export { rebalanceExperts } from './rebalance.ts';
-export { rebalanceExpertsAsync } from './rebalance-async.ts';
+export { rebalanceExpertsAsync } from './rebalance.ts';
 export type { PlacementPolicy, RebalanceOptions } from './rebalance.ts';
 export { ExpertMover } from './expert-mover.ts';
 export type { ExpertMoverOptions, ExpertToLoad } from './expert-mover.ts';

@@ -1,7 +1,11 @@
 // Expert parallel load balancing (EPLB): more copies for busy experts, and the copies packed onto ranks.
 import { checkOptions, isWhole, type OptionNames } from '../../core/check-options.ts';
+import { checkTimeout, waitOptionNames, type WaitOptions } from '../../core/deadline.ts';
 import { invalidArgument } from '../../core/errors.ts';
+import { packageFile } from '../../core/package-file.ts';
 import { expertPlan, type ExpertPlan } from './expert-plan.ts';
+import { readSettings } from '../../settings/settings.ts';
+import { WorkerLink } from '../../threads/worker-link.ts';
 
 /**
  * Where copies of the experts should be for such a load, by the algorithm of DeepSeek's EPLB
@@ -344,7 +348,7 @@ const optionNames: OptionNames<RebalanceOptions> = {
 const MAX_REPLICAS = 2 ** 16;
 
 /** Fails with WL_INVALID_ARGUMENT, naming the option, or the layer and expert. */
-export function checkRebalance(weights: readonly ArrayLike<number>[], options: RebalanceOptions): RebalanceShape {
+function checkRebalance(weights: readonly ArrayLike<number>[], options: RebalanceOptions): RebalanceShape {
   checkOptions(options, optionNames, 'options of rebalanceExperts');
   const { layers, experts } = checkWeights(weights);
   const { replicas, ranks, nodes = 1, groups = 1 } = options;
@@ -381,4 +385,48 @@ function checkWeights(weights: readonly ArrayLike<number>[]): { readonly layers:
     }
   }
   return { layers: weights.length, experts };
+}
+
+// rebalanceExperts() on a thread of its own, so that the caller's stays free.
+
+/** What the thread is asked. */
+interface RebalanceRequest {
+  readonly weights: readonly Float64Array[];
+  readonly options: RebalanceOptions;
+}
+
+export type RebalanceCalls = { rebalance(request: RebalanceRequest): ExpertPlan; stop(): void };
+
+/**
+ * The same plan as rebalanceExperts() gives, made by another thread, which the next such call uses again. Fails with
+ * WL_INVALID_ARGUMENT before that, with WL_TIMEOUT, and with the signal's reason.
+ * @param weights [layers, experts]: the load of each logical expert. They are copied before the call returns.
+ * @param options Copies, ranks, nodes, groups.
+ * @param wait How long it may take.
+ */
+export async function rebalanceExpertsAsync(
+  weights: readonly ArrayLike<number>[],
+  options: RebalanceOptions,
+  wait: WaitOptions = {},
+): Promise<ExpertPlan> {
+  checkRebalance(weights, options);
+  checkOptions(wait, waitOptionNames, 'wait options of rebalanceExpertsAsync');
+  const timeoutMs = checkTimeout(wait.timeoutMs ?? readSettings().timeoutMs);
+  const request: RebalanceRequest = { weights: weights.map((row) => Float64Array.from(row)), options: { ...options } };
+  const link = new WorkerLink<RebalanceCalls>({
+    entry: packageFile('./rebalance-worker.js', import.meta.url),
+    name: 'rebalance',
+    what: 'thread that rebalances experts',
+    closedMessage: 'The thread that rebalances experts has ended',
+    data: undefined,
+    timeoutMs,
+    onEvent: () => undefined,
+    onEnd: () => undefined,
+  });
+  try {
+    return await link.callWith({ signal: wait.signal, endsThread: true }, 'rebalance', request);
+  } finally {
+    // A thread that is busy with a call that nobody waits for is not waited for either.
+    void link.stop().catch(() => undefined);
+  }
 }

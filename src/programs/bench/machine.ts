@@ -6,7 +6,7 @@ import { availableParallelism, cpus, loadavg, release, totalmem } from 'node:os'
 import { fileURLToPath } from 'node:url';
 import { stripVTControlCharacters } from 'node:util';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
-import { driverVersionFile, parseDriverVersion } from '../../device/cuda/driver-version.ts';
+import { driverVersionFile, parseDriverVersion } from '../../device/cuda/device-properties.ts';
 import { readSettings, type Settings } from '../../settings/settings.ts';
 import { startWorker } from '../../threads/start-worker.ts';
 import { type BenchGroup, monotonicMicroseconds } from './harness.ts';

@@ -4,7 +4,7 @@ import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { type CompiledVariant, writeBundle } from '../../device/cuda/jit/aot-bundle.ts';
-import { parseArchitecture } from '../../device/cuda/jit/architecture.ts';
+import { parseArchitecture } from '../../device/cuda/device-properties.ts';
 import { KernelCompiler } from '../../device/cuda/jit/kernel-compiler.ts';
 import { kernelCatalogue } from '../../device/cuda/kernel-catalogue.ts';
 import { shapeConstants, type ShapeConstant, variantName, variantsOf } from '../../device/cuda/kernel-file.ts';

@@ -4,7 +4,7 @@ import { invalidArgument } from '../../core/errors.ts';
 import { chooseDevice, openChosenDevice } from '../../device/device-choice.ts';
 import { resolveCacheFolder } from '../../device/cuda/jit/cubin-cache.ts';
 import { readSettings } from '../../settings/settings.ts';
-import { combinePrecisions } from '../../ep/combine-precision.ts';
+import { combinePrecisions } from '../../ep/across-hosts/network-size.ts';
 import { isRank } from '../../world/environment.ts';
 import { exampleBlock } from '../moe/example-block.ts';
 import { quote } from '../../core/quote.ts';

@@ -2,8 +2,8 @@
 import { formatBytes } from '../../core/byte-size.ts';
 import { countEqual } from '../../core/quote.ts';
 import { asWeftlineError } from '../../core/errors.ts';
-import { addressSpaceAdvice } from '../../device/cpu/wasm.ts';
-import { driverVersionFile, parseDriverVersion } from '../../device/cuda/driver-version.ts';
+import { addressSpaceAdvice } from '../../device/cpu/kernels.ts';
+import { driverVersionFile, parseDriverVersion } from '../../device/cuda/device-properties.ts';
 import { bufferSize } from '../../ep/index.ts';
 import { findCudaLibrary, findLibrary } from '../../native/library-search.ts';
 import { activeRdmaPorts, orUndefined, rdmaDevices } from '../../native/file-probe.ts';

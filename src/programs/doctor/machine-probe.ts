@@ -1,7 +1,7 @@
 // What the checks ask of the machine; tests put another machine in its place.
 import { statfsSync } from 'node:fs';
 import { availableParallelism, cpus, totalmem } from 'node:os';
-import { wasm } from '../../device/cpu/wasm.ts';
+import { wasm } from '../../device/cpu/kernels.ts';
 import { type FileProbe, localFiles, orUndefined } from '../../native/file-probe.ts';
 import { loadKoffi } from '../../native/library.ts';
 import { openUcx } from '../../native/ucx.ts';

@@ -5,7 +5,7 @@ import { median } from '../../core/quantile.ts';
 import { type ScaledRows, Tensor } from '../../device/tensor.ts';
 import { EpBuffer } from '../../ep/buffer/ep-buffer.ts';
 import type { DispatchResult } from '../../ep/buffer/engine.ts';
-import type { CombinePrecision } from '../../ep/combine-precision.ts';
+import type { CombinePrecision } from '../../ep/across-hosts/network-size.ts';
 import { EPAll2AllLayer } from '../../ep/layer/ep-all2all-layer.ts';
 import type { LayerDispatchResult } from '../../ep/layer/layer-engine.ts';
 import type { World } from '../../world/world.ts';

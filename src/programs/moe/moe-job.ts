@@ -2,10 +2,10 @@
 import { fromBf16 } from '../../core/dtype.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { DeviceChoice } from '../../device/device-choice.ts';
-import type { CombinePrecision } from '../../ep/combine-precision.ts';
+import type { CombinePrecision } from '../../ep/across-hosts/network-size.ts';
 import { ExpertLoads } from '../../ep/placement/expert-loads.ts';
 import { Placement } from '../../ep/placement/placement.ts';
-import { rebalanceExpertsAsync } from '../../ep/placement/rebalance-async.ts';
+import { rebalanceExpertsAsync } from '../../ep/placement/rebalance.ts';
 import type { Settings } from '../../settings/settings.ts';
 import type { World } from '../../world/world.ts';
 import { type BlockShare, readBlockShare, readExperts, type ShareOptions } from './block-share.ts';

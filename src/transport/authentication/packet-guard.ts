@@ -3,8 +3,7 @@
 import { hkdfSync } from 'node:crypto';
 import { packetKey } from '../../abi/packet-key.ts';
 import { WeftlineError } from '../../core/errors.ts';
-import { type CpuKernels, instantiateKernelsNow } from '../../device/cpu/kernels.ts';
-import { wasm, type WasmMemory } from '../../device/cpu/wasm.ts';
+import { type CpuKernels, instantiateKernelsNow, wasm, type WasmMemory } from '../../device/cpu/kernels.ts';
 import type { Region } from '../engine/region.ts';
 import type { Burst, PacketIo } from '../io/packet-io.ts';
 import type { RangeList } from '../send/range-list.ts';

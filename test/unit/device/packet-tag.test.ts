@@ -4,8 +4,7 @@ import test from 'node:test';
 import fc from '../../support/fast-check.ts';
 import { packetKey } from '#lib/abi/packet-key.js';
 import { authenticPrefix } from '#lib/transport/wire/packet-layout.js';
-import { instantiateKernelsNow } from '#lib/device/cpu/kernels.js';
-import { wasm } from '#lib/device/cpu/wasm.js';
+import { instantiateKernelsNow, wasm } from '#lib/device/cpu/kernels.js';
 import {
   fromHex,
   littleEndian,

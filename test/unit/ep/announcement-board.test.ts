@@ -1,7 +1,7 @@
 // How a process that was started again finds out that its former one had made an elastic EpLowLatency.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { AnnouncementBoard } from '#lib/ep/low-latency/members/announcement-board.js';
+import { AnnouncementBoard } from '#lib/ep/low-latency/members/low-latency-joining.js';
 import type { RankGroup } from '#lib/world/rank-group.js';
 
 /** Ranks of one job; each process of a rank has a group of its own. */

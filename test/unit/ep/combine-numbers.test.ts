@@ -1,7 +1,7 @@
 // Numbers of combines: the same on all ranks, also on one that has joined just now.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { CombineNumbers } from '#lib/ep/low-latency/members/combine-numbers.js';
+import { CombineNumbers } from '#lib/ep/low-latency/members/low-latency-cells.js';
 
 test('where ranks are fixed combines are counted', () => {
   const numbers = new CombineNumbers(false);

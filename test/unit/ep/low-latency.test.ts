@@ -7,7 +7,7 @@ import { referenceLowLatencyCombine, referenceLowLatencyDispatch } from 'weftlin
 import { lowLatencyChoice, lowLatencyFlags } from '#lib/abi/low-latency.js';
 import type { CudaDevice } from '#lib/device/cuda/cuda-device.js';
 import type { MemoryRange } from '#lib/device/tensor.js';
-import { emptyRegions } from '#lib/ep/low-latency/cuda/prepare-parts.js';
+import { emptyRegions } from '#lib/ep/low-latency/cuda/create-cuda-low-latency.js';
 import { type LowLatencyScope, withLowLatencyDefaults } from '#lib/ep/low-latency/low-latency-size.js';
 import { withCode } from '../../support/with-code.ts';
 

@@ -3,12 +3,11 @@
 import type { channelPutArguments } from '../../../abi/device-api.ts';
 import { asWeftlineError, invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
-import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
+import { type CudaStream, StreamWrites } from '../../../device/cuda/cuda-stream.ts';
 import type { HostMemory } from '../../../device/cuda/host-memory.ts';
 import { channelKernels } from '../../../device/cuda/kernels/device-api.ts';
 import type { LaunchPlan } from '../../../device/cuda/kernel.ts';
 import { noPeerAtomics, whyNoPeerAtomics } from '../../../device/cuda/device-properties.ts';
-import { StreamWrites } from '../../../device/cuda/stream-writes.ts';
 import { copyMemory } from '../../../native/libc.ts';
 import { viewAt } from '../../../native/library.ts';
 import { IovecList } from '../../../native/process-memory.ts';

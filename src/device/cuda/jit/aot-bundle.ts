@@ -59,7 +59,7 @@ export function writeBundle(folder: string, compiler: string, compiled: readonly
   }
 }
 
-export interface WantedVariant {
+interface WantedVariant {
   readonly name: string;
   readonly architecture: string;
   readonly sources: string;

@@ -2,7 +2,7 @@
 import { WeftlineError } from '../../../core/errors.ts';
 import type { Compiler } from '../../../native/nvrtc.ts';
 import { type ConstantValues, definesOf, type KernelFile, variantName } from '../kernel-file.ts';
-import { compileFlags } from './architecture.ts';
+import { compileFlags } from '../device-properties.ts';
 import { cacheKey, CubinCache, type KernelText, readKernelText, sourceHash } from './cubin-cache.ts';
 
 /** See kernels/cuda/include/weftline/trace.cuh. */

@@ -6,9 +6,16 @@ import { type Tensor } from '../../../device/tensor.ts';
 import { TensorSet } from '../../../device/device.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import { HostExchange } from '../../across-hosts/host-exchange.ts';
-import { type BesideRows, type ForwardedCall, HostCalls } from '../../across-hosts/host-calls.ts';
+import {
+  type BesideRows,
+  type ForwardedCall,
+  HostCalls,
+  makeRowSumTables,
+  RowSums,
+  type RowSumsShape,
+  type RowSumTables,
+} from '../../across-hosts/host-calls.ts';
 import { type HostTokens, type RoutedTokens, routeTokens } from '../../across-hosts/routed-tokens.ts';
-import { makeRowSumTables, RowSums, type RowSumsShape, type RowSumTables } from '../../across-hosts/row-sums.ts';
 import type { CountExchange } from '../../../group/exchange.ts';
 import { bufferNetworkShape, type EpRegion } from '../buffer-size.ts';
 import type { CheckedCombine, DispatchPlanInput, EpScope } from '../call-arguments.ts';

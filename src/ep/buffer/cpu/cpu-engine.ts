@@ -38,9 +38,8 @@ import {
   throwIfRefused,
 } from '../dispatch-layout.ts';
 import type { CombineResult, DispatchResult, EpCallOptions, EpEngine } from '../engine.ts';
-import { type EpTables, makeEpTables } from '../ep-tables.ts';
+import { BufferRows, type CombineSums, type EpTables, makeEpTables } from './buffer-rows.ts';
 import { planReceive, type ReceivePlan } from '../receive-plan.ts';
-import { BufferRows, type CombineSums } from './buffer-rows.ts';
 import type { CpuBufferNetwork } from './cpu-buffer-network.ts';
 
 /** What an engine is made of, and owns. */

@@ -1,8 +1,5 @@
 // The GPU's way of an EpBuffer call: kernels that meet their peers on the device; the host waits for a count, if at all.
-import { EP_SYNC_BYTES, epPlan, epStatus } from '../../../abi/ep.ts';
-import { type Call, callWord } from '../../../group/calls.ts';
-import { CudaCallOrder, type CudaCalls, type RecordingOf } from '../../../group/cuda-calls.ts';
-import { overlaps } from '../../../group/tensor-check.ts';
+import { EP_SYNC_BYTES, epPlan, epScratch, epStatus } from '../../../abi/ep.ts';
 import { type CallWait, remaining } from '../../../core/deadline.ts';
 import { type DType, dtypes } from '../../../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
@@ -10,16 +7,28 @@ import { traceBegin, traceEnd } from '../../../core/trace.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { CudaEvent } from '../../../device/cuda/cuda-event.ts';
 import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
-import { type MemoryRange, Tensor } from '../../../device/tensor.ts';
 import { TensorSet } from '../../../device/device.ts';
-import type { CudaWindow } from '../../../windows/cuda-window.ts';
-import type { CudaHostNetwork } from '../../across-hosts/cuda-host-network.ts';
-import type { EpRegion } from '../buffer-size.ts';
+import { type MemoryRange, Tensor } from '../../../device/tensor.ts';
+import { CudaHostNetwork, requireNetworkLimits } from '../../across-hosts/cuda-host-network.ts';
+import { bufferSize, type EpBufferConfig, type EpRegion, type SizesByDevice } from '../buffer-size.ts';
 import type { CheckedCombine, DispatchPlanInput, EpScope, RowsLike } from '../call-arguments.ts';
+import {
+  bindLaunches,
+  CudaHostPlan,
+  type CudaLaunches,
+  type DispatchLaunch,
+  type LaunchMemory,
+  loadLaunches,
+} from './cuda-launches.ts';
 import { DispatchHandle } from '../dispatch-handle.ts';
 import type { DispatchLayout } from '../dispatch-layout.ts';
 import type { CombineResult, DispatchResult, EpCallOptions, EpEngine } from '../engine.ts';
-import { bindLaunches, type CudaLaunches, type DispatchLaunch, type LaunchMemory } from './cuda-launches.ts';
+import { agreeOn } from '../../../group/agree.ts';
+import { type Call, callWord } from '../../../group/calls.ts';
+import { CudaCallOrder, CudaCalls, type RecordingOf, requireCudaLimits } from '../../../group/cuda-calls.ts';
+import { overlaps } from '../../../group/tensor-check.ts';
+import { CudaWindow } from '../../../windows/cuda-window.ts';
+import type { RankGroup } from '../../../world/rank-group.ts';
 
 /** What calls ask of parts that are made after them. */
 export interface CallHooks {
@@ -28,14 +37,14 @@ export interface CallHooks {
 }
 
 /** What the ranks have made together. */
-export interface EngineParts extends Pick<LaunchMemory, 'hostPlan' | 'counter' | 'scratch'> {
+interface EngineParts extends Pick<LaunchMemory, 'hostPlan' | 'counter' | 'scratch'> {
   readonly launches: CudaLaunches;
   readonly window: CudaWindow;
   readonly calls: CudaCalls;
   readonly hooks: CallHooks;
 }
 
-export class CudaEpEngine implements EpEngine {
+class CudaEpEngine implements EpEngine {
   readonly #scope: EpScope<CudaDevice>;
   readonly #device: CudaDevice;
   readonly #window: CudaWindow;
@@ -367,4 +376,80 @@ function setChoices(set: DispatchBlock, { topkIdx, topkWeights, layout }: Dispat
   set.set('weights', topkWeights?.address ?? 0);
   set.set('membership', marks?.isTokenInRank.address ?? 0);
   set.set('givenExperts', marks?.numTokensPerExpert.address ?? 0);
+}
+
+// Makes the engine of an EpBuffer on GPUs: the ranks agree, compile, then make windows and, on several hosts, links together.
+
+/** Collective: agrees on the configuration, compiles the kernels, makes the window. */
+export async function createCudaEngine(
+  group: RankGroup,
+  device: CudaDevice,
+  config: Required<EpBufferConfig>,
+  wait: CallWait,
+): Promise<{ readonly scope: EpScope; readonly engine: EpEngine }> {
+  const { hosts } = group.topology;
+  const prepare = (): SizesByDevice['cuda'] => {
+    requireCudaLimits('EpBuffer', group, config.numExperts);
+    requireNetworkLimits('EpBuffer', { hosts });
+    const ranksOfHosts = hosts.map(({ length }) => length);
+    return bufferSize(config, group.size, ranksOfHosts, 'cuda');
+  };
+  const agreement = { what: 'EpBuffer', config: { ...config, device: device.kind }, prepare };
+  const size = await agreeOn(group, agreement, wait);
+  const scope = { group, device, config: Object.freeze({ ...config }), size };
+  // Compiling may fail or take long on one rank alone, so the ranks meet again after it.
+  const launches = await loadLaunches(scope).catch((error: unknown) => error as Error);
+  const parts = await agreeOn(
+    group,
+    { what: 'EpBuffer kernels', config: {}, prepare: () => prepareParts(scope, launches), release: releaseParts },
+    wait,
+  );
+  const made: { window?: CudaWindow; calls?: CudaCalls } = {};
+  const hooks: CallHooks = {};
+  try {
+    const bytes = EP_SYNC_BYTES + size.bytes;
+    const window = await CudaWindow.create({ ...wait, group, device, name: 'ep', bytes });
+    made.window = window;
+    const calls = new CudaCalls(group, device, {
+      findFailure: () => hooks.findFailure?.(),
+      onGiveUp: () => hooks.network?.giveUp(),
+    });
+    made.calls = calls;
+    const { network: networkSize } = size;
+    if (networkSize !== undefined) {
+      const of = { group, device, name: 'ep', calls, maxTokensPerRank: config.maxTokensPerRank };
+      const isWide = config.combinePrecision === 'f32';
+      hooks.network = await CudaHostNetwork.create({ ...wait, ...of, size: networkSize, isWide });
+    }
+    return { scope, engine: new CudaEpEngine(scope, { ...parts, window, calls, hooks }) };
+  } catch (error) {
+    hooks.network?.giveUp();
+    await hooks.network?.close();
+    made.calls?.[Symbol.dispose]();
+    made.window?.[Symbol.dispose]();
+    releaseParts(parts);
+    throw error;
+  }
+}
+
+/** What an engine has before its window. */
+type Parts = Pick<EngineParts, 'launches' | 'hostPlan' | 'counter' | 'scratch'>;
+
+function prepareParts(scope: EpScope<CudaDevice>, launches: CudaLaunches | Error): Parts {
+  if (launches instanceof Error) throw launches;
+  const { set, made } = TensorSet.make(scope.device, (tensors) => ({
+    counter: tensors.empty('i32', [1]),
+    scratch: tensors.empty('u8', [epScratch.size]),
+  }));
+  try {
+    for (const tensor of [made.counter, made.scratch]) scope.device.setBytes(tensor, 0);
+    return { launches, ...made, hostPlan: new CudaHostPlan(scope) };
+  } catch (error) {
+    set[Symbol.dispose]();
+    throw error;
+  }
+}
+
+function releaseParts({ counter, scratch, hostPlan }: Parts): void {
+  for (const part of [counter, scratch, hostPlan]) part[Symbol.dispose]();
 }

@@ -1,22 +1,26 @@
 // The CPU's way of a layer's call: tables in WebAssembly memory, kernels that write into the windows, barriers between.
 import { elementFormats } from '../../../abi/element-formats.ts';
-import { agreeOn } from '../../../group/agree.ts';
-import { type Call, callWord } from '../../../group/calls.ts';
-import type { ExchangeHeader, ExchangeResult } from '../../../group/exchange.ts';
-import { throwIfUnusable } from '../../../group/network/throw-if-unusable.ts';
-import { eventAtOnce } from '../../../group/overlap.ts';
 import { noteImbalance } from '../../../core/counts.ts';
 import { type CallWait, remaining, sooner } from '../../../core/deadline.ts';
 import { dtypes } from '../../../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import { traceBegin, traceEnd } from '../../../core/trace.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
+import { type Device, TensorSet } from '../../../device/device.ts';
 import type { Tensor } from '../../../device/tensor.ts';
-import type { LocalBarrier } from '../../../windows/local-barrier.ts';
-import { isSharedByAll } from '../../../windows/symmetric-window.ts';
-import { computeLayout, throwIfRefused } from '../../buffer/dispatch-layout.ts';
+import type { RoutedTokens } from '../../across-hosts/routed-tokens.ts';
+import { countLayerRows, type LayerRows, layerRows } from '../../buffer/count-rows.ts';
+import {
+  computeLayout,
+  emptyLayout,
+  type LayoutShape,
+  type LayoutTensors,
+  throwIfRefused,
+} from '../../buffer/dispatch-layout.ts';
 import type { EpCallOptions } from '../../buffer/engine.ts';
+import type { CpuLayerMemory } from './cpu-layer-memory.ts';
 import type { DispatchCombineContext } from '../dispatch-combine-context.ts';
+import type { EPConfig, TokenDType } from '../ep-config.ts';
 import {
   applyScatterIndices,
   dispatchSplits,
@@ -26,7 +30,6 @@ import {
   throwIfOutOfBlock,
   throwIfRepeated,
 } from '../expert-plan.ts';
-import type { TokenDType } from '../ep-config.ts';
 import type { CheckedLayerCombine, LayerInput } from '../layer-arguments.ts';
 import {
   type DispatchStages,
@@ -36,10 +39,114 @@ import {
   type LayerEngineOptions,
   type LayerReceived,
 } from '../layer-engine.ts';
-import { type LayerTables, makeLayerTables, markTail, placeRows, type PlaceTables } from './place-rows.ts';
-import { makeLayoutDesc } from '../make-layout-desc.ts';
-import { countLayerRows } from '../../buffer/count-rows.ts';
-import type { CpuLayerMemory } from './cpu-layer-memory.ts';
+import { EPAllToAllLayoutDesc } from '../layout-desc.ts';
+import { agreeOn } from '../../../group/agree.ts';
+import { type Call, callWord } from '../../../group/calls.ts';
+import type { ExchangeHeader, ExchangeResult } from '../../../group/exchange.ts';
+import { throwIfUnusable } from '../../../group/network/throw-if-unusable.ts';
+import { eventAtOnce } from '../../../group/overlap.ts';
+import type { LocalBarrier } from '../../../windows/local-barrier.ts';
+import { isSharedByAll } from '../../../windows/symmetric-window.ts';
+import type { RankGroup } from '../../../world/rank-group.ts';
+
+// Row and rank of every choice of a layer dispatch, from prefix sums.
+
+interface PlaceTables {
+  /** i32 [1, maxTokensPerRank, K] */
+  readonly rowTable: Tensor<'i32'>;
+  /** i32 [T, K] */
+  readonly rankTable: Tensor<'i32'>;
+  /** i32 [ranks] and, with a bound on the rows, i32 [experts of this rank]; filled in when the rows have come. */
+  readonly numInputTokens: Tensor<'i32'>;
+  readonly recvCounts: Tensor<'i32'> | undefined;
+  /** Owns the tables above, which are views. */
+  readonly set: Disposable;
+  readonly sentRows: LayerRows;
+  /** On several hosts, once it is known. */
+  routed?: RoutedTokens;
+}
+
+interface PlaceRowsOptions {
+  readonly input: LayerInput;
+  readonly plan: ExpertPlan;
+  /** Of the layer. */
+  readonly context: { readonly config: EPConfig; readonly group: RankGroup };
+}
+
+/** Fails with WL_MEMORY. */
+function placeRows(
+  device: CpuDevice,
+  { nextRow, layout }: LayerTables,
+  { input: { topkIdx, numTokens, rowBound }, plan, context: { config, group } }: PlaceRowsOptions,
+): PlaceTables {
+  const { maxTopk: topk, maxTokensPerRank, numExperts, numExpertsPerRank } = config;
+  const { set, made } = TensorSet.make(device, (tensors) => ({
+    rowTable: tensors.empty('i32', [1, maxTokensPerRank, topk]),
+    rankTable: tensors.empty('i32', [numTokens, topk]),
+    numInputTokens: tensors.empty('i32', [group.size]),
+    recvCounts: rowBound === 0 ? undefined : tensors.empty('i32', [numExpertsPerRank]),
+  }));
+  const { rowTable, rankTable } = made;
+  rowTable.view().fill(-1, numTokens * topk);
+  nextRow.view().set(plan.firstRow);
+  device.kernels.expandedRows(
+    topkIdx.address,
+    dtypes[topkIdx.dtype].bytes,
+    numTokens,
+    topk,
+    numExperts,
+    numExpertsPerRank,
+    nextRow.address,
+    rowTable.address,
+    rankTable.address,
+  );
+  return { ...made, set, sentRows: layerRows(group, layout) };
+}
+
+/** Of a result with a bound on its rows: those behind the received ones stand for nothing. */
+function markTail(
+  tables: {
+    /** [rows] */
+    readonly firstRows: Tensor<'i32'>;
+    /** [rows, K] */
+    readonly duplicates: Tensor<'i32'>;
+    /** [rows] */
+    readonly weights: Tensor<'f32' | 'bf16'> | undefined;
+  },
+  received: number,
+): void {
+  const { firstRows, duplicates, weights } = tables;
+  firstRows.view().fill(-1, received);
+  duplicates.view().fill(-1, received * duplicates.shape[1]!);
+  weights?.view().fill(0, received);
+}
+
+// The small tables that a layer's kernels work with, all allocated before the ranks agree that they can begin.
+
+interface LayerTables extends Disposable {
+  readonly shape: LayoutShape;
+  readonly layout: LayoutTensors;
+  /** i32 [experts]: the next row of (expert, this source) at the expert's rank. */
+  readonly nextRow: Tensor<'i32'>;
+  /** i32 [topk]: addresses of the rows of one sum. */
+  readonly sources: Tensor<'i32'>;
+}
+
+function makeLayerTables(
+  device: Device,
+  { maxTokensPerRank, maxTopk: topk, numExperts, worldSize }: EPConfig,
+): LayerTables {
+  const { set, made } = TensorSet.make(device, (tensors) => {
+    const shape: LayoutShape = { ranks: worldSize, experts: numExperts, dropped: numExperts, name: 'topkIdx' };
+    return {
+      shape,
+      layout: emptyLayout(tensors, maxTokensPerRank, shape),
+      nextRow: tensors.empty('i32', [numExperts]),
+      sources: tensors.empty('i32', [topk]),
+    };
+  });
+  return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
+}
 
 /** Collective: every rank has its tables, or all fail with the same WL_MEMORY. */
 export async function createCpuLayerEngine(
@@ -361,7 +468,7 @@ class CpuLayerEngine implements LayerEngine {
       recvCounts.view().set(perExpert);
       markTail({ firstRows, duplicates, weights }, plan.recvRows[group.rank]!);
     }
-    const handle = makeLayoutDesc(
+    const handle = new EPAllToAllLayoutDesc(
       {
         ...tables,
         owner: this.#context,
@@ -372,6 +479,7 @@ class CpuLayerEngine implements LayerEngine {
         firstRows,
         duplicates,
         repeated: undefined,
+        plan: undefined,
         hostLayout: this.#memory.network?.describe(input, tables),
       },
       {

@@ -10,19 +10,24 @@ import { type Tensor } from '../../../device/tensor.ts';
 import { TensorSet } from '../../../device/device.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
-import { type ForwardedCall, HostCalls } from '../../across-hosts/host-calls.ts';
+import {
+  type ForwardedCall,
+  HostCalls,
+  makeRowSumTables,
+  RowSums,
+  type RowSumsShape,
+  type RowSumTables,
+} from '../../across-hosts/host-calls.ts';
 import { HostExchange, ROW_WINDOW } from '../../across-hosts/host-exchange.ts';
 import { type RoutedTokens, routeTokens } from '../../across-hosts/routed-tokens.ts';
-import { makeRowSumTables, RowSums, type RowSumsShape, type RowSumTables } from '../../across-hosts/row-sums.ts';
 import type { LayoutTensors } from '../../buffer/dispatch-layout.ts';
 import type { EPConfig } from '../ep-config.ts';
 import { HostLayout, type LayoutTables, sendRequests } from '../layout-desc.ts';
 import { layerNetworkShape, type OutputRegion, type OutputSize } from '../output-size.ts';
 import type { LayerInput } from '../layer-arguments.ts';
-import type { PlaceTables } from './place-rows.ts';
 
 /** What a layer's windows are on several hosts: the control window with the exchange, and the output, which grows. */
-export interface LayerNetworkOptions extends CallWait {
+interface LayerNetworkOptions extends CallWait {
   readonly group: RankGroup;
   readonly device: CpuDevice;
   readonly config: EPConfig;
@@ -122,7 +127,10 @@ export class CpuLayerNetwork {
   }
 
   /** What a descriptor of the dispatch tells by node; it goes with its tables. */
-  describe({ topkIdx: { dtype: indexDtype } }: LayerInput, { routed, rowTable, rankTable }: PlaceTables): HostLayout {
+  describe(
+    { topkIdx: { dtype: indexDtype } }: LayerInput,
+    { routed, rowTable, rankTable }: Pick<LayoutTables, 'routed' | 'rowTable' | 'rankTable'>,
+  ): HostLayout {
     if (routed === undefined) throw new WeftlineError('WL_INTERNAL', 'A dispatch was described before it was routed');
     const { routes } = this.exchange.network;
     const [device, config] = [this.#device, this.#config];

@@ -1,8 +1,5 @@
 // The GPU's way of a layer's call: kernels that meet their peers on the device; the host waits for counts, if at all.
 import { layerPlan, layerRoute, type layerWidenArguments } from '../../../abi/ep-layer.ts';
-import { type Call, callWord } from '../../../group/calls.ts';
-import { CudaCallOrder, type CudaCalls, type RecordingOf } from '../../../group/cuda-calls.ts';
-import { overlaps } from '../../../group/tensor-check.ts';
 import { type CallWait, remaining } from '../../../core/deadline.ts';
 import { type DType, dtypes } from '../../../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
@@ -10,15 +7,24 @@ import { traceBegin, traceEnd } from '../../../core/trace.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
 import type { LaunchPlan } from '../../../device/cuda/kernel.ts';
-import { type Tensor } from '../../../device/tensor.ts';
 import { TensorSet } from '../../../device/device.ts';
-import { isSharedByAll } from '../../../windows/symmetric-window.ts';
-import type { CudaHostNetwork } from '../../across-hosts/cuda-host-network.ts';
+import type { Tensor } from '../../../device/tensor.ts';
+import { CudaHostNetwork } from '../../across-hosts/cuda-host-network.ts';
 import type { CallHooks } from '../../buffer/cuda/cuda-engine.ts';
 import type { EpCallOptions } from '../../buffer/engine.ts';
+import {
+  bindLayerLaunches,
+  bindOutput,
+  CudaLayerPlan,
+  type LayerLaunches,
+  type LayerScratch,
+  loadLayerLaunches,
+  makeLayerScratch,
+} from './cuda-layer-launches.ts';
+import type { CudaLayerMemory } from './cuda-layer-memory.ts';
 import type { DispatchCombineContext } from '../dispatch-combine-context.ts';
-import { dispatchSplits } from '../expert-plan.ts';
 import type { TokenDType } from '../ep-config.ts';
+import { dispatchSplits } from '../expert-plan.ts';
 import type { CheckedLayerCombine, LayerInput } from '../layer-arguments.ts';
 import {
   type DispatchStages,
@@ -28,19 +34,16 @@ import {
   type LayerEngineOptions,
   type LayerReceived,
 } from '../layer-engine.ts';
-import type { CrossingTables } from '../layout-desc.ts';
-import { makeLayoutDesc } from '../make-layout-desc.ts';
-import {
-  bindLayerLaunches,
-  bindOutput,
-  CudaLayerPlan,
-  type LayerLaunches,
-  type LayerScratch,
-} from './cuda-layer-launches.ts';
-import type { CudaLayerMemory } from './cuda-layer-memory.ts';
+import { type CrossingTables, EPAllToAllLayoutDesc } from '../layout-desc.ts';
+import { isWideSum, layerPinnedSize } from '../output-size.ts';
+import { agreeOn } from '../../../group/agree.ts';
+import { type Call, callWord } from '../../../group/calls.ts';
+import { CudaCallOrder, CudaCalls, type RecordingOf } from '../../../group/cuda-calls.ts';
+import { overlaps } from '../../../group/tensor-check.ts';
+import { isSharedByAll } from '../../../windows/symmetric-window.ts';
 
 /** What the ranks have made together before the engine. */
-export interface LayerEngineParts {
+interface LayerEngineParts {
   readonly memory: CudaLayerMemory;
   readonly launches: LayerLaunches;
   readonly scratch: LayerScratch & Disposable;
@@ -50,7 +53,7 @@ export interface LayerEngineParts {
   readonly hooks: CallHooks;
 }
 
-export class CudaLayerEngine implements LayerEngine {
+class CudaLayerEngine implements LayerEngine {
   readonly #context: DispatchCombineContext;
   readonly #device: CudaDevice;
   readonly #memory: CudaLayerMemory;
@@ -429,7 +432,7 @@ function layerResults(
   const { rowBound } = input;
   const isBounded = rowBound !== 0;
   const numRecvTokens = isBounded ? rowBound : hostPlan.recvRows[config.rank]!;
-  const handle = makeLayoutDesc(
+  const handle = new EPAllToAllLayoutDesc(
     {
       ...tables,
       set,
@@ -587,4 +590,46 @@ function setDispatch(set: ArgumentsOf<'dispatch'>, { input, tables }: Sending): 
   set.set('rowBound', input.rowBound);
   set.set('placed', input.fullScatterIndices ? 1 : 0);
   if (tables.crossing) setCrossing(set, tables.crossing);
+}
+
+// Makes the engine of a layer on GPUs: the ranks compile and, on several hosts, make links together.
+
+type Parts = Omit<LayerEngineParts, 'calls' | 'hooks'>;
+
+/** Collective: compiles the kernels and takes their memory; every rank gets the same error if one cannot. */
+export async function createCudaLayerEngine(
+  context: DispatchCombineContext,
+  options: LayerEngineOptions & CallWait,
+): Promise<LayerEngine> {
+  const { memory, config, group } = context;
+  if (memory.kind !== 'cuda') throw new WeftlineError('WL_INTERNAL', 'This context lies in the memory of CPU ranks');
+  const { device } = memory;
+  const launches = await loadLayerLaunches(device, context, options).catch((error: unknown) => error as Error);
+  const prepare = (): Parts => {
+    if (launches instanceof Error) throw launches;
+    const { set, made } = TensorSet.make(device, (tensors) => makeLayerScratch(tensors, context, launches.tileWords));
+    const scratch = { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
+    return { memory, launches, scratch, options };
+  };
+  const parts = await agreeOn(group, { what: 'EPAll2AllLayer kernels', config: {}, prepare, release }, options);
+  const hooks: CallHooks = {};
+  const calls = new CudaCalls(group, device, {
+    findFailure: () => hooks.findFailure?.(),
+    onGiveUp: () => hooks.network?.giveUp(),
+  });
+  try {
+    const size = layerPinnedSize(config, group);
+    const { maxTokensPerRank } = config;
+    const of = { group, device, name: 'a2a', calls, maxTokensPerRank, isWide: isWideSum(config) };
+    if (size !== undefined) hooks.network = await CudaHostNetwork.create({ ...options, ...of, size });
+    return new CudaLayerEngine(context, { ...parts, calls, hooks });
+  } catch (error) {
+    calls[Symbol.dispose]();
+    release(parts);
+    throw error;
+  }
+}
+
+function release({ scratch }: Parts): void {
+  scratch[Symbol.dispose]();
 }

@@ -20,8 +20,13 @@ import {
   readDispatchWord,
   REFUSED,
 } from '../call-words.ts';
-import type { CheckedLowLatencyCombine, CheckedLowLatencyDispatch } from '../low-latency-arguments.ts';
-import type { LowLatencyEngine, LowLatencyWait, SentCombine } from '../low-latency-engine.ts';
+import type {
+  CheckedLowLatencyCombine,
+  CheckedLowLatencyDispatch,
+  LowLatencyEngine,
+  LowLatencyWait,
+  SentCombine,
+} from '../low-latency-arguments.ts';
 import {
   type LowLatencyDispatchResult,
   LowLatencyHandle,
@@ -29,13 +34,10 @@ import {
   type LowLatencyShortfall,
 } from '../low-latency-results.ts';
 import type { LowLatencyScope } from '../low-latency-size.ts';
-import { CombineNumbers } from '../members/combine-numbers.ts';
-import { LowLatencyCells, type Progress } from '../members/low-latency-cells.ts';
+import { CombineNumbers, LowLatencyCells, type Progress } from '../members/low-latency-cells.ts';
 import { LowLatencyJoining } from '../members/low-latency-joining.ts';
 import { LowLatencyMembers } from '../members/low-latency-members.ts';
-import { CombineRows } from './combine-rows.ts';
-import { DispatchRows } from './dispatch-rows.ts';
-import type { LowLatencyTables } from './low-latency-tables.ts';
+import { CombineRows, DispatchRows, type LowLatencyTables } from './low-latency-rows.ts';
 
 // The one kind of wait of low-latency mode on CPU ranks: each rank in turn reaches a call, and something is done with what it sent.
 

@@ -11,8 +11,12 @@ import { checkMemoryBudget } from '../../../windows/memory-budget.ts';
 import { SymmetricWindow, type SymmetricWindowOptions } from '../../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
 import { SoloGroup } from '../../../world/solo-group.ts';
-import { checkLowLatencyCombine, checkLowLatencyDispatch, rowShape } from '../low-latency-arguments.ts';
-import type { LowLatencyEngine } from '../low-latency-engine.ts';
+import {
+  checkLowLatencyCombine,
+  checkLowLatencyDispatch,
+  type LowLatencyEngine,
+  rowShape,
+} from '../low-latency-arguments.ts';
 import {
   comparableConfig,
   type LowLatencyConfig,
@@ -21,9 +25,9 @@ import {
   requireOneHost,
   withLowLatencyDefaults,
 } from '../low-latency-size.ts';
-import { type AnnouncementBoard, attachWindow, joinOrCreate } from '../members/announcement-board.ts';
+import { type AnnouncementBoard, attachWindow, joinOrCreate } from '../members/low-latency-joining.ts';
 import { CpuLowLatencyEngine } from './cpu-low-latency-engine.ts';
-import { makeLowLatencyTables } from './low-latency-tables.ts';
+import { makeLowLatencyTables } from './low-latency-rows.ts';
 
 // A process that joins makes calls by itself first: the code of a call is then compiled before other ranks wait for it.
 

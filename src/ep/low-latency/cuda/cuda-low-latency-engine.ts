@@ -16,13 +16,15 @@ import { combineWord, dispatchWord } from '../call-words.ts';
 import {
   type CheckedLowLatencyCombine,
   type CheckedLowLatencyDispatch,
+  type LowLatencyEngine,
   type LowLatencyScales,
+  type LowLatencyWait,
   readsInPlace,
   rowShape,
-  scaleShape,
   scalesDtype,
+  scaleShape,
+  type SentCombine,
 } from '../low-latency-arguments.ts';
-import type { LowLatencyEngine, LowLatencyWait, SentCombine } from '../low-latency-engine.ts';
 import {
   type LowLatencyDispatchResult,
   LowLatencyHandle,

@@ -6,11 +6,10 @@ import { pollUntil } from '../../../device/cuda/cuda-event.ts';
 import { Tensor } from '../../../device/tensor.ts';
 import type { LowLatencyHandle, LowLatencyShortfall } from '../low-latency-results.ts';
 import type { LowLatencyScope } from '../low-latency-size.ts';
-import { CombineNumbers } from '../members/combine-numbers.ts';
+import { CombineNumbers } from '../members/low-latency-cells.ts';
 import { LowLatencyJoining } from '../members/low-latency-joining.ts';
 import type { CombinePlan, CudaLowLatencyTables, CudaResultTables, DispatchPlan } from './low-latency-launches.ts';
-import type { MemberBoard } from './member-board.ts';
-import type { PeerWindows } from './peer-windows.ts';
+import type { MemberBoard, PeerWindows } from './peer-windows.ts';
 
 /** How often this rank looks whether processes of others have come or gone. */
 const LOOK_MS = 10;

@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os';
 import { isAbsolute, join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { readBundle, writeBundle } from '#lib/device/cuda/jit/aot-bundle.js';
-import { architectureOf, compileFlags, parseArchitecture } from '#lib/device/cuda/jit/architecture.js';
+import { architectureOf, compileFlags, parseArchitecture } from '#lib/device/cuda/device-properties.js';
 import { cacheKey, CubinCache, readKernelText, resolveCacheFolder } from '#lib/device/cuda/jit/cubin-cache.js';
 import { KernelCompiler, type KernelCompilerOptions } from '#lib/device/cuda/jit/kernel-compiler.js';
 import { defineKernelFile, definesOf, variantName, variantsOf } from '#lib/device/cuda/kernel-file.js';

@@ -1,22 +1,124 @@
-// The rows of a low-latency dispatch on a CPU rank: to the slots of their receivers, and from the slots here to their places.
-import { lowLatencyScales } from '../../../abi/low-latency.ts';
+// The tables and the rows of a low-latency call on a CPU rank.
+import { elementFormats, FP8_GROUP } from '../../../abi/element-formats.ts';
+import { alignUp } from '../../../abi/layout.ts';
+import { LOW_LATENCY_RESULTS, lowLatencyScales } from '../../../abi/low-latency.ts';
 import { countOverflow, countRowBytes } from '../../../core/counts.ts';
 import { type DType, dtypes } from '../../../core/dtype.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
+import { TensorSet } from '../../../device/device.ts';
 import { type Storage, Tensor } from '../../../device/tensor.ts';
-import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
+import { emptyLayout, type LayoutShape, type LayoutTensors } from '../../buffer/dispatch-layout.ts';
 import {
+  type CheckedLowLatencyCombine,
   type CheckedLowLatencyDispatch,
   type LowLatencyScales,
   rowShape,
-  scaleShape,
   scalesDtype,
+  scaleShape,
   scaleWords,
 } from '../low-latency-arguments.ts';
-import type { LowLatencyDispatchResult, LowLatencyRows } from '../low-latency-results.ts';
-import type { LowLatencyRegion, LowLatencyScope } from '../low-latency-size.ts';
-import type { LowLatencyTables, ResultTables } from './low-latency-tables.ts';
+import type {
+  LowLatencyDispatchResult,
+  LowLatencyHandle,
+  LowLatencyRows,
+  LowLatencyShortfall,
+} from '../low-latency-results.ts';
+import type { LowLatencyConfig, LowLatencyRegion, LowLatencyScope } from '../low-latency-size.ts';
+import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
+
+// The tables that low-latency kernels work with on a CPU rank, all allocated before the ranks agree that they can begin.
+
+/** What one of the two results that are alive at once needs besides its rows. */
+interface ResultTables {
+  /** i32 [M, ranks]: this rank's tokens as rows among those that it sends to each rank, -1 where they do not go. */
+  readonly sentRows: Tensor<'i32'>;
+  /** Its choices [M, K], in the width in which they were given; where combine or its report needs them. */
+  readonly choices: Tensor<'u8'>;
+  indexBytes: number;
+  /** Rows that this rank gets back of each rank. */
+  readonly rowsBack: Int32Array;
+  /** i32 [ranks]: rows that came from each rank. */
+  readonly arrived: Tensor<'i32'>;
+  /** i32 [experts of the rank]. */
+  readonly counts: Tensor<'i32'>;
+  readonly dropped: Tensor<'i32'>;
+  /** i32 [experts of the rank, ranks, 2]. */
+  readonly ranges: Tensor<'i32'>;
+  /** i32 [experts of the rank, C]. */
+  readonly tokens: Tensor<'i32'>;
+  /** i32 and f32 [ranks, M, K]: row of each choice that came, and its weight. */
+  readonly rowOf: Tensor<'i32'>;
+  /** Of elastic objects: i32 [ranks], 1 where the rank's rows are in the dispatch or combine; i32 [M]. */
+  readonly received: Tensor<'i32'>;
+  readonly added: Tensor<'i32'>;
+  readonly droppedChoices: Tensor<'i32'>;
+  readonly weights: Tensor<'f32'>;
+}
+
+export interface LowLatencyTables extends Disposable {
+  readonly shape: LayoutShape;
+  readonly layout: LayoutTensors;
+  /** Addresses by rank, for one kernel at a time. */
+  readonly bases: Tensor<'i32'>;
+  readonly scaleBases: Tensor<'i32'>;
+  /** i32 [experts]. */
+  readonly next: Tensor<'i32'>;
+  /** i32 [ranks, experts of the rank]: `next` before each source. */
+  readonly first: Tensor<'i32'>;
+  /** i32 [M, K]: rows of this rank's choices, and their ranks. */
+  readonly rowTable: Tensor<'i32'>;
+  readonly rankTable: Tensor<'i32'>;
+  /** A quantised row, or what one sum adds up. */
+  readonly scratch: Tensor<'u8'>;
+  readonly results: readonly ResultTables[];
+}
+
+export function makeLowLatencyTables(
+  device: CpuDevice,
+  config: Required<LowLatencyConfig>,
+  ranks: number,
+): LowLatencyTables {
+  const { maxTokensPerRank: most, maxTopk: k, hidden, numExperts } = config;
+  const experts = numExperts / ranks;
+  const isExpertMajor = config.layout === 'expert-major';
+  const isByChoice = isExpertMajor && config.combineTravels === 'choices';
+  const places = isExpertMajor ? experts * config.maxTokensPerExpert : 0;
+  const quantised = alignUp(Math.ceil(hidden / FP8_GROUP) * 4, 16) + hidden;
+  const { set, made } = TensorSet.make(device, (tensors) => {
+    const shape: LayoutShape = { ranks, experts: numExperts, dropped: -1, name: 'topkIdx' };
+    return {
+      shape,
+      layout: emptyLayout(tensors, most, shape),
+      bases: tensors.empty('i32', [ranks]),
+      scaleBases: tensors.empty('i32', [ranks]),
+      next: tensors.empty('i32', [numExperts]),
+      first: tensors.empty('i32', [ranks, experts]),
+      rowTable: tensors.empty('i32', [isByChoice ? most : 0, k]),
+      rankTable: tensors.empty('i32', [isByChoice ? most : 0, k]),
+      scratch: tensors.empty('u8', [Math.max(quantised, 8 * k, 4 * (ranks + 2))]),
+      results: Array.from({ length: LOW_LATENCY_RESULTS }, () => ({
+        sentRows: tensors.empty('i32', [most, ranks]),
+        indexBytes: 4,
+        rowsBack: new Int32Array(ranks),
+        choices: tensors.empty('u8', [isByChoice || config.elastic ? most * k * 8 : 0]),
+        received: tensors.empty('i32', [config.elastic ? ranks : 0]),
+        added: tensors.empty('i32', [config.elastic ? ranks : 0]),
+        droppedChoices: tensors.empty('i32', [config.elastic ? most : 0]),
+        arrived: tensors.empty('i32', [ranks]),
+        counts: tensors.empty('i32', [isExpertMajor ? experts : 0]),
+        dropped: tensors.empty('i32', [isExpertMajor ? experts : 0]),
+        ranges: tensors.empty('i32', [isExpertMajor ? experts : 0, ranks, 2]),
+        tokens: tensors.empty('i32', [places]),
+        rowOf: tensors.empty('i32', [isExpertMajor ? ranks * most * k : 0]),
+        weights: tensors.empty('f32', [isExpertMajor && !isByChoice ? ranks * most * k : 0]),
+      })),
+    };
+  });
+  return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
+}
+
+// The rows of a low-latency dispatch on a CPU rank: to the slots of their receivers, and from the slots here to their places.
 
 /** What one dispatch receives into. */
 interface ReceiveTarget {
@@ -324,5 +426,201 @@ export class DispatchRows implements Disposable {
       `Expert ${expert} got ${rows} rows in dispatch ${sequence}, more than its ${capacity} (maxTokensPerExpert); raise that, or drop rows with overflow: 'drop'`,
       { details: { expert, rows, dispatch: sequence, maxTokensPerExpert: capacity } },
     );
+  }
+}
+
+// The rows of a low-latency combine on a CPU rank: brought to where peers read them, pulled from all ranks and added up.
+
+export class CombineRows {
+  readonly #scope: LowLatencyScope<CpuDevice>;
+  readonly #window: SymmetricWindow;
+  readonly #tables: LowLatencyTables;
+  readonly #rowBytes: number;
+
+  constructor(scope: LowLatencyScope<CpuDevice>, window: SymmetricWindow, tables: LowLatencyTables) {
+    this.#scope = scope;
+    this.#window = window;
+    this.#tables = tables;
+    this.#rowBytes = scope.config.hidden * 2;
+  }
+
+  /** Where peers read this rank's rows in a combine with the handle of that dispatch. */
+  bufferAddress(sequence: number): number {
+    return this.#address(sequence, this.#window.index);
+  }
+
+  buffer(sequence: number): Tensor<'bf16'> {
+    const { storage } = this.#window;
+    return new Tensor(storage, 'bf16', rowShape(this.#scope), this.bufferAddress(sequence) - storage.address);
+  }
+
+  /** Brings what peers will read there, unless it is there already. */
+  stage({ x, handle }: CheckedLowLatencyCombine): void {
+    const { config } = this.#scope;
+    const target = this.bufferAddress(handle.sequence);
+    const result = this.#resultOf(handle.sequence);
+    if (config.layout === 'rank-major') this.#copyBlocks(target, x, result.arrived, config.maxTokensPerRank);
+    else if (config.combineTravels === 'choices') this.#copyBlocks(target, x, result.counts, config.maxTokensPerExpert);
+    else this.#addChoices(target, x, result, handle.topk);
+  }
+
+  /**
+   * Adds up the rows of this rank's tokens, which all ranks have by now. `without`: ranks that do not count are those with 0
+   * in the result's table `added`.
+   */
+  add({ handle, topkWeights }: CheckedLowLatencyCombine, out: Tensor<'bf16'>, without: boolean): void {
+    this.#countRows(this.#resultOf(handle.sequence), without);
+    if (without) this.#leaveOut(handle.sequence, handle.numTokens);
+    if (topkWeights === undefined) this.#addRanks(handle.sequence, handle.numTokens, out);
+    else this.#addWeighted(handle.sequence, topkWeights, out, without);
+  }
+
+  #countRows({ rowsBack, added }: ResultTables, without: boolean): void {
+    const there = without ? added.view() : undefined;
+    for (const [rank, rows] of rowsBack.entries()) {
+      const link = rank === this.#scope.group.rank ? 'self' : 'host';
+      if (there?.[rank] !== 0) countRowBytes('combine', link, rows * this.#rowBytes);
+    }
+  }
+
+  /** The received rows of each block of `most` rows. */
+  #copyBlocks(target: number, x: Tensor<'bf16'>, counts: Tensor<'i32'>, most: number): void {
+    if (x.address === target) return;
+    const { copyBytes } = this.#scope.device.kernels;
+    const blockBytes = most * this.#rowBytes;
+    const view = counts.view();
+    for (let block = 0; block < view.length; block++) {
+      copyBytes(target + block * blockBytes, x.address + block * blockBytes, view[block]! * this.#rowBytes);
+    }
+  }
+
+  /** One row for each token of each rank: the weighted rows of its experts here. */
+  #addChoices(target: number, x: Tensor<'bf16'>, { arrived, rowOf, weights }: ResultTables, k: number): void {
+    const { bases, scratch } = this.#tables;
+    const most = this.#scope.config.maxTokensPerRank;
+    const counts = arrived.view();
+    bases.view()[0] = x.address | 0;
+    for (let rank = 0; rank < counts.length; rank++) {
+      const first = rank * most;
+      this.#scope.device.kernels.sumWeightedRows(
+        target + first * this.#rowBytes,
+        this.#rowBytes,
+        counts[rank]!,
+        k,
+        rowOf.address + first * k * 4,
+        0,
+        weights.address + first * k * 4,
+        bases.address,
+        scratch.address,
+      );
+    }
+  }
+
+  shortfall({ sequence, numTokens }: LowLatencyHandle): LowLatencyShortfall {
+    const { added, droppedChoices } = this.#resultOf(sequence);
+    const { storage, address } = droppedChoices;
+    return { activeMask: added, droppedChoices: new Tensor(storage, 'i32', [numTokens], address - storage.address) };
+  }
+
+  /** Counts the choices of each of this rank's tokens that ranks without rows hold. */
+  countDropped({ sequence, numTokens, topk }: LowLatencyHandle): void {
+    const { choices, indexBytes, added, droppedChoices } = this.#resultOf(sequence);
+    const { config, group } = this.#scope;
+    const perRank = config.numExperts / group.size;
+    // Of i64 ids the lower halves, which are -1 for none too.
+    const ids = this.#scope.device.hostView('i32', choices.address, choices.bytes / 4);
+    const step = indexBytes / 4;
+    const counts = droppedChoices.view();
+    const there = added.view();
+    counts.fill(0);
+    for (let cell = 0; cell < numTokens * topk; cell++) {
+      const expert = ids[cell * step]!;
+      if (expert >= 0 && there[Math.floor(expert / perRank)] === 0) counts[Math.floor(cell / topk)]! += 1;
+    }
+  }
+
+  #leaveOut(sequence: number, tokens: number): void {
+    const { added, sentRows } = this.#resultOf(sequence);
+    const [there, rows] = [added.view(), sentRows.view()];
+    const ranks = there.length;
+    for (let rank = 0; rank < ranks; rank++) {
+      if (there[rank] === 0) for (let token = 0; token < tokens; token++) rows[token * ranks + rank] = -1;
+    }
+  }
+
+  #addRanks(sequence: number, tokens: number, out: Tensor<'bf16'>): void {
+    const { bases, scratch } = this.#tables;
+    const { config, group, device } = this.#scope;
+    const own = group.rank * config.maxTokensPerRank * this.#rowBytes;
+    this.#fillBases(sequence, own);
+    device.kernels.gatherSum(
+      out.address,
+      this.#rowBytes,
+      tokens,
+      group.size,
+      this.#resultOf(sequence).sentRows.address,
+      0,
+      bases.address,
+      0,
+      0,
+      0,
+      scratch.address,
+      elementFormats.bf16,
+    );
+  }
+
+  #addWeighted(sequence: number, weights: Tensor<'f32'>, out: Tensor<'bf16'>, without: boolean): void {
+    const { bases, scratch, next, rowTable, rankTable } = this.#tables;
+    const { config, group, device, size } = this.#scope;
+    const { kernels } = device;
+    const [tokens, k] = weights.shape as [number, number];
+    const { choices, indexBytes } = this.#resultOf(sequence);
+    const { offset, stride } = size.regions.firstRows;
+    const first = this.#window.address + offset + (sequence % LOW_LATENCY_RESULTS) * stride;
+    kernels.copyBytes(next.address, first, config.numExperts * 4);
+    const perRank = config.numExperts / group.size;
+    const { address } = choices;
+    kernels.choiceRows(
+      address,
+      indexBytes,
+      tokens,
+      k,
+      perRank,
+      config.maxTokensPerExpert,
+      next.address,
+      rowTable.address,
+      rankTable.address,
+    );
+    if (without) {
+      const added = this.#resultOf(sequence).added.view();
+      const [rows, ranks] = [rowTable.view(), rankTable.view()];
+      for (let cell = 0; cell < tokens * k; cell++) if (added[ranks[cell]!] === 0) rows[cell] = -1;
+    }
+    this.#fillBases(sequence, 0);
+    kernels.sumWeightedRows(
+      out.address,
+      this.#rowBytes,
+      tokens,
+      k,
+      rowTable.address,
+      rankTable.address,
+      weights.address,
+      bases.address,
+      scratch.address,
+    );
+  }
+
+  #resultOf(sequence: number): ResultTables {
+    return this.#tables.results[sequence % LOW_LATENCY_RESULTS] as ResultTables;
+  }
+
+  #address(sequence: number, rank: number): number {
+    const { offset, stride } = this.#scope.size.regions.combineRows;
+    return this.#window.addresses[rank]! + offset + (sequence % LOW_LATENCY_RESULTS) * stride;
+  }
+
+  #fillBases(sequence: number, beyond: number): void {
+    const view = this.#tables.bases.view();
+    for (let rank = 0; rank < view.length; rank++) view[rank] = (this.#address(sequence, rank) + beyond) | 0;
   }
 }
