@@ -1,6 +1,6 @@
 // How fast packets are tagged and checked: the kernel alone, and with the copy into its memory. Needs a build.
 import { randomBytes } from 'node:crypto';
-import { packetKey } from '../dist/abi/packet-key.js';
+import { packetKey } from '../dist/abi/cpu-kernels.js';
 import { TagMemory } from '../dist/transport/authentication/packet-guard.js';
 
 const ROUNDS = 200;

@@ -1,10 +1,10 @@
 // Run by the build: writes what kernels share with the host, as a CUDA header and as an AssemblyScript module.
 import { writeFileSync } from 'node:fs';
 import { cudaHeader } from './cuda-header.ts';
-import { packetKey } from './packet-key.ts';
+import { fragmentCheck, packetKey, sortedFragment } from './cpu-kernels.ts';
 import { elementFormats, FP8_GROUP, reductionFormats, reductions } from './element-formats.ts';
 import { EXCHANGE_HEADER_WORDS, exchangeFields, exchangeOwnFields } from './exchange-record.ts';
-import { descriptorBlockHeader, fragmentCheck, fragmentDescriptor, sortedFragment } from './unpack.ts';
+import { descriptorBlockHeader, fragmentDescriptor } from './unpack.ts';
 import { lowLatencyScales } from './low-latency.ts';
 
 // The text of the module "abi" of kernels/wasm: constants that CPU kernels share with the host.

@@ -5,16 +5,12 @@ import {
   blockHeaderWord,
   descriptorBlockHeader,
   FRAGMENT_WORDS,
-  fragmentCheck,
-  fragmentCheckWord,
   fragmentDescriptor,
   fragmentWord,
   MAX_BLOCK_DESCRIPTORS,
   MAX_RING_SLOTS,
   RING_DESCRIPTORS,
   RING_SLOT_BYTES,
-  sortedFragment,
-  sortedFragmentWord,
 } from '../abi/unpack.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { type CpuKernels, instantiateKernelsNow, wasm, type WasmMemory } from '../device/cpu/kernels.ts';
@@ -27,6 +23,7 @@ import {
   tooManyError,
   wrongBlockError,
 } from './descriptor-block.ts';
+import { fragmentCheck, fragmentCheckWord, sortedFragment, sortedFragmentWord } from '../abi/cpu-kernels.ts';
 
 // The WebAssembly memory in which the blocks of a launch are checked: copies of them, and room for the search for overlaps.
 

@@ -3,13 +3,13 @@ import assert from 'node:assert/strict';
 import { CpuDevice, type CudaDevice, fromBf16, readSettings, type Settings, toBf16 } from 'weftline';
 import { dequantizeRows, quantizeRows } from 'weftline/ep';
 import { CudaFp8Rows } from '#lib/device/cuda/fp8-rows.js';
-import { moeExpertsKernels } from '#lib/device/cuda/kernels/moe.js';
 import type { LocalExperts } from '#lib/programs/moe/moe-engine.js';
 import { openGroupedProduct, RowGroups } from '#lib/programs/moe/cuda-moe-engine.js';
 import { openMoeEngine } from '#lib/programs/moe/moe-job.js';
 import { referenceExpert, referenceMoeBlock } from '#lib/programs/moe/example-block.js';
 import { findCublas } from '#lib/native/cublas.js';
 import { gpuTest } from './support/gpu.js';
+import { kernelFiles } from '#lib/device/cuda/kernel-files.js';
 
 let state = 1;
 function draw(): number {
@@ -43,7 +43,7 @@ const products: readonly Settings['expertProduct'][] =
 /** Sums of small whole numbers, which f32 holds exactly in any order. */
 async function productIsExact(device: CudaDevice, expertProduct: Settings['expertProduct']): Promise<void> {
   using product = await openGroupedProduct(device, readSettings({ expertProduct }));
-  const { moeStoreWords } = await device.loadKernels(moeExpertsKernels);
+  const { moeStoreWords } = await device.loadKernels(kernelFiles.moeExperts);
   const rows = [3, 0, 140, 1, 64, 65, 0];
   using groups = new RowGroups(device, rows.length, moeStoreWords.plan({ grid: 1, block: 256 }));
   groups.set(rows);

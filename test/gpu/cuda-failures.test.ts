@@ -3,11 +3,11 @@ import { spawnSync } from 'node:child_process';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { CudaDevice, cudaDeviceCount } from 'weftline';
-import { selfTestKernels } from '#lib/device/cuda/kernels/bench.js';
 import { gpuTest, noGpu } from './support/gpu.js';
+import { kernelFiles } from '#lib/device/cuda/kernel-files.js';
 
 gpuTest('a device wait that expires is WL_TIMEOUT with all that is known, and the device goes on', async (device) => {
-  const { selfTestWait } = await device.loadKernels(selfTestKernels);
+  const { selfTestWait } = await device.loadKernels(kernelFiles.selfTest);
   using flags = device.allocateHost(512);
   const words = flags.view('i32');
   const wait = selfTestWait.plan({ grid: 1, block: 32 });

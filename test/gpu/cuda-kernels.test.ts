@@ -8,11 +8,10 @@ import { fileURLToPath } from 'node:url';
 import { CudaDevice, WeftlineError } from 'weftline';
 import { KernelCompiler } from '#lib/device/cuda/jit/kernel-compiler.js';
 import { readKernelText } from '#lib/device/cuda/jit/cubin-cache.js';
-import { defineKernelFile } from '#lib/device/cuda/kernel-file.js';
-import { selfTestKernels } from '#lib/device/cuda/kernels/bench.js';
 import { type Compiler, openNvrtc } from '#lib/native/nvrtc.js';
 import { gpuTest, noGpu } from './support/gpu.js';
 import { TemporaryFolder } from './support/temporary-folder.js';
+import { kernelFile, kernelFiles } from '#lib/device/cuda/kernel-files.js';
 
 const commandLine = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 
@@ -34,7 +33,7 @@ function counted(): { readonly compiler: Compiler; calls: number } {
 
 test('a mistake in a kernel is shown with our file, the line and the log', { skip: noGpu }, async () => {
   using folder = new TemporaryFolder();
-  const broken = defineKernelFile({ file: 'broken.cu', constants: {}, kernels: {}, hot: false });
+  const broken = kernelFile('broken.cu', {});
   const compiler = new KernelCompiler({
     architecture: 'sm_90a',
     cacheFolder: folder.path,
@@ -60,21 +59,21 @@ test('a kernel is compiled once, and again when what is kept is damaged', { skip
   const create = (): KernelCompiler =>
     new KernelCompiler({ architecture, cacheFolder: folder.path, openCompiler: () => nvrtc.compiler });
   const first = create();
-  const cubin = await first.cubin(selfTestKernels, {});
-  await first.cubin(selfTestKernels, {});
+  const cubin = await first.cubin(kernelFiles.selfTest, {});
+  await first.cubin(kernelFiles.selfTest, {});
   assert.equal(nvrtc.calls, 1);
-  assert.deepEqual(Buffer.from(await create().cubin(selfTestKernels, {})), Buffer.from(cubin));
+  assert.deepEqual(Buffer.from(await create().cubin(kernelFiles.selfTest, {})), Buffer.from(cubin));
   assert.equal(nvrtc.calls, 1);
 
   const [key] = readdirSync(join(folder.path, 'kernels'));
   const file = join(folder.path, 'kernels', key as string, 'kernel.cubin');
   truncateSync(file, 100);
-  await create().cubin(selfTestKernels, {});
+  await create().cubin(kernelFiles.selfTest, {});
   assert.equal(nvrtc.calls, 2);
   writeFileSync(file, 'something else');
-  await create().cubin(selfTestKernels, {});
+  await create().cubin(kernelFiles.selfTest, {});
   assert.equal(nvrtc.calls, 3);
-  await create().cubin(selfTestKernels, {});
+  await create().cubin(kernelFiles.selfTest, {});
   assert.equal(nvrtc.calls, 3);
 });
 
@@ -104,7 +103,7 @@ gpuTest('kernels compiled ahead of time run without NVRTC', async (device) => {
   assert.equal((await once(child, 'exit'))[0], 0);
   const options = { aotFolder: folder.path, useAot: true, nvrtcPath: '/nowhere', cacheFolder: '/nowhere' };
   await using other = await CudaDevice.create(options);
-  const { selfTestFill } = await other.loadKernels(selfTestKernels);
+  const { selfTestFill } = await other.loadKernels(kernelFiles.selfTest);
   using tensor = other.empty('i32', [2]);
   const plan = selfTestFill.plan({ grid: 1, block: 32 });
   plan.arguments.set('words', tensor.address);
@@ -113,7 +112,7 @@ gpuTest('kernels compiled ahead of time run without NVRTC', async (device) => {
   plan.launch();
   assert.deepEqual([...(await tensor.toHost())], [9, 10]);
   await using without = await CudaDevice.create({ ...options, aotFolder: '' });
-  await assert.rejects(without.loadKernels(selfTestKernels), {
+  await assert.rejects(without.loadKernels(kernelFiles.selfTest), {
     code: 'WL_COMPILE',
     message: /weftline compile --arch sm_/,
   });

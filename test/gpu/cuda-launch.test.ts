@@ -1,9 +1,9 @@
 import assert from 'node:assert/strict';
-import { selfTestCopyRowsSharedBytes, selfTestKernels } from '#lib/device/cuda/kernels/bench.js';
 import { gpuTest, noise } from './support/gpu.js';
+import { kernelFiles } from '#lib/device/cuda/kernel-files.js';
 
 gpuTest('a launch passes its arguments as they are at that moment', async (device) => {
-  const { selfTestFill } = await device.loadKernels(selfTestKernels);
+  const { selfTestFill } = await device.loadKernels(kernelFiles.selfTest);
   using tensor = device.empty('i32', [3, 100]);
   const plan = selfTestFill.plan({ grid: 3, block: 32 });
   plan.arguments.set('count', 100);
@@ -22,7 +22,7 @@ gpuTest('a launch passes its arguments as they are at that moment', async (devic
 });
 
 gpuTest('what a launch costs', async (device, context) => {
-  const { selfTestFill } = await device.loadKernels(selfTestKernels);
+  const { selfTestFill } = await device.loadKernels(kernelFiles.selfTest);
   const plan = selfTestFill.plan({ grid: 1, block: 32 });
   const times: number[] = [];
   for (let round = 0; round < 7; round += 1) {
@@ -52,7 +52,7 @@ gpuTest('what a launch costs', async (device, context) => {
 });
 
 gpuTest('events tell when work is done, in the order of streams, and how long it took', async (device) => {
-  const { selfTestFill, selfTestWait } = await device.loadKernels(selfTestKernels);
+  const { selfTestFill, selfTestWait } = await device.loadKernels(kernelFiles.selfTest);
   using flags = device.allocateHost(512);
   const words = flags.view('i32');
   const urgent = device.createStream({ priority: 'high' });
@@ -88,7 +88,7 @@ gpuTest('events tell when work is done, in the order of streams, and how long it
 });
 
 gpuTest('rows go through shared memory whole, for any size that is a multiple of 16', async (device) => {
-  const { selfTestCopyRows } = await device.loadKernels(selfTestKernels);
+  const { selfTestCopyRows } = await device.loadKernels(kernelFiles.selfTest);
   for (const [rows, rowBytes, warps, grid] of [
     [1, 16, 1, 1],
     [37, 176, 3, 2],
@@ -101,7 +101,8 @@ gpuTest('rows go through shared memory whole, for any size that is a multiple of
     const plan = selfTestCopyRows.plan({
       grid,
       block: warps * 32,
-      sharedBytes: selfTestCopyRowsSharedBytes(warps, rowBytes),
+      // Barriers, then two rows per warp.
+      sharedBytes: 1024 + 2 * warps * rowBytes,
     });
     plan.arguments.set('from', from.address);
     plan.arguments.set('to', to.address);
@@ -113,7 +114,7 @@ gpuTest('rows go through shared memory whole, for any size that is a multiple of
 });
 
 gpuTest('cooperative and clustered launches run, and a grid that does not fit says so', async (device) => {
-  const { selfTestFill } = await device.loadKernels(selfTestKernels);
+  const { selfTestFill } = await device.loadKernels(kernelFiles.selfTest);
   const most = selfTestFill.residentBlocks(128);
   assert.ok(most >= device.properties.multiprocessors);
   using tensor = device.empty('i32', [1000]);
@@ -137,7 +138,7 @@ gpuTest('cooperative and clustered launches run, and a grid that does not fit sa
 });
 
 gpuTest('everything ends with the device, twice is once, and later calls say that it was closed', async (device) => {
-  const { selfTestFill } = await device.loadKernels(selfTestKernels);
+  const { selfTestFill } = await device.loadKernels(kernelFiles.selfTest);
   const tensor = device.empty('u8', [16]);
   const memory = device.allocateHost(16);
   const event = device.createEvent();

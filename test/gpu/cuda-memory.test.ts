@@ -1,8 +1,8 @@
 import assert from 'node:assert/strict';
-import { selfTestKernels } from '#lib/device/cuda/kernels/bench.js';
 import type { CudaDevice } from '#lib/device/cuda/cuda-device.js';
 import { until } from '../support/until.ts';
 import { gpuTest, noise } from './support/gpu.js';
+import { kernelFiles } from '#lib/device/cuda/kernel-files.js';
 
 gpuTest('tensors of all sizes come back as they were uploaded', async (device) => {
   for (const bytes of [0, 1, 3, 4096, (2 << 20) - 1, 2 << 20, (5 << 20) + 7]) {
@@ -28,7 +28,7 @@ gpuTest('the host cannot view GPU memory, and the error says what to do', async 
 });
 
 gpuTest('a kernel writes host memory that is mapped, and reads what the host wrote', async (device) => {
-  const { selfTestFill, selfTestWait } = await device.loadKernels(selfTestKernels);
+  const { selfTestFill, selfTestWait } = await device.loadKernels(kernelFiles.selfTest);
   using memory = device.allocateHost(4096);
   const words = memory.view('i32');
   assert.ok(words.every((word) => word === 0));
@@ -65,7 +65,7 @@ async function allStreamsIdle(device: CudaDevice): Promise<void> {
 }
 
 gpuTest('freed memory is handed out again, but not while earlier work may use it', async (device) => {
-  const { selfTestWait } = await device.loadKernels(selfTestKernels);
+  const { selfTestWait } = await device.loadKernels(kernelFiles.selfTest);
   const first = device.empty('u8', [1000]);
   const { address } = first;
   first.dispose();

@@ -7,7 +7,6 @@ import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { type CudaDevice, settingsTable } from 'weftline';
 import { DeviceHost } from 'weftline/device-api';
-import { benchDeviceApiKernels } from '#lib/device/cuda/kernels/device-api.js';
 import { CudaRequests } from '#lib/device-api/service/cuda-requests.js';
 import { DeviceTraps } from '#lib/device-api/host/cuda-side.js';
 import type { DeviceHostPeer } from '../local/support/device-host-peer.ts';
@@ -15,6 +14,7 @@ import { runRanks } from '../local/support/run-ranks.ts';
 import { countingPeer } from './support/counting-peer.ts';
 import { cacheFolder, gpuTest, noGpu } from './support/gpu.ts';
 import { testSeed } from '../support/seed.ts';
+import { kernelFiles } from '#lib/device/cuda/kernel-files.js';
 
 const property = new URL('../local/ranks/device-api-property.js', import.meta.url);
 const devicesProgram = new URL('../local/ranks/device-host-devices.js', import.meta.url);
@@ -51,7 +51,7 @@ async function openQueue(device: CudaDevice, capacity: number, timeoutMs: number
 }
 
 gpuTest('threads that find no room in the queue until their deadline leave no hole in it', async (device) => {
-  const { benchDevicePush } = await device.loadKernels(benchDeviceApiKernels);
+  const { benchDevicePush } = await device.loadKernels(kernelFiles.benchDeviceApi);
   const capacity = 64;
   const { traps, requests, handle, seen, server } = await openQueue(device, capacity, 100);
   const plan = benchDevicePush.plan({ grid: 8, block: 128 });

@@ -8,10 +8,9 @@ import { join } from 'node:path';
 import test, { after } from 'node:test';
 import { compileFlags } from '#lib/device/cuda/device-properties.js';
 import { headerNames, kernelFolder } from '#lib/device/cuda/jit/cubin-cache.js';
-import { kernelCatalogue } from '#lib/device/cuda/kernel-catalogue.js';
-import { definesOf, variantName, variantsOf } from '#lib/device/cuda/kernel-file.js';
 import { isWhole } from '../support/extent.ts';
 import { compilationCache, Nvcc } from './support/nvcc.ts';
+import { definesOf, kernelFiles, variantName, variantsOf } from '#lib/device/cuda/kernel-files.js';
 
 const noCompiler = spawnSync('nvcc', ['--version']).status === 0 ? false : 'there is no nvcc';
 const architectures = isWhole ? ['sm_80', 'sm_90a'] : ['sm_90a'];
@@ -38,7 +37,7 @@ function spills(said: string): string[] {
 }
 
 for (const architecture of architectures) {
-  for (const file of kernelCatalogue) {
+  for (const file of Object.values(kernelFiles)) {
     for (const values of isWhole ? variantsOf(file) : variantsOf(file).slice(-1)) {
       test(`${variantName(file, values)} for ${architecture}`, { skip: noCompiler }, async () => {
         const flags = [...compileFlags(architecture), ...definesOf(file, values)];
@@ -52,7 +51,7 @@ for (const architecture of architectures) {
 
 // Hooks stand in kernels of all these files, and a wait of each.
 const traced = ['ep-', 'layer-', 'low-latency-', 'collective-'];
-for (const file of kernelCatalogue.filter(
+for (const file of Object.values(kernelFiles).filter(
   ({ file: name }) => isWhole && traced.some((part) => name.startsWith(part)),
 )) {
   test(`${file.file}, traced`, { skip: noCompiler }, async () => {
@@ -78,7 +77,7 @@ test(
   { skip: noCompiler },
   async () => {
     const combine = join(kernelFolder(), 'ep-combine.cu');
-    const file = kernelCatalogue.find((entry) => entry.file === 'ep-combine.cu');
+    const file = Object.values(kernelFiles).find((entry) => entry.file === 'ep-combine.cu');
     assert.ok(file !== undefined);
     const [values] = variantsOf(file);
     // Without -lineinfo the code tells nothing of its text.
@@ -101,7 +100,12 @@ test(
 
 test('every file of kernels/cuda is in the catalogue', () => {
   const files = readdirSync(kernelFolder()).filter((name) => name.endsWith('.cu'));
-  assert.deepEqual(kernelCatalogue.map((file) => file.file).toSorted(), files.toSorted());
+  assert.deepEqual(
+    Object.values(kernelFiles)
+      .map((file) => file.file)
+      .toSorted(),
+    files.toSorted(),
+  );
 });
 
 test('a spill is noticed', () => {

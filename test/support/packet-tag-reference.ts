@@ -1,5 +1,5 @@
 // The tag of a packet computed plainly, with large integers: what the kernel is compared with.
-import { packetKey } from '#lib/abi/packet-key.js';
+import { packetKey } from '#lib/abi/cpu-kernels.js';
 
 export function fromHex(text: string): Uint8Array {
   return Uint8Array.from(Buffer.from(text.replaceAll(' ', ''), 'hex'));

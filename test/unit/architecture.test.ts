@@ -153,16 +153,27 @@ test('the environment is read in settings, world and programs, and where a varia
 });
 
 test('src/abi holds the layouts that kernels read, and no others', () => {
-  const emitted = sources
-    .filter(({ path }) => path === 'src/abi/emit.ts' || path === 'src/abi/cuda-header.ts')
-    .map(({ text }) => text)
-    .join();
+  const kernels = listFiles('kernels', ['.cu', '.cuh']).map((path) => readFileSync(join(root, path), 'utf8'));
+  const readers = [...kernels, readFileSync(join(root, 'src/abi/emit.ts'), 'utf8')].join('\n');
   const layouts = declaredLayouts.filter(({ path }) => folderOf(path) === 'abi');
   assert.ok(layouts.length > 60);
   noneOf(
     layouts
-      .filter(({ variable }) => variable === undefined || !new RegExp(`\\b${variable}\\b`).test(emitted))
-      .map(({ path, name }) => `${path} declares ${name}, which the build writes for no kernel: its owner may`),
+      .filter(({ name, variable }) => !new RegExp(`\\b(${name}|${variable})\\b`).test(readers))
+      .map(({ path, name }) => `${path} declares ${name}, which no kernel reads: its owner may`),
+  );
+});
+
+test('every name of src/abi is used outside of its file', () => {
+  noneOf(
+    sources
+      .filter(({ path }) => folderOf(path) === 'abi')
+      .flatMap(({ path, exports }) => exports.map((name) => ({ path, name })))
+      .filter(({ path, name }) =>
+        sources.every((file) => file.path === path || !new RegExp(`\\b${name}\\b`).test(file.text)),
+      )
+      .filter(({ name }) => !declaredLayouts.some(({ variable }) => variable === name))
+      .map(({ path, name }) => `${path} exports ${name}, which nothing uses`),
   );
 });
 

@@ -6,12 +6,12 @@ import type { CudaEvent } from '../../device/cuda/cuda-event.ts';
 import { type CudaStream, StreamWrites } from '../../device/cuda/cuda-stream.ts';
 import type { HostMemory } from '../../device/cuda/host-memory.ts';
 import type { LaunchPlan } from '../../device/cuda/kernel.ts';
-import { channelKernels } from '../../device/cuda/kernels/device-api.ts';
 import type { Settings } from '../../settings/settings.ts';
 import { DescriptorBlock, PackLauncher, UnpackLauncher } from '../../unpack/index.ts';
 import { type CopyRun, type CopyWay, type DeviceCopies, NO_TICKET, type StagingGpu } from './device-copies.ts';
 import { ringBytesOf, type RingShape, type RingStorage } from './ring-memory.ts';
 import { MAX_PIECE_FRAGMENTS, stagingRingHead } from './wire-layout.ts';
+import { kernelFiles } from '../../device/cuda/kernel-files.ts';
 
 /** Rings that are there from the beginning: to pin memory later could wait for a kernel that waits for a peer. */
 const SPARE_RINGS = 4;
@@ -300,7 +300,7 @@ class CudaCopies implements DeviceCopies {
   }
 
   async #prepare(): Promise<void> {
-    const { channelPut } = await this.#device.loadKernels(channelKernels);
+    const { channelPut } = await this.#device.loadKernels(kernelFiles.channel);
     const plan = channelPut.plan({ grid: 1, block: 32 });
     plan.arguments.set('done', this.#unused.deviceAddress);
     // The driver puts off loading until the first launch, which would wait for kernels that run.

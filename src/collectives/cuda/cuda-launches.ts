@@ -14,14 +14,10 @@ import { reductionFormats } from '../../abi/element-formats.ts';
 import { alignUp } from '../../abi/layout.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { LaunchPlan } from '../../device/cuda/kernel.ts';
-import {
-  collectiveCopyKernels,
-  collectiveMessageKernels,
-  collectiveReductionKernels,
-} from '../../device/cuda/kernels/collectives.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { CudaWindow } from '../../windows/cuda-window.ts';
 import type { ReducedDType } from '../collective-call.ts';
+import { kernelFiles } from '../../device/cuda/kernel-files.ts';
 
 type CollectivePlan = LaunchPlan<keyof typeof collectiveArguments.offset>;
 type MessagePlan = LaunchPlan<keyof typeof messageArguments.offset>;
@@ -40,12 +36,12 @@ const LANE_BYTES = 32_768;
 export async function loadCollectiveLaunches(device: CudaDevice): Promise<CollectiveLaunches> {
   const shape = { grid: 1, block: THREADS };
   const reducing = async (FORMAT: number): Promise<CollectivePlan> => {
-    const { collectiveReductions } = await device.loadKernels(collectiveReductionKernels, { FORMAT });
+    const { collectiveReductions } = await device.loadKernels(kernelFiles.collectiveReduction, { FORMAT });
     return collectiveReductions.plan(shape);
   };
   const [{ collectiveCopies }, { collectiveMessages }, bf16, f32, i32] = await Promise.all([
-    device.loadKernels(collectiveCopyKernels),
-    device.loadKernels(collectiveMessageKernels),
+    device.loadKernels(kernelFiles.collectiveCopy),
+    device.loadKernels(kernelFiles.collectiveMessage),
     reducing(reductionFormats.bf16),
     reducing(reductionFormats.f32),
     reducing(reductionFormats.i32),

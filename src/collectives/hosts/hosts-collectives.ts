@@ -10,7 +10,6 @@ import type { CudaEvent } from '../../device/cuda/cuda-event.ts';
 import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import { PinnedRange } from '../../device/cuda/host-memory.ts';
 import type { LaunchPlan } from '../../device/cuda/kernel.ts';
-import { collectiveRunKernels } from '../../device/cuda/kernels/collectives.ts';
 import type { DeviceEvent } from '../../device/device.ts';
 import { agreeOn } from '../../group/agree.ts';
 import { CudaCallOrder } from '../../group/cuda-calls.ts';
@@ -33,6 +32,7 @@ import {
   rankParts,
   regionsAcrossHosts,
 } from '../cpu/window-regions.ts';
+import { kernelFiles } from '../../device/cuda/kernel-files.ts';
 
 /** What an engine is made of, and owns. */
 export interface HostsCollectivesParts {
@@ -231,7 +231,7 @@ const BLOCK_BYTES = 8192;
 /** Compiles. Fails with WL_COMPILE, WL_UNSUPPORTED or WL_CUDA. */
 async function loadRunPlans(device: CudaDevice): Promise<RunPlans> {
   const plan = async (FORMAT: number): Promise<RunPlan> => {
-    const { collectiveRuns } = await device.loadKernels(collectiveRunKernels, { FORMAT });
+    const { collectiveRuns } = await device.loadKernels(kernelFiles.collectiveRun, { FORMAT });
     return collectiveRuns.plan({ grid: 1, block: THREADS });
   };
   const { bf16, f32, i32 } = reductionFormats;

@@ -17,7 +17,6 @@ import type { CudaEvent } from '../../device/cuda/cuda-event.ts';
 import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import type { HostMemory } from '../../device/cuda/host-memory.ts';
 import type { LaunchPlan } from '../../device/cuda/kernel.ts';
-import { sparseBlockKernels, sparseDirectKernels } from '../../device/cuda/kernels/collectives.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { CudaWindow } from '../../windows/cuda-window.ts';
 import type {
@@ -32,6 +31,7 @@ import type {
 } from './block-work.ts';
 import { infinityOf, type SlotShape, strideOf } from './slot-shape.ts';
 import { noCall, type SparseCall } from './sparse-call.ts';
+import { kernelFiles } from '../../device/cuda/kernel-files.ts';
 
 class StreamMark implements WorkMark {
   readonly #event: CudaEvent;
@@ -155,7 +155,7 @@ export class CudaBlockWork implements BlockWork {
 
   /** Compiles the kernels unless they are in a cache. Fails with WL_COMPILE, WL_UNSUPPORTED, WL_MEMORY or WL_CUDA. */
   static async create(device: CudaDevice, shape: SlotShape): Promise<CudaBlockWork> {
-    const kernels = await device.loadKernels(sparseBlockKernels);
+    const kernels = await device.loadKernels(kernelFiles.sparseBlock);
     const { sparseMark, sparseSurvey, sparseIndex, sparseGather, sparseScatter, sparseTell } = kernels;
     const [moves, groups] = [
       { grid: 1, block: THREADS },
@@ -350,10 +350,10 @@ export interface DirectKernels {
 /** Compiles the kernels. Fails with WL_COMPILE, WL_UNSUPPORTED or WL_CUDA. */
 export async function loadDirectKernels(device: CudaDevice): Promise<DirectKernels> {
   const shape = { grid: 1, block: THREADS };
-  const load = (FORMAT: number): ReturnType<typeof device.loadKernels<typeof sparseDirectKernels>> =>
-    device.loadKernels(sparseDirectKernels, { FORMAT });
+  const load = (FORMAT: number): ReturnType<typeof device.loadKernels<typeof kernelFiles.sparseDirect>> =>
+    device.loadKernels(kernelFiles.sparseDirect, { FORMAT });
   const [{ sparseMark, sparseTell }, bf16, f32, i32] = await Promise.all([
-    device.loadKernels(sparseBlockKernels),
+    device.loadKernels(kernelFiles.sparseBlock),
     load(reductionFormats.bf16),
     load(reductionFormats.f32),
     load(reductionFormats.i32),

@@ -18,10 +18,8 @@ import { architectureOf, type DeviceProperties, readDeviceProperties } from './d
 import { HostMemory } from './host-memory.ts';
 import { resolveCacheFolder } from './jit/cubin-cache.ts';
 import { KernelCompiler } from './jit/kernel-compiler.ts';
-import { type ConstantValues, type KernelFile, variantName } from './kernel-file.ts';
 import { KernelTrace } from './kernel-trace.ts';
 import { CudaKernel, CudaModule } from './kernel.ts';
-import { traceClockKernels } from './kernels/trace.ts';
 import { MemoryPool } from './memory-pool.ts';
 import { TrapBox } from './trap-box.ts';
 import {
@@ -32,6 +30,7 @@ import {
   type UserKernelParameters,
   type UserSource,
 } from './user-kernels.ts';
+import { type ConstantValues, type KernelFile, kernelFiles, variantName } from './kernel-files.ts';
 
 // Copies between ordinary host memory and the device, through two pieces of pinned memory in turn.
 
@@ -517,7 +516,7 @@ export class CudaDevice implements Device {
     const cubin = await this.compiler.cubin(file, values, useAot);
     const name = variantName(file, values);
     const module = new CudaModule(this.context, cubin, name);
-    if (file.file !== traceClockKernels.file) await this.#traceKernels(module, file.file);
+    if (file.file !== kernelFiles.traceClock.file) await this.#traceKernels(module, file.file);
     const { multiprocessors, sharedBytesPerBlock } = this.properties;
     const { stream } = this;
     const shared = { file: name, stream, multiprocessors, sharedBytesPerBlock };
@@ -534,7 +533,7 @@ export class CudaDevice implements Device {
     if (trace === undefined) return;
     trace.attach(module.handle, file);
     if (trace.hasClock) return;
-    const { traceClock } = await this.loadKernels(traceClockKernels);
+    const { traceClock } = await this.loadKernels(kernelFiles.traceClock);
     if (!trace.hasClock) trace.startClock(traceClock, this.createStream({ priority: 'high' }));
   }
 }

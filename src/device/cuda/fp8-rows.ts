@@ -2,8 +2,8 @@
 import { FP8_GROUP, type fp8RowsArguments } from '../../abi/element-formats.ts';
 import type { ScaledRows, Tensor } from '../tensor.ts';
 import type { CudaDevice } from './cuda-device.ts';
-import { fp8RowsKernels } from './kernels/moe.ts';
 import type { LaunchPlan } from './kernel.ts';
+import { kernelFiles } from './kernel-files.ts';
 
 const THREADS = 256;
 /** A group of columns is one warp's work. */
@@ -17,7 +17,7 @@ export class CudaFp8Rows {
 
   /** Compiles the kernels unless they are in a cache. Fails with WL_COMPILE, WL_UNSUPPORTED or WL_CUDA. */
   static async create(device: CudaDevice): Promise<CudaFp8Rows> {
-    const { quantizeRows, dequantizeRows } = await device.loadKernels(fp8RowsKernels);
+    const { quantizeRows, dequantizeRows } = await device.loadKernels(kernelFiles.fp8Rows);
     const shape = { grid: 1, block: THREADS };
     return new CudaFp8Rows(quantizeRows.plan(shape), dequantizeRows.plan(shape));
   }

@@ -6,12 +6,17 @@ import { join } from 'node:path';
 import { type CompiledVariant, writeBundle } from '../../device/cuda/jit/aot-bundle.ts';
 import { parseArchitecture } from '../../device/cuda/device-properties.ts';
 import { KernelCompiler } from '../../device/cuda/jit/kernel-compiler.ts';
-import { kernelCatalogue } from '../../device/cuda/kernel-catalogue.ts';
-import { shapeConstants, type ShapeConstant, variantName, variantsOf } from '../../device/cuda/kernel-file.ts';
 import { openNvrtc } from '../../native/nvrtc.ts';
 import { readSettings } from '../../settings/settings.ts';
 import { addOutputOptions, Output, type OutputFlags } from './output.ts';
 import { addSettingOptions } from './setting-options.ts';
+import {
+  kernelFiles,
+  type ShapeConstant,
+  shapeConstants,
+  variantName,
+  variantsOf,
+} from '../../device/cuda/kernel-files.ts';
 
 interface CompileOptions extends OutputFlags, Readonly<Record<string, unknown>> {
   readonly arch: readonly string[];
@@ -52,7 +57,7 @@ async function compile(options: CompileOptions): Promise<void> {
   try {
     for (const architecture of options.arch.map(parseArchitecture)) {
       const compiler = new KernelCompiler({ architecture, cacheFolder, openCompiler: () => nvrtc });
-      for (const file of kernelCatalogue) {
+      for (const file of Object.values(kernelFiles)) {
         for (const values of variantsOf(file, shapes)) {
           const cubin = await compiler.cubin(file, values);
           compiled.push({ file, values, architecture, sources: compiler.sources(file, values), cubin });

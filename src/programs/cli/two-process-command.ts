@@ -7,7 +7,6 @@ import { DeviceHost } from '../../device-api/host/device-host.ts';
 import type { RegisteredVram } from '../../device-api/host/kernel-memory.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
-import { twoProcessKernels } from '../../device/cuda/kernels/device-api.ts';
 import { chooseDevice, openChosenDevice } from '../../device/device-choice.ts';
 import { credentialsOf } from '../../meeting/credentials.ts';
 import { addressTowards, isLoopback } from '../../meeting/route.ts';
@@ -19,6 +18,7 @@ import { addOutputOptions, Output, type OutputFlags } from './output.ts';
 import { addAddressOptions, checkPeerAddress, peerAddress, type PeerFlags } from './peer-options.ts';
 import { addSettingOptions } from './setting-options.ts';
 import { withRanks } from './with-ranks.ts';
+import { kernelFiles } from '../../device/cuda/kernel-files.ts';
 
 type TwoProcessRole = 'initiator' | 'target';
 
@@ -321,7 +321,7 @@ async function writeAndSignal(side: Side, requests: readonly number[], signal: n
     host.kernelApi.signal(signal, { target: 0, add: 1 });
     return host.kernelApi.flush(signal);
   }
-  const kernels = await device.loadKernels(twoProcessKernels);
+  const kernels = await device.loadKernels(kernelFiles.twoProcess);
   using table = await device.tensor('u8', [requests.length * 8], addresses(requests));
   const plan = kernels[writeKernels[level]].plan({ grid: 1, block: threads[level] });
   plan.arguments.set('requests', table.address);
@@ -339,7 +339,7 @@ async function waitForSignal({ device, host, counter, world }: Side): Promise<vo
     const bytes = host.view(counter);
     return host.kernelApi.wait(new BigUint64Array(bytes.buffer, bytes.byteOffset, 1), 1);
   }
-  const { waitForSignal: kernel } = await device.loadKernels(twoProcessKernels);
+  const { waitForSignal: kernel } = await device.loadKernels(kernelFiles.twoProcess);
   const plan = kernel.plan({ grid: 1, block: 32 });
   plan.arguments.set('counter', counter.address);
   plan.arguments.set('waits', host.waits);

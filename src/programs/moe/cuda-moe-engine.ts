@@ -16,12 +16,6 @@ import { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { Cublas } from '../../device/cuda/cublas.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { CudaFp8Rows } from '../../device/cuda/fp8-rows.ts';
-import {
-  GROUPED_SHARED_BYTES,
-  GROUPED_THREADS,
-  groupedProductKernels,
-  moeExpertsKernels,
-} from '../../device/cuda/kernels/moe.ts';
 import type { LaunchPlan } from '../../device/cuda/kernel.ts';
 import { type Tensor } from '../../device/tensor.ts';
 import { TensorSet } from '../../device/device.ts';
@@ -39,6 +33,11 @@ import {
   type Routing,
   type TokenRows,
 } from './moe-engine.ts';
+import { kernelFiles } from '../../device/cuda/kernel-files.ts';
+
+const GROUPED_THREADS = 256;
+/** Three stages of a tile of x and one of w, each 64 columns of bf16 deep. */
+const GROUPED_SHARED_BYTES = 3 * (GROUPED_TILE_ROWS + GROUPED_TILE_COLUMNS) * 64 * 2;
 
 /** Fails with WL_COMPILE, WL_UNSUPPORTED or WL_CUDA. */
 export async function createCudaMoeEngine(device: CudaDevice, settings: Settings): Promise<MoeEngine> {
@@ -112,7 +111,7 @@ export interface GroupedProduct extends Disposable {
 
 /** `why` it is taken, for the report. Fails with WL_COMPILE, WL_UNSUPPORTED or WL_CUDA. */
 async function createKernelProduct(device: CudaDevice, why: string): Promise<GroupedProduct> {
-  const { groupedProduct } = await device.loadKernels(groupedProductKernels);
+  const { groupedProduct } = await device.loadKernels(kernelFiles.groupedProduct);
   return new KernelProduct(
     groupedProduct.plan({ grid: 1, block: GROUPED_THREADS, sharedBytes: GROUPED_SHARED_BYTES }),
     why,
@@ -321,7 +320,7 @@ interface ExpertLaunches {
 
 /** Compiles what is in no cache. Fails with WL_COMPILE, WL_UNSUPPORTED or WL_CUDA. */
 async function loadExpertLaunches(device: CudaDevice): Promise<ExpertLaunches> {
-  const kernels = await device.loadKernels(moeExpertsKernels);
+  const kernels = await device.loadKernels(kernelFiles.moeExperts);
   const shape = { grid: 1, block: THREADS };
   return {
     storeWords: kernels.moeStoreWords.plan(shape),

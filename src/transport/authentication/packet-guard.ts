@@ -1,13 +1,13 @@
 // Authenticates the packets of one connection: tags those that go out, checks those that come in. Hot path: no promise, and
 // nothing allocated but one view per burst or datagram that is copied.
 import { hkdfSync } from 'node:crypto';
-import { packetKey } from '../../abi/packet-key.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { type CpuKernels, instantiateKernelsNow, wasm, type WasmMemory } from '../../device/cpu/kernels.ts';
 import type { Region } from '../engine/region.ts';
 import type { Burst, PacketIo } from '../io/packet-io.ts';
 import type { RangeList } from '../send/range-list.ts';
 import { authenticPrefix } from '../wire/packet-layout.ts';
+import { packetKey } from '../../abi/cpu-kernels.ts';
 
 const TAG_LOW = authenticPrefix.offset.tagLow / 4;
 const TAG_HIGH = authenticPrefix.offset.tagHigh / 4;

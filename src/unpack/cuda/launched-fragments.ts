@@ -15,12 +15,12 @@ import { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { type CudaEvent, type PollOptions, pollUntil } from '../../device/cuda/cuda-event.ts';
 import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import type { HostMemory } from '../../device/cuda/host-memory.ts';
-import { unpackKernels } from '../../device/cuda/kernels/unpack.ts';
 import type { LaunchPlan } from '../../device/cuda/kernel.ts';
 import type { HostAccess, Tensor } from '../../device/tensor.ts';
 import { type CheckedConfig, checkStream, type FragmentEngine, type FragmentRun } from '../launcher-config.ts';
 import { MissedFlags } from './missed-flags.ts';
 import type { Direction } from '../ring-writer.ts';
+import { kernelFiles } from '../../device/cuda/kernel-files.ts';
 
 export type WarpsPerSm = 16 | 32;
 
@@ -67,7 +67,7 @@ export class LaunchedFragments implements FragmentEngine {
     direction: Direction,
     warpsPerSm: WarpsPerSm = config.numSms < MANY_SMS ? 32 : 16,
   ): Promise<LaunchedFragments> {
-    const kernels = await device.loadKernels(unpackKernels, { WARPS: warpsPerSm });
+    const kernels = await device.loadKernels(kernelFiles.unpack, { WARPS: warpsPerSm });
     const { unpackSmall, unpackLarge, packSmall, packLarge } = kernels;
     const shape = { grid: 1, block: 32 * warpsPerSm };
     const [small, large] = direction === 'unpack' ? [unpackSmall, unpackLarge] : [packSmall, packLarge];

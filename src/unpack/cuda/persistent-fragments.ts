@@ -17,13 +17,13 @@ import type { StayingWork } from '../../device/cuda/cuda-context.ts';
 import { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import type { HostMemory } from '../../device/cuda/host-memory.ts';
-import { persistentUnpackKernels } from '../../device/cuda/kernels/unpack.ts';
 import type { LaunchPlan } from '../../device/cuda/kernel.ts';
 import { type PollOptions, pollUntil } from '../../device/cuda/cuda-event.ts';
 import type { HostAccess, Tensor } from '../../device/tensor.ts';
 import { BlockSpans, type Direction } from '../ring-writer.ts';
 import type { CheckedConfig, FragmentEngine, FragmentRun } from '../launcher-config.ts';
 import { MissedFlags } from './missed-flags.ts';
+import { kernelFiles } from '../../device/cuda/kernel-files.ts';
 
 const THREADS = 512;
 const MAX_GROUP_DESCRIPTORS = 32;
@@ -78,7 +78,7 @@ export class PersistentFragments implements FragmentEngine {
 
   /** Compiles the kernel unless it is in a cache; it is launched with the first block. */
   static async create(device: CudaDevice, config: CheckedConfig, direction: Direction): Promise<PersistentFragments> {
-    const { unpackPersistent, packPersistent } = await device.loadKernels(persistentUnpackKernels);
+    const { unpackPersistent, packPersistent } = await device.loadKernels(kernelFiles.persistentUnpack);
     const kernel = direction === 'unpack' ? unpackPersistent : packPersistent;
     return new PersistentFragments(device, config, kernel.plan({ grid: config.numSms, block: THREADS }), direction);
   }

@@ -1,7 +1,7 @@
 // Compiles the self-test kernels into the cache that is given, then ends.
 import { CudaDevice } from 'weftline';
-import { selfTestKernels } from '#lib/device/cuda/kernels/bench.js';
+import { kernelFiles } from '#lib/device/cuda/kernel-files.js';
 
 const [cacheFolder = ''] = process.argv.slice(2);
 await using device = await CudaDevice.create({ cacheFolder });
-await device.loadKernels(selfTestKernels);
+await device.loadKernels(kernelFiles.selfTest);

@@ -1,9 +1,9 @@
 // How many commands a second one thread takes from a queue that a GPU fills, and how long a command is on its way.
 import assert from 'node:assert/strict';
 import type { CudaDevice } from 'weftline';
-import { benchDeviceApiKernels } from '#lib/device/cuda/kernels/device-api.js';
 import { CudaRequests } from '#lib/device-api/service/cuda-requests.js';
 import { countingPeer } from '../support/counting-peer.ts';
+import { kernelFiles } from '#lib/device/cuda/kernel-files.js';
 
 export interface QueueSpeed {
   readonly warps: number;
@@ -16,7 +16,7 @@ export interface QueueSpeed {
 
 /** Peers are pretended: what is posted is delivered at once. Fails if a signal is lost or comes twice. */
 export async function measureQueue(device: CudaDevice): Promise<QueueSpeed[]> {
-  const { benchDevicePush } = await device.loadKernels(benchDeviceApiKernels);
+  const { benchDevicePush } = await device.loadKernels(kernelFiles.benchDeviceApi);
   const layout = { queues: 1, capacity: 4096 };
   using requests = await CudaRequests.create({ device, trap: device.traps.address, timeoutMs: 10_000, ...layout });
   const { handle, seen, server } = await countingPeer(requests, layout.capacity);

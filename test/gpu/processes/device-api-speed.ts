@@ -9,8 +9,8 @@ import { CudaDevice } from 'weftline';
 import { DeviceHost, type RegisteredVram } from 'weftline/device-api';
 import { join, type World } from 'weftline/world';
 import { benchPingKinds } from '#lib/abi/device-api.js';
-import { benchDeviceApiKernels } from '#lib/device/cuda/kernels/device-api.js';
 import { measureQueue } from './device-api-queue.js';
+import { kernelFiles } from '#lib/device/cuda/kernel-files.js';
 
 const REGION = 64 << 20;
 const [resultFile, ...modes] = process.argv.slice(2);
@@ -66,7 +66,7 @@ async function measurePut(
   device: CudaDevice,
   { data, counter, dataRequest, counterRequest, host }: Pair,
 ) {
-  const { benchDevicePut } = await device.loadKernels(benchDeviceApiKernels);
+  const { benchDevicePut } = await device.loadKernels(kernelFiles.benchDeviceApi);
   const results: { sms: number; bytes: number; gbPerSecond: number[] }[] = [];
   const pattern = new Uint8Array(REGION).map((_, index) => (index * 31 + (index >> 8) * 7 + (index >> 16) * 13) & 255);
   if (world.rank === 0) await host.write(data, pattern);
@@ -109,7 +109,7 @@ async function measurePut(
 }
 
 async function measurePing(world: World, device: CudaDevice, pairOf: Pair, rounds: number) {
-  const { benchDevicePing } = await device.loadKernels(benchDeviceApiKernels);
+  const { benchDevicePing } = await device.loadKernels(kernelFiles.benchDeviceApi);
   const { host, data, counter, dataRequest, counterRequest, path } = pairOf;
   using result = device.empty('u8', [16]);
   const plan = benchDevicePing.plan({ grid: 1, block: 32 });

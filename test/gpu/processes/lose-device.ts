@@ -1,6 +1,6 @@
 // Loses the device by an illegal access, then prints what each call says as JSON.
 import { CudaDevice, WeftlineError } from 'weftline';
-import { selfTestKernels } from '#lib/device/cuda/kernels/bench.js';
+import { kernelFiles } from '#lib/device/cuda/kernel-files.js';
 
 const report: Record<string, unknown> = {};
 
@@ -19,7 +19,7 @@ async function note(name: string, act: () => unknown): Promise<void> {
 }
 
 const device = await CudaDevice.create();
-const { selfTestFill } = await device.loadKernels(selfTestKernels);
+const { selfTestFill } = await device.loadKernels(kernelFiles.selfTest);
 const tensor = device.empty('u8', [16]);
 const event = device.createEvent();
 const plan = selfTestFill.plan({ grid: 1, block: 32 });

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import fc from '../../support/fast-check.ts';
-import { packetKey } from '#lib/abi/packet-key.js';
+import { packetKey } from '#lib/abi/cpu-kernels.js';
 import { authenticPrefix } from '#lib/transport/wire/packet-layout.js';
 import { instantiateKernelsNow, wasm } from '#lib/device/cpu/kernels.js';
 import {

@@ -5,7 +5,6 @@ import { asWeftlineError, invalidArgument, WeftlineError } from '../../../core/e
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import { type CudaStream, StreamWrites } from '../../../device/cuda/cuda-stream.ts';
 import type { HostMemory } from '../../../device/cuda/host-memory.ts';
-import { channelKernels } from '../../../device/cuda/kernels/device-api.ts';
 import type { LaunchPlan } from '../../../device/cuda/kernel.ts';
 import { noPeerAtomics, whyNoPeerAtomics } from '../../../device/cuda/device-properties.ts';
 import { copyMemory } from '../../../native/libc.ts';
@@ -15,6 +14,7 @@ import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace } fro
 import type { LocalRegion } from './local-region.ts';
 import type { LocalRemoteRegion, RegionReach } from './remote-region.ts';
 import type { DeviceWork, PeerSteps } from './sender-end.ts';
+import { kernelFiles } from '../../../device/cuda/kernel-files.ts';
 
 /** What a channel needs of its link. */
 interface ChannelLink {
@@ -420,7 +420,7 @@ class LocalCudaChannel {
   }
 
   async #prepare(): Promise<void> {
-    const { channelPut } = await this.device.loadKernels(channelKernels);
+    const { channelPut } = await this.device.loadKernels(kernelFiles.channel);
     const plan = channelPut.plan({ grid: 1, block: THREADS });
     plan.arguments.set('done', this.#done.deviceAddress);
     // The driver puts off loading until the first launch, which would wait for kernels that run.

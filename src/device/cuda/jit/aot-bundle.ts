@@ -4,8 +4,8 @@ import { join } from 'node:path';
 import { z } from '#zod';
 import { WeftlineError } from '../../../core/errors.ts';
 import { makeFolder, readTrusted, replaceFile } from '../../../core/guarded-file.ts';
-import { type ConstantValues, type KernelFile, variantName } from '../kernel-file.ts';
 import { sha256 } from './cubin-cache.ts';
+import { type ConstantValues, type KernelFile, variantName } from '../kernel-files.ts';
 
 const MANIFEST = 'weftline-kernels.json';
 

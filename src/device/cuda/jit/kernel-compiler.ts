@@ -1,9 +1,9 @@
 // Gives the machine code of a kernel variant: from this process, a bundle, the cache on disk, or the compiler.
 import { WeftlineError } from '../../../core/errors.ts';
 import type { Compiler } from '../../../native/nvrtc.ts';
-import { type ConstantValues, definesOf, type KernelFile, variantName } from '../kernel-file.ts';
 import { compileFlags } from '../device-properties.ts';
 import { cacheKey, CubinCache, type KernelText, readKernelText, sourceHash } from './cubin-cache.ts';
+import { type ConstantValues, definesOf, type KernelFile, variantName } from '../kernel-files.ts';
 
 /** See kernels/cuda/include/weftline/trace.cuh. */
 const TRACED = '-DWEFTLINE_TRACE=1';

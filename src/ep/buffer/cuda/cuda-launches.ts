@@ -14,7 +14,6 @@ import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { HostMemory } from '../../../device/cuda/host-memory.ts';
 import type { CudaKernel, LaunchPlan } from '../../../device/cuda/kernel.ts';
-import { epCombineKernels, epDispatchKernels, epLayoutKernels } from '../../../device/cuda/kernels/ep.ts';
 import type { TrapBox } from '../../../device/cuda/trap-box.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import {
@@ -31,6 +30,7 @@ import type { EpRegion } from '../buffer-size.ts';
 import { type EpScope, MAX_BIASES } from '../call-arguments.ts';
 import { choiceAt, invalidThere } from '../dispatch-layout.ts';
 import { capacityError } from '../receive-plan.ts';
+import { kernelFiles } from '../../../device/cuda/kernel-files.ts';
 
 type Names<L> = L extends Layout<infer Name> ? Name : never;
 
@@ -80,9 +80,9 @@ export async function loadLaunches({ device, config, group }: EpScope<CudaDevice
   const isOneHost = countedHosts(group) === 0;
   const HOSTS = isOneHost ? 0 : 1;
   const [{ epLayout }, { epDispatch }, { epCombine }] = await Promise.all([
-    device.loadKernels(epLayoutKernels, { COLUMNS }),
-    device.loadKernels(epDispatchKernels, { COLUMNS, HOSTS }),
-    device.loadKernels(epCombineKernels, { HOSTS }),
+    device.loadKernels(kernelFiles.epLayout, { COLUMNS }),
+    device.loadKernels(kernelFiles.epDispatch, { COLUMNS, HOSTS }),
+    device.loadKernels(kernelFiles.epCombine, { HOSTS }),
   ]);
   const { multiprocessors, sharedBytesPerBlock } = device.properties;
   const grid = Math.min(config.numSms, multiprocessors, EP_MAX_BLOCKS);

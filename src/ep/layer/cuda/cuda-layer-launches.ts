@@ -21,13 +21,6 @@ import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { HostMemory } from '../../../device/cuda/host-memory.ts';
 import type { LaunchPlan } from '../../../device/cuda/kernel.ts';
-import {
-  layerCallKernels,
-  layerCombineKernels,
-  layerDispatchKernels,
-  layerPlaceKernels,
-  layerPrepareKernels,
-} from '../../../device/cuda/kernels/layer.ts';
 import type { TrapBox } from '../../../device/cuda/trap-box.ts';
 import type { TensorAllocator } from '../../../device/device.ts';
 import type { Tensor } from '../../../device/tensor.ts';
@@ -41,6 +34,7 @@ import { layerCapacityError, throwIfOutOfBlock, throwIfRepeated } from '../exper
 import type { LayerInput } from '../layer-arguments.ts';
 import type { LayerEngineOptions } from '../layer-engine.ts';
 import type { CudaLayerMemory } from './cuda-layer-memory.ts';
+import { kernelFiles } from '../../../device/cuda/kernel-files.ts';
 
 type Names<L> = L extends Layout<infer Name> ? Name : never;
 
@@ -124,11 +118,11 @@ export async function loadLayerLaunches(
     { layerCombine, layerSumRepeated },
     { layerBarrier, layerWiden },
   ] = await Promise.all([
-    device.loadKernels(layerPrepareKernels, { HOSTS }, { useAot }),
-    device.loadKernels(layerPlaceKernels, {}, { useAot }),
-    device.loadKernels(layerDispatchKernels, { HOSTS }, { useAot }),
-    device.loadKernels(layerCombineKernels, { ELEMENT, HOSTS }, { useAot }),
-    device.loadKernels(layerCallKernels, {}, { useAot }),
+    device.loadKernels(kernelFiles.layerPrepare, { HOSTS }, { useAot }),
+    device.loadKernels(kernelFiles.layerPlace, {}, { useAot }),
+    device.loadKernels(kernelFiles.layerDispatch, { HOSTS }, { useAot }),
+    device.loadKernels(kernelFiles.layerCombine, { ELEMENT, HOSTS }, { useAot }),
+    device.loadKernels(kernelFiles.layerCall, {}, { useAot }),
   ]);
   const { multiprocessors, sharedBytesPerBlock } = device.properties;
   const grid = Math.min(numSms, multiprocessors);

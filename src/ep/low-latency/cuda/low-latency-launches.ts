@@ -18,11 +18,11 @@ import { addSamples } from '../../../core/metric-table.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { HostMemory } from '../../../device/cuda/host-memory.ts';
 import type { LaunchPlan } from '../../../device/cuda/kernel.ts';
-import { lowLatencyCombineKernels, lowLatencyDispatchKernels } from '../../../device/cuda/kernels/ep.ts';
 import type { TrapBox } from '../../../device/cuda/trap-box.ts';
 import { TensorSet } from '../../../device/device.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import type { LowLatencyConfig, LowLatencyScope } from '../low-latency-size.ts';
+import { kernelFiles } from '../../../device/cuda/kernel-files.ts';
 
 type Names<L> = L extends Layout<infer Name> ? Name : never;
 export type DispatchPlan = LaunchPlan<Names<typeof lowLatencyDispatchArguments>>;
@@ -55,9 +55,9 @@ export async function loadLaunches(
   const values = { ELASTIC, RANK_MAJOR: Number(layout === 'rank-major') };
   const fp8Rows = hidden % WIDE_BYTES === 0 ? lowLatencyRows.fp8 : lowLatencyRows.fp8Narrow;
   const [bf16, fp8, { lowLatencyCombine }] = await Promise.all([
-    device.loadKernels(lowLatencyDispatchKernels, { ...values, ROWS: lowLatencyRows.bf16 }),
-    device.loadKernels(lowLatencyDispatchKernels, { ...values, ROWS: fp8Rows }),
-    device.loadKernels(lowLatencyCombineKernels, { ELASTIC, TRAVELS: travelsOf(config) }),
+    device.loadKernels(kernelFiles.lowLatencyDispatch, { ...values, ROWS: lowLatencyRows.bf16 }),
+    device.loadKernels(kernelFiles.lowLatencyDispatch, { ...values, ROWS: fp8Rows }),
+    device.loadKernels(kernelFiles.lowLatencyCombine, { ELASTIC, TRAVELS: travelsOf(config) }),
   ]);
   // Each block counts calls for itself, so all launches have the same ones.
   const { multiprocessors, capability } = device.properties;

@@ -4,13 +4,13 @@ import { EP_SYNC_BYTES } from '../../../abi/ep.ts';
 import type { Block, Layout } from '../../../abi/layout.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { CudaEvent } from '../../../device/cuda/cuda-event.ts';
-import { benchKernels } from '../../../device/cuda/kernels/bench.ts';
 import type { LaunchPlan } from '../../../device/cuda/kernel.ts';
 import { callWord, describeCall } from '../../../group/calls.ts';
 import { numberAfter } from '../../../group/cuda-calls.ts';
 import { CudaWindow } from '../../../windows/cuda-window.ts';
 import type { World } from '../../../world/index.ts';
 import { monotonicMicroseconds } from '../harness.ts';
+import { kernelFiles } from '../../../device/cuda/kernel-files.ts';
 
 /** The names of a layout's fields. */
 export type FieldOf<L> = L extends Layout<infer Name> ? Name : never;
@@ -27,7 +27,7 @@ export class CudaMeeting implements Disposable {
 
   /** Collective. Fails as CudaWindow.create() and device.loadKernels() do. */
   static async create(world: World, device: CudaDevice): Promise<CudaMeeting> {
-    const { benchMeet } = await device.loadKernels(benchKernels);
+    const { benchMeet } = await device.loadKernels(kernelFiles.bench);
     const window = await CudaWindow.create({ group: world, device, name: 'bench', bytes: EP_SYNC_BYTES });
     return new CudaMeeting({ world, device, window, plan: benchMeet.plan({ grid: 1, block: 32 }) });
   }

@@ -5,7 +5,6 @@ import { type DType, dtypes as elementTypes } from '../../../core/dtype.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { median } from '../../../core/quantile.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
-import { benchKernels } from '../../../device/cuda/kernels/bench.ts';
 import type { LaunchPlan } from '../../../device/cuda/kernel.ts';
 import { Tensor } from '../../../device/tensor.ts';
 import type { EpBuffer, RowsLike } from '../../../ep/index.ts';
@@ -15,6 +14,7 @@ import { CudaMeeting, CudaStopwatch, type FieldOf } from './cuda-clock.ts';
 import { makeEpInputs, makeFp8Rows } from './ep-calls.ts';
 import { countRows, planCopies, shareTokens } from './ep-traffic.ts';
 import { combineRowBytes, type EpWorkload } from './ep-workload.ts';
+import { kernelFiles } from '../../../device/cuda/kernel-files.ts';
 
 export type RowDtype = EpWorkload['dtype'];
 
@@ -165,7 +165,7 @@ async function fastestRowCopy(tools: CudaTools, buffer: EpBuffer, options: RowCo
     rowBytes: options.rowBytes,
     room: sharedBytesPerBlock - BARRIER_BYTES - STATIC_BYTES,
   };
-  const { benchPush, benchPull } = await device.loadKernels(benchKernels);
+  const { benchPush, benchPull } = await device.loadKernels(kernelFiles.bench);
   const kernel = options.direction === 'push' ? benchPush : benchPull;
   const trials = (isOneShape ? [usualCopyShape(of)] : copyShapes(of)).map((shape): Trial => {
     const sharedBytes = BARRIER_BYTES + stagedBytes(of, shape);

@@ -2,9 +2,9 @@
 import { reductionFormats } from '../../../abi/element-formats.ts';
 import { median } from '../../../core/quantile.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
-import { sparseBlockKernels } from '../../../device/cuda/kernels/collectives.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import { measureInTurn } from '../harness.ts';
+import { kernelFiles } from '../../../device/cuda/kernel-files.ts';
 
 const ROUNDS = { warmup: 3, iterations: 20 } as const;
 const THREADS = 256;
@@ -18,7 +18,7 @@ export async function measureCudaBitmap(
   tensor: Tensor,
   { blockSize, dtype }: { readonly blockSize: number; readonly dtype: 'f32' | 'i32' | 'bf16' },
 ): Promise<{ readonly bitmap: number; readonly read: number }> {
-  const { sparseMark, benchRead } = await device.loadKernels(sparseBlockKernels);
+  const { sparseMark, benchRead } = await device.loadKernels(kernelFiles.sparseBlock);
   const blocks = Math.ceil(tensor.elements / blockSize);
   using marks = device.empty('u8', [blocks]);
   using sink = device.empty('u8', [4]);

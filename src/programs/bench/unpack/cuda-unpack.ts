@@ -4,7 +4,6 @@ import { setWide } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import { HostMemory } from '../../../device/cuda/host-memory.ts';
-import { benchUnpackKernels } from '../../../device/cuda/kernels/unpack.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import type { Out } from '../../../native/library.ts';
 import { LaunchedFragments, type WarpsPerSm } from '../../../unpack/cuda/launched-fragments.ts';
@@ -22,6 +21,7 @@ import {
 } from '../harness.ts';
 import { chunkBlocks, places } from './unpack-workload.ts';
 import type { MemorySpan } from '../../../unpack/descriptor-block.ts';
+import { kernelFiles } from '../../../device/cuda/kernel-files.ts';
 
 /** What the document's launcher took per chunk. */
 const POOL_BYTES = 64 << 10;
@@ -156,7 +156,7 @@ async function bareCopies(
   device: CudaDevice,
   { source, destination, fragmentBytes, numSms }: Memory,
 ): Promise<{ readonly cases: readonly BenchCase[]; readonly pairs: Tensor }> {
-  const { benchFragments, benchFragmentsBatched } = await device.loadKernels(benchUnpackKernels);
+  const { benchFragments, benchFragmentsBatched } = await device.loadKernels(kernelFiles.benchUnpack);
   const count = TOTAL_BYTES / fragmentBytes;
   const values = new DataView(new ArrayBuffer(count * fragmentPair.size));
   for (const [index, place] of places(count).entries()) {

@@ -8,15 +8,14 @@ import { readBundle, writeBundle } from '#lib/device/cuda/jit/aot-bundle.js';
 import { architectureOf, compileFlags, parseArchitecture } from '#lib/device/cuda/device-properties.js';
 import { cacheKey, CubinCache, readKernelText, resolveCacheFolder } from '#lib/device/cuda/jit/cubin-cache.js';
 import { KernelCompiler, type KernelCompilerOptions } from '#lib/device/cuda/jit/kernel-compiler.js';
-import { defineKernelFile, definesOf, variantName, variantsOf } from '#lib/device/cuda/kernel-file.js';
 import type { Compilation, Compiler } from '#lib/native/nvrtc.js';
+import { definesOf, kernelFile, variantName, variantsOf } from '#lib/device/cuda/kernel-files.js';
 
-const file = defineKernelFile({
-  file: 'sample.cu',
-  constants: { HIDDEN: { shape: 'HIDDEN', examples: [64, 128] }, SCALED: { choices: [0, 1] } },
-  kernels: {},
-  hot: true,
-});
+const file = kernelFile(
+  'sample.cu',
+  {},
+  { constants: { HIDDEN: { shape: 'HIDDEN', examples: [64, 128] }, SCALED: { choices: [0, 1] } } },
+);
 const values = { HIDDEN: 7168, SCALED: 1 };
 const text = {
   name: 'kernels/cuda/sample.cu',

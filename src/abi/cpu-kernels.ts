@@ -1,0 +1,57 @@
+// What kernels on CPUs read and write besides rows: keys of packets, and what they find out about fragments.
+import { defineLayout, wordOffsets } from './layout.ts';
+
+/** The expanded key that tags the packets of one direction, as kernels/wasm/packet-tag.ts reads it. */
+export const packetKey = defineLayout(
+  'PacketKey',
+  {
+    /** NH: the key of a kilobyte, and 16 bytes more for the second pass. */
+    nh: { of: 'u8', count: 1024 + 16 },
+    /** Poly1305: its multiplier, of which the kernel clears the bits that must be zero. */
+    poly: { of: 'u8', count: 16 },
+    /** SipHash. */
+    sip: { of: 'u8', count: 16 },
+  },
+  16,
+);
+
+// What the CPU kernels of kernels/wasm/fragment-check.ts find out about the blocks of one launch.
+
+/** Written block after block. Addresses are those of the memory that is written: starts and ends of fragments there. */
+export const fragmentCheck = defineLayout('FragmentCheck', {
+  /** Of the block that was checked last: sum of its lengths. */
+  blockBytes: 'u64',
+  totalBytes: 'u64',
+  /** Start of the first fragment. */
+  first: 'u64',
+  least: 'u64',
+  /** Where the last byte of all ends. */
+  most: 'u64',
+  /** Where the fragment before ends. */
+  end: 'u64',
+  /** The bits in which starts differ from the first, and those of lengths: the lowest is a unit of all fragments. */
+  bits: 'u64',
+  /** Of the block that was checked last: fragments that have bytes. */
+  blockFragments: 'u32',
+  fragments: 'u32',
+  /** Of the block that was checked last. */
+  longest: 'u32',
+  /** 1 while each fragment begins behind the one before. */
+  isOrdered: 'u32',
+});
+
+export const fragmentCheckWord = wordOffsets(fragmentCheck);
+
+/** A fragment that is sorted by where it is written, in units of all fragments from the lowest on. */
+export const sortedFragment = defineLayout(
+  'SortedFragment',
+  {
+    start: 'u64',
+    length: 'u32',
+    /** Block and descriptor in one number. */
+    name: 'u32',
+  },
+  16,
+);
+
+export const sortedFragmentWord = wordOffsets(sortedFragment);
