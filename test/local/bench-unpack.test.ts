@@ -4,10 +4,11 @@ import { spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
-import { type UnpackBenchReport, verdictOf } from '#lib/programs/bench/unpack/unpack-bench.js';
+import type { UnpackBenchReport } from '#lib/programs/bench/unpack/unpack-bench.js';
 import { checkRoadPlan, type RoadReport } from '#lib/programs/bench/unpack/road.js';
 import { cudaDeviceCount } from '#lib/device/cuda/cuda-context.js';
-import { freePort } from 'test/support/free-port.ts';
+import { verdictOf } from '#lib/programs/bench/unpack/unpack-bench.js';
+import { freePort } from '../support/free-port.js';
 
 const commandLine = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 const hasGpu = cudaDeviceCount() > 0;

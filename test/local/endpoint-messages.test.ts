@@ -10,10 +10,11 @@ import {
 } from '#lib/agent/endpoint/message.js';
 import { Block } from '#lib/abi/layout.js';
 import { MAX_NOTIFICATION_BYTES } from '#lib/agent/backend.js';
-import { type BackendName, backendNames } from '#lib/agent/backends/backend-table.js';
-import { whyMissing } from 'test/local/support/missing-backend.ts';
-import { until } from 'test/support/until.ts';
-import { withCode } from 'test/support/with-code.ts';
+import type { BackendName } from '#lib/agent/backends/backend-table.js';
+import { backendNames } from '#lib/agent/backends/backend-table.js';
+import { whyMissing } from './support/missing-backend.ts';
+import { until } from '../support/until.ts';
+import { withCode } from '../support/with-code.ts';
 
 type Kind = keyof typeof endpointMessageKinds;
 

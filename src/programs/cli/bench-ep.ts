@@ -2,7 +2,8 @@
 import { type Command, InvalidArgumentError } from 'commander';
 import { runEpBench } from '../bench/ep/ep-bench.ts';
 import { type BenchEffort, effortOnSharedGpus, sharedGpuNotice } from '../bench/harness.ts';
-import { lowLatencyVariants, runLowLatencyBench } from '../bench/ep/low-latency.ts';
+import { runLowLatencyBench } from '../bench/ep/low-latency.ts';
+import { lowLatencyVariants } from '../bench/ep/low-latency.ts';
 import { runEpHostBench } from '../bench/ep/ep-hosts.ts';
 import { requireAddressSpace } from '../bench/ep/ep-memory.ts';
 import { checkEpWorkload, defaultEpWorkload, type EpWorkload } from '../bench/ep/ep-workload.ts';

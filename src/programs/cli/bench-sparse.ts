@@ -1,7 +1,9 @@
 // weftline bench sparse: sums of tensors that are mostly zero, through aggregators, against dense ones.
 import type { Command } from 'commander';
 import { availableParallelism, totalmem } from 'node:os';
-import { runSparseBench, type SparseWorkload, tensorBytes } from '../bench/sparse/sparse-bench.ts';
+import { runSparseBench } from '../bench/sparse/sparse-bench.ts';
+import type { SparseWorkload } from '../bench/sparse/sparse-bench.ts';
+import { tensorBytes } from '../bench/sparse/sparse-bench.ts';
 import { MAX_LANES } from '../../collectives/sparse/sparse-options.ts';
 import { nodesNeeded } from '../../collectives/sparse/reduction-tree.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';

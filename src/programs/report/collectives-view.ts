@@ -2,7 +2,8 @@
 import { formatBytes } from '../../core/byte-size.ts';
 import type { CollectiveRow, CollectivesBenchReport, CollectiveTimes } from '../bench/collectives/collectives-bench.ts';
 import type { TuneReport } from '../bench/collectives/tune.ts';
-import { type SparseBenchReport, type SparseRow, tensorBytes } from '../bench/sparse/sparse-bench.ts';
+import type { SparseBenchReport, SparseRow } from '../bench/sparse/sparse-bench.ts';
+import { tensorBytes } from '../bench/sparse/sparse-bench.ts';
 import type { ReportSection } from './html/report-page.ts';
 import { bars, curves, scaleFor, table, type View } from './view.ts';
 import { counted, fixed, machineLines } from './wording.ts';

@@ -1,13 +1,10 @@
 // How reports write figures, and what they say of workloads and machines.
 import { countEqual } from '../../core/quote.ts';
 import { formatBytes } from '../../core/byte-size.ts';
-import {
-  type GpuMachineDocument,
-  type MachineDocument,
-  placementChanged,
-  type PlacementSample,
-} from '../bench/machine.ts';
+import type { GpuMachineDocument } from '../bench/machine.ts';
 import type { EpWorkload } from '../bench/ep/ep-workload.ts';
+import type { MachineDocument } from '../bench/machine.ts';
+import { placementChanged, type PlacementSample } from '../bench/machine.ts';
 import type { Summary } from '../bench/harness.ts';
 
 /** Quartiles: "31.3 ms to 33.3 ms". */

@@ -2,23 +2,14 @@
 import { isIP } from 'node:net';
 import { z } from '#zod';
 import { alignUp } from '../../../abi/layout.ts';
-import {
-  type Hello,
-  MAILBOX_RING_BYTES,
-  mailboxHead,
-  mailboxRecord,
-  MessageRing,
-  MultipathLink,
-  readHello,
-  readWelcome,
-} from './multipath-link.ts';
+import { MAILBOX_RING_BYTES, mailboxHead, mailboxRecord } from './multipath-link.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import {
   type Connection,
-  type IncomingConnection,
   type MemoryRegion,
   type RequestHandle,
   Transport,
+  type IncomingConnection,
   type TransportListener,
 } from '../../../transport/index.ts';
 import { networkIdentity } from '../../../world/host-identity.ts';
@@ -33,6 +24,7 @@ import {
   restarted,
 } from '../../backend.ts';
 import { whyNotAddress } from '../../agent-address.ts';
+import { type Hello, MessageRing, MultipathLink, readHello, readWelcome } from './multipath-link.ts';
 import { MultipathRegion } from './multipath-channel.ts';
 
 // The receiver's side of a mailbox: takes messages out of the ring in the order in which they arrived.

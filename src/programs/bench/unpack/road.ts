@@ -8,7 +8,8 @@ import {
   fragmentWord,
   MAX_BLOCK_DESCRIPTORS,
 } from '../../../abi/unpack.ts';
-import { alignUp, wideAt } from '../../../abi/layout.ts';
+import { alignUp } from '../../../abi/layout.ts';
+import { wideAt } from '../../../abi/layout.ts';
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';

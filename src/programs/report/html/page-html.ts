@@ -2,7 +2,8 @@
 import { readFileSync } from 'node:fs';
 import { brotliDecompressSync } from 'node:zlib';
 import { WeftlineError } from '../../../core/errors.ts';
-import { figure, type ReportPage, type ReportSection, type ReportTable } from './report-page.ts';
+import type { ReportPage, ReportSection, ReportTable } from './report-page.ts';
+import { figure } from './report-page.ts';
 import { reportStyle } from './report-style.ts';
 
 /** Rows of a table that are shown without scrolling. */

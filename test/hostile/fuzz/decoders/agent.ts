@@ -1,15 +1,16 @@
 // What agents read of each other: metadata, descriptions of regions, lists of descriptors.
 import { crc32 } from 'node:zlib';
 import { localRegionInfo, localRegionKinds } from '#lib/agent/backends/local/local-region.js';
-import { type AgentMetadata, decodeMetadata, encodeMetadata, metadataHeader } from '#lib/agent/metadata.js';
+import { metadataHeader } from '#lib/agent/metadata.js';
 import { Block } from '#lib/abi/layout.js';
 import { isOfProcess, readRegionInfo } from '#lib/agent/backends/local/remote-region.js';
 import { MultipathRemoteRegion } from '#lib/agent/backends/multipath/multipath-channel.js';
 import { decodeRdmaInfo, encodeRdmaInfo } from '#lib/agent/rdma/rdma-meeting.js';
 import { RdmaRemoteRegion } from '#lib/agent/rdma/rdma-region.js';
 import { UcxKeys } from '#lib/agent/backends/ucx/ucx-memories.js';
+import { type AgentMetadata, decodeMetadata, encodeMetadata } from '#lib/agent/metadata.js';
 import { DescriptorList } from 'weftline/agent';
-import { type Decoder, Fault } from 'test/hostile/fuzz/decoder.ts';
+import { type Decoder, Fault } from '../decoder.ts';
 
 const sample: AgentMetadata = {
   name: 'prefill 3 – Zürich',
