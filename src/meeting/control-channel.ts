@@ -9,6 +9,7 @@ import {
   type Frame,
   type FrameLimits,
   FrameReader,
+  type OpenConnection,
   protocolError,
   strangerLimits,
 } from './frames.ts';
@@ -143,7 +144,7 @@ export class ControlChannel {
   }
 
   /** Hands the connection over, with what has arrived of the next frames; this channel is of no use afterwards. */
-  detach(): { readonly socket: Socket; readonly reader: FrameReader } {
+  detach(): OpenConnection {
     const socket = this.#socket;
     socket.off('data', this.#arrived).off('error', this.#failed).off('end', this.#hungUp).off('close', this.#ended);
     // An error is always followed by 'close', which says enough.

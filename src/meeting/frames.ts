@@ -1,4 +1,5 @@
 // The wire format of every meeting: length-prefixed frames of one JSON header and any number of byte parts.
+import type { Socket } from 'node:net';
 import { encodeError, type ErrorCode, errorCodes, type ErrorDetails, WeftlineError } from '../core/errors.ts';
 import { printable, quote } from '../core/quote.ts';
 
@@ -142,6 +143,66 @@ export class FrameReader {
     else this.#chunks[0] = first.subarray(count);
     this.#bytes -= count;
     return taken;
+  }
+}
+
+/** A connection whose hello is done, with a reader that may hold bytes of the first frames behind it. */
+export interface OpenConnection {
+  readonly socket: Socket;
+  readonly reader: FrameReader;
+}
+
+interface FrameHandlers {
+  readonly onFrame: (frame: Frame) => void;
+  /** Hears of bytes that are no frame, and of what `onFrame` throws. */
+  readonly onError: (error: unknown) => void;
+  readonly onClose: () => void;
+}
+
+/** Frames both ways over a connection that a ControlChannel has handed over. */
+export class FrameSocket {
+  readonly socket: Socket;
+  readonly #reader: FrameReader;
+  readonly #handlers: FrameHandlers;
+
+  constructor({ socket, reader }: OpenConnection, limits: FrameLimits, handlers: FrameHandlers) {
+    this.socket = socket;
+    this.#reader = reader;
+    this.#handlers = handlers;
+    reader.limits = limits;
+    socket.on('data', (chunk) => this.#receive(chunk));
+    socket.on('close', () => handlers.onClose());
+  }
+
+  /** To be called once the owner is ready: takes in what has arrived already, or that the connection is over. */
+  start(): void {
+    if (this.socket.closed) this.#handlers.onClose();
+    else this.#receive(Buffer.alloc(0));
+  }
+
+  send(header: Readonly<Record<string, unknown>>, parts: readonly Uint8Array[] = []): void {
+    const { socket } = this;
+    if (socket.destroyed || !socket.writable) return;
+    socket.cork();
+    for (const piece of encodeFrame(header, parts)) socket.write(piece);
+    socket.uncork();
+  }
+
+  /** Tells the peer why, then hangs up. */
+  refuse(error: unknown): void {
+    this.send({ refused: encodeRefusal(error) });
+    this.socket.destroySoon();
+  }
+
+  #receive(chunk: Buffer): void {
+    try {
+      this.#reader.push(chunk);
+      for (let frame = this.#reader.next(); frame !== undefined; frame = this.#reader.next()) {
+        this.#handlers.onFrame(frame);
+      }
+    } catch (error) {
+      this.#handlers.onError(error);
+    }
   }
 }
 

@@ -1,6 +1,6 @@
 // Starts the ranks of a job on this node, passes their output on, and leaves nothing behind however the job ends.
 import { type ChildProcess, spawn } from 'node:child_process';
-import { readdirSync, readFileSync } from 'node:fs';
+import { readFileSync } from 'node:fs';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { asWeftlineError, WeftlineError } from '../core/errors.ts';
 import { printTo } from '../core/print.ts';
@@ -35,7 +35,7 @@ import { filePrefixOf, removeFilesOfJob, SHARED_MEMORY_FOLDER } from './shared-m
 import { StoreHost } from './store-host.ts';
 import { explainJobOnSignal } from './watching/job-text.ts';
 import type { WatchedJob } from './watching/job-view.ts';
-import { rankProcesses } from './watching/process-facts.ts';
+import { processIds, rankProcesses } from './watching/process-facts.ts';
 
 // A tiny shell process that outlives a killed launcher: it then ends the ranks and removes the job's shared memory.
 
@@ -563,7 +563,7 @@ export function failureSummary(
 /** Kills them and looks again until none is left. Linux only; elsewhere only process groups are ended. */
 async function endMarkedProcesses(mark: string): Promise<void> {
   for (let pause = 1; pause < 500; pause *= 2) {
-    const pids = processes().filter((pid) => pid !== process.pid && hasMark(pid, mark));
+    const pids = processIds().filter((pid) => pid !== process.pid && hasMark(pid, mark));
     if (pids.length === 0) return;
     for (const pid of pids) kill(pid);
     await sleep(pause);
@@ -575,16 +575,6 @@ function kill(pid: number): void {
     process.kill(pid, 'SIGKILL');
   } catch {
     // It ended meanwhile.
-  }
-}
-
-function processes(): number[] {
-  try {
-    return readdirSync('/proc')
-      .map(Number)
-      .filter((pid) => Number.isInteger(pid) && pid > 0);
-  } catch {
-    return [];
   }
 }
 

@@ -1,20 +1,13 @@
 // The connection of a rank, or of a node's launcher, to the store of the job: finds it, matches replies to requests.
-import type { Socket } from 'node:net';
 import { hostname } from 'node:os';
 import { deadlineOf, type Deadline, secondNet } from '../core/deadline.ts';
 import { asWeftlineError, type EncodedError, encodeError, WeftlineError } from '../core/errors.ts';
 import { quote, quoteList } from '../core/quote.ts';
 import { beginWait, endWait, STORE_WAIT, type WaitFacts } from '../core/waits.ts';
 import type { Credentials } from '../meeting/credentials.ts';
+import type { ControlChannel } from '../meeting/control-channel.ts';
 import { call } from '../meeting/dial.ts';
-import {
-  decodePeerError,
-  decodeRefusal,
-  encodeFrame,
-  type Frame,
-  type FrameReader,
-  protocolError,
-} from '../meeting/frames.ts';
+import { decodePeerError, decodeRefusal, type Frame, FrameSocket, protocolError } from '../meeting/frames.ts';
 import type { MembershipView } from './membership.ts';
 import { PeerWatch } from './peer-watch.ts';
 import type { StoreLink } from './store.ts';
@@ -87,8 +80,7 @@ export class StoreClient implements StoreLink {
   readonly calledAt: string;
   /** Hears, with WL_PEER_LOST or WL_PEER_FAILED, of ranks that are gone and did not close their world. */
   readonly peers = new PeerWatch();
-  readonly #socket: Socket;
-  readonly #reader: FrameReader;
+  readonly #frames: FrameSocket;
   readonly #address: StoreAddress;
   readonly #server: StoreServerName;
   readonly #answer: () => unknown;
@@ -125,30 +117,30 @@ export class StoreClient implements StoreLink {
         server,
         answer,
       };
-      const { socket, reader } = channel.detach();
-      return new StoreClient(socket, reader, facts);
+      return new StoreClient(channel, facts);
     } catch (error) {
       if (!(error instanceof WeftlineError) || error.code !== 'WL_TIMEOUT') throw error;
       throw unreachable(options, (error.cause as Error | undefined) ?? error);
     }
   }
 
-  constructor(socket: Socket, reader: FrameReader, facts: StoreFacts) {
+  constructor(channel: ControlChannel, facts: StoreFacts) {
     this.jobId = facts.jobId;
     this.life = facts.life;
     this.calledAt = facts.calledAt;
     this.#server = facts.server;
     this.#answer = facts.answer;
-    this.#socket = socket;
-    this.#reader = reader;
     this.#address = facts.address;
-    reader.limits = serverLimits;
-    socket.on('data', (chunk) => this.#receive(chunk));
-    socket.on('close', () => this.#ended());
-    socket.unref();
-    // What came right behind the welcome, or that the connection is over already.
-    if (socket.closed) this.#ended();
-    else this.#receive(Buffer.alloc(0));
+    this.#frames = new FrameSocket(channel.detach(), serverLimits, {
+      onFrame: (frame) => this.#handle(frame),
+      onError: (error) => {
+        this.#fail(asWeftlineError(error));
+        this.#frames.socket.destroy();
+      },
+      onClose: () => this.#ended(),
+    });
+    this.#frames.socket.unref();
+    this.#frames.start();
   }
 
   request(request: StoreRequest, parts: readonly Uint8Array[], signal?: AbortSignal): Promise<StoreReply> {
@@ -157,7 +149,7 @@ export class StoreClient implements StoreLink {
     const id = this.#nextId++;
     return new Promise((resolve, reject) => {
       const abort = () => {
-        this.#send({ cancel: id });
+        this.#frames.send({ cancel: id });
         this.#settle(id)?.reject(signal?.reason);
       };
       const timer =
@@ -175,9 +167,9 @@ export class StoreClient implements StoreLink {
         clearTimeout(timer);
         signal?.removeEventListener('abort', abort);
       };
-      if (this.#pending.size === 0) this.#socket.ref();
+      if (this.#pending.size === 0) this.#frames.socket.ref();
       this.#pending.set(id, { resolve, reject, end });
-      this.#send({ ...request, id }, parts);
+      this.#frames.send({ ...request, id }, parts);
     });
   }
 
@@ -186,7 +178,7 @@ export class StoreClient implements StoreLink {
     const inquiry = new Inquiry({ question: 'state', patienceMs, isEnough });
     this.#inquiries.add(inquiry);
     try {
-      this.#send({ ask: 'state' });
+      this.#frames.send({ ask: 'state' });
       return await inquiry.answers;
     } catch (error) {
       if (asWeftlineError(error).code !== 'WL_TIMEOUT') throw error;
@@ -200,27 +192,17 @@ export class StoreClient implements StoreLink {
   async close(error?: unknown): Promise<void> {
     if (this.#end !== undefined) return;
     this.#saidGoodbye = true;
-    const ended = new Promise((resolve) => this.#socket.once('close', resolve));
-    this.#send({ goodbye: true, ...(error === undefined ? {} : { error: briefError(error) }) });
+    const ended = new Promise((resolve) => this.#frames.socket.once('close', resolve));
+    this.#frames.send({ goodbye: true, ...(error === undefined ? {} : { error: briefError(error) }) });
     this.#fail(new WeftlineError('WL_CLOSED', 'This rank has closed its world'));
-    this.#socket.ref();
-    this.#socket.setTimeout(GOODBYE_MS, () => this.#socket.destroy());
+    this.#frames.socket.ref();
+    this.#frames.socket.setTimeout(GOODBYE_MS, () => this.#frames.socket.destroy());
     await ended;
   }
 
   /** Says goodbye while the process ends, when nothing can be waited for: the system takes so few bytes at once. */
   closeAtExit(): void {
-    if (this.#end === undefined) this.#send({ goodbye: true });
-  }
-
-  #receive(chunk: Buffer): void {
-    try {
-      this.#reader.push(chunk);
-      for (let frame = this.#reader.next(); frame !== undefined; frame = this.#reader.next()) this.#handle(frame);
-    } catch (error) {
-      this.#fail(asWeftlineError(error));
-      this.#socket.destroy();
-    }
+    if (this.#end === undefined) this.#frames.send({ goodbye: true });
   }
 
   #handle({ header, parts }: Frame): void {
@@ -242,7 +224,7 @@ export class StoreClient implements StoreLink {
   async #tell(asked: unknown): Promise<void> {
     const question: Question = asked === 'metrics' ? 'metrics' : 'state';
     const answer = await (question === 'metrics' ? metricsAnswer() : this.#answer());
-    if (this.#end === undefined) this.#send({ answer: question }, [Buffer.from(JSON.stringify(answer))]);
+    if (this.#end === undefined) this.#frames.send({ answer: question }, [Buffer.from(JSON.stringify(answer))]);
   }
 
   #settle(id: number): Pending | undefined {
@@ -250,7 +232,7 @@ export class StoreClient implements StoreLink {
     if (pending === undefined) return undefined;
     pending.end();
     this.#pending.delete(id);
-    if (this.#pending.size === 0) this.#socket.unref();
+    if (this.#pending.size === 0) this.#frames.socket.unref();
     return pending;
   }
 
@@ -289,12 +271,6 @@ export class StoreClient implements StoreLink {
     this.#end ??= error;
     for (const id of this.#pending.keys()) this.#settle(id)?.reject(this.#end);
     for (const inquiry of this.#inquiries) inquiry.fail(this.#end);
-  }
-
-  #send(header: Readonly<Record<string, unknown>>, parts: readonly Uint8Array[] = []): void {
-    this.#socket.cork();
-    for (const piece of encodeFrame(header, parts)) this.#socket.write(piece);
-    this.#socket.uncork();
   }
 }
 

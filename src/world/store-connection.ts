@@ -1,13 +1,11 @@
 // One rank that the store has let in: its requests, and how it left.
-import type { Socket } from 'node:net';
 import { type EncodedError, encodeError, WeftlineError } from '../core/errors.ts';
 import {
   decodePeerError,
-  encodeFrame,
-  encodeRefusal,
   type Frame,
-  type FrameReader,
+  FrameSocket,
   memberLimits,
+  type OpenConnection,
   protocolError,
 } from '../meeting/frames.ts';
 import type { Departure, MembershipView } from './membership.ts';
@@ -91,9 +89,8 @@ const MAX_TEXT = 2000;
 
 export class StoreConnection {
   readonly rank: number;
-  readonly #socket: Socket;
+  readonly #frames: FrameSocket;
   readonly #options: StoreConnectionOptions;
-  readonly #reader: FrameReader;
   readonly #running = new Map<number, AbortController>();
   /** By question, who wait for this member's answer. It is asked again only after it has answered, however often others ask. */
   readonly #askers: Readonly<Record<Question, Map<object, (answer: Uint8Array) => void>>> = {
@@ -103,36 +100,35 @@ export class StoreConnection {
   #heardAt = performance.now();
   #departed = false;
 
-  /** Of a rank that the store has let in. `reader` may hold bytes of its first requests. */
-  constructor(
-    { socket, reader }: { readonly socket: Socket; readonly reader: FrameReader },
-    options: StoreConnectionOptions,
-  ) {
+  /** `connection` leads to a rank that the store has let in. */
+  constructor(connection: OpenConnection, options: StoreConnectionOptions) {
     this.rank = options.rank;
-    this.#socket = socket;
     this.#options = options;
-    this.#reader = reader;
-    reader.limits = memberLimits(options.maxValueBytes);
-    socket.on('data', (chunk) => this.#receive(chunk));
+    this.#frames = new FrameSocket(connection, memberLimits(options.maxValueBytes), {
+      onFrame: (frame) => this.#handle(frame),
+      // A rank that breaks the protocol hears why, then it is dropped.
+      onError: (error) => this.#frames.refuse(error),
+      onClose: () => this.#ended(),
+    });
+    const { socket } = this.#frames;
+    socket.on('data', () => (this.#heardAt = performance.now()));
     // A broken connection also ends with 'close'; a half-closed one is of no use to a client that waits for replies.
     socket.on('end', () => socket.destroy());
-    socket.on('close', () => this.#ended());
   }
 
-  /** To be called once the store knows it: takes in what has arrived already. */
+  /** To be called once the store knows it. */
   start(): void {
-    if (this.#socket.closed) this.#ended();
-    else this.#receive(Buffer.alloc(0));
+    this.#frames.start();
   }
 
   /** Tells a rank about another one that left. */
   announce(rank: number, error: EncodedError): void {
-    this.#send({ event: 'left', rank, error });
+    this.#frames.send({ event: 'left', rank, error });
   }
 
   /** Tells a rank who is there. */
   tellView(view: MembershipView): void {
-    this.#send({ event: 'view', view });
+    this.#frames.send({ event: 'view', view });
   }
 
   /** How long ago it last said something, in ms. */
@@ -145,34 +141,24 @@ export class StoreConnection {
     const askers = this.#askers[question];
     const isAsked = askers.size > 0;
     askers.set(asker, onAnswer);
-    if (!isAsked) this.#send({ event: 'ask', question });
+    if (!isAsked) this.#frames.send({ event: 'ask', question });
   }
 
   destroy(): void {
-    this.#socket.destroy();
+    this.#frames.socket.destroy();
   }
 
   /** Ends the connection once what was said to the client is on its way. */
   end(): void {
-    this.#socket.destroySoon();
-    setTimeout(() => this.#socket.destroy(), FLUSH_MS).unref();
-  }
-
-  #receive(chunk: Buffer): void {
-    try {
-      this.#heardAt = performance.now();
-      this.#reader.push(chunk);
-      for (let frame = this.#reader.next(); frame !== undefined; frame = this.#reader.next()) this.#handle(frame);
-    } catch (error) {
-      this.#refuse(error);
-    }
+    this.#frames.socket.destroySoon();
+    setTimeout(() => this.#frames.socket.destroy(), FLUSH_MS).unref();
   }
 
   #handle(frame: Frame): void {
-    if (this.#socket.destroyed || this.#socket.writableEnded) return;
+    if (this.#frames.socket.destroyed || this.#frames.socket.writableEnded) return;
     if (frame.header['goodbye'] === true) this.#leave(frame.header['error']);
     else if (isQuestion(frame.header['ask']))
-      this.#options.onQuestion(frame.header['ask'], { asker: this, send: (...said) => this.#send(...said) });
+      this.#options.onQuestion(frame.header['ask'], { asker: this, send: (...said) => this.#frames.send(...said) });
     else if (isQuestion(frame.header['answer'])) this.#answered(frame.header['answer'], frame.parts[0]);
     else if (frame.header['cancel'] !== undefined) this.#running.get(Number(frame.header['cancel']))?.abort();
     else this.#answer(this.rank, frame);
@@ -188,8 +174,8 @@ export class StoreConnection {
     this.#running.set(id, cancel);
     void this.#options.core
       .request(rank, request, frame.parts, cancel.signal)
-      .then(({ parts, ...result }) => this.#send({ id, ...result }, parts))
-      .catch((error: unknown) => this.#send({ id, error: encodeError(error) }))
+      .then(({ parts, ...result }) => this.#frames.send({ id, ...result }, parts))
+      .catch((error: unknown) => this.#frames.send({ id, error: encodeError(error) }))
       .finally(() => this.#running.delete(id));
   }
 
@@ -203,26 +189,13 @@ export class StoreConnection {
     const reason = error === undefined ? undefined : encodeError(decodePeerError(error, '', MAX_TEXT));
     // First: the client takes the end of the connection for the sign that the others have been told.
     this.#depart(reason === undefined ? { how: 'closed' } : { how: 'failed', error: reason });
-    this.#socket.end();
+    this.#frames.socket.end();
   }
 
   #depart(departure: Departure): void {
     if (this.#departed) return;
     this.#departed = true;
     this.#options.onDeparture(this, departure);
-  }
-
-  /** A rank that breaks the protocol hears why, then it is dropped. */
-  #refuse(error: unknown): void {
-    this.#send({ refused: encodeRefusal(error) });
-    this.#socket.destroySoon();
-  }
-
-  #send(header: Readonly<Record<string, unknown>>, parts: readonly Uint8Array[] = []): void {
-    if (this.#socket.destroyed || !this.#socket.writable) return;
-    this.#socket.cork();
-    for (const piece of encodeFrame(header, parts)) this.#socket.write(piece);
-    this.#socket.uncork();
   }
 
   #ended(): void {

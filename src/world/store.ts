@@ -130,28 +130,26 @@ export class LinkedStore implements Store {
 
   async barrier(name: string, options: WaitOptions = {}): Promise<void> {
     checkOptions(options, waitOptionNames, 'options of barrier');
-    const request = {
-      op: 'barrier',
-      name: this.#key(name),
-      ...this.#members,
-      timeoutMs: this.#timeout(options),
-    } as const;
-    await this.#link.request(request, [], options.signal);
+    await this.#collect('barrier', name, [], options);
   }
 
   async allGather(name: string, value: Uint8Array, options: WaitOptions = {}): Promise<Uint8Array[]> {
     checkOptions(options, waitOptionNames, 'options of allGather');
-    const request = {
-      op: 'gather',
-      name: this.#key(name),
-      ...this.#members,
-      timeoutMs: this.#timeout(options),
-    } as const;
-    const { parts } = await this.#link.request(request, [this.#checkValue(value)], options.signal);
+    const { parts } = await this.#collect('gather', name, [this.#checkValue(value)], options);
     const { members } = this.#members;
     const { ranks = [] } = this.#options.group ?? {};
     const ordered = members === undefined ? parts : ranks.map((rank) => parts[members.indexOf(rank)]!);
     return ordered.map((part) => Uint8Array.from(part));
+  }
+
+  #collect(
+    op: 'barrier' | 'gather',
+    name: string,
+    parts: readonly Uint8Array[],
+    options: WaitOptions,
+  ): Promise<StoreReply> {
+    const request = { op, name: this.#key(name), ...this.#members, timeoutMs: this.#timeout(options) };
+    return this.#link.request(request, parts, options.signal);
   }
 
   async #waitForKeys(keys: readonly string[], read: boolean, options: KeyWaitOptions): Promise<StoreReply> {

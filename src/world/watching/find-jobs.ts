@@ -1,12 +1,12 @@
 // Finds the jobs of this user that run on this host, by the variables that launchers give to their ranks.
-import { readdirSync, readFileSync, readlinkSync, statSync } from 'node:fs';
+import { readFileSync, readlinkSync, statSync } from 'node:fs';
 import { userInfo } from 'node:os';
 import { basename } from 'node:path';
 import { WeftlineError } from '../../core/errors.ts';
 import { quote } from '../../core/quote.ts';
 import { type Environment, type RankEnvironment, readEnvironment } from '../environment.ts';
 import { JobWatcher, type WatchedJob } from './job-view.ts';
-import { leadsGroup, parentOf } from './process-facts.ts';
+import { leadsGroup, parentOf, processIds } from './process-facts.ts';
 
 interface FoundRank {
   readonly pid: number;
@@ -125,15 +125,6 @@ function rankOf(variables: Environment): RankEnvironment | undefined {
   } catch {
     // Variables that make no sense: whoever started it has been told.
     return undefined;
-  }
-}
-
-function processIds(): number[] {
-  try {
-    const names = readdirSync('/proc').filter((name) => /^\d+$/.test(name));
-    return names.map(Number).toSorted((left, right) => left - right);
-  } catch {
-    return [];
   }
 }
 

@@ -7,10 +7,12 @@ import {
   list,
   type MetricsAnswer,
   number,
+  optional,
   type RankAnswer,
   readMetricsAnswer,
   readRankAnswer,
   readWait,
+  record,
   text,
 } from './rank-answer.ts';
 import { type ProcessFacts, readProcessFacts } from './process-facts.ts';
@@ -108,14 +110,14 @@ class Collected implements JobAnswers {
     this.jobId = text(job['jobId']);
     this.size = number(job['size']);
     for (const value of list(job['members'])) {
-      const { rank, pid, host, left, heardMs } = fields(value);
-      this.members.set(number(rank), {
-        rank: number(rank),
-        pid: number(pid),
-        host: text(host),
-        ...(left === undefined ? {} : { left: text(left) }),
-        ...(heardMs === undefined ? {} : { heardMs: number(heardMs) }),
+      const member = record<MemberFacts>(value, {
+        rank: number,
+        pid: number,
+        host: text,
+        left: optional(text),
+        heardMs: optional(number),
       });
+      this.members.set(member.rank, member);
     }
     for (const value of list(job['waits'])) {
       const rank = number(fields(value)['rank']);

@@ -1,10 +1,10 @@
 // Asks the members of a job, through its store, what they wait for: connects, asks, collects answers for a while.
-import type { Socket } from 'node:net';
 import { Deadline } from '../../core/deadline.ts';
 import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
 import { credentialsOf } from '../../meeting/credentials.ts';
 import { call } from '../../meeting/dial.ts';
-import { decodeRefusal, encodeFrame, type FrameReader } from '../../meeting/frames.ts';
+import { decodeRefusal, FrameSocket } from '../../meeting/frames.ts';
+import type { ControlChannel } from '../../meeting/control-channel.ts';
 import type { RankEnvironment } from '../environment.ts';
 import { observerBody, type Question, storeHello } from '../store-request.ts';
 import { Inquiry, type JobAnswers } from './inquiry.ts';
@@ -16,8 +16,7 @@ export type JobAddress = Pick<RankEnvironment, 'host' | 'port' | 'token' | 'scop
 const limits = { headerBytes: 1 << 20, payloadBytes: 1 << 26 };
 
 export class JobObserver {
-  readonly #socket: Socket;
-  readonly #reader: FrameReader;
+  readonly #frames: FrameSocket;
   #inquiry: Inquiry | undefined;
   #end: WeftlineError | undefined;
 
@@ -33,18 +32,23 @@ export class JobObserver {
         retry: false,
       },
     );
-    const { socket, reader } = channel.detach();
-    return new JobObserver(socket, reader);
+    return new JobObserver(channel);
   }
 
-  private constructor(socket: Socket, reader: FrameReader) {
-    this.#socket = socket;
-    this.#reader = reader;
-    reader.limits = limits;
-    socket.on('data', (chunk) => this.#receive(chunk));
-    socket.on('close', () =>
-      this.#fail(new WeftlineError('WL_PEER_LOST', 'The store of the job was lost: it has ended')),
-    );
+  private constructor(channel: ControlChannel) {
+    this.#frames = new FrameSocket(channel.detach(), limits, {
+      onFrame: (frame) => {
+        const { refused } = frame.header;
+        if (refused !== undefined) throw decodeRefusal(refused, 'The store of the job');
+        this.#inquiry?.take(frame);
+      },
+      onError: (error) => {
+        this.#fail(asWeftlineError(error));
+        this.close();
+      },
+      onClose: () => this.#fail(new WeftlineError('WL_PEER_LOST', 'The store of the job was lost: it has ended')),
+    });
+    this.#frames.start();
   }
 
   /**
@@ -59,25 +63,12 @@ export class JobObserver {
     if (this.#end !== undefined) throw this.#end;
     const inquiry = new Inquiry({ question, patienceMs, isEnough });
     this.#inquiry = inquiry;
-    for (const piece of encodeFrame({ ask: question })) this.#socket.write(piece);
+    this.#frames.send({ ask: question });
     return inquiry.answers;
   }
 
   close(): void {
-    this.#socket.destroy();
-  }
-
-  #receive(chunk: Buffer): void {
-    try {
-      this.#reader.push(chunk);
-      for (let frame = this.#reader.next(); frame !== undefined; frame = this.#reader.next()) {
-        if (frame.header['refused'] !== undefined) throw decodeRefusal(frame.header['refused'], 'The store of the job');
-        this.#inquiry?.take(frame);
-      }
-    } catch (error) {
-      this.#fail(asWeftlineError(error));
-      this.#socket.destroy();
-    }
+    this.#frames.socket.destroy();
   }
 
   #fail(error: WeftlineError): void {

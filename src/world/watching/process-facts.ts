@@ -1,6 +1,6 @@
 // What the system shows of a process of this host, for ranks that do not answer. Linux; elsewhere nothing is known.
-import { readFileSync } from 'node:fs';
-import { fields, number, text } from './rank-answer.ts';
+import { readdirSync, readFileSync } from 'node:fs';
+import { number, record, text } from './rank-answer.ts';
 
 export interface ProcessFacts {
   readonly pid: number;
@@ -46,20 +46,29 @@ export function rankProcesses(
 
 /** Those of a node's launcher on another host. */
 export function readProcessFacts(value: unknown): ProcessFacts {
-  const { pid, state, cpuMs, mainCpuMs, rssBytes, kernelWait } = fields(value);
-  return {
-    pid: number(pid),
-    state: text(state),
-    cpuMs: number(cpuMs),
-    mainCpuMs: number(mainCpuMs),
-    rssBytes: number(rssBytes),
-    kernelWait: text(kernelWait),
-  };
+  return record<ProcessFacts>(value, {
+    pid: number,
+    state: text,
+    cpuMs: number,
+    mainCpuMs: number,
+    rssBytes: number,
+    kernelWait: text,
+  });
 }
 
 /** True if a signal stopped it, or a debugger holds it. */
 export function isStopped(facts: ProcessFacts): boolean {
   return facts.state === 'T' || facts.state === 't';
+}
+
+/** Process ids of this host, ascending; none without /proc. */
+export function processIds(): number[] {
+  try {
+    const names = readdirSync('/proc').filter((name) => /^\d+$/.test(name));
+    return names.map(Number).toSorted((left, right) => left - right);
+  } catch {
+    return [];
+  }
 }
 
 /** True if it leads a process group, as ranks of a launcher do and what they start does not. */

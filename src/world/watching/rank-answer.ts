@@ -30,46 +30,39 @@ export async function rankAnswer(): Promise<RankAnswer> {
 
 /** Reads an answer that came over a wire: what is missing or of another type counts as empty, texts are printable. */
 export function readRankAnswer(value: unknown): RankAnswer {
-  const answer = fields(value);
-  const meters = fields(answer['meters']);
-  return {
-    waits: list(answer['waits']).map(readWait),
-    objects: list(answer['objects']).map(readObject),
-    names: texts(answer['names']),
-    meters: {
-      sentBytes: number(meters['sentBytes']),
-      receivedBytes: number(meters['receivedBytes']),
-      sentPackets: number(meters['sentPackets']),
-      retransmittedPackets: number(meters['retransmittedPackets']),
-      windowBytes: number(meters['windowBytes']),
-    },
-    rssBytes: number(answer['rssBytes']),
-  };
+  return record<RankAnswer>(value, {
+    waits: listOf(readWait),
+    objects: listOf(readObject),
+    names: listOf(text),
+    meters: (meters) =>
+      record<Meters>(meters, {
+        sentBytes: number,
+        receivedBytes: number,
+        sentPackets: number,
+        retransmittedPackets: number,
+        windowBytes: number,
+      }),
+    rssBytes: number,
+  });
 }
 
-/** Of a rank, or of the store, which knows what ranks wait for there. */
+/** A wait of a rank, or of the store, which knows what ranks wait for there. */
 export function readWait(value: unknown): PresentWait {
-  const { operation, ageMs, ranks, peers, expected, seen, leftMs } = fields(value);
-  return {
-    operation: text(operation),
-    ageMs: number(ageMs),
-    ...(ranks === undefined ? {} : { ranks: numbers(ranks) }),
-    ...(peers === undefined ? {} : { peers: texts(peers) }),
-    ...(expected === undefined ? {} : { expected: number(expected) }),
-    ...(seen === undefined ? {} : { seen: number(seen) }),
-    ...(leftMs === undefined ? {} : { leftMs: number(leftMs) }),
-  };
+  return record<PresentWait>(value, {
+    operation: text,
+    ageMs: number,
+    ranks: optional(listOf(number)),
+    peers: optional(listOf(text)),
+    expected: optional(number),
+    seen: optional(number),
+    leftMs: optional(number),
+  });
 }
 
 function readObject(value: unknown): ObjectState {
-  const { object, ranks, calls, last, isRunning } = fields(value);
-  return {
-    object: text(object),
-    ranks: numbers(ranks),
-    calls: number(calls),
-    last: last === undefined ? undefined : text(last),
-    isRunning: isRunning === true,
-  };
+  const facts = { object: text, ranks: listOf(number), calls: number, isRunning: isTrue };
+  const { last } = fields(value);
+  return { ...record<Omit<ObjectState, 'last'>>(value, facts), last: last === undefined ? undefined : text(last) };
 }
 
 /** A rank's metrics; `labels` say whose they are. */
@@ -84,47 +77,72 @@ export async function metricsAnswer(): Promise<MetricsAnswer> {
 
 /** Reads an answer that came over a wire: metrics that this version does not know are left out, texts are printable. */
 export function readMetricsAnswer(value: unknown): MetricsAnswer {
-  const answer = fields(value);
-  return {
-    labels: readLabels(answer['labels']),
-    isCollecting: answer['isCollecting'] === true,
-    metrics: list(answer['metrics']).flatMap((metric) => readFamily(fields(metric))),
-    lastCalls: list(answer['lastCalls']).map((call) => readCall(fields(call))),
-  };
+  return record<MetricsAnswer>(value, {
+    labels: readLabels,
+    isCollecting: isTrue,
+    metrics: (metrics) => list(metrics).flatMap(readFamily),
+    lastCalls: listOf(readCall),
+  });
 }
 
-function readFamily({ name, bounds, series }: Readonly<Record<string, unknown>>): MetricFamily[] {
+function readFamily(value: unknown): MetricFamily[] {
+  const { name, bounds, series } = fields(value);
   if (typeof name !== 'string' || !Object.hasOwn(metricTable, name)) return [];
   const known = name as MetricName;
   const { kind, help } = metricTable[known];
-  const family = { name: known, kind, help, series: list(series).map((one) => readSeries(fields(one))) };
+  const family = { name: known, kind, help, series: list(series).map(readSeries) };
   return [bounds === undefined ? family : { ...family, bounds: list(bounds).map(number) }];
 }
 
-function readSeries({ labels, value, sum, count, buckets }: Readonly<Record<string, unknown>>): MetricSeries {
-  return {
-    labels: readLabels(labels),
-    ...(value === undefined ? {} : { value: number(value) }),
-    ...(sum === undefined ? {} : { sum: number(sum), count: number(count) }),
-    ...(buckets === undefined ? {} : { buckets: list(buckets).map(number) }),
-  };
+function readSeries(value: unknown): MetricSeries {
+  return record<MetricSeries>(value, {
+    labels: readLabels,
+    value: optional(number),
+    sum: optional(number),
+    count: optional(number),
+    buckets: optional(listOf(number)),
+  });
 }
 
-function readCall(call: Readonly<Record<string, unknown>>): LastCall {
-  return {
-    object: text(call['object']),
-    call: text(call['call']),
-    label: text(call['label']),
-    ranks: number(call['ranks']),
-    number: number(call['number']),
-    seconds: number(call['seconds']),
-    bytes: number(call['bytes']),
-    endedAt: number(call['endedAt']),
-  };
+function readCall(value: unknown): LastCall {
+  return record<LastCall>(value, {
+    object: text,
+    call: text,
+    label: text,
+    ranks: number,
+    number,
+    seconds: number,
+    bytes: number,
+    endedAt: number,
+  });
 }
 
 function readLabels(value: unknown): Record<string, string> {
   return Object.fromEntries(Object.entries(fields(value)).map(([name, one]) => [text(name), text(one)]));
+}
+
+/** How to read each field of what came over a wire; a reader returns undefined for an optional field that is missing. */
+type Readers<T> = { readonly [Name in keyof T]-?: (field: unknown) => T[Name] | undefined };
+
+/** The fields that the readers name, without those that are missing and optional. */
+export function record<T>(value: unknown, readers: Readers<T>): T {
+  const given = fields(value);
+  const read = Object.entries<(field: unknown) => unknown>(readers).map(
+    ([name, of]) => [name, of(given[name])] as const,
+  );
+  return Object.fromEntries(read.filter(([, field]) => field !== undefined)) as T;
+}
+
+export function optional<T>(read: (field: unknown) => T): (field: unknown) => T | undefined {
+  return (field) => (field === undefined ? undefined : read(field));
+}
+
+function listOf<T>(read: (element: unknown) => T): (field: unknown) => readonly T[] {
+  return (field) => list(field).map((element) => read(element));
+}
+
+function isTrue(value: unknown): boolean {
+  return value === true;
 }
 
 export function fields(value: unknown): Readonly<Record<string, unknown>> {
@@ -141,12 +159,4 @@ export function text(value: unknown): string {
 
 export function number(value: unknown): number {
   return typeof value === 'number' && Number.isFinite(value) ? value : 0;
-}
-
-function numbers(value: unknown): readonly number[] {
-  return list(value).map(number);
-}
-
-function texts(value: unknown): readonly string[] {
-  return list(value).map(text);
 }

@@ -1,7 +1,6 @@
 // Somebody who has proven that he belongs to the job and asks its members what they wait for: the store's end of his connection.
-import type { Socket } from 'node:net';
 import { WeftlineError } from '../../core/errors.ts';
-import { encodeFrame, encodeRefusal, type FrameReader, protocolError, strangerLimits } from '../../meeting/frames.ts';
+import { type Frame, FrameSocket, type OpenConnection, protocolError, strangerLimits } from '../../meeting/frames.ts';
 import type { StoreConnection, StoreGroup } from '../store-connection.ts';
 import { type Asker, isQuestion, type MemberKind, type Question } from '../store-request.ts';
 
@@ -36,50 +35,35 @@ interface StoreObserverOptions {
 }
 
 export class StoreObserver {
-  readonly #socket: Socket;
-  readonly #reader: FrameReader;
+  readonly #frames: FrameSocket;
   readonly #options: StoreObserverOptions;
   #since = 0;
   #questions = 0;
 
-  /** `reader` may hold bytes of the first question. */
-  constructor(
-    { socket, reader }: { readonly socket: Socket; readonly reader: FrameReader },
-    options: StoreObserverOptions,
-  ) {
-    this.#socket = socket;
-    this.#reader = reader;
+  constructor(connection: OpenConnection, options: StoreObserverOptions) {
     this.#options = options;
-    reader.limits = strangerLimits;
-    socket.on('data', (chunk) => this.#receive(chunk));
+    this.#frames = new FrameSocket(connection, strangerLimits, {
+      onFrame: (frame) => this.#answer(frame),
+      onError: (error) => this.#frames.refuse(error),
+      onClose: () => options.onEnd(this),
+    });
+    const { socket } = this.#frames;
     socket.on('end', () => socket.destroy());
-    socket.on('close', () => options.onEnd(this));
   }
 
-  /** To be called once the store knows it: takes in what has arrived already. */
+  /** To be called once the store knows it. */
   start(): void {
-    // Nothing tells of an end that came before.
-    if (this.#socket.destroyed) return this.#options.onEnd(this);
-    this.#receive(Buffer.alloc(0));
+    this.#frames.start();
   }
 
   end(): void {
-    this.#socket.destroy();
+    this.#frames.socket.destroy();
   }
 
-  #receive(chunk: Buffer): void {
-    try {
-      this.#reader.push(chunk);
-      for (let frame = this.#reader.next(); frame !== undefined; frame = this.#reader.next()) {
-        const question = frame.header['ask'];
-        if (!isQuestion(question)) throw protocolError('a frame of an observer that is no question');
-        this.#admit();
-        askMembers(this.#options.groups(), question, { asker: this, send: (...said) => this.#send(...said) });
-      }
-    } catch (error) {
-      this.#send({ refused: encodeRefusal(error) });
-      this.#socket.destroySoon();
-    }
+  #answer({ header: { ask: question } }: Frame): void {
+    if (!isQuestion(question)) throw protocolError('a frame of an observer that is no question');
+    this.#admit();
+    askMembers(this.#options.groups(), question, { asker: this, send: (...said) => this.#frames.send(...said) });
   }
 
   /** Each question costs every rank an answer. */
@@ -93,11 +77,6 @@ export class StoreObserver {
     if (this.#questions > MAX_QUESTIONS_PER_SECOND) {
       throw new WeftlineError('WL_BUSY', `More than ${MAX_QUESTIONS_PER_SECOND} questions in a second: ask less often`);
     }
-  }
-
-  #send(header: Readonly<Record<string, unknown>>, parts: readonly Uint8Array[] = []): void {
-    if (this.#socket.destroyed || !this.#socket.writable) return;
-    for (const piece of encodeFrame(header, parts)) this.#socket.write(piece);
   }
 }
 
