@@ -128,7 +128,7 @@ async function steppers(world: World, device: CpuDevice): Promise<Record<string,
   ): Promise<Step> => {
     const got = await of.dispatch({ x, topkIdx, dtype: 'bf16', ...weights.atDispatch });
     const y = await of.combineInput(got.handle);
-    y.view().set((got.recvX as Tensor<'bf16'>).view());
+    y.view().set(got.recvX.view());
     const { combinedX } = await of.combine({ x: y, handle: got.handle, ...weights.atCombine });
     return { shown: [y, ...Object.values(got), ...Object.values(got.handle)], sums: combinedX };
   };
@@ -136,7 +136,7 @@ async function steppers(world: World, device: CpuDevice): Promise<Record<string,
     buffer: async () => {
       const got = await buffer.dispatch({ x, topkIdx, topkWeights });
       const y = buffer.combineInput(got.handle);
-      y.view().set((got.recvX as Tensor<'bf16'>).view());
+      y.view().set(got.recvX.view());
       const { combinedX } = await buffer.combine({ x: y, handle: got.handle });
       const { event: _event, handle, ...tensors } = got;
       return { shown: [y, ...Object.values(tensors), ...Object.values(handle)], sums: combinedX };

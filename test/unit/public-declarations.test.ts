@@ -5,7 +5,7 @@ import { spawnSync } from 'node:child_process';
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import test from 'node:test';
+import test, { type TestContext } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { publicClasses, publicDeclarations } from './public-declarations/declarations.ts';
 
@@ -58,20 +58,23 @@ test('the comment of every function that the package exports names its parameter
 });
 
 test('the declarations of all entries type-check by themselves', (t) => {
+  assert.equal(compilerOutput(t, { lib: ['es2022'], skipLibCheck: false }, `${root}dist/types/**/*.d.ts`), '');
+});
+
+test('results of expert parallelism are typed by what was sent', (t) => {
+  const program = `${root}test/unit/public-declarations/ep-results.ts`;
+  for (const exactOptionalPropertyTypes of [false, true]) {
+    assert.equal(compilerOutput(t, { exactOptionalPropertyTypes }, program), '');
+  }
+});
+
+/** What the compiler prints of these files under strict settings; empty when all is well. */
+function compilerOutput(t: TestContext, options: object, files: string): string {
   const folder = mkdtempSync(join(tmpdir(), 'weftline-types-'));
   t.after(() => rmSync(folder, { recursive: true }));
-  const compilerOptions = {
-    target: 'es2022',
-    lib: ['es2022'],
-    types: [],
-    strict: true,
-    skipLibCheck: false,
-    noEmit: true,
-    module: 'nodenext',
-  };
+  const compilerOptions = { target: 'es2022', types: [], strict: true, noEmit: true, module: 'nodenext', ...options };
   const config = join(folder, 'tsconfig.json');
-  writeFileSync(config, JSON.stringify({ compilerOptions, include: [`${root}dist/types/**/*.d.ts`] }));
+  writeFileSync(config, JSON.stringify({ compilerOptions, include: [files] }));
   const compiler = join(root, 'node_modules/typescript/bin/tsc');
-  const { status, stdout } = spawnSync(process.execPath, [compiler, '-p', config], { encoding: 'utf8' });
-  assert.equal(status, 0, stdout);
-});
+  return spawnSync(process.execPath, [compiler, '-p', config, '--pretty', 'false'], { encoding: 'utf8' }).stdout;
+}

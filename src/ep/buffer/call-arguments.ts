@@ -15,9 +15,9 @@ import type { DispatchLayout } from './dispatch-layout.ts';
 export type RowsLike = Tensor<'bf16'> | ScaledRows;
 
 /** What EpBuffer.dispatch() takes. */
-export interface DispatchArguments extends CallOptions {
+export interface DispatchArguments<X extends RowsLike = RowsLike> extends CallOptions {
   /** [T, H]; T at most maxTokensPerRank, 0 allowed, may differ between ranks. */
-  readonly x: RowsLike;
+  readonly x: X;
   /** [T, K] expert ids, -1 for none. A token may choose an expert more than once. Leave out with `handle`. */
   readonly topkIdx?: Tensor<'i32' | 'i64'>;
   /** f32 [T, K]; only with topkIdx. */

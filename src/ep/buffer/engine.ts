@@ -47,15 +47,19 @@ export interface EpEngine extends EpMemory {
 
 /**
  * All tensors but the handle's lie in this rank's window: they stay valid until the next dispatch on this buffer and
- * must not be disposed.
+ * must not be disposed. Their types, `X` of the rows, `I` of the choices and `W` of the weights, are those of what was sent.
  */
-export interface DispatchResult {
+export interface DispatchResult<
+  X extends RowsLike = RowsLike,
+  I extends Tensor<'i32' | 'i64'> | undefined = Tensor<'i32' | 'i64'> | undefined,
+  W extends Tensor<'f32'> | undefined = Tensor<'f32'> | undefined,
+> {
   /** [recv, H], ordered by source rank, then token index; in the form of `x`. With numWorstTokens [numWorstTokens, H]. */
-  readonly recvX: RowsLike;
-  /** [recv, K] local expert ids, -1 for experts of other ranks; dtype of topkIdx. */
-  readonly recvTopkIdx: Tensor<'i32' | 'i64'> | undefined;
-  /** f32 [recv, K], 0 where recvTopkIdx is -1. */
-  readonly recvTopkWeights: Tensor<'f32'> | undefined;
+  readonly recvX: X;
+  /** [recv, K] local expert ids, -1 for experts of other ranks; dtype of topkIdx. Undefined where none were sent. */
+  readonly recvTopkIdx: I;
+  /** f32 [recv, K], 0 where recvTopkIdx is -1. Undefined where none were sent. */
+  readonly recvTopkWeights: W;
   /** Choices per local expert, rounded up to expertAlignment (the count only, no rows are added). */
   readonly numRecvTokensPerExpert: readonly number[];
   readonly handle: DispatchHandle;
@@ -63,12 +67,12 @@ export interface DispatchResult {
   readonly event: DeviceEvent | undefined;
 }
 
-/** Owned by the caller. */
-export interface CombineResult {
+/** Owned by the caller. `W` is the type of the sums of the weights. */
+export interface CombineResult<W extends Tensor<'f32'> | undefined = Tensor<'f32'> | undefined> {
   /** bf16 [T, H]: bias + the rows of all ranks that held the token, in rank order, summed in f32, rounded once. */
   readonly combinedX: Tensor<'bf16'>;
-  /** f32 [T, K]: the sum of the ranks' weight rows. */
-  readonly combinedTopkWeights: Tensor<'f32'> | undefined;
+  /** f32 [T, K]: the sum of the ranks' weight rows. Undefined where none were given. */
+  readonly combinedTopkWeights: W;
   /** When the sums are there; only with asyncFinish. Disposed by the caller. */
   readonly event: DeviceEvent | undefined;
 }

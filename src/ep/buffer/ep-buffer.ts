@@ -22,6 +22,7 @@ import {
   type CombineArguments,
   type DispatchArguments,
   type EpScope,
+  type RowsLike,
 } from './call-arguments.ts';
 import { refuseRdmaBuffer } from '../across-hosts/network-size.ts';
 import { createCpuEngine } from './cpu/cpu-engine.ts';
@@ -33,8 +34,9 @@ import { checkTensor, requireDevice, requireGroup } from '../../group/tensor-che
 
 /**
  * Expert-parallel dispatch and combine between the ranks of a group: one row per (token, rank), as in the high-throughput
- * mode of DeepEP. To another host a row travels once, however many ranks there receive it. Calls of all ranks are made in the same order; each has one deadline. After a failure that leaves the ranks in
- * disagreement, every later call fails with its reason.
+ * mode of DeepEP. To another host a row travels once, however many ranks there receive it. Calls of all ranks are made in
+ * the same order; each has one deadline. After a failure that leaves the ranks in disagreement, every later call fails with
+ * its reason.
  */
 export class EpBuffer implements AsyncDisposable {
   readonly #scope: EpScope;
@@ -110,6 +112,16 @@ export class EpBuffer implements AsyncDisposable {
    * WL_INVALID_ARGUMENT on this rank before it does anything; the others then wait for it. A choice that is out of range, or
    * a layout that disagrees with itself or the choices, fails on every rank.
    */
+  dispatch<X extends RowsLike, I extends 'i32' | 'i64'>(
+    args: DispatchArguments<X> & { readonly topkIdx: Tensor<I>; readonly topkWeights: Tensor<'f32'> },
+  ): Promise<DispatchResult<X, Tensor<I>, Tensor<'f32'>>>;
+  dispatch<X extends RowsLike, I extends 'i32' | 'i64'>(
+    args: DispatchArguments<X> & { readonly topkIdx: Tensor<I> },
+  ): Promise<DispatchResult<X, Tensor<I>>>;
+  dispatch<X extends RowsLike>(
+    args: DispatchArguments<X> & { readonly handle: DispatchHandle },
+  ): Promise<DispatchResult<X, undefined, undefined>>;
+  dispatch<X extends RowsLike>(args: DispatchArguments<X>): Promise<DispatchResult<X>>;
   async dispatch(args: DispatchArguments): Promise<DispatchResult> {
     return this.#guard.run('dispatch', async () => {
       this.#engine.throwIfUnusable();
@@ -136,6 +148,8 @@ export class EpBuffer implements AsyncDisposable {
   }
 
   /** Collective. The unweighted sum of the rows that the ranks hold of each token, back at the token's rank. */
+  combine(args: CombineArguments & { readonly topkWeights: Tensor<'f32'> }): Promise<CombineResult<Tensor<'f32'>>>;
+  combine(args: CombineArguments): Promise<CombineResult>;
   async combine(args: CombineArguments): Promise<CombineResult> {
     return this.#guard.run('combine', async () => {
       this.#engine.throwIfUnusable();

@@ -133,6 +133,12 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> extends TritonLayer i
    * Bad arguments fail on this rank before anything moves, and the others then wait for it; a choice that is out of range, or a
    * place that cannot be, fails on every rank.
    */
+  dispatch<W extends 'f32' | 'bf16'>(
+    args:
+      | (LayerDispatchArguments<D> & { readonly topkWeights: Tensor<W> })
+      | (TritonDispatchArguments<D> & { readonly weight: Tensor<W> }),
+  ): Promise<LayerDispatchResult<D, Tensor<W>>>;
+  dispatch(args: LayerDispatchArguments<D> | TritonDispatchArguments<D>): Promise<LayerDispatchResult<D>>;
   async dispatch(args: LayerDispatchArguments<D> | TritonDispatchArguments<D>): Promise<LayerDispatchResult<D>> {
     return this.#guard.run('dispatch', async () => {
       const input = this.#begin(args, 'dispatch');

@@ -9,10 +9,13 @@ import type { DispatchSplits } from './expert-plan.ts';
 import type { TokenDType } from './ep-config.ts';
 import type { CheckedLayerCombine, LayerInput } from './layer-arguments.ts';
 import type { EPAllToAllLayoutDesc } from './layout-desc.ts';
-import { TritonDispatchResult } from './triton-names.ts';
+import { type LayerWeights, TritonDispatchResult } from './triton-names.ts';
 
-/** What EPAll2AllLayer.dispatch() returns. */
-export class LayerDispatchResult<D extends TokenDType = 'bf16'> extends TritonDispatchResult<D> {
+/** What EPAll2AllLayer.dispatch() returns; `D` is the dtype of the tokens, `W` the type of the weights that came with them. */
+export class LayerDispatchResult<
+  D extends TokenDType = 'bf16',
+  W extends LayerWeights = LayerWeights,
+> extends TritonDispatchResult<D, W> {
   /**
    * [recv, H] of the layer's dtype in this rank's window, by local expert, then source rank, then token. Valid until the
    * next dispatch; combine overwrites it with the experts' output, unless the layer was made with keepDispatchOutput.
@@ -20,13 +23,13 @@ export class LayerDispatchResult<D extends TokenDType = 'bf16'> extends TritonDi
    */
   override readonly recvX: Tensor<D>;
   /** [recv], of weightDtype, in the window like recvX, valid until the next dispatch; absent when no weights were passed. */
-  override readonly recvTopkWeights: Tensor<'f32' | 'bf16'> | undefined;
+  override readonly recvTopkWeights: W;
   override readonly handle: EPAllToAllLayoutDesc;
   /** When the rows are there; only with asyncFinish. Disposed by the caller. */
   readonly event: DeviceEvent | undefined;
 
   /** @internal */
-  constructor({ recvX, recvTopkWeights, handle }: LayerReceived<D>, event: DeviceEvent | undefined) {
+  constructor({ recvX, recvTopkWeights, handle }: LayerReceived<D, W>, event: DeviceEvent | undefined) {
     super();
     this.recvX = recvX;
     this.recvTopkWeights = recvTopkWeights;
@@ -36,8 +39,8 @@ export class LayerDispatchResult<D extends TokenDType = 'bf16'> extends TritonDi
 }
 
 /** What an engine has of a dispatch before it has an event for it. */
-export type LayerReceived<D extends TokenDType = TokenDType> = Pick<
-  LayerDispatchResult<D>,
+export type LayerReceived<D extends TokenDType = TokenDType, W extends LayerWeights = LayerWeights> = Pick<
+  LayerDispatchResult<D, W>,
   'recvX' | 'recvTopkWeights' | 'handle'
 >;
 

@@ -92,10 +92,13 @@ function renamed(given: object, names: Names): object {
   return own ?? given;
 }
 
-/** Of what dispatch() returns. */
-export abstract class TritonDispatchResult<D extends TokenDType> {
+/** Weights of received rows; undefined where none were sent. */
+export type LayerWeights = Tensor<'f32' | 'bf16'> | undefined;
+
+/** The document's names of what dispatch() returns. */
+export abstract class TritonDispatchResult<D extends TokenDType, W extends LayerWeights> {
   abstract readonly recvX: Tensor<D>;
-  abstract readonly recvTopkWeights: Tensor<'f32' | 'bf16'> | undefined;
+  abstract readonly recvTopkWeights: W;
   abstract readonly handle: EPAllToAllLayoutDesc;
 
   /** recvX. */
@@ -104,7 +107,7 @@ export abstract class TritonDispatchResult<D extends TokenDType> {
   }
 
   /** recvTopkWeights. */
-  get weights(): Tensor<'f32' | 'bf16'> | undefined {
+  get weights(): W {
     return this.recvTopkWeights;
   }
 
@@ -114,7 +117,7 @@ export abstract class TritonDispatchResult<D extends TokenDType> {
   }
 }
 
-/** Of the layer. */
+/** The document's names of the layer's calls. */
 export abstract class TritonLayer {
   abstract close(): Promise<void>;
   abstract barrier(options?: LayerBarrierOptions): Promise<void>;

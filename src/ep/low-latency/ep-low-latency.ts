@@ -20,6 +20,7 @@ import {
   checkLowLatencyHandle,
   type LowLatencyCombineArguments,
   type LowLatencyDispatchArguments,
+  type LowLatencyDispatchOf,
   type LowLatencyEngine,
   type LowLatencyWait,
   readsInPlace,
@@ -138,9 +139,15 @@ export class EpLowLatency implements AsyncDisposable {
    * enqueues: there such a choice is found by the kernel, and ends the use of the object, as other failures of kernels do, in
    * the next wait for the device. The result of the last but one dispatch ends here; its hooks must have been called.
    */
-  dispatch(args: LowLatencyDispatchArguments & { readonly returnRecvHook: true }): Promise<PendingDispatch>;
-  dispatch(args: LowLatencyDispatchArguments & { readonly returnRecvHook?: false }): Promise<LowLatencyDispatchResult>;
-  dispatch(args: LowLatencyDispatchArguments): Promise<PendingDispatch | LowLatencyDispatchResult>;
+  dispatch<D extends 'fp8' | 'bf16' = 'fp8'>(
+    args: LowLatencyDispatchOf<D> & { readonly returnRecvHook: true },
+  ): Promise<PendingDispatch<D>>;
+  dispatch<D extends 'fp8' | 'bf16' = 'fp8'>(
+    args: LowLatencyDispatchOf<D> & { readonly returnRecvHook?: false },
+  ): Promise<LowLatencyDispatchResult<D>>;
+  dispatch<D extends 'fp8' | 'bf16' = 'fp8'>(
+    args: LowLatencyDispatchOf<D>,
+  ): Promise<PendingDispatch<D> | LowLatencyDispatchResult<D>>;
   dispatch(args: LowLatencyDispatchArguments): Promise<PendingDispatch | LowLatencyDispatchResult> {
     return this.#guard.run('dispatch', async () => {
       this.#engine.throwIfUnusable();

@@ -46,6 +46,10 @@ export interface LowLatencyDispatchArguments extends WaitOptions {
   readonly returnRecvHook?: boolean;
 }
 
+/** The same arguments for rows of the dtype `D`, which is 'fp8' where none is given. */
+export type LowLatencyDispatchOf<D extends 'fp8' | 'bf16'> = LowLatencyDispatchArguments &
+  ({ readonly dtype: D } | { readonly dtype?: undefined });
+
 export interface CheckedLowLatencyDispatch {
   readonly x: Tensor<'bf16'>;
   readonly topkIdx: Tensor<'i32' | 'i64'>;

@@ -14,19 +14,21 @@ export interface LowLatencyScaledRows {
   readonly scales: Tensor<'f32' | 'i32'>;
 }
 
-/** Rows in the form in which a dispatch sends them. */
-export type LowLatencyRows = Tensor<'bf16'> | LowLatencyScaledRows;
+/** Rows in the form in which a dispatch with the dtype `D` sends them. */
+export type LowLatencyRows<D extends 'fp8' | 'bf16' = 'fp8' | 'bf16'> = D extends 'bf16'
+  ? Tensor<'bf16'>
+  : LowLatencyScaledRows;
 
 /**
  * Valid, as is its handle, until the second dispatch after its own begins: two results are alive at once. Nothing of it
  * must be disposed; `out` is the caller's.
  */
-export interface LowLatencyDispatchResult {
+export interface LowLatencyDispatchResult<D extends 'fp8' | 'bf16' = 'fp8' | 'bf16'> {
   /**
    * 'expert-major': [experts of this rank, C, H], of each expert the rows of source ranks in order, tokens in order.
    * 'rank-major': [ranks, M, H], the tokens of each source rank in order. What lies behind the rows is undefined.
    */
-  readonly recvX: LowLatencyRows;
+  readonly recvX: LowLatencyRows<D>;
   /** i32 [experts of this rank]: rows of each expert; in 'rank-major' i32 [ranks]: rows of each source rank. */
   readonly recvCount: Tensor<'i32'>;
   /** i32 [experts of this rank]: rows that found no place; absent in 'rank-major', where all do. */
@@ -40,10 +42,10 @@ export interface LowLatencyDispatchResult {
   readonly handle: LowLatencyHandle;
 }
 
-/** Of a dispatch with returnRecvHook: its rows are on their way, and nothing works on it until the hook is called. */
-export interface PendingDispatch {
+/** A dispatch with returnRecvHook, whose rows are on their way; nothing works on it until the hook is called. */
+export interface PendingDispatch<D extends 'fp8' | 'bf16' = 'fp8' | 'bf16'> {
   /** To be called once. Waits for the rows of all ranks; its own deadline begins now. */
-  readonly hook: (options?: WaitOptions) => Promise<LowLatencyDispatchResult>;
+  readonly hook: (options?: WaitOptions) => Promise<LowLatencyDispatchResult<D>>;
 }
 
 /** What a combine returns. */

@@ -4,6 +4,7 @@ import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { median } from '../../core/quantile.ts';
 import { type ScaledRows, Tensor } from '../../device/tensor.ts';
 import { EpBuffer } from '../../ep/buffer/ep-buffer.ts';
+import type { RowsLike } from '../../ep/buffer/call-arguments.ts';
 import type { DispatchResult } from '../../ep/buffer/engine.ts';
 import type { CombinePrecision } from '../../ep/across-hosts/network-size.ts';
 import { EPAll2AllLayer } from '../../ep/layer/ep-all2all-layer.ts';
@@ -187,6 +188,8 @@ function routePhase({ route }: BlockShare): readonly MoePhase[] {
 
 // A MoE block through EpBuffer: a token travels once to each rank that holds one of its experts.
 
+type ReceivedTokens = DispatchResult<RowsLike, Tensor<'i64'>, Tensor<'f32'>>;
+
 /** Collective, like every phase that it returns. */
 async function createBufferForward(options: ForwardOptions): Promise<MoeForward> {
   const { world, device, engine, block, share, dtype, combinePrecision } = options;
@@ -200,8 +203,8 @@ async function createBufferForward(options: ForwardOptions): Promise<MoeForward>
   });
   const fp8 = dtype === 'fp8' ? emptyScaledRows(device, x) : undefined;
   const output = device.empty('bf16', x.shape);
-  let received: DispatchResult | undefined;
-  const arrived = (): DispatchResult => {
+  let received: ReceivedTokens | undefined;
+  const arrived = (): ReceivedTokens => {
     if (received === undefined) throw new WeftlineError('WL_INTERNAL', 'A phase ran before dispatch');
     return received;
   };
@@ -227,8 +230,6 @@ async function createBufferForward(options: ForwardOptions): Promise<MoeForward>
     name: 'experts',
     run() {
       const { recvX, recvTopkIdx, recvTopkWeights, numRecvTokensPerExpert: rowsPerExpert, handle } = arrived();
-      if (!recvTopkIdx || !recvTopkWeights)
-        throw new WeftlineError('WL_INTERNAL', 'Rows arrived without their choices');
       const out = buffer.combineInput(handle);
       const rows = recvX instanceof Tensor ? recvX : out;
       const input = { x: rows, topkIdx: recvTopkIdx, topkWeights: recvTopkWeights, rowsPerExpert };
@@ -272,6 +273,8 @@ function emptyScaledRows(device: MoeDevice, { shape: [tokens = 0, hidden = 0] }:
 
 // A MoE block through EPAll2AllLayer: a token arrives once for each of its experts, the rows of an expert together.
 
+type ReceivedRows = LayerDispatchResult<'bf16', Tensor<'f32'>>;
+
 /** Collective, like every phase that it returns. */
 async function createAllToAllForward(options: ForwardOptions): Promise<MoeForward> {
   const { world, device, block, share, dtype, combinePrecision } = options;
@@ -286,8 +289,8 @@ async function createAllToAllForward(options: ForwardOptions): Promise<MoeForwar
     combinePrecision,
   });
   const output = device.empty('bf16', x.shape);
-  let received: LayerDispatchResult | undefined;
-  const arrived = (): LayerDispatchResult => {
+  let received: ReceivedRows | undefined;
+  const arrived = (): ReceivedRows => {
     if (received === undefined) throw new WeftlineError('WL_INTERNAL', 'A phase ran before dispatch');
     return received;
   };
@@ -304,9 +307,7 @@ async function createAllToAllForward(options: ForwardOptions): Promise<MoeForwar
     name: 'experts',
     run() {
       const { recvX, recvTopkWeights: weights, handle } = arrived();
-      const rowsPerExpert = handle.numRecvTokensPerExpert;
-      if (weights?.dtype !== 'f32') throw new WeftlineError('WL_INTERNAL', 'Rows arrived without their weights');
-      const input = { x: recvX, rowsPerExpert, weights: weights as Tensor<'f32'> };
+      const input = { x: recvX, rowsPerExpert: handle.numRecvTokensPerExpert, weights };
       experts.forwardExperts(input, layer.combineInput(handle));
     },
   };

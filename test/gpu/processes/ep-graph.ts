@@ -204,10 +204,10 @@ async function withGraph(
   const inputs = makeInputs(world, device, { shape: small, next: random(world.rank + 1) });
   await inputs.refill();
   await using buffer = await buffers.create(small);
-  const { x, topkIdx } = inputs;
+  const { rows: x, topkIdx } = inputs;
   using graph = await device.capture(async () => {
     const { recvX, handle } = await buffer.dispatch({ x, topkIdx, numWorstTokens, timeoutMs: 2_000 });
-    await buffer.combine({ x: recvX as never, handle, timeoutMs: 2_000 });
+    await buffer.combine({ x: recvX, handle, timeoutMs: 2_000 });
   });
   // Awaited here: a promise that is handed on outlives the graph and the buffer.
   return await use(graph, inputs);

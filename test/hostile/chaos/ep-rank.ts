@@ -47,8 +47,8 @@ async function run(): Promise<void> {
     const hash = createHash('sha256');
     const add = async (tensor: Tensor): Promise<void> => void hash.update(await tensor.toHost());
     const { recvX, handle } = await buffer.dispatch({ x, topkIdx });
-    await add(recvX as Tensor);
-    const { combinedX } = await buffer.combine({ x: recvX as Tensor<'bf16'>, handle });
+    await add(recvX);
+    const { combinedX } = await buffer.combine({ x: recvX, handle });
     await add(combinedX);
     handle.dispose();
     combinedX.dispose();

@@ -42,7 +42,7 @@ for (let round = 0; round < 2; round++) {
   for (const [local, count] of handle.numRecvTokensPerExpert.entries()) {
     const expert = world.rank * layer.config.numExpertsPerRank + local;
     for (const end = row + count; row < end; row++) {
-      const factor = (1 + (expert % 2)) * weights!.view()[row]!;
+      const factor = (1 + (expert % 2)) * weights.view()[row]!;
       const of = rows.subarray(row * hidden, (row + 1) * hidden);
       of.set(of.map((bits) => toBf16(fromBf16(bits) * factor)));
     }

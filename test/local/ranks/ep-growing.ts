@@ -39,7 +39,7 @@ for (let call = 0; call < calls; call++) {
   grow(2 * call);
   const { recvX, handle } = await buffer.dispatch({ x, topkIdx });
   grow(2 * call + 1);
-  await isTwo((await buffer.combine({ x: recvX as Tensor<'bf16'>, handle })).combinedX);
+  await isTwo((await buffer.combine({ x: recvX, handle })).combinedX);
   handle.dispose();
   grow(2 * call);
   const { recvX: output, handle: rows } = await layer.dispatch({ x, topkIdx });

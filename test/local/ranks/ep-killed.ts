@@ -1,7 +1,7 @@
 // One rank of a group on several hosts kills itself at some point of a call; the others print how they were told.
 // Arguments: "buffer" or "layer", the call, the point in it, the rank, and the time of the call. The point is "begin", or
 // a kernel and the how many-th use of it, as "gatherSum 2"; a rank that does not come there says "not reached".
-import type { CpuDevice, Tensor } from 'weftline';
+import type { CpuDevice } from 'weftline';
 import { EPAll2AllLayer, EpBuffer } from 'weftline/ep';
 import { join } from 'weftline/world';
 import { openTestDevice, testGroup } from '../support/test-device.ts';
@@ -47,8 +47,7 @@ interface Calls {
 async function openBuffer(): Promise<Calls> {
   const config = { maxTokensPerRank: tokens, hidden, numExperts: group.size, maxTopk: topk };
   const buffer = await EpBuffer.create(group, device, config);
-  const { handle, recvTopkWeights } = await buffer.dispatch({ x, topkIdx, topkWeights });
-  const weights = recvTopkWeights as Tensor<'f32'>;
+  const { handle, recvTopkWeights: weights } = await buffer.dispatch({ x, topkIdx, topkWeights });
   return {
     calls: {
       dispatch: () => buffer.dispatch({ x, topkIdx, topkWeights, timeoutMs }),

@@ -1,7 +1,7 @@
 // Rows that cross in many chunks per channel: every rank checks each row that came, and each sum, several times in a row.
 // Arguments: tokens of the first rank (others have fewer), hidden, rounds.
 import assert from 'node:assert/strict';
-import { fromBf16, type Tensor, toBf16 } from 'weftline';
+import { fromBf16, toBf16 } from 'weftline';
 import { EpBuffer } from 'weftline/ep';
 import { join } from 'weftline/world';
 import { testGroup, openTestDevice } from '../support/test-device.ts';
@@ -67,10 +67,10 @@ for (let round = 0; round < rounds; round++) {
       ranksOf(choices).has(group.rank) ? [valueOf(rank, token, round)] : [],
     ),
   ).flat();
-  requireRows(await (recvX as Tensor<'bf16'>).toHost(), expected, `round ${round}, dispatch`);
+  requireRows(await recvX.toHost(), expected, `round ${round}, dispatch`);
   const again = await buffer.dispatch({ x, handle });
-  requireRows(await (again.recvX as Tensor<'bf16'>).toHost(), expected, `round ${round}, cached dispatch`);
-  const { combinedX } = await buffer.combine({ x: recvX as Tensor<'bf16'>, handle });
+  requireRows(await again.recvX.toHost(), expected, `round ${round}, cached dispatch`);
+  const { combinedX } = await buffer.combine({ x: recvX, handle });
   const sums = mine.map((choices, token) => ranksOf(choices).size * valueOf(group.rank, token, round));
   requireRows(await combinedX.toHost(), sums, `round ${round}, combine`);
   for (const one of [x, topkIdx, handle, combinedX]) one.dispose();

@@ -32,9 +32,8 @@ function ranksOf(choices: readonly number[]): number {
 }
 
 async function useBuffer(buffer: EpBuffer): Promise<void> {
-  const { recvX, handle, event: sent } = await buffer.dispatch({ x, topkIdx, asyncFinish: true });
+  const { recvX: rows, handle, event: sent } = await buffer.dispatch({ x, topkIdx, asyncFinish: true });
   const previous = sent && { previousEvent: sent };
-  const rows = recvX as Tensor<'bf16'>;
   const { combinedX, event } = await buffer.combine({ x: rows, handle, asyncFinish: true, ...previous });
   await event?.wait();
   await checkSums(combinedX, ranksOf);

@@ -1,6 +1,6 @@
 // Ranks whose experts move between them. Argument: "traffic", "refusals", or "killed" with the rank and the point of its death.
 import assert from 'node:assert/strict';
-import { CpuDevice, fromBf16, toBf16, type Tensor, WeftlineError } from 'weftline';
+import { CpuDevice, fromBf16, toBf16, WeftlineError } from 'weftline';
 import { EpBuffer } from 'weftline/ep';
 import {
   type ExpertPlan,
@@ -87,8 +87,8 @@ async function traffic(): Promise<void> {
     chosen.addChoices(layer, choices);
     received.addReceived(layer, numRecvTokensPerExpert, placement);
     const y = buffer.combineInput(handle);
-    const local = (recvTopkIdx as Tensor<'i32'>).view();
-    const rows = (recvX as Tensor<'bf16'>).view();
+    const local = recvTopkIdx.view();
+    const rows = recvX.view();
     y.view().set(
       rows.map((bits, at) => {
         let factor = 0;

@@ -16,8 +16,8 @@ const [tokens, hidden, topk] = [150, 1288, 6] as const;
 
 export interface LowLatencyShapes {
   config(mode: LowLatencyMode): LowLatencyConfig;
-  dispatchArgs(mode: LowLatencyMode): LowLatencyDispatchArguments;
-  combineArgs(mode: LowLatencyMode, result: LowLatencyDispatchResult): LowLatencyCombineArguments;
+  dispatchArgs(mode: LowLatencyMode): LowLatencyDispatchArguments & { readonly dtype: 'bf16' };
+  combineArgs(mode: LowLatencyMode, result: LowLatencyDispatchResult<'bf16'>): LowLatencyCombineArguments;
   /** Other rows, choices and weights in the same tensors. */
   refill(): Promise<void>;
 }
@@ -55,7 +55,7 @@ export async function makeShapes(group: RankGroup, device: EpDevice, next: () =>
       return { x, topkIdx, ...(mode !== 'choices' && { topkWeights }), dtype: 'bf16' };
     },
     combineArgs(mode, { recvX, handle }) {
-      const rows = mode === 'rank-major' ? y : (recvX as Tensor<'bf16'>);
+      const rows = mode === 'rank-major' ? y : recvX;
       return { x: rows, handle, ...(mode === 'choices' && { topkWeights }) };
     },
   };

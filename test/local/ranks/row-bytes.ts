@@ -3,7 +3,6 @@
 import { EPAll2AllLayer, EpBuffer, EpLowLatency } from 'weftline/ep';
 import { readMetrics } from 'weftline/metrics';
 import { join } from 'weftline/world';
-import type { Tensor } from 'weftline';
 import { openTestDevice } from '../support/test-device.ts';
 
 const [tokens, hidden, topk, experts] = [3, 64, 2, 4];
@@ -24,7 +23,7 @@ async function lowLatencyCalls(): Promise<void> {
   await using ll = await EpLowLatency.create(world, device, { ...config, overflow: 'drop' });
   const weights = await device.tensor('f32', [tokens, topk], new Float32Array(tokens * topk).fill(1));
   const { recvX, handle } = await ll.dispatch({ x, topkIdx: choices, topkWeights: weights, dtype: 'bf16' });
-  const { combinedX } = await ll.combine({ x: recvX as Tensor<'bf16'>, handle });
+  const { combinedX } = await ll.combine({ x: recvX, handle });
   await combinedX.toHost();
   await ll.barrier();
 }
@@ -33,7 +32,7 @@ async function bufferCalls(): Promise<void> {
   const config = { maxTokensPerRank: tokens, hidden, numExperts: experts, maxTopk: topk };
   await using buffer = await EpBuffer.create(world, device, config);
   const { recvX, handle } = await buffer.dispatch({ x, topkIdx: choices });
-  const { combinedX } = await buffer.combine({ x: recvX as Tensor<'bf16'>, handle });
+  const { combinedX } = await buffer.combine({ x: recvX, handle });
   await combinedX.toHost();
 }
 

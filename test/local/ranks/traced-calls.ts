@@ -26,8 +26,8 @@ async function bufferCalls(): Promise<void> {
   await using buffer = await EpBuffer.create(world, device, config);
   for (let call = 0; call < 3; call++) {
     const { recvX, handle } = await buffer.dispatch({ x, topkIdx });
-    await add(recvX as Tensor);
-    const { combinedX } = await buffer.combine({ x: recvX as Tensor<'bf16'>, handle });
+    await add(recvX);
+    const { combinedX } = await buffer.combine({ x: recvX, handle });
     await add(combinedX);
   }
 }

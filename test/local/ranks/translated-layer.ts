@@ -38,7 +38,7 @@ for (const enableLocalCombine of [false, true]) {
   );
   // In place of experts: each row times its weight.
   const received = await output.toHost();
-  const factors = await weights!.toHost();
+  const factors = await weights.toHost();
   await output.fromHost(received.map((bits, at) => toBf16(fromBf16(bits) * factors[Math.floor(at / hidden)]!)));
   const combined = await (await layer.combine({ input: output, epA2aLayoutDesc: layoutDesc })).toHost();
   assert.equal(combined.length, tokens * hidden);

@@ -1,5 +1,5 @@
 // What a rank does in the tests of groups: argv names the scenario; the last line printed is its result as JSON.
-import { CpuDevice, type Tensor, WeftlineError } from 'weftline';
+import { CpuDevice, WeftlineError } from 'weftline';
 import { Agent, loadPublished, publishMetadata, worldMetadataStore } from 'weftline/agent';
 import { EpBuffer } from 'weftline/ep';
 import { join, type RankGroup, type World } from 'weftline/world';
@@ -28,7 +28,7 @@ async function useBuffer(buffer: EpBuffer, device: CpuDevice): Promise<readonly 
   const topkIdx = await device.tensor('i32', [tokens, 2], Int32Array.from(ids));
   const x = await device.tensor('bf16', [tokens, hidden], new Uint16Array(tokens * hidden).fill(0x3f80));
   const { recvX, handle } = await buffer.dispatch({ x, topkIdx });
-  const { combinedX } = await buffer.combine({ x: recvX as Tensor<'bf16'>, handle });
+  const { combinedX } = await buffer.combine({ x: recvX, handle });
   const sum = combinedX.view()[0]!;
   const rows = handle.rows;
   for (const one of [topkIdx, x, handle, combinedX]) one.dispose();

@@ -134,7 +134,7 @@ export async function callBuffer(
   const first = await joined(device, shape, (how) => buffer.dispatch({ x, topkIdx, topkWeights, ...bound, ...how }));
   const { handle, recvTopkIdx, recvTopkWeights } = first;
   const sums = await joined(device, shape, (how) =>
-    buffer.combine({ x: expertRows(first, outputs), handle, topkWeights: recvTopkWeights!, ...how }),
+    buffer.combine({ x: expertRows(first, outputs), handle, topkWeights: recvTopkWeights, ...how }),
   );
   // The choices lie in the window, where the next call that brings choices would overwrite them.
   const cached = await joined(device, shape, (how) => buffer.dispatch({ x: again, handle, ...how }));
@@ -148,17 +148,17 @@ export async function callBuffer(
       const count = sources.filter((source) => source !== -1).length;
       return {
         sources: sources.slice(0, count),
-        choices: plain(await recvTopkIdx!.toHost()).slice(0, count * shape.topk),
-        weights: plain(await recvTopkWeights!.toHost()).slice(0, count * shape.topk),
+        choices: plain(await recvTopkIdx.toHost()).slice(0, count * shape.topk),
+        weights: plain(await recvTopkWeights.toHost()).slice(0, count * shape.topk),
         rows: plain(await dataOf(cached.recvX).toHost()).slice(0, count * shape.hidden),
         scales: scales === undefined ? [] : plain(await scales.toHost()).slice(0, count * scales.shape[1]!),
         combined: plain(await sums.combinedX.toHost()),
-        combinedWeights: plain(await sums.combinedTopkWeights!.toHost()),
+        combinedWeights: plain(await sums.combinedTopkWeights.toHost()),
         again: plain(await others.combinedX.toHost()),
       };
     },
     [Symbol.dispose]() {
-      for (const tensor of [handle, sums.combinedX, sums.combinedTopkWeights, others.combinedX]) tensor?.dispose();
+      for (const tensor of [handle, sums.combinedX, sums.combinedTopkWeights, others.combinedX]) tensor.dispose();
     },
   };
 }
@@ -202,7 +202,7 @@ export async function callLayer(
       const count = counts.reduce((sum, one) => sum + one, 0);
       return {
         counts,
-        weights: plain(await weights!.toHost()).slice(0, count),
+        weights: plain(await weights.toHost()).slice(0, count),
         firstRows: plain(await handle.skippedTokenMappingIndices.toHost()).slice(0, count),
         duplicates: plain(await handle.skippedTokenTopkMappingIndices.toHost()).slice(0, count * shape.topk),
         places: plain(await handle.tokenDstScatterIdx.toHost()),

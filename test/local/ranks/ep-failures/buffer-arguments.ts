@@ -15,10 +15,9 @@ export async function wrongBufferCalls(): Promise<Scenarios> {
   const disposed = await tokens(2);
   disposed.dispose();
   const elsewhere = await (await CpuDevice.create()).tensor('bf16', [2, 16], new Uint16Array(32));
-  const { handle, recvX } = await buffer.dispatch({ x, topkIdx });
+  const { handle, recvX: received } = await buffer.dispatch({ x, topkIdx });
   const gone = (await buffer.dispatch({ x, topkIdx })).handle;
   gone.dispose();
-  const received = recvX as Tensor<'bf16'>;
   const wide = await device.tensor('i64', [1, 2], BigInt64Array.from([4_294_967_296n, 0n]));
   const f32 = device.empty('f32', [2, 16]) as unknown as Tensor<'bf16'>;
   const one = await tokens(1);
@@ -40,7 +39,7 @@ export async function wrongBufferCalls(): Promise<Scenarios> {
     'x in the window': () => buffer.dispatch({ x: received, topkIdx }),
     'weights in the window': async () => {
       const { recvTopkWeights } = await buffer.dispatch({ x, topkIdx, topkWeights });
-      await buffer.dispatch({ x, topkIdx, ...(recvTopkWeights && { topkWeights: recvTopkWeights }) });
+      await buffer.dispatch({ x, topkIdx, topkWeights: recvTopkWeights });
     },
     'layout of other choices': () => buffer.dispatch({ x, topkIdx, layout: otherLayout }),
     'layout with wrong counts': () => buffer.dispatch({ x, layout: wrongLayout }),

@@ -14,7 +14,7 @@ export async function wrongLayerCalls(): Promise<Scenarios> {
   const topkWeights = await device.tensor('f32', [2, 2], new Float32Array(4));
   const layerWeights = async (): Promise<Tensor<'f32'>> => {
     const { recvTopkWeights: weights } = await layer.dispatch({ x, topkIdx, topkWeights });
-    return (weights as Tensor<'f32'>).slice(0, 4).reshape([2, 2]);
+    return weights.slice(0, 4).reshape([2, 2]);
   };
   return {
     'layer experts': async () =>
