@@ -91,3 +91,15 @@ function resolveSpecifier(path: string, specifier: string): string {
   if (source.startsWith('#lib/')) return source.replace('#lib/', 'src/');
   return specifier;
 }
+
+const prosePattern = /\/\*[^]*?\*\/|\/\/[^\n]*|'(?:\\.|[^'\\\n])*'|"(?:\\.|[^"\\\n])*"|`(?:\\.|[^`\\])*`/g;
+
+/** The comments and the texts of a source, in order. */
+export function proseOf(source: string): { readonly at: number; readonly text: string }[] {
+  return [...source.matchAll(prosePattern)].map((match) => ({ at: match.index, text: match[0] }));
+}
+
+/** The source with an empty text in place of each comment and each text. */
+export function withoutProse(source: string): string {
+  return source.replaceAll(prosePattern, "''");
+}

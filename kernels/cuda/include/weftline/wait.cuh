@@ -76,7 +76,7 @@ __device__ __forceinline__ bool waitIsOver(const WaitScope& scope, u32 polls, u6
   return (polls & 1023u) == 0 && loadRelaxedSystem(&scope.trap->abort) != 0;
 }
 
-__device__ __forceinline__ u32 expiryReason(const WaitScope& scope) {
+__device__ __forceinline__ u32 timeoutReason(const WaitScope& scope) {
   return loadRelaxedSystem(&scope.trap->abort) != 0 ? trapReasonAborted : trapReasonTimeout;
 }
 
@@ -98,7 +98,7 @@ __device__ __forceinline__ bool waitForEpoch(const Word* word, u32 expected, Wor
     if (epochReached(static_cast<u32>(*value), expected)) return true;
     if (waitIsOver(scope, polls, start)) break;
   }
-  recordTrap(scope, whom, expected, static_cast<u32>(*value), expiryReason(scope));
+  recordTrap(scope, whom, expected, static_cast<u32>(*value), timeoutReason(scope));
   return false;
 }
 
@@ -119,7 +119,7 @@ __device__ __forceinline__ bool waitForThreshold(const u64* counter, u64 thresho
     if (value >= threshold) return true;
     if (waitIsOver(scope, polls, start)) break;
   }
-  recordTrap(scope, whom, threshold, value, expiryReason(scope));
+  recordTrap(scope, whom, threshold, value, timeoutReason(scope));
   return false;
 }
 
@@ -133,7 +133,7 @@ __device__ __forceinline__ bool waitForChange(const u64* word, u64 empty, u64* v
     if (*value != empty) return true;
     if (waitIsOver(scope, polls, start)) break;
   }
-  recordTrap(scope, whom, empty, *value, expiryReason(scope));
+  recordTrap(scope, whom, empty, *value, timeoutReason(scope));
   return false;
 }
 

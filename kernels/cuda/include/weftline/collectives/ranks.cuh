@@ -39,7 +39,7 @@ __device__ inline void tellCollectiveFailure(const CollectiveRanks& all, u32 kin
 __device__ inline void failCollective(const CollectiveRanks& all, const WaitScope& scope, u32 kind, u32 culprit, u32 detail,
                                       u64 expected, u64 seen) {
   const WaitFor whom = {culprit, failureChannel(kind, all.rank, detail)};
-  const bool isAborted = kind == collectiveFailureExpired && expiryReason(scope) == trapReasonAborted;
+  const bool isAborted = kind == collectiveFailureExpired && timeoutReason(scope) == trapReasonAborted;
   const u32 reason = isAborted ? trapReasonAborted : trapReasonCallFailed;
   const bool isFirst = recordTrap(scope, whom, expected, seen, reason);
   // Why a host gives up its kernels, those of the other ranks find out by themselves.

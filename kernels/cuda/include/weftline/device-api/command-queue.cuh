@@ -45,7 +45,7 @@ __device__ __forceinline__ bool waitForRoom(DeviceQueue* queue, u32 number, u32 
         const u64 lateAt = *static_cast<volatile u64*>(&queue->lateAt);
         isLate = lateAt != 0 && globalTimer() - lateAt < scope.timeoutNs;
       }
-      if (isLate) recordTrap(scope, whom, needed, seen, expiryReason(scope));
+      if (isLate) recordTrap(scope, whom, needed, seen, timeoutReason(scope));
     }
     if (isLate && compareExchangeGpu(&queue->head, end, number) == end) return false;
   }

@@ -150,7 +150,7 @@ __device__ __forceinline__ bool waitDelivered(DeviceQueue* queue, const Opened& 
     const u32 head = *static_cast<volatile u32*>(&queue->head);
     if (!epochReached(head, count)) count = head;
     if (waitIsOver(scope, polls + 1, start)) {
-      recordTrap(scope, whom, count, seen, expiryReason(scope));
+      recordTrap(scope, whom, count, seen, timeoutReason(scope));
       return false;
     }
   }

@@ -103,7 +103,7 @@ __device__ __forceinline__ bool wait(const void* counter, u64 value, Waits waits
         seen = loadAcquireSystem(word);
         if (seen < value && waitIsOver(scope, polls, start)) hasCome = false;
       }
-      if (!hasCome) recordTrap(scope, {trapAnyPeer, channel}, value, seen, expiryReason(scope));
+      if (!hasCome) recordTrap(scope, {trapAnyPeer, channel}, value, seen, timeoutReason(scope));
     }
   }
   return Group<level>::agree(hasCome);

@@ -67,7 +67,7 @@ __device__ __forceinline__ bool arrivesWhole(const WaitScope& scope, WaitFor who
   if (Group<level>::callers() == allLanes) return true;
   const u32 lanes = awaitLanes(scope);
   if (lanes == allLanes) return true;
-  const u32 reason = expiryReason(scope);
+  const u32 reason = timeoutReason(scope);
   recordTrap(scope, whom, allLanes, lanes, reason == trapReasonAborted ? reason : trapReasonMissingLanes);
   return false;
 }

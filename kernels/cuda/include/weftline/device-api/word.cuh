@@ -49,7 +49,7 @@ __device__ __forceinline__ bool waitWord(const void* cell, u64 epoch, u64& value
         loadRelaxedSystem(cell, value, seen);
         if (seen < epoch && waitIsOver(scope, polls, start)) hasCome = false;
       }
-      if (!hasCome) recordTrap(scope, {trapAnyPeer, channel}, epoch, seen, expiryReason(scope));
+      if (!hasCome) recordTrap(scope, {trapAnyPeer, channel}, epoch, seen, timeoutReason(scope));
     }
   }
   value = Group<level>::broadcast(value);

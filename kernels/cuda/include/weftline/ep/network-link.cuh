@@ -124,7 +124,7 @@ __device__ __forceinline__ bool waitForCell(const EpNetwork& network, u32 peer, 
     }
     if (waitIsOver(scope, polls, start)) break;
   }
-  recordTrap(scope, waitForPeer(peer, what), what.expected, what.seen, expiryReason(scope));
+  recordTrap(scope, waitForPeer(peer, what), what.expected, what.seen, timeoutReason(scope));
   return false;
 }
 

@@ -106,7 +106,7 @@ __device__ __noinline__ void tellWhyPeerFailed(const LowLatencyFlags* flags, Wai
 
 // The deadline of a wait is over.
 __device__ __noinline__ void giveUpWait(LowLatencyRanks all, u32 expected, u32 seen, WaitScope scope, WaitFor whom) {
-  if (recordTrap(scope, whom, expected, seen, expiryReason(scope))) tellFailure(all, {lowLatencyFailureGaveUp, 0, 0, 0});
+  if (recordTrap(scope, whom, expected, seen, timeoutReason(scope))) tellFailure(all, {lowLatencyFailureGaveUp, 0, 0, 0});
 }
 
 // What a peer counts, and why it can go no further, if it cannot.
