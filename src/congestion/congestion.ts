@@ -177,7 +177,7 @@ interface TimelyOptions {
   readonly minRate: number;
 }
 
-/** Of a new difference of round trips in their average. */
+/** The share of a new difference of round trips in their average. */
 const GAIN = 0.125;
 /** Shortest round-trip time that counts. */
 const MIN_RTT = 2;

@@ -92,7 +92,7 @@ function channelOf(name: string): TracingChannel<unknown, object> {
   return made;
 }
 
-/** Of a call that is no promise: tells its begin. endChannelCall() must follow. */
+/** Tells the begin of a call that is no promise. endChannelCall() must follow. */
 export function beginChannelCall(channel: TracingChannel<unknown, object>, context: object): void {
   channel.start.publish(context);
   channel.end.publish(context);

@@ -54,7 +54,7 @@ export interface CallWait {
   /** Ends the wait early; it then rejects with the signal's reason. */
   readonly signal?: AbortSignal | undefined;
   /**
-   * Of the call that this is a stage of, in place of `timeoutMs`; without one, the stage is a call of its own.
+   * Deadline of the call that this is a stage of, in place of `timeoutMs`; without one, the stage is a call of its own.
    * @internal
    */
   readonly deadline?: Deadline | undefined;

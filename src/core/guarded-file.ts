@@ -27,7 +27,7 @@ import { WeftlineError } from './errors.ts';
 import { printable } from './quote.ts';
 
 /**
- * Whose a file may be:
+ * The owners that a file may have:
  * - `anyone`: it is looked at only;
  * - `folder`: this user's, root's, or that of whom its folder belongs to, who decides what lies there;
  * - `user`: this user's or root's, and nobody else may write to it: what it says is trusted, or run;
@@ -39,7 +39,7 @@ interface FileRule {
   readonly owner: FileOwner;
   /** O_RDONLY, if nothing is given. */
   readonly flags?: number;
-  /** Of a file that the flags let be made. */
+  /** The mode of a file that the flags let be made. */
   readonly mode?: number;
 }
 
@@ -214,7 +214,7 @@ function whyNot(path: string, facts: Ownership, owner: FileOwner): string | unde
   return `has mode ${mode}: others may write to it (chmod go-w)`;
 }
 
-/** Of systems without user ids nothing can be said. */
+/** The file's own user on systems without user ids, of which nothing can be said. */
 function ownUid({ uid }: Ownership): number {
   return process.geteuid?.() ?? uid;
 }

@@ -10,7 +10,7 @@ const parts = ['agent', 'device', 'device-api', 'transport', 'world'] as const;
 type LogPart = (typeof parts)[number];
 
 const OFF = levels.indexOf('off');
-/** By part: the first level that is shown. */
+/** The first level that is shown, by part. */
 const shownFrom: Record<LogPart, number> = { agent: OFF, device: OFF, 'device-api': OFF, transport: OFF, world: OFF };
 
 /**

@@ -8,7 +8,7 @@ export function quantile(sorted: readonly number[], fraction: number): number {
   return below + (above - below) * (at - Math.floor(at));
 }
 
-/** Of at least one value, in any order. */
+/** The median of at least one value, in any order. */
 export function median(values: readonly number[]): number {
   return quantile(
     values.toSorted((a, b) => a - b),

@@ -196,7 +196,7 @@ export type CredentialKind = 'token' | 'user';
 
 export interface Credential {
   readonly kind: CredentialKind;
-  /** Of proofs. Never leaves the process. */
+  /** The key of proofs. It never leaves the process. */
   readonly key: Uint8Array;
 }
 
@@ -209,7 +209,7 @@ export interface Credentials {
 const KEY_BYTES = 32;
 const SALT = 'weftline';
 
-/** Those of a token; if it is empty, those of the user. `scope` keeps what one user runs apart, such as jobs. */
+/** Gives the credentials of a token, or if it is empty, of the user. `scope` keeps what one user runs apart, such as jobs. */
 export function credentialsOf(token: string, scope = ''): Credentials {
   if (token === '') return { kind: 'user', read: () => userCredential(readUserSecret(), scope) };
   const credential = tokenCredential(token);

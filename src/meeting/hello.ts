@@ -8,7 +8,7 @@ import { protocolError } from './frames.ts';
 
 // The mutual proof that both ends hold the same key: HMAC-SHA256 over fresh numbers of both and all that they say.
 
-/** Of the hello itself; protocols count their own. */
+/** The version of the hello itself; protocols count their own. */
 const HELLO_VERSION = 1;
 const NONCE_BYTES = 32;
 

@@ -27,7 +27,7 @@ interface Stranger {
  * flood would push each of them out before its answer was read.
  */
 const GRACE_MS = 250;
-/** Of the open files that the process may have. */
+/** Callers take at most one in so many of the open files that the process may have. */
 const SHARE_OF_FILES = 4;
 
 /** Made once: a flood must not cost a stack trace per caller. Callers are dropped without a word, and honest ones try again. */

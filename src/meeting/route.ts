@@ -1,4 +1,4 @@
-// Which address of this host packets to another host come from: the one at which that host reaches this one.
+// Finds the address of this host from which packets to another host come: the one at which that host reaches this one.
 import { createSocket } from 'node:dgram';
 import { lookup } from 'node:dns/promises';
 import { networkInterfaces } from 'node:os';
@@ -81,7 +81,7 @@ export function requireAddress<T>(address: T): T {
   throw invalidArgument('address', address, 'a host and a port: { host, port }');
 }
 
-// Which addresses stay within this host. Without a token, nothing listens at or calls any other.
+// Tells which addresses stay within this host. Without a token, nothing listens at or calls any other.
 
 /** True for 127.0.0.0/8, ::1, and localhost, whose address is looked at once it is known. */
 export function isLoopback(host: string): boolean {

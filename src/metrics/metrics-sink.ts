@@ -61,7 +61,7 @@ export const secondBounds: readonly number[] = Array.from({ length: 24 }, (_, at
 
 export class Histogram {
   readonly labels: readonly string[];
-  /** Of each bucket, not cumulative; the last is of what is above all bounds. */
+  /** Observations in each bucket, not cumulative; the last bucket is for what is above all bounds. */
   readonly buckets: Float64Array = new Float64Array(secondBounds.length + 1);
   readonly #total: Float64Array = new Float64Array(2);
 
@@ -186,7 +186,7 @@ export class MetricsSink implements TraceSink {
     return [...this.#transfers.values()].map(({ seconds, bytes }) => ({ labels: seconds.labels, bytes: bytes[0]! }));
   }
 
-  /** Of each object and call the last one, of those that have ended. */
+  /** The last call that has ended, for each object and kind of call. */
   lastCalls(): LastCall[] {
     return [...this.#calls.values()].flatMap((call) => {
       if (call === undefined || call.times[1] === 0) return [];

@@ -12,7 +12,7 @@ export type TelemetryAttributes = Readonly<Record<string, string | number | bool
 
 /** What is used of a Meter of @opentelemetry/api. */
 export interface TelemetryMeter {
-  /** Of times, in seconds. */
+  /** Makes a histogram of times, in seconds. */
   createHistogram(name: string, options?: object): { record(value: number, attributes?: TelemetryAttributes): void };
   /** Read when the meter collects. */
   createObservableCounter(name: string, options?: object): object;

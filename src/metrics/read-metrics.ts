@@ -15,7 +15,7 @@ import { type LastCall, MetricsSink, secondBounds } from './metrics-sink.ts';
 
 class Collected {
   readonly sink = new MetricsSink();
-  /** By world rank: seconds, and waits. */
+  /** Seconds and waits, by world rank. */
   readonly #waits = new Map<number, Float64Array>();
 
   /** A wait of so many milliseconds has ended, which began when these ranks were missing. */
@@ -64,7 +64,7 @@ export interface MetricSeries {
   readonly value?: number;
   readonly sum?: number;
   readonly count?: number;
-  /** Of a histogram: how many observations were at most as large as each of `bounds`; cumulative. */
+  /** How many observations of a histogram were at most as large as each of `bounds`; cumulative. */
   readonly buckets?: readonly number[];
 }
 
@@ -73,7 +73,7 @@ export interface MetricFamily {
   readonly name: MetricName;
   readonly kind: MetricKind;
   readonly help: string;
-  /** Of a histogram, upper bounds of its buckets in seconds, without that of infinity. */
+  /** Upper bounds of a histogram's buckets in seconds, without that of infinity. */
   readonly bounds?: readonly number[];
   readonly series: readonly MetricSeries[];
 }
@@ -83,7 +83,7 @@ export interface MetricsSnapshot {
   /** True if times of calls, phases, waits and transfers are collected; counters are kept always. */
   readonly isCollecting: boolean;
   readonly metrics: readonly MetricFamily[];
-  /** Of each collective object and call the last one that has ended; only while collecting. */
+  /** The last call that has ended, for each collective object and kind of call; only while collecting. */
   readonly lastCalls: readonly LastCall[];
 }
 
@@ -110,7 +110,7 @@ export async function readMetrics(): Promise<MetricsSnapshot> {
   };
 }
 
-/** Of equal labels counters and summaries are added up; of gauges the largest counts. */
+/** Adds up counters and summaries of equal labels; of gauges, the largest counts. */
 function merged(samples: readonly Sample[]): MetricSeries[] {
   const byLabels = new Map<string, { readonly sample: Sample; value: number; count: number }>();
   for (const sample of samples) {

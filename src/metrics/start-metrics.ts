@@ -7,7 +7,7 @@ import { quote } from '../core/quote.ts';
 import type { Settings } from '../settings/settings.ts';
 import { collect, readMetrics } from './read-metrics.ts';
 
-/** Of a rank of a job. */
+/** A rank of a job, whose metrics are served. */
 interface MeasuredRank {
   readonly rank: number;
   /** How many ranks of this machine are before it: its port is by so many higher. */
@@ -62,7 +62,7 @@ export function identityLabels(): Readonly<Record<string, string>> {
 /** Where the setting `metrics` says that metrics are served. */
 export interface MetricsAddress {
   readonly host: string;
-  /** Of the first rank of a machine; 0 for any. */
+  /** The port of the first rank of a machine; 0 for any. */
   readonly port: number;
 }
 

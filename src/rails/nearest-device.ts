@@ -1,4 +1,4 @@
-// Which of several devices, network interfaces or RDMA devices, is nearest to each GPU on the PCI bus.
+// Finds which of several devices, network interfaces or RDMA devices, is nearest to each GPU on the PCI bus.
 import type { FileProbe } from '../native/file-probe.ts';
 
 interface Nearest<T> {

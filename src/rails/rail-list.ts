@@ -85,7 +85,7 @@ function railOf({ name, addresses }: HostInterface): Rail {
   return { name, address: routed.find((each) => isIPv4(each)) ?? routed[0] ?? addresses[0]! };
 }
 
-/** Of 169.254.0.0/16, which a host gives itself where nobody else gave it an address. */
+/** True for 169.254.0.0/16: a host gives itself such an address where nobody else gave it one. */
 function isLinkLocal(address: string): boolean {
   return address.startsWith('169.254.');
 }

@@ -1,4 +1,4 @@
-// Which ports of which RDMA devices a process uses, under which address (GID), and why not the others.
+// Chooses which ports of which RDMA devices a process uses, under which address (GID), and says why not the others.
 import { WeftlineError } from '../core/errors.ts';
 import { quote } from '../core/quote.ts';
 import { type Settings, settingsTable } from '../settings/settings.ts';
@@ -19,7 +19,7 @@ export type RdmaSettings = Pick<
 
 /** A port that may be used. */
 export interface RdmaRail {
-  /** Of the device: mlx5_0. */
+  /** The device's name: mlx5_0. */
   readonly name: string;
   readonly port: number;
   readonly gid: RdmaGid;

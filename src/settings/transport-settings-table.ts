@@ -1,7 +1,7 @@
 // The knobs of the transport.
 import { congestionNames, congestionSummary } from '../congestion/congestion.ts';
 
-/** Of devices, ports, addresses and queue pairs. */
+/** Settings of devices, ports, addresses and queue pairs. */
 export const rdmaSettingsTable = {
   rdmaDevices: {
     kind: 'text',
@@ -68,7 +68,7 @@ export const rdmaSettingsTable = {
   },
 } as const satisfies Record<string, Setting>;
 
-/** Of sockets and threads. */
+/** Settings of sockets and threads. */
 const hostSettings = {
   transportIo: {
     kind: 'choice',
@@ -180,7 +180,7 @@ const hostSettings = {
   },
 } as const satisfies Record<string, Setting>;
 
-/** Of the protocol, whatever carries its packets. */
+/** Settings of the protocol, whatever carries its packets. */
 export const protocolSettingsTable = {
   transportCongestion: {
     kind: 'choice',
@@ -391,7 +391,7 @@ interface TextSetting {
   readonly env: string;
   readonly flag: string;
   readonly default: string;
-  /** Of texts that are wrong whatever this machine has; what it has is looked at where the setting is used. */
+  /** Refuses texts that are wrong whatever this machine has; what it has is looked at where the setting is used. */
   readonly pattern?: { readonly of: RegExp; readonly expected: string };
   readonly sentence: string;
 }

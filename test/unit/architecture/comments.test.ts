@@ -6,7 +6,7 @@ import test from 'node:test';
 import { listFiles, proseOf, root } from './source-tree.ts';
 
 /** Folders whose comments are held to this. */
-const folders = ['src/congestion', 'src/rails'];
+const folders = ['core', 'congestion', 'settings', 'metrics', 'meeting', 'rails'].map((folder) => `src/${folder}`);
 const endings = ['.ts', '.mjs', '.cu', '.cuh'];
 
 /** Words with which a fragment begins: "Of the peer's ring: bytes so far", "By rank: its host", "Which of them". */
