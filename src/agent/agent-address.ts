@@ -42,7 +42,7 @@ async function addressInWorld(): Promise<string> {
   if (size === 1 || isLoopback(host)) return DEFAULT_HOST;
   try {
     const towards = await addressTowards(host);
-    // Its own name may be a loopback address, also where other hosts have ranks.
+    // The host's own name may be a loopback address, also where other hosts have ranks.
     return isLoopback(towards) ? (reachedAddress() ?? towards) : towards;
   } catch (cause) {
     const reason = cause instanceof Error ? cause.message : String(cause);
@@ -54,7 +54,7 @@ async function addressInWorld(): Promise<string> {
   }
 }
 
-/** For an agent, wrong variables of a job mean that there is no job; join() reports them. */
+/** Wrong variables of a job mean that there is no job for an agent; join() reports them. */
 function jobOfProcess(): { readonly size: number; readonly host: string } {
   try {
     return readEnvironment();
@@ -79,7 +79,7 @@ function notOfThisHost(host: unknown): WeftlineError {
   return invalidArgument('host', host, `a numeric address of this host that peers reach, such as ${examples}`);
 }
 
-/** Where a peer listens, and `networkIdentity()` there. */
+/** The address at which a peer listens, and `networkIdentity()` there. */
 interface PublishedAddress {
   readonly host: string;
   readonly network: string;

@@ -48,11 +48,11 @@ export const loadOptionNames: OptionNames<LoadOptions> = { ...waitOptionNames, h
 
 /** What localMetadata() tells. */
 export interface MetadataOptions {
-  /** Only these; the peer keeps what it knows of others. */
+  /** The regions to tell of; the peer keeps what it knows of others. */
   readonly regions?: readonly Registration[];
   /** Deregistered memory that the peer should forget. Whole metadata, which list all memory there is, do not need it. */
   readonly withdrawn?: readonly Registration[];
-  /** Without what peers need to connect, for a peer that knows it. True by default. */
+  /** False leaves out what peers need to connect, for a peer that knows it. True by default. */
   readonly connections?: boolean;
 }
 
@@ -81,7 +81,7 @@ export const prepareOptionNames: OptionNames<PrepareOptions> = {
   merge: true,
 };
 
-/** Which backend to take, and how long to wait for it. */
+/** The backend to take, and how long to wait for it. */
 export interface PeerOptions extends CallWait {
   readonly backend?: BackendName | undefined;
 }

@@ -40,13 +40,18 @@ import {
   type NotificationFilter,
   Notifications,
 } from './notifications.ts';
-import { type BackendVerdict, memoryOf, PeerLinks } from './peer-links.ts';
+import { type BackendVerdict, PeerLinks } from './peer-links.ts';
 import { areOpen, type RegisterOptions, type Registrable, type Registration, Registrations } from './registration.ts';
 import { RemoteAgents, type RemoteMemory } from './remote-agent.ts';
 import { checkOperation, Transfer } from './transfer.ts';
 import { type Awaited, Waiter } from './waiting.ts';
 
 const nextOptionNames: OptionNames<NotificationFilter & WaitOptions> = { ...waitOptionNames, from: true };
+
+/** An agent polls at least this often between waits, for events that no backend rings for. */
+const PUMP_MS = 1000;
+/** An agent polls at most this often between waits where backends must be polled. */
+const LAZY_PUMP_MS = 20;
 
 /**
  * All calls belong to the thread that created it. Calls that wait fail with WL_TIMEOUT, naming agent, peer and backend, and
@@ -67,7 +72,6 @@ export class Agent implements AsyncDisposable {
   readonly #registrations: Registrations;
   readonly #remotes = new RemoteAgents((peer, wait) => this.#links.answer(peer, wait));
   readonly #links: PeerLinks;
-  /** Those that are under way. */
   readonly #underWay: Transfer[] = [];
   readonly #closers = new Set<() => Promise<void>>();
   #nextNumber = 1;
@@ -84,7 +88,7 @@ export class Agent implements AsyncDisposable {
     checkOptions(options, agentOptionNames, 'options of Agent.create');
     const settings = readSettings(options.settings);
     startTracing(settings);
-    // Of a rank join() has started them.
+    // join() has started them in a rank.
     if (settings.metrics !== '' && !isRank()) await startMetrics(settings);
     const incarnation = randomBytes(8).toString('hex');
     const token = readToken(options.token);
@@ -136,20 +140,12 @@ export class Agent implements AsyncDisposable {
       timeoutMs: settings.timeoutMs,
       spinUs: settings.agentSpinUs,
       poll: () => this.poll(),
-      help: () => set.help(),
-      prefersPolling: () => set.prefersPolling,
-      prepareSleep: () => set.prepareSleep(),
-      nap: (milliseconds) => set.nap(milliseconds),
+      set,
     });
-    void pump({
-      wake,
-      isClosing: () => this.#closing !== undefined,
-      poll: () => this.poll(),
-      prepareSleep: () => set.prepareSleep(),
-    });
+    void this.#pump();
   }
 
-  /** Those that work here, in the order of preference. */
+  /** The backends that work here, in the order of preference. */
   get backends(): readonly BackendName[] {
     return this.#set.backends.map(({ name }) => name);
   }
@@ -226,7 +222,7 @@ export class Agent implements AsyncDisposable {
     return this.#remotes.get(peer, this.name).memory;
   }
 
-  /** Which backends can reach the peer, and why not the others; with descriptors, which can carry them. */
+  /** Tells which backends can reach the peer, and why not the others; with descriptors, which can carry them. */
   explain(peer: string, lists?: Pick<PrepareOptions, 'local' | 'remote'>): readonly BackendVerdict[] {
     return this.#links.explain(this.#remotes.get(peer, this.name), lists);
   }
@@ -254,12 +250,11 @@ export class Agent implements AsyncDisposable {
     checkOperation(operation);
     const peer = this.#remotes.get(options.peer, this.name);
     const planned = this.#links.plan(peer, { local, remote }, merge);
-    const memory = memoryOf(planned);
     const wait = this.#links.waitOf(options);
-    const { backend, link } = await this.#links.linkFor(peer, { ...wait, backend: options.backend }, memory);
-    const remotes = await Promise.all(memory.remote.map(({ number }) => peer.region(backend, number, wait)));
+    const { backend, link } = await this.#links.linkFor(peer, { ...wait, backend: options.backend }, planned);
+    const remotes = await Promise.all(planned.remotes.map(({ number }) => peer.region(backend, number, wait)));
     const { parts } = planned;
-    const locals = memory.local.map((registration) => registration.regionBy(backend.name));
+    const locals = planned.locals.map((registration) => registration.regionBy(backend.name));
     return new Transfer({
       number: this.#nextNumber++,
       agent: this.name,
@@ -273,7 +268,7 @@ export class Agent implements AsyncDisposable {
       parts: parts.count,
       waiter: this.#waiter,
       onPost: (posted) => this.#underWay.push(posted),
-      isLocalOpen: () => areOpen(memory.local),
+      isLocalOpen: () => areOpen(planned.locals),
     });
   }
 
@@ -384,6 +379,24 @@ export class Agent implements AsyncDisposable {
     }
   }
 
+  /** Takes in what peers send between waits, because their senders wait for it, until the agent closes or its backends fail. */
+  async #pump(): Promise<void> {
+    while (this.#closing === undefined) {
+      const { seen } = this.#wake;
+      let hasNews: boolean;
+      try {
+        hasNews = this.poll();
+      } catch {
+        // The next poll or wait throws the error.
+        return;
+      }
+      const pause = hasNews ? 0 : this.#set.prepareSleep();
+      if (hasNews) await new Promise((resolve) => setImmediate(resolve));
+      else if (pause >= LAZY_PUMP_MS) await this.#wake.sleep(seen, Math.min(pause, PUMP_MS));
+      else await new Promise((resolve) => setTimeout(resolve, LAZY_PUMP_MS).unref());
+    }
+  }
+
   #checkOpen(): void {
     if (this.#closing !== undefined) throw this.#closed();
   }
@@ -393,7 +406,7 @@ export class Agent implements AsyncDisposable {
   }
 }
 
-/** Of agents' listeners and callers; outside of the object, so that printing an agent does not show them. */
+/** Credentials of agents' listeners and callers; outside of the object, so that printing an agent does not show them. */
 const credentialsByAgent = new WeakMap<Agent, Credentials>();
 
 export function credentialsOfAgent(agent: Agent): Credentials {
@@ -413,37 +426,4 @@ export function logRails(agent: string, { transportRails }: Settings): void {
 export function carrierAcrossHosts(agent: Pick<Agent, 'explain'>, peer: string): BackendName | undefined {
   const usable = agent.explain(peer).filter(({ isUsable }) => isUsable);
   return usable[0]?.backend === 'local' ? usable[1]?.backend : undefined;
-}
-
-// Between waits of an agent: takes in what peers send, because their senders wait for it.
-
-interface PumpOptions {
-  readonly wake: WakeWord;
-  readonly isClosing: () => boolean;
-  /** Looks at all backends. True if anything happened. */
-  readonly poll: () => boolean;
-  /** How long the agent may sleep before the next look, in ms; 0: not at all. */
-  readonly prepareSleep: () => number;
-}
-
-/** It polls at least this often, for events that no backend rings for; where backends must be polled, at most this often. */
-const PUMP_MS = 1000;
-const LAZY_PUMP_MS = 20;
-
-/** Returns when the agent closes or its backends fail. */
-async function pump({ wake, isClosing, poll, prepareSleep }: PumpOptions): Promise<void> {
-  while (!isClosing()) {
-    const { seen } = wake;
-    let hasNews: boolean;
-    try {
-      hasNews = poll();
-    } catch {
-      // The next poll or wait throws the error.
-      return;
-    }
-    const pause = hasNews ? 0 : prepareSleep();
-    if (hasNews) await new Promise((resolve) => setImmediate(resolve));
-    else if (pause >= LAZY_PUMP_MS) await wake.sleep(seen, Math.min(pause, PUMP_MS));
-    else await new Promise((resolve) => setTimeout(resolve, LAZY_PUMP_MS).unref());
-  }
 }

@@ -11,9 +11,9 @@ import {
 } from './backends/backend-table.ts';
 
 export class BackendSet {
-  /** In the order of preference. */
+  /** The backends that work here, in the order of preference. */
   readonly backends: readonly NamedBackend[];
-  /** Those that are not there, with the reason. */
+  /** The backends that are not there, with the reason. */
   readonly missing: ReadonlyMap<BackendName, string>;
 
   /**

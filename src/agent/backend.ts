@@ -10,8 +10,10 @@ import type { SharedMemory } from '../windows/shared-memory.ts';
 
 // Memory as an agent registers it: where it lies, and how a process of the same host could map it.
 
-/** Whose memory it is: of the host, or of a GPU. */
-export type MemoryKind = 'host' | 'cuda';
+export type MemoryKind = (typeof memoryKinds)[number];
+
+/** Kinds of memory, in the order of their numbers in descriptors and metadata. */
+export const memoryKinds = ['host', 'cuda'] as const;
 
 /** It stays where it is, and allocated, until it is deregistered. */
 export interface AgentMemory {
@@ -19,11 +21,11 @@ export interface AgentMemory {
   /** Native address of the first byte: of this process for 'host', a device pointer for 'cuda'. */
   readonly address: number;
   readonly bytes: number;
-  /** Of 'host': the bytes themselves. */
+  /** The bytes themselves, of 'host'. */
   readonly view: Uint8Array | undefined;
-  /** Of 'cuda': the device that owns it. */
+  /** The device that owns it, of 'cuda'. */
   readonly device: HostAccess | undefined;
-  /** Of what `agent.allocate` gave: the memory that other processes of this host can map, and where in it this begins. */
+  /** The memory that other processes of this host can map, and where in it this begins, if `agent.allocate` gave it. */
   readonly shared: { readonly memory: SharedMemory; readonly offset: number } | undefined;
 }
 
@@ -53,9 +55,9 @@ export interface BackendContext {
    * broke.
    */
   readonly wake: WakeWord;
-  /** For tests, which have no GPU: host memory is staged as memory of a device is. */
+  /** Host memory is staged as memory of a device is, for tests, which have no GPU. */
   readonly stagesHostMemory?: boolean;
-  /** To be called inside `poll` only. The bytes become the agent's; the peer is named as its own agent is. */
+  /** Called inside `poll` only. The bytes become the agent's; the peer is named as its own agent is. */
   readonly deliver: (peer: string, message: Uint8Array) => void;
   /**
    * Hot path. False while the unread notifications of that peer are at their limit: further messages of it stay with the
@@ -87,14 +89,14 @@ export interface RemoteRegionInfo {
 
 export interface ConnectOptions {
   readonly timeoutMs: number;
-  /** Of the call that needs the link, in place of `timeoutMs`. */
+  /** The deadline of the call that needs the link, in place of `timeoutMs`. */
   readonly deadline?: Deadline | undefined;
   readonly signal?: AbortSignal | undefined;
 }
 
 /** Agent's thread only. Nothing but `poll` and `post` is a hot path. */
 export interface Backend<Name extends string = string> {
-  /** As in the table of backends. */
+  /** The name in the table of backends. */
   readonly name: Name;
   /** What peers need to connect. Fixed once created. */
   readonly connectionInfo: Uint8Array;
@@ -249,7 +251,7 @@ export interface ChannelOptions {
   readonly lane?: number;
 }
 
-/** Where a put goes. The caller owns one such object, writes to it and hands it over again. */
+/** The place that a put goes to. The caller owns one such object, writes to it and hands it over again. */
 export interface PutPlace {
   local: BackendRegion;
   localOffset: number;
@@ -315,7 +317,7 @@ export interface BackendChannel {
   readonly needsCalls?: boolean;
   /** Why the channel ended. What was posted behind the operation that failed is not counted, and may have arrived. */
   readonly error: WeftlineError | undefined;
-  /** Of a channel that has failed: nothing that was posted on it reads memory of this side any more. Left out: so at once. */
+  /** True once nothing that was posted on a failed channel reads memory of this side any more. Left out: it is so at once. */
   readonly isQuiet?: boolean;
   close(): Promise<void>;
 }

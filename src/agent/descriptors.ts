@@ -2,16 +2,15 @@
 import { Block, defineLayout, getWide, setWide } from '../abi/layout.ts';
 import { checkOptions, isWhole, type OptionNames } from '../core/check-options.ts';
 import { invalidArgument, show, WeftlineError } from '../core/errors.ts';
-import type { MemoryKind } from './backend.ts';
-
-// A list of memory ranges as agents send it to each other: a head, then one descriptor per range.
+import { type MemoryKind, memoryKinds } from './backend.ts';
 
 /** "WLDL" */
 const DESCRIPTOR_LIST_MAGIC = 0x4c_44_4c_57;
 
+/** The head of a list as agents send it to each other; one descriptor per range follows. */
 const descriptorListHead = defineLayout('DescriptorListHead', {
   magic: 'u32',
-  /** 0 host, 1 cuda */
+  /** Index in memoryKinds. */
   kind: 'u32',
   count: 'u32',
   reserved: 'u32',
@@ -31,17 +30,15 @@ export interface Addressed {
 export interface BlockOptions {
   /** Bytes of one block. */
   readonly blockBytes: number;
-  /** From the start of one block to the next; `blockBytes` by default. */
+  /** Bytes from the start of one block to the next; `blockBytes` by default. */
   readonly stride?: number;
   /** Bytes before the first block; 0 by default. */
   readonly offset?: number;
-  /** As many as fit by default. */
+  /** The number of blocks; as many as fit by default. */
   readonly count?: number;
 }
 
 const blockOptionNames: OptionNames<BlockOptions> = { blockBytes: true, stride: true, offset: true, count: true };
-
-const kinds: readonly MemoryKind[] = ['host', 'cuda'];
 
 /**
  * What was expected, if these numbers are no range; undefined if they are one. Whole numbers up to 2^53, so that sums and differences of
@@ -59,7 +56,7 @@ export class DescriptorList {
   readonly kind: MemoryKind;
   readonly addresses: Float64Array;
   readonly lengths: Float64Array;
-  /** Of all entries. */
+  /** Bytes of all entries. */
   readonly bytes: number;
 
   /** A part of registered memory; all of it by default. */
@@ -125,7 +122,7 @@ export class DescriptorList {
     if (bytes.length < descriptorListHead.size) throw bad(`${bytes.length} bytes are too few`);
     const block = new Block(descriptorListHead, bytes.buffer, bytes.byteOffset);
     if (block.get('magic') !== DESCRIPTOR_LIST_MAGIC) throw bad('they do not begin as one');
-    const kind = kinds[block.get('kind')];
+    const kind = memoryKinds[block.get('kind')];
     if (kind === undefined) throw bad(`the kind of memory is ${block.get('kind')}`);
     const count = block.get('count');
     const expected = descriptorListHead.size + count * descriptor.size;
@@ -147,7 +144,7 @@ export class DescriptorList {
    * beyond 2^53, or if all of them together have more bytes than that.
    */
   constructor(kind: MemoryKind, addresses: Float64Array, lengths: Float64Array) {
-    if (!kinds.includes(kind)) throw invalidArgument('kind', kind, kinds.join(' or '));
+    if (!memoryKinds.includes(kind)) throw invalidArgument('kind', kind, memoryKinds.join(' or '));
     for (const [name, column] of [
       ['addresses', addresses],
       ['lengths', lengths],
@@ -189,12 +186,12 @@ export class DescriptorList {
     return DescriptorList.join([this, other]);
   }
 
-  /** To be sent to a peer. */
+  /** The list as bytes, to be sent to a peer. */
   encode(): Uint8Array {
     const bytes = new Uint8Array(descriptorListHead.size + this.length * descriptor.size);
     const block = new Block(descriptorListHead, bytes.buffer, 0);
     block.set('magic', DESCRIPTOR_LIST_MAGIC);
-    block.set('kind', kinds.indexOf(this.kind));
+    block.set('kind', memoryKinds.indexOf(this.kind));
     block.set('count', this.length);
     const view = new DataView(bytes.buffer);
     for (let index = 0; index < this.length; index++) {
@@ -221,7 +218,8 @@ export function requireList(name: string, list: unknown): void {
 
 function requireMemory(memory: unknown): void {
   const { kind, address, length }: Partial<Addressed> = typeof memory === 'object' && memory !== null ? memory : {};
-  if (kind !== undefined && kinds.includes(kind) && typeof address === 'number' && typeof length === 'number') return;
+  if (kind !== undefined && memoryKinds.includes(kind) && typeof address === 'number' && typeof length === 'number')
+    return;
   throw invalidArgument('memory', memory, 'what register() or allocate() returned, or remoteMemory() lists');
 }
 

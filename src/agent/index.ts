@@ -1,30 +1,27 @@
 // weftline/agent: register memory, tell peers of it, read, write and notify.
 export { Agent } from './agent.ts';
 export type { AgentOptions, LoadOptions, MetadataOptions, PeerOptions, PrepareOptions } from './agent-options.ts';
-export type { MemoryKind } from './backend.ts';
-export { MAX_NOTIFICATION_BYTES, type TransferOperation, type TransferState } from './backend.ts';
+export { MAX_NOTIFICATION_BYTES, type MemoryKind, type TransferOperation, type TransferState } from './backend.ts';
 export type { BackendName } from './backends/backend-table.ts';
-export type { BackendVerdict } from './peer-links.ts';
-export type { LinkRail } from './peer-links.ts';
+export type { BackendVerdict, LinkRail } from './peer-links.ts';
 export { type Addressed, type BlockOptions, DescriptorList } from './descriptors.ts';
 export type { Message, Notification, NotificationFilter } from './notifications.ts';
-export type { DeviceMemory, Registrable, Registration } from './registration.ts';
-export type { RegisterOptions } from './registration.ts';
+export type { DeviceMemory, RegisterOptions, Registrable, Registration } from './registration.ts';
 export type { RemoteMemory } from './remote-agent.ts';
 export type { Transfer, TransferTelemetry } from './transfer.ts';
 export { Endpoint, type EndpointOptions } from './endpoint/endpoint.ts';
-export type { EndpointConnection } from './endpoint/endpoint-connection.ts';
-export type { Operation } from './endpoint/endpoint-connection.ts';
+export type { EndpointConnection, Operation } from './endpoint/endpoint-connection.ts';
 export type { EndpointPart, EndpointParts } from './endpoint/mover.ts';
 export { etcdMetadataStore, type EtcdOptions } from './exchange/etcd-store.ts';
 export {
   exchangeMetadata,
   fetchMetadata,
   type ListenerAddress,
+  type ListenOptions,
+  MetadataListener,
   sendInvalidation,
   sendMetadata,
 } from './exchange/metadata-exchange.ts';
-export { type ListenOptions, MetadataListener } from './exchange/metadata-exchange.ts';
 export {
   loadPublished,
   type MetadataStore,

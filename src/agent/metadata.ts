@@ -4,7 +4,7 @@ import { Block, defineLayout, type Layout } from '../abi/layout.ts';
 import { copyOf } from '../core/bytes.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { isPrintable } from '../core/quote.ts';
-import type { MemoryKind } from './backend.ts';
+import { type MemoryKind, memoryKinds } from './backend.ts';
 import { type BackendName, backendNames } from './backends/backend-table.ts';
 
 // The bytes that agents exchange about themselves: a header, then fields of tag, length and value. Little endian.
@@ -21,7 +21,7 @@ export const metadataHeader = defineLayout(
     version: 'u16',
     /** 1 if every region of the agent is listed: the peer forgets those that are missing. */
     isWhole: 'u16',
-    /** Of everything, this header included. */
+    /** Bytes of everything, this header included. */
     bytes: 'u32',
     /** CRC-32 of what follows the header. */
     checksum: 'u32',
@@ -56,9 +56,9 @@ const metadataProcess = defineLayout('AgentProcess', { id: 'u32' }, 4);
 const metadataRegion = defineLayout(
   'AgentRegion',
   {
-    /** Of the agent; never used for another region. */
+    /** The region's number at its agent; never used for another region. */
     number: 'u32',
-    /** 0 host, 1 cuda */
+    /** Index in memoryKinds. */
     kind: 'u32',
     address: 'u64',
     bytes: 'u64',
@@ -90,7 +90,6 @@ export interface AgentMetadata {
   readonly withdrawn: readonly number[];
 }
 
-const kinds: readonly MemoryKind[] = ['host', 'cuda'];
 const MAX_NAME_BYTES = 255;
 
 export function encodeMetadata(metadata: AgentMetadata): Uint8Array {
@@ -151,7 +150,7 @@ export function checkAgentName(name: string, fail: (why: string) => WeftlineErro
 
 function encodeRegion({ number, name, kind, address, bytes, info }: RegionMetadata): Uint8Array {
   return Buffer.concat([
-    filled(metadataRegion, { number, kind: kinds.indexOf(kind), address, bytes }),
+    filled(metadataRegion, { number, kind: memoryKinds.indexOf(kind), address, bytes }),
     field(metadataTags.regionName, Buffer.from(name)),
     ...[...info].map((entry) => field(metadataTags.regionInfo, named(entry))),
   ]);
@@ -159,7 +158,7 @@ function encodeRegion({ number, name, kind, address, bytes, info }: RegionMetada
 
 function decodeRegion(bytes: Uint8Array): RegionMetadata {
   const block = blockOf(metadataRegion, bytes);
-  const kind = kinds[block.get('kind')];
+  const kind = memoryKinds[block.get('kind')];
   if (kind === undefined) throw bad(`it has a region of an unknown kind ${block.get('kind')}`);
   const address = block.get('address');
   const length = block.get('bytes');

@@ -10,9 +10,9 @@ export interface Notification {
   readonly message: Uint8Array;
 }
 
-/** Which notifications are waited for. */
+/** The notifications that are waited for. */
 export interface NotificationFilter {
-  /** Only of this agent. */
+  /** The only agent whose notifications count; all by default. */
   readonly from?: string;
 }
 
@@ -43,10 +43,10 @@ const MAX_GAPS = 1024;
 export class Notifications {
   readonly #mostBytes: number;
   readonly #onRoom: () => void;
-  /** Those before `#head` were taken. */
+  /** Notifications that came; those before `#head` were taken. */
   #waiting: (Notification | undefined)[] = [];
   #head = 0;
-  /** By peer: what of it waits. Kept when nothing does: to take an entry out and put it in again costs more than the rest. */
+  /** Bytes that wait, by peer. Entries stay when nothing waits: to take one out and put it in again costs more than the rest. */
   readonly #peers = new Map<string, { bytes: number }>();
   /** Peers whose unread notifications are at the limit: nothing more of them is taken in. */
   readonly #full = new Set<string>();

@@ -31,7 +31,7 @@ const listNames: OptionNames<Lists> = { local: true, remote: true };
 /** Between two looks whether a peer has answered. */
 const ANSWER_LOOK_MS = 5;
 
-const NO_MEMORY: ChoiceMemory = { local: [], remote: [] };
+const NO_MEMORY: ChoiceMemory = { locals: [], remotes: [] };
 
 export class PeerLinks {
   readonly #options: PeerLinksOptions;
@@ -52,7 +52,7 @@ export class PeerLinks {
     requireList('remote', remote);
     return planTransfer(
       { list: local, regions: registrations.all, owner: `agent ${agent}` },
-      // Of two regions at one address the newer is meant: the peer may have taken the older one back before this side heard of it.
+      // The newer of two regions at one address is meant: the peer may have taken the older one back before this side heard of it.
       { list: remote, regions: peer.memory.toReversed(), owner: `agent ${peer.name}` },
       { merge },
     );
@@ -61,7 +61,7 @@ export class PeerLinks {
   /** Every backend, and why it does not reach the peer; with lists, why it cannot carry them. */
   explain(peer: RemoteAgent, lists: Lists | undefined): readonly BackendVerdict[] {
     if (lists !== undefined) checkOptions(lists, listNames, 'lists of explain');
-    const memory = lists === undefined ? NO_MEMORY : memoryOf(this.plan(peer, lists, true));
+    const memory = lists === undefined ? NO_MEMORY : this.plan(peer, lists, true);
     return judgeBackends(this.#choice(peer, memory, {})).map((verdict) => {
       const rails = peer.openLink(verdict.backend)?.rails ?? [];
       return rails.length === 0 ? verdict : { ...verdict, rails: describeRails(rails) };
@@ -105,7 +105,7 @@ export class PeerLinks {
     if (memory.length === 0) throw invalidArgument('remote', remote, `the number of memory of agent ${peer.name}`);
     const wait = this.waitOf(options);
     const wanted = { ...wait, backend: options.backend };
-    const { backend, link } = await this.linkFor(peer, wanted, { local: [local], remote: memory });
+    const { backend, link } = await this.linkFor(peer, wanted, { locals: [local], remotes: memory });
     const region = await peer.region(backend, remote, wait);
     return { backend: backend.name, link, local: local.regionBy(backend.name), remote: region };
   }
@@ -114,10 +114,6 @@ export class PeerLinks {
     const { backends, missing } = this.#options.set;
     return { backends, missing, peer, memory, forced: backend };
   }
-}
-
-export function memoryOf({ locals, remotes }: PlannedTransfer<Registration, PeerRegion>): ChoiceMemory {
-  return { local: locals, remote: remotes };
 }
 
 // Chooses the link for a transfer: the first backend that can carry it and by which the peer accepts another link.
@@ -159,7 +155,7 @@ function describe(choice: ChoiceOptions, chosen: NamedBackend): string {
   return notes.length === 0 ? chosen.name : `${chosen.name} (${notes.join('; ')})`;
 }
 
-// Which backend carries a transfer: the first of a fixed order that both sides have and that takes both memories.
+// A transfer goes by the first backend of a fixed order that both sides have and that takes both memories.
 
 /** Whether a backend can reach a peer, and why not. */
 export interface BackendVerdict {
@@ -169,19 +165,16 @@ export interface BackendVerdict {
   readonly why: string | undefined;
   /** What is special about its way: "staged through pinned memory". Left out: nothing. */
   readonly how?: string;
-  /** Of an open link over network cards: those of this host with those of the peer. Left out before there is one. */
+  /** Network cards of this host with those of the peer, of an open link over such. Left out before there is one. */
   readonly rails?: readonly LinkRail[];
 }
 
 /** The memory that a transfer touches. */
-interface ChoiceMemory {
-  readonly local: readonly Registration[];
-  readonly remote: readonly PeerRegion[];
-}
+type ChoiceMemory = Pick<PlannedTransfer<Registration, PeerRegion>, 'locals' | 'remotes'>;
 
 interface ChoiceOptions {
   readonly backends: readonly NamedBackend[];
-  /** Those that could not be created, with the reason. */
+  /** Backends that could not be created, with the reason. */
   readonly missing: ReadonlyMap<BackendName, string>;
   readonly peer: RemoteAgent;
   readonly memory: ChoiceMemory;
@@ -191,10 +184,11 @@ interface ChoiceOptions {
 
 /** Every backend in the order of preference, with why it is not chosen. */
 function judgeBackends(options: ChoiceOptions): BackendVerdict[] {
-  const { backends, missing, forced } = options;
+  const { backends, missing, forced, memory } = options;
+  const touched = [...memory.locals, ...memory.remotes];
   const verdicts = backends.map((backend) => {
     const why = whyNot(backend, options);
-    const how = why === undefined ? describePath(backend, options) : undefined;
+    const how = why === undefined ? backend.describePath?.(touched.map(({ kind }) => kind)) : undefined;
     return { backend: backend.name, isUsable: why === undefined, why, ...(how === undefined ? {} : { how }) };
   });
   const absent = [...missing].map(([backend, why]) => ({ backend, isUsable: false, why }));
@@ -215,10 +209,6 @@ function chooseBackend(options: ChoiceOptions): NamedBackend {
   });
 }
 
-function describePath(backend: NamedBackend, { memory: { local, remote } }: ChoiceOptions): string | undefined {
-  return backend.describePath?.([...local, ...remote].map(({ kind }) => kind));
-}
-
 function whyNot(backend: NamedBackend, { peer, memory, forced }: ChoiceOptions): string | undefined {
   const found = peer.peer(backend.name);
   if (found === undefined) return `agent ${peer.name} does not offer it`;
@@ -226,13 +216,13 @@ function whyNot(backend: NamedBackend, { peer, memory, forced }: ChoiceOptions):
   if (unreachable !== undefined) return unreachable;
   const refusal = forced === undefined ? peer.refusals.get(backend.name) : undefined;
   if (refusal !== undefined) return refusal;
-  for (const registration of memory.local) {
+  for (const registration of memory.locals) {
     if (registration.regions.has(backend.name)) continue;
     const failure = registration.failures.get(backend.name);
     if (failure !== undefined) return `it could not register the local memory: ${failure}`;
     return backend.whyNotMemory(registration.memory) ?? 'the local memory is not registered with it';
   }
-  for (const { kind, info } of memory.remote) {
+  for (const { kind, info } of memory.remotes) {
     const region = info.get(backend.name);
     const why = backend.whyNotRemote(kind, region === undefined ? undefined : { peer: found, info: region });
     if (why !== undefined) return why;

@@ -26,11 +26,11 @@ export type Registrable = Uint8Array | Tensor | DeviceMemory;
 export class Registration {
   /** Peers find it by this name; '' if none was given. */
   readonly name: string;
-  /** Of the agent; never used again. */
+  /** The number at the agent, never used again. */
   readonly number: number;
   /** @internal */
   readonly memory: AgentMemory;
-  /** Of a tensor: it is freed when nobody holds it, and its owner may free it early. */
+  /** A tensor's storage: it is freed when nobody holds it, and its owner may free it early. */
   readonly #storage: Storage | undefined;
   /** @internal Backends that can use it, and the region of each. */
   readonly regions: Map<BackendName, BackendRegion> = new Map();
@@ -54,12 +54,12 @@ export class Registration {
     this.number = number;
   }
 
-  /** Of the host, or of a GPU. */
+  /** Memory of the host, or of a GPU. */
   get kind(): MemoryKind {
     return this.memory.kind;
   }
 
-  /** Where the memory begins, as this process (or its GPU) sees it. */
+  /** The address at which the memory begins, as this process (or its GPU) sees it. */
   get address(): number {
     return this.memory.address;
   }
@@ -69,7 +69,7 @@ export class Registration {
     return this.memory.bytes;
   }
 
-  /** Of host memory: the bytes in place. Fails with WL_CLOSED once it is deregistered. */
+  /** Host memory in place. Fails with WL_CLOSED once it is deregistered. */
   get bytes(): Uint8Array {
     if (!this.#isOpen) throw closed();
     const { view } = this.memory;
@@ -181,7 +181,7 @@ function closed(): WeftlineError {
   return new WeftlineError('WL_CLOSED', 'The memory was deregistered');
 }
 
-/** Where memory lies. Fails with WL_INVALID_ARGUMENT for anything else. */
+/** Tells where memory lies. Fails with WL_INVALID_ARGUMENT for anything else. */
 export function describeMemory(memory: Registrable): AgentMemory {
   if (memory instanceof Tensor) {
     if (memory.device.kind === 'cpu') return hostMemory(memory.view());
@@ -229,7 +229,7 @@ function cudaMemory({ device, address, bytes }: DeviceMemory): AgentMemory {
 
 /** How memory is registered. */
 export interface RegisterOptions {
-  /** For peers to find it by; '' by default. */
+  /** The name by which peers find it; '' by default. */
   readonly name?: string;
 }
 
@@ -240,7 +240,7 @@ export class Registrations {
   readonly #timeoutMs: number;
   readonly #set: BackendSet;
   readonly #known = new Map<number, Registration>();
-  /** Those that a peer still touches, or did when they were last looked at. */
+  /** Memory that a peer still touches, or did when it was last looked at. */
   readonly #leaving = new Set<Registration>();
   #nextNumber = 1;
 
@@ -255,7 +255,7 @@ export class Registrations {
     return [...this.#known.values()];
   }
 
-  /** For metadata; all of them if none are named. Fails with WL_INVALID_ARGUMENT for one that is not registered. */
+  /** What metadata tell of them; all if none are named. Fails with WL_INVALID_ARGUMENT for one that is not registered. */
   describe(regions: readonly Registration[] = this.all): RegionMetadata[] {
     requireList('regions', regions);
     return regions.map((region) => {
@@ -267,7 +267,7 @@ export class Registrations {
     });
   }
 
-  /** Their numbers. Fails with WL_INVALID_ARGUMENT for one that is registered. */
+  /** Numbers of memory that was deregistered. Fails with WL_INVALID_ARGUMENT for one that is registered. */
   withdrawn(regions: readonly Registration[]): number[] {
     requireList('withdrawn', regions);
     return regions.map((region) => {

@@ -70,7 +70,7 @@ export class RemoteAgent {
     for (const number of numbers) this.#forget(number);
   }
 
-  /** In the order of registration. */
+  /** Memory of the peer, in the order of registration. */
   get memory(): readonly (RemoteMemory & { readonly info: RegionMetadata['info'] })[] {
     return [...this.#regions.values()]
       .toSorted((a, b) => a.number - b.number)
@@ -243,9 +243,9 @@ interface Load {
 export class RemoteAgents {
   readonly #ask: Asking;
   readonly #known = new Map<string, RemoteAgent>();
-  /** Not known yet: of another life than the one that is, and being asked. */
+  /** Lives that are not known yet and are being asked: the known one is another. */
   readonly #asked = new Set<RemoteAgent>();
-  /** By life. Metadata of one are taken in the order of their calls, as each adds to those before. */
+  /** Loads under way, by life. Metadata of one are taken in the order of their calls, as each adds to those before. */
   readonly #loading = new Map<string, Promise<unknown>>();
   #closed: WeftlineError | undefined;
 
@@ -361,7 +361,7 @@ export class RemoteAgents {
       wait.signal?.throwIfAborted();
     }
     const failure = await this.#failureOf(known, wait);
-    // Without room for a link, of whichever side, there is no telling.
+    // There is no telling without room for a link, on whichever side.
     return failure === undefined || (failure instanceof WeftlineError && failure.code === 'WL_CAPACITY');
   }
 
@@ -377,7 +377,7 @@ export class RemoteAgents {
   }
 }
 
-/** For what must not take all the time of the call. */
+/** A part of the call's time, for what must not take all of it. */
 function shareOf({ deadline, signal }: LinkWait): LinkWait {
   const timeoutMs = Math.ceil(Math.min(KNOWN_LIFE_MS, deadline.leftMs / 2));
   return { deadline: new Deadline(timeoutMs), timeoutMs, signal };

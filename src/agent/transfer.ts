@@ -20,19 +20,19 @@ import { type Message, messageBytes } from './notifications.ts';
 import type { RemoteAgent } from './remote-agent.ts';
 import type { Awaited, Waiter } from './waiting.ts';
 
-/** Of one transfer since it was prepared; times in microseconds. */
+/** Sizes, counts and times of one transfer since it was prepared; times are in microseconds. */
 export interface TransferTelemetry {
-  /** Of one post, as the descriptors say. */
+  /** Bytes of one post, as the descriptors say. */
   readonly bytes: number;
   readonly descriptors: number;
   /** Ranges that are moved after neighbours were joined. */
   readonly parts: number;
   readonly posts: number;
   readonly failures: number;
-  /** Of the last post: what the call took, and until this side saw the end. */
+  /** The time that the last post's call took, and that until this side saw the end. */
   readonly postMicroseconds: number;
   readonly transferMicroseconds: number;
-  /** Of all posts. */
+  /** Sums over all posts. */
   readonly totalPostMicroseconds: number;
   readonly totalTransferMicroseconds: number;
 }
@@ -68,22 +68,20 @@ const channel = transferChannel();
  * transfer, its memory or the agent is released, WL_STALE when the peer's metadata have been replaced, and with the link's error when the peer is gone.
  */
 export class Transfer implements Awaited, AsyncDisposable {
-  /** Of the process: agents number their own. */
+  /** The number in this process: agents number their own. */
   readonly #traced = ++traced;
-  /** Of the agent. */
+  /** The number at the agent. */
   readonly number: number;
   readonly operation: TransferOperation;
-  /** Which path it got. */
   readonly backend: BackendName;
   readonly #parts: TransferParts;
-  /** Of its trace. */
   readonly #label: string;
-  /** In one piece of memory: after a copy that emptied the caches, each further cache line costs. */
+  /** One piece of memory, because after a copy that emptied the caches each further cache line costs. */
   readonly #times: Float64Array = new Float64Array(5);
   #posts = 0;
   #failures = 0;
   #isUnderWay = false;
-  /** Of a post whose begin listeners were told. */
+  /** The context of a post whose begin listeners were told. */
   #told: TransferContext | undefined;
   #releasing: Promise<void> | undefined;
 
@@ -278,17 +276,17 @@ interface AddressRange {
 export class RegionFinder<T extends AddressRange> {
   /** Regions that were found, each once, in the order in which they were found. */
   readonly found: T[] = [];
-  /** Of the region that was found last. */
+  /** The address at which the region that was found last begins. */
   begin = 0;
   #end = 0;
   #latest = -1;
-  /** By descending address. */
+  /** The regions by descending address. */
   readonly #sorted: readonly T[];
   readonly #begins: Float64Array;
   /** A tree of maxima over the ends: node n covers nodes 2n and 2n + 1, leaf i is node `leaves` + i. */
   readonly #ends: Float64Array;
   readonly #leaves: number;
-  /** By place in `#sorted`: index in `found`, or -1. */
+  /** Indices in `found` by place in `#sorted`, or -1. */
   readonly #indices: Int32Array;
 
   constructor(regions: readonly T[], kind: MemoryKind) {
@@ -355,7 +353,7 @@ export class RegionFinder<T extends AddressRange> {
 interface PlanSide<T extends AddressRange> {
   readonly list: DescriptorList;
   readonly regions: readonly T[];
-  /** Whose memory, for errors: "this agent" or "agent b". */
+  /** The owner of the memory, for errors: "this agent" or "agent b". */
   readonly owner: string;
 }
 

@@ -5,30 +5,25 @@ import type { WakeWord } from '../threads/wake-word.ts';
 import { involuntarySwitches, yieldProcessor } from '../native/libc.ts';
 import { checkTimeout, type WaitOptions } from '../core/deadline.ts';
 import { beginWait, endWait, type WaitEntry, type WaitFacts } from '../core/waits.ts';
+import type { BackendSet } from './backend-set.ts';
 
 /** What is waited for. `isSettled` is asked after each look at the backends. */
 export interface Awaited {
   readonly isSettled: boolean;
-  /** For the error of a wait that takes too long: "Transfer 3 of agent a to agent b by multipath did not end". */
+  /** The begin of the error of a wait that takes too long: "Transfer 3 of agent a to agent b by multipath did not end". */
   describe(): string;
-  /** Who is missing, for those who ask meanwhile. */
+  /** Tells those who ask meanwhile who is missing. */
   missing?(): Pick<WaitFacts, 'ranks' | 'peers'>;
 }
 
-export interface WaiterOptions {
+interface WaiterOptions {
   readonly wake: WakeWord;
   readonly timeoutMs: number;
   /** The most that a blocking wait polls before it sleeps, if it gains from that. */
   readonly spinUs: number;
-  readonly prefersPolling: () => boolean;
-  /** Looks at all backends. True if anything happened. */
+  /** Looks at all backends and transfers. True if anything happened. */
   readonly poll: () => boolean;
-  /** Does what other threads would have to do. True if there was anything. */
-  readonly help: () => boolean;
-  /** How long the agent may sleep before the next look, in ms; 0: not at all. */
-  readonly prepareSleep: () => number;
-  /** Blocks this thread for so many ms at most, or until a backend without a thread of its own has work. */
-  readonly nap: (milliseconds: number) => void;
+  readonly set: Pick<BackendSet, 'prefersPolling' | 'help' | 'prepareSleep' | 'nap'>;
 }
 
 /** A wait looks at its deadline, at signals and at broken links at least this often. */
@@ -57,7 +52,7 @@ export class Waiter {
   /** Fails with WL_TIMEOUT, and with the signal's reason. What is waited for goes on. */
   async wait(awaited: Awaited, { timeoutMs = this.#options.timeoutMs, signal }: WaitOptions = {}): Promise<void> {
     const end = performance.now() + checkTimeout(timeoutMs);
-    const { wake, poll, prepareSleep, nap } = this.#options;
+    const { wake, poll, set } = this.#options;
     const onAbort = (): void => wake.ring();
     signal?.addEventListener('abort', onAbort);
     // Sleeping on a word does not keep the process alive; a wait must.
@@ -68,15 +63,17 @@ export class Waiter {
         const { seen } = wake;
         const hasNews = poll();
         if (awaited.isSettled) return;
-        entry ??= beginWait({ waitFacts: () => factsOf(awaited) }, end);
+        const waitFacts = (): WaitFacts => ({ operation: awaited.describe(), ...awaited.missing?.() });
+        entry ??= beginWait({ waitFacts }, end);
         signal?.throwIfAborted();
-        const left = timeLeft(awaited, end, timeoutMs);
-        const pause = hasNews ? 0 : Math.min(left, prepareSleep(), SLICE_MS);
+        const left = end - performance.now();
+        if (left <= 0) throw tooLate(awaited, timeoutMs);
+        const pause = hasNews ? 0 : Math.min(left, set.prepareSleep(), SLICE_MS);
         if (pause >= SHORTEST_SLEEP_MS) {
           await wake.sleep(seen, pause);
           continue;
         }
-        if (pause > 0) nap(pause);
+        if (pause > 0) set.nap(pause);
         await new Promise((resolve) => setImmediate(resolve));
       }
     } finally {
@@ -101,7 +98,7 @@ export class Waiter {
   }
 
   #block(awaited: Awaited, timeoutMs: number): void {
-    const { wake, poll, help, prepareSleep } = this.#options;
+    const { wake, poll, set } = this.#options;
     // The shortest waits are over before the first look at the clock.
     for (let looks = 1; looks < LOOKS_PER_CLOCK; looks += 1) {
       poll();
@@ -112,14 +109,15 @@ export class Waiter {
     }
     let start = performance.now();
     const end = start + timeoutMs;
-    const spin = this.#spinTime();
+    const { milliseconds } = this.#spin;
+    const spin = set.prefersPolling ? milliseconds : Math.min(milliseconds, SHORT_SPIN_MS);
     let spinEnd = start + spin;
     let isBusy = false;
     for (let looks = 1; ; looks += 1) {
       const { seen } = wake;
       isBusy = poll() || isBusy;
       if (awaited.isSettled) break;
-      isBusy = help() || isBusy;
+      isBusy = set.help() || isBusy;
       if (looks % LOOKS_PER_CLOCK !== 0) continue;
       const now = performance.now();
       if (now >= end) throw tooLate(awaited, timeoutMs);
@@ -134,15 +132,10 @@ export class Waiter {
         if (now - start > SELFISH_MS && this.#lend(now)) spinEnd = now;
         continue;
       }
-      const pause = Math.min(end - now, prepareSleep(), SLICE_MS);
+      const pause = Math.min(end - now, set.prepareSleep(), SLICE_MS);
       if (pause > 0) wake.sleepBlocking(seen, pause);
     }
     this.#spin.learn(performance.now() - start);
-  }
-
-  #spinTime(): number {
-    const { milliseconds } = this.#spin;
-    return this.#options.prefersPolling() ? milliseconds : Math.min(milliseconds, SHORT_SPIN_MS);
   }
 
   /** True if others kept the processor so long that this wait had better sleep. */
@@ -153,16 +146,6 @@ export class Waiter {
     // A hypervisor gives the processor to other machines, however little this one does: not to poll would not help.
     return this.#spin.isLong(away) && involuntarySwitches() !== switches && this.#spin.lent(away);
   }
-}
-
-function factsOf(awaited: Awaited): WaitFacts {
-  return { operation: awaited.describe(), ...awaited.missing?.() };
-}
-
-function timeLeft(awaited: Awaited, end: number, timeoutMs: number): number {
-  const left = end - performance.now();
-  if (left <= 0) throw tooLate(awaited, timeoutMs);
-  return left;
 }
 
 function tooLate(awaited: Awaited, timeoutMs: number): WeftlineError {

@@ -134,6 +134,7 @@ export interface PairMessage {
   readonly tensor: Tensor;
 }
 
+/** What a Communicator asks of the engine that carries its calls out; arguments were checked before. */
 export interface CollectiveEngine {
   /** Where calls can be recorded in graphs: what fails when a graph with such calls cannot be launched now. */
   guardLaunches?(requireIdle: (what: string) => void): void;

@@ -32,7 +32,7 @@ const backends = tableOf({
 /** What can move the bytes of an agent. */
 export type BackendName = keyof typeof backends;
 
-/** In the order of preference. */
+/** Names of all backends, in the order of preference. */
 export const backendNames = Object.keys(backends) as readonly BackendName[];
 
 /** A backend of the table. */

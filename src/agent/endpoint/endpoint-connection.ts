@@ -50,12 +50,11 @@ interface Send {
  * A connection to the endpoint of a peer: messages that meet receives in order, writes and reads. Operations begin at once.
  */
 export class EndpointConnection implements AsyncDisposable {
-  /** Of the endpoint. */
+  /** The endpoint's number of the connection. */
   readonly id: number;
   readonly ip: string;
   /** The peer's. */
   readonly gpuIndex: number;
-  /** Which path it got. */
   readonly backend: BackendName;
   readonly #parts: EndpointConnectionParts;
   readonly #sends: Send[] = [];
@@ -68,10 +67,10 @@ export class EndpointConnection implements AsyncDisposable {
   /** What this side tells goes out in order. */
   #outbox: Promise<void> = Promise.resolve();
   #inbox: Promise<void> = Promise.resolve();
-  /** Of receives, as `offerCost` counts: of this side's, which the peer may hold, and of the peer's, which this side holds. */
+  /** Costs of receives as `offerCost` counts them: this side's, which the peer may hold, and the peer's, which this side holds. */
   #offeredBytes = 0;
   #heldBytes = 0;
-  /** Of this side's next receive, and of the peer's. */
+  /** Numbers of this side's next receive, and of the peer's. */
   #nextRequest = 1;
   #nextOffer = 1;
   #releasing: Promise<void> = Promise.resolve();
@@ -415,7 +414,7 @@ function tooManyOffers(
 
 /** Something that was begun on a connection: its state, its end, and how to wait for it. */
 export class Operation {
-  /** For errors: "A send of 4096 bytes to 10.0.0.2". */
+  /** What was begun, for errors: "A send of 4096 bytes to 10.0.0.2". */
   readonly #what: string;
   readonly #timeoutMs: number;
   readonly #ended: Promise<void>;

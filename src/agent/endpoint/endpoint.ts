@@ -38,7 +38,7 @@ interface Early {
   hasOverflown: boolean;
 }
 
-/** Of one peer, for connections that are being made. */
+/** Bytes of one peer's messages for connections that are being made. */
 const MAX_EARLY_BYTES: number = 16 << 20;
 /** What a message takes besides its bytes. */
 const ENTRY_BYTES = 64;
@@ -116,7 +116,7 @@ interface Introduction {
   readonly gpuIndex: number;
   /** This side's number of the connection. */
   readonly connection: number;
-  /** Of the agent, without regions. */
+  /** Metadata of the agent, without regions. */
   readonly metadata: Uint8Array;
 }
 
@@ -143,7 +143,7 @@ export function readIntroduction(body: HelloBody): Introduction {
   return { ...data, metadata: Uint8Array.from(Buffer.from(data.metadata, 'base64')) };
 }
 
-/** Where an endpoint listens, and how its agent is made. */
+/** The address of an endpoint, and how its agent is made. */
 export interface EndpointOptions extends AgentOptions {
   /**
    * Binds the endpoint to this GPU, if the machine has any: it is opened as `device`, and memory of others is refused. Peers
@@ -152,7 +152,7 @@ export interface EndpointOptions extends AgentOptions {
   readonly localGpuIndex?: number;
   /** Every connection takes this backend; else the agent chooses. */
   readonly backend?: BackendName;
-  /** To accept at; 0, the default, takes any. */
+  /** The port to accept at; 0, the default, takes any. */
   readonly port?: number;
 }
 
@@ -229,7 +229,7 @@ export class Endpoint implements AsyncDisposable {
     this.#backend = backend;
   }
 
-  /** Where peers connect to: the address, and the port. */
+  /** The address that peers connect to. */
   get host(): string {
     return this.agent.host;
   }

@@ -35,7 +35,7 @@ export const endpointMessage = defineLayout('EndpointMessage', {
   /** The receiver's number of the receive: counts up by one from 1 on, and wraps. */
   request: 'u32',
   bytes: 'u64',
-  /** Of the whole payload, and where the piece in this notification begins. */
+  /** Bytes of the whole payload, and where the piece in this notification begins. */
   payloadBytes: 'u32',
   payloadOffset: 'u32',
 });
@@ -103,7 +103,7 @@ export interface WholeMessage extends MessageHead {
   readonly payload: Uint8Array;
 }
 
-/** Of one connection. Holds at most what its limit allows, and never more than has arrived. */
+/** Reader of one connection. It holds at most what its limit allows, and never more than has arrived. */
 export class MessageReader {
   #first: MessageHead | undefined;
   #pieces: Uint8Array[] = [];

@@ -129,11 +129,11 @@ interface Kept extends Ways {
 }
 
 const MAX_KEPT = 256;
-/** Of one transfer. To prepare a longer one costs little beside moving its parts, and it takes memory. */
+/** Parts of one transfer. To prepare a longer one costs little beside moving its parts, and it takes memory. */
 const MAX_PARTS = 1024;
 
 class KeptTransfers {
-  /** By a hash of their places, oldest first. Of transfers whose hashes are equal, one is kept. */
+  /** Transfers by a hash of their places, oldest first. One is kept of those whose hashes are equal. */
   readonly #kept = new Map<number, Kept>();
 
   /** One between exactly these places, which is the caller's from now on. */
@@ -158,7 +158,7 @@ class KeptTransfers {
     return idle.transfer.release();
   }
 
-  /** Those that use memory of this side in a range. */
+  /** Releases transfers that use memory of this side in a range. */
   async releaseWithin(address: number, bytes: number): Promise<void> {
     const gone = [...this.#kept].filter(([, { local }]) =>
       local.addresses.some((begin) => begin >= address && begin < address + bytes),

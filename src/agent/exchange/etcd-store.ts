@@ -8,7 +8,7 @@ import type { MetadataStore } from './metadata-store.ts';
 
 // Requests to etcd through the JSON gateway of its version 3 interface.
 
-/** Until when a request is answered; several may share a deadline. */
+/** The time in which a request is answered; several may share a deadline. */
 interface EtcdWait {
   readonly deadline: Deadline;
   readonly signal?: AbortSignal | undefined;
@@ -16,12 +16,12 @@ interface EtcdWait {
 
 const rangeAnswer = z.object({ kvs: z.array(z.object({ value: z.string().optional() })).optional() });
 const leaseAnswer = z.object({ ID: z.string() });
-/** Without a time to live, the lease has expired. */
+/** An answer without a time to live says that the lease has expired. */
 const keepAliveAnswer = z.object({ result: z.object({ TTL: z.string().optional() }) });
 
 /** Each call fails with WL_PEER_LOST if etcd cannot be reached, WL_PROTOCOL if something else answers. */
 export class EtcdClient {
-  /** Such as "http://10.0.0.7:2379". */
+  /** The origin of etcd, such as "http://10.0.0.7:2379". */
   readonly origin: string;
 
   /** Fails with WL_INVALID_ARGUMENT for an endpoint that is no origin of http or https. */
@@ -117,11 +117,11 @@ function notEtcd(url: URL, what: string): WeftlineError {
   });
 }
 
-/** Where etcd is, and how long it keeps what a process that ended has published. */
+/** The place of etcd, and how long it keeps what a process that ended has published. */
 export interface EtcdOptions {
-  /** Such as "http://10.0.0.7:2379"; without user and password, which are refused. */
+  /** The origin of etcd, such as "http://10.0.0.7:2379"; without user and password, which are refused. */
   readonly endpoint: string;
-  /** Before each name; "/weftline/agents/" by default. */
+  /** A text before each name; "/weftline/agents/" by default. */
   readonly prefix?: string;
   /** How long publishing and withdrawing may take, in ms; 5000 by default. */
   readonly requestMs?: number;
@@ -168,7 +168,7 @@ class EtcdStore implements MetadataStore {
   readonly #requestMs: number;
   readonly #leaseMs: number;
   readonly #held = new Map<string, Held>();
-  /** By name: the last change that was begun. */
+  /** The last change that was begun, by name. */
   readonly #turns = new Map<string, Promise<unknown>>();
 
   constructor({ endpoint, prefix = '/weftline/agents/', requestMs = REQUEST_MS, leaseMs = LEASE_MS }: EtcdOptions) {

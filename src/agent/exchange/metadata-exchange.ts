@@ -13,7 +13,7 @@ import type { MetadataOptions } from '../agent-options.ts';
 import { type Agent, credentialsOfAgent } from '../agent.ts';
 import { requireAgent } from './metadata-store.ts';
 
-/** Where a MetadataListener listens. */
+/** The address at which a MetadataListener listens. */
 export interface ListenOptions {
   /** The agent's by default. Others than loopback addresses need a token. */
   readonly host?: string;
@@ -131,7 +131,7 @@ export class MetadataListener implements AsyncDisposable {
 
 // Asks another agent's listener: gives it this agent's metadata, takes its own.
 
-/** Where a MetadataListener listens. */
+/** The address at which a MetadataListener listens, and how long a call of it may take. */
 export interface ListenerAddress extends WaitOptions {
   readonly host: string;
   readonly port: number;
@@ -242,7 +242,7 @@ function metadataHello(credentials: Credentials): HelloOptions {
 export class MetadataChannel {
   readonly #channel: ControlChannel;
 
-  /** Of a connection whose other end has proven itself. */
+  /** Takes a connection whose other end has proven itself. */
   constructor(channel: ControlChannel) {
     this.#channel = channel;
     channel.limits = metadataLimits;

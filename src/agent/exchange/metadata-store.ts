@@ -8,7 +8,7 @@ import type { Agent } from '../agent.ts';
 
 const KEY_PREFIX = 'agent/';
 const STALE_PAUSE_MS = 50;
-/** Of the time that is left, what one life of an agent gets to answer: newer metadata may come while a dead one is silent. */
+/** The share of the time that is left that one life of an agent gets to answer: newer metadata may come while a dead one is silent. */
 const ANSWER_SHARE = 1 / 4;
 const MIN_ANSWER_MS = 1000;
 
@@ -113,7 +113,6 @@ export function requireAgent(agent: unknown): void {
   requireCalls('agent', agent, ['localMetadata', 'loadRemoteMetadata'], 'an agent of Agent.create()');
 }
 
-/** Of what only takes metadata. */
 function requireLoader(agent: unknown): void {
   requireCalls('agent', agent, ['loadRemoteMetadata'], 'an agent of Agent.create()');
 }

@@ -31,7 +31,7 @@ const WAKE = 1 << 30;
 /** Immediate data of a write that tells the receiver to look at its cells. */
 export const RDMA_WAKE = WAKE;
 
-/** Of a write that brought a message: where it lies in the inbox, in units of RDMA_MESSAGE_ALIGNMENT, and its bytes. */
+/** Immediate data of a write that brought a message: its place in the inbox, in units of RDMA_MESSAGE_ALIGNMENT, and its bytes. */
 export function messageImmediate(offset: number, bytes: number): number {
   return offset / RDMA_MESSAGE_ALIGNMENT + (bytes << LENGTH_SHIFT);
 }
@@ -50,7 +50,7 @@ export const RDMA_SHORT_BYTES = 3;
 const SHORT_LENGTH_SHIFT = 24;
 const SHORT_MASK = 0x83ff_ffff;
 
-/** Of a write that is its own message. */
+/** Immediate data of a write that is its own message. */
 export function shortImmediate(message: Uint8Array): number {
   const { length } = message;
   const bytes = (message[0] ?? 0) | ((message[1] ?? 0) << 8) | ((message[2] ?? 0) << 16);

@@ -11,7 +11,7 @@ export class Mailbox implements Disposable {
   readonly bytes: Uint8Array;
   readonly address: number;
   readonly region: OwnMemory;
-  /** Of the ring of messages, from the address of the mailbox. */
+  /** The ring of messages, as an offset from the address of the mailbox. */
   readonly ringOffset: number;
   readonly #words: Int32Array;
   readonly #cells: Uint32Array;
@@ -43,7 +43,7 @@ export class Mailbox implements Disposable {
     Atomics.store(this.#words, word.wakes, 0);
   }
 
-  /** Where the device puts what nobody wants to know. */
+  /** The place where the device puts what nobody wants to know. */
   get oldValueAddress(): number {
     return this.address + rdmaMailboxHead.offset.oldValue;
   }

@@ -19,7 +19,7 @@ interface StartedFacts {
   readonly arrived: number | undefined;
   /** Keys of memory that the peer has taken back. */
   readonly withdrawn: ReadonlySet<number>;
-  /** Of what cannot go again. */
+  /** The error of what cannot go again. */
   readonly error: WeftlineError;
   /** The connection carried nothing: the oldest operation does not go again. */
   readonly isRepeated: boolean;

@@ -7,13 +7,13 @@ export const OPERATIONS = 1024;
 export const NO_MESSAGE = -1;
 
 export class OperationTable {
-  /** Of operationKinds. */
+  /** One of operationKinds. */
   readonly kind = new Uint8Array(OPERATIONS);
   readonly owner: (OperationOwner | undefined)[] = Array.from({ length: OPERATIONS }, () => undefined);
   readonly post = new Float64Array(OPERATIONS);
-  /** Of transfers. */
+  /** Parts of transfers. */
   readonly parts: (RequestParts | undefined)[] = Array.from({ length: OPERATIONS }, () => undefined);
-  /** Of puts and signals. */
+  /** Regions of puts and signals. */
   readonly region: (RdmaRemoteRegion | undefined)[] = Array.from({ length: OPERATIONS }, () => undefined);
   readonly remoteAddress = new Float64Array(OPERATIONS);
   readonly localAddress = new Float64Array(OPERATIONS);

@@ -4,7 +4,7 @@ import type { RdmaRemoteRegion } from './rdma-region.ts';
 
 export const operationKinds = { write: 0, read: 1, put: 2, add: 3, store: 4 } as const;
 
-/** Who has posted an operation. `post` tells its operations apart: the owner's own number. */
+/** The one that has posted an operation. `post` tells its operations apart: the owner's own number. */
 export interface OperationOwner {
   /** Hot path. False if it is not to be started any more. */
   wants(post: number): boolean;
@@ -25,14 +25,14 @@ export interface RequestParts {
   readonly remotes: readonly RdmaRemoteRegion[];
 }
 
-/** Of puts and signals. Objects of their caller, read while the operation is entered. */
+/** The place of puts and signals. Objects of their caller, read while the operation is entered. */
 export interface RequestPlace {
   remote: RdmaRemoteRegion | undefined;
   remoteOffset: number;
   localAddress: number;
   localKey: number;
   bytes: number;
-  /** Of signals: the number that is added or stored. */
+  /** The number that a signal adds or stores. */
   low: number;
   high: number;
 }

@@ -17,13 +17,13 @@ const states = { waiting: 0, posted: 1, dropped: 2 } as const;
 export class OutMessages {
   readonly #mailbox: Mailbox;
   readonly #peer: string;
-  /** By message number. */
+  /** Columns by message number. */
   readonly #offset = new Uint32Array(RDMA_MESSAGES);
   readonly #length = new Uint32Array(RDMA_MESSAGES);
   readonly #immediate = new Uint32Array(RDMA_MESSAGES);
   readonly #end = new Float64Array(RDMA_MESSAGES);
   readonly #state = new Uint8Array(RDMA_MESSAGES);
-  /** Which of the connection's it is, from 0, once posted. */
+  /** The message's number on the connection, from 0, once posted. */
   readonly #index = new Uint32Array(RDMA_MESSAGES);
   #posted = 0;
   /** Numbers of the oldest that takes room, and of the next; bytes of the ring before them, which count up. */
@@ -75,12 +75,12 @@ export class OutMessages {
     return this.#immediate[number % RDMA_MESSAGES]!;
   }
 
-  /** Its immediate data are all of it: any write to the peer can carry them. */
+  /** True if immediate data hold all of the message: any write to the peer can carry them. */
   isShort(number: number): boolean {
     return this.lengthOf(number) <= RDMA_SHORT_BYTES;
   }
 
-  /** Its request was posted. */
+  /** Notes that the message's request was posted. */
   posted(number: number): void {
     this.#state[number % RDMA_MESSAGES] = states.posted;
     this.#index[number % RDMA_MESSAGES] = this.#posted++;

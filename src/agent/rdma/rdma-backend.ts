@@ -24,10 +24,10 @@ import { RdmaSleep } from './rdma-sleep.ts';
 
 /** A link whose connection broke off is lost after so long without another one. */
 const RECONNECT_MS = 10_000;
-/** Without a thread of its own: how long the agent's thread may sleep. */
+/** The longest sleep of the agent's thread if the backend has no thread of its own. */
 const POLL_INTERVAL_MS = 0.1;
 
-/** Without a thread: completions that nothing rings for are looked for so often. */
+/** The pause between looks for completions that nothing rings for, if the backend has no thread. */
 const BUSY_INTERVAL_MS = 0.05;
 const MAX_DEPARTED = 1024;
 /** A connection that is not ready by then, its caller gives up. */
@@ -69,7 +69,7 @@ class RdmaBackend<Name extends string> implements Backend<Name> {
   readonly #opening = new Set<Promise<RdmaLink>>();
   /** Ends meetings with peers when the backend closes. */
   readonly #ending = new AbortController();
-  /** In the order in which they came: of two from one peer, the messages of the older are delivered first. */
+  /** Guests in the order in which they came: the messages of the older of two from one peer are delivered first. */
   readonly #guests: RdmaGuest[] = [];
   /** How many messages came of those that have left last: their peers may ask when they connect anew. */
   readonly #departed = new Map<string, number>();

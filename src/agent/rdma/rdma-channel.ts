@@ -22,7 +22,7 @@ export class RdmaChannel implements BackendChannel, OperationOwner, RegionUser {
   /** Operations in the queue. */
   #inQueue = 0;
   #error: WeftlineError | undefined;
-  /** Of which puts were made. */
+  /** Regions of which puts were made. */
   readonly #regions = new Set<RdmaRegion>();
   #closing: Promise<void> | undefined;
   /** What is entered. One object, so that nothing is made per post. */
@@ -106,7 +106,7 @@ export class RdmaChannel implements BackendChannel, OperationOwner, RegionUser {
     else this.#error = error;
   }
 
-  /** Of memory that puts send from. They are not held back: the device is soon done with them. */
+  /** Ends the use of memory that puts send from. They are not held back: the device is soon done with them. */
   async endUse(): Promise<void> {
     const { posted } = this;
     await this.#link.settle(() => this.delivered >= posted || this.isQuiet);

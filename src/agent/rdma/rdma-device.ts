@@ -5,9 +5,9 @@ import type { AsyncEvents } from '../../native/verbs/context.ts';
 
 /** Memory of this process that the device may read and write. */
 export interface OwnMemory {
-  /** By which requests of this process name it. */
+  /** The key by which requests of this process name it. */
   readonly localKey: number;
-  /** By which peers name it, for `RemoteKeys.add` of theirs. */
+  /** The key by which peers name it, for `RemoteKeys.add` of theirs. */
   readonly remoteKey: Uint8Array;
   /** Once it has returned, the device refuses peers. Requests of this side must be over before. Idempotent. */
   close(): void;
@@ -39,7 +39,7 @@ export interface SendQueue {
   add(address: number, bytes: number, localKey: number): void;
   /** Memory of the peer. */
   target(remoteAddress: number, remoteKey: number): void;
-  /** In place of target(), for an atomic addition of a number of 64 bits. */
+  /** Stands in place of target(), for an atomic addition of a number of 64 bits. */
   addend(remoteAddress: number, remoteKey: number, low: number, high: number): void;
   /** A word that the peer gets once all before it is visible there. */
   immediate(value: number): void;
@@ -58,13 +58,13 @@ export interface EndFailure {
    * behind it was carried out; `unclear`: nor which of those under way it is; `flushed`: the end failed before.
    */
   readonly kind: 'access' | 'other' | 'unanswered' | 'unclear' | 'flushed';
-  /** Of no meaning if it is unclear. */
+  /** The sequence of the request; it means nothing if the failure is unclear. */
   readonly sequence: number;
   readonly tag: number;
   readonly error: WeftlineError;
 }
 
-/** Who uses an end. Hot path. */
+/** The user of an end. Hot path. */
 export interface EndUser {
   /** Requests up to this one are done, and visible at the peer. */
   done(sequence: number): void;
@@ -74,7 +74,7 @@ export interface EndUser {
 }
 
 export interface EndOptions {
-  /** For errors. */
+  /** The peer's name, for errors. */
   readonly peer: string;
   /** `caller` sends and the peer writes credits; `called` receives so many words before more room is made. */
   readonly role: 'caller' | 'called';
@@ -93,7 +93,7 @@ export interface RdmaEnd {
   connect(remote: unknown, keys: RemoteKeys): void;
   /** Requests get through now. Some need the peer's look at its device before. */
   readonly isReady: boolean;
-  /** For errors: both ports. */
+  /** Both ports, for errors. */
   readonly route: string;
   /** Makes room for as many words as were received. */
   replenish(): void;
@@ -113,7 +113,7 @@ export interface Completions {
 }
 
 export interface RdmaDevice extends Disposable {
-  /** For peers and errors. */
+  /** The port, for peers and errors. */
   readonly port: { readonly name: string; readonly linkLayer: string };
   readonly portNumber: number;
   readonly events: AsyncEvents;
@@ -123,7 +123,7 @@ export interface RdmaDevice extends Disposable {
   readonly completions: Completions;
   /** Readable when something completes after `arm`. */
   readonly descriptors: readonly number[];
-  /** Of the completion channel whose events make the one descriptor readable; 0 if a look at the device does. */
+  /** The completion channel whose events make the one descriptor readable; 0 if a look at the device does. */
   readonly channelAddress: number;
   /** Takes the events of that channel. */
   takeChannelEvents(): void;

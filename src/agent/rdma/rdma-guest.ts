@@ -22,7 +22,7 @@ interface GuestOptions {
 export class RdmaGuest implements EndUser {
   /** It has sent something: both sides are connected. */
   hasSpoken = false;
-  /** By which its peer asks for it when it connects anew. */
+  /** The name by which its peer asks for it when it connects anew. */
   readonly id: string = randomBytes(8).toString('hex');
   readonly #name: string;
   readonly #end: RdmaEnd;
@@ -30,11 +30,11 @@ export class RdmaGuest implements EndUser {
   readonly #mailbox: { readonly address: number; readonly key: number };
   readonly #channel: ControlChannel;
   #isTelling = false;
-  /** Its queue pair takes nothing more. The peer, which hears of that too, connects anew if it wants, and leaves this one. */
+  /** The queue pair takes nothing more. The peer, which hears of that too, connects anew if it wants, and leaves this one. */
   #isBroken = false;
   #hasLeft = false;
 
-  /** Its queue pair can receive when this returns. Fails with WL_CAPACITY. */
+  /** The queue pair can receive when this returns. Fails with WL_CAPACITY. */
   constructor(device: RdmaDevice, { caller, channel, onEnd }: GuestOptions) {
     this.#name = caller.name;
     this.#channel = channel;
@@ -54,7 +54,7 @@ export class RdmaGuest implements EndUser {
       this.#end.use(this);
       this.#end.connect(caller.end.end, keys);
     } catch (error) {
-      // Not the channel, by which the caller is told why.
+      // The channel stays open, by which the caller is told why.
       this.#end.close();
       this.#inbox[Symbol.dispose]();
       throw error;
@@ -63,7 +63,7 @@ export class RdmaGuest implements EndUser {
     channel.watch(() => onEnd(this));
   }
 
-  /** For the caller. */
+  /** The guest's end of the meeting, for the caller. */
   get end(): MeetingEnd {
     const { address, region } = this.#inbox;
     return { end: this.#end.address, mailbox: { address, key: Buffer.from(region.remoteKey).toString('hex') } };

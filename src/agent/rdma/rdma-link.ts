@@ -59,9 +59,9 @@ export class RdmaLink implements BackendLink, EndUser, OperationLink {
   readonly #messages: OutMessages;
   readonly #keys: RemoteKeys;
   readonly #channels = new Set<RdmaChannel>();
-  /** Of the peer's inbox, among the keys. */
+  /** The number of the peer's inbox among the keys. */
   #inboxKey: number | undefined;
-  /** Of regions that were released while operations were under way. */
+  /** Keys of regions that were released while operations were under way. */
   readonly #oldKeys: number[] = [];
   #end: RdmaEnd | undefined;
   #channel: ControlChannel | undefined;
@@ -71,7 +71,7 @@ export class RdmaLink implements BackendLink, EndUser, OperationLink {
   #hasCarried = false;
   /** The first request of the connection that failed; until it was looked at. */
   #failure: EndFailure | undefined;
-  /** Not before then. */
+  /** The time before which it does not look again. */
   #lookAgainAt = 0;
   readonly #left = new AbortController();
   #reconnecting: Promise<void> | undefined;
@@ -342,7 +342,7 @@ export class RdmaLink implements BackendLink, EndUser, OperationLink {
     this.#finish('dead', error);
   }
 
-  /** Those that no request names. */
+  /** Drops keys that no request names. */
   #dropKeys(): void {
     if (!this.queue.isEmpty) return;
     for (const key of this.#oldKeys.splice(0)) this.#keys.remove(key);

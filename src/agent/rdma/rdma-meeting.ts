@@ -22,7 +22,7 @@ const count = (end: number): z.ZodNumber => z.number().int().nonnegative().lt(en
 const id = z.string().max(MAX_KEY_NAME_LENGTH);
 const names = z.array(z.string().max(MAX_KEY_NAME_LENGTH)).max(MAX_ASKED);
 const end = z.object({
-  /** As the library of the device has it. */
+  /** The address of the end, as the library of the device has it. */
   end: z.unknown(),
   /** Memory of who calls, or the inbox of who is called; the key in hexadecimal digits. */
   mailbox: z.object({
@@ -38,7 +38,7 @@ const hello = z.object({
   incarnation: z.string(),
   expects: z.string(),
   end,
-  /** Of the connection in whose place this one comes: the `guest` of its welcome. */
+  /** The connection in whose place this one comes: the `guest` of its welcome. */
   after: id.optional(),
   /** Regions that it was about: which of them are not registered any more? */
   asked: names,
@@ -71,7 +71,7 @@ export interface MeetingEnd {
 type RdmaInfo = z.infer<typeof info>;
 
 export interface RdmaSelf {
-  /** Of the backend. */
+  /** The backend's protocol. */
   readonly protocol: string;
   readonly credentials: Credentials;
   readonly name: string;

@@ -9,7 +9,7 @@ import type { Settings } from '../../settings/settings.ts';
 
 interface RdmaPortChoice {
   readonly rail: RdmaRail;
-  /** Where peers meet, if the settings say so. */
+  /** The address at which peers meet, if the settings say so. */
   readonly controlHost: string | undefined;
 }
 

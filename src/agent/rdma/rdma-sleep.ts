@@ -15,7 +15,7 @@ export class RdmaSleep {
   readonly #words = new Int32Array(new SharedArrayBuffer(RDMA_WATCH_WORDS * 4));
   readonly #thread: PooledWork | undefined;
 
-  /** With a thread, `wake` is rung for completions after `arm` and for events; without one, `nap` and `hasEvents` look. */
+  /** The thread, if there is one, rings `wake` for completions after `arm` and for events; else `nap` and `hasEvents` look. */
   constructor(device: RdmaDevice, { ownThread, wake }: { readonly ownThread: boolean; readonly wake: WakeWord }) {
     this.#device = device;
     for (const descriptor of device.descriptors) this.#readiness.add(descriptor, readinessNumbers.completions);
@@ -46,7 +46,7 @@ export class RdmaSleep {
     return this.#thread !== undefined;
   }
 
-  /** Of descriptors that only a look at the device makes unreadable, the thread watches each until it was readable. */
+  /** Lets the thread watch descriptors that only a look at the device makes unreadable, each until it was readable. */
   watch(): void {
     if (Atomics.load(this.#words, at.isTaken) === 0) return;
     Atomics.store(this.#words, at.isTaken, 0);
@@ -67,7 +67,7 @@ export class RdmaSleep {
     if (this.hasThread) this.#readiness.add(this.#device.events.descriptor, readinessNumbers.events);
   }
 
-  /** Without a thread: looks, and blocks for so many milliseconds at most if there is nothing. */
+  /** Looks, and blocks for so many milliseconds at most if there is nothing. There is no thread. */
   nap(milliseconds: number): void {
     if (milliseconds > 0) this.#readiness.sleep(milliseconds * 1000);
     const count = this.#readiness.poll();
@@ -77,7 +77,7 @@ export class RdmaSleep {
     }
   }
 
-  /** Before the device is closed. */
+  /** Called before the device is closed. */
   async close(): Promise<void> {
     const thread = this.#thread;
     if (thread !== undefined) {

@@ -1,6 +1,6 @@
 // What the thread that watches an RDMA device is told.
 
-/** Of the descriptors in its set. */
+/** Numbers of the descriptors in its set. */
 export const readinessNumbers = { doorbell: 0, completions: 1, events: 2 } as const;
 
 export interface RdmaWatchOptions {
@@ -14,6 +14,6 @@ export interface RdmaWatchOptions {
   readonly completions: readonly number[];
   /** Descriptor of asynchronous events. */
   readonly events: number;
-  /** To be rung for everything that happens. */
+  /** The memory of the WakeWord, which is rung for everything that happens. */
   readonly wake: SharedArrayBuffer;
 }

@@ -22,7 +22,7 @@ export function run(options: RdmaWatchOptions): void {
       readiness.remove(options.events);
       Atomics.store(words, at.events, 1);
     } else if (number === readinessNumbers.completions && channel === undefined) {
-      // Only a look of the agent's thread makes it unreadable.
+      // The descriptor stays readable until the agent's thread looks.
       for (const descriptor of options.completions) readiness.remove(descriptor);
       Atomics.store(words, at.isTaken, 1);
     } else if (number === readinessNumbers.completions) channel?.take();

@@ -7,7 +7,7 @@ import { NO_MESSAGE, type OperationTable } from './operation-table.ts';
 import type { OutMessages } from './out-messages.ts';
 import type { SendQueue } from './rdma-device.ts';
 
-/** Of a long operation each so many-th request is signalled, so that its ring goes round. */
+/** One in so many requests of a long operation is signalled, so that its ring goes round. */
 const SIGNAL_EVERY = 128;
 /** Tag of requests that belong to no part. */
 const NO_PART = 0xffff_ffff;
@@ -64,7 +64,7 @@ export class RequestWriter {
     return this.part > 0 || this.offset > 0;
   }
 
-  /** Of the first operation that is not started as a whole. False if there is no room for all of it; the rest follows. */
+  /** Starts the first operation that is not started as a whole. False if there is no room for all of it; the rest follows. */
   start(ring: SendQueue, at: number): boolean {
     const parts = this.#table.parts[at];
     if (parts !== undefined) return this.#startTransfer(ring, at, parts);
@@ -102,7 +102,7 @@ export class RequestWriter {
     return message === NO_MESSAGE || (isCarried && count > 0) || this.#startMessage(ring, message, isRead);
   }
 
-  /** Behind the data: requests of a connection are carried out in order, and the fence makes it wait for reads. */
+  /** The message goes behind the data: requests of a connection are carried out in order, and the fence makes it wait for reads. */
   #startMessage(ring: SendQueue, message: number, isFenced: boolean): boolean {
     const flags = sendFlag.signaled | (isFenced ? sendFlag.fence : 0);
     if (!ring.start(sendOpcode.writeWithImmediate, flags, NO_PART)) return false;

@@ -26,6 +26,7 @@ interface PinnedMemory {
   readonly buffer: ArrayBufferLike;
 }
 
+/** Pinned memory for rings. It is kept, because to pin and to free wait for kernels, and bounded, because peers ask for it. */
 export class PinnedRings {
   readonly #allocate: (bytes: number) => PinnedMemory;
   readonly #spare: PinnedMemory[] = [];
@@ -77,7 +78,7 @@ export class PinnedRings {
 /** The copy engine takes a call for each copy: for fewer, or longer ones, that is quicker. */
 const MIN_COPIES = 8;
 const MAX_AVERAGE_BYTES = 32 << 10;
-/** As many multiprocessors as memory of the host keeps busy. */
+/** Multiprocessors that memory of the host keeps busy. */
 const MULTIPROCESSORS = 4;
 /** Launches under way. */
 const SLOTS = 64;
@@ -90,6 +91,7 @@ interface Range {
   bytes: number;
 }
 
+/** Many small copies between the memory of a GPU and a ring, by one kernel: it packs what goes out and unpacks what comes in. */
 class ScatteredCopies {
   readonly #pack: PackLauncher;
   readonly #unpack: UnpackLauncher;
@@ -237,7 +239,7 @@ class CudaCopies implements DeviceCopies {
       try {
         this.#copyEach(way, run, queue.stream);
       } catch (error) {
-        // Those before the one that failed are under way: who waits for the device waits for them.
+        // Copies before the one that failed are under way: who waits for the device waits for them.
         queue.mark();
         throw error;
       }
@@ -289,7 +291,7 @@ class CudaCopies implements DeviceCopies {
     try {
       return !this.#in.isDone(this.#in.issued) || !this.#out.isDone(this.#out.issued);
     } catch {
-      // Those who wait for the work hear why it failed.
+      // Callers that wait for the work hear why it failed.
       return false;
     }
   }

@@ -53,6 +53,7 @@ export interface DeviceCopies {
   close(): Promise<void>;
 }
 
+/** Copies to and from host memory: made by this thread, at once. */
 export class PlainCopies implements DeviceCopies {
   readonly ready: Promise<void> = Promise.resolve();
   readonly isBusy = false;
@@ -103,6 +104,7 @@ interface Fence {
   readonly in: number;
 }
 
+/** The devices of a staging thread: host memory, and GPUs from their first memory on. */
 export class DeviceTable {
   readonly #openGpu: (ordinal: number) => Promise<StagingGpu>;
   readonly #plain = new PlainCopies();
@@ -128,7 +130,7 @@ export class DeviceTable {
     return (await opening).copies;
   }
 
-  /** For rings: memory that GPUs copy from and to, once there are some. */
+  /** Makes memory of rings: GPUs copy from and to it, once there are some. */
   get makeStorage(): MakeStorage {
     return this.#gpus[0]?.makeStorage ?? plainStorage;
   }

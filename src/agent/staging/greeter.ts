@@ -36,7 +36,7 @@ async function patiently(attempt: () => void, deadline: Deadline, what: string):
 const whole = z.number().int().nonnegative().max(Number.MAX_SAFE_INTEGER);
 const bytes = z.base64().transform((text): Uint8Array => new Uint8Array(Buffer.from(text, 'base64')));
 
-/** Of the side that sends pieces: its ring, to which answers go, and how it is reached. */
+/** Words of the side that sends pieces: its ring, to which answers go, and how it is reached. */
 const hello = z.object({
   is: z.literal('hello'),
   lane: whole,
@@ -52,7 +52,7 @@ const hello = z.object({
   /** How long the sender waits for the welcome. */
   timeoutMs: whole,
 });
-/** Of the side that takes pieces: its ring. */
+/** Words of the side that takes pieces: its ring. */
 const welcome = z.object({ is: z.literal('welcome'), lane: whole, ring: bytes });
 /** `lane` is the number of the side that sends pieces; `from` says whose it is: of who says goodbye, or of who hears it. */
 const goodbye = z.object({
@@ -113,7 +113,7 @@ interface MeetOptions {
   readonly ring: Uint8Array;
   readonly shape: RingShape;
   readonly channels: number;
-  /** To the peer's staging thread. */
+  /** The link to the peer's staging thread. */
   readonly link: BackendLink;
   readonly deadline: Deadline;
   readonly signal: AbortSignal;
@@ -169,7 +169,7 @@ export class Greeter {
     return answer as Uint8Array;
   }
 
-  /** To the peer that said hello for that lane. */
+  /** Answers the peer that said hello for that lane. */
   welcome(link: BackendLink, lane: number, ring: Uint8Array, deadline: Deadline): Promise<void> {
     const message = encodeGreeting({ is: 'welcome', lane, ring });
     return patiently(() => link.notify(message), deadline, 'The welcome of a staging thread');

@@ -6,7 +6,7 @@ import { type RingMemory, slotOf, slotsOfChannel } from './ring-memory.ts';
 /** A job can be begun again when it is over; pieces of an earlier time may then still be under way. */
 export abstract class Job {
   pieces = 0;
-  /** Of this time: pieces that were opened, and that are over. */
+  /** Pieces of the present time: those that were opened, and those that are over. */
   opened = 0;
   closed = 0;
   /** Counts its times. */
@@ -44,9 +44,9 @@ export abstract class Job {
   protected abstract ended(error: WeftlineError | undefined): void;
 }
 
-/** Of lanes whose receiver counts every piece. */
+/** What a lane needs whose receiver counts every piece. */
 export interface LaneCarrier {
-  /** Of its channels. */
+  /** The number of its channels. */
   readonly count: number;
   /** Tells the receiver that nothing comes in this slot. False if there is no room now. */
   skip(slot: number): boolean;
@@ -68,12 +68,13 @@ const OPENED_TOGETHER = 2;
 /** Places of the queue that were passed are given back when there are so many. */
 const MAX_GAPS = 256;
 
+/** A ring's slots on their way: filled, sent, come back, landed; in order on each channel. */
 export class Lane {
   readonly ring: RingMemory;
   readonly #carrier: LaneCarrier | undefined;
-  /** By channel. */
+  /** Tracks by channel. */
   readonly #tracks: readonly Track[];
-  /** By slot: whose piece, of which time of the job, which one, and the ticket of its device work. */
+  /** Columns by slot: whose piece, of which time of the job, which one, and the ticket of its device work. */
   readonly #jobs: (Job | undefined)[];
   readonly #epochs: Float64Array;
   readonly #pieces: Int32Array;
@@ -83,12 +84,12 @@ export class Lane {
   #closed = 0;
   /** Counts what moves. */
   #moves = 0;
-  /** Those before `#head` have opened all their pieces. */
+  /** Jobs in order; those before `#head` have opened all their pieces. */
   readonly #queue: Job[] = [];
   #head = 0;
   #error: WeftlineError | undefined;
 
-  /** Without a carrier, each job knows when its pieces have come back. */
+  /** Each job knows when its pieces have come back if there is no carrier. */
   constructor(ring: RingMemory, carrier?: LaneCarrier) {
     const { slots } = ring.shape;
     const count = carrier?.count ?? 1;
@@ -194,7 +195,7 @@ export class Lane {
     let best = -1;
     let least = Number.POSITIVE_INFINITY;
     for (let look = 0; look < tracks.length; look++) {
-      // Those that have the same take turns.
+      // Channels that have the same take turns.
       const channel = (this.#opened + look) % tracks.length;
       const { slots, opened, returned, closed } = tracks[channel]!;
       if (opened - closed === slots || opened - returned >= least) continue;
@@ -275,7 +276,7 @@ export class Lane {
       if (job === undefined) continue;
       const isWanted = this.#owner(slot) === job;
       try {
-        // Also of a job that has ended: a device may still read the slot.
+        // A job that has ended is asked, too: a device may still read the slot.
         if (!job.isLanded(this.#pieces[slot]!, this.#tickets[slot]!)) return;
         traceEnd('staging.land', slot);
       } catch (error) {
@@ -287,7 +288,7 @@ export class Lane {
     }
   }
 
-  /** Of a piece that nobody waits for. */
+  /** Whether a piece that nobody waits for is filled. */
   #isFilled(slot: number): boolean {
     try {
       return this.#jobs[slot]?.isFilled(this.#pieces[slot]!, this.#tickets[slot]!) !== false;
@@ -297,7 +298,7 @@ export class Lane {
     }
   }
 
-  /** Whose the piece is, unless that job is over. */
+  /** The job whose piece it is, unless that job is over. */
   #owner(slot: number): Job | undefined {
     const job = this.#jobs[slot];
     return job !== undefined && !job.isOver && job.epoch === this.#epochs[slot] ? job : undefined;

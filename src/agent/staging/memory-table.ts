@@ -11,7 +11,7 @@ export interface StagedMemory {
   readonly bytes: number;
   readonly copies: DeviceCopies;
   readonly isOffered: boolean;
-  /** Of host memory that the thread's backend sends from without a copy. */
+  /** Host memory that the thread's backend sends from without a copy. */
   readonly region?: BackendRegion | undefined;
   /** False from the begin of its release on. */
   isOpen: boolean;
@@ -29,7 +29,7 @@ export class MemoryTable {
     return memory;
   }
 
-  /** Of this side. Fails with WL_CLOSED for memory that was released. */
+  /** Memory of this side. Fails with WL_CLOSED for memory that was released. */
   get(number: number): StagedMemory {
     const memory = this.#memory[number];
     if (memory?.isOpen === true) return memory;

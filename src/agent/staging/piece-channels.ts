@@ -47,7 +47,7 @@ export class PieceChannels {
   /** The other ring. */
   readonly #remote: BackendRemoteRegion;
   readonly #counters: readonly Int32Array[];
-  /** By channel: how many pieces were taken of those that its counter tells. Wraps. */
+  /** Pieces that were taken of those that a channel's counter tells, by channel. The counts wrap. */
   readonly #taken: Int32Array;
 
   constructor(channels: readonly BackendChannel[], ring: RingMemory, remote: BackendRemoteRegion) {

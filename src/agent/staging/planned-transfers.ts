@@ -32,7 +32,7 @@ const PAGE_BYTES = 4096;
 interface PiecePlanOptions {
   /** Most bytes of a piece. */
   readonly pieceBytes: number;
-  /** By local region: fragments of one piece belong to one device. */
+  /** Devices by local region: fragments of one piece belong to one device. */
   readonly deviceOf: readonly unknown[];
 }
 
@@ -40,7 +40,7 @@ interface PiecePlanOptions {
 export class PiecePlan {
   readonly count: number;
   readonly first: Uint32Array;
-  /** By piece: its bytes in the slot. */
+  /** Bytes of each piece in its slot. */
   readonly pieceBytes: Uint32Array;
   readonly local: Uint32Array;
   readonly localOffset: Float64Array;
@@ -108,13 +108,13 @@ export function capacityFor(total: number, pieceBytes: number): number {
 }
 
 interface PlannedJobParts {
-  /** Of the board. */
+  /** The transfer's number on the board. */
   readonly transfer: number;
   readonly operation: TransferOperation;
   readonly plan: PiecePlan;
   readonly locals: readonly StagedMemory[];
   readonly ring: RingMemory;
-  /** Of the thread. */
+  /** The thread's run of copies. */
   readonly run: CopyRun;
   readonly onEnd: (error: WeftlineError | undefined) => void;
 }
@@ -125,6 +125,7 @@ export interface Prepared {
   readonly job: PlannedJob;
 }
 
+/** A transfer on a lane: copies its pieces between memory of this side and the ring. Hot path: no allocation. */
 abstract class PlannedJob extends Job {
   protected readonly plan: PiecePlan;
   protected readonly isRead: boolean;
@@ -213,6 +214,7 @@ interface DirectTransferOptions {
   readonly firstSlot: number;
 }
 
+/** A transfer between staged memory of this side and host memory of the peer, which the backend reaches without its help. */
 export class DirectTransfer extends PlannedJob {
   readonly #slots: number;
   readonly #firstSlot: number;
@@ -287,7 +289,7 @@ export class DirectTransfer extends PlannedJob {
   }
 }
 
-/** Of one piece: from the begin of the ring to the final places. */
+/** The table of one piece: from the begin of the ring to the final places. */
 function tableOf(plan: PiecePlan, piece: number, slotOffset: number): PartTable {
   const first = plan.first[piece]!;
   const count = plan.first[piece + 1]! - first;
@@ -309,12 +311,13 @@ export interface RemoteStagedMemory {
   readonly key: number;
 }
 
-/** Of memory that the peer stages. */
+/** The name of memory that the peer stages. */
 export function stagedName(remote: RemoteMemoryName): RemoteStagedMemory {
   if ('number' in remote) return remote;
   throw new WeftlineError('WL_INTERNAL', 'Host memory of a peer was named on a lane to its staging thread');
 }
 
+/** A transfer between memory of this side and memory that the peer stages. */
 export class SessionTransfer extends PlannedJob {
   readonly #session: SendSession;
   readonly #remotes: readonly RemoteStagedMemory[];

@@ -24,7 +24,7 @@ import {
 interface ReceiveSessionParts {
   readonly peer: string;
   readonly memory: MemoryTable;
-  /** Of the thread. */
+  /** The thread's run of copies. */
   readonly run: CopyRun;
   readonly ring: RingMemory;
   readonly local: BackendRegion;
@@ -43,19 +43,19 @@ const { offset } = pieceHead;
 export class ReceiveSession {
   readonly #parts: ReceiveSessionParts;
   readonly #place: PutPlace;
-  /** By channel: its slots, its pieces so far, and those of which the sender was told. */
+  /** Columns by channel: its slots, its pieces so far, and those of which the sender was told. */
   readonly #slotsOf: Uint32Array;
   readonly #started: Float64Array;
   readonly #finished: Float64Array;
   readonly #told: Float64Array;
-  /** By slot. */
+  /** Columns by slot. */
   readonly #kinds: Uint8Array;
   readonly #statuses: Uint8Array;
   readonly #tickets: Float64Array;
   readonly #copies: (DeviceCopies | undefined)[];
   readonly #dataOffsets: Uint32Array;
   readonly #dataBytes: Uint32Array;
-  /** By channel: of its oldest piece. */
+  /** The step of each channel's oldest piece. */
   readonly #steps: Uint8Array;
 
   constructor(parts: ReceiveSessionParts) {
@@ -149,7 +149,7 @@ export class ReceiveSession {
     return true;
   }
 
-  /** Behind all copies before it, whichever channels they came by and whichever devices make them. */
+  /** Signals behind all copies before it, whichever channels they came by and whichever devices make them. */
   #signal(slot: number, found: StagedMemory): number {
     const { words } = this.#parts.ring;
     const at = this.#parts.ring.slotOffset(slot);
@@ -264,9 +264,9 @@ export class ReceiveSession {
   }
 }
 
-/** Of one peer: one for its host memory and one for its GPUs, and those that are just ending. */
+/** Sessions of one peer: one for its host memory and one for its GPUs, and those that are just ending. */
 const MAX_SESSIONS_OF_PEER = 8;
-/** Of one peer: greetings and ends of sessions that are under way. */
+/** Greetings and ends of sessions of one peer that are under way. */
 const MAX_GREETINGS_OF_PEER: number = 4 * MAX_SESSIONS_OF_PEER;
 const MAX_PIECE_BYTES: number = 16 << 20;
 const MIN_PIECE_BYTES = 4096;
@@ -306,7 +306,7 @@ export class ReceiveSessions {
   readonly #options: ReceiveSessionsOptions;
   readonly #guests = new Set<Guest>();
   readonly #arrivals = new Set<Arrival>();
-  /** By peer: sessions that are being made or ended. */
+  /** Sessions that are being made or ended, by peer. */
   readonly #changing = new Map<string, number>();
   readonly #ending = new Set<Promise<void>>();
 
@@ -361,7 +361,7 @@ export class ReceiveSessions {
 
   async #receive(arrival: Arrival, hello: Hello): Promise<void> {
     const { peer } = arrival;
-    // Before it costs a connection; such a peer gets no answer.
+    // The check comes before a greeting costs a connection; such a peer gets no answer.
     if ((this.#changing.get(peer) ?? 0) > MAX_GREETINGS_OF_PEER)
       throw new WeftlineError('WL_CAPACITY', 'It says hello too often');
     const { backend, links, greeter } = this.#options;

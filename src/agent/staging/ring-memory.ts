@@ -14,7 +14,7 @@ import {
   stagingRingHead,
 } from './wire-layout.ts';
 
-/** Where bytes of a slot begin, at the latest. */
+/** The last place at which bytes of a slot may begin. */
 const MAX_DATA_OFFSET = alignUp(pieceHead.size + MAX_PIECE_FRAGMENTS * pieceFragment.size, 4096);
 /** Bytes of a slot begin at a multiple of it. */
 const DATA_ALIGNMENT = 256;
@@ -25,12 +25,12 @@ export interface RingShape {
   readonly pieceBytes: number;
 }
 
-/** Where the settings leave it open: as many slots for each lane of a link as it takes to keep it busy, */
+/** Slots for each lane of a link, where the settings leave it open: as many as it takes to keep the lane busy, */
 const SLOTS_OF_LANE = 4;
 /** but not fewer than one lane alone can use. */
 const MIN_SLOTS = 8;
 
-/** Of the rings of a staging thread whose backend's links have so many lanes. */
+/** The shape of rings of a staging thread whose backend's links have so many lanes. */
 export function ringShapeOf(
   { stagingPieces, stagingPieceBytes }: Pick<Settings, 'stagingPieces' | 'stagingPieceBytes'>,
   lanes: number,
@@ -61,7 +61,7 @@ export function channelOf(slot: number, channels: number): number {
   return slot % channels;
 }
 
-/** Where the bytes of a piece begin in its slot. */
+/** The place in its slot at which the bytes of a piece begin. */
 export function dataOffsetOf(fragments: number): number {
   return alignUp(pieceHead.size + fragments * pieceFragment.size, DATA_ALIGNMENT);
 }
@@ -76,7 +76,7 @@ export interface RingStorage {
 
 export type MakeStorage = (bytes: number) => RingStorage;
 
-/** For links on which no GPU of this side takes part. */
+/** Memory of a ring for links on which no GPU of this side takes part. */
 export function plainStorage(bytes: number): RingStorage {
   const block = new NativeBlock(bytes);
   return { address: block.address, buffer: block.bytes.buffer, byteOffset: block.bytes.byteOffset, free: () => {} };
@@ -85,9 +85,9 @@ export function plainStorage(bytes: number): RingStorage {
 export class RingMemory {
   readonly shape: RingShape;
   readonly slotBytes: number;
-  /** Of the whole ring. */
+  /** Words of the whole ring. */
   readonly words: Uint32Array;
-  /** By channel: one word, which wraps. */
+  /** Counters by channel: one word each, which wraps. */
   readonly counters: readonly Int32Array[];
   readonly memory: AgentMemory;
   readonly #storage: RingStorage;
@@ -118,7 +118,7 @@ export class RingMemory {
     return this.memory.address;
   }
 
-  /** From the begin of the ring. */
+  /** The slot's offset from the begin of the ring. */
   slotOffset(slot: number): number {
     return stagingRingHead.size + slot * this.slotBytes;
   }

@@ -36,16 +36,17 @@ interface SendSessionParts {
 
 const { offset } = pieceHead;
 
+/** The sender's side of two rings: puts pieces into the peer's, and reads from its own what became of them. Hot path. */
 export class SendSession implements LaneCarrier {
   readonly peer: string;
   readonly ring: RingMemory;
   readonly #channels: PieceChannels;
   readonly #place: PutPlace;
   #direct: PutPlace | undefined;
-  /** By channel: puts of its piece that were made before one, or the signal, found no room; and whether it is given up. */
+  /** Columns by channel: puts of its piece that were made before one, or the signal, found no room; and whether it is given up. */
   readonly #puts: Uint8Array;
   readonly #skips: Uint8Array;
-  /** By channel: pieces that were filled, which wraps, and those that have come back. */
+  /** Columns by channel: pieces that were filled, which wraps, and those that have come back. */
   readonly #filled: Uint32Array;
   readonly #returned: Float64Array;
 
@@ -93,7 +94,7 @@ export class SendSession implements LaneCarrier {
     words[ring.statusOffset(slot) / 4] = pieceStatuses.good;
   }
 
-  /** Where in the ring the slot's fragment of that index is described. */
+  /** The place in the ring that describes the slot's fragment of that index. */
   placeOf(slot: number, index: number): number {
     return this.ring.slotOffset(slot) + pieceHead.size + index * pieceFragment.size;
   }
@@ -143,7 +144,7 @@ export class SendSession implements LaneCarrier {
     return true;
   }
 
-  /** Of a piece that has come back. Fails if it was refused. */
+  /** Looks at a piece that has come back. Fails if it was refused. */
   check(slot: number): void {
     const status = this.ring.words[this.ring.statusOffset(slot) / 4]!;
     if (status === pieceStatuses.good) return;
@@ -202,17 +203,18 @@ interface SendLaneParts {
   readonly signal: AbortSignal;
 }
 
+/** A lane of this side, with the session that it needs and the messages of its transfers. */
 export class SendLane {
   readonly number: number;
   readonly peer: string;
   readonly lane: Lane;
   readonly messages: MessageQueue;
-  /** To the peer's agent, for messages and its host memory. */
+  /** The link to the peer's agent, for messages and its host memory. */
   readonly link: BackendLink;
   readonly ring: RingMemory;
   /** The ring. */
   readonly local: BackendRegion;
-  /** To the peer's staging thread; undefined of a lane to host memory. */
+  /** The session with the peer's staging thread; undefined of a lane to host memory. */
   readonly session: SendSession | undefined;
   readonly #uses: readonly LinkUse[];
   readonly #greeter: Greeter;

@@ -33,6 +33,7 @@ interface AgentLaneOptions {
   readonly timeoutMs: number;
 }
 
+/** A lane as the agent's thread has it: its number, and the ring of messages of its transfers. */
 export class AgentLane {
   readonly thread: StagingThread;
   readonly number: number;
@@ -71,6 +72,7 @@ export class AgentLane {
 
 const names: readonly TransferState[] = ['idle', 'pending', 'done', 'failed'];
 
+/** A transfer that the staging thread carries out: posted with one command. Hot path of post and state: no allocation. */
 export class StagedTransfer implements BackendTransfer {
   readonly #lane: AgentLane;
   readonly #number: number;
@@ -169,7 +171,7 @@ export class StagedTransfer implements BackendTransfer {
 /** What a channel needs of its link. */
 interface ChannelLink {
   readonly error: WeftlineError | undefined;
-  /** To the peer's staging thread, or without a region of it to its host memory. */
+  /** A lane to the peer's staging thread, or without a region of it to its host memory. */
   lane(region: StagedRemoteRegion | undefined, isPinned: boolean): Promise<AgentLane>;
   nameOf(region: BackendRemoteRegion): RemoteMemoryName;
 }
@@ -180,7 +182,7 @@ class Route {
   readonly channel: number;
   readonly isStagedThere: boolean;
   readonly isPinned: boolean;
-  /** By what the command names them. */
+  /** Regions by what the command names them. */
   readonly remotes = new Map<BackendRemoteRegion, number>();
   posted = 0;
 
@@ -218,6 +220,7 @@ class Route {
 /** The way that operations go now; another is taken only when all of its operations are delivered. */
 type Way = Route | BackendChannel;
 
+/** Puts and signals in order, between any memory: by the backend's own channel, or by the staging thread. */
 export class StagedChannel implements BackendChannel {
   readonly #link: ChannelLink;
   readonly #hostLink: BackendLink;
@@ -233,7 +236,7 @@ export class StagedChannel implements BackendChannel {
   #isPreparing = false;
   #error: WeftlineError | undefined;
   #closing: Promise<void> | undefined;
-  /** For the backend, which knows its own regions only. */
+  /** The place as the backend gets it, which knows its own regions only. */
   #place: PutPlace | undefined;
 
   /** `options` are those of the backend's own channel. */
@@ -378,7 +381,7 @@ export class StagedChannel implements BackendChannel {
     return present !== undefined && leadsThere(present) ? present : this.#routes.find(leadsThere);
   }
 
-  /** Where the command goes; -1 if there is no room now. */
+  /** The place of the next command; -1 if there is no room now. */
   #begin(route: Route): number {
     if (!this.#mayTake(route) || route.posted - route.delivered >= STAGED_OPERATIONS) return -1;
     return route.lane.thread.board.place;
@@ -417,7 +420,7 @@ export class StagedChannel implements BackendChannel {
     return false;
   }
 
-  /** For signals alone. */
+  /** Imports a region for signals alone. */
   async #importFor(remote: StagedRemoteRegion): Promise<void> {
     const route = this.#routes.find(({ isStagedThere }) => isStagedThere) ?? (await this.#open(remote, false));
     if (route.remotes.has(remote)) return;
@@ -461,10 +464,10 @@ interface StagedLinkParts {
 
 export class StagedLink implements BackendLink {
   readonly #parts: StagedLinkParts;
-  /** By what they lead to, and whether a GPU of this side takes part. */
+  /** Lanes by what they lead to, and whether a GPU of this side takes part. */
   readonly #lanes = new Map<string, Promise<AgentLane>>();
   readonly #open: AgentLane[] = [];
-  /** Of memory of the peer that is not staged there: how its backend named it. */
+  /** Names that the backend gave to memory of the peer that is not staged there. */
   readonly #hostInfo = new WeakMap<BackendRemoteRegion, Uint8Array>();
   #closing: Promise<void> | undefined;
 

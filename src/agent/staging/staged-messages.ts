@@ -60,9 +60,10 @@ interface Entry {
   state: 'waiting' | 'ready' | 'dropped';
 }
 
+/** Messages of the transfers of one lane: each goes out behind its data, in the order of posting. */
 export class MessageQueue {
   readonly #messages: StagedMessages;
-  /** To the peer's agent. */
+  /** The link to the peer's agent. */
   readonly #link: BackendLink;
   readonly #entries: Entry[] = [];
 

@@ -50,16 +50,16 @@ interface StagedRegionParts {
   readonly host: BackendRegion | undefined;
   readonly info: Uint8Array;
   readonly thread: () => Promise<StagingThread>;
-  /** Of the staging thread, if the memory is staged. */
+  /** The staging thread's number of the memory, if it is staged. */
   readonly number: number | undefined;
-  /** Of the GPU that owns it. */
+  /** The GPU that owns it. */
   readonly ordinal: number | undefined;
 }
 
 export class StagedRegion implements BackendRegion {
   readonly info: Uint8Array;
   readonly host: BackendRegion | undefined;
-  /** As the staging thread knows the memory; -1 if it does not. */
+  /** The number by which the staging thread knows the memory; -1 if it does not. */
   #known: number;
   readonly #parts: StagedRegionParts;
   #knowing: Promise<number> | undefined;
@@ -73,7 +73,7 @@ export class StagedRegion implements BackendRegion {
     this.#parts = parts;
   }
 
-  /** Of the staging thread; -1 until it knows the memory, and from its release on: the thread uses numbers again. */
+  /** The staging thread's number; -1 until it knows the memory, and from its release on: the thread uses numbers again. */
   get number(): number {
     return this.#isReleased ? -1 : this.#known;
   }

@@ -9,11 +9,11 @@ const STAGING_COMMANDS = 4096;
 
 export const stagingCommandKinds = { post: 1, cancel: 2, put: 3, signal: 4 } as const;
 
-/** In a command, as numbers of 64 bits. `number`: of the transfer or channel. */
+/** Places of a command's fields, as numbers of 64 bits. `number` is that of the transfer or channel. */
 export const stagingCommandField = {
   kind: 0,
   number: 1,
-  /** Of a post: bytes of its message, -1 for none. */
+  /** Bytes of a post's message, -1 for none. */
   message: 2,
   local: 2,
   localOffset: 3,
@@ -21,7 +21,7 @@ export const stagingCommandField = {
   remoteOffset: 5,
   bytes: 6,
   add: 7,
-  /** Of a signal: what the cell then holds; -1 if that is not known. */
+  /** What the cell of a signal then holds; -1 if that is not known. */
   sum: 8,
 } as const;
 const STAGING_COMMAND_FIELDS = 9;
@@ -32,7 +32,7 @@ const STAGING_BOARD_WORDS = 48;
 
 export const stagedStates = { idle: 0, pending: 1, done: 2, failed: 3 } as const;
 
-/** Of the ring of messages of a lane: bytes that were written and taken, both wrap. */
+/** Bytes of the ring of messages of a lane that were written and taken; both wrap. */
 export const stagedMessageWord = { written: 0, taken: 16 } as const;
 export const STAGED_MESSAGE_WORDS = 32;
 /** Holds the longest notification twice. A power of two. */
@@ -45,11 +45,11 @@ const FAILED_AT = DELIVERED_AT + STAGED_CHANNELS * 4;
 const BYTES = FAILED_AT + STAGED_CHANNELS * 4;
 
 export class StagingBoard {
-  /** For the other thread, which makes its own board over it. */
+  /** The memory over which the other thread makes its own board. */
   readonly buffer: SharedArrayBuffer;
-  /** By transfer: one of `stagedStates`. */
+  /** One of `stagedStates` for each transfer. */
   readonly states: Int32Array;
-  /** By channel: operations that are delivered, and 1 if it has failed. */
+  /** Columns by channel: operations that are delivered, and 1 if it has failed. */
   readonly delivered: Int32Array;
   readonly failed: Int32Array;
   readonly #words: Int32Array;

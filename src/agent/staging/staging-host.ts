@@ -39,6 +39,7 @@ interface Entry {
   readonly isOver: () => boolean;
 }
 
+/** Failed posts of transfers whose memory devices of this side may still touch: they are told of when that is over. */
 class Settling {
   readonly #onOver: (transfer: number, error: WeftlineError) => void;
   #entries: Entry[] = [];
@@ -116,11 +117,11 @@ export class StagingHost {
   readonly #shape: RingShape;
   readonly #run = new CopyRun(MAX_PIECE_FRAGMENTS);
   readonly #lanes = new Map<number, SendLane>();
-  /** Those that fail for good have told the agent. */
+  /** Lanes that fail for good and have told the agent. */
   readonly #failedLanes = new WeakSet<SendLane>();
   readonly #prepared: (Prepared | undefined)[] = [];
   readonly #channels: (ThreadChannel | undefined)[] = [];
-  /** Of the put that is being posted. */
+  /** The place of the put that is being posted. */
   readonly #place = { localOffset: 0, remoteOffset: 0, bytes: 0 };
   readonly #settling = new Settling((transfer, error) => this.#publish(transfer, error));
   #nextLane = 1;
@@ -400,7 +401,7 @@ export class StagingHost {
     if (prepared.job instanceof DirectTransfer) prepared.job.cancel();
   }
 
-  /** Its post has ended. */
+  /** Notes that a post has ended. */
   #ended(transfer: number, error: WeftlineError | undefined): void {
     this.#prepared[transfer]?.lane.messages.settle(transfer, error === undefined);
     if (error === undefined) {

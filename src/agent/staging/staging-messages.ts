@@ -6,37 +6,37 @@ import type { BackendPeer, TransferOperation } from '../backend.ts';
 
 /** What the thread is started with. */
 export interface StagingThreadData {
-  /** As in the table of backends. */
+  /** The backend's name in the table of backends. */
   readonly backend: string;
   readonly agentName: string;
   readonly incarnation: string;
   readonly settings: Settings;
   readonly token: string;
   readonly host: string;
-  /** Of the thread's own WakeWord, and of the agent's. */
+  /** Memory of the thread's own WakeWord, and of the agent's. */
   readonly wake: SharedArrayBuffer;
   readonly agentWake: SharedArrayBuffer;
-  /** Of the StagingBoard. */
+  /** Memory of the StagingBoard. */
   readonly board: SharedArrayBuffer;
 }
 
 export interface StagedMemoryOptions {
   readonly address: number;
   readonly bytes: number;
-  /** Of the GPU that owns it; undefined of host memory. */
+  /** The GPU that owns it; undefined of host memory. */
   readonly ordinal: number | undefined;
   /** Peers may name it. */
   readonly isOffered: boolean;
 }
 
 export interface LaneOptions {
-  /** As the peer's metadata describe it. */
+  /** The peer as its metadata describe it. */
   readonly peer: BackendPeer;
-  /** Of the peer's staging thread: pieces go there. Undefined: they go to and from host memory of the peer's agent. */
+  /** The address of the peer's staging thread: pieces go there. Undefined: they go to and from host memory of the peer's agent. */
   readonly connectionInfo: Uint8Array | undefined;
   /** Memory of GPUs of this side goes through it. */
   readonly isPinned: boolean;
-  /** Of its StagedMessages. */
+  /** Memory of the lane's StagedMessages. */
   readonly messages: SharedArrayBuffer;
   readonly timeoutMs: number;
 }
@@ -48,13 +48,13 @@ export type RemoteMemoryName =
 
 export interface StagedPlan {
   readonly lane: number;
-  /** Of the board. */
+  /** The transfer's number on the board. */
   readonly transfer: number;
   readonly operation: TransferOperation;
   /** Numbers of staged memory. */
   readonly locals: readonly number[];
   readonly remotes: readonly RemoteMemoryName[];
-  /** Of the PartTable. */
+  /** Memory of the PartTable. */
   readonly parts: SharedArrayBuffer;
 }
 

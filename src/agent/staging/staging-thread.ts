@@ -82,15 +82,6 @@ export class StagingThread {
     return this.#link.call(name, ...argument);
   }
 
-  /** The same, until the signal ends the wait. */
-  callUntil<Name extends keyof StagingCalls>(
-    signal: AbortSignal | undefined,
-    name: Name,
-    ...argument: ArgumentOf<StagingCalls, Name>
-  ): Promise<ResultOf<StagingCalls, Name>> {
-    return this.#link.callWith(signal === undefined ? {} : { signal }, name, ...argument);
-  }
-
   /** Hot path. A command was written at `board.place`. */
   push(): void {
     this.board.push();
@@ -125,7 +116,7 @@ export class StagingThread {
     this.#channels.push(number);
   }
 
-  /** Of a transfer whose state says that it failed. */
+  /** The error of a transfer whose state says that it failed. */
   transferError(number: number): WeftlineError | undefined {
     return this.#errorIn(this.#transferErrors, number);
   }

@@ -20,7 +20,7 @@ const WATCH_MS = 0.05;
 const ROUNDS = 4;
 /** Nobody rings for the sockets of greetings while the thread blocks: so much later they are heard. */
 const BLOCKING_SLEEP_MS = 1;
-/** After so long without anything the thread sleeps in its event loop. */
+/** The thread sleeps in its event loop after so long without anything. */
 const IDLE_MS = 20;
 const LONG_SLEEP_MS = 1000;
 
@@ -28,7 +28,7 @@ export async function run(data: StagingThreadData, messages: MessagePort): Promi
   const port = new WorkerPort<StagingEvent>(messages);
   const wake = new WakeWord(data.wake);
   let host: StagingHost | undefined;
-  /** Until the thread was stopped. */
+  /** True once the thread was stopped. */
   const life = { isOver: false };
 
   function staging(): StagingHost {

@@ -13,18 +13,19 @@ import { pieceKinds } from './wire-layout.ts';
 
 interface ChannelJobParts {
   readonly ring: RingMemory;
-  /** Of the thread. */
+  /** The thread's run of copies. */
   readonly run: CopyRun;
   readonly onEnd: (error: WeftlineError | undefined) => void;
 }
 
+/** One operation of a channel on a lane: a put, in as many pieces as it takes, or a signal. Hot path: no allocation. */
 abstract class ChannelJob<Remote> extends Job {
-  /** Of a put; undefined: this is a signal. */
+  /** Memory that a put sends; undefined: this is a signal. */
   local: StagedMemory | undefined;
   localOffset = 0;
   remote: Remote | undefined;
   remoteOffset = 0;
-  /** At least one: puts of none are not posted. */
+  /** Bytes of the put, at least one: puts of none are not posted. */
   bytes = 0;
   add = 0;
   /** -1 if it is not known. */
@@ -84,7 +85,7 @@ abstract class ChannelJob<Remote> extends Job {
   }
 }
 
-/** To memory that the peer stages. */
+/** An operation to memory that the peer stages. */
 class SessionChannelJob extends ChannelJob<RemoteStagedMemory> {
   readonly #session: SendSession;
   readonly #words: PieceWords = {
@@ -148,11 +149,11 @@ interface DirectChannel {
   readonly channel: BackendChannel;
   /** The ring. */
   readonly local: BackendRegion;
-  /** By slot: what the channel will have delivered when the slot is free. */
+  /** What the channel will have delivered when a slot is free, by slot. */
   readonly marks: Float64Array;
 }
 
-/** To host memory of the peer. */
+/** An operation to host memory of the peer. */
 export class DirectChannelJob extends ChannelJob<BackendRemoteRegion> {
   readonly #direct: DirectChannel;
   #place: PutPlace | undefined;
@@ -208,9 +209,9 @@ export class DirectChannelJob extends ChannelJob<BackendRemoteRegion> {
 }
 
 interface ThreadChannelOptions {
-  /** Of the thread. */
+  /** The thread's run of copies. */
   readonly run: CopyRun;
-  /** So many operations are delivered, counted from the first. */
+  /** Hears how many operations are delivered, counted from the first. */
   readonly onDelivered: (count: number) => void;
   readonly onFailed: (error: WeftlineError) => void;
 }

@@ -6,7 +6,7 @@ export const STAGED_REGION_MAGIC = 0x5354_4731;
 /** Goes up with every change of this file and of what staging threads tell each other; a reader refuses other versions. */
 export const STAGING_VERSION = 1;
 
-/** In metadata; behind it stands how the owner's staging thread is reached. */
+/** The description of a region in metadata; behind it stands how the owner's staging thread is reached. */
 export const stagedRegionInfo = defineLayout('StagedRegionInfo', {
   magic: 'u32',
   number: 'u32',
@@ -38,7 +38,7 @@ export const stagingRingHead = defineLayout(
   4096,
 );
 
-/** Where a channel's counter lies in the ring. */
+/** The place of a channel's counter in the ring. */
 export function stagingCounterOffset(channel: number): number {
   return stagingRingHead.offset.counters + channel * COUNTER_STRIDE * 8;
 }
@@ -70,7 +70,7 @@ export const pieceHead = defineLayout(
   64,
 );
 
-/** Behind the head, as often as it says. `slotOffset` counts from `dataOffset`. */
+/** One fragment behind the head, which says how many there are. `slotOffset` counts from `dataOffset`. */
 export const pieceFragment = defineLayout('StagedFragment', { remoteOffset: 'u64', bytes: 'u32', slotOffset: 'u32' });
 
 export const MAX_PIECE_FRAGMENTS = 2048;

@@ -129,6 +129,7 @@ interface StagedFlagWork {
   join(): void;
 }
 
+/** A flag in memory of a GPU: parts that are done together are added in one go, behind the sums of these parts. */
 export class StagedFlag implements CompletionFlag {
   readonly #work: StagedFlagWork;
   #untold = 0;

@@ -7,6 +7,7 @@ import type { PeerRange } from './proxy-messages.ts';
 const SLOTS = 512;
 export const STAGED_BYTES: number = SLOTS * 8;
 
+/** Stores of 8 bytes over a channel that only puts registered memory: the bytes wait there until they are delivered. */
 export class StagedStores {
   readonly #channel: BackendChannel;
   readonly #words: Uint32Array;
@@ -60,6 +61,7 @@ interface RouteRange {
   readonly isSoleWriter: boolean;
 }
 
+/** The commands of one request for one of its remote ranges, which go over a channel of the agent. Hot path. */
 export class AgentRoute implements CommandRoute {
   readonly channel: BackendChannel;
   readonly #way: AgentWay;

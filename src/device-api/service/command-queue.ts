@@ -79,6 +79,7 @@ function peekCommand(words: Uint32Array, first: number, phase: number): 'none' |
   return high >>> commandBits.deferred === 0 ? 'ready' : 'deferred';
 }
 
+/** A request as its host knows it: one local range, the ranges of one peer, and how each is reached. */
 export interface RequestShape {
   /** What commands call it. */
   readonly number: number;

@@ -20,6 +20,7 @@ import type {
 } from './proxy-messages.ts';
 import { checkQueueLayout } from './command-queue.ts';
 
+/** The numbers by which commands name the requests of a host. */
 class RequestNumbers {
   readonly #isTaken = new Uint8Array(MAX_DEVICE_REQUESTS);
   #next = 0;
@@ -54,6 +55,7 @@ interface ProxyLinkOptions {
   readonly script?: URL;
 }
 
+/** The thread that serves the queues of a ProxyService: starts it, calls it, hears of failures, ends it. */
 export class ProxyLink implements AsyncDisposable {
   readonly wake: WakeWord = new WakeWord();
   readonly #link: WorkerLink<ProxyCalls, EncodedError>;

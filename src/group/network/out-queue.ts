@@ -11,6 +11,7 @@ interface PartPutsOptions {
   readonly remote: BackendRemoteRegion;
 }
 
+/** Puts of many parts over a channel of any backend: as one operation where the channel can, else one by one. */
 export class PartPuts {
   readonly #channel: BackendChannel;
   readonly #table: PartTable;

@@ -49,7 +49,7 @@ test('a second backend gets what the first has left of the time', async () => {
   const own = wait(NEVER_MS);
   const backends = [full, other];
   const peer = peerOf(...backends);
-  await chooseLink({ backends, missing: new Map(), peer, memory: { local: [], remote: [] } }, own);
+  await chooseLink({ backends, missing: new Map(), peer, memory: { locals: [], remotes: [] } }, own);
   assert.deepEqual(seen, [own.deadline, own.deadline]);
 });
 

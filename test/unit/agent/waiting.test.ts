@@ -1,7 +1,7 @@
 // Waits of an agent whose backend has no thread of its own: between two looks they sleep until there is work for it.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { Waiter, type WaiterOptions } from '#lib/agent/waiting.js';
+import { Waiter } from '#lib/agent/waiting.js';
 import { WakeWord } from '#lib/threads/wake-word.js';
 
 interface Seen {
@@ -13,20 +13,22 @@ interface Seen {
 function waiterOf({ news, pause }: { readonly news: number; readonly pause: number }): Seen {
   const steps: string[] = [];
   let looks = 0;
-  const options: WaiterOptions = {
+  const waiter = new Waiter({
     wake: new WakeWord(),
     timeoutMs: 60_000,
     spinUs: 0,
-    prefersPolling: () => false,
     poll: () => {
       steps.push('look');
       return ++looks === news;
     },
-    help: () => false,
-    prepareSleep: () => pause,
-    nap: (milliseconds) => void steps.push(`nap ${milliseconds}`),
-  };
-  return { steps, waiter: new Waiter(options) };
+    set: {
+      prefersPolling: false,
+      help: () => false,
+      prepareSleep: () => pause,
+      nap: (milliseconds) => void steps.push(`nap ${milliseconds}`),
+    },
+  });
+  return { steps, waiter };
 }
 
 function afterLooks(count: number): { readonly isSettled: boolean; describe: () => string } {

@@ -111,7 +111,7 @@ const PIECE_COST = 64;
 export const CUT_SHORT = -1;
 
 export class CopyTable {
-  /** For `CopyTable.over` in another thread. */
+  /** The memory that `CopyTable.over` takes in another thread. */
   readonly buffer: SharedArrayBuffer;
   readonly bytes: number;
   readonly steps: number;
@@ -136,7 +136,7 @@ export class CopyTable {
     return new CopyTable(buffer, calls.ranges);
   }
 
-  /** In another thread; the one that made it must keep it. */
+  /** Reads the table in another thread; the one that made it must keep it. */
   static over(buffer: SharedArrayBuffer): CopyTable {
     return new CopyTable(buffer, undefined);
   }
@@ -152,7 +152,7 @@ export class CopyTable {
     this.bytes = this.#sum(0, count);
   }
 
-  /** In bytes, by the time that it takes: to begin a piece takes some, too. */
+  /** The time that a step takes, in bytes: to begin a piece takes some, too. */
   costOf(step: number): number {
     const first = this.#firstRows[step]!;
     const end = this.#firstRows[step + 1]!;
@@ -198,12 +198,12 @@ function putMapped(rows: Float64Array, { mapped, isRead, stepBytes }: CopyTableP
 /** Copies of another process's memory, as calls of the kernel. */
 interface ProcessCalls {
   readonly ranges: IovecList | undefined;
-  /** By call: its first range, and the bytes of all its ranges. */
+  /** The first range of each call, and the bytes of all its ranges. */
   readonly first: number[];
   readonly bytes: number[];
 }
 
-/** As many ranges in a call of the kernel as it takes. */
+/** Puts as many ranges into a call of the kernel as it takes. */
 function callsOfProcess({ process, stepBytes, stepPieces }: CopyTableParts): ProcessCalls {
   const first: number[] = [];
   const bytes: number[] = [];
@@ -285,12 +285,12 @@ export interface CopyJob extends CheckedCopies {
 
 interface CopyLaneParts {
   readonly words: Int32Array;
-  /** Of all lanes and of what writes to the same peers. */
+  /** Lock of all lanes and of what writes to the same peers. */
   readonly lock: SharedLock;
   readonly sender: () => RecordSender;
-  /** Of the thread that this object belongs to. */
+  /** Steps of the thread that this object belongs to. */
   readonly steps: () => PeerSteps;
-  /** Where jobs are found by their ids. */
+  /** Finds a job by its id. */
   readonly jobs: (id: number) => CopyJob;
   /** Rung when a job has ended. */
   readonly wake: WakeWord;
@@ -342,7 +342,7 @@ export class CopyLane {
       words[jobWord.claimed] = step + 1;
       Atomics.add(words, jobWord.active, 1);
     } finally {
-      // Also of a thread that fails: the other one goes on alone.
+      // A thread that fails releases it, too: the other one goes on alone.
       lock.release();
     }
     this.#endStep(job, this.#copy(job, step));
@@ -395,7 +395,7 @@ export class CopyLane {
     }
   }
 
-  /** Under the lock; the job is the first one and all of its steps are over. */
+  /** Called under the lock, when the job is the first one and all of its steps are over. */
   #end({ words, message }: CopyJob): CopyOutcome {
     const { words: lane, sender, wake, onWork } = this.#parts;
     if (words[jobWord.hasMessage] === 1 && words[jobWord.failure] === 0) {

@@ -30,7 +30,7 @@ export class CopyThread {
       entry: packageFile('./copy-worker.js', import.meta.url),
       name: 'copies',
       data,
-      // Without the thread the agent's own copies all, in turns of its event loop.
+      // The agent's own thread copies all without this one, in turns of its event loop.
       onEnd: () => Atomics.store(this.#words, threadWord.isRunning, 0),
     });
     this.#work.unref();
@@ -63,7 +63,7 @@ export class CopyThread {
     return { id, copies, lock: this.#lock };
   }
 
-  /** Its jobs must be gone. */
+  /** The lane's jobs must be gone. */
   closeLane({ id }: LaneToPeer): void {
     this.#order({ do: 'close lane', id });
   }
@@ -108,16 +108,16 @@ export class CopyThread {
 export interface LaneToPeer {
   readonly id: number;
   readonly copies: CopyLane;
-  /** To be held while something is written to the peer. */
+  /** The lock that is held while something is written to the peer. */
   readonly lock: SharedLock;
 }
 
 // What the agent's thread and the thread that copies for it tell each other.
 
 export interface CopyWorkerData {
-  /** Of `threadWord`. */
+  /** Words as `threadWord` names them. */
   readonly words: SharedArrayBuffer;
-  /** Of the agent's WakeWord. */
+  /** The memory of the agent's WakeWord. */
   readonly wake: SharedArrayBuffer;
 }
 
@@ -139,7 +139,7 @@ export type CopyOrder =
       readonly words: Int32Array;
       readonly table: SharedArrayBuffer;
       readonly message: Uint8Array;
-      /** Of RegionGrants. */
+      /** The memory of RegionGrants. */
       readonly grants: SharedArrayBuffer;
     }
   | { readonly do: 'forget job'; readonly id: number };

@@ -87,7 +87,7 @@ export function run(data: CopyWorkerData, port: MessagePort): void {
     });
   }
 
-  /** Under the lock. */
+  /** Called under the lock. */
   function findJob(id: number): CopyJob {
     // It may have been queued since the last look at the orders, which came before.
     if (!jobs.has(id)) takeOrders();

@@ -7,7 +7,7 @@ import { bindDeclaredFunctions, viewAt } from '../../../native/library.ts';
 export interface DoorbellWorkerData {
   /** Native address; mapped until the thread has ended. */
   readonly doorbell: number;
-  /** Of the agent's WakeWord. */
+  /** The memory of the agent's WakeWord. */
   readonly wake: SharedArrayBuffer;
   /** One word, set to 1 before the doorbell is rung for the last time. */
   readonly stop: SharedArrayBuffer;
@@ -25,7 +25,7 @@ export function run(data: DoorbellWorkerData, port: MessagePort): void {
   port.postMessage('running');
   let seen = Atomics.load(word, 0);
   while (Atomics.load(stop, 0) === 0) {
-    // Where the kernel refuses to let it sleep, it looks every millisecond.
+    // The loop looks every millisecond where the kernel refuses to let it sleep.
     if (!futex.waitBlocking(seen, LONGEST_SLEEP_NS)) Atomics.wait(stop, 0, 0, 1);
     const now = Atomics.load(word, 0);
     if (now === seen) continue;

@@ -39,7 +39,7 @@ const TURN_BYTES = 8 << 20;
 const PEER_CHECK_MS = 50;
 /** A look at the clock costs more than an empty poll. */
 const POLLS_PER_CLOCK = 256;
-/** As long as the thread on the doorbell starts. */
+/** The longest sleep while the thread on the doorbell starts. */
 const SHORT_SLEEP_MS = 1;
 
 class LocalBackend implements Backend<'local'> {
@@ -189,7 +189,7 @@ class LocalBackend implements Backend<'local'> {
     return this.#copyThread;
   }
 
-  /** Without copies under way the process may end. */
+  /** Lets the process end if no copies are under way. */
   #allowExit(): void {
     if (this.#copyThread !== undefined && this.#busy.length === 0) this.#copyThread.keepsAlive = false;
   }
@@ -384,7 +384,7 @@ class DoorbellThread {
       name: 'doorbell',
       data,
       onMessage: () => (this.isRunning = true),
-      // Without the thread the agent only sleeps shorter.
+      // The agent only sleeps shorter without the thread.
       onEnd: () => (this.isRunning = false),
     });
     this.#work.unref();

@@ -35,13 +35,13 @@ export class LocalChannel implements BackendChannel {
   readonly #range: IovecList = new IovecList(1);
   readonly #range0 = { local: 0, remote: 0, bytes: 0 };
   readonly #cells = new Map<LocalRemoteRegion, BigInt64Array>();
-  /** Of regions of GPUs, as the channel's GPU sees them. */
+  /** Addresses of regions of GPUs, as the channel's GPU sees them. */
   readonly #addresses = new Map<LocalRemoteRegion, number>();
   /** Regions to whose words this side's GPU cannot add, and why. */
   readonly #withoutAtomics = new Map<LocalRemoteRegion, string>();
   #error: WeftlineError | undefined;
   #posted = 0;
-  /** Of a channel between GPUs: all its operations. */
+  /** All operations of a channel between GPUs. */
   #cuda: LocalCudaChannel | undefined;
   #seen = 0;
 
@@ -80,7 +80,7 @@ export class LocalChannel implements BackendChannel {
 
   async prepare(local: BackendRegion, remote: BackendRemoteRegion): Promise<void> {
     const { reach } = remote as LocalRemoteRegion;
-    // Of a request for signals only, the local memory may be the host's.
+    // The local memory of a request for signals only may be the host's.
     const device = (local as LocalRegion).device ?? this.#cuda?.device ?? this.#link.someDevice;
     if (device === undefined || reach.kind !== 'cuda') return;
     this.#mapped(remote as LocalRemoteRegion, device);
@@ -209,7 +209,7 @@ export class LocalChannel implements BackendChannel {
     return address;
   }
 
-  /** Where this GPU cannot add to the peer's memory a stream can still store a sum, if the caller knows it, in a work of its own. */
+  /** A stream can still store a sum that the caller knows, in a work of its own, where this GPU cannot add to the peer's memory. */
   #requireStore(region: LocalRemoteRegion, sum: number | undefined): void {
     const reason = this.#withoutAtomics.get(region);
     if (reason === undefined) return;
@@ -310,7 +310,7 @@ class LocalCudaChannel {
   #sealed: number | undefined;
   #sealedAt = 0;
 
-  /** Its kernel is compiled, loaded, and has run once. Until then nothing can be posted. */
+  /** Resolves when the kernel is compiled, loaded, and has run once. Until then nothing can be posted. */
   readonly ready: Promise<void>;
 
   constructor(device: CudaDevice, work: DeviceWork) {
@@ -392,7 +392,7 @@ class LocalCudaChannel {
     else this.#send(this.#writes);
   }
 
-  /** To be called now and then: tells the peer what is over. */
+  /** Called now and then: tells the peer what is over. */
   settle(): void {
     if (this.#sealed !== undefined && this.#isOver(this.#sealedAt)) {
       this.#work.end(this.#sealed);

@@ -50,7 +50,7 @@ interface LocalLinkOptions {
 export class LocalLink implements BackendLink, LinkedMemory {
   readonly peerName: string;
   readonly pid: number;
-  /** Of the agent's thread. */
+  /** Steps of the agent's thread. */
   readonly steps: PeerSteps;
   readonly #options: LocalLinkOptions;
   readonly #mailbox: PeerMailbox;
@@ -127,7 +127,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
   async prepare(operation: TransferOperation, plan: LocalPlan): Promise<BackendTransfer> {
     this.requireUsable();
     for (const { isReleased, reach } of plan.remotes as readonly LocalRemoteRegion[]) {
-      // Its handle no longer names this memory.
+      // The handle of a released allocation no longer names this memory.
       if (isReleased && reach.kind === 'cuda') throw this.refusal();
     }
     return new LocalTransfer(this, planCopies(this, operation, plan));
@@ -147,7 +147,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
     return channel;
   }
 
-  // Of the transfers.
+  // Calls of the transfers.
 
   /** Hot path. Copies may have gone to the memory of a peer that died meanwhile: why, if that was found. */
   noteCopied(bytes: number): WeftlineError | undefined {
@@ -365,7 +365,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
     return hasRoom;
   }
 
-  /** In order: what only this thread can carry out holds up what was posted behind it. */
+  /** Goes in order: what only this thread can carry out holds up what was posted behind it. */
   #handOver(): void {
     while (this.#unhanded?.canBeHandedOver === true) {
       if (this.#help === undefined) {

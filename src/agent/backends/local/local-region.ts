@@ -10,7 +10,7 @@ import type { Mailbox } from './mailbox.ts';
 /** Goes up with every change of these layouts, and of those of the mailbox: agents of another version choose another backend. */
 export const LOCAL_INFO_VERSION = 3;
 export const BOOT_ID_BYTES = 40;
-/** Of the CUDA driver. */
+/** Bytes of a handle of the CUDA driver. */
 export const MEMORY_HANDLE_BYTES = 64;
 
 /** How to reach the mailbox of an agent. Two processes can if they live under the same boot and see the same processes. */
@@ -21,9 +21,9 @@ export const localConnectionInfo = defineLayout('LocalConnectionInfo', {
   fd: 'u32',
   device: 'u64',
   inode: 'u64',
-  /** Of the namespace in which `pid` means the process. */
+  /** The namespace in which `pid` means the process. */
   pidNamespace: 'u64',
-  /** Of the mailbox in its owner's memory, and how long it is. */
+  /** The address of the mailbox in its owner's memory, and how long it is. */
   address: 'u64',
   bytes: 'u64',
   bootId: { of: 'u8', count: BOOT_ID_BYTES },
@@ -34,7 +34,7 @@ export const localRegionKinds = { shared: 1, process: 2, cuda: 3 } as const;
 
 export const localRegionInfo = defineLayout('LocalRegionInfo', {
   kind: 'u32',
-  /** Of the mailbox's table, and what stands there. */
+  /** The place in the mailbox's table, and what stands there. */
   slot: 'u32',
   key: 'u32',
   /** shared: descriptor of the file in its owner. */
@@ -60,7 +60,7 @@ interface LocalRegionOptions {
 export class LocalRegion implements BackendRegion {
   readonly info: Uint8Array;
   readonly address: number;
-  /** Of GPU memory: the device that owns it. */
+  /** The device that owns GPU memory. */
   readonly device: CudaDevice | undefined;
   /** Keeps the memory from being collected while transfers know its address. */
   readonly memory: AgentMemory;

@@ -19,11 +19,12 @@ import { recordBytes } from './mailbox-layout.ts';
 import type { LocalRemoteRegion, RegionReach } from './remote-region.ts';
 import { type DeviceWork, type PeerSteps, RegionGrants, REVOKED } from './sender-end.ts';
 
+/** The copies of one prepared transfer, and how far they have come. Hot path after construction: no allocation. */
 export interface CopyPlan {
   readonly bytes: number;
   /** So little that `post` copies it itself. */
   readonly isShort: boolean;
-  /** From the beginning again. */
+  /** Starts from the beginning again. */
   begin(): void;
   /** Copies up to about `budget` bytes more. True when all are where they belong. Throws when that cannot be. */
   advance(budget: number): boolean;
@@ -39,7 +40,7 @@ interface LocalTransferParts {
   readonly plan: CopyPlan;
   /** The plan, if the thread that copies can carry it out. */
   readonly host: HostCopies | undefined;
-  /** Without repetition. */
+  /** Each region stands here once. */
   readonly locals: readonly LocalRegion[];
   readonly remotes: readonly LocalRemoteRegion[];
   readonly dispose: () => void;
@@ -109,7 +110,7 @@ function sortParts(
     onDevice.set(at.device, list);
     return { list, begin: at.address };
   };
-  /** By device of this side, then by index of the remote region. */
+  /** Ways by device of this side, then by index of the remote region. */
   const ways = new Map<CudaDevice | undefined, (Way | undefined)[]>();
   for (const { device } of locals) if (!ways.has(device)) ways.set(device, []);
   const waysOfLocal = locals.map(({ device }) => ways.get(device) as (Way | undefined)[]);
@@ -158,7 +159,7 @@ interface HostCopiesOptions {
   readonly peer: string;
 }
 
-/** From memory of hosts to memory of hosts. */
+/** Copies from memory of hosts to memory of hosts. */
 class HostCopies implements CopyPlan {
   readonly bytes: number;
   readonly isShort: boolean;
@@ -237,7 +238,7 @@ export class CudaCopies implements CopyPlan, Disposable {
   readonly #stream: CudaStream;
   readonly #event: CudaEvent;
   readonly #work: DeviceWork;
-  /** To, from, bytes. */
+  /** Triples of to, from and bytes. */
   readonly #copies: Float64Array;
   #isEnqueued = false;
   /** While the GPU may work on it. */
@@ -486,7 +487,7 @@ export class LocalTransfer implements BackendTransfer {
     try {
       if (!this.#areCopied) this.#areCopied = this.#copy(budget);
       const isSent = this.#areCopied && (message === undefined || this.#link.push(message));
-      // Behind the message, which would otherwise wait until the processor has written out the data.
+      // ORDER: the step ends behind the message, which would otherwise wait until the processor has written out the data.
       steps.end();
       if (!isSent) return false;
     } catch (error) {
@@ -506,7 +507,7 @@ export class LocalTransfer implements BackendTransfer {
     return this.#plan.advance(budget);
   }
 
-  /** For what is to be sent after the post. */
+  /** Keeps what is to be sent after the post. */
   #keep(message: Uint8Array | undefined): void {
     this.#hasMessage = message !== undefined;
     if (message === undefined) return;

@@ -1,4 +1,4 @@
-// Where things stand in a mailbox, for its owner and for senders.
+// The places of a mailbox, for its owner and for senders, and its rings of records.
 import { Block, defineLayout, wordOffsets } from '../../../abi/layout.ts';
 import type { Futex } from '../../../native/libc.ts';
 import { MAX_NOTIFICATION_BYTES } from '../../backend.ts';
@@ -89,7 +89,7 @@ export const mailboxSender = defineLayout(
 
 /** What is in front of each record of a ring; records begin at multiples of 8 and never wrap in the middle. */
 export const notificationHead = defineLayout('NotificationHead', {
-  /** Of what follows; SKIP_RECORD: the next record is at the beginning of the ring. */
+  /** Bytes of what follows; SKIP_RECORD: the next record is at the beginning of the ring. */
   bytes: 'u32',
   /**
    * One more than the bytes written before the record: its store publishes the record. INVARIANT: where the next record
@@ -108,7 +108,7 @@ export const mailboxRegion = defineLayout('MailboxRegion', {
 export const REGIONS_OFFSET: number = mailboxHeader.size;
 export const SENDERS_OFFSET: number = REGIONS_OFFSET + MAILBOX_REGIONS * mailboxRegion.size;
 
-/** Where the rings begin in a mailbox of so many senders. Pages of it that nobody has touched take no memory. */
+/** The offset of the rings in a mailbox of so many senders. Pages of it that nobody has touched take no memory. */
 export function ringsOffset(senders: number): number {
   return Math.ceil((SENDERS_OFFSET + senders * mailboxSender.size) / 4096) * 4096;
 }
@@ -120,7 +120,7 @@ export function mailboxBytes(senders: number): number {
 /** The owner's lock; that of a sender is at 1 + its slot. */
 export const OWNER_LOCK = 0;
 
-/** Where each word of the header stands, in words. */
+/** Places of the header's words, counted in words. */
 export const headerWord: typeof mailboxHeader.offset = wordOffsets(mailboxHeader);
 
 /** How many slots the mailbox has, as its owner wrote. */
@@ -167,7 +167,7 @@ const MASK = SENDER_RING_BYTES - 1;
 
 interface RingPlace {
   readonly buffer: ArrayBuffer;
-  /** Where the sender's slot and its ring begin. */
+  /** Offsets of the sender's slot and of its ring. */
   readonly slotAt: number;
   readonly ringAt: number;
 }
@@ -258,7 +258,7 @@ export class NotificationRing {
     return record;
   }
 
-  /** And for the place of the next stamp. */
+  /** Room for so many bytes, and for the place of the next stamp. */
   #hasRoom(bytes: number): boolean {
     const most = SENDER_RING_BYTES - HEAD_BYTES;
     if (((this.#own - this.#seen) | 0) + bytes <= most) return true;

@@ -32,7 +32,7 @@ interface Sender {
   isBroken: boolean;
 }
 
-/** Where messages go, and whether there is room for another of a peer. */
+/** The receiver of messages, and whether there is room for another of a peer. */
 type Delivery = Pick<BackendContext, 'deliver' | 'mayDeliver'>;
 
 export class Mailbox {
@@ -40,7 +40,7 @@ export class Mailbox {
   readonly #slots: number;
   readonly #buffer: ArrayBuffer;
   readonly #words: Int32Array;
-  /** Of the whole mailbox. */
+  /** Words of the whole mailbox. */
   readonly #all: Int32Array;
   readonly #regions: Int32Array;
   readonly #watch: StepsWatch;
@@ -131,7 +131,7 @@ export class Mailbox {
     return any;
   }
 
-  /** From now until the next poll, senders ring the doorbell. False if something is there already. */
+  /** Lets senders ring the doorbell until the next poll. False if something is there already. */
   arm(delivery: Delivery): boolean {
     this.#isArmed = true;
     Atomics.store(this.#words, headerWord.sleepers, 1);
@@ -232,7 +232,7 @@ const PAUSE_MS = 1;
 
 interface StepsWatchOptions {
   readonly buffer: ArrayBuffer;
-  /** Of the mailbox, whose bytes senders hold locks of. */
+  /** The file of the mailbox, on whose bytes senders hold locks. */
   readonly fd: number;
   readonly senders: number;
   /** The mailbox is about to be unmapped. */

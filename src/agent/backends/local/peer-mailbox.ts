@@ -35,9 +35,9 @@ interface PeerMailboxOptions {
 const ATTEMPTS = 16;
 
 export class PeerMailbox implements Disposable {
-  /** For notifications to the peer. */
+  /** Sends notifications to the peer. */
   readonly sender: RecordSender;
-  /** Of the agent's thread. */
+  /** Steps of the agent's thread. */
   readonly steps: PeerSteps;
   readonly deviceWork: DeviceWork;
   /** This side's place in the mailbox. */
@@ -77,7 +77,7 @@ export class PeerMailbox implements Disposable {
     this.deviceWork = new DeviceWork(this.#buffer, slot);
   }
 
-  /** Where this process has it mapped. */
+  /** The address at which this process has it mapped. */
   get address(): number {
     return this.#memory.address;
   }
@@ -144,7 +144,7 @@ function takeSlot(memory: SharedMemory, sender: string): number | undefined {
     new Uint8Array(buffer, slotOffset(slot) + mailboxSender.offset.name, SENDER_NAME_BYTES).set(name);
     new Block(mailboxSender, buffer, slotOffset(slot)).set('nameBytes', name.length);
     for (const step of ['agentStep', 'copyStep'] as const) {
-      // Its last holder died within a step. The word must change, for an owner that waits for that.
+      // The last holder died within a step. The word must change, for an owner that waits for that.
       if (Atomics.load(words, slotWord(slot, step)) % 2 !== 0) Atomics.add(words, slotWord(slot, step), 1);
     }
     raise(words, headerWord.usedSenders, slot + 1);

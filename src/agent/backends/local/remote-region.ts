@@ -10,26 +10,26 @@ import { SharedMemory } from '../../../windows/shared-memory.ts';
 import type { BackendRemoteRegion, MemoryKind } from '../../backend.ts';
 import { grantOf, type RegionGrant } from './sender-end.ts';
 
-/** Where a region's bytes are. */
+/** The place of a region's bytes. */
 export type RegionReach =
-  /** At a native address of this process. */
+  /** A native address of this process. */
   | { readonly kind: 'mapped'; readonly address: number }
-  /** At an address of the peer's process. */
+  /** An address of the peer's process. */
   | { readonly kind: 'process'; readonly address: number }
   | {
       readonly kind: 'cuda';
-      /** For device.openPeerMemory(). */
+      /** What device.openPeerMemory() takes. */
       readonly handle: string;
       readonly mappedBytes: number;
-      /** From the begin of the allocation. */
+      /** Bytes from the begin of the allocation. */
       readonly offset: number;
-      /** Where the allocation begins in the process that owns it. */
+      /** The address of the allocation in the process that owns it. */
       readonly base: number;
     };
 
 interface RemoteRegionParts {
   readonly bytes: number;
-  /** Of the peer's table of regions, and what stands there as long as it is registered. */
+  /** The place in the peer's table of regions, and what stands there as long as it is registered. */
   readonly slot: number;
   readonly key: number;
   readonly reach: RegionReach;
@@ -130,9 +130,9 @@ export class ImportedMemory {
   readonly #regions = new Set<LocalRemoteRegion>();
   /** Released, but still touched by copies that are ending. */
   readonly #leaving = new Set<LocalRemoteRegion>();
-  /** By device and inode. */
+  /** Files by device and inode. */
   readonly #files = new Map<string, MappedFile>();
-  /** By device and handle. */
+  /** Allocations by device and handle. */
   readonly #allocations = new Map<string, { readonly handle: string; readonly storage: Storage }>();
 
   constructor(parts: ImportedMemoryParts) {

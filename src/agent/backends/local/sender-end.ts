@@ -77,7 +77,7 @@ export const REVOKED = -2;
 /** Index of a word of the peer's table of regions, and what stands there as long as the region is registered. */
 export interface RegionGrant {
   readonly keyAt: number;
-  /** As a signed number. */
+  /** The value as a signed number. */
   readonly keyValue: number;
 }
 
@@ -88,7 +88,7 @@ export function grantOf({ slot, key }: { readonly slot: number; readonly key: nu
 }
 
 export class RegionGrants {
-  /** For `RegionGrants.over` in another thread: index of a word of the table and its value, for each region. */
+  /** The memory that `RegionGrants.over` takes in another thread: index of a word of the table and its value, for each region. */
   readonly buffer: SharedArrayBuffer;
   readonly #pairs: Int32Array;
 
@@ -145,7 +145,7 @@ export class RecordSender {
 const BEGUN = mailboxSender.offset.deviceBegun / 4;
 const ENDED = mailboxSender.offset.deviceEnded / 4;
 
-/** Of one link; the agent's thread only. */
+/** Work of one link, on the agent's thread only. */
 export class DeviceWork {
   #words: Int32Array;
   /** Tickets of unfinished work, oldest first. */

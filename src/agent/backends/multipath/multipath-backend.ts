@@ -29,7 +29,7 @@ import { MultipathRegion } from './multipath-channel.ts';
 
 // The receiver's side of a mailbox: takes messages out of the ring in the order in which they arrived.
 
-/** Where messages go, and whether there is room for another. */
+/** The receiver of messages, and whether there is room for another. */
 interface InboxDelivery {
   readonly mayDeliver: () => boolean;
   readonly deliver: (message: Uint8Array) => void;
@@ -161,7 +161,7 @@ class Guest {
 
 /** A view of more aborts Node 20. */
 const MAX_REGION_BYTES = 2 ** 32 - 65_536;
-/** Without a thread of its own. */
+/** The pause between polls of a backend without a thread of its own. */
 const POLL_INTERVAL_MS = 0.1;
 
 const MAX_NETWORK_LENGTH = 200;
@@ -303,7 +303,7 @@ class MultipathBackend implements Backend<'multipath'> {
       if (guest.isDone) this.#dismiss(guest);
       return hasNews;
     } catch {
-      // Its messages make no sense: it is not heard any more, and learns so from the end of the connection.
+      // The guest's messages make no sense: it is not heard any more, and learns so from the end of the connection.
       this.#dismiss(guest);
       return false;
     }
@@ -326,7 +326,7 @@ class MultipathBackend implements Backend<'multipath'> {
       answer: { incarnation, region, key },
       accept: (connection) => {
         this.#guests.add(new Guest({ transport, connection, inbox, inboxRegion, hello }, this.#context));
-        // Its first message may have been quicker.
+        // The guest's first message may have been quicker.
         wake.ring();
       },
       cancel: () => void transport.release(inboxRegion).catch(() => {}),

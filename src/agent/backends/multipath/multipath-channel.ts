@@ -155,7 +155,7 @@ export class MultipathChannel implements BackendChannel {
     return true;
   }
 
-  /** Those from number `first` on are withdrawn; their ends are nobody's any more. */
+  /** Withdraws requests from number `first` on; their ends are nobody's any more. */
   #fail(error: WeftlineError, first: number): void {
     this.error = error;
     const { transport, connection } = this.#link;

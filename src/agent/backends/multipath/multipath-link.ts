@@ -56,7 +56,7 @@ export class MultipathLink implements BackendLink {
   readonly #messageRegion: MemoryRegion;
   readonly #line: number;
   readonly #onClose: (link: MultipathLink) => void;
-  /** Those with something under way. */
+  /** Transfers with something under way. */
   readonly #busy: MultipathTransfer[] = [];
   readonly #channels = new Set<MultipathChannel>();
   /** Transfers of nothing, which carry messages; used again. */
@@ -209,7 +209,7 @@ class MultipathTransfer implements BackendTransfer {
   error: WeftlineError | undefined;
   readonly #link: MultipathLink;
   readonly #plan: number;
-  /** Where it goes back to when it has ended; the plan is then another's to release. */
+  /** The list that it goes back to when it has ended; the plan is then another's to release. */
   readonly #pool: MultipathTransfer[] | undefined;
   #request: RequestHandle = NONE;
   #message = NONE;
@@ -268,7 +268,7 @@ class MultipathTransfer implements BackendTransfer {
     return true;
   }
 
-  /** Its post has ended, with an error or without. */
+  /** Ends the post, with an error or without. */
   end(error: WeftlineError | undefined): void {
     this.error = error;
     this.state = error === undefined ? 'done' : 'failed';
@@ -298,12 +298,12 @@ export class MessageRing {
   readonly #peer: string;
   readonly #taken: Int32Array;
   readonly #words: Uint32Array;
-  /** Of the peer's ring: bytes that were promised to messages so far; wraps. */
+  /** Bytes of the peer's ring that were promised to messages so far; the count wraps. */
   #promised = 0;
-  /** Of this side's ring: where the next message goes, and the oldest that waits; both count up and wrap at 2^32. */
+  /** Places in this side's ring: of the next message, and of the oldest that waits; both count up and wrap at 2^32. */
   #head = 0;
   #tail = 0;
-  /** By message number: where it ends, and whether its transfer has ended. */
+  /** The end of each message, and whether its transfer has ended, by message number. */
   readonly #ends = new Uint32Array(MAX_MESSAGES);
   readonly #ended = new Uint8Array(MAX_MESSAGES);
   #first = 0;
@@ -373,9 +373,9 @@ const mailbox = {
     .max(2 ** 32 - 1),
 };
 
-/** Of the agent that connects; `region` is its message ring. */
+/** Words of the agent that connects; `region` is its message ring. */
 const helloWords = z.object({ name: z.string(), incarnation: z.string(), expects: z.string(), ...mailbox });
-/** Of the agent that is connected to; `region` is its inbox. */
+/** Words of the agent that is connected to; `region` is its inbox. */
 const welcomeWords = z.object({ incarnation: z.string(), ...mailbox });
 
 export type Hello = z.infer<typeof helloWords>;

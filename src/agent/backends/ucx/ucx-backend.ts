@@ -17,7 +17,7 @@ import { UcxWorker } from './ucx-worker.ts';
  * checks; with WL_CONFIG for settings that name what this host does not have.
  */
 export async function createBackend(context: BackendContext): Promise<Backend<'ucx'>> {
-  // Before anything is made that would have to be closed.
+  // This may fail, so it comes before anything is made that would have to be closed.
   openUcx();
   const { rail, controlHost = context.host } = choosePort(context.settings);
   const device = new UcxDevice(rail, context.settings);
@@ -43,7 +43,7 @@ class UcxDevice implements RdmaDevice {
   readonly channelAddress = 0;
   readonly completions: UcxCompletions;
   readonly memories: UcxMemories;
-  /** Of the device, for its port's state and events. */
+  /** The device's verbs, for its port's state and events. */
   readonly #verbs: VerbsContext;
   readonly #context: UcxContext;
   readonly #callers: UcxWorker;

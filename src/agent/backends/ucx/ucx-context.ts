@@ -82,7 +82,7 @@ export class UcxContext implements Disposable {
     if (!this.#isDisposed) this.#calls.ucp_mem_unmap(this.handle, memory);
   }
 
-  /** After its workers and its memory. */
+  /** Called after its workers and its memory are disposed. */
   [Symbol.dispose](): void {
     if (this.#isDisposed) return;
     this.#isDisposed = true;
@@ -112,7 +112,7 @@ export function struct<Name extends string>(layout: Layout<Name>): StructBlock<N
   return { block: new Block(layout, buffer, byteOffset), address: memory.address, memory };
 }
 
-// Which transports UCX may use: those whose puts, gets and atomics an RDMA device carries out and checks.
+// UCX may use transports whose puts, gets and atomics an RDMA device carries out and checks.
 
 interface UcxSettings {
   /** UCX's name of a setting, for `ucp_config_modify`, and its value. */
@@ -166,7 +166,7 @@ export function ucxSettings(
     ['IB_TRAFFIC_CLASS', String(settings.rdmaTrafficClass)],
     // Receivers look at memory: a write must not pass the one before it.
     ['IB_PCI_RELAXED_ORDERING', 'n'],
-    // As the backend verbs has it: a peer that is silent, or whose refusal was lost, is given up after two seconds on most
+    // The backend verbs has the same: a peer that is silent, or whose refusal was lost, is given up after two seconds on most
     // devices. UCX has a second, which took half a minute in the guest.
     ['RC_TIMEOUT', '250ms'],
     // UCX's 7 is without end for rxe.

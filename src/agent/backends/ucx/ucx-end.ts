@@ -28,10 +28,10 @@ const hexadecimal = (most: number): z.ZodString =>
     .regex(/^([0-9a-f]{2})+$/)
     .max(most);
 const addressSchema = z.object({
-  /** Of the worker. */
+  /** The worker's address. */
   worker: hexadecimal(MAX_ADDRESS_DIGITS),
   port: z.string().max(100),
-  /** Of words to this end, and where it reads how many of them count. */
+  /** The tag of words to this end, and the place where it reads how many of them count. */
   tag: z.number().int().min(0).max(TAGS),
   counter: z.object({
     address: z.number().int().min(0).max(Number.MAX_SAFE_INTEGER),
@@ -65,7 +65,7 @@ export class UcxEnd implements RdmaEnd {
   #keys: UcxKeys | undefined;
   #counterKey: number | undefined;
   #endpoint = 0;
-  /** Of the flush that ends when the connection is made; 0 once it has. */
+  /** The flush that ends when the connection is made; 0 once it has. */
   #connecting = 0;
   #user: EndUser | undefined;
   #hasFailed = false;
@@ -207,9 +207,9 @@ const CELL_BYTES = 8;
 interface UcxRoute {
   readonly endpoint: number;
   readonly keys: UcxKeys;
-  /** Of words to the peer. */
+  /** The tag of words to the peer. */
   readonly tag: number;
-  /** Where the peer reads how many words were sent, all before which is visible there; and the number of its key. */
+  /** The place where the peer reads how many words were sent, all before which is visible there; and the number of its key. */
   readonly counterAddress: number;
   readonly counterKey: number;
 }
@@ -222,7 +222,7 @@ interface UcxSendsOptions {
 }
 
 class UcxSends implements SendQueue {
-  /** Of the first call that UCX refused, or of the first request that failed. */
+  /** The status of the first call that UCX refused, or of the first request that failed. */
   failure: number = ucsStatus.ok;
   readonly #worker: UcxWorker;
   readonly #memories: UcxMemories;
@@ -233,7 +233,7 @@ class UcxSends implements SendQueue {
   #unposted = 0;
   #oldest = 0;
   #at = 0;
-  // By request, modulo depth.
+  // Columns by request, modulo depth.
   readonly #opcode: Uint8Array;
   readonly #flags: Uint32Array;
   readonly #isOrdered: Uint8Array;

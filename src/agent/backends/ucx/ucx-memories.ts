@@ -94,9 +94,9 @@ export class UcxKeys implements RemoteKeys {
     return new Map([...numbers].map((number) => [number, this.#names[number]!]));
   }
 
-  /** From now on they are for this endpoint. */
+  /** Makes the keys those of this endpoint from now on. */
   attach(worker: UcxWorker, endpoint: number): void {
-    // Those of an endpoint that UCX has not ended stay with it.
+    // Handles of an endpoint that UCX has not ended stay with it.
     this.#handles.fill(0);
     this.#worker = worker;
     this.#endpoint = endpoint;

@@ -28,7 +28,7 @@ const MEMORY_WORD = ucpRequestParam.offset.memory / 4;
 /** Receives that are posted: what comes beyond waits in UCX. A power of two. */
 const RECEIVES = 256;
 
-/** Who takes words. Hot path. */
+/** The taker of words. Hot path. */
 type TakeWord = (tag: number, word: number) => void;
 
 export class UcxWorker implements Disposable {
@@ -46,7 +46,7 @@ export class UcxWorker implements Disposable {
   readonly #requested: StructBlock = struct(ucpRequestParam);
   readonly #info = new NativeBlock(ucpTagInfo.size);
   readonly #words = new NativeBlock(RECEIVES * WORD_BYTES);
-  /** Of receives, in the order of their posts, which is that of the words' arrival. */
+  /** Requests of receives, in the order of their posts, which is that of the words' arrival. */
   readonly #receives = new Float64Array(RECEIVES);
   #oldest = 0;
   /** UCX reads an address until the endpoint is connected. */
@@ -76,7 +76,7 @@ export class UcxWorker implements Disposable {
     this.fd = fd[0];
   }
 
-  /** From now on words are received. */
+  /** Begins to receive words. */
   receive(): void {
     for (let index = 0; index < RECEIVES; index++) this.#expect(index);
   }
@@ -86,7 +86,7 @@ export class UcxWorker implements Disposable {
     return this.#calls.ucp_worker_progress(this.#handle);
   }
 
-  /** To be called before sleeping on the descriptor; false if there is something to progress now. */
+  /** Called before sleeping on the descriptor; false if there is something to progress now. */
   arm(): boolean {
     return this.#calls.ucp_worker_arm(this.#handle) === ucsStatus.ok;
   }
@@ -202,7 +202,7 @@ export class UcxWorker implements Disposable {
     this.#calls.ucp_request_free(request);
   }
 
-  /** After its endpoints. */
+  /** Called after its endpoints are disconnected. */
   [Symbol.dispose](): void {
     for (const request of this.#receives) if (request !== 0) this.#calls.ucp_request_cancel(this.#handle, request);
     this.progress();

@@ -51,7 +51,7 @@ export interface PortAddress {
   readonly lid: number;
   readonly linkLayer: string;
   readonly mtuBytes: number;
-  /** For errors: "rxe0 port 1". */
+  /** The port's name, for errors: "rxe0 port 1". */
   readonly name: string;
 }
 
@@ -192,7 +192,7 @@ function kindOf(status: number): EndFailure['kind'] {
   return status === completionStatus.flushed ? 'flushed' : 'other';
 }
 
-/** For errors: "rxe0 port 1 (::ffff:10.77.0.1)". */
+/** The port in errors: "rxe0 port 1 (::ffff:10.77.0.1)". */
 function describePort({ name, gid }: Pick<PortAddress, 'name' | 'gid'>): string {
   const groups = gid.replaceAll(/(....)(?!$)/g, '$1:');
   return `${name} (GID ${groups})`;
@@ -213,7 +213,7 @@ interface CompletionTaker {
 /** A place in a queue for the completions of one queue pair. */
 interface CompletionPlace {
   readonly queue: Queue;
-  /** From now on. */
+  /** Hands completions to the taker from now on. */
   take(queuePair: number, taker: CompletionTaker): void;
   /** The queue pair is closed. */
   giveBack(): void;
@@ -224,7 +224,7 @@ interface Shared {
   used: number;
 }
 
-/** Of one queue: with 64 bytes each, a MiB. */
+/** Entries of one queue: with 64 bytes each, a MiB. */
 const ENTRIES = 16_384;
 const POLL_BATCH = 16;
 /** Batches of one look at most, so that a busy queue does not hold up the others. */
@@ -234,7 +234,7 @@ export class CompletionPool implements Completions {
   readonly #context: VerbsContext;
   readonly #channel: CompletionChannel;
   readonly #queues: Shared[] = [];
-  /** By number of the queue pair. */
+  /** Takers by number of the queue pair. */
   readonly #takers = new Map<number, CompletionTaker>();
 
   constructor(context: VerbsContext, channel: CompletionChannel) {
@@ -275,7 +275,7 @@ export class CompletionPool implements Completions {
     return hasNews;
   }
 
-  /** Of all completions, the channel hears. */
+  /** The channel hears of all completions. */
   get isBusy(): boolean {
     return false;
   }

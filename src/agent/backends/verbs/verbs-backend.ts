@@ -72,7 +72,7 @@ class VerbsDevice implements RdmaDevice, EndDevice {
     this.#channel.takeEvents();
   }
 
-  /** Without relaxed ordering, whatever the setting: receivers of signals look at memory, not at completions. */
+  /** Relaxed ordering stays off, whatever the setting: receivers of signals look at memory, not at completions. */
   register({ address, bytes, isOffered }: Parameters<RdmaDevice['register']>[0]): OwnMemory {
     const access = { remoteWrite: true, remoteRead: isOffered, remoteAtomic: isOffered && this.hasAtomics };
     const region = MemoryRegion.host(this.domain, address, bytes, access);
