@@ -3,9 +3,9 @@ import { queueCommandKinds, MAX_COMMAND_BYTES } from '../../abi/device-api.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { CommandWriter, emptyQueueCommand, type QueueMemory, type RequestShape } from '../service/command-queue.ts';
 
-/** Which range of a request, and which channel. */
+/** The range of a request, and the channel, that a call goes to. */
 interface CpuRoute {
-  /** Which range of the request's peer; 0 by default. */
+  /** The number of the range at the request's peer; 0 by default. */
   readonly remote?: number;
   /** Signals come after the puts of their channel; there is no order between channels. 0 by default. */
   readonly channel?: number;
@@ -15,24 +15,24 @@ interface CpuRoute {
 
 /** What a put copies, in bytes. */
 interface CpuPut {
-  /** Where in the peer's range. */
+  /** The offset in the peer's range. */
   readonly target: number;
-  /** Where in the request's local range. */
+  /** The offset in the request's local range. */
   readonly source: number;
   readonly bytes: number;
 }
 
-/** Which counter a signal adds to, and how much. */
+/** A counter that a signal adds to, and how much. */
 interface CpuSignal {
-  /** Where in the peer's range, a multiple of 8. */
+  /** The offset in the peer's range, a multiple of 8. */
   readonly target: number;
-  /** From 0 to 2^53 - 1. */
+  /** A whole number from 0 to 2^53 - 1. */
   readonly add: number;
 }
 
 /** Eight bytes for a cell of the peer, with their number. */
 interface CpuWord {
-  /** Where in the peer's range, a multiple of 16: the value comes there, the epoch 8 bytes behind it. */
+  /** The offset in the peer's range, a multiple of 16: the value comes there, the epoch 8 bytes behind it. */
   readonly target: number;
   /** 64 bits. */
   readonly value: bigint;
@@ -44,12 +44,12 @@ interface CpuKernelApiOptions {
   readonly agent: string;
   readonly queues: readonly QueueMemory[];
   readonly timeoutMs: number;
-  /** By number. */
+  /** Requests by number. */
   readonly requests: readonly (RequestShape | undefined)[];
   readonly peerName: (peer: number) => string;
   /** Why waits are to end, if they are. */
   readonly failure: () => WeftlineError | undefined;
-  /** After a push: the thread that serves the queues may sleep. */
+  /** Called after a push: the thread that serves the queues may sleep. */
   readonly wake: () => void;
 }
 

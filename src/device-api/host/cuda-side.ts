@@ -19,7 +19,7 @@ import type { DescRange, DeviceSide, DeviceSideOptions, MappedRanges, TransferDe
 interface DeviceTrapsOptions {
   readonly device: CudaDevice;
   readonly agent: string;
-  /** By the number that requests carry. */
+  /** Names peers by the number that requests carry. */
   readonly peerName: (number: number) => string | undefined;
 }
 
@@ -137,7 +137,7 @@ interface CudaSideOptions extends DeviceSideOptions {
 
 /** What the driver shares at once; smaller allocations would show neighbours to the other processes as well. */
 const SHARED_BLOCK = 2 << 20;
-/** Of cuMemHostRegister: for all contexts of the process, with an address that kernels use. */
+/** Flags of cuMemHostRegister: for all contexts of the process, with an address that kernels use. */
 const PORTABLE = 1;
 const DEVICE_MAPPED = 2;
 
@@ -343,7 +343,7 @@ export class CudaSide implements DeviceSide {
     throw error;
   }
 
-  /** Over memory that someone else owns. */
+  /** A tensor over memory that someone else owns. */
   #tensor({ address, bytes }: { readonly address: number; readonly bytes: number }): Tensor<'u8'> {
     const storage: Storage = { device: this.#device, address, bytes, disposed: false, [Symbol.dispose]: () => {} };
     return new Tensor(storage, 'u8', [bytes]);

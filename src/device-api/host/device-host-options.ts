@@ -10,13 +10,13 @@ import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 export interface DeviceHostOptions {
   /** What peers call it. */
   readonly name: string;
-  /** Whose kernels communicate. */
+  /** The device whose kernels communicate. */
   readonly device?: CpuDevice | CudaDevice;
   /** Several GPUs in its place, each once. What is registered names one of them by its ordinal. */
   readonly devices?: readonly CudaDevice[];
   /** Peers must have the same; see Agent. */
   readonly token?: string;
-  /** Which of the agent's backends may carry what kernels cannot write directly; all by default. */
+  /** The agent's backends that may carry what kernels cannot write directly; all by default. */
   readonly backends?: readonly BackendName[];
   /** The numeric address that peers of other hosts reach this one by. */
   readonly host?: string;

@@ -175,7 +175,7 @@ export function endBeforeDevices(devices: readonly (CpuDevice | CudaDevice)[], e
   };
 }
 
-/** By the GPU's ordinal; 0 on the CPU. */
+/** Opens a side of each device, by the GPU's ordinal; 0 on the CPU. */
 async function openHalves(
   devices: readonly (CpuDevice | CudaDevice)[],
   options: CpuSideOptions,
@@ -209,7 +209,7 @@ interface Parts {
  */
 export class DeviceHost implements AsyncDisposable {
   readonly name: string;
-  /** Where it listens; undefined unless the option `port` was given. */
+  /** The port that it listens at; undefined unless the option `port` was given. */
   readonly port: number | undefined;
   readonly #parts: Parts;
   readonly #direct: boolean;
@@ -365,12 +365,12 @@ export class DeviceHost implements AsyncDisposable {
     return this.#parts.peers.meet('exchange', address);
   }
 
-  /** Only takes the listener's metadata; returns its name. Fails as exchangeMetadata(). */
+  /** Takes the listener's metadata alone; returns its name. Fails as exchangeMetadata(). */
   fetchMetadata(address: ListenerAddress): Promise<string> {
     return this.#parts.peers.meet('fetch', address);
   }
 
-  /** Only gives the listener this host's metadata. Fails as exchangeMetadata(). */
+  /** Gives the listener this host's metadata alone. Fails as exchangeMetadata(). */
   sendMetadata(address: ListenerAddress): Promise<void> {
     return this.#parts.peers.tell('send', address);
   }
@@ -471,7 +471,7 @@ export class DeviceHost implements AsyncDisposable {
     for (const side of this.#parts.sides.values()) side.abort(reason);
   }
 
-  /** After kernels have ended: fails with why one of them left early, if one did. Waiting for a stream does this too. */
+  /** Fails with why a kernel left early, if one did; to be called after kernels have ended. Waiting for a stream does this too. */
   throwIfFailed(): void {
     for (const side of this.#parts.sides.values()) side.throwIfFailed();
   }
@@ -495,7 +495,7 @@ export class DeviceHost implements AsyncDisposable {
     try {
       await peers.withdraw();
       for (const open of requests.all) requests.remove(open);
-      // With it go the requests, registrations and peers of the agent.
+      // The requests, registrations and peers of the agent go with it.
       await service.close();
     } finally {
       for (const side of sides.values()) side[Symbol.dispose]();

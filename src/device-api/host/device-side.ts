@@ -9,7 +9,7 @@ import type { CpuKernelApi } from './cpu-kernel-api.ts';
 export interface DeviceSide extends Disposable {
   /** The GPU's ordinal; 0 on the CPU. */
   readonly deviceId: number;
-  /** Of a GPU. */
+  /** The GPU's ordinal; undefined on the CPU. */
   readonly ordinal: number | undefined;
   readonly kernelApi: CpuKernelApi;
   /** What kernels wait with. */
@@ -17,7 +17,7 @@ export interface DeviceSide extends Disposable {
   readonly queueMemory: SharedBytes;
   /** Memory of the device; `id` if it is registered already. */
   allocate(bytes: number): Promise<{ readonly address: number; readonly id?: number }>;
-  /** Where kernels and the host find a tensor. Fails with WL_INVALID_ARGUMENT for one of another device. */
+  /** The address at which kernels and the host find a tensor. Fails with WL_INVALID_ARGUMENT for one of another device. */
   addressOf(tensor: Tensor): number;
   /** Whether all these bytes are memory of the device, or of this process on the CPU. */
   owns(address: number, bytes: number): boolean;
@@ -25,14 +25,14 @@ export interface DeviceSide extends Disposable {
   pin(address: number, bytes: number): number;
   /** True for memory that the host reads only by copies of the device. */
   isFar(address: number): boolean;
-  /** Of the agent's memory, which is freed next: waits that look at it end, and nothing of it is pinned any more. */
+  /** Gives up the agent's memory, which is freed next: waits that look at it end, and nothing of it is pinned any more. */
   unpin(): void;
   view(memory: { readonly address: number; readonly bytes: number }): Uint8Array;
   read(memory: { readonly address: number; readonly bytes: number }): Promise<Uint8Array>;
   write(address: number, values: Uint8Array): Promise<void>;
   /** How other processes of the host map the range; undefined if not at all. */
   exportMemory(address: number, bytes: number): DescRange['ipc'];
-  /** Where the ranges of a peer of this host are mapped, until that is disposed, or why they are not. */
+  /** Addresses at which the ranges of a peer of this host are mapped, until that is disposed, or why they are not. */
   map(descs: TransferDescs): MappedRanges | string;
   /** The handle for kernels. */
   addRequest(request: RequestShape): Promise<number>;
@@ -62,7 +62,7 @@ export interface DeviceSideOptions {
 // Ranges of registered memory as bytes for a peer, who makes requests from them: serialised transfer descriptors.
 
 const rangeSchema = z.object({
-  /** Of the owner's registered memory, as its metadata numbers it. */
+  /** The number of the owner's registered memory in its metadata. */
   region: z.number().int().nonnegative(),
   offset: z.number().int().nonnegative(),
   bytes: z.number().int().positive(),

@@ -9,7 +9,7 @@ import type { RequestShape } from '../service/command-queue.ts';
 import { type DescRange, type DeviceSide, encodeDescs, type MappedRanges } from './device-side.ts';
 
 interface Parts {
-  /** By the number of their device. */
+  /** Sides by the number of their device. */
   readonly sides: ReadonlyMap<number, DeviceSide>;
   readonly service: ProxyService;
   readonly requests: WriteRequests;
@@ -19,14 +19,14 @@ interface Parts {
 export class KernelMemory {
   readonly #parts: Parts;
   readonly #regions = new VramRegions();
-  /** By number of the region. */
+  /** Tensors by number of the region. */
   readonly #tensors = new Map<number, Tensor>();
 
   constructor(parts: Parts) {
     this.#parts = parts;
   }
 
-  /** Of the device, the first by default. Fails with WL_INVALID_ARGUMENT. */
+  /** The side of a device, the first by default. Fails with WL_INVALID_ARGUMENT. */
   side(deviceId?: number): DeviceSide {
     const { sides } = this.#parts;
     const [first] = sides.keys();
@@ -67,7 +67,7 @@ export class KernelMemory {
     const address = addressIn(side, memory, size as number);
     const id = await this.#parts.service.register({ address, bytes: size as number, ordinal: side.ordinal });
     const region = this.#regions.add({ id, address, bytes: size as number, deviceId: side.deviceId });
-    // Until it is deregistered the tensor's memory is not given to others.
+    // The tensor is held, so that its memory is not given to others until it is deregistered.
     if (memory instanceof Tensor) this.#tensors.set(id, memory);
     return region;
   }
@@ -114,7 +114,7 @@ export class KernelMemory {
   }
 }
 
-/** Where the memory is, as kernels of the device see it. Fails with WL_INVALID_ARGUMENT for what is not there. */
+/** The address of the memory as kernels of the device see it. Fails with WL_INVALID_ARGUMENT for what is not there. */
 function addressIn(side: DeviceSide, memory: Tensor | number, bytes: number): number {
   if (memory instanceof Tensor) {
     if (memory.storage.disposed) throw invalidArgument('memory', 'a disposed tensor', 'a live one');
@@ -142,7 +142,7 @@ function addressIn(side: DeviceSide, memory: Tensor | number, bytes: number): nu
 export interface RegisteredVram {
   /** Number of the region at this host. */
   readonly id: number;
-  /** On the device. */
+  /** The address on the device. */
   readonly address: number;
   readonly bytes: number;
   /** The GPU whose kernels use it, by its ordinal; 0 on the CPU. */
@@ -156,7 +156,7 @@ export interface VramRange {
   readonly bytes?: number;
 }
 
-/** Of memory that is to be registered. Fails with WL_INVALID_ARGUMENT. */
+/** Checks the size of memory that is to be registered. Fails with WL_INVALID_ARGUMENT. */
 function checkBytes(bytes: number): void {
   if (Number.isSafeInteger(bytes) && bytes >= 1 && bytes <= MAX_COMMAND_OFFSET) return;
   throw invalidArgument('bytes', bytes, `1 to ${MAX_COMMAND_OFFSET}`);
@@ -222,10 +222,10 @@ interface OpenRequest {
 }
 
 export class WriteRequests {
-  /** By number, for kernels that are functions of TypeScript. */
+  /** Requests by number, for kernels that are functions of TypeScript. */
   readonly shapes: (RequestShape | undefined)[] = [];
   readonly #open = new Map<number, OpenRequest>();
-  /** By the number that requests and trap records carry; a name that was removed leaves room for another. */
+  /** Names by the number that requests and trap records carry; one that was removed leaves room for another. */
   readonly #peers: (string | undefined)[] = [];
 
   get all(): Iterable<OpenRequest> {

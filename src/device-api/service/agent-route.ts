@@ -1,4 +1,4 @@
-// Where the commands of one request go, for one of its remote ranges: a channel of the agent. Hot path.
+// The commands of one request go over a channel of the agent, one route for each of its remote ranges. Hot path.
 import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace } from '../../agent/backend.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import type { CommandRoute } from './command-server.ts';
@@ -11,7 +11,7 @@ export const STAGED_BYTES: number = SLOTS * 8;
 export class StagedStores {
   readonly #channel: BackendChannel;
   readonly #words: Uint32Array;
-  /** By slot: what the channel will have delivered when the slot is free. */
+  /** What the channel will have delivered when a slot is free, by slot. */
   readonly #sequences = new Float64Array(SLOTS);
   readonly #local: BackendRegion;
   /** Made with the first put. */
@@ -48,13 +48,13 @@ interface AgentWay {
   readonly channel: BackendChannel;
   /** Owned by the route. */
   readonly place: PutPlace;
-  /** Of a channel that cannot store by itself. */
+  /** Stores for a channel that cannot store by itself. */
   readonly staged: StagedStores | undefined;
 }
 
 /** Offsets of commands count from the begin of the request's ranges. */
 interface RouteRange {
-  /** Of the local range in its region. */
+  /** Offset of the local range in its region. */
   readonly offset: number;
   readonly bytes: number;
   readonly range: PeerRange;
@@ -123,7 +123,7 @@ export class AgentRoute implements CommandRoute {
     return true;
   }
 
-  /** Where in the region. */
+  /** The offset of a cell in the region. */
   #cell(target: number): number {
     const { range } = this.#range;
     if (target + 8 > range.bytes) throw outside('cell', target + 8, range.bytes);

@@ -11,10 +11,10 @@ export interface QueueCommand {
   request: number;
   remote: number;
   target: number;
-  /** Of a put. */
+  /** The source and bytes of a put. */
   source: number;
   bytes: number;
-  /** Of others: the halves of their number. */
+  /** The halves of the number of other commands. */
   low: number;
   high: number;
   /** The host leaves it in the queue until a command behind it is not deferred. */
@@ -89,7 +89,7 @@ export interface RequestShape {
   readonly inlines: boolean;
   readonly local: { readonly address: number; readonly bytes: number };
   readonly remotes: readonly {
-    /** Where this process has mapped the range; 0 if its writes go through the queue. */
+    /** The address at which this process has mapped the range; 0 if its writes go through the queue. */
     readonly direct: number;
     readonly bytes: number;
   }[];
@@ -163,7 +163,7 @@ export class CommandReader {
       if (found === 'none') return false;
       if (found === 'ready') break;
     }
-    // Also when less than two slots are free behind deferred commands: the device may have no room for one that is not.
+    // Fewer than two free slots behind deferred commands release them, too: the device may have no room for one that is not.
     this.#released = this.#looked;
     return true;
   }
@@ -174,12 +174,12 @@ export class CommandReader {
     Atomics.store(this.#head, DELIVERED, this.#delivered);
   }
 
-  /** Before deliver(): a command of this request could not be carried out. Only the first counts. */
+  /** Tells, before deliver(), that a command of this request could not be carried out. Only the first counts. */
   fail(request: number): void {
     if (!this.hasFailed) Atomics.store(this.#head, FAILED, request + 1);
   }
 
-  /** Until the device's host has told of the failure. */
+  /** True until the device's host has told of the failure. */
   get hasFailed(): boolean {
     return Atomics.load(this.#head, FAILED) !== 0;
   }

@@ -15,7 +15,7 @@ interface CommandChannel {
   send?(): void;
 }
 
-/** Where the commands of one request go, for one of its remote ranges. */
+/** The way of the commands of one request to one of its remote ranges. */
 export interface CommandRoute {
   readonly channel: CommandChannel;
   /** False, with nothing posted, if there is no room now. Throws for what can never be posted. */
@@ -29,11 +29,11 @@ export interface CommandRoute {
 
 export interface ServedRequest {
   readonly peer: string;
-  /** By number of the remote range. */
+  /** Routes by number of the remote range. */
   readonly remotes: readonly CommandRoute[];
 }
 
-/** In place of a channel for a command that failed before it was posted. */
+/** Stands for the channel of a command that failed before it was posted. */
 const nowhere: CommandChannel = { posted: 0, delivered: 0, error: undefined };
 
 interface CommandServerOptions {
@@ -49,7 +49,7 @@ export class CommandServer {
   readonly #onFailure: (error: WeftlineError) => void;
   readonly #ignoresClosed: boolean;
   readonly #command = emptyQueueCommand();
-  /** Of the commands under way, by slot. */
+  /** Columns of the commands under way, by slot. */
   readonly #channels: CommandChannel[];
   readonly #sequences: Float64Array;
   readonly #requestOf: Uint16Array;
@@ -164,7 +164,7 @@ export class CommandServer {
   #refuse(slot: number, error: WeftlineError): void {
     this.#channels[slot] = nowhere;
     this.#sequences[slot] = 0;
-    // Of thousands of commands that are refused alike, the device and its host hear once.
+    // The device and its host hear once of thousands of commands that are refused alike.
     if (this.#reader.hasFailed) return;
     this.#reader.fail(this.#requestOf[slot]!);
     this.#onFailure(error);

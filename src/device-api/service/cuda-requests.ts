@@ -19,7 +19,7 @@ export class CudaRequests implements Disposable {
   readonly #device: CudaDevice;
   readonly #rings: HostMemory;
   readonly #memory: readonly Tensor<'u8'>[];
-  /** By handle. */
+  /** Requests by handle. */
   readonly #requests = new Map<number, readonly Tensor<'u8'>[]>();
   readonly #options: CudaRequestsOptions;
 

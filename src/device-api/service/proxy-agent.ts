@@ -33,14 +33,14 @@ export class ProxyAgent {
   /** This thread's own objects for the GPUs; their contexts and memory are those of the process. */
   readonly #devices: ReadonlyMap<number, CudaDevice>;
   readonly #registrations = new Map<number, Registration>();
-  /** By lane of each link. */
+  /** Channels by lane of each link. */
   readonly #channels = new Map<BackendLink, Map<number | undefined, BackendChannel>>();
   readonly #acrossHosts: boolean;
-  /** To peers whose death was not told. */
+  /** Links to peers whose death was not told. */
   readonly #watched = new Set<BackendLink>();
   /** Why peers were lost before they could be watched. */
   readonly #lost: WeftlineError[] = [];
-  /** Of channels that cannot store 8 bytes: where those are put from. */
+  /** Memory from which 8 bytes are put on channels that cannot store them. */
   readonly #staging = new Map<BackendChannel, { readonly stores: StagedStores; readonly memory: Registration }>();
 
   static async create({
@@ -78,7 +78,7 @@ export class ProxyAgent {
     return { id: registration.number, address: registration.address };
   }
 
-  /** Of this process. */
+  /** Registers memory of this process. */
   async register({ address, bytes, ordinal }: ProxyRegisterOptions): Promise<number> {
     const device = ordinal === undefined ? undefined : this.#devices.get(ordinal);
     const memory = device === undefined ? new Uint8Array(viewAt(address, bytes)) : { device, address, bytes };

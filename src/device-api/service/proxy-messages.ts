@@ -19,7 +19,7 @@ export interface ProxyThread {
   readonly acrossHosts?: boolean | undefined;
   /** GPUs whose memory is registered. */
   readonly ordinals: readonly number[];
-  /** Of a WakeWord: rung when a queue or a call has something for a thread that sleeps. */
+  /** The memory of a WakeWord: rung when a queue or a call has something for a thread that sleeps. */
   readonly wake: SharedArrayBuffer;
 }
 
@@ -27,7 +27,7 @@ export interface ProxyThread {
 export type SharedBytes = SharedArrayBuffer | { readonly address: number; readonly bytes: number };
 
 export interface PeerRange {
-  /** As the peer's metadata numbers it. */
+  /** The number of the region in the peer's metadata. */
   readonly region: number;
   readonly offset: number;
   readonly bytes: number;

@@ -154,7 +154,7 @@ export class ProxyService implements AsyncDisposable {
     return this.#link.call('serve', queues);
   }
 
-  /** After a push of a writer that shares memory with the thread, which may sleep. */
+  /** Called after a push of a writer that shares memory with the thread, which may sleep. */
   wake(): void {
     this.#link.wake.ring();
   }
@@ -207,7 +207,7 @@ export class ProxyService implements AsyncDisposable {
     return this.#link.callWithin({ timeoutMs, signal }, 'exchange', { how, address: plain });
   }
 
-  /** For openRequest(), or for a request whose writes need no queue. Fails with WL_CAPACITY. */
+  /** A number for openRequest(), or for a request whose writes need no queue. Fails with WL_CAPACITY. */
   takeNumber(): number {
     return this.#numbers.take(this.name);
   }

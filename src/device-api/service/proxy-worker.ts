@@ -34,7 +34,7 @@ export async function run(options: ProxyThread, messages: MessagePort): Promise<
   }
 
   const agent = await ProxyAgent.create(options);
-  // Its backend was imported only now.
+  // The agent's backend was imported only now.
   bindDeclaredFunctions();
   const serving = { onFailure: reportFailure, ignoresClosed: options.acrossHosts };
 
@@ -90,7 +90,7 @@ export async function run(options: ProxyThread, messages: MessagePort): Promise<
     while (!port.isStopped) {
       const seen = wake.seen;
       let now = performance.now();
-      // Who rings has something coming, maybe from a device, which cannot ring itself.
+      // A ring says that something comes, maybe from a device, which cannot ring itself.
       if (seen !== lastSeen) lastWork = now;
       lastSeen = seen;
       const turnEnd = now + TURN_MS;
