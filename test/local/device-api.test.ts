@@ -6,7 +6,7 @@ import { fileURLToPath } from 'node:url';
 import { CpuDevice, type WeftlineError } from 'weftline';
 import { DeviceHost } from 'weftline/device-api';
 import type { BackendName } from '#lib/agent/backends/backend-table.js';
-import { ProxyLink } from '#lib/device-api/service/proxy-service.js';
+import { ProxyService } from '#lib/device-api/service/proxy-service.js';
 import { readSettings } from '#lib/settings/settings.js';
 import { freePort } from '../support/free-port.ts';
 import { until } from '../support/until.ts';
@@ -134,8 +134,8 @@ test('a wait that is left behind ends when its host is closed', { timeout: 600_0
 test('when the thread that serves the queues ends, kernels and calls hear why; when it is closed, they do not', async () => {
   const told: WeftlineError[] = [];
   const settings = readSettings({});
-  const options = { agent: 'one', settings, token: '', ordinals: [], host: undefined };
-  const ended = new ProxyLink({ ...options, backends: ['none' as BackendName] }, (error) => told.push(error));
+  const options = { name: 'one', settings, token: '', onFailure: (error: WeftlineError) => told.push(error) };
+  const ended = new ProxyService({ ...options, backends: ['none' as BackendName] });
   // What ended the thread is the error itself.
   await assert.rejects(ended.call('metadata'), { code: 'WL_UNSUPPORTED', message: /There is no backend none/ });
   assert.deepEqual(
@@ -143,7 +143,7 @@ test('when the thread that serves the queues ends, kernels and calls hear why; w
     ['WL_UNSUPPORTED'],
   );
   await ended[Symbol.asyncDispose]();
-  const closed = new ProxyLink({ ...options, backends: undefined }, (error) => told.push(error));
+  const closed = new ProxyService(options);
   await closed.call('metadata');
   await closed[Symbol.asyncDispose]();
   assert.equal(told.length, 1);

@@ -177,13 +177,13 @@ test('the service works without a host: its own queue, its own memory', async ()
   await using two = start('two');
   const capacity = 8;
   const memory = new SharedArrayBuffer(queueBytes(capacity));
-  await one.serve({ memory, queues: 1, capacity });
-  const source = await one.allocate(4096);
-  const target = await two.allocate(4096);
-  const peer = await one.addRemote(await two.metadata());
+  await one.call('serve', { memory, queues: 1, capacity });
+  const source = await one.call('allocate', 4096);
+  const target = await two.call('allocate', 4096);
+  const peer = await one.call('addRemote', { metadata: await two.call('metadata') });
   const number = one.takeNumber();
   const remotes = [{ region: target.id, offset: 0, bytes: 4096 }];
-  const path = await one.openRequest({
+  const path = await one.call('request', {
     number,
     region: source.id,
     offset: 0,

@@ -98,31 +98,32 @@ export class DeviceTraps implements Disposable {
     const { channel, expected, seen, timeoutMs } = details;
     const reason = read('reason');
     if (reason === trapReasons.aborted && this.#toldAbort !== undefined) return this.#toldAbort;
-    if (reason === trapReasons.outOfRange && (seen === 0 || expected === 0)) {
-      const message = `A kernel of ${agent} named a counter or a cell of ${peer} that is not aligned: counters lie at multiples of 8, cells of words at multiples of 16; nothing was written`;
-      return new WeftlineError('WL_INVALID_ARGUMENT', message, { details });
+    const kernel = `A kernel of ${agent}`;
+    const invalid = (message: string): WeftlineError => new WeftlineError('WL_INVALID_ARGUMENT', message, { details });
+    switch (reason) {
+      case trapReasons.outOfRange:
+        return invalid(
+          seen === 0 || expected === 0
+            ? `${kernel} named a counter or a cell of ${peer} that is not aligned: counters lie at multiples of 8, cells of words at multiples of 16; nothing was written`
+            : `${kernel} named a range for ${peer} that ends at ${seen}, outside of ${expected} (bytes, or ranges of the request); nothing was written`,
+        );
+      case trapReasons.missingLanes:
+        return invalid(
+          `${kernel} made a call at warp level for ${peer} by the lanes ${maskText(seen)} without the others it needs (${maskText(expected)}); nothing was written. Puts need all 32 lanes of a warp until the deadline; a signal needs lane 0, and a __syncwarp() before it where lanes have gone different ways`,
+        );
+      case trapReasons.unknownFlags:
+        return invalid(
+          `Invalid flags of a post to ${peer} by a kernel of ${agent}: expected 0 or ${expected} (defer), got ${seen}; nothing was written`,
+        );
+      case trapReasons.commandFailed: {
+        const message = `${kernel} left because the host could not carry out a command of request ${seen}`;
+        return new WeftlineError('WL_PEER_FAILED', message, { details });
+      }
+      default: {
+        const what = `(channel ${channel}: expected ${expected}, seen ${seen}); ${peer} may still compute, or have ended`;
+        return new WeftlineError('WL_TIMEOUT', `${kernel} waited ${timeoutMs} ms for ${peer} ${what}`, { details });
+      }
     }
-    if (reason === trapReasons.outOfRange) {
-      const message = `A kernel of ${agent} named a range for ${peer} that ends at ${seen}, outside of ${expected} (bytes, or ranges of the request); nothing was written`;
-      return new WeftlineError('WL_INVALID_ARGUMENT', message, { details });
-    }
-    if (reason === trapReasons.missingLanes) {
-      const message = `A kernel of ${agent} made a call at warp level for ${peer} by the lanes ${maskText(seen)} without the others it needs (${maskText(expected)}); nothing was written. Puts need all 32 lanes of a warp until the deadline; a signal needs lane 0, and a __syncwarp() before it where lanes have gone different ways`;
-      return new WeftlineError('WL_INVALID_ARGUMENT', message, { details });
-    }
-    if (reason === trapReasons.unknownFlags) {
-      const message = `Invalid flags of a post to ${peer} by a kernel of ${agent}: expected 0 or ${expected} (defer), got ${seen}; nothing was written`;
-      return new WeftlineError('WL_INVALID_ARGUMENT', message, { details });
-    }
-    if (reason === trapReasons.commandFailed) {
-      const message = `A kernel of ${agent} left because the host could not carry out a command of request ${seen}`;
-      return new WeftlineError('WL_PEER_FAILED', message, { details });
-    }
-    return new WeftlineError(
-      'WL_TIMEOUT',
-      `A kernel of ${agent} waited ${timeoutMs} ms for ${peer} (channel ${channel}: expected ${expected}, seen ${seen}); ${peer} may still compute, or have ended`,
-      { details },
-    );
   }
 }
 

@@ -1,8 +1,9 @@
 // The host of kernels that communicate: registers their memory, exchanges it with peers, gives them handles to requests.
 import { MAX_REQUEST_REMOTES } from '../../abi/device-api.ts';
 import { addressNames } from '../../agent/exchange/metadata-exchange.ts';
-import { type ListenerAddress, loadPublished, type MetadataStore } from '../../agent/index.ts';
-import { checkOptions } from '../../core/check-options.ts';
+import { type BackendName, type ListenerAddress, loadPublished, type MetadataStore } from '../../agent/index.ts';
+import { checkAgentName } from '../../agent/metadata.ts';
+import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { log } from '../../core/log.ts';
@@ -14,16 +15,10 @@ import { isOwnMemory } from '../../native/process-memory.ts';
 import { readSettings, readToken, type Settings } from '../../settings/settings.ts';
 import { hostIdentity } from '../../world/host-identity.ts';
 import { checkQueueLayout, queueBytes, queuesIn, type RequestShape } from '../service/command-queue.ts';
-import type { Allocation } from '../service/proxy-messages.ts';
+import type { Allocation, MetadataExchangeOptions } from '../service/proxy-messages.ts';
 import { ProxyService } from '../service/proxy-service.ts';
 import { CpuKernelApi } from './cpu-kernel-api.ts';
 import { CudaSide } from './cuda-side.ts';
-import {
-  checkDeviceHostOptions,
-  type DeviceHostOptions,
-  writeRequestOptionNames,
-  type WriteRequestOptions,
-} from './device-host-options.ts';
 import {
   decodeDescs,
   type DescRange,
@@ -39,6 +34,74 @@ import {
   type WriteRequest,
   WriteRequests,
 } from './kernel-memory.ts';
+
+/** What a DeviceHost is made with. */
+export interface DeviceHostOptions {
+  /** What peers call it. */
+  readonly name: string;
+  /** The device whose kernels communicate. */
+  readonly device?: CpuDevice | CudaDevice;
+  /** Several GPUs in its place, each once. What is registered names one of them by its ordinal. */
+  readonly devices?: readonly CudaDevice[];
+  /** Peers must have the same; see Agent. */
+  readonly token?: string;
+  /** The agent's backends that may carry what kernels cannot write directly; all by default. */
+  readonly backends?: readonly BackendName[];
+  /** The numeric address that peers of other hosts reach this one by. */
+  readonly host?: string;
+  /** Listens there for peers that exchange metadata, at `host`; 0 takes any free port. Without it, no peer can connect. */
+  readonly port?: number;
+  /** False: also what kernels could write directly goes through the queues. */
+  readonly direct?: boolean;
+  /** Command queues of each device; channel c uses queue c % queues. 4 by default. */
+  readonly queues?: number;
+  /** Commands of each queue, a power of two; 1024 by default. */
+  readonly queueCapacity?: number;
+  /** Deadline of kernels' waits, and of connecting to a peer; the setting `timeoutMs` by default. */
+  readonly timeoutMs?: number;
+  /** @internal For tests: host memory is staged as memory of GPUs is. */
+  readonly stagesHostMemory?: boolean;
+}
+
+const deviceHostOptionNames: OptionNames<DeviceHostOptions> = {
+  name: true,
+  device: true,
+  devices: true,
+  token: true,
+  backends: true,
+  host: true,
+  port: true,
+  direct: true,
+  queues: true,
+  queueCapacity: true,
+  timeoutMs: true,
+  stagesHostMemory: true,
+};
+
+/**
+ * Fails with WL_INVALID_ARGUMENT for what no thread can be sent. The agent, which is made in a thread, looks at which
+ * backends and addresses there are.
+ */
+function checkDeviceHostOptions(options: DeviceHostOptions): void {
+  checkOptions(options, deviceHostOptionNames, 'options of DeviceHost.create');
+  const { name, host, backends } = options;
+  checkAgentName(name, (why) => invalidArgument('name', name, why));
+  if (host !== undefined && typeof host !== 'string') throw invalidArgument('host', host, 'a numeric address');
+  if (backends === undefined) return;
+  const isList = Array.isArray(backends) && backends.every((backend) => typeof backend === 'string');
+  if (!isList) throw invalidArgument('backends', backends, 'a list of names');
+}
+
+/** How the writes of a request go. */
+interface WriteRequestOptions {
+  /**
+   * Only this request adds to counters of the peer's ranges, which are 0 now; for puts of 8 bytes, too. What goes through
+   * a queue into memory of a GPU is then written by a stream, in half the time of a kernel that copies and adds.
+   */
+  readonly soleWriter?: boolean;
+}
+
+const writeRequestOptionNames: OptionNames<WriteRequestOptions> = { soleWriter: true };
 
 // A DeviceHost's side of the CPU: queues in shared memory, kernels are functions of TypeScript.
 
@@ -71,7 +134,7 @@ class CpuSide implements DeviceSide {
   }
 
   async allocate(bytes: number): Promise<Allocation> {
-    return this.#service.allocate(bytes);
+    return this.#service.call('allocate', bytes);
   }
 
   /** A tensor's own address is an offset in the memory of its device. */
@@ -194,12 +257,12 @@ async function openHalves(
 }
 
 interface Parts {
+  readonly settings: Settings;
   readonly devices: readonly (CpuDevice | CudaDevice)[];
   readonly sides: ReadonlyMap<number, DeviceSide>;
   readonly service: ProxyService;
   readonly requests: WriteRequests;
   readonly memory: KernelMemory;
-  readonly peers: HostPeers;
   readonly port: number | undefined;
 }
 
@@ -214,6 +277,8 @@ export class DeviceHost implements AsyncDisposable {
   readonly #parts: Parts;
   readonly #direct: boolean;
   readonly #forgetDevices: () => void;
+  /** Calls that take back what this host has published. */
+  readonly #withdrawals = new Set<() => Promise<void>>();
   #closing: Promise<void> | undefined;
 
   /**
@@ -252,12 +317,12 @@ export class DeviceHost implements AsyncDisposable {
         capacity,
         service,
       });
-      for (const { queueMemory } of sides.values()) await service.serve({ memory: queueMemory, queues, capacity });
+      for (const { queueMemory } of sides.values())
+        await service.call('serve', { memory: queueMemory, queues, capacity });
       const at = host === undefined ? {} : { host };
-      const listening = port === undefined ? undefined : await service.listen({ ...at, port });
+      const listening = port === undefined ? undefined : await service.call('listen', { ...at, port });
       const memory = new KernelMemory({ sides, service, requests });
-      const peers = new HostPeers({ settings, service, requests });
-      return new DeviceHost(options, { devices, sides, service, requests, memory, peers, port: listening });
+      return new DeviceHost(options, { settings, devices, sides, service, requests, memory, port: listening });
     } catch (error) {
       await service.close();
       for (const side of sides.values()) side[Symbol.dispose]();
@@ -344,17 +409,20 @@ export class DeviceHost implements AsyncDisposable {
 
   /** What a peer's addRemoteAgent() takes. Of what is registered now. */
   getMetadata(): Promise<Uint8Array> {
-    return this.#parts.service.metadata();
+    return this.#parts.service.call('metadata');
   }
 
   /** The peer's name. Again with newer metadata of the same peer. Fails with WL_PROTOCOL, and as connecting does. */
   addRemoteAgent(metadata: Uint8Array): Promise<string> {
-    return this.#parts.peers.add(metadata);
+    return this.#learn(metadata, {});
   }
 
   /** Forgets a peer; false if it is not known. Fails with WL_INVALID_ARGUMENT while a request goes to it. */
-  removeRemoteAgent(peer: string): Promise<boolean> {
-    return this.#parts.peers.remove(peer);
+  async removeRemoteAgent(peer: string): Promise<boolean> {
+    const { requests, service } = this.#parts;
+    requests.checkUnused('peer', ({ request }) => request.peerName === peer);
+    requests.removePeer(peer);
+    return service.call('removeRemote', peer);
   }
 
   /**
@@ -362,32 +430,37 @@ export class DeviceHost implements AsyncDisposable {
    * other. Returns its name. Fails with WL_TIMEOUT, WL_PEER_LOST (nobody listens), WL_UNAUTHORIZED (another token).
    */
   exchangeMetadata(address: ListenerAddress): Promise<string> {
-    return this.#parts.peers.meet('exchange', address);
+    return this.#meet('exchange', address);
   }
 
   /** Takes the listener's metadata alone; returns its name. Fails as exchangeMetadata(). */
   fetchMetadata(address: ListenerAddress): Promise<string> {
-    return this.#parts.peers.meet('fetch', address);
+    return this.#meet('fetch', address);
   }
 
   /** Gives the listener this host's metadata alone. Fails as exchangeMetadata(). */
-  sendMetadata(address: ListenerAddress): Promise<void> {
-    return this.#parts.peers.tell('send', address);
+  async sendMetadata(address: ListenerAddress): Promise<void> {
+    await this.#ask('send', address);
   }
 
   /** Tells the listener to forget this host. Fails as exchangeMetadata(). */
-  sendInvalidation(address: ListenerAddress): Promise<void> {
-    return this.#parts.peers.tell('invalidate', address);
+  async sendInvalidation(address: ListenerAddress): Promise<void> {
+    await this.#ask('invalidate', address);
   }
 
   /** Puts this host's metadata into a store, such as etcdMetadataStore(), which they leave with close(). */
-  publishMetadata(store: MetadataStore): Promise<void> {
-    return this.#parts.peers.publish(store);
+  async publishMetadata(store: MetadataStore): Promise<void> {
+    const withdraw = await store.put(this.name, await this.getMetadata());
+    if (withdraw === undefined) return;
+    if (this.#closing !== undefined) await withdraw();
+    else this.#withdrawals.add(withdraw);
   }
 
   /** Takes metadata that a peer has published, as soon as it has; returns its name. Fails with WL_TIMEOUT. */
   loadPublished(store: MetadataStore, peer: string, options?: WaitOptions): Promise<string> {
-    return this.#parts.peers.loadPublished(store, peer, options);
+    const { settings } = this.#parts;
+    const loadRemoteMetadata = (blob: Uint8Array, wait: WaitOptions = {}): Promise<string> => this.#learn(blob, wait);
+    return loadPublished({ settings, loadRemoteMetadata }, store, peer, options);
   }
 
   /** Ranges of registered memory for a peer's createWriteReq(). */
@@ -411,7 +484,7 @@ export class DeviceHost implements AsyncDisposable {
     const { memory, offset, bytes } = memories.range(local);
     const descs = decodeDescs(remoteDescs);
     // Peers that came by the listener are known to the service alone until they are used.
-    if (!requests.knowsPeer(peerName)) await service.checkRemote(peerName);
+    if (!requests.knowsPeer(peerName)) await service.call('checkRemote', peerName);
     if (descs.agent !== peerName) throw invalidArgument('remoteDescs', descs.agent, `descriptors of ${peerName}`);
     if (descs.ranges.length > MAX_REQUEST_REMOTES) {
       throw invalidArgument('remoteDescs', descs.ranges.length, `at most ${MAX_REQUEST_REMOTES} ranges`);
@@ -426,7 +499,7 @@ export class DeviceHost implements AsyncDisposable {
       const queued = { number, region: memory.id, offset, bytes, peer: peerName, remotes, isSoleWriter: soleWriter };
       const path =
         typeof mapped === 'string'
-          ? `queue, then ${await service.openRequest(queued)}: ${mapped}`
+          ? `queue, then ${await service.call('request', queued)}: ${mapped}`
           : 'direct: its memory is mapped here';
       const request = {
         number,
@@ -490,10 +563,11 @@ export class DeviceHost implements AsyncDisposable {
   }
 
   async #close(): Promise<void> {
-    const { sides, requests, service, peers } = this.#parts;
+    const { sides, requests, service } = this.#parts;
     for (const side of sides.values()) side.unpin();
     try {
-      await peers.withdraw();
+      // Stores that fail are not waited for again.
+      await Promise.allSettled([...this.#withdrawals].map((withdraw) => withdraw()));
       for (const open of requests.all) requests.remove(open);
       // The requests, registrations and peers of the agent go with it.
       await service.close();
@@ -501,6 +575,27 @@ export class DeviceHost implements AsyncDisposable {
       for (const side of sides.values()) side[Symbol.dispose]();
       this.#forgetDevices();
     }
+  }
+
+  async #learn(metadata: Uint8Array, { timeoutMs }: WaitOptions): Promise<string> {
+    const { service, requests } = this.#parts;
+    const wait = timeoutMs === undefined ? {} : { timeoutMs };
+    const name = await service.call('addRemote', { metadata, ...wait });
+    requests.addPeer(name);
+    return name;
+  }
+
+  /** Asks a listener for its metadata. Returns its name. */
+  async #meet(how: 'exchange' | 'fetch', address: ListenerAddress): Promise<string> {
+    const name = await this.#ask(how, address);
+    if (name === undefined) throw new WeftlineError('WL_INTERNAL', `Metadata came without a name (${how})`);
+    this.#parts.requests.addPeer(name);
+    return name;
+  }
+
+  async #ask(how: MetadataExchangeOptions['how'], address: ListenerAddress): Promise<string | undefined> {
+    checkOptions(address, addressNames, 'address of the listener');
+    return this.#parts.service.exchange(how, address);
   }
 
   /** All ranges in this process, or why they are not mapped. */
@@ -514,73 +609,4 @@ export class DeviceHost implements AsyncDisposable {
 /** Whether a stream can write 8 bytes wherever a kernel finds a multiple of 8. */
 function takesWords({ ipc }: DescRange): boolean {
   return ipc !== undefined && ipc.offset % 8 === 0;
-}
-
-// How a DeviceHost and its peers come to know each other: by metadata handed over, asked for at a listener, or published.
-
-interface PeersParts {
-  readonly settings: Settings;
-  readonly service: ProxyService;
-  readonly requests: WriteRequests;
-}
-
-/** The calls of DeviceHost say what each does. */
-class HostPeers {
-  readonly #parts: PeersParts;
-  /** Take back what this host has published. */
-  readonly #withdrawals = new Set<() => Promise<void>>();
-  #isClosing = false;
-
-  constructor(parts: PeersParts) {
-    this.#parts = parts;
-  }
-
-  async add(metadata: Uint8Array, { timeoutMs }: WaitOptions = {}): Promise<string> {
-    const { service, requests } = this.#parts;
-    const name = await service.addRemote(metadata, timeoutMs === undefined ? {} : { timeoutMs });
-    requests.addPeer(name);
-    return name;
-  }
-
-  async remove(peer: string): Promise<boolean> {
-    const { requests, service } = this.#parts;
-    requests.checkUnused('peer', ({ request }) => request.peerName === peer);
-    requests.removePeer(peer);
-    return service.removeRemote(peer);
-  }
-
-  /** Asks a listener for its metadata. Returns its name. */
-  async meet(how: 'exchange' | 'fetch', address: ListenerAddress): Promise<string> {
-    checkOptions(address, addressNames, 'address of the listener');
-    const name = await this.#parts.service.exchange(how, address);
-    if (name === undefined) throw new WeftlineError('WL_INTERNAL', `Metadata came without a name (${how})`);
-    this.#parts.requests.addPeer(name);
-    return name;
-  }
-
-  /** Tells a listener something. */
-  async tell(how: 'send' | 'invalidate', address: ListenerAddress): Promise<void> {
-    checkOptions(address, addressNames, 'address of the listener');
-    await this.#parts.service.exchange(how, address);
-  }
-
-  async publish(store: MetadataStore): Promise<void> {
-    const { service } = this.#parts;
-    const withdraw = await store.put(service.name, await service.metadata());
-    if (withdraw === undefined) return;
-    if (this.#isClosing) await withdraw();
-    else this.#withdrawals.add(withdraw);
-  }
-
-  loadPublished(store: MetadataStore, peer: string, options?: WaitOptions): Promise<string> {
-    const { settings } = this.#parts;
-    const loadRemoteMetadata = (blob: Uint8Array, wait?: WaitOptions): Promise<string> => this.add(blob, wait);
-    return loadPublished({ settings, loadRemoteMetadata }, store, peer, options);
-  }
-
-  /** Takes back what was published, and what is being published. Stores that fail are not waited for again. */
-  async withdraw(): Promise<void> {
-    this.#isClosing = true;
-    await Promise.allSettled([...this.#withdrawals].map((withdraw) => withdraw()));
-  }
 }

@@ -56,7 +56,7 @@ export class KernelMemory {
   async allocateHost(bytes: number, deviceId?: number): Promise<RegisteredVram> {
     checkBytes(bytes);
     const side = this.side(deviceId);
-    const { id, address } = await this.#parts.service.allocate(bytes);
+    const { id, address } = await this.#parts.service.call('allocate', bytes);
     return this.#regions.add({ id, address: side.pin(address, bytes), bytes, deviceId: side.deviceId });
   }
 
@@ -65,7 +65,7 @@ export class KernelMemory {
     const size = bytes ?? (memory instanceof Tensor ? memory.bytes : bytes);
     checkBytes(size as number);
     const address = addressIn(side, memory, size as number);
-    const id = await this.#parts.service.register({ address, bytes: size as number, ordinal: side.ordinal });
+    const id = await this.#parts.service.call('register', { address, bytes: size as number, ordinal: side.ordinal });
     const region = this.#regions.add({ id, address, bytes: size as number, deviceId: side.deviceId });
     // The tensor is held, so that its memory is not given to others until it is deregistered.
     if (memory instanceof Tensor) this.#tensors.set(id, memory);
@@ -79,7 +79,7 @@ export class KernelMemory {
     const side = this.side(known.deviceId);
     // What is pinned belongs to the agent, which frees it next; memory of a GPU is freed when peers are out of it.
     if (!side.isFar(known.address)) side.release(known.address);
-    await service.deregister(known.id);
+    await service.call('deregister', known.id);
     this.#regions.remove(known);
     this.#tensors.delete(known.id);
     side.release(known.address);

@@ -117,7 +117,8 @@ export class CommandReader {
   readonly #head: Int32Array;
   readonly #ring: Uint32Array;
   readonly #shift: number;
-  #taken = 0;
+  /** Number of the next command that take() gives; wraps at 2^32. */
+  taken = 0;
   #delivered = 0;
   /** Commands before this one go, deferred or not; those from here to #looked are deferred and wait. Both wrap. */
   #released = 0;
@@ -132,30 +133,25 @@ export class CommandReader {
 
   /** Commands taken and not yet delivered. */
   get underWay(): number {
-    return (this.#taken - this.#delivered) | 0;
-  }
-
-  /** Number of the next command that take() gives, and of the next that deliver() ends; they wrap at 2^32. */
-  get taken(): number {
-    return this.#taken;
+    return (this.taken - this.#delivered) | 0;
   }
 
   /** The next command into `command`; false if there is none yet, or it is deferred and nothing makes it go. */
   take(command: QueueCommand): boolean {
     // The device writes only into slots that were delivered, so a ring whose commands are all under way has none.
     if (this.underWay === this.capacity) return false;
-    const first = (this.#taken & (this.capacity - 1)) * WORDS;
-    const phase = phaseOf(this.#taken, this.#shift);
+    const first = (this.taken & (this.capacity - 1)) * WORDS;
+    const phase = phaseOf(this.taken, this.#shift);
     if (!decodeCommand(this.#ring, first, phase, command)) return false;
     if (command.isDeferred && !this.#isReleased()) return false;
-    this.#taken = (this.#taken + 1) | 0;
+    this.taken = (this.taken + 1) | 0;
     return true;
   }
 
   /** Whether something behind the next command, which is deferred, makes it go. Looks at each command behind it once. */
   #isReleased(): boolean {
-    if (((this.#released - this.#taken) | 0) > 0) return true;
-    if (((this.#looked - this.#taken) | 0) <= 0) this.#looked = (this.#taken + 1) | 0;
+    if (((this.#released - this.taken) | 0) > 0) return true;
+    if (((this.#looked - this.taken) | 0) <= 0) this.#looked = (this.taken + 1) | 0;
     // A push of two commands writes neither before there is room for both, so the last free slot may stay empty.
     for (; ((this.#looked - this.#delivered) | 0) < this.capacity - 1; this.#looked = (this.#looked + 1) | 0) {
       const first = (this.#looked & (this.capacity - 1)) * WORDS;
@@ -191,8 +187,10 @@ export class CommandWriter {
   readonly #head: Int32Array;
   readonly #ring: Uint32Array;
   readonly #shift: number;
-  #pushed = 0;
-  #hasDeferred = false;
+  /** Commands pushed so far; wraps. */
+  pushed = 0;
+  /** True after a deferred command: one that is not must follow before it is delivered. */
+  hasDeferred = false;
 
   constructor(memory: QueueMemory) {
     this.capacity = memory.capacity;
@@ -203,22 +201,12 @@ export class CommandWriter {
 
   /** False if the ring is full: the host has not delivered what was pushed a lap ago. */
   push(command: QueueCommand): boolean {
-    if (((this.#pushed - Atomics.load(this.#head, DELIVERED)) | 0) >= this.capacity) return false;
-    const first = (this.#pushed & (this.capacity - 1)) * WORDS;
-    encodeCommand(this.#ring, first, phaseOf(this.#pushed, this.#shift), command);
-    this.#pushed = (this.#pushed + 1) | 0;
-    this.#hasDeferred = command.isDeferred;
+    if (((this.pushed - Atomics.load(this.#head, DELIVERED)) | 0) >= this.capacity) return false;
+    const first = (this.pushed & (this.capacity - 1)) * WORDS;
+    encodeCommand(this.#ring, first, phaseOf(this.pushed, this.#shift), command);
+    this.pushed = (this.pushed + 1) | 0;
+    this.hasDeferred = command.isDeferred;
     return true;
-  }
-
-  /** True after a deferred command: one that is not must follow before it is delivered. */
-  get hasDeferred(): boolean {
-    return this.#hasDeferred;
-  }
-
-  /** Commands pushed so far; wraps. */
-  get pushed(): number {
-    return this.#pushed;
   }
 
   /** True once so many commands are delivered. Fails with WL_PEER_FAILED when the host could not carry one out. */
@@ -238,7 +226,7 @@ export class CommandWriter {
 
   /** Commands that wait or are under way. */
   get depth(): number {
-    return (this.#pushed - Atomics.load(this.#head, DELIVERED)) | 0;
+    return (this.pushed - Atomics.load(this.#head, DELIVERED)) | 0;
   }
 }
 

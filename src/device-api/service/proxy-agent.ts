@@ -44,11 +44,11 @@ export class ProxyAgent {
   readonly #staging = new Map<BackendChannel, { readonly stores: StagedStores; readonly memory: Registration }>();
 
   static async create({
-    agent,
+    name,
     backends,
     token,
     settings,
-    ordinals,
+    ordinals = [],
     host,
     stagesHostMemory = false,
     acrossHosts = false,
@@ -57,7 +57,7 @@ export class ProxyAgent {
     try {
       for (const ordinal of ordinals) devices.set(ordinal, await CudaDevice.create({ ...settings, ordinal }));
       const options = { settings, token, stagesHostMemory, ...(host === undefined ? {} : { host }) };
-      const made = await Agent.create(agent, { ...options, ...(backends === undefined ? {} : { backends }) });
+      const made = await Agent.create(name, { ...options, ...(backends === undefined ? {} : { backends }) });
       return new ProxyAgent(made, devices, acrossHosts);
     } catch (error) {
       for (const device of devices.values()) await device.close();

@@ -7,18 +7,24 @@ import type { Calls } from '../../threads/worker-port.ts';
 
 /** What the thread is started with. */
 export interface ProxyThread {
-  readonly agent: string;
+  /** What peers call it. */
+  readonly name: string;
   readonly settings: Settings;
+  /** Peers must have the same; see Agent. */
   readonly token: string;
-  readonly backends: readonly BackendName[] | undefined;
-  /** The address that peers reach this host by. */
-  readonly host: string | undefined;
+  readonly backends?: readonly BackendName[] | undefined;
+  /** The numeric address that peers of other hosts reach this one by. */
+  readonly host?: string | undefined;
   /** See AgentOptions. */
   readonly stagesHostMemory?: boolean | undefined;
-  /** See ProxyServiceOptions. */
+  /**
+   * Peers are on other hosts, also where those are containers of this machine: the backend that carries memory within a
+   * machine is left out. What a peer that has closed its side did not take counts as delivered, and a failure with WL_CLOSED
+   * tells of each such peer.
+   */
   readonly acrossHosts?: boolean | undefined;
-  /** GPUs whose memory is registered. */
-  readonly ordinals: readonly number[];
+  /** GPUs whose memory is registered; none by default. */
+  readonly ordinals?: readonly number[];
   /** The memory of a WakeWord: rung when a queue or a call has something for a thread that sleeps. */
   readonly wake: SharedArrayBuffer;
 }
@@ -80,20 +86,23 @@ export interface AddRemoteOptions extends Omit<LoadOptions, 'signal'> {
 
 /** What the thread does when it is called; what it tells unasked is why a command could not be carried out. */
 export interface ProxyCalls extends Calls {
-  /** Begins to carry out the commands of the queues. */
+  /** Begins to carry out the commands of the queues, which stay in place until the service is closed. */
   serve(queues: QueueOptions): void;
+  /** Zeroed memory of the host, registered. Freed when it is deregistered. */
   allocate(bytes: number): Promise<Allocation>;
-  /** Returns the number of the region. */
+  /** Memory of this process: of the GPU `ordinal`, or of the host. Returns the number of the region. */
   register(memory: ProxyRegisterOptions): Promise<number>;
+  /** Peers can no longer use the region; no request may. */
   deregister(region: number): Promise<void>;
+  /** What a peer's addRemote() takes, of what is registered now. */
   metadata(): Uint8Array;
-  /** Returns the peer's name. */
+  /** Returns the peer's name. See Agent.loadRemoteMetadata. */
   addRemote(options: AddRemoteOptions): Promise<string>;
-  /** Fails unless the peer is known. */
+  /** Fails with WL_INVALID_ARGUMENT unless the peer is known. Peers may have come by the listener. */
   checkRemote(peer: string): void;
-  /** False if the peer is not known. */
+  /** Forgets a peer to which no request goes. False if it is not known. */
   removeRemote(peer: string): Promise<boolean>;
-  /** Returns the port. */
+  /** Takes metadata of peers that connect, and gives its own. Returns the port. */
   listen(options: ListenOptions): Promise<number>;
   /** Returns the peer's name, if its metadata came. */
   exchange(options: MetadataExchangeOptions, signal: AbortSignal): Promise<string | undefined>;

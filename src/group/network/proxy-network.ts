@@ -176,10 +176,10 @@ export class ProxyNetwork implements AsyncDisposable {
   async #register(): Promise<Told> {
     const { group, memory, queues } = this.#options;
     const service = this.#service;
-    this.#region = await service.register(memory);
-    await service.serve(queues);
-    await service.serve({ memory: this.#words, queues: 1, capacity: HOST_QUEUE_CAPACITY });
-    const metadata = Buffer.from(await service.metadata()).toString('base64');
+    this.#region = await service.call('register', memory);
+    await service.call('serve', queues);
+    await service.call('serve', { memory: this.#words, queues: 1, capacity: HOST_QUEUE_CAPACITY });
+    const metadata = Buffer.from(await service.call('metadata')).toString('base64');
     return { metadata, channels: networkChannels(group.settings), region: this.#region };
   }
 
@@ -191,7 +191,7 @@ export class ProxyNetwork implements AsyncDisposable {
   async #connectPeer(peer: number, { metadata, region }: Told): Promise<void> {
     const service = this.#service;
     const { bytes } = this.#options.memory;
-    const name = await service.addRemote(Buffer.from(metadata, 'base64'), { heard: true });
+    const name = await service.call('addRemote', { metadata: Buffer.from(metadata, 'base64'), heard: true });
     this.#ranks.set(name, peer);
     const range = { offset: 0, bytes };
     const numbers: number[] = [];
@@ -199,7 +199,7 @@ export class ProxyNetwork implements AsyncDisposable {
       const number = service.takeNumber();
       numbers.push(number);
       const request = { number, region: this.#region, ...range, peer: name, remotes: [{ region, ...range }] };
-      this.#carriers.set(peer, await service.openRequest({ ...request, isSoleWriter: false, lane }));
+      this.#carriers.set(peer, await service.call('request', { ...request, isSoleWriter: false, lane }));
     }
     this.#requests.set(peer, numbers);
   }

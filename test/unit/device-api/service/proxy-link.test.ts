@@ -2,18 +2,17 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { readSettings } from 'weftline';
-import { ProxyLink } from '#lib/device-api/service/proxy-service.js';
+import { ProxyService } from '#lib/device-api/service/proxy-service.js';
 
 const threads = {
   'waits for something': 'setInterval(() => {}, 1000)',
   'is in a loop': 'for (;;);',
 };
-const parts = { agent: 'a', token: '', backends: undefined, ordinals: [], host: undefined };
+const parts = { name: 'a', token: '', onFailure: () => {}, timeoutMs: 100 };
 
 for (const [what, program] of Object.entries(threads)) {
   const script = new URL(`data:text/javascript,${encodeURIComponent(`export function run() { ${program} }`)}`);
-  const open = (): ProxyLink =>
-    new ProxyLink({ ...parts, settings: readSettings() }, () => {}, { timeoutMs: 100, script });
+  const open = (): ProxyService => new ProxyService({ ...parts, settings: readSettings(), script });
 
   test(`a thread that ${what} fails each call in time, and its host closes`, { timeout: 240_000 }, async () => {
     const late = { code: 'WL_TIMEOUT', message: /100 ms/ };
