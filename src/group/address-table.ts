@@ -1,4 +1,4 @@
-// For the kernels: the address of one region in every rank's window, as a table in device memory.
+// Tables in device memory that give kernels the address of one region in every rank's window.
 import type { Tensor } from '../device/tensor.ts';
 import type { TensorAllocator } from '../device/device.ts';
 import type { SymmetricWindow } from '../windows/symmetric-window.ts';

@@ -7,9 +7,9 @@ import type { RankGroup } from '../world/rank-group.ts';
 type AgreedValue = string | number | boolean | undefined;
 
 interface Agreement<T> {
-  /** Of the object, for errors. */
+  /** The object, for errors. */
   readonly what: string;
-  /** With defaults filled in, so that a default equals its explicit value. */
+  /** The configuration with defaults filled in, so that a default equals its explicit value. */
   readonly config: Readonly<Record<string, AgreedValue>>;
   /** Local checks and allocations; if they throw on one rank, all ranks get that error. */
   prepare(): T;

@@ -9,7 +9,7 @@ import { type ObjectSource, type ObjectState, watchObject } from '../core/waits.
 /** How many objects of a kind there have been, by kind and ranks: collective objects are made in one order on all ranks. */
 const created = new Map<string, number>();
 
-/** Of all calls of one name. */
+/** What all calls of one name share. */
 interface NamedCall {
   readonly name: string;
   /** The same text each time, so that a call makes none. */
@@ -28,7 +28,7 @@ export class CallGuard implements ObjectSource {
   readonly #named = new Map<string, NamedCall>();
   /** The one that ran last: as a rule the next is of the same name. */
   #latest: NamedCall | undefined;
-  /** Of a call whose begin listeners were told. */
+  /** The context of a call whose begin listeners were told. */
   #told: CallContext | undefined;
   #last: string | undefined;
   #present: string | undefined;

@@ -31,7 +31,7 @@ interface CudaCallsOptions {
 type CallingGroup = Pick<RankGroup, 'ranks' | 'settings' | 'peerLost'>;
 
 export class CudaCalls implements Disposable {
-  /** Where the object's kernels report waits that expired. */
+  /** The traps by which the object's kernels report waits that expired. */
   readonly traps: TrapBox;
   readonly #group: CallingGroup;
   readonly #options: CudaCallsOptions;
@@ -140,7 +140,7 @@ export class CudaCalls implements Disposable {
     if (peerLost.aborted) throw peerLost.reason;
   }
 
-  /** Until a kernel has told the host what `isThere` looks for, or a wait on the device has expired. */
+  /** Resolves when a kernel has told the host what `isThere` looks for. Fails when a wait on the device has expired. */
   async waitFor(what: string, isThere: () => boolean, wait: CallWait): Promise<void> {
     this.#context.refuseCapture(`a wait of the host for ${what}`);
     const timeoutMs = deadlineOf(wait, this.#group.settings.timeoutMs).leftMs + HOST_GRACE_MS;
@@ -217,7 +217,7 @@ function asReason(error: unknown): WeftlineError {
   return new WeftlineError('WL_CLOSED', 'An earlier call on this object was given up', { cause: error });
 }
 
-// On which stream each call of a buffer runs: one after another, whatever else the device does meanwhile.
+// Calls of a buffer run one after another, whatever else the device does meanwhile: the order says on which stream.
 
 export class CudaCallOrder implements Disposable {
   readonly #device: CudaDevice;
@@ -257,7 +257,7 @@ export class CudaCallOrder implements Disposable {
     this.#lastStream = stream;
   }
 
-  /** After the call was enqueued: the event of a call with asyncFinish; otherwise the device's stream waits for it. */
+  /** Ends a call that was enqueued. Returns the event of a call with asyncFinish; otherwise the device's stream waits for it. */
   end({ asyncFinish = false }: OverlapOptions): CudaEvent | undefined {
     const { stream } = this.#device;
     if (this.#own === undefined && this.#lastStream === stream && this.#lastEnd === undefined) return undefined;
@@ -293,7 +293,7 @@ export class CudaCallOrder implements Disposable {
     for (const stream of [this.#device.stream, this.#own]) await stream?.drained().catch(() => {});
   }
 
-  /** After drained(). */
+  /** Called after drained(). */
   [Symbol.dispose](): void {
     this.#lastEnd?.[Symbol.dispose]();
     this.#marked?.[Symbol.dispose]();
@@ -323,7 +323,7 @@ function requireEvent(event: unknown): void {
 /** What an object's engine has to do with recordings. */
 export interface RecordingOf {
   readonly order: CudaCallOrder;
-  /** At the first call of a recording. What it returns fails at a launch if its calls cannot be made then. */
+  /** Called at the first call of a recording. What it returns fails at a launch if its calls cannot be made then. */
   readonly begin: () => () => void;
 }
 

@@ -1,16 +1,16 @@
 // How the kernels that move rows are launched: warps, what each stages in shared memory, and what a block needs of it.
 import { alignUp } from '../abi/layout.ts';
 
-/** Of the kernel that sends rows. */
+/** A shape of the kernel that sends rows. */
 export interface TriedSending {
   readonly blocks: number;
-  /** Of a block, that move rows. */
+  /** Warps of a block that move rows. */
   readonly warps: number;
   /** Rows move in equal parts of at most so many bytes. */
   readonly mostPartBytes: number;
 }
 
-/** Of the kernel that adds rows up. */
+/** A shape of the kernel that adds rows up. */
 interface TriedGather {
   readonly blocks: number;
   readonly warps: number;
@@ -81,7 +81,7 @@ export function stagingShape(room: number, rowBytes: number): RowShape {
 interface SendingConfig {
   /** Multiprocessors that may be used. */
   readonly sms: number;
-  /** On this host, this one included. */
+  /** Ranks on this host, this one included. */
   readonly ranks: number;
 }
 
@@ -108,7 +108,7 @@ function sendingBlocks(ranks: number): number {
 /** What each block of a dispatch counts in shared memory: choices per expert, and a mask for each of its tokens. */
 interface CountedTokens {
   readonly experts: number;
-  /** Of a rank. */
+  /** Tokens of a rank. */
   readonly tokens: number;
   readonly maskBytes: number;
 }
@@ -131,9 +131,9 @@ interface GatherShape extends RowShape {
 interface GatherRows {
   /** Rows of most sums: parts are as large as they allow. */
   readonly usual: number;
-  /** So many share a stage in smaller parts. */
+  /** The most rows that share a stage, in smaller parts. */
   readonly most: number;
-  /** Of a block; by default as many as leave parts large enough. */
+  /** Warps of a block; by default as many as leave parts large enough. */
   readonly warps?: number;
 }
 

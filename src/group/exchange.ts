@@ -32,7 +32,7 @@ export interface ExchangeResult {
 export interface ExchangeCounts {
   readonly perRank: Int32Array;
   readonly perExpert: Int32Array;
-  /** Of a group on several hosts. */
+  /** Tokens to each host, of a group on several hosts. */
   readonly perHost?: Int32Array;
   /**
    * Of a group on one host whose ranks need no counts but of their own experts: `perExpert` cut by rank. The rest of what
@@ -41,14 +41,14 @@ export interface ExchangeCounts {
   readonly ofRanks?: readonly Int32Array[];
 }
 
-/** Where a record lies in a window. */
+/** The place of a record in a window. */
 export interface RecordPlace {
   readonly offset: number;
   readonly bytes: number;
 }
 
 interface ExchangeOptions extends ExchangeShape {
-  /** Where the exchange region starts in each window. */
+  /** Offset of the exchange region in each window. */
   readonly offset: number;
   readonly group: RankGroup;
 }
@@ -65,10 +65,10 @@ export class CountExchange {
   /** This rank in the group, and the number of its window. */
   readonly #self: number;
   readonly #window: number;
-  /** By source: the window of this host in which its record comes to lie; -1: every one has it. */
+  /** The window of this host in which the record of a source comes to lie, by source; -1: every one has it. */
   readonly #holders: readonly number[];
   readonly #worldRanks: readonly number[];
-  /** By window: the rank of the group whose it is. */
+  /** The rank of the group whose each window is. */
   readonly #localRanks: readonly number[];
 
   constructor(device: CpuDevice, window: SymmetricWindow, { offset, group, ...shape }: ExchangeOptions) {
@@ -91,12 +91,12 @@ export class CountExchange {
     );
   }
 
-  /** Which of the two sets of records the present call uses. */
+  /** The set of records, of two, that the present call uses. */
   get parity(): 0 | 1 {
     return this.#parity;
   }
 
-  /** For kernels: fills `table` i32 [2, ranks] with the addresses of the records that this rank reads, by parity and rank. */
+  /** Fills `table` i32 [2, ranks] for kernels with the addresses of the records that this rank reads, by parity and rank. */
   fillRecordTable(table: Int32Array): void {
     for (const [parity, windows] of this.#sets.entries()) {
       for (const [source, holder] of this.#holders.entries()) {
@@ -129,7 +129,7 @@ export class CountExchange {
     }
   }
 
-  /** Of a call, or a part of one, without counts: turns to the next record, of which only the header counts. */
+  /** Begins a call, or a part of one, without counts: turns to the next record, of which only the header counts. */
   beginCall(): void {
     this.#parity = this.#parity === 0 ? 1 : 0;
   }
@@ -184,17 +184,17 @@ export class CountExchange {
     return { status: record[EXCHANGE_STATUS_WORD]! >>> 0, rank: this.#worldRanks[source]!, k };
   }
 
-  /** After the barrier: every rank fails with the same WL_CONFIG_MISMATCH if the records disagree. */
+  /** Fails with the same WL_CONFIG_MISMATCH on every rank if the records disagree. To be called after the barrier. */
   requireAgreement(): void {
     this.#compare(this.#all());
   }
 
-  /** After the barrier: the bound of a rank on the rows that it receives. */
+  /** The bound of a rank on the rows that it receives. To be read after the barrier. */
   rowBoundOf(rank: number): number {
     return this.#received(rank)![exchangeFields.length + exchangeOwnFields.indexOf('rowBound')]!;
   }
 
-  /** After the barrier: tokens of each rank that go to each host; see ExchangeResult. */
+  /** Tokens of each rank that go to each host; see ExchangeResult. To be called after the barrier. */
   collectPerHost(): Int32Array {
     const { ranks, experts, hosts } = this.#shape;
     const perHost = new Int32Array(ranks * hosts);

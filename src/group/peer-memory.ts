@@ -7,7 +7,7 @@ import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { LocalBarrier } from '../windows/local-barrier.ts';
 import type { RankGroup } from '../world/rank-group.ts';
 
-/** Where the memory of a rank's device begins in its process; `word` there holds `value`, by which it is recognised. */
+/** The begin of a rank's device memory in its process; `word` there holds `value`, by which it is recognised. */
 interface PeerPlace {
   readonly pid: number;
   readonly base: number;
@@ -18,7 +18,7 @@ interface PeerPlace {
 interface Ranks {
   readonly group: RankGroup;
   readonly device: CpuDevice;
-  /** Of the object's window: it knows why, if a rank gave the object up. */
+  /** The barrier of the object's window: it knows why, if a rank gave the object up. */
   readonly barrier: LocalBarrier;
 }
 

@@ -42,7 +42,7 @@ interface StepNetwork {
 interface StepRunnerOptions {
   readonly failure: StepFailure;
   readonly firstCause: RankGroup['firstCause'];
-  /** Of a group on several hosts. */
+  /** The way to ranks of other hosts, of a group on several hosts. */
   readonly network?: StepNetwork | undefined;
   readonly timeoutMs: number;
   /** How long to poll without progress before sleeping. */
@@ -67,7 +67,7 @@ export class StepRunner {
   constructor(bells: RankBells, options: StepRunnerOptions) {
     this.#bells = bells;
     this.#options = options;
-    // In a crowd the rank that is waited for may wait for this processor.
+    // The rank that is waited for may wait for this processor in a crowd.
     this.#looks = options.isCrowded ? 1 : 16;
     this.#turns = options.isCrowded ? 16 : 1;
     this.#spin = new SpinTime(options.spinUs);
@@ -102,7 +102,7 @@ export class StepRunner {
   #poll(steps: Steps): boolean {
     const spin = this.#spin;
     const { isCrowded } = this.#options;
-    // Of waits, not of how long they took: pieces of large calls take long, and polling for them pays.
+    // It learns of waits, not of how long they took: pieces of large calls take long, and polling for them pays.
     spin.learn(0);
     let { progress } = steps;
     let now = performance.now();

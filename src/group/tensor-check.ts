@@ -30,7 +30,7 @@ export function requireGroup(group: unknown): void {
   throw invalidArgument('group', group, 'a world, as join() returns, or a group of its ranks');
 }
 
-/** Of rows that the kernels of a GPU move; those of fp8 may be shorter than a multiple of what the copy engine takes. */
+/** Alignment of rows that kernels of a GPU move; those of fp8 may be shorter than a multiple of what the copy engine takes. */
 export function rowAlignment(rowBytes: number): number {
   return rowBytes % 16 === 0 ? 16 : 8;
 }

@@ -4,12 +4,12 @@ import type { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { decodeAbort, encodeAbort } from '../../windows/abort-record.ts';
 
-/** Of a text: before it stands its length. */
+/** Bytes of the length that stands before a text. */
 const LENGTH_BYTES = 4;
 
 export class AbortSlots {
   readonly #device: CpuDevice;
-  /** Of the slots, in this rank's memory. */
+  /** The address of the slots in this rank's memory. */
   readonly #address: number;
 
   constructor(device: CpuDevice, address: number) {
@@ -17,7 +17,7 @@ export class AbortSlots {
     this.#address = address;
   }
 
-  /** Of a rank of the group, among the slots. */
+  /** Offset of the slot of a rank of the group among the slots. */
   offsetOf(rank: number): number {
     return rank * NETWORK_ABORT_BYTES;
   }

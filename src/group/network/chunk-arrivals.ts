@@ -1,11 +1,11 @@
-// Which chunks of a stream from one peer are here: chunk i comes on channel i modulo the channels, each in order.
+// Chunks of a stream from one peer that are here: chunk i comes on channel i modulo the channels, each in order.
 import type { HostNetwork } from './host-network.ts';
 
 export class ChunkArrivals {
   readonly #network: HostNetwork;
   readonly #peer: number;
   readonly #firstCell: number;
-  /** By channel: what the cell held when the last chunk of it was taken. */
+  /** What a channel's cell held when the last chunk of it was taken, by channel. */
   readonly #seen: Int32Array;
   #taken = 0;
 

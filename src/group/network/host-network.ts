@@ -20,13 +20,13 @@ import { SharedAgent } from './shared-agent.ts';
 export interface HostNetworkOptions extends CallWait {
   readonly group: RankGroup;
   readonly device: CpuDevice;
-  /** Of the object, for names and errors. */
+  /** The object's name, for agents and errors. */
   readonly name: string;
-  /** Of the object's calls on this host: waits end when a rank here gives up. */
+  /** The barrier of the object's calls on this host: waits end when a rank here gives up. */
   readonly barrier: LocalBarrier;
   /** What peers write to; the first one has the cells and the reasons of peers that gave up. */
   readonly windows: readonly NetworkWindow[];
-  /** Of the cells in the first window, and of a slot per rank for what it says when it gives up. */
+  /** Offsets in the first window: of the cells, and of a slot per rank for what it says when it gives up. */
   readonly cells: number;
   readonly aborts: number;
   /** Most rows that one call sends to a peer, and the number of the window that they go to. */
@@ -44,7 +44,7 @@ interface Told {
 export class HostNetwork {
   readonly routes: HostRoutes;
   readonly group: RankGroup;
-  /** To each peer: as many as the rank with the fewest engines has, the same on all ranks. */
+  /** Channels to each peer: as many as the rank with the fewest engines has, the same on all ranks. */
   channels = 1;
   readonly #shared: SharedAgent;
   readonly #agent: Agent;
@@ -61,7 +61,7 @@ export class HostNetwork {
   readonly #links = new Map<number, NetworkLink>();
   readonly #registered: (Registration | undefined)[] = [];
   #memory: Registration | undefined;
-  /** Of the device, when that was registered. */
+  /** The device's count of mappings when its memory was registered. */
   #mappings = -1;
   #hasGivenUp = false;
   #closing: Promise<void> | undefined;
@@ -125,7 +125,7 @@ export class HostNetwork {
     return Atomics.load(this.#counts, networkCellOffset(peer, cell) / 4);
   }
 
-  /** In the first window's mapping at `peer`: the line that this rank adds to, a cell of it. */
+  /** Offset in the first window's mapping at `peer` of a cell in the line that this rank adds to. */
   cellAt(peer: number, cell: number): number {
     return this.offsetAt(peer, 0, this.#cells + networkCellOffset(this.group.rank, cell));
   }
@@ -135,7 +135,7 @@ export class HostNetwork {
     return this.#windows[window]!.offsetOf(this.group.topology.scaleUpIndexOf(peer)) + offset;
   }
 
-  /** Of this rank's part of a window. */
+  /** The address of this rank's part of a window. */
   windowAddress(window: number): number {
     return this.#windows[window]!.address;
   }
@@ -325,7 +325,7 @@ export class HostNetwork {
     await this.#agent.until(left, { timeoutMs: this.group.settings.timeoutMs }).catch(() => {});
   }
 
-  /** Of an agent that others use: everything of this object is taken back. */
+  /** Takes everything of this object back from an agent that others use. */
   async #leave(): Promise<void> {
     await Promise.allSettled([...this.#links.values()].map((link) => link.close()));
     const registered = [...this.#registered, this.#memory].filter((memory) => memory !== undefined);

@@ -1,9 +1,9 @@
-// Which ranks of a group send to each other across hosts: each host gets what is meant for it through one rank per source.
+// Routes across hosts among the ranks of a group: each host gets what is meant for it through one rank per source.
 
 /** Ranks of every host, by host; hosts are numbered by their lowest rank, as in Topology. */
 export type Hosts = readonly (readonly number[])[];
 
-/** From this rank to another host. */
+/** The way from this rank to another host. */
 export interface HostWay {
   readonly host: number;
   /** The rank there that takes what this rank sends to the host. */
@@ -22,7 +22,7 @@ export interface ServedSource {
   readonly host: number;
   /** Place of this host among the ways of that rank. */
   readonly way: number;
-  /** Its place on its host is that of this rank. */
+  /** The source's place on its host is that of this rank. */
   readonly hasSamePlace: boolean;
 }
 
@@ -30,9 +30,9 @@ export interface HostRoutes {
   readonly hosts: Hosts;
   /** This rank's. */
   readonly host: number;
-  /** To every other host: first the one behind this host, so that not all hosts send to the same one at first. */
+  /** Ways to every other host: first the one behind this host, so that not all hosts send to the same one at first. */
   readonly ways: readonly HostWay[];
-  /** By slot; ascending ranks. */
+  /** Sources by slot, in ascending order of ranks. */
   readonly served: readonly ServedSource[];
   /**
    * All ranks that this one has a link to, in the order of `ways`, then those served besides: a transport serves links in the

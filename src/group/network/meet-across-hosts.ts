@@ -7,7 +7,7 @@ import { shareOutcome } from '../../world/outcomes.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 
 interface NetworkMeeting<Told> {
-  /** Of the exchange, see allGather(). */
+  /** The name of the exchange, see allGather(). */
   readonly name: string;
   /** What this rank has; JSON. */
   readonly tell: () => Promise<Told>;

@@ -21,9 +21,9 @@ interface NetworkLinkOptions {
 
 /** What a rank that gives up puts to a peer's first window: its reason, and behind it the signal of it. */
 interface AbortPlaces {
-  /** In this rank's memory. */
+  /** The offset in this rank's memory. */
   readonly from: number;
-  /** In the peer's first window, as `cell`. */
+  /** The offset in the peer's first window, as `cell`. */
   readonly to: number;
   readonly bytes: number;
   readonly cell: number;
@@ -31,10 +31,10 @@ interface AbortPlaces {
 
 export class NetworkLink {
   readonly backend: BackendName;
-  /** By channel. Within one everything is in order, between two nothing is. */
+  /** Queues by channel. Everything is in order within one, nothing is between two. */
   readonly queues: readonly OutQueue[];
   readonly #link: BackendLink;
-  /** For one message, which must not wait behind rows that have no room. */
+  /** The channel of one message, which must not wait behind rows that have no room. */
   readonly #abort: BackendChannel;
   /** What of that message is still to be posted. */
   #owedReason: AbortPlaces | undefined;
@@ -65,7 +65,7 @@ export class NetworkLink {
     this.queues = queues;
   }
 
-  /** Of all puts so far. */
+  /** Bytes of all puts so far. */
   get bytes(): number {
     let bytes = 0;
     for (const queue of this.queues) bytes += queue.bytes;
@@ -101,7 +101,7 @@ export class NetworkLink {
     return this.#hasClosed() || this.isGone;
   }
 
-  /** Its agent has, and takes nothing any more. */
+  /** The peer's agent has closed, and takes nothing any more. */
   get isGone(): boolean {
     return this.#link.state === 'closed';
   }
@@ -174,7 +174,7 @@ export class NetworkLink {
     await Promise.all([...this.queues, this.#abort].map((channel) => channel.close()));
   }
 
-  /** Of a link that broke nothing is posted any more, whatever memory it would come from. */
+  /** Uses the new memory. A link that broke posts nothing any more, whatever memory it would come from. */
   async #use(): Promise<void> {
     try {
       await Promise.all(this.queues.map((queue) => queue.use(this.#local, this.#remotes)));

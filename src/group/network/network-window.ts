@@ -6,7 +6,7 @@ export interface NetworkWindow {
   readonly address: number;
   /** What peers may write to: the parts of all ranks that share it. */
   readonly parts: MemoryRange;
-  /** Of the part of the rank of that scale-up index within `parts`, the same on every host. */
+  /** Offset within `parts` of the part of the rank of that scale-up index, the same on every host. */
   offsetOf(index: number): number;
 }
 

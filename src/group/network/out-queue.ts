@@ -70,7 +70,7 @@ type RemoteWindows = readonly BackendRemoteRegion[];
 
 interface OutQueueOptions {
   readonly channel: BackendChannel;
-  /** Where puts come from. */
+  /** The region that puts come from. */
   readonly local: BackendRegion;
   readonly remotes: RemoteWindows;
   /** Places of rows of one call: as many rows as the channel may have to send. This queue's own. */
@@ -93,7 +93,7 @@ export class OutQueue {
   #puts: PartPuts | undefined;
   /** Rows of this call that stand in the table. */
   #rowCount = 0;
-  /** In columns, so that a call that sends much makes no objects. Of rows, `local` is the first and `length` their number. */
+  /** Columns, so that a call that sends much makes no objects. For rows, `local` is the first and `length` their number. */
   #kind: Uint8Array = new Uint8Array(FIRST_CAPACITY);
   #local: Float64Array = new Float64Array(FIRST_CAPACITY);
   #remote: Float64Array = new Float64Array(FIRST_CAPACITY);

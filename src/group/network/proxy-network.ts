@@ -15,7 +15,7 @@ import { meetAcrossHosts, networkChannels } from './meet-across-hosts.ts';
 
 interface ProxyNetworkOptions extends CallWait {
   readonly group: RankGroup;
-  /** Of the object, for names and errors. */
+  /** The object's name, for agents and errors. */
   readonly name: string;
   /** What peers write to and what puts come from, laid out alike on all ranks. Host memory that does not move. */
   readonly memory: { readonly address: number; readonly bytes: number };
@@ -51,7 +51,7 @@ const FAREWELL_MS = 500;
 
 export class ProxyNetwork implements AsyncDisposable {
   readonly routes: HostRoutes;
-  /** To each peer: as many as the rank with the fewest engines has, the same on all ranks. */
+  /** Channels to each peer: as many as the rank with the fewest engines has, the same on all ranks. */
   channels = 1;
   readonly #options: ProxyNetworkOptions;
   readonly #service: ProxyService;
@@ -204,7 +204,7 @@ export class ProxyNetwork implements AsyncDisposable {
     this.#requests.set(peer, numbers);
   }
 
-  /** Of an error that names the peer's agent. */
+  /** The rank whose agent an error names. */
   #peerOf({ details }: WeftlineError): number | undefined {
     const { peer } = details;
     return typeof peer === 'string' ? this.#ranks.get(peer.replace(/^agent /, '')) : undefined;

@@ -11,7 +11,7 @@ interface Shared {
   readonly peers: Map<string, number>;
 }
 
-/** By the settings of a world, which its groups share. */
+/** Agents by the settings of a world, which its groups share. */
 const open = new Map<Settings, Shared>();
 /** Peers tell by the name the agents apart that this rank opens one after the other. */
 let opened = 0;

@@ -2,7 +2,7 @@
 import type { LocalBarrier } from '../../windows/local-barrier.ts';
 import type { HostNetwork } from './host-network.ts';
 
-/** At the begin of each call. When the ranks of this host gave up, peers that have not heard of it wait for this rank. */
+/** Called at the begin of each call. Peers that have not heard that this host's ranks gave up would wait for this rank. */
 export function throwIfUnusable(barrier: LocalBarrier, network: HostNetwork | undefined): void {
   try {
     barrier.throwIfUnusable();
