@@ -10,10 +10,11 @@ import type { SharedMemory } from '../windows/shared-memory.ts';
 
 // Memory as an agent registers it: where it lies, and how a process of the same host could map it.
 
-export type MemoryKind = (typeof memoryKinds)[number];
-
 /** Kinds of memory, in the order of their numbers in descriptors and metadata. */
 export const memoryKinds = ['host', 'cuda'] as const;
+
+/** Memory of the host, or of a GPU. */
+export type MemoryKind = (typeof memoryKinds)[number];
 
 /** It stays where it is, and allocated, until it is deregistered. */
 export interface AgentMemory {
