@@ -1,4 +1,4 @@
-// Which algorithm carries out a call, by its size: built in, measured (`weftline bench collectives --tune`) or as an option says.
+// The algorithm of a call follows from its size: built in, measured (`weftline bench collectives --tune`) or as an option says.
 import { z } from '#zod';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { readInput } from '../core/guarded-file.ts';
@@ -27,7 +27,7 @@ export interface AlgorithmRange {
 export const tunedKinds = ['allReduce', 'reduce'] as const;
 export type TunedKind = (typeof tunedKinds)[number];
 
-/** By collective: ranges from the smallest calls to the largest. */
+/** Ranges from the smallest calls to the largest, by collective. */
 export type AlgorithmTable = Readonly<Record<TunedKind, readonly AlgorithmRange[]>>;
 
 export const TABLE_SCHEMA = 'weftline.collectives.table/1';
@@ -83,7 +83,7 @@ export function readTableFile(file: string): AlgorithmTableFile {
     if (data !== undefined) return data;
     reason = describe(error);
   } catch (cause) {
-    // Of JSON that is none the message has some of the text, which may have several lines.
+    // The message about JSON that is none has some of the text, which may have several lines.
     reason = printable(cause instanceof Error ? cause.message : String(cause), MAX_REASON);
   }
   throw new WeftlineError(
@@ -110,7 +110,7 @@ function isAscending(list: readonly AlgorithmRange[]): boolean {
   });
 }
 
-/** Of the first problem: where, and what is expected. */
+/** The place of the first problem, and what is expected. */
 function describe({ issues: [first] }: z.ZodError): string {
   const place = first!.path.length === 0 ? '' : ` at ${first!.path.join('.')}`;
   return printable(`${first!.message}${place}`, MAX_REASON);

@@ -13,15 +13,15 @@ import type { CollectiveCall, CollectiveKind, PairMessage, Reduction } from './c
 
 /** What every call returns. */
 export interface CollectiveResult {
-  /** With `asyncFinish`: the point at which the output is there and the input may be changed. */
+  /** The point at which the output is there and the input may be changed, with `asyncFinish`. */
   readonly event: DeviceEvent | undefined;
 }
 
 /** Arguments of the calls that move elements of every rank; each call says what it takes from `input`, and what it puts into `output`. */
 export interface CollectiveArguments extends CallOptions {
-  /** Without it the elements are in `output`: in place. */
+  /** The elements, which are in `output` if it is left out: in place. */
   readonly input?: Tensor | undefined;
-  /** Of the same dtype as `input`. */
+  /** The result, of the same dtype as `input`. */
   readonly output: Tensor;
 }
 
@@ -62,7 +62,7 @@ export interface AllToAllvArguments extends CallOptions {
   readonly output: Tensor;
   readonly sendCounts: PerRank;
   readonly recvCounts: PerRank;
-  /** Where what goes to each rank begins in `input`; one behind the other by default. */
+  /** The begin of what goes to each rank in `input`; one behind the other by default. */
   readonly sendOffsets?: PerRank | undefined;
   /** The same in `output`. */
   readonly recvOffsets?: PerRank | undefined;
@@ -280,7 +280,7 @@ export function checkOwnMessages(messages: readonly PairMessage[], rank: number)
   );
 }
 
-/** Of messages that begin later than they were checked. Fails with WL_INVALID_ARGUMENT where the memory may be of others by now. */
+/** Checks messages that begin later than they were read. Fails with WL_INVALID_ARGUMENT where the memory may be of others by now. */
 export function requireLive(messages: readonly PairMessage[]): void {
   for (const { direction, tensor } of messages) {
     if (!tensor.storage.disposed) continue;
@@ -323,7 +323,7 @@ export function requireTensor(name: string, value: unknown, device: HostAccess):
   throw invalidArgument(name, `a tensor of another ${value.device.kind} device`, expected);
 }
 
-/** On the device and of the dtype of `like`, with so many elements. */
+/** Requires a tensor on the device and of the dtype of `like`, with so many elements. */
 function requireLike(name: string, value: unknown, like: Tensor, elements: number): void {
   requireTensor(name, value, like.device);
   if (value.dtype === like.dtype && value.elements === elements) return;

@@ -38,9 +38,9 @@ export interface CollectiveCall extends VariableCounts {
   kind: CollectiveKind;
   dtype: DType;
   elementBytes: number;
-  /** Of a kind that reduces. */
+  /** The reduction of a kind that reduces. */
   reduction: Reduction;
-  /** Of a kind that has one. */
+  /** The root of a kind that has one. */
   root: number;
   /**
    * Elements that each rank contributes (broadcast, reduce, allGather, allReduce), gets (reduceScatter) or sends to each
@@ -130,19 +130,19 @@ export interface PairMessage {
   readonly address: number;
   readonly bytes: number;
   readonly dtype: DType;
-  /** Whose memory it is, which must not be collected until the message is over: a group's messages wait for its end. */
+  /** The tensor whose memory it is, which must not be collected until the message is over: a group's messages wait for its end. */
   readonly tensor: Tensor;
 }
 
 /** What a Communicator asks of the engine that carries its calls out; arguments were checked before. */
 export interface CollectiveEngine {
-  /** Where calls can be recorded in graphs: what fails when a graph with such calls cannot be launched now. */
+  /** Takes what fails when a graph with calls cannot be launched now. Left out where calls cannot be recorded. */
   guardLaunches?(requireIdle: (what: string) => void): void;
-  /** By rank of the group. */
+  /** Routes by rank of the group. */
   readonly routes: readonly Route[];
-  /** Of GPUs: calls return before they are over, and begin after `previousEvent` by themselves. */
+  /** True of GPUs: calls return before they are over, and begin after `previousEvent` by themselves. */
   readonly ordersCalls: boolean;
-  /** Of the last call, where it was to end asynchronously: when it is over. */
+  /** The end of the last call, if it was to end asynchronously. */
   readonly lastEvent: DeviceEvent | undefined;
   /** Hot path. Fails when an earlier call left the ranks in disagreement. */
   throwIfUnusable(): void;

@@ -21,7 +21,7 @@ export interface CommunicatorOptions extends WaitOptions {
    * for so many ranks and hosts, and else those built in. Results are the same.
    */
   readonly algorithms?: Partial<AlgorithmTable>;
-  /** Of GPUs: multiprocessors that a call may use, from 1 to 32; 16 by default. */
+  /** Multiprocessors of a GPU that a call may use, from 1 to 32; 16 by default. */
   readonly numSms?: number;
   /**
    * Larger calls use tensors where they lie, without a copy through the window. Of GPUs: calls of more bytes than this (of the
@@ -39,7 +39,7 @@ export interface CommunicatorOptions extends WaitOptions {
   readonly copyEngines?: boolean;
 }
 
-/** With defaults. */
+/** Options with their defaults. */
 export interface CheckedCommunicatorOptions extends Readonly<Record<'pieceBytes' | 'numSms' | 'directBytes', number>> {
   readonly copyEngines: boolean;
 }

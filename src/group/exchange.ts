@@ -59,7 +59,8 @@ export class CountExchange {
    * call while a slow peer still reads this one, but cannot pass the next barrier without that peer.
    */
   readonly #sets: readonly (readonly Int32Array[][])[];
-  #parity: 0 | 1 = 0;
+  /** The set of records, of two, that the present call uses. */
+  parity: 0 | 1 = 0;
   readonly #shape: ExchangeShape;
   readonly #offset: number;
   /** This rank in the group, and the number of its window. */
@@ -89,11 +90,6 @@ export class CountExchange {
         ranks.map((_, source) => device.hostView('i32', address + this.#placeOf(parity, source).offset, bytes / 4)),
       ),
     );
-  }
-
-  /** The set of records, of two, that the present call uses. */
-  get parity(): 0 | 1 {
-    return this.#parity;
   }
 
   /** Fills `table` i32 [2, ranks] for kernels with the addresses of the records that this rank reads, by parity and rank. */
@@ -131,14 +127,14 @@ export class CountExchange {
 
   /** Begins a call, or a part of one, without counts: turns to the next record, of which only the header counts. */
   beginCall(): void {
-    this.#parity = this.#parity === 0 ? 1 : 0;
+    this.parity = this.parity === 0 ? 1 : 0;
   }
 
   /** Says in this rank's own window which call it has begun, and where the record lies that is to go to other hosts. */
   announce(call: number): RecordPlace {
     const own = this.#received(this.#self) as Int32Array;
     own[EXCHANGE_CALL_WORD] = call | 0;
-    return this.#placeOf(this.#parity, this.#self);
+    return this.#placeOf(this.parity, this.#self);
   }
 
   /** The call that a rank of another host, which this rank serves, has begun. */
@@ -223,7 +219,7 @@ export class CountExchange {
   }
 
   #destinations(): readonly Int32Array[][] {
-    return this.#sets[this.#parity] as readonly Int32Array[][];
+    return this.#sets[this.parity] as readonly Int32Array[][];
   }
 
   #all(): readonly Int32Array[] {

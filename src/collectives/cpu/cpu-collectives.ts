@@ -1,14 +1,10 @@
 // Collectives of CPU ranks: through slots and channels in the window of their host, and mirrors of them on other hosts.
-import { availableParallelism } from 'node:os';
 import type { CallWait } from '../../core/deadline.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { agreeOn } from '../../group/agree.ts';
-import type { HostNetwork } from '../../group/network/host-network.ts';
 import { PeerMemory } from '../../group/peer-memory.ts';
-import { type StepFailure, StepRunner } from '../../group/steps.ts';
-import { isCrowded } from '../../transport/host/rank-cores.ts';
+import type { StepRunner } from '../../group/steps.ts';
 import { checkMemoryBudget } from '../../windows/memory-budget.ts';
-import type { SymmetricWindow } from '../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import type { AlgorithmTable } from '../algorithm-table.ts';
 import {
@@ -18,7 +14,7 @@ import {
   type PairMessage,
   type Route,
 } from '../collective-call.ts';
-import { HostsFailure } from './call-failure.ts';
+import { StepGround } from './step-ground.ts';
 import { CpuMover, type DataPlaces, MovementChoice, type Mover } from './movements.ts';
 import { PairMessages } from './pair-messages.ts';
 import { RankBoard } from './rank-board.ts';
@@ -28,8 +24,6 @@ import {
   collectiveRegions,
   createMirroredWindow,
   type MirroredWindow,
-  Mirrors,
-  rankParts,
   regionsAcrossHosts,
 } from './window-regions.ts';
 
@@ -39,9 +33,9 @@ interface CpuCollectivesParts extends MirroredWindow {
   readonly device: CpuDevice;
   readonly regions: CollectiveRegions;
   readonly table: AlgorithmTable;
-  /** Of tensors that are not this device's. Owned by the engine, as the rest. */
+  /** The mover and places of tensors that are not this device's. The engine owns them, as the rest. */
   readonly elsewhere?: { readonly mover: Mover; readonly places: DataPlaces };
-  /** Of ranks that can read each other's tensors. */
+  /** Memory of ranks that can read each other's tensors. */
   readonly memory: PeerMemory | undefined;
   readonly directBytes: number;
 }
@@ -50,52 +44,34 @@ export class CpuCollectives implements CollectiveEngine {
   readonly routes: readonly Route[];
   readonly ordersCalls = false;
   readonly lastEvent = undefined;
-  readonly #window: SymmetricWindow;
-  readonly #network: HostNetwork | undefined;
-  readonly #failure: StepFailure;
+  readonly #ground: StepGround;
   readonly #staged: StagedCall;
   readonly #pairs: PairMessages;
   readonly #runner: StepRunner;
   readonly #mover: Mover;
 
   constructor({ group, device, window, regions, table, across, elsewhere, memory, directBytes }: CpuCollectivesParts) {
-    const { topology, settings, rank: me } = group;
-    const { address } = window;
-    const failure = across && new HostsFailure({ ...across, group, device, window });
-    const hasClosed = (rank: number): boolean => failure!.hasClosed(rank);
-    const mirrors = across && new Mirrors(across.network, { address, regions, mirrors: across.mirrors, hasClosed });
-    const parts = rankParts(group, window, { regions, mirrors: across?.mirrors ?? 0 });
+    const { topology, rank: me } = group;
+    const ground = new StepGround(group, device, { window, across, regions });
+    const { parts, mirrors } = ground;
     const board = new RankBoard(device, parts, regions, mirrors);
     const routeTo = (rank: number): Route => (topology.hostOf(rank) === topology.hostIndex ? 'window' : 'network');
     this.routes = group.ranks.map((_, rank) => (rank === me ? 'self' : routeTo(rank)));
-    this.#window = window;
-    this.#network = across?.network;
-    this.#failure = failure ?? window.barrier.failure;
+    this.#ground = ground;
     const choice = new MovementChoice(table, topology.hosts, me);
-    const windows = { areShared: true, addresses: parts.addresses, outgoing: address };
+    const windows = { areShared: true, addresses: parts.addresses, outgoing: window.address };
     const { mover, places } = elsewhere ?? { mover: new CpuMover(device, group.size), places: windows };
     this.#mover = mover;
     const of = { parts, board, regions, mirrors, mover, places };
-    const throwIfUnusable = (): void => this.throwIfUnusable();
+    const throwIfUnusable = (): void => ground.throwIfUnusable();
     const direct = memory && { memory, fromBytes: directBytes, throwIfUnusable };
     this.#staged = new StagedCall(device, { ...of, choice, direct, idle: makeCollectiveCall(group.size) });
     this.#pairs = new PairMessages(device, of);
-    const { timeoutMs, collectiveSpinUs: spinUs } = settings;
-    const outnumber = topology.scaleUpRanks.length > availableParallelism();
-    this.#runner = new StepRunner(board.bells, {
-      failure: this.#failure,
-      firstCause: (...cause) => group.firstCause(...cause),
-      network: mirrors,
-      timeoutMs,
-      spinUs,
-      isCrowded: outnumber || (across !== undefined && isCrowded(settings)),
-    });
+    this.#runner = ground.runner(board.bells, ground);
   }
 
   throwIfUnusable(): void {
-    this.#window.barrier.throwIfUnusable();
-    const reason = this.#network && this.#failure.reason();
-    if (reason !== undefined) throw reason;
+    this.#ground.throwIfUnusable();
   }
 
   run(call: CollectiveCall, wait: CallWait): Promise<void> | undefined {
@@ -115,11 +91,11 @@ export class CpuCollectives implements CollectiveEngine {
 
   async close(): Promise<void> {
     try {
-      await this.#network?.close({ untilSourcesLeft: true });
+      await this.#ground.network?.close({ untilSourcesLeft: true });
     } finally {
       // ORDER: a mover may hold on to the window's memory.
       this.#mover[Symbol.dispose]();
-      this.#window[Symbol.dispose]();
+      this.#ground.window[Symbol.dispose]();
     }
   }
 }

@@ -7,6 +7,8 @@ import type { Hosts } from '../../group/network/host-routes.ts';
 import type { PeerMemory } from '../../group/peer-memory.ts';
 import { algorithmFor, type AlgorithmTable } from '../algorithm-table.ts';
 import type { CollectiveCall, CollectiveKind, ReducedDType } from '../collective-call.ts';
+import type { RankBoard } from './rank-board.ts';
+import type { CollectiveRegions, Mirrors, RankParts } from './window-regions.ts';
 
 /** Addresses are those of tensors, and of the data of slots and channels; work is done in the order in which it is given. */
 export interface Mover extends Disposable {
@@ -23,7 +25,7 @@ export interface Mover extends Disposable {
   isSettled(): boolean;
 }
 
-/** Of CPU ranks: nothing is ever under way. */
+/** The mover of CPU ranks, for which nothing is ever under way. */
 export class CpuMover implements Mover {
   readonly isImmediate: boolean = true;
   readonly sources: Uint32Array;
@@ -56,16 +58,28 @@ export class CpuMover implements Mover {
   }
 }
 
-// Where the data of slots and channels lie, which a mover reads and writes: in the windows, or in memory of GPUs beside them.
+// A mover reads and writes the data of slots and channels: in the windows, or in memory of GPUs beside them.
 
 /** Offsets in a rank's part are those of its window. */
 export interface DataPlaces {
   /** They are the windows themselves: what was written there can be put from there. */
   readonly areShared: boolean;
-  /** By rank of the group: of its part, or of its mirror here. */
+  /** The address of each rank's part, or of its mirror here, by rank of the group. */
   readonly addresses: readonly number[];
-  /** Of this rank's part of the window, for the mover: from there data go to other hosts. */
+  /** The address of this rank's part of the window, for the mover: data go from there to other hosts. */
   readonly outgoing: number;
+}
+
+/** What carries out calls in steps works with. */
+export interface StepParts {
+  readonly parts: RankParts;
+  readonly board: RankBoard;
+  readonly regions: CollectiveRegions;
+  /** Mirrors of a group on several hosts. */
+  readonly mirrors: Mirrors | undefined;
+  /** The mover, owned by whoever made it. */
+  readonly mover: Mover;
+  readonly places: DataPlaces;
 }
 
 /** Parts of a slot, and shares of a piece that ranks reduce, begin on cache lines. */
@@ -79,14 +93,14 @@ export interface Piece {
   readonly call: CollectiveCall;
   readonly elementBytes: number;
   readonly unitBytes: number;
-  /** Where it begins in the unit, and its length. */
+  /** The begin of the piece in the unit, and its length. */
   readonly offset: number;
   readonly bytes: number;
-  /** From one part of a slot to the next, where a slot has a part for each rank. */
+  /** Bytes from one part of a slot to the next, where a slot has a part for each rank. */
   readonly stride: number;
   /** Address of a rank's slot, for the mover. */
   readonly slot: (rank: number) => number;
-  /** Of Movement.movesNoData: all memory of the host in words, and where a rank's slot begins in it. */
+  /** All memory of the host in words, and the begin of a rank's slot in it, for Movement.movesNoData. */
   readonly words: Uint32Array;
   readonly wordOf: (rank: number) => number;
 }
@@ -97,21 +111,21 @@ export interface SlotRange {
   bytes: number;
 }
 
-/** Of certain ranks; reused. */
+/** Posts of certain ranks; reused. */
 interface AwaitedRanks {
   readonly ranks: readonly number[];
-  /** By rank of the list: how many posts further than this rank it must be; 0 for as far. */
+  /** The number of posts that each rank of the list must be further than this rank; 0 for as far. */
   readonly ahead: readonly number[];
 }
 
-/** Whose posts a step needs: every rank's, the root's, nobody's, or those of certain ranks. */
+/** The posts that a step needs: every rank's, the root's, nobody's, or those of certain ranks. */
 export type Awaited = 'all' | 'root' | 'none' | AwaitedRanks;
 
 /** What ranks do once this one has posted. */
 export interface MovementStep {
   /** What another rank reads, in this step or a later one, of what this rank's slot has since its last post. */
   reads(piece: Piece, rank: number, range: SlotRange): void;
-  /** Whose slots `take` reads. */
+  /** The ranks whose slots `take` reads. */
   awaits(piece: Piece): Awaited;
   take(piece: Piece): void;
 }
@@ -143,9 +157,16 @@ function readsNothing(_piece: Piece, _rank: number, range: SlotRange): void {
   range.bytes = 0;
 }
 
-function rootReadsWhole(piece: Piece, rank: number, range: SlotRange): void {
-  if (rank === piece.call.root) readsWhole(piece, rank, range);
-  else readsNothing(piece, rank, range);
+/** The root reads so, other ranks nothing. */
+function forRoot(reads: MovementStep['reads']): MovementStep['reads'] {
+  return (piece, rank, range) => (rank === piece.call.root ? reads : readsNothing)(piece, rank, range);
+}
+
+/** The root takes so, other ranks nothing. */
+function atRoot(take: MovementStep['take']): MovementStep['take'] {
+  return (piece) => {
+    if (isRoot(piece)) take(piece);
+  };
 }
 
 function readsPart({ bytes, stride }: Piece, rank: number, range: SlotRange): void {
@@ -157,7 +178,7 @@ function stageWhole({ mover, me, call, offset, bytes, slot }: Piece): void {
   mover.copy(slot(me), call.input + offset, bytes);
 }
 
-/** To each other rank its part. */
+/** Stages for each other rank its part. */
 function stageParts({ mover, ranks, me, call, unitBytes, offset, bytes, stride, slot }: Piece): void {
   const to = slot(me);
   for (let rank = 0; rank < ranks; rank++) {
@@ -170,14 +191,14 @@ function reduceSlots({ mover, ranks, call, offset, bytes, slot }: Piece): void {
   mover.reduce(call, ranks, call.output + offset, bytes);
 }
 
-/** The part of a piece that a rank reduces for all. */
-function shareBytes({ bytes, ranks }: Piece): number {
-  return alignUp(Math.ceil(bytes / ranks), PART_ALIGNMENT);
+/** The part of a piece that one of so many ranks reduces for all. */
+function shareBytes({ bytes }: Piece, sharers: number): number {
+  return alignUp(Math.ceil(bytes / sharers), PART_ALIGNMENT);
 }
 
 /** A rank's share of the piece. */
 function readsShare(piece: Piece, rank: number, range: SlotRange): void {
-  const share = shareBytes(piece);
+  const share = shareBytes(piece, piece.ranks);
   range.first = Math.min(piece.bytes, rank * share);
   range.bytes = Math.min(share, piece.bytes - range.first);
 }
@@ -189,9 +210,12 @@ function readsResult(piece: Piece, _rank: number, range: SlotRange): void {
 
 /** All but this rank's own share, which nobody else reads. */
 function stageOtherShares(piece: Piece): void {
-  const { mover, me, call, offset, bytes, slot } = piece;
-  const share = shareBytes(piece);
-  const [first, end] = [Math.min(bytes, me * share), Math.min(bytes, (me + 1) * share)];
+  stageAllBut(piece, piece.me, shareBytes(piece, piece.ranks));
+}
+
+/** All of the piece but the share at that place. */
+function stageAllBut({ mover, me, call, offset, bytes, slot }: Piece, place: number, share: number): void {
+  const [first, end] = [Math.min(bytes, place * share), Math.min(bytes, (place + 1) * share)];
   mover.copy(slot(me), call.input + offset, first);
   mover.copy(slot(me) + end, call.input + offset + end, bytes - end);
 }
@@ -199,7 +223,7 @@ function stageOtherShares(piece: Piece): void {
 /** The result comes to lie in this rank's slot, from which all take it. */
 function reduceShare(piece: Piece): void {
   const { mover, ranks, me, call, offset, bytes, slot } = piece;
-  const share = shareBytes(piece);
+  const share = shareBytes(piece, ranks);
   const first = Math.min(bytes, me * share);
   for (let rank = 0; rank < ranks; rank++) {
     mover.sources[rank] = (rank === me ? call.input + offset : slot(rank)) + first;
@@ -209,7 +233,7 @@ function reduceShare(piece: Piece): void {
 
 function takeShares(piece: Piece): void {
   const { mover, ranks, call, offset, bytes, slot } = piece;
-  const share = shareBytes(piece);
+  const share = shareBytes(piece, ranks);
   for (let rank = 0, first = 0; rank < ranks && first < bytes; rank++, first += share) {
     mover.copy(call.output + offset + first, slot(rank) + first, Math.min(share, bytes - first));
   }
@@ -219,13 +243,7 @@ const barrier: Movement = {
   hasParts: false,
   stages: () => false,
   stage: () => {},
-  steps: [
-    {
-      reads: readsNothing,
-      awaits: all,
-      take: () => {},
-    },
-  ],
+  steps: [{ reads: readsNothing, awaits: all, take: () => {} }],
 };
 
 const broadcast: Movement = {
@@ -307,13 +325,7 @@ const allReduceAtOnce: Movement = {
   hasParts: false,
   stages: yes,
   stage: stageWhole,
-  steps: [
-    {
-      reads: readsWhole,
-      awaits: all,
-      take: reduceSlots,
-    },
-  ],
+  steps: [{ reads: readsWhole, awaits: all, take: reduceSlots }],
 };
 
 /** Every rank reduces a share, then all gather the shares: each element is added up once. */
@@ -322,11 +334,7 @@ const allReduceByShares: Movement = {
   stages: yes,
   stage: stageOtherShares,
   steps: [
-    {
-      reads: readsShare,
-      awaits: all,
-      take: reduceShare,
-    },
+    { reads: readsShare, awaits: all, take: reduceShare },
     { reads: readsResult, awaits: all, take: takeShares },
   ],
 };
@@ -335,15 +343,7 @@ const reduceAtOnce: Movement = {
   hasParts: false,
   stages: yes,
   stage: stageWhole,
-  steps: [
-    {
-      reads: rootReadsWhole,
-      awaits: rootOnly,
-      take: (piece) => {
-        if (isRoot(piece)) reduceSlots(piece);
-      },
-    },
-  ],
+  steps: [{ reads: forRoot(readsWhole), awaits: rootOnly, take: atRoot(reduceSlots) }],
 };
 
 const reduceByShares: Movement = {
@@ -351,21 +351,8 @@ const reduceByShares: Movement = {
   stages: yes,
   stage: stageOtherShares,
   steps: [
-    {
-      reads: readsShare,
-      awaits: all,
-      take: reduceShare,
-    },
-    {
-      reads: (piece, rank, range) => {
-        if (rank === piece.call.root) readsResult(piece, rank, range);
-        else readsNothing(piece, rank, range);
-      },
-      awaits: rootOnly,
-      take: (piece) => {
-        if (isRoot(piece)) takeShares(piece);
-      },
-    },
+    { reads: readsShare, awaits: all, take: reduceShare },
+    { reads: forRoot(readsResult), awaits: rootOnly, take: atRoot(takeShares) },
   ],
 };
 
@@ -470,16 +457,12 @@ class ChainMovement implements Movement {
 
   /** All but this rank's own share, which nobody else on this host reads. */
   stage(piece: Piece): void {
-    const { mover, me, call, offset, bytes, slot } = piece;
-    const share = this.#shareBytes(piece);
-    const [first, end] = [Math.min(bytes, this.#place * share), Math.min(bytes, (this.#place + 1) * share)];
-    mover.copy(slot(me), call.input + offset, first);
-    mover.copy(slot(me) + end, call.input + offset + end, bytes - end);
+    stageAllBut(piece, this.#place, shareBytes(piece, this.#here.length));
   }
 
   #addOwnHost(piece: Piece): void {
     const { mover, me, call, offset, bytes, slot } = piece;
-    const share = this.#shareBytes(piece);
+    const share = shareBytes(piece, this.#here.length);
     const first = Math.min(bytes, this.#place * share);
     let sources = 0;
     if (this.#before !== undefined) mover.sources[sources++] = slot(this.#before) + first;
@@ -490,27 +473,23 @@ class ChainMovement implements Movement {
   #takeBack(piece: Piece): void {
     if (this.#behind === undefined) return;
     const { mover, me, bytes, slot } = piece;
-    const share = this.#shareBytes(piece);
+    const share = shareBytes(piece, this.#here.length);
     const first = Math.min(bytes, this.#place * share);
     mover.copy(slot(me) + first, slot(this.#behind) + first, Math.min(share, bytes - first));
   }
 
   #collect(piece: Piece): void {
     const { mover, call, offset, bytes, slot } = piece;
-    const share = this.#shareBytes(piece);
+    const share = shareBytes(piece, this.#here.length);
     for (let place = 0, first = 0; place < this.#here.length && first < bytes; place++, first += share) {
       mover.copy(call.output + offset + first, slot(this.#here[place]!) + first, Math.min(share, bytes - first));
     }
   }
 
   #readsShare(piece: Piece, doesRead: boolean, range: SlotRange): void {
-    const share = doesRead ? this.#shareBytes(piece) : 0;
+    const share = doesRead ? shareBytes(piece, this.#here.length) : 0;
     range.first = Math.min(piece.bytes, this.#place * share);
     range.bytes = Math.min(share, piece.bytes - range.first);
-  }
-
-  #shareBytes({ bytes }: Piece): number {
-    return alignUp(Math.ceil(bytes / this.#here.length), PART_ALIGNMENT);
   }
 }
 
@@ -525,7 +504,7 @@ function awaited(ranks: readonly number[], further: number | undefined): Awaited
 // First all tell where their tensors are; then they read, and tell that they have. A rank whose call is in place cannot let
 // others read its tensor while it receives into it: then all see that, and move the call through the window instead.
 
-/** Of ranks that can read each other's tensors. */
+/** Reads between ranks that can read each other's tensors. */
 export interface DirectReads {
   readonly memory: PeerMemory;
   /** Bytes of a rank's tensor, above which it pays. */
@@ -534,7 +513,7 @@ export interface DirectReads {
   throwIfUnusable(): void;
 }
 
-/** In place of an address: the call is in place. No tensor lies there. */
+/** Stands for an address: the call is in place. No tensor lies there. */
 const IN_PLACE = 0;
 
 const staged = atOnce.allToAll;
@@ -619,7 +598,7 @@ export class DirectMovement implements Movement, MovementStep {
   }
 }
 
-// Which movement carries out a call: by the table of algorithms, and by what is possible among these hosts.
+// The table of algorithms, and what is possible among these hosts, say which movement carries out a call.
 
 export class MovementChoice {
   readonly #table: AlgorithmTable;

@@ -5,7 +5,7 @@ import { dtypes } from '../../core/dtype.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { dtypeNumber, dtypeOf, type PairMessage } from '../collective-call.ts';
-import type { DataPlaces, Mover } from './movements.ts';
+import type { DataPlaces, Mover, StepParts } from './movements.ts';
 import type { RankBoard } from './rank-board.ts';
 import type { Steps } from '../../group/steps.ts';
 
@@ -30,9 +30,9 @@ export class PairMessages implements Steps {
   readonly #regions: CollectiveRegions;
   readonly #words: Uint32Array;
   #messages: readonly PairMessage[] = [];
-  /** By message: bytes that have moved, -1 before its first piece and -2 after its last one. */
+  /** Bytes of each message that have moved, -1 before its first piece and -2 after its last one. */
   #moved: number[] = [];
-  /** By peer: the pass in which a message of that direction was not yet over, so that later ones wait for it. */
+  /** The pass in which a message to or from a peer was not yet over, so that later ones wait for it, by peer. */
   readonly #heldSends: Float64Array;
   readonly #heldReceives: Float64Array;
   #pass = 0;
@@ -41,26 +41,7 @@ export class PairMessages implements Steps {
   readonly #sending: Int32Array;
   readonly #receiving: Int32Array;
 
-  constructor(
-    device: CpuDevice,
-    {
-      parts,
-      board,
-      regions,
-      mirrors,
-      mover,
-      places,
-    }: {
-      readonly parts: RankParts;
-      readonly board: RankBoard;
-      readonly regions: CollectiveRegions;
-      /** Of a group on several hosts. */
-      readonly mirrors: Mirrors | undefined;
-      /** Owned by whoever made it. */
-      readonly mover: Mover;
-      readonly places: DataPlaces;
-    },
-  ) {
+  constructor(device: CpuDevice, { parts, board, regions, mirrors, mover, places }: StepParts) {
     this.#mover = mover;
     this.#places = places;
     this.#parts = parts;
@@ -86,7 +67,7 @@ export class PairMessages implements Steps {
       if (!this.#tell()) return false;
       const isOver = this.#beginPieces();
       if (this.#moving.length === 0) {
-        // Their tensors are the caller's alone again.
+        // The tensors of the messages are the caller's alone again.
         if (isOver) this.#messages = [];
         return isOver;
       }
@@ -205,7 +186,7 @@ export class PairMessages implements Steps {
     );
   }
 
-  /** Of the slot of that piece in the channel to a rank, which lies in the sender's window. */
+  /** Offset of the slot of that piece in the channel to a rank, which lies in the sender's window. */
   #slotOffset(to: number, piece: number): number {
     const { regions, channel } = this.#regions;
     const slot = pieceHeader.size + channel.bytes;

@@ -42,11 +42,12 @@ export class RankBoard {
   readonly #sent: Int32Array;
   readonly #taken: Int32Array;
   readonly #mirrors: Mirrors | undefined;
-  /** Where this rank's part begins, in words. */
+  /** The begin of this rank's part, in words. */
   readonly #part: number;
-  /** By rank: pieces that it has posted, when this rank last looked. A look costs a cache line that the other one writes. */
+  /** Pieces that each rank had posted when this rank last looked. A look costs a cache line that the other one writes. */
   readonly #seen: Int32Array;
-  #call = 0;
+  /** Number of the call that began last, from 1; the same on all ranks. */
+  call = 0;
   #firstUnchecked = 1;
 
   /** `mirrors`: of a group on several hosts. */
@@ -74,15 +75,10 @@ export class RankBoard {
     });
   }
 
-  /** Number of the call that began last, from 1; the same on all ranks. */
-  get call(): number {
-    return this.#call;
-  }
-
   /** Begins the next call: what it is can be read by all once this rank posts. */
   record(call: CollectiveCall): void {
-    const number = (this.#call + 1) | 0;
-    this.#call = number;
+    const number = (this.call + 1) | 0;
+    this.call = number;
     const words = this.#words;
     const at = this.#recordOf(this.me, number);
     words[at + recordWord.call] = number;
@@ -114,9 +110,9 @@ export class RankBoard {
 
   /** All ranks have posted a piece of that call: fails with WL_CONFIG_MISMATCH if any made another call, or did before. */
   checkCalls(call: number): void {
-    const unchecked = (this.#call - this.#firstUnchecked) | 0;
+    const unchecked = (this.call - this.#firstUnchecked) | 0;
     const hasWrapped = unchecked < -MAX_AHEAD;
-    if (unchecked > CHECKED_BACK || hasWrapped) this.#firstUnchecked = (this.#call - CHECKED_BACK) | 0;
+    if (unchecked > CHECKED_BACK || hasWrapped) this.#firstUnchecked = (this.call - CHECKED_BACK) | 0;
     for (; ((call - this.#firstUnchecked) | 0) >= 0; this.#firstUnchecked = (this.#firstUnchecked + 1) | 0) {
       for (let rank = 0; rank < this.ranks; rank++) this.checkCall(rank, this.#firstUnchecked);
     }
@@ -133,7 +129,7 @@ export class RankBoard {
     return Atomics.load(this.#words, this.#pairCellOf(which, from, to));
   }
 
-  /** By the writer, one more than before; publishes what it wrote before, or that it has read. */
+  /** Sets a count to one more than before, by its writer; publishes what that wrote before, or that it has read. */
   setPairPieces(which: 'sent' | 'taken', from: number, to: number, pieces: number): void {
     const at = this.#pairCellOf(which, from, to);
     const other = which === 'sent' ? to : from;
@@ -146,7 +142,7 @@ export class RankBoard {
     return which === 'sent' ? this.#sent[from]! + to * CELL_STRIDE : this.#taken[to]! + from * CELL_STRIDE;
   }
 
-  /** Only records of ranks of other hosts are mirrored. */
+  /** Reads the mirrored record of a rank of another host: only records are mirrored. */
   #signatureOf(rank: number, call: number): number {
     const words = this.#words;
     if (this.#mirrors?.has(rank) !== true) return words[this.#signatures[rank]! + (call & RECORD_MASK)]!;
@@ -154,7 +150,7 @@ export class RankBoard {
     return signature(words[at + recordWord.operation]!, words[at + recordWord.root]!, words[at + recordWord.count]!);
   }
 
-  /** In this rank's part. */
+  /** The offset of a word in this rank's part. */
   #offsetOf(index: number): number {
     return (index - this.#part) * 4;
   }

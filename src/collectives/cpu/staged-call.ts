@@ -17,8 +17,9 @@ import {
   PART_ALIGNMENT,
   type Piece,
   type SlotRange,
+  type StepParts,
 } from './movements.ts';
-import type { CollectiveRegions, Mirrors, RankParts, RingShape } from './window-regions.ts';
+import type { Mirrors, RingShape } from './window-regions.ts';
 import type { RankBoard } from './rank-board.ts';
 
 /** `worldRanks`: by rank of the window, for errors. `onCounts` is told the most bytes that any rank sends to any other. */
@@ -122,21 +123,25 @@ class VariableMovement implements Movement, MovementStep {
 // Memory of a rank's window that collective calls use in turn; all ranks use the same places for the same piece.
 
 class StagingRing {
-  /** Of one block, which is the most that a piece may have. */
+  /** Bytes of one block, which is the most that a piece may have. */
   readonly bytes: number;
   readonly #offset: number;
   readonly #blocks: number;
   readonly #maxPieces: number;
-  /** By block: the last post, and the call, of the pieces that were in it in the round before. */
+  /** The last post, and the call, of the pieces that were in each block in the round before. */
   readonly #lastPiece: Int32Array;
   readonly #lastCall: Int32Array;
-  /** Of the pieces that are in the present block now. */
+  /** The last post, and the call, of the pieces that are in the present block now. */
   #usedPiece = 0;
   #usedCall = 0;
   #block = 0;
   #pieces = 0;
   #end = 0;
-  #isFree = true;
+  /**
+   * True once the caller knows that nobody reads what was in the present block before. A rank that has posted more than
+   * `lastPiece` has taken all it needed of it.
+   */
+  isFree = true;
 
   /** `offset`: of the first block in every rank's part of the window. */
   constructor(offset: number, { blocks, bytes, maxPieces }: RingShape) {
@@ -148,24 +153,12 @@ class StagingRing {
     this.#lastCall = new Int32Array(blocks);
   }
 
-  /**
-   * True once the caller knows that nobody reads what was in the present block before. A rank that has posted more than
-   * `lastPiece` has taken all it needed of it.
-   */
-  get isFree(): boolean {
-    return this.#isFree;
-  }
-
   get lastPiece(): number {
     return this.#lastPiece[this.#block]!;
   }
 
   get lastCall(): number {
     return this.#lastCall[this.#block]!;
-  }
-
-  setFree(): void {
-    this.#isFree = true;
   }
 
   /** Offset of a place for a piece: behind the last one, so that small messages share pages and caches; or in the next block. */
@@ -176,7 +169,7 @@ class StagingRing {
       this.#block = (this.#block + 1) % this.#blocks;
       this.#pieces = 0;
       this.#end = 0;
-      this.#isFree = false;
+      this.isFree = false;
     }
     const place = this.#offset + this.#block * this.bytes + this.#end;
     this.#pieces += 1;
@@ -198,6 +191,13 @@ const NONE = -2;
 
 /** Pieces that all ranks have long left behind, also where their numbers wrapped since. */
 const LONG_AGO = 2 ** 20;
+
+interface StagedCallParts extends StepParts {
+  readonly choice: MovementChoice;
+  readonly direct: DirectReads | undefined;
+  /** A call to begin with, which is never made. */
+  readonly idle: CollectiveCall;
+}
 
 export class StagedCall implements Steps, Piece {
   readonly mover: Mover;
@@ -224,7 +224,7 @@ export class StagedCall implements Steps, Piece {
   readonly #mirrors: Mirrors | undefined;
   readonly #choice: MovementChoice;
   readonly #range = { first: 0, bytes: 0 };
-  /** For the next piece, and of the present one. */
+  /** Rings of the next piece, and of the present one. */
   #ring: StagingRing;
   #slots: StagingRing;
   #slotOffset = 0;
@@ -243,30 +243,7 @@ export class StagedCall implements Steps, Piece {
 
   constructor(
     device: CpuDevice,
-    {
-      parts,
-      board,
-      regions,
-      mirrors,
-      choice,
-      mover,
-      places,
-      direct,
-      idle,
-    }: {
-      readonly parts: RankParts;
-      readonly board: RankBoard;
-      readonly regions: CollectiveRegions;
-      /** Of a group on several hosts. */
-      readonly mirrors: Mirrors | undefined;
-      readonly choice: MovementChoice;
-      /** Owned by whoever made it. */
-      readonly mover: Mover;
-      readonly places: DataPlaces;
-      readonly direct: DirectReads | undefined;
-      /** A call to begin with, which is never made. */
-      readonly idle: CollectiveCall;
-    },
+    { parts, board, regions, mirrors, choice, mover, places, direct, idle }: StagedCallParts,
   ) {
     this.mover = mover;
     this.ranks = board.ranks;
@@ -459,13 +436,11 @@ export class StagedCall implements Steps, Piece {
     const slots = this.#slots;
     if (slots.isFree) return true;
     const age = (this.#posted - slots.lastPiece) | 0;
-    if (age < 0 || age > LONG_AGO) {
-      slots.setFree();
-      return true;
+    if (age >= 0 && age <= LONG_AGO) {
+      if (!this.#allHavePosted((slots.lastPiece + 1) | 0)) return false;
+      this.#board.checkCalls(slots.lastCall);
     }
-    if (!this.#allHavePosted((slots.lastPiece + 1) | 0)) return false;
-    this.#board.checkCalls(slots.lastCall);
-    slots.setFree();
+    slots.isFree = true;
     return true;
   }
 

@@ -60,7 +60,7 @@ export const callRecord = defineLayout('CollectiveCallRecord', {
  */
 export const pairCell = defineLayout('CollectivePairCell', { pieces: 'i32' }, CACHE_LINE);
 
-/** Before the bytes of a piece of a message. `messageBytes` and `dtype` are those of the whole message. */
+/** The header before the bytes of a piece of a message. `messageBytes` and `dtype` are those of the whole message. */
 export const pieceHeader = defineLayout(
   'CollectivePieceHeader',
   { messageBytes: 'u32', dtype: 'i32', bytes: 'u32' },
@@ -90,14 +90,14 @@ export interface RingShape {
 
 interface ChannelShape {
   readonly slots: number;
-  /** Of a piece; before it stands its header. */
+  /** Bytes of a piece; its header stands before it. */
   readonly bytes: number;
 }
 
 export interface CollectiveRegions extends RegionLayout<CollectiveRegion> {
   readonly small: RingShape;
   readonly large: RingShape;
-  /** From one rank to another. */
+  /** The channel from one rank to another. */
   readonly channel: ChannelShape;
 }
 
@@ -144,14 +144,14 @@ export function regionsAcrossHosts(own: MirroredRegions, ranks: number, hosts: H
   });
 }
 
-// Where each rank's part of the window can be read on this host: its own, or the mirror of a rank of another host.
+// A rank's part of the window can be read on this host: its own, or the mirror of a rank of another host.
 
 /** What a rank's part begins with, and what mirrors are of. */
-interface MirroredRegions {
+export interface MirroredRegions {
   readonly bytes: number;
 }
 
-/** By rank of the group, all of them. */
+/** Parts of all ranks, by rank of the group. */
 export interface RankParts {
   /** Ranks of the world. */
   readonly ranks: readonly number[];
@@ -185,20 +185,20 @@ export function rankParts(
 // Keeps the mirrors of this rank's part on other hosts as they must be: what it writes there for others to read is put into
 // them, and what it counts is counted in them, in the same order.
 
-/** To another host. */
+/** The way to another host. */
 interface Way {
   /** Ranks of that host, ascending. */
   readonly ranks: readonly number[];
   readonly link: NetworkLink;
   readonly queue: OutQueue;
-  /** Of the mirror, in the window's mapping there. */
+  /** Offset of the mirror in the window's mapping there. */
   readonly offset: number;
 }
 
 export class Mirrors {
   readonly ways: readonly Way[];
   readonly network: HostNetwork;
-  /** Of this rank's part. */
+  /** The address of this rank's part. */
   readonly #address: number;
   readonly #wayOf: readonly (Way | undefined)[];
   /** Whether a rank of another host has closed its side. */
@@ -289,7 +289,7 @@ export class Mirrors {
 
 // The windows of the ranks of a collective object on CPUs, with their links to ranks of other hosts.
 
-/** Of a group on several hosts: the links, and where their parts of the windows begin. */
+/** Links of a group on several hosts, and offsets of their parts of the windows. */
 interface AcrossHosts {
   readonly network: HostNetwork;
   readonly cells: number;
@@ -299,15 +299,15 @@ interface AcrossHosts {
 
 export interface MirroredWindow {
   readonly window: SymmetricWindow;
-  readonly across?: AcrossHosts;
+  readonly across?: AcrossHosts | undefined;
 }
 
 interface MirroredWindowOptions {
   readonly group: RankGroup;
   readonly device: CpuDevice;
-  /** Of the object, for errors. */
+  /** The object, for errors. */
   readonly what: string;
-  /** Of the windows' file. */
+  /** The name of the windows' file. */
   readonly name: string;
   readonly regions: ReturnType<typeof regionsAcrossHosts>;
 }

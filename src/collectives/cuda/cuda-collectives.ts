@@ -55,7 +55,7 @@ interface SentChunks {
   readonly throwIfUnusable: () => void;
 }
 
-/** After the last message's kernel has ended. Returns at the latest after `timeoutMs`. */
+/** Waits for the end of the last message's kernel. Returns at the latest after `timeoutMs`. */
 async function awaitTaken(sent: SentChunks, timeoutMs: number): Promise<void> {
   const { window, regions, messageBlocks } = sent;
   const ranks = window.ranks.length;
@@ -112,7 +112,7 @@ interface CudaCollectivesParts {
 
 /** What one block moves in a step before others share the work. */
 const BLOCK_BYTES = 8192;
-/** From so many bytes on that all peers together would get, each rank of three or more reduces a part for all. */
+/** Each rank of three or more reduces a part for all from so many bytes on, which all peers together would get. */
 const TWO_PHASES_BYTES = 1 << 19;
 
 /** Kinds whose count is that of a rank's part. */
@@ -350,7 +350,7 @@ export async function createCudaCollectives(
   const prepare = (): Prepared => {
     if (launches instanceof Error) throw launches;
     const { set, made } = TensorSet.make(device, (tensors) => ({
-      // Where each block counts from.
+      // The counts that each block goes on from.
       blocks: tensors.empty('u8', [COLLECTIVE_MAX_BLOCKS, collectiveBlock.size]),
       messageBlocks: tensors.empty('u8', [2 * COLLECTIVE_MAX_BLOCKS, messageBlock.size]),
       table: Registrations.makeTable(tensors),
@@ -409,7 +409,7 @@ function release(prepared: Prepared): void {
 // What each rank copies, by copy engines, in a call whose output lies at the same registered place on all ranks.
 
 interface EngineCopy {
-  /** Whose output it goes to, from its begin on. */
+  /** The rank whose output it goes to, from its begin on. */
   readonly rank: number;
   readonly to: number;
   readonly from: number;

@@ -65,31 +65,29 @@ interface BoundCollectives {
 
 export function bindCollectives({ copies, reductions, messages }: CollectiveLaunches, of: BoundCollectives): void {
   const { window, regions, trap, registrations } = of;
-  for (const { arguments: set } of [copies, ...Object.values(reductions)]) {
+  const calls = [copies, ...Object.values(reductions)];
+  for (const { arguments: set } of [...calls, messages]) {
     for (const [index, address] of window.addresses.entries()) set.set('peers', address, index);
-    set.set('blocks', of.blocks.address);
     set.set('registrations', registrations);
     set.set('trap', trap);
+    set.set('ranks', window.addresses.length);
+    set.set('rank', window.index);
+  }
+  for (const { arguments: set } of calls) {
+    set.set('blocks', of.blocks.address);
     set.set('windowArrivals', regions.arrivals);
     set.set('windowRecords', regions.records);
     set.set('windowSlots', regions.slots);
     set.set('slotBytes', regions.slotBytes);
-    set.set('ranks', window.addresses.length);
-    set.set('rank', window.index);
   }
   const set = messages.arguments;
-  for (const [index, address] of window.addresses.entries()) set.set('peers', address, index);
   set.set('blocks', of.messageBlocks.address);
-  set.set('registrations', registrations);
-  set.set('trap', trap);
   set.set('windowFlags', regions.flags);
   set.set('windowPosts', regions.posts);
   set.set('windowChunks', regions.chunks);
   set.set('chunkBytes', regions.chunkBytes);
   set.set('laneBytes', LANE_BYTES);
   set.set('maxLanes', regions.lanes);
-  set.set('ranks', window.addresses.length);
-  set.set('rank', window.index);
 }
 
 /** Lanes that a message of so many bytes has, as the kernel counts them. */
@@ -118,7 +116,7 @@ export interface CudaCollectiveRegions {
   readonly posts: number;
   readonly chunks: number;
   readonly slots: number;
-  /** Of a block, from one rank: what it takes in a step. */
+  /** Bytes that a block takes from one rank in a step. */
   readonly slotBytes: number;
   readonly chunkBytes: number;
   /** Pairs of a block that sends and one that receives. */

@@ -120,7 +120,7 @@ function describeMessageWord(word: number): string {
   return describeElements(word % BYTES, Math.floor(word / BYTES));
 }
 
-/** Of bytes and the number of a dtype. */
+/** Elements in text, from bytes and the number of a dtype. */
 function describeElements(bytes: number, dtype: number): string {
   const name = dtypeOf(dtype) ?? 'u8';
   return `${bytes / dtypes[name].bytes} ${name}`;

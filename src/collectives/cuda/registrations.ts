@@ -15,13 +15,13 @@ const SHARED_BLOCK = 2 << 20;
 interface Registered {
   readonly id: number;
   readonly storage: Storage;
-  /** Of the allocation that holds it. */
+  /** The begin of the allocation that holds it. */
   readonly base: number;
   /** Bytes of the smallest memory of all ranks. */
   readonly leastBytes: number;
 }
 
-/** Where a tensor lies in what is registered; `id` 0 for one that is not. */
+/** The place of a tensor in what is registered; `id` 0 for one that is not. */
 export interface RegisteredPlace {
   id: number;
   offset: number;
@@ -31,7 +31,7 @@ export interface RegisteredPlace {
 }
 
 interface Offer {
-  /** Of an earlier call, 0 for none. */
+  /** The number of an earlier call, 0 for none. */
   readonly known: number;
   readonly handle: string;
   readonly bytes: number;
@@ -46,10 +46,10 @@ export class Registrations implements Disposable {
   /** i64 [ids, ranks]: addresses here; read by kernels. */
   readonly #table: Tensor<'i64'>;
   readonly #addresses = new BigInt64Array((COLLECTIVE_MAX_REGISTRATIONS + 1) * COLLECTIVE_MAX_RANKS);
-  /** Of the registered parts in those allocations. */
+  /** The begin of the registered parts in those allocations. */
   readonly #starts = new Float64Array(this.#addresses.length);
   readonly #registered: Registered[] = [];
-  /** By owner and handle: an allocation is opened once. */
+  /** Allocations by owner and handle: each is opened once. */
   readonly #opened = new Map<string, Storage>();
   #last = 0;
 
@@ -120,7 +120,7 @@ export class Registrations implements Disposable {
     }
   }
 
-  /** Where the same place of another rank's registered memory is mapped here. */
+  /** The address at which the same place of another rank's registered memory is mapped here. */
   addressAt(rank: number, { id, within }: Readonly<RegisteredPlace>): number {
     const at = id * COLLECTIVE_MAX_RANKS + rank;
     return Number(this.#addresses[at]!) + this.#starts[at]! + within;

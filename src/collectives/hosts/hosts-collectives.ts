@@ -16,7 +16,7 @@ import { CudaCallOrder } from '../../group/cuda-calls.ts';
 import type { OverlapOptions } from '../../group/overlap.ts';
 import { CudaWindow } from '../../windows/cuda-window.ts';
 import { checkMemoryBudget } from '../../windows/memory-budget.ts';
-import { type SymmetricWindow, windowFootprint } from '../../windows/symmetric-window.ts';
+import { windowFootprint } from '../../windows/symmetric-window.ts';
 import { shareOutcome } from '../../world/outcomes.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import type { AlgorithmTable } from '../algorithm-table.ts';
@@ -28,7 +28,6 @@ import {
   collectiveRegions,
   createMirroredWindow,
   type MirroredWindow,
-  type RankParts,
   rankParts,
   regionsAcrossHosts,
 } from '../cpu/window-regions.ts';
@@ -115,11 +114,11 @@ export class HostsCollectives implements CollectiveEngine {
 // Makes the engine of a Communicator on GPUs of several hosts: the ranks agree, compile, then make windows and links together.
 
 const MIB = 1 << 20;
-/** Of a rank's messages to all others: enough that a piece is worth the host's work for it; and of all ranks together. */
+/** Bytes of a rank's messages to all others: enough that a piece is worth the host's work for it; and of all ranks together. */
 const CHANNEL_BYTES = 16 * MIB;
 const CHANNELS_OF_ALL = 256 * MIB;
 const MAX_CHANNEL_SLOT = MIB;
-/** Beside the windows: the kernels' own data, and a step in which memory grows. */
+/** Memory beside the windows: the kernels' own data, and a step in which memory grows. */
 const SPARE_MIB = 80;
 
 /** Collective; fails alike on all ranks. */
@@ -129,15 +128,18 @@ export async function createHostsCollectives(
   { pieceBytes, numSms, table, ...wait }: CallWait & CheckedCommunicatorOptions & { readonly table: AlgorithmTable },
 ): Promise<CollectiveEngine> {
   const what = 'Communicator';
-  const { hosts, scaleUpRanks } = group.topology;
+  const { topology } = group;
+  const { hosts, scaleUpRanks } = topology;
   const channels = { bytes: Math.min(CHANNEL_BYTES, CHANNELS_OF_ALL / group.size), mostOfSlot: MAX_CHANNEL_SLOT };
   const regions = collectiveRegions(group.size, pieceBytes, channels);
   const all = regionsAcrossHosts(regions, group.size, hosts);
   const config = { pieceBytes, numSms, algorithms: JSON.stringify(table), device: device.kind };
   await agreeOn(group, { what, config, prepare: () => requireRanks(group) }, wait);
-  const mapped = Math.ceil(windowFootprint(all.bytes, scaleUpRanks.length) / MIB);
+  const mappedMiB = Math.ceil(windowFootprint(all.bytes, scaleUpRanks.length) / MIB);
   // What may fail or take long on one rank alone comes before the ranks meet again.
-  const made = await prepareHere(device, Math.min(mapped + SPARE_MIB, 4096)).catch((error: unknown) => error as Error);
+  const made = await prepareHere(device, Math.min(mappedMiB + SPARE_MIB, 4096)).catch(
+    (error: unknown) => error as Error,
+  );
   const prepare = (): PreparedHere => {
     if (made instanceof Error) throw made;
     checkMemoryBudget(what, [{ name: 'windows', bytes: all.bytes, isShared: true }], { group, device: made.host });
@@ -158,7 +160,11 @@ export async function createHostsCollectives(
     const memory = owned.memory!;
     const mover = new StreamMover(device, { plans, numSms, memory });
     const parts = rankParts(group, mirrored.window, { regions, mirrors: mirrored.across!.mirrors });
-    const places = placesOf(group, { window: mirrored.window, parts, slots, memory });
+    const mapped = (address: number): number => memory.deviceAddress + address - storage.address;
+    const addresses = parts.addresses.map((address, rank) =>
+      topology.hostOf(rank) === topology.hostIndex ? slots.addresses[topology.scaleUpIndexOf(rank)]! : mapped(address),
+    );
+    const places: DataPlaces = { areShared: false, addresses, outgoing: mapped(mirrored.window.address) };
     const steps = new CpuCollectives({
       group,
       device: host,
@@ -187,27 +193,6 @@ async function prepareHere(device: CudaDevice, addressSpaceMiB: number): Promise
   return { host: await CpuDevice.create({ addressSpaceMiB }), plans: await loadRunPlans(device) };
 }
 
-function placesOf(
-  { topology }: RankGroup,
-  {
-    window,
-    parts,
-    slots,
-    memory,
-  }: {
-    readonly window: SymmetricWindow;
-    readonly parts: RankParts;
-    readonly slots: CudaWindow;
-    readonly memory: PinnedRange;
-  },
-): DataPlaces {
-  const mapped = (address: number): number => memory.deviceAddress + address - window.storage.address;
-  const addresses = parts.addresses.map((address, rank) =>
-    topology.hostOf(rank) === topology.hostIndex ? slots.addresses[topology.scaleUpIndexOf(rank)]! : mapped(address),
-  );
-  return { areShared: false, addresses, outgoing: mapped(window.address) };
-}
-
 function requireRanks({ size, topology }: RankGroup): void {
   if (size <= COLLECTIVE_MAX_RANKS_ACROSS_HOSTS) return;
   throw new WeftlineError(
@@ -221,7 +206,7 @@ function requireRanks({ size, topology }: RankGroup): void {
 
 type RunPlan = LaunchPlan<keyof typeof runArguments.offset>;
 
-/** By dtype. */
+/** Plans by dtype. */
 type RunPlans = Readonly<Record<ReducedDType, RunPlan>>;
 
 const THREADS = 512;
@@ -243,14 +228,14 @@ interface StreamMoverParts {
   readonly plans: RunPlans;
   /** Multiprocessors that a reduction may use. */
   readonly numSms: number;
-  /** Of the host, from which and to which it moves bytes; owned by the mover. */
+  /** Memory of the host, from which and to which it moves bytes; owned by the mover. */
   readonly memory: PinnedRange;
 }
 
 export class StreamMover implements Mover {
   readonly isImmediate = false;
   readonly sources: number[] = [];
-  /** Of the present call. */
+  /** The stream of the present call. */
   stream: CudaStream;
   readonly #device: CudaDevice;
   readonly #plans: RunPlans;

@@ -20,13 +20,14 @@ import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { Storage } from '../../device/tensor.ts';
 import { dtypeOf, type ReducedDType } from '../collective-call.ts';
 import { type ReductionTree, topLevel, type TreeChild, type TreeNode, treeOf } from './reduction-tree.ts';
+import { callsDiffer } from './sparse-call.ts';
 
 interface AggregatorSlotsOptions {
   readonly board: SlotBoard;
   readonly shape: SlotShape;
   readonly trees: readonly ReductionTree[];
   readonly me: number;
-  /** Of a rank of the group, for errors. */
+  /** Names a rank of the group, for errors. */
   readonly nameOf: (rank: number) => number;
 }
 
@@ -37,32 +38,32 @@ export class AggregatorSlots implements Disposable {
   timeoutMs = 0;
   readonly #device: CpuDevice;
   readonly #options: AggregatorSlotsOptions;
-  /** By slot: this rank's node, if it has one there. */
+  /** This rank's node by slot, if it has one there. */
   readonly #nodes: readonly (TreeNode | undefined)[];
-  /** Of the node with most. */
+  /** Children of the node with most. */
   readonly #children: number;
   readonly #stride: number;
   readonly #infinity: number;
   readonly #out: MessageView;
-  /** By child. */
+  /** Messages by child. */
   readonly #in: readonly MessageView[];
   readonly #messages: Float64Array;
-  /** By child: blocks of its message that are behind. */
+  /** Blocks of a child's message that are behind, by child. */
   readonly #taken: Uint32Array;
   readonly #sourceStorage: Storage;
   readonly #sources: Uint32Array;
-  /** Per slot: results so far, over all calls; rounds of its call; lanes that are not over; children whose message has come. */
+  /** Columns by slot: results so far, over all calls; rounds of its call; lanes that are not over; children whose message has come. */
   readonly #numbers: Int32Array;
   readonly #rounds: Uint32Array;
   readonly #active: Uint32Array;
   readonly #come: Uint32Array;
-  /** By slot: 1 while sums of this node are on their way up. */
+  /** 1 for a slot while sums of this node are on their way up. */
   readonly #isAwaiting: Uint8Array;
-  /** By slot and child: 1 once its message of this round has come. */
+  /** 1 for a slot and child once the child's message of this round has come. */
   readonly #hasCome: Uint8Array;
-  /** Per slot, for each lane that is not over: its lane. */
+  /** Lanes that are not over, by slot. */
   readonly #lanes: Uint32Array;
-  /** By child and lane of all slots: its next block. */
+  /** The next block by child and lane of all slots. */
   readonly #next: Uint32Array;
 
   constructor(device: CpuDevice, options: AggregatorSlotsOptions) {
@@ -120,7 +121,7 @@ export class AggregatorSlots implements Disposable {
     return this.#nodes[slot] === undefined ? undefined : this.#numbers[slot]!;
   }
 
-  /** Whom a call under way waits for, below this rank or above it: ranks of the group. */
+  /** Ranks of the group that a call under way waits for, below this rank or above it. */
   missing(): number[] {
     const below = this.#missingChildren().map(({ child }) => child.rank);
     return ascending(below.length > 0 ? below : this.#missingParents().map(({ parent }) => parent!));
@@ -247,20 +248,19 @@ export class AggregatorSlots implements Disposable {
       const view = this.#in[index]!;
       const isSame = view.get('count') === first.get('count') && view.get('dtype') === first.get('dtype');
       if (isSame && view.get('call') === first.get('call')) continue;
-      const [one, other] = [nameOf(children[0]!.worker), nameOf(child.worker)];
-      const call = view.get('call');
-      throw new WeftlineError(
-        'WL_CONFIG_MISMATCH',
-        `Call ${call} of this SparseAllReduce is ${describe(first)} on rank ${one}, but ${describe(view)} on rank ${other}; all workers must make the same calls in the same order`,
-        { details: { call, rank: other, here: describe(first), there: describe(view) } },
-      );
+      const factsOf = ({ worker }: TreeChild, message: MessageView): Parameters<typeof callsDiffer>[1] => ({
+        rank: nameOf(worker),
+        count: message.get('count'),
+        dtype: message.get('dtype'),
+      });
+      throw callsDiffer(view.get('call'), factsOf(children[0]!, first), factsOf(child, view));
     }
     const active = lanesInUse(shape, slot, blocksOf(shape, first.get('count')));
     for (let lane = 0; lane < active; lane++) this.#lanes[slot * shape.lanes + lane] = lane;
     this.#active[slot] = active;
   }
 
-  /** Where the next blocks of each child are. Those who have none at the present place have told before. */
+  /** Reads where the next blocks of each child are. Children that have none at the present place have told before. */
   #readEntries(slot: number, { children }: TreeNode): void {
     const { shape } = this.#options;
     const first = slot * shape.lanes;
@@ -352,7 +352,7 @@ export class AggregatorSlots implements Disposable {
     return true;
   }
 
-  /** To the nearest block that any worker has, in each lane: as `out` says, the result of that number. */
+  /** Goes on to the nearest block that any worker has, in each lane: as `out` says, the result of that number. */
   #goOn(slot: number, number: number): void {
     const first = slot * this.#options.shape.lanes;
     const active = this.#active[slot]!;
@@ -378,9 +378,4 @@ interface SumOf {
 
 function ascending(ranks: readonly number[]): number[] {
   return [...new Set(ranks)].toSorted((a, b) => a - b);
-}
-
-/** What a worker calls, for errors. */
-function describe(view: MessageView): string {
-  return `allReduce of ${view.get('count')} ${dtypeOf(view.get('dtype'))}`;
 }

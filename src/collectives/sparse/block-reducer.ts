@@ -10,15 +10,15 @@ export interface BlockReducer {
   readonly progress: number;
   /** What the call that began last has moved so far. */
   readonly traffic: SparseTraffic;
-  /** Of the call that began last: its first blocks, so many, have their sums. Does not shrink within a call. */
+  /** The number of first blocks of the call that began last which have their sums. Does not shrink within a call. */
   readonly finalBlocks: number;
-  /** To be called before begin(): memory for marks of so many elements. Without it nothing has begun: WL_MEMORY. */
+  /** Makes memory for marks of so many elements, before begin(). Without it nothing has begun: WL_MEMORY. */
   reserve(count: number): Promise<void> | void;
   /** Marks the blocks and sends the first of them; the call goes on by advance(). */
   begin(call: SparseCall): void;
   /** Hot path. Takes the results that have come. True when the call is over. */
   advance(): boolean;
-  /** Who owes a result: ranks of the group. */
+  /** Ranks of the group that owe a result. */
   awaited(): number[];
   /** An i32 of the tensors' device, which goes up behind the sums that are there. */
   flagAt(address: number): CompletionFlag;
@@ -31,7 +31,7 @@ export interface BlockReducer {
  * but for `reserve`, `close` and `flagAt`. What a device has to do is asked for again and again: nobody rings when it is done.
  */
 export interface TensorBlocks {
-  /** Before begin(): memory for so many elements. Without it nothing has begun: WL_MEMORY. */
+  /** Makes memory for so many elements, before begin(). Without it nothing has begun: WL_MEMORY. */
   reserve(count: number): Promise<void> | void;
   /** The blocks are to be marked; those of the output that do not count become zero. */
   begin(call: SparseCall): void;
@@ -40,13 +40,13 @@ export interface TensorBlocks {
   /** How many of the call's blocks count. */
   readonly ownBlocks: number;
   has(block: number): boolean;
-  /** Behind this one, in its lane: the next block that counts, or the lane's number above those of all blocks. */
+  /** The next block that counts behind this one in its lane, or the lane's number above those of all blocks. */
   next(block: number): number;
-  /** Of a block that counts: it and all before it can be copied now. */
+  /** True once a block that counts, and all before it, can be copied. */
   isReady(block: number): boolean;
   /** Copies neighbouring blocks that count to a message, and fills up the tensor's last one with zeros. */
   copyOut(to: number, block: number, run: number): void;
-  /** So many sums can be taken in now. */
+  /** True if so many sums can be taken in now. */
   hasRoom(blocks: number): boolean;
   /** Takes sums of neighbouring blocks from a message, which may change afterwards. */
   copyIn(from: number, block: number, run: number): void;

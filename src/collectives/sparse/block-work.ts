@@ -7,7 +7,7 @@ export type BlockWay = 'out' | 'in';
 
 /** Memory that host and device reach. */
 export interface SharedBytes extends Disposable {
-  /** As the device knows it. */
+  /** The address as the device knows it. */
   readonly deviceAddress: number;
   /** All of it, and nothing else. */
   readonly buffer: ArrayBuffer;
@@ -25,9 +25,9 @@ export interface WorkMark {
 export interface BlockIndex {
   /** How many blocks count. */
   readonly found: Uint32Array;
-  /** By block: its number among those that count; SPARSE_NO_BLOCK. */
+  /** The number of each block among those that count; SPARSE_NO_BLOCK for others. */
   readonly numbers: Uint32Array;
-  /** By block: the next one in its lane that counts. */
+  /** The next block that counts in the lane of each block. */
   readonly nexts: Uint32Array;
 }
 
@@ -93,7 +93,7 @@ export interface DirectWork {
 // How long a call waits for work of a GPU that does not come to its end.
 
 export class WorkPatience {
-  /** Since when marks are waited for that are not done. */
+  /** Times since which marks are waited for that are not done. */
   readonly #since = new Map<WorkMark, number>();
 
   /** A call begins. */

@@ -102,7 +102,7 @@ export class CpuBlocks implements TensorBlocks {
     this.#bitmap = this.#device.hostView('u8', storage.address, storage.bytes);
   }
 
-  /** Of so many blocks, of which the tensor's last one may be shorter. */
+  /** Bytes of so many blocks, of which the tensor's last one may be shorter. */
   #bytesOf(block: number, run: number): number {
     const { count, elementBytes } = this.#call;
     return Math.min(run * this.#blockBytes, count * elementBytes - block * this.#blockBytes);

@@ -303,7 +303,7 @@ export class CudaBlockWork implements BlockWork {
   }
 
   join(): void {
-    // Where nothing was scattered, the marks may still clear the output.
+    // The marks may still clear the output where nothing was scattered.
     this.#streams.join();
   }
 

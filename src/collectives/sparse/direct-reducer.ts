@@ -1,19 +1,18 @@
 // Sums of GPUs that reach each other's memory, without messages: each rank puts its blocks that count into its window, piece by
 // piece, and adds up what the windows of all have. The hosts tell each other which pieces are there, and which were taken.
 import { wordOffsets } from '../../abi/layout.ts';
-import { WeftlineError } from '../../core/errors.ts';
 import type { RankBells } from '../../windows/wait.ts';
-import { dtypeNumber, dtypeOf } from '../collective-call.ts';
+import { dtypeNumber } from '../collective-call.ts';
 import { type BlockReducer, type CompletionFlag, StagedFlag } from './block-reducer.ts';
 import { type DirectWork, type Piece, type WorkMark, WorkPatience } from './block-work.ts';
 import { blocksOf, type SlotShape, sparseBoard } from './slot-shape.ts';
-import { noCall, type SparseCall, type SparseTraffic } from './sparse-call.ts';
+import { type CallFacts, callsDiffer, noCall, type SparseCall, type SparseTraffic } from './sparse-call.ts';
 
 interface DirectReducerOptions {
   readonly board: DirectBoard;
   readonly work: DirectWork;
   readonly shape: SlotShape;
-  /** Of a rank of the group, for errors. */
+  /** Names a rank of the group, for errors. */
   readonly nameOf: (rank: number) => number;
   /** Fails once a rank has given up. */
   readonly throwIfUnusable: () => void;
@@ -28,15 +27,15 @@ export class DirectReducer implements BlockReducer {
   readonly #outMarks: readonly WorkMark[];
   readonly #inMarks: readonly WorkMark[];
   readonly #patience = new WorkPatience();
-  /** By rank: it has told that it makes the same call. */
+  /** 1 for each rank that has told that it makes the same call. */
   readonly #isSame: Uint8Array;
   #call: SparseCall = noCall;
-  /** Of calls, and of pieces before this one; both wrap. */
+  /** Counts of calls, and of pieces before this one; both wrap. */
   #number = 0;
   #base = 0;
   #blocks = 0;
   #perPiece = 1;
-  /** Of this call: pieces, and how many of them are on their way to the window, there, being summed and summed. */
+  /** Pieces of this call, and how many of them are on their way to the window, there, being summed and summed. */
   #pieces = 0;
   #shared = 0;
   #ready = 0;
@@ -147,7 +146,7 @@ export class DirectReducer implements BlockReducer {
     return { first, blocks, buffer: number % this.#options.work.buffers };
   }
 
-  /** Of all ranks. */
+  /** The least that any rank has told. */
   #least(what: 'ready' | 'taken'): number {
     const { board } = this.#options;
     let least = this.#pieces;
@@ -173,13 +172,7 @@ export class DirectReducer implements BlockReducer {
         continue;
       }
       if (facts.count !== first.count || facts.dtype !== first.dtype) {
-        const [here, there] = [describe(first), describe(facts)];
-        const [one, other] = [nameOf(0), nameOf(rank)];
-        throw new WeftlineError(
-          'WL_CONFIG_MISMATCH',
-          `Call ${this.#number} of this SparseAllReduce is ${here} on rank ${one}, but ${there} on rank ${other}; all workers must make the same calls in the same order`,
-          { details: { call: this.#number, rank: other, here, there } },
-        );
+        throw callsDiffer(this.#number, { ...first, rank: nameOf(0) }, { ...facts, rank: nameOf(rank) });
       }
       this.#isSame[rank] = 1;
     }
@@ -187,24 +180,15 @@ export class DirectReducer implements BlockReducer {
   }
 }
 
-function describe({ count, dtype }: CallFacts): string {
-  return `allReduce of ${count} ${dtypeOf(dtype)}`;
-}
-
 // What ranks whose GPUs reach each other tell of their calls and pieces, in the window of their host. Hot path.
 
 const word = wordOffsets(sparseBoard);
-
-interface CallFacts {
-  readonly count: number;
-  readonly dtype: number;
-}
 
 export class DirectBoard {
   readonly ranks: number;
   readonly me: number;
   readonly #words: Int32Array;
-  /** By rank: where its board begins in the words. */
+  /** The begin of each rank's board in the words. */
   readonly #boards: Int32Array;
   readonly #bells: RankBells;
 

@@ -1,4 +1,4 @@
-// Which aggregator adds up for whom: for each slot a tree whose leaves are the workers and whose nodes lie on aggregators.
+// Trees that say which aggregator adds up for whom: one for each slot, whose leaves are workers and whose nodes lie on aggregators.
 import { contribution, partial } from './slot-shape.ts';
 
 /** A worker, or the node below. */
@@ -12,7 +12,7 @@ export interface TreeChild {
 
 export interface TreeNode {
   readonly rank: number;
-  /** In the order of addition, which is that of the workers. */
+  /** Children in the order of addition, which is that of the workers. */
   readonly children: readonly TreeChild[];
   /** Rank of the node above; undefined at the root. */
   readonly parent: number | undefined;
@@ -21,10 +21,10 @@ export interface TreeNode {
 }
 
 export interface ReductionTree {
-  /** From the workers up; the root comes last. */
+  /** Nodes from the workers up; the root comes last. */
   readonly nodes: readonly TreeNode[];
   readonly nodeOf: ReadonlyMap<number, TreeNode>;
-  /** By rank of a worker: that of the node that takes its blocks. */
+  /** The rank of the node that takes a worker's blocks, by the worker's rank. */
   readonly parentOf: ReadonlyMap<number, number>;
 }
 

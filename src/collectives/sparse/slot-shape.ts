@@ -14,7 +14,7 @@ export interface SlotShape {
 /** Numbers of blocks and lanes fit 32 bits. */
 const MAX_NUMBER = 2 ** 32 - 1;
 
-/** From one block of a lane to its next one. */
+/** Blocks from one of a lane to its next one. */
 export function strideOf({ lanes, slots }: SlotShape): number {
   return lanes * slots;
 }
@@ -39,7 +39,7 @@ export function infinityOf(shape: SlotShape): number {
   return (Math.floor(MAX_NUMBER / stride) - 1) * stride;
 }
 
-// Where workers and aggregators find each other's messages, and how they tell of new ones: what their protocol asks of a carrier.
+// The protocol of workers and aggregators asks this of a carrier: where they find each other's messages, and how they tell of new ones.
 
 /** A worker's blocks; the sums of all workers, on their way down; the sums of some workers, on their way up. */
 export const contribution = 0;
@@ -56,7 +56,7 @@ export type MessageKind = typeof contribution | typeof result | typeof partial;
 export interface SlotBoard {
   /** All messages that can be read here, and this rank's own, lie there. */
   readonly memory: MemoryRange;
-  /** Where a message can be read, or written by its own rank. `number` counts the slot's messages from 1. */
+  /** The address at which a message can be read, or written by its own rank. `number` counts the slot's messages from 1. */
   address(kind: MessageKind, rank: number, slot: number, number: number): number;
   /** The number of the rank's latest message that has come; 0 before the first. */
   latest(kind: MessageKind, rank: number, slot: number): number;
@@ -73,7 +73,7 @@ export interface SlotBoard {
 
 const CACHE_LINE = 64;
 const BLOCK_ALIGNMENT = 16;
-/** Of the counter of a slot: how many messages were written there so far; wraps at 2^32. */
+/** Bytes of the counter of a slot: how many messages were written there so far; wraps at 2^32. */
 export const SLOT_COUNTER_BYTES = 8;
 
 /**
@@ -109,9 +109,9 @@ export const sparseBoard = defineLayout(
  * - from a multiple of 16 bytes on, `blocks` blocks, by lane.
  */
 const sparseMessage = defineLayout('SparseMessage', {
-  /** Of the worker's calls, from 1; wraps. */
+  /** The number of the worker's call, from 1; wraps. */
   call: 'u32',
-  /** Of the call and slot, from 0. */
+  /** The round of the call and slot, from 0. */
   round: 'u32',
   /** Elements of the tensor. */
   count: 'u32',
@@ -155,7 +155,7 @@ export class MessageView {
     this.masks = maskWords(lanes);
   }
 
-  /** From now on it is the message there. */
+  /** Makes it the message there from now on. */
   look(address: number): void {
     this.#at = (address - this.#base) / 4;
   }

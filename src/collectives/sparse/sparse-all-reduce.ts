@@ -156,7 +156,7 @@ export class SparseAllReduce implements AsyncDisposable {
     });
   }
 
-  /** Of a rank that only aggregates: adds up for the workers until all of them have closed their side. */
+  /** Adds up for the workers until all of them have closed their side, on a rank that only aggregates. */
   serve({ signal }: { readonly signal?: AbortSignal } = {}): Promise<void> {
     return this.#guard.run('serve', async () => {
       if (this.isWorker) throw this.#wrongRole('serve', 'allReduce');

@@ -1,27 +1,17 @@
 // Windows, links and slots of a sparse all-reduce, on one host or several. Messages lie in memory of the hosts, also those of GPUs.
-import { availableParallelism } from 'node:os';
 import { COLLECTIVE_MAX_RANKS } from '../../abi/collectives.ts';
 import { type CallWait, Deadline, remaining, secondNet } from '../../core/deadline.ts';
-import { type ErrorDetails, WeftlineError } from '../../core/errors.ts';
+import { WeftlineError } from '../../core/errors.ts';
 import { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { agreeOn } from '../../group/agree.ts';
-import type { HostNetwork } from '../../group/network/host-network.ts';
-import { type StepFailure, StepRunner, type Steps } from '../../group/steps.ts';
-import { isCrowded } from '../../transport/host/rank-cores.ts';
+import type { StepFailure, StepRunner, Steps } from '../../group/steps.ts';
 import type { Missing } from '../../windows/abort-record.ts';
 import { CudaWindow } from '../../windows/cuda-window.ts';
 import { checkMemoryBudget } from '../../windows/memory-budget.ts';
-import type { SymmetricWindow } from '../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
-import { HostsFailure } from '../cpu/call-failure.ts';
-import {
-  createMirroredWindow,
-  type MirroredWindow,
-  Mirrors,
-  rankParts,
-  regionsAcrossHosts,
-} from '../cpu/window-regions.ts';
+import { StepGround } from '../cpu/step-ground.ts';
+import { createMirroredWindow, type MirroredWindow, regionsAcrossHosts } from '../cpu/window-regions.ts';
 import { AggregatorSlots } from './aggregator-slots.ts';
 import { BlockCompletions, type BlockReducer } from './block-reducer.ts';
 import { CpuBlocks } from './cpu-blocks.ts';
@@ -39,7 +29,7 @@ import type { SparseCall, SparseTraffic } from './sparse-call.ts';
 import { hasBothRoles, isTree, type SparsePlan } from './sparse-options.ts';
 import { StagedBlocks } from './staged-blocks.ts';
 import { MAX_ELEMENT_BYTES, type SparseRegions, sparseRegions, WindowBoard } from './window-board.ts';
-import { WorkerSlots, type WorkerSlotsOptions } from './worker-slots.ts';
+import { WorkerSlots } from './worker-slots.ts';
 
 const WHAT = 'SparseAllReduce';
 /** An aggregator serves for as long as the job takes: the longest time that there is. */
@@ -54,21 +44,19 @@ export interface ToldParts {
 
 interface Parts extends MirroredWindow {
   readonly group: RankGroup;
-  /** Whose memory messages lie in. */
+  /** The device whose memory messages lie in. */
   readonly host: CpuDevice;
-  /** Of the tensors; a GPU with what it does for them. */
+  /** The device of the tensors; a GPU with what it does for them. */
   readonly work: CudaBlockWork | undefined;
-  /** Of GPUs that reach each other, where every rank adds up. */
+  /** The work of GPUs that reach each other, where every rank adds up. */
   readonly direct: CudaDirectWork | undefined;
   readonly plan: SparsePlan;
   readonly regions: SparseRegions;
 }
 
 export class SparseEngine {
-  readonly #window: SymmetricWindow;
-  readonly #network: HostNetwork | undefined;
+  readonly #ground: StepGround;
   readonly #board: WindowBoard;
-  readonly #failure: StepFailure;
   readonly #runner: StepRunner;
   readonly #reducer: BlockReducer | undefined;
   readonly #serving: WorkerParts['serving'];
@@ -90,7 +78,7 @@ export class SparseEngine {
     // Both may fail on one rank alone, which the others hear of when they agree.
     const kinds = await group.allGather('sparse/devices', device.kind, remaining(wait));
     const isDirect = kinds.every((kind) => kind === 'cuda') && canBeDirect(group, plan);
-    const opened = await openParts(group, device, { plan, isDirect }).catch((error: unknown) => error as Error);
+    const opened = await openParts(group, device, plan, isDirect).catch((error: unknown) => error as Error);
     const owned: { close(): Promise<void> | void }[] = [];
     if (!(opened instanceof Error) && opened.work !== undefined) owned.push(opened.work);
     try {
@@ -110,7 +98,8 @@ export class SparseEngine {
         },
         wait,
       );
-      const direct = kernels && (await openDirect(group, device as CudaDevice, { kernels, shape, wait }));
+      const direct =
+        kernels && (await openDirect(group, device as CudaDevice, { kernels, blockSize: shape.blockSize, wait }));
       if (direct !== undefined) {
         await work?.close();
         owned.splice(0, owned.length, direct);
@@ -127,33 +116,33 @@ export class SparseEngine {
   }
 
   private constructor({ group, host, work, direct, plan, window, regions, across }: Parts) {
-    const { topology, settings, rank: me } = group;
+    const { topology, rank: me } = group;
     const { shape, workers, aggregators, fanIn } = plan;
     const hostOf = (rank: number): number => topology.hostOf(rank);
     const trees = reductionTrees({ workers, aggregators, fanIn, hostOf });
-    const hosts = across && new HostsFailure({ ...across, group, device: host, window });
-    const hasClosed = (rank: number): boolean => hosts!.hasClosed(rank);
-    const { address } = window;
-    const mirrors = across && new Mirrors(across.network, { address, regions, mirrors: across.mirrors, hasClosed });
-    const parts = rankParts(group, window, { regions, mirrors: across?.mirrors ?? 0 });
+    const ground = new StepGround(group, host, { window, across, regions });
+    const { parts, mirrors } = ground;
     const board = new WindowBoard(host, { parts, regions, mirrors, trees });
-    this.#window = window;
-    this.#network = across?.network;
+    this.#ground = ground;
     this.#board = board;
     this.#workers = workers;
     this.#shape = shape;
     const nameOf = (rank: number): number => group.ranks[rank]!;
-    const failure: StepFailure = hosts ?? window.barrier.failure;
-    this.#failure = failure;
+    let { failure } = ground;
     if (direct === undefined) {
       // One more than the aggregators that wait for each other.
       this.#nets = 2 * topLevel(trees) + 1;
-      const worker = workers.includes(me) ? workerOf({ work, host, board, shape, trees, me }) : undefined;
+      let worker: WorkerSlots | undefined;
+      if (workers.includes(me)) {
+        const staged = { shape, host, messages: board.memory, maxElementBytes: MAX_ELEMENT_BYTES };
+        const blocks = work === undefined ? new CpuBlocks(host, shape) : new StagedBlocks(work, staged);
+        worker = new WorkerSlots(host, { board, blocks, shape, trees, me });
+      }
       this.#reducer = worker;
       if (aggregators.includes(me)) {
         const aggregator = new AggregatorSlots(host, { board, shape, trees, me, nameOf });
         this.#aggregator = aggregator;
-        this.#failure = new AggregatorFailure(failure, aggregator);
+        failure = new AggregatorFailure(failure, aggregator);
         this.#serving = worker && { worker, aggregator };
       }
     } else {
@@ -164,37 +153,28 @@ export class SparseEngine {
         work: direct,
         shape,
         nameOf,
-        throwIfUnusable: () => this.throwIfUnusable(),
+        throwIfUnusable: () => ground.throwIfUnusable(),
       });
     }
-    const outnumber = topology.scaleUpRanks.length > availableParallelism();
-    this.#runner = new StepRunner(board.bells, {
-      failure: this.#failure,
-      firstCause: (...cause) => group.firstCause(...cause),
-      network: mirrors,
-      timeoutMs: settings.timeoutMs,
-      spinUs: settings.collectiveSpinUs,
-      polls: work !== undefined || direct !== undefined,
-      isCrowded: outnumber || (across !== undefined && isCrowded(settings)),
-    });
+    this.#runner = ground.runner(board.bells, { failure, polls: work !== undefined || direct !== undefined });
   }
 
   /** Bytes that this rank has put to other hosts so far. */
   get networkBytes(): number {
-    return this.#network?.sentBytes ?? 0;
+    return this.#ground.network?.sentBytes ?? 0;
   }
 
   throwIfUnusable(): void {
-    this.#window.barrier.throwIfUnusable();
-    const reason = this.#network && this.#failure.reason();
-    if (reason !== undefined) throw reason;
+    this.#ground.throwIfUnusable();
   }
 
-  /** Of a worker. `told`: a flag for each part of so many elements, which are whole blocks. */
+  /** A worker's call. `told`: a flag for each part of so many elements, which are whole blocks. */
   async allReduce(call: SparseCall, { signal }: CallWait, told?: ToldParts): Promise<SparseTraffic> {
     const reducer = this.#reducer!;
     const flag = told && reducer.flagAt(told.flag);
-    const completions = told && new BlockCompletions(flag!, this.#partsOf(call, told));
+    const { blockSize } = this.#shape;
+    const blocks = blocksOf(this.#shape, call.count);
+    const completions = told && new BlockCompletions(flag!, { blocks, blocksPerPart: told.elements / blockSize });
     const steps = new WorkerSteps({ reducer, call, serving: this.#serving, completions });
     const reserving = reducer.reserve(call.count);
     if (reserving !== undefined) await reserving;
@@ -203,14 +183,7 @@ export class SparseEngine {
     return reducer.traffic;
   }
 
-  #partsOf(
-    { count }: SparseCall,
-    { elements }: ToldParts,
-  ): { readonly blocks: number; readonly blocksPerPart: number } {
-    return { blocks: blocksOf(this.#shape, count), blocksPerPart: elements / this.#shape.blockSize };
-  }
-
-  /** Of a rank that only aggregates. */
+  /** Serves on a rank that only aggregates. */
   async serve({ signal }: CallWait): Promise<void> {
     const steps = new ServeSteps(this.#aggregator!, this.#board, this.#workers);
     await this.#runner.run(steps, { signal, deadline: new Deadline(UNBOUNDED_MS) });
@@ -219,13 +192,13 @@ export class SparseEngine {
   async close(): Promise<void> {
     try {
       if (this.#reducer !== undefined) this.#board.leave();
-      await this.#network?.close({ untilSourcesLeft: true });
+      await this.#ground.network?.close({ untilSourcesLeft: true });
     } finally {
       try {
         // What is under way to or from messages ends before their memory goes.
         await this.#reducer?.close();
       } finally {
-        this.#window[Symbol.dispose]();
+        this.#ground.window[Symbol.dispose]();
         this.#aggregator?.[Symbol.dispose]();
       }
     }
@@ -238,16 +211,12 @@ interface Opened {
   readonly kernels: DirectKernels | undefined;
 }
 
-interface OpenOptions {
-  readonly plan: SparsePlan;
-  readonly isDirect: boolean;
-}
-
 /** Ranks that only aggregate need nothing of a GPU. */
 async function openParts(
   group: RankGroup,
   device: CpuDevice | CudaDevice,
-  { plan: { workers, shape }, isDirect }: OpenOptions,
+  { workers, shape }: SparsePlan,
+  isDirect: boolean,
 ): Promise<Opened> {
   const none = { work: undefined, kernels: undefined };
   if (device.kind === 'cpu') return { ...none, host: device };
@@ -257,33 +226,26 @@ async function openParts(
   return { host, work, kernels };
 }
 
-/** Where every rank adds up what all have, the blocks need not go anywhere else. */
+/** The blocks need not go anywhere else where every rank adds up what all have. */
 function canBeDirect({ size, topology }: RankGroup, plan: SparsePlan): boolean {
   const { workers, aggregators } = plan;
   if (topology.hosts.length > 1 || size > COLLECTIVE_MAX_RANKS || isTree(plan)) return false;
   return workers.length === size && aggregators.length === size;
 }
 
-interface DirectOptions {
-  readonly kernels: DirectKernels;
-  readonly shape: SlotShape;
-  readonly wait: CallWait;
-}
-
 /** Collective. undefined on all ranks where a GPU does not reach the others. */
 async function openDirect(
   group: RankGroup,
   device: CudaDevice,
-  { kernels, shape: { blockSize }, wait }: DirectOptions,
+  {
+    kernels,
+    blockSize,
+    wait,
+  }: { readonly kernels: DirectKernels; readonly blockSize: number; readonly wait: CallWait },
 ): Promise<CudaDirectWork | undefined> {
   try {
-    const window = await CudaWindow.create({
-      ...wait,
-      group,
-      device,
-      name: 'sparse',
-      bytes: directWindowBytes(blockSize),
-    });
+    const bytes = directWindowBytes(blockSize);
+    const window = await CudaWindow.create({ ...wait, group, device, name: 'sparse', bytes });
     try {
       return new CudaDirectWork(device, kernels, window, blockSize);
     } catch (error) {
@@ -296,26 +258,14 @@ async function openDirect(
   }
 }
 
-interface WorkerOptions extends Omit<WorkerSlotsOptions, 'blocks' | 'board'> {
-  readonly work: CudaBlockWork | undefined;
-  readonly host: CpuDevice;
-  readonly board: WindowBoard;
-}
-
-function workerOf({ work, host, board, shape, trees, me }: WorkerOptions): WorkerSlots {
-  const staged = { shape, host, messages: board.memory, maxElementBytes: MAX_ELEMENT_BYTES };
-  const blocks = work === undefined ? new CpuBlocks(host, shape) : new StagedBlocks(work, staged);
-  return new WorkerSlots(host, { board, blocks, shape, trees, me });
-}
-
 // What a rank does in a sparse all-reduce, as a worker, an aggregator or both; why it gives up when workers do not come.
 
 interface WorkerParts {
   readonly reducer: BlockReducer;
   readonly call: SparseCall;
-  /** Of a worker that aggregates as well: both its sides. */
+  /** Both sides of a worker that aggregates as well. */
   readonly serving: { readonly worker: WorkerSlots; readonly aggregator: AggregatorSlots } | undefined;
-  /** Of a call that tells how far it is. */
+  /** Completions of a call that tells how far it is. */
   readonly completions: BlockCompletions | undefined;
 }
 
@@ -325,7 +275,7 @@ class WorkerSteps implements Steps {
   readonly #reducer: BlockReducer;
   readonly #serving: WorkerParts['serving'];
   readonly #completions: BlockCompletions | undefined;
-  /** Until it has begun. */
+  /** The call that has not begun yet. */
   #call: SparseCall | undefined;
 
   constructor({ reducer, call, serving, completions }: WorkerParts) {
@@ -407,6 +357,10 @@ function nthNet(timeoutMs: number, nets: number): number {
  * when nobody has sent it anything for as long as the workers wait; those who wait for the aggregator do so later.
  */
 class AggregatorFailure implements StepFailure {
+  readonly timeout: StepFailure['timeout'];
+  readonly raise: StepFailure['raise'];
+  readonly reason: StepFailure['reason'];
+  readonly rankOf: StepFailure['rankOf'];
   readonly #failure: StepFailure;
   readonly #aggregator: AggregatorSlots;
   #progress = -1;
@@ -415,26 +369,14 @@ class AggregatorFailure implements StepFailure {
   constructor(failure: StepFailure, aggregator: AggregatorSlots) {
     this.#failure = failure;
     this.#aggregator = aggregator;
+    this.timeout = (...parts) => failure.timeout(...parts);
+    this.raise = (error) => failure.raise(error);
+    this.reason = () => failure.reason();
+    this.rankOf = (rank) => failure.rankOf(rank);
   }
 
   reasonToGiveUp(missing: Missing, signal: AbortSignal | undefined): unknown {
     return this.#failure.reasonToGiveUp(missing, signal) ?? this.#stalled();
-  }
-
-  timeout(missing: Missing, timeoutMs: number, hint: string, details?: ErrorDetails): WeftlineError {
-    return this.#failure.timeout(missing, timeoutMs, hint, details);
-  }
-
-  raise(error: unknown): void {
-    this.#failure.raise(error);
-  }
-
-  reason(): WeftlineError | undefined {
-    return this.#failure.reason();
-  }
-
-  rankOf(rank: number): number {
-    return this.#failure.rankOf(rank);
   }
 
   #stalled(): WeftlineError | undefined {

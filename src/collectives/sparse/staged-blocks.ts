@@ -8,7 +8,7 @@ import { type BlockIndex, type BlockWork, type SharedBytes, type WorkMark, WorkP
 import { blocksOf, infinityOf, type SlotShape, strideOf } from './slot-shape.ts';
 import { noCall, type SparseCall } from './sparse-call.ts';
 
-/** Of the chunks in which blocks go out, as long as these are not too many. */
+/** Bytes of the chunks in which blocks go out, as long as these are not too many. */
 const CHUNK_BYTES = 1 << 20;
 const OUT_CHUNKS = 64;
 /** Pinned memory is taken in pieces, and kept. */
@@ -30,7 +30,7 @@ interface SumChunk extends Piece {
 
 interface StagedBlocksOptions {
   readonly shape: SlotShape;
-  /** Of the host: all messages lie there. */
+  /** The host's device: all messages lie there. */
   readonly host: CpuDevice;
   readonly messages: MemoryRange;
   /** Bytes of the longest elements. */
@@ -38,6 +38,7 @@ interface StagedBlocksOptions {
 }
 
 export class StagedBlocks implements TensorBlocks {
+  ownBlocks = 0;
   readonly #work: BlockWork;
   readonly #shape: SlotShape;
   readonly #stride: number;
@@ -56,10 +57,9 @@ export class StagedBlocks implements TensorBlocks {
   #call: SparseCall = noCall;
   #blocks = 0;
   #blockBytes = 0;
-  #ownBlocks = 0;
   #state: 'idle' | 'marking' | 'marked' = 'idle';
   readonly #patience = new WorkPatience();
-  /** Of blocks that go out: so many in a chunk and a piece; chunks that have come. */
+  /** Counts of blocks that go out: so many in a chunk and a piece; chunks that have come. */
   #perChunk = 1;
   #perPiece = 1;
   #chunks = 0;
@@ -91,10 +91,6 @@ export class StagedBlocks implements TensorBlocks {
     });
   }
 
-  get ownBlocks(): number {
-    return this.#ownBlocks;
-  }
-
   reserve(count: number): void {
     const blocks = blocksOf(this.#shape, count);
     if (this.#index !== undefined && blocks <= this.#reserved) return;
@@ -111,7 +107,7 @@ export class StagedBlocks implements TensorBlocks {
     this.#patience.reset();
     this.#filled = 0;
     this.#isJoined = false;
-    this.#ownBlocks = 0;
+    this.ownBlocks = 0;
     this.#work.begin(call, this.#blocks);
     this.#state = 'marking';
     if (call.isDense || this.#blocks === 0) {
@@ -201,7 +197,7 @@ export class StagedBlocks implements TensorBlocks {
     this.#pieces.length = 0;
   }
 
-  /** Of those that count. */
+  /** The number of a block among those that count. */
   #numberOf(block: number): number {
     return this.#call.isDense ? block : this.#index!.numbers[block]!;
   }
@@ -209,7 +205,7 @@ export class StagedBlocks implements TensorBlocks {
   /** Enqueues all of them at once: nothing else has to go this way. */
   #beginCopies(ownBlocks: number): void {
     const blockBytes = this.#blockBytes;
-    this.#ownBlocks = ownBlocks;
+    this.ownBlocks = ownBlocks;
     this.#state = 'marked';
     const least = Math.ceil(ownBlocks / OUT_CHUNKS);
     this.#perChunk = Math.max(1, least, Math.floor(CHUNK_BYTES / blockBytes));

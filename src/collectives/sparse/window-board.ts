@@ -24,7 +24,7 @@ const word = wordOffsets(sparseBoard);
 interface WindowBoardOptions {
   readonly parts: RankParts;
   readonly regions: SparseRegions;
-  /** Of a group on several hosts. */
+  /** Mirrors of a group on several hosts. */
   readonly mirrors: Mirrors | undefined;
   readonly trees: readonly ReductionTree[];
 }
@@ -40,12 +40,12 @@ interface Audience {
 export class WindowBoard implements SlotBoard {
   readonly memory: MemoryRange;
   readonly bells: RankBells;
-  /** By rank: where its board begins in `words`, all of the memory. */
+  /** The begin of each rank's board in `words`, all of the memory. */
   readonly boards: Int32Array;
   readonly words: Int32Array;
   readonly #parts: RankParts;
   readonly #mirrors: Mirrors | undefined;
-  /** By tree, then by kind. */
+  /** Audiences by tree, then by kind. */
   readonly #audiences: readonly (readonly Audience[])[];
   readonly #messageBytes: number;
   /** Offsets in a part, by kind. */
@@ -151,10 +151,10 @@ export interface SparseRegions extends RegionLayout<SparseRegion> {
   readonly messageBytes: number;
 }
 
-/** Of the longest elements. */
+/** Bytes of the longest elements. */
 export const MAX_ELEMENT_BYTES = 4;
 
-/** Which kinds of messages one rank may have to write. */
+/** Kinds of messages that one rank may have to write. */
 interface SparseUse {
   /** A worker aggregates as well. */
   readonly hasBothRoles: boolean;

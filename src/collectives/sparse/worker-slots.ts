@@ -19,7 +19,7 @@ import type { BlockReducer, CompletionFlag, TensorBlocks } from './block-reducer
 import { type ReductionTree, treeOf } from './reduction-tree.ts';
 import { noCall, type SparseCall, type SparseTraffic } from './sparse-call.ts';
 
-export interface WorkerSlotsOptions {
+interface WorkerSlotsOptions {
   readonly board: SlotBoard;
   readonly blocks: TensorBlocks;
   readonly shape: SlotShape;
@@ -31,7 +31,7 @@ export interface WorkerSlotsOptions {
 /** What a slot waits for. */
 const NOTHING = 0;
 const RESULT = 1;
-/** Its blocks are on their way from the device. */
+/** The slot waits for its blocks, which are on their way from the device. */
 const BLOCKS = 2;
 
 export class WorkerSlots implements BlockReducer {
@@ -41,21 +41,21 @@ export class WorkerSlots implements BlockReducer {
   readonly #infinity: number;
   readonly #tensor: TensorBlocks;
   readonly #view: MessageView;
-  /** By slot: the rank of the group that takes its blocks. */
+  /** The rank of the group that takes a slot's blocks, by slot. */
   readonly #parents: Uint32Array;
-  /** By slot: no block of the slot below this one changes any more. */
+  /** The slots below which no block changes any more, by slot. */
   readonly #final: Uint32Array;
-  /** Per slot: messages so far, over all calls, and rounds of this call. */
+  /** Columns by slot: messages so far, over all calls, and rounds of this call. */
   readonly #numbers: Int32Array;
   readonly #rounds: Uint32Array;
-  /** Per slot: lanes that are not over, and for each of them its lane and its present block. */
+  /** Columns by slot: lanes that are not over, and for each of them its lane and its present block. */
   readonly #active: Uint32Array;
   readonly #lanes: Uint32Array;
   readonly #current: Uint32Array;
-  /** By slot of this call: what it waits for; and how many wait for anything. */
+  /** What each slot of this call waits for; and how many wait for anything. */
   readonly #waitsFor: Uint8Array;
   #waiting = 0;
-  /** Those of the tensor are not marked yet, so no slot has sent any. */
+  /** True while blocks of the tensor are not marked yet, so no slot has sent any. */
   #isMarking = false;
   #call: SparseCall = noCall;
   #calls = 0;

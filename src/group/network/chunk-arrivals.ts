@@ -7,7 +7,8 @@ export class ChunkArrivals {
   readonly #firstCell: number;
   /** What a channel's cell held when the last chunk of it was taken, by channel. */
   readonly #seen: Int32Array;
-  #taken = 0;
+  /** Chunks of this call that were taken. */
+  taken = 0;
 
   /** `firstCell`: that of channel 0; the others follow. `before`: what all of them hold already. */
   // oxlint-disable-next-line max-params -- for tests to come near the wrap-around of `before`
@@ -20,21 +21,16 @@ export class ChunkArrivals {
 
   /** A call begins, whose first chunk has number 0. */
   begin(): void {
-    this.#taken = 0;
-  }
-
-  /** Chunks of this call that were taken. */
-  get taken(): number {
-    return this.#taken;
+    this.taken = 0;
   }
 
   /** Hot path. Takes the next chunk; false if it is not here. */
   take(): boolean {
-    const channel = this.#taken % this.#seen.length;
+    const channel = this.taken % this.#seen.length;
     const before = this.#seen[channel]!;
     if (((this.#network.count(this.#peer, this.#firstCell + channel) - before) | 0) <= 0) return false;
     this.#seen[channel] = (before + 1) | 0;
-    this.#taken++;
+    this.taken++;
     return true;
   }
 }

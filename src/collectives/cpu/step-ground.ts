@@ -1,15 +1,20 @@
-// Why a wait of a collective call cannot end well: what the window of this host says, and what ranks of other hosts told.
+// What calls in steps stand on, on one host or several: parts of the windows, mirrors, and why a wait cannot end well, which
+// the window of this host says and ranks of other hosts tell.
+import { availableParallelism } from 'node:os';
 import { networkCellOffset, networkCells } from '../../abi/network.ts';
 import { AbortSlots } from '../../group/network/abort-slots.ts';
 import type { HostNetwork } from '../../group/network/host-network.ts';
 import { hostRoutes } from '../../group/network/host-routes.ts';
-import type { StepFailure } from '../../group/steps.ts';
+import { type StepFailure, StepRunner } from '../../group/steps.ts';
 import { type ErrorDetails, WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { SymmetricWindow } from '../../windows/symmetric-window.ts';
 import type { Missing, WindowFailure } from '../../windows/abort-record.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { rankList } from '../../world/membership.ts';
+import { isCrowded } from '../../transport/host/rank-cores.ts';
+import type { RankBells } from '../../windows/wait.ts';
+import { type MirroredRegions, type MirroredWindow, Mirrors, type RankParts, rankParts } from './window-regions.ts';
 
 interface HostsFailureOptions {
   readonly group: RankGroup;
@@ -31,7 +36,7 @@ interface Told {
   readonly reasons: AbortSlots;
 }
 
-export class HostsFailure implements StepFailure {
+class HostsFailure implements StepFailure {
   readonly #group: RankGroup;
   readonly #here: WindowFailure;
   readonly #network: HostNetwork;
@@ -108,7 +113,7 @@ export class HostsFailure implements StepFailure {
     return undefined;
   }
 
-  /** Of the links that this rank has itself. */
+  /** Why a link that this rank has itself is broken. */
   #broken(missing: Missing): unknown {
     try {
       this.#network.throwIfBroken({
@@ -120,5 +125,59 @@ export class HostsFailure implements StepFailure {
     } catch (error) {
       return error;
     }
+  }
+}
+
+/** The windows that calls in steps work in, with what they know of other hosts. */
+export class StepGround {
+  readonly window: SymmetricWindow;
+  /** Links to other hosts, of a group on several. */
+  readonly network: HostNetwork | undefined;
+  readonly parts: RankParts;
+  readonly mirrors: Mirrors | undefined;
+  readonly failure: StepFailure;
+  readonly #group: RankGroup;
+
+  constructor(
+    group: RankGroup,
+    device: CpuDevice,
+    { window, across, regions }: MirroredWindow & { readonly regions: MirroredRegions },
+  ) {
+    this.#group = group;
+    this.window = window;
+    this.network = across?.network;
+    this.parts = rankParts(group, window, { regions, mirrors: across?.mirrors ?? 0 });
+    this.failure = window.barrier.failure;
+    if (across === undefined) return;
+    const failure = new HostsFailure({ ...across, group, device, window });
+    const hasClosed = (rank: number): boolean => failure.hasClosed(rank);
+    const { address } = window;
+    this.failure = failure;
+    this.mirrors = new Mirrors(across.network, { address, regions, mirrors: across.mirrors, hasClosed });
+  }
+
+  /** Fails when an earlier call left the ranks in disagreement, or a rank has given up. */
+  throwIfUnusable(): void {
+    this.window.barrier.throwIfUnusable();
+    const reason = this.network && this.failure.reason();
+    if (reason !== undefined) throw reason;
+  }
+
+  /** `polls`: steps also wait for what rings no bell. */
+  runner(
+    bells: RankBells,
+    { failure, polls = false }: { readonly failure: StepFailure; readonly polls?: boolean },
+  ): StepRunner {
+    const { settings, topology } = this.#group;
+    const outnumber = topology.scaleUpRanks.length > availableParallelism();
+    return new StepRunner(bells, {
+      failure,
+      firstCause: (...cause) => this.#group.firstCause(...cause),
+      network: this.mirrors,
+      timeoutMs: settings.timeoutMs,
+      spinUs: settings.collectiveSpinUs,
+      polls,
+      isCrowded: outnumber || (this.network !== undefined && isCrowded(settings)),
+    });
   }
 }
