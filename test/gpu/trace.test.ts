@@ -4,7 +4,7 @@ import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test from 'node:test';
 import { settingsTable } from 'weftline';
-import { collectTrace } from '#lib/programs/trace/collect-trace.js';
+import { collectTrace } from '#lib/programs/cli/trace-command.js';
 import type { TracePart } from '#lib/tracing/read-part.js';
 import type { Span } from '#lib/tracing/read-kernels.js';
 import { summarize } from '#lib/tracing/trace-summary.js';

@@ -6,8 +6,7 @@ import { join } from 'node:path';
 import test, { after } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import type { EpBenchReport } from '#lib/programs/bench/ep/ep-bench.js';
-import type { Examination } from '#lib/programs/doctor/doctor.js';
-import type { RdmaExamination } from '#lib/programs/doctor/rdma-examination.js';
+import type { Examination, RdmaExamination } from '#lib/programs/doctor/doctor.js';
 import { sampled } from '../support/extent.ts';
 
 const commandLine = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));

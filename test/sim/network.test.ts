@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import fc from '../support/fast-check.ts';
 import { seededRandom } from '#lib/core/seeded-random.js';
-import { EventQueue } from '#lib/programs/sim/event-queue.js';
+import { EventQueue, MARK_CORRUPT, MARK_ECN, Network, PacketPool } from '#lib/programs/sim/network.js';
 import {
   changeRail,
   defaultLink,
@@ -20,8 +20,7 @@ import {
   sharedRails,
   star as starNetwork,
 } from '#lib/programs/sim/topology.js';
-import { MARK_CORRUPT, MARK_ECN, Network, PacketPool } from '#lib/programs/sim/network.js';
-import { SimulatedIo } from '#lib/programs/sim/simulated-io.js';
+import { SimulatedIo } from '#lib/programs/sim/simulated-host.js';
 
 test('events come by time, and in order of insertion where times are equal', () => {
   fc.assert(

@@ -22,7 +22,7 @@ import {
   wireBytes,
 } from '#lib/programs/sim/pattern-run.js';
 import { usualSettings } from '#lib/programs/sim/simulation.js';
-import { simView } from '#lib/programs/report/sim-view.js';
+import { simView } from '#lib/programs/cli/sim-command.js';
 import { viewPage, viewText } from '#lib/programs/report/view.js';
 
 const all = { messages: 3, messagesPerMicrosecond: Number.POSITIVE_INFINITY } as const;

@@ -58,7 +58,7 @@ const openersOfTheirOwn = [
   'src/native/file-probe.ts',
   'src/native/memory-file.ts',
   'src/native/process-memory.ts',
-  'src/programs/bench/collectives/mpi-loop.ts',
+  'src/programs/bench/peer-programs.ts',
   'src/programs/bench/machine.ts',
   'src/programs/cli/compile-command.ts',
   'src/programs/cli/main.ts',

@@ -53,13 +53,7 @@ export function summarizeRates(bytes: number, microseconds: readonly number[]): 
   return summarize(microseconds.map((time) => bytes / time / 1000));
 }
 
-export interface Percentiles {
-  readonly count: number;
-  readonly p50: number;
-  readonly p99: number;
-}
-
-export function percentilesOf(samples: readonly number[]): Percentiles {
+export function percentilesOf(samples: readonly number[]) {
   const sorted = samples.toSorted((a, b) => a - b);
   return { count: sorted.length, p50: quantile(sorted, 0.5), p99: quantile(sorted, 0.99) };
 }

@@ -12,7 +12,7 @@ import { startWorker } from '../../threads/start-worker.ts';
 import { type BenchGroup, monotonicMicroseconds } from './harness.ts';
 
 /** What every result document says of its run. */
-export interface RunRecord {
+interface RunRecord {
   readonly date: string;
   readonly machine: MachineDocument;
   readonly settings: Settings;
@@ -98,7 +98,7 @@ function git(root: string, ...args: string[]): string | undefined {
   }
 }
 
-export interface GpuDocument {
+interface GpuDocument {
   readonly name: string;
   readonly multiprocessors: number;
   readonly totalBytes: number;

@@ -2,16 +2,21 @@
 import { existsSync, statSync } from 'node:fs';
 import { type Command, InvalidArgumentError } from 'commander';
 import { runCudaCollectivesBench } from '../bench/collectives/cuda-collectives-bench.ts';
-import { readTableFile } from '../../collectives/algorithm-table.ts';
-import { runCollectivesBench } from '../bench/collectives/collectives-bench.ts';
+import { type AlgorithmRange, readTableFile } from '../../collectives/algorithm-table.ts';
+import {
+  runCollectivesBench,
+  type CollectiveRow,
+  type CollectivesBenchReport,
+  type CollectiveTimes,
+} from '../bench/collectives/collectives-bench.ts';
 import {
   type BenchedKind,
   benchedKinds,
   type CollectivesWorkload,
   sizePlans,
 } from '../bench/collectives/collectives-workload.ts';
-import { runTune, withTable } from '../bench/collectives/tune.ts';
-import { MpiLoop } from '../bench/collectives/mpi-loop.ts';
+import { runTune, withTable, type TuneReport } from '../bench/collectives/tune.ts';
+import { MpiLoop } from '../bench/peer-programs.ts';
 import { printTo } from '../../core/print.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import { CpuDevice } from '../../device/cpu/cpu-device.ts';
@@ -21,13 +26,14 @@ import { sharedGpuNotice } from '../bench/harness.ts';
 import { readSettings } from '../../settings/settings.ts';
 import type { World } from '../../world/index.ts';
 import { isRank } from '../../world/environment.ts';
-import { collectivesView, tuneView } from '../report/collectives-view.ts';
 import { addOptions, byteArgument, type FlagsOf, integerArgument, listArgument, option } from './argument-values.ts';
 import { addReportOptions, Output, type OutputFlags, requireWritableFolder, writeOutputFile } from './output.ts';
-import { ProgressBar } from './progress-bar.ts';
+import { ProgressBar, withRanks } from './with-ranks.ts';
 import { addSettingOptions } from './setting-options.ts';
 import { checkUsage } from './exit-codes.ts';
-import { withRanks } from './with-ranks.ts';
+import { formatBytes } from '../../core/byte-size.ts';
+import type { ReportSection } from '../report/html/page-html.ts';
+import { bars, curves, table, type View, counted, fixed, machineLines } from '../report/view.ts';
 
 const size = byteArgument(4, 2 ** 30);
 const DEFAULT_SMS = 16;
@@ -193,4 +199,136 @@ function kindList(text: string): readonly BenchedKind[] {
   const repeated = kinds.find((kind, index) => kinds.indexOf(kind) !== index);
   if (repeated === undefined) return kinds;
   throw new InvalidArgumentError(`Expected each operation once, and ${repeated} stands there again.`);
+}
+
+// What people read of it: the columns of nccl-tests, and the peer's times.
+
+const reducing = new Set(['allReduce', 'reduceScatter', 'reduce']);
+
+export function collectivesView(report: CollectivesBenchReport): View {
+  const { workload, peer, rows, ratios, ranksOn } = report;
+  const kinds = workload.kinds
+    .map((kind) => ({ kind, of: rows.filter((row) => row.kind === kind) }))
+    .filter(({ of }) => of.length > 0);
+  return {
+    title: `Collectives of ${workload.ranks} ranks`,
+    heading: [
+      `${workload.ranks} ${ranksOn} ranks, median of ${workload.rounds} rounds, the slowest rank's time${peer === undefined ? '' : `; peer in the same rounds: ${peer}`}`,
+    ],
+    parts: [
+      ...kinds.map(({ kind, of }) => [
+        `# ${kind}`,
+        ...headOf(peer !== undefined),
+        ...of.map((row) => lineOf(row, report)),
+        kindSection(kind, of),
+      ]),
+      ratios.map(
+        ({ kind, sizes, geometricMean, worst, worstBytes }) =>
+          `${kind}, ${sizes === 'small' ? 'up to 4 KiB' : 'above'}: ${geometricMean.toFixed(2)} times as fast as the peer in the geometric mean, at worst ${worst.toFixed(2)} (${formatBytes(worstBytes)})`,
+      ),
+      ratios.length > 0 &&
+        bars(
+          {
+            title: 'Against the peer',
+            note: 'How many times as fast as the peer: geometric mean over sizes and both ways of placing. Small: up to 4 KiB.',
+            unit: 'times as fast',
+            rules: [{ value: 1, label: 'peer' }],
+          },
+          ratios.map(({ kind, sizes, geometricMean }) => ({ name: kind, series: sizes, value: geometricMean })),
+        ),
+    ],
+    footing: machineLines(report),
+  };
+}
+
+const COLUMN = 11;
+const LEFT = [12, 12, 8, 8] as const;
+
+function headOf(hasPeer: boolean): string[] {
+  const way = cells(['time', 'algbw', 'busbw', '#wrong', ...(hasPeer ? ['peer'] : [])]);
+  const units = cells(['(us)', '(GB/s)', '(GB/s)', '', ...(hasPeer ? ['(us)'] : [])]);
+  return [
+    `#${left(['', '', '', ''])}${'out-of-place'.padStart(way.length)}${'in-place'.padStart(way.length)}`,
+    `#${left(['size', 'count', 'type', 'redop'])}${way}${way}`,
+    `#${left(['(B)', '(elements)', '', ''])}${units}${units}`,
+  ];
+}
+
+function lineOf({ kind, bytes, count, outOfPlace, inPlace }: CollectiveRow, of: CollectivesBenchReport): string {
+  const op = reducing.has(kind) ? of.workload.op : 'none';
+  return ` ${left([String(bytes), String(count), of.workload.dtype, op])}${timesOf(outOfPlace)}${timesOf(inPlace)}`;
+}
+
+function timesOf({ microseconds, algbw, busbw, wrong, peerMicroseconds: peer }: CollectiveTimes): string {
+  const times = [microseconds, algbw, busbw].map(fixed(2));
+  return cells([
+    ...times,
+    wrong === undefined ? 'N/A' : String(wrong),
+    ...(peer === undefined ? [] : [peer.toFixed(2)]),
+  ]);
+}
+
+function left(texts: readonly string[]): string {
+  return texts.map((text, at) => text.padStart(LEFT[at]!)).join('');
+}
+
+function cells(texts: readonly string[]): string {
+  return texts.map((text) => text.padStart(COLUMN)).join('');
+}
+
+function kindSection(kind: string, rows: readonly CollectiveRow[]): ReportSection {
+  const line = (name: string, value: (row: CollectiveRow) => number) => ({
+    name,
+    points: rows.map((row) => [row.bytes, value(row)] as const),
+  });
+  const hasPeer = rows.some(({ outOfPlace }) => outOfPlace.peerMicroseconds !== undefined);
+  return curves(
+    {
+      title: kind,
+      note: 'Bus bandwidth, as nccl-tests count it, by the size of the larger tensor of a rank.',
+      x: { label: 'bytes', scale: 'log' },
+      y: { label: 'bus bandwidth, GB/s' },
+    },
+    [
+      line('out of place', ({ outOfPlace }) => outOfPlace.busbw),
+      line('in place', ({ inPlace }) => inPlace.busbw),
+      ...(hasPeer ? [line('peer, out of place', ofPeer)] : []),
+    ],
+  );
+}
+
+/** Of --tune; it has no page. */
+function tuneView({ ranks, hosts, rounds, rows, table: tuned }: TuneReport, file: string): View {
+  const names = [
+    ...new Set(rows.flatMap(({ microseconds }) => Object.keys(microseconds))),
+  ] as (keyof (typeof rows)[number]['microseconds'])[];
+  return {
+    title: 'Algorithms of reductions',
+    parts: [
+      `${ranks} CPU ranks on ${counted(hosts, 'host')}, f32, in place, median of ${rounds} rounds, the slowest rank's time`,
+      table(rows, [
+        { head: '', of: ({ kind }) => kind },
+        { head: 'bytes', of: ({ bytes }) => bytes, show: formatBytes },
+        ...names.map((name) => ({
+          head: `${name}, µs`,
+          of: ({ microseconds }: (typeof rows)[number]) => microseconds[name],
+          show: fixed(1),
+        })),
+        { head: 'fastest', of: ({ fastest }) => fastest },
+      ]),
+      `allReduce: ${describeRanges(tuned.allReduce)}`,
+      `reduce: ${describeRanges(tuned.reduce)}`,
+      `Written to ${file}; WEFTLINE_COLLECTIVE_TABLE=${file} uses it.`,
+    ],
+  };
+}
+
+function ofPeer({ outOfPlace: { busbw, microseconds, peerMicroseconds = 0 } }: CollectiveRow): number {
+  return peerMicroseconds === 0 ? 0 : (busbw * microseconds) / peerMicroseconds;
+}
+
+function describeRanges(ranges: readonly AlgorithmRange[]): string {
+  return ranges
+    .map(({ upToBytes, algorithm }) => (upToBytes === undefined ? algorithm : `${algorithm} up to ${upToBytes} bytes`))
+    .join(', then ');
 }

@@ -1,9 +1,13 @@
 // weftline bench sparse: sums of tensors that are mostly zero, through aggregators, against dense ones.
 import type { Command } from 'commander';
 import { availableParallelism, totalmem } from 'node:os';
-import { runSparseBench } from '../bench/sparse/sparse-bench.ts';
-import type { SparseWorkload } from '../bench/sparse/sparse-bench.ts';
-import { tensorBytes } from '../bench/sparse/sparse-bench.ts';
+import {
+  runSparseBench,
+  type SparseWorkload,
+  tensorBytes,
+  type SparseBenchReport,
+  type SparseRow,
+} from '../bench/sparse/sparse-bench.ts';
 import { MAX_LANES } from '../../collectives/sparse/sparse-options.ts';
 import { nodesNeeded } from '../../collectives/sparse/reduction-tree.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
@@ -11,13 +15,14 @@ import { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { openDevice } from '../../device/device-choice.ts';
 import { readSettings } from '../../settings/settings.ts';
 import { isRank } from '../../world/environment.ts';
-import { sparseRoundLine, sparseView } from '../report/collectives-view.ts';
 import { addOptions, decimalArgument, type FlagsOf, integerArgument, listArgument, option } from './argument-values.ts';
 import { addReportOptions, Output, type OutputFlags } from './output.ts';
-import { ProgressBar } from './progress-bar.ts';
+import { ProgressBar, withRanks } from './with-ranks.ts';
 import { addSettingOptions, checkHosts } from './setting-options.ts';
 import { checkUsage } from './exit-codes.ts';
-import { withRanks } from './with-ranks.ts';
+import { formatBytes } from '../../core/byte-size.ts';
+import type { ReportSection } from '../report/html/page-html.ts';
+import { curves, fixed, machineLines, scaleFor, table, type View } from '../report/view.ts';
 
 const LARGE_MACHINE = { cores: 16, memory: 64 * 2 ** 30 } as const;
 const ELEMENTS = { large: 67_108_864, small: 16_777_216 } as const;
@@ -144,4 +149,87 @@ function workloadOf(flags: SparseBenchFlags): SparseWorkload {
     warmups,
     rounds,
   };
+}
+
+// What people read of it: sums by density.
+
+/** As a line of the program that this one follows, which calls 2^30 bytes a GB. */
+function sparseRoundLine(bytes: number, microseconds: number): string {
+  const perSecond = bytes / (microseconds / 1e6);
+  const [decimal, binary] = [perSecond / 1e9, perSecond / 2 ** 30];
+  return `tensor size: ${bytes} Bytes; time: ${Math.round(microseconds)} us; alg bw: ${decimal.toFixed(3)} GB/s (${binary.toFixed(3)} GiB/s)`;
+}
+
+function sparseView(report: SparseBenchReport): View {
+  const { workload, rows, bitmap, crossing, route, gpu } = report;
+  const { workers, aggregators, fanIn, elements, dtype, blockSize, messageSize, slots } = workload;
+  const helpers = aggregators === 0 ? 'which aggregate' : `and ${aggregators} aggregators`;
+  const tree = fanIn === 0 ? '' : ` in trees of fan-in ${fanIn}`;
+  const bytes = tensorBytes(workload);
+  const wrong = rows.reduce((sum, row) => sum + row.wrong, 0);
+  const share = (blocks: number, of: SparseRow): string => percent(blocks / Math.max(1, of.blocks));
+  return {
+    title: `Sparse sums of ${workers} workers`,
+    heading: [
+      `${workers} workers ${gpu === undefined ? '' : `on GPUs (${gpu}) `}${helpers}${tree}, ${elements} ${dtype} (${formatBytes(bytes)}), blocks of ${blockSize}, messages of ${messageSize}, ${slots} slots; by ${route}; median of ${workload.rounds} rounds, the slowest worker's time`,
+    ],
+    parts: [
+      table(rows, [
+        { head: 'blocks', of: (row) => share(row.ownBlocks, row) },
+        { head: 'of sum', of: (row) => share(row.sumBlocks, row) },
+        { head: 'sent', of: ({ sentBytes }) => Math.round(sentBytes), show: formatBytes },
+        {
+          head: '/ theory',
+          of: (row) => against(row.sentBytes, row.sentTheory),
+          show: fixed(3),
+          note: 'how many times the bytes of the blocks alone',
+        },
+        { head: 'received', of: ({ receivedBytes }) => Math.round(receivedBytes), show: formatBytes },
+        { head: '/ theory', of: (row) => against(row.receivedBytes, row.receivedTheory), show: fixed(3) },
+        { head: 'messages', of: ({ messages }) => messages, show: fixed(0) },
+        { head: 'us', of: ({ sparseMicroseconds }) => sparseMicroseconds, show: fixed(0) },
+        { head: 'GB/s', of: ({ sparseMicroseconds }) => bytes / sparseMicroseconds / 1000, show: fixed(2) },
+        { head: 'dense us', of: ({ denseMicroseconds }) => denseMicroseconds, show: fixed(0) },
+        { head: 'faster', of: (row) => row.denseMicroseconds / row.sparseMicroseconds, show: fixed(2) },
+      ]),
+      crossing !== undefined && `dense is faster from ${percent(crossing)} of blocks on`,
+      `bitmap kernel: ${bitmap.bitmap.toFixed(1)} GB/s, ${(bitmap.bitmap / bitmap.read).toFixed(2)} of a plain read (${bitmap.read.toFixed(1)} GB/s)`,
+      byDensity(rows, 'Time by density', 'Of the slowest worker.', 'µs', [
+        ['sparse', ({ sparseMicroseconds }) => sparseMicroseconds],
+        ['dense', ({ denseMicroseconds }) => denseMicroseconds],
+      ]),
+      byDensity(rows, 'Bytes by density', 'Of a worker and call. Theory: blocks alone, which lie at random.', 'bytes', [
+        ['sent', ({ sentBytes }) => sentBytes],
+        ['sent, theory', ({ sentTheory }) => sentTheory],
+        ['received', ({ receivedBytes }) => receivedBytes],
+        ['received, theory', ({ receivedTheory }) => receivedTheory],
+      ]),
+    ],
+    footing: [
+      ...machineLines(report),
+      wrong === 0 ? 'result check: ok' : `result check: error, ${wrong} elements differ`,
+    ],
+  };
+}
+
+function byDensity(
+  rows: readonly SparseRow[],
+  title: string,
+  note: string,
+  ...[unit, of]: [string, readonly (readonly [name: string, value: (row: SparseRow) => number])[]]
+): ReportSection {
+  const x = { label: '% of blocks', scale: scaleFor(rows.map(({ density }) => density)) };
+  const y = { label: unit, scale: scaleFor(rows.flatMap((row) => of.map(([, value]) => value(row)))) };
+  return curves(
+    { title, note, x, y },
+    of.map(([name, value]) => ({ name, points: rows.map((row) => [row.density * 100, value(row)] as const) })),
+  );
+}
+
+function percent(share: number): string {
+  return `${Number((share * 100).toPrecision(3))} %`;
+}
+
+function against(measured: number, theory: number) {
+  return theory === 0 ? undefined : measured / theory;
 }

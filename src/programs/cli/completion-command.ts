@@ -25,7 +25,7 @@ Examples:
 
 // What can be completed of a command line: the commands, their flags and the choices of those, from commander's tree.
 
-export interface CompletionOption {
+interface CompletionOption {
   /** With its dashes; so is `short`. */
   readonly long: string;
   readonly short?: string;
@@ -34,7 +34,7 @@ export interface CompletionOption {
   readonly value?: { readonly choices: readonly string[] };
 }
 
-export interface CompletionCommand {
+interface CompletionCommand {
   /** All words from the program's name on. */
   readonly words: string;
   readonly name: string;
@@ -58,7 +58,7 @@ function completionTree(command: Command, before = ''): CompletionCommand {
 }
 
 /** The command and all below it. */
-export function allCommands(command: CompletionCommand): CompletionCommand[] {
+function allCommands(command: CompletionCommand): CompletionCommand[] {
   return [command, ...command.commands.flatMap(allCommands)];
 }
 

@@ -24,7 +24,7 @@ try {
   process.exitCode = printError(error);
 }
 // What makes traces is loaded where one is wanted only: short commands load as little as they can.
-if ((process.env['WEFTLINE_TRACE'] ?? '') !== '') (await import('../trace/collect-trace.ts')).finishTrace(nodes);
+if ((process.env['WEFTLINE_TRACE'] ?? '') !== '') (await import('./trace-command.ts')).finishTrace(nodes);
 
 /**
  * To be called once, before anything is written. Output into a closed pipe (`weftline doctor | head -1`) is discarded, as

@@ -1,10 +1,12 @@
-// The options of commands with two ends on two machines: which end this is, where the other one is, where this one listens.
+// What commands with two ends on two machines share: which end this is, where the other one is, where this one listens, and the GPU
+// that it may need.
 import { networkInterfaces } from 'node:os';
 import { type Command, Option } from 'commander';
-import { invalidArgument } from '../../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { isLoopback, isUnspecified } from '../../meeting/route.ts';
 import { readToken } from '../../settings/settings.ts';
 import { integerArgument, switchArgument, option } from './argument-values.ts';
+import { cudaDeviceCount } from '../../device/cuda/cuda-context.ts';
 
 /** All addresses of this host, IPv4. */
 const ALL_ADDRESSES = '0.0.0.0';
@@ -98,4 +100,17 @@ export function checkPeerAddress(peer: string): void {
 function ownAddresses(): string[] {
   const all = Object.values(networkInterfaces()).flatMap((addresses) => addresses ?? []);
   return all.filter(({ family, internal }) => family === 'IPv4' && !internal).map(({ address }) => address);
+}
+
+// Commands that need a GPU say at once that this machine has none, and what to do.
+
+/** Fails with WL_UNSUPPORTED and what to do, instead of with the name of a library that is missing. */
+export function requireGpu(ordinal = 0): void {
+  const count = cudaDeviceCount();
+  if (ordinal < count) return;
+  const why =
+    count === 0
+      ? 'this machine has no GPU or no driver for it ("weftline doctor" tells); use --device cpu or WEFTLINE_DEVICE=cpu'
+      : `this machine has ${count === 1 ? 'GPU 0 only' : `GPUs 0 to ${count - 1}`}, not GPU ${ordinal}`;
+  throw new WeftlineError('WL_UNSUPPORTED', `Cannot run on a GPU: ${why}`, { details: { ordinal, count } });
 }

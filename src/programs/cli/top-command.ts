@@ -229,7 +229,7 @@ export const topColumns = [
   'windows',
 ] as const;
 
-export interface TopRow {
+interface TopRow {
   readonly view: RankView;
   /** What rows are sorted by; undefined where it is not known. */
   readonly values: Readonly<Record<SortKey, number | undefined>>;

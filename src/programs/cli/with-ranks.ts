@@ -5,6 +5,7 @@ import { isRank, readEnvironment } from '../../world/environment.ts';
 import { launch } from '../../world/launcher.ts';
 import { join, type World } from '../../world/world.ts';
 import { printError } from './exit-codes.ts';
+import { SingleBar } from 'cli-progress';
 
 /**
  * Not yet launched: starts `ranks` copies of this command line, rank 0 with this terminal, and sets process.exitCode.
@@ -42,4 +43,49 @@ export async function withRanks(ranks: number, main: (world: World) => Promise<v
 function isPrintedElsewhere(error: unknown, rank: number): boolean {
   if (readEnvironment().source !== 'weftline' || !(error instanceof WeftlineError)) return false;
   return error.rank !== undefined && error.rank !== rank && error.code !== 'WL_PEER_LOST';
+}
+
+// How far a long command is, on a terminal: one bar on stderr that goes when the result comes.
+
+interface ProgressOptions {
+  /** "bench ep". */
+  readonly title: string;
+  /** What is counted: "rounds". */
+  readonly unit: string;
+  /** Only rank 0 shows how far all are. */
+  readonly rank: number;
+  readonly isQuiet: boolean;
+  /** stderr by default. */
+  readonly stream?: NodeJS.WritableStream & { readonly isTTY?: boolean };
+}
+
+export class ProgressBar implements Disposable {
+  readonly #options: ProgressOptions;
+  readonly #stream: NonNullable<ProgressOptions['stream']>;
+  #bar: SingleBar | undefined;
+
+  constructor(options: ProgressOptions) {
+    this.#options = options;
+    this.#stream = options.stream ?? process.stderr;
+  }
+
+  /** So much is done of so much. Shows nothing where stderr is no terminal. */
+  readonly show = (done: number, total: number): void => {
+    const { title, unit, rank, isQuiet } = this.#options;
+    if (rank !== 0 || isQuiet || this.#stream.isTTY !== true) return;
+    if (this.#bar === undefined) {
+      this.#bar = new SingleBar({
+        format: `${title} [{bar}] {value} of {total} ${unit}, {eta_formatted} left`,
+        stream: this.#stream,
+        clearOnComplete: true,
+        hideCursor: true,
+      });
+      this.#bar.start(total, done);
+    }
+    this.#bar.update(done);
+  };
+
+  [Symbol.dispose](): void {
+    this.#bar?.stop();
+  }
 }

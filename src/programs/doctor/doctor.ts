@@ -2,16 +2,23 @@
 import { formatBytes } from '../../core/byte-size.ts';
 import { countEqual } from '../../core/quote.ts';
 import { asWeftlineError } from '../../core/errors.ts';
-import { addressSpaceAdvice } from '../../device/cpu/kernels.ts';
+import { addressSpaceAdvice, wasm } from '../../device/cpu/kernels.ts';
 import { driverVersionFile, parseDriverVersion } from '../../device/cuda/device-properties.ts';
 import { bufferSize } from '../../ep/index.ts';
 import { findCudaLibrary, findLibrary } from '../../native/library-search.ts';
-import { activeRdmaPorts, orUndefined, rdmaDevices } from '../../native/file-probe.ts';
-import { findUcx } from '../../native/ucx.ts';
+import { activeRdmaPorts, type FileProbe, localFiles, orUndefined, rdmaDevices } from '../../native/file-probe.ts';
+import { findUcx, openUcx } from '../../native/ucx.ts';
 import { describePlan, planRails, type RailPlan } from '../../rails/rail-list.ts';
-import { settingsTable } from '../../settings/settings.ts';
+import { readSettings, settingsTable } from '../../settings/settings.ts';
 import { defaultEpWorkload } from '../bench/ep/ep-workload.ts';
-import type { MachineProbe } from './machine-probe.ts';
+import { statfsSync } from 'node:fs';
+import { availableParallelism, cpus, totalmem } from 'node:os';
+import { loadKoffi } from '../../native/library.ts';
+import { type HostInterface, hostInterfaces } from '../../rails/rail-list.ts';
+import { type RdmaDevice, rdmaHardware } from '../../rails/rdma-devices.ts';
+import { chooseFlush, type FlushChoice } from '../../native/verbs/visibility-flush.ts';
+import { gpuDevices } from '../../rails/nearest-device.ts';
+import { chooseRdma, type RdmaChoice, type RdmaSettings } from '../../rails/rdma-choice.ts';
 
 export interface Finding {
   readonly name: string;
@@ -485,3 +492,121 @@ function typical() {
 }
 
 const typicalConfiguration = typical();
+
+// What the checks ask of the machine; tests put another machine in its place.
+
+/** Reading never throws: what is missing or forbidden is undefined or empty. */
+export interface MachineProbe extends FileProbe {
+  readonly platform: string;
+  readonly nodeVersion: string;
+  /** Logical processors of the machine, and how many of them this process may use. */
+  readonly cores: { readonly model: string; readonly present: number; readonly usable: number };
+  readonly memoryBytes: number;
+  readonly interfaces: readonly HostInterface[];
+  fileSystem(path: string): { readonly totalBytes: number; readonly freeBytes: number } | undefined;
+  /** Throws when the kernels cannot run here: compiles a SIMD module, reserves a shared memory of so many pages. */
+  tryWebAssembly(maximumPages: number): void;
+  /** Throws when native functions cannot be called here. */
+  tryNativeCalls(): void;
+  /** Of libibverbs. Throws where there is none. */
+  rdmaHardware(): readonly RdmaDevice[];
+  /** Of the UCX that an agent would use; undefined if none can be. */
+  ucxVersion(): string | undefined;
+}
+
+/** The machine we run on. */
+export function thisMachine(): MachineProbe {
+  return {
+    ...localFiles(),
+    platform: process.platform,
+    nodeVersion: process.versions.node,
+    cores: { model: cpus()[0]?.model.trim() ?? 'unknown', present: cpus().length, usable: availableParallelism() },
+    memoryBytes: totalmem(),
+    interfaces: hostInterfaces(),
+    fileSystem: (path) =>
+      orUndefined(() => {
+        const { bsize, blocks, bavail } = statfsSync(path);
+        return { totalBytes: bsize * blocks, freeBytes: bsize * bavail };
+      }),
+    tryWebAssembly,
+    tryNativeCalls: () => void loadKoffi(),
+    rdmaHardware: () => rdmaHardware(localFiles()),
+    ucxVersion: () => orUndefined(() => openUcx().version),
+  };
+}
+
+/** (module (func (export "f") (result v128) (v128.const i32x4 0 0 0 0))): compiles only where SIMD is supported. */
+const simdModule = Buffer.from(
+  `0061736d01000000 0105016000017b 03020100 07050101660000 0a16011400fd0c${'00'.repeat(16)}0b`
+    .replaceAll(' ', '')
+    .replace(' ', ''),
+  'hex',
+);
+
+function tryWebAssembly(maximumPages: number): void {
+  if (!wasm.validate(simdModule)) throw new Error('WebAssembly SIMD is not supported');
+  const memory = new wasm.Memory({ initial: 1, maximum: maximumPages, shared: true });
+  if (!(memory.buffer instanceof SharedArrayBuffer)) throw new Error('WebAssembly memory is not shared');
+}
+
+// What "weftline doctor --rdma" tells: every RDMA device and port, which of them would be used, and why.
+
+export interface RdmaExamination {
+  readonly schema: 'weftline.doctor.rdma/1';
+  /** True if there is a port that would be used. */
+  readonly rdmaReady: boolean;
+  /** Why there is none, and what to do. */
+  readonly problem?: string;
+  readonly devices: readonly RdmaDevice[];
+  readonly choice?: RdmaChoice;
+  /** How writes of the chosen device into memory of a GPU would be flushed. */
+  readonly flush?: FlushChoice;
+  readonly settings: RdmaSettings;
+}
+
+/** Opens every RDMA device for a moment. Fails with WL_CONFIG for a setting with a wrong value. */
+export function examineRdma(machine: MachineProbe): RdmaExamination {
+  const settings = rdmaSettingsOf(machine);
+  const schema = 'weftline.doctor.rdma/1';
+  let devices: readonly RdmaDevice[] = [];
+  try {
+    devices = machine.rdmaHardware();
+  } catch (error) {
+    return { schema, rdmaReady: false, problem: asWeftlineError(error).message, devices, settings };
+  }
+  const choice = chooseRdma({ devices, gpus: gpuDevices(machine), interfaces: machine.interfaces }, settings);
+  const rdmaReady = choice.rails.length > 0;
+  const flush = flushOf(choice, devices);
+  const problem = rdmaReady ? undefined : whyNone(machine, devices);
+  return { schema, rdmaReady, ...(problem === undefined ? {} : { problem }), devices, choice, ...flush, settings };
+}
+
+function flushOf({ rails: [best] }: RdmaChoice, devices: readonly RdmaDevice[]): Pick<RdmaExamination, 'flush'> {
+  const atomicCap = devices.find(({ name }) => name === best?.name)?.attributes?.atomicCap;
+  if (atomicCap === undefined) return {};
+  const flush = chooseFlush({ isOrdered: false, atomicCap, isFlagRegistered: true, isFlagMapped: true });
+  return flush === undefined ? {} : { flush };
+}
+
+function whyNone(machine: MachineProbe, devices: readonly RdmaDevice[]): string {
+  if (devices.length > 0) {
+    return 'no port of the RDMA devices can be used, for the reasons above: see cables, switch and "rdma link", or the flags that were given';
+  }
+  if (!machine.exists('/sys/class/infiniband_verbs')) {
+    return 'the kernel of this machine has no RDMA device: load the driver of the network card and ib_uverbs ("modprobe ib_uverbs"), and start a container with --device=/dev/infiniband; without RDMA nothing has to be done, as hosts reach each other over TCP and UDP';
+  }
+  return 'there is no RDMA device, or none that libibverbs has a provider for: install it (Debian and Ubuntu: "apt-get install ibverbs-providers")';
+}
+
+function rdmaSettingsOf(machine: MachineProbe): RdmaSettings {
+  const all = readSettings({}, machine.env);
+  return {
+    rdmaDevices: all.rdmaDevices,
+    rdmaPort: all.rdmaPort,
+    rdmaGidIndex: all.rdmaGidIndex,
+    rdmaService: all.rdmaService,
+    rdmaTrafficClass: all.rdmaTrafficClass,
+    rdmaRelaxedOrdering: all.rdmaRelaxedOrdering,
+    rdmaControlInterface: all.rdmaControlInterface,
+  };
+}

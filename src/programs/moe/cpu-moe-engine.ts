@@ -13,7 +13,7 @@ import {
   type Routing,
   type TokenRows,
 } from './moe-engine.ts';
-import { routeTopk } from './router.ts';
+import { routeTopk } from './moe-block.ts';
 
 export function createCpuMoeEngine(device: CpuDevice): MoeEngine {
   return {

@@ -6,8 +6,7 @@ import { seededRandom } from '../../core/seeded-random.ts';
 import type { Settings } from '../../settings/settings.ts';
 import type { Region } from '../../transport/engine/region.ts';
 import type { NetworkCounts } from './network.ts';
-import type { LaneConnection, SimulatedHost } from './simulated-host.ts';
-import { type RailOptions, WIRE_OVERHEAD_BYTES } from './simulated-io.ts';
+import { type LaneConnection, type SimulatedHost, type RailOptions, WIRE_OVERHEAD_BYTES } from './simulated-host.ts';
 import { type RunEnd, Simulation } from './simulation.ts';
 import { type NetworkTopology, railLinks, routeOf, type TopologyName } from './topology.ts';
 

@@ -14,7 +14,7 @@ import {
   star,
 } from './topology.ts';
 import type { LinkFault } from './pattern-run.ts';
-import type { RailOptions } from './simulated-io.ts';
+import type { RailOptions } from './simulated-host.ts';
 
 /** Times are microseconds, `from` is the end of the connection (0 or 1) that begins the operation. */
 interface OperationPlace {

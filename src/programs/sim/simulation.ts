@@ -6,10 +6,14 @@ import { PACKET_KEY_BYTES, type PacketKeys, splitSessionKey } from '../../transp
 import { Engine } from '../../transport/engine/engine.ts';
 import type { TransportConnection } from '../../transport/engine/transport-engine.ts';
 import type { ReceivedBatch } from '../../transport/io/packet-io.ts';
-import { EventQueue } from './event-queue.ts';
-import { Network, PacketPool } from './network.ts';
-import { LaneConnection, type SimulatedEngine, SimulatedHost } from './simulated-host.ts';
-import { type RailOptions, SimulatedIo } from './simulated-io.ts';
+import { EventQueue, Network, PacketPool } from './network.ts';
+import {
+  LaneConnection,
+  type SimulatedEngine,
+  SimulatedHost,
+  type RailOptions,
+  SimulatedIo,
+} from './simulated-host.ts';
 import type { NetworkTopology } from './topology.ts';
 
 interface SimulationOptions {

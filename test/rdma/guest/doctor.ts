@@ -1,9 +1,8 @@
 // In the guest: what "weftline doctor --rdma" finds. The command itself would take the guest most of a minute to load.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { thisMachine } from '#lib/programs/doctor/machine-probe.js';
-import { examineRdma } from '#lib/programs/doctor/rdma-examination.js';
-import { rdmaView } from '#lib/programs/report/doctor-view.js';
+import { thisMachine, examineRdma } from '#lib/programs/doctor/doctor.js';
+import { rdmaView } from '#lib/programs/cli/doctor-command.js';
 import { viewText } from '#lib/programs/report/view.js';
 
 test('weftline doctor --rdma shows devices, ports and addresses, and chooses', () => {

@@ -28,7 +28,7 @@ import { CubinCache } from '#lib/device/cuda/jit/cubin-cache.js';
 import { readUserText } from '#lib/device/cuda/user-kernels.js';
 import { readModelConfig } from '#lib/programs/moe/checkpoint/model-folder.js';
 import { SafetensorsWriter } from '#lib/programs/moe/safetensors-file.js';
-import { collectTrace } from '#lib/programs/trace/collect-trace.js';
+import { collectTrace } from '#lib/programs/cli/trace-command.js';
 import { createTraceFile, partPath, reserve, RingSink } from '#lib/tracing/trace-rings.js';
 import { openSharedFile } from '#lib/windows/shared-file.js';
 import { noteFailure } from '#lib/world/failure-log.js';

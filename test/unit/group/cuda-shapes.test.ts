@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import test from 'node:test';
 import { kernelFolder } from '#lib/device/cuda/jit/cubin-cache.js';
 import { BARRIER_BYTES, countedTokens, countingBlocks, gatherShape, sendingShape } from '#lib/group/cuda-shapes.js';
-import { sweptShapes } from '#lib/programs/bench/ep/cuda-shapes.js';
+import { sweptShapes } from '#lib/programs/bench/ep/cuda-bench.js';
 
 /** Of a header or kernel file. */
 function constantOf(file: string, name: string): number {

@@ -29,9 +29,8 @@ import {
   traceRing,
   traceRingOffset,
 } from '#lib/tracing/trace-rings.js';
-import { traceView } from '#lib/programs/report/trace-view.js';
+import { traceView, collectTrace } from '#lib/programs/cli/trace-command.js';
 import { viewPage } from '#lib/programs/report/view.js';
-import { collectTrace } from '#lib/programs/trace/collect-trace.js';
 import { chromeTrace, clockOffsets, eventsOf, partsOfChrome } from '#lib/tracing/chrome-trace.js';
 import { readTracePart, type TracePart } from '#lib/tracing/read-part.js';
 import type { Span } from '#lib/tracing/read-kernels.js';

@@ -6,8 +6,14 @@ import type { Out } from '../../../native/library.ts';
 import { type Nccl, NCCL_ID_BYTES, openNccl } from '../../../native/nccl.ts';
 import type { World } from '../../../world/index.ts';
 import type { Progress } from '../harness.ts';
-import { BenchedCall, makeBenchMemory } from './benched-call.ts';
-import { type CollectivesBenchReport, fewerCalls, measureCollectives, repeat } from './collectives-bench.ts';
+import {
+  BenchedCall,
+  makeBenchMemory,
+  type CollectivesBenchReport,
+  fewerCalls,
+  measureCollectives,
+  repeat,
+} from './collectives-bench.ts';
 import {
   type BenchedKind,
   type CollectivesWorkload,
@@ -25,7 +31,7 @@ const WARMUP_CALLS = 2000;
 const WARMUP_CALLS_ACROSS_HOSTS = 50;
 const MAX_WARMED = 1 << 20;
 
-export interface CudaCollectivesBenchOptions {
+interface CudaCollectivesBenchOptions {
   readonly workload: CollectivesWorkload;
   readonly compare: 'nccl' | undefined;
   readonly registers: boolean;

@@ -15,8 +15,7 @@ import { median } from '../../../core/quantile.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { World } from '../../../world/index.ts';
 import { measureInTurn, type Progress } from '../harness.ts';
-import { BenchedCall, makeBenchMemory } from './benched-call.ts';
-import { timeOnHost, warmOnHost } from './collectives-bench.ts';
+import { BenchedCall, makeBenchMemory, timeOnHost, warmOnHost } from './collectives-bench.ts';
 import { type CollectivesWorkload, sizePlans } from './collectives-workload.ts';
 
 /** µs of the slowest rank, medians of the rounds, in place; by algorithm. */

@@ -1,4 +1,5 @@
-// The expert-parallel bench on GPUs: for each SM count, cases and bare copies timed in turn on all ranks.
+// The expert-parallel benches on GPUs: for each SM count, cases and bare copies timed in turn on all ranks; many shapes of launches;
+// and low latency.
 import { invalidArgument } from '../../../core/errors.ts';
 import { median } from '../../../core/quantile.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
@@ -14,6 +15,7 @@ import {
   summarize,
   summarizeDifferences,
   summarizeRatios,
+  percentilesOf,
 } from '../harness.ts';
 import { gpuMachineDocument, recordRun } from '../machine.ts';
 import {
@@ -27,8 +29,16 @@ import {
 } from './cuda-copies.ts';
 import { type CaseTraffic, summarizeMoved } from './ep-bench.ts';
 import { makeLayerCalls } from './ep-calls.ts';
-import { benchBufferConfig } from './ep-memory.ts';
-import { checkEpWorkload, combineRowBytes, dispatchRowBytes, type EpWorkload } from './ep-workload.ts';
+import {
+  benchBufferConfig,
+  checkEpWorkload,
+  combineRowBytes,
+  dispatchRowBytes,
+  type EpWorkload,
+} from './ep-workload.ts';
+import { type TriedShapes, tryShapes } from '../../../group/cuda-shapes.ts';
+import type { CudaGraph } from '../../../device/cuda/cuda-graph.ts';
+import { type LowLatencyBenchOptions, LowLatencyCalls, type LowLatencyCase, singleCases } from './low-latency.ts';
 
 /** Written into every document, so that a number can be read without this source. */
 const method = {
@@ -48,7 +58,7 @@ const method = {
     'Time of the case less that of the same case with a cached handle, in the same iteration: what counts and their exchange cost.',
 } as const;
 
-export interface EpCudaBenchOptions extends Omit<BenchEffort, 'pairs'> {
+interface EpCudaBenchOptions extends Omit<BenchEffort, 'pairs'> {
   readonly workload: Omit<EpWorkload, 'dtype'>;
   readonly dtypes: readonly RowDtype[];
   /** False leaves EPAll2AllLayer out. */
@@ -325,6 +335,231 @@ async function makeLayerCases(tools: CudaTools, numSms: number) {
     async [Symbol.asyncDispose](): Promise<void> {
       await plain[Symbol.asyncDispose]();
       await local[Symbol.asyncDispose]();
+    },
+  };
+}
+
+// Cached dispatch and combine of EpBuffer in many shapes beside the bare copies, to find the rule that chooses one.
+
+const SENDING_BLOCKS = [7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 20, 24] as const;
+const SENDING_WARPS = [1, 2, 3, 4, 5, 6, 8, 12] as const;
+/** Of rows of 7168 elements. Larger ones would leave room for fewer warps than are asked for. */
+const SENDING_PARTS = [8192, 4096, 2048] as const;
+const GATHER_BLOCKS = [7, 8, 10, 12, 14, 16, 20, 24] as const;
+/** The kernel takes at most 16. */
+const GATHER_WARPS = [3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16] as const;
+
+/** Those of the rules first; then each with at most so many blocks. */
+export function sweptShapes(numSms: number): TriedShapes[] {
+  const fits = (blocks: number): boolean => blocks <= numSms;
+  const sending = SENDING_PARTS.flatMap((mostPartBytes) =>
+    SENDING_WARPS.flatMap((warps) =>
+      SENDING_BLOCKS.filter(fits).map((blocks) => ({ sending: { blocks, warps, mostPartBytes } })),
+    ),
+  );
+  const gather = GATHER_WARPS.flatMap((warps) =>
+    GATHER_BLOCKS.filter(fits).map((blocks) => ({ gather: { blocks, warps } })),
+  );
+  return [{}, ...sending, ...gather];
+}
+
+interface ShapeSweepOptions {
+  readonly workload: Omit<EpWorkload, 'dtype'>;
+  readonly dtypes: readonly RowDtype[];
+  readonly numSms: number;
+  readonly iterations: number;
+  readonly warmup: number;
+}
+
+export type ShapeSweepReport = NonNullable<Awaited<ReturnType<typeof runShapeSweep>>>;
+
+/** Collective. Returns the result document on rank 0 and undefined elsewhere. */
+export async function runShapeSweep(world: World, device: CudaDevice, options: ShapeSweepOptions, progress?: Progress) {
+  const { workload, dtypes, numSms, warmup, iterations } = options;
+  const full: EpWorkload = { ...workload, dtype: 'bf16' };
+  checkEpWorkload(full);
+  const gpuMachine = await gpuMachineDocument(world, device);
+  using tools = await makeCudaTools(world, device, full, false);
+  const { stopwatch, bf16, topkIdx, topkWeights, out } = tools;
+  const config = { ...benchBufferConfig(full), numSms };
+  await using first = await EpBuffer.create(world, device, config);
+  const copies = await makeBareCopies(tools, first, dtypes);
+  const copyTimes: Record<string, { readonly copy: string; readonly times: number[] }> = {};
+  const shapes = sweptShapes(numSms);
+  const [results, record] = await recordRun(world, async () => {
+    const all = [];
+    for (const [index, shape] of shapes.entries()) {
+      tryShapes(device, shape);
+      await using buffer = await EpBuffer.create(world, device, config);
+      tryShapes(device, {});
+      const { handle } = await buffer.dispatch({ x: bf16, topkIdx, topkWeights });
+      const dispatches = dtypes.map((dtype) => ({
+        name: `dispatch ${dtype} cached`,
+        copy: pushName(dtype),
+        run: (): unknown => buffer.dispatch({ x: inputRows(tools, dtype), handle }),
+      }));
+      const combine = {
+        name: 'combine bf16',
+        copy: pullName,
+        run: (): unknown => buffer.combine({ x: buffer.combineInput(handle), handle, out }),
+      };
+      const calls = [...(shape.gather ? [] : dispatches), ...(shape.sending ? [] : [combine])];
+      const sides = calls.flatMap(({ run, copy }) => [run, copies.get(copy)!.launch]);
+      const samples = await measureInTurn(world, sides, { warmup, iterations }, async (run) => ({
+        time: await stopwatch.onDevice(run),
+      }));
+      all.push({
+        /** Empty for the shapes that the rules choose. */
+        shape,
+        calls: calls.map(({ name, copy }, at) => {
+          const [own, bare] = [samples[at * 2]!.slowest('time'), samples[at * 2 + 1]!.slowest('time')];
+          (copyTimes[name] ??= { copy, times: [] }).times.push(...bare);
+          return { name, microseconds: summarize(own), ratioToCopy: summarizeRatios(bare, own) };
+        }),
+      });
+      progress?.(index + 1, shapes.length);
+      handle.dispose();
+      // Nobody releases its window while others still use it.
+      await world.barrier('bench-shape');
+    }
+    return all;
+  });
+  if (record === undefined || gpuMachine === undefined) return undefined;
+  return {
+    schema: 'weftline.bench.ep.cuda.shapes/1' as const,
+    workload,
+    numSms,
+    warmup,
+    iterations,
+    ...record,
+    gpuMachine,
+    copies: Object.fromEntries(
+      Object.entries(copyTimes).map(([name, { copy, times }]) => [
+        name,
+        { shape: copies.get(copy)!.shape, microseconds: summarize(times) },
+      ]),
+    ),
+    results,
+  };
+}
+
+// Low latency: calls, their parts and chains in a graph, beside the bare copies of the same rows.
+
+/** Written into every document, so that a number can be read without this source. */
+const lowLatencyMethod = {
+  time: 'Microseconds between two events on the device around one call, of the slowest rank; percentiles are of the samples. All devices meet before the first event, and pause until the call has enqueued its kernels.',
+  parts: 'Send: the call with returnRecvHook. Receive: the hook, when the rows of all ranks are there.',
+  chained:
+    'Period of so many calls in a row in one CUDA graph, without any barrier between them. A sample is the mean of one launch. The experts between dispatch and combine compute nothing.',
+  ratio:
+    'Time of the bare copy over that of the case, median of the same iterations. Copies: kernels with as many SMs that move one row for each (token, rank) between the same memory in the fastest shape of those tried, places known before; the ranks meet before and after. Dispatch also quantises, counts, and writes a row to each of its experts.',
+} as const;
+
+export type CudaLowLatencyBenchReport = NonNullable<Awaited<ReturnType<typeof runCudaLowLatencyBench>>>;
+
+/**
+ * Collective. Returns the result document on rank 0 and undefined elsewhere. Fails with WL_INVALID_ARGUMENT, with WL_MEMORY
+ * when windows or results do not fit, and with WL_CHECK when a bare copy leaves other rows than dispatch.
+ */
+export async function runCudaLowLatencyBench(
+  world: World,
+  device: CudaDevice,
+  options: LowLatencyBenchOptions & { readonly isOneShape: boolean },
+  progress?: Progress,
+) {
+  const { workload, variant, dtypes, iterations, warmup, pairs, numSms } = options;
+  const full: EpWorkload = { ...workload, dtype: 'bf16' };
+  checkEpWorkload(full);
+  const gpuMachine = await gpuMachineDocument(world, device);
+  using tools = await makeCudaTools(world, device, full, options.isOneShape);
+  await using buffer = await EpBuffer.create(world, device, {
+    ...benchBufferConfig(full),
+    numSms: numSms || device.properties.multiprocessors,
+  });
+  const copies = await makeBareCopies(tools, buffer, dtypes);
+  await using calls = await LowLatencyCalls.create(world, device, options, tools);
+  using made = await makeLowLatencyCases(device, calls, dtypes, pairs);
+  const cases: LowLatencyCase[] = [
+    ...[...copies].map(([name, { launch }]) => ({ name, dtype: dtypeOf(name), run: launch })),
+    ...made.cases,
+  ];
+  const [samples, record] = await recordRun(world, () =>
+    measureInTurn(world, cases, { warmup, iterations, progress }, async (one) => {
+      await one.prepare?.();
+      if (one.prepare !== undefined) await calls.settle();
+      const time = await tools.stopwatch.onDevice(one.run);
+      await one.after?.();
+      return { time: time / (one.calls ?? 1) };
+    }),
+  );
+  await world.barrier('bench-done');
+  if (record === undefined || gpuMachine === undefined) return undefined;
+  return {
+    schema: 'weftline.bench.ep.low-latency.cuda/1' as const,
+    method: lowLatencyMethod,
+    variant,
+    workload,
+    warmup,
+    iterations,
+    pairs,
+    ...record,
+    gpuMachine,
+    windowBytes: calls.ll.size.bytes,
+    cases: cases.map(({ name, dtype, copy }, index) => {
+      const times = samples[index]!.slowest('time');
+      const bare = samples[cases.findIndex((other) => other.name === copy)]?.slowest('time');
+      return {
+        name,
+        dtype,
+        microseconds: percentilesOf(times),
+        ...(bare && { ratioToCopy: median(bare.map((time, at) => time / times[at]!)) }),
+      };
+    }),
+  };
+}
+
+function dtypeOf(copy: string): RowDtype {
+  return copy === pushName('fp8') ? 'fp8' : 'bf16';
+}
+
+/** Collective: makes calls, so that all memory is there and all graphs can be recorded. */
+async function makeLowLatencyCases(
+  device: CudaDevice,
+  calls: LowLatencyCalls,
+  dtypes: readonly RowDtype[],
+  pairs: number,
+): Promise<Disposable & { readonly cases: readonly LowLatencyCase[] }> {
+  const cases: LowLatencyCase[] = [];
+  const graphs: CudaGraph[] = [];
+  for (const dtype of dtypes) {
+    for (let parity = 0; parity < 2; parity += 1) await calls.pair(dtype);
+  }
+  const record = async (work: () => Promise<unknown>): Promise<() => void> => {
+    const graph = await device.capture(async () => {
+      for (let at = 0; at < pairs; at += 1) await work();
+    });
+    graphs.push(graph);
+    return () => graph.launch();
+  };
+  for (const dtype of dtypes) {
+    for (const one of singleCases(calls, dtype, dtype === dtypes.at(-1))) {
+      if (one.name === `dispatch ${dtype}`) cases.push({ ...one, copy: pushName(dtype) });
+      else cases.push(one.name === 'combine bf16' ? { ...one, copy: pullName } : one);
+    }
+    const chained = { dtype, calls: pairs };
+    const dispatches = await record(() => calls.dispatch(dtype));
+    cases.push({ ...chained, name: `dispatch ${dtype}, chained`, copy: pushName(dtype), run: dispatches });
+    cases.push({ ...chained, name: `pair ${dtype}, chained`, run: await record(() => calls.pair(dtype)) });
+  }
+  const last = await calls.dispatch('bf16');
+  const combines = await record(() => calls.combine(last));
+  // The chain combines the result of whichever dispatch came last into that memory: rows of the same shape.
+  cases.push({ name: 'combine bf16, chained', dtype: 'bf16', calls: pairs, copy: pullName, run: combines });
+  await calls.settle();
+  return {
+    cases,
+    [Symbol.dispose]: () => {
+      for (const graph of graphs) graph[Symbol.dispose]();
     },
   };
 }

@@ -19,9 +19,18 @@ import {
 } from '../harness.ts';
 import { recordRun } from '../machine.ts';
 import { type LayerCalls, makeBufferCalls, makeLayerCalls } from './ep-calls.ts';
-import { requireAddressSpace } from './ep-memory.ts';
-import { countRows, planCopies, type RowCounts, shareTokens, type TrafficCopyPlan } from './ep-traffic.ts';
-import { checkEpWorkload, combineRowBytes, dispatchRowBytes, type EpWorkload } from './ep-workload.ts';
+import {
+  requireAddressSpace,
+  checkEpWorkload,
+  combineRowBytes,
+  dispatchRowBytes,
+  type EpWorkload,
+  countRows,
+  planCopies,
+  type RowCounts,
+  shareTokens,
+  type TrafficCopyPlan,
+} from './ep-workload.ts';
 
 /** Written into every document, so that a number can be read without this source. */
 const method = {

@@ -11,9 +11,15 @@ import {
 } from '../../../ep/index.ts';
 import type { World } from '../../../world/index.ts';
 import type { BenchGroup } from '../harness.ts';
-import { benchBufferConfig } from './ep-memory.ts';
-import { countPairs, countRows } from './ep-traffic.ts';
-import { type EpWorkload, generateBf16Rows, generateFp8Rows, generateRouting } from './ep-workload.ts';
+import {
+  benchBufferConfig,
+  type EpWorkload,
+  generateBf16Rows,
+  generateFp8Rows,
+  generateRouting,
+  countPairs,
+  countRows,
+} from './ep-workload.ts';
 
 /** Tokens of a rank on its device, the choices of each, and room for what combine returns. */
 export async function makeEpInputs(world: World, device: CpuDevice | CudaDevice, workload: EpWorkload) {
@@ -102,7 +108,7 @@ export async function makeBufferCalls(
   };
 }
 
-export interface LayerInputs {
+interface LayerInputs {
   readonly world: World;
   readonly device: CpuDevice | CudaDevice;
   readonly workload: EpWorkload;

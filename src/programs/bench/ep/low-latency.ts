@@ -27,7 +27,7 @@ const method = {
 
 /** How rows stand, and what of them travels back: see LowLatencyConfig. */
 export const lowLatencyVariants = ['rank-sums', 'choices', 'rank-major'] as const;
-export type LowLatencyVariant = (typeof lowLatencyVariants)[number];
+type LowLatencyVariant = (typeof lowLatencyVariants)[number];
 
 type RowDtype = EpWorkload['dtype'];
 

@@ -3,13 +3,11 @@ import { median } from '../../../core/quantile.ts';
 import { formatBytes } from '../../../core/byte-size.ts';
 import { copyMemory } from '../../../native/libc.ts';
 import { measureInTurn, type Rounds, summarizeRatios, timeInTurn } from '../harness.ts';
-
 import { runTransportBench } from '../transport/transport-bench.ts';
-import { defaultTransportWorkload } from '../transport/transport-workload.ts';
-import { type MovedMemory, type P2pPhase, prepareSlots, runOneSided, runPings } from './p2p-phases.ts';
-import type { P2pSession } from './p2p-session.ts';
+import { defaultTransportWorkload } from '../transport/transport-session.ts';
+import { type MovedMemory, type P2pPhase, prepareSlots, runOneSided, runPings, type P2pSession } from './p2p-phases.ts';
 import { COMPARED_SLOTS, MIN_COMPARED_BYTES, PING_BYTES, slotsOf } from './p2p-workload.ts';
-import { type PerftestCase, type PerftestResult, perftestMissing, runPerftest } from './ucx-perftest.ts';
+import { type PerftestCase, type PerftestResult, perftestMissing, runPerftest } from '../peer-programs.ts';
 
 /** Of one side of one round. */
 const ROUND_BYTES = 256 << 20;
@@ -21,7 +19,7 @@ const WARM_BYTES = 256;
 const WARM_ROUNDS = 4;
 const PERFTEST_TRIAL: PerftestCase = { test: 'tag_lat', bytes: PING_BYTES, iterations: 100, window: 1 };
 
-export type CeilingName = 'memcpy' | 'transport' | 'ucx_perftest' | 'host';
+type CeilingName = 'memcpy' | 'transport' | 'ucx_perftest' | 'host';
 
 interface CeilingOptions {
   readonly mode: 'write' | 'read';

@@ -1,6 +1,6 @@
 // What the P2P bench moves: its parameters, their defaults, what they mean.
 import { invalidArgument } from '../../../core/errors.ts';
-import { defaultTransportWorkload, messagesUnderWay } from '../transport/transport-workload.ts';
+import { defaultTransportWorkload, messagesUnderWay } from '../transport/transport-session.ts';
 import { formatBytes } from '../../../core/byte-size.ts';
 
 /** The first is what UCCL's benchmark.py does, and the default. */

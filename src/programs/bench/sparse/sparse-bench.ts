@@ -32,7 +32,7 @@ export interface SparseWorkload {
 }
 
 /** What is told on the way, on rank 0. */
-export interface SparseProgress {
+interface SparseProgress {
   /** Of each round: µs of the slowest worker. */
   readonly round: (round: number, microseconds: number, density: number) => void;
   /** Of a rank whose result differs: where first, what it is and what it should be. */
@@ -47,7 +47,7 @@ interface Bench {
   readonly progress: SparseProgress;
 }
 
-export interface SparseBenchOptions {
+interface SparseBenchOptions {
   readonly workload: SparseWorkload;
   /** undefined of a rank that only aggregates. */
   readonly workers: RankGroup | undefined;

@@ -6,7 +6,7 @@ import { receiveMessages, sendMessages } from '../../../native/udp.ts';
 import { MAX_DATAGRAM_BYTES, UdpSocket } from '../../../transport/io/udp/udp-packet-io.ts';
 import { monotonicMicroseconds } from '../harness.ts';
 
-export interface BareUdpOptions {
+interface BareUdpOptions {
   readonly host: string;
   readonly bufferBytes: number;
   /** How long to poll before sleeping. */

@@ -3,7 +3,16 @@ import { asWeftlineError } from '../../../core/errors.ts';
 import { type Connection, Transport } from '../../../transport/index.ts';
 import { segmentsPerSend } from './bare-udp.ts';
 import { recordRun } from '../machine.ts';
-import { failureWord, decodePeerFailure } from '../peer-failure.ts';
+import {
+  failureWord,
+  decodePeerFailure,
+  BenchSession,
+  BASIC_BYTES,
+  BASIC_ITERATIONS,
+  LATENCY_ITERATIONS,
+  LATENCY_WARMUP,
+  type TransportWorkload,
+} from './transport-session.ts';
 import { monotonicMicroseconds, summarizeRatios } from '../harness.ts';
 import {
   measureIdle,
@@ -18,14 +27,6 @@ import {
   runThroughput,
   servePhases,
 } from './transport-phases.ts';
-import { BenchSession } from './transport-session.ts';
-import {
-  BASIC_BYTES,
-  BASIC_ITERATIONS,
-  LATENCY_ITERATIONS,
-  LATENCY_WARMUP,
-  type TransportWorkload,
-} from './transport-workload.ts';
 
 /** Written into every document, so that a number can be read without this source. */
 const method = {
@@ -44,7 +45,7 @@ export type TransportBenchReport = Awaited<ReturnType<typeof measureAll>>;
 /** Of all paths of the connection, from its beginning on. */
 export type PathsAt = Awaited<ReturnType<typeof pathsNow>>;
 
-export interface ServerOptions {
+interface ServerOptions {
   /** A numeric address of this host, or 0.0.0.0 for all. */
   readonly host: string;
   readonly port: number;
@@ -53,7 +54,7 @@ export interface ServerOptions {
   readonly onListening?: (port: number) => void;
 }
 
-export interface ClientOptions {
+interface ClientOptions {
   readonly host: string;
   readonly port: number;
   readonly workload: TransportWorkload;

@@ -2,10 +2,15 @@
 // until a count or a time is reached, and says when it is over.
 import type { Transport } from '../../../transport/index.ts';
 import { monotonicMicroseconds } from '../harness.ts';
-import { type BenchSession, type MessageBuffers, openBuffers } from './transport-session.ts';
-import { messagesUnderWay, type TransportWorkload } from './transport-workload.ts';
+import {
+  type BenchSession,
+  type MessageBuffers,
+  openBuffers,
+  messagesUnderWay,
+  type TransportWorkload,
+} from './transport-session.ts';
 
-export interface ThroughputOptions {
+interface ThroughputOptions {
   readonly transport: Transport;
   readonly workload: TransportWorkload;
   /** Connections to send on, and to receive on; one may be both. */
@@ -21,7 +26,7 @@ export interface SecondOfExchange {
   readonly seconds: number;
 }
 
-export interface Flowed {
+interface Flowed {
   readonly messages: number;
   readonly bytes: number;
   readonly gbps: number;

@@ -3,11 +3,10 @@ import { WeftlineError } from '../../../core/errors.ts';
 import { monotonicMicroseconds } from '../harness.ts';
 import { quantile } from '../../../core/quantile.ts';
 import { type BareStream, BareUdp } from './bare-udp.ts';
-import { IperfServer, runIperf } from './iperf.ts';
+import { IperfServer, runIperf } from '../peer-programs.ts';
 import { type ThroughputResult, runExchange, type SecondOfExchange } from './transport-exchange.ts';
-import { type BenchSession, openBuffers } from './transport-session.ts';
+import { type BenchSession, openBuffers, BASIC_BYTES, type TransportWorkload } from './transport-session.ts';
 import { packetSpinUs } from '../../../threads/spin-time.ts';
-import { BASIC_BYTES, type TransportWorkload } from './transport-workload.ts';
 
 /** What the client says before each phase. */
 export type Phase =

@@ -1,11 +1,14 @@
-// Transport benches over the ranks of a world: all send to one (incast), or each sends to another one (permutation).
+// Transport benches over the ranks of a world: all send to one (incast), each sends to another one (permutation), or several
+// engines in one pair of processes beside as many pairs with one engine each.
 import { seededRandom } from '../../../core/seeded-random.ts';
-import { Transport } from '../../../transport/index.ts';
+import { Transport, type Connection } from '../../../transport/index.ts';
 import type { World } from '../../../world/index.ts';
 import { runExchange, type SecondOfExchange } from './transport-exchange.ts';
 import { quantilesOf, secondLine } from './transport-phases.ts';
-import { BenchSession } from './transport-session.ts';
-import type { TransportWorkload } from './transport-workload.ts';
+import { BenchSession, type TransportWorkload } from './transport-session.ts';
+import { readSettings } from '../../../settings/settings.ts';
+import { machineDocument } from '../machine.ts';
+import { summarizeRatios } from '../harness.ts';
 
 export type RankBenchReport = NonNullable<Awaited<ReturnType<typeof runRankBench>>>;
 
@@ -75,4 +78,134 @@ export async function runRankBench(
     /** Sum of what arrived. */
     totalGbps: all.reduce((sum, { rxGbps }) => sum + rxGbps, 0),
   };
+}
+
+// Several engines in one pair of processes beside as many pairs of processes with one engine each: the same traffic, in turn.
+
+export type PairsBenchReport = NonNullable<Awaited<ReturnType<typeof runPairsBench>>>;
+
+interface Side extends AsyncDisposable {
+  readonly transport: Transport;
+  readonly session: BenchSession;
+  readonly connection: Connection;
+}
+
+/** What a rank did in a round; zeros if it only waited. */
+interface Share {
+  readonly gbps: number;
+  readonly bytes: number;
+  readonly cpuSeconds: number;
+}
+
+const NOTHING: Share = { gbps: 0, bytes: 0, cpuSeconds: 0 };
+
+/**
+ * Collective over twice as many ranks as engines: rank r of the first half sends to rank r of the second. The report on rank
+ * 0, undefined elsewhere.
+ */
+export async function runPairsBench(
+  world: World,
+  workload: TransportWorkload,
+  { rounds, onLine }: { readonly rounds: number; readonly onLine: (line: string) => void },
+) {
+  const engines = world.size / 2;
+  const isFirst = world.rank % engines === 0;
+  await using single = await openSide(world, 'single', 1);
+  await using wide = isFirst ? await openSide(world, 'wide', engines) : await openNothing(world, 'wide');
+  const all: Share[][] = [];
+  const each: Share[][] = [];
+  const warmups = workload.warmup ? 1 : 0;
+  for (let round = 1 - warmups; round <= rounds; round++) {
+    // As many messages are under way in all, over one connection or over several.
+    const wideShares = await runRound(world, wide, { ...workload, nflow: workload.nflow * engines });
+    const pairShares = await runRound(world, single, workload);
+    if (round < 1) continue;
+    all.push(wideShares);
+    each.push(pairShares);
+    if (world.rank === 0)
+      onLine(`round ${round}: ${engines} engines ${show(wideShares)}, ${engines} pairs ${show(pairShares)}`);
+  }
+  if (world.rank !== 0 || wide === undefined) return undefined;
+  const { lanes } = await wide.connection.statistics();
+  const enginesGbps = all.map(totalGbps);
+  const processesGbps = each.map(totalGbps);
+  return {
+    schema: 'weftline.bench.transport-pairs/1' as const,
+    date: new Date().toISOString(),
+    workload,
+    engines,
+    segmentBytes: wide.connection.segmentBytes,
+    machine: machineDocument(),
+    settings: readSettings(),
+    /** Of each round, in Gbps: one pair of processes with all engines, and all pairs with one engine each. */
+    enginesGbps,
+    processesGbps,
+    ratioToProcesses: summarizeRatios(enginesGbps, processesGbps),
+    /** Of each round: engines that take turns go at the pace of the slowest. */
+    slowestProcessGbps: each.map(slowestGbps),
+    /** CPU time of senders and receivers over what they moved. */
+    enginesCpuSecondsPerGB: cpuPerGB(all),
+    processesCpuSecondsPerGB: cpuPerGB(each),
+    /** Bytes that each lane of the one pair has sent. */
+    laneBytes: lanes.map(({ connection }) => connection.sentBytes),
+  };
+}
+
+async function openSide(world: World, name: string, engines: number): Promise<Side> {
+  const half = world.size / 2;
+  const settings = { transportEngines: engines, transportThread: true };
+  const transport = await Transport.create({ name: `rank ${world.rank}`, token: world.secret, settings });
+  const listener = await transport.listen({ host: '127.0.0.1', port: 0 });
+  try {
+    const ports = await world.allGather(`pairs-${name}`, listener.port);
+    const connection =
+      world.rank < half
+        ? await transport.connect({ host: '127.0.0.1', port: ports[world.rank + half] as number })
+        : await listener.accept({ timeoutMs: world.settings.timeoutMs });
+    const session = await BenchSession.open(transport, connection);
+    return { transport, connection, session, [Symbol.asyncDispose]: () => transport.close() };
+  } catch (error) {
+    await transport.close();
+    throw error;
+  } finally {
+    listener.close();
+  }
+}
+
+/** Takes part in the exchange of ports alone. */
+async function openNothing(world: World, name: string): Promise<undefined> {
+  await world.allGather(`pairs-${name}`, 0);
+  return undefined;
+}
+
+async function runRound(world: World, side: Side | undefined, workload: TransportWorkload): Promise<Share[]> {
+  await world.barrier('pairs-begin');
+  let share = NOTHING;
+  if (side !== undefined) {
+    const { transport, session } = side;
+    const isSender = world.rank < world.size / 2;
+    const sides = isSender ? { outgoing: [session], incoming: [] } : { outgoing: [], incoming: [session] };
+    const { sent, cpuSeconds } = await runExchange({ transport, workload, ...sides });
+    await session.settle();
+    share = { gbps: sent.gbps, bytes: sent.bytes, cpuSeconds };
+  }
+  return world.allGather('pairs-shares', share);
+}
+
+function totalGbps(shares: readonly Share[]): number {
+  return shares.reduce((sum, { gbps }) => sum + gbps, 0);
+}
+
+function slowestGbps(shares: readonly Share[]): number {
+  return Math.min(...shares.filter(({ bytes }) => bytes > 0).map(({ gbps }) => gbps));
+}
+
+function cpuPerGB(rounds: readonly (readonly Share[])[]): number {
+  const shares = rounds.flat();
+  const bytes = shares.reduce((sum, share) => sum + share.bytes, 0);
+  return shares.reduce((sum, share) => sum + share.cpuSeconds, 0) / (bytes / 1e9);
+}
+
+function show(shares: readonly Share[]): string {
+  return `${totalGbps(shares).toFixed(2)} Gbps`;
 }

@@ -1,6 +1,75 @@
-// The two sides of a bench over one connection: words between them, and the memory that their messages lie in.
+// What the transport bench moves, and the two sides of a bench over one connection: words between them, and the memory of messages.
 import type { Connection, MemoryRegion, RequestHandle, Transport } from '../../../transport/index.ts';
-import { failureWord, decodePeerFailure, isFromPeer } from '../peer-failure.ts';
+import { type WeftlineError, invalidArgument } from '../../../core/errors.ts';
+import { decodePeerError, encodeRefusal } from '../../../meeting/frames.ts';
+
+/** As UCCL's transport_test names them, its two programs over many ranks, and several engines beside several processes. */
+export const transportPatterns = ['basic', 'lat', 'tpt', 'bi', 'incast', 'permutation', 'engines'] as const;
+type TransportPattern = (typeof transportPatterns)[number];
+
+export interface TransportWorkload {
+  readonly perftype: TransportPattern;
+  /** Flows of a connection, each with requests of its own. */
+  readonly nflow: number;
+  /** Messages of a request: it ends when all of them have. */
+  readonly nmsg: number;
+  /** Requests of a flow that are under way at a time. */
+  readonly nreq: number;
+  /** Bytes of a message. */
+  readonly msize: number;
+  /** Messages of basic, rounds of lat, requests of each flow otherwise; 0: until `seconds` are over. */
+  readonly iterations: number;
+  readonly seconds: number;
+  /** Rounds of lat, or a second of the others, before anything counts. */
+  readonly warmup: boolean;
+  /** Both sides send and receive. */
+  readonly bi: boolean;
+}
+
+export const defaultTransportWorkload: TransportWorkload = {
+  perftype: 'tpt',
+  nflow: 4,
+  nmsg: 1,
+  nreq: 2,
+  msize: 1_000_000,
+  iterations: 0,
+  seconds: 5,
+  warmup: false,
+  bi: false,
+};
+
+/** Of a message of basic, which every word of is checked. */
+export const BASIC_BYTES = 65_536;
+export const BASIC_ITERATIONS = 8;
+export const LATENCY_ITERATIONS = 10_000;
+export const LATENCY_WARMUP = 1000;
+const MAX_REGION_BYTES = 1 << 30;
+
+/** Fails with WL_INVALID_ARGUMENT. */
+export function checkTransportWorkload(workload: TransportWorkload): void {
+  const { nflow, nmsg, nreq, msize } = workload;
+  for (const [name, value, most] of [
+    ['nflow', nflow, 1024],
+    ['nmsg', nmsg, 64],
+    ['nreq', nreq, 256],
+    ['msize', msize, MAX_REGION_BYTES],
+  ] as const) {
+    if (!Number.isInteger(value) || value < 1 || value > most) throw invalidArgument(name, value, `1 to ${most}`);
+  }
+  if (nflow * nmsg * nreq > 1024)
+    throw invalidArgument('--nflow * --nmsg * --nreq', nflow * nmsg * nreq, 'at most 1024');
+  if (messagesUnderWay(workload) * msize > MAX_REGION_BYTES) {
+    const bytes = messagesUnderWay(workload) * msize;
+    throw invalidArgument('--nflow * --nmsg * --nreq * --msize', bytes, 'at most 1 GiB under way');
+  }
+}
+
+/** Messages of one direction that are under way at a time. */
+export function messagesUnderWay({ nflow, nmsg, nreq }: TransportWorkload): number {
+  return nflow * nmsg * nreq;
+}
+
+// The two sides of a bench over one connection.
 
 /** Flows above those of the messages. */
 const WORD_FLOW = 65_535;
@@ -145,4 +214,30 @@ export async function openBuffers(transport: Transport, count: number, bytes: nu
     offsetOf: (index) => index * stride,
     [Symbol.asyncDispose]: () => transport.release(region),
   };
+}
+
+// How one side of a bench tells the other why it ends, so that both can say the cause.
+
+/** What is said in place of the next word. */
+interface FailureWord {
+  readonly failed: unknown;
+}
+
+/** An error that the other side has told is not told back. */
+const told = new WeakSet<object>();
+
+export function failureWord(error: unknown): FailureWord {
+  return { failed: encodeRefusal(error) };
+}
+
+/** The error that a word stands for, if it stands for one; `who` said it. */
+export function decodePeerFailure(word: unknown, who: string): WeftlineError | undefined {
+  if (typeof word !== 'object' || word === null || !('failed' in word)) return undefined;
+  const error = decodePeerError(word.failed, `${who} failed: `);
+  told.add(error);
+  return error;
+}
+
+function isFromPeer(error: unknown): boolean {
+  return typeof error === 'object' && error !== null && told.has(error);
 }

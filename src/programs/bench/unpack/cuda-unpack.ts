@@ -81,7 +81,7 @@ const CHUNK_BYTES = 512 << 10;
 /** Launches of one measurement, one behind the other. */
 const REPEATS = 4;
 
-export interface KernelRateOptions extends Rounds {
+interface KernelRateOptions extends Rounds {
   readonly sms: readonly number[];
   readonly fragments: readonly number[];
 }

@@ -24,7 +24,7 @@ import { BenchSession, openBuffers } from '../transport/transport-session.ts';
 import type { MemorySpan } from '../../../unpack/descriptor-block.ts';
 
 /** Said by the client; the server believes none of it. */
-export interface RoadPlan {
+interface RoadPlan {
   readonly chunkBytes: number;
   readonly chunks: number;
   readonly fragmentBytes: number;
@@ -112,7 +112,7 @@ function expectedWord(index: number, iteration: number): number {
 
 export type RoadReport = Awaited<ReturnType<typeof runRoad>>;
 
-export interface RoadClientOptions {
+interface RoadClientOptions {
   readonly host: string;
   readonly port: number;
   readonly plan: RoadPlan;
@@ -178,7 +178,7 @@ function fillPages(plan: RoadPlan, message: Uint8Array, destinations: readonly n
   }
 }
 
-export interface RoadServerOptions {
+interface RoadServerOptions {
   readonly host: string;
   readonly port: number;
   readonly device: CpuDevice | CudaDevice;

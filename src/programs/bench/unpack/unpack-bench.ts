@@ -12,7 +12,7 @@ import { checkUnpackWorkload, chunkBlocks, places, type UnpackWorkload } from '.
 const DOCUMENT_FRAGMENT = 4096;
 const COPIES = 'copies one by one';
 
-export interface UnpackBenchOptions extends Rounds {
+interface UnpackBenchOptions extends Rounds {
   readonly workload: UnpackWorkload;
   /** Multiprocessors of the kernels, one count after the other; the stages take the first. */
   readonly sms: readonly number[];

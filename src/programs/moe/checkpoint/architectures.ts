@@ -1,6 +1,6 @@
 // How the MoE blocks of each architecture are named in its checkpoints, and how its router chooses experts.
 import { quote } from '../../../core/quote.ts';
-import type { ExpertGroups, RouterOptions } from '../router.ts';
+import type { ExpertGroups, RouterOptions } from '../moe-block.ts';
 import { formatError } from '../safetensors-header.ts';
 import type { ModelConfig, ModelFolder } from './model-folder.ts';
 

@@ -7,9 +7,8 @@ import {
   summarizeCases,
   timeSpans,
 } from '#lib/programs/bench/ep/ep-bench.js';
-import { requireAddressSpace } from '#lib/programs/bench/ep/ep-memory.js';
-import { countPairs, countRows, countTokens, planCopies, tokensInRanks } from '#lib/programs/bench/ep/ep-traffic.js';
 import {
+  requireAddressSpace,
   checkEpWorkload,
   combineRowBytes,
   defaultEpWorkload,
@@ -18,11 +17,16 @@ import {
   generateBf16Rows,
   generateFp8Rows,
   generateRouting,
+  countPairs,
+  countRows,
+  countTokens,
+  planCopies,
+  tokensInRanks,
 } from '#lib/programs/bench/ep/ep-workload.js';
 import { type BenchGroup, Samples, shuffled, summarize, summarizeRatios } from '#lib/programs/bench/harness.js';
 import { loadAverage, machineDocument, placementChanged, samplePlacement } from '#lib/programs/bench/machine.js';
 import { seededRandom } from '#lib/core/seeded-random.js';
-import { epView } from '#lib/programs/report/ep-view.js';
+import { epView } from '#lib/programs/cli/bench-ep.js';
 import { viewText } from '#lib/programs/report/view.js';
 import { readSettings } from 'weftline';
 

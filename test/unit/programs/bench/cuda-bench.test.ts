@@ -10,7 +10,7 @@ import {
 import { Samples } from '#lib/programs/bench/harness.js';
 import { defaultEpWorkload } from '#lib/programs/bench/ep/ep-workload.js';
 import { machineDocument, parseLinks } from '#lib/programs/bench/machine.js';
-import { epCudaView } from '#lib/programs/report/ep-view.js';
+import { epCudaView } from '#lib/programs/cli/bench-ep.js';
 import { viewText } from '#lib/programs/report/view.js';
 import { readSettings } from 'weftline';
 

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { traceBegin, traceEnd, addTraceSink } from '#lib/core/trace.js';
 import { phaseNames, PhaseTimes, summarizeHostCases } from '#lib/programs/bench/ep/ep-hosts.js';
-import { countHostRows, countTokensOfHosts } from '#lib/programs/bench/ep/ep-traffic.js';
+import { countHostRows, countTokensOfHosts } from '#lib/programs/bench/ep/ep-workload.js';
 import { Samples } from '#lib/programs/bench/harness.js';
 
 const hosts = [[0, 1], [2]];

@@ -7,7 +7,7 @@ import {
   slotsOf,
   sweepIterations,
 } from '#lib/programs/bench/p2p/p2p-workload.js';
-import { p2pSizeLine, p2pWorkloadLines } from '#lib/programs/report/p2p-view.js';
+import { p2pSizeLine, p2pWorkloadLines } from '#lib/programs/cli/bench-p2p.js';
 
 const workload = {
   mode: 'write',

@@ -4,7 +4,7 @@ import { PassThrough } from 'node:stream';
 import test from 'node:test';
 import { copyShapes, usualCopyShape } from '#lib/programs/bench/ep/cuda-copies.js';
 import { effortOnSharedGpus, sharedGpuNotice } from '#lib/programs/bench/harness.js';
-import { ProgressBar } from '#lib/programs/cli/progress-bar.js';
+import { ProgressBar } from '#lib/programs/cli/with-ranks.js';
 
 test('ranks that share a GPU run few rounds, with one count of SMs and one shape of the bare copies', () => {
   const asked = { iterations: 20, warmup: 3, pairs: 32, sms: [8, 16, 24], isOneShape: false };

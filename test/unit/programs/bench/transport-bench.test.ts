@@ -3,7 +3,7 @@ import test from 'node:test';
 import { segmentsPerSend } from '#lib/programs/bench/transport/bare-udp.js';
 import { quantilesOf } from '#lib/programs/bench/transport/transport-phases.js';
 import { targetsOf } from '#lib/programs/bench/transport/transport-ranks.js';
-import { checkTransportWorkload, defaultTransportWorkload } from '#lib/programs/bench/transport/transport-workload.js';
+import { checkTransportWorkload, defaultTransportWorkload } from '#lib/programs/bench/transport/transport-session.js';
 
 test('targetsOf() sends everyone to rank 0, or everyone to another one', () => {
   assert.deepEqual(targetsOf('incast', 4, 1), [[], [0], [0], [0]]);

@@ -3,9 +3,8 @@ import assert from 'node:assert/strict';
 import { readdirSync } from 'node:fs';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
-import { compareResults } from '#lib/programs/compare/compare-results.js';
-import { figuresOf } from '#lib/programs/compare/result-figures.js';
-import { compareVerdict, compareView } from '#lib/programs/report/compare-view.js';
+import { compareResults, figuresOf } from '#lib/programs/compare/compare-results.js';
+import { compareVerdict, compareView } from '#lib/programs/cli/compare-command.js';
 import { viewText } from '#lib/programs/report/view.js';
 import { resultDocument } from '../../../support/report-pages.ts';
 

@@ -1,8 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { examine, type Finding } from '#lib/programs/doctor/doctor.js';
-import { type MachineProbe, thisMachine } from '#lib/programs/doctor/machine-probe.js';
-import { doctorView, rdmaView } from '#lib/programs/report/doctor-view.js';
+import { examine, type Finding, type MachineProbe, thisMachine } from '#lib/programs/doctor/doctor.js';
+import { doctorView, rdmaView } from '#lib/programs/cli/doctor-command.js';
 import { viewText } from '#lib/programs/report/view.js';
 
 const GIB = 2 ** 30;

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { routeTopk } from '#lib/programs/moe/router.js';
+import { routeTopk } from '#lib/programs/moe/moe-block.js';
 
 const f = Math.fround;
 const sigmoid = (value: number): number => 1 / (1 + Math.exp(-value));

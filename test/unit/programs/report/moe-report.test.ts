@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { requirePassed, type MoeReport } from '#lib/programs/moe/moe-job.js';
-import { moeView } from '#lib/programs/report/moe-view.js';
+import { moeView } from '#lib/programs/cli/moe-command.js';
 import { viewText } from '#lib/programs/report/view.js';
 
 const report: MoeReport = {
