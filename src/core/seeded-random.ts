@@ -12,3 +12,13 @@ export function seededRandom(seed: number): () => number {
     return ((word ^ (word >>> 15)) >>> 0) / 0x1_0000_0000;
   };
 }
+
+/** A random permutation that is one cycle, so that nobody sends to itself (Sattolo's shuffle). */
+export function randomCycle(size: number, random: () => number): number[] {
+  const order = Array.from({ length: size }, (_, index) => index);
+  for (let last = size - 1; last > 0; last -= 1) {
+    const other = Math.floor(random() * last);
+    [order[last], order[other]] = [order[other]!, order[last]!];
+  }
+  return order;
+}

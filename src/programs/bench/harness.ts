@@ -145,7 +145,7 @@ export async function measureInTurn<Case, Figure extends string>(
 }
 
 /** Microseconds of each case in a process of its own, by iteration. */
-export async function timeInTurn(cases: readonly BenchCase[], rounds: Rounds): Promise<number[][]> {
+export async function timeInTurn(cases: readonly Omit<BenchCase, 'name'>[], rounds: Rounds): Promise<number[][]> {
   const samples = await measureInTurn(undefined, cases, rounds, async ({ prepare, run, after }) => {
     await prepare?.();
     const begin = monotonicMicroseconds();

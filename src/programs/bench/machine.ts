@@ -11,38 +11,48 @@ import { readSettings, type Settings } from '../../settings/settings.ts';
 import { startWorker } from '../../threads/start-worker.ts';
 import { type BenchGroup, monotonicMicroseconds } from './harness.ts';
 
-/** What every result document says of its run. */
-interface RunRecord {
-  readonly date: string;
-  readonly machine: MachineDocument;
-  readonly settings: Settings;
-  readonly loadAverage: { readonly before: number; readonly after: number };
-  readonly placement: { readonly before: PlacementSample; readonly after: PlacementSample };
-}
+type Recorded<Head, Result> = Head & ReturnType<typeof runRecord> & Result;
 
-/** Collective, if there is a group. What `run` results in, and on rank 0 what the machine was like before and after it. */
-export async function recordRun<T>(
-  group: (Pick<BenchGroup, 'rank' | 'barrier'> & { readonly settings?: Settings }) | undefined,
-  run: () => Promise<T>,
-): Promise<readonly [result: T, record: RunRecord | undefined]> {
+/** A result document: `head`, what `run` results in, and what the machine was like before and after it. */
+export function recordRun<Head extends object, Result extends object>(
+  group: undefined,
+  head: Head,
+  run: () => Promise<Result>,
+): Promise<Recorded<Head, Result>>;
+/** Collective. The document is rank 0's; undefined elsewhere. */
+export function recordRun<Head extends object, Result extends object>(
+  group: MeasuredGroup,
+  head: Head,
+  run: () => Promise<Result>,
+): Promise<Recorded<Head, Result> | undefined>;
+export async function recordRun<Head extends object, Result extends object>(
+  group: MeasuredGroup | undefined,
+  head: Head,
+  run: () => Promise<Result>,
+): Promise<Recorded<Head, Result> | undefined> {
   const before = await sampleMachine(group);
   const result = await run();
   const after = await sampleMachine(group);
-  if (before === undefined || after === undefined) return [result, undefined];
-  const record = {
+  if (before === undefined || after === undefined) return undefined;
+  return { ...head, ...runRecord(before, after, group?.settings ?? readSettings()), ...result };
+}
+
+type MeasuredGroup = Pick<BenchGroup, 'rank' | 'barrier'> & { readonly settings?: Settings };
+type MachineSample = NonNullable<Awaited<ReturnType<typeof sampleMachine>>>;
+
+/** What every result document says of its run. */
+function runRecord(before: MachineSample, after: MachineSample, settings: Settings) {
+  return {
     date: new Date().toISOString(),
     machine: machineDocument(),
-    settings: group?.settings ?? readSettings(),
+    settings,
     loadAverage: { before: before.load, after: after.load },
     placement: { before: before.placement, after: after.placement },
   };
-  return [result, record];
 }
 
-/** By rank 0 alone, while all others wait: two threads of one process measure the machine. */
-async function sampleMachine(
-  group: Pick<BenchGroup, 'rank' | 'barrier'> | undefined,
-): Promise<{ readonly load: number; readonly placement: PlacementSample } | undefined> {
+/** Rank 0 alone takes it, while all others wait: two threads of one process measure the machine. */
+async function sampleMachine(group: MeasuredGroup | undefined) {
   await group?.barrier('bench-quiet');
   const load = loadAverage();
   const sample = (group?.rank ?? 0) === 0 ? { load, placement: await samplePlacement() } : undefined;
@@ -50,22 +60,9 @@ async function sampleMachine(
   return sample;
 }
 
-export interface MachineDocument {
-  readonly platform: string;
-  readonly kernel: string;
-  readonly cpu: string;
-  readonly cores: number;
-  readonly usableCores: number;
-  readonly memoryBytes: number;
-  readonly nodeVersion: string;
-  readonly weftlineVersion: string;
-  /** Of the checkout that the package runs from; undefined for an installed package. */
-  readonly commit: string | undefined;
-  /** True when files of the checkout differ from the commit. */
-  readonly modified: boolean | undefined;
-}
+export type MachineDocument = ReturnType<typeof machineDocument>;
 
-export function machineDocument(): MachineDocument {
+export function machineDocument() {
   const root = fileURLToPath(new URL('../../..', import.meta.url));
   const { version } = JSON.parse(readFileSync(`${root}package.json`, 'utf8')) as { readonly version: string };
   const commit = git(root, 'rev-parse', 'HEAD');
@@ -78,7 +75,9 @@ export function machineDocument(): MachineDocument {
     memoryBytes: totalmem(),
     nodeVersion: process.versions.node,
     weftlineVersion: version,
+    /** Commit of the checkout that the package runs from; undefined for an installed package. */
     commit,
+    /** True when files of the checkout differ from the commit. */
     modified: commit === undefined ? undefined : git(root, 'status', '--porcelain', '--untracked-files=no') !== '',
   };
 }
@@ -98,36 +97,23 @@ function git(root: string, ...args: string[]): string | undefined {
   }
 }
 
-interface GpuDocument {
-  readonly name: string;
-  readonly multiprocessors: number;
-  readonly totalBytes: number;
-  readonly clockKiloHertz: number;
-  readonly capability: { readonly major: number; readonly minor: number };
-}
-
-export interface GpuMachineDocument {
-  /** By rank. */
-  readonly gpus: readonly GpuDocument[];
-  /** As "580.95.05"; undefined when the driver does not tell. */
-  readonly driver: string | undefined;
-  /** Newest CUDA that the driver runs, as "13.0". */
-  readonly cuda: string;
-  /** Links between the GPUs of the host as nvidia-smi numbers and names them ("NV18"); undefined without nvidia-smi. */
-  readonly links: readonly (readonly string[])[] | undefined;
-}
+export type GpuMachineDocument = Awaited<ReturnType<typeof gpuMachineDocument>>;
 
 /** Collective; only rank 0 asks for driver and links. */
-export async function gpuMachineDocument(
-  world: BenchGroup,
-  { properties }: CudaDevice,
-): Promise<GpuMachineDocument | undefined> {
+export async function gpuMachineDocument(world: BenchGroup, { properties }: CudaDevice) {
   const { name, multiprocessors, totalBytes, clockKiloHertz, capability, driverVersion } = properties;
-  const gpu: GpuDocument = { name, multiprocessors, totalBytes, clockKiloHertz, capability };
-  const gpus = await world.allGather('bench-gpus', gpu);
-  if (world.rank !== 0) return undefined;
-  const cuda = `${Math.floor(driverVersion / 1000)}.${Math.floor((driverVersion % 1000) / 10)}`;
-  return { gpus, driver: readDriverVersion(), cuda, links: readLinks() };
+  const gpu = { name, multiprocessors, totalBytes, clockKiloHertz, capability };
+  const isFirst = world.rank === 0;
+  return {
+    /** By rank. */
+    gpus: await world.allGather('bench-gpus', gpu),
+    /** "580.95.05"; undefined when the driver does not tell. */
+    driver: isFirst ? readDriverVersion() : undefined,
+    /** Newest CUDA that the driver runs, as "13.0". */
+    cuda: `${Math.floor(driverVersion / 1000)}.${Math.floor((driverVersion % 1000) / 10)}`,
+    /** Links between the GPUs of the host as nvidia-smi numbers and names them ("NV18"); undefined without nvidia-smi. */
+    links: isFirst ? readLinks() : undefined,
+  };
 }
 
 function readDriverVersion(): string | undefined {
@@ -168,20 +154,20 @@ export function parseLinks(text: string): string[][] | undefined {
  * Taken before and after a run. A virtual machine may move its processors between caches: the round trip then jumps
  * (about 100 ns to 400 ns was seen) and copies between cores follow it. Compare runs with similar values only.
  */
-export interface PlacementSample {
-  /** Time of a fixed arithmetic loop on one core; more means that something else used the core. */
-  readonly arithmeticMilliseconds: number;
-  /** One word to another thread and back; undefined when the two did not run at the same time. */
-  readonly coreRoundTripNanoseconds: number | undefined;
-}
+export type PlacementSample = Awaited<ReturnType<typeof samplePlacement>>;
 
 /** The quickest run counts: the first ones warm up, and other threads may get in between. */
 const RUNS = 5;
 const ROUNDS_PER_RUN = 4_000;
 const LIMIT_MICROSECONDS = 200_000;
 
-export async function samplePlacement(): Promise<PlacementSample> {
-  return { arithmeticMilliseconds: timeArithmetic(), coreRoundTripNanoseconds: await timeRoundTrip() };
+export async function samplePlacement() {
+  return {
+    /** Time of a fixed arithmetic loop on one core; more means that something else used the core. */
+    arithmeticMilliseconds: timeArithmetic(),
+    /** One word to another thread and back; undefined when the two did not run at the same time. */
+    coreRoundTripNanoseconds: await timeRoundTrip(),
+  };
 }
 
 /** True when the two samples are so far apart that numbers of the run between them should not be trusted. */

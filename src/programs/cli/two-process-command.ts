@@ -1,7 +1,7 @@
 // weftline 2proc: a kernel of one process writes into memory of another and signals it; both check what came.
 import type { Command } from 'commander';
 import { addressOfAgent } from '../../agent/agent-address.ts';
-import { type BackendName, backendNames } from '../../agent/backends/backend-table.ts';
+import { backendNames } from '../../agent/backends/backend-table.ts';
 import { asWeftlineError, invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { DeviceHost } from '../../device-api/host/device-host.ts';
 import type { RegisteredVram } from '../../device-api/host/kernel-memory.ts';
@@ -129,60 +129,55 @@ function rankVariables(role: TwoProcessRole, meeting: string, port: number): Rec
 interface SideOptions {
   readonly output: Output;
   readonly prefix: string;
+  /** The numeric address at which the other side reaches this one; undefined: both are on this host. */
   readonly host?: string | undefined;
 }
 
-async function runSide(world: World, flags: TwoProcessFlags, { output, prefix, host }: SideOptions): Promise<void> {
-  const { size: bytes, level, pipeline, direct, backend } = flags;
+/** Rank 0 of the world of two is the initiator, rank 1 the target. Fails with WL_CHECK where the bytes differ. */
+async function runSide(
+  world: World,
+  { size: bytes, level, pipeline, handles, direct, backend }: TwoProcessFlags,
+  { output, prefix, host: address }: SideOptions,
+): Promise<void> {
   const choice = await chooseDevice(world.settings.device, world);
   await using device = await openChosenDevice(choice, world.settings);
-  const result = await runTwoProcess(world, device, {
+  const role = world.rank === INITIATOR ? 'initiator' : 'target';
+  const deviceName = device.kind === 'cpu' ? 'CPU' : device.properties.name;
+  const print = (line: string): void => output.line(`${prefix}${line}`);
+  print(`Starting (${deviceName})`);
+  await using host = await DeviceHost.create({
+    name: role,
+    device,
+    direct: direct && backend === undefined,
+    timeoutMs: world.settings.timeoutMs,
+    token: world.secret,
+    ...(backend !== undefined && { backends: [backend] }),
+    ...(address !== undefined && { host: address }),
+  });
+  world.peerLost.addEventListener('abort', () => host.abort(asWeftlineError(world.peerLost.reason)));
+  const side: Side = {
     bytes,
     level,
     pipeline,
-    direct: direct && backend === undefined,
-    backend,
+    handles: Number(handles),
+    world,
+    device,
     host,
-    handles: Number(flags.handles),
-    print: (line) => output.line(`${prefix}${line}`),
+    data: await host.allocate(bytes),
+    counter: await host.allocate(COUNTER_BYTES),
+    print,
     conclude: (line) => output.result(`${prefix}${line}`),
-  });
+  };
+  const outcome = await (role === 'initiator' ? runInitiator(side) : runTarget(side));
+  // Nobody frees memory that the other still writes to.
+  await world.barrier('2proc/end');
+  print('Complete');
   // Where both sides are ranks of one command, the initiator has its document.
-  if (prefix === '' || world.rank === 0) output.report('', { schema: 'weftline.2proc/1', ...result });
+  if (prefix !== '' && role !== 'initiator') return;
+  output.report('', { schema: 'weftline.2proc/1', role, device: deviceName, bytes, level, ...outcome });
 }
 
-// What `weftline 2proc` runs: one process writes bytes and a signal into memory of the other from a kernel, both check them.
-
-interface TwoProcessOptions {
-  readonly bytes: number;
-  /** Who makes the calls together on a GPU. On the CPU there is one thread. */
-  readonly level: TwoProcessLevel;
-  /** Puts before the signal. */
-  readonly pipeline: number;
-  /** 1, or 32 for one per lane (level `warp`). */
-  readonly handles: number;
-  /** False: through the queue also where the kernel could write directly. */
-  readonly direct: boolean;
-  /** Of the agent, forced; undefined lets it choose. */
-  readonly backend: BackendName | undefined;
-  /** The numeric address at which the other side reaches this one; undefined: both are on this host. */
-  readonly host: string | undefined;
-  /** Lines on the way. */
-  readonly print: (line: string) => void;
-  /** The line that says that the bytes came. */
-  readonly conclude: (line: string) => void;
-}
-
-interface TwoProcessResult {
-  readonly role: 'initiator' | 'target';
-  readonly device: string;
-  readonly bytes: number;
-  readonly level: TwoProcessLevel;
-  /** How the writes travelled, and why; undefined at the target, which does nothing for them. */
-  readonly path: string | undefined;
-  /** Sum of the bytes at the target, as the target counted it. */
-  readonly checksum: number;
-}
+// What both sides do: one writes bytes and a signal into memory of the other from a kernel, both check them.
 
 /** What every byte of the data is. */
 const VALUE = 42;
@@ -200,48 +195,31 @@ interface Published {
   readonly counter: string;
 }
 
-interface Side extends Omit<TwoProcessOptions, 'host'> {
+interface Side {
+  readonly bytes: number;
+  /** Who makes the calls together on a GPU. On the CPU there is one thread. */
+  readonly level: TwoProcessLevel;
+  /** Puts before the signal. */
+  readonly pipeline: number;
+  /** 1, or 32 for one per lane (level `warp`). */
+  readonly handles: number;
   readonly world: World;
   readonly device: CpuDevice | CudaDevice;
   readonly host: DeviceHost;
   readonly data: RegisteredVram;
   readonly counter: RegisteredVram;
+  /** Prints a line on the way. */
+  readonly print: (line: string) => void;
+  /** Prints the line that says that the bytes came. */
+  readonly conclude: (line: string) => void;
 }
 
-/** Rank 0 of the world of two is the initiator, rank 1 the target. Fails with WL_CHECK where the bytes differ. */
-async function runTwoProcess(
-  world: World,
-  device: CpuDevice | CudaDevice,
-  options: TwoProcessOptions,
-): Promise<TwoProcessResult> {
-  const isInitiator = world.rank === INITIATOR;
-  const role = isInitiator ? 'initiator' : 'target';
-  const { bytes, level, direct, backend, host: address, print } = options;
-  const deviceName = device.kind === 'cpu' ? 'CPU' : device.properties.name;
-  print(`Starting (${deviceName})`);
-  const { timeoutMs } = world.settings;
-  const backends = backend === undefined ? {} : { backends: [backend] };
-  await using host = await DeviceHost.create({
-    name: role,
-    device,
-    direct,
-    timeoutMs,
-    token: world.secret,
-    ...backends,
-    ...(address === undefined ? {} : { host: address }),
-  });
-  const data = await host.allocate(bytes);
-  const counter = await host.allocate(COUNTER_BYTES);
-  world.peerLost.addEventListener('abort', () => host.abort(asWeftlineError(world.peerLost.reason)));
-  const side: Side = { ...options, world, device, host, data, counter };
-  const { path, checksum } = await (isInitiator ? runInitiator(side) : runTarget(side));
-  // Nobody frees memory that the other still writes to.
-  await world.barrier('2proc/end');
-  print('Complete');
-  return { role, device: deviceName, bytes, level, path, checksum };
+interface Outcome {
+  /** How the writes travelled, and why; undefined at the target, which does nothing for them. */
+  readonly path: string | undefined;
+  /** Sum of the bytes at the target, as the target counted it. */
+  readonly checksum: number;
 }
-
-type Outcome = Pick<TwoProcessResult, 'path' | 'checksum'>;
 
 async function runInitiator(side: Side): Promise<Outcome> {
   const { host, data, bytes, print, world } = side;

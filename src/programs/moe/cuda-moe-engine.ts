@@ -2,7 +2,6 @@
 import {
   GROUPED_TILE_COLUMNS,
   GROUPED_TILE_ROWS,
-  type groupedProductArguments,
   MOE_STORE_WORDS,
   type moeGatherRowsArguments,
   type moeListChoicesArguments,
@@ -112,37 +111,25 @@ export interface GroupedProduct extends Disposable {
 /** `why` it is taken, for the report. Fails with WL_COMPILE, WL_UNSUPPORTED or WL_CUDA. */
 async function createKernelProduct(device: CudaDevice, why: string): Promise<GroupedProduct> {
   const { groupedProduct } = await device.loadKernels(kernelFiles.groupedProduct);
-  return new KernelProduct(
-    groupedProduct.plan({ grid: 1, block: GROUPED_THREADS, sharedBytes: GROUPED_SHARED_BYTES }),
-    why,
-  );
-}
-
-class KernelProduct implements GroupedProduct {
-  readonly name: string;
-  readonly #plan: LaunchPlan<keyof typeof groupedProductArguments.offset>;
-
-  constructor(plan: LaunchPlan<keyof typeof groupedProductArguments.offset>, why: string) {
-    this.name = `tensor core kernel (${why})`;
-    this.#plan = plan;
-  }
-
-  multiply({ x, w, out, n, k }: GroupedOperands, groups: Groups): void {
-    if (groups.tiles === 0) return;
-    const set = this.#plan.arguments;
-    set.set('x', x);
-    set.set('w', w);
-    set.set('out', out);
-    set.set('starts', groups.starts);
-    set.set('tileStarts', groups.tileStarts);
-    set.set('groups', groups.rows.length);
-    set.set('n', n);
-    set.set('k', k);
-    this.#plan.setGrid([Math.ceil(n / GROUPED_TILE_COLUMNS), groups.tiles]);
-    this.#plan.launch();
-  }
-
-  [Symbol.dispose](): void {}
+  const plan = groupedProduct.plan({ grid: 1, block: GROUPED_THREADS, sharedBytes: GROUPED_SHARED_BYTES });
+  const { arguments: set } = plan;
+  return {
+    name: `tensor core kernel (${why})`,
+    multiply: ({ x, w, out, n, k }, groups) => {
+      if (groups.tiles === 0) return;
+      set.set('x', x);
+      set.set('w', w);
+      set.set('out', out);
+      set.set('starts', groups.starts);
+      set.set('tileStarts', groups.tileStarts);
+      set.set('groups', groups.rows.length);
+      set.set('n', n);
+      set.set('k', k);
+      plan.setGrid([Math.ceil(n / GROUPED_TILE_COLUMNS), groups.tiles]);
+      plan.launch();
+    },
+    [Symbol.dispose]: () => {},
+  };
 }
 
 // The grouped product by cuBLAS: one product per group that has rows.
@@ -151,34 +138,20 @@ const BF16_BYTES = 2;
 
 const F32_BYTES = 4;
 
-class CublasProduct implements GroupedProduct {
-  readonly name: string;
-  readonly #cublas: Cublas;
-
-  constructor(cublas: Cublas, path: string) {
-    this.name = `cuBLAS ${cublas.version} (${path})`;
-    this.#cublas = cublas;
-  }
-
-  multiply({ x, w, out, n, k }: GroupedOperands, { rows: counts }: Groups): void {
-    let first = 0;
-    for (const [group, rows] of counts.entries()) {
-      if (rows === 0) continue;
-      this.#cublas.multiply({
-        x: x + first * k * BF16_BYTES,
-        w: w + group * n * k * BF16_BYTES,
-        out: out + first * n * F32_BYTES,
-        rows,
-        n,
-        k,
-      });
-      first += rows;
-    }
-  }
-
-  [Symbol.dispose](): void {
-    this.#cublas[Symbol.dispose]();
-  }
+function createCublasProduct(cublas: Cublas, path: string): GroupedProduct {
+  return {
+    name: `cuBLAS ${cublas.version} (${path})`,
+    multiply: ({ x, w, out, n, k }, { rows: counts }) => {
+      let first = 0;
+      for (const [group, rows] of counts.entries()) {
+        if (rows === 0) continue;
+        const from = { x: x + first * k * BF16_BYTES, w: w + group * n * k * BF16_BYTES };
+        cublas.multiply({ ...from, out: out + first * n * F32_BYTES, rows, n, k });
+        first += rows;
+      }
+    },
+    [Symbol.dispose]: () => cublas[Symbol.dispose](),
+  };
 }
 
 // The grouped product by whichever is faster for a batch: our kernel where groups are small, cuBLAS where they are large.
@@ -192,28 +165,20 @@ export const FEW_TILES = 1;
 /** Floating-point operations per group that our kernel does while the host calls cuBLAS once: 4 us at 276 Tflop/s. */
 export const FEW_OPERATIONS = 1.1e9;
 
-export class AutoProduct implements GroupedProduct {
-  readonly name: string;
-  readonly #small: GroupedProduct;
-  readonly #large: GroupedProduct;
-
-  /** Owns both. */
-  constructor(small: GroupedProduct, large: GroupedProduct) {
-    this.name = `${small.name}; ${large.name}`;
-    this.#small = small;
-    this.#large = large;
-  }
-
-  multiply(operands: GroupedOperands, groups: Groups): void {
-    const operations = 2 * groups.total * operands.n * operands.k;
-    const isSmall = groups.tiles <= groups.busy * FEW_TILES || operations <= groups.busy * FEW_OPERATIONS;
-    (isSmall ? this.#small : this.#large).multiply(operands, groups);
-  }
-
-  [Symbol.dispose](): void {
-    this.#small[Symbol.dispose]();
-    this.#large[Symbol.dispose]();
-  }
+/** Owns both. */
+export function createAutoProduct(small: GroupedProduct, large: GroupedProduct): GroupedProduct {
+  return {
+    name: `${small.name}; ${large.name}`,
+    multiply: (operands, groups) => {
+      const operations = 2 * groups.total * operands.n * operands.k;
+      const isSmall = groups.tiles <= groups.busy * FEW_TILES || operations <= groups.busy * FEW_OPERATIONS;
+      (isSmall ? small : large).multiply(operands, groups);
+    },
+    [Symbol.dispose]: () => {
+      small[Symbol.dispose]();
+      large[Symbol.dispose]();
+    },
+  };
 }
 
 /** By the settings expertProduct and cublasPath. Fails with WL_UNSUPPORTED if cuBLAS is asked for and cannot be used. */
@@ -223,9 +188,9 @@ export async function openGroupedProduct(device: CudaDevice, settings: Settings)
   const library = findCublas(cublasPath);
   const opened = library === undefined ? notFound(cublasPath) : open(device, library);
   if (opened instanceof Cublas) {
-    const many = new CublasProduct(opened, (library as CublasLibrary).path);
+    const many = createCublasProduct(opened, (library as CublasLibrary).path);
     if (expertProduct === 'cublas') return many;
-    return new AutoProduct(await createKernelProduct(device, 'for small groups of rows'), many);
+    return createAutoProduct(await createKernelProduct(device, 'for small groups of rows'), many);
   }
   // A path that was given is a wish too.
   if (expertProduct === 'cublas' || cublasPath !== '') throw opened;

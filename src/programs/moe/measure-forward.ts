@@ -181,6 +181,26 @@ interface ForwardOptions {
   readonly combinePrecision: CombinePrecision;
 }
 
+/** What dispatch has brought last; its handle is disposed before the next one and at the end. */
+class Arrivals<Result extends { readonly handle: { dispose(): void } }> implements Disposable {
+  #last: Result | undefined;
+
+  get last(): Result {
+    if (this.#last === undefined) throw new WeftlineError('WL_INTERNAL', 'A phase ran before dispatch');
+    return this.#last;
+  }
+
+  async take(dispatch: () => Promise<Result>): Promise<void> {
+    this[Symbol.dispose]();
+    this.#last = await dispatch();
+  }
+
+  [Symbol.dispose](): void {
+    this.#last?.handle.dispose();
+    this.#last = undefined;
+  }
+}
+
 /** The first phase of a block whose file has a gate instead of expert ids. */
 function routePhase({ route }: BlockShare): readonly MoePhase[] {
   return route === undefined ? [] : [{ name: 'route', run: route }];
@@ -203,25 +223,17 @@ async function createBufferForward(options: ForwardOptions): Promise<MoeForward>
   });
   const fp8 = dtype === 'fp8' ? emptyScaledRows(device, x) : undefined;
   const output = device.empty('bf16', x.shape);
-  let received: ReceivedTokens | undefined;
-  const arrived = (): ReceivedTokens => {
-    if (received === undefined) throw new WeftlineError('WL_INTERNAL', 'A phase ran before dispatch');
-    return received;
-  };
+  const arrivals = new Arrivals<ReceivedTokens>();
 
   const quantize: MoePhase = { name: 'quantize', run: () => fp8 && engine.quantizeRows(x, fp8) };
   const dispatch: MoePhase = {
     name: 'dispatch',
-    async run() {
-      received?.handle.dispose();
-      received = undefined;
-      received = await buffer.dispatch({ x: fp8 ?? x, topkIdx, topkWeights });
-    },
+    run: () => arrivals.take(() => buffer.dispatch({ x: fp8 ?? x, topkIdx, topkWeights })),
   };
   const dequantize: MoePhase = {
     name: 'dequantize',
     run() {
-      const { recvX, handle } = arrived();
+      const { recvX, handle } = arrivals.last;
       // The rows that combine reads are free until the experts write them.
       if (!(recvX instanceof Tensor)) engine.dequantizeRows(recvX, buffer.combineInput(handle));
     },
@@ -229,7 +241,7 @@ async function createBufferForward(options: ForwardOptions): Promise<MoeForward>
   const compute: MoePhase = {
     name: 'experts',
     run() {
-      const { recvX, recvTopkIdx, recvTopkWeights, numRecvTokensPerExpert: rowsPerExpert, handle } = arrived();
+      const { recvX, recvTopkIdx, recvTopkWeights, numRecvTokensPerExpert: rowsPerExpert, handle } = arrivals.last;
       const out = buffer.combineInput(handle);
       const rows = recvX instanceof Tensor ? recvX : out;
       const input = { x: rows, topkIdx: recvTopkIdx, topkWeights: recvTopkWeights, rowsPerExpert };
@@ -239,7 +251,7 @@ async function createBufferForward(options: ForwardOptions): Promise<MoeForward>
   const combine: MoePhase = {
     name: 'combine',
     async run() {
-      const { handle } = arrived();
+      const { handle } = arrivals.last;
       const bias = shared === undefined ? {} : { bias: output };
       await buffer.combine({ x: buffer.combineInput(handle), handle, ...bias, out: output });
     },
@@ -257,7 +269,7 @@ async function createBufferForward(options: ForwardOptions): Promise<MoeForward>
     output,
     windowBytes: buffer.size.bytes + (buffer.size.network?.bytes ?? 0),
     async [Symbol.asyncDispose]() {
-      received?.handle.dispose();
+      arrivals[Symbol.dispose]();
       for (const tensor of [output, ...(fp8 ? [fp8.data, fp8.scales] : [])]) tensor.dispose();
       await buffer[Symbol.asyncDispose]();
     },
@@ -289,24 +301,15 @@ async function createAllToAllForward(options: ForwardOptions): Promise<MoeForwar
     combinePrecision,
   });
   const output = device.empty('bf16', x.shape);
-  let received: ReceivedRows | undefined;
-  const arrived = (): ReceivedRows => {
-    if (received === undefined) throw new WeftlineError('WL_INTERNAL', 'A phase ran before dispatch');
-    return received;
-  };
-
+  const arrivals = new Arrivals<ReceivedRows>();
   const dispatch: MoePhase = {
     name: 'dispatch',
-    async run() {
-      received?.handle.dispose();
-      received = undefined;
-      received = await layer.dispatch({ x, topkIdx, topkWeights });
-    },
+    run: () => arrivals.take(() => layer.dispatch({ x, topkIdx, topkWeights })),
   };
   const compute: MoePhase = {
     name: 'experts',
     run() {
-      const { recvX, recvTopkWeights: weights, handle } = arrived();
+      const { recvX, recvTopkWeights: weights, handle } = arrivals.last;
       const input = { x: recvX, rowsPerExpert: handle.numRecvTokensPerExpert, weights };
       experts.forwardExperts(input, layer.combineInput(handle));
     },
@@ -314,7 +317,7 @@ async function createAllToAllForward(options: ForwardOptions): Promise<MoeForwar
   const combine: MoePhase = {
     name: 'combine',
     async run() {
-      const { handle } = arrived();
+      const { handle } = arrivals.last;
       await layer.combine({ x: layer.combineInput(handle), handle, out: output });
     },
   };
@@ -326,7 +329,7 @@ async function createAllToAllForward(options: ForwardOptions): Promise<MoeForwar
       return layer.context.windowBytes;
     },
     async [Symbol.asyncDispose]() {
-      received?.handle.dispose();
+      arrivals[Symbol.dispose]();
       output.dispose();
       await layer.close();
     },

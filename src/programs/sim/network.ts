@@ -115,6 +115,11 @@ export const MARK_CORRUPT = 2;
 const SMALL_BYTES = 128;
 const NONE = -1;
 
+/** Fields of a packet that travel with it, by the type of their arrays. */
+const words = ['lengths', 'wireBytes', 'sources', 'destinations', 'paths', 'links', 'epochs'] as const;
+const octets = ['lanes', 'marks'] as const;
+const carriedFields = [...words, ...octets] as const;
+
 export class PacketPool {
   /** Most bytes of one packet. */
   readonly packetBytes: number;
@@ -208,15 +213,7 @@ export class PacketPool {
     const twin = this.take(bytes);
     const start = this.starts[packet]!;
     this.bytes.copyWithin(this.starts[twin]!, start, start + Math.min(bytes, this.lengths[packet]!));
-    this.lengths[twin] = this.lengths[packet]!;
-    this.wireBytes[twin] = this.wireBytes[packet]!;
-    this.sources[twin] = this.sources[packet]!;
-    this.destinations[twin] = this.destinations[packet]!;
-    this.paths[twin] = this.paths[packet]!;
-    this.lanes[twin] = this.lanes[packet]!;
-    this.links[twin] = this.links[packet]!;
-    this.epochs[twin] = this.epochs[packet]!;
-    this.marks[twin] = this.marks[packet]!;
+    for (const field of carriedFields) this[field][twin] = this[field][packet]!;
     return twin;
   }
 
@@ -247,15 +244,8 @@ export class PacketPool {
       return grown;
     };
     this.starts = wider(this.starts);
-    this.lengths = wider(this.lengths);
-    this.wireBytes = wider(this.wireBytes);
-    this.sources = wider(this.sources);
-    this.destinations = wider(this.destinations);
-    this.paths = wider(this.paths);
-    this.lanes = wider(this.lanes);
-    this.links = wider(this.links);
-    this.epochs = wider(this.epochs);
-    this.marks = wider(this.marks);
+    for (const field of words) this[field] = wider(this[field]);
+    for (const field of octets) this[field] = wider(this[field]);
     this.#small = wider(this.#small);
     this.#next = wider(this.#next);
   }

@@ -2,10 +2,9 @@
 import { DATA_HEADER_BYTES } from '../../transport/wire/packet-layout.ts';
 import { invalidArgument, type WeftlineError } from '../../core/errors.ts';
 import { quantile } from '../../core/quantile.ts';
-import { seededRandom } from '../../core/seeded-random.ts';
+import { randomCycle, seededRandom } from '../../core/seeded-random.ts';
 import type { Settings } from '../../settings/settings.ts';
 import type { Region } from '../../transport/engine/region.ts';
-import type { NetworkCounts } from './network.ts';
 import { type LaneConnection, type SimulatedHost, type RailOptions, WIRE_OVERHEAD_BYTES } from './simulated-host.ts';
 import { type RunEnd, Simulation } from './simulation.ts';
 import { type NetworkTopology, railLinks, routeOf, type TopologyName } from './topology.ts';
@@ -47,7 +46,9 @@ export interface LinkFault {
   readonly recoversAt?: number;
 }
 
-export function runPattern(options: PatternOptions): PatternResult {
+export type PatternResult = ReturnType<typeof runPattern>;
+
+export function runPattern(options: PatternOptions) {
   return new PatternRun(options).run();
 }
 
@@ -107,7 +108,7 @@ class PatternRun {
     this.#flows = this.#makeFlows();
   }
 
-  run(): PatternResult {
+  run() {
     const { messages, sampleEvery, until, outage } = this.#options;
     const simulation = this.#simulation;
     for (const host of simulation.hosts) this.#listen(host);
@@ -295,18 +296,8 @@ class PatternRun {
     };
   }
 
-  #result(end: RunEnd): PatternResult {
-    const {
-      pattern,
-      topology,
-      messageBytes,
-      segmentBytes,
-      messages,
-      paths,
-      engines = 1,
-      hostGigabitsPerSecond,
-      outage,
-    } = this.#options;
+  #result(end: RunEnd) {
+    const { messageBytes, messages, paths, engines = 1, outage } = this.#options;
     const simulation = this.#simulation;
     const flows = this.#flows;
     const microseconds = flows.reduce((latest, flow) => Math.max(latest, flow.endedAt), 0);
@@ -319,23 +310,20 @@ class PatternRun {
       end,
       messages: flows.length * messages,
       completed: this.#times.length,
+      /** Simulated time until the last message arrived. */
       microseconds,
+      /** Payload of all flows over that time. */
       goodputGbps: rate(this.#times.length, microseconds),
+      /** Jain's index of the flows' goodput: 1 if all are alike, 1/n if one has all. */
       fairness: jainFairness(flows.map((flow) => rate(flow.received, flow.endedAt))),
+      /** Microseconds from the offer of a message to its arrival; undefined if none arrived. */
       completion: completionTimes(this.#times),
-      theory: theory({
-        pattern,
-        topology,
-        messageBytes,
-        segmentBytes,
-        messages: flows.length * messages,
-        paths: paths * engines,
-        hostGigabitsPerSecond,
-        ...(outage === undefined ? {} : { outage }),
-      }),
+      theory: theory({ ...this.#options, messages: flows.length * messages, paths: paths * engines }),
+      /** Bytes that all hosts sent by each rail, headers of all layers included. */
       railBytes: this.#railBytes(),
       outage: outage && outageEffect(outage, this.#points, Math.min(...flows.map(({ endedAt }) => endedAt))),
       network: { ...simulation.network.counts },
+      /** Sums over all connections' sending ends; `duplicates`: arrived more than once. */
       transport: {
         segments: sum((one) => one.sentSegments),
         retransmitted: sum((one) => one.retransmittedSegments),
@@ -344,12 +332,14 @@ class PatternRun {
         acks: sum((one) => one.sentAcks),
       },
       events: simulation.events,
+      /** The longest queue before any link but the hosts' own. */
       longestQueueBytes: simulation.fabricLinks.reduce(
         (most, link) => Math.max(most, simulation.network.linkLoad(link).longestQueueBytes),
         0,
       ),
+      /** Most packets that were under way together. */
       mostPackets: simulation.packets.most,
-      samples: this.#samples,
+      samples: this.#samples as readonly Sample[],
     };
   }
   #railBytes(): number[] {
@@ -389,50 +379,7 @@ interface Sample {
   readonly queueBytes: number;
 }
 
-/** Microseconds. */
-interface CompletionTimes {
-  readonly p50: number;
-  readonly p99: number;
-  readonly max: number;
-}
-
-export interface PatternResult {
-  readonly end: RunEnd;
-  readonly messages: number;
-  readonly completed: number;
-  /** Simulated time until the last message arrived. */
-  readonly microseconds: number;
-  /** Payload of all flows over that time. */
-  readonly goodputGbps: number;
-  /** Jain's index of the flows' goodput: 1 if all are alike, 1/n if one has all. */
-  readonly fairness: number;
-  /** From the offer of a message to its arrival; undefined if none arrived. */
-  readonly completion: CompletionTimes | undefined;
-  readonly theory: Theory;
-  /** Bytes that all hosts sent by each rail, headers of all layers included. */
-  readonly railBytes: readonly number[];
-  readonly outage: OutageEffect | undefined;
-  readonly network: NetworkCounts;
-  readonly transport: TransportCounts;
-  readonly events: number;
-  /** Before any link but the hosts' own. */
-  readonly longestQueueBytes: number;
-  /** Most packets that were under way together. */
-  readonly mostPackets: number;
-  readonly samples: readonly Sample[];
-}
-
-/** Sums over all connections' sending ends. */
-interface TransportCounts {
-  readonly segments: number;
-  readonly retransmitted: number;
-  /** Arrived more than once. */
-  readonly duplicates: number;
-  readonly timeouts: number;
-  readonly acks: number;
-}
-
-function completionTimes(times: readonly number[]): CompletionTimes | undefined {
+function completionTimes(times: readonly number[]) {
   if (times.length === 0) return undefined;
   const sorted = times.toSorted((a, b) => a - b);
   return { p50: quantile(sorted, 0.5), p99: quantile(sorted, 0.99), max: quantile(sorted, 1) };
@@ -461,11 +408,6 @@ export const usualTopology: Readonly<Record<PatternName, TopologyName>> = {
 /** Every pair of hosts has a connection: 128 hosts take 4.6 GB. */
 const MAX_ALL_TO_ALL_HOSTS = 128;
 
-interface TrafficFlow {
-  readonly source: number;
-  readonly destination: number;
-}
-
 interface TrafficOptions {
   readonly pattern: PatternName;
   readonly hosts: number;
@@ -478,13 +420,8 @@ interface TrafficOptions {
   readonly random: () => number;
 }
 
-interface Traffic {
-  readonly flows: readonly TrafficFlow[];
-  /** When each message is offered, flow-major: message m of flow f is element f * messages + m. Microseconds. */
-  readonly offered: Float64Array;
-}
-
-export function makeTraffic(options: TrafficOptions): Traffic {
+/** `offered`: microseconds at which each message is offered, flow-major: message m of flow f is element f * messages + m. */
+export function makeTraffic(options: TrafficOptions) {
   const { hosts, flows: perHost, messages, messagesPerMicrosecond, random } = options;
   if (hosts < 2) throw invalidArgument('hosts', hosts, 'at least 2');
   if (options.pattern === 'all-to-all' && hosts > MAX_ALL_TO_ALL_HOSTS) {
@@ -503,7 +440,11 @@ export function makeTraffic(options: TrafficOptions): Traffic {
   return { flows, offered };
 }
 
-function pairsOf({ pattern, hosts, random }: TrafficOptions): TrafficFlow[] {
+function pairsOf({
+  pattern,
+  hosts,
+  random,
+}: TrafficOptions): { readonly source: number; readonly destination: number }[] {
   switch (pattern) {
     case 'pair':
       return [{ source: 0, destination: 1 }];
@@ -516,20 +457,8 @@ function pairsOf({ pattern, hosts, random }: TrafficOptions): TrafficFlow[] {
       );
     case 'permutation':
     default:
-      return cycle(hosts, random).map((destination, source) => ({ source, destination }));
+      return randomCycle(hosts, random).map((destination, source) => ({ source, destination }));
   }
-}
-
-/** A random permutation that is one cycle, so that nobody sends to itself (Sattolo's shuffle). */
-function cycle(size: number, random: () => number): number[] {
-  const order = Array.from({ length: size }, (_, index) => index);
-  for (let last = size - 1; last > 0; last -= 1) {
-    const other = Math.floor(random() * last);
-    const held = order[last]!;
-    order[last] = order[other]!;
-    order[other] = held;
-  }
-  return order;
 }
 
 // What a network could do at best: bytes on the wire, fair shares, and times that no transport can beat.
@@ -575,20 +504,9 @@ interface TheoryOptions {
   readonly outage?: RailOutage;
 }
 
-interface Theory {
-  /** Most payload that all receivers together can get while all rails are up, in Gbps. */
-  readonly goodputGbps: number;
-  /** The part of one sending host. */
-  readonly fairShareGbps: number;
-  /** One message alone in the network, without asking the receiver first. Microseconds. */
-  readonly messageMicroseconds: number;
-  /** All messages, if they were offered at once and the narrowest place never idled. Microseconds. */
-  readonly totalMicroseconds: number;
-}
-
 const hostsAtBothEnds: ReadonlySet<PatternName> = new Set(['permutation', 'all-to-all']);
 
-export function theory(options: TheoryOptions): Theory {
+export function theory(options: TheoryOptions) {
   const { pattern, topology, messageBytes, segmentBytes, messages, paths, hostGigabitsPerSecond, outage } = options;
   const wire = wireBytes(messageBytes, segmentBytes);
   const efficiency = messageBytes / wire;
@@ -604,9 +522,13 @@ export function theory(options: TheoryOptions): Theory {
   const rest = Math.max(0, wire / rails - segmentBytes - WIRE_OVERHEAD_BYTES) / railRate;
   const others = ((messages / receivers - 1) * wire) / (rails * railRate);
   return {
+    /** Most payload that all receivers together can get while all rails are up, in Gbps. */
     goodputGbps,
+    /** The part of one sending host. */
     fairShareGbps: goodputGbps / senders,
+    /** One message alone in the network, without asking the receiver first. */
     messageMicroseconds: head + rest,
+    /** All messages, if they were offered at once and the narrowest place never idled. */
     totalMicroseconds: delayedBy(outage, head + rest + others, (rails - 1) / rails),
   };
 }
@@ -629,30 +551,16 @@ interface GoodputPoint {
   readonly gbps: number;
 }
 
-/** Means, in Gbps of payload; undefined where the run was over before. */
-interface OutageEffect extends RailOutage {
-  readonly rail: number;
-  /** In the second half of the time before it died. */
-  readonly before: number | undefined;
-  /** The worst millisecond from then on. */
-  readonly worst: number | undefined;
-  /** From 100 ms after it died until it came back, or until the end. */
-  readonly during: number | undefined;
-  /** From 100 ms after it came back until the end. */
-  readonly after: number | undefined;
-}
-
 /** Between two points. */
 const OUTAGE_STEP = 1000;
 
 const SETTLED = 100_000;
 
-/** `end`: when the first flow had all its messages; what comes after it says nothing of the network. */
-function outageEffect(
-  outage: RailOutage & { readonly rail: number },
-  points: readonly GoodputPoint[],
-  end: number,
-): OutageEffect {
+/**
+ * Means, in Gbps of payload; undefined where the run was over before.
+ * @param end When the first flow had all its messages; what comes after it says nothing of the network.
+ */
+function outageEffect(outage: RailOutage & { readonly rail: number }, points: readonly GoodputPoint[], end: number) {
   const { from, to } = outage;
   // A point tells of the time before it.
   const within = (begin: number, finish: number): number[] =>
@@ -660,9 +568,13 @@ function outageEffect(
   const later = within(from, Number.POSITIVE_INFINITY);
   return {
     ...outage,
+    /** In the second half of the time before it died. */
     before: mean(within(from / 2, from)),
+    /** The worst millisecond from then on. */
     worst: later.length === 0 ? undefined : Math.min(...later),
+    /** From 100 ms after it died until it came back, or until the end. */
     during: mean(within(from + SETTLED, to)),
+    /** From 100 ms after it came back until the end. */
     after: mean(within(to + SETTLED, Number.POSITIVE_INFINITY)),
   };
 }

@@ -28,13 +28,9 @@ const SMALL_BYTES = 4096;
 export type CollectivesBenchReport = NonNullable<Awaited<ReturnType<typeof measureCollectives>>>;
 export type CollectiveTimes = ReturnType<typeof timesOf>;
 
-export interface CollectiveRow {
-  readonly kind: BenchedKind;
-  readonly bytes: number;
-  readonly count: number;
-  readonly outOfPlace: CollectiveTimes;
-  readonly inPlace: CollectiveTimes;
-}
+/** A kind and size with the times of both ways. */
+export type CollectiveRow = { readonly kind: BenchedKind } & Readonly<Record<'bytes' | 'count', number>> &
+  Readonly<Record<'outOfPlace' | 'inPlace', CollectiveTimes>>;
 
 /** How calls of a kind of device are measured, and what with. */
 interface CollectivesSetup {
@@ -95,25 +91,18 @@ export async function measureCollectives(of: CollectivesSetup) {
     progress?.(++done, ways.length * rounds);
     return { own, wrong, ...(peer !== undefined && { peer }) };
   };
-  const [samples, record] = await recordRun(world, () =>
-    measureInTurn(world, ways, { warmup: 0, iterations: rounds, order: inOrder }, measure),
-  );
-  if (record === undefined) return undefined;
-  const times = samples.map((one, index) => timesOf(ways[index]!, one, of));
-  const rows = ways.flatMap(({ kind, plan: { bytes }, isInPlace }, index): CollectiveRow[] =>
-    isInPlace
-      ? []
-      : [{ kind, bytes, count: countOf(kind, bytes, workload), outOfPlace: times[index]!, inPlace: times[index + 1]! }],
-  );
-  return {
-    schema: 'weftline.bench.collectives/1' as const,
-    ...record,
-    workload,
-    ranksOn: of.ranksOn,
-    peer: of.peer,
-    rows,
-    ratios: of.peer === undefined ? [] : ratiosOf(rows),
-  };
+  const schema = 'weftline.bench.collectives/1' as const;
+  return await recordRun(world, { schema, workload, ranksOn: of.ranksOn, peer: of.peer }, async () => {
+    const inTurn = { warmup: 0, iterations: rounds, order: inOrder };
+    const samples = await measureInTurn(world, ways, inTurn, measure);
+    const times = samples.map((one, index) => timesOf(ways[index]!, one, of));
+    const rows = ways.flatMap(({ kind, plan: { bytes }, isInPlace }, index) => {
+      if (isInPlace) return [];
+      const count = countOf(kind, bytes, workload);
+      return [{ kind, bytes, count, outOfPlace: times[index]!, inPlace: times[index + 1]! }];
+    });
+    return { rows, ratios: of.peer === undefined ? [] : ratiosOf(rows) };
+  });
 }
 
 /** Sizes of an operation follow each other, and then its peer's loop. */

@@ -38,7 +38,13 @@ import {
 } from './ep-workload.ts';
 import { type TriedShapes, tryShapes } from '../../../group/cuda-shapes.ts';
 import type { CudaGraph } from '../../../device/cuda/cuda-graph.ts';
-import { type LowLatencyBenchOptions, LowLatencyCalls, type LowLatencyCase, singleCases } from './low-latency.ts';
+import {
+  type LowLatencyBenchOptions,
+  type LowLatencyCalls,
+  makeLowLatencyCalls,
+  type LowLatencyCase,
+  singleCases,
+} from './low-latency.ts';
 
 /** Written into every document, so that a number can be read without this source. */
 const method = {
@@ -87,11 +93,12 @@ export async function runEpCudaBench(
   }
   const gpuMachine = await gpuMachineDocument(world, device);
   using tools = await makeCudaTools(world, device, full, options.isOneShape);
-  const [runs, record] = await recordRun(world, async () => {
-    const all = [];
+  const schema = 'weftline.bench.ep.cuda/1' as const;
+  return await recordRun(world, { schema, method, workload, dtypes, warmup, iterations, gpuMachine }, async () => {
+    const runs = [];
     for (const numSms of sms) {
       await using made = await makeCases(tools, { numSms, dtypes, layer });
-      const done = all.length;
+      const done = runs.length;
       const samples = await timeCudaCases(tools, made.cases, {
         warmup,
         iterations,
@@ -99,22 +106,10 @@ export async function runEpCudaBench(
       });
       // Nobody releases its window while others still use it.
       await world.barrier('bench-done');
-      all.push({ ...made.facts, numSms, cases: summarizeCudaCases(samples, made.cases, world.size) });
+      runs.push({ ...made.facts, numSms, cases: summarizeCudaCases(samples, made.cases, world.size) });
     }
-    return all;
+    return { runs };
   });
-  if (record === undefined || gpuMachine === undefined) return undefined;
-  return {
-    schema: 'weftline.bench.ep.cuda/1' as const,
-    method,
-    workload,
-    dtypes,
-    warmup,
-    iterations,
-    ...record,
-    gpuMachine,
-    runs,
-  };
 }
 
 export interface CudaCase extends BenchCase, CaseTraffic {
@@ -386,8 +381,9 @@ export async function runShapeSweep(world: World, device: CudaDevice, options: S
   const copies = await makeBareCopies(tools, first, dtypes);
   const copyTimes: Record<string, { readonly copy: string; readonly times: number[] }> = {};
   const shapes = sweptShapes(numSms);
-  const [results, record] = await recordRun(world, async () => {
-    const all = [];
+  const schema = 'weftline.bench.ep.cuda.shapes/1' as const;
+  return await recordRun(world, { schema, workload, numSms, warmup, iterations, gpuMachine }, async () => {
+    const results = [];
     for (const [index, shape] of shapes.entries()) {
       tryShapes(device, shape);
       await using buffer = await EpBuffer.create(world, device, config);
@@ -408,7 +404,7 @@ export async function runShapeSweep(world: World, device: CudaDevice, options: S
       const samples = await measureInTurn(world, sides, { warmup, iterations }, async (run) => ({
         time: await stopwatch.onDevice(run),
       }));
-      all.push({
+      results.push({
         /** Empty for the shapes that the rules choose. */
         shape,
         calls: calls.map(({ name, copy }, at) => {
@@ -422,25 +418,11 @@ export async function runShapeSweep(world: World, device: CudaDevice, options: S
       // Nobody releases its window while others still use it.
       await world.barrier('bench-shape');
     }
-    return all;
+    const bare = Object.entries(copyTimes).map(([name, { copy, times }]) => {
+      return [name, { shape: copies.get(copy)!.shape, microseconds: summarize(times) }] as const;
+    });
+    return { copies: Object.fromEntries(bare), results };
   });
-  if (record === undefined || gpuMachine === undefined) return undefined;
-  return {
-    schema: 'weftline.bench.ep.cuda.shapes/1' as const,
-    workload,
-    numSms,
-    warmup,
-    iterations,
-    ...record,
-    gpuMachine,
-    copies: Object.fromEntries(
-      Object.entries(copyTimes).map(([name, { copy, times }]) => [
-        name,
-        { shape: copies.get(copy)!.shape, microseconds: summarize(times) },
-      ]),
-    ),
-    results,
-  };
 }
 
 // Low latency: calls, their parts and chains in a graph, beside the bare copies of the same rows.
@@ -477,45 +459,35 @@ export async function runCudaLowLatencyBench(
     numSms: numSms || device.properties.multiprocessors,
   });
   const copies = await makeBareCopies(tools, buffer, dtypes);
-  await using calls = await LowLatencyCalls.create(world, device, options, tools);
+  await using calls = await makeLowLatencyCalls(world, device, options, tools);
   using made = await makeLowLatencyCases(device, calls, dtypes, pairs);
   const cases: LowLatencyCase[] = [
     ...[...copies].map(([name, { launch }]) => ({ name, dtype: dtypeOf(name), run: launch })),
     ...made.cases,
   ];
-  const [samples, record] = await recordRun(world, () =>
-    measureInTurn(world, cases, { warmup, iterations, progress }, async (one) => {
+  const schema = 'weftline.bench.ep.low-latency.cuda/1' as const;
+  const head = { schema, method: lowLatencyMethod, variant, workload, warmup, iterations, pairs, gpuMachine };
+  const report = await recordRun(world, head, async () => {
+    const samples = await measureInTurn(world, cases, { warmup, iterations, progress }, async (one) => {
       await one.prepare?.();
       if (one.prepare !== undefined) await calls.settle();
       const time = await tools.stopwatch.onDevice(one.run);
       await one.after?.();
       return { time: time / (one.calls ?? 1) };
-    }),
-  );
+    });
+    const timesOf = samples.map((of) => of.slowest('time'));
+    return {
+      windowBytes: calls.ll.size.bytes,
+      cases: cases.map(({ name, dtype, copy }, index) => {
+        const bare = timesOf[cases.findIndex((other) => other.name === copy)];
+        const times = timesOf[index]!;
+        const ratio = bare && { ratioToCopy: median(bare.map((time, at) => time / times[at]!)) };
+        return { name, dtype, microseconds: percentilesOf(times), ...ratio };
+      }),
+    };
+  });
   await world.barrier('bench-done');
-  if (record === undefined || gpuMachine === undefined) return undefined;
-  return {
-    schema: 'weftline.bench.ep.low-latency.cuda/1' as const,
-    method: lowLatencyMethod,
-    variant,
-    workload,
-    warmup,
-    iterations,
-    pairs,
-    ...record,
-    gpuMachine,
-    windowBytes: calls.ll.size.bytes,
-    cases: cases.map(({ name, dtype, copy }, index) => {
-      const times = samples[index]!.slowest('time');
-      const bare = samples[cases.findIndex((other) => other.name === copy)]?.slowest('time');
-      return {
-        name,
-        dtype,
-        microseconds: percentilesOf(times),
-        ...(bare && { ratioToCopy: median(bare.map((time, at) => time / times[at]!)) }),
-      };
-    }),
-  };
+  return report;
 }
 
 function dtypeOf(copy: string): RowDtype {

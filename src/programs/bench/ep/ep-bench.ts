@@ -80,15 +80,9 @@ export async function runEpBench(world: World, device: CpuDevice, options: EpBen
   requireAddressSpace(workload, options.layer, device.space.limit);
   await using made = await makeCases(world, device, workload, options.layer);
   const { group, cases } = made;
-  const [samples, record] = await recordRun(world, () => timeSpans(group, cases, { warmup, iterations, progress }));
-  if (record === undefined) return undefined;
-  return {
-    schema: 'weftline.bench.ep/1' as const,
-    method,
-    workload,
-    warmup,
-    iterations,
-    ...record,
+  const head = { schema: 'weftline.bench.ep/1' as const, method, workload, warmup, iterations };
+  return await recordRun(world, head, async () => ({
+    cases: summarizeCases(await timeSpans(group, cases, { warmup, iterations, progress }), cases, world.size),
     memory: {
       /** Address space of one rank that the windows of all ranks of its host take. */
       bufferWindowsBytes: made.bufferWindowsBytes,
@@ -98,8 +92,7 @@ export async function runEpBench(world: World, device: CpuDevice, options: EpBen
       /** What DeepEP's own size hint asks for in the same configuration, per rank. */
       deepEpHintBytes: deepEpHint(workload),
     },
-    cases: summarizeCases(samples, cases, world.size),
-  };
+  }));
 }
 
 /** DeepEP makes one buffer for both directions, so the larger hint counts; undefined for rank counts it cannot serve. */

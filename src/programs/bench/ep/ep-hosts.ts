@@ -86,14 +86,7 @@ export async function runEpHostBench(
   }
   await using made = await makeCases(world, device, { workload, withLayer: options.layer, numSms });
   const { group, cases, network } = made;
-  const [measured, record] = await recordRun(world, async () => {
-    const samples = await timeOnHosts(group, cases, { warmup, iterations, progress });
-    const pairs = [];
-    for (const pair of made.pairs) pairs.push(await timePairs(group, pair, options.pairs));
-    return { samples, pairs };
-  });
-  if (record === undefined) return undefined;
-  return {
+  const head = {
     schema: 'weftline.bench.ep.hosts/1' as const,
     method,
     device: device.kind,
@@ -106,10 +99,13 @@ export async function runEpHostBench(
     channels: network.channels,
     warmup,
     iterations,
-    ...record,
-    pairs: measured.pairs,
-    cases: summarizeHostCases(measured.samples, cases),
   };
+  return await recordRun(world, head, async () => {
+    const samples = await timeOnHosts(group, cases, { warmup, iterations, progress });
+    const pairs = [];
+    for (const pair of made.pairs) pairs.push(await timePairs(group, pair, options.pairs));
+    return { pairs, cases: summarizeHostCases(samples, cases) };
+  });
 }
 
 /** In the order in which a call comes to them; those of the layer stand for the same parts of its calls. */

@@ -59,14 +59,17 @@ export async function runLowLatencyBench(
   const full: EpWorkload = { ...workload, dtype: 'bf16' };
   checkEpWorkload(full);
   const inputs = await makeEpInputs(world, device, full);
-  await using calls = await LowLatencyCalls.create(world, device, options, inputs);
+  await using calls = await makeLowLatencyCalls(world, device, options, inputs);
   await calls.writeOutput(full);
   const cases = dtypes.flatMap((dtype) => [
     ...singleCases(calls, dtype, dtype === dtypes.at(-1)),
     { name: `pair ${dtype}, chained`, dtype, run: () => chain(calls, dtype, pairs) },
   ]);
-  const [samples, record] = await recordRun(world, () =>
-    measureInTurn(world, cases, { warmup, iterations, progress }, async ({ prepare, run, after }) => {
+  const rounds = { warmup, iterations, progress };
+  const schema = 'weftline.bench.ep.low-latency/1' as const;
+  const head = { schema, method, variant, workload, warmup, iterations, pairs };
+  return await recordRun(world, head, async () => {
+    const samples = await measureInTurn(world, cases, rounds, async ({ prepare, run, after }) => {
       await prepare?.();
       await calls.settle();
       const begin = monotonicMicroseconds();
@@ -74,25 +77,13 @@ export async function runLowLatencyBench(
       const end = monotonicMicroseconds();
       await after?.();
       return { time: Array.isArray(times) ? (times as number[]) : end - begin };
-    }),
-  );
-  if (record === undefined) return undefined;
-  return {
-    schema: 'weftline.bench.ep.low-latency/1' as const,
-    method,
-    variant,
-    workload,
-    warmup,
-    iterations,
-    pairs,
-    ...record,
-    windowsBytes: calls.ll.size.addressSpaceBytes,
-    cases: cases.map(({ name, dtype }, index) => ({
-      name,
-      dtype,
-      microseconds: percentilesOf(samples[index]!.slowest('time')),
-    })),
-  };
+    });
+    const microseconds = samples.map((of) => percentilesOf(of.slowest('time')));
+    return {
+      windowsBytes: calls.ll.size.addressSpaceBytes,
+      cases: cases.map(({ name, dtype }, index) => ({ name, dtype, microseconds: microseconds[index]! })),
+    };
+  });
 }
 
 /** Microseconds of each pair. */
@@ -167,91 +158,53 @@ interface LowLatencyInputs {
   readonly out: Tensor<'bf16'>;
 }
 
-/** The object under test with its inputs; the experts between dispatch and combine compute nothing. */
-export class LowLatencyCalls implements AsyncDisposable {
-  readonly ll: EpLowLatency;
-  readonly #inputs: LowLatencyInputs;
-  readonly #variant: LowLatencyVariant;
-  /** The experts' output where it need not lie in the window: one tensor serves all calls. */
-  readonly #y: Tensor<'bf16'> | undefined;
+export type LowLatencyCalls = Awaited<ReturnType<typeof makeLowLatencyCalls>>;
 
-  /** Collective. */
-  static async create(
-    world: World,
-    device: CpuDevice | CudaDevice,
-    options: LowLatencyBenchOptions,
-    inputs: LowLatencyInputs,
-  ): Promise<LowLatencyCalls> {
-    const { experts, ranks, tokens, hidden } = options.workload;
-    const isAnywhere = options.variant === 'rank-sums';
-    const y = isAnywhere ? device.empty('bf16', [experts / ranks, ranks * tokens, hidden]) : undefined;
-    if (y && device.kind === 'cuda') device.setBytes(y, 0);
-    const ll = await EpLowLatency.create(world, device, configOf(options));
-    return new LowLatencyCalls(ll, inputs, options.variant, y);
-  }
-
-  private constructor(
-    ll: EpLowLatency,
-    inputs: LowLatencyInputs,
-    variant: LowLatencyVariant,
-    y: Tensor<'bf16'> | undefined,
-  ) {
-    this.ll = ll;
-    this.#inputs = inputs;
-    this.#variant = variant;
-    this.#y = y;
-  }
-
-  dispatch(dtype: RowDtype): Promise<LowLatencyDispatchResult> {
-    return this.ll.dispatch({ ...this.#dispatchArgs(dtype), returnRecvHook: false });
-  }
-
-  sendDispatch(dtype: RowDtype): Promise<PendingDispatch> {
-    return this.ll.dispatch({ ...this.#dispatchArgs(dtype), returnRecvHook: true });
-  }
-
-  async combine(result: LowLatencyDispatchResult): Promise<unknown> {
-    return this.ll.combine({ ...(await this.#combineArgs(result)), returnRecvHook: false });
-  }
-
-  async sendCombine(result: LowLatencyDispatchResult): Promise<PendingCombine> {
-    return this.ll.combine({ ...(await this.#combineArgs(result)), returnRecvHook: true });
-  }
-
-  async pair(dtype: RowDtype): Promise<void> {
-    await this.combine(await this.dispatch(dtype));
-  }
-
-  /** Nothing of earlier calls runs on any rank afterwards. */
-  settle(): Promise<void> {
-    return this.ll.barrier();
-  }
-
-  /** Of CPU ranks: writes the rows that combine reads, so that no sum meets what no call touched. */
-  async writeOutput(workload: EpWorkload): Promise<void> {
-    for (let dispatch = 0; dispatch < 2; dispatch += 1) {
-      const result = await this.dispatch('bf16');
-      const { x: y } = await this.#combineArgs(result);
-      for (const [block, count] of result.recvCount.view().entries()) {
-        const values = generateBf16Rows(workload, count, this.ll.group.rank);
-        y.view().set(values, block * y.shape[1]! * workload.hidden);
+/** Collective. The object under test and its calls; the experts between dispatch and combine compute nothing. */
+export async function makeLowLatencyCalls(
+  world: World,
+  device: CpuDevice | CudaDevice,
+  options: LowLatencyBenchOptions,
+  { bf16, topkIdx, topkWeights, out }: LowLatencyInputs,
+) {
+  const { experts, ranks, tokens, hidden } = options.workload;
+  const weights = { topkWeights };
+  const [ofDispatch, ofCombine] = options.variant === 'choices' ? [{}, weights] : [weights, {}];
+  // The experts' output where it need not lie in the window: one tensor serves all calls.
+  const isAnywhere = options.variant === 'rank-sums';
+  const anywhere = isAnywhere ? device.empty('bf16', [experts / ranks, ranks * tokens, hidden]) : undefined;
+  if (anywhere && device.kind === 'cuda') device.setBytes(anywhere, 0);
+  const ll = await EpLowLatency.create(world, device, configOf(options));
+  const dispatchArgs = (dtype: RowDtype) => ({ x: bf16, topkIdx, ...ofDispatch, dtype });
+  const combineArgs = async ({ handle }: LowLatencyDispatchResult) => {
+    return { x: anywhere ?? (await ll.combineInput(handle)), handle, out, ...ofCombine };
+  };
+  const calls = {
+    ll,
+    dispatch: (dtype: RowDtype): Promise<LowLatencyDispatchResult> =>
+      ll.dispatch({ ...dispatchArgs(dtype), returnRecvHook: false }),
+    sendDispatch: (dtype: RowDtype): Promise<PendingDispatch> =>
+      ll.dispatch({ ...dispatchArgs(dtype), returnRecvHook: true }),
+    combine: async (result: LowLatencyDispatchResult): Promise<unknown> =>
+      ll.combine({ ...(await combineArgs(result)), returnRecvHook: false }),
+    sendCombine: async (result: LowLatencyDispatchResult): Promise<PendingCombine> =>
+      ll.combine({ ...(await combineArgs(result)), returnRecvHook: true }),
+    pair: async (dtype: RowDtype): Promise<void> => void (await calls.combine(await calls.dispatch(dtype))),
+    /** Nothing of earlier calls runs on any rank afterwards. */
+    settle: (): Promise<void> => ll.barrier(),
+    /** Writes the rows that combine reads, so that no sum meets what no call touched; CPU ranks alone. */
+    writeOutput: async (workload: EpWorkload): Promise<void> => {
+      for (let dispatch = 0; dispatch < 2; dispatch += 1) {
+        const result = await calls.dispatch('bf16');
+        const { x: y } = await combineArgs(result);
+        for (const [block, count] of result.recvCount.view().entries()) {
+          const values = generateBf16Rows(workload, count, ll.group.rank);
+          y.view().set(values, block * y.shape[1]! * workload.hidden);
+        }
       }
-    }
-    await this.settle();
-  }
-
-  async [Symbol.asyncDispose](): Promise<void> {
-    await this.ll.close();
-  }
-
-  #dispatchArgs(dtype: RowDtype) {
-    const { bf16, topkIdx, topkWeights } = this.#inputs;
-    return { x: bf16, topkIdx, ...(this.#variant !== 'choices' && { topkWeights }), dtype };
-  }
-
-  async #combineArgs({ handle }: LowLatencyDispatchResult) {
-    const { topkWeights, out } = this.#inputs;
-    const y = this.#y ?? (await this.ll.combineInput(handle));
-    return { x: y, handle, out, ...(this.#variant === 'choices' && { topkWeights }) };
-  }
+      await ll.barrier();
+    },
+    [Symbol.asyncDispose]: (): Promise<void> => ll.close(),
+  };
+  return calls;
 }

@@ -149,20 +149,12 @@ async function runSession(session: P2pSession, options: P2pClientOptions) {
   if (comparesHost(options, workload)) await session.openHostMemory(memoryOf(workload), MEMORY_NAMES.clientHost);
   await session.hear();
   await session.remote(MEMORY_NAMES.server);
-  const [results, record] = await recordRun(undefined, () => measure(session, options));
+  const backend: string = connection.backend;
+  const head = { schema: 'weftline.bench.p2p/1' as const, method, workload, device, backend };
+  const document = await recordRun(undefined, head, () => measure(session, options));
   session.say({ phase: 'end' } satisfies P2pPhase);
   await session.hear();
-  const verdicts = endpoint.agent.explain(connection.peer);
-  return {
-    schema: 'weftline.bench.p2p/1' as const,
-    method,
-    workload,
-    device,
-    backend: connection.backend as string,
-    verdicts,
-    ...record!,
-    ...results,
-  };
+  return { ...document, verdicts: endpoint.agent.explain(connection.peer) };
 }
 
 /** One side of the bench; the other side is told its error. */

@@ -89,10 +89,7 @@ async function besideMemcpy(session: P2pSession, bytes: number, { mode, rounds }
     transfer?.post();
     transfer?.waitBlocking();
   };
-  const sides = [
-    { name: 'own', run: move },
-    { name: 'memcpy', run: (): void => copyMemory(target.address, memory.address, bytes) },
-  ];
+  const sides = [{ run: move }, { run: (): void => copyMemory(target.address, memory.address, bytes) }];
   const [samples] = await measureInTurn(undefined, [sides], { warmup: 1, iterations: rounds }, async () => {
     const [own, copy] = (await timeInTurn(sides, messages)).map((times) => bytes / median(times) / 1000);
     return { own: own!, copy: copy! };

@@ -74,42 +74,28 @@ export async function runSparseBench(
     await reducer.serve();
     return undefined;
   }
-  await using tensors = await BenchTensors.create(workers, device, workload);
-  const [measured, record] = await recordRun(workers, async () => {
+  await using tensors = await makeTensors(workers, device, workload);
+  const head = {
+    schema: 'weftline.bench.sparse/1' as const,
+    workload,
+    /** Name of rank 0's GPU, where tensors are on GPUs. */
+    ...(device.kind === 'cuda' && { gpu: device.properties.name }),
+    /** How bytes get from rank 0 to others. */
+    route: routeOf(tensors.communicator),
+  };
+  return await recordRun(workers, head, async () => {
     const bitmap = world.rank === 0 ? await bitmapOf(device, tensors, workload) : undefined;
     await workers.barrier('bitmap');
     const bench: Bench = { workload, workers, reducer, tensors, progress };
     const rows = [];
     for (const density of workload.densities) rows.push(await measure(bench, density));
-    return { rows, bitmap };
+    /** `crossing`: the share of blocks from which on dense is faster, between the densities measured, if there is one. */
+    return { rows, crossing: crossingOf(rows), bitmap: bitmap! };
   });
-  if (record === undefined) return undefined;
-  return {
-    schema: 'weftline.bench.sparse/1' as const,
-    ...record,
-    workload,
-    /** Of rank 0, where tensors are on GPUs. */
-    ...(device.kind === 'cuda' && { gpu: device.properties.name }),
-    /** How bytes get from rank 0 to others. */
-    route: routeOf(tensors.communicator),
-    rows: measured.rows,
-    /** The share of blocks from which on dense is faster, between the densities measured; undefined if there is none. */
-    crossing: crossingOf(measured.rows),
-    bitmap: measured.bitmap!,
-  };
 }
 
 /** GB/s of the kernel that finds the blocks, and of a plain read of the same memory. */
-interface BitmapRates {
-  readonly bitmap: number;
-  readonly read: number;
-}
-
-async function bitmapOf(
-  device: CpuDevice | CudaDevice,
-  { sparse }: BenchTensors,
-  workload: SparseWorkload,
-): Promise<BitmapRates> {
+async function bitmapOf(device: CpuDevice | CudaDevice, { sparse }: BenchTensors, workload: SparseWorkload) {
   if (device.kind === 'cpu') return measureBitmap(device, sparse, workload);
   // Loaded here, so that CPU ranks never load what GPUs need.
   const { measureCudaBitmap } = await import('./cuda-bitmap-rates.ts');
@@ -171,7 +157,7 @@ async function timed({ tensors, workers }: Bench, call: () => Promise<unknown>):
 
 /** Elements of this worker that differ. */
 async function compare({ tensors, progress, workers }: Bench): Promise<number> {
-  const { sparse: got, dense: expected } = await tensors.results();
+  const { got, expected } = await tensors.results();
   if (Buffer.compare(bytesOf(got), bytesOf(expected)) === 0) return 0;
   let wrong = 0;
   for (let at = 0; at < got.length; at++) {
@@ -209,85 +195,54 @@ function crossingOf(rows: readonly SparseRow[]): number | undefined {
 
 type Values = TypedArrayOf[SparseWorkload['dtype']];
 
-class BenchTensors implements AsyncDisposable {
-  readonly sparse: Tensor;
-  readonly communicator: Communicator;
-  readonly #device: CpuDevice | CudaDevice;
-  readonly #pristine: Tensor;
-  readonly #dense: Tensor;
-  /** Of GPUs of several hosts, whose dense sums are those of their hosts. */
-  readonly #staged: Tensor | undefined;
+type BenchTensors = Awaited<ReturnType<typeof makeTensors>>;
 
-  /** Collective over the workers. */
-  static async create(
-    workers: RankGroup,
-    device: CpuDevice | CudaDevice,
-    workload: SparseWorkload,
-  ): Promise<BenchTensors> {
-    const isStaged = device.kind === 'cuda' && workers.topology.hosts.length > 1;
-    const host = isStaged ? await CpuDevice.create() : device;
-    const communicator = await Communicator.create(workers, host);
-    const make = (of: CpuDevice | CudaDevice): Tensor => of.empty(workload.dtype, [workload.elements]);
-    return new BenchTensors(device, communicator, () => make(device), isStaged ? make(host) : undefined);
-  }
-
-  private constructor(
-    device: CpuDevice | CudaDevice,
-    communicator: Communicator,
-    make: () => Tensor,
-    staged: Tensor | undefined,
-  ) {
-    this.#device = device;
-    this.communicator = communicator;
-    this.#staged = staged;
-    this.#pristine = make();
-    this.#dense = make();
-    this.sparse = make();
-  }
-
-  async fill(values: Values): Promise<void> {
-    await this.#pristine.fromHost(values);
-  }
-
-  /** `sparse` is as the worker had it before any sum. */
-  async reset(): Promise<void> {
-    const [from, device] = [this.#pristine, this.#device];
-    if (device.kind === 'cpu') this.sparse.view().set(from.view() as never);
-    else device.context.call('cuMemcpyDtoDAsync', this.sparse.address, from.address, from.bytes, device.stream.handle);
-    await this.settle();
-  }
-
-  async sumDense(): Promise<void> {
-    const staged = this.#staged;
-    if (staged === undefined) {
-      await this.communicator.allReduce({ input: this.#pristine, output: this.#dense });
-      await this.settle();
-      return;
-    }
-    await staged.fromHost(await this.#pristine.toHost());
-    await this.communicator.allReduce({ output: staged });
-    await this.#dense.fromHost(await staged.toHost());
-  }
-
-  /** What was enqueued on the device is done. */
-  async settle(): Promise<void> {
-    if (this.#device.kind === 'cuda') await this.#device.stream.idle();
-  }
-
-  /** Waits for all workers. */
-  async meet(): Promise<void> {
-    await this.communicator.barrier();
-    if (this.#staged === undefined) await this.settle();
-  }
-
-  async results(): Promise<{ readonly sparse: Values; readonly dense: Values }> {
-    return { sparse: await valuesOf(this.sparse), dense: await valuesOf(this.#dense) };
-  }
-
-  async [Symbol.asyncDispose](): Promise<void> {
-    await this.communicator.close();
-    for (const tensor of [this.#pristine, this.#dense, this.sparse, this.#staged]) tensor?.dispose();
-  }
+/** Collective over the workers. */
+async function makeTensors(workers: RankGroup, device: CpuDevice | CudaDevice, workload: SparseWorkload) {
+  const make = (on: CpuDevice | CudaDevice): Tensor => on.empty(workload.dtype, [workload.elements]);
+  const settle = async (): Promise<void> => {
+    if (device.kind === 'cuda') await device.stream.idle();
+  };
+  // The dense sums of GPUs of several hosts are those of their hosts.
+  const isStaged = device.kind === 'cuda' && workers.topology.hosts.length > 1;
+  const host = isStaged ? await CpuDevice.create() : device;
+  const communicator = await Communicator.create(workers, host);
+  const staged = isStaged ? make(host) : undefined;
+  const [pristine, dense, sparse] = [make(device), make(device), make(device)];
+  return {
+    sparse,
+    communicator,
+    /** Resolves when what was enqueued on the device is done. */
+    settle,
+    fill: (values: Values): Promise<void> => pristine.fromHost(values),
+    /** Leaves `sparse` as the worker had it before any sum. */
+    reset: async (): Promise<void> => {
+      const { address, bytes } = pristine;
+      if (device.kind === 'cpu') sparse.view().set(pristine.view() as never);
+      else device.context.call('cuMemcpyDtoDAsync', sparse.address, address, bytes, device.stream.handle);
+      await settle();
+    },
+    sumDense: async (): Promise<void> => {
+      if (staged === undefined) {
+        await communicator.allReduce({ input: pristine, output: dense });
+        await settle();
+        return;
+      }
+      await staged.fromHost(await pristine.toHost());
+      await communicator.allReduce({ output: staged });
+      await dense.fromHost(await staged.toHost());
+    },
+    /** Waits for all workers. */
+    meet: async (): Promise<void> => {
+      await communicator.barrier();
+      if (staged === undefined) await settle();
+    },
+    results: async () => ({ got: await valuesOf(sparse), expected: await valuesOf(dense) }),
+    async [Symbol.asyncDispose](): Promise<void> {
+      await communicator.close();
+      for (const tensor of [pristine, dense, sparse, staged]) tensor?.dispose();
+    },
+  };
 }
 
 /** In place where that can be. */
@@ -323,11 +278,7 @@ export function tensorBytes({ dtype, elements }: SparseWorkload): number {
 const BITMAP_ROUNDS = { warmup: 2, iterations: 15 } as const;
 
 /** `tensor` becomes zero; its blocks are all read then, as those of a sparse tensor are. */
-async function measureBitmap(
-  device: CpuDevice,
-  tensor: Tensor,
-  { blockSize, dtype }: SparseWorkload,
-): Promise<BitmapRates> {
+async function measureBitmap(device: CpuDevice, tensor: Tensor, { blockSize, dtype }: SparseWorkload) {
   const bytes = device.hostView('u8', tensor.address, tensor.bytes);
   bytes.fill(0);
   const blockBytes = (tensor.bytes / tensor.elements) * blockSize;
@@ -339,10 +290,6 @@ async function measureBitmap(
     kernels.markBlocks(tensor.address, tensor.bytes, blockBytes, format, 0, bitmap.address, tensor.address);
   // One byte, which memchr looks for and never finds.
   const read = (): number => text.indexOf(1);
-  const cases = [
-    { name: 'bitmap', run: mark },
-    { name: 'read', run: read },
-  ];
-  const [marking, reading] = await timeInTurn(cases, BITMAP_ROUNDS);
+  const [marking, reading] = await timeInTurn([{ run: mark }, { run: read }], BITMAP_ROUNDS);
   return { bitmap: tensor.bytes / median(marking!) / 1e3, read: tensor.bytes / median(reading!) / 1e3 };
 }

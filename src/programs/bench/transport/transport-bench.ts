@@ -125,20 +125,16 @@ async function measureAll(session: BenchSession, options: ClientOptions) {
   const onSecond = (): void => void asked.push(pathsNow(connection, begin));
   const { localHost: host, peerHost } = connection;
   const phases: PhaseOptions = { onLine, onSecond, host, peerHost };
-  const [results, record] = await recordRun(undefined, () => measure(session, options, phases));
+  const { segmentBytes, paths } = connection;
+  const schema = 'weftline.bench.transport/1' as const;
+  const head = { schema, method, workload, segmentBytes, paths, segmentsPerSend: cutsOf(connection) };
+  const document = await recordRun(undefined, head, () => measure(session, options, phases));
   // Fails with what the connection failed with.
   const pathsOverTime = await Promise.all(asked);
   const statistics: unknown = await connection.statistics();
   await session.say({ phase: 'end' } satisfies Phase);
   return {
-    schema: 'weftline.bench.transport/1' as const,
-    method,
-    workload,
-    segmentBytes: connection.segmentBytes,
-    paths: connection.paths,
-    segmentsPerSend: cutsOf(connection),
-    ...record!,
-    ...results,
+    ...document,
     /** At the beginning, each second and at the end of every round of tpt and bi; of this side. */
     pathsOverTime,
     /** The transport's own counters at the end, of this side. */
@@ -149,7 +145,7 @@ async function measureAll(session: BenchSession, options: ClientOptions) {
 interface Measured {
   /** Of basic: messages every word of which was checked by the receiver. */
   readonly intact?: { readonly messages: number; readonly bytes: number };
-  readonly throughput?: ReturnType<ThroughputRounds['result']>;
+  readonly throughput?: ReturnType<typeof throughputOf>;
   readonly comparison?: ReturnType<typeof compare>;
   readonly latency?: Awaited<ReturnType<typeof latency>>;
   /** Shares of one core; of this side and of the server. */
@@ -160,17 +156,17 @@ async function measure(session: BenchSession, options: ClientOptions, phases: Ph
   const { workload, rounds } = options;
   if (workload.perftype === 'basic') {
     const messages = workload.iterations || BASIC_ITERATIONS;
-    await runBasic(session, { iterations: messages }, phases);
+    await runBasic(session, messages, phases);
     return { intact: { messages, bytes: BASIC_BYTES } };
   }
   if (workload.perftype === 'lat') return { latency: await latency(session, options, phases) };
   if (workload.warmup) await runThroughput(session, { ...workload, iterations: 0, seconds: 1 }, quiet(phases));
-  const throughputs = new ThroughputRounds();
+  const runs = [];
   const bareGbps: number[] = [];
   const tcpGbps: number[] = [];
   for (let round = 0; round < Math.max(1, rounds); round += 1) {
     phases.onSecond?.();
-    throughputs.add(await runThroughput(session, workload, phases));
+    runs.push(await runThroughput(session, workload, phases));
     phases.onSecond?.();
     if (rounds === 0) continue;
     const seconds = Math.max(1, Math.round(workload.seconds));
@@ -181,10 +177,10 @@ async function measure(session: BenchSession, options: ClientOptions, phases: Ph
     const tcp = await runTcp(session, seconds, phases);
     if (tcp !== undefined) tcpGbps.push(tcp);
   }
-  const throughput = throughputs.result(workload);
+  const throughput = throughputOf(runs, workload);
   return {
     throughput,
-    ...(rounds === 0 ? {} : { comparison: compare(throughput.gbps, bareGbps, tcpGbps) }),
+    ...(rounds > 0 && { comparison: compare(throughput.gbps, bareGbps, tcpGbps) }),
     idle: await idle(session),
   };
 }
@@ -218,38 +214,21 @@ function compare(gbps: readonly number[], bareGbps: readonly number[], tcpGbps: 
   };
 }
 
-/** Collects what the rounds of a throughput run gave. */
-class ThroughputRounds {
-  readonly #gbps: number[] = [];
-  readonly #receivedGbps: number[] = [];
-  readonly #times: number[] = [];
-  #messages = 0;
-  #gigabytes = 0;
-  #senderCpu = 0;
-  #receiverCpu = 0;
+type ThroughputRun = Awaited<ReturnType<typeof runThroughput>>;
 
-  add({ client, server }: Awaited<ReturnType<typeof runThroughput>>): void {
-    this.#gbps.push(client.sent.gbps);
-    this.#receivedGbps.push(server.sent.gbps);
-    for (const time of client.times) this.#times.push(time);
-    this.#messages += client.sent.messages;
-    this.#gigabytes += (client.sent.bytes + client.received.bytes) / 1e9;
-    this.#senderCpu += client.cpuSeconds;
-    this.#receiverCpu += server.cpuSeconds;
-  }
-
-  result({ bi }: TransportWorkload) {
-    return {
-      /** Of each round, in Gbps. */
-      gbps: this.#gbps,
-      /** Only of runs in both directions: what this side received. */
-      ...(bi && { receivedGbps: this.#receivedGbps }),
-      messages: this.#messages,
-      requestMicroseconds: quantilesOf(this.#times),
-      senderCpuSecondsPerGB: this.#senderCpu / this.#gigabytes,
-      receiverCpuSecondsPerGB: this.#receiverCpu / this.#gigabytes,
-    };
-  }
+function throughputOf(runs: readonly ThroughputRun[], { bi }: TransportWorkload) {
+  const total = (of: (run: ThroughputRun) => number): number => runs.reduce((sum, run) => sum + of(run), 0);
+  const gigabytes = total(({ client }) => client.sent.bytes + client.received.bytes) / 1e9;
+  return {
+    /** Gbps of each round. */
+    gbps: runs.map(({ client }) => client.sent.gbps),
+    /** What this side received, in runs in both directions. */
+    ...(bi && { receivedGbps: runs.map(({ server }) => server.sent.gbps) }),
+    messages: total(({ client }) => client.sent.messages),
+    requestMicroseconds: quantilesOf(runs.flatMap(({ client }) => client.times)),
+    senderCpuSecondsPerGB: total(({ client }) => client.cpuSeconds) / gigabytes,
+    receiverCpuSecondsPerGB: total(({ server }) => server.cpuSeconds) / gigabytes,
+  };
 }
 
 function cutsOf({ cutsSends, segmentBytes }: Connection): number {

@@ -26,21 +26,7 @@ export interface SecondOfExchange {
   readonly seconds: number;
 }
 
-interface Flowed {
-  readonly messages: number;
-  readonly bytes: number;
-  readonly gbps: number;
-}
-
-export interface ThroughputResult {
-  readonly sent: Flowed;
-  readonly received: Flowed;
-  readonly seconds: number;
-  /** Of this process, all its threads. */
-  readonly cpuSeconds: number;
-  /** Microseconds that each request of this side's sends took. */
-  readonly times: readonly number[];
-}
+export type ThroughputResult = Awaited<ReturnType<typeof exchange>>;
 
 const OVER = 'over';
 
@@ -66,7 +52,7 @@ async function exchange(
   { transport, workload, outgoing, incoming, onSecond }: ThroughputOptions,
   outBuffers: readonly MessageBuffers[],
   inBuffers: readonly MessageBuffers[],
-): Promise<ThroughputResult> {
+) {
   const times: number[] = [];
   const cpu = process.cpuUsage();
   const begin = monotonicMicroseconds();
@@ -75,13 +61,9 @@ async function exchange(
   const sending: MessageStreamOptions = { workload, requests, until, times };
   // The sender decides when it is over.
   const receiving: MessageStreamOptions = { workload, requests, until: Infinity };
-  const senders = outgoing.map(
-    (session, index) => new Stream(session, outBuffers[index] as MessageBuffers, true, sending),
-  );
-  const receivers = incoming.map(
-    (session, index) => new Stream(session, inBuffers[index] as MessageBuffers, false, receiving),
-  );
-  const seconds = onSecond === undefined ? undefined : new Seconds(senders, receivers, onSecond);
+  const senders = outgoing.map((session, index) => new Stream(session, outBuffers[index]!, true, sending));
+  const receivers = incoming.map((session, index) => new Stream(session, inBuffers[index]!, false, receiving));
+  const onBreath = onSecond === undefined ? () => {} : everySecond(senders, receivers, onSecond);
   const said: Promise<void>[] = [];
   const sayWhenOver = (): boolean => {
     for (const [index, session] of outgoing.entries()) {
@@ -91,7 +73,7 @@ async function exchange(
   };
   await runStreams(transport, [...senders, ...receivers], {
     isOver: () => sayWhenOver() && incoming.every((session) => session.hasWord),
-    onBreath: (now) => seconds?.look(now),
+    onBreath,
   });
   await Promise.all(said);
   // What was said came behind the last message, whose end may not have been taken yet.
@@ -104,12 +86,14 @@ async function exchange(
     sent: flowed(senders),
     received: flowed(receivers),
     seconds: (end - begin) / 1e6,
+    /** CPU time of this process, all its threads. */
     cpuSeconds: (used.user + used.system) / 1e6,
-    times,
+    /** Microseconds that each request of this side's sends took. */
+    times: times as readonly number[],
   };
 }
 
-function flowed(streams: readonly Stream[]): Flowed {
+function flowed(streams: readonly Stream[]) {
   const { messages, bytes } = total(streams);
   const microseconds = Math.max(0, ...streams.map(({ microseconds: of }) => of));
   return { messages, bytes, gbps: microseconds === 0 ? 0 : (bytes * 8) / microseconds / 1000 };
@@ -125,34 +109,20 @@ function total(streams: readonly Stream[]): StreamProgress {
   return { messages, bytes };
 }
 
-/** Tells once a second what passed since the second before. */
-class Seconds {
-  readonly #senders: readonly Stream[];
-  readonly #receivers: readonly Stream[];
-  readonly #onSecond: (second: SecondOfExchange) => void;
-  #at: number = monotonicMicroseconds();
-  #sent: StreamProgress = { messages: 0, bytes: 0 };
-  #received: StreamProgress = { messages: 0, bytes: 0 };
-
-  constructor(senders: readonly Stream[], receivers: readonly Stream[], onSecond: (second: SecondOfExchange) => void) {
-    this.#senders = senders;
-    this.#receivers = receivers;
-    this.#onSecond = onSecond;
-  }
-
-  look(now: number): void {
-    if (now - this.#at < 1e6) return;
-    const sent = total(this.#senders);
-    const received = total(this.#receivers);
-    this.#onSecond({
-      sent: difference(sent, this.#sent),
-      received: difference(received, this.#received),
-      seconds: (now - this.#at) / 1e6,
-    });
-    this.#at = now;
-    this.#sent = sent;
-    this.#received = received;
-  }
+/** What looks at the streams now and then, and tells once a second what passed since the second before. */
+function everySecond(
+  senders: readonly Stream[],
+  receivers: readonly Stream[],
+  onSecond: (second: SecondOfExchange) => void,
+): (now: number) => void {
+  let last = { at: monotonicMicroseconds(), sent: total(senders), received: total(receivers) };
+  return (at) => {
+    if (at - last.at < 1e6) return;
+    const [sent, received] = [total(senders), total(receivers)];
+    const seconds = (at - last.at) / 1e6;
+    onSecond({ sent: difference(sent, last.sent), received: difference(received, last.received), seconds });
+    last = { at, sent, received };
+  };
 }
 
 function difference(now: StreamProgress, before: StreamProgress): StreamProgress {

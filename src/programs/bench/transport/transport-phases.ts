@@ -10,18 +10,17 @@ import { packetSpinUs } from '../../../threads/spin-time.ts';
 
 /** What the client says before each phase. */
 export type Phase =
-  | ({ readonly phase: 'basic' } & BasicRun)
+  | { readonly phase: 'basic'; readonly iterations: number }
   | ({ readonly phase: 'lat' } & LatencyRun)
   | { readonly phase: 'tpt'; readonly workload: TransportWorkload }
-  | { readonly phase: 'bareLat'; readonly rounds: number; readonly bytes: number; readonly port: number }
-  | { readonly phase: 'bareTpt'; readonly stream: BareStream; readonly port: number }
+  | BareLatency
+  | BareThroughput
   | { readonly phase: 'iperf' }
   | { readonly phase: 'idle'; readonly seconds: number }
   | { readonly phase: 'end' };
 
-interface BasicRun {
-  readonly iterations: number;
-}
+type BareLatency = LatencyRun & { readonly phase: 'bareLat'; readonly port: number };
+type BareThroughput = { readonly phase: 'bareTpt'; readonly stream: BareStream; readonly port: number };
 
 interface LatencyRun {
   readonly rounds: number;
@@ -59,7 +58,7 @@ async function serve(
 ): Promise<unknown> {
   switch (phase.phase) {
     case 'basic':
-      return serveBasic(session, phase, options);
+      return serveBasic(session, phase.iterations, options);
     case 'lat':
       return serveLatency(session, phase);
     case 'tpt':
@@ -76,7 +75,7 @@ async function serve(
   }
 }
 
-async function serveBasic(session: BenchSession, { iterations }: BasicRun, { onLine }: PhaseOptions): Promise<unknown> {
+async function serveBasic(session: BenchSession, iterations: number, { onLine }: PhaseOptions): Promise<unknown> {
   const { transport, connection } = session;
   await using buffers = await openBuffers(transport, 1, BASIC_BYTES);
   const { region } = buffers;
@@ -93,10 +92,9 @@ async function serveBasic(session: BenchSession, { iterations }: BasicRun, { onL
   return { iterations };
 }
 
-export async function runBasic(session: BenchSession, run: BasicRun, { onLine }: PhaseOptions): Promise<void> {
+export async function runBasic(session: BenchSession, iterations: number, { onLine }: PhaseOptions): Promise<void> {
   const { transport, connection } = session;
-  const { iterations } = run;
-  await session.say({ phase: 'basic', ...run } satisfies Phase);
+  await session.say({ phase: 'basic', iterations } satisfies Phase);
   await using buffers = await openBuffers(transport, 1, BASIC_BYTES);
   const { region } = buffers;
   new Uint32Array(region.bytes.buffer, 0, BASIC_BYTES / 4).fill(BASIC_WORD);
@@ -170,10 +168,10 @@ export function secondLine({ nflow }: TransportWorkload, { sent, received, secon
 
 async function serveBare(
   session: BenchSession,
-  phase: Extract<Phase, { phase: 'bareLat' | 'bareTpt' }>,
+  phase: BareLatency | BareThroughput,
   options: PhaseOptions,
 ): Promise<unknown> {
-  using bare = openBare(session, options, phase.phase === 'bareLat' ? PING_PONG_SPIN_US : undefined);
+  using bare = openBare(session, options, phase);
   bare.connect(options.peerHost, phase.port);
   await session.say({ port: bare.port });
   await session.settle();
@@ -182,17 +180,27 @@ async function serveBare(
   return {};
 }
 
-/** Gbps, or microseconds of each round. */
+/** Begins a phase of bare UDP at both sides. */
+async function meetBare(
+  session: BenchSession,
+  options: PhaseOptions,
+  phase: Omit<BareLatency, 'port'> | Omit<BareThroughput, 'port'>,
+): Promise<BareUdp> {
+  const bare = openBare(session, options, phase);
+  await session.say({ ...phase, port: bare.port });
+  const { port } = await session.hear<{ port: number }>();
+  bare.connect(options.peerHost, port);
+  await session.settle();
+  return bare;
+}
+
+/** Gbps. */
 export async function runBareThroughput(
   session: BenchSession,
   stream: BareStream,
   options: PhaseOptions,
 ): Promise<number> {
-  using bare = openBare(session, options);
-  await session.say({ phase: 'bareTpt', stream, port: bare.port } satisfies Phase);
-  const { port } = await session.hear<{ port: number }>();
-  bare.connect(options.peerHost, port);
-  await session.settle();
+  using bare = await meetBare(session, options, { phase: 'bareTpt', stream });
   const { microseconds } = bare.send(stream);
   const { bytes } = await session.hear<{ bytes: number }>();
   return (bytes * 8) / microseconds / 1000;
@@ -204,20 +212,16 @@ export async function runBareLatency(
   bytes: number,
   options: PhaseOptions,
 ): Promise<readonly number[]> {
-  using bare = openBare(session, options, PING_PONG_SPIN_US);
-  await session.say({ phase: 'bareLat', rounds, bytes, port: bare.port } satisfies Phase);
-  const { port } = await session.hear<{ port: number }>();
-  bare.connect(options.peerHost, port);
-  await session.settle();
+  using bare = await meetBare(session, options, { phase: 'bareLat', rounds, bytes });
   const times = bare.ask(rounds, bytes);
   await session.hear();
   return quantilesOf([...times]);
 }
 
-function openBare({ transport }: BenchSession, { host }: PhaseOptions, spinUs?: number): BareUdp {
+function openBare({ transport }: BenchSession, { host }: PhaseOptions, { phase }: Pick<Phase, 'phase'>): BareUdp {
   const { settings } = transport;
-  const bufferBytes = settings.transportSocketBufferBytes;
-  return new BareUdp({ host, bufferBytes, spinUs: spinUs ?? packetSpinUs(settings) });
+  const spinUs = phase === 'bareLat' ? PING_PONG_SPIN_US : packetSpinUs(settings);
+  return new BareUdp({ host, bufferBytes: settings.transportSocketBufferBytes, spinUs });
 }
 
 async function serveIperf(session: BenchSession, { host }: PhaseOptions): Promise<unknown> {

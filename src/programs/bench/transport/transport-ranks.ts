@@ -1,7 +1,7 @@
 // Transport benches over the ranks of a world: all send to one (incast), each sends to another one (permutation), or several
 // engines in one pair of processes beside as many pairs with one engine each.
-import { seededRandom } from '../../../core/seeded-random.ts';
-import { Transport, type Connection } from '../../../transport/index.ts';
+import { randomCycle, seededRandom } from '../../../core/seeded-random.ts';
+import { Transport } from '../../../transport/index.ts';
 import type { World } from '../../../world/index.ts';
 import { runExchange, type SecondOfExchange } from './transport-exchange.ts';
 import { quantilesOf, secondLine } from './transport-phases.ts';
@@ -19,19 +19,7 @@ export function targetsOf(
   seed: number,
 ): readonly (readonly number[])[] {
   if (perftype === 'incast') return Array.from({ length: ranks }, (_, rank) => (rank === 0 ? [] : [0]));
-  const order = derangement(ranks, seed);
-  return order.map((target) => [target]);
-}
-
-/** Sattolo's shuffle: one cycle through all, so that nobody sends to itself. */
-function derangement(count: number, seed: number): number[] {
-  const random = seededRandom(seed);
-  const order = Array.from({ length: count }, (_, index) => index);
-  for (let index = count - 1; index > 0; index -= 1) {
-    const other = Math.floor(random() * index);
-    [order[index], order[other]] = [order[other] as number, order[index] as number];
-  }
-  return order;
+  return randomCycle(ranks, seededRandom(seed)).map((target) => [target]);
 }
 
 /** Collective. The report on rank 0, undefined elsewhere. */
@@ -84,11 +72,7 @@ export async function runRankBench(
 
 export type PairsBenchReport = NonNullable<Awaited<ReturnType<typeof runPairsBench>>>;
 
-interface Side extends AsyncDisposable {
-  readonly transport: Transport;
-  readonly session: BenchSession;
-  readonly connection: Connection;
-}
+type Side = Awaited<ReturnType<typeof openSide>>;
 
 /** What a rank did in a round; zeros if it only waited. */
 interface Share {
@@ -111,7 +95,9 @@ export async function runPairsBench(
   const engines = world.size / 2;
   const isFirst = world.rank % engines === 0;
   await using single = await openSide(world, 'single', 1);
-  await using wide = isFirst ? await openSide(world, 'wide', engines) : await openNothing(world, 'wide');
+  await using wide = isFirst ? await openSide(world, 'wide', engines) : undefined;
+  // The others take part in the exchange of ports alone.
+  if (!isFirst) await sharePort(world, 'wide', 0);
   const all: Share[][] = [];
   const each: Share[][] = [];
   const warmups = workload.warmup ? 1 : 0;
@@ -151,13 +137,13 @@ export async function runPairsBench(
   };
 }
 
-async function openSide(world: World, name: string, engines: number): Promise<Side> {
+async function openSide(world: World, name: string, engines: number) {
   const half = world.size / 2;
   const settings = { transportEngines: engines, transportThread: true };
   const transport = await Transport.create({ name: `rank ${world.rank}`, token: world.secret, settings });
   const listener = await transport.listen({ host: '127.0.0.1', port: 0 });
   try {
-    const ports = await world.allGather(`pairs-${name}`, listener.port);
+    const ports = await sharePort(world, name, listener.port);
     const connection =
       world.rank < half
         ? await transport.connect({ host: '127.0.0.1', port: ports[world.rank + half] as number })
@@ -172,10 +158,8 @@ async function openSide(world: World, name: string, engines: number): Promise<Si
   }
 }
 
-/** Takes part in the exchange of ports alone. */
-async function openNothing(world: World, name: string): Promise<undefined> {
-  await world.allGather(`pairs-${name}`, 0);
-  return undefined;
+function sharePort(world: World, name: string, port: number): Promise<number[]> {
+  return world.allGather(`pairs-${name}`, port);
 }
 
 async function runRound(world: World, side: Side | undefined, workload: TransportWorkload): Promise<Share[]> {

@@ -7,7 +7,7 @@ import { HostMemory } from '../../../device/cuda/host-memory.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import type { Out } from '../../../native/library.ts';
 import { LaunchedFragments, type WarpsPerSm } from '../../../unpack/cuda/launched-fragments.ts';
-import { checkConfig, type CheckedConfig, type FragmentRun } from '../../../unpack/launcher-config.ts';
+import { checkConfig, type CheckedConfig } from '../../../unpack/launcher-config.ts';
 import { type DescriptorBlock, UnpackLauncher } from '../../../unpack/index.ts';
 import { RingWriter } from '../../../unpack/ring-writer.ts';
 import {
@@ -102,15 +102,11 @@ export async function measureKernelRates(device: CudaDevice, options: KernelRate
   for (const from of ['device', 'pinned'] as const) {
     for (const fragmentBytes of options.fragments) {
       for (const numSms of options.sms) {
-        const made = await makeCases(device, { source: sources[from], destination, fragmentBytes, numSms });
+        await using made = await makeCases(device, { source: sources[from], destination, fragmentBytes, numSms });
         if (from === 'pinned') made.cases.push(copyEngine(device, pinned.hostAddress, destination));
-        try {
-          await checkCases(device, made.cases, destination);
-          const times = await timeCases(device, made.cases, options);
-          rates.push(...summarizeCases(made.cases, times, { from, numSms, fragmentBytes }));
-        } finally {
-          await made.close();
-        }
+        await checkCases(device, made.cases, destination);
+        const times = await timeCases(device, made.cases, options);
+        rates.push(...summarizeCases(made.cases, times, { from, numSms, fragmentBytes }));
       }
     }
   }
@@ -127,29 +123,29 @@ interface Memory {
 async function makeCases(
   device: CudaDevice,
   { source, destination, fragmentBytes, numSms }: Memory,
-): Promise<{ readonly cases: BenchCase[]; readonly close: () => Promise<void> }> {
+): Promise<AsyncDisposable & { readonly cases: BenchCase[] }> {
   const bare = await bareCopies(device, { source, destination, fragmentBytes, numSms });
   const cases: BenchCase[] = [...bare.cases];
   const blocks = chunkBlocks({ chunkBytes: CHUNK_BYTES, totalBytes: TOTAL_BYTES }, fragmentBytes, {
     bounce: source,
     destination,
   });
-  const prepared: PreparedUnpack[] = [];
+  const engines: LaunchedFragments[] = [];
   for (const smallKernel of [true, false]) {
     for (const warpsPerSm of [16, 32] as const) {
       for (const memory of warpsPerSm === 16 ? (['mapped', 'copied'] as const) : (['mapped'] as const)) {
-        const unpack = await PreparedUnpack.create(device, blocks, { numSms, smallKernel, warpsPerSm, memory });
-        prepared.push(unpack);
+        const { engine, run } = await prepareUnpack(device, blocks, { numSms, smallKernel, warpsPerSm, memory });
+        engines.push(engine);
         const name = `${smallKernel ? 'small' : 'large'} kernel, ${warpsPerSm} warps, ${memory}`;
-        cases.push({ name, run: () => unpack.launch() });
+        cases.push({ name, run });
       }
     }
   }
   const close = async (): Promise<void> => {
-    for (const unpack of prepared) await unpack.close();
+    for (const engine of engines) await engine.close();
     bare.pairs.dispose();
   };
-  return { cases, close };
+  return { cases, [Symbol.asyncDispose]: close };
 }
 
 async function bareCopies(
@@ -178,11 +174,9 @@ async function bareCopies(
 }
 
 /** One copy of everything in place: what the link gives. */
-function copyEngine(device: CudaDevice, hostAddress: number, destination: Tensor<'u8'>): BenchCase {
-  const launch = (): void => {
-    device.context.call('cuMemcpyHtoDAsync', destination.address, hostAddress, TOTAL_BYTES, device.stream.handle);
-  };
-  return { name: 'copy engine', run: launch };
+function copyEngine({ context, stream }: CudaDevice, hostAddress: number, { address }: Tensor<'u8'>): BenchCase {
+  const run = (): void => context.call('cuMemcpyHtoDAsync', address, hostAddress, TOTAL_BYTES, stream.handle);
+  return { name: 'copy engine', run };
 }
 
 async function checkCases(device: CudaDevice, cases: readonly BenchCase[], destination: Tensor<'u8'>): Promise<void> {
@@ -235,37 +229,20 @@ interface PreparedOptions {
   readonly memory: CheckedConfig['memory'];
 }
 
-class PreparedUnpack {
-  readonly #engine: LaunchedFragments;
-  readonly #run: FragmentRun;
-
-  static async create(
-    device: CudaDevice,
-    blocks: readonly DescriptorBlock[],
-    { numSms, smallKernel, warpsPerSm, memory }: PreparedOptions,
-  ): Promise<PreparedUnpack> {
-    const pool = { slots: blocks.length, memory };
-    const config = checkConfig({ numSms, smallKernel, pool }, device.properties.multiprocessors);
-    const engine = await LaunchedFragments.create(device, config, 'unpack', warpsPerSm);
-    const writer = new RingWriter('unpack', blocks.length);
-    writer.take(blocks);
-    writer.shareAmong(engine.warps, smallKernel);
-    for (let block = 0; block < blocks.length; block++) writer.writeBlock(block, engine.slotWords(block));
-    const { mostDescriptors, waits } = writer;
-    const run = { ticket: 0, firstSlot: 0, blocks: blocks.length, mostDescriptors, isSmall: smallKernel, waits };
-    return new PreparedUnpack(engine, run);
-  }
-
-  private constructor(engine: LaunchedFragments, run: FragmentRun) {
-    this.#engine = engine;
-    this.#run = run;
-  }
-
-  launch(): void {
-    this.#engine.submit(this.#run);
-  }
-
-  close(): Promise<void> {
-    return this.#engine.close();
-  }
+/** What launches the same descriptors again and again. */
+async function prepareUnpack(
+  device: CudaDevice,
+  blocks: readonly DescriptorBlock[],
+  { numSms, smallKernel, warpsPerSm, memory }: PreparedOptions,
+): Promise<{ readonly engine: LaunchedFragments; readonly run: () => void }> {
+  const pool = { slots: blocks.length, memory };
+  const config = checkConfig({ numSms, smallKernel, pool }, device.properties.multiprocessors);
+  const engine = await LaunchedFragments.create(device, config, 'unpack', warpsPerSm);
+  const writer = new RingWriter('unpack', blocks.length);
+  writer.take(blocks);
+  writer.shareAmong(engine.warps, smallKernel);
+  for (let block = 0; block < blocks.length; block++) writer.writeBlock(block, engine.slotWords(block));
+  const { mostDescriptors, waits } = writer;
+  const run = { ticket: 0, firstSlot: 0, blocks: blocks.length, mostDescriptors, isSmall: smallKernel, waits };
+  return { engine, run: () => engine.submit(run) };
 }

@@ -224,10 +224,10 @@ async function receiveAll(
   const stride = alignUp(messageBytes(plan), 4096);
   using destination = device.empty('u8', [plan.chunks * plan.chunkBytes]);
   using memory = makeBounce(device, ROAD_DEPTH * stride);
-  await using ring = await registerRing(transport, memory.bounce.bytes);
-  const { region } = ring;
-  await using mover = await createMover(mode, { device, bounce: memory.bounce, destination });
-  const road: EndToEnd = { connection, transport, plan, stride, bounce: memory.bounce, destination, region, mover };
+  const { bounce } = memory;
+  await using ring = await registerRing(transport, bounce.bytes);
+  await using mover = await createMover(mode, { device, bounce, destination });
+  const road = { connection, transport, plan, stride, bounce, destination, region: ring.region, mover };
   const microseconds: number[] = [];
   await session.say({ ready: true });
   for (let iteration = 0; iteration < plan.warmup + plan.iterations; iteration++) {
@@ -367,13 +367,8 @@ function copyEngineMover(device: CudaDevice, { bounce, destination }: MoverOptio
   return {
     move: (slot, block) => {
       forEachPage(block, bounce, destination, (source, bytes, offset) => {
-        context.call(
-          'cuMemcpyHtoDAsync',
-          destination.address + offset,
-          bounce.hostAddress + source,
-          bytes,
-          stream.handle,
-        );
+        const [to, from] = [destination.address + offset, bounce.hostAddress + source];
+        context.call('cuMemcpyHtoDAsync', to, from, bytes, stream.handle);
       });
       events[slot]!.record(stream);
     },
@@ -388,11 +383,10 @@ function copyEngineMover(device: CudaDevice, { bounce, destination }: MoverOptio
 function cpuCopyMover({ bounce, destination }: MoverOptions): PageMover {
   const to = destination.view();
   return {
-    move: (_slot, block) => {
+    move: (_slot, block) =>
       forEachPage(block, bounce, destination, (source, bytes, offset) => {
         to.set(bounce.bytes.subarray(source, source + bytes), offset);
-      });
-    },
+      }),
     whenFree: () => Promise.resolve(),
     [Symbol.asyncDispose]: () => Promise.resolve(),
   };

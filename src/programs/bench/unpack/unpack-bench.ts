@@ -29,7 +29,9 @@ export async function runUnpackBench(device: CpuDevice | CudaDevice, options: Un
   await bounce.fromHost(
     Uint8Array.from({ length: workload.totalBytes }, (_, index) => Math.imul(index, 0x9e37_79b9) >>> 24),
   );
-  const [measured, record] = await recordRun(undefined, async () => {
+  const name = device.kind === 'cuda' ? device.properties.name : 'cpu';
+  const head = { schema: 'weftline.bench.unpack/1' as const, device: name, workload, warmup, iterations };
+  return await recordRun(undefined, head, async () => {
     const stages = [];
     for (const fragmentBytes of workload.fragments) {
       await using made = await makeStages(device, { bounce, destination, fragmentBytes }, options);
@@ -57,15 +59,6 @@ export async function runUnpackBench(device: CpuDevice | CudaDevice, options: Un
       kernels: await measureKernelRates(device, { ...rounds, fragments: workload.fragments }),
     };
   });
-  return {
-    schema: 'weftline.bench.unpack/1' as const,
-    device: device.kind === 'cuda' ? device.properties.name : 'cpu',
-    workload,
-    warmup,
-    iterations,
-    ...record!,
-    ...measured,
-  };
 }
 
 interface Memory {

@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import {
-  AutoProduct,
+  createAutoProduct,
   FEW_OPERATIONS,
   FEW_TILES,
   type GroupedOperands,
@@ -16,14 +16,14 @@ function groups(busy: number, tilesEach: number): Groups {
   return { rows: [], total: busy * tilesEach * 64, tiles: busy * tilesEach, busy, starts: 0, tileStarts: 0 };
 }
 
-test('AutoProduct takes the kernel while groups are small, cuBLAS when they are large, and owns both', () => {
+test('createAutoProduct() takes the kernel while groups are small, cuBLAS when they are large, and owns both', () => {
   const calls: string[] = [];
   const pretend = (name: string): GroupedProduct => ({
     name,
     multiply: () => calls.push(name),
     [Symbol.dispose]: () => calls.push(`${name} disposed`),
   });
-  const product = new AutoProduct(pretend('kernel'), pretend('cuBLAS'));
+  const product = createAutoProduct(pretend('kernel'), pretend('cuBLAS'));
   product.multiply(large, groups(16, FEW_TILES));
   product.multiply(large, groups(16, FEW_TILES + 1));
   // One more tile than groups, because one group has more rows than the others.
