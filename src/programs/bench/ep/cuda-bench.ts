@@ -296,7 +296,7 @@ async function makeLayerCases(tools: CudaTools, numSms: number) {
         'EPAll2AllLayer.dispatch with weights: a row sent once per rank, copied there to each of its experts',
       copies: [pushName('bf16')],
       prepare: plain.tidy,
-      run: plain.dispatch,
+      run: plain.dispatch.run,
     },
     {
       name: 'layer combine',
@@ -306,7 +306,7 @@ async function makeLayerCases(tools: CudaTools, numSms: number) {
       copies: [pullName],
       // The copy brings one row per (token, rank).
       copyScale: pairs.wire === 0 ? pairs.logical / rows.logical : pairs.wire / rows.wire,
-      run: plain.combine,
+      run: plain.combine.run,
     },
     {
       ...once,
@@ -314,14 +314,14 @@ async function makeLayerCases(tools: CudaTools, numSms: number) {
       description: 'the same with what local combine needs to know',
       copies: [pushName('bf16')],
       prepare: local.tidy,
-      run: local.dispatch,
+      run: local.dispatch.run,
     },
     {
       ...once,
       name: 'layer combine, local',
       description: "EPAll2AllLayer.combine with enableLocalCombine: a token's rows of one rank are summed there first",
       copies: [pullName],
-      run: local.combine,
+      run: local.combine.run,
     },
   ];
   return {

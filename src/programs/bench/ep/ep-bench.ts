@@ -193,19 +193,8 @@ async function makeCases(world: World, device: CpuDevice, workload: EpWorkload, 
       description: 'each row copied once to where dispatch puts it',
       run: ceiling,
     },
-    {
-      ...sent,
-      name: 'dispatch',
-      description: 'EpBuffer.dispatch with choices and weights: counts, exchange, rows',
-      prepare: calls.tidy,
-      run: calls.dispatch,
-    },
-    {
-      ...sent,
-      name: 'dispatch cached',
-      description: 'EpBuffer.dispatch with the handle of an earlier one: rows only',
-      run: calls.dispatchCached,
-    },
+    { ...sent, ...calls.dispatch },
+    { ...sent, ...calls.dispatchCached },
     {
       ...returned,
       name: 'copy back',
@@ -213,21 +202,8 @@ async function makeCases(world: World, device: CpuDevice, workload: EpWorkload, 
       prepare: writeExpertOutput,
       run: back,
     },
-    {
-      ...returned,
-      name: 'combine',
-      description: 'EpBuffer.combine of rows that were written into the window (combineInput)',
-      copyBack: 'copy back',
-      prepare: writeExpertOutput,
-      run: calls.combine,
-    },
-    {
-      ...returned,
-      name: 'combine staged',
-      description: 'EpBuffer.combine of rows elsewhere, which it copies into the window first',
-      copyBack: 'copy back',
-      run: calls.combineStaged,
-    },
+    { ...returned, ...calls.combine, copyBack: 'copy back' },
+    { ...returned, ...calls.combineStaged, copyBack: 'copy back' },
   ];
   const layer = withLayer ? await makeLayerCalls({ ...calls, world, device, workload }) : undefined;
   if (layer !== undefined)
@@ -246,7 +222,7 @@ async function makeCases(world: World, device: CpuDevice, workload: EpWorkload, 
 
 /** Collective. Rows are always bf16, one per (token, expert). */
 async function layerCases(
-  { layer, pairs, tidy, dispatch, combine, descriptor }: LayerCalls,
+  { layer, pairs, dispatch, combine, descriptor }: LayerCalls,
   of: {
     readonly group: BenchGroup;
     readonly device: CpuDevice;
@@ -262,29 +238,17 @@ async function layerCases(
   const sources = Uint32Array.from(cells, (cell) => layer.context.peerRowAddress(ranks[cell]!, places[cell]!));
   const tokens = Int32Array.from(cells, (cell) => Math.floor(cell / layer.config.maxTopk));
   const back = copyBack(of.device, sources, tokens, of.out);
-  await checkBack(of.group, of, dispatch, back);
+  await checkBack(of.group, of, dispatch.run, back);
   const moved = { rows: pairs, rowBytes: of.rowBytes };
   return [
-    {
-      ...moved,
-      name: 'layer dispatch',
-      description: 'EPAll2AllLayer.dispatch with weights: one row per (token, expert), grouped by expert',
-      prepare: tidy,
-      run: dispatch,
-    },
+    { ...moved, ...dispatch },
     {
       ...moved,
       name: 'layer copy back',
       description: 'each row copied once from where the layer combines it, over the other rows of its token',
       run: back,
     },
-    {
-      ...moved,
-      name: 'layer combine',
-      description: 'EPAll2AllLayer.combine of rows that were written into the window (combineInput)',
-      copyBack: 'layer copy back',
-      run: combine,
-    },
+    { ...moved, ...combine, copyBack: 'layer copy back' },
   ];
 }
 

@@ -69,6 +69,16 @@ export async function makeBufferCalls(
     barrier: () => buffer.barrier(),
     allGather: (name, value) => world.allGather(name, value),
   };
+  /** Disposes the handles of all dispatches but the newest. */
+  const tidy = (): void => {
+    for (const old of handles.splice(1)) old.dispose();
+  };
+  /** Brings the experts' output to where combine reads it; on GPUs, what dispatch left there serves. */
+  const writeExpertOutput = (): void => {
+    if (device.kind === 'cuda') return;
+    const target = buffer.combineInput(handle());
+    device.kernels.copyBytes(target.address, expertOutput.address, expertOutput.bytes);
+  };
   return {
     ...inputs,
     group,
@@ -76,33 +86,41 @@ export async function makeBufferCalls(
     x,
     /** Rows of the first dispatch. */
     recvX: first.recvX,
-    /** Disposes the handles of all dispatches but the newest. */
-    tidy: (): void => {
-      for (const old of handles.splice(1)) old.dispose();
+    tidy,
+    writeExpertOutput,
+    dispatch: {
+      name: 'dispatch',
+      description: 'EpBuffer.dispatch with choices and weights: counts, exchange, rows',
+      prepare: tidy,
+      run: async (): Promise<void> => {
+        handles.unshift((await buffer.dispatch({ x, topkIdx, topkWeights })).handle);
+        await done();
+      },
     },
-    dispatch: async (): Promise<void> => {
-      handles.unshift((await buffer.dispatch({ x, topkIdx, topkWeights })).handle);
-      await done();
+    dispatchCached: {
+      name: 'dispatch cached',
+      description: 'EpBuffer.dispatch with the handle of an earlier one: rows only',
+      run: async (): Promise<void> => {
+        await buffer.dispatch({ x, handle: handle() });
+        await done();
+      },
     },
-    dispatchCached: async (): Promise<void> => {
-      await buffer.dispatch({ x, handle: handle() });
-      await done();
+    combine: {
+      name: 'combine',
+      description: 'EpBuffer.combine of rows that were written into the window (combineInput)',
+      prepare: writeExpertOutput,
+      run: async (): Promise<void> => {
+        await buffer.combine({ x: buffer.combineInput(handle()), handle: handle(), out });
+        await done();
+      },
     },
-    /** Brings the experts' output to where combine reads it; on GPUs, what dispatch left there serves. */
-    writeExpertOutput: (): void => {
-      if (device.kind === 'cuda') return;
-      const target = buffer.combineInput(handle());
-      device.kernels.copyBytes(target.address, expertOutput.address, expertOutput.bytes);
-    },
-    /** Of rows that lie in the window. */
-    combine: async (): Promise<void> => {
-      await buffer.combine({ x: buffer.combineInput(handle()), handle: handle(), out });
-      await done();
-    },
-    /** Of rows elsewhere. */
-    combineStaged: async (): Promise<void> => {
-      await buffer.combine({ x: expertOutput, handle: handle(), out });
-      await done();
+    combineStaged: {
+      name: 'combine staged',
+      description: 'EpBuffer.combine of rows elsewhere, which it copies into the window first',
+      run: async (): Promise<void> => {
+        await buffer.combine({ x: expertOutput, handle: handle(), out });
+        await done();
+      },
     },
     [Symbol.asyncDispose]: (): Promise<void> => buffer[Symbol.asyncDispose](),
   };
@@ -141,26 +159,34 @@ export async function makeLayerCalls(
   const descriptors: EPAllToAllLayoutDesc[] = [];
   const descriptor = (): EPAllToAllLayoutDesc => descriptors[0]!;
   const dispatch = async (): Promise<void> => {
-    const { handle } = await layer.dispatch({ x: bf16, topkIdx, topkWeights });
-    descriptors.unshift(handle);
+    descriptors.unshift((await layer.dispatch({ x: bf16, topkIdx, topkWeights })).handle);
   };
   await dispatch();
+  /** Disposes the descriptors of all dispatches but the newest. */
+  const tidy = (): void => {
+    for (const old of descriptors.splice(1)) old.dispose();
+  };
   return {
     layer,
     /** Rows are bf16, one per (token, expert); [source][destination], and of all together. */
     pairsOfRanks: pairs,
     pairs: countRows(pairs),
-    /** Of the newest dispatch. */
+    /** What the newest dispatch returned. */
     descriptor,
-    /** Disposes the descriptors of all dispatches but the newest. */
-    tidy: (): void => {
-      for (const old of descriptors.splice(1)) old.dispose();
+    tidy,
+    dispatch: {
+      name: 'layer dispatch',
+      description: 'EPAll2AllLayer.dispatch with weights: one row per (token, expert), grouped by expert',
+      prepare: tidy,
+      run: dispatch,
     },
-    dispatch,
-    /** Of rows that lie in the window (combineInput). */
-    combine: async (): Promise<void> => {
-      const handle = descriptor();
-      await layer.combine({ x: layer.combineInput(handle), handle, out });
+    combine: {
+      name: 'layer combine',
+      description: 'EPAll2AllLayer.combine of rows that were written into the window (combineInput)',
+      run: async (): Promise<void> => {
+        const handle = descriptor();
+        await layer.combine({ x: layer.combineInput(handle), handle, out });
+      },
     },
     [Symbol.asyncDispose]: (): Promise<void> => layer.close(),
   };

@@ -306,36 +306,17 @@ async function makeCases(world: World, device: CpuDevice | CudaDevice, { workloa
       description: 'the bytes of combine alone',
       run: counted(back.run, back.bytes),
     },
-    {
-      ...outward,
-      name: 'dispatch',
-      description: 'EpBuffer.dispatch with choices and weights: counts, exchange, rows',
-      carrier: 'carrier',
-      prepare: calls.tidy,
-      run: counted(calls.dispatch, sent.dispatch),
-    },
-    {
-      ...outward,
-      name: 'dispatch cached',
-      description: 'EpBuffer.dispatch with the handle of an earlier one: rows only',
-      carrier: 'carrier',
-      run: counted(calls.dispatchCached, sent.cached),
-    },
-    {
-      ...inward,
-      name: 'combine',
-      description: 'EpBuffer.combine of rows that were written into the window (combineInput)',
-      carrier: 'carrier back',
-      prepare: calls.writeExpertOutput,
-      run: counted(calls.combine, sent.combine),
-    },
+    { ...outward, ...calls.dispatch, carrier: 'carrier', run: counted(calls.dispatch.run, sent.dispatch) },
+    { ...outward, ...calls.dispatchCached, carrier: 'carrier', run: counted(calls.dispatchCached.run, sent.cached) },
+    { ...inward, ...calls.combine, carrier: 'carrier back', run: counted(calls.combine.run, sent.combine) },
   ];
-  const pairs: CallPair[] = [{ name: 'EpBuffer', ...calls }];
+  const { tidy } = calls;
+  const pairs: CallPair[] = [{ name: 'EpBuffer', dispatch: calls.dispatch.run, combine: calls.combine.run, tidy }];
   const options = numSms === undefined ? {} : { numSms };
   const layer = withLayer ? await makeLayerCalls({ ...calls, world, device, workload }, options) : undefined;
   if (layer !== undefined) {
-    const dispatch = untilDone(device, layer.dispatch);
-    const combine = untilDone(device, layer.combine);
+    const dispatch = untilDone(device, layer.dispatch.run);
+    const combine = untilDone(device, layer.combine.run);
     pairs.push({ name: 'EPAll2AllLayer', dispatch, combine, tidy: layer.tidy });
     const moved = {
       rows: countHostRows(hosts, layer.pairsOfRanks, tokens),
@@ -343,21 +324,8 @@ async function makeCases(world: World, device: CpuDevice | CudaDevice, { workloa
       sentBytes: sentByLayer(layer, sentBytes),
     };
     cases.push(
-      {
-        ...moved,
-        name: 'layer dispatch',
-        description: 'EPAll2AllLayer.dispatch with weights: one row per (token, expert), grouped by expert',
-        carrier: 'carrier',
-        prepare: layer.tidy,
-        run: counted(dispatch, sent.layerDispatch),
-      },
-      {
-        ...moved,
-        name: 'layer combine',
-        description: 'EPAll2AllLayer.combine of rows that were written into the window (combineInput)',
-        carrier: 'carrier back',
-        run: counted(combine, sent.layerCombine),
-      },
+      { ...moved, ...layer.dispatch, carrier: 'carrier', run: counted(dispatch, sent.layerDispatch) },
+      { ...moved, ...layer.combine, carrier: 'carrier back', run: counted(combine, sent.layerCombine) },
     );
   }
   return {
@@ -508,7 +476,7 @@ function pinnedRoad(
     routes: network.routes,
     channels: proxy.channels,
     put: (put, { channel, first, bytes }) => {
-      const [source, target] = [network.slotOffset(from, put.from), network.slotOffset(to, put.slot)];
+      const [source, target] = [network.slotOffset(from, put.at), network.slotOffset(to, put.slot)];
       if (proxy.put(put.peer, channel, { from: source + first, to: target + first, bytes })) return;
       throw new WeftlineError('WL_BUSY', 'The host has more puts under way than its queue holds');
     },
@@ -516,7 +484,7 @@ function pinnedRoad(
       proxy.wake();
       await pollUntil(() => proxy.isDelivered, { timeoutMs, what: 'What the carrier sent in its turn' });
     },
-    source: (put) => network.hostView(network.slotOffset(from, put.from), put.bytes),
+    source: (put) => network.hostView(network.slotOffset(from, put.at), put.bytes),
     arrival: (slot, bytes) => network.hostView(network.slotOffset(to, slot), bytes),
   };
 }
@@ -524,12 +492,12 @@ function pinnedRoad(
 /** Parts of a put that several channels share begin at such addresses. */
 const PART_ALIGNMENT = 4096;
 
-/** What one put brings from where to where. */
+/** What goes to a peer in one direction, and comes from it in the other. */
 interface CarrierPut {
   readonly peer: number;
-  /** Of the sender among its puts: on its way to a host, or back to a source. */
-  readonly from: number;
-  /** In the receiver's memory: its own for each sender. */
+  /** The slot in this rank's memory: its own for each peer. */
+  readonly at: number;
+  /** The slot in the peer's memory. */
   readonly slot: number;
   readonly bytes: number;
 }
@@ -572,41 +540,30 @@ interface Carrier {
   readonly check: (group: BenchGroup) => Promise<void>;
 }
 
-/** To the forwarders of other hosts, as a dispatch sends. */
-function dispatchCarrier(road: CarrierRoad, { rank, rowBytes, tokens }: CarrierRows): Carrier {
-  const { ways, served, host } = road.routes;
-  const puts = ways.map((way, from) => ({
-    peer: way.forwarder,
-    from,
-    slot: way.slot,
-    bytes: tokens[rank]![way.host]! * rowBytes,
-  }));
-  const arrivals = served.map((source, slot) => ({
-    peer: source.rank,
-    slot,
-    bytes: tokens[source.rank]![host]! * rowBytes,
-  }));
-  return carrier(road, puts, arrivals);
+/** What goes to the forwarders of other hosts, as a dispatch sends it, and from them back to the sources, as a combine does. */
+function endsOf({ routes }: CarrierRoad, { rank, rowBytes, tokens }: CarrierRows) {
+  const { ways, served, host } = routes;
+  return {
+    forwarders: ways.map(({ forwarder: peer, slot, host: to }, at) => {
+      return { peer, at, slot, bytes: tokens[rank]![to]! * rowBytes };
+    }),
+    sources: served.map(({ rank: peer, way: slot }, at) => {
+      return { peer, at, slot, bytes: tokens[peer]![host]! * rowBytes };
+    }),
+  };
 }
 
-/** From the forwarders back to the sources, as a combine sends. */
-function combineCarrier(road: CarrierRoad, { rank, rowBytes, tokens }: CarrierRows): Carrier {
-  const { ways, served, host } = road.routes;
-  const puts = served.map((source, from) => ({
-    peer: source.rank,
-    from,
-    slot: source.way,
-    bytes: tokens[source.rank]![host]! * rowBytes,
-  }));
-  const arrivals = ways.map((way, slot) => ({ peer: way.forwarder, slot, bytes: tokens[rank]![way.host]! * rowBytes }));
-  return carrier(road, puts, arrivals);
+function dispatchCarrier(road: CarrierRoad, rows: CarrierRows): Carrier {
+  const { forwarders, sources } = endsOf(road, rows);
+  return carrier(road, forwarders, sources);
 }
 
-function carrier(
-  road: CarrierRoad,
-  puts: readonly CarrierPut[],
-  arrivals: readonly Omit<CarrierPut, 'from'>[],
-): Carrier {
+function combineCarrier(road: CarrierRoad, rows: CarrierRows): Carrier {
+  const { forwarders, sources } = endsOf(road, rows);
+  return carrier(road, sources, forwarders);
+}
+
+function carrier(road: CarrierRoad, puts: readonly CarrierPut[], arrivals: readonly CarrierPut[]): Carrier {
   const run = async (): Promise<void> => {
     await road.begin?.();
     for (const put of puts) {
@@ -620,15 +577,15 @@ function carrier(
     await road.delivered();
   };
   const check = async (group: BenchGroup): Promise<void> => {
-    for (const { slot, bytes } of arrivals) road.arrival(slot, bytes).fill(0);
+    for (const { at, bytes } of arrivals) road.arrival(at, bytes).fill(0);
     await group.barrier('carrier-wiped');
     await run();
     await group.barrier('carrier-sent');
     const sums = puts.map((put) => ({ peer: put.peer, sum: checksum(road.source(put)) }));
     const sent = await group.allGather('carrier-sums', sums);
-    for (const { peer, slot, bytes } of arrivals) {
+    for (const { peer, at, bytes } of arrivals) {
       const expected = sent[peer]!.find((put) => put.peer === group.rank)?.sum;
-      if (checksum(road.arrival(slot, bytes)) === expected) continue;
+      if (checksum(road.arrival(at, bytes)) === expected) continue;
       throw new WeftlineError(
         'WL_CHECK',
         `The carrier left other bytes at rank ${group.rank} than rank ${peer} sent, of ${bytes}`,
