@@ -314,15 +314,10 @@ interface TopPage {
 type TopAction = 'quit' | 'sort' | 'sort back' | 'up' | 'down' | 'help';
 
 const ESCAPE = '\u001b[';
-
 const ENTER_SCREEN = `${ESCAPE}?1049h${ESCAPE}?25l`;
-
 const LEAVE_SCREEN = `${ESCAPE}?25h${ESCAPE}?1049l`;
-
 const HOME = `${ESCAPE}H`;
-
 const CLEAR_LINE = `${ESCAPE}K`;
-
 const CLEAR_BELOW = `${ESCAPE}J`;
 
 const keys: Readonly<Record<string, TopAction>> = {

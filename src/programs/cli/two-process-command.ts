@@ -23,7 +23,6 @@ import { kernelFiles } from '../../device/cuda/kernel-files.ts';
 type TwoProcessRole = 'initiator' | 'target';
 
 const DEADLINE_MS = 30_000;
-
 const DEFAULT_PORT = 9998;
 
 const roles = ['initiator', 'target'] as const;
@@ -181,11 +180,8 @@ async function runSide(
 
 /** What every byte of the data is. */
 const VALUE = 42;
-
 const COUNTER_BYTES = 8;
-
 const INITIATOR = 0;
-
 const TARGET = 1;
 
 interface Published {

@@ -4,38 +4,14 @@ import { quote } from '../../core/quote.ts';
 import { quantile } from '../../core/quantile.ts';
 import { latencyQuantiles } from '../bench/transport/transport-phases.ts';
 
-export interface ComparedFigure {
-  readonly name: string;
-  readonly unit: string;
-  readonly isReference: boolean;
-  readonly first: number;
-  readonly second: number;
-  /** How many times as fast or as much the second is: above 1 it is better, whatever the unit. */
-  readonly ratio: number;
-  /** What quartiles of both allow; the ratio itself where a document has none. */
-  readonly low: number;
-  readonly high: number;
-  readonly hasSpread: boolean;
-}
+export type ComparedFigure = ReturnType<typeof compareFigure>;
 
-export interface Comparison {
-  readonly schema: 'weftline.compare/1';
-  readonly command: string | undefined;
-  readonly figures: readonly ComparedFigure[];
-  /** Geometric means of the ratios: of weftline, and of what was measured beside it. */
-  readonly mean: number | undefined;
-  readonly referenceMean: number | undefined;
-  /** Names of figures that only one of the two has. */
-  readonly onlyFirst: readonly string[];
-  readonly onlySecond: readonly string[];
-  /** What differs in workload and machine: "workload tokens: 128, 4096". */
-  readonly differences: readonly string[];
-}
+export type Comparison = ReturnType<typeof compareResults>;
 
 type Json = Readonly<Record<string, unknown>>;
 
 /** Fails with WL_FILE_FORMAT if the two are of different commands, or have no figure in common. */
-export function compareResults(first: Json, second: Json): Comparison {
+export function compareResults(first: Json, second: Json) {
   const [command, other] = [first['schema'], second['schema']];
   if (command !== other) {
     throw unlike(`the first is ${schemaOf(command)} and the second ${schemaOf(other)}: compare results of one command`);
@@ -51,20 +27,23 @@ export function compareResults(first: Json, second: Json): Comparison {
   const own = figures.filter(({ isReference }) => !isReference);
   const references = figures.filter(({ isReference }) => isReference);
   return {
-    schema: 'weftline.compare/1',
+    schema: 'weftline.compare/1' as const,
     command: typeof command === 'string' ? command : undefined,
-    figures,
+    figures: figures as readonly ComparedFigure[],
+    /** Geometric means of the ratios: of weftline, and of what was measured beside it. */
     mean: geometricMean(own),
     referenceMean: geometricMean(references),
+    /** Names of figures that only one of the two has. */
     onlyFirst: before.map(({ name }) => name).filter((name) => !after.has(name)),
     onlySecond: [...after.keys()].filter((name) => !names.has(name)),
+    /** What differs in workload and machine: "workload tokens: 128, 4096". */
     differences: ['workload', 'machine', 'gpuMachine'].flatMap((part) =>
       differencesOf(part, first[part], second[part]),
     ),
   };
 }
 
-function compareFigure(first: ResultFigure, second: ResultFigure): ComparedFigure {
+function compareFigure(first: ResultFigure, second: ResultFigure) {
   const { name, unit, isReference, isMoreBetter } = first;
   const [better, worse] = isMoreBetter ? [second, first] : [first, second];
   return {
@@ -73,7 +52,9 @@ function compareFigure(first: ResultFigure, second: ResultFigure): ComparedFigur
     isReference,
     first: first.value,
     second: second.value,
+    /** How many times as fast or as much the second is: above 1 it is better, whatever the unit. */
     ratio: better.value / worse.value,
+    /** What quartiles of both allow; the ratio itself where a document has none. */
     low: better.low / Math.max(worse.high, Number.MIN_VALUE),
     high: worse.low <= 0 ? Number.POSITIVE_INFINITY : better.high / worse.low,
     hasSpread: first.hasSpread && second.hasSpread,

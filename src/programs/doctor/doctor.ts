@@ -10,6 +10,7 @@ import { activeRdmaPorts, type FileProbe, localFiles, orUndefined, rdmaDevices }
 import { findUcx, openUcx } from '../../native/ucx.ts';
 import { describePlan, planRails, type RailPlan } from '../../rails/rail-list.ts';
 import { readSettings, settingsTable } from '../../settings/settings.ts';
+import { rdmaSettingsTable } from '../../settings/transport-settings-table.ts';
 import { defaultEpWorkload } from '../bench/ep/ep-workload.ts';
 import { statfsSync } from 'node:fs';
 import { availableParallelism, cpus, totalmem } from 'node:os';
@@ -57,20 +58,19 @@ const checks: readonly Check[] = [
   checkUdpMemory,
 ];
 
-export interface Examination {
-  readonly schema: 'weftline.doctor/1';
-  /** False when CPU ranks cannot run on this machine. */
-  readonly cpuReady: boolean;
-  readonly findings: readonly Finding[];
-  /** Missing if the setting names what this machine does not have. */
-  readonly rails: RailPlan | undefined;
-}
+export type Examination = ReturnType<typeof examine>;
 
 /** Looks at the machine; reads only, loads no driver. */
-export function examine(machine: MachineProbe): Examination {
+export function examine(machine: MachineProbe) {
   const findings = checks.map((check) => check(machine));
-  const cpuReady = !findings.some((finding) => finding.blocksCpu);
-  return { schema: 'weftline.doctor/1', cpuReady, findings, rails: orUndefined(() => readRails(machine)) };
+  return {
+    schema: 'weftline.doctor/1' as const,
+    /** False when CPU ranks cannot run on this machine. */
+    cpuReady: !findings.some((finding) => finding.blocksCpu),
+    findings: findings as readonly Finding[],
+    /** Missing if the setting names what this machine does not have. */
+    rails: orUndefined(() => readRails(machine)),
+  };
 }
 
 /** `advice`: where there is less than enough. */
@@ -222,7 +222,6 @@ function checkNativeCalls(machine: MachineProbe): Finding {
 // Limits of this process that later ranks inherit: open files and locked memory.
 
 const OPEN_FILES_WANTED = 1024;
-
 const LOCKED_BYTES_WANTED = 1_073_741_824;
 
 function checkOpenFiles(machine: MachineProbe): Finding {
@@ -396,7 +395,6 @@ function ucxTransports(machine: MachineProbe, path: string): string {
 
 /** Holds some milliseconds of a 100 Gbps link while the receiver is busy. */
 const WANTED_BYTES = 33_554_432;
-
 const PAGE_BYTES = 4096;
 
 function checkUdpReceiveBuffer(machine: MachineProbe): Finding {
@@ -599,14 +597,6 @@ function whyNone(machine: MachineProbe, devices: readonly RdmaDevice[]): string 
 }
 
 function rdmaSettingsOf(machine: MachineProbe): RdmaSettings {
-  const all = readSettings({}, machine.env);
-  return {
-    rdmaDevices: all.rdmaDevices,
-    rdmaPort: all.rdmaPort,
-    rdmaGidIndex: all.rdmaGidIndex,
-    rdmaService: all.rdmaService,
-    rdmaTrafficClass: all.rdmaTrafficClass,
-    rdmaRelaxedOrdering: all.rdmaRelaxedOrdering,
-    rdmaControlInterface: all.rdmaControlInterface,
-  };
+  const all = Object.entries(readSettings({}, machine.env));
+  return Object.fromEntries(all.filter(([name]) => Object.hasOwn(rdmaSettingsTable, name))) as RdmaSettings;
 }

@@ -135,7 +135,6 @@ async function createKernelProduct(device: CudaDevice, why: string): Promise<Gro
 // The grouped product by cuBLAS: one product per group that has rows.
 
 const BF16_BYTES = 2;
-
 const F32_BYTES = 4;
 
 function createCublasProduct(cublas: Cublas, path: string): GroupedProduct {
@@ -269,9 +268,7 @@ export class RowGroups implements Groups, Disposable {
 }
 
 const THREADS = 256;
-
 const WARPS = THREADS / 32;
-
 const LIST_THREADS = 1024;
 
 /** The launches of one rank's experts. */

@@ -17,7 +17,31 @@ import type { MoeDevice, MoeEngine } from './moe-engine.ts';
 /** What carries the tokens. */
 export const moeDispatchers = ['buffer', 'all2all'] as const;
 
-interface PhaseReport {
+export interface MeasureOptions extends ForwardOptions {
+  readonly dispatcher: (typeof moeDispatchers)[number];
+  /** Timed passes. */
+  readonly repeat: number;
+}
+
+/** Collective. What one way to compute a block took, and its output. `block.experts` are those of the choices. */
+export async function measureForward(options: MeasureOptions) {
+  const { world, engine, block, share, dispatcher, repeat } = options;
+  const create = dispatcher === 'buffer' ? createBufferForward : createAllToAllForward;
+  await using forward = await create(options);
+  const times = await timePhases(world, forward, { repeat, finish: () => engine.finish() });
+  const counts = countRouting(await share.topkIdx.toHost(), { ...block, ranks: world.size });
+  const load = gatherLoad(await world.allGather('moe/load', counts), dispatcher === 'buffer' ? 'rank' : 'expert');
+  const phases = describePhases(forward, { ...options, times, load });
+  // The median of whole passes, without waiting for all ranks between phases; memory that the ranks of the host share.
+  const [forwardMs, { windowBytes }] = [times.forward, forward];
+  return {
+    report: { phases, forwardMs, load, windowBytes },
+    /** bf16 [T, H] for this rank's tokens. */
+    output: await forward.output.toHost(),
+  };
+}
+
+export interface PhaseReport {
   readonly name: MoePhaseName;
   /** Median over the passes of the slowest rank's time. */
   readonly ms: number;
@@ -29,40 +53,6 @@ interface PhaseReport {
   /** The part that comes from other ranks. */
   readonly wireBytes?: number;
   readonly wireGigabytesPerSecond?: number;
-}
-
-/** What one way to compute a block took. */
-export interface ForwardReport {
-  readonly phases: readonly PhaseReport[];
-  /** Median of whole passes, without waiting for all ranks between phases. */
-  readonly forwardMs: number;
-  readonly load: MoeLoad;
-  /** Memory per rank that all ranks of the host share. */
-  readonly windowBytes: number;
-}
-
-export interface MeasureOptions extends ForwardOptions {
-  readonly dispatcher: (typeof moeDispatchers)[number];
-  /** Timed passes. */
-  readonly repeat: number;
-}
-
-/** Collective. The report, and bf16 [T, H]: the output for this rank's tokens. `block.experts` are those of the choices. */
-export async function measureForward(
-  options: MeasureOptions,
-): Promise<{ readonly report: ForwardReport; readonly output: Uint16Array }> {
-  const { world, engine, block, share, dispatcher, repeat } = options;
-  const create = dispatcher === 'buffer' ? createBufferForward : createAllToAllForward;
-  await using forward = await create(options);
-  const times = await timePhases(world, forward, { repeat, finish: () => engine.finish() });
-  const counts = countRouting(await share.topkIdx.toHost(), { ...block, ranks: world.size });
-  const load = gatherLoad(await world.allGather('moe/load', counts), dispatcher === 'buffer' ? 'rank' : 'expert');
-  const phases = describePhases(forward, { ...options, times, load });
-  const { windowBytes } = forward;
-  return {
-    report: { phases, forwardMs: times.forward, load, windowBytes },
-    output: await forward.output.toHost(),
-  };
 }
 
 type PhaseFacts = Pick<ForwardOptions, 'block' | 'dtype'> & { readonly times: PhaseTimes; readonly load: MoeLoad };
@@ -102,21 +92,17 @@ function describePhases(forward: MoeForward, { times, load, block, dtype }: Phas
 
 // Times the phases of a forward pass: each phase begins on all ranks together and counts as long as the slowest takes.
 
-interface PhaseTimes {
-  /** Milliseconds of each phase, in the order of the forward's phases: median over the repeats. */
-  readonly phases: readonly number[];
-  /** Milliseconds of all phases in one go, without waiting for each other in between. */
-  readonly forward: number;
-}
+type PhaseTimes = Awaited<ReturnType<typeof timePhases>>;
 
-interface TimingOptions {
-  readonly repeat: number;
-  /** Waits for what phases enqueued. */
-  readonly finish: () => Promise<void>;
-}
-
-/** Collective. One pass to warm up, then `repeat` passes phase by phase and as many in one go. */
-async function timePhases(world: World, forward: MoeForward, { repeat, finish }: TimingOptions): Promise<PhaseTimes> {
+/**
+ * Collective. One pass to warm up, then `repeat` passes phase by phase and as many in one go; medians, in milliseconds.
+ * `finish` waits for what phases enqueued.
+ */
+async function timePhases(
+  world: World,
+  forward: MoeForward,
+  { repeat, finish }: { readonly repeat: number; readonly finish: () => Promise<void> },
+) {
   const runAll = async (): Promise<void> => {
     for (const phase of forward.phases) await phase.run();
     await finish();
@@ -139,7 +125,7 @@ async function timePhases(world: World, forward: MoeForward, { repeat, finish }:
     own.map((_, pass) => Math.max(...everyone.map((rank) => rank[index]?.[pass] ?? 0))),
   );
   const medians = slowest.map(median);
-  return { phases: medians.slice(0, -1), forward: medians.at(-1) as number };
+  return { phases: medians.slice(0, -1), forward: medians.at(-1)! };
 }
 
 async function timeTogether(world: World, work: () => Promise<void>): Promise<number> {
@@ -353,28 +339,7 @@ interface RoutingCounts {
   readonly tokensTo: readonly number[];
 }
 
-interface RankLoad {
-  readonly rank: number;
-  /** Tokens that start here. */
-  readonly tokens: number;
-  /** Rows that dispatch brings here, and how many of them come from other ranks. */
-  readonly received: number;
-  readonly receivedFromOthers: number;
-  /** Rows that the experts here compute: one per token and expert. */
-  readonly expertRows: number;
-}
-
-export interface MoeLoad {
-  /** [E] rows of each expert. */
-  readonly experts: readonly number[];
-  readonly ranks: readonly RankLoad[];
-}
-
-interface Spread {
-  readonly mean: number;
-  readonly least: { readonly index: number; readonly value: number };
-  readonly most: { readonly index: number; readonly value: number };
-}
+export type MoeLoad = ReturnType<typeof gatherLoad>;
 
 /** Counts over expert ids [T, K], -1 for none. */
 export function countRouting(
@@ -399,7 +364,7 @@ export function countRouting(
 }
 
 /** The load of all from the counts of each rank. With 'expert' rows travel once per token and expert, else once per token and rank. */
-export function gatherLoad(counts: readonly RoutingCounts[], rowsPer: 'rank' | 'expert'): MoeLoad {
+export function gatherLoad(counts: readonly RoutingCounts[], rowsPer: 'rank' | 'expert') {
   const ranks = counts.length;
   const experts = counts[0]?.perExpert.map((_, expert) => sum(counts.map((each) => each.perExpert[expert]!)));
   const perRank = (experts?.length ?? 0) / ranks;
@@ -409,18 +374,22 @@ export function gatherLoad(counts: readonly RoutingCounts[], rowsPer: 'rank' | '
     const received = sum(counts.map(sent));
     return {
       rank,
+      /** Tokens that start here. */
       tokens: own.tokens,
+      /** Rows that dispatch brings here, and how many of them come from other ranks. */
       received,
       receivedFromOthers: received - sent(own),
+      /** Rows that the experts here compute: one per token and expert. */
       expertRows: sum(counts.map(local)),
     };
   });
+  /** `experts`: [E] rows of each expert. */
   return { experts: experts ?? [], ranks: loads };
 }
 
 /** Mean, first smallest and first largest of some values. */
-export function spread(values: readonly number[]): Spread {
-  const at = (value: number): Spread['least'] => ({ index: values.indexOf(value), value });
+export function spread(values: readonly number[]) {
+  const at = (value: number) => ({ index: values.indexOf(value), value });
   return { mean: sum(values) / values.length, least: at(Math.min(...values)), most: at(Math.max(...values)) };
 }
 

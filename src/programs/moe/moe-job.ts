@@ -12,13 +12,7 @@ import { type BlockShare, readBlockShare, readExperts, type ShareOptions } from 
 import type { BlockSource } from './block-source.ts';
 import type { MoeBlock } from './moe-block.ts';
 import { createCpuMoeEngine } from './cpu-moe-engine.ts';
-import {
-  type ForwardReport,
-  measureForward,
-  type MeasureOptions,
-  type moeDispatchers,
-  type MoeRowDtype,
-} from './measure-forward.ts';
+import { measureForward, type MeasureOptions, type moeDispatchers, type MoeRowDtype } from './measure-forward.ts';
 import type { MoeDevice, MoeEngine } from './moe-engine.ts';
 import { type SafetensorsPlan, SafetensorsWriter } from './safetensors-file.ts';
 
@@ -36,50 +30,8 @@ export interface MoeJobOptions {
   readonly out?: string;
 }
 
-interface MoeCheck {
-  /** ||output - reference|| / ||reference|| */
-  readonly error: number;
-  readonly tolerance: number;
-  readonly passed: boolean;
-}
-
-/** Memory of a rank's process, in bytes. */
-interface RankMemory {
-  /** Weights of its experts as they are computed with. */
-  readonly expertBytes: number;
-  /** By how much the resident set has grown at most since before anything was read. */
-  readonly peakBytes: number;
-}
-
-/** What copies of busy experts change. */
-interface RedundantReport {
-  readonly count: number;
-  /** Experts that have more than one copy. */
-  readonly copiedExperts: number;
-  /** The same block without them. */
-  readonly without: ForwardReport;
-  /** Of the output from the output without them. */
-  readonly check: MoeCheck;
-}
-
 /** `load` and times are those with copies, if there are any; its experts are then physical ones. */
-export interface MoeReport extends ForwardReport {
-  readonly block: MoeBlock;
-  readonly dispatcher: MoeJobOptions['dispatcher'];
-  readonly dtype: MoeRowDtype;
-  readonly ranks: number;
-  readonly device: MoeJobOptions['device'];
-  /** By rank. */
-  readonly memory: readonly RankMemory[];
-  /** What multiplied rows by the experts' weights on rank 0. */
-  readonly product: string;
-  readonly repeat: number;
-  /** Absent without copies. */
-  readonly redundantExperts?: RedundantReport;
-  /** Absent if the file has no reference. */
-  readonly check?: MoeCheck;
-  readonly out?: string;
-}
+export type MoeReport = NonNullable<Awaited<ReturnType<typeof runMoeJob>>>;
 
 /** Largest error that passes, by the form in which rows travel. */
 const tolerances: Readonly<Record<MoeRowDtype, number>> = { bf16: 1e-2, fp8: 5e-2 };
@@ -105,11 +57,7 @@ export async function openMoeJobTools(world: World, device: MoeDevice): Promise<
  * WL_FILE, WL_FILE_FORMAT, WL_INVALID_ARGUMENT (ranks that do not divide the experts, fp8 with dispatcher all2all), and
  * with what the dispatcher's calls fail with.
  */
-export async function runMoeJob(
-  tools: MoeJobTools,
-  source: BlockSource,
-  options: MoeJobOptions,
-): Promise<MoeReport | undefined> {
+export async function runMoeJob(tools: MoeJobTools, source: BlockSource, options: MoeJobOptions) {
   const { world, device, engine } = tools;
   const { dispatcher, dtype, repeat, redundantExperts: count, out } = options;
   const tolerance = tolerances[dtype];
@@ -131,22 +79,31 @@ export async function runMoeJob(
     dtype,
     ranks: world.size,
     device: { kind: options.device.kind, reason: options.device.reason },
+    /** What multiplied rows by the experts' weights on rank 0. */
     product: engine.product,
     repeat,
+    /** By rank. */
     memory,
     ...report,
-    ...(copied && same
-      ? { redundantExperts: { count, copiedExperts: copied.copiedExperts, without: plain.report, check: same } }
-      : {}),
-    ...(check === undefined ? {} : { check }),
-    ...(out === undefined ? {} : { out }),
+    ...(copied &&
+      same && {
+        /** `without`: the same block without copies; `check` compares the output with that. */
+        redundantExperts: { count, copiedExperts: copied.copiedExperts, without: plain.report, check: same },
+      }),
+    /** Absent if the file has no reference. */
+    ...(check && { check }),
+    ...(out !== undefined && { out }),
   };
 }
 
+/**
+ * Bytes of each rank's process: weights of its experts as they are computed with, and by how much the resident set has grown
+ * at most since before anything was read.
+ */
 function gatherMemory(
   { world, baseBytes }: MoeJobTools,
   { block, count }: { readonly block: MoeBlock; readonly count: number },
-): Promise<RankMemory[]> {
+) {
   const { hidden, intermediate, experts, sharedIntermediate = 0 } = block;
   // Beside copies of experts are those without.
   const own = (experts + (count === 0 ? 0 : experts + count)) / world.size;
@@ -156,9 +113,8 @@ function gatherMemory(
   return world.allGather('moe/memory', { expertBytes, peakBytes });
 }
 
-async function measureRedundant(
-  options: MeasureOptions & { readonly source: BlockSource; readonly count: number },
-): Promise<Awaited<ReturnType<typeof measureForward>> & { readonly copiedExperts: number }> {
+/** `copiedExperts`: experts that have more than one copy. */
+async function measureRedundant(options: MeasureOptions & { readonly source: BlockSource; readonly count: number }) {
   const { world, device, block, count } = options;
   const placement = await planRedundant(world, { ...options, count });
   const { physical, replicaCounts } = placement.plan;
@@ -183,11 +139,12 @@ export function requirePassed({ check, redundantExperts, block, dtype }: MoeRepo
   }
 }
 
+/** `error`: ||output - reference|| / ||reference|| */
 async function checkOutput(
   world: World,
   output: Uint16Array,
   { reference, tolerance }: { readonly reference: Float32Array; readonly tolerance: number },
-): Promise<MoeCheck> {
+) {
   let difference = 0;
   let size = 0;
   for (const [index, pattern] of output.entries()) {

@@ -230,7 +230,6 @@ function checkContiguous(entries: readonly Extent[], place: Place & { readonly d
 export const MAX_HEADER_BYTES: number = 16 << 20;
 
 const MAX_TENSORS = 65_536;
-
 const MAX_DIMENSIONS = 32;
 
 /** The header, an entry, a shape. */

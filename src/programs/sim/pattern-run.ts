@@ -553,7 +553,6 @@ interface GoodputPoint {
 
 /** Between two points. */
 const OUTAGE_STEP = 1000;
-
 const SETTLED = 100_000;
 
 /**

@@ -26,25 +26,13 @@ export interface TunedRow {
   readonly fastest: AlgorithmName;
 }
 
-export interface TuneReport {
-  readonly schema: 'weftline.bench.collectives.tune/1';
-  readonly ranks: number;
-  readonly hosts: number;
-  readonly rounds: number;
-  readonly rows: readonly TunedRow[];
-  readonly table: AlgorithmTable;
-}
+export type TuneReport = NonNullable<Awaited<ReturnType<typeof runTune>>>;
 
 /** An algorithm that is faster by less than this share does not begin a range of its own: times vary. */
 const MIN_GAIN = 0.05;
 
 /** Collective; rank 0 gets the report. */
-export async function runTune(
-  world: World,
-  device: CpuDevice,
-  workload: CollectivesWorkload,
-  progress?: Progress,
-): Promise<TuneReport | undefined> {
+export async function runTune(world: World, device: CpuDevice, workload: CollectivesWorkload, progress?: Progress) {
   const hosts = world.topology.hosts.length;
   // Without several hosts a chain is the same as shares.
   const names = algorithmNames.filter((name) => name !== 'chain' || hosts > 1);
@@ -82,8 +70,8 @@ export async function runTune(
       }
     }
     if (world.rank !== 0) return undefined;
-    const table = { allReduce: rangesOf(rows, 'allReduce'), reduce: rangesOf(rows, 'reduce') };
-    const schema = 'weftline.bench.collectives.tune/1';
+    const table: AlgorithmTable = { allReduce: rangesOf(rows, 'allReduce'), reduce: rangesOf(rows, 'reduce') };
+    const schema = 'weftline.bench.collectives.tune/1' as const;
     return { schema, ranks: world.size, hosts, rounds: workload.rounds, rows, table };
   } finally {
     for (const communicator of communicators) await communicator.close();

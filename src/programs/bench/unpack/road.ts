@@ -35,7 +35,6 @@ interface RoadPlan {
 
 /** Messages that are under way. */
 const ROAD_DEPTH = 4;
-
 const MAX_CHUNK_BYTES = 2 ** 26;
 const MAX_TOTAL_BYTES = 2 ** 30;
 const MAX_ITERATIONS = 1_000_000;

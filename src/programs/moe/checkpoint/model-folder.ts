@@ -9,7 +9,6 @@ import { SafetensorsFile } from '../safetensors-file.ts';
 import { formatError } from '../safetensors-header.ts';
 
 const INDEX = 'model.safetensors.index.json';
-
 const SINGLE = 'model.safetensors';
 
 /** Opens a shard when a tensor of it is asked for, and reads no more than is asked for. */
