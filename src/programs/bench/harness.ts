@@ -58,6 +58,14 @@ export function percentilesOf(samples: readonly number[]) {
   return { count: sorted.length, p50: quantile(sorted, 0.5), p99: quantile(sorted, 0.99) };
 }
 
+/** What quantilesOf() gives, by its place. */
+export const latencyQuantiles = ['min', 'P50', 'P90', 'P99', 'P99.9', 'max'] as const;
+
+export function quantilesOf(times: readonly number[]): number[] {
+  const counted = times.toSorted((a, b) => a - b);
+  return [0, 0.5, 0.9, 0.99, 0.999, 1].map((share) => (counted.length === 0 ? 0 : quantile(counted, share)));
+}
+
 /** The ranks that take part; a World is one. */
 export interface BenchGroup {
   readonly rank: number;

@@ -41,31 +41,19 @@ export function option<const Flags extends string>(
   Flags,
   Flags extends `--no-${string}` ? boolean : (Flags extends `${string}<${string}` ? string : boolean) | undefined
 >;
-/** What a parser makes of the text; undefined by default. */
-export function option<const Flags extends string, Value>(
+/** One of some words, or what a parser makes of the text; undefined by default. */
+export function option<const Flags extends string, const Value>(
   flags: Flags,
   sentence: string,
-  parse: Parse<Value>,
+  value: Parse<Value> | readonly Value[],
 ): TypedOption<Flags, Value | undefined>;
-/** With a default; a list is shown as a user would type it. */
-export function option<const Flags extends string, Value>(
+/** The same with a default; a list is shown as a user would type it. */
+export function option<const Flags extends string, const Value>(
   flags: Flags,
   sentence: string,
-  parse: Parse<Value>,
+  value: Parse<Value> | readonly Value[],
   usual: NoInfer<Value>,
 ): TypedOption<Flags, Value>;
-/** One of some words. */
-export function option<const Flags extends string, const Word extends string>(
-  flags: Flags,
-  sentence: string,
-  words: readonly Word[],
-): TypedOption<Flags, Word | undefined>;
-export function option<const Flags extends string, const Word extends string>(
-  flags: Flags,
-  sentence: string,
-  words: readonly Word[],
-  usual: NoInfer<Word>,
-): TypedOption<Flags, Word>;
 export function option(
   flags: string,
   sentence: string,

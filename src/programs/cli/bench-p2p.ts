@@ -16,7 +16,9 @@ import {
   MAX_DESCRIPTORS,
   p2pModes,
   type P2pWorkload,
-} from '../bench/p2p/p2p-workload.ts';
+  type BlockResult,
+  type SizeResult,
+} from '../bench/p2p/p2p-phases.ts';
 import {
   addOptions,
   byteArgument,
@@ -40,8 +42,7 @@ import {
 import { addSettingOptions } from './setting-options.ts';
 import { checkUsage } from './exit-codes.ts';
 import { median } from '../../core/quantile.ts';
-import type { BlockResult, SizeResult } from '../bench/p2p/p2p-phases.ts';
-import { latencyQuantiles } from '../bench/transport/transport-phases.ts';
+import { latencyQuantiles } from '../bench/harness.ts';
 import {
   curves,
   distribution,

@@ -46,7 +46,7 @@ import { checkUsage } from './exit-codes.ts';
 import { withRanks } from './with-ranks.ts';
 import { median } from '../../core/quantile.ts';
 import { summarize } from '../bench/harness.ts';
-import { latencyQuantiles } from '../bench/transport/transport-phases.ts';
+import { latencyQuantiles } from '../bench/harness.ts';
 import type { ReportSection } from '../report/html/page-html.ts';
 import {
   bars,

@@ -2,7 +2,7 @@
 import { WeftlineError } from '../../core/errors.ts';
 import { quote } from '../../core/quote.ts';
 import { quantile } from '../../core/quantile.ts';
-import { latencyQuantiles } from '../bench/transport/transport-phases.ts';
+import { latencyQuantiles } from '../bench/harness.ts';
 
 export type ComparedFigure = ReturnType<typeof compareFigure>;
 

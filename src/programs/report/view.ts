@@ -1,7 +1,7 @@
 // A result as people read it: headings, tables and charts, told once for the terminal and for the page of --report.
 import Table from 'cli-table3';
 import type { Summary } from '../bench/harness.ts';
-import type { Axis, BarChart, ChartLine, RangeChart, Rule } from './html/chart.ts';
+import type { Axis, ChartOf, Rule } from './html/chart.ts';
 import type { ReportPage, ReportSection, ReportTable } from './html/page-html.ts';
 import { countEqual } from '../../core/quote.ts';
 import { formatBytes } from '../../core/byte-size.ts';
@@ -171,7 +171,7 @@ export function distribution(
 /** Middles and how far values spread about them. */
 export function ranges(
   { title, note, unit, rules }: UnitFacts,
-  of: RangeChart['ranges'],
+  of: ChartOf<'ranges'>['ranges'],
   shown: ReportTable,
 ): ReportSection {
   const value = { label: unit, scale: scaleFor(of.flatMap(({ low, high }) => [low, high])) };
@@ -181,7 +181,7 @@ export function ranges(
 /** Bars by name and series; the table has a column for each series, unless it is another. */
 export function bars(
   { title, note, unit, rules }: UnitFacts,
-  of: BarChart['bars'],
+  of: ChartOf<'bars'>['bars'],
   shown: ReportTable = pivot(of, unit),
 ): ReportSection {
   return {
@@ -192,7 +192,7 @@ export function bars(
   };
 }
 
-function pivot(of: BarChart['bars'], unit: string): ReportTable {
+function pivot(of: ChartOf<'bars'>['bars'], unit: string): ReportTable {
   const series = [...new Set(of.map((bar) => bar.series))];
   const names = [...new Set(of.map(({ name }) => name))];
   const at = (name: string, one: string) => of.find((bar) => bar.name === name && bar.series === one)?.value ?? '';
@@ -203,20 +203,23 @@ function pivot(of: BarChart['bars'], unit: string): ReportTable {
 }
 
 /** Bars of one series. */
-export function plainBars(series: string, of: readonly (readonly [name: string, value: number])[]): BarChart['bars'] {
+export function plainBars(
+  series: string,
+  of: readonly (readonly [name: string, value: number])[],
+): ChartOf<'bars'>['bars'] {
   return of.map(([name, value]) => ({ name, series, value }));
 }
 
 /** Lines over x; the table has a row for each x, unless it is another. */
 export function curves(
   { title, note, x, y, rules }: Facts & { readonly x: Axis; readonly y: Axis },
-  lines: readonly ChartLine[],
+  lines: ChartOf<'lines'>['lines'],
   shown: ReportTable = tableOfLines(x, lines),
 ): ReportSection {
   return { title, note, chart: { kind: 'lines', x, y, lines, ...(rules && { rules }) }, table: shown };
 }
 
-function tableOfLines(x: Axis, lines: readonly ChartLine[]): ReportTable {
+function tableOfLines(x: Axis, lines: ChartOf<'lines'>['lines']): ReportTable {
   const places = [...new Set(lines.flatMap(({ points }) => points.map(([at]) => at)))].toSorted((a, b) => a - b);
   const columns = lines.map(({ points }) => new Map(points));
   return {

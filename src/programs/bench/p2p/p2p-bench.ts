@@ -17,8 +17,9 @@ import {
   hearWord,
   P2pSession,
   sayWord,
+  memoryOf,
+  type P2pWorkload,
 } from './p2p-phases.ts';
-import { memoryOf, type P2pWorkload } from './p2p-workload.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { Deadline } from '../../../core/deadline.ts';
 import { credentialsOf } from '../../../meeting/credentials.ts';

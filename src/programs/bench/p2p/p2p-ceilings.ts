@@ -5,8 +5,18 @@ import { copyMemory } from '../../../native/libc.ts';
 import { measureInTurn, type Rounds, summarizeRatios, timeInTurn } from '../harness.ts';
 import { runTransportBench } from '../transport/transport-bench.ts';
 import { defaultTransportWorkload } from '../transport/transport-session.ts';
-import { type MovedMemory, type P2pPhase, prepareSlots, runOneSided, runPings, type P2pSession } from './p2p-phases.ts';
-import { COMPARED_SLOTS, MIN_COMPARED_BYTES, PING_BYTES, slotsOf } from './p2p-workload.ts';
+import {
+  type MovedMemory,
+  type P2pPhase,
+  prepareSlots,
+  runOneSided,
+  runPings,
+  type P2pSession,
+  COMPARED_SLOTS,
+  MIN_COMPARED_BYTES,
+  PING_BYTES,
+  slotsOf,
+} from './p2p-phases.ts';
 import { type PerftestCase, type PerftestResult, perftestMissing, runPerftest } from '../peer-programs.ts';
 
 /** Of one side of one round. */

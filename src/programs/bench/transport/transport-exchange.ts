@@ -282,3 +282,9 @@ async function runStreams(
     if (!hasMoved) transport.waitForEndBlocking(seen, WAIT_MS);
   }
 }
+
+export function secondLine({ nflow }: TransportWorkload, { sent, received, seconds }: SecondOfExchange): string {
+  const show = ({ bytes, messages }: { bytes: number; messages: number }): string =>
+    `${((bytes * 8) / seconds / 1e9).toFixed(2)} Gbps(${messages})`;
+  return `(${nflow} flows) TX Tpt: ${show(sent)}, RX Tpt: ${show(received)}`;
+}

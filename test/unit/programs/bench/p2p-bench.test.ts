@@ -1,12 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import {
-  checkP2pWorkload,
-  doubling,
-  memoryOf,
-  slotsOf,
-  sweepIterations,
-} from '#lib/programs/bench/p2p/p2p-workload.js';
+import { checkP2pWorkload, doubling, memoryOf, slotsOf, sweepIterations } from '#lib/programs/bench/p2p/p2p-phases.js';
 import { p2pSizeLine, p2pWorkloadLines } from '#lib/programs/cli/bench-p2p.js';
 
 const workload = {

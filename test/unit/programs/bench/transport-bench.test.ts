@@ -1,7 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { segmentsPerSend } from '#lib/programs/bench/transport/bare-udp.js';
-import { quantilesOf } from '#lib/programs/bench/transport/transport-phases.js';
+import { quantilesOf } from '#lib/programs/bench/harness.js';
 import { targetsOf } from '#lib/programs/bench/transport/transport-ranks.js';
 import { checkTransportWorkload, defaultTransportWorkload } from '#lib/programs/bench/transport/transport-session.js';
 

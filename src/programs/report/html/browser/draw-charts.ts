@@ -1,15 +1,6 @@
 // Runs in the browser that shows a report, where Plot and d3 stand before it: draws the charts as wide as there is room.
 // The build makes one text of it and of what it imports, page-script.mjs, which each page holds (page-html.ts).
-import type {
-  Chart,
-  BarChart,
-  LineChart,
-  MatrixChart,
-  NumberedChart,
-  RangeChart,
-  TimelineChart,
-  Rule,
-} from '../chart.ts';
+import type { Chart, ChartOf, Rule } from '../chart.ts';
 
 type Options = Readonly<Record<string, unknown>>;
 type Mark = unknown;
@@ -121,12 +112,12 @@ function shared(width: number, label: string): Options {
 // Each kind of chart.
 
 /** Of all bars, from zero; a logarithm has none. */
-function bars(chart: BarChart, width: number): Options {
+function bars(chart: ChartOf<'bars'>, width: number): Options {
   const series = [...new Set(chart.bars.map((bar) => bar.series))];
   const names = [...new Set(chart.bars.map((bar) => bar.name))];
   const { margin, cut } = namesOf(names, width);
   const most = chart.bars.reduce((largest, bar) => Math.max(largest, bar.value), 0);
-  const one = (bar: BarChart['bars'][number]): string =>
+  const one = (bar: ChartOf<'bars'>['bars'][number]): string =>
     `${bar.name}${series.length > 1 ? `, ${bar.series}` : ''}: ${show(bar.value)}, ${chart.value.label}`;
   return {
     height: names.length * (series.length * 16 + 10) + 64,
@@ -151,7 +142,7 @@ function bars(chart: BarChart, width: number): Options {
   };
 }
 
-function numbered(chart: NumberedChart, width: number): Options {
+function numbered(chart: ChartOf<'numbered'>, width: number): Options {
   const data = chart.series.flatMap(({ name, values }) =>
     values.map((value, number) => ({ name, number, from: number - 0.5, to: number + 0.5, value })),
   );
@@ -205,7 +196,7 @@ function numbered(chart: NumberedChart, width: number): Options {
   };
 }
 
-function lines(chart: LineChart, width: number): Options {
+function lines(chart: ChartOf<'lines'>, width: number): Options {
   const data = chart.lines.flatMap(({ name, points }) => points.map(([x, y]) => ({ name, x, y })));
   const names = chart.lines.map(({ name }) => name);
   const isMarked = data.length <= 120;
@@ -236,13 +227,13 @@ function lines(chart: LineChart, width: number): Options {
   };
 }
 
-function ranges(chart: RangeChart, width: number): Options {
+function ranges(chart: ChartOf<'ranges'>, width: number): Options {
   const { margin, cut } = namesOf(
     chart.ranges.map(({ name }) => name),
     width,
   );
   const most = chart.ranges.reduce((largest, { high }) => Math.max(largest, high), 0);
-  const one = ({ name, low, middle, high }: RangeChart['ranges'][number]): string =>
+  const one = ({ name, low, middle, high }: ChartOf<'ranges'>['ranges'][number]): string =>
     `${name}: ${show(middle)}, from ${show(low)} to ${show(high)}, ${chart.value.label}`;
   return {
     height: chart.ranges.length * ROW + 70,
@@ -275,7 +266,7 @@ function ranges(chart: RangeChart, width: number): Options {
   };
 }
 
-function matrix(chart: MatrixChart, width: number): Options {
+function matrix(chart: ChartOf<'matrix'>, width: number): Options {
   const { names } = chart;
   const data = chart.cells.flatMap((row, at) =>
     row.map((value, column) => ({ row: names[at]!, column: names[column]!, value })),
@@ -330,7 +321,7 @@ function matrix(chart: MatrixChart, width: number): Options {
   };
 }
 
-function timeline(chart: TimelineChart, width: number): Options {
+function timeline(chart: ChartOf<'timeline'>, width: number): Options {
   const first: number[] = [];
   let lanes = 0;
   for (const track of chart.tracks) {
