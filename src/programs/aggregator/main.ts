@@ -6,7 +6,7 @@ import { join, type World } from '../../world/index.ts';
 
 /** The others may take as long as they like before they join, and before they make the next one. */
 const UNBOUNDED_MS = 2 ** 31 - 1;
-/** Of a creation, on all ranks alike: those that make another one need this rank again. */
+/** Errors of a creation that all ranks get alike: those that make another one need this rank again. */
 const refusals: readonly string[] = ['WL_INVALID_ARGUMENT', 'WL_CONFIG_MISMATCH', 'WL_MEMORY', 'WL_SHARED_MEMORY'];
 
 const world = await join({ timeoutMs: UNBOUNDED_MS });
@@ -19,7 +19,7 @@ try {
 }
 await world.close();
 
-/** Until the others close their world. */
+/** Adds up until the others close their world. */
 async function aggregate(of: World, device: CpuDevice): Promise<void> {
   const failed = new AbortController();
   const serving: Promise<void>[] = [];

@@ -110,19 +110,19 @@ export function shuffled(count: number, iteration: number): number[] {
 
 /** What all ranks have measured of one case. */
 export class Samples<Figure extends string> {
-  /** Of each rank, an element per iteration. */
+  /** The figures of each rank, an element per iteration. */
   readonly ranks: readonly Readonly<Record<Figure, readonly number[]>>[];
 
   constructor(ranks: readonly Readonly<Record<Figure, readonly number[]>>[]) {
     this.ranks = ranks;
   }
 
-  /** Of each iteration, from the values of the ranks. */
+  /** A value for each iteration, from those of the ranks. */
   across(figure: Figure, reduce: (values: readonly number[]) => number): number[] {
     return this.ranks[0]![figure].map((_, iteration) => reduce(this.ranks.map((rank) => rank[figure][iteration]!)));
   }
 
-  /** Of each iteration, the largest value of any rank. */
+  /** The largest value of any rank in each iteration. */
   slowest(figure: Figure): number[] {
     return this.across(figure, (values) => Math.max(...values));
   }
@@ -168,10 +168,10 @@ export async function timeInTurn(cases: readonly Omit<BenchCase, 'name'>[], roun
 
 export interface BenchCase {
   readonly name: string;
-  /** Not timed: brings the inputs into the state that the case expects. */
+  /** Brings the inputs into the state that the case expects; not timed. */
   readonly prepare?: (() => unknown) | undefined;
   readonly run: () => unknown;
-  /** Not timed: what others must not wait for, and undoing. */
+  /** Does what others must not wait for, and undoes; not timed. */
   readonly after?: (() => unknown) | undefined;
 }
 

@@ -105,7 +105,7 @@ export async function gpuMachineDocument(world: BenchGroup, { properties }: Cuda
   const gpu = { name, multiprocessors, totalBytes, clockKiloHertz, capability };
   const isFirst = world.rank === 0;
   return {
-    /** By rank. */
+    /** The GPUs by rank. */
     gpus: await world.allGather('bench-gpus', gpu),
     /** "580.95.05"; undefined when the driver does not tell. */
     driver: isFirst ? readDriverVersion() : undefined,

@@ -107,7 +107,7 @@ export class PerftestServer {
     const port = await freePort('127.0.0.1');
     const child = spawn(PROGRAM, ['-p', String(port)], { stdio: 'ignore', signal: AbortSignal.timeout(LONGEST_MS) });
     const isThere = await new Promise<boolean>((resolve) => {
-      // Also of a run that takes too long, later.
+      // A run that takes too long ends here too, later.
       child.on('error', () => resolve(false));
       child.once('spawn', () => resolve(true));
     });
@@ -194,7 +194,7 @@ export class MpiLoop implements Disposable {
     this.version = version;
   }
 
-  /** By size, in the order of `sizes`: µs out of place and in place, of the slowest rank. Fails with WL_LAUNCH. */
+  /** Resolves to the µs of the slowest rank, out of place and in place, in the order of `sizes`. Fails with WL_LAUNCH. */
   run(kind: BenchedKind, { ranks, dtype, op }: CollectivesWorkload, sizes: readonly SizePlan[]): Promise<number[][]> {
     const asRoot = process.getuid?.() === 0 ? ['--allow-run-as-root'] : [];
     const program = [join(this.#folder, 'mpi-loop'), kind, dtype, op];

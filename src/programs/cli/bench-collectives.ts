@@ -136,7 +136,7 @@ async function benchOnGpus(
   if (report !== undefined) output.report(collectivesView(report), report);
 }
 
-/** Where ranks share a GPU, which takes a time slice for each wait. */
+/** Calls of ranks that share a GPU, which takes a time slice for each wait. */
 const FEW_CALLS = { iterations: 3, rounds: 1 } as const;
 
 function barOf({ rank }: World, { quiet = false }: CollectivesBenchFlags): ProgressBar {
@@ -157,7 +157,7 @@ async function tune(file: string, flags: CollectivesBenchFlags, output: Output):
   });
 }
 
-/** Before any process starts. Fails with WL_INVALID_ARGUMENT. */
+/** Refuses what cannot run before any process starts. Fails with WL_INVALID_ARGUMENT. */
 function checkWorkload(workload: CollectivesWorkload, flags: CollectivesBenchFlags): void {
   const { compare, dtype, tune: tuned } = flags;
   sizePlans(workload);
@@ -297,7 +297,7 @@ function kindSection(kind: string, rows: readonly CollectiveRow[]): ReportSectio
   );
 }
 
-/** Of --tune; it has no page. */
+/** The view of --tune, which has no page. */
 function tuneView({ ranks, hosts, rounds, rows, table: tuned }: TuneReport, file: string): View {
   const names = [
     ...new Set(rows.flatMap(({ microseconds }) => Object.keys(microseconds))),

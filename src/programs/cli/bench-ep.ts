@@ -42,7 +42,7 @@ const MAX_SKEW = 100;
 const defaultSms = [8, 16, 24] as const;
 const SHAPES_SMS = 16;
 const positive = integerArgument(1, MAX_COUNT);
-/** As decoding has them: 4096 would take more than the address space of a rank. */
+/** Tokens of a decoding step: 4096 would take more than the address space of a rank. */
 const LOW_LATENCY_TOKENS = 128;
 
 const usual = defaultEpWorkload;
@@ -123,7 +123,7 @@ function checkBeforeLaunch(flags: EpBenchFlags): void {
   if (!isRank() && ranksOfHosts(hosts, flags.ranks).length > 1) smsAcrossHosts(flags);
   if (device === 'cpu' || (device === 'auto' && cudaDeviceCount() === 0)) {
     requireCpuFlags(flags, device === 'cpu' ? 'asked for' : 'there is no GPU');
-    // Where other hosts have ranks is known behind join().
+    // The place of ranks on other hosts is known behind join().
     if (isRank()) return;
     requireAddressSpace(workloadOf(flags), flags.layer, addressSpaceMiB * 1_048_576, ranksOfHosts(hosts, flags.ranks));
   }
@@ -463,10 +463,10 @@ function lowLatencyView(report: LowLatencyBenchReport | CudaLowLatencyBenchRepor
   };
 }
 
-/** Of each call; the document has them all. */
+/** Shapes that are shown of each call; the document has them all. */
 const SHOWN_SHAPES = 12;
 
-/** For each call its shapes, the fastest first. It has no page. */
+/** The shapes of each call, the fastest first. It has no page. */
 function shapesView(report: ShapeSweepReport): View {
   const { workload, numSms, copies, results, machine, gpuMachine } = report;
   type Row = { shape: string; microseconds: { median: number }; ratioToCopy?: { median: number } };

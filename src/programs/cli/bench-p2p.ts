@@ -119,7 +119,7 @@ async function run(command: Command, flags: P2pFlags): Promise<void> {
   const role = benchRole(command, flags);
   const { device, localGpuIdx: localGpuIndex, port, backend, agentThread: ownThread } = flags;
   const options: P2pBenchOptions = { localGpuIndex, device, backend, port, ownThread };
-  // As UCCL's benchmark prints it.
+  // The lines are those of UCCL's benchmark.
   output.line(`weftline P2P Benchmark — role: ${role}`);
   output.line(`Creating Engine with GPU index: ${localGpuIndex}, engine threads: ${ownThread ? 1 : 0}`);
   if (flags.numCpus !== undefined) output.line('--num-cpus has no effect: an agent has one engine thread');
@@ -245,7 +245,7 @@ function p2pBlockLine(of?: BlockResult): string {
   return of === undefined ? line : line.trimEnd();
 }
 
-/** Which path it got, and why not another. */
+/** The path that it got, and why not another. */
 function p2pPathLine({ backend, verdicts }: Pick<P2pBenchReport, 'backend' | 'verdicts'>): string {
   const others = verdicts.flatMap(({ backend: other, why }) => (why === undefined ? [] : [`${other}: ${why}`]));
   return `Path: ${backend}${others.length === 0 ? '' : ` (${others.join('; ')})`}`;

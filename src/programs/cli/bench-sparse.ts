@@ -81,7 +81,7 @@ export function addSparseBench(bench: Command): void {
         workload.device === 'cuda' && workers !== undefined
           ? await openDevice('cuda', workers)
           : await CpuDevice.create();
-      // Of one density each round is a line.
+      // Each round is a line where there is one density.
       using bar = new ProgressBar({
         title: 'bench sparse',
         unit: 'rounds',
@@ -153,7 +153,7 @@ function workloadOf(flags: SparseBenchFlags): SparseWorkload {
 
 // What people read of it: sums by density.
 
-/** As a line of the program that this one follows, which calls 2^30 bytes a GB. */
+/** A line of the program that this one follows, which calls 2^30 bytes a GB. */
 function sparseRoundLine(bytes: number, microseconds: number): string {
   const perSecond = bytes / (microseconds / 1e6);
   const [decimal, binary] = [perSecond / 1e9, perSecond / 2 ** 30];

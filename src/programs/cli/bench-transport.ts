@@ -65,7 +65,7 @@ const MAX_COUNT = 2 ** 31;
 const MAX_MESSAGE_BYTES = 2 ** 30;
 const DAY_SECONDS = 86_400;
 const LATENCY_BYTES = 64;
-/** Of the pattern engines. */
+/** Engines of the pattern engines. */
 const DEFAULT_ENGINES = 4;
 const DEFAULT_PORT = 19_999;
 
@@ -195,7 +195,7 @@ async function run(command: Command, flags: TransportFlags): Promise<void> {
   output.report(transportView(report), report);
 }
 
-/** In transport_test a receiver's flush makes RDMA writes visible to its GPU; here it means nothing. Fails with WL_INVALID_ARGUMENT. */
+/** Refuses --flush: a receiver's flush in transport_test makes RDMA writes visible to its GPU. Fails with WL_INVALID_ARGUMENT. */
 function refuseFlush(flush: boolean): void {
   if (!flush) return;
   const expected =

@@ -210,7 +210,7 @@ function unpackView({ stages, components, kernels, ...report }: UnpackBenchRepor
   };
 }
 
-/** Of the whole road, by the transport. */
+/** The view of the whole road, by the transport. */
 function roadView({ device, mode, plan, microseconds, gigabytesPerSecond, machine }: RoadReport): View {
   const { chunks, chunkBytes, fragmentBytes } = plan;
   const rate = `BW: ${gigabytesPerSecond.toFixed(2)} GB/s`;

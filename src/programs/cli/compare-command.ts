@@ -88,7 +88,7 @@ function isShallow(value: object, levels = MAX_LEVELS): boolean {
 const TABLE_FIGURES = 500;
 /** A chart has so many figures, and its table all. */
 const SHOWN_FIGURES = 60;
-/** Of names that only one document has. */
+/** Names that are shown of those that only one document has. */
 const SHOWN_NAMES = 5;
 
 export function compareView(files: readonly [string, string], comparison: Comparison): View {

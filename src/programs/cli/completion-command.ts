@@ -26,7 +26,7 @@ Examples:
 // What can be completed of a command line: the commands, their flags and the choices of those, from commander's tree.
 
 interface CompletionOption {
-  /** With its dashes; so is `short`. */
+  /** The flag with its dashes, as `short` has them. */
   readonly long: string;
   readonly short?: string;
   readonly description: string;

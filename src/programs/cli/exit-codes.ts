@@ -33,7 +33,7 @@ export function printError(error: unknown): number {
   return error instanceof UsageError ? exitCodes.usage.code : exitCodes.failure.code;
 }
 
-/** With its stack only where it may be a defect: what the system refuses (a full disk, a missing file) is none. */
+/** The error's text, with its stack only where it may be a defect: what the system refuses (a full disk, a missing file) is none. */
 function textOf(error: unknown): string {
   if (error instanceof WeftlineError) return `${error.code}: ${error.message}`;
   if (!(error instanceof Error)) return String(error);
@@ -86,7 +86,7 @@ function flagOfArgument(command: Command, argument: unknown): string | undefined
   return command.options.find(({ long }) => long === flag)?.long;
 }
 
-/** Of a setting by its name or its variable, if the command line has set it. */
+/** The flag of a setting that is known by its name or its variable, if the command line has set it. */
 function flagOfSetting(command: Command, setting: unknown): string | undefined {
   const found = Object.entries(settingsTable).find(([name, { env }]) => name === setting || env === setting);
   if (found === undefined) return undefined;

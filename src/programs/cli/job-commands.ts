@@ -213,7 +213,7 @@ export async function orUsage<T>(command: Command, look: () => T | Promise<T>): 
 
 const MAX_WAIT_MS = 60_000;
 
-/** Which job, and how long its ranks may take. */
+/** Adds the options that say which job, and how long its ranks may take. */
 function addJobOptions(command: Command): Command {
   return command
     .argument(

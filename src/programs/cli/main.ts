@@ -68,7 +68,7 @@ function isDetached(): boolean {
     const [, , , group] = readFileSync('/proc/self/stat', 'utf8').replace(/^.*\)/s, '').split(' ');
     return Number(group) === process.pid;
   } catch {
-    // Not Linux.
+    // This is not Linux.
     return false;
   }
 }

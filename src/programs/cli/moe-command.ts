@@ -224,7 +224,7 @@ export function moeView(report: MoeReport): View {
   const { block, load, ranks, redundantExperts, memory, repeat } = report;
   const before = redundantExperts?.without;
   const shared = block.sharedIntermediate === undefined ? '' : `, a shared expert (width ${block.sharedIntermediate})`;
-  // Of the rank whose process has grown most.
+  // The rank whose process has grown most stands for all.
   const [most] = memory.toSorted((one, other) => other.peakBytes - one.peakBytes);
   return {
     title: `MoE block on ${counted(ranks, 'rank')}`,
@@ -371,7 +371,7 @@ function moeVerdict({ check, forwardMs, block }: MoeReport): string {
   return check.passed ? `PASSED: ${error}; ${speed}` : `FAILED: ${error}`;
 }
 
-/** Of --all-layers: at least one report, all of the same model on the same ranks. */
+/** The view of --all-layers: at least one report, all of the same model on the same ranks. */
 function layersView(reports: readonly MoeReport[]): View {
   const { block, ranks, device, dispatcher, dtype, repeat } = reports[0]!;
   const all = reports.flatMap(({ memory }) => memory);

@@ -13,7 +13,7 @@ export interface OutputFlags {
   readonly json?: string;
   readonly quiet?: boolean;
   readonly report?: string;
-  /** As UCCL's programs name it. */
+  /** The name that UCCL's programs have for it. */
   readonly logtostderr?: boolean;
 }
 
@@ -39,7 +39,7 @@ export class Output {
   readonly #file: string | undefined;
   readonly #page: string | undefined;
   readonly #isQuiet: boolean;
-  /** Where lines go: with --json -, nothing but the document may be on stdout. */
+  /** The stream of lines: with --json -, nothing but the document may be on stdout. */
   readonly #lines: NodeJS.WriteStream;
 
   /** Fails with WL_FILE if the folder of the result document or of the page cannot be written to. */

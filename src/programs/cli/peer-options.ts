@@ -64,7 +64,7 @@ export function benchRole(command: Command, { role, server, serverip }: PeerFlag
   );
 }
 
-/** Where the other side is. */
+/** The address of the other side. */
 export function peerAddress({ peerIp, serverIp, serverip, remoteIp }: PeerFlags): string {
   return peerIp ?? serverIp ?? serverip ?? remoteIp ?? LOOPBACK;
 }
@@ -96,7 +96,7 @@ export function checkPeerAddress(peer: string): void {
   if (isUnspecified(peer)) throw invalidArgument('--peer-ip', peer, 'the address of one host');
 }
 
-/** Those that other machines may reach. */
+/** The addresses that other machines may reach. */
 function ownAddresses(): string[] {
   const all = Object.values(networkInterfaces()).flatMap((addresses) => addresses ?? []);
   return all.filter(({ family, internal }) => family === 'IPv4' && !internal).map(({ address }) => address);

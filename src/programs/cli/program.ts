@@ -2,7 +2,7 @@
 import { readFileSync } from 'node:fs';
 import { Command } from 'commander';
 
-/** By name, each with what adds it to its parent. A command brings its part of the library; all together take half a second. */
+/** Names of commands, each with what adds it to its parent. A command brings its part of the library; all together take half a second. */
 type CommandTable = Readonly<
   Record<string, () => Promise<(parent: Command, words: readonly string[]) => void | Promise<void>>>
 >;
@@ -38,7 +38,7 @@ const benches: CommandTable = {
   unpack: async () => (await import('./bench-unpack.ts')).addUnpackBench,
 };
 
-/** For the words after `weftline`: with what they need of its commands. All of them without words, as help shows them. */
+/** Makes the command with what the words after `weftline` need of it, or, without words, with all commands, as help shows them. */
 export async function createProgram(words: readonly string[] = []): Promise<Command> {
   const program = new Command('weftline')
     .description('Expert-parallel communication for mixture-of-experts models')

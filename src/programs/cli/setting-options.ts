@@ -12,7 +12,7 @@ import { byteArgument } from './argument-values.ts';
 import { requireWritableFolder } from './output.ts';
 import { checkUsage } from './exit-codes.ts';
 
-/** Of texts that are read where they are used, which may be in another process. */
+/** Checks of texts that are read where they are used, which may be in another process. */
 const textChecks: { readonly [Name in SettingName]?: (text: string) => unknown } = {
   metrics: (text) => text === '' || readMetricsAddress(text),
   transportRails: (text) => listRails(text, hostInterfaces()),
@@ -63,12 +63,12 @@ function traceFile(command: Command, file: string): string {
   return resolve(file);
 }
 
-/** Before ranks of this machine are started: fails if the setting `hosts` does not fit their number. */
+/** Fails if the setting `hosts` does not fit the number of ranks of this machine, before they are started. */
 export function checkHosts(command: Command, ranks: number): void {
   checkUsage(command, () => ranksOfHosts(readSettings().hosts, ranks));
 }
 
-/** With the default in words, as commander knows none: the value comes from readSettings(). */
+/** The sentence with the default in words, as commander knows none: the value comes from readSettings(). */
 function describe({ kind, sentence, default: value }: Setting, ofCommand?: number): string {
   return kind === 'number' || kind === 'choice' ? `${sentence} Default: ${ofCommand ?? value}.` : sentence;
 }

@@ -45,7 +45,7 @@ export function addTopCommand(program: Command): void {
   });
 }
 
-/** Until the jobs have ended, or once. */
+/** Prints until the jobs have ended, or once. */
 async function printJobs(
   watch: TopWatch,
   first: TopJob[],
@@ -207,7 +207,7 @@ function keyOf({ prefix, address }: WatchedJob): string {
 
 // What `weftline top` shows of a rank: its state now, and rates between two looks.
 
-/** By which column rows may be sorted, in the order of the key s. */
+/** Columns that rows may be sorted by, in the order of the key s. */
 const sortKeys = ['rank', 'since', 'cpu', 'calls', 'sent', 'received', 'retransmitted', 'memory'] as const;
 
 type SortKey = (typeof sortKeys)[number];
@@ -269,7 +269,7 @@ export function sortRows(rows: readonly TopRow[], key: SortKey): TopRow[] {
   });
 }
 
-/** In the order of `topColumns`. */
+/** The cells of a row in the order of `topColumns`. */
 export function topCells({ view, values }: TopRow): string[] {
   const { rank, host, pid, waits, objects, meters } = view;
   const [wait] = waits;

@@ -261,7 +261,7 @@ function longestPhases(spans: readonly { readonly phase: string; readonly length
 // Makes the trace that was asked for out of the parts that processes have left.
 
 const MAX_REASON = 200;
-/** Of errors about parts, whose names anybody may have chosen who can write to the folder. */
+/** Characters of errors about parts, whose names anybody may have chosen who can write to the folder. */
 const MAX_NAMED_REASON = 1024;
 
 interface CollectedTrace {
@@ -315,7 +315,7 @@ export function collectTrace(file: string, job?: TracedJob): CollectedTrace {
 }
 
 interface TracedJob {
-  /** Its process number. */
+  /** The process number of the launcher. */
   readonly launcher: number;
   readonly nodes: number;
 }
@@ -332,7 +332,7 @@ function remove({ path, part }: FoundPart): void {
   removeKernelMemory(part.pid);
 }
 
-/** Of the ranks of each host those of the last launch: others are of an earlier job that was traced to the same file. */
+/** The parts of the last launch of each host's ranks: others are of an earlier job that was traced to the same file. */
 function newest(found: readonly FoundPart[], left: string[]): FoundPart[] {
   const last = new Map<string, FoundPart>();
   for (const each of found) {
@@ -383,7 +383,7 @@ function readTrace(file: string, unread: readonly string[]): TracePart[] {
   try {
     return partsOfChrome(JSON.parse(text));
   } catch (error) {
-    // Of JSON that is none the message has some of the text, which may have several lines.
+    // The message about a text that is no JSON has some of the text, which may have several lines.
     const why = printable(asWeftlineError(error).message, MAX_REASON);
     throw new WeftlineError('WL_FILE_FORMAT', `${file} is no trace of weftline: ${why}`, {
       details: { file },
@@ -433,7 +433,7 @@ function placeOf({ rank }: TracePart): number {
   return rank < 0 ? Number.MAX_SAFE_INTEGER : rank;
 }
 
-/** Also of this process, which has nothing more to say. Of other hosts nothing is known. */
+/** True of this process too, which has nothing more to say. Nothing is known of other hosts. */
 function hasEnded({ path, part }: FoundPart): boolean {
   return part.host === hostname() && (resolve(path) === currentTrace()?.path || !isHeldFile(path));
 }

@@ -91,7 +91,7 @@ function checkHandles({ handles, level }: TwoProcessFlags): void {
 }
 
 interface Ends {
-  /** Where the initiator listens and the target calls. */
+  /** The place where the initiator listens and the target calls. */
   readonly meeting: string;
   /** The address at which the other side reaches this one. */
   readonly host: string | undefined;
@@ -171,7 +171,7 @@ async function runSide(
   // Nobody frees memory that the other still writes to.
   await world.barrier('2proc/end');
   print('Complete');
-  // Where both sides are ranks of one command, the initiator has its document.
+  // The initiator has the document if both sides are ranks of one command.
   if (prefix !== '' && role !== 'initiator') return;
   output.report('', { schema: 'weftline.2proc/1', role, device: deviceName, bytes, level, ...outcome });
 }
@@ -193,7 +193,7 @@ interface Published {
 
 interface Side {
   readonly bytes: number;
-  /** Who makes the calls together on a GPU. On the CPU there is one thread. */
+  /** The threads of a GPU that make the calls together; the CPU has one thread. */
   readonly level: TwoProcessLevel;
   /** Puts before the signal. */
   readonly pipeline: number;

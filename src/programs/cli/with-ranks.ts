@@ -52,7 +52,7 @@ interface ProgressOptions {
   readonly title: string;
   /** What is counted: "rounds". */
   readonly unit: string;
-  /** Only rank 0 shows how far all are. */
+  /** The rank of this process: rank 0 alone shows how far all are. */
   readonly rank: number;
   readonly isQuiet: boolean;
   /** stderr by default. */

@@ -97,9 +97,9 @@ interface ResultFigure {
   /** "dispatch, 8 SMs: microseconds" */
   readonly name: string;
   readonly unit: string;
-  /** Of rates and ratios; of times less is better. */
+  /** True of rates and ratios; less is better of times. */
   readonly isMoreBetter: boolean;
-  /** Of what was measured beside weftline: copies, peers, ceilings. */
+  /** True of what was measured beside weftline: copies, peers, ceilings. */
   readonly isReference: boolean;
   /** Median, and quartiles where the document has them. */
   readonly value: number;
@@ -109,7 +109,7 @@ interface ResultFigure {
 }
 type Meaning = Pick<ResultFigure, 'unit' | 'isMoreBetter'>;
 
-/** By the end of a field's name. */
+/** Meanings by the end of a field's name. */
 const meanings: readonly (readonly [RegExp, Meaning])[] = [
   [/(?:^|\.)(?:p50|p99)$/, { unit: 'µs', isMoreBetter: false }],
   [/(?:[mM]icroseconds|microsecondsPerChunk|Us|smoothedRtt|roundTrip)$/, { unit: 'µs', isMoreBetter: false }],

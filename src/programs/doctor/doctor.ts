@@ -133,7 +133,7 @@ function checkMemory(machine: MachineProbe): Finding {
 function checkSharedMemory(machine: MachineProbe): Finding {
   const name = 'shared memory (/dev/shm)';
   const space = machine.fileSystem('/dev/shm');
-  // Of several mounts at one place the last one is seen.
+  // The last of several mounts at one place is the one that is seen.
   const mount = machine
     .readText('/proc/self/mounts')
     ?.split('\n')
@@ -335,7 +335,7 @@ function checkRails(machine: MachineProbe): Finding {
   }
 }
 
-/** Those of the setting, or all that this machine has. Fails with WL_CONFIG for a wrong list. */
+/** The rails of the setting, or all that this machine has. Fails with WL_CONFIG for a wrong list. */
 function readRails(machine: MachineProbe): RailPlan {
   return planRails(listOf(machine), machine, machine.interfaces);
 }
@@ -506,9 +506,9 @@ export interface MachineProbe extends FileProbe {
   tryWebAssembly(maximumPages: number): void;
   /** Throws when native functions cannot be called here. */
   tryNativeCalls(): void;
-  /** Of libibverbs. Throws where there is none. */
+  /** Devices that libibverbs knows. Throws where there is none. */
   rdmaHardware(): readonly RdmaDevice[];
-  /** Of the UCX that an agent would use; undefined if none can be. */
+  /** The version of the UCX that an agent would use; undefined if none can be. */
   ucxVersion(): string | undefined;
 }
 

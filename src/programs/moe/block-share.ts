@@ -14,7 +14,7 @@ export interface BlockShare extends Disposable {
   readonly topkIdx: Tensor<'i64'>;
   /** [T, K] */
   readonly topkWeights: Tensor<'f32'>;
-  /** With routing 'gate', where that is part of each pass: computes topkIdx and topkWeights anew from x. */
+  /** Computes topkIdx and topkWeights anew from x, where the routing 'gate' is part of each pass. */
   readonly route: (() => void) | undefined;
   readonly experts: LocalExperts;
   /** What all tokens of this rank go through here, if the block has it. */

@@ -1,4 +1,4 @@
-// Where a MoE block's tokens and weights come from: a file of one block, or a model's folder and a file of tokens.
+// The sources of a MoE block's tokens and weights: a file of one block, or a model's folder and a file of tokens.
 import { FP8_GROUP } from '../../abi/element-formats.ts';
 import { fromBf16, fromF16, toBf16, typedArrayOver } from '../../core/dtype.ts';
 import { WeftlineError } from '../../core/errors.ts';
@@ -19,9 +19,9 @@ export interface BlockSource extends AsyncDisposable {
   readonly block: MoeBlock;
   /** bf16 [end - start, H] */
   tokens(start: number, end: number): Promise<Uint16Array>;
-  /** Of a block whose `routing` is 'file'; not checked. */
+  /** The choices of a block whose `routing` is 'file'; not checked. */
   choices(start: number, end: number): Promise<GivenChoices>;
-  /** Of a block whose `routing` is 'gate'. */
+  /** The gate of a block whose `routing` is 'gate'. */
   gate(): Promise<GateWeights>;
   /** f32 [end - start, H], of a block that has a reference. */
   reference(start: number, end: number): Promise<Float32Array>;
@@ -99,13 +99,13 @@ export class FileBlockSource implements BlockSource {
 
 // Brings weights from files into a device's memory as bf16, piece by piece: a rank needs no more memory than its weights.
 
-/** Of powers of two, a byte each. */
+/** Powers of two, a byte each. */
 const [E8M0_BIAS, E8M0_NAN] = [127, 255];
 
 /** Bytes of a file that are read at once. */
 const PIECE_BYTES: number = 4 << 20;
 
-/** Of a matrix of fp8: what the scales of its blocks may be. */
+/** Types that the scales of the blocks of an fp8 matrix may have. */
 export const scaleTypes: readonly SafetensorsDtype[] = ['F32', 'BF16', 'F16', 'F8_E8M0'];
 
 /** Element types that can be read as bf16; values are rounded to nearest even. */
@@ -121,7 +121,7 @@ export interface WeightPlace {
   readonly name: string;
   /** Elements of the tensor before the matrix; 0 by default. */
   readonly skip?: number;
-  /** Of a matrix of fp8: [ceil(rows / 128), ceil(columns / 128)] of one of scaleTypes, by which its blocks are multiplied. */
+  /** The scales of an fp8 matrix: [ceil(rows / 128), ceil(columns / 128)] of one of scaleTypes, by which its blocks are multiplied. */
   readonly scales?: { readonly file: SafetensorsFile; readonly name: string };
 }
 

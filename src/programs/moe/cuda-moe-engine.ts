@@ -87,7 +87,7 @@ export interface GroupedOperands {
 /** Rows of each group, in host and in device memory. */
 export interface Groups {
   readonly rows: readonly number[];
-  /** Of all groups together. */
+  /** Rows of all groups together. */
   readonly total: number;
   /** Tiles of the kernel, of all groups together. */
   readonly tiles: number;
@@ -100,7 +100,7 @@ export interface Groups {
 }
 
 export interface GroupedProduct extends Disposable {
-  /** For the report. */
+  /** The name that the report shows. */
   readonly name: string;
   /** Enqueues the products; n and k are multiples of 8. */
   multiply(operands: GroupedOperands, groups: Groups): void;
@@ -180,7 +180,7 @@ export function createAutoProduct(small: GroupedProduct, large: GroupedProduct):
   };
 }
 
-/** By the settings expertProduct and cublasPath. Fails with WL_UNSUPPORTED if cuBLAS is asked for and cannot be used. */
+/** Goes by the settings expertProduct and cublasPath. Fails with WL_UNSUPPORTED if cuBLAS is asked for and cannot be used. */
 export async function openGroupedProduct(device: CudaDevice, settings: Settings): Promise<GroupedProduct> {
   const { expertProduct, cublasPath } = settings;
   if (expertProduct === 'kernel') return createKernelProduct(device, 'asked for');

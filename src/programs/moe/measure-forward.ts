@@ -45,7 +45,7 @@ export interface PhaseReport {
   readonly name: MoePhaseName;
   /** Median over the passes of the slowest rank's time. */
   readonly ms: number;
-  /** Of all ranks together, here and below. */
+  /** Rows of all ranks together, as all that follows. */
   readonly rows: number;
   /** What dispatch and combine bring to their destinations, a rank's own rows included; choices and weights not. */
   readonly bytes?: number;
@@ -139,7 +139,7 @@ async function timeTogether(world: World, work: () => Promise<void>): Promise<nu
 
 type MoePhaseName = 'route' | 'quantize' | 'dispatch' | 'dequantize' | 'experts' | 'shared' | 'combine';
 
-/** On GPUs a phase may end while its work is still enqueued; MoeEngine.finish() waits for that. */
+/** A phase may end on GPUs while its work is still enqueued; MoeEngine.finish() waits for that. */
 interface MoePhase {
   readonly name: MoePhaseName;
   run(): void | Promise<void>;
@@ -154,7 +154,7 @@ interface MoeForward extends AsyncDisposable {
   readonly windowBytes: number;
 }
 
-/** In which form rows travel to the experts: as they are, or as fp8 e4m3 with a scale per 128 columns. They return as bf16. */
+/** The form in which rows travel to the experts: as they are, or as fp8 e4m3 with a scale per 128 columns. They return as bf16. */
 export type MoeRowDtype = 'bf16' | 'fp8';
 
 interface ForwardOptions {
@@ -245,7 +245,7 @@ async function createBufferForward(options: ForwardOptions): Promise<MoeForward>
   const { shared } = share;
   const computeShared: MoePhase = {
     name: 'shared',
-    // Where combine() adds its sums to it.
+    // The output is where combine() adds its sums.
     run: () => shared?.experts.forwardExperts({ ...shared, x, rowsPerExpert: [x.shape[0] ?? 0] }, output),
   };
 

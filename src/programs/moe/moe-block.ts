@@ -23,7 +23,7 @@ export const blockTensors = {
 export interface MoeBlock extends RouterOptions {
   /** The file, or the model's folder. */
   readonly path: string;
-  /** Of a model: which block of it. */
+  /** The place of the block in a model. */
   readonly model?: ModelLayer;
   readonly tokens: number;
   /** Elements of a token, a multiple of 8. */
@@ -34,7 +34,7 @@ export interface MoeBlock extends RouterOptions {
   readonly topk: number;
   /** 'file': expert ids and weights are in the file. 'gate': the router chooses, see routeTopk(). */
   readonly routing: 'file' | 'gate';
-  /** With 'gate': the weights of the chosen experts are divided by their sum. */
+  /** True if the weights of the experts that a gate has chosen are divided by their sum. */
   readonly normalize: boolean;
   /** Width of the expert that all tokens go through, whose output is added; without one there is none. */
   readonly sharedIntermediate?: number;
@@ -46,7 +46,7 @@ export interface MoeBlock extends RouterOptions {
 interface ModelLayer {
   /** `model_type` of its configuration. */
   readonly type: string;
-  /** From 0. */
+  /** The number of the layer, from 0. */
   readonly layer: number;
   /** The file of the tokens. */
   readonly input: string;
@@ -60,7 +60,7 @@ export interface MoeBlockOptions {
 }
 
 export const maxTopk = 32;
-/** Of a model's configuration; those that are published have some thousand characters. */
+/** Characters of a model's configuration; those that are published have some thousand. */
 const MAX_CONFIG_LENGTH = 65_536;
 
 const configSchema = z.looseObject({
@@ -183,7 +183,7 @@ export interface RouterOptions {
   readonly normalize: boolean;
   /** What becomes of logits: a softmax over all experts (default), or a sigmoid of each. */
   readonly scoring?: 'softmax' | 'sigmoid';
-  /** Only experts of the best groups may be chosen. */
+  /** Groups of experts, of which the best may be chosen alone. */
   readonly groups?: ExpertGroups;
   /** Multiplies the weights, after `normalize`; 1 by default. */
   readonly scale?: number;

@@ -25,7 +25,7 @@ export interface GateOptions {
   /** bf16 [T, H] on the device, and the same values in host memory. */
   readonly x: Tensor<'bf16'>;
   readonly xValues: Uint16Array;
-  /** In host memory. */
+  /** The weights in host memory. */
   readonly weights: GateWeights;
 }
 

@@ -26,7 +26,7 @@ export interface MoeJobOptions {
   readonly repeat: number;
   /** Copies of busy experts besides the first of each; 0 for none. Experts and copies divide evenly among the ranks. */
   readonly redundantExperts: number;
-  /** Where to write the tensor `output`, bf16 [T, H]; a place that all ranks can write to. */
+  /** The file for the tensor `output`, bf16 [T, H]; a place that all ranks can write to. */
   readonly out?: string;
 }
 
@@ -41,7 +41,7 @@ export interface MoeJobTools {
   readonly world: World;
   readonly device: MoeDevice;
   readonly engine: MoeEngine;
-  /** Of the resident set, before anything was read. */
+  /** Bytes of the resident set before anything was read. */
   readonly baseBytes: number;
 }
 
@@ -82,7 +82,7 @@ export async function runMoeJob(tools: MoeJobTools, source: BlockSource, options
     /** What multiplied rows by the experts' weights on rank 0. */
     product: engine.product,
     repeat,
-    /** By rank. */
+    /** Memory by rank. */
     memory,
     ...report,
     ...(copied &&
@@ -105,7 +105,7 @@ function gatherMemory(
   { block, count }: { readonly block: MoeBlock; readonly count: number },
 ) {
   const { hidden, intermediate, experts, sharedIntermediate = 0 } = block;
-  // Beside copies of experts are those without.
+  // The experts without copies lie beside those with copies.
   const own = (experts + (count === 0 ? 0 : experts + count)) / world.size;
   // Three matrices of bf16 each.
   const expertBytes = 3 * 2 * hidden * (own * intermediate + sharedIntermediate);
@@ -152,7 +152,7 @@ async function checkOutput(
     difference += (fromBf16(pattern) - wanted) ** 2;
     size += wanted ** 2;
   }
-  // As text, because JSON has no NaN and no infinity.
+  // The sums travel as text, because JSON has no NaN and no infinity.
   const sums = await world.allGather('moe/check', [String(difference), String(size)]);
   const total = (at: 0 | 1): number => sums.reduce((sum, rank) => sum + Number(rank[at]), 0);
   const error = total(0) === 0 ? 0 : Math.sqrt(total(0) / total(1));

@@ -43,7 +43,7 @@ export class SafetensorsFile implements AsyncDisposable {
   static async open(path: string): Promise<SafetensorsFile> {
     let file: FileHandle;
     try {
-      // Without O_NONBLOCK, opening a named pipe would wait for a writer.
+      // Opening a named pipe would wait for a writer without O_NONBLOCK.
       file = await open(path, constants.O_RDONLY | constants.O_NONBLOCK);
     } catch (cause) {
       throw readError(path, cause);
@@ -330,7 +330,7 @@ function partialPath(plan: SafetensorsPlan): string {
   return `${plan.path}.${plan.unique ?? process.pid}.partial`;
 }
 
-/** Its name can be guessed: what lies there, as of a process that was killed, is removed and never written to. */
+/** Makes the file anew. Its name can be guessed: what lies there, as of a process that was killed, is removed and never written to. */
 async function makePartial(plan: SafetensorsPlan): Promise<FileHandle> {
   const path = partialPath(plan);
   await unlink(path).catch(() => undefined);

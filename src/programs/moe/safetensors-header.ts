@@ -36,7 +36,7 @@ export interface TensorEntry {
 export interface SafetensorsHeader {
   readonly metadata: Readonly<Record<string, string>>;
   readonly tensors: ReadonlyMap<string, TensorEntry>;
-  /** Of tensors of other types, by name: the type. Nobody can read them, and most files have them for others. */
+  /** The types of tensors that nobody can read, by name; most files that have some have them for others. */
   readonly unknown: ReadonlyMap<string, string>;
 }
 
@@ -138,7 +138,7 @@ function parseObject(
 
 type Extent = Pick<TensorEntry, 'name' | 'start' | 'bytes'>;
 
-/** Of any type. */
+/** An entry of any type. */
 type AnyEntry = Omit<TensorEntry, 'dtype'> & { readonly dtype: string };
 
 function isKnown(entry: AnyEntry): entry is TensorEntry {
@@ -265,7 +265,7 @@ export function overLimits(json: Uint8Array): string | undefined {
   return undefined;
 }
 
-/** Where the text that begins at `start` has its closing quote, or the last byte if it has none. */
+/** The place of the closing quote of the text that begins at `start`, or the end if it has none. */
 function endOfText(json: Uint8Array, start: number): number {
   for (let at = start + 1; at < json.length; at += 1) {
     const byte = json[at]!;
@@ -301,7 +301,7 @@ export function duplicateKey(json: string): string | undefined {
     else {
       at = endOfString(json, found.index);
       const keys = open.at(-1);
-      // In an object, a string before a colon is a key.
+      // A string before a colon is a key in an object.
       if (keys === undefined || !isColonNext(json, at)) continue;
       const text = json.slice(found.index + 1, at - 1);
       const key = text.includes('\\') ? (JSON.parse(`"${text}"`) as string) : text;

@@ -14,11 +14,11 @@ import {
 import type { EpWorkload } from '../bench/ep/ep-workload.ts';
 
 export interface View {
-  /** Of the page. */
+  /** The title of the page. */
   readonly title: string;
   /** First on both. */
   readonly heading?: readonly string[];
-  /** On the page alone. */
+  /** Lines of the page alone. */
   readonly about?: readonly string[];
   /** A string is a line of the terminal, a section is one of the page; what is left out is false. */
   readonly parts: readonly (Part | readonly Part[])[];
@@ -41,7 +41,7 @@ export function viewPage({ title, heading = [], about = [], parts, footing = [] 
 interface Column<R> {
   readonly head: string;
   readonly of: (row: R) => Summary | number | string | undefined;
-  /** Of numbers, and of medians. */
+  /** Shows numbers, and medians. */
   readonly show?: (value: number) => string;
   /** The quartiles stand beside the median. */
   readonly hasSpread?: true;
@@ -83,7 +83,7 @@ export function table<R>(
   ];
 }
 
-/** Without colours and lines between rows. */
+/** A table without colours and without lines between rows. */
 function tableText<R>(rows: readonly R[], columns: readonly Column<R>[]): string {
   const isText = (of: Column<R>['of']): boolean => rows.some((row) => typeof of(row) === 'string');
   const made = new Table({
@@ -243,7 +243,7 @@ export function spread({ p25, p75 }: Summary, show: (value: number) => string): 
   return `${show(p25)} to ${show(p75)}`;
 }
 
-/** With so many digits behind the point. */
+/** Shows so many digits behind the point. */
 export function fixed(digits: number): (value: number) => string {
   return (value) => value.toFixed(digits);
 }

@@ -252,14 +252,14 @@ export class PacketPool {
 }
 
 /** Why packets did not arrive, and what else happened to them. */
-export interface NetworkCounts {
+interface NetworkCounts {
   readonly sent: number;
   readonly delivered: number;
   /** No room in a queue. */
   readonly droppedFull: number;
   /** Random loss. */
   readonly droppedLoss: number;
-  /** On a link that was down, or that failed before the packet arrived. */
+  /** Packets on a link that was down, or that failed before they arrived. */
   readonly droppedDown: number;
   readonly marked: number;
   readonly duplicated: number;

@@ -12,7 +12,7 @@ import { type NetworkTopology, railLinks, routeOf, type TopologyName } from './t
 export interface PatternOptions {
   readonly pattern: PatternName;
   readonly topology: NetworkTopology;
-  /** Of one host, all its links together. */
+  /** The rate of one host, all its links together. */
   readonly hostGigabitsPerSecond: number;
   readonly seed: number;
   /** Flows of a sending host, messages of a flow, receives that a flow keeps posted, bytes of a message. */
@@ -20,9 +20,9 @@ export interface PatternOptions {
   readonly messages: number;
   readonly outstanding: number;
   readonly messageBytes: number;
-  /** Of each lane of a connection. */
+  /** Paths of each lane of a connection. */
   readonly paths: number;
-  /** Of each host; one if missing. */
+  /** Engines of each host; one if missing. */
   readonly engines?: number;
   readonly segmentBytes: number;
   /** Share of the hosts' rate that is offered, at random times; 1 offers all messages at once. */
@@ -90,7 +90,7 @@ class PatternRun {
   readonly #receives: Map<number, readonly [RunningFlow, number]>[];
   readonly #times: number[] = [];
   readonly #samples: Sample[] = [];
-  /** By path and by rail, what had been sent when the last sample was taken. */
+  /** What had been sent by path and by rail when the last sample was taken. */
   #pathSegmentsBefore: readonly number[] = [];
   #railBytesBefore: readonly number[] = [];
   readonly #points: GoodputPoint[] = [];
@@ -365,11 +365,11 @@ function sumsByPath(paths: readonly (readonly { readonly path: number; readonly 
 interface Sample {
   /** Microseconds. */
   readonly at: number;
-  /** Of each pair of source and destination, Gbps of payload. */
+  /** Gbps of payload of each pair of source and destination. */
   readonly goodputGbps: readonly number[];
-  /** Of the same, all paths together; null if unlimited. */
+  /** The window of the same pairs, all paths together; null if unlimited. */
   readonly windowBytes: readonly (number | null)[];
-  /** Of the same, the mean of the paths' smoothed round trips. Microseconds. */
+  /** The mean of the smoothed round trips of the same pairs' paths, in microseconds. */
   readonly roundTrip: readonly number[];
   /** Gbps of full packets that all senders together gave to each path, those sent again included. */
   readonly pathGbps: readonly number[];
@@ -451,7 +451,7 @@ function pairsOf({
     case 'incast':
       return Array.from({ length: hosts - 1 }, (_, source) => ({ source, destination: hosts - 1 }));
     case 'all-to-all':
-      // In each turn every host sends to another one.
+      // Every host sends to another one in each turn.
       return Array.from({ length: hosts - 1 }, (_, turn) => turn + 1).flatMap((step) =>
         Array.from({ length: hosts }, (_, source) => ({ source, destination: (source + step) % hosts })),
       );
@@ -567,13 +567,13 @@ function outageEffect(outage: RailOutage & { readonly rail: number }, points: re
   const later = within(from, Number.POSITIVE_INFINITY);
   return {
     ...outage,
-    /** In the second half of the time before it died. */
+    /** Goodput in the second half of the time before it died. */
     before: mean(within(from / 2, from)),
     /** The worst millisecond from then on. */
     worst: later.length === 0 ? undefined : Math.min(...later),
-    /** From 100 ms after it died until it came back, or until the end. */
+    /** Goodput from 100 ms after it died until it came back, or until the end. */
     during: mean(within(from + SETTLED, to)),
-    /** From 100 ms after it came back until the end. */
+    /** Goodput from 100 ms after it came back until the end. */
     after: mean(within(to + SETTLED, Number.POSITIVE_INFINITY)),
   };
 }

@@ -130,7 +130,7 @@ function startOf(number: number): number {
 
 interface Counter {
   readonly range: BufferRange;
-  /** Its signals in order, and what it shows when each has been added. */
+  /** The counter's signals in order, and what it shows when each has been added. */
   readonly signals: RunningOperation[];
   readonly sums: number[];
   /** How many of them have been seen. */
@@ -234,7 +234,7 @@ class ScenarioRun {
   /** Connections that one end has closed. */
   readonly #closed = new Set<number>();
   readonly #counters = new SignalCounters(this.#problems);
-  /** Of each host. */
+  /** The pending requests of each host. */
   readonly #pending: readonly Map<number, Pending>[];
   #unposted = 0;
   #waiting = 0;
@@ -266,7 +266,7 @@ class ScenarioRun {
     }
     for (const { host, at } of deaths) simulation.at(at, () => this.#kill(host));
     for (const running of this.#operations) this.#schedule(running);
-    // At the same time as what they undo, these come after it.
+    // These come after what they undo, if both are at the same time.
     for (const cancellation of cancellations) simulation.at(cancellation.at, () => this.#cancel(cancellation));
     for (const closing of closings) simulation.at(closing.at, () => this.#close(closing));
     const done = (): boolean => this.#unposted === 0 && this.#waiting === 0;
@@ -302,7 +302,7 @@ class ScenarioRun {
     return end;
   }
 
-  /** Where packets are authenticated, none that was changed on the way is taken in, and each that was not is recognised. */
+  /** An engine that authenticates packets takes none in that was changed on the way, and recognises each that was not. */
   #checkDrops(): void {
     for (const { node, io, engine } of this.#simulation.hosts.flatMap(({ engines }) => engines)) {
       const { short, version, kind, connection, tag, checksum, secret, length } = engine.drops;
@@ -464,7 +464,7 @@ class ScenarioRun {
     pending.clear();
   }
 
-  /** Who waits for what, and how the connections stand. */
+  /** Tells who waits for what, and how the connections stand. */
   #dump(): string[] {
     const { hosts, network } = this.#simulation;
     const waits = this.#pending.flatMap((requests, host) =>
@@ -496,7 +496,7 @@ function describe({ peerName, error, statistics }: LaneConnection): string {
 // One operation of a scenario while it runs: its ends, its memory, and the requests that carry it out.
 
 interface RunningOperation {
-  /** Its number in the scenario, which also determines its content. */
+  /** The number in the scenario, which also determines the content. */
   readonly index: number;
   readonly operation: ScenarioOperation;
   /** The hosts that begin it and answer it, and their ends of the connection. */
@@ -504,7 +504,7 @@ interface RunningOperation {
   readonly far: number;
   readonly nearEnd: LaneConnection;
   readonly farEnd: LaneConnection;
-  /** Where the bytes come from and where they go; of a signal, the counter; none of a flush. */
+  /** Places from which the bytes come and to which they go; a signal has the counter, a flush none. */
   readonly source: BufferRange | undefined;
   readonly target: BufferRange | undefined;
   /** The bytes lie in the target, and the target has been checked. */
@@ -531,7 +531,7 @@ function mustFail(operation: ScenarioOperation): boolean {
 interface OperationPlan {
   readonly scenario: Scenario;
   readonly ends: readonly (readonly [LaneConnection, LaneConnection])[];
-  /** Of each host. */
+  /** The buffers of each host. */
   readonly buffers: readonly ScenarioBuffers[];
   /** Takes the counter of a flow. */
   readonly counter: (operation: ScenarioOperation, buffers: ScenarioBuffers) => BufferRange;
@@ -582,7 +582,7 @@ function beginOperation(running: RunningOperation): { readonly role: Role; reado
   }
 }
 
-/** As one range, or, every other one, as many small ones, the last one first. */
+/** Writes one range, or, every other time, many small ones, the last one first. */
 function write({ index, operation, nearEnd }: RunningOperation, source: BufferRange, target: BufferRange): number {
   const { flow } = operation;
   const place = remote(target, 'badKey' in operation && operation.badKey);
@@ -612,7 +612,7 @@ function counterValue(cell: BufferRange): number {
   return Number(new DataView(buffer, byteOffset, 8).getBigUint64(0, true));
 }
 
-/** For error messages. */
+/** The operation as error messages name it. */
 function nameOf({ index, operation, near, far }: RunningOperation): string {
   const bytes = 'bytes' in operation ? ` of ${operation.bytes} bytes` : '';
   return `operation ${index} (${operation.kind}${bytes}, host ${near} to ${far}, flow ${operation.flow})`;

@@ -74,9 +74,9 @@ export interface Closing {
 export interface Scenario {
   readonly seed: number;
   readonly topology: NetworkTopology;
-  /** Of each lane of a connection. */
+  /** Paths of each lane of a connection. */
   readonly paths: number;
-  /** Of each host; one if missing. */
+  /** Engines of each host; one if missing. */
   readonly engines?: number;
   readonly segmentBytes: number;
   readonly rail: RailOptions;
@@ -84,7 +84,7 @@ export interface Scenario {
   readonly settings: Partial<Settings>;
   /** The hosts of each connection's ends. */
   readonly connections: readonly (readonly [number, number])[];
-  /** In order of time within each connection, end and flow. */
+  /** The operations in order of time within each connection, end and flow. */
   readonly operations: readonly ScenarioOperation[];
   readonly faults: readonly LinkFault[];
   readonly deaths: readonly HostDeath[];
@@ -245,7 +245,7 @@ function makeRailFaults(dice: Dice, { topology, paths, disjoint, span }: FaultDr
   if (topology.rails === 1 || !dice.chance(0.3)) return [];
   const at = dice.real(0, span);
   const recoversAt = at + dice.exponential(10, 50_000);
-  // Where a path may die for ever as well, nothing might be left.
+  // Nothing might be left where a path may die for ever as well.
   const isForEver = paths > 1 && !disjoint && dice.chance(0.5);
   const dying = railLinks(topology, dice.integer(0, topology.rails - 1));
   return dying.map((link) => (isForEver ? { link, at } : { link, at, recoversAt }));
@@ -302,7 +302,7 @@ function makeOperations(dice: Dice, connections: readonly (readonly [number, num
     const connection = dice.integer(0, connections.length - 1);
     const from = dice.pick([0, 1] as const);
     const cancelled = dice.chance(0.05);
-    // Where one of its ends is withdrawn, messages and receives of a flow would meet others than meant.
+    // Messages and receives of a flow would meet others than meant if one of their ends were withdrawn.
     const flow = cancelled ? CANCELLED_FLOWS + index : dice.pick(flows);
     const key = `${connection} ${from} ${flow}`;
     const clock = clocks.get(key) ?? { at: dice.real(0, span), receiveAt: dice.real(0, span) };

@@ -52,7 +52,7 @@ interface SimulatedIoOptions extends RailOptions {
   readonly uplinks: readonly number[];
 }
 
-/** At most this many packets go to the engine in one batch. */
+/** Most packets that go to the engine in one batch. */
 const BATCH = 64;
 
 export class SimulatedIo implements PacketIo {
@@ -270,16 +270,16 @@ interface PendingRequest {
   left: number;
   bytes: number;
   error: WeftlineError | undefined;
-  /** Which it waits for, and frees when it ends; NONE for none. */
+  /** The gate that it waits for, and frees when it ends; NONE for none. */
   readonly awaitedGate: number;
 }
 
 export class SimulatedHost {
   readonly index: number;
   readonly engines: readonly SimulatedEngine[];
-  /** Of writes that later signals and flushes wait for. */
+  /** Gates of writes that later signals and flushes wait for. */
   readonly gates = new GatePool(new Int32Array(GATES));
-  /** By engine. */
+  /** Fences that are held, by engine. */
   readonly held: readonly HeldFences<HeldFence>[];
   /** Set before requests are posted. */
   onEnd: (end: RequestEnd) => void = () => {};
@@ -289,9 +289,9 @@ export class SimulatedHost {
   alive = true;
   readonly #later: (action: () => void) => void;
   readonly #requests = new Map<number, PendingRequest>();
-  /** By engine: the request of a handle, and the gate that its part holds shut. */
+  /** The request of a handle and the gate that its part holds shut, by engine. */
   readonly #owners: readonly Map<EngineHandle, readonly [request: number, gate: number]>[];
-  /** By the region of the first engine: those of all of them. */
+  /** The regions of all engines, by that of the first one. */
   readonly #regions = new Map<Region, readonly Region[]>();
   /** Why connections that this side ended have ended, in place of what their engines say. */
   readonly #reasons = new Map<TransportConnection, WeftlineError>();
@@ -404,7 +404,7 @@ interface LaneConnectionOptions {
   readonly host: SimulatedHost;
   /** Number of the connection on its host. */
   readonly number: number;
-  /** By lane, which is also the number of the engine. */
+  /** Connections by lane, which is also the number of the engine. */
   readonly lanes: readonly TransportConnection[];
   readonly spread: Spread;
 }
@@ -417,7 +417,7 @@ export class LaneConnection {
   readonly #choice: LaneChoice;
   readonly #order: FlowOrder;
   #isOver = false;
-  /** Of the lane that ended first. */
+  /** The reason of the lane that ended first. */
   #reason: WeftlineError | undefined;
 
   constructor({ host, number, lanes, spread }: LaneConnectionOptions) {

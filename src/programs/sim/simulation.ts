@@ -68,7 +68,7 @@ export class Simulation {
   readonly #pollAt: Float64Array;
   readonly #engines: number;
   readonly #settings: Settings;
-  /** Of each host, and how many it has had. */
+  /** The connections of each host, and how many it has had. */
   readonly #connections: readonly Set<LaneConnection>[];
   readonly #connected: Uint32Array;
   readonly #consume: ((batch: ReceivedBatch) => void)[];

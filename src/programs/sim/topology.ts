@@ -1,4 +1,4 @@
-// Which links there are between hosts, what can go wrong on them, and which of them a packet takes.
+// The links between hosts, what can go wrong on them, and which of them a packet takes.
 import { invalidArgument } from '../../core/errors.ts';
 
 export interface LinkOptions {
@@ -264,7 +264,7 @@ export function changeRail(topology: NetworkTopology, rail: number, change: Part
   return { ...topology, links };
 }
 
-// Which network a traffic pattern runs on, from a few numbers.
+// The network that a traffic pattern runs on, from a few numbers.
 
 export const topologyNames = ['pair', 'star', 'leaf-spine', 'rail-optimised', 'fat-tree'] as const;
 
@@ -277,9 +277,9 @@ interface PatternTopologyOptions {
   /** Network cards of a host, which share its rate. */
   readonly rails: number;
   readonly seed: number;
-  /** Of a host, all its links together. */
+  /** The rate of a host, all its links together. */
   readonly gigabitsPerSecond: number;
-  /** Of each link but those that `fault` changes. */
+  /** Properties of each link but those that `fault` changes. */
   readonly link: Partial<Omit<LinkOptions, 'gigabitsPerSecond'>>;
 }
 

@@ -41,7 +41,7 @@ interface CollectivesSetup {
   readonly plans: readonly SizePlan[];
   /** "CPU", or "GPU" with how tensors and multiprocessors were used. */
   readonly ranksOn: string;
-  /** Until the engine has compiled what the loops run. */
+  /** Runs until the engine has compiled what the loops run. */
   readonly warm: (kind: BenchedKind) => Promise<void>;
   /** µs of a call on this rank, all ranks beginning together. */
   readonly time: (call: () => unknown, plan: SizePlan) => Promise<number>;
@@ -60,7 +60,7 @@ interface Measured {
   readonly kind: BenchedKind;
   readonly plan: SizePlan;
   readonly isInPlace: boolean;
-  /** Of the peer's own loop, by round. */
+  /** Times of the peer's own loop, by round. */
   readonly peer: number[];
   isChecked: boolean;
 }
@@ -178,7 +178,7 @@ export async function repeat(call: () => unknown, times: number): Promise<void> 
   }
 }
 
-/** Of CPU ranks: until the engine has compiled what the loops run, for little data and for more. */
+/** Calls until the engine has compiled what the loops of CPU ranks run, for little data and for more. */
 const warmups = [
   { bytes: 64, calls: 20_000 },
   { bytes: 65_536, calls: 1000 },
@@ -219,7 +219,7 @@ interface CollectivesBenchOptions {
   readonly progress?: Progress;
 }
 
-/** Of CPU ranks. Collective; rank 0 gets the report. */
+/** The bench of CPU ranks. Collective; rank 0 gets the report. */
 export async function runCollectivesBench(
   world: World,
   device: CpuDevice,

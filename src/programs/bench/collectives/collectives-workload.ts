@@ -13,9 +13,9 @@ export interface CollectivesWorkload {
   readonly op: Reduction;
   readonly minBytes: number;
   readonly maxBytes: number;
-  /** From one size to the next. */
+  /** The factor from one size to the next. */
   readonly factor: number;
-  /** Of one size and round; 0: by the size. */
+  /** Calls of one size and round; 0: by the size. */
   readonly iterations: number;
   /** Times that all is measured, in turn with the peer; medians count. */
   readonly rounds: number;

@@ -34,7 +34,7 @@ const MIN_GAIN = 0.05;
 /** Collective; rank 0 gets the report. */
 export async function runTune(world: World, device: CpuDevice, workload: CollectivesWorkload, progress?: Progress) {
   const hosts = world.topology.hosts.length;
-  // Without several hosts a chain is the same as shares.
+  // A chain is the same as shares without several hosts.
   const names = algorithmNames.filter((name) => name !== 'chain' || hosts > 1);
   const memory = makeBenchMemory(device, workload);
   const communicators: Communicator[] = [];

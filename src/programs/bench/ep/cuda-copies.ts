@@ -21,7 +21,7 @@ import { kernelFiles } from '../../../device/cuda/kernel-files.ts';
 
 export type RowDtype = EpWorkload['dtype'];
 
-/** Of any SM count: inputs on the device, which rows travel where, and where the ranks meet. */
+/** What all SM counts share: inputs on the device, which rows travel where, and where the ranks meet. */
 export type CudaTools = Awaited<ReturnType<typeof makeCudaTools>>;
 
 /** Collective. The tensors live as long as the device. `isOneShape`: of the bare copies only a usual shape is tried. */
@@ -130,14 +130,14 @@ function rowAddresses(buffer: EpBuffer, region: 'rows' | 'combineRows'): number[
 /** Barriers, before what is staged, and what the kernels declare themselves. */
 const BARRIER_BYTES = 1024;
 const STATIC_BYTES = 1024;
-/** Of all shapes, then of the few that were the fastest; one more round, the first, warms up. */
+/** Rounds of all shapes, then of the few that were the fastest; one more round, the first, warms up. */
 const FIRST_ROUNDS = 2;
 const FINALISTS = 6;
 const FINAL_ROUNDS = 9;
 
 interface RowCopyOptions {
   readonly direction: 'push' | 'pull';
-  /** Where row 0 is at each rank, as this process maps it. */
+  /** The address of row 0 at each rank, as this process maps it. */
   readonly rows: readonly number[];
   readonly rowBytes: number;
   /** This rank's rows: what is pushed, or where what is pulled goes, one row per token. */
@@ -222,7 +222,7 @@ function bindCopy({ arguments: set }: CopyLaunchPlan, tools: CudaTools, options:
 export interface CopyShape {
   /** Each on an SM of its own; at most the SMs that the case has. */
   readonly blocks: number;
-  /** Of a block. */
+  /** Warps of a block. */
   readonly warps: number;
   /** Parts that one warp has in shared memory at once. */
   readonly slots: number;
@@ -269,7 +269,7 @@ export function usualCopyShape(of: CopyOf): CopyShape {
   return shapes.find(({ blocks, warps, slots }) => blocks === of.numSms && warps === 8 && slots === 2) ?? shapes[0]!;
 }
 
-/** From half of the SMs to all of them, at most 9 counts. */
+/** Counts from half of the SMs to all of them, at most 9. */
 function countsTo(sms: number): number[] {
   const least = Math.ceil(sms / 2);
   const step = Math.max(1, Math.ceil((sms - least) / 8));
@@ -390,7 +390,7 @@ class CudaMeeting implements Disposable {
     fields.set('call', callWord({ kind: 'barrier' }, 'opening'));
   }
 
-  /** For the next barrier; all ranks enqueue the same kernels in the same order. 0 is no epoch. */
+  /** The epoch of the next barrier; all ranks enqueue the same kernels in the same order. 0 is no epoch. */
   nextEpoch(): number {
     this.#epoch = numberAfter(this.#epoch);
     return this.#epoch;

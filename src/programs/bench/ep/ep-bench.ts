@@ -54,7 +54,7 @@ export interface CaseTraffic {
   readonly description: string;
   readonly rows: RowCounts;
   readonly rowBytes: number;
-  /** Of a combine: the name of the case that copies its rows back. */
+  /** The name of the case that copies a combine's rows back. */
   readonly copyBack?: string;
 }
 
@@ -231,7 +231,7 @@ async function layerCases(
     readonly rowBytes: number;
   },
 ): Promise<EpCase[]> {
-  // Where combine finds the rows of this rank's tokens; stays true, for neither routing nor windows change.
+  // The tables say where combine finds the rows of this rank's tokens, which stays true: neither routing nor windows change.
   const { rowTable, rankTable } = descriptor().tables;
   const [places, ranks] = [rowTable.view(), rankTable.view()];
   const cells = [...ranks.keys()].filter((cell) => ranks[cell]! >= 0);

@@ -62,7 +62,7 @@ export async function makeBufferCalls(
   const outputRows = generateBf16Rows(workload, handle().rows, world.rank);
   const expertOutput = await device.tensor('bf16', [handle().rows, workload.hidden], outputRows);
   const done = async (): Promise<void> => (device.kind === 'cuda' ? device.stream.idle() : undefined);
-  /** Its barrier is the buffer's own, which lets ranks go at nearly the same time. */
+  /** The group's barrier is the buffer's own, which lets ranks go at nearly the same time. */
   const group: BenchGroup = {
     rank: world.rank,
     size: world.size,

@@ -58,7 +58,7 @@ const method = {
 } as const;
 
 interface EpHostBenchOptions extends EpBenchOptions {
-  /** Of dispatch and combine in turn. */
+  /** Pairs of dispatch and combine in turn. */
   readonly pairs: number;
   /** Multiprocessors of each GPU. */
   readonly numSms?: number | undefined;
@@ -108,7 +108,7 @@ export async function runEpHostBench(
   });
 }
 
-/** In the order in which a call comes to them; those of the layer stand for the same parts of its calls. */
+/** Phases in the order in which a call comes to them; those of the layer stand for the same parts of its calls. */
 const phases = {
   'ep.dispatch.counts': 'counts',
   'layer.dispatch.counts': 'counts',
@@ -217,7 +217,7 @@ export function summarizeHostCases(samples: readonly HostSamples[], cases: reado
       rowBytes,
       /** The least that can cross. */
       networkBytes,
-      /** Of rows that move from rank to rank within a host. */
+      /** Bytes of rows that move from rank to rank within a host. */
       hostBytes: (rows.ownHost + rows.forwarded) * rowBytes,
       sentBytes: summarize(of.across('sentBytes', total)).median,
       microseconds: summarize(own),
@@ -430,11 +430,11 @@ interface CpuRoadOptions {
   readonly device: CpuDevice;
   readonly buffer: EpBuffer;
   readonly network: HostNetwork;
-  /** Where the bytes come from; as many rows as any rank has tokens. */
+  /** The bytes to send; as many rows as any rank has tokens. */
   readonly source: Tensor<'bf16'>;
 }
 
-/** From a tensor, straight into the receivers' regions of rows. */
+/** The road from a tensor straight into the receivers' regions of rows. */
 function cpuRoad({ device, buffer, network, source }: CpuRoadOptions): CarrierRoad {
   const { offset } = buffer.size.regions.rows;
   const slotBytes = source.bytes;
@@ -509,18 +509,18 @@ interface CarrierPart {
   readonly bytes: number;
 }
 
-/** Where the bytes lie and what carries them. */
+/** The places of the bytes, and what carries them. */
 interface CarrierRoad {
   readonly routes: HostRoutes;
   readonly channels: number;
-  /** Before the first put of a turn. */
+  /** Called before the first put of a turn. */
   readonly begin?: () => Promise<void>;
   readonly put: (put: CarrierPut, part: CarrierPart) => void;
   /** Resolves when all that was put is at the peers. */
   readonly delivered: () => Promise<void>;
   /** Bytes that a put brings. */
   readonly source: (put: CarrierPut) => Uint8Array;
-  /** Where they come to lie at this rank. */
+  /** The place at this rank where they come to lie. */
   readonly arrival: (slot: number, bytes: number) => Uint8Array;
 }
 
@@ -597,7 +597,7 @@ function carrier(road: CarrierRoad, puts: readonly CarrierPut[], arrivals: reado
   return { run, bytes: puts.reduce((sum, { bytes }) => sum + bytes, 0), check };
 }
 
-/** Of whole words. */
+/** A checksum of whole words. */
 function checksum({ buffer, byteOffset, length }: Uint8Array): number {
   let sum = 0;
   for (const word of new Int32Array(buffer, byteOffset, Math.floor(length / 4))) sum = (Math.imul(sum, 31) + word) | 0;

@@ -36,7 +36,7 @@ export const defaultEpWorkload: EpWorkload = {
   skew: 0,
 };
 
-/** Of the rows of a rank: what an array holds. */
+/** Elements that an array holds: those of the rows of a rank. */
 const MAX_ELEMENTS = 2 ** 32;
 
 /** Fails with WL_INVALID_ARGUMENT naming the first value that does not work. */
@@ -204,14 +204,14 @@ function tensorBytes(workload: EpWorkload, withLayer: boolean): number {
   const { ranks, tokens, topk, experts, dtype } = workload;
   const choices = tokens * topk * 8;
   const fp8Input = dtype === 'fp8' ? tokens * dispatchRowBytes(workload) : 0;
-  // At some rank at least as many rows arrive as one rank sends: each token goes to the ranks that its experts need.
+  // Some rank receives at least as many rows as one rank sends: each token goes to the ranks that its experts need.
   const received = tokens * Math.ceil(topk / (experts / ranks));
   // The bf16 input, what combine returns (of the layer too), and the experts' output.
   const rows = tokens * (withLayer ? 3 : 2) + received;
   return choices + fp8Input + rows * combineRowBytes(workload);
 }
 
-// Which rows travel where for one routing: the plan of the copy ceiling, and the rows that bandwidths count, within hosts and between.
+// The rows that travel for one routing, within hosts and between: the plan of the copy ceiling, and what bandwidths count.
 
 /** One copy per (token, destination rank), token-major: `tokens[i]` goes to row `rows[i]` of rank `destinations[i]`. */
 export interface TrafficCopyPlan {
@@ -236,7 +236,7 @@ export function countTokens(inRanks: Uint8Array, ranks: number): number[] {
   return counts;
 }
 
-/** Where dispatch puts each row: ordered by source rank, then token. `counts[source][destination]` of all ranks. */
+/** The place where dispatch puts each row: ordered by source rank, then token. `counts[source][destination]` of all ranks. */
 export function planCopies(inRanks: Uint8Array, counts: readonly (readonly number[])[], rank: number): TrafficCopyPlan {
   const ranks = counts.length;
   const next = Array.from({ length: ranks }, (_, destination) =>
@@ -296,11 +296,11 @@ export async function shareTokens(
   return { inRanks, counts: await group.allGather('bench-counts', countTokens(inRanks, group.size)) };
 }
 
-/** Of all ranks together, in one call. */
+/** Rows of all ranks together, in one call. */
 export interface HostRows {
   /** One per token and other host that has an expert of it: nothing less brings every token to every host. */
   readonly network: number;
-  /** To ranks of the token's own host, its own rank included. */
+  /** Rows to ranks of the token's own host, its own rank included. */
   readonly ownHost: number;
   /** Places of tokens of other hosts behind the first one of each: the row is copied there from another place of the host. */
   readonly forwarded: number;

@@ -39,7 +39,7 @@ export interface LowLatencyBenchOptions {
   readonly warmup: number;
   /** Pairs of a chain; a chain runs in each iteration. */
   readonly pairs: number;
-  /** On GPUs: SMs of calls and bare copies; 0: all. */
+  /** SMs of calls and bare copies on GPUs; 0: all. */
   readonly numSms: number;
 }
 

@@ -93,7 +93,7 @@ interface P2pClientOptions extends P2pBenchOptions {
 
 /** Serves one client. Fails with WL_TIMEOUT if none comes within the setting `timeoutMs`. */
 export async function serveP2pBench(options: P2pServerOptions): Promise<void> {
-  // Where the address is known, what is wrong with a backend shows before a client comes.
+  // What is wrong with a backend shows before a client comes, if the address is known.
   let endpoint = isUnspecified(options.host) ? undefined : await openEndpoint(options, options.host);
   let session: P2pSession | undefined;
   try {

@@ -19,13 +19,13 @@ import {
 } from './p2p-phases.ts';
 import { type PerftestCase, type PerftestResult, perftestMissing, runPerftest } from '../peer-programs.ts';
 
-/** Of one side of one round. */
+/** Bytes of one side of one round. */
 const ROUND_BYTES = 256 << 20;
 const TRANSPORT_SECONDS = 1;
-/** Until all of a message's path is compiled to machine code: a program that moves much gets there at once. */
+/** Messages until all of a message's path is compiled to machine code: a program that moves much gets there at once. */
 const WARM_MESSAGES = 20_000;
 const WARM_BYTES = 256;
-/** Of the backend, on both of its sides. */
+/** Rounds of the backend that warm up both of its sides. */
 const WARM_ROUNDS = 4;
 const PERFTEST_TRIAL: PerftestCase = { test: 'tag_lat', bytes: PING_BYTES, iterations: 100, window: 1 };
 
@@ -37,7 +37,7 @@ interface CeilingOptions {
   readonly rounds: number;
   /** Messages that are under way at a time, beside UCX's own benchmark. */
   readonly inflight: number;
-  /** Where the peer's transport bench is reached. */
+  /** The address of the peer's transport bench. */
   readonly host: string;
 }
 
@@ -133,7 +133,7 @@ function besideTransport(session: P2pSession, bytes: number, { mode, rounds, hos
   let count = Math.max(slots, Math.floor(ROUND_BYTES / bytes));
   const own = async (): Promise<number> => {
     const { gigabytesPerSecond, seconds } = await runOneSided(session, { mode, bytes, count, slots });
-    // As long as the other side.
+    // Rounds become as long as those of the other side.
     count = Math.max(slots, Math.round((count * TRANSPORT_SECONDS) / seconds));
     return gigabytesPerSecond;
   };

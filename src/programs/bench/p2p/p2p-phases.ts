@@ -20,7 +20,7 @@ import { formatBytes } from '../../../core/byte-size.ts';
 
 /** The first is what UCCL's benchmark.py does, and the default. */
 export const p2pModes = ['send', 'write', 'read'] as const;
-export type P2pMode = (typeof p2pModes)[number];
+type P2pMode = (typeof p2pModes)[number];
 
 export interface P2pWorkload {
   readonly mode: P2pMode;
@@ -47,24 +47,24 @@ export interface BlockSweep {
   readonly maxBatch: number;
 }
 
-/** Those of UCCL's benchmark.py. */
+/** The sizes of UCCL's benchmark.py. */
 export const defaultSizes = [256, 1024, 4096, 16_384, 65_536, 262_144, 1_048_576, 10_485_760, 104_857_600] as const;
 export const DEFAULT_ITERATIONS = 1000;
 export const PING_BYTES = 256;
-/** Of a block of the transfer of very many, and from one block to the next. */
-export const DESCRIPTOR_BYTES = 64;
-export const DESCRIPTOR_STRIDE = 128;
-/** Of that transfer. */
+/** Bytes of a block of the transfer of very many, and from one block to the next. */
+const DESCRIPTOR_BYTES = 64;
+const DESCRIPTOR_STRIDE = 128;
+/** Most blocks of that transfer. */
 export const MAX_DESCRIPTORS = 8_000_000;
 
 const LARGE_BYTES = 1 << 20;
 const LARGE_FACTOR = 16;
-/** Of each side's memory that messages under way take. */
+/** Bytes of each side's memory that messages under way take. */
 const MEMORY_BYTES = 1 << 30;
 
 /** Sizes below are bound by other costs than bytes, and are not compared with the ceiling of their path. */
 export const MIN_COMPARED_BYTES = 1 << 20;
-/** Of the transport's bench, which is one of those ceilings: as many messages are under way beside it. */
+/** Messages under way in the transport's bench, which is one of those ceilings: as many are under way beside it. */
 export const COMPARED_SLOTS: number = messagesUnderWay(defaultTransportWorkload);
 
 /** Fails with WL_INVALID_ARGUMENT. */
@@ -91,7 +91,7 @@ export function checkP2pWorkload({ sizes, inflight, blocks, descriptors, compare
   }
 }
 
-/** As nixlbench does it: transfers of `bytes` in a sweep of blocks. */
+/** Transfers of `bytes` in a sweep of blocks, as nixlbench has them. */
 export function sweepIterations(iterations: number, bytes: number): number {
   if (bytes <= LARGE_BYTES) return iterations;
   return Math.min(iterations, Math.max(16, Math.floor(iterations / LARGE_FACTOR)));
@@ -110,7 +110,7 @@ export function memoryOf({ sizes, inflight, blocks, descriptors, compare }: P2pW
   return Math.max(PING_BYTES, ...messages, swept, descriptors * DESCRIPTOR_STRIDE);
 }
 
-/** From `first` to `last`, doubling. */
+/** Values that double from `first` to `last`. */
 export function doubling(first: number, last: number): number[] {
   const values: number[] = [];
   for (let value = first; value <= last; value *= 2) values.push(value);
@@ -368,7 +368,7 @@ async function runBatch(
     blockBytes,
     batch,
     gigabytesPerSecond: (blockBytes * batch * count) / total / 1000,
-    /** Of one block. */
+    /** Microseconds of one block. */
     latencyMicroseconds: total / (count * batch),
     prepareMicroseconds: tail(preparing),
     postMicroseconds: tail([...posting]),
@@ -474,7 +474,7 @@ type Memory = Awaited<ReturnType<Endpoint['allocate']>>;
 
 export class P2pSession {
   readonly endpoint: Endpoint;
-  /** For what is measured. */
+  /** The connection of what is measured. */
   readonly connection: EndpointConnection;
   readonly #words: ControlChannel;
   #memory: Memory | undefined;
@@ -546,7 +546,7 @@ export class P2pSession {
   }
 }
 
-/** For words before there is a session. */
+/** Says a word before there is a session. */
 export function sayWord(words: ControlChannel, value: unknown): void {
   words.send({ word: value });
 }

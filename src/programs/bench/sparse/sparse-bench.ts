@@ -18,7 +18,7 @@ export interface SparseWorkload {
   /** Ranks from which an aggregator takes blocks at most; 0: from all workers. */
   readonly fanIn: number;
   readonly hosts: string;
-  /** Where the workers' tensors are. */
+  /** The place of the workers' tensors. */
   readonly device: 'cpu' | 'cuda';
   readonly elements: number;
   readonly dtype: 'f32' | 'i32' | 'bf16';
@@ -33,9 +33,9 @@ export interface SparseWorkload {
 
 /** What is told on the way, on rank 0. */
 interface SparseProgress {
-  /** Of each round: µs of the slowest worker. */
+  /** Told the µs of the slowest worker in each round. */
   readonly round: (round: number, microseconds: number, density: number) => void;
-  /** Of a rank whose result differs: where first, what it is and what it should be. */
+  /** Told the first place of a rank whose result differs, what is there and what should be. */
   readonly wrong: (rank: number, at: number, got: number, expected: number) => void;
 }
 
@@ -178,7 +178,7 @@ function routeOf({ routes }: Communicator): 'window' | 'network' | 'both' | 'sel
   return [...kinds][0] ?? 'self';
 }
 
-/** Where the ratio of the times passes 1, by a straight line between neighbours on a logarithmic axis. */
+/** The density at which the ratio of the times passes 1, by a straight line between neighbours on a logarithmic axis. */
 function crossingOf(rows: readonly SparseRow[]): number | undefined {
   const points = rows
     .map(({ density, denseMicroseconds, sparseMicroseconds }) => ({
@@ -245,7 +245,7 @@ async function makeTensors(workers: RankGroup, device: CpuDevice | CudaDevice, w
   };
 }
 
-/** In place where that can be. */
+/** The values, in place where that can be. */
 function valuesOf(tensor: Tensor): Promise<Values> | Values {
   return (tensor.device.kind === 'cpu' ? tensor.view() : tensor.toHost()) as Promise<Values> | Values;
 }
@@ -262,7 +262,7 @@ function sparseValues(
   const next = seededRandom(seed);
   let left = Math.round(density * blocks);
   for (let block = 0; block < blocks; block++) {
-    // Of the blocks that are left, as many are to be chosen as are left to choose.
+    // The chance of a block is how many are left to choose over how many blocks are left.
     if (next() * (blocks - block) >= left) continue;
     left--;
     values.fill(one, block * blockSize, Math.min((block + 1) * blockSize, elements));

@@ -33,7 +33,7 @@ const method = {
 } as const;
 
 export type TransportBenchReport = Awaited<ReturnType<typeof measureAll>>;
-/** Of all paths of the connection, from its beginning on. */
+/** What all paths of the connection have done from its beginning on. */
 export type PathsAt = Awaited<ReturnType<typeof pathsNow>>;
 
 interface ServerOptions {
@@ -126,7 +126,7 @@ async function measureAll(session: BenchSession, options: ClientOptions) {
   await session.say({ phase: 'end' } satisfies Phase);
   return {
     ...document,
-    /** At the beginning, each second and at the end of every round of tpt and bi; of this side. */
+    /** The paths of this side at the beginning, each second and at the end of every round of tpt and bi. */
     pathsOverTime,
     /** The transport's own counters at the end, of this side. */
     statistics,
@@ -134,7 +134,7 @@ async function measureAll(session: BenchSession, options: ClientOptions) {
 }
 
 interface Measured {
-  /** Of basic: messages every word of which was checked by the receiver. */
+  /** Messages of basic every word of which was checked by the receiver. */
   readonly intact?: { readonly messages: number; readonly bytes: number };
   readonly throughput?: ReturnType<typeof throughputOf>;
   readonly comparison?: ReturnType<typeof compare>;
@@ -240,7 +240,7 @@ function quiet(phases: PhaseOptions): PhaseOptions {
 async function pathsNow(connection: Connection, begin: number) {
   const { paths } = (await connection.statistics()).connection;
   return {
-    /** Since the bench began. */
+    /** Seconds since the bench began. */
     seconds: (monotonicMicroseconds() - begin) / 1e6,
     paths: paths.map(({ sentSegments, lostSegments, smoothedRtt }) => ({ sentSegments, lostSegments, smoothedRtt })),
   };
@@ -249,7 +249,7 @@ async function pathsNow(connection: Connection, begin: number) {
 // The phases of the bench: the client says which, both do their side of it.
 
 /** What the client says before each phase. */
-export type Phase =
+type Phase =
   | { readonly phase: 'basic'; readonly iterations: number }
   | ({ readonly phase: 'lat' } & LatencyRun)
   | { readonly phase: 'tpt'; readonly workload: TransportWorkload }
@@ -267,7 +267,7 @@ interface LatencyRun {
   readonly bytes: number;
 }
 
-export interface PhaseOptions {
+interface PhaseOptions {
   /** A line to show. */
   readonly onLine: (line: string) => void;
   /** Each second of a run with throughput. */
@@ -282,7 +282,7 @@ const BASIC_WORD = 0x123456;
 const PING_PONG_SPIN_US = 1_000_000;
 
 /** The server's side: does what the client says until that says `end`. */
-export async function servePhases(session: BenchSession, options: PhaseOptions): Promise<void> {
+async function servePhases(session: BenchSession, options: PhaseOptions): Promise<void> {
   for (;;) {
     const phase = await session.hear<Phase>();
     if (phase.phase === 'end') return;
@@ -332,7 +332,7 @@ async function serveBasic(session: BenchSession, iterations: number, { onLine }:
   return { iterations };
 }
 
-export async function runBasic(session: BenchSession, iterations: number, { onLine }: PhaseOptions): Promise<void> {
+async function runBasic(session: BenchSession, iterations: number, { onLine }: PhaseOptions): Promise<void> {
   const { transport, connection } = session;
   await session.say({ phase: 'basic', iterations } satisfies Phase);
   await using buffers = await openBuffers(transport, 1, BASIC_BYTES);
@@ -360,7 +360,7 @@ async function serveLatency(session: BenchSession, { rounds, bytes }: LatencyRun
 }
 
 /** Returns what the server measured. */
-export async function runLatency(session: BenchSession, run: LatencyRun): Promise<readonly number[]> {
+async function runLatency(session: BenchSession, run: LatencyRun): Promise<readonly number[]> {
   const { transport, connection } = session;
   const { rounds, bytes } = run;
   await session.say({ phase: 'lat', ...run } satisfies Phase);
@@ -385,7 +385,7 @@ async function serveThroughput(
 }
 
 /** Both sides' results. */
-export async function runThroughput(
+async function runThroughput(
   session: BenchSession,
   workload: TransportWorkload,
   { onLine, onSecond: alsoOnSecond }: PhaseOptions,
@@ -429,18 +429,14 @@ async function meetBare(
 }
 
 /** Gbps. */
-export async function runBareThroughput(
-  session: BenchSession,
-  stream: BareStream,
-  options: PhaseOptions,
-): Promise<number> {
+async function runBareThroughput(session: BenchSession, stream: BareStream, options: PhaseOptions): Promise<number> {
   using bare = await meetBare(session, options, { phase: 'bareTpt', stream });
   const { microseconds } = bare.send(stream);
   const { bytes } = await session.hear<{ bytes: number }>();
   return (bytes * 8) / microseconds / 1000;
 }
 
-export async function runBareLatency(
+async function runBareLatency(
   session: BenchSession,
   rounds: number,
   bytes: number,
@@ -467,11 +463,7 @@ async function serveIperf(session: BenchSession, { host }: PhaseOptions): Promis
 }
 
 /** Gbps of TCP between the two hosts; undefined where iperf3 is missing. */
-export async function runTcp(
-  session: BenchSession,
-  seconds: number,
-  options: PhaseOptions,
-): Promise<number | undefined> {
+async function runTcp(session: BenchSession, seconds: number, options: PhaseOptions): Promise<number | undefined> {
   await session.say({ phase: 'iperf' } satisfies Phase);
   const { port } = await session.hear<{ port: number }>();
   const gbps = port === 0 ? undefined : await runIperf(options.peerHost, port, seconds);
@@ -481,7 +473,7 @@ export async function runTcp(
 }
 
 /** Share of one core that this process uses while nothing happens. */
-export async function measureIdle(seconds: number): Promise<number> {
+async function measureIdle(seconds: number): Promise<number> {
   // What the phase before has left behind comes first.
   await new Promise((resolve) => setTimeout(resolve, 200));
   const begin = monotonicMicroseconds();

@@ -132,7 +132,7 @@ function difference(now: StreamProgress, before: StreamProgress): StreamProgress
 /** A thread that blocks must look at timers and sockets now and then. */
 const BREATH_MICROSECONDS = 100_000;
 const WAIT_MS = 100;
-/** In place of a handle. */
+/** Stands in place of a handle. */
 const NO_REQUEST = -1;
 
 /** What has happened so far, for lines per second. */
@@ -157,7 +157,7 @@ class Stream {
   readonly #buffers: MessageBuffers;
   readonly #isSender: boolean;
   readonly #options: MessageStreamOptions;
-  /** By slot, that is flow * nreq + request, and message. */
+  /** Handles by slot, that is flow * nreq + request, and message. */
   readonly #handles: Float64Array;
   readonly #posted: Float64Array;
   /** Messages of a slot's request that are still under way; -1: nothing more to post. */
@@ -190,7 +190,7 @@ class Stream {
     return { messages: this.#messages, bytes: this.#bytes };
   }
 
-  /** From the first post to the last end. */
+  /** The time from the first post to the last end. */
   get microseconds(): number {
     return this.#last - this.#begin;
   }

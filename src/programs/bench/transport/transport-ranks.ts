@@ -103,7 +103,7 @@ export async function runPairsBench(
   const each: Share[][] = [];
   const warmups = workload.warmup ? 1 : 0;
   for (let round = 1 - warmups; round <= rounds; round++) {
-    // As many messages are under way in all, over one connection or over several.
+    // The messages under way are as many in all, over one connection or over several.
     const wideShares = await runRound(world, wide, { ...workload, nflow: workload.nflow * engines });
     const pairShares = await runRound(world, single, workload);
     if (round < 1) continue;
@@ -124,11 +124,11 @@ export async function runPairsBench(
     segmentBytes: wide.connection.segmentBytes,
     machine: machineDocument(),
     settings: readSettings(),
-    /** Of each round, in Gbps: one pair of processes with all engines, and all pairs with one engine each. */
+    /** Gbps of each round: one pair of processes with all engines, and all pairs with one engine each. */
     enginesGbps,
     processesGbps,
     ratioToProcesses: summarizeRatios(enginesGbps, processesGbps),
-    /** Of each round: engines that take turns go at the pace of the slowest. */
+    /** The slowest pair of each round: engines that take turns go at its pace. */
     slowestProcessGbps: each.map(slowestGbps),
     /** CPU time of senders and receivers over what they moved. */
     enginesCpuSecondsPerGB: cpuPerGB(all),

@@ -3,7 +3,7 @@ import type { Connection, MemoryRegion, RequestHandle, Transport } from '../../.
 import { type WeftlineError, invalidArgument } from '../../../core/errors.ts';
 import { decodePeerError, encodeRefusal } from '../../../meeting/frames.ts';
 
-/** As UCCL's transport_test names them, its two programs over many ranks, and several engines beside several processes. */
+/** The patterns of UCCL's transport_test, those of its two programs over many ranks, and several engines beside several processes. */
 export const transportPatterns = ['basic', 'lat', 'tpt', 'bi', 'incast', 'permutation', 'engines'] as const;
 type TransportPattern = (typeof transportPatterns)[number];
 
@@ -38,7 +38,7 @@ export const defaultTransportWorkload: TransportWorkload = {
   bi: false,
 };
 
-/** Of a message of basic, which every word of is checked. */
+/** Bytes of a message of basic, every word of which is checked. */
 export const BASIC_BYTES = 65_536;
 export const BASIC_ITERATIONS = 8;
 export const LATENCY_ITERATIONS = 10_000;

@@ -215,9 +215,9 @@ function summarizeCases(
   return cases.map(({ name }, index) => ({
     name,
     ...where,
-    /** Of payload, by events of the device. */
+    /** The rate of payload, by events of the device. */
     gigabytesPerSecond: summarizeRates(TOTAL_BYTES, times[index]!),
-    /** Of the bare copy's time to this one's, from the same rounds; undefined for the bare copy itself. */
+    /** The bare copy's time over this one's, from the same rounds; undefined for the bare copy itself. */
     ratioToBareCopy: index === 0 ? undefined : summarizeRatios(times[0]!, times[index]!),
   }));
 }

@@ -77,7 +77,7 @@ function messageBytes(plan: RoadPlan): number {
   return descriptorBytes(plan) + plan.chunkBytes;
 }
 
-/** Where each fragment of all chunks belongs, in fragments. */
+/** The place of each fragment of all chunks, in fragments. */
 function roadPlaces(plan: RoadPlan): number[] {
   return shuffled(plan.chunks * fragmentsPerChunk(plan), plan.chunks);
 }
@@ -133,7 +133,7 @@ export async function runRoad({ host, port, plan, onLine }: RoadClientOptions) {
     ...outcome,
     plan,
     microseconds: times,
-    /** Of payload, median. */
+    /** The rate of payload, median. */
     gigabytesPerSecond: (plan.chunks * plan.chunkBytes) / times.median / 1000,
     machine: machineDocument(),
   };
@@ -191,7 +191,7 @@ interface RoadServerOptions {
 interface RoadOutcome {
   readonly device: string;
   readonly mode: Settings['unpack'];
-  /** Of each iteration, from the first receive posted to the last page in its place. */
+  /** Times of each iteration, from the first receive posted to the last page in its place. */
   readonly microseconds: readonly number[];
 }
 
@@ -254,7 +254,7 @@ interface EndToEnd {
   readonly connection: Connection;
   readonly transport: Transport;
   readonly plan: RoadPlan;
-  /** From one slot of the ring to the next. */
+  /** Bytes from one slot of the ring to the next. */
   readonly stride: number;
   readonly bounce: Bounce;
   readonly destination: Tensor<'u8'>;
@@ -331,9 +331,9 @@ interface PageMover extends AsyncDisposable {
 /** Pinned memory of the host for a GPU, a tensor for the CPU device. */
 interface Bounce {
   readonly bytes: Uint8Array;
-  /** As the device sees it. */
+  /** The address that the device sees. */
   readonly address: number;
-  /** As copies see it. */
+  /** The address that copies see. */
   readonly hostAddress: number;
 }
 

@@ -135,7 +135,7 @@ async function timeStages(
     return {
       name,
       fragmentBytes,
-      /** From the first call until the last byte is in its place. */
+      /** The time from the first call until the last byte is in its place. */
       microseconds,
       microsecondsPerChunk: perChunk,
       gigabytesPerSecond: totalBytes / microseconds.median / 1000,
@@ -156,7 +156,7 @@ interface Stages extends AsyncDisposable {
 /** Memory of its own for one block, in the device: what the document's launcher took. */
 const perChunk: LauncherConfig = { pool: { slots: 1, memory: 'copied' } };
 
-/** Of a GPU; `copyOneByOne` moves each fragment by a copy of its own and waits at the end. */
+/** The stages of a GPU; `copyOneByOne` moves each fragment by a copy of its own and waits at the end. */
 async function cudaStages(
   device: CudaDevice,
   blocks: readonly DescriptorBlock[],
@@ -169,7 +169,7 @@ async function cudaStages(
   const prepared = staying.prepare(blocks);
   const awake: Omit<BenchCase, 'name' | 'run'> = {
     prepare: () => staying.launchSync(blocks[0]!),
-    // Until the kernel has left, which those that free memory would wait for.
+    // The kernel has left then, which those that free memory would wait for.
     after: () => device.drained(),
   };
   const stages: BenchCase[] = [
@@ -217,7 +217,7 @@ async function cudaStages(
   return { stages, [Symbol.asyncDispose]: close };
 }
 
-/** Of the CPU device, which has no streams and nothing to wait for. */
+/** The stages of the CPU device, which has no streams and nothing to wait for. */
 async function cpuStages(
   device: CpuDevice,
   blocks: readonly DescriptorBlock[],

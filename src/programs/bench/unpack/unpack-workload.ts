@@ -6,7 +6,7 @@ import { shuffled } from '../harness.ts';
 import type { MemorySpan } from '../../../unpack/descriptor-block.ts';
 
 export interface UnpackWorkload {
-  /** Of one chunk: what arrives together. */
+  /** Bytes of one chunk: what arrives together. */
   readonly chunkBytes: number;
   /** Moved in one iteration of a stage, a multiple of the chunk. */
   readonly totalBytes: number;
@@ -34,7 +34,7 @@ export function checkUnpackWorkload({ chunkBytes, totalBytes, fragments }: Unpac
   }
 }
 
-/** Where each fragment belongs, by its place in the bounce buffer; in units of its length. */
+/** The place of each fragment, by its place in the bounce buffer; in units of its length. */
 export function places(count: number): number[] {
   return shuffled(count, count);
 }

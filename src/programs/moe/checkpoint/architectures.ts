@@ -65,7 +65,7 @@ function deepSeekRules(usual: {
     const groups = groupsOf(config, { method, experts, topk });
     if (typeof groups === 'string') return groups;
     const normalize = topk > 1 && (config.norm_topk_prob ?? usual.normalize);
-    // Of weights that add up to 1, DeepSeek-V2 scales none; DeepSeek-V3 scales all.
+    // DeepSeek-V2 scales no weights that add up to 1; DeepSeek-V3 scales all.
     const scale = normalize && method !== 'noaux_tc' ? 1 : (config.routed_scaling_factor ?? 1);
     return { experts, topk, normalize, scoring, scale, ...(groups === undefined ? {} : { groups }) };
   };
@@ -98,7 +98,7 @@ function groupsOf(
 
 const sharedExperts = projections('mlp.shared_experts');
 
-/** By `model_type` of the configuration. */
+/** The architectures by `model_type` of the configuration. */
 const architectures = {
   mixtral: {
     router: 'block_sparse_moe.gate.weight',
@@ -148,7 +148,7 @@ function architectureOf({ model_type: type, hidden_act: activation }: ModelConfi
   return architectures[type as keyof typeof architectures];
 }
 
-// Which layers of a model have a MoE block, and under which names its tensors stand.
+// The layers of a model that have a MoE block, and the names of its tensors.
 
 /** A checkpoint of the bare model leaves out the first word. */
 const prefixes = ['model.layers.', 'layers.'] as const;
@@ -157,7 +157,7 @@ export interface ModelLayers {
   readonly architecture: Architecture;
   /** Numbers of the layers that have experts, ascending. */
   readonly numbers: readonly number[];
-  /** Of those in the files that the configuration does not count, ascending: they have experts, and are not the model's. */
+  /** Layers in the files that the configuration does not count, ascending: they have experts, and are not the model's. */
   readonly behind: readonly number[];
   /** The full name of a layer's tensor. */
   readonly nameOf: (layer: number, tensor: string) => string;

@@ -100,7 +100,7 @@ async function describeCheckpointBlock(
   return { block: { ...block, routing: 'gate' }, names };
 }
 
-/** With NaN no order of experts is right; with -Infinity there may be too few to choose from. */
+/** Fails for NaN, with which no order of experts is right, and for infinity, with which there may be too few to choose from. */
 async function requireBias(file: SafetensorsFile, name: string, experts: number): Promise<void> {
   shapeOf(file, name, numbers, [experts]);
   const values = await readF32Rows(file, name);
@@ -267,7 +267,7 @@ async function widthOf(
   return found;
 }
 
-/** Of fp8 weights. */
+/** Fails if the scales of fp8 weights are missing or do not fit. */
 async function requireScales(folder: ModelFolder, name: string): Promise<void> {
   const file = await folder.fileOf(name);
   const { dtype, shape } = file.entry(name);
@@ -282,7 +282,7 @@ async function requireScales(folder: ModelFolder, name: string): Promise<void> {
   shapeOf(await folder.fileOf(scales), scales, scaleTypes, grid);
 }
 
-/** Of weights that are stored in another way there is no plain tensor. */
+/** Fails for weights that are stored in another way: there is no plain tensor of them. */
 function requireReadable(folder: ModelFolder, name: string): void {
   const { quantization_config: quantization } = folder.config;
   if (quantization == null) return;

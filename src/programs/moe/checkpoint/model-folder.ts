@@ -92,7 +92,7 @@ async function isFile(path: string): Promise<boolean> {
   return (await stat(path).catch(() => undefined))?.isFile() ?? false;
 }
 
-// Which file of a model's folder holds which tensor: model.safetensors.index.json.
+// The files of a model's folder by the tensors that they hold: model.safetensors.index.json.
 
 /** The largest published ones have 9 MB. */
 const MAX_INDEX_BYTES: number = 64 << 20;
@@ -197,7 +197,7 @@ const replacements: Readonly<Record<string, string>> = { Infinity: '1e999', '-In
 
 const MAX_TEXT = 200;
 
-/** Of the first thing that is wrong. `document`: what was checked. */
+/** Describes the first thing that is wrong. `document`: what was checked. */
 export function describeIssue({ issues: [first] }: z.ZodError, document: unknown): string {
   const { path, message } = first!;
   if (path.length === 0) return printable(message, MAX_TEXT);

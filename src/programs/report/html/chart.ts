@@ -1,7 +1,7 @@
 // What charts of a report are made of: data and labels, which the browser draws (browser/draw-charts.ts).
 
 export interface Axis {
-  /** Its name, with the unit. */
+  /** The name of the axis, with its unit. */
   readonly label: string;
   readonly scale?: 'linear' | 'log';
 }

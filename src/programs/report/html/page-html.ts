@@ -25,7 +25,7 @@ export interface ReportTable {
   readonly rows: readonly (readonly (string | number)[])[];
 }
 
-/** At most four significant digits, or all of those before the point: "0.001235", "12,346". */
+/** Shows at most four significant digits, or all of those before the point: "0.001235", "12,346". */
 function figure(value: number): string {
   if (!Number.isFinite(value)) return '–';
   const digits = Math.abs(value) >= 1000 ? { maximumFractionDigits: 0 } : { maximumSignificantDigits: 4 };

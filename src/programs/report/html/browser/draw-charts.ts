@@ -68,7 +68,7 @@ interface RulePlace {
   readonly along: 'x' | 'y';
   /** The largest value of the axis: names of rules near it stand on their other side. */
   readonly most: number;
-  /** Of several panels the one that has the names. */
+  /** The panel that has the names, if there are several. */
   readonly panel?: string;
 }
 
@@ -111,7 +111,7 @@ function shared(width: number, label: string): Options {
 
 // Each kind of chart.
 
-/** Of all bars, from zero; a logarithm has none. */
+/** Bars from zero, which a logarithm does not have. */
 function bars(chart: ChartOf<'bars'>, width: number): Options {
   const series = [...new Set(chart.bars.map((bar) => bar.series))];
   const names = [...new Set(chart.bars.map((bar) => bar.name))];
