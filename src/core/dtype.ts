@@ -22,15 +22,7 @@ export function requireDType(dtype: unknown): void {
 }
 
 /** What `tensor.view()` returns: bf16, f16 and fp8e4m3 as their bit patterns. */
-export interface TypedArrayOf {
-  bf16: Uint16Array;
-  f16: Uint16Array;
-  fp8e4m3: Uint8Array;
-  f32: Float32Array;
-  i32: Int32Array;
-  i64: BigInt64Array;
-  u8: Uint8Array;
-}
+export type TypedArrayOf = { [D in DType]: (typeof dtypes)[D]['array']['prototype'] };
 
 /** A view of `elements` elements (by default all that fit) over the buffer, from `byteOffset` on. */
 export function typedArrayOver<D extends DType>(

@@ -1,4 +1,5 @@
 // What the rest of weftline asks of a device; the implementations are cpu/ and cuda/.
+import type { WaitOptions } from '../core/deadline.ts';
 import type { DType, TypedArrayOf } from '../core/dtype.ts';
 import type { HostAccess, Tensor } from './tensor.ts';
 
@@ -21,19 +22,12 @@ export interface Device extends HostAccess, AsyncDisposable {
   close(): Promise<void>;
 }
 
-/** What ends a wait for work of a device early. */
-export interface DeviceWaitOptions {
-  /** The setting `timeoutMs` by default. */
-  readonly timeoutMs?: number;
-  readonly signal?: AbortSignal;
-}
-
 /** A point in the work of a device that the host, or another stream, can wait for. */
 export interface DeviceEvent extends Disposable {
   /** True when the work before it is done. Does not wait. */
   isDone(): boolean;
   /** Resolves when the work before it is done. Fails with WL_TIMEOUT, the signal's reason, or what that work failed with. */
-  wait(options?: DeviceWaitOptions): Promise<void>;
+  wait(options?: WaitOptions): Promise<void>;
 }
 
 /** Of a device whose work is done when the call returns. */

@@ -16,6 +16,7 @@ export interface Storage extends Disposable {
  * frees nothing; a tensor that an operation returned says in its own documentation how long it stays valid.
  */
 export class Tensor<D extends DType = DType> implements Disposable {
+  /** @internal */
   readonly storage: Storage;
   readonly dtype: D;
   readonly shape: readonly number[];
@@ -34,6 +35,7 @@ export class Tensor<D extends DType = DType> implements Disposable {
     return tensor;
   }
 
+  /** @internal Use `device.tensor` or `device.empty`. */
   constructor(storage: Storage, dtype: D, shape: readonly number[], byteOffset = 0) {
     this.storage = storage;
     this.dtype = dtype;

@@ -11,7 +11,7 @@ import { runRanks } from '../local/support/run-ranks.ts';
 import { whyMissing } from '../local/support/missing-backend.ts';
 import { testSeed } from '../support/seed.ts';
 import { cacheFolder, gpuTest, noGpu, noise } from './support/gpu.ts';
-import { settingsTable } from 'weftline';
+import { settingsTable } from '#lib/settings/settings.js';
 
 const MiB = 1 << 20;
 const BYTES = 5 * MiB + 77;

@@ -6,9 +6,10 @@ import { join } from 'node:path';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
 import type { CudaLowLatencyBenchReport, EpCudaBenchReport } from '#lib/programs/bench/ep/cuda-bench.js';
-import { cudaDeviceCount, settingsTable } from 'weftline';
+import { cudaDeviceCount } from 'weftline';
 import { cacheFolder, noGpu, rankCounts } from './support/gpu.ts';
 import { TemporaryFolder } from './support/temporary-folder.ts';
+import { settingsTable } from '#lib/settings/settings.js';
 
 const commandLine = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 const env = { ...process.env, [settingsTable.cacheFolder.env]: cacheFolder };

@@ -2,10 +2,10 @@
 // CPUs; what ranks hear when they disagree, and when one is killed. WEFTLINE_TEST_COLLECTIVES above 1: as many times the cases.
 import assert from 'node:assert/strict';
 import test, { before, describe } from 'node:test';
-import { settingsTable } from 'weftline';
 import { resultOf, runRanks } from '../local/support/run-ranks.ts';
 import { testSeed } from '../support/seed.ts';
 import { cacheFolder, noGpu } from './support/gpu.ts';
+import { settingsTable } from '#lib/settings/settings.js';
 
 const factor = Number(process.env['WEFTLINE_TEST_COLLECTIVES'] ?? 1);
 const property = new URL('../local/ranks/collectives-property.js', import.meta.url);

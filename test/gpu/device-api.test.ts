@@ -5,7 +5,7 @@ import { once } from 'node:events';
 import { setTimeout as sleep } from 'node:timers/promises';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
-import { type CudaDevice, settingsTable } from 'weftline';
+import type { CudaDevice } from 'weftline';
 import { DeviceHost } from 'weftline/device-api';
 import { CudaRequests } from '#lib/device-api/service/cuda-requests.js';
 import { DeviceTraps } from '#lib/device-api/host/cuda-side.js';
@@ -15,6 +15,7 @@ import { countingPeer } from './support/counting-peer.ts';
 import { cacheFolder, gpuTest, noGpu } from './support/gpu.ts';
 import { testSeed } from '../support/seed.ts';
 import { kernelFiles } from '#lib/device/cuda/kernel-files.js';
+import { settingsTable } from '#lib/settings/settings.js';
 
 const property = new URL('../local/ranks/device-api-property.js', import.meta.url);
 const devicesProgram = new URL('../local/ranks/device-host-devices.js', import.meta.url);

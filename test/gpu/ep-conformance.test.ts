@@ -1,10 +1,10 @@
 // EpBuffer and EPAll2AllLayer on GPUs against their references, by the programs that check it on the CPU: the same bytes in the same order.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { settingsTable } from 'weftline';
 import { runRanks } from '../local/support/run-ranks.ts';
 import { cacheFolder, noGpu, rankCounts } from './support/gpu.ts';
 import { testSeed } from '../support/seed.ts';
+import { settingsTable } from '#lib/settings/settings.js';
 
 const property = new URL('../local/ranks/ep-property.js', import.meta.url);
 const lives = new URL('../local/ranks/ep-lives.js', import.meta.url);

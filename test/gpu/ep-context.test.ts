@@ -3,11 +3,12 @@ import assert from 'node:assert/strict';
 import { execFileSync } from 'node:child_process';
 import { fileURLToPath } from 'node:url';
 import test from 'node:test';
-import { CudaDevice, settingsTable } from 'weftline';
+import { CudaDevice } from 'weftline';
 import { contextFindings } from '../local/support/context-findings.ts';
 import { resultOf, runRanks } from '../local/support/run-ranks.ts';
 import { cacheFolder, noGpu } from './support/gpu.ts';
 import { TemporaryFolder } from './support/temporary-folder.ts';
+import { settingsTable } from '#lib/settings/settings.js';
 
 const script = new URL('../local/ranks/ep-context.js', import.meta.url);
 const env = { WEFTLINE_TEST_DEVICE: 'cuda', [settingsTable.cacheFolder.env]: cacheFolder };

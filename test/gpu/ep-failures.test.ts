@@ -1,9 +1,9 @@
 // What the ranks of an EpBuffer or a layer on GPUs see when one stays away or passes something else: reasons, and a usable device.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { settingsTable } from 'weftline';
 import { resultOf, runRanks } from '../local/support/run-ranks.ts';
 import { cacheFolder, noGpu } from './support/gpu.ts';
+import { settingsTable } from '#lib/settings/settings.js';
 
 interface Failure {
   readonly code: string;

@@ -1,10 +1,10 @@
 // CUDA graphs of EpBuffer and EPAll2AllLayer: replays with other contents give what direct calls give, and end as those do.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { settingsTable } from 'weftline';
 import { resultOf, runRanks, type RunRanksResult } from '../local/support/run-ranks.ts';
 import { testSeed } from '../support/seed.ts';
 import { cacheFolder, noGpu } from './support/gpu.ts';
+import { settingsTable } from '#lib/settings/settings.js';
 
 const script = new URL('./processes/ep-graph.js', import.meta.url);
 const env = { WEFTLINE_TEST_DEVICE: 'cuda', [settingsTable.cacheFolder.env]: cacheFolder };

@@ -2,11 +2,11 @@
 // GPUs, and what ranks hear of one that dies, stays away or closes.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { settingsTable } from 'weftline';
 import { resultOf, runRanks, type RunRanksResult } from '../local/support/run-ranks.ts';
 import { environmentOf, type Topology } from '../local/support/topologies.ts';
 import { cacheFolder, noGpu } from './support/gpu.ts';
 import { testSeed } from '../support/seed.ts';
+import { settingsTable } from '#lib/settings/settings.js';
 
 const property = new URL('../local/ranks/ep-property.js', import.meta.url);
 const lives = new URL('../local/ranks/ep-lives.js', import.meta.url);

@@ -1,9 +1,9 @@
 // A kernel of the caller that holds a multiprocessor and ends behind the calls beside it hangs none of them.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { settingsTable } from 'weftline';
 import { runRanks } from '../local/support/run-ranks.ts';
 import { cacheFolder, noGpu } from './support/gpu.ts';
+import { settingsTable } from '#lib/settings/settings.js';
 
 const script = new URL('./processes/held-multiprocessors.js', import.meta.url);
 const env = { WEFTLINE_TEST_DEVICE: 'cuda', [settingsTable.cacheFolder.env]: cacheFolder };

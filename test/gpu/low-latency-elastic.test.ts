@@ -1,10 +1,11 @@
 // Elastic EpLowLatency on GPUs, by the programs that check it on CPUs: ranks that are killed, stop, are masked and come back.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { cudaDeviceCount, settingsTable } from 'weftline';
+import { cudaDeviceCount } from 'weftline';
 import { resultOf, runRanks } from '../local/support/run-ranks.ts';
 import { testSeed } from '../support/seed.ts';
 import { cacheFolder, noGpu } from './support/gpu.ts';
+import { settingsTable } from '#lib/settings/settings.js';
 
 const killed = new URL('../local/ranks/low-latency-killed.js', import.meta.url);
 const founders = new URL('../local/ranks/low-latency-founders.js', import.meta.url);

@@ -1,9 +1,9 @@
 // CUDA graphs of low-latency calls: replays with other contents give what direct calls give, and end as those do.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { settingsTable } from 'weftline';
 import { resultOf, runRanks } from '../local/support/run-ranks.ts';
 import { cacheFolder, noGpu } from './support/gpu.ts';
+import { settingsTable } from '#lib/settings/settings.js';
 
 const script = new URL('./processes/low-latency-graph.js', import.meta.url);
 const env = { WEFTLINE_TEST_DEVICE: 'cuda', [settingsTable.cacheFolder.env]: cacheFolder };

@@ -1,10 +1,10 @@
 // EpLowLatency on GPUs against its reference, by the programs that check it on CPUs; and what its ranks see when one fails.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { settingsTable } from 'weftline';
 import { resultOf, runRanks, type RunRanksOptions } from '../local/support/run-ranks.ts';
 import { testSeed } from '../support/seed.ts';
 import { cacheFolder, noGpu, rankCounts } from './support/gpu.ts';
+import { settingsTable } from '#lib/settings/settings.js';
 
 const property = new URL('../local/ranks/low-latency-property.js', import.meta.url);
 const repeats = new URL('../local/ranks/low-latency-repeats.js', import.meta.url);

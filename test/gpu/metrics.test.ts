@@ -1,9 +1,9 @@
 // Metrics of ranks with GPUs: what the host hears of rows is what CPU ranks count.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { settingsTable } from 'weftline';
 import { resultOf, runRanks } from '../local/support/run-ranks.ts';
 import { cacheFolder, noGpu } from './support/gpu.ts';
+import { settingsTable } from '#lib/settings/settings.js';
 
 const script = new URL('../local/ranks/row-bytes.js', import.meta.url);
 const env = { WEFTLINE_TEST_DEVICE: 'cuda', [settingsTable.cacheFolder.env]: cacheFolder };

@@ -5,12 +5,12 @@ import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
-import { settingsTable } from 'weftline';
 import type { MoeReport } from '#lib/programs/moe/moe-job.js';
 import { SafetensorsFile, writeSafetensors } from '#lib/programs/moe/safetensors-file.js';
 import { findCublas } from '#lib/native/cublas.js';
 import { cacheFolder, noGpu, rankCounts } from './support/gpu.js';
 import { TemporaryFolder } from './support/temporary-folder.js';
+import { settingsTable } from '#lib/settings/settings.js';
 
 const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 const example = fileURLToPath(new URL('../../../examples/data/qwen3-moe-block.safetensors', import.meta.url));

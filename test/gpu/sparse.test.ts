@@ -5,7 +5,7 @@ import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
-import { type CudaDevice, settingsTable } from 'weftline';
+import { type CudaDevice } from 'weftline';
 import { SparseAllReduce } from 'weftline/collectives';
 import { referenceSparseSum } from 'weftline/reference';
 import { join } from 'weftline/world';
@@ -17,6 +17,7 @@ import type { SparseBenchReport } from '#lib/programs/bench/sparse/sparse-bench.
 import { resultOf, runRanks } from '../local/support/run-ranks.ts';
 import { testSeed } from '../support/seed.ts';
 import { cacheFolder, gpuTest, noGpu } from './support/gpu.ts';
+import { settingsTable } from '#lib/settings/settings.js';
 
 const factor = Number(process.env['WEFTLINE_TEST_COLLECTIVES'] ?? 1);
 const property = new URL('../local/ranks/sparse-property.js', import.meta.url);

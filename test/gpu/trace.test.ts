@@ -3,7 +3,6 @@ import assert from 'node:assert/strict';
 import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test from 'node:test';
-import { settingsTable } from 'weftline';
 import { collectTrace } from '#lib/programs/cli/trace-command.js';
 import type { TracePart } from '#lib/tracing/read-part.js';
 import type { Span } from '#lib/tracing/read-kernels.js';
@@ -11,6 +10,7 @@ import { summarize } from '#lib/tracing/trace-summary.js';
 import { resultOf, runRanks } from '../local/support/run-ranks.ts';
 import { cacheFolder, noGpu } from './support/gpu.ts';
 import { TemporaryFolder } from './support/temporary-folder.ts';
+import { settingsTable } from '#lib/settings/settings.js';
 
 const script = new URL('../local/ranks/traced-calls.js', import.meta.url);
 const timeoutMs = 200_000;

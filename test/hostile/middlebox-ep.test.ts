@@ -4,12 +4,12 @@ import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
-import { settingsTable } from 'weftline';
 import { skipWithout } from '../local/support/requirements.ts';
 import { testSeed } from '../support/seed.ts';
 import type { ImpairmentCounts } from './middlebox/impairment.ts';
 import type { EpTraffic } from './middlebox/run-ep.ts';
 import { whyNoTwoHosts } from './middlebox/two-hosts.ts';
+import { settingsTable } from '#lib/settings/settings.js';
 
 const seed = testSeed();
 const times = Number(process.env['WEFTLINE_TEST_MIDDLEBOX'] ?? 1);

@@ -3,9 +3,9 @@ import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import test from 'node:test';
 import { fileURLToPath } from 'node:url';
-import { settingsTable } from 'weftline';
 import { skipWithout } from './support/requirements.ts';
 import { testSeed } from '../support/seed.ts';
+import { settingsTable } from '#lib/settings/settings.js';
 
 const main = fileURLToPath(new URL('../../../dist/programs/cli/main.js', import.meta.url));
 const property = fileURLToPath(new URL('./ranks/ep-property.js', import.meta.url));

@@ -4,8 +4,8 @@ import { spawnSync } from 'node:child_process';
 import { existsSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import test from 'node:test';
-import { settingsTable } from 'weftline';
 import { listFiles, parseSource, readSource, root, type SourceFile } from './architecture/source-tree.ts';
+import { settingsTable } from '#lib/settings/settings.js';
 
 /** Each folder of src imports only from those before it; the main entry is last. */
 const folderOrder = [

@@ -1,7 +1,7 @@
 // The host of kernels that communicate: registers their memory, exchanges it with peers, gives them handles to requests.
 import { MAX_REQUEST_REMOTES } from '../../abi/device-api.ts';
 import { addressNames } from '../../agent/exchange/metadata-exchange.ts';
-import { type BackendName, type ListenerAddress, loadPublished, type MetadataStore } from '../../agent/index.ts';
+import { type BackendName, loadPublished, type MetadataStore } from '../../agent/index.ts';
 import { checkAgentName } from '../../agent/metadata.ts';
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
@@ -34,6 +34,7 @@ import {
   type WriteRequest,
   WriteRequests,
 } from './kernel-memory.ts';
+import type { ListenerAddress } from '../../agent/exchange/metadata-exchange.ts';
 
 /** What a DeviceHost is made with. */
 export interface DeviceHostOptions {

@@ -1,7 +1,7 @@
 // The thread that serves command queues, as a service: owners of queues in shared memory give them to it, register
 // memory, meets peers, and opens requests that the commands of the queues name. DeviceHost is one of its users.
 import { MAX_DEVICE_REQUESTS } from '../../abi/device-api.ts';
-import type { ListenerAddress } from '../../agent/index.ts';
+import type { ListenerAddress } from '../../agent/exchange/metadata-exchange.ts';
 import { type CallWait, checkTimeout } from '../../core/deadline.ts';
 import { decodeError, type EncodedError, WeftlineError } from '../../core/errors.ts';
 import { packageFile } from '../../core/package-file.ts';

@@ -1,4 +1,5 @@
 // The CUDA device: one GPU of this process with its memory, streams, kernels and trap record.
+import type { WaitOptions } from '../../core/deadline.ts';
 import type { Layout } from '../../abi/layout.ts';
 import { type DType, dtypes, requireDType, type TypedArrayOf, typedArrayOver } from '../../core/dtype.ts';
 import { WeftlineError } from '../../core/errors.ts';
@@ -8,7 +9,7 @@ import { openNvrtc } from '../../native/nvrtc.ts';
 import { readSettings, type Settings } from '../../settings/settings.ts';
 import { startTracing } from '../../tracing/start-tracing.ts';
 import { AbandonedMemory } from '../abandoned-memory.ts';
-import type { Device, DeviceWaitOptions } from '../device.ts';
+import type { Device } from '../device.ts';
 import { elementCount, type MemoryRange, requireDownload, requireUpload, type Storage, Tensor } from '../tensor.ts';
 import { CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, CudaContext } from './cuda-context.ts';
 import { CudaEvent } from './cuda-event.ts';
@@ -483,7 +484,7 @@ export class CudaDevice implements Device {
   }
 
   /** Resolves when everything on any stream is done, as CudaStream.drained(); at once on a lost device. */
-  async drained(options: DeviceWaitOptions = {}): Promise<void> {
+  async drained(options: WaitOptions = {}): Promise<void> {
     if (this.context.lost !== undefined) return;
     await Promise.all([...this.#streams].map((stream) => stream.drained(options)));
   }

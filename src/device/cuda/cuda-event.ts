@@ -1,10 +1,10 @@
 // A point in a stream: other streams wait for it on the device, the host polls it, two of them give a time.
+import { checkTimeout, type WaitOptions } from '../../core/deadline.ts';
 import { setImmediate as nextTurn, setTimeout as sleep } from 'node:timers/promises';
-import { checkTimeout } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { beginWait, endWait, type WaitEntry } from '../../core/waits.ts';
 import type { Out } from '../../native/library.ts';
-import type { DeviceEvent, DeviceWaitOptions } from '../device.ts';
+import type { DeviceEvent } from '../device.ts';
 import { CUDA_ERROR_NOT_READY, type CudaContext } from './cuda-context.ts';
 
 // Waits for the device without blocking the event loop: polls a little, lets others run, polls again.
@@ -97,7 +97,7 @@ export class CudaEvent implements DeviceEvent {
   }
 
   /** Resolves when the work before the mark is done. Fails with WL_TIMEOUT, or WL_CUDA when that work failed. */
-  async wait(options: DeviceWaitOptions = {}): Promise<void> {
+  async wait(options: WaitOptions = {}): Promise<void> {
     this.context.refuseCapture('a wait of the host for an event');
     await pollUntil(() => this.context.isGood(this.isDone(), this.#stream), {
       timeoutMs: checkTimeout(options.timeoutMs ?? this.#defaults.timeoutMs),

@@ -1,8 +1,7 @@
 // A queue of device work that runs in order, and beside other streams.
-import { checkTimeout } from '../../core/deadline.ts';
+import { checkTimeout, type WaitOptions } from '../../core/deadline.ts';
 import { CUDA_ERROR_NOT_READY, type CudaContext } from './cuda-context.ts';
 import { CudaEvent, pollUntil } from './cuda-event.ts';
-import type { DeviceWaitOptions } from '../device.ts';
 import { NativeBlock, type Out } from '../../native/library.ts';
 
 // Tells when everything that was enqueued on any stream of a device up to some moment is done.
@@ -109,7 +108,7 @@ export class CudaStream implements Disposable {
   }
 
   /** Resolves when everything enqueued is done. Fails with WL_TIMEOUT, or WL_CUDA when that work failed. */
-  idle(options: DeviceWaitOptions = {}): Promise<void> {
+  idle(options: WaitOptions = {}): Promise<void> {
     return this.#until(() => this.context.isGood(this.isIdle(), this.handle), options);
   }
 
@@ -117,11 +116,11 @@ export class CudaStream implements Disposable {
    * The same, before memory is released: kernels that left without doing their work count as done. The next wait
    * for results still throws their failure, once.
    */
-  drained(options: DeviceWaitOptions = {}): Promise<void> {
+  drained(options: WaitOptions = {}): Promise<void> {
     return this.#until(() => this.isIdle(), options);
   }
 
-  async #until(ready: () => boolean, options: DeviceWaitOptions): Promise<void> {
+  async #until(ready: () => boolean, options: WaitOptions): Promise<void> {
     this.context.refuseCapture('a wait of the host for a stream');
     await pollUntil(ready, {
       timeoutMs: checkTimeout(options.timeoutMs ?? this.#timeoutMs),

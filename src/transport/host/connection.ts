@@ -58,14 +58,15 @@ export class Connection implements AsyncDisposable {
   readonly paths: number;
   /** Engines of each side that it uses: what is large is spread over them. */
   readonly lanes: number;
-  /** Bytes of a full packet. */
+  /** @internal Bytes of a full packet. */
   readonly segmentBytes: number;
-  /** True if the kernel cuts large sends into packets. */
+  /** @internal True if the kernel cuts large sends into packets. */
   readonly cutsSends: boolean;
   /** What the application of the peer said when they met. */
   readonly hello: unknown;
-  /** Numeric addresses. */
+  /** @internal Numeric address. */
   readonly localHost: string;
+  /** @internal Numeric address. */
   readonly peerHost: string;
   readonly #group: EngineGroup;
   readonly #channel: ControlChannel;

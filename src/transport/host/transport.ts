@@ -260,17 +260,17 @@ export class Transport implements AsyncDisposable {
     return this.#slots.haveRoom;
   }
 
-  /** How many engines it has. */
+  /** @internal How many engines it has. */
   get engines(): number {
     return this.#group.links.length;
   }
 
-  /** How many requests have ended so far; wraps at 2^32. */
+  /** @internal How many requests have ended so far; wraps at 2^32. */
   get ended(): number {
     return this.#group.requests.ended;
   }
 
-  /** Blocks this thread until a further request has ended than `seen` counts, or the time is over. */
+  /** @internal Blocks this thread until a further request has ended than `seen` counts, or the time is over. */
   waitForEndBlocking(seen: number, milliseconds: number): void {
     if (this.#group.failure !== undefined) throw this.#group.failure;
     this.#group.waitBlocking(seen, milliseconds, this.#slots.areFew);

@@ -1,6 +1,6 @@
 // How a process of a chaos run talks to the driver and, through it, to its peer.
-import { encodeError, type EncodedError } from 'weftline';
 import type { ProcessUsage } from '../../support/process-usage.ts';
+import { encodeError, type EncodedError } from '#lib/core/errors.js';
 
 export type PairKind = 'local' | 'multipath' | 'transport';
 

@@ -2,12 +2,13 @@
 // Argument: how many times; 0 for ever. Prints "running", then JSON of how it ended.
 import { createHash } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { CpuDevice, encodeError, type EncodedError, type Tensor } from 'weftline';
+import { CpuDevice, type Tensor } from 'weftline';
 import { EPAll2AllLayer, EpBuffer } from 'weftline/ep';
 import { join } from 'weftline/world';
 import { describeUsage, type ProcessUsage, usageOf } from '../../support/process-usage.ts';
 import { Random } from '../fuzz/random.ts';
 import { chaosSettings } from './chaos-settings.ts';
+import { encodeError, type EncodedError } from '#lib/core/errors.js';
 
 export interface RankOutcome {
   readonly rank: number;

@@ -2,11 +2,11 @@
 import { type ChildProcess, fork } from 'node:child_process';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
-import type { EncodedError } from 'weftline';
 import type { ProcessUsage } from '../../support/process-usage.ts';
 import type { Random } from '../fuzz/random.ts';
 import { DEADLINE_LIMIT_MS, DEADLINE_MS, START_MS } from './chaos-settings.ts';
 import type { DriverWords, PairKind, ProcessWords } from './driver-link.ts';
+import type { EncodedError } from '#lib/core/errors.js';
 
 export type ChaosEvent = 'kill' | 'stop' | 'long stop';
 

@@ -2,10 +2,10 @@
 // Argument: JSON of the cases. Prints one line of JSON for each.
 import type { ChildProcess } from 'node:child_process';
 import { fileURLToPath } from 'node:url';
-import type { EncodedError } from 'weftline';
 import type { Impairment, ImpairmentCounts } from './impairment.ts';
 import type { Traffic, TrafficResult } from './traffic.ts';
 import { type Host, TwoHosts } from './two-hosts.ts';
+import type { EncodedError } from '#lib/core/errors.js';
 
 export interface MiddleboxCase {
   readonly name: string;

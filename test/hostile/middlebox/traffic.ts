@@ -3,11 +3,12 @@
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { encodeError, type Settings } from 'weftline';
+import { type Settings } from 'weftline';
 import { Agent, DescriptorList } from 'weftline/agent';
 import { type Connection, type MemoryRegion, type RequestHandle, Transport } from 'weftline/transport';
 import { Random } from '../fuzz/random.ts';
 import { addresses, type Host } from './two-hosts.ts';
+import { encodeError } from '#lib/core/errors.js';
 
 export interface Traffic {
   readonly kind: 'transport' | 'agent';

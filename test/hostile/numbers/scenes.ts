@@ -12,7 +12,7 @@ import {
   outputSize,
   quantizeRows,
 } from 'weftline/ep';
-import { CpuDevice, decodeError, encodeError, fromBf16, fromF16, readSettings, toBf16, toF16 } from 'weftline';
+import { CpuDevice, fromBf16, fromF16, readSettings, toBf16, toF16 } from 'weftline';
 import { Agent, DescriptorList } from 'weftline/agent';
 import { Communicator } from 'weftline/collectives';
 import { DeviceHost } from 'weftline/device-api';
@@ -20,6 +20,7 @@ import { contiguousPlan, ExpertLoads, Placement, rebalanceExperts } from 'weftli
 import { DescriptorBlock, UnpackLauncher } from 'weftline/unpack';
 import { join } from 'weftline/world';
 import type { Draw } from './draw.ts';
+import { decodeError, encodeError } from '#lib/core/errors.js';
 
 /** Calls by name. What they return is awaited. */
 export type Calls = Readonly<Record<string, (draw: Draw) => unknown>>;

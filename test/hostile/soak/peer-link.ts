@@ -1,7 +1,7 @@
 // Calls from a process that is soaked to the other one of its pair.
 import { type ChildProcess, fork } from 'node:child_process';
 import { once } from 'node:events';
-import { decodeError, encodeError, type EncodedError } from 'weftline';
+import { decodeError, encodeError, type EncodedError } from '#lib/core/errors.js';
 
 interface Call {
   readonly id: number;

@@ -1,6 +1,6 @@
 // A process that tries to reach listeners, honestly or not. Answers each message with how its call ended.
-import { encodeError } from 'weftline';
 import { reach, type Target } from './targets.ts';
+import { encodeError } from '#lib/core/errors.js';
 
 export interface Attempt {
   readonly target: Target;

@@ -1,6 +1,6 @@
 // A process with every listener there is. Argument: its token, or nothing. Tells its parent where they are.
-import { encodeError } from 'weftline';
 import { listenAtAll } from './targets.ts';
+import { encodeError } from '#lib/core/errors.js';
 
 try {
   process.send?.({ targets: await listenAtAll(process.argv[2] ?? '') });

@@ -3,9 +3,9 @@ import assert from 'node:assert/strict';
 import { type ChildProcess, fork } from 'node:child_process';
 import { once } from 'node:events';
 import { fileURLToPath } from 'node:url';
-import { decodeError, type EncodedError } from 'weftline';
 import type { Attempt, AttemptOutcome } from './caller.ts';
 import type { Target } from './targets.ts';
+import { decodeError, type EncodedError } from '#lib/core/errors.js';
 
 /** Nobody. */
 export const OTHER_USER = 65_534;

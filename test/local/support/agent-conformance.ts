@@ -6,14 +6,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { after } from 'node:test';
 import type { WeftlineError } from 'weftline';
-import {
-  Agent,
-  type AgentOptions,
-  DescriptorList,
-  MAX_NOTIFICATION_BYTES,
-  type RemoteMemory,
-  type Transfer,
-} from 'weftline/agent';
+import { Agent, type AgentOptions, DescriptorList, type RemoteMemory, type Transfer } from 'weftline/agent';
 import { PartTable } from '#lib/transport/part-table.js';
 import { PartPuts } from '#lib/group/network/out-queue.js';
 import type { AgentConfiguration } from './agent-configurations.ts';
@@ -21,6 +14,7 @@ import { AgentPeer, openPair, SharedPair } from './agent-pair.ts';
 import { whyMissing } from './missing-backend.ts';
 import { until } from '../../support/until.ts';
 import { withCode } from '../../support/with-code.ts';
+import { MAX_NOTIFICATION_BYTES } from '#lib/agent/backend.js';
 
 const MiB = 1 << 20;
 

@@ -3,10 +3,10 @@ import assert from 'node:assert/strict';
 import { type ChildProcess, fork } from 'node:child_process';
 import { once } from 'node:events';
 import { fileURLToPath } from 'node:url';
-import { decodeError, type EncodedError } from 'weftline';
 import { Agent, type AgentOptions, type BackendName } from 'weftline/agent';
 import type { AgentConfiguration } from './agent-configurations.ts';
 import type { PeerCommand } from './agent-peer.ts';
+import { decodeError, type EncodedError } from '#lib/core/errors.js';
 
 const script = fileURLToPath(new URL('./agent-peer.js', import.meta.url));
 

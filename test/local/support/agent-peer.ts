@@ -1,15 +1,15 @@
 // Another process with an agent, which does what the test says: one message per command, one per answer.
 import { writeFileSync } from 'node:fs';
-import { encodeError } from 'weftline';
 import {
   Agent,
   type AgentOptions,
   DescriptorList,
   etcdMetadataStore,
-  type EtcdOptions,
   publishMetadata,
   type Registration,
 } from 'weftline/agent';
+import type { EtcdOptions } from '#lib/agent/exchange/etcd-store.js';
+import { encodeError } from '#lib/core/errors.js';
 
 export type PeerCommand =
   | { readonly do: 'create'; readonly name: string; readonly options: AgentOptions }

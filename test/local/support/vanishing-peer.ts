@@ -3,10 +3,10 @@
 import { execFileSync, fork } from 'node:child_process';
 import { once } from 'node:events';
 import { fileURLToPath } from 'node:url';
-import { encodeError } from 'weftline';
 import { Agent, DescriptorList, fetchMetadata, MetadataListener } from 'weftline/agent';
 import { Transport } from 'weftline/transport';
 import { join, type World } from 'weftline/world';
+import { encodeError } from '#lib/core/errors.js';
 
 /** Rank 0 reaches its own store by another one, which goes on. */
 const host = '10.9.9.9';

@@ -1,7 +1,7 @@
 // What every rule of congestion control must do, by the table of rules; and what it takes to add one.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { type Settings, settingsTable } from 'weftline';
+import { type Settings } from 'weftline';
 import { seededRandom } from '#lib/core/seeded-random.js';
 import {
   type AckSample,
@@ -14,6 +14,7 @@ import { SPECULATIVE_BYTES } from '#lib/transport/send/receiver-credits.js';
 import { requestStatus } from '#lib/transport/engine/transport-engine.js';
 import { seed } from '../../support/seed.ts';
 import { isEnded, Loopback } from '../transport/support/loopback.ts';
+import { settingsTable } from '#lib/settings/settings.js';
 
 const options: CongestionOptions = { segmentBytes: 1368, maxWindow: 1_000_000, targetDelay: 100, linkRate: 1250 };
 

@@ -3,10 +3,11 @@ import { once } from 'node:events';
 import test from 'node:test';
 import { inspect } from 'node:util';
 import { Worker } from 'node:worker_threads';
-import { decodeError, encodeError, type EncodedError, errorCodes, WeftlineError } from 'weftline';
+import { errorCodes, WeftlineError } from 'weftline';
 import type * as errorsModule from '#lib/core/errors.js';
 import { invalidArgument } from '#lib/core/errors.js';
 import { printable, quote, quoteList } from '#lib/core/quote.js';
+import { decodeError, encodeError, type EncodedError } from '#lib/core/errors.js';
 
 const moduleUrl = import.meta.resolve('#lib/core/errors.js');
 

@@ -1,15 +1,9 @@
 // How ranks agree on a device, with drivers that are only pretended.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import {
-  chooseDevice,
-  type DeviceChoice,
-  type DeviceGroup,
-  readSettings,
-  type Settings,
-  WeftlineError,
-} from 'weftline';
+import { readSettings, type Settings, WeftlineError } from 'weftline';
 import type { CudaCall, CudaDriver } from '#lib/native/cuda-driver.js';
+import { chooseDevice, type DeviceChoice, type DeviceGroup } from '#lib/device/device-choice.js';
 
 /** A driver of a process that sees the GPUs with these first bytes of their uuids; a number is the status of cuInit. */
 function driverOf(gpus: readonly number[] | number, capability: readonly [number, number] = [9, 0]): CudaDriver {

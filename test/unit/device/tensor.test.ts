@@ -1,10 +1,11 @@
 // Tensors as a program without types may ask for them: what is no element type, no shape, no value is named.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { CpuDevice, chooseDevice, openDevice } from 'weftline';
+import { CpuDevice, openDevice } from 'weftline';
 import { dequantizeRows, quantizeRows } from 'weftline/ep';
 import { join } from 'weftline/world';
 import { withCode } from '../../support/with-code.ts';
+import { chooseDevice } from '#lib/device/device-choice.js';
 
 const invalid = (words: RegExp): ReturnType<typeof withCode> => withCode('WL_INVALID_ARGUMENT', words);
 

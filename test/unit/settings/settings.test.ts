@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { readSettings, type Settings, settingsTable, WeftlineError } from 'weftline';
+import { readSettings, type Settings, WeftlineError } from 'weftline';
+import { settingsTable } from '#lib/settings/settings.js';
 
 test('an override wins over the environment, which wins over the default', () => {
   assert.equal(readSettings({}, {}).timeoutMs, settingsTable.timeoutMs.default);

@@ -1,8 +1,9 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { encodeError, WeftlineError } from 'weftline';
+import { WeftlineError } from 'weftline';
 import { LinkedStore, type StoreLink } from '#lib/world/store.js';
 import { StoreCore } from '#lib/world/store-core.js';
+import { encodeError } from '#lib/core/errors.js';
 
 const bytes = (text: string) => new TextEncoder().encode(text);
 const text = (value: Uint8Array | undefined) => (value === undefined ? undefined : new TextDecoder().decode(value));

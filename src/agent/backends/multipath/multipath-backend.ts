@@ -9,7 +9,6 @@ import {
   type MemoryRegion,
   type RequestHandle,
   Transport,
-  type IncomingConnection,
   type TransportListener,
 } from '../../../transport/index.ts';
 import { networkIdentity } from '../../../world/host-identity.ts';
@@ -26,6 +25,7 @@ import {
 import { whyNotAddress } from '../../agent-address.ts';
 import { type Hello, MessageRing, MultipathLink, readHello, readWelcome } from './multipath-link.ts';
 import { MultipathRegion } from './multipath-channel.ts';
+import type { IncomingConnection } from '../../../transport/host/greeting.ts';
 
 // The receiver's side of a mailbox: takes messages out of the ring in the order in which they arrived.
 

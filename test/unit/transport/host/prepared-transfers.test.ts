@@ -1,11 +1,12 @@
 // Transfers of many ranges in the engine's thread: what is posted when, and when the message follows.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { WeftlineError, type EncodedError } from 'weftline';
+import { WeftlineError } from 'weftline';
 import type { Region } from '#lib/transport/engine/region.js';
 import type { ScatterOptions, TransportConnection } from '#lib/transport/engine/transport-engine.js';
 import { PreparedTransfers, type TransferPlan } from '#lib/transport/host/prepared-transfers.js';
 import { planned } from '../../../local/support/planned-transfer.ts';
+import type { EncodedError } from '#lib/core/errors.js';
 
 const DATA_REGION = 3;
 const STAGING_REGION = 4;
