@@ -4,7 +4,7 @@ import type { PartTable } from '../../../transport/part-table.ts';
 import { asWeftlineError, invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import type { Connection, MemoryRegion, RequestHandle, Transport } from '../../../transport/index.ts';
 import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace, SharedParts } from '../../backend.ts';
-import type { RangesPart, SharedRangesNames } from '../../../transport/host/request-parts.ts';
+import type { RangesPart, SharedRangesNames } from '../../../transport/host/memory-region.ts';
 
 /** How metadata of an agent names a region that its peers reach over the transport. */
 const multipathRegionInfo = defineLayout('MultipathRegionInfo', { region: 'u32', key: 'u32' }, 4);
