@@ -84,10 +84,13 @@ export interface NetworkSize {
   /** Memory of one rank, which no other rank of its host maps; the caller's if it passes some. */
   readonly memory: 'private';
   readonly bytes: number;
+  /** @internal */
   readonly regions: Readonly<Record<NetworkRegion, WindowRegion>>;
-  /** Offsets within a slot, whose length is `slotBytes`. */
+  /** @internal Offsets within a slot, whose length is `slotBytes`. */
   readonly slot: Readonly<Record<SlotArray, WindowRegion>>;
+  /** @internal */
   readonly slotBytes: number;
+  /** @internal */
   readonly sumRing: SumRing;
 }
 
@@ -159,13 +162,15 @@ export interface PinnedNetworkSize {
   /** Page-locked memory of the host, mapped into the GPU. */
   readonly memory: 'pinned';
   readonly bytes: number;
+  /** @internal */
   readonly regions: Readonly<Record<PinnedRegion, WindowRegion>>;
-  /** Of a slot of `out` and `in`: all tokens of a rank with the most that can go with each. */
+  /** @internal Bytes of a slot of `out` and `in`: all tokens of a rank with the most that can go with each. */
   readonly slotBytes: number;
+  /** @internal */
   readonly recordBytes: number;
-  /** Slots of `in`. */
+  /** @internal Slots of `in`. */
   readonly maxServed: number;
-  /** Most chunks that the rows of one slot make. */
+  /** @internal Most chunks that the rows of one slot make. */
   readonly maxChunks: number;
 }
 

@@ -22,6 +22,7 @@ import {
   bytesOfSum,
   withinRdmaBytes,
 } from '../across-hosts/network-size.ts';
+import type { MemorySize } from '../memory-size.ts';
 
 export const MAX_TOPK = 32;
 
@@ -70,20 +71,11 @@ export type EpRegion =
   | 'combineRows'
   | 'combineWeights';
 
-/** What an EpBuffer takes, in bytes of each rank's window. */
-export interface EpBufferSize {
-  /** Bytes of one rank's window. */
-  readonly bytes: number;
+/** What an EpBuffer takes. */
+export interface EpBufferSize extends MemorySize {
   /** Received rows in the worst case: every rank sends all its tokens here. */
   readonly maxRecvTokens: number;
-  /**
-   * Address space that each rank of the host with most ranks takes: all windows of its host and their headers, and its network
-   * side. CPU ranks have tables besides, some bytes per token and rank, and where all ranks are on one host up to 1 MiB in
-   * which combine reads their rows.
-   */
-  readonly addressSpaceBytes: number;
-  /** Of /dev/shm on that host, for all its ranks together; 0 for one rank alone. */
-  readonly sharedMemoryBytes: number;
+  /** @internal */
   readonly regions: Readonly<Record<EpRegion, WindowRegion>>;
   /**
    * With several hosts, what a rank has besides for the network, in host memory of its own that its carrier reads and writes;

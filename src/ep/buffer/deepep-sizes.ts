@@ -4,7 +4,7 @@ import { checkOptions, isWhole, type OptionNames } from '../../core/check-option
 import { invalidArgument } from '../../core/errors.ts';
 
 /** Chunk sizes of DeepEP's ring buffers, in tokens, and the multiprocessors of its kernels. */
-export interface DeepEpConfigOptions {
+interface DeepEpConfigOptions {
   /** 20 by default; two make a channel. */
   readonly numSms?: number;
   /** 6 by default; less than nvlRecv. */
@@ -32,6 +32,18 @@ export class DeepEpConfig {
   readonly nvlRecv: number;
   readonly rdmaSend: number;
   readonly rdmaRecv: number;
+
+  /**
+   * DeepEP's chunk sizes for this many ranks, `get_dispatch_config` and `get_combine_config`: the tuned ones where it has any,
+   * else its defaults. 20 SMs unless told. Fails with WL_INVALID_ARGUMENT for rank counts that DeepEP cannot serve.
+   */
+  static forRanks(operation: 'dispatch' | 'combine', numRanks: number, numSms = 20): DeepEpConfig {
+    requireRanks(numRanks);
+    const chunks = (operation === 'dispatch' ? dispatchChunks : combineChunks)[numRanks];
+    if (chunks === undefined) return new DeepEpConfig({ numSms });
+    const [nvlSend, nvlRecv, rdmaSend, rdmaRecv] = chunks;
+    return new DeepEpConfig({ numSms, nvlSend, nvlRecv, rdmaSend, rdmaRecv });
+  }
 
   /** Fails with WL_INVALID_ARGUMENT for what DeepEP refuses, too. */
   constructor(options: DeepEpConfigOptions = {}) {
@@ -105,21 +117,6 @@ const combineChunks: Readonly<Record<number, Chunks>> = {
 };
 
 /**
- * DeepEP's chunk sizes for this many ranks: the tuned ones where it has any, else its defaults. 20 SMs unless told. Fails
- * with WL_INVALID_ARGUMENT for rank counts that DeepEP cannot serve.
- * @param operation Which of the two.
- * @param numRanks Ranks of the job.
- * @param numSms Multiprocessors.
- */
-export function deepEpConfig(operation: 'dispatch' | 'combine', numRanks: number, numSms = 20): DeepEpConfig {
-  requireRanks(numRanks);
-  const chunks = (operation === 'dispatch' ? dispatchChunks : combineChunks)[numRanks];
-  if (chunks === undefined) return new DeepEpConfig({ numSms });
-  const [nvlSend, nvlRecv, rdmaSend, rdmaRecv] = chunks;
-  return new DeepEpConfig({ numSms, nvlSend, nvlRecv, rdmaSend, rdmaRecv });
-}
-
-/**
  * True for up to 8 ranks, and for whole nodes of 8.
  * @param numRanks Ranks of the job.
  */
@@ -132,38 +129,6 @@ const SOURCE_META_BYTES = 8;
 /** DeepEP sizes for this many choices and scales per token, whatever the model has. */
 const ASSUMED_MAX = 128;
 const METADATA_BYTES = SOURCE_META_BYTES + ASSUMED_MAX * 8 + ASSUMED_MAX * 4 + ASSUMED_MAX * 4;
-
-/** Sizes of DeepEP's low-latency buffer, in bytes per rank. */
-export interface DeepEpLowLatencySize {
-  readonly dispatchMessageBytes: number;
-  readonly combineMessageBytes: number;
-  /** One of the two halves that receive. */
-  readonly recvBytes: number;
-  readonly totalBytes: number;
-}
-
-/**
- * Memory of the low-latency mode per rank: every expert has a slot for every token of every rank.
- * @param maxTokensPerRank Of one dispatch.
- * @param hidden Elements of a token.
- * @param numExperts Of all ranks.
- */
-export function deepEpLowLatencySize(
-  maxTokensPerRank: number,
-  hidden: number,
-  numExperts: number,
-): DeepEpLowLatencySize {
-  for (const [name, value] of Object.entries({ maxTokensPerRank, hidden, numExperts })) {
-    if (!isWhole(value, 1)) throw invalidArgument(name, value, 'a whole number of at least 1');
-  }
-  const dispatchMessageBytes = 16 + Math.max(2 * hidden, hidden + (4 * hidden) / 128);
-  const combineMessageBytes = 2 * hidden;
-  const slots = numExperts * maxTokensPerRank;
-  const sendBytes = Math.max(maxTokensPerRank * dispatchMessageBytes, slots * combineMessageBytes);
-  const recvBytes = slots * Math.max(dispatchMessageBytes, combineMessageBytes);
-  const total = 2 * (sendBytes + recvBytes + ceil128(4 * numExperts));
-  return { dispatchMessageBytes, combineMessageBytes, recvBytes, totalBytes: (Math.floor(total / 128) + 1) * 128 };
-}
 
 function ceil128(bytes: number): number {
   return Math.ceil(bytes / 128) * 128;

@@ -23,9 +23,10 @@ import {
 import { CpuLayerMemory } from './cpu/cpu-layer-memory.ts';
 import type { CudaLayerMemory } from './cuda/cuda-layer-memory.ts';
 import { EPConfig, type TokenDType } from './ep-config.ts';
+import { TritonContext } from './triton-names.ts';
 
 /** What a DispatchCombineContext is made with besides its configuration. */
-export interface ContextOptions extends WaitOptions {
+interface ContextOptions extends WaitOptions {
   /** Rows of the output buffer as a multiple of maxTokensPerRank * maxTopk, a balanced load; 2 by default. It grows on demand. */
   readonly capacity?: number;
   /**
@@ -45,7 +46,7 @@ export interface OutputBuffers {
 }
 
 /** The symmetric memory of a layer: one window per rank, which grows when more rows come than it holds. */
-export class DispatchCombineContext implements AsyncDisposable {
+export class DispatchCombineContext extends TritonContext implements AsyncDisposable {
   readonly group: RankGroup;
   readonly device: CpuDevice | CudaDevice;
   readonly config: EPConfig;
@@ -92,18 +93,19 @@ export class DispatchCombineContext implements AsyncDisposable {
     device: CpuDevice | CudaDevice,
     parts: { readonly epConfig: EPConfig; readonly memory: CpuLayerMemory | CudaLayerMemory },
   ) {
+    super();
     this.group = group;
     this.device = device;
     this.config = parts.epConfig;
     this.memory = parts.memory;
   }
 
-  /** Sizes of the present output buffer. */
+  /** @internal Sizes of the present output buffer. */
   get outputSize(): OutputSize {
     return this.memory.size;
   }
 
-  /** Bytes of this rank's windows and, with several hosts, of its network side. */
+  /** @internal Bytes of this rank's windows and, with several hosts, of its network side. */
   get windowBytes(): number {
     return this.memory.windowBytes;
   }
@@ -155,7 +157,7 @@ export class DispatchCombineContext implements AsyncDisposable {
     }
   }
 
-  /** A tensor over one of this rank's own regions. */
+  /** @internal A tensor over one of this rank's own regions. */
   view<D extends DType>(dtype: D, region: OutputRegion, shape: readonly number[]): Tensor<D> {
     return this.memory.view(dtype, region, shape);
   }
@@ -169,11 +171,6 @@ export class DispatchCombineContext implements AsyncDisposable {
   /** Releases the memory here. Not collective; idempotent. */
   close(): Promise<void> {
     return this.memory.close();
-  }
-
-  /** Triton-distributed's name for close(). */
-  finalize(): Promise<void> {
-    return this.close();
   }
 
   [Symbol.asyncDispose](): Promise<void> {

@@ -12,35 +12,17 @@ import { type CombinePrecision, combinePrecisions } from '../across-hosts/networ
 /** What tokens may consist of; their sums are made in f32 and rounded once to the same dtype. */
 export type TokenDType = keyof typeof elementFormats;
 
-/** The fields of an EPConfig. */
-export interface EPConfigOptions {
-  /** Most tokens per rank and call. */
-  readonly maxTokensPerRank: number;
-  /** Elements per token, a multiple of 8. */
-  readonly hidden: number;
-  /** Choices per token, 1 to 32. */
-  readonly maxTopk: number;
-  /** Experts of all ranks together, a multiple of worldSize. */
-  readonly numExperts: number;
+/** The fields of an EPConfig: those of a layer, and of the group that it works over. */
+type EPConfigOptions = Omit<
+  LayerOptions<TokenDType>,
+  keyof WaitOptions | 'capacity' | 'dtype' | 'enableLocalCombine' | 'numSms' | 'rdmaBuffer' | 'useAot'
+> & {
   readonly rank: number;
   readonly worldSize: number;
   readonly localWorldSize: number;
   /** Of the tokens; 'bf16' by default. */
   readonly tokenDtype?: TokenDType;
-  /** Of the routing weights; 'f32' by default. */
-  readonly weightDtype?: 'f32' | 'bf16';
-  /** Of the rows and counts in a layout descriptor; 'i32' by default. */
-  readonly offsetDtype?: 'i32' | 'i64';
-  /** Combine reads rows of its own instead of those of dispatch's output, which thus stays; doubles the output's memory. */
-  readonly keepDispatchOutput?: boolean;
-  /** What a host's sum of a token's rows travels to another host as; 'bf16', the dtype of the tokens, by default. */
-  readonly combinePrecision?: CombinePrecision;
-  /**
-   * Most bytes of a rank's network side. 0, the default: as many as all tokens need at once. With fewer, combine moves sums in
-   * rounds. On one host it makes no difference.
-   */
-  readonly numRdmaBytes?: number;
-}
+};
 
 /** Sizes of a layer and of the group that it works over, checked. */
 export class EPConfig {
@@ -116,7 +98,7 @@ export class EPConfig {
     return this.numExperts / this.worldSize;
   }
 
-  /** Bytes of one token. */
+  /** @internal Bytes of one token. */
   get rowBytes(): number {
     return this.hidden * dtypes[this.tokenDtype].bytes;
   }
@@ -126,7 +108,7 @@ export class EPConfig {
     return this.localWorldSize === this.worldSize;
   }
 
-  /** Rows that one rank receives when all choices of every rank are experts of it. */
+  /** @internal Rows that one rank receives when all choices of every rank are experts of it. */
   get maxRecvRows(): number {
     return this.worldSize * this.maxTokensPerRank * this.maxTopk;
   }
@@ -172,7 +154,11 @@ export interface LayerOptions<D extends TokenDType = 'bf16'> extends WaitOptions
    * rounds. On one host it makes no difference.
    */
   readonly numRdmaBytes?: number;
-  /** See ContextOptions. */
+  /**
+   * Memory of this rank's CPU device for the network side, `outputSize(…).network.bytes` at least: [bytes]. Peers write to it
+   * until the layer is closed; it stays the caller's, who disposes it after that. Made by the layer if it is absent, and not
+   * used on one host.
+   */
   readonly rdmaBuffer?: Tensor<'u8'>;
   /** Multiprocessors for the kernels of a GPU, 20 by default; CPU ranks ignore it: they work on one thread. */
   readonly numSms?: number;

@@ -20,6 +20,7 @@ import {
   withinRdmaBytes,
 } from '../across-hosts/network-size.ts';
 import { EPConfig } from './ep-config.ts';
+import type { MemorySize } from '../memory-size.ts';
 
 /** Reallocation rounds rows up to this, so that growth comes in few steps. */
 const ROW_STEP = 1024;
@@ -29,21 +30,13 @@ const GROWTH = 1.25;
 /** `expertRows` is where combine reads: the memory of `rows`, unless dispatch's rows must stay as they are. */
 export type OutputRegion = 'rows' | 'expertRows' | 'weights' | 'sourceToken' | 'firstRow' | 'duplicates' | 'repeated';
 
-/** What a layer takes for so many received rows, in bytes. */
-export interface OutputSize {
+/** What a layer takes for so many received rows. `bytes` are those of the window with the output. */
+export interface OutputSize extends MemorySize {
   /** Rows that fit. */
   readonly capacityRows: number;
-  /** Bytes of one rank's window with the output. */
-  readonly bytes: number;
   /** Bytes of one rank's window with what ranks tell each other. */
   readonly controlBytes: number;
-  /**
-   * Address space that each CPU rank of the host with most ranks takes: all windows of its host and their headers, and its
-   * network side.
-   */
-  readonly addressSpaceBytes: number;
-  /** Of /dev/shm on that host, for all its ranks together; 0 for one rank alone. */
-  readonly sharedMemoryBytes: number;
+  /** @internal */
   readonly regions: Readonly<Record<OutputRegion, WindowRegion>>;
   /**
    * With several hosts, what a rank has besides for the network, in memory of its own. It depends on tokens, ranks and hosts

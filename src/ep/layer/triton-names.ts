@@ -117,9 +117,18 @@ export abstract class TritonDispatchResult<D extends TokenDType, W extends Layer
   }
 }
 
-/** The document's names of the layer's calls. */
-export abstract class TritonLayer {
+/** The name that a layer's context has besides its own. */
+export abstract class TritonContext {
   abstract close(): Promise<void>;
+
+  /** close(). */
+  finalize(): Promise<void> {
+    return this.close();
+  }
+}
+
+/** The names that EPAll2AllLayer has besides its own. */
+export abstract class TritonLayer extends TritonContext {
   abstract barrier(options?: LayerBarrierOptions): Promise<void>;
 
   /**
@@ -130,10 +139,5 @@ export abstract class TritonLayer {
    */
   epBarrierAll(stream?: CudaStream, intraNodeOnly = false, options: WaitOptions = {}): Promise<void> {
     return this.barrier({ ...options, intraNodeOnly, ...(stream && { stream }) });
-  }
-
-  /** close(). */
-  finalize(): Promise<void> {
-    return this.close();
   }
 }

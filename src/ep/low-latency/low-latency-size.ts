@@ -16,6 +16,7 @@ import { windowFootprint } from '../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { MAX_TOPK } from '../buffer/buffer-size.ts';
 import { lowLatencyBell, lowLatencyCell, memberBoardLayout } from './members/low-latency-cells.ts';
+import type { MemorySize } from '../memory-size.ts';
 
 /** What an EpLowLatency is made for. All ranks pass the same. */
 export interface LowLatencyConfig {
@@ -113,22 +114,17 @@ export interface LowLatencySlots extends WindowRegion {
 }
 
 /** What an EpLowLatency takes. */
-export interface LowLatencySize {
-  /** Bytes of one rank's window. */
-  readonly bytes: number;
-  /** Address space that each rank takes for the windows of all ranks. */
-  readonly addressSpaceBytes: number;
-  /** Of /dev/shm, for all ranks together; 0 for one rank alone. */
-  readonly sharedMemoryBytes: number;
+export interface LowLatencySize extends MemorySize {
   /**
    * Of each rank's own memory for one result, scales included, of which there are two: made when a dispatch without `out`
    * first needs it. 0 where results lie in the window ('rank-major').
    */
   readonly resultBytes: { readonly bf16: number; readonly fp8: number };
-  /** Dispatches whose rows a rank can hold before it has taken them. */
+  /** @internal Dispatches whose rows a rank can hold before it has taken them. */
   readonly receiveSlots: number;
-  /** Rows of one slot of `combineRows`. */
+  /** @internal Rows of one slot of `combineRows`. */
   readonly combineRowCount: number;
+  /** @internal */
   readonly regions: Readonly<Record<LowLatencyRegion, LowLatencySlots>>;
 }
 

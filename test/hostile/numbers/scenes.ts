@@ -1,13 +1,11 @@
 // Public calls, and the arguments of each that are numbers. A scene runs in a process of its own, as a fault may end it.
 import {
+  DeepEpConfig,
   bufferSize,
-  deepEpConfig,
-  deepEpLowLatencySize,
   EPAll2AllLayer,
   EpBuffer,
   EPConfig,
   EpLowLatency,
-  isDeepEpRankCount,
   lowLatencySize,
   outputSize,
   quantizeRows,
@@ -74,9 +72,7 @@ const values: Scene = async () => {
     'bufferSize of hosts': (draw) =>
       bufferSize(config, 2, draw.chance(0.5) ? draw.number() : as([draw.or(1), draw.or(1)])),
     lowLatencySize: (draw) => lowLatencySize(mixed(draw, config), draw.or(1)),
-    deepEpConfig: (draw) => deepEpConfig(draw.or<'dispatch'>('dispatch'), draw.number()),
-    isDeepEpRankCount: (draw) => isDeepEpRankCount(draw.number()),
-    deepEpLowLatencySize: (draw) => deepEpLowLatencySize(draw.or(8), draw.or(8), draw.or(2)),
+    'DeepEpConfig.forRanks': (draw) => DeepEpConfig.forRanks(draw.or<'dispatch'>('dispatch'), draw.number()),
     readSettings: (draw) => readSettings(as({ timeoutMs: draw.number(), spinUs: draw.number() })),
     'topology.hostOf': (draw) => world.topology.hostOf(draw.number()),
     'topology.scaleUpIndexOf': (draw) => world.topology.scaleUpIndexOf(draw.number()),

@@ -4,7 +4,6 @@ import { CudaDevice, type Tensor, toBf16 } from 'weftline';
 import {
   EPAll2AllLayer,
   EPConfig,
-  type EPConfigOptions,
   outputSize,
   type EPAllToAllLayoutDesc,
   type LayerDispatchArguments,
@@ -153,7 +152,9 @@ export async function runLayerCase(group: RankGroup, device: EpDevice, drawn: Ep
 
 function networkOf(
   group: RankGroup,
-  of: Omit<EPConfigOptions, 'rank' | 'worldSize' | 'localWorldSize' | 'tokenDtype'> & { readonly dtype: TokenDType },
+  of: Omit<ConstructorParameters<typeof EPConfig>[0], 'rank' | 'worldSize' | 'localWorldSize' | 'tokenDtype'> & {
+    readonly dtype: TokenDType;
+  },
 ): NetworkSize | undefined {
   const ranksOfHosts = group.topology.hosts.map(({ length }) => length);
   const place = { rank: group.rank, worldSize: group.size, localWorldSize: group.topology.scaleUpRanks.length };

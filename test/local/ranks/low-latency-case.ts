@@ -1,8 +1,9 @@
 // Random EpLowLatency cases: what each rank passes in, made alike on every rank from one seed.
 import fc from '../../support/fast-check.ts';
-import type { LowLatencyConfig, LowLatencyScales } from 'weftline/ep';
+import type { LowLatencyConfig } from 'weftline/ep';
 import type { ReferenceInput } from 'weftline/reference';
 import { random, rows } from './ep-case.ts';
+import type { LowLatencyScales } from '#lib/ep/low-latency/low-latency-arguments.js';
 
 /** One dispatch and its combine. */
 export interface LowLatencyRound {

@@ -2,20 +2,10 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import fc from '../../support/fast-check.ts';
 import { withCode } from '../../support/with-code.ts';
-import { bufferSize, deepEpConfig, deepEpLowLatencySize, DeepEpConfig, EPConfig, outputSize } from 'weftline/ep';
-
-test('deepEpLowLatencySize() gives the published example: 128 tokens, hidden 7168, 288 experts take about 2.1 GB', () => {
-  const size = deepEpLowLatencySize(128, 7168, 288);
-  assert.equal(size.dispatchMessageBytes, 14_352);
-  assert.equal(size.combineMessageBytes, 14_336);
-  assert.equal(size.recvBytes, 288 * 128 * 14_352);
-  assert.equal(Math.round(size.recvBytes / 1e6), 529);
-  assert.equal(size.totalBytes, (Math.floor((2 * (size.recvBytes + 288 * 128 * 14_336 + 1152)) / 128) + 1) * 128);
-  assert.equal((size.totalBytes / 1e9).toFixed(1), '2.1');
-});
+import { bufferSize, DeepEpConfig, EPConfig, outputSize } from 'weftline/ep';
 
 test('the hints of DeepEpConfig follow the formulas for one and for two nodes', () => {
-  const eight = deepEpConfig('dispatch', 8);
+  const eight = DeepEpConfig.forRanks('dispatch', 8);
   assert.deepEqual(Object.fromEntries(Object.entries(eight)), {
     numSms: 20,
     nvlSend: 6,
@@ -26,7 +16,7 @@ test('the hints of DeepEpConfig follow the formulas for one and for two nodes', 
   // 10 channels, 8 peers, 1 node: prefixes, then 256 slots of 14336 + 8 + 1024 + 512 + 512 bytes.
   assert.equal(eight.getNvlBufferSizeHint(14_336, 8), Math.ceil((10 * 8 * 5 * 4 + 10 * 8 * 256 * 16_392) / 128) * 128);
   assert.equal(eight.getRdmaBufferSizeHint(14_336, 8), 0);
-  const sixteen = deepEpConfig('combine', 16, 24);
+  const sixteen = DeepEpConfig.forRanks('combine', 16, 24);
   assert.deepEqual(Object.fromEntries(Object.entries(sixteen)), {
     numSms: 24,
     nvlSend: 4,
@@ -40,7 +30,7 @@ test('the hints of DeepEpConfig follow the formulas for one and for two nodes', 
 });
 
 test('a plain DeepEpConfig serves any rank count of DeepEP, and others are refused', () => {
-  assert.deepEqual(deepEpConfig('dispatch', 6), new DeepEpConfig());
+  assert.deepEqual(DeepEpConfig.forRanks('dispatch', 6), new DeepEpConfig());
   assert.deepEqual(Object.fromEntries(Object.entries(new DeepEpConfig())), {
     numSms: 20,
     nvlSend: 6,
@@ -49,11 +39,11 @@ test('a plain DeepEpConfig serves any rank count of DeepEP, and others are refus
     rdmaRecv: 258,
   });
   for (const ranks of [1, 3, 8, 16, 40, 1024]) {
-    assert.ok(deepEpConfig('combine', ranks).getNvlBufferSizeHint(2048, ranks) > 0);
+    assert.ok(DeepEpConfig.forRanks('combine', ranks).getNvlBufferSizeHint(2048, ranks) > 0);
     assert.equal(new DeepEpConfig().getRdmaBufferSizeHint(2048, ranks) > 0, ranks > 8);
   }
   for (const ranks of [0, -8, 9, 12, 1.5, NaN]) {
-    assert.throws(() => deepEpConfig('dispatch', ranks), withCode('WL_INVALID_ARGUMENT', /numRanks/));
+    assert.throws(() => DeepEpConfig.forRanks('dispatch', ranks), withCode('WL_INVALID_ARGUMENT', /numRanks/));
     assert.throws(() => new DeepEpConfig().getRdmaBufferSizeHint(2048, ranks), withCode('WL_INVALID_ARGUMENT'));
   }
   for (const options of [{ nvlSend: 0 }, { nvlSend: 256 }, { rdmaSend: 300, rdmaRecv: 299 }, { numSms: -1 }]) {
@@ -128,7 +118,7 @@ test('numRdmaBytes bounds the network side: fewer sums fit at a time, and everyt
   const hosts = [8, 8, 8, 8];
   const all = bufferSize(config, 32, hosts).network!;
   // What DeepEP would ask for is far less than sums of all tokens.
-  const numRdmaBytes = deepEpConfig('dispatch', 32).getRdmaBufferSizeHint(7168 * 2, 32);
+  const numRdmaBytes = DeepEpConfig.forRanks('dispatch', 32).getRdmaBufferSizeHint(7168 * 2, 32);
   const few = bufferSize({ ...config, numRdmaBytes }, 32, hosts).network!;
   assert.ok(few.bytes <= numRdmaBytes && numRdmaBytes < all.bytes);
   assert.deepEqual(few.regions.landed, all.regions.landed);

@@ -2,7 +2,8 @@
 import { WeftlineError } from '../../../core/errors.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { Tensor } from '../../../device/tensor.ts';
-import { deepEpConfig, type EpBuffer, isDeepEpRankCount, type RowsLike } from '../../../ep/index.ts';
+import { DeepEpConfig, type EpBuffer, type RowsLike } from '../../../ep/index.ts';
+import { isDeepEpRankCount } from '../../../ep/buffer/deepep-sizes.ts';
 import type { World } from '../../../world/index.ts';
 import {
   type BenchCase,
@@ -100,7 +101,7 @@ function deepEpHint(workload: EpWorkload): number | undefined {
   const { ranks } = workload;
   if (!isDeepEpRankCount(ranks)) return undefined;
   const hints = (['dispatch', 'combine'] as const).map((operation) =>
-    deepEpConfig(operation, ranks).getNvlBufferSizeHint(combineRowBytes(workload), ranks),
+    DeepEpConfig.forRanks(operation, ranks).getNvlBufferSizeHint(combineRowBytes(workload), ranks),
   );
   return Math.max(...hints);
 }

@@ -6,9 +6,10 @@ import { FP8_GROUP } from '../../../abi/element-formats.ts';
 import { MAX_TOPK } from '../../../ep/buffer/buffer-size.ts';
 import { seededRandom } from '../../../core/seeded-random.ts';
 import { formatBytes } from '../../../core/byte-size.ts';
-import { bufferSize, EPConfig, type EpBufferConfig, type OutputSize, outputSize } from '../../../ep/index.ts';
+import { bufferSize, EPConfig, type EpBufferConfig, outputSize } from '../../../ep/index.ts';
 import type { Hosts } from '../../../group/network/host-routes.ts';
 import type { BenchGroup } from '../harness.ts';
+import type { OutputSize } from '../../../ep/layer/output-size.ts';
 
 export interface EpWorkload {
   readonly ranks: number;
