@@ -33,7 +33,7 @@ export interface World extends RankGroup, AsyncDisposable {
   /** How often this rank was started before, in a job that starts ranks again (`weftline run --elastic`); else 0. */
   readonly life: number;
   /** Who is there, as last heard from the store. In a job that starts no rank again: all ranks, epoch 0. */
-  readonly view: WorldView;
+  readonly view: MembershipView;
   /** [a-z0-9]{1,32}, the same on all ranks and unique to the job. It is no secret. */
   readonly jobId: string;
   /**
@@ -47,9 +47,6 @@ export interface World extends RankGroup, AsyncDisposable {
    */
   close(error?: unknown): Promise<void>;
 }
-
-/** The ranks that are there at a time. */
-export type WorldView = MembershipView;
 
 /** How join() finds the job, and for how long it tries. */
 export interface JoinOptions {
@@ -198,7 +195,7 @@ class JoinedWorld extends JobGroup implements World {
     );
   }
 
-  get view(): WorldView {
+  get view(): MembershipView {
     return this.#rendezvous.peers.view ?? { epoch: 0, members: this.ranks };
   }
 

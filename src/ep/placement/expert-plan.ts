@@ -12,10 +12,12 @@ export interface ExpertPlanShape {
   readonly ranks: number;
 }
 
-/** What expertPlan() takes. */
-export interface ExpertPlanOptions extends ExpertPlanShape {
-  /** [layers, physical]: the logical expert that each physical expert is a copy of. Copied. */
-  readonly physicalToLogical: ArrayLike<number>;
+interface ExpertPlanOptions extends ExpertPlanShape {
+  /**
+   * [layers, physical]: the logical expert that each physical expert is a copy of. Copied. Without it there are no copies:
+   * expert e is physical expert e, in every layer, and `ranks` divides `experts`.
+   */
+  readonly physicalToLogical?: ArrayLike<number>;
 }
 
 /**
@@ -35,9 +37,10 @@ export interface ExpertPlan extends ExpertPlanShape {
   readonly replicaCounts: Int32Array;
 }
 
-const shapeNames: OptionNames<ExpertPlanShape> = { layers: true, experts: true, ranks: true };
 const optionNames: OptionNames<ExpertPlanOptions> = {
-  ...shapeNames,
+  layers: true,
+  experts: true,
+  ranks: true,
   physicalToLogical: true,
 };
 
@@ -45,7 +48,7 @@ const optionNames: OptionNames<ExpertPlanOptions> = {
 const MAX_ENTRIES = 2 ** 24;
 
 /**
- * The plan that a table of physical experts describes, such as one that another program made. Fails with
+ * The plan that a table of physical experts describes, such as one that another program made, or the one without copies. Fails with
  * WL_INVALID_ARGUMENT if the table has no such shape, names an expert that there is not, or leaves one out.
  * @param options The shape and the table.
  */
@@ -53,16 +56,18 @@ export function expertPlan(options: ExpertPlanOptions): ExpertPlan {
   checkOptions(options, optionNames, 'options of expertPlan');
   const { layers, experts, ranks } = options;
   checkShape(options);
-  requireFit('physicalToLogical.length', options.physicalToLogical?.length);
+  const { physicalToLogical: given = contiguousTable(options) } = options;
+  // Callers in plain JavaScript may pass anything.
+  requireFit('physicalToLogical.length', (given as Partial<typeof given> | null)?.length);
   // Entries of other types stand as 0 here, and differ from what was given.
-  const physicalToLogical = Int32Array.from(options.physicalToLogical, (entry) => (isWhole(entry, 0) ? entry : 0));
+  const physicalToLogical = Int32Array.from(given, (entry) => (isWhole(entry, 0) ? entry : 0));
   const physical = physicalToLogical.length / layers;
   if (!isWhole(physical, experts) || physical % ranks !== 0) {
     const expected = `${layers} layers of a multiple of ${ranks} physical experts (ranks), at least ${experts} each`;
     throw invalidArgument('physicalToLogical.length', physicalToLogical.length, expected);
   }
   const shape = { layers, experts, ranks, physical };
-  const replicaCounts = countReplicas(physicalToLogical, options.physicalToLogical, shape);
+  const replicaCounts = countReplicas(physicalToLogical, given, shape);
   const maxReplicas = replicaCounts.reduce((most, count) => Math.max(most, count), 0);
   requireFit('maxReplicas * layers * experts', maxReplicas * layers * experts);
   const logicalToPhysical = invert(physicalToLogical, maxReplicas, shape);
@@ -72,7 +77,7 @@ export function expertPlan(options: ExpertPlanOptions): ExpertPlan {
 /** Fails with WL_INVALID_ARGUMENT for anything but a plan that this package made. */
 export function requirePlan(plan: unknown): asserts plan is ExpertPlan {
   if (typeof plan === 'object' && plan !== null && fitsItself(plan)) return;
-  throw invalidArgument('plan', plan, 'a plan of expertPlan(), contiguousPlan() or rebalanceExperts()');
+  throw invalidArgument('plan', plan, 'a plan of expertPlan() or rebalanceExperts()');
 }
 
 /** Whether the tables have the sizes that the numbers say; of a plan that was put together by hand they may not. */
@@ -92,18 +97,10 @@ function isTable(table: unknown, entries: number): boolean {
   return table instanceof Int32Array && table.length === entries;
 }
 
-/**
- * The plan without copies: expert e is physical expert e, in every layer.
- * Fails with WL_INVALID_ARGUMENT.
- * @param shape `ranks` divides `experts`.
- */
-export function contiguousPlan(shape: ExpertPlanShape): ExpertPlan {
-  checkOptions(shape, shapeNames, 'shape of contiguousPlan');
-  const { layers, experts, ranks } = shape;
-  checkShape(shape);
+/** Every expert once, in every layer. */
+function contiguousTable({ layers, experts }: ExpertPlanShape): Int32Array {
   requireFit('layers * experts', layers * experts);
-  const physicalToLogical = Int32Array.from({ length: layers * experts }, (_, at) => at % experts);
-  return expertPlan({ layers, experts, ranks, physicalToLogical });
+  return Int32Array.from({ length: layers * experts }, (_, at) => at % experts);
 }
 
 function checkShape({ layers, experts, ranks }: ExpertPlanShape): void {

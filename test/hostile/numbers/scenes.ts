@@ -14,7 +14,7 @@ import { CpuDevice, fromBf16, fromF16, readSettings, toBf16, toF16 } from 'weftl
 import { Agent, DescriptorList } from 'weftline/agent';
 import { Communicator } from 'weftline/collectives';
 import { DeviceHost } from 'weftline/device-api';
-import { contiguousPlan, ExpertLoads, Placement, rebalanceExperts } from 'weftline/ep/placement';
+import { expertPlan, ExpertLoads, Placement, rebalanceExperts } from 'weftline/ep/placement';
 import { DescriptorBlock, UnpackLauncher } from 'weftline/unpack';
 import { join } from 'weftline/world';
 import type { Draw } from './draw.ts';
@@ -77,7 +77,8 @@ const values: Scene = async () => {
     'topology.hostOf': (draw) => world.topology.hostOf(draw.number()),
     'topology.scaleUpIndexOf': (draw) => world.topology.scaleUpIndexOf(draw.number()),
     'topology.forwarderOf': (draw) => world.topology.forwarderOf(draw.number()),
-    contiguousPlan: (draw) => contiguousPlan(as({ layers: draw.or(1), experts: draw.or(4), ranks: draw.or(2) })),
+    'expertPlan without copies': (draw) =>
+      expertPlan(as({ layers: draw.or(1), experts: draw.or(4), ranks: draw.or(2) })),
     rebalanceExperts: (draw) =>
       rebalanceExperts(as([[draw.or(1), draw.or(2)]]), as({ ranks: draw.or(2), replicas: draw.or(2) })),
     ExpertLoads: (draw) => new ExpertLoads(as({ layers: draw.size(), experts: draw.size(), window: draw.size() })),
@@ -247,7 +248,7 @@ const unpack: Scene = async () => {
   const [bounce, target] = [await device.tensor('u8', [4096], new Uint8Array(4096)), device.empty('u8', [4096])];
   const span = (draw: Draw, right: unknown): never =>
     as(draw.chance(0.5) ? right : { address: draw.or(bounce.address), bytes: draw.or(64) });
-  const plan = contiguousPlan(as({ layers: 1, experts: 4, ranks: 2 }));
+  const plan = expertPlan(as({ layers: 1, experts: 4, ranks: 2 }));
   return {
     launch: (draw) => {
       const ready = draw.chance(0.8) ? undefined : as({ address: draw.or(bounce.address), threshold: draw.or(0) });

@@ -2,16 +2,10 @@
 import assert from 'node:assert/strict';
 import { CpuDevice, fromBf16, toBf16, WeftlineError } from 'weftline';
 import { EpBuffer } from 'weftline/ep';
-import {
-  type ExpertPlan,
-  ExpertLoads,
-  ExpertMover,
-  type ExpertToLoad,
-  expertPlan,
-  rebalanceExperts,
-} from 'weftline/ep/placement';
+import { type ExpertPlan, ExpertLoads, ExpertMover, expertPlan, rebalanceExperts } from 'weftline/ep/placement';
 import { join } from 'weftline/world';
 import { seededRandom } from '#lib/core/seeded-random.js';
+import type { ExpertToLoad } from '#lib/ep/placement/expert-mover.js';
 
 const [, , mode = '', victim = '', point = ''] = process.argv;
 const [layers, experts, physical, topk, tokens, hidden] = [2, 8, 12, 2, 48, 32];

@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { contiguousPlan, expertPlan, ExpertLoads, Placement } from 'weftline/ep/placement';
+import { expertPlan, ExpertLoads, Placement } from 'weftline/ep/placement';
 import type { RankGroup } from 'weftline/world';
 import { readSettings } from '#lib/settings/settings.js';
 import { withCode } from '../../../support/with-code.ts';
@@ -62,7 +62,7 @@ test('gather() sums over the ranks, and names ranks that count other things', as
 
 test('choices, counts and placements of other types are named, and nothing is counted', () => {
   const loads = new ExpertLoads({ layers: 1, experts: 4, window: 1 });
-  const placement = new Placement(contiguousPlan({ layers: 1, experts: 4, ranks: 1 }), { rank: 0, hosts: [[0]] });
+  const placement = new Placement(expertPlan({ layers: 1, experts: 4, ranks: 1 }), { rank: 0, hosts: [[0]] });
   for (const choices of [undefined, null, 3, [0, 1], {}, new Float32Array(2)]) {
     assert.throws(
       () => loads.addChoices(0, choices as never),

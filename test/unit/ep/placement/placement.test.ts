@@ -1,6 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { contiguousPlan, expertPlan, Placement } from 'weftline/ep/placement';
+import { expertPlan, Placement } from 'weftline/ep/placement';
 import { withCode } from '../../../support/with-code.ts';
 
 /** 4 ranks with 2 slots: expert 0 on ranks 0, 1 and 3 (twice), expert 1 on rank 2, expert 2 on rank 0, expert 3 on ranks 1 and 2. */
@@ -97,19 +97,19 @@ test('what a table of experts cannot hold is named, also numbers of other types'
   const wide = { ...shape, physicalToLogical: BigInt64Array.of(0n, 1n) as never };
   assert.throws(() => expertPlan(wide), invalid(/physicalToLogical\[0\]\[0\]: expected an expert, 0 to 1, got 0n/));
   for (const layers of [1n, Symbol('one'), '1', {}]) {
-    assert.throws(() => contiguousPlan({ ...shape, layers: layers as never }), invalid(/layers: expected a whole/));
+    assert.throws(() => expertPlan({ ...shape, layers: layers as never }), invalid(/layers: expected a whole/));
   }
 });
 
 test('tables of a plan have bounds', () => {
+  assert.throws(() => expertPlan({ layers: 1, experts: 2 ** 40, ranks: 1 }), invalid(/at most the 16777216 entries/));
+  assert.throws(() => expertPlan({ layers: 2 ** 30, experts: 2 ** 30, ranks: 1 }), invalid(/at most the/));
+  assert.throws(() => expertPlan({ layers: 1, experts: 3, ranks: 2 }), invalid(/multiple of 2 physical experts/));
+  assert.throws(() => expertPlan(undefined as never), invalid(/options of expertPlan: expected an object/));
   assert.throws(
-    () => contiguousPlan({ layers: 1, experts: 2 ** 40, ranks: 1 }),
-    invalid(/at most the 16777216 entries/),
+    () => expertPlan({ layers: 1, experts: 1, ranks: 1, physicalToLogical: null as never }),
+    invalid(/physicalToLogical/),
   );
-  assert.throws(() => contiguousPlan({ layers: 2 ** 30, experts: 2 ** 30, ranks: 1 }), invalid(/at most the/));
-  assert.throws(() => contiguousPlan({ layers: 1, experts: 3, ranks: 2 }), invalid(/multiple of 2 physical experts/));
-  assert.throws(() => contiguousPlan(undefined as never), invalid(/shape of contiguousPlan: expected an object/));
-  assert.throws(() => expertPlan({ layers: 1, experts: 1, ranks: 1 } as never), invalid(/physicalToLogical/));
   const copies = { length: 2 ** 20, 0: 0 } as ArrayLike<number>;
   const one = Int32Array.from(copies, (_, at) => (at < 2 ** 10 ? at : 0));
   assert.throws(
