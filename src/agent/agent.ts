@@ -152,7 +152,7 @@ export class Agent implements AsyncDisposable {
 
   /**
    * Registers memory with every backend that takes it. Fails with WL_UNSUPPORTED if none does, telling why.
-   * @param memory A Uint8Array, a tensor (deregister it before dispose(), which frees its memory), or a range of GPU memory.
+   * @param memory A Uint8Array, a tensor (close the registration before the tensor, which frees its memory), or a range of GPU memory.
    * @param options A name that peers see.
    */
   register(memory: Registrable, options: RegisterOptions = {}): Promise<Registration> {
@@ -161,22 +161,13 @@ export class Agent implements AsyncDisposable {
   }
 
   /**
-   * Zeroed host memory that every backend can use, registered. It is freed when it is deregistered.
+   * Zeroed host memory that every backend can use, registered. It is freed when the registration is closed.
    * @param bytes 1 or more.
    * @param options A name that peers see.
    */
   async allocate(bytes: number, options: RegisterOptions = {}): Promise<Registration> {
     this.#checkOpen();
     return this.#registrations.allocate(bytes, this.settings.reserveSharedMemory, options);
-  }
-
-  /**
-   * The memory is the caller's again: transfers that use it fail with WL_CLOSED, peers get errors, and once it has resolved
-   * no peer reads or writes it. Fails with WL_TIMEOUT, naming a peer that is still copying after `timeoutMs`: the memory must
-   * not be used for anything else yet, and the call may be repeated. Idempotent.
-   */
-  deregister(registration: Registration): Promise<void> {
-    return this.#registrations.remove(registration);
   }
 
   /** What a peer needs to reach this agent and its memory: all of it, unless `regions` is given, which may be empty. */
@@ -208,7 +199,7 @@ export class Agent implements AsyncDisposable {
   }
 
   /** Forgets a peer: its links close, its transfers fail with WL_STALE. False if it was not known. */
-  async invalidate(peer: string): Promise<boolean> {
+  async forget(peer: string): Promise<boolean> {
     return this.#remotes.forget(peer);
   }
 
@@ -304,7 +295,26 @@ export class Agent implements AsyncDisposable {
     return next.found as Notification;
   }
 
-  /** The same, but blocks this thread. */
+  /**
+   * Notifications as they come, for `for await`: each step waits as nextNotification() does, `timeoutMs` for itself, and fails as
+   * it does; what fails ends the loop.
+   */
+  notifications(options: NotificationFilter & WaitOptions = {}): AsyncIterableIterator<Notification> {
+    checkOptions(options, nextOptionNames, 'options of notifications');
+    const own = { ...options };
+    let isOver = false;
+    const iterator: AsyncIterableIterator<Notification> = {
+      next: async () => (isOver ? { done: true, value: undefined } : { value: await this.nextNotification(own) }),
+      return: async () => {
+        isOver = true;
+        return { done: true, value: undefined };
+      },
+      [Symbol.asyncIterator]: () => iterator,
+    };
+    return iterator;
+  }
+
+  /** nextNotification(), but blocks this thread. */
   nextNotificationBlocking(options: NotificationFilter & { readonly timeoutMs?: number } = {}): Notification {
     checkOptions(options, nextOptionNames, 'options of nextNotificationBlocking');
     const next = new NextNotification(this.#notifications, options, this.name);

@@ -22,8 +22,8 @@ export interface DeviceMemory {
 /** Host memory, a tensor of either device, or a piece of device memory. */
 export type Registrable = Uint8Array | Tensor | DeviceMemory;
 
-/** Registered memory. It must stay allocated until it is deregistered. */
-export class Registration {
+/** Registered memory. It must stay allocated until it is closed. */
+export class Registration implements AsyncDisposable {
   /** Peers find it by this name; '' if none was given. */
   readonly name: string;
   /** The number at the agent, never used again. */
@@ -40,6 +40,8 @@ export class Registration {
   /** Releases that are under way. */
   readonly #leaving = new Map<BackendName, Promise<void>>();
   #isOpen = true;
+  /** @internal What close() does, which whoever registered it says. */
+  end: () => Promise<void> = () => Promise.resolve();
   #releasing: Promise<void> | undefined;
 
   /** @internal */
@@ -69,13 +71,26 @@ export class Registration {
     return this.memory.bytes;
   }
 
-  /** Host memory in place. Fails with WL_CLOSED once it is deregistered. */
+  /** Host memory in place. Fails with WL_CLOSED once it is closed. */
   get bytes(): Uint8Array {
     if (!this.#isOpen) throw closed();
     const { view } = this.memory;
     if (view === undefined)
       throw new WeftlineError('WL_UNSUPPORTED', 'The host cannot address device memory: use its tensor');
     return view;
+  }
+
+  /**
+   * The memory is the caller's again: transfers that use it fail with WL_CLOSED, peers get errors, and once it has resolved
+   * no peer reads or writes it; what `allocate` gave is freed. Fails with WL_TIMEOUT, naming a peer that is still copying after
+   * `timeoutMs`: the memory must not be used for anything else yet, and the call may be repeated. Idempotent.
+   */
+  close(): Promise<void> {
+    return this.end();
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
   }
 
   /** @internal What a backend made of the memory; one that was chosen for a transfer has it. */
@@ -172,7 +187,7 @@ function beforeDeadline(ended: Promise<void>, timeoutMs: number, fail: () => Wef
 function late({ name, number }: Registration, backend: BackendName, timeoutMs: number): WeftlineError {
   return new WeftlineError(
     'WL_TIMEOUT',
-    `Memory ${number} (${quote(name)}) is still used by transfers of the backend ${backend} after ${timeoutMs} ms; it takes no new ones, but must not be used for anything else yet: deregister it again to go on waiting`,
+    `Memory ${number} (${quote(name)}) is still used by transfers of the backend ${backend} after ${timeoutMs} ms; it takes no new ones, but must not be used for anything else yet: close it again to go on waiting`,
     { details: { region: number, backend, timeoutMs } },
   );
 }
@@ -298,10 +313,7 @@ export class Registrations {
     }
   }
 
-  async remove(registration: Registration): Promise<void> {
-    if (!(registration instanceof Registration)) {
-      throw invalidArgument('registration', registration, 'what register() or allocate() returned');
-    }
+  async #remove(registration: Registration): Promise<void> {
     if (this.#has(registration)) this.#known.delete(registration.number);
     this.#leaving.add(registration);
     await registration.release(this.#timeoutMs);
@@ -323,6 +335,7 @@ export class Registrations {
 
   async #register(memory: AgentMemory, caller: Registrable, { name = '' }: RegisterOptions): Promise<Registration> {
     const registration = new Registration(memory, caller, { name, number: this.#nextNumber++ });
+    registration.end = () => this.#remove(registration);
     const reasons: string[] = [...this.#set.missing].map(([backend, why]) => `${backend}: ${why}`);
     const lacks: { readonly backend: BackendName; readonly error: unknown }[] = [];
     try {

@@ -282,7 +282,7 @@ export class RemoteAgents {
     const known = this.#known.get(name);
     if (known === undefined) return false;
     this.#known.delete(name);
-    await known.end(gone(name, 'was invalidated', 'load its metadata, then prepare its transfers anew'));
+    await known.end(gone(name, 'was forgotten', 'load its metadata, then prepare its transfers anew'));
     return true;
   }
 
@@ -337,11 +337,11 @@ export class RemoteAgents {
       if (remote.ended !== undefined) throw remote.ended;
       // No failure will do, as most come before anybody is asked.
       if (failure !== undefined) {
-        const how = 'if it is the later one all the same, forget the known one first (agent.invalidate)';
+        const how = 'if it is the later one all the same, forget the known one first (agent.forget)';
         throw stale(remote, known, `that of the metadata gives no link: ${failure.message}; ${how}`, failure);
       }
       if (await this.#isThere(known, shareOf(wait))) {
-        const how = 'load again when its process has ended, or forget it first (agent.invalidate)';
+        const how = 'load again when its process has ended, or forget it first (agent.forget)';
         throw stale(remote, known, `that one is still there: ${how}`);
       }
     } catch (error) {

@@ -163,13 +163,13 @@ export class Transfer implements Awaited, AsyncDisposable {
   }
 
   /** Cancels and frees it. Idempotent. */
-  release(): Promise<void> {
+  close(): Promise<void> {
     this.#releasing ??= this.#parts.inner.release();
     return this.#releasing;
   }
 
   [Symbol.asyncDispose](): Promise<void> {
-    return this.release();
+    return this.close();
   }
 
   /** Sizes, counts and times of its posts so far. */

@@ -68,6 +68,6 @@ export class TensorSet implements TensorAllocator, Disposable {
   }
 
   [Symbol.dispose](): void {
-    for (const tensor of this.#tensors) tensor.dispose();
+    for (const tensor of this.#tensors) tensor.close();
   }
 }

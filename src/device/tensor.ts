@@ -12,7 +12,7 @@ export interface Storage extends Disposable {
 }
 
 /**
- * A contiguous tensor. `using` or dispose() frees what `device.empty` gave. A view of such a tensor, or of memory of an object,
+ * A contiguous tensor. `using` or close() frees what `device.empty` gave. A view of such a tensor, or of memory of an object,
  * frees nothing; a tensor that an operation returned says in its own documentation how long it stays valid.
  */
 export class Tensor<D extends DType = DType> implements Disposable {
@@ -26,7 +26,7 @@ export class Tensor<D extends DType = DType> implements Disposable {
   #isOwner = false;
 
   /**
-   * The one tensor whose dispose() frees the storage; all that are made otherwise are views, which free nothing.
+   * The one tensor whose close() frees the storage; all that are made otherwise are views, which free nothing.
    * @internal
    */
   static owning<D extends DType>(storage: Storage, dtype: D, shape: readonly number[]): Tensor<D> {
@@ -105,12 +105,12 @@ export class Tensor<D extends DType = DType> implements Disposable {
    * Gives the memory back at once, if this tensor came from `device.empty` or `device.tensor`, or is a result that was made
    * for the caller; using it or a view of it afterwards is WL_CLOSED. A view gives nothing back. Idempotent.
    */
-  dispose(): void {
+  close(): void {
     if (this.#isOwner) this.storage[Symbol.dispose]();
   }
 
   [Symbol.dispose](): void {
-    this.dispose();
+    this.close();
   }
 
   #requireLive(action: string): void {

@@ -64,7 +64,7 @@ export class CudaCalls implements Disposable {
     this.#stopJudging();
     this.#group.peerLost.removeEventListener('abort', this.#abandon);
     this.traps[Symbol.dispose]();
-    this.#lastEpoch?.dispose();
+    this.#lastEpoch?.close();
   }
 
   /** EpLastEpoch, which kernels of graphs count on from. Fails with WL_MEMORY. */

@@ -157,7 +157,7 @@ for (const backend of ['multipath'] as const) {
       await here.write('cuda', noise(BYTES));
       transfer.post();
       for (let turn = Math.floor(random() * 50); turn > 0; turn -= 1) await new Promise((next) => setImmediate(next));
-      await there.agent.deregister(there.regions.cuda);
+      await there.regions.cuda.close();
       const secret = new Uint8Array(BYTES).fill(0x53);
       await there.write('cuda', secret);
       await transfer.wait().catch(() => {});
@@ -169,7 +169,7 @@ for (const backend of ['multipath'] as const) {
         },
         { code: 'WL_UNAUTHORIZED' },
       );
-      await transfer.release();
+      await transfer.close();
     }
   });
 
@@ -191,7 +191,7 @@ for (const backend of ['multipath'] as const) {
     child.kill('SIGKILL');
     const ends = await Promise.allSettled(transfers.map((transfer) => transfer.wait({ timeoutMs: 20_000 })));
     for (const end of ends) assert.equal(end.status === 'rejected' && end.reason.code, 'WL_PEER_LOST');
-    await here.agent.deregister(region);
+    await region.close();
     const source = noise(BYTES);
     await here.write('cuda', source);
     await using transfer = await here.agent.prepare({
@@ -212,7 +212,7 @@ for (const backend of ['multipath'] as const) {
     const [to, from] = await Promise.all([a.connect('127.0.0.1', b.port), b.accept()]);
     using source = await device.tensor('u8', [BYTES], noise(BYTES));
     using target = await device.tensor('u8', [BYTES], new Uint8Array(BYTES));
-    const [out, into] = [await a.reg(source), await b.reg(target)];
+    const [out, into] = [await a.register(source), await b.register(target)];
     const received = from.recv({ region: into });
     await to.send({ region: out }).wait();
     await received.wait();

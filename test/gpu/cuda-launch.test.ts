@@ -145,7 +145,7 @@ gpuTest('everything ends with the device, twice is once, and later calls say tha
   const plan = selfTestFill.plan({ grid: 1, block: 32 });
   await device[Symbol.asyncDispose]();
   await device[Symbol.asyncDispose]();
-  tensor.dispose();
+  tensor.close();
   event[Symbol.dispose]();
   assert.equal(memory.disposed, true);
   assert.throws(() => memory.view('u8'), { code: 'WL_CLOSED' });

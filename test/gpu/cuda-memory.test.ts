@@ -68,8 +68,8 @@ gpuTest('freed memory is handed out again, but not while earlier work may use it
   const { selfTestWait } = await device.loadKernels(kernelFiles.selfTest);
   const first = device.empty('u8', [1000]);
   const { address } = first;
-  first.dispose();
-  first.dispose();
+  first.close();
+  first.close();
   await allStreamsIdle(device);
   const second = device.empty('u8', [900]);
   assert.equal(second.address, address);
@@ -83,7 +83,7 @@ gpuTest('freed memory is handed out again, but not while earlier work may use it
   wait.arguments.set('epoch', 1);
   const other = device.createStream();
   wait.launch(other);
-  second.dispose();
+  second.close();
   using third = device.empty('u8', [1000]);
   assert.notEqual(third.address, address);
   Atomics.store(flags.view('i32'), 0, 1);
@@ -96,13 +96,13 @@ gpuTest('a graph keeps memory that was taken before it, and whose tensor is gone
   const tensor = device.empty('u8', [5000]);
   const { address } = tensor;
   const graph = await device.capture(() => device.setBytes(tensor, 7));
-  tensor.dispose();
+  tensor.close();
   await device.stream.idle();
   using stranger = await device.tensor('u8', [5000], new Uint8Array(5000).fill(1));
   assert.notEqual(stranger.address, address);
   graph.launch();
   assert.ok((await stranger.toHost()).every((byte) => byte === 1));
-  graph.dispose();
+  graph.close();
   await allStreamsIdle(device);
   using next = device.empty('u8', [5000]);
   assert.equal(next.address, address);

@@ -61,7 +61,7 @@ async function openRequests(device: CudaDevice, isDirect: boolean, timeoutMs = 5
     while (server.step());
   };
   const close = (): void => {
-    for (const tensor of [source, target, counter]) tensor.dispose();
+    for (const tensor of [source, target, counter]) tensor.close();
     requests[Symbol.dispose]();
     traps[Symbol.dispose]();
   };

@@ -12,13 +12,13 @@ gpuTest('an endpoint is bound to its GPU: it opens it, and takes memory of no ot
   const endpoint = await Endpoint.create({ localGpuIndex: last, backends: ['local'] });
   assert.equal(endpoint.device?.context.ordinal, last);
   const tensor = await endpoint.device.tensor('u8', [4096], noise(4096));
-  const region = await endpoint.reg(tensor);
+  const region = await endpoint.register(tensor);
   assert.equal(DescriptorList.of(region).length, 1);
-  await endpoint.reg(new Uint8Array(64));
+  await endpoint.register(new Uint8Array(64));
   if (count > 1) {
     await using other = await CudaDevice.create({ ordinal: 0 });
     using foreign = other.empty('u8', [64]);
-    await assert.rejects(endpoint.reg(foreign), {
+    await assert.rejects(endpoint.register(foreign), {
       code: 'WL_INVALID_ARGUMENT',
       message: /memory of GPU \d+, or the host/,
     });

@@ -34,7 +34,7 @@ for (const backend of backendNames) {
     const connecting = assert.rejects(agent.connect('there'), { code: 'WL_STALE', message: /load its metadata, then/ });
     // Whenever it is forgotten; after a while the hello waits for the stopped peer.
     await new Promise((resolve) => setTimeout(resolve, 50));
-    assert.equal(await agent.invalidate('there'), true);
+    assert.equal(await agent.forget('there'), true);
     await connecting;
     peer.child.kill('SIGCONT');
     await agent.loadRemoteMetadata(metadata);

@@ -51,8 +51,8 @@ async function writeAll(from: Agent, to: string): Promise<void> {
   await using transfer = await from.prepare({ operation: 'write', peer: to, local, remote: DescriptorList.of(remote) });
   transfer.post();
   await transfer.wait();
-  await transfer.release();
-  await from.deregister(memory);
+  await transfer.close();
+  await memory.close();
 }
 
 test('an agent that is given the address of a listener knows it afterwards, and is known', async () => {
@@ -75,8 +75,8 @@ test('an agent that is given the address of a listener knows it afterwards, and 
   assert.throws(() => a.remoteMemory('b'), /metadata agent a has loaded/);
   await sendMetadata(b, { host, port: listener.port });
   assert.equal(a.remoteMemory('b').length, 1);
-  assert.equal(await a.invalidate('b'), true);
-  assert.equal(await a.invalidate('b'), false);
+  assert.equal(await a.forget('b'), true);
+  assert.equal(await a.forget('b'), false);
   assert.equal(memory.length, 2);
   const { port } = listener;
   await listener.close();
@@ -95,7 +95,7 @@ test('partial metadata add memory, whole ones replace it, earlier lives are refu
   await b.loadRemoteMetadata(a.localMetadata({ regions: [first], connections: false }));
   assert.deepEqual(names(), ['first', 'second']);
   await writeAll(b, 'a');
-  await a.deregister(first);
+  await first.close();
   await b.loadRemoteMetadata(a.localMetadata());
   assert.deepEqual(names(), ['second']);
   assert.throws(() => a.localMetadata({ regions: [first] }), { code: 'WL_INVALID_ARGUMENT' });
@@ -305,7 +305,7 @@ test('metadata that give no link replace no living agent, whatever the reason', 
   const forged = encodeMetadata({ ...known, incarnation, connections: new Map([['ucx', new Uint8Array(8)]]) });
   await failsWith(b.loadRemoteMetadata(forged), 'WL_STALE', /gives no link: No backend can carry/);
   await b.connect('a');
-  await b.invalidate('a');
+  await b.forget('a');
   assert.equal(await b.loadRemoteMetadata(forged), 'a', 'once the known one is forgotten');
 });
 
@@ -349,12 +349,12 @@ test('a life that hangs takes no place of one that runs, and loses its own', asy
   transfer.post();
   await transfer.wait();
   // Nor does one without a link keep its place.
-  await b.invalidate('a');
+  await b.forget('a');
   await b.loadRemoteMetadata(stale);
   await b.loadRemoteMetadata(now.localMetadata());
   assert.equal(b.remoteMemory('a').length, 1);
   // One whose process has ended does not, with a link.
-  await b.invalidate('a');
+  await b.forget('a');
   old.child.kill('SIGCONT');
   await b.loadRemoteMetadata(stale);
   await b.connect('a');
@@ -369,7 +369,7 @@ test('an agent that runs keeps its name, whether there is a link to it or not', 
   await using other = await Agent.create('a', options);
   await using b = await Agent.create('b', options);
   await b.loadRemoteMetadata(a.localMetadata());
-  await failsWith(b.loadRemoteMetadata(other.localMetadata()), 'WL_STALE', /still there.*invalidate/);
+  await failsWith(b.loadRemoteMetadata(other.localMetadata()), 'WL_STALE', /still there.*forget/);
   await b.connect('a');
   await a.close();
   await b.loadRemoteMetadata(other.localMetadata());

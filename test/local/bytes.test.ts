@@ -67,7 +67,7 @@ for (const backend of backendNames) {
       write.post();
       await write.wait();
       assert.deepEqual(new Uint8Array(bytes), values, shape);
-      await b.deregister(registered);
+      await registered.close();
     }
   });
 }
@@ -81,8 +81,8 @@ test('memory of endpoints', async () => {
   const targets = emptyShapes(COUNT);
   for (const [index, { shape, bytes }] of shapesOf(values).entries()) {
     const into = targets[index]?.bytes as Uint8Array;
-    const received = here.recv({ region: await server.reg(into) });
-    await there.send({ region: await client.reg(bytes) }).wait();
+    const received = here.recv({ region: await server.register(into) });
+    await there.send({ region: await client.register(bytes) }).wait();
     assert.equal(await received.wait(), COUNT);
     assert.deepEqual(new Uint8Array(into), values, shape);
   }

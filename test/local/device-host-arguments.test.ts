@@ -120,7 +120,7 @@ test('a tensor of the CPU is registered as itself and held; its address is none 
   assert.ok(peer.view(target).every((byte) => byte === 42));
   await host.releaseWriteReq(request);
   await host.deregisterVram(memory);
-  tensor.dispose();
+  tensor.close();
   assert.equal(device.space.used, used);
   await assert.rejects(host.registerVram(tensor), withCode('WL_INVALID_ARGUMENT', 'a disposed tensor'));
 });

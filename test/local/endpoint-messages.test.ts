@@ -271,7 +271,7 @@ test('memory that was taken back and registered again at the same place is found
   await using two = await openTwo('local');
   const { server, client, there, here } = two;
   const [source, target] = [new Uint8Array(new SharedArrayBuffer(64)), new Uint8Array(new SharedArrayBuffer(64))];
-  let [out, into] = [await client.reg(source), await server.reg(target)];
+  let [out, into] = [await client.register(source), await server.register(target)];
   for (let round = 1; round <= 6; round += 1) {
     source.fill(round);
     const received = here.recv({ region: into });
@@ -279,12 +279,12 @@ test('memory that was taken back and registered again at the same place is found
     assert.equal(await received.wait(), 64);
     assert.ok(target.every((byte) => byte === round));
     if (round % 3 !== 0) {
-      await client.dereg(out);
-      out = await client.reg(source);
+      await out.close();
+      out = await client.register(source);
     }
     if (round % 3 !== 1) {
-      await server.dereg(into);
-      into = await server.reg(target);
+      await into.close();
+      into = await server.register(target);
     }
   }
 });
@@ -315,7 +315,7 @@ test('a send that fails tells the receive that it has met', async () => {
   const out = await client.allocate(64);
   const gone = await client.allocate(64);
   const sent = there.send({ region: gone });
-  await client.dereg(gone);
+  await gone.close();
   const received = here.recv({ region: into });
   await assert.rejects(sent.wait(), withCode('WL_INVALID_ARGUMENT', /registered/));
   await assert.rejects(received.wait(), withCode('WL_PEER_FAILED', /send that matched this receive/));

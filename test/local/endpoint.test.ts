@@ -48,7 +48,7 @@ for (const way of ways) {
     assert.equal(there.backend, backendOf(way));
     assert.equal(there.gpuIndex, 3);
     assert.equal(there.ip, '127.0.0.1');
-    const source = await client.reg(new Uint8Array(new SharedArrayBuffer(100_000)));
+    const source = await client.register(new Uint8Array(new SharedArrayBuffer(100_000)));
     const target = await server.allocate(100_000);
     for (let index = 0; index < source.length; index += 1) source.bytes[index] = index * 7;
     const answer = await client.allocate(10);
@@ -149,7 +149,7 @@ test('memory that an endpoint gives up is forgotten by its peers', async () => {
   await there.memory('second');
   const names = (): string[] => client.agent.remoteMemory(there.peer).map(({ name }) => name);
   assert.deepEqual(names(), ['first', 'second']);
-  await server.dereg(first);
+  await first.close();
   await server.allocate(4096, 'third');
   await there.memory('third');
   assert.deepEqual(names(), ['second', 'third']);

@@ -40,7 +40,7 @@ test('a transport holds the tensors that are registered with it, until they are 
   const region = await registerOne(device, (tensor) => transport.register(tensor));
   await collect();
   assert.ok(device.space.used >= BYTES, `${device.space.used} bytes of tensors are in use`);
-  await transport.release(region);
+  await region.close();
 });
 
 test('an agent holds the tensors that are registered with it, until they are deregistered', async () => {
@@ -49,7 +49,7 @@ test('an agent holds the tensors that are registered with it, until they are der
   const registration = await registerOne(device, (tensor) => agent.register(tensor));
   await collect();
   assert.ok(device.space.used >= BYTES, `${device.space.used} bytes of tensors are in use`);
-  await agent.deregister(registration);
+  await registration.close();
 });
 
 test('a Communicator holds the tensors of messages until their group has ended', async () => {
@@ -70,8 +70,8 @@ test('a Communicator holds the tensors of messages until their group has ended',
   for (const other of others) other.view().fill(1);
   await communicator.groupEnd();
   assert.ok(received.view().every((byte) => byte === 7));
-  for (const other of others) other.dispose();
-  received.dispose();
+  for (const other of others) other.close();
+  received.close();
   await collect();
   assert.ok(device.space.used <= used, `${device.space.used - used} bytes of tensors are in use`);
   await communicator.close();
@@ -157,9 +157,9 @@ test('disposing of what the calls of an object returned frees nothing of the obj
     const { used } = device.space;
     const tensors = held.shown.filter((one) => one instanceof Tensor);
     assert.ok(tensors.length > 2, name);
-    for (const tensor of tensors) tensor.dispose();
+    for (const tensor of tensors) tensor.close();
     assert.equal(device.space.used, used, `${name}: bytes in use`);
-    held.sums.dispose();
+    held.sums.close();
     assert.ok(device.space.used < used, `${name}: the sums are the caller's`);
     assert.deepEqual(await (await step()).sums.toHost(), wanted, name);
   }

@@ -180,11 +180,11 @@ test('memory that is deregistered, a transfer that is released and an agent that
     const fromOther = await a.prepare({ operation: 'write', peer: 'b', local: DescriptorList.of(other), remote });
     const released = await write(two, 0, LARGE);
     fromOther.post(Buffer.from('x'));
-    await a.deregister(other);
+    await other.close();
     if (fromOther.state !== 'done') ends.deregistered += Number(byCode('WL_CLOSED')(fromOther.error));
     // Only now: while this side waited they would have been done on a busy machine, each time.
     for (const transfer of [open, released]) transfer.post(Buffer.from('x'));
-    await released.release();
+    await released.close();
     if (released.state !== 'done') ends.released += Number(byCode('WL_CLOSED')(released.error));
     await open.wait();
     two.b.takeNotifications();

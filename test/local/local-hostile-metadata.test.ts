@@ -103,7 +103,7 @@ test(
     try {
       const [asItIs, asRoot] = ((await once(child, 'message')) as [readonly [Uint8Array, Uint8Array]])[0];
       for (const blob of [asItIs, asRoot]) {
-        await agent.invalidate('B');
+        await agent.forget('B');
         await agent.loadRemoteMetadata(Uint8Array.from(blob));
         await assert.rejects(agent.connect('B'), (error: { readonly code?: string }) =>
           /^WL_(UNSUPPORTED|SHARED_MEMORY)$/.test(error.code ?? ''),

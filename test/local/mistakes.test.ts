@@ -31,7 +31,6 @@ test('invalid names, lists of backends, metadata, messages and registrations are
   await using agent = await Agent.create('a', { backends: ['local'] });
   await assert.rejects(agent.loadRemoteMetadata(anything('text')), { ...refused, message: /localMetadata/ });
   await assert.rejects(agent.notify('b', anything(7)), { ...refused, message: /a Uint8Array or a string/ });
-  await assert.rejects(agent.deregister(anything({})), { ...refused, message: /register\(\) or allocate\(\)/ });
   const memory = await agent.allocate(8192);
   assert.throws(() => DescriptorList.blocks(memory, { blockBytes: 0 }), { ...refused, message: /whole numbers/ });
   assert.throws(() => DescriptorList.blocks(memory, { blockBytes: 4096, count: 3 }), { ...refused, message: /8192/ });

@@ -226,7 +226,7 @@ for (const configuration of isWhole ? configurations : configurations.filter(isU
       assert.equal(channel.error?.code, 'WL_CLOSED');
       await puts.release();
       await channel.close();
-      if (!withAgent) await here.deregister(await here.allocate(100));
+      if (!withAgent) await (await here.allocate(100)).close();
     }
     assert.throws(() => out.bytes, { code: 'WL_CLOSED' });
   });

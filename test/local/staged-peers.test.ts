@@ -32,7 +32,7 @@ async function testKilled(configuration: AgentConfiguration): Promise<void> {
   peer.child.kill('SIGKILL');
   const ends = await Promise.allSettled(transfers.map((transfer) => transfer.wait({ timeoutMs: 120_000 })));
   for (const end of ends) assert.equal(end.status === 'rejected' && end.reason.code, 'WL_PEER_LOST');
-  await Promise.all(transfers.map((transfer) => transfer.release()));
+  await Promise.all(transfers.map((transfer) => transfer.close()));
   await using other = await AgentPeer.start('other', {
     token: 'secret',
     backends: [configuration.backend],
@@ -46,8 +46,8 @@ async function testKilled(configuration: AgentConfiguration): Promise<void> {
   write.post();
   await write.wait();
   assert.deepEqual(await other.bytes('allocated', BYTES - 4, 4), Uint8Array.of(6, 6, 6, 6));
-  await write.release();
-  await agent.deregister(memory);
+  await write.close();
+  await memory.close();
 }
 
 for (const configuration of sampled(stagedConfigurations, 1)) {
@@ -78,13 +78,13 @@ for (const configuration of toStaged) {
       });
       transfer.post();
       for (let turn = 0; turn < round * 20; turn++) await new Promise((next) => setImmediate(next));
-      await agent.deregister(memory);
+      await memory.close();
       const end = await transfer.wait().then(
         () => 'done',
         ({ code }) => String(code),
       );
       assert.ok(end === 'done' || end === 'WL_CLOSED', end);
-      await transfer.release();
+      await transfer.close();
       lasting.bytes.fill(10 + round);
       await using next = await agent.prepare({
         operation: 'write',

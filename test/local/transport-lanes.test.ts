@@ -212,7 +212,7 @@ for (const [name, settings] of sampled(Object.entries(configurations), 4)) {
       const wrong = { ...there.remote, remoteKey: (there.remote.remoteKey ^ 1) >>> 0 };
       await assert.rejects(near.wait(here.write({ region: local, ...wrong })), { code: 'WL_UNAUTHORIZED' });
       assert.equal(Buffer.compare(there.bytes, untouched), 0);
-      await far.release(there);
+      await there.close();
       await assert.rejects(near.wait(here.write({ region: local, ...there.remote })), { code: 'WL_UNAUTHORIZED' });
     });
 

@@ -236,7 +236,7 @@ test('ranges outside their region are refused, memory can be released', async ()
   await assert.rejects(transport.wait(connection.send({ region, offset: 90, bytes: 20 })), {
     code: 'WL_INVALID_ARGUMENT',
   });
-  await transport.release(region);
+  await region.close();
   await assert.rejects(transport.wait(connection.send({ region })), { code: 'WL_CLOSED' });
   await assert.rejects(transport.register(new Uint8Array(0)), { code: 'WL_INVALID_ARGUMENT' });
 });

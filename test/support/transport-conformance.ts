@@ -161,7 +161,7 @@ async function refusals({ near, far, here, there }: TransportPair): Promise<void
   here.cancel(unmet);
   await assert.rejects(near.wait(unmet), { code: 'WL_CLOSED' });
   const held = here.send({ region, bytes: 10_000 });
-  await near.release(region);
+  await region.close();
   await assert.rejects(near.wait(held), { code: 'WL_CLOSED' });
   assert.ok(target.bytes.every((byte) => byte === 0));
 }
@@ -193,7 +193,7 @@ async function releasedOnTheWay({ near, far, here, there }: TransportPair): Prom
       far.progress();
       await new Promise((resolve) => setImmediate(resolve));
     }
-    await near.release(region);
+    await region.close();
     memory.fill(0xff);
     // A message that was withdrawn before it met the receive leaves it pending.
     if (!(await driven(sent, far)) && !ends.received) there.cancel(receive);

@@ -212,7 +212,7 @@ async function checkBoth(
   const later = await place(device, randomBytes(6, list.destinationBytes), remainders[1]);
   await packer.launchSync(blocksOf(list, bounce.span, later.span));
   await checkPlaced(bounce, referencePack(list, contentsOf(bounce), contentsOf(later)));
-  for (const { tensor } of [bounce, destination, later]) tensor.dispose();
+  for (const { tensor } of [bounce, destination, later]) tensor.close();
 }
 
 function testMistakes(run: (title: string, body: (device: UnpackDevice) => Promise<void>) => void): void {
@@ -310,7 +310,7 @@ function testMistakes(run: (title: string, body: (device: UnpackDevice) => Promi
     block.begin(own!.slice(0, 500), second!).add(0, 1, 0);
     const prepared = unpacker.prepare(block);
     await unpacker.launchSync(prepared);
-    second!.dispose();
+    second!.close();
     const closed = { code: 'WL_CLOSED', message: /^Cannot launch block 0: the tensor of its destination was disposed/ };
     for (const launched of [prepared, block]) assert.throws(() => unpacker.launch(launched), closed);
     assert.throws(() => unpacker.prepare(block), closed);

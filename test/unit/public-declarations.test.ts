@@ -21,11 +21,10 @@ test('the declarations of the public classes are found', () => {
 });
 
 test('what `await using` closes has a method that does the same on Node 20', () => {
-  const enders = ['close', 'finalize', 'release', 'dispose'];
   const wrong = classes
     .filter(({ members }) => members.some(({ name }) => /^\[Symbol\.(?:async)?[dD]ispose\]$/.test(name)))
-    .filter(({ members }) => !members.some(({ name }) => enders.includes(name)))
-    .map(({ file, name }) => `${file}: ${name} has none of ${enders.join(', ')}`);
+    .filter(({ members }) => !members.some(({ name }) => name === 'close'))
+    .map(({ file, name }) => `${file}: ${name} has no close()`);
   assert.deepEqual(wrong, []);
 });
 

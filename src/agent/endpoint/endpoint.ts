@@ -243,7 +243,7 @@ export class Endpoint implements AsyncDisposable {
    * Memory becomes usable for this endpoint's connections, and known to their peers. Fails as `agent.register` does, and with
    * WL_INVALID_ARGUMENT for memory of another GPU than the one that the endpoint is bound to.
    */
-  async reg(memory: Registrable, name = ''): Promise<Registration> {
+  async register(memory: Registrable, name = ''): Promise<Registration> {
     if (this.device !== undefined) checkGpu(memory, this.localGpuIndex);
     return this.#announce(await this.agent.register(memory, { name }));
   }
@@ -251,16 +251,6 @@ export class Endpoint implements AsyncDisposable {
   /** Zeroed host memory that every backend can use, registered. */
   async allocate(bytes: number, name = ''): Promise<Registration> {
     return this.#announce(await this.agent.allocate(bytes, { name }));
-  }
-
-  /** The memory is the caller's again, and forgotten by peers. Fails with WL_TIMEOUT as `agent.deregister` does. */
-  async dereg(region: Registration): Promise<void> {
-    if (!(region instanceof Registration)) throw invalidArgument('region', region, 'what reg() or allocate() gave');
-    this.#regions.delete(region);
-    await Promise.all([...this.#connections.values()].map((connection) => connection.forget(region)));
-    const gone = this.agent.deregister(region);
-    for (const connection of this.#connections.values()) connection.announce(region);
-    await gone;
   }
 
   /**
@@ -330,8 +320,19 @@ export class Endpoint implements AsyncDisposable {
 
   async #announce(region: Registration): Promise<Registration> {
     this.#regions.add(region);
+    const { end } = region;
+    region.end = () => this.#withdraw(region, end);
     for (const connection of this.#connections.values()) connection.announce(region);
     return region;
+  }
+
+  /** Peers forget the memory, which then becomes the caller's again. */
+  async #withdraw(region: Registration, end: () => Promise<void>): Promise<void> {
+    this.#regions.delete(region);
+    await Promise.all([...this.#connections.values()].map((connection) => connection.forget(region)));
+    const gone = end();
+    for (const connection of this.#connections.values()) connection.announce(region);
+    await gone;
   }
 
   async #welcome(channel: ControlChannel): Promise<void> {

@@ -39,7 +39,7 @@ export class Mover {
       (kept === undefined ? undefined : await this.#runAgain(kept, message)) ??
       (await this.#run(await this.#prepare(operation, ways), message));
     // The end is reported before the transfer is put away.
-    const putAway = this.#isClosed ? transfer.release() : this.#kept.keep(operation, ways, transfer);
+    const putAway = this.#isClosed ? transfer.close() : this.#kept.keep(operation, ways, transfer);
     putAway.catch(() => {});
   }
 
@@ -109,7 +109,7 @@ export class Mover {
       await transfer.wait();
       return transfer;
     } catch (error) {
-      await transfer.release().catch(() => {});
+      await transfer.close().catch(() => {});
       throw error;
     }
   }
@@ -148,14 +148,14 @@ class KeptTransfers {
 
   /** Keeps an idle one, or releases it. */
   async keep(operation: TransferOperation, ways: Ways, transfer: Transfer): Promise<void> {
-    if (ways.local.length > MAX_PARTS) return transfer.release();
+    if (ways.local.length > MAX_PARTS) return transfer.close();
     const hash = hashOf(operation, ways);
-    if (this.#kept.has(hash)) return transfer.release();
+    if (this.#kept.has(hash)) return transfer.close();
     this.#kept.set(hash, { operation, local: ways.local, remote: ways.remote, transfer });
     if (this.#kept.size <= MAX_KEPT) return undefined;
     const [oldest, idle] = this.#kept.entries().next().value as [number, Kept];
     this.#kept.delete(oldest);
-    return idle.transfer.release();
+    return idle.transfer.close();
   }
 
   /** Releases transfers that use memory of this side in a range. */
@@ -164,13 +164,13 @@ class KeptTransfers {
       local.addresses.some((begin) => begin >= address && begin < address + bytes),
     );
     for (const [hash] of gone) this.#kept.delete(hash);
-    await Promise.all(gone.map(([, { transfer }]) => transfer.release()));
+    await Promise.all(gone.map(([, { transfer }]) => transfer.close()));
   }
 
   async releaseAll(): Promise<void> {
     const all = [...this.#kept.values()];
     this.#kept.clear();
-    await Promise.all(all.map(({ transfer }) => transfer.release()));
+    await Promise.all(all.map(({ transfer }) => transfer.close()));
   }
 }
 

@@ -120,7 +120,7 @@ export class MetadataListener implements AsyncDisposable {
         talk.answer(agent.name, agent.localMetadata());
         return;
       case 'invalidate':
-        await agent.invalidate(request.name);
+        await agent.forget(request.name);
         talk.answer(request.name);
         return;
       default:

@@ -213,7 +213,7 @@ export class CudaBlockWork implements BlockWork {
       }
       this.#plans.mark.arguments.set('marks', marks.address);
     } catch (error) {
-      for (const tensor of tensors) tensor.dispose();
+      for (const tensor of tensors) tensor.close();
       host[Symbol.dispose]();
       throw error;
     }
@@ -328,7 +328,7 @@ export class CudaBlockWork implements BlockWork {
   #releaseTables(): void {
     const tables = this.#tables;
     this.#tables = undefined;
-    for (const tensor of tables?.tensors ?? []) tensor.dispose();
+    for (const tensor of tables?.tensors ?? []) tensor.close();
     tables?.host[Symbol.dispose]();
   }
 }
@@ -493,7 +493,7 @@ export class CudaDirectWork implements DirectWork {
 
   async close(): Promise<void> {
     await this.#streams.close();
-    this.#counts.dispose();
+    this.#counts.close();
     this.#host[Symbol.dispose]();
     this.#window[Symbol.dispose]();
   }

@@ -372,7 +372,7 @@ export class DeviceHost implements AsyncDisposable {
 
   /**
    * A tensor of the device, or memory by its address, which on the CPU is a native one, as allocate() gives it. The memory must
-   * stay until it is deregistered; a tensor is held so long. `dispose()` of a registered tensor frees its memory all the same:
+   * stay until it is deregistered; a tensor is held so long. `close()` of a registered tensor frees its memory all the same:
    * deregister it first, or peers write into whatever is allocated there next. Fails with WL_INVALID_ARGUMENT for an address that is not memory of
    * this process, or of the GPU.
    * @param memory Which. A tensor's `address` will do on GPUs alone.

@@ -94,13 +94,13 @@ export class CudaRequests implements Disposable {
   }
 
   remove(handle: number): void {
-    for (const tensor of this.#requests.get(handle) ?? []) tensor.dispose();
+    for (const tensor of this.#requests.get(handle) ?? []) tensor.close();
     this.#requests.delete(handle);
   }
 
   [Symbol.dispose](): void {
     for (const handle of this.#requests.keys()) this.remove(handle);
-    for (const tensor of this.#memory) tensor.dispose();
+    for (const tensor of this.#memory) tensor.close();
     this.#rings[Symbol.dispose]();
   }
 }

@@ -88,7 +88,7 @@ export class ProxyAgent {
   }
 
   async deregister(region: number): Promise<void> {
-    await this.#agent.deregister(this.#registrations.get(region)!);
+    await this.#registrations.get(region)!.close();
     this.#registrations.delete(region);
   }
 
@@ -107,7 +107,7 @@ export class ProxyAgent {
   }
 
   async removeRemote(peer: string): Promise<boolean> {
-    const wasKnown = await this.#agent.invalidate(peer);
+    const wasKnown = await this.#agent.forget(peer);
     for (const [link, channels] of this.#channels) {
       if ([...channels.values()].some(({ error }) => error !== undefined)) this.#channels.delete(link);
     }
@@ -198,7 +198,7 @@ export class ProxyAgent {
       // Nothing is posted to a channel that has failed.
       if (ended.error === undefined) continue;
       this.#staging.delete(ended);
-      await this.#agent.deregister(memory);
+      await memory.close();
     }
     const memory = await this.#agent.allocate(STAGED_BYTES);
     const region = remotes[0]!.region;

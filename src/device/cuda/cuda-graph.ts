@@ -70,7 +70,7 @@ export class CudaGraph implements Disposable {
     this.#context.own(this);
   }
 
-  /** True from dispose() on. */
+  /** True from close() on. */
   get disposed(): boolean {
     return this.#disposed;
   }
@@ -78,7 +78,7 @@ export class CudaGraph implements Disposable {
   /**
    * Enqueues all that was recorded; returns before it has run. It reads and writes the tensors of the calls that were
    * recorded. What fails on the device shows as it does for direct calls, in the next wait. On one stream at a time, of the
-   * device that has recorded it. Fails with WL_CLOSED after dispose(), and where an object whose calls it repeats (an
+   * device that has recorded it. Fails with WL_CLOSED after close(), and where an object whose calls it repeats (an
    * EpLowLatency, buffer, layer or Communicator) could not be called now: with the error that such a call would have.
    */
   launch(stream: CudaStream = this.#stream): void {
@@ -98,7 +98,7 @@ export class CudaGraph implements Disposable {
   }
 
   /** Launches that still run end first. Idempotent. */
-  dispose(): void {
+  close(): void {
     if (this.#disposed) return;
     this.#disposed = true;
     this.#context.disown(this);
@@ -107,7 +107,7 @@ export class CudaGraph implements Disposable {
   }
 
   [Symbol.dispose](): void {
-    this.dispose();
+    this.close();
   }
 }
 

@@ -274,7 +274,7 @@ function makeParts({ group, device, memory }: HostExchangeOptions, { bytes }: Ne
 }
 
 function release({ memory, isOwn, tables }: HostParts): void {
-  if (isOwn) memory.dispose();
+  if (isOwn) memory.close();
   tables[Symbol.dispose]();
 }
 

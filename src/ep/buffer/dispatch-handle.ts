@@ -45,7 +45,7 @@ export class DispatchHandle implements Disposable {
   constructor(
     parts: Omit<
       DispatchHandle,
-      'dispose' | 'plan' | 'routed' | 'networkRows' | 'forwardPlaces' | typeof Symbol.dispose
+      'close' | 'plan' | 'routed' | 'networkRows' | 'forwardPlaces' | typeof Symbol.dispose
     > & {
       networkRows?: number | undefined;
       plan?: Tensor<'u8'>;
@@ -72,12 +72,12 @@ export class DispatchHandle implements Disposable {
   }
 
   /** Gives its tables back at once rather than when it is collected. Idempotent. */
-  dispose(): void {
+  close(): void {
     this.#memory[Symbol.dispose]();
     this.routed?.[Symbol.dispose]();
   }
 
   [Symbol.dispose](): void {
-    this.dispose();
+    this.close();
   }
 }

@@ -49,7 +49,7 @@ export interface LayoutTables {
   readonly crossing?: CrossingTables | undefined;
   /** On CPUs, the rows of this rank's tokens; for metrics. */
   readonly sentRows?: LayerRows | undefined;
-  /** All that dispose() frees. */
+  /** All that close() frees. */
   readonly owned: readonly Disposable[];
 }
 
@@ -169,18 +169,18 @@ export class EPAllToAllLayoutDesc implements Disposable {
     return this.tables.hostLayout?.dstScatterIdx ?? this.#dstScatterIdx;
   }
 
-  /** True after dispose(). */
+  /** True after close(). */
   get disposed(): boolean {
     return this.tables.rowTable.storage.disposed;
   }
 
   /** Gives its tables back at once rather than when it is collected. Idempotent. */
-  dispose(): void {
+  close(): void {
     for (const one of this.tables.owned) one[Symbol.dispose]();
   }
 
   [Symbol.dispose](): void {
-    this.dispose();
+    this.close();
   }
 }
 
@@ -256,7 +256,7 @@ export class HostLayout implements Disposable {
   /** Idempotent. */
   [Symbol.dispose](): void {
     this.#disposed = true;
-    for (const tensor of this.#owned) tensor.dispose();
+    for (const tensor of this.#owned) tensor.close();
   }
 
   /** This rank's own choices of experts on this host. */

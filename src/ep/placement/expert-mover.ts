@@ -349,7 +349,7 @@ export class ExpertMover implements AsyncDisposable {
     await this.#drop();
     try {
       // Closing the agent gives up its memory as well.
-      if (!this.#shared.isLast) await this.#shared.agent.deregister(this.#registration);
+      if (!this.#shared.isLast) await this.#registration.close();
     } finally {
       await this.#shared.close();
     }

@@ -249,6 +249,6 @@ export class ExpertMemory implements Disposable {
   }
 
   [Symbol.dispose](): void {
-    this.tensor.dispose();
+    this.tensor.close();
   }
 }

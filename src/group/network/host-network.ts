@@ -151,7 +151,7 @@ export class HostNetwork {
     this.#mappings = this.#device.mappings;
     this.#memory = await this.#agent.register(new Uint8Array(this.#device.memory.buffer));
     for (const link of this.#links.values()) await link.useMemory(this.#memory);
-    if (before !== undefined) await this.#agent.deregister(before);
+    if (before !== undefined) await before.close();
   }
 
   /** A call begins: nothing of an earlier one is under way from this rank. */
@@ -254,7 +254,7 @@ export class HostNetwork {
   async releaseWindow(number: number): Promise<void> {
     const before = this.#registered[number];
     this.#registered[number] = undefined;
-    if (before !== undefined) await this.#agent.deregister(before);
+    if (before !== undefined) await before.close();
   }
 
   /**
@@ -329,7 +329,7 @@ export class HostNetwork {
   async #leave(): Promise<void> {
     await Promise.allSettled([...this.#links.values()].map((link) => link.close()));
     const registered = [...this.#registered, this.#memory].filter((memory) => memory !== undefined);
-    const ends = await Promise.allSettled(registered.map((memory) => this.#agent.deregister(memory)));
+    const ends = await Promise.allSettled(registered.map((memory) => memory.close()));
     for (const end of ends) if (end.status === 'rejected') throw end.reason;
   }
 

@@ -88,7 +88,7 @@ export class SharedAgent {
       peers.delete(name);
       unknown.push(name);
     }
-    await Promise.all(unknown.map((name) => this.agent.invalidate(name)));
+    await Promise.all(unknown.map((name) => this.agent.forget(name)));
   }
 }
 

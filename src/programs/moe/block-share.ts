@@ -67,7 +67,7 @@ export async function readBlockShare(device: MoeDevice, options: ShareOptions): 
     shared,
     reference,
     [Symbol.dispose]() {
-      x.dispose();
+      x.close();
       routing[Symbol.dispose]();
       experts[Symbol.dispose]();
       shared?.experts[Symbol.dispose]();
@@ -83,8 +83,8 @@ async function readChoices(device: MoeDevice, source: BlockSource, tokens: Share
   const topkIdx = await device.tensor('i64', shape, ids);
   const topkWeights = await device.tensor('f32', shape, weights);
   const release = (): void => {
-    topkIdx.dispose();
-    topkWeights.dispose();
+    topkIdx.close();
+    topkWeights.close();
   };
   return { topkIdx, topkWeights, route: undefined, [Symbol.dispose]: release };
 }

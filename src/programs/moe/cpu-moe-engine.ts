@@ -53,7 +53,7 @@ async function openGate(device: CpuDevice, { block, x, weights }: GateOptions): 
   };
   route();
   const release = (): void => {
-    for (const tensor of [topkIdx, topkWeights, gate, rest, logits, more]) tensor?.dispose();
+    for (const tensor of [topkIdx, topkWeights, gate, rest, logits, more]) tensor?.close();
     shared?.[Symbol.dispose]();
   };
   const found = shared === undefined ? {} : { sharedWeights: shared.weights };
@@ -79,8 +79,8 @@ async function openSharedGate(device: CpuDevice, x: Tensor<'bf16'>, values: Uint
       for (const [token, sum] of sums.entries()) sums[token] = 1 / (1 + Math.exp(-sum));
     },
     [Symbol.dispose]() {
-      gate.dispose();
-      weights.dispose();
+      gate.close();
+      weights.close();
     },
   };
 }
@@ -167,7 +167,7 @@ export class CpuExperts implements LocalExperts {
 
   [Symbol.dispose](): void {
     const { gateUp, down } = this.#weights;
-    for (const tensor of [gateUp, down, this.#inner, this.#active, this.#outer]) tensor.dispose();
+    for (const tensor of [gateUp, down, this.#inner, this.#active, this.#outer]) tensor.close();
     disposeScratch(this.#scratch);
   }
 
@@ -240,5 +240,5 @@ function emptyScratch(device: CpuDevice, sums: number, choices: number): Forward
 }
 
 function disposeScratch({ sums, rowList, weightList }: ForwardScratch): void {
-  for (const tensor of [sums, rowList, weightList]) tensor.dispose();
+  for (const tensor of [sums, rowList, weightList]) tensor.close();
 }

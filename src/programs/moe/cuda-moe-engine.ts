@@ -64,7 +64,7 @@ async function openGate(device: CudaDevice, { block, x, xValues, weights }: Gate
   const { sharedWeights: shared } = chosen;
   const sharedWeights = shared && (await device.tensor('f32', shared.shape, shared.view()));
   const release = (): void => {
-    for (const tensor of [topkIdx, topkWeights, sharedWeights]) tensor?.dispose();
+    for (const tensor of [topkIdx, topkWeights, sharedWeights]) tensor?.close();
   };
   const found = sharedWeights === undefined ? {} : { sharedWeights };
   return { topkIdx, topkWeights, ...found, route: undefined, [Symbol.dispose]: release };
@@ -263,7 +263,7 @@ export class RowGroups implements Groups, Disposable {
   }
 
   [Symbol.dispose](): void {
-    this.#memory.dispose();
+    this.#memory.close();
   }
 }
 
@@ -374,7 +374,7 @@ class CudaExperts implements LocalExperts {
   }
 
   [Symbol.dispose](): void {
-    for (const tensor of [this.#weights.gateUp, this.#weights.down]) tensor.dispose();
+    for (const tensor of [this.#weights.gateUp, this.#weights.down]) tensor.close();
     this.#groups[Symbol.dispose]();
     this.#scratch.set[Symbol.dispose]();
   }

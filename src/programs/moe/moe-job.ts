@@ -228,7 +228,7 @@ async function replicateShare(
     // The choices of GPUs are made once, on the host.
     route: device.kind === 'cpu' ? route : undefined,
     [Symbol.dispose]() {
-      topkIdx.dispose();
+      topkIdx.close();
       experts[Symbol.dispose]();
     },
   };

@@ -14,17 +14,23 @@ export type RegisteredMemory = Uint8Array | Tensor;
 /** A view of more aborts Node 20. */
 const MAX_REGION_BYTES = 2 ** 32 - 65_536;
 
-/** Registered memory. It must stay allocated until it is released. */
-export interface MemoryRegion {
+/** Registered memory. It must stay allocated until it is closed. */
+export interface MemoryRegion extends AsyncDisposable {
   readonly bytes: Uint8Array;
   /** What a peer gives to read or write the region, if it was registered for that. */
   readonly remote: { readonly remoteRegion: number; readonly remoteKey: number };
   /** Of the engine. */
   readonly number: number;
+  /**
+   * The memory is the caller's again; pending requests that use it fail with WL_CLOSED. It fails if an engine does not
+   * answer, when all others have given the memory back, and may be called again.
+   */
+  close(): Promise<void>;
 }
 
-export function memoryRegion(bytes: Uint8Array, { id, key }: RegionName): MemoryRegion {
-  return Object.freeze({ bytes, number: id, remote: Object.freeze({ remoteRegion: id, remoteKey: key }) });
+export function memoryRegion(bytes: Uint8Array, { id, key }: RegionName, close: () => Promise<void>): MemoryRegion {
+  const remote = Object.freeze({ remoteRegion: id, remoteKey: key });
+  return Object.freeze({ bytes, number: id, remote, close, [Symbol.asyncDispose]: close });
 }
 
 const accessNames: OptionNames<RemoteAccess> = { read: true, write: true };
@@ -49,13 +55,6 @@ export function fixedBytes(
   // Asking for `buffer` takes a small array out of the heap, in which it might be moved.
   const bytes = new Uint8Array(given.buffer, given.byteOffset, given.byteLength);
   return { bytes, address: Number(addressOf(bytes)) };
-}
-
-/** Fails with WL_INVALID_ARGUMENT for what no register() returned. */
-export function regionNumber(region: unknown): number {
-  const { number }: Partial<MemoryRegion> = typeof region === 'object' && region !== null ? region : {};
-  if (typeof number === 'number') return number;
-  throw invalidArgument('region', region, 'what register() returned');
 }
 
 /** Part of a region of this side; all of it by default. */

@@ -33,7 +33,7 @@ import {
 } from './greeting.ts';
 import type { HostEvent } from './host-calls.ts';
 import { LaneEnds, type Reserved } from './lane-ends.ts';
-import { fixedBytes, type MemoryRegion, memoryRegion, regionNumber, type RegisteredMemory } from './memory-region.ts';
+import { fixedBytes, type MemoryRegion, memoryRegion, type RegisteredMemory } from './memory-region.ts';
 import { engineCount, suitCores } from './rank-cores.ts';
 import { type RequestHandle, RequestSlots, type RequestState } from './request-slots.ts';
 import { SharedRequests } from './shared-requests.ts';
@@ -206,19 +206,14 @@ export class Transport implements AsyncDisposable {
     const others = this.#group.links.slice(1).map((link) => link.call('register', { ...options, name }));
     const ends = await Promise.allSettled(others);
     this.#regions.set(name.id, memory);
-    const region = memoryRegion(bytes, name);
+    const region = memoryRegion(bytes, name, () => this.#release(name.id));
     const failed = ends.find((end) => end.status === 'rejected');
     if (failed === undefined) return region;
-    await this.release(region).catch(() => {});
+    await region.close().catch(() => {});
     throw failed.reason;
   }
 
-  /**
-   * The memory is the caller's again; pending requests that use it fail with WL_CLOSED. It fails if an engine does not
-   * answer, when all others have given the memory back, and may be called again.
-   */
-  async release(region: MemoryRegion): Promise<void> {
-    const number = regionNumber(region);
+  async #release(number: number): Promise<void> {
     const memory = this.#regions.get(number);
     // From now on no message of it takes a turn, but it must not be collected while an engine may still write to it.
     this.#regions.delete(number);

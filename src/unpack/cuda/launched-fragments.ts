@@ -177,7 +177,7 @@ export class LaunchedFragments implements FragmentEngine {
       begin?.[Symbol.dispose]();
       end[Symbol.dispose]();
     }
-    this.#copy?.dispose();
+    this.#copy?.close();
     this.#flags[Symbol.dispose]();
     this.#host[Symbol.dispose]();
   }

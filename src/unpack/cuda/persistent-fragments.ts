@@ -199,7 +199,7 @@ export class PersistentFragments implements FragmentEngine {
     context.stayingWork.delete(this.#staying);
     beforeRelease?.();
     this.#stream[Symbol.dispose]();
-    this.#shared.dispose();
+    this.#shared.close();
     this.#flags[Symbol.dispose]();
     this.#controlMemory[Symbol.dispose]();
     this.#ring[Symbol.dispose]();

@@ -37,7 +37,7 @@ for (const backend of ['local', 'multipath']) {
   transfer.post();
   await transfer.wait();
   if (target.bytes[4095] !== 7) throw new Error('read by ' + backend);
-  await transfer.release();
+  await transfer.close();
 }
 for (const agent of agents) await agent.close();
 

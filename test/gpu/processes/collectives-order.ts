@@ -118,7 +118,7 @@ async function late(kind: 'allReduce' | 'allGather', length: number, isRegistere
   await world.barrier(`${what} heard`);
   if (rank === 0) await check(here, values(5, 5, 2 * length), `${what}, after it failed`);
   await communicator.close();
-  for (const block of blocks) block.dispose();
+  for (const block of blocks) block.close();
   await world.barrier(`${what} ends`);
 }
 

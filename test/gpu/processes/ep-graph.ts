@@ -126,7 +126,7 @@ async function refusals(): Promise<void> {
   }, /Cannot record a wait of the host/);
   // What the host enqueues of calls that are under way would be recorded.
   const dispatch = async (): Promise<void> => {
-    (await layer.dispatch({ x: inputs.rows, topkIdx: inputs.topkIdx })).handle.dispose();
+    (await layer.dispatch({ x: inputs.rows, topkIdx: inputs.topkIdx })).handle.close();
   };
   for (const [begin, running] of [
     [dispatch, /running 1 \(a layer dispatch without numWorstTokens\)/],
@@ -152,12 +152,12 @@ async function refusals(): Promise<void> {
   using ofLayer = await record(() => callLayer(layer, inputs, counted(true)));
   const pending = buffer.dispatch({ x: inputs.x, topkIdx: inputs.topkIdx });
   assert.throws(() => ofBuffer.launch(), { code: 'WL_INVALID_ARGUMENT', message: /its dispatch has not ended/ });
-  (await pending).handle.dispose();
+  (await pending).handle.close();
   const staged = await layer.preprocess({ x: inputs.rows, topkIdx: inputs.topkIdx });
   assert.throws(() => ofLayer.launch(), { code: 'WL_INVALID_ARGUMENT', message: /between the stages/ });
   await layer.initOutputBuffer(staged);
   await layer.dispatchToken(staged);
-  (await layer.dispatchPostprocess(staged)).handle.dispose();
+  (await layer.dispatchPostprocess(staged)).handle.close();
   ofLayer.launch();
   ofBuffer.launch();
   for (const calls of kept) await calls.read();
@@ -176,14 +176,14 @@ async function outgrown(): Promise<void> {
   const input = device.empty('bf16', [1, 64]);
   const topkIdx = await device.tensor('i32', [1, 4], Int32Array.of(0, 1, 2, -1));
   const numWorstTokens = layer.context.outputSize.capacityRows;
-  (await layer.dispatch({ x: input, topkIdx })).handle.dispose();
+  (await layer.dispatch({ x: input, topkIdx })).handle.close();
   using graph = await device.capture(async () => {
-    (await layer.dispatch({ x: input, topkIdx, numWorstTokens })).handle.dispose();
+    (await layer.dispatch({ x: input, topkIdx, numWorstTokens })).handle.close();
   });
   await layer.context.reallocateDispatchOutputBuf(64 * world.size);
   assert.throws(() => graph.launch(), { code: 'WL_CLOSED', message: /record it again/ });
-  input.dispose();
-  topkIdx.dispose();
+  input.close();
+  topkIdx.close();
 }
 
 /** What this rank's wait for a replay ends with. */

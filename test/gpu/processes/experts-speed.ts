@@ -47,7 +47,7 @@ for (const expertProduct of findCublas() === undefined ? (['kernel'] as const) :
     const result = { product: engine.product, rows, ms, teraflops: flops / ms / 1e9 };
     console.log(JSON.stringify(result));
     results.push(result);
-    for (const tensor of [x, input.topkIdx, input.topkWeights, out]) tensor.dispose();
+    for (const tensor of [x, input.topkIdx, input.topkWeights, out]) tensor.close();
   }
   local[Symbol.dispose]();
   engine[Symbol.dispose]();

@@ -65,7 +65,7 @@ async function lowLatency(): Promise<void> {
         const result = await ll.dispatch({ ...shapes.dispatchArgs(mode), returnRecvHook: false });
         const { combinedX } = await ll.combine({ ...shapes.combineArgs(mode, result), returnRecvHook: false });
         await combinedX.toHost();
-        combinedX.dispose();
+        combinedX.close();
       });
     }
   }
@@ -113,7 +113,7 @@ async function overlapping(): Promise<void> {
     for (let round = 0; round < 20; round++) {
       const lowLatencyCalls = async (): Promise<void> => {
         const result = await ll.dispatch({ ...shapes.dispatchArgs('rank-sums'), returnRecvHook: false });
-        (await ll.combine({ ...shapes.combineArgs('rank-sums', result), returnRecvHook: false })).combinedX.dispose();
+        (await ll.combine({ ...shapes.combineArgs('rank-sums', result), returnRecvHook: false })).combinedX.close();
       };
       const dispatch = async (): Promise<void> => {
         const { x, topkIdx } = inputs;
@@ -126,7 +126,7 @@ async function overlapping(): Promise<void> {
           asyncFinish: true,
         });
         await event!.wait();
-        handle.dispose();
+        handle.close();
       };
       const order = world.rank % 2 === 0 ? [lowLatencyCalls, dispatch] : [dispatch, lowLatencyCalls];
       await Promise.all(order.map((calls) => calls()));

@@ -31,6 +31,6 @@ await note('launch', () => plan.launch());
 await note('empty', () => device.empty('u8', [4]));
 await note('upload', () => tensor.fromHost(new Uint8Array(16)));
 await note('event', () => event.record(device.stream));
-tensor.dispose();
+tensor.close();
 await note('disposed', () => device[Symbol.asyncDispose]());
 process.stdout.write(`${JSON.stringify(report)}\n`);

@@ -42,7 +42,7 @@ async function compare(mode: LowLatencyMode, replays: number): Promise<void> {
   await using direct = await EpLowLatency.create(world, device, shapes.config(mode));
   await using recorded = await EpLowLatency.create(world, device, shapes.config(mode));
   // Its results are made before: what is taken in a recording belongs to the graph.
-  (await call(recorded, mode)).combinedX.dispose();
+  (await call(recorded, mode)).combinedX.close();
   const calls: Call[] = [];
   using graph = await device.capture(async () => {
     calls.push(await call(recorded, mode));
@@ -52,15 +52,15 @@ async function compare(mode: LowLatencyMode, replays: number): Promise<void> {
     await shapes.refill();
     const expected = await call(direct, mode);
     const want = await bytesOf(expected);
-    expected.combinedX.dispose();
+    expected.combinedX.close();
     graph.launch();
     // Direct calls of the same object stand between replays.
-    if (replay % 3 === 2) (await call(recorded, mode)).combinedX.dispose();
+    if (replay % 3 === 2) (await call(recorded, mode)).combinedX.close();
     else for (const one of calls) assert.deepEqual(await bytesOf(one), want, `${mode}, replay ${replay}`);
   }
   await direct.barrier();
   await recorded.barrier();
-  for (const { combinedX } of calls) combinedX.dispose();
+  for (const { combinedX } of calls) combinedX.close();
 }
 
 /** What cannot be recorded is refused by name, and the device goes on as before. */
@@ -90,7 +90,7 @@ async function refusals(): Promise<void> {
 async function absent(): Promise<unknown> {
   const mode = 'rank-sums';
   await using ll = await EpLowLatency.create(world, device, shapes.config(mode));
-  (await call(ll, mode)).combinedX.dispose();
+  (await call(ll, mode)).combinedX.close();
   using graph = await device.capture(async () => {
     const args = { ...shapes.dispatchArgs(mode), timeoutMs: 400 };
     await ll.dispatch({ ...args, returnRecvHook: false });

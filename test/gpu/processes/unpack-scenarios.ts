@@ -252,7 +252,7 @@ const scenarios: Readonly<Record<string, (device: CudaDevice) => Promise<void>>>
       }
       unpacker.launch(out);
       unpacker.launch(back);
-      between.dispose();
+      between.close();
       // Whoever is given the same memory writes at once.
       using next = device.empty('u8', [1 << 20]);
       device.setBytes(next, 0xee);

@@ -51,14 +51,14 @@ async function run(): Promise<void> {
     await add(recvX);
     const { combinedX } = await buffer.combine({ x: recvX, handle });
     await add(combinedX);
-    handle.dispose();
-    combinedX.dispose();
+    handle.close();
+    combinedX.close();
     const { recvX: output, handle: rows } = await layer.dispatch({ x, topkIdx });
     await add(output);
     const combined = await layer.combine({ x: output, handle: rows });
     await add(combined);
-    rows.dispose();
-    combined.dispose();
+    rows.close();
+    combined.close();
     if (random.chance(0.2)) await sleep(random.below(4));
     if (rounds % 4 === 0) await world.barrier(`round ${rounds}`);
     if (rounds % 8 === 0) await world.allGather(`rounds ${rounds}`, world.rank);

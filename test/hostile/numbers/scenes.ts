@@ -91,7 +91,7 @@ const tensors: Scene = async () => {
   const words = device.empty('i32', [4, 4]);
   const view = await device.tensor('u8', [8], new Uint8Array(8));
   return {
-    empty: (draw) => device.empty('u8', as([draw.size(), draw.or(1)])).dispose(),
+    empty: (draw) => device.empty('u8', as([draw.size(), draw.or(1)])).close(),
     'empty of a shape': (draw) => device.empty(draw.or('u8'), draw.size()),
     tensor: (draw) => device.tensor('u8', as([draw.size()]), draw.or(new Uint8Array(8))),
     hostView: (draw) => device.hostView(draw.or('i32'), draw.number(), draw.or(4)),
@@ -214,12 +214,11 @@ const agents: Scene = async () => {
   const name = await agent.loadRemoteMetadata(peer.localMetadata());
   const far = agent.remoteMemory(name)[0]!;
   return {
-    allocate: async (draw) => agent.deregister(await agent.allocate(draw.size())),
+    allocate: async (draw) => (await agent.allocate(draw.size())).close(),
     register: async (draw) => {
       const memory = as({ device: draw.or(device), address: draw.number(), bytes: draw.or(8) });
-      await agent.deregister(await agent.register(draw.chance(0.3) ? draw.or(tensor) : memory));
+      await (await agent.register(draw.chance(0.3) ? draw.or(tensor) : memory)).close();
     },
-    deregister: (draw) => agent.deregister(draw.number()),
     localMetadata: (draw) => agent.localMetadata(as({ regions: draw.chance(0.5) ? [draw.number()] : draw.number() })),
     loadRemoteMetadata: (draw) => agent.loadRemoteMetadata(draw.number()),
     notify: (draw) => agent.notify(draw.or(name), draw.or('text')),
@@ -233,7 +232,7 @@ const agents: Scene = async () => {
       const transfer = await agent.prepare(as({ local: draw.or(here), remote: draw.or(there), ...more }));
       transfer.post(draw.or('sent'));
       await transfer.wait(as({ timeoutMs: draw.chance(0.9) ? 2000 : soon(draw) }));
-      await transfer.release();
+      await transfer.close();
     },
     nextNotification: (draw) => agent.nextNotification(as({ timeoutMs: draw.chance(0.5) ? 1 : soon(draw) })),
     DescriptorList: (draw) =>

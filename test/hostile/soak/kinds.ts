@@ -89,7 +89,7 @@ export class SoakedAgent implements SoakedSide {
     check(local.bytes, number);
     await agent.notify(peer, Buffer.from('and so on'));
     await this.#peer.call('check', number);
-    await agent.deregister(local);
+    await local.close();
     await agent.loadRemoteMetadata(await this.#peer.call<Uint8Array>('deregister'));
   }
 
@@ -120,7 +120,7 @@ export const agentCalls: Calls = {
     await theirs.nextNotification();
   },
   deregister: async () => {
-    await theirs.deregister(region);
+    await region.close();
     return theirs.localMetadata();
   },
   close: () => theirs.close(),
@@ -157,7 +157,7 @@ export class SoakedEndpoint implements SoakedSide {
     check(local.bytes, number);
     await this.#peer.call('check', number);
     await connection.close();
-    await endpoint.dereg(local);
+    await local.close();
   }
 
   async close(): Promise<void> {
@@ -183,7 +183,7 @@ export const endpointCalls: Calls = {
   check: async (number: number) => {
     assert.equal(await received.wait(), region.length);
     check(region.bytes, number);
-    await endpoint.dereg(region);
+    await region.close();
   },
   close: () => endpoint.close(),
 };
@@ -217,7 +217,7 @@ export class SoakedTransport implements SoakedSide {
     await transport.wait(connection.read({ region: local, bytes, ...remote }));
     check(local.bytes, number);
     await this.#peer.call('check', number);
-    await transport.release(local);
+    await local.close();
   }
 
   async close(): Promise<void> {
@@ -250,7 +250,7 @@ export const transportCalls: Calls = {
       check: async (number) => {
         assert.equal(await transport.wait(request), bytes);
         check(memory.bytes, number);
-        await transport.release(memory);
+        await memory.close();
       },
     };
     return memory.remote;

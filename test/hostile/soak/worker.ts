@@ -82,11 +82,11 @@ async function soakedRank(): Promise<SoakedSide> {
         const { recvX, handle } = await buffer.dispatch({ x, topkIdx });
         if ('data' in recvX) throw new Error('bf16 rows were sent');
         const { combinedX } = await buffer.combine({ x: recvX, handle });
-        combinedX.dispose();
-        handle.dispose();
+        combinedX.close();
+        handle.close();
         const { recvX: output, handle: rows } = await layer.dispatch({ x, topkIdx });
-        (await layer.combine({ x: output, handle: rows })).dispose();
-        rows.dispose();
+        (await layer.combine({ x: output, handle: rows })).close();
+        rows.close();
       }
       await world.store.set(`key/${world.rank}`, Buffer.alloc(1000));
       // Whether there is time left is rank 0's to say: all must stop after the same cycle.

@@ -62,8 +62,8 @@ export async function runBufferCase(group: RankGroup, device: EpDevice, drawn: E
     counts.map((count) => 2 * count),
     'a bias may be the output',
   );
-  out.dispose();
-  for (const handle of handles) handle.dispose();
+  out.close();
+  for (const handle of handles) handle.close();
 }
 
 /** Every other case on GPUs of one host runs in a shape that perhaps no rule chooses. */
@@ -162,8 +162,8 @@ async function runRound(buffer: EpBuffer, of: EpCase): Promise<DispatchHandle> {
       assert.deepEqual(row, referenceCombineWeights(reference, place), `combined weights of row ${token}`);
     }
   }
-  for (const tensor of [topkIdx, weights, recvWeights, combinedX, combinedTopkWeights, ...biases]) tensor?.dispose();
-  if (!of.inPlace) y.dispose();
+  for (const tensor of [topkIdx, weights, recvWeights, combinedX, combinedTopkWeights, ...biases]) tensor?.close();
+  if (!of.inPlace) y.close();
   layout?.[Symbol.dispose]();
   disposeRows(x);
   return result.handle;
@@ -245,9 +245,9 @@ async function compareRows(got: RowsLike, want: ReferenceReceived): Promise<void
 
 function disposeRows(x: RowsLike): void {
   if ('data' in x) {
-    x.data.dispose();
-    x.scales.dispose();
-  } else x.dispose();
+    x.data.close();
+    x.scales.close();
+  } else x.close();
 }
 
 export function flat(values: readonly (readonly number[])[] | undefined): Float32Array {

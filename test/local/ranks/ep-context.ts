@@ -60,7 +60,7 @@ const topkIdx = await device.tensor(
 const { recvX: output, handle } = await layer.dispatch({ x: input, topkIdx });
 found['layerRows'] = handle.numRecvTokens;
 found['layerOutput'] = [...(await output.toHost())].filter((_, i) => i % 16 === 0).map(fromBf16);
-for (const one of [input, topkIdx, handle]) one.dispose();
+for (const one of [input, topkIdx, handle]) one.close();
 await layer.close();
 found['finalized'] = await codeOf(() => layer.barrier());
 found['left'] = bytesInUse(device) ?? 0;

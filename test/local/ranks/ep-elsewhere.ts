@@ -55,6 +55,6 @@ for (let round = 0; round < ROUNDS; round++) {
   const hasRoom = rows < buffer.size.maxRecvTokens;
   const shifted = hasRoom ? new Tensor(storage, 'bf16', [rows, HIDDEN], further) : device.empty('bf16', [rows, HIDDEN]);
   await check('a row further in the window', shifted);
-  handle.dispose();
+  handle.close();
 }
 await buffer.barrier();

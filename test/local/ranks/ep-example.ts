@@ -60,8 +60,8 @@ for (let round = 0; round < 2; round++) {
     got,
     expected.flatMap((value) => Array.from({ length: hidden }, () => value)),
   );
-  handle.dispose();
-  combined.dispose();
+  handle.close();
+  combined.close();
 }
 await layer.close();
 console.log(JSON.stringify({ hosts: world.topology.hosts.length, ranks: world.size }));

@@ -32,7 +32,7 @@ function grow(turn: number): void {
 
 async function isTwo(sums: Tensor<'bf16'>): Promise<void> {
   assert.deepEqual([...(await sums.toHost())].map(fromBf16), Array<number>(tokens * hidden).fill(2));
-  sums.dispose();
+  sums.close();
 }
 
 for (let call = 0; call < calls; call++) {
@@ -40,11 +40,11 @@ for (let call = 0; call < calls; call++) {
   const { recvX, handle } = await buffer.dispatch({ x, topkIdx });
   grow(2 * call + 1);
   await isTwo((await buffer.combine({ x: recvX, handle })).combinedX);
-  handle.dispose();
+  handle.close();
   grow(2 * call);
   const { recvX: output, handle: rows } = await layer.dispatch({ x, topkIdx });
   grow(2 * call + 1);
   await isTwo(await layer.combine({ x: output, handle: rows }));
-  rows.dispose();
+  rows.close();
 }
-for (const tensor of held) tensor.dispose();
+for (const tensor of held) tensor.close();

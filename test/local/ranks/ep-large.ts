@@ -73,6 +73,6 @@ for (let round = 0; round < rounds; round++) {
   const { combinedX } = await buffer.combine({ x: recvX, handle });
   const sums = mine.map((choices, token) => ranksOf(choices).size * valueOf(group.rank, token, round));
   requireRows(await combinedX.toHost(), sums, `round ${round}, combine`);
-  for (const one of [x, topkIdx, handle, combinedX]) one.dispose();
+  for (const one of [x, topkIdx, handle, combinedX]) one.close();
 }
 console.log(`rank ${world.rank}: ${rounds} rounds`);

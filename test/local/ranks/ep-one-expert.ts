@@ -45,7 +45,7 @@ function checkShared(sharedMemoryBytes: number): void {
 async function checkSums(sums: Tensor<'bf16'>): Promise<void> {
   const got = [...(await sums.toHost())];
   assert.deepEqual(new Set(got), new Set([toBf16(2 * fromBf16(value))]));
-  sums.dispose();
+  sums.close();
 }
 
 function doubled(rows: Tensor<'bf16'>): void {
@@ -70,7 +70,7 @@ async function useBuffer(numRdmaBytes: number): Promise<void> {
     y.view().set(recvX.view());
     doubled(y);
     await checkSums((await buffer.combine({ x: y, handle })).combinedX);
-    handle.dispose();
+    handle.close();
     assert.equal(device.space.used - before, taken, `memory after round ${round}`);
   }
 }
@@ -94,7 +94,7 @@ async function useLayer(numRdmaBytes: number): Promise<void> {
     assert.equal(handle.numRecvTokens, group.rank === n - 1 ? n * tokens : 0);
     doubled(output);
     await checkSums(await layer.combine({ x: output, handle }));
-    handle.dispose();
+    handle.close();
     const { outputSize: grown, windowBytes } = layer.context;
     assert.ok(grown.capacityRows >= n * tokens);
     checkShared(grown.sharedMemoryBytes);

@@ -102,8 +102,8 @@ async function traffic(): Promise<void> {
       return factorOf(layer, first!) + factorOf(layer, second!);
     });
     assert.deepEqual(sums, wanted);
-    handle.dispose();
-    combinedX.dispose();
+    handle.close();
+    combinedX.close();
     if (layer === layers - 1) for (const loads of [chosen, received]) loads.endStep();
   };
 

@@ -42,15 +42,15 @@ async function once(): Promise<string> {
   if (next() < 0.2) await sleep(next() * 8);
   const { combinedX } = await buffer.combine({ x: recvX, handle });
   await add(combinedX);
-  handle.dispose();
-  combinedX.dispose();
+  handle.close();
+  combinedX.close();
   if (layer) {
     const { recvX: output, handle: rows } = await layer.dispatch({ x, topkIdx });
     await add(output);
     const combined = await layer.combine({ x: output, handle: rows });
     await add(combined);
-    rows.dispose();
-    combined.dispose();
+    rows.close();
+    combined.close();
   }
   return digest.digest('hex');
 }

@@ -21,8 +21,8 @@ async function check(buffer: EpBuffer): Promise<void> {
   const { recvX, handle } = await buffer.dispatch({ x, topkIdx });
   const { combinedX } = await buffer.combine({ x: recvX, handle });
   assert.deepEqual([...(await combinedX.toHost())].map(fromBf16), Array<number>(tokens * hidden).fill(2));
-  handle.dispose();
-  combinedX.dispose();
+  handle.close();
+  combinedX.close();
 }
 
 function sockets(): number {

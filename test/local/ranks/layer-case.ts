@@ -146,8 +146,8 @@ export async function runLayerCase(group: RankGroup, device: EpDevice, drawn: Ep
     await stream.idle();
   }
   await layer.barrier();
-  for (const tensor of [input, topkIdx, weight, fullScatterIndices, combined, handle]) tensor?.dispose();
-  if (!of.inPlace) result.dispose();
+  for (const tensor of [input, topkIdx, weight, fullScatterIndices, combined, handle]) tensor?.close();
+  if (!of.inPlace) result.close();
 }
 
 function networkOf(

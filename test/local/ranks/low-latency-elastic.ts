@@ -95,7 +95,7 @@ async function step(dispatch: number): Promise<void> {
   const x = await device.tensor('bf16', [tokens, HIDDEN], flat16(mine.x));
   const topkIdx = await device.tensor('i32', [tokens, TOPK], Int32Array.from(mine.topkIdx.flat()));
   const topkWeights = await device.tensor('f32', [tokens, TOPK], flat(mine.topkWeights));
-  const own: { dispose(): void }[] = [x, topkIdx, topkWeights];
+  const own: { close(): void }[] = [x, topkIdx, topkWeights];
   try {
     const weights = mode === 'choices' ? {} : { topkWeights };
     maybeFault();
@@ -154,7 +154,7 @@ async function step(dispatch: number): Promise<void> {
     counts.checked += 1;
     if (active.includes(false) || there.includes(false)) counts.without += 1;
   } finally {
-    for (const tensor of own) tensor.dispose();
+    for (const tensor of own) tensor.close();
   }
 }
 

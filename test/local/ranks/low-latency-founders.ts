@@ -27,7 +27,7 @@ async function round(): Promise<number> {
   const active = (await activeMask!.toHost()).reduce((sum, is) => sum + is, 0);
   // Of bf16 1, 2, 3.
   for (const bits of await combinedX.toHost()) assert.equal(bits, [0, 0x3f80, 0x4000, 0x4040][active]);
-  combinedX.dispose();
+  combinedX.close();
   return active;
 }
 

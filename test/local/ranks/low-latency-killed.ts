@@ -78,7 +78,7 @@ async function round(isLast = false): Promise<{ readonly active: number; readonl
   assert.ok((await recvCount.toHost())[0]! >= TOKENS * active);
   assert.equal(sums.size, 1);
   for (const dropped of await droppedChoices!.toHost()) assert.equal(dropped, size - active);
-  combinedX.dispose();
+  combinedX.close();
   // Of bf16 1, 2, 3, 4.
   return { active, sums: [0, 0x3f80, 0x4000, 0x4040, 0x4080].indexOf([...sums][0]!), ms };
 }

@@ -194,9 +194,9 @@ async function beginCombine(
       const want = referenceLowLatencyCombine({ inputs, received, outputs, mode: of.mode }, at);
       assert.deepEqual([...got.subarray(token * of.hidden, (token + 1) * of.hidden)], want, `combined row ${token}`);
     }
-    if (!zeroCopy) y.dispose();
-    weights.dispose();
-    combinedX.dispose();
+    if (!zeroCopy) y.close();
+    weights.close();
+    combinedX.close();
   };
   return { args, check };
 }
@@ -207,7 +207,7 @@ async function runOne(ll: EpLowLatency, of: LowLatencyCase, round: LowLatencyRou
   await compareReceived(of, prepared, result);
   const { args, check } = await beginCombine(ll, of, prepared, result);
   await check((await ll.combine({ ...args, returnRecvHook: false })).combinedX);
-  for (const tensor of prepared.tensors) tensor.dispose();
+  for (const tensor of prepared.tensors) tensor.close();
 }
 
 /** Two dispatches and two combines under way at once; their hooks in either order. */
@@ -227,7 +227,7 @@ async function runPair(ll: EpLowLatency, of: LowLatencyCase, pair: readonly LowL
   const sums: Tensor<'bf16'>[] = [];
   for (const at of order) sums[at] = (await combines[at]!.hook()).combinedX;
   for (const at of [0, 1]) await combines[at]!.check(sums[at]!);
-  for (const tensor of prepared.flatMap(({ tensors }) => tensors)) tensor.dispose();
+  for (const tensor of prepared.flatMap(({ tensors }) => tensors)) tensor.close();
 }
 
 /** On GPUs all multiprocessors, one or few. */

@@ -25,7 +25,7 @@ async function once(ll: EpLowLatency, mode: LowLatencyMode): Promise<string> {
   if (next() < 0.2) await sleep(next() * 8);
   const { combinedX } = await ll.combine({ ...shapes.combineArgs(mode, result), returnRecvHook: false });
   await add(combinedX);
-  combinedX.dispose();
+  combinedX.close();
   return digest.digest('hex');
 }
 

@@ -466,7 +466,7 @@ export async function testConformance(configuration: AgentConfiguration, isSampl
     });
     other.post();
     await other.wait();
-    await agent.deregister(out);
+    await out.close();
     assert.throws(() => other.post(), withCode('WL_CLOSED', /deregistered/));
   });
 
@@ -498,8 +498,8 @@ export async function testConformance(configuration: AgentConfiguration, isSampl
       }
       assert.equal(cancelled, 1, 'no post was cancelled');
       second.post();
-      await second.release();
-      await second.release();
+      await second.close();
+      await second.close();
       assert.throws(() => second.post(), withCode('WL_CLOSED'));
       first.post();
       await first.wait();
@@ -533,7 +533,7 @@ export async function testConformance(configuration: AgentConfiguration, isSampl
     await assert.rejects(async () => postAndWait(transfer, 'nobody takes it'), withCode('WL_CLOSED', /there/));
     await using again = await openPair(configuration, 64);
     const own = await again.agent.linkTo('there');
-    await again.agent.invalidate('there');
+    await again.agent.forget('there');
     assert.equal(own.state, 'closed');
     withCode('WL_CLOSED')(own.error);
   });

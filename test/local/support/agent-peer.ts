@@ -47,7 +47,7 @@ async function carryOut(command: PeerCommand): Promise<unknown> {
       regions.set(command.name, await agent.register(new Uint8Array(command.bytes), { name: command.name }));
       return undefined;
     case 'deregister':
-      return agent.deregister(region(command.name));
+      return region(command.name).close();
     case 'metadata':
       return agent.localMetadata();
     case 'load':

@@ -57,10 +57,10 @@ async function someTurns(most: number, random: () => number): Promise<void> {
 }
 
 /** The peer goes on, but may be late on a busy machine. */
-async function untilDeregistered(agent: Agent, registration: Registration): Promise<void> {
+async function untilClosed(registration: Registration): Promise<void> {
   for (let attempt = 1; ; attempt += 1) {
     try {
-      await agent.deregister(registration);
+      await registration.close();
       return;
     } catch (error) {
       assert.equal((error as WeftlineError).code, 'WL_TIMEOUT');
@@ -92,7 +92,7 @@ export async function testDeregister(configuration: AgentConfiguration): Promise
         child.send(order);
         assert.equal((await nextMessage<DeregisterNews>(child)).is, 'busy');
         await someTurns(200, random);
-        await owner.deregister(registration);
+        await registration.close();
         bytes.fill(SECRET);
         const news = await nextMessage<DeregisterNews>(child);
         assert.ok(news.is === 'over');
@@ -150,13 +150,13 @@ export async function testDeregister(configuration: AgentConfiguration): Promise
         await someTurns(100, random);
         child.kill('SIGSTOP');
         try {
-          await owner.deregister(registration);
+          await registration.close();
         } catch (error) {
           assert.equal((error as WeftlineError).code, 'WL_TIMEOUT');
         } finally {
           child.kill('SIGCONT');
         }
-        await untilDeregistered(owner, registration);
+        await untilClosed(registration);
         bytes.fill(SECRET);
         const news = await nextMessage<DeregisterNews>(child);
         assert.ok(news.is === 'over' && !news.hasSecret);
@@ -186,8 +186,8 @@ export async function testDeregister(configuration: AgentConfiguration): Promise
       const transfer = await agent.prepare({ operation: 'read', peer: 'there', ...lists });
       transfer.post();
       await someTurns(20, random);
-      if (round % 2 === 0) await transfer.release();
-      else await agent.deregister(back);
+      if (round % 2 === 0) await transfer.close();
+      else await back.close();
       into.fill(SECRET);
       const one = { local: DescriptorList.of(small), remote: DescriptorList.of(memory, 0, 64) };
       await using later = await agent.prepare({ operation: 'read', peer: 'there', ...one });
@@ -196,8 +196,8 @@ export async function testDeregister(configuration: AgentConfiguration): Promise
         await later.wait();
       }
       assert.ok(unchanged.equals(into), `round ${round}: the read went on`);
-      await transfer.release();
-      await agent.deregister(back);
+      await transfer.close();
+      await back.close();
     }
   });
 }

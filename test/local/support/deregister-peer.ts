@@ -89,9 +89,9 @@ async function round(agent: Agent, { blob, name, secret, places }: DeregisterRou
     }),
   );
   const hasSecret = Buffer.from(back.bytes.buffer, back.bytes.byteOffset, back.bytes.length).includes(secret);
-  for (const { transfer } of streams) await transfer.release();
-  await agent.deregister(out);
-  await agent.deregister(back);
+  for (const { transfer } of streams) await transfer.close();
+  await out.close();
+  await back.close();
   return { is: 'over', codes, hasSecret };
 }
 

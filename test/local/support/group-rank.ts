@@ -31,7 +31,7 @@ async function useBuffer(buffer: EpBuffer, device: CpuDevice): Promise<readonly 
   const { combinedX } = await buffer.combine({ x: recvX, handle });
   const sum = combinedX.view()[0]!;
   const rows = handle.rows;
-  for (const one of [topkIdx, x, handle, combinedX]) one.dispose();
+  for (const one of [topkIdx, x, handle, combinedX]) one.close();
   return [rows, sum];
 }
 

@@ -57,7 +57,7 @@ export async function testMemoryCycles({ name: title, backend, here, there }: Ag
         const use = await nextMessage<ProcessUse & { readonly regions: number }>(child);
         if (hasAll) assert.equal(use.regions, regions.length);
         if (hasAll || withdrawn.length > 0) gone = [];
-        for (const region of regions) await owner.deregister(region);
+        for (const region of regions) await region.close();
         gone.push(...regions);
         if (cycle === WARM_UP) before = [processUse(), use];
         after = [processUse(), use];

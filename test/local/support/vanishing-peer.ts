@@ -125,7 +125,7 @@ async function watch(): Promise<Outcomes> {
     'a receive': transport.wait(busy.receive({ region }), { timeoutMs: 60_000 }),
     'a transfer': transfer.wait({ timeoutMs: 60_000 }),
     'a staged transfer': stagedEnd,
-    'the end of the memory of a staged transfer': stagedEnd.catch(() => staged.deregister(stagedWrite.memory)),
+    'the end of the memory of a staged transfer': stagedEnd.catch(() => stagedWrite.memory.close()),
     "a listener's metadata": fetchMetadata(agent, { host, port, timeoutMs: 1000 }),
     'a key': world.store.get('never', { from: [1], timeoutMs: 1000 }),
     'rank 1, seen by rank 0': untilLost(lossOf(world)),

@@ -31,7 +31,7 @@ test('a call that ends at once returns one and the same promise, with asyncFinis
 
 test('wrong arguments fail before anything moves', async () => {
   const gone = device.empty('f32', [8]);
-  gone.dispose();
+  gone.close();
   const calls: Readonly<Record<string, () => Promise<unknown>>> = {
     'no tensor': () => communicator.allReduce({ output: [1] as never }),
     'a disposed tensor': () => communicator.allReduce({ output: gone }),
@@ -121,7 +121,7 @@ test('a call that waits takes options that its arguments inherit, and no tensor 
   void communicator.send({ input: sent, peer: 0 });
   void communicator.recv({ output: received, peer: 0 });
   const refused = assert.rejects(communicator.groupEnd(), withCode('WL_INVALID_ARGUMENT', /input.*disposed/));
-  sent.dispose();
+  sent.close();
   held.gate.emit('pass');
   await Promise.all([before, inherited, refused]);
   assert.deepEqual(new Set(target.view()), new Set([3]));

@@ -164,7 +164,7 @@ test('sums of 1 to 8 ranks are those of the reference, one call after another', 
         assert.equal(blocks, Math.ceil(count / BLOCK));
         assert.equal(reducers[rank]!.finalBlocks, blocks);
         assert.ok(ownBlocks <= sumBlocks && sumBlocks <= blocks && (!isDense || sumBlocks === blocks));
-        tensor.dispose();
+        tensor.close();
       }
     }
     for (const one of reducers) await one.close();

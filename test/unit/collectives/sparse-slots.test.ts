@@ -192,7 +192,7 @@ for (const [loss, memory] of [
         }
         for (const tensor of tensors) {
           assert.deepEqual(Buffer.from(tensor.view().slice().buffer), Buffer.from(expected.buffer));
-          tensor.dispose();
+          tensor.close();
         }
         assert.ok(summing.every((one) => one.isIdle && one.missing().length === 0));
       }

@@ -79,7 +79,7 @@ test('the CPU kernel sums rows of f16 and of f32 as the reference does, every bi
       const got = out.view();
       const words = dtype === 'f16' ? got : new Uint32Array(got.buffer, got.byteOffset, got.length);
       assert.deepEqual([...words], sumRows(rows, patterns.length, dtype));
-      for (const tensor of [...tensors, sources, out]) tensor.dispose();
+      for (const tensor of [...tensors, sources, out]) tensor.close();
     }
   }
 });

@@ -83,7 +83,7 @@ for (const columns of [8, 24, 120, 128, 136, 256, 7168]) {
           return toBf16(f(fromFp8e4m3(code) * (scale as number)));
         }),
       );
-      for (const tensor of [x, out.data, out.scales, back]) tensor.dispose();
+      for (const tensor of [x, out.data, out.scales, back]) tensor.close();
     });
   }
 }
@@ -300,5 +300,5 @@ test('quantizeRows() without its device or its rows says which is missing', () =
   });
   assert.throws(() => quantizeRows(device, undefined as never), { code: 'WL_INVALID_ARGUMENT', message: /Invalid x/ });
   assert.throws(() => quantizeRows(device, rows as never), { code: 'WL_INVALID_ARGUMENT', message: /a bf16 tensor/ });
-  rows.dispose();
+  rows.close();
 });

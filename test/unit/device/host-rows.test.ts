@@ -66,7 +66,7 @@ for (const hasRanks of [false, true]) {
       assert.deepEqual(got[0], [...want.map(({ token }) => token), ...behind]);
       assert.deepEqual(got[1], [...want.flatMap((one) => one.places), ...behind]);
       if (hasRanks) assert.deepEqual(got[2], [...want.flatMap((one) => one.ranks), ...behind]);
-      for (const tensor of [...inputs, ...outputs]) tensor.dispose();
+      for (const tensor of [...inputs, ...outputs]) tensor.close();
     }
   });
 }

@@ -48,7 +48,7 @@ class Made {
   }
 
   [Symbol.dispose](): void {
-    for (const tensor of this.#all) tensor.dispose();
+    for (const tensor of this.#all) tensor.close();
   }
 }
 

@@ -56,7 +56,7 @@ async function plan(
     nextRow: [...nextRow.view()],
     perLocalExpert: [...perLocalExpert.view()],
   };
-  for (const tensor of [...records, table, ...made]) tensor.dispose();
+  for (const tensor of [...records, table, ...made]) tensor.close();
   return result;
 }
 

@@ -55,10 +55,10 @@ test('a view frees nothing', async () => {
   const { used } = device.space;
   const owner = device.empty('u8', [4, 4]);
   const held = device.space.used;
-  for (const view of [owner.slice(0, 4), owner.reshape([16]), owner.slice(1, 2).reshape([2, 2])]) view.dispose();
+  for (const view of [owner.slice(0, 4), owner.reshape([16]), owner.slice(1, 2).reshape([2, 2])]) view.close();
   assert.equal(device.space.used, held);
   const view = owner.slice(1, 2);
-  owner.dispose();
+  owner.close();
   assert.equal(device.space.used, used);
   assert.throws(() => view.view(), withCode('WL_CLOSED', /disposed/));
   await device.close();
@@ -75,7 +75,7 @@ test('rows to be quantised, and back, are tensors', async () => {
   assert.throws(() => dequantizeRows(device, as(undefined)), invalid(/data: expected a fp8e4m3 tensor/));
   assert.throws(() => dequantizeRows(device, { ...rows, scales: as(x) }), invalid(/scales: .* got "a bf16 tensor"/));
   assert.throws(() => dequantizeRows(device, rows, as(rows.data)), invalid(/out: expected a bf16 tensor/));
-  rows.data.dispose();
+  rows.data.close();
   assert.throws(() => dequantizeRows(device, rows), invalid(/data: .* got "a disposed tensor"/));
   await device.close();
 });

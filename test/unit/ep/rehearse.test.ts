@@ -32,7 +32,7 @@ for (const [how, given] of configs) {
     // The window may get memory that held something else.
     const former = device.empty('u8', [16 << 20]);
     former.view().fill(0x80);
-    former.dispose();
+    former.close();
     const used = device.space.used;
     const config = withLowLatencyDefaults(small, 1);
     const { scope, engine } = await createCpuLowLatency({ group, device, given: small, config }, wait());

@@ -135,10 +135,10 @@ class Guest {
   }
 
   async close(): Promise<void> {
-    const { transport, connection, inboxRegion } = this.#parts;
+    const { connection, inboxRegion } = this.#parts;
     await connection.close();
     this.#reap();
-    await transport.release(inboxRegion);
+    await inboxRegion.close();
   }
 
   #notify(): void {
@@ -236,7 +236,7 @@ class MultipathBackend implements Backend<'multipath'> {
 
   async register(memory: AgentMemory): Promise<MultipathRegion> {
     const region = await this.#transport.register(memory.view as Uint8Array, { read: true, write: true });
-    return new MultipathRegion(this.#transport, region);
+    return new MultipathRegion(region);
   }
 
   async connect(peer: BackendPeer, options: ConnectOptions): Promise<MultipathLink> {
@@ -259,7 +259,7 @@ class MultipathBackend implements Backend<'multipath'> {
       return link;
     } catch (error) {
       await connection?.close();
-      await transport.release(messageRegion).catch(() => {});
+      await messageRegion.close().catch(() => {});
       throw error;
     }
   }
@@ -329,7 +329,7 @@ class MultipathBackend implements Backend<'multipath'> {
         // The guest's first message may have been quicker.
         wake.ring();
       },
-      cancel: () => void transport.release(inboxRegion).catch(() => {}),
+      cancel: () => void inboxRegion.close().catch(() => {}),
     };
   }
 }

@@ -173,10 +173,8 @@ function newWrite(region: MemoryRegion, way: ChannelWay): PostedWrite {
 export class MultipathRegion implements BackendRegion {
   readonly info: Uint8Array;
   readonly region: MemoryRegion;
-  readonly #transport: Transport;
 
-  constructor(transport: Transport, region: MemoryRegion) {
-    this.#transport = transport;
+  constructor(region: MemoryRegion) {
     this.region = region;
     this.info = new Uint8Array(multipathRegionInfo.size);
     const block = new Block(multipathRegionInfo, this.info.buffer, 0);
@@ -185,7 +183,7 @@ export class MultipathRegion implements BackendRegion {
   }
 
   release(): Promise<void> {
-    return this.#transport.release(this.region);
+    return this.region.close();
   }
 }
 

@@ -156,7 +156,7 @@ export class MultipathLink implements BackendLink {
     await this.connection.close();
     this.poll();
     this.#abandon(this.connection.error);
-    await this.transport.release(this.#messageRegion);
+    await this.#messageRegion.close();
   }
 
   /** One that is at home on that lane, if it matters. */

@@ -191,7 +191,7 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
     // Kernels that still run use the window.
     await this.#scope.device.stream.drained().catch(() => {});
     await this.#elastic?.close();
-    for (const memory of [...this.#own, ...this.#outgrown]) memory?.dispose();
+    for (const memory of [...this.#own, ...this.#outgrown]) memory?.close();
     for (const part of [this.#order, this.#tables, this.#calls, this.#window]) part[Symbol.dispose]();
   }
 

@@ -215,7 +215,7 @@ async function makeCases(tools: CudaTools, { numSms, dtypes, layer }: MadeOf) {
     },
     async [Symbol.asyncDispose](): Promise<void> {
       await layers?.[Symbol.asyncDispose]();
-      handle.dispose();
+      handle.close();
       await buffer[Symbol.asyncDispose]();
     },
   };
@@ -229,7 +229,7 @@ function dispatchCases(tools: CudaTools, buffer: EpBuffer, handle: DispatchHandl
   const bounded = { ...counted, numWorstTokens: buffer.size.maxRecvTokens };
   const made: DispatchHandle[] = [];
   const prepare = (): void => {
-    for (const old of made.splice(0)) old.dispose();
+    for (const old of made.splice(0)) old.close();
   };
   const rowBytes = dispatchRowBytes({ ...workload, dtype });
   return (
@@ -414,7 +414,7 @@ export async function runShapeSweep(world: World, device: CudaDevice, options: S
         }),
       });
       progress?.(index + 1, shapes.length);
-      handle.dispose();
+      handle.close();
       // Nobody releases its window while others still use it.
       await world.barrier('bench-shape');
     }

@@ -77,7 +77,7 @@ export async function makeBareCopies(
   dtypes: Iterable<RowDtype>,
 ): Promise<BareCopies> {
   const { bf16, topkIdx, topkWeights } = tools;
-  (await buffer.dispatch({ x: bf16, topkIdx, topkWeights })).handle.dispose();
+  (await buffer.dispatch({ x: bf16, topkIdx, topkWeights })).handle.close();
   const copies = new Map([[pullName, await makePull(tools, buffer)]]);
   for (const dtype of new Set(dtypes)) copies.set(pushName(dtype), await makePush(tools, buffer, dtype));
   return copies;
@@ -119,7 +119,7 @@ async function makePush(tools: CudaTools, buffer: EpBuffer, dtype: RowDtype): Pr
     places.push({ left: received.scales, place });
   }
   await checkPush(meeting, copy, places);
-  handle.dispose();
+  handle.close();
   return copy;
 }
 

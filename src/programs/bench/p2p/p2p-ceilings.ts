@@ -104,8 +104,8 @@ async function besideMemcpy(session: P2pSession, bytes: number, { mode, rounds }
     const [own, copy] = (await timeInTurn(sides, messages)).map((times) => bytes / median(times) / 1000);
     return { own: own!, copy: copy! };
   });
-  await transfer?.release();
-  await endpoint.agent.deregister(target);
+  await transfer?.close();
+  await target.close();
   return compared('memcpy', bytes, samples!.slowest('own'), samples!.slowest('copy'));
 }
 
@@ -116,7 +116,7 @@ async function warmUp(session: P2pSession, mode: 'write' | 'read', target: numbe
     transfer?.waitBlocking();
     copyMemory(target, session.memory.address, WARM_BYTES);
   }
-  await transfer?.release();
+  await transfer?.close();
 }
 
 /** What staging costs: the same transfers between host memory, in turn. */

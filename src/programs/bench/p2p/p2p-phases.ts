@@ -255,7 +255,7 @@ export async function runOneSided(
     for (const transfer of transfers) transfer.waitBlocking();
     return sized({ bytes, count, slots }, monotonicMicroseconds() - begin);
   } finally {
-    for (const transfer of transfers) await transfer.release();
+    for (const transfer of transfers) await transfer.close();
   }
 }
 
@@ -400,7 +400,7 @@ export async function runPings(session: P2pSession, rounds: number): Promise<rea
     if (round >= 0) times[round] = monotonicMicroseconds() - begin;
     transfer.waitBlocking();
   }
-  await transfer.release();
+  await transfer.close();
   return quantilesOf([...times]);
 }
 
@@ -501,7 +501,7 @@ export class P2pSession {
       this.#tensor = this.#device.empty('u8', [bytes]);
       this.#device.setBytes(this.#tensor, 0xa5);
       await this.#device.stream.idle();
-      this.#memory = await this.endpoint.reg(this.#tensor, name);
+      this.#memory = await this.endpoint.register(this.#tensor, name);
       return;
     }
     this.#memory = await this.endpoint.allocate(bytes, name);

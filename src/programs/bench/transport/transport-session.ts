@@ -212,7 +212,7 @@ export async function openBuffers(transport: Transport, count: number, bytes: nu
   return {
     region,
     offsetOf: (index) => index * stride,
-    [Symbol.asyncDispose]: () => transport.release(region),
+    [Symbol.asyncDispose]: () => region.close(),
   };
 }
 

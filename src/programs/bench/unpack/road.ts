@@ -247,7 +247,7 @@ async function registerRing(
   bytes: Uint8Array,
 ): Promise<AsyncDisposable & { readonly region: MemoryRegion }> {
   const region = await transport.register(bytes);
-  return { region, [Symbol.asyncDispose]: () => transport.release(region) };
+  return { region, [Symbol.asyncDispose]: () => region.close() };
 }
 
 interface EndToEnd {
@@ -318,7 +318,7 @@ function makeBounce(device: CpuDevice | CudaDevice, bytes: number): Disposable &
   }
   const tensor = device.empty('u8', [bytes]);
   const bounce = { bytes: tensor.view(), address: tensor.address, hostAddress: tensor.address };
-  return { bounce, [Symbol.dispose]: () => tensor.dispose() };
+  return { bounce, [Symbol.dispose]: () => tensor.close() };
 }
 
 interface PageMover extends AsyncDisposable {

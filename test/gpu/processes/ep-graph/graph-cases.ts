@@ -106,7 +106,7 @@ export function makeInputs(
       await inputs.topkIdx.fromHost(Int32Array.from(choices.flat()));
     },
     dispose() {
-      for (const tensor of made) tensor.dispose();
+      for (const tensor of made) tensor.close();
     },
   };
 }
@@ -158,7 +158,7 @@ export async function callBuffer(
       };
     },
     [Symbol.dispose]() {
-      for (const tensor of [handle, sums.combinedX, sums.combinedTopkWeights, others.combinedX]) tensor.dispose();
+      for (const tensor of [handle, sums.combinedX, sums.combinedTopkWeights, others.combinedX]) tensor.close();
     },
   };
 }
@@ -212,8 +212,8 @@ export async function callLayer(
       };
     },
     [Symbol.dispose]() {
-      handle.dispose();
-      combined.dispose();
+      handle.close();
+      combined.close();
     },
   };
 }

@@ -13,11 +13,11 @@ export async function wrongBufferCalls(): Promise<Scenarios> {
     [2, 3],
   ]);
   const disposed = await tokens(2);
-  disposed.dispose();
+  disposed.close();
   const elsewhere = await (await CpuDevice.create()).tensor('bf16', [2, 16], new Uint16Array(32));
   const { handle, recvX: received } = await buffer.dispatch({ x, topkIdx });
   const gone = (await buffer.dispatch({ x, topkIdx })).handle;
-  gone.dispose();
+  gone.close();
   const wide = await device.tensor('i64', [1, 2], BigInt64Array.from([4_294_967_296n, 0n]));
   const f32 = device.empty('f32', [2, 16]) as unknown as Tensor<'bf16'>;
   const one = await tokens(1);

@@ -35,7 +35,7 @@ export const capacity: Scenarios = {
     // The layer goes on with what it had.
     const { handle, output } = await layer.dispatch(fits);
     await (await layer.combine({ x: output, handle })).toHost();
-    for (const filler of fillers) filler.dispose();
+    for (const filler of fillers) filler.close();
     return failure;
   },
 

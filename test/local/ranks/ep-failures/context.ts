@@ -37,7 +37,7 @@ export function fillMemory(): Tensor[] {
       bytes /= 2;
     }
   }
-  fillers.pop()?.dispose();
+  fillers.pop()?.close();
   return fillers;
 }
 

@@ -54,7 +54,7 @@ export async function wrongLayerCalls(): Promise<Scenarios> {
         await layer.initOutputBuffer(staged);
         await layer.dispatchToken(staged);
         const { handle } = await layer.dispatchPostprocess(staged);
-        handle.dispose();
+        handle.close();
       }
     },
     'layer stage too early': async () => {
@@ -65,7 +65,7 @@ export async function wrongLayerCalls(): Promise<Scenarios> {
         await layer.initOutputBuffer(staged);
         await layer.dispatchToken(staged);
         const { handle } = await layer.dispatchPostprocess(staged);
-        handle.dispose();
+        handle.close();
       }
     },
     'layer stage with a bad option': async () => {
@@ -76,7 +76,7 @@ export async function wrongLayerCalls(): Promise<Scenarios> {
         await layer.initOutputBuffer(staged);
         await layer.dispatchToken(staged);
         const { handle } = await layer.dispatchPostprocess(staged);
-        handle.dispose();
+        handle.close();
       }
     },
     'layer stage of nothing': () => layer.initOutputBuffer({} as never),

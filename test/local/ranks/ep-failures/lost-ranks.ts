@@ -31,7 +31,7 @@ export const lostRanks: Scenarios = {
     return failureOf(async () => {
       for (let round = 0; ; round += 1) {
         if (round === 20) console.log(`running ${process.pid} ${world.filePrefix}`);
-        (await buffer.dispatch({ x, topkIdx })).handle.dispose();
+        (await buffer.dispatch({ x, topkIdx })).handle.close();
       }
     });
   },
@@ -79,7 +79,7 @@ export const lostRanks: Scenarios = {
     const filler = world.rank === 0 ? device.empty('u8', [addressSpace().largestGap - 1024]) : undefined;
     const failure = await failureOf(() => buffer.dispatch({ x, topkIdx }));
     // Held until here: what nobody holds would make room.
-    filler?.dispose();
+    filler?.close();
     return failure;
   },
 
@@ -105,7 +105,7 @@ export const lostRanks: Scenarios = {
   async 'closes its device'() {
     const buffer = await EpBuffer.create(world, device, config);
     const [x, topkIdx] = [await tokens(1), await ids([[0, 1]])];
-    (await buffer.dispatch({ x, topkIdx })).handle.dispose();
+    (await buffer.dispatch({ x, topkIdx })).handle.close();
     await world.barrier('used');
     await device.close();
     // What still looked at its memory would end the process.
@@ -132,8 +132,8 @@ export const lostRanks: Scenarios = {
       for (let round = 0; ; round += 1) {
         if (round === 20) console.log(`running ${process.pid}`);
         const { recvX: output, handle } = await layer.dispatch({ x: input, topkIdx });
-        (await layer.combine({ x: output, handle })).dispose();
-        handle.dispose();
+        (await layer.combine({ x: output, handle })).close();
+        handle.close();
       }
     });
   },

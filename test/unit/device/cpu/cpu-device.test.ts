@@ -10,7 +10,7 @@ test('a tensor keeps its values, shares memory with its slices and frees its ran
   tensor.slice(1, 2).view()[0] = 30;
   assert.deepEqual([...(await tensor.toHost())], [1, 2, 30, 4, 5, 6, 7, 8]);
   const used = device.space.used;
-  tensor.dispose();
+  tensor.close();
   assert.equal(device.space.used, used - 128);
   assert.throws(() => tensor.view(), { code: 'WL_CLOSED' });
   await assert.rejects(tensor.toHost(), { code: 'WL_CLOSED' });

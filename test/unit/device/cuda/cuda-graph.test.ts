@@ -39,7 +39,7 @@ test('a graph is launched on streams of its device until it is disposed', async 
   }
   other[Symbol.dispose]();
   assert.throws(() => graph.launch(other), { code: 'WL_CLOSED' });
-  graph.dispose();
+  graph.close();
   assert.throws(() => graph.launch(), { code: 'WL_CLOSED' });
   assert.equal(launches(), 2);
 });
@@ -89,13 +89,13 @@ test('a graph keeps the memory that its calls name, also what was taken before, 
     [false, false, false, true],
   );
   giveAll(meanwhile);
-  first.dispose();
+  first.close();
   const afterwards = [...takeAll(), ...takeAll()];
   assert.deepEqual(
     [given, within, filled].map((address) => afterwards.includes(address)),
     [false, true, true],
   );
   giveAll(afterwards);
-  second.dispose();
+  second.close();
   assert.ok([...takeAll(), ...takeAll(), ...takeAll()].includes(given));
 });
