@@ -24,11 +24,11 @@ test('a loop over notifications takes them as they come, and goes on where an ea
   await other.notify('receiver', 'x');
   const seen: string[] = [];
   for await (const { peer, message } of receiver.notifications({ from: 'one' })) {
-    seen.push(`${peer}: ${Buffer.from(message)}`);
+    seen.push(`${peer}: ${Buffer.from(message).toString()}`);
     if (seen.length === 2) break;
   }
   for await (const { peer, message } of receiver.notifications()) {
-    seen.push(`${peer}: ${Buffer.from(message)}`);
+    seen.push(`${peer}: ${Buffer.from(message).toString()}`);
     if (seen.length === 4) break;
   }
   assert.deepEqual(seen.slice(0, 2), ['one: a', 'one: b']);

@@ -28,7 +28,7 @@ import { agentOptionNames, type AgentOptions } from '../agent-options.ts';
 import { Agent, credentialsOfAgent } from '../agent.ts';
 import type { BackendName } from '../backends/backend-table.ts';
 import type { Notification } from '../notifications.ts';
-import { type Registrable, Registration } from '../registration.ts';
+import type { Registrable, Registration } from '../registration.ts';
 import { EndpointConnection } from './endpoint-connection.ts';
 
 // Hands each notification to the connection that it names, if it comes from that connection's peer.

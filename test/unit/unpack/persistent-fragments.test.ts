@@ -66,7 +66,7 @@ async function pretend(timeoutMs = 30_000): Promise<Pretended> {
     stream: createStream(),
     createStream,
     allocateHost: (bytes: number) => new HostMemory(context, bytes),
-    empty: () => ({ address: 4096, dispose: () => undefined }),
+    empty: () => ({ address: 4096, close: () => undefined }),
     setBytes: () => undefined,
     loadKernels: () => Promise.resolve({ unpackPersistent: kernel, packPersistent: kernel }),
   };
