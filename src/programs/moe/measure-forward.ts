@@ -168,7 +168,7 @@ interface ForwardOptions {
 }
 
 /** What dispatch has brought last; its handle is disposed before the next one and at the end. */
-class Arrivals<Result extends { readonly handle: { dispose(): void } }> implements Disposable {
+class Arrivals<Result extends { readonly handle: { close(): void } }> implements Disposable {
   #last: Result | undefined;
 
   get last(): Result {
@@ -182,7 +182,7 @@ class Arrivals<Result extends { readonly handle: { dispose(): void } }> implemen
   }
 
   [Symbol.dispose](): void {
-    this.#last?.handle.dispose();
+    this.#last?.handle.close();
     this.#last = undefined;
   }
 }
@@ -256,7 +256,7 @@ async function createBufferForward(options: ForwardOptions): Promise<MoeForward>
     windowBytes: buffer.size.bytes + (buffer.size.network?.bytes ?? 0),
     async [Symbol.asyncDispose]() {
       arrivals[Symbol.dispose]();
-      for (const tensor of [output, ...(fp8 ? [fp8.data, fp8.scales] : [])]) tensor.dispose();
+      for (const tensor of [output, ...(fp8 ? [fp8.data, fp8.scales] : [])]) tensor.close();
       await buffer[Symbol.asyncDispose]();
     },
   };
@@ -316,7 +316,7 @@ async function createAllToAllForward(options: ForwardOptions): Promise<MoeForwar
     },
     async [Symbol.asyncDispose]() {
       arrivals[Symbol.dispose]();
-      output.dispose();
+      output.close();
       await layer.close();
     },
   };

@@ -71,7 +71,7 @@ export async function makeBufferCalls(
   };
   /** Disposes the handles of all dispatches but the newest. */
   const tidy = (): void => {
-    for (const old of handles.splice(1)) old.dispose();
+    for (const old of handles.splice(1)) old.close();
   };
   /** Brings the experts' output to where combine reads it; on GPUs, what dispatch left there serves. */
   const writeExpertOutput = (): void => {
@@ -164,7 +164,7 @@ export async function makeLayerCalls(
   await dispatch();
   /** Disposes the descriptors of all dispatches but the newest. */
   const tidy = (): void => {
-    for (const old of descriptors.splice(1)) old.dispose();
+    for (const old of descriptors.splice(1)) old.close();
   };
   return {
     layer,

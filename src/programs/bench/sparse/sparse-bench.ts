@@ -240,7 +240,7 @@ async function makeTensors(workers: RankGroup, device: CpuDevice | CudaDevice, w
     results: async () => ({ got: await valuesOf(sparse), expected: await valuesOf(dense) }),
     async [Symbol.asyncDispose](): Promise<void> {
       await communicator.close();
-      for (const tensor of [pristine, dense, sparse, staged]) tensor?.dispose();
+      for (const tensor of [pristine, dense, sparse, staged]) tensor?.close();
     },
   };
 }

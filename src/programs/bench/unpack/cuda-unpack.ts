@@ -143,7 +143,7 @@ async function makeCases(
   }
   const close = async (): Promise<void> => {
     for (const engine of engines) await engine.close();
-    bare.pairs.dispose();
+    bare.pairs.close();
   };
   return { cases, [Symbol.asyncDispose]: close };
 }
