@@ -25,7 +25,7 @@ try {
   if (device instanceof CudaDevice) {
     await layer(); // kernels are compiled and memory is taken before anything is recorded
     const graph = await device.capture(layer);
-    forward = () => graph.launch();
+    forward = async () => graph.launch();
   }
 
   let value = 1 + world.rank;

@@ -1,6 +1,7 @@
 // Blocks of a KV cache from a prefill process to a decode process, with a lease and checksums. npx weftline run -n 2 kv-cache.mjs
 import assert from 'node:assert/strict';
 import { crc32 } from 'node:zlib';
+import { WeftlineError } from 'weftline';
 import { Agent, DescriptorList, loadPublished, publishMetadata, worldMetadataStore } from 'weftline/agent';
 import { join } from 'weftline/world';
 
@@ -13,7 +14,10 @@ const agent = await Agent.create(me, { token: world.secret });
 const cache = await agent.allocate(count * blockBytes, { name: 'kv-cache' });
 const blockAt = (block) => cache.bytes.subarray(block * blockBytes, (block + 1) * blockBytes);
 const send = (peer, message) => agent.notify(peer, JSON.stringify(message));
-const next = async (timeoutMs) => JSON.parse(Buffer.from((await agent.nextNotification({ timeoutMs })).message));
+const next = async (timeoutMs) => {
+  const { message } = await agent.nextNotification({ timeoutMs });
+  return JSON.parse(String(Buffer.from(message)));
+};
 try {
   const store = worldMetadataStore(world.store);
   await publishMetadata(agent, store);
@@ -33,7 +37,7 @@ try {
       const { request, state } = await next(LEASE_MS);
       console.log(`${request}: ${state}`);
     } catch (error) {
-      if (error.code !== 'WL_TIMEOUT') throw error;
+      if (!(error instanceof WeftlineError) || error.code !== 'WL_TIMEOUT') throw error;
       console.log('the lease is over');
     }
     for (const block of blocks) free.add(block);

@@ -1,6 +1,7 @@
 // A router between a prefill and a decode server that speaks vLLM's kv_transfer_params, and toy servers that move blocks by
 // agents. npx weftline run -n 3 prefill-decode-router.mjs
 import assert from 'node:assert/strict';
+import { once } from 'node:events';
 import { createServer } from 'node:http';
 import { Agent, DescriptorList, exchangeMetadata, MetadataListener } from 'weftline/agent';
 import { join } from 'weftline/world';
@@ -31,7 +32,7 @@ async function post(url, body) {
   const headers = { 'content-type': 'application/json' };
   const answer = await fetch(url, { method: 'POST', headers, body: JSON.stringify(body) });
   if (!answer.ok) throw new Error(`${url}: ${answer.status} ${await answer.text()}`);
-  return answer.json();
+  return JSON.parse(await answer.text());
 }
 
 /** In place of an engine: keys and values are the bytes of the prompt, a block for each word. */
@@ -88,8 +89,11 @@ async function serve(answer) {
       response.writeHead(500).end(String(error));
     }
   });
-  await new Promise((resolve) => server.listen(0, host, resolve));
-  return { server, url: `http://${host}:${server.address().port}` };
+  server.listen(0, host);
+  await once(server, 'listening');
+  /** @type {any} It has a port, which the address of a pipe has not. */
+  const address = server.address();
+  return { server, url: `http://${host}:${address.port}` };
 }
 
 let engine;

@@ -1,14 +1,15 @@
 // Every program and command of README.md and docs/ does what it says, exactly as it is printed.
 //
-//   ```js          run by Node as it stands, as a file with the ending .mjs.
-//   ```ts          checked by the compiler against the built package; run as it stands where Node has `await using` (24).
-//   ```sh          run when its first line is one of our commands: weftline ..., npx weftline ..., npm start, with or
+//   ```js          checked by the compiler, and run by Node as it stands, as a file with the ending .mjs.
+//   ```ts          the same, but run only where Node has `await using` (24).
+//   ```sh          in README.md, the concepts, the guides and docs/design run when its first line is one of our commands: weftline ..., npx weftline ..., npm start, with or
 //                  without "npm ci &&" before it (dependencies are there already, npm ci itself is not run).
 //   others         not looked at.
 //
 // A comment above a block changes that: <!-- example: ranks=2 --> runs it under `weftline run -n 2`, `file=PATH` says that
-// the block is that file of the repository, `compile` checks its types only, `skip` leaves it alone. A block under
-// <!-- output --> is what the program before it prints, in any order of its lines. Blocks run in the repository's root.
+// the block is that file of the repository, `compile` checks its types only, `snippet` checks the types of a part of a
+// program, and `skip` leaves a command alone. A block under <!-- output --> is what the program before it prints, in any
+// order of its lines. Blocks run in the repository's root.
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import { mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
@@ -26,26 +27,44 @@ const TIMEOUT_MS = 600_000;
 /** The first Node that runs TypeScript with `await using`. */
 const NODE_OF_TYPESCRIPT = 24;
 
-const documents = ['README.md', ...['docs', 'docs/concepts', 'docs/guides', 'docs/design'].flatMap(listDocuments)];
-const blocks = documents.flatMap((file) => extractCodeBlocks(file, readFileSync(join(root, file), 'utf8')));
-const programs = blocks.filter(({ language, marker }) => ['ts', 'js'].includes(language) && marker.action !== 'skip');
-const everyCommand = blocks.filter((block) => block.marker.action === 'run' && isOurCommand(block));
+const blocks = ['README.md', ...listDocuments()].flatMap((file) =>
+  extractCodeBlocks(file, readFileSync(join(root, file), 'utf8')),
+);
+const programs = blocks.filter(({ language }) => ['ts', 'js'].includes(language));
+const examples = readdirSync(join(root, 'examples')).filter((name) => name.endsWith('.mjs'));
+/** Commands of other documents are how the figures there were measured. */
+const everyCommand = blocks.filter(
+  (block) =>
+    /^(README|docs\/[^/]*|docs\/(concepts|guides|design)\/[^/]*)\.md$/.test(block.file) &&
+    block.marker.action === 'run' &&
+    isOurCommand(block),
+);
 /** The gate has the first one of each document. */
 const commands = isWhole ? everyCommand : everyCommand.filter(isFirst);
 
 mkdirSync(workFolder, { recursive: true });
 after(() => rmSync(workFolder, { recursive: true, force: true }));
 
-test('the programs in TypeScript, and those that are not run, compile', () => {
-  assert.equal(
-    compile(programs.filter(({ language, marker }) => language === 'ts' || marker.action === 'compile')),
-    '',
-  );
+test('all programs, parts of programs and examples type-check', () => {
+  const sources = programs.filter(({ marker }) => marker.path === undefined).map(sourceOf);
+  for (const name of examples) sources.push({ name, code: readFileSync(join(root, 'examples', name), 'utf8') });
+  assert.ok(sources.length > 20);
+  assert.equal(typeCheck(sources), '');
+  assert.deepEqual(programs.filter(({ marker }) => marker.action === 'skip').map(place), []);
+});
+
+test("the README's program type-checks in a project of a user that is merely strict", () => {
+  const [{ code }] = programs.filter(({ file }) => file === 'README.md') as [CodeBlock];
+  const compilerOptions = { strict: true, module: 'nodenext', target: 'es2022', types: ['node'], noEmit: true };
+  for (const skipLibCheck of [true, false]) {
+    const project = { compilerOptions: { ...compilerOptions, skipLibCheck }, sources: [{ name: 'program.ts', code }] };
+    assert.equal(compilerOutput([project]), '', `skipLibCheck ${skipLibCheck}`);
+  }
 });
 
 for (const block of programs) {
   const { action, ranks, path } = block.marker;
-  if (action === 'compile') continue;
+  if (action !== 'run') continue;
   // An example that several documents show runs once; of the others its text is compared.
   const isAgain =
     path !== undefined && programs.findIndex(({ marker }) => marker.path === path) !== programs.indexOf(block);
@@ -70,9 +89,8 @@ for (const block of commands) {
 
 test('every program in examples/ stands in a document', () => {
   const shown = programs.map(({ marker }) => marker.path);
-  const files = readdirSync(join(root, 'examples')).filter((name) => name.endsWith('.mjs'));
   assert.deepEqual(
-    files.filter((name) => !shown.includes(`examples/${name}`)),
+    examples.filter((name) => !shown.includes(`examples/${name}`)),
     [],
   );
 });
@@ -134,11 +152,19 @@ test('extractCodeBlocks() finds blocks, their lines, their markers and their out
   assert.throws(() => extractCodeBlocks('a.md', '<!-- output -->\n```text\n```'), /a\.md:1: there is no program/);
 });
 
-test('compile() names the document and the line of a mistake', () => {
-  const markdown = 'text\n\n```ts\nimport { toBf16 } from "weftline";\ntoBf16("1");\n```\n';
-  const output = compile(extractCodeBlocks('docs/wrong.md', markdown));
-  assert.match(output, /docs-wrong-4\.ts\(5,8\): error TS2345/);
-  assert.equal(compile(extractCodeBlocks('docs/right.md', markdown.replace('"1"', '1'))), '');
+test('typeCheck() names the document and the line of a mistake', () => {
+  const program = '```ts\nimport { toBf16 } from "weftline";\ntoBf16("1");\n```\n';
+  const snippet = '<!-- example: snippet -->\n```js\nworld.rank = 1;\n```\n';
+  const markdown = `text\n\n${program}${program.replace('ts', 'js')}${snippet}`;
+  const output = typeCheck(extractCodeBlocks('docs/wrong.md', markdown).map(sourceOf));
+  const mistakes = [...output.matchAll(/docs-wrong-\S+: error TS\d+/g)].map(([text]) => text);
+  assert.deepEqual(mistakes.toSorted(), [
+    'docs-wrong-13.ts(13,7): error TS2540',
+    'docs-wrong-4.ts(5,8): error TS2345',
+    'docs-wrong-8.mjs(9,8): error TS2345',
+  ]);
+  const right = markdown.replaceAll('"1"', '1').replace('rank = 1', 'rank');
+  assert.equal(typeCheck(extractCodeBlocks('docs/right.md', right).map(sourceOf)), '');
 });
 
 function isOurs(code: string): boolean {
@@ -154,11 +180,11 @@ test('only our commands are run', () => {
   mustSucceed('sh', ['-e', '-c', `${shellFunctions()}\nnpm ci && npx weftline --help && weftline doctor --json`]);
 });
 
-function listDocuments(folder: string): string[] {
-  return readdirSync(join(root, folder))
+function listDocuments(): string[] {
+  return readdirSync(join(root, 'docs'), { recursive: true, encoding: 'utf8' })
     .filter((name) => name.endsWith('.md'))
     .toSorted()
-    .map((name) => `${folder}/${name}`);
+    .map((name) => `docs/${name}`);
 }
 
 function isFirst(block: CodeBlock, index: number): boolean {
@@ -185,34 +211,75 @@ function sortedLines(text: string): string[] {
   return text.trimEnd().split('\n').toSorted();
 }
 
-/** What the compiler prints; empty when all is well. Lines are those of the document. */
-function compile(parts: readonly CodeBlock[]): string {
-  if (parts.length === 0) return '';
-  rmSync(join(workFolder, 'in'), { recursive: true, force: true });
-  mkdirSync(join(workFolder, 'in'), { recursive: true });
-  for (const block of parts) {
-    writeFileSync(
-      join(workFolder, 'in', `${fileName(block)}.${block.language}`),
-      // An empty export makes a module of a block without imports, so that blocks do not share names.
-      `${'\n'.repeat(block.line - 1)}${block.code}\nexport {};\n`,
-    );
+/** What the compiler checks as a file of this name. */
+interface Source {
+  readonly name: string;
+  readonly code: string;
+}
+
+/** What parts of programs may name, as if the lines before them had made it. */
+const snippetNames = [
+  "import { type CudaDevice, type Tensor, WeftlineError } from 'weftline';",
+  "import { Communicator } from 'weftline/collectives';",
+  "import { EpLowLatency, type LowLatencyConfig } from 'weftline/ep';",
+  "import type { World } from 'weftline/world';",
+  'declare const world: World, device: CudaDevice;',
+  'declare const communicator: Communicator, output: Tensor;',
+  "declare const lowLatency: EpLowLatency, config: LowLatencyConfig, out: Tensor<'bf16'>;",
+  "declare const args: { x: Tensor<'bf16'>, topkIdx: Tensor<'i32'>, topkWeights: Tensor<'f32'>, dtype: 'bf16' };",
+  'declare const batch: (step: number) => Promise<typeof args>;',
+  "declare const experts: (rows: Tensor<'bf16'>) => Promise<Tensor<'bf16'>>;",
+].join(' ');
+
+/** The lines of the source are those of the document. */
+function sourceOf(block: CodeBlock): Source {
+  const above = '\n'.repeat(block.line - 2);
+  if (block.marker.action === 'snippet') {
+    return { name: `${fileName(block)}.ts`, code: `${snippetNames} {${above}\n${block.code}\n}\n` };
   }
-  const options = {
-    rootDir: 'in',
+  const name = `${fileName(block)}.${block.language === 'ts' ? 'ts' : 'mjs'}`;
+  // An empty export makes a module of a block without imports, so that blocks do not share names.
+  return { name, code: `${above}\n${block.code}\nexport {};\n` };
+}
+
+/** What the compiler prints of all these, in one run; empty when all is well. */
+function typeCheck(sources: readonly Source[]): string {
+  const compilerOptions = {
+    strict: true,
+    module: 'nodenext',
+    target: 'es2023',
+    lib: ['es2023', 'esnext.disposable'],
+    types: ['node'],
+    skipLibCheck: true,
     noEmit: true,
-    composite: false,
-    declaration: false,
-    allowJs: true,
-    checkJs: true,
-    noUnusedLocals: false,
-    noUnusedParameters: false,
   };
-  writeFileSync(
-    join(workFolder, 'tsconfig.json'),
-    JSON.stringify({ extends: '../../tsconfig.base.json', compilerOptions: options, include: ['in'] }),
-  );
+  const isTypeScript = ({ name }: Source): boolean => name.endsWith('.ts');
+  return compilerOutput([
+    { compilerOptions, sources: sources.filter(isTypeScript) },
+    {
+      compilerOptions: { ...compilerOptions, allowJs: true, checkJs: true, noImplicitAny: false },
+      sources: sources.filter((source) => !isTypeScript(source)),
+    },
+  ]);
+}
+
+interface Project {
+  readonly compilerOptions: object;
+  readonly sources: readonly Source[];
+}
+
+function compilerOutput(projects: readonly Project[]): string {
+  const folders = projects.map(({ compilerOptions, sources }, index) => {
+    const folder = join(workFolder, `project-${index}`);
+    rmSync(folder, { recursive: true, force: true });
+    mkdirSync(folder, { recursive: true });
+    for (const { name, code } of sources) writeFileSync(join(folder, name), code);
+    const files = sources.map(({ name }) => name);
+    writeFileSync(join(folder, 'tsconfig.json'), JSON.stringify({ compilerOptions, files }));
+    return folder;
+  });
   const compiler = join(root, 'node_modules/typescript/bin/tsc');
-  const { stdout, stderr } = spawnSync(process.execPath, [compiler, '-p', workFolder, '--pretty', 'false'], {
+  const { stdout, stderr } = spawnSync(process.execPath, [compiler, '-b', ...folders, '--pretty', 'false'], {
     cwd: root,
     encoding: 'utf8',
   });

@@ -2,8 +2,8 @@
 
 /** What `<!-- example: ... -->` above a block says, as words in any order. */
 export interface Marker {
-  /** `skip`: leave it alone; `compile`: check its types only; `run` without either. */
-  readonly action: 'run' | 'skip' | 'compile';
+  /** `skip`: leave it alone; `compile`: check its types only; `snippet`: the same for a part of a program; else `run`. */
+  readonly action: 'run' | 'skip' | 'compile' | 'snippet';
   /** `ranks=N`: run it under `weftline run -n N`. */
   readonly ranks: number | undefined;
   /** `file=PATH`: the block is this file of the repository, and that file is run. */
@@ -11,9 +11,9 @@ export interface Marker {
 }
 
 export interface CodeBlock {
-  /** Of the document, as given. */
+  /** The document, as given. */
   readonly file: string;
-  /** Line of the first line of code, from 1. */
+  /** Number of the first line of code, from 1. */
   readonly line: number;
   readonly language: string;
   readonly code: string;
@@ -67,10 +67,11 @@ function readMarker(file: string, { text, line }: Comment): Marker {
   let marker: Marker = { action: 'run', ranks: undefined, path: undefined };
   for (const word of words) {
     const [, name, value = ''] = /^(\w+)(?:=(.+))?$/.exec(word) ?? [];
-    if ((name === 'skip' || name === 'compile') && value === '') marker = { ...marker, action: name };
+    if ((name === 'skip' || name === 'compile' || name === 'snippet') && value === '')
+      marker = { ...marker, action: name };
     else if (name === 'ranks' && Number(value) >= 1) marker = { ...marker, ranks: Number(value) };
     else if (name === 'file' && value !== '') marker = { ...marker, path: value };
-    else throw new Error(`${file}:${line}: "${word}" is none of skip, compile, ranks=N, file=PATH`);
+    else throw new Error(`${file}:${line}: "${word}" is none of skip, compile, snippet, ranks=N, file=PATH`);
   }
   return marker;
 }
