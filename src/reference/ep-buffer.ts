@@ -21,7 +21,7 @@ interface ReferenceOptions {
 
 /**
  * Every token goes once to each rank that holds one of its experts; rows stand by source rank, then token index.
- * @param inputs By rank.
+ * @param inputs What each rank passes.
  * @param options Sizes of the job.
  */
 export function referenceDispatch(inputs: readonly ReferenceInput[], options: ReferenceOptions): ReferenceReceived[] {
@@ -86,8 +86,8 @@ interface ReferenceToken {
 /**
  * The combined bf16 row of one token: bias, then the ranks' rows in rank order within a host and hosts in order, in f32;
  * what another host has is one row, the sum of its rows; rounded once.
- * @param input By rank, what combine() takes.
- * @param of Which token of which rank.
+ * @param input What each rank passes to combine().
+ * @param of A token and its rank.
  */
 export function referenceCombine(input: ReferenceCombineInput, of: ReferenceToken): number[] {
   const rows = rowsOf(input, of).map(({ rank, row }) => ({ rank, bits: input.outputs[rank]?.[row] ?? [] }));
@@ -97,8 +97,8 @@ export function referenceCombine(input: ReferenceCombineInput, of: ReferenceToke
 
 /**
  * The combined weights of one token: the ranks' weight rows in the same order, in f32, also between hosts.
- * @param input By rank, what combine() takes.
- * @param of Which token of which rank.
+ * @param input What each rank passes to combine().
+ * @param of A token and its rank.
  */
 export function referenceCombineWeights(input: ReferenceCombineInput, of: ReferenceToken): number[] {
   const ofHosts = rowsByHost(rowsOf(input, of), { rank: of.rank, hosts: input.hosts });
@@ -118,7 +118,7 @@ interface PlacedRow {
   readonly row: number;
 }
 
-/** Where a token's rows are, by rank. */
+/** The rows of a token, each with the rank that received it. */
 function rowsOf({ received }: ReferenceCombineInput, of: ReferenceToken): PlacedRow[] {
   return received.map((one, rank) => ({ rank, row: rowOf(one, of) })).filter(({ row }) => row !== -1);
 }

@@ -22,8 +22,8 @@ export interface ReferenceLayerReceived {
 
 /**
  * Rows of each rank's experts: by expert, then source rank, then token.
- * @param inputs By rank.
- * @param numExperts Of all ranks.
+ * @param inputs What each rank passes.
+ * @param numExperts Experts of all ranks together.
  */
 export function referenceLayerDispatch(
   inputs: readonly ReferenceInput[],
@@ -63,15 +63,15 @@ interface ReferenceLayerToken extends ReferenceHosts {
   readonly token: number;
   readonly hidden: number;
   readonly localCombine: boolean;
-  /** Of the rows; 'bf16' by default. */
+  /** Dtype of the rows; 'bf16' by default. */
   readonly dtype?: TokenDType;
 }
 
-/** Which rows of a rank's output hold the same token. */
+/** Rows of a rank's output that hold the same token. */
 export interface ReferenceSkippedRows {
-  /** Of each row, the row of its token's first choice here. */
+  /** [recv]: for each row, the row of its token's first choice here. */
   readonly firstRows: readonly number[];
-  /** Of each row that is its token's first here, the row of each choice or -1; of the others -1. [recv][K]. */
+  /** [recv][K]: for a row that is its token's first here, the row of each choice or -1; for the others -1. */
   readonly duplicates: readonly (readonly number[])[];
 }
 
@@ -99,8 +99,8 @@ export function referenceSkippedRows({ rows }: ReferenceLayerReceived, topk: num
  * row of that rank rounded to the dtype; then hosts in order, within a host the ranks in the order of the token's first
  * choice. Either way the own host's rows count one by one, and another host's as their sum.
  * @param received From referenceLayerDispatch().
- * @param outputs By rank, then by received row.
- * @param of Which token of which rank, and where the ranks are.
+ * @param outputs Output rows of each rank, one for each received row.
+ * @param of A token, its rank and the hosts of the ranks.
  */
 export function referenceLayerCombine(
   received: readonly ReferenceLayerReceived[],
@@ -130,7 +130,7 @@ export interface ReferenceNodeLayout {
   readonly dstScatterIdx: readonly (readonly (readonly number[])[])[];
 }
 
-/** Whose descriptor, and where the ranks are. */
+/** The rank whose descriptor is asked for, the nodes of all ranks, and sizes of the layer. */
 interface ReferenceNodeOptions {
   readonly rank: number;
   /** Ranks of each node. */
@@ -143,9 +143,9 @@ const TILE_TOKENS = 256;
 
 /**
  * What the descriptor of a rank holds on several hosts.
- * @param inputs By rank, as for referenceLayerDispatch().
+ * @param inputs What each rank passes, as for referenceLayerDispatch().
  * @param received What that returned.
- * @param of Whose descriptor.
+ * @param of The rank whose descriptor is asked for.
  */
 export function referenceNodeLayout(
   inputs: readonly ReferenceInput[],

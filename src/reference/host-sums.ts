@@ -20,7 +20,7 @@ const codecs = {
 /** Dtype of a row of bit patterns. */
 type ReferenceDType = keyof typeof codecs;
 
-/** Where the ranks are, and what crosses the network between them. */
+/** The hosts of the ranks, and what crosses the network between them. */
 export interface ReferenceHosts {
   /** The ranks of each host, as Topology.hosts has them; all on one host by default. */
   readonly hosts?: readonly (readonly number[])[] | undefined;
@@ -51,7 +51,7 @@ interface Addend {
  * Adds what all hosts have of a token, as the comment at the top of this file says.
  * @param first Rows of the token's rank that are added before all others: biases.
  * @param rows In the order in which they are added within a host.
- * @param of Whose token, and where the ranks are.
+ * @param of The rank of the token, and the hosts of the ranks.
  */
 export function sumAcrossHosts(first: readonly (readonly number[])[], rows: readonly RankedRow[], of: SumOf): number[] {
   const { hidden, dtype = 'bf16', combinePrecision = 'bf16' } = of;
@@ -67,7 +67,7 @@ export function sumAcrossHosts(first: readonly (readonly number[])[], rows: read
 /**
  * The rows of each host, hosts in order.
  * @param rows In an order that stays within a host.
- * @param of Whose token: the host of that rank is its own. Without hosts all rows are of that host.
+ * @param of The rank of the token, whose host is its own. Without hosts all rows are of that host.
  */
 export function rowsByHost<Row extends { readonly rank: number }>(
   rows: readonly Row[],

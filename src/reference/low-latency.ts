@@ -24,7 +24,7 @@ export function toFp8e4m3(value: number): number {
   return sign | roundMagnitude(magnitude);
 }
 
-/** As toFp8e4m3, but numbers beyond 448 and infinities become 448 with their sign; NaN stays NaN. */
+/** Rounds as toFp8e4m3() does, but numbers beyond 448 and infinities become 448 with their sign; NaN stays NaN. */
 export function toFp8e4m3Saturating(value: number): number {
   return toFp8e4m3(Math.max(-fp8Max, Math.min(fp8Max, value)));
 }
@@ -102,11 +102,11 @@ function packExponents(words: readonly number[]): number[] {
 /** Sizes and options of the dispatch. */
 export interface ReferenceLowLatencyOptions {
   readonly numExperts: number;
-  /** Of fp8 rows; undefined for bf16. */
+  /** Form of the scales of fp8 rows; undefined for bf16. */
   readonly scales?: LowLatencyScales | undefined;
   /** C of the layout 'expert-major'; undefined for as many as come. */
   readonly maxTokensPerExpert?: number | undefined;
-  /** By rank: whether it takes part, as the receivers see it. Rows of others are left out. Without it, all do. */
+  /** Whether each rank takes part, as the receivers see it. Rows of the others are left out. All take part if it is absent. */
   readonly active?: readonly boolean[] | undefined;
 }
 
@@ -129,13 +129,13 @@ export interface ReferenceLowLatencyReceived {
   readonly byRank: readonly (readonly ReferenceLowLatencyRow[])[];
   /** 'expert-major': [local expert][row]. */
   readonly byExpert: readonly (readonly ReferenceLowLatencyRow[])[];
-  /** By local expert: rows that found no place. */
+  /** Number of rows of each local expert that found no place. */
   readonly dropped: readonly number[];
 }
 
 /**
  * What every rank receives.
- * @param inputs By rank.
+ * @param inputs What each rank passes.
  * @param options Sizes of the job.
  */
 export function referenceLowLatencyDispatch(
@@ -182,14 +182,14 @@ export interface ReferenceLowLatencyCombineInput {
   readonly outputs: readonly (readonly (readonly (readonly number[])[])[])[];
   /** How rows stand, and what of them travels. */
   readonly mode: 'rank-major' | 'rank-sums' | 'choices';
-  /** By rank: whether it takes part, as the token's rank sees it. Rows of the experts of others count as dropped. */
+  /** Whether each rank takes part, as the token's rank sees it. Rows of the experts of the others count as dropped. */
   readonly active?: readonly boolean[] | undefined;
 }
 
 /**
  * The combined bf16 row of one token, as the comment at the top of this file says.
- * @param input By rank, what combine() takes.
- * @param of Which token of which rank, and elements of a row.
+ * @param input What each rank passes to combine().
+ * @param of A token, its rank and the elements of a row.
  */
 export function referenceLowLatencyCombine(
   { inputs, received, outputs, mode, active }: ReferenceLowLatencyCombineInput,

@@ -15,7 +15,7 @@ const combine: Readonly<Record<Reduction, (a: number, b: number) => number>> = {
   min: (a, b) => Math.min(a, b),
 };
 
-/** To and from numbers: how each dtype is computed, and how a result is rounded. */
+/** Conversions of elements to numbers and back, and the rounding of each step, by dtype. */
 const arithmetic: Readonly<
   Record<ReducedDType, Readonly<Record<'load' | 'step' | 'store', (value: number) => number>>>
 > = {
@@ -27,7 +27,7 @@ const arithmetic: Readonly<
 /**
  * The reduction of equally long runs, in their order: what allReduce() gives for the inputs of ranks 0, 1, …. One run is
  * copied. Fails with WL_INVALID_ARGUMENT for runs of different lengths or none, and for what cannot be reduced.
- * @param dtype Of the elements.
+ * @param dtype Dtype of the elements.
  * @param op What is made of the elements at one place.
  * @param runs One for each rank; bf16 as bit patterns.
  */
@@ -45,7 +45,7 @@ export function referenceReduction<D extends ReducedDType & DType>(
     for (const run of runs.slice(1)) value = step(combine[op](value, load(run[at]!)));
     out[at] = store(value);
   }
-  // Which NaN an array is given is up to the processor.
+  // The processor chooses the NaN that an array gets.
   if (out instanceof Float32Array) {
     const bits = new Uint32Array(out.buffer);
     for (let at = 0; at < out.length; at++) if (Number.isNaN(out[at])) bits[at] = PLAIN_NAN;
@@ -84,7 +84,7 @@ const optionNames: OptionNames<ReferenceSparseOptions> = { ...sparseOptionNames,
  * The sum that `SparseAllReduce.allReduce` gives. A block of a worker counts if the magnitude of any element is above the
  * threshold, or if it has a NaN; the sum of a block is that of the blocks that count, in the order of the workers, and +0
  * where none does. Fails with WL_INVALID_ARGUMENT for runs of different lengths or none.
- * @param dtype Of the elements.
+ * @param dtype Dtype of the elements.
  * @param runs One for each worker; bf16 as bit patterns.
  * @param options Elements of a block; the threshold, 0 by default, which f32 and bf16 compare as f32; `fanIn` as create() has it:
  *   each so many neighbours are summed, and then their sums likewise, until one is left. Without it all are summed at once. `dense`: every block counts.
@@ -115,7 +115,7 @@ export function referenceSparseSum<D extends ReducedDType & DType>(
   return out;
 }
 
-/** Of those that there are. */
+/** The sum of the blocks that are there; undefined if there are none. */
 function sumOf<D extends ReducedDType & DType>(
   dtype: D,
   blocks: readonly (TypedArrayOf[D] | undefined)[],

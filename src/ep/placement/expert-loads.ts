@@ -159,7 +159,7 @@ export class ExpertLoads {
   }
 }
 
-/** Until the object is collected, which nobody closes. */
+/** Adds samples of the totals until their object, which nobody closes, is collected. */
 function tellTotals(held: WeakRef<Float64Array>, experts: number): void {
   const forget = addSamples(() => {
     const totals = held.deref();

@@ -41,7 +41,7 @@ const MAX_LISTED = 8;
 
 /** A plan in short: JSON. */
 interface PlanFacts extends Readonly<Record<(typeof sizes)[number], number>> {
-  /** By layer, of the table of physical experts. */
+  /** Digests of the tables of physical experts, one for each layer. */
   readonly tables: readonly string[];
 }
 
@@ -86,7 +86,7 @@ function requireSame(what: string, [first, other]: readonly [number, number], ra
   );
 }
 
-/** Of the time of cutOver(), how much weights that are still on their way may take. */
+/** The part of the time of cutOver() that weights which are still on their way may take. */
 const READY_SHARE = 0.9;
 
 /** What a rank tells the others when the mover is made. */
@@ -96,7 +96,7 @@ interface Told {
   readonly region: number;
   readonly plan: PlanFacts;
   readonly expertBytes: number;
-  /** By layer and slot. */
+  /** Checksums of the experts, by layer and slot. */
   readonly checksums: readonly number[];
   readonly id: string;
 }
@@ -120,7 +120,7 @@ export class ExpertMover implements AsyncDisposable {
   readonly #memory: ExpertMemory;
   readonly #shared: SharedAgent;
   readonly #registration: Registration;
-  /** By rank: its agent, and the number of its memory there. */
+  /** The agent of each rank, and the number of its memory there. */
   readonly #peers = new Map<number, { readonly agent: string; readonly region: number }>();
   #checksums: ExpertChecksums | undefined;
   #id = '';
@@ -311,7 +311,7 @@ export class ExpertMover implements AsyncDisposable {
     await cutOverTogether(this.group, step, wait, (error) => (this.#failure = error));
   }
 
-  /** Without a rank no later step can be taken: nobody has its experts, and it does not agree any more. */
+  /** No later step can be taken without a lost rank: nobody has its experts, and it does not agree any more. */
   #hasLostRank(error: unknown): boolean {
     return this.group.peerLost.aborted || asWeftlineError(error).code === 'WL_PEER_LOST';
   }
@@ -353,7 +353,7 @@ export class ExpertMover implements AsyncDisposable {
     } finally {
       await this.#shared.close();
     }
-    // Not after a failure: a peer may still read it.
+    // A failure above keeps the memory, because a peer may still read it.
     this.#memory[Symbol.dispose]();
   }
 
@@ -465,7 +465,7 @@ function cannotLoad(
 /** An expert whose weights are to be loaded. */
 export interface ExpertToLoad {
   readonly layer: number;
-  /** Its logical number. */
+  /** Logical number of the expert. */
   readonly expert: number;
   /** [expertBytes]: where its weights go, in place; any layout, the same for all copies. */
   readonly bytes: Uint8Array;
@@ -473,9 +473,9 @@ export interface ExpertToLoad {
 
 /** What an ExpertMover begins with. */
 export interface ExpertMoverOptions {
-  /** In force at first, the same on all ranks; later plans have its layers, experts, ranks and physical experts. */
+  /** The plan in force at first, the same on all ranks; later plans have its layers, experts, ranks and physical experts. */
   readonly plan: ExpertPlan;
-  /** Of the weights of one expert of one layer, a multiple of 16. */
+  /** Bytes of the weights of one expert of one layer, a multiple of 16. */
   readonly expertBytes: number;
   /** Fills in the weights of an expert of this rank; called once for each slot of each layer. */
   readonly load: (expert: ExpertToLoad) => void | Promise<void>;
@@ -504,7 +504,7 @@ function checkMover(group: RankGroup, device: unknown, options: ExpertMoverOptio
 const DECISION_MS = 5000;
 
 interface CutOver<Facts> {
-  /** With the number, of the exchange and of the decision in the store: no other step of the group has both. */
+  /** Name of the exchange and of the decision in the store; no other step of the group has it with the same number. */
   readonly name: string;
   readonly number: number;
   /** What this rank tells the others; JSON. */

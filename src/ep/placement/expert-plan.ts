@@ -1,4 +1,4 @@
-// Which logical expert each physical expert is a copy of, layer by layer, and the same tables read the other way.
+// Plans of experts: the logical expert of each physical one, layer by layer, and the copies of each logical one.
 import { checkOptions, isWhole, type OptionNames } from '../../core/check-options.ts';
 import { invalidArgument } from '../../core/errors.ts';
 

@@ -11,17 +11,17 @@ import type { Tensor } from '../../device/tensor.ts';
 import type { ExpertPlan } from './expert-plan.ts';
 import type { Placement } from './placement.ts';
 
-/** Where weights are now. */
+/** The place of the weights that are in force. */
 export interface ExpertSources {
-  /** In force. */
+  /** The placement in force. */
   readonly placement: Placement;
   readonly memory: ExpertMemory;
-  /** In force, on all ranks; the other one is written to. */
+  /** The half in force, on all ranks; the other one is written to. */
   readonly half: Half;
   readonly agent: Agent;
-  /** Of the memory. */
+  /** The agent's registration of the memory. */
   readonly registration: Registration;
-  /** Of the group's ranks, for errors. */
+  /** World ranks of the group's ranks, for errors. */
   readonly worldRanks: readonly number[];
   readonly checksums: ExpertChecksums;
   readonly peer: (rank: number) => { readonly agent: string; readonly memory: RemoteMemory };
@@ -64,7 +64,7 @@ export async function fetchExperts(sources: ExpertSources, plan: ExpertPlan, wai
   if (failures.length > 0) throw failures[0];
 }
 
-/** Those of one expert are read from its nearest copies in turn. */
+/** A move for each slot of this rank. Several slots of one expert read from its nearest copies in turn. */
 function movesTo(next: ExpertPlan, now: Placement): Move[] {
   const { rank, slots } = now;
   const moves: Move[] = [];
@@ -181,7 +181,7 @@ export class ExpertChecksums {
 /** Bytes that are copied or summed before the event loop gets its turn. */
 const PIECE_BYTES = 1 << 20;
 
-/** Which of the two copies. */
+/** One of the two copies. */
 export type Half = 0 | 1;
 
 interface ExpertMemoryShape {
@@ -205,7 +205,7 @@ export class ExpertMemory implements Disposable {
     this.tensor = device.empty('u8', [2, layers, slots, expertBytes]);
   }
 
-  /** Of an expert's bytes, from the beginning of the tensor. */
+  /** Offset of an expert's bytes in the tensor. */
   offset(half: Half, layer: number, slot: number): number {
     const { layers, slots, expertBytes } = this.#shape;
     return ((half * layers + layer) * slots + slot) * expertBytes;

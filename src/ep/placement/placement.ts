@@ -3,7 +3,7 @@ import { checkOptions, isWhole, type OptionNames } from '../../core/check-option
 import { invalidArgument } from '../../core/errors.ts';
 import { type ExpertPlan, requirePlan } from './expert-plan.ts';
 
-/** Which rank routes, and which ranks share a host. */
+/** The rank that routes, and the ranks of each host. */
 export interface PlacementRank {
   /** This rank in the group. */
   readonly rank: number;
@@ -18,7 +18,7 @@ export type ExpertIds = Int32Array | BigInt64Array;
 export interface RouteOptions<Ids extends ExpertIds = ExpertIds> {
   /** 0 by default. */
   readonly layer?: number;
-  /** Where the physical ids go, of the type and length of `topkIdx`, which it may be. A new array by default. */
+  /** Array for the physical ids, of the type and length of `topkIdx`, which it may be. A new array by default. */
   readonly out?: Ids;
 }
 

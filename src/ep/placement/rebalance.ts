@@ -158,10 +158,10 @@ class Packing {
   readonly #copies: Copies;
   readonly #size: number;
   readonly #packs: number;
-  /** By place: the copy there. */
+  /** The copy at each place. */
   readonly #copyAt: Int32Array;
   readonly #sums: Float64Array;
-  /** By pack: how many copies of each item it has. Plans of some 10,000 copies would take seconds if packs were searched. */
+  /** How many copies of each item each pack has. Plans of some 10,000 copies would take seconds if packs were searched. */
   readonly #counts: readonly Map<number, number>[];
 
   constructor(copies: Copies, places: Int32Array, packs: number) {
@@ -178,7 +178,7 @@ class Packing {
     for (let pack = 0; pack < packs; pack++) this.#addUp(pack);
   }
 
-  /** By copy. */
+  /** The place of each copy. */
   places(): Int32Array {
     const places = new Int32Array(this.#copyAt.length);
     for (const [place, copy] of this.#copyAt.entries()) places[copy] = place;
