@@ -67,7 +67,7 @@ function removeStale(sources, outputs, kept) {
   }
 }
 
-/** Of programs in dist/: they are a fifth of the packed size, and declarations keep theirs. Skipped if nothing was compiled. */
+/** Removes comments of programs in dist/: they are a fifth of the packed size, and declarations keep theirs. Skipped if nothing was compiled. */
 function removeComments() {
   const key = createHash('sha256')
     .update(readFileSync(`${root}dist/.tsbuildinfo`))

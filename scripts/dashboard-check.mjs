@@ -64,7 +64,7 @@ async function beRank(kind) {
   await world.close();
 }
 
-/** Of rank 1, into memory of rank 0. */
+/** Prepares a write of rank 1 into memory of rank 0. */
 async function prepareWrite(world) {
   const { Agent, DescriptorList, loadPublished, publishMetadata, worldMetadataStore } = await import('weftline/agent');
   const agent = await Agent.create(`rank ${world.rank}`, { token: world.secret });

@@ -27,9 +27,9 @@ const options = {
   seed: { type: 'string', default: '1' },
   /** How often weftline and MPI take turns. */
   rounds: { type: 'string', default: '2' },
-  /** Of the link between the hosts. */
+  /** Largest packet of the link between the hosts. */
   mtu: { type: 'string', default: '1500' },
-  /** Of the link, as tc takes it: 10gbit; what the processors carry by default. */
+  /** Rate of the link, as tc takes it: 10gbit; what the processors carry by default. */
   rate: { type: 'string' },
   /** EPAll2AllLayer as well. */
   layer: { type: 'boolean', default: false },
@@ -39,7 +39,7 @@ const options = {
   /** Seconds that one run may take. */
   timeout: { type: 'string', default: '600' },
   json: { type: 'string' },
-  /** Of the process that measures: its folder, which the one that started it removes. */
+  /** Folder of the process that measures, which the one that started it removes. */
   inside: { type: 'string' },
 };
 const { values } = parseArgs({ options });

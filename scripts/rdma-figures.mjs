@@ -43,7 +43,7 @@ const warm = Number(values.warm);
 const warmUp = { ...workload, sizes: [isUcx ? 16_384 : 4096], iterations: warm, pings: Math.round((warm * 2) / 3) };
 /** perftest polls on end; so do waits that take less than this, which is long for the emulated processor alone. */
 const SPIN_MICROSECONDS = '20000';
-/** Of the pings of the bench, see PING_BYTES there. */
+/** Bytes of the pings of the bench, see PING_BYTES there. */
 const PING_BYTES = 256;
 const self = fileURLToPath(import.meta.url);
 

@@ -4,9 +4,9 @@
 import { writeFileSync } from 'node:fs';
 import { fileURLToPath } from 'node:url';
 
-/** Of what a failed test says, at most this much: the whole of it stands where the test ran. */
+/** Most characters of what a failed test says: the whole of it stands where the test ran. */
 const MAX_FAILURE_CHARACTERS = 2000;
-/** So many of the files that took longest are listed, unless they took less than SLOW_MS. */
+/** How many of the files that took longest are listed, unless they took less than SLOW_MS. */
 const SLOW_FILES = 12;
 const SLOW_MS = 10_000;
 

@@ -45,7 +45,7 @@ if (files.length === 0) {
  */
 const factors = [Number(process.env.WEFTLINE_TEST_EP ?? 1), process.env.WEFTLINE_TEST_RDMA === 'all' ? 3 : 1];
 const MAX_TEST_MS = 1_800_000 * Math.max(1, ...factors);
-/** Of waits that are given no time: on a busy machine processes may start, or get a processor, long after others. */
+/** Time of waits that are given none: on a busy machine processes may start, or get a processor, long after others. */
 const PATIENT_MS = '120000';
 /** Many tests wait for other processes: one more than processors. */
 const concurrency = availableParallelism() + 1;
@@ -60,7 +60,7 @@ console.log(`# WEFTLINE_TEST_SEED=${seed}`);
 /** Tests that start nothing share processes, which spares a start of node and of the library per file. */
 const sharing = ['unit/', 'property/'];
 /**
- * Of these, tests of what there is once in a process: metrics, calls, traces, variables, how native functions are bound, all
+ * Files among these that test what there is once in a process: metrics, calls, traces, variables, how native functions are bound, all
  * sockets, and the garbage that code leaves, which is compiled otherwise after other tests; and files with hooks, which may run
  * before the next file has loaded.
  */

@@ -12,7 +12,7 @@ const UNDER_WAY = 4;
 const PERFTEST_ATTEMPTS = 5;
 const PERFTEST_BYTES = 40 * MESSAGE;
 const [NEAR, FAR] = ['rxe0', 'rxe1'];
-/** Of the wire's other end, and the index of the IPv4 address in the devices' tables. */
+/** Address of the wire's other end, and the index of the IPv4 address in the devices' tables. */
 const FAR_ADDRESS = '10.77.0.2';
 const GID_INDEX = '1';
 const { values } = parseArgs({

@@ -16,7 +16,7 @@ export interface CommunicatorOptions extends WaitOptions {
    */
   readonly pieceBytes?: number;
   /**
-   * Of CPU ranks, and of GPUs of several hosts: algorithms of reductions by size, the same on all ranks: for each collective a list of ranges, of which all
+   * Algorithms of reductions by size, for CPU ranks and for GPUs of several hosts, the same on all ranks: for each collective a list of ranges, of which all
    * but the last have `upToBytes`, of a rank's tensor. By default those of the file that `collectiveTable` names (a setting)
    * for so many ranks and hosts, and else those built in. Results are the same.
    */
@@ -31,8 +31,7 @@ export interface CommunicatorOptions extends WaitOptions {
    */
   readonly directBytes?: number;
   /**
-   * Of GPUs of one host: allGather, and allToAll that is not in place, of more than `directBytes` are moved by the copy
-   * engines of the GPUs; multiprocessors do nothing but tell the others that a rank is there. For outputs that are registered
+   * For GPUs of one host: their copy engines move allGather, and allToAll that is not in place, of more than `directBytes`; multiprocessors do nothing but tell the others that a rank is there. For outputs that are registered
    * and lie at the same place of the same registration on all ranks: ranks that register in the same order and use the same
    * slices. If one rank's does not, the call fails with WL_CONFIG_MISMATCH. False by default.
    */

@@ -157,7 +157,7 @@ function rankText(ranks: readonly number[]): string {
 }
 
 /**
- * Of an object whose calls may be posted before earlier ones have ended. Whether an earlier one has ended is a matter of time
+ * The calls of an object that may be posted before earlier ones have ended. Whether an earlier one has ended is a matter of time
  * and differs between the ranks; that calls are carried out in order does not. Nothing is made for calls that do not overlap.
  */
 export class CallQueue {

@@ -35,7 +35,7 @@ export interface ExchangeCounts {
   /** Tokens to each host, of a group on several hosts. */
   readonly perHost?: Int32Array;
   /**
-   * Of a group on one host whose ranks need no counts but of their own experts: `perExpert` cut by rank. The rest of what
+   * `perExpert` cut by rank, for a group on one host whose ranks need no counts but of their own experts. The rest of what
    * stands in the record of another rank is then of an earlier call.
    */
   readonly ofRanks?: readonly Int32Array[];

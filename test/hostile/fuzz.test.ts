@@ -9,7 +9,7 @@ import { isWhole } from '../support/extent.ts';
 
 const INPUTS = isWhole ? 40_000 : 15_000;
 const SEED = 11;
-/** Of the decoder that never comes back. */
+/** Time after which the decoder that never comes back counts as hanging. */
 const SHORT_HANG_MS = 1500;
 
 const none = { seed: SEED, covered: 0, keep: false };

@@ -86,7 +86,7 @@ describe('failures across hosts', { concurrency: 2 }, () => {
           const { code, message, rank: named, ms } = resultOf(output) as Ended;
           assert.notEqual(code, 'none', transcript);
           assert.match(message, rank === culprit ? own : heard, `rank ${rank}\n${transcript}`);
-          // Whose words they are, or whom a rank missed: never a rank that gave up for want of another.
+          // The rank named is the one whose words they are, or that was missed: never one that gave up for want of another.
           if (heard !== mismatch) assert.ok(named === undefined || named === culprit, transcript);
           if (rank !== culprit) assert.ok(ms < SOON_MS, `rank ${rank}\n${transcript}`);
         }

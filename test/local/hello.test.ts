@@ -175,7 +175,7 @@ test('whatever a relay changes in either hello is noticed before the body is use
     );
     const shown = `${direction} ${at} ${alter.toString()}: ${codeOf(server)} ${codeOf(client)}`;
     assert.notEqual(codeOf(client), 'met', shown);
-    // Of the last frame the server cannot know; it has said nothing but what the client would have heard.
+    // The server cannot know of the last frame; it has said nothing but what the client would have heard.
     if (direction === 'toServer' || at === 0) assert.notEqual(codeOf(server), 'met', shown);
   }
 });

@@ -1,4 +1,4 @@
-// Which failure a job is said to have ended of, and how much is printed of it.
+// Tests which failure a job is said to have ended of, and how much is printed of it.
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
 import test from 'node:test';

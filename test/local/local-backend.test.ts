@@ -308,7 +308,7 @@ test('who sleeps is woken, asleep on a thread or blocking', async () => {
 interface PeerProcess extends AsyncDisposable {
   readonly peer: BackendPeer;
   readonly info: Uint8Array;
-  /** Of memory that is the process's own. */
+  /** Key of memory that is the process's own. */
   readonly ownInfo: Uint8Array;
   readonly bytes: number;
   kill(): Promise<void>;

@@ -11,7 +11,7 @@ const PART = 8;
 const STRIDE = 16;
 const PER_REGION = PARTS / REGIONS;
 
-/** Of one region, one behind the other in the list. */
+/** Parts of one region, one behind the other in the list. */
 const RUN = 4;
 
 /** Part i is the same place on both sides: region by region in turn, and within a region in no order. */

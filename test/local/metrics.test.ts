@@ -75,7 +75,7 @@ test('an address that is none, or is held, is an error that says so', async () =
     held.stderr,
     /Cannot serve metrics on 127\.0\.0\.1:\d+: .*EADDRINUSE.*each process of a host needs a port/,
   );
-  // Of a range that no host has (RFC 5737).
+  // No host has an address of this range (RFC 5737).
   const foreign = weftline(['run', '-n', '1', script], '203.0.113.7:9400');
   assert.notEqual(foreign.status, 0);
   assert.match(

@@ -173,7 +173,7 @@ test('weftline moe with layer all2all counts a row per token and expert', () => 
   );
 });
 
-/** Of the example on 4 ranks: rows that the most loaded rank computes, by those of an average one. */
+/** Rows that the most loaded rank computes, by those of an average one, for the example on 4 ranks. */
 function skew({ ranks }: MoeReport['load']): number {
   return Math.max(...ranks.map(({ expertRows }) => expertRows)) / ((1536 * 4) / ranks.length);
 }

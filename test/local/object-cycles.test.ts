@@ -10,7 +10,7 @@ import { join } from 'weftline/world';
 
 const WARM_UP = 4;
 const CYCLES = 12;
-/** Of V8's heaps, which come and go by a page. */
+/** Bytes of a page of V8's heaps, which come and go by pages. */
 const HEAP_PAGE = 256 << 10;
 
 const world = await join({ environment: {} });

@@ -38,7 +38,7 @@ interface Inspected {
   readonly background: string;
   readonly undrawn: readonly string[];
   readonly tooWide: number;
-  /** Those on the wrong ground. */
+  /** Tips on the wrong ground. */
   readonly tips: number;
   readonly sideBySide: boolean;
 }

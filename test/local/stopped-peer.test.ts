@@ -25,7 +25,7 @@ const options = { timeout: 600_000 };
 
 interface Peer {
   readonly targets: readonly Target[];
-  /** Of an agent with some memory. */
+  /** Metadata of an agent with some memory. */
   readonly metadata: string;
   readonly address: number;
   readonly region: number;

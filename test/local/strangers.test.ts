@@ -12,7 +12,7 @@ import { resultOf, runRanks } from './support/run-ranks.js';
 interface Target {
   readonly port: number;
   readonly token: string;
-  /** Of rank 1. */
+  /** Process of rank 1. */
   readonly pid: number;
 }
 

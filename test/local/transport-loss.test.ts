@@ -30,7 +30,7 @@ for (const lost of sampled([5, 1], 1)) {
     const size = transportSegmentBytes === 0 ? 'the largest packets' : `packets of ${transportSegmentBytes} bytes`;
     test(`${lost} % of ${size} are lost, every message arrives intact`, options, () => {
       const { connection } = runWith({ lost, settings: { transportSegmentBytes } });
-      // Of 12 MB in the largest packets some 180 are sent: one of a hundred may be none.
+      // Some 180 of the largest packets carry 12 MB: one of a hundred may be none.
       if (transportSegmentBytes !== 0) assert.ok(connection.retransmittedSegments > 0);
     });
   }

@@ -100,7 +100,7 @@ test('large datagrams that travel alone are put where they belong once some have
   assert.deepEqual(place.bytes.slice(3 * payload, 4 * payload), payloadOf(3, payload).slice());
   const second = batch.offset[1]! + HEADER;
   assert.deepEqual(batch.bytes.slice(second, second + 100), payloadOf(2, 100).slice());
-  // Those that may not are received whole, and then not asked about for a while.
+  // Datagrams that may not are received whole, and then not asked about for a while.
   isWelcome = false;
   asked.length = 0;
   for (let number = 4; number <= 6; number += 1) {

@@ -19,7 +19,7 @@ const script = fileURLToPath(new URL('./ranks/why-rank.js', import.meta.url));
 const env = { ...process.env, WEFTLINE_TIMEOUT_MS: '600000', NODE_TEST_CONTEXT: undefined };
 /** For ranks to answer on a busy machine: a look ends once all have that are not stopped. */
 const PATIENT = ['--wait', '20000'];
-/** Of looks one after the other at a rank that computes, which takes up all of the time. */
+/** Times of looks one after the other at a rank that computes, which takes up all of the time. */
 const LESS_AND_LESS_HASTY = ['1000', '5000', '20000', '60000'];
 
 type Explained = JobView & { readonly conclusion: Conclusion };

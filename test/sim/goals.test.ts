@@ -43,7 +43,7 @@ function perLink(loss: number): number {
   return 1 - (1 - loss) ** (1 / 4);
 }
 
-/** Of messages on a fat tree of 128 hosts, offered at 80 % of their rate. Large packets: half of the events. */
+/** The 99th percentile of messages on a fat tree of 128 hosts, offered at 80 % of their rate. Large packets: half of the events. */
 function permutationP99(paths: number): number {
   const shape = { pattern: 'permutation', network: 'fat-tree', hosts: 128, paths, load: 0.8, messages: 6 } as const;
   const { completion } = runPattern(optionsOf({ ...shape, segmentBytes: 8928 }));

@@ -54,7 +54,7 @@ export function randomList(seed: number, { count, length, alignment = 1, gap = 4
   };
 }
 
-/** As many blocks as the fragments need. */
+/** Blocks, as many as the fragments need. */
 export function blocksOf(
   { fragments }: FragmentList,
   bounce: MemorySpan,

@@ -89,7 +89,7 @@ export function topLevel(trees: readonly ReductionTree[]): number {
 }
 
 /**
- * As many trees of one shape as there are aggregators; each begins with another aggregator, so that all do the same. A node
+ * Trees of one shape, as many as there are aggregators; each begins with another aggregator, so that all do the same. A node
  * lies on the host of its first worker where an aggregator is free there. Pure: all ranks get the same.
  */
 export function reductionTrees(options: TreesOptions): readonly ReductionTree[] {

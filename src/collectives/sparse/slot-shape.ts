@@ -101,7 +101,7 @@ export const sparseBoard = defineLayout(
 );
 
 /**
- * Of the worker for its aggregator, or of the aggregator for all workers. Behind it come
+ * A message of the worker for its aggregator, or of the aggregator for all workers. Behind it come
  *
  * - a mask of lanes, in words of 32: those whose blocks the message has;
  * - `entries` words: a worker's next block behind the present one, of all lanes in round 0, later of those in the mask; of an

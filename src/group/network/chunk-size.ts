@@ -1,7 +1,7 @@
 // How much of a call's rows one signal stands for.
 
 /**
- * Of CPU ranks, which share what a call sends to a peer out to so many chunks between these bounds: each one wakes threads on
+ * Chunks to which CPU ranks share out what a call sends to a peer, between these bounds: each one wakes threads on
  * both sides, and the first and the last overlap with nothing.
  */
 export const NETWORK_CHUNKS = {

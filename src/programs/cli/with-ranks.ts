@@ -69,7 +69,7 @@ export class ProgressBar implements Disposable {
     this.#stream = options.stream ?? process.stderr;
   }
 
-  /** So much is done of so much. Shows nothing where stderr is no terminal. */
+  /** Shows that `done` of `total` is done; nothing where stderr is no terminal. */
   readonly show = (done: number, total: number): void => {
     const { title, unit, rank, isQuiet } = this.#options;
     if (rank !== 0 || isQuiet || this.#stream.isTTY !== true) return;

@@ -7,7 +7,7 @@ import { kernelFiles } from '#lib/device/cuda/kernel-files.js';
 
 export interface QueueSpeed {
   readonly warps: number;
-  /** Of each warp that push. */
+  /** Lanes of each warp that push. */
   readonly lanes: number;
   readonly order: string;
   readonly commands: number;

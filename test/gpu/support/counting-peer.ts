@@ -4,7 +4,7 @@ import { CommandReader, queuesIn } from '#lib/device-api/service/command-queue.j
 import { CommandServer } from '#lib/device-api/service/command-server.js';
 import type { CudaRequests } from '#lib/device-api/service/cuda-requests.js';
 
-/** Of the one queue of `requests`. `handle`: of a request to the peer. */
+/** A peer of the one queue of `requests`. `handle`: of a request to the peer. */
 export async function countingPeer(requests: CudaRequests, capacity: number) {
   const shape = { number: 0, peer: 0, inlines: false, local: { address: 0, bytes: 0 } };
   const handle = await requests.add({ ...shape, remotes: [{ direct: 0, bytes: 8 }] });

@@ -9,7 +9,7 @@ import { fillPattern, wrongAt } from './pattern.ts';
 
 const SLOTS = 4;
 const SLOT_BYTES = 2 << 20;
-/** Of one transfer in so many, the whole memory is moved: more than the posting thread copies by itself. */
+/** One transfer in so many moves the whole memory: more than the posting thread copies by itself. */
 const LARGE_EVERY = 12;
 
 /** A write that has arrived, as its notification says. */

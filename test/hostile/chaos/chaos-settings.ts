@@ -1,6 +1,6 @@
 // Settings of every process of a chaos run.
 
-/** Of each wait. */
+/** Deadline of each wait. */
 export const DEADLINE_MS = 8000;
 /** How long after its deadline a wait may still end: a tenth, and what a busy machine takes to run the process at all. */
 export const DEADLINE_LIMIT_MS: number = DEADLINE_MS * 1.1 + 6000;

@@ -9,7 +9,7 @@ import type { ChaosEvent } from './pair-rounds.ts';
 
 const script = fileURLToPath(new URL('./ep-rank.js', import.meta.url));
 const RANKS = 3;
-/** Of a job whose rank is stopped and continued. */
+/** Rounds of a job whose rank is stopped and continued. */
 const ROUNDS = 150;
 const MAX_PATIENCE_MS = 60;
 const MAX_STOP_MS = 400;

@@ -7,7 +7,7 @@ import { mixSeed, Random } from './random.ts';
 
 export interface FoundFault {
   readonly decoder: string;
-  /** Which input of the run; -1 for one that was given. */
+  /** Number of the input in the run; -1 for one that was given. */
   readonly index: number;
   /** Base64. */
   readonly input: string;

@@ -7,7 +7,7 @@ import type { Decoder } from './decoder.ts';
 /** Compiled tests run from build/test/hostile/fuzz. */
 const root = fileURLToPath(new URL('../../../../test/hostile/seeds/', import.meta.url));
 
-/** Those of the decoder itself, then those of its folder in the order of their names. */
+/** Seeds of the decoder itself, then those of its folder in the order of their names. */
 export function seedsOf(decoder: Decoder): readonly Uint8Array[] {
   const folder = root + decoder.name;
   const names = existsSync(folder) ? readdirSync(folder).toSorted() : [];

@@ -73,7 +73,7 @@ export class Network {
   }
 
   /**
-   * Of what UDP or TCP carries: one bit, which their checksums always find; up to three where they are repaired. Two bits
+   * Changes one bit of what UDP or TCP carries, which their checksums always find; up to three where they are repaired. Two bits
    * of the same place in words of 16 can leave the sum as it was.
    */
   #change(packet: Buffer): Buffer {

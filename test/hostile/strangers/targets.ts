@@ -12,7 +12,7 @@ export type TargetKind = 'store' | 'transport' | 'endpoint' | 'metadata' | 'mult
 export interface Target {
   readonly kind: TargetKind;
   readonly port: number;
-  /** Of the agent behind the port. */
+  /** Metadata of the agent behind the port. */
   readonly metadata?: Uint8Array;
 }
 

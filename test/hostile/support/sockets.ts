@@ -1,4 +1,4 @@
-// Which sockets of this process others can reach, as the kernel tells, and which libraries it has loaded.
+// Finds the sockets of this process that others can reach, as the kernel tells, and the libraries that it has loaded.
 import { readdirSync, readFileSync, readlinkSync } from 'node:fs';
 
 const TCP_LISTEN = '0A';

@@ -12,7 +12,7 @@ const communicator = await Communicator.create(world, device);
 const output = device.empty('f32', [8]);
 output.view().fill(1);
 await communicator.barrier();
-// Of two hosts of two ranks, rank 1 reaches the root, rank 2, through rank 3, which needs nothing itself.
+// Rank 1, where two hosts have two ranks each, reaches the root, rank 2, through rank 3, which needs nothing itself.
 if (world.rank === 1) await sleep(late);
 await communicator.reduce({ output, root: 2 });
 if (world.rank === 2 && output.view()[0] !== 4) throw new Error(`the sum is ${output.view()[0]}`);

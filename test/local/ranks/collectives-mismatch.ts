@@ -9,9 +9,9 @@ await using world = await join();
 await using device = await openTestDevice(world);
 const tensor = (count: number, dtype: 'f32' | 'i32' = 'f32') => device.empty(dtype, [count]);
 const timeoutMs = device.kind === 'cuda' ? 4_000 : 60_000;
-/** Of a call that waits for a rank in vain. The others come within it, also where they share few processors. */
+/** Time of a call that waits for a rank in vain. The others come within it, also where they share few processors. */
 const shortMs = 2_000;
-/** Of the call behind it. A kernel waits for ranks that have given up until its own deadline; on CPUs nothing waits so long. */
+/** Time of the call behind it. A kernel waits for ranks that have given up until its own deadline; on CPUs nothing waits so long. */
 const nextMs = device.kind === 'cuda' ? 100 : timeoutMs;
 /** The rank that differs. */
 const odd = 2;

@@ -122,7 +122,7 @@ function post(communicator: Communicator, number: number, count: number): Posted
   await communicator.close();
 }
 
-/** Of two calls in one tick the second is refused, on every rank alike, whatever the first one waits for. */
+/** The second of two calls in one tick is refused, on every rank alike, whatever the first one waits for. */
 async function refused(name: string, first: Promise<unknown>, second: () => Promise<unknown>): Promise<void> {
   const codes = await Promise.all([codeOf(first), codeOf(second())]);
   assert.deepEqual(codes, [undefined, 'WL_INVALID_ARGUMENT'], name);

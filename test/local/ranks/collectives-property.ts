@@ -23,7 +23,7 @@ const replayed: AroundCall = async (call) => {
   await (device as CudaDevice).stream.idle();
 };
 
-/** Of reductions; in turn. Where ranks cannot form a chain they take shares. */
+/** Tables of reductions, which take turns. Where ranks cannot form a chain they take shares. */
 const tables: readonly Partial<AlgorithmTable>[] = [
   {},
   { allReduce: [{ algorithm: 'chain' }], reduce: [{ algorithm: 'shares' }] },

@@ -26,17 +26,17 @@ export interface EpCase {
   readonly sharedRows: boolean;
   readonly localCombine: boolean;
   readonly combinePrecision: 'bf16' | 'f32';
-  /** Of the network side: for all sums at once, for two at a time, or memory of the caller's. */
+  /** Memory of the network side: for all sums at once, for two at a time, or the caller's. */
   readonly rdma: 'all' | 'few' | 'own';
   readonly scatter: boolean;
   readonly capacity: number;
-  /** Of a layer's tokens. */
+  /** Type of a layer's tokens. */
   readonly dtype: 'bf16' | 'f16' | 'f32';
   readonly wideOffsets: boolean;
   readonly keepOutput: boolean;
   /** Dispatch stage by stage. */
   readonly staged: boolean;
-  /** Of a GPU. */
+  /** Multiprocessors of a GPU. */
   readonly numSms: number;
   /** With previousEvent and asyncFinish. */
   readonly overlap: boolean;

@@ -21,7 +21,7 @@ const wrong = await device.tensor('i32', [tokens, topk], new Int32Array(tokens *
 
 interface Calls {
   readonly dispatch: (topkIdx?: typeof choices, timeout?: number) => Promise<unknown>;
-  /** Of what was dispatched before. */
+  /** Combines what was dispatched before. */
   readonly combine: () => Promise<unknown>;
   readonly barrier: () => Promise<unknown>;
   readonly close: () => Promise<void>;

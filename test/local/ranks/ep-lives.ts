@@ -96,7 +96,7 @@ function targetOf(descriptor: string): string {
   }
 }
 
-/** Of this process: open files, mapped ranges of shared memory and devices, and bytes of the device that are taken. */
+/** What this process holds: open files, mapped ranges of shared memory and devices, and bytes of the device. */
 async function holdings(): Promise<Holdings> {
   await group.barrier('lives');
   const files = readdirSync('/proc/self/fd').map(targetOf);

@@ -110,7 +110,7 @@ const scenarios: Scenarios = {
 
   'big integer': () => failureOf(() => EpLowLatency.create(world, device, { ...config, maxTokensPerRank: as(8n) })),
 
-  /** Of rank 1. On GPUs it ends the use of the object; otherwise the next calls work, here also of rows by rank and with a hook. */
+  /** Rank 1 makes a bad choice. On GPUs it ends the use of the object; otherwise the next calls work, here also of rows by rank and with a hook. */
   async 'bad choice'() {
     const ll = await EpLowLatency.create(world, device, config);
     const input = await inputOf(2);

@@ -46,7 +46,7 @@ async function hooks(): Promise<void> {
   for (let pair = 0; pair < PAIRS; pair++) {
     const [first, second] = [await dispatch(), await dispatch()];
     const { hook } = await ll.combine({ ...combineArgs(first), returnRecvHook: true });
-    // Of the other result: nothing of it waits for the hook.
+    // Nothing of the other result waits for the hook.
     for (let repeat = 0; repeat < 5; repeat++) await check(second, await combine(second));
     await check(first, await hook({ timeoutMs }));
   }

@@ -54,7 +54,7 @@ for (const [name, [differing, usual]] of Object.entries(cases)) {
   const first = await how(async () => {
     if (reducer.isWorker) return (world.rank === odd ? differing : usual)(reducer);
     await reducer.serve();
-    // Those who close wait for it.
+    // Ranks that close wait for it.
     return reducer.close();
   });
   await world.barrier(name);

@@ -8,7 +8,7 @@ import { openTestDevice } from '../support/test-device.js';
 
 const [what, victimText, shape] = process.argv.slice(2);
 const world = await join();
-// Those who only aggregate need no GPU.
+// Ranks that only aggregate need no GPU.
 const workers = [0, 1, 2];
 const device = workers.includes(world.rank)
   ? await openTestDevice(await world.group(workers))

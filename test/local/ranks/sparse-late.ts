@@ -6,7 +6,7 @@ import { SparseAllReduce } from 'weftline/collectives';
 import { join } from 'weftline/world';
 
 const LATE_MS = 2_500;
-/** Of these ranks alone: that of the job is over before they join, and one that has its processor late has longer for it. */
+/** Time of these ranks alone: that of the job is over before they join, and one that has its processor late has longer for it. */
 const patient = { timeoutMs: 60_000 };
 
 if (process.argv[2] !== 'never') {

@@ -36,7 +36,7 @@ for (const [number, { ranks, ...options }] of setups.entries()) {
   const group = await world.group(ranks);
   const aggregators = options.aggregators ?? [];
   const isSilent = aggregators.includes(group.rank) && options.workers === undefined && number % 2 === 0;
-  // Those who only aggregate are told by the others.
+  // Ranks that only aggregate are told by the others.
   const reducer = await SparseAllReduce.create(group, device, isSilent ? {} : options);
   if (reducer.isWorker) {
     for (let one = 0; one < cases; one++) {

@@ -6,7 +6,7 @@ export interface AgentConfiguration {
   /** For the names of tests. */
   readonly name: string;
   readonly backend: BackendName;
-  /** Of the test's own agent, and of its peer. */
+  /** Options of the test's own agent, and of its peer. */
   readonly here: AgentOptions;
   readonly there: AgentOptions;
 }

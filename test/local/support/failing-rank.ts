@@ -71,7 +71,7 @@ if (way === 'buffer') {
 }
 if (way === 'alone' && isFailing) process.exit(3);
 if (way === 'stay') console.log('met');
-// Those of node 0 end, those of node 1 stay.
+// Ranks of node 0 end, those of node 1 stay.
 if (way === 'half') {
   console.log(`process ${process.pid}`);
   if (world.rank >= 2) await sleep(600_000);

@@ -36,7 +36,7 @@ export async function openListeners(token: string): Promise<OpenListener[]> {
     credential: credentialsOf(token, 'job').read(),
     jobId: 'job',
     maxValueBytes: 1024,
-    // Of a world of few ranks.
+    // The world has few ranks.
     settings: { maxStrangers: 64, greetingMs: 10_000, timeoutMs: 120_000 },
   });
   return [

@@ -36,7 +36,7 @@ function addRule(rule: string): void {
   execFileSync('nft', [`add rule ip weftline in ${rule}`]);
 }
 
-/** Of this process alone; both ends of each path are in it. */
+/** UDP ports of this process alone; both ends of each path are in it. */
 function udpPorts(): number[] {
   return readFileSync('/proc/self/net/udp', 'utf8')
     .split('\n')

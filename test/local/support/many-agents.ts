@@ -1,4 +1,4 @@
-// As many agents with the default backends as argv[2] says, each of which allocates memory and hears from each other.
+// Makes agents with the default backends, argv[2] of them, each of which allocates memory and hears from each other.
 import assert from 'node:assert/strict';
 import { Agent, DescriptorList } from 'weftline/agent';
 

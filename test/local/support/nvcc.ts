@@ -19,7 +19,7 @@ import { dirname, join, resolve } from 'node:path';
 import { resolveCacheFolder } from '#lib/device/cuda/jit/cubin-cache.js';
 import { isWhole } from '../../support/extent.ts';
 
-/** Of the entries: one that was written by another version of this file is another entry. */
+/** Version of the entries: one that was written by another version of this file is another entry. */
 const SCHEMA = 'weftline.nvcc/1';
 /** Entries that nothing asked for in so many days are removed. */
 const MAX_AGE_DAYS = 30;
@@ -36,7 +36,7 @@ export interface NvccOptions {
   /** Where quoted headers are looked for. */
   readonly include: string;
   readonly program?: string;
-  /** Of the entries; undefined to compile always. */
+  /** Folder of the entries; undefined to compile always. */
   readonly cache?: string | undefined;
 }
 
@@ -89,7 +89,7 @@ export class Nvcc {
     return { said, code: sha256(readFileSync(output)) };
   }
 
-  /** Of everything that the compiler's answer depends on. Where the files stand is not part of it. */
+  /** The key of everything that the compiler's answer depends on. Where the files stand is not part of it. */
   #key(path: string, flags: readonly string[]): string {
     const text = readFileSync(path, 'utf8');
     this.#compilers ??= describeCompilers(this.#program);

@@ -3,7 +3,7 @@ import { readdirSync, readFileSync } from 'node:fs';
 
 export interface ProcessUse {
   readonly descriptors: number;
-  /** Of memory files of weftline, its own and those of peers. */
+  /** Mappings of memory files of weftline, its own and those of peers. */
   readonly mappings: number;
   readonly threads: number;
   readonly sharedKiB: number;

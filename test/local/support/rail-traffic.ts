@@ -54,7 +54,7 @@ const window = await register(2 * WRITE_BYTES + 16, { write: true });
 const cells = new BigUint64Array(window.bytes.buffer, 2 * WRITE_BYTES, 2);
 const offered = await register(READ_BYTES, { read: true });
 const fetched = await register(READ_BYTES);
-/** Of the message that ends a round: 1 in the last one. */
+/** Memory of the message that ends a round: 1 in the last one. */
 const note = await register(2);
 fill(offered.bytes, salt(0, isCaller, MESSAGES));
 

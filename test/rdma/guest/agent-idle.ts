@@ -22,7 +22,7 @@ function ticks(): ReadonlyMap<string, number> {
   return new Map(threads);
 }
 
-/** Of the next seconds. A busy thread would take all of a processor. */
+/** Threads that are busy in the next seconds. A busy thread would take all of a processor. */
 async function busyThreads(): Promise<string[]> {
   const before = ticks();
   const begin = performance.now();

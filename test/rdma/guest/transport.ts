@@ -118,7 +118,7 @@ for (const [service, percent] of [
         (await pair.here.statistics()).connection.retransmittedSegments;
       await exchange(pair, 16);
       if (service === 'rc') return;
-      // Of few packets, none may be lost.
+      // None of few packets may be lost.
       for (let again = 0; again < 10 && (await retransmitted()) === 0; again++) await exchange(pair, 16);
       assert.ok((await retransmitted()) > 0, 'nothing was lost');
     } finally {

@@ -14,7 +14,7 @@ export const scope = process.env['WEFTLINE_TEST_RDMA'] === 'all' ? 'all' : 'gate
 /** A guest on a busy machine is slow. */
 const SECONDS = scope === 'all' ? 3600 : 1500;
 
-/** Of a test that boots a guest. */
+/** Options of a test that boots a guest. */
 export const guestOptions = { skip: skipWithout('soft-roce', whyNoGuest()), timeout: (SECONDS + 30) * 1000 } as const;
 
 /** `program`: of guest/, without its ending. `variables`: of its processes. */

@@ -69,7 +69,7 @@ test('names that would confuse are refused', () => {
 const KNOWN = '0000000000000001';
 const OTHER = '0000000000000002';
 
-/** Of an agent that is known by one backend. */
+/** Metadata of an agent that is known by one backend. */
 function metadataOf(incarnation: string, name: string, more: Partial<AgentMetadata> = {}): AgentMetadata {
   const region = { number: 1, name, kind: 'host', address: 4096, bytes: 1, info: new Map() } as const;
   const connections = new Map([['ucx', new Uint8Array()]] as const);

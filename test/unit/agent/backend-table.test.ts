@@ -21,7 +21,7 @@ test('a new backend is a folder of its own and a line of the table', () => {
   );
 });
 
-/** Of the backend that a file is part of. */
+/** Folder of the backend that a file is part of. */
 function folderOf(path: string): string | undefined {
   return /^src\/agent\/backends\/([^/]+)\//.exec(path)?.[1];
 }

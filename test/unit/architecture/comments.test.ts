@@ -5,8 +5,20 @@ import { join } from 'node:path';
 import test from 'node:test';
 import { listFiles, proseOf, root } from './source-tree.ts';
 
-/** Folders whose comments are held to this. */
-const folders = ['core', 'congestion', 'settings', 'metrics', 'meeting', 'rails'].map((folder) => `src/${folder}`);
+const folders = ['src', 'scripts'];
+/** Folders whose comments are not held to this yet. */
+const pending = [
+  'abi',
+  'device',
+  'unpack',
+  'ep',
+  'native',
+  'reference',
+  'tracing',
+  'transport',
+  'windows',
+  'world',
+].map((folder) => `src/${folder}/`);
 const endings = ['.ts', '.mjs', '.cu', '.cuh'];
 
 /** Words with which a fragment begins: "Of the peer's ring: bytes so far", "By rank: its host", "Which of them". */
@@ -29,6 +41,7 @@ function commentsOf(text: string): { readonly line: number; readonly begin: stri
 test('no comment begins as a fragment', () => {
   const problems = folders
     .flatMap((folder) => listFiles(folder, endings))
+    .filter((path) => !pending.some((folder) => path.startsWith(folder)))
     .flatMap((path) =>
       commentsOf(readFileSync(join(root, path), 'utf8'))
         .filter(({ begin }) => fragmentPattern.test(begin))

@@ -1,4 +1,4 @@
-// Which ranks take part in an elastic EpLowLatency, as two ranks over one memory see it.
+// Tests which ranks take part in an elastic EpLowLatency, as two ranks over one memory see it.
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { setImmediate as turn } from 'node:timers/promises';
@@ -15,7 +15,7 @@ import type { SymmetricWindow } from '#lib/windows/symmetric-window.js';
 
 const device = await CpuDevice.create();
 const size = lowLatencySize({ maxTokensPerRank: 1, hidden: 8, numExperts: 2, maxTopk: 1, elastic: true }, 2);
-/** By rank: the last dispatch that it has begun. */
+/** The last dispatch that each rank has begun. */
 const dispatched = [0, 0];
 const cells = {
   bells: { ringAll: () => {} },

@@ -19,7 +19,7 @@ const failure = new WeftlineError('WL_CAPACITY', 'too many rows');
 interface Pretended {
   readonly calls: CudaCalls;
   readonly stream: CudaStream;
-  /** Of the trap record, where kernels look whether to go on waiting. */
+  /** Reads the trap record, where kernels look whether to go on waiting. */
   readonly isAborted: () => boolean;
   /** As a kernel that tells the host. */
   readonly fail: () => void;

@@ -7,7 +7,7 @@ import { kernelFolder } from '#lib/device/cuda/jit/cubin-cache.js';
 import { BARRIER_BYTES, countedTokens, countingBlocks, gatherShape, sendingShape } from '#lib/group/cuda-shapes.js';
 import { sweptShapes } from '#lib/programs/bench/ep/cuda-bench.js';
 
-/** Of a header or kernel file. */
+/** The constant of a header or a kernel file. */
 function constantOf(file: string, name: string): number {
   const text = readFileSync(join(kernelFolder(), file), 'utf8');
   return Number(new RegExp(`constexpr u32 ${name} = (\\d+);`).exec(text)?.[1]);
@@ -34,7 +34,7 @@ function mostCombineThreads(): number {
   return constantOf('ep-combine.cu', 'mostThreads');
 }
 
-/** Of a block of an H200, less barriers and what kernels declare themselves. */
+/** Shared memory of a block of an H200, less barriers and what kernels declare themselves. */
 const ROOM = 227 * 1024 - 1024 - 4096;
 const BF16_ROW = 7168 * 2;
 const BYTES_OF_BARRIER = 8;

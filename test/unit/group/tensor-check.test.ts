@@ -3,7 +3,7 @@ import test from 'node:test';
 import { CpuDevice, type Device, type DType, Tensor } from 'weftline';
 import { checkTensor, rowAlignment } from '#lib/group/tensor-check.js';
 
-/** Of a GPU's memory, which no test touches. */
+/** A tensor of a GPU's memory, which no test touches. */
 function gpuTensor(dtype: DType, shape: readonly number[], byteOffset = 0): { device: Device; tensor: Tensor } {
   const device = { kind: 'cuda' } as Device;
   const storage = { device, address: 0x7f00_0000_0000, bytes: 4096, disposed: false, [Symbol.dispose]: () => {} };

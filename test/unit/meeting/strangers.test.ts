@@ -5,7 +5,7 @@ import type { Socket } from 'node:net';
 import test from 'node:test';
 import { strangers } from '#lib/meeting/listener.js';
 
-/** As much of a socket as is looked at. */
+/** A socket, as far as it is looked at. */
 class Caller extends EventEmitter {
   readonly remoteAddress: string;
   bytesRead = 0;

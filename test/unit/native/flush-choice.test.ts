@@ -1,4 +1,4 @@
-// Which way of flushing is chosen, by what device and memory can do.
+// Tests how flushing is chosen, by what device and memory can do.
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { chooseFlush, type FlushCapabilities } from '#lib/native/verbs/visibility-flush.js';

@@ -122,7 +122,7 @@ test('models: configuration, index and headers', async (t) => {
     const file = join(folder, name);
     const text = readFileSync(file, 'utf8');
     const document = JSON.parse(text) as Record<string, Json>;
-    // Of hundreds of tensors some are enough.
+    // Some of hundreds of tensors are enough.
     const { weight_map: map } = document;
     const brief = map === undefined ? document : { weight_map: Object.fromEntries(Object.entries(map).slice(0, 2)) };
     await holds(name, brief, async (one: Json) => {

@@ -16,7 +16,7 @@ interface Member {
 
 /** Something that an entry of the package exports. */
 export interface PublicDeclaration {
-  /** Of the declaration, relative to the repository. */
+  /** File of the declaration, relative to the repository. */
   readonly file: string;
   readonly name: string;
   readonly kind: 'class' | 'interface' | 'function' | 'const' | 'type';

@@ -1,4 +1,4 @@
-// Which RDMA port and address is chosen, over recorded hosts.
+// Tests which RDMA port and address is chosen, over recorded hosts.
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import type { PciDevice } from '#lib/rails/nearest-device.js';

@@ -209,7 +209,7 @@ test('clocks of hosts are compared by calls that nobody leaves before all have c
     begins.join(),
   );
   assert.equal(clockOffsets([near, partOf(1, 'b', [])]).get('b'), undefined);
-  // Of other groups: the first one's second call is before the other's first.
+  // The calls are of other groups: the first one's second call is before the other's first.
   const apart = partOf(1, 'b', [span(9000, 9001), span(10, 11, { subject: 2 })]);
   assert.equal(clockOffsets([near, apart]).get('b'), undefined);
 });

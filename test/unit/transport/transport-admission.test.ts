@@ -16,7 +16,7 @@ import { isEnded, Loopback } from './support/loopback.js';
 const MESSAGE = 400_000;
 const settings = { transportCtsBytes: 262_144, transportCtsChunkBytes: 32_768, transportWindowBytes: 65_536 };
 
-/** Those of a packet, if it has any. */
+/** Control records of a packet, if it has any. */
 function controlRecords(bytes: Uint8Array): { readonly kind: number; readonly bytes: number }[] {
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.length);
   if (view.getUint8(packetPrefix.offset.kind) !== packetKinds.control) return [];

@@ -341,7 +341,7 @@ test('whatever is posted and withdrawn, over a bad network, every request ends, 
       const done = sends[flow]!.flatMap((handle, value) => (stateOf(net.a, handle) === 'done' ? [value] : []));
       const known = new Set(values);
       const missing = done.filter((value) => !known.has(value));
-      // Those went to receives that were posted at the end.
+      // Missing ones went to receives that were posted at the end.
       assert.deepEqual(missing, done.slice(done.length - missing.length), `seed ${seed}: lost`);
     }
   }

@@ -1,4 +1,4 @@
-// Which failures of a node's ranks count, and which helpers were only stopped by their launchers.
+// Tests which failures of a node's ranks count, and which helpers were only stopped by their launchers.
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import type { FailureLog, FailureNote } from '#lib/world/failure-log.js';

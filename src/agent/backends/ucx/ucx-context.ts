@@ -132,7 +132,7 @@ const reliable = /^(rc|dc)(_\w+)?$/;
 const unprefixed: Readonly<Record<string, string>> = { IB_PCI_RELAXED_ORDERING: 'PCI_RELAXED_ORDERING' };
 
 /**
- * Of UCX_TLS, only what a device checks: over TCP, shared memory and datagrams UCX carries puts by messages, which its own
+ * Takes of UCX_TLS only what a device checks: over TCP, shared memory and datagrams UCX carries puts by messages, which its own
  * code writes to wherever they say. Fails with WL_UNSUPPORTED if nothing is left.
  */
 export function chooseTransports(said: string | undefined): string {

@@ -56,7 +56,7 @@ const seeds = (): readonly Uint8Array[] => [
   framed(encodePieces({ kind: offer, connection: OWN, request: 1, bytes: 0 }, new Uint8Array(40_000).fill(7))),
 ];
 
-/** As much of an agent as a connection asks of one when a message comes. */
+/** An agent, as far as a connection asks of one when a message comes. */
 const agent = {
   settings: readSettings({ timeoutMs: 1000 }, {}),
   loadRemoteMetadata: async (bytes: Uint8Array) => decodeMetadata(bytes).name,

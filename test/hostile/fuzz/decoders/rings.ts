@@ -18,7 +18,7 @@ import { SharedMemory } from '#lib/windows/shared-memory.js';
 import { type Decoder, Fault } from '../decoder.ts';
 
 const INCARNATION = '0123456789abcdef';
-/** Of a mailbox. */
+/** Senders of a mailbox. */
 const SENDERS = 4;
 const CLOSE_MS = 1000;
 /** Its first page, the regions and some slots. */

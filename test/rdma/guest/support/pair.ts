@@ -26,7 +26,7 @@ export class Side implements Disposable {
   readonly receiveCompletions: CompletionQueue;
   readonly memory: NativeBlock = new NativeBlock(MEMORY_BYTES);
   readonly region: MemoryRegion;
-  /** Of its port 1: its address in IPv6 form. */
+  /** Address of its port 1 in IPv6 form. */
   readonly gid: Uint8Array;
   readonly gidIndex: number;
 

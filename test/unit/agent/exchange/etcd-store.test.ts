@@ -16,7 +16,7 @@ interface Stored {
   readonly lease: string;
 }
 
-/** As much of etcd as the store uses, for one key; each answer takes a while. The first lease expires at once. */
+/** A server that answers as etcd does, as far as the store uses it, for one key; each answer takes a while. The first lease expires at once. */
 class SmallEtcd {
   readonly server: Server = createServer((request, response) => {
     const { url = '' } = request;

@@ -30,7 +30,7 @@ interface Piece {
   readonly parts?: readonly (readonly [number, number, number])[];
   readonly offset?: number;
   readonly add?: number;
-  /** Of a signal, by channel: pieces that come before it. */
+  /** Pieces that come before a signal, by channel. */
   readonly marks?: readonly number[];
 }
 
@@ -44,7 +44,7 @@ function open(count = 1) {
   const ring = new RingMemory({ slots: SLOTS, pieceBytes: 65_536 }, plainStorage);
   const puts: PutPlace[] = [];
   const signals: number[] = [];
-  /** By channel: what it did. */
+  /** What was done, by channel. */
   const done: string[][] = [];
   const channelOf = (number: number): BackendChannel => {
     const log: string[] = [];

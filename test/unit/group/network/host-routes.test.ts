@@ -1,4 +1,4 @@
-// Which rank sends to which across hosts, for any numbers of ranks per host.
+// Tests which rank sends to which across hosts, for any numbers of ranks per host.
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { type Hosts, hostRoutes, maxServed } from '#lib/group/network/host-routes.js';

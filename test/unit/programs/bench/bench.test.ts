@@ -269,7 +269,7 @@ test('timeSpans() takes cases in turn, and all ranks learn when each began and e
   assert.deepEqual(b!.slowest('end'), [29, 41, 53]);
 });
 
-/** Of one rank that begins at 0. */
+/** Samples of one rank that begins at 0. */
 function span(...times: readonly number[]): SpanSamples {
   return new Samples([{ begin: times.map(() => 0), end: times }]);
 }

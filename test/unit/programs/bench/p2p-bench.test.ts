@@ -42,7 +42,7 @@ test('the workload: iterations, messages under way and memory by size', () => {
   assert.throws(() => checkP2pWorkload({ ...workload, descriptors: -1 }), /descriptors/);
   assert.throws(() => checkP2pWorkload({ ...workload, compare: 3, sizes: [256, 65_536] }), /--compare.*1 MiB/);
   checkP2pWorkload({ ...workload, compare: 3, sizes: [256], pings: 10 });
-  // As many messages are under way beside the transport's bench as in it.
+  // Beside the transport's bench, as many messages are under way as in it.
   assert.equal(memoryOf({ ...workload, inflight: 1, compare: 1 }), 8 << 20);
   assert.equal(memoryOf({ ...workload, descriptors: 1_000_000 }), 128_000_000);
   const blocks = { startBlockBytes: 1, maxBlockBytes: 1 << 20, startBatch: 1, maxBatch: 2048 };

@@ -1,4 +1,4 @@
-// Which numbers of packets were taken: compared with a plain set, in every order, also where 32 bits end.
+// Compares which numbers of packets were taken with a plain set, in every order, also where 32 bits end.
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import fc from '../../../support/fast-check.ts';

@@ -1,4 +1,4 @@
-// Which cores the engines of a transport are pinned to.
+// Tests which cores the engines of a transport are pinned to.
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { coreOf } from '#lib/transport/host/rank-cores.js';

@@ -1,4 +1,4 @@
-// Which waits for the end of a request are for one answer, and may poll.
+// Tests which waits for the end of a request are for one answer, and may poll.
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import type { EngineGroup } from '#lib/transport/host/engine-group.js';

@@ -1,4 +1,4 @@
-// Which lane takes what: turns of messages, parts of large requests, shares of prepared transfers; gates and held fences.
+// Tests which lane takes what: turns of messages, parts of large requests, shares of prepared transfers; gates and held fences.
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import fc from '../../../support/fast-check.ts';

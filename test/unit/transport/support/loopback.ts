@@ -9,7 +9,7 @@ import { type EngineHandle, requestStatus, type TransportConnection } from '#lib
 
 export interface LoopbackOptions {
   readonly seed?: number;
-  /** Of all connections; its upper half is where numbers begin. */
+  /** Secret of all connections; its upper half is where numbers begin. */
   readonly secret?: bigint;
   readonly paths?: number;
   readonly segmentBytes?: number;
@@ -120,7 +120,7 @@ export class Loopback {
   /** Sides that have died: nothing reaches them and they do nothing. */
   readonly gone = new Set<Side>();
   packets = 0;
-  /** Those whose payload went straight to its place. */
+  /** Packets whose payload went straight to its place. */
   placed = 0;
   readonly #linkFree = new Map<string, number>();
   #order = 0;

@@ -1,4 +1,4 @@
-// Which transports the backend ucx lets UCX use, and what it refuses.
+// Tests which transports the backend ucx lets UCX use, and what it refuses.
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { chooseTransports, ucxSettings } from '#lib/agent/backends/ucx/ucx-context.js';
