@@ -8,7 +8,7 @@ const world = await join();
 const device = await CpuDevice.create();
 const reducer = await SparseAllReduce.create(world, device, { blockSize: 256 });
 try {
-  // Of 64 blocks, each worker has the first one and one of its own.
+  // Each worker has the first one of 64 blocks, and one of its own.
   const gradient = device.empty('f32', [64 * 256]);
   const values = gradient.view().fill(0);
   values.fill(1, 0, 256);

@@ -348,7 +348,7 @@ test('a life that hangs takes no place of one that runs, and loses its own', asy
   await failsWith(b.loadRemoteMetadata(stale, { timeoutMs: 500 }), 'WL_STALE', /did not react/);
   transfer.post();
   await transfer.wait();
-  // Nor does one without a link keep its place.
+  // One without a link does not keep its place either.
   await b.forget('a');
   await b.loadRemoteMetadata(stale);
   await b.loadRemoteMetadata(now.localMetadata());

@@ -24,7 +24,7 @@ const PATIENCE_MS = 2000;
 interface Two extends AsyncDisposable {
   readonly server: Endpoint;
   readonly client: Endpoint;
-  /** Of the client, and of the server. */
+  /** Connections of the client, and of the server. */
   readonly there: EndpointConnection;
   readonly here: EndpointConnection;
 }

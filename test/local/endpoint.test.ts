@@ -12,7 +12,7 @@ const ways: readonly Way[] = ['local', 'multipath', 'staged'];
 interface Two extends AsyncDisposable {
   readonly server: Endpoint;
   readonly client: Endpoint;
-  /** Of the client, and of the server. */
+  /** Connections of the client, and of the server. */
   readonly there: EndpointConnection;
   readonly here: EndpointConnection;
 }

@@ -18,7 +18,7 @@ import { isWhole } from '../support/extent.ts';
 import { testSeed } from '../support/seed.ts';
 
 const MiB = 1 << 20;
-/** Of data at the receiver, behind the cell. */
+/** Bytes of data at the receiver, behind the cell. */
 const BYTES = 6 * MiB;
 const CELL_BYTES = 64;
 const MAX_PARTS = 5000;
@@ -255,7 +255,7 @@ test('multipath: parts that the table does not have are refused, ranges outside 
     ] as const) {
       assert.throws(() => puts.put(first, count), { code: 'WL_INVALID_ARGUMENT' });
     }
-    // Of nothing, or none at all: delivered like others.
+    // Puts of nothing, or none at all, are delivered like others.
     assert.equal(puts.put(2, 0), 0);
     assert.equal(puts.put(0, 2), 2);
     await here.until(deliveryOf(channel));

@@ -34,7 +34,7 @@ const folderOrder = [
   'index.ts',
 ] as const;
 
-/** Those of CUDA, UCX and the cache folder of a user. */
+/** Files that read variables of CUDA, UCX and the cache folder of a user. */
 const readersOfForeignVariables = [
   'src/native/file-probe.ts',
   'src/native/ucx.ts',

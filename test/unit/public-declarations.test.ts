@@ -38,7 +38,7 @@ test('every public method and getter has a comment', () => {
   const wrong = classes.flatMap(({ file, name, members }) =>
     members
       .filter((member) => member.isMethod && !/^\[Symbol\.|^constructor$/.test(member.name))
-      // Of a method that is declared several times, one comment speaks for all.
+      // One comment speaks for all declarations of a method.
       .filter((member) => !members.some((other) => other.name === member.name && other.comment !== ''))
       .map((member) => `${file}: ${name}.${member.name}`),
   );

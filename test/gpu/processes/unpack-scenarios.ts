@@ -84,7 +84,7 @@ const scenarios: Readonly<Record<string, (device: CudaDevice) => Promise<void>>>
       first.launch(other.blocks);
       for (const { blocks } of works) {
         unpacker.launch(blocks);
-        // Those that run take it before the next one comes.
+        // Blocks that run take it before the next one comes.
         const until = performance.now() + 0.2;
         while (performance.now() < until);
       }

@@ -4,7 +4,7 @@ import { encodeError, type EncodedError } from '#lib/core/errors.js';
 
 export type PairKind = 'local' | 'multipath' | 'transport';
 
-/** Of the driver. `peer` carries words of the other process. */
+/** Words of the driver. `peer` carries words of the other process. */
 export type DriverWords =
   | {
       readonly do: 'round';

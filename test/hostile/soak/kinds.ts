@@ -23,7 +23,7 @@ type Calls = Readonly<Record<string, (argument: never) => unknown>>;
 const settings = { timeoutMs: 20_000 } as const;
 const common = { token: 'soak', settings } as const;
 const LARGEST = 512 * 1024;
-/** So many cycles with the same agents, transports or endpoints; then they are closed and made anew. */
+/** Cycles with the same agents, transports or endpoints; then they are closed and made anew. */
 const LIFE_CYCLES = 25;
 
 function check(bytes: Uint8Array, number: number): void {

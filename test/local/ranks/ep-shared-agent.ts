@@ -42,7 +42,7 @@ async function end(first: EpBuffer): Promise<unknown> {
     await first[Symbol.asyncDispose]();
     return undefined;
   }
-  // Of rank 1, which nobody joins.
+  // Nobody joins rank 1 in this barrier.
   if (how === 'gives up' && world.rank !== 1) await world.barrier('given up');
   const failed = await first.dispatch({ x, topkIdx, timeoutMs: world.rank === 1 ? 300 : 120_000 }).then(
     () => undefined,

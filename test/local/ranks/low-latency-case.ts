@@ -9,7 +9,7 @@ import type { LowLatencyScales } from '#lib/ep/low-latency/low-latency-arguments
 export interface LowLatencyRound {
   readonly seed: number;
   readonly topk: number;
-  /** Of each rank. */
+  /** Tokens of each rank. */
   readonly tokens: readonly number[];
   readonly skew: 'uniform' | 'one expert' | 'one rank';
   readonly dropPercent: number;
@@ -34,7 +34,7 @@ export interface LowLatencyCase {
   /** Calls one after another, then two at a time with hooks. */
   readonly rounds: readonly LowLatencyRound[];
   readonly hooked: readonly (readonly [LowLatencyRound, LowLatencyRound])[];
-  /** Of the hooks: the later call's first. */
+  /** True if the later call's hook comes first. */
   readonly laterFirst: boolean;
   readonly elastic: boolean;
 }

@@ -25,7 +25,7 @@ async function round(): Promise<number> {
   const { handle } = await ll.dispatch({ x, topkIdx, topkWeights, dtype: 'bf16', timeoutMs, returnRecvHook: false });
   const { combinedX, activeMask } = await ll.combine({ x: y, handle, timeoutMs, returnRecvHook: false });
   const active = (await activeMask!.toHost()).reduce((sum, is) => sum + is, 0);
-  // Of bf16 1, 2, 3.
+  // The sums are 1, 2 and 3 in bf16.
   for (const bits of await combinedX.toHost()) assert.equal(bits, [0, 0x3f80, 0x4000, 0x4040][active]);
   combinedX.close();
   return active;

@@ -17,7 +17,7 @@ const { rank: me, size } = world;
 await using device = await openOwnDevice(world);
 const [how] = process.argv.slice(2);
 /**
- * Of each call. A rank that is late or stopped is given up at that deadline, so it is not long; no wait of CPU ranks ends at
+ * Time of each call. A rank that is late or stopped is given up at that deadline, so it is not long; no wait of CPU ranks ends at
  * it where the rank has died or was disconnected. Another rank that is as late, as on a busy machine, would be given up too.
  */
 const TIMEOUT_MS = device.kind === 'cuda' ? 2_000 : how === 'late' || how === 'stopped' ? 4_000 : 60_000;
@@ -79,7 +79,7 @@ async function round(isLast = false): Promise<{ readonly active: number; readonl
   assert.equal(sums.size, 1);
   for (const dropped of await droppedChoices!.toHost()) assert.equal(dropped, size - active);
   combinedX.close();
-  // Of bf16 1, 2, 3, 4.
+  // The sums are 1, 2, 3 or 4 in bf16.
   return { active, sums: [0, 0x3f80, 0x4000, 0x4040, 0x4080].indexOf([...sums][0]!), ms };
 }
 

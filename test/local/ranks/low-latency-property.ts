@@ -30,7 +30,7 @@ interface Prepared {
   readonly received: readonly ReferenceLowLatencyReceived[];
   readonly args: LowLatencyDispatchArguments;
   readonly tensors: Tensor[];
-  /** Of the experts that it counts. */
+  /** Rows of the experts that it counts. */
   readonly counted: Tensor<'i32'> | undefined;
 }
 

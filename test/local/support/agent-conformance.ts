@@ -194,7 +194,7 @@ export async function testConformance(configuration: AgentConfiguration, isSampl
           transfer.post(Buffer.from(text));
           await transfer.wait();
         } else await agent.notify('there', Buffer.from(text));
-        // Those of notify are ordered behind transfers that are done; the next one waits for them here.
+        // Notifications of notify are ordered behind transfers that are done; the next one waits for them here.
         const { peer: from, message } = (await peer.do({ do: 'next', blocking, timeoutMs: 120_000 })) as {
           readonly peer: string;
           readonly message: Uint8Array;

@@ -113,7 +113,7 @@ const scenarios: Readonly<Record<string, (world: World) => Promise<unknown>>> = 
     process.exit(4);
   },
 
-  /** Which backends agents have for each other. */
+  /** Tells which backends agents have for each other. */
   async agents(world) {
     const store = worldMetadataStore(world.store);
     await using agent = await Agent.create(`rank ${world.rank}`, {

@@ -10,7 +10,7 @@ import { encodeError } from '#lib/core/errors.js';
 
 /** Rank 0 reaches its own store by another one, which goes on. */
 const host = '10.9.9.9';
-/** Of everything that is awaited here. */
+/** Settings of everything that is awaited here. */
 const settings = { timeoutMs: 8000, transportGiveUpMs: 6000 };
 const common = { token: 'secret', settings };
 const agentOptions = { ...common, host, backends: ['multipath'] as const };

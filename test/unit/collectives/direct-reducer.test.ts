@@ -18,7 +18,7 @@ const BLOCK = 64;
 const shape = { blockSize: BLOCK, lanes: 1, slots: 1 };
 const word = wordOffsets(sparseBoard);
 
-/** Of each rank and buffer: blocks that count, as they were when they were shared. */
+/** Blocks that count, as they were when they were shared, by rank and buffer. */
 type Windows = (Map<number, Float32Array> | undefined)[][];
 
 /** Done late, as somebody asks for it. */
@@ -154,7 +154,7 @@ test('sums of 1 to 8 ranks are those of the reference, one call after another', 
         if (!begun[rank]) reducers[rank]!.begin(callOf(count, tensors[rank]!.address, { isDense }));
         begun[rank] = true;
         over[rank] = reducers[rank]!.advance();
-        // Those who are done wait for the others until all have taken everything.
+        // Ranks that are done wait for the others until all have taken everything.
         if (over[rank]) assert.ok(begun.every(Boolean));
       }
       const expected = referenceSparseSum('f32', inputs, { blockSize: BLOCK, dense: isDense });

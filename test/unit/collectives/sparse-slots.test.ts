@@ -36,7 +36,7 @@ const nameOf = (rank: number): number => rank;
 const treesOf = (options: Omit<TreesOptions, 'hostOf'>): readonly ReductionTree[] =>
   reductionTrees({ ...options, hostOf: () => 0 });
 
-/** Whom a message of that rank is for. */
+/** The ranks that a message of that rank is for. */
 function audienceOf(trees: readonly ReductionTree[], { from, kind, slot }: Omit<Packet, 'to'>): readonly number[] {
   const { parentOf, nodeOf } = treeOf(trees, slot);
   if (kind === contribution) return [parentOf.get(from)!];

@@ -5,7 +5,7 @@ import { CpuDevice, type Tensor } from 'weftline';
 import { random } from '../../local/ranks/ep-case.ts';
 
 const device = await CpuDevice.create();
-/** Of four ranks, those of this host and where they are on it. */
+/** Places on this host of those of four ranks that are on it. */
 const localIndex = [-1, 1, -1, 0];
 
 function words(values: readonly number[]): Promise<Tensor<'i32'>> {

@@ -106,7 +106,7 @@ interface MixedCase {
   readonly dtype: RowDType;
   readonly hosts: readonly (readonly number[])[];
   readonly width: number;
-  /** Whose tokens these are. */
+  /** The rank whose tokens these are. */
   readonly rank: number;
   readonly biases: number;
 }

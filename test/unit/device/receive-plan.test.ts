@@ -11,7 +11,7 @@ const BOUND_WORD = exchangeFields.length + 1;
 interface Records {
   readonly ranks: number;
   readonly experts: number;
-  /** By rank: words of its record. */
+  /** Words of each rank's record. */
   readonly words: readonly Int32Array[];
 }
 

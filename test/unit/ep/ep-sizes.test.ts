@@ -160,7 +160,7 @@ test('bufferSize() lays regions out without overlap, aligned, for any configurat
   );
 });
 
-/** Of a window that ranks of a host share, with its header. */
+/** Bytes of a window that ranks of a host share, with its header. */
 function footprint(bytes: number, ranks: number): number {
   return (1 + ranks * Math.ceil(bytes / 65_536)) * 65_536;
 }

@@ -174,7 +174,7 @@ export function createLayer(group: RankGroup, device: EpDevice, shape: GraphShap
     keepDispatchOutput: keepOutput,
     offsetDtype: wideOffsets ? 'i64' : 'i32',
     numSms: 8,
-    // As many rows as can arrive.
+    // Room for all rows that can arrive.
     capacity: group.size,
   });
 }

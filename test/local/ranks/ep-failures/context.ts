@@ -4,7 +4,7 @@ import type { EpBufferConfig } from 'weftline/ep';
 import { join } from 'weftline/world';
 import { openTestDevice } from '../../support/test-device.ts';
 
-/** By name: what to do, and what to print of it. */
+/** What to do, and what to print of it, by name. */
 export type Scenarios = Readonly<Record<string, () => Promise<unknown>>>;
 
 export interface Failure {
@@ -20,7 +20,7 @@ export const layerOptions = { maxTokensPerRank: 8, hidden: 16, maxTopk: 2, numEx
 export const world = await join();
 export const device = await openTestDevice(world);
 
-/** Of a CPU rank; the scenarios that fill it are not for GPUs. */
+/** Address space of a CPU rank; the scenarios that fill it are not for GPUs. */
 export function addressSpace(): CpuDevice['space'] {
   if (device.kind !== 'cpu') throw new Error('this scenario is for CPU ranks');
   return device.space;

@@ -18,7 +18,7 @@ function pretendedHost(payloadBytes = 0): {
   /** Slots whose transfers are done. */
   readonly done: ReadonlySet<number>;
   readonly end: (handle: number, error?: EncodedError) => void;
-  /** Of every request: parts on other engines that have not ended, and whether one has failed. */
+  /** Parts on other engines that have not ended, and whether one has failed, for every request. */
   readonly elsewhere: { parts: number; hasFailed: boolean };
 } {
   const elsewhere = { parts: 0, hasFailed: false };
