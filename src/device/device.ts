@@ -60,6 +60,12 @@ export class TensorSet implements TensorAllocator, Disposable {
     }
   }
 
+  /** The same for tables: what `allocate` made, with the set that frees all of it. */
+  static together<T extends object>(device: Device, allocate: (set: TensorSet) => T): T & Disposable {
+    const { set, made } = TensorSet.make(device, allocate);
+    return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
+  }
+
   /** A view: whoever gets it cannot free what the set owns. */
   empty<D extends DType>(dtype: D, shape: readonly number[]): Tensor<D> {
     const tensor = this.#device.empty(dtype, shape);

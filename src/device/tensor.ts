@@ -11,6 +11,32 @@ export interface Storage extends Disposable {
   readonly disposed: boolean;
 }
 
+/** A run of memory that is given back by a function, which is called once. */
+export class OwnedStorage<Device extends HostAccess = HostAccess> implements Storage {
+  readonly device: Device;
+  readonly address: number;
+  readonly bytes: number;
+  readonly #free: () => void;
+  #disposed = false;
+
+  constructor(device: Device, { address, bytes }: MemoryRange, free: () => void) {
+    this.device = device;
+    this.address = address;
+    this.bytes = bytes;
+    this.#free = free;
+  }
+
+  get disposed(): boolean {
+    return this.#disposed;
+  }
+
+  [Symbol.dispose](): void {
+    if (this.#disposed) return;
+    this.#disposed = true;
+    this.#free();
+  }
+}
+
 /**
  * A contiguous tensor. `using` or close() frees what `device.empty` gave. A view of such a tensor, or of memory of an object,
  * frees nothing; a tensor that an operation returned says in its own documentation how long it stays valid.

@@ -19,6 +19,17 @@ export function makeAddressTables<Region extends string>(
   return Object.fromEntries(tables) as AddressTables<Region>;
 }
 
+/** Tables with an entry for each rank of this host, in the order of the window. */
+export function fillLocalTables<Region extends string>(
+  tables: AddressTables<Region>,
+  window: SymmetricWindow,
+  regions: Readonly<Record<Region, { readonly offset: number }>>,
+): void {
+  for (const [region, table] of Object.entries(tables) as [Region, Tensor<'i32'>][]) {
+    table.view().set(window.addresses.map((address) => (address + regions[region].offset) | 0));
+  }
+}
+
 export function fillAddressTables<Region extends string>(
   tables: AddressTables<Region>,
   { window, group }: { readonly window: SymmetricWindow; readonly group: RankGroup },

@@ -35,6 +35,29 @@ export async function agreeOn<T>(group: RankGroup, agreement: Agreement<T>, wait
   return prepared[0]!;
 }
 
+interface KernelAgreement<Loaded, T> {
+  readonly what: string;
+  load(): Promise<Loaded>;
+  prepare(loaded: Loaded): T;
+  release?(prepared: T): void;
+}
+
+/** Collective. Compiling may fail or take long on one rank alone, so the ranks agree after it. */
+export async function agreeOnKernels<Loaded, T>(
+  group: RankGroup,
+  { what, load, prepare, release }: KernelAgreement<Loaded, T>,
+  wait: CallWait,
+): Promise<T> {
+  const outcome = await load().then(
+    (loaded) => () => prepare(loaded),
+    (error: unknown) => () => {
+      throw error;
+    },
+  );
+  const agreement = { what: `${what} kernels`, config: {}, prepare: outcome };
+  return agreeOn<T>(group, release === undefined ? agreement : { ...agreement, release }, wait);
+}
+
 type Config = Readonly<Record<string, AgreedValue>>;
 
 /** `ranks`: of the world. */

@@ -9,7 +9,7 @@ import { addressOf } from '../../native/library.ts';
 import { readSettings, settingsTable } from '../../settings/settings.ts';
 import { AbandonedMemory } from '../abandoned-memory.ts';
 import type { Device } from '../device.ts';
-import { elementCount, requireDownload, requireUpload, type Storage, Tensor } from '../tensor.ts';
+import { elementCount, OwnedStorage, requireDownload, requireUpload, type Storage, Tensor } from '../tensor.ts';
 import { addressSpaceAdvice, type CpuKernels, instantiateKernels, wasm, type WasmMemory } from './kernels.ts';
 
 // Hands out ranges of one address space: first fit over a sorted list of gaps, neighbours merged on release.
@@ -177,7 +177,7 @@ export class CpuDevice implements Device {
     const address = this.space.take(bytes, alignment);
     this.#commitTaken(address, bytes);
     if (bytes >= HUGE_BLOCK && process.platform === 'linux') this.#preferHugePages(address, bytes);
-    const storage = new CpuStorage(this, address, bytes, () => {
+    const storage = new OwnedStorage(this, { address, bytes }, () => {
       this.#abandoned.forget(storage);
       this.space.release(address);
     });
@@ -209,7 +209,7 @@ export class CpuDevice implements Device {
       this.space.release(address);
       throw error;
     }
-    return new CpuStorage(this, address, bytes, () => {
+    return new OwnedStorage(this, { address, bytes }, () => {
       this.#mappings++;
       mapZeroOver(this.#base() + BigInt(address), bytes);
       this.space.release(address);
@@ -306,30 +306,5 @@ function isSmallGranted(): boolean {
     return new wasm.Memory({ initial: 1, maximum: 1, shared: true }).buffer.byteLength > 0;
   } catch {
     return false;
-  }
-}
-
-class CpuStorage implements Storage {
-  readonly device: CpuDevice;
-  readonly address: number;
-  readonly bytes: number;
-  readonly #free: () => void;
-  #disposed = false;
-
-  constructor(device: CpuDevice, address: number, bytes: number, free: () => void) {
-    this.device = device;
-    this.address = address;
-    this.bytes = bytes;
-    this.#free = free;
-  }
-
-  get disposed(): boolean {
-    return this.#disposed;
-  }
-
-  [Symbol.dispose](): void {
-    if (this.#disposed) return;
-    this.#disposed = true;
-    this.#free();
   }
 }

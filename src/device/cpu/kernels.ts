@@ -38,338 +38,93 @@ interface WasmApi {
 
 export const wasm: WasmApi = (globalThis as object as { WebAssembly: WasmApi }).WebAssembly;
 
-/** Arguments are plain numbers in the order of the AssemblyScript declarations, which document them. */
-type Kernel<Arguments extends number[], Result = void> = (...args: Arguments) => Result;
+/** A number for each word of a list. */
+type Numbers<Names extends string> = Names extends `${string} ${infer Rest}` ? [number, ...Numbers<Rest>] : [number];
+
+/** Arguments are plain numbers, named in the order of the AssemblyScript declarations, which document them. */
+type Kernel<Names extends string, Result = void> = (...args: Numbers<Names>) => Result;
 
 export interface CpuKernels {
   // kernels/wasm/rows.ts
-  copyBytes: Kernel<[destination: number, source: number, bytes: number]>;
-  scatterRows: Kernel<
-    [
-      source: number,
-      rowBytes: number,
-      tokens: number,
-      columns: number,
-      rowTable: number,
-      rankTable: number,
-      bases: number,
-    ]
-  >;
-  scatterTokenIndex: Kernel<[tokens: number, columns: number, rowTable: number, rankTable: number, bases: number]>;
-  scatterWeight: Kernel<
-    [
-      weights: number,
-      weightBytes: number,
-      tokens: number,
-      columns: number,
-      rowTable: number,
-      rankTable: number,
-      bases: number,
-    ]
-  >;
-  scatterTopkIndex: Kernel<
-    [
-      topk: number,
-      indexBytes: number,
-      tokens: number,
-      k: number,
-      columns: number,
-      expertsPerRank: number,
-      rowTable: number,
-      bases: number,
-      columnRanks: number,
-    ]
-  >;
-  scatterTopkWeight: Kernel<
-    [
-      topk: number,
-      indexBytes: number,
-      weights: number,
-      tokens: number,
-      k: number,
-      columns: number,
-      expertsPerRank: number,
-      rowTable: number,
-      bases: number,
-      columnRanks: number,
-    ]
-  >;
-  gatherTopkWeight: Kernel<[out: number, tokens: number, k: number, ranks: number, rowTable: number, bases: number]>;
+  copyBytes: Kernel<'destination source bytes'>;
+  scatterRows: Kernel<'source rowBytes tokens columns rowTable rankTable bases'>;
+  scatterTokenIndex: Kernel<'tokens columns rowTable rankTable bases'>;
+  scatterWeight: Kernel<'weights weightBytes tokens columns rowTable rankTable bases'>;
+  scatterTopkIndex: Kernel<'topk indexBytes tokens k columns expertsPerRank rowTable bases columnRanks'>;
+  scatterTopkWeight: Kernel<'topk indexBytes weights tokens k columns expertsPerRank rowTable bases columnRanks'>;
+  gatherTopkWeight: Kernel<'out tokens k ranks rowTable bases'>;
   // kernels/wasm/host-rows.ts
-  countHostTokens: Kernel<
-    [
-      membership: number,
-      tokens: number,
-      ranks: number,
-      hostOf: number,
-      hosts: number,
-      perHost: number,
-      lastToken: number,
-    ]
-  >;
+  countHostTokens: Kernel<'membership tokens ranks hostOf hosts perHost lastToken'>;
   listHostTokens: Kernel<
-    [
-      rowTable: number,
-      rankTable: number,
-      tokens: number,
-      columns: number,
-      localIndex: number,
-      outColumns: number,
-      outTokens: number,
-      outPlaces: number,
-      outRanks: number,
-    ],
+    'rowTable rankTable tokens columns localIndex outColumns outTokens outPlaces outRanks',
     number
   >;
-  gatherRows: Kernel<[destination: number, source: number, rowBytes: number, list: number, count: number]>;
-  spreadRows: Kernel<[rowBytes: number, tokens: number, columns: number, places: number, ranks: number, bases: number]>;
+  gatherRows: Kernel<'destination source rowBytes list count'>;
+  spreadRows: Kernel<'rowBytes tokens columns places ranks bases'>;
   // kernels/wasm/layout.ts
-  countChoices: Kernel<
-    [
-      topk: number,
-      indexBytes: number,
-      tokens: number,
-      k: number,
-      ranks: number,
-      experts: number,
-      dropped: number,
-      membership: number,
-      perRank: number,
-      perExpert: number,
-    ],
-    number
-  >;
-  compactRows: Kernel<[membership: number, tokens: number, ranks: number, nextRow: number, rowTable: number]>;
-  expandedRows: Kernel<
-    [
-      topk: number,
-      indexBytes: number,
-      tokens: number,
-      k: number,
-      experts: number,
-      expertsPerRank: number,
-      nextRow: number,
-      rowTable: number,
-      rankTable: number,
-    ]
-  >;
+  countChoices: Kernel<'topk indexBytes tokens k ranks experts dropped membership perRank perExpert', number>;
+  compactRows: Kernel<'membership tokens ranks nextRow rowTable'>;
+  expandedRows: Kernel<'topk indexBytes tokens k experts expertsPerRank nextRow rowTable rankTable'>;
   // kernels/wasm/receive-plan.ts
-  planReceive: Kernel<
-    [
-      records: number,
-      ranks: number,
-      experts: number,
-      me: number,
-      prefix: number,
-      nextRow: number,
-      perLocalExpert: number,
-    ],
-    number
-  >;
+  planReceive: Kernel<'records ranks experts me prefix nextRow perLocalExpert', number>;
   // kernels/wasm/sum.ts
   /** `format`: one of elementFormats, the dtype of the rows. */
-  sumRows: Kernel<[out: number, sources: number, count: number, bytes: number, scattered: number, format: number]>;
-  gatherSum: Kernel<
-    [
-      out: number,
-      rowBytes: number,
-      tokens: number,
-      columns: number,
-      rowTable: number,
-      rankTable: number,
-      bases: number,
-      onePerRank: number,
-      bias0: number,
-      bias1: number,
-      scratch: number,
-      format: number,
-    ]
-  >;
-  sumDuplicates: Kernel<
-    [rows: number, rowBytes: number, count: number, k: number, duplicates: number, scratch: number, format: number]
-  >;
-  scatterDuplicates: Kernel<
-    [tokens: number, k: number, rowTable: number, rankTable: number, firstBases: number, duplicateBases: number]
-  >;
+  sumRows: Kernel<'out sources count bytes scattered format'>;
+  gatherSum: Kernel<'out rowBytes tokens columns rowTable rankTable bases onePerRank bias0 bias1 scratch format'>;
+  sumDuplicates: Kernel<'rows rowBytes count k duplicates scratch format'>;
+  scatterDuplicates: Kernel<'tokens k rowTable rankTable firstBases duplicateBases'>;
   // kernels/wasm/low-latency.ts
-  fillBytes: Kernel<[address: number, value: number, bytes: number]>;
+  fillBytes: Kernel<'address value bytes'>;
   /** `scales`: one of lowLatencyScales. */
-  scatterQuantized: Kernel<
-    [
-      x: number,
-      columns: number,
-      tokens: number,
-      ranks: number,
-      rowTable: number,
-      rowBases: number,
-      scaleBases: number,
-      rowStride: number,
-      wordStride: number,
-      scales: number,
-      scratch: number,
-    ]
-  >;
-  placeRows: Kernel<
-    [
-      rows: number,
-      rowBytes: number,
-      scales: number,
-      words: number,
-      tokens: number,
-      topk: number,
-      indexBytes: number,
-      count: number,
-      k: number,
-      capacity: number,
-      next: number,
-      outRows: number,
-      outScales: number,
-      outTokens: number,
-      rowOf: number,
-    ]
-  >;
-  closePlaces: Kernel<
-    [
-      first: number,
-      next: number,
-      sources: number,
-      experts: number,
-      capacity: number,
-      counts: number,
-      dropped: number,
-      ranges: number,
-      tokens: number,
-    ],
-    number
-  >;
-  choiceRows: Kernel<
-    [
-      topk: number,
-      indexBytes: number,
-      tokens: number,
-      k: number,
-      expertsPerRank: number,
-      capacity: number,
-      nextRow: number,
-      rowTable: number,
-      rankTable: number,
-    ]
-  >;
-  sumWeightedRows: Kernel<
-    [
-      out: number,
-      rowBytes: number,
-      tokens: number,
-      k: number,
-      rowTable: number,
-      rankTable: number,
-      weights: number,
-      bases: number,
-      scratch: number,
-    ]
-  >;
+  scatterQuantized: Kernel<'x columns tokens ranks rowTable rowBases scaleBases rowStride wordStride scales scratch'>;
+  placeRows: Kernel<'rows rowBytes scales words tokens topk indexBytes count k capacity next outRows outScales outTokens rowOf'>;
+  closePlaces: Kernel<'first next sources experts capacity counts dropped ranges tokens', number>;
+  choiceRows: Kernel<'topk indexBytes tokens k expertsPerRank capacity nextRow rowTable rankTable'>;
+  sumWeightedRows: Kernel<'out rowBytes tokens k rowTable rankTable weights bases scratch'>;
   // kernels/wasm/mixed-sum.ts
-  gatherSumF32: Kernel<
-    [
-      out: number,
-      rowBytes: number,
-      tokens: number,
-      columns: number,
-      rowTable: number,
-      rankTable: number,
-      bases: number,
-      onePerRank: number,
-      scratch: number,
-      format: number,
-    ]
-  >;
+  gatherSumF32: Kernel<'out rowBytes tokens columns rowTable rankTable bases onePerRank scratch format'>;
   /** `columnFormats`: i32 [columns], for each column `format` or that of f32. */
-  gatherSumMixed: Kernel<
-    [
-      out: number,
-      rowBytes: number,
-      tokens: number,
-      columns: number,
-      rowTable: number,
-      rankTable: number,
-      bases: number,
-      onePerRank: number,
-      bias0: number,
-      bias1: number,
-      scratch: number,
-      format: number,
-      columnFormats: number,
-    ]
-  >;
+  gatherSumMixed: Kernel<'out rowBytes tokens columns rowTable rankTable bases onePerRank bias0 bias1 scratch format columnFormats'>;
   // kernels/wasm/reduce.ts
   /** `sources`: u32 [count], addresses; `format`: one of reductionFormats; `reduction`: one of reductions. */
-  reduceRuns: Kernel<[out: number, sources: number, count: number, bytes: number, format: number, reduction: number]>;
+  reduceRuns: Kernel<'out sources count bytes format reduction'>;
   // kernels/wasm/block-bitmap.ts
   /** `bitmap`: u8 [blocks], 0 where a block has an element that counts; returns how many do. */
-  markBlocks: Kernel<
-    [
-      input: number,
-      bytes: number,
-      blockBytes: number,
-      format: number,
-      threshold: number,
-      bitmap: number,
-      output: number,
-    ],
-    number
-  >;
+  markBlocks: Kernel<'input bytes blockBytes format threshold bitmap output', number>;
   // kernels/wasm/crc32c.ts
   /** CRC-32C of `bytes` bytes; `crc` is that of the bytes before, 0 at the beginning. The result may come as negative. */
-  crc32c: Kernel<[crc: number, address: number, bytes: number], number>;
+  crc32c: Kernel<'crc address bytes', number>;
   // kernels/wasm/packet-tag.ts
-  tagPackets: Kernel<
-    [
-      key: number,
-      heads: number,
-      headBytes: number,
-      bodies: number,
-      bodyBytes: number,
-      lastBytes: number,
-      count: number,
-      low: number,
-      high: number,
-      tags: number,
-    ]
-  >;
-  isTagged: Kernel<[key: number, packet: number, bytes: number, low: number, high: number], number>;
-  packetHash: Kernel<[key: number, address: number, bytes: number, out: number]>;
-  sipHash: Kernel<[key: number, address: number, bytes: number, out: number]>;
+  tagPackets: Kernel<'key heads headBytes bodies bodyBytes lastBytes count low high tags'>;
+  isTagged: Kernel<'key packet bytes low high', number>;
+  packetHash: Kernel<'key address bytes out'>;
+  sipHash: Kernel<'key address bytes out'>;
   // kernels/wasm/fragments.ts
-  moveFragments: Kernel<[descriptors: number, count: number, bounce: number, destination: number, packs: number]>;
+  moveFragments: Kernel<'descriptors count bounce destination packs'>;
   // kernels/wasm/fragment-check.ts
-  beginFragmentCheck: Kernel<[state: number]>;
-  checkFragments: Kernel<[block: number, packs: number, state: number], number>;
-  beginMarks: Kernel<[state: number, marks: number, room: number], number>;
-  markFragments: Kernel<[block: number, packs: number, state: number, marks: number], number>;
-  listFragments: Kernel<[block: number, packs: number, firstName: number, state: number, list: number], number>;
-  findOverlap: Kernel<[list: number, end: number, spare: number, digits: number, state: number], number>;
-  divideFragments: Kernel<[block: number, share: number, to: number], number>;
+  beginFragmentCheck: Kernel<'state'>;
+  checkFragments: Kernel<'block packs state', number>;
+  beginMarks: Kernel<'state marks room', number>;
+  markFragments: Kernel<'block packs state marks', number>;
+  listFragments: Kernel<'block packs firstName state list', number>;
+  findOverlap: Kernel<'list end spare digits state', number>;
+  divideFragments: Kernel<'block share to', number>;
   // kernels/wasm/fp8.ts, matmul.ts, swiglu.ts, weighted-rows.ts
   /** bf16 x [rows, columns] to e4m3 data of that shape and f32 scales [rows, ceil(columns / 128)]; columns a multiple of 8. */
-  quantizeFp8(data: number, scales: number, x: number, rows: number, columns: number, roundScale: number): void;
-
+  quantizeFp8: Kernel<'data scales x rows columns roundScale'>;
   /** The reverse: x = bf16(data * scale). */
-  dequantizeFp8(x: number, data: number, scales: number, rows: number, columns: number): void;
-
+  dequantizeFp8: Kernel<'x data scales rows columns'>;
   /** y[rows[i]] += weights[i] * x[i] in f32; columns a multiple of 8. */
-  accumulateRows(y: number, rows: number, weights: number, x: number, count: number, columns: number): void;
-
+  accumulateRows: Kernel<'y rows weights x count columns'>;
   /** out[i] = bf16(weights[i] * x[i]) for f32 x; weights 0 for none; columns a multiple of 8. */
-  roundRows(out: number, x: number, weights: number, count: number, columns: number): void;
-
+  roundRows: Kernel<'out x weights count columns'>;
   /**
    * out[i,j] = sum over k of x[rows[i],k] * w[j,k] for i < m, j < n, summed in f32 in an order that depends on k alone.
    * x and w are bf16, out is f32; rows 0 for rows 0 to m-1; k a multiple of 8.
    */
-  matmul(out: number, x: number, rows: number, w: number, m: number, n: number, k: number): void;
-
+  matmul: Kernel<'out x rows w m n k'>;
   /** out[i,j] = bf16(silu(x[i,j]) * x[i,width+j]) for f32 x [rows, 2 * width]; width a multiple of 8. */
-  swiglu(out: number, x: number, rows: number, width: number): void;
+  swiglu: Kernel<'out x rows width'>;
 }
 
 let compiled: Promise<object> | undefined;

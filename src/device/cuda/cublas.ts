@@ -2,7 +2,7 @@
 import { WeftlineError } from '../../core/errors.ts';
 import type { CublasCalls, CublasLibrary } from '../../native/cublas.ts';
 import { addressOf, type Out } from '../../native/library.ts';
-import type { CudaContext } from './cuda-context.ts';
+import { OwnedResource } from './cuda-context.ts';
 import type { CudaDevice } from './cuda-device.ts';
 import type { CudaStream } from './cuda-stream.ts';
 
@@ -37,21 +37,19 @@ interface Product {
   readonly k: number;
 }
 
-export class Cublas implements Disposable {
+export class Cublas extends OwnedResource {
   /** "13.0.2". */
   readonly version: string;
-  readonly #context: CudaContext;
   readonly #calls: CublasCalls;
   readonly #handle: number;
   /** Shared memory never moves, so the factors' addresses may be kept. */
   readonly #factors: Float32Array = new Float32Array(new SharedArrayBuffer(8));
   readonly #one: number;
   readonly #zero: number;
-  #disposed = false;
 
   /** Loads the library, which takes hundreds of milliseconds. Fails with WL_UNSUPPORTED or WL_NATIVE. */
   constructor({ context, stream }: CudaDevice, { calls, path }: CublasLibrary) {
-    this.#context = context;
+    super(context);
     this.#calls = calls;
     this.#factors[0] = 1;
     this.#one = Number(addressOf(this.#factors));
@@ -64,16 +62,12 @@ export class Cublas implements Disposable {
     context.own(this);
   }
 
-  get disposed(): boolean {
-    return this.#disposed;
-  }
-
   /** Enqueues one product. How its sums are ordered is cuBLAS's own choice and may depend on all extents. */
   multiply({ x, w, out, rows, n, k }: Product): void {
-    this.#context.enter();
-    this.#context.workCount += 1;
-    this.#context.lastLaunch = 'cublasGemmEx';
-    for (const address of [x, w, out]) this.#context.holdRecorded?.(address);
+    this.context.enter();
+    this.context.workCount += 1;
+    this.context.lastLaunch = 'cublasGemmEx';
+    for (const address of [x, w, out]) this.context.holdRecorded?.(address);
     // cuBLAS counts by columns: the transpose of out is w, which it must transpose, times the transpose of x.
     // oxfmt-ignore
     const status = this.#calls.cublasGemmEx(
@@ -84,12 +78,9 @@ export class Cublas implements Disposable {
     if (status !== 0) check('cublasGemmEx', status, `${rows} rows of ${k} by [${n}, ${k}]`);
   }
 
-  [Symbol.dispose](): void {
-    if (this.#disposed) return;
-    this.#disposed = true;
-    this.#context.disown(this);
-    if (this.#context.lost !== undefined) return;
-    this.#context.enter();
+  override release(): void {
+    if (this.context.lost !== undefined) return;
+    this.context.enter();
     this.#calls.cublasDestroy(this.#handle);
   }
 

@@ -278,6 +278,34 @@ export class CudaContext implements Disposable {
   }
 }
 
+/** What belongs to a context and is given back once: by whoever made it, or with the context. */
+export abstract class OwnedResource implements ContextResource {
+  /** @internal */
+  readonly context: CudaContext;
+  #disposed = false;
+
+  /** What was made is then to be given to context.own(). */
+  constructor(context: CudaContext) {
+    this.context = context;
+  }
+
+  /** True once it was given back. */
+  get disposed(): boolean {
+    return this.#disposed;
+  }
+
+  /** Gives back what was made; never throws. @internal */
+  abstract release(): void;
+
+  /** No work that uses it may be running. Idempotent. */
+  [Symbol.dispose](): void {
+    if (this.#disposed) return;
+    this.#disposed = true;
+    this.context.disown(this);
+    this.release();
+  }
+}
+
 /** How many GPUs this process may use; 0 where there is no driver. */
 export function cudaDeviceCount(): number;
 /** @internal By another driver. */

@@ -10,7 +10,15 @@ import { readSettings, type Settings } from '../../settings/settings.ts';
 import { startTracing } from '../../tracing/start-tracing.ts';
 import { AbandonedMemory } from '../abandoned-memory.ts';
 import type { Device } from '../device.ts';
-import { elementCount, type MemoryRange, requireDownload, requireUpload, type Storage, Tensor } from '../tensor.ts';
+import {
+  elementCount,
+  type MemoryRange,
+  OwnedStorage,
+  requireDownload,
+  requireUpload,
+  type Storage,
+  Tensor,
+} from '../tensor.ts';
 import { CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, CudaContext } from './cuda-context.ts';
 import { CudaEvent } from './cuda-event.ts';
 import { captureGraph, type CudaGraph } from './cuda-graph.ts';
@@ -137,83 +145,19 @@ function exportMemory(context: CudaContext, address: number): string {
   return Buffer.from(handle).toString('base64');
 }
 
-/** The allocation that holds an address: it is shared as a whole. Fails with WL_CUDA for memory that cannot be shared. */
-function exportAllocation(
-  context: CudaContext,
-  address: number,
-): { readonly base: number; readonly bytes: number; readonly handle: string } {
-  const base: Out = [0];
-  const bytes: Out = [0];
-  context.call('cuMemGetAddressRange', base, bytes, address);
-  return { base: base[0], bytes: bytes[0], handle: exportMemory(context, base[0]) };
-}
-
-/** Another process's memory in this one. A process cannot open its own. */
-class PeerMemory implements Storage {
-  readonly device: Device;
-  readonly address: number;
-  readonly bytes: number;
-  readonly #context: CudaContext;
-  #disposed = false;
-
-  /** Use device.openPeerMemory(). */
-  constructor(device: Device, context: CudaContext, peer: { readonly handle: string; readonly bytes: number }) {
-    const reserved = new Uint8Array(Buffer.from(peer.handle, 'base64'));
-    if (reserved.length !== IPC_HANDLE_BYTES) {
-      throw new WeftlineError(
-        'WL_PROTOCOL',
-        `Invalid memory handle: expected ${IPC_HANDLE_BYTES} bytes, got ${reserved.length}`,
-      );
-    }
-    const address: Out = [0];
-    const status = context.status('cuIpcOpenMemHandle', address, { reserved }, LAZY_ENABLE_PEER_ACCESS);
-    context.check('cuIpcOpenMemHandle', status, 'mapping the memory of another process');
-    this.device = device;
-    this.address = address[0];
-    this.bytes = peer.bytes;
-    this.#context = context;
-    context.own(this);
+/** Maps memory of another process; a process cannot open its own. Returns the address here. */
+function openMemory(context: CudaContext, handle: string): number {
+  const reserved = new Uint8Array(Buffer.from(handle, 'base64'));
+  if (reserved.length !== IPC_HANDLE_BYTES) {
+    throw new WeftlineError(
+      'WL_PROTOCOL',
+      `Invalid memory handle: expected ${IPC_HANDLE_BYTES} bytes, got ${reserved.length}`,
+    );
   }
-
-  get disposed(): boolean {
-    return this.#disposed;
-  }
-
-  /** No work that uses the memory may be running. */
-  [Symbol.dispose](): void {
-    if (this.#disposed) return;
-    this.#disposed = true;
-    this.#context.disown(this);
-    this.#context.release('cuIpcCloseMemHandle', this.address);
-  }
-}
-
-// A run of one GPU's memory with one owner.
-
-class OwnedDeviceMemory implements Storage {
-  readonly device: Device;
-  readonly address: number;
-  readonly bytes: number;
-  readonly #free: () => void;
-  #disposed = false;
-
-  /** `free` is called once. */
-  constructor(device: Device, range: { readonly address: number; readonly bytes: number }, free: () => void) {
-    this.device = device;
-    this.address = range.address;
-    this.bytes = range.bytes;
-    this.#free = free;
-  }
-
-  get disposed(): boolean {
-    return this.#disposed;
-  }
-
-  [Symbol.dispose](): void {
-    if (this.#disposed) return;
-    this.#disposed = true;
-    this.#free();
-  }
+  const address: Out = [0];
+  const status = context.status('cuIpcOpenMemHandle', address, { reserved }, LAZY_ENABLE_PEER_ACCESS);
+  context.check('cuIpcOpenMemHandle', status, 'mapping the memory of another process');
+  return address[0];
 }
 
 /** Which GPU, and where its compiled kernels come from. */
@@ -304,7 +248,7 @@ export class CudaDevice implements Device {
     requireDType(dtype);
     const bytes = elementCount(shape) * dtypes[dtype].bytes;
     const address = this.#pool.take(bytes);
-    const storage = new OwnedDeviceMemory(this, { address, bytes }, () => {
+    const storage = new OwnedStorage(this, { address, bytes }, () => {
       this.#abandoned.forget(storage);
       this.#pool.give(address);
     });
@@ -327,7 +271,7 @@ export class CudaDevice implements Device {
   allocateShared(bytes: number): Storage {
     this.context.refuseCapture('memory shared with other processes');
     const address = this.#pool.allocate(bytes);
-    const storage = new OwnedDeviceMemory(this, { address, bytes }, () => {
+    const storage = new OwnedStorage(this, { address, bytes }, () => {
       this.context.disown(storage);
       this.context.release('cuMemFree', address);
     });
@@ -342,16 +286,25 @@ export class CudaDevice implements Device {
   }
 
   /**
-   * The allocation that holds an address, to be opened with openPeerMemory() in another process of this host.
+   * The allocation that holds an address, as a whole, to be opened with openPeerMemory() in another process of this host. Fails
+   * with WL_CUDA for memory that cannot be shared.
    * @internal
    */
   exportAllocation(address: number): { readonly base: number; readonly bytes: number; readonly handle: string } {
-    return exportAllocation(this.context, address);
+    const base: Out = [0];
+    const bytes: Out = [0];
+    this.context.call('cuMemGetAddressRange', base, bytes, address);
+    return { base: base[0], bytes: bytes[0], handle: exportMemory(this.context, base[0]) };
   }
 
-  /** @internal */
+  /** @internal No work that uses the memory may be running when it is disposed. */
   openPeerMemory(handle: string, bytes: number): Storage {
-    return new PeerMemory(this, this.context, { handle, bytes });
+    const address = openMemory(this.context, handle);
+    const storage = new OwnedStorage(this, { address, bytes }, () => {
+      this.context.disown(storage);
+      this.context.release('cuIpcCloseMemHandle', address);
+    });
+    return this.context.own(storage);
   }
 
   /** @internal Memory of the host that kernels reach; zeroed. */

@@ -5,7 +5,7 @@ import { WeftlineError } from '../../core/errors.ts';
 import { beginWait, endWait, type WaitEntry } from '../../core/waits.ts';
 import type { Out } from '../../native/library.ts';
 import type { DeviceEvent } from '../device.ts';
-import { CUDA_ERROR_NOT_READY, type CudaContext } from './cuda-context.ts';
+import { CUDA_ERROR_NOT_READY, type CudaContext, OwnedResource } from './cuda-context.ts';
 
 // Waits for the device without blocking the event loop: polls a little, lets others run, polls again.
 
@@ -55,28 +55,21 @@ interface EventDefaults {
   readonly timeoutMs: number;
 }
 
-export class CudaEvent implements DeviceEvent {
-  /** @internal */
-  readonly context: CudaContext;
+export class CudaEvent extends OwnedResource implements DeviceEvent {
   /** CUevent. */
   readonly handle: number;
   readonly #defaults: EventDefaults;
   /** Where it was recorded last. */
   #stream: number | undefined;
-  #disposed = false;
 
   /** @internal Use device.createEvent(). */
   constructor(context: CudaContext, defaults: EventDefaults) {
+    super(context);
     const handle: Out = [0];
     context.call('cuEventCreate', handle, defaults.timing ? 0 : DISABLE_TIMING);
-    this.context = context;
     this.handle = handle[0];
     this.#defaults = defaults;
     context.own(this);
-  }
-
-  get disposed(): boolean {
-    return this.#disposed;
   }
 
   /** Marks what was enqueued on the stream so far; replaces an earlier mark. */
@@ -113,10 +106,8 @@ export class CudaEvent implements DeviceEvent {
     return milliseconds[0];
   }
 
-  [Symbol.dispose](): void {
-    if (this.#disposed) return;
-    this.#disposed = true;
-    this.context.disown(this);
+  /** @internal */
+  override release(): void {
     this.context.release('cuEventDestroy', this.handle);
   }
 }

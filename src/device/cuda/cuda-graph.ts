@@ -1,7 +1,7 @@
 // Work that was recorded once and is enqueued again by one call of the driver: a CUDA graph.
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { Out } from '../../native/library.ts';
-import type { CudaContext } from './cuda-context.ts';
+import { type CudaContext, OwnedResource } from './cuda-context.ts';
 import { CudaStream } from './cuda-stream.ts';
 import type { KeptMemory } from './memory-pool.ts';
 
@@ -51,28 +51,21 @@ interface GraphParts {
  * Made by device.capture(). The memory of tensors that were taken while it was recorded, and of those that its calls name, stays
  * its own until it is disposed, whatever becomes of the tensors.
  */
-export class CudaGraph implements Disposable {
-  readonly #context: CudaContext;
+export class CudaGraph extends OwnedResource {
   /** CUgraphExec. */
   readonly #handle: number;
   readonly #stream: CudaStream;
   readonly #memory: KeptMemory;
   readonly #calls: readonly RecordedCalls[];
-  #disposed = false;
 
   /** @internal Use device.capture(). */
   constructor(stream: CudaStream, { handle, memory, calls }: GraphParts) {
-    this.#context = stream.context;
+    super(stream.context);
     this.#handle = handle;
     this.#stream = stream;
     this.#memory = memory;
     this.#calls = calls;
-    this.#context.own(this);
-  }
-
-  /** True from close() on. */
-  get disposed(): boolean {
-    return this.#disposed;
+    this.context.own(this);
   }
 
   /**
@@ -82,8 +75,8 @@ export class CudaGraph implements Disposable {
    * EpLowLatency, buffer, layer or Communicator) could not be called now: with the error that such a call would have.
    */
   launch(stream: CudaStream = this.#stream): void {
-    const context = this.#context;
-    if (this.#disposed) throw new WeftlineError('WL_CLOSED', 'Cannot launch the graph: it was disposed');
+    const { context } = this;
+    if (this.disposed) throw new WeftlineError('WL_CLOSED', 'Cannot launch the graph: it was disposed');
     if (!(stream instanceof CudaStream) || stream.context !== context) {
       throw invalidArgument('stream', stream, `a CudaStream of GPU ${context.ordinal}, which has recorded the graph`);
     }
@@ -99,15 +92,13 @@ export class CudaGraph implements Disposable {
 
   /** Launches that still run end first. Idempotent. */
   close(): void {
-    if (this.#disposed) return;
-    this.#disposed = true;
-    this.#context.disown(this);
-    this.#context.release('cuGraphExecDestroy', this.#handle);
-    this.#memory.release();
+    this[Symbol.dispose]();
   }
 
-  [Symbol.dispose](): void {
-    this.close();
+  /** @internal */
+  override release(): void {
+    this.context.release('cuGraphExecDestroy', this.#handle);
+    this.#memory.release();
   }
 }
 

@@ -1,6 +1,6 @@
 // A queue of device work that runs in order, and beside other streams.
 import { checkTimeout, type WaitOptions } from '../../core/deadline.ts';
-import { CUDA_ERROR_NOT_READY, type CudaContext } from './cuda-context.ts';
+import { CUDA_ERROR_NOT_READY, type CudaContext, OwnedResource } from './cuda-context.ts';
 import { CudaEvent, pollUntil } from './cuda-event.ts';
 import { NativeBlock, type Out } from '../../native/library.ts';
 
@@ -63,32 +63,25 @@ interface StreamOptions {
   readonly timeoutMs: number;
 }
 
-export class CudaStream implements Disposable {
-  /** @internal */
-  readonly context: CudaContext;
+export class CudaStream extends OwnedResource {
   /** CUstream. */
   readonly handle: number;
   readonly #timeoutMs: number;
   readonly #onDispose: (stream: CudaStream) => void;
-  #disposed = false;
 
   /** @internal Use device.createStream(). Never waits for the legacy default stream. */
   constructor(context: CudaContext, options: StreamOptions, onDispose: (stream: CudaStream) => void) {
+    super(context);
     const least: Out = [0];
     const greatest: Out = [0];
     context.call('cuCtxGetStreamPriorityRange', least, greatest);
     const handle: Out = [0];
     const priority = options.priority === 'high' ? greatest[0] : least[0];
     context.call('cuStreamCreateWithPriority', handle, NON_BLOCKING, priority);
-    this.context = context;
     this.handle = handle[0];
     this.#timeoutMs = options.timeoutMs;
     this.#onDispose = onDispose;
     context.own(this);
-  }
-
-  get disposed(): boolean {
-    return this.#disposed;
   }
 
   /** What is enqueued from now on starts after the event's mark; the host goes on at once. */
@@ -129,11 +122,9 @@ export class CudaStream implements Disposable {
     });
   }
 
-  [Symbol.dispose](): void {
-    if (this.#disposed) return;
-    this.#disposed = true;
+  /** @internal */
+  override release(): void {
     this.#onDispose(this);
-    this.context.disown(this);
     this.context.release('cuStreamDestroy', this.handle);
   }
 }

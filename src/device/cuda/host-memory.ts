@@ -3,38 +3,28 @@ import { formatBytes } from '../../core/byte-size.ts';
 import { type DType, dtypes, type TypedArrayOf, typedArrayOver } from '../../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { addressOf, type Out, viewAt } from '../../native/library.ts';
-import type { CudaContext } from './cuda-context.ts';
+import { type CudaContext, OwnedResource } from './cuda-context.ts';
 
 // Memory of this process that kernels and copies of a GPU reach while it is pinned.
 
-export class PinnedRange implements Disposable {
-  readonly context: CudaContext;
+export class PinnedRange extends OwnedResource {
   /** What kernels and copies use. */
   readonly deviceAddress: number;
   readonly #hostAddress: number;
-  #disposed = false;
 
   /** `memory` must not move. Fails with WL_CUDA where the system pins no more. */
   constructor(context: CudaContext, memory: Uint8Array) {
+    super(context);
     const host = Number(addressOf(memory));
     context.call('cuMemHostRegister', host, memory.length, PORTABLE | DEVICE_MAPPED);
     const device: Out = [0];
     context.call('cuMemHostGetDevicePointer', device, host, 0);
-    this.context = context;
     this.deviceAddress = device[0];
     this.#hostAddress = host;
     context.own(this);
   }
 
-  get disposed(): boolean {
-    return this.#disposed;
-  }
-
-  /** Before the memory is given back. No work that uses it may be running. Idempotent. */
-  [Symbol.dispose](): void {
-    if (this.#disposed) return;
-    this.#disposed = true;
-    this.context.disown(this);
+  override release(): void {
     this.context.release('cuMemHostUnregister', this.#hostAddress);
   }
 }
@@ -45,35 +35,29 @@ const DEVICE_MAPPED = 2;
 /** A view of more ends the process. */
 const MAX_BYTES = 2 ** 32;
 
-export class HostMemory implements Disposable {
-  readonly context: CudaContext;
+export class HostMemory extends OwnedResource {
   readonly bytes: number;
   /** What kernels use. */
   readonly deviceAddress: number;
   /** What copies use. */
   readonly hostAddress: number;
   readonly #buffer: ArrayBuffer;
-  #disposed = false;
 
   /** Use device.allocateHost(). All bytes are zero. Fails with WL_INVALID_ARGUMENT for more than 4 GiB. */
   constructor(context: CudaContext, bytes: number) {
+    super(context);
     if (!(bytes <= MAX_BYTES))
       throw invalidArgument('bytes of host memory', bytes, `at most ${formatBytes(MAX_BYTES)}`);
     const host: Out = [0];
     context.call('cuMemHostAlloc', host, Math.max(bytes, 1), PORTABLE | DEVICE_MAPPED);
     const device: Out = [0];
     context.call('cuMemHostGetDevicePointer', device, host[0], 0);
-    this.context = context;
     this.bytes = bytes;
     this.hostAddress = host[0];
     this.deviceAddress = device[0];
     this.#buffer = viewAt(host[0], Math.max(bytes, 1));
     new Uint8Array(this.#buffer).fill(0);
     context.own(this);
-  }
-
-  get disposed(): boolean {
-    return this.#disposed;
   }
 
   /** The memory itself; keep the view, making one costs about a microsecond. It must not be touched after dispose. */
@@ -83,15 +67,11 @@ export class HostMemory implements Disposable {
   }
 
   get buffer(): ArrayBuffer {
-    if (this.#disposed) throw new WeftlineError('WL_CLOSED', 'Cannot view host memory that was disposed');
+    if (this.disposed) throw new WeftlineError('WL_CLOSED', 'Cannot view host memory that was disposed');
     return this.#buffer;
   }
 
-  /** No work that uses the memory may be running. */
-  [Symbol.dispose](): void {
-    if (this.#disposed) return;
-    this.#disposed = true;
-    this.context.disown(this);
+  override release(): void {
     this.context.release('cuMemFreeHost', this.hostAddress);
   }
 }

@@ -4,7 +4,7 @@ import { Block, type Layout } from '../../abi/layout.ts';
 import type { Out } from '../../native/library.ts';
 import { KernelRing } from '../../tracing/kernel-ring.ts';
 import { currentTrace } from '../../tracing/start-tracing.ts';
-import type { CudaContext } from './cuda-context.ts';
+import { type CudaContext, OwnedResource } from './cuda-context.ts';
 import type { CudaStream } from './cuda-stream.ts';
 import { HostMemory } from './host-memory.ts';
 import type { CudaKernel, LaunchPlan } from './kernel.ts';
@@ -29,8 +29,7 @@ const NO_MORE = 0x7fff_ffff;
 
 type NameOf<L> = L extends Layout<infer Name> ? Name : never;
 
-export class KernelTrace implements Disposable {
-  readonly #context: CudaContext;
+export class KernelTrace extends OwnedResource {
   readonly #ring: KernelRing;
   /** Where kernels write if the ring's memory cannot be given to the GPU: what they wrote is lost if the process is killed. */
   readonly #records: HostMemory | undefined;
@@ -42,7 +41,6 @@ export class KernelTrace implements Disposable {
   readonly #keep = (): void => this.#keepRecords();
   #clock: { readonly plan: LaunchPlan<NameOf<typeof traceClockArguments>>; readonly stream: CudaStream } | undefined;
   #timer: NodeJS.Timeout | undefined;
-  #disposed = false;
 
   /** undefined if this process is not traced, or has no room for another GPU. */
   static begin(context: CudaContext): KernelTrace | undefined {
@@ -52,7 +50,7 @@ export class KernelTrace implements Disposable {
   }
 
   private constructor(context: CudaContext, ring: KernelRing) {
-    this.#context = context;
+    super(context);
     this.#ring = ring;
     this.#cells = new HostMemory(context, 4096);
     this.#words = this.#cells.view('i32', 0, traceClockCells.size / 4);
@@ -75,18 +73,14 @@ export class KernelTrace implements Disposable {
     context.own(this);
   }
 
-  get disposed(): boolean {
-    return this.#disposed;
-  }
-
   /** Kernels of a CUmodule write their records from now on, if they were compiled for it. */
   attach(module: number, file: string): void {
     const address: Out = [0];
     const bytes: Out = [0];
-    if (this.#context.status('cuModuleGetGlobal', address, bytes, module, TARGET) !== 0) return;
+    if (this.context.status('cuModuleGetGlobal', address, bytes, module, TARGET) !== 0) return;
     this.#target.set('label', this.#ring.labelOf(file));
     const from = this.#cells.hostAddress + STAGED_AT;
-    this.#context.call('cuMemcpyHtoDAsync', address[0], from, kernelTraceTarget.size, LEGACY_STREAM);
+    this.context.call('cuMemcpyHtoDAsync', address[0], from, kernelTraceTarget.size, LEGACY_STREAM);
     this.#awaitLegacy();
   }
 
@@ -111,15 +105,12 @@ export class KernelTrace implements Disposable {
     this.#clock = undefined;
   }
 
-  [Symbol.dispose](): void {
-    if (this.#disposed) return;
-    this.#disposed = true;
+  override release(): void {
     clearInterval(this.#timer);
-    this.#context.disown(this);
-    this.#context.release('cuMemFree', this.#counter);
+    this.context.release('cuMemFree', this.#counter);
     process.off('exit', this.#keep);
     this.#keepRecords();
-    if (this.#records === undefined) this.#context.release('cuMemHostUnregister', this.#ring.memory!);
+    if (this.#records === undefined) this.context.release('cuMemHostUnregister', this.#ring.memory!);
     else this.#records[Symbol.dispose]();
     this.#cells[Symbol.dispose]();
   }
@@ -130,7 +121,7 @@ export class KernelTrace implements Disposable {
 
   /** Of several answers the one that came soonest. None if the GPU is too busy to answer. */
   #compare(rounds: number, deadlineMs: number): void {
-    const context = this.#context;
+    const context = this.context;
     if (this.#clock === undefined || context.isCapturing || context.lost !== undefined || context.disposed) return;
     try {
       if (this.#clock.stream.isIdle()) this.#ask(rounds, deadlineMs);
@@ -168,6 +159,6 @@ export class KernelTrace implements Disposable {
   }
 
   #awaitLegacy(): void {
-    while (!this.#context.isGood(this.#context.status('cuStreamQuery', LEGACY_STREAM) === 0));
+    while (!this.context.isGood(this.context.status('cuStreamQuery', LEGACY_STREAM) === 0));
   }
 }

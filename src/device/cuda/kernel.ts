@@ -2,7 +2,7 @@
 import { alignUp, Block, type Layout } from '../../abi/layout.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import { addressOf, type Out } from '../../native/library.ts';
-import type { CudaContext } from './cuda-context.ts';
+import { type CudaContext, OwnedResource } from './cuda-context.ts';
 import type { CudaStream } from './cuda-stream.ts';
 
 // A kernel launch prepared once: its configuration and arguments lie in native memory, and launching is one call.
@@ -164,28 +164,19 @@ const MAX_DYNAMIC_SHARED_BYTES = 8;
 const PLAIN_SHARED_BYTES = 48 << 10;
 
 /** A loaded cubin; its kernels keep it. */
-export class CudaModule implements Disposable {
-  readonly context: CudaContext;
+export class CudaModule extends OwnedResource {
   /** CUmodule. */
   readonly handle: number;
-  #disposed = false;
 
   constructor(context: CudaContext, cubin: Uint8Array, name: string) {
+    super(context);
     const handle: Out = [0];
     context.check('cuModuleLoadData', context.status('cuModuleLoadData', handle, cubin), `loading ${name}`);
-    this.context = context;
     this.handle = handle[0];
     context.own(this);
   }
 
-  get disposed(): boolean {
-    return this.#disposed;
-  }
-
-  [Symbol.dispose](): void {
-    if (this.#disposed) return;
-    this.#disposed = true;
-    this.context.disown(this);
+  override release(): void {
     this.context.release('cuModuleUnload', this.handle);
   }
 }

@@ -17,7 +17,7 @@ import type { HostRoutes } from '../../group/network/host-routes.ts';
 // The sums of combine across hosts on a CPU rank: of the rows that this host has of a token, and of a token's rows here with
 // what other hosts sent. Hot path.
 
-export interface RowSumsShape {
+interface RowSumsShape {
   readonly routes: Pick<HostRoutes, 'hosts' | 'host'>;
   /** Columns of this host's rows in a sum: its ranks, or the choices of a token. */
   readonly ownColumns: number;
@@ -26,28 +26,7 @@ export interface RowSumsShape {
   readonly precision: CombinePrecision;
 }
 
-export interface RowSumTables {
-  /** i32: addresses of the rows of one sum, and whether they are f32. */
-  readonly scratch: Tensor<'i32'>;
-  /** i32 [columns of a sum]: the format of each column's rows. */
-  readonly columnFormats: Tensor<'i32'>;
-}
-
-/** Fails with WL_MEMORY. */
-export function makeRowSumTables(tensors: TensorSet, shape: RowSumsShape): RowSumTables {
-  const { routes, ownColumns, dtype, precision } = shape;
-  const others = routes.hosts.length - 1;
-  const scratch = tensors.empty('i32', [2 * (ownColumns + others + 2)]);
-  const columnFormats = tensors.empty('i32', [ownColumns + others]);
-  const ofOthers = elementFormats[sumDType(dtype, precision)];
-  columnFormats
-    .view()
-    .fill(ofOthers)
-    .fill(elementFormats[dtype], routes.host, routes.host + ownColumns);
-  return { scratch, columnFormats };
-}
-
-/** Tokens [first, first + count) of a list; `bases`: addresses by rank of this host, or by column of a sum. */
+/** Tokens [first, first + count) of a list; `bases` holds addresses by rank of this host, or by column of a sum. */
 interface SumPart {
   readonly first: number;
   readonly count: number;
@@ -58,71 +37,68 @@ interface SumPart {
 }
 
 export class RowSums {
-  /** Of a row that combine reads or makes. */
-  readonly rowBytes: number;
-  /** Of a sum on the network. */
+  /** Bytes of a sum on the network. */
   readonly sumBytes: number;
-  readonly #device: CpuDevice;
-  readonly #tables: RowSumTables;
+  readonly #kernels: CpuDevice['kernels'];
+  readonly #rowBytes: number;
   readonly #format: number;
-  readonly #isWide: boolean;
+  /** Addresses of the rows of one sum, and whether they are f32. */
+  readonly #scratch: Tensor<'i32'>;
+  /** By column of a sum: the format of its rows. */
+  readonly #columnFormats: Tensor<'i32'>;
 
-  constructor(device: CpuDevice, { hidden, dtype, precision }: RowSumsShape, tables: RowSumTables) {
-    this.rowBytes = hidden * dtypes[dtype].bytes;
+  /** The tables belong to the set. Fails with WL_MEMORY. */
+  constructor({ kernels }: CpuDevice, tensors: TensorSet, shape: RowSumsShape) {
+    const { routes, ownColumns, hidden, dtype, precision } = shape;
+    const others = routes.hosts.length - 1;
     this.sumBytes = bytesOfSum(hidden, dtype, precision);
-    this.#device = device;
-    this.#tables = tables;
+    this.#kernels = kernels;
+    this.#rowBytes = hidden * dtypes[dtype].bytes;
     this.#format = elementFormats[dtype];
-    this.#isWide = this.sumBytes !== this.rowBytes;
+    this.#scratch = tensors.empty('i32', [2 * (ownColumns + others + 2)]);
+    this.#columnFormats = tensors.empty('i32', [ownColumns + others]);
+    this.#columnFormats
+      .view()
+      .fill(elementFormats[sumDType(dtype, precision)])
+      .fill(this.#format, routes.host, routes.host + ownColumns);
   }
 
   /** Sums what this host has of tokens of another one, as it travels. `out`: of the first. */
   sumHere({ places, ranks, columns }: HostTokens, { first, count, out, bases, onePerRank }: SumPart): void {
-    const { kernels } = this.#device;
+    const kernels = this.#kernels;
     const cell = first * columns * 4;
     const [rows, from] = [places.address + cell, ranks ? ranks.address + cell : 0];
     const one = onePerRank ? 1 : 0;
-    const scratch = this.#tables.scratch.address;
-    const { rowBytes } = this;
-    if (this.#isWide) {
-      kernels.gatherSumF32(out, rowBytes, count, columns, rows, from, bases, one, scratch, this.#format);
-    } else {
-      kernels.gatherSum(out, rowBytes, count, columns, rows, from, bases, one, 0, 0, scratch, this.#format);
-    }
+    const [rowBytes, scratch, format] = [this.#rowBytes, this.#scratch.address, this.#format];
+    if (this.#isWide) kernels.gatherSumF32(out, rowBytes, count, columns, rows, from, bases, one, scratch, format);
+    else kernels.gatherSum(out, rowBytes, count, columns, rows, from, bases, one, 0, 0, scratch, format);
   }
 
   /** Adds up this rank's tokens. `out` and the biases, 0 for none: addresses of token 0. */
   addUp(routed: RoutedTokens, part: SumPart, bias0 = 0, bias1 = 0): void {
-    const { kernels } = this.#device;
-    const { sumTable, sumRanks, sumColumns } = routed;
+    const kernels = this.#kernels;
+    const { sumTable, sumRanks, sumColumns: columns } = routed;
     const { first, count, bases, onePerRank } = part;
-    const { rowBytes } = this;
+    const [rowBytes, scratch, format] = [this.#rowBytes, this.#scratch.address, this.#format];
     const at = first * rowBytes;
     const out = part.out + at;
-    const cell = first * sumColumns * 4;
+    const cell = first * columns * 4;
     const [rows, from] = [sumTable.address + cell, sumRanks ? sumRanks.address + cell : 0];
     const one = onePerRank ? 1 : 0;
     const [b0, b1] = [bias0 === 0 ? 0 : bias0 + at, bias1 === 0 ? 0 : bias1 + at];
-    const { scratch, columnFormats } = this.#tables;
-    const [sources, format] = [scratch.address, this.#format];
-    if (this.#isWide) {
-      const formats = columnFormats.address;
-      kernels.gatherSumMixed(
-        out,
-        rowBytes,
-        count,
-        sumColumns,
-        rows,
-        from,
-        bases,
-        one,
-        b0,
-        b1,
-        sources,
-        format,
-        formats,
-      );
-    } else kernels.gatherSum(out, rowBytes, count, sumColumns, rows, from, bases, one, b0, b1, sources, format);
+    if (!this.#isWide) {
+      kernels.gatherSum(out, rowBytes, count, columns, rows, from, bases, one, b0, b1, scratch, format);
+      return;
+    }
+    const formats = this.#columnFormats.address;
+    // oxfmt-ignore
+    kernels.gatherSumMixed(
+      out, rowBytes, count, columns, rows, from, bases, one, b0, b1, scratch, format, formats,
+    );
+  }
+
+  get #isWide(): boolean {
+    return this.sumBytes !== this.#rowBytes;
   }
 }
 
@@ -137,28 +113,44 @@ interface HostDispatch extends Pick<ForwardedCall, 'rowBases' | 'spread'> {
   readonly moveLocal: (first: number, count: number) => void;
 }
 
-interface HostCombine extends SumShape {
+interface HostCombine {
   readonly routed: RoutedTokens;
   readonly numTokens: number;
   /** The exchange that the call was announced with. */
   readonly counts: CountExchange;
-  /** Of this host's rows of tokens that came through this rank. */
-  readonly sumRows: SumTokens;
-  readonly sumWeights: SumTokens;
-  /** Adds up this rank's own tokens [first, first + count): all rows of them are here. */
+  /** Address of the result. */
+  readonly out: number;
+  /** Tables of addresses of the rows that are summed, by rank of this host, and by column of a sum. */
+  readonly bases: number;
+  readonly sumBases: number;
+  /** See SumPart. */
+  readonly onePerRank: boolean;
+  readonly biases?: readonly (number | undefined)[];
+  /** What is summed beside the rows. */
+  readonly weights?: SummedWeights | undefined;
+}
+
+interface SummedWeights {
+  /** Bytes for a token. */
+  readonly bytes: number;
+  /** Sums those of this host for tokens that came through this rank. */
+  readonly sumHere: SumTokens;
+  /** Adds up those of this rank's own tokens [first, first + count). */
   readonly addUp: (first: number, count: number) => void;
 }
 
 export class HostCalls {
   readonly #device: CpuDevice;
   readonly #exchange: HostExchange;
+  readonly #sums: RowSums;
   readonly #forwarders: readonly RowForwarder[];
   readonly #senders: readonly SumSender[];
   readonly #receivers: readonly SumReceiver[];
 
-  constructor(device: CpuDevice, exchange: HostExchange) {
+  constructor(device: CpuDevice, exchange: HostExchange, sums: RowSums) {
     this.#device = device;
     this.#exchange = exchange;
+    this.#sums = sums;
     this.#forwarders = exchange.served.map((_, slot) => new RowForwarder(device, exchange, slot));
     this.#senders = exchange.served.map((_, slot) => new SumSender(exchange, slot));
     this.#receivers = exchange.ways.map((_, way) => new SumReceiver(exchange, way));
@@ -216,7 +208,13 @@ export class HostCalls {
     const exchange = this.#exchange;
     const receivers = this.#receivers;
     const { network, served, ways } = exchange;
-    const { routed, numTokens, counts, rowBytes, weightBytes, sumRows, sumWeights } = call;
+    const { routed, numTokens, counts, out, bases, sumBases, onePerRank, biases = [], weights } = call;
+    const sums = this.#sums;
+    const rowBytes = sums.sumBytes;
+    const weightBytes = weights?.bytes ?? 0;
+    const sumRows: SumTokens = (list, first, count, to) =>
+      sums.sumHere(list, { first, count, out: to, bases, onePerRank });
+    const sumWeights = weights?.sumHere;
     if (!network.hasMemory(this.#device.memory.buffer.byteLength)) await this.#useMemory(wait);
     traceBegin('ep.combine.network');
     for (const [slot, sender] of this.#senders.entries()) {
@@ -235,7 +233,9 @@ export class HostCalls {
       for (const receiver of receivers) ready = Math.min(ready, receiver.step(numTokens));
       if (ready > added) {
         traceBegin('ep.combine.own-sums');
-        call.addUp(added, ready - added);
+        const part = { first: added, count: ready - added, out, bases: sumBases, onePerRank };
+        sums.addUp(routed, part, biases[0], biases[1]);
+        weights?.addUp(added, ready - added);
         traceEnd('ep.combine.own-sums');
       }
       added = Math.max(added, ready);
@@ -283,7 +283,7 @@ type SumTokens = (list: HostTokens, first: number, count: number, out: number) =
 interface ReturnedCall extends SumShape {
   readonly list: HostTokens;
   readonly sumRows: SumTokens;
-  readonly sumWeights: SumTokens;
+  readonly sumWeights: SumTokens | undefined;
   /** True when the source has begun the same call, so that its memory may be written. */
   hasEntered(): boolean;
 }
@@ -328,7 +328,7 @@ class SumSender {
       const count = Math.min(chunk, list.count - this.#summed);
       traceBegin('ep.combine.host-sums');
       call.sumRows(list, this.#summed, count, this.#rowsAt(this.#summed, call));
-      if (weightBytes > 0) call.sumWeights(list, this.#summed, count, this.#weightsAt(this.#summed, call));
+      if (weightBytes > 0) call.sumWeights?.(list, this.#summed, count, this.#weightsAt(this.#summed, call));
       traceEnd('ep.combine.host-sums');
       this.#summed += count;
     }

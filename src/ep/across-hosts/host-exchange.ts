@@ -44,19 +44,6 @@ interface HostExchangeOptions extends CallWait {
   readonly memory?: Tensor<'u8'> | undefined;
 }
 
-/** Small tables for kernels. */
-interface HostTables extends Disposable {
-  /** i32 [ranks]: number of each rank's host. */
-  readonly hostOf: Tensor<'i32'>;
-  /** By way, i32 [ranks]: position of the host's ranks on it, -1 for others. */
-  readonly localIndex: readonly Tensor<'i32'>[];
-  /** i32 [hosts] each: tokens per host, and scratch. */
-  readonly perHost: Tensor<'i32'>;
-  readonly lastToken: Tensor<'i32'>;
-  /** i32 [ranks of this host]: their numbers in the group. */
-  readonly localRanks: Tensor<'i32'>;
-}
-
 export class HostExchange {
   readonly network: HostNetwork;
   /** Of this rank, where `size` lays out the regions. */
@@ -278,22 +265,29 @@ function release({ memory, isOwn, tables }: HostParts): void {
   tables[Symbol.dispose]();
 }
 
-function makeTables(group: RankGroup, device: CpuDevice): HostTables {
+type HostTables = ReturnType<typeof makeTables>;
+
+/** Small tables for kernels. */
+function makeTables(group: RankGroup, device: CpuDevice) {
   const { topology, size } = group;
   const others = topology.hosts.length - 1;
-  const { set, made } = TensorSet.make(device, (tensors) => ({
+  const tables = TensorSet.together(device, (tensors) => ({
+    /** Number of each rank's host. */
     hostOf: tensors.empty('i32', [size]),
+    /** By way: position of the host's ranks on it, -1 for others. */
     localIndex: Array.from({ length: others }, () => tensors.empty('i32', [size])),
+    /** Tokens per host, and scratch. */
     perHost: tensors.empty('i32', [others + 1]),
     lastToken: tensors.empty('i32', [others + 1]),
+    /** Numbers in the group of the ranks of this host. */
     localRanks: tensors.empty('i32', [topology.scaleUpRanks.length]),
   }));
   const ranks = group.ranks.map((_, rank) => rank);
-  made.hostOf.view().set(ranks.map((rank) => topology.hostOf(rank)));
-  made.localRanks.view().set(topology.scaleUpRanks);
-  for (const [at, table] of made.localIndex.entries()) {
+  tables.hostOf.view().set(ranks.map((rank) => topology.hostOf(rank)));
+  tables.localRanks.view().set(topology.scaleUpRanks);
+  for (const [at, table] of tables.localIndex.entries()) {
     const host = (topology.hostIndex + 1 + at) % (others + 1);
     table.view().set(ranks.map((rank) => (topology.hostOf(rank) === host ? topology.scaleUpIndexOf(rank) : -1)));
   }
-  return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
+  return tables;
 }

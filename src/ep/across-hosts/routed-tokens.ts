@@ -61,7 +61,7 @@ interface RoutedShape {
 
 /** Fails with WL_MEMORY, having taken nothing. */
 function makeRoutedTokens(device: CpuDevice, shape: RoutedShape): RoutedTokens {
-  const { set, made } = TensorSet.make(device, (tensors) => {
+  return TensorSet.together(device, (tensors) => {
     const table = ({ count, columns }: RoutedShape['sent'][number]): HostTokens => ({
       count,
       columns,
@@ -84,7 +84,6 @@ function makeRoutedTokens(device: CpuDevice, shape: RoutedShape): RoutedTokens {
       },
     };
   });
-  return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
 }
 
 // Lists which tokens of a dispatch go to which host, and the table by which combine adds what comes back.

@@ -89,7 +89,7 @@ export function invalidThere({ place, range }: ChoicePlace, rank: number, shown?
 }
 
 /** What is wrong, and what would be right. */
-export interface ChoicePlace {
+interface ChoicePlace {
   readonly place: string;
   readonly range: string;
 }
@@ -107,8 +107,39 @@ export function choiceAt(
   };
 }
 
+/**
+ * The error of a choice that a rank has refused. `choice` is its value if this rank passed it, undefined if another one did, and
+ * 'unknown' if no rank knows it any more.
+ */
+export function badChoice(
+  where: ChoicePlace,
+  rank: number,
+  choice: number | bigint | 'unknown' | undefined,
+): WeftlineError {
+  if (choice === undefined) return invalidThere(where, rank, 'the value');
+  if (choice === 'unknown') return invalidThere(where, rank);
+  return invalidArgument(where.place, Number(choice), where.range);
+}
+
+/** The error of kernels whose ranks passed different kinds of tensors. `words`: where each field of a record is. */
+export function recordMismatch(
+  words: Readonly<Record<string, number>>,
+  { rank, first, word }: { readonly rank: number; readonly first: number; readonly word: number },
+): WeftlineError {
+  const field = Object.entries(words).find(([, at]) => at === word)?.[0] ?? `word ${word}`;
+  return new WeftlineError(
+    'WL_CONFIG_MISMATCH',
+    `The ranks disagree on ${field}: rank ${rank} differs from rank ${first}; all must pass the same kind of tensors`,
+    { details: { field, rank } },
+  );
+}
+
 /** Memory for a layout of `tokens` tokens, owned like the allocator's tensors. */
-export function emptyLayout(tensors: TensorAllocator, tokens: number, shape: LayoutShape): LayoutTensors {
+export function emptyLayout(
+  tensors: TensorAllocator,
+  tokens: number,
+  shape: Pick<LayoutShape, 'ranks' | 'experts'>,
+): LayoutTensors {
   return {
     numTokensPerRank: tensors.empty('i32', [shape.ranks]),
     numTokensPerExpert: tensors.empty('i32', [shape.experts]),

@@ -2,6 +2,7 @@
 import { LOW_LATENCY_WAIT_SHIFT, lowLatencyWaits } from '../../abi/low-latency.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CheckedLowLatencyDispatch, LowLatencyScales } from './low-latency-arguments.ts';
+import type { LowLatencyConfig } from './low-latency-size.ts';
 
 const formats = ['bf16', 'f32', 'rounded', 'ue8m0'] as const;
 const HAS_WEIGHTS = 1 << 8;
@@ -81,5 +82,17 @@ function mismatch(here: string, there: string, rank: number): WeftlineError {
     'WL_CONFIG_MISMATCH',
     `This rank is in ${here}, but rank ${rank} is in ${there}; all ranks must make the same calls in the same order`,
     { details: { rank, here, there } },
+  );
+}
+
+/** The error of a rank of which an expert got more rows than it may. */
+export function overflowError(
+  got: { readonly expert: number; readonly rows: number; readonly dispatch: number },
+  { maxTokensPerExpert }: Required<LowLatencyConfig>,
+): WeftlineError {
+  return new WeftlineError(
+    'WL_CAPACITY',
+    `Expert ${got.expert} got ${got.rows} rows in dispatch ${got.dispatch}, more than its ${maxTokensPerExpert} (maxTokensPerExpert); raise that, or drop rows with overflow: 'drop'`,
+    { details: { ...got, maxTokensPerExpert } },
   );
 }

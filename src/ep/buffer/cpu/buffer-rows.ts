@@ -2,64 +2,51 @@
 import { elementFormats } from '../../../abi/element-formats.ts';
 import { dtypes } from '../../../core/dtype.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
-import { type Device, TensorSet } from '../../../device/device.ts';
+import { TensorSet } from '../../../device/device.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import type { EpBufferConfig, EpBufferSize, EpRegion } from '../buffer-size.ts';
 import { type CheckedCombine, type DispatchPlanInput, type EpScope, MAX_BIASES } from '../call-arguments.ts';
 import type { DispatchHandle } from '../dispatch-handle.ts';
-import { emptyLayout, type LayoutShape, type LayoutTensors } from '../dispatch-layout.ts';
-import { type AddressTables, makeAddressTables } from '../../../group/address-table.ts';
+import { emptyLayout, type LayoutShape } from '../dispatch-layout.ts';
+import { makeAddressTables } from '../../../group/address-table.ts';
 import type { PeerMemory } from '../../../group/peer-memory.ts';
 import { overlaps } from '../../../group/tensor-check.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 
 // The small tables that an EpBuffer's kernels work with, all allocated before the ranks agree that they can begin.
 
-export interface EpTables extends Disposable {
-  readonly shape: LayoutShape;
-  /** The layout of the present dispatch, for callers who pass none. */
-  readonly layout: LayoutTensors;
-  /** Addresses of the regions at all ranks. */
-  readonly bases: AddressTables<EpRegion>;
-  /** i32 [ranks]: the next row of this source at each rank. */
-  readonly nextRow: Tensor<'i32'>;
-  /** i32 [2, ranks]: addresses of the exchange's records, by parity and rank. */
-  readonly records: Tensor<'i32'>;
-  /** i32 [ranks, ranks]: rows that ranks 0..s together send to rank d, of the present dispatch. */
-  readonly rankPrefix: Tensor<'i32'>;
-  /** i32 [experts / ranks]: choices of each expert of this rank. */
-  readonly perLocalExpert: Tensor<'i32'>;
-  /** u8: rows of combine that are read out of other ranks' tensors, a block of tokens at a time; none on several hosts. */
-  readonly pulled: Tensor<'u8'>;
-  /** i32 [ranks]: where combine then finds row 0 of each rank. */
-  readonly pulledBases: Tensor<'i32'>;
-  /** i32 [ranks + MAX_BIASES]: addresses of the rows of one sum, biases included. */
-  readonly sources: Tensor<'i32'>;
-}
+export type EpTables = ReturnType<typeof makeEpTables>;
 
+/** Fails with WL_MEMORY. */
 export function makeEpTables(
-  device: Device,
+  device: CpuDevice,
   config: EpBufferConfig,
-  { ranks, size }: { ranks: number; size: EpBufferSize },
-): EpTables {
+  { ranks, size }: { readonly ranks: number; readonly size: EpBufferSize },
+) {
   const experts = config.numExperts;
   const readable = size.network === undefined && ranks > 1 ? ranks : 0;
-  const { set, made } = TensorSet.make(device, (tensors) => {
-    const shape: LayoutShape = { ranks, experts, dropped: -1, name: 'topkIdx' };
-    return {
-      shape,
-      layout: emptyLayout(tensors, config.maxTokensPerRank, shape),
-      bases: makeAddressTables(tensors, Object.keys(size.regions) as EpRegion[], ranks),
-      nextRow: tensors.empty('i32', [ranks]),
-      records: tensors.empty('i32', [2, ranks]),
-      rankPrefix: tensors.empty('i32', [ranks, ranks]),
-      perLocalExpert: tensors.empty('i32', [experts / ranks]),
-      pulled: tensors.empty('u8', [readable * pulledTokens(config, ranks) * config.hidden * 2]),
-      pulledBases: tensors.empty('i32', [ranks]),
-      sources: tensors.empty('i32', [ranks + MAX_BIASES]),
-    };
-  });
-  return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
+  const shape: LayoutShape = { ranks, experts, dropped: -1, name: 'topkIdx' };
+  return TensorSet.together(device, (tensors) => ({
+    shape,
+    /** The layout of the present dispatch, for callers who pass none. */
+    layout: emptyLayout(tensors, config.maxTokensPerRank, shape),
+    /** Addresses of the regions at all ranks. */
+    bases: makeAddressTables(tensors, Object.keys(size.regions) as EpRegion[], ranks),
+    /** The next row of this source at each rank. */
+    nextRow: tensors.empty('i32', [ranks]),
+    /** Addresses of the exchange's records, by parity and rank. */
+    records: tensors.empty('i32', [2, ranks]),
+    /** Rows that ranks 0..s together send to rank d, [s, d], of the present dispatch. */
+    rankPrefix: tensors.empty('i32', [ranks, ranks]),
+    /** Choices of each expert of this rank. */
+    perLocalExpert: tensors.empty('i32', [experts / ranks]),
+    /** Rows of combine that are read out of other ranks' tensors, a block of tokens at a time; none on several hosts. */
+    pulled: tensors.empty('u8', [readable * pulledTokens(config, ranks) * config.hidden * 2]),
+    /** Where combine then finds row 0 of each rank. */
+    pulledBases: tensors.empty('i32', [ranks]),
+    /** Addresses of the rows of one sum, biases included. */
+    sources: tensors.empty('i32', [ranks + MAX_BIASES]),
+  }));
 }
 
 /** What the processor's second-level cache takes beside other things. */

@@ -6,35 +6,13 @@ import { type Tensor } from '../../../device/tensor.ts';
 import { TensorSet } from '../../../device/device.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import { HostExchange } from '../../across-hosts/host-exchange.ts';
-import {
-  type BesideRows,
-  type ForwardedCall,
-  HostCalls,
-  makeRowSumTables,
-  RowSums,
-  type RowSumsShape,
-  type RowSumTables,
-} from '../../across-hosts/host-calls.ts';
+import { type BesideRows, type ForwardedCall, HostCalls, RowSums } from '../../across-hosts/host-calls.ts';
 import { type HostTokens, type RoutedTokens, routeTokens } from '../../across-hosts/routed-tokens.ts';
 import type { CountExchange } from '../../../group/exchange.ts';
 import { bufferNetworkShape, type EpRegion } from '../buffer-size.ts';
 import type { CheckedCombine, DispatchPlanInput, EpScope } from '../call-arguments.ts';
 import type { DispatchHandle } from '../dispatch-handle.ts';
-import type { LayoutTensors } from '../dispatch-layout.ts';
-
-/** Tables of addresses by rank of this host, or by column of a sum. */
-interface Bases extends Disposable {
-  readonly rows: Tensor<'i32'>;
-  readonly scales: Tensor<'i32'>;
-  readonly topkIdx: Tensor<'i32'>;
-  readonly topkWeights: Tensor<'i32'>;
-  readonly sourceToken: Tensor<'i32'>;
-  readonly combineRows: Tensor<'i32'>;
-  readonly combineWeights: Tensor<'i32'>;
-  readonly sumRows: Tensor<'i32'>;
-  readonly sumWeights: Tensor<'i32'>;
-  readonly sums: RowSumTables;
-}
+import { fillLocalTables, makeAddressTables } from '../../../group/address-table.ts';
 
 const localRegions = [
   'rows',
@@ -49,8 +27,7 @@ const localRegions = [
 export class CpuBufferNetwork {
   readonly exchange: HostExchange;
   readonly #scope: EpScope<CpuDevice>;
-  readonly #bases: Bases;
-  readonly #sums: RowSums;
+  readonly #bases: ReturnType<typeof makeBases>;
   readonly #calls: HostCalls;
 
   /** Collective; fails alike on all ranks. */
@@ -75,15 +52,8 @@ export class CpuBufferNetwork {
     const { device } = scope;
     this.exchange = exchange;
     this.#scope = scope;
-    const sums = sumsShape(scope, exchange);
-    this.#bases = makeBases(scope, window, { exchange, sums });
-    this.#sums = new RowSums(device, sums, this.#bases.sums);
-    this.#calls = new HostCalls(device, exchange);
-  }
-
-  /** How many tokens go to each host. */
-  countHosts({ isTokenInRank }: LayoutTensors, tokens: number): Int32Array {
-    return this.exchange.countHosts(this.#scope.device, isTokenInRank, tokens);
+    this.#bases = makeBases(scope, window, exchange);
+    this.#calls = new HostCalls(device, exchange, this.#bases.sums);
   }
 
   route(rowTable: Tensor<'i32'>, numTokens: number, perHost: Int32Array): RoutedTokens {
@@ -108,47 +78,36 @@ export class CpuBufferNetwork {
     const spread: ForwardedCall['spread'] = (list, at) => this.#spread(input, list, at, isCached);
     const routed = handle.routed as RoutedTokens;
     return this.#calls.dispatch(
-      { routed, rows, rowBases: this.#bases.rows.address, spread, numTokens, moveLocal },
+      { routed, rows, rowBases: this.#bases.local.rows.address, spread, numTokens, moveLocal },
       wait,
     );
   }
 
-  async combine(
+  combine(
     { handle, weights, biases }: CheckedCombine,
     out: { readonly rows: Tensor<'bf16'>; readonly weights: Tensor<'f32'> | undefined },
     { counts, ...wait }: CallWait & { readonly counts: CountExchange },
   ): Promise<void> {
     const { kernels } = this.#scope.device;
+    const { local, sumRows, sumWeights } = this.#bases;
     const routed = handle.routed as RoutedTokens;
     const { sumTable, sumColumns } = routed;
     const k = weights?.shape[1] ?? 0;
-    const bases = this.#bases;
-    const sums = this.#sums;
-    const { numTokens } = handle;
-    const [bias0, bias1] = [biases[0]?.address, biases[1]?.address];
-    const [from, sumsFrom, result] = [bases.combineRows.address, bases.sumRows.address, out.rows.address];
-    await this.#calls.combine(
-      {
-        routed,
-        numTokens,
-        counts,
-        rowBytes: sums.sumBytes,
-        weightBytes: k * 4,
-        sumRows: (list, first, count, to) =>
-          sums.sumHere(list, { first, count, out: to, bases: from, onePerRank: false }),
-        sumWeights: ({ places, columns }, first, count, to) => {
-          const table = places.address + first * columns * 4;
-          kernels.gatherTopkWeight(to, count, k, columns, table, bases.combineWeights.address);
-        },
-        addUp: (first, count) => {
-          sums.addUp(routed, { first, count, out: result, bases: sumsFrom, onePerRank: false }, bias0, bias1);
-          if (!out.weights) return;
-          const [to, table] = [out.weights.address + first * k * 4, sumTable.address + first * sumColumns * 4];
-          kernels.gatherTopkWeight(to, count, k, sumColumns, table, bases.sumWeights.address);
-        },
+    const summed = out.weights && {
+      bytes: k * 4,
+      sumHere: ({ places, columns }: HostTokens, first: number, count: number, to: number): void => {
+        const table = places.address + first * columns * 4;
+        kernels.gatherTopkWeight(to, count, k, columns, table, local.combineWeights.address);
       },
-      wait,
-    );
+      addUp: (first: number, count: number): void => {
+        const [to, table] = [out.weights!.address + first * k * 4, sumTable.address + first * sumColumns * 4];
+        kernels.gatherTopkWeight(to, count, k, sumColumns, table, sumWeights.address);
+      },
+    };
+    const call = { routed, numTokens: handle.numTokens, counts, out: out.rows.address, onePerRank: false };
+    const bases = { bases: local.combineRows.address, sumBases: sumRows.address };
+    const added = { biases: biases.map(({ address }) => address), weights: summed };
+    return this.#calls.combine({ ...call, ...bases, ...added }, wait);
   }
 
   async close(): Promise<void> {
@@ -165,7 +124,7 @@ export class CpuBufferNetwork {
   ): void {
     const { group, device, config } = this.#scope;
     const { kernels } = device;
-    const bases = this.#bases;
+    const bases = this.#bases.local;
     const table = places.address;
     if (input.scales) {
       const bytes = input.scales.shape[1]! * 4;
@@ -190,63 +149,34 @@ export class CpuBufferNetwork {
 
 /** Empty tensors have no bytes per token. */
 function besideRows({ topkIdx, topkWeights, scales }: DispatchPlanInput): BesideRows[] {
-  const arrays = { topkIdx, topkWeights, scales };
-  return Object.entries(arrays).flatMap(([array, tensor]) =>
-    tensor === undefined
-      ? []
-      : [
-          {
-            array: array as BesideRows['array'],
-            address: tensor.address,
-            bytes: tensor.shape[1]! * dtypes[tensor.dtype].bytes,
-          },
-        ],
-  );
+  const arrays = Object.entries({ topkIdx, topkWeights, scales }) as [BesideRows['array'], Tensor | undefined][];
+  return arrays.flatMap(([array, tensor]) => {
+    if (tensor === undefined) return [];
+    return [{ array, address: tensor.address, bytes: tensor.shape[1]! * dtypes[tensor.dtype].bytes }];
+  });
 }
 
-/** A column per rank of this host. */
-function sumsShape({ config }: EpScope, { network: { routes } }: HostExchange): RowSumsShape {
-  const ownColumns = routes.hosts[routes.host]!.length;
-  return { routes, ownColumns, hidden: config.hidden, dtype: 'bf16', precision: config.combinePrecision };
-}
-
-/** Fails with WL_MEMORY. */
-function makeBases(
-  { device, size }: EpScope<CpuDevice>,
-  window: SymmetricWindow,
-  { exchange, sums }: { readonly exchange: HostExchange; readonly sums: RowSumsShape },
-): Bases {
-  const { hosts, host } = exchange.network.routes;
-  const { ways } = exchange;
-  const local = window.addresses.length;
-  const columns = local + ways.length;
-  const { set, made } = TensorSet.make(device, (tensors) => ({
-    rows: tensors.empty('i32', [local]),
-    scales: tensors.empty('i32', [local]),
-    topkIdx: tensors.empty('i32', [local]),
-    topkWeights: tensors.empty('i32', [local]),
-    sourceToken: tensors.empty('i32', [local]),
-    combineRows: tensors.empty('i32', [local]),
-    combineWeights: tensors.empty('i32', [local]),
-    sumRows: tensors.empty('i32', [columns]),
-    sumWeights: tensors.empty('i32', [columns]),
-    sums: makeRowSumTables(tensors, sums),
+/** Tables of addresses by rank of this host, or by column of a sum. Fails with WL_MEMORY. */
+function makeBases({ device, size, config }: EpScope<CpuDevice>, window: SymmetricWindow, exchange: HostExchange) {
+  const { ways, network } = exchange;
+  const { routes } = network;
+  const { hosts, host } = routes;
+  const ownColumns = hosts[host]!.length;
+  const { hidden, combinePrecision: precision } = config;
+  const made = TensorSet.together(device, (tensors) => ({
+    local: makeAddressTables(tensors, localRegions, window.addresses.length),
+    sumRows: tensors.empty('i32', [ownColumns + ways.length]),
+    sumWeights: tensors.empty('i32', [ownColumns + ways.length]),
+    sums: new RowSums(device, tensors, { routes, ownColumns, hidden, dtype: 'bf16', precision }),
   }));
-  const at = (region: EpRegion): number[] =>
-    window.addresses.map((address) => (address + size.regions[region].offset) | 0);
-  for (const region of localRegions) made[region].view().set(at(region));
-  const byHost = (own: EpRegion, theirs: 'hostRows' | 'hostWeights'): number[] =>
-    hosts.flatMap((_, there) =>
-      there === host
-        ? at(own)
-        : [
-            exchange.slotAddress(
-              theirs,
-              ways.findIndex((way) => way.host === there),
-            ) | 0,
-          ],
-    );
-  made.sumRows.view().set(byHost('combineRows', 'hostRows'));
-  made.sumWeights.view().set(byHost('combineWeights', 'hostWeights'));
-  return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
+  fillLocalTables(made.local, window, size.regions);
+  const byHost = (own: Tensor<'i32'>, theirs: 'hostRows' | 'hostWeights'): number[] =>
+    hosts.flatMap((_, there) => {
+      if (there === host) return [...own.view()];
+      const way = ways.findIndex((one) => one.host === there);
+      return [exchange.slotAddress(theirs, way) | 0];
+    });
+  made.sumRows.view().set(byHost(made.local.combineRows, 'hostRows'));
+  made.sumWeights.view().set(byHost(made.local.combineWeights, 'hostWeights'));
+  return made;
 }

@@ -101,13 +101,12 @@ class CpuEpEngine implements EpEngine {
 
   getDispatchLayout(topkIdx: Tensor<'i32' | 'i64'>): DispatchLayout {
     const { shape } = this.tables;
-    const { set, made } = TensorSet.make(this.#device, (tensors) => {
+    return TensorSet.together(this.#device, (tensors) => {
       const layout = emptyLayout(tensors, topkIdx.shape[0]!, shape);
       const refusal = computeLayout(topkIdx, layout, shape);
       if (refusal !== undefined) throw refusal.error;
       return layout;
     });
-    return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
   }
 
   regionAddress(region: EpRegion, index = this.window.index): number {
@@ -127,7 +126,7 @@ class CpuEpEngine implements EpEngine {
     const refusal = this.#count(input);
     // What a refused layout says of rows may not be counted.
     const layout = refusal === undefined && input.topkIdx === undefined ? input.layout! : this.tables.layout;
-    const perHost = this.#network?.countHosts(layout, input.numTokens);
+    const perHost = this.#network?.exchange.countHosts(this.#device, layout.isTokenInRank, input.numTokens);
     this.#exchange.publish(exchangeHeader(input), this.#countsOf(layout, perHost), refusal?.status);
     const begun = this.#begin({ kind: 'dispatch' }, options, true);
     if (begun !== undefined) await begun;

@@ -21,9 +21,9 @@ import {
   loadLaunches,
 } from './cuda-launches.ts';
 import { DispatchHandle } from '../dispatch-handle.ts';
-import type { DispatchLayout } from '../dispatch-layout.ts';
+import { type DispatchLayout, emptyLayout } from '../dispatch-layout.ts';
 import type { CombineResult, DispatchResult, EpCallOptions, EpEngine } from '../engine.ts';
-import { agreeOn } from '../../../group/agree.ts';
+import { agreeOn, agreeOnKernels } from '../../../group/agree.ts';
 import { type Call, callWord } from '../../../group/calls.ts';
 import { CudaCallOrder, CudaCalls, type RecordingOf, requireCudaLimits } from '../../../group/cuda-calls.ts';
 import { overlaps } from '../../../group/tensor-check.ts';
@@ -99,11 +99,8 @@ class CudaEpEngine implements EpEngine {
     const device = this.#device;
     const { group, config } = this.#scope;
     const tokens = topkIdx.shape[0]!;
-    const { set: tensors, made: layout } = TensorSet.make(device, (allocator) => ({
-      numTokensPerRank: allocator.empty('i32', [group.size]),
-      numTokensPerExpert: allocator.empty('i32', [config.numExperts]),
-      isTokenInRank: allocator.empty('u8', [tokens, group.size]),
-    }));
+    const shape = { ranks: group.size, experts: config.numExperts };
+    const layout = TensorSet.together(device, (tensors) => emptyLayout(tensors, tokens, shape));
     // Blocks add to the counts.
     for (const counts of [layout.numTokensPerRank, layout.numTokensPerExpert]) device.setBytes(counts, 0);
     const plan = this.#launches.layout;
@@ -116,7 +113,7 @@ class CudaEpEngine implements EpEngine {
     set.set('numTokensPerRank', layout.numTokensPerRank.address);
     set.set('numTokensPerExpert', layout.numTokensPerExpert.address);
     plan.launch();
-    return { ...layout, [Symbol.dispose]: () => tensors[Symbol.dispose]() };
+    return layout;
   }
 
   async dispatch(input: DispatchPlanInput, options: EpCallOptions): Promise<DispatchResult> {
@@ -397,11 +394,14 @@ export async function createCudaEngine(
   const agreement = { what: 'EpBuffer', config: { ...config, device: device.kind }, prepare };
   const size = await agreeOn(group, agreement, wait);
   const scope = { group, device, config: Object.freeze({ ...config }), size };
-  // Compiling may fail or take long on one rank alone, so the ranks meet again after it.
-  const launches = await loadLaunches(scope).catch((error: unknown) => error as Error);
-  const parts = await agreeOn(
+  const parts = await agreeOnKernels(
     group,
-    { what: 'EpBuffer kernels', config: {}, prepare: () => prepareParts(scope, launches), release: releaseParts },
+    {
+      what: 'EpBuffer',
+      load: () => loadLaunches(scope),
+      prepare: (launches) => prepareParts(scope, launches),
+      release: releaseParts,
+    },
     wait,
   );
   const made: { window?: CudaWindow; calls?: CudaCalls } = {};
@@ -435,8 +435,7 @@ export async function createCudaEngine(
 /** What an engine has before its window. */
 type Parts = Pick<EngineParts, 'launches' | 'hostPlan' | 'counter' | 'scratch'>;
 
-function prepareParts(scope: EpScope<CudaDevice>, launches: CudaLaunches | Error): Parts {
-  if (launches instanceof Error) throw launches;
+function prepareParts(scope: EpScope<CudaDevice>, launches: CudaLaunches): Parts {
   const { set, made } = TensorSet.make(scope.device, (tensors) => ({
     counter: tensors.empty('i32', [1]),
     scratch: tensors.empty('u8', [epScratch.size]),

@@ -10,7 +10,7 @@ import {
 } from '../../../abi/ep.ts';
 import { epRecordWords, exchangeRecordBytes } from '../../../abi/exchange-record.ts';
 import { alignUp, Block, type Layout } from '../../../abi/layout.ts';
-import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
+import { WeftlineError } from '../../../core/errors.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { HostMemory } from '../../../device/cuda/host-memory.ts';
 import type { CudaKernel, LaunchPlan } from '../../../device/cuda/kernel.ts';
@@ -28,7 +28,7 @@ import {
 import { countedHosts } from '../../across-hosts/network-size.ts';
 import type { EpRegion } from '../buffer-size.ts';
 import { type EpScope, MAX_BIASES } from '../call-arguments.ts';
-import { choiceAt, invalidThere } from '../dispatch-layout.ts';
+import { badChoice, choiceAt, recordMismatch } from '../dispatch-layout.ts';
 import { capacityError } from '../receive-plan.ts';
 import { kernelFiles } from '../../../device/cuda/kernel-files.ts';
 
@@ -212,31 +212,46 @@ interface EpFailure {
   readonly extent: number;
 }
 
-export class CudaHostPlan implements Disposable {
-  readonly #scope: EpScope<CudaDevice>;
+/** Pinned memory with the plan of one kind of dispatch, and behind it the choices of each local expert. */
+export class PlanMemory<Name extends string> implements Disposable {
+  readonly plan: Block<Name>;
+  readonly experts: Int32Array;
+  /** Addresses for the kernels. */
+  readonly address: number;
+  readonly expertsAddress: number;
   readonly #memory: HostMemory;
-  readonly #plan: Block<keyof typeof epHostPlan.offset>;
+  readonly #layout: Layout<Name>;
+
+  constructor(device: CudaDevice, layout: Layout<Name>, experts: number) {
+    const memory = device.allocateHost(layout.size + experts * 4);
+    this.#memory = memory;
+    this.#layout = layout;
+    this.plan = new Block(layout, memory.buffer, 0);
+    this.experts = memory.view('i32', layout.size, experts);
+    this.address = memory.deviceAddress;
+    this.expertsAddress = memory.deviceAddress + layout.size;
+  }
+
+  /** A word that the kernels store last. */
+  word(name: Name): Int32Array {
+    return this.#memory.view('i32', this.#layout.offset[name], 1);
+  }
+
+  [Symbol.dispose](): void {
+    this.#memory[Symbol.dispose]();
+  }
+}
+
+export class CudaHostPlan extends PlanMemory<keyof typeof epHostPlan.offset> {
+  readonly #scope: EpScope<CudaDevice>;
   readonly #sequence: Int32Array;
   readonly #failed: Int32Array;
-  readonly #experts: Int32Array;
 
   constructor(scope: EpScope<CudaDevice>) {
-    const experts = scope.config.numExperts / scope.group.size;
+    super(scope.device, epHostPlan, scope.config.numExperts / scope.group.size);
     this.#scope = scope;
-    this.#memory = scope.device.allocateHost(epHostPlan.size + experts * 4);
-    this.#plan = new Block(epHostPlan, this.#memory.buffer, 0);
-    this.#sequence = this.#memory.view('i32', epHostPlan.offset.sequence, 1);
-    this.#failed = this.#memory.view('i32', epHostPlan.offset.failedSequence, 1);
-    this.#experts = this.#memory.view('i32', epHostPlan.size, experts);
-  }
-
-  /** For the kernel. */
-  get address(): number {
-    return this.#memory.deviceAddress;
-  }
-
-  get expertsAddress(): number {
-    return this.#memory.deviceAddress + epHostPlan.size;
+    this.#sequence = this.word('sequence');
+    this.#failed = this.word('failedSequence');
   }
 
   /** True when the rest is of that dispatch; the kernel stores the sequence number last. */
@@ -245,18 +260,18 @@ export class CudaHostPlan implements Disposable {
   }
 
   get numRecvTokens(): number {
-    return this.#plan.get('numRecvTokens');
+    return this.plan.get('numRecvTokens');
   }
 
   /** Choices of each local expert, rounded up to the alignment. */
   perExpert(alignment: number): number[] {
-    return Array.from(this.#experts, (count) => alignUp(count, alignment));
+    return Array.from(this.experts, (count) => alignUp(count, alignment));
   }
 
   /** Rows that this rank sends to other hosts, one per token and host. */
   get networkRows(): number {
     const ways = this.#scope.group.topology.hosts.length - 1;
-    return Array.from({ length: ways }, (_, way) => this.#plan.get('wayTokens', way)).reduce(
+    return Array.from({ length: ways }, (_, way) => this.plan.get('wayTokens', way)).reduce(
       (sum, rows) => sum + rows,
       0,
     );
@@ -264,7 +279,7 @@ export class CudaHostPlan implements Disposable {
 
   rankPrefixMatrix(): Int32Array {
     const cells = this.#scope.group.size ** 2;
-    return Int32Array.from({ length: cells }, (_, cell) => this.#plan.get('rankPrefixMatrix', cell));
+    return Int32Array.from({ length: cells }, (_, cell) => this.plan.get('rankPrefixMatrix', cell));
   }
 
   /** Why a dispatch other than `except` failed, as every rank finds it; the failure is then forgotten. Undefined if none failed. */
@@ -273,10 +288,10 @@ export class CudaHostPlan implements Disposable {
     if (sequence === 0 || sequence === except) return undefined;
     const failure = {
       sequence,
-      status: this.#plan.get('status'),
-      rank: this.#plan.get('culprit'),
-      detail: this.#plan.get('detail'),
-      extent: this.#plan.get('extent'),
+      status: this.plan.get('status'),
+      rank: this.plan.get('culprit'),
+      detail: this.plan.get('detail'),
+      extent: this.plan.get('extent'),
     };
     Atomics.store(this.#failed, 0, 0);
     return failure;
@@ -288,32 +303,8 @@ export class CudaHostPlan implements Disposable {
     const { ranks } = this.#scope.group;
     const rank = ranks[failure.rank]!;
     if (status === epStatus.capacity) return capacityError(rank, { rows: detail, bound: failure.extent });
-    if (status === epStatus.badChoice) return this.#badChoice(failure, choice);
-    return mismatch(rank, ranks[0]!, detail);
+    if (status !== epStatus.badChoice) return recordMismatch(epRecordWords, { rank, first: ranks[0]!, word: detail });
+    const { numExperts: experts } = this.#scope.config;
+    return badChoice(choiceAt({ name: 'topkIdx', experts, dropped: -1 }, failure.extent, detail), rank, choice);
   }
-
-  [Symbol.dispose](): void {
-    this.#memory[Symbol.dispose]();
-  }
-
-  #badChoice(
-    { rank: index, detail: cell, extent: columns }: EpFailure,
-    choice: number | bigint | 'unknown' | undefined,
-  ): WeftlineError {
-    const { config, group } = this.#scope;
-    const rank = group.ranks[index]!;
-    const where = choiceAt({ name: 'topkIdx', experts: config.numExperts, dropped: -1 }, columns, cell);
-    if (choice === undefined) return invalidThere(where, rank, 'the value');
-    if (choice === 'unknown') return invalidThere(where, rank);
-    return invalidArgument(where.place, Number(choice), where.range);
-  }
-}
-
-function mismatch(rank: number, first: number, word: number): WeftlineError {
-  const field = Object.entries(epRecordWords).find(([, at]) => at === word)?.[0] ?? `word ${word}`;
-  return new WeftlineError(
-    'WL_CONFIG_MISMATCH',
-    `The ranks disagree on ${field}: rank ${rank} differs from rank ${first}; all must pass the same kind of tensors`,
-    { details: { field, rank } },
-  );
 }

@@ -6,17 +6,11 @@ import { dtypes } from '../../../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import { traceBegin, traceEnd } from '../../../core/trace.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
-import { type Device, TensorSet } from '../../../device/device.ts';
+import { TensorSet } from '../../../device/device.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import type { RoutedTokens } from '../../across-hosts/routed-tokens.ts';
 import { countLayerRows, type LayerRows, layerRows } from '../../buffer/count-rows.ts';
-import {
-  computeLayout,
-  emptyLayout,
-  type LayoutShape,
-  type LayoutTensors,
-  throwIfRefused,
-} from '../../buffer/dispatch-layout.ts';
+import { computeLayout, emptyLayout, type LayoutShape, throwIfRefused } from '../../buffer/dispatch-layout.ts';
 import type { EpCallOptions } from '../../buffer/engine.ts';
 import type { CpuLayerMemory } from './cpu-layer-memory.ts';
 import type { DispatchCombineContext } from '../dispatch-combine-context.ts';
@@ -123,29 +117,19 @@ function markTail(
 
 // The small tables that a layer's kernels work with, all allocated before the ranks agree that they can begin.
 
-interface LayerTables extends Disposable {
-  readonly shape: LayoutShape;
-  readonly layout: LayoutTensors;
-  /** i32 [experts]: the next row of (expert, this source) at the expert's rank. */
-  readonly nextRow: Tensor<'i32'>;
-  /** i32 [topk]: addresses of the rows of one sum. */
-  readonly sources: Tensor<'i32'>;
-}
+type LayerTables = ReturnType<typeof makeLayerTables>;
 
-function makeLayerTables(
-  device: Device,
-  { maxTokensPerRank, maxTopk: topk, numExperts, worldSize }: EPConfig,
-): LayerTables {
-  const { set, made } = TensorSet.make(device, (tensors) => {
-    const shape: LayoutShape = { ranks: worldSize, experts: numExperts, dropped: numExperts, name: 'topkIdx' };
-    return {
-      shape,
-      layout: emptyLayout(tensors, maxTokensPerRank, shape),
-      nextRow: tensors.empty('i32', [numExperts]),
-      sources: tensors.empty('i32', [topk]),
-    };
-  });
-  return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
+/** Fails with WL_MEMORY. */
+function makeLayerTables(device: CpuDevice, { maxTokensPerRank, maxTopk, numExperts, worldSize }: EPConfig) {
+  const shape: LayoutShape = { ranks: worldSize, experts: numExperts, dropped: numExperts, name: 'topkIdx' };
+  return TensorSet.together(device, (tensors) => ({
+    shape,
+    layout: emptyLayout(tensors, maxTokensPerRank, shape),
+    /** The next row of (expert, this source) at the expert's rank. */
+    nextRow: tensors.empty('i32', [numExperts]),
+    /** Addresses of the rows of one sum. */
+    sources: tensors.empty('i32', [maxTopk]),
+  }));
 }
 
 /** Collective: every rank has its tables, or all fail with the same WL_MEMORY. */
@@ -212,7 +196,7 @@ class CpuLayerEngine implements LayerEngine {
     const { layout, shape } = this.#tables;
     traceBegin('layer.dispatch.counts');
     const refusal = computeLayout(input.topkIdx, layout, shape);
-    const perHost = this.#memory.network?.countHosts(layout, input.numTokens);
+    const perHost = this.#memory.network?.exchange.countHosts(this.#device, layout.isTokenInRank, input.numTokens);
     const [perRank, perExpert] = [layout.numTokensPerRank.view(), layout.numTokensPerExpert.view()];
     exchange.publish(this.#exchangeHeader(input), { perRank, perExpert, ...(perHost && { perHost }) }, refusal?.status);
     await this.#meet({ kind: 'layer dispatch' }, 'opening', { ...options, withCounts: true });
@@ -326,7 +310,9 @@ class CpuLayerEngine implements LayerEngine {
     { withCounts, ...options }: CallWait & { readonly withCounts: boolean },
   ): Promise<void> {
     return this.#untilFailure(async () => {
-      await this.#memory.network?.meet(this.#memory.exchange, call, { ...sooner(options), withCounts });
+      const network = this.#memory.network?.exchange;
+      network?.announce(this.#memory.exchange, call, withCounts);
+      await network?.meet(this.#memory.exchange, sooner(options));
       await this.#barrier.wait(callWord(call, phase), options);
     });
   }

@@ -1,29 +1,21 @@
 // What the calls of an all-to-all layer do across hosts on CPU ranks: one row per (token, host) on the network, copied at the
 // far side to the token's other experts there, and one sum per (token, host) back.
-import type { Call } from '../../../group/calls.ts';
 import type { CountExchange, ExchangeResult } from '../../../group/exchange.ts';
 import type { CallWait } from '../../../core/deadline.ts';
 import { dtypes } from '../../../core/dtype.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
-import { type Tensor } from '../../../device/tensor.ts';
+import type { Tensor } from '../../../device/tensor.ts';
 import { TensorSet } from '../../../device/device.ts';
 import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
-import {
-  type ForwardedCall,
-  HostCalls,
-  makeRowSumTables,
-  RowSums,
-  type RowSumsShape,
-  type RowSumTables,
-} from '../../across-hosts/host-calls.ts';
+import { type ForwardedCall, HostCalls, RowSums } from '../../across-hosts/host-calls.ts';
 import { HostExchange, ROW_WINDOW } from '../../across-hosts/host-exchange.ts';
 import { type RoutedTokens, routeTokens } from '../../across-hosts/routed-tokens.ts';
-import type { LayoutTensors } from '../../buffer/dispatch-layout.ts';
+import { fillLocalTables, makeAddressTables } from '../../../group/address-table.ts';
 import type { EPConfig } from '../ep-config.ts';
 import { HostLayout, type LayoutTables, sendRequests } from '../layout-desc.ts';
-import { layerNetworkShape, type OutputRegion, type OutputSize } from '../output-size.ts';
+import { layerNetworkShape, type OutputSize } from '../output-size.ts';
 import type { LayerInput } from '../layer-arguments.ts';
 
 /** What a layer's windows are on several hosts: the control window with the exchange, and the output, which grows. */
@@ -46,19 +38,12 @@ interface Output {
 /** Regions that a forwarder writes; `expertRows` is what it sums. */
 const regions = ['rows', 'weights', 'sourceToken', 'firstRow', 'duplicates', 'expertRows'] as const;
 
-interface Bases extends Disposable, Readonly<Record<(typeof regions)[number], Tensor<'i32'>>> {
-  /** i32 [ranks + other hosts]: of expert rows by rank, then of the sums that come back, by way. */
-  readonly sums: Tensor<'i32'>;
-  readonly rowSums: RowSumTables;
-}
-
 export class CpuLayerNetwork {
   readonly exchange: HostExchange;
   readonly #group: RankGroup;
   readonly #device: CpuDevice;
   readonly #config: EPConfig;
-  readonly #bases: Bases;
-  readonly #sums: RowSums;
+  readonly #bases: ReturnType<typeof makeBases>;
   readonly #calls: HostCalls;
   #output: OutputSize | undefined;
 
@@ -82,11 +67,8 @@ export class CpuLayerNetwork {
     this.#group = group;
     this.#device = device;
     this.#config = config;
-    const { hidden, maxTopk: ownColumns, tokenDtype: dtype, combinePrecision: precision } = config;
-    const shape = { routes: exchange.network.routes, ownColumns, hidden, dtype, precision };
-    this.#bases = makeBases(device, { local: control.ranks.length, ways: exchange.ways.length, config, shape });
-    this.#sums = new RowSums(device, shape, this.#bases.rowSums);
-    this.#calls = new HostCalls(device, exchange);
+    this.#bases = makeBases(device, exchange, { config, local: control.ranks.length });
+    this.#calls = new HostCalls(device, exchange, this.#bases.rowSums);
   }
 
   /** Before the output's window goes: peers can write to it no more. */
@@ -98,11 +80,6 @@ export class CpuLayerNetwork {
   async replaceOutput(output: Output, wait: CallWait): Promise<void> {
     await this.exchange.network.replaceWindow(ROW_WINDOW, output.window, wait);
     this.#use(output);
-  }
-
-  /** How many tokens go to each host. */
-  countHosts({ isTokenInRank }: LayoutTensors, tokens: number): Int32Array {
-    return this.exchange.countHosts(this.#device, isTokenInRank, tokens);
   }
 
   route(
@@ -137,16 +114,6 @@ export class CpuLayerNetwork {
     return new HostLayout({ device, config, routes, routed, rowTable, rankTable, indexDtype });
   }
 
-  /** Behind it, and behind a local barrier, all ranks of all hosts have come to this point. */
-  async meet(
-    counts: CountExchange,
-    call: Call,
-    { withCounts, ...wait }: CallWait & { withCounts: boolean },
-  ): Promise<void> {
-    this.exchange.announce(counts, call, withCounts);
-    await this.exchange.meet(counts, wait);
-  }
-
   dispatch(
     { input, routed }: { readonly input: LayerInput; readonly routed: RoutedTokens },
     moveLocal: (first: number, count: number) => void,
@@ -163,7 +130,7 @@ export class CpuLayerNetwork {
       withPlaces: true,
     };
     const spread: ForwardedCall['spread'] = (list, at) => this.#spread(input, list, at('topkWeights'));
-    const rowBases = this.#bases.rows.address;
+    const rowBases = this.#bases.local.rows.address;
     return this.#calls.dispatch({ routed, rows, rowBases, spread, numTokens, moveLocal }, wait);
   }
 
@@ -171,24 +138,9 @@ export class CpuLayerNetwork {
     { out, routed, counts }: { readonly out: Tensor; readonly routed: RoutedTokens; readonly counts: CountExchange },
     { localCombine, ...wait }: CallWait & { readonly localCombine: boolean },
   ): Promise<void> {
-    const sums = this.#sums;
-    const { expertRows, sums: allRows } = this.#bases;
-    const [from, sumsFrom, result] = [expertRows.address, allRows.address, out.address];
-    return this.#calls.combine(
-      {
-        routed,
-        numTokens: out.shape[0]!,
-        counts,
-        rowBytes: sums.sumBytes,
-        weightBytes: 0,
-        sumRows: (list, first, count, to) =>
-          sums.sumHere(list, { first, count, out: to, bases: from, onePerRank: localCombine }),
-        sumWeights: () => {},
-        addUp: (first, count) =>
-          sums.addUp(routed, { first, count, out: result, bases: sumsFrom, onePerRank: localCombine }),
-      },
-      wait,
-    );
+    const { local, sums } = this.#bases;
+    const call = { routed, numTokens: out.shape[0]!, counts, out: out.address, onePerRank: localCombine };
+    return this.#calls.combine({ ...call, bases: local.expertRows.address, sumBases: sums.address }, wait);
   }
 
   async close(): Promise<void> {
@@ -203,7 +155,7 @@ export class CpuLayerNetwork {
     weights: number,
   ): void {
     const { kernels } = this.#device;
-    const bases = this.#bases;
+    const bases = this.#bases.local;
     const { maxTopk: topk } = this.#config;
     const { count, places, ranks, tokens } = list;
     const [table, ranksOf] = [places.address, ranks!.address];
@@ -219,33 +171,23 @@ export class CpuLayerNetwork {
 
   #use({ window, size }: Output): void {
     this.#output = size;
-    const at = (region: OutputRegion): number[] =>
-      window.addresses.map((address) => (address + size.regions[region].offset) | 0);
-    for (const region of regions) this.#bases[region].view().set(at(region));
     const { exchange } = this;
-    const { scaleUpRanks } = this.#group.topology;
-    const sums = this.#bases.sums.view().fill(0);
-    const rows = at('expertRows');
-    for (const [index, rank] of scaleUpRanks.entries()) sums[rank] = rows[index]!;
-    for (const way of exchange.ways.keys()) sums[this.#group.size + way] = exchange.slotAddress('hostRows', way) | 0;
+    const { local, sums } = this.#bases;
+    fillLocalTables(local, window, size.regions);
+    const [bySum, rows] = [sums.view().fill(0), local.expertRows.view()];
+    for (const [index, rank] of this.#group.topology.scaleUpRanks.entries()) bySum[rank] = rows[index]!;
+    for (const way of exchange.ways.keys()) bySum[this.#group.size + way] = exchange.slotAddress('hostRows', way) | 0;
   }
 }
 
 /** Fails with WL_MEMORY. */
-function makeBases(
-  device: CpuDevice,
-  of: { local: number; ways: number; config: EPConfig; shape: RowSumsShape },
-): Bases {
-  const { local, ways, config, shape } = of;
-  const { set, made } = TensorSet.make(device, (tensors) => ({
-    rows: tensors.empty('i32', [local]),
-    weights: tensors.empty('i32', [local]),
-    sourceToken: tensors.empty('i32', [local]),
-    firstRow: tensors.empty('i32', [local]),
-    duplicates: tensors.empty('i32', [local]),
-    expertRows: tensors.empty('i32', [local]),
-    sums: tensors.empty('i32', [config.worldSize + ways]),
-    rowSums: makeRowSumTables(tensors, shape),
+function makeBases(device: CpuDevice, { ways, network }: HostExchange, of: { config: EPConfig; local: number }) {
+  const { hidden, maxTopk, tokenDtype: dtype, combinePrecision: precision, worldSize } = of.config;
+  const shape = { routes: network.routes, ownColumns: maxTopk, hidden, dtype, precision };
+  return TensorSet.together(device, (tensors) => ({
+    local: makeAddressTables(tensors, regions, of.local),
+    /** Addresses of expert rows by rank, then of the sums that come back, by way. */
+    sums: tensors.empty('i32', [worldSize + ways.length]),
+    rowSums: new RowSums(device, tensors, shape),
   }));
-  return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
 }

@@ -36,7 +36,7 @@ import {
 } from '../layer-engine.ts';
 import { type CrossingTables, EPAllToAllLayoutDesc } from '../layout-desc.ts';
 import { isWideSum, layerPinnedSize } from '../output-size.ts';
-import { agreeOn } from '../../../group/agree.ts';
+import { agreeOnKernels } from '../../../group/agree.ts';
 import { type Call, callWord } from '../../../group/calls.ts';
 import { CudaCallOrder, CudaCalls, type RecordingOf } from '../../../group/cuda-calls.ts';
 import { overlaps } from '../../../group/tensor-check.ts';
@@ -604,14 +604,12 @@ export async function createCudaLayerEngine(
   const { memory, config, group } = context;
   if (memory.kind !== 'cuda') throw new WeftlineError('WL_INTERNAL', 'This context lies in the memory of CPU ranks');
   const { device } = memory;
-  const launches = await loadLayerLaunches(device, context, options).catch((error: unknown) => error as Error);
-  const prepare = (): Parts => {
-    if (launches instanceof Error) throw launches;
-    const { set, made } = TensorSet.make(device, (tensors) => makeLayerScratch(tensors, context, launches.tileWords));
-    const scratch = { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
+  const prepare = (launches: LayerLaunches): Parts => {
+    const scratch = TensorSet.together(device, (tensors) => makeLayerScratch(tensors, context, launches.tileWords));
     return { memory, launches, scratch, options };
   };
-  const parts = await agreeOn(group, { what: 'EPAll2AllLayer kernels', config: {}, prepare, release }, options);
+  const load = (): Promise<LayerLaunches> => loadLayerLaunches(device, context, options);
+  const parts = await agreeOnKernels(group, { what: 'EPAll2AllLayer', load, prepare, release }, options);
   const hooks: CallHooks = {};
   const calls = new CudaCalls(group, device, {
     findFailure: () => hooks.findFailure?.(),

@@ -4,11 +4,12 @@ import { alignUp } from '../../../abi/layout.ts';
 import { LOW_LATENCY_RESULTS, lowLatencyScales } from '../../../abi/low-latency.ts';
 import { countOverflow, countRowBytes } from '../../../core/counts.ts';
 import { type DType, dtypes } from '../../../core/dtype.ts';
-import { WeftlineError } from '../../../core/errors.ts';
+import type { WeftlineError } from '../../../core/errors.ts';
+import { overflowError } from '../call-words.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import { TensorSet } from '../../../device/device.ts';
 import { type Storage, Tensor } from '../../../device/tensor.ts';
-import { emptyLayout, type LayoutShape, type LayoutTensors } from '../../buffer/dispatch-layout.ts';
+import { emptyLayout, type LayoutShape } from '../../buffer/dispatch-layout.ts';
 import {
   type CheckedLowLatencyCombine,
   type CheckedLowLatencyDispatch,
@@ -29,93 +30,56 @@ import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 
 // The tables that low-latency kernels work with on a CPU rank, all allocated before the ranks agree that they can begin.
 
-/** What one of the two results that are alive at once needs besides its rows. */
-interface ResultTables {
-  /** i32 [M, ranks]: this rank's tokens as rows among those that it sends to each rank, -1 where they do not go. */
-  readonly sentRows: Tensor<'i32'>;
-  /** Its choices [M, K], in the width in which they were given; where combine or its report needs them. */
-  readonly choices: Tensor<'u8'>;
-  indexBytes: number;
-  /** Rows that this rank gets back of each rank. */
-  readonly rowsBack: Int32Array;
-  /** i32 [ranks]: rows that came from each rank. */
-  readonly arrived: Tensor<'i32'>;
-  /** i32 [experts of the rank]. */
-  readonly counts: Tensor<'i32'>;
-  readonly dropped: Tensor<'i32'>;
-  /** i32 [experts of the rank, ranks, 2]. */
-  readonly ranges: Tensor<'i32'>;
-  /** i32 [experts of the rank, C]. */
-  readonly tokens: Tensor<'i32'>;
-  /** i32 and f32 [ranks, M, K]: row of each choice that came, and its weight. */
-  readonly rowOf: Tensor<'i32'>;
-  /** Of elastic objects: i32 [ranks], 1 where the rank's rows are in the dispatch or combine; i32 [M]. */
-  readonly received: Tensor<'i32'>;
-  readonly added: Tensor<'i32'>;
-  readonly droppedChoices: Tensor<'i32'>;
-  readonly weights: Tensor<'f32'>;
-}
+export type LowLatencyTables = ReturnType<typeof makeLowLatencyTables>;
+type ResultTables = LowLatencyTables['results'][number];
 
-export interface LowLatencyTables extends Disposable {
-  readonly shape: LayoutShape;
-  readonly layout: LayoutTensors;
-  /** Addresses by rank, for one kernel at a time. */
-  readonly bases: Tensor<'i32'>;
-  readonly scaleBases: Tensor<'i32'>;
-  /** i32 [experts]. */
-  readonly next: Tensor<'i32'>;
-  /** i32 [ranks, experts of the rank]: `next` before each source. */
-  readonly first: Tensor<'i32'>;
-  /** i32 [M, K]: rows of this rank's choices, and their ranks. */
-  readonly rowTable: Tensor<'i32'>;
-  readonly rankTable: Tensor<'i32'>;
-  /** A quantised row, or what one sum adds up. */
-  readonly scratch: Tensor<'u8'>;
-  readonly results: readonly ResultTables[];
-}
-
-export function makeLowLatencyTables(
-  device: CpuDevice,
-  config: Required<LowLatencyConfig>,
-  ranks: number,
-): LowLatencyTables {
+/** Fails with WL_MEMORY. */
+export function makeLowLatencyTables(device: CpuDevice, config: Required<LowLatencyConfig>, ranks: number) {
   const { maxTokensPerRank: most, maxTopk: k, hidden, numExperts } = config;
   const experts = numExperts / ranks;
   const isExpertMajor = config.layout === 'expert-major';
   const isByChoice = isExpertMajor && config.combineTravels === 'choices';
   const places = isExpertMajor ? experts * config.maxTokensPerExpert : 0;
   const quantised = alignUp(Math.ceil(hidden / FP8_GROUP) * 4, 16) + hidden;
-  const { set, made } = TensorSet.make(device, (tensors) => {
-    const shape: LayoutShape = { ranks, experts: numExperts, dropped: -1, name: 'topkIdx' };
-    return {
-      shape,
-      layout: emptyLayout(tensors, most, shape),
-      bases: tensors.empty('i32', [ranks]),
-      scaleBases: tensors.empty('i32', [ranks]),
-      next: tensors.empty('i32', [numExperts]),
-      first: tensors.empty('i32', [ranks, experts]),
-      rowTable: tensors.empty('i32', [isByChoice ? most : 0, k]),
-      rankTable: tensors.empty('i32', [isByChoice ? most : 0, k]),
-      scratch: tensors.empty('u8', [Math.max(quantised, 8 * k, 4 * (ranks + 2))]),
-      results: Array.from({ length: LOW_LATENCY_RESULTS }, () => ({
-        sentRows: tensors.empty('i32', [most, ranks]),
-        indexBytes: 4,
-        rowsBack: new Int32Array(ranks),
-        choices: tensors.empty('u8', [isByChoice || config.elastic ? most * k * 8 : 0]),
-        received: tensors.empty('i32', [config.elastic ? ranks : 0]),
-        added: tensors.empty('i32', [config.elastic ? ranks : 0]),
-        droppedChoices: tensors.empty('i32', [config.elastic ? most : 0]),
-        arrived: tensors.empty('i32', [ranks]),
-        counts: tensors.empty('i32', [isExpertMajor ? experts : 0]),
-        dropped: tensors.empty('i32', [isExpertMajor ? experts : 0]),
-        ranges: tensors.empty('i32', [isExpertMajor ? experts : 0, ranks, 2]),
-        tokens: tensors.empty('i32', [places]),
-        rowOf: tensors.empty('i32', [isExpertMajor ? ranks * most * k : 0]),
-        weights: tensors.empty('f32', [isExpertMajor && !isByChoice ? ranks * most * k : 0]),
-      })),
-    };
-  });
-  return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
+  const shape: LayoutShape = { ranks, experts: numExperts, dropped: -1, name: 'topkIdx' };
+  return TensorSet.together(device, (tensors) => ({
+    shape,
+    layout: emptyLayout(tensors, most, shape),
+    /** Addresses by rank, for one kernel at a time. */
+    bases: tensors.empty('i32', [ranks]),
+    scaleBases: tensors.empty('i32', [ranks]),
+    next: tensors.empty('i32', [numExperts]),
+    /** The table `next` as it was before each source. */
+    first: tensors.empty('i32', [ranks, experts]),
+    /** Rows of this rank's choices, and their ranks. */
+    rowTable: tensors.empty('i32', [isByChoice ? most : 0, k]),
+    rankTable: tensors.empty('i32', [isByChoice ? most : 0, k]),
+    /** A quantised row, or what one sum adds up. */
+    scratch: tensors.empty('u8', [Math.max(quantised, 8 * k, 4 * (ranks + 2))]),
+    /** What each of the two results that are alive at once needs besides its rows. */
+    results: Array.from({ length: LOW_LATENCY_RESULTS }, () => ({
+      /** This rank's tokens as rows among those that it sends to each rank, -1 where they do not go. */
+      sentRows: tensors.empty('i32', [most, ranks]),
+      /** This rank's choices [M, K], `indexBytes` each as they were given; where combine or its report needs them. */
+      choices: tensors.empty('u8', [isByChoice || config.elastic ? most * k * 8 : 0]),
+      indexBytes: 4,
+      /** Rows that this rank gets back of each rank. */
+      rowsBack: new Int32Array(ranks),
+      /** Elastic objects note 1 where the rank's rows are in the dispatch or combine, and what had to be dropped by token. */
+      received: tensors.empty('i32', [config.elastic ? ranks : 0]),
+      added: tensors.empty('i32', [config.elastic ? ranks : 0]),
+      droppedChoices: tensors.empty('i32', [config.elastic ? most : 0]),
+      /** Rows that came from each rank. */
+      arrived: tensors.empty('i32', [ranks]),
+      counts: tensors.empty('i32', [isExpertMajor ? experts : 0]),
+      dropped: tensors.empty('i32', [isExpertMajor ? experts : 0]),
+      ranges: tensors.empty('i32', [isExpertMajor ? experts : 0, ranks, 2]),
+      tokens: tensors.empty('i32', [places]),
+      /** The row of each choice [ranks, M, K] that came, and its weight. */
+      rowOf: tensors.empty('i32', [isExpertMajor ? ranks * most * k : 0]),
+      weights: tensors.empty('f32', [isExpertMajor && !isByChoice ? ranks * most * k : 0]),
+    })),
+  }));
 }
 
 // The rows of a low-latency dispatch on a CPU rank: to the slots of their receivers, and from the slots here to their places.
@@ -415,17 +379,12 @@ export class DispatchRows implements Disposable {
     for (let rank = 0; rank < view.length; rank++) view[rank] = (this.#address(region, slot, rank) + own) | 0;
   }
 
-  #overflow(dropped: Tensor<'i32'>, sequence: number): WeftlineError {
+  #overflow(dropped: Tensor<'i32'>, dispatch: number): WeftlineError {
     const { group, config } = this.#scope;
-    const { maxTokensPerExpert: capacity } = config;
     const local = dropped.view().findIndex((rows) => rows > 0);
     const expert = (group.rank * config.numExperts) / group.size + local;
-    const rows = capacity + dropped.view()[local]!;
-    return new WeftlineError(
-      'WL_CAPACITY',
-      `Expert ${expert} got ${rows} rows in dispatch ${sequence}, more than its ${capacity} (maxTokensPerExpert); raise that, or drop rows with overflow: 'drop'`,
-      { details: { expert, rows, dispatch: sequence, maxTokensPerExpert: capacity } },
-    );
+    const rows = config.maxTokensPerExpert + dropped.view()[local]!;
+    return overflowError({ expert, rows, dispatch }, config);
   }
 }
 

@@ -6,7 +6,7 @@ import { WeftlineError } from '../../../core/errors.ts';
 import { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { ExpiredWait } from '../../../device/cuda/trap-box.ts';
-import { columnsOf, describeWait } from '../call-words.ts';
+import { columnsOf, describeWait, overflowError } from '../call-words.ts';
 import { CudaLowLatencyEngine } from './cuda-low-latency-engine.ts';
 import { ElasticCalls, type ElasticParts } from './elastic-calls.ts';
 import {
@@ -27,7 +27,7 @@ import {
 } from '../low-latency-size.ts';
 import { type AnnouncementBoard, attachWindow, joinOrCreate } from '../members/low-latency-joining.ts';
 import { memberBoardLayout } from '../members/low-latency-cells.ts';
-import { agreeOn } from '../../../group/agree.ts';
+import { agreeOn, agreeOnKernels } from '../../../group/agree.ts';
 import { describeCall } from '../../../group/calls.ts';
 import { CudaCalls, requireCudaLimits } from '../../../group/cuda-calls.ts';
 import { CudaWindow } from '../../../windows/cuda-window.ts';
@@ -62,23 +62,45 @@ function sizeOf({ group, device, given, config }: CudaLowLatencyOptions): LowLat
   return size;
 }
 
-interface PreparedParts {
+interface LoadedParts {
   readonly launches: LowLatencyLaunches;
+  /** The memory of the host that words of members lie in; of an elastic object. */
+  readonly host: CpuDevice | undefined;
+}
+
+interface PreparedParts extends LoadedParts {
   readonly tables: CudaLowLatencyTables;
 }
 
-/** Fails with the error that loading the kernels had, or WL_MEMORY. */
-function prepareParts(
-  { device, config, group }: LowLatencyScope<CudaDevice>,
-  launches: LowLatencyLaunches | Error,
-): PreparedParts {
-  if (launches instanceof Error) throw launches;
+/** Compiles what is in no cache. Fails with WL_COMPILE, WL_UNSUPPORTED, WL_CUDA or WL_MEMORY. */
+async function loadParts({ device, config }: CudaLowLatencyOptions): Promise<LoadedParts> {
+  const launches = await loadLaunches(device, config);
+  return { launches, host: config.elastic ? await CpuDevice.create() : undefined };
+}
+
+/** Fails with WL_MEMORY. */
+function prepareParts({ device, config, group }: LowLatencyScope<CudaDevice>, loaded: LoadedParts): PreparedParts {
   const tables = makeCudaTables(device, config, group.size);
-  // Where kernels count from.
+  // Kernels count from zero.
   for (const table of [tables.blocks, tables.decisions, tables.elastic]) {
     if (table.bytes > 0) device.setBytes(table, 0);
   }
-  return { launches, tables };
+  return { ...loaded, tables };
+}
+
+/** Collective: agrees on the configuration, compiles the kernels, makes the tables. */
+async function prepareTogether(
+  options: CudaLowLatencyOptions,
+  wait: CallWait,
+): Promise<{ readonly scope: LowLatencyScope<CudaDevice>; readonly parts: PreparedParts }> {
+  const { group, device, config } = options;
+  const agreed = { what: WHAT, config: comparableConfig(config, device.kind), prepare: () => sizeOf(options) };
+  const size = await agreeOn(group, agreed, wait);
+  const scope = { group, device, config: Object.freeze({ ...config }), size };
+  const load = (): Promise<LoadedParts> => loadParts(options);
+  const prepare = (loaded: LoadedParts): PreparedParts => prepareParts(scope, loaded);
+  const parts = await agreeOnKernels(group, { what: WHAT, load, prepare, release: releaseParts }, wait);
+  return { scope, parts };
 }
 
 /** Enqueues filling the regions whose words show that they have come. `window`: the address of this rank's part. */
@@ -109,10 +131,8 @@ function explainFailure(trap: ExpiredWait, config: Required<LowLatencyConfig>): 
   const extent = Math.floor(trap.seen / WORD);
   const rank = trap.peer;
   if (kind === lowLatencyFailures.overflow) {
-    const { maxTokensPerExpert: capacity } = config;
-    const message = `Expert ${detail} got ${extent} rows in dispatch ${number}, more than its ${capacity} (maxTokensPerExpert); raise that, or drop rows with overflow: 'drop'`;
-    const details = { expert: detail, rows: extent, dispatch: number, maxTokensPerExpert: capacity };
-    return isHere ? new WeftlineError('WL_CAPACITY', message, { details }) : failedThere(rank, message, details);
+    const error = overflowError({ expert: detail, rows: extent, dispatch: number }, config);
+    return isHere ? error : failedThere(rank, error.message, error.details);
   }
   if (kind === lowLatencyFailures.badChoice) {
     const columns = Math.max(1, columnsOf(trap.channel));
@@ -137,18 +157,7 @@ export async function createCudaLowLatency(
 ): Promise<CudaLowLatency> {
   const { group, device, config } = options;
   if (config.elastic) return createElasticCuda(options, wait);
-  const agreed = { what: WHAT, config: comparableConfig(config, device.kind), prepare: () => sizeOf(options) };
-  const size = await agreeOn(group, agreed, wait);
-  const scope = { group, device, config: Object.freeze({ ...config }), size };
-  // Compiling may fail or take long on one rank alone, so the ranks meet again after it.
-  const launches = await loadLaunches(device, config).catch((error: unknown) => error as Error);
-  const agreement = {
-    what: `${WHAT} kernels`,
-    config: {},
-    prepare: () => prepareParts(scope, launches),
-    release: releaseParts,
-  };
-  const parts = await agreeOn(group, agreement, wait);
+  const { scope, parts } = await prepareTogether(options, wait);
   const made: { window?: CudaWindow } = {};
   try {
     const window = await CudaWindow.create({
@@ -156,7 +165,7 @@ export async function createCudaLowLatency(
       group,
       device,
       name: 'low-latency',
-      bytes: size.bytes,
+      bytes: scope.size.bytes,
       addsToPeers: WHAT,
       fill: ({ address }) => emptyRegions(scope, address),
     });
@@ -176,11 +185,6 @@ export async function createCudaLowLatency(
 
 // Makes the engine of an elastic EpLowLatency on GPUs of one host: all ranks together, or a process in the place of a former one.
 
-/** With the memory of the host that words of members lie in. */
-interface HostedParts extends PreparedParts {
-  readonly host: CpuDevice;
-}
-
 type ElasticWait = CallWait & { readonly deadline: Deadline };
 
 async function createElasticCuda(options: CudaLowLatencyOptions, wait: ElasticWait): Promise<CudaLowLatency> {
@@ -197,27 +201,14 @@ async function createTogether(
   announcements: AnnouncementBoard | undefined,
   wait: ElasticWait,
 ): Promise<CudaLowLatency> {
-  const { group, device, config } = options;
-  const agreed = { what: WHAT, config: comparableConfig(config, device.kind), prepare: () => sizeOf(options) };
-  const size = await agreeOn(group, agreed, wait);
-  const scope = { group, device, config: Object.freeze({ ...config }), size };
-  // Compiling may fail or take long on one rank alone, so the ranks meet again after it.
-  const launches = await loadLaunches(device, config).catch((error: unknown) => error as Error);
-  const host = await CpuDevice.create().catch((error: unknown) => error as Error);
-  const prepare = (): HostedParts => {
-    if (host instanceof Error) throw host;
-    return { ...prepareParts(scope, launches), host };
-  };
-  const agreement = { what: `${WHAT} kernels`, config: {}, prepare, release: releaseParts };
-  const parts = await agreeOn<HostedParts>(group, agreement, wait);
+  const { scope, parts } = await prepareTogether(options, wait);
+  const { group, device, config, size } = scope;
+  const host = parts.host as CpuDevice;
   const made = new MadeParts(parts);
   try {
     const steps = { ...wait, group, name: 'low-latency', bytes: size.bytes };
-    const window = made.keep(await SymmetricWindow.create({ ...wait, ...boardOf(options, parts.host) }));
-    const board = made.replace(
-      window,
-      await agreeHere(steps, 'pin', () => new MemberBoard(device, parts.host, window)),
-    );
+    const window = made.keep(await SymmetricWindow.create({ ...wait, ...boardOf(options, host) }));
+    const board = made.replace(window, await agreeHere(steps, 'pin', () => new MemberBoard(device, host, window)));
     const windows = made.keep(await agreeHere(steps, 'allocate', () => new PeerWindows(device, board, size)));
     await agree(steps, 'offer', async () => {
       await windows.offer(0);
@@ -252,9 +243,8 @@ async function joinAgain(
   const peers = await announcements.peers(config, wait);
   const size = sizeOf(options);
   const scope = { group, device, config: Object.freeze({ ...config }), size };
-  const launches = await loadLaunches(device, config);
-  const host = await CpuDevice.create();
-  const parts = prepareParts(scope, launches);
+  const parts = prepareParts(scope, await loadParts(options));
+  const host = parts.host as CpuDevice;
   const made = new MadeParts(parts);
   try {
     const window = made.keep(await attachWindow(boardOf(options, host), peers, wait.deadline));
