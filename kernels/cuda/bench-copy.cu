@@ -213,7 +213,7 @@ __device__ void pullRowsPlain(const BenchCopyArguments& a) {
 
 #endif
 
-// Without the engine, or for rows that are no multiple of 16 bytes.
+// This serves where there is no engine, or for rows that are no multiple of 16 bytes.
 __device__ void pushRowsPlain(const BenchCopyArguments& a) {
   const Share share = shareOf(a);
   const u32 peer = peerOfLane(a);

@@ -6,7 +6,7 @@ using namespace weftline;
 
 namespace {
 
-// So many loads under way per lane; the vector behind the last whole batch.
+// Loads under way per lane; the vector behind the last whole batch.
 template <u32 batch>
 __device__ __forceinline__ u32 copyBatches(uint4* to, const uint4* from, u32 vector, u32 vectors) {
   for (; vector + (batch - 1) * lanesPerWarp < vectors; vector += batch * lanesPerWarp) {

@@ -12,7 +12,7 @@ namespace {
 
 constexpr u32 mostThreads = 512;
 
-// By one thread per peer, after the opening step of allToAllv: both sides say the same of what goes between them.
+// One thread per peer calls this, after the opening step of allToAllv: both sides say the same of what goes between them.
 __device__ inline bool agreesOnCounts(const CollectiveArguments& a, u32 peer, u32 step, const WaitScope& scope) {
   const CollectiveRecord* record = recordAt(a, a.rank, step, peer);
   const u64 sends = __ldcg(&record->sendBytes);
@@ -26,7 +26,7 @@ __device__ inline bool agreesOnCounts(const CollectiveArguments& a, u32 peer, u3
   return false;
 }
 
-// By all threads. False when the block must leave.
+// All threads call this. False when the block must leave.
 __device__ inline bool runCopies(const CollectiveArguments& a, Tensors& tensors, u8* (&targets)[collectiveMaxRanks], u32& step,
                                  const WaitScope& scope) {
   if (a.opens == 0) return stageCopies(a, a.bytes, step, tellsCall, scope);

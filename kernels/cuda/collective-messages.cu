@@ -68,7 +68,7 @@ struct Slice {
   }
 };
 
-// By all threads: thread 0 waits for all. False when the block must leave.
+// All threads call this: thread 0 waits for all. False when the block must leave.
 __device__ inline bool awaitCounter(const MessageArguments& a, const u32* counter, u32 number, const Message& message,
                                     const WaitScope& scope) {
   bool isGood = true;
@@ -132,7 +132,7 @@ __device__ inline bool sendMessage(const MessageArguments& a, const Message& mes
   return true;
 }
 
-// By one thread per sender: all that it is to receive, in order.
+// One thread per sender calls this: all that it is to receive, in order.
 __device__ inline void postMessages(const MessageArguments& a, const MessageBlock& own, u32 peer) {
   u32 number = own.messages[peer];
   for (u32 index = 0; index < a.count; ++index) {

@@ -15,7 +15,7 @@ constexpr u32 mostThreads = 512;
 
 using Of = ReducedOf<WEFTLINE_FORMAT>;
 
-// By all threads. False when the block must leave.
+// All threads call this. False when the block must leave.
 __device__ inline bool runReduction(const CollectiveArguments& a, Tensors& tensors, ReducedRun (&runs)[2], u32& step,
                                     const WaitScope& scope) {
   if (a.opens != 0) {

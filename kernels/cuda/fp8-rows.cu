@@ -8,7 +8,7 @@ using namespace weftline;
 namespace {
 
 constexpr u32 columnsPerLane = fp8Group / lanesPerWarp;
-// Which group this warp works on, and its lane's columns in it.
+// The group that this warp works on, and its lane's columns in it.
 struct Place {
   u64 row;
   u32 group;

@@ -27,7 +27,7 @@ constexpr u32 warpColumns = 32;
 constexpr u32 rowTiles = warpRows / 16;
 constexpr u32 columnTiles = warpColumns / 8;
 
-// Where chunk `chunk` of a row lies in a stage. Eight rows' chunks of one number lie in different banks.
+// The place of chunk `chunk` of a row in a stage. Eight rows' chunks of one number lie in different banks.
 __device__ __forceinline__ u32 swizzled(u32 row, u32 chunk) {
   return row * rowBytes + ((chunk ^ (row & 7)) * 16);
 }

@@ -19,7 +19,7 @@ constexpr bool hosts = WEFTLINE_HOSTS != 0;
 constexpr u32 barrierBytes = 1024;
 constexpr u32 allLanes = 0xffffffffu;
 
-// On one host. An item is a token of this rank; lane k has to do with its choice k.
+// Sums on one host. An item is a token of this rank; lane k has to do with its choice k.
 struct ChoiceRows {
   struct Place {
     i32 rank;

@@ -44,7 +44,7 @@ __device__ __forceinline__ void storePart(const LayerDispatchArguments& a, const
   warpCommitStores();
 }
 
-// In tiles, whose counts say how many repeated tokens stand before. The last sections may be empty.
+// Sections are tiles, whose counts say how many repeated tokens stand before. The last sections may be empty.
 __device__ __forceinline__ u32 tilesBefore(const LayerDispatchArguments& a, u32 section) {
   const u32 tileTokens = a.tileWords * 32;
   const u32 tiles = (a.tokens + tileTokens - 1) / tileTokens;
@@ -61,7 +61,7 @@ __device__ __forceinline__ u64 numberOf(const LayerDispatchArguments& a) {
   return static_cast<const LayerPlan*>(a.plan)->sequence;
 }
 
-// By every warp that sends, when its tokens of the section have gone: the last one tells all ranks.
+// Every warp that sends calls this, when its tokens of the section have gone: the last one tells all ranks.
 __device__ void endSection(const LayerDispatchArguments& a, u32 section) {
   warpWaitStoresWritten();
   u32 last = 0;
@@ -183,7 +183,7 @@ __device__ bool copyRows(const LayerDispatchArguments& a, u8* stage, u64* barrie
   return true;
 }
 
-// By all blocks: marks the rows beyond the received ones, which only the result of a bounded dispatch has.
+// All blocks call this: marks the rows beyond the received ones, which only the result of a bounded dispatch has.
 __device__ void fillTail(const LayerDispatchArguments& a) {
   const u32 first = static_cast<const LayerPlan*>(a.plan)->recvRows;
   const u32 step = gridDim.x * blockDim.x;

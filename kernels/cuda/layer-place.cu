@@ -27,7 +27,7 @@ __device__ __forceinline__ i32* takenAt(const LayerPlaceArguments& a, u32 rank) 
   return reinterpret_cast<i32*>(static_cast<u8*>(a.outputs[rank]) + a.sourceOffset);
 }
 
-// By all threads. False after a deadline, or when a peer is in another call: the caller must leave.
+// All threads call this. False after a deadline, or when a peer is in another call: the caller must leave.
 __device__ bool meet(const LayerPlaceArguments& a, u32 index, const WaitScope& scope) {
   __syncthreads();
   u32 status = epStatusGood;

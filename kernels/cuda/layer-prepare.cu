@@ -1,4 +1,4 @@
-// Before a layer's dispatch: the number of every (token, choice) among its expert's, what all ranks send to all, and where
+// Prepares a layer's dispatch: the number of every (token, choice) among its expert's, what all ranks send to all, and where
 // this rank's rows begin at each.
 //
 // A block takes a tile of tokens at a time and keeps a bit per (token, bin) in shared memory, so that counting the bits
@@ -37,12 +37,12 @@ struct Shared {
   u32 headers[mostRanks][epRecordHeaderWords];
   u32 recvRows[mostRanks];
   u32 warpSums[warps];
-  // Of several hosts: the ranks of each other host as bits, and those of this one.
+  // With several hosts, the ranks of each other host as bits, and those of this one.
   u32 ways[hosts ? epMaxWays : 1];
   u32 ownRanks;
 };
 
-// Of a tile: per rank of the group the tokens that go there more than once, then per expert its choices, then per way the tokens
+// Counts of a tile: per rank of the group the tokens that go there more than once, then per expert its choices, then per way the tokens
 // that go to that host.
 __device__ __forceinline__ u32 binsBeforeWays(const LayerPrepareArguments& a) { return a.groupRanks + a.experts; }
 __device__ __forceinline__ u32 binCount(const LayerPrepareArguments& a) { return binsBeforeWays(a) + (hosts ? a.ways : 0); }
@@ -286,7 +286,7 @@ __device__ void meetHosts(const LayerPrepareArguments& a, const ExchangeRecords&
   route->servedTokens[threadIdx.x] = records.received(a.rank, network.servedRank[threadIdx.x], word);
 }
 
-// By the block that ends last.
+// The block that ends last calls this.
 __device__ void exchange(const LayerPrepareArguments& a, u32* words, Shared& shared) {
   const u32 sequence = a.sequence != 0 ? a.sequence : numberAfter(__ldcg(&static_cast<const LayerPlan*>(a.plan)->sequence));
   const u32 epoch = firstEpoch(a.epoch, a.lastEpoch);

@@ -26,7 +26,7 @@ __device__ __forceinline__ bool isIn(const LowLatencyCombineArguments& a, u32 r)
   return !lowLatencyIsElastic || (a.active >> r & 1u) != 0;
 }
 
-// By one thread per peer: what an earlier combine left in the memory of this result is read.
+// One thread per peer calls this: what an earlier combine left in the memory of this result is read.
 __device__ __forceinline__ bool isBufferFree(const LowLatencyCombineArguments& a, u32 peer, u32 uses, const WaitScope& scope) {
   const LowLatencyFlags* flags = flagsAt(a.peers[a.rank], peer);
   return awaitPeer({a.peers, a.ranks, a.rank}, PlainWord{&flags->taken[a.result], flags}, uses, scope,
@@ -46,7 +46,7 @@ struct ArrivedRow {
 // One row per (token, rank): the weighted rows of the token's experts here. Lane j has choice j. None for a token that went elsewhere.
 struct ChoicesHere {
   const LowLatencyCombineArguments& a;
-  // Of rank r in lane r.
+  // Lane r has that of rank r.
   u32 arrived;
 
   __device__ __forceinline__ RowSum sumOf(u32 item) const {
@@ -126,7 +126,7 @@ __device__ __forceinline__ void copyBlocks(const LowLatencyCombineArguments& a, 
 
 __device__ __forceinline__ bool always() { return true; }
 
-// By all threads: this rank's rows to where they are read. Rows are added up before mayWrite(), which each thread calls once;
+// All threads call this: this rank's rows to where they are read. Rows are added up before mayWrite(), which each thread calls once;
 // false when it says so.
 template <class Permission>
 __device__ __forceinline__ bool bringRows(const LowLatencyCombineArguments& a, const Permission& mayWrite) {
@@ -150,11 +150,11 @@ __device__ __forceinline__ bool addUp(const LowLatencyCombineArguments& a, const
   if (lowLatencyTravels != lowLatencyTravelsChoices) {
     return sumRows<false>(a.tokens, a.rowBytes, RanksOfToken{a}, areRowsHere, always);
   }
-  // Where a choice lies its rank tells together with the rows.
+  // The rank of a choice tells where it lies, together with the rows.
   return areRowsHere() && sumRows<true>(a.tokens, a.rowBytes, ChoicesOfToken{a}, always, always);
 }
 
-// By all threads. False when the block must leave.
+// All threads call this. False when the block must leave.
 __device__ __forceinline__ bool send(const LowLatencyCombineArguments& a, const LowLatencyBlock& own, u32 number,
                                      const WaitScope& scope) {
   const u32 uses = own.combineUses[a.result];
@@ -186,7 +186,7 @@ __device__ __forceinline__ bool isToldLater(const LowLatencyCombineArguments& a)
   return lowLatencyTravels == lowLatencyTravelsRankSums && (a.phases & lowLatencyPhaseSend) != 0;
 }
 
-// By one thread, when all others have read what they need of it.
+// One thread calls this, when all others have read what they need of it.
 __device__ __forceinline__ void keep(const LowLatencyCombineArguments& a, LowLatencyBlock& own, u32 number) {
   if ((a.phases & lowLatencyPhaseReceive) != 0 && isToldLater(a)) own.owed = owedResult(a.result);
   if ((a.phases & lowLatencyPhaseSend) == 0) return;
@@ -195,7 +195,7 @@ __device__ __forceinline__ void keep(const LowLatencyCombineArguments& a, LowLat
   own.combineOf[a.result] = number;
 }
 
-// By one thread per peer.
+// One thread per peer calls this.
 __device__ __forceinline__ bool awaitSums(const LowLatencyCombineArguments& a, u32 r, u32 number, const WaitScope& scope) {
   const bool isTimed = a.waitStats != nullptr && blockIdx.x == 0;
   const u64 began = isTimed ? globalTimer() : 0;
@@ -206,7 +206,7 @@ __device__ __forceinline__ bool awaitSums(const LowLatencyCombineArguments& a, u
   return true;
 }
 
-// By one thread per peer, while others add up: a peer in another call ends the use of the object, whatever the sums are. Where sums
+// One thread per peer calls this, while others add up: a peer in another call ends the use of the object, whatever the sums are. Where sums
 // show by themselves that they are here, it waits for the peer's call. False when the peer cannot go on.
 __device__ __forceinline__ bool checkCall(const LowLatencyCombineArguments& a, u32 r, u32 number, const WaitScope& scope) {
   const bool isTimed = lowLatencySumsShow && a.waitStats != nullptr && blockIdx.x == 0;
@@ -224,7 +224,7 @@ __device__ __forceinline__ void receive(const LowLatencyCombineArguments& a, Low
                                         const WaitScope& scope) {
   const u32 r = threadIdx.x - keeping;
   if constexpr (lowLatencySumsShow) {
-    // By the last warp, which has least to add up.
+    // The last warp, which has least to add up, does this.
     if (r < lanesPerWarp) {
       if (!__all_sync(0xffffffffu, r >= a.ranks || checkCall(a, r, number, scope))) return;
       // The last block of each peer has started, and blocks start in order: all blocks of the peers have their multiprocessors.
@@ -237,7 +237,7 @@ __device__ __forceinline__ void receive(const LowLatencyCombineArguments& a, Low
       const bool isHere = threadIdx.x >= a.ranks || awaitSums(a, threadIdx.x, number, scope);
       if (__syncthreads_or(!isHere)) return false;
       letSuccessorStart();
-      // By the last warp, which has least to add up: it takes a while.
+      // The last warp, which has least to add up, does this: it takes a while.
       if (threadIdx.x == keeping) keep(a, own, number);
       if (r < a.ranks) checkCall(a, r, number, scope);
       return true;
@@ -315,7 +315,7 @@ __device__ __forceinline__ void countDropped(const LowLatencyCombineArguments& a
   }
 }
 
-// By all threads. Which rows are added up, and where windows are, depends on who takes part: nothing of it before the decision.
+// All threads call this. Which rows are added up, and where windows are, depends on who takes part: nothing of it before the decision.
 __device__ __forceinline__ void combineAmongMembers(LowLatencyCombineArguments& a, LowLatencyMeeting& meeting,
                                                     const WaitScope& scope) {
   if ((a.phases & lowLatencyPhaseBuffer) != 0) {
@@ -362,7 +362,7 @@ extern "C" __global__ void __launch_bounds__(lowLatencyThreads, 1)
     combineAmongMembers(changing, meeting, scope);
     return;
   }
-  // By the last warp, which has least to add up.
+  // The last warp, which has least to add up, does this.
   if (blockIdx.x == 0 && threadIdx.x + lanesPerWarp >= blockDim.x) {
     tellOwed({a.peers, a.ranks, a.rank}, own, own.owed, laneIndex());
   }

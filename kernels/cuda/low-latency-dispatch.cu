@@ -30,7 +30,7 @@ __device__ __forceinline__ u32 givenUp(const LowLatencyDispatchArguments& a, con
   return owed;
 }
 
-// By all threads. False when the block must leave.
+// All threads call this. False when the block must leave.
 __device__ __forceinline__ bool send(const LowLatencyDispatchArguments& a, LowLatencyBlock& own, LowLatencySendShared& shared,
                                      u32 number, const WaitScope& scope) {
   const u32 uses = own.sent[a.slot];
@@ -49,7 +49,7 @@ __device__ __forceinline__ bool send(const LowLatencyDispatchArguments& a, LowLa
   return true;
 }
 
-// By one thread, when all others have read what they need of it.
+// One thread calls this, when all others have read what they need of it.
 __device__ __forceinline__ void keep(const LowLatencyDispatchArguments& a, LowLatencyBlock& own, u32 number) {
   if ((a.phases & lowLatencyPhaseSend) != 0) {
     own.dispatches = number;
@@ -65,7 +65,7 @@ __device__ __forceinline__ void keep(const LowLatencyDispatchArguments& a, LowLa
   else if ((a.phases & lowLatencyPhaseSend) != 0) own.owed = owedSlot(a.slot);
 }
 
-// By all threads. areRowsHere(): all rows are, which each thread asks once; check(): what came with them is told to the block, which
+// All threads call this. areRowsHere(): all rows are, which each thread asks once; check(): what came with them is told to the block, which
 // each thread calls once. False when the block must leave.
 template <class AreHere, class Check>
 __device__ __forceinline__ bool place(const LowLatencyDispatchArguments& a, LowLatencyPlaceShared& shared, u32 number,
@@ -118,7 +118,7 @@ __device__ __forceinline__ void receive(const LowLatencyDispatchArguments& a, Lo
   }
 }
 
-// By all threads, where ranks come and go. Before a decision only this rank's own tokens are read; rows are numbered, and slots
+// All threads call this, where ranks come and go. Before a decision only this rank's own tokens are read; rows are numbered, and slots
 // read, behind the decision about them.
 __device__ __forceinline__ void dispatchAmongMembers(LowLatencyDispatchArguments& a, LowLatencyMeeting& meeting,
                                                      LowLatencySendShared& sending, LowLatencyPlaceShared& placing,
@@ -170,10 +170,10 @@ extern "C" __global__ void __launch_bounds__(lowLatencyThreads, 1)
     dispatchAmongMembers(changing, meeting, sending, placing, scope);
     return;
   }
-  // By one of the last warps, which send nothing.
+  // One of the last warps, which sends nothing, does this.
   const u32 telling = threadIdx.x + lanesPerWarp - lowLatencyThreads;
   if (blockIdx.x == 0 && telling < lanesPerWarp) tellOwed({a.peers, a.ranks, a.rank}, own, givenUp(a, own), telling);
-  // For those who wait first.
+  // This comes first for those who wait.
   if (sends) __syncwarp();
   else __syncthreads();
   WEFTLINE_TRACE_BEGIN("ep.dispatch.rows");

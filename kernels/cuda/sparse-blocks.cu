@@ -24,7 +24,7 @@ __device__ __forceinline__ bool counts(u32 word, u32 limit) {
 
 struct Found {
   bool counts;
-  // Of all words that were read.
+  // Bits of all words that were read.
   u32 bits;
 };
 
@@ -35,7 +35,7 @@ __device__ __forceinline__ void look(Found& found, const uint4& v, u32 limit) {
   found.bits |= v.x | v.y | v.z | v.w;
 }
 
-// By `width` lanes of a warp that agree on the block. Elements behind the last whole vector are looked at one by one.
+// `width` lanes of a warp that agree on the block call this. Elements behind the last whole vector are looked at one by one.
 template <u32 format, u32 width>
 __device__ Found lookAtBlock(const u8* block, u32 bytes, u32 limit, bool isAligned, u32 lane, u32 mask) {
   constexpr u32 loads = width == 32 ? 4 : 2;
@@ -178,7 +178,7 @@ __device__ void moveBlocks(const SparseMoveArguments& a) {
 
 }  // namespace
 
-// Of blocks of few bytes a warp reads four at a time.
+// A warp of blocks of few bytes reads four at a time.
 extern "C" __global__ void __launch_bounds__(markThreads) sparseMark(const __grid_constant__ SparseMarkArguments a) {
   if (a.blockBytes >= 512) markAs<32>(a);
   else markAs<8>(a);

@@ -19,7 +19,7 @@ __device__ __forceinline__ u32 bytesOf(u64 bytes, u32 block, u32 blockBytes) {
   return left < blockBytes ? static_cast<u32>(left) : blockBytes;
 }
 
-// By a warp: what one rank alone has is copied, not rounded. Blocks are short, so few loads of a source are under way.
+// A warp calls this: what one rank alone has is copied, not rounded. Blocks are short, so few loads of a source are under way.
 __device__ __forceinline__ void sumBlock(const ReducedRun& run, u32 sources, u32 bytes) {
   using Of = ReducedOf<WEFTLINE_FORMAT>;
   if (sources == 1) {

@@ -27,7 +27,7 @@ __device__ __forceinline__ WaitScope scopeOf(const PersistentArguments& a, u32 k
   return {static_cast<TrapRecord*>(a.trap), kernel, 0, a.timeoutNs};
 }
 
-// Of the thread that speaks with the host.
+// State of the thread that speaks with the host.
 __device__ News askHost(const PersistentArguments& a, u32 taken) {
   PersistentControl* const control = static_cast<PersistentControl*>(a.control);
   PersistentShared* const shared = static_cast<PersistentShared*>(a.shared);
@@ -54,7 +54,7 @@ __device__ News askHost(const PersistentArguments& a, u32 taken) {
   }
 }
 
-// Of the other blocks. Their leader always leaves a word when it leaves; the deadline is for a defect.
+// The wait of the other blocks. Their leader always leaves a word when it leaves; the deadline is for a defect.
 __device__ News askLeader(const PersistentArguments& a, u32 taken, const WaitScope& scope) {
   const PersistentShared* const shared = static_cast<const PersistentShared*>(a.shared);
   const u64 most = a.idleNs + a.timeoutNs * (a.slots + 1);
@@ -82,7 +82,7 @@ __device__ __forceinline__ u32 slotBehind(const PersistentArguments& a, u32 inde
   return (index + distance) % a.slots;
 }
 
-// By one warp: reads the headers of the slots from `index` on, all at once, and waits for the flag of the first.
+// One warp calls this: reads the headers of the slots from `index` on, all at once, and waits for the flag of the first.
 __device__ __forceinline__ void makeBatch(const PersistentArguments& a, u32 index, u32 left, const WaitScope& scope, Batch& batch) {
   const u32 lane = laneIndex();
   const u32 slot = slotBehind(a, index, lane);
@@ -104,7 +104,7 @@ __device__ __forceinline__ void makeBatch(const PersistentArguments& a, u32 inde
     storeRelaxedSystem(static_cast<u32*>(a.missed) + slot, 1);
     head.count = 0;
   }
-  // Of a slot that was missed too: what each warp takes of a slot does not depend on what this block found.
+  // A slot that was missed counts, too: what each warp takes of a slot does not depend on what this block found.
   const u32 groups = lane < slots && count != 0 ? (count + head.groupDescriptors - 1) / head.groupDescriptors : 0;
   batch.groupEnds[lane] = warpInclusiveSum(groups);
   batch.heads[lane] = head;
@@ -112,7 +112,7 @@ __device__ __forceinline__ void makeBatch(const PersistentArguments& a, u32 inde
   batch.slots = slots;
 }
 
-// By all warps: those groups of a batch that are this warp's. The host numbers the groups of all slots in the order of posts, and
+// All warps call this: those groups of a batch that are this warp's. The host numbers the groups of all slots in the order of posts, and
 // the warps take turns: blocks that have other slots in their batch find the same share of each.
 template <bool packs>
 __device__ __forceinline__ void moveShare(const PersistentArguments& a, u32 index, const Batch& slots) {

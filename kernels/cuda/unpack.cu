@@ -25,7 +25,7 @@ __device__ __forceinline__ const u8* slotOf(const MoveFragmentsArguments& a, u32
   return slotAt(a.ring, slotIndex(a, block));
 }
 
-// By all threads. False if a block was not ready in time; the record says which.
+// All threads call this. False if a block was not ready in time; the record says which.
 __device__ bool areReady(const MoveFragmentsArguments& a, u32 kernel) {
   __shared__ u32 isReady;
   const WaitScope scope = {static_cast<TrapRecord*>(a.trap), kernel, 0, a.timeoutNs};

@@ -1,4 +1,4 @@
-// Which blocks of a run of elements are zero. An element counts where its magnitude is above the threshold, or where it is a
+// The blocks of a run of elements that are zero. An element counts where its magnitude is above the threshold, or where it is a
 // NaN. Blocks have a multiple of 128 bytes, but for the last one.
 import { REDUCTION_FORMAT_BF16, REDUCTION_FORMAT_F32 } from 'abi';
 import { evenLanes, oddLanes } from './bf16';

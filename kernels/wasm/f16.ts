@@ -40,7 +40,7 @@ function toF32(halves: v128): v128 {
   return v128.or(v128.or(number, v128.and(noNumber, i32x4.splat(0x7f80_0000))), sign);
 }
 
-/** In the lower half of each lane. */
+/** Halves in the lower half of each lane. */
 @inline
 function fromF32(values: v128): v128 {
   const magnitude = v128.and(values, i32x4.splat(0x7fff_ffff));

@@ -34,7 +34,7 @@ import {
 const DIGIT_BITS: u64 = 11;
 const DIGITS: u32 = 1 << 11;
 
-/** Before the first block of a launch. */
+/** Call it before the first block of a launch. */
 export function beginFragmentCheck(state: usize): void {
   memory.fill(state, 0, FRAGMENT_CHECK_BYTES);
   store<u64>(state, <u64>i64.MAX_VALUE, FRAGMENT_CHECK_LEAST);
@@ -49,7 +49,7 @@ export function checkFragments(block: usize, packs: i32, state: usize): i32 {
   const count = load<u32>(block, BLOCK_HEADER_COUNT);
   const written = writtenBase(block, packs);
   if (load<u32>(state, FRAGMENT_CHECK_FRAGMENTS) == 0 && count > 0) {
-    // Of an empty fragment too: any start will do.
+    // An empty fragment counts too: any start will do.
     store<u64>(state, written + offsetOf(block + BLOCK_HEADER_BYTES, packs), FRAGMENT_CHECK_FIRST);
   }
   store<u64>(state, 0, FRAGMENT_CHECK_BLOCK_BYTES);
@@ -78,7 +78,7 @@ function checkPairs(block: usize, packs: i32, count: u32, state: usize): bool {
   let least = v128.load64_splat(state, FRAGMENT_CHECK_LEAST);
   let most = v128.load64_splat(state, FRAGMENT_CHECK_MOST);
   let ends = v128.load64_splat(state, FRAGMENT_CHECK_END);
-  // By their sign bits.
+  // The sign bits tell.
   let wrong = zero;
   let unordered = zero;
   let bits = zero;
@@ -282,7 +282,7 @@ function sortByDigit(list: usize, bytes: usize, sorted: usize, digits: usize, sh
   }
 }
 
-/** As a distance in a table of u32. */
+/** The number as a distance in a table of u32. */
 function digitOf(fragment: usize, shift: u64): usize {
   return <usize>((load<u64>(fragment, SORTED_FRAGMENT_START) >> shift) & <u64>(DIGITS - 1)) << 2;
 }
@@ -313,12 +313,12 @@ export function divideFragments(block: usize, share: u32, to: usize): u32 {
   return <u32>((to - begin) / FRAGMENT_BYTES);
 }
 
-/** Of all fragments: their starts and lengths are multiples of 2 to the power of this from the first start on. */
+/** Unit of all fragments: their starts and lengths are multiples of 2 to the power of this from the first start on. */
 function unitShift(state: usize): u64 {
   return ctz(load<u64>(state, FRAGMENT_CHECK_BITS));
 }
 
-/** Where offset 0 of what is written lies. */
+/** Address of offset 0 of what is written. */
 function writtenBase(block: usize, packs: i32): u64 {
   return packs != 0 ? load<u64>(block, BLOCK_HEADER_BOUNCE) : load<u64>(block, BLOCK_HEADER_DESTINATION);
 }

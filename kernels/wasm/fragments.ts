@@ -6,7 +6,7 @@ import {
   FRAGMENT_SOURCE_OFFSET,
 } from 'abi';
 
-/** From the bounce buffer to the destination, or, if `packs` is not 0, the other way. The caller has checked all ranges. */
+/** Moves from the bounce buffer to the destination, or, if `packs` is not 0, the other way. The caller has checked all ranges. */
 export function moveFragments(
   descriptors: usize,
   count: i32,

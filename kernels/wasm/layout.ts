@@ -1,4 +1,4 @@
-// Where every token goes: counts and stable row numbers, from the top-k choices of this rank.
+// The ranks that every token goes to: counts and stable row numbers, from the top-k choices of this rank.
 //
 // Top-k ids are i32 or i64 (`indexBytes` 4 or 8); -1 means "no expert". A token may choose an expert more than once.
 import { expertAt } from './topk';

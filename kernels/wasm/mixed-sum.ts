@@ -59,7 +59,7 @@ export function gatherSumMixed(
   format: i32,
   columnFormats: usize,
 ): void {
-  /** From the address of a row to the word that says whether it is wide. */
+  /** Distance from the address of a row to the word that says whether it is wide. */
   const toWide = <usize>(columns + 2) << 2;
   for (let t = 0; t < tokens; t++) {
     const at = <usize>t * rowBytes;
@@ -220,7 +220,7 @@ export function sumMixedBf16(out: usize, sources: usize, end: usize, toWide: usi
         o3 = f32x4.add(o3, oddLanes(z));
       }
     }
-    // As in sum.ts: a sum of all lanes is NaN if one of them is.
+    // The rule of sum.ts: a sum of all lanes is NaN if one of them is.
     const all = f32x4.add(
       f32x4.add(f32x4.add(e0, o0), f32x4.add(e1, o1)),
       f32x4.add(f32x4.add(e2, o2), f32x4.add(e3, o3)),

@@ -1,4 +1,4 @@
-// From the records of all ranks, which CountExchange describes: where this rank's rows begin at each rank, and what it
+// Finds out from the records of all ranks, which CountExchange describes, where this rank's rows begin at each rank, and what it
 // receives. A function for the processor's caches rather than for its speed: a few words of each record are all it reads.
 import { EXCHANGE_RECORD_AGREED, EXCHANGE_RECORD_COUNTS, EXCHANGE_RECORD_ROW_BOUND } from 'abi';
 

@@ -44,7 +44,7 @@ export const benchMeetArguments = defineLayout('BenchMeetArguments', {
 
 export const benchCopyArguments = defineLayout('BenchCopyArguments', {
   peers: addresses,
-  /** Where row 0 is at each rank, as this process maps it. */
+  /** Address of row 0 at each rank, as this process maps it. */
   rows: addresses,
   /** The same of the side rows (the scales of fp8 rows); read only when sideBytes is not 0. */
   sides: addresses,

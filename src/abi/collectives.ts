@@ -4,7 +4,7 @@ import { defineLayout } from './layout.ts';
 
 /** Ranks of a CUDA Communicator at most. */
 export const COLLECTIVE_MAX_RANKS = EP_MAX_RANKS;
-/** Of one on several hosts, which the host moves step by step. */
+/** Most ranks of a collective on several hosts, which the host moves step by step. */
 export const COLLECTIVE_MAX_RANKS_ACROSS_HOSTS = 128;
 /** Blocks of a kernel at most: those of the same number at all ranks work together, and no others meet. */
 export const COLLECTIVE_MAX_BLOCKS = 32;
@@ -14,9 +14,9 @@ export const COLLECTIVE_MAX_REGISTRATIONS = 64;
 const COLLECTIVE_MAX_MESSAGES = 64;
 export const COLLECTIVE_POSTS = 4;
 
-/** In a call word: what is computed, 36 bits above the count of elements. A double holds the whole. */
+/** Bits of the count of elements in a call word, above which stands what is computed. A double holds the whole. */
 export const COLLECTIVE_COUNT_BITS = 36;
-/** In a message word: the number of the dtype, 40 bits above the bytes. */
+/** Bits of the bytes in a message word, above which stands the number of the dtype. */
 export const COLLECTIVE_BYTES_BITS = 40;
 
 /** What a kernel moves; the numbers are its own. */
@@ -62,7 +62,7 @@ export const collectiveRecord = defineLayout(
     outputOffset: 'u64',
     inputId: 'u32',
     outputId: 'u32',
-    /** Of allToAllv: to and from the receiver, where the latter begins in the source's output, and the most to any rank. */
+    /** Counts of allToAllv: to and from the receiver, where the latter begins in the source's output, and the most to any rank. */
     sendBytes: 'u64',
     recvBytes: 'u64',
     recvOffset: 'u64',
@@ -109,7 +109,7 @@ export const collectiveArguments = defineLayout('CollectiveArguments', {
   windowArrivals: 'u64',
   windowRecords: 'u64',
   windowSlots: 'u64',
-  /** Of a slot of a block. */
+  /** Bytes of a slot of a block. */
   slotBytes: 'u32',
   inputId: 'u32',
   outputId: 'u32',
@@ -118,12 +118,12 @@ export const collectiveArguments = defineLayout('CollectiveArguments', {
   root: 'u32',
   /** One of collectiveShapes. */
   shape: 'u32',
-  /** Of reductionFormats and reductions. */
+  /** One of reductionFormats, and one of reductions. */
   format: 'u32',
   reduction: 'u32',
   elementBytes: 'u32',
   dtype: 'u32',
-  /** Of `word`, what ranks compare at the first step. */
+  /** What ranks compare of `word` at the first step. */
   signature: 'u32',
   /** 1: ranks first tell where their tensors are. */
   opens: 'u32',
@@ -131,7 +131,7 @@ export const collectiveArguments = defineLayout('CollectiveArguments', {
   twoPhases: 'u32',
 });
 
-/** Of messages between two ranks: one per (owner of the window, lane, the other rank). Counters wrap. */
+/** Flags of messages between two ranks, one per (owner of the window, lane, other rank). Counters wrap. */
 export const messageFlags = defineLayout(
   'MessageFlags',
   {
@@ -176,9 +176,9 @@ export const messageArguments = defineLayout('MessageArguments', {
   windowFlags: 'u64',
   windowPosts: 'u64',
   windowChunks: 'u64',
-  /** By message. */
+  /** One for each message. */
   addresses: messages('ptr'),
-  /** Of a receive: offset in its registration; of a copy: the address where it goes. */
+  /** Offset of a receive in its registration, or the address where a copy goes. */
   offsets: messages('u64'),
   /** Bytes, and the number of the dtype. */
   words: messages('u64'),
@@ -196,7 +196,7 @@ export const messageArguments = defineLayout('MessageArguments', {
 
 /** One reduction of a Communicator across hosts. */
 export const runArguments = defineLayout('CollectiveRunArguments', {
-  /** In the order of the ranks: here, at ranks of this host, or in memory of the host. */
+  /** Addresses in the order of the ranks: here, at ranks of this host, or in memory of the host. */
   sources: { of: 'ptr', count: COLLECTIVE_MAX_RANKS_ACROSS_HOSTS },
   target: 'ptr',
   bytes: 'u64',
@@ -211,7 +211,7 @@ export const runArguments = defineLayout('CollectiveRunArguments', {
 export const SPARSE_GROUP_BLOCKS = 1024;
 /** Places of a lane, one behind the other, that one thread looks through for the lane's next block. */
 export const SPARSE_SEGMENT_PLACES = 64;
-/** In place of its number among those that count, of a block that does not. */
+/** What a block that does not count has in place of its number among those that do. */
 export const SPARSE_NO_BLOCK = 0xffffffff;
 
 export const sparseMarkArguments = defineLayout('SparseMarkArguments', {
@@ -220,7 +220,7 @@ export const sparseMarkArguments = defineLayout('SparseMarkArguments', {
   output: 'ptr',
   /** u8 by block: 0 if it counts, else 1. */
   marks: 'ptr',
-  /** Of the tensor. */
+  /** Bytes of the tensor. */
   bytes: 'u64',
   blocks: 'u32',
   blockBytes: 'u32',
@@ -247,10 +247,10 @@ export const sparseIndexArguments = defineLayout('SparseIndexArguments', {
   /** u32: how many count. */
   found: 'ptr',
   blocks: 'u32',
-  /** From one block of a lane to its next one. */
+  /** Blocks from one block of a lane to its next one. */
   stride: 'u32',
   infinity: 'u32',
-  /** Of SPARSE_GROUP_BLOCKS blocks; of SPARSE_SEGMENT_PLACES places of all lanes. */
+  /** Groups of SPARSE_GROUP_BLOCKS blocks, and segments of SPARSE_SEGMENT_PLACES places of all lanes. */
   groups: 'u32',
   segments: 'u32',
 });
@@ -261,7 +261,7 @@ export const sparseMoveArguments = defineLayout('SparseMoveArguments', {
   packed: 'ptr',
   /** u32: which blocks of the tensor they are. */
   list: 'ptr',
-  /** Of the tensor, whose last block may be shorter; what a packed one has behind that stays as it is. */
+  /** Bytes of the tensor, whose last block may be shorter; what a packed one has behind that stays as it is. */
   bytes: 'u64',
   count: 'u32',
   blockBytes: 'u32',
@@ -269,7 +269,7 @@ export const sparseMoveArguments = defineLayout('SparseMoveArguments', {
   unit: 'u32',
 });
 
-/** Behind what the stream did before. */
+/** It comes behind what the stream did before. */
 export const sparseTellArguments = defineLayout('SparseTellArguments', {
   /** i32. */
   flag: 'ptr',
@@ -288,11 +288,11 @@ const ofRanks = { of: 'ptr', count: COLLECTIVE_MAX_RANKS } as const;
 
 /** Blocks of a piece of the tensor into this rank's window. */
 export const sparseShareArguments = defineLayout('SparseShareArguments', {
-  /** Where the piece begins, there and here; u8 by block of the piece. */
+  /** Start of the piece, there and here; u8 by block of the piece. */
   tensor: 'ptr',
   shared: 'ptr',
   marks: 'ptr',
-  /** Of the piece. */
+  /** Bytes of the piece. */
   bytes: 'u64',
   blocks: 'u32',
   blockBytes: 'u32',
@@ -300,10 +300,10 @@ export const sparseShareArguments = defineLayout('SparseShareArguments', {
 
 /** The sums of a piece, of what all ranks have in their windows. */
 export const sparseSumArguments = defineLayout('SparseSumArguments', {
-  /** By rank, as this process maps them: blocks of the piece, and marks. */
+  /** Blocks of the piece, and marks, of each rank as this process maps them. */
   shared: ofRanks,
   marks: ofRanks,
-  /** Where the piece begins. */
+  /** Start of the piece. */
   output: 'ptr',
   /** u32: blocks that count at this rank, and at any; added to. */
   found: 'ptr',

@@ -19,22 +19,22 @@ export const packetKey = defineLayout(
 
 /** Written block after block. Addresses are those of the memory that is written: starts and ends of fragments there. */
 export const fragmentCheck = defineLayout('FragmentCheck', {
-  /** Of the block that was checked last: sum of its lengths. */
+  /** Sum of the lengths of the block that was checked last. */
   blockBytes: 'u64',
   totalBytes: 'u64',
   /** Start of the first fragment. */
   first: 'u64',
   least: 'u64',
-  /** Where the last byte of all ends. */
+  /** End of the last byte of all. */
   most: 'u64',
-  /** Where the fragment before ends. */
+  /** End of the fragment before. */
   end: 'u64',
   /** The bits in which starts differ from the first, and those of lengths: the lowest is a unit of all fragments. */
   bits: 'u64',
-  /** Of the block that was checked last: fragments that have bytes. */
+  /** Fragments of the block that was checked last which have bytes. */
   blockFragments: 'u32',
   fragments: 'u32',
-  /** Of the block that was checked last. */
+  /** The longest fragment of the block that was checked last. */
   longest: 'u32',
   /** 1 while each fragment begins behind the one before. */
   isOrdered: 'u32',

@@ -138,7 +138,7 @@ export const channelPutArguments = defineLayout('ChannelPutArguments', {
   add: 'u64',
   /** u32 in host memory: becomes `operations` when all is visible. */
   done: 'ptr',
-  /** Of the channel, up to this one. */
+  /** Puts of the channel, up to this one. */
   operations: 'u32',
 });
 
@@ -206,7 +206,7 @@ export const benchDevicePushArguments = defineLayout('BenchDevicePushArguments',
   request: 'ptr',
   count: 'u32',
   channels: 'u32',
-  /** Of each warp that push, each for itself. */
+  /** Pushes of each warp, which pushes for itself. */
   lanes: 'u32',
   isRelaxed: 'u32',
 });

@@ -49,7 +49,7 @@ export const layerHostPlan = defineLayout('LayerHostPlan', {
   /** The same, of the kernel that places rows as the caller says. */
   placeSequence: 'u32',
   status: 'u32',
-  /** Of a mismatch: word of the record; of a bad choice or place: flat index. */
+  /** Word of the record that differs, or flat index of a bad choice or place. */
   detail: 'u32',
   /** The rank that differs, passed the bad value, or has an empty row. */
   culprit: 'u32',
@@ -59,7 +59,7 @@ export const layerHostPlan = defineLayout('LayerHostPlan', {
   failedStatus: 'u32',
   failedDetail: 'u32',
   failedCulprit: 'u32',
-  /** Of a capacity: the rank's bound. */
+  /** The rank's bound, where that is exceeded. */
   failedExtent: 'u32',
   recvRows: { of: 'u32', count: EP_MAX_GROUP_RANKS },
 });
@@ -128,7 +128,7 @@ export const layerPrepareArguments = defineLayout('LayerPrepareArguments', {
   experts: 'u32',
   /** 32 tokens each; a tile has so many words and is taken by one block. */
   tileWords: 'u32',
-  /** As openingEpoch and sequence in EpDispatchArguments; LayerPlan tells the last dispatch. */
+  /** The same as openingEpoch and sequence in EpDispatchArguments; LayerPlan tells the last dispatch. */
   epoch: 'u32',
   call: 'u32',
   sequence: 'u32',
@@ -165,7 +165,7 @@ export const layerPlaceArguments = defineLayout('LayerPlaceArguments', {
   placeBytes: 'u32',
   expertsPerRank: 'u32',
   sequence: 'u32',
-  /** Of three barriers that follow each other. */
+  /** Epochs of three barriers that follow each other. */
   epochs: { of: 'u32', count: 3 },
   calls: { of: 'u32', count: 3 },
 });
@@ -212,13 +212,13 @@ export const layerDispatchArguments = defineLayout('LayerDispatchArguments', {
   rowBytes: 'u32',
   topkColumns: 'u32',
   indexBytes: 'u32',
-  /** As in LayerPrepareArguments; rows beyond the received ones are marked. */
+  /** The same as in LayerPrepareArguments; rows beyond the received ones are marked. */
   rowBound: 'u32',
   /** Blocks that send first. */
   sendBlocks: 'u32',
   /** 1: rows that came once may have to be copied. */
   copies: 'u32',
-  /** Of one routing weight; 0 without weights. */
+  /** Bytes of one routing weight; 0 without weights. */
   weightBytes: 'u32',
   experts: 'u32',
   tileWords: 'u32',
@@ -241,7 +241,7 @@ export const layerSumArguments = defineLayout('LayerSumArguments', {
   count: 'u32',
   recvRows: 'u32',
   rowBytes: 'u32',
-  /** As in EpCombineArguments. */
+  /** The same as in EpCombineArguments. */
   stageBytes: 'u32',
   partBytes: 'u32',
   topkColumns: 'u32',
@@ -275,7 +275,7 @@ export const layerCombineArguments = defineLayout('LayerCombineArguments', {
   topkColumns: 'u32',
   /** 1: only a token's first row at each rank, which holds the sum of its rows there. */
   onePerRank: 'u32',
-  /** As in EpDispatchArguments. */
+  /** The same as in EpDispatchArguments. */
   openingEpoch: 'u32',
   openingCall: 'u32',
   closingCall: 'u32',

@@ -27,7 +27,7 @@ export const epStatus = {
   badChoice: 3,
   capacity: 4,
   otherCall: 5,
-  /** Of a layer: more rows come than the output holds; it can grow. */
+  /** More rows come than a layer's output holds; it can grow. */
   grow: 6,
   badPlace: 7,
   emptyRow: 8,
@@ -52,11 +52,11 @@ export const epHostPlan = defineLayout('EpHostPlan', {
   sequence: 'u32',
   failedSequence: 'u32',
   status: 'u32',
-  /** Of a mismatch: word of the record; of a bad choice: flat index; of a capacity: rows. */
+  /** Word of the record that differs, flat index of a bad choice, or rows beyond a bound. */
   detail: 'u32',
   /** The rank that differs, passed the bad choice, or would receive too much. */
   culprit: 'u32',
-  /** Of a bad choice: columns of its topkIdx; of a capacity: the rank's bound. */
+  /** Columns of the topkIdx with the bad choice, or the rank's bound. */
   extent: 'u32',
   numRecvTokens: 'u32',
   rankPrefixMatrix: { of: 'u32', count: EP_MAX_GROUP_RANKS * EP_MAX_GROUP_RANKS },
@@ -68,7 +68,7 @@ const peers = { of: 'ptr', count: EP_MAX_RANKS } as const;
 
 /** Device memory, one per collective object, zero at first: where kernels of graphs, which are given no epochs, count on. */
 export const epLastEpoch = defineLayout('EpLastEpoch', {
-  /** Of the object's last barrier here, which each kernel leaves. */
+  /** Epoch of the object's last barrier here, which each kernel leaves. */
   number: 'u32',
   /** 1 once a kernel left before its last barrier. Peers may be elsewhere than `number`: kernels of graphs leave at once. */
   failed: 'u32',
@@ -83,7 +83,7 @@ export const epScratch = defineLayout('EpScratch', {
   planned: 'u32',
   /** Complement of the flat index of the first bad choice; 0 for none. */
   lastBadCell: 'u32',
-  /** Per block and destination, a rank or a way: its tokens, then its first row. */
+  /** Tokens of each block for each destination, a rank or a way; then its first row there. */
   blockRows: { of: 'u32', count: EP_MAX_BLOCKS * EP_MAX_GROUP_RANKS },
   experts: { of: 'u32', count: EP_MAX_EXPERTS },
 });
@@ -112,7 +112,7 @@ export const epDispatchArguments = defineLayout('EpDispatchArguments', {
   /** i32 [T, groupRanks + ways]: the row in this rank's numbering, or the place among what goes to that host. */
   rowTable: 'ptr',
   plan: 'ptr',
-  /** Where the received token indices are kept beyond the next dispatch; null for a replay. */
+  /** Memory for the received token indices beyond the next dispatch; null for a replay. */
   recvSource: 'ptr',
   scratch: 'ptr',
   hostPlan: 'ptr',
@@ -179,7 +179,7 @@ export const epCombineArguments = defineLayout('EpCombineArguments', {
   timeoutNs: 'u64',
   rowsOffset: 'u64',
   weightsOffset: 'u64',
-  /** As in EpDispatchArguments. */
+  /** The same as in EpDispatchArguments. */
   network: 'ptr',
   forwardPlaces: 'ptr',
   ranks: 'u32',

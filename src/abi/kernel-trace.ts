@@ -1,13 +1,13 @@
 // What kernels write of their phases: records that lie in the file of the process, behind the rings of its threads.
 import { defineLayout } from './layout.ts';
 
-/** Of a GPU; older ones are overwritten. A power of two. */
+/** Records of a GPU; older ones are overwritten. A power of two. */
 export const KERNEL_RECORDS = 262_144;
 /** How many a block takes at a time for its phases; it may end with some unused. A power of two. */
 export const KERNEL_RECORDS_AT_ONCE = 8;
-/** In `peer` of a record: the block waits for other blocks of its own rank. */
+/** The `peer` of a record whose block waits for other blocks of its own rank. */
 export const OWN_BLOCKS = 0x8000_0000;
-/** In `peer` of a record that is not about a wait. */
+/** The `peer` of a record that is not about a wait. */
 export const NO_PEER = 0xffff_ffff;
 
 /**
@@ -32,7 +32,7 @@ export const kernelRecord = defineLayout(
 /** What a traced kernel file has as its constant `weftlineTrace`. `taken`: how many records were given out, in device memory. */
 export const kernelTraceTarget = defineLayout('KernelTraceTarget', { records: 'ptr', taken: 'ptr', label: 'u32' });
 
-/** Of the kernel traceClock, which answers each number that the host asks with the GPU's time. */
+/** Arguments of the kernel traceClock, which answers each number that the host asks with the GPU's time. */
 export const traceClockCells = defineLayout('TraceClockCells', { time: 'u64', answered: 'u32', asked: 'u32' });
 export const traceClockArguments = defineLayout('TraceClockArguments', {
   cells: 'ptr',

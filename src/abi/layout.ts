@@ -65,7 +65,7 @@ export function defineLayout<const Fields extends Readonly<Record<string, FieldT
   };
 }
 
-/** Where each field of a layout begins, in 32-bit words, for those who read it through an Int32Array or Uint32Array. */
+/** Start of each field of a layout, in 32-bit words, for those who read it through an Int32Array or Uint32Array. */
 export function wordOffsets<Name extends string>({ offset }: Layout<Name>): Readonly<Record<Name, number>> {
   const entries = Object.entries<number>(offset).map(([name, bytes]) => [name, bytes / 4]);
   return Object.fromEntries(entries) as Readonly<Record<Name, number>>;
@@ -85,7 +85,7 @@ export class Block<Name extends string> {
     this.#view = new DataView(buffer, byteOffset, layout.size);
   }
 
-  /** Over the first bytes of what a caller gave, wherever it begins in its buffer. */
+  /** A block over the first bytes of what a caller gave, wherever it begins in its buffer. */
   static over<Name extends string>(layout: Layout<Name>, bytes: Uint8Array): Block<Name> {
     return new Block(layout, bytes.buffer, bytes.byteOffset);
   }

@@ -29,7 +29,7 @@ export const lowLatencyMember = defineLayout(
   CACHE_LINE,
 );
 
-/** Of a rank's own kernels, one per rank in pinned memory of the host: where the window of that life is. */
+/** What a rank's own kernels know of each rank, in pinned memory of the host: where the window of that life is. */
 export const lowLatencyPeer = defineLayout('LowLatencyPeer', { window: 'ptr', life: 'u32' }, 16);
 
 /**
@@ -50,13 +50,13 @@ export const lowLatencyDecision = defineLayout('LowLatencyDecision', {
 
 /** What elastic kernels remember in device memory; zero at first. */
 export const lowLatencyElastic = defineLayout('LowLatencyElastic', {
-  /** By result: bits of the ranks that its dispatch sent rows to. */
+  /** Bits of the ranks that the dispatch of each result sent rows to. */
   sentTo: { of: 'u32', count: LOW_LATENCY_RESULTS },
-  /** By half of a call: blocks that are done with it; starts again behind the last one. */
+  /** Blocks that are done with each half of a call; the count starts again behind the last one. */
   done: { of: 'u32', count: 2 },
 });
 
-/** Of a member's word: those of its state. */
+/** Bits of a member's word that hold its state. */
 export const LOW_LATENCY_STATE_BITS = 2;
 /**
  * `active`: from the word's dispatch on. `absent`: masked, or gone. `connected`: has mapped the window and waits to become
@@ -105,7 +105,7 @@ export const lowLatencyFlags = defineLayout(
      * again, and the rows of its slot here ('expert-major': tokens, wherever they go).
      */
     calls: { of: 'u32', count: 4 * LOW_LATENCY_CALLS },
-    /** By number of the combine: the number, and in the upper half what the ranks must agree on. */
+    /** The number of a combine, and in the upper half what the ranks must agree on; by that number. */
     combineCalls: { of: 'u64', count: LOW_LATENCY_CALLS },
     taken: { of: 'u32', count: LOW_LATENCY_RESULTS },
     failureNumber: 'u32',
@@ -122,12 +122,12 @@ export const lowLatencyFlags = defineLayout(
 export const lowLatencyChoice = defineLayout(
   'LowLatencyChoice',
   {
-    /** Of the receiver's experts, or -1. */
+    /** Number among the receiver's experts, or -1. */
     expert: 'i32',
     /** The token's row among those that the source has for the expert. */
     place: 'u32',
     weight: 'f32',
-    /** Of the dispatch; what is there with another number is of an earlier one. */
+    /** Number of the dispatch; what is there with another number is of an earlier one. */
     number: 'u32',
   },
   16,
@@ -160,14 +160,14 @@ export const lowLatencyBlock = defineLayout(
   {
     dispatches: 'u32',
     combines: 'u32',
-    /** By receive slot: dispatches sent into it, the number of the last one, and whether its rows here are still held. */
+    /** For each receive slot the dispatches sent into it, the number of the last one, and whether its rows here are still held. */
     sent: { of: 'u32', count: LOW_LATENCY_MAX_SLOTS },
     dispatchOf: { of: 'u32', count: LOW_LATENCY_MAX_SLOTS },
     held: { of: 'u32', count: LOW_LATENCY_MAX_SLOTS },
     /** Slots of the last dispatch and of the one before it, plus 1; 0 for none. */
     lastSlot: 'u32',
     slotBefore: 'u32',
-    /** By result: combines sent, and the number of the last one. */
+    /** Combines sent of each result, and the number of the last one. */
     combineUses: { of: 'u32', count: LOW_LATENCY_RESULTS },
     combineOf: { of: 'u32', count: LOW_LATENCY_RESULTS },
     /**
@@ -229,7 +229,7 @@ export const lowLatencyDispatchArguments = defineLayout('LowLatencyDispatchArgum
   rowWeights: 'ptr',
   /** i32 [ranks]: rows of each source's slot, as LowLatencyFlags.calls tells. */
   arrived: 'ptr',
-  /** Of elastic objects: LowLatencyMember of rank 0, LowLatencyPeer by rank, LowLatencyDecision by half, LowLatencyElastic. */
+  /** Memory of elastic objects: LowLatencyMember of rank 0, LowLatencyPeer by rank, LowLatencyDecision by half, LowLatencyElastic. */
   board: 'ptr',
   table: 'ptr',
   decisions: 'ptr',
@@ -271,9 +271,9 @@ export const lowLatencyDispatchArguments = defineLayout('LowLatencyDispatchArgum
   sharesFirstRows: 'u32',
   slot: 'u32',
   call: 'u32',
-  /** Of lowLatencyPhases. */
+  /** Sum of lowLatencyPhases. */
   phases: 'u32',
-  /** Of elastic objects: bytes from one rank's LowLatencyMember to the next; of the launch; of the dispatch. */
+  /** Numbers of elastic objects: bytes from one rank's LowLatencyMember to the next; of the launch; of the dispatch. */
   boardStride: 'u32',
   stamp: 'u32',
   number: 'u32',
@@ -292,14 +292,14 @@ export const lowLatencyCombineArguments = defineLayout('LowLatencyCombineArgumen
   out: 'ptr',
   /** f32 [T, K], of the choices. */
   weights: 'ptr',
-  /** As in LowLatencyDispatchArguments, of the dispatch. */
+  /** The same as in LowLatencyDispatchArguments of the dispatch. */
   sentRows: 'ptr',
   sentPlaces: 'ptr',
   rowOf: 'ptr',
   rowWeights: 'ptr',
   /** i32: tokens of each source; in 'rank-major' the rows of each that came; where all choices travel, those of each expert. */
   counts: 'ptr',
-  /** Of elastic objects: LowLatencyMember of rank 0, LowLatencyPeer by rank, LowLatencyDecision by half, LowLatencyElastic. */
+  /** Memory of elastic objects: LowLatencyMember of rank 0, LowLatencyPeer by rank, LowLatencyDecision by half, LowLatencyElastic. */
   board: 'ptr',
   table: 'ptr',
   decisions: 'ptr',
@@ -323,11 +323,11 @@ export const lowLatencyCombineArguments = defineLayout('LowLatencyCombineArgumen
   capacity: 'u32',
   /** 1: y is where peers read it. */
   inPlace: 'u32',
-  /** Of the dispatch, modulo LOW_LATENCY_RESULTS. */
+  /** Number of the dispatch, modulo LOW_LATENCY_RESULTS. */
   result: 'u32',
   call: 'u32',
   phases: 'u32',
-  /** As in LowLatencyDispatchArguments; `number` is that of the combine, `dispatch` that of its handle. */
+  /** The same as in LowLatencyDispatchArguments; `number` is that of the combine, `dispatch` that of its handle. */
   boardStride: 'u32',
   stamp: 'u32',
   number: 'u32',

@@ -8,16 +8,16 @@ export const MAX_BLOCK_DESCRIPTORS = 2048;
 export const fragmentDescriptor = defineLayout(
   'FragmentDescriptor',
   {
-    /** In the bounce buffer. */
+    /** Offset in the bounce buffer. */
     sourceOffset: 'u32',
     length: 'u32',
-    /** In the destination. */
+    /** Offset in the destination. */
     destinationOffset: 'u64',
   },
   16,
 );
 
-/** In front of the descriptors, so that a block may be copied only as far as it is filled. */
+/** What stands in front of the descriptors, so that a block may be copied only as far as it is filled. */
 export const descriptorBlockHeader = defineLayout('DescriptorBlockHeader', {
   count: 'u32',
   /** 1: kernels move several fragments per warp; 0: one at a time. Set in the blocks of a ring alone. */
@@ -57,7 +57,7 @@ export const MAX_RING_SLOTS = 1024;
 export const moveFragmentsArguments = defineLayout('MoveFragmentsArguments', {
   ring: 'ptr',
   slots: 'u32',
-  /** Of the run, which may go on at the beginning of the ring. */
+  /** First slot of the run, which may go on at the beginning of the ring. */
   firstSlot: 'u32',
   blocks: 'u32',
   /** Descriptors that one warp takes at a time, at most 32; and how many of these groups the largest block has. */
@@ -106,7 +106,7 @@ export const persistentShared = defineLayout(
 /** What the kernels of kernels/cuda/unpack-persistent.cu take. */
 export const persistentArguments = defineLayout('PersistentArguments', {
   ring: 'ptr',
-  /** Of this kernel: the one behind it has another. */
+  /** Control of this kernel: the one behind it has another. */
   control: 'ptr',
   /** A u32 for each slot: its last post that is done. In mapped host memory. */
   done: 'ptr',
@@ -118,14 +118,14 @@ export const persistentArguments = defineLayout('PersistentArguments', {
   /** The kernel leaves when nothing was posted for so long. */
   idleNs: 'u64',
   slots: 'u32',
-  /** Of the first post that is not taken. */
+  /** Slot of the first post that is not taken. */
   firstSlot: 'u32',
   taken: 'u32',
   /** Numbers the kernels of one launcher. */
   generation: 'u32',
 });
 
-/** Where one fragment lies and where it belongs, for the bare copy that the kernels are measured against. */
+/** The place of one fragment and the one where it belongs, for the bare copy that the kernels are measured against. */
 export const fragmentPair = defineLayout('FragmentPair', { from: 'ptr', to: 'ptr' }, 16);
 
 /** What kernels/cuda/bench-unpack.cu takes: fragments of one length, a multiple of 16. */

@@ -1,4 +1,4 @@
-// On which kind of device the ranks of a job run: all on their own GPUs, or all on the CPU.
+// The kind of device that the ranks of a job run on: all on their own GPUs, or all on the CPU.
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { log } from '../core/log.ts';
 import { CpuDevice } from './cpu/cpu-device.ts';
@@ -10,9 +10,9 @@ import { type CudaCall, type CudaDriver, cudaDriver } from '../native/cuda-drive
 import type { Out } from '../native/library.ts';
 import { type Settings, settingsTable } from '../settings/settings.ts';
 
-// Which GPU a rank would take, without touching it: no context is made, so that looking costs the GPU nothing.
+// Finds the GPU that a rank would take without touching it: no context is made, so that looking costs the GPU nothing.
 
-/** As JSON it travels to the other ranks. */
+/** A GPU as the other ranks hear of it, in JSON. */
 interface FoundGpu {
   /** Number among those that this process sees. */
   readonly ordinal: number;
@@ -81,7 +81,7 @@ export interface DeviceChoice {
   readonly reason: string;
   /** Number of this rank's GPU among those that its process sees; 0 with `cpu`. */
   readonly ordinal: number;
-  /** With `cuda`, ranks that share a GPU: "ranks 0 and 2 share GPU-…"; left out if none do. */
+  /** Ranks that share a GPU, with `cuda`: "ranks 0 and 2 share GPU-…"; left out if none do. */
   readonly sharing?: string;
 }
 

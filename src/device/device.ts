@@ -3,7 +3,7 @@ import type { WaitOptions } from '../core/deadline.ts';
 import type { DType, TypedArrayOf } from '../core/dtype.ts';
 import type { HostAccess, Tensor } from './tensor.ts';
 
-/** Where tensors live and kernels run: a CpuDevice or a CudaDevice. */
+/** What tensors live on and kernels run on: a CpuDevice or a CudaDevice. */
 export interface Device extends HostAccess, AsyncDisposable {
   /**
    * Uninitialised memory for a tensor. Fails with WL_MEMORY, telling what is used and by how much it is short. A tensor that
@@ -30,7 +30,7 @@ export interface DeviceEvent extends Disposable {
   wait(options?: WaitOptions): Promise<void>;
 }
 
-/** Of a device whose work is done when the call returns. */
+/** The event of a device whose work is done when the call returns. */
 export const passedEvent: DeviceEvent = {
   isDone: () => true,
   wait: () => Promise.resolve(),

@@ -148,7 +148,7 @@ export class Tensor<D extends DType = DType> implements Disposable {
   }
 }
 
-/** Before values are written to a tensor: of this device, live, of as many elements. Fails with WL_INVALID_ARGUMENT. */
+/** Checks a tensor before values are written to it: of this device, live, of as many elements. Fails with WL_INVALID_ARGUMENT. */
 export function requireUpload(device: HostAccess, tensor: Tensor, values: { readonly length: number }): void {
   requireDownload(device, tensor);
   requireValues(tensor.dtype, values);
@@ -157,7 +157,7 @@ export function requireUpload(device: HostAccess, tensor: Tensor, values: { read
   throw invalidArgument('values.length', values.length, `${elements}, the elements of [${shape.join(', ')}]`);
 }
 
-/** Before a tensor is read: of this device, and live. Fails with WL_INVALID_ARGUMENT. */
+/** Checks a tensor before it is read: of this device, and live. Fails with WL_INVALID_ARGUMENT. */
 export function requireDownload(device: HostAccess, tensor: Tensor): void {
   const isOwn = tensor instanceof Tensor && tensor.device === device;
   if (isOwn && !tensor.storage.disposed) return;
@@ -196,7 +196,7 @@ export interface ScaledRows {
 
 // How the host reads and writes memory of a device.
 
-/** Which implementation a device is. */
+/** The implementation that a device is. */
 export type DeviceKind = 'cpu' | 'cuda';
 
 export interface MemoryRange {

@@ -39,23 +39,23 @@ interface KernelAgreement<Loaded, T> {
   readonly what: string;
   load(): Promise<Loaded>;
   prepare(loaded: Loaded): T;
-  release?(prepared: T): void;
+  release(prepared: T): void;
 }
 
 /** Collective. Compiling may fail or take long on one rank alone, so the ranks agree after it. */
 export async function agreeOnKernels<Loaded, T>(
   group: RankGroup,
-  { what, load, prepare, release }: KernelAgreement<Loaded, T>,
+  kernels: KernelAgreement<Loaded, T>,
   wait: CallWait,
 ): Promise<T> {
-  const outcome = await load().then(
-    (loaded) => () => prepare(loaded),
+  const prepare = await kernels.load().then(
+    (loaded) => () => kernels.prepare(loaded),
     (error: unknown) => () => {
       throw error;
     },
   );
-  const agreement = { what: `${what} kernels`, config: {}, prepare: outcome };
-  return agreeOn<T>(group, release === undefined ? agreement : { ...agreement, release }, wait);
+  const release = (prepared: T): void => kernels.release(prepared);
+  return agreeOn(group, { what: `${kernels.what} kernels`, config: {}, prepare, release }, wait);
 }
 
 type Config = Readonly<Record<string, AgreedValue>>;

@@ -27,14 +27,14 @@ import { type Direction, RingWriter, type WrittenFacts } from './ring-writer.ts'
 interface LaunchTimes {
   readonly launches: number;
   readonly blocks: number;
-  /** Without empty ones. */
+  /** Fragments, without empty ones. */
   readonly fragments: number;
   readonly bytes: number;
-  /** Of the host: checking the blocks and writing them into the ring. */
+  /** Time of the host for checking the blocks and writing them into the ring. */
   readonly checkMicroseconds: number;
-  /** Of the host: handing the work to the device; on the CPU device moving the fragments too. */
+  /** Time of the host for handing the work to the device; on the CPU device it includes moving the fragments. */
   readonly submitMicroseconds: number;
-  /** Of the device, for launches that are known to be done. */
+  /** Time of the device, for launches that are known to be done. */
   readonly deviceMicroseconds: number;
 }
 
@@ -47,7 +47,7 @@ class LaunchProfile {
   #checkMs = 0;
   #submitMs = 0;
 
-  /** To be called when the launch is submitted; the times are those of performance.now(). */
+  /** Call it when the launch is submitted; the times are those of performance.now(). */
   add(
     moved: { readonly fragments: number; readonly totalBytes: number },
     { blocks, begin, checked }: { readonly blocks: number; readonly begin: number; readonly checked: number },
@@ -104,7 +104,7 @@ export class PreparedFragments {
   }
 }
 
-/** Of one launch. */
+/** Options of one launch. */
 interface FragmentLaunchOptions {
   /** Instead of the stream of the configuration; of the launcher's own device. */
   readonly stream?: CudaStream;
@@ -129,7 +129,7 @@ export abstract class FragmentLauncher implements AsyncDisposable {
     waits: false,
   };
   readonly #slotAt: (block: number) => Uint32Array;
-  /** By the engine's ticket: the slot behind the launch, counted since the beginning. */
+  /** The slot behind the launch of each ticket of the engine, counted since the beginning. */
   readonly #endSlots: Float64Array;
   /** Counted since the beginning: launches begun and over, slots taken and free again. */
   #launched = 0;
@@ -144,7 +144,7 @@ export abstract class FragmentLauncher implements AsyncDisposable {
   readonly #failed = new Map<number, { readonly error: WeftlineError; isTold: boolean }>();
   /** The first failure that nobody was told while its launch had a place in the ring. */
   #untold: { readonly launch: number; readonly error: WeftlineError } | undefined;
-  /** By the engine's ticket: 1 if a block of the launch has a ready flag. */
+  /** 1 for each ticket of the engine whose launch has a block with a ready flag. */
   readonly #waits: Uint8Array;
 
   /** @internal Use UnpackLauncher.create() or PackLauncher.create(). */

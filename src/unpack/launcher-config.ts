@@ -10,7 +10,7 @@ import { readSettings } from '../settings/settings.ts';
 
 /** How a launcher works. What concerns kernels is ignored on the CPU device, where a launch is done when it returns. */
 export interface LauncherConfig {
-  /** Where launches go that are not told otherwise; the stream of the device by default. */
+  /** The stream of launches that are not told otherwise; that of the device by default. */
   readonly stream?: CudaStream;
   /** Measure each launch, for profile(); false by default, as it costs two timed events per launch. */
   readonly profiling?: boolean;
@@ -19,7 +19,7 @@ export interface LauncherConfig {
    * less on average.
    */
   readonly smallKernel?: boolean | 'auto';
-  /** Where descriptors lie that kernels read. */
+  /** Memory for the descriptors that kernels read. */
   readonly pool?: {
     /** Blocks that may be under way at a time; 16 by default, at most 1024. Each takes 64 KiB, on GPUs of pinned memory. */
     readonly slots?: number;
@@ -139,11 +139,11 @@ function checkPool(pool: DescriptorPool = {}): Required<DescriptorPool> {
 
 /** Slots of one launch, in the order of the ring, and what is known of them. A launcher has one and changes it. */
 export interface FragmentRun {
-  /** Which of the engine's tickets it is: 0 to slots - 1. */
+  /** Number of the engine's ticket: 0 to slots - 1. */
   ticket: number;
   firstSlot: number;
   blocks: number;
-  /** Of the fullest slot. */
+  /** Descriptors of the fullest slot. */
   mostDescriptors: number;
   /** Several fragments per warp. */
   isSmall: boolean;

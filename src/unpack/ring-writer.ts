@@ -46,14 +46,14 @@ class CheckMemory {
   readonly kernels: CpuKernels;
   /** A FragmentCheck. */
   readonly state: number = STATE;
-  /** For the sort. */
+  /** Memory for the sort. */
   readonly digits: number = DIGITS;
   /** Room for a slot of a ring, where a block is divided. */
   readonly divided: number = DIVIDED;
   /** All of it. */
   words!: Uint32Array;
   readonly #memory: WasmMemory;
-  /** Behind the copies of the launch. */
+  /** End of the copies of the launch. */
   #search: number = COPIES;
   #bytes = 0;
 
@@ -68,7 +68,7 @@ class CheckMemory {
     this.#view();
   }
 
-  /** Where a block of the launch is copied to. */
+  /** Address to which a block of the launch is copied. */
   copyAt(block: number): number {
     return COPIES + block * COPY_BYTES;
   }
@@ -91,7 +91,7 @@ class CheckMemory {
     this.#growTo(this.#search + 2 * fragments * sortedFragment.size);
   }
 
-  /** Where marks and lists begin. */
+  /** Start of marks and lists. */
   get search(): number {
     return this.#search;
   }
@@ -154,7 +154,7 @@ export class BlockSpans {
     (side === 'read' ? this.#readTo : this.#writeTo)[block] = address + bytes;
   }
 
-  /** Of a block that moves nothing. */
+  /** Says that a block moves nothing. */
   leaveOut(block: number): void {
     this.set(block, 'read', Infinity, 0);
     this.set(block, 'write', Infinity, 0);
@@ -204,9 +204,9 @@ const MAX_PIECE_BYTES = 4096;
 /** What is known of blocks that were written into slots. */
 export interface WrittenFacts {
   readonly totalBytes: number;
-  /** Without empty ones. */
+  /** Fragments, without empty ones. */
   readonly fragments: number;
-  /** Of the fullest slot. */
+  /** Descriptors of the fullest slot. */
   readonly mostDescriptors: number;
   readonly isSmall: boolean;
   readonly waits: boolean;
@@ -215,7 +215,7 @@ export interface WrittenFacts {
 export class RingWriter implements WrittenFacts {
   /** Bytes of the blocks that were taken last. */
   totalBytes = 0;
-  /** Their fragments, without empty ones. */
+  /** Fragments of these blocks, without empty ones. */
   fragments = 0;
   /** Descriptors of the fullest slot that was written. */
   mostDescriptors = 0;
@@ -227,7 +227,7 @@ export class RingWriter implements WrittenFacts {
   readonly #packs: number;
   readonly #memory: CheckMemory;
   readonly #spans: BlockSpans;
-  /** By block: the longest fragment, and those that have bytes. */
+  /** The longest fragment of each block, and how many have bytes. */
   readonly #longest: Uint32Array;
   readonly #filled: Uint32Array;
 
@@ -397,7 +397,7 @@ export class RingWriter implements WrittenFacts {
     };
   }
 
-  /** Where the descriptor of a name writes. */
+  /** Address to which the descriptor of a name writes. */
   #startOf(name: number): number {
     const { words } = this.#memory;
     const header = this.#memory.copyAt(Math.floor(name / MAX_BLOCK_DESCRIPTORS)) / 4;
@@ -441,7 +441,7 @@ function pieceBytes(total: number, fragments: number, share: number): number {
 
 /** What source offsets reach. */
 const MAX_BOUNCE_BYTES = 2 ** 32;
-/** Of a fragment. */
+/** Most bytes of a fragment. */
 const MAX_LENGTH = 2 ** 32 - 1;
 
 function requireBlock(block: DescriptorBlock, index: number): void {

@@ -8,7 +8,7 @@ import type { CpuDevice } from './cpu-device.ts';
 
 /** How rows are quantized. */
 export interface QuantizeOptions {
-  /** Where to write; by default new tensors that the caller disposes. */
+  /** Tensors to write to; by default new ones that the caller disposes. */
   readonly out?: ScaledRows;
   /** Round scales up to powers of two, for hardware that stores them as exponents; false by default. */
   readonly roundScale?: boolean;

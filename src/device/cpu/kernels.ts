@@ -8,7 +8,7 @@ import { packageFile } from '../../core/package-file.ts';
 // The part of the WebAssembly API that is used here, typed; the ES library of TypeScript does not declare it.
 // What helps where the system refuses address space for the memory of the CPU kernels.
 
-/** As the option of node, or in the environment of ranks. */
+/** The option of node, as the environment of ranks holds it. */
 const WITHOUT_GUARD = 'NODE_OPTIONS=--disable-wasm-trap-handler';
 
 /**

@@ -169,7 +169,7 @@ export class CudaContext implements Disposable {
     return this.driver[name](...parameters);
   }
 
-  /** Before any driver call: fails on a lost or closed device, and makes the context current. */
+  /** Call this before any driver call: it fails on a lost or closed device, and makes the context current. */
   enter(): void {
     if (this.#lost !== undefined) throw this.#lostError(this.#lost);
     if (this.#disposed) throw new WeftlineError('WL_CLOSED', `The device of GPU ${this.ordinal} was disposed`);
@@ -199,7 +199,7 @@ export class CudaContext implements Disposable {
     return () => void this.#hostCalls.delete(call);
   }
 
-  /** Before a recording: fails with WL_UNSUPPORTED while such a call runs, whose next steps would become part of the graph. */
+  /** Call this before a recording: it fails with WL_UNSUPPORTED while such a call runs, whose next steps would become part of the graph. */
   refuseHostCalls(): void {
     if (this.#hostCalls.size === 0) return;
     const what = [...new Set([...this.#hostCalls].map((call) => call.what))].join(', ');
@@ -224,7 +224,7 @@ export class CudaContext implements Disposable {
     throw error;
   }
 
-  /** For destructors: never throws, and does nothing on a lost device, whose resources go with the process. */
+  /** A call for destructors: it never throws, and does nothing on a lost device, whose resources go with the process. */
   release<Name extends CudaCall>(name: Name, ...parameters: Parameters<CudaDriver[Name]>): void {
     if (this.#lost !== undefined || this.#disposed) return;
     try {
@@ -255,7 +255,7 @@ export class CudaContext implements Disposable {
     return () => this.#verdicts.delete(verdict);
   }
 
-  /** For each look of a wait, returning what it saw: fails with what any judge finds, which may end the work awaited. */
+  /** Judges each look of a wait and returns what it saw: fails with what any judge finds, which may end the work awaited. */
   isGood(done: boolean, stream?: number): boolean {
     for (const verdict of this.#verdicts) verdict(done, stream);
     return done;

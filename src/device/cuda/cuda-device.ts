@@ -160,7 +160,7 @@ function openMemory(context: CudaContext, handle: string): number {
   return address[0];
 }
 
-/** Which GPU, and where its compiled kernels come from. */
+/** The GPU to take, and where its compiled kernels come from. */
 export interface CudaDeviceOptions extends Partial<
   Pick<Settings, 'timeoutMs' | 'nvrtcPath' | 'cacheFolder' | 'aotFolder' | 'useAot'>
 > {
@@ -184,7 +184,7 @@ export class CudaDevice implements Device {
   readonly context: CudaContext;
   /** @internal */
   readonly properties: DeviceProperties;
-  /** Where everything runs that is not told otherwise, copies of tensors too. */
+  /** The stream of everything that is not told otherwise, copies of tensors too. */
   readonly stream: CudaStream;
   /** @internal */
   readonly traps: TrapBox;

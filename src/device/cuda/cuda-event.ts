@@ -39,7 +39,7 @@ export async function pollUntil(ready: () => boolean, options: PollOptions): Pro
           details: { timeoutMs },
         });
       }
-      // Which ranks a kernel waits for is not known here.
+      // The ranks that a kernel waits for are not known here.
       entry ??= beginWait({ waitFacts: () => ({ operation: `GPU: ${what}` }) }, start + timeoutMs);
       await (waited < EAGER_MS ? nextTurn() : sleep(1));
     }
@@ -59,7 +59,7 @@ export class CudaEvent extends OwnedResource implements DeviceEvent {
   /** CUevent. */
   readonly handle: number;
   readonly #defaults: EventDefaults;
-  /** Where it was recorded last. */
+  /** Handle of the stream on which it was recorded last. */
   #stream: number | undefined;
 
   /** @internal Use device.createEvent(). */

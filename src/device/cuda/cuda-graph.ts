@@ -13,13 +13,13 @@ export interface RecordedCalls {
   endRecording(): void;
   /** Fails if the object cannot make these calls now; changes nothing. */
   requireReady(): void;
-  /** Before the launch is enqueued on the stream. */
+  /** Called before the launch is enqueued on the stream. */
   beginLaunch(stream: CudaStream): void;
-  /** After that. */
+  /** Called after that. */
   endLaunch(): void;
 }
 
-/** By object, those that have something to do at each launch. */
+/** Recorded calls, by object, that have something to do at each launch. */
 type Recording = Map<object, RecordedCalls>;
 
 const recordings = new WeakMap<CudaContext, Recording>();
@@ -125,7 +125,7 @@ export async function captureGraph(
     } finally {
       setRecording(context, undefined);
       memory.end();
-      // Also where the recording has failed: the stream must work again. The first error is the one to tell.
+      // The capture ends also where the recording has failed: the stream must work again. The first error is the one to tell.
       status = context.status('cuStreamEndCapture', stream.handle, graph);
       for (const calls of recording.values()) calls.endRecording();
     }

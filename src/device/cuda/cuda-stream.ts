@@ -139,7 +139,7 @@ const STREAM_WRITE_WORDS = 12;
 
 const WRITE_32_BITS = 2;
 const WRITE_64_BITS = 5;
-/** Of CUdevice_attribute: whether batches may write 64 bits. */
+/** CUdevice_attribute that tells whether batches may write 64 bits. */
 const CAN_WRITE_64_BITS = 122;
 const TWO_32 = 2 ** 32;
 
@@ -169,13 +169,13 @@ export class StreamWrites {
     return this.#count;
   }
 
-  /** At a multiple of 8. The caller counts to the capacity. */
+  /** Adds a write at a multiple of 8. The caller counts to the capacity. */
   add64(address: number, low: number, high: number): void {
     this.#add(WRITE_64_BITS, address, low);
     this.#block.words[(this.#count - 1) * STREAM_WRITE_WORDS + streamWriteWord.value + 1] = high;
   }
 
-  /** At a multiple of 4. */
+  /** Adds a write at a multiple of 4. */
   add32(address: number, value: number): void {
     this.#add(WRITE_32_BITS, address, value);
   }

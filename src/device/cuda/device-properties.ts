@@ -55,7 +55,7 @@ export const attributes = {
 
 export interface DeviceProperties {
   readonly name: string;
-  /** As nvidia-smi shows it: GPU-xxxxxxxx-xxxx-.... */
+  /** The name that nvidia-smi shows: GPU-xxxxxxxx-xxxx-.... */
   readonly uuid: string;
   readonly pciBusId: string;
   readonly totalBytes: number;
@@ -142,7 +142,7 @@ export function compileFlags(architecture: string): string[] {
 
 // The version of the NVIDIA driver, from what its kernel module tells of itself.
 
-/** Where the kernel module tells it. */
+/** File in which the kernel module tells its version. */
 export const driverVersionFile = '/proc/driver/nvidia/version';
 
 /** "580.95.05", or undefined when the text is something else. */

@@ -13,25 +13,25 @@ import type { CudaKernel, LaunchPlan } from './kernel.ts';
 const REGISTER_FLAGS = 3;
 /** What kernels that were compiled for it have as a constant. */
 const TARGET = 'weftlineTrace';
-/** Behind the cells of the clock. */
+/** Offset of the staged target, behind the cells of the clock. */
 const STAGED_AT = 64;
 const COUNTER_BYTES = 256;
 const LEGACY_STREAM = 0;
-/** Of a comparison of clocks: the least difference counts. */
+/** Rounds of a comparison of clocks, of which the least difference counts. */
 const ROUNDS = 32;
 const FIRST_DEADLINE_MS = 500;
 /** Clocks drift by some µs in a second. */
 const COMPARE_EVERY_MS = 1000;
 const LATER_ROUNDS = 8;
 const LATER_DEADLINE_MS = 2;
-/** Not reached by rounds: the kernel ends as soon as it runs. */
+/** A number that no round reaches: the kernel ends as soon as it runs. */
 const NO_MORE = 0x7fff_ffff;
 
 type NameOf<L> = L extends Layout<infer Name> ? Name : never;
 
 export class KernelTrace extends OwnedResource {
   readonly #ring: KernelRing;
-  /** Where kernels write if the ring's memory cannot be given to the GPU: what they wrote is lost if the process is killed. */
+  /** Memory that kernels write to if the ring's cannot be given to the GPU: what they wrote is lost if the process is killed. */
   readonly #records: HostMemory | undefined;
   readonly #target: Block<NameOf<typeof kernelTraceTarget>>;
   readonly #counter: number;
@@ -119,7 +119,7 @@ export class KernelTrace extends OwnedResource {
     this.#ring.keep(this.#records === undefined ? undefined : new Uint8Array(this.#records.buffer));
   }
 
-  /** Of several answers the one that came soonest. None if the GPU is too busy to answer. */
+  /** Takes the answer that came soonest of several; none if the GPU is too busy to answer. */
   #compare(rounds: number, deadlineMs: number): void {
     const context = this.context;
     if (this.#clock === undefined || context.isCapturing || context.lost !== undefined || context.disposed) return;

@@ -114,7 +114,7 @@ export class LaunchPlan<Name extends string = string> {
     if (status !== 0) context.check('cuLaunchKernelEx', status, this.#describe());
   }
 
-  /** Which of the arguments are addresses, the layout alone does not say: what is none is in no block of memory. */
+  /** The layout alone does not say which arguments are addresses: what is none is in no block of memory. */
   #holdArguments(hold: (address: number) => void): void {
     const { argumentBytes } = this;
     for (let at = 0; at + 8 <= argumentBytes.byteLength; at += 8) hold(Number(argumentBytes.getBigUint64(at, true)));
@@ -185,10 +185,10 @@ export interface KernelOptions<Name extends string> {
   readonly entry: string;
   /** The kernel file's name, for errors. */
   readonly file: string;
-  /** Of its one parameter, or of all of them. */
+  /** Layout of its one parameter, or of all of them. */
   readonly arguments: Layout<Name>;
   readonly passing: ArgumentPassing;
-  /** Where plans launch if they are not told. */
+  /** The stream of plans that are not told otherwise. */
   readonly stream: CudaStream;
   readonly multiprocessors: number;
   readonly sharedBytesPerBlock: number;
@@ -196,7 +196,7 @@ export interface KernelOptions<Name extends string> {
 
 export class CudaKernel<Name extends string = string> {
   readonly label: string;
-  /** Per thread. */
+  /** Registers of a thread. */
   readonly registers: number;
   /** Bytes of local memory per thread: spills, and arrays that registers cannot hold. */
   readonly localBytes: number;

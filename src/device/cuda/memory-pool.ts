@@ -32,7 +32,7 @@ export interface KeptMemory {
 export class MemoryPool {
   /** Blocks of graphs: of how many, and whether their tensors gave them back. */
   readonly #kept = new Map<number, { graphs: number; isGiven: boolean }>();
-  /** Of the graph that is being recorded; and what was given back meanwhile, as recorded work is no fence. */
+  /** Blocks of the graph that is being recorded; and what was given back meanwhile, as recorded work is no fence. */
   #recorded: Set<number> | undefined;
   readonly #waiting: number[] = [];
   readonly #context: CudaContext;
@@ -143,7 +143,7 @@ export class MemoryPool {
     else kept.graphs += 1;
   }
 
-  /** Where the block in use begins that holds the address. Looks at all of them: for recordings. */
+  /** Start of the block in use that holds the address. It looks at all of them, as only recordings do. */
   #blockAround(address: number): number | undefined {
     for (const [start, bytes] of this.#taken) if (address >= start && address < start + bytes) return start;
     return undefined;

@@ -1,4 +1,4 @@
-// Where the kernels of a device report a wait that expired, and how that becomes an error with names.
+// The record in which kernels of a device report a wait that expired, and how that becomes an error with names.
 import { Block } from '../../abi/layout.ts';
 import { trapKernels, trapReasons, trapRecord, trapStates } from '../../abi/trap-record.ts';
 import { WeftlineError } from '../../core/errors.ts';
@@ -34,7 +34,7 @@ export class TrapBox implements Disposable {
     this.#state = this.#memory.view('i32', trapRecord.offset.state, 1);
   }
 
-  /** For the kernels' WaitScope. */
+  /** Address for the kernels' WaitScope. */
   get address(): number {
     return this.#memory.deviceAddress;
   }

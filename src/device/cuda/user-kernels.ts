@@ -8,7 +8,7 @@ import type { CudaStream } from './cuda-stream.ts';
 import { type KernelText, ourHeaders } from './jit/cubin-cache.ts';
 import { CudaKernel, type CudaModule, type KernelOptions, type LaunchPlan, type LaunchShape } from './kernel.ts';
 
-/** By kernel, its parameters in their order: { scale: { x: 'ptr', count: 'u32', factor: 'f32' } }. */
+/** The parameters of each kernel in their order: { scale: { x: 'ptr', count: 'u32', factor: 'f32' } }. */
 export type UserKernelParameters = Readonly<Record<string, Readonly<Record<string, Scalar>>>>;
 
 /** CUDA text with kernels of the caller, and the kinds of their parameters. */

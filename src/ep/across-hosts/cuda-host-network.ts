@@ -32,10 +32,10 @@ const QUEUES = MAX_NETWORK_CHANNELS;
 type Names<L> = L extends Layout<infer Name> ? Name : never;
 
 interface CudaNetworkOptions extends CallWait {
-  /** On several hosts. */
+  /** The ranks, which are on several hosts. */
   readonly group: RankGroup;
   readonly device: CudaDevice;
-  /** Of the object, for names and errors. */
+  /** The object's name, for names and errors. */
   readonly name: string;
   readonly size: PinnedNetworkSize;
   /** Most tokens of any rank. */
@@ -111,7 +111,7 @@ export class CudaHostNetwork {
     return this.#proxy;
   }
 
-  /** Where a slot begins in the window of any rank, for benchmarks. */
+  /** Offset of a slot in the window of any rank, for benchmarks. */
   slotOffset(region: 'out' | 'in', slot: number): number {
     const { regions, slotBytes } = this.#options.size;
     return regions[region].offset + slot * slotBytes;
@@ -122,7 +122,7 @@ export class CudaHostNetwork {
     return this.#memory.window.view('u8', offset, bytes);
   }
 
-  /** Of EpNetwork, for kernels. */
+  /** Address of EpNetwork, for kernels. */
   get address(): number {
     return this.#memory.block.address;
   }
@@ -203,7 +203,7 @@ export class CudaHostNetwork {
       setAll(block, 'servedRequests', slot, handles.get(rank)!);
     }
     await target.fromHost(bytes);
-    // Also what fills the tables that kernels add to.
+    // This waits for what fills the tables that kernels add to, too.
     await device.stream.idle();
   }
 

@@ -44,7 +44,7 @@ export class RowSums {
   readonly #format: number;
   /** Addresses of the rows of one sum, and whether they are f32. */
   readonly #scratch: Tensor<'i32'>;
-  /** By column of a sum: the format of its rows. */
+  /** Format of the rows in each column of a sum. */
   readonly #columnFormats: Tensor<'i32'>;
 
   /** The tables belong to the set. Fails with WL_MEMORY. */
@@ -336,7 +336,7 @@ class SumSender {
     return this.#summed < end;
   }
 
-  /** For the error of a wait; undefined if nothing of the source is missing. */
+  /** What is missing, for the error of a wait; undefined if nothing of the source is. */
   describe(): string | undefined {
     const call = this.#call;
     if (call === undefined || this.isDone) return undefined;
@@ -434,7 +434,7 @@ class SumReceiver {
     return this.#list === undefined || this.#rows.taken * this.#exchange.sumRing.chunk >= this.#list.count;
   }
 
-  /** For the error of a wait; undefined if all is here. */
+  /** What is missing, for the error of a wait; undefined if all is here. */
   describe(): string | undefined {
     const list = this.#list;
     if (list === undefined || this.isDone) return undefined;
@@ -451,17 +451,17 @@ class SumReceiver {
 export interface BesideRows {
   readonly array: Extract<SlotArray, 'topkIdx' | 'topkWeights' | 'scales'>;
   readonly address: number;
-  /** Per token. */
+  /** Bytes of a token. */
   readonly bytes: number;
 }
 
 interface OutgoingRows {
   readonly address: number;
   readonly rowBytes: number;
-  /** Of row 0 in the part of every rank. */
+  /** Offset of row 0 in the part of every rank. */
   readonly offset: number;
   readonly beside: readonly BesideRows[];
-  /** Also says which tokens these are and where they belong; a cached dispatch leaves that out, since it is known. */
+  /** True: the message says which tokens these are and where they belong; a cached dispatch leaves that out, since it is known. */
   readonly withPlaces: boolean;
 }
 
@@ -603,7 +603,7 @@ class RowForwarder {
     }
   }
 
-  /** For the error of a wait: what is here and what is not; undefined if all is. */
+  /** What is here and what is not, for the error of a wait; undefined if all is. */
   describe(): string | undefined {
     const call = this.#call;
     if (call === undefined || this.isDone) return undefined;

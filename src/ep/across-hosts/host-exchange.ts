@@ -29,7 +29,7 @@ import {
 export const NETWORK_WINDOW = 0;
 /** The object's own, with the exchange records. */
 const CALL_WINDOW = 1;
-/** Where rows are received; it may be the same window. */
+/** The window where rows are received; it may be the same one. */
 export const ROW_WINDOW = 2;
 
 interface HostExchangeOptions extends CallWait {
@@ -46,14 +46,14 @@ interface HostExchangeOptions extends CallWait {
 
 export class HostExchange {
   readonly network: HostNetwork;
-  /** Of this rank, where `size` lays out the regions. */
+  /** Start of this rank's memory, in which `size` lays out the regions. */
   readonly address: number;
   readonly size: NetworkSize;
   readonly shape: NetworkShape;
   readonly tables: HostTables;
   readonly #group: RankGroup;
   readonly #parts: HostParts;
-  /** By slot. */
+  /** Arrivals of call words, one for each slot. */
   readonly #calls: readonly ChunkArrivals[];
   #call = 0;
 
@@ -136,7 +136,7 @@ export class HostExchange {
     return this.address + this.#slotOffset(region, slot);
   }
 
-  /** Where a slot of a region of a peer's window lies, for puts. */
+  /** Offset of a slot of a region of a peer's window, for puts. */
   slotAt(peer: number, region: NetworkRegion, slot: number): number {
     return this.network.offsetAt(peer, NETWORK_WINDOW, this.#slotOffset(region, slot));
   }
@@ -235,7 +235,7 @@ export class HostExchange {
     queue.signal(NETWORK_WINDOW, network.cellAt(forwarder, networkCells.calls));
   }
 
-  /** Of this rank's part of the window with the exchange records. */
+  /** Address of this rank's part of the window with the exchange records. */
   get callAddress(): number {
     return this.network.windowAddress(CALL_WINDOW);
   }
@@ -274,7 +274,7 @@ function makeTables(group: RankGroup, device: CpuDevice) {
   const tables = TensorSet.together(device, (tensors) => ({
     /** Number of each rank's host. */
     hostOf: tensors.empty('i32', [size]),
-    /** By way: position of the host's ranks on it, -1 for others. */
+    /** Position of each rank on the host of a way, -1 for ranks of others. */
     localIndex: Array.from({ length: others }, () => tensors.empty('i32', [size])),
     /** Tokens per host, and scratch. */
     perHost: tensors.empty('i32', [others + 1]),

@@ -14,7 +14,7 @@ import { checkTensor } from '../../group/tensor-check.ts';
 import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 
-// As what a host's sum of a token's rows travels to the token's host.
+// What a host's sum of a token's rows travels to the token's host as.
 
 /** What rows may consist of. */
 type RowDType = keyof typeof elementFormats;
@@ -37,7 +37,7 @@ export function bytesOfSum(hidden: number, rows: RowDType, precision: CombinePre
   return hidden * dtypes[sumDType(rows, precision)].bytes;
 }
 
-/** Per token, in bytes or numbers. */
+/** What a token takes, in bytes or numbers. */
 export interface NetworkShape {
   readonly hosts: Hosts;
   /** Most tokens of any rank. */
@@ -55,7 +55,7 @@ export interface NetworkShape {
   readonly topkBytes: number;
   readonly weightBytes: number;
   readonly scaleBytes: number;
-  /** Of a row that combine brings back, and of the weights with it. */
+  /** Bytes of a row that combine brings back, and of the weights with it. */
   readonly sumBytes: number;
   readonly sumWeightBytes: number;
 }
@@ -114,7 +114,7 @@ export function chunkTokens(rowBytes: number, tokens: number): number {
 function ringOf({ maxTokensPerRank, sumTokens = maxTokensPerRank, sumBytes }: NetworkShape): SumRing {
   const most = chunkTokens(sumBytes, maxTokensPerRank);
   if (sumTokens >= maxTokensPerRank) return { chunk: most, chunks: Math.ceil(maxTokensPerRank / most), sumTokens };
-  // Of two chunks one can be summed while the other is under way.
+  // One of two chunks can be summed while the other is under way.
   const chunk = Math.min(most, Math.max(1, Math.floor(sumTokens / 2)));
   return { chunk, chunks: Math.floor(sumTokens / chunk), sumTokens };
 }

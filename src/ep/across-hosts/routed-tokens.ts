@@ -1,4 +1,4 @@
-// Which tokens of a dispatch cross to which host and where they belong there: what combine and cached dispatches need.
+// What combine and cached dispatches need: which tokens of a dispatch cross to which host, and where they belong there.
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import { TensorSet } from '../../device/device.ts';
 import type { Tensor } from '../../device/tensor.ts';
@@ -16,11 +16,11 @@ export interface HostTokens {
   readonly columns: number;
 }
 
-/** Of one dispatch, on one rank; its memory belongs to the handle. */
+/** What crosses in one dispatch on one rank; its memory belongs to the handle. */
 export interface RoutedTokens extends Disposable {
-  /** By way: what this rank sends. */
+  /** What this rank sends, one list for each way. */
   readonly sent: readonly HostTokens[];
-  /** By slot: what sources of other hosts send through this rank. Filled in when it arrives. */
+  /** What sources of other hosts send through this rank, one list for each slot. They are filled in when it arrives. */
   readonly served: readonly HostTokens[];
   /**
    * What combine adds, in this order: hosts ascending; of this host a column per rank or choice, of each other host one,
@@ -38,14 +38,14 @@ export interface RoutedTokens extends Disposable {
 export interface TokenChoices {
   /** i32 [T, K]: of this rank. */
   readonly own: Tensor<'i32'>;
-  /** By slot, i32 [T of the source, K], filled in when they arrive: of sources whose place on their host is that of this rank. */
+  /** The same by slot, i32 [T of the source, K], of sources whose place on their host is that of this rank; filled in when they arrive. */
   readonly served: readonly (Tensor<'i32'> | undefined)[];
 }
 
 /** Tokens and columns of the expert ids. */
 interface ChoicesShape {
   readonly own: number;
-  /** By slot; undefined where none come. */
+  /** Tokens of each slot; undefined where none come. */
   readonly served: readonly (number | undefined)[];
   readonly topk: number;
 }
@@ -96,7 +96,7 @@ interface RouteTables {
   readonly rankTable: Tensor<'i32'> | undefined;
   /** [rank * hosts + host]: tokens of every rank that go to every host. */
   readonly perHost: Int32Array;
-  /** Of a layer: the expert ids [T, K], and how many tokens every rank has. */
+  /** The expert ids [T, K] of a layer, and how many tokens every rank has. */
   readonly choices?: { readonly ids: Tensor<'i32' | 'i64'>; readonly numTokens: Int32Array };
 }
 
@@ -177,7 +177,7 @@ function fillColumnOf(
   for (let i = 0; i < count; i++) {
     const cell = list[i]! * sumColumns + column;
     table[cell] = i % places;
-    // Behind the ranks of the group.
+    // Sums of other hosts have numbers behind the ranks of the group.
     if (ranks) ranks[cell] = network.group.size + way;
   }
 }

@@ -85,7 +85,7 @@ export interface EpBufferSize extends MemorySize {
   readonly network: NetworkSize | PinnedNetworkSize | undefined;
 }
 
-/** Which memory the network side is in follows from the ranks' devices. */
+/** The ranks' devices decide which memory the network side is in. */
 export interface SizesByDevice {
   readonly cpu: EpBufferSize & { readonly network: NetworkSize | undefined };
   readonly cuda: EpBufferSize & { readonly network: PinnedNetworkSize | undefined };
@@ -204,7 +204,7 @@ export function bufferNetworkShape(config: BufferNetworkConfig, hosts: Hosts): N
   return withinRdmaBytes(shape, numRdmaBytes);
 }
 
-/** Of GPUs: everything that goes with a row travels behind it. Rows of bf16 are the longest. */
+/** On GPUs everything that goes with a row travels behind it. Rows of bf16 are the longest. */
 function pinnedBufferNetwork(
   { hidden, numExperts: experts }: BufferNetworkConfig & { readonly numExperts: number },
   shape: NetworkShape,

@@ -22,9 +22,9 @@ export interface DispatchArguments<X extends RowsLike = RowsLike> extends CallOp
   readonly topkIdx?: Tensor<'i32' | 'i64'>;
   /** f32 [T, K]; only with topkIdx. */
   readonly topkWeights?: Tensor<'f32'>;
-  /** From getDispatchLayout; saves counting again, or stands in for topkIdx when rows alone travel. */
+  /** What getDispatchLayout() returned; saves counting again, or stands in for topkIdx when rows alone travel. */
   readonly layout?: DispatchLayout;
-  /** Of an earlier dispatch: the same routing again, without exchanging counts; no choices or weights travel. */
+  /** The handle of an earlier dispatch: the same routing again, without exchanging counts; no choices or weights travel. */
   readonly handle?: DispatchHandle;
   /** numRecvTokensPerExpert is rounded up to it; 1 by default. */
   readonly expertAlignment?: number;
@@ -262,7 +262,7 @@ export function checkCombine(
   return { x, handle, weights, biases, out };
 }
 
-// Where the regions of an EpBuffer lie, as this process maps them.
+// Places of the regions of an EpBuffer, as this process maps them.
 
 export interface EpMemory {
   /** What peers read and write here: inputs must not lie in it, but for the rows of combine. */

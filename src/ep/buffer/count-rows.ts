@@ -1,11 +1,11 @@
-// Which rows a dispatch or a combine of this rank moved over which links, for metrics. Hot path: a few additions per rank.
+// Counts, for metrics, the rows that a dispatch or a combine of this rank moves over each link. Hot path: a few additions per rank.
 import { countRowBytes, countTokens, type EpOp, noteImbalance } from '../../core/counts.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import type { RoutedTokens } from '../across-hosts/routed-tokens.ts';
 import type { DispatchHandle } from './dispatch-handle.ts';
 import type { LayoutTensors } from './dispatch-layout.ts';
 
-/** Of one rank, one way. */
+/** Rows that one rank sends, by where they go. */
 interface SentRows {
   readonly own: number;
   readonly host: number;
@@ -28,11 +28,11 @@ function countSentRows(op: EpOp, { own, host, network }: SentRows, rowBytes: num
   return (own + host + network) * rowBytes;
 }
 
-/** Of EpBuffer. Returns the bytes of the rows that leave this rank, or come back to it. */
+/** Counts those of an EpBuffer. Returns the bytes of the rows that leave this rank, or come back to it. */
 export function countRows(op: EpOp, { group, handle, rowBytes }: CountedRows): number {
   countTokens(op, 'buffer', handle.numTokens);
   const { rankPrefixMatrix: sums, routed } = handle;
-  // After a dispatch on a GPU for which the host did not wait.
+  // There are no sums after a dispatch on a GPU for which the host did not wait.
   if (sums === undefined) return handle.numTokens * rowBytes;
   const { rank, size } = group;
   const before = (to: number): number => (rank === 0 ? 0 : sums[(rank - 1) * size + to]!);
@@ -49,9 +49,9 @@ interface CountedRows {
   readonly rowBytes: number;
 }
 
-// Which rows a dispatch and a combine of a layer move on CPU ranks, for metrics. Hot path: an addition per expert and rank.
+// Counts, for metrics, the rows that a dispatch and a combine of a layer move on CPU ranks. Hot path: an addition per expert and rank.
 
-/** Of one dispatch, within this rank's host. */
+/** Rows of one dispatch that stay within this rank's host. */
 export interface LayerRows {
   /** A row for each rank that holds a token. */
   readonly byRank: SentRows;
@@ -70,7 +70,7 @@ export function layerRows(group: RankGroup, { numTokensPerRank, numTokensPerExpe
   return { byRank: sentRows(group, (rank) => ranks[rank]!, 0), byExpert: sentRows(group, ofExperts, 0) };
 }
 
-/** To another host goes one row per token. */
+/** Only one row of a token goes to another host. */
 export function countLayerRows(op: EpOp, rows: SentRows, routed: RoutedTokens | undefined, rowBytes: number): void {
   let network = 0;
   if (routed !== undefined) for (const { count } of routed.sent) network += count;

@@ -23,7 +23,7 @@ export interface LayoutShape {
   readonly experts: number;
   /** An id besides -1 that means "no expert"; -1 for none. */
   readonly dropped: number;
-  /** Of the choices, for errors. */
+  /** Name of the choices, for errors. */
   readonly name: string;
 }
 
@@ -94,7 +94,7 @@ interface ChoicePlace {
   readonly range: string;
 }
 
-/** Of the choice at the flat index `cell` of tokens that have k each. */
+/** The place of the choice at the flat index `cell` of tokens that have k each. */
 export function choiceAt(
   { name, experts, dropped }: Pick<LayoutShape, 'name' | 'experts' | 'dropped'>,
   k: number,

@@ -27,9 +27,9 @@ export function callOptions(args: CallWait & OverlapOptions, defaultMs: number):
 }
 
 export interface EpEngine extends EpMemory {
-  /** Of a group on several hosts; for benchmarks. */
+  /** The way to the other hosts of a group on several, for benchmarks. */
   readonly hostNetwork?: HostNetwork | CudaHostNetwork | undefined;
-  /** Of engines whose calls a graph can repeat. `requireIdle` fails while the object cannot begin a call, which it is told. */
+  /** Engines whose calls a graph can repeat have it. `requireIdle` fails while the object cannot begin a call, which it is told. */
   guardLaunches?(requireIdle: (what: string) => void): void;
   /** Fails when an earlier call left the ranks in disagreement, or a peer is gone. */
   throwIfUnusable(): void;

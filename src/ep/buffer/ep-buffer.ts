@@ -87,7 +87,7 @@ export class EpBuffer implements AsyncDisposable {
     return this.#scope.device;
   }
 
-  /** As create() got it, with defaults filled in. */
+  /** What create() was given, with defaults filled in. */
   get config(): Readonly<Required<EpBufferConfig>> {
     return this.#scope.config;
   }

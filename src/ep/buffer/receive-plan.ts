@@ -1,4 +1,4 @@
-// From everyone's counts: where this rank's rows start at each destination, and how many it will receive.
+// Finds out from everyone's counts where this rank's rows start at each destination, and how many it will receive.
 import { alignUp } from '../../abi/layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CountExchange } from '../../group/exchange.ts';

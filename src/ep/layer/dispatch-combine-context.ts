@@ -37,7 +37,7 @@ interface ContextOptions extends WaitOptions {
   readonly rdmaBuffer?: Tensor<'u8'>;
 }
 
-/** Where the output of a layer lies, with room for so many rows. */
+/** The tensors of a layer's output, which have room for its capacity of rows. */
 export interface OutputBuffers {
   /** [capacity rows, H] of the configuration's token dtype, in the window; valid until the next reallocation. */
   readonly dispatchOutputBuf: Tensor<TokenDType>;
@@ -110,7 +110,7 @@ export class DispatchCombineContext extends TritonContext implements AsyncDispos
     return this.memory.windowBytes;
   }
 
-  /** Where received rows lie now; it changes when the window grows. */
+  /** The tensors that received rows lie in now; they change when the window grows. */
   get outputBuffers(): OutputBuffers {
     const rows = this.outputSize.capacityRows;
     return {
@@ -146,7 +146,7 @@ export class DispatchCombineContext extends TritonContext implements AsyncDispos
     return this.outputBuffers;
   }
 
-  /** After an attempt that every rank saw fail. */
+  /** Makes room for the old number of rows again, after an attempt that every rank saw fail. */
   async #goBack(rows: number, cause: unknown, wait: CallWait): Promise<void> {
     try {
       await this.memory.allocate(rows, wait);

@@ -20,7 +20,7 @@ type EPConfigOptions = Omit<
   readonly rank: number;
   readonly worldSize: number;
   readonly localWorldSize: number;
-  /** Of the tokens; 'bf16' by default. */
+  /** Dtype of the tokens; 'bf16' by default. */
   readonly tokenDtype?: TokenDType;
 };
 
@@ -131,11 +131,11 @@ export interface LayerOptions<D extends TokenDType = 'bf16'> extends WaitOptions
   readonly maxTopk: number;
   /** Experts of all ranks together, a multiple of the number of ranks; rank r holds a contiguous r-th part. */
   readonly numExperts: number;
-  /** Of the tokens: 'bf16' (the default), 'f16' or 'f32'. Sums are made in f32 and rounded once. */
+  /** Dtype of the tokens: 'bf16' (the default), 'f16' or 'f32'. Sums are made in f32 and rounded once. */
   readonly dtype?: D;
-  /** Of the routing weights; 'f32' by default. */
+  /** Dtype of the routing weights; 'f32' by default. */
   readonly weightDtype?: 'f32' | 'bf16';
-  /** Of rows and counts in layout descriptors; 'i32' by default. */
+  /** Dtype of rows and counts in layout descriptors; 'i32' by default. */
   readonly offsetDtype?: 'i32' | 'i64';
   /** Sum a token's rows on each rank first, so that combine moves one row per (token, rank); one more rounding to dtype. */
   readonly enableLocalCombine?: boolean;

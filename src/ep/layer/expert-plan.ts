@@ -1,4 +1,4 @@
-// From everyone's counts: where the rows of each (expert, source rank) stand in the outputs, grouped by expert.
+// Finds out from everyone's counts where the rows of each (expert, source rank) stand in the outputs, grouped by expert.
 import { type ErrorDetails, WeftlineError } from '../../core/errors.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { ExchangeResult } from '../../group/exchange.ts';
@@ -66,7 +66,7 @@ export function planExperts(exchange: ExchangeResult, rank: number, experts: num
 
 // What the ranks tell each other before a layer's dispatch, and where rows will begin, in Triton-distributed's terms.
 
-/** Who sends how much to which expert: the same on all ranks, in arrays of the host. */
+/** How much each rank sends to each expert: the same on all ranks, in arrays of the host. */
 export interface DispatchSplits {
   /** [world, experts + 1]: choices of each expert by each rank; the last column holds dropped ones. */
   readonly fullSplits: Int32Array;

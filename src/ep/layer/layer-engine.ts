@@ -58,7 +58,7 @@ export interface DispatchStages {
   readonly recvRows: readonly number[];
   /** Rows that each of this rank's experts receives. */
   readonly perExpert: readonly number[];
-  /** Who sends how much where. Not collective. */
+  /** How much each rank sends to each expert. Not collective. */
   splits(): Promise<DispatchSplits>;
   /** What this rank asks other nodes to take: see sendRequests(). Undefined on one host. */
   sendReqs(): Int32Array | undefined;
@@ -70,7 +70,7 @@ export interface DispatchStages {
 }
 
 export interface LayerEngine {
-  /** Of engines whose calls a graph can repeat. `requireIdle` fails while the layer cannot begin a call, which it is told. */
+  /** Engines whose calls a graph can repeat have it. `requireIdle` fails while the layer cannot begin a call, which it is told. */
   guardLaunches?(requireIdle: (what: string) => void): void;
   /** Fails when an earlier call left the ranks in disagreement, or a peer is gone. */
   throwIfUnusable(): void;
@@ -79,7 +79,7 @@ export interface LayerEngine {
   prepare(input: LayerInput, options: EpCallOptions): Promise<DispatchStages>;
   combine(input: CheckedLayerCombine, options: EpCallOptions): Promise<LayerCombineResult<TokenDType>>;
   barrier(options: CallWait & { readonly intraNodeOnly: boolean }): Promise<void>;
-  /** Only enqueues. Fails with WL_INVALID_ARGUMENT where the device has no streams. */
+  /** Enqueues a barrier and returns. Fails with WL_INVALID_ARGUMENT where the device has no streams. */
   barrierOnStream(stream: CudaStream, options: CallWait & { readonly intraNodeOnly: boolean }): void;
   /** Releases what the engine has besides the context's memory. */
   close(): Promise<void>;

@@ -6,7 +6,7 @@ import type { MemoryRange, Tensor } from '../../device/tensor.ts';
 import type { OutputRegion, OutputSize } from './output-size.ts';
 
 export interface LayerMemory {
-  /** Of the present output; fails with WL_CLOSED when there is none. */
+  /** Sizes of the present output; fails with WL_CLOSED when there is none. */
   readonly size: OutputSize;
   /** What peers read and write of the output here; inputs must not lie in it. */
   readonly mapped: MemoryRange;

@@ -195,13 +195,13 @@ interface HostLayoutParts {
   /** i32 [1, maxTokensPerRank, K] and [T, K]. */
   readonly rowTable: Tensor<'i32'>;
   readonly rankTable: Tensor<'i32'>;
-  /** Of the caller's choices. */
+  /** Dtype of the caller's choices. */
   readonly indexDtype: 'i32' | 'i64';
 }
 
-/** Of one node: tokens of the rank there whose place is that of this rank. */
+/** Tokens of the rank of one node whose place there is that of this rank. */
 interface NodeTokens {
-  /** Those with an expert on this host, and the rows of their choices here; absent for this rank's own. */
+  /** Tokens with an expert on this host, and the rows of their choices here; absent for this rank's own. */
   readonly list: HostTokens | undefined;
   /** i32 [T, K] */
   readonly choices: Tensor<'i32'>;

@@ -15,7 +15,7 @@ export function dispatchWord({ topkIdx, topkWeights, scales }: CheckedLowLatency
   return topkIdx.shape[1]! | flags | (formats.indexOf(scales ?? 'bf16') << FORMAT_SHIFT);
 }
 
-/** In place of it, of a rank that refuses the choices that it was given: no dispatch has 0 choices. */
+/** The word of a rank that refuses the choices that it was given: no dispatch has 0 choices. */
 export const REFUSED = 0;
 
 /** Whether that rank sends nothing in this dispatch, because it refuses the choices that it was given. */
@@ -29,7 +29,7 @@ export function readDispatchWord(word: number): { readonly scales: LowLatencySca
   return { scales: format === 'bf16' ? undefined : format, k: word & 0xff };
 }
 
-/** Of a combine with the handle of that dispatch, as kernels compare it: the bits that a record of a wait has room for. */
+/** The word of a combine with the handle of that dispatch, as kernels compare it: the bits that a record of a wait has room for. */
 export function combineWord(sequence: number): number {
   return sequence & (2 ** LOW_LATENCY_WAIT_SHIFT - 1);
 }
@@ -61,7 +61,7 @@ export function compareDispatch(here: number, there: number, rank: number): void
   if (here !== there) throw mismatch(describeDispatch(here), describeDispatch(there), rank);
 }
 
-/** Of a combine on CPU ranks: ranks are so near each other that half a word tells numbers apart. */
+/** The word of a combine on CPU ranks, which are so near each other that half a word tells numbers apart. */
 export function combineCall(number: number, dispatch: number): number {
   return (number << 16) | (dispatch & 0xffff);
 }

@@ -63,7 +63,7 @@ export class EpLowLatency implements AsyncDisposable {
   readonly #guard: CallGuard;
   /** Number of the last dispatch. */
   #sequence = 0;
-  /** By parity of the dispatch: hooks that were handed out and not called. */
+  /** Whether a hook was handed out and not called, by parity of the dispatch. */
   readonly #awaitsDispatch = [false, false];
   readonly #awaitsCombine = [false, false];
 
@@ -112,12 +112,12 @@ export class EpLowLatency implements AsyncDisposable {
     return this.#scope.device;
   }
 
-  /** As create() got it, with defaults filled in. */
+  /** What create() was given, with defaults filled in. */
   get config(): Readonly<Required<LowLatencyConfig>> {
     return this.#scope.config;
   }
 
-  /** Of an elastic object: who takes part in this rank's next dispatch. Fails with WL_UNSUPPORTED for others. */
+  /** The ranks of an elastic object that take part in this rank's next dispatch. Fails with WL_UNSUPPORTED for other objects. */
   get view(): LowLatencyView {
     return this.#membership().view(this.#sequence + 1);
   }
@@ -238,12 +238,12 @@ export class EpLowLatency implements AsyncDisposable {
     });
   }
 
-  /** Of an elastic object: these ranks take part until a dispatch that is the same for all ranks; see connectRanks(). */
+  /** Lets these ranks of an elastic object take part until a dispatch that is the same for all ranks; see connectRanks(). */
   disconnectRanks(ranks: readonly number[]): void {
     this.#requireActive().disconnect(this.#ranksOf(ranks), this.#sequence + 1);
   }
 
-  /** Of an elastic object: all ranks that are connected become active, as with connectRanks(). */
+  /** Makes all connected ranks of an elastic object active, as connectRanks() does. */
   commit(): void {
     this.#requireActive().commit(this.#sequence + 1);
   }
@@ -260,12 +260,12 @@ export class EpLowLatency implements AsyncDisposable {
     else membership.mask(rank);
   }
 
-  /** Of an elastic object, by rank: 1 if it takes part in this rank's next dispatch. */
+  /** By rank of an elastic object, 1 if it takes part in this rank's next dispatch. */
   queryActiveMask(): Int32Array {
     return Int32Array.from(this.view.active, Number);
   }
 
-  /** Of an elastic object: commit() under the name that goes with the other two. */
+  /** The same as commit(), under the name that goes with the other two. */
   cleanActiveMask(): void {
     this.commit();
   }

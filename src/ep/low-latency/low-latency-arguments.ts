@@ -31,9 +31,9 @@ export interface LowLatencyDispatchArguments extends WaitOptions {
   readonly topkWeights?: Tensor<'f32'>;
   /** What travels: 'fp8' (default), quantised on the way as quantizeRows() does, or 'bf16'. The same on all ranks. */
   readonly dtype?: 'fp8' | 'bf16';
-  /** Of fp8 rows: 'f32' (default), 'rounded' or 'ue8m0'. The same on all ranks. */
+  /** How scales of fp8 rows are written: 'f32' (default), 'rounded' or 'ue8m0'. The same on all ranks. */
   readonly scales?: LowLatencyScales;
-  /** Where received rows go in 'expert-major', as recvX of the result would be; memory of this object by default. */
+  /** Tensors for the received rows in 'expert-major', as recvX of the result would be; memory of this object by default. */
   readonly out?: LowLatencyRows;
   /** i32 [experts of this rank]: the rows that came for each expert, dropped ones too, are added to it. */
   readonly cumulativeLocalExpertRecvStats?: Tensor<'i32'>;
@@ -54,7 +54,7 @@ export interface CheckedLowLatencyDispatch {
   readonly x: Tensor<'bf16'>;
   readonly topkIdx: Tensor<'i32' | 'i64'>;
   readonly topkWeights: Tensor<'f32'> | undefined;
-  /** Of bf16 rows undefined. */
+  /** Undefined for bf16 rows. */
   readonly scales: LowLatencyScales | undefined;
   readonly out: LowLatencyRows | undefined;
   readonly expertStats: Tensor<'i32'> | undefined;
@@ -201,14 +201,14 @@ export function readsInPlace({ config }: LowLatencyScope): boolean {
   return config.layout === 'rank-major' || config.combineTravels === 'choices';
 }
 
-/** Of the received rows, and of those that combine takes. */
+/** Shape of the received rows, and of those that combine takes. */
 export function rowShape({ config, group }: LowLatencyScope): readonly [number, number, number] {
   return config.layout === 'rank-major'
     ? [group.size, config.maxTokensPerRank, config.hidden]
     : [config.numExperts / group.size, config.maxTokensPerExpert, config.hidden];
 }
 
-/** Of the scales of those rows. */
+/** Shape of the scales of those rows. */
 export function scaleShape(scope: LowLatencyScope, scales: LowLatencyScales): readonly [number, number, number] {
   const [blocks, rows, hidden] = rowShape(scope);
   return [blocks, scaleWords(hidden, scales), rows];
@@ -298,7 +298,7 @@ export interface LowLatencyWait {
 /** A combine whose rows peers can read. */
 export interface SentCombine {
   readonly input: CheckedLowLatencyCombine;
-  /** Of the combine, from 1; the same on all ranks. */
+  /** Number of the combine, from 1; the same on all ranks. */
   readonly number: number;
   readonly out: Tensor<'bf16'>;
 }
@@ -306,7 +306,7 @@ export interface SentCombine {
 export interface LowLatencyEngine {
   /** What peers read and write here: inputs must not lie in it, but for the rows of combine. */
   readonly mapped: MemoryRange;
-  /** Of an elastic object: who takes part. */
+  /** The ranks of an elastic object that take part. */
   readonly membership?: LowLatencyMembership | undefined;
   /** Fails when an earlier call left the ranks in disagreement, or a peer is gone. */
   throwIfUnusable(): void;
@@ -323,14 +323,14 @@ export interface LowLatencyEngine {
   ): Promise<LowLatencyDispatchResult>;
   /** Memory of this rank that peers read in a combine with that handle, once they read nothing of earlier ones there. */
   combineBuffer(handle: LowLatencyHandle, wait: LowLatencyWait): Promise<Tensor<'bf16'>>;
-  /** Where that is, without waiting. */
+  /** The address of that memory, without waiting. */
   combineBufferAddress(handle: LowLatencyHandle): number;
   /** sendCombine() and receiveCombine() in one. */
   combine(input: CheckedLowLatencyCombine, wait: LowLatencyWait): Promise<Tensor<'bf16'>>;
   sendCombine(input: CheckedLowLatencyCombine, wait: LowLatencyWait): Promise<SentCombine>;
   receiveCombine(sent: SentCombine, wait: LowLatencyWait): Promise<Tensor<'bf16'>>;
   barrier(wait: LowLatencyWait): Promise<void>;
-  /** Of engines whose calls a graph can repeat. `requireIdle` fails while the object cannot begin a call, which it is told. */
+  /** Engines whose calls a graph can repeat have it. `requireIdle` fails while the object cannot begin a call, which it is told. */
   guardLaunches?(requireIdle: (what: string) => void): void;
   close(): Promise<void> | void;
 }

@@ -33,7 +33,7 @@ export interface LowLatencyDispatchResult<D extends 'fp8' | 'bf16' = 'fp8' | 'bf
   readonly recvCount: Tensor<'i32'>;
   /** i32 [experts of this rank]: rows that found no place; absent in 'rank-major', where all do. */
   readonly dropped: Tensor<'i32'> | undefined;
-  /** With `elastic` alone: i32 [ranks], 1 where the source rank's rows are in the result, 0 where it is not active. */
+  /** Only with `elastic`: i32 [ranks], 1 where the source rank's rows are in the result, 0 where it is not active. */
   readonly activeMask?: Tensor<'i32'> | undefined;
   /** 'rank-major' alone: [ranks, M, K], in the dtype of topkIdx: local expert ids, -1 for those of other ranks and behind the rows. */
   readonly recvTopkIdx: Tensor<'i32' | 'i64'> | undefined;
@@ -52,15 +52,15 @@ export interface PendingDispatch<D extends 'fp8' | 'bf16' = 'fp8' | 'bf16'> {
 export interface LowLatencyCombineResult {
   /** bf16 [T, H]: `out`, or a tensor of the caller's from now on. */
   readonly combinedX: Tensor<'bf16'>;
-  /** With `elastic` alone, valid as long as the handle: i32 [ranks], 1 where the rank's sums are in the result. */
+  /** Only with `elastic`, valid as long as the handle: i32 [ranks], 1 where the rank's sums are in the result. */
   readonly activeMask?: Tensor<'i32'> | undefined;
-  /** With `elastic` alone, the same: i32 [T], choices of each token that were dropped because their rank is not active. */
+  /** Only with `elastic`, valid as long: i32 [T], choices of each token that were dropped because their rank is not active. */
   readonly droppedChoices?: Tensor<'i32'> | undefined;
 }
 
-/** Of a combine with returnRecvHook: peers can read this rank's rows, and nothing works on it until the hook is called. */
+/** A combine with returnRecvHook: peers can read this rank's rows, and nothing works on it until the hook is called. */
 export interface PendingCombine {
-  /** To be called once. Waits for the rows of all ranks; its own deadline begins now. */
+  /** Call it once. It waits for the rows of all ranks; its own deadline begins now. */
   readonly hook: (options?: WaitOptions) => Promise<LowLatencyCombineResult>;
 }
 
@@ -93,15 +93,15 @@ export class LowLatencyHandle {
   }
 }
 
-// Which ranks take part in an elastic EpLowLatency: what callers see of it, and what an engine offers for it.
+// What callers see of the ranks that take part in an elastic EpLowLatency, and what an engine offers for it.
 
-/** Who takes part. All ranks see the same, but for changes that are under way. */
+/** The ranks that take part. All ranks see the same, but for changes that are under way. */
 export interface LowLatencyView {
   /** Grows with every change; the same number is the same view. */
   readonly epoch: number;
-  /** By rank: takes part in the next dispatch. */
+  /** Whether each rank takes part in the next dispatch. */
   readonly active: readonly boolean[];
-  /** By rank: has mapped the window and waits to become active. */
+  /** Whether each rank has mapped the window and waits to become active. */
   readonly connected: readonly boolean[];
 }
 
@@ -114,7 +114,7 @@ export interface ConnectOptions extends WaitOptions {
 /** Dispatches from a decision until the ranks that it concerns join or leave: every rank hears of it before that. */
 export const LOW_LATENCY_NOTICE = 8;
 
-/** Of a combine: what it had to do without. Valid as long as the handle. */
+/** What a combine had to do without. Valid as long as the handle. */
 export interface LowLatencyShortfall {
   /** i32 [ranks]: 1 where the rank's sums are in the result. */
   readonly activeMask: Tensor<'i32'>;
@@ -131,7 +131,7 @@ export interface MembershipWait {
 /** Ranks here are those of the group; `next` is the number of this rank's next dispatch. */
 export interface LowLatencyMembership {
   view(next: number): LowLatencyView;
-  /** Of the last combine with that handle. */
+  /** What the last combine with that handle had to do without. */
   shortfall(handle: LowLatencyHandle): LowLatencyShortfall;
   /** From now on nobody waits for the rank, nor reads its rows. */
   mask(rank: number): void;
@@ -141,6 +141,6 @@ export interface LowLatencyMembership {
   disconnect(ranks: readonly number[], next: number): void;
   /** All ranks that are connected join after the notice. */
   commit(next: number): void;
-  /** Of a rank that is not active: offers itself and resolves to the number of its next dispatch once it is. */
+  /** Offers this rank, which is not active, and resolves to the number of its next dispatch once it is. */
   rejoin(wait: MembershipWait): Promise<number>;
 }

@@ -183,7 +183,7 @@ export function lowLatencySize(
 
 type RegionSlots = readonly [count: number, bytes: number];
 
-/** Where the rows of a dispatch come, and what comes with them. On GPUs rows by expert stand where their tokens do. */
+/** Regions for the rows of a dispatch, and for what comes with them. On GPUs rows by expert stand where their tokens do. */
 function arrivingRows(
   { hidden, maxTopk, maxTokensPerRank, numExperts, elastic }: Required<LowLatencyConfig>,
   numRanks: number,

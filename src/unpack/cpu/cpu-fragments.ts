@@ -29,7 +29,7 @@ export class CpuFragments implements FragmentEngine {
   readonly #ring: Storage;
   readonly #slots: readonly Uint32Array[];
   readonly #times: Float64Array;
-  /** By the first slot of a run. */
+  /** The failure of each run, by its first slot. */
   readonly #failures: (WeftlineError | undefined)[];
 
   constructor(device: CpuDevice, config: CheckedConfig, direction: Direction) {

@@ -50,7 +50,7 @@ export class LaunchedFragments implements FragmentEngine {
   readonly #small: MovePlan;
   readonly #large: MovePlan;
   readonly #host: HostMemory;
-  /** Where kernels read the blocks, if they are copied. */
+  /** Copies of the blocks, where kernels read them if they are copied. */
   readonly #copy: Tensor | undefined;
   readonly #slots: readonly Uint32Array[];
   readonly #marks: readonly Marks[];
@@ -92,7 +92,7 @@ export class LaunchedFragments implements FragmentEngine {
       end: device.createEvent({ timing: profiling }),
     }));
     this.#flags = new MissedFlags(device, config, (slot) => this.#slots[slot]!);
-    // Those who wait for what lies behind a launch learn that it was not moved; others have nothing to do with it.
+    // Whoever waits for what lies behind a launch learns that it was not moved; others have nothing to do with it.
     this.#stopJudging = device.context.judgeWaits((isDone, stream) => {
       if (isDone && stream !== undefined && this.#waitingStreams.has(stream)) this.#flags.throwIfExpired();
     });

@@ -1,4 +1,4 @@
-// Which slots of a ring were not moved because their ready flag did not come in time.
+// The slots of a ring that were not moved because their ready flag did not come in time.
 import { blockHeaderWord } from '../../abi/unpack.ts';
 import { wideAt } from '../../abi/layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
@@ -19,7 +19,7 @@ export class MissedFlags implements Disposable {
   readonly #traps: TrapBox;
   readonly #memory: HostMemory;
   readonly #missed: Int32Array;
-  /** By slot: which block of its launch it holds. */
+  /** Number, within its launch, of the block that each slot holds. */
   readonly #blocks: Int32Array;
   #record: ExpiredWait | undefined;
   #hasGivenUp = false;
@@ -33,17 +33,17 @@ export class MissedFlags implements Disposable {
     this.#blocks = new Int32Array(config.slots);
   }
 
-  /** For the arguments of kernels. */
+  /** Address for the arguments of kernels. */
   get trap(): number {
     return this.#traps.address;
   }
 
-  /** For the arguments of kernels. */
+  /** Address for the arguments of kernels. */
   get missed(): number {
     return this.#memory.deviceAddress;
   }
 
-  /** Before a run with ready flags is submitted. */
+  /** Call it before a run with ready flags is submitted. */
   begin({ firstSlot, blocks }: Readonly<FragmentRun>): void {
     for (let block = 0; block < blocks; block++) {
       const slot = (firstSlot + block) % this.#config.slots;
@@ -52,7 +52,7 @@ export class MissedFlags implements Disposable {
     }
   }
 
-  /** Of a run that has ended. */
+  /** The failure of a run that has ended. */
   failureOf(firstSlot: number, blocks: number): WeftlineError | undefined {
     const { slots, timeoutMs } = this.#config;
     for (let block = 0; block < blocks; block++) {
@@ -65,7 +65,7 @@ export class MissedFlags implements Disposable {
     return undefined;
   }
 
-  /** For those who wait for other work of the device; the launch fails all the same. */
+  /** Tells those who wait for other work of the device; the launch fails all the same. */
   throwIfExpired(): void {
     if (this.#hasGivenUp) return;
     const expired = this.#traps.takeExpired();

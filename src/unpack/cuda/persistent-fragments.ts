@@ -49,11 +49,11 @@ export class PersistentFragments implements FragmentEngine {
   readonly #controlMemory: HostMemory;
   /** One for each kernel in turn. INVARIANT: each kernel that has not left but the first of them has a post to do. */
   readonly #controls: readonly Int32Array[];
-  /** Of the kernel that takes posts. */
+  /** The control of the kernel that takes posts. */
   #control: Int32Array;
   #current = 0;
   readonly #packs: boolean;
-  /** By slot. */
+  /** What the block of each slot reads and writes. */
   readonly #spans: BlockSpans;
   /** Posts that are known to be done, with all before them. */
   #settled = 0;
@@ -61,12 +61,12 @@ export class PersistentFragments implements FragmentEngine {
   #looks = 0;
   readonly #stayMs: number;
   #startedAt = 0;
-  /** By slot: the last post that was done there. */
+  /** The last post that was done in each slot. */
   readonly #done: Int32Array;
   readonly #shared: Tensor;
   readonly #flags: MissedFlags;
   readonly #staying: StayingWork;
-  /** By ticket: its first slot, its blocks and its first post. */
+  /** First slot, blocks and first post of each ticket. */
   readonly #firstSlots: Int32Array;
   readonly #blocks: Int32Array;
   readonly #firstPosts: Int32Array;
@@ -105,7 +105,7 @@ export class PersistentFragments implements FragmentEngine {
     this.#spans = new BlockSpans(slots);
     this.#stayMs = Math.max(idleMs, MIN_STAY_MS);
     this.#shared = device.empty('u8', [persistentShared.size + 4 * slots]);
-    // In front of the kernels, which run on this stream.
+    // This comes in front of the kernels, which run on this stream.
     device.setBytes(this.#shared, 0, this.#stream);
     this.#flags = new MissedFlags(device, config, (slot) => this.#slots[slot]!);
     this.#staying = { leave: () => this.#leave(), giveUp: () => this.#flags.giveUp() };
@@ -313,7 +313,7 @@ export class PersistentFragments implements FragmentEngine {
     Atomics.store(old, controlAt.mustStop, 1);
   }
 
-  /** Behind the kernel that left, in the order of the stream. */
+  /** Starts a kernel behind the one that left, in the order of the stream. */
   #start(): void {
     const { slots } = this.#config;
     const set = this.#plan.arguments;

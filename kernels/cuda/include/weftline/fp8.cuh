@@ -11,7 +11,7 @@ constexpr f32 smallestAmax = 1e-4f;
 // The largest finite bf16: what an infinity counts as.
 constexpr u32 bf16MaxBits = 0x7f7f;
 
-// To nearest, ties to even, saturating at 448; NaN becomes 0x7f.
+// Rounds to nearest, ties to even, saturating at 448; NaN becomes 0x7f.
 __device__ __forceinline__ u32 toE4m3(f32 value) {
   if (value != value) return 0x7fu;
   const u32 sign = (__float_as_uint(value) >> 24) & 0x80u;

@@ -11,7 +11,7 @@ __device__ __forceinline__ void awaitPredecessor() {
 #endif
 }
 
-// By all threads, behind the last wait for a peer: blocks of the next kernel may take multiprocessors from now on. Earlier they
+// All threads call this, behind the last wait for a peer: blocks of the next kernel may take multiprocessors from now on. Earlier they
 // could take those that a peer's kernel on this GPU needs, for which this one waits.
 __device__ __forceinline__ void letSuccessorStart() {
 #if __CUDA_ARCH__ >= 900

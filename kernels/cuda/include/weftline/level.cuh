@@ -1,4 +1,4 @@
-// Who works together in a call of the device API: one thread, the 32 lanes of a warp, or all threads of a block.
+// The threads that work together in a call of the device API: one thread, the 32 lanes of a warp, or all threads of a block.
 //
 // All of them make the call together, with the same arguments. A call without a level does not compile. At warp level
 // puts wait, within their deadline, for lanes that come later; signal, flush and readSignal may also be called by some

@@ -17,7 +17,7 @@ using size_t = decltype(sizeof(0));
 // alone. Between code that takes lanes different ways and a signal by several lanes belongs a __syncwarp().
 enum class nixl_gpu_level_t : uint64_t { THREAD = 0, WARP = 1, BLOCK = 2 };
 
-// From DeviceHost.createGpuReq().
+// Made by DeviceHost.createGpuReq().
 using nixlGpuXferReqH = const weftline::DeviceRequest*;
 
 namespace weftline {

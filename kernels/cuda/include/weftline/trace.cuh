@@ -15,7 +15,7 @@ __constant__ weftline::KernelTraceTarget weftlineTrace;
 
 namespace weftline {
 
-// As pointHash() of the host.
+// The same as pointHash() of the host.
 __device__ constexpr u32 tracePointOf(const char* name) {
   u32 hash = 0x811c9dc5u;
   for (; *name != 0; ++name) hash = (hash ^ static_cast<u8>(*name)) * 0x01000193u;
@@ -40,7 +40,7 @@ __device__ __forceinline__ void writeTrace(u32 record, u32 point, u32 isEnd, u32
                "r"(peer), "r"(sequence));
 }
 
-// Of thread 0 of this block: the records it has taken and not written.
+// The records of thread 0 of this block that it has taken and not written.
 struct TraceCursor {
   u32 next;
   u32 end;
@@ -63,7 +63,7 @@ __device__ __forceinline__ void tracePhase(u32 point, u32 isEnd) {
   writeTrace(record, point, isEnd, traceNoPeer);
 }
 
-// From the begin of a block to its end.
+// A phase from the begin of a block to its end.
 struct TracedKernel {
   __device__ __forceinline__ TracedKernel() {
     if (threadIdx.x == 0) traceCursor() = {0, 0};
@@ -72,12 +72,12 @@ struct TracedKernel {
   __device__ __forceinline__ ~TracedKernel() { tracePhase(tracePointOf("kernel"), 1); }
 };
 
-// From the first look at what has not come to the end of the wait, by any thread.
+// A wait from the first look at what has not come to the end of the wait, by any thread.
 struct TracedWait {
   u32 record = 0;
   u32 whom = traceNoPeer;
 
-  // Of a wait that begins later, if it begins at all.
+  // A wait that begins later, if it begins at all.
   TracedWait() = default;
   __device__ __forceinline__ TracedWait(u32 peer, u32 rank) { begin(peer, rank); }
 

@@ -37,7 +37,7 @@ __device__ __forceinline__ f32 bf16ToFloat(u16 bits) {
   return __uint_as_float(static_cast<u32>(bits) << 16);
 }
 
-// To nearest, ties to even; every NaN becomes 0x7fc0, as on the CPU device.
+// Rounds to nearest, ties to even; every NaN becomes 0x7fc0, as on the CPU device.
 __device__ __forceinline__ u16 floatToBf16(f32 value) {
   const u32 bits = __float_as_uint(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fc0;

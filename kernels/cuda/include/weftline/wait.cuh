@@ -16,7 +16,7 @@ __device__ __forceinline__ u64 globalTimer() {
 
 // What all waits of one kernel share.
 struct WaitScope {
-  // In mapped host memory.
+  // A word in mapped host memory.
   TrapRecord* trap;
   // One of the trapKernel constants.
   u32 kernel;
@@ -26,7 +26,7 @@ struct WaitScope {
   u64* firstWait = nullptr;
 };
 
-// By all threads, once in a kernel, with a synchronisation of the block before the first wait, or of the warp of thread `first`
+// All threads call this, once in a kernel, with a synchronisation of the block before the first wait, or of the warp of thread `first`
 // which waits first. When the first wait of this block began that did not end at once; 0 before that.
 __device__ __forceinline__ u64* sharedWaits(u32 first = 0) {
   __shared__ u64 firstWait;
@@ -34,7 +34,7 @@ __device__ __forceinline__ u64* sharedWaits(u32 first = 0) {
   return &firstWait;
 }
 
-// From when on a wait that begins now counts. The timer is read only by waits that do not end at once.
+// The time from which a wait that begins now counts. The timer is read only by waits that do not end at once.
 __device__ __forceinline__ u64 waitStart(const WaitScope& scope) {
   const u64 now = globalTimer();
   if (scope.firstWait == nullptr) return now;
@@ -46,7 +46,7 @@ __device__ __forceinline__ u64 waitStart(const WaitScope& scope) {
   return now;
 }
 
-// Whom a wait is for, for the record; what `channel` counts is the kernel's own business.
+// The peer that a wait is for, for the record; what `channel` counts is the kernel's own business.
 struct WaitFor {
   u32 peer;
   u32 channel;

@@ -14,10 +14,10 @@ const manifestSchema = z.object({
   compiler: z.string(),
   variants: z.array(
     z.object({
-      /** As variantName() gives it. */
+      /** The name that variantName() gives. */
       name: z.string(),
       architecture: z.string(),
-      /** Of the sources and flags it was compiled from. */
+      /** Hash of the sources and flags it was compiled from. */
       sources: z.string(),
       cubin: z.string().regex(/^[\w.-]+$/),
       sha256: z.string(),

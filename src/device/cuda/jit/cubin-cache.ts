@@ -17,7 +17,7 @@ export interface KernelText {
   /** What the compiler's messages call it. */
   readonly name: string;
   readonly text: string;
-  /** By the name in #include. */
+  /** Texts of headers by their name in #include. */
   readonly headers: Readonly<Record<string, string>>;
 }
 
@@ -34,7 +34,7 @@ export function ourHeaders(): Readonly<Record<string, string>> {
   return (allHeaders ??= readHeaders());
 }
 
-/** As #include names them. */
+/** Names of headers as #include has them. */
 export function headerNames(): string[] {
   const names = readdirSync(`${kernelFolder()}/include`, { recursive: true, encoding: 'utf8' });
   return names.filter((name) => name.endsWith('.cuh')).toSorted();

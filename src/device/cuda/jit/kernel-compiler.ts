@@ -9,18 +9,18 @@ import { type ConstantValues, definesOf, type KernelFile, variantName } from '..
 const TRACED = '-DWEFTLINE_TRACE=1';
 
 export interface KernelCompilerOptions {
-  /** As parseArchitecture() gives it. */
+  /** The architecture that parseArchitecture() gives. */
   readonly architecture: string;
   readonly cacheFolder: string | undefined;
   /** Looked at first; empty for none. */
   readonly aotFolder?: string;
-  /** Only what the folder has. */
+  /** True: only kernels that the folder has may be used. */
   readonly useAot?: boolean;
   /** Kernels that are compiled here write records of their phases; those of the AOT folder do not. */
   readonly isTraced?: boolean;
   /** Called when something must be compiled and never before. */
   readonly openCompiler: () => Compiler;
-  /** Where kernels come from; the files of this package by default. */
+  /** How kernels are read; from the files of this package by default. */
   readonly readText?: (file: string) => KernelText;
 }
 
@@ -51,7 +51,7 @@ export class KernelCompiler {
     return cubin;
   }
 
-  /** Of a text that is not ours: from this process's or the disk's cache, or compiled. */
+  /** The cubin of a text that is not ours: from the disk's cache, or compiled. */
   cubinOf(text: KernelText, defines: readonly string[]): Promise<Uint8Array> {
     const flags = [...compileFlags(this.#options.architecture), ...defines];
     return this.#compile(text, this.#traced(flags), text.name);
@@ -130,7 +130,7 @@ export class KernelCompiler {
   }
 }
 
-/** Where the compiler saw the first error, as its log says: "scale.cu(3): error: identifier \"y\" is undefined". */
+/** The place where the compiler saw the first error, as its log says: "scale.cu(3): error: identifier \"y\" is undefined". */
 function firstMistake(log: string): { readonly line?: number; readonly mistake?: string } {
   const [, line, mistake] = /\((\d+)\): (?:catastrophic )?error: (.*)/.exec(log) ?? [];
   return line === undefined || mistake === undefined ? {} : { line: Number(line), mistake };

@@ -42,7 +42,7 @@ export function makeEpTables(
     perLocalExpert: tensors.empty('i32', [experts / ranks]),
     /** Rows of combine that are read out of other ranks' tensors, a block of tokens at a time; none on several hosts. */
     pulled: tensors.empty('u8', [readable * pulledTokens(config, ranks) * config.hidden * 2]),
-    /** Where combine then finds row 0 of each rank. */
+    /** Addresses where combine then finds row 0 of each rank. */
     pulledBases: tensors.empty('i32', [ranks]),
     /** Addresses of the rows of one sum, biases included. */
     sources: tensors.empty('i32', [ranks + MAX_BIASES]),
@@ -67,19 +67,19 @@ export interface CombineSums {
 interface BufferRowsParts {
   readonly window: SymmetricWindow;
   readonly tables: EpTables;
-  /** Of ranks that can read each other's tensors. */
+  /** Only where ranks can read each other's tensors. */
   readonly memory: PeerMemory | undefined;
 }
 
 export class BufferRows {
   readonly #scope: EpScope<CpuDevice>;
   readonly #tables: EpTables;
-  /** Where peers read what combine takes of this rank. */
+  /** Addresses where peers read what combine takes of this rank. */
   readonly #staged: { readonly rows: number; readonly weights: number };
-  /** By rank: where combine reads rows; this rank's own may be read where they lie. */
+  /** Addresses where combine reads the rows of each rank; this rank's own may be read where they lie. */
   readonly #sources: Int32Array;
 
-  /** Of ranks that can read each other's tensors. */
+  /** Only where ranks can read each other's tensors. */
   readonly #pulled: PulledRows | undefined;
 
   constructor(scope: EpScope<CpuDevice>, { window, tables, memory }: BufferRowsParts) {
@@ -91,7 +91,7 @@ export class BufferRows {
     this.#pulled = memory && new PulledRows(scope, memory, tables);
   }
 
-  /** To the ranks of this host. */
+  /** Sends rows of these tokens to the ranks of this host. */
   send({ data, scales }: DispatchPlanInput, { rowTable }: DispatchHandle, first: number, count: number): void {
     const { scatterRows } = this.#scope.device.kernels;
     const { bases } = this.#tables;
@@ -151,7 +151,7 @@ export class BufferRows {
     return isPulled ? x.address : 0;
   }
 
-  /** Behind the barrier: what all ranks of the host have staged. `places`: by rank, what their stage() returned. */
+  /** Sums, behind the barrier, what all ranks of the host have staged. `places`: what the stage() of each rank returned. */
   sum({ rows, weights }: CombineSums, input: CheckedCombine, places: readonly number[]): void {
     const isPulled = places.some((place, rank) => place !== 0 && rank !== this.#scope.group.rank);
     if (isPulled) this.#pulled!.sum(rows, input, places, this.#sources);
@@ -201,7 +201,7 @@ function ownRows({ rankPrefixMatrix }: DispatchHandle, rank: number, ranks: numb
 // The rows that a rank holds of this rank's tokens follow one another in its tensor, in token order, so a block of tokens is
 // one read per rank. What was read stays in the cache until it has been summed; a copy through the window does not.
 
-/** From so many bytes on a tensor is read where it lies; less is quicker copied than read by system calls. */
+/** A tensor of so many bytes is read where it lies; less is quicker copied than read by system calls. */
 const MIN_PULLED_BYTES: number = 1 << 19;
 
 class PulledRows {
@@ -242,7 +242,7 @@ class PulledRows {
         const [row, end] = rowsIn(table, { first, tokens, rank, ranks: n });
         const to = pulled.address + rank * most * rowBytes;
         if (end > row) this.#memory.read(rank, place + row * rowBytes, to, (end - row) * rowBytes);
-        // Where row 0 would be; the kernel's addresses wrap as this one does.
+        // This is where row 0 would be; the kernel's addresses wrap as it does.
         this.#bases[rank] = (to - row * rowBytes) | 0;
       }
       const at = first * rowBytes;

@@ -46,9 +46,9 @@ import type { CpuBufferNetwork } from './cpu-buffer-network.ts';
 interface CpuEngineParts {
   readonly window: SymmetricWindow;
   readonly tables: EpTables;
-  /** Of a group on several hosts. */
+  /** The way to the other hosts of a group on several. */
   readonly network: CpuBufferNetwork | undefined;
-  /** Of a group on one host whose ranks can read each other's tensors. */
+  /** Access to the tensors of peers, in a group on one host whose ranks can read them. */
   readonly memory: PeerMemory | undefined;
 }
 
@@ -62,7 +62,7 @@ class CpuEpEngine implements EpEngine {
   readonly #exchange: CountExchange;
   readonly #network: CpuBufferNetwork | undefined;
   readonly #rows: BufferRows;
-  /** Over the counts of `tables.layout`, made once. */
+  /** Views of the counts of `tables.layout`, made once. */
   readonly #counted: ExchangeCounts;
   /** Dispatches that counted tokens; alike on all ranks, because they are collective. */
   #dispatches = 0;
@@ -217,7 +217,7 @@ class CpuEpEngine implements EpEngine {
     this.tables[Symbol.dispose]();
   }
 
-  /** Behind it, every rank of the group has begun the call, and this host has the records of all. */
+  /** Returns when every rank of the group has begun the call, and this host has the records of all. */
   #begin(call: Call, options: CallWait, withCounts = false): Promise<void> | undefined {
     if (!withCounts) this.#exchange.beginCall();
     if (this.#network !== undefined) return this.#beginAcrossHosts(this.#network, call, { ...options, withCounts });
@@ -236,7 +236,7 @@ class CpuEpEngine implements EpEngine {
     });
   }
 
-  /** Behind it, all rows of the call have come, or been read. */
+  /** Returns when all rows of the call have come, or been read. */
   #close(call: Call, options: CallWait): Promise<void> | undefined {
     traceBegin('ep.closing');
     const closing = this.window.barrier.meet(callWord(call, 'closing'), options);

@@ -299,7 +299,7 @@ class CudaEpEngine implements EpEngine {
     this.#calls.record(this.#recording);
   }
 
-  /** Until the kernel has told the host how many rows arrive; fails when none will, or when its wait has expired. */
+  /** Waits until the kernel has told the host how many rows arrive; fails when none will, or when its wait has expired. */
   async #awaitPlan(sequence: number, { topkIdx }: DispatchPlanInput, options: EpCallOptions): Promise<void> {
     const { hostPlan } = this.#memory;
     this.#awaited = sequence;

@@ -42,18 +42,18 @@ export interface DispatchLaunch {
 
 export interface CudaLaunches {
   readonly layout: LaunchPlan<Names<typeof epLayoutArguments>>;
-  /** By the dtype of the rows. */
+  /** The launches for each dtype of the rows. */
   readonly dispatch: Readonly<Record<'bf16' | 'fp8e4m3', DispatchLaunch>>;
   readonly combine: LaunchPlan<Names<typeof epCombineArguments>>;
 }
 
 /** What the launches of a buffer use all its life. */
 export interface LaunchMemory {
-  /** Of the ranks' windows, by scale-up index. */
+  /** Addresses of the ranks' windows, by scale-up index. */
   readonly addresses: readonly number[];
   readonly hostPlan: CudaHostPlan;
   readonly traps: TrapBox;
-  /** Of EpLastEpoch. */
+  /** Address of EpLastEpoch. */
   readonly lastEpochAddress: number;
   /** i32 [1], zero: blocks of a kernel that are done; each kernel leaves it at zero. */
   readonly counter: Tensor<'i32'>;

@@ -56,14 +56,14 @@ interface PlaceTables {
   /** Owns the tables above, which are views. */
   readonly set: Disposable;
   readonly sentRows: LayerRows;
-  /** On several hosts, once it is known. */
+  /** What crosses to other hosts, once it is known. */
   routed?: RoutedTokens;
 }
 
 interface PlaceRowsOptions {
   readonly input: LayerInput;
   readonly plan: ExpertPlan;
-  /** Of the layer. */
+  /** The layer's context. */
   readonly context: { readonly config: EPConfig; readonly group: RankGroup };
 }
 
@@ -97,7 +97,7 @@ function placeRows(
   return { ...made, set, sentRows: layerRows(group, layout) };
 }
 
-/** Of a result with a bound on its rows: those behind the received ones stand for nothing. */
+/** Marks the rows of a bounded result that stand for nothing, behind the received ones. */
 function markTail(
   tables: {
     /** [rows] */
@@ -303,7 +303,7 @@ class CpuLayerEngine implements LayerEngine {
     return Promise.resolve();
   }
 
-  /** Behind it, every rank has come to this point of the call, and this host has the records of all. */
+  /** Returns when every rank has come to this point of the call, and this host has the records of all. */
   #meet(
     call: Call,
     phase: 'opening' | 'middle',
@@ -392,7 +392,7 @@ class CpuLayerEngine implements LayerEngine {
     if (input.fullScatterIndices) await this.#requireAllWritten(plan, options);
   }
 
-  /** To the ranks of this host, each row once per expert: a copy at the far side would read and write the same memory again. */
+  /** Sends each row to the ranks of this host, once per expert: a copy at the far side would read and write the same memory again. */
   // oxlint-disable-next-line max-params -- hot path: called per slice of tokens
   #sendRows({ x }: LayerInput, { rowTable, rankTable }: PlaceTables, first: number, count: number): void {
     const { maxTopk: topk, rowBytes } = this.#context.config;

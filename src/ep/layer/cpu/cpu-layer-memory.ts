@@ -26,14 +26,14 @@ interface Output {
 
 export class CpuLayerMemory implements LayerMemory {
   readonly kind = 'cpu';
-  /** Whose barrier orders the layer's calls; holds the exchange records. */
+  /** The window whose barrier orders the layer's calls; it holds the exchange records. */
   readonly control: SymmetricWindow;
   readonly exchange: CountExchange;
   readonly #group: RankGroup;
   readonly #device: CpuDevice;
   readonly #config: EPConfig;
   readonly #rdmaBuffer: Tensor<'u8'> | undefined;
-  /** Of a group on several hosts, once there is an output. */
+  /** The way to the other hosts of a group on several, once there is an output. */
   network: CpuLayerNetwork | undefined;
   #output: Output | undefined;
 
@@ -119,7 +119,7 @@ export class CpuLayerMemory implements LayerMemory {
     return window.addresses[index ?? window.index]! + size.regions[region].offset;
   }
 
-  /** For the kernels: the addresses of a region at all ranks. */
+  /** Table of the addresses of a region at all ranks, for kernels. */
   bases(region: OutputRegion): number {
     return this.#present().bases[region].address;
   }

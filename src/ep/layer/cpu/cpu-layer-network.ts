@@ -71,7 +71,7 @@ export class CpuLayerNetwork {
     this.#calls = new HostCalls(device, exchange, this.#bases.rowSums);
   }
 
-  /** Before the output's window goes: peers can write to it no more. */
+  /** Lets peers write to the output's window no more, before it goes. */
   releaseOutput(): Promise<void> {
     return this.exchange.network.releaseWindow(ROW_WINDOW);
   }

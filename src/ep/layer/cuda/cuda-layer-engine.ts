@@ -413,7 +413,7 @@ interface Dispatcher {
 
 /** What its kernels tell. */
 interface Told {
-  /** Of a dispatch without a bound, when the host has waited for it. */
+  /** The plan of a dispatch without a bound, for which the host has waited. */
   readonly hostPlan: CudaLayerPlan;
   /** LayerPlan, in device memory. */
   readonly plan: Tensor<'u8'>;
@@ -524,7 +524,7 @@ interface NewTables {
   readonly rankTable: Tensor<'i32'>;
   /** i32 [ranks] */
   readonly numInputTokens: Tensor<'i32'>;
-  /** Of a group on several hosts. */
+  /** Tables of what crosses to other hosts, in a group on several. */
   readonly crossing: CrossingTables | undefined;
   /** i32 [experts of this rank]; of a dispatch with a bound on its rows. */
   readonly recvCounts: Tensor<'i32'> | undefined;
@@ -540,7 +540,7 @@ interface Sending {
   readonly options: EpCallOptions;
 }
 
-/** Also of a combine with the descriptor of the tables. */
+/** Sets them for a dispatch, or for a combine with the descriptor of the tables. */
 function setCrossing(
   set: { set(name: 'wayTable' | 'route' | 'forwardRows' | 'forwardRanks', value: number): void },
   { wayTable, route, forwardRows, forwardRanks }: CrossingTables,
@@ -566,7 +566,7 @@ function setPrepare(set: ArgumentsOf<'prepare'>, { input, tables }: Sending): vo
   set.set('route', tables.crossing?.route.address ?? 0);
 }
 
-/** Of a dispatch whose caller chose the rows. */
+/** Sets what a dispatch whose caller chose the rows needs. */
 function setPlace(set: ArgumentsOf<'place'>, { input, tables }: Sending): void {
   const places = input.fullScatterIndices as Tensor<'i32' | 'i64'>;
   set.set('topk', input.topkIdx.address);

@@ -129,7 +129,7 @@ export async function loadLayerLaunches(
   const room = sharedBytesPerBlock - BARRIER_BYTES - (isOneHost ? STATIC_BYTES : STATIC_BYTES_ACROSS_HOSTS);
   const { rowBytes } = config;
   const binBytes = binsOf(group, config) * 4;
-  // As many tokens for a block as give every block some, and no more than its threads and its memory serve.
+  // A block takes as many tokens as give every block some, and no more than its threads and its memory serve.
   const fitting = Math.min(PREPARE_THREADS / 32, Math.floor(room / binBytes));
   const tileWords = Math.max(1, Math.min(fitting, Math.ceil(config.maxTokensPerRank / 32 / grid)));
   const perRank = Math.min(config.maxTopk, config.numExpertsPerRank);
@@ -181,7 +181,7 @@ export function bindLayerLaunches(
     readonly scratch: LayerScratch;
     readonly hostPlan: CudaLayerPlan;
     readonly traps: TrapBox;
-    /** Of EpLastEpoch. */
+    /** Address of EpLastEpoch. */
     readonly lastEpochAddress: number;
   },
 ): void {

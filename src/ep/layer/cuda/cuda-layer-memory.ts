@@ -98,7 +98,7 @@ export class CudaLayerMemory implements LayerMemory {
     for (let source = 0; source < ranks; source++) {
       const record = records.subarray(source * words, (source + 1) * words);
       numTokens[source] = record[layerRecordWords.numTokens]!;
-      // Behind the header and the counts per rank.
+      // Counts per expert stand behind the header and the counts per rank.
       const first = EXCHANGE_HEADER_WORDS + ranks;
       perExpert.set(record.subarray(first, first + experts), source * experts);
     }

@@ -43,7 +43,7 @@ import { CombineRows, DispatchRows, type LowLatencyTables } from './low-latency-
 
 interface RankWait {
   readonly word: Progress;
-  /** Of 'taken': whose memory. */
+  /** The result whose memory is taken; for 'taken' alone. */
   readonly result?: number;
   /** The call that all ranks must have reached. */
   readonly call: number;
@@ -53,7 +53,7 @@ interface RankWait {
   readonly name: string;
   /** Called for each rank in order, when it has reached the call and those before it were visited. */
   readonly visit?: ((rank: number) => void) | undefined;
-  /** In place of `visit`, for a rank that takes no part. */
+  /** Called in place of `visit` for a rank that takes no part. */
   readonly skip?: ((rank: number) => void) | undefined;
   /** Nanoseconds by rank are added to it: from the begin of the wait until the rank was seen to have come. */
   readonly stats?: BigInt64Array | undefined;
@@ -68,7 +68,7 @@ class RanksInOrder implements Steps {
   #wait: RankWait = { word: 'dispatched', call: 0, at: 0, name: 'nothing' };
   #next = 0;
   #began = 0;
-  /** By rank: its time was added to the statistics. */
+  /** 1 for each rank whose time was added to the statistics. */
   readonly #noted: Uint8Array;
 
   /** `members`: where ranks come and go. */
@@ -216,14 +216,14 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
   readonly #inOrder: RanksInOrder;
   readonly #runner: StepRunner;
   readonly #isRankMajor: boolean;
-  /** Of an elastic object. */
+  /** The parts of an elastic object. */
   readonly #elastic: ElasticParts | undefined;
   /** Dispatches that were received, also where a later one was before an earlier one. */
   readonly #received = new FinishedCalls();
   readonly #combines: CombineNumbers;
   /** Number of the last dispatch that was begun. */
   #dispatch = 0;
-  /** Of the choices of the dispatch that begins. */
+  /** Why this rank refuses the choices of the dispatch that begins. */
   #refusal: Refusal | undefined;
 
   constructor(scope: LowLatencyScope<CpuDevice>, { window, tables }: CpuLowLatencyParts) {
@@ -453,7 +453,7 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     return refusedThere(this.#tables.shape, { status, rank: this.#window.ranks[rank]!, k });
   }
 
-  /** In place of rows: the others' dispatch ends with this reason too, and all can begin the next one. */
+  /** Tells the others why no rows come: their dispatch ends with this reason too, and all can begin the next one. */
   #refuse({ error, status }: Refusal, sequence: number): never {
     for (let rank = 0; rank < this.#window.ranks.length; rank++) {
       this.#cells.write(rank, 'rows', sequence, status);
@@ -522,7 +522,7 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
   }
 }
 
-/** Of results that are alive at once. */
+/** Numbers of the results that are alive at once. */
 const combineResults = [...Array.from({ length: LOW_LATENCY_RESULTS }).keys()];
 
 interface ElasticParts {

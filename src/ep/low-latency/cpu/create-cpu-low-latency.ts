@@ -31,14 +31,14 @@ import { makeLowLatencyTables } from './low-latency-rows.ts';
 
 // A process that joins makes calls by itself first: the code of a call is then compiled before other ranks wait for it.
 
-/** Of each data type. With 40 the first calls afterwards still take longer; with 400 they take no less. */
+/** Rounds of each data type. With 40 the first calls afterwards still take longer; with 400 they take no less. */
 const ROUNDS = 200;
 /** Few and short rows run the same code, and take next to no time. */
 const [TOKENS, HIDDEN] = [4, 256];
 /** Nobody is waited for. */
 const TIMEOUT_MS = 60_000;
 
-/** Of the object that rehearses for one with that configuration. */
+/** Configuration of the object that rehearses for one with that configuration. */
 export function rehearsalConfig(given: LowLatencyConfig, ranks: number): LowLatencyConfig {
   const numExperts = given.numExperts / ranks;
   const { maxTokensPerExpert: _, ...config } = given;
@@ -97,7 +97,7 @@ const what = 'EpLowLatency';
 interface CpuLowLatencyOptions {
   readonly group: RankGroup;
   readonly device: CpuDevice;
-  /** As the caller gave it, and with defaults. */
+  /** The configuration as the caller gave it, and with defaults. */
   readonly given: LowLatencyConfig;
   readonly config: Required<LowLatencyConfig>;
 }
@@ -166,7 +166,7 @@ async function createTogether(
   }
 }
 
-/** Not collective: in the place of this rank's former process. Resolves once an active rank has connected it. */
+/** Takes the place of this rank's former process; not collective. Resolves once an active rank has connected it. */
 async function joinAgain(
   options: CpuLowLatencyOptions,
   board: AnnouncementBoard,
@@ -175,7 +175,7 @@ async function joinAgain(
   const { group, device, given, config } = options;
   const peers = await board.peers(config, wait);
   const size = lowLatencySize(given, group.size);
-  // Behind the checks, whose errors name what the caller gave.
+  // This comes behind the checks, whose errors name what the caller gave.
   await rehearseAlone(options);
   const tables = makeLowLatencyTables(device, config, group.size);
   let window: SymmetricWindow | undefined;

@@ -87,7 +87,7 @@ export function makeLowLatencyTables(device: CpuDevice, config: Required<LowLate
 /** What one dispatch receives into. */
 interface ReceiveTarget {
   readonly input: CheckedLowLatencyDispatch;
-  /** Of the rows that arrive here, among those of the window. */
+  /** Slot of the window for the rows that arrive here. */
   readonly slot: number;
   readonly tables: ResultTables;
   readonly rows: LowLatencyRows;
@@ -307,7 +307,7 @@ export class DispatchRows implements Disposable {
     if (config.combineTravels === 'rank-sums') return;
     const parity = sequence % this.#own.length;
     for (let rank = 0; rank < group.size; rank++) {
-      // Of all experts of this rank, in that rank's window, at the place of the first of them.
+      // The rows of all experts of this rank, in that rank's window at the place of the first of them.
       const theirs = this.#address('firstRows', parity, rank) + group.rank * experts * 4;
       this.#kernels.copyBytes(theirs, first.address + rank * experts * 4, experts * 4);
     }
@@ -372,7 +372,7 @@ export class DispatchRows implements Disposable {
     return this.#window.addresses[rank]! + offset + slot * stride;
   }
 
-  /** Where the rows of this rank begin at each rank; a row of the region has `width` bytes. */
+  /** Fills in where the rows of this rank begin at each rank; a row of the region has `width` bytes. */
   #fillBases(table: Tensor<'i32'>, region: LowLatencyRegion, slot: number, width: number): void {
     const view = table.view();
     const own = this.#window.index * this.#scope.config.maxTokensPerRank * width;
@@ -403,7 +403,7 @@ export class CombineRows {
     this.#rowBytes = scope.config.hidden * 2;
   }
 
-  /** Where peers read this rank's rows in a combine with the handle of that dispatch. */
+  /** Address where peers read this rank's rows in a combine with the handle of that dispatch. */
   bufferAddress(sequence: number): number {
     return this.#address(sequence, this.#window.index);
   }
@@ -486,7 +486,7 @@ export class CombineRows {
     const { choices, indexBytes, added, droppedChoices } = this.#resultOf(sequence);
     const { config, group } = this.#scope;
     const perRank = config.numExperts / group.size;
-    // Of i64 ids the lower halves, which are -1 for none too.
+    // The lower halves of i64 ids, which are -1 for none too.
     const ids = this.#scope.device.hostView('i32', choices.address, choices.bytes / 4);
     const step = indexBytes / 4;
     const counts = droppedChoices.view();

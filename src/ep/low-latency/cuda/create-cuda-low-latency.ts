@@ -42,7 +42,7 @@ const WHAT = 'EpLowLatency';
 interface CudaLowLatencyOptions {
   readonly group: RankGroup;
   readonly device: CudaDevice;
-  /** As the caller gave it, and with defaults. */
+  /** The configuration as the caller gave it, and with defaults. */
   readonly given: LowLatencyConfig;
   readonly config: Required<LowLatencyConfig>;
 }
@@ -188,7 +188,7 @@ export async function createCudaLowLatency(
 type ElasticWait = CallWait & { readonly deadline: Deadline };
 
 async function createElasticCuda(options: CudaLowLatencyOptions, wait: ElasticWait): Promise<CudaLowLatency> {
-  // Of one rank alone nobody keeps what a process that joins would need.
+  // Nobody keeps what a process that joins would need in place of one rank alone.
   if (options.group.size === 1) return createTogether(options, undefined, wait);
   return joinOrCreate(options.group, {
     create: (announcements) => createTogether(options, announcements, wait),
@@ -233,7 +233,7 @@ async function createTogether(
   }
 }
 
-/** Not collective: resolves once an active rank has connected this one. */
+/** Joins the others; not collective. Resolves once an active rank has connected this one. */
 async function joinAgain(
   options: CudaLowLatencyOptions,
   announcements: AnnouncementBoard,
@@ -249,7 +249,7 @@ async function joinAgain(
   try {
     const window = made.keep(await attachWindow(boardOf(options, host), peers, wait.deadline));
     const board = made.replace(window, new MemberBoard(device, host, window));
-    // Before anybody could wait for its new window: its former process may still count as active.
+    // This comes before anybody could wait for its new window: its former process may still count as active.
     board.members.mask(window.index);
     const windows = made.keep(new PeerWindows(device, board, size));
     await windows.offer(board.reached);

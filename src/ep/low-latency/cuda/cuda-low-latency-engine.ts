@@ -47,7 +47,7 @@ interface CudaLowLatencyParts {
   readonly tables: CudaLowLatencyTables;
   readonly window: OwnWindow;
   readonly calls: CudaCalls;
-  /** Of an elastic object. */
+  /** The calls of an elastic object. */
   readonly elastic?: ElasticCalls | undefined;
 }
 
@@ -346,7 +346,7 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
     return this.#tables.results[sequence % LOW_LATENCY_RESULTS] as CudaResultTables;
   }
 
-  /** From the start of a window. */
+  /** Offset of a slot from the start of a window. */
   #offset(region: LowLatencyRegion, slot: number): number {
     const { offset, stride } = this.#scope.size.regions[region];
     return offset + slot * stride;
@@ -355,7 +355,7 @@ export class CudaLowLatencyEngine implements LowLatencyEngine {
 
 interface Launch {
   readonly wait: LowLatencyWait;
-  /** Of lowLatencyPhases. */
+  /** Sum of lowLatencyPhases. */
   readonly phases: number;
 }
 

@@ -29,9 +29,9 @@ export class ElasticCalls {
   readonly #combines = new CombineNumbers(true);
   readonly #stopJudging: () => void;
   readonly #timer: NodeJS.Timeout;
-  /** Of the last dispatch that was begun. */
+  /** Number of the last dispatch that was begun. */
   #dispatch = 0;
-  /** Of the last launch. */
+  /** Number of the last launch. */
   #stamp = 0;
   /** Calls were enqueued since this rank was last told that it is out. */
   #hasCalls = false;
@@ -135,7 +135,7 @@ export class ElasticCalls {
     board[Symbol.dispose]();
   }
 
-  /** At each look of a wait for the device: what is waited for may be results of kernels that have left. */
+  /** Called at each look of a wait for the device: what is waited for may be results of kernels that have left. */
   #judge(): void {
     if (!this.#hasCalls) return;
     const inactive = this.#parts.board.members.inactive(this.#dispatch);

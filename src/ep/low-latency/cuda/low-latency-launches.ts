@@ -29,7 +29,7 @@ export type DispatchPlan = LaunchPlan<Names<typeof lowLatencyDispatchArguments>>
 export type CombinePlan = LaunchPlan<Names<typeof lowLatencyCombineArguments>>;
 
 export interface LowLatencyLaunches {
-  /** By what rows are sent as. */
+  /** A launch for each form in which rows are sent. */
   readonly dispatch: { readonly bf16: DispatchPlan; readonly fp8: DispatchPlan };
   readonly combine: CombinePlan;
   /** A block of the same kernel that waits until memory may be written. */
@@ -84,11 +84,11 @@ export function travelsOf({ layout, combineTravels }: Required<LowLatencyConfig>
 }
 
 interface BoundMemory {
-  /** By rank: where its window is; 0 for those that kernels find by themselves. */
+  /** Address of each rank's window; 0 for those that kernels find by themselves. */
   readonly windows: readonly number[];
   readonly traps: TrapBox;
   readonly tables: Pick<CudaLowLatencyTables, 'blocks' | 'decisions' | 'droppedRows' | 'elastic'>;
-  /** Of an elastic object: where the kernels find who takes part. */
+  /** Where the kernels of an elastic object find who takes part. */
   readonly board?: { readonly address: number; readonly stride: number; readonly table: number };
 }
 
@@ -148,7 +148,7 @@ class DroppedRows implements Disposable {
     });
   }
 
-  /** For the kernels. */
+  /** Address for the kernels. */
   get address(): number {
     return this.#memory.deviceAddress;
   }
@@ -184,7 +184,7 @@ export interface CudaResultTables {
   /** i32 and f32 [ranks, M, K]; empty unless this rank adds up. */
   readonly rowOf: Tensor<'i32'>;
   readonly rowWeights: Tensor<'f32'>;
-  /** Of elastic objects: i32 [ranks], whose rows are in the dispatch or the combine; i32 [M, K]; i32 [M]. */
+  /** Tables of elastic objects: i32 [ranks], whose rows are in the dispatch or the combine; i32 [M, K]; i32 [M]. */
   readonly received: Tensor<'i32'>;
   readonly added: Tensor<'i32'>;
   readonly keptChoices: Tensor<'i32'>;
@@ -201,7 +201,7 @@ export interface CudaLowLatencyTables extends Disposable {
   readonly droppedRows: DroppedRows;
 }
 
-/** Of a call: sending and receiving. */
+/** Halves of a call: sending and receiving. */
 const HALVES = 2;
 
 /** Fails with WL_MEMORY. */

@@ -24,7 +24,7 @@ import type { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 // What elastic ranks on GPUs share in memory of the host: who takes part, and how each maps the windows of the others. Kernels
 // read it too.
 
-/** Of cuMemHostRegister: for all contexts of the process, with an address that kernels use. */
+/** Flags of cuMemHostRegister: for all contexts of the process, with an address that kernels use. */
 const PORTABLE = 1;
 const DEVICE_MAPPED = 2;
 
@@ -36,13 +36,13 @@ export class MemberBoard implements Disposable {
   readonly window: SymmetricWindow;
   readonly cells: LowLatencyCells;
   readonly members: LowLatencyMembers;
-  /** Where kernels find the LowLatencyMember of rank 0, and bytes from there to that of the next rank. */
+  /** Address at which kernels find the LowLatencyMember of rank 0, and bytes from there to that of the next rank. */
   readonly address: number;
   readonly stride: number;
   readonly #device: CpuDevice;
   readonly #cuda: CudaDevice;
   readonly #words: Int32Array;
-  /** In the process. */
+  /** Address in the process. */
   readonly #hostAddress: number;
 
   /** Pins the window, which is the board's from then on if that succeeds. Fails with WL_CUDA. */
@@ -62,12 +62,12 @@ export class MemberBoard implements Disposable {
     this.members = new LowLatencyMembers(device, window, { regions, hasMarks: true }, this.cells);
   }
 
-  /** Which of its windows the rank has now; 0 for none. */
+  /** Number of the window that the rank has now; 0 for none. */
   life(rank: number): number {
     return Math.max(0, this.#lives(rank));
   }
 
-  /** Of the window of that life. */
+  /** Handle of the rank's present window. */
   handleOf(rank: number): string {
     return Buffer.from(this.#handle(rank)).toString('base64');
   }
@@ -170,7 +170,7 @@ export class PeerWindows implements Disposable {
     this.#unmeter = addMeter(() => ({ windowBytes: this.#bytes * (1 + this.#mapped.size) }));
   }
 
-  /** Where kernels find the table. */
+  /** Address at which kernels find the table. */
   get table(): number {
     return this.#table.deviceAddress;
   }
@@ -193,7 +193,7 @@ export class PeerWindows implements Disposable {
     for (let rank = 0; rank < members.size; rank++) {
       if (rank === window.index) continue;
       const isAlive = window.isAlive(rank);
-      // Before its window is taken out of the table, so that no kernel waits for one that does not come.
+      // It is masked before its window is taken out of the table, so that no kernel waits for one that does not come.
       if (!isAlive && members.isKnown(rank)) members.mask(rank);
       const life = isAlive ? this.#board.life(rank) : 0;
       const mapped = this.#mapped.get(rank);

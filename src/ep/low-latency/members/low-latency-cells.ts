@@ -29,10 +29,10 @@ export const lowLatencyCell = defineLayout(
     released: 'i32',
     combined: 'i32',
     taken: { of: 'i32', count: LOW_LATENCY_RESULTS },
-    /** By number of the dispatch modulo LOW_LATENCY_CALLS: rows of its slot here; 'expert-major': tokens, wherever they go. */
+    /** Rows of a dispatch's slot here, by its number modulo LOW_LATENCY_CALLS; 'expert-major': tokens, wherever they go. */
     rows: { of: 'i32', count: LOW_LATENCY_CALLS },
     dispatchCall: { of: 'i32', count: LOW_LATENCY_CALLS },
-    /** By result: the last combine whose rows lay there. */
+    /** The last combine whose rows lay in the memory of each result. */
     combineCall: { of: 'i32', count: LOW_LATENCY_RESULTS },
   },
   CACHE_LINE,
@@ -57,7 +57,7 @@ const OLD = 2 ** 20;
 /** How far behind the others a word is put that was older: what it says is of the past. */
 const PAST = 16;
 
-/** Where a window of ranks on CPUs has these regions. */
+/** Places of these regions in a window of ranks on CPUs. */
 export interface MemberRegions {
   readonly regions: Readonly<Record<'cells' | 'bell' | 'member', WindowRegion>>;
   /** Whether kernels of GPUs mask ranks too, by marks beside the words. */
@@ -68,7 +68,7 @@ export class LowLatencyCells {
   readonly bells: RankBells;
   readonly #words: Int32Array;
   readonly #me: number;
-  /** By rank: where its cell for this rank's words is in its window, and this window's cell for its words. */
+  /** For each rank, the cell for this rank's words in its window, and the cell for its words in this one. */
   readonly #theirs: Int32Array;
   readonly #mine: Int32Array;
 
@@ -157,21 +157,21 @@ export class LowLatencyCells {
   }
 }
 
-// Where what elastic ranks on GPUs share in memory of the host lies; pure, as sizes are asked for without a GPU.
+// Layout of what elastic ranks on GPUs share in memory of the host; pure, as sizes are asked for without a GPU.
 
-/** Of one rank, in its own part of what elastic ranks on GPUs share: how others map its window, and whose it has mapped. */
+/** What one rank keeps in its own part of what elastic ranks on GPUs share: how others map its window, and whose it has mapped. */
 export const lowLatencyMapping = defineLayout(
   'LowLatencyMapping',
   {
-    /** Of the window of `life`, which is stored behind it. */
+    /** Handle of the window of `life`, which is stored behind it. */
     handle: { of: 'u8', count: 64 },
-    /** By rank: the life of the window that this rank has mapped; 0 for none. */
+    /** The life of each rank's window that this rank has mapped; 0 for none. */
     mapped: { of: 'i32', count: EP_MAX_RANKS },
   },
   64,
 );
 
-/** Of one rank's part. */
+/** Regions of one rank's part. */
 export const memberBoardLayout = layOutRegions<'cells' | 'bell' | 'member' | 'mapping'>({
   cells: EP_MAX_RANKS * lowLatencyCell.size,
   bell: lowLatencyBell.size,
@@ -194,9 +194,9 @@ interface NumberedCombine {
 export class CombineNumbers {
   readonly #isElastic: boolean;
   #dispatch = 0;
-  /** Of the combine that was begun last. */
+  /** Number of the combine that was begun last. */
   #number = 0;
-  /** By parity of the dispatch: the last one whose rows lay in that memory. */
+  /** The last combine whose rows lay in the memory of each parity of dispatches. */
   #last = noCombines();
 
   /** A rank that has joined knows nothing of combines before its first dispatch: `isElastic` numbers do not go by those. */

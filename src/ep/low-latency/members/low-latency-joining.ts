@@ -100,7 +100,7 @@ export class LowLatencyJoining implements LowLatencyMembership {
   async rejoin({ deadline, signal }: MembershipWait): Promise<number> {
     const { members, cells, window, engine } = this.#parts;
     const peer = this.view(engine.dispatch()).active.indexOf(true);
-    // Before anybody waits for this rank.
+    // This comes before anybody waits for this rank.
     await engine.prepare(peer === -1 ? undefined : peer);
     // A process that died asleep has left its mark.
     Atomics.store(cells.bells.own.waiters, 0, 0);
@@ -119,7 +119,7 @@ export class LowLatencyJoining implements LowLatencyMembership {
     const source = {
       waitFacts: (): WaitFacts => ({ operation: 'joining an EpLowLatency: no active rank connects it' }),
     };
-    // As it was seen: another rank may mask this one at once.
+    // This is the word as it was seen: another rank may mask this one at once.
     let from: number | undefined;
     const ready = (): boolean => (from = members.activeFrom()) !== undefined;
     try {
@@ -196,7 +196,7 @@ export class LowLatencyJoining implements LowLatencyMembership {
   }
 }
 
-// Where the ranks of an elastic EpLowLatency tell, in the store, how a restarted process of one of them finds the window.
+// The ranks of an elastic EpLowLatency tell, in the store, how a restarted process of one of them finds the window.
 
 interface Announcement {
   readonly memory: SharedMemoryName;
@@ -268,7 +268,7 @@ export class AnnouncementBoard {
 interface WaysToBegin<T> {
   /** Collective. */
   create(board: AnnouncementBoard): Promise<T>;
-  /** Not collective: in the place of this rank's former process. */
+  /** Takes the place of this rank's former process; not collective. */
   join(board: AnnouncementBoard): Promise<T>;
 }
 

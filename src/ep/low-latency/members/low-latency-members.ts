@@ -1,4 +1,4 @@
-// Which ranks of an elastic EpLowLatency take part, told by one word per rank in the shared window. Mostly hot path.
+// The ranks of an elastic EpLowLatency that take part, told by one word per rank in the shared window. Mostly hot path.
 import { wordOffsets } from '../../../abi/layout.ts';
 import {
   LOW_LATENCY_RESULTS,
@@ -18,21 +18,21 @@ const STATE_BITS = LOW_LATENCY_STATE_BITS;
 const STATE_MASK = (1 << STATE_BITS) - 1;
 /** Numbers in words have 30 bits and are compared by signed difference: they must not become too old. */
 const REFRESH_MASK = (1 << 20) - 1;
-/** Which are old; then they are made half of that. Kernels may be that far behind the calls of their host. */
+/** Age at which they are old; then they are made half of that. Kernels may be that far behind the calls of their host. */
 const OLD = 1 << 19;
-/** Of a rank that was never seen active. */
+/** Age of a rank that was never seen active. */
 const NEVER = 1 << 30;
 
 export class LowLatencyMembers {
   readonly #words: Int32Array;
   readonly #window: SymmetricWindow;
   readonly #cells: LowLatencyCells;
-  /** By rank: where its word is. */
+  /** Place of each rank's word. */
   readonly #places: Int32Array;
   readonly #epoch: number;
   readonly #founder: number;
   readonly #me: number;
-  /** By rank: the last dispatch for which it was seen active. */
+  /** The last dispatch for which each rank was seen active. */
   readonly #seen: Int32Array;
   readonly #hasMarks: boolean;
 
@@ -83,7 +83,7 @@ export class LowLatencyMembers {
     return false;
   }
 
-  /** As isActive(), and nobody has disconnected it. */
+  /** Whether the rank is active and nobody has disconnected it. */
   isStaying(rank: number, dispatch: number): boolean {
     return (this.#load(rank) & STATE_MASK) === states.active && this.isActive(rank, dispatch);
   }
@@ -139,7 +139,7 @@ export class LowLatencyMembers {
     }
   }
 
-  /** Of this rank, which is not active: it has mapped the window. */
+  /** Says that this rank, which is not active, has mapped the window. */
   offer(): void {
     this.mask(this.#me);
     this.#change(this.#me, this.#load(this.#me), states.connected);

@@ -19,7 +19,7 @@ __device__ __forceinline__ u32 firstEpoch(u32 given, const void* lastEpoch) {
   return given != 0 ? given : numberAfter(__ldcg(&static_cast<const EpLastEpoch*>(lastEpoch)->number));
 }
 
-// By all threads, before anything that peers or later kernels see: true when an earlier kernel of the object left before its
+// All threads call this, before anything that peers or later kernels see: true when an earlier kernel of the object left before its
 // last barrier, and this one must leave too. Its words would stand where a late peer still reads those of the kernel that left,
 // and the peer would find another call, or records of a later one, instead of the reason.
 __device__ __forceinline__ bool hasLeftEarly(const void* lastEpoch) {
@@ -27,7 +27,7 @@ __device__ __forceinline__ bool hasLeftEarly(const void* lastEpoch) {
   return __syncthreads_or(__ldcg(&static_cast<const EpLastEpoch*>(lastEpoch)->failed) != 0);
 }
 
-// By any thread of a kernel that leaves before its last barrier.
+// Any thread of a kernel that leaves before its last barrier calls this.
 __device__ __forceinline__ void noteFailure(void* lastEpoch) { static_cast<EpLastEpoch*>(lastEpoch)->failed = 1; }
 
 struct RankBarrier {
@@ -46,14 +46,14 @@ __device__ __forceinline__ u64* arrivalCell(void* window, u32 epoch, u32 from) {
   return reinterpret_cast<u64*>(base);
 }
 
-// By one thread per rank (peer = its index), after a block synchronisation that ends what the barrier publishes.
+// One thread per rank (peer = its index) calls this, after a block synchronisation that ends what the barrier publishes.
 // ORDER: the release publishes all that this block wrote, and what others of this GPU wrote before they told this one.
 __device__ __forceinline__ void signalRank(const RankBarrier& barrier, u32 peer) {
   const u64 word = (static_cast<u64>(barrier.call) << 32) | barrier.epoch;
   storeReleaseSystem(arrivalCell(barrier.peers[peer], barrier.epoch, barrier.rank), word);
 }
 
-// By one thread per rank. 0, or the epStatus of why the caller must leave the kernel.
+// One thread per rank calls this. 0, or the epStatus of why the caller must leave the kernel.
 __device__ __forceinline__ u32 awaitRank(const RankBarrier& barrier, u32 peer, const WaitScope& scope) {
   const WaitFor whom = {barrier.names == nullptr ? peer : barrier.names[peer], barrier.call};
   // Epoch and call are one word, written at once and read at once.
@@ -66,7 +66,7 @@ __device__ __forceinline__ u32 awaitRank(const RankBarrier& barrier, u32 peer, c
   return epStatusOtherCall;
 }
 
-// By all threads of every block of a kernel: true when all ranks have arrived, else the caller must leave.
+// All threads of every block of a kernel call this: true when all ranks have arrived, else the caller must leave.
 __device__ __forceinline__ bool enterTogether(const RankBarrier& barrier, const WaitScope& scope) {
   // What this block's waits share is ready for all its threads.
   __syncthreads();
@@ -78,7 +78,7 @@ __device__ __forceinline__ bool enterTogether(const RankBarrier& barrier, const 
   return !__syncthreads_or(status != epStatusGood);
 }
 
-// By all threads of every block, as the last thing: the block that ends last tells the peers and waits for them.
+// All threads of every block call this, as the last thing: the block that ends last tells the peers and waits for them.
 // `counter` counts the blocks of this kernel; it is zero before and after. True for all threads of the last block once
 // all ranks have arrived; what they wrote is then read past the first-level cache. `lastEpoch`: EpLastEpoch; may be null.
 __device__ __forceinline__ bool leaveTogether(const RankBarrier& barrier, u32* counter, void* lastEpoch,

@@ -5,7 +5,7 @@
 
 namespace weftline {
 
-// Of two ranks the root of a reduce does all of it: the same bytes cross the link either way, and a link that carries only
+// The root of a reduce of two ranks does all of it: the same bytes cross the link either way, and a link that carries only
 // what one side reads carries more than one with reads and writes.
 __device__ __forceinline__ Span reducedPart(const CollectiveArguments& a) {
   if (a.shape == collectiveShapeReduceScatter) return {a.rank * a.bytes, a.bytes};

@@ -10,7 +10,7 @@ namespace weftline {
 struct Tensors {
   u8* inputs[collectiveMaxRanks];
   u8* outputs[collectiveMaxRanks];
-  // Of allToAllv: where this rank's part begins in the output of each.
+  // Start, for allToAllv, of this rank's part in the output of each.
   u64 places[collectiveMaxRanks];
   u64 mostBytes[collectiveMaxRanks];
 };
@@ -20,7 +20,7 @@ __device__ __forceinline__ u8* mappedAt(const CollectiveArguments& a, u32 id, u3
   return static_cast<u8* const*>(a.registrations)[id * collectiveMaxRanks + owner] + offset;
 }
 
-// By one thread per rank, after the opening step: whether this rank's tensors can be used by all as the call needs it.
+// One thread per rank calls this, after the opening step: whether this rank's tensors can be used by all as the call needs it.
 __device__ inline bool readTensors(const CollectiveArguments& a, Tensors& tensors, u32 rank, u32 step, bool& isInPlace) {
   u32 inputId = a.inputId;
   u32 outputId = a.outputId;

@@ -24,7 +24,7 @@ __device__ __forceinline__ CollectiveRecord* recordAt(const CollectiveArguments&
   return reinterpret_cast<CollectiveRecord*>(static_cast<u8*>(a.peers[owner]) + a.windowRecords) + cellOf(step, from);
 }
 
-// Of this block, in the window of `owner`.
+// Record of this block, in the window of `owner`.
 __device__ __forceinline__ u8* slotAt(const CollectiveArguments& a, u32 owner, u32 step, u32 from) {
   const u64 slot = static_cast<u64>(blockIdx.x * 2 + (step & 1)) * a.ranks + from;
   return static_cast<u8*>(a.peers[owner]) + a.windowSlots + slot * a.slotBytes;
@@ -52,7 +52,7 @@ __device__ __forceinline__ void writeRecord(const CollectiveArguments& a, u32 pe
   record->mostBytes = most;
 }
 
-// By one thread per peer.
+// One thread per peer calls this.
 __device__ inline bool awaitArrival(const CollectiveArguments& a, u32 peer, u32 step, const WaitScope& scope) {
   const u64* cell = arrivalAt(a, a.rank, step, peer);
   u64 seen = 0;
@@ -68,7 +68,7 @@ __device__ inline bool awaitArrival(const CollectiveArguments& a, u32 peer, u32 
   return false;
 }
 
-// By all threads. True when all ranks are in this step; false when the block must leave the kernel.
+// All threads call this. True when all ranks are in this step; false when the block must leave the kernel.
 __device__ inline bool meet(const CollectiveArguments& a, u32 step, u32 tells, const WaitScope& scope) {
   __syncthreads();
   bool isGood = true;
@@ -82,14 +82,14 @@ __device__ inline bool meet(const CollectiveArguments& a, u32 step, u32 tells, c
   return !__syncthreads_or(!isGood);
 }
 
-// By all threads, before tensors of peers are touched where they lie: a rank that arrived may have given up since, and its
+// All threads call this, before tensors of peers are touched where they lie: a rank that arrived may have given up since, and its
 // caller may use its tensors for something else.
 __device__ inline bool areStillHere(const CollectiveArguments& a, const WaitScope& scope) {
   const u32 peer = threadIdx.x;
   return !__syncthreads_or(peer < a.ranks && peer != a.rank && hasFailed(ranksOf(a), peer, scope));
 }
 
-// By thread 0, when the block leaves the kernel. After a failure its steps are never used again.
+// Thread 0 calls this, when the block leaves the kernel. After a failure its steps are never used again.
 __device__ __forceinline__ void keepSteps(CollectiveBlock& own, u32 step, bool isGood) {
   if (isGood) own.steps = step;
   else own.failed = 1;
@@ -118,7 +118,7 @@ __device__ __forceinline__ Span outgoing(const CollectiveArguments& a, u32 to) {
   }
 }
 
-// Where in its output that from another rank, or from itself, comes to lie; of shapes that do not reduce.
+// The place in its output for that of another rank, or of itself; of shapes that do not reduce.
 __device__ __forceinline__ Span incoming(const CollectiveArguments& a, u32 from) {
   switch (a.shape) {
     case collectiveShapeBroadcast:

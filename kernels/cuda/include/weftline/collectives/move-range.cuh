@@ -8,7 +8,7 @@
 
 namespace weftline {
 
-// Which units of a run a thread takes: the first one, and how far apart they are.
+// The units of a run that a thread takes: the first one, and how far apart they are.
 struct Share {
   u64 first;
   u64 step;
@@ -16,7 +16,7 @@ struct Share {
 
 __device__ __forceinline__ Share shareOfBlock() { return {threadIdx.x, blockDim.x}; }
 
-// Of `blocks` blocks that work together, the one with this index.
+// The block with this index of `blocks` that work together.
 __device__ __forceinline__ Share shareOfBlocks(u32 index, u32 blocks) {
   return {static_cast<u64>(index) * blockDim.x + threadIdx.x, static_cast<u64>(blocks) * blockDim.x};
 }

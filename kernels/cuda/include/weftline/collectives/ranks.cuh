@@ -7,7 +7,7 @@
 
 namespace weftline {
 
-// Who works together.
+// The ranks that work together.
 struct CollectiveRanks {
   void* const* peers;
   u32 ranks;
@@ -35,7 +35,7 @@ __device__ inline void tellCollectiveFailure(const CollectiveRanks& all, u32 kin
   }
 }
 
-// By one thread: the host and the peers hear of the first failure of this rank.
+// One thread calls this: the host and the peers hear of the first failure of this rank.
 __device__ inline void failCollective(const CollectiveRanks& all, const WaitScope& scope, u32 kind, u32 culprit, u32 detail,
                                       u64 expected, u64 seen) {
   const WaitFor whom = {culprit, failureChannel(kind, all.rank, detail)};
@@ -46,7 +46,7 @@ __device__ inline void failCollective(const CollectiveRanks& all, const WaitScop
   if (isFirst && !isAborted) tellCollectiveFailure(all, kind, culprit, detail, expected, seen);
 }
 
-// By one thread: true when rank `from`, or this one, cannot go on, which the host is told.
+// One thread calls this: true when rank `from`, or this one, cannot go on, which the host is told.
 __device__ inline bool hasFailed(const CollectiveRanks& all, u32 from, const WaitScope& scope) {
   const CollectiveFailure* failure = failureAt(all.peers[all.rank], from);
   const u32 kind = loadAcquireSystem(&failure->kind);
@@ -57,7 +57,7 @@ __device__ inline bool hasFailed(const CollectiveRanks& all, u32 from, const Wai
   return true;
 }
 
-// By one thread per peer: true once `isHere` is; false when the caller must leave the kernel. `word` is what this rank is
+// One thread per peer calls this: true once `isHere` is; false when the caller must leave the kernel. `word` is what this rank is
 // in, `detail` what of it waits.
 template <class IsHere>
 __device__ __forceinline__ bool awaitPeer(const CollectiveRanks& all, u32 peer, u64 word, u32 detail, const WaitScope& scope,

@@ -128,7 +128,7 @@ __device__ __forceinline__ void combineBatch(typename Of::Value (&sums)[batch][O
   }
 }
 
-// Of two sources: as much under way as registers hold, for they are packed until they are added.
+// With two sources, as much is under way as registers hold, for they are packed until they are added.
 template <class Of, u32 batch, class Run>
 __device__ __forceinline__ u64 reducePairs(const Run& run, u32 targets, u32 reduction, u64 index, u64 step, u64 count) {
   for (; index + (batch - 1) * step < count; index += batch * step) {
@@ -224,7 +224,7 @@ __device__ __forceinline__ void reduceRange(const Run& run, u32 sources, u32 tar
   else reduceAs<Of>(run, sources, targets, reduction, bytes, share);
 }
 
-// By number, as the host names the dtype.
+// The type for a number, as the host names the dtype.
 template <u32 format>
 struct ReducedOf;
 template <>

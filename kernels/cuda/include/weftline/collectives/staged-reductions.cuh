@@ -6,7 +6,7 @@
 
 namespace weftline {
 
-// Its own piece and those in its slots. By one thread; `run` is one that no thread reads any more.
+// Adds its own piece and those in its slots. One thread calls this; `run` is one that no thread reads any more.
 __device__ __forceinline__ void setSources(const CollectiveArguments& a, ReducedRun& run, const u8* own, u32 step) {
   for (u32 from = 0; from < a.ranks; ++from) run.sources[from] = from == a.rank ? own : slotAt(a, a.rank, step, from);
 }
@@ -25,7 +25,7 @@ __device__ __forceinline__ bool canKeep(const CollectiveArguments& a, u64 begin,
 #endif
 }
 
-// By all threads. The slots are those of any other way, so that the peer may choose another.
+// All threads call this. The slots are those of any other way, so that the peer may choose another.
 template <class Of>
 __device__ inline bool reduceKept(const CollectiveArguments& a, u64 begin, u64 length, u32 step, u32 tells, const WaitScope& scope) {
   const u32 peer = 1 - a.rank;
@@ -62,7 +62,7 @@ __device__ inline bool reduceKept(const CollectiveArguments& a, u64 begin, u64 l
       if (index >= vectors) continue;
       typename Of::Value sums[Of::perVector];
       typename Of::Value values[Of::perVector];
-      // Of two, either order gives the same bytes.
+      // Either order of two gives the same bytes.
       Of::unpack(sums, kept[first + part]);
       Of::unpack(values, others[part]);
       combineAll(sums, values, a.reduction);
@@ -72,7 +72,7 @@ __device__ inline bool reduceKept(const CollectiveArguments& a, u64 begin, u64 l
   return true;
 }
 
-// By all threads. `tells`: at the first step. False when the block must leave.
+// All threads call this. `tells`: at the first step. False when the block must leave.
 template <class Of>
 __device__ inline bool stageInOnePhase(const CollectiveArguments& a, ReducedRun (&runs)[2], u32& step, u32 tells,
                                        const WaitScope& scope) {

@@ -10,7 +10,7 @@ struct Pieces {
   u64 each;
   u64 steps;
 
-  // So many bytes at most from one rank to another. One step at least, so that the ranks meet.
+  // Most bytes from one rank to another. One step at least, so that the ranks meet.
   __device__ __forceinline__ Pieces(const CollectiveArguments& a, u64 most) {
     const u64 fair = ((most + gridDim.x - 1) / gridDim.x + 127) & ~static_cast<u64>(127);
     each = max(static_cast<u64>(128), min(static_cast<u64>(a.slotBytes), fair));
@@ -44,7 +44,7 @@ __device__ inline void takePieces(const CollectiveArguments& a, const Pieces& pi
   }
 }
 
-// By all threads: one step for each piece. `tells`: at the first step. False when the block must leave.
+// All threads call this: one step for each piece. `tells`: at the first step. False when the block must leave.
 __device__ inline bool stageCopies(const CollectiveArguments& a, u64 most, u32& step, u32 tells, const WaitScope& scope) {
   const Pieces pieces(a, most);
   for (u64 piece = 0; piece < pieces.steps; ++piece, tells = tellsNothing) {

@@ -97,7 +97,7 @@ __device__ __forceinline__ void moveRuns(u64 to, u64 from, u32 count) {
   const u32 end = warpInclusiveSum(count);
   const u32 total = __shfl_sync(all, end, lanesPerWarp - 1);
   const u32 start = end - count;
-  // Where unit 0 of all runs would be if the lane's own run went back that far.
+  // The place where unit 0 of all runs would be if the lane's own run went back that far.
   to -= static_cast<u64>(start) * sizeof(Unit);
   from -= static_cast<u64>(start) * sizeof(Unit);
   const u32 lanesBefore = (1u << lane) - 1;

@@ -13,7 +13,7 @@ struct Command {
   u32 request;
   u32 remote;
   u64 target;
-  // Of a put: the offset of its source and its size. Of others: both halves of their number.
+  // The offset of the source of a put and its size; of others both halves of their number.
   u64 source;
   u64 bytes;
   // The host leaves it where it is until a command behind it is not deferred.
@@ -67,7 +67,7 @@ __device__ __forceinline__ void writeCommand(DeviceQueue* queue, u32 number, con
   asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(slot), "l"(first), "l"(second) : "memory");
 }
 
-// By one thread: one or two commands, the second right behind the first. False, without a command, when the ring stays
+// One thread calls this: one or two commands, the second right behind the first. False, without a command, when the ring stays
 // full until the deadline.
 // ORDER: with a release, what this thread has seen or written is visible to the host, and to what it starts, before the
 // commands are.

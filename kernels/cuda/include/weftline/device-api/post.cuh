@@ -48,7 +48,7 @@ __device__ __forceinline__ bool postSignal(RequestHandle handle, u64 targetOffse
 
 enum class PostStatus { Done, UnderWay, Failed };
 
-// Of everything posted to the request's peer on the route's channel; by one thread. Without waiting, but for room in the queue if
+// Progress of everything posted to the request's peer on the route's channel; one thread asks. It does not wait, but for room in the queue if
 // something was deferred. A mapped peer is only known to be done behind a fence, which this makes.
 __device__ __forceinline__ PostStatus postStatusOn(const Opened& request, const Route& route) {
   if (directOf(request, route) != nullptr) {

@@ -12,7 +12,7 @@ __device__ __forceinline__ DeviceQueue* queueOf(const Opened& request, const Rou
   return static_cast<DeviceQueue*>(waits->queues) + route.channel % waits->queueCount;
 }
 
-// By the leader, after the group has synchronised.
+// The leader calls this, after the group has synchronised.
 template <u32 count>
 __device__ __forceinline__ bool pushFor(const Opened& request, const Route& route, const Command (&commands)[count]) {
   return pushCommands(queueOf(request, route), commands, route.order == Order::Release, scopeOf(waitsOf(request)),

@@ -6,10 +6,10 @@
 
 namespace weftline {
 
-// From DeviceHost.createGpuReq(): writes from one range here to the ranges of one peer.
+// Made by DeviceHost.createGpuReq(): writes from one range here to the ranges of one peer.
 using Request = const DeviceRequest*;
 
-// From DeviceHost.waits: what a wait needs to end.
+// Made by DeviceHost.waits: what a wait needs to end.
 using Waits = const DeviceHostState*;
 
 // What a signal, or a command for the host, waits for before it goes. Release: a thread that sees it sees what its group wrote
@@ -17,7 +17,7 @@ using Waits = const DeviceHostState*;
 // already (written by an earlier kernel, say), or travel through the same queue.
 enum class Order : u32 { Release, Relaxed };
 
-// Which range of the request's peer, and which channel. Within a channel a signal comes after the puts before it;
+// A range of the request's peer, and a channel. Within a channel a signal comes after the puts before it;
 // between channels there is no order. `isDeferred`: what goes through a queue stays there until something that is not
 // deferred follows on the same queue, or a flush; what the group writes itself goes at once.
 struct Route {
@@ -59,7 +59,7 @@ __device__ __forceinline__ const DeviceRemote* remoteOf(const Opened& request, u
   return static_cast<const DeviceRemote*>(request.handle->remotes) + remote;
 }
 
-// Where the range is mapped; null if only the host reaches it.
+// Address at which the range is mapped; null if only the host reaches it.
 __device__ __forceinline__ u8* directOf(const Opened& request, const Route& route) {
   return route.remote == 0 ? request.direct : static_cast<u8*>(remoteOf(request, route.remote)->direct);
 }

@@ -9,7 +9,7 @@
 
 namespace weftline {
 
-// Of a word: the lanes that have come, whether the call has failed for all of them, and whose word it is.
+// Parts of a word: the lanes that have come, whether the call has failed for all of them, and whose word it is.
 constexpr u64 arrivalFailed = 1ull << 32;
 constexpr u32 arrivalOwnerShift = 33;
 
@@ -28,7 +28,7 @@ __device__ __forceinline__ u64 arrivalOwner() {
   return ((((grid + 1) * mixer) ^ (block + 1)) * mixer) >> arrivalOwnerShift;
 }
 
-// By lanes that do not all come at once: returns when all have. The lanes that have come when the deadline passes, or the
+// Lanes that do not all come at once call this: returns when all have. The lanes that have come when the deadline passes, or the
 // host gives up; all of those leave with the same answer, as do lanes that come later.
 __device__ __forceinline__ u32 awaitLanes(const WaitScope& scope) {
   u64* word = arrivalWord();

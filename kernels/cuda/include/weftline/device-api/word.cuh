@@ -7,7 +7,7 @@
 
 namespace weftline {
 
-// Of the cell at `target` (a multiple of 16) in the peer's range: the value, and behind it the epoch, a number that is
+// Contents of the cell at `target` (a multiple of 16) in the peer's range: the value, and behind it the epoch, a number that is
 // greater each time. Once for the whole group. A cell has one writer and begins as zeros; it is written again when the
 // peer has taken the word, as it says by a word or signal of its own. False as put().
 template <Level level = Level::Unnamed>

@@ -15,7 +15,7 @@ __device__ __forceinline__ bool isDropped(const LayerPrepareArguments& a, i64 ex
   return expert == -1 || expert == static_cast<i64>(a.experts);
 }
 
-// Where a token goes, as bits of ranks of the group.
+// The ranks of the group that a token goes to, as bits.
 struct TokenRanks {
   // It goes there, and it goes there more than once.
   u32 once;

@@ -1,4 +1,4 @@
-// Where the choices of a token go in a layer's dispatch, and what goes with its rows: lists by which the ranks that hold several
+// Places of the choices of a token in a layer's dispatch, and what goes with its rows: lists by which the ranks that hold several
 // of them know which belong together.
 #pragma once
 #include "weftline/abi.cuh"
@@ -15,7 +15,7 @@ struct ChoicePlace {
   i32 repeat;
 };
 
-// Of a rank of this host, by index.
+// Memory of a rank of this host, by index.
 __device__ __forceinline__ u8* outputAt(const LayerDispatchArguments& a, u32 index, u64 offset) {
   return static_cast<u8*>(a.outputs[index]) + offset;
 }
@@ -68,7 +68,7 @@ __device__ __forceinline__ i32 repeatNumber(const LayerDispatchArguments& a, u32
   return repeat + static_cast<i32>(static_cast<const u32*>(a.firstRows)[rank] + countsBefore<hosts>(a, token)[rank]);
 }
 
-// On this host.
+// Places on this host.
 template <bool hosts>
 __device__ __forceinline__ ChoicePlace placeAt(const LayerDispatchArguments& a, u32 token) {
   ChoicePlace place = {-1, -1, -1};

@@ -10,7 +10,7 @@
 
 namespace weftline {
 
-// In shared memory of the one block that exchanges. `most`: ranks of the group.
+// Shared memory of the one block that exchanges. `most`: ranks of the group.
 template <u32 most>
 struct ExchangeState {
   // Number of the dispatch.
@@ -68,7 +68,7 @@ __device__ __forceinline__ void publishRecord(const EpDispatchArguments& a, cons
   }
 }
 
-// By one thread, when something is known to be wrong: the first thing in a fixed order.
+// One thread calls this, when something is known to be wrong: the first thing in a fixed order.
 template <u32 most>
 __device__ __forceinline__ void findFault(const EpDispatchArguments& a, ExchangeState<most>& state) {
   for (u32 source = 0; source < a.groupRanks; ++source) {
@@ -101,7 +101,7 @@ __device__ __forceinline__ void findFault(const EpDispatchArguments& a, Exchange
   }
 }
 
-// By all threads, behind the barrier: reads all records, adds up, and judges.
+// All threads call this, behind the barrier: reads all records, adds up, and judges.
 template <u32 most>
 __device__ __forceinline__ void readRecords(const EpDispatchArguments& a, ExchangeState<most>& state) {
   const ExchangeRecords records = recordsOf(a, sequenceOf(a, state));
@@ -139,7 +139,7 @@ __device__ __forceinline__ u32 rowsHere(const EpDispatchArguments& a, const Exch
   return state.status == epStatusGood ? state.matrix[(a.groupRanks - 1) * a.groupRanks + a.groupRank] : 0;
 }
 
-// By all threads: the plan for the blocks of this dispatch and for later kernels. The caller publishes it.
+// All threads call this: the plan for the blocks of this dispatch and for later kernels. The caller publishes it.
 template <u32 most>
 __device__ __forceinline__ void writePlan(const EpDispatchArguments& a, const ExchangeState<most>& state) {
   EpPlan* plan = static_cast<EpPlan*>(a.plan);
@@ -152,7 +152,7 @@ __device__ __forceinline__ void writePlan(const EpDispatchArguments& a, const Ex
   }
 }
 
-// By all threads: what the host waits for, in its memory; the sequence number last.
+// All threads call this: what the host waits for, in its memory; the sequence number last.
 template <u32 most>
 __device__ __forceinline__ void tellHost(const EpDispatchArguments& a, const ExchangeState<most>& state) {
   EpHostPlan* host = static_cast<EpHostPlan*>(a.hostPlan);

@@ -77,7 +77,7 @@ __device__ bool addCounts(EpScratch* scratch, const EpDispatchArguments& a, Disp
   return shared.last != 0;
 }
 
-// By the last block: where each block's rows begin at each destination. Leaves this rank's totals in shared.counts.
+// The last block calls this: where each block's rows begin at each destination. Leaves this rank's totals in shared.counts.
 template <bool hosts>
 __device__ void numberBlocks(EpScratch* scratch, const EpDispatchArguments& a, DispatchShared<hosts>& shared) {
   const u32 warps = blockDim.x / lanesPerWarp;
@@ -116,7 +116,7 @@ __device__ void numberOwn(EpScratch* scratch, const EpDispatchArguments& a, Disp
                       static_cast<i32*>(a.rowTable));
 }
 
-// By the last block, whose record is in its network window: sends it to the forwarders. Keeps how many tokens go each way.
+// The last block calls this, whose record is in its network window: sends it to the forwarders. Keeps how many tokens go each way.
 __device__ __forceinline__ void sendCounts(const EpDispatchArguments& a, DispatchShared<true>& shared,
                                            const WaitScope& scope) {
   const EpNetwork& network = networkOf(a);
@@ -127,7 +127,7 @@ __device__ __forceinline__ void sendCounts(const EpDispatchArguments& a, Dispatc
   if (!isSent && threadIdx.x == 0) shared.exchange.status = epStatusTimeout;
 }
 
-// By a block that is not the last: its part of the row table stands, which other blocks read to pack what goes to other hosts.
+// A block that is not the last calls this: its part of the row table stands, which other blocks read to pack what goes to other hosts.
 __device__ __forceinline__ void tellNumbered(EpScratch* scratch) {
   __syncthreads();
   if (threadIdx.x != 0) return;
@@ -136,7 +136,7 @@ __device__ __forceinline__ void tellNumbered(EpScratch* scratch) {
   addReleaseGpu(&scratch->tickets, 1);
 }
 
-// By the last block, which has taken the tickets back to zero: waits for those of all others.
+// The last block, which has taken the tickets back to zero, calls this: waits for those of all others.
 __device__ __forceinline__ void awaitNumbered(EpScratch* scratch, const EpDispatchArguments& a, DispatchShared<true>& shared,
                                               WaitScope scope) {
   scope.timeoutNs += graceNs;
@@ -147,7 +147,7 @@ __device__ __forceinline__ void awaitNumbered(EpScratch* scratch, const EpDispat
   __syncthreads();
 }
 
-// By the last block, behind readRecords(): how many tokens of each source come through this rank.
+// The last block calls this, behind readRecords(): how many tokens of each source come through this rank.
 __device__ __forceinline__ void planServed(const EpDispatchArguments& a) {
   const EpNetwork& network = networkOf(a);
   if (threadIdx.x >= network.served) return;
@@ -156,7 +156,7 @@ __device__ __forceinline__ void planServed(const EpDispatchArguments& a) {
       recordsOf(a, a.sequence).received(a.rank, network.servedRank[threadIdx.x], word);
 }
 
-// By the last block.
+// The last block calls this.
 template <bool hosts>
 __device__ void exchangeCounts(EpScratch* scratch, const EpDispatchArguments& a, DispatchShared<hosts>& shared,
                                const typename Destinations<hosts>::Mask* masks, const WaitScope& scope) {
@@ -209,7 +209,7 @@ __device__ void exchangeCounts(EpScratch* scratch, const EpDispatchArguments& a,
   tellHost(a, shared.exchange);
 }
 
-// By the other blocks; false when they must leave.
+// The other blocks call this; false when they must leave.
 __device__ __forceinline__ bool awaitNumber(const u32* word, u32 sequence, const EpDispatchArguments& a, WaitScope scope) {
   bool reached = true;
   scope.timeoutNs += graceNs;
@@ -217,7 +217,7 @@ __device__ __forceinline__ bool awaitNumber(const u32* word, u32 sequence, const
   return __syncthreads_and(reached);
 }
 
-// Where every token goes. `memory` is what rows are staged in later. Returns an epStatus.
+// Finds out where every token goes. `memory` is what rows are staged in later. Returns an epStatus.
 template <u32 columns, bool hosts>
 __device__ u32 prepareDispatch(const EpDispatchArguments& a, DispatchShared<hosts>& shared, u8* memory,
                                const WaitScope& scope) {

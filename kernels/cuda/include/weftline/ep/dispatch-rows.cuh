@@ -12,7 +12,7 @@
 
 namespace weftline {
 
-// Of a rank of this host, by index.
+// Memory of a rank of this host, by index.
 __device__ __forceinline__ u8* windowAt(const EpDispatchArguments& a, u32 index, u64 offset) {
   return static_cast<u8*>(a.peers[index]) + offset;
 }
@@ -184,7 +184,7 @@ __device__ void sendRows(const EpDispatchArguments& a, TokenRange range, u32 war
   warpWaitStoresWritten();
 }
 
-// By the other warps.
+// The other warps call this.
 template <bool hosts>
 __device__ void sendAllChoices(const EpDispatchArguments& a, TokenRange range, u32 warp) {
   if (a.recvSource == nullptr && a.topk == nullptr && a.scaleBytes == 0) return;

@@ -100,7 +100,7 @@ struct F32Element {
   }
 };
 
-// By number, as the host names the dtype.
+// The type for a number, as the host names the dtype.
 template <u32 format>
 struct ElementOf;
 template <>

@@ -15,7 +15,7 @@ struct LayerFailure {
   u32 extent;
 };
 
-// By one thread. The first failure stays until the host has taken note.
+// One thread calls this. The first failure stays until the host has taken note.
 __device__ __forceinline__ void keepFailure(LayerHostPlan* host, const LayerFailure& failure, u32 sequence) {
   if (!isJudged(failure.status) || loadRelaxedSystem(&host->failedSequence) != 0) return;
   host->failedStatus = failure.status;

@@ -16,7 +16,7 @@ __device__ __forceinline__ const EpNetwork& networkOf(const LayerCombineArgument
   return *static_cast<const EpNetwork*>(a.network);
 }
 
-// Of a sum on the network.
+// Bytes of a sum on the network.
 template <class Element>
 __device__ __forceinline__ u32 sumStrideOf(const LayerCombineArguments& a) {
   return networkOf(a).isWide != 0 ? a.rowBytes * RowSum<Element>::widening : a.rowBytes;
@@ -106,7 +106,7 @@ struct OwnChoices {
   }
 };
 
-// By all blocks: everything between the beginning of the call and the closing barrier. False when the block must leave.
+// All blocks call this: everything between the beginning of the call and the closing barrier. False when the block must leave.
 template <class Element>
 __device__ __forceinline__ bool combineAcrossHosts(const LayerCombineArguments& a, const RankBarrier& opening,
                                                    const WaitScope& scope) {

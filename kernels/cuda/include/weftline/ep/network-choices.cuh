@@ -12,7 +12,7 @@
 
 namespace weftline {
 
-// Where things lie in a record for a host with so many ranks.
+// Offsets in a record for a host with so many ranks.
 struct ChoiceRecord {
   u32 rowsAt;
   u32 ranksAt;
@@ -71,7 +71,7 @@ __device__ __forceinline__ void packChoice(const LayerDispatchArguments& a, cons
   }
 }
 
-// By the blocks that send: this rank's tokens that go to other hosts. A token is packed by the warp that then sends it within the
+// The blocks that send call this: this rank's tokens that go to other hosts. A token is packed by the warp that then sends it within the
 // host, for that replaces the numbers in the tables. False for a lane when its queue stayed full: the block must leave.
 __device__ __forceinline__ bool packChoices(const LayerDispatchArguments& a, const WaitScope& scope) {
   if (blockIdx.x >= a.sendBlocks) return true;
@@ -140,7 +140,7 @@ __device__ __forceinline__ void forwardChoice(const LayerDispatchArguments& a, c
   sendLists(a, place);
 }
 
-// By all blocks. False when the block must leave.
+// All blocks call this. False when the block must leave.
 __device__ __forceinline__ bool forwardChoices(const LayerDispatchArguments& a, const WaitScope& scope) {
   const EpNetwork& network = networkOf(a);
   const ChoiceRecord shape(a, a.ranks);

@@ -13,7 +13,7 @@ struct ServedRows {
   u32 stride;
 };
 
-// By all blocks: what comes from the sources that this rank serves, a chunk of each in turn. `forward(slot, index)`: one row, by a
+// All blocks call this: what comes from the sources that this rank serves, a chunk of each in turn. `forward(slot, index)`: one row, by a
 // warp. False when the block must leave.
 template <class Forward>
 __device__ __forceinline__ bool forwardChunks(const EpNetwork& network, const ServedRows& served, const WaitScope& scope,
@@ -43,7 +43,7 @@ __device__ __forceinline__ bool forwardChunks(const EpNetwork& network, const Se
   return true;
 }
 
-// By one thread, when all blocks are done with a dispatch.
+// One thread calls this, when all blocks are done with a dispatch.
 __device__ __forceinline__ void takeRows(const EpNetwork& network, const ServedRows& served) {
   for (u32 slot = 0; slot < network.served; ++slot) {
     const Chunks chunks(network, __ldcg(&served.tokens[slot]), served.stride);
@@ -52,7 +52,7 @@ __device__ __forceinline__ void takeRows(const EpNetwork& network, const ServedR
   for (u32 way = 0; way < network.ways; ++way) forgetPushed(network, network.wayForwarder[way]);
 }
 
-// Where rows that this rank packs for a way go.
+// Address for rows that this rank packs for a way.
 __device__ __forceinline__ ChunkTarget targetOfWay(const EpNetwork& network, u32 way) {
   const bool isWay = way < network.ways;
   return {way,
@@ -63,7 +63,7 @@ __device__ __forceinline__ ChunkTarget targetOfWay(const EpNetwork& network, u32
           isWay ? network.wayForwarder[way] : 0};
 }
 
-// By all warps, when the sources have begun the call: the sums that go back to them, a chunk of each in turn.
+// All warps call this, when the sources have begun the call: the sums that go back to them, a chunk of each in turn.
 // `sum(slot, index)`: makes one in the slot's memory, by a warp. False for a lane when its queue stayed full: the block must leave.
 template <class Sum>
 __device__ __forceinline__ bool sendSums(const EpNetwork& network, const ServedRows& served, const WaitScope& scope, u32 call,
@@ -104,14 +104,14 @@ __device__ __forceinline__ bool sendSums(const EpNetwork& network, const ServedR
 // Sums that come back, by way: how many, and bytes of one.
 using SentRows = ServedRows;
 
-// By all blocks: this rank's tokens, each when what other hosts have of it has come. `needed`: shared, a word per way. By a warp:
+// All blocks call this: this rank's tokens, each when what other hosts have of it has come. `needed`: shared, a word per way. By a warp:
 // `source.wayPlaceAt(token, way)` is the token's place among what went that way, -1 for none; `source.addUp(token)`. False when
 // the block must leave.
 template <class Source>
 __device__ __forceinline__ bool addUpTokens(const EpNetwork& network, const SentRows& sent, u32 tokens, u32* needed,
                                             const WaitScope& scope, u32 call, const Source& source) {
   const u32 warps = blockDim.x / lanesPerWarp;
-  // By the thread of each way: chunks that have come.
+  // The thread of each way calls this: chunks that have come.
   u32 came = 0;
   if (threadIdx.x < epMaxWays) needed[threadIdx.x] = 0;
   __syncthreads();
@@ -138,7 +138,7 @@ __device__ __forceinline__ bool addUpTokens(const EpNetwork& network, const Sent
   return true;
 }
 
-// By one thread, when all blocks are done with a combine.
+// One thread calls this, when all blocks are done with a combine.
 __device__ __forceinline__ void takeSums(const EpNetwork& network, const SentRows& sent) {
   for (u32 way = 0; way < network.ways; ++way) {
     const Chunks chunks(network, sent.tokens[way], sent.stride);

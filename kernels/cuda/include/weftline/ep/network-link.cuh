@@ -89,7 +89,7 @@ __device__ __forceinline__ WaitFor waitForPeer(u32 peer, const NetworkWait& what
   return {peer, (what.call & ~(0xfu << phaseShift)) | (what.phase << phaseShift)};
 }
 
-// Of the peer that is waited for any value of its abort cell counts: one that has closed its side sends nothing more. Of others
+// Any value of the abort cell of the peer that is waited for counts: one that has closed its side sends nothing more. Of others
 // only the lower half does, by which they say that they gave up. Returns the peer, or noPeer.
 constexpr u32 noPeer = 0xffffffffu;
 __device__ __forceinline__ u32 peerThatGaveUp(const EpNetwork& network, u32 awaited) {
@@ -161,20 +161,20 @@ __device__ __forceinline__ void takeChunks(const EpNetwork& network, const Chunk
   }
 }
 
-// Where the rows of a chunk go that this rank sends.
+// Address for the rows of a chunk that this rank sends.
 struct ChunkTarget {
-  // In network.chunkRows: behind those of the ways come those of the slots.
+  // Index in network.chunkRows: behind those of the ways come those of the slots.
   u32 counters;
   // DeviceRequest by channel.
   void* const* requests;
   u64 source;
   u64 target;
-  // Of the peer's first channel, and who it is.
+  // Request of the peer's first channel, and who it is.
   u32 cells;
   u32 peer;
 };
 
-// In place of the count of a chunk whose rows are all ready.
+// Mark in place of the count of a chunk whose rows are all ready.
 constexpr u32 chunkIsReady = 0xffffffffu;
 
 // Has a chunk put.
@@ -187,7 +187,7 @@ __device__ __forceinline__ bool putChunk(const EpNetwork& network, const Chunks&
                    waitForPeer(to.peer, {call, phase, 0, 0}));
 }
 
-// By one lane, when its warp has written row `row` and synchronised: who completes a chunk has it put. False as putAcross().
+// One lane calls this, when its warp has written row `row` and synchronised: who completes a chunk has it put. False as putAcross().
 //
 // A signal says only that one more chunk of its channel has come, so a channel's chunks are pushed in their order. Its word
 // counts those that are, above a bit by which one thread at a time pushes. A thread that finds it at work leaves its chunk
@@ -214,7 +214,7 @@ __device__ __forceinline__ bool rowIsReady(const EpNetwork& network, const Chunk
   }
 }
 
-// By one thread, when all blocks are done: the next call counts what it pushes to the peer from zero.
+// One thread calls this, when all blocks are done: the next call counts what it pushes to the peer from zero.
 __device__ __forceinline__ void forgetPushed(const EpNetwork& network, u32 peer) {
   for (u32 channel = 0; channel < network.channels; ++channel) *seenOf(network, peer, networkSeenPushed + channel) = 0;
 }

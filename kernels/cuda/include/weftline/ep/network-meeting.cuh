@@ -14,12 +14,12 @@ constexpr u64 graceNs = 1000000000;
 
 // What a call on several hosts is called.
 struct NetworkCall {
-  // Its number among the buffer's, and its call word.
+  // Number of the call among the buffer's, and its call word.
   u32 number;
   u32 word;
 };
 
-// By all threads of one block, which has written `bytes` of this rank's record: sends it to all forwarders.
+// All threads of one block, which has written `bytes` of this rank's record, call this: sends it to all forwarders.
 __device__ __forceinline__ bool sendRecord(const EpNetwork& network, const NetworkCall& call, u32 bytes,
                                            const WaitScope& scope) {
   bool isPushed = true;
@@ -40,7 +40,7 @@ __device__ __forceinline__ bool sendHeader(const EpNetwork& network, const Netwo
   return sendRecord(network, call, epRecordHeaderWords * 4, scope);
 }
 
-// By one thread: waits for the record of a source that this rank serves. Returns an epStatus.
+// One thread calls this: waits for the record of a source that this rank serves. Returns an epStatus.
 __device__ __forceinline__ u32 awaitSource(const EpNetwork& network, const NetworkCall& call, u32 slot,
                                            const WaitScope& scope) {
   const u32 source = network.servedRank[slot];
@@ -53,7 +53,7 @@ __device__ __forceinline__ u32 awaitSource(const EpNetwork& network, const Netwo
   return epStatusOtherCall;
 }
 
-// By all threads of a block; false when the caller must leave the kernel.
+// All threads of a block call this; false when the caller must leave the kernel.
 __device__ __forceinline__ bool awaitSources(const EpNetwork& network, const NetworkCall& call, const WaitScope& scope) {
   u32 status = epStatusGood;
   for (u32 slot = threadIdx.x; slot < network.served; slot += blockDim.x) {
@@ -68,7 +68,7 @@ struct MeetingState {
   u32* culprit;
 };
 
-// By all threads of a block: waits for the records of the sources that this rank serves, and brings them into the windows of the
+// All threads of a block call this: waits for the records of the sources that this rank serves, and brings them into the windows of the
 // `owners` ranks of its host. The caller looks at the status.
 __device__ __forceinline__ void spreadRecords(const EpNetwork& network, const NetworkCall& call, const ExchangeRecords& records,
                                               u32 owners, u32 words, const MeetingState& state, const WaitScope& scope) {
@@ -90,14 +90,14 @@ __device__ __forceinline__ void spreadRecords(const EpNetwork& network, const Ne
   __syncthreads();
 }
 
-// Of a rank on several hosts, by way: the ranks of that host as bits.
+// The ranks of the host of each way as bits, for a rank on several hosts.
 __device__ __forceinline__ u32 ranksOfWay(const EpNetwork& network, u32 way) {
   u32 ranks = 0;
   for (u32 r = 0; r < network.ranks; ++r) ranks |= network.hostOf[r] == network.wayHost[way] ? 1u << r : 0u;
   return ranks;
 }
 
-// By all threads of every block of a kernel without a count exchange: true when all ranks of all hosts have begun the call.
+// All threads of every block of a kernel without a count exchange call this: true when all ranks of all hosts have begun the call.
 __device__ __forceinline__ bool enterAcrossHosts(const EpNetwork& network, const NetworkCall& call,
                                                  const RankBarrier& barrier, WaitScope scope) {
   // What this block's waits share is ready for all its threads.

@@ -13,7 +13,7 @@
 
 namespace weftline {
 
-// Where things lie in a record.
+// Offsets in a record.
 struct RecordShape {
   u32 scalesAt;
   u32 weightsAt;
@@ -56,7 +56,7 @@ __device__ __forceinline__ void packBeside(const EpDispatchArguments& a, const R
   if ((wayRanks >> lane) & 1) reinterpret_cast<i32*>(record + shape.placesAt)[localIndex] = row;
 }
 
-// By all warps: this rank's tokens that go to other hosts. Neighbours go to different blocks, so that chunks are complete one
+// All warps call this: this rank's tokens that go to other hosts. Neighbours go to different blocks, so that chunks are complete one
 // after the other. False for a lane when its queue stayed full: the block must leave.
 __device__ __forceinline__ bool packRows(const EpDispatchArguments& a, const WaitScope& scope) {
   const EpNetwork& network = networkOf(a);
@@ -124,7 +124,7 @@ __device__ __forceinline__ void forwardRow(const EpDispatchArguments& a, const E
   storeBeside<true>(a, row, beside);
 }
 
-// By all blocks. False when the block must leave.
+// All blocks call this. False when the block must leave.
 __device__ __forceinline__ bool forwardRows(const EpDispatchArguments& a, const WaitScope& scope) {
   const EpNetwork& network = networkOf(a);
   const RecordShape shape(a);

@@ -18,7 +18,7 @@ __device__ __forceinline__ const EpNetwork& networkOf(const EpCombineArguments& 
   return *static_cast<const EpNetwork*>(a.network);
 }
 
-// Of a sum on the network.
+// Bytes of a sum on the network.
 __device__ __forceinline__ u32 sumBytesOf(const EpCombineArguments& a) {
   return networkOf(a).isWide != 0 ? a.rowBytes * 2 : a.rowBytes;
 }
@@ -171,7 +171,7 @@ struct OwnTokens {
   __device__ __forceinline__ void addUp(u32 token) const { addUpToken(a, lane, token, lane.placeOf(a, token)); }
 };
 
-// By all blocks: everything between the beginning of the call and the closing barrier. False when the block must leave.
+// All blocks call this: everything between the beginning of the call and the closing barrier. False when the block must leave.
 __device__ __forceinline__ bool combineAcrossHosts(const EpCombineArguments& a, const RankBarrier& opening,
                                                    const WaitScope& scope) {
   __shared__ u32 needed[epMaxWays];

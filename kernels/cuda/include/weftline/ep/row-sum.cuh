@@ -19,7 +19,7 @@ struct RowSum {
   f32 sums[depth][Element::perVector];
   uint4 only[depth];
   u32 count;
-  // Where this lane's first part begins, and where the row ends.
+  // Start of this lane's first part, and end of the row.
   u32 first;
   u32 end;
 

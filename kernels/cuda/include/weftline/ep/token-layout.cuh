@@ -1,4 +1,4 @@
-// Which ranks and other hosts a token goes to, and which place it takes among the tokens that go there: counting, then
+// The ranks and other hosts that a token goes to, and its place among the tokens that go there: counting, then
 // numbering. Destinations are the ranks of the group, then the ways, each another host.
 //
 // A block takes consecutive tokens in tiles of one per thread. Ballots count and number a tile, so that the order is that
@@ -11,7 +11,7 @@ namespace weftline {
 
 constexpr u32 noBadCell = 0xffffffffu;
 
-// Where the ranks of each token come from: its choices, or marks [T, ranks] that somebody made of them.
+// What the ranks of each token come from: its choices, or marks [T, ranks] that somebody made of them.
 struct Routing {
   const void* topk;
   const void* membership;
@@ -96,7 +96,7 @@ __device__ __forceinline__ u32 waysOfRanks(const Ways& ways, u32 ranks, u32 mask
   return bits;
 }
 
-// By all threads: counts the block's tokens per destination and their choices per expert, and keeps the destinations of each
+// All threads call this: counts the block's tokens per destination and their choices per expert, and keeps the destinations of each
 // token. `counts`, `experts` and `badCell` are in shared memory, cleared; all are complete after the caller's synchronisation.
 template <u32 columns, bool hosts>
 __device__ void countTokens(const Routing& routing, const Ways& ways, TokenRange range, u32* counts, u32* experts,
@@ -122,7 +122,7 @@ __device__ void countTokens(const Routing& routing, const Ways& ways, TokenRange
   if (laneIndex() < most && mine != 0) atomicAdd(&counts[laneIndex()], mine);
 }
 
-// By all threads: rowTable[token][d] becomes the token's number among those that go to destination d, counted from carry[d],
+// All threads call this: rowTable[token][d] becomes the token's number among those that go to destination d, counted from carry[d],
 // or -1. `carry` (shared, per destination) grows by the block's counts; `warpRows` is shared memory of a word per warp and
 // destination.
 template <bool hosts>

@@ -13,12 +13,12 @@ namespace weftline {
 // An item is a token. The first lanes hold its rows of the biases, if any (bias1 only with bias0); the next lanes hold its
 // row at each rank.
 struct TokenRows {
-  // For a bias the token; for a rank the row in its source's numbering; -1 for none and for other lanes.
+  // The token of a bias; of a rank the row in its source's numbering; -1 for none and for other lanes.
   using Place = i32;
 
   const EpCombineArguments& a;
   u32 biases;
-  // Where the lane's bias begins, or this rank's rows at the lane's rank.
+  // Start of the lane's bias, or of this rank's rows at the lane's rank.
   const u8* rows;
 
   __device__ __forceinline__ explicit TokenRows(const EpCombineArguments& arguments)
@@ -67,7 +67,7 @@ struct TokenRows {
   }
 };
 
-// By all blocks; `memory`: dynamic shared memory, which begins with the barriers of the copy engine. False when the block must
+// All blocks call this; `memory`: dynamic shared memory, which begins with the barriers of the copy engine. False when the block must
 // leave.
 __device__ __forceinline__ bool combineOnHost(const EpCombineArguments& a, u8* memory, u32 epoch, const WaitScope& scope) {
   constexpr u32 barrierBytes = 1024;

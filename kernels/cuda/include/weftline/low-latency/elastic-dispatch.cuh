@@ -7,19 +7,19 @@
 
 namespace weftline {
 
-// By one thread for each rank that hears of it: this rank has no more use for what it received in that dispatch.
+// One thread for each rank that hears of it calls this: this rank has no more use for what it received in that dispatch.
 __device__ __forceinline__ void tellReleased(const LowLatencyDispatchArguments& a, u32 slot, u32 dispatch) {
   if (threadIdx.x >= a.ranks || (a.told >> threadIdx.x & 1u) == 0) return;
   storeReleaseSystem(&flagsAt(a.peers[threadIdx.x], a.rank)->released[slot], dispatch);
 }
 
-// By the threads of the last block to be done: rows, counts and words of this dispatch are in place.
+// The threads of the last block to be done call this: rows, counts and words of this dispatch are in place.
 __device__ __forceinline__ void tellSent(const LowLatencyDispatchArguments& a) {
   if (threadIdx.x >= a.ranks || (a.active >> threadIdx.x & 1u) == 0) return;
   storeReleaseSystem(&flagsAt(a.peers[threadIdx.x], a.rank)->arrived, a.number);
 }
 
-// By the first warp of the first block: who gets rows. It waits until the windows of all that take part, now or soon, are
+// The first warp of the first block calls this: who gets rows. It waits until the windows of all that take part, now or soon, are
 // mapped, and until the slots of those that have been there for long are free.
 __device__ inline void decideSend(LowLatencyDispatchArguments& a, LowLatencyMeeting& meeting, const WaitScope& scope) {
   constexpr u32 all = 0xffffffffu;

@@ -1,4 +1,4 @@
-// Who takes part where ranks come and go. The words that say so lie in memory of the host which all ranks map, and each process
+// The ranks that take part where ranks come and go. The words that say so lie in memory of the host which all ranks map, and each process
 // has a table of the windows that it has mapped. Both are far, so the first block of a kernel alone looks at them: it waits for
 // the peers, masks those that are late, and tells the other blocks what it has decided. Its rules are those of
 // LowLatencyMembers, which the hosts go by.
@@ -11,16 +11,16 @@
 
 namespace weftline {
 
-// In shared memory of each block.
+// Shared memory of each block.
 struct LowLatencyMeeting {
   u32 isOut;
   u32 isLast;
   u32 rows[epMaxRanks];
-  // Of the first block: what it saw of each rank's LowLatencyMember.
+  // What the first block saw of each rank's LowLatencyMember.
   u64 lines[epMaxRanks][sizeof(LowLatencyMember) / 8];
 };
 
-// Of one rank, as the first block last saw it; each lane has its own.
+// State of one rank, as the first block last saw it; each lane has its own.
 struct LowLatencyPresence {
   u32 word = lowLatencyStateAbsent;
   bool isMasked = true;
@@ -50,7 +50,7 @@ __device__ __forceinline__ LowLatencyMember* memberAt(const Arguments& a, u32 r)
   return reinterpret_cast<LowLatencyMember*>(static_cast<u8*>(a.board) + static_cast<u64>(r) * a.boardStride);
 }
 
-// By a whole warp; lane r gets rank r. All loads are under way at once.
+// A whole warp calls this; lane r gets rank r. All loads are under way at once.
 template <class Arguments>
 __device__ inline LowLatencyPresence lookAtMembers(const Arguments& a, LowLatencyMeeting& meeting) {
   constexpr u32 pairsPerLine = sizeof(LowLatencyMember) / 16;
@@ -93,7 +93,7 @@ __device__ __forceinline__ void maskRank(const Arguments& a, u32 r, u32 word) {
 struct LowLatencyAwaited {
   // This rank must take part in it.
   u32 dispatch;
-  // For records.
+  // Name of the peer, for records.
   u32 channel;
 };
 
@@ -109,7 +109,7 @@ __device__ inline bool hasPeerFailed(const Arguments& a, bool takesPart, const W
   return __any_sync(0xffffffffu, failure != lowLatencyFailureNone);
 }
 
-// By the first warp of the first block. Lane r waits until isDone(presence) of rank r; those that are late are masked. False when
+// The first warp of the first block calls this. Lane r waits until isDone(presence) of rank r; those that are late are masked. False when
 // this rank takes no part itself, or when the object can be used no more. A change of who takes part begins the time anew: those
 // that are missing may have waited themselves.
 template <class Arguments, class IsDone>
@@ -192,7 +192,7 @@ __device__ inline void followDecision(Arguments& a, LowLatencyMeeting& meeting, 
   a.told = __ldcg(&decision->told);
 }
 
-// By all threads: decide() is for the first warp of the first block and ends with tellDecision(). False when the block must leave.
+// All threads call this: decide() is for the first warp of the first block and ends with tellDecision(). False when the block must leave.
 template <class Arguments, class Decide>
 __device__ __forceinline__ bool meetMembers(Arguments& a, LowLatencyMeeting& meeting, u32 half, const Decide& decide) {
   if (threadIdx.x < lanesPerWarp) {
@@ -203,7 +203,7 @@ __device__ __forceinline__ bool meetMembers(Arguments& a, LowLatencyMeeting& mee
   return meeting.isOut == 0;
 }
 
-// By all threads, behind their work of this half: true in the last block to be done, for which that of all is visible.
+// All threads call this, behind their work of this half: true in the last block to be done, for which that of all is visible.
 template <class Arguments>
 __device__ __forceinline__ bool areAllBlocksDone(const Arguments& a, LowLatencyMeeting& meeting, u32 half) {
   __syncthreads();

@@ -19,7 +19,7 @@ constexpr u32 lanesPerGroup = fp8Group / columnsPerVector;
 
 // Tokens of a block that are numbered, and sent, together.
 constexpr u32 lowLatencyBatch = 8;
-// Of the threads of a block: those that bring rows to peers, then those that number.
+// Threads of a block: those that bring rows to peers, then those that number.
 constexpr u32 lowLatencyNumbering = 128;
 constexpr u32 lowLatencySending = lowLatencyThreads - lowLatencyNumbering;
 static_assert(lowLatencyBatch <= lowLatencySending / lanesPerWarp, "a warp for the choices of each token");
@@ -34,7 +34,7 @@ __device__ __forceinline__ u32* sharedExperts() {
 // How many of the tokens so far go to each expert.
 __device__ __forceinline__ u32* sentToExperts() { return sharedExperts(); }
 
-// In the last block, until it has told them: how many of all tokens go to each expert.
+// The last block counts here, until it has told them, how many of all tokens go to each expert.
 __device__ __forceinline__ u32* allToExperts() { return sharedExperts() + epMaxExperts; }
 
 struct LowLatencySendShared {
@@ -42,7 +42,7 @@ struct LowLatencySendShared {
   bool isFree;
   // Rows by rank: how many of the tokens so far go to each.
   u32 ranks[epMaxRanks];
-  // Of the tokens of a batch: row at each rank or -1. Rows by expert have those of two batches in turn, others the first ones.
+  // Rows of the tokens of a batch at each rank, or -1. Rows by expert have those of two batches in turn, others the first ones.
   i32 rows[2][lowLatencyBatch][epMaxRanks];
   // Scales of the groups of columns that the threads have encoded, of two turns.
   f32 scales[2][lowLatencySending / lanesPerGroup];
@@ -72,7 +72,7 @@ __device__ __forceinline__ i32 laneChoice(const LowLatencyDispatchArguments& a, 
   return expertOf(a, loadChoice(a, static_cast<u64>(token) * a.topkColumns + laneIndex()));
 }
 
-// Which rank has an expert, by a multiplication: exact, for there are at most epMaxExperts.
+// The rank that has an expert, by a multiplication: exact, for there are at most epMaxExperts.
 struct ExpertRank {
   u32 factor;
 
@@ -105,7 +105,7 @@ __device__ __forceinline__ void meetThreads() {
   asm volatile("bar.sync %0, %1;" ::"n"(barrier), "n"(threads) : "memory");
 }
 
-// Those that number wait for each other, and so do the others.
+// The threads that number wait for each other, and so do the others.
 __device__ __forceinline__ void meetNumbering() { meetThreads<1, lowLatencyNumbering>(); }
 __device__ __forceinline__ void meetSending() { meetThreads<2, lowLatencySending>(); }
 
@@ -130,7 +130,7 @@ __device__ __forceinline__ BlockTeam placersOf(const LowLatencyDispatchArguments
   return (a.phases & lowLatencyPhaseSend) != 0 ? numberers() : allBlocks();
 }
 
-// By all lanes, which have choices of whole tokens side by side: an expert that an earlier choice of the same token names becomes
+// All lanes, which have choices of whole tokens side by side, call this: an expert that an earlier choice of the same token names becomes
 // none. `column`: number of the lane's choice. A loop, because matching all lanes at once takes longer.
 template <u32 count>
 __device__ __forceinline__ void dropRepeated(i32 (&experts)[count], u32 column, u32 columns) {
@@ -222,7 +222,7 @@ __device__ __forceinline__ void countRanks(const LowLatencyDispatchArguments& a,
   }
 }
 
-// Where a token's row goes, by a warp; `row`: at the lane's rank, if that gets it.
+// A warp tells where a token's row goes; `row` is that at the lane's rank, if it gets it.
 __device__ __forceinline__ void keepRows(const LowLatencyDispatchArguments& a, i32 (&rows)[epMaxRanks], u32 ranks, i32 row,
                                          u32 token) {
   if constexpr (lowLatencyIsElastic) ranks &= a.active;
@@ -245,7 +245,7 @@ __device__ __forceinline__ void numberRanks(const LowLatencyDispatchArguments& a
   if (lane < a.ranks) shared.ranks[lane] = next;
 }
 
-// By one warp, once countChoices() has counted all tokens before: the choices of tokens first to first + count - 1, in token order.
+// One warp calls this, once countChoices() has counted all tokens before: the choices of tokens first to first + count - 1, in token order.
 // Lane j has choice j. Choices of one expert have one place; one that is out of range ends the call.
 __device__ inline void numberChoices(const LowLatencyDispatchArguments& a, LowLatencySendShared& shared, u32 first, u32 count,
                                      u32 number, const WaitScope& scope) {

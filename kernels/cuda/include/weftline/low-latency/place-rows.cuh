@@ -100,12 +100,12 @@ constexpr u32 noRank = 0xffffffffu;
 // Threads of the last warps, which have no part of a row unless there are many.
 constexpr u32 lowLatencyPlanning = 96;
 
-// Those threads find out where the rows of each rank begin among those of each expert. The result is visible behind a synchronisation.
+// These threads find out where the rows of each rank begin among those of each expert. The result is visible behind a synchronisation.
 // False when the block must leave.
 __device__ __forceinline__ bool planPlaces(const LowLatencyDispatchArguments& a, u32 number, const WaitScope& scope) {
   constexpr u32 together = 4;
   const u64* counts = countsAt(a, a.rank, number);
-  // Of two experts at once.
+  // Counts of two experts at once.
 #pragma unroll 1
   for (u32 expert = threadIdx.x + lowLatencyPlanning - blockDim.x; expert < a.expertsPerRank; expert += 2 * lowLatencyPlanning) {
     const u32 other = expert + lowLatencyPlanning;
@@ -172,7 +172,7 @@ struct PlaceShape {
   u32 rowVectors;
   // Vectors per lane and part.
   u32 each;
-  // By the parts of a row.
+  // Words for each part of a row.
   Divisor byParts;
 
   __device__ __forceinline__ explicit PlaceShape(const LowLatencyDispatchArguments& a, const BlockTeam& team = allBlocks())
@@ -270,7 +270,7 @@ __device__ __forceinline__ bool placeRows(const LowLatencyDispatchArguments& a, 
   }
 }
 
-// By all blocks: rows behind those that came name no token.
+// All blocks call this: rows behind those that came name no token.
 __device__ inline void fillExpertTails(const LowLatencyDispatchArguments& a, const LowLatencyPlaceShared& shared,
                                        const BlockTeam& team) {
   for (u32 expert = team.index; expert < a.expertsPerRank; expert += team.count) {

@@ -39,7 +39,7 @@ constexpr u32 lowLatencyTravels = WEFTLINE_TRAVELS;
 constexpr bool lowLatencyRowsShow = !lowLatencyIsElastic && !lowLatencyIsRankMajor && !lowLatencyIsBf16;
 constexpr bool lowLatencySumsShow = !lowLatencyIsElastic && lowLatencyTravels == lowLatencyTravelsRankSums;
 
-// In LowLatencyDispatchArguments::rowOf: a choice whose expert is at another rank, and one for which its expert has no room.
+// Marks in LowLatencyDispatchArguments::rowOf: a choice whose expert is at another rank, and one for which its expert has no room.
 constexpr i32 lowLatencyElsewhere = -1;
 constexpr i32 lowLatencyLeftOut = -2;
 
@@ -52,7 +52,7 @@ __device__ __forceinline__ bool isLastBlock() { return blockIdx.x + 1 == gridDim
 
 __device__ __forceinline__ u32 blockShare() { return isLastBlock() ? lowLatencyUnit - (gridDim.x - 1) : 1; }
 
-// Who meets.
+// The ranks that meet.
 struct LowLatencyRanks {
   void* const* peers;
   u32 ranks;
@@ -78,14 +78,14 @@ __device__ inline void tellFailure(const LowLatencyRanks& all, const LowLatencyF
     storeRelaxedSystem(&flags->failureDetail, failure.detail);
     storeRelaxedSystem(&flags->failureExtent, failure.extent);
     storeReleaseSystem(&flags->failure, failure.kind);
-    // Those who see it look at the other one for the reason.
+    // Whoever sees it looks at the other one for the reason.
     storeReleaseSystem(&flags->combineFailure, failure.kind);
   }
 }
 
 __device__ __forceinline__ u64 failureWord(u32 kind, u32 number) { return kind | static_cast<u64>(number) << 8; }
 
-// By one thread: the host and the peers hear of the first failure of this rank; where ranks come and go the host alone, which
+// One thread calls this: the host and the peers hear of the first failure of this rank; where ranks come and go the host alone, which
 // masks this rank, and the others go on. Out of line, as all that hardly ever happens: instructions in between would have to be
 // fetched.
 __device__ __noinline__ void failCall(LowLatencyRanks all, WaitScope scope, WaitFor whom, LowLatencyFailure failure) {
@@ -140,7 +140,7 @@ struct PlainWord {
   }
 };
 
-// By one thread per peer. True once its word counts so many units, with what it released before; false when the caller must
+// One thread per peer calls this. True once its word counts so many units, with what it released before; false when the caller must
 // leave the kernel: the peer cannot go on, or the deadline is over.
 template <class Word>
 __device__ __forceinline__ bool awaitPeer(const LowLatencyRanks& all, const Word& word, u32 units, const WaitScope& scope,
@@ -172,7 +172,7 @@ __device__ __noinline__ void tellOtherCall(LowLatencyRanks all, u32 theirs, u32 
   tellFailure(all, {lowLatencyFailureGaveUp, number, 0, 0});
 }
 
-// By one thread per peer, once its word says that it has come: false when it is in another call. The word of a call may be
+// One thread per peer calls this, once its word says that it has come: false when it is in another call. The word of a call may be
 // that of a later one, for a peer that is ahead.
 __device__ inline bool isSameCall(const LowLatencyRanks& all, u64 there, u32 number, u32 call, const WaitScope& scope,
                                   WaitFor whom) {
@@ -186,7 +186,7 @@ __device__ inline bool isSameCall(const LowLatencyRanks& all, u64 there, u32 num
 __device__ __forceinline__ u32 owedSlot(u32 slot) { return 1u << slot; }
 __device__ __forceinline__ u32 owedResult(u32 result) { return 1u << (lowLatencyMostSlots + result); }
 
-// By a warp of the first block, before anything else: what kernels before have read is given up. Lane r tells rank r.
+// A warp of the first block calls this, before anything else: what kernels before have read is given up. Lane r tells rank r.
 // ORDER: those kernels are over, so their loads have returned; what they emptied is published.
 __device__ __forceinline__ void tellOwed(const LowLatencyRanks& all, LowLatencyBlock& own, u32 owed, u32 lane) {
   if (lane < all.ranks) {
@@ -203,7 +203,7 @@ __device__ __forceinline__ void tellOwed(const LowLatencyRanks& all, LowLatencyB
   __syncwarp();
 }
 
-// By all threads, as the last thing: what this block has read is given up by this kernel itself, in the word of every peer. The end
+// All threads call this, as the last thing: what this block has read is given up by this kernel itself, in the word of every peer. The end
 // of the kernel then waits until peers have it. `hasEmptied`: the block has also emptied what it has read.
 // ORDER: the values of all loads of the block have been used before the synchronisation; only emptied words are published.
 template <bool hasEmptied, class WordOf>

@@ -60,7 +60,7 @@ struct PartScales {
     const u32 groups = groupsOf(each);
     const u32 words = scaleWordsOf(a);
     const bool isPacked = a.scaleKind == lowLatencyScaleUe8m0;
-    // Of packed ones that begin in the part.
+    // Number of packed ones that begin in the part.
     first = isPacked ? (part * groups + 3) / 4 : part * groups;
     end = min(isPacked ? ((part + 1) * groups + 3) / 4 : (part + 1) * groups, words);
   }
@@ -135,7 +135,7 @@ struct RowPart {
     if (scaleFrom != nullptr) storeEmpty(scaleFrom);
   }
 
-  // To all places of the row; `index`: that of the lane's choice, or -1.
+  // Copies to all places of the row; `index`: that of the lane's choice, or -1.
   __device__ __forceinline__ void store(const LowLatencyDispatchArguments& a, const LowLatencyChoice& choice, i32 index,
                                         u32 rowVectors) const {
     RowVector* rows = static_cast<RowVector*>(a.rows) + part * each * lanesPerWarp + laneIndex();
@@ -177,7 +177,7 @@ struct RowPart {
     if (index >= 0) static_cast<u32*>(a.sources)[index] = row.token;
   }
 
-  // For as many words as a part has, or a few more.
+  // Room for as many words as a part has, or a few more.
   __device__ __forceinline__ static u32 wordBits(u32 each) {
     constexpr u32 least = sizeof(RowVector) == 16 ? 2 : 1;
     return least + (each > 1 ? 1 : 0) + (each > 2 ? 1 : 0);

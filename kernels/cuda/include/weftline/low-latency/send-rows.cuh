@@ -20,7 +20,7 @@ __device__ __forceinline__ f32 weightAt(const LowLatencyDispatchArguments& a, u3
 // and the choices of all tokens go to all ranks: a rank sees from them which tokens have none of its experts.
 __device__ inline void sendBeside(const LowLatencyDispatchArguments& a, const LowLatencySendShared& shared, u32 first, u32 local,
                                   f32 weight, u32 number) {
-  // As many ranks at once as there are lanes for.
+  // Ranks at once, as many as there are lanes for.
   const Divisor byColumns(a.topkColumns);
   const u32 together = byColumns.quotient(lanesPerWarp);
   const u32 rankOfLane = byColumns.quotient(laneIndex());
@@ -55,14 +55,14 @@ __device__ inline void sendBeside(const LowLatencyDispatchArguments& a, const Lo
   }
 }
 
-// Where rank r learns what each source sends to each of its experts, by number of the dispatch. It needs no free slot, because no rank is
+// Address where rank r learns what each source sends to each of its experts, by number of the dispatch. It needs no free slot, because no rank is
 // ahead of another by as many dispatches as there are places.
 __device__ __forceinline__ u64* countsAt(const LowLatencyDispatchArguments& a, u32 r, u32 number) {
   return reinterpret_cast<u64*>(static_cast<u8*>(a.peers[r]) + a.countsOffset) +
          static_cast<u64>(number % lowLatencyCalls) * a.experts;
 }
 
-// By all threads of the last block: that the call has begun, and how many rows come.
+// All threads of the last block call this: that the call has begun, and how many rows come.
 __device__ inline void tellCounts(const LowLatencyDispatchArguments& a, const LowLatencySendShared& shared, u32 number) {
   if (!lowLatencyIsRankMajor) {
     const ExpertRank rankOf(a);
@@ -113,7 +113,7 @@ __device__ __forceinline__ void numberTokens(const LowLatencyDispatchArguments& 
   }
 }
 
-// By all threads of a block: the last one of those that send waits until slots are free, for it has least to do.
+// All threads of a block call this: the last one of those that send waits until slots are free, for it has least to do.
 template <class AwaitSlots>
 __device__ __forceinline__ void awaitSlots(LowLatencySendShared& shared, const AwaitSlots& areSlotsFree) {
   if (threadIdx.x / lanesPerWarp != lowLatencySending / lanesPerWarp - 1) return;

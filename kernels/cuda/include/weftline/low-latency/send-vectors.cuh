@@ -10,7 +10,7 @@
 
 namespace weftline {
 
-// Where this rank's slot of a region begins at rank r, in elements of `bytes`, row by row.
+// Start of this rank's slot of a region at rank r, in elements of `bytes`, row by row.
 __device__ __forceinline__ u8* slotAt(const LowLatencyDispatchArguments& a, u32 r, u64 offset, u64 row, u64 bytes) {
   return static_cast<u8*>(a.peers[r]) + offset + (static_cast<u64>(a.rank) * a.maxTokens + row) * bytes;
 }
@@ -42,14 +42,14 @@ __device__ __forceinline__ void storeScale(const LowLatencyDispatchArguments& a,
 struct SendVectors {
   const LowLatencyDispatchArguments& a;
   u32 perRow;
-  // With what fills the last group of columns.
+  // Vectors with what fills the last group of columns.
   u32 padded;
 
   __device__ __forceinline__ explicit SendVectors(const LowLatencyDispatchArguments& arguments)
       : a(arguments), perRow(arguments.hidden / columnsPerVector),
         padded((perRow + lanesPerGroup - 1) / lanesPerGroup * lanesPerGroup) {}
 
-  // Of a batch: which vector of which token.
+  // A vector of a token of a batch.
   struct Place {
     u32 local;
     u32 vector;
@@ -120,7 +120,7 @@ struct SendVectors {
     });
   }
 
-  // In how many turns the threads encode the vectors of `count` tokens.
+  // Turns in which the threads encode the vectors of `count` tokens.
   __device__ __forceinline__ u32 turns(u32 count) const {
     return Divisor(lowLatencySending).quotient(count * padded + lowLatencySending - 1);
   }

@@ -23,7 +23,7 @@ struct RowSum {
 // Bytes of a row that a warp adds up together.
 constexpr u32 lowLatencyPartBytes = lanesPerWarp * 16;
 
-// At byte `at` of the rows of all lanes, in the order of lanes. With weights products and sums are rounded one by one; without,
+// Sums at byte `at` of the rows of all lanes, in the order of lanes. With weights products and sums are rounded one by one; without,
 // one row alone stays as it is. No row is zeros.
 template <bool isWeighted>
 __device__ __forceinline__ uint4 sumAt(const Addend& addend, u32 at, bool isInRow) {

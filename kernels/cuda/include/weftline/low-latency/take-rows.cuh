@@ -22,7 +22,7 @@ constexpr u32 planFailed = 2;
 constexpr u32 lowLatencyAsking = lowLatencyPlanning + lanesPerWarp;
 __device__ __forceinline__ void meetAsking() { meetThreads<4, lowLatencyAsking>(); }
 
-// Those warps call this. Each thread of the first one calls goOn() when all peers are in this call.
+// These warps call this. Each thread of the first one calls goOn() when all peers are in this call.
 template <class GoOn>
 __device__ __forceinline__ void plan(const LowLatencyDispatchArguments& a, LowLatencyPlaceShared& shared, u32 number,
                                      const WaitScope& scope, const GoOn& goOn) {

@@ -15,7 +15,7 @@ namespace weftline {
 struct ArrivingSums {
   // How many are taken at once: as many as registers hold.
   static constexpr u32 together = 4;
-  // Where that of rank 0 is, or would be; that of rank r is r * `stride` bytes further on.
+  // Address of that of rank 0, or where it would be; that of rank r is r * `stride` bytes further on.
   u8* rankZero;
   u64 stride;
   u32 ranks;

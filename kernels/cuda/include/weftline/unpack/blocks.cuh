@@ -12,7 +12,7 @@ constexpr u32 allLanes = 0xffffffffu;
 struct BlockHead {
   u32 count;
   u32 isSmall;
-  // In the rings of kernels that stay: descriptors that a warp takes at a time, and the warp that takes the first ones.
+  // Words in the rings of kernels that stay: descriptors that a warp takes at a time, and the warp that takes the first ones.
   u32 groupDescriptors;
   u32 firstWarp;
   u8* bounce;
@@ -54,7 +54,7 @@ struct Group {
   u32 count;
 };
 
-// Of a slot whose header is known.
+// Descriptors of a slot whose header is known.
 __device__ __forceinline__ Group groupOf(const BlockHead& head, const u8* slot, u32 first, u32 most) {
   const u32 lane = laneIndex();
   Group group;
