@@ -80,7 +80,7 @@ export function refusedThere(shape: LayoutShape, of: { status: number; rank: num
  * The error of a rank that hears of a bad argument of `rank`, of the world: it names the rank where the error began.
  * `shown`: what the error of that rank shows.
  */
-export function invalidThere({ place, range }: ChoicePlace, rank: number, shown?: string): WeftlineError {
+function invalidThere({ place, range }: ChoicePlace, rank: number, shown?: string): WeftlineError {
   const hint = shown === undefined ? '' : `; the error of rank ${rank} shows ${shown}`;
   return new WeftlineError('WL_INVALID_ARGUMENT', `Invalid ${place} of rank ${rank}: expected ${range}${hint}`, {
     details: { argument: place, rank },
