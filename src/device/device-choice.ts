@@ -38,7 +38,8 @@ function look(machineRank: number, driver: CudaDriver): FoundGpu | NoGpu {
   const cell: Out = [0];
   let ordinal = 0;
   const call = <Name extends CudaCall>(name: Name, ...parameters: Parameters<CudaDriver[Name]>): number => {
-    const status: number = driver[name](...parameters);
+    const run = driver[name] as (...given: readonly unknown[]) => number;
+    const status = run(...parameters);
     if (status !== CUDA_SUCCESS) throw cudaError(driver, { call: name, status, device: ordinal });
     return cell[0];
   };

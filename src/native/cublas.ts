@@ -1,39 +1,16 @@
 // The functions of cuBLAS, one line each. Handles and device addresses are numbers: all are below 2^53.
 import { findCudaLibrary } from './library-search.ts';
 import { localFiles } from './file-probe.ts';
-import { bindLazily, type Out, prototype, type StatusCalls } from './library.ts';
+import { bindLazily, type StatusCalls } from './library.ts';
 
 const table = {
-  cublasCreate: prototype<[handle: Out]>('int cublasCreate_v2(_Out_ uint64_t*)'),
-  cublasDestroy: prototype<[handle: number]>('int cublasDestroy_v2(uint64_t)'),
-  cublasSetStream: prototype<[handle: number, stream: number]>('int cublasSetStream_v2(uint64_t, uint64_t)'),
-  cublasGetVersion: prototype<[handle: number, version: Out]>('int cublasGetVersion_v2(uint64_t, _Out_ int*)'),
-  cublasGemmEx: prototype<
-    [
-      handle: number,
-      transposeA: number,
-      transposeB: number,
-      m: number,
-      n: number,
-      k: number,
-      alpha: number,
-      a: number,
-      aType: number,
-      aPitch: number,
-      b: number,
-      bType: number,
-      bPitch: number,
-      beta: number,
-      c: number,
-      cType: number,
-      cPitch: number,
-      computeType: number,
-      algorithm: number,
-    ]
-  >(
-    'int cublasGemmEx(uint64_t, int, int, int, int, int, uint64_t, uint64_t, int, int, uint64_t, int, int, uint64_t, uint64_t, int, int, int, int)',
-  ),
-};
+  cublasCreate: 'int cublasCreate_v2(_Out_ uint64_t* handle)',
+  cublasDestroy: 'int cublasDestroy_v2(uint64_t handle)',
+  cublasSetStream: 'int cublasSetStream_v2(uint64_t handle, uint64_t stream)',
+  cublasGetVersion: 'int cublasGetVersion_v2(uint64_t handle, _Out_ int* version)',
+  cublasGemmEx:
+    'int cublasGemmEx(uint64_t handle, int transposeA, int transposeB, int m, int n, int k, uint64_t alpha, uint64_t a, int aType, int aPitch, uint64_t b, int bType, int bPitch, uint64_t beta, uint64_t c, int cType, int cPitch, int computeType, int algorithm)',
+} as const;
 
 export type CublasCalls = StatusCalls<typeof table>;
 

@@ -1,144 +1,84 @@
 // The CUDA driver's functions, one line each. Handles and device addresses are numbers: all are below 2^53.
-import { bindLazily, loadKoffi, type Out, prototype, type StatusCalls } from './library.ts';
-
-/** A text that a call fills in. */
-type OutText = [string | null];
-
-/** `CUipcMemHandle` by value. */
-interface IpcHandle {
-  readonly reserved: Uint8Array;
-}
+import { bindLazily, loadKoffi, type StatusCalls } from './library.ts';
 
 export const IPC_HANDLE_BYTES = 64;
 
 // The symbols with a version suffix are those that cuda.h maps the plain names to; the plain ones have an older ABI.
 const table = {
-  cuInit: prototype<[flags: number]>('int cuInit(uint)'),
-  cuDriverGetVersion: prototype<[version: Out]>('int cuDriverGetVersion(_Out_ int*)'),
-  cuGetErrorName: prototype<[status: number, name: OutText]>('int cuGetErrorName(int, _Out_ const char**)'),
-  cuGetErrorString: prototype<[status: number, text: OutText]>('int cuGetErrorString(int, _Out_ const char**)'),
+  cuInit: 'int cuInit(uint flags)',
+  cuDriverGetVersion: 'int cuDriverGetVersion(_Out_ int* version)',
+  cuGetErrorName: 'int cuGetErrorName(int status, _Out_ const char** name)',
+  cuGetErrorString: 'int cuGetErrorString(int status, _Out_ const char** text)',
 
-  cuDeviceGetCount: prototype<[count: Out]>('int cuDeviceGetCount(_Out_ int*)'),
-  cuDeviceGet: prototype<[device: Out, ordinal: number]>('int cuDeviceGet(_Out_ int*, int)'),
-  cuDeviceGetName: prototype<[name: Uint8Array, bytes: number, device: number]>('int cuDeviceGetName(void*, int, int)'),
-  cuDeviceGetUuid: prototype<[uuid: Uint8Array, device: number]>('int cuDeviceGetUuid_v2(void*, int)'),
-  cuDeviceGetPCIBusId: prototype<[id: Uint8Array, bytes: number, device: number]>(
-    'int cuDeviceGetPCIBusId(void*, int, int)',
-  ),
-  cuDeviceTotalMem: prototype<[bytes: Out, device: number]>('int cuDeviceTotalMem_v2(_Out_ size_t*, int)'),
-  cuDeviceGetAttribute: prototype<[value: Out, attribute: number, device: number]>(
-    'int cuDeviceGetAttribute(_Out_ int*, int, int)',
-  ),
-  cuDeviceCanAccessPeer: prototype<[can: Out, device: number, peer: number]>(
-    'int cuDeviceCanAccessPeer(_Out_ int*, int, int)',
-  ),
-  cuDeviceGetP2PAttribute: prototype<[value: Out, attribute: number, device: number, peer: number]>(
-    'int cuDeviceGetP2PAttribute(_Out_ int*, int, int, int)',
-  ),
-  cuPointerGetAttribute: prototype<[value: Out, attribute: number, address: number]>(
-    'int cuPointerGetAttribute(_Out_ int*, int, uint64_t)',
-  ),
+  cuDeviceGetCount: 'int cuDeviceGetCount(_Out_ int* count)',
+  cuDeviceGet: 'int cuDeviceGet(_Out_ int* device, int ordinal)',
+  cuDeviceGetName: 'int cuDeviceGetName(void* name, int bytes, int device)',
+  cuDeviceGetUuid: 'int cuDeviceGetUuid_v2(void* uuid, int device)',
+  cuDeviceGetPCIBusId: 'int cuDeviceGetPCIBusId(void* id, int bytes, int device)',
+  cuDeviceTotalMem: 'int cuDeviceTotalMem_v2(_Out_ size_t* bytes, int device)',
+  cuDeviceGetAttribute: 'int cuDeviceGetAttribute(_Out_ int* value, int attribute, int device)',
+  cuDeviceCanAccessPeer: 'int cuDeviceCanAccessPeer(_Out_ int* can, int device, int peer)',
+  cuDeviceGetP2PAttribute: 'int cuDeviceGetP2PAttribute(_Out_ int* value, int attribute, int device, int peer)',
+  cuPointerGetAttribute: 'int cuPointerGetAttribute(_Out_ int* value, int attribute, uint64_t address)',
 
-  cuDevicePrimaryCtxRetain: prototype<[context: Out, device: number]>(
-    'int cuDevicePrimaryCtxRetain(_Out_ uint64_t*, int)',
-  ),
-  cuDevicePrimaryCtxRelease: prototype<[device: number]>('int cuDevicePrimaryCtxRelease_v2(int)'),
-  cuCtxSetCurrent: prototype<[context: number]>('int cuCtxSetCurrent(intptr_t)'),
-  cuCtxEnablePeerAccess: prototype<[peer: number, flags: number]>('int cuCtxEnablePeerAccess(intptr_t, uint)'),
-  cuCtxGetStreamPriorityRange: prototype<[least: Out, greatest: Out]>(
-    'int cuCtxGetStreamPriorityRange(_Out_ int*, _Out_ int*)',
-  ),
+  cuDevicePrimaryCtxRetain: 'int cuDevicePrimaryCtxRetain(_Out_ uint64_t* context, int device)',
+  cuDevicePrimaryCtxRelease: 'int cuDevicePrimaryCtxRelease_v2(int device)',
+  cuCtxSetCurrent: 'int cuCtxSetCurrent(intptr_t context)',
+  cuCtxEnablePeerAccess: 'int cuCtxEnablePeerAccess(intptr_t peer, uint flags)',
+  cuCtxGetStreamPriorityRange: 'int cuCtxGetStreamPriorityRange(_Out_ int* least, _Out_ int* greatest)',
 
-  cuMemGetInfo: prototype<[free: Out, total: Out]>('int cuMemGetInfo_v2(_Out_ size_t*, _Out_ size_t*)'),
-  cuMemAlloc: prototype<[address: Out, bytes: number]>('int cuMemAlloc_v2(_Out_ uint64_t*, size_t)'),
-  cuMemGetAddressRange: prototype<[base: Out, bytes: Out, address: number]>(
-    'int cuMemGetAddressRange_v2(_Out_ uint64_t*, _Out_ size_t*, uint64_t)',
-  ),
-  cuMemFree: prototype<[address: number]>('int cuMemFree_v2(uint64_t)'),
-  cuMemHostAlloc: prototype<[address: Out, bytes: number, flags: number]>(
-    'int cuMemHostAlloc(_Out_ uint64_t*, size_t, uint)',
-  ),
-  cuMemFreeHost: prototype<[address: number]>('int cuMemFreeHost(uint64_t)'),
-  cuMemHostRegister: prototype<[host: number, bytes: number, flags: number]>(
-    'int cuMemHostRegister_v2(uint64_t, size_t, uint)',
-  ),
-  cuMemHostUnregister: prototype<[host: number]>('int cuMemHostUnregister(uint64_t)'),
-  cuMemHostGetDevicePointer: prototype<[address: Out, host: number, flags: number]>(
-    'int cuMemHostGetDevicePointer_v2(_Out_ uint64_t*, uint64_t, uint)',
-  ),
-  cuMemcpyHtoDAsync: prototype<[device: number, host: number, bytes: number, stream: number]>(
-    'int cuMemcpyHtoDAsync_v2(uint64_t, uint64_t, size_t, uint64_t)',
-  ),
-  cuMemcpyDtoHAsync: prototype<[host: number, device: number, bytes: number, stream: number]>(
-    'int cuMemcpyDtoHAsync_v2(uint64_t, uint64_t, size_t, uint64_t)',
-  ),
-  cuMemcpyDtoDAsync: prototype<[to: number, from: number, bytes: number, stream: number]>(
-    'int cuMemcpyDtoDAsync_v2(uint64_t, uint64_t, size_t, uint64_t)',
-  ),
+  cuMemGetInfo: 'int cuMemGetInfo_v2(_Out_ size_t* free, _Out_ size_t* total)',
+  cuMemAlloc: 'int cuMemAlloc_v2(_Out_ uint64_t* address, size_t bytes)',
+  cuMemGetAddressRange: 'int cuMemGetAddressRange_v2(_Out_ uint64_t* base, _Out_ size_t* bytes, uint64_t address)',
+  cuMemFree: 'int cuMemFree_v2(uint64_t address)',
+  cuMemHostAlloc: 'int cuMemHostAlloc(_Out_ uint64_t* address, size_t bytes, uint flags)',
+  cuMemFreeHost: 'int cuMemFreeHost(uint64_t address)',
+  cuMemHostRegister: 'int cuMemHostRegister_v2(uint64_t host, size_t bytes, uint flags)',
+  cuMemHostUnregister: 'int cuMemHostUnregister(uint64_t host)',
+  cuMemHostGetDevicePointer: 'int cuMemHostGetDevicePointer_v2(_Out_ uint64_t* address, uint64_t host, uint flags)',
+  cuMemcpyHtoDAsync: 'int cuMemcpyHtoDAsync_v2(uint64_t device, uint64_t host, size_t bytes, uint64_t stream)',
+  cuMemcpyDtoHAsync: 'int cuMemcpyDtoHAsync_v2(uint64_t host, uint64_t device, size_t bytes, uint64_t stream)',
+  cuMemcpyDtoDAsync: 'int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, uint64_t stream)',
   /** Either side may be host memory; the driver finds out which is which. */
-  cuMemcpyAsync: prototype<[to: number, from: number, bytes: number, stream: number]>(
-    'int cuMemcpyAsync(uint64_t, uint64_t, size_t, uint64_t)',
-  ),
-  cuMemsetD8Async: prototype<[address: number, value: number, bytes: number, stream: number]>(
-    'int cuMemsetD8Async(uint64_t, uint8_t, size_t, uint64_t)',
-  ),
-  cuIpcGetMemHandle: prototype<[handle: Uint8Array, address: number]>('int cuIpcGetMemHandle(void*, uint64_t)'),
-  cuIpcOpenMemHandle: prototype<[address: Out, handle: IpcHandle, flags: number]>(
-    'int cuIpcOpenMemHandle_v2(_Out_ uint64_t*, CUipcMemHandle, uint)',
-  ),
-  cuIpcCloseMemHandle: prototype<[address: number]>('int cuIpcCloseMemHandle(uint64_t)'),
+  cuMemcpyAsync: 'int cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, uint64_t stream)',
+  cuMemsetD8Async: 'int cuMemsetD8Async(uint64_t address, uint8_t value, size_t bytes, uint64_t stream)',
+  cuIpcGetMemHandle: 'int cuIpcGetMemHandle(void* handle, uint64_t address)',
+  cuIpcOpenMemHandle: 'int cuIpcOpenMemHandle_v2(_Out_ uint64_t* address, CUipcMemHandle handle, uint flags)',
+  cuIpcCloseMemHandle: 'int cuIpcCloseMemHandle(uint64_t address)',
 
-  cuStreamCreateWithPriority: prototype<[stream: Out, flags: number, priority: number]>(
-    'int cuStreamCreateWithPriority(_Out_ uint64_t*, uint, int)',
-  ),
-  cuStreamDestroy: prototype<[stream: number]>('int cuStreamDestroy_v2(uint64_t)'),
-  cuStreamQuery: prototype<[stream: number]>('int cuStreamQuery(uint64_t)'),
-  cuStreamBatchMemOp: prototype<[stream: number, count: number, parameters: number, flags: number]>(
-    'int cuStreamBatchMemOp_v2(uint64_t, uint, uint64_t, uint)',
-  ),
-  cuStreamWaitEvent: prototype<[stream: number, event: number, flags: number]>(
-    'int cuStreamWaitEvent(uint64_t, uint64_t, uint)',
-  ),
-  cuStreamBeginCapture: prototype<[stream: number, mode: number]>('int cuStreamBeginCapture_v2(uint64_t, int)'),
-  cuStreamEndCapture: prototype<[stream: number, graph: Out]>('int cuStreamEndCapture(uint64_t, _Out_ uint64_t*)'),
-  cuGraphInstantiateWithFlags: prototype<[executable: Out, graph: number, flags: number]>(
-    'int cuGraphInstantiateWithFlags(_Out_ uint64_t*, uint64_t, uint64_t)',
-  ),
-  cuGraphLaunch: prototype<[executable: number, stream: number]>('int cuGraphLaunch(uint64_t, uint64_t)'),
-  cuGraphExecDestroy: prototype<[executable: number]>('int cuGraphExecDestroy(uint64_t)'),
-  cuGraphDestroy: prototype<[graph: number]>('int cuGraphDestroy(uint64_t)'),
+  cuStreamCreateWithPriority: 'int cuStreamCreateWithPriority(_Out_ uint64_t* stream, uint flags, int priority)',
+  cuStreamDestroy: 'int cuStreamDestroy_v2(uint64_t stream)',
+  cuStreamQuery: 'int cuStreamQuery(uint64_t stream)',
+  cuStreamBatchMemOp: 'int cuStreamBatchMemOp_v2(uint64_t stream, uint count, uint64_t parameters, uint flags)',
+  cuStreamWaitEvent: 'int cuStreamWaitEvent(uint64_t stream, uint64_t event, uint flags)',
+  cuStreamBeginCapture: 'int cuStreamBeginCapture_v2(uint64_t stream, int mode)',
+  cuStreamEndCapture: 'int cuStreamEndCapture(uint64_t stream, _Out_ uint64_t* graph)',
+  cuGraphInstantiateWithFlags:
+    'int cuGraphInstantiateWithFlags(_Out_ uint64_t* executable, uint64_t graph, uint64_t flags)',
+  cuGraphLaunch: 'int cuGraphLaunch(uint64_t executable, uint64_t stream)',
+  cuGraphExecDestroy: 'int cuGraphExecDestroy(uint64_t executable)',
+  cuGraphDestroy: 'int cuGraphDestroy(uint64_t graph)',
 
-  cuEventCreate: prototype<[event: Out, flags: number]>('int cuEventCreate(_Out_ uint64_t*, uint)'),
-  cuEventDestroy: prototype<[event: number]>('int cuEventDestroy_v2(uint64_t)'),
-  cuEventRecord: prototype<[event: number, stream: number]>('int cuEventRecord(uint64_t, uint64_t)'),
-  cuEventQuery: prototype<[event: number]>('int cuEventQuery(uint64_t)'),
+  cuEventCreate: 'int cuEventCreate(_Out_ uint64_t* event, uint flags)',
+  cuEventDestroy: 'int cuEventDestroy_v2(uint64_t event)',
+  cuEventRecord: 'int cuEventRecord(uint64_t event, uint64_t stream)',
+  cuEventQuery: 'int cuEventQuery(uint64_t event)',
   // Its _v2 exists from driver 12.8 on only; this one means the same.
-  cuEventElapsedTime: prototype<[milliseconds: Out, start: number, end: number]>(
-    'int cuEventElapsedTime(_Out_ float*, uint64_t, uint64_t)',
-  ),
+  cuEventElapsedTime: 'int cuEventElapsedTime(_Out_ float* milliseconds, uint64_t start, uint64_t end)',
 
-  cuModuleLoadData: prototype<[module: Out, image: Uint8Array]>('int cuModuleLoadData(_Out_ uint64_t*, void*)'),
-  cuModuleUnload: prototype<[module: number]>('int cuModuleUnload(uint64_t)'),
-  cuModuleGetFunction: prototype<[kernel: Out, module: number, name: string]>(
-    'int cuModuleGetFunction(_Out_ uint64_t*, uint64_t, const char*)',
-  ),
-  cuModuleGetGlobal: prototype<[address: Out, bytes: Out, module: number, name: string]>(
-    'int cuModuleGetGlobal_v2(_Out_ uint64_t*, _Out_ size_t*, uint64_t, const char*)',
-  ),
-  cuFuncGetAttribute: prototype<[value: Out, attribute: number, kernel: number]>(
-    'int cuFuncGetAttribute(_Out_ int*, int, uint64_t)',
-  ),
-  cuFuncSetAttribute: prototype<[kernel: number, attribute: number, value: number]>(
-    'int cuFuncSetAttribute(uint64_t, int, int)',
-  ),
-  cuOccupancyMaxActiveBlocksPerMultiprocessor: prototype<
-    [blocks: Out, kernel: number, threads: number, sharedBytes: number]
-  >('int cuOccupancyMaxActiveBlocksPerMultiprocessor(_Out_ int*, uint64_t, int, size_t)'),
+  cuModuleLoadData: 'int cuModuleLoadData(_Out_ uint64_t* module, void* image)',
+  cuModuleUnload: 'int cuModuleUnload(uint64_t module)',
+  cuModuleGetFunction: 'int cuModuleGetFunction(_Out_ uint64_t* kernel, uint64_t module, const char* name)',
+  cuModuleGetGlobal:
+    'int cuModuleGetGlobal_v2(_Out_ uint64_t* address, _Out_ size_t* bytes, uint64_t module, const char* name)',
+  cuFuncGetAttribute: 'int cuFuncGetAttribute(_Out_ int* value, int attribute, uint64_t kernel)',
+  cuFuncSetAttribute: 'int cuFuncSetAttribute(uint64_t kernel, int attribute, int value)',
+  cuOccupancyMaxActiveBlocksPerMultiprocessor:
+    'int cuOccupancyMaxActiveBlocksPerMultiprocessor(_Out_ int* blocks, uint64_t kernel, int threads, size_t sharedBytes)',
   /** Everything by address, so that a launch converts nothing. */
-  cuLaunchKernelEx: prototype<[configuration: number, kernel: number, parameters: number, extra: number]>(
-    'int cuLaunchKernelEx(uint64_t, uint64_t, uint64_t, uint64_t)',
-  ),
-};
+  cuLaunchKernelEx:
+    'int cuLaunchKernelEx(uint64_t configuration, uint64_t kernel, uint64_t parameters, uint64_t extra)',
+} as const;
 
 export type CudaDriver = StatusCalls<typeof table>;
 export type CudaCall = keyof CudaDriver;

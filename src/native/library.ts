@@ -199,35 +199,59 @@ export function viewAt(address: number, bytes: number): ArrayBuffer {
 /** What a call does to the numbers it is given to fill. */
 export type Out = [number];
 
-/** A C prototype whose parameters TypeScript sees as `Parameters`; bound when it is first called. */
-export interface Prototype<Parameters extends readonly unknown[]> {
-  readonly text: string;
-  /** Only for the type. */
-  readonly parameters?: Parameters;
+/** A text that a call fills in. */
+type OutText = [string | null];
+
+/** Structures that calls take by value, by their C name. */
+interface ByValue {
+  CUipcMemHandle: { readonly reserved: Uint8Array };
+  ncclUniqueId: { readonly internal: Uint8Array };
 }
 
-export function prototype<Parameters extends readonly unknown[]>(text: string): Prototype<Parameters> {
-  return { text };
-}
+/** What a call is given for a parameter of a C prototype, as "_Out_ int* value" or "size_t bytes". */
+type Argument<Parameter extends string> = Parameter extends `_Out_ const char** ${string}`
+  ? OutText
+  : Parameter extends `_Out_ ${string}`
+    ? Out
+    : Parameter extends `const char** ${string}`
+      ? readonly string[]
+      : Parameter extends `const char* ${string}`
+        ? string
+        : Parameter extends `void* ${string}`
+          ? Uint8Array
+          : Parameter extends `${string}* ${string}`
+            ? readonly [number]
+            : Parameter extends `${infer Type extends keyof ByValue} ${string}`
+              ? ByValue[Type]
+              : number;
+
+type Arguments<List extends string> = List extends ''
+  ? []
+  : List extends `${infer First}, ${infer Rest}`
+    ? [Argument<First>, ...Arguments<Rest>]
+    : [Argument<List>];
+
+type ArgumentsOf<Prototype extends string> = Prototype extends `${string}(${infer List})` ? Arguments<List> : never;
+
+/** C prototypes of one library by the name of the call, each parameter with its type and name. */
+type Prototypes = Readonly<Record<string, string>>;
 
 /** Functions of one library that all return a status number. */
-export type StatusCalls<Table extends Readonly<Record<string, Prototype<readonly unknown[]>>>> = {
-  [Name in keyof Table]: Table[Name] extends Prototype<infer Parameters>
-    ? (...parameters: Parameters extends readonly unknown[] ? Parameters : never) => number
-    : never;
+export type StatusCalls<Table extends Prototypes> = {
+  [Name in keyof Table]: (...parameters: ArgumentsOf<Table[Name]>) => number;
 };
 
 /**
  * Binds each function at its first call, after which the property is the native function itself, or what `wrap` makes of
  * it. A call of a function that the library lacks fails with WL_UNSUPPORTED.
  */
-export function bindLazily<const Table extends Readonly<Record<string, Prototype<readonly unknown[]>>>>(
+export function bindLazily<const Table extends Prototypes>(
   libraryName: () => string,
   table: Table,
   wrap: (call: NativeFunction, name: string) => NativeFunction = (call) => call,
 ): StatusCalls<Table> {
   const calls: Record<string, NativeFunction> = {};
-  for (const [name, { text }] of Object.entries(table)) {
+  for (const [name, text] of Object.entries(table)) {
     calls[name] = ((...parameters: unknown[]) => {
       const bound = wrap(bindOne(libraryName(), name, text), name);
       calls[name] = bound;

@@ -2,48 +2,30 @@
 import { WeftlineError } from '../core/errors.ts';
 import { findCudaLibrary } from './library-search.ts';
 import { localFiles } from './file-probe.ts';
-import { bindLazily, loadKoffi, type Out, prototype, type StatusCalls } from './library.ts';
+import { bindLazily, loadKoffi, type StatusCalls } from './library.ts';
 
 export const NCCL_ID_BYTES = 128;
 
-interface UniqueId {
-  readonly internal: Uint8Array;
-}
-
-type Move = [input: number, output: number, count: number, dtype: number, communicator: number, stream: number];
-type Reduce = [
-  ...[input: number, output: number, count: number, dtype: number],
-  ...[operation: number, communicator: number, stream: number],
-];
-type Root = [
-  ...[input: number, output: number, count: number, dtype: number],
-  ...[root: number, communicator: number, stream: number],
-];
-type RootReduce = [
-  ...[input: number, output: number, count: number, dtype: number, operation: number],
-  ...[root: number, communicator: number, stream: number],
-];
-type Message = [address: number, count: number, dtype: number, peer: number, communicator: number, stream: number];
-
 const table = {
-  ncclGetVersion: prototype<[version: Out]>('int ncclGetVersion(_Out_ int*)'),
-  ncclGetUniqueId: prototype<[id: Uint8Array]>('int ncclGetUniqueId(void*)'),
-  ncclCommInitRank: prototype<[communicator: Out, ranks: number, id: UniqueId, rank: number]>(
-    'int ncclCommInitRank(_Out_ uint64_t*, int, ncclUniqueId, int)',
-  ),
-  ncclCommDestroy: prototype<[communicator: number]>('int ncclCommDestroy(uint64_t)'),
-  ncclAllReduce: prototype<Reduce>('int ncclAllReduce(uint64_t, uint64_t, size_t, int, int, uint64_t, uint64_t)'),
-  ncclReduceScatter: prototype<Reduce>(
-    'int ncclReduceScatter(uint64_t, uint64_t, size_t, int, int, uint64_t, uint64_t)',
-  ),
-  ncclAllGather: prototype<Move>('int ncclAllGather(uint64_t, uint64_t, size_t, int, uint64_t, uint64_t)'),
-  ncclBroadcast: prototype<Root>('int ncclBroadcast(uint64_t, uint64_t, size_t, int, int, uint64_t, uint64_t)'),
-  ncclReduce: prototype<RootReduce>('int ncclReduce(uint64_t, uint64_t, size_t, int, int, int, uint64_t, uint64_t)'),
-  ncclGroupStart: prototype<[]>('int ncclGroupStart()'),
-  ncclGroupEnd: prototype<[]>('int ncclGroupEnd()'),
-  ncclSend: prototype<Message>('int ncclSend(uint64_t, size_t, int, int, uint64_t, uint64_t)'),
-  ncclRecv: prototype<Message>('int ncclRecv(uint64_t, size_t, int, int, uint64_t, uint64_t)'),
-};
+  ncclGetVersion: 'int ncclGetVersion(_Out_ int* version)',
+  ncclGetUniqueId: 'int ncclGetUniqueId(void* id)',
+  ncclCommInitRank: 'int ncclCommInitRank(_Out_ uint64_t* communicator, int ranks, ncclUniqueId id, int rank)',
+  ncclCommDestroy: 'int ncclCommDestroy(uint64_t communicator)',
+  ncclAllReduce:
+    'int ncclAllReduce(uint64_t input, uint64_t output, size_t count, int dtype, int operation, uint64_t communicator, uint64_t stream)',
+  ncclReduceScatter:
+    'int ncclReduceScatter(uint64_t input, uint64_t output, size_t count, int dtype, int operation, uint64_t communicator, uint64_t stream)',
+  ncclAllGather:
+    'int ncclAllGather(uint64_t input, uint64_t output, size_t count, int dtype, uint64_t communicator, uint64_t stream)',
+  ncclBroadcast:
+    'int ncclBroadcast(uint64_t input, uint64_t output, size_t count, int dtype, int root, uint64_t communicator, uint64_t stream)',
+  ncclReduce:
+    'int ncclReduce(uint64_t input, uint64_t output, size_t count, int dtype, int operation, int root, uint64_t communicator, uint64_t stream)',
+  ncclGroupStart: 'int ncclGroupStart()',
+  ncclGroupEnd: 'int ncclGroupEnd()',
+  ncclSend: 'int ncclSend(uint64_t address, size_t count, int dtype, int peer, uint64_t communicator, uint64_t stream)',
+  ncclRecv: 'int ncclRecv(uint64_t address, size_t count, int dtype, int peer, uint64_t communicator, uint64_t stream)',
+} as const;
 
 /** NCCL's functions, which fail with WL_UNSUPPORTED instead of returning a status. */
 export type Nccl = StatusCalls<typeof table>;

@@ -1,29 +1,19 @@
 // NVRTC, NVIDIA's run-time compiler, as one function: text in, machine code or the compiler's log out.
 import { WeftlineError } from '../core/errors.ts';
 import { localFiles } from './file-probe.ts';
-import { bindLazily, lazyFunction, type NativeFunction, type Out, prototype, type StatusCalls } from './library.ts';
+import { bindLazily, lazyFunction, type NativeFunction, type Out, type StatusCalls } from './library.ts';
 import { findCudaLibrary } from './library-search.ts';
 
 const table = {
-  nvrtcVersion: prototype<[major: Out, minor: Out]>('int nvrtcVersion(_Out_ int*, _Out_ int*)'),
-  nvrtcCreateProgram: prototype<
-    [
-      program: Out,
-      text: string,
-      name: string,
-      headerCount: number,
-      headers: readonly string[],
-      includeNames: readonly string[],
-    ]
-  >('int nvrtcCreateProgram(_Out_ uint64_t*, const char*, const char*, int, const char**, const char**)'),
-  nvrtcGetProgramLogSize: prototype<[program: number, bytes: Out]>(
-    'int nvrtcGetProgramLogSize(uint64_t, _Out_ size_t*)',
-  ),
-  nvrtcGetProgramLog: prototype<[program: number, log: Uint8Array]>('int nvrtcGetProgramLog(uint64_t, void*)'),
-  nvrtcGetCUBINSize: prototype<[program: number, bytes: Out]>('int nvrtcGetCUBINSize(uint64_t, _Out_ size_t*)'),
-  nvrtcGetCUBIN: prototype<[program: number, cubin: Uint8Array]>('int nvrtcGetCUBIN(uint64_t, void*)'),
-  nvrtcDestroyProgram: prototype<[program: [number]]>('int nvrtcDestroyProgram(uint64_t*)'),
-};
+  nvrtcVersion: 'int nvrtcVersion(_Out_ int* major, _Out_ int* minor)',
+  nvrtcCreateProgram:
+    'int nvrtcCreateProgram(_Out_ uint64_t* program, const char* text, const char* name, int headerCount, const char** headers, const char** includeNames)',
+  nvrtcGetProgramLogSize: 'int nvrtcGetProgramLogSize(uint64_t program, _Out_ size_t* bytes)',
+  nvrtcGetProgramLog: 'int nvrtcGetProgramLog(uint64_t program, void* log)',
+  nvrtcGetCUBINSize: 'int nvrtcGetCUBINSize(uint64_t program, _Out_ size_t* bytes)',
+  nvrtcGetCUBIN: 'int nvrtcGetCUBIN(uint64_t program, void* cubin)',
+  nvrtcDestroyProgram: 'int nvrtcDestroyProgram(uint64_t* program)',
+} as const;
 
 /** Apart, because it runs on a thread of the pool. */
 const compilePrototype = 'int nvrtcCompileProgram(uint64_t, int, const char**)';

@@ -9,7 +9,6 @@ import {
   lazyFunction,
   linuxLibrary,
   type Out,
-  prototype,
   type StatusCalls,
   symbolAddress,
   viewAt,
@@ -237,73 +236,45 @@ export const ucsStatus = {
 
 /** Handles, requests and addresses are numbers: user-space addresses stay below 2^53. */
 const statusFunctions = {
-  ucp_get_version: prototype<[major: Out, minor: Out, release: Out]>(
-    'void ucp_get_version(_Out_ uint32_t*, _Out_ uint32_t*, _Out_ uint32_t*)',
-  ),
-  ucp_config_read: prototype<[prefix: number, file: number, config: number]>(
-    'int8_t ucp_config_read(intptr_t, intptr_t, intptr_t)',
-  ),
-  ucp_config_modify: prototype<[config: number, name: string, value: string]>(
-    'int8_t ucp_config_modify(intptr_t, const char*, const char*)',
-  ),
-  ucp_config_release: prototype<[config: number]>('void ucp_config_release(intptr_t)'),
-  ucp_init_version: prototype<[major: number, minor: number, params: number, config: number, context: number]>(
-    'int8_t ucp_init_version(uint32_t, uint32_t, intptr_t, intptr_t, intptr_t)',
-  ),
-  ucp_cleanup: prototype<[context: number]>('void ucp_cleanup(intptr_t)'),
-  ucp_mem_map: prototype<[context: number, params: number, memory: number]>(
-    'int8_t ucp_mem_map(intptr_t, intptr_t, intptr_t)',
-  ),
-  ucp_mem_unmap: prototype<[context: number, memory: number]>('int8_t ucp_mem_unmap(intptr_t, intptr_t)'),
-  ucp_rkey_pack: prototype<[context: number, memory: number, buffer: number, bytes: number]>(
-    'int8_t ucp_rkey_pack(intptr_t, intptr_t, intptr_t, intptr_t)',
-  ),
-  ucp_rkey_buffer_release: prototype<[buffer: number]>('void ucp_rkey_buffer_release(intptr_t)'),
-  ucp_ep_rkey_unpack: prototype<[endpoint: number, buffer: number, key: number]>(
-    'int8_t ucp_ep_rkey_unpack(intptr_t, intptr_t, intptr_t)',
-  ),
-  ucp_rkey_destroy: prototype<[key: number]>('void ucp_rkey_destroy(intptr_t)'),
-  ucp_put_nbx: prototype<[endpoint: number, data: number, bytes: number, remote: number, key: number, params: number]>(
-    'intptr_t ucp_put_nbx(intptr_t, intptr_t, size_t, uint64_t, intptr_t, intptr_t)',
-  ),
-  ucp_get_nbx: prototype<[endpoint: number, data: number, bytes: number, remote: number, key: number, params: number]>(
-    'intptr_t ucp_get_nbx(intptr_t, intptr_t, size_t, uint64_t, intptr_t, intptr_t)',
-  ),
-  ucp_ep_flush_nbx: prototype<[endpoint: number, params: number]>('intptr_t ucp_ep_flush_nbx(intptr_t, intptr_t)'),
-  ucp_atomic_op_nbx: prototype<
-    [endpoint: number, operation: number, value: number, count: number, remote: number, key: number, params: number]
-  >('intptr_t ucp_atomic_op_nbx(intptr_t, int, intptr_t, size_t, uint64_t, intptr_t, intptr_t)'),
-  ucp_worker_fence: prototype<[worker: number]>('int8_t ucp_worker_fence(intptr_t)'),
-  ucp_worker_create: prototype<[context: number, params: number, worker: number]>(
-    'int8_t ucp_worker_create(intptr_t, intptr_t, intptr_t)',
-  ),
-  ucp_worker_destroy: prototype<[worker: number]>('void ucp_worker_destroy(intptr_t)'),
-  ucp_worker_get_address: prototype<[worker: number, address: number, bytes: number]>(
-    'int8_t ucp_worker_get_address(intptr_t, intptr_t, intptr_t)',
-  ),
-  ucp_worker_release_address: prototype<[worker: number, address: number]>(
-    'void ucp_worker_release_address(intptr_t, intptr_t)',
-  ),
-  ucp_worker_progress: prototype<[worker: number]>('uint32_t ucp_worker_progress(intptr_t)'),
-  ucp_worker_get_efd: prototype<[worker: number, fd: Out]>('int8_t ucp_worker_get_efd(intptr_t, _Out_ int*)'),
-  ucp_worker_arm: prototype<[worker: number]>('int8_t ucp_worker_arm(intptr_t)'),
-  ucp_ep_create: prototype<[worker: number, params: number, endpoint: number]>(
-    'int8_t ucp_ep_create(intptr_t, intptr_t, intptr_t)',
-  ),
-  ucp_ep_close_nbx: prototype<[endpoint: number, params: number]>('intptr_t ucp_ep_close_nbx(intptr_t, intptr_t)'),
-  ucp_tag_send_nbx: prototype<[endpoint: number, data: number, bytes: number, tag: number, params: number]>(
-    'intptr_t ucp_tag_send_nbx(intptr_t, intptr_t, size_t, uint64_t, intptr_t)',
-  ),
-  ucp_tag_recv_nbx: prototype<[worker: number, data: number, bytes: number, tag: number, mask: number, params: number]>(
-    'intptr_t ucp_tag_recv_nbx(intptr_t, intptr_t, size_t, uint64_t, uint64_t, intptr_t)',
-  ),
-  ucp_tag_recv_request_test: prototype<[request: number, info: number]>(
-    'int8_t ucp_tag_recv_request_test(intptr_t, intptr_t)',
-  ),
-  ucp_request_cancel: prototype<[worker: number, request: number]>('void ucp_request_cancel(intptr_t, intptr_t)'),
-  ucp_request_check_status: prototype<[request: number]>('int8_t ucp_request_check_status(intptr_t)'),
-  ucp_request_free: prototype<[request: number]>('void ucp_request_free(intptr_t)'),
-};
+  ucp_get_version: 'void ucp_get_version(_Out_ uint32_t* major, _Out_ uint32_t* minor, _Out_ uint32_t* release)',
+  ucp_config_read: 'int8_t ucp_config_read(intptr_t prefix, intptr_t file, intptr_t config)',
+  ucp_config_modify: 'int8_t ucp_config_modify(intptr_t config, const char* name, const char* value)',
+  ucp_config_release: 'void ucp_config_release(intptr_t config)',
+  ucp_init_version:
+    'int8_t ucp_init_version(uint32_t major, uint32_t minor, intptr_t params, intptr_t config, intptr_t context)',
+  ucp_cleanup: 'void ucp_cleanup(intptr_t context)',
+  ucp_mem_map: 'int8_t ucp_mem_map(intptr_t context, intptr_t params, intptr_t memory)',
+  ucp_mem_unmap: 'int8_t ucp_mem_unmap(intptr_t context, intptr_t memory)',
+  ucp_rkey_pack: 'int8_t ucp_rkey_pack(intptr_t context, intptr_t memory, intptr_t buffer, intptr_t bytes)',
+  ucp_rkey_buffer_release: 'void ucp_rkey_buffer_release(intptr_t buffer)',
+  ucp_ep_rkey_unpack: 'int8_t ucp_ep_rkey_unpack(intptr_t endpoint, intptr_t buffer, intptr_t key)',
+  ucp_rkey_destroy: 'void ucp_rkey_destroy(intptr_t key)',
+  ucp_put_nbx:
+    'intptr_t ucp_put_nbx(intptr_t endpoint, intptr_t data, size_t bytes, uint64_t remote, intptr_t key, intptr_t params)',
+  ucp_get_nbx:
+    'intptr_t ucp_get_nbx(intptr_t endpoint, intptr_t data, size_t bytes, uint64_t remote, intptr_t key, intptr_t params)',
+  ucp_ep_flush_nbx: 'intptr_t ucp_ep_flush_nbx(intptr_t endpoint, intptr_t params)',
+  ucp_atomic_op_nbx:
+    'intptr_t ucp_atomic_op_nbx(intptr_t endpoint, int operation, intptr_t value, size_t count, uint64_t remote, intptr_t key, intptr_t params)',
+  ucp_worker_fence: 'int8_t ucp_worker_fence(intptr_t worker)',
+  ucp_worker_create: 'int8_t ucp_worker_create(intptr_t context, intptr_t params, intptr_t worker)',
+  ucp_worker_destroy: 'void ucp_worker_destroy(intptr_t worker)',
+  ucp_worker_get_address: 'int8_t ucp_worker_get_address(intptr_t worker, intptr_t address, intptr_t bytes)',
+  ucp_worker_release_address: 'void ucp_worker_release_address(intptr_t worker, intptr_t address)',
+  ucp_worker_progress: 'uint32_t ucp_worker_progress(intptr_t worker)',
+  ucp_worker_get_efd: 'int8_t ucp_worker_get_efd(intptr_t worker, _Out_ int* fd)',
+  ucp_worker_arm: 'int8_t ucp_worker_arm(intptr_t worker)',
+  ucp_ep_create: 'int8_t ucp_ep_create(intptr_t worker, intptr_t params, intptr_t endpoint)',
+  ucp_ep_close_nbx: 'intptr_t ucp_ep_close_nbx(intptr_t endpoint, intptr_t params)',
+  ucp_tag_send_nbx:
+    'intptr_t ucp_tag_send_nbx(intptr_t endpoint, intptr_t data, size_t bytes, uint64_t tag, intptr_t params)',
+  ucp_tag_recv_nbx:
+    'intptr_t ucp_tag_recv_nbx(intptr_t worker, intptr_t data, size_t bytes, uint64_t tag, uint64_t mask, intptr_t params)',
+  ucp_tag_recv_request_test: 'int8_t ucp_tag_recv_request_test(intptr_t request, intptr_t info)',
+  ucp_request_cancel: 'void ucp_request_cancel(intptr_t worker, intptr_t request)',
+  ucp_request_check_status: 'int8_t ucp_request_check_status(intptr_t request)',
+  ucp_request_free: 'void ucp_request_free(intptr_t request)',
+} as const;
 
 /** The oldest interface that has all of these, and `ucp_config_modify` for settings of transports. */
 const API = { major: 1, minor: 12 } as const;

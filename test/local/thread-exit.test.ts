@@ -63,9 +63,9 @@ test('a thread binds nothing once the process has begun to end', () => {
 
 test('processes that end at once, while a thread loads and binds what the system offers, end well', () => {
   const udp = import.meta.resolve('#lib/transport/io/udp/udp-io.js');
-  const lazy = `import { bindLazily, prototype } from ${JSON.stringify(library)};
+  const lazy = `import { bindLazily } from ${JSON.stringify(library)};
     const names = ['getpid', 'getppid', 'getuid', 'getgid', 'geteuid', 'getegid', 'getpgrp', 'sched_yield'];
-    const calls = bindLazily(() => 'libc.so.6', Object.fromEntries(names.map((name) => [name, prototype('int ' + name + '()')])));
+    const calls = bindLazily(() => 'libc.so.6', Object.fromEntries(names.map((name) => [name, 'int ' + name + '()'])));
     for (const name of names) calls[name]();`;
   for (let ms = 0; ms < 16; ms++) {
     const { status, signal, stderr } = run(`

@@ -166,7 +166,8 @@ export class CudaContext implements Disposable {
     if (this.holdRecorded !== undefined) {
       for (const value of parameters) if (typeof value === 'number') this.holdRecorded(value);
     }
-    return this.driver[name](...parameters);
+    const run = this.driver[name] as (...given: readonly unknown[]) => number;
+    return run(...parameters);
   }
 
   /** Call this before any driver call: it fails on a lost or closed device, and makes the context current. */

@@ -3,7 +3,7 @@ import { wideAt } from '../../abi/layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { localFiles } from '../file-probe.ts';
 import { findLibrary } from '../library-search.ts';
-import { bindLazily, NativeBlock, type NativeFunction, prototype, type StatusCalls } from '../library.ts';
+import { bindLazily, NativeBlock, type NativeFunction, type StatusCalls } from '../library.ts';
 import { withErrno } from '../system-call.ts';
 
 // Taking the events of a completion channel, by whichever thread of the process sleeps on its descriptor.
@@ -34,67 +34,53 @@ export class ChannelEvents {
 
 /** Handles are numbers: user-space addresses stay below 2^53. These return an object, or -errno. */
 const creators = {
-  ibv_get_device_list: prototype<[count: number]>('intptr_t ibv_get_device_list(intptr_t)'),
-  ibv_open_device: prototype<[device: number]>('intptr_t ibv_open_device(intptr_t)'),
-  ibv_alloc_pd: prototype<[context: number]>('intptr_t ibv_alloc_pd(intptr_t)'),
-  ibv_reg_mr: prototype<[domain: number, address: number, bytes: number, access: number]>(
-    'intptr_t ibv_reg_mr(intptr_t, intptr_t, size_t, int)',
-  ),
+  ibv_get_device_list: 'intptr_t ibv_get_device_list(intptr_t count)',
+  ibv_open_device: 'intptr_t ibv_open_device(intptr_t device)',
+  ibv_alloc_pd: 'intptr_t ibv_alloc_pd(intptr_t context)',
+  ibv_reg_mr: 'intptr_t ibv_reg_mr(intptr_t domain, intptr_t address, size_t bytes, int access)',
   /** Takes the optional access flags too; since rdma-core 25. */
-  ibv_reg_mr_iova2: prototype<[domain: number, address: number, bytes: number, iova: number, access: number]>(
-    'intptr_t ibv_reg_mr_iova2(intptr_t, intptr_t, size_t, uint64_t, unsigned int)',
-  ),
+  ibv_reg_mr_iova2:
+    'intptr_t ibv_reg_mr_iova2(intptr_t domain, intptr_t address, size_t bytes, uint64_t iova, unsigned int access)',
   /** Since rdma-core 34. */
-  ibv_reg_dmabuf_mr: prototype<
-    [domain: number, offset: number, bytes: number, iova: number, descriptor: number, access: number]
-  >('intptr_t ibv_reg_dmabuf_mr(intptr_t, uint64_t, size_t, uint64_t, int, int)'),
-  ibv_create_comp_channel: prototype<[context: number]>('intptr_t ibv_create_comp_channel(intptr_t)'),
-  ibv_create_cq: prototype<[context: number, entries: number, userData: number, channel: number, vector: number]>(
-    'intptr_t ibv_create_cq(intptr_t, int, intptr_t, intptr_t, int)',
-  ),
-  ibv_create_qp: prototype<[domain: number, attributes: number]>('intptr_t ibv_create_qp(intptr_t, intptr_t)'),
-  ibv_create_srq: prototype<[domain: number, attributes: number]>('intptr_t ibv_create_srq(intptr_t, intptr_t)'),
-  ibv_create_ah: prototype<[domain: number, attributes: number]>('intptr_t ibv_create_ah(intptr_t, intptr_t)'),
-};
+  ibv_reg_dmabuf_mr:
+    'intptr_t ibv_reg_dmabuf_mr(intptr_t domain, uint64_t offset, size_t bytes, uint64_t iova, int descriptor, int access)',
+  ibv_create_comp_channel: 'intptr_t ibv_create_comp_channel(intptr_t context)',
+  ibv_create_cq:
+    'intptr_t ibv_create_cq(intptr_t context, int entries, intptr_t userData, intptr_t channel, int vector)',
+  ibv_create_qp: 'intptr_t ibv_create_qp(intptr_t domain, intptr_t attributes)',
+  ibv_create_srq: 'intptr_t ibv_create_srq(intptr_t domain, intptr_t attributes)',
+  ibv_create_ah: 'intptr_t ibv_create_ah(intptr_t domain, intptr_t attributes)',
+} as const;
 
 /** These return 0 or -errno. */
 const queries = {
-  ibv_get_cq_event: prototype<[channel: number, queue: number, userData: number]>(
-    'int ibv_get_cq_event(intptr_t, intptr_t, intptr_t)',
-  ),
-  ibv_get_async_event: prototype<[context: number, event: number]>('int ibv_get_async_event(intptr_t, intptr_t)'),
-  ibv_close_device: prototype<[context: number]>('int ibv_close_device(intptr_t)'),
-};
+  ibv_get_cq_event: 'int ibv_get_cq_event(intptr_t channel, intptr_t queue, intptr_t userData)',
+  ibv_get_async_event: 'int ibv_get_async_event(intptr_t context, intptr_t event)',
+  ibv_close_device: 'int ibv_close_device(intptr_t context)',
+} as const;
 
 /** These return 0 or an errno, or what their comment says. */
 const actions = {
   /** Sets errno where it is not 0. */
-  ibv_fork_init: prototype<[]>('int ibv_fork_init()'),
-  ibv_free_device_list: prototype<[list: number]>('void ibv_free_device_list(intptr_t)'),
-  ibv_query_device: prototype<[context: number, attributes: number]>('int ibv_query_device(intptr_t, intptr_t)'),
-  ibv_query_port: prototype<[context: number, port: number, attributes: number]>(
-    'int ibv_query_port(intptr_t, uint8_t, intptr_t)',
-  ),
+  ibv_fork_init: 'int ibv_fork_init()',
+  ibv_free_device_list: 'void ibv_free_device_list(intptr_t list)',
+  ibv_query_device: 'int ibv_query_device(intptr_t context, intptr_t attributes)',
+  ibv_query_port: 'int ibv_query_port(intptr_t context, uint8_t port, intptr_t attributes)',
   /** The number of entries, or a negative errno; since rdma-core 32. */
-  ibv_query_gid_table: prototype<[context: number, entries: number, max: number, flags: number, entryBytes: number]>(
-    'int64_t _ibv_query_gid_table(intptr_t, intptr_t, size_t, uint32_t, size_t)',
-  ),
-  ibv_dealloc_pd: prototype<[domain: number]>('int ibv_dealloc_pd(intptr_t)'),
-  ibv_dereg_mr: prototype<[region: number]>('int ibv_dereg_mr(intptr_t)'),
-  ibv_destroy_comp_channel: prototype<[channel: number]>('int ibv_destroy_comp_channel(intptr_t)'),
-  ibv_ack_cq_events: prototype<[queue: number, count: number]>('void ibv_ack_cq_events(intptr_t, unsigned int)'),
-  ibv_destroy_cq: prototype<[queue: number]>('int ibv_destroy_cq(intptr_t)'),
-  ibv_modify_qp: prototype<[queuePair: number, attributes: number, mask: number]>(
-    'int ibv_modify_qp(intptr_t, intptr_t, int)',
-  ),
-  ibv_query_qp: prototype<[queuePair: number, attributes: number, mask: number, initAttributes: number]>(
-    'int ibv_query_qp(intptr_t, intptr_t, int, intptr_t)',
-  ),
-  ibv_destroy_qp: prototype<[queuePair: number]>('int ibv_destroy_qp(intptr_t)'),
-  ibv_destroy_srq: prototype<[queue: number]>('int ibv_destroy_srq(intptr_t)'),
-  ibv_destroy_ah: prototype<[handle: number]>('int ibv_destroy_ah(intptr_t)'),
-  ibv_ack_async_event: prototype<[event: number]>('void ibv_ack_async_event(intptr_t)'),
-};
+  ibv_query_gid_table:
+    'int64_t _ibv_query_gid_table(intptr_t context, intptr_t entries, size_t max, uint32_t flags, size_t entryBytes)',
+  ibv_dealloc_pd: 'int ibv_dealloc_pd(intptr_t domain)',
+  ibv_dereg_mr: 'int ibv_dereg_mr(intptr_t region)',
+  ibv_destroy_comp_channel: 'int ibv_destroy_comp_channel(intptr_t channel)',
+  ibv_ack_cq_events: 'void ibv_ack_cq_events(intptr_t queue, unsigned int count)',
+  ibv_destroy_cq: 'int ibv_destroy_cq(intptr_t queue)',
+  ibv_modify_qp: 'int ibv_modify_qp(intptr_t queuePair, intptr_t attributes, int mask)',
+  ibv_query_qp: 'int ibv_query_qp(intptr_t queuePair, intptr_t attributes, int mask, intptr_t initAttributes)',
+  ibv_destroy_qp: 'int ibv_destroy_qp(intptr_t queuePair)',
+  ibv_destroy_srq: 'int ibv_destroy_srq(intptr_t queue)',
+  ibv_destroy_ah: 'int ibv_destroy_ah(intptr_t handle)',
+  ibv_ack_async_event: 'void ibv_ack_async_event(intptr_t event)',
+} as const;
 
 export type VerbsCalls = StatusCalls<typeof creators & typeof queries & typeof actions>;
 
