@@ -44,30 +44,14 @@ export interface EngineCore {
   connectionEnded(connection: TransportConnection, error: WeftlineError): void;
 }
 
-// What a burst's headers are written from.
+/** What the headers of a burst are written from: what they have in common, and their first values. One object per engine. */
+export type DataTemplate = ReturnType<typeof createDataTemplate>;
 
-/** What the headers of a burst have in common, and their first values. One object per engine. */
-export interface DataTemplate {
-  count: number;
-  flags: number;
-  /** Flags of the last packet besides. */
-  lastFlags: number;
-  path: number;
-  sequence: number;
-  pathSequence: number;
-  target: number;
-  targetKey: number;
-  offset: number;
-  messageBytes: number;
-  base: number;
-  payloadBytes: number;
-  lastPayloadBytes: number;
-}
-
-export function createDataTemplate(): DataTemplate {
+export function createDataTemplate() {
   return {
     count: 0,
     flags: 0,
+    /** Flags of the last packet besides. */
     lastFlags: 0,
     path: 0,
     sequence: 0,

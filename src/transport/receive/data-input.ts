@@ -60,19 +60,35 @@ export function endRun(connection: Connection): void {
   } else {
     placeMissing(connection, request, region);
   }
-  if (connection.receive.signals.count > 0) applySignals(connection);
+  applySignals(connection);
   if (request !== undefined && request.received >= request.messageBytes) {
     traceArrived(connection, 'message', request.handle);
     engine.done(request);
   }
 }
 
-/** A segment that is taken by itself. */
+/** Takes in a segment that is no part of a longer run. */
 function takeAlone(connection: Connection): void {
-  if ((run.flags & packetFlags.skip) !== 0) noteSkipped(connection);
-  else if ((run.flags & packetFlags.signal) !== 0) takeSignal(connection);
-  else if ((run.flags & packetFlags.scatter) !== 0) takeScattered(connection);
-  else takeEarly(connection);
+  const { receive, counters } = connection;
+  const { window } = receive;
+  const { sequence, flags } = run;
+  const isNext = window.isNext(sequence);
+  const carriesData = (flags & (packetFlags.skip | packetFlags.signal)) === 0;
+  if (carriesData && !isNext) receive.ackDue = ackDue.now;
+  if (window.has(sequence)) {
+    counters.duplicateSegments++;
+    return;
+  }
+  if (!isTaken(connection)) return;
+  window.add(sequence);
+  applySignals(connection);
+}
+
+/** Carries out what a segment that is new and alone asks for; false if it is refused. */
+function isTaken(connection: Connection): boolean {
+  if ((run.flags & packetFlags.skip) !== 0) return true;
+  if ((run.flags & packetFlags.signal) !== 0) return takeSignal(connection);
+  return (run.flags & packetFlags.scatter) !== 0 ? takeScattered(connection) : takeEarly(connection);
 }
 
 /** Index of the first segment of the run that has not come before; the run's count if all have. */
@@ -142,57 +158,32 @@ function place(
 }
 
 /** A message that was sent before the peer knew of its receive. */
-function takeEarly(connection: Connection): void {
-  const { counters } = connection;
-  const { window, signals } = connection.receive;
-  const { sequence } = run;
-  const isNext = window.isNext(sequence);
-  if (!isNext) connection.receive.ackDue = ackDue.now;
-  if (window.has(sequence)) {
-    counters.duplicateSegments++;
-    return;
-  }
+function takeEarly(connection: Connection): boolean {
   const reason = takeEager(connection);
   if (reason !== TAKEN) {
     // So that messages which have one slot after the other do not count as the same.
     run.target = run.targetKey;
-    reject(connection, reason, reason === failReasons.tooLarge ? met.room : 0);
-    return;
+    return reject(connection, reason, reason === failReasons.tooLarge ? met.room : 0);
   }
-  traceArrived(connection, 'segment', sequence);
-  counters.receivedSegments++;
-  if (isNext) window.advance(1);
-  else window.add(sequence);
-  if (signals.count > 0) applySignals(connection);
+  traceArrived(connection, 'segment', run.sequence);
+  connection.counters.receivedSegments++;
+  return true;
 }
 
 /** A segment whose payload goes to several places of a region. */
-function takeScattered(connection: Connection): void {
-  const { engine, counters } = connection;
-  const { window, signals } = connection.receive;
-  const { sequence } = run;
-  const isNext = window.isNext(sequence);
-  if (!isNext) connection.receive.ackDue = ackDue.now;
-  if (window.has(sequence)) {
-    counters.duplicateSegments++;
-    return;
-  }
-  const region = (run.flags & packetFlags.region) === 0 ? undefined : engine.regions.find(run.target);
+function takeScattered(connection: Connection): boolean {
+  const isOfRegion = (run.flags & packetFlags.region) !== 0;
+  const region = isOfRegion ? connection.engine.regions.find(run.target) : undefined;
   const refusal = refuseScattered(region);
-  if (refusal !== 0 || region === undefined) {
-    reject(connection, refusal, region?.bytes.byteLength ?? 0);
-    return;
-  }
+  if (refusal !== 0 || region === undefined) return reject(connection, refusal, region?.bytes.byteLength ?? 0);
   placeScattered(connection, region);
-  if (isNext) window.advance(1);
-  else window.add(sequence);
-  if (signals.count > 0) applySignals(connection);
+  return true;
 }
 
 /** Why a scattered segment cannot be written; 0 if it can, with every range inside the region. */
 function refuseScattered(region: Region | undefined): number {
-  if (region === undefined || region.key !== run.targetKey) return failReasons.key;
-  if (!region.remote.write) return failReasons.access;
+  const refusal = refuseRegion(region);
+  if (refusal !== 0 || region === undefined) return refusal;
   const view = run.view as DataView;
   const count = run.base;
   const places = count * SCATTER_ENTRY_BYTES;
@@ -250,29 +241,28 @@ function refuseMessage(connection: Connection, request: Request | undefined): nu
 
 /** Why the run cannot be written to a region; 0 if it can. The whole write is judged by each of its segments. */
 function refuseWrite(region: Region | undefined): number {
-  if (region === undefined || region.key !== run.targetKey) return failReasons.key;
-  if (!region.remote.write) return failReasons.access;
+  const refusal = refuseRegion(region);
+  if (refusal !== 0 || region === undefined) return refusal;
   if (run.base + run.messageBytes > region.bytes.byteLength) return failReasons.bounds;
   return run.offset + runBytes() > run.messageBytes ? failReasons.bounds : 0;
 }
 
-function takeSignal(connection: Connection): void {
+/** Why the peer may write nothing to a region; 0 if it has shown the key of one that it may write to. */
+function refuseRegion(region: Region | undefined): number {
+  if (region === undefined || region.key !== run.targetKey) return failReasons.key;
+  return region.remote.write ? 0 : failReasons.access;
+}
+
+/** Adds to a counter, or keeps what is to be added until all segments before have come. */
+function takeSignal(connection: Connection): boolean {
   const { engine, counters } = connection;
   const { window, signals } = connection.receive;
   const { sequence, base } = run;
-  if (window.has(sequence)) {
-    counters.duplicateSegments++;
-    return;
-  }
   const region = engine.regions.find(run.target);
-  let refusal = 0;
-  if (region === undefined || region.key !== run.targetKey) refusal = failReasons.key;
-  else if (!region.remote.write) refusal = failReasons.access;
-  else if (base + 8 > region.bytes.byteLength || (region.bytes.byteOffset + base) % 8 !== 0)
-    refusal = failReasons.bounds;
-  if (refusal !== 0 || region === undefined) {
-    reject(connection, refusal, region?.bytes.byteLength ?? 0);
-    return;
+  const refusal = refuseRegion(region);
+  if (refusal !== 0 || region === undefined) return reject(connection, refusal, region?.bytes.byteLength ?? 0);
+  if (base + 8 > region.bytes.byteLength || (region.bytes.byteOffset + base) % 8 !== 0) {
+    return reject(connection, failReasons.bounds, region.bytes.byteLength);
   }
   const add = run.offset + run.messageBytes * TWO_32;
   traceArrived(connection, 'segment', sequence);
@@ -283,34 +273,25 @@ function takeSignal(connection: Connection): void {
     signals.add(sequence, region, { offset: base, add });
   }
   counters.receivedSegments++;
-  window.add(sequence);
-  applySignals(connection);
-}
-
-function noteSkipped(connection: Connection): void {
-  const { window } = connection.receive;
-  if (window.has(run.sequence)) connection.counters.duplicateSegments++;
-  else window.add(run.sequence);
-  applySignals(connection);
+  return true;
 }
 
 function applySignals({ engine, receive: { signals, window } }: Connection): void {
-  if (signals.apply(window.next)) engine.signalled();
+  if (signals.count > 0 && signals.apply(window.next)) engine.signalled();
 }
 
-/** The run is not taken, so its segments stay unacknowledged; a record says why. */
-function reject(connection: Connection, reason: number, room: number): void {
-  const { control, engine } = connection;
+/** The run is not taken, so its segments stay unacknowledged; a record says why. Returns false, as what was not taken. */
+function reject(connection: Connection, reason: number, room: number): false {
+  const { control, engine, receive } = connection;
   engine.drops[reason === failReasons.bounds || reason === failReasons.tooLarge ? 'bounds' : 'target'] += run.count;
-  const again =
-    connection.receive.lastRejection === run.target &&
-    engine.now - connection.receive.lastRejectionAt < REJECTION_INTERVAL;
-  if (again || !control.append(controlKinds.reject, 0)) return;
-  connection.receive.lastRejection = run.target;
-  connection.receive.lastRejectionAt = engine.now;
+  const again = receive.lastRejection === run.target && engine.now - receive.lastRejectionAt < REJECTION_INTERVAL;
+  if (again || !control.append(controlKinds.reject, 0)) return false;
+  receive.lastRejection = run.target;
+  receive.lastRejectionAt = engine.now;
   control.setIds(run.sequence, reason, 0);
   control.setSizes(room, 0);
   connection.wake();
+  return false;
 }
 
 /** Decides how soon to acknowledge. */

@@ -67,9 +67,8 @@ function sendNext(connection: Connection, now: number): Outcome {
   }
   const at = connection.engine.outbox.reserve(isGathered ? SCATTER_BYTES : chosen.segments * DATA_HEADER_BYTES);
   if (at === -1) return stuck(connection, now + SOCKET_WAIT);
-  if (ranges === undefined) sendFresh(connection, request, at, now);
-  else if (isGathered) sendScattered(connection, request, ranges, at);
-  else sendRange(connection, request, ranges, at);
+  if (ranges !== undefined && isGathered) sendScattered(connection, request, ranges, at);
+  else sendFresh(connection, request, at, now);
   if (request.segmented) {
     queue.remove(request);
     traceSent(connection, request);
@@ -84,34 +83,46 @@ function readyBytes({ kind, granted, bytes, position, ranges, nextRange, rangePo
   return (kind === 'send' ? granted : bytes) - position;
 }
 
-/** Cuts the next segments of a request and sends them on the chosen route. */
+/**
+ * Cuts the next segments of a request, or of a range of it that is too long to share a packet, and sends them on the chosen
+ * chosen. The window's entry of a range names the range beside the place in it.
+ */
 function sendFresh(connection: Connection, request: Request, at: number, now: number): void {
   const { engine, payloadBytes } = connection;
   const { window, bursts } = connection.send;
   const { template } = engine;
-  const { position } = request;
+  const { ranges, nextRange, position } = request;
   const count = chosen.segments;
-  const limit = request.kind === 'send' ? request.granted : request.bytes;
-  const bytes = Math.min(limit - position, count * payloadBytes);
+  const from = ranges === undefined ? position : request.rangePosition;
+  const bytes = Math.min(readyBytes(request), count * payloadBytes);
+  const lastBytes = bytes - (count - 1) * payloadBytes;
   const burst = bursts.open(chosen.path, chosen.controller, now);
-  const first = window.next;
   if (position === 0 && request.kind === 'send' && request.slot === NO_SLOT) saveAck(connection, request);
   if (window.outstanding === 0) connection.send.progressAt = now;
-  const lastBytes = bytes - (count - 1) * payloadBytes;
-  window.appendRun(request.handle, position, count, payloadBytes, lastBytes, burst);
+  const entry = ranges === undefined ? from : nextRange * RANGE_STRIDE + from;
+  template.sequence = window.appendRun(request.handle, entry, count, payloadBytes, lastBytes, burst);
   request.position = position + bytes;
-  request.segmented = request.position === request.bytes;
+  request.segmented = ranges === undefined ? request.position === request.bytes : passRange(request, ranges, bytes);
   request.unacked += count;
   connection.send.backlogBytes -= bytes;
   template.lastPayloadBytes = lastBytes;
-  template.sequence = first;
-  template.offset = position;
+  template.offset = from;
   template.count = count;
   addressTo(connection, request);
+  if (ranges !== undefined) addressRange(connection, request, nextRange);
   outgoing.at = at;
   outgoing.burst = burst;
   outgoing.bytes = bytes;
   sendBurst(connection, request, now);
+}
+
+/** Passes `bytes` of the next range. True if that was the rest of the last one. */
+function passRange(request: Request, ranges: RangeList, bytes: number): boolean {
+  const position = request.rangePosition + bytes;
+  const isWhole = position === ranges.lengths[request.nextRange]!;
+  request.rangePosition = isWhole ? 0 : position;
+  if (isWhole) request.nextRange++;
+  return request.nextRange === ranges.end;
 }
 
 /** The first bytes of a message tell the peer that its record has come; an ack that would say nothing else is not sent. */
@@ -143,44 +154,6 @@ function sendScattered(connection: Connection, request: Request, ranges: RangeLi
   outgoing.bytes = bytes;
   engine.template.sequence = sequence;
   sendRanges(connection, request, first, end);
-}
-
-/** Cuts the next segments of a range that is too long to share a packet, as those of a write by itself. */
-function sendRange(connection: Connection, request: Request, ranges: RangeList, at: number): void {
-  const { engine, payloadBytes } = connection;
-  const { window, bursts } = connection.send;
-  const { template, now } = engine;
-  const { nextRange, rangePosition } = request;
-  const count = chosen.segments;
-  const length = ranges.lengths[nextRange]!;
-  const bytes = Math.min(length - rangePosition, count * payloadBytes);
-  const lastBytes = bytes - (count - 1) * payloadBytes;
-  const burst = bursts.open(chosen.path, chosen.controller, now);
-  if (window.outstanding === 0) connection.send.progressAt = now;
-  template.sequence = window.appendRun(
-    request.handle,
-    nextRange * RANGE_STRIDE + rangePosition,
-    count,
-    payloadBytes,
-    lastBytes,
-    burst,
-  );
-  const isWhole = rangePosition + bytes === length;
-  request.nextRange = isWhole ? nextRange + 1 : nextRange;
-  request.rangePosition = isWhole ? 0 : rangePosition + bytes;
-  request.position += bytes;
-  request.segmented = request.nextRange === ranges.end;
-  request.unacked += count;
-  connection.send.backlogBytes -= bytes;
-  template.lastPayloadBytes = lastBytes;
-  template.offset = rangePosition;
-  template.count = count;
-  addressTo(connection, request);
-  addressRange(connection, request, nextRange);
-  outgoing.at = at;
-  outgoing.burst = burst;
-  outgoing.bytes = bytes;
-  sendBurst(connection, request, now);
 }
 
 /** The segments belong to a range by itself of the scattered write. */
@@ -432,7 +405,7 @@ function preferFamiliar({ paths, engine, receive, send }: Connection): void {
   if (paths.isNearlyAsGood(latestPath, chosen.path, send.bursts)) chosen.path = latestPath;
 }
 
-/** How many segments the window of `route.controller` admits: at least one if nothing of it is in flight. */
+/** How many segments the window of `chosen.controller` admits: at least one if nothing of it is in flight. */
 function admit(connection: Connection, wanted: number): boolean {
   const { controller } = chosen;
   const { send } = connection;
