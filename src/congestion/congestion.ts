@@ -42,7 +42,7 @@ export interface CongestionOptions {
 
 /** A rule as the table lists it. */
 export interface CongestionRule {
-  /** For the description of the setting, after the rule's name. */
+  /** Text for the description of the setting, after the rule's name. */
   readonly summary: string;
   /** The receiver gives credits as well, as with the setting `transportReceiverCredits`. */
   readonly receiverCredits?: boolean;
@@ -64,7 +64,7 @@ interface SwiftOptions {
   readonly additiveIncrease?: number;
 }
 
-/** From half of the window to the whole takes this many round trips. */
+/** Round trips that the window takes from half to the whole. */
 const ROUND_TRIPS_TO_RECOVER = 64;
 
 const swift: CongestionRule = {
@@ -123,7 +123,7 @@ export class Swift implements Congestion {
     const target = baseRtt + this.target();
     this.#above = rtt >= target;
     if (!this.#above) {
-      // In one round trip the window is acknowledged once, so that these parts add up to the increase.
+      // The window is acknowledged once in one round trip, so that these parts add up to the increase.
       const parts = ackedBytes / Math.max(this.windowBytes, this.#segment);
       this.#set(this.windowBytes + this.#increase * parts);
     } else if (now - this.#lastDecrease >= rtt) {
@@ -159,7 +159,7 @@ export class Swift implements Congestion {
 /** What tells one TIMELY from another. Times in microseconds, rates in bytes per microsecond. */
 interface TimelyOptions {
   readonly segmentBytes: number;
-  /** Where the rate begins, and its upper end. */
+  /** The rate at the begin, and its upper end. */
   readonly linkRate: number;
   readonly maxWindow: number;
   /** Below this round trip the rate grows; above `high` it shrinks whatever the gradient. */
@@ -202,7 +202,7 @@ const timely: CongestionRule = {
     }),
 };
 
-/** With the constants that UCCL's RDMA transport is compiled with, for networks of 100 Gb/s and short cables. */
+/** TIMELY with the constants that UCCL's RDMA transport is compiled with, for networks of 100 Gb/s and short cables. */
 const timelyUccl: CongestionRule = {
   summary: 'the same with the constants of UCCL',
   create: ({ segmentBytes, linkRate, maxWindow }) =>
@@ -287,7 +287,7 @@ class Timely implements Congestion {
 interface CubicOptions {
   readonly segmentBytes: number;
   readonly maxWindow: number;
-  /** In segments. */
+  /** First window, in segments. */
   readonly initialWindow?: number;
 }
 
@@ -349,7 +349,7 @@ export class Cubic implements Congestion {
     this.#window = Math.min(Math.max(grown, this.#reno), this.#max);
   }
 
-  /** At most once per round trip: one overflow of a queue loses many packets. */
+  /** The window is cut at most once per round trip: one overflow of a queue loses many packets. */
   onLoss(now: number): void {
     if (now - this.#lastDecrease < this.#rtt) return;
     this.#cut(now);

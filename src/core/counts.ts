@@ -57,7 +57,7 @@ export function countError(error: unknown): void {
   errors.set(code, (errors.get(code) ?? 0) + 1);
 }
 
-/** Only what has been counted: series that stay at zero say nothing. */
+/** The samples hold only what has been counted: series that stay at zero say nothing. */
 addSamples(() => {
   const samples: Sample[] = [];
   for (const [at, op] of ops.entries()) {

@@ -19,7 +19,7 @@ export class Deadline {
     return new Deadline(this.timeoutMs, this.#at - Math.min(this.timeoutMs * SOONER_PART, SOONER_MS));
   }
 
-  /** On the clock of performance.now(). */
+  /** End on the clock of performance.now(). */
   get endsAt(): number {
     return this.#at;
   }
@@ -62,12 +62,12 @@ export interface CallWait {
 
 export const callWaitNames: OptionNames<CallWait> = { ...waitOptionNames, deadline: true };
 
-/** To be called first in every call that has more than one stage: its options with the deadline that the stages share. */
+/** Must be called first in every call that has more than one stage: its options with the deadline that the stages share. */
 export function startCall<T extends CallWait>(options: T, defaultMs: number): T & { readonly deadline: Deadline } {
   return { ...options, deadline: deadlineOf(options, defaultMs) };
 }
 
-/** For a wait for ranks of other hosts, while ranks of this host wait for this one in a barrier. */
+/** A wait for ranks of other hosts, while ranks of this host wait for this one in a barrier, ends a little sooner. */
 export function sooner<T extends CallWait>(wait: T): T {
   return wait.deadline === undefined ? wait : { ...wait, deadline: wait.deadline.sooner() };
 }

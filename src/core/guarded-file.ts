@@ -52,7 +52,7 @@ const STICKY = 0o1000;
 /** A string can hold no more. */
 const MAX_INPUT_BYTES = 2 ** 29 - 25;
 const CHUNK_BYTES = 65_536;
-/** As the system itself follows. */
+/** Links that the system itself follows at most. */
 const MAX_LINKS = 40;
 /** Names that stand for what this process has open already. */
 const ownDescriptor = /^(?:\/dev\/(?:std(?:in|out|err)|fd\/\d+)|\/proc\/self\/fd\/\d+)$/;
@@ -70,7 +70,7 @@ export function readTrusted(folder: string, name: string): Buffer {
   return readAndClose(openGuarded(path, { owner: 'user' }), path, MAX_INPUT_BYTES);
 }
 
-/** For what was opened otherwise, with O_NOFOLLOW and O_NONBLOCK: what its descriptor says of it. Fails with WL_FILE. */
+/** Checks what was opened otherwise, with O_NOFOLLOW and O_NONBLOCK, by what its descriptor says of it. Fails with WL_FILE. */
 export function checkOpened(path: string, facts: Stats, owner: FileOwner): void {
   const why = facts.isFile() ? whyNot(path, facts, owner) : `is ${kindOf(facts)}`;
   if (why !== undefined) throw unusable(path, why);
@@ -87,20 +87,20 @@ export function whyNotTrusted(folder: string): string | undefined {
   const facts = lstatSync(folder);
   if (!facts.isDirectory()) return 'is no folder';
   const { uid, nlink } = facts;
-  // Where the sticky bit is, others can add files, but neither remove nor rename those of this user.
+  // Others can add files where the sticky bit is, but neither remove nor rename those of this user.
   const mode = (facts.mode & STICKY) === 0 ? facts.mode : facts.mode & ~WRITABLE_BY_OTHERS;
   return whyNot(folder, { uid, nlink, mode }, 'user');
 }
 
 interface Replacement {
   readonly mode?: number;
-  /** On disk before it has its name. */
+  /** The content is on disk before it has its name. */
   readonly isDurable?: boolean;
 }
 
 /** Gives the name to a new file with this content: whole or not at all, and whatever had the name before. Fails with the system's error. */
 export function replaceFile(path: string, content: string | Uint8Array, options: Replacement = {}): void {
-  // Not join(), which takes ".." behind a link for the folder that has the link.
+  // The path is not made by join(), which takes ".." behind a link for the folder that has the link.
   const draft = `${dirname(path)}/.weftline-${randomBytes(12).toString('hex')}`;
   const flags = constants.O_WRONLY | constants.O_CREAT | constants.O_EXCL | constants.O_NOFOLLOW;
   const fd = openSync(draft, flags, options.mode ?? 0o666);
@@ -276,7 +276,7 @@ export function makeFolder(folder: string, mode = 0o777): void {
   }
 }
 
-/** From the password database, not from HOME; undefined if the database has none. */
+/** The folder comes from the password database, not from HOME; undefined if the database has none. */
 export function homeFolder(): string | undefined {
   try {
     const { homedir } = userInfo();

@@ -34,7 +34,7 @@ export function setLogLevels(text: string): void {
   Object.assign(shownFrom, next);
 }
 
-/** For lines whose text costs something to make. */
+/** Spares lines whose text costs something to make. */
 export function isLogged(part: LogPart, level: LogLevel): boolean {
   return levels.indexOf(level) >= shownFrom[part];
 }

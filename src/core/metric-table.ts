@@ -3,7 +3,7 @@
 /** Objects of this thread that count in plain memory at all times, and are read when somebody asks. */
 type Sources<T> = Set<() => T | Promise<T>>;
 
-/** From now on the source is read too. Returns how to take it back. */
+/** The source is read too from now on. Returns how to take it back. */
 function add<T>(sources: Sources<T>, source: () => T | Promise<T>): () => void {
   sources.add(source);
   return () => sources.delete(source);
@@ -27,7 +27,7 @@ export interface Meters {
 
 const meterSources: Sources<Partial<Meters>> = new Set();
 
-/** From now on the source counts for readMeters(). Returns how to take it back. */
+/** The source counts for readMeters() from now on. Returns how to take it back. */
 export function addMeter(source: () => Partial<Meters> | Promise<Partial<Meters>>): () => void {
   return add(meterSources, source);
 }
@@ -51,7 +51,7 @@ export interface Sample {
 
 const sampleSources: Sources<readonly Sample[]> = new Set();
 
-/** From now on the source's samples are read too. Returns how to take it back. */
+/** The source's samples are read too from now on. Returns how to take it back. */
 export function addSamples(source: () => readonly Sample[] | Promise<readonly Sample[]>): () => void {
   return add(sampleSources, source);
 }
@@ -166,7 +166,7 @@ interface MetricDeclaration {
   readonly help: string;
 }
 
-/** As Prometheus understands them. */
+/** Kinds as Prometheus understands them. */
 export type MetricKind = 'counter' | 'gauge' | 'histogram' | 'summary';
 
 /** The name of a metric. */

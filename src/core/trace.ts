@@ -78,7 +78,7 @@ export interface TraceSink {
 const sinks = new Set<TraceSink>();
 let sink: TraceSink | undefined;
 
-/** From now on this thread's points are told to that sink too. Returns how to take it back. */
+/** This thread's points are told to that sink too from now on. Returns how to take it back. */
 export function addTraceSink(added: TraceSink): () => void {
   sinks.add(added);
   chooseSink();

@@ -22,23 +22,23 @@ export interface WaitSource {
 
 /** A wait of this thread, now. */
 export interface PresentWait extends WaitFacts {
-  /** For how long already, in ms. */
+  /** How long it lasts already, in ms. */
   readonly ageMs: number;
-  /** Until its deadline, in ms; negative behind it; undefined if its caller gives up in another way. */
+  /** Time until its deadline, in ms; negative behind it; undefined if its caller gives up in another way. */
   readonly leftMs?: number;
 }
 
 /** Between beginWait() and endWait(). */
 export interface WaitEntry {
   readonly source: WaitSource;
-  /** On the clock of performance.now(), as `endsAt`. */
+  /** Begin on the clock of performance.now(), as `endsAt`. */
   readonly since: number;
   readonly endsAt: number | undefined;
   /** World ranks that had not come when it began; only while somebody observes waits. */
   readonly missing: readonly number[] | undefined;
 }
 
-/** Where an object that makes collective calls stands. */
+/** The state of an object that makes collective calls. */
 export interface ObjectState {
   /** "EpBuffer", with its number among those of the same ranks where there are several. */
   readonly object: string;
@@ -65,7 +65,7 @@ let observer: WaitObserver | undefined;
 /** Hears of every wait that has ended. Must not fail. */
 type WaitObserver = (missing: readonly number[], milliseconds: number) => void;
 
-/** From now on this one hears of the waits of this thread, and no other. */
+/** This one hears of the waits of this thread from now on, and no other. */
 export function observeWaits(listener: WaitObserver): void {
   observer = listener;
 }
@@ -114,7 +114,7 @@ function factsOf(source: WaitSource): WaitFacts {
   }
 }
 
-/** From now on the object tells where it stands. Returns how to take it back. */
+/** The object tells where it stands from now on. Returns how to take it back. */
 export function watchObject(source: ObjectSource): () => void {
   objects.add(source);
   return () => objects.delete(source);

@@ -20,9 +20,9 @@ export type ControlFrame = Readonly<Record<string, unknown>>;
 const MAX_UNREAD_BYTES = 65_536;
 
 export class ControlChannel {
-  /** For errors: who is at the other end. */
+  /** Name of the other end, for errors. */
   peer: string;
-  /** On the clock of performance.now(): bounds every receive. */
+  /** End of every receive, on the clock of performance.now(). */
   deadline: number;
   /** Called once, when the peer has proven itself. */
   onProven: (() => void) | undefined;
@@ -34,7 +34,7 @@ export class ControlChannel {
   #isOver = false;
   #onEnd: ((farewell: boolean) => void) | undefined;
 
-  /** After `silenceMs` without an answer of its system the peer counts as gone. */
+  /** The peer counts as gone after `silenceMs` without an answer of its system. */
   constructor(socket: Socket, deadline: number, silenceMs: number = Number.POSITIVE_INFINITY) {
     this.#socket = socket;
     this.deadline = deadline;

@@ -28,7 +28,7 @@ const WRITABLE_BY_OTHERS = 0o022;
 /** Why a secret cannot be made at one place, so that the next one is taken. */
 const unusable: readonly string[] = ['EACCES', 'EPERM', 'EROFS', 'ENOENT', 'ENOSPC', 'EDQUOT', 'ENOTDIR'];
 
-/** Where the secret is, for errors, and its bytes. */
+/** Path of the secret, for errors, and its bytes. */
 interface UserSecret {
   readonly path: string;
   readonly bytes: Uint8Array;

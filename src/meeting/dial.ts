@@ -8,7 +8,7 @@ import { checkHost, checkPort, isLoopback, requireAddress, requireToken } from '
 import { ControlChannel } from './control-channel.ts';
 import { type Greeted, type HelloBody, type HelloOptions, sayHello } from './hello.ts';
 
-/** Where somebody listens: a host name or numeric address, and a TCP port. */
+/** Place at which somebody listens: a host name or numeric address, and a TCP port. */
 export interface Address {
   readonly host: string;
   readonly port: number;
@@ -27,7 +27,7 @@ interface DialOptions extends DialWait {
   readonly awaitsName?: boolean;
   /** What is expected there, for errors: "transport". */
   readonly who: string;
-  /** After so long without an answer of its system the peer counts as gone. */
+  /** Time without an answer of its system after which the peer counts as gone. */
   readonly silenceMs?: number;
 }
 

@@ -174,7 +174,7 @@ export class FrameSocket {
     socket.on('close', () => handlers.onClose());
   }
 
-  /** To be called once the owner is ready: takes in what has arrived already, or that the connection is over. */
+  /** Must be called once the owner is ready: takes in what has arrived already, or that the connection is over. */
   start(): void {
     if (this.socket.closed) this.#handlers.onClose();
     else this.#receive(Buffer.alloc(0));
@@ -247,7 +247,7 @@ export function textField(frame: Readonly<Record<string, unknown>>, field: strin
   throw protocolError(`a greeting without ${field}`);
 }
 
-/** From 0 to `most`. */
+/** An integer from 0 to `most`. */
 export function integerField(frame: Readonly<Record<string, unknown>>, field: string, most: number): number {
   const value = frame[field];
   if (typeof value === 'number' && Number.isInteger(value) && value >= 0 && value <= most) return value;

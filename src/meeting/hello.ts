@@ -169,7 +169,7 @@ export async function sayHello(
     const serverNonce = nonceOf(challenge);
     const facts = { protocol, version, serverNonce, clientNonce, serverKind, clientKind: kind, ends };
     const proofs = new Proofs(key, { ...facts, clientBody: said });
-    // To a peer that cannot check it, a proof would only give something to guess the token by.
+    // A proof would only give a peer that cannot check it something to guess the token by.
     const proof = serverKind === kind ? proofs.ofClient() : '';
     channel.send({ protocol, version, nonce: clientNonce, credential: kind, proof }, [said]);
     const { header, parts } = await receiveAnswer(channel, kind, serverKind);

@@ -41,7 +41,7 @@ const crowded = new WeftlineError(
 );
 
 class Strangers {
-  /** In the order of arrival. */
+  /** Strangers in the order of arrival. */
   readonly #byAddress = new Map<string, Set<Stranger>>();
   #count = 0;
   #filesAllow: number | undefined;
@@ -118,7 +118,7 @@ function openFileLimit(): number {
   }
 }
 
-/** Where to listen: at one address, or without `host` at all addresses of this host. */
+/** Place to listen at: one address, or without `host` all addresses of this host. */
 export interface ListenTarget {
   readonly host?: string;
   readonly port: number;

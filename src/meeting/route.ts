@@ -30,7 +30,7 @@ export function reachedAddress(): string | undefined {
   return typeof reached === 'string' ? reached : undefined;
 }
 
-/** Not behind a translation of addresses, where others call an address that nothing here can listen at. */
+/** False behind a translation of addresses, where others call an address that nothing here can listen at. */
 function isOwn(address: string): boolean {
   return Object.values(networkInterfaces()).some((entries) => entries?.some((entry) => entry.address === address));
 }

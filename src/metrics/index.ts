@@ -6,7 +6,7 @@ export type { LastCall } from './metrics-sink.ts';
 export { type CallContext, tracingChannelNames, type TransferContext } from '../core/call-channels.ts';
 export { bridgeOpenTelemetry, type TelemetryOptions } from './open-telemetry.ts';
 
-/** From now on times of calls, waits and transfers of this thread are collected, as with the setting `metrics`. Idempotent. */
+/** Times of calls, waits and transfers of this thread are collected from now on, as with the setting `metrics`. Idempotent. */
 export function collectMetrics(): void {
   collect();
 }

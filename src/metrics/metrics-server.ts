@@ -58,7 +58,7 @@ function end(response: ServerResponse, status: number, text: string): void {
   response.end(text);
 }
 
-/** By what the system said. */
+/** Remedies by what the system said. */
 const remedies: Readonly<Record<string, string>> = {
   EADDRINUSE: 'each process of a host needs a port of its own',
   EADDRNOTAVAIL: 'name an address of this host, or 0.0.0.0 for all of them (WEFTLINE_METRICS)',

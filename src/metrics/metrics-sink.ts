@@ -78,7 +78,7 @@ export class Histogram {
     this.#total[1]!++;
   }
 
-  /** In seconds. */
+  /** Sum in seconds. */
   get sum(): number {
     return this.#total[0]!;
   }
@@ -166,7 +166,7 @@ export class MetricsSink implements TraceSink {
     else this.#endPhase(point, this.#numbers.get(point)!);
   }
 
-  /** From now on it hears of every observation. Returns how to take it back. */
+  /** The listener hears of every observation from now on. Returns how to take it back. */
   listen(listener: ObservationListener): () => void {
     this.#listeners.add(listener);
     return () => this.#listeners.delete(listener);

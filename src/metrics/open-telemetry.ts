@@ -42,7 +42,7 @@ export interface TelemetrySpan {
   end(): void;
 }
 
-/** Where metrics and spans go; either may be left out. */
+/** The meter and the tracer that metrics and spans go to; either may be left out. */
 export interface TelemetryOptions {
   readonly meter?: TelemetryMeter;
   readonly tracer?: TelemetryTracer;

@@ -42,7 +42,7 @@ export async function startMetrics({ metrics }: Pick<Settings, 'metrics'>, rank?
 async function serve(address: { readonly host: string; readonly port: number }): Promise<void> {
   const { serveMetrics } = await import('./metrics-server.ts');
   const port = await serveMetrics(address, async () => {
-    // Not before the first scrape: few jobs are scraped.
+    // The module is not loaded before the first scrape: few jobs are scraped.
     const { contentType, prometheusOfRanks } = await import('./prometheus-text.ts');
     return {
       type: contentType,
@@ -59,7 +59,7 @@ export function identityLabels(): Readonly<Record<string, string>> {
   return { ...own, rank: String(place.rank), local_rank: String(place.machineRank), job_id: place.jobId };
 }
 
-/** Where the setting `metrics` says that metrics are served. */
+/** Address at which the setting `metrics` says that metrics are served. */
 export interface MetricsAddress {
   readonly host: string;
   /** The port of the first rank of a machine; 0 for any. */

@@ -63,7 +63,7 @@ const table = {
   cuEventDestroy: 'int cuEventDestroy_v2(uint64_t event)',
   cuEventRecord: 'int cuEventRecord(uint64_t event, uint64_t stream)',
   cuEventQuery: 'int cuEventQuery(uint64_t event)',
-  // Its _v2 exists from driver 12.8 on only; this one means the same.
+  // The _v2 of this function exists from driver 12.8 on only; this one means the same.
   cuEventElapsedTime: 'int cuEventElapsedTime(_Out_ float* milliseconds, uint64_t start, uint64_t end)',
 
   cuModuleLoadData: 'int cuModuleLoadData(_Out_ uint64_t* module, void* image)',

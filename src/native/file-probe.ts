@@ -9,7 +9,7 @@ export interface FileProbe {
   exists(path: string): boolean;
   /** Names in a folder, sorted. */
   list(folder: string): readonly string[];
-  /** Without symbolic links. */
+  /** The path without symbolic links. */
   realPath(path: string): string | undefined;
 }
 

@@ -25,7 +25,7 @@ export function useBatchScheduling(): () => void {
 const setAffinityFunction = systemCall('int sched_setaffinity(int, size_t, void*)');
 const getAffinityFunction = systemCall('int sched_getaffinity(int, size_t, void*)');
 
-/** Of the kernel's bit map of cores: for 8192 of them, more than any kernel has. */
+/** Bytes of the kernel's bit map of cores: for 8192 of them, more than any kernel has. */
 const MASK_BYTES = 1024;
 
 /**
@@ -49,7 +49,7 @@ const fcntlFunction = systemCall('int fcntl(int, int, void*)');
 const prctlFunction = systemCall('int prctl(int, uint64_t, uint64_t, uint64_t, uint64_t)');
 const yieldFunction = lazyFunction(libc, 'int sched_yield()');
 const getrusageFunction = lazyFunction(libc, 'int getrusage(int, void*)');
-/** Its result is its first argument; not to take it saves half of the call. */
+/** The function's result is its first argument; not to take it saves half of the call. */
 const memcpyFunction = lazyFunction(libc, 'void memcpy(intptr_t, intptr_t, size_t)');
 const madviseFunction = lazyFunction(libc, 'int madvise(intptr_t, size_t, int)');
 /** Declared without "...", so that each argument keeps one type and the call stays cheap. */

@@ -1,7 +1,7 @@
 // Finds shared libraries where the dynamic loader would, without loading them.
 import type { FileProbe } from './file-probe.ts';
 
-// Where NVIDIA's libraries may be: the dynamic loader's folders, CUDA toolkits, Python packages.
+// The places of NVIDIA's libraries: the dynamic loader's folders, CUDA toolkits, Python packages.
 
 /** Names as libnvrtc.so, .so.12, .so.13.0.88; not libnvrtc-builtins.so and libcublasLt.so, which they load themselves. */
 const fileNames = {

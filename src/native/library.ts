@@ -120,7 +120,7 @@ export function loadKoffi(): KoffiModule {
   return koffi;
 }
 
-/** In place of a library's name: what is loaded in this process anyway. */
+/** Name that stands for what is loaded in this process anyway. */
 const ownProcess = null;
 
 /**
@@ -273,7 +273,7 @@ function bindOne(libraryName: string, name: string, text: string): NativeFunctio
   }
 }
 
-/** Not declared: threads that call no native function need not load koffi. */
+/** The function is not declared: threads that call no native function need not load koffi. */
 const dlsymFunction = onFirstCall(() => openLibrary(ownProcess).func('intptr_t dlsym(intptr_t, str)'));
 
 /** koffi takes each name of a prototype once per process. */
@@ -289,7 +289,7 @@ export function functionAt(address: number, text: string): NativeFunction {
   });
 }
 
-/** Where a function that is loaded in this process anyway begins, to be handed to native code. */
+/** Address of a function that is loaded in this process anyway, to be handed to native code. */
 export function symbolAddress(name: string): number {
   return Number(dlsymFunction()(0, name));
 }

@@ -67,7 +67,7 @@ export class MessageBlock {
     }
   }
 
-  /** Of the mmsghdr of a message: what the calls take. */
+  /** Address of the mmsghdr of a message, which the calls take. */
   addressOf(message: number): number {
     return this.#block.address + message * MESSAGE_HEADER_WORDS * 4;
   }
@@ -90,7 +90,7 @@ export class MessageBlock {
       Math.floor((header + count * headerBytes) / TWO_32) === headerHigh &&
       Math.floor((payload + count * payloadBytes) / TWO_32) === payloadHigh;
     if (isPlain) {
-      // Here only the low words differ, and whole numbers of 32 bits are quick.
+      // The low words alone differ here, and whole numbers of 32 bits are quick.
       const words = this.#words;
       let headerLow = (header - headerHigh * TWO_32) | 0;
       let payloadLow = (payload - payloadHigh * TWO_32) | 0;
@@ -120,14 +120,14 @@ export class MessageBlock {
     this.#words[message * MESSAGE_HEADER_WORDS + messageHeaderWord.iovecCount] = count;
   }
 
-  /** For sending: the kernel cuts the message into datagrams of `bytes`; 0 sends it as one. */
+  /** Prepares sending: the kernel cuts the message into datagrams of `bytes`; 0 sends it as one. */
   setSegmentBytes(message: number, bytes: number): void {
     this.#words[message * MESSAGE_HEADER_WORDS + messageHeaderWord.controlLength] =
       bytes === 0 ? 0 : SEGMENT_RECORD_BYTES;
     if (bytes !== 0) this.#words[this.#controlOf(message) + 4] = bytes;
   }
 
-  /** For receiving: before every call, because the kernel shortens what it was given. */
+  /** Prepares receiving, before every call, because the kernel shortens what it was given. */
   expectControl(message: number): void {
     this.#words[message * MESSAGE_HEADER_WORDS + messageHeaderWord.controlLength] = CONTROL_BYTES;
   }

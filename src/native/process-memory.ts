@@ -58,7 +58,7 @@ export class IovecList {
     putRange(this.#remote.words, index, range.remote, range.bytes);
   }
 
-  /** Where the argument blocks stand from range `first` on. */
+  /** Address of the argument blocks from range `first` on. */
   addressesOf(first: number): { readonly local: number; readonly remote: number } {
     const at = first * IOVEC_WORDS * 4;
     return { local: this.#local.address + at, remote: this.#remote.address + at };
@@ -81,7 +81,7 @@ export function copyRanges(process: number, to: number, from: number, count: num
     : readFunction()(-process, to, count, from, count, 0);
 }
 
-/** Where a security module restricts who may read a process's memory (yama), lets every process of this user do so. */
+/** Lets every process of this user read its memory where a security module (yama) restricts who may do so. */
 export function admitPeersToMemory(): void {
   // Kernels without the module do not know the call; then nothing has to be admitted.
   prctlFunction()(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);

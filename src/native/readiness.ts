@@ -107,7 +107,7 @@ export function waitWritable(fd: number, microseconds: number): void {
 
 const neverRung = new Int32Array(new SharedArrayBuffer(4));
 
-/** In place of a wait that the kernel refused, so that callers who look again do not keep a core busy. */
+/** Pauses in place of a wait that the kernel refused, so that callers who look again do not keep a core busy. */
 function pause(microseconds: number): void {
   Atomics.wait(neverRung, 0, 0, Math.min(microseconds, MAX_PAUSE_MICROSECONDS) / 1000);
 }

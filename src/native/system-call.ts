@@ -6,7 +6,7 @@ type Substitute = (real: NativeFunction) => (...parameters: never[]) => unknown;
 
 const substitutes = new Map<string, Substitute>();
 
-/** For tests of rare failures: replaces the function `name` in this thread. To be called before its first use. */
+/** Replaces the function `name` in this thread, for tests of rare failures. Must be called before its first use. */
 export function substituteSystemCall(name: string, substitute: Substitute): void {
   substitutes.set(name, substitute);
 }
@@ -60,7 +60,7 @@ function substituted(text: string, real: NativeFunction): NativeFunction {
 
 let errnoWord: Int32Array | undefined;
 
-/** Where the C library keeps the errno of this thread. A module is run by one thread for its whole life. */
+/** The place where the C library keeps the errno of this thread. A module is run by one thread for its whole life. */
 function locateErrno(): Int32Array {
   if (errnoWord === undefined) {
     const address: number = bindGuarded(() => openLibrary(linuxLibrary).func('intptr_t __errno_location()'))();

@@ -117,7 +117,7 @@ function descriptors(): string[] {
 
 // What UCX's status codes mean, as errors.
 
-/** Those that weftline has met or expects; ucs_status_string has the others. */
+/** Names that weftline has met or expects; ucs_status_string has the others. */
 const names: Readonly<Record<number, string>> = {
   [-1]: 'UCS_ERR_NO_MESSAGE',
   [-2]: 'UCS_ERR_NO_RESOURCE',
@@ -187,7 +187,7 @@ export const ucpRequestParam = defineLayout('ucp_request_param_t', {
   others: { of: 'u64', count: 2 },
   dataType: 'u64',
   more: { of: 'u64', count: 4 },
-  /** Of `ucp_mem_map`. Up to 1.12, UCX does not know it. */
+  /** Flag of `ucp_mem_map`. Up to 1.12, UCX does not know it. */
   memory: 'u64',
 });
 
@@ -291,7 +291,7 @@ export interface Ucx {
 const fileName = /^libucp\.so\.0$/;
 let opened: Ucx | undefined;
 
-/** Where the library lies, without opening it. */
+/** Path of the library, which is not opened. */
 export function findUcx(machine: FileProbe): string | undefined {
   return findLibrary(machine, fileName);
 }
@@ -348,7 +348,7 @@ const quietly: Readonly<Record<string, string>> = {
 const silently: Readonly<Record<string, string>> = { ...quietly, UCX_LOG_LEVEL: 'fatal' };
 
 function loadQuietly(path: string): void {
-  // By another thread of the process, for instance: UCX reads these variables no more.
+  // Another thread of the process, for instance, has loaded it: UCX reads these variables no more.
   if (isLoaded(path)) return;
   // A log file was named, so UCX's messages are wanted.
   const wanted = process.env['UCX_LOG_FILE'] === undefined ? silently : quietly;

@@ -156,12 +156,12 @@ const socketOption = {
   /** The same beyond the system's limit; needs CAP_NET_ADMIN. */
   sendBufferForce: [1, 32],
   receiveBufferForce: [1, 33],
-  /** After so many probes of an idle connection without an answer, TCP gives it up. */
+  /** Probes of an idle connection without an answer after which TCP gives it up. */
   tcpKeepAliveCount: [6, 6],
   /** 2: never fragment, datagrams beyond the MTU are refused. */
   mtuDiscoverV4: [0, 10],
   mtuDiscoverV6: [41, 23],
-  /** Of a connected socket: what the route allows, IP header included. */
+  /** Bytes that the route of a connected socket allows, IP header included. */
   mtuV4: [0, 14],
   mtuV6: [41, 24],
   udpSegment: [17, 103],
@@ -181,7 +181,7 @@ export function openUdpSocket(local: SocketAddress): number {
   throw nativeError('bind', `binding a UDP socket to ${local.host} port ${local.port}`, result);
 }
 
-/** From then on the socket receives from that peer only. */
+/** The socket receives from that peer only from then on. */
 export function connectUdpSocket(fd: number, peer: SocketAddress): void {
   const address = encodeSocketAddress(peer);
   const result: number = connectFunction()(fd, address, address.length);
@@ -212,7 +212,7 @@ export function getSocketOption(fd: number, option: SocketOption): number | unde
 const IPPROTO_TCP = 6;
 const TCP_INFO = 11;
 
-/** Of a TCP connection: packets and probes that wait for an answer, and how long ago the last answer came. */
+/** Packets and probes of a TCP connection that wait for an answer, and how long ago the last answer came. */
 function readTcpInfo(fd: number): { readonly unanswered: number; readonly sinceAnswerMs: number } | undefined {
   const bytes = new Uint8Array(TCP_INFO_BYTES);
   if (getsockoptFunction()(fd, IPPROTO_TCP, TCP_INFO, bytes, Int32Array.of(bytes.length)) !== 0) return undefined;

@@ -36,7 +36,7 @@ export function nearestDevices<T extends { readonly device?: PciDevice }>(
   });
 }
 
-// Where a PCI device sits in its host, from /sys, and how far two of them are from each other.
+// The place of a PCI device in its host, from /sys, and how far two of them are from each other.
 
 export interface PciDevice {
   /** 0000:01:00.0. */
@@ -47,7 +47,7 @@ export interface PciDevice {
   readonly numaNode: number | undefined;
 }
 
-/** From near to far. */
+/** Relations from near to far. */
 const pciRelations = [
   'same PCI device',
   'same PCI switch',

@@ -153,14 +153,14 @@ export function matchingNames<T extends { readonly name: string }>(
 
 // The network interfaces of this host with the addresses that peers can reach.
 
-/** Only what is up and has an address that means something without a zone. */
+/** An interface that is up and has an address that means something without a zone. */
 export interface HostInterface {
   readonly name: string;
   /** Numeric; at least one. */
   readonly addresses: readonly string[];
 }
 
-/** In the natural order of their names, eth2 before eth10, so that hosts that are wired alike list them alike. */
+/** Interfaces in the natural order of their names, eth2 before eth10, so that hosts that are wired alike list them alike. */
 export function hostInterfaces(): readonly HostInterface[] {
   const names = new Intl.Collator('en', { numeric: true });
   return Object.entries(networkInterfaces())

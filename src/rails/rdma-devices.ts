@@ -6,7 +6,7 @@ import type { DeviceAttributes, GidEntry, PortAttributes } from '../native/verbs
 import { type PciDevice, pciDeviceOf } from './nearest-device.ts';
 
 export interface RdmaPort {
-  /** From 1. */
+  /** Number from 1. */
   readonly number: number;
   readonly attributes: PortAttributes;
   readonly gids: readonly RdmaGid[];

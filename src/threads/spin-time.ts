@@ -7,7 +7,7 @@ import type { Settings } from '../settings/settings.ts';
 
 /** A loan that is over sooner let nobody run: it is a system call for nothing, during which nobody looks. */
 const SHORTEST_USE_MS = 0.0015;
-/** After so many of those, the processor is offered only once in so many looks. */
+/** Vain loans after which the processor is offered only once in so many looks. */
 const LOANS_IN_VAIN = 64;
 const LOOKS_PER_LOAN = 16;
 
@@ -48,13 +48,13 @@ export class SpinTime {
   /** Begins with the most. */
   constructor(mostMicroseconds: number) {
     this.#most = mostMicroseconds / 1000;
-    // Who lets waits poll for longer wants them back from threads that compute for less.
+    // A caller that lets waits poll for longer wants them back from threads that compute for less.
     this.#longAbsence = Math.max(this.#most, LONG_ABSENCE_MS);
     this.#least = Math.min(this.#most, MIN_MS);
     this.#milliseconds = this.#most;
   }
 
-  /** For the next wait. */
+  /** How long the next wait polls. */
   get milliseconds(): number {
     return this.#cautious > 0 ? this.#least : this.#milliseconds;
   }
@@ -86,7 +86,7 @@ export class SpinTime {
   }
 }
 
-/** From so many processors on, a thread that polls takes none that another one needs. */
+/** Processors from which on a thread that polls takes none that another one needs. */
 const MANY_PROCESSORS = 8;
 
 /** How long a thread polls for packets before it sleeps, in µs: as set, or what suits the processors of the process. */

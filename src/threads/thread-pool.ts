@@ -99,7 +99,7 @@ interface PresentWork {
 }
 
 class PoolThread {
-  /** Not to be used again. */
+  /** The thread is not to be used again. */
   isSpoiled = false;
   readonly worker: Worker;
   readonly #among: PoolThread[];

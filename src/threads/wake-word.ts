@@ -43,7 +43,7 @@ const wakeWord = { events: 0, sleepers: 1, awaited: 2 } as const;
 const WAKE_WORDS = 3;
 
 export class WakeWord {
-  /** To be handed to a worker thread, which makes its own WakeWord over it. */
+  /** Memory to be handed to a worker thread, which makes its own WakeWord over it. */
   readonly buffer: SharedArrayBuffer;
   readonly #words: Int32Array;
 
@@ -58,7 +58,7 @@ export class WakeWord {
     if (Atomics.load(this.#words, wakeWord.sleepers) !== 0) Atomics.notify(this.#words, wakeWord.events);
   }
 
-  /** To be read before looking for what is waited for, and given to the sleep. */
+  /** Must be read before looking for what is waited for, and given to the sleep. */
   get seen(): number {
     return Atomics.load(this.#words, wakeWord.events);
   }

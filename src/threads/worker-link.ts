@@ -21,7 +21,7 @@ export interface WorkerLinkOptions<Event> {
   readonly timeoutMs: number;
   /** What a thread that does not answer may be waiting for, for errors. */
   readonly lateReason?: string;
-  /** After each call was posted: wakes a thread that does not wait for messages. */
+  /** Called after each call was posted: wakes a thread that does not wait for messages. */
   readonly onCall?: () => void;
   /** Hears what the thread tells unasked. */
   readonly onEvent: (event: Event) => void;

@@ -7,7 +7,7 @@ import type { TracePart } from './read-part.ts';
 
 // Arrows between tracks of a trace: from a message to its arrival, and from the rank that came last to a call to those that waited.
 
-/** Where an arrow begins or ends: a slice, named by a time within it on the first host's clock. */
+/** Begin or end of an arrow: a slice, named by a time within it on the first host's clock. */
 interface End {
   readonly pid: number;
   readonly tid: number;
@@ -15,7 +15,7 @@ interface End {
 }
 
 interface FlowOptions {
-  /** As clockOffsets() estimates them. */
+  /** Offsets as clockOffsets() estimates them. */
   readonly offsets: ReadonlyMap<string, number>;
   /** The process number of each part, in their order. */
   readonly pids: readonly number[];
@@ -69,7 +69,7 @@ function drawMessages(parts: readonly TracePart[], options: FlowOptions, draw: D
   }
 }
 
-/** Of ends in the order of their times, the last one that is not after `time`. */
+/** The last of ends in the order of their times that is not after `time`. */
 function lastBefore(ends: readonly End[], time: number): End | undefined {
   let [low, high] = [0, ends.length];
   while (low < high) {
@@ -80,7 +80,7 @@ function lastBefore(ends: readonly End[], time: number): End | undefined {
   return ends[low - 1];
 }
 
-/** Of a call that ranks make together none ends before the last has come. */
+/** No part of a call that ranks make together ends before the last has come. */
 function drawCalls(parts: readonly TracePart[], options: FlowOptions, draw: Draw): void {
   const calls = new Map<string, Map<number, { readonly begin: End; readonly end: End | undefined }>>();
   parts.forEach((part, at) => {
@@ -260,7 +260,7 @@ export function clockOffsets(parts: readonly TracePart[]): ClockOffsets {
   return offsets;
 }
 
-/** Of these no rank returns before all have come. */
+/** True for calls from which no rank returns before all have come. */
 function isMeeting(label: string): boolean {
   return /\.(?:barrier|allReduce|allGather|allToAll)\b/.test(label);
 }
@@ -341,7 +341,7 @@ function requireEvent(
 
 class ChromeReader {
   readonly #processes = new Map<number, ReadProcess>();
-  /** By id of spans that stand on tracks of their own: where they are in their thread. */
+  /** Places in their thread of spans that stand on tracks of their own, by id. */
   readonly #open = new Map<string, number>();
 
   take(event: FileEvent): void {

@@ -31,12 +31,12 @@ export interface ClockSample {
 }
 
 export class KernelRing {
-  /** Of the memory for records that kernels may write to, until the process ends; undefined where there is none. */
+  /** Address of the memory for records that kernels may write to, until the process ends; undefined where there is none. */
   readonly memory: number | undefined;
-  /** Of the records. */
+  /** Bytes of the records. */
   readonly bytes: number = KERNEL_RING_BYTES - KERNEL_RING_HEAD_BYTES;
   readonly #ring: number;
-  /** Where the records are in the end. */
+  /** Address of the records in the end. */
   readonly #address: number;
   readonly #head: Block<keyof typeof kernelRing.offset>;
   readonly #labels: Uint8Array;
@@ -98,9 +98,9 @@ export class KernelRing {
   }
 }
 
-// Where records of kernels lie while their process lives: a file in /dev/shm, since drivers register no memory of files on disks.
+// Records of kernels lie, while their process lives, in a file in /dev/shm, since drivers register no memory of files on disks.
 
-/** Not as the other files there are named: those are removed when they are old and nobody holds a lock on them. */
+/** The name is unlike those of the other files there: those are removed when they are old and nobody holds a lock on them. */
 function pathOf(pid: number, ring: number): string {
   return `/dev/shm/weftline.trace.${pid}.${ring}`;
 }
@@ -108,7 +108,7 @@ function pathOf(pid: number, ring: number): string {
 /** The address of that many bytes, zeroed, for a ring of this process; undefined where there is no room for them. */
 function mapKernelMemory(ring: number, bytes: number): number | undefined {
   const path = pathOf(process.pid, ring);
-  // Of a process that had this number, and was killed; one that lives has it in another process-id namespace.
+  // A file of a process that had this number, and was killed, may be there; one that lives has it in another process-id namespace.
   if (isHeldFile(path)) return undefined;
   remove(path);
   try {
@@ -147,12 +147,12 @@ export function readKernelMemory(pid: number, ring: number, owner: number, recor
   }
 }
 
-/** Of a ring of this process, when its records are elsewhere. */
+/** Removes the file of a ring of this process, when its records are elsewhere. */
 export function removeOwnKernelMemory(ring: number): void {
   remove(pathOf(process.pid, ring));
 }
 
-/** Of a process of this host that has ended, when its records are not wanted any more. */
+/** Removes the files of a process of this host that has ended, when its records are not wanted any more. */
 export function removeKernelMemory(pid: number): void {
   for (let ring = 0; ring < KERNEL_RINGS; ring++) {
     const path = pathOf(pid, ring);

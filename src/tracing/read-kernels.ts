@@ -20,9 +20,9 @@ export interface GpuClock {
   readonly device: number;
   /** How far the GPU's clock, taken as time since 1970, was ahead of the host's at the first comparison, in µs. */
   readonly offsetUs: number;
-  /** By how much it gained since, up to the last comparison, in µs. */
+  /** Time that it gained since, up to the last comparison, in µs. */
   readonly driftUs: number;
-  /** Of the best and of the worst comparison: how far they may be off. */
+  /** How far the best and the worst comparison may be off. */
   readonly errorUs: number;
   readonly mostErrorUs: number;
   readonly samples: number;
@@ -160,7 +160,7 @@ function readPieces(memory: Uint8Array, times: GpuTimes): { readonly pieces: Pie
     kept += 1;
     most = Math.max(most, sequence);
     const time = times.hostUs(words[index * wordsOf + offset.time / 4 + 1]!, words[index * wordsOf + offset.time / 4]!);
-    // Of clocks that were compared at nearly the same time, or that say what no clock says.
+    // Times like these are of clocks that were compared at nearly the same time, or that say what no clock says.
     if (!isTime(time)) continue;
     const [block, tag] = [word('block') & 0xffff, word('block') >>> 16];
     const [label, launch, group] = [tag >> 1, word('launch'), Math.floor(block / BLOCKS_OF_TRACK)];
@@ -224,7 +224,7 @@ function endOf({ end }: Span): number {
   return end ?? Number.POSITIVE_INFINITY;
 }
 
-/** In the order of their begins; of those that begin together the longest first. */
+/** Spans in the order of their begins; of those that begin together the longest first. */
 function spansOf({ launch, blocks }: Piece, name: string): Span[] {
   const phases = new Map<string, Phase[]>();
   for (const events of blocks.values()) {
@@ -255,7 +255,7 @@ function waitLabel(peer: number): string {
   return peer >= OWN_BLOCKS ? 'wait for own blocks' : `wait for rank ${peer}`;
 }
 
-/** Of one block; an end belongs to the last begin of the same point and peer. */
+/** Phases of one block; an end belongs to the last begin of the same point and peer. */
 function phasesOf(events: readonly KernelEvent[]): Phase[] {
   const phases: Phase[] = [];
   const open = new Map<string, number[]>();
@@ -308,10 +308,10 @@ export function isTime(time: number): boolean {
   return Math.abs(time) <= Number.MAX_SAFE_INTEGER;
 }
 
-/** Also a group of blocks of a kernel. */
+/** A thread, or a group of blocks of a kernel. */
 export interface TracedThread {
   readonly name: string;
-  /** In the order of their begins. */
+  /** Spans in the order of their begins. */
   readonly spans: readonly Span[];
   /** Records that were overwritten by later ones. */
   readonly lost: number;

@@ -29,9 +29,9 @@ import { type GpuClock, isTime, readKernels, type Span, type TracedGpu, type Tra
 import { readKernelMemory } from './kernel-ring.ts';
 
 export interface TracePart extends TracedProcess {
-  /** Of the host, then groups of blocks of kernels. */
+  /** Threads of the host, then groups of blocks of kernels. */
   readonly threads: readonly TracedThread[];
-  /** Of the GPUs whose kernels are among them. */
+  /** Clocks of the GPUs whose kernels are among them. */
   readonly gpuClocks: readonly GpuClock[];
 }
 
@@ -78,7 +78,7 @@ function readGpus(fd: number, rings: number, writer?: { readonly pid: number; re
   return gpus.filter((gpu) => gpu !== undefined);
 }
 
-/** Only these: most of the file has never been written. */
+/** Reads only these bytes: most of the file has never been written. */
 function bytesAt(fd: number, offset: number, count: number): Buffer {
   const bytes = Buffer.alloc(count);
   for (let read = 0; read < count;) {
@@ -95,7 +95,7 @@ function readThread(fd: number, at: number, size: number): TracedThread {
   const ring = Block.over(traceRing, bytes);
   const { labels: labelsAt } = traceRing.offset;
   const lines = bytes.toString('utf8', labelsAt, labelsAt + ring.get('labelBytes')).split('\n');
-  // Of calls of all ranks nothing is to be said.
+  // Nothing is to be said of calls of all ranks.
   const labels = lines.map((line) => printable(line.replace(` of ${rankRange(size)}`, ''), 200));
   const written = ring.get('written');
   const kept = Math.min(written, TRACE_RECORDS);
@@ -109,7 +109,7 @@ function readThread(fd: number, at: number, size: number): TracedThread {
   return { name: textAt(bytes, traceRing.offset.thread), spans: spans.all(), lost: written - kept };
 }
 
-/** As CallGuard writes the ranks of a world. */
+/** Ranks of a world as CallGuard writes them. */
 function rankRange(size: number): string {
   return size === 1 ? '0' : `0-${size - 1}`;
 }
@@ -118,7 +118,7 @@ function rankRange(size: number): string {
 class SpanReader {
   readonly #labels: readonly string[];
   readonly #spans: Span[] = [];
-  /** Of those that have begun, by point and subject, where they are in `#spans`. */
+  /** Places in `#spans` of those that have begun, by point and subject. */
   readonly #open = new Map<string, number[]>();
 
   constructor(labels: readonly string[]) {
@@ -132,7 +132,7 @@ class SpanReader {
     const label = this.#labels[record[traceField.label]! - 1] ?? '';
     const key = `${point} ${subject} ${label}`;
     const time = record[traceField.time]!;
-    // Of a process that was killed while it wrote, or of none of ours: JSON knows no such number.
+    // The record is of a process that was killed while it wrote, or of none of ours: JSON knows no such number.
     if (!isTime(time)) return;
     const open = this.#open.get(key) ?? [];
     if (record[traceField.point]! % 2 === 1) {

@@ -10,12 +10,12 @@ import { createPart, describeRank, RingSink, type TraceFile } from './trace-ring
 
 let file: TraceFile | undefined;
 
-/** Of this process, on its main thread; undefined if nothing is traced. */
+/** The file of this process, on its main thread; undefined if nothing is traced. */
 export function currentTrace(): TraceFile | undefined {
   return file;
 }
 
-/** Of a rank of a job. */
+/** Place of a rank of a job. */
 interface TracedRank {
   readonly rank: number;
   readonly size: number;

@@ -15,12 +15,12 @@ import { mapSharedFile, reserveInFile } from '../native/memory-file.ts';
 
 const PART = '.part';
 
-/** For a trace that goes to `file`. `more` tells several of one process number apart. */
+/** Path for a trace that goes to `file`. `more` tells several of one process number apart. */
 export function partPath(file: string, host: string, pid: number, more?: string): string {
   return `${file}.${host}.${pid}${more === undefined ? '' : `.${more}`}${PART}`;
 }
 
-/** Those that are there, in order of their names. */
+/** Parts that are there, in order of their names. */
 export function partsOf(file: string): string[] {
   const folder = dirname(file);
   if (!existsSync(folder)) return [];
@@ -38,7 +38,7 @@ export const TRACE_VERSION = 2;
 export const TRACE_TEXT_BYTES = 120;
 /** Threads beyond these are not traced. */
 export const TRACE_RINGS = 32;
-/** Of a thread; older ones are overwritten. A power of two. */
+/** Records of a thread; older ones are overwritten. A power of two. */
 export const TRACE_RECORDS = 65_536;
 const TRACE_HEAD_BYTES = 4096;
 
@@ -116,7 +116,7 @@ export const KERNEL_RING_BYTES: number = KERNEL_RING_HEAD_BYTES + KERNEL_RECORDS
 const KERNEL_RINGS_BEGIN = alignUp(TRACE_HEAD_BYTES + TRACE_RINGS * TRACE_RING_BYTES, 4096);
 export const TRACE_FILE_BYTES: number = KERNEL_RINGS_BEGIN + KERNEL_RINGS * KERNEL_RING_BYTES;
 
-/** At a multiple of the size of a page. */
+/** A multiple of the size of a page. */
 export function kernelRingOffset(ring: number): number {
   return KERNEL_RINGS_BEGIN + ring * KERNEL_RING_BYTES;
 }
@@ -132,10 +132,10 @@ export interface TracedProcess {
   readonly launcher: number;
 }
 
-/** As all threads of the process know it. */
+/** File as all threads of the process know it. */
 export interface TraceFile {
   readonly path: string;
-  /** Where it is mapped. */
+  /** Address at which it is mapped. */
   readonly address: number;
 }
 
@@ -146,7 +146,7 @@ export function createPart(file: string, process: TracedProcess): TraceFile {
   try {
     return createTraceFile(path, process);
   } catch (error) {
-    // Of a process with the same number in another container; or anybody put it there, as the name can be guessed.
+    // The name may be taken by a process with the same number in another container; or anybody put it there, as the name can be guessed.
     const isTaken = lstatSync(path, { throwIfNoEntry: false }) !== undefined;
     if (!isTaken) throw error;
   }
@@ -157,7 +157,7 @@ export function createPart(file: string, process: TracedProcess): TraceFile {
 export function createTraceFile(path: string, process: TracedProcess): TraceFile {
   if (isHeldFile(path))
     throw new WeftlineError('WL_FILE', 'another process with the same number and host name uses it');
-  // Of a process that had this number, and has ended.
+  // The file is of a process that had this number, and has ended.
   rmSync(path, { force: true });
   const fd = openSync(path, 'wx+', 0o600);
   try {
@@ -200,7 +200,7 @@ export function reserve(path: string, offset: number, bytes: number): boolean {
   }
 }
 
-/** As far as there is room. */
+/** Sets the text as far as there is room. */
 function setText<Name extends string>(block: Block<Name>, field: Name, text: string): void {
   const bytes = Buffer.from(text).subarray(0, TRACE_TEXT_BYTES - 1);
   for (const [index, byte] of bytes.entries()) block.set(field, byte, index);
@@ -253,7 +253,7 @@ export class RingSink implements TraceSink {
     Atomics.store(this.#words, traceRing.offset.written / 4, this.#written);
   }
 
-  /** Its number plus 1; 0 when there is no room for more. */
+  /** The label's number plus 1; 0 when there is no room for more. */
   #labelOf(label: string): number {
     const known = this.#labels.get(label);
     if (known !== undefined) return known;

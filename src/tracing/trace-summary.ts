@@ -7,7 +7,7 @@ interface PhaseSummary {
   /** A trace point, or an object and its call. */
   readonly phase: string;
   readonly count: number;
-  /** Of all ranks together, in microseconds. */
+  /** Time of all ranks together, in microseconds. */
   readonly totalUs: number;
   readonly medianUs: number;
   readonly p99Us: number;
@@ -23,17 +23,17 @@ export interface TraceSummary {
   readonly processes: readonly string[];
   /** Longest first. */
   readonly phases: readonly PhaseSummary[];
-  /** By process: how often it was the last to enter a call that all ranks make, of how many. */
+  /** How often each process was the last to enter a call that all ranks make, of how many. */
   readonly lastIn: readonly { readonly process: string; readonly calls: number; readonly lateUs: number }[];
   readonly calls: number;
-  /** For how long each process was in such calls before the last one entered them, by that last one; longest first. */
+  /** How long each process was in such calls before the last one entered them, by that last one; longest first. */
   readonly waits: readonly {
     readonly waiter: string;
     readonly last: string;
     readonly calls: number;
     readonly waitedUs: number;
   }[];
-  /** For how long blocks of kernels of each process waited, and for whom; longest first. Groups of blocks add up. */
+  /** How long blocks of kernels of each process waited, and for whom; longest first. Groups of blocks add up. */
   readonly kernelWaits: readonly {
     readonly waiter: string;
     /** "rank 1", counted within the group of the kernel's object, or "own blocks". */
@@ -122,7 +122,7 @@ function kernelWaits(parts: readonly TracePart[]): TraceSummary['kernelWaits'] {
   return [...waits.values()].toSorted((left, right) => right.waitedUs - left.waitedUs);
 }
 
-/** Of calls that several ranks of one host have made, whose clocks are the same. */
+/** Counts calls that several ranks of one host have made, whose clocks are the same. */
 function lastIn(parts: readonly TracePart[]): Pick<TraceSummary, 'lastIn' | 'calls' | 'waits'> {
   const calls = new Map<string, { readonly process: string; readonly begin: number }[]>();
   for (const part of parts) {

@@ -26,7 +26,7 @@ export const commandRecord = defineLayout(
      * 2^40, beyond which no request goes.
      */
     kindAndPart: 'u32',
-    /** Of the request table. */
+    /** Index in the request table. */
     slot: 'u32',
     /** Numbers of the connection in the engine's thread, and of the region. */
     connection: 'u32',
@@ -40,9 +40,9 @@ export const commandRecord = defineLayout(
     gate: 'u32',
     offset: 'u64',
     bytes: 'u64',
-    /** Of a write: of the whole request. */
+    /** Place in the peer's region, in a write: that of the whole request. */
     remoteOffset: 'u64',
-    /** Of a send and a write: bytes of the whole request, of which this is a part. */
+    /** Bytes of the whole request, in a send and a write, of which this is a part. */
     add: 'u64',
   },
   64,

@@ -17,7 +17,7 @@ export class PartTable {
   readonly local: Uint32Array;
   readonly remote: Uint32Array;
 
-  /** With all parts zero. */
+  /** A table with all parts zero. */
   static ofCount(count: number): PartTable {
     return new PartTable(new SharedArrayBuffer(count * PART_BYTES));
   }

@@ -45,7 +45,7 @@ export class WindowFailure {
     this.#abort.raise(error);
   }
 
-  /** From now on a wait also ends for what this tells: why a rank of another host gave up. */
+  /** A wait also ends, from now on, for what this tells: why a rank of another host gave up. */
   alsoHear(heard: () => WeftlineError | undefined): void {
     this.#heard = heard;
   }

@@ -16,7 +16,7 @@ import { SHARED_MEMORY_FOLDER } from '../world/shared-memory-files.ts';
 import { createSharedFile, openSharedFile, removeSharedFile } from './shared-file.ts';
 import { agree, type WindowAgreement } from './symmetric-window.ts';
 
-// Which ranks of this host still use a window of GPUs: each holds a lock in a nameless file until it has unmapped the others'
+// Notes which ranks of this host still use a window of GPUs: each holds a lock in a nameless file until it has unmapped the others'
 // parts, or its process ends. Until all have, a rank keeps its own part, because a late kernel may still write there.
 
 const FILE_BYTES = 4096;
@@ -31,13 +31,13 @@ export class Departures implements Disposable {
   readonly #ranks: number;
   readonly #index: number;
   readonly #path: string;
-  /** Of this rank's lock. */
+  /** Descriptor of this rank's lock. */
   #own: number | undefined;
-  /** To look at the locks of the others. */
+  /** Descriptor through which this rank looks at the locks of the others. */
   #looking: number | undefined;
   #forget = (): unknown => undefined;
 
-  /** Where the first rank of a host makes the file, which the others open and it then removes. */
+  /** Path at which the first rank of a host makes the file, which the others open and it then removes. */
   static pathFor({ filePrefix, worldRank }: RankGroup, name: string): string {
     return `${SHARED_MEMORY_FOLDER}/${filePrefix}-${name}-users-${worldRank}-${randomBytes(6).toString('hex')}`;
   }
@@ -80,7 +80,7 @@ export class Departures implements Disposable {
     return true;
   }
 
-  /** After leave(): disposes the part, at once or when the others have left; the device's close() waits so long for that. */
+  /** Must follow leave(): disposes the part, at once or when the others have left; the device's close() waits so long for that. */
   release(part: Storage, { threads }: Pick<CudaContext, 'threads'>, timeoutMs: number): void {
     kept.set(part, this);
     sweepKept();
@@ -133,7 +133,7 @@ interface CudaWindowOptions extends WindowAgreement {
   readonly device: CudaDevice;
   /** Enqueues writes to this rank's part, which is zero, before any peer can write to it. */
   readonly fill?: (part: Storage) => void;
-  /** Whose kernels add to words of peers' parts; create() fails where a link between GPUs carries no atomic operations. */
+  /** Object whose kernels add to words of peers' parts; create() fails where a link between GPUs carries no atomic operations. */
   readonly addsToPeers?: string;
 }
 

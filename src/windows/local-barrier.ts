@@ -126,7 +126,7 @@ export class LocalBarrier implements WaitSource {
     this.#closed = true;
   }
 
-  /** Of the wait that is under way. */
+  /** Tells of the wait that is under way. */
   waitFacts(): WaitFacts {
     const { ranks, index } = this.#options;
     const epoch = this.#epoch;

@@ -13,7 +13,7 @@ import { windowFootprint } from './symmetric-window.ts';
 interface RoomPart {
   /** "windows" of the ranks, or the "network side" of one. */
   readonly name: string;
-  /** Of one rank. */
+  /** Bytes of one rank. */
   readonly bytes: number;
   readonly isShared: boolean;
 }
@@ -62,7 +62,7 @@ export function checkMemoryBudget(
       { details: { bytes: shared, parts: figures(files, 'ofHost'), free: room.sharedFree } },
     );
   }
-  // Without reservation pages are taken as they are touched, which may be few of them.
+  // Pages without reservation are taken as they are touched, which may be few of them.
   const all = sum(needs, 'ofHost');
   if (!group.settings.reserveSharedMemory || all <= room.memoryFree) return;
   throw new WeftlineError(

@@ -1,9 +1,9 @@
-// Where the regions of a window lie, from a table of their sizes; each mode has its own table.
+// Lays out the regions of a window from a table of their sizes; each mode has its own table.
 import { REGION_ALIGNMENT } from '../abi/exchange-record.ts';
 import { alignUp } from '../abi/layout.ts';
 
 export interface WindowRegion {
-  /** From the beginning of each rank's part of the window. */
+  /** Distance from the beginning of each rank's part of the window. */
   readonly offset: number;
   readonly bytes: number;
 }

@@ -94,7 +94,7 @@ export function openSharedMemory({ pid, fd, device, inode, bytes }: SharedMemory
   const path = `/proc/${pid}/fd/${fd}`;
   const isIt = (found: Stats): boolean => {
     if (found.dev !== device || found.ino !== inode || found.size !== bytes) return false;
-    // Its owner can change its size, and so end processes that have it mapped.
+    // The owner can change its size, and so end processes that have it mapped.
     const uid = process.geteuid?.() ?? found.uid;
     if (found.uid === uid) return true;
     throw new WeftlineError(

@@ -20,9 +20,9 @@ import { openSharedMemory, type SharedMemoryName } from './shared-memory.ts';
 // The steps in which the ranks make a window together: each step's work succeeds on all of them, or all get one error.
 
 export interface WindowAgreement extends CallWait {
-  /** Whose ranks of this host share the window. */
+  /** Group whose ranks of this host share the window. */
   readonly group: RankGroup;
-  /** Of the object that the window serves; only for names and errors. */
+  /** Name of the object that the window serves; only for names and errors. */
   readonly name: string;
   /** Bytes per rank, the same on every rank. */
   readonly bytes: number;
@@ -152,7 +152,7 @@ export class SymmetricWindow implements Disposable {
     // Every rank of the group takes part in the steps of those that map files.
     if (length > 1 || group.topology.hosts.length > 1) return mapTogether(options, total);
     const storage = device.allocate(total, WINDOW_ALIGNMENT);
-    // As a new file is; memory that was used before is not.
+    // A new file is zeroed; memory that was used before is not.
     device.kernels.fillBytes(storage.address, 0, total);
     writeHeader(options, storage.address);
     return new SymmetricWindow(options, { storage, fd: undefined });
@@ -208,7 +208,7 @@ export class SymmetricWindow implements Disposable {
     return { address: address + WINDOW_HEADER_BYTES, bytes: this.storage.bytes - WINDOW_HEADER_BYTES };
   }
 
-  /** Of the part of the rank of that scale-up index within `parts`, the same on every host. */
+  /** Offset of the part of the rank of that scale-up index within `parts`, the same on every host. */
   offsetOf(index: number): number {
     return index * alignUp(this.bytes, WINDOW_ALIGNMENT);
   }

@@ -9,7 +9,7 @@ import type { SpinTime } from '../threads/spin-time.ts';
 interface RankBellsOptions {
   /** Memory that all ranks of the host map. */
   readonly words: Int32Array;
-  /** By rank of the window: where its bell is in `words`, and where it says that it sleeps. */
+  /** Place in `words` of each rank's bell, and of the word that says that it sleeps. */
   readonly bells: Int32Array;
   readonly sleepers: Int32Array;
   /** This rank. */
@@ -47,11 +47,11 @@ export class RankBells {
 
 /** How long a wait may block the event loop at a time. */
 const BLOCKING_SLICE_NS = 1_000_000;
-/** After this long the wait sleeps on a pool thread, so that timers and sockets of this process go on. */
+/** Time after which the wait sleeps on a pool thread, so that timers and sockets of this process go on. */
 const BLOCKING_LIMIT_MS = 4;
 /** How often a long wait looks at deadlines, signals and whether the peers still live. */
 const POOL_SLICE_NS = 50_000_000;
-/** In place of both, where this thread has other work to look for. */
+/** Slice in place of both, where this thread has other work to look for. */
 const WORKING_SLICE_NS = 500_000;
 /** Looks between two yields where each rank may have a processor of its own; a yield takes as long as many looks. */
 const LOOKS = 16;
@@ -70,7 +70,7 @@ export interface SharedWord {
 export interface WordPoll {
   /** Learns from each wait. */
   readonly spin: SpinTime;
-  /** After each look, as whoever is waited for may need this processor. */
+  /** Whether to give way after each look, as whoever is waited for may need this processor. */
   readonly isCrowded: boolean;
 }
 
@@ -83,7 +83,7 @@ interface WordWait {
   readonly poll?: WordPoll;
   /** Tells those who ask what this is, and until when. */
   readonly source: WaitSource;
-  /** On the clock of performance.now(). */
+  /** End of the wait, on the clock of performance.now(). */
   readonly endsAt: number;
   /** What else this thread has to do for others meanwhile, often. Absent: nothing, and sleeps may be long. */
   readonly work?: (() => void) | undefined;

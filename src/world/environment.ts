@@ -1,4 +1,4 @@
-// Which rank this process is: read from the variables of weftline's launcher, torchrun, Slurm or Open MPI, in that order.
+// Reads which rank this process is from the variables of weftline's launcher, torchrun, Slurm or Open MPI, in that order.
 import { createHash, randomBytes } from 'node:crypto';
 import { WeftlineError } from '../core/errors.ts';
 import { quote } from '../core/quote.ts';
@@ -48,10 +48,10 @@ export interface RankEnvironment {
   readonly source: 'weftline' | 'torchrun' | 'slurm' | 'openmpi' | 'single';
   readonly rank: number;
   readonly size: number;
-  /** Where the launcher counts ranks per node; the world itself counts the ranks that share memory. */
+  /** Counts of ranks per node, where the launcher has them; the world itself counts the ranks that share memory. */
   readonly localRank: number | undefined;
   readonly localSize: number | undefined;
-  /** Where the store is served. */
+  /** Address at which the store is served. */
   readonly host: string;
   readonly port: number;
   /** The shared secret; empty if none is given, which only a job on one host may do. */
@@ -64,20 +64,20 @@ export interface RankEnvironment {
   readonly launcherPid: number | undefined;
   /** True if weftline's launcher serves the store; otherwise rank 0 does. */
   readonly launcherServes: boolean;
-  /** Where ranks of weftline's launcher tell why they end. */
+  /** Path at which ranks of weftline's launcher tell why they end. */
   readonly failureLog: string | undefined;
 }
 
 /** Marks every process of one launch, so that the launcher finds those that left its groups; join() does not read it. */
 export const LAUNCH_ID_VARIABLE = 'WEFTLINE_LAUNCH_ID';
 
-/** Where in the unprivileged ports below the ephemeral ones a derived port lies. */
+/** Range of derived ports, in the unprivileged ports below the ephemeral ones. */
 const DERIVED_PORT_BASE = 15_000;
 const DERIVED_PORT_COUNT = 15_000;
 /** Ranks of one job. */
 export const MAX_WORLD_SIZE = 1024;
 
-/** Behind a prefix of 20 characters at most. */
+/** Random bytes behind a prefix of 20 characters at most. */
 const UNIQUE_BYTES = 5;
 
 /** The id of a job, [a-z0-9]{1,32}, which tells it from others that have the same variables. */

@@ -30,12 +30,12 @@ export interface NotedError {
 
 /** A note is one write: notes of ranks that fail together do not mix. */
 const MAX_MESSAGE_LENGTH = 2_000;
-/** Of a log that is read: as many notes as the ranks of the largest job make, at several KB each. */
+/** Bytes of a log that are read: as many notes as the ranks of the largest job make, at several KB each. */
 const MAX_LOG_BYTES = 16 * 1024 * 1024;
 
 /** The launcher's side of the log. Without /dev/shm, room in it, or locks, there is none: ranks then print their errors themselves. */
 export class FailureLog implements Disposable {
-  /** For the ranks; undefined if there is no log. */
+  /** Path for the ranks; undefined if there is no log. */
   readonly path: string | undefined;
   #fd: number | undefined;
 
@@ -46,7 +46,7 @@ export class FailureLog implements Disposable {
         owner: 'alone',
         flags: constants.O_RDWR | constants.O_CREAT | constants.O_EXCL,
       });
-      // Else the next job would take the folder for that of a dead launcher.
+      // The next job would otherwise take the folder for that of a dead launcher.
       holdFile(this.#fd);
     } catch {
       this[Symbol.dispose]();
@@ -162,12 +162,12 @@ export class FailureReporter {
     });
   }
 
-  /** To be called when another rank was lost: what this process does from then on may follow from that. */
+  /** Must be called when another rank was lost: what this process does from then on may follow from that. */
   peerLost(reason: unknown): void {
     this.#lost ??= reason;
   }
 
-  /** To be called before the other ranks hear of the error. Only the first one counts. */
+  /** Must be called before the other ranks hear of the error. Only the first one counts. */
   failed(error: unknown): void {
     if (!this.#noted) this.#note({ error });
   }
@@ -223,7 +223,7 @@ function describe(error: unknown): NotedError {
   return { message: error instanceof Error ? `${error.name}: ${error.message}` : inspect(error) };
 }
 
-/** As Node shows an error that nobody caught, without Node's own frames. */
+/** Text as Node shows an error that nobody caught, without Node's own frames. */
 function withStack(error: WeftlineError): string {
   const frames = (error.stack ?? '').split('\n').filter((line) => isFrame(line) && !line.includes('node:internal/'));
   const because = [...causes(error.cause)].map((cause) => `  caused by ${describe(cause).message}`);

@@ -1,4 +1,4 @@
-// Which rank failed first: by whom the ranks blame, then by what the launcher saw first, a note or the end of a process; never by clocks.
+// Finds which rank failed first: by whom the ranks blame, then by what the launcher saw first, a note or the end of a process; never by clocks.
 import { hostname } from 'node:os';
 import type { FailureNote, NotedError } from './failure-log.ts';
 import { exitCodeOf, type RankResult } from './rank-process.ts';

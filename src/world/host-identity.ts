@@ -1,4 +1,4 @@
-// Which processes share a host's memory: the same boot, the same /dev/shm, the same host name, and no pretended host between.
+// Tells which processes share a host's memory: the same boot, the same /dev/shm, the same host name, and no pretended host between.
 import { readlinkSync, statSync } from 'node:fs';
 import { hostname } from 'node:os';
 import { WeftlineError } from '../core/errors.ts';
@@ -20,7 +20,7 @@ export function networkIdentity(): string {
   try {
     namespace = readlinkSync('/proc/self/ns/net');
   } catch {
-    // Without /proc, all processes of a boot count as of one network.
+    // All processes of a boot count as of one network if there is no /proc.
   }
   return `${bootId()}/${namespace}`;
 }

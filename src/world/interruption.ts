@@ -48,7 +48,7 @@ export class Interruption {
   #isKilling = false;
   /** The ranks of this node that got the signal. */
   readonly #reached = new Set<number>();
-  /** Which ranks a second signal killed. */
+  /** Text that names the ranks that a second signal killed. */
   #killed = '';
 
   constructor(options: InterruptionOptions) {
@@ -64,15 +64,15 @@ export class Interruption {
     return this.#isKilling ? LEAVE_MS : Infinity;
   }
 
-  /** From now on signals of this process are for the ranks. */
+  /** Signals of this process are for the ranks from now on. */
   listen(): void {
     for (const signal of handled) process.on(signal, this.#receive);
   }
 
-  /** From now on the launchers of the other nodes are told and heard. */
+  /** The launchers of the other nodes are told and heard from now on. */
   join(link: NodeLink): void {
     this.#link = link;
-    // Of a link that is lost the launcher hears elsewhere.
+    // The launcher hears elsewhere of a link that is lost.
     for (const step of signalSteps) {
       link.signalOf(step).then(
         (signal) => this.#take(step, signal),

@@ -15,7 +15,7 @@ import { isEnough, viewOfAnswers } from './watching/job-view.ts';
 /** What the groups of one rank share. */
 export interface GroupContext {
   readonly worldRank: number;
-  /** By world rank, equal for ranks of one host. */
+  /** Hosts by world rank, equal for ranks of one host. */
   readonly hosts: readonly string[];
   readonly machineRank: number;
   readonly filePrefix: string;
@@ -212,7 +212,7 @@ async function firstCause(
     const answers = await whileWaiting(link.ask(Math.min(patienceMs, PATIENCE_MS), isEnough), describe);
     causes = causesBehind(viewOfAnswers(answers), worldRank, named);
   } catch (silence) {
-    // Where rank 0 holds the store, it is that rank which does not answer.
+    // It is rank 0 which does not answer, where that rank holds the store.
     const { message } = silence as Error;
     causes = blamedRanks(silence).map((rank) => ({ rank, sentence: message }));
   }

@@ -29,7 +29,7 @@ export interface LaunchOptions {
   /** Nodes of the job, each with as many ranks and its own launcher; more than 1 needs `master` and WEFTLINE_TOKEN. */
   readonly nodeCount?: number;
   readonly nodeRank?: number;
-  /** Where the launcher of node 0 listens, as the other nodes reach it. */
+  /** Address at which the launcher of node 0 listens, as the other nodes reach it. */
   readonly master?: { readonly host: string; readonly port: number };
   readonly cwd?: string;
   /** Added to this process's environment. */
@@ -80,14 +80,14 @@ export interface LaunchResult {
    * signal that this process got stopped the job, 128 and its number, unless all ranks handled it and ended by themselves.
    */
   readonly exitCode: number;
-  /** By rank; only those of this node. */
+  /** Results by rank; only those of this node. */
   readonly ranks: readonly RankResult[];
   /** The rank that failed first, on any node: the one that the failures of others follow from. */
   readonly firstFailure: RankFailure | undefined;
   readonly durationMs: number;
 }
 
-/** Of one rank: a job that needs more has another problem. */
+/** Most restarts of one rank: a job that needs more has another problem. */
 export const MAX_RESTARTS = 1_000_000;
 const MAX_RESTART_PAUSE_MS = 5_000;
 
@@ -101,7 +101,7 @@ export interface JobPlan {
   readonly launchId: string;
   /** Ranks on this node, helpers among them. */
   readonly localSize: number;
-  /** By rank of this node. */
+  /** Command by rank of this node. */
   readonly commandOf: (local: number) => readonly string[];
 }
 
@@ -141,7 +141,7 @@ export function planJob(options: LaunchOptions): JobPlan {
     size,
     firstRank,
     token,
-    // Of this node's launcher alone: names of files follow from it. Rank 0's makes the job id.
+    // The prefix is this node's launcher's alone: names of files follow from it. Rank 0's makes the job id.
     jobPrefix: randomBytes(10).toString('hex'),
     launchId: randomBytes(16).toString('hex'),
     localSize,
@@ -165,7 +165,7 @@ function commands(options: LaunchOptions): JobPlan['commandOf'] {
   return (local) => (local < ranks ? command : ofHelpers);
 }
 
-/** Of what is handed on to the system, whose own errors name neither the option nor the value. */
+/** Checks what is handed on to the system, whose own errors name neither the option nor the value. */
 function checkTypes({ cwd, env, master, signal }: LaunchOptions): void {
   if (cwd !== undefined && typeof cwd !== 'string') throw invalidArgument('cwd', cwd, 'the path of a folder');
   if (env !== undefined) {
@@ -245,7 +245,7 @@ function cannotStart(file: string, why: string): WeftlineError {
   return new WeftlineError('WL_LAUNCH', `Cannot start ${quote(file)}: ${why}`, { details: { command: file } });
 }
 
-/** Before a restart: none before the first one, then longer and longer: what fails at once must not keep the machine busy. */
+/** Pause before a restart: none before the first one, then longer and longer: what fails at once must not keep the machine busy. */
 export function restartPauseMs(count: number): number {
   return count === 1 ? 0 : Math.min(MAX_RESTART_PAUSE_MS, 50 * 2 ** (count - 2));
 }

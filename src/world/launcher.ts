@@ -82,7 +82,7 @@ class Watchdog {
       env: { PATH: '/usr/bin:/bin' },
       stdio: ['pipe', 'ignore', 'ignore'],
     });
-    // Without a shell there is no watchdog; the ranks that joined still end with their launcher.
+    // There is no watchdog if there is no shell; the ranks that joined still end with their launcher.
     this.#process.on('error', () => {});
     this.#process.stdin?.on('error', () => {});
     this.#process.unref();
@@ -107,7 +107,7 @@ class Watchdog {
 export class JobFailures {
   readonly #log: FailureLog;
   readonly #exits: SeenExit[] = [];
-  /** By rank: how many notes there were when it was started again. */
+  /** Number of notes when each rank was started again. */
   readonly #startedAgain = new Map<number, number>();
 
   constructor(log: FailureLog) {
@@ -124,7 +124,7 @@ export class JobFailures {
     this.#startedAgain.set(rank, this.#log.read().length);
   }
 
-  /** Without those of ranks that were started again since. */
+  /** Notes but for those of ranks that were started again since. */
   notes(): FailureNote[] {
     const isOld = ({ rank }: FailureNote, at: number): boolean => at < (this.#startedAgain.get(rank) ?? 0);
     // The place of a note counts, so it is no note of any rank rather than none.
@@ -200,11 +200,11 @@ class Job {
   #isComplete = false;
   #storeHost: StoreHost | undefined;
   #nodes: Promise<NodeLink> | undefined;
-  /** Of another node, or of the launchers among themselves. */
+  /** Failure of another node, or of the launchers among themselves. */
   #remoteFailure: RankFailure | undefined;
   #reported: Promise<RankFailure> | undefined;
   readonly #ended: RankResult[] = [];
-  /** By rank: starts after the first one. */
+  /** Starts of each rank after the first one. */
   readonly #restarts = new Map<number, number>();
   #restarting: Promise<void> = Promise.resolve();
   #startAgain: (local: number) => Promise<void> = () => Promise.resolve();
@@ -256,7 +256,7 @@ class Job {
     return this.#result(ranks, failure, stop);
   }
 
-  /** After an error: what is missing once a signal has ended the job is no failure of its own. */
+  /** Result after an error: what is missing once a signal has ended the job is no failure of its own. */
   endStopped(error: unknown): LaunchResult {
     const { stop } = this.#interruption;
     if (stop === undefined || this.#options.signal?.aborted === true) throw error;
@@ -270,7 +270,7 @@ class Job {
     return { exitCode, ranks, firstFailure: failure, durationMs: performance.now() - this.#started };
   }
 
-  /** Also those that were started again meanwhile. */
+  /** Resolves when all have ended, those that were started again meanwhile among them. */
   async #allEnded(): Promise<RankResult[]> {
     for (;;) {
       const ranks = [...this.#ranks];
@@ -284,7 +284,7 @@ class Job {
   async clean(): Promise<void> {
     this.#stopExplaining();
     this.#stopping = true;
-    // Else a rank could start behind the loop that ends them.
+    // A rank could otherwise start behind the loop that ends them.
     await this.#restarting;
     for (const timer of this.#timers) clearTimeout(timer);
     for (const rank of this.#ranks) rank.stop('SIGKILL');
@@ -336,7 +336,7 @@ class Job {
         this.#remoteFailure = failure;
         this.#stopAll(settings.graceMs);
       })
-      // Without the other nodes there is no job; finish() says why.
+      // There is no job if the other nodes are missing; finish() says why.
       .catch(() => this.#over.signal.aborted || this.#stopAll(settings.graceMs));
   }
 
@@ -435,7 +435,7 @@ class Job {
     const isDone = ({ rank, exitCode }: RankResult): boolean => exitCode === 0 && !this.#isHelper(rank);
     if (helpers === undefined || this.#ended.filter(isDone).length < ranks || this.#awaitsHelpers) return;
     this.#awaitsHelpers = true;
-    // Where another node fails or is lost, all ranks are stopped anyway.
+    // All ranks are stopped anyway if another node fails or is lost.
     this.#stopHelpers().catch(() => {});
   }
 

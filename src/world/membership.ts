@@ -1,4 +1,4 @@
-// Who takes part in a job, and how those who left did so: the store fails waits on ranks that will not come.
+// Knows who takes part in a job, and how those who left did so: the store fails waits on ranks that will not come.
 import { decodeError, type EncodedError, WeftlineError } from '../core/errors.ts';
 import { printable } from '../core/quote.ts';
 
@@ -25,7 +25,7 @@ interface Member extends MemberIdentity {
   readonly life: number;
 }
 
-/** Who was there at a time. */
+/** The ranks that were there at a time. */
 export interface MembershipView {
   /** Grows with every rank that joins or leaves. */
   readonly epoch: number;
@@ -36,7 +36,7 @@ export interface MembershipView {
 export class Membership {
   readonly size: number;
   readonly #members = new Map<number, Member>();
-  /** In the order they left. */
+  /** Ranks in the order they left. */
   readonly #departed: number[] = [];
   readonly #isElastic: boolean;
   #epoch = 0;
@@ -102,7 +102,7 @@ export class Membership {
     return this.#departed.every((rank) => this.departure(rank)?.how === 'closed');
   }
 
-  /** By rank: who has joined. */
+  /** Members that have joined, by rank. */
   get identities(): ReadonlyMap<number, MemberIdentity> {
     return this.#members;
   }

@@ -120,7 +120,7 @@ export class NodeLink {
     await this.#longWait((wait) => this.#store.barrier('helpers told', wait), LONG_MS);
   }
 
-  /** Without an error: the other nodes know how this one ended. */
+  /** Closes the link; no error if the other nodes know how this one ended. */
   close(error?: WeftlineError): Promise<void> {
     return this.#client.close(error);
   }

@@ -4,7 +4,7 @@ import { blamedRanks, decodeError, type EncodedError, encodeError, WeftlineError
 import type { RankGroup } from './rank-group.ts';
 
 interface Step<F, T> {
-  /** Of the exchange, see allGather(). */
+  /** Name of the exchange, see allGather(). */
   readonly name: string;
   /** What this rank tells besides; JSON. */
   readonly facts: F;
@@ -13,15 +13,15 @@ interface Step<F, T> {
 }
 
 interface Outcomes<F, T> {
-  /** By rank. */
+  /** Facts by rank. */
   readonly facts: readonly F[];
-  /** By rank; undefined where the work failed. */
+  /** Values by rank; undefined where the work failed. */
   readonly values: readonly (T | undefined)[];
   /** The error of the first rank where the work failed, the same on all ranks. */
   readonly failure: WeftlineError | undefined;
 }
 
-/** For the other ranks. A rank that was lost is where it began, not the one that noticed. */
+/** Error for the other ranks. A rank that was lost is where it began, not the one that noticed. */
 export function encodeFailure(thrown: unknown, { worldRank }: Pick<RankGroup, 'worldRank'>): EncodedError {
   const isLoss = thrown instanceof WeftlineError && thrown.code === 'WL_PEER_LOST';
   return encodeError(thrown, (isLoss ? blamedRanks(thrown)[0] : undefined) ?? worldRank);

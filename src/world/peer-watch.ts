@@ -1,4 +1,4 @@
-// Which ranks are gone that did not close their world, and who wants to know.
+// Knows which ranks are gone that did not close their world, and who wants to know.
 import { setMaxListeners } from 'node:events';
 import { asWeftlineError } from '../core/errors.ts';
 import { log } from '../core/log.ts';
@@ -27,7 +27,7 @@ export class PeerWatch {
     return controller.signal;
   }
 
-  /** As last heard, of an elastic world alone. */
+  /** The view that was last heard, in an elastic world alone. */
   get view(): MembershipView | undefined {
     return this.#view;
   }

@@ -66,7 +66,7 @@ export class Topology {
   }
 }
 
-/** Which group of a split this rank joins, and at which place. */
+/** The group of a split that this rank joins, and its place there. */
 export interface SplitOptions {
   /** Ranks of one color form a group: a string or a whole number. Without one, this rank is in none. */
   readonly color: string | number | undefined;
@@ -99,7 +99,7 @@ export interface RankGroup {
   readonly worldRank: number;
   /** This rank's position among all ranks of the world on this machine, whatever the setting `hosts` says: which GPU it takes. */
   readonly machineRank: number;
-  /** Which ranks of the group share a host. */
+  /** Tells which ranks of the group share a host. */
   readonly topology: Topology;
   /** Keys and names of the group's own: those of other groups, and of the world, are others. */
   readonly store: Store;

@@ -12,7 +12,7 @@ import { WeftlineError } from '../core/errors.ts';
 export interface OutputLine {
   readonly rank: number;
   readonly stream: 'stdout' | 'stderr';
-  /** Without the line's end. */
+  /** Text without the line's end. */
   readonly text: string;
 }
 
@@ -137,7 +137,7 @@ export class RankProcess {
       child.once('exit', (exitCode, signal) => {
         this.running = false;
         onExit(rank);
-        // At once, while no other process can have taken the number: what the rank started and left behind.
+        // The group is killed at once, while no other process can have taken the number: what the rank started and left behind.
         this.signalGroup('SIGKILL');
         const durationMs = performance.now() - started;
         const endedAt = Date.now();
@@ -155,7 +155,7 @@ export class RankProcess {
     this.signalGroup(signal);
   }
 
-  /** Until the pipes end, or closePipes(), after which the error of a pipe is of no interest. Never fails. */
+  /** Reads until the pipes end, or closePipes(), after which the error of a pipe is of no interest. Never fails. */
   async readLines(take: (stream: OutputLine['stream'], line: Buffer) => Promise<void> | void): Promise<void> {
     const { stdout, stderr } = this.#child;
     const read = async (stream: OutputLine['stream'], source: Readable | null): Promise<void> => {

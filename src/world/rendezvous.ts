@@ -21,7 +21,7 @@ interface MeetOptions {
   readonly settings: Settings;
   /** The job's id, should this be the rank that serves the store. */
   readonly jobId: string;
-  /** Of join(). */
+  /** Deadline of join(). */
   readonly deadline: Deadline;
   readonly signal?: AbortSignal;
 }
@@ -53,7 +53,7 @@ function tokenMissing(host: string): WeftlineError {
   );
 }
 
-/** Of the key that the ranks have proven to each other, and of this job alone. */
+/** Secret that follows from the key that the ranks have proven to each other, and is of this job alone. */
 function jobSecret(key: Uint8Array, jobId: string): string {
   return Buffer.from(derive(key, jobId, 'world secret')).toString('hex');
 }
@@ -167,7 +167,7 @@ function connect(
   });
 }
 
-/** Where the ranks call: a loopback address as it is, otherwise all addresses of this host. */
+/** Target that the ranks call: a loopback address as it is, otherwise all addresses of this host. */
 export function listenTarget(host: string, port: number): ListenTarget {
   if (!isLoopback(host)) return { port };
   return { host: isIP(host) === 0 ? '127.0.0.1' : host, port };
@@ -185,7 +185,7 @@ async function tellTaken(environment: RankEnvironment, credentials: Credentials)
 export interface Rendezvous {
   readonly link: StoreLink;
   readonly jobId: string;
-  /** Of an elastic world: how often this rank has joined it before. */
+  /** How often this rank has joined an elastic world before. */
   readonly life?: number | undefined;
   /** The numeric address at which this rank has called the store; none in a world of one. */
   readonly calledAt?: string;
@@ -202,7 +202,7 @@ export interface Rendezvous {
 interface LeaveOptions {
   readonly rank: number;
   readonly size: number;
-  /** Of a rank of weftline's launcher. */
+  /** Reporter of a rank of weftline's launcher. */
   readonly reporter: FailureReporter | undefined;
   /** How long a rank that serves the store stays for the others. */
   readonly waitMs: number;
@@ -224,7 +224,7 @@ function leaveAtExit(rendezvous: Rendezvous, { rank, size, reporter, waitMs }: L
     const failed = exitCode === 0 ? undefined : new WeftlineError('WL_LAUNCH', `the script set exit code ${exitCode}`);
     void close(failed === undefined ? waitMs : 0, failed);
   };
-  /** Of process.exit(): nothing can be waited for. A rank that failed is lost without goodbye. */
+  /** Hears of process.exit(): nothing can be waited for. A rank that failed is lost without goodbye. */
   const exits = (exitCode: number): void => {
     const lost = exitCode === 0 ? rendezvous.closeAtExit() : undefined;
     if (lost === undefined) return;

@@ -62,7 +62,7 @@ function filesStartingWith(folder: string, prefix: string): string[] {
   }
 }
 
-/** Those of other users are not even opened: anybody could have every rank look at thousands. */
+/** Folders of other users are not even opened: anybody could have every rank look at thousands. */
 function isOwnAndOld(path: string, now: number): boolean {
   try {
     const { uid, ctimeMs, mtimeMs } = lstatSync(path);

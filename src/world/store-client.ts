@@ -28,7 +28,7 @@ interface StoreAddress {
   readonly port: number;
 }
 
-/** In messages. */
+/** Name of the server in messages. */
 type StoreServerName = 'rank 0' | 'the launcher of node 0';
 
 interface StoreClientOptions extends StoreAddress {
@@ -36,11 +36,11 @@ interface StoreClientOptions extends StoreAddress {
   readonly size: number;
   /** What `rank` and `size` count; ranks by default. */
   readonly kind?: MemberKind;
-  /** Who serves the store; rank 0 by default. */
+  /** The process that serves the store; rank 0 by default. */
   readonly server?: StoreServerName;
   readonly credentials: Credentials;
   readonly timeoutMs: number;
-  /** Of the call that this is a stage of, in place of `timeoutMs`. */
+  /** Deadline of the call that this is a stage of, in place of `timeoutMs`. */
   readonly deadline?: Deadline;
   /** Rank 0 is lost when its system answers nothing for so long, at most 25 s, which is the default. */
   readonly silenceMs?: number;
@@ -67,14 +67,14 @@ interface StoreFacts {
 const GOODBYE_MS = 2_000;
 /** A thread that was busy finds its timers and its replies due together: read the replies first. */
 const READ_FIRST_MS = 250;
-/** Of errors that ranks tell. */
+/** Longest text of errors that ranks tell. */
 const MAX_TEXT = 8192;
 /** Replies come from a server that has shown the token, and hold what ranks were allowed to send. */
 const serverLimits = { headerBytes: 1 << 24, payloadBytes: 2 ** 32 - 1 };
 
 export class StoreClient implements StoreLink {
   readonly jobId: string;
-  /** Of an elastic world: how often this rank has joined it before. */
+  /** How often this rank has joined an elastic world before. */
   readonly life: number | undefined;
   /** The numeric address at which it has called the store. */
   readonly calledAt: string;

@@ -12,7 +12,7 @@ import type { Departure, MembershipView } from './membership.ts';
 import { StoreCore, type StoreCoreOptions } from './store-core.ts';
 import { type Asker, isQuestion, parseRequest, type Question } from './store-request.ts';
 
-// Those who take part in collectives together, and hear of each other's departure: the ranks of a world, or launchers.
+// A group takes part in collectives together, and hears of each other's departure: the ranks of a world, or launchers.
 
 export class StoreGroup {
   readonly jobId: string;
@@ -51,13 +51,13 @@ export class StoreGroup {
       return;
     }
     const { message, details } = members.failure(rank, 'joining again');
-    // Of a code that callers take for final.
+    // The error has a code that callers take for final.
     if (!this.#isElastic) this.stop(new WeftlineError('WL_PEER_FAILED', message, { details, rank }));
     const { stack: _hidden, ...error } = encodeError(members.failure(rank, 'the job'));
     for (const other of this.members) if (other !== member) other.announce(rank, error);
   }
 
-  /** Of an elastic world, to be called after every change: who is there now. */
+  /** Tells who is there now, in an elastic world; must be called after every change. */
   tellView(): void {
     if (!this.#isElastic) return;
     const { view } = this.core.members;
@@ -84,7 +84,7 @@ interface StoreConnectionOptions {
 
 /** A client that does not read its last replies for so long misses them. */
 const FLUSH_MS = 500;
-/** Of the error that ended a rank. */
+/** Longest text of the error that ended a rank. */
 const MAX_TEXT = 2000;
 
 export class StoreConnection {
@@ -92,7 +92,7 @@ export class StoreConnection {
   readonly #frames: FrameSocket;
   readonly #options: StoreConnectionOptions;
   readonly #running = new Map<number, AbortController>();
-  /** By question, who wait for this member's answer. It is asked again only after it has answered, however often others ask. */
+  /** Askers that wait for this member's answer to a question. It is asked again only after it has answered, however often others ask. */
   readonly #askers: Readonly<Record<Question, Map<object, (answer: Uint8Array) => void>>> = {
     state: new Map(),
     metrics: new Map(),
@@ -116,7 +116,7 @@ export class StoreConnection {
     socket.on('end', () => socket.destroy());
   }
 
-  /** To be called once the store knows it. */
+  /** Must be called once the store knows it. */
   start(): void {
     this.#frames.start();
   }

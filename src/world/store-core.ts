@@ -17,7 +17,7 @@ export interface StoreCoreOptions {
 /** One request that waits for other ranks. */
 interface Wait {
   readonly rank: number;
-  /** On the clock of performance.now(), as `endsAt`. */
+  /** Begin of the wait on the clock of performance.now(), as `endsAt`. */
   readonly since: number;
   readonly endsAt: number;
   readonly waitingFor: string;
@@ -75,7 +75,7 @@ export class StoreCore {
     const isSilent = departure.how === 'closed';
     this.members.leave(rank, isSilent ? { how: 'closed', after: this.#vainWaits.get(rank) } : departure);
     const closed = new WeftlineError('WL_CLOSED', `Rank ${rank} left the job`);
-    // Its own first: that takes back what it brought to collectives, so that the others see that it is missing.
+    // The rank's own waits fail first: that takes back what it brought to collectives, so that the others see that it is missing.
     for (const wait of this.#waits) if (wait.rank === rank) wait.fail(closed);
     for (const wait of this.#waits) this.#failIfHopeless(wait);
   }
@@ -171,7 +171,7 @@ export class StoreCore {
       drop: () => {},
       missing: () => ({
         keys: keys.filter((key) => !this.#values.has(key)),
-        // Without a word from the caller any rank might have set it; the ones that never joined are the suspects.
+        // Any rank might have set it if the caller names none; the ones that never joined are the suspects.
         ranks: request.from ?? from.filter((other) => !this.members.joined(other)),
       }),
     });
@@ -191,7 +191,7 @@ export class StoreCore {
     const members = this.#members(rank, request.members);
     const size = members.length;
     if (request.op === 'gather') {
-      // Without it, the others would take the values of later ranks for those of earlier ones.
+      // The others would otherwise take the values of later ranks for those of earlier ones.
       if (part === undefined) throw protocolError('a gather without its value');
       this.#checkSize((part?.byteLength ?? 0) * size, this.#options.maxValueBytes, ` from ${size} ranks together`);
     }

@@ -9,7 +9,7 @@ import type { HelloBody, HelloOptions } from '../meeting/hello.ts';
 const VERSION = 3;
 const MAX_HOST_LENGTH = 255;
 
-/** Who takes part in a store: the ranks of the job, and the launchers of its nodes among themselves. */
+/** Kinds of those who take part in a store: the ranks of the job, and the launchers of its nodes among themselves. */
 export type MemberKind = 'rank' | 'node';
 
 /** What a rank says, or a launcher of its node. */
@@ -168,7 +168,7 @@ function list<T>(
 /** What a rank waits for and where its objects stand, or its metrics. */
 export type Question = 'state' | 'metrics';
 
-/** Who asks: one and the same object each time, and what takes the answers to it. */
+/** The one who asks: one and the same object each time, and what takes the answers to it. */
 export interface Asker {
   readonly asker: object;
   readonly send: (header: Readonly<Record<string, unknown>>, parts: readonly Uint8Array[]) => void;

@@ -65,7 +65,7 @@ export class StoreServer {
   /** Waits, at most `waitMs`, until all who joined have left, then ends every connection. */
   async stop(waitMs: number): Promise<void> {
     const reason = new WeftlineError('WL_LAUNCH', 'The rendezvous store of this job was stopped');
-    // Without a prefix nobody waits here: a rank that joins again finds the next store of rank 0.
+    // Nobody waits here if there is no prefix: a rank that joins again finds the next store of rank 0.
     if (this.#options.jobPrefix !== undefined) this.#groups.rank.stop(reason);
     if (this.#connections.size > 0 && waitMs > 0) {
       await new Promise<void>((resolve) => {
@@ -106,7 +106,7 @@ export class StoreServer {
         // Rank 0 serves the next store itself: who calls here under its number is another process.
         if (rank === 0) return group;
         await Promise.race([group.over, Promise.resolve()]);
-        // Of a code that callers do not take for final.
+        // The error has a code that callers do not take for final.
         const early = `Rank ${rank} joins again, and other ranks have not closed the world that it has left`;
         throw new WeftlineError('WL_PEER_LOST', early, { rank });
       }

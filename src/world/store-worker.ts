@@ -25,7 +25,7 @@ export async function run(options: StoreServerOptions, port: MessagePort): Promi
     });
     tell({ kind: 'listening', port: server.port });
   } catch (error) {
-    // Of a listener that could not be opened: what the system said.
+    // The cause of a listener that could not be opened is what the system said.
     const { code = 'unknown', message } = ((error as Error).cause ?? error) as NodeJS.ErrnoException;
     tell({ kind: 'failed', code, message });
   }

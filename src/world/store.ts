@@ -61,7 +61,7 @@ export interface StoreLink {
 interface StoreLinkOptions {
   readonly timeoutMs: number;
   readonly maxValueBytes: number;
-  /** Of a group: its name, which no other group of the job has, and the world ranks of its ranks. Without it, all ranks. */
+  /** Name of a group, which no other group of the job has, and the world ranks of its ranks. Without it, all ranks. */
   readonly group?: { readonly name: string; readonly ranks: readonly number[] };
 }
 

@@ -50,7 +50,7 @@ export interface World extends RankGroup, AsyncDisposable {
 
 /** How join() finds the job, and for how long it tries. */
 export interface JoinOptions {
-  /** Where the variables of the launcher are; process.env by default. */
+  /** The variables of the launcher; process.env by default. */
   readonly environment?: Environment;
   /** Wins over the environment. */
   readonly settings?: Partial<Settings>;
@@ -127,7 +127,7 @@ interface Place {
   readonly host: string;
   readonly machine: string;
   readonly hosts: string;
-  /** Where it has called the store. */
+  /** Address at which it has called the store. */
   readonly calledAt: string;
 }
 
@@ -163,7 +163,7 @@ async function exchangePlaces(
   };
 }
 
-/** In an elastic world: a rank that joins again finds what the others wrote, and nobody has to come. */
+/** Exchanges places in an elastic world: a rank that joins again finds what the others wrote, and nobody has to come. */
 async function exchangeByKeys(
   store: LinkedStore,
   { rank, size, own }: { readonly rank: number; readonly size: number; readonly own: Uint8Array },
@@ -219,13 +219,13 @@ class JoinedWorld extends JobGroup implements World {
     return this.topology.scaleUpRanks;
   }
 
-  /** On the prototype: a world that is printed does not show it. */
+  /** A getter on the prototype: a world that is printed does not show it. */
   get secret(): string {
     return this.#rendezvous.secret;
   }
 
   close(error?: unknown): Promise<void> {
-    // After a failure nobody will come to an orderly end: stay just long enough for the others to hear of it.
+    // Nobody will come to an orderly end after a failure: stay just long enough for the others to hear of it.
     const waitMs = error === undefined ? this.settings.timeoutMs : this.settings.graceMs;
     this.#unsample();
     this.#closing ??= this.#rendezvous.close(waitMs, error);

@@ -15,7 +15,7 @@ export const qpState = {
   error: 6,
 } as const;
 
-/** Which members of ibv_qp_attr a call of ibv_modify_qp means. */
+/** Bits for the members of ibv_qp_attr that a call of ibv_modify_qp means. */
 export const qpMask = {
   state: 1,
   access: 1 << 3,
@@ -271,11 +271,11 @@ export const ibvSendWr = defineLayout('ibv_send_wr', {
   sgeCount: 'u32',
   opcode: 'u32',
   flags: 'u32',
-  /** In network order. */
+  /** Value in network order. */
   immediate: 'u32',
-  /** Of datagrams: the address handle. */
+  /** Address handle, for datagrams. */
   remoteAddress: 'u64',
-  /** Of datagrams: the number of the remote queue pair. */
+  /** Number of the remote queue pair, for datagrams. */
   remoteKey: 'u32',
   queueKey: 'u32',
   swap: 'u64',
@@ -398,7 +398,7 @@ export const ibvGidEntry = defineLayout('ibv_gid_entry', {
 /** struct ibv_device_attr. */
 export const ibvDeviceAttributes = defineLayout('ibv_device_attr', {
   firmware: { of: 'u8', count: 64 },
-  /** In network order, as the next. */
+  /** Identifiers in network order. */
   nodeGuid: { of: 'u8', count: 8 },
   systemImageGuid: { of: 'u8', count: 8 },
   maxMrSize: 'u64',

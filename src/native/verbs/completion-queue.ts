@@ -42,7 +42,7 @@ export class CompletionChannel implements Disposable {
     return this.#events.take();
   }
 
-  /** After its queues. */
+  /** Must be closed after its queues. */
   close(): void {
     if (this.#isClosed) return;
     const status = this.context.calls.ibv_destroy_comp_channel(this.address);
@@ -63,7 +63,7 @@ export class CompletionQueue implements Disposable {
   readonly #words: Uint32Array = this.#block.words;
   #isClosed = false;
 
-  /** For at least `entries` completions that were not taken; one more breaks the queue and its queue pairs. */
+  /** The queue holds at least `entries` completions that were not taken; one more breaks it and its queue pairs. */
   constructor(context: VerbsContext, entries: number, channel?: CompletionChannel) {
     context.requireOpen();
     const { attributes, counts, device } = context;
@@ -122,7 +122,7 @@ export class CompletionQueue implements Disposable {
     return this.#words[index * wcWords + field.opcode]!;
   }
 
-  /** Of what was received; with the routing header, for datagrams. */
+  /** Bytes of what was received; with the routing header, for datagrams. */
   bytesAt(index: number): number {
     return this.#words[index * wcWords + field.bytes]!;
   }
@@ -137,12 +137,12 @@ export class CompletionQueue implements Disposable {
     return this.#words[index * wcWords + field.queuePair]!;
   }
 
-  /** Of a datagram: number of the queue pair that sent it. */
+  /** Number of the queue pair that sent a datagram. */
   sourceAt(index: number): number {
     return this.#words[index * wcWords + field.sourceQueuePair]!;
   }
 
-  /** Of completionFlag. */
+  /** Bits of completionFlag. */
   flagsAt(index: number): number {
     return this.#words[index * wcWords + field.flags]!;
   }
@@ -156,7 +156,7 @@ export class CompletionQueue implements Disposable {
     });
   }
 
-  /** After its queue pairs. */
+  /** Must be closed after its queue pairs. */
   close(): void {
     if (this.#isClosed) return;
     const status = this.context.calls.ibv_destroy_cq(this.address);

@@ -109,7 +109,7 @@ export class ProtectionDomain implements Disposable {
     context.adopt(this);
   }
 
-  /** After what was made in it was closed; otherwise it fails and the domain stays. */
+  /** Must be closed after what was made in it; otherwise it fails and the domain stays. */
   close(): void {
     if (this.#isClosed) return;
     const status = this.context.calls.ibv_dealloc_pd(this.address);
@@ -170,7 +170,7 @@ function withDevices<T>(use: (devices: readonly Device[]) => T): T {
   const { calls } = openVerbs();
   const count = new NativeBlock(4);
   const list = calls.ibv_get_device_list(count.address);
-  // Without the kernel's part there is no list, or the errno says that there is no such thing.
+  // There is no list, or the errno says that there is no such thing, if the kernel's part is missing.
   if (list === -ENOSYS || list === -ENOENT) return use([]);
   if (list < 0) throw nativeError('ibv_get_device_list', 'listing the RDMA devices', list);
   try {
@@ -291,7 +291,7 @@ export class VerbsContext implements Disposable {
     return address === 0 ? undefined : functionAt(address, text);
   }
 
-  /** For what is made from this context. */
+  /** Takes in what is made from this context. */
   adopt(resource: VerbsResource): void {
     this.#resources.push(resource);
   }

@@ -93,7 +93,7 @@ export function requireWithin(
   );
 }
 
-/** In bytes: the soft limit, and what is pinned of it. Undefined where /proc cannot be read. */
+/** Bytes of the soft limit, and what is pinned of it. Undefined where /proc cannot be read. */
 function lockedMemory(files: FileProbe): { readonly limit: number; readonly pinned: number } | undefined {
   const limit = /^Max locked memory\s+(\S+)/m.exec(files.readText('/proc/self/limits') ?? '')?.[1];
   if (limit === undefined) return undefined;
@@ -164,7 +164,7 @@ export interface GidEntry {
   /** Eight groups of four hexadecimal digits. */
   readonly gid: string;
   readonly type: string;
-  /** Of the network interface behind it; 0 if it has none. */
+  /** Index of the network interface behind it; 0 if it has none. */
   readonly interfaceIndex: number;
 }
 

@@ -41,7 +41,7 @@ const creators = {
   /** Takes the optional access flags too; since rdma-core 25. */
   ibv_reg_mr_iova2:
     'intptr_t ibv_reg_mr_iova2(intptr_t domain, intptr_t address, size_t bytes, uint64_t iova, unsigned int access)',
-  /** Since rdma-core 34. */
+  /** The function exists since rdma-core 34. */
   ibv_reg_dmabuf_mr:
     'intptr_t ibv_reg_dmabuf_mr(intptr_t domain, uint64_t offset, size_t bytes, uint64_t iova, int descriptor, int access)',
   ibv_create_comp_channel: 'intptr_t ibv_create_comp_channel(intptr_t context)',

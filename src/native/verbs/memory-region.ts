@@ -26,7 +26,7 @@ export interface RegionAccess {
 /** Memory of a GPU or another device, exported as a file descriptor (dmabuf). */
 interface DmabufMemory {
   readonly descriptor: number;
-  /** Where the memory begins in the file. */
+  /** Offset at which the memory begins in the file. */
   readonly offset: number;
   readonly bytes: number;
   /** The address by which peers name its first byte. */
@@ -34,9 +34,9 @@ interface DmabufMemory {
 }
 
 export class MemoryRegion implements Disposable {
-  /** By which requests of this process name it. */
+  /** Key by which requests of this process name it. */
   readonly localKey: number;
-  /** By which requests of peers name it. */
+  /** Key by which requests of peers name it. */
   readonly remoteKey: number;
   readonly #domain: ProtectionDomain;
   readonly #handle: number;

@@ -54,7 +54,7 @@ export class SharedReceiveQueue implements Disposable {
     context.adopt(this);
   }
 
-  /** After its queue pairs. */
+  /** Must be closed after its queue pairs. */
   close(): void {
     if (this.#isClosed) return;
     const { context } = this.domain;
@@ -72,9 +72,9 @@ export class SharedReceiveQueue implements Disposable {
 
 // The way from a port of this host to one of a peer, as queue pairs and address handles are told it.
 
-/** Over Ethernet, and between InfiniBand subnets, a peer is named by its GID; within a subnet its LID is enough. */
+/** Present over Ethernet, and between InfiniBand subnets, where a peer is named by its GID; within a subnet its LID is enough. */
 export interface VerbsPath {
-  /** Of this host, from 1. */
+  /** Port of this host, from 1. */
   readonly port: number;
   readonly gidIndex: number;
   /** 16 bytes; missing for a peer that its LID names. */
@@ -105,7 +105,7 @@ function writePath(block: Pick<Block<PathFields>, 'set'>, path: VerbsPath): void
   block.set('pathPort', path.port);
 }
 
-/** Where datagrams go. */
+/** Destination of datagrams. */
 export class AddressHandle implements Disposable {
   readonly address: number;
   readonly #domain: ProtectionDomain;
@@ -154,7 +154,7 @@ export interface QueuePairOptions {
   readonly receiveCompletions: CompletionQueue;
   /** Requests under way; powers of two. */
   readonly maxSends: number;
-  /** Not with sharedReceives; 1 by default. */
+  /** Absent with sharedReceives; 1 by default. */
   readonly maxReceives?: number;
   /** Ranges of memory per request (scatter-gather elements); 1 by default. */
   readonly elements?: number;
@@ -199,7 +199,7 @@ export class QueuePair implements Disposable {
   readonly domain: ProtectionDomain;
   readonly service: QueuePairService;
   readonly address: number;
-  /** By which its peer names it: 24 bits. */
+  /** Number by which its peer names it: 24 bits. */
   readonly number: number;
   readonly sends: SendRing;
   /** Unused with shared receives. */

@@ -18,7 +18,7 @@ class RequestRing {
   readonly depth: number;
   readonly elements: number;
   protected readonly words: Uint32Array;
-  /** Where the words of the request that was started last begin. */
+  /** Place at which the words of the request that was started last begin. */
   protected at = 0;
   readonly #field: Readonly<Record<RequestFields, number>>;
   readonly #block: NativeBlock;

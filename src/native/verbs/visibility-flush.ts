@@ -16,11 +16,11 @@ interface FlushPlace {
 
 interface FlushOptions {
   readonly domain: ProtectionDomain;
-  /** To the port itself. */
+  /** Path to the port itself. */
   readonly path: VerbsPath;
   readonly mtu: number;
   readonly way: FlushWay;
-  /** Where the blocks lie; any byte of it is read. For `read`. */
+  /** Place of the blocks; any byte of it is read. For `read`. */
   readonly data?: FlushPlace;
   /** The flag word, 8 bytes: for `fetch-add`, registered with remoteAtomic. */
   readonly flag?: FlushPlace;
@@ -35,7 +35,7 @@ const RESULT_BYTES = 8;
 /** The flag word is one more for each block, behind its bytes. One thread. */
 export class VisibilityFlush implements Disposable {
   readonly way: FlushWay;
-  /** Where the old value of the flag goes: to a region of nothing, or, where the driver has none, to memory that nobody reads. */
+  /** Region to which the old value of the flag goes: one of nothing, or, where the driver has none, memory that nobody reads. */
   readonly oldValue: 'null region' | 'memory' | 'none';
   readonly #options: FlushOptions;
   readonly #completions: CompletionQueue | undefined;
@@ -175,7 +175,7 @@ function connectToItself(queuePair: QueuePair, { path, mtu }: FlushOptions): voi
   queuePair.connect({ number: queuePair.number, firstSequence: 0, path }, { mtu });
 }
 
-// Which way makes what a device has written visible to a GPU before its kernel is told, and why.
+// Chooses the way that makes what a device has written visible to a GPU before its kernel is told, and says why.
 
 /**
  * - `fetch-add`: the device adds to the flag word that the kernel polls, by an atomic on a queue pair that is connected to
@@ -189,7 +189,7 @@ export type FlushWay = 'fetch-add' | 'read' | 'mapped';
 export interface FlushCapabilities {
   /** Whoever sees the flag sees what the device has written before: memory of the host, or a GPU that orders its PCI writes. */
   readonly isOrdered: boolean;
-  /** As the device says: `none` without atomics. */
+  /** Atomics as the device says: `none` without any. */
   readonly atomicCap: DeviceAttributes['atomicCap'];
   /** The device may write to the flag word: it lies in registered memory. */
   readonly isFlagRegistered: boolean;
@@ -199,7 +199,7 @@ export interface FlushCapabilities {
 
 export interface FlushChoice {
   readonly way: FlushWay;
-  /** As the end of a sentence. */
+  /** Reason, as the end of a sentence. */
   readonly reason: string;
 }
 

@@ -19,7 +19,7 @@ export class PacketGuard {
   readonly #outgoing: number;
   readonly #incoming: number;
   readonly #taken: ReplayWindow;
-  /** Of the next packet. */
+  /** Number of the next packet. */
   #number: number;
 
   /** `first`: the number of the first packet in both directions. */
@@ -141,7 +141,7 @@ function derive(key: Uint8Array, purpose: string, bytes: number): Uint8Array {
   return new Uint8Array(hkdfSync('sha256', key, '', `weftline transport ${purpose}`, bytes));
 }
 
-// Which packets of a peer have been taken in, by number, so that each counts once. Hot path: no allocation.
+// Notes which packets of a peer have been taken in, by number, so that each counts once. Hot path: no allocation.
 
 /**
  * How far a packet may be overtaken and still count. Far more than a connection has under way: it is for paths that differ
@@ -211,7 +211,7 @@ export class TagMemory {
   readonly words: Int32Array;
   /** This memory as a region that bursts can refer to: payloads that are sent from here. */
   readonly region: Region;
-  /** Where the next payload is copied. */
+  /** Address to which the next payload is copied. */
   body: number = BODIES;
   readonly #view: DataView;
   readonly #memory: WasmMemory;

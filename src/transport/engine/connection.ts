@@ -35,7 +35,7 @@ import type {
   TransportConnection,
 } from './transport-engine.ts';
 
-/** Of a receive: it is not known yet which part of its message it takes in. */
+/** Value of a receive's `base` while nobody knows which part of its message it takes in. */
 const UNKNOWN_BASE = -1;
 
 export class Connection implements TransportConnection, RequestOwner {
@@ -48,7 +48,7 @@ export class Connection implements TransportConnection, RequestOwner {
   readonly remoteId: number;
   readonly secretLow: number;
   readonly secretHigh: number;
-  /** On connections whose packets are authenticated. */
+  /** Exists on connections whose packets are authenticated. */
   readonly guard: PacketGuard | undefined;
   readonly segmentBytes: number;
   /** Payload of a full segment. */
@@ -262,7 +262,7 @@ export class Connection implements TransportConnection, RequestOwner {
     }
   }
 
-  /** Where acks and control packets go: back where the newest packet came from. */
+  /** The path of acks and control packets: back where the newest packet came from. */
   replyPath(): number {
     const { latestPath } = this.receive.arrivals;
     return latestPath === -1 ? this.paths.choose(this.engine.random, this.send.bursts) : latestPath;
@@ -434,11 +434,11 @@ function checkConnection(options: ConnectionOptions): void {
 function checkKeys({ outgoing, incoming }: PacketKeys): void {
   for (const [name, key] of Object.entries({ outgoing, incoming })) {
     if (key instanceof Uint8Array && key.byteLength === PACKET_KEY_BYTES) continue;
-    // Not the key itself: errors are printed.
+    // The key itself is not shown: errors are printed.
     const found = key instanceof Uint8Array ? `${key.byteLength} bytes` : typeof key;
     throw invalidArgument(`packetKeys.${name}`, found, `${PACKET_KEY_BYTES} bytes`);
   }
-  // With one key for both directions, a packet could be sent back to its sender.
+  // If one key served both directions, a packet could be sent back to its sender.
   if (Buffer.compare(outgoing, incoming) !== 0) return;
   throw invalidArgument('packetKeys', 'the same key twice', 'a key for each direction');
 }

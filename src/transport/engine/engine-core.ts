@@ -16,7 +16,7 @@ export interface EngineCore {
   readonly outbox: PacketOutbox;
   readonly requests: RequestTable;
   readonly regions: RegionTable;
-  /** Of connections whose packets are authenticated; made when first asked for. */
+  /** Keys of connections whose packets are authenticated; made when first asked for. */
   readonly tagMemory: TagMemory;
   readonly admission: Admission;
   /** Gives credits to the peers whose connections have agreed on them. */

@@ -8,7 +8,7 @@ export interface RemoteAccess {
 }
 
 export interface Region {
-  /** Its number in the engine; never used again for another region while 2^16 others come and go. */
+  /** The region's number in the engine; never used again for another region while 2^16 others come and go. */
   readonly id: number;
   /** What a peer must show to read or write the region. */
   readonly key: number;
@@ -31,7 +31,7 @@ export interface RegionOptions {
 
 /** What peers must show to reach a region. */
 export interface RegionName {
-  /** Not used again soon: a request that still waits may name a region that was released. */
+  /** The number is not used again soon: a request that still waits may name a region that was released. */
   readonly id: number;
   readonly key: number;
 }

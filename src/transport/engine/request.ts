@@ -14,7 +14,7 @@ const MAX_REQUESTS = 2 ** SLOT_BITS;
 
 /** The connection that a request belongs to. */
 export interface RequestOwner {
-  /** As the I/O names it. */
+  /** The peer's number as the I/O names it. */
   readonly peer: number;
   /** Fails a request for a reason of this side, and its other end, if it has one. */
   abandon(request: Request, error: WeftlineError): void;
@@ -37,14 +37,14 @@ export class Request {
   /** The next of its queue. */
   next: Request | undefined;
 
-  /** Where it goes: a request or a region of the peer. */
+  /** The target: a request or a region of the peer. */
   target = 0;
   targetKey = 0;
   base = 0;
-  /** Of a write and a send that is a part: where it begins in the whole, and the bytes of that. */
+  /** Place of the part in the whole, for a write and a send that is a part, and the bytes of that whole. */
   partOffset = 0;
   wholeBytes = 0;
-  /** Of a scattered write: what it carries, the first range that is not all in segments, and how much of that is. */
+  /** What a scattered write carries, the first range that is not all in segments, and how much of that is. */
   ranges: RangeList | undefined;
   nextRange = 0;
   rangePosition = 0;
@@ -58,7 +58,7 @@ export class Request {
    * everything must have arrived.
    */
   value = 0;
-  /** Of a send: bytes the receiver lets go. Of a receive: bytes let go. */
+  /** Bytes that the receiver lets a send go, or that a receive lets go. */
   granted = 0;
 
   /**
@@ -69,14 +69,14 @@ export class Request {
   slot = -1;
   isRetracted = false;
 
-  /** Of a receive: the control record that announces it. Of a send: the one that announced the receive it met. */
+  /** The control record that announces a receive, or for a send the one that announced the receive it met. */
   record = 0;
 
-  /** Of a receive and a read: the size of the message, -1 before it is known, and its bytes that have arrived. */
+  /** Size of the message of a receive or a read, -1 before it is known, and its bytes that have arrived. */
   messageBytes = -1;
   received = 0;
   announced = false;
-  /** Of a receive: somebody has a message for it. */
+  /** Somebody has a message for this receive. */
   claimed = false;
 
   get isPending(): boolean {

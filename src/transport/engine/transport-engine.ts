@@ -19,9 +19,9 @@ export type RequestStatus = (typeof requestStatus)[keyof typeof requestStatus];
 /** What an engine is made of; `new Engine(options)` of engine.ts. */
 export interface EngineOptions {
   readonly io: PacketIo;
-  /** Those whose names begin with `transport` count. */
+  /** Settings, of which those whose names begin with `transport` count. */
   readonly settings: Settings;
-  /** Of this host, which share what bounds all that it receives; 1 if missing. */
+  /** Number of engines of this host, which share what bounds all that it receives; 1 if missing. */
   readonly engines?: number;
   /** Determines every choice of the engine: same packets, same times, same seed, same behaviour. 0 if missing. */
   readonly seed?: number;
@@ -41,7 +41,7 @@ export interface ConnectionOptions {
   readonly peer: number;
   /** How errors call the peer, such as "rank 3 (10.0.0.7:4000)". */
   readonly peerName: string;
-  /** From `reserveConnectionId` of this engine. */
+  /** A number from `reserveConnectionId` of this engine. */
   readonly localId: number;
   /** The same of the peer's engine. */
   readonly remoteId: number;
@@ -79,7 +79,7 @@ export interface LocalRange {
 export interface MessageOptions extends LocalRange {
   /** Messages of a flow meet receives of the same flow in the order of posting. 0 to 65535; 0 if missing. */
   readonly flow?: number;
-  /** Of a send: if this is a part of a message that is spread over several engines. All its receives have its full size. */
+  /** Present if a send is a part of a message that is spread over several engines. All its receives have its full size. */
   readonly whole?: WholeRequest | undefined;
 }
 
@@ -92,20 +92,20 @@ export interface RemoteRange {
 
 export interface RemoteOptions extends LocalRange, RemoteRange {
   readonly flow?: number;
-  /** Of a write: as of a message. `remoteOffset` is then that of the whole write. */
+  /** Present if a write is a part, as for a message. `remoteOffset` is then that of the whole write. */
   readonly whole?: WholeRequest | undefined;
 }
 
 /** What a request is a part of, whose other parts go through other engines. */
 interface WholeRequest {
-  /** Where the part begins in it. */
+  /** Place in it at which the part begins. */
   readonly partOffset: number;
   readonly bytes: number;
 }
 
 export interface ScatterOptions extends Omit<RemoteRange, 'remoteOffset'> {
   readonly region: Region;
-  /** Those that fit into packets share them; each below 512 MiB. */
+  /** Ranges that fit into packets share them; each is below 512 MiB. */
   readonly ranges: RangeList;
   readonly flow?: number;
 }
@@ -196,7 +196,7 @@ export interface TransportEngine {
   /** Fails with WL_INVALID_ARGUMENT for options out of range. */
   createConnection(options: ConnectionOptions): TransportConnection;
   register(options: RegionOptions): Region;
-  /** By its id, as signed or unsigned; undefined once it was released. */
+  /** The region of an id, signed or unsigned; undefined once it was released. */
   findRegion(id: number): Region | undefined;
   /**
    * The region's memory is the caller's again; pending requests that use it fail with WL_CLOSED. False while a device still

@@ -20,14 +20,14 @@ export interface TransportSettings {
   readonly ackDelay: number;
   readonly ackSegments: number;
   readonly reorderSegments: number;
-  /** Of a round trip: by how much a segment must be overtaken at least before it counts as lost. */
+  /** Share of a round trip by which a segment must be overtaken at least before it counts as lost. */
   readonly reorderShare: number;
   readonly keepAlive: number;
   readonly giveUp: number;
   readonly checksum: Settings['transportChecksum'];
 }
 
-/** Where each thread has a core. */
+/** What suits ranks whose threads each have a core. */
 const USUAL_TARGET_DELAY_US = 300;
 
 /** `engines`: of this host, which share what bounds all that it receives. */

@@ -22,7 +22,7 @@ export interface EngineCommand {
   remoteRegion: number;
   remoteKey: number;
   gate: number;
-  /** Where a part begins in its request; a multiple of PART_BYTES. */
+  /** Place in its request at which a part begins; a multiple of PART_BYTES. */
   partOffset: number;
   offset: number;
   bytes: number;
@@ -150,7 +150,7 @@ export class CommandRing {
     return Atomics.load(this.#words, at.fences);
   }
 
-  /** To be called before sleeping; false, and nothing to sleep for, if something came since. */
+  /** Must be called before sleeping; false, and nothing to sleep for, if something came since. */
   fallAsleep(seenCalls: number, seenFences: number): boolean {
     Atomics.store(this.#words, at.sleeping, 1);
     if (Atomics.load(this.#words, at.tail) === this.#next && this.calls === seenCalls && this.fences === seenFences) {
@@ -170,7 +170,7 @@ export class EngineBells {
   readonly #rings: readonly CommandRing[];
   #bells: readonly Doorbell[] = [];
 
-  /** By engine; the ring of this engine is among them. */
+  /** `rings` are those of all engines in order; the ring of this engine is among them. */
   constructor(rings: readonly CommandRing[]) {
     this.#rings = rings;
   }

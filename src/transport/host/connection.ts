@@ -28,7 +28,7 @@ interface ConnectionParts {
   readonly group: EngineGroup;
   readonly slots: RequestSlots;
   readonly channel: ControlChannel;
-  /** By lane. */
+  /** Ends in the order of lanes. */
   readonly ends: readonly LaneEnd[];
   readonly spread: Spread;
   readonly isRegistered: (region: MemoryRegion) => boolean;
@@ -117,7 +117,7 @@ export class Connection implements AsyncDisposable {
 
   /** Between which addresses its packets go, and whether they pass. */
   get rails(): readonly RailState[] {
-    // Of what engines have told, some may wait to be read.
+    // Some of what engines have told may wait to be read.
     this.#group.readEvents();
     return this.#rails.all;
   }
@@ -356,7 +356,7 @@ function connectionSamples(peer: string, { sentBytes, receivedBytes, paths }: Co
 export interface RailState extends RailPair {
   /** False while every path of it is dead: nothing that went there was answered, and only probes go there. */
   readonly isUp: boolean;
-  /** Since when it is not up, as far as this side has tried to send; left out while it is up. */
+  /** The time since which it is not up, as far as this side has tried to send; left out while it is up. */
   readonly deadSince?: Date;
   /** UDP sockets or queue pairs of each side, over all engines. */
   readonly paths: number;
@@ -365,9 +365,9 @@ export interface RailState extends RailPair {
 
 export class RailStates {
   readonly #rails: readonly RailPair[];
-  /** Of each lane: path p goes by rail p modulo the number of rails. */
+  /** Paths of each lane: path p goes by rail p modulo the number of rails. */
   readonly #pathsOfLane: number;
-  /** By lane and path: when it died, in ms; 0 while it lives. */
+  /** Time at which each path died, by lane and path, in ms; 0 while it lives. */
   readonly #deadSince: Float64Array;
 
   constructor(rails: readonly RailPair[], lanes: number, paths: number) {

@@ -10,7 +10,7 @@ import type { SharedRequests } from './shared-requests.ts';
 
 export class EngineGroup {
   readonly requests: SharedRequests;
-  /** By engine. */
+  /** Links in the order of engines. */
   readonly links: readonly EngineLink[];
   /** Descriptors through which the engines wake each other. */
   readonly #bells: readonly Doorbell[];

@@ -66,7 +66,7 @@ export class EngineHost implements HostedEngine {
   readonly #slotOf = new Map<EngineHandle, number>();
   readonly #handleOf: Float64Array = new Float64Array(REQUEST_SLOTS).fill(-1);
   readonly #connectionOf: Int32Array = new Int32Array(REQUEST_SLOTS);
-  /** By slot: the gate that its part holds shut, counted from 1. */
+  /** The gate that the part in each slot holds shut, counted from 1. */
   readonly #gateOf: Uint16Array = new Uint16Array(REQUEST_SLOTS);
   readonly #command: EngineCommand = emptyEngineCommand();
   readonly #gates: Gates;
@@ -398,13 +398,13 @@ export class EngineHost implements HostedEngine {
   }
 }
 
-/** In place of a handle: there is nothing to write. */
+/** What stands for a handle if there is nothing to write. */
 const NOTHING: EngineHandle = -1;
 
 class CommandPosts {
   readonly #ranges: SharedRanges;
   readonly #findRegion: (id: number) => Region | undefined;
-  /** Of the write of ranges that is being posted. */
+  /** The way of the write of ranges that is being posted. */
   readonly #rangesCarrier: { payloadBytes: number; readonly findRegion: (id: number) => Region | undefined };
 
   constructor(ranges: SharedRanges, findRegion: (id: number) => Region | undefined) {
@@ -458,7 +458,7 @@ class RefusedPeers {
   /** When a peer was first found so. */
   readonly #since = new Map<number, number>();
 
-  /** Those whose time is over. `refused`: found now, which is emptied. */
+  /** The peers whose time is over. `refused` holds those found now, and is emptied. */
   due(refused: number[]): readonly number[] {
     if (refused.length === 0 && this.#since.size === 0) return NO_PEERS;
     const now = performance.now();

@@ -35,7 +35,7 @@ export interface EngineLink {
    * there is.
    */
   progress(milliseconds: number): void;
-  /** Until a further request of any engine has ended than `seen` counts, or the time is over. */
+  /** Returns when a further request of any engine has ended than `seen` counts, or the time is over. */
   wait(seen: number, milliseconds: number): Promise<void>;
   /** `areFew`: hardly anything else is under way, so that the wait is for one answer. */
   waitBlocking(seen: number, milliseconds: number, areFew: boolean): void;
@@ -45,7 +45,7 @@ export interface EngineLink {
 /** What the engines of a transport share. */
 export interface SharedParts {
   readonly requests: SharedRequests;
-  /** By engine. */
+  /** Rings in the order of engines. */
   readonly rings: readonly CommandRing[];
   readonly wake: WakeWord | undefined;
 }
@@ -146,7 +146,7 @@ export class ThreadLink implements EngineLink {
   }
 
   waitBlocking(seen: number, milliseconds: number, areFew: boolean): void {
-    // Where many requests are under way, the engines need the processor more than the waiter.
+    // When many requests are under way, the engines need the processor more than the waiter.
     this.#requests.waitBlocking(seen, milliseconds, areFew ? this.#spin : undefined);
   }
 

@@ -38,7 +38,7 @@ interface MeetingLane {
   /** The engines' names for it, this side's and the peer's. */
   readonly localId: number;
   readonly remoteId: number;
-  /** Of every packet. It follows from the hello and has not travelled. */
+  /** The secret of every packet. It follows from the hello and has not travelled. */
   readonly secret: bigint;
   /** If packets are authenticated: keys with the same properties. */
   readonly packetKeys: PacketKeys | undefined;
@@ -63,7 +63,7 @@ export interface Meeting {
 
 /** What an application on the side that was called says to a caller, and what becomes of it. */
 export interface IncomingConnection<Established> {
-  /** As JSON expresses it; the caller gets it as `hello` of its connection. */
+  /** A value that JSON expresses; the caller gets it as `hello` of its connection. */
   readonly answer: unknown;
   /** Takes the connection, which no accept() then gets. */
   readonly accept?: (connection: Established) => void;

@@ -61,7 +61,7 @@ export interface HostConnection {
 }
 
 export interface HostRegion {
-  /** Of memory that stays until the region is released. */
+  /** Address of memory that stays until the region is released. */
   readonly address: number;
   readonly bytes: number;
   readonly remote: Partial<RemoteAccess>;

@@ -17,7 +17,7 @@ export interface Reserved {
 
 export class LaneEnds {
   readonly #group: EngineGroup;
-  /** Which engine the next connection begins with, so that those with fewer lanes than there are engines use all. */
+  /** The engine that the next connection begins with, so that those with fewer lanes than there are engines use all. */
   #next = 0;
 
   constructor(group: EngineGroup) {

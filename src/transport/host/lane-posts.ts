@@ -13,12 +13,12 @@ import type { LinePlan, TransferMessage, TransferPlan } from './prepared-transfe
 import type { RequestHandle, RequestSlots } from './request-slots.ts';
 import { NOBODY } from './shared-requests.ts';
 
-/** Of what a command holds in 32 bits. */
+/** Largest number that a command holds in 32 bits. */
 const MAX_WORD = 2 ** 32 - 1;
 
 interface LanePostsParts {
   readonly slots: RequestSlots;
-  /** By lane. */
+  /** Ends in the order of lanes. */
   readonly ends: readonly LaneEnd[];
   readonly spread: Spread;
   readonly isRegistered: (region: MemoryRegion) => boolean;
@@ -199,7 +199,7 @@ export class LanePosts {
     const { region, offset = 0, bytes = region.bytes.length - offset, flow = 0 } = part;
     checkHeld('flow', flow, MAX_WORD);
     checkHeld('offset', offset, Number.MAX_SAFE_INTEGER);
-    // Of an offset behind the region's end as well, which is then the mistake.
+    // An offset behind the region's end fails here as well, as it is then the mistake.
     if (bytes !== region.bytes.length - offset) checkHeld('bytes', bytes, Number.MAX_SAFE_INTEGER);
     const { command } = this.slots;
     command.kind = kind;
@@ -286,7 +286,7 @@ function requireRegion(part: LocalPart | undefined): void {
 
 interface OpenLine {
   readonly lane: number;
-  /** Of the lane's engine. */
+  /** Number in the lane's engine. */
   readonly number: number;
 }
 
@@ -299,7 +299,7 @@ interface Share {
 interface SpreadTransfer {
   /** That of the line's lane, which sends the message, comes first. */
   readonly shares: readonly Share[];
-  /** As bits. */
+  /** Lanes as bits. */
   readonly engines: number;
 }
 

@@ -19,7 +19,7 @@ export interface MemoryRegion extends AsyncDisposable {
   readonly bytes: Uint8Array;
   /** What a peer gives to read or write the region, if it was registered for that. */
   readonly remote: { readonly remoteRegion: number; readonly remoteKey: number };
-  /** Of the engine. */
+  /** Number of the region in the engine. */
   readonly number: number;
   /**
    * The memory is the caller's again; pending requests that use it fail with WL_CLOSED. It fails if an engine does not
@@ -66,7 +66,7 @@ export interface LocalPart {
   readonly flow?: number;
 }
 
-/** Where a one-sided operation goes: `region.remote` of the peer, and an offset in it. */
+/** The target of a one-sided operation: `region.remote` of the peer, and an offset in it. */
 export interface RemotePart {
   readonly remoteRegion: number;
   readonly remoteKey: number;
@@ -80,7 +80,7 @@ export interface WriteOptions {
   readonly pinned?: boolean;
 }
 
-/** Which counter of the peer a signal adds to, and how much. */
+/** The counter of the peer that a signal adds to, and how much. */
 export interface SignalPart extends RemotePart {
   readonly flow?: number;
   /** Added to the 64-bit cell at `remoteOffset`, a multiple of 8. */

@@ -18,7 +18,7 @@ export interface TransferPlan {
   readonly connection: number;
   readonly operation: 'read' | 'write';
   readonly flow: number;
-  /** Of a PartTable, whose indices are into these lists. */
+  /** Buffer of a PartTable, whose indices are into these lists. */
   readonly parts: SharedArrayBuffer;
   readonly regions: readonly number[];
   readonly remoteRegions: readonly number[];
@@ -35,17 +35,17 @@ export interface LinePlan {
   readonly connection: number;
   /** No other requests should use it. */
   readonly flow: number;
-  /** Of this side, where messages wait. */
+  /** Region of this side where messages wait. */
   readonly region: number;
   readonly remoteRegion: number;
   readonly remoteKey: number;
-  /** In the peer's region: the counter, and the ring. */
+  /** Offsets of the counter and the ring in the peer's region. */
   readonly counter: number;
   readonly ring: number;
   readonly ringBytes: number;
 }
 
-/** Of the line's region on this side. No message if `bytes` is 0. */
+/** Place in the line's region on this side. There is no message if `bytes` is 0. */
 export interface TransferMessage {
   offset: number;
   bytes: number;
@@ -53,7 +53,7 @@ export interface TransferMessage {
 
 interface Line {
   readonly plan: LinePlan;
-  /** In the ring, of the next message. */
+  /** Place of the next message in the ring. */
   position: number;
 }
 
@@ -73,14 +73,14 @@ interface TransferHost {
 /** A plan, with its runs of small ranges that go together. */
 interface Prepared extends TransferPlan {
   readonly table: PartTable;
-  /** In the order of their first parts. */
+  /** Scatters in the order of their first parts. */
   readonly scatters: readonly RangeList[];
 }
 
 interface Post {
   plan: Prepared | undefined;
   slot: number;
-  /** Of its connection. */
+  /** Queue of its connection. */
   queue: PostQueue | undefined;
   /** Ranges that were posted, how many scatters were among them, and requests of those that have not ended. */
   posted: number;
@@ -110,10 +110,10 @@ export class PreparedTransfers {
   readonly #plans = new Map<number, Prepared>();
   #nextPlan = 0;
   readonly #lines: (Line | undefined)[] = [];
-  /** By slot; objects are used again. */
+  /** Posts by slot; objects are used again. */
   readonly #posts: (Post | undefined)[] = Array.from({ length: REQUEST_SLOTS }, () => undefined);
   readonly #turns = new PostTurns();
-  /** Those whose ranges are where they belong, while ranges on other engines are not: their messages wait. */
+  /** Transfers whose ranges are where they belong, while ranges on other engines are not: their messages wait. */
   readonly #unsent: Post[] = [];
   /** What is being posted: the engine reads these during its calls, and they are filled in again for the next. */
   readonly #part: Writable<RemoteOptions> = { region: NO_REGION, flow: 0, offset: 0, bytes: 0, ...nowhere };
@@ -400,7 +400,7 @@ function findScatters(table: PartTable, longest: number): RangeList[] {
 
 /** Ranges of a connection that are under way at a time. */
 const MAX_OF_CONNECTION = 8192;
-/** Those of all connections. The engine has 2^16 requests for everything. */
+/** Most ranges of all connections under way. The engine has 2^16 requests for everything. */
 const MAX_OF_ALL = 32_768;
 /** A connection may always have so many, whatever the others have: as many as 1024 peers find room for. */
 const MIN_OF_CONNECTION = 16;
@@ -421,7 +421,7 @@ interface PostQueue {
  * and its transfers take turns, so that none waits for a peer that is not its own, nor for the whole of a long one.
  */
 class PostTurns {
-  /** By connection. */
+  /** Queues by connection. */
   readonly #queues: (PostQueue | undefined)[] = [];
   #underWay = 0;
 

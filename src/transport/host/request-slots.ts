@@ -23,20 +23,20 @@ const FEW_REQUESTS = 4;
 export class RequestSlots {
   /** What the next `post` sends; written by the caller, who leaves `slot` alone. */
   readonly command: EngineCommand = emptyEngineCommand();
-  /** Of writes that later signals and flushes wait for. */
+  /** Gates of writes that later signals and flushes wait for. */
   readonly gates: GatePool;
   readonly #group: EngineGroup;
   readonly #timeoutMs: number;
   readonly #free: Int32Array = Int32Array.from({ length: REQUEST_SLOTS }, (_, index) => REQUEST_SLOTS - 1 - index);
   #freeCount: number = REQUEST_SLOTS;
-  /** Per slot: which use of it is the current one, so that an old handle finds nothing. */
+  /** The current use of each slot, so that an old handle finds nothing. */
   readonly #uses: Float64Array = new Float64Array(REQUEST_SLOTS);
-  /** Per slot: the engines that have a part of the request, as bits. */
+  /** The engines that have a part of each slot's request, as bits. */
   readonly #engines: Uint16Array = new Uint16Array(REQUEST_SLOTS);
-  /** Per slot: the gate that the request waits for, counted from 1; it is free once the request's end was taken. */
+  /** The gate that each slot's request waits for, counted from 1; it is free once the request's end was taken. */
   readonly #awaitedGates: Uint16Array = new Uint16Array(REQUEST_SLOTS);
   readonly #errors = new Map<number, EncodedError>();
-  /** Who a slot's request is with, for errors. */
+  /** Name of the peer that a slot's request is with, for errors. */
   readonly #peers: string[] = [];
 
   constructor(group: EngineGroup, timeoutMs: number) {

@@ -13,17 +13,17 @@ export interface HostedEngine extends Disposable {
   /** Rung to end a sleep. */
   readonly doorbell: Doorbell;
   readonly calls: HostCalls;
-  /** Before each of `calls`. */
+  /** Must be called before each of `calls`. */
   beginCall(): void;
   /** Hot path. Carries out what the user's side has put, and what had to wait for other engines; false if there was nothing. */
   takeCommands(): boolean;
-  /** Of the ring: what `takeCommands` has seen of the ends on other engines. */
+  /** What `takeCommands` has seen in the ring of the ends on other engines. */
   readonly seenFences: number;
   /** Hot path. False if there was nothing to do. */
   step(): boolean;
   /** True once so little happens that the thread had better sleep. */
   readonly isIdle: boolean;
-  /** Until there is work, the doorbell rings, or `most` microseconds are over. */
+  /** Sleeps until there is work, the doorbell rings, or `most` microseconds are over. */
   sleep(most?: number): void;
 }
 
@@ -37,9 +37,9 @@ export interface EngineCalls extends HostCalls {
 
 export interface EngineThread<Data> {
   readonly settings: Data;
-  /** Of the request table. */
+  /** Memory of the request table. */
   readonly shared: SharedArrayBuffer;
-  /** Of the command rings of all engines of the transport, and which of them this one is. */
+  /** Memory of the command rings of all engines of the transport, and which of them this one is. */
   readonly rings: readonly SharedArrayBuffer[];
   readonly engine: number;
   readonly wake: SharedArrayBuffer | undefined;
@@ -52,7 +52,7 @@ export interface HostParts {
   readonly engine: number;
   readonly requests: SharedRequests;
   readonly ring: CommandRing;
-  /** Of the other engines. */
+  /** Bells of the other engines. */
   readonly bells: EngineBells;
   readonly onEvent: (event: HostEvent) => void;
   /** Rung when a request ended, when signals came, and when a connection ended. */

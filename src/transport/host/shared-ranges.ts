@@ -11,7 +11,7 @@ import type { EngineCommand } from './command-ring.ts';
 /** Plain data, so that it can cross threads. */
 export interface RangesPlan {
   readonly connection: number;
-  /** Of a PartTable, whose indices of regions mean nothing here. */
+  /** Buffer of a PartTable, whose indices of regions mean nothing here. */
   readonly parts: SharedArrayBuffer;
   readonly region: number;
   readonly remoteRegion: number;
@@ -38,7 +38,7 @@ export class SharedRanges {
   /** Numbers are not used again: who forgets a table may not have heard yet that its connection ended, and the table with it. */
   readonly #tables = new Map<number, SharedTable>();
   #nextTable = 0;
-  /** By slot: what its write carries. */
+  /** What the write in each slot carries. */
   readonly #underWay: (PackedRanges | undefined)[] = Array.from({ length: REQUEST_SLOTS }, () => undefined);
   readonly #free: PackedRanges[] = [];
   readonly #limits = { regionBytes: 0, payloadBytes: 0 };

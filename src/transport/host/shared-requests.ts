@@ -20,11 +20,11 @@ export const NOBODY = -1;
 
 export class SharedRequests {
   readonly buffer: SharedArrayBuffer;
-  /** Of lanes/gates.ts. */
+  /** Gates as lanes/gates.ts keeps them. */
   readonly gates: Int32Array;
   readonly #words: Int32Array;
   readonly #entries: Int32Array;
-  /** By engine and slot. */
+  /** Bytes of receives, by engine and slot. */
   readonly #bytes: Float64Array;
   readonly #loans = new ProcessorLoans();
 

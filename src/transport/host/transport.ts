@@ -91,7 +91,7 @@ export class Transport implements AsyncDisposable {
   readonly #group: EngineGroup;
   readonly #lanes: LaneEnds;
   readonly #slots: RequestSlots;
-  /** By engine and that engine's number of it. */
+  /** Connections by engine and that engine's number of them. */
   readonly #connections = new Map<string, Connection>();
   readonly #listeners = new Set<TransportListener>();
   /** Addresses, by the setting transportRails. */
@@ -215,7 +215,7 @@ export class Transport implements AsyncDisposable {
 
   async #release(number: number): Promise<void> {
     const memory = this.#regions.get(number);
-    // From now on no message of it takes a turn, but it must not be collected while an engine may still write to it.
+    // No message of it takes a turn from now on, but it must not be collected while an engine may still write to it.
     this.#regions.delete(number);
     if (memory !== undefined) this.#leaving.set(number, memory);
     // A device that still reads it is soon through, or is made to.

@@ -31,7 +31,7 @@ export interface PacketLoop extends Disposable {
   readonly isIdle: boolean;
   /** Sleeps until a packet comes, the engine's next deadline, the doorbell, or `most` microseconds are over. */
   sleep(most?: number): void;
-  /** To be called before requests are posted: the engine then knows what time it is, and the loop polls for a while. */
+  /** Must be called before requests are posted: the engine then knows what time it is, and the loop polls for a while. */
   touch(): void;
   /** Missing where the threads that meet a peer make the ends of its paths themselves. */
   readonly ends?: EndMaker;
@@ -82,7 +82,7 @@ type EndCall<Method> = Method extends (argument: infer Argument) => infer Result
 
 /** This side's ends of the paths to a peer, for the engine's thread: plain data. */
 export interface PathEndpoint {
-  /** By path: the descriptor of a socket, or the number of an end that the engine has made. */
+  /** The descriptor of a socket, or the number of an end that the engine has made, for each path. */
   readonly ends: readonly number[];
   /** Path p leaves by rail p modulo this. */
   readonly rails: number;
@@ -117,7 +117,7 @@ export interface RailPair {
 
 /** This side's ends of the paths to a peer while the two meet. Disposed by its owner, unless the engines' threads got them. */
 export interface PeerPaths extends Disposable {
-  /** Of all lanes together. */
+  /** Number of paths of all lanes together. */
   readonly count: number;
   /** What the peer must know of them, fields of a frame. */
   readonly offer: ControlFrame;
@@ -185,7 +185,7 @@ export class EngineTurns {
     return Math.min(this.#engine.nextDeadline() - microseconds(), most, MAX_SLEEP_MICROSECONDS);
   }
 
-  /** As PacketLoop.touch says. */
+  /** Does what PacketLoop.touch says. */
   touch(): void {
     const now = microseconds();
     // The engine counts the silence of peers from the time it was last told.

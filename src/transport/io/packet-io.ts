@@ -14,10 +14,10 @@ export interface Burst {
   path: number;
   /** Packets: 1 to PacketIo.burstSegments. */
   count: number;
-  /** Where in PacketIo.arena the first header begins; the others follow without gap. */
+  /** Place in PacketIo.arena at which the first header begins; the others follow without gap. */
   headerOffset: number;
   headerBytes: number;
-  /** Where the payload lies; undefined if the packets are headers only (acks, control, probes). */
+  /** Region of the payload; undefined if the packets are headers only (acks, control, probes). */
   region: Region | undefined;
   payloadOffset: number;
   payloadBytes: number;

@@ -12,7 +12,7 @@ const packetIos = {
   verbs: ({ rdmaService }) => verbs?.[rdmaService],
 } as const satisfies Record<Settings['transportIo'], (settings: Settings) => PacketIoKind | undefined>;
 
-/** As transportIo(), which it must precede on each thread. */
+/** Loads what transportIo() returns; it must come first on each thread. */
 export async function loadTransportIo(settings: Settings): Promise<PacketIoKind> {
   if (settings.transportIo === 'verbs') ({ verbs } = await import('./verbs/verbs-io.ts'));
   return transportIo(settings);

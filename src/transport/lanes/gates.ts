@@ -60,7 +60,7 @@ export class GatePool extends Gates {
     Atomics.add(this.words, gate, parts);
   }
 
-  /** From now on the engine is told when the gate opens. False if it is open already. */
+  /** The engine is told from now on when the gate opens. False if it is open already. */
   wait(gate: number, engine: number): boolean {
     // ORDER: the waiter first, then the look: the part that ends last either finds the waiter, or is seen to have ended.
     Atomics.or(this.words, gate, (engine + 1) << WAITER_SHIFT);
@@ -91,7 +91,7 @@ export interface HeldOperation {
 export class HeldFences<Operation extends HeldOperation> {
   readonly #gates: Gates;
   readonly #post: (operation: Operation) => void;
-  /** By connection and flow, oldest first. */
+  /** Operations by connection and flow, oldest first. */
   readonly #queues = new Map<number, Held<Operation>[]>();
 
   /** `post` carries an operation out. */

@@ -1,4 +1,4 @@
-// Which lanes of a connection carry what: the turns of messages, and how large requests are cut. Pure: neither threads nor
+// Chooses the lanes of a connection that carry what: the turns of messages, and how large requests are cut. Pure: neither threads nor
 // sockets, so that a simulated host with several engines takes the same decisions. Hot path: no allocation but for new flows.
 import { PartTable } from '../part-table.ts';
 import { PART_BYTES } from '../engine-commands.ts';
@@ -72,7 +72,7 @@ export class LaneChoice {
     this.#whole(flow.home, bytes);
   }
 
-  /** Which lanes carry a write or a read. */
+  /** The lanes that carry a write or a read. */
   oneSided(flow: LaneFlow, bytes: number): void {
     const most = Math.min(this.lanes, Math.floor(bytes / PART_BYTES));
     // One of fewer than two whole parts stays on the home lane; so does one that is no number.
@@ -96,7 +96,7 @@ export class LaneChoice {
     this.count = Math.ceil(bytes / share);
     for (let part = 0; part < most; part++) {
       const offset = Math.min(bytes, part * share);
-      // Where a part of nothing begins means nothing.
+      // A part of nothing begins nowhere.
       const start = offset < bytes ? offset : 0;
       fill(this.parts[part] as LanePart, (first + part) % this.lanes, start, Math.min(share, bytes - offset));
     }
@@ -119,7 +119,7 @@ function fill(part: LanePart, lane: number, offset: number, bytes: number): void
 
 export class FlowOrder {
   readonly #pool: GatePool;
-  /** By flow: the gate of its writes since the last signal or flush that had to wait. */
+  /** The gate of each flow's writes since the last signal or flush that had to wait. */
   readonly #gates = new Map<number, number>();
 
   constructor(pool: GatePool) {
@@ -180,7 +180,7 @@ interface PartCut {
   readonly bytes: number;
 }
 
-/** By lane: its parts. Tables without parts where there is too little for all; all of it is then on `home`. */
+/** The parts of each lane. Tables without parts where there is too little for all; all of it is then on `home`. */
 export function divideParts(table: PartTable, lanes: number, home: number): readonly PartTable[] {
   const total = table.bytes.reduce((sum, bytes) => sum + bytes, 0);
   const used = Math.min(lanes, Math.floor(total / PART_BYTES));

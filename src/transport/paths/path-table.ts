@@ -44,7 +44,7 @@ export class PathTable {
   readonly leastRtt: Float64Array;
   readonly penalty: Float64Array;
   readonly alive: Uint8Array;
-  /** Since when the path has been silent although something is in flight. */
+  /** Time since which the path has been silent although something is in flight. */
   readonly silentSince: Float64Array;
   /** Probes since the last echo, and when the first of them was sent. */
   readonly unanswered: Uint8Array;
@@ -132,7 +132,7 @@ export class PathTable {
 
   #chooseRail(random: () => number, inFlight: PathLoad): number {
     const { count, rails } = this;
-    // Of equals, the first one is taken: each rail has its turn to be that.
+    // The first one of equals is taken: each rail has its turn to be that.
     let rail = Math.floor(random() * rails);
     let best = -1;
     let leastScore = Number.POSITIVE_INFINITY;

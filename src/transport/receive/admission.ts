@@ -122,7 +122,7 @@ export class Admission {
     this.#holders.delete(receive);
     const silentAt = this.#silent.indexOf(receive);
     if (silentAt === -1) return;
-    // Its receives end one by one, and give back what they hold.
+    // The connection's receives end one by one, and give back what they hold.
     this.claimedBytes += receive.claimedBytes;
     receive.silentSince = Number.POSITIVE_INFINITY;
     this.#silent.splice(silentAt, 1);

@@ -148,7 +148,7 @@ function place(
   if (request === undefined) return;
   if (request.kind === 'receive') {
     if (!request.claimed) {
-      // Who sends to it has read the record that announced it, and all before that: no ack need say so.
+      // A peer that sends to it has read the record that announced it, and all before that: no ack need say so.
       connection.control.confirm((request.record + 1) | 0, engine.now);
       engine.admission.claim(connection.receive, request, run.messageBytes);
     }

@@ -139,7 +139,7 @@ export class EagerStore {
     return this.#handle[slot]!;
   }
 
-  /** Of a refused message: why, and what room there was. */
+  /** Why a message was refused, and what room there was. */
   reasonOf(slot: number): number {
     return this.#reason[slot]!;
   }

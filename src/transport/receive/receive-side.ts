@@ -19,12 +19,12 @@ interface ReceiveSideOptions {
   readonly paths: number;
   /** Words of the bitmap that fit an ack. */
   readonly ackWords: number;
-  /** Where numbers that wrap begin. */
+  /** Number at which numbers that wrap begin. */
   readonly start: number;
   /** What the peer may send before any credit. */
   readonly credit: number;
   readonly now: number;
-  /** Where grants are written. */
+  /** The log into which grants are written. */
   readonly control: ControlLog;
   /** Called when there is work for the next `onTimer`. */
   readonly wake: () => void;
@@ -56,7 +56,7 @@ export class ReceiveSide {
   holdDeadline = NEVER;
   /** Some of them would announce receives now, but found no room. */
   holdIsBlocked = false;
-  /** Of receiver credits. */
+  /** Account of receiver credits. */
   readonly credit: CreditAccount;
 
   /** When a packet of the peer last came. */
@@ -139,7 +139,7 @@ export class ReceiveSide {
   }
 }
 
-// Which segments of a connection have arrived: a bitmap that moves with the oldest missing one. Hot path: no allocation.
+// Notes which segments of a connection have arrived: a bitmap that moves with the oldest missing one. Hot path: no allocation.
 
 // Sequences are signed 32-bit integers that wrap; they are compared by their difference.
 
@@ -174,7 +174,7 @@ export class ReceiveWindow {
   }
 
   isTooFar(sequence: number): boolean {
-    // Not ">": a distance of the window's size would share its bit with the oldest missing segment.
+    // The comparison is no ">": a distance of the window's size would share its bit with the oldest missing segment.
     return ((sequence - this.next) | 0) >= RECEIVE_WINDOW_SEGMENTS - 32;
   }
 
@@ -223,7 +223,7 @@ export class ReceiveWindow {
 export const MAX_ECHOES = 16;
 
 class Arrivals {
-  /** Per path: number, clock and arrival of the newest transmission. */
+  /** Number, clock and arrival of the newest transmission of each path. */
   readonly sequence: Int32Array;
   readonly timestamp: Int32Array;
   readonly arrivedAt: Float64Array;
@@ -231,7 +231,7 @@ class Arrivals {
   /** Paths to be echoed, each once. */
   readonly touched: Uint8Array;
   touchedCount = 0;
-  /** Where the newest packet came from: the best guess at a path that works; -1 before any. */
+  /** The path of the newest packet: the best guess at a path that works; -1 before any. */
   latestPath = -1;
   readonly #isTouched: Uint8Array;
 

@@ -72,7 +72,7 @@ export function extendRun(view: DataView, at: number): boolean {
   return true;
 }
 
-/** Of the first word: all but the flag that the last of a burst may have; and flags of segments that are taken one by one. */
+/** All of the first word but the flag that the last of a burst may have; and flags of segments that are taken one by one. */
 const COMMON = ~(packetFlags.ackNow << 16);
 const ALONE =
   (packetFlags.skip | packetFlags.signal | packetFlags.scatter | packetFlags.eager | packetFlags.payloadChecksum) << 16;
@@ -117,7 +117,7 @@ export function extendRunAlike(words: Int32Array, at: number, end: number): numb
   return added;
 }
 
-/** Of two neighbours in a run: everything but first word, length, checksum, numbers and place. */
+/** True if two neighbours in a run have the same words but for the first, length, checksum, numbers and place. */
 function haveSameWords(words: Int32Array, word: number, last: number): boolean {
   return (
     words[word + WORD.connection] === words[last + WORD.connection] &&

@@ -53,7 +53,7 @@ export function onAck(connection: Connection, view: DataView, at: number, bytes:
 
 /** The peer misses control records: they go again, but once in a while, because the peer says so until they come. */
 function repeatControl({ control, paths, engine }: Connection): void {
-  // Who only receives knows no round trip.
+  // A side that only receives knows no round trip.
   const pause = Math.max(paths.rtt[control.path]!, engine.settings.minRto / 8);
   if (control.sent === control.first || engine.now - control.missingAt < pause) return;
   control.missing = true;
@@ -179,7 +179,7 @@ function takeEcho(connection: Connection, view: DataView, at: number): void {
 
 function takeAcked({ bursts }: SendSide, controller: number): number {
   const bytes = bursts.controllerAcked[controller]!;
-  // Not zero, so that the window is not listed as touched once more before the list is emptied.
+  // The count is not set to zero, so that the window is not listed as touched once more before the list is emptied.
   if (bytes > 0) bursts.controllerAcked[controller] = Number.MIN_VALUE;
   return bytes;
 }
@@ -229,7 +229,7 @@ function finishDelivered({ engine, send: { eager } }: Connection): void {
 }
 
 function endedByPeer(connection: Connection, reason: number): void {
-  // As the control connection says it, whichever of both is quicker.
+  // The control connection says the same, whichever of both is quicker.
   const [code, why] =
     reason === failReasons.closed
       ? (['WL_CLOSED', 'closed the connection'] as const)
@@ -240,7 +240,7 @@ function endedByPeer(connection: Connection, reason: number): void {
   connection.end(error, 0);
 }
 
-// Which segments are lost: those that later ones of the same path have overtaken, by number or by time (RACK, RFC 8985,
+// Finds the segments that are lost: those that later ones of the same path have overtaken, by number or by time (RACK, RFC 8985,
 // per path: paths overtake each other all the time). Hot path: no allocation.
 
 /** Shortest time in microseconds by which a segment must be overtaken. */
@@ -260,7 +260,7 @@ function detectLosses(connection: Connection, path: number): void {
     const overtaken = (echoed - first) | 0;
     if (overtaken <= 0) break;
     const byTime = bursts.sentAt[burst]! + tolerance < sentAt;
-    // Of the burst, those with a number below the echoed one, less the tolerance unless time has decided.
+    // Segments of the burst with a number below the echoed one, less the tolerance unless time has decided.
     const suspects = byTime ? overtaken : overtaken - send.tolerance.segments + 1;
     if (suspects > 0) lost += loseFirst(connection, burst, suspects);
     burst = after;

@@ -4,7 +4,7 @@ import { MAX_SCATTER_ENTRIES, SCATTER_ENTRY_BYTES } from '../wire/packet-layout.
 import { invalidArgument } from '../../core/errors.ts';
 import { isWhole } from '../../core/check-options.ts';
 
-/** In bytes; all of the same length. */
+/** Columns in bytes, all of the same length. */
 interface Ranges {
   readonly sources: Float64Array;
   readonly targets: Float64Array;
@@ -24,10 +24,10 @@ export class RangeList {
   sources: Float64Array = NO_RANGES;
   targets: Float64Array = NO_RANGES;
   lengths: Float64Array = NO_RANGES;
-  /** Of all ranges. */
+  /** Bytes of all ranges. */
   bytes = 0;
   longest = 0;
-  /** Where the one that ends last ends, here. */
+  /** The end of the range that ends last, here. */
   sourceEnd = 0;
 
   /** Fails with WL_INVALID_ARGUMENT. */
@@ -91,7 +91,7 @@ export class RangeList {
   }
 }
 
-/** Of prepared transfers, by `payloadBytes` of a full packet: longer ranges are worth requests of their own. */
+/** Longest range of prepared transfers that shares packets of `payloadBytes`: longer ones are worth requests of their own. */
 export function longestScattered(payloadBytes: number): number {
   return Math.floor(payloadBytes / 2) - SCATTER_ENTRY_BYTES;
 }
@@ -104,9 +104,9 @@ export function longestScattered(payloadBytes: number): number {
 const CUT_BYTES = 64;
 const FIRST_CAPACITY = 256;
 
-/** So many full packets of one range are worth bursts of their own. */
+/** Full packets of one range that are worth bursts of their own. */
 const LONG_PACKETS = 4;
-/** Of one range of the list. */
+/** Most bytes of one range of the list. */
 const MAX_LONG_BYTES = 2 ** 28;
 
 /** Neighbours of the table, joined. */
@@ -118,9 +118,9 @@ interface Run {
 
 /** What the ranges are to go into. */
 interface PackingLimits {
-  /** Of the region of this side. */
+  /** Bytes of the region of this side. */
   readonly regionBytes: number;
-  /** Of a full packet. */
+  /** Payload of a full packet. */
   readonly payloadBytes: number;
 }
 

@@ -14,14 +14,14 @@ interface SendSideOptions {
   readonly paths: number;
   /** Path p leaves by rail p modulo this. */
   readonly rails: number;
-  /** Of a full packet: all of it, and its payload. */
+  /** Bytes of a full packet: all of it, and its payload. */
   readonly segmentBytes: number;
   readonly payloadBytes: number;
   /** Messages of at most so many bytes go before their receives are announced; 0: none. */
   readonly eagerBytes: number;
   /** Segments that may be outstanding. */
   readonly limit: number;
-  /** Where numbers that wrap begin. */
+  /** Number at which numbers that wrap begin. */
   readonly start: number;
   readonly now: number;
   /** Called when there is work for the next `onTimer`. */
@@ -60,7 +60,7 @@ export class SendSide {
   readonly credits: ReceiverCredits | undefined;
   /** If messages may go before their receives are announced. */
   readonly eager: EagerSlots | undefined;
-  /** Per congestion window: when the next packet may go, with pacing. */
+  /** Time at which the next packet of each congestion window may go, with pacing. */
   nextSendAt: Float64Array;
 
   /** When one of this side's segments was last acknowledged. */
@@ -200,7 +200,7 @@ export class SendSide {
   }
 }
 
-// By how much later segments may overtake earlier ones before those count as lost; it follows what the peer reports.
+// The distance by which later segments may overtake earlier ones before those count as lost; it follows what the peer reports.
 
 /** Upper bounds: of a round trip, and in segments. */
 const MAX_SHARE = 2;
@@ -211,7 +211,7 @@ const RELAX_INTERVAL = 250_000;
 
 class ReorderTolerance {
   segments: number;
-  /** Of a round trip. */
+  /** Share of a round trip. */
   share: number;
   readonly #leastSegments: number;
   readonly #leastShare: number;
@@ -258,14 +258,14 @@ interface ClearToSend {
   /** Number of the control record that said so. */
   readonly record: number;
   granted: number;
-  /** Of places of receives that were withdrawn: how many, one behind the other. 0 of one that waits. */
+  /** Number of places of receives that were withdrawn, one behind the other; 0 for one that waits. */
   vacancies: number;
 }
 
 /** Requests that are cut into segments one after the other. */
 class SendQueue extends RequestQueue {
   readonly flow: Flow;
-  /** In the ring of queues with work. */
+  /** Whether the queue stands in the ring of queues with work. */
   scheduled = false;
 
   constructor(flow: Flow) {
@@ -286,7 +286,7 @@ class SendQueue extends RequestQueue {
 
 export class Flow {
   readonly id: number;
-  /** Which congestion window counts its bytes, unless paths have them. */
+  /** The congestion window that counts its bytes, unless paths have them. */
   readonly controller: number;
   /** Messages that a receive of the peer has let go. */
   readonly messages = new SendQueue(this);
@@ -382,7 +382,7 @@ function hasSegment(request: Request): boolean {
 // Messages that are sent before their receives are announced: which of the receiver's slots they have. Hot path: no
 // allocation.
 
-/** In place of a slot. */
+/** What stands for a slot if there is none. */
 export const NO_SLOT = -1;
 
 class EagerSlots {

@@ -8,7 +8,7 @@ export class SendWindow {
   next: number;
   readonly limit: number;
   readonly mask: number;
-  /** Per segment, at `sequence & mask`: the burst of its latest transmission, if it is in flight. */
+  /** The burst of each segment's latest transmission, at `sequence & mask`, if it is in flight. */
   readonly burst: Int32Array;
   /** The request it belongs to, as its handle. */
   readonly request: Int32Array;
@@ -23,7 +23,7 @@ export class SendWindow {
   /** No segment before this one is lost. */
   lostFrom: number;
 
-  /** At most `limit` segments are outstanding. */
+  /** The window takes at most `limit` outstanding segments. */
   constructor(limit: number, first = 0) {
     this.first = first;
     this.next = first;
@@ -168,13 +168,13 @@ export const NO_BURST = -1;
 
 export class BurstTable {
   readonly firstSequence: Int32Array;
-  /** Of the first segment; the others follow on. */
+  /** Number of the first segment; the others follow on. */
   readonly firstPathSequence: Int32Array;
   readonly count: Uint8Array;
   /** Segments that are neither known to have arrived nor lost. */
   readonly outstanding: Uint8Array;
   readonly path: Uint8Array;
-  /** Which congestion window they count against. */
+  /** The congestion window that they count against. */
   readonly controller: Int32Array;
   readonly sentAt: Float64Array;
   /** Payload and headers of the outstanding segments. */
@@ -182,16 +182,16 @@ export class BurstTable {
   /** The burst that was sent after this one on its path; of a free one: the next free one. */
   readonly nextOnPath: Int32Array;
   readonly #previousOnPath: Int32Array;
-  /** Per path: the oldest burst. */
+  /** The oldest burst of each path. */
   readonly oldest: Int32Array;
   readonly #newest: Int32Array;
-  /** Per path: bytes in flight. */
+  /** Bytes in flight on each path. */
   readonly pathBytes: Float64Array;
-  /** Per rail: the same of all its paths. */
+  /** Bytes in flight on all paths of each rail. */
   readonly railBytes: Float64Array;
-  /** Per congestion window: bytes in flight. Grows with the flows of a connection. */
+  /** Bytes in flight of each congestion window. Grows with the flows of a connection. */
   controllerBytes: Float64Array;
-  /** Per congestion window: bytes that arrived and were not yet told to congestion control. */
+  /** Bytes of each congestion window that arrived and were not yet told to congestion control. */
   controllerAcked: Float64Array;
   /** The windows whose `controllerAcked` is not zero. */
   touched: Int32Array;

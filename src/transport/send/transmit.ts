@@ -252,7 +252,7 @@ function lostRun(connection: Connection, first: number, isGathered: boolean): nu
       window.isOutstanding(sequence) &&
       window.isLost(sequence) &&
       request[next] === request[first & mask] &&
-      // Of a scattered write, what follows may be another range.
+      // What follows in a scattered write may be another range.
       offset[next] === offset[first & mask]! + count * full &&
       bytes[next]! <= full;
     if (!joins) break;
@@ -358,15 +358,15 @@ function stuck(connection: Connection, resumeAt: number): Outcome {
   return STUCK;
 }
 
-// Which path the next burst takes, which congestion window it counts against, and how much of that is free. Hot path: no
+// Chooses the path of the next burst, the congestion window it counts against, and how much of that is free. Hot path: no
 // allocation.
 
-/** Not before an ack or a post. */
+/** Time of a wait that only an ack or a post ends. */
 const NOT_BEFORE_NEWS = Number.POSITIVE_INFINITY;
-/** Of packets that go alone: the share that is sent on any path. */
+/** Share of packets that go alone which is sent on any path. */
 const UNFAMILIAR_SHARE = 1 / 16;
 
-/** Where the next burst may go. One object: nothing here outlives a call. */
+/** The choice for the next burst. One object: nothing here outlives a call. */
 const chosen: { path: number; controller: number; segments: number; resumeAt: number } = {
   path: 0,
   controller: 0,

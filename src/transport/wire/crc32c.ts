@@ -83,7 +83,7 @@ export class WordChange {
     }
   }
 
-  /** To be combined with the checksum by exclusive or. */
+  /** The change is to be combined with the checksum by exclusive or. */
   of(difference: number): number {
     const changes = this.#changes;
     return (

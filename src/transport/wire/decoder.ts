@@ -61,7 +61,7 @@ export class Decoder {
     }
   }
 
-  /** As the engine's method of this name says. */
+  /** Does what the engine's method of this name says. */
   // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per packet
   payloadAddress(bytes: Uint8Array, at: number, size: number, peer: number): number {
     this.#lookAt(bytes);
@@ -260,7 +260,7 @@ function noteDemand(connection: Connection, demand: number): void {
   if (((demand - credit.demand) | 0) > 0) credit.demand = demand;
 }
 
-// Where the payload of a packet belongs of which only the header has been read: the kernel can then put it there at once.
+// The place of the payload of a packet of which only the header has been read: the kernel can then put it there at once.
 // Hot path: no allocation. Changes nothing: the packet is taken in, and counted, once it has been received.
 
 const TWO_32 = 2 ** 32;

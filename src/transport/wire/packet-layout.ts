@@ -3,7 +3,7 @@ import { defineLayout, wordOffsets } from '../../abi/layout.ts';
 
 // The datagram that finds out how large a datagram may be: sent before a connection carries packets, then never again.
 
-/** In place of a version of the transport, so that a late probe is dropped like a stranger's packet. */
+/** Mark in place of a version of the transport, so that a late probe is dropped like a stranger's packet. */
 export const PROBE_MARK = 0x504c57ff;
 
 /** Zeros follow up to `bytes`. */
@@ -61,7 +61,7 @@ export const packetFlags = {
   eager: 512,
 } as const;
 
-/** Of the flags of an ack, from this one on: a bit for each slot whose message has arrived and is not delivered. */
+/** First of the flags of an ack that say, a bit for each slot, whose message has arrived and is not delivered. */
 export const PARKED_SHIFT = 14;
 
 /** The first fields of every packet. */
@@ -116,9 +116,9 @@ export const dataHeader = defineLayout(
     pathSequence: 'u32',
     /** The sender's clock in microseconds, to be echoed; wraps. */
     timestamp: 'u32',
-    /** Where the bytes belong: a request or a region of the receiver. */
+    /** Destination of the bytes: a request or a region of the receiver. */
     target: 'u32',
-    /** Of a region: its key. */
+    /** Key of a region. */
     targetKey: 'u32',
     /** Bytes that the sender would like to have sent by now if it could, cumulative; wraps. For receiver credits. */
     demand: 'u32',
@@ -136,7 +136,7 @@ export const dataHeader = defineLayout(
   4,
 );
 
-/** Where each field of a data header stands, in words. Several share the first, that of `path` and that of `offsetHigh`. */
+/** Place of each field of a data header, in words. Several share the first, that of `path` and that of `offsetHigh`. */
 export const dataWord: typeof dataHeader.offset = wordOffsets(dataHeader);
 
 export const scatterEntry = defineLayout(
@@ -187,7 +187,7 @@ export const ackPath = defineLayout(
     marks: 'u16',
     /** Highest `pathSequence` that arrived. */
     pathSequence: 'u32',
-    /** Its `timestamp`. */
+    /** The `timestamp` of that transmission. */
     timestamp: 'u32',
     /** Microseconds from its arrival to this ack. */
     hold: 'u32',

@@ -1,4 +1,4 @@
-// Where packets are put together: a cursor through the I/O's arena, and the one burst object. Hot path: no allocation.
+// The place where packets are put together: a cursor through the I/O's arena, and the one burst object. Hot path: no allocation.
 import { alignUp } from '../../abi/layout.ts';
 import { DATA_HEADER_BYTES, dataHeader, packetFlags, packetPrefix } from './packet-layout.ts';
 import type { Burst, PacketIo } from '../io/packet-io.ts';
@@ -14,7 +14,7 @@ const SEQUENCE = dataHeader.offset.sequence / 4;
 const PATH_SEQUENCE = dataHeader.offset.pathSequence / 4;
 const OFFSET = dataHeader.offset.offset / 4;
 const HIGH = dataHeader.offset.offsetHigh / 4;
-/** Of the words in which the headers of a burst differ. */
+/** Checksum of the words in which the headers of a burst differ. */
 const sequenceChange = changeAt(SEQUENCE);
 const pathSequenceChange = changeAt(PATH_SEQUENCE);
 const offsetChange = changeAt(OFFSET);
@@ -55,7 +55,7 @@ export class PacketOutbox {
   readonly #checksum: TransportSettings['checksum'];
   #next = 0;
   #taken = 0;
-  /** Of the region whose payload was last summed. */
+  /** Bytes of the region whose payload was last summed. */
   #payload: DataView | undefined;
   #payloadOf: Uint8Array | undefined;
 

@@ -22,7 +22,7 @@ interface Edge {
   readonly guessed: string | undefined;
 }
 
-/** Of a processor: a thread that is ready to run and gets less gets none. */
+/** Share of a processor: a thread that is ready to run and gets less gets none. */
 const MIN_SHARE = 0.01;
 
 /** @param overdueMs How long others may wait for a rank before that counts as trouble. */

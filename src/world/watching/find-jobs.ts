@@ -35,7 +35,7 @@ export function findJobs(): WatchedJob[] {
   }));
 }
 
-/** As chooseJobs(); a job of which this host has only nodes that do not know its id is asked for it. */
+/** Does what chooseJobs() does; a job of which this host has only nodes that do not know its id is asked for it. */
 export async function chooseAnyJobs(wanted: string | undefined, patienceMs: number): Promise<readonly WatchedJob[]> {
   const jobs = findJobs();
   try {

@@ -24,12 +24,12 @@ export interface JobAnswers {
   readonly jobId: string;
   readonly size: number;
   readonly members: ReadonlyMap<number, MemberFacts>;
-  /** By rank, what it waits for in the store. */
+  /** What each rank waits for in the store. */
   readonly storeWaits: ReadonlyMap<number, readonly PresentWait[]>;
   readonly ranks: ReadonlyMap<number, RankAnswer>;
-  /** By rank, where they were asked for. */
+  /** Metrics by rank, if they were asked for. */
   readonly metrics: ReadonlyMap<number, MetricsAnswer>;
-  /** By rank, of those on hosts whose launcher has answered. */
+  /** Processes by rank, on hosts whose launcher has answered. */
   readonly processes: ReadonlyMap<number, ProcessFacts>;
 }
 

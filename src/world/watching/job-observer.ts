@@ -80,7 +80,7 @@ export class JobObserver {
 export interface JobMetrics {
   readonly jobId: string;
   readonly size: number;
-  /** By rank, of those that have answered. */
+  /** Answers by rank. */
   readonly ranks: ReadonlyMap<number, MetricsAnswer>;
   /** Ranks that have joined and not left, and have not answered. */
   readonly silent: readonly number[];

@@ -15,7 +15,7 @@ export const OVERDUE_MS = 1_000;
 /** Shared by all copies of this package in a process. */
 const registered = Symbol.for('weftline.explainRank');
 
-/** From now on this process explains itself as that rank. Once per process; the signal would end it otherwise. */
+/** This process explains itself as that rank from now on. Once per process; the signal would end it otherwise. */
 export function explainRankOnSignal(rank: number): void {
   const holder = globalThis as { [registered]?: true };
   if (holder[registered] === true || !isMainThread || process.platform === 'win32') return;

@@ -13,7 +13,7 @@ import { isStopped, type ProcessFacts, processFacts } from './process-facts.ts';
 export interface WatchedJob {
   /** The id of the job begins with it where the launcher of this host made it. */
   readonly prefix: string;
-  /** Of its store. */
+  /** Address of its store. */
   readonly address: JobAddress;
   readonly size: number;
   /** Process ids of its ranks on this host, by rank. */

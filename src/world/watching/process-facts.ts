@@ -6,16 +6,16 @@ export interface ProcessFacts {
   readonly pid: number;
   /** The letter of /proc/PID/stat: R runs, S sleeps, D waits for a device, T is stopped, Z has ended. */
   readonly state: string;
-  /** Of all its threads. */
+  /** Time of all its threads. */
   readonly cpuMs: number;
-  /** Of its main thread, which runs the program. */
+  /** Time of its main thread, which runs the program. */
   readonly mainCpuMs: number;
   readonly rssBytes: number;
-  /** Where in the kernel its main thread sleeps; empty if it does not, or if that is hidden. */
+  /** Function of the kernel in which its main thread sleeps; empty if it does not, or if that is hidden. */
   readonly kernelWait: string;
 }
 
-/** Of /proc on all systems that Node runs on. */
+/** Units of /proc on all systems that Node runs on. */
 const TICKS_PER_SECOND = 100;
 const PAGE_BYTES = 4096;
 
@@ -34,7 +34,7 @@ export function processFacts(pid: number): ProcessFacts | undefined {
   };
 }
 
-/** Of ranks that a launcher has started, for those who ask it. */
+/** Facts of ranks that a launcher has started, for those who ask it. */
 export function rankProcesses(
   ranks: readonly { readonly rank: number; readonly pid: number }[],
 ): readonly (ProcessFacts & { readonly rank: number })[] {
@@ -44,7 +44,7 @@ export function rankProcesses(
   });
 }
 
-/** Those of a node's launcher on another host. */
+/** Facts that a node's launcher on another host has told. */
 export function readProcessFacts(value: unknown): ProcessFacts {
   return record<ProcessFacts>(value, {
     pid: number,

@@ -16,7 +16,7 @@ export interface RankAnswer {
   readonly rssBytes: number;
 }
 
-/** Of each list, so that an answer stays small. */
+/** Most entries of each list, so that an answer stays small. */
 const MAX_ENTRIES = 64;
 const MAX_TEXT = 300;
 

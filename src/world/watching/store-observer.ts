@@ -6,7 +6,7 @@ import { type Asker, isQuestion, type MemberKind, type Question } from '../store
 
 /** How many may ask at the same time. */
 export const MAX_OBSERVERS = 16;
-/** Of one of them; `weftline top --interval 50` asks 20. */
+/** Most questions of one of them; `weftline top --interval 50` asks 20. */
 const MAX_QUESTIONS_PER_SECOND = 50;
 
 /** What the store itself knows, as JSON in the first frame of each answer. */
@@ -51,7 +51,7 @@ export class StoreObserver {
     socket.on('end', () => socket.destroy());
   }
 
-  /** To be called once the store knows it. */
+  /** Must be called once the store knows it. */
   start(): void {
     this.#frames.start();
   }

@@ -20,7 +20,7 @@ import { UdpSocket } from './udp-packet-io.ts';
 
 /** What fits where: jumbo frames, Ethernet, common tunnels, the least that IPv6 promises. */
 const COMMON_SIZES = [8972, 1472, 1372, 1232];
-/** Of each size, so that a lost packet does not decide. */
+/** Probes of each size, so that a lost packet does not decide. */
 const COPIES = 3;
 /** Two segments of a probe that asks whether the kernel cuts sends for this route. */
 const CUT_SEGMENT_BYTES = 512;
@@ -200,7 +200,7 @@ class UdpPaths implements PeerPaths {
     return Math.max(1, this.#plan.rails.length);
   }
 
-  /** Of a path, counted over all lanes. */
+  /** The rail of a path, counted over all lanes. */
   #railOf(path: number): number {
     return (path % this.#plan.paths) % this.#railCount;
   }

@@ -24,16 +24,16 @@ const SLOTS = 64;
 /** Large datagrams are taken a few at a time, so that they are still in the cache when they are placed. */
 const LARGE_SLOTS = 8;
 const LARGE_BYTES = 8192;
-/** For a smaller datagram the call that looks at its header costs more than the copy that it saves. */
+/** Size of a datagram below which the call that looks at the header costs more than the copy that it saves. */
 const DIRECT_BYTES = 32_768;
 
 export const RECEIVE_ARENA_BYTES: number = SLOTS * SLOT_BYTES;
 
-/** After a call in which no payload could go straight to its place, so many calls do not try it. */
+/** Calls that do not try it after one in which no payload could go straight to its place. */
 const CALLS_TO_DIRECT = 64;
 /** What the engine must see of a packet to say where its payload belongs. */
 const PEEKED_BYTES = DATA_HEADER_BYTES;
-/** Where headers lie that were looked at: in the last slot, which large datagrams do not use. */
+/** Place of headers that were looked at: in the last slot, which large datagrams do not use. */
 const PEEKED_AT = (SLOTS - 1) * SLOT_BYTES;
 
 const ECONNREFUSED = 111;
@@ -168,12 +168,12 @@ export class DatagramReceiver {
 
 /** Batches taken from one socket before the engine may answer: acks must not wait for a full socket to run dry. */
 const BATCHES_PER_ROUND = 4;
-/** In place of a socket's number. */
+/** What stands for a socket's number in the set to wait for: the doorbell. */
 const DOORBELL = -1;
 const NO_SOCKET = -1;
-/** After so many looks at one socket, whatever they found, all are looked at. */
+/** Looks at one socket, whatever they found, after which all are looked at. */
 const LOOKS_AT_ONE = 2;
-/** After a pause as long as this, an empty socket is no reason to go: who looks seldom would find the others late. */
+/** A pause after which an empty socket is no reason to go: who looks seldom would find the others late. */
 const PAUSE_MICROSECONDS = 50;
 
 interface UdpLoopOptions extends Pick<PacketLoopOptions, 'engine'> {
@@ -192,7 +192,7 @@ export class UdpLoop implements PacketLoop {
   readonly #receiver: DatagramReceiver;
   readonly #readiness = new ReadinessSet();
   readonly #turns: EngineTurns;
-  /** By socket number; -1 for a number that is free. */
+  /** Descriptors by socket number; -1 for a number that is free. */
   readonly #descriptors: number[] = [];
   readonly #peers: number[] = [];
   readonly #paths = new Map<number, readonly PathSocket[]>();
@@ -269,7 +269,7 @@ export class UdpLoop implements PacketLoop {
     this.doorbell.silence();
   }
 
-  /** To be called before requests are posted: the engine then knows what time it is, and the loop polls for a while. */
+  /** Must be called before requests are posted: the engine then knows what time it is, and the loop polls for a while. */
   touch(): void {
     this.#turns.touch();
   }
@@ -298,7 +298,7 @@ export class UdpLoop implements PacketLoop {
       sockets += 1;
       if (this.#drain(number)) isBusy = true;
     }
-    // Under load all sockets have packets, and one question finds many of them.
+    // All sockets have packets under load, and one question finds many of them.
     if (last !== NO_SOCKET) this.#likely = sockets === 1 && this.#receiver.batch.count === 1 ? last : NO_SOCKET;
     return isBusy;
   }

@@ -35,13 +35,13 @@ export class PacketReceiver {
   readonly #headBytes: number;
   /** Slots of no queue pair; with a shared queue all are posted there. */
   readonly #free: number[] = [];
-  /** By slot: the ring it is posted to. */
+  /** The ring that each slot is posted to. */
   readonly #ringOf: (ReceiveRing | undefined)[];
   /** Slots that have been emptied, and rings that they go back to. */
   readonly #empty: Int32Array = new Int32Array(BATCH);
   #emptied = 0;
   readonly #touched: ReceiveRing[] = [];
-  /** Of the packet that the batch ends with: slot, and whether another can join it. */
+  /** The packet that the batch ends with: its slot, and whether another can join it. */
   #lastSlot = NO_SLOT;
   #lastEnd: PathEnd | undefined;
 
@@ -102,7 +102,7 @@ export class PacketReceiver {
     for (let index = 0; index < this.#emptied; index += 1) {
       const slot = this.#empty[index]!;
       const ring = this.#ringOf[slot];
-      // Its queue pair has been closed.
+      // The ring's queue pair has been closed.
       if (ring === undefined) continue;
       ring.done();
       this.#start(ring, slot);

@@ -7,7 +7,7 @@ import type { AddressHandle, QueuePair } from '../../../native/verbs/queue-pair.
 import type { ProtectionDomain } from '../../../native/verbs/context.ts';
 import type { SendRing } from '../../../native/verbs/request-ring.ts';
 
-/** In place of a peer: it has none yet, or no longer. */
+/** What stands for a peer: the end has none yet, or no longer. */
 export const NOBODY = -1;
 export const GONE = -2;
 /** A device takes microseconds for what it has; then the queue pairs that do not come to an end are failed. */
@@ -20,16 +20,16 @@ interface WithMemory {
 
 /** `Rail`: the port that it is an end at. */
 export class PathEnd<Rail extends WithMemory = WithMemory> {
-  /** By which the engine's thread and those who meet the peer call it. */
+  /** The number by which the engine's thread and those who meet the peer call it. */
   readonly number: number;
   readonly rail: Rail;
   readonly queuePair: QueuePair;
   readonly sends: SendRing;
-  /** Of datagrams that come in; others are dropped by the device. */
+  /** Key of datagrams that come in; others are dropped by the device. */
   readonly queueKey: number;
   /** First packet number that it sends. */
   readonly firstSequence: number;
-  /** As the engine's I/O calls the peer. */
+  /** The peer's number as the engine's I/O calls it. */
   peer: number = NOBODY;
   /** Set by connect: the peer's queue pair, and for datagrams its key and where it is. */
   remoteNumber = 0;
@@ -47,7 +47,7 @@ export class PathEnd<Rail extends WithMemory = WithMemory> {
   probed = 0;
   probedSecret = 0n;
   readonly #memory: PacketMemory;
-  /** By sequence: the place in the packet memory. */
+  /** The place of each sequence in the packet memory. */
   readonly #places: Int32Array;
   /** Sequences: of the first packet whose place is taken, and of the next packet. */
   #oldest = 0;
@@ -106,7 +106,7 @@ export class PathEnd<Rail extends WithMemory = WithMemory> {
     return count;
   }
 
-  /** For datagrams, when the device has given back what was under way: a queue pair that has failed begins again. */
+  /** Must be called, for datagrams, when the device has given back what was under way: a queue pair that has failed begins again. */
   restart(port: number): void {
     const { queuePair } = this;
     queuePair.reset();
@@ -157,19 +157,19 @@ const LARGE_SLOTS = 64;
 const LINE = 64;
 
 interface PacketMemorySizes {
-  /** Of a packet. */
+  /** Bytes of a packet. */
   readonly packetBytes: number;
   readonly receives: number;
   readonly smallSlots: number;
 }
 
 export class PacketMemory {
-  /** Where packets are received: slot i begins at i * packetBytes. */
+  /** Memory in which packets are received: slot i begins at i * packetBytes. */
   readonly received: Uint8Array;
   readonly receivedAddress: number;
   readonly packetBytes: number;
   readonly receives: number;
-  /** Where the routing headers of datagrams go, one above the other: nobody reads them. */
+  /** Memory of the routing headers of datagrams, one above the other: nobody reads them. */
   readonly routingHeader: number;
   readonly localKey: number;
   /** All of it, from `address` on; slots are places in it. */

@@ -23,7 +23,7 @@ const OWN_RECEIVES = 128;
 const ELEMENTS = 2;
 /** The code of 41 ms: a receiver without memory for so long, six times over, is no longer a receiver. */
 const RECEIVER_NOT_READY_TIMER = 24;
-/** Of each size, so that a lost packet does not decide. */
+/** Probes of each size, so that a lost packet does not decide. */
 const PROBE_COPIES = 3;
 
 interface EndsParts {
@@ -102,7 +102,7 @@ export class VerbsEnds implements EndMaker {
     this.remove(made.filter((end): end is RailEnd => end !== undefined && end.peer === NOBODY));
   }
 
-  /** Those that a peer of the engine is given. */
+  /** Gives ends to a peer of the engine. */
   take(ends: readonly number[], peer: number): readonly RailEnd[] {
     const taken = ends.map((number) => this.get(number));
     for (const end of taken) end.peer = peer;
@@ -204,7 +204,7 @@ interface Leaving {
   readonly end: RailEnd;
   /** Sending what it has; then failed, and flushing. */
   isFlushing: boolean;
-  /** Of the stage. */
+  /** Begin of the stage. */
   since: number;
 }
 
@@ -276,7 +276,7 @@ export class LeavingEnds {
     // Libraries drop completions with the queue pair that they are of, and with them the memory they stand for.
     this.#drain(rail);
     rail.closeEnd(end);
-    // Those of drivers that keep them come first, before the memory goes to others.
+    // The lists of drivers that keep them come first, before the memory goes to others.
     this.#drain(rail);
     rail.receiver.strip(end);
     this.#onClosed(end);

@@ -23,7 +23,10 @@ import { VerbsLoop } from './verbs-loop.ts';
 const PROBE_PATIENCE_MS = 500;
 const MIN_PACKET_BYTES = 512;
 const MAX_PACKET_BYTES = 65_472;
-/** Of RC, where the device repeats what is lost. A message of UC is lost with any of its parts, so it has one by default. */
+/**
+ * Bytes of a message of RC, where the device repeats what is lost. A message of UC is lost with any of its parts, so it has
+ * one by default.
+ */
 const RC_MESSAGE_BYTES = 16_384;
 
 export const verbs: Readonly<Record<QueuePairService, PacketIoKind>> = {
@@ -62,7 +65,7 @@ class VerbsPaths implements PeerPaths {
   readonly offer: ControlFrame;
   readonly #channel: ControlChannel;
   readonly #engines: readonly EngineEnds[];
-  /** By lane. */
+  /** Ends in the order of lanes. */
   readonly #made: readonly MadeEnds[];
   rails: readonly RailPair[] = [];
   /** Lanes whose ends belong to the engines' connections. */

@@ -22,7 +22,7 @@ import { type RailEnd, VerbsRail } from './verbs-rail.ts';
 const BATCHES_PER_ROUND = 4;
 const BATCH = 16;
 const DOORBELL = 0;
-/** Of each rail: its completions have the number 2 * rail + 1, its events the one after that. */
+/** Numbers of each rail: its completions have the number 2 * rail + 1, its events the one after that. */
 const PER_RAIL = 2;
 /** A device tells of its troubles at most this late to a loop that never sleeps. */
 const EVENTS_MICROSECONDS = 100_000;
@@ -31,7 +31,7 @@ const LEAVING_MICROSECONDS = 1000;
 
 interface VerbsLoopOptions extends PacketLoopOptions {
   readonly service: QueuePairService;
-  /** Of a packet, as large as it may be over this port. */
+  /** Bytes of a packet, as large as it may be over this port. */
   readonly packetBytes: (mtu: number) => number;
 }
 

@@ -71,7 +71,7 @@ export class VerbsPacketIo implements PacketIo {
     };
   }
 
-  /** Of the port that has the least room now; those that no longer take anything hold up none. */
+  /** Room of the port that has the least room now; those that no longer take anything hold up none. */
   room(): number {
     let least = 0;
     for (const rail of this.#rails) {
@@ -188,7 +188,7 @@ export class VerbsPacketIo implements PacketIo {
     try {
       end.sends.post();
     } catch {
-      // Those before the refused ones went without asking for a completion, so nothing tells when their memory is free.
+      // The requests before the refused ones went without asking for a completion, so nothing tells when their memory is free.
       const { rail } = end;
       const refused = end.takeBack();
       rail.underWay -= refused;

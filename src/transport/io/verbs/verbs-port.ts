@@ -16,7 +16,7 @@ export class VerbsPort implements Disposable {
   readonly rail: RdmaRail;
   readonly context: VerbsContext;
   readonly domain: ProtectionDomain;
-  /** By which a thread that sleeps hears of completions. */
+  /** The channel by which a thread that sleeps hears of completions. */
   readonly channel: CompletionChannel;
   readonly attributes: PortAttributes;
   readonly #settings: Settings;
@@ -92,11 +92,11 @@ export interface PortName {
 
 /** The end of a path. */
 export interface EndName {
-  /** Of its queue pair. */
+  /** Number of its queue pair. */
   readonly number: number;
-  /** Of datagrams that come in. */
+  /** Key of datagrams that come in. */
   readonly queueKey: number;
-  /** Of the first packet that it sends. */
+  /** Number of the first packet that it sends. */
   readonly firstSequence: number;
 }
 

@@ -76,7 +76,7 @@ export class RegionReaders {
 /** A region as one device knows it. */
 export class RegionUse {
   readonly registered: MemoryRegion;
-  /** By number of an end: its sequence behind the last packet that it was given from the region. */
+  /** Sequence of each end behind the last packet that it was given from the region, by number of the end. */
   readonly #marks: (number | undefined)[] = [];
 
   constructor(registered: MemoryRegion) {
@@ -88,7 +88,7 @@ export class RegionUse {
     this.#marks[end.number] = end.nextSequence;
   }
 
-  /** Those of the ends that read the region. */
+  /** The ends among these that read the region. */
   readersAmong(ends: readonly PathEnd[]): Reader[] {
     const known = ends.flatMap((end) => {
       const mark = this.#marks[end.number];
@@ -139,7 +139,7 @@ class RegionKeys {
 
 /** Packets under way over all queue pairs of a port, each of which has room for so many. */
 export const MAX_UNDER_WAY = 512;
-/** As many as one poll takes; a burst of them is one chain. */
+/** Requests that one poll takes at most; a burst of them is one chain. */
 export const BURST_SEGMENTS = 16;
 /** Completions are looked for when so many packets are under way: then most polls find some. */
 const REAP_FROM = 128;
@@ -155,7 +155,7 @@ interface RailOptions {
   readonly service: QueuePairService;
   readonly packetBytes: number;
   readonly relaxedOrdering: boolean;
-  /** Those of the engine. */
+  /** Failures of the engine. */
   readonly failures: VerbsFailures;
   /** Hears of queue pairs that have failed, and of the name of their device. */
   readonly onFailed: (end: PathEnd, device: string) => void;
@@ -178,13 +178,13 @@ export class VerbsRail {
   readonly events: AsyncEvents;
   /** Packets that were handed to the device and may still be read. */
   underWay = 0;
-  /** Those whose memory the device may read. */
+  /** Regions whose memory the device may read. */
   readonly regions: RegionKeys;
-  /** By number of its queue pair. */
+  /** Ends by number of their queue pair. */
   readonly #ends = new Map<number, PathEnd>();
   readonly #failures: VerbsFailures;
   readonly #onFailed: RailOptions['onFailed'];
-  /** Since when there has been no room for a burst; 0 while there is. */
+  /** Time since which there has been no room for a burst; 0 while there is. */
   #fullSince = 0;
   #isOver = false;
 
@@ -195,7 +195,7 @@ export class VerbsRail {
     this.service = service;
     this.#failures = failures;
     this.#onFailed = options.onFailed;
-    // After a message of which the end was lost, rxe takes nothing more over a queue pair of UC with shared receives.
+    // The device rxe, after a message of which the end was lost, takes nothing more over a queue pair of UC with shared receives.
     const isShared = context.attributes.maxSrq > 0 && service !== 'uc';
     const receives = receiveCount(packetBytes, isShared ? context.attributes.maxSrqWr : undefined);
     this.memory = new PacketMemory(domain, { packetBytes, receives, smallSlots: MAX_UNDER_WAY });
@@ -247,7 +247,7 @@ export class VerbsRail {
     return this.service === 'ud' && this.shared !== undefined && !this.#isOver;
   }
 
-  /** To be called now and then. A port that is down, or has no route to the peer, fails what is sent over it. */
+  /** Must be called now and then. A port that is down, or has no route to the peer, fails what is sent over it. */
   restartFailed(): void {
     if (!this.canRestart) return;
     for (const end of this.#ends.values()) {
@@ -330,7 +330,7 @@ export class VerbsRail {
     const use = this.regions.find(region);
     if (use === undefined) return undefined;
     while (this.reapSome() > 0);
-    // Of those that are on their way out nobody knows the peer.
+    // Nobody knows the peer of packets that are on their way out.
     const ends = [...this.#ends.values()].filter((end) => peer === undefined || end.peer === peer || end.peer === GONE);
     const readers = use.readersAmong(ends);
     return readers.length === 0 ? undefined : new RegionReaders(this, readers, now);
