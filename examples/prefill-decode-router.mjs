@@ -45,7 +45,7 @@ async function openEngine(name) {
   const takeBlocks = (words) => words.map(() => free.shift());
   const blockAt = (block) => cache.bytes.subarray(block * blockBytes, (block + 1) * blockBytes);
   const prefill = ({ prompt }) => {
-    // Those whose readers have told that they are done.
+    // Readers have told that they are done with these.
     for (const done of agent.takeNotifications().map(({ message }) => String(Buffer.from(message)))) {
       free = [...free, ...(kept.get(done) ?? [])];
       kept.delete(done);

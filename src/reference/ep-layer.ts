@@ -76,7 +76,7 @@ export interface ReferenceSkippedRows {
 }
 
 /**
- * Which rows a dispatch that skips repeated tokens leaves out, and where they are copied from.
+ * Finds which rows a dispatch that skips repeated tokens leaves out, and where they are copied from.
  * @param received What one rank gets.
  * @param topk Choices of a token.
  */

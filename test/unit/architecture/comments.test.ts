@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import test from 'node:test';
 import { listFiles, proseOf, root } from './source-tree.ts';
 
-const folders = ['src', 'scripts'];
+const folders = ['src', 'test', 'scripts', 'examples'];
 /** Folders whose comments are not held to this yet. */
 const pending = [
   'abi',
