@@ -81,7 +81,7 @@ export const epNetwork = defineLayout('EpNetwork', {
    */
   chunkBytes: 'u32',
   leastChunkBytes: 'u32',
-  /** Of the group. */
+  /** Ranks of the group. */
   ranks: 'u32',
   rank: 'u32',
   hosts: 'u32',
@@ -92,17 +92,17 @@ export const epNetwork = defineLayout('EpNetwork', {
   channels: 'u32',
   /** 1: sums cross the network as f32. */
   isWide: 'u32',
-  /** By index on this host: the rank in the group. Ascending. */
+  /** The rank in the group, by index on this host. Ascending. */
   localRanks: { of: 'u32', count: EP_MAX_RANKS },
-  /** By rank of the group: number of its host, its index there. */
+  /** Number of each rank's host, its index there, by rank of the group. */
   hostOf: { of: 'u32', count: EP_MAX_GROUP_RANKS },
   localIndexOf: { of: 'u32', count: EP_MAX_GROUP_RANKS },
-  /** By way: the host, how many ranks it has, the rank there that takes what this one sends, this rank's slot there. */
+  /** The host of each way, how many ranks it has, the rank there that takes what this one sends, this rank's slot there. */
   wayHost: { of: 'u32', count: EP_MAX_WAYS },
   wayRanks: { of: 'u32', count: EP_MAX_WAYS },
   wayForwarder: { of: 'u32', count: EP_MAX_WAYS },
   waySlot: { of: 'u32', count: EP_MAX_WAYS },
-  /** By slot: the source, and the number of this host among its ways. */
+  /** The source of each slot, and the number of this host among its ways. */
   servedRank: { of: 'u32', count: EP_MAX_SERVED },
   servedWay: { of: 'u32', count: EP_MAX_SERVED },
   /** By way or slot, then by channel: DeviceRequest, from this window to the peer's, on a lane of its own. */
@@ -144,7 +144,7 @@ export function networkChoiceRowBytes(of: {
   readonly topk: number;
   /** Ranks of the host that it goes to. */
   readonly ranks: number;
-  /** Of one weight; 0 without. */
+  /** Bytes of one weight; 0 without. */
   readonly weightBytes: number;
 }): number {
   return alignUp(of.rowBytes + (8 + of.weightBytes) * of.topk + 4 * of.ranks, NETWORK_ROW_ALIGNMENT);

@@ -21,7 +21,7 @@ enum nixl_status_t {
   NIXL_ERR_BACKEND = -3,
 };
 
-// Of a post; ask nixlGpuGetXferStatus whether it is over.
+// The state of a post; ask nixlGpuGetXferStatus whether it is over.
 struct nixlGpuXferStatusH {
   nixlGpuXferReqH request;
   unsigned channel;
@@ -108,7 +108,7 @@ template <nixl_gpu_level_t LEVEL = nixl_gpu_level_t::THREAD>
 template <nixl_gpu_level_t LEVEL = nixl_gpu_level_t::THREAD>
 __device__ nixl_status_t nixlGpuPostSignalXferReq(nixlGpuXferReqH, size_t, uint64_t, size_t, unsigned, bool) = delete;
 
-// Of everything posted to the request's peer on the channel.
+// The status of everything posted to the request's peer on the channel.
 template <nixl_gpu_level_t LEVEL = nixl_gpu_level_t::THREAD>
 __device__ __forceinline__ nixl_status_t nixlGpuGetXferStatus(nixlGpuXferStatusH& xfer_status) {
   using Group = weftline::Group<weftline::levelOf<LEVEL>>;

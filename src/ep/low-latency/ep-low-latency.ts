@@ -213,7 +213,7 @@ export class EpLowLatency implements AsyncDisposable {
   }
 
   /**
-   * Of an elastic object. On an active rank, not collective: waits until these ranks are connected, that is until their
+   * For an elastic object. On an active rank, not collective: waits until these ranks are connected, that is until their
    * processes, started again under their old numbers, have created their EpLowLatency. With `activate` (default) they then
    * take part from a dispatch on that is the same for all ranks, LOW_LATENCY_NOTICE after this rank's next; calls may go on
    * meanwhile. Several ranks may ask for the same. On a rank that is not active, with its own number in the list: offers
@@ -249,7 +249,7 @@ export class EpLowLatency implements AsyncDisposable {
   }
 
   /**
-   * Of an elastic object. False masks the rank on all ranks now: calls go on without its rows, its own fail with WL_INACTIVE.
+   * For an elastic object. False masks the rank on all ranks now: calls go on without its rows, its own fail with WL_INACTIVE.
    * True: the rank, if it is connected, becomes active as with connectRanks().
    */
   updateActiveMask(rank: number, active: boolean): void {

@@ -116,7 +116,7 @@ export interface LowLatencySlots extends WindowRegion {
 /** What an EpLowLatency takes. */
 export interface LowLatencySize extends MemorySize {
   /**
-   * Of each rank's own memory for one result, scales included, of which there are two: made when a dispatch without `out`
+   * Bytes of each rank's own memory for one result, scales included, of which there are two: made when a dispatch without `out`
    * first needs it. 0 where results lie in the window ('rank-major').
    */
   readonly resultBytes: { readonly bf16: number; readonly fp8: number };

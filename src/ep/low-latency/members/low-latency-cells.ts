@@ -209,7 +209,7 @@ export class CombineNumbers {
   }
 
   /**
-   * Of a combine that begins now, with the handle of that dispatch. Numbers only grow. Fails with WL_CAPACITY.
+   * The number of a combine that begins now, with the handle of that dispatch. Numbers only grow. Fails with WL_CAPACITY.
    *
    * INVARIANT: that of a handle's first combine depends on the handle alone, unless one of a later dispatch came before. So a
    * rank whose first dispatch is the second of two that overlap agrees with the others, who combine the first of them too.
