@@ -17,7 +17,7 @@ const PROBE_INTERVAL_MS = 1000;
 const LOOK_SHARE = 1 / 8;
 
 /**
- * Of a socket that is connected: ends a connection whose other end has answered nothing for so long, 3 to 25 s:
+ * Ends a connection, by its connected socket, whose other end has answered nothing for so long, 3 to 25 s:
  * neither to what was sent nor, where nothing was, to probes. The peer's system answers, however busy its process is, also
  * when it has no more room for what that does not read. By itself TCP gives up what was sent after a quarter of an hour; its
  * option TCP_USER_TIMEOUT would end connections to processes that are busy for so long, too.

@@ -35,7 +35,7 @@ export const commandRecord = defineLayout(
     remoteRegion: 'u32',
     remoteKey: 'u32',
     /**
-     * Of a part: the gate that it holds shut, counted from 1. Of a signal and a flush: the gate that they wait for. 0: none.
+     * The gate that a part holds shut, counted from 1; the gate that a signal or a flush waits for. 0: none.
      */
     gate: 'u32',
     offset: 'u64',

@@ -194,8 +194,7 @@ function digestOf(text: string): string {
 const PATIENCE_MS = 2_000;
 
 /**
- * Of a WL_TIMEOUT that names ranks which wait for others themselves: the same, naming those at the end of that, or what another
- * rank has told meanwhile. Any other error, and one that names the right ranks, is returned as it is. Never fails.
+ * Makes of a WL_TIMEOUT that names ranks which wait for others themselves the same error, naming those at the end of that, or what another rank has told meanwhile. Any other error, and one that names the right ranks, is returned as it is. Never fails.
  */
 async function firstCause(
   link: StoreLink,

@@ -54,8 +54,7 @@ export class Request {
   /** Segments that are made and have not arrived. */
   unacked = 0;
   /**
-   * Of a signal: what is added. Of a flush, and of a signal whose segment has arrived: the segment before which
-   * everything must have arrived.
+   * What a signal adds. For a flush, and for a signal whose segment has arrived, the segment before which everything must have arrived.
    */
   value = 0;
   /** Bytes that the receiver lets a send go, or that a receive lets go. */

@@ -23,7 +23,7 @@ export interface Burst {
   payloadBytes: number;
   lastPayloadBytes: number;
   /**
-   * Of a scattered write, one packet: its payload is the sources of these ranges of the region, from `firstRange` to before
+   * The ranges of a scattered write, one packet: its payload is the sources of these ranges of the region, from `firstRange` to before
    * `endRange`, one behind the other; `payloadOffset` means nothing. Undefined for all others.
    */
   ranges: RangeList | undefined;

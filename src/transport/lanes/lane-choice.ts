@@ -54,7 +54,7 @@ export class LaneChoice {
   }
 
   /**
-   * Which lanes carry message number `turn` of a flow, or take it in. A message takes its place even if it fails
+   * Chooses the lanes that carry message number `turn` of a flow, or take it in. A message takes its place even if it fails
    * afterwards: the caller counts those that it has posted, and no others.
    */
   message(flow: LaneFlow, turn: number, bytes: number): void {

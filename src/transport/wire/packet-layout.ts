@@ -226,7 +226,7 @@ export const controlKinds = {
   /** The receive that was announced as request `a` was withdrawn. */
   withdraw: 7,
   /**
-   * So many receives as `bytes` says, from the `b`-th of their flow on, were withdrawn before they were announced; on
+   * Receives, `bytes` of them, from the `b`-th of their flow on, were withdrawn before they were announced; on
    * connections that keep their places.
    */
   vacant: 8,
