@@ -108,24 +108,32 @@ async function simulate(command: Command, pattern: PatternName, flags: PatternFl
   const output = new Output(flags);
   const options = checkUsage(command, () => patternOptions(pattern, flags));
   const result = runPattern(options);
-  const description: SimDescription = {
+  const description = descriptionOf(pattern, flags, options);
+  output.report(simView(description, result), { ...description, ...result });
+  if (result.end !== 'done') process.exitCode = exitCodes.failure.code;
+}
+
+type SimDescription = ReturnType<typeof descriptionOf>;
+
+/** What is simulated, for the first lines and the document. */
+function descriptionOf(pattern: PatternName, flags: PatternFlags, { topology, settings }: PatternOptions) {
+  return {
     pattern,
-    network: options.topology.name,
+    network: topology.name,
     gigabitsPerSecond: flags.rate,
     rails: flags.rails,
     engines: flags.engines,
     paths: flags.paths,
-    congestion: readSettings(options.settings).transportCongestion,
+    congestion: readSettings(settings).transportCongestion,
     load: flags.load,
     loss: flags.loss,
-    ...(flags.lossRail === undefined ? {} : { lossRail: flags.lossRail }),
+    /** The only rail that loses packets; all of them if missing. */
+    ...(flags.lossRail !== undefined && { lossRail: flags.lossRail }),
     flows: flags.nflow,
     messages: flags.nmsg,
     messageBytes: flags.msize,
     seed: flags.seed,
   };
-  output.report(simView(description, result), { ...description, ...result });
-  if (result.end !== 'done') process.exitCode = exitCodes.failure.code;
 }
 
 function patternOptions(pattern: PatternName, flags: PatternFlags): PatternOptions {
@@ -259,25 +267,6 @@ function simSettings({ rate, rails, congestion }: SimSettingsOptions): Partial<S
 }
 
 // What people read of it: what was reached against what the network could do, what was lost, and how it went.
-
-/** What was simulated, for the first lines. */
-interface SimDescription {
-  readonly pattern: string;
-  readonly network: string;
-  readonly gigabitsPerSecond: number;
-  readonly rails: number;
-  readonly paths: number;
-  readonly congestion: string;
-  readonly seed: number;
-  readonly engines: number;
-  readonly load: number;
-  readonly loss: number;
-  /** The only rail that loses packets; all of them if missing. */
-  readonly lossRail?: number;
-  readonly flows: number;
-  readonly messages: number;
-  readonly messageBytes: number;
-}
 
 export function simView(description: SimDescription, result: PatternResult): View {
   const { rails, engines, load, lossRail, flows, messages } = description;

@@ -150,15 +150,11 @@ interface TopJob {
   readonly rows: readonly TopRow[];
 }
 
-interface Watched {
-  readonly watcher: JobWatcher;
-  last: { readonly view: JobView; readonly at: number } | undefined;
-}
-
 class TopWatch {
   readonly #wanted: string | undefined;
   readonly #patienceMs: number;
-  readonly #watched = new Map<string, Watched>();
+  /** The watcher of each job, and what it saw last. */
+  readonly #watched = new Map<string, { readonly watcher: JobWatcher; last?: { view: JobView; at: number } }>();
 
   /** Looks at the jobs that `wanted` names, see chooseJobs(). */
   constructor(wanted: string | undefined, patienceMs: number) {
@@ -177,7 +173,14 @@ class TopWatch {
       watcher.close();
       this.#watched.delete(key);
     }
-    return Promise.all([...this.#watched.values()].map((watched) => this.#lookAt(watched)));
+    return Promise.all(
+      [...this.#watched.values()].map(async (watched) => {
+        const view = await watched.watcher.look(this.#patienceMs);
+        const [at, { last }] = [performance.now(), watched];
+        watched.last = { view, at };
+        return { view, rows: topRows(view, last?.view, last === undefined ? 1 : (at - last.at) / 1000) };
+      }),
+    );
   }
 
   close(): void {
@@ -189,15 +192,7 @@ class TopWatch {
     const known = this.#watched.get(key);
     if (known !== undefined) known.watcher.update(job);
     if (known !== undefined || !(isFirst || this.#wanted === undefined)) return;
-    this.#watched.set(key, { watcher: new JobWatcher(job), last: undefined });
-  }
-
-  async #lookAt(watched: Watched): Promise<TopJob> {
-    const view = await watched.watcher.look(this.#patienceMs);
-    const at = performance.now();
-    const { last } = watched;
-    watched.last = { view, at };
-    return { view, rows: topRows(view, last?.view, last === undefined ? 1 : (at - last.at) / 1000) };
+    this.#watched.set(key, { watcher: new JobWatcher(job) });
   }
 }
 

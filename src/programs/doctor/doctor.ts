@@ -53,8 +53,8 @@ const checks: readonly Check[] = [
   checkRdmaDevices,
   checkVerbs,
   checkUcx,
-  checkUdpReceiveBuffer,
-  checkUdpSendBuffer,
+  (machine) => checkBuffer(machine, 'UDP receive buffer', 'rmem_max'),
+  (machine) => checkBuffer(machine, 'UDP send buffer', 'wmem_max'),
   checkUdpMemory,
 ];
 
@@ -396,14 +396,6 @@ function ucxTransports(machine: MachineProbe, path: string): string {
 /** Holds some milliseconds of a 100 Gbps link while the receiver is busy. */
 const WANTED_BYTES = 33_554_432;
 const PAGE_BYTES = 4096;
-
-function checkUdpReceiveBuffer(machine: MachineProbe): Finding {
-  return checkBuffer(machine, 'UDP receive buffer', 'rmem_max');
-}
-
-function checkUdpSendBuffer(machine: MachineProbe): Finding {
-  return checkBuffer(machine, 'UDP send buffer', 'wmem_max');
-}
 
 /** Beyond the third number of udp_mem, in pages, the kernel drops what arrives for any socket of the machine. */
 function checkUdpMemory(machine: MachineProbe): Finding {

@@ -4,7 +4,7 @@ import { seededRandom } from '../../core/seeded-random.ts';
 import { settingsTable } from '../../settings/settings.ts';
 import { longestScattered, RangeList } from '../../transport/send/range-list.ts';
 import type { Region } from '../../transport/engine/region.ts';
-import type { ConnectionStatistics, RemoteRange } from '../../transport/engine/transport-engine.ts';
+import type { RemoteRange } from '../../transport/engine/transport-engine.ts';
 import type { LaneConnection, RequestEnd, SimulatedHost } from './simulated-host.ts';
 import type { Cancellation, Closing, Scenario, ScenarioOperation } from './scenario.ts';
 import { type RunEnd, Simulation } from './simulation.ts';
@@ -199,21 +199,11 @@ function keyOf({ connection, from, flow }: ScenarioOperation): string {
   return `${connection} ${from} ${flow}`;
 }
 
-interface ScenarioResult {
-  /** Promises that were broken, in words; empty if all were kept. */
-  readonly problems: readonly string[];
-  readonly end: RunEnd;
-  readonly microseconds: number;
-  readonly events: number;
-  readonly mostPackets: number;
-  readonly statistics: readonly ConnectionStatistics[];
-}
-
 /** Simulated time within which everything must have ended, in microseconds. */
 const LONGEST = 600_000_000;
 const MAX_EVENTS = 20_000_000;
 
-export function runScenario(scenario: Scenario): ScenarioResult {
+export function runScenario(scenario: Scenario) {
   return new ScenarioRun(scenario).run();
 }
 
@@ -253,7 +243,7 @@ class ScenarioRun {
     this.#operations = scenario.operations.map((_, index) => prepareOperation(plan, index));
   }
 
-  run(): ScenarioResult {
+  run() {
     const { faults, deaths, cancellations, closings } = this.#scenario;
     const simulation = this.#simulation;
     for (const host of simulation.hosts) {
@@ -274,6 +264,7 @@ class ScenarioRun {
     if (end === 'done') end = this.#windDown();
     else this.#problems.push(`requests pending, "${end}" at ${simulation.now.toFixed(0)} µs:`, ...this.#dump());
     return {
+      /** Promises that were broken, in words; empty if all were kept. */
       problems: this.#problems,
       end,
       microseconds: simulation.now,

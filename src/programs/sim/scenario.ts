@@ -39,21 +39,11 @@ interface RemoteOperation extends OperationPlace {
   readonly badKey: boolean;
 }
 
-interface SignalOperation extends OperationPlace {
-  readonly kind: 'signal';
-  readonly add: number;
-}
-
-interface FlushOperation extends OperationPlace {
-  readonly kind: 'flush';
-}
-
-export type ScenarioOperation = MessageOperation | RemoteOperation | SignalOperation | FlushOperation;
-
-interface HostDeath {
-  readonly host: number;
-  readonly at: number;
-}
+export type ScenarioOperation =
+  | MessageOperation
+  | RemoteOperation
+  | (OperationPlace & { readonly kind: 'signal'; readonly add: number })
+  | (OperationPlace & { readonly kind: 'flush' });
 
 /** One end withdraws its request for an operation, if that has been posted and has not ended. */
 export interface Cancellation {
@@ -87,7 +77,7 @@ export interface Scenario {
   /** The operations in order of time within each connection, end and flow. */
   readonly operations: readonly ScenarioOperation[];
   readonly faults: readonly LinkFault[];
-  readonly deaths: readonly HostDeath[];
+  readonly deaths: readonly { readonly host: number; readonly at: number }[];
   readonly cancellations: readonly Cancellation[];
   readonly closings: readonly Closing[];
 }
@@ -194,15 +184,13 @@ function makeLink(dice: Dice): LinkOptions {
   };
 }
 
-interface NetworkDraft {
-  readonly hosts: number;
-  readonly paths: number;
-  readonly link: LinkOptions;
-  readonly salt: number;
-}
+/** A topology; `disjoint`: paths share no link between switches, so that one of them can die while the others live. */
+type DrawnTopology = Pick<FaultDraft, 'topology' | 'disjoint'>;
 
-/** `disjoint`: paths share no link between switches, so that one of them can die while the others live. */
-function makeTopology(dice: Dice, { hosts, paths, link, salt }: NetworkDraft): DrawnTopology {
+function makeTopology(
+  dice: Dice,
+  { hosts, paths, link, salt }: Readonly<Record<'hosts' | 'paths' | 'salt', number>> & { readonly link: LinkOptions },
+): DrawnTopology {
   const fabric = { ...link, gigabitsPerSecond: link.gigabitsPerSecond * dice.real(0.5, 1.5) };
   switch (dice.integer(0, 8)) {
     case 8:
@@ -223,11 +211,6 @@ function makeTopology(dice: Dice, { hosts, paths, link, salt }: NetworkDraft): D
       return { topology: leafSpine({ ...shape, link, fabric, ecmp: salt }), disjoint: false };
     }
   }
-}
-
-interface DrawnTopology {
-  readonly topology: NetworkTopology;
-  readonly disjoint: boolean;
 }
 
 /** Some hosts have several rails, each with a network of its own, and sometimes one of them loses more than the others. */
@@ -284,12 +267,7 @@ function makeConnections(dice: Dice, hosts: number): [number, number][] {
   return connections;
 }
 
-interface Operations {
-  readonly operations: ScenarioOperation[];
-  readonly cancellations: Cancellation[];
-}
-
-function makeOperations(dice: Dice, connections: readonly (readonly [number, number])[], span: number): Operations {
+function makeOperations(dice: Dice, connections: readonly (readonly [number, number])[], span: number) {
   const operations: ScenarioOperation[] = [];
   const cancellations: Cancellation[] = [];
   // Many flows have few messages each.

@@ -17,7 +17,7 @@ import {
   summarizeRatios,
   percentilesOf,
 } from '../harness.ts';
-import { gpuMachineDocument, recordRun } from '../machine.ts';
+import { recordRun } from '../machine.ts';
 import {
   type CudaTools,
   inputRows,
@@ -29,13 +29,7 @@ import {
 } from './cuda-copies.ts';
 import { type CaseTraffic, summarizeMoved } from './ep-bench.ts';
 import { makeLayerCalls } from './ep-calls.ts';
-import {
-  benchBufferConfig,
-  checkEpWorkload,
-  combineRowBytes,
-  dispatchRowBytes,
-  type EpWorkload,
-} from './ep-workload.ts';
+import { benchBufferConfig, combineRowBytes, dispatchRowBytes, type EpWorkload } from './ep-workload.ts';
 import { type TriedShapes, tryShapes } from '../../../group/cuda-shapes.ts';
 import type { CudaGraph } from '../../../device/cuda/cuda-graph.ts';
 import {
@@ -84,15 +78,12 @@ export async function runEpCudaBench(
   progress?: Progress,
 ) {
   const { workload, dtypes, sms, layer, iterations, warmup } = options;
-  // What is generated for both dtypes does not depend on it.
-  const full: EpWorkload = { ...workload, dtype: 'bf16' };
-  checkEpWorkload(full);
   const most = device.properties.multiprocessors;
   for (const numSms of sms) {
     if (numSms > most) throw invalidArgument('sms', numSms, `1 to ${most}, the SMs of this GPU`);
   }
-  const gpuMachine = await gpuMachineDocument(world, device);
-  using tools = await makeCudaTools(world, device, full, options.isOneShape);
+  using tools = await makeCudaTools(world, device, workload, options.isOneShape);
+  const { gpuMachine } = tools;
   const schema = 'weftline.bench.ep.cuda/1' as const;
   return await recordRun(world, { schema, method, workload, dtypes, warmup, iterations, gpuMachine }, async () => {
     const runs = [];
@@ -371,12 +362,9 @@ export type ShapeSweepReport = NonNullable<Awaited<ReturnType<typeof runShapeSwe
 /** Collective. Returns the result document on rank 0 and undefined elsewhere. */
 export async function runShapeSweep(world: World, device: CudaDevice, options: ShapeSweepOptions, progress?: Progress) {
   const { workload, dtypes, numSms, warmup, iterations } = options;
-  const full: EpWorkload = { ...workload, dtype: 'bf16' };
-  checkEpWorkload(full);
-  const gpuMachine = await gpuMachineDocument(world, device);
-  using tools = await makeCudaTools(world, device, full, false);
-  const { stopwatch, bf16, topkIdx, topkWeights, out } = tools;
-  const config = { ...benchBufferConfig(full), numSms };
+  using tools = await makeCudaTools(world, device, workload, false);
+  const { gpuMachine, stopwatch, bf16, topkIdx, topkWeights, out } = tools;
+  const config = { ...benchBufferConfig(workload), numSms };
   await using first = await EpBuffer.create(world, device, config);
   const copies = await makeBareCopies(tools, first, dtypes);
   const copyTimes: Record<string, { readonly copy: string; readonly times: number[] }> = {};
@@ -450,12 +438,10 @@ export async function runCudaLowLatencyBench(
   progress?: Progress,
 ) {
   const { workload, variant, dtypes, iterations, warmup, pairs, numSms } = options;
-  const full: EpWorkload = { ...workload, dtype: 'bf16' };
-  checkEpWorkload(full);
-  const gpuMachine = await gpuMachineDocument(world, device);
-  using tools = await makeCudaTools(world, device, full, options.isOneShape);
+  using tools = await makeCudaTools(world, device, workload, options.isOneShape);
+  const { gpuMachine } = tools;
   await using buffer = await EpBuffer.create(world, device, {
-    ...benchBufferConfig(full),
+    ...benchBufferConfig(workload),
     numSms: numSms || device.properties.multiprocessors,
   });
   const copies = await makeBareCopies(tools, buffer, dtypes);

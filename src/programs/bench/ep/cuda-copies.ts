@@ -10,8 +10,16 @@ import { Tensor } from '../../../device/tensor.ts';
 import type { EpBuffer, RowsLike } from '../../../ep/index.ts';
 import type { World } from '../../../world/index.ts';
 import { measureInTurn, monotonicMicroseconds } from '../harness.ts';
+import { gpuMachineDocument } from '../machine.ts';
 import { makeEpInputs, makeFp8Rows } from './ep-calls.ts';
-import { countRows, planCopies, shareTokens, combineRowBytes, type EpWorkload } from './ep-workload.ts';
+import {
+  countRows,
+  planCopies,
+  shareTokens,
+  checkEpWorkload,
+  combineRowBytes,
+  type EpWorkload,
+} from './ep-workload.ts';
 import { EP_SYNC_BYTES } from '../../../abi/ep.ts';
 import type { CudaEvent } from '../../../device/cuda/cuda-event.ts';
 import { callWord, describeCall } from '../../../group/calls.ts';
@@ -24,9 +32,21 @@ export type RowDtype = EpWorkload['dtype'];
 /** What all SM counts share: inputs on the device, which rows travel where, and where the ranks meet. */
 export type CudaTools = Awaited<ReturnType<typeof makeCudaTools>>;
 
-/** Collective. The tensors live as long as the device. `isOneShape`: of the bare copies only a usual shape is tried. */
-export async function makeCudaTools(world: World, device: CudaDevice, workload: EpWorkload, isOneShape: boolean) {
+/**
+ * Collective. The tensors live as long as the device. `isOneShape`: of the bare copies only a usual shape is tried. Fails
+ * with WL_INVALID_ARGUMENT for a workload that does not work.
+ */
+export async function makeCudaTools(
+  world: World,
+  device: CudaDevice,
+  shape: Omit<EpWorkload, 'dtype'>,
+  isOneShape: boolean,
+) {
+  // What is generated for both kinds of rows does not depend on them.
+  const workload: EpWorkload = { ...shape, dtype: 'bf16' };
+  checkEpWorkload(workload);
   const { tokens } = workload;
+  const gpuMachine = await gpuMachineDocument(world, device);
   const inputs = await makeEpInputs(world, device, workload);
   const { inRanks, counts } = await shareTokens(world, inputs.routing.topkIdx, workload);
   const plan = planCopies(inRanks, counts, world.rank);
@@ -41,6 +61,7 @@ export async function makeCudaTools(world: World, device: CudaDevice, workload: 
     world,
     device,
     workload,
+    gpuMachine,
     isOneShape,
     fp8: await makeFp8Rows(device, workload, world.rank),
     /** i32 [T, ranks]: row of each token at each rank, -1 for none. */
@@ -352,31 +373,28 @@ type FieldOf<L> = L extends Layout<infer Name> ? Name : never;
 /** What every kernel that meets has among its arguments. */
 type MeetingFields = Block<'peers' | 'ranks' | 'rank' | 'trap' | 'timeoutNs' | 'call'>;
 
+type MeetingPlan = LaunchPlan<FieldOf<typeof benchMeetArguments>>;
+
 class CudaMeeting implements Disposable {
   readonly world: World;
   readonly device: CudaDevice;
   readonly #window: CudaWindow;
-  readonly #plan: LaunchPlan<FieldOf<typeof benchMeetArguments>>;
+  readonly #plan: MeetingPlan;
   #epoch = 0;
 
   /** Collective. Fails as CudaWindow.create() and device.loadKernels() do. */
   static async create(world: World, device: CudaDevice): Promise<CudaMeeting> {
     const { benchMeet } = await device.loadKernels(kernelFiles.bench);
     const window = await CudaWindow.create({ group: world, device, name: 'bench', bytes: EP_SYNC_BYTES });
-    return new CudaMeeting({ world, device, window, plan: benchMeet.plan({ grid: 1, block: 32 }) });
+    return new CudaMeeting(world, device, [window, benchMeet.plan({ grid: 1, block: 32 })]);
   }
 
-  private constructor(parts: {
-    world: World;
-    device: CudaDevice;
-    window: CudaWindow;
-    plan: LaunchPlan<FieldOf<typeof benchMeetArguments>>;
-  }) {
-    this.world = parts.world;
-    this.device = parts.device;
-    this.#window = parts.window;
-    this.#plan = parts.plan;
-    this.bind(parts.plan.arguments);
+  private constructor(world: World, device: CudaDevice, [window, plan]: readonly [CudaWindow, MeetingPlan]) {
+    this.world = world;
+    this.device = device;
+    this.#window = window;
+    this.#plan = plan;
+    this.bind(plan.arguments);
   }
 
   /** Sets what a kernel that meets needs to know of the ranks. */

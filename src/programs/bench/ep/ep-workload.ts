@@ -154,7 +154,7 @@ function fillFromTable<A extends Uint16Array | Uint8Array>(target: A, draw: () =
 // What the bench takes of each rank's address space, known before anything is made.
 
 /** One region for received and combined rows: half the memory, and zero-copy combine reads what dispatch wrote. */
-export function benchBufferConfig({ tokens, hidden, topk, experts }: EpWorkload): EpBufferConfig {
+export function benchBufferConfig({ tokens, hidden, topk, experts }: Omit<EpWorkload, 'dtype'>): EpBufferConfig {
   return { maxTokensPerRank: tokens, hidden, numExperts: experts, maxTopk: topk, combineRows: 'shared' };
 }
 

@@ -476,9 +476,10 @@ export class P2pSession {
   readonly endpoint: Endpoint;
   /** The connection of what is measured. */
   readonly connection: EndpointConnection;
+  /** What this side moves, from openMemory() on, and host memory beside that of a GPU, to compare with. */
+  memory!: Memory;
+  hostMemory!: Memory;
   readonly #words: ControlChannel;
-  #memory: Memory | undefined;
-  #hostMemory: Memory | undefined;
   #device: CudaDevice | undefined;
   #tensor: Tensor | undefined;
 
@@ -489,11 +490,6 @@ export class P2pSession {
     this.#words = words;
   }
 
-  /** What this side moves. */
-  get memory(): Memory {
-    return this.#memory as Memory;
-  }
-
   /** `name` is how the peer finds it. */
   async openMemory(bytes: number, name: string, device: 'cpu' | 'gpu'): Promise<void> {
     if (device === 'gpu') {
@@ -501,23 +497,21 @@ export class P2pSession {
       this.#tensor = this.#device.empty('u8', [bytes]);
       this.#device.setBytes(this.#tensor, 0xa5);
       await this.#device.stream.idle();
-      this.#memory = await this.endpoint.register(this.#tensor, name);
+      this.memory = await this.endpoint.register(this.#tensor, name);
       return;
     }
-    this.#memory = await this.endpoint.allocate(bytes, name);
-    // Pages that were never written are quicker to read than memory.
-    this.#memory.bytes.fill(0xa5);
+    this.memory = await this.#allocate(bytes, name);
   }
 
-  /** Host memory beside that of a GPU, to compare with. */
   async openHostMemory(bytes: number, name: string): Promise<void> {
-    this.#hostMemory = await this.endpoint.allocate(bytes, name);
-    this.#hostMemory.bytes.fill(0xa5);
+    this.hostMemory = await this.#allocate(bytes, name);
   }
 
-  /** See openHostMemory. */
-  get hostMemory(): Memory {
-    return this.#hostMemory as Memory;
+  /** Pages that were never written are quicker to read than memory: all are written. */
+  async #allocate(bytes: number, name: string): Promise<Memory> {
+    const memory = await this.endpoint.allocate(bytes, name);
+    memory.bytes.fill(0xa5);
+    return memory;
   }
 
   remote(name: string): Promise<RemoteMemory> {
