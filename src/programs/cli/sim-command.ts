@@ -113,10 +113,24 @@ async function simulate(command: Command, pattern: PatternName, flags: PatternFl
   if (result.end !== 'done') process.exitCode = exitCodes.failure.code;
 }
 
-type SimDescription = ReturnType<typeof descriptionOf>;
-
 /** What is simulated, for the first lines and the document. */
-function descriptionOf(pattern: PatternName, flags: PatternFlags, { topology, settings }: PatternOptions) {
+interface SimDescription extends Readonly<Record<SimCount, number>> {
+  readonly pattern: string;
+  readonly network: string;
+  readonly congestion: string;
+  /** The only rail that loses packets; all of them if missing. */
+  readonly lossRail?: number;
+}
+
+type SimCount =
+  | ('gigabitsPerSecond' | 'rails' | 'engines' | 'paths' | 'load' | 'loss')
+  | ('flows' | 'messages' | 'messageBytes' | 'seed');
+
+function descriptionOf(
+  pattern: PatternName,
+  flags: PatternFlags,
+  { topology, settings }: PatternOptions,
+): SimDescription {
   return {
     pattern,
     network: topology.name,
@@ -127,7 +141,6 @@ function descriptionOf(pattern: PatternName, flags: PatternFlags, { topology, se
     congestion: readSettings(settings).transportCongestion,
     load: flags.load,
     loss: flags.loss,
-    /** The only rail that loses packets; all of them if missing. */
     ...(flags.lossRail !== undefined && { lossRail: flags.lossRail }),
     flows: flags.nflow,
     messages: flags.nmsg,
