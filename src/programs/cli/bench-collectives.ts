@@ -16,7 +16,7 @@ import {
   sizePlans,
 } from '../bench/collectives/collectives-workload.ts';
 import { runTune, withTable, type TuneReport } from '../bench/collectives/tune.ts';
-import { MpiLoop } from '../bench/peer-programs.ts';
+import { buildMpiLoop } from '../bench/peer-programs.ts';
 import { printTo } from '../../core/print.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import { CpuDevice } from '../../device/cpu/cpu-device.ts';
@@ -89,7 +89,7 @@ export function addCollectivesBench(bench: Command): void {
     const workload = workloadOf(flags);
     checkUsage(command, () => checkWorkload(workload, flags));
     if (flags.tune !== undefined) return tune(flags.tune, flags, output);
-    if (flags.compare === 'mpi' && !isRank()) MpiLoop.build()[Symbol.dispose]();
+    if (flags.compare === 'mpi' && !isRank()) buildMpiLoop()[Symbol.dispose]();
     await withRanks(flags.ranks, async (world) => {
       if (world.settings.device === 'cuda')
         return await benchOnGpus(world, { ...workload, ranks: world.size }, flags, output);

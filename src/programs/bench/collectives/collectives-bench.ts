@@ -15,7 +15,7 @@ import {
   sizePlans,
   hasParts,
 } from './collectives-workload.ts';
-import { MpiLoop } from '../peer-programs.ts';
+import { buildMpiLoop } from '../peer-programs.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import { dtypes, fromBf16, toBf16 } from '../../../core/dtype.ts';
@@ -225,7 +225,7 @@ export async function runCollectivesBench(
   device: CpuDevice,
   { workload, compare, communicator: options, progress }: CollectivesBenchOptions,
 ): Promise<CollectivesBenchReport | undefined> {
-  using peer = compare === 'mpi' && world.rank === 0 ? MpiLoop.build() : undefined;
+  using peer = compare === 'mpi' && world.rank === 0 ? buildMpiLoop() : undefined;
   await using communicator = await Communicator.create(world, device, options);
   const memory = makeBenchMemory(device, workload);
   return await measureCollectives({

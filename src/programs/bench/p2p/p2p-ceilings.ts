@@ -17,7 +17,7 @@ import {
   PING_BYTES,
   slotsOf,
 } from './p2p-phases.ts';
-import { type PerftestCase, type PerftestResult, perftestMissing, runPerftest } from '../peer-programs.ts';
+import { type PerftestCase, perftestMissing, runPerftest } from '../peer-programs.ts';
 
 /** Bytes of one side of one round. */
 const ROUND_BYTES = 256 << 20;
@@ -178,7 +178,7 @@ export async function runPingCeiling(
   return result;
 }
 
-async function runPerftestPhase(session: P2pSession, host: string, what: PerftestCase): Promise<PerftestResult> {
+async function runPerftestPhase(session: P2pSession, host: string, what: PerftestCase): ReturnType<typeof runPerftest> {
   session.say({ phase: 'perftest' } satisfies P2pPhase);
   const { port } = await session.hear<{ port: number }>();
   if (port === 0) throw perftestMissing('the server');

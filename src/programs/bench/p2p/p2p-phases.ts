@@ -10,7 +10,7 @@ import {
 import { monotonicMicroseconds, quantilesOf } from '../harness.ts';
 import { serveTransportBench } from '../transport/transport-bench.ts';
 import { quantile } from '../../../core/quantile.ts';
-import { PerftestServer } from '../peer-programs.ts';
+import { startPerftest } from '../peer-programs.ts';
 import { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import type { ControlChannel } from '../../../meeting/control-channel.ts';
@@ -188,7 +188,7 @@ export async function serveP2pPhases(session: P2pSession, { onSize, onOneSided, 
 }
 
 async function servePerftest(session: P2pSession): Promise<void> {
-  const server = await PerftestServer.start();
+  const server = await startPerftest();
   session.say({ port: server?.port ?? 0 });
   if (server === undefined) return;
   await session.hear();

@@ -15,7 +15,7 @@ import {
   openBuffers,
 } from './transport-session.ts';
 import { monotonicMicroseconds, summarizeRatios, quantilesOf } from '../harness.ts';
-import { IperfServer, runIperf } from '../peer-programs.ts';
+import { startIperf, runIperf } from '../peer-programs.ts';
 import { runExchange, secondLine, type SecondOfExchange, type ThroughputResult } from './transport-exchange.ts';
 import { packetSpinUs } from '../../../threads/spin-time.ts';
 
@@ -455,7 +455,7 @@ function openBare({ transport }: BenchSession, { host }: PhaseOptions, { phase }
 }
 
 async function serveIperf(session: BenchSession, { host }: PhaseOptions): Promise<unknown> {
-  const server = await IperfServer.start(host);
+  const server = await startIperf(host);
   await session.say({ port: server?.port ?? 0 });
   await session.hear();
   server?.stop();
