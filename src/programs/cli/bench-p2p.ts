@@ -138,7 +138,7 @@ async function serve(options: P2pBenchOptions, flags: P2pFlags, { line, result: 
       line(`[Server] ${listeningLine(host, port)}`);
       line('[Server] Waiting for connection …');
     },
-    onConnected: ({ ip, gpuIndex, id, workload }) => {
+    onConnected: ({ ip, gpuIndex, id }, workload) => {
       line(`[Server] Connected to ${ip} (GPU ${gpuIndex}) conn_id=${id}`);
       for (const text of p2pWorkloadLines(workload, options.device, options.localGpuIndex)) line(text);
     },
@@ -166,7 +166,7 @@ async function measure(command: Command, options: P2pBenchOptions, flags: P2pFla
     remoteIp,
     host: flags.host,
     workload,
-    onConnected: ({ id, backend, verdicts }) => {
+    onConnected: ({ id, backend }, verdicts) => {
       line(`[Client] Connected to ${remoteIp} conn_id=${id}`);
       line(p2pPathLine({ backend, verdicts }));
     },

@@ -1,5 +1,5 @@
 // The P2P bench between two processes: the server offers its memory, the client moves, measures and reports.
-import { type BackendName, type BackendVerdict, Endpoint } from '../../../agent/index.ts';
+import { type BackendName, type BackendVerdict, Endpoint, type EndpointConnection } from '../../../agent/index.ts';
 import type { ControlChannel } from '../../../meeting/control-channel.ts';
 import { isUnspecified } from '../../../meeting/route.ts';
 import { recordRun } from '../machine.ts';
@@ -64,12 +64,7 @@ interface P2pServerOptions extends P2pBenchOptions {
   readonly host: string;
   readonly onListening: (port: number) => void;
   /** `workload` is the client's, which decides. */
-  readonly onConnected: (connection: {
-    readonly ip: string;
-    readonly gpuIndex: number;
-    readonly id: number;
-    readonly workload: P2pWorkload;
-  }) => void;
+  readonly onConnected: (connection: EndpointConnection, workload: P2pWorkload) => void;
   /** What this side has measured itself: messages that it received. */
   readonly onSize: (result: SizeResult) => void;
   /** What only the client can measure, because this side does nothing for it. */
@@ -81,12 +76,8 @@ interface P2pClientOptions extends P2pBenchOptions {
   /** The address at which the server reaches this side; the one from which it calls the server by default. */
   readonly host?: string | undefined;
   readonly workload: P2pWorkload;
-  /** `backend`: which path it got; `verdicts`: why not the others. */
-  readonly onConnected: (connection: {
-    readonly id: number;
-    readonly backend: string;
-    readonly verdicts: readonly BackendVerdict[];
-  }) => void;
+  /** `verdicts`: why the connection did not get other backends. */
+  readonly onConnected: (connection: EndpointConnection, verdicts: readonly BackendVerdict[]) => void;
   readonly onSize: (result: SizeResult) => void;
   readonly onBlock: (result: BlockResult) => void;
 }
@@ -106,7 +97,7 @@ export async function serveP2pBench(options: P2pServerOptions): Promise<void> {
     await telling(words, async () => {
       const workload = await hearWord<P2pWorkload>(words, server.agent.settings.timeoutMs);
       const connection = await server.accept();
-      options.onConnected({ id: connection.id, ip: connection.ip, gpuIndex: connection.gpuIndex, workload });
+      options.onConnected(connection, workload);
       session = new P2pSession(server, connection, words);
       await session.openMemory(memoryOf(workload), MEMORY_NAMES.server, options.device);
       if (comparesHost(options, workload)) await session.openHostMemory(memoryOf(workload), MEMORY_NAMES.serverHost);
@@ -128,11 +119,7 @@ export async function runP2pBench(options: P2pClientOptions): Promise<P2pBenchRe
     let session: P2pSession | undefined;
     try {
       const connection = await endpoint.connect(words.remoteAddress, port);
-      options.onConnected({
-        id: connection.id,
-        backend: connection.backend,
-        verdicts: endpoint.agent.explain(connection.peer),
-      });
+      options.onConnected(connection, endpoint.agent.explain(connection.peer));
       sayWord(words, options.workload);
       session = new P2pSession(endpoint, connection, words);
       return await runSession(session, options);
