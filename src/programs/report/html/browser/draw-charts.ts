@@ -50,6 +50,11 @@ function show(value: number): string {
   return Math.abs(value) >= 1000 ? Math.round(value).toLocaleString('en') : short.format(value);
 }
 
+/** What a mark says of itself, to screen readers and beside the pointer. */
+function told<Datum>(text: (datum: Datum) => string): Options {
+  return { ariaLabel: text, title: text, tip: true };
+}
+
 function scaleOf(axis: { readonly label: string; readonly scale?: 'linear' | 'log' }, width: number): Options {
   const type = axis.scale ?? 'linear';
   const ticks = Math.max(3, Math.round(width / 110));
@@ -128,15 +133,7 @@ function bars(chart: ChartOf<'bars'>, width: number): Options {
     fy: { axis: 'left', label: null, domain: names, tickFormat: cut, padding: 0.18 },
     color: { domain: series, range: colours, legend: series.length > 1 },
     marks: [
-      Plot.barX(chart.bars, {
-        fy: 'name',
-        y: 'series',
-        x: 'value',
-        fill: 'series',
-        ariaLabel: one,
-        title: one,
-        tip: true,
-      }),
+      Plot.barX(chart.bars, { fy: 'name', y: 'series', x: 'value', fill: 'series', ...told(one) }),
       ...ruleMarks(chart.rules, { along: 'x', most, panel: names[0]! }),
     ],
   };
@@ -174,9 +171,7 @@ function numbered(chart: ChartOf<'numbered'>, width: number): Options {
         fill: 'name',
         inset: width / most > 8 ? 1 : 0,
         ...(several ? { fy: 'name' } : {}),
-        ariaLabel: one,
-        title: one,
-        tip: true,
+        ...told(one),
       }),
       ...(several
         ? [
@@ -218,9 +213,7 @@ function lines(chart: ChartOf<'lines'>, width: number): Options {
         ...channels,
         ...(isMarked && isNamed ? { symbol: 'name', r: 3.5 } : { r: isMarked ? 2 : 0.7 }),
         filter: (point: (typeof data)[number]) => point.y !== null,
-        ariaLabel: one,
-        title: one,
-        tip: true,
+        ...told(one),
       }),
       ...ruleMarks(chart.rules, { along: 'y', most: 0 }),
     ],
@@ -252,15 +245,7 @@ function ranges(chart: ChartOf<'ranges'>, width: number): Options {
         strokeWidth: 6,
         strokeOpacity: 0.4,
       }),
-      Plot.dot(chart.ranges, {
-        x: 'middle',
-        y: 'name',
-        fill: 'var(--c1)',
-        r: 5,
-        ariaLabel: one,
-        title: one,
-        tip: true,
-      }),
+      Plot.dot(chart.ranges, { x: 'middle', y: 'name', fill: 'var(--c1)', r: 5, ...told(one) }),
       ...ruleMarks(chart.rules, { along: 'x', most }),
     ],
   };
@@ -297,16 +282,7 @@ function matrix(chart: ChartOf<'matrix'>, width: number): Options {
     y: { label: `↓ ${chart.row}`, labelAnchor: 'top', domain: names, ticks: some, tickFormat: cut, tickSize: 0 },
     opacity: { domain: [0, Math.max(...data.map(({ value }) => value), 1e-9)], range: [0.05, 0.75] },
     marks: [
-      Plot.cell(data, {
-        x: 'column',
-        y: 'row',
-        fill: 'var(--c2)',
-        fillOpacity: 'value',
-        inset: 0.5,
-        ariaLabel: one,
-        title: one,
-        tip: true,
-      }),
+      Plot.cell(data, { x: 'column', y: 'row', fill: 'var(--c2)', fillOpacity: 'value', inset: 0.5, ...told(one) }),
       ...(isRoomy
         ? [
             Plot.text(data, {
@@ -369,9 +345,7 @@ function timeline(chart: ChartOf<'timeline'>, width: number): Options {
         fill: 'phase',
         stroke: 'phase',
         strokeWidth: 0.6,
-        ariaLabel: one,
-        title: one,
-        tip: true,
+        ...told(one),
       }),
     ],
   };
