@@ -158,6 +158,13 @@ function workloadOf({ ranks, tokens, hidden, topk, experts, dtype, seed, skew }:
   return { ranks, tokens, hidden, topk, experts, dtype: dtype === 'fp8' ? 'fp8' : 'bf16', seed, skew };
 }
 
+/** The workload of this world, and the kinds of rows that are asked for: both by default. */
+function rowsOf({ size: ranks }: World, flags: EpBenchFlags) {
+  const { dtype: _, ...workload } = { ...workloadOf(flags), ranks };
+  const { dtype = 'both' } = flags;
+  return { workload, dtypes: dtype === 'both' ? (['bf16', 'fp8'] as const) : [dtype] };
+}
+
 interface Result {
   readonly report: object;
   readonly view: View;
@@ -186,9 +193,7 @@ async function benchRank(world: World, flags: EpBenchFlags): Promise<Result | un
   if (flags.shapes) return await benchShapes(world, device, flags, bar);
   // Loaded here, so that CPU ranks never load what GPUs need.
   const { runEpCudaBench } = await import('../bench/ep/cuda-bench.ts');
-  const { dtype: _, ...workload } = { ...workloadOf(flags), ranks: world.size };
-  const { dtype = 'both' } = flags;
-  const dtypes = dtype === 'both' ? (['bf16', 'fp8'] as const) : [dtype];
+  const { workload, dtypes } = rowsOf(world, flags);
   const report = await runEpCudaBench(world, device, { ...effort, layer, workload, dtypes, sms }, bar.show);
   return report && { report, view: epCudaView(report) };
 }
@@ -199,11 +204,9 @@ async function benchShapes(
   flags: EpBenchFlags,
   bar: ProgressBar,
 ): Promise<Result | undefined> {
-  const { iterations, warmup, dtype = 'both', sms } = flags;
+  const { iterations, warmup, sms } = flags;
   const { runShapeSweep } = await import('../bench/ep/cuda-bench.ts');
-  const { dtype: _, ...workload } = { ...workloadOf(flags), ranks: world.size };
-  const dtypes = dtype === 'both' ? (['bf16', 'fp8'] as const) : [dtype];
-  const options = { workload, dtypes, iterations, warmup, numSms: sms?.[0] ?? SHAPES_SMS };
+  const options = { ...rowsOf(world, flags), iterations, warmup, numSms: sms?.[0] ?? SHAPES_SMS };
   const report = await runShapeSweep(world, device, options, bar.show);
   return report && { report, view: shapesView(report) };
 }
@@ -214,12 +217,11 @@ async function benchLowLatency(
   choice: DeviceChoice,
   { sms, isOneShape, ...rounds }: BenchEffort,
 ): Promise<Result | undefined> {
-  const { variant = 'rank-sums', dtype = 'both' } = flags;
+  const { variant = 'rank-sums' } = flags;
   await using device = await openChosenDevice(choice, world.settings);
   using bar = barOf(world, flags);
-  const { dtype: _, ...workload } = { ...workloadOf(flags), ranks: world.size };
-  const dtypes = dtype === 'both' ? (['fp8', 'bf16'] as const) : [dtype];
-  const options = { workload, variant, dtypes, ...rounds, numSms: sms[0]! };
+  const { workload, dtypes } = rowsOf(world, flags);
+  const options = { workload, variant, dtypes: dtypes.toReversed(), ...rounds, numSms: sms[0]! };
   if (device.kind === 'cpu') {
     const report = await runLowLatencyBench(world, device, options, bar.show);
     return report && { report, view: lowLatencyView(report) };

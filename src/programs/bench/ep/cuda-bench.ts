@@ -77,7 +77,7 @@ export async function runEpCudaBench(
   options: EpCudaBenchOptions,
   progress?: Progress,
 ) {
-  const { workload, dtypes, sms, layer, iterations, warmup } = options;
+  const { workload, dtypes, sms, iterations, warmup } = options;
   const most = device.properties.multiprocessors;
   for (const numSms of sms) {
     if (numSms > most) throw invalidArgument('sms', numSms, `1 to ${most}, the SMs of this GPU`);
@@ -88,7 +88,7 @@ export async function runEpCudaBench(
   return await recordRun(world, { schema, method, workload, dtypes, warmup, iterations, gpuMachine }, async () => {
     const runs = [];
     for (const numSms of sms) {
-      await using made = await makeCases(tools, { numSms, dtypes, layer });
+      await using made = await makeCases(tools, numSms, options);
       const done = runs.length;
       const samples = await timeCudaCases(tools, made.cases, {
         warmup,
@@ -157,14 +157,8 @@ export function summarizeCudaCases(samples: readonly CudaSamples[], cases: reado
   });
 }
 
-interface MadeOf {
-  readonly numSms: number;
-  readonly dtypes: readonly RowDtype[];
-  readonly layer: boolean;
-}
-
 /** Collective. Makes a buffer with so many SMs, finds and checks the bare copies, and dispatches once. */
-async function makeCases(tools: CudaTools, { numSms, dtypes, layer }: MadeOf) {
+async function makeCases(tools: CudaTools, numSms: number, { dtypes, layer }: EpCudaBenchOptions) {
   const { world, device, workload, rows, bf16, topkIdx, topkWeights, out } = tools;
   const buffer = await EpBuffer.create(world, device, { ...benchBufferConfig(workload), numSms });
   // The layer's rows are always bf16.

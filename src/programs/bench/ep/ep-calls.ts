@@ -1,7 +1,6 @@
 // EpBuffer and EPAll2AllLayer under test, their inputs and calls, whatever the device.
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
-import type { Tensor } from '../../../device/tensor.ts';
 import {
   type DispatchHandle,
   EPAll2AllLayer,
@@ -20,6 +19,8 @@ import {
   countPairs,
   countRows,
 } from './ep-workload.ts';
+
+export type EpTensors = Omit<Awaited<ReturnType<typeof makeEpInputs>>, 'routing'>;
 
 /** Tokens of a rank on its device, the choices of each, and room for what combine returns. */
 export async function makeEpInputs(world: World, device: CpuDevice | CudaDevice, workload: EpWorkload) {
@@ -126,14 +127,10 @@ export async function makeBufferCalls(
   };
 }
 
-interface LayerInputs {
+interface LayerInputs extends EpTensors {
   readonly world: World;
   readonly device: CpuDevice | CudaDevice;
   readonly workload: EpWorkload;
-  readonly bf16: Tensor<'bf16'>;
-  readonly topkIdx: Tensor<'i32'>;
-  readonly topkWeights: Tensor<'f32'>;
-  readonly out: Tensor<'bf16'>;
 }
 
 export type LayerCalls = Awaited<ReturnType<typeof makeLayerCalls>>;

@@ -77,14 +77,14 @@ export async function runEpHostBench(
   options: EpHostBenchOptions,
   progress?: Progress,
 ) {
-  const { workload, iterations, warmup, numSms } = options;
+  const { workload, iterations, warmup } = options;
   const { hosts } = world.topology;
   checkEpWorkload(workload);
   if (device.kind === 'cpu') {
     const ranksOfHosts = hosts.map(({ length }) => length);
     requireAddressSpace(workload, options.layer, device.space.limit, ranksOfHosts);
   }
-  await using made = await makeCases(world, device, { workload, withLayer: options.layer, numSms });
+  await using made = await makeCases(world, device, options);
   const { group, cases, network } = made;
   const head = {
     schema: 'weftline.bench.ep.hosts/1' as const,
@@ -269,14 +269,12 @@ async function timePairs(group: BenchGroup, { name, dispatch, combine, tidy }: C
   return { name, pairs, p50: Math.max(...all.map(({ p50 }) => p50)), p99: Math.max(...all.map(({ p99 }) => p99)) };
 }
 
-interface MadeOf {
-  readonly workload: EpWorkload;
-  readonly withLayer: boolean;
-  readonly numSms: number | undefined;
-}
-
 /** Collective. Makes everything, and checks that the carrier brings what it stands for. */
-async function makeCases(world: World, device: CpuDevice | CudaDevice, { workload, withLayer, numSms }: MadeOf) {
+async function makeCases(
+  world: World,
+  device: CpuDevice | CudaDevice,
+  { workload, layer: withLayer, numSms }: EpHostBenchOptions,
+) {
   const calls = await makeBufferCalls(world, device, workload, numSms === undefined ? {} : { numSms });
   const { group, buffer, routing, bf16 } = calls;
   const network = benchNetwork(buffer, device, bf16);
@@ -375,7 +373,7 @@ interface BenchNetwork {
 function benchNetwork(buffer: EpBuffer, device: Device, source: Tensor<'bf16'>): BenchNetwork {
   const network = buffer.hostNetwork;
   if (network instanceof HostNetwork && device instanceof CpuDevice) {
-    const road = cpuRoad({ device, buffer, network, source });
+    const road = cpuRoad(device, { buffer, network }, source);
     const carriers = [...new Set(network.carriers.values())];
     const sentBytes = (): number => network.sentBytes;
     return { carriers, channels: network.channels, there: road, back: road, sentBytes, counted: (run) => run };
@@ -426,16 +424,12 @@ function sentPerCall(of: {
   return { ...sent, layerCombine: sent.combine };
 }
 
-interface CpuRoadOptions {
-  readonly device: CpuDevice;
-  readonly buffer: EpBuffer;
-  readonly network: HostNetwork;
-  /** The bytes to send; as many rows as any rank has tokens. */
-  readonly source: Tensor<'bf16'>;
-}
-
-/** The road from a tensor straight into the receivers' regions of rows. */
-function cpuRoad({ device, buffer, network, source }: CpuRoadOptions): CarrierRoad {
+/** The road from a tensor, with as many rows as any rank has tokens, straight into the receivers' regions of rows. */
+function cpuRoad(
+  device: CpuDevice,
+  { buffer, network }: { readonly buffer: EpBuffer; readonly network: HostNetwork },
+  source: Tensor<'bf16'>,
+): CarrierRoad {
   const { offset } = buffer.size.regions.rows;
   const slotBytes = source.bytes;
   const { group } = network;

@@ -1,7 +1,6 @@
 // The low-latency bench on CPU ranks: dispatch, combine, chained pairs, and the parts before and behind a hook.
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
-import type { Tensor } from '../../../device/tensor.ts';
 import {
   EpLowLatency,
   type LowLatencyConfig,
@@ -12,7 +11,7 @@ import {
 import type { World } from '../../../world/index.ts';
 import { type BenchCase, measureInTurn, monotonicMicroseconds, percentilesOf, type Progress } from '../harness.ts';
 import { recordRun } from '../machine.ts';
-import { makeEpInputs } from './ep-calls.ts';
+import { type EpTensors, makeEpInputs } from './ep-calls.ts';
 import { checkEpWorkload, type EpWorkload, generateBf16Rows } from './ep-workload.ts';
 
 /** Written into every document, so that a number can be read without this source. */
@@ -151,13 +150,6 @@ export function singleCases(calls: LowLatencyCalls, dtype: RowDtype, withCombine
   ];
 }
 
-interface LowLatencyInputs {
-  readonly bf16: Tensor<'bf16'>;
-  readonly topkIdx: Tensor<'i32'>;
-  readonly topkWeights: Tensor<'f32'>;
-  readonly out: Tensor<'bf16'>;
-}
-
 export type LowLatencyCalls = Awaited<ReturnType<typeof makeLowLatencyCalls>>;
 
 /** Collective. The object under test and its calls; the experts between dispatch and combine compute nothing. */
@@ -165,7 +157,7 @@ export async function makeLowLatencyCalls(
   world: World,
   device: CpuDevice | CudaDevice,
   options: LowLatencyBenchOptions,
-  { bf16, topkIdx, topkWeights, out }: LowLatencyInputs,
+  { bf16, topkIdx, topkWeights, out }: EpTensors,
 ) {
   const { experts, ranks, tokens, hidden } = options.workload;
   const weights = { topkWeights };
