@@ -51,7 +51,7 @@ function show(value: number): string {
 }
 
 /** What a mark says of itself, to screen readers and beside the pointer. */
-function told<Datum>(text: (datum: Datum) => string): Options {
+function saying(text: (datum: never) => string): Options {
   return { ariaLabel: text, title: text, tip: true };
 }
 
@@ -133,7 +133,7 @@ function bars(chart: ChartOf<'bars'>, width: number): Options {
     fy: { axis: 'left', label: null, domain: names, tickFormat: cut, padding: 0.18 },
     color: { domain: series, range: colours, legend: series.length > 1 },
     marks: [
-      Plot.barX(chart.bars, { fy: 'name', y: 'series', x: 'value', fill: 'series', ...told(one) }),
+      Plot.barX(chart.bars, { fy: 'name', y: 'series', x: 'value', fill: 'series', ...saying(one) }),
       ...ruleMarks(chart.rules, { along: 'x', most, panel: names[0]! }),
     ],
   };
@@ -171,7 +171,7 @@ function numbered(chart: ChartOf<'numbered'>, width: number): Options {
         fill: 'name',
         inset: width / most > 8 ? 1 : 0,
         ...(several ? { fy: 'name' } : {}),
-        ...told(one),
+        ...saying(one),
       }),
       ...(several
         ? [
@@ -213,7 +213,7 @@ function lines(chart: ChartOf<'lines'>, width: number): Options {
         ...channels,
         ...(isMarked && isNamed ? { symbol: 'name', r: 3.5 } : { r: isMarked ? 2 : 0.7 }),
         filter: (point: (typeof data)[number]) => point.y !== null,
-        ...told(one),
+        ...saying(one),
       }),
       ...ruleMarks(chart.rules, { along: 'y', most: 0 }),
     ],
@@ -245,7 +245,7 @@ function ranges(chart: ChartOf<'ranges'>, width: number): Options {
         strokeWidth: 6,
         strokeOpacity: 0.4,
       }),
-      Plot.dot(chart.ranges, { x: 'middle', y: 'name', fill: 'var(--c1)', r: 5, ...told(one) }),
+      Plot.dot(chart.ranges, { x: 'middle', y: 'name', fill: 'var(--c1)', r: 5, ...saying(one) }),
       ...ruleMarks(chart.rules, { along: 'x', most }),
     ],
   };
@@ -282,7 +282,7 @@ function matrix(chart: ChartOf<'matrix'>, width: number): Options {
     y: { label: `↓ ${chart.row}`, labelAnchor: 'top', domain: names, ticks: some, tickFormat: cut, tickSize: 0 },
     opacity: { domain: [0, Math.max(...data.map(({ value }) => value), 1e-9)], range: [0.05, 0.75] },
     marks: [
-      Plot.cell(data, { x: 'column', y: 'row', fill: 'var(--c2)', fillOpacity: 'value', inset: 0.5, ...told(one) }),
+      Plot.cell(data, { x: 'column', y: 'row', fill: 'var(--c2)', fillOpacity: 'value', inset: 0.5, ...saying(one) }),
       ...(isRoomy
         ? [
             Plot.text(data, {
@@ -345,7 +345,7 @@ function timeline(chart: ChartOf<'timeline'>, width: number): Options {
         fill: 'phase',
         stroke: 'phase',
         strokeWidth: 0.6,
-        ...told(one),
+        ...saying(one),
       }),
     ],
   };
