@@ -327,21 +327,15 @@ export interface RecordingOf {
   readonly begin: () => () => void;
 }
 
-/** What counts the calls of an object. */
-interface CallCounts {
-  throwIfUnusable(): void;
-  countLaunch(used: { readonly epochs: number; readonly dispatches: number }): void;
-}
-
 class RecordedCollective implements RecordedCalls {
   /** Barriers that the recorded kernels come to, and their dispatches that count. */
   epochs = 0;
   dispatches = 0;
-  readonly #calls: CallCounts;
+  readonly #calls: CudaCalls;
   readonly #order: CudaCallOrder;
   readonly #requireReady: () => void;
 
-  constructor(calls: CallCounts, { order, begin }: RecordingOf) {
+  constructor(calls: CudaCalls, { order, begin }: RecordingOf) {
     this.#calls = calls;
     this.#order = order;
     this.#requireReady = begin();

@@ -1,5 +1,14 @@
 // One connection of an endpoint: messages that meet receives in order, and writes and reads of the peer's memory.
-import { endpointMessageKinds, MAX_OFFERED_BYTES, offerCost } from './message.ts';
+import {
+  encodeMessage,
+  encodePieces,
+  endpointMessageKinds,
+  MAX_OFFERED_BYTES,
+  type MessageHead,
+  MessageReader,
+  offerCost,
+  type WholeMessage,
+} from './message.ts';
 import { checkOptions } from '../../core/check-options.ts';
 import { checkTimeout, Deadline, waitOptionNames, type WaitOptions } from '../../core/deadline.ts';
 import { asWeftlineError, invalidArgument, WeftlineError } from '../../core/errors.ts';
@@ -12,7 +21,6 @@ import { DescriptorList, requireList } from '../descriptors.ts';
 import { decodeMetadata } from '../metadata.ts';
 import type { Registration } from '../registration.ts';
 import type { RemoteMemory } from '../remote-agent.ts';
-import { encodeMessage, encodePieces, type MessageHead, MessageReader, type WholeMessage } from './message.ts';
 import { cutAlike, type EndpointParts, listOf, Mover, type Ways } from './mover.ts';
 
 interface EndpointConnectionParts {

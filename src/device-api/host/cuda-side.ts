@@ -167,10 +167,6 @@ export class CudaSide implements DeviceSide {
     this.#endJudging = device.context.judgeWaits((isDone) => this.#throwIfFailed(isDone));
   }
 
-  get deviceId(): number {
-    return this.#device.context.ordinal;
-  }
-
   get ordinal(): number {
     return this.#device.context.ordinal;
   }

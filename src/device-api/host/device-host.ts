@@ -9,7 +9,7 @@ import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { log } from '../../core/log.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
-import type { Tensor } from '../../device/tensor.ts';
+import { Tensor } from '../../device/tensor.ts';
 import { addressOf, viewAt } from '../../native/library.ts';
 import { isOwnMemory } from '../../native/process-memory.ts';
 import { readSettings, readToken, type Settings } from '../../settings/settings.ts';
@@ -21,6 +21,7 @@ import { CpuKernelApi } from './cpu-kernel-api.ts';
 import { CudaSide } from './cuda-side.ts';
 import {
   decodeDescs,
+  encodeDescs,
   type DescRange,
   type DeviceSide,
   type DeviceSideOptions,
@@ -28,9 +29,11 @@ import {
   type TransferDescs,
 } from './device-side.ts';
 import {
-  KernelMemory,
+  addressIn,
+  checkBytes,
   type RegisteredVram,
   type VramRange,
+  VramRegions,
   type WriteRequest,
   WriteRequests,
 } from './kernel-memory.ts';
@@ -111,7 +114,6 @@ interface CpuSideOptions extends DeviceSideOptions {
 }
 
 class CpuSide implements DeviceSide {
-  readonly deviceId = 0;
   readonly ordinal = undefined;
   readonly kernelApi: CpuKernelApi;
   readonly waits = 0;
@@ -248,7 +250,7 @@ async function openHalves(
   try {
     for (const device of devices) {
       const side = device.kind === 'cpu' ? new CpuSide(options) : await CudaSide.create({ ...options, device });
-      sides.set(side.deviceId, side);
+      sides.set(side.ordinal ?? 0, side);
     }
     return sides;
   } catch (error) {
@@ -263,7 +265,6 @@ interface Parts {
   readonly sides: ReadonlyMap<number, DeviceSide>;
   readonly service: ProxyService;
   readonly requests: WriteRequests;
-  readonly memory: KernelMemory;
   readonly port: number | undefined;
 }
 
@@ -278,6 +279,9 @@ export class DeviceHost implements AsyncDisposable {
   readonly #parts: Parts;
   readonly #direct: boolean;
   readonly #forgetDevices: () => void;
+  readonly #regions = new VramRegions();
+  /** Registered tensors by number of the region. */
+  readonly #tensors = new Map<number, Tensor>();
   /** Calls that take back what this host has published. */
   readonly #withdrawals = new Set<() => Promise<void>>();
   #closing: Promise<void> | undefined;
@@ -322,8 +326,7 @@ export class DeviceHost implements AsyncDisposable {
         await service.call('serve', { memory: queueMemory, queues, capacity });
       const at = host === undefined ? {} : { host };
       const listening = port === undefined ? undefined : await service.call('listen', { ...at, port });
-      const memory = new KernelMemory({ sides, service, requests });
-      return new DeviceHost(options, { settings, devices, sides, service, requests, memory, port: listening });
+      return new DeviceHost(options, { settings, devices, sides, service, requests, port: listening });
     } catch (error) {
       await service.close();
       for (const side of sides.values()) side[Symbol.dispose]();
@@ -341,33 +344,45 @@ export class DeviceHost implements AsyncDisposable {
 
   /** The device API in TypeScript; WL_UNSUPPORTED on GPUs, whose kernels include weftline/weftline.cuh. */
   get kernelApi(): CpuKernelApi {
-    return this.#parts.memory.side().kernelApi;
+    return this.#side().kernelApi;
   }
 
   /** What kernels of the (first) device pass to wait(): the address of the state that ends it. */
   get waits(): number {
-    return this.#parts.memory.side().waits;
+    return this.#side().waits;
   }
 
   /** The same for kernels of one of several devices. */
   waitsOf(deviceId: number): number {
-    return this.#parts.memory.side(deviceId).waits;
+    return this.#side(deviceId).waits;
   }
 
   /**
    * Memory of the device that peers can map, zeroed, and registered. Freed when it is deregistered, or with the host. With
    * several devices, `deviceId` names one by its ordinal; the first by default.
    */
-  allocate(bytes: number, deviceId?: number): Promise<RegisteredVram> {
-    return this.#parts.memory.allocate(bytes, deviceId);
+  async allocate(bytes: number, deviceId?: number): Promise<RegisteredVram> {
+    checkBytes(bytes);
+    const side = this.#side(deviceId);
+    const { address, id } = await side.allocate(bytes);
+    if (id !== undefined) return this.#regions.add(side, { id, address, bytes });
+    try {
+      return await this.registerVram(address, bytes, deviceId);
+    } catch (error) {
+      side.release(address);
+      throw error;
+    }
   }
 
   /**
    * Memory of the host that kernels and the agent reach, zeroed, registered. For counters and small data of peers that
    * this device cannot write to by itself: its host then moves them without a GPU's help. Freed as allocate() says.
    */
-  allocateHost(bytes: number, deviceId?: number): Promise<RegisteredVram> {
-    return this.#parts.memory.allocateHost(bytes, deviceId);
+  async allocateHost(bytes: number, deviceId?: number): Promise<RegisteredVram> {
+    checkBytes(bytes);
+    const side = this.#side(deviceId);
+    const { id, address } = await this.#parts.service.call('allocate', bytes);
+    return this.#regions.add(side, { id, address: side.pin(address, bytes), bytes });
   }
 
   /**
@@ -378,16 +393,33 @@ export class DeviceHost implements AsyncDisposable {
    * @param memory Which. A tensor's `address` will do on GPUs alone.
    * @param bytes How many from there on; all of a tensor by default.
    */
-  registerVram(memory: Tensor | number, bytes?: number, deviceId?: number): Promise<RegisteredVram> {
-    return this.#parts.memory.register(memory, bytes, deviceId);
+  async registerVram(memory: Tensor | number, bytes?: number, deviceId?: number): Promise<RegisteredVram> {
+    const side = this.#side(deviceId);
+    const size = (bytes ?? (memory instanceof Tensor ? memory.bytes : bytes)) as number;
+    checkBytes(size);
+    const address = addressIn(side, memory, size);
+    const id = await this.#parts.service.call('register', { address, bytes: size, ordinal: side.ordinal });
+    const region = this.#regions.add(side, { id, address, bytes: size });
+    // The tensor is held, so that its memory is not given to others until it is deregistered.
+    if (memory instanceof Tensor) this.#tensors.set(id, memory);
+    return region;
   }
 
   /**
    * Peers can no longer write to it, and what this host allocated is freed. No kernel may use it; fails with
    * WL_INVALID_ARGUMENT while a request reads from it.
    */
-  deregisterVram(memory: RegisteredVram): Promise<void> {
-    return this.#parts.memory.deregister(memory);
+  async deregisterVram(memory: RegisteredVram): Promise<void> {
+    const known = this.#regions.known(memory);
+    const { requests, service } = this.#parts;
+    requests.checkUnused('memory', (open) => open.memory === known);
+    const side = this.#side(known.deviceId);
+    // What is pinned belongs to the agent, which frees it next; memory of a GPU is freed when peers are out of it.
+    if (!side.isFar(known.address)) side.release(known.address);
+    await service.call('deregister', known.id);
+    this.#regions.remove(known);
+    this.#tensors.delete(known.id);
+    side.release(known.address);
   }
 
   /**
@@ -395,17 +427,21 @@ export class DeviceHost implements AsyncDisposable {
    * the host allocated is unmapped then, and a view of it, or an array over its buffer, must not be touched any more.
    */
   view(memory: RegisteredVram): Uint8Array {
-    return this.#parts.memory.view(memory);
+    const known = this.#regions.known(memory);
+    return this.#side(known.deviceId).view(known);
   }
 
   /** A copy of registered memory, or of its first bytes. */
-  read(memory: RegisteredVram, bytes?: number): Promise<Uint8Array> {
-    return this.#parts.memory.read(memory, bytes);
+  async read(memory: RegisteredVram, bytes?: number): Promise<Uint8Array> {
+    const range = this.#regions.range(bytes === undefined ? { memory } : { memory, bytes });
+    return this.#side(range.memory.deviceId).read({ address: range.memory.address, bytes: range.bytes });
   }
 
   /** Overwrites the beginning of registered memory. */
-  write(memory: RegisteredVram, values: Uint8Array): Promise<void> {
-    return this.#parts.memory.write(memory, values);
+  async write(memory: RegisteredVram, values: Uint8Array): Promise<void> {
+    if (!(values instanceof Uint8Array)) throw invalidArgument('values', values, 'a Uint8Array');
+    const { memory: known } = this.#regions.range({ memory, bytes: values.length });
+    await this.#side(known.deviceId).write(known.address, values);
   }
 
   /** What a peer's addRemoteAgent() takes. Of what is registered now. */
@@ -466,7 +502,12 @@ export class DeviceHost implements AsyncDisposable {
 
   /** Ranges of registered memory for a peer's createWriteReq(). */
   serializeXferDescs(ranges: VramRange | readonly VramRange[]): Uint8Array {
-    return this.#parts.memory.describe(this.name, [ranges].flat());
+    const described = [ranges].flat().map((range) => {
+      const { memory, offset, bytes } = this.#regions.range(range);
+      const ipc = this.#side(memory.deviceId).exportMemory(memory.address + offset, bytes);
+      return { region: memory.id, offset, bytes, ...(ipc === undefined ? {} : { ipc }) };
+    });
+    return encodeDescs({ agent: this.name, host: hostIdentity(), process: process.pid, ranges: described });
   }
 
   /**
@@ -481,8 +522,8 @@ export class DeviceHost implements AsyncDisposable {
   ): Promise<WriteRequest> {
     checkOptions(options, writeRequestOptionNames, 'options of createWriteReq');
     const { soleWriter = false } = options;
-    const { requests, service, memory: memories } = this.#parts;
-    const { memory, offset, bytes } = memories.range(local);
+    const { requests, service } = this.#parts;
+    const { memory, offset, bytes } = this.#regions.range(local);
     const descs = decodeDescs(remoteDescs);
     // Peers that came by the listener are known to the service alone until they are used.
     if (!requests.knowsPeer(peerName)) await service.call('checkRemote', peerName);
@@ -490,7 +531,7 @@ export class DeviceHost implements AsyncDisposable {
     if (descs.ranges.length > MAX_REQUEST_REMOTES) {
       throw invalidArgument('remoteDescs', descs.ranges.length, `at most ${MAX_REQUEST_REMOTES} ranges`);
     }
-    const side = memories.side(memory.deviceId);
+    const side = this.#side(memory.deviceId);
     const number = service.takeNumber();
     let mapping: MappedRanges | undefined;
     try {
@@ -576,6 +617,15 @@ export class DeviceHost implements AsyncDisposable {
       for (const side of sides.values()) side[Symbol.dispose]();
       this.#forgetDevices();
     }
+  }
+
+  /** The side of a device, the first by default. Fails with WL_INVALID_ARGUMENT. */
+  #side(deviceId?: number): DeviceSide {
+    const { sides } = this.#parts;
+    const [first] = sides.keys();
+    const side = sides.get(deviceId ?? first!);
+    if (side === undefined) throw invalidArgument('deviceId', deviceId, `one of ${[...sides.keys()].join(', ')}`);
+    return side;
   }
 
   async #learn(metadata: Uint8Array, { timeoutMs }: WaitOptions): Promise<string> {

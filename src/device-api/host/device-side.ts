@@ -7,8 +7,6 @@ import type { RequestShape } from '../service/command-queue.ts';
 import type { CpuKernelApi } from './cpu-kernel-api.ts';
 
 export interface DeviceSide extends Disposable {
-  /** The GPU's ordinal; 0 on the CPU. */
-  readonly deviceId: number;
   /** The GPU's ordinal; undefined on the CPU. */
   readonly ordinal: number | undefined;
   readonly kernelApi: CpuKernelApi;

@@ -11,8 +11,7 @@ import {
   messageWord,
   signatureOf,
 } from '#lib/collectives/cuda/kernel-failures.js';
-import { cudaCollectiveRegions } from '#lib/collectives/cuda/cuda-launches.js';
-import { areTaken, messageBatches } from '#lib/collectives/cuda/cuda-collectives.js';
+import { areTaken, cudaCollectiveRegions, messageBatches } from '#lib/collectives/cuda/cuda-collectives.js';
 
 const call = makeCollectiveCall(8);
 const sum = callWord({ ...call, kind: 'allReduce', dtype: 'f32', count: 2 ** 35 + 1 });

@@ -47,7 +47,7 @@ class LocalBackend implements Backend<'local'> {
   readonly connectionInfo: Uint8Array;
   readonly #context: BackendContext;
   readonly #mailbox: Mailbox;
-  readonly #own: HostPlace;
+  readonly #own: Place;
   readonly #links = new Set<LocalLink>();
   /** Ends of links that are being closed: until then GPUs may still touch memory. */
   readonly #leaving = new Set<Promise<void>>();
@@ -62,9 +62,11 @@ class LocalBackend implements Backend<'local'> {
 
   constructor(context: BackendContext) {
     this.#context = context;
-    this.#own = hostPlace();
+    const [bootId, pidNamespace] = [bootIdentity(), pidNamespaceHere()];
     this.#mailbox = new Mailbox(context.incarnation, context.settings.localSenders);
-    this.connectionInfo = describe(this.#own, this.#mailbox);
+    const { name, address } = this.#mailbox.memory;
+    this.#own = { ...name, address, uid: process.geteuid?.() ?? 0, pidNamespace, bootId };
+    this.connectionInfo = encodePlace(this.#own);
   }
 
   whyNotMemory({ kind, device }: AgentMemory): string | undefined {
@@ -73,7 +75,7 @@ class LocalBackend implements Backend<'local'> {
   }
 
   whyNotPeer(peer: BackendPeer): string | undefined {
-    const info = readInfo(peer.connectionInfo);
+    const info = decodePlace(peer.connectionInfo);
     if (info === undefined) return 'the peer has another version of weftline';
     if (info.bootId !== this.#own.bootId) return 'the peer is on another host';
     if (info.pidNamespace !== this.#own.pidNamespace) {
@@ -87,7 +89,7 @@ class LocalBackend implements Backend<'local'> {
 
   whyNotRemote(_kind: MemoryKind, region?: RemoteRegionInfo): string | undefined {
     if (region === undefined || !isOfProcess(region.info)) return undefined;
-    const place = readInfo(region.peer.connectionInfo);
+    const place = decodePlace(region.peer.connectionInfo);
     const why = place === undefined ? undefined : whyForbidden(place.pid, place.address);
     return why === undefined ? undefined : `the peer's memory is not from agent.allocate() there, and ${why}`;
   }
@@ -104,7 +106,7 @@ class LocalBackend implements Backend<'local'> {
 
   async connect(peer: BackendPeer, { signal }: ConnectOptions): Promise<BackendLink> {
     signal?.throwIfAborted();
-    const info = readInfo(peer.connectionInfo);
+    const info = decodePlace(peer.connectionInfo);
     const why = this.whyNotPeer(peer);
     if (info === undefined || why !== undefined) {
       throw new WeftlineError('WL_UNSUPPORTED', `Cannot reach ${peer.name} within this host: ${why}`);
@@ -239,66 +241,36 @@ class LocalBackend implements Backend<'local'> {
   }
 }
 
-interface HostPlace {
-  readonly bootId: string;
-  readonly pidNamespace: number;
-  readonly uid: number;
-}
+const placeFields = ['pid', 'uid', 'fd', 'device', 'inode', 'pidNamespace', 'address', 'bytes'] as const;
 
-function hostPlace(): HostPlace {
-  const bootId = bootIdentity();
+/** How peers reach an agent's mailbox; see localConnectionInfo. */
+type Place = Readonly<Record<(typeof placeFields)[number], number>> & { readonly bootId: string };
+
+/** Fails with WL_UNSUPPORTED where processes cannot be told apart. */
+function pidNamespaceHere(): number {
   try {
-    return {
-      bootId,
-      pidNamespace: statSync('/proc/self/ns/pid').ino,
-      uid: process.geteuid?.() ?? 0,
-    };
+    return statSync('/proc/self/ns/pid').ino;
   } catch (cause) {
     throw new WeftlineError('WL_UNSUPPORTED', 'The local backend needs Linux with /proc mounted', { cause });
   }
 }
 
-function describe({ bootId, pidNamespace, uid }: HostPlace, { memory }: Mailbox): Uint8Array {
+function encodePlace(place: Place): Uint8Array {
   const bytes = new Uint8Array(localConnectionInfo.size);
   const info = new Block(localConnectionInfo, bytes.buffer, 0);
   info.set('version', LOCAL_INFO_VERSION);
-  info.set('pid', process.pid);
-  info.set('uid', uid);
-  info.set('fd', memory.name.fd);
-  info.set('device', memory.name.device);
-  info.set('inode', memory.name.inode);
-  info.set('pidNamespace', pidNamespace);
-  info.set('address', memory.address);
-  info.set('bytes', memory.bytes);
-  bytes.set(Buffer.from(bootId).subarray(0, BOOT_ID_BYTES), localConnectionInfo.offset.bootId);
+  for (const field of placeFields) info.set(field, place[field]);
+  bytes.set(Buffer.from(place.bootId).subarray(0, BOOT_ID_BYTES), localConnectionInfo.offset.bootId);
   return bytes;
 }
 
-interface PeerPlace extends HostPlace {
-  readonly pid: number;
-  readonly fd: number;
-  readonly device: number;
-  readonly inode: number;
-  readonly address: number;
-  readonly bytes: number;
-}
-
-function readInfo(bytes: Uint8Array): PeerPlace | undefined {
+function decodePlace(bytes: Uint8Array): Place | undefined {
   if (bytes.length !== localConnectionInfo.size) return undefined;
   const info = Block.over(localConnectionInfo, bytes);
   if (info.get('version') !== LOCAL_INFO_VERSION) return undefined;
+  const numbers = Object.fromEntries(placeFields.map((field) => [field, info.get(field)]));
   const bootId = Buffer.from(bytes.subarray(localConnectionInfo.offset.bootId)).toString('latin1');
-  return {
-    pid: info.get('pid'),
-    uid: info.get('uid'),
-    fd: info.get('fd'),
-    device: info.get('device'),
-    inode: info.get('inode'),
-    pidNamespace: info.get('pidNamespace'),
-    address: info.get('address'),
-    bytes: info.get('bytes'),
-    bootId: bootId.replace(/\0.*$/s, ''),
-  };
+  return { ...(numbers as Record<(typeof placeFields)[number], number>), bootId: bootId.replace(/\0.*$/s, '') };
 }
 
 // Whether this process may reach memory of another one: tried out, and if not, why not.

@@ -296,8 +296,8 @@ class LocalCudaChannel {
   /** Held back, to go in one call; never while a put is. Undefined where the driver cannot write words. */
   readonly #writes: StreamWrites | undefined;
   #plan: PutPlan | undefined;
-  #error: WeftlineError | undefined;
-  #posted = 0;
+  error: WeftlineError | undefined;
+  posted = 0;
   #delivered = 0;
   /** A put that waits a moment for its signal, to go with it in one launch; of 0 bytes when a copy engine makes it. */
   #isHeld = false;
@@ -321,20 +321,12 @@ class LocalCudaChannel {
     this.#doneWord = this.#done.view('i32');
     if (StreamWrites.isSupported(device.context)) this.#writes = new StreamWrites(device.context, MAX_WRITES);
     this.ready = this.#prepare();
-    this.ready.catch((error: unknown) => (this.#error = asWeftlineError(error)));
+    this.ready.catch((error: unknown) => (this.error = asWeftlineError(error)));
   }
 
   /** Whether streams can store words. */
   get canStore(): boolean {
     return this.#writes !== undefined;
-  }
-
-  get error(): WeftlineError | undefined {
-    return this.#error;
-  }
-
-  get posted(): number {
-    return this.#posted;
   }
 
   get delivered(): number {
@@ -351,10 +343,10 @@ class LocalCudaChannel {
       const { context } = this.device;
       context.call('cuMemcpyDtoDAsync', to, from, bytes, this.#stream.handle);
       context.workCount += 1;
-      this.#posted += 1;
+      this.posted += 1;
       this.#hold(0, 0, 0);
     } else {
-      this.#posted += 1;
+      this.posted += 1;
       this.#hold(to, from, bytes);
     }
     return true;
@@ -367,7 +359,7 @@ class LocalCudaChannel {
       return this.#write(this.#writes, counter, sum % TWO_32, Math.floor(sum / TWO_32));
     }
     if (this.#writes !== undefined && this.#writes.count > 0) this.#send(this.#writes);
-    this.#posted += 1;
+    this.posted += 1;
     if (!this.#isHeld) this.#hold(0, 0, 0);
     this.#launch(counter, add);
     return true;
@@ -400,13 +392,13 @@ class LocalCudaChannel {
     }
     if (this.#sealed !== undefined || this.#ticket === undefined) return;
     this.#sealed = this.#ticket;
-    this.#sealedAt = this.#posted;
+    this.#sealedAt = this.posted;
     this.#ticket = undefined;
   }
 
   /** Resolves when what was posted is over. Fails with WL_TIMEOUT. */
   async idle(): Promise<void> {
-    if (this.#error === undefined) this.flush();
+    if (this.error === undefined) this.flush();
     await this.#stream.drained();
   }
 
@@ -433,8 +425,8 @@ class LocalCudaChannel {
 
   /** What follows a true one is posted. */
   #hasRoom(): boolean {
-    if (this.#error !== undefined) throw this.#error;
-    if (this.#plan === undefined || this.#posted - this.delivered >= MAX_PENDING) return false;
+    if (this.error !== undefined) throw this.error;
+    if (this.#plan === undefined || this.posted - this.delivered >= MAX_PENDING) return false;
     this.#ticket ??= this.#work.begin();
     return true;
   }
@@ -443,7 +435,7 @@ class LocalCudaChannel {
   #isOver(posted: number): boolean {
     if (this.delivered >= posted) return true;
     try {
-      return this.#error !== undefined && this.#stream.isIdle();
+      return this.error !== undefined && this.#stream.isIdle();
     } catch {
       return true;
     }
@@ -459,7 +451,7 @@ class LocalCudaChannel {
   #write(writes: StreamWrites, address: number, low: number, high: number): boolean {
     writes.add64(address, low, high);
     this.#isHeld = true;
-    this.#posted += 1;
+    this.posted += 1;
     if (writes.count === MAX_WRITES - 1) this.#send(writes);
     return true;
   }
@@ -467,12 +459,12 @@ class LocalCudaChannel {
   /** What is held, with the news of all that was posted; no put that a kernel makes is among it. */
   #send(writes: StreamWrites): void {
     this.#isHeld = false;
-    writes.add32(this.#done.deviceAddress, this.#posted >>> 0);
+    writes.add32(this.#done.deviceAddress, this.posted >>> 0);
     try {
       writes.enqueue(this.#stream);
     } catch (error) {
-      this.#error = asWeftlineError(error);
-      throw this.#error;
+      this.error = asWeftlineError(error);
+      throw this.error;
     }
   }
 
@@ -484,14 +476,14 @@ class LocalCudaChannel {
     block.set('bytes', this.#bytes);
     block.set('counter', counter);
     block.set('add', add);
-    block.set('operations', this.#posted >>> 0);
+    block.set('operations', this.posted >>> 0);
     this.#isHeld = false;
     this.#bytes = 0;
     try {
       plan.launch(this.#stream);
     } catch (error) {
-      this.#error = asWeftlineError(error);
-      throw this.#error;
+      this.error = asWeftlineError(error);
+      throw this.error;
     }
   }
 }

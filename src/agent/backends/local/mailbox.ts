@@ -35,6 +35,19 @@ interface Sender {
 /** The receiver of messages, and whether there is room for another of a peer. */
 type Delivery = Pick<BackendContext, 'deliver' | 'mayDeliver'>;
 
+/** A sender that was within a step of a copy, or had work on a GPU under way, when it was first looked at. */
+interface Within {
+  readonly slot: number;
+  readonly agentStep: number;
+  readonly copyStep: number;
+  /** Undefined until its steps have ended, because a step may begin more work. */
+  deviceBegun: number | undefined;
+}
+
+/** Steps are shorter than a millisecond: a timer would be late. */
+const QUICK_LOOKS = 64;
+const PAUSE_MS = 1;
+
 export class Mailbox {
   readonly memory: SharedMemory;
   readonly #slots: number;
@@ -43,7 +56,6 @@ export class Mailbox {
   /** Words of the whole mailbox. */
   readonly #all: Int32Array;
   readonly #regions: Int32Array;
-  readonly #watch: StepsWatch;
   readonly #freeRegions: number[] = Array.from({ length: MAILBOX_REGIONS }, (_, index) => MAILBOX_REGIONS - 1 - index);
   readonly #doorbell: Futex;
   #senders: readonly Sender[] = [];
@@ -59,12 +71,6 @@ export class Mailbox {
     this.#buffer = this.memory.buffer();
     this.#words = new Int32Array(this.#buffer, 0, mailboxHeader.size / 4);
     this.#all = new Int32Array(this.#buffer);
-    this.#watch = new StepsWatch({
-      buffer: this.#buffer,
-      fd: this.memory.fd,
-      senders,
-      isClosed: () => this.#isUnmapped,
-    });
     this.#regions = new Int32Array(this.#buffer, REGIONS_OFFSET, (MAILBOX_REGIONS * mailboxRegion.size) / 4);
     this.#doorbell = new Futex(this.#words.subarray(headerWord.doorbell, headerWord.doorbell + 1));
     const header = new Block(mailboxHeader, this.#buffer, 0);
@@ -111,7 +117,7 @@ export class Mailbox {
   async closeRegion(slot: number, timeoutMs: number): Promise<void> {
     if (this.#isClosed) return;
     Atomics.store(this.#regions, (slot * mailboxRegion.size) / 4, 0);
-    await this.#watch.untilOver(timeoutMs, 'Cannot take memory back');
+    await this.#untilStepsOver(timeoutMs, 'Cannot take memory back');
     if (!this.#isClosed) this.#freeRegions.push(slot);
   }
 
@@ -172,7 +178,7 @@ export class Mailbox {
       Atomics.store(this.#regions, (slot * mailboxRegion.size) / 4, 0);
     }
     try {
-      await this.#watch.untilOver(timeoutMs, 'Cannot close the agent');
+      await this.#untilStepsOver(timeoutMs, 'Cannot close the agent');
     } finally {
       this.#isUnmapped = true;
       this.memory[Symbol.dispose]();
@@ -208,59 +214,20 @@ export class Mailbox {
     this.#senders = senders;
     Atomics.store(this.#words, headerWord.admitted, this.#seenJoins);
   }
-}
-
-/** Something that may be delivered now. */
-function hasNews({ name, ring, isBroken }: Sender, { mayDeliver }: Delivery): boolean {
-  return ring.hasRecord && !isBroken && mayDeliver(name);
-}
-
-// How an owner finds out which senders may still touch memory that it has just taken back.
-
-/** A sender that was within a step when it was first looked at. */
-interface Within {
-  readonly slot: number;
-  readonly agentStep: number;
-  readonly copyStep: number;
-  /** Undefined until its steps have ended, because a step may begin more work. */
-  deviceBegun: number | undefined;
-}
-
-/** Steps are shorter than a millisecond: a timer would be late. */
-const QUICK_LOOKS = 64;
-const PAUSE_MS = 1;
-
-interface StepsWatchOptions {
-  readonly buffer: ArrayBuffer;
-  /** The file of the mailbox, on whose bytes senders hold locks. */
-  readonly fd: number;
-  readonly senders: number;
-  /** The mailbox is about to be unmapped. */
-  readonly isClosed: () => boolean;
-}
-
-class StepsWatch {
-  readonly #options: StepsWatchOptions;
-  readonly #words: Int32Array;
-
-  constructor(options: StepsWatchOptions) {
-    this.#options = options;
-    this.#words = new Int32Array(options.buffer);
-  }
 
   /**
    * Resolves when no sender is within a step, nor has work on a GPU under way, that began before the call. ORDER: to be
    * called after the keys were taken away, so that every later step finds them gone. A sender that died holds nothing up.
    * Fails with WL_TIMEOUT, naming one that is still within it.
    */
-  async untilOver(timeoutMs: number, what: string): Promise<void> {
-    let left = this.#look();
+  async #untilStepsOver(timeoutMs: number, what: string): Promise<void> {
+    let left = this.#sendersWithin();
     if (left.length === 0) return;
     const end = performance.now() + timeoutMs;
     for (let looks = 1; ; looks += 1) {
       if (looks <= QUICK_LOOKS) await new Promise((resolve) => setImmediate(resolve));
       else await new Promise((resolve) => setTimeout(resolve, PAUSE_MS));
-      if (this.#options.isClosed()) return;
+      if (this.#isUnmapped) return;
       left = left.filter((within) => this.#isWithin(within));
       const [first] = left;
       if (first === undefined) return;
@@ -268,10 +235,9 @@ class StepsWatch {
     }
   }
 
-  #look(): Within[] {
-    const words = this.#words;
-    const { senders } = this.#options;
-    const used = Math.min(Atomics.load(words, headerWord.usedSenders), senders);
+  #sendersWithin(): Within[] {
+    const words = this.#all;
+    const used = Math.min(Atomics.load(words, headerWord.usedSenders), this.#slots);
     const found: Within[] = [];
     for (let slot = 0; slot < used; slot += 1) {
       if (Atomics.load(words, slotWord(slot, 'state')) === senderStates.free) continue;
@@ -286,24 +252,29 @@ class StepsWatch {
   #isWithin(within: Within): boolean {
     const { slot, agentStep, copyStep } = within;
     if (!this.#isSame(slotWord(slot, 'agentStep'), agentStep) && !this.#isSame(slotWord(slot, 'copyStep'), copyStep)) {
-      within.deviceBegun ??= Atomics.load(this.#words, slotWord(slot, 'deviceBegun'));
-      const ended = Atomics.load(this.#words, slotWord(slot, 'deviceEnded'));
+      within.deviceBegun ??= Atomics.load(this.#all, slotWord(slot, 'deviceBegun'));
+      const ended = Atomics.load(this.#all, slotWord(slot, 'deviceEnded'));
       if (((ended - within.deviceBegun) | 0) >= 0) return false;
     }
-    return isByteLocked(this.#options.fd, 1 + slot);
+    return isByteLocked(this.memory.fd, 1 + slot);
   }
 
   /** True while the thread has not left the step that it was in. */
   #isSame(at: number, seen: number): boolean {
-    return seen % 2 !== 0 && Atomics.load(this.#words, at) === seen;
+    return seen % 2 !== 0 && Atomics.load(this.#all, at) === seen;
   }
 
   #late({ slot }: Within, timeoutMs: number, what: string): WeftlineError {
-    const peer = nameOf(this.#options.buffer, slot);
+    const peer = nameOf(this.#buffer, slot);
     return new WeftlineError(
       'WL_TIMEOUT',
       `${what}: agent ${peer} has been copying to or from this agent's memory for ${timeoutMs} ms; the memory takes no new transfers, but must not be used for anything else yet: call again to go on waiting`,
       { details: { peer, timeoutMs } },
     );
   }
+}
+
+/** Something that may be delivered now. */
+function hasNews({ name, ring, isBroken }: Sender, { mayDeliver }: Delivery): boolean {
+  return ring.hasRecord && !isBroken && mayDeliver(name);
 }

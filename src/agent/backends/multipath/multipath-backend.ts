@@ -2,7 +2,16 @@
 import { isIP } from 'node:net';
 import { z } from '#zod';
 import { alignUp } from '../../../abi/layout.ts';
-import { MAILBOX_RING_BYTES, mailboxHead, mailboxRecord } from './multipath-link.ts';
+import {
+  type Hello,
+  MAILBOX_RING_BYTES,
+  mailboxHead,
+  mailboxRecord,
+  MessageRing,
+  MultipathLink,
+  readHello,
+  readWelcome,
+} from './multipath-link.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import {
   type Connection,
@@ -23,7 +32,6 @@ import {
   restarted,
 } from '../../backend.ts';
 import { whyNotAddress } from '../../agent-address.ts';
-import { type Hello, MessageRing, MultipathLink, readHello, readWelcome } from './multipath-link.ts';
 import { MultipathRegion } from './multipath-channel.ts';
 import type { IncomingConnection } from '../../../transport/host/greeting.ts';
 

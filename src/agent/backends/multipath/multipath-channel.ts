@@ -63,7 +63,15 @@ export class MultipathChannel implements BackendChannel {
     if (place.bytes === 0) return true;
     const remote = own(MultipathRemoteRegion, place.remote);
     const { region } = own(MultipathRegion, place.local);
-    const write = (this.#write ??= newWrite(region, this.#way));
+    const write = (this.#write ??= {
+      region,
+      offset: 0,
+      bytes: 0,
+      ...this.#way,
+      remoteRegion: 0,
+      remoteKey: 0,
+      remoteOffset: 0,
+    });
     write.region = region;
     write.offset = place.localOffset;
     write.bytes = place.bytes;
@@ -162,10 +170,6 @@ export class MultipathChannel implements BackendChannel {
       void transport.wait(request).then(onEnd, onEnd);
     }
   }
-}
-
-function newWrite(region: MemoryRegion, way: ChannelWay): PostedWrite {
-  return { region, offset: 0, bytes: 0, ...way, remoteRegion: 0, remoteKey: 0, remoteOffset: 0 };
 }
 
 // Registered memory of the transport, here and at the peer, and how it is named in metadata.

@@ -1,14 +1,13 @@
 // One end of a connection over UCX: its endpoint, its requests, and the words that come for it.
 import { randomInt } from 'node:crypto';
 import { z } from '#zod';
-import { ucsStatus } from '../../../native/ucx.ts';
+import { ucsStatus, ucxStatusName } from '../../../native/ucx.ts';
 import { sendFlag, sendOpcode } from '../../../native/verbs/c-structs.ts';
 import { putWide } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import { log } from '../../../core/log.ts';
 import { protocolError } from '../../../meeting/frames.ts';
 import { NativeBlock } from '../../../native/library.ts';
-import { ucxStatusName } from '../../../native/ucx.ts';
 import type { EndOptions, EndUser, OwnMemory, RdmaEnd, RemoteKeys, SendQueue } from '../../rdma/rdma-device.ts';
 import { UcxKeys, type UcxMemories } from './ucx-memories.ts';
 import type { UcxWorker } from './ucx-worker.ts';

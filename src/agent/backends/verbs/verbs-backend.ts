@@ -1,15 +1,298 @@
 // The agent's backend over RDMA queue pairs (RC), driven by libibverbs.
+import { randomInt } from 'node:crypto';
+import { z } from '#zod';
+import { WeftlineError } from '../../../core/errors.ts';
+import { protocolError } from '../../../meeting/frames.ts';
+import { completionOpcode, completionStatus } from '../../../native/verbs/c-structs.ts';
+import { CompletionChannel, CompletionQueue } from '../../../native/verbs/completion-queue.ts';
 import { AsyncEvents, ProtectionDomain, VerbsContext } from '../../../native/verbs/context.ts';
-import { CompletionChannel } from '../../../native/verbs/completion-queue.ts';
+import { requireWithin } from '../../../native/verbs/facts.ts';
 import { MemoryRegion } from '../../../native/verbs/memory-region.ts';
-import type { VerbsPath } from '../../../native/verbs/queue-pair.ts';
+import { QueuePair, type VerbsPath } from '../../../native/verbs/queue-pair.ts';
+import type { SendRing } from '../../../native/verbs/request-ring.ts';
 import type { RdmaRail } from '../../../rails/rdma-choice.ts';
 import type { Settings } from '../../../settings/settings.ts';
 import type { Backend, BackendContext } from '../../backend.ts';
 import { openRdmaBackend } from '../../rdma/rdma-backend.ts';
-import type { EndOptions, OwnMemory, RdmaDevice, RdmaEnd, RemoteKeys } from '../../rdma/rdma-device.ts';
+import {
+  type Completions,
+  type EndFailure,
+  type EndOptions,
+  type EndUser,
+  type OwnMemory,
+  type RdmaDevice,
+  type RdmaEnd,
+  type RemoteKeys,
+  whyNotPort,
+} from '../../rdma/rdma-device.ts';
 import { choosePort } from '../../rdma/rdma-port.ts';
-import { CompletionPool, type EndDevice, type PortAddress, QueuePairEnd } from './queue-pair-end.ts';
+
+const MAX_PORT_NAME_LENGTH = 100;
+const SEQUENCES = 2 ** 24;
+/** 268 ms: seven tries in vain, two seconds on most devices, tell that a peer is gone. Its process is known to be sooner. */
+const TIMEOUT = 16;
+/** Looks that take in all completions which a queue can hold. */
+const MAX_LOOKS = 256;
+
+const wholeBelow = (end: number): z.ZodNumber => z.number().int().nonnegative().lt(end);
+/** What a peer must know of a queue pair to connect its own to it. `firstSequence`: of the packets that it sends. */
+const addressSchema = z.object({
+  gid: z.string().regex(/^[0-9a-f]{32}$/),
+  lid: wholeBelow(2 ** 16),
+  linkLayer: z.string().max(MAX_PORT_NAME_LENGTH),
+  mtuBytes: z.union([z.literal(256), z.literal(512), z.literal(1024), z.literal(2048), z.literal(4096)]),
+  name: z.string().max(MAX_PORT_NAME_LENGTH),
+  queuePair: wholeBelow(SEQUENCES),
+  firstSequence: wholeBelow(SEQUENCES),
+});
+
+type EndAddress = z.infer<typeof addressSchema>;
+
+/** How a port is named to peers. */
+export interface PortAddress {
+  /** 32 hexadecimal digits. */
+  readonly gid: string;
+  readonly lid: number;
+  readonly linkLayer: string;
+  readonly mtuBytes: number;
+  /** The port's name, for errors: "rxe0 port 1". */
+  readonly name: string;
+}
+
+export /** One end of a connection: a queue pair of the backend's port, and its place for completions. */
+class QueuePairEnd implements RdmaEnd {
+  readonly address: EndAddress;
+  /** It gets through once it is connected. */
+  readonly isReady = true;
+  route = '';
+  readonly #queuePair: QueuePair;
+  readonly #device: VerbsDevice;
+  readonly #peer: string;
+  readonly #place: CompletionPlace;
+  #user: EndUser | undefined;
+  #hasFailed = false;
+  #isClosed = false;
+
+  /** Fails with WL_CAPACITY where a limit of the device is reached. */
+  constructor(device: VerbsDevice, { peer, role, maxSends, maxReceives }: EndOptions) {
+    this.#device = device;
+    this.#peer = peer;
+    this.#place = device.completions.reserve(maxSends + maxReceives);
+    const { queue } = this.#place;
+    try {
+      this.#queuePair = new QueuePair(device.domain, {
+        service: 'rc',
+        sendCompletions: queue,
+        receiveCompletions: queue,
+        maxSends,
+        maxReceives,
+      });
+    } catch (error) {
+      this.#place.giveBack();
+      throw error;
+    }
+    try {
+      const isCalled = role === 'called';
+      const remoteAtomic = isCalled && device.hasAtomics;
+      this.#queuePair.initialize(device.rail.port, { remoteWrite: true, remoteRead: isCalled, remoteAtomic });
+      if (isCalled) this.replenish();
+    } catch (error) {
+      this.close();
+      throw error;
+    }
+    const firstSequence = randomInt(SEQUENCES);
+    this.address = {
+      ...device.port,
+      mtuBytes: device.port.mtuBytes as 256,
+      queuePair: this.#queuePair.number,
+      firstSequence,
+    };
+  }
+
+  get sends(): SendRing {
+    return this.#queuePair.sends;
+  }
+
+  use(user: EndUser): void {
+    this.#user = user;
+    this.#place.take(this.#queuePair.number, this);
+  }
+
+  connect(said: unknown): void {
+    const { data: remote } = addressSchema.safeParse(said);
+    if (remote === undefined) throw protocolError('an address of a queue pair that is none');
+    const { address } = this;
+    const why = whyNotPort(address, remote);
+    if (why !== undefined) throw unreachablePort(why, this.#peer);
+    this.route = `${describePort(address)} to ${describePort(remote)}`;
+    const path = this.#device.pathTo(remote);
+    const { queuePair: number, firstSequence } = remote;
+    this.#queuePair.connect(
+      { number, firstSequence, path },
+      { firstSequence: address.firstSequence, mtu: Math.min(address.mtuBytes, remote.mtuBytes), timeout: TIMEOUT },
+    );
+  }
+
+  /** Hot path. `index`: of the queue's last poll. */
+  complete(queue: CompletionQueue, index: number): void {
+    const user = this.#user;
+    if (this.#hasFailed || user === undefined) return;
+    if (!queue.isSuccess(index)) {
+      this.#hasFailed = true;
+      user.failed(this.#failureAt(queue, index));
+    } else if (queue.opcodeAt(index) === completionOpcode.receiveWriteWithImmediate) {
+      this.#queuePair.receives.done();
+      user.received(queue.immediateAt(index));
+    } else user.done(queue.sequenceAt(index));
+  }
+
+  replenish(): void {
+    const { receives } = this.#queuePair;
+    while (receives.start(0));
+    if (receives.unposted > 0) receives.post();
+  }
+
+  close(): void {
+    if (this.#isClosed) return;
+    this.#isClosed = true;
+    try {
+      // What came before counts, however much it is.
+      this.#drain();
+      // What is under way then completes as flushed and is taken in, before another queue pair may get this number.
+      this.#queuePair.fail();
+      this.#drain();
+    } catch {
+      // A device that is gone; closing tells.
+    }
+    this.#place.giveBack();
+    this.#queuePair.close();
+  }
+
+  #failureAt(queue: CompletionQueue, index: number): EndFailure {
+    const status = queue.statusAt(index);
+    const error = queue.errorAt(index, `A request to ${this.#peer} (${this.route})`);
+    return { kind: kindOf(status), sequence: queue.sequenceAt(index), tag: queue.tagAt(index), error };
+  }
+
+  /** One look takes a part of what waits; other queue pairs of the queue may go on meanwhile. */
+  #drain(): void {
+    const { completions } = this.#device;
+    for (let look = 0; look < MAX_LOOKS && completions.poll(); look++);
+  }
+}
+
+function kindOf(status: number): EndFailure['kind'] {
+  if (status === completionStatus.remoteAccess) return 'access';
+  if (status === completionStatus.retriesExceeded) return 'unanswered';
+  return status === completionStatus.flushed ? 'flushed' : 'other';
+}
+
+/** The port in errors: "rxe0 port 1 (::ffff:10.77.0.1)". */
+function describePort({ name, gid }: Pick<PortAddress, 'name' | 'gid'>): string {
+  const groups = gid.replaceAll(/(....)(?!$)/g, '$1:');
+  return `${name} (GID ${groups})`;
+}
+
+function unreachablePort(why: string, peer: string): WeftlineError {
+  return new WeftlineError('WL_UNSUPPORTED', `Cannot connect to ${peer} by RDMA: ${why}`, { details: { peer } });
+}
+
+// Completion queues that the queue pairs of a backend share, as many as they need, so that one call polls for many of them.
+
+/** A place in a queue for the completions of one queue pair. */
+interface CompletionPlace {
+  readonly queue: CompletionQueue;
+  /** Hands completions to the taker from now on. */
+  take(queuePair: number, taker: QueuePairEnd): void;
+  /** The queue pair is closed. */
+  giveBack(): void;
+}
+
+interface Shared {
+  readonly queue: CompletionQueue;
+  used: number;
+}
+
+/** Entries of one queue: with 64 bytes each, a MiB. */
+const ENTRIES = 16_384;
+const POLL_BATCH = 16;
+/** Batches of one look at most, so that a busy queue does not hold up the others. */
+const MAX_BATCHES = 8;
+
+export class CompletionPool implements Completions {
+  readonly #context: VerbsContext;
+  readonly #channel: CompletionChannel;
+  readonly #queues: Shared[] = [];
+  /** Takers by number of the queue pair. */
+  readonly #takers = new Map<number, QueuePairEnd>();
+
+  constructor(context: VerbsContext, channel: CompletionChannel) {
+    this.#context = context;
+    this.#channel = channel;
+  }
+
+  /** Room for so many completions of a queue pair. Fails with WL_CAPACITY. */
+  reserve(entries: number): CompletionPlace {
+    const { attributes, device } = this.#context;
+    const most = Math.min(ENTRIES, attributes.maxCqe);
+    requireWithin(device, 'entries in a completion queue', entries, ['max_cqe', most]);
+    let shared = this.#queues.find(({ used }) => used + entries <= most);
+    if (shared === undefined) {
+      shared = { queue: new CompletionQueue(this.#context, most, this.#channel), used: 0 };
+      this.#queues.push(shared);
+    }
+    shared.used += entries;
+    return this.#place(shared, entries);
+  }
+
+  get isInUse(): boolean {
+    return this.#takers.size > 0;
+  }
+
+  /** Hot path. Hands over what has completed. True if anything has. */
+  poll(): boolean {
+    let hasNews = false;
+    for (let at = 0; at < this.#queues.length; at++) {
+      const { queue } = this.#queues[at]!;
+      for (let batch = 0; batch < MAX_BATCHES; batch++) {
+        const count = queue.poll();
+        for (let index = 0; index < count; index++) this.#takers.get(queue.queuePairAt(index))?.complete(queue, index);
+        if (count > 0) hasNews = true;
+        if (count < POLL_BATCH) break;
+      }
+    }
+    return hasNews;
+  }
+
+  /** The channel hears of all completions. */
+  get isBusy(): boolean {
+    return false;
+  }
+
+  /** The next completion makes the channel readable. Poll once more before sleeping. */
+  arm(): boolean {
+    for (const { queue } of this.#queues) queue.arm();
+    return true;
+  }
+
+  #place(shared: Shared, entries: number): CompletionPlace {
+    let number = -1;
+    let isGivenBack = false;
+    return {
+      queue: shared.queue,
+      take: (queuePair, taker) => {
+        number = queuePair;
+        this.#takers.set(queuePair, taker);
+      },
+      giveBack: () => {
+        if (isGivenBack) return;
+        isGivenBack = true;
+        this.#takers.delete(number);
+        shared.used -= entries;
+      },
+    };
+  }
+}
 
 // What is made of a port for all links of a backend: protection domain, completion queues, events.
 
@@ -24,7 +307,7 @@ const keys: RemoteKeys = {
   namesOf: () => new Map(),
 };
 
-class VerbsDevice implements RdmaDevice, EndDevice {
+class VerbsDevice implements RdmaDevice {
   readonly rail: RdmaRail;
   readonly context: VerbsContext;
   readonly domain: ProtectionDomain;
