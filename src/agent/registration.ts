@@ -73,7 +73,7 @@ export class Registration implements AsyncDisposable {
 
   /** Host memory in place. Fails with WL_CLOSED once it is closed. */
   get bytes(): Uint8Array {
-    if (!this.#isOpen) throw closed();
+    if (!this.#isOpen) throw new WeftlineError('WL_CLOSED', 'The memory was deregistered');
     const { view } = this.memory;
     if (view === undefined)
       throw new WeftlineError('WL_UNSUPPORTED', 'The host cannot address device memory: use its tensor');
@@ -192,10 +192,6 @@ function late({ name, number }: Registration, backend: BackendName, timeoutMs: n
   );
 }
 
-function closed(): WeftlineError {
-  return new WeftlineError('WL_CLOSED', 'The memory was deregistered');
-}
-
 /** Tells where memory lies. Fails with WL_INVALID_ARGUMENT for anything else. */
 export function describeMemory(memory: Registrable): AgentMemory {
   if (memory instanceof Tensor) {
@@ -274,8 +270,10 @@ export class Registrations {
   describe(regions: readonly Registration[] = this.all): RegionMetadata[] {
     requireList('regions', regions);
     return regions.map((region) => {
-      if (!this.#has(region))
-        throw invalidArgument('regions', nameOf(region), 'memory that is registered with this agent');
+      if (!this.#has(region)) {
+        const got: unknown = region instanceof Registration ? region.name : region;
+        throw invalidArgument('regions', got, 'memory that is registered with this agent');
+      }
       const { number, name, kind, address, length: bytes } = region;
       const info = new Map([...region.regions].map(([backend, made]) => [backend, made.info]));
       return { number, name, kind, address, bytes, info };
@@ -379,8 +377,4 @@ function checkRegister(options: RegisterOptions, what: string): void {
 
 function requireList(what: string, regions: unknown): void {
   if (!Array.isArray(regions)) throw invalidArgument(what, regions, 'an array of registered memory');
-}
-
-function nameOf(region: unknown): unknown {
-  return region instanceof Registration ? region.name : region;
 }

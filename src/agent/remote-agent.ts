@@ -186,13 +186,6 @@ export class RemoteAgent {
     );
   }
 
-  /** What a backend says of an address, with whose it is. */
-  #slow(backend: BackendName, cause: WeftlineError): WeftlineError {
-    const details = { ...cause.details, peer: this.name, backend };
-    const what = `Timed out linking to agent ${this.name} over ${backend}: ${cause.message}`;
-    return new WeftlineError('WL_TIMEOUT', what, { details, cause });
-  }
-
   async #connect(backend: NamedBackend, options: LinkWait): Promise<LinkEntry> {
     const signals = [this.#ending.signal, ...(options.signal === undefined ? [] : [options.signal])];
     const peer = this.peer(backend.name) as BackendPeer;
@@ -200,7 +193,11 @@ export class RemoteAgent {
     try {
       link = await backend.connect(peer, { ...options, signal: AbortSignal.any(signals) });
     } catch (error) {
-      throw error instanceof WeftlineError && error.code === 'WL_TIMEOUT' ? this.#slow(backend.name, error) : error;
+      if (!(error instanceof WeftlineError) || error.code !== 'WL_TIMEOUT') throw error;
+      // The backend knows an address, and not whose it is.
+      const details = { ...error.details, peer: this.name, backend: backend.name };
+      const what = `Timed out linking to agent ${this.name} over ${backend.name}: ${error.message}`;
+      throw new WeftlineError('WL_TIMEOUT', what, { details, cause: error });
     }
     const entry = { link, regions: new Map<number, BackendRemoteRegion>() };
     if (this.ended !== undefined) {

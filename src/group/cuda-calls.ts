@@ -159,7 +159,10 @@ export class CudaCalls implements Disposable {
 
   /** The object is unusable from now on, and its kernels that wait leave at once, because no peer will come. */
   giveUp(error: unknown): unknown {
-    this.#broken ??= asReason(error);
+    this.#broken ??=
+      error instanceof WeftlineError
+        ? error
+        : new WeftlineError('WL_CLOSED', 'An earlier call on this object was given up', { cause: error });
     this.traps.abort(this.#broken);
     this.#options.onGiveUp?.();
     return error;
@@ -212,11 +215,6 @@ export function requireCudaLimits(
   );
 }
 
-function asReason(error: unknown): WeftlineError {
-  if (error instanceof WeftlineError) return error;
-  return new WeftlineError('WL_CLOSED', 'An earlier call on this object was given up', { cause: error });
-}
-
 // Calls of a buffer run one after another, whatever else the device does meanwhile: the order says on which stream.
 
 export class CudaCallOrder implements Disposable {
@@ -244,7 +242,7 @@ export class CudaCallOrder implements Disposable {
     const { stream } = this.#device;
     const overlaps = previousEvent !== undefined || options.asyncFinish === true;
     if (previousEvent !== undefined) requireEvent(previousEvent);
-    const next = overlaps ? this.#overlapping() : stream;
+    const next = overlaps ? (this.#own ??= this.#device.createStream({ priority: 'high' })) : stream;
     if (overlaps) next.waitFor((previousEvent as CudaEvent | undefined) ?? this.#mark(stream));
     if (next !== this.#lastStream) next.waitFor(this.#lastEnd ?? this.#mark(this.#lastStream));
     this.#lastStream = next;
@@ -298,11 +296,6 @@ export class CudaCallOrder implements Disposable {
     this.#lastEnd?.[Symbol.dispose]();
     this.#marked?.[Symbol.dispose]();
     this.#own?.[Symbol.dispose]();
-  }
-
-  #overlapping(): CudaStream {
-    this.#own ??= this.#device.createStream({ priority: 'high' });
-    return this.#own;
   }
 
   /** The end of what is enqueued on a stream now. A stream that waits for an earlier mark still waits for that one. */

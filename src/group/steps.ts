@@ -133,7 +133,8 @@ export class StepRunner {
     const { failure, network, polls = false } = this.#options;
     const deadline = given ?? new Deadline(timeoutMs ?? this.#options.timeoutMs);
     const missing = (): readonly number[] => this.#missing(steps);
-    const source = { waitFacts: (): WaitFacts => this.#factsOf(steps) };
+    const late = (): number[] => missing().map((rank) => failure.rankOf(rank));
+    const source = { waitFacts: (): WaitFacts => ({ operation: steps.name, ranks: late() }) };
     const { endsAt } = deadline;
     // What comes from other hosts rings no bell of this rank.
     const work = network !== undefined || polls ? (): void => network?.advance() : undefined;
@@ -146,8 +147,7 @@ export class StepRunner {
           // ORDER: a peer may do its part and then leave or give up in a later call; then this one still counts.
           if (reason !== undefined && !ready()) throw reason;
           if (deadline.isOver && !ready() && !failure.excuse?.(missing, deadline.timeoutMs)) {
-            const late = missing().map((rank) => failure.rankOf(rank));
-            throw failure.timeout(missing, deadline.timeoutMs, hintOf(steps.name, late), steps.details?.());
+            throw failure.timeout(missing, deadline.timeoutMs, hintOf(steps.name, late()), steps.details?.());
           }
         };
         await waitForWord(this.#bells.own, { ready, check, work, source, endsAt });
@@ -158,12 +158,6 @@ export class StepRunner {
       this.#giveUp(reason);
       throw reason;
     }
-  }
-
-  #factsOf(steps: Steps): WaitFacts {
-    const { failure } = this.#options;
-    const ranks = this.#missing(steps).map((rank) => failure.rankOf(rank));
-    return { operation: steps.name, ranks };
   }
 
   #missing(steps: Steps): readonly number[] {

@@ -122,7 +122,9 @@ export class EndpointConnection implements AsyncDisposable {
     const memory = listOf(parts);
     const payload = memory.encode();
     const cost = offerCost(payload.length);
-    this.#checkOffer(memory, cost);
+    if (this.#offeredBytes + cost > MAX_OFFERED_BYTES) {
+      throw tooManyOffers({ parts: memory.length, bytes: cost, offered: this.#offeredBytes }, this.#who());
+    }
     const operation = this.#begin(`A receive of up to ${memory.bytes} bytes`);
     const request = this.#nextRequest;
     this.#nextRequest = (request + 1) >>> 0;
@@ -205,7 +207,11 @@ export class EndpointConnection implements AsyncDisposable {
     try {
       const message = this.#reader.read(notification);
       if (message !== undefined) this.#carryOut(message);
-      this.#checkHeld();
+      // The peer counts the same and stops earlier, so an honest peer never gets here.
+      const held = this.#heldBytes + this.#reader.unfinishedBytes;
+      if (held > MAX_OFFERED_BYTES) {
+        throw this.#nonsense(`receives that take ${held} bytes`, `at most ${MAX_OFFERED_BYTES}`);
+      }
     } catch (error) {
       this.#endUnread(error);
     }
@@ -235,18 +241,6 @@ export class EndpointConnection implements AsyncDisposable {
       if (payload.length > 0) throw this.#nonsense(`a payload of ${payload.length} bytes`, 'none');
       this.#received(kind, request, bytes);
     }
-  }
-
-  /** The peer counts the same and stops earlier, so an honest peer never gets here. */
-  #checkHeld(): void {
-    const held = this.#heldBytes + this.#reader.unfinishedBytes;
-    if (held > MAX_OFFERED_BYTES)
-      throw this.#nonsense(`receives that take ${held} bytes`, `at most ${MAX_OFFERED_BYTES}`);
-  }
-
-  #checkOffer({ length }: DescriptorList, cost: number): void {
-    if (this.#offeredBytes + cost <= MAX_OFFERED_BYTES) return;
-    throw tooManyOffers({ parts: length, bytes: cost, offered: this.#offeredBytes }, this.#who());
   }
 
   #begin(what: string): Operation {
@@ -303,8 +297,11 @@ export class EndpointConnection implements AsyncDisposable {
     { local, remote, request }: Ways & { readonly request?: number },
   ): Promise<void> {
     const { bytes } = local;
+    const { remoteId: connection } = this.#parts;
     const message =
-      request === undefined ? undefined : this.#message({ kind: endpointMessageKinds.arrived, request, bytes });
+      request === undefined
+        ? undefined
+        : encodeMessage({ kind: endpointMessageKinds.arrived, request, bytes, connection });
     try {
       await this.#mover.move(kind, cutAlike(local, remote), message);
       this.#end(operation, bytes);
@@ -356,10 +353,6 @@ export class EndpointConnection implements AsyncDisposable {
       const timer = setTimeout(wake, milliseconds);
       this.#waitingForMemory.add(wake);
     });
-  }
-
-  #message(content: MessageContent): Uint8Array {
-    return encodeMessage({ ...content, connection: this.#parts.remoteId });
   }
 
   #tell(content: MessageContent, payload: Uint8Array = NO_BYTES): void {

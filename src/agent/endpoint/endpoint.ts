@@ -425,24 +425,18 @@ export class Endpoint implements AsyncDisposable {
       } catch (error) {
         if (error instanceof WeftlineError && error.code === 'WL_TIMEOUT') continue;
         // No notification will come any more, so everything that waits for a peer must fail.
-        if (!this.#stop.signal.aborted) this.#endAll(asError(error));
+        if (this.#stop.signal.aborted) return;
+        const what = `The endpoint cannot take notifications: ${String(error)}`;
+        const why = error instanceof WeftlineError ? error : new WeftlineError('WL_INTERNAL', what, { cause: error });
+        for (const connection of this.#connections.values()) connection.end(why);
         return;
       }
     }
   }
 
-  #endAll(error: WeftlineError): void {
-    for (const connection of this.#connections.values()) connection.end(error);
-  }
-
   #checkOpen(): void {
     if (this.#closing !== undefined) throw new WeftlineError('WL_CLOSED', 'The endpoint was closed');
   }
-}
-
-function asError(error: unknown): WeftlineError {
-  if (error instanceof WeftlineError) return error;
-  return new WeftlineError('WL_INTERNAL', `The endpoint cannot take notifications: ${String(error)}`, { cause: error });
 }
 
 function lost({ peer, ip }: EndpointConnection, farewell: boolean): WeftlineError {

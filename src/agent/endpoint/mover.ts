@@ -35,9 +35,12 @@ export class Mover {
   /** Resolves when everything lies where it belongs. The message follows it; if this fails, none does. */
   async move(operation: TransferOperation, ways: Ways, message: Uint8Array | undefined): Promise<void> {
     const kept = this.#kept.take(operation, ways);
-    const transfer =
-      (kept === undefined ? undefined : await this.#runAgain(kept, message)) ??
-      (await this.#run(await this.#prepare(operation, ways), message));
+    let transfer = kept && (await this.#runAgain(kept, message));
+    if (transfer === undefined) {
+      await this.#options.learned();
+      const { agent, peer, backend } = this.#options;
+      transfer = await this.#run(await agent.prepare({ operation, peer, backend, ...ways }), message);
+    }
     // The end is reported before the transfer is put away.
     const putAway = this.#isClosed ? transfer.close() : this.#kept.keep(operation, ways, transfer);
     putAway.catch(() => {});
@@ -84,12 +87,6 @@ export class Mover {
         error = again;
       }
     }
-  }
-
-  async #prepare(operation: TransferOperation, ways: Ways): Promise<Transfer> {
-    await this.#options.learned();
-    const { agent, peer, backend } = this.#options;
-    return agent.prepare({ operation, peer, backend, ...ways });
   }
 
   /** Undefined if the transfer must be prepared anew. */

@@ -63,9 +63,9 @@ export async function loadPublished(
   name: string,
   options?: WaitOptions,
 ): Promise<string> {
-  requireLoader(agent);
+  requireCalls('agent', agent, ['loadRemoteMetadata'], 'an agent of Agent.create()');
   requireStore(store);
-  requireText('name', name);
+  if (typeof name !== 'string') throw invalidArgument('name', name, 'a string');
   const wait = startCall(options ?? {}, agent.settings.timeoutMs);
   for (;;) {
     const blob = await store.get(name, remaining(wait));
@@ -113,18 +113,10 @@ export function requireAgent(agent: unknown): void {
   requireCalls('agent', agent, ['localMetadata', 'loadRemoteMetadata'], 'an agent of Agent.create()');
 }
 
-function requireLoader(agent: unknown): void {
-  requireCalls('agent', agent, ['loadRemoteMetadata'], 'an agent of Agent.create()');
-}
-
 function requireStore(store: unknown): void {
   const expected =
     'a store of metadata: worldMetadataStore(world.store), etcdMetadataStore({ endpoint }), or one like them';
   requireCalls('store', store, ['put', 'get', 'delete'], expected);
-}
-
-function requireText(name: string, value: unknown): void {
-  if (typeof value !== 'string') throw invalidArgument(name, value, 'a string');
 }
 
 function requireCalls(name: string, value: unknown, calls: readonly string[], expected: string): void {

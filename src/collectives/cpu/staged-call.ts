@@ -318,7 +318,7 @@ export class StagedCall implements Steps, Piece {
 
   missing(): number[] {
     if (this.#next !== NONE) return [this.me];
-    const awaited = this.#awaited();
+    const awaited = this.#step === STAGING ? 'all' : this.#movement.steps[this.#step]!.awaits(this);
     const piece = this.#step === STAGING ? this.#slots.lastPiece + 1 : this.#posted;
     if (typeof awaited === 'object') {
       return awaited.ranks.filter((rank, at) => !this.#board.hasPosted(rank, (piece + awaited.ahead[at]!) | 0));
@@ -329,10 +329,6 @@ export class StagedCall implements Steps, Piece {
       if (counts && rank !== this.me && !this.#board.hasPosted(rank, piece)) missing.push(rank);
     }
     return missing;
-  }
-
-  #awaited(): Awaited {
-    return this.#step === STAGING ? 'all' : this.#movement.steps[this.#step]!.awaits(this);
   }
 
   #begin(movement: Movement, unitBytes: number): void {

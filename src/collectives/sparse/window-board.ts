@@ -106,7 +106,10 @@ export class WindowBoard implements SlotBoard {
     Atomics.store(this.words, this.#indexOf(this.#parts.addresses[this.#parts.index]! + count), number);
     const offset = this.#offset(kind, slot, number);
     const { ranks, hostRanks } = this.#audiences[slot % this.#audiences.length]![kind]!;
-    for (const rank of hostRanks) this.#tell(rank, offset, bytes, count);
+    for (const rank of hostRanks) {
+      this.#mirrors?.putTo(rank, offset, bytes);
+      this.#mirrors?.countAt(rank, count);
+    }
     for (const rank of ranks) this.bells.ring(rank);
   }
 
@@ -119,11 +122,6 @@ export class WindowBoard implements SlotBoard {
 
   hasLeft(worker: number): boolean {
     return Atomics.load(this.words, this.#indexOf(this.#parts.addresses[worker]! + this.#left)) !== 0;
-  }
-
-  #tell(rank: number, offset: number, bytes: number, count: number): void {
-    this.#mirrors?.putTo(rank, offset, bytes);
-    this.#mirrors?.countAt(rank, count);
   }
 
   #offset(kind: MessageKind, slot: number, number: number): number {

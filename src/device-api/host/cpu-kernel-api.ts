@@ -141,7 +141,11 @@ export class CpuKernelApi {
   async flush(request: number, route: CpuRoute = {}): Promise<void> {
     const writer = this.#writer(route);
     const shape = this.#shape(request);
-    if (writer.hasDeferred) this.#pushNothing(shape, route);
+    if (writer.hasDeferred) {
+      // An empty put makes the host take what was deferred before it.
+      Object.assign(this.#command, emptyQueueCommand(), { kind: queueCommandKinds.put });
+      this.#push(shape, { ...route, isDeferred: false });
+    }
     const count = writer.pushed;
     const peer = this.#options.peerName(shape.peer);
     await this.#until(() => writer.isDelivered(count), `${writer.depth} commands to ${peer} and others`);
@@ -191,12 +195,6 @@ export class CpuKernelApi {
   /** @internal Waits end before they look again: what they look at is freed next. */
   close(): void {
     this.#closed ??= new WeftlineError('WL_CLOSED', `The device host ${this.#options.agent} was closed`);
-  }
-
-  /** An empty put, which makes the host take what was deferred before it. */
-  #pushNothing(shape: RequestShape, route: CpuRoute): void {
-    Object.assign(this.#command, emptyQueueCommand(), { kind: queueCommandKinds.put });
-    this.#push(shape, { ...route, isDeferred: false });
   }
 
   #number(kind: number, target: number, low: number, high: number): void {

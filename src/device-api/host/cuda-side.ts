@@ -132,10 +132,6 @@ function maskText(lanes: number): string {
   return `0x${lanes.toString(16).padStart(8, '0')}`;
 }
 
-interface CudaSideOptions extends DeviceSideOptions {
-  readonly device: CudaDevice;
-}
-
 /** What the driver shares at once; smaller allocations would show neighbours to the other processes as well. */
 const SHARED_BLOCK = 2 << 20;
 /** Flags of cuMemHostRegister: for all contexts of the process, with an address that kernels use. */
@@ -153,7 +149,7 @@ export class CudaSide implements DeviceSide {
   readonly #mapped = new Map<string, { readonly memory: Storage; users: number }>();
   readonly #endJudging: () => void;
 
-  static async create(options: CudaSideOptions): Promise<CudaSide> {
+  static async create(options: DeviceSideOptions & { readonly device: CudaDevice }): Promise<CudaSide> {
     const { device, agent, peerName } = options;
     const traps = new DeviceTraps({ device, agent, peerName });
     const requests = await CudaRequests.create({ ...options, trap: traps.address });

@@ -295,7 +295,7 @@ export class DeviceHost implements AsyncDisposable {
     checkDeviceHostOptions(options);
     const settings = readSettings(options.timeoutMs === undefined ? {} : { timeoutMs: options.timeoutMs });
     const { name, backends, host, port, queues = 4, queueCapacity: capacity = 1024 } = options;
-    checkQueueLayout({ queues, capacity });
+    checkQueueLayout(queues, capacity);
     const devices = checkDevices(options);
     const requests = new WriteRequests();
     let sides: ReadonlyMap<number, DeviceSide> = new Map();

@@ -243,18 +243,12 @@ function ringOf({ buffer, byteOffset, capacity }: QueueMemory): Uint32Array {
   return new Uint32Array(buffer, byteOffset + commandQueueHead.size, capacity * WORDS);
 }
 
-interface QueueLayout {
-  readonly queues: number;
-  /** Commands of each, a power of two. */
-  readonly capacity: number;
-}
-
 export function queuesIn(buffer: ArrayBufferLike, queues: number, capacity: number): QueueMemory[] {
   return Array.from({ length: queues }, (_, index) => ({ buffer, byteOffset: index * queueBytes(capacity), capacity }));
 }
 
-/** Fails with WL_INVALID_ARGUMENT. */
-export function checkQueueLayout({ queues, capacity }: QueueLayout): void {
+/** Fails with WL_INVALID_ARGUMENT. `capacity`: commands of each queue, a power of two. */
+export function checkQueueLayout(queues: number, capacity: number): void {
   if (!Number.isInteger(queues) || queues < 1 || queues > 64) throw invalidArgument('queues', queues, '1 to 64');
   if (!Number.isInteger(capacity) || !Number.isInteger(Math.log2(capacity)) || capacity < 2 || capacity > 65_536) {
     throw invalidArgument('queueCapacity', capacity, 'a power of two from 2 to 65536');

@@ -8,7 +8,7 @@ import { bindDeclaredFunctions, viewAt } from '../../native/library.ts';
 import { CommandReader, queuesIn } from './command-queue.ts';
 import { CommandServer, type ServedRequest } from './command-server.ts';
 import { ProxyAgent } from './proxy-agent.ts';
-import type { ProxyCalls, ProxyThread, SharedBytes } from './proxy-messages.ts';
+import type { ProxyCalls, ProxyThread } from './proxy-messages.ts';
 
 /** How long the queues are polled in one turn of the event loop. */
 const TURN_MS = 0.05;
@@ -40,7 +40,8 @@ export async function run(options: ProxyThread, messages: MessagePort): Promise<
 
   const calls: ProxyCalls = {
     serve({ memory, queues, capacity }) {
-      for (const queue of queuesIn(bufferOf(memory), queues, capacity)) {
+      const buffer = memory instanceof SharedArrayBuffer ? memory : viewAt(memory.address, memory.bytes);
+      for (const queue of queuesIn(buffer, queues, capacity)) {
         servers.push(new CommandServer(new CommandReader(queue), requests, serving));
       }
     },
@@ -115,8 +116,4 @@ export async function run(options: ProxyThread, messages: MessagePort): Promise<
 
   port.serve(calls);
   await serve();
-}
-
-function bufferOf(memory: SharedBytes): ArrayBufferLike {
-  return memory instanceof SharedArrayBuffer ? memory : viewAt(memory.address, memory.bytes);
 }

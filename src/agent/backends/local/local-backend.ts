@@ -90,8 +90,10 @@ class LocalBackend implements Backend<'local'> {
   whyNotRemote(_kind: MemoryKind, region?: RemoteRegionInfo): string | undefined {
     if (region === undefined || !isOfProcess(region.info)) return undefined;
     const place = decodePlace(region.peer.connectionInfo);
-    const why = place === undefined ? undefined : whyForbidden(place.pid, place.address);
-    return why === undefined ? undefined : `the peer's memory is not from agent.allocate() there, and ${why}`;
+    const outcome = place && tryCopy(place.pid, place.address);
+    // If the process has ended, connecting to it reports that.
+    if (place === undefined || (outcome !== 'forbidden' && outcome !== 'missing')) return undefined;
+    return `the peer's memory is not from agent.allocate() there, and ${whyNot(place.pid, outcome)}`;
   }
 
   async register(memory: AgentMemory): Promise<BackendRegion> {
@@ -123,7 +125,11 @@ class LocalBackend implements Backend<'local'> {
       mailbox,
       whyNotProcess: () => refusalOfProcess(peer.name, info.pid, info.address),
       someDevice: () => this.#someDevice,
-      copyThread: () => this.#getCopyThread(),
+      copyThread: () => {
+        const { ownThread, wake } = this.#context;
+        if (ownThread) this.#copyThread ??= new CopyThread(wake);
+        return this.#copyThread;
+      },
       onWork: () => this.#work(link),
       onClose: (closed) => this.#forget(link, closed),
     });
@@ -183,12 +189,6 @@ class LocalBackend implements Backend<'local'> {
     this.#allowExit();
     const ended = closed.catch(() => {}).finally(() => this.#leaving.delete(ended));
     this.#leaving.add(ended);
-  }
-
-  #getCopyThread(): CopyThread | undefined {
-    const { ownThread, wake } = this.#context;
-    if (ownThread) this.#copyThread ??= new CopyThread(wake);
-    return this.#copyThread;
   }
 
   /** Lets the process end if no copies are under way. */
@@ -293,12 +293,6 @@ function refusalOfProcess(peer: string, pid: number, address: number): WeftlineE
     `The memory that ${peer} registered cannot be reached: ${whyNot(pid, outcome)}. ${advice}`,
     { details },
   );
-}
-
-/** The same for processes that exist. If one has ended, connecting to it reports that. */
-function whyForbidden(pid: number, address: number): string | undefined {
-  const outcome = tryCopy(pid, address);
-  return outcome === 'forbidden' || outcome === 'missing' ? whyNot(pid, outcome) : undefined;
 }
 
 function whyNot(pid: number, outcome: 'forbidden' | 'missing' | 'fault'): string {

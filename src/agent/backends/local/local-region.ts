@@ -87,7 +87,11 @@ export class LocalRegion implements BackendRegion {
     info.set('bytes', memory.bytes);
     if (this.device !== undefined) describeCuda(info, this.info, memory.address, this.device);
     else if (memory.shared !== undefined) describeShared(info, memory.shared);
-    else describeProcess(info, memory.address);
+    else {
+      admitPeersToMemory();
+      info.set('kind', localRegionKinds.process);
+      info.set('address', memory.address);
+    }
   }
 
   release(): Promise<void> {
@@ -120,12 +124,6 @@ function describeShared(info: Info, { memory, offset }: NonNullable<AgentMemory[
   info.set('device', memory.name.device);
   info.set('inode', memory.name.inode);
   info.set('mappedBytes', memory.bytes);
-}
-
-function describeProcess(info: Info, address: number): void {
-  admitPeersToMemory();
-  info.set('kind', localRegionKinds.process);
-  info.set('address', address);
 }
 
 /** An allocation is shared as a whole: peers map it and add the offset. */

@@ -138,7 +138,11 @@ class Guest {
     const taken = this.#parts.inbox.drain(this.#delivery);
     this.#unsent += taken;
     this.#reap();
-    if (this.#unsent > 0 && this.#credit === NONE && !this.isGone) this.#notify();
+    if (this.#unsent > 0 && this.#credit === NONE && !this.isGone) {
+      this.#signal.add = this.#unsent;
+      this.#credit = this.#parts.connection.signal(this.#signal);
+      this.#unsent = 0;
+    }
     return taken > 0;
   }
 
@@ -147,12 +151,6 @@ class Guest {
     await connection.close();
     this.#reap();
     await inboxRegion.close();
-  }
-
-  #notify(): void {
-    this.#signal.add = this.#unsent;
-    this.#credit = this.#parts.connection.signal(this.#signal);
-    this.#unsent = 0;
   }
 
   #reap(): void {

@@ -59,7 +59,7 @@ class UcxDevice implements RdmaDevice {
       this.portNumber = rail.port;
       this.events = new AsyncEvents(this.#verbs);
       this.hasAtomics = this.#verbs.attributes.atomicCap !== 'none';
-      this.#context = new UcxContext({ settings: own, hasAtomics: this.hasAtomics });
+      this.#context = new UcxContext(own, this.hasAtomics);
     } catch (error) {
       this.#verbs.close();
       throw error;

@@ -16,11 +16,6 @@ import { NativeBlock, viewAt } from '../../../native/library.ts';
 import type { RdmaRail } from '../../../rails/rdma-choice.ts';
 import type { Settings } from '../../../settings/settings.ts';
 
-interface UcxContextOptions {
-  readonly settings: UcxSettings;
-  readonly hasAtomics: boolean;
-}
-
 export class UcxContext implements Disposable {
   readonly handle: number;
   readonly #calls: Ucx['calls'];
@@ -28,7 +23,7 @@ export class UcxContext implements Disposable {
   #isDisposed = false;
 
   /** Fails with WL_UNSUPPORTED without libucp, with WL_NATIVE if UCX refuses. */
-  constructor({ settings, hasAtomics }: UcxContextOptions) {
+  constructor(settings: UcxSettings, hasAtomics: boolean) {
     const ucx = openUcx();
     this.#calls = ucx.calls;
     this.#check('ucp_config_read', ucx.calls.ucp_config_read(0, 0, this.#out.address), 'reading its variables UCX_*');

@@ -123,7 +123,10 @@ class QueuePairEnd implements RdmaEnd {
     if (remote === undefined) throw protocolError('an address of a queue pair that is none');
     const { address } = this;
     const why = whyNotPort(address, remote);
-    if (why !== undefined) throw unreachablePort(why, this.#peer);
+    if (why !== undefined) {
+      const message = `Cannot connect to ${this.#peer} by RDMA: ${why}`;
+      throw new WeftlineError('WL_UNSUPPORTED', message, { details: { peer: this.#peer } });
+    }
     this.route = `${describePort(address)} to ${describePort(remote)}`;
     const path = this.#device.pathTo(remote);
     const { queuePair: number, firstSequence } = remote;
@@ -191,10 +194,6 @@ function kindOf(status: number): EndFailure['kind'] {
 function describePort({ name, gid }: Pick<PortAddress, 'name' | 'gid'>): string {
   const groups = gid.replaceAll(/(....)(?!$)/g, '$1:');
   return `${name} (GID ${groups})`;
-}
-
-function unreachablePort(why: string, peer: string): WeftlineError {
-  return new WeftlineError('WL_UNSUPPORTED', `Cannot connect to ${peer} by RDMA: ${why}`, { details: { peer } });
 }
 
 // Completion queues that the queue pairs of a backend share, as many as they need, so that one call polls for many of them.
