@@ -5,10 +5,11 @@ import type { CommandRoute } from './command-server.ts';
 import type { PeerRange } from './proxy-messages.ts';
 
 const SLOTS = 512;
-export const STAGED_BYTES: number = SLOTS * 8;
 
 /** Stores of 8 bytes over a channel that only puts registered memory: the bytes wait there until they are delivered. */
 export class StagedStores {
+  /** Bytes of the registered memory where they wait. */
+  static readonly bytes: number = SLOTS * 8;
   readonly #channel: BackendChannel;
   readonly #words: Uint32Array;
   /** What the channel will have delivered when a slot is free, by slot. */
@@ -18,7 +19,7 @@ export class StagedStores {
   #place: PutPlace | undefined;
   #next = 0;
 
-  /** `memory` is that of `local`, of STAGED_BYTES. */
+  /** `memory` is that of `local`, of StagedStores.bytes. */
   constructor(channel: BackendChannel, local: BackendRegion, memory: ArrayBuffer) {
     this.#channel = channel;
     this.#local = local;

@@ -17,7 +17,7 @@ import { WeftlineError } from '../../core/errors.ts';
 import { log } from '../../core/log.ts';
 import { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { viewAt } from '../../native/library.ts';
-import { AgentRoute, STAGED_BYTES, StagedStores } from './agent-route.ts';
+import { AgentRoute, StagedStores } from './agent-route.ts';
 import type { CommandRoute, ServedRequest } from './command-server.ts';
 import type {
   AddRemoteOptions,
@@ -200,10 +200,10 @@ export class ProxyAgent {
       this.#staging.delete(ended);
       await memory.close();
     }
-    const memory = await this.#agent.allocate(STAGED_BYTES);
+    const memory = await this.#agent.allocate(StagedStores.bytes);
     const region = remotes[0]!.region;
     const { local } = await this.#agent.channelParts(peer, memory, region, { backend, deadline });
-    const stores = new StagedStores(channel, local, viewAt(memory.address, STAGED_BYTES));
+    const stores = new StagedStores(channel, local, viewAt(memory.address, StagedStores.bytes));
     this.#staging.set(channel, { stores, memory });
     return stores;
   }
