@@ -13,10 +13,9 @@ export interface VainWait {
   readonly missing: readonly number[];
 }
 
-/** How a rank left: its world was closed, perhaps behind a vain wait, its connection broke, or it reported an error. */
+/** How a rank left: its world was closed or its connection broke, perhaps behind a vain wait, or it reported an error. */
 export type Departure =
-  | { readonly how: 'closed'; readonly after?: VainWait | undefined }
-  | { readonly how: 'lost' }
+  | { readonly how: 'closed' | 'lost'; readonly after?: VainWait | undefined }
   | { readonly how: 'failed'; readonly error: EncodedError };
 
 interface Member extends MemberIdentity {
@@ -136,15 +135,19 @@ export class Membership {
         { details, cause, rank },
       );
     }
-    if (departure?.how === 'closed' && departure.after !== undefined) {
+    const hasClosed = departure?.how === 'closed';
+    if (departure?.after !== undefined) {
       const { missing, waitingFor: vain } = departure.after;
+      // A process that does not catch the error of its wait ends without goodbye, but so does one that is killed later.
+      const left = hasClosed ? 'left' : 'was lost (its connection broke without goodbye)';
+      const blamed = hasClosed ? missing : [...missing, rank];
       return new WeftlineError(
-        'WL_PEER_FAILED',
-        `${who} left after it had given up ${vain}, to which ${rankList(missing)} did not come; ${waitingFor} cannot go on`,
-        { details: { ...details, blamed: missing }, rank: missing[0] ?? rank },
+        hasClosed ? 'WL_PEER_FAILED' : 'WL_PEER_LOST',
+        `${who} ${left} after it had given up ${vain}, to which ${rankList(missing)} did not come; ${waitingFor} cannot go on`,
+        { details: { ...details, blamed }, rank: missing[0] ?? rank },
       );
     }
-    const how = departure?.how === 'closed' ? 'closed its world' : 'was lost: its connection broke without goodbye';
+    const how = hasClosed ? 'closed its world' : 'was lost: its connection broke without goodbye';
     return new WeftlineError('WL_PEER_LOST', `${who} ${how}; ${waitingFor} cannot go on`, { details, rank });
   }
 }

@@ -1,6 +1,13 @@
 // A step that all ranks of a group take together: each does its part, and all learn how it went everywhere.
 import { type CallWait, remaining } from '../core/deadline.ts';
-import { blamedRanks, decodeError, type EncodedError, encodeError, WeftlineError } from '../core/errors.ts';
+import {
+  asWeftlineError,
+  blamedRanks,
+  decodeError,
+  type EncodedError,
+  encodeError,
+  WeftlineError,
+} from '../core/errors.ts';
 import type { RankGroup } from './rank-group.ts';
 
 interface Step<F, T> {
@@ -27,7 +34,7 @@ export function encodeFailure(thrown: unknown, { worldRank }: Pick<RankGroup, 'w
   return encodeError(thrown, (isLoss ? blamedRanks(thrown)[0] : undefined) ?? worldRank);
 }
 
-/** Collective. Fails only when the ranks do not come together. */
+/** Collective. Fails only when the ranks do not come together, with what failed on this rank if it waited in vain to tell. */
 export async function shareOutcome<F, T>(
   group: RankGroup,
   { name, facts, work }: Step<F, T>,
@@ -35,12 +42,17 @@ export async function shareOutcome<F, T>(
 ): Promise<Outcomes<F, T>> {
   let value: T | undefined;
   let error: EncodedError | null = null;
+  let own: unknown;
   try {
     value = await work();
   } catch (thrown) {
+    own = thrown;
     error = encodeFailure(thrown, group);
   }
-  const all = await group.allGather(name, { facts, error, value }, remaining(wait));
+  const all = await group.allGather(name, { facts, error, value }, remaining(wait)).catch((late: unknown) => {
+    // What kept this rank until its time was over says more than that the others have not come either.
+    throw error !== null && asWeftlineError(late).code === 'WL_TIMEOUT' ? own : late;
+  });
   const failed = all.find((entry) => entry.error !== null);
   return {
     facts: all.map((entry) => entry.facts),

@@ -72,8 +72,8 @@ export class StoreCore {
 
   /** Fails, now, every wait that needs this rank. */
   leave(rank: number, departure: Departure): void {
-    const isSilent = departure.how === 'closed';
-    this.members.leave(rank, isSilent ? { how: 'closed', after: this.#vainWaits.get(rank) } : departure);
+    const { how } = departure;
+    this.members.leave(rank, how === 'failed' ? departure : { how, after: this.#vainWaits.get(rank) });
     const closed = new WeftlineError('WL_CLOSED', `Rank ${rank} left the job`);
     // The rank's own waits fail first: that takes back what it brought to collectives, so that the others see that it is missing.
     for (const wait of this.#waits) if (wait.rank === rank) wait.fail(closed);
@@ -295,11 +295,13 @@ export class StoreCore {
 
   #timeout(request: WaitRequest, missing: Missing): WeftlineError {
     const { keys, ranks } = missing;
+    // The stage of a call whose earlier stages took all of its time.
+    const when = request.timeoutMs === 0 ? 'at once, with no time left' : `after ${Math.round(request.timeoutMs)} ms`;
     const unset = keys === undefined ? '' : `: nobody set ${quoteList(keys)}`;
     const absent = ranks.length === 0 ? '' : `: ${this.members.describe(ranks)}`;
     return new WeftlineError(
       'WL_TIMEOUT',
-      `Rank ${request.rank} gave up ${request.waitingFor} after ${Math.round(request.timeoutMs)} ms${unset}${absent}`,
+      `Rank ${request.rank} gave up ${request.waitingFor} ${when}${unset}${absent}`,
       {
         details: {
           rank: request.rank,

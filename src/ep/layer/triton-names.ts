@@ -35,16 +35,20 @@ export interface TritonDispatchArguments<D extends TokenDType = 'bf16'> extends 
   readonly weight?: Tensor<'f32' | 'bf16'>;
 }
 
-/** LayerCombineArguments under the document's names. */
-export interface TritonCombineArguments<D extends TokenDType = 'bf16'> extends Omit<
-  LayerCombineArguments<D>,
-  'x' | 'handle'
-> {
+/** LayerCombineArguments under the document's names; the descriptor also under the name that it has in the result of dispatch(). */
+export type TritonCombineArguments<D extends TokenDType = 'bf16'> = Omit<LayerCombineArguments<D>, 'x' | 'handle'> & {
   /** x. */
   readonly input: Tensor<D>;
-  /** handle. */
-  readonly epA2aLayoutDesc: EPAllToAllLayoutDesc;
-}
+} & (
+    | {
+        /** handle. */
+        readonly epA2aLayoutDesc: EPAllToAllLayoutDesc;
+      }
+    | {
+        /** handle. */
+        readonly layoutDesc: EPAllToAllLayoutDesc;
+      }
+  );
 
 type Names = Readonly<Record<string, string>>;
 
@@ -55,7 +59,7 @@ const optionNames: Names = {
   numSm: 'numSms',
 };
 const dispatchNames: Names = { input: 'x', expIndices: 'topkIdx', weight: 'topkWeights' };
-const combineNames: Names = { input: 'x', epA2aLayoutDesc: 'handle' };
+const combineNames: Names = { input: 'x', epA2aLayoutDesc: 'handle', layoutDesc: 'handle' };
 
 /** Fails with WL_INVALID_ARGUMENT for an option that is given under both names. */
 export function ownOptions<D extends TokenDType>(options: LayerOptions<D> | TritonLayerOptions<D>): LayerOptions<D> {
@@ -84,7 +88,7 @@ function renamed(given: object, names: Names): object {
     if (!Object.hasOwn(given, name)) continue;
     own ??= { ...given };
     const ownName = names[name]!;
-    if (Object.hasOwn(given, ownName))
+    if (Object.hasOwn(own, ownName))
       throw invalidArgument(name, 'a value', `nothing beside ${ownName}, its other name`);
     own[ownName] = own[name];
     delete own[name];

@@ -40,7 +40,9 @@ for (const enableLocalCombine of [false, true]) {
   const received = await output.toHost();
   const factors = await weights.toHost();
   await output.fromHost(received.map((bits, at) => toBf16(fromBf16(bits) * factors[Math.floor(at / hidden)]!)));
-  const combined = await (await layer.combine({ input: output, epA2aLayoutDesc: layoutDesc })).toHost();
+  // The document calls it one way in the result, and another among the arguments.
+  const named = enableLocalCombine ? { layoutDesc } : { epA2aLayoutDesc: layoutDesc };
+  const combined = await (await layer.combine({ input: output, ...named })).toHost();
   assert.equal(combined.length, tokens * hidden);
   // The weights of a token add up to 1; products and, with local combine, sums of a rank are rounded to 8 bits.
   const worst = combined.reduce((most, bits, at) => Math.max(most, Math.abs(fromBf16(bits) - values[at]!)), 0);

@@ -3,7 +3,7 @@ import test from 'node:test';
 import { WeftlineError } from 'weftline';
 import { LinkedStore, type StoreLink } from '#lib/world/store.js';
 import { StoreCore } from '#lib/world/store-core.js';
-import { encodeError } from '#lib/core/errors.js';
+import { blamedRanks, encodeError } from '#lib/core/errors.js';
 
 const bytes = (text: string) => new TextEncoder().encode(text);
 const text = (value: Uint8Array | undefined) => (value === undefined ? undefined : new TextDecoder().decode(value));
@@ -257,6 +257,31 @@ test('a rank that left because another did not come is told as that, naming the 
     rank: 0,
     message:
       /^Rank 1 \(process 101 on host1\) left after it had given up barrier "early", to which rank 0 did not come; barrier "early" cannot go on$/,
+  });
+});
+
+test('a rank that ended without goodbye after it had waited in vain is named with those that did not come', async () => {
+  const { core, stores } = world(3);
+  const [, b, c] = stores;
+  const waiting = c.barrier('early');
+  await assert.rejects(b.barrier('early', { timeoutMs: 5 }), { details: { ...timedOut(1, [0]) } });
+  core.leave(1, { how: 'lost' });
+  await assert.rejects(waiting, (error: WeftlineError) => {
+    assert.equal(error.code, 'WL_PEER_LOST');
+    assert.deepEqual(blamedRanks(error), [0, 1]);
+    assert.match(
+      error.message,
+      /^Rank 1 .* was lost \(its connection broke without goodbye\) after it had given up barrier "early", to which rank 0 did not come;/,
+    );
+    return true;
+  });
+});
+
+test('a wait without any time left says so', async () => {
+  const { stores } = world(2);
+  await assert.rejects(stores[1].barrier('b', { timeoutMs: 0 }), {
+    code: 'WL_TIMEOUT',
+    message: 'Rank 1 gave up barrier "b" at once, with no time left: rank 0 did not come',
   });
 });
 
