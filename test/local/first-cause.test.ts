@@ -15,7 +15,7 @@ interface Ended {
 }
 
 describe('the first cause across hosts', { concurrency: 2 }, () => {
-  for (const what of sampled(['buffer', 'sparse', 'mover', 'layer', 'communicator'], 3)) {
+  for (const what of sampled(['buffer', 'sparse', 'mover', 'links', 'layer', 'communicator'], 4)) {
     test(what, async () => {
       let pid = 0;
       let ended = 0;

@@ -11,7 +11,7 @@ import type { LocalBarrier } from '../../windows/local-barrier.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { type HostRoutes, hostRoutes } from './host-routes.ts';
 import { AbortSlots } from './abort-slots.ts';
-import { meetAcrossHosts, networkChannels } from './meet-across-hosts.ts';
+import { linkToPeers, meetAcrossHosts, networkChannels, outOfReach } from './meet-across-hosts.ts';
 import { NetworkLink } from './network-link.ts';
 import { type NetworkWait, owes } from './network-wait.ts';
 import type { NetworkWindow } from './network-window.ts';
@@ -218,8 +218,7 @@ export class HostNetwork {
       const { error } = link;
       if (!link.isClosed) {
         if (error === undefined) continue;
-        const text = `Rank ${ranks[peer]}, on another host, is out of reach: ${error.message}`;
-        throw new WeftlineError(error.code, text, { details: error.details, rank: ranks[peer]!, cause: error });
+        throw outOfReach(ranks[peer]!, error);
       }
       if (!owes(peer, what)) continue;
       throw new WeftlineError(
@@ -376,7 +375,7 @@ export class HostNetwork {
   /** Links to all peers, or what has changed of their windows. */
   async #connect(told: readonly Told[], wait: CallWait): Promise<void> {
     this.channels = Math.min(...told.map(({ channels }) => channels));
-    await Promise.all(this.routes.peers.map((peer) => this.#connectPeer(peer, told[peer]!, wait)));
+    await linkToPeers(this.group, this.routes.peers, (peer) => this.#connectPeer(peer, told[peer]!, wait));
   }
 
   async #connectPeer(peer: number, { agent: name, metadata, regions }: Told, wait: CallWait): Promise<void> {

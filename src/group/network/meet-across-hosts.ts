@@ -1,6 +1,7 @@
 // How the ranks of a group on several hosts link to each other: each tells all what it has, then links to its peers.
 import { MAX_NETWORK_CHANNELS } from '../../abi/network.ts';
 import type { CallWait } from '../../core/deadline.ts';
+import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
 import type { Settings } from '../../settings/settings.ts';
 import { engineCount } from '../../transport/host/rank-cores.ts';
 import { shareOutcome } from '../../world/outcomes.ts';
@@ -26,6 +27,25 @@ export async function meetAcrossHosts<Told>(
   const work = (): Promise<void> => connect(values as readonly Told[]);
   const links = await shareOutcome(group, { name: `${name}/links`, facts: 0, work }, wait);
   if (links.failure !== undefined) throw links.failure;
+}
+
+/** Links to these ranks of the group, all at once. An error of one link names its rank. */
+export async function linkToPeers(
+  { ranks }: RankGroup,
+  peers: readonly number[],
+  link: (peer: number) => Promise<void>,
+): Promise<void> {
+  const linkTo = (peer: number): Promise<void> =>
+    link(peer).catch((error: unknown) => {
+      throw outOfReach(ranks[peer]!, asWeftlineError(error));
+    });
+  await Promise.all(peers.map(linkTo));
+}
+
+/** What an error of a link to a rank, which knows its agent alone, says to the program. */
+export function outOfReach(rank: number, error: WeftlineError): WeftlineError {
+  const text = `Rank ${rank}, on another host, is out of reach: ${error.message}`;
+  return new WeftlineError(error.code, text, { details: error.details, rank, cause: error });
 }
 
 /** Channels that a rank with these settings has to each peer; the ranks use as many as the one with the fewest. */

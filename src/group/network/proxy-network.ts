@@ -11,7 +11,7 @@ import { ProxyService } from '../../device-api/service/proxy-service.ts';
 import { readToken } from '../../settings/settings.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { type HostRoutes, hostRoutes } from './host-routes.ts';
-import { meetAcrossHosts, networkChannels } from './meet-across-hosts.ts';
+import { linkToPeers, meetAcrossHosts, networkChannels } from './meet-across-hosts.ts';
 
 interface ProxyNetworkOptions extends CallWait {
   readonly group: RankGroup;
@@ -185,7 +185,7 @@ export class ProxyNetwork implements AsyncDisposable {
 
   async #connect(told: readonly Told[]): Promise<void> {
     this.channels = Math.min(...told.map(({ channels }) => channels));
-    await Promise.all(this.routes.peers.map((peer) => this.#connectPeer(peer, told[peer]!)));
+    await linkToPeers(this.#options.group, this.routes.peers, (peer) => this.#connectPeer(peer, told[peer]!));
   }
 
   async #connectPeer(peer: number, { metadata, region }: Told): Promise<void> {

@@ -29,8 +29,8 @@ function stop(): void {
   process.kill(process.pid, 'SIGSTOP');
 }
 
-/** The world, whose rank stops once it has told the others that it is ready to cut over. */
-function stoppingInCutOver(): World {
+/** The world, whose rank stops once it has told the others what the name of an exchange stands for. */
+function stoppingAfter(exchange: RegExp): World {
   if (world.rank !== stopped) return world;
   return new Proxy(world, {
     get(target, property) {
@@ -38,7 +38,7 @@ function stoppingInCutOver(): World {
       if (property !== 'allGather') return typeof value === 'function' ? (value.bind(target) as unknown) : value;
       return (name: string, ...rest: unknown[]): unknown => {
         const told = (value as (...all: unknown[]) => unknown).call(target, name, ...rest);
-        if (/^ep\/expert-mover\/.*\/0$/.test(name)) stop();
+        if (exchange.test(name)) stop();
         return told;
       };
     },
@@ -81,10 +81,16 @@ const objects: Readonly<Record<string, () => Promise<Looked>>> = {
     const call = () => communicator.allReduce({ input, output: device.empty('f32', [64]), timeoutMs });
     return { call, close: () => communicator.close() };
   },
+  links() {
+    // Rank 3 has told where it is, and then answers no link. All have the same patience, as ranks link independently.
+    const config = { maxTokensPerRank: tokens, hidden, numExperts, maxTopk: 1 };
+    const call = () => EpBuffer.create(stoppingAfter(/^network\/ep$/), device, config, { timeoutMs: 10_000 });
+    return Promise.resolve({ call, close: () => Promise.resolve() });
+  },
   async mover() {
     const shape = { layers: 1, experts: numExperts, ranks: world.size };
     const plan = expertPlan({ ...shape, physicalToLogical: [0, 1, 2, 3] });
-    const mover = await ExpertMover.create(stoppingInCutOver(), device, {
+    const mover = await ExpertMover.create(stoppingAfter(/^ep\/expert-mover\/.*\/0$/), device, {
       plan,
       expertBytes: 4096,
       load: ({ bytes }) => void bytes.fill(1),
@@ -101,9 +107,11 @@ const objects: Readonly<Record<string, () => Promise<Looked>>> = {
   },
 };
 
+/** Those whose rank stops within the call. */
+const stopsItself = new Set(['mover', 'links']);
 const { call, close } = await objects[what]!();
 await world.barrier('ready');
-if (world.rank === stopped && what !== 'mover') stop();
+if (world.rank === stopped && !stopsItself.has(what)) stop();
 try {
   await call();
   console.log(JSON.stringify({ code: 'none' }));
