@@ -1,4 +1,4 @@
-// Sums of tensors that are mostly zero. npx weftline run -n 2 --aggregators 1 sparse-all-reduce.mjs
+// Sums of tensors that are mostly zero. npx weftline run -n 2 sparse-all-reduce.mjs
 import assert from 'node:assert/strict';
 import { CpuDevice } from 'weftline';
 import { SparseAllReduce } from 'weftline/collectives';
