@@ -54,7 +54,8 @@ export interface Cause {
 
 /**
  * The ranks at the end of the chains of those that a rank waits for: they are silent or gone, wait for nobody, or have not come
- * to its call. None if the chains only lead back.
+ * to its call. If the chains only lead back, a silent rank of the call is the cause, which may have to forward what others sent.
+ * None if there is none.
  * @param view Of the job.
  * @param from The rank that waits.
  * @param named For whom.
@@ -73,6 +74,15 @@ export function causesBehind(view: JobView, from: number, named: readonly number
     const waits = edges.some((edge) => edge.from === rank);
     if (other.state !== 'answers' || !waits || isBehind(other)) causes.push(rank);
     else for (const to of next) reached.add(to);
+  }
+  if (causes.length === 0) {
+    const ofCalls = new Set(calls.flatMap((object) => object.ranks));
+    return ranks
+      .filter(({ rank, state }) => state === 'silent' && ofCalls.has(rank))
+      .map((silent) => ({
+        rank: silent.rank,
+        sentence: `Rank ${silent.rank} ${stateText(silent, undefined, ranks)}: it may have to forward what others wait for`,
+      }));
   }
   return causes.toSorted(ascending).map((rank) => ({ rank, sentence: ofRoot(ranks[rank]!, edges, ranks) }));
 }

@@ -106,6 +106,19 @@ test('nobody stands behind ranks that wait for each other', () => {
   assert.deepEqual(causesBehind(job([waitsFor(1), waitsFor(2), waitsFor(1)]), 0, [1]), []);
 });
 
+test('a silent rank of the call is the cause where ranks that answer wait for each other, as it may forward', () => {
+  const silent = { state: 'silent' } as const;
+  const waiting = { ...waitsFor(2), ...inCall(1) };
+  const causes = causesBehind(job([waiting, silent, { ...waitsFor(0), ...inCall(1) }]), 0, [2]);
+  assert.deepEqual(
+    causes.map(({ rank }) => rank),
+    [1],
+  );
+  assert.match(causes[0]!.sentence, /^Rank 1 does not answer.*: it may have to forward what others wait for$/);
+  // It takes no part in the call.
+  assert.deepEqual(causesBehind(job([waitsFor(2), silent, waitsFor(0)]), 0, [2]), []);
+});
+
 test('a silent rank is trouble, also if nobody waits for it yet', () => {
   const process = { pid: 101, state: 'T', cpuMs: 0, mainCpuMs: 0, rssBytes: 0, kernelWait: '' };
   const { roots, sentences, isTrouble } = conclude(job([{}, { state: 'silent', process }]), 1000);
