@@ -11,7 +11,7 @@ import type { LocalBarrier } from '../../windows/local-barrier.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { type HostRoutes, hostRoutes } from './host-routes.ts';
 import { AbortSlots } from './abort-slots.ts';
-import { linkToPeers, meetAcrossHosts, networkChannels, outOfReach } from './meet-across-hosts.ts';
+import { linkToPeers, meetAcrossHosts, networkChannels } from './meet-across-hosts.ts';
 import { NetworkLink } from './network-link.ts';
 import { type NetworkWait, owes } from './network-wait.ts';
 import type { NetworkWindow } from './network-window.ts';
@@ -218,7 +218,8 @@ export class HostNetwork {
       const { error } = link;
       if (!link.isClosed) {
         if (error === undefined) continue;
-        throw outOfReach(ranks[peer]!, error);
+        const text = `Rank ${ranks[peer]}, on another host, is out of reach: ${error.message}`;
+        throw new WeftlineError(error.code, text, { details: error.details, rank: ranks[peer]!, cause: error });
       }
       if (!owes(peer, what)) continue;
       throw new WeftlineError(

@@ -36,16 +36,13 @@ export async function linkToPeers(
   link: (peer: number) => Promise<void>,
 ): Promise<void> {
   const linkTo = (peer: number): Promise<void> =>
-    link(peer).catch((error: unknown) => {
-      throw outOfReach(ranks[peer]!, asWeftlineError(error));
+    link(peer).catch((cause: unknown) => {
+      // The error knows the peer's agent alone.
+      const { code, message, details } = asWeftlineError(cause);
+      const text = `Rank ${ranks[peer]}, on another host, is out of reach: ${message}`;
+      throw new WeftlineError(code, text, { details, rank: ranks[peer]!, cause });
     });
   await Promise.all(peers.map(linkTo));
-}
-
-/** What an error of a link to a rank, which knows its agent alone, says to the program. */
-export function outOfReach(rank: number, error: WeftlineError): WeftlineError {
-  const text = `Rank ${rank}, on another host, is out of reach: ${error.message}`;
-  return new WeftlineError(error.code, text, { details: error.details, rank, cause: error });
 }
 
 /** Channels that a rank with these settings has to each peer; the ranks use as many as the one with the fewest. */

@@ -107,7 +107,7 @@ const objects: Readonly<Record<string, () => Promise<Looked>>> = {
   },
 };
 
-/** Those whose rank stops within the call. */
+/** Objects whose rank stops within the call. */
 const stopsItself = new Set(['mover', 'links']);
 const { call, close } = await objects[what]!();
 await world.barrier('ready');
