@@ -8,5 +8,5 @@ export { CpuDevice, type CpuDeviceOptions } from './device/cpu/cpu-device.ts';
 export { cudaDeviceCount } from './device/cuda/cuda-context.ts';
 export { CudaDevice, type CudaDeviceOptions } from './device/cuda/cuda-device.ts';
 export type { CudaGraph } from './device/cuda/cuda-graph.ts';
-export type { UserKernel, UserSource } from './device/cuda/user-kernels.ts';
+export type { UserKernel, UserSource } from './device/cuda/kernel.ts';
 export { openDevice } from './device/device-choice.ts';

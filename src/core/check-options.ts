@@ -64,3 +64,44 @@ function isAlmost(got: string, name: string): boolean {
 export function isWhole(value: unknown, least: number): value is number {
   return typeof value === 'number' && Number.isSafeInteger(value) && value >= least;
 }
+
+// Rules for the values of options, which name the options at the same time.
+
+/** What a value must be: a test, and how an error says it. */
+export interface ValueRule {
+  readonly allows: (value: unknown) => boolean;
+  readonly expected: string;
+}
+
+/** A rule for each option, once; true for an option that is checked elsewhere. */
+export type OptionRules<T> = { readonly [Name in keyof T]-?: ValueRule | true };
+
+export function wholeFrom(least: number, most = Infinity): ValueRule {
+  const expected = most === Infinity ? `a whole number of at least ${least}` : `${least} to ${most}`;
+  return { allows: (value) => isWhole(value, least) && value <= most, expected };
+}
+
+export function multipleOf(step: number): ValueRule {
+  return { allows: (value) => isWhole(value, step) && value % step === 0, expected: `a positive multiple of ${step}` };
+}
+
+export function oneOf(...words: readonly string[]): ValueRule {
+  const expected = words.map((word) => `"${word}"`).join(' or ');
+  return { allows: (value) => (words as readonly unknown[]).includes(value), expected };
+}
+
+export const flag: ValueRule = { allows: (value) => typeof value === 'boolean', expected: 'true or false' };
+
+/** The same for a value that may be absent. */
+export function optional({ allows, expected }: ValueRule): ValueRule {
+  return { allows: (value) => value === undefined || allows(value), expected };
+}
+
+/** Fails with WL_INVALID_ARGUMENT as checkOptions() does, or for a value that its rule does not allow. */
+export function checkRules<T extends object>(options: T, rules: OptionRules<T>, what: string): void {
+  checkOptions(options, rules, what);
+  for (const [name, rule] of Object.entries<ValueRule | true>(rules)) {
+    const value: unknown = options[name as keyof T];
+    if (rule !== true && !rule.allows(value)) throw invalidArgument(name, value, rule.expected);
+  }
+}

@@ -6,7 +6,7 @@ export { dequantizeRows, quantizeRows } from '../device/cpu/fp8-rows.ts';
 export { DispatchHandle } from './buffer/dispatch-handle.ts';
 export type { DispatchLayout } from './buffer/dispatch-layout.ts';
 export { EpBuffer } from './buffer/ep-buffer.ts';
-export type { CombineResult, DispatchResult } from './buffer/engine.ts';
+export type { CombineResult, DispatchResult } from './buffer/call-arguments.ts';
 export { DeepEpConfig } from './buffer/deepep-sizes.ts';
 export type { CallOptions } from '../group/overlap.ts';
 export type { MemorySize } from './memory-size.ts';

@@ -1,6 +1,6 @@
 // The configuration of a launcher: names, defaults and ranges.
 import { MAX_RING_SLOTS } from '../abi/unpack.ts';
-import { checkOptions, type OptionNames } from '../core/check-options.ts';
+import { checkOptions, checkRules, flag, type OptionNames, optional, type OptionRules } from '../core/check-options.ts';
 import { checkTimeout } from '../core/deadline.ts';
 import { invalidArgument, type WeftlineError } from '../core/errors.ts';
 import { CudaStream } from '../device/cuda/cuda-stream.ts';
@@ -46,13 +46,13 @@ export interface LauncherConfig {
 
 type DescriptorPool = NonNullable<LauncherConfig['pool']>;
 
-const configNames: OptionNames<LauncherConfig> = {
+const configRules: OptionRules<LauncherConfig> = {
   stream: true,
-  profiling: true,
+  profiling: optional(flag),
   smallKernel: true,
   pool: true,
   numSms: true,
-  persistent: true,
+  persistent: optional(flag),
   idleMs: true,
   timeoutMs: true,
 };
@@ -78,9 +78,8 @@ export interface CheckedConfig {
 
 /** Fails with WL_INVALID_ARGUMENT. */
 export function checkConfig(config: LauncherConfig, multiprocessors: number): CheckedConfig {
-  checkOptions(config, configNames, 'configuration of a launcher');
+  checkRules(config, configRules, 'configuration of a launcher');
   const { smallKernel = 'auto', profiling = false } = config;
-  if (typeof profiling !== 'boolean') throw invalidArgument('profiling', profiling, 'true or false');
   if (smallKernel !== 'auto' && typeof smallKernel !== 'boolean') {
     throw invalidArgument('smallKernel', smallKernel, 'true, false or auto');
   }
@@ -115,7 +114,6 @@ function checkPersistent({ persistent = false, idleMs = DEFAULT_IDLE_MS, stream 
   readonly persistent: boolean;
   readonly idleMs: number;
 } {
-  if (typeof persistent !== 'boolean') throw invalidArgument('persistent', persistent, 'true or false');
   if (persistent && stream !== undefined) {
     throw invalidArgument('stream', 'a stream', 'none: a persistent launcher has a stream of its own');
   }

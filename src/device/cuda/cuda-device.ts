@@ -28,17 +28,18 @@ import { HostMemory } from './host-memory.ts';
 import { resolveCacheFolder } from './jit/cubin-cache.ts';
 import { KernelCompiler } from './jit/kernel-compiler.ts';
 import { KernelTrace } from './kernel-trace.ts';
-import { CudaKernel, CudaModule } from './kernel.ts';
-import { MemoryPool } from './memory-pool.ts';
-import { TrapBox } from './trap-box.ts';
 import {
   type CompiledKernels,
+  CudaKernel,
+  CudaModule,
   definesOfUser,
   loadUserKernels,
   readUserText,
   type UserKernelParameters,
   type UserSource,
-} from './user-kernels.ts';
+} from './kernel.ts';
+import { MemoryPool } from './memory-pool.ts';
+import { TrapBox } from './trap-box.ts';
 import { type ConstantValues, type KernelFile, kernelFiles, variantName } from './kernel-files.ts';
 
 // Copies between ordinary host memory and the device, through two pieces of pinned memory in turn.

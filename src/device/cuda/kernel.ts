@@ -1,9 +1,13 @@
 // A compiled kernel file on a device, and each of its kernels.
-import { alignUp, Block, type Layout } from '../../abi/layout.ts';
-import { invalidArgument } from '../../core/errors.ts';
-import { addressOf, type Out } from '../../native/library.ts';
+import { basename } from 'node:path';
+import { alignUp, Block, defineLayout, type Layout, type Scalar } from '../../abi/layout.ts';
+import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import { readInput } from '../../core/guarded-file.ts';
 import { type CudaContext, OwnedResource } from './cuda-context.ts';
 import type { CudaStream } from './cuda-stream.ts';
+import { type KernelText, ourHeaders } from './jit/cubin-cache.ts';
+import type { Storage, Tensor } from '../tensor.ts';
+import { addressOf, type Out } from '../../native/library.ts';
 
 // A kernel launch prepared once: its configuration and arguments lie in native memory, and launching is one call.
 
@@ -39,20 +43,28 @@ export interface LaunchShape {
   readonly overlapPredecessor?: boolean;
 }
 
-/** What a plan launches. */
+interface KernelOptions<Name extends string> {
+  readonly entry: string;
+  /** The kernel file's name, for errors. */
+  readonly file: string;
+  /** Layout of its one parameter, or of all of them. */
+  readonly arguments: Layout<Name>;
+  /** The kernel takes the layout as one structure, or each of its fields as a parameter. */
+  readonly passing: 'structure' | 'each';
+  /** The stream of plans that are not told otherwise. */
+  readonly stream: CudaStream;
+  readonly multiprocessors: number;
+  readonly sharedBytesPerBlock: number;
+}
+
 interface LaunchTarget<Name extends string> {
   readonly context: CudaContext;
   /** CUfunction. */
   readonly handle: number;
   /** "dispatch.cu:dispatchRows", for errors. */
   readonly label: string;
-  readonly arguments: Layout<Name>;
-  /** The kernel takes the layout as one structure, or each of its fields as a parameter. */
-  readonly passing: ArgumentPassing;
-  readonly stream: CudaStream;
+  readonly options: Pick<KernelOptions<Name>, 'arguments' | 'passing' | 'stream'>;
 }
-
-type ArgumentPassing = 'structure' | 'each';
 
 export class LaunchPlan<Name extends string = string> {
   readonly label: string;
@@ -69,21 +81,22 @@ export class LaunchPlan<Name extends string = string> {
   #stream: CudaStream | undefined;
 
   /** Use kernel.plan(). */
-  constructor(target: LaunchTarget<Name>, shape: LaunchShape) {
-    const offsets = target.passing === 'structure' ? [0] : Object.values<number>(target.arguments.offset);
+  constructor({ context, handle, label, options }: LaunchTarget<Name>, shape: LaunchShape) {
+    const layout = options.arguments;
+    const offsets = options.passing === 'structure' ? [0] : Object.values<number>(layout.offset);
     const parameters = alignUp(PARAMETER_TABLE + 8 * offsets.length, 64);
     // Shared memory never moves, so its address may be kept.
-    const memory = new SharedArrayBuffer(parameters + alignUp(target.arguments.size, 64));
+    const memory = new SharedArrayBuffer(parameters + alignUp(layout.size, 64));
     const base = Number(addressOf(new Uint8Array(memory)));
-    this.label = target.label;
-    this.#context = target.context;
-    this.#handle = target.handle;
-    this.#defaultStream = target.stream;
+    this.label = label;
+    this.#context = context;
+    this.#handle = handle;
+    this.#defaultStream = options.stream;
     this.#view = new DataView(memory);
     this.#configuration = base;
     this.#parameters = base + PARAMETER_TABLE;
-    this.arguments = new Block(target.arguments, memory, parameters);
-    this.argumentBytes = new DataView(memory, parameters, target.arguments.size);
+    this.arguments = new Block(layout, memory, parameters);
+    this.argumentBytes = new DataView(memory, parameters, layout.size);
     for (const [index, offset] of offsets.entries()) {
       this.#setAddress(PARAMETER_TABLE + 8 * index, base + parameters + offset);
     }
@@ -181,19 +194,6 @@ export class CudaModule extends OwnedResource {
   }
 }
 
-export interface KernelOptions<Name extends string> {
-  readonly entry: string;
-  /** The kernel file's name, for errors. */
-  readonly file: string;
-  /** Layout of its one parameter, or of all of them. */
-  readonly arguments: Layout<Name>;
-  readonly passing: ArgumentPassing;
-  /** The stream of plans that are not told otherwise. */
-  readonly stream: CudaStream;
-  readonly multiprocessors: number;
-  readonly sharedBytesPerBlock: number;
-}
-
 export class CudaKernel<Name extends string = string> {
   readonly label: string;
   /** Registers of a thread. */
@@ -227,17 +227,7 @@ export class CudaKernel<Name extends string = string> {
   plan(shape: LaunchShape): LaunchPlan<Name> {
     const { context } = this.#module;
     this.#allowShared(shape.sharedBytes ?? 0);
-    return new LaunchPlan(
-      {
-        context,
-        handle: this.#handle,
-        label: this.label,
-        arguments: this.#options.arguments,
-        passing: this.#options.passing,
-        stream: this.#options.stream,
-      },
-      shape,
-    );
+    return new LaunchPlan({ context, handle: this.#handle, label: this.label, options: this.#options }, shape);
   }
 
   /** Blocks of so many threads that the whole device holds at once; the most for a cooperative launch. */
@@ -255,5 +245,113 @@ export class CudaKernel<Name extends string = string> {
     if (bytes <= this.#dynamicSharedBytes) return;
     this.#module.context.call('cuFuncSetAttribute', this.#handle, MAX_DYNAMIC_SHARED_BYTES, bytes);
     this.#dynamicSharedBytes = bytes;
+  }
+}
+
+// Kernels of a user's own: how their text and parameters are declared, and how they are launched.
+
+/** The parameters of each kernel in their order: { scale: { x: 'ptr', count: 'u32', factor: 'f32' } }. */
+export type UserKernelParameters = Readonly<Record<string, Readonly<Record<string, Scalar>>>>;
+
+/** CUDA text with kernels of the caller, and the kinds of their parameters. */
+export interface UserSource<Kernels extends UserKernelParameters> {
+  /** CUDA C++. Its kernels are `extern "C" __global__`; it may include weftline/weftline.cuh. */
+  readonly source?: string;
+  /** A file with the text, instead of it. */
+  readonly file?: string;
+  /** What the compiler's messages call the text; the file's name, or "user.cu". */
+  readonly name?: string;
+  readonly kernels: Kernels;
+  /** Further headers by the name in #include. */
+  readonly headers?: Readonly<Record<string, string>>;
+  /** { TILE: 32 } becomes -DTILE=32. */
+  readonly defines?: Readonly<Record<string, string | number>>;
+}
+
+/** What a parameter takes: for `ptr` also what has an address on the device. */
+type ParameterValue<Kind extends Scalar> = Kind extends 'ptr' ? Tensor | Storage | number : number;
+
+type ParameterValues<Parameters extends Readonly<Record<string, Scalar>>> = {
+  readonly [Name in keyof Parameters]: ParameterValue<Parameters[Name]>;
+};
+
+export type CompiledKernels<Kernels extends UserKernelParameters> = {
+  readonly [Name in keyof Kernels]: UserKernel<Kernels[Name]>;
+};
+
+/** A compiled kernel of the caller's text, ready to be launched. */
+export class UserKernel<Parameters extends Readonly<Record<string, Scalar>>> {
+  readonly #kernel: CudaKernel;
+  readonly #parameters: Parameters;
+
+  /** @internal */
+  constructor(kernel: CudaKernel, parameters: Parameters) {
+    this.#kernel = kernel;
+    this.#parameters = parameters;
+  }
+
+  /** @internal For launches that are made again and again: set its arguments, then launch() is one native call. */
+  plan(shape: LaunchShape): LaunchPlan<Extract<keyof Parameters, string>> {
+    return this.#kernel.plan(shape);
+  }
+
+  /** Enqueues the kernel and returns; on device.stream, if no other is given. Fails with WL_INVALID_ARGUMENT or WL_CUDA. */
+  launch(shape: LaunchShape, values: ParameterValues<Parameters>, stream?: CudaStream): void {
+    const plan = this.#kernel.plan(shape);
+    const given = values as Readonly<Record<string, Tensor | Storage | number>>;
+    for (const name of Object.keys(this.#parameters)) plan.arguments.set(name, this.#number(name, given[name]));
+    plan.launch(stream);
+  }
+
+  /** Blocks of so many threads that the whole device holds at once. */
+  residentBlocks(threads: number, sharedBytes = 0): number {
+    return this.#kernel.residentBlocks(threads, sharedBytes);
+  }
+
+  #number(name: string, value: Tensor | Storage | number | undefined): number {
+    const kind = this.#parameters[name] as Scalar;
+    if (typeof value === 'number' && (kind === 'f32' || Number.isInteger(value))) return value;
+    if (kind === 'ptr' && typeof value === 'object') return value.address;
+    const allowed = kind === 'ptr' ? 'a tensor, memory or an address' : kind === 'f32' ? 'a number' : 'a whole number';
+    throw invalidArgument(`parameter ${name} (${kind}) of ${this.#kernel.label}`, value, allowed);
+  }
+}
+
+export function readUserText({ source, file, name, headers }: UserSource<UserKernelParameters>): KernelText {
+  if ((source === undefined) === (file === undefined)) {
+    throw invalidArgument('source', source, 'either source, a text, or file, a path');
+  }
+  return {
+    name: name ?? (file === undefined ? 'user.cu' : basename(file)),
+    text: source ?? readSource(file as string),
+    headers: { ...headers, ...ourHeaders() },
+  };
+}
+
+export function definesOfUser({ defines = {} }: UserSource<UserKernelParameters>): string[] {
+  return Object.entries(defines).map(([name, value]) => `-D${name}=${value}`);
+}
+
+export function loadUserKernels<Kernels extends UserKernelParameters>(
+  module: CudaModule,
+  kernels: Kernels,
+  shared: Omit<KernelOptions<string>, 'entry' | 'arguments' | 'passing'>,
+): CompiledKernels<Kernels> {
+  const loaded: Record<string, UserKernel<Readonly<Record<string, Scalar>>>> = {};
+  for (const [entry, parameters] of Object.entries(kernels)) {
+    const layout: Layout = defineLayout(entry, parameters);
+    loaded[entry] = new UserKernel(
+      new CudaKernel(module, { ...shared, entry, arguments: layout, passing: 'each' }),
+      parameters,
+    );
+  }
+  return loaded as CompiledKernels<Kernels>;
+}
+
+function readSource(file: string): string {
+  try {
+    return readInput(file).toString('utf8');
+  } catch (cause) {
+    throw new WeftlineError('WL_FILE', `Cannot read the kernel source ${file}`, { details: { file }, cause });
   }
 }

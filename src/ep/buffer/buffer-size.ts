@@ -2,7 +2,16 @@
 import { FP8_GROUP } from '../../abi/element-formats.ts';
 import { exchangeRegionBytes } from '../../abi/exchange-record.ts';
 import { networkRowBytes, networkSumBytes } from '../../abi/network.ts';
-import { checkOptions, isWhole, type OptionNames } from '../../core/check-options.ts';
+import {
+  checkRules,
+  isWhole,
+  multipleOf,
+  oneOf,
+  type OptionNames,
+  optional,
+  type OptionRules,
+  wholeFrom,
+} from '../../core/check-options.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import type { Tensor } from '../../device/tensor.ts';
@@ -138,38 +147,32 @@ function pinnedSize({ numRdmaBytes = 0, ...config }: EpBufferConfig, hosts: Host
   return size;
 }
 
-const configNames: OptionNames<EpBufferConfig> = {
-  maxTokensPerRank: true,
-  hidden: true,
+/** Rules of what all modes are made for, but numExperts, which depends on the ranks. */
+export const epRules = {
+  maxTokensPerRank: wholeFrom(1),
+  hidden: multipleOf(8),
   numExperts: true,
-  maxTopk: true,
-  combineRows: true,
-  combinePrecision: true,
-  numRdmaBytes: true,
-  numSms: true,
+  maxTopk: wholeFrom(1, MAX_TOPK),
+} as const;
+
+const configRules: OptionRules<EpBufferConfig> = {
+  ...epRules,
+  combineRows: optional(oneOf('separate', 'shared')),
+  combinePrecision: optional(oneOf(...combinePrecisions)),
+  numRdmaBytes: optional(wholeFrom(0)),
+  numSms: optional(wholeFrom(1)),
 };
 
 function checkConfig(config: EpBufferConfig, numRanks: number): void {
-  checkOptions(config, configNames, 'configuration of EpBuffer');
-  const { maxTokensPerRank, hidden, numExperts, maxTopk, combineRows = 'separate' } = config;
+  checkRules(config, configRules, 'configuration of EpBuffer');
+  requireExperts(config.numExperts, numRanks);
+}
+
+/** Fails with WL_INVALID_ARGUMENT unless the ranks share the experts evenly. */
+export function requireExperts(numExperts: number, numRanks: number): void {
   if (!isWhole(numRanks, 1)) throw invalidArgument('numRanks', numRanks, 'a whole number of at least 1');
-  if (!isWhole(maxTokensPerRank, 1)) {
-    throw invalidArgument('maxTokensPerRank', maxTokensPerRank, 'a whole number of at least 1');
-  }
-  if (!isWhole(hidden, 8) || hidden % 8 !== 0) throw invalidArgument('hidden', hidden, 'a positive multiple of 8');
-  if (!isWhole(numExperts, 1) || numExperts % numRanks !== 0) {
-    throw invalidArgument('numExperts', numExperts, `a positive multiple of the ${numRanks} ranks`);
-  }
-  if (!isWhole(maxTopk, 1) || maxTopk > MAX_TOPK) throw invalidArgument('maxTopk', maxTopk, `1 to ${MAX_TOPK}`);
-  if (!isWhole(config.numSms ?? 1, 1)) throw invalidArgument('numSms', config.numSms, 'a whole number of at least 1');
-  if (combineRows !== 'separate' && combineRows !== 'shared') {
-    throw invalidArgument('combineRows', combineRows, '"separate" or "shared"');
-  }
-  const { combinePrecision = 'bf16', numRdmaBytes = 0 } = config;
-  if (!isWhole(numRdmaBytes, 0)) throw invalidArgument('numRdmaBytes', numRdmaBytes, 'a whole number of at least 0');
-  if (!combinePrecisions.includes(combinePrecision)) {
-    throw invalidArgument('combinePrecision', combinePrecision, '"bf16" or "f32"');
-  }
+  if (isWhole(numExperts, 1) && numExperts % numRanks === 0) return;
+  throw invalidArgument('numExperts', numExperts, `a positive multiple of the ${numRanks} ranks`);
 }
 
 // The shape of an EpBuffer's network side, from its configuration and the ranks of each host.

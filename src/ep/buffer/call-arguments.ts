@@ -1,15 +1,19 @@
 // What EpBuffer.dispatch and combine accept, and the checks that make sure of it before any byte moves.
 import { FP8_GROUP } from '../../abi/element-formats.ts';
 import { checkOptions, isWhole, type OptionNames } from '../../core/check-options.ts';
+import { type CallWait, type Deadline, deadlineOf } from '../../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
-import type { Device } from '../../device/device.ts';
+import type { Device, DeviceEvent } from '../../device/device.ts';
 import type { MemoryRange, ScaledRows, Tensor } from '../../device/tensor.ts';
-import { callOptionNames, type CallOptions, checkOverlap } from '../../group/overlap.ts';
-import { checkTensor, overlaps, rowAlignment } from '../../group/tensor-check.ts';
-import type { RankGroup } from '../../world/rank-group.ts';
+import type { CudaHostNetwork } from '../across-hosts/cuda-host-network.ts';
 import type { EpBufferConfig, EpBufferSize, EpRegion } from './buffer-size.ts';
 import { DispatchHandle } from './dispatch-handle.ts';
 import type { DispatchLayout } from './dispatch-layout.ts';
+import type { HostNetwork } from '../../group/network/host-network.ts';
+import { callOptionNames, type CallOptions, checkOverlap, type OverlapOptions } from '../../group/overlap.ts';
+import { checkTensor, overlaps, rowAlignment } from '../../group/tensor-check.ts';
+import type { PlacedRegions } from '../../windows/region-layout.ts';
+import type { RankGroup } from '../../world/rank-group.ts';
 
 /** bf16 rows, or fp8 rows with their scales. */
 export type RowsLike = Tensor<'bf16'> | ScaledRows;
@@ -59,7 +63,11 @@ const dispatchArgumentNames: OptionNames<DispatchArguments> = {
   ...callOptionNames,
 };
 
-export function checkDispatch(args: DispatchArguments, scope: EpScope, engine: EpMemory): DispatchPlanInput {
+export function checkDispatch(
+  args: DispatchArguments,
+  scope: EpScope,
+  regions: PlacedRegions<EpRegion>,
+): DispatchPlanInput {
   checkOptions(args, dispatchArgumentNames, 'arguments of EpBuffer.dispatch');
   checkOverlap(args);
   const { config } = scope;
@@ -87,7 +95,7 @@ export function checkDispatch(args: DispatchArguments, scope: EpScope, engine: E
   rejectReceived(
     { x: data, 'x.scales': scales, topkIdx, topkWeights, 'layout.isTokenInRank': layout?.isTokenInRank },
     scope,
-    engine,
+    regions,
   );
   return { data, scales, numTokens, expertAlignment, numWorstTokens, ...routing };
 }
@@ -96,13 +104,13 @@ export function checkDispatch(args: DispatchArguments, scope: EpScope, engine: E
 function rejectReceived(
   inputs: Readonly<Record<(typeof INPUTS)[number], Tensor | undefined>>,
   { config, size }: EpScope,
-  engine: EpMemory,
+  regions: PlacedRegions<EpRegion>,
 ): void {
-  const { mapped } = engine;
+  const { storage } = regions;
   for (const name of INPUTS) {
     const tensor = inputs[name];
-    if (tensor === undefined || !overlaps(tensor, mapped.address, mapped.bytes)) continue;
-    const start = engine.regionAddress('combineRows');
+    if (tensor === undefined || !overlaps(tensor, storage.address, storage.bytes)) continue;
+    const start = regions.address('combineRows');
     const end = start + size.regions.combineRows.bytes;
     const inside = tensor.address >= start && tensor.address + tensor.bytes <= end;
     if (config.combineRows === 'separate' && inside) continue;
@@ -226,11 +234,7 @@ const combineArgumentNames: OptionNames<CombineArguments> = {
 };
 
 /** `window`: this buffer's whole mapping in the rank's memory. */
-export function checkCombine(
-  args: CombineArguments,
-  scope: EpScope,
-  window: { readonly address: number; readonly bytes: number },
-): CheckedCombine {
+export function checkCombine(args: CombineArguments, scope: EpScope, window: MemoryRange): CheckedCombine {
   checkOptions(args, combineArgumentNames, 'arguments of EpBuffer.combine');
   checkOverlap(args);
   const { device, config } = scope;
@@ -262,15 +266,6 @@ export function checkCombine(
   return { x, handle, weights, biases, out };
 }
 
-// Places of the regions of an EpBuffer, as this process maps them.
-
-export interface EpMemory {
-  /** What peers read and write here: inputs must not lie in it, but for the rows of combine. */
-  readonly mapped: MemoryRange;
-  /** Address of this rank's region, or of that of the rank of another scale-up index, as this process maps it. */
-  regionAddress(region: EpRegion, index?: number): number;
-}
-
 // What belongs together for all parts of one buffer; handles name it as their owner.
 
 export interface EpScope<D extends Device = Device> {
@@ -278,4 +273,72 @@ export interface EpScope<D extends Device = Device> {
   readonly device: D;
   readonly config: Readonly<Required<EpBufferConfig>>;
   readonly size: EpBufferSize;
+}
+
+// What EpBuffer asks of the engine that carries its calls out; one per kind of device. Arguments were checked before.
+
+/** How long to wait, and between what. */
+export interface EpCallOptions extends CallWait, OverlapOptions {
+  readonly deadline: Deadline;
+}
+
+/** Hot path: what an engine is told of a call's arguments besides the tensors, with the deadline of the call. */
+export function callOptions(args: CallWait & OverlapOptions, defaultMs: number): EpCallOptions {
+  return {
+    deadline: deadlineOf(args, defaultMs),
+    signal: args.signal,
+    previousEvent: args.previousEvent,
+    asyncFinish: args.asyncFinish,
+  };
+}
+
+export interface EpEngine {
+  /** What peers read and write here: inputs must not lie in it, but for the rows of combine. */
+  readonly regions: PlacedRegions<EpRegion>;
+  /** The way to the other hosts of a group on several, for benchmarks. */
+  readonly hostNetwork?: HostNetwork | CudaHostNetwork | undefined;
+  /** Engines whose calls a graph can repeat have it. `requireIdle` fails while the object cannot begin a call, which it is told. */
+  guardLaunches?(requireIdle: (what: string) => void): void;
+  /** Fails when an earlier call left the ranks in disagreement, or a peer is gone. */
+  throwIfUnusable(): void;
+  getDispatchLayout(topkIdx: Tensor<'i32' | 'i64'>): DispatchLayout;
+  dispatch(input: DispatchPlanInput, options: EpCallOptions): Promise<DispatchResult>;
+  dispatchCached(input: DispatchPlanInput, handle: DispatchHandle, options: EpCallOptions): Promise<DispatchResult>;
+  combine(input: CheckedCombine, options: EpCallOptions): Promise<CombineResult>;
+  barrier(wait: CallWait): Promise<void>;
+  close(): Promise<void>;
+}
+
+// What EpBuffer's calls return.
+
+/**
+ * All tensors but the handle's lie in this rank's window: they stay valid until the next dispatch on this buffer and
+ * must not be disposed. Their types, `X` of the rows, `I` of the choices and `W` of the weights, are those of what was sent.
+ */
+export interface DispatchResult<
+  X extends RowsLike = RowsLike,
+  I extends Tensor<'i32' | 'i64'> | undefined = Tensor<'i32' | 'i64'> | undefined,
+  W extends Tensor<'f32'> | undefined = Tensor<'f32'> | undefined,
+> {
+  /** [recv, H], ordered by source rank, then token index; in the form of `x`. With numWorstTokens [numWorstTokens, H]. */
+  readonly recvX: X;
+  /** [recv, K] local expert ids, -1 for experts of other ranks; dtype of topkIdx. Undefined where none were sent. */
+  readonly recvTopkIdx: I;
+  /** f32 [recv, K], 0 where recvTopkIdx is -1. Undefined where none were sent. */
+  readonly recvTopkWeights: W;
+  /** Choices per local expert, rounded up to expertAlignment (the count only, no rows are added). */
+  readonly numRecvTokensPerExpert: readonly number[];
+  readonly handle: DispatchHandle;
+  /** When the rows are there; only with asyncFinish. Disposed by the caller. */
+  readonly event: DeviceEvent | undefined;
+}
+
+/** Owned by the caller. `W` is the type of the sums of the weights. */
+export interface CombineResult<W extends Tensor<'f32'> | undefined = Tensor<'f32'> | undefined> {
+  /** bf16 [T, H]: bias + the rows of all ranks that held the token, in rank order, summed in f32, rounded once. */
+  readonly combinedX: Tensor<'bf16'>;
+  /** f32 [T, K]: the sum of the ranks' weight rows. Undefined where none were given. */
+  readonly combinedTopkWeights: W;
+  /** When the sums are there; only with asyncFinish. Disposed by the caller. */
+  readonly event: DeviceEvent | undefined;
 }

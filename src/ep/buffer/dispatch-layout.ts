@@ -173,3 +173,16 @@ export function checkCounts({ isTokenInRank, numTokensPerRank }: LayoutTensors, 
   }
   return undefined;
 }
+
+/** `least`: what a bound that always suffices is. */
+export function capacityError(
+  rank: number,
+  { rows, bound }: { readonly rows: number; readonly bound: number },
+  least = "the sum of all ranks' tokens",
+): WeftlineError {
+  return new WeftlineError(
+    'WL_CAPACITY',
+    `Rank ${rank} would receive ${rows} rows, more than its numWorstTokens ${bound}; pass at least ${least}`,
+    { details: { rank, rows, numWorstTokens: bound } },
+  );
+}

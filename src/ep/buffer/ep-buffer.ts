@@ -16,11 +16,15 @@ import {
 } from './buffer-size.ts';
 import { CallGuard } from '../../group/call-guard.ts';
 import {
+  callOptions,
   checkCombine,
   checkDispatch,
   checkHandle,
   type CombineArguments,
+  type CombineResult,
   type DispatchArguments,
+  type DispatchResult,
+  type EpEngine,
   type EpScope,
   type RowsLike,
 } from './call-arguments.ts';
@@ -28,7 +32,6 @@ import { refuseRdmaBuffer } from '../across-hosts/network-size.ts';
 import { createCpuEngine } from './cpu/cpu-engine.ts';
 import type { DispatchHandle } from './dispatch-handle.ts';
 import type { DispatchLayout } from './dispatch-layout.ts';
-import { callOptions, type CombineResult, type DispatchResult, type EpEngine } from './engine.ts';
 import { countRows } from './count-rows.ts';
 import { checkTensor, requireDevice, requireGroup } from '../../group/tensor-check.ts';
 
@@ -125,7 +128,7 @@ export class EpBuffer implements AsyncDisposable {
   async dispatch(args: DispatchArguments): Promise<DispatchResult> {
     return this.#guard.run('dispatch', async () => {
       this.#engine.throwIfUnusable();
-      const input = checkDispatch(args, this.#scope, this.#engine);
+      const input = checkDispatch(args, this.#scope, this.#engine.regions);
       const { handle } = input;
       const options = callOptions(args, this.group.settings.timeoutMs);
       const result = await (handle === undefined
@@ -144,7 +147,7 @@ export class EpBuffer implements AsyncDisposable {
   combineInput(handle: DispatchHandle): Tensor<'bf16'> {
     this.#guard.requireOpen();
     const { rows } = checkHandle(handle, this.#scope);
-    return this.#engine.view('bf16', 'combineRows', [rows, this.config.hidden]);
+    return this.#engine.regions.view('bf16', 'combineRows', [rows, this.config.hidden]);
   }
 
   /** Collective. The unweighted sum of the rows that the ranks hold of each token, back at the token's rank. */
@@ -153,7 +156,7 @@ export class EpBuffer implements AsyncDisposable {
   async combine(args: CombineArguments): Promise<CombineResult> {
     return this.#guard.run('combine', async () => {
       this.#engine.throwIfUnusable();
-      const input = checkCombine(args, this.#scope, this.#engine.mapped);
+      const input = checkCombine(args, this.#scope, this.#engine.regions.storage);
       const result = await this.#engine.combine(input, callOptions(args, this.group.settings.timeoutMs));
       const rowBytes = this.config.hidden * dtypes.bf16.bytes;
       this.#guard.bytes = countRows('combine', { group: this.group, handle: input.handle, rowBytes });
@@ -167,7 +170,7 @@ export class EpBuffer implements AsyncDisposable {
    */
   peerRowAddress(rank: number, row: number, region: 'rows' | 'combineRows' = 'rows'): number {
     const index = this.group.topology.scaleUpIndexOf(rank);
-    return this.#engine.regionAddress(region, index) + row * this.config.hidden * 2;
+    return this.#engine.regions.address(region, index) + row * this.config.hidden * 2;
   }
 
   /**

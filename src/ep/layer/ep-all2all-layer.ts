@@ -11,7 +11,7 @@ import { Tensor } from '../../device/tensor.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { agreeOn } from '../../group/agree.ts';
 import { CallGuard } from '../../group/call-guard.ts';
-import { callOptions } from '../buffer/engine.ts';
+import { callOptions } from '../buffer/call-arguments.ts';
 import { overlaps, requireDevice, requireGroup } from '../../group/tensor-check.ts';
 import { createCpuLayerEngine } from './cpu/cpu-layer-engine.ts';
 import { DispatchCombineContext } from './dispatch-combine-context.ts';

@@ -6,7 +6,7 @@ import { dtypes } from '../../core/dtype.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
-import { MAX_TOPK } from '../buffer/buffer-size.ts';
+import { MAX_TOPK, requireExperts } from '../buffer/buffer-size.ts';
 import { type CombinePrecision, combinePrecisions } from '../across-hosts/network-size.ts';
 
 /** What tokens may consist of; their sums are made in f32 and rounded once to the same dtype. */
@@ -204,9 +204,7 @@ export function makeConfig(options: LayerOptions<TokenDType>, group: RankGroup):
   const { dtype = 'bf16', weightDtype = 'f32', offsetDtype = 'i32' } = options;
   const { keepDispatchOutput = false, combinePrecision = 'bf16', numRdmaBytes = 0 } = options;
   if (!isWhole(numSms, 1)) throw invalidArgument('numSms', numSms, 'a whole number of at least 1');
-  if (!isWhole(numExperts, 1) || numExperts % group.size !== 0) {
-    throw invalidArgument('numExperts', numExperts, `a positive multiple of the ${group.size} ranks`);
-  }
+  requireExperts(numExperts, group.size);
   return new EPConfig({
     maxTokensPerRank,
     hidden,

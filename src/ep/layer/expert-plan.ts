@@ -2,8 +2,8 @@
 import { type ErrorDetails, WeftlineError } from '../../core/errors.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { ExchangeResult } from '../../group/exchange.ts';
-import { capacityError } from '../buffer/receive-plan.ts';
 import type { EPConfig } from './ep-config.ts';
+import { capacityError } from '../buffer/dispatch-layout.ts';
 
 export interface ExpertPlan {
   /** i32 [experts]: the row, at the expert's rank, of this rank's first token for it. */

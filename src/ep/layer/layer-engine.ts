@@ -4,7 +4,7 @@ import { WeftlineError } from '../../core/errors.ts';
 import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import type { DeviceEvent } from '../../device/device.ts';
 import type { Tensor } from '../../device/tensor.ts';
-import type { EpCallOptions } from '../buffer/engine.ts';
+import type { EpCallOptions } from '../buffer/call-arguments.ts';
 import type { DispatchSplits } from './expert-plan.ts';
 import type { TokenDType } from './ep-config.ts';
 import type { CheckedLayerCombine, LayerInput } from './layer-arguments.ts';

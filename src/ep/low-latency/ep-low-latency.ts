@@ -24,7 +24,6 @@ import {
   type LowLatencyEngine,
   type LowLatencyWait,
   readsInPlace,
-  type SentCombine,
 } from './low-latency-arguments.ts';
 import type {
   ConnectOptions,
@@ -208,7 +207,9 @@ export class EpLowLatency implements AsyncDisposable {
       const sent = await this.#engine.sendCombine(input, wait);
       const { sequence } = input.handle;
       this.#awaitsCombine[sequence % LOW_LATENCY_RESULTS] = true;
-      return { hook: this.#hook('hook of combine', this.#awaitsCombine, sequence, this.#summer(sent)) };
+      const receive = async (until: LowLatencyWait): Promise<LowLatencyCombineResult> =>
+        this.#combined(await this.#engine.receiveCombine(sent, until), input.handle);
+      return { hook: this.#hook('hook of combine', this.#awaitsCombine, sequence, receive) };
     });
   }
 
@@ -302,14 +303,6 @@ export class EpLowLatency implements AsyncDisposable {
   #receiver(input: CheckedLowLatencyDispatch, sequence: number) {
     return (wait: LowLatencyWait): Promise<LowLatencyDispatchResult> =>
       this.#engine.receiveDispatch(input, sequence, wait);
-  }
-
-  #summer(sent: SentCombine) {
-    return (wait: LowLatencyWait): Promise<LowLatencyCombineResult> => this.#receiveCombine(sent, wait);
-  }
-
-  async #receiveCombine(sent: SentCombine, wait: LowLatencyWait): Promise<LowLatencyCombineResult> {
-    return this.#combined(await this.#engine.receiveCombine(sent, wait), sent.input.handle);
   }
 
   #combined(combinedX: Tensor<'bf16'>, handle: LowLatencyHandle): LowLatencyCombineResult {

@@ -8,13 +8,13 @@ import {
   lowLatencyFlags,
   lowLatencyMember,
 } from '../../abi/low-latency.ts';
-import { checkOptions, isWhole, type OptionNames } from '../../core/check-options.ts';
+import { checkRules, flag, oneOf, optional, type OptionRules, wholeFrom } from '../../core/check-options.ts';
 import { invalidArgument, show, WeftlineError } from '../../core/errors.ts';
 import type { Device } from '../../device/device.ts';
 import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts';
 import { windowFootprint } from '../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
-import { MAX_TOPK } from '../buffer/buffer-size.ts';
+import { epRules, requireExperts } from '../buffer/buffer-size.ts';
 import { lowLatencyBell, lowLatencyCell, memberBoardLayout } from './members/low-latency-cells.ts';
 import type { MemorySize } from '../memory-size.ts';
 
@@ -108,7 +108,7 @@ export type LowLatencyRegion =
   | 'combineRows';
 
 /** A region of several slots, which calls use in turn. */
-export interface LowLatencySlots extends WindowRegion {
+interface LowLatencySlots extends WindowRegion {
   /** Bytes from one slot to the next. */
   readonly stride: number;
 }
@@ -214,51 +214,24 @@ function strideOf([, bytes]: RegionSlots): number {
   return alignUp(bytes, SLOT_ALIGNMENT);
 }
 
-const configNames: OptionNames<LowLatencyConfig> = {
-  maxTokensPerRank: true,
-  hidden: true,
-  numExperts: true,
-  maxTopk: true,
-  layout: true,
-  maxTokensPerExpert: true,
-  overflow: true,
-  combineTravels: true,
-  elastic: true,
-  numSms: true,
+const configRules: OptionRules<LowLatencyConfig> = {
+  ...epRules,
+  layout: optional(oneOf('expert-major', 'rank-major')),
+  maxTokensPerExpert: optional(wholeFrom(0)),
+  overflow: optional(oneOf('drop', 'fail')),
+  combineTravels: optional(oneOf('rank-sums', 'choices')),
+  elastic: optional(flag),
+  numSms: optional(wholeFrom(0)),
 };
 
 function checkConfig(config: LowLatencyConfig, numRanks: number): void {
-  checkOptions(config, configNames, 'configuration of EpLowLatency');
-  const { maxTokensPerRank, hidden, numExperts, maxTopk, maxTokensPerExpert = 0, numSms = 0 } = config;
-  if (!isWhole(numRanks, 1)) throw invalidArgument('numRanks', numRanks, 'a whole number of at least 1');
-  if (!isWhole(maxTokensPerRank, 1)) {
-    throw invalidArgument('maxTokensPerRank', maxTokensPerRank, 'a whole number of at least 1');
-  }
-  if (!isWhole(hidden, 8) || hidden % 8 !== 0) throw invalidArgument('hidden', hidden, 'a positive multiple of 8');
-  if (!isWhole(numExperts, 1) || numExperts % numRanks !== 0) {
-    throw invalidArgument('numExperts', numExperts, `a positive multiple of the ${numRanks} ranks`);
-  }
-  if (!isWhole(maxTopk, 1) || maxTopk > MAX_TOPK) throw invalidArgument('maxTopk', maxTopk, `1 to ${MAX_TOPK}`);
-  if (!isWhole(maxTokensPerExpert, 0)) {
-    throw invalidArgument('maxTokensPerExpert', maxTokensPerExpert, 'a whole number of at least 0');
-  }
-  if (!isWhole(numSms, 0)) throw invalidArgument('numSms', numSms, 'a whole number of at least 0');
-  requireWord('layout', config.layout, ['expert-major', 'rank-major']);
-  requireWord('overflow', config.overflow, ['drop', 'fail']);
-  requireWord('combineTravels', config.combineTravels, ['rank-sums', 'choices']);
-  if (![undefined, true, false].includes(config.elastic)) {
-    throw invalidArgument('elastic', config.elastic, 'true or false');
-  }
+  checkRules(config, configRules, 'configuration of EpLowLatency');
+  requireExperts(config.numExperts, numRanks);
   if (config.layout !== 'rank-major') return;
   // These would be ignored without a word.
   for (const name of ['maxTokensPerExpert', 'overflow', 'combineTravels'] as const) {
     if (config[name]) throw invalidArgument(name, config[name], "nothing with layout 'rank-major'");
   }
-}
-
-function requireWord(name: string, value: unknown, words: readonly string[]): void {
-  if (value === undefined || (words as readonly unknown[]).includes(value)) return;
-  throw invalidArgument(name, value, words.map((word) => `"${word}"`).join(' or '));
 }
 
 // What belongs together for all parts of one EpLowLatency; handles name it as their owner.

@@ -1,6 +1,14 @@
 // How often each expert was chosen in the last steps: the weights that rebalanceExperts() takes.
 import { requireGroup } from '../../group/tensor-check.ts';
-import { checkOptions, isWhole, type OptionNames, requireFlag } from '../../core/check-options.ts';
+import {
+  checkOptions,
+  checkRules,
+  flag,
+  isWhole,
+  optional,
+  type OptionRules,
+  wholeFrom,
+} from '../../core/check-options.ts';
 import { type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { addSamples, type Sample } from '../../core/metric-table.ts';
@@ -22,7 +30,12 @@ export interface ExpertLoadsOptions {
 /** 1 GiB of them. */
 const MAX_COUNTS = 2 ** 28;
 
-const optionNames: OptionNames<ExpertLoadsOptions> = { layers: true, experts: true, window: true, isMetric: true };
+const optionRules: OptionRules<ExpertLoadsOptions> = {
+  layers: wholeFrom(1),
+  experts: wholeFrom(1),
+  window: wholeFrom(1),
+  isMetric: optional(flag),
+};
 
 /**
  * Counts of this rank, by layer and logical expert, over a window of steps. A rank counts what its own tokens choose
@@ -42,12 +55,8 @@ export class ExpertLoads {
 
   /** Fails with WL_INVALID_ARGUMENT. */
   constructor(options: ExpertLoadsOptions) {
-    checkOptions(options, optionNames, 'options of ExpertLoads');
-    requireFlag('isMetric', options.isMetric);
+    checkRules(options, optionRules, 'options of ExpertLoads');
     const { layers, experts, window } = options;
-    for (const [name, value] of Object.entries({ layers, experts, window })) {
-      if (!isWhole(value, 1)) throw invalidArgument(name, value, 'a whole number of at least 1');
-    }
     const counts = window * layers * experts;
     if (counts > MAX_COUNTS) throw invalidArgument('window * layers * experts', counts, `at most ${MAX_COUNTS} counts`);
     this.layers = layers;

@@ -1,24 +1,19 @@
 // Moves fragments on a GPU by one kernel per launch. Hot path: what a launch needs is made once.
 import {
-  BLOCK_HEADER_WORDS,
   blockHeaderWord,
   descriptorBlockHeader,
-  FRAGMENT_WORDS,
   fragmentDescriptor,
   type moveFragmentsArguments,
-  RING_DESCRIPTORS,
   RING_SLOT_BYTES,
 } from '../../abi/unpack.ts';
-import { invalidArgument, type WeftlineError } from '../../core/errors.ts';
-import type { StayingWork } from '../../device/cuda/cuda-context.ts';
-import { CudaDevice } from '../../device/cuda/cuda-device.ts';
+import { invalidArgument } from '../../core/errors.ts';
+import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import { type CudaEvent, type PollOptions, pollUntil } from '../../device/cuda/cuda-event.ts';
 import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
-import type { HostMemory } from '../../device/cuda/host-memory.ts';
 import type { LaunchPlan } from '../../device/cuda/kernel.ts';
-import type { HostAccess, Tensor } from '../../device/tensor.ts';
+import type { Tensor } from '../../device/tensor.ts';
 import { type CheckedConfig, checkStream, type FragmentEngine, type FragmentRun } from '../launcher-config.ts';
-import { MissedFlags } from './missed-flags.ts';
+import { GpuRing } from './gpu-ring.ts';
 import type { Direction } from '../ring-writer.ts';
 import { kernelFiles } from '../../device/cuda/kernel-files.ts';
 
@@ -42,23 +37,17 @@ interface Marks {
   readonly end: CudaEvent;
 }
 
-export class LaunchedFragments implements FragmentEngine {
+export class LaunchedFragments extends GpuRing implements FragmentEngine {
   readonly warps: number;
   readonly #warpsPerSm: number;
-  readonly #device: CudaDevice;
-  readonly #config: CheckedConfig;
   readonly #small: MovePlan;
   readonly #large: MovePlan;
-  readonly #host: HostMemory;
   /** Copies of the blocks, where kernels read them if they are copied. */
   readonly #copy: Tensor | undefined;
-  readonly #slots: readonly Uint32Array[];
   readonly #marks: readonly Marks[];
-  readonly #flags: MissedFlags;
   /** CUstreams on which kernels have waited for ready flags. */
   readonly #waitingStreams = new Set<number>();
   readonly #stopJudging: () => void;
-  readonly #staying: StayingWork;
 
   /** Compiles the kernels unless they are in a cache. Fails with WL_COMPILE, WL_UNSUPPORTED, WL_MEMORY or WL_CUDA. */
   static async create(
@@ -75,58 +64,43 @@ export class LaunchedFragments implements FragmentEngine {
   }
 
   private constructor(device: CudaDevice, config: CheckedConfig, { small, large, warpsPerSm }: Plans) {
+    super(device, config, () => undefined);
     const { slots, numSms, memory, profiling, timeoutMs } = config;
     this.#warpsPerSm = warpsPerSm;
     this.warps = numSms * warpsPerSm;
-    this.#device = device;
-    this.#config = config;
     this.#small = small;
     this.#large = large;
-    this.#host = device.allocateHost(slots * RING_SLOT_BYTES);
     this.#copy = memory === 'copied' ? device.empty('u8', [slots * RING_SLOT_BYTES]) : undefined;
-    const words = BLOCK_HEADER_WORDS + RING_DESCRIPTORS * FRAGMENT_WORDS;
-    const { buffer } = this.#host;
-    this.#slots = Array.from({ length: slots }, (_, slot) => new Uint32Array(buffer, slot * RING_SLOT_BYTES, words));
     this.#marks = Array.from({ length: slots }, () => ({
       begin: profiling ? device.createEvent({ timing: true }) : undefined,
       end: device.createEvent({ timing: profiling }),
     }));
-    this.#flags = new MissedFlags(device, config, (slot) => this.#slots[slot]!);
     // Whoever waits for what lies behind a launch learns that it was not moved; others have nothing to do with it.
     this.#stopJudging = device.context.judgeWaits((isDone, stream) => {
-      if (isDone && stream !== undefined && this.#waitingStreams.has(stream)) this.#flags.throwIfExpired();
+      if (isDone && stream !== undefined && this.#waitingStreams.has(stream)) this.flags.throwIfExpired();
     });
-    this.#staying = { leave: () => undefined, giveUp: () => this.#flags.giveUp() };
-    device.context.stayingWork.add(this.#staying);
     for (const { arguments: set } of [small, large]) {
-      set.set('ring', this.#copy?.address ?? this.#host.deviceAddress);
+      set.set('ring', this.#copy?.address ?? this.ring.deviceAddress);
       set.set('slots', slots);
-      set.set('trap', this.#flags.trap);
-      set.set('missed', this.#flags.missed);
+      set.set('trap', this.flags.trap);
+      set.set('missed', this.flags.missed);
       set.set('timeoutNs', timeoutMs * 1e6);
     }
+    this.stay();
   }
 
-  reaches(device: HostAccess): boolean {
-    return device instanceof CudaDevice && device.context.ordinal === this.#device.context.ordinal;
-  }
-
-  slotWords(slot: number): Uint32Array {
-    return this.#slots[slot]!;
-  }
-
-  requireOpen(stream: CudaStream = this.#config.stream ?? this.#device.stream): void {
-    this.#device.context.enter();
+  requireOpen(stream: CudaStream = this.config.stream ?? this.device.stream): void {
+    this.device.context.enter();
     checkStream(stream);
-    if (stream.context === this.#device.context) return;
-    const { ordinal } = this.#device.context;
+    if (stream.context === this.device.context) return;
+    const { ordinal } = this.device.context;
     throw invalidArgument('stream', `a stream of GPU ${stream.context.ordinal}`, `one of GPU ${ordinal}`);
   }
 
-  submit(run: Readonly<FragmentRun>, stream: CudaStream = this.#config.stream ?? this.#device.stream): void {
+  submit(run: Readonly<FragmentRun>, stream: CudaStream = this.config.stream ?? this.device.stream): void {
     const { ticket, firstSlot, blocks, mostDescriptors } = run;
     if (run.waits) {
-      this.#flags.begin(run);
+      this.flags.begin(run);
       this.#waitingStreams.add(stream.handle);
     }
     const { begin, end } = this.#marks[ticket]!;
@@ -142,7 +116,7 @@ export class LaunchedFragments implements FragmentEngine {
     set.set('groupDescriptors', group);
     set.set('groupsPerBlock', groupsPerBlock);
     set.set('waits', run.waits ? 1 : 0);
-    plan.setGrid(Math.min(this.#config.numSms, Math.ceil((groupsPerBlock * blocks) / this.#warpsPerSm)));
+    plan.setGrid(Math.min(this.config.numSms, Math.ceil((groupsPerBlock * blocks) / this.#warpsPerSm)));
     plan.launch(stream);
     end.record(stream);
   }
@@ -151,12 +125,8 @@ export class LaunchedFragments implements FragmentEngine {
     return this.#marks[ticket]!.end.isDone();
   }
 
-  failureOf(firstSlot: number, blocks: number): WeftlineError | undefined {
-    return this.#flags.failureOf(firstSlot, blocks);
-  }
-
   pollUntil(ready: () => boolean, options: PollOptions): Promise<void> {
-    return pollUntil(() => this.#device.context.isGood(ready()), options);
+    return pollUntil(() => this.device.context.isGood(ready()), options);
   }
 
   microsecondsOf(ticket: number): number {
@@ -166,34 +136,23 @@ export class LaunchedFragments implements FragmentEngine {
 
   async close(beforeRelease?: () => void): Promise<void> {
     this.#stopJudging();
-    const { context } = this.#device;
-    if (context.lost === undefined && !context.disposed) {
-      // Kernels read the ring: it stays until they have ended.
-      await this.#flags.drain(() => this.#marks.every(({ end }) => end.isDone()));
-    }
-    context.stayingWork.delete(this.#staying);
-    beforeRelease?.();
-    for (const { begin, end } of this.#marks) {
-      begin?.[Symbol.dispose]();
-      end[Symbol.dispose]();
-    }
-    this.#copy?.close();
-    this.#flags[Symbol.dispose]();
-    this.#host[Symbol.dispose]();
+    const events = this.#marks.flatMap(({ begin, end }) => (begin === undefined ? [end] : [begin, end]));
+    const parts = this.#copy === undefined ? events : [...events, this.#copy];
+    await this.end(() => this.#marks.every(({ end }) => end.isDone()), beforeRelease, parts);
   }
 
   /** Headers and as many descriptors as there are. */
   #copyBlocks(copy: Tensor, { firstSlot, blocks }: Readonly<FragmentRun>, stream: CudaStream): void {
-    const { context } = this.#device;
+    const { context } = this.device;
     for (let block = 0; block < blocks; block++) {
-      const slot = (firstSlot + block) % this.#config.slots;
-      const count = this.#slots[slot]![blockHeaderWord.count]!;
+      const slot = (firstSlot + block) % this.config.slots;
+      const count = this.slots[slot]![blockHeaderWord.count]!;
       const bytes = descriptorBlockHeader.size + count * fragmentDescriptor.size;
       const at = slot * RING_SLOT_BYTES;
       context.enter();
       const status = context.driver.cuMemcpyHtoDAsync(
         copy.address + at,
-        this.#host.hostAddress + at,
+        this.ring.hostAddress + at,
         bytes,
         stream.handle,
       );

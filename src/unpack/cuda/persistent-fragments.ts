@@ -1,28 +1,23 @@
 // Moves fragments on a GPU by a kernel that stays: a launch writes descriptors and a counter, and calls no driver.
 import {
-  BLOCK_HEADER_WORDS,
   blockHeaderWord,
-  FRAGMENT_WORDS,
   persistentControl,
   type persistentArguments,
   persistentShared,
   persistentStates,
-  RING_DESCRIPTORS,
-  RING_SLOT_BYTES,
   slotShareWord,
 } from '../../abi/unpack.ts';
 import { wideAt, wordOffsets } from '../../abi/layout.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
-import type { StayingWork } from '../../device/cuda/cuda-context.ts';
-import { CudaDevice } from '../../device/cuda/cuda-device.ts';
+import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
 import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import type { HostMemory } from '../../device/cuda/host-memory.ts';
 import type { LaunchPlan } from '../../device/cuda/kernel.ts';
 import { type PollOptions, pollUntil } from '../../device/cuda/cuda-event.ts';
-import type { HostAccess, Tensor } from '../../device/tensor.ts';
+import type { Tensor } from '../../device/tensor.ts';
 import { BlockSpans, type Direction } from '../ring-writer.ts';
 import type { CheckedConfig, FragmentEngine, FragmentRun } from '../launcher-config.ts';
-import { MissedFlags } from './missed-flags.ts';
+import { GpuRing } from './gpu-ring.ts';
 import { kernelFiles } from '../../device/cuda/kernel-files.ts';
 
 const THREADS = 512;
@@ -38,14 +33,10 @@ const controlAt = wordOffsets(persistentControl);
 
 type PersistentPlan = LaunchPlan<keyof typeof persistentArguments.offset>;
 
-export class PersistentFragments implements FragmentEngine {
+export class PersistentFragments extends GpuRing implements FragmentEngine {
   readonly warps: number;
-  readonly #device: CudaDevice;
-  readonly #config: CheckedConfig;
   readonly #plan: PersistentPlan;
   readonly #stream: CudaStream;
-  readonly #ring: HostMemory;
-  readonly #slots: readonly Uint32Array[];
   readonly #controlMemory: HostMemory;
   /** One for each kernel in turn. INVARIANT: each kernel that has not left but the first of them has a post to do. */
   readonly #controls: readonly Int32Array[];
@@ -64,8 +55,6 @@ export class PersistentFragments implements FragmentEngine {
   /** The last post that was done in each slot. */
   readonly #done: Int32Array;
   readonly #shared: Tensor;
-  readonly #flags: MissedFlags;
-  readonly #staying: StayingWork;
   /** First slot, blocks and first post of each ticket. */
   readonly #firstSlots: Int32Array;
   readonly #blocks: Int32Array;
@@ -84,16 +73,11 @@ export class PersistentFragments implements FragmentEngine {
   }
 
   private constructor(device: CudaDevice, config: CheckedConfig, plan: PersistentPlan, direction: Direction) {
+    super(device, config, () => this.#leave());
     const { slots, numSms, timeoutMs, idleMs } = config;
     this.warps = (numSms * THREADS) / 32;
-    this.#device = device;
-    this.#config = config;
     this.#plan = plan;
     this.#stream = device.createStream();
-    this.#ring = device.allocateHost(slots * RING_SLOT_BYTES);
-    const words = BLOCK_HEADER_WORDS + RING_DESCRIPTORS * FRAGMENT_WORDS;
-    const { buffer } = this.#ring;
-    this.#slots = Array.from({ length: slots }, (_, slot) => new Uint32Array(buffer, slot * RING_SLOT_BYTES, words));
     const { size } = persistentControl;
     const controls = slots + 2;
     const controlMemory = device.allocateHost(controls * size + 4 * slots);
@@ -107,33 +91,23 @@ export class PersistentFragments implements FragmentEngine {
     this.#shared = device.empty('u8', [persistentShared.size + 4 * slots]);
     // This comes in front of the kernels, which run on this stream.
     device.setBytes(this.#shared, 0, this.#stream);
-    this.#flags = new MissedFlags(device, config, (slot) => this.#slots[slot]!);
-    this.#staying = { leave: () => this.#leave(), giveUp: () => this.#flags.giveUp() };
-    device.context.stayingWork.add(this.#staying);
     this.#firstSlots = new Int32Array(slots);
     this.#blocks = new Int32Array(slots);
     this.#firstPosts = new Int32Array(slots);
     const set = plan.arguments;
-    set.set('ring', this.#ring.deviceAddress);
+    set.set('ring', this.ring.deviceAddress);
     set.set('done', controlMemory.deviceAddress + controls * size);
     set.set('shared', this.#shared.address);
-    set.set('trap', this.#flags.trap);
-    set.set('missed', this.#flags.missed);
+    set.set('trap', this.flags.trap);
+    set.set('missed', this.flags.missed);
     set.set('timeoutNs', timeoutMs * 1e6);
     set.set('idleNs', idleMs * 1e6);
     set.set('slots', slots);
-  }
-
-  reaches(device: HostAccess): boolean {
-    return device instanceof CudaDevice && device.context.ordinal === this.#device.context.ordinal;
-  }
-
-  slotWords(slot: number): Uint32Array {
-    return this.#slots[slot]!;
+    this.stay();
   }
 
   requireOpen(stream?: CudaStream): void {
-    this.#device.context.enter();
+    this.device.context.enter();
     if (stream !== undefined) {
       throw invalidArgument('stream', 'a stream', 'none: a persistent launcher has a stream of its own');
     }
@@ -142,7 +116,7 @@ export class PersistentFragments implements FragmentEngine {
 
   submit(run: Readonly<FragmentRun>): void {
     const { ticket, firstSlot, blocks } = run;
-    if (run.waits) this.#flags.begin(run);
+    if (run.waits) this.flags.begin(run);
     this.#firstSlots[ticket] = firstSlot;
     this.#blocks[ticket] = blocks;
     this.#firstPosts[ticket] = this.#posted + 1;
@@ -165,7 +139,7 @@ export class PersistentFragments implements FragmentEngine {
   }
 
   isDone(ticket: number): boolean {
-    const { context } = this.#device;
+    const { context } = this.device;
     context.enter();
     for (let block = 0; block < this.#blocks[ticket]!; block++) {
       if (this.#isPostDone(this.#firstPosts[ticket]! - 1 + block)) continue;
@@ -177,10 +151,6 @@ export class PersistentFragments implements FragmentEngine {
     return true;
   }
 
-  failureOf(firstSlot: number, blocks: number): WeftlineError | undefined {
-    return this.#flags.failureOf(firstSlot, blocks);
-  }
-
   pollUntil(ready: () => boolean, options: PollOptions): Promise<void> {
     return pollUntil(ready, options);
   }
@@ -190,19 +160,9 @@ export class PersistentFragments implements FragmentEngine {
     return 0;
   }
 
-  async close(beforeRelease?: () => void): Promise<void> {
-    const { context } = this.#device;
-    if (context.lost === undefined && !context.disposed) {
-      this.#leave();
-      await this.#flags.drain(() => this.#stream.isIdle());
-    }
-    context.stayingWork.delete(this.#staying);
-    beforeRelease?.();
-    this.#stream[Symbol.dispose]();
-    this.#shared.close();
-    this.#flags[Symbol.dispose]();
-    this.#controlMemory[Symbol.dispose]();
-    this.#ring[Symbol.dispose]();
+  close(beforeRelease?: () => void): Promise<void> {
+    const parts = [this.#stream, this.#shared, this.#controlMemory];
+    return this.end(() => this.#stream.isIdle(), beforeRelease, parts);
   }
 
   /** The kernel ends when all that was posted is done. */
@@ -231,14 +191,14 @@ export class PersistentFragments implements FragmentEngine {
 
   /** Writes what each warp takes of the slots: one after the other as many descriptors as there are for each of them. */
   #shareOut({ firstSlot, blocks }: Readonly<FragmentRun>): void {
-    const { slots } = this.#config;
+    const { slots } = this.config;
     let all = 0;
     for (let block = 0; block < blocks; block++) {
-      all += this.#slots[(firstSlot + block) % slots]![blockHeaderWord.count]!;
+      all += this.slots[(firstSlot + block) % slots]![blockHeaderWord.count]!;
     }
     const group = Math.min(MAX_GROUP_DESCRIPTORS, Math.max(1, Math.ceil(all / this.warps)));
     for (let block = 0; block < blocks; block++) {
-      const words = this.#slots[(firstSlot + block) % slots]!;
+      const words = this.slots[(firstSlot + block) % slots]!;
       words[slotShareWord.groupDescriptors] = group;
       words[slotShareWord.firstWarp] = this.#nextWarp;
       this.#nextWarp = (this.#nextWarp + Math.ceil(words[blockHeaderWord.count]! / group)) % this.warps;
@@ -247,7 +207,7 @@ export class PersistentFragments implements FragmentEngine {
 
   /** `post`: counted from 0. */
   #isPostDone(post: number): boolean {
-    return Atomics.load(this.#done, post % this.#config.slots) === ((post + 1) | 0);
+    return Atomics.load(this.#done, post % this.config.slots) === ((post + 1) | 0);
   }
 
   /**
@@ -255,7 +215,7 @@ export class PersistentFragments implements FragmentEngine {
    * writes, or writes what that reads, and so must be moved by a kernel behind it.
    */
   #mustFollow({ firstSlot, blocks }: Readonly<FragmentRun>): boolean {
-    const { slots } = this.#config;
+    const { slots } = this.config;
     while (this.#settled < this.#posted && this.#isPostDone(this.#settled)) this.#settled += 1;
     let follows = false;
     for (let block = 0; block < blocks; block++) {
@@ -270,7 +230,7 @@ export class PersistentFragments implements FragmentEngine {
   }
 
   #readSpans(slot: number): void {
-    const words = this.#slots[slot]!;
+    const words = this.slots[slot]!;
     if (words[blockHeaderWord.count] === 0) {
       this.#spans.leaveOut(slot);
       return;
@@ -315,7 +275,7 @@ export class PersistentFragments implements FragmentEngine {
 
   /** Starts a kernel behind the one that left, in the order of the stream. */
   #start(): void {
-    const { slots } = this.#config;
+    const { slots } = this.config;
     const set = this.#plan.arguments;
     set.set('control', this.#controlMemory.deviceAddress + this.#control.byteOffset);
     const missing = (this.#posted - this.#control[controlAt.taken]!) >>> 0;

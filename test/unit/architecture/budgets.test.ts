@@ -5,7 +5,7 @@ import { listFiles, readSource } from './source-tree.ts';
 
 /** The most lines and the most exported names, by folder. */
 const budgets: Readonly<Record<string, readonly [lines: number, names: number]>> = {
-  'src/core': [1650, 120],
+  'src/core': [1670, 126],
   'src/abi': [2450, 197],
   'src/congestion': [450, 10],
   'src/settings': [820, 10],
@@ -15,15 +15,15 @@ const budgets: Readonly<Record<string, readonly [lines: number, names: number]>>
   'src/metrics': [820, 25],
   'src/meeting': [1530, 52],
   'src/rails': [670, 26],
-  'src/device': [4390, 121],
-  'src/unpack': [2220, 30],
+  'src/device': [4390, 120],
+  'src/unpack': [2190, 30],
   'src/world': [6290, 166],
-  'src/windows': [1580, 44],
+  'src/windows': [1610, 44],
   'src/transport': [15_060, 294],
   'src/agent': [19_930, 409],
   'src/device-api': [3020, 50],
   'src/group': [3040, 71],
-  'src/ep': [15_520, 291],
+  'src/ep': [15_240, 286],
   'src/collectives': [8110, 189],
   'src/reference': [830, 30],
   'src/programs': [23_060, 490],

@@ -25,7 +25,7 @@ import { readTableFile } from '#lib/collectives/algorithm-table.js';
 import { openGuarded, readInput, replaceFile, writeOutput } from '#lib/core/guarded-file.js';
 import { readBundle, writeBundle } from '#lib/device/cuda/jit/aot-bundle.js';
 import { CubinCache } from '#lib/device/cuda/jit/cubin-cache.js';
-import { readUserText } from '#lib/device/cuda/user-kernels.js';
+import { readUserText } from '#lib/device/cuda/kernel.js';
 import { readModelConfig } from '#lib/programs/moe/checkpoint/model-folder.js';
 import { SafetensorsWriter } from '#lib/programs/moe/safetensors-file.js';
 import { collectTrace } from '#lib/programs/cli/trace-command.js';

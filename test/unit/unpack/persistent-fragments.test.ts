@@ -1,13 +1,7 @@
 // What a persistent launcher tells its kernel, with a driver and a kernel that are only pretended.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import {
-  blockHeaderWord,
-  persistentControl,
-  persistentStates,
-  RING_SLOT_BYTES,
-  slotShareWord,
-} from '#lib/abi/unpack.js';
+import { blockHeaderWord, persistentControl, persistentStates, slotShareWord } from '#lib/abi/unpack.js';
 import { CudaContext } from '#lib/device/cuda/cuda-context.js';
 import type { CudaDevice } from '#lib/device/cuda/cuda-device.js';
 import { CudaStream } from '#lib/device/cuda/cuda-stream.js';
@@ -66,13 +60,13 @@ async function pretend(timeoutMs = 30_000): Promise<Pretended> {
     stream: createStream(),
     createStream,
     allocateHost: (bytes: number) => new HostMemory(context, bytes),
-    empty: () => ({ address: 4096, close: () => undefined }),
+    empty: () => ({ address: 4096, [Symbol.dispose]: () => undefined }),
     setBytes: () => undefined,
     loadKernels: () => Promise.resolve({ unpackPersistent: kernel, packPersistent: kernel }),
   };
   const config = checkConfig({ persistent: true, idleMs: 1, timeoutMs, pool: { slots: SLOTS }, numSms: 2 }, 4);
   const engine = await PersistentFragments.create(device as unknown as CudaDevice, config, 'unpack');
-  const memory = memories.find(({ byteLength }) => byteLength < RING_SLOT_BYTES)!;
+  const memory = memories.find(({ byteLength }) => byteLength === 4 * (CONTROLS * CONTROL_WORDS + SLOTS))!;
   return Object.assign(made, { engine, words: new Int32Array(memory), launches, context, status });
 }
 

@@ -1,22 +1,11 @@
 // The CPU's way of an EpBuffer call: tables in WebAssembly memory, kernels that write into the windows, barriers between.
+import { alignUp } from '../../../abi/layout.ts';
 import { type CallWait, remaining, sooner } from '../../../core/deadline.ts';
-import { type DType, dtypes } from '../../../core/dtype.ts';
-import { WeftlineError } from '../../../core/errors.ts';
+import { dtypes } from '../../../core/dtype.ts';
 import { traceBegin, traceEnd } from '../../../core/trace.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
 import { TensorSet } from '../../../device/device.ts';
-import { type MemoryRange, Tensor } from '../../../device/tensor.ts';
-import { fillAddressTables } from '../../../group/address-table.ts';
-import { agreeOn } from '../../../group/agree.ts';
-import { type Call, callWord, describeCall } from '../../../group/calls.ts';
-import { CountExchange, type ExchangeCounts, type ExchangeHeader } from '../../../group/exchange.ts';
-import type { HostNetwork } from '../../../group/network/host-network.ts';
-import { throwIfUnusable } from '../../../group/network/throw-if-unusable.ts';
-import { eventAtOnce } from '../../../group/overlap.ts';
-import { PeerMemory } from '../../../group/peer-memory.ts';
-import { checkMemoryBudget } from '../../../windows/memory-budget.ts';
-import { SymmetricWindow } from '../../../windows/symmetric-window.ts';
-import type { RankGroup } from '../../../world/rank-group.ts';
+import type { Tensor } from '../../../device/tensor.ts';
 import { checkRdmaBuffer, countedHosts, ranksOfHosts } from '../../across-hosts/network-size.ts';
 import {
   bufferSize,
@@ -25,9 +14,21 @@ import {
   type EpBufferSize,
   type EpRegion,
 } from '../buffer-size.ts';
-import type { CheckedCombine, DispatchPlanInput, EpScope, RowsLike } from '../call-arguments.ts';
+import type {
+  CheckedCombine,
+  CombineResult,
+  DispatchPlanInput,
+  DispatchResult,
+  EpCallOptions,
+  EpEngine,
+  EpScope,
+  RowsLike,
+} from '../call-arguments.ts';
+import { BufferRows, type CombineSums, type EpTables, makeEpTables } from './buffer-rows.ts';
+import type { CpuBufferNetwork } from './cpu-buffer-network.ts';
 import { DispatchHandle } from '../dispatch-handle.ts';
 import {
+  capacityError,
   checkCounts,
   compareLayouts,
   computeLayout,
@@ -37,10 +38,78 @@ import {
   type Refusal,
   throwIfRefused,
 } from '../dispatch-layout.ts';
-import type { CombineResult, DispatchResult, EpCallOptions, EpEngine } from '../engine.ts';
-import { BufferRows, type CombineSums, type EpTables, makeEpTables } from './buffer-rows.ts';
-import { planReceive, type ReceivePlan } from '../receive-plan.ts';
-import type { CpuBufferNetwork } from './cpu-buffer-network.ts';
+import { fillAddressTables } from '../../../group/address-table.ts';
+import { agreeOn } from '../../../group/agree.ts';
+import { type Call, callWord, describeCall } from '../../../group/calls.ts';
+import { CountExchange, type ExchangeCounts, type ExchangeHeader } from '../../../group/exchange.ts';
+import type { HostNetwork } from '../../../group/network/host-network.ts';
+import { throwIfUnusable } from '../../../group/network/throw-if-unusable.ts';
+import { eventAtOnce } from '../../../group/overlap.ts';
+import { PeerMemory } from '../../../group/peer-memory.ts';
+import { checkMemoryBudget } from '../../../windows/memory-budget.ts';
+import { PlacedRegions } from '../../../windows/region-layout.ts';
+import { SymmetricWindow } from '../../../windows/symmetric-window.ts';
+import type { RankGroup } from '../../../world/rank-group.ts';
+
+// Finds out from everyone's counts where this rank's rows start at each destination, and how many it will receive.
+
+interface ReceivePlan {
+  readonly numRecvTokens: number;
+  /** Choices of each local expert by all ranks, rounded up to the alignment. */
+  readonly numRecvTokensPerExpert: readonly number[];
+  /** [s * n + d]: rows that ranks 0..s together send to rank d. */
+  readonly rankPrefixMatrix: Int32Array;
+}
+
+interface ReceivePlanOptions {
+  readonly exchange: CountExchange;
+  readonly tables: EpTables;
+  readonly rank: number;
+  /** World ranks, for errors. */
+  readonly ranks: readonly number[];
+  readonly expertAlignment: number;
+}
+
+/**
+ * Behind the barrier of the exchange. Leaves in `tables.nextRow` the row at each rank where this rank's tokens begin. Every
+ * rank fails with the same WL_CONFIG_MISMATCH if they disagree, WL_CAPACITY if one would get more rows than its own bound.
+ */
+function planReceive(device: CpuDevice, options: ReceivePlanOptions): ReceivePlan {
+  const { exchange, tables, rank, ranks, expertAlignment } = options;
+  const { records, rankPrefix, perLocalExpert, nextRow, shape } = tables;
+  const n = ranks.length;
+  const exceeded = device.kernels.planReceive(
+    records.address + exchange.parity * n * 4,
+    n,
+    shape.experts,
+    rank,
+    rankPrefix.address,
+    nextRow.address,
+    perLocalExpert.address,
+  );
+  // A copy that is not shared.
+  const rankPrefixMatrix = rankPrefix.view().slice();
+  if (exceeded !== GOOD) {
+    exchange.requireAgreement();
+    const rows = rankPrefixMatrix[(n - 1) * n + exceeded]!;
+    throw capacityError(ranks[exceeded]!, { rows, bound: exchange.rowBoundOf(exceeded) });
+  }
+  return {
+    numRecvTokens: rankPrefixMatrix[(n - 1) * n + rank]!,
+    numRecvTokensPerExpert: alignedCounts(perLocalExpert.view(), expertAlignment),
+    rankPrefixMatrix,
+  };
+}
+
+/** Hot path. */
+function alignedCounts(counts: Int32Array, alignment: number): readonly number[] {
+  const aligned: number[] = [];
+  for (let expert = 0; expert < counts.length; expert++) aligned.push(alignUp(counts[expert]!, alignment));
+  return aligned;
+}
+
+/** What the kernel returns if all is well. */
+const GOOD = -1;
 
 /** What an engine is made of, and owns. */
 interface CpuEngineParts {
@@ -56,6 +125,7 @@ const endClosing = (): void => traceEnd('ep.closing');
 
 class CpuEpEngine implements EpEngine {
   readonly window: SymmetricWindow;
+  readonly regions: PlacedRegions<EpRegion>;
   readonly tables: EpTables;
   readonly #scope: EpScope<CpuDevice>;
   readonly #device: CpuDevice;
@@ -69,6 +139,7 @@ class CpuEpEngine implements EpEngine {
 
   constructor(scope: EpScope<CpuDevice>, { window, tables, network, memory }: CpuEngineParts) {
     this.window = window;
+    this.regions = new PlacedRegions(window, scope.size.regions);
     this.tables = tables;
     this.#scope = scope;
     this.#device = scope.device;
@@ -91,10 +162,6 @@ class CpuEpEngine implements EpEngine {
     return this.#network?.exchange.network;
   }
 
-  get mapped(): MemoryRange {
-    return this.window.storage;
-  }
-
   throwIfUnusable(): void {
     throwIfUnusable(this.window.barrier, this.hostNetwork);
   }
@@ -107,10 +174,6 @@ class CpuEpEngine implements EpEngine {
       if (refusal !== undefined) throw refusal.error;
       return layout;
     });
-  }
-
-  regionAddress(region: EpRegion, index = this.window.index): number {
-    return this.window.addresses[index]! + this.#scope.size.regions[region].offset;
   }
 
   barrier(wait: CallWait): Promise<void> {
@@ -327,10 +390,10 @@ class CpuEpEngine implements EpEngine {
   #receive(input: DispatchPlanInput, handle: DispatchHandle, numRecvTokens: number): Omit<DispatchResult, 'event'> {
     const { rows } = handle;
     const { kernels } = this.#device;
-    kernels.copyBytes(handle.recvSrcIdx.address, this.regionAddress('sourceToken'), numRecvTokens * 4);
+    kernels.copyBytes(handle.recvSrcIdx.address, this.regions.address('sourceToken'), numRecvTokens * 4);
     const k = input.topkIdx?.shape[1] ?? 0;
-    const recvTopkIdx = input.topkIdx && this.view(input.topkIdx.dtype, 'topkIdx', [rows, k]);
-    const recvTopkWeights = input.topkWeights && this.view('f32', 'topkWeights', [rows, k]);
+    const recvTopkIdx = input.topkIdx && this.regions.view(input.topkIdx.dtype, 'topkIdx', [rows, k]);
+    const recvTopkWeights = input.topkWeights && this.regions.view('f32', 'topkWeights', [rows, k]);
     // The rows beyond the received ones exist only with numWorstTokens.
     if (rows > numRecvTokens) {
       for (const [tensor, byte] of [
@@ -353,21 +416,12 @@ class CpuEpEngine implements EpEngine {
   }
 
   #receivedRows({ data, scales }: DispatchPlanInput, { rows }: DispatchHandle): RowsLike {
-    const received = this.view(data.dtype, 'rows', [rows, this.#scope.config.hidden]);
+    const received = this.regions.view(data.dtype, 'rows', [rows, this.#scope.config.hidden]);
     if (!scales) return received as Tensor<'bf16'>;
     return {
       data: received as Tensor<'fp8e4m3'>,
-      scales: this.view('f32', 'scales', [rows, scales.shape[1]!]),
+      scales: this.regions.view('f32', 'scales', [rows, scales.shape[1]!]),
     };
-  }
-
-  /** A tensor over one of this rank's own regions. */
-  view<D extends DType>(dtype: D, region: EpRegion, shape: readonly number[]): Tensor<D> {
-    const { address, storage } = this.window;
-    const { offset, bytes } = this.#scope.size.regions[region];
-    const tensor = new Tensor(storage, dtype, shape, address + offset - storage.address);
-    if (tensor.bytes <= bytes) return tensor;
-    throw new WeftlineError('WL_INTERNAL', `A ${dtype} [${shape.join(', ')}] exceeds the ${bytes} bytes of ${region}`);
   }
 }
 

@@ -1,32 +1,34 @@
 // The GPU's way of an EpBuffer call: kernels that meet their peers on the device; the host waits for a count, if at all.
 import { EP_SYNC_BYTES, epPlan, epScratch, epStatus } from '../../../abi/ep.ts';
 import { type CallWait, remaining } from '../../../core/deadline.ts';
-import { type DType, dtypes } from '../../../core/dtype.ts';
-import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
+import { dtypes } from '../../../core/dtype.ts';
+import { invalidArgument, type WeftlineError } from '../../../core/errors.ts';
 import { traceBegin, traceEnd } from '../../../core/trace.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { CudaEvent } from '../../../device/cuda/cuda-event.ts';
 import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
 import { TensorSet } from '../../../device/device.ts';
-import { type MemoryRange, Tensor } from '../../../device/tensor.ts';
+import type { Tensor } from '../../../device/tensor.ts';
 import { CudaHostNetwork, requireNetworkLimits } from '../../across-hosts/cuda-host-network.ts';
 import { bufferSize, type EpBufferConfig, type EpRegion, type SizesByDevice } from '../buffer-size.ts';
-import type { CheckedCombine, DispatchPlanInput, EpScope, RowsLike } from '../call-arguments.ts';
-import {
-  bindLaunches,
-  CudaHostPlan,
-  type CudaLaunches,
-  type DispatchLaunch,
-  type LaunchMemory,
-  loadLaunches,
-} from './cuda-launches.ts';
+import type {
+  CheckedCombine,
+  CombineResult,
+  DispatchPlanInput,
+  DispatchResult,
+  EpCallOptions,
+  EpEngine,
+  EpScope,
+  RowsLike,
+} from '../call-arguments.ts';
+import { bindLaunches, CudaHostPlan, type CudaLaunches, type LaunchMemory, loadLaunches } from './cuda-launches.ts';
 import { DispatchHandle } from '../dispatch-handle.ts';
 import { type DispatchLayout, emptyLayout } from '../dispatch-layout.ts';
-import type { CombineResult, DispatchResult, EpCallOptions, EpEngine } from '../engine.ts';
 import { agreeOn, agreeOnKernels } from '../../../group/agree.ts';
 import { type Call, callWord } from '../../../group/calls.ts';
 import { CudaCallOrder, CudaCalls, type RecordingOf, requireCudaLimits } from '../../../group/cuda-calls.ts';
 import { overlaps } from '../../../group/tensor-check.ts';
+import { PlacedRegions } from '../../../windows/region-layout.ts';
 import { CudaWindow } from '../../../windows/cuda-window.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
 
@@ -45,6 +47,7 @@ interface EngineParts extends Pick<LaunchMemory, 'hostPlan' | 'counter' | 'scrat
 }
 
 class CudaEpEngine implements EpEngine {
+  readonly regions: PlacedRegions<EpRegion>;
   readonly #scope: EpScope<CudaDevice>;
   readonly #device: CudaDevice;
   readonly #window: CudaWindow;
@@ -63,6 +66,7 @@ class CudaEpEngine implements EpEngine {
   constructor(scope: EpScope<CudaDevice>, parts: EngineParts) {
     const { device } = scope;
     const { launches, window, calls, hooks, hostPlan, counter, scratch } = parts;
+    this.regions = new PlacedRegions(window, scope.size.regions, EP_SYNC_BYTES);
     this.#scope = scope;
     this.#device = device;
     this.#window = window;
@@ -81,10 +85,6 @@ class CudaEpEngine implements EpEngine {
 
   get hostNetwork(): CudaHostNetwork | undefined {
     return this.#network;
-  }
-
-  get mapped(): MemoryRange {
-    return this.#window.storage;
   }
 
   guardLaunches(requireIdle: (what: string) => void): void {
@@ -161,8 +161,8 @@ class CudaEpEngine implements EpEngine {
     const k = input.topkIdx?.shape[1] ?? 0;
     return {
       recvX: this.#receivedRows(input, rows),
-      recvTopkIdx: input.topkIdx && this.view(input.topkIdx.dtype, 'topkIdx', [rows, k]),
-      recvTopkWeights: input.topkWeights && this.view('f32', 'topkWeights', [rows, k]),
+      recvTopkIdx: input.topkIdx && this.regions.view(input.topkIdx.dtype, 'topkIdx', [rows, k]),
+      recvTopkWeights: input.topkWeights && this.regions.view('f32', 'topkWeights', [rows, k]),
       numRecvTokensPerExpert: handle.numRecvTokensPerExpert,
       handle,
       event,
@@ -221,17 +221,6 @@ class CudaEpEngine implements EpEngine {
     await this.#scope.group.barrier('ep', remaining(wait));
   }
 
-  view<D extends DType>(dtype: D, region: EpRegion, shape: readonly number[]): Tensor<D> {
-    const { offset, bytes } = this.#scope.size.regions[region];
-    const tensor = new Tensor(this.#window.storage, dtype, shape, EP_SYNC_BYTES + offset);
-    if (tensor.bytes <= bytes) return tensor;
-    throw new WeftlineError('WL_INTERNAL', `A ${dtype} [${shape.join(', ')}] exceeds the ${bytes} bytes of ${region}`);
-  }
-
-  regionAddress(region: EpRegion, index = this.#window.index): number {
-    return this.#window.addresses[index]! + EP_SYNC_BYTES + this.#scope.size.regions[region].offset;
-  }
-
   async close(): Promise<void> {
     // Kernels that still run use the window.
     await this.#order.drained();
@@ -275,7 +264,11 @@ class CudaEpEngine implements EpEngine {
     this.#record();
     // Whatever may fail comes before the epochs are taken: the other ranks count them too.
     const stream = this.#order.begin(options);
-    setRows(set, input);
+    const { data, scales } = input;
+    set.set('x', data.address);
+    set.set('scales', scales?.address ?? 0);
+    set.set('scaleBytes', scales ? scales.shape[1]! * 4 : 0);
+    set.set('tokens', input.numTokens);
     set.set('rowWarps', rowWarps(input.numTokens));
     setChoices(set, input);
     set.set('rowTable', to.rowTable.address);
@@ -324,15 +317,15 @@ class CudaEpEngine implements EpEngine {
   }
 
   #receivedRows({ data, scales }: DispatchPlanInput, rows: number): RowsLike {
-    const received = this.view(data.dtype, 'rows', [rows, this.#scope.config.hidden]);
+    const received = this.regions.view(data.dtype, 'rows', [rows, this.#scope.config.hidden]);
     if (!scales) return received as Tensor<'bf16'>;
     const groups = scales.shape[1]!;
-    return { data: received as Tensor<'fp8e4m3'>, scales: this.view('f32', 'scales', [rows, groups]) };
+    return { data: received as Tensor<'fp8e4m3'>, scales: this.regions.view('f32', 'scales', [rows, groups]) };
   }
 
   /** Brings a tensor to where the peers read it, in the order of the stream, unless it is there already. */
   #stage(tensor: Tensor, region: 'combineRows' | 'combineWeights', stream: CudaStream): void {
-    const target = this.regionAddress(region);
+    const target = this.regions.address(region);
     if (tensor.address === target || tensor.bytes === 0) return;
     if (overlaps(tensor, target, tensor.bytes)) {
       const allowed = 'combineInput of the same handle, or a tensor that shares no bytes with it';
@@ -355,14 +348,7 @@ interface NewHandle {
 
 // What a dispatch sends, as arguments of its kernel.
 
-type DispatchBlock = DispatchLaunch['plan']['arguments'];
-
-function setRows(set: DispatchBlock, { data, scales, numTokens }: DispatchPlanInput): void {
-  set.set('x', data.address);
-  set.set('scales', scales?.address ?? 0);
-  set.set('scaleBytes', scales ? scales.shape[1]! * 4 : 0);
-  set.set('tokens', numTokens);
-}
+type DispatchBlock = CudaLaunches['dispatch']['bf16']['plan']['arguments'];
 
 /** Choices are counted afresh; a layout without them brings its marks and its counts per expert. */
 function setChoices(set: DispatchBlock, { topkIdx, topkWeights, layout }: DispatchPlanInput): void {

@@ -1,19 +1,11 @@
 // The kernels of an EpBuffer on a GPU, prepared once: how many blocks and warps, and what shared memory they stage in.
-import {
-  EP_MAX_BLOCKS,
-  EP_SYNC_BYTES,
-  type epCombineArguments,
-  type epDispatchArguments,
-  epHostPlan,
-  type epLayoutArguments,
-  epStatus,
-} from '../../../abi/ep.ts';
+import { EP_MAX_BLOCKS, EP_SYNC_BYTES, type epDispatchArguments, epHostPlan, epStatus } from '../../../abi/ep.ts';
 import { epRecordWords, exchangeRecordBytes } from '../../../abi/exchange-record.ts';
 import { alignUp, Block, type Layout } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { HostMemory } from '../../../device/cuda/host-memory.ts';
-import type { CudaKernel, LaunchPlan } from '../../../device/cuda/kernel.ts';
+import type { CudaKernel } from '../../../device/cuda/kernel.ts';
 import type { TrapBox } from '../../../device/cuda/trap-box.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import {
@@ -28,24 +20,10 @@ import {
 import { countedHosts } from '../../across-hosts/network-size.ts';
 import type { EpRegion } from '../buffer-size.ts';
 import { type EpScope, MAX_BIASES } from '../call-arguments.ts';
-import { badChoice, choiceAt, recordMismatch } from '../dispatch-layout.ts';
-import { capacityError } from '../receive-plan.ts';
+import { badChoice, capacityError, choiceAt, recordMismatch } from '../dispatch-layout.ts';
 import { kernelFiles } from '../../../device/cuda/kernel-files.ts';
 
-type Names<L> = L extends Layout<infer Name> ? Name : never;
-
-export interface DispatchLaunch {
-  readonly plan: LaunchPlan<Names<typeof epDispatchArguments>>;
-  /** Warps of a block that move rows of that many tokens. */
-  readonly rowWarps: (tokens: number) => number;
-}
-
-export interface CudaLaunches {
-  readonly layout: LaunchPlan<Names<typeof epLayoutArguments>>;
-  /** The launches for each dtype of the rows. */
-  readonly dispatch: Readonly<Record<'bf16' | 'fp8e4m3', DispatchLaunch>>;
-  readonly combine: LaunchPlan<Names<typeof epCombineArguments>>;
-}
+export type CudaLaunches = Awaited<ReturnType<typeof loadLaunches>>;
 
 /** What the launches of a buffer use all its life. */
 export interface LaunchMemory {
@@ -75,7 +53,7 @@ const STATIC_BYTES_ACROSS_HOSTS = 16_384;
 const THREADS_ACROSS_HOSTS = 512;
 
 /** Compiles what is in no cache. Fails with WL_COMPILE, WL_UNSUPPORTED or WL_CUDA. */
-export async function loadLaunches({ device, config, group }: EpScope<CudaDevice>): Promise<CudaLaunches> {
+export async function loadLaunches({ device, config, group }: EpScope<CudaDevice>) {
   const COLUMNS = COLUMN_VARIANTS.find((columns) => config.maxTopk <= columns) ?? COLUMN_VARIANTS[1];
   const isOneHost = countedHosts(group) === 0;
   const HOSTS = isOneHost ? 0 : 1;
@@ -104,6 +82,7 @@ export async function loadLaunches({ device, config, group }: EpScope<CudaDevice
   const sending = { sms: grid, ranks, room, config, maskBytes: isOneHost ? 1 : 4, tried: tried.sending };
   return {
     layout: epLayout.plan({ grid, block: LAYOUT_THREADS }),
+    /** The launches for each dtype of the rows. */
     dispatch: {
       bf16: dispatchPlan(epDispatch, { ...sending, rowBytes }),
       fp8e4m3: dispatchPlan(epDispatch, { ...sending, rowBytes: config.hidden }),
@@ -165,9 +144,9 @@ interface DispatchPlanOptions {
 }
 
 function dispatchPlan(
-  kernel: CudaKernel<Names<typeof epDispatchArguments>>,
+  kernel: CudaKernel<keyof typeof epDispatchArguments.offset>,
   { sms, ranks, room, rowBytes, config, maskBytes, tried }: DispatchPlanOptions,
-): DispatchLaunch {
+) {
   const { numExperts: experts, maxTokensPerRank: tokens } = config;
   const counted = { experts, tokens, maskBytes };
   const counting = countingBlocks(room, counted);
@@ -186,7 +165,9 @@ function dispatchPlan(
   plan.arguments.set('stageBytes', partBytes);
   const few = FEW_TOKENS * maxRowWarps * grid;
   const forFew = (sent: number): number => Math.max(1, Math.min(maxRowWarps, Math.ceil(sent / grid)));
-  return { plan, rowWarps: (sent) => (sent <= few ? forFew(sent) : rowWarps) };
+  /** Warps of a block that move rows of that many tokens. */
+  const warpsFor = (sent: number): number => (sent <= few ? forFew(sent) : rowWarps);
+  return { plan, rowWarps: warpsFor };
 }
 
 function tooManyTokens(maxTokensPerRank: number, numSms: number, most: number): WeftlineError {

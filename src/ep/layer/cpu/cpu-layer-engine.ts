@@ -11,7 +11,7 @@ import type { Tensor } from '../../../device/tensor.ts';
 import type { RoutedTokens } from '../../across-hosts/routed-tokens.ts';
 import { countLayerRows, type LayerRows, layerRows } from '../../buffer/count-rows.ts';
 import { computeLayout, emptyLayout, type LayoutShape, throwIfRefused } from '../../buffer/dispatch-layout.ts';
-import type { EpCallOptions } from '../../buffer/engine.ts';
+import type { EpCallOptions } from '../../buffer/call-arguments.ts';
 import type { CpuLayerMemory } from './cpu-layer-memory.ts';
 import type { DispatchCombineContext } from '../dispatch-combine-context.ts';
 import type { EPConfig, TokenDType } from '../ep-config.ts';

@@ -1,10 +1,10 @@
 // The windows of an all-to-all layer on CPU ranks: one with the count exchange and the barrier, one with the output.
 import type { CallWait } from '../../../core/deadline.ts';
-import type { DType } from '../../../core/dtype.ts';
 import type { CpuDevice } from '../../../device/cpu/cpu-device.ts';
-import { type MemoryRange, Tensor } from '../../../device/tensor.ts';
+import type { Tensor } from '../../../device/tensor.ts';
 import { TensorSet } from '../../../device/device.ts';
 import { checkMemoryBudget } from '../../../windows/memory-budget.ts';
+import { PlacedRegions } from '../../../windows/region-layout.ts';
 import { SymmetricWindow } from '../../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
 import { type AddressTables, fillAddressTables, makeAddressTables } from '../../../group/address-table.ts';
@@ -14,17 +14,18 @@ import { CountExchange } from '../../../group/exchange.ts';
 import type { EPConfig } from '../ep-config.ts';
 import { countedHosts, ranksOfHosts } from '../../across-hosts/network-size.ts';
 import type { CpuLayerNetwork } from './cpu-layer-network.ts';
-import { type LayerMemory, noOutput } from '../layer-memory.ts';
+import { LayerMemory } from '../layer-memory.ts';
 import { type OutputRegion, type OutputSize, outputSize } from '../output-size.ts';
 
 interface Output {
   readonly window: SymmetricWindow;
   readonly size: OutputSize;
+  readonly regions: PlacedRegions<OutputRegion>;
   readonly bases: AddressTables<OutputRegion>;
   readonly set: TensorSet;
 }
 
-export class CpuLayerMemory implements LayerMemory {
+export class CpuLayerMemory extends LayerMemory<Output> {
   readonly kind = 'cpu';
   /** The window whose barrier orders the layer's calls; it holds the exchange records. */
   readonly control: SymmetricWindow;
@@ -35,7 +36,6 @@ export class CpuLayerMemory implements LayerMemory {
   readonly #rdmaBuffer: Tensor<'u8'> | undefined;
   /** The way to the other hosts of a group on several, once there is an output. */
   network: CpuLayerNetwork | undefined;
-  #output: Output | undefined;
 
   /** Collective; without an output yet. */
   static async create(
@@ -53,6 +53,7 @@ export class CpuLayerMemory implements LayerMemory {
     control: SymmetricWindow,
     of: { group: RankGroup; device: CpuDevice; config: EPConfig; rdmaBuffer: Tensor<'u8'> | undefined },
   ) {
+    super();
     this.control = control;
     this.exchange = new CountExchange(of.device, control, {
       offset: 0,
@@ -65,14 +66,6 @@ export class CpuLayerMemory implements LayerMemory {
     this.#device = of.device;
     this.#config = of.config;
     this.#rdmaBuffer = of.rdmaBuffer;
-  }
-
-  get size(): OutputSize {
-    return this.#present().size;
-  }
-
-  get mapped(): MemoryRange {
-    return this.#present().window.storage;
   }
 
   get windowBytes(): number {
@@ -99,29 +92,18 @@ export class CpuLayerMemory implements LayerMemory {
       const window = await SymmetricWindow.create({ ...wait, ...of });
       const { set, bases } = tables as Required<typeof tables>;
       fillAddressTables(bases, { window, group }, size.regions);
-      this.#output = { window, size, bases, set };
+      this.output = { window, size, regions: new PlacedRegions(window, size.regions), bases, set };
       await this.#connect({ window, size }, wait);
     } catch (error) {
-      if (this.#output === undefined) tables.set?.[Symbol.dispose]();
+      if (this.output === undefined) tables.set?.[Symbol.dispose]();
       else this.#releaseOutput();
       throw error;
     }
   }
 
-  view<D extends DType>(dtype: D, region: OutputRegion, shape: readonly number[]): Tensor<D> {
-    const { window, size } = this.#present();
-    const offset = window.address + size.regions[region].offset - window.storage.address;
-    return new Tensor(window.storage, dtype, shape, offset);
-  }
-
-  regionAddress(region: OutputRegion, index?: number): number {
-    const { window, size } = this.#present();
-    return window.addresses[index ?? window.index]! + size.regions[region].offset;
-  }
-
   /** Table of the addresses of a region at all ranks, for kernels. */
   bases(region: OutputRegion): number {
-    return this.#present().bases[region].address;
+    return this.present().bases[region].address;
   }
 
   async close(): Promise<void> {
@@ -143,13 +125,8 @@ export class CpuLayerMemory implements LayerMemory {
   }
 
   #releaseOutput(): void {
-    this.#output?.window[Symbol.dispose]();
-    this.#output?.set[Symbol.dispose]();
-    this.#output = undefined;
-  }
-
-  #present(): Output {
-    if (this.#output === undefined) throw noOutput();
-    return this.#output;
+    this.output?.window[Symbol.dispose]();
+    this.output?.set[Symbol.dispose]();
+    this.output = undefined;
   }
 }

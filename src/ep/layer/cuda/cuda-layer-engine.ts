@@ -11,7 +11,7 @@ import { TensorSet } from '../../../device/device.ts';
 import type { Tensor } from '../../../device/tensor.ts';
 import { CudaHostNetwork } from '../../across-hosts/cuda-host-network.ts';
 import type { CallHooks } from '../../buffer/cuda/cuda-engine.ts';
-import type { EpCallOptions } from '../../buffer/engine.ts';
+import type { EpCallOptions } from '../../buffer/call-arguments.ts';
 import {
   bindLayerLaunches,
   bindOutput,
@@ -354,7 +354,19 @@ class CudaLayerEngine implements LayerEngine {
     const { prepare } = this.#launches;
     const set = prepare.arguments;
     this.#dispatches = this.#calls.nextDispatch;
-    setPrepare(set, sending);
+    const { input, tables } = sending;
+    set.set('topk', input.topkIdx.address);
+    set.set('indexBytes', dtypes[input.topkIdx.dtype].bytes);
+    set.set('rowTable', tables.rowTable.address);
+    set.set('rankTable', tables.rankTable.address);
+    set.set('numInputTokens', tables.numInputTokens.address);
+    set.set('recvCounts', tables.recvCounts?.address ?? 0);
+    set.set('rowBound', input.rowBound);
+    set.set('tokens', input.numTokens);
+    set.set('weightBytes', input.topkWeights ? dtypes[input.topkWeights.dtype].bytes : 0);
+    set.set('scattered', input.fullScatterIndices ? 1 : 0);
+    set.set('wayTable', tables.crossing?.wayTable.address ?? 0);
+    set.set('route', tables.crossing?.route.address ?? 0);
     set.set('timeoutNs', this.#calls.timeoutNs(sending.options));
     set.set('epoch', this.#calls.nextEpochs(1));
     set.set('call', callWord({ kind: 'layer dispatch' }, 'opening'));
@@ -369,7 +381,15 @@ class CudaLayerEngine implements LayerEngine {
     traceBegin('layer.launch');
     const { place } = this.#launches;
     const set = place.arguments;
-    setPlace(set, sending);
+    const { input, tables } = sending;
+    const places = input.fullScatterIndices as Tensor<'i32' | 'i64'>;
+    set.set('topk', input.topkIdx.address);
+    set.set('indexBytes', dtypes[input.topkIdx.dtype].bytes);
+    set.set('places', places.address);
+    set.set('placeBytes', dtypes[places.dtype].bytes);
+    set.set('rowTable', tables.rowTable.address);
+    set.set('rankTable', tables.rankTable.address);
+    set.set('tokens', input.numTokens);
     set.set('timeoutNs', this.#calls.timeoutNs(wait));
     set.set('sequence', this.#dispatches);
     for (let barrier = 0; barrier < 3; barrier++) {
@@ -384,7 +404,18 @@ class CudaLayerEngine implements LayerEngine {
     traceBegin('layer.launch');
     const { dispatch } = this.#launches;
     const set = dispatch.arguments;
-    setDispatch(set, sending);
+    const { input, tables } = sending;
+    set.set('x', input.x.address);
+    set.set('topk', input.topkIdx.address);
+    set.set('indexBytes', dtypes[input.topkIdx.dtype].bytes);
+    set.set('weights', input.topkWeights?.address ?? 0);
+    set.set('weightBytes', input.topkWeights ? dtypes[input.topkWeights.dtype].bytes : 0);
+    set.set('rowTable', tables.rowTable.address);
+    set.set('rankTable', tables.rankTable.address);
+    set.set('tokens', input.numTokens);
+    set.set('rowBound', input.rowBound);
+    set.set('placed', input.fullScatterIndices ? 1 : 0);
+    if (tables.crossing) setCrossing(set, tables.crossing);
     set.set('timeoutNs', this.#calls.timeoutNs(wait));
     set.set('closingEpoch', this.#calls.nextEpochs(1));
     set.set('closingCall', callWord({ kind: 'layer dispatch' }, 'closing'));
@@ -392,73 +423,41 @@ class CudaLayerEngine implements LayerEngine {
     traceEnd('layer.launch');
   }
 
-  #receive(sending: Sending): LayerReceived {
-    const received = { hostPlan: this.#hostPlan, plan: this.#scratch.plan, sequence: this.#dispatches };
-    const { enableLocalCombine } = this.#options;
-    return layerResults({ context: this.#context, memory: this.#memory, enableLocalCombine }, sending, {
-      ...received,
-      widen: this.#launches.widen,
-    });
+  /** Tables that the descriptor needs beyond the next dispatch are copied in the order of the stream. */
+  #receive({ input, tables, set, stream }: Sending): LayerReceived {
+    const { config } = this.#context;
+    const [device, memory, hostPlan] = [this.#device, this.#memory, this.#hostPlan];
+    const { rowBound } = input;
+    const isBounded = rowBound !== 0;
+    const numRecvTokens = isBounded ? rowBound : hostPlan.recvRows[config.rank]!;
+    const handle = new EPAllToAllLayoutDesc(
+      {
+        ...tables,
+        set,
+        owner: this.#context,
+        sequence: this.#dispatches,
+        input,
+        numRecvTokens,
+        numRecvTokensPerExpert: isBounded ? [] : hostPlan.perExpert,
+        firstRows: memory.view('i32', 'firstRow', [numRecvTokens]),
+        duplicates: memory.view('i32', 'duplicates', [numRecvTokens, config.maxTopk]),
+        // A repeated token has two rows at least.
+        repeated: memory.view('i32', 'repeated', [isBounded ? Math.floor(rowBound / 2) : hostPlan.repeated]),
+        plan: isBounded ? this.#scratch.plan : undefined,
+      },
+      {
+        localCombine: this.#options.enableLocalCombine,
+        offsetDtype: config.offsetDtype,
+        copy: (table) => copyTable(device, table, stream),
+        widen: (table) => widenTable(device, table, { widen: this.#launches.widen, stream }),
+      },
+    );
+    return {
+      recvX: memory.view(config.tokenDtype, 'rows', [numRecvTokens, config.hidden]),
+      recvTopkWeights: input.topkWeights && memory.view(config.weightDtype, 'weights', [numRecvTokens]),
+      handle,
+    };
   }
-}
-
-// What a layer's dispatch on a GPU returns, once its kernels are enqueued; and why some calls cannot be made there.
-
-/** What has dispatched. */
-interface Dispatcher {
-  readonly context: DispatchCombineContext;
-  readonly memory: CudaLayerMemory;
-  readonly enableLocalCombine: boolean;
-}
-
-/** What its kernels tell. */
-interface Told {
-  /** The plan of a dispatch without a bound, for which the host has waited. */
-  readonly hostPlan: CudaLayerPlan;
-  /** LayerPlan, in device memory. */
-  readonly plan: Tensor<'u8'>;
-  readonly sequence: number;
-  readonly widen: LayerLaunches['widen'];
-}
-
-/** Tables that the descriptor needs beyond the next dispatch are copied in the order of the stream. */
-function layerResults(
-  { context, memory, enableLocalCombine }: Dispatcher,
-  { input, tables, set, stream }: Sending,
-  { hostPlan, plan, sequence, widen }: Told,
-): LayerReceived {
-  const { config } = context;
-  const { device } = memory;
-  const { rowBound } = input;
-  const isBounded = rowBound !== 0;
-  const numRecvTokens = isBounded ? rowBound : hostPlan.recvRows[config.rank]!;
-  const handle = new EPAllToAllLayoutDesc(
-    {
-      ...tables,
-      set,
-      owner: context,
-      sequence,
-      input,
-      numRecvTokens,
-      numRecvTokensPerExpert: isBounded ? [] : hostPlan.perExpert,
-      firstRows: memory.view('i32', 'firstRow', [numRecvTokens]),
-      duplicates: memory.view('i32', 'duplicates', [numRecvTokens, config.maxTopk]),
-      // A repeated token has two rows at least.
-      repeated: memory.view('i32', 'repeated', [isBounded ? Math.floor(rowBound / 2) : hostPlan.repeated]),
-      plan: isBounded ? plan : undefined,
-    },
-    {
-      localCombine: enableLocalCombine,
-      offsetDtype: config.offsetDtype,
-      copy: (table) => copyTable(device, table, stream),
-      widen: (table) => widenTable(device, table, { widen, stream }),
-    },
-  );
-  return {
-    recvX: memory.view(config.tokenDtype, 'rows', [numRecvTokens, config.hidden]),
-    recvTopkWeights: input.topkWeights && memory.view(config.weightDtype, 'weights', [numRecvTokens]),
-    handle,
-  };
 }
 
 function outgrown(): WeftlineError {
@@ -514,8 +513,6 @@ function widenTable(
 
 // A dispatch of a layer under way on a GPU, and what its kernels are told of it.
 
-type ArgumentsOf<Name extends 'prepare' | 'place' | 'dispatch'> = LayerLaunches[Name]['arguments'];
-
 /** What a dispatch writes for its descriptor. */
 interface NewTables {
   /** i32 [1, maxTokensPerRank, K] */
@@ -549,47 +546,6 @@ function setCrossing(
   set.set('route', route.address);
   set.set('forwardRows', forwardRows.address);
   set.set('forwardRanks', forwardRanks.address);
-}
-
-function setPrepare(set: ArgumentsOf<'prepare'>, { input, tables }: Sending): void {
-  set.set('topk', input.topkIdx.address);
-  set.set('indexBytes', dtypes[input.topkIdx.dtype].bytes);
-  set.set('rowTable', tables.rowTable.address);
-  set.set('rankTable', tables.rankTable.address);
-  set.set('numInputTokens', tables.numInputTokens.address);
-  set.set('recvCounts', tables.recvCounts?.address ?? 0);
-  set.set('rowBound', input.rowBound);
-  set.set('tokens', input.numTokens);
-  set.set('weightBytes', input.topkWeights ? dtypes[input.topkWeights.dtype].bytes : 0);
-  set.set('scattered', input.fullScatterIndices ? 1 : 0);
-  set.set('wayTable', tables.crossing?.wayTable.address ?? 0);
-  set.set('route', tables.crossing?.route.address ?? 0);
-}
-
-/** Sets what a dispatch whose caller chose the rows needs. */
-function setPlace(set: ArgumentsOf<'place'>, { input, tables }: Sending): void {
-  const places = input.fullScatterIndices as Tensor<'i32' | 'i64'>;
-  set.set('topk', input.topkIdx.address);
-  set.set('indexBytes', dtypes[input.topkIdx.dtype].bytes);
-  set.set('places', places.address);
-  set.set('placeBytes', dtypes[places.dtype].bytes);
-  set.set('rowTable', tables.rowTable.address);
-  set.set('rankTable', tables.rankTable.address);
-  set.set('tokens', input.numTokens);
-}
-
-function setDispatch(set: ArgumentsOf<'dispatch'>, { input, tables }: Sending): void {
-  set.set('x', input.x.address);
-  set.set('topk', input.topkIdx.address);
-  set.set('indexBytes', dtypes[input.topkIdx.dtype].bytes);
-  set.set('weights', input.topkWeights?.address ?? 0);
-  set.set('weightBytes', input.topkWeights ? dtypes[input.topkWeights.dtype].bytes : 0);
-  set.set('rowTable', tables.rowTable.address);
-  set.set('rankTable', tables.rankTable.address);
-  set.set('tokens', input.numTokens);
-  set.set('rowBound', input.rowBound);
-  set.set('placed', input.fullScatterIndices ? 1 : 0);
-  if (tables.crossing) setCrossing(set, tables.crossing);
 }
 
 // Makes the engine of a layer on GPUs: the ranks compile and, on several hosts, make links together.

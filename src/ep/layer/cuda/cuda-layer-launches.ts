@@ -3,23 +3,14 @@ import { elementFormats } from '../../../abi/element-formats.ts';
 import {
   LAYER_COUNTERS,
   LAYER_SECTION_BYTES,
-  type layerBarrierArguments,
-  type layerCombineArguments,
-  type layerDispatchArguments,
   layerHostPlan,
-  type layerPlaceArguments,
   layerPlan,
-  type layerPrepareArguments,
   layerRecordWords,
-  type layerSumArguments,
-  type layerWidenArguments,
 } from '../../../abi/ep-layer.ts';
 import { EP_SYNC_BYTES, epStatus } from '../../../abi/ep.ts';
 import { exchangeRecordBytes } from '../../../abi/exchange-record.ts';
-import type { Layout } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
-import type { LaunchPlan } from '../../../device/cuda/kernel.ts';
 import type { TrapBox } from '../../../device/cuda/trap-box.ts';
 import type { TensorAllocator } from '../../../device/device.ts';
 import type { Tensor } from '../../../device/tensor.ts';
@@ -36,19 +27,7 @@ import type { LayerEngineOptions } from '../layer-engine.ts';
 import type { CudaLayerMemory } from './cuda-layer-memory.ts';
 import { kernelFiles } from '../../../device/cuda/kernel-files.ts';
 
-type Names<L> = L extends Layout<infer Name> ? Name : never;
-
-export interface LayerLaunches {
-  readonly prepare: LaunchPlan<Names<typeof layerPrepareArguments>>;
-  readonly place: LaunchPlan<Names<typeof layerPlaceArguments>>;
-  readonly dispatch: LaunchPlan<Names<typeof layerDispatchArguments>>;
-  readonly sumRepeated: LaunchPlan<Names<typeof layerSumArguments>>;
-  readonly combine: LaunchPlan<Names<typeof layerCombineArguments>>;
-  readonly barrier: LaunchPlan<Names<typeof layerBarrierArguments>>;
-  readonly widen: LaunchPlan<Names<typeof layerWidenArguments>>;
-  /** Words of 32 tokens that a block counts at once. */
-  readonly tileWords: number;
-}
+export type LayerLaunches = Awaited<ReturnType<typeof loadLayerLaunches>>;
 
 /** Threads of the prepare kernel, one for each token of a tile at most. */
 const PREPARE_THREADS = 512;
@@ -107,7 +86,7 @@ export async function loadLayerLaunches(
   device: CudaDevice,
   { group, config }: Pick<DispatchCombineContext, 'group' | 'config'>,
   { enableLocalCombine, numSms, useAot }: LayerEngineOptions,
-): Promise<LayerLaunches> {
+) {
   const isOneHost = waysOf(group) === 0;
   const HOSTS = isOneHost ? 0 : 1;
   const ELEMENT = elementFormats[config.tokenDtype];
@@ -152,6 +131,7 @@ export async function loadLayerLaunches(
       : layerCombine.plan({ grid, block: THREADS_ACROSS_HOSTS, sharedBytes: BARRIER_BYTES }),
     barrier: layerBarrier.plan({ grid: 1, block: BARRIER_THREADS }),
     widen: layerWiden.plan({ grid, block: WIDEN_THREADS }),
+    /** Words of 32 tokens that a block counts at once. */
     tileWords,
   };
   launches.dispatch.arguments.set('stageBytes', staging.partBytes);

@@ -2,9 +2,9 @@
 import { EP_SYNC_BYTES } from '../../../abi/ep.ts';
 import { LAYER_SECTION_BYTES, layerRecordWords } from '../../../abi/ep-layer.ts';
 import { type CallWait, remaining } from '../../../core/deadline.ts';
-import type { DType } from '../../../core/dtype.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
-import { type MemoryRange, Tensor } from '../../../device/tensor.ts';
+import { Tensor } from '../../../device/tensor.ts';
+import { PlacedRegions } from '../../../windows/region-layout.ts';
 import { CudaWindow } from '../../../windows/cuda-window.ts';
 import type { RankGroup } from '../../../world/rank-group.ts';
 import { EXCHANGE_HEADER_WORDS, exchangeRecordBytes, exchangeRegionBytes } from '../../../abi/exchange-record.ts';
@@ -13,22 +13,22 @@ import { requireNetworkLimits } from '../../across-hosts/cuda-host-network.ts';
 import { countedHosts } from '../../across-hosts/network-size.ts';
 import type { GatheredCounts } from '../expert-plan.ts';
 import type { EPConfig } from '../ep-config.ts';
-import { type LayerMemory, noOutput } from '../layer-memory.ts';
+import { LayerMemory } from '../layer-memory.ts';
 import { type OutputRegion, type OutputSize, outputSize } from '../output-size.ts';
 
 interface Output {
   readonly window: CudaWindow;
   readonly size: OutputSize;
+  readonly regions: PlacedRegions<OutputRegion>;
 }
 
-export class CudaLayerMemory implements LayerMemory {
+export class CudaLayerMemory extends LayerMemory<Output> {
   readonly kind = 'cuda';
   readonly device: CudaDevice;
   /** EP_SYNC_BYTES for barriers, then the words of sections, then the exchange records. */
   readonly control: CudaWindow;
   readonly #group: RankGroup;
   readonly #config: EPConfig;
-  #output: Output | undefined;
 
   /** Collective; without an output yet. */
   static async create(
@@ -48,18 +48,11 @@ export class CudaLayerMemory implements LayerMemory {
   }
 
   private constructor(control: CudaWindow, of: { group: RankGroup; device: CudaDevice; config: EPConfig }) {
+    super();
     this.control = control;
     this.device = of.device;
     this.#group = of.group;
     this.#config = of.config;
-  }
-
-  get size(): OutputSize {
-    return this.#present().size;
-  }
-
-  get mapped(): MemoryRange {
-    return this.#present().window.storage;
   }
 
   get windowBytes(): number {
@@ -68,23 +61,23 @@ export class CudaLayerMemory implements LayerMemory {
 
   /** Start of the output at each rank, by scale-up index, as this process maps it. */
   get outputAddresses(): readonly number[] {
-    return this.#present().window.addresses;
+    return this.present().window.addresses;
   }
 
   async allocate(rows: number, wait: CallWait): Promise<void> {
     const [group, device] = [this.#group, this.device];
-    if (this.#output !== undefined) {
+    if (this.output !== undefined) {
       // What was launched before may still use it; afterwards nobody may free what others have mapped.
       await device.drained(remaining(wait));
-      const { window } = this.#output;
-      this.#output = undefined;
+      const { window } = this.output;
+      this.output = undefined;
       window.closePeers();
       await group.barrier('a2a-output unmapped', remaining(wait));
       window[Symbol.dispose]();
     }
     const size = outputSize(this.#config, rows);
     const window = await CudaWindow.create({ ...wait, group, device, name: 'a2a-output', bytes: size.bytes });
-    this.#output = { window, size };
+    this.output = { window, size, regions: new PlacedRegions(window, size.regions) };
   }
 
   /** What all ranks counted for the dispatch of that number, which is the last one or the one before. */
@@ -105,27 +98,12 @@ export class CudaLayerMemory implements LayerMemory {
     return { numTokens, perExpert };
   }
 
-  view<D extends DType>(dtype: D, region: OutputRegion, shape: readonly number[]): Tensor<D> {
-    const { window, size } = this.#present();
-    return new Tensor(window.storage, dtype, shape, size.regions[region].offset);
-  }
-
-  regionAddress(region: OutputRegion, index?: number): number {
-    const { window, size } = this.#present();
-    return window.addresses[index ?? window.index]! + size.regions[region].offset;
-  }
-
   async close(): Promise<void> {
     if (this.control.storage.disposed) return;
     // Kernels that still run use the windows; a lost device runs none.
     await this.device.drained().catch(() => {});
-    this.#output?.window[Symbol.dispose]();
-    this.#output = undefined;
+    this.output?.window[Symbol.dispose]();
+    this.output = undefined;
     this.control[Symbol.dispose]();
-  }
-
-  #present(): Output {
-    if (this.#output === undefined) throw noOutput();
-    return this.#output;
   }
 }

@@ -37,7 +37,7 @@ import type { LowLatencyScope } from '../low-latency-size.ts';
 import { CombineNumbers, LowLatencyCells, type Progress } from '../members/low-latency-cells.ts';
 import { LowLatencyJoining } from '../members/low-latency-joining.ts';
 import { LowLatencyMembers } from '../members/low-latency-members.ts';
-import { CombineRows, DispatchRows, type LowLatencyTables } from './low-latency-rows.ts';
+import { CallRows, type LowLatencyTables } from './low-latency-rows.ts';
 
 // The one kind of wait of low-latency mode on CPU ranks: each rank in turn reaches a call, and something is done with what it sent.
 
@@ -211,8 +211,7 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
   readonly #window: SymmetricWindow;
   readonly #tables: LowLatencyTables;
   readonly #cells: LowLatencyCells;
-  readonly #rows: DispatchRows;
-  readonly #sums: CombineRows;
+  readonly #rows: CallRows;
   readonly #inOrder: RanksInOrder;
   readonly #runner: StepRunner;
   readonly #isRankMajor: boolean;
@@ -234,8 +233,7 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     this.#isRankMajor = config.layout === 'rank-major';
     this.#combines = new CombineNumbers(config.elastic);
     this.#cells = new LowLatencyCells(device, window, size);
-    this.#rows = new DispatchRows(scope, window, tables);
-    this.#sums = new CombineRows(scope, window, tables);
+    this.#rows = new CallRows(scope, window, tables);
     this.#elastic = config.elastic ? this.#makeElastic() : undefined;
     this.#inOrder = new RanksInOrder(this.#cells, window.ranks, this.#elastic?.members);
     const { timeoutMs, collectiveSpinUs: spinUs } = group.settings;
@@ -349,12 +347,12 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
   }
 
   combineBufferAddress(handle: LowLatencyHandle): number {
-    return this.#sums.bufferAddress(handle.sequence);
+    return this.#rows.bufferAddress(handle.sequence);
   }
 
   async combineBuffer(handle: LowLatencyHandle, wait: LowLatencyWait): Promise<Tensor<'bf16'>> {
     await this.#untilCombineSlotIsFree(handle, wait);
-    return this.#sums.buffer(handle.sequence);
+    return this.#rows.buffer(handle.sequence);
   }
 
   async combine(input: CheckedLowLatencyCombine, wait: LowLatencyWait): Promise<Tensor<'bf16'>> {
@@ -371,7 +369,7 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     const number = this.#combines.next(handle.sequence);
     const call = combineCall(number, handle.sequence);
     this.#orGiveUp(() => {
-      this.#sums.stage(input);
+      this.#rows.stage(input);
       for (let rank = 0; rank < this.#window.ranks.length; rank++) {
         this.#cells.write(rank, 'combineCall', handle.sequence % LOW_LATENCY_RESULTS, call);
       }
@@ -406,10 +404,10 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
     if (waiting !== undefined) await waiting;
     this.#elastic?.members.requireActive(at);
     traceBegin('ep.combine.rows');
-    this.#orGiveUp(() => this.#sums.add(input, out, without > 0));
+    this.#orGiveUp(() => this.#rows.add(input, out, without > 0));
     // ORDER: behind the reading; for a rank that was masked meanwhile nobody has left the rows as they were.
     this.#elastic?.members.requireActive(at);
-    if (this.#elastic !== undefined) this.#sums.countDropped(handle);
+    if (this.#elastic !== undefined) this.#rows.countDropped(handle);
     traceEnd('ep.combine.rows');
     // Combines of one result end in their order.
     this.#cells.publish('taken', number, result);
@@ -467,13 +465,13 @@ export class CpuLowLatencyEngine implements LowLatencyEngine {
 
   #makeElastic(): ElasticParts {
     const { device, size } = this.#scope;
-    const [window, cells, sums] = [this.#window, this.#cells, this.#sums];
+    const [window, cells, rows] = [this.#window, this.#cells, this.#rows];
     const members = new LowLatencyMembers(device, window, size, cells);
     const engine = {
       dispatch: (): number => this.#dispatch,
       prepare: (peer: number | undefined): Promise<void> => this.#prepareToJoin(peer),
       beginAt: (dispatch: number): void => this.#beginAt(dispatch),
-      shortfall: (handle: LowLatencyHandle): LowLatencyShortfall => sums.shortfall(handle),
+      shortfall: (handle: LowLatencyHandle): LowLatencyShortfall => rows.shortfall(handle),
     };
     const joining = new LowLatencyJoining({ window, cells, members, engine });
     return { members, failure: new ElasticFailure(window, members), joining };

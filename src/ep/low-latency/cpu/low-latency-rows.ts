@@ -82,7 +82,7 @@ export function makeLowLatencyTables(device: CpuDevice, config: Required<LowLate
   }));
 }
 
-// The rows of a low-latency dispatch on a CPU rank: to the slots of their receivers, and from the slots here to their places.
+// The rows of a dispatch go to the slots of their receivers, and from the slots here to their places.
 
 /** What one dispatch receives into. */
 interface ReceiveTarget {
@@ -103,11 +103,13 @@ type ReceivedRows = Omit<LowLatencyDispatchResult, 'handle'> & {
   readonly recvRange: Tensor<'i32'> | undefined;
 };
 
-export class DispatchRows implements Disposable {
+export class CallRows implements Disposable {
   readonly #scope: LowLatencyScope<CpuDevice>;
   readonly #window: SymmetricWindow;
   readonly #tables: LowLatencyTables;
   readonly #kernels: CpuDevice['kernels'];
+  /** Bytes of a bf16 row. */
+  readonly #rowBytes: number;
   readonly #isRankMajor: boolean;
   /** Memory of results for which no `out` was given, by parity of the dispatch; made when first needed. */
   readonly #own: (Storage | undefined)[] = [undefined, undefined];
@@ -117,6 +119,7 @@ export class DispatchRows implements Disposable {
     this.#window = window;
     this.#tables = tables;
     this.#kernels = scope.device.kernels;
+    this.#rowBytes = scope.config.hidden * 2;
     this.#isRankMajor = scope.config.layout === 'rank-major';
   }
 
@@ -340,72 +343,11 @@ export class DispatchRows implements Disposable {
     };
   }
 
-  [Symbol.dispose](): void {
-    for (const storage of this.#own) storage?.[Symbol.dispose]();
-  }
-
-  #rowsOf(scales: LowLatencyScales | undefined, slot: number, parity: number): LowLatencyRows {
-    const shape = rowShape(this.#scope);
-    const storage = this.#isRankMajor ? this.#window.storage : (this.#own[parity] as Storage);
-    const begin = this.#isRankMajor ? this.#address('rows', slot) - storage.address : 0;
-    if (scales === undefined) return new Tensor(storage, 'bf16', shape, begin);
-    const data = new Tensor(storage, 'fp8e4m3', shape, begin);
-    const behind = this.#isRankMajor ? this.#address('scales', slot) - storage.address : data.bytes;
-    return { data, scales: new Tensor(storage, scalesDtype(scales), scaleShape(this.#scope, scales), behind) };
-  }
-
-  #view<D extends DType>(dtype: D, region: LowLatencyRegion, slot: number, shape: readonly number[]): Tensor<D> {
-    const { storage } = this.#window;
-    return new Tensor(storage, dtype, shape, this.#address(region, slot) - storage.address);
-  }
-
-  #slotOf(sequence: number): number {
-    return sequence % this.#scope.size.receiveSlots;
-  }
-
-  #resultOf(sequence: number): ResultTables {
-    return this.#tables.results[sequence % this.#own.length] as ResultTables;
-  }
-
-  #address(region: LowLatencyRegion, slot: number, rank = this.#window.index): number {
-    const { offset, stride } = this.#scope.size.regions[region];
-    return this.#window.addresses[rank]! + offset + slot * stride;
-  }
-
-  /** Fills in where the rows of this rank begin at each rank; a row of the region has `width` bytes. */
-  #fillBases(table: Tensor<'i32'>, region: LowLatencyRegion, slot: number, width: number): void {
-    const view = table.view();
-    const own = this.#window.index * this.#scope.config.maxTokensPerRank * width;
-    for (let rank = 0; rank < view.length; rank++) view[rank] = (this.#address(region, slot, rank) + own) | 0;
-  }
-
-  #overflow(dropped: Tensor<'i32'>, dispatch: number): WeftlineError {
-    const { group, config } = this.#scope;
-    const local = dropped.view().findIndex((rows) => rows > 0);
-    const expert = (group.rank * config.numExperts) / group.size + local;
-    const rows = config.maxTokensPerExpert + dropped.view()[local]!;
-    return overflowError({ expert, rows, dispatch }, config);
-  }
-}
-
-// The rows of a low-latency combine on a CPU rank: brought to where peers read them, pulled from all ranks and added up.
-
-export class CombineRows {
-  readonly #scope: LowLatencyScope<CpuDevice>;
-  readonly #window: SymmetricWindow;
-  readonly #tables: LowLatencyTables;
-  readonly #rowBytes: number;
-
-  constructor(scope: LowLatencyScope<CpuDevice>, window: SymmetricWindow, tables: LowLatencyTables) {
-    this.#scope = scope;
-    this.#window = window;
-    this.#tables = tables;
-    this.#rowBytes = scope.config.hidden * 2;
-  }
+  // A combine: rows are brought to where peers read them, pulled from all ranks and added up.
 
   /** Address where peers read this rank's rows in a combine with the handle of that dispatch. */
   bufferAddress(sequence: number): number {
-    return this.#address(sequence, this.#window.index);
+    return this.#address('combineRows', sequence % LOW_LATENCY_RESULTS);
   }
 
   buffer(sequence: number): Tensor<'bf16'> {
@@ -428,13 +370,13 @@ export class CombineRows {
    * in the result's table `added`.
    */
   add({ handle, topkWeights }: CheckedLowLatencyCombine, out: Tensor<'bf16'>, without: boolean): void {
-    this.#countRows(this.#resultOf(handle.sequence), without);
+    this.#countSums(this.#resultOf(handle.sequence), without);
     if (without) this.#leaveOut(handle.sequence, handle.numTokens);
     if (topkWeights === undefined) this.#addRanks(handle.sequence, handle.numTokens, out);
     else this.#addWeighted(handle.sequence, topkWeights, out, without);
   }
 
-  #countRows({ rowsBack, added }: ResultTables, without: boolean): void {
+  #countSums({ rowsBack, added }: ResultTables, without: boolean): void {
     const there = without ? added.view() : undefined;
     for (const [rank, rows] of rowsBack.entries()) {
       const link = rank === this.#scope.group.rank ? 'self' : 'host';
@@ -509,9 +451,8 @@ export class CombineRows {
 
   #addRanks(sequence: number, tokens: number, out: Tensor<'bf16'>): void {
     const { bases, scratch } = this.#tables;
-    const { config, group, device } = this.#scope;
-    const own = group.rank * config.maxTokensPerRank * this.#rowBytes;
-    this.#fillBases(sequence, own);
+    const { group, device } = this.#scope;
+    this.#fillBases(bases, 'combineRows', sequence % LOW_LATENCY_RESULTS, this.#rowBytes);
     device.kernels.gatherSum(
       out.address,
       this.#rowBytes,
@@ -555,7 +496,7 @@ export class CombineRows {
       const [rows, ranks] = [rowTable.view(), rankTable.view()];
       for (let cell = 0; cell < tokens * k; cell++) if (added[ranks[cell]!] === 0) rows[cell] = -1;
     }
-    this.#fillBases(sequence, 0);
+    this.#fillBases(bases, 'combineRows', sequence % LOW_LATENCY_RESULTS, 0);
     kernels.sumWeightedRows(
       out.address,
       this.#rowBytes,
@@ -569,17 +510,50 @@ export class CombineRows {
     );
   }
 
+  [Symbol.dispose](): void {
+    for (const storage of this.#own) storage?.[Symbol.dispose]();
+  }
+
+  #rowsOf(scales: LowLatencyScales | undefined, slot: number, parity: number): LowLatencyRows {
+    const shape = rowShape(this.#scope);
+    const storage = this.#isRankMajor ? this.#window.storage : (this.#own[parity] as Storage);
+    const begin = this.#isRankMajor ? this.#address('rows', slot) - storage.address : 0;
+    if (scales === undefined) return new Tensor(storage, 'bf16', shape, begin);
+    const data = new Tensor(storage, 'fp8e4m3', shape, begin);
+    const behind = this.#isRankMajor ? this.#address('scales', slot) - storage.address : data.bytes;
+    return { data, scales: new Tensor(storage, scalesDtype(scales), scaleShape(this.#scope, scales), behind) };
+  }
+
+  #view<D extends DType>(dtype: D, region: LowLatencyRegion, slot: number, shape: readonly number[]): Tensor<D> {
+    const { storage } = this.#window;
+    return new Tensor(storage, dtype, shape, this.#address(region, slot) - storage.address);
+  }
+
+  #slotOf(sequence: number): number {
+    return sequence % this.#scope.size.receiveSlots;
+  }
+
   #resultOf(sequence: number): ResultTables {
-    return this.#tables.results[sequence % LOW_LATENCY_RESULTS] as ResultTables;
+    return this.#tables.results[sequence % this.#own.length] as ResultTables;
   }
 
-  #address(sequence: number, rank: number): number {
-    const { offset, stride } = this.#scope.size.regions.combineRows;
-    return this.#window.addresses[rank]! + offset + (sequence % LOW_LATENCY_RESULTS) * stride;
+  #address(region: LowLatencyRegion, slot: number, rank = this.#window.index): number {
+    const { offset, stride } = this.#scope.size.regions[region];
+    return this.#window.addresses[rank]! + offset + slot * stride;
   }
 
-  #fillBases(sequence: number, beyond: number): void {
-    const view = this.#tables.bases.view();
-    for (let rank = 0; rank < view.length; rank++) view[rank] = (this.#address(sequence, rank) + beyond) | 0;
+  /** Fills in where the rows of this rank begin at each rank; a row of the region has `width` bytes. */
+  #fillBases(table: Tensor<'i32'>, region: LowLatencyRegion, slot: number, width: number): void {
+    const view = table.view();
+    const own = this.#window.index * this.#scope.config.maxTokensPerRank * width;
+    for (let rank = 0; rank < view.length; rank++) view[rank] = (this.#address(region, slot, rank) + own) | 0;
+  }
+
+  #overflow(dropped: Tensor<'i32'>, dispatch: number): WeftlineError {
+    const { group, config } = this.#scope;
+    const local = dropped.view().findIndex((rows) => rows > 0);
+    const expert = (group.rank * config.numExperts) / group.size + local;
+    const rows = config.maxTokensPerExpert + dropped.view()[local]!;
+    return overflowError({ expert, rows, dispatch }, config);
   }
 }

@@ -1,13 +1,10 @@
 // The kernels of an EpLowLatency on a GPU, prepared once: a block for each multiprocessor that a call takes.
-import type { Layout } from '../../../abi/layout.ts';
 import {
   LOW_LATENCY_MAX_BLOCKS,
   LOW_LATENCY_RESULTS,
   LOW_LATENCY_THREADS,
   lowLatencyBlock,
-  type lowLatencyCombineArguments,
   lowLatencyDecision,
-  type lowLatencyDispatchArguments,
   lowLatencyElastic,
   lowLatencyPhases,
   lowLatencyRows,
@@ -17,24 +14,14 @@ import { countOverflow } from '../../../core/counts.ts';
 import { addSamples } from '../../../core/metric-table.ts';
 import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { HostMemory } from '../../../device/cuda/host-memory.ts';
-import type { LaunchPlan } from '../../../device/cuda/kernel.ts';
 import type { TrapBox } from '../../../device/cuda/trap-box.ts';
 import { TensorSet } from '../../../device/device.ts';
-import type { Tensor } from '../../../device/tensor.ts';
 import type { LowLatencyConfig, LowLatencyScope } from '../low-latency-size.ts';
 import { kernelFiles } from '../../../device/cuda/kernel-files.ts';
 
-type Names<L> = L extends Layout<infer Name> ? Name : never;
-export type DispatchPlan = LaunchPlan<Names<typeof lowLatencyDispatchArguments>>;
-export type CombinePlan = LaunchPlan<Names<typeof lowLatencyCombineArguments>>;
-
-export interface LowLatencyLaunches {
-  /** A launch for each form in which rows are sent. */
-  readonly dispatch: { readonly bf16: DispatchPlan; readonly fp8: DispatchPlan };
-  readonly combine: CombinePlan;
-  /** A block of the same kernel that waits until memory may be written. */
-  readonly awaitBuffer: CombinePlan;
-}
+export type LowLatencyLaunches = Awaited<ReturnType<typeof loadLaunches>>;
+export type DispatchPlan = LowLatencyLaunches['dispatch']['bf16'];
+export type CombinePlan = LowLatencyLaunches['combine'];
 
 /**
  * Multiprocessors that calls leave by default. All blocks of a call must be resident, so a kernel that runs beside it must find
@@ -46,10 +33,7 @@ const SPARE_MULTIPROCESSORS = 16;
 const WIDE_BYTES = 16;
 
 /** Compiles what is in no cache. Fails with WL_COMPILE, WL_UNSUPPORTED or WL_CUDA. */
-export async function loadLaunches(
-  device: CudaDevice,
-  config: Required<LowLatencyConfig>,
-): Promise<LowLatencyLaunches> {
+export async function loadLaunches(device: CudaDevice, config: Required<LowLatencyConfig>) {
   const { numSms, elastic, layout, hidden } = config;
   const ELASTIC = Number(elastic);
   const values = { ELASTIC, RANK_MAJOR: Number(layout === 'rank-major') };
@@ -66,8 +50,10 @@ export async function loadLaunches(
   // Being launched takes as long as a flag; the kernels wait for their predecessor themselves.
   const shape = { grid, block: LOW_LATENCY_THREADS, overlapPredecessor: capability.major >= 9 };
   return {
+    /** A launch for each form in which rows are sent. */
     dispatch: { bf16: bf16.lowLatencyDispatch.plan(shape), fp8: fp8.lowLatencyDispatch.plan(shape) },
     combine: lowLatencyCombine.plan(shape),
+    /** A block of the same kernel that waits until memory may be written. */
     awaitBuffer: lowLatencyCombine.plan({ grid: 1, block: 32 }),
   };
 }
@@ -166,85 +152,54 @@ class DroppedRows implements Disposable {
   }
 }
 
-/** What one of the two results that are alive at once needs besides its rows; see LowLatencyDispatchArguments. */
-export interface CudaResultTables {
-  /** i32 [M, ranks]. */
-  readonly sentRows: Tensor<'i32'>;
-  /** i32 [M, K, 2]; empty unless all choices travel. */
-  readonly sentPlaces: Tensor<'i32'>;
-  /** i32 [ranks]. */
-  readonly arrived: Tensor<'i32'>;
-  /** i32 [experts of the rank]. */
-  readonly counts: Tensor<'i32'>;
-  readonly dropped: Tensor<'i32'>;
-  /** i32 [experts of the rank, ranks, 2]. */
-  readonly ranges: Tensor<'i32'>;
-  /** i32 [experts of the rank, C]. */
-  readonly sources: Tensor<'i32'>;
-  /** i32 and f32 [ranks, M, K]; empty unless this rank adds up. */
-  readonly rowOf: Tensor<'i32'>;
-  readonly rowWeights: Tensor<'f32'>;
-  /** Tables of elastic objects: i32 [ranks], whose rows are in the dispatch or the combine; i32 [M, K]; i32 [M]. */
-  readonly received: Tensor<'i32'>;
-  readonly added: Tensor<'i32'>;
-  readonly keptChoices: Tensor<'i32'>;
-  readonly droppedChoices: Tensor<'i32'>;
-}
-
-export interface CudaLowLatencyTables extends Disposable {
-  /** LowLatencyBlock for each block. */
-  readonly blocks: Tensor<'u8'>;
-  /** LowLatencyDecision for each half of a call, and LowLatencyElastic; empty where ranks are fixed. */
-  readonly decisions: Tensor<'u8'>;
-  readonly elastic: Tensor<'u8'>;
-  readonly results: readonly CudaResultTables[];
-  readonly droppedRows: DroppedRows;
-}
+export type CudaLowLatencyTables = ReturnType<typeof makeCudaTables>;
+export type CudaResultTables = CudaLowLatencyTables['results'][number];
 
 /** Halves of a call: sending and receiving. */
 const HALVES = 2;
 
 /** Fails with WL_MEMORY. */
-export function makeCudaTables(
-  device: CudaDevice,
-  config: Required<LowLatencyConfig>,
-  ranks: number,
-): CudaLowLatencyTables {
+export function makeCudaTables(device: CudaDevice, config: Required<LowLatencyConfig>, ranks: number) {
   const { maxTokensPerRank: most, maxTopk: k, numExperts, layout, combineTravels, maxTokensPerExpert } = config;
   const isExpertMajor = layout === 'expert-major';
   const isByChoice = isExpertMajor && combineTravels === 'choices';
   const experts = isExpertMajor ? numExperts / ranks : 0;
   const arriving = isExpertMajor && !isByChoice ? ranks * most * k : 0;
+  const elasticRanks = config.elastic ? ranks : 0;
+  const elasticTokens = config.elastic ? most : 0;
   const { set, made } = TensorSet.make(device, (tensors) => ({
+    /** LowLatencyBlock for each block. */
     blocks: tensors.empty('u8', [LOW_LATENCY_MAX_BLOCKS, lowLatencyBlock.size]),
+    /** LowLatencyDecision for each half of a call, and LowLatencyElastic; empty where ranks are fixed. */
     decisions: tensors.empty('u8', [config.elastic ? HALVES : 0, lowLatencyDecision.size]),
     elastic: tensors.empty('u8', [config.elastic ? lowLatencyElastic.size : 0]),
+    /** What each of the two results that are alive at once needs besides its rows; see LowLatencyDispatchArguments. */
     results: Array.from({ length: LOW_LATENCY_RESULTS }, () => ({
       sentRows: tensors.empty('i32', [most, ranks]),
+      /** Empty unless all choices travel. */
       sentPlaces: tensors.empty('i32', [isByChoice ? most : 0, k, 2]),
       arrived: tensors.empty('i32', [ranks]),
       counts: tensors.empty('i32', [experts]),
       dropped: tensors.empty('i32', [experts]),
       ranges: tensors.empty('i32', [experts, ranks, 2]),
       sources: tensors.empty('i32', [experts, maxTokensPerExpert]),
+      /** [ranks, M, K], as the weights; empty unless this rank adds up. */
       rowOf: tensors.empty('i32', [arriving]),
       rowWeights: tensors.empty('f32', [arriving]),
-      received: tensors.empty('i32', [config.elastic ? ranks : 0]),
-      added: tensors.empty('i32', [config.elastic ? ranks : 0]),
-      keptChoices: tensors.empty('i32', [config.elastic ? most : 0, k]),
-      droppedChoices: tensors.empty('i32', [config.elastic ? most : 0]),
+      /** The ranks of an elastic object whose rows are in the dispatch or the combine, and its choices. */
+      received: tensors.empty('i32', [elasticRanks]),
+      added: tensors.empty('i32', [elasticRanks]),
+      keptChoices: tensors.empty('i32', [elasticTokens, k]),
+      droppedChoices: tensors.empty('i32', [elasticTokens]),
     })),
   }));
   try {
     const droppedRows = new DroppedRows(device, config.overflow);
-    return {
-      ...made,
-      droppedRows,
-      [Symbol.dispose]: () => {
-        droppedRows[Symbol.dispose]();
-        set[Symbol.dispose]();
-      },
+    const dispose = (): void => {
+      droppedRows[Symbol.dispose]();
+      set[Symbol.dispose]();
     };
+    return { ...made, droppedRows, [Symbol.dispose]: dispose };
   } catch (error) {
     set[Symbol.dispose]();
     throw error;

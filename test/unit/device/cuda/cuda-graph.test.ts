@@ -60,7 +60,8 @@ test('a graph keeps the memory that its calls name, also what was taken before, 
   const pool = new MemoryPool(context, new WorkFences(context, new Set([stream])));
   const label = 'sample.cu:sample';
   const layout = defineLayout('SampleArguments', { count: 'u32', base: 'ptr' });
-  const of = { context, handle: 7, label, arguments: layout, passing: 'structure', stream } as const;
+  const kernel = { arguments: layout, passing: 'structure', stream } as const;
+  const of = { context, handle: 7, label, options: kernel };
   const plan = new LaunchPlan(of, { grid: 1, block: 32 });
   // Blocks far apart, as the pretended addresses are; what a call names may lie within one.
   const [given, within, filled, stranger] = [1, 2, 3, 4].map(() => pool.take(1000)) as [number, number, number, number];

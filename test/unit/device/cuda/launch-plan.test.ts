@@ -72,9 +72,7 @@ function pretend(status = 0): Pretended {
     context,
     handle: 77,
     label: 'sample.cu:sample',
-    arguments: layout,
-    passing: 'structure',
-    stream,
+    options: { arguments: layout, passing: 'structure', stream },
   } as const;
   return { launches, context, stream, plan: (shape) => new LaunchPlan(target, shape) };
 }

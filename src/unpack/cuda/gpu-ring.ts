@@ -1,8 +1,16 @@
-// The slots of a ring that were not moved because their ready flag did not come in time.
-import { blockHeaderWord } from '../../abi/unpack.ts';
+// The ring of a launcher on a GPU, and the slots of it that were not moved because their ready flag did not come in time.
+import {
+  BLOCK_HEADER_WORDS,
+  blockHeaderWord,
+  FRAGMENT_WORDS,
+  RING_DESCRIPTORS,
+  RING_SLOT_BYTES,
+} from '../../abi/unpack.ts';
 import { wideAt } from '../../abi/layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
-import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
+import type { StayingWork } from '../../device/cuda/cuda-context.ts';
+import { CudaDevice } from '../../device/cuda/cuda-device.ts';
+import type { HostAccess } from '../../device/tensor.ts';
 import type { HostMemory } from '../../device/cuda/host-memory.ts';
 import { pollUntil } from '../../device/cuda/cuda-event.ts';
 import { type ExpiredWait, TrapBox } from '../../device/cuda/trap-box.ts';
@@ -13,7 +21,7 @@ import type { CheckedConfig, FragmentRun } from '../launcher-config.ts';
 const MOVING_MS = 1_000;
 
 /** Kernels mark each slot that they missed; their record says in addition what the first of them saw. */
-export class MissedFlags implements Disposable {
+class MissedFlags implements Disposable {
   readonly #config: CheckedConfig;
   readonly #slotWords: (slot: number) => Uint32Array;
   readonly #traps: TrapBox;
@@ -99,5 +107,61 @@ export class MissedFlags implements Disposable {
   [Symbol.dispose](): void {
     this.#traps[Symbol.dispose]();
     this.#memory[Symbol.dispose]();
+  }
+}
+
+/** What launchers on GPUs have in common: slots in pinned memory, their flags, and an end. */
+export abstract class GpuRing {
+  protected readonly device: CudaDevice;
+  protected readonly config: CheckedConfig;
+  protected readonly ring: HostMemory;
+  protected readonly slots: readonly Uint32Array[];
+  protected readonly flags: MissedFlags;
+  readonly #staying: StayingWork;
+
+  /** `leave`: nothing is to follow what was enqueued. */
+  protected constructor(device: CudaDevice, config: CheckedConfig, leave: () => void) {
+    const words = BLOCK_HEADER_WORDS + RING_DESCRIPTORS * FRAGMENT_WORDS;
+    const ring = device.allocateHost(config.slots * RING_SLOT_BYTES);
+    const slotAt = (slot: number): Uint32Array => new Uint32Array(ring.buffer, slot * RING_SLOT_BYTES, words);
+    this.device = device;
+    this.config = config;
+    this.ring = ring;
+    this.slots = Array.from({ length: config.slots }, (_, slot) => slotAt(slot));
+    this.flags = new MissedFlags(device, config, (slot) => this.slots[slot]!);
+    this.#staying = { leave, giveUp: () => this.flags.giveUp() };
+  }
+
+  /** The device tells the launcher to leave from now on; the last step of making one. */
+  protected stay(): void {
+    this.device.context.stayingWork.add(this.#staying);
+  }
+
+  reaches(device: HostAccess): boolean {
+    return device instanceof CudaDevice && device.context.ordinal === this.device.context.ordinal;
+  }
+
+  slotWords(slot: number): Uint32Array {
+    return this.slots[slot]!;
+  }
+
+  failureOf(firstSlot: number, blocks: number): WeftlineError | undefined {
+    return this.flags.failureOf(firstSlot, blocks);
+  }
+
+  /** Waits until no kernel uses the memory, calls `beforeRelease`, then gives back the ring and these parts. */
+  protected async end(
+    isDrained: () => boolean,
+    beforeRelease: (() => void) | undefined,
+    parts: readonly Disposable[],
+  ): Promise<void> {
+    const { context } = this.device;
+    if (context.lost === undefined && !context.disposed) {
+      this.#staying.leave();
+      await this.flags.drain(isDrained);
+    }
+    context.stayingWork.delete(this.#staying);
+    beforeRelease?.();
+    for (const part of [...parts, this.flags, this.ring]) part[Symbol.dispose]();
   }
 }
