@@ -160,7 +160,7 @@ export const lowLatencyBlock = defineLayout(
   {
     dispatches: 'u32',
     combines: 'u32',
-    /** For each receive slot the dispatches sent into it, the number of the last one, and whether its rows here are still held. */
+    /** Dispatches sent into each receive slot, the number of the last one, and whether its rows here are still held. */
     sent: { of: 'u32', count: LOW_LATENCY_MAX_SLOTS },
     dispatchOf: { of: 'u32', count: LOW_LATENCY_MAX_SLOTS },
     held: { of: 'u32', count: LOW_LATENCY_MAX_SLOTS },

@@ -63,7 +63,7 @@ export const epNetwork = defineLayout('EpNetwork', {
   cellsOffset: 'u64',
   /** Two records by parity of the call: what this rank sends to its forwarders. */
   recordOutOffset: 'u64',
-  /** By parity of the call, `maxServed` records each: what the sources that are served have sent. */
+  /** `maxServed` records for each parity of the call: what the sources that are served have sent. */
   recordInOffset: 'u64',
   /** A slot per way: rows on their way out; in combine, what comes back from there. */
   outOffset: 'u64',
@@ -105,7 +105,7 @@ export const epNetwork = defineLayout('EpNetwork', {
   /** The source of each slot, and the number of this host among its ways. */
   servedRank: { of: 'u32', count: EP_MAX_SERVED },
   servedWay: { of: 'u32', count: EP_MAX_SERVED },
-  /** By way or slot, then by channel: DeviceRequest, from this window to the peer's, on a lane of its own. */
+  /** DeviceRequest for each way or slot and channel, from this window to the peer's, on a lane of its own. */
   wayRequests: { of: 'ptr', count: EP_MAX_WAYS * MAX_NETWORK_CHANNELS },
   servedRequests: { of: 'ptr', count: EP_MAX_SERVED * MAX_NETWORK_CHANNELS },
 });
@@ -113,7 +113,7 @@ export const epNetwork = defineLayout('EpNetwork', {
 /** Words of a peer's line in `seen` that count no cell. By channel: chunks of this call that are pushed. */
 export const networkSeen = { pushed: networkCells.abort + 1 } as const;
 
-/** In place of the phase of a call word: what a wait on the network is for, in the record of one that expired. */
+/** What a wait on the network is for: stands for the phase of a call word in the record of one that expired. */
 export const networkPhases = { record: 3, rows: 4, sums: 5 } as const;
 
 /** What a dispatched row has beside it, in bytes of one token. */

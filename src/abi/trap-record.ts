@@ -25,7 +25,7 @@ export const trapReasons = {
   peerFailed: 9,
 } as const;
 
-/** As `peer`: any peer that may add to the counter that was waited for. */
+/** Value of `peer` for any peer that may add to the counter that was waited for. */
 export const TRAP_ANY_PEER = 0xffff_ffff;
 
 /** Numbers of the kernels that wait; a name is what an error shows. */

@@ -71,7 +71,7 @@ type ConstantRange =
   | { readonly choices: readonly number[] };
 
 export interface KernelFile<Kernels extends Readonly<Record<string, Layout>> = Readonly<Record<string, Layout>>> {
-  /** Its name in kernels/cuda. */
+  /** Name of the file in kernels/cuda. */
   readonly file: string;
   /** Entry points (extern "C") and the layout of the one structure that each takes by value. */
   readonly kernels: Kernels;

@@ -261,7 +261,7 @@ export class EpLowLatency implements AsyncDisposable {
     else membership.mask(rank);
   }
 
-  /** By rank of an elastic object, 1 if it takes part in this rank's next dispatch. */
+  /** 1 for each rank of an elastic object that takes part in this rank's next dispatch. */
   queryActiveMask(): Int32Array {
     return Int32Array.from(this.view.active, Number);
   }

@@ -44,7 +44,7 @@ export interface LowLatencyDispatchResult<D extends 'fp8' | 'bf16' = 'fp8' | 'bf
 
 /** A dispatch with returnRecvHook, whose rows are on their way; nothing works on it until the hook is called. */
 export interface PendingDispatch<D extends 'fp8' | 'bf16' = 'fp8' | 'bf16'> {
-  /** To be called once. Waits for the rows of all ranks; its own deadline begins now. */
+  /** Call it once: it waits for the rows of all ranks, with a deadline of its own that begins then. */
   readonly hook: (options?: WaitOptions) => Promise<LowLatencyDispatchResult<D>>;
 }
 
