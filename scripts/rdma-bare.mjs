@@ -7,7 +7,7 @@ import { MemoryRegion } from '../dist/native/verbs/memory-region.js';
 import { QueuePair } from '../dist/native/verbs/queue-pair.js';
 import { completionOpcode, sendFlag, sendOpcode } from '../dist/native/verbs/c-structs.js';
 import { localFiles } from '../dist/native/file-probe.js';
-import { rdmaHardware } from '../dist/rails/rdma-devices.js';
+import { rdmaHardware } from '../dist/rails/rdma-choice.js';
 
 const REQUESTS = 256;
 const PORT = 1;

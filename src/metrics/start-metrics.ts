@@ -60,7 +60,7 @@ export function identityLabels(): Readonly<Record<string, string>> {
 }
 
 /** Address at which the setting `metrics` says that metrics are served. */
-export interface MetricsAddress {
+interface MetricsAddress {
   readonly host: string;
   /** The port of the first rank of a machine; 0 for any. */
   readonly port: number;

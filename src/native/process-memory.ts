@@ -2,7 +2,7 @@
 import { readFileSync } from 'node:fs';
 import { putWide } from '../abi/layout.ts';
 import { NativeBlock, nativeError } from './library.ts';
-import { IOVEC_WORDS, iovecWord } from './message-block.ts';
+import { IOVEC_WORDS, iovecWord } from './udp.ts';
 import { systemCall } from './system-call.ts';
 
 // Whether addresses that a caller passes are memory of this process: any other would end it when it is touched.

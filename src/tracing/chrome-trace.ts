@@ -2,8 +2,7 @@
 // thread. chromeTrace() writes it, partsOfChrome() reads it back.
 import { printable } from '../core/quote.ts';
 import type { TracePoint } from '../core/trace.ts';
-import type { Span, TracedThread } from './read-kernels.ts';
-import type { TracePart } from './read-part.ts';
+import type { Span, TracedThread, TracePart } from './read-part.ts';
 
 // Arrows between tracks of a trace: from a message to its arrival, and from the rank that came last to a call to those that waited.
 

@@ -1,7 +1,6 @@
 // What a trace says in a few lines: time by phase and rank, and the rank for which the others wait.
 import { isOfAll, spanName } from './chrome-trace.ts';
-import type { TracePart } from './read-part.ts';
-import { peerOfLabel } from './read-kernels.ts';
+import { peerOfLabel, type TracePart } from './read-part.ts';
 
 interface PhaseSummary {
   /** A trace point, or an object and its call. */

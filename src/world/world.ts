@@ -32,7 +32,7 @@ export interface World extends RankGroup, AsyncDisposable {
   readonly localRanks: readonly number[];
   /** How often this rank was started before, in a job that starts ranks again (`weftline run --elastic`); else 0. */
   readonly life: number;
-  /** Who is there, as last heard from the store. In a job that starts no rank again: all ranks, epoch 0. */
+  /** The ranks that are there, as last heard from the store. In a job that starts no rank again: all ranks, epoch 0. */
   readonly view: MembershipView;
   /** [a-z0-9]{1,32}, the same on all ranks and unique to the job. It is no secret. */
   readonly jobId: string;

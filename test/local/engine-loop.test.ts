@@ -2,11 +2,10 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { NativeBlock } from '#lib/native/library.js';
-import { MessageBlock } from '#lib/native/message-block.js';
-import { sendMessages } from '#lib/native/udp.js';
+import { MessageBlock, sendMessages } from '#lib/native/udp.js';
 import { readSettings } from '#lib/settings/settings.js';
 import { Engine } from '#lib/transport/engine/engine.js';
-import { UdpLoop } from '#lib/transport/io/udp/udp-loop.js';
+import { UdpLoop } from '#lib/transport/io/udp/udp-io.js';
 import { UdpSocket } from '#lib/transport/io/udp/udp-packet-io.js';
 
 function openSocket(): UdpSocket {

@@ -2,8 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { viewAt } from '#lib/native/library.js';
-import { MessageBlock } from '#lib/native/message-block.js';
-import { MESSAGE_HEADER_WORDS } from '#lib/native/message-block.js';
+import { MESSAGE_HEADER_WORDS, MessageBlock } from '#lib/native/udp.js';
 
 function iovecsOf(block: MessageBlock, count: number): Uint32Array {
   // They follow the headers of all messages.

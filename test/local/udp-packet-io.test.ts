@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { NativeBlock } from '#lib/native/library.js';
-import { DatagramReceiver, RECEIVE_ARENA_BYTES } from '#lib/transport/io/udp/udp-loop.js';
+import { DatagramReceiver, RECEIVE_ARENA_BYTES } from '#lib/transport/io/udp/udp-io.js';
 import { UdpPacketIo, UdpSocket } from '#lib/transport/io/udp/udp-packet-io.js';
 import type { Burst } from '#lib/transport/io/packet-io.js';
 import type { Region } from '#lib/transport/engine/region.js';

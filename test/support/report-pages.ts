@@ -18,8 +18,7 @@ import { traceView } from '#lib/programs/cli/trace-command.js';
 import { transportView } from '#lib/programs/cli/bench-transport.js';
 import { type View, viewPage } from '#lib/programs/report/view.js';
 import type { ReportPage } from '#lib/programs/report/html/page-html.js';
-import type { TracePart } from '#lib/tracing/read-part.js';
-import type { Span } from '#lib/tracing/read-kernels.js';
+import type { Span, TracePart } from '#lib/tracing/read-part.js';
 import { summarize } from '#lib/tracing/trace-summary.js';
 
 const results = fileURLToPath(new URL('../../../docs/benchmarks/results/', import.meta.url));

@@ -64,7 +64,7 @@ const openersOfTheirOwn = [
   'src/programs/cli/main.ts',
   'src/programs/cli/program.ts',
   'src/programs/report/html/page-html.ts',
-  'src/tracing/kernel-ring.ts',
+  'src/tracing/trace-rings.ts',
   'src/tracing/trace-rings.ts',
   'src/windows/shared-file.ts',
   'src/windows/shared-memory.ts',

@@ -3,8 +3,7 @@ import { WeftlineError } from '../../core/errors.ts';
 import { isLogged, log } from '../../core/log.ts';
 import { localFiles } from '../../native/file-probe.ts';
 import { hostInterfaces } from '../../rails/rail-list.ts';
-import { chooseRdma, type RdmaChoice, type RdmaRail } from '../../rails/rdma-choice.ts';
-import { rdmaHardware } from '../../rails/rdma-devices.ts';
+import { chooseRdma, type RdmaChoice, rdmaHardware, type RdmaRail } from '../../rails/rdma-choice.ts';
 import type { Settings } from '../../settings/settings.ts';
 
 interface RdmaPortChoice {

@@ -1,7 +1,7 @@
 // What an agent's thread and its staging thread say to each other beside the board.
 import type { EncodedError } from '../../core/errors.ts';
 import type { Settings } from '../../settings/settings.ts';
-import type { Calls } from '../../threads/worker-port.ts';
+import type { Calls } from '../../threads/worker-link.ts';
 import type { BackendPeer, TransferOperation } from '../backend.ts';
 
 /** What the thread is started with. */

@@ -6,7 +6,7 @@ import { yieldProcessor } from '../../native/libc.ts';
 import { bindDeclaredFunctions } from '../../native/library.ts';
 import { SpinTime } from '../../threads/spin-time.ts';
 import { WakeWord } from '../../threads/wake-word.ts';
-import { WorkerPort } from '../../threads/worker-port.ts';
+import { WorkerPort } from '../../threads/worker-link.ts';
 import { loadHostBackend } from '../backends/backend-table.ts';
 import { openStagingGpu } from './cuda-copies.ts';
 import { StagingHost } from './staging-host.ts';

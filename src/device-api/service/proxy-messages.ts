@@ -3,7 +3,7 @@ import type { LoadOptions } from '../../agent/agent-options.ts';
 import type { BackendName } from '../../agent/backends/backend-table.ts';
 import type { ListenerAddress, ListenOptions } from '../../agent/exchange/metadata-exchange.ts';
 import type { Settings } from '../../settings/settings.ts';
-import type { Calls } from '../../threads/worker-port.ts';
+import type { Calls } from '../../threads/worker-link.ts';
 
 /** What the thread is started with. */
 export interface ProxyThread {

@@ -3,7 +3,7 @@ import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { MessagePort } from 'node:worker_threads';
 import { type EncodedError, encodeError, type WeftlineError } from '../../core/errors.ts';
 import { WakeWord } from '../../threads/wake-word.ts';
-import { WorkerPort } from '../../threads/worker-port.ts';
+import { WorkerPort } from '../../threads/worker-link.ts';
 import { bindDeclaredFunctions, viewAt } from '../../native/library.ts';
 import { CommandReader, queuesIn } from './command-queue.ts';
 import { CommandServer, type ServedRequest } from './command-server.ts';

@@ -2,7 +2,7 @@
 import { kernelTraceTarget, type traceClockArguments, traceClockCells } from '../../abi/kernel-trace.ts';
 import { Block, type Layout } from '../../abi/layout.ts';
 import type { Out } from '../../native/library.ts';
-import { KernelRing } from '../../tracing/kernel-ring.ts';
+import { KernelRing } from '../../tracing/trace-rings.ts';
 import { currentTrace } from '../../tracing/start-tracing.ts';
 import { type CudaContext, OwnedResource } from './cuda-context.ts';
 import type { CudaStream } from './cuda-stream.ts';

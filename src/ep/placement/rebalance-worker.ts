@@ -1,6 +1,6 @@
 // The thread of rebalanceExpertsAsync().
 import type { MessagePort } from 'node:worker_threads';
-import { WorkerPort } from '../../threads/worker-port.ts';
+import { WorkerPort } from '../../threads/worker-link.ts';
 import { type RebalanceCalls, rebalanceExperts } from './rebalance.ts';
 
 const calls: RebalanceCalls = {

@@ -135,54 +135,8 @@ export const asyncEvents = [
   ['IBV_EVENT_WQ_FATAL', 'a work queue failed', 'wq'],
 ] as const;
 
-/** ibv_port_state by number. */
-export const portStates = ['no change', 'down', 'initialized', 'armed', 'active', 'active, deferred'] as const;
-
-/** Physical states by number, of port_attr. */
-export const physicalStates = [
-  'no change',
-  'sleep',
-  'polling',
-  'disabled',
-  'training',
-  'link up',
-  'error recovery',
-  'PHY test',
-] as const;
-
 /** ibv_mtu by number, in bytes. */
 export const mtuBytes = [0, 256, 512, 1024, 2048, 4096] as const;
-
-/** Lanes of a link, by active_width. */
-export const linkLanes: Readonly<Record<number, number>> = { 1: 1, 2: 4, 4: 8, 8: 12, 16: 2 };
-
-/** Gbit/s of each lane as the kernel counts them, and the name of the speed, by active_speed. */
-export const laneSpeeds: Readonly<Record<number, readonly [gigabits: number, name: string]>> = {
-  1: [2.5, 'SDR'],
-  2: [5, 'DDR'],
-  4: [10, 'QDR'],
-  8: [10, 'FDR10'],
-  16: [14, 'FDR'],
-  32: [25, 'EDR'],
-  64: [50, 'HDR'],
-  128: [100, 'NDR'],
-};
-
-/** max_vl_num in virtual lanes. */
-export const virtualLanes: Readonly<Record<number, string>> = {
-  1: 'VL0',
-  2: 'VL0-VL1',
-  3: 'VL0-VL3',
-  4: 'VL0-VL7',
-  5: 'VL0-VL14',
-};
-
-export const linkLayers = ['unspecified', 'InfiniBand', 'Ethernet'] as const;
-
-export const gidTypes = ['InfiniBand', 'RoCE v1', 'RoCE v2'] as const;
-
-/** ibv_atomic_cap by number. */
-export const atomicCapabilities = ['none', 'within the device', 'with all of the host'] as const;
 
 // Fields named "other…" are those that weftline leaves alone. Whole objects end where weftline stops reading them.
 

@@ -4,20 +4,55 @@ import { formatBytes } from '../../core/byte-size.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { FileProbe } from '../file-probe.ts';
 import { nativeError } from '../library.ts';
-import {
-  atomicCapabilities,
-  gidTypes,
-  type ibvDeviceAttributes,
-  type ibvGidEntry,
-  type ibvPortAttributes,
-  laneSpeeds,
-  linkLanes,
-  linkLayers,
-  mtuBytes,
-  physicalStates,
-  portStates,
-  virtualLanes,
-} from './c-structs.ts';
+import { type ibvDeviceAttributes, type ibvGidEntry, type ibvPortAttributes, mtuBytes } from './c-structs.ts';
+
+// What the numbers of libibverbs mean in words.
+
+/** ibv_port_state by number. */
+const portStates = ['no change', 'down', 'initialized', 'armed', 'active', 'active, deferred'] as const;
+
+/** Physical states by number, of port_attr. */
+const physicalStates = [
+  'no change',
+  'sleep',
+  'polling',
+  'disabled',
+  'training',
+  'link up',
+  'error recovery',
+  'PHY test',
+] as const;
+
+/** Lanes of a link, by active_width. */
+const linkLanes: Readonly<Record<number, number>> = { 1: 1, 2: 4, 4: 8, 8: 12, 16: 2 };
+
+/** Gbit/s of each lane as the kernel counts them, and the name of the speed, by active_speed. */
+const laneSpeeds: Readonly<Record<number, readonly [gigabits: number, name: string]>> = {
+  1: [2.5, 'SDR'],
+  2: [5, 'DDR'],
+  4: [10, 'QDR'],
+  8: [10, 'FDR10'],
+  16: [14, 'FDR'],
+  32: [25, 'EDR'],
+  64: [50, 'HDR'],
+  128: [100, 'NDR'],
+};
+
+/** max_vl_num in virtual lanes. */
+const virtualLanes: Readonly<Record<number, string>> = {
+  1: 'VL0',
+  2: 'VL0-VL1',
+  3: 'VL0-VL3',
+  4: 'VL0-VL7',
+  5: 'VL0-VL14',
+};
+
+const linkLayers = ['unspecified', 'InfiniBand', 'Ethernet'] as const;
+
+const gidTypes = ['InfiniBand', 'RoCE v1', 'RoCE v2'] as const;
+
+/** ibv_atomic_cap by number. */
+const atomicCapabilities = ['none', 'within the device', 'with all of the host'] as const;
 
 // Why a device refused to make something: which limit it is, and how to raise it.
 

@@ -39,8 +39,7 @@ import {
   type PeerFlags,
 } from './peer-options.ts';
 import { invalidArgument } from '../../core/errors.ts';
-import { readSettings, type SettingName } from '../../settings/settings.ts';
-import { protocolSettingsTable, rdmaSettingsTable } from '../../settings/transport-settings-table.ts';
+import { protocolSettingsTable, rdmaSettingsTable, readSettings, type SettingName } from '../../settings/settings.ts';
 import { addSettingOptions } from './setting-options.ts';
 import { checkUsage } from './exit-codes.ts';
 import { withRanks } from './with-ranks.ts';

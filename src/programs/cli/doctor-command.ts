@@ -2,12 +2,11 @@
 import { type Command, Option } from 'commander';
 import { WeftlineError } from '../../core/errors.ts';
 import { examine, thisMachine, examineRdma, type Examination, type RdmaExamination } from '../doctor/doctor.ts';
-import { rdmaSettingsTable } from '../../settings/transport-settings-table.ts';
+import { rdmaSettingsTable } from '../../settings/settings.ts';
 import { checkUsage, exitCodes } from './exit-codes.ts';
 import { Output, type OutputFlags } from './output.ts';
 import { addSettingOptions } from './setting-options.ts';
-import type { RdmaDevice, RdmaPort } from '../../rails/rdma-devices.ts';
-import type { RdmaRail } from '../../rails/rdma-choice.ts';
+import type { RdmaDevice, RdmaPort, RdmaRail } from '../../rails/rdma-choice.ts';
 import { table, type View } from '../report/view.ts';
 
 interface DoctorFlags extends OutputFlags {

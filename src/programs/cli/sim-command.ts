@@ -1,8 +1,13 @@
 // weftline sim: the transport on simulated networks, with traffic patterns or random scenarios, the same for the same seed.
 import type { Command } from 'commander';
 import { invalidArgument } from '../../core/errors.ts';
-import { readSettings, type SettingName, type Settings, settingsTable } from '../../settings/settings.ts';
-import { protocolSettingsTable } from '../../settings/transport-settings-table.ts';
+import {
+  protocolSettingsTable,
+  readSettings,
+  type SettingName,
+  type Settings,
+  settingsTable,
+} from '../../settings/settings.ts';
 import {
   type LinkFault,
   type PatternName,

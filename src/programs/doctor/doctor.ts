@@ -9,17 +9,21 @@ import { findCudaLibrary, findLibrary } from '../../native/library-search.ts';
 import { activeRdmaPorts, type FileProbe, localFiles, orUndefined, rdmaDevices } from '../../native/file-probe.ts';
 import { findUcx, openUcx } from '../../native/ucx.ts';
 import { describePlan, planRails, type RailPlan } from '../../rails/rail-list.ts';
-import { readSettings, settingsTable } from '../../settings/settings.ts';
-import { rdmaSettingsTable } from '../../settings/transport-settings-table.ts';
+import { rdmaSettingsTable, readSettings, settingsTable } from '../../settings/settings.ts';
 import { defaultEpWorkload } from '../bench/ep/ep-workload.ts';
 import { statfsSync } from 'node:fs';
 import { availableParallelism, cpus, totalmem } from 'node:os';
 import { loadKoffi } from '../../native/library.ts';
 import { type HostInterface, hostInterfaces } from '../../rails/rail-list.ts';
-import { type RdmaDevice, rdmaHardware } from '../../rails/rdma-devices.ts';
+import {
+  chooseRdma,
+  type RdmaChoice,
+  type RdmaDevice,
+  rdmaHardware,
+  type RdmaSettings,
+} from '../../rails/rdma-choice.ts';
 import { chooseFlush, type FlushChoice } from '../../native/verbs/visibility-flush.ts';
 import { gpuDevices } from '../../rails/nearest-device.ts';
-import { chooseRdma, type RdmaChoice, type RdmaSettings } from '../../rails/rdma-choice.ts';
 
 export interface Finding {
   readonly name: string;

@@ -1,7 +1,7 @@
 // What the user's side asks the thread of the engine to do now and then, and what that tells unasked. Plain data, so that
 // it can cross threads.
 import { type EncodedError, WeftlineError } from '../../core/errors.ts';
-import type { Calls } from '../../threads/worker-port.ts';
+import type { Calls } from '../../threads/worker-link.ts';
 import type { PacketKeys } from '../authentication/packet-guard.ts';
 import type { RemoteAccess, RegionName } from '../engine/region.ts';
 import type { ConnectionStatistics, DropCounters } from '../engine/transport-engine.ts';

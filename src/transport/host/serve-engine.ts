@@ -3,7 +3,7 @@ import type { MessagePort } from 'node:worker_threads';
 import type { Doorbell } from '../../native/readiness.ts';
 import { ProcessorLoans, SpinTime } from '../../threads/spin-time.ts';
 import { WakeWord } from '../../threads/wake-word.ts';
-import { WorkerPort } from '../../threads/worker-port.ts';
+import { WorkerPort } from '../../threads/worker-link.ts';
 import { CommandRing, EngineBells } from './command-ring.ts';
 import type { HostCalls, HostEvent } from './host-calls.ts';
 import { SharedRequests } from './shared-requests.ts';

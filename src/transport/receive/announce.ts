@@ -3,8 +3,7 @@
 import { controlKinds, DATA_HEADER_BYTES, EAGER_SLOTS, failReasons, MAX_OPEN_RECEIVES } from '../wire/packet-layout.ts';
 import type { Connection } from '../engine/connection.ts';
 import { isVacancy, peerFailure, type Request } from '../engine/request.ts';
-import { type EagerStore, slotStates } from './eager-store.ts';
-import type { ReceiveFlow } from './receive-side.ts';
+import { type EagerStore, type ReceiveFlow, slotStates } from './receive-side.ts';
 import { run } from './segment-run.ts';
 
 /** Announces what there is room for. */

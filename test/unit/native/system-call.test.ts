@@ -5,7 +5,7 @@ import { Futex, isByteLocked } from '#lib/native/libc.js';
 import { bindDeclaredFunctions, NativeBlock } from '#lib/native/library.js';
 import { ReadinessSet } from '#lib/native/readiness.js';
 import { pooledSystemCall, substituteSystemCall, systemCall } from '#lib/native/system-call.js';
-import { DatagramReceiver, RECEIVE_ARENA_BYTES } from '#lib/transport/io/udp/udp-loop.js';
+import { DatagramReceiver, RECEIVE_ARENA_BYTES } from '#lib/transport/io/udp/udp-io.js';
 import { UdpPacketIo } from '#lib/transport/io/udp/udp-packet-io.js';
 
 const errnos = {

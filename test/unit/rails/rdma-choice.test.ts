@@ -2,8 +2,15 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import type { PciDevice } from '#lib/rails/nearest-device.js';
-import { chooseRdma, type RdmaChoice, type RdmaHost, type RdmaSettings } from '#lib/rails/rdma-choice.js';
-import type { RdmaDevice, RdmaGid, RdmaPort } from '#lib/rails/rdma-devices.js';
+import {
+  chooseRdma,
+  type RdmaChoice,
+  type RdmaDevice,
+  type RdmaGid,
+  type RdmaHost,
+  type RdmaPort,
+  type RdmaSettings,
+} from '#lib/rails/rdma-choice.js';
 import { readSettings, WeftlineError } from 'weftline';
 
 const defaults: RdmaSettings = readSettings({}, {});

@@ -2,8 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import type { WeftlineError } from '#lib/core/errors.js';
-import { WorkerLink, type WorkerLinkOptions } from '#lib/threads/worker-link.js';
-import type { Calls } from '#lib/threads/worker-port.js';
+import { type Calls, WorkerLink, type WorkerLinkOptions } from '#lib/threads/worker-link.js';
 
 interface TestCalls extends Calls {
   double(value: number): number;
@@ -18,7 +17,7 @@ interface TestCalls extends Calls {
   failWith(code: string): void;
 }
 
-const port = import.meta.resolve('#lib/threads/worker-port.js');
+const port = import.meta.resolve('#lib/threads/worker-link.js');
 const errors = import.meta.resolve('#lib/core/errors.js');
 const program = `
   import { WorkerPort } from ${JSON.stringify(port)};

@@ -6,12 +6,11 @@ import { hostname, tmpdir } from 'node:os';
 import { join } from 'node:path';
 import test, { type TestContext } from 'node:test';
 import { KERNEL_RECORDS, kernelRecord, NO_PEER, OWN_BLOCKS, pointHash } from '#lib/abi/kernel-trace.js';
-import { createTraceFile, KERNEL_RINGS } from '#lib/tracing/trace-rings.js';
+import { createTraceFile, KERNEL_RINGS, KernelRing, removeOwnKernelMemory } from '#lib/tracing/trace-rings.js';
 import { Block } from '#lib/abi/layout.js';
 import { type TracePoint, tracePoints } from '#lib/core/trace.js';
 import { viewAt } from '#lib/native/library.js';
 import { chromeTrace, partsOfChrome } from '#lib/tracing/chrome-trace.js';
-import { KernelRing, removeOwnKernelMemory } from '#lib/tracing/kernel-ring.js';
 import { readTracePart, type TracePart } from '#lib/tracing/read-part.js';
 import { summarize } from '#lib/tracing/trace-summary.js';
 

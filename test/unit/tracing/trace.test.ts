@@ -32,8 +32,7 @@ import {
 import { traceView, collectTrace } from '#lib/programs/cli/trace-command.js';
 import { viewPage } from '#lib/programs/report/view.js';
 import { chromeTrace, clockOffsets, eventsOf, partsOfChrome } from '#lib/tracing/chrome-trace.js';
-import { readTracePart, type TracePart } from '#lib/tracing/read-part.js';
-import type { Span } from '#lib/tracing/read-kernels.js';
+import { readTracePart, type Span, type TracePart } from '#lib/tracing/read-part.js';
 import { summarize } from '#lib/tracing/trace-summary.js';
 
 function temporaryFolder(t: TestContext): string {

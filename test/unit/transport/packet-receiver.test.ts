@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { completionStatus } from '#lib/native/verbs/c-structs.js';
 import type { ReceiveRing } from '#lib/native/verbs/request-ring.js';
-import { PacketReceiver } from '#lib/transport/io/verbs/packet-receiver.js';
+import { PacketReceiver } from '#lib/transport/io/verbs/verbs-rail.js';
 import type { PathEnd } from '#lib/transport/io/verbs/path-end.js';
 
 const PACKET = 64;

@@ -1,8 +1,7 @@
 // What UDP does here without a protocol: the ceilings that the transport is compared with, by the same system calls.
-import { MessageBlock } from '../../../native/message-block.ts';
+import { MessageBlock, receiveMessages, sendMessages } from '../../../native/udp.ts';
 import { NativeBlock } from '../../../native/library.ts';
 import { ReadinessSet } from '../../../native/readiness.ts';
-import { receiveMessages, sendMessages } from '../../../native/udp.ts';
 import { MAX_DATAGRAM_BYTES, UdpSocket } from '../../../transport/io/udp/udp-packet-io.ts';
 import { monotonicMicroseconds } from '../harness.ts';
 

@@ -1,18 +1,18 @@
 // The PacketIo over UDP sockets: bursts become segmentation-offload sends without a copy. Hot path: no allocation.
 import { isIPv4 } from 'node:net';
 import { addressOf, NativeBlock } from '../../../native/library.ts';
-import { MessageBlock } from '../../../native/message-block.ts';
-import { waitWritable } from '../../../native/readiness.ts';
 import {
   closeDescriptor,
   connectUdpSocket,
   getSocketOption,
   localPort,
+  MessageBlock,
   openUdpSocket,
   sendMessages,
   setSocketOption,
   type SocketAddress,
 } from '../../../native/udp.ts';
+import { waitWritable } from '../../../native/readiness.ts';
 import type { Region } from '../../engine/region.ts';
 import type { RangeList } from '../../send/range-list.ts';
 import { type Burst, type PacketIo, type PlacementRun, placeNative } from '../packet-io.ts';

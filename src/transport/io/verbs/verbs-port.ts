@@ -8,8 +8,7 @@ import { ProtectionDomain, VerbsContext } from '../../../native/verbs/context.ts
 import type { PortAttributes } from '../../../native/verbs/facts.ts';
 import type { VerbsPath } from '../../../native/verbs/queue-pair.ts';
 import { hostInterfaces } from '../../../rails/rail-list.ts';
-import { chooseRdma, type RdmaRail } from '../../../rails/rdma-choice.ts';
-import { rdmaHardware } from '../../../rails/rdma-devices.ts';
+import { chooseRdma, rdmaHardware, type RdmaRail } from '../../../rails/rdma-choice.ts';
 import type { Settings } from '../../../settings/settings.ts';
 
 export class VerbsPort implements Disposable {
