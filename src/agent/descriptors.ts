@@ -27,7 +27,7 @@ export interface Addressed {
 }
 
 /** Blocks of equal size within a region. */
-export interface BlockOptions {
+interface BlockOptions {
   /** Bytes of one block. */
   readonly blockBytes: number;
   /** Bytes from the start of one block to the next; `blockBytes` by default. */

@@ -234,7 +234,7 @@ function whyNot(backend: NamedBackend, { peer, memory, forced }: ChoiceOptions):
 // What an agent says of the network cards that a link to a peer goes over.
 
 /** A network card of this host, and the one of the peer that packets from it go to, with how it stands. */
-export interface LinkRail extends RailState {
+interface LinkRail extends RailState {
   /** Name of this host's network interface; left out if no interface has the address any more. */
   readonly name?: string;
   /** PCI addresses of the GPUs that are nearer to it than to the other rails of the link. */

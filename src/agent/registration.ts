@@ -13,7 +13,7 @@ import type { BackendName } from './backends/backend-table.ts';
 import type { RegionMetadata } from './metadata.ts';
 
 /** Device memory that is not a tensor. */
-export interface DeviceMemory {
+interface DeviceMemory {
   readonly device: HostAccess;
   readonly address: number;
   readonly bytes: number;

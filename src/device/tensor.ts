@@ -205,7 +205,7 @@ export interface MemoryRange {
 }
 
 /** A run of elements in a device's own memory; a Tensor is one. */
-export interface DeviceRange<D extends DType> {
+interface DeviceRange<D extends DType> {
   readonly dtype: D;
   readonly address: number;
   readonly bytes: number;

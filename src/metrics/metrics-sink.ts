@@ -6,7 +6,7 @@ import { type TracePoint, tracePoints, type TraceSink } from '../core/trace.ts';
 // What trace points and labels of calls mean as series of metrics.
 
 /** A call of a collective object, as CallGuard labels it. */
-export interface CallLabel {
+interface CallLabel {
   readonly object: string;
   readonly call: string;
   readonly ranks: number;

@@ -8,7 +8,7 @@ import { collect, readMetrics } from './read-metrics.ts';
 import { secondBounds } from './metrics-sink.ts';
 
 /** Attributes of OpenTelemetry. */
-export type TelemetryAttributes = Readonly<Record<string, string | number | boolean>>;
+type TelemetryAttributes = Readonly<Record<string, string | number | boolean>>;
 
 /** What is used of a Meter of @opentelemetry/api. */
 export interface TelemetryMeter {
@@ -33,7 +33,7 @@ export interface TelemetryTracer {
 }
 
 /** What is used of its spans. */
-export interface TelemetrySpan {
+interface TelemetrySpan {
   /** Says that it failed. */
   setStatus(status: { code: number; message?: string }): unknown;
   /** Says why. */

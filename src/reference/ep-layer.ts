@@ -68,7 +68,7 @@ interface ReferenceLayerToken extends ReferenceHosts {
 }
 
 /** Rows of a rank's output that hold the same token. */
-export interface ReferenceSkippedRows {
+interface ReferenceSkippedRows {
   /** [recv]: for each row, the row of its token's first choice here. */
   readonly firstRows: readonly number[];
   /** [recv][K]: for a row that is its token's first here, the row of each choice or -1; for the others -1. */
@@ -121,7 +121,7 @@ export function referenceLayerCombine(
 }
 
 /** Tables by node, of the rank of each node that has the same place there as the rank that asks; -1 where there is nothing. */
-export interface ReferenceNodeLayout {
+interface ReferenceNodeLayout {
   /** [nodes][2][maxTokensPerRank]: begins and ends of ranges of consecutive tokens with an expert on this node, within tiles of 256. */
   readonly sendReqs: readonly (readonly (readonly number[])[])[];
   /** [nodes][maxTokensPerRank][K] */

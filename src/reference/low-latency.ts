@@ -100,7 +100,7 @@ function packExponents(words: readonly number[]): number[] {
 }
 
 /** Sizes and options of the dispatch. */
-export interface ReferenceLowLatencyOptions {
+interface ReferenceLowLatencyOptions {
   readonly numExperts: number;
   /** Form of the scales of fp8 rows; undefined for bf16. */
   readonly scales?: LowLatencyScales | undefined;
@@ -174,7 +174,7 @@ function sentRow(
 }
 
 /** What the ranks pass to combine. */
-export interface ReferenceLowLatencyCombineInput {
+interface ReferenceLowLatencyCombineInput {
   /** What the ranks passed to dispatch; weights are needed but in 'rank-major'. */
   readonly inputs: readonly ReferenceInput[];
   readonly received: readonly ReferenceLowLatencyReceived[];

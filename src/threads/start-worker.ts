@@ -6,7 +6,7 @@ import { guardWorker } from '../native/library.ts';
 /** Key of `setEnvironmentData`: the address of the rings, while this process is traced. */
 export const TRACED_THREADS = 'weftline-traced-threads';
 
-export interface StartOptions extends Pick<WorkerOptions, 'workerData' | 'trackUnmanagedFds'> {
+interface StartOptions extends Pick<WorkerOptions, 'workerData' | 'trackUnmanagedFds'> {
   /** What debuggers and profilers show, after `weftline-`. */
   readonly name: string;
 }

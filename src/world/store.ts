@@ -6,7 +6,7 @@ import { MAX_KEY_LENGTH, type StoreReply, type StoreRequest } from './store-requ
 import type { JobAnswers } from './watching/inquiry.ts';
 
 /** How long to wait for a key to be set. */
-export interface KeyWaitOptions extends WaitOptions {
+interface KeyWaitOptions extends WaitOptions {
   /** The ranks of the group that set the keys, so that an error can name them. Without it, any lost rank fails the wait. */
   readonly from?: readonly number[];
 }
@@ -42,7 +42,7 @@ export interface Store {
 }
 
 /** Whether compareAndSet() took effect, and what the key holds now. */
-export interface CompareAndSetResult {
+interface CompareAndSetResult {
   readonly swapped: boolean;
   /** What the key holds now; undefined if it does not exist. */
   readonly value: Uint8Array | undefined;

@@ -7,7 +7,7 @@ import { type ScaledRows, Tensor } from '../tensor.ts';
 import type { CpuDevice } from './cpu-device.ts';
 
 /** How rows are quantized. */
-export interface QuantizeOptions {
+interface QuantizeOptions {
   /** Tensors to write to; by default new ones that the caller disposes. */
   readonly out?: ScaledRows;
   /** Round scales up to powers of two, for hardware that stores them as exponents; false by default. */

@@ -38,7 +38,7 @@ interface ContextOptions extends WaitOptions {
 }
 
 /** The tensors of a layer's output, which have room for its capacity of rows. */
-export interface OutputBuffers {
+interface OutputBuffers {
   /** [capacity rows, H] of the configuration's token dtype, in the window; valid until the next reallocation. */
   readonly dispatchOutputBuf: Tensor<TokenDType>;
   /** [capacity rows], of the configuration's weight dtype. */

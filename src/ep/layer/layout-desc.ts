@@ -9,7 +9,7 @@ import type { EPConfig } from './ep-config.ts';
 import type { HostRoutes } from '../../group/network/host-routes.ts';
 
 /** Rows and counts, of the layer's offsetDtype. */
-export type OffsetTensor = Tensor<'i32' | 'i64'>;
+type OffsetTensor = Tensor<'i32' | 'i64'>;
 
 /** What kernels of GPUs need to know of the tokens of one dispatch that cross to other hosts, or come from there. */
 export interface CrossingTables {

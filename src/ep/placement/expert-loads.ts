@@ -16,7 +16,7 @@ import type { RankGroup } from '../../world/rank-group.ts';
 import { type ExpertIds, Placement, requireIds } from './placement.ts';
 
 /** What is counted, and for how long. */
-export interface ExpertLoadsOptions {
+interface ExpertLoadsOptions {
   /** Layers of the model. */
   readonly layers: number;
   /** Logical experts of a layer. */

@@ -3,7 +3,7 @@ import { checkOptions, isWhole, type OptionNames } from '../../core/check-option
 import { invalidArgument } from '../../core/errors.ts';
 
 /** How large the tables of a plan are. */
-export interface ExpertPlanShape {
+interface ExpertPlanShape {
   /** Layers of the model, each with experts of its own. */
   readonly layers: number;
   /** Logical experts of a layer: those that the router chooses from. */

@@ -4,7 +4,7 @@ import { invalidArgument } from '../../core/errors.ts';
 import { type ExpertPlan, requirePlan } from './expert-plan.ts';
 
 /** The rank that routes, and the ranks of each host. */
-export interface PlacementRank {
+interface PlacementRank {
   /** This rank in the group. */
   readonly rank: number;
   /** The ranks of each host, such as `group.topology.hosts`. */
@@ -15,7 +15,7 @@ export interface PlacementRank {
 export type ExpertIds = Int32Array | BigInt64Array;
 
 /** Options of Placement.route(). */
-export interface RouteOptions<Ids extends ExpertIds = ExpertIds> {
+interface RouteOptions<Ids extends ExpertIds = ExpertIds> {
   /** 0 by default. */
   readonly layer?: number;
   /** Array for the physical ids, of the type and length of `topkIdx`, which it may be. A new array by default. */

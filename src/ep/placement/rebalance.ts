@@ -306,7 +306,7 @@ class Packing {
 const policies = ['hierarchical', 'global'] as const;
 
 /** Whether the experts of a group stay on one node, or any expert may be anywhere. */
-export type PlacementPolicy = (typeof policies)[number];
+type PlacementPolicy = (typeof policies)[number];
 
 /** How many copies there are to place, and on what. */
 export interface RebalanceOptions {

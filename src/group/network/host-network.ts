@@ -17,7 +17,7 @@ import { type NetworkWait, owes } from './network-wait.ts';
 import type { NetworkWindow } from './network-window.ts';
 import { SharedAgent } from './shared-agent.ts';
 
-export interface HostNetworkOptions extends CallWait {
+interface HostNetworkOptions extends CallWait {
   readonly group: RankGroup;
   readonly device: CpuDevice;
   /** The object's name, for agents and errors. */
