@@ -1,6 +1,5 @@
 // The functions of cuBLAS, one line each. Handles and device addresses are numbers: all are below 2^53.
-import { findCudaLibrary } from './library-search.ts';
-import { localFiles } from './file-probe.ts';
+import { findCudaLibrary, localFiles } from './file-probe.ts';
 import { bindLazily, type StatusCalls } from './library.ts';
 
 const table = {

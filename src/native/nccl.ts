@@ -1,7 +1,6 @@
 // NCCL, where it is installed: what benchmarks compare with.
 import { WeftlineError } from '../core/errors.ts';
-import { findCudaLibrary } from './library-search.ts';
-import { localFiles } from './file-probe.ts';
+import { findCudaLibrary, localFiles } from './file-probe.ts';
 import { bindLazily, loadKoffi, type StatusCalls } from './library.ts';
 
 export const NCCL_ID_BYTES = 128;

@@ -1,8 +1,7 @@
 // NVRTC, NVIDIA's run-time compiler, as one function: text in, machine code or the compiler's log out.
 import { WeftlineError } from '../core/errors.ts';
-import { localFiles } from './file-probe.ts';
+import { findCudaLibrary, localFiles } from './file-probe.ts';
 import { bindLazily, lazyFunction, type NativeFunction, type Out, type StatusCalls } from './library.ts';
-import { findCudaLibrary } from './library-search.ts';
 
 const table = {
   nvrtcVersion: 'int nvrtcVersion(_Out_ int* major, _Out_ int* minor)',

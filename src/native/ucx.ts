@@ -2,8 +2,7 @@
 import { readdirSync } from 'node:fs';
 import { defineLayout } from '../abi/layout.ts';
 import { WeftlineError } from '../core/errors.ts';
-import { type FileProbe, localFiles } from './file-probe.ts';
-import { findLibrary } from './library-search.ts';
+import { type FileProbe, findLibrary, localFiles } from './file-probe.ts';
 import {
   bindLazily,
   lazyFunction,

@@ -20,7 +20,7 @@ import {
   type StoreRequest,
   type WaitingRequest,
 } from './store-request.ts';
-import { Inquiry, type JobAnswers } from './watching/inquiry.ts';
+import { Inquiry, type JobAnswers } from './watching/job-observer.ts';
 import { metricsAnswer, rankAnswer } from './watching/rank-answer.ts';
 
 interface StoreAddress {

@@ -3,7 +3,7 @@ import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { checkTimeout, type WaitOptions, waitOptionNames } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { MAX_KEY_LENGTH, type StoreReply, type StoreRequest } from './store-request.ts';
-import type { JobAnswers } from './watching/inquiry.ts';
+import type { JobAnswers } from './watching/job-observer.ts';
 
 /** How long to wait for a key to be set. */
 interface KeyWaitOptions extends WaitOptions {

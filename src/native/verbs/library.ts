@@ -1,8 +1,7 @@
 // libibverbs (libibverbs.so.1) as TypeScript functions: found at run time, opened once per process.
 import { wideAt } from '../../abi/layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
-import { localFiles } from '../file-probe.ts';
-import { findLibrary } from '../library-search.ts';
+import { findLibrary, localFiles } from '../file-probe.ts';
 import { bindLazily, NativeBlock, type NativeFunction, type StatusCalls } from '../library.ts';
 import { withErrno } from '../system-call.ts';
 

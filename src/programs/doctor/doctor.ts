@@ -5,8 +5,15 @@ import { asWeftlineError } from '../../core/errors.ts';
 import { addressSpaceAdvice, wasm } from '../../device/cpu/kernels.ts';
 import { driverVersionFile, parseDriverVersion } from '../../device/cuda/device-properties.ts';
 import { bufferSize } from '../../ep/index.ts';
-import { findCudaLibrary, findLibrary } from '../../native/library-search.ts';
-import { activeRdmaPorts, type FileProbe, localFiles, orUndefined, rdmaDevices } from '../../native/file-probe.ts';
+import {
+  activeRdmaPorts,
+  type FileProbe,
+  findCudaLibrary,
+  findLibrary,
+  localFiles,
+  orUndefined,
+  rdmaDevices,
+} from '../../native/file-probe.ts';
 import { findUcx, openUcx } from '../../native/ucx.ts';
 import { describePlan, planRails, type RailPlan } from '../../rails/rail-list.ts';
 import { rdmaSettingsTable, readSettings, settingsTable } from '../../settings/settings.ts';

@@ -1,12 +1,263 @@
-// The engines of a transport as one: their rings, what they share, and how they fail and end together.
+// The engines of a transport as one: how the user's thread reaches each, on a thread of its own or inside calls that wait,
+// their rings, what they share, and how they fail and end together.
 import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
-import type { Doorbell } from '../../native/readiness.ts';
-import type { ArgumentOf, ResultOf } from '../../threads/worker-link.ts';
+import { Doorbell } from '../../native/readiness.ts';
+import type { Settings } from '../../settings/settings.ts';
+import { SpinTime } from '../../threads/spin-time.ts';
+import type { WakeWord } from '../../threads/wake-word.ts';
+import { type ArgumentOf, findCall, type ResultOf, WorkerLink } from '../../threads/worker-link.ts';
 import type { EngineEnds } from '../io/packet-io-kind.ts';
-import type { EngineCommand } from './command-ring.ts';
-import type { EngineLink } from './engine-link.ts';
+import { CommandRing, EngineBells, type EngineCommand } from './command-ring.ts';
 import type { HostCalls, HostEvent } from './host-calls.ts';
-import type { SharedRequests } from './shared-requests.ts';
+import type { EngineCalls, EngineThread, HostedEngine, HostParts } from './serve-engine.ts';
+import { SharedRequests } from './shared-requests.ts';
+
+/** One engine of a transport, as the user's thread sees it. */
+export interface EngineLink {
+  /** The user's side of it. */
+  readonly ring: CommandRing;
+  /** False if the engine works within calls of the user's thread alone. */
+  readonly hasThread: boolean;
+  /** Why the engine is gone; undefined while it runs. */
+  readonly failure: WeftlineError | undefined;
+  onEvent: (event: HostEvent) => void;
+  /** Called once if the engine fails. */
+  onFailure: (error: WeftlineError) => void;
+  call<Name extends keyof HostCalls>(
+    name: Name,
+    ...argument: ArgumentOf<HostCalls, Name>
+  ): Promise<ResultOf<HostCalls, Name>>;
+  /** Hot path. To be called after `ring.put`. */
+  nudge(): void;
+  /** Hands events that have arrived to `onEvent` now. */
+  readEvents(): void;
+  /**
+   * Lets the engine work, if it has no thread of its own. If there is nothing to do it blocks for so many ms at most, until
+   * there is.
+   */
+  progress(milliseconds: number): void;
+  /** Returns when a further request of any engine has ended than `seen` counts, or the time is over. */
+  wait(seen: number, milliseconds: number): Promise<void>;
+  /** `areFew`: hardly anything else is under way, so that the wait is for one answer. */
+  waitBlocking(seen: number, milliseconds: number, areFew: boolean): void;
+  close(): Promise<void>;
+}
+
+/** What the engines of a transport share. */
+export interface SharedParts {
+  readonly requests: SharedRequests;
+  /** Rings in the order of engines. */
+  readonly rings: readonly CommandRing[];
+  readonly wake: WakeWord | undefined;
+}
+
+/** The most that blocking waits poll before they sleep; less where it turns out to be in vain. */
+const MAX_SPIN_MICROSECONDS = 300;
+/** An engine answers calls between two rounds of its loop. One that takes so long hangs, unless the settings have more patience. */
+const MIN_PATIENCE_MS = 30_000;
+
+/** An engine on a thread of its own. */
+export class ThreadLink implements EngineLink {
+  readonly hasThread = true;
+  readonly ring: CommandRing;
+  onEvent: (event: HostEvent) => void = () => {};
+  onFailure: (error: WeftlineError) => void = () => {};
+  readonly #requests: SharedRequests;
+  readonly #link: WorkerLink<EngineCalls, HostEvent>;
+  readonly #spin = new SpinTime(MAX_SPIN_MICROSECONDS);
+  #doorbell: Doorbell | undefined;
+
+  /** Starts engine number `engine`. Fails with what it fails with when it starts. */
+  static async start(entry: URL, settings: Settings, engine: number, shared: SharedParts): Promise<ThreadLink> {
+    const link = new ThreadLink(entry, settings, engine, shared);
+    link.#doorbell = Doorbell.of(await link.#link.call('start'));
+    return link;
+  }
+
+  private constructor(entry: URL, settings: Settings, engine: number, { requests, rings, wake }: SharedParts) {
+    this.ring = rings[engine] as CommandRing;
+    this.#requests = requests;
+    const data: EngineThread<Settings> = {
+      settings,
+      shared: requests.buffer,
+      rings: rings.map(({ buffer }) => buffer),
+      engine,
+      wake: wake?.buffer,
+    };
+    this.#link = new WorkerLink({
+      entry,
+      name: engine === 0 ? 'transport' : `transport-${engine}`,
+      what: "thread of the transport's engine",
+      closedMessage: 'The transport was closed',
+      data,
+      timeoutMs: Math.max(MIN_PATIENCE_MS, settings.timeoutMs),
+      onCall: () => {
+        this.ring.announceCall();
+        this.nudge();
+      },
+      onEvent: (event) => this.onEvent(event),
+      onEnd: (error) => {
+        this.#doorbell = undefined;
+        this.onFailure(error);
+        // Waiters look at the failure.
+        requests.wakeWaiters();
+        wake?.ring();
+      },
+    });
+  }
+
+  /** The engine's doorbell under a number of its own, for other engines: it stays open when this engine ends. */
+  duplicateBell(): Doorbell | undefined {
+    return this.#doorbell?.duplicate();
+  }
+
+  /** Gives the engine the doorbells of all, by engine. */
+  meet(bells: readonly Doorbell[]): Promise<void> {
+    return this.#link.call(
+      'meet',
+      bells.map(({ fd }) => fd),
+    );
+  }
+
+  get failure(): WeftlineError | undefined {
+    return this.#link.failure;
+  }
+
+  call<Name extends keyof HostCalls>(
+    name: Name,
+    ...argument: ArgumentOf<HostCalls, Name>
+  ): Promise<ResultOf<HostCalls, Name>> {
+    return this.#link.call(name, ...argument);
+  }
+
+  nudge(): void {
+    if (this.ring.engineSleeps) this.#doorbell?.ring();
+  }
+
+  readEvents(): void {
+    this.#link.readMessages();
+  }
+
+  progress(): void {
+    this.nudge();
+  }
+
+  wait(seen: number, milliseconds: number): Promise<void> {
+    return this.#requests.wait(seen, milliseconds);
+  }
+
+  waitBlocking(seen: number, milliseconds: number, areFew: boolean): void {
+    // When many requests are under way, the engines need the processor more than the waiter.
+    this.#requests.waitBlocking(seen, milliseconds, areFew ? this.#spin : undefined);
+  }
+
+  async close(): Promise<void> {
+    const stopped = this.#link.stop();
+    // The engine closes its doorbell, whose number may then be another file's.
+    this.#doorbell = undefined;
+    await stopped;
+  }
+}
+
+/** An async wait returns to the event loop at least this often. */
+const INLINE_SLICE_MS = 1;
+const NEVER: AbortSignal = new AbortController().signal;
+
+/** An engine on the caller's thread, inside calls that wait. */
+export class InlineLink implements EngineLink {
+  readonly hasThread = false;
+  readonly ring: CommandRing;
+  onEvent: (event: HostEvent) => void = () => {};
+  onFailure: (error: WeftlineError) => void = () => {};
+  failure: WeftlineError | undefined;
+  readonly #requests: SharedRequests;
+  readonly #host: HostedEngine;
+
+  /** The only engine of its transport. */
+  constructor({ requests, rings, wake }: SharedParts, create: (parts: HostParts) => HostedEngine) {
+    this.ring = rings[0] as CommandRing;
+    this.#requests = requests;
+    this.#host = create({
+      engines: 1,
+      engine: 0,
+      requests: new SharedRequests(requests.buffer),
+      ring: new CommandRing(this.ring.buffer),
+      bells: new EngineBells(rings),
+      onEvent: (event) => this.onEvent(event),
+      wake,
+    });
+  }
+
+  async call<Name extends keyof HostCalls>(
+    name: Name,
+    ...[argument]: ArgumentOf<HostCalls, Name>
+  ): Promise<ResultOf<HostCalls, Name>> {
+    if (this.failure !== undefined) throw this.failure;
+    this.#host.beginCall();
+    return findCall(this.#host.calls, name)(argument, NEVER) as ResultOf<HostCalls, Name>;
+  }
+
+  nudge(): void {}
+
+  readEvents(): void {}
+
+  progress(milliseconds: number): void {
+    if (this.failure !== undefined || this.#step() || milliseconds === 0) return;
+    if (this.#host.isIdle) this.#host.sleep(milliseconds * 1000);
+  }
+
+  async wait(seen: number, milliseconds: number): Promise<void> {
+    const end = performance.now() + milliseconds;
+    do {
+      this.#run(seen, Math.min(end, performance.now() + INLINE_SLICE_MS));
+      // Timers and sockets of this process go on.
+      await new Promise((resolve) => setImmediate(resolve));
+    } while (this.#requests.ended === seen && performance.now() < end);
+  }
+
+  waitBlocking(seen: number, milliseconds: number): void {
+    this.#run(seen, performance.now() + milliseconds);
+  }
+
+  async close(): Promise<void> {
+    if (this.failure !== undefined) return;
+    await this.call('stop');
+    this.failure = new WeftlineError('WL_CLOSED', 'The transport was closed');
+    this.#host[Symbol.dispose]();
+  }
+
+  #run(seen: number, end: number): void {
+    const host = this.#host;
+    while (this.failure === undefined) {
+      const isBusy = this.#step();
+      if (this.#requests.ended !== seen) return;
+      if (isBusy) continue;
+      const left = end - performance.now();
+      if (left <= 0) return;
+      if (host.isIdle) host.sleep(left * 1000);
+    }
+  }
+
+  /** False if there was nothing to do. An engine that fails is not run again. */
+  #step(): boolean {
+    try {
+      const hasCommands = this.#host.takeCommands();
+      const hasWork = this.#host.step();
+      return hasCommands || hasWork;
+    } catch (cause) {
+      this.failure = engineFailure(cause);
+      this.#host[Symbol.dispose]();
+      this.onFailure(this.failure);
+      throw this.failure;
+    }
+  }
+}
+
+function engineFailure(cause: unknown): WeftlineError {
+  if (cause instanceof WeftlineError) return cause;
+  const reason = cause instanceof Error ? `: ${cause.message}` : '';
+  return new WeftlineError('WL_INTERNAL', `The engine of the transport failed${reason}`, { cause });
+}
 
 export class EngineGroup {
   readonly requests: SharedRequests;

@@ -19,9 +19,8 @@ import { transportSettings } from '../engine/transport-settings.ts';
 import { loadTransportIo, transportIo } from '../io/packet-ios.ts';
 import { CommandRing } from './command-ring.ts';
 import { Connection } from './connection.ts';
-import { EngineGroup, engineEnds } from './engine-group.ts';
+import { engineEnds, EngineGroup, InlineLink, type SharedParts, ThreadLink } from './engine-group.ts';
 import { EngineHost } from './engine-host.ts';
-import { InlineLink, type SharedParts, ThreadLink } from './engine-link.ts';
 import {
   acceptPeer,
   connectPeer,

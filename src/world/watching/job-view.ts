@@ -4,8 +4,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { asWeftlineError } from '../../core/errors.ts';
 import { type ObjectState, type PresentWait, STORE_WAIT } from '../../core/waits.ts';
 import type { Meters } from '../../core/metric-table.ts';
-import type { JobAnswers } from './inquiry.ts';
-import { type JobAddress, JobObserver } from './job-observer.ts';
+import { type JobAddress, type JobAnswers, JobObserver } from './job-observer.ts';
 import type { RankAnswer } from './rank-answer.ts';
 import { isStopped, type ProcessFacts, processFacts } from './process-facts.ts';
 

@@ -12,7 +12,7 @@ import type { Region } from '#lib/transport/engine/region.js';
 import type { TransportEngine } from '#lib/transport/engine/transport-engine.js';
 import type { Burst, PacketIo, ReceivedBatch } from '#lib/transport/io/packet-io.js';
 import type { MadeEnds } from '#lib/transport/io/packet-io-kind.js';
-import { VerbsLoop } from '#lib/transport/io/verbs/verbs-loop.js';
+import { VerbsLoop } from '#lib/transport/io/verbs/verbs-io.js';
 import { Side } from './support/pair.ts';
 
 const services = ['ud', 'uc', 'rc'] as const;

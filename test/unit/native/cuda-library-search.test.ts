@@ -1,7 +1,6 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import type { FileProbe } from '#lib/native/file-probe.js';
-import { findCudaLibrary } from '#lib/native/library-search.js';
+import { type FileProbe, findCudaLibrary } from '#lib/native/file-probe.js';
 
 function machine(paths: readonly string[], env: Readonly<Record<string, string>> = {}): FileProbe {
   return {

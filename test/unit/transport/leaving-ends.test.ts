@@ -2,7 +2,7 @@
 // or when that had its time.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { LeavingEnds } from '#lib/transport/io/verbs/verbs-loop.js';
+import { LeavingEnds } from '#lib/transport/io/verbs/verbs-io.js';
 import type { RailEnd } from '#lib/transport/io/verbs/verbs-rail.js';
 
 interface Fake {

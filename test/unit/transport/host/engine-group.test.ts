@@ -2,8 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { WeftlineError } from 'weftline';
-import { EngineGroup } from '#lib/transport/host/engine-group.js';
-import type { EngineLink } from '#lib/transport/host/engine-link.js';
+import { EngineGroup, type EngineLink } from '#lib/transport/host/engine-group.js';
 import type { SharedRequests } from '#lib/transport/host/shared-requests.js';
 
 /** Engines that note calls when they answer; those with an error fail at once. */
