@@ -1,4 +1,4 @@
-// The way from a call of the agent to a link: plans the transfer, chooses the backend, connects.
+// Which backend carries a transfer, and why: plans it, chooses the backend, connects to the peer.
 import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { type CallWait, deadlineOf } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';

@@ -1,4 +1,4 @@
-// Knows which ranks are gone that did not close their world, and who wants to know.
+// Knows from store-client.ts which ranks are gone that did not close their world, and who wants to know.
 import { setMaxListeners } from 'node:events';
 import { asWeftlineError } from '../core/errors.ts';
 import { log } from '../core/log.ts';

@@ -1,4 +1,4 @@
-// EPAll2AllLayer: dispatch gives one row per (token, expert), grouped by expert; combine sums a token's rows.
+// EPAll2AllLayer: dispatch gives one row per (token, expert), by expert, then source rank, then token; combine sums a token's rows.
 import { countTokens, type EpOp } from '../../core/counts.ts';
 import { type CallWait, startCall, type WaitOptions } from '../../core/deadline.ts';
 import { dtypes } from '../../core/dtype.ts';
