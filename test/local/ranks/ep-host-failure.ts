@@ -19,6 +19,17 @@ const ids = Int32Array.from({ length: tokens * topk }, (_, at) => ((at >> 1) + (
 const choices = await device.tensor('i32', [tokens, topk], ids);
 const wrong = await device.tensor('i32', [tokens, topk], new Int32Array(tokens * topk).fill(9999));
 
+/** The kernel whose next use throws, on this rank. */
+let failingKernel: string | undefined;
+// The objects below may keep the device's kernels from the beginning.
+const kernels = new Proxy(device.kernels, {
+  get(target, property) {
+    if (property === failingKernel) throw new Error('out of luck');
+    return Reflect.get(target, property, target) as unknown;
+  },
+});
+Object.defineProperty(device, 'kernels', { value: kernels });
+
 interface Calls {
   readonly dispatch: (topkIdx?: typeof choices, timeout?: number) => Promise<unknown>;
   /** Combines what was dispatched before. */
@@ -51,17 +62,6 @@ async function openLayer(): Promise<Calls> {
   };
 }
 
-/** The rank's n-th use of the kernel throws. */
-function failAtKernel(kernel: string): void {
-  const kernels = new Proxy(device.kernels, {
-    get(target, property) {
-      if (property === kernel) throw new Error('out of luck');
-      return Reflect.get(target, property, target) as unknown;
-    },
-  });
-  Object.defineProperty(device, 'kernels', { value: kernels });
-}
-
 /** Until all others have ended. */
 async function staysAway(): Promise<void> {
   for (let rank = 0; rank < world.size; rank++) {
@@ -73,12 +73,12 @@ const { dispatch, combine, barrier, close } = await (what === 'layer' ? openLaye
 
 const scenarios: Readonly<Record<string, () => Promise<unknown>>> = {
   async 'throws in dispatch'() {
-    if (isCulprit) failAtKernel('scatterRows');
+    if (isCulprit) failingKernel = 'scatterRows';
     await dispatch();
     return barrier();
   },
   async 'throws in combine'() {
-    if (isCulprit) failAtKernel('gatherSum');
+    if (isCulprit) failingKernel = 'gatherSum';
     await combine();
     return barrier();
   },
