@@ -1,4 +1,4 @@
-// Which backend carries a transfer, and why: plans it, chooses the backend, connects to the peer.
+// Chooses the backend that carries a transfer and says why: plans the transfer, judges the backends, connects to the peer.
 import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { type CallWait, deadlineOf } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
