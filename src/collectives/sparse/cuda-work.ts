@@ -94,6 +94,13 @@ class WorkStreams {
     }
   }
 
+  /** Has a kernel store in the flag, behind what was enqueued, how many parts of the output have their sums. */
+  tell(plan: Plan<typeof sparseTellArguments>, flag: number, parts: number): void {
+    plan.arguments.set('flag', flag);
+    plan.arguments.set('parts', parts);
+    plan.launch(this.in);
+  }
+
   /** Resolves when nothing is under way any more. */
   async close(): Promise<void> {
     const { context } = this.#device;
@@ -296,10 +303,7 @@ export class CudaBlockWork implements BlockWork {
   }
 
   tell(flag: number, parts: number): void {
-    const { tell } = this.#plans;
-    tell.arguments.set('flag', flag);
-    tell.arguments.set('parts', parts);
-    tell.launch(this.#streams.in);
+    this.#streams.tell(this.#plans.tell, flag, parts);
   }
 
   join(): void {
@@ -481,10 +485,7 @@ export class CudaDirectWork implements DirectWork {
   }
 
   tell(flag: number, parts: number): void {
-    const { tell } = this.#kernels;
-    tell.arguments.set('flag', flag);
-    tell.arguments.set('parts', parts);
-    tell.launch(this.#streams.in);
+    this.#streams.tell(this.#kernels.tell, flag, parts);
   }
 
   join(): void {
