@@ -246,7 +246,7 @@ export class RequestQueue {
 // The error of a request that the peer refused or gave up.
 
 /** `bytes`: the room that there was, or what the peer wanted to send. */
-// oxlint-disable-next-line max-params -- four plain facts
+// oxlint-disable-next-line max-params -- what failed, who refused it, why and at how many bytes: no object would group them
 export function peerFailure(peer: string, request: Request, reason: number, bytes: number): WeftlineError {
   const incoming = request.kind === 'receive' || request.kind === 'read';
   const what = `Cannot ${request.kind} ${request.bytes} bytes ${incoming ? 'from' : 'to'} ${peer}`;

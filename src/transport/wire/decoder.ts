@@ -484,7 +484,7 @@ function takeFail(connection: Connection, { a, b, bytes }: Record): boolean {
 }
 
 /** A request that this side has cancelled, and whose fate the peer had to tell, fails for that. */
-// oxlint-disable-next-line max-params -- four plain facts
+// oxlint-disable-next-line max-params -- hands on the arguments of peerFailure()
 function fail({ engine, peerName }: Connection, request: Request, reason: number, bytes: number): void {
   engine.fail(request, request.error ?? peerFailure(peerName, request, reason, bytes));
 }

@@ -424,7 +424,7 @@ function sentPerCall(of: {
   return { ...sent, layerCombine: sent.combine };
 }
 
-/** The road from a tensor, with as many rows as any rank has tokens, straight into the receivers' regions of rows. */
+/** Carries rows from a tensor, which has as many as any rank has tokens, straight into the receivers' regions of rows. */
 function cpuRoad(
   device: CpuDevice,
   { buffer, network }: { readonly buffer: EpBuffer; readonly network: HostNetwork },

@@ -463,7 +463,7 @@ export class UdpLoop implements PacketLoop {
   readonly #peers: number[] = [];
   readonly #paths = new Map<number, readonly PathSocket[]>();
   #sockets = 0;
-  /** The one that packets come from one by one: to look at it first saves asking which socket has any. */
+  /** The socket that the last single packets came from. Looking there first saves asking which socket has packets. */
   #likely = NO_SOCKET;
   #looks = 0;
   #lastLook = 0;

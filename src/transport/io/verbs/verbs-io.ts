@@ -350,7 +350,7 @@ export class VerbsLoop implements PacketLoop {
     for (const port of this.#ports) port[Symbol.dispose]();
   }
 
-  /** Asks to be woken by completions. What came before that rings nobody: true if there was any, which is then taken. */
+  /** Asks to be woken by completions. Takes those that came before, which wake nobody, and returns whether there were any. */
   #armFindsWork(): boolean {
     let isFreed = false;
     for (const rail of this.#rails) {
