@@ -1,6 +1,7 @@
 // Why a window was given up, in its header: written once by the first rank that gives up, read by all others.
 import { defineLayout } from '../abi/layout.ts';
 import { blamedRanks, encodeError, type ErrorDetails, WeftlineError } from '../core/errors.ts';
+import { yieldProcessor } from '../native/libc.ts';
 import { rankList } from '../world/membership.ts';
 
 // Why a wait on a window cannot end well: the window was given up, a rank is gone, or the time is over.
@@ -203,7 +204,7 @@ export class AbortRecord {
     return Atomics.load(this.#state, 0) === WRITING;
   }
 
-  /** Gives the window up for all ranks. The first one's reason stays. */
+  /** Gives the window up for all ranks. The first one's reason stays, and can be read by all when this returns. */
   raise(error: unknown): void {
     const { index, ranks } = this.#options;
     this.#reason ??=
@@ -212,13 +213,19 @@ export class AbortRecord {
         : new WeftlineError('WL_CLOSED', `An earlier call on this window failed: ${encodeError(error).message}`, {
             cause: error,
           });
-    if (Atomics.compareExchange(this.#state, 0, NONE, WRITING) !== NONE) return;
+    if (Atomics.compareExchange(this.#state, 0, NONE, WRITING) !== NONE) return this.#untilReadable();
     const bytes = encodeAbort(error, ranks[index]!, ABORT_MESSAGE_BYTES);
     this.#message(bytes.length).set(bytes);
     Atomics.store(this.#word('abortLocalRank'), 0, index);
     Atomics.store(this.#word('abortLength'), 0, bytes.length);
     // ORDER: the state last; a rank that reads READABLE then reads a whole record.
     Atomics.store(this.#state, 0, READABLE);
+  }
+
+  /** Another rank writes the reason. Whoever hears of this rank's failure afterwards must not find the window in use. */
+  #untilReadable(): void {
+    const end = performance.now() + WRITING_MS;
+    while (this.isBeingWritten && performance.now() < end) yieldProcessor();
   }
 
   #read(): WeftlineError {

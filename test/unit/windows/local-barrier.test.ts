@@ -1,6 +1,8 @@
 // The barrier of a window over plain shared memory: who is named when a rank stays away, leaves, or gives up first.
 import assert from 'node:assert/strict';
+import { once } from 'node:events';
 import test from 'node:test';
+import { Worker } from 'node:worker_threads';
 import { WeftlineError } from 'weftline';
 import { AbortRecord, WINDOW_HEADER_BYTES, windowHeader } from '#lib/windows/abort-record.js';
 import { Deadline } from '#lib/core/deadline.js';
@@ -81,6 +83,28 @@ test('a rank that was killed while it wrote why it gave up is lost, and nobody w
   const reason = await failureOf(one!.wait(1));
   assert.equal(reason.code, 'WL_PEER_LOST');
   assert.deepEqual(reason.details['ranks'], [11]);
+});
+
+test('a rank that gives up while another writes why goes on when all can read it', async () => {
+  const header = new SharedArrayBuffer(WINDOW_HEADER_BYTES);
+  const state = new Int32Array(header, windowHeader.offset.abortState, 1);
+  const [WRITING, READABLE] = [1, 2] as const;
+  state[0] = WRITING;
+  // The rank that writes is late: it goes on only some time after the other has begun to give up.
+  const writer = new Worker(
+    `const { header, offset } = require('node:worker_threads').workerData;
+     const state = new Int32Array(header, offset, 1);
+     Atomics.store(state, 0, ${WRITING});
+     require('node:worker_threads').parentPort.postMessage('ready');
+     setTimeout(() => Atomics.store(state, 0, ${READABLE}), 50);`,
+    { eval: true, workerData: { header, offset: windowHeader.offset.abortState } },
+  );
+  await once(writer, 'message');
+  const begin = performance.now();
+  new AbortRecord({ header, headerOffset: 0, ranks: [10, 11, 12], index: 0 }).raise(new Error('late'));
+  const wasPatient = performance.now() - begin >= 1000;
+  assert.ok(Atomics.load(state, 0) === READABLE || wasPatient, 'the reason is still being written');
+  await once(writer, 'exit');
 });
 
 test('the first cause is named: those who hear that a rank gave up hear for whom it had waited', async () => {
