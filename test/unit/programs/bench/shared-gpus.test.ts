@@ -29,7 +29,9 @@ function shown(rank: number, isQuiet: boolean, isTTY: boolean): string {
   const stream = Object.assign(new PassThrough(), { isTTY });
   using bar = new ProgressBar({ title: 'bench x', unit: 'rounds', rank, isQuiet, stream });
   bar.show(1, 4);
-  return String(stream.read() ?? '');
+  let text = '';
+  for (let chunk: unknown = stream.read(); chunk !== null; chunk = stream.read()) text += String(chunk);
+  return text;
 }
 
 test('a bar is shown by rank 0, on a terminal, unless the command is to be quiet', () => {
