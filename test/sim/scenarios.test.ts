@@ -22,6 +22,11 @@ test('packets that were cut short and joined are counted one by one', () => {
   assert.deepEqual(problems, []);
 });
 
+test('a message that is too large for its receive says so, also if a request of the same number was refused just before', () => {
+  const { problems } = runScenario(makeScenario(48_213_769));
+  assert.deepEqual(problems, []);
+});
+
 test('a scenario is determined by its seed', () => {
   const once = runScenario(makeScenario(42));
   const again = runScenario(makeScenario(42));

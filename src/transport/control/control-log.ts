@@ -46,9 +46,14 @@ export class ControlLog {
     return this.open < CAPACITY - RESERVE;
   }
 
-  /** Adds a record of zeros; false if even the reserve is used up. `set` fills it in. */
+  /** True if even the reserve is used up. */
+  get isFull(): boolean {
+    return this.open === CAPACITY;
+  }
+
+  /** Adds a record of zeros; false if the log is full. `set` fills it in. */
   append(kind: number, flow: number): boolean {
-    if (this.open === CAPACITY) return false;
+    if (this.isFull) return false;
     const at = (this.end & (CAPACITY - 1)) * RECORD_BYTES;
     this.bytes.fill(0, at, at + RECORD_BYTES);
     this.#view.setUint16(at + AT.kind, kind, true);

@@ -159,10 +159,12 @@ function place(
 
 /** A message that was sent before the peer knew of its receive. */
 function takeEarly(connection: Connection): boolean {
+  // A receive that is too small ends with the first refusal of its message, so the sender must hear of that one.
+  if (connection.control.isFull) return false;
   const reason = takeEager(connection);
   if (reason !== TAKEN) {
-    // So that messages which have one slot after the other do not count as the same.
-    run.target = run.targetKey;
+    // The sender's request, so that messages which have one slot after the other do not count as the same.
+    run.target = -run.targetKey;
     return reject(connection, reason, reason === failReasons.tooLarge ? met.room : 0);
   }
   traceArrived(connection, 'segment', run.sequence);
@@ -280,7 +282,10 @@ function applySignals({ engine, receive: { signals, window } }: Connection): voi
   if (signals.count > 0 && signals.apply(window.next)) engine.signalled();
 }
 
-/** The run is not taken, so its segments stay unacknowledged; a record says why. Returns false, as what was not taken. */
+/**
+ * The run is not taken, so its segments stay unacknowledged; a record says why, unless one has just done so for the same
+ * `run.target`. Returns false, as what was not taken.
+ */
 function reject(connection: Connection, reason: number, room: number): false {
   const { control, engine, receive } = connection;
   engine.drops[reason === failReasons.bounds || reason === failReasons.tooLarge ? 'bounds' : 'target'] += run.count;
