@@ -3,7 +3,7 @@ import { WeftlineError } from '../core/errors.ts';
 import { SpinTime } from '../threads/spin-time.ts';
 import type { WakeWord } from '../threads/wake-word.ts';
 import { involuntarySwitches, yieldProcessor } from '../native/libc.ts';
-import { checkTimeout, type WaitOptions } from '../core/deadline.ts';
+import { checkSignal, checkTimeout, type WaitOptions } from '../core/deadline.ts';
 import { beginWait, endWait, type WaitEntry, type WaitFacts } from '../core/waits.ts';
 import type { BackendSet } from './backend-set.ts';
 
@@ -52,6 +52,7 @@ export class Waiter {
   /** Fails with WL_TIMEOUT, and with the signal's reason. What is waited for goes on. */
   async wait(awaited: Awaited, { timeoutMs = this.#options.timeoutMs, signal }: WaitOptions = {}): Promise<void> {
     const end = performance.now() + checkTimeout(timeoutMs);
+    checkSignal(signal);
     const { wake, poll, set } = this.#options;
     const onAbort = (): void => wake.ring();
     signal?.addEventListener('abort', onAbort);

@@ -1,7 +1,7 @@
 // What the calls of a Communicator take.
 import { reductionFormats, reductions } from '../abi/element-formats.ts';
 import { checkOptions, type OptionNames } from '../core/check-options.ts';
-import { checkTimeout } from '../core/deadline.ts';
+import { checkSignal, checkTimeout } from '../core/deadline.ts';
 import { dtypes } from '../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import type { Device, DeviceEvent } from '../device/device.ts';
@@ -141,6 +141,7 @@ export function checkOptionsOf(name: keyof typeof argumentNames, args: CallOptio
   for (const key in args) if (!(key in known)) checkOptions(args, known, `arguments of ${name}`);
   if (args.timeoutMs !== undefined) checkTimeout(args.timeoutMs);
   checkOverlap(args);
+  checkSignal(args.signal);
   if (args.signal?.aborted) throw args.signal.reason;
 }
 

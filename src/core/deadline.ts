@@ -72,8 +72,15 @@ export function sooner<T extends CallWait>(wait: T): T {
   return wait.deadline === undefined ? wait : { ...wait, deadline: wait.deadline.sooner() };
 }
 
-export function deadlineOf({ deadline, timeoutMs }: CallWait, defaultMs: number): Deadline {
+export function deadlineOf({ deadline, timeoutMs, signal }: CallWait, defaultMs: number): Deadline {
+  checkSignal(signal);
   return deadline ?? new Deadline(timeoutMs ?? defaultMs);
+}
+
+/** Fails with WL_INVALID_ARGUMENT for what can abort nothing. */
+export function checkSignal(signal: unknown): void {
+  if (signal === undefined || signal instanceof AbortSignal) return;
+  throw invalidArgument('signal', signal, 'an AbortSignal');
 }
 
 /** What is left of the call's time, for functions that take a duration. To be called right before them. */

@@ -1,7 +1,7 @@
 // What unpacking and packing share: blocks are checked, taken into a ring of slots and moved, and slots come back in order.
 import { BLOCK_HEADER_WORDS, FRAGMENT_WORDS, RING_SLOT_BYTES } from '../abi/unpack.ts';
 import { checkOptions, type OptionNames } from '../core/check-options.ts';
-import { checkTimeout, waitOptionNames, type WaitOptions } from '../core/deadline.ts';
+import { checkSignal, checkTimeout, waitOptionNames, type WaitOptions } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import type { CpuDevice } from '../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
@@ -445,10 +445,7 @@ function checkLaunch(options: FragmentLaunchOptions): void {
 function checkWait(options: WaitOptions, what: string): void {
   checkOptions(options, waitOptionNames, what);
   if (options.timeoutMs !== undefined) checkTimeout(options.timeoutMs);
-  const { signal } = options;
-  if (signal !== undefined && !(signal instanceof AbortSignal)) {
-    throw invalidArgument('signal', signal, 'an AbortSignal');
-  }
+  checkSignal(options.signal);
 }
 
 // Whether the tensors of a block are a launcher's to use: those of another device have addresses that mean other memory here.

@@ -3,6 +3,7 @@ import { randomBytes } from 'node:crypto';
 import { existsSync, statSync } from 'node:fs';
 import { delimiter, resolve } from 'node:path';
 import { checkOptions, type OptionNames } from '../core/check-options.ts';
+import { checkSignal } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { packageFile } from '../core/package-file.ts';
 import { quote } from '../core/quote.ts';
@@ -182,8 +183,7 @@ function checkTypes({ cwd, env, master, signal }: LaunchOptions): void {
     if (typeof host !== 'string' || host === '') throw invalidArgument('master.host', host, 'a name or an address');
     checkInteger('master.port', port, 1, 65_535);
   }
-  if (signal !== undefined && !(signal instanceof AbortSignal))
-    throw invalidArgument('signal', signal, 'an AbortSignal');
+  checkSignal(signal);
 }
 
 const masterNames: OptionNames<NonNullable<LaunchOptions['master']>> = { host: true, port: true };

@@ -1,6 +1,6 @@
 // The rendezvous store as ranks see it: small values under names, waits with deadlines, collectives.
 import { checkOptions, type OptionNames } from '../core/check-options.ts';
-import { checkTimeout, type WaitOptions, waitOptionNames } from '../core/deadline.ts';
+import { checkSignal, checkTimeout, type WaitOptions, waitOptionNames } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { MAX_KEY_LENGTH, type StoreReply, type StoreRequest } from './store-request.ts';
 import type { JobAnswers } from './watching/job-observer.ts';
@@ -176,6 +176,7 @@ export class LinkedStore implements Store {
   }
 
   #timeout(options: WaitOptions): number {
+    checkSignal(options.signal);
     return checkTimeout(options.timeoutMs ?? this.#options.timeoutMs);
   }
 

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { CpuDevice, openDevice } from 'weftline';
-import { Communicator } from 'weftline/collectives';
+import { Communicator, SparseAllReduce } from 'weftline/collectives';
 import { DispatchCombineContext, EPAll2AllLayer, EpBuffer, EPConfig, EpLowLatency } from 'weftline/ep';
 import { ExpertMover } from 'weftline/ep/placement';
 import { join } from 'weftline/world';
@@ -380,4 +380,30 @@ test('calls for metadata take an agent, and a store of metadata', async () => {
   for (const value of [undefined, null, 80]) await assert.rejects(transport.connect(as(value)), invalid);
   for (const meter of [null, 7, {}]) assert.throws(() => bridgeOpenTelemetry({ meter: as(meter) }), invalid);
   for (const tracer of [null, 7, {}]) assert.throws(() => bridgeOpenTelemetry({ tracer: as(tracer) }), invalid);
+});
+
+test('what is no AbortSignal ends no wait, and is refused before the wait begins', async () => {
+  const [world, device] = [await join({ environment: {} }), await CpuDevice.create({ addressSpaceMiB: 64 })];
+  const config = { maxTokensPerRank: 8, hidden: 128, numExperts: 1, maxTopk: 1 };
+  const buffer = await EpBuffer.create(world, device, config);
+  const communicator = await Communicator.create(world, device);
+  const sparse = await SparseAllReduce.create(world, device);
+  const output = device.empty('f32', [4]);
+  const refused = { ...invalid, message: /Invalid signal: expected an AbortSignal, got / };
+  for (const value of [null, 'soon', {}, new AbortController()]) {
+    const wait = { signal: as(value) };
+    await assert.rejects(world.barrier('b', wait), refused);
+    await assert.rejects(world.store.get('key', wait), refused);
+    await assert.rejects(EpBuffer.create(world, device, config, wait), refused);
+    await assert.rejects(EpLowLatency.create(world, device, config, wait), refused);
+    await assert.rejects(EPAll2AllLayer.create(world, device, { ...config, ...wait }), refused);
+    await assert.rejects(Communicator.create(world, device, wait), refused);
+    await assert.rejects(SparseAllReduce.create(world, device, wait), refused);
+    await assert.rejects(buffer.barrier(wait), refused);
+    await assert.rejects(communicator.allReduce({ output, ...wait }), refused);
+    await assert.rejects(communicator.register(output, wait), refused);
+    await assert.rejects(sparse.allReduce({ output, ...wait }), refused);
+  }
+  await communicator.allReduce({ output });
+  for (const one of [buffer, communicator, sparse, world]) await one.close();
 });

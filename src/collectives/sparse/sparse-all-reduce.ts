@@ -4,7 +4,14 @@ import { CallGuard } from '../../group/call-guard.ts';
 import { overlaps, requireDevice, requireGroup } from '../../group/tensor-check.ts';
 import { reductionFormats } from '../../abi/element-formats.ts';
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
-import { type CallWait, checkTimeout, startCall, type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
+import {
+  type CallWait,
+  checkSignal,
+  checkTimeout,
+  startCall,
+  type WaitOptions,
+  waitOptionNames,
+} from '../../core/deadline.ts';
 import { dtypes } from '../../core/dtype.ts';
 import { invalidArgument, type WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
@@ -185,6 +192,7 @@ export class SparseAllReduce implements AsyncDisposable {
     const { output, input = output, threshold = 0, dense = false } = args;
     const { timeoutMs = this.group.settings.timeoutMs } = args;
     checkTimeout(timeoutMs);
+    checkSignal(args.signal);
     this.#requireTensor('output', output);
     this.#requireTensor('input', input);
     const { dtype, elements: count } = output;
