@@ -407,3 +407,15 @@ test('what is no AbortSignal ends no wait, and is refused before the wait begins
   await communicator.allReduce({ output });
   for (const one of [buffer, communicator, sparse, world]) await one.close();
 });
+
+test('an option of an EpBuffer that is undefined is one that is left out', async () => {
+  const [world, device] = [await join({ environment: {} }), await CpuDevice.create({ addressSpaceMiB: 64 })];
+  const config = { maxTokensPerRank: 8, hidden: 128, numExperts: 1, maxTopk: 1 };
+  const none = as(undefined);
+  const left = { combineRows: none, combinePrecision: none, numRdmaBytes: none, numSms: none };
+  await using buffer = await EpBuffer.create(world, device, config);
+  await using other = await EpBuffer.create(world, device, { ...config, ...left });
+  assert.deepEqual(other.config, buffer.config);
+  assert.equal(other.config.combineRows, 'separate');
+  await world.close();
+});

@@ -66,7 +66,9 @@ export interface EpBufferConfig {
 
 /** Fills in what a configuration leaves out. */
 export function withDefaults(config: EpBufferConfig): Required<EpBufferConfig> {
-  return { combineRows: 'separate', combinePrecision: 'bf16', numRdmaBytes: 0, numSms: 16, ...config };
+  // What is no object has no fields either, and is refused with the rest on all ranks.
+  const { combineRows = 'separate', combinePrecision = 'bf16', numRdmaBytes = 0, numSms = 16 } = config ?? {};
+  return { ...config, combineRows, combinePrecision, numRdmaBytes, numSms };
 }
 
 /** A part of a rank's window. */
