@@ -419,3 +419,26 @@ test('an option of an EpBuffer that is undefined is one that is left out', async
   assert.equal(other.config.combineRows, 'separate');
   await world.close();
 });
+
+test('a bias is out itself or apart from it: rows that were written would be added', async () => {
+  const [world, device] = [await join({ environment: {} }), await CpuDevice.create({ addressSpaceMiB: 64 })];
+  await using buffer = await EpBuffer.create(world, device, {
+    maxTokensPerRank: 8,
+    hidden: 128,
+    numExperts: 1,
+    maxTopk: 1,
+  });
+  const topkIdx = await device.tensor('i32', [2, 1], Int32Array.of(0, 0));
+  const { recvX: x, handle } = await buffer.dispatch({ x: device.empty('bf16', [2, 128]), topkIdx });
+  const three = device.empty('bf16', [3, 128]);
+  const [first, last, elsewhere] = [three.slice(0, 2), three.slice(1, 3), device.empty('bf16', [2, 128])];
+  const refused = {
+    ...invalid,
+    message: /bias\[\d\]: expected the same tensor as out, .* got "a tensor that overlaps/,
+  };
+  await assert.rejects(buffer.combine({ x, handle, bias: first, out: last }), refused);
+  await assert.rejects(buffer.combine({ x, handle, bias: [elsewhere, last], out: first }), refused);
+  const { combinedX } = await buffer.combine({ x, handle, bias: [first, elsewhere], out: three.slice(0, 2) });
+  assert.equal(combinedX.address, first.address);
+  await world.close();
+});

@@ -262,6 +262,10 @@ export function checkCombine(args: CombineArguments, scope: EpScope, window: Mem
     if (tensor && overlaps(tensor, window.address, window.bytes)) {
       throw invalidArgument(name, 'a tensor in the window', 'a tensor of its own, for peers read and write the window');
     }
+    // Rows of the result would be written over rows of the bias that are still to be read.
+    if (tensor && out && tensor.address !== out.address && overlaps(tensor, out.address, out.bytes)) {
+      throw invalidArgument(name, 'a tensor that overlaps out', 'the same tensor as out, or memory of its own');
+    }
   }
   return { x, handle, weights, biases, out };
 }
