@@ -442,3 +442,15 @@ test('a bias is out itself or apart from it: rows that were written would be add
   assert.equal(combinedX.address, first.address);
   await world.close();
 });
+
+test('a combine of a layer that is given an out which is no tensor fails, and returns no such thing', async () => {
+  const [world, device] = [await join({ environment: {} }), await CpuDevice.create({ addressSpaceMiB: 64 })];
+  const options = { maxTokensPerRank: 8, hidden: 8, maxTopk: 1, numExperts: 1 };
+  await using layer = await EPAll2AllLayer.create(world, device, options);
+  const topkIdx = await device.tensor('i32', [1, 1], Int32Array.of(0));
+  const { recvX: x, handle } = await layer.dispatch({ x: device.empty('bf16', [1, 8]), topkIdx });
+  for (const out of [null, 0, '', Number.NaN, false]) {
+    await assert.rejects(layer.combine({ x, handle, out: as(out) }), { ...invalid, message: /out: expected a bf16/ });
+  }
+  await world.close();
+});

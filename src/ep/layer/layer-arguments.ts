@@ -141,13 +141,14 @@ export function checkLayerCombine(
   const dtype = [config.tokenDtype];
   const x = checkTensor('x', args.x, { device, dtype, shape: [desc.numRecvTokens, hidden] });
   const out =
-    args.out &&
-    checkTensor('out', args.out, {
-      device,
-      dtype,
-      shape: [desc.numDispatchTokenCurRank, hidden],
-      alignment: rowAlignment(rowBytes),
-    });
+    args.out === undefined
+      ? undefined
+      : checkTensor('out', args.out, {
+          device,
+          dtype,
+          shape: [desc.numDispatchTokenCurRank, hidden],
+          alignment: rowAlignment(rowBytes),
+        });
   return { x, desc, out };
 }
 
