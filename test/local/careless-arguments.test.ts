@@ -454,3 +454,38 @@ test('a combine of a layer that is given an out which is no tensor fails, and re
   }
   await world.close();
 });
+
+test('a layer, its context and its stages take their options by name, and flags that are flags', async () => {
+  const [world, device] = [await join({ environment: {} }), await CpuDevice.create({ addressSpaceMiB: 64 })];
+  const options = { maxTokensPerRank: 8, hidden: 8, maxTopk: 1, numExperts: 1 };
+  const ofConfig = { ...options, rank: 0, worldSize: 1, localWorldSize: 1 };
+  for (const wrong of [{ enableLocalCombine: 'no' }, { keepDispatchOutput: 0 }, { useAot: null }, { capacity: '3' }]) {
+    const message = new RegExp(`${Object.keys(wrong)[0]}: expected`);
+    await assert.rejects(EPAll2AllLayer.create(world, device, { ...options, ...(wrong as object) }), {
+      ...invalid,
+      message,
+    });
+  }
+  for (const wrong of [{ tokenDtpye: 'f32' }, { dtype: 'f32' }, { keepDispatchOutput: 'no' }]) {
+    assert.throws(() => new EPConfig({ ...ofConfig, ...(wrong as object) }), invalid);
+  }
+  const epConfig = new EPConfig(ofConfig);
+  await using layer = await EPAll2AllLayer.create(world, device, options);
+  const topkIdx = await device.tensor('i32', [1, 1], Int32Array.of(0));
+  const staged = await layer.preprocess({ x: device.empty('bf16', [1, 8]), topkIdx });
+  const wrongWaits = [null, 7, { timeoutMS: 1 }, { timeoutMs: -1 }, { signal: 'soon' }];
+  for (const wait of wrongWaits) {
+    await assert.rejects(DispatchCombineContext.create(world, device, epConfig, as(wait)), invalid);
+    await assert.rejects(layer.initOutputBuffer(staged, as(wait)), invalid);
+  }
+  await layer.initOutputBuffer(staged);
+  for (const wait of wrongWaits) await assert.rejects(layer.dispatchToken(staged, as(wait)), invalid);
+  await layer.dispatchToken(staged);
+  await layer.dispatchPostprocess(staged);
+  for (const wait of wrongWaits.slice(0, 3)) {
+    await assert.rejects(layer.context.reallocateDispatchOutputBuf(1, as(wait)), invalid);
+  }
+  await assert.rejects(layer.barrier({ intraNodeOnly: as('no') }), { ...invalid, message: /intraNodeOnly/ });
+  await layer.barrier();
+  await world.close();
+});

@@ -1,5 +1,5 @@
 // DispatchCombineContext: the symmetric memory of an all-to-all layer, with an output that grows.
-import { type CallWait, startCall, type WaitOptions } from '../../core/deadline.ts';
+import { type CallWait, callWaitNames, startCall, type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
 import type { DType } from '../../core/dtype.ts';
 import { asWeftlineError, invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
@@ -11,7 +11,7 @@ import { agreeOn } from '../../group/agree.ts';
 import { requireDevice, requireGroup } from '../../group/tensor-check.ts';
 import { checkMemoryBudget } from '../../windows/memory-budget.ts';
 import { checkRdmaBuffer, ranksOfHosts, refuseRdmaBuffer, requirePinnedBytes } from '../across-hosts/network-size.ts';
-import { isWhole } from '../../core/check-options.ts';
+import { checkOptions, isWhole, type OptionNames } from '../../core/check-options.ts';
 import {
   grownRows,
   initialRows,
@@ -36,6 +36,12 @@ interface ContextOptions extends WaitOptions {
    */
   readonly rdmaBuffer?: Tensor<'u8'>;
 }
+
+const contextOptionNames: OptionNames<ContextOptions & CallWait> = {
+  ...callWaitNames,
+  capacity: true,
+  rdmaBuffer: true,
+};
 
 /** The tensors of a layer's output, which have room for its capacity of rows. */
 interface OutputBuffers {
@@ -66,6 +72,7 @@ export class DispatchCombineContext extends TritonContext implements AsyncDispos
     requireGroup(group);
     requireDevice(device);
     if (!(epConfig instanceof EPConfig)) throw invalidArgument('epConfig', epConfig, 'an EPConfig');
+    checkOptions<ContextOptions>(options, contextOptionNames, 'options of DispatchCombineContext.create');
     const { capacity = 2, rdmaBuffer } = options;
     const wait = startCall(options, group.settings.timeoutMs);
     const { maxTokensPerRank, hidden, maxTopk, numExperts, tokenDtype, weightDtype } = epConfig;
@@ -73,7 +80,8 @@ export class DispatchCombineContext extends TritonContext implements AsyncDispos
     const kinds = { tokenDtype, weightDtype, keepDispatchOutput, combinePrecision, numRdmaBytes };
     const config = { maxTokensPerRank, hidden, maxTopk, numExperts, ...kinds, capacity, device: device.kind };
     const prepare = (): void => {
-      if (!(capacity > 0)) throw invalidArgument('capacity', capacity, 'a number above 0');
+      if (typeof capacity !== 'number' || !(capacity > 0))
+        throw invalidArgument('capacity', capacity, 'a number above 0');
       if (device.kind === 'cpu') checkRoom(epConfig, { capacity, group, device, rdmaBuffer });
       else checkPinned(epConfig, group, rdmaBuffer);
     };
@@ -132,6 +140,7 @@ export class DispatchCombineContext extends TritonContext implements AsyncDispos
         `0 to ${this.config.maxRecvRows}, the most that can arrive`,
       );
     }
+    checkOptions(options, waitOptionNames, 'options of reallocateDispatchOutputBuf');
     const before = this.outputSize.capacityRows;
     if (dispatchRecvTokens > before) {
       const wait = startCall(options, this.group.settings.timeoutMs);

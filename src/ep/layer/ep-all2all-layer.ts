@@ -1,8 +1,8 @@
 // EPAll2AllLayer: dispatch gives one row per (token, expert), by expert, then source rank, then token; combine sums a token's rows.
 import { countTokens, type EpOp } from '../../core/counts.ts';
-import { type CallWait, startCall, type WaitOptions } from '../../core/deadline.ts';
+import { type CallWait, startCall, type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
 import { dtypes } from '../../core/dtype.ts';
-import { checkOptions } from '../../core/check-options.ts';
+import { checkOptions, requireFlag } from '../../core/check-options.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
@@ -103,8 +103,9 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> extends TritonLayer i
     };
     const wait = startCall(options, group.settings.timeoutMs);
     const epConfig = await agreeOn(group, agreement, wait);
-    const { rdmaBuffer } = options;
-    const contextOptions = { ...wait, capacity, ...(rdmaBuffer && { rdmaBuffer }) };
+    const { rdmaBuffer, signal } = options;
+    const { deadline } = wait;
+    const contextOptions = { deadline, capacity, ...(signal && { signal }), ...(rdmaBuffer && { rdmaBuffer }) };
     const context = await DispatchCombineContext.create(group, device, epConfig, contextOptions);
     try {
       const engine = await createEngine(context, { ...wait, enableLocalCombine, numSms, useAot });
@@ -181,14 +182,14 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> extends TritonLayer i
 
   /** Collective, after preprocess(): makes the output buffer larger on all ranks if some rank's rows would not fit. */
   async initOutputBuffer(staged: StagedDispatch, options: WaitOptions = {}): Promise<void> {
-    const wait = startCall(options, this.#timeoutMs);
-    await this.#stage(staged, { call: 'initOutputBuffer', after: 'preprocess' }, (stages) => stages.makeRoom(wait));
+    const stage = { call: 'initOutputBuffer', after: 'preprocess', options };
+    await this.#stage(staged, stage, (stages, wait) => stages.makeRoom(wait));
   }
 
   /** Collective, after initOutputBuffer(): moves the rows. */
   async dispatchToken(staged: StagedDispatch, options: WaitOptions = {}): Promise<void> {
-    const wait = startCall(options, this.#timeoutMs);
-    await this.#stage(staged, { call: 'dispatchToken', after: 'initOutputBuffer' }, (stages) => stages.send(wait));
+    const stage = { call: 'dispatchToken', after: 'initOutputBuffer', options };
+    await this.#stage(staged, stage, (stages, wait) => stages.send(wait));
   }
 
   /** The last stage, after dispatchToken(): what dispatch() returns. Not collective. */
@@ -242,6 +243,7 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> extends TritonLayer i
       checkOptions(options, layerBarrierNames, 'options of EPAll2AllLayer.barrier');
       this.#requireNoStages('barrier');
       const { stream, intraNodeOnly = false } = options;
+      requireFlag('intraNodeOnly', intraNodeOnly);
       const wait = startCall(options, this.#timeoutMs);
       if (stream === undefined) return this.#engine.barrier({ ...wait, intraNodeOnly });
       this.#engine.throwIfUnusable();
@@ -281,14 +283,16 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> extends TritonLayer i
 
   async #stage<T>(
     staged: StagedDispatch,
-    { call, after }: { readonly call: string; readonly after: string },
-    run: (stages: DispatchStages) => Promise<T>,
+    { call, after, options = {} }: { readonly call: string; readonly after: string; readonly options?: WaitOptions },
+    run: (stages: DispatchStages, wait: CallWait) => Promise<T>,
   ): Promise<T> {
     return this.#guard.run(call, async () => {
       this.#engine.throwIfUnusable();
       const present = this.#present(staged);
+      checkOptions(options, waitOptionNames, `options of EPAll2AllLayer.${call}`);
+      const wait = startCall(options, this.#timeoutMs);
       try {
-        return await present.run(call, after, run);
+        return await present.run(call, after, (stages) => run(stages, wait));
       } catch (error) {
         // A stage that came too early has done nothing.
         if (present.failed) this.#staged = undefined;

@@ -1,6 +1,6 @@
 // EPConfig: what one all-to-all layer is made for.
 import type { elementFormats } from '../../abi/element-formats.ts';
-import { checkOptions, isWhole, type OptionNames } from '../../core/check-options.ts';
+import { checkOptions, isWhole, type OptionNames, requireFlag } from '../../core/check-options.ts';
 import type { WaitOptions } from '../../core/deadline.ts';
 import { dtypes } from '../../core/dtype.ts';
 import { invalidArgument } from '../../core/errors.ts';
@@ -24,6 +24,22 @@ type EPConfigOptions = Omit<
   readonly tokenDtype?: TokenDType;
 };
 
+const configNames: OptionNames<EPConfigOptions> = {
+  maxTokensPerRank: true,
+  hidden: true,
+  maxTopk: true,
+  numExperts: true,
+  rank: true,
+  worldSize: true,
+  localWorldSize: true,
+  tokenDtype: true,
+  weightDtype: true,
+  offsetDtype: true,
+  keepDispatchOutput: true,
+  combinePrecision: true,
+  numRdmaBytes: true,
+};
+
 /** Sizes of a layer and of the group that it works over, checked. */
 export class EPConfig {
   readonly maxTokensPerRank: number;
@@ -42,9 +58,7 @@ export class EPConfig {
 
   /** Fails with WL_INVALID_ARGUMENT naming the first value that is not allowed. */
   constructor(options: EPConfigOptions) {
-    if (typeof options !== 'object' || options === null) {
-      throw invalidArgument('options of EPConfig', options, 'an object');
-    }
+    checkOptions(options, configNames, 'options of EPConfig');
     const { hidden, maxTopk, numExperts, rank, worldSize, localWorldSize } = options;
     const { tokenDtype = 'bf16', weightDtype = 'f32', offsetDtype = 'i32', combinePrecision = 'bf16' } = options;
     for (const name of [
@@ -66,7 +80,8 @@ export class EPConfig {
     requireOneOf('weightDtype', weightDtype, ['f32', 'bf16']);
     requireOneOf('offsetDtype', offsetDtype, ['i32', 'i64']);
     requireOneOf('combinePrecision', combinePrecision, combinePrecisions);
-    const { numRdmaBytes = 0 } = options;
+    const { numRdmaBytes = 0, keepDispatchOutput = false } = options;
+    requireFlag('keepDispatchOutput', keepDispatchOutput);
     if (!isWhole(numRdmaBytes, 0)) throw invalidArgument('numRdmaBytes', numRdmaBytes, 'a whole number of at least 0');
     this.maxTokensPerRank = options.maxTokensPerRank;
     this.hidden = hidden;
@@ -78,7 +93,7 @@ export class EPConfig {
     this.tokenDtype = tokenDtype;
     this.weightDtype = weightDtype;
     this.offsetDtype = offsetDtype;
-    this.keepDispatchOutput = options.keepDispatchOutput ?? false;
+    this.keepDispatchOutput = keepDispatchOutput;
     this.combinePrecision = combinePrecision;
     this.numRdmaBytes = numRdmaBytes;
   }
@@ -203,6 +218,8 @@ export function makeConfig(options: LayerOptions<TokenDType>, group: RankGroup):
   const { maxTokensPerRank, hidden, maxTopk, numExperts, numSms = 20 } = options;
   const { dtype = 'bf16', weightDtype = 'f32', offsetDtype = 'i32' } = options;
   const { keepDispatchOutput = false, combinePrecision = 'bf16', numRdmaBytes = 0 } = options;
+  requireFlag('enableLocalCombine', options.enableLocalCombine);
+  requireFlag('useAot', options.useAot);
   if (!isWhole(numSms, 1)) throw invalidArgument('numSms', numSms, 'a whole number of at least 1');
   requireExperts(numExperts, group.size);
   return new EPConfig({

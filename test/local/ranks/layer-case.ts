@@ -58,7 +58,8 @@ export async function runLayerCase(group: RankGroup, device: EpDevice, drawn: Ep
     combinePrecision: of.combinePrecision,
     capacity: of.capacity,
   } as const;
-  const network = networkOf(group, { ...options, numExperts });
+  const { dtype: tokenDtype, enableLocalCombine: _local, capacity: _capacity, ...sizes } = options;
+  const network = networkOf(group, { ...sizes, tokenDtype });
   const numRdmaBytes = rdmaBytes(of, network, maxTokensPerRank);
   using rdmaBuffer = of.rdma === 'own' ? device.empty('u8', [network?.bytes ?? 128]) : undefined;
   const rdma = { numRdmaBytes, ...(rdmaBuffer && { rdmaBuffer }) };
@@ -152,13 +153,11 @@ export async function runLayerCase(group: RankGroup, device: EpDevice, drawn: Ep
 
 function networkOf(
   group: RankGroup,
-  of: Omit<ConstructorParameters<typeof EPConfig>[0], 'rank' | 'worldSize' | 'localWorldSize' | 'tokenDtype'> & {
-    readonly dtype: TokenDType;
-  },
+  of: Omit<ConstructorParameters<typeof EPConfig>[0], 'rank' | 'worldSize' | 'localWorldSize'>,
 ): NetworkSize | undefined {
   const ranksOfHosts = group.topology.hosts.map(({ length }) => length);
   const place = { rank: group.rank, worldSize: group.size, localWorldSize: group.topology.scaleUpRanks.length };
-  return outputSize(new EPConfig({ ...of, ...place, tokenDtype: of.dtype }), 1, ranksOfHosts).network;
+  return outputSize(new EPConfig({ ...of, ...place }), 1, ranksOfHosts).network;
 }
 
 async function dispatchAs(
