@@ -76,6 +76,17 @@ function allowedBy<D extends DType>({ dtype, shape, device }: TensorRule<D>): st
   return `a ${dtype.join(' or ')} tensor [${shape.join(', ')}] on this ${device.kind} device`;
 }
 
+/**
+ * Checks the tensors among a call's arguments in a later part of the call: memory of one that was disposed meanwhile may be
+ * another's by now. Fails with WL_INVALID_ARGUMENT. `until`: when the call is done with them.
+ */
+export function requireLive(args: object, until: string): void {
+  for (const [name, value] of Object.entries(args) as [string, unknown][]) {
+    if (!(value instanceof Tensor) || !value.storage.disposed) continue;
+    throw invalidArgument(name, 'a disposed tensor', `one that lives until ${until}`);
+  }
+}
+
 /** True when two runs of bytes of one device share any. */
 export function overlaps(tensor: Tensor, address: number, bytes: number): boolean {
   return tensor.bytes > 0 && tensor.address < address + bytes && address < tensor.address + tensor.bytes;

@@ -489,3 +489,52 @@ test('a layer, its context and its stages take their options by name, and flags 
   await layer.barrier();
   await world.close();
 });
+
+function gone(name: string): object {
+  const message = new RegExp(`${name}: expected one that lives .* ended, got "a disposed tensor"`);
+  return { ...invalid, message };
+}
+
+test('what a later part of a call would write to or send lives until then, or the part fails', async () => {
+  const [world, device] = [await join({ environment: {} }), await CpuDevice.create({ addressSpaceMiB: 64 })];
+  const config = { maxTokensPerRank: 8, hidden: 128, numExperts: 1, maxTopk: 1 };
+  const [x, topkIdx] = [device.empty('bf16', [1, 128]), await device.tensor('i32', [1, 1], Int32Array.of(0))];
+  const byHook = async (lasting: 'out' | 'cumulativeLocalExpertRecvStats' | 'waitStats'): Promise<void> => {
+    await using object = await EpLowLatency.create(world, device, { ...config, combineTravels: 'choices' });
+    const given = {
+      out: device.empty('bf16', [1, 8, 128]),
+      cumulativeLocalExpertRecvStats: device.empty('i32', [1]),
+      waitStats: device.empty('i64', [1]),
+    };
+    const { hook } = await object.dispatch({ x, topkIdx, dtype: 'bf16', returnRecvHook: true, ...given });
+    given[lasting].close();
+    await assert.rejects(hook(), gone(lasting));
+  };
+  for (const lasting of ['out', 'cumulativeLocalExpertRecvStats', 'waitStats'] as const) await byHook(lasting);
+  for (const lasting of ['out', 'topkWeights', 'waitStats'] as const) {
+    await using object = await EpLowLatency.create(world, device, { ...config, combineTravels: 'choices' });
+    const { recvX, handle } = await object.dispatch({ x, topkIdx, dtype: 'bf16' });
+    const given = {
+      out: device.empty('bf16', [1, 128]),
+      topkWeights: device.empty('f32', [1, 1]),
+      waitStats: device.empty('i64', [1]),
+    };
+    const { hook } = await object.combine({ x: recvX, handle, returnRecvHook: true, ...given });
+    given[lasting].close();
+    await assert.rejects(hook(), gone(lasting));
+  }
+  await using layer = await EPAll2AllLayer.create(world, device, config);
+  for (const lasting of ['x', 'topkIdx', 'topkWeights'] as const) {
+    const given = {
+      x: device.empty('bf16', [1, 128]),
+      topkIdx: await device.tensor('i32', [1, 1], Int32Array.of(0)),
+      topkWeights: device.empty('f32', [1, 1]),
+    };
+    const staged = await layer.preprocess(given);
+    await layer.initOutputBuffer(staged);
+    given[lasting].close();
+    await assert.rejects(layer.dispatchToken(staged), gone(lasting));
+  }
+  await layer.dispatch({ x, topkIdx });
+  await world.close();
+});

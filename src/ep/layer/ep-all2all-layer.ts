@@ -12,7 +12,7 @@ import type { RankGroup } from '../../world/rank-group.ts';
 import { agreeOn } from '../../group/agree.ts';
 import { CallGuard } from '../../group/call-guard.ts';
 import { callOptions } from '../buffer/call-arguments.ts';
-import { overlaps, requireDevice, requireGroup } from '../../group/tensor-check.ts';
+import { overlaps, requireDevice, requireGroup, requireLive } from '../../group/tensor-check.ts';
 import { createCpuLayerEngine } from './cpu/cpu-layer-engine.ts';
 import { DispatchCombineContext } from './dispatch-combine-context.ts';
 import { type EPConfig, type LayerOptions, makeConfig, requireLayerOptions, type TokenDType } from './ep-config.ts';
@@ -59,6 +59,8 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> extends TritonLayer i
   readonly #guard: CallGuard;
   /** A dispatch of which some stages are still to come. */
   #staged: StagedDispatch | undefined;
+  /** Its arguments. */
+  #stagedInput: object = {};
 
   /**
    * Collective over the group (a world is one), whose ranks use the same kind of device and may be on several hosts. The same
@@ -151,7 +153,8 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> extends TritonLayer i
   /**
    * Collective. The first stage of a dispatch, for callers that have work to do between the stages:
    * returns how many rows will come, and where each will go. initOutputBuffer(), dispatchToken() and
-   * dispatchPostprocess() must follow, with what this returns, before any other call on the layer.
+   * dispatchPostprocess() must follow, with what this returns, before any other call on the layer. The tensors must live
+   * and stay as they are until dispatchToken() has ended.
    */
   async preprocess(args: LayerDispatchArguments<D> | TritonDispatchArguments<D>): Promise<StagedDispatch> {
     return this.#guard.run('preprocess', async () => {
@@ -159,6 +162,7 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> extends TritonLayer i
       this.#count('dispatch', input.numTokens);
       const stages = await this.#engine.prepare(input, callOptions(args, this.#timeoutMs));
       this.#staged = new StagedDispatch(stages);
+      this.#stagedInput = input;
       return this.#staged;
     });
   }
@@ -189,7 +193,10 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> extends TritonLayer i
   /** Collective, after initOutputBuffer(): moves the rows. */
   async dispatchToken(staged: StagedDispatch, options: WaitOptions = {}): Promise<void> {
     const stage = { call: 'dispatchToken', after: 'initOutputBuffer', options };
-    await this.#stage(staged, stage, (stages, wait) => stages.send(wait));
+    await this.#stage(staged, stage, (stages, wait) => {
+      requireLive(this.#stagedInput, 'dispatchToken() has ended');
+      return stages.send(wait);
+    });
   }
 
   /** The last stage, after dispatchToken(): what dispatch() returns. Not collective. */

@@ -1,6 +1,6 @@
 // EpLowLatency: dispatch and combine for decoding, where a call has few tokens and waits count more than bytes.
 import { CallGuard } from '../../group/call-guard.ts';
-import { requireDevice, requireGroup } from '../../group/tensor-check.ts';
+import { requireDevice, requireGroup, requireLive } from '../../group/tensor-check.ts';
 import { checkOptions, requireFlag } from '../../core/check-options.ts';
 import { countTokens, type EpOp } from '../../core/counts.ts';
 import { Deadline, deadlineOf, startCall, waitOptionNames, type WaitOptions } from '../../core/deadline.ts';
@@ -49,6 +49,9 @@ interface MadeLowLatency {
   /** Number of its first dispatch. */
   readonly next?: number;
 }
+
+/** When a call with a hook is done with the tensors that it was given for results, sums and weights. */
+const UNTIL_HOOK = 'the hook has ended';
 
 /**
  * Dispatch and combine between the ranks of one host in the manner of DeepEP's low-latency mode: memory for the worst case,
@@ -207,8 +210,11 @@ export class EpLowLatency implements AsyncDisposable {
       const sent = await this.#engine.sendCombine(input, wait);
       const { sequence } = input.handle;
       this.#awaitsCombine[sequence % LOW_LATENCY_RESULTS] = true;
-      const receive = async (until: LowLatencyWait): Promise<LowLatencyCombineResult> =>
-        this.#combined(await this.#engine.receiveCombine(sent, until), input.handle);
+      const { out, topkWeights, waitStats } = input;
+      const receive = async (until: LowLatencyWait): Promise<LowLatencyCombineResult> => {
+        requireLive({ out, topkWeights, waitStats }, UNTIL_HOOK);
+        return this.#combined(await this.#engine.receiveCombine(sent, until), input.handle);
+      };
       return { hook: this.#hook('hook of combine', this.#awaitsCombine, sequence, receive) };
     });
   }
@@ -301,8 +307,13 @@ export class EpLowLatency implements AsyncDisposable {
   }
 
   #receiver(input: CheckedLowLatencyDispatch, sequence: number) {
-    return (wait: LowLatencyWait): Promise<LowLatencyDispatchResult> =>
-      this.#engine.receiveDispatch(input, sequence, wait);
+    const { out, expertStats: cumulativeLocalExpertRecvStats, waitStats } = input;
+    const rows = out && 'data' in out ? { 'out.data': out.data, 'out.scales': out.scales } : { out };
+    const written = { ...rows, cumulativeLocalExpertRecvStats, waitStats };
+    return (wait: LowLatencyWait): Promise<LowLatencyDispatchResult> => {
+      requireLive(written, UNTIL_HOOK);
+      return this.#engine.receiveDispatch(input, sequence, wait);
+    };
   }
 
   #combined(combinedX: Tensor<'bf16'>, handle: LowLatencyHandle): LowLatencyCombineResult {

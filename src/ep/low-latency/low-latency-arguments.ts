@@ -42,7 +42,7 @@ export interface LowLatencyDispatchArguments extends WaitOptions {
    * wait for fp8 rows in 'expert-major' of ranks that are fixed is counted until the source has begun the call.
    */
   readonly waitStats?: Tensor<'i64'>;
-  /** True: return when this rank's rows are sent, with a `hook` that receives. */
+  /** True: return when this rank's rows are sent, with a `hook` that receives, and until whose end the tensors for results must live. */
   readonly returnRecvHook?: boolean;
 }
 
@@ -80,7 +80,10 @@ export interface LowLatencyCombineArguments extends WaitOptions {
    * 'rank-sums' of ranks that are fixed is counted until the rank has begun the call.
    */
   readonly waitStats?: Tensor<'i64'>;
-  /** True: return when peers can read this rank's rows, with a `hook` that waits for theirs and adds them up. */
+  /**
+   * True: return when peers can read this rank's rows, with a `hook` that waits for theirs and adds them up. Until it has ended,
+   * `out`, `topkWeights` and `waitStats` must live, and the weights stay as they are.
+   */
   readonly returnRecvHook?: boolean;
 }
 

@@ -22,7 +22,7 @@ const budgets: Readonly<Record<string, readonly [lines: number, names: number]>>
   'src/transport': [15_030, 289],
   'src/agent': [19_620, 399],
   'src/device-api': [2920, 50],
-  'src/group': [3040, 69],
+  'src/group': [3040, 70],
   'src/ep': [15_240, 276],
   'src/collectives': [8010, 182],
   'src/reference': [830, 25],
