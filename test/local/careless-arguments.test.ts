@@ -538,3 +538,19 @@ test('what a later part of a call would write to or send lives until then, or th
   await layer.dispatch({ x, topkIdx });
   await world.close();
 });
+
+test('workers of a SparseAllReduce are refused by their name, and so is what serve() does not take', async () => {
+  const [world, device] = [await join({ environment: {} }), await CpuDevice.create({ addressSpaceMiB: 64 })];
+  for (const workers of [[0, 0], [], [1], 0, null]) {
+    await assert.rejects(SparseAllReduce.create(world, device, { workers: as(workers) }), {
+      ...invalid,
+      message: /Invalid workers: expected one or more ranks of the group/,
+    });
+  }
+  const sparse = await SparseAllReduce.create(world, device);
+  for (const options of [null, 7, { timeoutMs: 5 }, { sginal: undefined }, { signal: 'soon' }]) {
+    await assert.rejects(async () => sparse.serve(as(options)), { ...invalid, message: /options of serve|signal/ });
+  }
+  await sparse.close();
+  await world.close();
+});

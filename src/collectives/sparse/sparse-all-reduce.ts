@@ -164,8 +164,11 @@ export class SparseAllReduce implements AsyncDisposable {
   }
 
   /** Adds up for the workers until all of them have closed their side, on a rank that only aggregates. */
-  serve({ signal }: { readonly signal?: AbortSignal } = {}): Promise<void> {
+  serve(options: Pick<WaitOptions, 'signal'> = {}): Promise<void> {
     return this.#guard.run('serve', async () => {
+      checkOptions(options, { signal: true }, 'options of serve');
+      const { signal } = options;
+      checkSignal(signal);
       if (this.isWorker) throw this.#wrongRole('serve', 'allReduce');
       signal?.throwIfAborted();
       this.#engine.throwIfUnusable();

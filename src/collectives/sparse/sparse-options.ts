@@ -116,11 +116,12 @@ function fanInOf({ workers, aggregators }: SparseRoles, { fanIn = MAX_FAN_IN }: 
 function rolesOf(group: RankGroup, options: ToldOptions): SparseRoles {
   const all = [...group.ranks.keys()];
   const started = startedAggregators(group);
+  // Before they stand for the aggregators, in whose name they would be refused.
+  if (options.workers !== undefined) requireRanks('workers', options.workers, group.size);
   const aggregators = options.aggregators ?? (started.length > 0 ? started : (options.workers ?? all));
   requireRanks('aggregators', aggregators, group.size);
   const others = all.filter((rank) => !aggregators.includes(rank));
   const workers = options.workers ?? (others.length > 0 ? others : all);
-  requireRanks('workers', workers, group.size);
   const idle = all.find((rank) => !workers.includes(rank) && !aggregators.includes(rank));
   if (idle === undefined) {
     return { workers: ascending(workers), aggregators: ascending(aggregators) };
