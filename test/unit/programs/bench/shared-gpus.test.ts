@@ -30,7 +30,9 @@ function shown(rank: number, isQuiet: boolean, isTTY: boolean): string {
   using bar = new ProgressBar({ title: 'bench x', unit: 'rounds', rank, isQuiet, stream });
   bar.show(1, 4);
   let text = '';
-  for (let chunk: unknown = stream.read(); chunk !== null; chunk = stream.read()) text += String(chunk);
+  for (let chunk = stream.read() as Buffer | null; chunk !== null; chunk = stream.read() as Buffer | null) {
+    text += chunk.toString();
+  }
   return text;
 }
 
