@@ -136,6 +136,8 @@ test('endpoints: strangers are refused, nobody comes, nobody is there', async ()
   await using stranger = await Endpoint.create({ backends: ['local'], token: 'wrong' });
   await assert.rejects(stranger.connect('127.0.0.1', server.port), withCode('WL_UNAUTHORIZED'));
   await assert.rejects(server.accept({ timeoutMs: 20 }), withCode('WL_TIMEOUT'));
+  const reason = new Error('enough');
+  await assert.rejects(server.accept({ signal: AbortSignal.abort(reason), timeoutMs: 20 }), reason);
   const { port } = server;
   await server.close();
   await assert.rejects(stranger.connect('127.0.0.1', port, { timeoutMs: 50 }), withCode('WL_TIMEOUT'));

@@ -279,3 +279,15 @@ test('a transport without a peer gives up at its deadline', async () => {
   await assert.rejects(listener.accept({ timeoutMs: 30 }), { code: 'WL_TIMEOUT' });
   await assert.rejects(listener.accept({ timeoutMs: 30 }), { code: 'WL_TIMEOUT' });
 });
+
+test('a wait for a connection ends by the setting timeoutMs, or by its signal', async () => {
+  await using transport = await Transport.create({ settings: { timeoutMs: 30 } });
+  using listener = await transport.listen({ host: '127.0.0.1', port: 0 });
+  await assert.rejects(listener.accept(), { code: 'WL_TIMEOUT', message: /within 30 ms/ });
+  const reason = new Error('enough');
+  await assert.rejects(listener.accept({ signal: AbortSignal.abort(reason) }), reason);
+  const controller = new AbortController();
+  const accepted = listener.accept({ timeoutMs: 60_000, signal: controller.signal });
+  controller.abort(reason);
+  await assert.rejects(accepted, reason);
+});

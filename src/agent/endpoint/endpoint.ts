@@ -267,7 +267,7 @@ export class Endpoint implements AsyncDisposable {
     });
   }
 
-  /** The next connection that a peer made. Fails with WL_TIMEOUT. */
+  /** The next connection that a peer made. Fails with WL_TIMEOUT or the signal's reason. */
   async accept(options: WaitOptions = {}): Promise<EndpointConnection> {
     this.#checkOpen();
     checkOptions(options, waitOptionNames, 'options of accept');
@@ -275,6 +275,7 @@ export class Endpoint implements AsyncDisposable {
     checkTimeout(timeoutMs);
     const ready = this.#arrived.shift();
     if (ready !== undefined) return ready;
+    signal?.throwIfAborted();
     const { name } = this.agent;
     const waitFacts = (): WaitFacts => ({ operation: `endpoint ${name}: accept` });
     const entry = beginWait({ waitFacts }, performance.now() + timeoutMs);

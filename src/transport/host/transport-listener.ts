@@ -1,6 +1,6 @@
 // Accepts connections: hands out those whose callers have proven themselves, and counts the rest.
 import { checkOptions } from '../../core/check-options.ts';
-import { checkTimeout } from '../../core/deadline.ts';
+import { checkTimeout, type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
 import { MeetingListener, type MeetingListenerOptions } from '../../meeting/listener.ts';
@@ -18,6 +18,7 @@ const MAX_READY = 1024;
 /** Accepts connections of callers that have authenticated. Closed by `close`, or with its transport. */
 export class TransportListener implements Disposable {
   readonly #meeting: MeetingListener;
+  readonly #timeoutMs: number;
   readonly #onClose: (listener: TransportListener) => void;
   readonly #ready: Connection[] = [];
   readonly #waiting: { readonly resolve: (c: Connection) => void; readonly reject: (error: unknown) => void }[] = [];
@@ -31,13 +32,15 @@ export class TransportListener implements Disposable {
     const serve = (channel: ControlChannel): Promise<void> => listener.#welcome(channel, greet);
     const listener: TransportListener = new TransportListener(
       await MeetingListener.open({ ...options, serve }),
+      options.settings.timeoutMs,
       onClose,
     );
     return listener;
   }
 
-  private constructor(meeting: MeetingListener, onClose: (listener: TransportListener) => void) {
+  private constructor(meeting: MeetingListener, timeoutMs: number, onClose: (listener: TransportListener) => void) {
     this.#meeting = meeting;
+    this.#timeoutMs = timeoutMs;
     this.#onClose = onClose;
   }
 
@@ -46,24 +49,31 @@ export class TransportListener implements Disposable {
     return this.#meeting.port;
   }
 
-  /** The next connection. Fails with WL_TIMEOUT, and with WL_CLOSED once the listener is closed. */
-  async accept(options: { readonly timeoutMs?: number } = {}): Promise<Connection> {
-    checkOptions(options, { timeoutMs: true }, 'options of accept');
-    const { timeoutMs } = options;
-    if (timeoutMs !== undefined) checkTimeout(timeoutMs);
+  /** The next connection. Fails with WL_TIMEOUT, with WL_CLOSED once the listener is closed, or with the signal's reason. */
+  async accept(options: WaitOptions = {}): Promise<Connection> {
+    checkOptions(options, waitOptionNames, 'options of accept');
+    const { timeoutMs = this.#timeoutMs, signal } = options;
+    checkTimeout(timeoutMs);
     const ready = this.#takeReady();
     if (ready !== undefined) return ready;
     if (this.#isClosed) throw closed();
+    signal?.throwIfAborted();
     return new Promise((resolve, reject) => {
-      const entry = { resolve, reject };
-      this.#waiting.push(entry);
-      if (timeoutMs === undefined) return;
-      setTimeout(() => {
+      const settle = (act: () => void): void => {
+        clearTimeout(timer);
+        signal?.removeEventListener('abort', onAbort);
         const index = this.#waiting.indexOf(entry);
-        if (index === -1) return;
-        this.#waiting.splice(index, 1);
-        reject(this.#nobodyCame(timeoutMs));
-      }, timeoutMs).unref();
+        if (index !== -1) this.#waiting.splice(index, 1);
+        act();
+      };
+      const entry = {
+        resolve: (connection: Connection): void => settle(() => resolve(connection)),
+        reject: (error: unknown): void => settle(() => reject(error)),
+      };
+      const onAbort = (): void => entry.reject(signal?.reason);
+      const timer = setTimeout(() => entry.reject(this.#nobodyCame(timeoutMs)), timeoutMs);
+      signal?.addEventListener('abort', onAbort);
+      this.#waiting.push(entry);
     });
   }
 
