@@ -73,7 +73,7 @@ export class Registration implements AsyncDisposable {
 
   /** Host memory in place. Fails with WL_CLOSED once it is closed. */
   get bytes(): Uint8Array {
-    if (!this.#isOpen) throw new WeftlineError('WL_CLOSED', 'The memory was deregistered');
+    if (!this.#isOpen) throw new WeftlineError('WL_CLOSED', 'The registration of the memory was closed');
     const { view } = this.memory;
     if (view === undefined)
       throw new WeftlineError('WL_UNSUPPORTED', 'The host cannot address device memory: use its tensor');
@@ -287,7 +287,7 @@ export class Registrations {
       if (!(region instanceof Registration)) {
         throw invalidArgument('withdrawn', region, 'what register() or allocate() returned');
       }
-      if (this.#has(region)) throw invalidArgument('withdrawn', region.name, 'memory that was deregistered');
+      if (this.#has(region)) throw invalidArgument('withdrawn', region.name, 'a registration that was closed');
       return region.number;
     });
   }

@@ -122,11 +122,12 @@ export class Transfer implements Awaited, AsyncDisposable {
   post(message?: Message): void {
     if (this.#isUnderWay && !this.isSettled) throw this.#stillUnderWay();
     const { peer, inner, link, isLocalOpen } = this.#parts;
-    if (this.#releasing !== undefined) throw new WeftlineError('WL_CLOSED', `${this.#name()} was released`);
+    if (this.#releasing !== undefined) throw new WeftlineError('WL_CLOSED', `${this.#name()} was closed`);
     const bytes = message === undefined ? undefined : messageBytes(message);
     if (peer.ended !== undefined) throw peer.ended;
     if (link.error !== undefined) throw link.error;
-    if (!isLocalOpen()) throw new WeftlineError('WL_CLOSED', `Memory of ${this.#name()} was deregistered`);
+    if (!isLocalOpen())
+      throw new WeftlineError('WL_CLOSED', `${this.#name()}: the registration of its memory was closed`);
     const start = performance.now();
     traceBegin('agent.post', this.#traced);
     inner.post(bytes);

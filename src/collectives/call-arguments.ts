@@ -286,7 +286,7 @@ export function requireLive(messages: readonly PairMessage[]): void {
   for (const { direction, tensor } of messages) {
     if (!tensor.storage.disposed) continue;
     const expected = `a tensor that lives until the ${direction} is over`;
-    throw invalidArgument(direction === 'send' ? 'input' : 'output', 'a disposed tensor', expected);
+    throw invalidArgument(direction === 'send' ? 'input' : 'output', 'a closed tensor', expected);
   }
 }
 
@@ -320,7 +320,7 @@ export function requireTensor(name: string, value: unknown, device: HostAccess):
   if (value instanceof Tensor && value.device === device && !value.storage.disposed) return;
   const expected = `a tensor on the Communicator's ${device.kind} device`;
   if (!(value instanceof Tensor)) throw invalidArgument(name, value, expected);
-  if (value.storage.disposed) throw invalidArgument(name, 'a disposed tensor', expected);
+  if (value.storage.disposed) throw invalidArgument(name, 'a closed tensor', expected);
   throw invalidArgument(name, `a tensor of another ${value.device.kind} device`, expected);
 }
 

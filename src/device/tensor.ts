@@ -140,7 +140,7 @@ export class Tensor<D extends DType = DType> implements Disposable {
   }
 
   #requireLive(action: string): void {
-    if (this.storage.disposed) throw new WeftlineError('WL_CLOSED', `Cannot ${action} a tensor that was disposed`);
+    if (this.storage.disposed) throw new WeftlineError('WL_CLOSED', `Cannot ${action} a tensor that was closed`);
   }
 
   get #byteOffset(): number {
@@ -161,7 +161,7 @@ export function requireUpload(device: HostAccess, tensor: Tensor, values: { read
 export function requireDownload(device: HostAccess, tensor: Tensor): void {
   const isOwn = tensor instanceof Tensor && tensor.device === device;
   if (isOwn && !tensor.storage.disposed) return;
-  throw invalidArgument('tensor', isOwn ? 'a disposed tensor' : tensor, `a live tensor of this ${device.kind} device`);
+  throw invalidArgument('tensor', isOwn ? 'a closed tensor' : tensor, `a live tensor of this ${device.kind} device`);
 }
 
 /** Bytes of other arrays would stand for other numbers, and a list of numbers has none. */

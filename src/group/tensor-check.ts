@@ -48,7 +48,7 @@ function whatIsWrong<D extends DType>(
   rule: TensorRule<D>,
 ): { readonly got: unknown; readonly allowed?: string } | undefined {
   if (!(value instanceof Tensor)) return { got: value };
-  if (value.storage.disposed) return { got: 'a disposed tensor' };
+  if (value.storage.disposed) return { got: 'a closed tensor' };
   const { device } = rule;
   if (value.device !== device) return { got: `a tensor of another ${value.device.kind} device` };
   const dtypeFits = (rule.dtype as readonly DType[]).includes(value.dtype);

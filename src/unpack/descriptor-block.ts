@@ -231,7 +231,7 @@ export function wrongBlockError(block: number, what: string, details: ErrorDetai
 export function disposedError(block: number, memory: string): WeftlineError {
   return new WeftlineError(
     'WL_CLOSED',
-    `Cannot launch block ${block}: the tensor of its ${memory} was disposed. Nothing was moved`,
+    `Cannot launch block ${block}: the tensor of its ${memory} was closed. Nothing was moved`,
     { details: { block, memory } },
   );
 }

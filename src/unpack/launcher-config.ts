@@ -107,7 +107,7 @@ export function checkConfig(config: LauncherConfig, multiprocessors: number): Ch
 /** Fails with WL_INVALID_ARGUMENT for what is no stream, or one that was disposed. */
 export function checkStream(stream: CudaStream): void {
   if (!(stream instanceof CudaStream)) throw invalidArgument('stream', stream, 'a stream that a CudaDevice made');
-  if (stream.disposed) throw invalidArgument('stream', 'a stream that was disposed', 'one that was not');
+  if (stream.disposed) throw invalidArgument('stream', 'a stream that was closed', 'one that was not');
 }
 
 function checkPersistent({ persistent = false, idleMs = DEFAULT_IDLE_MS, stream }: LauncherConfig): {

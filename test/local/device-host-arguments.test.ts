@@ -122,5 +122,5 @@ test('a tensor of the CPU is registered as itself and held; its address is none 
   await host.deregisterVram(memory);
   tensor.close();
   assert.equal(device.space.used, used);
-  await assert.rejects(host.registerVram(tensor), withCode('WL_INVALID_ARGUMENT', 'a disposed tensor'));
+  await assert.rejects(host.registerVram(tensor), withCode('WL_INVALID_ARGUMENT', 'a closed tensor'));
 });

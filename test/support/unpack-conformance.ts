@@ -295,7 +295,7 @@ function testMistakes(run: (title: string, body: (device: UnpackDevice) => Promi
     assert.throws(() => unpacker.launch(blocks[0]), withDetails({ block: 0 }));
   });
 
-  run('tensors of another device, and tensors that were disposed, are refused', async (device) => {
+  run('tensors of another device, and tensors that were closed, are refused', async (device) => {
     await using unpacker = await UnpackLauncher.create(device);
     await using other = await CpuDevice.create({ addressSpaceMiB: 64 });
     const [own, second, foreign] = await Promise.all(
@@ -311,7 +311,7 @@ function testMistakes(run: (title: string, body: (device: UnpackDevice) => Promi
     const prepared = unpacker.prepare(block);
     await unpacker.launchSync(prepared);
     second!.close();
-    const closed = { code: 'WL_CLOSED', message: /^Cannot launch block 0: the tensor of its destination was disposed/ };
+    const closed = { code: 'WL_CLOSED', message: /^Cannot launch block 0: the tensor of its destination was closed/ };
     for (const launched of [prepared, block]) assert.throws(() => unpacker.launch(launched), closed);
     assert.throws(() => unpacker.prepare(block), closed);
     assert.equal(unpacker.room, 16);

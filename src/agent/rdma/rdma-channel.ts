@@ -51,7 +51,7 @@ export class RdmaChannel implements BackendChannel, OperationOwner, RegionUser {
     if (bytes === 0) return true;
     if (this.#link.queue.isFull) return false;
     const from = own(RdmaRegion, local);
-    if (from.isReleased) throw new WeftlineError('WL_CLOSED', 'The memory of a put was deregistered');
+    if (from.isReleased) throw new WeftlineError('WL_CLOSED', 'The registration of the memory of a put was closed');
     if (!this.#regions.has(from)) {
       this.#regions.add(from);
       from.users.add(this);

@@ -56,7 +56,7 @@ export class RdmaTransfer implements BackendTransfer, OperationOwner, RegionUser
   post(message?: Uint8Array): void {
     const { error, queue, peer } = this.#link;
     if (error !== undefined) throw error;
-    if (this.#release !== undefined) throw new WeftlineError('WL_CLOSED', 'The transfer was released');
+    if (this.#release !== undefined) throw new WeftlineError('WL_CLOSED', 'The transfer was closed');
     if (this.state === 'pending') throw invalidArgument('transfer', 'pending', 'one that is not under way');
     if (areWithdrawn(this.#parts.remotes)) throw withdrawnError(peer);
     if (queue.isFull) throw new WeftlineError('WL_BUSY', 'Too many operations are under way: wait for earlier ones');

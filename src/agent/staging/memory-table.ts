@@ -33,7 +33,7 @@ export class MemoryTable {
   get(number: number): StagedMemory {
     const memory = this.#memory[number];
     if (memory?.isOpen === true) return memory;
-    throw new WeftlineError('WL_CLOSED', 'The memory was deregistered');
+    throw new WeftlineError('WL_CLOSED', 'The registration of the memory was closed');
   }
 
   /** What a peer names; undefined unless it is offered to peers under this key. Hot path. */

@@ -112,7 +112,7 @@ export class StagedTransfer implements BackendTransfer {
   }
 
   post(message?: Uint8Array): void {
-    if (this.#isReleased) throw new WeftlineError('WL_CLOSED', 'The transfer was released');
+    if (this.#isReleased) throw new WeftlineError('WL_CLOSED', 'The transfer was closed');
     const lane = this.#lane;
     const error = lane.link.error ?? lane.error;
     if (error !== undefined) throw error;

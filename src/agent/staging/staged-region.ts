@@ -85,7 +85,7 @@ export class StagedRegion implements BackendRegion {
 
   /** The number of the memory; host memory is told to the staging thread when it is first moved by it. Fails with WL_CLOSED. */
   async staged(): Promise<number> {
-    if (this.#isReleased) throw new WeftlineError('WL_CLOSED', 'The memory was deregistered');
+    if (this.#isReleased) throw new WeftlineError('WL_CLOSED', 'The registration of the memory was closed');
     if (this.number >= 0) return this.number;
     this.#knowing ??= this.#tell().catch((error: unknown) => {
       this.#knowing = undefined;

@@ -226,7 +226,7 @@ export class StagingHost {
     this.#carryOut();
     const memory = this.#memory.get(number);
     memory.isOpen = false;
-    const error = new WeftlineError('WL_CLOSED', 'The memory was deregistered');
+    const error = new WeftlineError('WL_CLOSED', 'The registration of the memory was closed');
     for (const [transfer, prepared] of this.#prepared.entries()) {
       if (prepared?.job.locals.includes(memory) === true) this.#end(transfer, error);
     }
@@ -293,7 +293,7 @@ export class StagingHost {
     this.#carryOut();
     const prepared = this.#prepared[transfer];
     if (prepared === undefined) return;
-    this.#end(transfer, new WeftlineError('WL_CLOSED', 'The transfer was released'));
+    this.#end(transfer, new WeftlineError('WL_CLOSED', 'The transfer was closed'));
     await untilTrue(() => !this.#settling.has(transfer), this.#deadline(), 'The work of a device for a transfer');
     if (prepared.job instanceof DirectTransfer) await prepared.job.release();
     else await untilSent(prepared.job.locals, this.#lanes.values(), this.#deadline());

@@ -243,7 +243,7 @@ export class SparseAllReduce implements AsyncDisposable {
   #requireTensor(name: string, value: unknown): asserts value is Tensor {
     const expected = `a tensor of ${Object.keys(reductionFormats).join(', ')} on this ${this.device.kind} device`;
     if (!(value instanceof Tensor)) throw invalidArgument(name, value, expected);
-    if (value.storage.disposed) throw invalidArgument(name, 'a disposed tensor', expected);
+    if (value.storage.disposed) throw invalidArgument(name, 'a closed tensor', expected);
     if (value.device !== this.device) throw invalidArgument(name, 'a tensor of another device', expected);
     if (!Object.hasOwn(reductionFormats, value.dtype))
       throw invalidArgument(name, `a tensor of ${value.dtype}`, expected);

@@ -9,7 +9,7 @@ import type { DeviceSide, MappedRanges } from './device-side.ts';
 /** The address of the memory as kernels of the device see it. Fails with WL_INVALID_ARGUMENT for what is not there. */
 export function addressIn(side: DeviceSide, memory: Tensor | number, bytes: number): number {
   if (memory instanceof Tensor) {
-    if (memory.storage.disposed) throw invalidArgument('memory', 'a disposed tensor', 'a live one');
+    if (memory.storage.disposed) throw invalidArgument('memory', 'a closed tensor', 'a live one');
     if (bytes > memory.bytes) throw invalidArgument('bytes', bytes, `at most ${memory.bytes}, those of the tensor`);
     return side.addressOf(memory);
   }

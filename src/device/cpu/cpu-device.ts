@@ -65,7 +65,7 @@ export class AddressSpace {
     }
     throw new WeftlineError(
       'WL_MEMORY',
-      `Cannot take ${formatBytes(bytes)} of this rank's address space: ${formatBytes(this.#used)} of ${formatBytes(this.#limit)} are in use and the largest gap is ${formatBytes(this.largestGap)}; dispose tensors and buffers, or use fewer tokens per rank`,
+      `Cannot take ${formatBytes(bytes)} of this rank's address space: ${formatBytes(this.#used)} of ${formatBytes(this.#limit)} are in use and the largest gap is ${formatBytes(this.largestGap)}; close tensors and buffers, or use fewer tokens per rank`,
       { details: { bytes, used: this.#used, limit: this.#limit, largestGap: this.largestGap } },
     );
   }

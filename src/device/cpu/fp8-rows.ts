@@ -78,7 +78,7 @@ function requireScaledRows(prefix: string, rows: unknown): void {
 function requireTensor(name: string, tensor: unknown, dtype: DType): void {
   const expected = `a ${dtype} tensor`;
   if (!(tensor instanceof Tensor)) throw invalidArgument(name, tensor, expected);
-  if (tensor.storage.disposed) throw invalidArgument(name, 'a disposed tensor', expected);
+  if (tensor.storage.disposed) throw invalidArgument(name, 'a closed tensor', expected);
   if (tensor.dtype !== dtype) throw invalidArgument(name, `a ${tensor.dtype} tensor`, expected);
 }
 

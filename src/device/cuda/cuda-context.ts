@@ -26,7 +26,7 @@ const likelyMistakes: Readonly<Record<number, string>> = {
   209: 'the kernel was compiled for another architecture: compile for that of this device',
   217: 'the two GPUs have no path to each other: NVLink or PCIe peer access is needed',
   222: 'the kernel was compiled by an NVRTC that is newer than the driver: update the driver',
-  400: 'a stream, event or module was disposed before this call',
+  400: 'a stream, event or module was closed before this call',
   500: 'the name is not in the module: an entry must be declared extern "C"',
   700: 'a kernel read or wrote memory that is not there: run with compute-sanitizer to find where',
   701: 'the block has more threads than the registers of the kernel allow, or too much shared memory',
@@ -173,7 +173,7 @@ export class CudaContext implements Disposable {
   /** Call this before any driver call: it fails on a lost or closed device, and makes the context current. */
   enter(): void {
     if (this.#lost !== undefined) throw this.#lostError(this.#lost);
-    if (this.#disposed) throw new WeftlineError('WL_CLOSED', `The device of GPU ${this.ordinal} was disposed`);
+    if (this.#disposed) throw new WeftlineError('WL_CLOSED', `The device of GPU ${this.ordinal} was closed`);
     if (currentHandle === this.handle) return;
     const status = this.driver.cuCtxSetCurrent(this.handle);
     this.check('cuCtxSetCurrent', status);

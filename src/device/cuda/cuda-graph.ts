@@ -76,11 +76,11 @@ export class CudaGraph extends OwnedResource {
    */
   launch(stream: CudaStream = this.#stream): void {
     const { context } = this;
-    if (this.disposed) throw new WeftlineError('WL_CLOSED', 'Cannot launch the graph: it was disposed');
+    if (this.disposed) throw new WeftlineError('WL_CLOSED', 'Cannot launch the graph: it was closed');
     if (!(stream instanceof CudaStream) || stream.context !== context) {
       throw invalidArgument('stream', stream, `a CudaStream of GPU ${context.ordinal}, which has recorded the graph`);
     }
-    if (stream.disposed) throw new WeftlineError('WL_CLOSED', 'Cannot launch the graph: the stream was disposed');
+    if (stream.disposed) throw new WeftlineError('WL_CLOSED', 'Cannot launch the graph: the stream was closed');
     context.refuseCapture('the launch of a graph');
     for (const calls of this.#calls) calls.requireReady();
     for (const calls of this.#calls) calls.beginLaunch(stream);

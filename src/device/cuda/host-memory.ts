@@ -67,7 +67,7 @@ export class HostMemory extends OwnedResource {
   }
 
   get buffer(): ArrayBuffer {
-    if (this.disposed) throw new WeftlineError('WL_CLOSED', 'Cannot view host memory that was disposed');
+    if (this.disposed) throw new WeftlineError('WL_CLOSED', 'Cannot view host memory that was closed');
     return this.#buffer;
   }
 

@@ -166,7 +166,7 @@ export class MemoryPool {
     const used = this.used;
     return new WeftlineError(
       'WL_MEMORY',
-      `Cannot take ${formatBytes(bytes)} on GPU ${this.#context.ordinal}: ${formatBytes(free[0])} of ${formatBytes(total[0])} are free and this process holds ${formatBytes(used)} in tensors; dispose some, use fewer tokens per rank, or see with nvidia-smi who else uses the GPU`,
+      `Cannot take ${formatBytes(bytes)} on GPU ${this.#context.ordinal}: ${formatBytes(free[0])} of ${formatBytes(total[0])} are free and this process holds ${formatBytes(used)} in tensors; close some, use fewer tokens per rank, or see with nvidia-smi who else uses the GPU`,
       { details: { bytes, free: free[0], total: total[0], used } },
     );
   }

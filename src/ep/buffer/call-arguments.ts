@@ -159,7 +159,7 @@ export function checkHandle(handle: unknown, scope: EpScope): DispatchHandle {
   const allowed = 'a live handle from a dispatch of this buffer';
   if (!(handle instanceof DispatchHandle)) throw invalidArgument('handle', handle, allowed);
   if (handle.owner !== scope) throw invalidArgument('handle', 'a handle of another buffer', allowed);
-  if (handle.rowTable.storage.disposed) throw invalidArgument('handle', 'a disposed handle', allowed);
+  if (handle.rowTable.storage.disposed) throw invalidArgument('handle', 'a closed handle', allowed);
   return handle;
 }
 

@@ -117,7 +117,7 @@ export function checkDescriptor(desc: unknown, context: object): EPAllToAllLayou
   const allowed = 'a live descriptor from a dispatch of this layer';
   if (!(desc instanceof EPAllToAllLayoutDesc)) throw invalidArgument('handle', desc, allowed);
   if (desc.tables.owner !== context) throw invalidArgument('handle', 'a descriptor of another layer', allowed);
-  if (desc.disposed) throw invalidArgument('handle', 'a disposed descriptor', allowed);
+  if (desc.disposed) throw invalidArgument('handle', 'a closed descriptor', allowed);
   return desc;
 }
 

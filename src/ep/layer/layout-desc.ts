@@ -275,7 +275,7 @@ export class HostLayout implements Disposable {
   ): Tensor<'i32' | 'i64'> {
     const before = this.#made.get(name);
     if (before !== undefined) return before;
-    if (this.#disposed) throw new WeftlineError('WL_CLOSED', `Cannot make ${name} of a disposed descriptor`);
+    if (this.#disposed) throw new WeftlineError('WL_CLOSED', `Cannot make ${name} of a closed descriptor`);
     const { device, routes } = this.#parts;
     const perNode = shape.reduce((product, extent) => product * extent, 1);
     const values = new Int32Array(routes.hosts.length * perNode).fill(-1);

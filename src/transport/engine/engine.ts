@@ -150,7 +150,7 @@ export class Engine implements TransportEngine, EngineCore {
     for (const connection of this.#connections) connection.receive.signals.forget(region);
     for (const request of this.requests) {
       if (request.region !== region || !request.isPending) continue;
-      const what = `The region of a pending ${request.kind} of ${request.bytes} bytes was released`;
+      const what = `The region of a pending ${request.kind} of ${request.bytes} bytes was closed`;
       const error = new WeftlineError('WL_CLOSED', what, { details: { kind: request.kind } });
       request.owner?.abandon(request, error);
     }

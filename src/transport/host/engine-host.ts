@@ -426,7 +426,7 @@ class CommandPosts {
       return scatter === undefined ? NOTHING : connection.scatter(scatter);
     }
     const region = this.#findRegion(command.region);
-    if (region === undefined) throw new WeftlineError('WL_CLOSED', 'The region was released');
+    if (region === undefined) throw new WeftlineError('WL_CLOSED', 'The region was closed');
     const { offset, bytes } = command;
     const whole = command.add === bytes ? undefined : { partOffset: command.partOffset, bytes: command.add };
     if (kind === engineCommandKinds.send) return connection.postSend({ region, offset, bytes, flow, whole });

@@ -356,7 +356,7 @@ export class LaneTransfers {
   /** Hot path. */
   post(transfer: number, { offset, bytes }: TransferMessage): RequestHandle {
     const spread = this.#transfers.get(transfer);
-    if (spread === undefined) throw new WeftlineError('WL_CLOSED', 'The transfer was released');
+    if (spread === undefined) throw new WeftlineError('WL_CLOSED', 'The transfer was closed');
     const { slots, peerName } = this.#posts;
     const { shares, engines } = spread;
     const last = shares.length === 1 ? NOBODY : (this.#ends[shares[0]!.lane] as LaneEnd).engine;

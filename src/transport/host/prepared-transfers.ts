@@ -151,7 +151,7 @@ export class PreparedTransfers {
 
   post(slot: number, number: number, message: TransferMessage): void {
     const plan = this.#plans.get(number);
-    if (plan === undefined) throw new WeftlineError('WL_CLOSED', 'The transfer was released');
+    if (plan === undefined) throw new WeftlineError('WL_CLOSED', 'The transfer was closed');
     const post = (this.#posts[slot] ??= emptyPost(slot));
     post.plan = plan;
     post.posted = 0;
@@ -273,7 +273,7 @@ export class PreparedTransfers {
 
   #region(number: number): Region {
     const region = this.#host.region(number);
-    if (region === undefined) throw new WeftlineError('WL_CLOSED', 'The region was released');
+    if (region === undefined) throw new WeftlineError('WL_CLOSED', 'The region was closed');
     return region;
   }
 

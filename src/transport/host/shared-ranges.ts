@@ -77,7 +77,7 @@ export class SharedRanges {
     const shared = this.#tables.get(number);
     if (shared === undefined) throw new WeftlineError('WL_CLOSED', 'The table of ranges was released');
     const region = carrier.findRegion(shared.region);
-    if (region === undefined) throw new WeftlineError('WL_CLOSED', 'The region was released');
+    if (region === undefined) throw new WeftlineError('WL_CLOSED', 'The region was closed');
     const packed = this.#free.pop() ?? new PackedRanges();
     this.#underWay[slot] = packed;
     const limits = this.#limits;

@@ -34,7 +34,7 @@ test('wrong arguments fail before anything moves', async () => {
   gone.close();
   const calls: Readonly<Record<string, () => Promise<unknown>>> = {
     'no tensor': () => communicator.allReduce({ output: [1] as never }),
-    'a disposed tensor': () => communicator.allReduce({ output: gone }),
+    'a closed tensor': () => communicator.allReduce({ output: gone }),
     'another device': () => communicator.allReduce({ output: other.empty('f32', [8]) }),
     'another length': () => communicator.allReduce({ input: half, output: tensor }),
     'another dtype': () => communicator.allReduce({ input: device.empty('i32', [8]), output: tensor }),
@@ -110,7 +110,7 @@ test('what is posted while a call that had waited runs comes behind all that sti
   assert.deepEqual(order, ['first', 'second', 'third', 'fourth', 'close']);
 });
 
-test('a call that waits takes options that its arguments inherit, and no tensor that was disposed meanwhile', async () => {
+test('a call that waits takes options that its arguments inherit, and no tensor that was closed meanwhile', async () => {
   const held = heldEvent();
   const [source, target] = [device.empty('f32', [4]), device.empty('f32', [4])];
   source.view().fill(3);
@@ -120,7 +120,7 @@ test('a call that waits takes options that its arguments inherit, and no tensor 
   communicator.groupStart();
   void communicator.send({ input: sent, peer: 0 });
   void communicator.recv({ output: received, peer: 0 });
-  const refused = assert.rejects(communicator.groupEnd(), withCode('WL_INVALID_ARGUMENT', /input.*disposed/));
+  const refused = assert.rejects(communicator.groupEnd(), withCode('WL_INVALID_ARGUMENT', /input.*closed/));
   sent.close();
   held.gate.emit('pass');
   await Promise.all([before, inherited, refused]);

@@ -176,7 +176,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
     if (this.#mailbox.isClosedByOwner) return this.#goneError('closed');
     return new WeftlineError(
       'WL_UNAUTHORIZED',
-      `${this.peerName} has not registered that memory, or has deregistered it: load its metadata again`,
+      `${this.peerName} has not registered that memory, or has closed the registration: load its metadata again`,
       { details: { peer: this.peerName } },
     );
   }
@@ -235,7 +235,8 @@ export class LocalLink implements BackendLink, LinkedMemory {
   /** Ends transfers that use memory which this side is taking back; resolves when none touches it any more. */
   async dropUsing(region: LocalRegion): Promise<void> {
     for (let transfer = this.#first; transfer !== undefined; transfer = transfer.next) {
-      if (transfer.uses(region)) this.drop(transfer, new WeftlineError('WL_CLOSED', 'The memory was deregistered'));
+      if (transfer.uses(region))
+        this.drop(transfer, new WeftlineError('WL_CLOSED', 'The registration of the memory was closed'));
     }
     await Promise.all(this.#draining.map((plan) => plan.over()));
     if (region.device === undefined) return;

@@ -415,12 +415,12 @@ export class LocalTransfer implements BackendTransfer {
   }
 
   post(message?: Uint8Array): void {
-    if (this.#isReleased) throw new WeftlineError('WL_CLOSED', 'The transfer was released');
+    if (this.#isReleased) throw new WeftlineError('WL_CLOSED', 'The transfer was closed');
     if (this.state === 'pending') throw invalidArgument('post', 'a transfer that is pending', 'one that has ended');
     // A check costs nothing beside so long a copy.
     if (!this.#isShort) this.#link.checkPeer();
     this.#link.requireUsable();
-    if (!areRegistered(this.#locals)) throw new WeftlineError('WL_CLOSED', 'The memory was deregistered');
+    if (!areRegistered(this.#locals)) throw new WeftlineError('WL_CLOSED', 'The registration of the memory was closed');
     if (message !== undefined) this.#link.requireRoom(message.length);
     this.state = 'pending';
     this.error = undefined;

@@ -224,7 +224,7 @@ class MultipathTransfer implements BackendTransfer {
   }
 
   post(message?: Uint8Array): void {
-    if (this.#isReleased) throw new WeftlineError('WL_CLOSED', 'The transfer was released');
+    if (this.#isReleased) throw new WeftlineError('WL_CLOSED', 'The transfer was closed');
     const { connection, messages } = this.#link;
     if (connection.error !== undefined) throw connection.error;
     this.#message = message === undefined ? NONE : messages.reserve(message);

@@ -95,7 +95,7 @@ test('tensors that are held keep their memory when there is no more', async () =
     async () => {
       for (;;) held.push(await device.tensor('u8', [values.length], values.fill(held.length)));
     },
-    { code: 'WL_MEMORY', message: /dispose tensors/ },
+    { code: 'WL_MEMORY', message: /close tensors/ },
   );
   assert.ok(held.length >= 14);
   for (const [index, tensor] of held.entries()) assert.equal(tensor.view()[values.length - 1], index);
