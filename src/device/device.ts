@@ -7,7 +7,7 @@ import type { HostAccess, Tensor } from './tensor.ts';
 export interface Device extends HostAccess, AsyncDisposable {
   /**
    * Uninitialised memory for a tensor. Fails with WL_MEMORY, telling what is used and by how much it is short. A tensor that
-   * is not disposed keeps its memory until it is collected, which cannot happen within this call: dispose what you make in
+   * is not closed keeps its memory until it is collected, which cannot happen within this call: close what you make in
    * a loop, or make it by tensor().
    */
   empty<D extends DType>(dtype: D, shape: readonly number[]): Tensor<D>;
@@ -28,12 +28,15 @@ export interface DeviceEvent extends Disposable {
   isDone(): boolean;
   /** Resolves when the work before it is done. Fails with WL_TIMEOUT, the signal's reason, or what that work failed with. */
   wait(options?: WaitOptions): Promise<void>;
+  /** Gives it back; the work before it goes on. Idempotent. */
+  close(): void;
 }
 
 /** The event of a device whose work is done when the call returns. */
 export const passedEvent: DeviceEvent = {
   isDone: () => true,
   wait: () => Promise.resolve(),
+  close: () => {},
   [Symbol.dispose]: () => {},
 };
 
@@ -61,9 +64,13 @@ export class TensorSet implements TensorAllocator, Disposable {
   }
 
   /** The same for tables: what `allocate` made, with the set that frees all of it. */
-  static together<T extends object>(device: Device, allocate: (set: TensorSet) => T): T & Disposable {
+  static together<T extends object>(
+    device: Device,
+    allocate: (set: TensorSet) => T,
+  ): T & Disposable & { close(): void } {
     const { set, made } = TensorSet.make(device, allocate);
-    return { ...made, [Symbol.dispose]: () => set[Symbol.dispose]() };
+    const close = (): void => set[Symbol.dispose]();
+    return { ...made, close, [Symbol.dispose]: close };
   }
 
   /** A view: whoever gets it cannot free what the set owns. */

@@ -78,7 +78,7 @@ export class DescriptorBlock {
 
   /**
    * Empties the block and says between which memory it moves. A pack writes the bounce buffer, an unpack reads it. Tensors
-   * stay alive as long as the block; launchers refuse those of another device, and those that were disposed. Fails with
+   * stay alive as long as the block; launchers refuse those of another device, and those that were closed. Fails with
    * WL_INVALID_ARGUMENT for what is no memory of a device.
    */
   begin(bounce: MemorySpan, destination: MemorySpan, ready?: ReadyFlag): this {

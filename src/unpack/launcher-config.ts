@@ -104,7 +104,7 @@ export function checkConfig(config: LauncherConfig, multiprocessors: number): Ch
   };
 }
 
-/** Fails with WL_INVALID_ARGUMENT for what is no stream, or one that was disposed. */
+/** Fails with WL_INVALID_ARGUMENT for what is no stream, or one that was closed. */
 export function checkStream(stream: CudaStream): void {
   if (!(stream instanceof CudaStream)) throw invalidArgument('stream', stream, 'a stream that a CudaDevice made');
   if (stream.disposed) throw invalidArgument('stream', 'a stream that was closed', 'one that was not');

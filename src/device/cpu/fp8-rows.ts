@@ -8,7 +8,7 @@ import type { CpuDevice } from './cpu-device.ts';
 
 /** How rows are quantized. */
 interface QuantizeOptions {
-  /** Tensors to write to; by default new ones that the caller disposes. */
+  /** Tensors to write to; by default new ones that the caller closes. */
   readonly out?: ScaledRows;
   /** Round scales up to powers of two, for hardware that stores them as exponents; false by default. */
   readonly roundScale?: boolean;
@@ -46,7 +46,7 @@ export function quantizeRows(device: CpuDevice, x: Tensor<'bf16'>, options: Quan
 }
 
 /**
- * x = bf16(data * scale) into `out` (bf16 [T, H]), by default a new tensor that the caller disposes.
+ * x = bf16(data * scale) into `out` (bf16 [T, H]), by default a new tensor that the caller closes.
  * @param device Whose kernels do it.
  * @param rows fp8 data and their scales.
  * @param out Where to write.

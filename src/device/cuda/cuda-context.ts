@@ -155,7 +155,7 @@ export class CudaContext implements Disposable {
     return this.#disposed;
   }
 
-  /** Calls the driver with this context current. Fails with WL_CUDA, or WL_CLOSED after dispose. */
+  /** Calls the driver with this context current. Fails with WL_CUDA, or WL_CLOSED after close(). */
   call<Name extends CudaCall>(name: Name, ...parameters: Parameters<CudaDriver[Name]>): void {
     this.check(name, this.status(name, ...parameters));
   }
@@ -299,11 +299,15 @@ export abstract class OwnedResource implements ContextResource {
   abstract release(): void;
 
   /** No work that uses it may be running. Idempotent. */
-  [Symbol.dispose](): void {
+  close(): void {
     if (this.#disposed) return;
     this.#disposed = true;
     this.context.disown(this);
     this.release();
+  }
+
+  [Symbol.dispose](): void {
+    this.close();
   }
 }
 

@@ -330,7 +330,7 @@ export class CudaDevice implements Device {
     if (status !== 0) context.check('cuMemcpyAsync', status);
   }
 
-  /** `high`: its blocks run before those of other streams. Disposed by the caller, or with the device. */
+  /** `high`: its blocks run before those of other streams. Closed by the caller, or with the device. */
   createStream(options: { readonly priority?: 'normal' | 'high' } = {}): CudaStream {
     const { priority = 'normal' } = options;
     const stream = new CudaStream(this.context, { priority, timeoutMs: this.#settings.timeoutMs }, (closed) =>
@@ -349,7 +349,7 @@ export class CudaDevice implements Device {
    * Records what `record` enqueues on `stream`, and on streams that wait for it and that it waits for again, instead of
    * running it: kernels, events, copies within the device, calls of EpLowLatency and, in a group on one host, of EpBuffer,
    * EPAll2AllLayer and Communicator. Tensors may be taken; the graph keeps their memory, and that of all tensors which the recorded calls name,
-   * until it is disposed. What cannot be recorded fails with WL_UNSUPPORTED: waits
+   * until it is closed. What cannot be recorded fails with WL_UNSUPPORTED: waits
    * of the host (of a dispatch for its counts, unless it has a bound or a handle), copies to or from it, and kernels that must
    * be compiled first, calls across hosts and sparse ones. One at a time, and the device does nothing else meanwhile: fails with
    * WL_UNSUPPORTED while a call runs of which the host still has steps to enqueue: of a Communicator of several hosts, a sparse

@@ -49,7 +49,7 @@ interface GraphParts {
 
 /**
  * Made by device.capture(). The memory of tensors that were taken while it was recorded, and of those that its calls name, stays
- * its own until it is disposed, whatever becomes of the tensors.
+ * its own until it is closed, whatever becomes of the tensors. Launches that still run end before close() takes effect.
  */
 export class CudaGraph extends OwnedResource {
   /** CUgraphExec. */
@@ -88,11 +88,6 @@ export class CudaGraph extends OwnedResource {
     context.workCount += 1;
     context.call('cuGraphLaunch', this.#handle, stream.handle);
     for (const calls of this.#calls) calls.endLaunch();
-  }
-
-  /** Launches that still run end first. Idempotent. */
-  close(): void {
-    this[Symbol.dispose]();
   }
 
   /** @internal */

@@ -226,7 +226,7 @@ function pinnedBufferNetwork(
 export interface EpBufferOptions extends WaitOptions {
   /**
    * Memory of this rank's CPU device for the network side, `bufferSize(…).network.bytes` at least: [bytes]. Peers write to it
-   * until the buffer is closed; it stays the caller's, who disposes it after that. Made by the buffer if it is absent, and not
+   * until the buffer is closed; it stays the caller's, who closes it after that. Made by the buffer if it is absent, and not
    * used on one host.
    */
   readonly rdmaBuffer?: Tensor<'u8'>;

@@ -317,7 +317,7 @@ export interface EpEngine {
 
 /**
  * All tensors but the handle's lie in this rank's window: they stay valid until the next dispatch on this buffer and
- * must not be disposed. Their types, `X` of the rows, `I` of the choices and `W` of the weights, are those of what was sent.
+ * must not be closed. Their types, `X` of the rows, `I` of the choices and `W` of the weights, are those of what was sent.
  */
 export interface DispatchResult<
   X extends RowsLike = RowsLike,
@@ -333,7 +333,7 @@ export interface DispatchResult<
   /** Choices per local expert, rounded up to expertAlignment (the count only, no rows are added). */
   readonly numRecvTokensPerExpert: readonly number[];
   readonly handle: DispatchHandle;
-  /** When the rows are there; only with asyncFinish. Disposed by the caller. */
+  /** When the rows are there; only with asyncFinish. The caller closes it. */
   readonly event: DeviceEvent | undefined;
 }
 
@@ -343,6 +343,6 @@ export interface CombineResult<W extends Tensor<'f32'> | undefined = Tensor<'f32
   readonly combinedX: Tensor<'bf16'>;
   /** f32 [T, K]: the sum of the ranks' weight rows. Undefined where none were given. */
   readonly combinedTopkWeights: W;
-  /** When the sums are there; only with asyncFinish. Disposed by the caller. */
+  /** When the sums are there; only with asyncFinish. The caller closes it. */
   readonly event: DeviceEvent | undefined;
 }

@@ -4,7 +4,7 @@ import type { RoutedTokens } from '../across-hosts/routed-tokens.ts';
 
 /**
  * Made by EpBuffer.dispatch and valid as long as that buffer; may be used any number of times, for combine and for
- * cached dispatches, on all ranks alike. Dispose it when it is no longer needed (else the garbage collector does).
+ * cached dispatches, on all ranks alike. Close it when it is no longer needed (else the garbage collector does).
  */
 export class DispatchHandle implements Disposable {
   /** @internal The buffer that made it, compared by identity. */

@@ -16,7 +16,10 @@ export interface LayoutTensors {
 }
 
 /** Owned by the caller. */
-export interface DispatchLayout extends LayoutTensors, Disposable {}
+export interface DispatchLayout extends LayoutTensors, Disposable {
+  /** Gives its tensors back at once rather than when they are collected. Idempotent. */
+  close(): void;
+}
 
 export interface LayoutShape {
   readonly ranks: number;

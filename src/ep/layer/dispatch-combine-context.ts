@@ -31,7 +31,7 @@ interface ContextOptions extends WaitOptions {
   readonly capacity?: number;
   /**
    * Memory of this rank's CPU device for the network side, `outputSize(…).network.bytes` at least: [bytes]. Peers write to it
-   * until the context is closed; it stays the caller's, who disposes it after that. Made by the context if it is absent, and
+   * until the context is closed; it stays the caller's, who closes it after that. Made by the context if it is absent, and
    * not used on one host.
    */
   readonly rdmaBuffer?: Tensor<'u8'>;

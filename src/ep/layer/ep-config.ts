@@ -171,7 +171,7 @@ export interface LayerOptions<D extends TokenDType = 'bf16'> extends WaitOptions
   readonly numRdmaBytes?: number;
   /**
    * Memory of this rank's CPU device for the network side, `outputSize(…).network.bytes` at least: [bytes]. Peers write to it
-   * until the layer is closed; it stays the caller's, who disposes it after that. Made by the layer if it is absent, and not
+   * until the layer is closed; it stays the caller's, who closes it after that. Made by the layer if it is absent, and not
    * used on one host.
    */
   readonly rdmaBuffer?: Tensor<'u8'>;

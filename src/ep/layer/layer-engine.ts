@@ -25,7 +25,7 @@ export class LayerDispatchResult<
   /** [recv], of weightDtype, in the window like recvX, valid until the next dispatch; absent when no weights were passed. */
   override readonly recvTopkWeights: W;
   override readonly handle: EPAllToAllLayoutDesc;
-  /** When the rows are there; only with asyncFinish. Disposed by the caller. */
+  /** When the rows are there; only with asyncFinish. The caller closes it. */
   readonly event: DeviceEvent | undefined;
 
   /** @internal */
@@ -48,7 +48,7 @@ export type LayerReceived<D extends TokenDType = TokenDType, W extends LayerWeig
 export interface LayerCombineResult<D extends TokenDType = 'bf16'> {
   /** [T, H] of the layer's dtype. */
   readonly combinedX: Tensor<D>;
-  /** When the sums are there; only with asyncFinish. Disposed by the caller. */
+  /** When the sums are there; only with asyncFinish. The caller closes it. */
   readonly event: DeviceEvent | undefined;
 }
 

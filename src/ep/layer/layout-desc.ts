@@ -80,7 +80,7 @@ interface TableCopies {
   widen(table: Tensor<'i32'>): Tensor<'i64'>;
 }
 
-/** Owned by the caller; valid as long as the layer. Dispose it when combine is done (else the garbage collector does). */
+/** Owned by the caller; valid as long as the layer. Close it when combine is done (else the garbage collector does). */
 export class EPAllToAllLayoutDesc implements Disposable {
   /** Tokens that this rank dispatched. */
   readonly numDispatchTokenCurRank: number;
@@ -169,7 +169,7 @@ export class EPAllToAllLayoutDesc implements Disposable {
     return this.tables.hostLayout?.dstScatterIdx ?? this.#dstScatterIdx;
   }
 
-  /** True after close(). */
+  /** True after close(). @internal */
   get disposed(): boolean {
     return this.tables.rowTable.storage.disposed;
   }

@@ -21,7 +21,7 @@ export type LowLatencyRows<D extends 'fp8' | 'bf16' = 'fp8' | 'bf16'> = D extend
 
 /**
  * Valid, as is its handle, until the second dispatch after its own begins: two results are alive at once. Nothing of it
- * must be disposed; `out` is the caller's.
+ * needs to be closed; `out` is the caller's.
  */
 export interface LowLatencyDispatchResult<D extends 'fp8' | 'bf16' = 'fp8' | 'bf16'> {
   /**

@@ -164,7 +164,7 @@ async function runRound(buffer: EpBuffer, of: EpCase): Promise<DispatchHandle> {
   }
   for (const tensor of [topkIdx, weights, recvWeights, combinedX, combinedTopkWeights, ...biases]) tensor?.close();
   if (!of.inPlace) y.close();
-  layout?.[Symbol.dispose]();
+  layout?.close();
   disposeRows(x);
   return result.handle;
 }

@@ -25,7 +25,9 @@ const invalid = withCode('WL_INVALID_ARGUMENT');
 test('a call that ends at once returns one and the same promise, with asyncFinish one with an event', async () => {
   assert.equal(communicator.allReduce({ output: tensor }), Communicator.done);
   assert.equal((await communicator.barrier()).event, undefined);
-  assert.equal((await communicator.barrier({ asyncFinish: true })).event?.isDone(), true);
+  const { event } = await communicator.barrier({ asyncFinish: true });
+  assert.equal(event?.isDone(), true);
+  event?.close();
   assert.deepEqual(communicator.routes, ['self']);
 });
 
@@ -67,7 +69,10 @@ test('a signal that was aborted ends a call with its reason, and nothing else', 
 function heldEvent() {
   const gate = new EventEmitter();
   const passed = once(gate, 'pass').then(() => undefined);
-  return { gate, event: { isDone: () => false, wait: () => passed, [Symbol.dispose]: () => undefined } };
+  return {
+    gate,
+    event: { isDone: () => false, wait: () => passed, close: () => undefined, [Symbol.dispose]: () => undefined },
+  };
 }
 
 test('what is called while an earlier call waits is checked at once and takes its turn', async () => {

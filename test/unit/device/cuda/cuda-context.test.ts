@@ -61,7 +61,7 @@ test('what belongs to a context goes before it, the newest first, and each once'
   const context = CudaContext.retain(0, driver);
   const event = new CudaEvent(context, { timing: true, timeoutMs: 30_000 });
   const stream = new CudaStream(context, { priority: 'high', timeoutMs: 30_000 }, () => undefined);
-  event[Symbol.dispose]();
+  event.close();
   event[Symbol.dispose]();
   const later = new CudaEvent(context, { timing: true, timeoutMs: 30_000 });
   calls.length = 0;

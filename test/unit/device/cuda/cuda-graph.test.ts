@@ -37,7 +37,7 @@ test('a graph is launched on streams of its device until it is disposed', async 
       message: /^Invalid stream: expected a CudaStream of GPU 0/,
     });
   }
-  other[Symbol.dispose]();
+  other.close();
   assert.throws(() => graph.launch(other), { code: 'WL_CLOSED' });
   graph.close();
   assert.throws(() => graph.launch(), { code: 'WL_CLOSED' });
