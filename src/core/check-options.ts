@@ -23,7 +23,8 @@ export function checkOptions<T extends object>(
   if (typeof options !== 'object' || options === null || Array.isArray(options)) {
     throw invalidArgument(what, options, 'an object');
   }
-  for (const key of Object.keys(options)) if (!Object.hasOwn(known, key)) throw unknownOption(key, known, what);
+  for (const key of Object.keys(options))
+    if (!Object.hasOwn(known, key)) throw unknownOption(key, known, what, options);
 }
 
 /** Fails with WL_INVALID_ARGUMENT for what is neither true, false nor absent. */
@@ -31,10 +32,12 @@ export function requireFlag(name: string, value: unknown): void {
   if (value !== undefined && typeof value !== 'boolean') throw invalidArgument(name, value, 'true or false');
 }
 
-function unknownOption(key: string, known: object, what: string): WeftlineError {
+function unknownOption(key: string, known: object, what: string, options: object): WeftlineError {
   const names = Object.keys(known);
   const meant = names.find((name) => isAlmost(key, name));
-  const hint = meant === undefined ? '' : ` (did you mean ${meant}?)`;
+  const owner = options.constructor?.name ?? 'Object';
+  const misplaced = owner === 'Object' ? '' : ` of a ${owner}: give one object with these names`;
+  const hint = meant === undefined ? misplaced : ` (did you mean ${meant}?)`;
   const expected = names.length > MAX_LISTED ? `one of its ${names.length} names` : `only ${names.join(', ')}`;
   return new WeftlineError('WL_INVALID_ARGUMENT', `Invalid ${what}: expected ${expected}, got ${quote(key)}${hint}`, {
     details: { argument: what, value: key, expected: names, ...(meant === undefined ? {} : { meant }) },

@@ -235,7 +235,7 @@ test('wrong arguments fail before anything moves, naming argument, value and wha
     'layer topk': /Invalid topkIdx/,
     'layer unknown option':
       /EPAll2AllLayer\.create: expected one of its 17 names, got "capasity" \(did you mean capacity\?\)/,
-    'layer both names': /Invalid input: expected nothing beside x, its other name, got "a value"/,
+    'layer both names': /Invalid input: it is another name of x, which is given as well: give one of them/,
     'layer unknown argument':
       /EPAll2AllLayer\.dispatch: expected only .*, got "topkWeight" \(did you mean topkWeights\?\)/,
     'no device': /Invalid device: expected a CpuDevice or CudaDevice/,

@@ -1,6 +1,6 @@
 // The names that Triton-distributed's document has for what EPAll2AllLayer takes and gives, beside the library's own.
 import type { WaitOptions } from '../../core/deadline.ts';
-import { invalidArgument } from '../../core/errors.ts';
+import { WeftlineError } from '../../core/errors.ts';
 import type { CudaStream } from '../../device/cuda/cuda-stream.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import type { LayerOptions, TokenDType } from './ep-config.ts';
@@ -88,8 +88,10 @@ function renamed(given: object, names: Names): object {
     if (!Object.hasOwn(given, name)) continue;
     own ??= { ...given };
     const ownName = names[name]!;
-    if (Object.hasOwn(own, ownName))
-      throw invalidArgument(name, 'a value', `nothing beside ${ownName}, its other name`);
+    if (Object.hasOwn(own, ownName)) {
+      const message = `Invalid ${name}: it is another name of ${ownName}, which is given as well: give one of them`;
+      throw new WeftlineError('WL_INVALID_ARGUMENT', message, { details: { argument: name, other: ownName } });
+    }
     own[ownName] = own[name];
     delete own[name];
   }

@@ -42,6 +42,16 @@ test('Names that objects inherit are unknown options, too', () => {
   }
 });
 
+test('Where an argument stands in place of the options, the error says what it is', () => {
+  class Tensor {
+    readonly storage = 1;
+  }
+  assert.throws(
+    () => check(new Tensor()),
+    withCode('WL_INVALID_ARGUMENT', /got "storage" of a Tensor: give one object with these names$/),
+  );
+});
+
 test('a value that is not an object is refused', () => {
   for (const options of [null, 'text', 5, [1]]) {
     assert.throws(
