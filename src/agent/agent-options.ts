@@ -50,7 +50,7 @@ export const loadOptionNames: OptionNames<LoadOptions> = { ...waitOptionNames, h
 export interface MetadataOptions {
   /** The regions to tell of; the peer keeps what it knows of others. */
   readonly regions?: readonly Registration[];
-  /** Deregistered memory that the peer should forget. Whole metadata, which list all memory there is, do not need it. */
+  /** Closed registrations, whose memory the peer should forget. Whole metadata, which list all memory there is, do not need it. */
   readonly withdrawn?: readonly Registration[];
   /** False leaves out what peers need to connect, for a peer that knows it. True by default. */
   readonly connections?: boolean;

@@ -129,7 +129,7 @@ export class Tensor<D extends DType = DType> implements Disposable {
 
   /**
    * Gives the memory back at once, if this tensor came from `device.empty` or `device.tensor`, or is a result that was made
-   * for the caller; using it or a view of it afterwards is WL_CLOSED. A view gives nothing back. Idempotent.
+   * for the caller. After that, reads and writes of it or of a view of it fail with WL_CLOSED, and calls refuse it. A view gives nothing back. Idempotent.
    */
   close(): void {
     if (this.#isOwner) this.storage[Symbol.dispose]();

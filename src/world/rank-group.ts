@@ -82,12 +82,12 @@ export interface FirstCauseOptions {
 }
 
 /**
- * What collective objects (EpBuffer, EPAll2AllLayer, openDevice) are made over; a World is one. Ranks of a group are
+ * What collective objects, such as an EpBuffer, are made over, and what openDevice() takes; a World is one. Ranks of a group are
  * numbered from 0; errors name world ranks. Groups of one job may be used at the same time, also by the same rank, and a
  * rank may be in any number of them. A group needs no closing: it lives as long as its world.
  *
  * When a rank of the group is lost, waits in the group fail at once, naming it. The loss of another rank of the world
- * does not disturb the group, except that of world rank 0, which holds the store of all groups.
+ * does not disturb the group, except that of the process that serves the store of all groups: the launcher, or world rank 0.
  */
 export interface RankGroup {
   /** This process's number in the group, 0 to size - 1. */
@@ -104,7 +104,7 @@ export interface RankGroup {
   /** Keys and names of the group's own: those of other groups, and of the world, are others. */
   readonly store: Store;
   readonly settings: Settings;
-  /** Aborted, with WL_PEER_LOST or WL_PEER_FAILED as reason, once a rank of the group is gone that did not close its world, or rank 0. */
+  /** Aborted, with WL_PEER_LOST or WL_PEER_FAILED as reason, once a rank of the group is gone that did not close its world, or the process that serves the store. */
   readonly peerLost: AbortSignal;
   /** @internal What names of this job's files in /dev/shm begin with, on this host. It tells nothing of the job. */
   readonly filePrefix: string;

@@ -14,7 +14,7 @@ interface KeyWaitOptions extends WaitOptions {
 /**
  * The store of a world, or of a group of its ranks: each has keys and names of its own, and collectives of its ranks alone.
  * Values are bytes, of at most the setting `storeMaxValueBytes`; keys have 1 to 1024 characters. Every call fails with
- * WL_CLOSED after close and WL_PEER_LOST when rank 0, which holds the store, is gone. Calls that wait fail with
+ * WL_CLOSED after close and WL_PEER_LOST when the process that serves it is gone: the launcher, or rank 0. Calls that wait fail with
  * WL_TIMEOUT when their time is up, and at once with WL_PEER_LOST or WL_PEER_FAILED, naming the rank, when a rank
  * they depend on has left the job.
  */

@@ -43,7 +43,7 @@ export interface World extends RankGroup, AsyncDisposable {
   readonly secret: string;
   /**
    * Says goodbye; ranks that still wait for this one fail at once. With an error, they fail with WL_PEER_FAILED and its
-   * text. Rank 0 stays, at most `timeoutMs`, until the others are gone, because it serves the store. Idempotent.
+   * text. Where rank 0 serves the store, it stays until the others are gone, at most `timeoutMs`. Idempotent.
    */
   close(error?: unknown): Promise<void>;
 }

@@ -23,7 +23,7 @@ export interface MetadataStore {
 }
 
 /**
- * Tells all agents that reach the store; again after memory was registered or deregistered. In etcd they are gone when the
+ * Tells all agents that reach the store; again after memory was registered or a registration closed. In etcd they are gone when the
  * agent closes, and some time after its process has ended.
  * @param agent Whose metadata.
  * @param store Where to; each name has one entry.

@@ -31,7 +31,7 @@ const routeNames: OptionNames<RouteOptions> = { layer: true, out: true };
  * call, in the order of tokens and counted from 0, takes copy (n + rank) modulo their number, in ascending order of copies.
  * So the same choices always give the same physical experts.
  *
- * `plan.physical` is the number of experts that EpBuffer (`numExperts`) and EPAll2AllLayer (`numTotExperts`) are made for;
+ * `plan.physical` is the number of experts (`numExperts`) that EpBuffer and EPAll2AllLayer are made for;
  * their local expert i is physical expert rank * `slots` + i. No token gets a physical expert twice, as long as it chooses
  * no logical expert twice.
  */
