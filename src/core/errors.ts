@@ -1,6 +1,6 @@
 // The one error type of the package: a stable code, the failed action, the offending value, and what to do.
 
-import { quote } from './quote.ts';
+import { printable, quote } from './quote.ts';
 
 /** Every code a WeftlineError can carry, with the situation it stands for. Codes never change meaning. */
 export const errorCodes = {
@@ -164,16 +164,29 @@ export function invalidArgument(argument: string, value: unknown, expected: stri
 }
 
 /** A value that a caller passed, for a message: also what has no text of its own. */
-export function show(value: unknown, depth = 0): string {
+export function show(value: unknown): string {
+  try {
+    return shown(value, 0);
+  } catch {
+    // A getter or a proxy of the caller failed.
+    return typeof value;
+  }
+}
+
+function shown(value: unknown, depth: number): string {
   if (depth > MAX_SHOWN_DEPTH) return '…';
   if (typeof value === 'string') return quote(value, MAX_SHOWN_TEXT);
   if (typeof value === 'bigint') return `${value}n`;
   if (Array.isArray(value)) {
     const more = value.length > MAX_SHOWN_ELEMENTS ? [`… ${value.length} in all`] : [];
-    return `[${[...value.slice(0, MAX_SHOWN_ELEMENTS).map((element) => show(element, depth + 1)), ...more].join(', ')}]`;
+    return `[${[...value.slice(0, MAX_SHOWN_ELEMENTS).map((element) => shown(element, depth + 1)), ...more].join(', ')}]`;
   }
-  if (typeof value === 'object' && value !== null) return value.constructor?.name ?? 'object';
-  return String(value);
+  if (typeof value === 'object' && value !== null) {
+    const name: unknown = value.constructor?.name;
+    return typeof name === 'string' ? printable(name) : 'object';
+  }
+  // The text of a function or a symbol is the caller's.
+  return printable(String(value));
 }
 
 function jsonSafe(details: ErrorDetails): ErrorDetails {

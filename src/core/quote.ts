@@ -34,8 +34,8 @@ export function quote(value: unknown, length: number = DEFAULT_LENGTH): string {
   try {
     return printable(JSON.stringify(value) ?? String(value), length);
   } catch {
-    // A circular value, or a bigint.
-    return printable(String(value), length);
+    // A circular value, or a bigint. Not every object can be made a string.
+    return printable(typeof value === 'bigint' ? String(value) : Object.prototype.toString.call(value), length);
   }
 }
 

@@ -5,7 +5,7 @@ import { listFiles, readSource } from './source-tree.ts';
 
 /** The most lines and the most exported names, by folder. */
 const budgets: Readonly<Record<string, readonly [lines: number, names: number]>> = {
-  'src/core': [1680, 127],
+  'src/core': [1700, 127],
   'src/abi': [2450, 195],
   'src/congestion': [450, 9],
   'src/settings': [810, 8],

@@ -164,3 +164,25 @@ test('an error that Node prints has no field without a value', () => {
   assert.doesNotMatch(plain, /undefined|remoteStack|rank/);
   assert.match(inspect(new WeftlineError('WL_CHECK', 'the sum is wrong', { rank: 3 })), /rank: 3/);
 });
+
+test('a value of any kind is shown on one line, also one that fails when it is looked at', () => {
+  const failing = {
+    get constructor(): never {
+      throw new Error('not to be looked at');
+    },
+  };
+  const revoked = Proxy.revocable([], {});
+  revoked.revoke();
+  const circular = Object.assign(Object.create(null) as object, { bytes: 1n });
+  const shown: readonly (readonly [unknown, RegExp])[] = [
+    [failing, /got object$/],
+    [revoked.proxy, /got object$/],
+    [[failing], /got object$/],
+    [circular, /got object$/],
+    [{ constructor: { name: '\u001b[31mred' } }, /got \\u001b\[31mred$/],
+    [Symbol('\u001b[31mred'), /got Symbol\(\\u001b\[31mred\)$/],
+    [Object.assign(() => 'x'.repeat(1000), { toString: () => 'y'.repeat(1000) }), /got y{80}… \(1000 characters\)$/],
+  ];
+  for (const [value, expected] of shown) assert.match(invalidArgument('bytes', value, 'a number').message, expected);
+  assert.equal(quote(circular), '[object Object]');
+});
