@@ -74,7 +74,9 @@ export function sooner<T extends CallWait>(wait: T): T {
 
 export function deadlineOf({ deadline, timeoutMs, signal }: CallWait, defaultMs: number): Deadline {
   checkSignal(signal);
-  return deadline ?? new Deadline(timeoutMs ?? defaultMs);
+  if (deadline === undefined) return new Deadline(timeoutMs ?? defaultMs);
+  if (deadline instanceof Deadline) return deadline;
+  throw invalidArgument('deadline', deadline, 'none, as only this package makes them: give timeoutMs');
 }
 
 /** Fails with WL_INVALID_ARGUMENT for what can abort nothing. */

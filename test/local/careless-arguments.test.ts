@@ -4,7 +4,7 @@ import test from 'node:test';
 import { CpuDevice, openDevice } from 'weftline';
 import { Communicator, SparseAllReduce } from 'weftline/collectives';
 import { DispatchCombineContext, EPAll2AllLayer, EpBuffer, EPConfig, EpLowLatency } from 'weftline/ep';
-import { ExpertMover } from 'weftline/ep/placement';
+import { ExpertMover, rebalanceExpertsAsync } from 'weftline/ep/placement';
 import { join } from 'weftline/world';
 import {
   Agent,
@@ -380,6 +380,21 @@ test('calls for metadata take an agent, and a store of metadata', async () => {
   for (const value of [undefined, null, 80]) await assert.rejects(transport.connect(as(value)), invalid);
   for (const meter of [null, 7, {}]) assert.throws(() => bridgeOpenTelemetry({ meter: as(meter) }), invalid);
   for (const tracer of [null, 7, {}]) assert.throws(() => bridgeOpenTelemetry({ tracer: as(tracer) }), invalid);
+});
+
+test('waits of an endpoint and for a plan refuse what is no AbortSignal', async () => {
+  await using one = await Endpoint.create({ settings, backends: ['local'] });
+  await using other = await Endpoint.create({ settings, backends: ['local'] });
+  const [there, here] = await Promise.all([one.connect(host, other.port), other.accept()]);
+  const received = here.recv({ region: await other.allocate(8) });
+  for (const value of [null, 'soon', {}, new AbortController()]) {
+    const wait = { timeoutMs: 0, signal: as(value) };
+    await assert.rejects(one.accept(wait), { ...invalid, message: /^Invalid signal: / });
+    await assert.rejects(there.memory('none', wait), { ...invalid, message: /^Invalid signal: / });
+    await assert.rejects(received.wait(wait), { ...invalid, message: /^Invalid signal: / });
+    const plan = rebalanceExpertsAsync([[1, 1]], { replicas: 2, ranks: 1 }, wait);
+    await assert.rejects(plan, { ...invalid, message: /^Invalid signal: / });
+  }
 });
 
 test('what is no AbortSignal ends no wait, and is refused before the wait begins', async () => {

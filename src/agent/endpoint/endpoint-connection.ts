@@ -10,7 +10,7 @@ import {
   type WholeMessage,
 } from './message.ts';
 import { checkOptions } from '../../core/check-options.ts';
-import { checkTimeout, Deadline, waitOptionNames, type WaitOptions } from '../../core/deadline.ts';
+import { checkSignal, checkTimeout, Deadline, waitOptionNames, type WaitOptions } from '../../core/deadline.ts';
 import { asWeftlineError, invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { quote } from '../../core/quote.ts';
 import { beginWait, endWait } from '../../core/waits.ts';
@@ -149,6 +149,7 @@ export class EndpointConnection implements AsyncDisposable {
     checkOptions(options, waitOptionNames, 'options of memory');
     if (typeof name !== 'string') throw invalidArgument('name', name, 'a string');
     const { timeoutMs, signal } = options;
+    checkSignal(signal);
     const { agent, peer } = this.#parts;
     const deadline = new Deadline(timeoutMs ?? agent.settings.timeoutMs);
     for (;;) {
@@ -445,6 +446,7 @@ export class Operation {
   async wait(options: WaitOptions = {}): Promise<number> {
     checkOptions(options, waitOptionNames, 'options of wait');
     const { timeoutMs = this.#timeoutMs, signal } = options;
+    checkSignal(signal);
     signal?.throwIfAborted();
     if (this.state === 'pending') await this.#wait(checkTimeout(timeoutMs), signal);
     if (this.#error !== undefined) throw this.#error;

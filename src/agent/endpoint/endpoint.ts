@@ -5,6 +5,7 @@ import { connectionOf, ENDPOINT_VERSION } from './message.ts';
 import { checkOptions, type OptionNames } from '../../core/check-options.ts';
 import {
   type CallWait,
+  checkSignal,
   checkTimeout,
   Deadline,
   remaining,
@@ -273,6 +274,7 @@ export class Endpoint implements AsyncDisposable {
     checkOptions(options, waitOptionNames, 'options of accept');
     const { timeoutMs = this.agent.settings.timeoutMs, signal } = options;
     checkTimeout(timeoutMs);
+    checkSignal(signal);
     const ready = this.#arrived.shift();
     if (ready !== undefined) return ready;
     signal?.throwIfAborted();

@@ -1,6 +1,6 @@
 // Expert parallel load balancing (EPLB): more copies for busy experts, and the copies packed onto ranks.
 import { checkOptions, isWhole, type OptionNames } from '../../core/check-options.ts';
-import { checkTimeout, waitOptionNames, type WaitOptions } from '../../core/deadline.ts';
+import { checkSignal, checkTimeout, waitOptionNames, type WaitOptions } from '../../core/deadline.ts';
 import { invalidArgument } from '../../core/errors.ts';
 import { packageFile } from '../../core/package-file.ts';
 import { expertPlan, type ExpertPlan } from './expert-plan.ts';
@@ -412,6 +412,7 @@ export async function rebalanceExpertsAsync(
   checkRebalance(weights, options);
   checkOptions(wait, waitOptionNames, 'wait options of rebalanceExpertsAsync');
   const timeoutMs = checkTimeout(wait.timeoutMs ?? readSettings().timeoutMs);
+  checkSignal(wait.signal);
   const request: RebalanceRequest = { weights: weights.map((row) => Float64Array.from(row)), options: { ...options } };
   const link = new WorkerLink<RebalanceCalls>({
     entry: packageFile('./rebalance-worker.js', import.meta.url),

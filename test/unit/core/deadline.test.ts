@@ -1,7 +1,7 @@
 // Times of calls: what a timer can hold.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { checkTimeout, Deadline, secondNet, sooner } from '#lib/core/deadline.js';
+import { checkTimeout, Deadline, deadlineOf, secondNet, sooner } from '#lib/core/deadline.js';
 
 const LONGEST_MS = 2 ** 31 - 1;
 
@@ -29,4 +29,16 @@ test('a wait that is to end sooner does, by a tenth and at most a second, and na
     assert.ok(Math.abs(deadline.endsAt - early.endsAt - by) < 1e-6);
   }
   assert.deepEqual(sooner({ timeoutMs: 5 }), { timeoutMs: 5 });
+});
+
+test('a deadline that this package did not make is refused', () => {
+  const own = new Deadline(5);
+  assert.equal(deadlineOf({ deadline: own }, 10), own);
+  for (const deadline of [null, 5, {}, new Date(0)]) {
+    const wait = { deadline: deadline as unknown as Deadline };
+    assert.throws(() => deadlineOf(wait, 10), {
+      code: 'WL_INVALID_ARGUMENT',
+      message: /^Invalid deadline: .*timeoutMs/,
+    });
+  }
 });
