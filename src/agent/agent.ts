@@ -297,17 +297,26 @@ export class Agent implements AsyncDisposable {
 
   /**
    * Notifications as they come, for `for await`: each step waits as nextNotification() does, `timeoutMs` for itself, and fails as
-   * it does; what fails ends the loop.
+   * it does; what fails ends the loop. return() ends a step that waits, which takes nothing.
    */
   notifications(options: NotificationFilter & WaitOptions = {}): AsyncIterableIterator<Notification> {
     checkOptions(options, nextOptionNames, 'options of notifications');
-    const own = { ...options };
-    let isOver = false;
+    const ending = new AbortController();
+    const signals = [ending.signal, ...(options.signal === undefined ? [] : [options.signal])];
+    const own = { ...options, signal: AbortSignal.any(signals) };
+    const over = { done: true, value: undefined } as const;
     const iterator: AsyncIterableIterator<Notification> = {
-      next: async () => (isOver ? { done: true, value: undefined } : { value: await this.nextNotification(own) }),
+      next: async () => {
+        try {
+          return ending.signal.aborted ? over : { value: await this.nextNotification(own) };
+        } catch (error) {
+          if (ending.signal.aborted) return over;
+          throw error;
+        }
+      },
       return: async () => {
-        isOver = true;
-        return { done: true, value: undefined };
+        ending.abort();
+        return over;
       },
       [Symbol.asyncIterator]: () => iterator,
     };

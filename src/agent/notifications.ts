@@ -115,21 +115,23 @@ export class Notifications {
   }
 }
 
-/** The next notification, taken as soon as it is there. */
+/** The next notification, taken as soon as it is there, unless the signal was aborted before. */
 export class NextNotification implements Awaited {
   found: Notification | undefined;
   readonly #queue: Notifications;
-  readonly #filter: NotificationFilter;
+  readonly #filter: NotificationFilter & { readonly signal?: AbortSignal };
   readonly #agent: string;
 
-  constructor(queue: Notifications, filter: NotificationFilter, agent: string) {
+  constructor(queue: Notifications, filter: NotificationFilter & { readonly signal?: AbortSignal }, agent: string) {
+    const { from } = filter;
+    if (from !== undefined && typeof from !== 'string') throw invalidArgument('from', from, 'the name of an agent');
     this.#queue = queue;
     this.#filter = filter;
     this.#agent = agent;
   }
 
   get isSettled(): boolean {
-    this.found ??= this.#queue.take(this.#filter);
+    if (this.#filter.signal?.aborted !== true) this.found ??= this.#queue.take(this.#filter);
     return this.found !== undefined;
   }
 

@@ -52,3 +52,17 @@ test('a loop over notifications ends with the deadline of a step, with the reaso
   await Promise.all([receiver, ...senders].map((agent) => agent.close()));
   await closed;
 });
+
+test('return() ends a step of a loop that waits, and what comes then is for others', async () => {
+  const { receiver, senders } = await trio();
+  const iterator = receiver.notifications();
+  const waiting = iterator.next();
+  assert.deepEqual(await iterator.return?.(), { done: true, value: undefined });
+  await senders[0]!.notify('receiver', 'late');
+  assert.deepEqual(await waiting, { done: true, value: undefined });
+  assert.deepEqual(await iterator.next(), { done: true, value: undefined });
+  const aborted = receiver.nextNotification({ signal: AbortSignal.abort(new Error('no more')) });
+  await assert.rejects(aborted, { message: 'no more' });
+  assert.equal(Buffer.from((await receiver.nextNotification()).message).toString(), 'late');
+  await Promise.all([receiver, ...senders].map((agent) => agent.close()));
+});

@@ -20,7 +20,7 @@ const budgets: Readonly<Record<string, readonly [lines: number, names: number]>>
   'src/world': [6290, 162],
   'src/windows': [1610, 44],
   'src/transport': [15_030, 289],
-  'src/agent': [19_620, 399],
+  'src/agent': [19_670, 400],
   'src/device-api': [2920, 50],
   'src/group': [3040, 70],
   'src/ep': [15_240, 276],
