@@ -250,8 +250,9 @@ export class RemoteAgents {
     this.#ask = ask;
   }
 
-  /** Fails with WL_INVALID_ARGUMENT if there is none of the name; `asking` is this side's. */
+  /** Fails with WL_INVALID_ARGUMENT if there is none of the name, WL_CLOSED after close(); `asking` is this side's. */
   get(name: string, asking: string): RemoteAgent {
+    if (this.#closed !== undefined) throw this.#closed;
     const found = this.#known.get(name);
     if (found !== undefined) return found;
     const known = [...this.#known.keys()].join(', ') || 'none yet';
@@ -276,6 +277,7 @@ export class RemoteAgents {
   }
 
   async forget(name: string): Promise<boolean> {
+    if (this.#closed !== undefined) throw this.#closed;
     const known = this.#known.get(name);
     if (known === undefined) return false;
     this.#known.delete(name);

@@ -4,7 +4,7 @@ import { lookup } from 'node:dns/promises';
 import { networkInterfaces } from 'node:os';
 import { getEnvironmentData, setEnvironmentData } from 'node:worker_threads';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
-import { quote } from '../core/quote.ts';
+import { isPrintable, quote } from '../core/quote.ts';
 import type { CredentialKind } from './credentials.ts';
 
 // The address by which other hosts reach this one, where its own route does not tell: on the host that its own name calls
@@ -66,7 +66,9 @@ export async function addressTowards(host: string): Promise<string> {
 
 /** Fails with WL_INVALID_ARGUMENT. */
 export function checkHost(host: unknown): void {
-  if (typeof host !== 'string' || host === '') throw invalidArgument('host', host, 'an address or the name of a host');
+  // Errors show it as it is.
+  if (typeof host !== 'string' || host === '' || !isPrintable(host))
+    throw invalidArgument('host', host, 'an address or the name of a host');
 }
 
 /** Fails with WL_INVALID_ARGUMENT. `least`: 0 where that means any port. */

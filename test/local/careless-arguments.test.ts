@@ -168,6 +168,42 @@ test('collective objects are made over ranks and a device, and nothing else', as
   await world.close();
 });
 
+test('what an agent or a transport made ends with it, and can be closed after it', async () => {
+  for (const backend of ['local', 'multipath'] as const) {
+    const agent = await Agent.create('a', { settings, backends: [backend] });
+    const [one, other] = [await agent.allocate(8), await agent.register(new Uint8Array(8))];
+    await Promise.all([one.close(), agent.close(), agent.close()]);
+    for (const memory of [one, other, other]) await memory.close();
+    const gone = { code: 'WL_CLOSED', message: 'Agent a was closed' };
+    for (const call of ['connect', 'explain', 'forget', 'notify', 'remoteMemory'] as const) {
+      await assert.rejects(async () => agent[call]('b', as(call === 'notify' ? 'text' : undefined)), gone);
+    }
+  }
+  // The close meets each stage of a connect: before its engine has answered, and while it tries again and again.
+  for (const pause of [0, 1, 20]) {
+    const transport = await Transport.create({ settings });
+    const [one, other] = [await transport.register(new Uint8Array(8)), await transport.register(new Uint8Array(8))];
+    // Nobody listens there, so that it would try until its deadline.
+    const { port } = await (async () => {
+      using closed = await transport.listen({ host, port: 0 });
+      return { port: closed.port };
+    })();
+    const connecting = assert.rejects(transport.connect({ host, port }), { code: 'WL_CLOSED' });
+    if (pause > 0) await new Promise((resolve) => setTimeout(resolve, pause));
+    await Promise.all([one.close(), transport.close()]);
+    for (const memory of [one, other, other]) await memory.close();
+    await connecting;
+  }
+});
+
+test('an endpoint that closes ends calls of accept()', async () => {
+  const endpoint = await Endpoint.create({ settings, backends: ['local'] });
+  const accepted = [endpoint.accept(), endpoint.accept({ signal: new AbortController().signal })];
+  const outcomes = accepted.map((one) => assert.rejects(one, { code: 'WL_CLOSED' }));
+  await endpoint.close();
+  await Promise.all(outcomes);
+});
+
 test('closing a registration again harms nothing, also once its endpoint is closed', async () => {
   const endpoint = await Endpoint.create({ settings, backends: ['multipath'] });
   const [one, other] = [await endpoint.allocate(8), await endpoint.agent.allocate(8)];

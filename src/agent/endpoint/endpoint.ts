@@ -184,7 +184,7 @@ export class Endpoint implements AsyncDisposable {
   readonly #channels = new Map<number, ControlChannel>();
   readonly #regions = new Set<Registration>();
   readonly #arrived: EndpointConnection[] = [];
-  readonly #accepting: ((connection: EndpointConnection) => void)[] = [];
+  readonly #accepting: { readonly take: (connection: EndpointConnection) => void; readonly fail: () => void }[] = [];
   readonly #router = new MessageRouter(this.#connections);
   readonly #stop = new AbortController();
   #nextId = 0;
@@ -268,7 +268,7 @@ export class Endpoint implements AsyncDisposable {
     });
   }
 
-  /** The next connection that a peer made. Fails with WL_TIMEOUT or the signal's reason. */
+  /** The next connection that a peer made. Fails with WL_TIMEOUT, with WL_CLOSED once the endpoint is closed, or with the signal's reason. */
   async accept(options: WaitOptions = {}): Promise<EndpointConnection> {
     this.#checkOpen();
     checkOptions(options, waitOptionNames, 'options of accept');
@@ -286,15 +286,18 @@ export class Endpoint implements AsyncDisposable {
         endWait(entry);
         clearTimeout(timer);
         signal?.removeEventListener('abort', onAbort);
-        const index = this.#accepting.indexOf(take);
+        const index = this.#accepting.indexOf(waiting);
         if (index !== -1) this.#accepting.splice(index, 1);
         act();
       };
-      const take = (connection: EndpointConnection): void => settle(() => resolve(connection));
+      const waiting = {
+        take: (connection: EndpointConnection): void => settle(() => resolve(connection)),
+        fail: (): void => settle(() => reject(closed())),
+      };
       const onAbort = (): void => settle(() => reject(signal?.reason as Error));
       const timer = setTimeout(() => settle(() => reject(this.#nobodyCame(timeoutMs))), timeoutMs);
       signal?.addEventListener('abort', onAbort);
-      this.#accepting.push(take);
+      this.#accepting.push(waiting);
     });
   }
 
@@ -315,8 +318,9 @@ export class Endpoint implements AsyncDisposable {
 
   async #close(): Promise<void> {
     this.#listener?.close();
+    for (const { fail } of this.#accepting.splice(0)) fail();
     for (const connection of this.#connections.values()) await connection.close();
-    this.#stop.abort(new WeftlineError('WL_CLOSED', 'The endpoint was closed'));
+    this.#stop.abort(closed());
     await this.agent.close();
     await this.device?.close();
   }
@@ -355,7 +359,7 @@ export class Endpoint implements AsyncDisposable {
     });
     const waiting = this.#accepting[0];
     if (waiting === undefined) this.#arrived.push(connection);
-    else waiting(connection);
+    else waiting.take(connection);
   }
 
   #nobodyCame(timeoutMs: number): WeftlineError {
@@ -438,8 +442,12 @@ export class Endpoint implements AsyncDisposable {
   }
 
   #checkOpen(): void {
-    if (this.#closing !== undefined) throw new WeftlineError('WL_CLOSED', 'The endpoint was closed');
+    if (this.#closing !== undefined) throw closed();
   }
+}
+
+function closed(): WeftlineError {
+  return new WeftlineError('WL_CLOSED', 'The endpoint was closed');
 }
 
 function lost({ peer, ip }: EndpointConnection, farewell: boolean): WeftlineError {

@@ -196,9 +196,10 @@ export class LanePosts {
 
   #fill(kind: number, part: LocalPart): void {
     requireRegion(part);
-    const { region, offset = 0, bytes = region.bytes.length - offset, flow = 0 } = part;
+    const { region, offset = 0, flow = 0 } = part;
     checkHeld('flow', flow, MAX_WORD);
     checkHeld('offset', offset, Number.MAX_SAFE_INTEGER);
+    const { bytes = region.bytes.length - offset } = part;
     // An offset behind the region's end fails here as well, as it is then the mistake.
     if (bytes !== region.bytes.length - offset) checkHeld('bytes', bytes, Number.MAX_SAFE_INTEGER);
     const { command } = this.slots;

@@ -1,6 +1,6 @@
 // Accepts connections: hands out those whose callers have proven themselves, and counts the rest.
 import { checkOptions } from '../../core/check-options.ts';
-import { checkTimeout, type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
+import { checkSignal, checkTimeout, type WaitOptions, waitOptionNames } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
 import { MeetingListener, type MeetingListenerOptions } from '../../meeting/listener.ts';
@@ -54,6 +54,7 @@ export class TransportListener implements Disposable {
     checkOptions(options, waitOptionNames, 'options of accept');
     const { timeoutMs = this.#timeoutMs, signal } = options;
     checkTimeout(timeoutMs);
+    checkSignal(signal);
     const ready = this.#takeReady();
     if (ready !== undefined) return ready;
     if (this.#isClosed) throw closed();

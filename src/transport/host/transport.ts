@@ -1,11 +1,19 @@
 // The transport as a program uses it: registered memory, connections made and accepted, the ends of requests.
 import { hostname } from 'node:os';
 import { setTimeout } from 'node:timers/promises';
-import { checkOptions, type OptionNames } from '../../core/check-options.ts';
-import { callWaitNames, deadlineOf, type WaitOptions } from '../../core/deadline.ts';
-import { type EncodedError, WeftlineError } from '../../core/errors.ts';
+import { checkOptions, type OptionNames, requireFlag } from '../../core/check-options.ts';
+import {
+  callWaitNames,
+  checkSignal,
+  checkTimeout,
+  deadlineOf,
+  waitOptionNames,
+  type WaitOptions,
+} from '../../core/deadline.ts';
+import { type EncodedError, invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { log } from '../../core/log.ts';
 import { packageFile } from '../../core/package-file.ts';
+import { isPrintable } from '../../core/quote.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
 import { type Credentials, credentialsOf } from '../../meeting/credentials.ts';
 import { type Address, call, type DialWait } from '../../meeting/dial.ts';
@@ -70,6 +78,7 @@ export interface TransportListenOptions {
   readonly receive?: (hello: unknown) => IncomingConnection<Connection> | Promise<IncomingConnection<Connection>>;
 }
 
+const addressNames: OptionNames<Address> = { host: true, port: true };
 const transportOptionNames: OptionNames<TransportOptions> = { name: true, token: true, settings: true, wake: true };
 const connectOptionNames: OptionNames<TransportConnectOptions> = {
   ...callWaitNames,
@@ -99,6 +108,8 @@ export class Transport implements AsyncDisposable {
   readonly #regions = new Map<number, RegisteredMemory>();
   /** Memory that an engine may not have given back yet. */
   readonly #leaving = new Map<number, RegisteredMemory>();
+  /** Ends what is being connected. */
+  readonly #ending = new AbortController();
   #closing: Promise<void> | undefined;
 
   /**
@@ -107,6 +118,7 @@ export class Transport implements AsyncDisposable {
    */
   static async create(options: TransportOptions = {}): Promise<Transport> {
     checkOptions(options, transportOptionNames, 'options of Transport.create');
+    checkName(options.name);
     const settings = readSettings(options.settings);
     const rails = (await loadTransportIo(settings)).rails(settings);
     return new Transport(await openEngines(settings, options.wake), settings, { ...options, rails });
@@ -138,14 +150,17 @@ export class Transport implements AsyncDisposable {
    */
   async listen(address: Address, options: TransportListenOptions = {}): Promise<TransportListener> {
     this.#checkOpen();
+    checkOptions(requireAddress(address), addressNames, 'address of listen');
     checkOptions(options, listenOptionNames, 'options of listen');
+    const { receive } = options;
+    if (receive !== undefined && typeof receive !== 'function') throw invalidArgument('receive', receive, 'a function');
     const listener = await TransportListener.open({
-      target: requireAddress(address),
+      target: address,
       credentials: this.#credentials,
       settings: this.settings,
       silenceMs: this.settings.timeoutMs,
-      greet: (channel, opened) => this.#greetGuest(channel, opened, options.receive),
-      onClose: (closed) => this.#listeners.delete(closed),
+      greet: (channel, opened) => this.#greetGuest(channel, opened, receive),
+      onClose: (gone) => this.#listeners.delete(gone),
     });
     if (this.#closing !== undefined) listener.close();
     this.#checkOpen();
@@ -161,33 +176,43 @@ export class Transport implements AsyncDisposable {
    * @param options How long to try, and what to say in the hello.
    */
   async connect(address: Address, options: TransportConnectOptions = {}): Promise<Connection> {
+    this.#checkOpen();
+    checkOptions(requireAddress(address), addressNames, 'address of connect');
     checkOptions(options, connectOptionNames, 'options of connect');
-    const { hello, signal, who = 'transport' } = options;
+    requireFlag('retry', options.retry);
+    const { hello, who = 'transport' } = options;
+    const signals = [this.#ending.signal, ...(options.signal === undefined ? [] : [options.signal])];
+    const signal = AbortSignal.any(signals);
     const deadline = deadlineOf(options, this.settings.timeoutMs);
-    const reserved = await this.#lanes.reserve(this.engines);
+    const reserved = await this.#lanes.reserve(this.engines).catch((error: unknown) => {
+      signal.throwIfAborted();
+      throw error;
+    });
     try {
       const greeting = this.#greeting(reserved);
       const { channel, ...greeted } = await call(address, {
         ...options,
         deadline,
+        signal,
         who,
         hello: helloOf(this.#credentials),
         body: introduce(greeting, hello),
         silenceMs: this.settings.timeoutMs,
       });
       const abort = (): void => channel.hangUp();
-      signal?.addEventListener('abort', abort);
+      signal.addEventListener('abort', abort);
       try {
         return await this.#adopt(channel, await connectPeer(channel, greeted, greeting), reserved);
       } catch (error) {
         channel.hangUp();
-        signal?.throwIfAborted();
+        signal.throwIfAborted();
         throw error;
       } finally {
-        signal?.removeEventListener('abort', abort);
+        signal.removeEventListener('abort', abort);
       }
     } catch (error) {
-      await this.#lanes.unreserve(reserved);
+      // Engines that have ended hold no names.
+      await this.#lanes.unreserve(reserved).catch(() => {});
       throw error;
     }
   }
@@ -213,12 +238,19 @@ export class Transport implements AsyncDisposable {
   }
 
   async #release(number: number): Promise<void> {
+    if (this.#closing !== undefined) return this.#closing;
     const memory = this.#regions.get(number);
     // No message of it takes a turn from now on, but it must not be collected while an engine may still write to it.
     this.#regions.delete(number);
     if (memory !== undefined) this.#leaving.set(number, memory);
     // A device that still reads it is soon through, or is made to.
-    while ((await this.#group.callAll('release', number)).includes(false)) await setTimeout(1);
+    try {
+      while ((await this.#group.callAll('release', number)).includes(false)) await setTimeout(1);
+    } catch (error) {
+      // An engine that has ended uses no memory.
+      if (this.#closing === undefined) throw error;
+      return this.#closing;
+    }
     this.#leaving.delete(number);
   }
 
@@ -233,7 +265,9 @@ export class Transport implements AsyncDisposable {
   }
 
   /** `take` once the request has ended. Fails with WL_TIMEOUT, naming the peer; the request then stays pending. */
-  wait(request: RequestHandle, options?: WaitOptions): Promise<number> {
+  async wait(request: RequestHandle, options?: WaitOptions): Promise<number> {
+    if (options !== undefined) checkOptions(options, waitOptionNames, 'options of wait');
+    checkSignal(options?.signal);
     return this.#slots.wait(request, options);
   }
 
@@ -272,7 +306,7 @@ export class Transport implements AsyncDisposable {
 
   /** Lets packets move, blocking this thread for so many ms at most if none do; only of use without an engine thread. */
   progress(milliseconds = 0): void {
-    this.#group.progress(milliseconds);
+    this.#group.progress(checkTimeout(milliseconds));
   }
 
   /** Closes listeners and connections, ends the engine. Idempotent. */
@@ -286,10 +320,11 @@ export class Transport implements AsyncDisposable {
   }
 
   #checkOpen(): void {
-    if (this.#closing !== undefined) throw new WeftlineError('WL_CLOSED', 'The transport was closed');
+    if (this.#closing !== undefined) throw closed();
   }
 
   async #close(): Promise<void> {
+    this.#ending.abort(closed());
     for (const listener of this.#listeners) listener.close();
     await Promise.all([...new Set(this.#connections.values())].map((connection) => connection.close()));
     await this.#group.close();
@@ -379,7 +414,7 @@ export class Transport implements AsyncDisposable {
     log('transport', 'debug', `${this.name}: ${peerName} over ${ends.length} engines (${spread}), rails ${rails}`);
     if (this.#closing === undefined) return connection;
     await connection.close();
-    throw new WeftlineError('WL_CLOSED', 'The transport was closed');
+    throw closed();
   }
 
   #handle(event: HostEvent, engine: number): void {
@@ -396,6 +431,16 @@ export class Transport implements AsyncDisposable {
     if (code === 'WL_CLOSED') return;
     log('transport', 'reason' in details ? 'info' : 'warn', `${this.name}: ${message}`);
   }
+}
+
+function closed(): WeftlineError {
+  return new WeftlineError('WL_CLOSED', 'The transport was closed');
+}
+
+/** Fails with WL_INVALID_ARGUMENT: peers and logs show the name as it is. */
+function checkName(name: unknown): void {
+  if (name === undefined || (typeof name === 'string' && isPrintable(name))) return;
+  throw invalidArgument('name', name, 'a string without control or invisible characters');
 }
 
 /** Fails with WL_CONFIG for settings, with WL_UNSUPPORTED where system calls are missing. */

@@ -246,8 +246,8 @@ class MultipathBackend implements Backend<'multipath'> {
   }
 
   async connect(peer: BackendPeer, options: ConnectOptions): Promise<MultipathLink> {
-    const address = parseInfo(peer.connectionInfo);
-    if (address === undefined) throw new WeftlineError('WL_PROTOCOL', `${peer.name} published no address of multipath`);
+    const info = parseInfo(peer.connectionInfo);
+    if (info === undefined) throw new WeftlineError('WL_PROTOCOL', `${peer.name} published no address of multipath`);
     const transport = this.#transport;
     const messages = new MessageRing(peer.name);
     const messageRegion = await transport.register(messages.bytes, { write: true });
@@ -256,7 +256,10 @@ class MultipathBackend implements Backend<'multipath'> {
       const { agentName, incarnation } = this.#context;
       const { remoteRegion: region, remoteKey: key } = messageRegion.remote;
       const hello: Hello = { name: agentName, incarnation, expects: peer.incarnation, region, key };
-      connection = await transport.connect(address, { ...options, retry: false, hello, who: `agent ${peer.name}` });
+      connection = await transport.connect(
+        { host: info.host, port: info.port },
+        { ...options, retry: false, hello, who: `agent ${peer.name}` },
+      );
       const welcome = readWelcome(connection.hello, peer.name);
       if (welcome.incarnation !== peer.incarnation) throw restarted(peer.name, peer.incarnation, welcome.incarnation);
       const onClose = (closed: MultipathLink): void => void this.#links.delete(closed);
