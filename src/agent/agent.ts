@@ -1,6 +1,6 @@
 // A P2P agent: registers memory, tells peers of it, reads and writes theirs, notifies and is notified.
 import { randomBytes } from 'node:crypto';
-import { checkOptions, type OptionNames } from '../core/check-options.ts';
+import { checkOptions, type OptionNames, requireFlag } from '../core/check-options.ts';
 import { waitOptionNames, type WaitOptions } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { isLogged, log } from '../core/log.ts';
@@ -46,6 +46,9 @@ import { RemoteAgents, type RemoteMemory } from './remote-agent.ts';
 import { checkOperation, Transfer } from './transfer.ts';
 import { type Awaited, Waiter } from './waiting.ts';
 
+type BlockingFilter = NotificationFilter & { readonly timeoutMs?: number };
+
+const blockingNames: OptionNames<BlockingFilter> = { timeoutMs: true, from: true };
 const nextOptionNames: OptionNames<NotificationFilter & WaitOptions> = { ...waitOptionNames, from: true };
 
 /** An agent polls at least this often between waits, for events that no backend rings for. */
@@ -86,6 +89,7 @@ export class Agent implements AsyncDisposable {
   static async create(name: string, options: AgentOptions = {}): Promise<Agent> {
     checkAgentName(name, (why) => new WeftlineError('WL_INVALID_ARGUMENT', `Invalid name ${quote(name)}: ${why}`));
     checkOptions(options, agentOptionNames, 'options of Agent.create');
+    requireFlag('ownThread', options.ownThread);
     const settings = readSettings(options.settings);
     startTracing(settings);
     // join() has started them in a rank.
@@ -175,6 +179,7 @@ export class Agent implements AsyncDisposable {
     this.#checkOpen();
     checkOptions(options, metadataOptionNames, 'options of localMetadata');
     const { regions, withdrawn = [], connections = true } = options;
+    requireFlag('connections', connections);
     return encodeMetadata({
       name: this.name,
       incarnation: this.incarnation,
@@ -239,6 +244,7 @@ export class Agent implements AsyncDisposable {
     checkOptions(options, prepareOptionNames, 'options of prepare');
     const { operation, local, remote, merge = true } = options;
     checkOperation(operation);
+    requireFlag('merge', merge);
     const peer = this.#remotes.get(options.peer, this.name);
     const planned = this.#links.plan(peer, { local, remote }, merge);
     const wait = this.#links.waitOf(options);
@@ -324,8 +330,8 @@ export class Agent implements AsyncDisposable {
   }
 
   /** nextNotification(), but blocks this thread. */
-  nextNotificationBlocking(options: NotificationFilter & { readonly timeoutMs?: number } = {}): Notification {
-    checkOptions(options, nextOptionNames, 'options of nextNotificationBlocking');
+  nextNotificationBlocking(options: BlockingFilter = {}): Notification {
+    checkOptions(options, blockingNames, 'options of nextNotificationBlocking');
     const next = new NextNotification(this.#notifications, options, this.name);
     this.#waiter.waitBlocking(next, options.timeoutMs);
     return next.found as Notification;

@@ -1,6 +1,7 @@
 // The backends of one agent: created together, looked at together, closed together.
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { requirePackageFiles } from '../core/package-file.ts';
+import { quote } from '../core/quote.ts';
 import type { BackendContext } from './backend.ts';
 import {
   type BackendName,
@@ -28,7 +29,10 @@ export class BackendSet {
     }
     for (const name of names ?? []) {
       if (backendNames.includes(name)) continue;
-      throw new WeftlineError('WL_UNSUPPORTED', `There is no backend ${name}: known are ${backendNames.join(', ')}`);
+      throw new WeftlineError(
+        'WL_UNSUPPORTED',
+        `There is no backend ${quote(name)}: known are ${backendNames.join(', ')}`,
+      );
     }
     const wanted = backendNames.filter((name) => (names ?? backendNames).includes(name));
     const backends: NamedBackend[] = [];

@@ -60,7 +60,7 @@ export class DescriptorList {
   readonly bytes: number;
 
   /** A part of registered memory; all of it by default. */
-  static of(memory: Addressed, offset = 0, bytes: number = lengthOf(memory) - offset): DescriptorList {
+  static of(memory: Addressed, offset = 0, bytes: number = restOf(memory, offset)): DescriptorList {
     checkPart(memory, offset, bytes);
     return new DescriptorList(memory.kind, Float64Array.of(memory.address + offset), Float64Array.of(bytes));
   }
@@ -223,9 +223,10 @@ function requireMemory(memory: unknown): void {
   throw invalidArgument('memory', memory, 'what register() or allocate() returned, or remoteMemory() lists');
 }
 
-function lengthOf(memory: Addressed): number {
+/** Bytes from `offset` on; NaN, which is no size, for an offset that is no number: a bigint would fail with an error of its own. */
+export function restOf(memory: Addressed, offset: number): number {
   requireMemory(memory);
-  return memory.length;
+  return typeof offset === 'number' ? memory.length - offset : Number.NaN;
 }
 
 /** The sum of all ranges' bytes. `fail` makes the error for the first range that is wrong. */

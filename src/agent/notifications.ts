@@ -1,5 +1,6 @@
 // Notifications that have come and wait to be taken, oldest first; how many bytes of a peer may wait.
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
+import { printable } from '../core/quote.ts';
 import { MAX_NOTIFICATION_BYTES } from './backend.ts';
 import type { Awaited } from './waiting.ts';
 
@@ -137,7 +138,7 @@ export class NextNotification implements Awaited {
 
   describe(): string {
     const { from } = this.#filter;
-    return `No notification came to agent ${this.#agent}${from === undefined ? '' : ` from agent ${from}`}`;
+    return `No notification came to agent ${this.#agent}${from === undefined ? '' : ` from agent ${printable(from)}`}`;
   }
 
   missing(): { readonly peers: readonly string[] } {

@@ -3,6 +3,7 @@ import { checkOptions, type OptionNames } from '../core/check-options.ts';
 import { type CallWait, deadlineOf } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { isLogged, log } from '../core/log.ts';
+import { quote } from '../core/quote.ts';
 import type { FileProbe } from '../native/file-probe.ts';
 import { type HostInterface, hostInterfaces, planRails } from '../rails/rail-list.ts';
 import type { RailState } from '../transport/index.ts';
@@ -203,7 +204,8 @@ function chooseBackend(options: ChoiceOptions): NamedBackend {
   if (found !== undefined) return found;
   const reasons = verdicts.map(({ backend, why }) => `${backend}: ${why}`);
   const { forced, peer } = options;
-  if (reasons.length === 0) reasons.push(`this agent has no backend ${forced ?? 'at all'}`);
+  if (reasons.length === 0)
+    reasons.push(`this agent has no backend ${forced === undefined ? 'at all' : quote(forced)}`);
   throw new WeftlineError('WL_UNSUPPORTED', `No backend can carry this to agent ${peer.name}: ${reasons.join('; ')}`, {
     details: { peer: peer.name, verdicts },
   });

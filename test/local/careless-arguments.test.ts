@@ -130,6 +130,69 @@ test('an agent takes a text as its name, and bytes or a text as a message', asyn
   assert.deepEqual([...(await b.nextNotification()).message], [0x37]);
 });
 
+test('an agent takes names, flags and signals of the kind that it says', async () => {
+  for (const name of ['\u001b[31mred', Symbol('name'), Object.create(null)]) {
+    await assert.rejects(Agent.create('a', { backends: as([name]) }), {
+      code: 'WL_UNSUPPORTED',
+      message: /^There is no backend ("\\u001b\[31mred"|Symbol\(name\)|\{\}|\[object Symbol\]): known are/,
+    });
+  }
+  await assert.rejects(Agent.create('a', { ownThread: as('yes'), backends: ['local'] }), invalid);
+  await using a = await Agent.create('a', { settings, backends: ['local'] });
+  await using b = await Agent.create('b', { settings, backends: ['local'] });
+  const memory = await b.allocate(64);
+  await a.loadRemoteMetadata(b.localMetadata());
+  const lists = { local: DescriptorList.of(await a.allocate(64)), remote: DescriptorList.of(a.remoteMemory('b')[0]!) };
+  await assert.rejects(a.prepare({ operation: 'read', peer: 'b', ...lists, merge: as(1) }), invalid);
+  assert.throws(() => b.localMetadata({ regions: [memory], connections: as('no') }), invalid);
+  await assert.rejects(a.connect('b', { backend: as('\u001b[31mred') }), {
+    code: 'WL_UNSUPPORTED',
+    message: /no backend "\\u001b\[31mred"$/,
+  });
+  for (const from of [null, 7, {}, Symbol('b')]) {
+    await assert.rejects(a.nextNotification({ from: as(from) }), invalid);
+    assert.throws(() => a.nextNotificationBlocking({ from: as(from) }), invalid);
+  }
+  await assert.rejects(a.nextNotification({ from: '\u001b[31mred', timeoutMs: 0 }), {
+    code: 'WL_TIMEOUT',
+    message: 'No notification came to agent a from agent \\u001b[31mred within 0 ms',
+  });
+  for (const signal of [null, {}, 'abort']) {
+    await assert.rejects(a.nextNotification({ signal: as(signal) }), invalid);
+    assert.throws(() => a.nextNotificationBlocking(as({ signal })), invalid);
+  }
+});
+
+test('a transport takes names, flags, offsets and options of the kind that it says', async () => {
+  for (const name of [null, 7, Symbol('name'), '\u001b[31mred']) {
+    await assert.rejects(Transport.create({ name: as(name) }), { ...invalid, message: /^Invalid name: / });
+  }
+  await using transport = await Transport.create({ settings });
+  await assert.rejects(transport.listen(as({ host, port: 0, fd: 0 })), { ...invalid, message: /got "fd"/ });
+  await assert.rejects(transport.listen({ host, port: 0 }, { receive: as('all') }), invalid);
+  using listener = await transport.listen({ host, port: 0 });
+  const { port } = listener;
+  await assert.rejects(transport.connect(as({ host, port, timeoutMs: 5 })), { ...invalid, message: /got "timeoutMs"/ });
+  await assert.rejects(transport.connect({ host, port }, { retry: as('no') }), invalid);
+  await assert.rejects(transport.connect({ host: '\u001b[31mred', port }), {
+    ...invalid,
+    message: /"\\u001b\[31mred"$/,
+  });
+  await using connection = await transport.connect({ host, port });
+  const region = await transport.register(new Uint8Array(64), { write: true });
+  for (const offset of [1n, Symbol('offset'), Object.create(null)]) {
+    assert.throws(() => connection.send({ region, offset: as(offset) }), { ...invalid, message: /^Invalid offset: / });
+    assert.throws(() => connection.write({ region, ...region.remote, offset: as(offset) }), invalid);
+  }
+  for (const options of [null, 7, { timeout: 5 }, { signal: {} }]) {
+    await assert.rejects(transport.wait(connection.flush(), as(options)), invalid);
+  }
+  for (const signal of [null, {}]) await assert.rejects(listener.accept({ signal: as(signal) }), invalid);
+  for (const milliseconds of [Number.POSITIVE_INFINITY, Number.NaN, -1, 1n]) {
+    assert.throws(() => transport.progress(as(milliseconds)), invalid);
+  }
+});
+
 test('a transport that was closed listens no more', async () => {
   const transport = await Transport.create({ settings });
   const begun = assert.rejects(transport.listen({ host, port: 0 }), { code: 'WL_CLOSED' });
@@ -174,9 +237,9 @@ test('what an agent or a transport made ends with it, and can be closed after it
     const [one, other] = [await agent.allocate(8), await agent.register(new Uint8Array(8))];
     await Promise.all([one.close(), agent.close(), agent.close()]);
     for (const memory of [one, other, other]) await memory.close();
-    const gone = { code: 'WL_CLOSED', message: 'Agent a was closed' };
+    const closed = { code: 'WL_CLOSED', message: 'Agent a was closed' };
     for (const call of ['connect', 'explain', 'forget', 'notify', 'remoteMemory'] as const) {
-      await assert.rejects(async () => agent[call]('b', as(call === 'notify' ? 'text' : undefined)), gone);
+      await assert.rejects(async () => agent[call]('b', as(call === 'notify' ? 'text' : undefined)), closed);
     }
   }
   // The close meets each stage of a connect: before its engine has answered, and while it tries again and again.
@@ -343,6 +406,9 @@ test('lists of descriptors are made of registered memory and of each other', asy
   await using agent = await Agent.create('a', { settings, backends: ['multipath'] });
   const memory = await agent.allocate(64);
   const list = DescriptorList.of(memory);
+  for (const offset of [1n, Symbol('offset'), Object.create(null)]) {
+    assert.throws(() => DescriptorList.of(memory, as(offset)), { ...invalid, message: /^Invalid range: / });
+  }
   for (const value of [undefined, null, {}, 7, [], new Uint8Array(8)]) {
     const wrong = as(value);
     const named = { ...invalid, message: /memory: expected what register\(\) or allocate\(\) returned/ };

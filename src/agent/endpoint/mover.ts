@@ -5,7 +5,7 @@ import { type WaitFacts, whileWaiting } from '../../core/waits.ts';
 import type { Agent } from '../agent.ts';
 import type { TransferOperation } from '../backend.ts';
 import type { BackendName } from '../backends/backend-table.ts';
-import { checkPart, DescriptorList } from '../descriptors.ts';
+import { checkPart, DescriptorList, restOf } from '../descriptors.ts';
 import type { Registration } from '../registration.ts';
 import type { Transfer } from '../transfer.ts';
 
@@ -216,15 +216,15 @@ export function listOf(parts: EndpointParts): DescriptorList {
   if (typeof parts !== 'object' || parts === null) throw invalidArgument('parts', parts, 'a part, or a list of them');
   const list = 'region' in parts ? [parts] : parts;
   const kind = list[0]?.region?.kind;
-  if (kind === undefined) throw invalidArgument('parts', parts, 'at least one');
+  if (kind === undefined) throw invalidArgument('parts', parts, 'at least one { region, offset, bytes }');
   const addresses = new Float64Array(list.length);
   const lengths = new Float64Array(list.length);
   let at = 0;
   for (const part of list) {
     checkOptions(part, localPartNames, 'part');
-    const { region, offset = 0, bytes = region.length - offset } = part;
-    if (region.kind !== kind) throw invalidArgument('parts', region.kind, `ranges of ${kind} memory`);
+    const { region, offset = 0, bytes = restOf(region, offset) } = part;
     checkPart(region, offset, bytes);
+    if (region.kind !== kind) throw invalidArgument('parts', region.kind, `ranges of ${kind} memory`);
     addresses[at] = region.address + offset;
     lengths[at] = bytes;
     at++;
