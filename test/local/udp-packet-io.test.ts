@@ -52,9 +52,6 @@ function burst(fields: Partial<Burst>): Burst {
     payloadOffset: 0,
     payloadBytes: 0,
     lastPayloadBytes: 0,
-    ranges: undefined,
-    firstRange: 0,
-    endRange: 0,
     urgent: false,
     ...fields,
   };

@@ -2,17 +2,21 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import fc from '../support/fast-check.ts';
+import { alignUp } from '#lib/abi/layout.js';
+import { CRC32C_START, crc32cEnd, crc32cUpdate } from '#lib/transport/wire/crc32c.js';
 import {
   ackHeader,
+  CHUNK_BYTES,
+  chunkPlace,
   controlHeader,
   controlRecord,
   DATA_HEADER_BYTES,
   dataHeader,
+  LANDING_BYTES,
   packetFlags,
   packetKinds,
   packetPrefix,
-  SCATTER_ENTRY_BYTES,
-  scatterEntry,
+  PLACE_BYTES,
   TRANSPORT_VERSION,
 } from '#lib/transport/wire/packet-layout.js';
 import { isEnded, Loopback, pattern } from '../unit/transport/support/loopback.js';
@@ -57,13 +61,13 @@ function mostly(values: readonly number[]): fc.Arbitrary<number> {
 
 const packetOf = fc.record({
   kind: mostly(Object.values(packetKinds)),
-  flags: fc.integer({ min: 0, max: 1023 }),
+  flags: fc.integer({ min: 0, max: 2047 }),
   path: mostly([0, 1, 3]),
   authentic: fc.boolean(),
   words: fc.array(mostly([0, 1, 2, 8, 31, 32, 100, 2000, 4000, 4096]), { minLength: 16, maxLength: 16 }),
   target: fc.nat(5),
   body: fc.uint8Array({ maxLength: 300 }),
-  /** Where scattered bytes are said to belong: base, length. */
+  /** Where bytes of a chunk are said to belong: base, length. */
   places: fc.array(fc.tuple(mostly([0, 1, 4000, 4095, 4096]), fc.constantFrom(0, 1, 8, 96, 97, 60_000)), {
     maxLength: 4,
   }),
@@ -79,14 +83,45 @@ function headerBytes(kind: number): number {
   return kind === packetKinds.control ? controlHeader.size : DATA_HEADER_BYTES;
 }
 
+/** Chunks that were built last, by number. */
+const built = new Map<number, { readonly places: number; readonly bytes: number; readonly checksum: number }>();
+
+/** A part of a chunk that lands at its beginning; or an order to scatter that chunk, all of which fits together. */
+function makeChunkHonest(
+  view: DataView,
+  { packet, places, bytes }: { readonly packet: Packet; readonly places: number; readonly bytes: number },
+): void {
+  const { offset } = dataHeader;
+  const chunk = packet.target % 2;
+  const isChunk = (packet.flags & packetFlags.chunk) !== 0;
+  const order = built.get(chunk);
+  if (!isChunk && ((packet.flags & packetFlags.scatter) === 0 || order === undefined)) return;
+  view.setUint16(offset.baseHigh, 0, true);
+  view.setUint8(offset.messageBytesHigh, 0);
+  view.setUint8(offset.offsetHigh, isChunk ? 0 : chunk);
+  if (isChunk) {
+    const end = DATA_HEADER_BYTES + places * PLACE_BYTES;
+    built.set(chunk, { places, bytes, checksum: crc32cEnd(crc32cUpdate(CRC32C_START, view, DATA_HEADER_BYTES, end)) });
+    view.setUint32(offset.offset, chunk * CHUNK_BYTES, true);
+    view.setUint32(offset.messageBytes, LANDING_BYTES, true);
+    view.setUint32(offset.base, 0, true);
+    view.setUint32(offset.targetKey, 0, true);
+  } else if (order !== undefined) {
+    view.setInt32(offset.offset, order.checksum, true);
+    view.setUint32(offset.messageBytes, order.bytes, true);
+    view.setUint32(offset.base, order.places, true);
+  }
+}
+
 function build(packet: Packet, id: number, targets: readonly (readonly [number, number])[]): Uint8Array {
   const size = headerBytes(packet.kind);
-  const isScattered = size === DATA_HEADER_BYTES && (packet.flags & packetFlags.scatter) !== 0;
-  const places = isScattered ? packet.places : [];
+  const isData = size === DATA_HEADER_BYTES;
+  const isChunk = isData && (packet.flags & packetFlags.chunk) !== 0;
+  const places = isChunk ? packet.places : [];
   // Half of the time, what the places say is what there is.
-  const said = places.reduce((sum, [, length]) => sum + length, 0);
-  const body = isScattered && packet.honestLength && said < 400 ? new Uint8Array(said).fill(1) : packet.body;
-  const head = places.length * SCATTER_ENTRY_BYTES;
+  const said = places.reduce((sum, [, length]) => sum + alignUp(length, 8), 0);
+  const body = isChunk && packet.honestLength && said < 400 ? new Uint8Array(said).fill(1) : packet.body;
+  const head = places.length * PLACE_BYTES;
   const bytes = new Uint8Array(size + head + body.length);
   const view = new DataView(bytes.buffer);
   packet.words.forEach((word, index) => {
@@ -94,8 +129,8 @@ function build(packet: Packet, id: number, targets: readonly (readonly [number, 
   });
   bytes.set(body, size + head);
   places.forEach(([base, length], index) => {
-    view.setUint32(size + index * SCATTER_ENTRY_BYTES + scatterEntry.offset.base, base, true);
-    view.setUint16(size + index * SCATTER_ENTRY_BYTES + scatterEntry.offset.length, length, true);
+    view.setUint32(size + index * PLACE_BYTES + chunkPlace.offset.base, base, true);
+    view.setUint16(size + index * PLACE_BYTES + chunkPlace.offset.length, length, true);
   });
   const at = packetPrefix.offset;
   view.setUint8(at.version, TRANSPORT_VERSION);
@@ -105,12 +140,13 @@ function build(packet: Packet, id: number, targets: readonly (readonly [number, 
   view.setBigUint64(at.secretLow, packet.authentic ? SECRET : SECRET ^ 1n, true);
   view.setUint16(at.path, packet.path & 0xffff, true);
   if (packet.honestLength) view.setUint16(at.length, head + body.length, true);
-  if (places.length > 0 && packet.honestLength) view.setUint32(dataHeader.offset.base, places.length, true);
   if (size === DATA_HEADER_BYTES) {
     const [target, key] = targets[packet.target % targets.length] as readonly [number, number];
     view.setUint32(36, target, true);
     view.setUint32(40, key, true);
   }
+  if (isData && packet.honestLength)
+    makeChunkHonest(view, { packet, places: places.length, bytes: head + body.length });
   if (packet.kind === packetKinds.control)
     view.setUint16(28, Math.floor(packet.body.length / controlRecord.size), true);
   return packet.cut === null ? bytes : bytes.subarray(0, packet.cut);

@@ -2,9 +2,9 @@
 import { type ErrorCode, WeftlineError } from '../../core/errors.ts';
 import { seededRandom } from '../../core/seeded-random.ts';
 import { settingsTable } from '../../settings/settings.ts';
-import { longestScattered, RangeList } from '../../transport/send/range-list.ts';
+import { MAX_RANGE_BYTES, RangeList } from '../../transport/send/range-list.ts';
 import type { Region } from '../../transport/engine/region.ts';
-import type { RemoteRange } from '../../transport/engine/transport-engine.ts';
+import type { RemoteRange, ScatterOptions } from '../../transport/engine/transport-engine.ts';
 import type { LaneConnection, RequestEnd, SimulatedHost } from './simulated-host.ts';
 import type { Cancellation, Closing, Scenario, ScenarioOperation } from './scenario.ts';
 import { type RunEnd, Simulation } from './simulation.ts';
@@ -564,7 +564,7 @@ function beginOperation(running: RunningOperation): { readonly role: Role; reado
     case 'write':
       return { role: 'write', handle: write(running, source, target) };
     case 'read':
-      return { role: 'read', handle: nearEnd.read({ ...target, ...remote(source, operation.badKey), flow }) };
+      return { role: 'read', handle: read(running, source, target) };
     case 'signal':
       return { role: 'signal', handle: nearEnd.signal({ ...remote(target, false), add: operation.add, flow }) };
     case 'flush':
@@ -574,22 +574,40 @@ function beginOperation(running: RunningOperation): { readonly role: Role; reado
 }
 
 /** Writes one range, or, every other time, many small ones, the last one first. */
-function write({ index, operation, nearEnd }: RunningOperation, source: BufferRange, target: BufferRange): number {
-  const { flow } = operation;
+function write(running: RunningOperation, source: BufferRange, target: BufferRange): number {
+  const { operation, nearEnd } = running;
   const place = remote(target, 'badKey' in operation && operation.badKey);
-  const { bytes } = source;
-  if (index % 2 === 0 || bytes === 0) return nearEnd.write({ ...source, ...place, flow });
-  const longest = longestScattered(nearEnd.payloadBytes);
-  const length = 1 + ((index * 37) % Math.min(longest, bytes));
+  if (!goesInChunks(running, source)) return nearEnd.write({ ...source, ...place, flow: operation.flow });
+  return nearEnd.scatter(smallRanges(running, source, place));
+}
+
+/** The same for reads. */
+function read(running: RunningOperation, source: BufferRange, target: BufferRange): number {
+  const { operation, nearEnd } = running;
+  const place = remote(source, 'badKey' in operation && operation.badKey);
+  if (!goesInChunks(running, target)) return nearEnd.read({ ...target, ...place, flow: operation.flow });
+  return nearEnd.gather(smallRanges(running, target, place));
+}
+
+function goesInChunks({ index }: RunningOperation, { bytes }: BufferRange): boolean {
+  return index % 2 === 1 && bytes > 0;
+}
+
+/** Ranges of one length between a range here and one at the peer. */
+function smallRanges(
+  { index, operation: { flow } }: RunningOperation,
+  { region, offset, bytes }: BufferRange,
+  { remoteRegion, remoteKey, remoteOffset }: RemoteRange,
+): ScatterOptions {
+  const length = 1 + ((index * 37) % Math.min(MAX_RANGE_BYTES, bytes));
   const count = Math.ceil(bytes / length);
   const starts = Float64Array.from({ length: count }, (_, at) => (count - 1 - at) * length);
   const ranges = new RangeList({
-    sources: starts.map((start) => source.offset + start),
-    targets: starts.map((start) => target.offset + start),
+    sources: starts.map((start) => offset + start),
+    targets: starts.map((start) => remoteOffset + start),
     lengths: starts.map((start) => Math.min(length, bytes - start)),
   });
-  const { remoteRegion, remoteKey } = place;
-  return nearEnd.scatter({ region: source.region, ranges, remoteRegion, remoteKey, flow });
+  return { region, ranges, remoteRegion, remoteKey, flow };
 }
 
 /** Posts the request of the far end of a message. */

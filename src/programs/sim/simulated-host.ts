@@ -487,12 +487,20 @@ export class LaneConnection {
 
   /** Small ranges stay on the home lane. */
   scatter(options: ScatterOptions): number {
+    return this.#chunked(options, (connection, region) => connection.scatter({ ...options, region }));
+  }
+
+  gather(options: ScatterOptions): number {
+    return this.#chunked(options, (connection, region) => connection.gather({ ...options, region }));
+  }
+
+  #chunked(
+    { region, flow = 0 }: ScatterOptions,
+    post: (connection: TransportConnection, region: Region) => EngineHandle,
+  ): number {
     this.#check();
-    this.#choice.refused(this.#choice.flow(options.flow ?? 0), 0);
-    return this.#post(options.region, () => ({
-      gate: NONE,
-      post: (connection, region) => connection.scatter({ ...options, region }),
-    }));
+    this.#choice.refused(this.#choice.flow(flow), 0);
+    return this.#post(region, () => ({ gate: NONE, post }));
   }
 
   signal(options: SignalOptions): number {

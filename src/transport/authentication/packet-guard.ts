@@ -5,7 +5,6 @@ import { WeftlineError } from '../../core/errors.ts';
 import { type CpuKernels, instantiateKernelsNow, wasm, type WasmMemory } from '../../device/cpu/kernels.ts';
 import type { Region } from '../engine/region.ts';
 import type { Burst, PacketIo } from '../io/packet-io.ts';
-import type { RangeList } from '../send/range-list.ts';
 import { authenticPrefix } from '../wire/packet-layout.ts';
 import { packetKey } from '../../abi/cpu-kernels.ts';
 
@@ -42,12 +41,9 @@ export class PacketGuard {
     const number = this.#number;
     this.#number = number + count;
     this.#copyHeaders(burst, words, number);
-    let headBytes = headerBytes;
     let payloadBytes = 0;
     let lastBytes = 0;
-    if (burst.ranges !== undefined) {
-      headBytes += memory.gather(burst, heads + headerBytes);
-    } else if (region !== undefined) {
+    if (region !== undefined) {
       payloadBytes = burst.payloadBytes;
       lastBytes = burst.lastPayloadBytes;
       const from = burst.payloadOffset;
@@ -62,7 +58,7 @@ export class PacketGuard {
     memory.kernels.tagPackets(
       this.#outgoing,
       heads,
-      headBytes,
+      headerBytes,
       body,
       payloadBytes,
       lastBytes,
@@ -273,20 +269,6 @@ export class TagMemory {
     }
     let at = address;
     for (let index = from; index < to; index++) bytes[at++] = source[index]!;
-  }
-
-  /** Copies the ranges of a scattered write, one behind the other, to an address. Returns how many bytes they have. */
-  gather(burst: Burst, address: number): number {
-    const { sources, lengths } = burst.ranges as RangeList;
-    const { bytes } = burst.region as Region;
-    let to = address;
-    for (let index = burst.firstRange; index < burst.endRange; index++) {
-      const from = sources[index]!;
-      const length = lengths[index]!;
-      this.copy(bytes, from, from + length, to);
-      to += length;
-    }
-    return to - address;
   }
 
   #growTo(bytes: number): void {

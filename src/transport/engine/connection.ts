@@ -6,20 +6,23 @@ import {
   controlKinds,
   DATA_HEADER_BYTES,
   failReasons,
+  LANDING_BYTES,
   MAX_FLOWS,
   MAX_MESSAGE_BYTES,
   MAX_PATHS,
+  PLACE_BYTES,
 } from '../wire/packet-layout.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { PACKET_KEY_BYTES, PacketGuard, type PacketKeys } from '../authentication/packet-guard.ts';
 import { ControlLog } from '../control/control-log.ts';
 import { PathTable } from '../paths/path-table.ts';
 import { MAX_ECHOES, RECEIVE_WINDOW_SEGMENTS, ReceiveSide } from '../receive/receive-side.ts';
-import { MAX_RANGES, RANGE_STRIDE } from '../send/range-list.ts';
+import { MAX_RANGE_BYTES, type RangeList } from '../send/range-list.ts';
+import { ChunkSender } from '../send/chunk-sender.ts';
 import { SPECULATIVE_BYTES } from '../send/receiver-credits.ts';
 import { NO_SLOT, SendSide } from '../send/send-side.ts';
 import type { EngineCore } from './engine-core.ts';
-import type { RegionTable } from './region.ts';
+import type { Region, RegionTable } from './region.ts';
 import { peerFailure, type Request, type RequestKind, type RequestOwner } from './request.ts';
 import type {
   ConnectionOptions,
@@ -151,13 +154,23 @@ export class Connection implements TransportConnection, RequestOwner {
   }
 
   scatter(options: ScatterOptions): EngineHandle {
+    return this.#chunked('write', options, options.ranges.chunkBytes);
+  }
+
+  gather(options: ScatterOptions): EngineHandle {
+    return this.#chunked('read', options, options.ranges.count * PLACE_BYTES);
+  }
+
+  /** A request whose `bytes` go in chunks. */
+  #chunked(kind: 'read' | 'write', options: ScatterOptions, bytes: number): EngineHandle {
     checkScatter(this.engine.regions, options);
-    const request = this.#openWithout('write', options.flow ?? 0);
+    this.openChunks();
+    const request = this.#openWithout(kind, options.flow ?? 0);
     request.region = options.region;
     request.ranges = options.ranges;
     request.nextRange = options.ranges.first;
-    request.rangePosition = 0;
-    request.bytes = options.ranges.bytes;
+    request.nextAnswer = options.ranges.first;
+    request.bytes = bytes;
     request.target = options.remoteRegion;
     request.targetKey = options.remoteKey;
     this.send.enqueue(this.send.flow(request.flow).operations, request);
@@ -304,6 +317,45 @@ export class Connection implements TransportConnection, RequestOwner {
     this.life.addPending();
     this.wake();
     return request;
+  }
+
+  /**
+   * Answers request `target` of the peer with a part of a region, or with many ranges of it. There must be room for a request,
+   * and memory for chunks if there are ranges.
+   */
+  reply(
+    flow: number,
+    region: Region,
+    { target, offset = 0, bytes = 0, ranges }: { target: number; offset?: number; bytes?: number; ranges?: RangeList },
+  ): void {
+    const reply = this.engine.requests.open('reply', this);
+    reply.flow = flow;
+    reply.region = region;
+    reply.offset = offset;
+    reply.bytes = ranges?.chunkBytes ?? bytes;
+    reply.ranges = ranges;
+    reply.nextRange = 0;
+    reply.target = target;
+    reply.base = 0;
+    this.send.replyCount++;
+    this.life.addPending();
+    this.send.enqueue(this.send.flow(flow).replies, reply);
+  }
+
+  /** Makes memory for chunks, if there is none yet. Fails with WL_CAPACITY where a device has no room for more memory. */
+  openChunks(): void {
+    if (this.send.chunks !== undefined) return;
+    const { io } = this.engine.outbox;
+    const memory = new Uint8Array(new SharedArrayBuffer(LANDING_BYTES));
+    const chunks = new ChunkSender(memory, io.addressOf?.(memory) ?? 0);
+    io.adopt?.(chunks.region);
+    this.send.chunks = chunks;
+  }
+
+  /** Long over: nothing reads its memory any more. */
+  retire(): void {
+    this.guard?.close();
+    if (this.send.chunks !== undefined) this.engine.outbox.io.abandon?.(this.send.chunks.region);
   }
 
   /** A message that was sent before its receive was announced is taken back. */
@@ -464,8 +516,7 @@ function checkScatter(regions: RegionTable, options: ScatterOptions): void {
   checkRemote({ remoteRegion, remoteKey, remoteOffset: 0 });
   if (!regions.isRegistered(region)) throw invalidArgument('region', region, 'a region registered with this engine');
   requireWhole('ranges.sourceEnd', ranges.sourceEnd, 0, region.bytes.byteLength);
-  requireWhole('ranges.longest', ranges.longest, 0, RANGE_STRIDE - 1);
-  requireWhole('ranges.end', ranges.end, 0, MAX_RANGES);
+  requireWhole('ranges.longest', ranges.longest, 0, MAX_RANGE_BYTES);
 }
 
 function checkSignal(options: SignalOptions): void {

@@ -298,7 +298,7 @@ export class Engine implements TransportEngine, EngineCore {
   #retire(): void {
     for (const connection of this.#connections.filter(isOver, this)) {
       const slot = connection.id % MAX_CONNECTIONS;
-      connection.guard?.close();
+      connection.retire();
       this.#slots[slot] = undefined;
       this.#freeSlots.push(slot);
     }

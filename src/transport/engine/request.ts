@@ -12,6 +12,9 @@ export type RequestKind = 'receive' | 'send' | 'write' | 'read' | 'reply' | 'sig
 const SLOT_BITS = 16;
 const MAX_REQUESTS = 2 ** SLOT_BITS;
 
+/** What stands for a chunk if there is none. */
+export const NO_CHUNK = -1;
+
 /** The connection that a request belongs to. */
 export interface RequestOwner {
   /** The peer's number as the I/O names it. */
@@ -44,10 +47,14 @@ export class Request {
   /** Place of the part in the whole, for a write and a send that is a part, and the bytes of that whole. */
   partOffset = 0;
   wholeBytes = 0;
-  /** What a scattered write carries, the first range that is not all in segments, and how much of that is. */
+  /** What a scattered write carries, and the first range that is in no chunk yet. */
   ranges: RangeList | undefined;
   nextRange = 0;
-  rangePosition = 0;
+  /** The first range of a read of many whose bytes have not come. */
+  nextAnswer = 0;
+  /** The chunk that is being sent, and how much of it is in segments. */
+  chunk: number = NO_CHUNK;
+  chunkPosition = 0;
   /** Bytes that are in segments, and whether the last segment is made: a message of no bytes has one too. */
   position = 0;
   segmented = false;
@@ -95,7 +102,8 @@ export class RequestTable {
     request.position = 0;
     request.segmented = false;
     request.nextRange = 0;
-    request.rangePosition = 0;
+    request.chunk = NO_CHUNK;
+    request.chunkPosition = 0;
     request.unacked = 0;
     request.value = 0;
     request.granted = 0;

@@ -132,6 +132,8 @@ export interface TransportConnection {
   write(options: RemoteOptions): EngineHandle;
   /** Writes many small ranges into a region of the peer, several in a packet. Done when all lie there. */
   scatter(options: ScatterOptions): EngineHandle;
+  /** Reads many small ranges of a region of the peer: `targets` are theirs, `sources` the places here. Done when all lie here. */
+  gather(options: ScatterOptions): EngineHandle;
   /** Reads from a region of the peer. Done when every byte lies here. */
   read(options: RemoteOptions): EngineHandle;
   /** Adds to a counter of the peer after the data of all earlier writes of the flow. Done when it is added. */

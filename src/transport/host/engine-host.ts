@@ -404,13 +404,10 @@ const NOTHING: EngineHandle = -1;
 class CommandPosts {
   readonly #ranges: SharedRanges;
   readonly #findRegion: (id: number) => Region | undefined;
-  /** The way of the write of ranges that is being posted. */
-  readonly #rangesCarrier: { payloadBytes: number; readonly findRegion: (id: number) => Region | undefined };
 
   constructor(ranges: SharedRanges, findRegion: (id: number) => Region | undefined) {
     this.#ranges = ranges;
     this.#findRegion = findRegion;
-    this.#rangesCarrier = { payloadBytes: 0, findRegion };
   }
 
   /** Hot path. Fails as the connection does, and with WL_CLOSED for a region that was released. */
@@ -421,8 +418,7 @@ class CommandPosts {
       return connection.signal({ flow, remoteRegion, remoteKey, remoteOffset, add: command.add });
     }
     if (kind === engineCommandKinds.ranges) {
-      this.#rangesCarrier.payloadBytes = connection.payloadBytes;
-      const scatter = this.#ranges.pack(command, this.#rangesCarrier);
+      const scatter = this.#ranges.pack(command, this.#findRegion);
       return scatter === undefined ? NOTHING : connection.scatter(scatter);
     }
     const region = this.#findRegion(command.region);

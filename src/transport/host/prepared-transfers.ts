@@ -11,7 +11,7 @@ import type {
   TransportConnection,
 } from '../engine/transport-engine.ts';
 import { PartTable } from '../part-table.ts';
-import { longestScattered, RangeList } from '../send/range-list.ts';
+import { MAX_GATHERED_BYTES, RangeList } from '../send/range-list.ts';
 
 /** Plain data, so that it can cross threads. */
 export interface TransferPlan {
@@ -127,9 +127,7 @@ export class PreparedTransfers {
   prepare(plan: TransferPlan): number {
     const number = this.#nextPlan++;
     const table = PartTable.over(plan.parts);
-    const payloadBytes = this.#host.connection(plan.connection)?.payloadBytes ?? 0;
-    const scatters = plan.operation === 'write' ? findScatters(table, longestScattered(payloadBytes)) : [];
-    this.#plans.set(number, { ...plan, table, scatters });
+    this.#plans.set(number, { ...plan, table, scatters: findScatters(table, MAX_GATHERED_BYTES) });
     return number;
   }
 
@@ -246,7 +244,7 @@ export class PreparedTransfers {
   }
 
   #postScatter(post: Post, plan: Prepared, ranges: RangeList): void {
-    const { connection: number, flow, table } = plan;
+    const { connection: number, flow, table, operation } = plan;
     const remote = table.remote[post.posted]!;
     const region = plan.regions[table.local[post.posted]!]!;
     post.posted += ranges.count;
@@ -259,7 +257,8 @@ export class PreparedTransfers {
       scattered.remoteRegion = plan.remoteRegions[remote]!;
       scattered.remoteKey = plan.remoteKeys[remote]!;
       scattered.flow = flow;
-      this.#follow(post, this.#connection(number).scatter(scattered));
+      const connection = this.#connection(number);
+      this.#follow(post, operation === 'read' ? connection.gather(scattered) : connection.scatter(scattered));
     } catch (error) {
       post.error ??= encodeError(error);
     }

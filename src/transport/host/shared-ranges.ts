@@ -22,12 +22,6 @@ interface SharedTable extends RangesPlan {
   readonly table: PartTable;
 }
 
-/** What a write needs that is not in its command. */
-interface RangesCarrier {
-  readonly payloadBytes: number;
-  findRegion(number: number): Region | undefined;
-}
-
 type Writable<T> = { -readonly [K in keyof T]: T[K] };
 
 /** Memory of so many writes that are over is kept for later ones. */
@@ -41,7 +35,6 @@ export class SharedRanges {
   /** What the write in each slot carries. */
   readonly #underWay: (PackedRanges | undefined)[] = Array.from({ length: REQUEST_SLOTS }, () => undefined);
   readonly #free: PackedRanges[] = [];
-  readonly #limits = { regionBytes: 0, payloadBytes: 0 };
   /** The engine reads it during its call. */
   readonly #scatter: Writable<ScatterOptions> = {
     region: NO_REGION,
@@ -72,18 +65,15 @@ export class SharedRanges {
    */
   pack(
     { slot, region: number, offset, bytes, flow }: EngineCommand,
-    carrier: RangesCarrier,
+    findRegion: (number: number) => Region | undefined,
   ): ScatterOptions | undefined {
     const shared = this.#tables.get(number);
     if (shared === undefined) throw new WeftlineError('WL_CLOSED', 'The table of ranges was released');
-    const region = carrier.findRegion(shared.region);
+    const region = findRegion(shared.region);
     if (region === undefined) throw new WeftlineError('WL_CLOSED', 'The region was closed');
     const packed = this.#free.pop() ?? new PackedRanges();
     this.#underWay[slot] = packed;
-    const limits = this.#limits;
-    limits.regionBytes = region.bytes.length;
-    limits.payloadBytes = carrier.payloadBytes;
-    if (packed.pack(shared.table, offset, offset + bytes, limits) === 0) return undefined;
+    if (packed.pack(shared.table, offset, offset + bytes, region.bytes.length) === 0) return undefined;
     const scatter = this.#scatter;
     scatter.region = region;
     scatter.ranges = packed.list;

@@ -1,7 +1,6 @@
 // The seam between the protocol and what moves its packets: bursts go out, batches of received packets come in.
 import { copyMemory } from '../../native/libc.ts';
 import type { Region } from '../engine/region.ts';
-import type { RangeList } from '../send/range-list.ts';
 
 /**
  * Consecutive packets for one peer on one path: each is a header of `headerBytes` from the arena and a payload by
@@ -22,13 +21,6 @@ export interface Burst {
   payloadOffset: number;
   payloadBytes: number;
   lastPayloadBytes: number;
-  /**
-   * The ranges of a scattered write, one packet: its payload is the sources of these ranges of the region, from `firstRange` to before
-   * `endRange`, one behind the other; `payloadOffset` means nothing. Undefined for all others.
-   */
-  ranges: RangeList | undefined;
-  firstRange: number;
-  endRange: number;
   /** Acks and control packets: small, and better sent before data. */
   urgent: boolean;
 }
@@ -153,20 +145,10 @@ export function placeRun(run: PlacementRun): void {
 
 /** Copies the payload of packet number `packet` of a burst, out of plain memory. Returns how many bytes it is. */
 export function copyPayload(burst: Burst, packet: number, target: Uint8Array, at: number): number {
-  const { region, ranges, payloadBytes } = burst;
+  const { region, payloadBytes } = burst;
   if (region === undefined) return 0;
   const bytes = packet === burst.count - 1 ? burst.lastPayloadBytes : payloadBytes;
-  if (ranges === undefined) {
-    const from = burst.payloadOffset + packet * payloadBytes;
-    target.set(region.bytes.subarray(from, from + bytes), at);
-    return bytes;
-  }
-  let to = at;
-  for (let index = burst.firstRange; index < burst.endRange; index++) {
-    const from = ranges.sources[index]!;
-    const length = ranges.lengths[index]!;
-    target.set(region.bytes.subarray(from, from + length), to);
-    to += length;
-  }
+  const from = burst.payloadOffset + packet * payloadBytes;
+  target.set(region.bytes.subarray(from, from + bytes), at);
   return bytes;
 }

@@ -4,25 +4,28 @@ import {
   controlKinds,
   DATA_HEADER_BYTES,
   failReasons,
+  LANDING_BYTES,
   packetFlags,
-  SCATTER_ENTRY_BYTES,
-  scatterEntry,
+  PLACE_BYTES,
 } from '../wire/packet-layout.ts';
 import type { Connection } from '../engine/connection.ts';
 import { met, takeEager, TAKEN } from './announce.ts';
+import { ChunkOrder, Landing } from './landing.ts';
 import { ackDue, addToCell } from './receive-side.ts';
-import type { Region } from '../engine/region.ts';
+import type { Region, RemoteAccess } from '../engine/region.ts';
 import type { Request } from '../engine/request.ts';
 import { traceArrived } from '../engine/trace-messages.ts';
-import { run, runBytes } from './segment-run.ts';
+import { ORDERS, run, runBytes } from './segment-run.ts';
 
-const SCATTER = scatterEntry.offset;
 const TWO_32 = 2 ** 32;
 /** One refusal of the same place is enough for this many microseconds: the sender is told by a reliable record. */
 const REJECTION_INTERVAL = 5000;
 
+/** Answers of a connection that are under way, each of which may have a chunk of places in memory; further ones wait. */
+const MAX_ANSWERS = 32;
+
 /** Flags of segments that are no part of a longer run. */
-const ALONE = packetFlags.skip | packetFlags.signal | packetFlags.scatter | packetFlags.eager;
+const ALONE = packetFlags.skip | packetFlags.signal | ORDERS | packetFlags.eager;
 
 /** Takes in the run. */
 export function endRun(connection: Connection): void {
@@ -46,9 +49,10 @@ export function endRun(connection: Connection): void {
     connection.receive.ackDue = ackDue.now;
     return;
   }
-  const region = (run.flags & packetFlags.region) === 0 ? undefined : engine.regions.find(run.target);
-  const request = (run.flags & packetFlags.region) === 0 ? engine.requests.find(run.target) : undefined;
-  const refusal = (run.flags & packetFlags.region) === 0 ? refuseMessage(connection, request) : refuseWrite(region);
+  const isWrite = (run.flags & (packetFlags.region | packetFlags.chunk)) !== 0;
+  const region = isWrite ? writtenRegion(connection) : undefined;
+  const request = isWrite ? undefined : engine.requests.find(run.target);
+  const refusal = isWrite ? refuseWrite(region) : refuseMessage(connection, request);
   if (refusal !== 0) {
     run.sequence = (sequence + first) | 0;
     reject(connection, refusal, request?.bytes ?? region?.bytes.byteLength ?? 0);
@@ -60,11 +64,26 @@ export function endRun(connection: Connection): void {
   } else {
     placeMissing(connection, request, region);
   }
-  applySignals(connection);
+  applyDue(connection);
   if (request !== undefined && request.received >= request.messageBytes) {
     traceArrived(connection, 'message', request.handle);
     engine.done(request);
   }
+}
+
+/** Where a run of a write or of a chunk goes. */
+function writtenRegion(connection: Connection): Region | undefined {
+  if ((run.flags & packetFlags.chunk) !== 0) return landingOf(connection).region;
+  return connection.engine.regions.find(run.target);
+}
+
+/** The landing memory, which is made when the first chunk or order comes. */
+function landingOf({ engine, receive }: Connection): Landing {
+  if (receive.landing === undefined) {
+    const memory = new Uint8Array(new SharedArrayBuffer(LANDING_BYTES));
+    receive.landing = new Landing(memory, engine.outbox.io.addressOf?.(memory) ?? 0);
+  }
+  return receive.landing;
 }
 
 /** Takes in a segment that is no part of a longer run. */
@@ -81,14 +100,14 @@ function takeAlone(connection: Connection): void {
   }
   if (!isTaken(connection)) return;
   window.add(sequence);
-  applySignals(connection);
+  applyDue(connection);
 }
 
 /** Carries out what a segment that is new and alone asks for; false if it is refused. */
 function isTaken(connection: Connection): boolean {
   if ((run.flags & packetFlags.skip) !== 0) return true;
   if ((run.flags & packetFlags.signal) !== 0) return takeSignal(connection);
-  return (run.flags & packetFlags.scatter) !== 0 ? takeScattered(connection) : takeEarly(connection);
+  return (run.flags & ORDERS) !== 0 ? takeOrder(connection) : takeEarly(connection);
 }
 
 /** Index of the first segment of the run that has not come before; the run's count if all have. */
@@ -172,56 +191,107 @@ function takeEarly(connection: Connection): boolean {
   return true;
 }
 
-/** A segment whose payload goes to several places of a region. */
-function takeScattered(connection: Connection): boolean {
-  const isOfRegion = (run.flags & packetFlags.region) !== 0;
-  const region = isOfRegion ? connection.engine.regions.find(run.target) : undefined;
-  const refusal = refuseScattered(region);
+/** What the run orders. One object: a landing keeps a copy. */
+const order = new ChunkOrder();
+
+/** Has something done with a chunk, now or when all segments before have come. */
+function takeOrder(connection: Connection): boolean {
+  const isRead = (run.flags & packetFlags.gather) !== 0;
+  order.sequence = run.sequence;
+  order.flags = run.flags;
+  order.target = run.target;
+  order.targetKey = run.targetKey;
+  order.chunk = Math.floor(run.offset / TWO_32);
+  order.checksum = run.offset | 0;
+  order.places = isRead ? run.base % TWO_32 : run.base;
+  order.bytes = isRead ? order.places * PLACE_BYTES : run.messageBytes;
+  order.reader = isRead ? run.messageBytes : 0;
+  order.flow = isRead ? Math.floor(run.base / TWO_32) : 0;
+  const landing = landingOf(connection);
+  const { next } = connection.receive.window;
+  const isDue = order.sequence === next;
+  if (isDue && carryOut(connection)) {
+    // It may have come before.
+    landing.take(next);
+    return true;
+  }
+  if (!isDue || isPostponed) landing.hold(order, next);
+  return false;
+}
+
+/** The order that was looked at last waits until answers to earlier ones have gone. */
+let isPostponed = false;
+
+/** False if the order is refused: then the peer hears why, and the segment counts as one that has not come; or postponed. */
+function carryOut(connection: Connection): boolean {
+  const { engine, counters } = connection;
+  const { flags, target, targetKey } = order;
+  isPostponed = false;
+  run.target = target;
+  run.targetKey = targetKey;
+  if ((flags & packetFlags.region) === 0) return takeAnswer(connection);
+  const region = engine.regions.find(target);
+  const isRead = (flags & packetFlags.gather) !== 0;
+  const refusal = isRead ? refuseAccess(region, 'read') : refuseAccess(region, 'write');
   if (refusal !== 0 || region === undefined) return reject(connection, refusal, region?.bytes.byteLength ?? 0);
-  placeScattered(connection, region);
+  if (isRead) return answer(connection, region);
+  const bounds = landingOf(connection).scatter(order, region);
+  if (bounds !== 0) return reject(connection, bounds, region.bytes.byteLength);
+  counters.receivedSegments++;
   return true;
 }
 
-/** Why a scattered segment cannot be written; 0 if it can, with every range inside the region. */
-function refuseScattered(region: Region | undefined): number {
-  const refusal = refuseRegion(region);
-  if (refusal !== 0 || region === undefined) return refusal;
-  const view = run.view as DataView;
-  const count = run.base;
-  const places = count * SCATTER_ENTRY_BYTES;
-  if (count === 0 || places > run.payloadBytes) return failReasons.bounds;
-  const most = region.bytes.byteLength;
-  let left = run.payloadBytes - places;
-  let at = run.at + DATA_HEADER_BYTES;
-  for (let entry = 0; entry < count; entry++, at += SCATTER_ENTRY_BYTES) {
-    const length = view.getUint16(at + SCATTER.length, true);
-    if (scatterBase(view, at) + length > most) return failReasons.bounds;
-    left -= length;
+/** Takes in answers to a read of many ranges. */
+function takeAnswer(connection: Connection): boolean {
+  const { engine, counters } = connection;
+  const request = engine.requests.find(order.target);
+  const isOurs = request?.isPending === true && request.owner === connection && request.kind === 'read';
+  if (request === undefined || !isOurs || request.ranges === undefined) {
+    return reject(connection, failReasons.cancelled, 0);
   }
-  return left === 0 ? 0 : failReasons.bounds;
-}
-
-function placeScattered({ engine, counters }: Connection, region: Region): void {
-  const { placement } = engine;
-  const view = run.view as DataView;
-  let at = run.at + DATA_HEADER_BYTES;
-  placement.sourceOffset = at + run.base * SCATTER_ENTRY_BYTES;
-  placement.region = region;
-  placement.count = 1;
-  for (let entry = 0; entry < run.base; entry++, at += SCATTER_ENTRY_BYTES) {
-    const length = view.getUint16(at + SCATTER.length, true);
-    placement.regionOffset = scatterBase(view, at);
-    placement.payloadBytes = length;
-    placement.lastPayloadBytes = length;
-    if (length > 0) engine.outbox.io.place(placement);
-    placement.sourceOffset += length;
-  }
+  const bounds = landingOf(connection).answer(order, request);
+  if (bounds !== 0) return reject(connection, bounds, 0);
   counters.receivedSegments++;
-  counters.receivedBytes += run.payloadBytes;
+  if (request.nextAnswer === request.ranges.end) {
+    request.received = request.ranges.bytes;
+    engine.done(request);
+  }
+  return true;
 }
 
-function scatterBase(view: DataView, at: number): number {
-  return view.getUint32(at + SCATTER.base, true) + view.getUint16(at + SCATTER.baseHigh, true) * TWO_32;
+/** Begins to answer a read of many ranges. */
+function answer(connection: Connection, region: Region): boolean {
+  const { engine, send, counters } = connection;
+  isPostponed = send.replyCount >= MAX_ANSWERS || !engine.requests.hasRoom();
+  if (isPostponed) return false;
+  const ranges = landingOf(connection).rangesIn(order, region);
+  if (ranges === undefined) return reject(connection, failReasons.bounds, region.bytes.byteLength);
+  try {
+    connection.openChunks();
+  } catch {
+    // A device has no room for the memory of chunks.
+    return reject(connection, failReasons.cancelled, 0);
+  }
+  connection.reply(order.flow, region, { target: order.reader, ranges });
+  counters.receivedSegments++;
+  return true;
+}
+
+/** Carries out the orders and signals for which all segments before have come by now. */
+function applyDue(connection: Connection): void {
+  const { engine, receive } = connection;
+  const { landing, signals, window } = receive;
+  for (let held = landing?.take(window.next); held !== undefined; held = landing?.take(window.next)) {
+    Object.assign(order, held);
+    run.sequence = held.sequence;
+    run.count = 1;
+    if (!carryOut(connection)) {
+      if (isPostponed) landing?.hold(order, window.next);
+      break;
+    }
+    window.add(held.sequence);
+  }
+  if (signals.count > 0 && signals.apply(window.next)) engine.signalled();
 }
 
 /** Why the run cannot go to a posted request; 0 if it can. */
@@ -243,16 +313,16 @@ function refuseMessage(connection: Connection, request: Request | undefined): nu
 
 /** Why the run cannot be written to a region; 0 if it can. The whole write is judged by each of its segments. */
 function refuseWrite(region: Region | undefined): number {
-  const refusal = refuseRegion(region);
+  const refusal = refuseAccess(region, 'write');
   if (refusal !== 0 || region === undefined) return refusal;
   if (run.base + run.messageBytes > region.bytes.byteLength) return failReasons.bounds;
   return run.offset + runBytes() > run.messageBytes ? failReasons.bounds : 0;
 }
 
-/** Why the peer may write nothing to a region; 0 if it has shown the key of one that it may write to. */
-function refuseRegion(region: Region | undefined): number {
+/** Why the peer may not do that with a region; 0 if it has shown the key of one that allows it. */
+function refuseAccess(region: Region | undefined, access: keyof RemoteAccess): number {
   if (region === undefined || region.key !== run.targetKey) return failReasons.key;
-  return region.remote.write ? 0 : failReasons.access;
+  return region.remote[access] ? 0 : failReasons.access;
 }
 
 /** Adds to a counter, or keeps what is to be added until all segments before have come. */
@@ -261,7 +331,7 @@ function takeSignal(connection: Connection): boolean {
   const { window, signals } = connection.receive;
   const { sequence, base } = run;
   const region = engine.regions.find(run.target);
-  const refusal = refuseRegion(region);
+  const refusal = refuseAccess(region, 'write');
   if (refusal !== 0 || region === undefined) return reject(connection, refusal, region?.bytes.byteLength ?? 0);
   if (base + 8 > region.bytes.byteLength || (region.bytes.byteOffset + base) % 8 !== 0) {
     return reject(connection, failReasons.bounds, region.bytes.byteLength);
@@ -276,10 +346,6 @@ function takeSignal(connection: Connection): boolean {
   }
   counters.receivedSegments++;
   return true;
-}
-
-function applySignals({ engine, receive: { signals, window } }: Connection): void {
-  if (signals.count > 0 && signals.apply(window.next)) engine.signalled();
 }
 
 /**

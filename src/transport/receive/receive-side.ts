@@ -1,5 +1,6 @@
 // The receiving side of a connection: what has arrived, what it may still be sent, and the ack that is due.
 // data-input.ts takes in segments, admission.ts grants receives their bytes.
+import type { Landing } from './landing.ts';
 import type { ControlLog } from '../control/control-log.ts';
 import type { Region } from '../engine/region.ts';
 import { type Request, RequestQueue } from '../engine/request.ts';
@@ -35,6 +36,8 @@ export class ReceiveSide {
   readonly window: ReceiveWindow;
   readonly arrivals: Arrivals;
   readonly signals = new PendingSignals();
+  /** Exists once the peer has sent chunks of small ranges. */
+  landing: Landing | undefined;
   /** Receives and reads whose control record did not fit yet. */
   readonly unannounced = new RequestQueue();
   readonly unannouncedReads = new RequestQueue();

@@ -5,6 +5,8 @@ import { DATA_HEADER_BYTES, dataHeader, dataWord, packetFlags } from '../wire/pa
 const DATA = dataHeader.offset;
 const WORD = dataWord;
 const TWO_32 = 2 ** 32;
+/** Flags of segments that say what is to be done with a chunk. */
+export const ORDERS: number = packetFlags.scatter | packetFlags.gather;
 /** Flags that may differ between the segments of a run. */
 const SAME_FLAGS = ~packetFlags.ackNow;
 
@@ -54,7 +56,7 @@ export function extendRun(view: DataView, at: number): boolean {
     at === run.at + count * run.stride &&
     run.lastPayloadBytes === payloadBytes &&
     bytes <= payloadBytes &&
-    (flags & (packetFlags.skip | packetFlags.signal | packetFlags.scatter | packetFlags.eager)) === 0 &&
+    (flags & (packetFlags.skip | packetFlags.signal | ORDERS | packetFlags.eager)) === 0 &&
     view.getInt32(at + DATA.sequence, true) === ((run.sequence + count) | 0) &&
     view.getUint32(at + DATA.target, true) === run.target &&
     view.getUint32(at + DATA.targetKey, true) === run.targetKey &&
@@ -74,8 +76,7 @@ export function extendRun(view: DataView, at: number): boolean {
 
 /** All of the first word but the flag that the last of a burst may have; and flags of segments that are taken one by one. */
 const COMMON = ~(packetFlags.ackNow << 16);
-const ALONE =
-  (packetFlags.skip | packetFlags.signal | packetFlags.scatter | packetFlags.eager | packetFlags.payloadChecksum) << 16;
+const ALONE = (packetFlags.skip | packetFlags.signal | ORDERS | packetFlags.eager | packetFlags.payloadChecksum) << 16;
 
 /**
  * Adds the segments from `at` on, up to `end`, whose headers are what the one before lets expect: the next numbers, the

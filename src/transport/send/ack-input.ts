@@ -3,6 +3,7 @@
 import { ackHeader, ackPath, EAGER_SLOTS, failReasons, packetFlags, PARKED_SHIFT } from '../wire/packet-layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { Connection } from '../engine/connection.ts';
+import { CHUNK_ENTRY } from './chunk-sender.ts';
 import { NO_SLOT, type SendSide } from './send-side.ts';
 import { NO_BURST } from './send-window.ts';
 
@@ -124,10 +125,14 @@ function takeBitmap(connection: Connection, { view, at, words, from }: Bitmap): 
 function arrived(connection: Connection, sequence: number, count: number): void {
   const { engine } = connection;
   const { window, flushes } = connection.send;
+  const entry = window.offset[sequence & window.mask]!;
+  if (entry >= CHUNK_ENTRY) connection.send.acknowledgeChunk(entry, count);
   const request = engine.requests.find(window.request[sequence & window.mask]!);
   if (request === undefined || !request.isPending) return;
   request.unacked -= count;
   if (request.unacked !== 0 || !request.segmented) return;
+  // It ends with its answers.
+  if (request.kind === 'read') return;
   if (request.kind !== 'signal') {
     // A record will tell when there is a receive for it.
     const isParked = request.slot !== NO_SLOT && ((parked >>> request.slot) & 1) === 1;

@@ -2,8 +2,9 @@
 // transmit.ts sends, ack-input.ts takes in acks and finds what was lost.
 import { DATA_HEADER_BYTES, EAGER_SLOTS } from '../wire/packet-layout.ts';
 import { type Congestion, congestionRules } from '../../congestion/congestion.ts';
-import { isVacancy, type Request, RequestQueue } from '../engine/request.ts';
+import { isVacancy, NO_CHUNK, type Request, RequestQueue } from '../engine/request.ts';
 import type { TransportSettings } from '../engine/transport-settings.ts';
+import type { ChunkSender } from './chunk-sender.ts';
 import { BurstTable, SendWindow } from './send-window.ts';
 import { ReceiverCredits } from './receiver-credits.ts';
 
@@ -51,6 +52,10 @@ export class SendSide {
   unrequested = 0;
   /** Answers that this side owes to reads of the peer. */
   replyCount = 0;
+  /** Exists once a scattered write was posted. */
+  chunks: ChunkSender | undefined;
+  /** Queues whose next write finds no free chunk. */
+  readonly #chunkless: SendQueue[] = [];
   /** Payload that waits in send queues. */
   backlogBytes = 0;
 
@@ -166,8 +171,44 @@ export class SendSide {
     this.enqueue(flow.messages, request);
   }
 
+  /** Hot path. Gathers a chunk of the request that has the turn. False if none is free: its flow then waits until one is. */
+  gather(request: Request): boolean {
+    if (this.chunks?.gather(request) === true) return true;
+    this.#chunkless.push(this.schedule.current());
+    this.schedule.dropCurrent();
+    return false;
+  }
+
+  /** Hot path. So many segments of the request's chunk were cut, with `bytes`: none in the segment behind its last. */
+  passChunk(request: Request, segments: number, bytes: number): void {
+    const { chunk, ranges, nextRange } = request;
+    this.chunks?.sent(chunk, segments);
+    request.chunkPosition += bytes;
+    if (bytes > 0) return;
+    this.chunks?.close(chunk);
+    request.chunk = NO_CHUNK;
+    request.segmented = nextRange === ranges?.end;
+  }
+
+  /** Hot path. Segments of a chunk were acknowledged, by what the window notes of the first. */
+  acknowledgeChunk(entry: number, segments: number): void {
+    if (this.chunks?.acknowledge(entry, segments) === true) this.#resumeChunkless();
+  }
+
+  #resumeChunkless(): void {
+    for (let queue = this.#chunkless.pop(); queue !== undefined; queue = this.#chunkless.pop())
+      this.schedule.add(queue);
+    this.#options.wake();
+  }
+
   /** Takes a request out of whatever queue it stands in. */
   unqueue(request: Request): void {
+    if (request.chunk !== NO_CHUNK) {
+      // What has been cut of it is sent until it is acknowledged; nothing tells the peer to scatter it.
+      this.chunks?.close(request.chunk);
+      request.chunk = NO_CHUNK;
+      this.#resumeChunkless();
+    }
     this.flushes.remove(request);
     this.oversized.remove(request);
     this.withdrawn.remove(request);

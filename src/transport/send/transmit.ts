@@ -1,23 +1,21 @@
 // Sends segments: lost ones first, then those of the flows in turn, as far as windows, pacing and the I/O allow.
 // Hot path: no allocation.
-import { DATA_HEADER_BYTES, MAX_SCATTER_ENTRIES, packetFlags, SCATTER_ENTRY_BYTES } from '../wire/packet-layout.ts';
+import { CHUNK_BYTES, DATA_HEADER_BYTES, LANDING_BYTES, packetFlags } from '../wire/packet-layout.ts';
 import type { Connection } from '../engine/connection.ts';
-import type { Request } from '../engine/request.ts';
+import type { Region } from '../engine/region.ts';
+import { NO_CHUNK, type Request } from '../engine/request.ts';
 import { traceSent } from '../engine/trace-messages.ts';
 import { ackDue } from '../receive/receive-side.ts';
-import { writeData, writeScatter } from '../wire/packet-writer.ts';
-import { RANGE_STRIDE, type RangeList } from './range-list.ts';
-import { NO_SLOT } from './send-side.ts';
+import { writeData } from '../wire/packet-writer.ts';
+import { CHUNK_ENTRY, SCATTER_ENTRY } from './chunk-sender.ts';
+import { NO_SLOT, type SendSide } from './send-side.ts';
 
 /** When sending can go on: now with the next round, not before an ack or a post, or when the I/O has room again. */
 const AGAIN = Number.NEGATIVE_INFINITY;
 /** How long to wait for a full socket, in microseconds. */
 const SOCKET_WAIT = 50;
-/** Header of a scattered segment, with all that say where its bytes belong. */
-const SCATTER_BYTES = DATA_HEADER_BYTES + MAX_SCATTER_ENTRIES * SCATTER_ENTRY_BYTES;
-
-/** The burst that is being made: its headers' place, its number, its payload. */
-const outgoing = { at: 0, burst: 0, bytes: 0 };
+/** The burst that is being made: its headers' place, its number, its payload and where that lies. */
+const outgoing = { at: 0, burst: 0, bytes: 0, region: undefined as Region | undefined, from: 0 };
 
 /** Sends at most `bursts` bursts, and notes in `sendDeadline` when to go on. Returns how many it sent. */
 export function transmit(connection: Connection, now: number, bursts: number): number {
@@ -57,18 +55,16 @@ function sendNext(connection: Connection, now: number): Outcome {
     connection.send.flushes.push(request);
     return SKIPPED;
   }
-  const { ranges } = request;
-  const isGathered = ranges?.isShort(request.nextRange, connection.payloadBytes) === true;
-  const wanted = isGathered ? 1 : Math.max(1, Math.ceil(readyBytes(request) / connection.payloadBytes));
+  if (request.ranges !== undefined && request.chunk === NO_CHUNK && !connection.send.gather(request)) return SKIPPED;
+  const wanted = Math.max(1, Math.ceil(readyBytes(connection.send, request) / connection.payloadBytes));
   const room = window.room();
   if (room <= 0) return stuck(connection, NOT_BEFORE_NEWS);
   if (!choosePath(connection, queue.flow.controller, Math.min(wanted, connection.burstSegments, room))) {
     return stuck(connection, chosen.resumeAt);
   }
-  const at = connection.engine.outbox.reserve(isGathered ? SCATTER_BYTES : chosen.segments * DATA_HEADER_BYTES);
+  const at = connection.engine.outbox.reserve(chosen.segments * DATA_HEADER_BYTES);
   if (at === -1) return stuck(connection, now + SOCKET_WAIT);
-  if (ranges !== undefined && isGathered) sendScattered(connection, request, ranges, at);
-  else sendFresh(connection, request, at, now);
+  sendFresh(connection, request, at, now);
   if (request.segmented) {
     queue.remove(request);
     traceSent(connection, request);
@@ -77,111 +73,52 @@ function sendNext(connection: Connection, now: number): Outcome {
   return WENT;
 }
 
-/** What may go of the request; of a scattered write, of the range that is next. */
-function readyBytes({ kind, granted, bytes, position, ranges, nextRange, rangePosition }: Request): number {
-  if (ranges !== undefined) return ranges.lengths[nextRange]! - rangePosition;
+/** What may go of the request; of a scattered write, of its chunk. */
+function readyBytes({ chunks }: SendSide, { kind, granted, bytes, position, chunk, chunkPosition }: Request): number {
+  if (chunk !== NO_CHUNK && chunks !== undefined) return chunks.bytes[chunk]! - chunkPosition;
   return (kind === 'send' ? granted : bytes) - position;
 }
 
 /**
- * Cuts the next segments of a request, or of a range of it that is too long to share a packet, and sends them on the chosen
- * chosen. The window's entry of a range names the range beside the place in it.
+ * Cuts the next segments of a request, or of the chunk that it sends, and sends them on the chosen path. A chunk of which all has
+ * been cut is told to be scattered by a segment without bytes.
  */
 function sendFresh(connection: Connection, request: Request, at: number, now: number): void {
   const { engine, payloadBytes } = connection;
   const { window, bursts } = connection.send;
   const { template } = engine;
-  const { ranges, nextRange, position } = request;
+  const { position, chunk } = request;
   const count = chosen.segments;
-  const from = ranges === undefined ? position : request.rangePosition;
-  const bytes = Math.min(readyBytes(request), count * payloadBytes);
+  const bytes = Math.min(readyBytes(connection.send, request), count * payloadBytes);
   const lastBytes = bytes - (count - 1) * payloadBytes;
   const burst = bursts.open(chosen.path, chosen.controller, now);
   if (position === 0 && request.kind === 'send' && request.slot === NO_SLOT) saveAck(connection, request);
   if (window.outstanding === 0) connection.send.progressAt = now;
-  const entry = ranges === undefined ? from : nextRange * RANGE_STRIDE + from;
+  const entry = chunk === NO_CHUNK ? position : chunkEntry(request, bytes);
   template.sequence = window.appendRun(request.handle, entry, count, payloadBytes, lastBytes, burst);
   request.position = position + bytes;
-  request.segmented = ranges === undefined ? request.position === request.bytes : passRange(request, ranges, bytes);
+  if (chunk === NO_CHUNK) request.segmented = request.position === request.bytes;
+  else connection.send.passChunk(request, count, bytes);
   request.unacked += count;
   connection.send.backlogBytes -= bytes;
   template.lastPayloadBytes = lastBytes;
-  template.offset = from;
   template.count = count;
-  addressTo(connection, request);
-  if (ranges !== undefined) addressRange(connection, request, nextRange);
   outgoing.at = at;
   outgoing.burst = burst;
   outgoing.bytes = bytes;
+  addressTo(connection, request, entry);
   sendBurst(connection, request, now);
 }
 
-/** Passes `bytes` of the next range. True if that was the rest of the last one. */
-function passRange(request: Request, ranges: RangeList, bytes: number): boolean {
-  const position = request.rangePosition + bytes;
-  const isWhole = position === ranges.lengths[request.nextRange]!;
-  request.rangePosition = isWhole ? 0 : position;
-  if (isWhole) request.nextRange++;
-  return request.nextRange === ranges.end;
+/** What the window notes of the next `bytes` of a chunk, or of the segment behind its last. */
+function chunkEntry({ chunk, chunkPosition }: Request, bytes: number): number {
+  return bytes === 0 ? SCATTER_ENTRY + chunk * CHUNK_BYTES : CHUNK_ENTRY + chunk * CHUNK_BYTES + chunkPosition;
 }
 
 /** The first bytes of a message tell the peer that its record has come; an ack that would say nothing else is not sent. */
 function saveAck({ control, receive }: Connection, request: Request): void {
   const saysMore = receive.ackDue !== ackDue.later || receive.unackedArrivals > 0 || receive.arrivals.touchedCount > 0;
   if (!saysMore && ((request.record + 1) | 0) === control.expected) receive.ackDue = ackDue.no;
-}
-
-/** Sends the next ranges of a scattered write, as many as go into a segment. Its window entry names the first of them. */
-function sendScattered(connection: Connection, request: Request, ranges: RangeList, at: number): void {
-  const { engine, payloadBytes } = connection;
-  const { window, bursts } = connection.send;
-  const { now } = engine;
-  const first = request.nextRange;
-  const end = ranges.endOf(first, payloadBytes);
-  const data = ranges.bytesOf(first, end);
-  const bytes = data + (end - first) * SCATTER_ENTRY_BYTES;
-  const burst = bursts.open(chosen.path, chosen.controller, now);
-  if (window.outstanding === 0) connection.send.progressAt = now;
-  const sequence = window.append(request.handle, first * RANGE_STRIDE, bytes);
-  window.burst[sequence & window.mask] = burst;
-  request.nextRange = end;
-  request.position += data;
-  request.segmented = end === ranges.end;
-  request.unacked++;
-  connection.send.backlogBytes -= data;
-  outgoing.at = at;
-  outgoing.burst = burst;
-  outgoing.bytes = bytes;
-  engine.template.sequence = sequence;
-  sendRanges(connection, request, first, end);
-}
-
-/** The segments belong to a range by itself of the scattered write. */
-function addressRange(connection: Connection, request: Request, range: number): void {
-  const { template } = connection.engine;
-  const { sources, targets, lengths } = request.ranges as RangeList;
-  request.offset = sources[range]!;
-  template.base = targets[range]!;
-  template.messageBytes = lengths[range]!;
-}
-
-/** Sends the ranges from `first` to before `end` of a scattered write as one packet. */
-function sendRanges(connection: Connection, request: Request, first: number, end: number): void {
-  const { template, outbox, now } = connection.engine;
-  const ranges = request.ranges as RangeList;
-  template.count = 1;
-  template.offset = 0;
-  addressTo(connection, request);
-  template.flags |= packetFlags.scatter;
-  template.base = end - first;
-  template.messageBytes = 0;
-  template.lastPayloadBytes = outgoing.bytes;
-  const { burst } = outbox;
-  burst.ranges = ranges;
-  burst.firstRange = first;
-  burst.endRange = end;
-  writeScatter(outbox.words, outgoing.at + DATA_HEADER_BYTES, burst);
-  sendBurst(connection, request, now);
 }
 
 /** Sends the oldest run of lost segments again. */
@@ -195,12 +132,8 @@ function retransmit(connection: Connection, now: number): Outcome {
   const found = requests.find(handle);
   const request = found !== undefined && found.isPending ? found : undefined;
   const controller = request === undefined ? 0 : connection.send.flow(request.flow).controller;
-  const ranges = request?.ranges;
-  const range = ranges === undefined ? 0 : Math.floor(window.offset[slot]! / RANGE_STRIDE);
-  const isGathered = ranges?.isShort(range, connection.payloadBytes) === true;
-  if (!choosePath(connection, controller, lostRun(connection, first, isGathered)))
-    return stuck(connection, chosen.resumeAt);
-  const at = engine.outbox.reserve(isGathered ? SCATTER_BYTES : chosen.segments * DATA_HEADER_BYTES);
+  if (!choosePath(connection, controller, lostRun(connection, first))) return stuck(connection, chosen.resumeAt);
+  const at = engine.outbox.reserve(chosen.segments * DATA_HEADER_BYTES);
   if (at === -1) return stuck(connection, now + SOCKET_WAIT);
   const count = chosen.segments;
   const burst = bursts.open(chosen.path, chosen.controller, now);
@@ -212,21 +145,10 @@ function retransmit(connection: Connection, now: number): Outcome {
     bytes += window.bytes[sequence & window.mask]!;
     window.setInFlight(sequence, burst);
   }
-  if (request !== undefined && ranges !== undefined && isGathered) {
-    template.sequence = first;
-    outgoing.at = at;
-    outgoing.burst = burst;
-    outgoing.bytes = bytes;
-    sendRanges(connection, request, range, ranges.endOf(range, bytes));
-    connection.counters.retransmittedSegments++;
-    return WENT;
-  }
   template.lastPayloadBytes = window.bytes[(first + count - 1) & window.mask]!;
   template.sequence = first;
-  template.offset = window.offset[slot]! - range * RANGE_STRIDE;
   template.count = count;
-  addressTo(connection, request);
-  if (request !== undefined && ranges !== undefined) addressRange(connection, request, range);
+  addressTo(connection, request, window.offset[slot]!);
   // A segment that a grant cut short may be followed by its like.
   template.payloadBytes = window.bytes[slot]!;
   outgoing.at = at;
@@ -238,13 +160,12 @@ function retransmit(connection: Connection, now: number): Outcome {
 }
 
 /** How many segments from `first` on are lost, of the same request and, but for the last, full. */
-function lostRun(connection: Connection, first: number, isGathered: boolean): number {
+function lostRun(connection: Connection, first: number): number {
   const { burstSegments } = connection;
   const { window } = connection.send;
   const { mask, request, bytes, offset } = window;
   const full = bytes[first & mask]!;
   let count = 1;
-  if (isGathered) return count;
   while (count < burstSegments && bytes[(first + count - 1) & mask] === full) {
     const sequence = (first + count) | 0;
     const next = sequence & mask;
@@ -252,7 +173,7 @@ function lostRun(connection: Connection, first: number, isGathered: boolean): nu
       window.isOutstanding(sequence) &&
       window.isLost(sequence) &&
       request[next] === request[first & mask] &&
-      // What follows in a scattered write may be another range.
+      // What follows in a scattered write may be another chunk.
       offset[next] === offset[first & mask]! + count * full &&
       bytes[next]! <= full;
     if (!joins) break;
@@ -261,19 +182,27 @@ function lostRun(connection: Connection, first: number, isGathered: boolean): nu
   return count;
 }
 
-/** Fills in where the segments belong; `undefined`: nowhere, they only take their numbers. */
-function addressTo(connection: Connection, request: Request | undefined): void {
+/**
+ * Fills in where segments belong and where their bytes lie, by what the window notes of the first; no request: nowhere, they
+ * only take their numbers.
+ */
+function addressTo(connection: Connection, request: Request | undefined, entry: number): void {
   const { template } = connection.engine;
   template.payloadBytes = connection.payloadBytes;
   template.target = request?.target ?? 0;
   template.targetKey = request?.targetKey ?? 0;
   template.base = request?.base ?? 0;
   template.messageBytes = request?.bytes ?? 0;
+  template.offset = entry;
+  outgoing.region = request?.region;
+  outgoing.from = (request?.offset ?? 0) + entry;
   if (request === undefined) {
     template.flags = packetFlags.skip;
     template.payloadBytes = 0;
     template.lastPayloadBytes = 0;
     template.offset = 0;
+  } else if (entry >= CHUNK_ENTRY) {
+    addressChunk(connection, request, entry);
   } else if (request.kind === 'signal') {
     template.flags = packetFlags.region | packetFlags.signal;
     template.offset = request.value % 2 ** 32;
@@ -281,6 +210,7 @@ function addressTo(connection: Connection, request: Request | undefined): void {
   } else if (request.kind === 'write') {
     template.flags = packetFlags.region;
     template.offset += request.partOffset;
+    outgoing.from += request.partOffset;
     template.messageBytes = request.wholeBytes;
   } else if (request.slot !== NO_SLOT) {
     template.flags = packetFlags.eager;
@@ -291,6 +221,34 @@ function addressTo(connection: Connection, request: Request | undefined): void {
     template.flags = 0;
     template.targetKey = 0;
   }
+}
+
+/** The segments are a part of a chunk, or say what is to be done with it. */
+function addressChunk({ engine: { template }, send: { chunks } }: Connection, request: Request, entry: number): void {
+  if (chunks === undefined) return;
+  const place = entry % CHUNK_ENTRY;
+  template.offset = place;
+  if (entry >= SCATTER_ENTRY) {
+    const chunk = place / CHUNK_BYTES;
+    template.offset = chunk * 2 ** 32 + (chunks.checksums[chunk]! >>> 0);
+    template.base = chunks.places[chunk]!;
+    template.messageBytes = chunks.bytes[chunk]!;
+    if (request.kind === 'read') {
+      template.flags = packetFlags.region | packetFlags.gather;
+      template.base += request.flow * 2 ** 32;
+      template.messageBytes = request.handle;
+    } else {
+      template.flags = request.kind === 'write' ? packetFlags.region | packetFlags.scatter : packetFlags.scatter;
+    }
+    return;
+  }
+  template.flags = packetFlags.chunk;
+  template.target = 0;
+  template.targetKey = 0;
+  template.base = 0;
+  template.messageBytes = LANDING_BYTES;
+  outgoing.region = chunks.region;
+  outgoing.from = place;
 }
 
 function sendBurst(connection: Connection, request: Request | undefined, now: number): void {
@@ -317,29 +275,23 @@ function sendBurst(connection: Connection, request: Request | undefined, now: nu
   out.path = path;
   out.count = count;
   out.headerOffset = at;
-  out.region = bytes === 0 ? undefined : request?.region;
-  if (out.ranges === undefined) {
-    out.headerBytes = DATA_HEADER_BYTES;
-    out.payloadOffset = (request?.offset ?? 0) + template.offset;
-    out.payloadBytes = template.payloadBytes;
-    out.lastPayloadBytes = template.lastPayloadBytes;
-  } else {
-    out.payloadBytes = wireBytes - out.headerBytes;
-    out.lastPayloadBytes = out.payloadBytes;
-  }
+  out.region = bytes === 0 ? undefined : outgoing.region;
+  out.headerBytes = DATA_HEADER_BYTES;
+  out.payloadOffset = outgoing.from;
+  out.payloadBytes = template.payloadBytes;
+  out.lastPayloadBytes = template.lastPayloadBytes;
   out.urgent = false;
   // A peer may read memory that its owner is writing.
   outbox.sendBurst(connection.guard, request?.kind === 'reply');
-  out.ranges = undefined;
   counters.sentSegments += count;
   counters.sentBytes += bytes;
   const deadline = now + paths.timeout(path, engine.settings.minRto) + engine.settings.ackDelay;
   if (deadline < connection.send.lossDeadline) connection.send.lossDeadline = deadline;
 }
 
-/** An ack is worth its packet if this was all for now. */
+/** An ack is worth its packet if this was all for now, or makes a chunk free. */
 function wantsAck(connection: Connection, request: Request | undefined): boolean {
-  if (request === undefined || request.segmented) return true;
+  if (request === undefined || request.segmented || outgoing.bytes === 0) return true;
   const { send, segmentBytes } = connection;
   return send.allowance(chosen.controller) < segmentBytes || send.window.room() === 0;
 }

@@ -27,7 +27,6 @@ import {
   packetFlags,
   packetKinds,
   packetPrefix,
-  SCATTER_ENTRY_BYTES,
   TRANSPORT_VERSION,
 } from './packet-layout.ts';
 
@@ -240,9 +239,8 @@ export class Decoder {
     const view = this.#view;
     const flags = view.getUint16(at + PREFIX.flags, true);
     const payload = (flags & packetFlags.payloadChecksum) !== 0;
-    // Headers without payload by reference are summed whole; what says where bytes belong counts as header.
-    const places = (flags & packetFlags.scatter) === 0 ? 0 : view.getUint32(at + DATA.base, true) * SCATTER_ENTRY_BYTES;
-    const covered = header === DATA_HEADER_BYTES && !payload ? Math.min(size, header + places) : size;
+    // Headers without payload by reference are summed whole.
+    const covered = header === DATA_HEADER_BYTES && !payload ? header : size;
     if ((flags & packetFlags.checksum) === 0) return false;
     if (checksum === 'full' && covered !== size) return false;
     let crc = crc32cUpdate(CRC32C_START, view, at, at + PREFIX.checksum);
@@ -273,7 +271,7 @@ function noteDemand(connection: Connection, demand: number): void {
 
 const TWO_32 = 2 ** 32;
 /** Packets with any other flag are taken in from the receive arena. */
-const PLAIN_FLAGS = packetFlags.checksum | packetFlags.ackNow | packetFlags.region;
+const PLAIN_FLAGS = packetFlags.checksum | packetFlags.ackNow | packetFlags.region | packetFlags.chunk;
 
 /**
  * The native address for the payload of the data packet whose authenticated header is at `at`, all bounds checked; 0 if it
@@ -291,8 +289,10 @@ function payloadAddress(connection: Connection, view: DataView, at: number): num
   const base = view.getUint32(at + DATA.base, true) + view.getUint16(at + DATA.baseHigh, true) * TWO_32;
   if (offset + bytes > messageBytes) return 0;
   const target = view.getUint32(at + DATA.target, true);
-  if ((flags & packetFlags.region) === 0) return inRequest(connection, target, { bytes, offset, messageBytes, base });
-  const region = connection.engine.regions.find(target);
+  const isWrite = (flags & (packetFlags.region | packetFlags.chunk)) !== 0;
+  if (!isWrite) return inRequest(connection, target, { bytes, offset, messageBytes, base });
+  const isChunk = (flags & packetFlags.chunk) !== 0;
+  const region = isChunk ? connection.receive.landing?.region : connection.engine.regions.find(target);
   const isRefused =
     region === undefined ||
     region.key !== view.getUint32(at + DATA.targetKey, true) ||
@@ -451,16 +451,7 @@ function takeRead(connection: Connection, { flow: id, a, b, c, bytes, more }: Re
     return true;
   }
   if (connection.send.replyCount >= MAX_REPLIES || !engine.requests.hasRoom()) return false;
-  const reply = engine.requests.open('reply', connection);
-  reply.flow = id;
-  reply.region = region;
-  reply.offset = more;
-  reply.bytes = bytes;
-  reply.target = c;
-  reply.base = 0;
-  connection.send.replyCount++;
-  connection.life.addPending();
-  connection.send.enqueue(connection.send.flow(id).replies, reply);
+  connection.reply(id, region, { target: c, offset: more, bytes });
   return true;
 }
 

@@ -14,7 +14,7 @@ export const transportProbe = defineLayout(
 );
 
 /** Goes up with every change of this file; packets of another version are dropped. */
-export const TRANSPORT_VERSION = 6;
+export const TRANSPORT_VERSION = 7;
 
 export const packetKinds = {
   /** A segment of a message, a write or the answer to a read: dataHeader, then `length` bytes of payload. */
@@ -49,16 +49,29 @@ export const packetFlags = {
   /** Ack: control records came, and others before them are missing. */
   controlGap: 128,
   /**
-   * Data, with `region`: the payload begins with `base` entries, scatterEntry each, that say where in the region the bytes
-   * behind them belong, in turn. `offset` and `messageBytes` count nothing.
+   * Data: the payload is a part of a chunk and belongs at `offset` of the receiver's landing memory.
    */
-  scatter: 256,
+  chunk: 256,
   /**
    * Data: a whole message that was sent before the receiver offered memory for it. `target` is its flow (low 16 bits) and
    * the slot (above) that the receiver keeps it in until it has a receive; `targetKey` is the sender's request, `base` the
    * number of the receive that it is meant for.
    */
   eager: 512,
+  /**
+   * Data, with `region`: no payload; when all segments before this one have arrived, a chunk is scattered into the region, and
+   * only then has this segment arrived. The chunk has `messageBytes` bytes: first `base` places, chunkPlace each, then the
+   * bytes of each, which begin at multiples of 8. The low 32 bits of `offset` are the CRC32C of the places, the others say
+   * which chunk.
+   */
+  scatter: 1024,
+  /**
+   * Data, with `region`: as `scatter`, but the chunk is nothing but places, low 32 bits of `base` of them: ranges of the region
+   * that the sender wants to read, as answers on the flow that is in the bits above. The answers are chunks; a segment
+   * `scatter` without `region`, whose `target` is the request `messageBytes` of the reader, hands each over, with the lengths of the
+   * next ranges of that request as places.
+   */
+  gather: 2048,
 } as const;
 
 /** First of the flags of an ack that say, a bit for each slot, whose message has arrived and is not delivered. */
@@ -139,8 +152,8 @@ export const dataHeader = defineLayout(
 /** Place of each field of a data header, in words. Several share the first, that of `path` and that of `offsetHigh`. */
 export const dataWord: typeof dataHeader.offset = wordOffsets(dataHeader);
 
-export const scatterEntry = defineLayout(
-  'TransportScatter',
+export const chunkPlace = defineLayout(
+  'TransportPlace',
   {
     /** Position in the region: low 32 bits, then the others. */
     base: 'u32',
@@ -149,9 +162,11 @@ export const scatterEntry = defineLayout(
   },
   4,
 );
-export const SCATTER_ENTRY_BYTES: number = scatterEntry.size;
-/** Entries of a packet, so that header and ranges are few enough for one system call's list. */
-export const MAX_SCATTER_ENTRIES = 120;
+export const PLACE_BYTES: number = chunkPlace.size;
+/** The landing memory of a connection and direction: a peer may have so many chunks on their way, of so many bytes each. */
+export const CHUNKS = 8;
+export const CHUNK_BYTES = 131_072;
+export const LANDING_BYTES: number = CHUNKS * CHUNK_BYTES;
 
 export const ackHeader = defineLayout(
   'TransportAck',

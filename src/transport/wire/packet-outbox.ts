@@ -2,7 +2,6 @@
 import { alignUp } from '../../abi/layout.ts';
 import { DATA_HEADER_BYTES, dataHeader, packetFlags, packetPrefix } from './packet-layout.ts';
 import type { Burst, PacketIo } from '../io/packet-io.ts';
-import type { RangeList } from '../send/range-list.ts';
 import type { Region } from '../engine/region.ts';
 import type { PacketGuard, TagMemory } from '../authentication/packet-guard.ts';
 import type { TransportSettings } from '../engine/transport-settings.ts';
@@ -46,9 +45,6 @@ export class PacketOutbox {
     payloadOffset: 0,
     payloadBytes: 0,
     lastPayloadBytes: 0,
-    ranges: undefined,
-    firstRange: 0,
-    endRange: 0,
     urgent: false,
   };
   readonly #size: number;
@@ -92,7 +88,6 @@ export class PacketOutbox {
     burst.region = undefined;
     burst.payloadBytes = 0;
     burst.lastPayloadBytes = 0;
-    burst.ranges = undefined;
     burst.urgent = true;
     this.sendBurst(sender.guard, false);
   }
@@ -135,8 +130,7 @@ export class PacketOutbox {
     const { burst, view, words } = this;
     words[word + CHECKSUM] = 0;
     let crc = crc32cUpdate(CRC32C_START, view, word * 4, word * 4 + burst.headerBytes);
-    if (withPayload && burst.ranges !== undefined) crc = this.#sumRanges(crc, burst.ranges);
-    else if (withPayload) {
+    if (withPayload) {
       const payload = burst.payloadOffset + packet * burst.payloadBytes;
       const bytes = packet === burst.count - 1 ? burst.lastPayloadBytes : burst.payloadBytes;
       crc = crc32cUpdate(crc, this.#payload as DataView, payload, payload + bytes);
@@ -153,15 +147,6 @@ export class PacketOutbox {
       pathSequenceChange.of(words[word + PATH_SEQUENCE]! ^ words[from + PATH_SEQUENCE]!) ^
       offsetChange.of(words[word + OFFSET]! ^ words[from + OFFSET]!)
     );
-  }
-
-  #sumRanges(crc: number, { sources, lengths }: RangeList): number {
-    let sum = crc;
-    for (let index = this.burst.firstRange; index < this.burst.endRange; index++) {
-      const from = sources[index]!;
-      sum = crc32cUpdate(sum, this.#payload as DataView, from, from + lengths[index]!);
-    }
-    return sum;
   }
 
   #viewPayload(region: Region): void {

@@ -10,13 +10,10 @@ import {
   packetKinds,
   packetPrefix,
   PARKED_SHIFT,
-  SCATTER_ENTRY_BYTES,
   TRANSPORT_VERSION,
 } from './packet-layout.ts';
 import { MAX_ECHOES } from '../receive/receive-side.ts';
 import type { Connection } from '../engine/connection.ts';
-import type { Burst } from '../io/packet-io.ts';
-import type { RangeList } from '../send/range-list.ts';
 import type { DataTemplate } from '../engine/engine-core.ts';
 
 const ACK = ackHeader.offset;
@@ -57,20 +54,6 @@ export function writeData(connection: Connection, data: DataTemplate, at: number
     offset += payloadBytes;
     word += WORDS;
   }
-}
-
-/** Writes where the ranges of a scattered segment belong, at `at` of the arena; the burst then counts it as header. */
-export function writeScatter(words: Int32Array, at: number, burst: Burst): void {
-  const { firstRange, endRange } = burst;
-  const { targets, lengths } = burst.ranges as RangeList;
-  let word = at >>> 2;
-  for (let index = firstRange; index < endRange; index++) {
-    const target = targets[index]!;
-    words[word] = target;
-    words[word + 1] = Math.floor(target / TWO_32) | (lengths[index]! << 16);
-    word += SCATTER_ENTRY_BYTES / 4;
-  }
-  burst.headerBytes = DATA_HEADER_BYTES + (endRange - firstRange) * SCATTER_ENTRY_BYTES;
 }
 
 /** Asks the peer for an ack on a path. False if the I/O takes nothing now. */

@@ -119,9 +119,6 @@ function burstOf(region: Region, path: number, count: number): Burst {
     payloadOffset: 0,
     payloadBytes: PAYLOAD,
     lastPayloadBytes: 100,
-    ranges: undefined,
-    firstRange: 0,
-    endRange: 0,
     urgent: false,
   };
 }

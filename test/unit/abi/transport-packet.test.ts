@@ -27,7 +27,7 @@ import {
 } from '#lib/transport/engine/transport-engine.js';
 
 test('every packet begins with the same prefix', () => {
-  assert.equal(TRANSPORT_VERSION, 6);
+  assert.equal(TRANSPORT_VERSION, 7);
   for (const layout of [dataHeader, ackHeader, controlHeader]) {
     for (const [field, at] of Object.entries(packetPrefix.offset)) {
       assert.equal((layout.offset as Record<string, number>)[field], at, `${layout.name}.${field}`);

@@ -126,9 +126,6 @@ test('no errno of a send or a receive ends an engine', () => {
         payloadOffset: 0,
         payloadBytes: 0,
         lastPayloadBytes: 0,
-        ranges: undefined,
-        firstRange: 0,
-        endRange: 0,
       });
       io.flush();
     });

@@ -2,10 +2,9 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { PartTable } from '#lib/transport/part-table.js';
-import { MAX_SCATTER_ENTRIES, SCATTER_ENTRY_BYTES } from '#lib/transport/wire/packet-layout.js';
 import { seededRandom } from '#lib/core/seeded-random.js';
 import { requestStatus } from '#lib/transport/engine/transport-engine.js';
-import { PackedRanges } from '#lib/transport/send/range-list.js';
+import { MAX_RANGE_BYTES, PackedRanges } from '#lib/transport/send/range-list.js';
 import { testSeed } from '../../support/seed.ts';
 import { isEnded, Loopback, pattern } from './support/loopback.js';
 
@@ -24,59 +23,27 @@ function reversed(lengths: readonly number[]): { readonly table: PartTable; read
   return { table, bytes };
 }
 
-test('neighbours are joined, long ranges are cut so that they fill packets, ranges of nothing are left out', () => {
+test('neighbours are joined, long ranges are cut, ranges of nothing are left out', () => {
   const packed = new PackedRanges();
   const table = PartTable.ofCount(5);
+  const long = MAX_RANGE_BYTES;
   table.localOffset.set([0, 100, 500, 700, 700]);
   table.remoteOffset.set([1000, 1100, 3000, 0, 5000]);
-  table.bytes.set([100, 50, 200, 0, 1500]);
-  const limits = { regionBytes: 4000, payloadBytes: 1000 };
-  assert.equal(packed.pack(table, 0, 5, limits), 4);
+  table.bytes.set([100, 50, 200, 0, 2 * long + 8]);
+  const regionBytes = 3 * long;
+  assert.equal(packed.pack(table, 0, 5, regionBytes), 5);
   const { sources, targets, lengths, end } = packed.list;
-  assert.deepEqual([...sources.subarray(0, end)], [0, 500, 700, 1276]);
-  assert.deepEqual([...targets.subarray(0, end)], [1000, 3000, 5000, 5576]);
-  assert.deepEqual([...lengths.subarray(0, end)], [150, 200, 576, 924]);
-  assert.equal(packed.list.bytes, 1850);
-  assert.equal(packed.pack(table, 3, 4, limits), 0);
-  assert.equal(packed.pack(table, 1, 2, limits), 1);
+  assert.deepEqual([...sources.subarray(0, end)], [0, 500, 700, 700 + long, 700 + 2 * long]);
+  assert.deepEqual([...targets.subarray(0, end)], [1000, 3000, 5000, 5000 + long, 5000 + 2 * long]);
+  assert.deepEqual([...lengths.subarray(0, end)], [150, 200, long, long, 8]);
+  assert.equal(packed.list.bytes, 358 + 2 * long);
+  assert.equal(packed.pack(table, 3, 4, regionBytes), 0);
+  assert.equal(packed.pack(table, 1, 2, regionBytes), 1);
   assert.deepEqual([packed.list.sources[0], packed.list.targets[0], packed.list.lengths[0]], [100, 1100, 50]);
-});
-
-test('of long ranges, what fills packets comes first and by itself, the rest shares packets', () => {
-  const packed = new PackedRanges();
-  const { table } = reversed([5700, 100, 5600, 5599]);
-  assert.equal(packed.pack(table, 0, 4, { regionBytes: 20_000, payloadBytes: 1400 }), 9);
-  const { sources, targets, lengths, end } = packed.list;
-  assert.deepEqual([...lengths.subarray(0, end)], [5600, 5600, 100, 100, 1152, 1344, 1344, 1344, 415]);
-  assert.deepEqual([...sources.subarray(0, 5)], [0, 5800, 5600, 5700, 11_400]);
-  assert.deepEqual([...targets.subarray(0, 5)], [11_302, 5600, 16_902, 11_201, 0]);
-  assert.equal(packed.list.bytes, 16_999);
-});
-
-test('every shared packet is filled but for the last of a cut, and has no more entries than may be', () => {
-  const payloadBytes = 1400;
-  const packed = new PackedRanges();
-  for (const length of [1, 9, 100, 1391, 1392, 1393, 1400, 5599]) {
-    const count = 500;
-    const { table } = reversed(Array.from({ length: count }, () => length));
-    packed.pack(table, 0, count, { regionBytes: count * length, payloadBytes });
-    const { list } = packed;
-    let packets = 0;
-    for (let first = list.first; first < list.end; packets++) {
-      const end = list.endOf(first, payloadBytes);
-      assert.ok(end > first && end - first <= MAX_SCATTER_ENTRIES);
-      first = end;
-    }
-    // Each brings an entry; a cut loses less than 64 bytes.
-    const full = Math.ceil((count * (length + SCATTER_ENTRY_BYTES)) / (payloadBytes - 64 - SCATTER_ENTRY_BYTES));
-    const fewest = Math.max(full, Math.ceil(count / MAX_SCATTER_ENTRIES));
-    assert.ok(packets <= fewest + 1, `${packets} packets for ranges of ${length} bytes`);
-  }
 });
 
 test('ranges outside of the region of this side, and of no whole bytes, are refused', () => {
   const packed = new PackedRanges();
-  const limits = { regionBytes: 1000, payloadBytes: 1400 };
   for (const [source, target, length] of [
     [990, 0, 11],
     [-1, 0, 1],
@@ -90,7 +57,7 @@ test('ranges outside of the region of this side, and of no whole bytes, are refu
     table.localOffset[0] = source;
     table.remoteOffset[0] = target;
     table.bytes[0] = length;
-    assert.throws(() => packed.pack(table, 0, 1, limits), { code: 'WL_INVALID_ARGUMENT', message: /range 0/ });
+    assert.throws(() => packed.pack(table, 0, 1, 1000), { code: 'WL_INVALID_ARGUMENT', message: /range 0/ });
   }
 });
 
@@ -113,8 +80,7 @@ for (const segmentBytes of [1368, 8952, 65_472]) {
         const start = table.localOffset[at]!;
         expected.set(from.bytes.subarray(start, start + table.bytes[at]!), table.remoteOffset[at]);
       }
-      const { payloadBytes } = net.a.connection;
-      if (packed.pack(table, 0, count, { regionBytes: bytes, payloadBytes }) === 0) continue;
+      if (packed.pack(table, 0, count, bytes) === 0) continue;
       // Nothing of the table is looked at any more.
       table.bytes.fill(0);
       const where = { remoteRegion: to.id, remoteKey: to.key };

@@ -16,11 +16,21 @@ function dropsOf({ engine }: Side): number {
 function kindOf(bytes: Uint8Array): string {
   const flags = new DataView(bytes.buffer, bytes.byteOffset).getUint16(packetPrefix.offset.flags, true);
   const [kind] = Object.entries(packetKinds).find(([, number]) => number === bytes[packetPrefix.offset.kind]) ?? [];
-  const names = ['skip', 'signal', 'scatter', 'reset'] as const;
+  const names = ['skip', 'signal', 'chunk', 'scatter', 'reset'] as const;
   return [kind, ...names.filter((name) => (flags & packetFlags[name]) !== 0)].join(' ');
 }
 
-const everyKind = ['ack', 'ack reset', 'control', 'data', 'data scatter', 'data signal', 'data skip', 'probe'];
+const everyKind = [
+  'ack',
+  'ack reset',
+  'control',
+  'data',
+  'data chunk',
+  'data scatter',
+  'data signal',
+  'data skip',
+  'probe',
+];
 
 /** All operations both ways, a cancelled one, silence and an end: every kind of packet. */
 function runEverything(options: LoopbackOptions, attack?: (net: Loopback, packet: Flying) => void): Loopback {

@@ -13,8 +13,6 @@ import {
   type SocketAddress,
 } from '../../../native/udp.ts';
 import { waitWritable } from '../../../native/readiness.ts';
-import type { Region } from '../../engine/region.ts';
-import type { RangeList } from '../../send/range-list.ts';
 import { type Burst, type PacketIo, type PlacementRun, placeNative } from '../packet-io.ts';
 
 /** The socket of one path to one peer, as the engine's thread sees it. */
@@ -142,24 +140,7 @@ export class UdpPacketIo implements PacketIo {
       block.setIovecCount(message, 1);
       return;
     }
-    if (burst.ranges !== undefined) {
-      this.#addRanges(outbox, burst, header, burst.ranges);
-      return;
-    }
     block.setPairs(message, burst, header, region.address + burst.payloadOffset);
-  }
-
-  /** The message that was begun last is a header, then ranges from here and there. */
-  // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per packet
-  #addRanges({ block, count }: Outbox, burst: Burst, header: number, { sources, lengths }: RangeList): void {
-    const message = count - 1;
-    const { firstRange, endRange } = burst;
-    const base = (burst.region as Region).address;
-    block.setIovec(message, 0, header, burst.headerBytes);
-    for (let index = firstRange; index < endRange; index += 1) {
-      block.setIovec(message, index - firstRange + 1, base + sources[index]!, lengths[index]!);
-    }
-    block.setIovecCount(message, endRange - firstRange + 1);
   }
 
   #addPlain(socket: PathSocket, burst: Burst): void {

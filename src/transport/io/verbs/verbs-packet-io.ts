@@ -92,7 +92,7 @@ export class VerbsPacketIo implements PacketIo {
       return;
     }
     const { region } = burst;
-    const use = region === undefined || burst.ranges !== undefined ? undefined : end.rail.regions.find(region);
+    const use = region === undefined ? undefined : end.rail.regions.find(region);
     if (use === undefined) {
       this.#addCopies(end, burst);
       return;

@@ -5,6 +5,7 @@ import { WeftlineError } from 'weftline';
 import type { Region } from '#lib/transport/engine/region.js';
 import type { ScatterOptions, TransportConnection } from '#lib/transport/engine/transport-engine.js';
 import { PreparedTransfers, type TransferPlan } from '#lib/transport/host/prepared-transfers.js';
+import { MAX_GATHERED_BYTES } from '#lib/transport/send/range-list.js';
 import { planned } from '../../../local/support/planned-transfer.ts';
 import type { EncodedError } from '#lib/core/errors.js';
 
@@ -12,7 +13,7 @@ const DATA_REGION = 3;
 const STAGING_REGION = 4;
 
 /** A connection that notes what is posted, and ends requests when it is told to. */
-function pretendedHost(payloadBytes = 0): {
+function pretendedHost(): {
   readonly transfers: PreparedTransfers;
   readonly log: string[];
   /** Slots whose transfers are done. */
@@ -36,11 +37,8 @@ function pretendedHost(payloadBytes = 0): {
   const describe = (kind: string, { region, offset, bytes, flow, remoteOffset }: Options): string =>
     `${kind} ${bytes} from ${region.id}+${offset} to ${remoteOffset} on ${flow}`;
   const connection = {
-    payloadBytes,
-    scatter: ({ ranges, region, flow, remoteRegion }: ScatterOptions) =>
-      note(
-        `scatter ${[...ranges.lengths.subarray(ranges.first, ranges.end)].join('+')} from ${region.id} to ${remoteRegion} on ${flow}`,
-      ),
+    scatter: (options: ScatterOptions) => note(`scatter ${describeRanges(options)}`),
+    gather: (options: ScatterOptions) => note(`gather ${describeRanges(options)}`),
     write: (options: Options) => note(describe('write', options)),
     read: (options: Options) => note(describe('read', options)),
     signal: ({ remoteOffset, add, flow }: Options) => note(`signal ${add} at ${remoteOffset} on ${flow}`),
@@ -58,6 +56,11 @@ function pretendedHost(payloadBytes = 0): {
     hasFailedElsewhere: () => elsewhere.hasFailed,
   });
   return { transfers, log, done, elsewhere, end: (handle, error) => transfers.ended(slots.get(handle) ?? -1, error) };
+}
+
+function describeRanges({ ranges, region, flow, remoteRegion }: ScatterOptions): string {
+  const lengths = [...ranges.lengths.subarray(ranges.first, ranges.end)].join('+');
+  return `${lengths} from ${region.id} to ${remoteRegion} on ${flow}`;
 }
 
 const lost: EncodedError = { code: 'WL_UNAUTHORIZED', message: 'no', details: {} };
@@ -88,7 +91,7 @@ function tableOf(rows: readonly Row[]): Pick<TransferPlan, 'parts' | 'regions' |
 }
 
 function plan(transfers: PreparedTransfers, options: PlanOptions = {}): number {
-  const { parts = 2, operation = 'write', region = DATA_REGION, connection = 0 } = options;
+  const { parts = 2, operation = 'read', region = DATA_REGION, connection = 0 } = options;
   const line = transfers.openLine({
     connection,
     flow: 9,
@@ -99,7 +102,7 @@ function plan(transfers: PreparedTransfers, options: PlanOptions = {}): number {
     ring: 64,
     ringBytes: 32,
   });
-  const rows = Array.from({ length: parts }, (_, index) => [region, index * 10, 1, 1, index * 100, 10] as const);
+  const rows = Array.from({ length: parts }, (_, index) => [region, index * 10, 1, index, index * 100, 10] as const);
   return transfers.prepare({ connection, operation, flow: 2, ...tableOf(rows), line });
 }
 
@@ -112,13 +115,13 @@ test('who forgets a transfer of a connection that has ended forgets no other one
   const other = plan(transfers, { parts: 1 });
   transfers.forget(ended);
   transfers.post(5, other, nothing);
-  assert.deepEqual(log, ['1 write 10 from 3+0 to 0 on 2']);
+  assert.deepEqual(log, ['1 read 10 from 3+0 to 0 on 2']);
 });
 
 test('all ranges are posted at once; the end comes with the last of them', () => {
   const { transfers, log, end } = pretendedHost();
   transfers.post(5, plan(transfers), nothing);
-  assert.deepEqual(log.splice(0), ['1 write 10 from 3+0 to 0 on 2', '2 write 10 from 3+10 to 100 on 2']);
+  assert.deepEqual(log.splice(0), ['1 read 10 from 3+0 to 0 on 2', '2 read 10 from 3+10 to 100 on 2']);
   end(2);
   assert.deepEqual(log, []);
   assert.ok(transfers.has(5));
@@ -257,12 +260,12 @@ test('cancelled, closed or without its region, a transfer fails', () => {
   );
 });
 
-test('small writes between the same regions are posted as one, others alone, in their order', () => {
-  const { transfers, log, end } = pretendedHost(216);
-  // Up to (216 - 16) / 2 bytes.
+test('small writes and reads between the same regions are posted as one, others alone, in their order', () => {
+  const { transfers, log, end } = pretendedHost();
+  const most = MAX_GATHERED_BYTES;
   const parts = [
-    [DATA_REGION, 0, 1, 1, 0, 101],
-    [DATA_REGION, 500, 1, 1, 200, 100],
+    [DATA_REGION, 0, 1, 1, 0, most + 1],
+    [DATA_REGION, 500, 1, 1, 200, most],
     [DATA_REGION, 700, 1, 1, 400, 1],
     [DATA_REGION, 900, 1, 1, 600, 100],
     [DATA_REGION, 1100, 2, 7, 0, 100],
@@ -272,14 +275,18 @@ test('small writes between the same regions are posted as one, others alone, in 
   const common = { connection: 0, flow: 2, ...tableOf(parts), line: -1 };
   transfers.post(5, transfers.prepare({ ...common, operation: 'write' }), nothing);
   assert.deepEqual(log.splice(0), [
-    '1 write 101 from 3+0 to 0 on 2',
-    '2 scatter 100+1+100 from 3 to 1 on 2',
+    `1 write ${most + 1} from 3+0 to 0 on 2`,
+    `2 scatter ${most}+1+100 from 3 to 1 on 2`,
     '3 write 100 from 3+1100 to 0 on 2',
     '4 scatter 4+5 from 4 to 2 on 2',
   ]);
   for (const handle of [1, 2, 3, 4]) end(handle);
-  assert.deepEqual(log.splice(0), ['slot 5 done, 411 bytes']);
-  // Reads ask for each part.
+  assert.deepEqual(log.splice(0), [`slot 5 done, ${2 * most + 211} bytes`]);
   transfers.post(6, transfers.prepare({ ...common, operation: 'read' }), nothing);
-  assert.equal(log.length, 7);
+  assert.deepEqual(log.splice(0), [
+    `5 read ${most + 1} from 3+0 to 0 on 2`,
+    `6 gather ${most}+1+100 from 3 to 1 on 2`,
+    '7 read 100 from 3+1100 to 0 on 2',
+    '8 gather 4+5 from 4 to 2 on 2',
+  ]);
 });
