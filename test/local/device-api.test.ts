@@ -137,7 +137,7 @@ test('when the thread that serves the queues ends, kernels and calls hear why; w
   const options = { name: 'one', settings, token: '', onFailure: (error: WeftlineError) => told.push(error) };
   const ended = new ProxyService({ ...options, backends: ['none' as BackendName] });
   // What ended the thread is the error itself.
-  await assert.rejects(ended.call('metadata'), { code: 'WL_UNSUPPORTED', message: /There is no backend none/ });
+  await assert.rejects(ended.call('metadata'), { code: 'WL_UNSUPPORTED', message: /There is no backend "none"/ });
   assert.deepEqual(
     told.map(({ code }) => code),
     ['WL_UNSUPPORTED'],

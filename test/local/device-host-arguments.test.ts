@@ -37,7 +37,7 @@ test('options that cannot be fail as documented, whichever thread looks at them'
   ]) {
     await assert.rejects(create(more), withCode('WL_INVALID_ARGUMENT', 'Invalid '));
   }
-  await assert.rejects(create({ backends: ['x'] }), withCode('WL_UNSUPPORTED', 'There is no backend x'));
+  await assert.rejects(create({ backends: ['x'] }), withCode('WL_UNSUPPORTED', 'There is no backend "x"'));
   await assert.rejects(create({ host: '0.0.0.0', token: '' }), withCode('WL_CONFIG', 'token'));
 });
 
