@@ -336,6 +336,7 @@ export class Connection implements TransportConnection, RequestOwner {
     reply.ranges = ranges;
     reply.nextRange = 0;
     reply.target = target;
+    reply.targetKey = 0;
     reply.base = 0;
     this.send.replyCount++;
     this.life.addPending();

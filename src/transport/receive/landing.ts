@@ -93,7 +93,9 @@ export class Landing {
     const ranges = request.ranges as RangeList;
     const { places, bytes, chunk } = order;
     const first = request.nextAnswer;
-    if (!this.#isWhole(order) || first + places > ranges.end) return failReasons.bounds;
+    // The last ranges have been asked for once the request is in segments as a whole.
+    const asked = request.segmented ? ranges.end : Math.min(request.nextRange, ranges.end - 1);
+    if (!this.#isWhole(order) || first + places > asked) return failReasons.bounds;
     const { sources, lengths } = ranges;
     const words = this.#words;
     const begin = chunk * CHUNK_BYTES;

@@ -310,7 +310,7 @@ interface Place {
 
 function inRequest(connection: Connection, target: number, { bytes, offset, messageBytes, base }: Place): number {
   const request = connection.engine.requests.find(target);
-  if (request === undefined || !request.isPending || request.owner !== connection) return 0;
+  if (request === undefined || !request.isPending || request.owner !== connection || !request.announced) return 0;
   if (base + messageBytes > request.bytes) return 0;
   if (request.messageBytes !== -1 && request.messageBytes !== messageBytes) return 0;
   if (request.kind === 'receive') {

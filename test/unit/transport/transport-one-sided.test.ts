@@ -556,3 +556,72 @@ test('scatter() and its ranges are checked before anything is sent', () => {
   const none = new Float64Array(0);
   assert.throws(() => new RangeList({ sources: none, targets: none, lengths: none }), /at least one/);
 });
+
+test('a message for a gather() is put nowhere, not even straight from the socket', () => {
+  const orders: Uint8Array[] = [];
+  const net = new Loopback({
+    direct: true,
+    settings: { transportChecksum: 'none' },
+    lose: ({ bytes, to }) => to.name === 'b' && orders.push(Uint8Array.from(bytes)) > 0,
+  });
+  const local = net.a.region(100);
+  const store = net.b.region(100);
+  const list = new RangeList({
+    sources: new Float64Array(100),
+    targets: new Float64Array(100),
+    lengths: new Float64Array(100).fill(1),
+  });
+  const handle = net.a.connection.gather({ region: local, ranges: list, ...place(store) });
+  net.run(() => orders.length > 1, 1000);
+  const taken: Uint8Array[] = [];
+  const donor = new Loopback({
+    settings: { transportChecksum: 'none' },
+    lose: ({ bytes, to }) => to.name === 'a' && bytes[1] === 1 && taken.push(Uint8Array.from(bytes)) > 0,
+  });
+  const from = donor.b.region(200);
+  from.bytes.fill(9);
+  donor.b.connection.write({ region: from, offset: 0, bytes: 200, ...remote(donor.a.region(200)) });
+  donor.run(() => taken.length > 0, 1000);
+  const packet = taken[0] as Uint8Array;
+  const view = viewOf(packet);
+  view.setUint32(HEADER.connection, net.a.connection.id, true);
+  view.setUint16(HEADER.flags, 0, true);
+  view.setUint32(HEADER.target, handle, true);
+  net.receive(net.a, packet, 0);
+  assert.equal(net.placed, 0);
+  assert.ok(local.bytes.every((byte) => byte === 0));
+});
+
+test('an answer to ranges that a gather() has not asked for yet is refused', () => {
+  const { net, chunk, order } = takeScatter();
+  const local = net.b.region(1000);
+  const gather = net.b.connection.gather({ region: local, ranges: ranges(500), ...place(net.a.region(1000)) });
+  viewOf(order).setUint16(HEADER.flags, packetFlags.scatter, true);
+  viewOf(order).setUint32(HEADER.target, gather, true);
+  net.receive(net.b, chunk, 0);
+  net.receive(net.b, order, 0);
+  assert.equal(net.b.engine.drops.bounds, 1);
+  assert.equal(isEnded(net.b, gather), false);
+  assert.ok(local.bytes.every((byte) => byte === 0));
+});
+
+test('an answer shows no key of a region that another request was for', () => {
+  const answers: Uint8Array[] = [];
+  const net = new Loopback({
+    settings: { transportChecksum: 'none' },
+    lose: ({ bytes, to }) => {
+      if (to.name === 'a' && bytes[1] === 1 && (flagsOf(bytes) & packetFlags.scatter) !== 0) answers.push(bytes);
+      return false;
+    },
+  });
+  const [local, store, other] = [net.a.region(1000), net.b.region(1000), net.a.region(1000)];
+  const write = net.b.connection.write({ region: store, offset: 0, bytes: 10, ...remote(other) });
+  assert.ok(net.run(() => isEnded(net.b, write)));
+  net.b.engine.forget(write);
+  const gather = net.a.connection.gather({ region: local, ranges: ranges(500), ...place(store) });
+  assert.ok(net.run(() => isEnded(net.a, gather)));
+  assert.deepEqual(
+    answers.map((answer) => viewOf(answer).getUint32(HEADER.targetKey, true)),
+    [0],
+  );
+});
