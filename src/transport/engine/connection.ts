@@ -164,6 +164,7 @@ export class Connection implements TransportConnection, RequestOwner {
   /** A request whose `bytes` go in chunks. */
   #chunked(kind: 'read' | 'write', options: ScatterOptions, bytes: number): EngineHandle {
     checkScatter(this.engine.regions, options);
+    if (this.error !== undefined) throw this.error;
     this.openChunks();
     const request = this.#openWithout(kind, options.flow ?? 0);
     request.region = options.region;

@@ -257,10 +257,11 @@ export class RequestQueue {
 // oxlint-disable-next-line max-params -- what failed, who refused it, why and at how many bytes: no object would group them
 export function peerFailure(peer: string, request: Request, reason: number, bytes: number): WeftlineError {
   const incoming = request.kind === 'receive' || request.kind === 'read';
-  const what = `Cannot ${request.kind} ${request.bytes} bytes ${incoming ? 'from' : 'to'} ${peer}`;
+  const size = request.ranges?.bytes ?? request.bytes;
+  const what = `Cannot ${request.kind} ${size} bytes ${incoming ? 'from' : 'to'} ${peer}`;
   const [code, why] = explain(request, reason, bytes);
   return new WeftlineError(code, `${what}: ${why}`, {
-    details: { peer, kind: request.kind, bytes: request.bytes, flow: request.flow, room: bytes },
+    details: { peer, kind: request.kind, bytes: size, flow: request.flow, room: bytes },
   });
 }
 

@@ -326,6 +326,7 @@ test('gather() outside of the region, with a wrong key or without the right to r
     const handle = net.a.connection.gather({ region: local, ...options });
     assert.ok(net.run(() => isEnded(net.a, handle)));
     assert.equal(net.a.engine.requestError(handle)?.code, code);
+    assert.match(net.a.engine.requestError(handle)?.message ?? '', /Cannot read 100 bytes/);
   }
   assert.ok(local.bytes.every((byte) => byte === 0));
   const good = net.a.connection.gather({ region: local, ranges: ranges(950), ...place(store) });
@@ -624,4 +625,16 @@ test('an answer shows no key of a region that another request was for', () => {
     answers.map((answer) => viewOf(answer).getUint32(HEADER.targetKey, true)),
     [0],
   );
+});
+
+test('scatter() and gather() on a connection that is over make no memory for chunks', () => {
+  const net = new Loopback();
+  const adopted: Region[] = [];
+  const local = net.a.region(1000);
+  Object.assign(net.a, { adopt: (region: Region) => adopted.push(region) });
+  net.a.connection.close();
+  const options = { region: local, ranges: ranges(500), remoteRegion: 1, remoteKey: 1 };
+  assert.throws(() => net.a.connection.scatter(options), { code: 'WL_CLOSED' });
+  assert.throws(() => net.a.connection.gather(options), { code: 'WL_CLOSED' });
+  assert.equal(adopted.length, 0);
 });
