@@ -271,6 +271,9 @@ export class Connection implements TransportConnection, RequestOwner {
       this.engine.admission.end(this.receive, request);
     } else if (request.kind === 'reply') {
       this.send.replyCount--;
+      if (request.ranges !== undefined) this.send.answerCount--;
+    } else if (request.kind === 'read') {
+      this.send.noteAsked(request);
     } else if (request.slot !== NO_SLOT && !request.isRetracted) {
       this.send.eager?.free(request.slot, request.handle);
     }
@@ -340,6 +343,7 @@ export class Connection implements TransportConnection, RequestOwner {
     reply.targetKey = 0;
     reply.base = 0;
     this.send.replyCount++;
+    if (ranges !== undefined) this.send.answerCount++;
     this.life.addPending();
     this.send.enqueue(this.send.flow(flow).replies, reply);
   }

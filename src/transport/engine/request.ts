@@ -50,8 +50,9 @@ export class Request {
   /** What a scattered write carries, and the first range that is in no chunk yet. */
   ranges: RangeList | undefined;
   nextRange = 0;
-  /** The first range of a read of many whose bytes have not come. */
+  /** The first range of a read of many whose bytes have not come, and its chunks of places that are not answered. */
   nextAnswer = 0;
+  asked = 0;
   /** The chunk that is being sent, and how much of it is in segments. */
   chunk: number = NO_CHUNK;
   chunkPosition = 0;
@@ -102,6 +103,7 @@ export class RequestTable {
     request.position = 0;
     request.segmented = false;
     request.nextRange = 0;
+    request.asked = 0;
     request.chunk = NO_CHUNK;
     request.chunkPosition = 0;
     request.unacked = 0;

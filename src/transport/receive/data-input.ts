@@ -16,13 +16,17 @@ import type { Region, RemoteAccess } from '../engine/region.ts';
 import type { Request } from '../engine/request.ts';
 import { traceArrived } from '../engine/trace-messages.ts';
 import { ORDERS, run, runBytes } from './segment-run.ts';
+import { MAX_ASKED } from '../send/send-side.ts';
 
 const TWO_32 = 2 ** 32;
 /** One refusal of the same place is enough for this many microseconds: the sender is told by a reliable record. */
 const REJECTION_INTERVAL = 5000;
 
-/** Answers of a connection that are under way, each of which may have a chunk of places in memory; further ones wait. */
-const MAX_ANSWERS = 32;
+/**
+ * Answers of a connection that are under way, each of which may have a chunk of places in memory; further ones wait. More
+ * than a peer asks for at a time, because its acks may be late, and it does not count reads that it has cancelled.
+ */
+const MAX_ANSWERS = 2 * MAX_ASKED;
 
 /** Flags of segments that are no part of a longer run. */
 const ALONE = packetFlags.skip | packetFlags.signal | ORDERS | packetFlags.eager;
@@ -243,7 +247,7 @@ function carryOut(connection: Connection): boolean {
 
 /** Takes in answers to a read of many ranges. */
 function takeAnswer(connection: Connection): boolean {
-  const { engine, counters } = connection;
+  const { engine, send, counters } = connection;
   const request = engine.requests.find(order.target);
   const isOurs = request?.isPending === true && request.owner === connection && request.kind === 'read';
   if (request === undefined || !isOurs || request.ranges === undefined) {
@@ -252,6 +256,7 @@ function takeAnswer(connection: Connection): boolean {
   const bounds = landingOf(connection).answer(order, request);
   if (bounds !== 0) return reject(connection, bounds, 0);
   counters.receivedSegments++;
+  send.noteAsked(request);
   if (request.nextAnswer === request.ranges.end) {
     request.received = request.ranges.bytes;
     engine.done(request);
@@ -262,7 +267,7 @@ function takeAnswer(connection: Connection): boolean {
 /** Begins to answer a read of many ranges. */
 function answer(connection: Connection, region: Region): boolean {
   const { engine, send, counters } = connection;
-  isPostponed = send.replyCount >= MAX_ANSWERS || !engine.requests.hasRoom();
+  isPostponed = send.answerCount >= MAX_ANSWERS || !engine.requests.hasRoom();
   if (isPostponed) return false;
   const ranges = landingOf(connection).rangesIn(order, region);
   if (ranges === undefined) return reject(connection, failReasons.bounds, region.bytes.byteLength);

@@ -1,12 +1,20 @@
 // The sending side of a connection: requests that wait to be cut into segments, segments in flight, and what bounds them.
 // transmit.ts sends, ack-input.ts takes in acks and finds what was lost.
-import { DATA_HEADER_BYTES, EAGER_SLOTS } from '../wire/packet-layout.ts';
+import { CHUNK_BYTES, DATA_HEADER_BYTES, EAGER_SLOTS, PLACE_BYTES } from '../wire/packet-layout.ts';
 import { type Congestion, congestionRules } from '../../congestion/congestion.ts';
 import { isVacancy, NO_CHUNK, type Request, RequestQueue } from '../engine/request.ts';
 import type { TransportSettings } from '../engine/transport-settings.ts';
 import type { ChunkSender } from './chunk-sender.ts';
 import { BurstTable, SendWindow } from './send-window.ts';
 import { ReceiverCredits } from './receiver-credits.ts';
+
+/**
+ * Chunks of places of a connection that are not answered; further ones are not sent. INVARIANT: the peer takes in as many. Were
+ * one to wait there, answers of this side that are sent behind it would wait as well, and with both ends so, for ever.
+ */
+export const MAX_ASKED = 16;
+/** Places of a full chunk. */
+const PLACES = CHUNK_BYTES / PLACE_BYTES;
 
 interface SendSideOptions {
   readonly settings: TransportSettings;
@@ -52,9 +60,12 @@ export class SendSide {
   unrequested = 0;
   /** Answers that this side owes to reads of the peer. */
   replyCount = 0;
+  /** Such answers of many ranges, and chunks of places that the peer has not answered. */
+  answerCount = 0;
+  #asked = 0;
   /** Exists once a scattered write was posted. */
   chunks: ChunkSender | undefined;
-  /** Queues whose next write finds no free chunk. */
+  /** Queues whose next request finds no free chunk, or is one read too many, in the order in which they began to wait. */
   readonly #chunkless: SendQueue[] = [];
   /** Payload that waits in send queues. */
   backlogBytes = 0;
@@ -171,9 +182,13 @@ export class SendSide {
     this.enqueue(flow.messages, request);
   }
 
-  /** Hot path. Gathers a chunk of the request that has the turn. False if none is free: its flow then waits until one is. */
+  /** Hot path. Gathers a chunk of the request that has the turn. False if none may be sent: its flow then waits until one may. */
   gather(request: Request): boolean {
-    if (this.chunks?.gather(request) === true) return true;
+    const isRead = request.kind === 'read';
+    if ((!isRead || this.#asked < MAX_ASKED) && this.chunks?.gather(request) === true) {
+      if (isRead) this.noteAsked(request);
+      return true;
+    }
     this.#chunkless.push(this.schedule.current());
     this.schedule.dropCurrent();
     return false;
@@ -195,9 +210,21 @@ export class SendSide {
     if (this.chunks?.acknowledge(entry, segments) === true) this.#resumeChunkless();
   }
 
+  /** Hot path. A read of many ranges has a chunk of places, or answers, more; or it has ended. */
+  noteAsked(request: Request): void {
+    const { ranges, nextRange, nextAnswer, isPending } = request;
+    if (ranges === undefined) return;
+    const { first } = ranges;
+    const asked = isPending ? Math.ceil((nextRange - first) / PLACES) - Math.floor((nextAnswer - first) / PLACES) : 0;
+    const wasFull = this.#asked >= MAX_ASKED;
+    this.#asked += asked - request.asked;
+    request.asked = asked;
+    if (wasFull && this.#asked < MAX_ASKED) this.#resumeChunkless();
+  }
+
   #resumeChunkless(): void {
-    for (let queue = this.#chunkless.pop(); queue !== undefined; queue = this.#chunkless.pop())
-      this.schedule.add(queue);
+    for (const queue of this.#chunkless) this.schedule.add(queue);
+    this.#chunkless.length = 0;
     this.#options.wake();
   }
 
@@ -403,12 +430,12 @@ class Schedule {
     this.#turn++;
   }
 
-  /** The current queue has no work. */
+  /** The current queue has no work. ORDER: the others keep theirs, or some that wait would be overtaken again and again. */
   dropCurrent(): void {
-    const queue = this.current();
-    queue.scheduled = false;
-    const last = this.#ring.pop() as SendQueue;
-    if (last !== queue) this.#ring[this.#turn] = last;
+    this.current().scheduled = false;
+    const ring = this.#ring;
+    for (let at = this.#turn + 1; at < ring.length; at++) ring[at - 1] = ring[at]!;
+    ring.pop();
   }
 }
 

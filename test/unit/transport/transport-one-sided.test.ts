@@ -558,6 +558,39 @@ test('scatter() and its ranges are checked before anything is sent', () => {
   assert.throws(() => new RangeList({ sources: none, targets: none, lengths: none }), /at least one/);
 });
 
+test('both ends read many ranges at once, more than are answered at a time, and none waits for the other for ever', () => {
+  for (const kind of ['ranges', 'plain reads'] as const) {
+    const net = new Loopback({ segmentBytes: 65_472 });
+    const list = scattered(100, 10_000);
+    const posted = [net.a, net.b].flatMap((side) => {
+      const local = side.region(list.sourceEnd);
+      const store = side.other.region(100 * 10_003);
+      const gather = () => side.connection.gather({ region: local, ranges: list, ...place(store) });
+      const read = () => side.connection.read({ region: local, offset: 0, bytes: list.sourceEnd, ...remote(store) });
+      const handles = Array.from({ length: 40 }, kind === 'ranges' ? gather : read);
+      return [...handles, gather()].map((handle) => ({ side, handle }));
+    });
+    assert.ok(
+      net.run(() => posted.every(({ side, handle }) => isEnded(side, handle)), 5_000_000),
+      kind,
+    );
+    for (const { side, handle } of posted) assert.equal(side.engine.poll(handle), requestStatus.done);
+  }
+});
+
+test('flows whose scattered writes wait for chunks take turns', () => {
+  const net = new Loopback({ segmentBytes: 8952, rate: 1000 });
+  const list = scattered(100, 9000);
+  const from = net.a.region(list.sourceEnd);
+  const to = net.b.region(100 * 9003);
+  const flows = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11].map((flow) =>
+    Array.from({ length: 10 }, () => net.a.connection.scatter({ region: from, ranges: list, flow, ...place(to) })),
+  );
+  assert.ok(net.run(() => flows.some((handles) => handles.every((handle) => isEnded(net.a, handle)))));
+  const done = flows.map((handles) => handles.filter((handle) => isEnded(net.a, handle)).length);
+  assert.ok(Math.min(...done) >= 7, `writes that each flow has done when the first has all: ${done.join(', ')}`);
+});
+
 test('a message for a gather() is put nowhere, not even straight from the socket', () => {
   const orders: Uint8Array[] = [];
   const net = new Loopback({
