@@ -6,8 +6,8 @@ import { invalidArgument } from '../../core/errors.ts';
 import { isWhole } from '../../core/check-options.ts';
 import { alignUp } from '../../abi/layout.ts';
 
-/** Longest range of a list; what is longer is cut. */
-export const MAX_RANGE_BYTES = 32_768;
+/** Longest range of a list, of which four fill a chunk; what is longer is cut. */
+export const MAX_RANGE_BYTES = 32_760;
 
 /** Longest part of a prepared transfer that is gathered: two copies of a longer one cost more than a request of its own. */
 export const MAX_GATHERED_BYTES = 16_384;
