@@ -77,13 +77,13 @@ function allowedBy<D extends DType>({ dtype, shape, device }: TensorRule<D>): st
 }
 
 /**
- * Checks the tensors among a call's arguments in a later part of the call: memory of one that was disposed meanwhile may be
+ * Checks the tensors among a call's arguments in a later part of the call: memory of one that was closed meanwhile may be
  * another's by now. Fails with WL_INVALID_ARGUMENT. `until`: when the call is done with them.
  */
 export function requireLive(args: object, until: string): void {
   for (const [name, value] of Object.entries(args) as [string, unknown][]) {
     if (!(value instanceof Tensor) || !value.storage.disposed) continue;
-    throw invalidArgument(name, 'a disposed tensor', `one that lives until ${until}`);
+    throw invalidArgument(name, 'a closed tensor', `one that lives until ${until}`);
   }
 }
 

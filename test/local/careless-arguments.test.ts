@@ -608,7 +608,7 @@ test('a layer, its context and its stages take their options by name, and flags 
 });
 
 function gone(name: string): object {
-  const message = new RegExp(`${name}: expected one that lives .* ended, got "a disposed tensor"`);
+  const message = new RegExp(`${name}: expected one that lives .* ended, got "a closed tensor"`);
   return { ...invalid, message };
 }
 

@@ -7,7 +7,7 @@ import { CHUNK_BYTES, CHUNKS, failReasons, LANDING_BYTES, PLACE_BYTES } from '..
 
 const TWO_32 = 2 ** 32;
 
-/** What a segment says that is to be done with a chunk. */
+/** What to do with a chunk, as the segment behind it says. */
 export class ChunkOrder {
   sequence = 0;
   flags = 0;

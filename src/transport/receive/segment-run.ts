@@ -5,7 +5,7 @@ import { DATA_HEADER_BYTES, dataHeader, dataWord, packetFlags } from '../wire/pa
 const DATA = dataHeader.offset;
 const WORD = dataWord;
 const TWO_32 = 2 ** 32;
-/** Flags of segments that say what is to be done with a chunk. */
+/** Flags of segments that say what to do with a chunk. */
 export const ORDERS: number = packetFlags.scatter | packetFlags.gather;
 /** Flags that may differ between the segments of a run. */
 const SAME_FLAGS = ~packetFlags.ackNow;

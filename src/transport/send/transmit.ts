@@ -223,7 +223,7 @@ function addressTo(connection: Connection, request: Request | undefined, entry: 
   }
 }
 
-/** The segments are a part of a chunk, or say what is to be done with it. */
+/** The segments are a part of a chunk, or say what to do with it. */
 function addressChunk({ engine: { template }, send: { chunks } }: Connection, request: Request, entry: number): void {
   if (chunks === undefined) return;
   const place = entry % CHUNK_ENTRY;

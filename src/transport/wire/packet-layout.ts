@@ -66,10 +66,10 @@ export const packetFlags = {
    */
   scatter: 1024,
   /**
-   * Data, with `region`: as `scatter`, but the chunk is nothing but places, low 32 bits of `base` of them: ranges of the region
-   * that the sender wants to read, as answers on the flow that is in the bits above. The answers are chunks; a segment
-   * `scatter` without `region`, whose `target` is the request `messageBytes` of the reader, hands each over, with the lengths of the
-   * next ranges of that request as places.
+   * Data, with `region`: the chunk holds only places, which are the ranges of the region that the sender wants to read. The low 32
+   * bits of `base` count them, the bits above are the flow of the answers, `messageBytes` is the sender's request, and `offset`
+   * is as for `scatter`. The answers are chunks. Behind each goes a segment with `scatter` and without `region`: its `target`
+   * is that request, and the chunk's places say only the lengths of the request's next ranges.
    */
   gather: 2048,
 } as const;
