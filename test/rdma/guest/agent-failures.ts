@@ -9,7 +9,7 @@ import { decodeRdmaInfo } from '#lib/agent/rdma/rdma-meeting.js';
 import { hostMemory, openBackend } from '../../local/support/backend-context.ts';
 import { withCode } from '../../support/with-code.ts';
 import { MEMORY_BYTES, openTwo, pollAll, prepareWrite, settled, type TwoBackends } from './support/agents.ts';
-import { command } from './support/command.ts';
+import { setLink } from './support/command.ts';
 
 async function rest(two: TwoBackends): Promise<void> {
   const transfer = await prepareWrite(two, { bytes: 4096 });
@@ -92,11 +92,11 @@ test('strangers who send random bytes to the meeting get nothing, and the others
 test('a port that stays down ends its links, and the error names the event', async () => {
   const two = await openTwo();
   try {
-    command('ip', 'link', 'set', 'veth0', 'down');
+    setLink('veth0', 'down');
     await pollAll(two.both, () => two.link.state === 'dead', 'the link stays open');
     withCode('WL_PEER_LOST', /rxe0 port 1: a port went down \(IBV_EVENT_PORT_ERR\)/)(two.link.error);
   } finally {
-    command('ip', 'link', 'set', 'veth0', 'up');
+    setLink('veth0', 'up');
     await two[Symbol.asyncDispose]();
   }
 });

@@ -17,7 +17,7 @@ import {
 import { CompletionChannel, CompletionQueue } from '#lib/native/verbs/completion-queue.js';
 import { MemoryRegion } from '#lib/native/verbs/memory-region.js';
 import { QueuePair } from '#lib/native/verbs/queue-pair.js';
-import { command } from './support/command.ts';
+import { command, setLink } from './support/command.ts';
 import { connectPair, doOne, Side } from './support/pair.ts';
 
 const memoryLimitChild = new URL('support/memory-limit.js', import.meta.url).pathname;
@@ -163,7 +163,7 @@ test('a channel wakes a thread that sleeps, once for each arming', () => {
 
 test('a port that goes down and comes up is told by events', () => {
   command('ip', 'link', 'add', 'dummy9', 'type', 'dummy');
-  command('ip', 'link', 'set', 'dummy9', 'up');
+  setLink('dummy9', 'up');
   command('rdma', 'link', 'add', 'rxe9', 'type', 'rxe', 'netdev', 'dummy9');
   try {
     using context = VerbsContext.open('rxe9');
@@ -180,12 +180,12 @@ test('a port that goes down and comes up is told by events', () => {
         assert.ok(Date.now() < until, `no ${name} came`);
       }
     };
-    command('ip', 'link', 'set', 'dummy9', 'down');
+    setLink('dummy9', 'down');
     const down = next('IBV_EVENT_PORT_ERR');
     assert.equal(down.port, 1);
     assert.equal(down.meaning, 'rxe9 port 1: a port went down');
     assert.notEqual(context.queryPort(1).state, 'active');
-    command('ip', 'link', 'set', 'dummy9', 'up');
+    setLink('dummy9', 'up');
     assert.equal(next('IBV_EVENT_PORT_ACTIVE').meaning, 'rxe9 port 1: a port came up');
   } finally {
     command('rdma', 'link', 'delete', 'rxe9');

@@ -15,7 +15,7 @@ import {
   type TransportPair,
   transportPromises,
 } from '../../support/transport-conformance.ts';
-import { command } from './support/command.ts';
+import { command, setLink } from './support/command.ts';
 import { withSecondWire } from './support/second-wire.ts';
 
 const peerScript = fileURLToPath(new URL('../../local/support/transport-peer.js', import.meta.url));
@@ -137,21 +137,21 @@ test('a port that is down for a while costs time only; one that stays down ends 
     pair.near.wait(pair.here.send({ region: source })),
   ];
   try {
-    command('ip', 'link', 'set', 'veth1', 'down');
+    setLink('veth1', 'down');
     const delayed = both();
     await new Promise((resolve) => setTimeout(resolve, 300));
-    command('ip', 'link', 'set', 'veth1', 'up');
+    setLink('veth1', 'up');
     await Promise.all(delayed);
     // The end takes the 20 seconds that a connection is given.
     if (!isWhole) return;
-    command('ip', 'link', 'set', 'veth1', 'down');
+    setLink('veth1', 'down');
     const lost = await Promise.allSettled(both());
     for (const end of lost) {
       assert.equal(end.status, 'rejected');
       assert.match(String((end.reason as { code?: string }).code), /^WL_(?:PEER_LOST|TIMEOUT|CLOSED|PEER_FAILED)$/);
     }
   } finally {
-    command('ip', 'link', 'set', 'veth1', 'up');
+    setLink('veth1', 'up');
   }
 });
 
@@ -176,14 +176,14 @@ for (const service of process.argv.includes('all') ? services : (['ud'] as const
         [0, 1].every((rail) => paths.some(({ path, sentSegments }) => path % 2 === rail && sentSegments > 0)),
         'a port has carried nothing',
       );
-      command('ip', 'link', 'set', 'veth3', 'down');
+      setLink('veth3', 'down');
       for (let round = 0; round < 20 && pair.here.rails[1]?.isUp !== false; round += 1) await exchange(pair, 4);
       assert.deepEqual(states(), [
         [true, 2, 2],
         [false, 2, 0],
       ]);
       await exchange(pair, 4);
-      command('ip', 'link', 'set', 'veth3', 'up');
+      setLink('veth3', 'up');
       // Queue pairs of connections that have failed stay so.
       if (service !== 'ud') return;
       for (let round = 0; round < 200 && pair.here.rails[1]?.isUp !== true; round += 1) await exchange(pair, 1);

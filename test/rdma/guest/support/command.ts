@@ -1,6 +1,7 @@
 // Commands of the system, in the guest.
 import assert from 'node:assert/strict';
 import { spawnSync } from 'node:child_process';
+import { readFileSync, writeFileSync } from 'node:fs';
 
 /** The emulated processor has been seen to end a program by a signal for no reason of its own. */
 const ATTEMPTS = 12;
@@ -19,4 +20,16 @@ export function command(program: string, ...words: string[]): void {
     assert.equal(status, 0, `${program} ${words.join(' ')}, attempt ${attempt}: ${how}: ${stderr}`);
     return;
   }
+}
+
+const IFF_UP = 1;
+
+/**
+ * Takes a network device up or down. No process is started for it: one that a signal ends would leave the device down, and every
+ * later test would fail.
+ */
+export function setLink(device: string, state: 'up' | 'down'): void {
+  const path = `/sys/class/net/${device}/flags`;
+  const flags = Number(readFileSync(path, 'utf8'));
+  writeFileSync(path, `0x${(state === 'up' ? flags | IFF_UP : flags & ~IFF_UP).toString(16)}`);
 }
