@@ -13,7 +13,7 @@ export const engineCommandKinds = {
   cancel: 7,
   /** Posts the prepared transfer `region`; its message lies at `offset` and has `bytes` bytes. */
   transfer: 8,
-  /** Writes `bytes` ranges of the shared table `region`, from number `offset` on. */
+  /** Writes `bytes` ranges of the shared table `region`, from number `offset` on, of a channel. */
   ranges: 9,
 } as const;
 
@@ -26,7 +26,7 @@ export const commandRecord = defineLayout(
      * 2^40, beyond which no request goes.
      */
     kindAndPart: 'u32',
-    /** Index in the request table. */
+    /** Index in the request table; from REQUEST_SLOTS on the number of a channel, whose next operation it is. */
     slot: 'u32',
     /** Numbers of the connection in the engine's thread, and of the region. */
     connection: 'u32',
@@ -110,6 +110,13 @@ export const slotStates = { free: 0, pending: 1, done: 2, failed: 3 } as const;
  * and which engine, counted from 1, waits until it alone is left.
  */
 export const slotBits = { states: 0b111, partFailed: 0b1000, partsShift: 4, partsMask: 0xff, lastShift: 12 } as const;
+
+/** Channels of a transport, and operations of each that may be under way: powers of two. */
+export const MAX_CHANNELS = 16_384;
+export const CHANNEL_OPERATIONS = 512;
+
+/** `failed`: nothing behind what was delivered counts any more. `over`: closed, and the engine has nothing of it. */
+export const channelStates = { open: 0, failed: 1, over: 2 } as const;
 
 /** Parts of a request begin at multiples of this. */
 export const PART_BYTES = 65_536;

@@ -1,6 +1,7 @@
 // The memory between the user's thread and one engine's: its ring of commands, and the words that wake it. Hot path: no
 // allocation.
 import { putWide, wideAt, wordOffsets } from '../../abi/layout.ts';
+import { invalidArgument } from '../../core/errors.ts';
 import { Doorbell } from '../../native/readiness.ts';
 import { commandHead, commandRecord, PART_BYTES, REQUEST_SLOTS } from '../engine-commands.ts';
 
@@ -46,6 +47,18 @@ export function emptyEngineCommand(): EngineCommand {
     remoteOffset: 0,
     add: 0,
   };
+}
+
+/** Largest number that a command holds in 32 bits. */
+export const MAX_WORD: number = 2 ** 32 - 1;
+
+/** A command would hold another number, which the engine would take for what was meant. */
+export function checkHeld(name: string, value: number, most: number): void {
+  if (!isWhole(value, most)) throw invalidArgument(name, value, `a whole number from 0 to ${most}`);
+}
+
+export function isWhole(value: number, most: number): boolean {
+  return Number.isInteger(value) && value >= 0 && value <= most;
 }
 
 export class CommandRing {

@@ -6,27 +6,19 @@ import { engineCommandKinds } from '../engine-commands.ts';
 import type { ConnectionStatistics } from '../engine/transport-engine.ts';
 import type { RailPair } from '../io/packet-io-kind.ts';
 import { homeLane, type Spread } from '../lanes/lane-choice.ts';
-import type { PartTable } from '../part-table.ts';
+import { Channel, type ChannelPool } from './channel.ts';
 import type { EngineGroup } from './engine-group.ts';
 import type { HostStatistics, LaneStatistics } from './host-calls.ts';
 import type { LaneEnd } from './lane-ends.ts';
 import { LanePosts, LaneTransfers } from './lane-posts.ts';
-import type {
-  LocalPart,
-  MemoryRegion,
-  RangesPart,
-  RemotePart,
-  SharedRangesNames,
-  SignalPart,
-  WriteOptions,
-} from './memory-region.ts';
+import type { LocalPart, MemoryRegion, RemotePart, SignalPart } from './memory-region.ts';
 import type { LinePlan, TransferMessage, TransferPlan } from './prepared-transfers.ts';
 import type { RequestHandle, RequestSlots } from './request-slots.ts';
-import type { RangesPlan } from './shared-ranges.ts';
 
 interface ConnectionParts {
   readonly group: EngineGroup;
   readonly slots: RequestSlots;
+  readonly channels: ChannelPool;
   readonly channel: ControlChannel;
   /** Ends in the order of lanes. */
   readonly ends: readonly LaneEnd[];
@@ -73,6 +65,7 @@ export class Connection implements AsyncDisposable {
   readonly #ends: readonly LaneEnd[];
   readonly #posts: LanePosts;
   readonly #transfers: LaneTransfers;
+  readonly #channels: ChannelPool;
   readonly #rails: RailStates;
   readonly #onClose: (connection: Connection) => void;
   readonly #unmeter: () => void;
@@ -85,7 +78,7 @@ export class Connection implements AsyncDisposable {
   #ending: Promise<void> | undefined;
 
   /** @internal */
-  constructor({ group, slots, channel, ends, onClose, ...facts }: ConnectionParts) {
+  constructor({ group, slots, channels, channel, ends, onClose, ...facts }: ConnectionParts) {
     this.peerName = facts.peerName;
     this.paths = facts.paths;
     this.lanes = ends.length;
@@ -99,6 +92,7 @@ export class Connection implements AsyncDisposable {
     this.#ends = ends;
     this.#posts = new LanePosts({ slots, ends, ...facts });
     this.#transfers = new LaneTransfers({ group, ends, posts: this.#posts });
+    this.#channels = channels;
     this.#rails = new RailStates(facts.rails, ends.length, facts.paths);
     this.#onClose = onClose;
     this.#unmeter = addMeter(() => this.#counted());
@@ -135,7 +129,7 @@ export class Connection implements AsyncDisposable {
   }
 
   /** Writes into a region of the peer; ends when every byte lies there. */
-  write(part: LocalPart & RemotePart & WriteOptions): RequestHandle {
+  write(part: LocalPart & RemotePart): RequestHandle {
     this.#check();
     return this.#posts.oneSided(engineCommandKinds.write, part);
   }
@@ -152,7 +146,7 @@ export class Connection implements AsyncDisposable {
     return this.#posts.signal(part);
   }
 
-  /** @internal Which lane carries the flow's signals, and its writes that stay home. */
+  /** @internal Which lane carries the flow's signals, and what a channel of the flow posts. */
   homeLane(flow: number): number {
     return homeLane(flow, this.lanes);
   }
@@ -192,33 +186,17 @@ export class Connection implements AsyncDisposable {
     return this.#transfers.release(transfer);
   }
 
-  /** @internal Tells the engines of a table of ranges, which this thread fills in again and again for `writeRanges`. */
-  async shareRanges(table: PartTable, plan: Omit<RangesPlan, 'connection' | 'parts'>): Promise<SharedRangesNames> {
+  /** @internal Writes and signals of a flow that nothing else uses, in order. They stay on the flow's home lane. */
+  openChannel(flow: number): Channel {
     this.#check();
-    const parts = table.buffer;
-    const numbers = await Promise.all(
-      this.#ends.map(({ engine, number: connection }) =>
-        this.#group.call(engine, 'shareRanges', { ...plan, connection, parts }),
-      ),
-    );
-    return { table, numbers };
-  }
-
-  /** @internal None of its writes may be pending. */
-  async unshareRanges({ numbers }: SharedRangesNames): Promise<void> {
-    await Promise.all(
-      this.#ends.map(({ engine }, lane) => this.#group.call(engine, 'unshareRanges', numbers[lane] as number)),
-    );
-  }
-
-  /**
-   * Writes ranges of a table as one request, which ends when every byte lies at the peer. The table may be filled in again
-   * when it has ended.
-   * @internal
-   */
-  writeRanges(part: RangesPart): RequestHandle {
-    this.#check();
-    return this.#posts.ranges(part);
+    const end = this.#ends[this.homeLane(flow)] as LaneEnd;
+    return new Channel({
+      group: this.#group,
+      pool: this.#channels,
+      end,
+      flow,
+      failure: () => this.#error ?? this.#leaving,
+    });
   }
 
   /**

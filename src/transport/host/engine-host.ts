@@ -18,6 +18,7 @@ import type { PacketLoop } from '../io/packet-io-kind.ts';
 import { transportIo } from '../io/packet-ios.ts';
 import { Gates, HeldFences, NONE } from '../lanes/gates.ts';
 import { type CommandRing, emptyEngineCommand, type EngineBells, type EngineCommand } from './command-ring.ts';
+import { EngineChannels } from './engine-channels.ts';
 import {
   endCalls,
   type HostCalls,
@@ -28,7 +29,6 @@ import {
 } from './host-calls.ts';
 import { PreparedTransfers } from './prepared-transfers.ts';
 import type { HostedEngine, HostParts } from './serve-engine.ts';
-import { SharedRanges } from './shared-ranges.ts';
 import { NOBODY, type SharedRequests } from './shared-requests.ts';
 
 interface EngineHostOptions extends HostParts {
@@ -45,8 +45,9 @@ export class EngineHost implements HostedEngine {
     prepare: (plan) => this.#transfers.prepare(plan),
     openLine: (plan) => this.#transfers.openLine(plan),
     unprepare: (transfer) => this.#transfers.forget(transfer),
-    shareRanges: (plan) => this.#ranges.share(plan),
-    unshareRanges: (table) => this.#ranges.forget(table),
+    shareRanges: (plan) => this.#channels.tables.share(plan),
+    unshareRanges: (table) => this.#channels.tables.forget(table),
+    closeChannel: (channel) => this.#channels.close(channel),
     end: ({ connection, error }) => this.#end(connection, error),
     statistics: (connection) => this.#statistics(connection),
     ...endCalls(() => this.#loop),
@@ -74,8 +75,7 @@ export class EngineHost implements HostedEngine {
   readonly #held: HeldFences<EngineCommand>;
   readonly #wake: WakeWord | undefined;
   readonly #transfers: PreparedTransfers;
-  readonly #ranges = new SharedRanges();
-  readonly #posts = new CommandPosts(this.#ranges, (id) => this.#loop.engine.findRegion(id));
+  readonly #channels: EngineChannels;
   readonly #refused = new RefusedPeers();
 
   /** What `takeCommands` has seen of the ends on other engines. */
@@ -90,9 +90,18 @@ export class EngineHost implements HostedEngine {
     this.#held = new HeldFences(this.#gates, (command) => this.#begin(command));
     this.#onEvent = onEvent;
     this.#wake = wake;
+    const region = (id: number): Region | undefined => this.#loop.engine.findRegion(id);
+    this.#channels = new EngineChannels({
+      requests,
+      connection: (number) => this.#openConnection(number),
+      region,
+      follow: (handle, name) => this.#slotOf.set(handle, name),
+      onEvent,
+      onNews: () => wake?.ring(),
+    });
     this.#transfers = new PreparedTransfers({
       connection: (number) => this.#connections[number]?.connection,
-      region: (id) => this.#loop.engine.findRegion(id),
+      region,
       follow: (handle, slot) => this.#slotOf.set(handle, slot),
       done: (slot, bytes) => this.#done(slot, bytes),
       failed: (slot, error) => this.#fail(slot, error),
@@ -245,7 +254,7 @@ export class EngineHost implements HostedEngine {
 
   #failRest(number: number, error: EncodedError): void {
     this.#transfers.end(number, error);
-    this.#ranges.end(number);
+    this.#channels.endConnection(number, error);
     for (const { slot } of this.#held.end(number)) this.#fail(slot, error);
     for (const [slot, connection] of this.#connectionOf.entries()) {
       if (connection === number && this.#handleOf[slot] !== -1) this.#fail(slot, error);
@@ -272,6 +281,10 @@ export class EngineHost implements HostedEngine {
 
   #carryOut(command: EngineCommand): void {
     const { slot, kind, gate } = command;
+    if (slot >= REQUEST_SLOTS) {
+      this.#channels.carryOut(command);
+      return;
+    }
     if (kind === engineCommandKinds.cancel) {
       this.#cancel(slot, command.connection);
       return;
@@ -296,10 +309,6 @@ export class EngineHost implements HostedEngine {
         return;
       }
       const handle = this.#post(command);
-      if (handle === NOTHING) {
-        this.#done(slot, 0);
-        return;
-      }
       this.#handleOf[slot] = handle;
       this.#slotOf.set(handle, slot);
     } catch (error) {
@@ -308,18 +317,38 @@ export class EngineHost implements HostedEngine {
   }
 
   #post(command: EngineCommand): EngineHandle {
-    const hosted = this.#connections[command.connection];
+    const connection = this.#openConnection(command.connection);
+    const { kind, flow, remoteRegion, remoteKey, remoteOffset } = command;
+    if (kind === engineCommandKinds.flush) return connection.flush(flow);
+    if (kind === engineCommandKinds.signal) {
+      return connection.signal({ flow, remoteRegion, remoteKey, remoteOffset, add: command.add });
+    }
+    const region = this.#loop.engine.findRegion(command.region);
+    if (region === undefined) throw new WeftlineError('WL_CLOSED', 'The region was closed');
+    const { offset, bytes } = command;
+    const whole = command.add === bytes ? undefined : { partOffset: command.partOffset, bytes: command.add };
+    if (kind === engineCommandKinds.send) return connection.postSend({ region, offset, bytes, flow, whole });
+    if (kind === engineCommandKinds.receive) return connection.postReceive({ region, offset, bytes, flow });
+    const range = { region, offset, bytes, flow, remoteRegion, remoteKey, remoteOffset, whole };
+    return kind === engineCommandKinds.write ? connection.write(range) : connection.read(range);
+  }
+
+  #openConnection(number: number): TransportConnection {
+    const hosted = this.#connections[number];
     if (hosted === undefined) throw new WeftlineError('WL_CLOSED', 'The connection was closed');
     const { connection, isShut, reason } = hosted;
     if (isShut && reason !== undefined) throw decodeError(reason);
-    return this.#posts.post(connection, command);
+    return connection;
   }
 
   #completed(handle: EngineHandle, status: RequestStatus): void {
     const slot = this.#slotOf.get(handle);
     if (slot === undefined) return;
     const error = status === requestStatus.done ? undefined : this.#errorOf(handle, slot);
-    if (this.#transfers.has(slot)) {
+    if (slot >= REQUEST_SLOTS) {
+      this.#slotOf.delete(handle);
+      this.#channels.ended(slot, error);
+    } else if (this.#transfers.has(slot)) {
       this.#slotOf.delete(handle);
       this.#transfers.ended(slot, error);
     } else if (error === undefined) {
@@ -331,7 +360,8 @@ export class EngineHost implements HostedEngine {
 
   #errorOf(handle: EngineHandle, slot: number): EncodedError {
     const error = this.#loop.engine.requestError(handle);
-    const reason = this.#connections[this.#connectionOf[slot]!]?.reason;
+    const number = slot >= REQUEST_SLOTS ? this.#channels.connectionOf(slot) : this.#connectionOf[slot];
+    const reason = number === undefined ? undefined : this.#connections[number]?.reason;
     return reason ?? encodeError(error ?? new WeftlineError('WL_INTERNAL', 'A request failed silently'));
   }
 
@@ -381,7 +411,6 @@ export class EngineHost implements HostedEngine {
   }
 
   #forget(slot: number): void {
-    this.#ranges.free(slot);
     this.#slotOf.delete(this.#handleOf[slot]!);
     this.#handleOf[slot] = -1;
   }
@@ -395,40 +424,6 @@ export class EngineHost implements HostedEngine {
     const number = this.#connections.findIndex((hosted) => hosted?.connection === connection);
     if (number !== -1) this.#onEvent({ event: 'ended', connection: number, error: encodeError(error) });
     this.#wake?.ring();
-  }
-}
-
-/** What stands for a handle if there is nothing to write. */
-const NOTHING: EngineHandle = -1;
-
-class CommandPosts {
-  readonly #ranges: SharedRanges;
-  readonly #findRegion: (id: number) => Region | undefined;
-
-  constructor(ranges: SharedRanges, findRegion: (id: number) => Region | undefined) {
-    this.#ranges = ranges;
-    this.#findRegion = findRegion;
-  }
-
-  /** Hot path. Fails as the connection does, and with WL_CLOSED for a region that was released. */
-  post(connection: TransportConnection, command: EngineCommand): EngineHandle {
-    const { kind, flow, remoteRegion, remoteKey, remoteOffset } = command;
-    if (kind === engineCommandKinds.flush) return connection.flush(flow);
-    if (kind === engineCommandKinds.signal) {
-      return connection.signal({ flow, remoteRegion, remoteKey, remoteOffset, add: command.add });
-    }
-    if (kind === engineCommandKinds.ranges) {
-      const scatter = this.#ranges.pack(command, this.#findRegion);
-      return scatter === undefined ? NOTHING : connection.scatter(scatter);
-    }
-    const region = this.#findRegion(command.region);
-    if (region === undefined) throw new WeftlineError('WL_CLOSED', 'The region was closed');
-    const { offset, bytes } = command;
-    const whole = command.add === bytes ? undefined : { partOffset: command.partOffset, bytes: command.add };
-    if (kind === engineCommandKinds.send) return connection.postSend({ region, offset, bytes, flow, whole });
-    if (kind === engineCommandKinds.receive) return connection.postReceive({ region, offset, bytes, flow });
-    const range = { region, offset, bytes, flow, remoteRegion, remoteKey, remoteOffset, whole };
-    return kind === engineCommandKinds.write ? connection.write(range) : connection.read(range);
   }
 }
 

@@ -8,7 +8,7 @@ import type { ConnectionStatistics, DropCounters } from '../engine/transport-eng
 
 import type { EndMaker, EndsJoin, EndsPlan, EndsProbe, MadeEnds, PathEndpoint } from '../io/packet-io-kind.ts';
 import type { LinePlan, TransferPlan } from './prepared-transfers.ts';
-import type { RangesPlan } from './shared-ranges.ts';
+import type { RangesPlan } from './engine-channels.ts';
 
 /** The EndMaker of the engine's loop. */
 interface EndCalls {
@@ -36,6 +36,8 @@ export interface HostCalls extends Calls, EndCalls {
   /** Returns the number of the table. */
   shareRanges(plan: RangesPlan): number;
   unshareRanges(table: number): void;
+  /** What a channel has under way is withdrawn; its state tells when all of it has ended. */
+  closeChannel(channel: number): void;
   /** Ends a connection; its pending requests fail with the error. */
   end(end: HostEnd): void;
   statistics(connection: number): LaneStatistics;
@@ -86,6 +88,8 @@ export interface HostStatistics extends LaneStatistics {
 export type HostEvent =
   /** Sent before the table shows that the request failed. */
   | { readonly event: 'failed'; readonly slot: number; readonly error: EncodedError }
+  /** Sent before the state of the channel shows that it failed. */
+  | { readonly event: 'channel'; readonly channel: number; readonly error: EncodedError }
   /** A path of this engine has died, at that time in ms, or answers again: 0. */
   | { readonly event: 'path'; readonly connection: number; readonly path: number; readonly deadSince: number }
   | { readonly event: 'ended'; readonly connection: number; readonly error: EncodedError };

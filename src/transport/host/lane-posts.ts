@@ -6,15 +6,13 @@ import { NONE } from '../lanes/gates.ts';
 import { divideParts, FlowOrder, homeLane, LaneChoice, type LaneFlow, type Spread } from '../lanes/lane-choice.ts';
 import { PartTable } from '../part-table.ts';
 import { MAX_FLOWS } from '../wire/packet-layout.ts';
+import { checkHeld, isWhole, MAX_WORD } from './command-ring.ts';
 import type { EngineGroup } from './engine-group.ts';
 import type { LaneEnd } from './lane-ends.ts';
-import type { LocalPart, MemoryRegion, RangesPart, RemotePart, SignalPart, WriteOptions } from './memory-region.ts';
+import type { LocalPart, MemoryRegion, RemotePart, SignalPart } from './memory-region.ts';
 import type { LinePlan, TransferMessage, TransferPlan } from './prepared-transfers.ts';
 import type { RequestHandle, RequestSlots } from './request-slots.ts';
 import { NOBODY } from './shared-requests.ts';
-
-/** Largest number that a command holds in 32 bits. */
-const MAX_WORD = 2 ** 32 - 1;
 
 interface LanePostsParts {
   readonly slots: RequestSlots;
@@ -76,7 +74,7 @@ export class LanePosts {
   }
 
   /** A write or a read. */
-  oneSided(kind: number, part: LocalPart & RemotePart & WriteOptions): RequestHandle {
+  oneSided(kind: number, part: LocalPart & RemotePart): RequestHandle {
     this.#fill(kind, part);
     this.#aim(part);
     if (this.#ends.length === 1) return this.#postWhole(0);
@@ -85,7 +83,7 @@ export class LanePosts {
     const choice = this.#choice;
     const flow = choice.flow(command.flow);
     // One engine alone refuses what is wrong: others would have sent their parts of it.
-    if (part.pinned === true || !this.#isGood(part.region)) return this.#postWhole(flow.home);
+    if (!this.#isGood(part.region)) return this.#postWhole(flow.home);
     const isWrite = kind === engineCommandKinds.write;
     choice.oneSided(flow, bytes);
     const gate = isWrite && this.#leavesHome(flow) ? this.#order.gateFor(command.flow) : NONE;
@@ -106,44 +104,6 @@ export class LanePosts {
         command.remoteOffset = remoteOffset + share.offset;
       }
       this.#put(share.lane);
-    }
-    return this.#request;
-  }
-
-  /** A write of ranges. Where it is cut, each lane takes as many of them. */
-  ranges({ ranges: { table, numbers }, first, count, flow: flowNumber = 0, pinned }: RangesPart): RequestHandle {
-    const { command } = this.slots;
-    command.kind = engineCommandKinds.ranges;
-    command.flow = flowNumber;
-    command.gate = 0;
-    command.partOffset = 0;
-    command.offset = first;
-    command.bytes = count;
-    command.region = numbers[0]!;
-    if (this.#ends.length === 1) return this.#postWhole(0);
-    const choice = this.#choice;
-    const flow = choice.flow(flowNumber);
-    if (pinned === true) {
-      command.region = numbers[flow.home]!;
-      return this.#postWhole(flow.home);
-    }
-    const bytes = bytesOf(table, first, count);
-    choice.oneSided(flow, bytes);
-    const gate = this.#leavesHome(flow) ? this.#order.gateFor(flowNumber) : NONE;
-    if (gate === NONE && this.#leavesHome(flow)) choice.refused(flow, bytes);
-    this.#openParts(NONE);
-    for (let at = 0; at < choice.count; at++) {
-      const { lane } = choice.parts[at]!;
-      const begin = Math.floor((count * at) / choice.count);
-      command.region = numbers[lane]!;
-      command.offset = first + begin;
-      command.bytes = Math.floor((count * (at + 1)) / choice.count) - begin;
-      command.gate = 0;
-      if (lane !== flow.home) {
-        this.slots.gates.enter(gate, 1);
-        command.gate = gate + 1;
-      }
-      this.#put(lane);
     }
     return this.#request;
   }
@@ -261,21 +221,6 @@ export class LanePosts {
     this.slots.command.connection = number;
     this.slots.put(engine);
   }
-}
-
-function bytesOf({ bytes }: PartTable, first: number, count: number): number {
-  let sum = 0;
-  for (let index = first; index < first + count; index++) sum += bytes[index]!;
-  return sum;
-}
-
-/** A command would hold another number, which the engine would take for what was meant. */
-function checkHeld(name: string, value: number, most: number): void {
-  if (!isWhole(value, most)) throw invalidArgument(name, value, `a whole number from 0 to ${most}`);
-}
-
-function isWhole(value: number, most: number): boolean {
-  return Number.isInteger(value) && value >= 0 && value <= most;
 }
 
 /** Whether it is registered is asked where the message is made. */

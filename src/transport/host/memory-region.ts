@@ -6,8 +6,6 @@ import { Tensor } from '../../device/tensor.ts';
 import { addressOf } from '../../native/library.ts';
 import type { RemoteAccess, RegionName } from '../engine/region.ts';
 
-import type { PartTable } from '../part-table.ts';
-
 /** Host memory; a tensor must be the CPU device's. */
 export type RegisteredMemory = Uint8Array | Tensor;
 
@@ -74,29 +72,9 @@ export interface RemotePart {
   readonly remoteOffset?: number;
 }
 
-/** What a write says beside its memory. */
-export interface WriteOptions {
-  /** It stays on the lane of its flow's signals, however large it is: none of them then waits for another lane. */
-  readonly pinned?: boolean;
-}
-
 /** The counter of the peer that a signal adds to, and how much. */
 export interface SignalPart extends RemotePart {
   readonly flow?: number;
   /** Added to the 64-bit cell at `remoteOffset`, a multiple of 8. */
   readonly add: number;
-}
-
-/** Some ranges of a table that all engines of a connection know. */
-export interface RangesPart extends WriteOptions {
-  readonly ranges: SharedRangesNames;
-  readonly first: number;
-  readonly count: number;
-  readonly flow?: number;
-}
-
-/** What the engines call a table of ranges, by lane of its connection. */
-export interface SharedRangesNames {
-  readonly table: PartTable;
-  readonly numbers: readonly number[];
 }

@@ -52,11 +52,6 @@ export class RequestSlots {
     return request;
   }
 
-  /** Hot path. False while a request, whichever engines it goes to, might fail with WL_BUSY. */
-  get haveRoom(): boolean {
-    return this.#freeCount > 0 && this.#group.haveRoom((1 << this.#group.links.length) - 1);
-  }
-
   /**
    * Begins a request with a part on each of several engines, given as bits: `put` is to follow for each of them. `last` is
    * the engine that is told when only its own part is left, or NOBODY. Fails with WL_BUSY when too many requests are under way; nothing has been posted then.

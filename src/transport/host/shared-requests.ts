@@ -1,7 +1,16 @@
 // The memory between the user's thread and all engines': the request table, the words to sleep on, the gates. Hot path: no
 // allocation.
 import { wordOffsets } from '../../abi/layout.ts';
-import { GATES, MAX_ENGINES, REQUEST_SLOTS, requestHead, slotBits, slotStates } from '../engine-commands.ts';
+import {
+  channelStates,
+  GATES,
+  MAX_CHANNELS,
+  MAX_ENGINES,
+  REQUEST_SLOTS,
+  requestHead,
+  slotBits,
+  slotStates,
+} from '../engine-commands.ts';
 import { ProcessorLoans, type SpinTime } from '../../threads/spin-time.ts';
 import { waitAsync } from '../../threads/wake-word.ts';
 
@@ -9,7 +18,8 @@ import { waitAsync } from '../../threads/wake-word.ts';
 const LOOKS_PER_CLOCK = 4;
 const STATE_OFFSET = requestHead.size;
 const GATE_OFFSET = STATE_OFFSET + REQUEST_SLOTS * 4;
-const BYTES_OFFSET = GATE_OFFSET + GATES * 4;
+const CHANNEL_OFFSET = GATE_OFFSET + GATES * 4;
+const BYTES_OFFSET = CHANNEL_OFFSET + MAX_CHANNELS * 8;
 const { states, partFailed, partsShift, partsMask, lastShift } = slotBits;
 const PART = 1 << partsShift;
 
@@ -24,6 +34,8 @@ export class SharedRequests {
   readonly gates: Int32Array;
   readonly #words: Int32Array;
   readonly #entries: Int32Array;
+  /** What each channel has delivered, which wraps, and its state. */
+  readonly #channels: Int32Array;
   /** Bytes of receives, by engine and slot. */
   readonly #bytes: Float64Array;
   readonly #loans = new ProcessorLoans();
@@ -33,6 +45,7 @@ export class SharedRequests {
     this.#words = new Int32Array(buffer, 0, requestHead.size / 4);
     this.#entries = new Int32Array(buffer, STATE_OFFSET, REQUEST_SLOTS);
     this.gates = new Int32Array(buffer, GATE_OFFSET, GATES);
+    this.#channels = new Int32Array(buffer, CHANNEL_OFFSET, MAX_CHANNELS * 2);
     this.#bytes = new Float64Array(buffer, BYTES_OFFSET, MAX_ENGINES * REQUEST_SLOTS);
   }
 
@@ -57,6 +70,19 @@ export class SharedRequests {
   /** What the engine's part of a request brought. Valid once the request has ended. */
   bytesOf(slot: number, engine: number): number {
     return this.#bytes[engine * REQUEST_SLOTS + slot]!;
+  }
+
+  openChannel(channel: number): void {
+    Atomics.store(this.#channels, channel * 2, 0);
+    this.setChannel(channel, channelStates.open);
+  }
+
+  channelDelivered(channel: number): number {
+    return Atomics.load(this.#channels, channel * 2);
+  }
+
+  channelState(channel: number): number {
+    return Atomics.load(this.#channels, channel * 2 + 1);
   }
 
   /** How many requests have ended so far, to give to a wait. */
@@ -137,8 +163,23 @@ export class SharedRequests {
     }
     const isWhole = isDone && (entry & partFailed) === 0;
     Atomics.store(entries, slot, isWhole ? slotStates.done : slotStates.failed);
+    this.#noteEnd();
+    return NOBODY;
+  }
+
+  /** So many operations of a channel are delivered. */
+  deliverOfChannel(channel: number, count: number): void {
+    Atomics.add(this.#channels, channel * 2, count);
+    this.#noteEnd();
+  }
+
+  setChannel(channel: number, state: number): void {
+    Atomics.store(this.#channels, channel * 2 + 1, state);
+    this.#noteEnd();
+  }
+
+  #noteEnd(): void {
     Atomics.add(this.#words, at.ended, 1);
     if (Atomics.load(this.#words, at.waiters) !== 0) Atomics.notify(this.#words, at.ended);
-    return NOBODY;
   }
 }

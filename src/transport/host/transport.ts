@@ -25,6 +25,7 @@ import { startTracing } from '../../tracing/start-tracing.ts';
 import type { RemoteAccess } from '../engine/region.ts';
 import { transportSettings } from '../engine/transport-settings.ts';
 import { loadTransportIo, transportIo } from '../io/packet-ios.ts';
+import { ChannelPool } from './channel.ts';
 import { CommandRing } from './command-ring.ts';
 import { Connection } from './connection.ts';
 import { engineEnds, EngineGroup, InlineLink, type SharedParts, ThreadLink } from './engine-group.ts';
@@ -99,6 +100,7 @@ export class Transport implements AsyncDisposable {
   readonly #group: EngineGroup;
   readonly #lanes: LaneEnds;
   readonly #slots: RequestSlots;
+  readonly #channels: ChannelPool;
   /** Connections by engine and that engine's number of them. */
   readonly #connections = new Map<string, Connection>();
   readonly #listeners = new Set<TransportListener>();
@@ -136,6 +138,7 @@ export class Transport implements AsyncDisposable {
     this.#lanes = new LaneEnds(group);
     this.#rails = rails;
     this.#slots = new RequestSlots(group, settings.timeoutMs);
+    this.#channels = new ChannelPool(group);
     group.listen(
       (event, engine) => this.#handle(event, engine),
       (error) => {
@@ -283,11 +286,6 @@ export class Transport implements AsyncDisposable {
     return group.failure;
   }
 
-  /** @internal Hot path. False while too many requests are under way for another one. */
-  get hasRoom(): boolean {
-    return this.#slots.haveRoom;
-  }
-
   /** @internal How many engines it has. */
   get engines(): number {
     return this.#group.links.length;
@@ -301,7 +299,7 @@ export class Transport implements AsyncDisposable {
   /** @internal Blocks this thread until a further request has ended than `seen` counts, or the time is over. */
   waitForEndBlocking(seen: number, milliseconds: number): void {
     if (this.#group.failure !== undefined) throw this.#group.failure;
-    this.#group.waitBlocking(seen, milliseconds, this.#slots.areFew);
+    this.#group.waitBlocking(seen, milliseconds, this.#slots.areFew && this.#channels.areFew);
   }
 
   /** Lets packets move, blocking this thread for so many ms at most if none do; only of use without an engine thread. */
@@ -395,6 +393,7 @@ export class Transport implements AsyncDisposable {
     const connection = new Connection({
       group: this.#group,
       slots: this.#slots,
+      channels: this.#channels,
       channel,
       ends,
       spread,
@@ -419,6 +418,7 @@ export class Transport implements AsyncDisposable {
 
   #handle(event: HostEvent, engine: number): void {
     if (event.event === 'failed') return this.#slots.failed(event.slot, event.error);
+    if (event.event === 'channel') return this.#channels.failed(event.channel, event.error);
     const connection = this.#connections.get(`${engine} ${event.connection}`);
     if (event.event === 'path') return connection?.notePath(engine, event.path, event.deadSince);
     // Each lane tells of the end; the first one says why.

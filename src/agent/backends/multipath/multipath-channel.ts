@@ -1,140 +1,94 @@
-// Puts and signals on a flow of their own, in order; their ends are counted in the order of posting.
+// Puts and signals on a flow of their own, in order: the carrier's channel for the agent's memory.
 import { Block, defineLayout } from '../../../abi/layout.ts';
+import { WeftlineError } from '../../../core/errors.ts';
+import type { Channel } from '../../../transport/host/channel.ts';
+import type { Connection, MemoryRegion } from '../../../transport/index.ts';
 import type { PartTable } from '../../../transport/part-table.ts';
-import { asWeftlineError, invalidArgument, WeftlineError } from '../../../core/errors.ts';
-import type { Connection, MemoryRegion, RequestHandle, Transport } from '../../../transport/index.ts';
 import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace, SharedParts } from '../../backend.ts';
-import type { RangesPart, SharedRangesNames } from '../../../transport/host/memory-region.ts';
 
 /** How metadata of an agent names a region that its peers reach over the transport. */
 const multipathRegionInfo = defineLayout('MultipathRegionInfo', { region: 'u32', key: 'u32' }, 4);
 
-/** Operations under way. A power of two; all channels share the transport's requests, of which there may be none left. */
-const MAX_PENDING = 512;
-
-interface PostedWrite {
-  region: MemoryRegion;
-  offset: number;
-  bytes: number;
-  readonly flow: number;
-  readonly pinned: boolean;
-  remoteRegion: number;
-  remoteKey: number;
-  remoteOffset: number;
-}
-
-/** How its operations go. */
-interface ChannelWay {
-  readonly flow: number;
-  /** All of them on one lane. */
-  readonly pinned: boolean;
-}
-
 /** What a channel needs of its link. */
 interface ChannelLink {
-  readonly transport: Transport;
   readonly connection: Connection;
   readonly error: WeftlineError | undefined;
 }
 
 export class MultipathChannel implements BackendChannel {
-  posted = 0;
-  delivered = 0;
-  error: WeftlineError | undefined;
   readonly #link: ChannelLink;
-  readonly #way: ChannelWay;
-  readonly #requests = new Float64Array(MAX_PENDING);
+  readonly #channel: Channel;
   readonly #onClose: () => void;
-  /** Requests that were withdrawn and have not ended. */
-  #leaving = 0;
-  /** What is posted. Objects of the channel, so that nothing is made per post; the first put makes this one. */
-  #write: PostedWrite | undefined;
-  readonly #signal = { flow: 0, remoteRegion: 0, remoteKey: 0, remoteOffset: 0, add: 0 };
+  #error: WeftlineError | undefined;
 
-  constructor(link: ChannelLink, way: ChannelWay, onClose: () => void) {
+  /** `flow`: that nothing else of the link uses. */
+  constructor(link: ChannelLink, flow: number, onClose: () => void) {
     this.#link = link;
-    this.#way = way;
-    this.#signal.flow = way.flow;
+    this.#channel = link.connection.openChannel(flow);
     this.#onClose = onClose;
   }
 
-  put(place: PutPlace): boolean {
+  get posted(): number {
+    return this.#channel.posted;
+  }
+
+  get delivered(): number {
+    return this.#channel.delivered;
+  }
+
+  get error(): WeftlineError | undefined {
+    return this.#error;
+  }
+
+  put({ local, localOffset, remote, remoteOffset, bytes }: PutPlace): boolean {
     if (!this.#hasRoom()) return false;
-    if (place.bytes === 0) return true;
-    const remote = own(MultipathRemoteRegion, place.remote);
-    const { region } = own(MultipathRegion, place.local);
-    const write = (this.#write ??= {
-      region,
-      offset: 0,
-      bytes: 0,
-      ...this.#way,
-      remoteRegion: 0,
-      remoteKey: 0,
-      remoteOffset: 0,
-    });
-    write.region = region;
-    write.offset = place.localOffset;
-    write.bytes = place.bytes;
-    write.remoteRegion = remote.remoteRegion;
-    write.remoteKey = remote.remoteKey;
-    write.remoteOffset = place.remoteOffset;
-    return this.#note(this.#link.connection.write(write));
+    if (bytes === 0) return true;
+    const { number } = own(MultipathRegion, local).region;
+    this.#channel.write(number, localOffset, own(MultipathRemoteRegion, remote), remoteOffset, bytes);
+    return true;
   }
 
   signal(remote: BackendRemoteRegion, offset: number, add: number): boolean {
     if (!this.#hasRoom()) return false;
-    const signal = this.#signal;
-    const { remoteRegion, remoteKey } = own(MultipathRemoteRegion, remote);
-    signal.remoteRegion = remoteRegion;
-    signal.remoteKey = remoteKey;
-    signal.remoteOffset = offset;
-    signal.add = add;
-    return this.#note(this.#link.connection.signal(signal));
+    this.#channel.signal(own(MultipathRemoteRegion, remote), offset, add);
+    return true;
   }
 
-  async shareParts(table: PartTable, local: BackendRegion, remote: BackendRemoteRegion): Promise<MultipathParts> {
-    const { connection } = this.#link;
-    const { remoteRegion, remoteKey } = own(MultipathRemoteRegion, remote);
-    const region = own(MultipathRegion, local).region.number;
-    return new MultipathParts({
-      channel: this,
-      connection,
-      way: this.#way,
-      ranges: await connection.shareRanges(table, { region, remoteRegion, remoteKey }),
-    });
-  }
-
-  /** Hot path. Of MultipathParts. */
-  putRanges(part: RangesPart): boolean {
-    if (!this.#hasRoom()) return false;
-    return this.#note(this.#link.connection.writeRanges(part));
+  async shareParts(table: PartTable, local: BackendRegion, remote: BackendRemoteRegion): Promise<SharedParts> {
+    const { number } = own(MultipathRegion, local).region;
+    const shared = await this.#channel.share(table, number, own(MultipathRemoteRegion, remote));
+    let isReleased = false;
+    return {
+      put: (first, count) => {
+        if (!this.#hasRoom()) return false;
+        if (isReleased) throw new WeftlineError('WL_CLOSED', 'The table of parts was released');
+        this.#channel.writeRanges(shared, first, count);
+        return true;
+      },
+      release: async () => {
+        if (isReleased) return;
+        isReleased = true;
+        await this.#channel.unshare(shared);
+      },
+    };
   }
 
   /** Hot path. True if something was delivered or failed. */
   look(): boolean {
-    const { transport } = this.#link;
-    const before = this.delivered;
-    while (this.delivered < this.posted && this.error === undefined) {
-      const request = this.#requests[this.delivered % MAX_PENDING] as RequestHandle;
-      if (transport.state(request) === 'pending') break;
-      try {
-        transport.take(request);
-        this.delivered++;
-      } catch (error) {
-        this.#fail(this.#link.error ?? asWeftlineError(error), this.delivered + 1);
-        return true;
-      }
-    }
-    return this.delivered > before;
+    if (this.#error !== undefined || !this.#channel.look()) return false;
+    const { error } = this.#channel;
+    if (error !== undefined) this.abandon(this.#link.error ?? error);
+    return true;
   }
 
-  /** The link has ended. */
+  /** Nothing more is posted, and what is under way is withdrawn. */
   abandon(error: WeftlineError | undefined): void {
-    this.error ??= error;
+    this.#error ??= error;
+    this.#channel.close();
   }
 
   async close(): Promise<void> {
-    if (this.error === undefined) this.#fail(new WeftlineError('WL_CLOSED', 'The channel was closed'), this.delivered);
+    this.abandon(new WeftlineError('WL_CLOSED', 'The channel was closed'));
     this.#onClose();
   }
 
@@ -143,32 +97,12 @@ export class MultipathChannel implements BackendChannel {
   }
 
   get isQuiet(): boolean {
-    return this.#leaving === 0;
+    return this.#channel.isQuiet;
   }
 
   #hasRoom(): boolean {
-    if (this.error !== undefined) throw this.error;
-    return this.posted - this.delivered < MAX_PENDING && this.#link.transport.hasRoom;
-  }
-
-  #note(request: RequestHandle): boolean {
-    this.#requests[this.posted % MAX_PENDING] = request;
-    this.posted++;
-    return true;
-  }
-
-  /** Withdraws requests from number `first` on; their ends are nobody's any more. */
-  #fail(error: WeftlineError, first: number): void {
-    this.error = error;
-    const { transport, connection } = this.#link;
-    if (transport.failure !== undefined) return;
-    for (let at = first; at < this.posted; at++) {
-      const request = this.#requests[at % MAX_PENDING] as RequestHandle;
-      if (connection.error === undefined) connection.cancel(request);
-      this.#leaving++;
-      const onEnd = (): void => void this.#leaving--;
-      void transport.wait(request).then(onEnd, onEnd);
-    }
+    if (this.#error !== undefined) throw this.#error;
+    return this.#channel.hasRoom;
   }
 }
 
@@ -214,50 +148,4 @@ export class MultipathRemoteRegion implements BackendRemoteRegion {
 export function own<T>(kind: abstract new (...parameters: never[]) => T, value: unknown): T {
   if (value instanceof kind) return value;
   throw new WeftlineError('WL_INTERNAL', `A ${kind.name} was expected`);
-}
-
-// Puts of many ranges, each posted with one command: the engine's thread reads the table.
-
-interface MultipathPartsOptions {
-  readonly channel: MultipathChannel;
-  readonly connection: Connection;
-  readonly way: Pick<RangesPart, 'flow' | 'pinned'>;
-  readonly ranges: SharedRangesNames;
-}
-
-class MultipathParts implements SharedParts {
-  readonly #channel: MultipathChannel;
-  readonly #connection: Connection;
-  readonly #length: number;
-  /** What is posted. One object, so that nothing is made per post. */
-  readonly #part: { -readonly [K in keyof RangesPart]: RangesPart[K] };
-  #isReleased = false;
-
-  constructor({ channel, connection, way, ranges }: MultipathPartsOptions) {
-    this.#channel = channel;
-    this.#connection = connection;
-    this.#length = ranges.table.count;
-    this.#part = { ranges, first: 0, count: 0, ...way };
-  }
-
-  put(first: number, count: number): boolean {
-    const length = this.#length;
-    if (!(Number.isInteger(first) && first >= 0 && first <= length)) {
-      throw invalidArgument('first', first, `a number of a part, up to ${length}`);
-    }
-    if (!(Number.isInteger(count) && count >= 0 && count <= length - first)) {
-      throw invalidArgument('count', count, `up to ${length - first}, which the table has from part ${first} on`);
-    }
-    if (this.#isReleased) throw new WeftlineError('WL_CLOSED', 'The table of parts was released');
-    const part = this.#part;
-    part.first = first;
-    part.count = count;
-    return this.#channel.putRanges(part);
-  }
-
-  async release(): Promise<void> {
-    if (this.#isReleased) return;
-    this.#isReleased = true;
-    if (this.#connection.error === undefined) await this.#connection.unshareRanges(this.#part.ranges);
-  }
 }

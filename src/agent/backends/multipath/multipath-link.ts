@@ -145,8 +145,7 @@ export class MultipathLink implements BackendLink {
   }
 
   openChannel({ lane }: ChannelOptions = {}): MultipathChannel {
-    const way = { flow: this.#takeFlow(lane), pinned: lane !== undefined };
-    const channel = new MultipathChannel(this, way, () => this.#channels.delete(channel));
+    const channel = new MultipathChannel(this, this.#takeFlow(lane), () => this.#channels.delete(channel));
     this.#channels.add(channel);
     return channel;
   }

@@ -4,6 +4,7 @@ import test from 'node:test';
 import { WeftlineError } from 'weftline';
 import { encodeError } from '#lib/core/errors.js';
 import type { ControlChannel } from '#lib/meeting/control-channel.js';
+import type { ChannelPool } from '#lib/transport/host/channel.js';
 import { Connection } from '#lib/transport/host/connection.js';
 import type { EngineGroup } from '#lib/transport/host/engine-group.js';
 import type { RequestSlots } from '#lib/transport/host/request-slots.js';
@@ -21,6 +22,7 @@ function openConnection() {
   const connection = new Connection({
     group: { call } as unknown as EngineGroup,
     slots: {} as RequestSlots,
+    channels: {} as ChannelPool,
     channel: channel as unknown as ControlChannel,
     ends: [0, 1].map((engine) => ({ engine, number: 7 })),
     spread: 'turn',

@@ -1,0 +1,234 @@
+// A channel: writes and signals of one flow on one engine, whose ends are counted in the order of posting. The user's side puts
+// commands into the engine's ring and looks at counts; engine-channels.ts is the other. Hot path: no allocation.
+import { decodeError, type EncodedError, invalidArgument, WeftlineError } from '../../core/errors.ts';
+import {
+  CHANNEL_OPERATIONS,
+  channelStates,
+  engineCommandKinds,
+  MAX_CHANNELS,
+  REQUEST_SLOTS,
+} from '../engine-commands.ts';
+import type { PartTable } from '../part-table.ts';
+import { checkHeld, type EngineCommand, emptyEngineCommand } from './command-ring.ts';
+import type { EngineGroup } from './engine-group.ts';
+import type { LaneEnd } from './lane-ends.ts';
+
+/** What names memory of the peer. */
+interface RemoteMemory {
+  readonly remoteRegion: number;
+  readonly remoteKey: number;
+}
+
+/** As few requests count as few of a transport. */
+const FEW_OPERATIONS = 4;
+
+/** The channels of a transport's user. */
+export class ChannelPool {
+  /** Operations of all channels that are under way. */
+  underWay = 0;
+  readonly #group: EngineGroup;
+  readonly #errors = new Map<number, EncodedError>();
+  readonly #free: number[] = [];
+  /** Numbers of closed channels of which an engine may still have something. */
+  readonly #leaving = new Set<number>();
+  #next = 0;
+
+  constructor(group: EngineGroup) {
+    this.#group = group;
+  }
+
+  /** A number that no channel has. Fails with WL_CAPACITY. */
+  take(): number {
+    const { requests } = this.#group;
+    for (const number of this.#leaving) {
+      if (requests.channelState(number) !== channelStates.over) continue;
+      this.#leaving.delete(number);
+      this.#free.push(number);
+    }
+    const number = this.#free.pop() ?? this.#next;
+    if (number === MAX_CHANNELS) {
+      throw new WeftlineError('WL_CAPACITY', `A transport has at most ${MAX_CHANNELS} channels: close some first`, {
+        details: { allowed: MAX_CHANNELS },
+      });
+    }
+    if (number === this.#next) this.#next++;
+    this.#errors.delete(number);
+    requests.openChannel(number);
+    return number;
+  }
+
+  /** A wait is for one answer, not for one of a stream of ends. */
+  get areFew(): boolean {
+    return this.underWay <= FEW_OPERATIONS;
+  }
+
+  giveBack(number: number): void {
+    this.#leaving.add(number);
+  }
+
+  /** An engine tells why a channel has failed, before its state shows it. */
+  failed(number: number, error: EncodedError): void {
+    this.#errors.set(number, error);
+  }
+
+  errorOf(number: number): WeftlineError {
+    if (!this.#errors.has(number)) this.#group.readEvents();
+    const error = this.#errors.get(number);
+    return error === undefined
+      ? new WeftlineError('WL_INTERNAL', 'A channel failed without a reason')
+      : decodeError(error);
+  }
+}
+
+interface ChannelParts {
+  readonly group: EngineGroup;
+  readonly pool: ChannelPool;
+  readonly end: LaneEnd;
+  readonly flow: number;
+  /** Why its connection takes nothing more; undefined while it does. */
+  readonly failure: () => WeftlineError | undefined;
+}
+
+/** The user's side. */
+export class Channel {
+  /** Operations so far, and how many of them, counted from the first, lie at the peer. */
+  posted = 0;
+  delivered = 0;
+  error: WeftlineError | undefined;
+  readonly #parts: ChannelParts;
+  readonly #number: number;
+  readonly #command: EngineCommand = emptyEngineCommand();
+  #isClosed = false;
+
+  constructor(parts: ChannelParts) {
+    const { pool, end, flow } = parts;
+    this.#parts = parts;
+    this.#number = pool.take();
+    const command = this.#command;
+    command.slot = REQUEST_SLOTS + this.#number;
+    command.connection = end.number;
+    command.flow = flow;
+  }
+
+  /** Fails with the reason for which nothing can be posted any more. */
+  get hasRoom(): boolean {
+    if (this.error !== undefined) throw this.error;
+    const { group, end, failure } = this.#parts;
+    const why = group.failure ?? failure();
+    if (why !== undefined) throw why;
+    return this.posted - this.delivered < CHANNEL_OPERATIONS && group.links[end.engine]!.ring.hasRoom;
+  }
+
+  /** There must be room for this and what follows. Writes `bytes` bytes of a region into one of the peer. */
+  // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per write
+  write(
+    region: number,
+    offset: number,
+    { remoteRegion, remoteKey }: RemoteMemory,
+    remoteOffset: number,
+    bytes: number,
+  ): void {
+    checkHeld('offset', offset, Number.MAX_SAFE_INTEGER);
+    checkHeld('remoteOffset', remoteOffset, Number.MAX_SAFE_INTEGER);
+    checkHeld('bytes', bytes, Number.MAX_SAFE_INTEGER);
+    const command = this.#command;
+    command.kind = engineCommandKinds.write;
+    command.region = region;
+    command.offset = offset;
+    command.bytes = bytes;
+    command.add = bytes;
+    command.remoteRegion = remoteRegion;
+    command.remoteKey = remoteKey;
+    command.remoteOffset = remoteOffset;
+    this.#post();
+  }
+
+  /** Adds to the 64-bit cell at `remoteOffset`, behind the data of everything before it. */
+  signal({ remoteRegion, remoteKey }: RemoteMemory, remoteOffset: number, add: number): void {
+    checkHeld('remoteOffset', remoteOffset, Number.MAX_SAFE_INTEGER);
+    checkHeld('add', add, Number.MAX_SAFE_INTEGER);
+    const command = this.#command;
+    command.kind = engineCommandKinds.signal;
+    command.remoteRegion = remoteRegion;
+    command.remoteKey = remoteKey;
+    command.remoteOffset = remoteOffset;
+    command.add = add;
+    this.#post();
+  }
+
+  /** Tells the engine of a table of ranges, which this side fills in again and again, from one region into one of the peer. */
+  async share(table: PartTable, region: number, remote: RemoteMemory): Promise<SharedTable> {
+    const { group, end } = this.#parts;
+    const plan = { ...remote, region, connection: end.number, parts: table.buffer };
+    return { number: await group.call(end.engine, 'shareRanges', plan), count: table.count };
+  }
+
+  /** Nothing of the table may be under way. */
+  async unshare({ number }: SharedTable): Promise<void> {
+    const { group, end, failure } = this.#parts;
+    if (failure() === undefined) await group.call(end.engine, 'unshareRanges', number);
+  }
+
+  /** Writes ranges of a table as one operation. Their entries must stay as they are until it is delivered. */
+  writeRanges(table: SharedTable, first: number, count: number): void {
+    const most = table.count;
+    checkNumber('first', first, most, `a number of a part, up to ${most}`);
+    checkNumber('count', count, most - first, `up to ${most - first}, which the table has from part ${first} on`);
+    const command = this.#command;
+    command.kind = engineCommandKinds.ranges;
+    command.region = table.number;
+    command.offset = first;
+    command.bytes = count;
+    this.#post();
+  }
+
+  /** Looks what has ended. True if something was delivered or the channel has failed. */
+  look(): boolean {
+    if (this.error !== undefined || this.delivered === this.posted) return false;
+    const { pool, group } = this.#parts;
+    // ORDER: the state first: what was delivered before the failure is counted by then.
+    const state = group.requests.channelState(this.#number);
+    const ended = (group.requests.channelDelivered(this.#number) - this.delivered) | 0;
+    this.delivered += ended;
+    pool.underWay -= ended;
+    if (state !== channelStates.failed) return ended > 0;
+    this.error = pool.errorOf(this.#number);
+    return true;
+  }
+
+  /** Everything that is under way is withdrawn, and nothing can be posted any more. Idempotent. */
+  close(): void {
+    if (this.#isClosed) return;
+    this.#isClosed = true;
+    const { pool, group, end } = this.#parts;
+    this.error ??= new WeftlineError('WL_CLOSED', 'The channel was closed');
+    pool.underWay -= this.posted - this.delivered;
+    pool.giveBack(this.#number);
+    if (this.posted === 0) group.requests.setChannel(this.#number, channelStates.over);
+    // An engine that has ended uses no memory.
+    else group.call(end.engine, 'closeChannel', this.#number).catch(() => {});
+  }
+
+  /** True once nothing of a closed channel reads memory of this side any more. */
+  get isQuiet(): boolean {
+    const { group } = this.#parts;
+    return group.failure !== undefined || group.requests.channelState(this.#number) === channelStates.over;
+  }
+
+  #post(): void {
+    const { group, end, pool } = this.#parts;
+    group.put(end.engine, this.#command);
+    this.posted++;
+    pool.underWay++;
+  }
+}
+
+/** What an engine calls a table of ranges, and how many parts it has. */
+export interface SharedTable {
+  readonly number: number;
+  readonly count: number;
+}
+
+function checkNumber(name: string, value: number, most: number, expected: string): void {
+  if (!(Number.isInteger(value) && value >= 0 && value <= most)) throw invalidArgument(name, value, expected);
+}

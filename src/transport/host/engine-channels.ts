@@ -1,0 +1,276 @@
+// The engine's side of channels: what each has under way and how far it is delivered, and the tables of ranges that they
+// write. Hot path: no allocation but for more operations under way, or larger ones, than ever before.
+import { type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
+import { CHANNEL_OPERATIONS, channelStates, engineCommandKinds, REQUEST_SLOTS } from '../engine-commands.ts';
+import type { Region } from '../engine/region.ts';
+import type { EngineHandle, ScatterOptions, TransportConnection } from '../engine/transport-engine.ts';
+import { PartTable } from '../part-table.ts';
+import { PackedRanges } from '../send/range-list.ts';
+import type { EngineCommand } from './command-ring.ts';
+import type { HostEvent } from './host-calls.ts';
+import type { SharedRequests } from './shared-requests.ts';
+
+const MASK = CHANNEL_OPERATIONS - 1;
+
+/** What stands for a handle if there is nothing to write. */
+const NOTHING: EngineHandle = -1;
+
+const outcomes = { pending: 0, done: 1, failed: 2 } as const;
+
+interface ChannelsHost {
+  readonly requests: SharedRequests;
+  /** Fails with the reason for which the connection takes nothing more. */
+  readonly connection: (number: number) => TransportConnection;
+  readonly region: (number: number) => Region | undefined;
+  /** The request belongs to the operation of that name: `ended` is to be told of its end. */
+  readonly follow: (handle: EngineHandle, name: number) => void;
+  readonly onEvent: (event: HostEvent) => void;
+  /** Counts or a state have changed. */
+  readonly onNews: () => void;
+}
+
+class EngineChannel {
+  readonly connection: number;
+  /** Operations that were taken, and those of them that are delivered; both wrap. */
+  taken = 0;
+  delivered = 0;
+  /** Operations whose requests have not ended. */
+  pending = 0;
+  isClosing = false;
+  hasFailed = false;
+  readonly handles: Float64Array = new Float64Array(CHANNEL_OPERATIONS);
+  readonly outcomes: Uint8Array = new Uint8Array(CHANNEL_OPERATIONS);
+  readonly ranges: (PackedRanges | undefined)[] = Array.from({ length: CHANNEL_OPERATIONS }, () => undefined);
+  /** Why operations failed, by their places. */
+  readonly errors = new Map<number, EncodedError>();
+
+  constructor(connection: number) {
+    this.connection = connection;
+  }
+}
+
+export class EngineChannels {
+  readonly tables = new RangeTables();
+  readonly #host: ChannelsHost;
+  readonly #channels: (EngineChannel | undefined)[] = [];
+
+  constructor(host: ChannelsHost) {
+    this.#host = host;
+  }
+
+  /** Carries out a command of a channel as its next operation. */
+  carryOut(command: EngineCommand): void {
+    const number = command.slot - REQUEST_SLOTS;
+    const channel = (this.#channels[number] ??= new EngineChannel(command.connection));
+    const place = channel.taken & MASK;
+    channel.taken = (channel.taken + 1) | 0;
+    channel.pending++;
+    channel.outcomes[place] = outcomes.pending;
+    channel.handles[place] = NOTHING;
+    try {
+      const handle = this.#post(channel, place, command);
+      if (handle === NOTHING) {
+        this.#end(number, channel, place, undefined);
+        return;
+      }
+      channel.handles[place] = handle;
+      this.#host.follow(handle, REQUEST_SLOTS + number * CHANNEL_OPERATIONS + place);
+    } catch (error) {
+      this.#end(number, channel, place, encodeError(error));
+    }
+  }
+
+  /** The request of an operation has ended. */
+  ended(name: number, error: EncodedError | undefined): void {
+    const number = Math.floor((name - REQUEST_SLOTS) / CHANNEL_OPERATIONS);
+    const channel = this.#channels[number];
+    if (channel?.outcomes[name & MASK] === outcomes.pending) this.#end(number, channel, name & MASK, error);
+  }
+
+  /** The connection of an operation that has not ended. */
+  connectionOf(name: number): number | undefined {
+    return this.#channels[Math.floor((name - REQUEST_SLOTS) / CHANNEL_OPERATIONS)]?.connection;
+  }
+
+  /** Withdraws all that the channel has under way; its state is `over` when all of it has ended. */
+  close(number: number): void {
+    const channel = this.#channels[number];
+    if (channel === undefined) return;
+    channel.isClosing = true;
+    this.#withdraw(channel);
+    this.#closeIfQuiet(number, channel);
+  }
+
+  /** A connection has ended, and nothing of its requests is left. */
+  endConnection(connection: number, error: EncodedError): void {
+    for (const [number, channel] of this.#channels.entries()) {
+      if (channel?.connection !== connection) continue;
+      for (let at = channel.delivered; at !== channel.taken; at = (at + 1) | 0) {
+        if (channel.outcomes[at & MASK] === outcomes.pending) this.#end(number, channel, at & MASK, error);
+      }
+    }
+    this.tables.end(connection);
+  }
+
+  #post(channel: EngineChannel, place: number, command: EngineCommand): EngineHandle {
+    const { kind, flow, remoteRegion, remoteKey, remoteOffset } = command;
+    const connection = this.#host.connection(command.connection);
+    if (kind === engineCommandKinds.signal) {
+      return connection.signal({ flow, remoteRegion, remoteKey, remoteOffset, add: command.add });
+    }
+    if (kind === engineCommandKinds.ranges) {
+      const packed = this.tables.take();
+      channel.ranges[place] = packed;
+      const scatter = this.tables.pack(packed, command, this.#host.region);
+      return scatter === undefined ? NOTHING : connection.scatter(scatter);
+    }
+    const region = this.#host.region(command.region);
+    if (region === undefined) throw new WeftlineError('WL_CLOSED', 'The region was closed');
+    const { offset, bytes } = command;
+    return connection.write({ region, offset, bytes, flow, remoteRegion, remoteKey, remoteOffset });
+  }
+
+  // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per operation
+  #end(number: number, channel: EngineChannel, place: number, error: EncodedError | undefined): void {
+    const packed = channel.ranges[place];
+    if (packed !== undefined) {
+      channel.ranges[place] = undefined;
+      this.tables.giveBack(packed);
+    }
+    channel.pending--;
+    channel.outcomes[place] = error === undefined ? outcomes.done : outcomes.failed;
+    if (error !== undefined) channel.errors.set(place, error);
+    this.#count(number, channel);
+    this.#closeIfQuiet(number, channel);
+  }
+
+  /** Counts what is delivered in order, up to the first that failed. */
+  #count(number: number, channel: EngineChannel): void {
+    if (channel.hasFailed) return;
+    const { requests, onEvent, onNews } = this.#host;
+    const before = channel.delivered;
+    while (channel.delivered !== channel.taken && channel.outcomes[channel.delivered & MASK] === outcomes.done) {
+      channel.delivered = (channel.delivered + 1) | 0;
+    }
+    if (channel.delivered !== before) {
+      requests.deliverOfChannel(number, (channel.delivered - before) | 0);
+      onNews();
+    }
+    if (channel.delivered === channel.taken) return;
+    const place = channel.delivered & MASK;
+    if (channel.outcomes[place] !== outcomes.failed) return;
+    channel.hasFailed = true;
+    // ORDER: the reason first, so that a thread that sees the failure finds it.
+    onEvent({ event: 'channel', channel: number, error: channel.errors.get(place)! });
+    requests.setChannel(number, channelStates.failed);
+    onNews();
+  }
+
+  #withdraw(channel: EngineChannel): void {
+    const connection = this.#openConnection(channel.connection);
+    if (connection === undefined) return;
+    for (let at = channel.delivered; at !== channel.taken; at = (at + 1) | 0) {
+      const place = at & MASK;
+      const handle = channel.handles[place]!;
+      if (channel.outcomes[place] === outcomes.pending && handle !== NOTHING) connection.cancel(handle);
+    }
+  }
+
+  /** Requests of one that has ended have ended, or will be told of. */
+  #openConnection(number: number): TransportConnection | undefined {
+    try {
+      return this.#host.connection(number);
+    } catch {
+      return undefined;
+    }
+  }
+
+  #closeIfQuiet(number: number, channel: EngineChannel): void {
+    if (!channel.isClosing || channel.pending > 0 || this.#channels[number] !== channel) return;
+    this.#channels[number] = undefined;
+    this.#host.requests.setChannel(number, channelStates.over);
+    this.#host.onNews();
+  }
+}
+
+/** Plain data, so that it can cross threads. */
+export interface RangesPlan {
+  readonly connection: number;
+  /** Buffer of a PartTable, whose indices of regions mean nothing here. */
+  readonly parts: SharedArrayBuffer;
+  readonly region: number;
+  readonly remoteRegion: number;
+  readonly remoteKey: number;
+}
+
+interface RangeTable extends RangesPlan {
+  readonly table: PartTable;
+}
+
+type Writable<T> = { -readonly [K in keyof T]: T[K] };
+
+/** Memory of so many writes that are over is kept for later ones. */
+const MAX_KEPT = 64;
+const NO_REGION: Region = { id: 0, key: 0, bytes: new Uint8Array(), address: 0, remote: { read: false, write: false } };
+
+/** Tables of ranges that the user's thread fills in: each write names some of their entries. */
+class RangeTables {
+  /** Numbers are not used again: who forgets a table may not have heard yet that its connection ended, and the table with it. */
+  readonly #tables = new Map<number, RangeTable>();
+  #nextTable = 0;
+  readonly #free: PackedRanges[] = [];
+  /** The engine reads it during its call. */
+  readonly #scatter: Writable<ScatterOptions> = {
+    region: NO_REGION,
+    ranges: new PackedRanges().list,
+    flow: 0,
+    remoteRegion: 0,
+    remoteKey: 0,
+  };
+
+  share(plan: RangesPlan): number {
+    const number = this.#nextTable++;
+    this.#tables.set(number, { ...plan, table: PartTable.over(plan.parts) });
+    return number;
+  }
+
+  forget(number: number): void {
+    this.#tables.delete(number);
+  }
+
+  /** A connection has ended. */
+  end(connection: number): void {
+    for (const [number, table] of this.#tables) if (table.connection === connection) this.#tables.delete(number);
+  }
+
+  take(): PackedRanges {
+    return this.#free.pop() ?? new PackedRanges();
+  }
+
+  giveBack(packed: PackedRanges): void {
+    if (this.#free.length < MAX_KEPT) this.#free.push(packed);
+  }
+
+  /**
+   * What the command writes; undefined if it is no byte. Fails with WL_CLOSED, and with WL_INVALID_ARGUMENT for ranges outside
+   * of the region of this side.
+   */
+  pack(
+    packed: PackedRanges,
+    { region: number, offset, bytes, flow }: EngineCommand,
+    findRegion: (number: number) => Region | undefined,
+  ): ScatterOptions | undefined {
+    const shared = this.#tables.get(number);
+    if (shared === undefined) throw new WeftlineError('WL_CLOSED', 'The table of ranges was released');
+    const region = findRegion(shared.region);
+    if (region === undefined) throw new WeftlineError('WL_CLOSED', 'The region was closed');
+    if (packed.pack(shared.table, offset, offset + bytes, region.bytes.length) === 0) return undefined;
+    const scatter = this.#scatter;
+    scatter.region = region;
+    scatter.ranges = packed.list;
+    scatter.flow = flow;
+    scatter.remoteRegion = shared.remoteRegion;
+    scatter.remoteKey = shared.remoteKey;
+    return scatter;
+  }
+}
