@@ -209,10 +209,21 @@ export interface BackendLink {
   readonly rails?: readonly RailState[];
   /** How many ways of the link carry bytes side by side. One where it is left out. */
   readonly lanes?: number;
+  /**
+   * The link and the region that carry between these two where nothing has to be staged; undefined where it has. Channels of
+   * that link and of this one are not in order with each other. Left out by backends that stage nothing.
+   */
+  unstaged?(local: BackendRegion, remote: BackendRemoteRegion): UnstagedParts | undefined;
   /** Ordered puts and signals whose places are known only when they are posted. */
   openChannel(options?: ChannelOptions): BackendChannel;
   /** Pending transfers and channels fail with WL_CLOSED. Idempotent. */
   close(): Promise<void>;
+}
+
+/** What carries between two regions without staging, and what that calls the local one. */
+export interface UnstagedParts {
+  readonly link: BackendLink;
+  readonly local: BackendRegion;
 }
 
 /** A transfer as the agent hands it to a backend. Each part lies inside both of its regions and is not empty. */

@@ -16,6 +16,7 @@ import type {
   PutPlace,
   SharedParts,
   TransferOperation,
+  UnstagedParts,
   TransferState,
 } from '../backend.ts';
 import { StagedMessages } from './staged-messages.ts';
@@ -537,6 +538,12 @@ export class StagedLink implements BackendLink {
 
   get lanes(): number {
     return this.#parts.host.lanes ?? 1;
+  }
+
+  unstaged(local: BackendRegion, remote: BackendRemoteRegion): UnstagedParts | undefined {
+    const { host } = local as StagedRegion;
+    if (host === undefined || remote instanceof StagedRemoteRegion) return undefined;
+    return { link: this.#parts.host, local: host };
   }
 
   openChannel(options?: ChannelOptions): StagedChannel {

@@ -1,5 +1,6 @@
 // The agent of a proxy thread: its registered memory, its peers, and a channel per peer that commands are posted to.
 import { Agent, carrierAcrossHosts } from '../../agent/agent.ts';
+import type { ChannelParts, PeerOptions } from '../../agent/agent-options.ts';
 import type { BackendChannel, BackendLink, PutPlace } from '../../agent/backend.ts';
 import type { BackendName } from '../../agent/backends/backend-table.ts';
 import {
@@ -161,12 +162,12 @@ export class ProxyAgent {
     const backend = this.#acrossHosts ? carrierAcrossHosts(this.#agent, options.peer) : undefined;
     const wait = { deadline, signal, ...(backend === undefined ? {} : { backend }) };
     for (const range of options.remotes) {
-      const parts = await this.#agent.channelParts(options.peer, registration, range.region, wait);
+      const parts = await this.#channelParts(options.peer, registration, range.region, wait);
       path ??= parts.backend;
-      const { local, remote } = parts;
+      const { link, local, remote } = parts;
       const place: PutPlace = { local, localOffset: 0, remote, remoteOffset: 0, bytes: 0 };
-      const channel = this.#channel(parts.link, options.lane);
-      this.#watched.add(parts.link);
+      const channel = this.#channel(link, options.lane);
+      this.#watched.add(link);
       await channel.prepare?.(local, remote);
       const staged =
         channel.store === undefined
@@ -187,6 +188,14 @@ export class ProxyAgent {
     for (const device of this.#devices.values()) await device.close();
   }
 
+  /** Across hosts all memory is of one kind, so that nothing has to be in order with what is staged. */
+  // oxlint-disable-next-line max-params -- those of the agent's method
+  async #channelParts(peer: string, local: Registration, remote: number, options: PeerOptions): Promise<ChannelParts> {
+    const parts = await this.#agent.channelParts(peer, local, remote, options);
+    const direct = this.#acrossHosts ? parts.link.unstaged?.(parts.local, parts.remote) : undefined;
+    return { ...parts, ...direct };
+  }
+
   async #stagedStores(
     channel: BackendChannel,
     { backend, deadline }: { readonly backend: BackendName; readonly deadline: Deadline },
@@ -202,7 +211,7 @@ export class ProxyAgent {
     }
     const memory = await this.#agent.allocate(StagedStores.bytes);
     const region = remotes[0]!.region;
-    const { local } = await this.#agent.channelParts(peer, memory, region, { backend, deadline });
+    const { local } = await this.#channelParts(peer, memory, region, { backend, deadline });
     const stores = new StagedStores(channel, local, viewAt(memory.address, StagedStores.bytes));
     this.#staging.set(channel, { stores, memory });
     return stores;

@@ -2,7 +2,13 @@
 import { PartTable } from '../../transport/part-table.ts';
 import type { ChannelParts } from '../../agent/agent-options.ts';
 import type { BackendName } from '../../agent/backends/backend-table.ts';
-import type { BackendChannel, BackendLink, BackendRegion, BackendRemoteRegion } from '../../agent/backend.ts';
+import type {
+  BackendChannel,
+  BackendLink,
+  BackendRegion,
+  BackendRemoteRegion,
+  UnstagedParts,
+} from '../../agent/backend.ts';
 import type { Registration } from '../../agent/registration.ts';
 import type { WeftlineError } from '../../core/errors.ts';
 import { OutQueue } from './out-queue.ts';
@@ -46,7 +52,7 @@ export class NetworkLink {
   /** Fails as the link does. */
   static async open(options: NetworkLinkOptions): Promise<NetworkLink> {
     const { parts, remotes, channels, rows, rowWindow } = options;
-    const { link, local } = parts;
+    const { link, local } = unstaged(parts.link, parts.local, remotes[0]!);
     const queues: OutQueue[] = [];
     for (let number = 0; number < channels; number++) {
       const channel = link.openChannel({ lane: number });
@@ -58,9 +64,10 @@ export class NetworkLink {
   private constructor({ parts, remotes, hasClosed }: NetworkLinkOptions, queues: readonly OutQueue[]) {
     this.backend = parts.backend;
     this.#link = parts.link;
-    this.#abort = parts.link.openChannel({ lane: 0 });
+    const { link, local } = unstaged(parts.link, parts.local, remotes[0]!);
+    this.#abort = link.openChannel({ lane: 0 });
     this.#hasClosed = hasClosed;
-    this.#local = parts.local;
+    this.#local = local;
     this.#remotes = remotes;
     this.queues = queues;
   }
@@ -120,7 +127,7 @@ export class NetworkLink {
 
   /** The memory that puts come from is now this. */
   useMemory(memory: Registration): Promise<void> {
-    this.#local = memory.regionBy(this.backend);
+    this.#local = unstaged(this.#link, memory.regionBy(this.backend), this.#remotes[0]!).local;
     return this.#use();
   }
 
@@ -182,4 +189,9 @@ export class NetworkLink {
       if (this.error === undefined) throw thrown;
     }
   }
+}
+
+/** All of it is host memory: only where tests stage that as well is it staged. */
+function unstaged(link: BackendLink, local: BackendRegion, remote: BackendRemoteRegion): UnstagedParts {
+  return link.unstaged?.(local, remote) ?? { link, local };
 }
