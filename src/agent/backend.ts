@@ -221,7 +221,7 @@ export interface BackendLink {
 }
 
 /** What carries between two regions without staging, and what that calls the local one. */
-export interface UnstagedParts {
+interface UnstagedParts {
   readonly link: BackendLink;
   readonly local: BackendRegion;
 }

@@ -101,7 +101,7 @@ const hostSettings = {
     choices: ['turn', 'split', 'flow'],
     default: 'turn',
     sentence:
-      'How several engines share what is large: whole messages, writes and reads in turn, each split over all, or each flow on an engine of its own; turn if the two sides of a connection differ.',
+      'How several engines share what is large: whole messages and reads in turn, each split over all, or each flow on an engine of its own; turn if the two sides of a connection differ. Writes of a flow stay on one engine.',
   },
   transportPaths: {
     kind: 'number',

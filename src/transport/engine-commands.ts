@@ -34,15 +34,12 @@ export const commandRecord = defineLayout(
     flow: 'u32',
     remoteRegion: 'u32',
     remoteKey: 'u32',
-    /**
-     * The gate that a part holds shut, counted from 1; the gate that a signal or a flush waits for. 0: none.
-     */
-    gate: 'u32',
+    reserved: 'u32',
     offset: 'u64',
     bytes: 'u64',
-    /** Place in the peer's region, in a write: that of the whole request. */
+    /** Place in the peer's region. */
     remoteOffset: 'u64',
-    /** Bytes of the whole request, in a send and a write, of which this is a part. */
+    /** Bytes of the whole message, in a send, of which this is a part; what a signal adds. */
     add: 'u64',
   },
   64,
@@ -123,6 +120,3 @@ export const PART_BYTES = 65_536;
 
 /** Most engines of a transport. */
 export const MAX_ENGINES = 16;
-
-/** Gates of a transport: each counts parts of writes that signals and flushes of a flow must come after. */
-export const GATES = 1024;

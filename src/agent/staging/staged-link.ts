@@ -16,7 +16,6 @@ import type {
   PutPlace,
   SharedParts,
   TransferOperation,
-  UnstagedParts,
   TransferState,
 } from '../backend.ts';
 import { StagedMessages } from './staged-messages.ts';
@@ -540,7 +539,7 @@ export class StagedLink implements BackendLink {
     return this.#parts.host.lanes ?? 1;
   }
 
-  unstaged(local: BackendRegion, remote: BackendRemoteRegion): UnstagedParts | undefined {
+  unstaged(local: BackendRegion, remote: BackendRemoteRegion): ReturnType<NonNullable<BackendLink['unstaged']>> {
     const { host } = local as StagedRegion;
     if (host === undefined || remote instanceof StagedRemoteRegion) return undefined;
     return { link: this.#parts.host, local: host };

@@ -2,13 +2,7 @@
 import { PartTable } from '../../transport/part-table.ts';
 import type { ChannelParts } from '../../agent/agent-options.ts';
 import type { BackendName } from '../../agent/backends/backend-table.ts';
-import type {
-  BackendChannel,
-  BackendLink,
-  BackendRegion,
-  BackendRemoteRegion,
-  UnstagedParts,
-} from '../../agent/backend.ts';
+import type { BackendChannel, BackendLink, BackendRegion, BackendRemoteRegion } from '../../agent/backend.ts';
 import type { Registration } from '../../agent/registration.ts';
 import type { WeftlineError } from '../../core/errors.ts';
 import { OutQueue } from './out-queue.ts';
@@ -192,6 +186,10 @@ export class NetworkLink {
 }
 
 /** All of it is host memory: only where tests stage that as well is it staged. */
-function unstaged(link: BackendLink, local: BackendRegion, remote: BackendRemoteRegion): UnstagedParts {
+function unstaged(
+  link: BackendLink,
+  local: BackendRegion,
+  remote: BackendRemoteRegion,
+): { readonly link: BackendLink; readonly local: BackendRegion } {
   return link.unstaged?.(local, remote) ?? { link, local };
 }

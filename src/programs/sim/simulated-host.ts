@@ -1,5 +1,4 @@
 // A simulated host: its network cards, its engines, memory that all of them know, and its requests, whose parts end on several engines.
-import { GATES } from '../../transport/engine-commands.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { Engine } from '../../transport/engine/engine.ts';
 import type { Region, RegionOptions } from '../../transport/engine/region.ts';
@@ -15,8 +14,7 @@ import {
   type TransportConnection,
 } from '../../transport/engine/transport-engine.ts';
 
-import { FlowOrder, LaneChoice, type LanePart, type Spread } from '../../transport/lanes/lane-choice.ts';
-import { GatePool, HeldFences, type HeldOperation, NONE } from '../../transport/lanes/gates.ts';
+import { LaneChoice, type LanePart, type Spread } from '../../transport/lanes/lane-choice.ts';
 import {
   type Burst,
   copyPayload,
@@ -237,11 +235,6 @@ export interface SimulatedEngine {
   readonly io: SimulatedIo;
 }
 
-/** A signal or flush that waits on its engine. */
-interface HeldFence extends HeldOperation {
-  readonly post: () => void;
-}
-
 /** The end of a request; `error` if it failed. */
 export interface RequestEnd {
   readonly request: number;
@@ -259,8 +252,6 @@ interface Part {
 /** A part that is to be posted. */
 interface NewPart {
   readonly lane: number;
-  /** That it holds shut until it ends, or NONE. */
-  readonly gate: number;
   readonly connection: TransportConnection;
   readonly post: () => EngineHandle;
 }
@@ -270,17 +261,11 @@ interface PendingRequest {
   left: number;
   bytes: number;
   error: WeftlineError | undefined;
-  /** The gate that it waits for, and frees when it ends; NONE for none. */
-  readonly awaitedGate: number;
 }
 
 export class SimulatedHost {
   readonly index: number;
   readonly engines: readonly SimulatedEngine[];
-  /** Gates of writes that later signals and flushes wait for. */
-  readonly gates = new GatePool(new Int32Array(GATES));
-  /** Fences that are held, by engine. */
-  readonly held: readonly HeldFences<HeldFence>[];
   /** Set before requests are posted. */
   onEnd: (end: RequestEnd) => void = () => {};
   onConnectionEnd: (connection: TransportConnection, error: WeftlineError) => void = () => {};
@@ -289,8 +274,8 @@ export class SimulatedHost {
   alive = true;
   readonly #later: (action: () => void) => void;
   readonly #requests = new Map<number, PendingRequest>();
-  /** The request of a handle and the gate that its part holds shut, by engine. */
-  readonly #owners: readonly Map<EngineHandle, readonly [request: number, gate: number]>[];
+  /** The request of a handle, by engine. */
+  readonly #owners: readonly Map<EngineHandle, number>[];
   /** The regions of all engines, by that of the first one. */
   readonly #regions = new Map<Region, readonly Region[]>();
   /** Why connections that this side ended have ended, in place of what their engines say. */
@@ -302,7 +287,6 @@ export class SimulatedHost {
     this.index = index;
     this.engines = engines;
     this.#later = later;
-    this.held = engines.map(() => new HeldFences<HeldFence>(this.gates, ({ post }) => post()));
     this.#owners = engines.map(() => new Map());
   }
 
@@ -320,55 +304,44 @@ export class SimulatedHost {
     return this.#regions.get(region)?.[lane] ?? region;
   }
 
-  /** A request of so many parts. `awaitedGate`: that no other request uses, or NONE. */
-  open(parts: number, awaitedGate: number): number {
+  /** A request of so many parts. */
+  open(parts: number): number {
     const request = this.#next;
     this.#next += 1;
-    this.#requests.set(request, { parts: [], left: parts, bytes: 0, error: undefined, awaitedGate });
+    this.#requests.set(request, { parts: [], left: parts, bytes: 0, error: undefined });
     return request;
   }
 
   /** Posts a part to its engine. What that refuses fails when the present event is over. */
-  put(request: number, { lane, gate, connection, post }: NewPart): void {
+  put(request: number, { lane, connection, post }: NewPart): void {
     const pending = this.#requests.get(request);
     if (pending === undefined) return;
     try {
       const handle = post();
       pending.parts.push({ lane, connection, handle });
-      this.#owners[lane]?.set(handle, [request, gate]);
+      this.#owners[lane]?.set(handle, request);
     } catch (error) {
       if (!(error instanceof WeftlineError)) throw error;
-      this.#later(() => this.#partEnded(request, gate, this.#reasons.get(connection) ?? error, 0));
+      this.#later(() => this.#partEnded(request, this.#reasons.get(connection) ?? error, 0));
     }
   }
 
   /** An engine says that a request of its own has ended. */
   ended(lane: number, handle: EngineHandle, status: RequestStatus): void {
     const owners = this.#owners[lane]!;
-    const owner = owners.get(handle);
-    if (owner === undefined) return;
+    const request = owners.get(handle);
+    if (request === undefined) return;
     owners.delete(handle);
-    const [request, gate] = owner;
     const { engine } = this.engines[lane]!;
     const part = this.#requests.get(request)?.parts.find((one) => one.handle === handle && one.lane === lane);
     const reason = part && this.#reasons.get(part.connection);
     const error = status === requestStatus.failed ? (reason ?? engine.requestError(handle)) : undefined;
     const bytes = status === requestStatus.failed ? 0 : engine.receivedBytes(handle);
-    this.#partEnded(request, gate, error, bytes);
-  }
-
-  /** Ends a part that no engine has, such as a signal that was still held back. */
-  failHeld(request: number, error: WeftlineError): void {
-    this.#partEnded(request, NONE, error, 0);
+    this.#partEnded(request, error, bytes);
   }
 
   /** Withdraws the parts of a request that are pending. False if there are none. */
   cancel(request: number): boolean {
-    for (const held of this.held) {
-      if (!held.cancel(request)) continue;
-      this.failHeld(request, new WeftlineError('WL_CLOSED', 'A signal or flush was cancelled'));
-      return true;
-    }
     const parts = this.#requests.get(request)?.parts ?? [];
     return parts.map(({ connection, handle }) => connection.cancel(handle)).includes(true);
   }
@@ -378,8 +351,7 @@ export class SimulatedHost {
     for (const connection of connections) if (!this.#reasons.has(connection)) this.#reasons.set(connection, reason);
   }
 
-  #partEnded(request: number, gate: number, error: WeftlineError | undefined, bytes: number): void {
-    if (gate !== NONE) this.#leave(gate);
+  #partEnded(request: number, error: WeftlineError | undefined, bytes: number): void {
     const pending = this.#requests.get(request);
     if (pending === undefined) return;
     pending.error ??= error;
@@ -387,14 +359,7 @@ export class SimulatedHost {
     pending.left -= 1;
     if (pending.left > 0) return;
     this.#requests.delete(request);
-    if (pending.awaitedGate !== NONE) this.gates.free(pending.awaitedGate);
     this.onEnd({ request, error: pending.error, bytes: pending.bytes });
-  }
-
-  /** The engine that waits for the gate looks at it when it gets to it. */
-  #leave(gate: number): void {
-    const waiter = this.gates.leave(gate);
-    if (waiter !== NONE) this.#later(() => this.held[waiter]?.release());
   }
 }
 
@@ -402,8 +367,6 @@ export class SimulatedHost {
 
 interface LaneConnectionOptions {
   readonly host: SimulatedHost;
-  /** Number of the connection on its host. */
-  readonly number: number;
   /** Connections by lane, which is also the number of the engine. */
   readonly lanes: readonly TransportConnection[];
   readonly spread: Spread;
@@ -412,20 +375,16 @@ interface LaneConnectionOptions {
 /** Requests are numbers of the host. */
 export class LaneConnection {
   readonly #host: SimulatedHost;
-  readonly #number: number;
   readonly #lanes: readonly TransportConnection[];
   readonly #choice: LaneChoice;
-  readonly #order: FlowOrder;
   #isOver = false;
   /** The reason of the lane that ended first. */
   #reason: WeftlineError | undefined;
 
-  constructor({ host, number, lanes, spread }: LaneConnectionOptions) {
+  constructor({ host, lanes, spread }: LaneConnectionOptions) {
     this.#host = host;
-    this.#number = number;
     this.#lanes = lanes;
     this.#choice = new LaneChoice(lanes.length, spread);
-    this.#order = new FlowOrder(host.gates);
   }
 
   get peerName(): string {
@@ -457,58 +416,41 @@ export class LaneConnection {
     return this.#message(options, false);
   }
 
-  write(options: RemoteOptions): number {
-    this.#check();
-    const { offset, bytes, flow = 0 } = options;
-    const choice = this.#choice;
-    const order = choice.flow(flow);
-    choice.oneSided(order, bytes);
-    const leavesHome = choice.count > 1 || choice.parts[0]!.lane !== order.home;
-    const gate = leavesHome ? this.#order.gateFor(flow) : NONE;
-    if (leavesHome && gate === NONE) choice.refused(order, bytes);
-    return this.#post(options.region, (share) => {
-      const whole = share.bytes === bytes ? undefined : { partOffset: share.offset, bytes };
-      const part = { ...options, offset: offset + share.offset, bytes: share.bytes, whole };
-      const held = share.lane === order.home ? NONE : gate;
-      if (held !== NONE) this.#host.gates.enter(held, 1);
-      return { gate: held, post: (connection, region) => connection.write({ ...part, region }) };
-    });
+  /** Writes stay on their flow's home lane, as signals and flushes do. */
+  write({ region, ...options }: RemoteOptions): number {
+    return this.#postHome(options.flow, (connection, lane) =>
+      connection.write({ ...options, region: this.#host.regionOf(region, lane) }),
+    );
   }
 
   read(options: RemoteOptions): number {
     this.#check();
     const { offset, bytes, remoteOffset, flow = 0 } = options;
-    this.#choice.oneSided(this.#choice.flow(flow), bytes);
+    this.#choice.read(this.#choice.flow(flow), bytes);
     return this.#post(options.region, (share) => {
       const place = { offset: offset + share.offset, bytes: share.bytes, remoteOffset: remoteOffset + share.offset };
-      return { gate: NONE, post: (connection, region) => connection.read({ ...options, ...place, region }) };
+      return (connection, region) => connection.read({ ...options, ...place, region });
     });
   }
 
-  /** Small ranges stay on the home lane. */
-  scatter(options: ScatterOptions): number {
-    return this.#chunked(options, (connection, region) => connection.scatter({ ...options, region }));
+  scatter({ region, ...options }: ScatterOptions): number {
+    return this.#postHome(options.flow, (connection, lane) =>
+      connection.scatter({ ...options, region: this.#host.regionOf(region, lane) }),
+    );
   }
 
-  gather(options: ScatterOptions): number {
-    return this.#chunked(options, (connection, region) => connection.gather({ ...options, region }));
-  }
-
-  #chunked(
-    { region, flow = 0 }: ScatterOptions,
-    post: (connection: TransportConnection, region: Region) => EngineHandle,
-  ): number {
-    this.#check();
-    this.#choice.refused(this.#choice.flow(flow), 0);
-    return this.#post(region, () => ({ gate: NONE, post }));
+  gather({ region, ...options }: ScatterOptions): number {
+    return this.#postHome(options.flow, (connection, lane) =>
+      connection.gather({ ...options, region: this.#host.regionOf(region, lane) }),
+    );
   }
 
   signal(options: SignalOptions): number {
-    return this.#fence(options.flow ?? 0, (connection) => connection.signal(options));
+    return this.#postHome(options.flow, (connection) => connection.signal(options));
   }
 
   flush(flow = 0): number {
-    return this.#fence(flow, (connection) => connection.flush(flow));
+    return this.#postHome(flow, (connection) => connection.flush(flow));
   }
 
   cancel(request: number): boolean {
@@ -520,18 +462,14 @@ export class LaneConnection {
     for (const lane of this.#lanes) lane.close();
   }
 
-  /** A lane has ended: so have the others, for the same reason, and what was held back. */
+  /** A lane has ended: so have the others, for the same reason. */
   end(reason?: WeftlineError): void {
     if (this.#isOver) return;
     this.#isOver = true;
     this.#reason = reason;
-    this.#order.close();
-    if (reason !== undefined) {
-      this.#host.noteReason(this.#lanes, reason);
-      for (const lane of this.#lanes) if (lane.error === undefined) lane.close();
-    }
-    const error = reason ?? new WeftlineError('WL_CLOSED', `The connection to ${this.peerName} was closed`);
-    for (const held of this.#host.held) for (const { slot } of held.end(this.#number)) this.#host.failHeld(slot, error);
+    if (reason === undefined) return;
+    this.#host.noteReason(this.#lanes, reason);
+    for (const lane of this.#lanes) if (lane.error === undefined) lane.close();
   }
 
   #message(options: MessageOptions, isSend: boolean): number {
@@ -540,47 +478,36 @@ export class LaneConnection {
     const order = this.#choice.flow(flow);
     this.#choice.message(order, isSend ? order.sends : order.receives, bytes);
     const request = this.#post(options.region, (share) => {
-      if (!isSend) return { gate: NONE, post: (connection, region) => connection.postReceive({ ...options, region }) };
+      if (!isSend) return (connection, region) => connection.postReceive({ ...options, region });
       const whole = share.bytes === bytes ? undefined : { partOffset: share.offset, bytes };
       const part = { ...options, offset: offset + share.offset, bytes: share.bytes, whole };
-      return { gate: NONE, post: (connection, region) => connection.postSend({ ...part, region }) };
+      return (connection, region) => connection.postSend({ ...part, region });
     });
     if (isSend) order.sends += 1;
     else order.receives += 1;
     return request;
   }
 
-  /** Signals and flushes go to the flow's home lane, which holds them until earlier writes on other lanes are done. */
-  #fence(flow: number, post: (connection: TransportConnection) => EngineHandle): number {
+  #postHome(flow: number | undefined, post: (connection: TransportConnection, lane: number) => EngineHandle): number {
     this.#check();
-    const host = this.#host;
-    const { home } = this.#choice.flow(flow);
-    const gate = this.#order.fence(flow);
-    const request = host.open(1, gate);
-    if (gate !== NONE) {
-      host.gates.wait(gate, home);
-      this.#order.pass(flow);
-    }
-    const connection = this.#lanes[home]!;
-    const begin = (): void => host.put(request, { lane: home, gate: NONE, connection, post: () => post(connection) });
-    const fence = { slot: request, connection: this.#number, flow, post: begin };
-    const held = host.held[home]!;
-    if (held.mustHold(fence, gate)) held.hold(fence, gate);
-    else begin();
+    const { home: lane } = this.#choice.flow(flow ?? 0);
+    const request = this.#host.open(1);
+    const connection = this.#lanes[lane]!;
+    this.#host.put(request, { lane, connection, post: () => post(connection, lane) });
     return request;
   }
 
   /** A request of the parts that were chosen last. */
-  #post(region: Region, prepare: (share: LanePart) => PreparedPart): number {
+  #post(region: Region, prepare: (share: LanePart) => PostPart): number {
     const host = this.#host;
     const { count, parts } = this.#choice;
-    const request = host.open(count, NONE);
+    const request = host.open(count);
     for (const share of parts.slice(0, count)) {
       const { lane } = share;
-      const { gate, post } = prepare(share);
+      const post = prepare(share);
       const connection = this.#lanes[lane]!;
       const here = host.regionOf(region, lane);
-      host.put(request, { lane, gate, connection, post: () => post(connection, here) });
+      host.put(request, { lane, connection, post: () => post(connection, here) });
     }
     return request;
   }
@@ -591,11 +518,7 @@ export class LaneConnection {
   }
 }
 
-interface PreparedPart {
-  /** That the part holds shut. */
-  readonly gate: number;
-  readonly post: (connection: TransportConnection, region: Region) => EngineHandle;
-}
+type PostPart = (connection: TransportConnection, region: Region) => EngineHandle;
 
 function add(sum: ConnectionStatistics, other: ConnectionStatistics): ConnectionStatistics {
   const { paths, ...counters } = sum;

@@ -68,9 +68,8 @@ export class Simulation {
   readonly #pollAt: Float64Array;
   readonly #engines: number;
   readonly #settings: Settings;
-  /** The connections of each host, and how many it has had. */
+  /** The connections of each host. */
   readonly #connections: readonly Set<LaneConnection>[];
-  readonly #connected: Uint32Array;
   readonly #consume: ((batch: ReceivedBatch) => void)[];
   readonly #secrets: () => number;
 
@@ -94,7 +93,6 @@ export class Simulation {
     this.#pollAt = new Float64Array(nodes).fill(Number.POSITIVE_INFINITY);
     this.hosts = Array.from({ length: topology.hosts }, (_, index) => this.#createHost(index));
     this.#connections = this.hosts.map(() => new Set());
-    this.#connected = new Uint32Array(this.hosts.length);
     const own = new Set(this.hosts.flatMap(({ engines }) => engines[0]!.io.uplinks));
     this.fabricLinks = topology.links.map((_, link) => link).filter((link) => !own.has(link));
     this.#consume = this.hosts
@@ -111,11 +109,8 @@ export class Simulation {
     const lanes = Array.from({ length: this.#engines }, (_, lane) => this.#connectLane(a, b, lane));
     const spread = this.#settings.transportSpread;
     const ends = [a, b].map((index, end) => {
-      const number = this.#connected[index]!;
-      this.#connected[index]! += 1;
       const connection = new LaneConnection({
         host: this.#host(index),
-        number,
         lanes: lanes.map((lane) => lane[end]!),
         spread,
       });

@@ -139,13 +139,6 @@ export class Connection implements TransportConnection, RequestOwner {
   write(options: RemoteOptions): EngineHandle {
     checkRemote(options);
     const request = this.#open('write', options);
-    const { whole } = options;
-    if (whole !== undefined) {
-      // Positions in packets are those in the whole, by whose bounds each of them is judged.
-      request.offset -= whole.partOffset;
-      request.partOffset = whole.partOffset;
-      request.wholeBytes = whole.bytes;
-    }
     request.target = options.remoteRegion;
     request.targetKey = options.remoteKey;
     request.base = options.remoteOffset;
@@ -316,7 +309,6 @@ export class Connection implements TransportConnection, RequestOwner {
     request.bytes = 0;
     request.target = 0;
     request.base = 0;
-    request.partOffset = 0;
     request.wholeBytes = 0;
     this.life.addPending();
     this.wake();

@@ -44,8 +44,7 @@ export class Request {
   target = 0;
   targetKey = 0;
   base = 0;
-  /** Place of the part in the whole, for a write and a send that is a part, and the bytes of that whole. */
-  partOffset = 0;
+  /** Bytes of the whole message, for a send that is a part. */
   wholeBytes = 0;
   /** What a scattered write carries, and the first range that is in no chunk yet. */
   ranges: RangeList | undefined;

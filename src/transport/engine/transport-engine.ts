@@ -92,8 +92,6 @@ export interface RemoteRange {
 
 export interface RemoteOptions extends LocalRange, RemoteRange {
   readonly flow?: number;
-  /** Present if a write is a part, as for a message. `remoteOffset` is then that of the whole write. */
-  readonly whole?: WholeRequest | undefined;
 }
 
 /** What a request is a part of, whose other parts go through other engines. */

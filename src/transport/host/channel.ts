@@ -9,7 +9,7 @@ import {
   REQUEST_SLOTS,
 } from '../engine-commands.ts';
 import type { PartTable } from '../part-table.ts';
-import { checkHeld, type EngineCommand, emptyEngineCommand } from './command-ring.ts';
+import { checkHeld, EngineCommand } from './command-ring.ts';
 import type { EngineGroup } from './engine-group.ts';
 import type { LaneEnd } from './lane-ends.ts';
 
@@ -80,7 +80,8 @@ export class ChannelPool {
   }
 }
 
-interface ChannelParts {
+/** What a connection gives to a channel of its own. */
+export interface ChannelParts {
   readonly group: EngineGroup;
   readonly pool: ChannelPool;
   readonly end: LaneEnd;
@@ -97,8 +98,8 @@ export class Channel {
   error: WeftlineError | undefined;
   readonly #parts: ChannelParts;
   readonly #number: number;
-  readonly #command: EngineCommand = emptyEngineCommand();
-  #isClosed = false;
+  readonly #command: EngineCommand = new EngineCommand();
+  #hasEnded = false;
 
   constructor(parts: ChannelParts) {
     const { pool, end, flow } = parts;
@@ -136,7 +137,6 @@ export class Channel {
     command.region = region;
     command.offset = offset;
     command.bytes = bytes;
-    command.add = bytes;
     command.remoteRegion = remoteRegion;
     command.remoteKey = remoteKey;
     command.remoteOffset = remoteOffset;
@@ -144,7 +144,7 @@ export class Channel {
   }
 
   /** Adds to the 64-bit cell at `remoteOffset`, behind the data of everything before it. */
-  signal({ remoteRegion, remoteKey }: RemoteMemory, remoteOffset: number, add: number): void {
+  add({ remoteRegion, remoteKey }: RemoteMemory, remoteOffset: number, add: number): void {
     checkHeld('remoteOffset', remoteOffset, Number.MAX_SAFE_INTEGER);
     checkHeld('add', add, Number.MAX_SAFE_INTEGER);
     const command = this.#command;
@@ -157,14 +157,14 @@ export class Channel {
   }
 
   /** Tells the engine of a table of ranges, which this side fills in again and again, from one region into one of the peer. */
-  async share(table: PartTable, region: number, remote: RemoteMemory): Promise<SharedTable> {
+  async shareTable(table: PartTable, region: number, remote: RemoteMemory): Promise<SharedTable> {
     const { group, end } = this.#parts;
     const plan = { ...remote, region, connection: end.number, parts: table.buffer };
     return { number: await group.call(end.engine, 'shareRanges', plan), count: table.count };
   }
 
   /** Nothing of the table may be under way. */
-  async unshare({ number }: SharedTable): Promise<void> {
+  async unshareTable({ number }: SharedTable): Promise<void> {
     const { group, end, failure } = this.#parts;
     if (failure() === undefined) await group.call(end.engine, 'unshareRanges', number);
   }
@@ -192,16 +192,16 @@ export class Channel {
     this.delivered += ended;
     pool.underWay -= ended;
     if (state !== channelStates.failed) return ended > 0;
-    this.error = pool.errorOf(this.#number);
+    this.end(pool.errorOf(this.#number));
     return true;
   }
 
-  /** Everything that is under way is withdrawn, and nothing can be posted any more. Idempotent. */
-  close(): void {
-    if (this.#isClosed) return;
-    this.#isClosed = true;
+  /** Nothing can be posted any more, and what is under way is withdrawn. Idempotent. */
+  end(error: WeftlineError | undefined): void {
+    this.error ??= error;
+    if (this.#hasEnded) return;
+    this.#hasEnded = true;
     const { pool, group, end } = this.#parts;
-    this.error ??= new WeftlineError('WL_CLOSED', 'The channel was closed');
     pool.underWay -= this.posted - this.delivered;
     pool.giveBack(this.#number);
     if (this.posted === 0) group.requests.setChannel(this.#number, channelStates.over);
@@ -209,7 +209,7 @@ export class Channel {
     else group.call(end.engine, 'closeChannel', this.#number).catch(() => {});
   }
 
-  /** True once nothing of a closed channel reads memory of this side any more. */
+  /** True once nothing of a channel that has ended reads memory of this side any more. */
   get isQuiet(): boolean {
     const { group } = this.#parts;
     return group.failure !== undefined || group.requests.channelState(this.#number) === channelStates.over;

@@ -14,39 +14,20 @@ const at = wordOffsets(commandHead);
 const field = wordOffsets(commandRecord);
 
 /** A request, or an engine's part of it, as both threads write and read it; one object per side, used again for each. */
-export interface EngineCommand {
-  kind: number;
-  slot: number;
-  connection: number;
-  region: number;
-  flow: number;
-  remoteRegion: number;
-  remoteKey: number;
-  gate: number;
+export class EngineCommand {
+  kind = 0;
+  slot = 0;
+  connection = 0;
+  region = 0;
+  flow = 0;
+  remoteRegion = 0;
+  remoteKey = 0;
   /** Place in its request at which a part begins; a multiple of PART_BYTES. */
-  partOffset: number;
-  offset: number;
-  bytes: number;
-  remoteOffset: number;
-  add: number;
-}
-
-export function emptyEngineCommand(): EngineCommand {
-  return {
-    kind: 0,
-    slot: 0,
-    connection: 0,
-    region: 0,
-    flow: 0,
-    remoteRegion: 0,
-    remoteKey: 0,
-    gate: 0,
-    partOffset: 0,
-    offset: 0,
-    bytes: 0,
-    remoteOffset: 0,
-    add: 0,
-  };
+  partOffset = 0;
+  offset = 0;
+  bytes = 0;
+  remoteOffset = 0;
+  add = 0;
 }
 
 /** Largest number that a command holds in 32 bits. */
@@ -92,7 +73,6 @@ export class CommandRing {
     ring[first + field.flow] = command.flow;
     ring[first + field.remoteRegion] = command.remoteRegion;
     ring[first + field.remoteKey] = command.remoteKey;
-    ring[first + field.gate] = command.gate;
     putWide(ring, first + field.offset, command.offset);
     putWide(ring, first + field.bytes, command.bytes);
     putWide(ring, first + field.remoteOffset, command.remoteOffset);
@@ -143,7 +123,6 @@ export class CommandRing {
     command.flow = ring[first + field.flow]!;
     command.remoteRegion = ring[first + field.remoteRegion]!;
     command.remoteKey = ring[first + field.remoteKey]!;
-    command.gate = ring[first + field.gate]!;
     command.offset = wideAt(ring, first + field.offset);
     command.bytes = wideAt(ring, first + field.bytes);
     command.remoteOffset = wideAt(ring, first + field.remoteOffset);

@@ -6,7 +6,7 @@ import { engineCommandKinds } from '../engine-commands.ts';
 import type { ConnectionStatistics } from '../engine/transport-engine.ts';
 import type { RailPair } from '../io/packet-io-kind.ts';
 import { homeLane, type Spread } from '../lanes/lane-choice.ts';
-import { Channel, type ChannelPool } from './channel.ts';
+import type { ChannelParts, ChannelPool } from './channel.ts';
 import type { EngineGroup } from './engine-group.ts';
 import type { HostStatistics, LaneStatistics } from './host-calls.ts';
 import type { LaneEnd } from './lane-ends.ts';
@@ -128,16 +128,16 @@ export class Connection implements AsyncDisposable {
     return this.#posts.message(engineCommandKinds.send, part);
   }
 
-  /** Writes into a region of the peer; ends when every byte lies there. */
+  /** Writes into a region of the peer; ends when every byte lies there. All writes of a flow go by one engine. */
   write(part: LocalPart & RemotePart): RequestHandle {
     this.#check();
-    return this.#posts.oneSided(engineCommandKinds.write, part);
+    return this.#posts.write(part);
   }
 
   /** Reads from a region of the peer; ends when every byte lies here. */
   read(part: LocalPart & RemotePart): RequestHandle {
     this.#check();
-    return this.#posts.oneSided(engineCommandKinds.read, part);
+    return this.#posts.read(part);
   }
 
   /** Adds to a counter of the peer, after the data of all earlier writes of the flow. */
@@ -186,17 +186,16 @@ export class Connection implements AsyncDisposable {
     return this.#transfers.release(transfer);
   }
 
-  /** @internal Writes and signals of a flow that nothing else uses, in order. They stay on the flow's home lane. */
-  openChannel(flow: number): Channel {
+  /** @internal What a channel of a flow, which nothing else uses, is made of. It stays on the flow's home lane. */
+  channelParts(flow: number): ChannelParts {
     this.#check();
-    const end = this.#ends[this.homeLane(flow)] as LaneEnd;
-    return new Channel({
+    return {
       group: this.#group,
       pool: this.#channels,
-      end,
+      end: this.#ends[this.homeLane(flow)] as LaneEnd,
       flow,
       failure: () => this.#error ?? this.#leaving,
-    });
+    };
   }
 
   /**
@@ -256,7 +255,6 @@ export class Connection implements AsyncDisposable {
     this.#onClose(this);
     this.#unmeter();
     this.#unsample();
-    this.#posts.close();
     // An engine that is gone has ended it already; its call fails at once.
     const encoded = encodeError(error);
     await Promise.allSettled(

@@ -7,7 +7,6 @@ import type { EngineHandle, ScatterOptions, TransportConnection } from '../engin
 import { PartTable } from '../part-table.ts';
 import { PackedRanges } from '../send/range-list.ts';
 import type { EngineCommand } from './command-ring.ts';
-import type { HostEvent } from './host-calls.ts';
 import type { SharedRequests } from './shared-requests.ts';
 
 const MASK = CHANNEL_OPERATIONS - 1;
@@ -21,10 +20,12 @@ interface ChannelsHost {
   readonly requests: SharedRequests;
   /** Fails with the reason for which the connection takes nothing more. */
   readonly connection: (number: number) => TransportConnection;
+  readonly find: (number: number) => TransportConnection | undefined;
   readonly region: (number: number) => Region | undefined;
   /** The request belongs to the operation of that name: `ended` is to be told of its end. */
   readonly follow: (handle: EngineHandle, name: number) => void;
-  readonly onEvent: (event: HostEvent) => void;
+  /** Hears why a channel has failed, before its state shows it. */
+  readonly onFailure: (channel: number, error: EncodedError) => void;
   /** Counts or a state have changed. */
   readonly onNews: () => void;
 }
@@ -69,10 +70,7 @@ export class EngineChannels {
     channel.handles[place] = NOTHING;
     try {
       const handle = this.#post(channel, place, command);
-      if (handle === NOTHING) {
-        this.#end(number, channel, place, undefined);
-        return;
-      }
+      if (handle === NOTHING) return this.#end(number, channel, place, undefined);
       channel.handles[place] = handle;
       this.#host.follow(handle, REQUEST_SLOTS + number * CHANNEL_OPERATIONS + place);
     } catch (error) {
@@ -97,7 +95,13 @@ export class EngineChannels {
     const channel = this.#channels[number];
     if (channel === undefined) return;
     channel.isClosing = true;
-    this.#withdraw(channel);
+    // Requests of one that has ended have ended, or will be told of.
+    const connection = this.#host.find(channel.connection);
+    for (let at = channel.delivered; at !== channel.taken; at = (at + 1) | 0) {
+      const place = at & MASK;
+      const handle = channel.handles[place]!;
+      if (channel.outcomes[place] === outcomes.pending && handle !== NOTHING) connection?.cancel(handle);
+    }
     this.#closeIfQuiet(number, channel);
   }
 
@@ -147,7 +151,7 @@ export class EngineChannels {
   /** Counts what is delivered in order, up to the first that failed. */
   #count(number: number, channel: EngineChannel): void {
     if (channel.hasFailed) return;
-    const { requests, onEvent, onNews } = this.#host;
+    const { requests, onFailure, onNews } = this.#host;
     const before = channel.delivered;
     while (channel.delivered !== channel.taken && channel.outcomes[channel.delivered & MASK] === outcomes.done) {
       channel.delivered = (channel.delivered + 1) | 0;
@@ -161,28 +165,9 @@ export class EngineChannels {
     if (channel.outcomes[place] !== outcomes.failed) return;
     channel.hasFailed = true;
     // ORDER: the reason first, so that a thread that sees the failure finds it.
-    onEvent({ event: 'channel', channel: number, error: channel.errors.get(place)! });
+    onFailure(number, channel.errors.get(place)!);
     requests.setChannel(number, channelStates.failed);
     onNews();
-  }
-
-  #withdraw(channel: EngineChannel): void {
-    const connection = this.#openConnection(channel.connection);
-    if (connection === undefined) return;
-    for (let at = channel.delivered; at !== channel.taken; at = (at + 1) | 0) {
-      const place = at & MASK;
-      const handle = channel.handles[place]!;
-      if (channel.outcomes[place] === outcomes.pending && handle !== NOTHING) connection.cancel(handle);
-    }
-  }
-
-  /** Requests of one that has ended have ended, or will be told of. */
-  #openConnection(number: number): TransportConnection | undefined {
-    try {
-      return this.#host.connection(number);
-    } catch {
-      return undefined;
-    }
   }
 
   #closeIfQuiet(number: number, channel: EngineChannel): void {

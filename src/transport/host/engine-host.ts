@@ -16,8 +16,7 @@ import {
 
 import type { PacketLoop } from '../io/packet-io-kind.ts';
 import { transportIo } from '../io/packet-ios.ts';
-import { Gates, HeldFences, NONE } from '../lanes/gates.ts';
-import { type CommandRing, emptyEngineCommand, type EngineBells, type EngineCommand } from './command-ring.ts';
+import { type CommandRing, type EngineBells, EngineCommand } from './command-ring.ts';
 import { EngineChannels } from './engine-channels.ts';
 import {
   endCalls,
@@ -67,12 +66,7 @@ export class EngineHost implements HostedEngine {
   readonly #slotOf = new Map<EngineHandle, number>();
   readonly #handleOf: Float64Array = new Float64Array(REQUEST_SLOTS).fill(-1);
   readonly #connectionOf: Int32Array = new Int32Array(REQUEST_SLOTS);
-  /** The gate that the part in each slot holds shut, counted from 1. */
-  readonly #gateOf: Uint16Array = new Uint16Array(REQUEST_SLOTS);
-  readonly #command: EngineCommand = emptyEngineCommand();
-  readonly #gates: Gates;
-  /** Signals and flushes that wait for parts of writes on other engines. */
-  readonly #held: HeldFences<EngineCommand>;
+  readonly #command: EngineCommand = new EngineCommand();
   readonly #wake: WakeWord | undefined;
   readonly #transfers: PreparedTransfers;
   readonly #channels: EngineChannels;
@@ -86,21 +80,21 @@ export class EngineHost implements HostedEngine {
     this.#requests = requests;
     this.#ring = ring;
     this.#bells = bells;
-    this.#gates = new Gates(requests.gates);
-    this.#held = new HeldFences(this.#gates, (command) => this.#begin(command));
     this.#onEvent = onEvent;
     this.#wake = wake;
     const region = (id: number): Region | undefined => this.#loop.engine.findRegion(id);
+    const find = (number: number): TransportConnection | undefined => this.#connections[number]?.connection;
     this.#channels = new EngineChannels({
       requests,
       connection: (number) => this.#openConnection(number),
+      find,
       region,
       follow: (handle, name) => this.#slotOf.set(handle, name),
-      onEvent,
+      onFailure: (channel, error) => onEvent({ event: 'channel', channel, error }),
       onNews: () => wake?.ring(),
     });
     this.#transfers = new PreparedTransfers({
-      connection: (number) => this.#connections[number]?.connection,
+      connection: find,
       region,
       follow: (handle, slot) => this.#slotOf.set(handle, slot),
       done: (slot, bytes) => this.#done(slot, bytes),
@@ -157,7 +151,6 @@ export class EngineHost implements HostedEngine {
     // ORDER: before the look, so that what ends during it is looked at again.
     this.seenFences = this.#ring.fences;
     this.#loop.touch();
-    this.#held.release();
     this.#transfers.resume();
     return true;
   }
@@ -255,7 +248,6 @@ export class EngineHost implements HostedEngine {
   #failRest(number: number, error: EncodedError): void {
     this.#transfers.end(number, error);
     this.#channels.endConnection(number, error);
-    for (const { slot } of this.#held.end(number)) this.#fail(slot, error);
     for (const [slot, connection] of this.#connectionOf.entries()) {
       if (connection === number && this.#handleOf[slot] !== -1) this.#fail(slot, error);
     }
@@ -280,7 +272,7 @@ export class EngineHost implements HostedEngine {
   }
 
   #carryOut(command: EngineCommand): void {
-    const { slot, kind, gate } = command;
+    const { slot, kind } = command;
     if (slot >= REQUEST_SLOTS) {
       this.#channels.carryOut(command);
       return;
@@ -290,21 +282,8 @@ export class EngineHost implements HostedEngine {
       return;
     }
     this.#connectionOf[slot] = command.connection;
-    if (kind === engineCommandKinds.signal || kind === engineCommandKinds.flush) {
-      if (this.#held.mustHold(command, gate - 1)) {
-        this.#held.hold({ ...command }, gate - 1);
-        return;
-      }
-    } else {
-      this.#gateOf[slot] = gate;
-    }
-    this.#begin(command);
-  }
-
-  #begin(command: EngineCommand): void {
-    const { slot } = command;
     try {
-      if (command.kind === engineCommandKinds.transfer) {
+      if (kind === engineCommandKinds.transfer) {
         this.#transfers.post(slot, command.region, command);
         return;
       }
@@ -326,10 +305,12 @@ export class EngineHost implements HostedEngine {
     const region = this.#loop.engine.findRegion(command.region);
     if (region === undefined) throw new WeftlineError('WL_CLOSED', 'The region was closed');
     const { offset, bytes } = command;
-    const whole = command.add === bytes ? undefined : { partOffset: command.partOffset, bytes: command.add };
-    if (kind === engineCommandKinds.send) return connection.postSend({ region, offset, bytes, flow, whole });
+    if (kind === engineCommandKinds.send) {
+      const whole = command.add === bytes ? undefined : { partOffset: command.partOffset, bytes: command.add };
+      return connection.postSend({ region, offset, bytes, flow, whole });
+    }
     if (kind === engineCommandKinds.receive) return connection.postReceive({ region, offset, bytes, flow });
-    const range = { region, offset, bytes, flow, remoteRegion, remoteKey, remoteOffset, whole };
+    const range = { region, offset, bytes, flow, remoteRegion, remoteKey, remoteOffset };
     return kind === engineCommandKinds.write ? connection.write(range) : connection.read(range);
   }
 
@@ -367,11 +348,6 @@ export class EngineHost implements HostedEngine {
 
   #cancel(slot: number, number: number): void {
     const connection = this.#connections[number]?.connection;
-    if (this.#held.cancel(slot)) {
-      const message = `A signal or flush to ${connection?.peerName ?? 'a peer'} was cancelled`;
-      this.#fail(slot, encodeError(new WeftlineError('WL_CLOSED', message)));
-      return;
-    }
     if (!this.#transfers.has(slot)) {
       const handle = this.#handleOf[slot]!;
       if (handle !== -1) connection?.cancel(handle);
@@ -388,19 +364,9 @@ export class EngineHost implements HostedEngine {
   }
 
   #finish(slot: number, isDone: boolean, bytes: number): void {
-    const gate = this.#gateOf[slot]! - 1;
-    // ORDER: before the end of the request, after which the slot is another's.
-    if (gate !== NONE) {
-      this.#gateOf[slot] = 0;
-      this.#tell(this.#gates.leave(gate));
-    }
-    this.#tell(this.#requests.finish(slot, this.#number, isDone, bytes));
+    const last = this.#requests.finish(slot, this.#number, isDone, bytes);
+    if (last !== NOBODY) this.#bells.ring(last);
     this.#wake?.ring();
-  }
-
-  /** An engine, if there is one that waits, may go on. */
-  #tell(engine: number): void {
-    if (engine !== NOBODY) this.#bells.ring(engine);
   }
 
   #fail(slot: number, error: EncodedError): void {

@@ -2,8 +2,7 @@
 // allocation.
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { engineCommandKinds } from '../engine-commands.ts';
-import { NONE } from '../lanes/gates.ts';
-import { divideParts, FlowOrder, homeLane, LaneChoice, type LaneFlow, type Spread } from '../lanes/lane-choice.ts';
+import { divideParts, homeLane, LaneChoice, type Spread } from '../lanes/lane-choice.ts';
 import { PartTable } from '../part-table.ts';
 import { MAX_FLOWS } from '../wire/packet-layout.ts';
 import { checkHeld, isWhole, MAX_WORD } from './command-ring.ts';
@@ -29,7 +28,6 @@ export class LanePosts {
   readonly #ends: readonly LaneEnd[];
   readonly #isRegistered: (region: MemoryRegion) => boolean;
   readonly #choice: LaneChoice;
-  readonly #order: FlowOrder;
   /** The connection's numbers by engine. */
   readonly #numbers: number[] = [];
 
@@ -39,26 +37,24 @@ export class LanePosts {
     this.#ends = ends;
     this.#isRegistered = isRegistered;
     this.#choice = new LaneChoice(ends.length, spread);
-    this.#order = new FlowOrder(slots.gates);
     for (const { engine, number } of ends) this.#numbers[engine] = number;
   }
 
   /** A send or a receive. */
   message(kind: number, part: LocalPart): RequestHandle {
     this.#fill(kind, part);
-    if (this.#ends.length === 1) return this.#postWhole(0);
+    if (this.#ends.length === 1) return this.#postHome();
     const { command } = this.slots;
     const { offset, bytes } = command;
     const choice = this.#choice;
     const flow = choice.flow(command.flow);
     // INVARIANT: only what no engine refuses takes a turn, or the two sides would no longer count alike.
     if (!this.#isGood(part.region)) {
-      choice.refused(flow, bytes);
-      return this.#postWhole(flow.home);
+      return this.#postHome();
     }
     const isSend = kind === engineCommandKinds.send;
     choice.message(flow, isSend ? flow.sends : flow.receives, bytes);
-    this.#openParts(NONE);
+    this.#openParts();
     for (let at = 0; at < choice.count; at++) {
       const share = choice.parts[at]!;
       if (isSend) {
@@ -73,36 +69,28 @@ export class LanePosts {
     return this.#request;
   }
 
-  /** A write or a read. */
-  oneSided(kind: number, part: LocalPart & RemotePart): RequestHandle {
-    this.#fill(kind, part);
+  /** A write stays on its flow's home lane, where its signals and flushes follow it. */
+  write(part: LocalPart & RemotePart): RequestHandle {
+    this.#fill(engineCommandKinds.write, part);
     this.#aim(part);
-    if (this.#ends.length === 1) return this.#postWhole(0);
+    return this.#postHome();
+  }
+
+  read(part: LocalPart & RemotePart): RequestHandle {
+    this.#fill(engineCommandKinds.read, part);
+    this.#aim(part);
+    // One engine alone refuses what is wrong: others would have brought their parts of it.
+    if (this.#ends.length === 1 || !this.#isGood(part.region)) return this.#postHome();
     const { command } = this.slots;
     const { offset, bytes, remoteOffset } = command;
     const choice = this.#choice;
-    const flow = choice.flow(command.flow);
-    // One engine alone refuses what is wrong: others would have sent their parts of it.
-    if (!this.#isGood(part.region)) return this.#postWhole(flow.home);
-    const isWrite = kind === engineCommandKinds.write;
-    choice.oneSided(flow, bytes);
-    const gate = isWrite && this.#leavesHome(flow) ? this.#order.gateFor(command.flow) : NONE;
-    if (isWrite && gate === NONE && this.#leavesHome(flow)) choice.refused(flow, bytes);
-    this.#openParts(NONE);
+    choice.read(choice.flow(command.flow), bytes);
+    this.#openParts();
     for (let at = 0; at < choice.count; at++) {
       const share = choice.parts[at]!;
       command.offset = offset + share.offset;
       command.bytes = share.bytes;
-      command.gate = 0;
-      if (isWrite) {
-        command.partOffset = share.offset;
-        if (share.lane !== flow.home) {
-          this.slots.gates.enter(gate, 1);
-          command.gate = gate + 1;
-        }
-      } else {
-        command.remoteOffset = remoteOffset + share.offset;
-      }
+      command.remoteOffset = remoteOffset + share.offset;
       this.#put(share.lane);
     }
     return this.#request;
@@ -115,10 +103,9 @@ export class LanePosts {
     const { command } = this.slots;
     command.kind = engineCommandKinds.signal;
     command.flow = part.flow ?? 0;
-    command.partOffset = 0;
     this.#aim(part);
     command.add = part.add;
-    return this.#postFence();
+    return this.#postHome();
   }
 
   flush(flow = 0): RequestHandle {
@@ -126,32 +113,11 @@ export class LanePosts {
     const { command } = this.slots;
     command.kind = engineCommandKinds.flush;
     command.flow = flow;
-    command.partOffset = 0;
-    return this.#postFence();
+    return this.#postHome();
   }
 
   cancel(request: RequestHandle): void {
     this.slots.cancel(request, this.#numbers);
-  }
-
-  /** The connection has ended. */
-  close(): void {
-    this.#order.close();
-  }
-
-  /** Signals and flushes go to the flow's home lane, which holds them until the writes before them are done. */
-  #postFence(): RequestHandle {
-    const { command } = this.slots;
-    command.gate = 0;
-    if (this.#ends.length === 1) return this.#postWhole(0);
-    const flow = this.#choice.flow(command.flow);
-    const gate = this.#order.fence(command.flow);
-    this.#choice.refused(flow, 0);
-    this.#openParts(gate);
-    if (gate !== NONE) this.#order.pass(command.flow);
-    command.gate = gate + 1;
-    this.#put(flow.home);
-    return this.#request;
   }
 
   #fill(kind: number, part: LocalPart): void {
@@ -168,7 +134,6 @@ export class LanePosts {
     command.region = region.number;
     command.offset = offset;
     command.bytes = bytes;
-    command.gate = 0;
     command.partOffset = 0;
     command.add = command.bytes;
   }
@@ -194,26 +159,22 @@ export class LanePosts {
     );
   }
 
-  #leavesHome({ home }: LaneFlow): boolean {
-    const { count, parts } = this.#choice;
-    return count > 1 || parts[0]!.lane !== home;
-  }
-
-  #postWhole(lane: number): RequestHandle {
-    const { engine, number } = this.#ends[lane]!;
-    this.slots.command.connection = number;
+  #postHome(): RequestHandle {
+    const { command } = this.slots;
+    const { engine, number } = this.#ends[homeLane(command.flow, this.#ends.length)]!;
+    command.connection = number;
+    command.partOffset = 0;
     return this.slots.post(this.peerName, engine);
   }
 
   #request: RequestHandle = 0;
 
-  /** Begins a request with the parts that were chosen. If it waits for a gate, it is a single one. */
-  #openParts(gate: number): void {
+  /** Begins a request with the parts that were chosen. */
+  #openParts(): void {
     const { count, parts } = this.#choice;
     let engines = 0;
     for (let at = 0; at < count; at++) engines |= 1 << this.#ends[parts[at]!.lane]!.engine;
     this.#request = this.slots.open(this.peerName, engines, count, NOBODY);
-    if (gate !== NONE) this.slots.awaitGate(gate, this.#ends[parts[0]!.lane]!.engine);
   }
 
   #put(lane: number): void {
@@ -310,7 +271,6 @@ export class LaneTransfers {
     const { command } = slots;
     command.kind = engineCommandKinds.transfer;
     command.flow = 0;
-    command.gate = 0;
     command.partOffset = 0;
     command.offset = offset;
     for (let at = 0; at < shares.length; at++) {

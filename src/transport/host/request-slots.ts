@@ -3,8 +3,7 @@ import { engineCommandKinds, REQUEST_SLOTS, slotStates } from '../engine-command
 import { decodeError, type EncodedError, invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { checkTimeout, type WaitOptions } from '../../core/deadline.ts';
 import { beginWait, endWait, type WaitEntry } from '../../core/waits.ts';
-import { GatePool, NONE } from '../lanes/gates.ts';
-import { type EngineCommand, emptyEngineCommand } from './command-ring.ts';
+import { EngineCommand } from './command-ring.ts';
 import type { EngineGroup } from './engine-group.ts';
 import { NOBODY } from './shared-requests.ts';
 
@@ -22,9 +21,7 @@ const FEW_REQUESTS = 4;
 
 export class RequestSlots {
   /** What the next `post` sends; written by the caller, who leaves `slot` alone. */
-  readonly command: EngineCommand = emptyEngineCommand();
-  /** Gates of writes that later signals and flushes wait for. */
-  readonly gates: GatePool;
+  readonly command: EngineCommand = new EngineCommand();
   readonly #group: EngineGroup;
   readonly #timeoutMs: number;
   readonly #free: Int32Array = Int32Array.from({ length: REQUEST_SLOTS }, (_, index) => REQUEST_SLOTS - 1 - index);
@@ -33,8 +30,6 @@ export class RequestSlots {
   readonly #uses: Float64Array = new Float64Array(REQUEST_SLOTS);
   /** The engines that have a part of each slot's request, as bits. */
   readonly #engines: Uint16Array = new Uint16Array(REQUEST_SLOTS);
-  /** The gate that each slot's request waits for, counted from 1; it is free once the request's end was taken. */
-  readonly #awaitedGates: Uint16Array = new Uint16Array(REQUEST_SLOTS);
   readonly #errors = new Map<number, EncodedError>();
   /** Name of the peer that a slot's request is with, for errors. */
   readonly #peers: string[] = [];
@@ -42,7 +37,6 @@ export class RequestSlots {
   constructor(group: EngineGroup, timeoutMs: number) {
     this.#group = group;
     this.#timeoutMs = timeoutMs;
-    this.gates = new GatePool(group.requests.gates);
   }
 
   /** Hot path. Hands the command to an engine. Fails with WL_BUSY when too many requests are under way. */
@@ -73,13 +67,6 @@ export class RequestSlots {
   /** Hot path. Hands the command to an engine as its part of the request that was opened last. */
   put(engine: number): void {
     this.#group.put(engine, this.command);
-  }
-
-  /** The request that was opened last waits for a gate, which is nobody else's from now on. */
-  awaitGate(gate: number, engine: number): void {
-    const { slot } = this.command;
-    this.#awaitedGates[slot] = gate + 1;
-    this.gates.wait(gate, engine);
   }
 
   /** `numbers`: of the connection, by engine. */
@@ -113,11 +100,6 @@ export class RequestSlots {
     const error = state === slotStates.failed ? this.#errorOf(slot) : undefined;
     requests.release(slot);
     this.#uses[slot]! += 1;
-    const gate = this.#awaitedGates[slot]! - 1;
-    if (gate !== NONE) {
-      this.gates.free(gate);
-      this.#awaitedGates[slot] = 0;
-    }
     this.#free[this.#freeCount] = slot;
     this.#freeCount += 1;
     if (error !== undefined) throw error;

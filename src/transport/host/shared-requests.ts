@@ -1,9 +1,8 @@
-// The memory between the user's thread and all engines': the request table, the words to sleep on, the gates. Hot path: no
+// The memory between the user's thread and all engines': the request table, the counts of channels, the words to sleep on. Hot path: no
 // allocation.
 import { wordOffsets } from '../../abi/layout.ts';
 import {
   channelStates,
-  GATES,
   MAX_CHANNELS,
   MAX_ENGINES,
   REQUEST_SLOTS,
@@ -17,8 +16,7 @@ import { waitAsync } from '../../threads/wake-word.ts';
 /** A look at the clock costs as much as several looks at a word. */
 const LOOKS_PER_CLOCK = 4;
 const STATE_OFFSET = requestHead.size;
-const GATE_OFFSET = STATE_OFFSET + REQUEST_SLOTS * 4;
-const CHANNEL_OFFSET = GATE_OFFSET + GATES * 4;
+const CHANNEL_OFFSET = STATE_OFFSET + REQUEST_SLOTS * 4;
 const BYTES_OFFSET = CHANNEL_OFFSET + MAX_CHANNELS * 8;
 const { states, partFailed, partsShift, partsMask, lastShift } = slotBits;
 const PART = 1 << partsShift;
@@ -30,8 +28,6 @@ export const NOBODY = -1;
 
 export class SharedRequests {
   readonly buffer: SharedArrayBuffer;
-  /** Gates as lanes/gates.ts keeps them. */
-  readonly gates: Int32Array;
   readonly #words: Int32Array;
   readonly #entries: Int32Array;
   /** What each channel has delivered, which wraps, and its state. */
@@ -44,7 +40,6 @@ export class SharedRequests {
     this.buffer = buffer;
     this.#words = new Int32Array(buffer, 0, requestHead.size / 4);
     this.#entries = new Int32Array(buffer, STATE_OFFSET, REQUEST_SLOTS);
-    this.gates = new Int32Array(buffer, GATE_OFFSET, GATES);
     this.#channels = new Int32Array(buffer, CHANNEL_OFFSET, MAX_CHANNELS * 2);
     this.#bytes = new Float64Array(buffer, BYTES_OFFSET, MAX_ENGINES * REQUEST_SLOTS);
   }
@@ -167,7 +162,7 @@ export class SharedRequests {
     return NOBODY;
   }
 
-  /** So many operations of a channel are delivered. */
+  /** Counts further operations of a channel as delivered. */
   deliverOfChannel(channel: number, count: number): void {
     Atomics.add(this.#channels, channel * 2, count);
     this.#noteEnd();

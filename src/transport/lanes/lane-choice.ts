@@ -2,9 +2,8 @@
 // sockets, so that a simulated host with several engines takes the same decisions. Hot path: no allocation but for new flows.
 import { PartTable } from '../part-table.ts';
 import { PART_BYTES } from '../engine-commands.ts';
-import { type GatePool, NONE } from './gates.ts';
 
-/** How large requests are spread: whole ones go by turns, each is cut, or all of a flow stay on its home lane. */
+/** How large messages and reads are spread: whole ones go by turns, each is cut, or all of a flow stay on its home lane. */
 export const spreads = ['turn', 'split', 'flow'] as const;
 export type Spread = (typeof spreads)[number];
 
@@ -16,14 +15,14 @@ export interface LanePart {
 }
 
 /** What is counted of a flow. */
-export class LaneFlow {
-  /** The lane of its signals, flushes and small one-sided requests. */
+class LaneFlow {
+  /** The lane of its writes, signals, flushes and small reads. */
   readonly home: number;
   /** Messages and receives so far. Both ends of a connection count them alike. */
   sends = 0;
   receives = 0;
-  /** Large one-sided requests so far; the peer does not count them. */
-  oneSided = 0;
+  /** Large reads so far; the peer does not count them. */
+  reads = 0;
 
   constructor(home: number) {
     this.home = home;
@@ -67,21 +66,21 @@ export class LaneChoice {
     }
   }
 
-  /** What the engines will refuse goes to the home lane, where it takes no turn. */
-  refused(flow: LaneFlow, bytes: number): void {
+  /** What keeps its order, and what the engines will refuse, goes to the home lane, where it takes no turn. */
+  home(flow: LaneFlow, bytes: number): void {
     this.#whole(flow.home, bytes);
   }
 
-  /** The lanes that carry a write or a read. */
-  oneSided(flow: LaneFlow, bytes: number): void {
+  /** The lanes that carry a read. */
+  read(flow: LaneFlow, bytes: number): void {
     const most = Math.min(this.lanes, Math.floor(bytes / PART_BYTES));
     // One of fewer than two whole parts stays on the home lane; so does one that is no number.
     if (this.#spread === 'flow' || !(most >= 2)) {
       this.#whole(flow.home, bytes);
       return;
     }
-    const first = (flow.home + flow.oneSided) % this.lanes;
-    flow.oneSided = (flow.oneSided + 1) % this.lanes;
+    const first = (flow.home + flow.reads) % this.lanes;
+    flow.reads = (flow.reads + 1) % this.lanes;
     if (this.#spread === 'turn') this.#whole(first, bytes);
     else this.#cut(first, most, bytes);
   }
@@ -103,7 +102,7 @@ export class LaneChoice {
   }
 }
 
-/** The lane of a flow's signals, flushes and small one-sided requests, the same on both ends. */
+/** The lane of a flow's writes, signals, flushes and small reads, the same on both ends. */
 export function homeLane(flow: number, lanes: number): number {
   return flow % lanes;
 }
@@ -112,60 +111,6 @@ function fill(part: LanePart, lane: number, offset: number, bytes: number): void
   part.lane = lane;
   part.offset = offset;
   part.bytes = bytes;
-}
-
-// The order of flows over several lanes, on the side that posts: writes on other lanes than their flow's home hold a gate
-// shut, for which signals and flushes of the flow wait.
-
-export class FlowOrder {
-  readonly #pool: GatePool;
-  /** The gate of each flow's writes since the last signal or flush that had to wait. */
-  readonly #gates = new Map<number, number>();
-
-  constructor(pool: GatePool) {
-    this.#pool = pool;
-  }
-
-  /** The gate of a flow's writes on other lanes than its home. NONE if no gate is left: they then stay on the home lane. */
-  gateFor(flow: number): number {
-    const known = this.#gates.get(flow);
-    if (known !== undefined) return known;
-    let gate = this.#pool.take();
-    if (gate === NONE && this.#sweep()) gate = this.#pool.take();
-    if (gate !== NONE) this.#gates.set(flow, gate);
-    return gate;
-  }
-
-  /** Hot path. The gate that a signal or flush of the flow must wait for; NONE if it may go at once. */
-  fence(flow: number): number {
-    const gate = this.#gates.size === 0 ? undefined : this.#gates.get(flow);
-    return gate === undefined || this.#pool.isOpen(gate) ? NONE : gate;
-  }
-
-  /**
-   * A signal or flush waits for the flow's gate, whoever posted it frees the gate when it has ended: later writes get
-   * another, so that it does not wait for those as well.
-   */
-  pass(flow: number): void {
-    this.#gates.delete(flow);
-  }
-
-  /** Gives back the gates that nobody waits for. */
-  close(): void {
-    for (const gate of this.#gates.values()) this.#pool.free(gate);
-    this.#gates.clear();
-  }
-
-  /** Gives back gates without parts. True if there were any. */
-  #sweep(): boolean {
-    const before = this.#gates.size;
-    for (const [flow, gate] of this.#gates) {
-      if (!this.#pool.isOpen(gate)) continue;
-      this.#gates.delete(flow);
-      this.#pool.free(gate);
-    }
-    return this.#gates.size < before;
-  }
 }
 
 // How the parts of a prepared transfer are spread over lanes: by bytes, in their order, large ones cut.

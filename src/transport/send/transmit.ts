@@ -209,9 +209,6 @@ function addressTo(connection: Connection, request: Request | undefined, entry: 
     template.messageBytes = Math.floor(request.value / 2 ** 32);
   } else if (request.kind === 'write') {
     template.flags = packetFlags.region;
-    template.offset += request.partOffset;
-    outgoing.from += request.partOffset;
-    template.messageBytes = request.wholeBytes;
   } else if (request.slot !== NO_SLOT) {
     template.flags = packetFlags.eager;
     template.target = request.flow | (request.slot << 16);

@@ -1,7 +1,7 @@
 // Puts and signals on a flow of their own, in order: the carrier's channel for the agent's memory.
 import { Block, defineLayout } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
-import type { Channel } from '../../../transport/host/channel.ts';
+import { Channel } from '../../../transport/host/channel.ts';
 import type { Connection, MemoryRegion } from '../../../transport/index.ts';
 import type { PartTable } from '../../../transport/part-table.ts';
 import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace, SharedParts } from '../../backend.ts';
@@ -9,100 +9,57 @@ import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace, Shar
 /** How metadata of an agent names a region that its peers reach over the transport. */
 const multipathRegionInfo = defineLayout('MultipathRegionInfo', { region: 'u32', key: 'u32' }, 4);
 
-/** What a channel needs of its link. */
-interface ChannelLink {
-  readonly connection: Connection;
-  readonly error: WeftlineError | undefined;
-}
-
-export class MultipathChannel implements BackendChannel {
-  readonly #link: ChannelLink;
-  readonly #channel: Channel;
+export class MultipathChannel extends Channel implements BackendChannel {
   readonly #onClose: () => void;
-  #error: WeftlineError | undefined;
+  readonly #hasThreads: boolean;
 
-  /** `flow`: that nothing else of the link uses. */
-  constructor(link: ChannelLink, flow: number, onClose: () => void) {
-    this.#link = link;
-    this.#channel = link.connection.openChannel(flow);
+  /** `flow`: that nothing else of the connection uses. */
+  constructor(connection: Connection, flow: number, onClose: () => void) {
+    super(connection.channelParts(flow));
+    this.#hasThreads = connection.hasThreads;
     this.#onClose = onClose;
   }
 
-  get posted(): number {
-    return this.#channel.posted;
-  }
-
-  get delivered(): number {
-    return this.#channel.delivered;
-  }
-
-  get error(): WeftlineError | undefined {
-    return this.#error;
-  }
-
   put({ local, localOffset, remote, remoteOffset, bytes }: PutPlace): boolean {
-    if (!this.#hasRoom()) return false;
+    if (!this.hasRoom) return false;
     if (bytes === 0) return true;
     const { number } = own(MultipathRegion, local).region;
-    this.#channel.write(number, localOffset, own(MultipathRemoteRegion, remote), remoteOffset, bytes);
+    this.write(number, localOffset, own(MultipathRemoteRegion, remote), remoteOffset, bytes);
     return true;
   }
 
   signal(remote: BackendRemoteRegion, offset: number, add: number): boolean {
-    if (!this.#hasRoom()) return false;
-    this.#channel.signal(own(MultipathRemoteRegion, remote), offset, add);
+    if (!this.hasRoom) return false;
+    this.add(own(MultipathRemoteRegion, remote), offset, add);
     return true;
   }
 
   async shareParts(table: PartTable, local: BackendRegion, remote: BackendRemoteRegion): Promise<SharedParts> {
     const { number } = own(MultipathRegion, local).region;
-    const shared = await this.#channel.share(table, number, own(MultipathRemoteRegion, remote));
+    const shared = await this.shareTable(table, number, own(MultipathRemoteRegion, remote));
     let isReleased = false;
     return {
       put: (first, count) => {
-        if (!this.#hasRoom()) return false;
+        if (!this.hasRoom) return false;
         if (isReleased) throw new WeftlineError('WL_CLOSED', 'The table of parts was released');
-        this.#channel.writeRanges(shared, first, count);
+        this.writeRanges(shared, first, count);
         return true;
       },
       release: async () => {
         if (isReleased) return;
         isReleased = true;
-        await this.#channel.unshare(shared);
+        await this.unshareTable(shared);
       },
     };
   }
 
-  /** Hot path. True if something was delivered or failed. */
-  look(): boolean {
-    if (this.#error !== undefined || !this.#channel.look()) return false;
-    const { error } = this.#channel;
-    if (error !== undefined) this.abandon(this.#link.error ?? error);
-    return true;
-  }
-
-  /** Nothing more is posted, and what is under way is withdrawn. */
-  abandon(error: WeftlineError | undefined): void {
-    this.#error ??= error;
-    this.#channel.close();
-  }
-
   async close(): Promise<void> {
-    this.abandon(new WeftlineError('WL_CLOSED', 'The channel was closed'));
+    this.end(new WeftlineError('WL_CLOSED', 'The channel was closed'));
     this.#onClose();
   }
 
   get needsCalls(): boolean {
-    return !this.#link.connection.hasThreads && this.delivered < this.posted;
-  }
-
-  get isQuiet(): boolean {
-    return this.#channel.isQuiet;
-  }
-
-  #hasRoom(): boolean {
-    if (this.#error !== undefined) throw this.#error;
-    return this.#channel.hasRoom;
+    return !this.#hasThreads && this.delivered < this.posted;
   }
 }
 

@@ -145,7 +145,7 @@ export class MultipathLink implements BackendLink {
   }
 
   openChannel({ lane }: ChannelOptions = {}): MultipathChannel {
-    const channel = new MultipathChannel(this, this.#takeFlow(lane), () => this.#channels.delete(channel));
+    const channel = new MultipathChannel(this.connection, this.#takeFlow(lane), () => this.#channels.delete(channel));
     this.#channels.add(channel);
     return channel;
   }
@@ -193,7 +193,7 @@ export class MultipathLink implements BackendLink {
     const channels = [...this.#channels];
     this.#channels.clear();
     for (const transfer of transfers) transfer.end(error);
-    for (const channel of channels) channel.abandon(error);
+    for (const channel of channels) channel.end(error);
     return transfers.length + channels.length > 0;
   }
 }

@@ -1,17 +1,9 @@
-// Tests which lane takes what: turns of messages, parts of large requests, shares of prepared transfers; gates and held fences.
+// Tests which lane takes what: turns of messages, parts of large requests, shares of prepared transfers.
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import fc from '../../../support/fast-check.ts';
 import { PartTable } from '#lib/transport/part-table.js';
-import {
-  divideParts,
-  FlowOrder,
-  homeLane,
-  LaneChoice,
-  type Spread,
-  spreads,
-} from '#lib/transport/lanes/lane-choice.js';
-import { GatePool, Gates, HeldFences, NONE } from '#lib/transport/lanes/gates.js';
+import { divideParts, homeLane, LaneChoice, type Spread, spreads } from '#lib/transport/lanes/lane-choice.js';
 
 const KIB = 1024;
 const lanes = fc.integer({ min: 1, max: 16 });
@@ -28,9 +20,9 @@ test('the parts of a request are the whole of it, each on a lane of its own', ()
       const choice = new LaneChoice(count, how);
       const flow = choice.flow(id);
       for (const [turn, bytes] of sizes.entries()) {
-        for (const kind of ['message', 'one-sided'] as const) {
+        for (const kind of ['message', 'read'] as const) {
           if (kind === 'message') choice.message(flow, turn, bytes);
-          else choice.oneSided(flow, bytes);
+          else choice.read(flow, bytes);
           const parts = chosen(choice);
           assert.equal(new Set(parts.map(({ lane }) => lane)).size, parts.length);
           let end = 0;
@@ -41,7 +33,7 @@ test('the parts of a request are the whole of it, each on a lane of its own', ()
             end += part.bytes;
           }
           assert.equal(end, bytes);
-          if (kind === 'one-sided') assert.ok(parts.length === 1 || parts.every(({ bytes: length }) => length > 0));
+          if (kind === 'read') assert.ok(parts.length === 1 || parts.every(({ bytes: length }) => length > 0));
         }
       }
     }),
@@ -58,18 +50,18 @@ test('both ends of a connection take the same turns, whatever the sizes', () => 
   }
 });
 
-/** The lanes of four one-sided requests of flow 2. */
+/** The lanes of four reads of flow 2. */
 function laneOf(spread: Spread, bytes: number): number[] {
   const choice = new LaneChoice(4, spread);
   const found: number[] = [];
   for (let at = 0; at < 4; at++) {
-    choice.oneSided(choice.flow(2), bytes);
+    choice.read(choice.flow(2), bytes);
     found.push(...chosen(choice).map(({ lane }) => lane));
   }
   return found;
 }
 
-test('small one-sided requests stay on the home lane, large ones are spread', () => {
+test('small reads stay on the home lane, large ones are spread', () => {
   assert.deepEqual(laneOf('turn', 100), [2, 2, 2, 2]);
   assert.deepEqual(laneOf('turn', 1_000_000), [2, 3, 0, 1]);
   assert.deepEqual(laneOf('split', 131_071), [2, 2, 2, 2]);
@@ -123,75 +115,5 @@ test('the parts of a transfer are shared out by bytes, in their order, and large
         rows.map(({ bytes }) => bytes),
       );
     }),
-  );
-});
-
-test('a gate opens with the last of its parts, and then tells who waits', () => {
-  const words = new Int32Array(new SharedArrayBuffer(16));
-  const [pool, engines] = [new GatePool(words), new Gates(words)];
-  const gate = pool.take();
-  pool.enter(gate, 2);
-  assert.equal(engines.leave(gate), NONE);
-  assert.equal(engines.isOpen(gate), false);
-  assert.equal(pool.wait(gate, 3), true);
-  assert.equal(engines.leave(gate), 3);
-  assert.ok(engines.isOpen(gate));
-  // The last of them is not used again while parts are counted in.
-  const others = [pool.take(), pool.take(), pool.take()];
-  assert.equal(pool.take(), NONE);
-  pool.free(others[1]!);
-  assert.equal(pool.take(), others[1]);
-});
-
-test('writes after a signal that waits hold another gate; without a free one, none', () => {
-  const pool = new GatePool(new Int32Array(2));
-  const order = new FlowOrder(pool);
-  assert.equal(order.fence(5), NONE);
-  const first = order.gateFor(5);
-  pool.enter(first, 1);
-  assert.equal(order.fence(5), first);
-  order.pass(5);
-  const second = order.gateFor(5);
-  assert.notEqual(second, first);
-  assert.equal(order.gateFor(6), second === NONE ? NONE : order.gateFor(6));
-  pool.enter(second, 1);
-  assert.equal(order.gateFor(7), NONE);
-});
-
-interface Fence {
-  readonly slot: number;
-  readonly connection: number;
-  readonly flow: number;
-}
-
-function fence(slot: number, flow: number): Fence {
-  return { slot, connection: 1, flow };
-}
-
-test('fences are held in the order of their flow, and others are not held up', () => {
-  const words = new Int32Array(4);
-  const [pool, posted] = [new GatePool(words), [] as number[]];
-  const held = new HeldFences<Fence>(new Gates(words), ({ slot }) => posted.push(slot));
-  const gate = pool.take();
-  pool.enter(gate, 1);
-  assert.ok(held.mustHold(fence(1, 5), gate));
-  held.hold(fence(1, 5), gate);
-  assert.ok(held.mustHold(fence(2, 5), NONE));
-  held.hold(fence(2, 5), NONE);
-  held.hold(fence(3, 5), NONE);
-  assert.equal(held.mustHold(fence(4, 6), NONE), false);
-  held.release();
-  assert.deepEqual(posted, []);
-  assert.ok(held.cancel(2));
-  assert.equal(held.cancel(2), false);
-  pool.leave(gate);
-  held.release();
-  assert.deepEqual(posted, [1, 3]);
-  assert.equal(held.mustHold(fence(5, 5), NONE), false);
-  pool.enter(gate, 1);
-  held.hold(fence(6, 5), gate);
-  assert.deepEqual(
-    held.end(1).map(({ slot }) => slot),
-    [6],
   );
 });
