@@ -103,14 +103,15 @@ export class OperationQueue {
     this.#retire();
   }
 
-  /**
-   * The first request that has failed; the peer has carried out all before it and nothing behind it. Its operation ends with
-   * the error. Returns the region that it was about.
-   */
-  fail(sequence: number, tag: number, error: WeftlineError): RdmaRemoteRegion | undefined {
+  /** A request was refused: the peer has carried out all before it and nothing behind it. Nothing is started until the next. */
+  halt(sequence: number): void {
     this.#done = (sequence - 1) >>> 0;
     this.#retire();
     this.#ring = undefined;
+  }
+
+  /** After `halt`: the operation of the refused request ends with the error. Returns the region that it was about. */
+  refuse(tag: number, error: WeftlineError): RdmaRemoteRegion | undefined {
     if (this.#oldest === this.#next) return undefined;
     const at = this.#oldest % OPERATIONS;
     this.#end(at, error);

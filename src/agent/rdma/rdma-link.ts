@@ -67,8 +67,10 @@ export class RdmaLink implements BackendLink, EndUser, OperationLink {
   #channel: ControlChannel | undefined;
   /** What the peer calls this side's connection. */
   #guest: string | undefined;
-  /** The connection has carried something. */
+  /** The connection has carried something; and what came of the one before: whether any has, and the last one has not. */
   #hasCarried = false;
+  #isProven = false;
+  #wasInVain = false;
   /** The first request of the connection that failed; until it was looked at. */
   #failure: EndFailure | undefined;
   /** The time before which it does not look again. */
@@ -172,6 +174,8 @@ export class RdmaLink implements BackendLink, EndUser, OperationLink {
   done(sequence: number): void {
     if (this.#failure !== undefined) return;
     this.#hasCarried = true;
+    this.#isProven = true;
+    this.#wasInVain = false;
     this.queue.done(sequence);
   }
 
@@ -193,8 +197,10 @@ export class RdmaLink implements BackendLink, EndUser, OperationLink {
     if (this.#end === undefined) return;
     const { kind, error } = failure;
     const isUnknown = kind === 'unanswered' || kind === 'unclear';
-    // A request of no operation, and one of a way that has never worked, would fail again and again.
-    const isHopeless = this.queue.isEmpty || (kind === 'unanswered' && !this.#hasCarried);
+    const isInVain = kind === 'unanswered' && !this.#hasCarried;
+    // A request of no operation, one of a way that has never worked, and what gets no answer twice, would fail again and again.
+    const isHopeless = this.queue.isEmpty || (isInVain && (!this.#isProven || this.#wasInVain));
+    this.#wasInVain = isInVain;
     if (isHopeless || kind === 'flushed') this.#lost(error.message);
     else if (isUnknown) this.#unknown(failure);
     else this.#refused(failure);
@@ -222,14 +228,22 @@ export class RdmaLink implements BackendLink, EndUser, OperationLink {
     await this.#reconnecting;
   }
 
-  /** The peer's device has refused a request. What was posted behind it goes by another connection. */
-  #refused({ kind, error, sequence, tag }: EndFailure): void {
-    const isAccess = kind === 'access';
-    const region = this.queue.fail(sequence, tag, isAccess ? withdrawnError(this.peer) : error);
-    if (isAccess && region !== undefined) region.isWithdrawn = true;
-    log('agent', 'info', `${error.message}; connecting to ${this.peer} anew`);
+  /**
+   * The peer's device has refused a request. What was posted behind it goes by another connection. Its operation ends once the
+   * peer has answered: memory of a process that was killed is refused as well.
+   */
+  #refused(failure: EndFailure): void {
+    log('agent', 'info', `${failure.error.message}; connecting to ${this.peer} anew`);
+    // ORDER: no device touches the memory of what then ends.
     this.#leave();
-    this.#reconnecting = this.#reconnect(undefined);
+    this.queue.halt(failure.sequence);
+    this.#reconnecting = this.#reconnect(undefined, failure);
+  }
+
+  #refuse({ kind, error, tag }: EndFailure): void {
+    const isAccess = kind === 'access';
+    const region = this.queue.refuse(tag, isAccess ? withdrawnError(this.peer) : error);
+    if (isAccess && region !== undefined) region.isWithdrawn = true;
   }
 
   /**
@@ -267,17 +281,17 @@ export class RdmaLink implements BackendLink, EndUser, OperationLink {
     }
   }
 
-  async #reconnect(failure: WeftlineError | undefined): Promise<void> {
+  async #reconnect(failure: WeftlineError | undefined, refused?: EndFailure): Promise<void> {
     try {
-      await this.#connect(failure);
+      await this.#connect(failure, refused);
     } catch (error) {
       this.#lost(`connecting anew failed: ${asWeftlineError(error).message}`);
     }
     this.#options.ring();
   }
 
-  /** `failure`: of what was started, unless the peer says that it has taken back the memory. */
-  async #connect(failure: WeftlineError | undefined): Promise<void> {
+  /** `failure`: of what was started, unless the peer says that it has taken back the memory. `refused`: what ends first. */
+  async #connect(failure: WeftlineError | undefined, refused?: EndFailure): Promise<void> {
     const { device, meet, until } = this.#options;
     const { peer } = this;
     // The peer writes credits to this side, nothing else.
@@ -290,6 +304,7 @@ export class RdmaLink implements BackendLink, EndUser, OperationLink {
       const { channel, welcome } = await meet(said, this.#left.signal);
       try {
         if (this.error !== undefined) throw this.error;
+        if (refused !== undefined) this.#refuse(refused);
         if (failure !== undefined) {
           const isGone = ([, name]: [number, string]): boolean => welcome.gone.includes(name);
           const withdrawn = new Set([...asked].filter(isGone).map(([key]) => key));

@@ -91,6 +91,8 @@ interface Played {
   readonly ends: readonly PlayedEnd[];
   readonly asked: (readonly string[])[];
   answer: Partial<RdmaWelcome>;
+  /** The peer meets nobody. */
+  gone: WeftlineError | undefined;
   /** Writes or reads memory of the peer with that key. */
   prepare(key: number, offset: number, operation?: 'write' | 'read'): Promise<BackendTransfer>;
   readonly local: RdmaRegion;
@@ -112,9 +114,10 @@ async function play(): Promise<Played> {
     },
   } as unknown as RdmaDevice;
   const channel = { unref: () => {}, watch: () => {}, close: () => {}, refuse: () => {} };
-  const played = { answer: {} as Partial<RdmaWelcome> };
+  const played = { answer: {} as Partial<RdmaWelcome>, gone: undefined as WeftlineError | undefined };
   const meet = async (own: Omit<RdmaCaller, 'name'>): Promise<unknown> => {
     asked.push(own.asked);
+    if (played.gone !== undefined) throw played.gone;
     const welcome = { end: { mailbox: { address: 4096, key: '01000000' } }, guest: 'g', gone: [], ...played.answer };
     return { channel, welcome };
   };
@@ -241,6 +244,39 @@ test('a way that has never carried anything, and a broken one without operations
   silent.ends[0]!.fail('unanswered');
   silent.link.look();
   withCode('WL_PEER_LOST')(transfer.error);
+});
+
+test('refused memory counts as taken back once the peer has answered, as lost with a peer that does not', async () => {
+  for (const gone of [undefined, new WeftlineError('WL_PEER_LOST', 'nobody listens')]) {
+    const played = await play();
+    const [first, second] = [await played.prepare(KEY_A, 0), await played.prepare(KEY_B, 64)];
+    for (const transfer of [first, second]) transfer.post();
+    played.gone = gone;
+    played.ends[0]!.fail('access');
+    played.link.look();
+    assert.equal(first.state, 'pending');
+    await until(() => first.state !== 'pending');
+    withCode(gone === undefined ? 'WL_UNAUTHORIZED' : 'WL_PEER_LOST')(first.error);
+    assert.equal(played.link.isWithdrawn(played.remote(KEY_A)), gone === undefined);
+    assert.equal(played.link.isWithdrawn(played.remote(KEY_B)), false);
+    if (gone !== undefined) withCode('WL_PEER_LOST')(second.error);
+    else await until(() => played.ends.length === 2 && moved(played.ends[1]!).includes(64));
+  }
+});
+
+test('a way that has carried something and then gets no answer is tried once more', async () => {
+  const played = await play();
+  const transfers = [0, 64, 128].map((offset) => played.prepare(KEY_A, offset));
+  for (const transfer of await Promise.all(transfers)) transfer.post();
+  played.ends[0]!.user?.done(-1 >>> 0);
+  played.answer = { arrived: 0 };
+  await broken(played, 'unanswered');
+  await broken(played, 'unanswered');
+  assert.equal(played.link.state, 'open');
+  played.ends.at(-1)!.fail('unanswered');
+  played.link.look();
+  assert.equal(played.link.state, 'dead');
+  withCode('WL_PEER_LOST')((await transfers[2]!).error);
 });
 
 test('a peer that takes no messages any more is looked after: a connection that only it knows to be broken is found', async () => {
