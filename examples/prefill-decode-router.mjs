@@ -1,9 +1,10 @@
-// A router between a prefill and a decode server that speaks vLLM's kv_transfer_params, and toy servers that move blocks by
-// agents. npx weftline run -n 3 prefill-decode-router.mjs
+// A router between a prefill and a decode server that speaks vLLM's kv_transfer_params, and toy servers with a KV store
+// and a reader. npx weftline run -n 3 prefill-decode-router.mjs
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { createServer } from 'node:http';
-import { Agent, DescriptorList, exchangeMetadata, MetadataListener } from 'weftline/agent';
+import { Agent, exchangeMetadata, MetadataListener } from 'weftline/agent';
+import { KvReader, KvStore } from 'weftline/kv';
 import { join } from 'weftline/world';
 
 const world = await join();
@@ -39,44 +40,54 @@ async function post(url, body) {
 async function openEngine(name) {
   const agent = await Agent.create(name, { token: world.secret });
   const cache = await agent.allocate(count * blockBytes, { name: 'kv-cache' });
-  const listener = await MetadataListener.open(agent, { host });
-  const kept = new Map();
-  let free = Array.from({ length: count }, (_, block) => block);
-  const takeBlocks = (words) => words.map(() => free.shift());
+  const memory = { blocks: count, parts: [{ memory: cache, bytes: blockBytes }] };
   const blockAt = (block) => cache.bytes.subarray(block * blockBytes, (block + 1) * blockBytes);
-  const prefill = ({ prompt }) => {
-    // Readers have told that they are done with these.
-    for (const done of agent.takeNotifications().map(({ message }) => String(Buffer.from(message)))) {
-      free = [...free, ...(kept.get(done) ?? [])];
-      kept.delete(done);
-    }
+  return { agent, answer: await (name === 'prefill' ? openPrefill : openDecode)(agent, memory, blockAt) };
+}
+
+async function openPrefill(agent, memory, blockAt) {
+  const store = await KvStore.create(agent, { name: 'prompts', ...memory });
+  const listener = await MetadataListener.open(agent, { host });
+  return async ({ prompt }) => {
     const words = prompt.split(' ');
-    const blocks = takeBlocks(words);
-    for (const [index, block] of blocks.entries()) blockAt(block).fill(0).set(Buffer.from(words[index]));
-    kept.set(blocks.join(), blocks);
-    const remote = { remote_engine_id: name, remote_block_ids: blocks, remote_host: host, remote_port: listener.port };
+    // A block holds the keys and values of its tokens behind those before them.
+    const keys = words.map((_, index) => words.slice(0, index + 1).join(' '));
+    const missing = keys.filter((key) => !store.keys.includes(key));
+    for (const [index, block] of store.reserve(missing).entries())
+      blockAt(block)
+        .fill(0)
+        .set(Buffer.from(missing[index].split(' ').at(-1)));
+    await store.seal(missing);
+    const ticket = store.ticket(keys, { leaseMs: 5000 });
+    const remote = { remote_engine_id: agent.name, remote_block_ids: ticket.blocks };
+    const address = { remote_host: host, remote_port: listener.port };
     return {
       choices: [{ text: '' }],
-      kv_transfer_params: { do_remote_prefill: true, do_remote_decode: false, ...remote },
+      kv_transfer_params: { do_remote_prefill: true, do_remote_decode: false, ...remote, ...address, ticket },
     };
   };
-  const decode = async ({ kv_transfer_params: params }) => {
-    const peer = await exchangeMetadata(agent, { host: params.remote_host, port: params.remote_port });
-    const own = takeBlocks(params.remote_block_ids);
-    const [remote] = agent.remoteMemory(peer);
-    const transfer = await agent.prepare({
-      operation: 'read',
-      peer,
-      local: DescriptorList.blocks(cache, { blockBytes }).select(own),
-      remote: DescriptorList.blocks(remote, { blockBytes }).select(params.remote_block_ids),
-    });
-    transfer.post(params.remote_block_ids.join()); // tells, behind the data, that the blocks are free again
-    await transfer.wait({ timeoutMs: 5000 });
-    const words = own.map((block) => String(Buffer.from(blockAt(block))).replaceAll('\0', ''));
-    free = [...free, ...own];
-    return { choices: [{ text: words.toReversed().join(' ') }] };
+}
+
+async function openDecode(agent, memory, blockAt) {
+  const reader = await KvReader.create(agent, memory);
+  return async ({ kv_transfer_params: { remote_host, remote_port, ticket } }) => {
+    await exchangeMetadata(agent, { host: remote_host, port: remote_port });
+    const lease = reader.open(ticket);
+    const results = await lease.read([...ticket.keys.keys()]);
+    await lease.release();
+    // An engine would compute what is missing.
+    const words = results.map((result) => (result.isHit ? String(Buffer.from(blockAt(result.block))) : '?'));
+    return {
+      choices: [
+        {
+          text: words
+            .map((word) => word.replaceAll('\0', ''))
+            .toReversed()
+            .join(' '),
+        },
+      ],
+    };
   };
-  return { agent, answer: (body) => (body.kv_transfer_params?.do_remote_prefill ? decode(body) : prefill(body)) };
 }
 
 async function serve(answer) {
@@ -104,7 +115,7 @@ try {
     const [prefill, decode] = await Promise.all(['prefill', 'decode'].map((name) => world.store.getJson(name)));
     const router = await serve((path, body) => route(prefill, decode, path, body));
     ({ server } = router);
-    const prompts = ['one two three', 'a b c d e'];
+    const prompts = ['one two three', 'one two four', 'a b c d e'];
     for (const prompt of prompts) {
       const { choices } = await post(`${router.url}/v1/completions`, { model: 'toy', prompt, max_tokens: 8 });
       console.log(`${prompt} -> ${choices[0].text}`);

@@ -7,6 +7,7 @@ import * as ep from './ep.ts';
 import * as layer from './ep-layer.ts';
 import * as exchange from './exchange-record.ts';
 import * as trace from './kernel-trace.ts';
+import * as kv from './kv.ts';
 import * as lowLatency from './low-latency.ts';
 import * as moe from './moe.ts';
 import * as network from './network.ts';
@@ -24,6 +25,7 @@ const layouts: readonly Layout[] = [
   layer,
   exchange,
   trace,
+  kv,
   lowLatency,
   moe,
   network,
@@ -68,6 +70,7 @@ const constants: Readonly<Record<string, Readonly<Record<string, number>>>> = {
     maxServed: network.EP_MAX_SERVED,
     arrivalStride: ep.EP_ARRIVAL_STRIDE,
   },
+  kv: { sumThreads: kv.KV_SUM_THREADS },
   network: { maxChannels: network.MAX_NETWORK_CHANNELS, lineBytes: network.NETWORK_LINE_BYTES },
   networkCell: network.networkCells,
   networkPhase: network.networkPhases,

@@ -213,6 +213,11 @@ export class Agent implements AsyncDisposable {
     this.#remotes.get(peer, this.name).forget(numbers);
   }
 
+  /** @internal The incarnation of a peer whose metadata are known; undefined if there are none. */
+  incarnationOf(peer: string): string | undefined {
+    return this.#remotes.find(peer)?.incarnation;
+  }
+
   /** Memory of a peer, in the order in which it registered it. Fails with WL_INVALID_ARGUMENT if the peer is not known. */
   remoteMemory(peer: string): readonly RemoteMemory[] {
     return this.#remotes.get(peer, this.name).memory;

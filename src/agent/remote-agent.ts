@@ -250,6 +250,10 @@ export class RemoteAgents {
     this.#ask = ask;
   }
 
+  find(name: string): RemoteAgent | undefined {
+    return this.#known.get(name);
+  }
+
   /** Fails with WL_INVALID_ARGUMENT if there is none of the name, WL_CLOSED after close(); `asking` is this side's. */
   get(name: string, asking: string): RemoteAgent {
     if (this.#closed !== undefined) throw this.#closed;

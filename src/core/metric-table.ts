@@ -152,6 +152,26 @@ export const metricTable = {
     labels: ['backend', 'operation'],
     help: 'Bytes of transfers of agents that have ended',
   },
+  weftline_kv_blocks: {
+    kind: 'gauge',
+    labels: ['store', 'state'],
+    help: 'Blocks of a KV store of this process: free, reserved (being written) and sealed',
+  },
+  weftline_kv_leases: {
+    kind: 'gauge',
+    labels: ['store'],
+    help: 'Leases on blocks of a KV store of this process that have not ended',
+  },
+  weftline_kv_reads_total: {
+    kind: 'counter',
+    labels: ['store', 'result'],
+    help: 'Blocks that readers of this process asked a KV store for, by what became of them: hit, or the reason of a miss',
+  },
+  weftline_kv_bytes_total: {
+    kind: 'counter',
+    labels: ['store'],
+    help: 'Bytes of blocks that readers of this process have handed out, by KV store',
+  },
   weftline_telemetry_dropped_total: {
     kind: 'counter',
     labels: [],

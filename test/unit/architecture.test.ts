@@ -25,6 +25,7 @@ const folderOrder = [
   'windows',
   'transport',
   'agent',
+  'kv',
   'device-api',
   'group',
   'ep',

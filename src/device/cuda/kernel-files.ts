@@ -38,6 +38,7 @@ import {
 } from '../../abi/ep-layer.ts';
 import { epCombineArguments, epDispatchArguments, epLayoutArguments } from '../../abi/ep.ts';
 import { traceClockArguments } from '../../abi/kernel-trace.ts';
+import { kvSumArguments } from '../../abi/kv.ts';
 import {
   lowLatencyCombineArguments,
   lowLatencyDispatchArguments,
@@ -159,6 +160,7 @@ export const kernelFiles = {
     benchPush: benchCopyArguments,
     benchPull: benchCopyArguments,
   }),
+  kvSums: kernelFile('kv-sums.cu', { kvBlockSums: kvSumArguments }),
   channel: kernelFile('channel-put.cu', { channelPut: channelPutArguments }),
   twoProcess: kernelFile('two-process.cu', {
     postWriteAndSignalThread: twoProcessWriteArguments,

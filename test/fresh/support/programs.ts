@@ -73,6 +73,7 @@ import { Communicator } from 'weftline/collectives';
 import { DeviceHost, type WriteRequest } from 'weftline/device-api';
 import { EpBuffer, EPAll2AllLayer, type DispatchResult } from 'weftline/ep';
 import { rebalanceExperts } from 'weftline/ep/placement';
+import { KvStore, type KvTicket } from 'weftline/kv';
 import { collectMetrics } from 'weftline/metrics';
 import { type RequestHandle, Transport } from 'weftline/transport';
 import { UnpackLauncher } from 'weftline/unpack';
@@ -104,5 +105,5 @@ export const internal = agent.linkTo;
 // @ts-expect-error: create() makes it.
 export const launcher = () => new UnpackLauncher();
 export { bytes, collectMetrics, Communicator, device, DeviceHost, EPAll2AllLayer };
-export { list, rebalanceExperts, rows, type WriteRequest };
+export { KvStore, type KvTicket, list, rebalanceExperts, rows, type WriteRequest };
 `;

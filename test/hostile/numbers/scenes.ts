@@ -15,6 +15,7 @@ import { Agent, DescriptorList } from 'weftline/agent';
 import { Communicator } from 'weftline/collectives';
 import { DeviceHost } from 'weftline/device-api';
 import { expertPlan, ExpertLoads, Placement, rebalanceExperts } from 'weftline/ep/placement';
+import { KvReader, KvStore, vllmParts } from 'weftline/kv';
 import { DescriptorBlock, UnpackLauncher } from 'weftline/unpack';
 import { join } from 'weftline/world';
 import type { Draw } from './draw.ts';
@@ -241,6 +242,43 @@ const agents: Scene = async () => {
   };
 };
 
+const kv: Scene = async () => {
+  const settings = { timeoutMs: 2000 };
+  const [agent, peer] = [
+    await Agent.create('a', { settings, backends: ['local'] }),
+    await Agent.create('b', { settings }),
+  ];
+  const [own, far] = [await agent.allocate(4096), await peer.allocate(4096)];
+  const shape = { blocks: 8, parts: [{ memory: far, bytes: 64 }] };
+  const store = await KvStore.create(peer, { name: 'store', ...shape });
+  const reader = await KvReader.create(agent, { blocks: 8, parts: [{ memory: own, bytes: 64 }] });
+  await agent.loadRemoteMetadata(peer.localMetadata());
+  store.reserve(['a', 'b']);
+  await store.seal(['a', 'b']);
+  const ticket = store.ticket(['a', 'b'], { leaseMs: 1_000_000 });
+  return {
+    'KvStore.create': async (draw) => {
+      const part = mixed(draw, { memory: far, bytes: 64, stride: 64, offset: 0 });
+      const options = { name: 'another', blocks: draw.or(8), parts: draw.or([part]), leases: draw.or(8) };
+      await (await KvStore.create(peer, as(options))).close();
+    },
+    vllmParts: (draw) =>
+      vllmParts(draw.or(own), mixed(draw, { order: 'mla', blocks: 8, blockTokens: 2, tokenBytes: 32 })),
+    reserve: (draw) => {
+      store.reserve(as(draw.or([draw.or('c')])), as(draw.chance(0.5) ? undefined : [draw.or(5)]));
+      store.evict(['c']);
+    },
+    seal: (draw) => store.seal(as(draw.or([draw.number()]))),
+    ticket: (draw) => store.release(store.ticket(as(draw.or(['a'])), as({ leaseMs: draw.or(1) }))),
+    evict: (draw) => store.evict(as([draw.number()])),
+    read: (draw) => {
+      const drawn = { ...ticket, blocks: draw.or(ticket.blocks), generations: [draw.or(1), draw.number()] };
+      return reader.open(as(draw.chance(0.5) ? ticket : drawn)).read(as([draw.or(0), draw.number()]), as(wait(draw)));
+    },
+    renew: (draw) => reader.open(as(mixed(draw, ticket))).renew(as(wait(draw))),
+  };
+};
+
 const unpack: Scene = async () => {
   const device = await CpuDevice.create({ addressSpaceMiB: 64 });
   const launcher = await UnpackLauncher.create(device);
@@ -264,4 +302,4 @@ const unpack: Scene = async () => {
   };
 };
 
-export const scenes: Readonly<Record<string, Scene>> = { values, tensors, deviceHost, ep, agents, unpack };
+export const scenes: Readonly<Record<string, Scene>> = { values, tensors, deviceHost, ep, agents, kv, unpack };

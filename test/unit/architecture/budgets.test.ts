@@ -5,8 +5,8 @@ import { listFiles, readSource } from './source-tree.ts';
 
 /** The most lines and the most exported names, by folder. */
 const budgets: Readonly<Record<string, readonly [lines: number, names: number]>> = {
-  'src/core': [1700, 127],
-  'src/abi': [2450, 195],
+  'src/core': [1720, 127],
+  'src/abi': [2480, 198],
   'src/congestion': [450, 9],
   'src/settings': [810, 8],
   'src/native': [4610, 178],
@@ -21,6 +21,7 @@ const budgets: Readonly<Record<string, readonly [lines: number, names: number]>>
   'src/windows': [1610, 44],
   'src/transport': [15_200, 298],
   'src/agent': [19_670, 400],
+  'src/kv': [1360, 34],
   'src/device-api': [2920, 50],
   'src/group': [3040, 70],
   'src/ep': [15_240, 276],

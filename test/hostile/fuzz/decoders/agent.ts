@@ -1,4 +1,4 @@
-// What agents read of each other: metadata, descriptions of regions, lists of descriptors.
+// What agents read of each other: metadata, descriptions of regions, lists of descriptors, tables of KV stores.
 import { crc32 } from 'node:zlib';
 import { localRegionInfo, localRegionKinds } from '#lib/agent/backends/local/local-region.js';
 import { metadataHeader } from '#lib/agent/metadata.js';
@@ -7,6 +7,7 @@ import { isOfProcess, readRegionInfo } from '#lib/agent/backends/local/remote-re
 import { MultipathRemoteRegion } from '#lib/agent/backends/multipath/multipath-channel.js';
 import { decodeRdmaInfo, encodeRdmaInfo } from '#lib/agent/rdma/rdma-meeting.js';
 import { RdmaRemoteRegion } from '#lib/agent/rdma/rdma-region.js';
+import { readTable } from '#lib/kv/kv-table.js';
 import { UcxKeys } from '#lib/agent/backends/ucx/ucx-memories.js';
 import { type AgentMetadata, decodeMetadata, encodeMetadata } from '#lib/agent/metadata.js';
 import { DescriptorList } from 'weftline/agent';
@@ -124,6 +125,29 @@ const descriptors: Decoder = {
   },
 };
 
+const kvTables: Decoder = {
+  name: 'kv-tables',
+  codes: ['WL_PROTOCOL'],
+  fields: [0, 4, 8, 12, 16, 20, 24, 32, 40, 48, 56, 64],
+  memoryBytes: 2 ** 29,
+  weight: 0.3,
+  seeds: () => [
+    // Four blocks in two parts, one lease.
+    Uint8Array.from(
+      Buffer.concat([
+        new Uint8Array(Uint32Array.of(0x564b_4c57, 1, 0, 4, 2, 1).buffer),
+        new Uint8Array(BigUint64Array.of(65_536n, 64n, 64n, 131_072n, 256n, 128n).buffer),
+        new Uint8Array(Uint32Array.of(9, 0, 9, 1, 3, 5, 6, 7).buffer),
+      ]),
+    ),
+  ],
+  run: (input) => {
+    const { ranges, places } = readTable(input);
+    const list = ranges.select([0, ranges.blocks - 1]);
+    if (!Number.isSafeInteger(list.bytes) || places.bytes !== input.length) throw new Fault('a table was believed');
+  },
+};
+
 const multipathInfos: Decoder = {
   name: 'agent-multipath-infos',
   codes: ['WL_PROTOCOL'],
@@ -152,4 +176,11 @@ const rdmaInfos: Decoder = {
   },
 };
 
-export const agentDecoders: readonly Decoder[] = [metadata, regionInfos, descriptors, multipathInfos, rdmaInfos];
+export const agentDecoders: readonly Decoder[] = [
+  metadata,
+  regionInfos,
+  descriptors,
+  kvTables,
+  multipathInfos,
+  rdmaInfos,
+];

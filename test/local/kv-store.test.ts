@@ -1,0 +1,331 @@
+// Stores and readers of KV blocks between two agents: hits, each reason of a miss, leases, eviction, metrics.
+import assert from 'node:assert/strict';
+import test from 'node:test';
+import type { BackendName } from 'weftline/agent';
+import { KvReader, type KvResult, KvStore, type KvTicket } from 'weftline/kv';
+import { readMetrics } from 'weftline/metrics';
+import { seededRandom } from '#lib/core/seeded-random.js';
+import { testSeed } from '../support/seed.ts';
+import { until } from '../support/until.ts';
+import { BLOCK_BYTES, isContent, type KvSide, openSide, viewsOf, writeContent } from './support/kv-content.ts';
+
+const random = seededRandom(testSeed());
+const BLOCKS = 8;
+
+interface Pair extends AsyncDisposable {
+  readonly here: KvSide;
+  readonly there: KvSide;
+  readonly store: KvStore;
+  readonly reader: KvReader;
+  /** Has the store seal a block for each key. */
+  readonly put: (...keys: string[]) => Promise<void>;
+  readonly load: () => Promise<string>;
+}
+
+async function openPair(backend: BackendName = 'local', leases?: number): Promise<Pair> {
+  const there = await openSide('there', backend, { order: 'kv-first', blocks: BLOCKS });
+  const here = await openSide('here', backend, { order: 'blocks-first', blocks: BLOCKS });
+  const { parts } = there;
+  const store = await KvStore.create(there.agent, {
+    name: 'cache',
+    blocks: BLOCKS,
+    parts,
+    ...(leases === undefined ? {} : { leases }),
+  });
+  const reader = await KvReader.create(here.agent, { blocks: BLOCKS, parts: here.parts });
+  const load = (): Promise<string> => here.agent.loadRemoteMetadata(there.agent.localMetadata());
+  await load();
+  return {
+    here,
+    there,
+    store,
+    reader,
+    load,
+    put: async (...keys) => {
+      const blocks = store.reserve(keys);
+      for (const [index, block] of blocks.entries()) writeContent(there, block, keys[index]!);
+      await store.seal(keys);
+    },
+    [Symbol.asyncDispose]: async () => {
+      await here.agent.close();
+      await there.agent.close();
+    },
+  };
+}
+
+/** What became of each key: "hit", or the reason. Hits must be what their keys say. */
+function outcomes(side: KvSide, results: readonly KvResult[]): string[] {
+  return results.map((result) => {
+    if (!result.isHit) return result.reason;
+    assert.ok(isContent(side, result.block, result.key), `${result.key} is wrong`);
+    return 'hit';
+  });
+}
+
+for (const backend of ['local', 'multipath'] as const) {
+  test(`${backend}: blocks come whole, from one layout into another`, async () => {
+    await using pair = await openPair(backend);
+    const { store, reader, here } = pair;
+    await pair.put('a', 'b', 'c');
+    const ticket = JSON.parse(JSON.stringify(store.ticket(['c', 'x', 'a']))) as KvTicket;
+    const lease = reader.open(ticket);
+    assert.deepEqual(outcomes(here, await lease.read([5, 6, 0])), ['hit', 'not-found', 'hit']);
+    assert.deepEqual(outcomes(here, await lease.read([0, 1, 2])), ['hit', 'not-found', 'hit']);
+    assert.equal(await lease.renew(), true);
+    assert.equal(await lease.release(), true);
+    assert.equal(lease.leftMs, 0);
+    assert.deepEqual(outcomes(here, await lease.read([0, 1, 2])), ['lease-expired', 'not-found', 'lease-expired']);
+    assert.equal(await lease.renew(), false);
+    assert.equal(store.evict(['a', 'c']).length, 2);
+  });
+
+  test(`${backend}: what is wrong with a block is a miss with its reason`, async () => {
+    await using pair = await openPair(backend);
+    const { store, reader, here, there } = pair;
+    await pair.put('a', 'b', 'c', 'd');
+    const ticket = store.ticket(['a', 'b', 'c', 'd']);
+    const places = [0, 1, 2, 3];
+    const lease = reader.open(ticket);
+    // A byte of the memory changes behind the seal.
+    const views = viewsOf(there, ticket.blocks[1]!);
+    const view = views[Math.floor(random() * views.length)]!;
+    view[Math.floor(random() * view.length)]! ^= 1 << Math.floor(random() * 8);
+    assert.deepEqual(outcomes(here, await lease.read(places)), ['hit', 'corrupt', 'hit', 'hit']);
+    // The store takes the block for another key, behind the end of the lease.
+    assert.throws(() => store.reserve(['e'], [ticket.blocks[2]!]), { code: 'WL_BUSY', message: /held by 1 lease/ });
+    assert.equal(store.release(ticket), true);
+    assert.equal(store.release(ticket), false);
+    store.reserve(['e'], [ticket.blocks[2]!]);
+    assert.deepEqual(outcomes(here, await lease.read(places)), [
+      'lease-expired',
+      'lease-expired',
+      'stale',
+      'lease-expired',
+    ]);
+    writeContent(there, ticket.blocks[2]!, 'e');
+    await store.seal(['e']);
+    // The same bytes under the same key, in another life of the block.
+    assert.deepEqual(store.evict(['a']), ['a']);
+    store.reserve(['a'], [ticket.blocks[0]!]);
+    await store.seal(['a']);
+    assert.deepEqual(outcomes(here, await lease.read(places)), ['stale', 'lease-expired', 'stale', 'lease-expired']);
+    const renewed = reader.open(store.ticket(['a', 'e']));
+    assert.deepEqual(outcomes(here, await renewed.read([7, 4])), ['hit', 'hit']);
+    await store.close();
+    const [first, second] = await renewed.read([7, 4]);
+    for (const result of [first, second])
+      assert.match(`${!result?.isHit && result?.reason}`, /^(?:restarted|peer-lost)$/);
+  });
+
+  test(`${backend}: a store that was closed, a peer that restarts and one that is gone are misses`, async () => {
+    await using pair = await openPair(backend);
+    const { store, reader, here, there } = pair;
+    await pair.put('a');
+    const old = store.ticket(['a']);
+    assert.deepEqual(outcomes(here, await reader.open(old).read([0])), ['hit']);
+    await store.close();
+    assert.throws(() => store.ticket(['a']), { code: 'WL_CLOSED' });
+    await using again = await KvStore.create(there.agent, { name: 'cache', blocks: BLOCKS, parts: there.parts });
+    await pair.load();
+    again.reserve(['a'], [old.blocks[0]!]);
+    await again.seal(['a']);
+    assert.deepEqual(outcomes(here, await reader.open(old).read([0])), ['restarted']);
+    assert.deepEqual(outcomes(here, await reader.open(again.ticket(['a'])).read([0])), ['hit']);
+    const last = again.ticket(['a']);
+    await there.agent.close();
+    assert.deepEqual(outcomes(here, await reader.open(last).read([0], { timeoutMs: 20_000 })), ['peer-lost']);
+
+    const successor = await openSide('there', backend, { order: 'kv-first', blocks: BLOCKS });
+    try {
+      await using next = await KvStore.create(successor.agent, {
+        name: 'cache',
+        blocks: BLOCKS,
+        parts: successor.parts,
+      });
+      await here.agent.loadRemoteMetadata(successor.agent.localMetadata());
+      const [block] = next.reserve(['a']);
+      writeContent(successor, block!, 'a');
+      await next.seal(['a']);
+      assert.deepEqual(outcomes(here, await reader.open(last).read([0])), ['restarted']);
+      assert.deepEqual(outcomes(here, await reader.open(next.ticket(['a'])).read([0])), ['hit']);
+    } finally {
+      await successor.agent.close();
+    }
+    await here.agent.forget('there');
+    const [result] = await reader.open(last).read([0]);
+    assert.ok(result?.isHit === false && result.reason === 'peer-lost' && result.error?.code === 'WL_PEER_LOST');
+  });
+}
+
+test('blocks that nobody holds make room, the one that was asked for longest ago first', async () => {
+  await using pair = await openPair();
+  const { store } = pair;
+  const keys = Array.from({ length: BLOCKS }, (_, index) => `k${index}`);
+  await pair.put(...keys);
+  assert.deepEqual(store.keys, keys);
+  const held = store.ticket(['k0', 'k1'], { leaseMs: 1_000_000 });
+  store.release(store.ticket(['k2']));
+  assert.equal(store.reserve(['n0'])[0], BLOCKS - 5);
+  assert.deepEqual(store.keys, ['k4', 'k5', 'k6', 'k7', 'k0', 'k1', 'k2']);
+  assert.throws(() => store.reserve(['m0', 'm1', 'm2', 'm3', 'm4', 'm5']), {
+    code: 'WL_BUSY',
+    message: /6 blocks are wanted, and 5 of 8/,
+  });
+  assert.deepEqual(store.keys, ['k4', 'k5', 'k6', 'k7', 'k0', 'k1', 'k2']);
+  assert.deepEqual(store.evict(['k0', 'k4', 'n0', 'none']), ['k4', 'n0']);
+  assert.equal(store.release(held), true);
+  assert.equal(store.reserve(['m0', 'm1', 'm2', 'm3', 'm4', 'm5', 'm6', 'm7']).length, BLOCKS);
+  assert.deepEqual(store.keys, []);
+  assert.throws(() => store.reserve(['m9'], [3]), { code: 'WL_BUSY', message: /is reserved/ });
+});
+
+test('a lease ends by itself, and is renewed by its reader alone', async () => {
+  await using pair = await openPair('local', 2);
+  const { store, reader, here } = pair;
+  await pair.put('a', 'b');
+  const short = store.ticket(['a'], { leaseMs: 1 });
+  await until(() => store.evict(['a']).length === 1);
+  assert.deepEqual(outcomes(here, await reader.open({ ...short, lease: { ...short.lease!, ms: 60_000 } }).read([0])), [
+    'stale',
+  ]);
+
+  const lease = reader.open(store.ticket(['b'], { leaseMs: 60_000 }));
+  assert.equal(await lease.renew(), true);
+  assert.deepEqual(store.evict(['b']), []);
+  const other = store.ticket(['b']);
+  assert.throws(() => store.ticket(['b']), { code: 'WL_BUSY', message: /all 2 leases are taken/ });
+  assert.equal(store.ticket(['none']).lease, null);
+  assert.equal(await lease.release(), true);
+  assert.deepEqual(store.evict(['b']), []);
+  // A mark of the old lease in the slot says nothing of the new one.
+  const next = store.ticket(['b']);
+  assert.equal(next.lease?.slot, lease.ticket.lease?.slot);
+  assert.deepEqual(store.evict(['b']), []);
+  assert.equal(store.release(next), true);
+  assert.equal(await reader.open({ ...next, lease: { ...next.lease!, ms: 60_000 } }).renew(), false);
+  assert.equal(store.release(other), true);
+  assert.deepEqual(store.evict(['b']), ['b']);
+});
+
+test('what is evicted while it is being sealed stays so', async () => {
+  await using pair = await openPair();
+  const { store, there } = pair;
+  const [block] = store.reserve(['a', 'b']);
+  writeContent(there, block!, 'a');
+  const sealing = store.seal(['a', 'b']);
+  store.evict(['a']);
+  store.reserve(['a'], [block!]);
+  await sealing;
+  assert.deepEqual(store.keys, ['b']);
+  assert.equal(store.ticket(['a']).blocks[0], -1);
+  await store.seal(['a']);
+  assert.deepEqual(store.keys, ['b', 'a']);
+});
+
+test('tickets that were changed on their way give no wrong block', async () => {
+  await using pair = await openPair();
+  const { store, reader, here } = pair;
+  await pair.put('a', 'b', 'c', 'd');
+  const ticket = store.ticket(['a', 'b', 'c', 'd'], { leaseMs: 1_000_000 });
+  const places = [4, 5, 6, 7];
+  let misses = 0;
+  for (let round = 0; round < 200; round++) {
+    const changed = structuredClone(ticket) as { -readonly [Name in keyof KvTicket]: KvTicket[Name] };
+    const column = (['keys', 'blocks', 'generations', 'checksums'] as const)[Math.floor(random() * 4)]!;
+    const values = [...changed[column]] as (string | number)[];
+    const at = Math.floor(random() * 4);
+    const other = Math.floor(random() * 4);
+    if (random() < 0.5) [values[at], values[other]] = [values[other]!, values[at]!];
+    else if (column !== 'keys') values[at] = Math.max(0, Number(values[at]) + Math.floor(random() * 5) - 2);
+    Object.assign(changed, { [column]: values });
+    // outcomes() compares each hit with its key.
+    misses += outcomes(here, await reader.open(changed).read(places)).filter((one) => one !== 'hit').length;
+  }
+  assert.ok(misses > 100, `${misses}`);
+});
+
+test('what is no ticket, no key and no block is refused before anything moves', async () => {
+  await using pair = await openPair();
+  const { store, reader, there } = pair;
+  await pair.put('a', 'b');
+  const ticket = store.ticket(['a', 'b']);
+  const invalid = { code: 'WL_INVALID_ARGUMENT' };
+  for (const wrong of [undefined, null, 'ticket', {}, { ...ticket, blocks: [1] }, { ...ticket, agent: 7 }]) {
+    assert.throws(() => reader.open(wrong as never), invalid);
+    assert.throws(() => store.release(wrong as never), invalid);
+  }
+  const lease = reader.open(ticket);
+  for (const wrong of [undefined, [0], [0, 0], [0, BLOCKS], [0, -1], [0, 0.5], ['0', 1]]) {
+    await assert.rejects(lease.read(wrong as never), invalid);
+  }
+  const reading = lease.read([0, 1]);
+  await assert.rejects(lease.read([1, 2]), { ...invalid, message: /nothing is read to/ });
+  await reading;
+  await assert.rejects(lease.read([0, 1], { timeoutMs: -1 }), invalid);
+  const aborted = AbortSignal.abort(new Error('enough'));
+  await assert.rejects(lease.read([0, 1], { signal: aborted }), { message: 'enough' });
+  for (const wrong of [undefined, 'a', [1], [undefined]]) assert.throws(() => store.reserve(wrong as never), invalid);
+  for (const [keys, blocks] of [
+    [['a']],
+    [['n', 'n']],
+    [['n'], [BLOCKS]],
+    [
+      ['n', 'm'],
+      [1, 1],
+    ],
+    [['n'], [1, 2]],
+  ] as const) {
+    assert.throws(() => store.reserve(keys, blocks), invalid);
+  }
+  await assert.rejects(store.seal(['a']), invalid);
+  await assert.rejects(store.seal(['none']), invalid);
+  assert.throws(() => store.ticket(['a'], { ms: 1 } as never), invalid);
+  for (const options of [{ name: '' }, { leases: 0 }, { block: 1 }]) {
+    const all = { name: 'x', blocks: BLOCKS, parts: there.parts, ...options };
+    await assert.rejects(KvStore.create(there.agent, all), invalid);
+  }
+  await assert.rejects(KvStore.create({} as never, { name: 'x', blocks: 1, parts: there.parts }), invalid);
+});
+
+test('parts of other sizes are told', async () => {
+  await using pair = await openPair();
+  const { store, here } = pair;
+  await pair.put('a');
+  await using reader = await KvReader.create(here.agent, { blocks: BLOCKS, parts: here.parts.slice(1) });
+  const [result] = await reader.open(store.ticket(['a'])).read([0]);
+  assert.ok(result?.isHit === false && result.reason === 'failed');
+  assert.ok(result.error?.code === 'WL_CONFIG_MISMATCH');
+  assert.match(result.error.message, /parts of 1536 1536 .* 2112 bytes, one of this reader 1536 .* 2112: both/);
+});
+
+test('blocks, leases, reads and bytes of a store are metrics', async () => {
+  await using pair = await openPair();
+  const { store, reader } = pair;
+  await pair.put('a', 'b');
+  store.reserve(['c']);
+  const lease = reader.open(store.ticket(['a', 'b', 'x']));
+  await lease.read([0, 1, 2]);
+  const { metrics } = await readMetrics();
+  const seriesOf = (name: string) =>
+    metrics.find((metric) => metric.name === name)?.series.filter(({ labels }) => labels['store'] === 'cache');
+  assert.deepEqual(seriesOf('weftline_kv_blocks'), [
+    { labels: { store: 'cache', state: 'free' }, value: 5 },
+    { labels: { store: 'cache', state: 'reserved' }, value: 1 },
+    { labels: { store: 'cache', state: 'sealed' }, value: 2 },
+  ]);
+  assert.deepEqual(seriesOf('weftline_kv_leases'), [{ labels: { store: 'cache' }, value: 1 }]);
+  assert.deepEqual(seriesOf('weftline_kv_reads_total'), [
+    { labels: { store: 'cache', result: 'hit' }, value: 2 },
+    { labels: { store: 'cache', result: 'not-found' }, value: 1 },
+  ]);
+  assert.deepEqual(seriesOf('weftline_kv_bytes_total'), [{ labels: { store: 'cache' }, value: 2 * BLOCK_BYTES }]);
+  await store.close();
+  await reader.close();
+  assert.throws(() => reader.open(lease.ticket), { code: 'WL_CLOSED' });
+  await assert.rejects(lease.read([0, 1, 2]), { code: 'WL_CLOSED' });
+  const after = await readMetrics();
+  assert.deepEqual(
+    after.metrics.filter(({ name }) => name.startsWith('weftline_kv')),
+    [],
+  );
+});
