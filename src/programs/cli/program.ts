@@ -35,6 +35,7 @@ const benches: CommandTable = {
   sparse: async () => (await import('./bench-sparse.ts')).addSparseBench,
   transport: async () => (await import('./bench-transport.ts')).addTransportBench,
   p2p: async () => (await import('./bench-p2p.ts')).addP2pBench,
+  kv: async () => (await import('./bench-kv.ts')).addKvBench,
   unpack: async () => (await import('./bench-unpack.ts')).addUnpackBench,
 };
 

@@ -46,7 +46,7 @@ const method = {
   interleaved: 'Sides of one round follow each other; ratios are taken within a round.',
 } as const;
 
-export type P2pBenchReport = Awaited<ReturnType<typeof runSession>>;
+export type P2pBenchReport = Awaited<ReturnType<typeof runP2pBench>>;
 
 export interface P2pBenchOptions {
   readonly localGpuIndex: number;
@@ -71,13 +71,17 @@ interface P2pServerOptions extends P2pBenchOptions {
   readonly onOneSided: (size: { readonly bytes: number; readonly iterations: number }) => void;
 }
 
-interface P2pClientOptions extends P2pBenchOptions {
+/** How a client meets its server. */
+export interface P2pSessionOptions extends P2pBenchOptions {
   readonly remoteIp: string;
   /** The address at which the server reaches this side; the one from which it calls the server by default. */
   readonly host?: string | undefined;
-  readonly workload: P2pWorkload;
   /** `verdicts`: why the connection did not get other backends. */
   readonly onConnected: (connection: EndpointConnection, verdicts: readonly BackendVerdict[]) => void;
+}
+
+interface P2pClientOptions extends P2pSessionOptions {
+  readonly workload: P2pWorkload;
   readonly onSize: (result: SizeResult) => void;
   readonly onBlock: (result: BlockResult) => void;
 }
@@ -112,7 +116,24 @@ export async function serveP2pBench(options: P2pServerOptions): Promise<void> {
 }
 
 /** Fails with the server's own error if that ended. */
-export async function runP2pBench(options: P2pClientOptions): Promise<P2pBenchReport> {
+export async function runP2pBench(options: P2pClientOptions) {
+  const { workload, device } = options;
+  return withP2pServer(options, workload, (session) => {
+    const backend: string = session.connection.backend;
+    const head = { schema: 'weftline.bench.p2p/1' as const, method, workload, device, backend };
+    return recordRun(undefined, head, () => measure(session, options));
+  });
+}
+
+/**
+ * Measures with the memory of a server, which both sides have open as the workload says. Adds to the document why the connection did
+ * not get other backends. Fails with the server's own error if that ended.
+ */
+export async function withP2pServer<Document extends object>(
+  options: P2pSessionOptions,
+  workload: P2pWorkload,
+  run: (session: P2pSession) => Promise<Document>,
+): Promise<Document & { readonly verdicts: readonly BackendVerdict[] }> {
   const { channel: words, port } = await meetServer({ host: options.remoteIp, port: options.port });
   return telling(words, async () => {
     const endpoint = await openEndpoint(options, options.host ?? words.localAddress);
@@ -120,29 +141,21 @@ export async function runP2pBench(options: P2pClientOptions): Promise<P2pBenchRe
     try {
       const connection = await endpoint.connect(words.remoteAddress, port);
       options.onConnected(connection, endpoint.agent.explain(connection.peer));
-      sayWord(words, options.workload);
+      sayWord(words, workload);
       session = new P2pSession(endpoint, connection, words);
-      return await runSession(session, options);
+      await session.openMemory(memoryOf(workload), MEMORY_NAMES.client, options.device);
+      if (comparesHost(options, workload)) await session.openHostMemory(memoryOf(workload), MEMORY_NAMES.clientHost);
+      await session.hear();
+      await session.remote(MEMORY_NAMES.server);
+      const document = await run(session);
+      session.say({ phase: 'end' } satisfies P2pPhase);
+      await session.hear();
+      return { ...document, verdicts: endpoint.agent.explain(connection.peer) };
     } finally {
       await endpoint.close();
       await session?.close();
     }
   });
-}
-
-async function runSession(session: P2pSession, options: P2pClientOptions) {
-  const { workload, device } = options;
-  const { connection, endpoint } = session;
-  await session.openMemory(memoryOf(workload), MEMORY_NAMES.client, device);
-  if (comparesHost(options, workload)) await session.openHostMemory(memoryOf(workload), MEMORY_NAMES.clientHost);
-  await session.hear();
-  await session.remote(MEMORY_NAMES.server);
-  const backend: string = connection.backend;
-  const head = { schema: 'weftline.bench.p2p/1' as const, method, workload, device, backend };
-  const document = await recordRun(undefined, head, () => measure(session, options));
-  session.say({ phase: 'end' } satisfies P2pPhase);
-  await session.hear();
-  return { ...document, verdicts: endpoint.agent.explain(connection.peer) };
 }
 
 /** One side of the bench; the other side is told its error. */

@@ -37,6 +37,8 @@ export interface P2pWorkload {
   readonly pings: number;
   /** Blocks of one transfer of very many; 0 for none. */
   readonly descriptors: number;
+  /** Bytes of each side's memory, of a client that measures something else with it. */
+  readonly memoryBytes?: number;
 }
 
 /** Both double from the first to the last. */
@@ -103,11 +105,11 @@ export function slotsOf(inflight: number, bytes: number): number {
 }
 
 /** Bytes of memory that a side needs. */
-export function memoryOf({ sizes, inflight, blocks, descriptors, compare }: P2pWorkload): number {
+export function memoryOf({ sizes, inflight, blocks, descriptors, compare, memoryBytes = 0 }: P2pWorkload): number {
   const slots = compare === 0 ? inflight : Math.max(inflight, COMPARED_SLOTS);
   const messages = sizes.map((bytes) => bytes * slotsOf(slots, bytes));
   const swept = blocks === undefined ? 0 : blocks.maxBlockBytes * blocks.maxBatch;
-  return Math.max(PING_BYTES, ...messages, swept, descriptors * DESCRIPTOR_STRIDE);
+  return Math.max(PING_BYTES, ...messages, swept, descriptors * DESCRIPTOR_STRIDE, memoryBytes);
 }
 
 /** Values that double from `first` to `last`. */
@@ -481,7 +483,7 @@ export class P2pSession {
   hostMemory!: Memory;
   readonly #words: ControlChannel;
   #device: CudaDevice | undefined;
-  #tensor: Tensor | undefined;
+  #tensor: Tensor<'u8'> | undefined;
 
   /** `words`: for what the sides tell each other, apart from what is measured. */
   constructor(endpoint: Endpoint, connection: EndpointConnection, words: ControlChannel) {
@@ -501,6 +503,17 @@ export class P2pSession {
       return;
     }
     this.memory = await this.#allocate(bytes, name);
+  }
+
+  /** Overwrites this side's memory, of a GPU or not. */
+  async write(bytes: Uint8Array): Promise<void> {
+    if (this.#tensor === undefined) this.memory.bytes.set(bytes);
+    else await this.#tensor.fromHost(bytes);
+  }
+
+  /** What this side's memory holds; of host memory the memory itself. */
+  async content(): Promise<Uint8Array> {
+    return this.#tensor === undefined ? this.memory.bytes : this.#tensor.toHost();
   }
 
   async openHostMemory(bytes: number, name: string): Promise<void> {
