@@ -227,6 +227,7 @@ export class EPAll2AllLayer<D extends TokenDType = 'bf16'> extends TritonLayer i
    */
   combine(args: CombineArguments<D> & { readonly asyncFinish: true }): Promise<LayerCombineResult<D>>;
   combine(args: CombineArguments<D> & { readonly asyncFinish?: false }): Promise<Tensor<D>>;
+  combine(args: CombineArguments<D>): Promise<Tensor<D> | LayerCombineResult<D>>;
   async combine(args: CombineArguments<D>): Promise<Tensor<D> | LayerCombineResult<D>> {
     return this.#guard.run('combine', async () => {
       this.#engine.throwIfUnusable();

@@ -52,9 +52,9 @@ export class Placement {
     if (!Array.isArray(hosts) || !hosts.every((host) => Array.isArray(host))) {
       throw invalidArgument('hosts', hosts, 'an array with the ranks of each host, such as group.topology.hosts');
     }
-    const ranks = hosts.flat().toSorted((one, other) => one - other);
-    if (ranks.length !== plan.ranks || ranks.some((value, index) => value !== index)) {
-      throw invalidArgument('hosts', hosts.flat(), `ranks 0 to ${plan.ranks - 1} of the plan, each once`);
+    const ranks: readonly unknown[] = hosts.flat();
+    if (ranks.length !== plan.ranks || !ranks.every((_, index) => ranks.includes(index))) {
+      throw invalidArgument('hosts', ranks, `ranks 0 to ${plan.ranks - 1} of the plan, each once`);
     }
     if (!isWhole(rank, 0) || rank >= plan.ranks) throw invalidArgument('rank', rank, `0 to ${plan.ranks - 1}`);
     this.plan = plan;

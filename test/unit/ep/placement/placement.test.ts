@@ -60,6 +60,17 @@ test('what is no plan, no hosts and no ids is named', () => {
     () => new Placement(plan, { rank: 0, hosts: [0, 1] } as never),
     invalid(/hosts: expected an array with/),
   );
+  assert.throws(
+    () =>
+      new Placement(plan, {
+        rank: 0,
+        hosts: [
+          [0, 1],
+          [2n, 3],
+        ],
+      } as never),
+    invalid(/hosts: expected ranks 0 to/),
+  );
   assert.throws(() => new Placement(plan, {} as never), invalid(/hosts: /));
   const placement = new Placement(plan, { rank: 0, hosts });
   assert.throws(() => placement.route(undefined as never), invalid(/topkIdx: expected an Int32Array/));
