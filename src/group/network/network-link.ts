@@ -34,6 +34,8 @@ export class NetworkLink {
   /** Queues by channel. Everything is in order within one, nothing is between two. */
   readonly queues: readonly OutQueue[];
   readonly #link: BackendLink;
+  /** The same with staging, as the agent has it. */
+  readonly #whole: BackendLink;
   /** The channel of one message, which must not wait behind rows that have no room. */
   readonly #abort: BackendChannel;
   /** What of that message is still to be posted. */
@@ -57,8 +59,9 @@ export class NetworkLink {
 
   private constructor({ parts, remotes, hasClosed }: NetworkLinkOptions, queues: readonly OutQueue[]) {
     this.backend = parts.backend;
-    this.#link = parts.link;
+    this.#whole = parts.link;
     const { link, local } = unstaged(parts.link, parts.local, remotes[0]!);
+    this.#link = link;
     this.#abort = link.openChannel({ lane: 0 });
     this.#hasClosed = hasClosed;
     this.#local = local;
@@ -121,7 +124,7 @@ export class NetworkLink {
 
   /** The memory that puts come from is now this. */
   useMemory(memory: Registration): Promise<void> {
-    this.#local = unstaged(this.#link, memory.regionBy(this.backend), this.#remotes[0]!).local;
+    this.#local = unstaged(this.#whole, memory.regionBy(this.backend), this.#remotes[0]!).local;
     return this.#use();
   }
 
