@@ -214,7 +214,7 @@ export interface BackendLink {
    * that link and of this one are not in order with each other. Left out by backends that stage nothing.
    */
   unstaged?(local: BackendRegion, remote: BackendRemoteRegion): UnstagedParts | undefined;
-  /** Ordered puts and signals whose places are known only when they are posted. */
+  /** Ordered puts and signals whose places are known only when they are posted. Fails with the link's error if it has one. */
   openChannel(options?: ChannelOptions): BackendChannel;
   /** Pending transfers and channels fail with WL_CLOSED. Idempotent. */
   close(): Promise<void>;

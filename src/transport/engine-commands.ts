@@ -1,5 +1,5 @@
-// What the user's thread and the engines' threads share: a ring of commands for each engine, and a table that shows how
-// requests stand.
+// What the user's thread and the engines' threads share: a ring of commands for each engine, a table that shows how requests
+// stand, and how much of each channel is delivered.
 import { defineLayout } from '../abi/layout.ts';
 
 export const engineCommandKinds = {
@@ -78,7 +78,7 @@ export const commandHead = defineLayout(
 /**
  * The head of the request table, which all engines of a transport share. Each word stands alone on its cache line.
  *
- * - `ended`: requests that have ended so far, wraps. Written by the engines' threads behind the table's entry.
+ * - `ended`: grows when a request has ended, or a count or state of a channel has changed, and wraps. Written behind those.
  * - `awaited`: how many threads do nothing but wait for `ended`, polling or asleep. Written by them; the engines' threads
  *   are then slow to sleep. A stale look costs time only.
  * - `waiters`: how many waits of the user's thread sleep on `ended`; an engine wakes them only if there are any.

@@ -21,6 +21,12 @@ interface RemoteMemory {
 
 /** As few requests count as few of a transport. */
 const FEW_OPERATIONS = 4;
+/**
+ * Most operations of all channels, of the 65,536 requests that an engine has for everything; and what a channel may always have
+ * under way, so that none is held up by a peer that is not its own.
+ */
+const MAX_OF_ALL = 16_384;
+const MIN_OF_CHANNEL = 16;
 
 /** The channels of a transport's user. */
 export class ChannelPool {
@@ -29,8 +35,8 @@ export class ChannelPool {
   readonly #group: EngineGroup;
   readonly #errors = new Map<number, EncodedError>();
   readonly #free: number[] = [];
-  /** Numbers of closed channels of which an engine may still have something. */
-  readonly #leaving = new Set<number>();
+  /** Channels that have ended, of which an engine may still have something. */
+  readonly #leaving = new Set<Channel>();
   #next = 0;
 
   constructor(group: EngineGroup) {
@@ -39,11 +45,11 @@ export class ChannelPool {
 
   /** A number that no channel has. Fails with WL_CAPACITY. */
   take(): number {
-    const { requests } = this.#group;
-    for (const number of this.#leaving) {
-      if (requests.channelState(number) !== channelStates.over) continue;
-      this.#leaving.delete(number);
-      this.#free.push(number);
+    for (const channel of this.#leaving) {
+      // ORDER: it remembers this, whatever the state of its number says from now on.
+      if (!channel.isOver) continue;
+      this.#leaving.delete(channel);
+      this.#free.push(channel.number);
     }
     const number = this.#free.pop() ?? this.#next;
     if (number === MAX_CHANNELS) {
@@ -53,7 +59,7 @@ export class ChannelPool {
     }
     if (number === this.#next) this.#next++;
     this.#errors.delete(number);
-    requests.openChannel(number);
+    this.#group.requests.openChannel(number);
     return number;
   }
 
@@ -62,8 +68,8 @@ export class ChannelPool {
     return this.underWay <= FEW_OPERATIONS;
   }
 
-  giveBack(number: number): void {
-    this.#leaving.add(number);
+  giveBack(channel: Channel): void {
+    this.#leaving.add(channel);
   }
 
   /** An engine tells why a channel has failed, before its state shows it. */
@@ -72,7 +78,8 @@ export class ChannelPool {
   }
 
   errorOf(number: number): WeftlineError {
-    if (!this.#errors.has(number)) this.#group.readEvents();
+    // The newest is that of the channel which has the number now.
+    this.#group.readEvents();
     const error = this.#errors.get(number);
     return error === undefined
       ? new WeftlineError('WL_INTERNAL', 'A channel failed without a reason')
@@ -86,8 +93,12 @@ export interface ChannelParts {
   readonly pool: ChannelPool;
   readonly end: LaneEnd;
   readonly flow: number;
-  /** Why its connection takes nothing more; undefined while it does. */
-  readonly failure: () => WeftlineError | undefined;
+  readonly connection: {
+    /** Why it takes nothing more; undefined while it does. */
+    readonly error: WeftlineError | undefined;
+    /** The peer has said that it closes, and may still acknowledge what has gone. */
+    readonly isLeaving: boolean;
+  };
 }
 
 /** The user's side. */
@@ -95,29 +106,37 @@ export class Channel {
   /** Operations so far, and how many of them, counted from the first, lie at the peer. */
   posted = 0;
   delivered = 0;
-  error: WeftlineError | undefined;
+  /** What engines call it, until it has ended and is quiet. */
+  readonly number: number;
+  #error: WeftlineError | undefined;
+  #isOver = false;
   readonly #parts: ChannelParts;
-  readonly #number: number;
   readonly #command: EngineCommand = new EngineCommand();
   #hasEnded = false;
 
   constructor(parts: ChannelParts) {
     const { pool, end, flow } = parts;
     this.#parts = parts;
-    this.#number = pool.take();
+    this.number = pool.take();
     const command = this.#command;
-    command.slot = REQUEST_SLOTS + this.#number;
+    command.slot = REQUEST_SLOTS + this.number;
     command.connection = end.number;
     command.flow = flow;
   }
 
+  /** Why nothing can be posted any more: what has ended the channel, or its connection. */
+  get error(): WeftlineError | undefined {
+    return this.#error ?? this.#parts.connection.error;
+  }
+
   /** Fails with the reason for which nothing can be posted any more. */
   get hasRoom(): boolean {
-    if (this.error !== undefined) throw this.error;
-    const { group, end, failure } = this.#parts;
-    const why = group.failure ?? failure();
+    const { group, end, pool, connection } = this.#parts;
+    const why = this.error ?? group.failure;
     if (why !== undefined) throw why;
-    return this.posted - this.delivered < CHANNEL_OPERATIONS && group.links[end.engine]!.ring.hasRoom;
+    const underWay = this.posted - this.delivered;
+    if (underWay >= CHANNEL_OPERATIONS || (underWay >= MIN_OF_CHANNEL && pool.underWay >= MAX_OF_ALL)) return false;
+    return !connection.isLeaving && group.links[end.engine]!.ring.hasRoom;
   }
 
   /** There must be room for this and what follows. Writes `bytes` bytes of a region into one of the peer. */
@@ -158,6 +177,7 @@ export class Channel {
 
   /** Tells the engine of a table of ranges, which this side fills in again and again, from one region into one of the peer. */
   async shareTable(table: PartTable, region: number, remote: RemoteMemory): Promise<SharedTable> {
+    if (this.error !== undefined) throw this.error;
     const { group, end } = this.#parts;
     const plan = { ...remote, region, connection: end.number, parts: table.buffer };
     return { number: await group.call(end.engine, 'shareRanges', plan), count: table.count };
@@ -165,8 +185,8 @@ export class Channel {
 
   /** Nothing of the table may be under way. */
   async unshareTable({ number }: SharedTable): Promise<void> {
-    const { group, end, failure } = this.#parts;
-    if (failure() === undefined) await group.call(end.engine, 'unshareRanges', number);
+    const { group, end, connection } = this.#parts;
+    if (connection.error === undefined) await group.call(end.engine, 'unshareRanges', number);
   }
 
   /** Writes ranges of a table as one operation. Their entries must stay as they are until it is delivered. */
@@ -184,35 +204,41 @@ export class Channel {
 
   /** Looks what has ended. True if something was delivered or the channel has failed. */
   look(): boolean {
-    if (this.error !== undefined || this.delivered === this.posted) return false;
+    if (this.#error !== undefined || this.delivered === this.posted) return false;
     const { pool, group } = this.#parts;
     // ORDER: the state first: what was delivered before the failure is counted by then.
-    const state = group.requests.channelState(this.#number);
-    const ended = (group.requests.channelDelivered(this.#number) - this.delivered) | 0;
+    const state = group.requests.channelState(this.number);
+    const ended = (group.requests.channelDelivered(this.number) - this.delivered) | 0;
     this.delivered += ended;
     pool.underWay -= ended;
     if (state !== channelStates.failed) return ended > 0;
-    this.end(pool.errorOf(this.#number));
+    this.end(pool.errorOf(this.number));
     return true;
   }
 
   /** Nothing can be posted any more, and what is under way is withdrawn. Idempotent. */
   end(error: WeftlineError | undefined): void {
-    this.error ??= error;
+    this.#error ??= error;
     if (this.#hasEnded) return;
     this.#hasEnded = true;
     const { pool, group, end } = this.#parts;
     pool.underWay -= this.posted - this.delivered;
-    pool.giveBack(this.#number);
-    if (this.posted === 0) group.requests.setChannel(this.#number, channelStates.over);
+    pool.giveBack(this);
+    if (this.posted === 0) group.requests.setChannel(this.number, channelStates.over);
     // An engine that has ended uses no memory.
-    else group.call(end.engine, 'closeChannel', this.#number).catch(() => {});
+    else group.call(end.engine, 'closeChannel', this.number).catch(() => {});
   }
 
   /** True once nothing of a channel that has ended reads memory of this side any more. */
   get isQuiet(): boolean {
+    return this.delivered === this.posted || this.isOver;
+  }
+
+  /** The engine has nothing of it any more. */
+  get isOver(): boolean {
     const { group } = this.#parts;
-    return group.failure !== undefined || group.requests.channelState(this.#number) === channelStates.over;
+    this.#isOver ||= group.failure !== undefined || group.requests.channelState(this.number) === channelStates.over;
+    return this.#isOver;
   }
 
   #post(): void {

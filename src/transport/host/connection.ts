@@ -48,7 +48,7 @@ export class Connection implements AsyncDisposable {
   readonly peerName: string;
   /** UDP sockets on each side, of all lanes. */
   readonly paths: number;
-  /** Engines of each side that it uses: what is large is spread over them. */
+  /** Engines of each side that it uses: large messages, reads and prepared transfers are spread over them. */
   readonly lanes: number;
   /** @internal Bytes of a full packet. */
   readonly segmentBytes: number;
@@ -107,6 +107,11 @@ export class Connection implements AsyncDisposable {
   /** Why the connection is over; undefined while it is not. */
   get error(): WeftlineError | undefined {
     return this.#error;
+  }
+
+  /** @internal The peer has said that it closes; requests that are under way may still end well. */
+  get isLeaving(): boolean {
+    return this.#leaving !== undefined;
   }
 
   /** Between which addresses its packets go, and whether they pass. */
@@ -194,7 +199,7 @@ export class Connection implements AsyncDisposable {
       pool: this.#channels,
       end: this.#ends[this.homeLane(flow)] as LaneEnd,
       flow,
-      failure: () => this.#error ?? this.#leaving,
+      connection: this,
     };
   }
 

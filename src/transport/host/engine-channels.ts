@@ -69,6 +69,8 @@ export class EngineChannels {
     channel.outcomes[place] = outcomes.pending;
     channel.handles[place] = NOTHING;
     try {
+      // What follows, a signal among it, must not tell the peer of bytes that never went.
+      if (channel.errors.size > 0) return this.#end(number, channel, place, [...channel.errors.values()][0]);
       const handle = this.#post(channel, place, command);
       if (handle === NOTHING) return this.#end(number, channel, place, undefined);
       channel.handles[place] = handle;
@@ -150,7 +152,7 @@ export class EngineChannels {
 
   /** Counts what is delivered in order, up to the first that failed. */
   #count(number: number, channel: EngineChannel): void {
-    if (channel.hasFailed) return;
+    if (channel.hasFailed || channel.isClosing) return;
     const { requests, onFailure, onNews } = this.#host;
     const before = channel.delivered;
     while (channel.delivered !== channel.taken && channel.outcomes[channel.delivered & MASK] === outcomes.done) {

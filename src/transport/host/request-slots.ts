@@ -202,7 +202,7 @@ export class RequestSlots {
 function tooMany(): WeftlineError {
   return new WeftlineError(
     'WL_BUSY',
-    `More than ${REQUEST_SLOTS} requests are under way: take the ends of earlier ones first (wait, waitBlocking, take)`,
+    `Too many requests are under way, at most ${REQUEST_SLOTS}: take the ends of earlier ones first (wait, waitBlocking, take)`,
     { details: { allowed: REQUEST_SLOTS } },
   );
 }

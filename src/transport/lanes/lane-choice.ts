@@ -66,11 +66,6 @@ export class LaneChoice {
     }
   }
 
-  /** What keeps its order, and what the engines will refuse, goes to the home lane, where it takes no turn. */
-  home(flow: LaneFlow, bytes: number): void {
-    this.#whole(flow.home, bytes);
-  }
-
   /** The lanes that carry a read. */
   read(flow: LaneFlow, bytes: number): void {
     const most = Math.min(this.lanes, Math.floor(bytes / PART_BYTES));

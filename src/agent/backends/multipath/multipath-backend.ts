@@ -311,7 +311,9 @@ class MultipathBackend implements Backend<'multipath'> {
       const hasNews = guest.poll();
       if (guest.isDone) this.#dismiss(guest);
       return hasNews;
-    } catch {
+    } catch (error) {
+      // Its credits wait for a free request.
+      if (error instanceof WeftlineError && error.code === 'WL_BUSY') return false;
       // The guest's messages make no sense: it is not heard any more, and learns so from the end of the connection.
       this.#dismiss(guest);
       return false;

@@ -5,6 +5,7 @@ import { WeftlineError } from 'weftline';
 import { encodeError } from '#lib/core/errors.js';
 import { MAX_CHANNELS } from '#lib/transport/engine-commands.js';
 import type { TransportConnection } from '#lib/transport/engine/transport-engine.js';
+import { PartTable } from '#lib/transport/part-table.js';
 import { Channel, ChannelPool } from '#lib/transport/host/channel.js';
 import { CommandRing, EngineCommand } from '#lib/transport/host/command-ring.js';
 import { EngineChannels } from '#lib/transport/host/engine-channels.js';
@@ -28,6 +29,10 @@ class Sides {
   readonly names = new Map<number, number>();
   readonly cancelled: number[] = [];
   refuse: WeftlineError | undefined;
+  /** The connection as channels see it. */
+  readonly connection = { error: undefined as WeftlineError | undefined, isLeaving: false };
+  /** Failures that the engine has told, and nobody has read. */
+  readonly #told: (() => void)[] = [];
   #next = 1;
 
   constructor() {
@@ -48,7 +53,7 @@ class Sides {
       find: () => connection,
       region: () => ({}) as never,
       follow: (handle, name) => this.names.set(handle, name),
-      onFailure: (channel, error) => this.pool.failed(channel, error),
+      onFailure: (channel, error) => this.#told.push(() => this.pool.failed(channel, error)),
       onNews: () => {},
     });
     this.group = {
@@ -56,7 +61,7 @@ class Sides {
       links: [{ ring: this.#user }],
       failure: undefined,
       put: (_: number, command: EngineCommand) => this.#user.put(command),
-      readEvents: () => {},
+      readEvents: () => this.readEvents(),
       call: async (_: number, name: string, channel: number) => {
         assert.equal(name, 'closeChannel');
         this.take();
@@ -67,8 +72,12 @@ class Sides {
   }
 
   open(): Channel {
-    const { group, pool } = this;
-    return new Channel({ group, pool, end: { engine: 0, number: 3 }, flow: 1, failure: () => undefined });
+    const { group, pool, connection } = this;
+    return new Channel({ group, pool, end: { engine: 0, number: 3 }, flow: 1, connection });
+  }
+
+  readEvents(): void {
+    for (const tell of this.#told.splice(0)) tell();
   }
 
   /** The engine takes what was posted. */
@@ -148,8 +157,10 @@ test('a channel that ends withdraws what is under way, and its number is free on
   sides.take();
   for (const handle of handles) sides.end(handle, new WeftlineError('WL_CLOSED', 'cancelled'));
   assert.ok(channel.isQuiet);
-  // The number of the first serves again, and starts from nothing.
+  // The number of the first serves again, and starts from nothing; the first stays what it was.
   const again = sides.open();
+  assert.equal(again.number, channel.number);
+  assert.ok(channel.isQuiet);
   again.write(0, 0, REMOTE, 0, 8);
   sides.take();
   sides.end([...sides.names.keys()].at(-1)!);
@@ -179,6 +190,70 @@ test('what the engine refuses fails its channel, and a connection that ends fail
   sides.channels.endConnection(3, encodeError(new WeftlineError('WL_PEER_LOST', 'gone')));
   assert.ok(other.look());
   assert.equal(other.error?.code, 'WL_PEER_LOST');
+});
+
+test('nothing goes behind an operation that failed, and a table needs a connection', async () => {
+  const sides = new Sides();
+  const channel = sides.open();
+  sides.refuse = new WeftlineError('WL_CLOSED', 'the region was closed');
+  channel.write(0, 0, REMOTE, 0, 8);
+  sides.take();
+  sides.refuse = undefined;
+  channel.add(REMOTE, 8, 1);
+  sides.take();
+  assert.equal(sides.names.size, 0);
+  assert.ok(channel.look());
+  assert.equal(channel.error?.message, 'the region was closed');
+  const other = sides.open();
+  sides.connection.error = new WeftlineError('WL_PEER_LOST', 'gone');
+  await assert.rejects(other.shareTable(PartTable.ofCount(1), 0, REMOTE), { code: 'WL_PEER_LOST' });
+});
+
+test('the end of the connection is the error of its channels, and one that leaves takes nothing more', () => {
+  const sides = new Sides();
+  const channel = sides.open();
+  channel.write(0, 0, REMOTE, 0, 8);
+  sides.take();
+  sides.connection.isLeaving = true;
+  assert.equal(channel.hasRoom, false);
+  sides.connection.error = new WeftlineError('WL_CLOSED', 'b closed the connection');
+  assert.equal(channel.error?.code, 'WL_CLOSED');
+  assert.throws(() => channel.hasRoom, { code: 'WL_CLOSED' });
+  // What had gone may still be acknowledged.
+  sides.end(1);
+  assert.ok(channel.look());
+  assert.equal(channel.delivered, 1);
+  assert.ok(channel.isQuiet);
+});
+
+test('a channel does not tell the reason of an earlier one of its number', () => {
+  const sides = new Sides();
+  const first = sides.open();
+  first.write(0, 0, REMOTE, 0, 8);
+  sides.take();
+  sides.end(1, new WeftlineError('WL_PEER_FAILED', 'of the first'));
+  first.end(new WeftlineError('WL_CLOSED', 'closed'));
+  const second = sides.open();
+  assert.equal(second.number, first.number);
+  second.write(0, 0, REMOTE, 0, 8);
+  sides.take();
+  sides.end(2, new WeftlineError('WL_PEER_LOST', 'of the second'));
+  assert.ok(second.look());
+  assert.equal(second.error?.message, 'of the second');
+});
+
+test('channels together leave requests of the engine to others, and each has some for itself', () => {
+  const sides = new Sides();
+  const stalled = Array.from({ length: 40 }, () => sides.open());
+  for (const channel of stalled) {
+    while (channel.hasRoom) {
+      channel.write(0, 0, REMOTE, 0, 8);
+      sides.take();
+    }
+  }
+  assert.ok(sides.pool.underWay < 20_000, String(sides.pool.underWay));
+  const late = sides.open();
+  assert.ok(late.hasRoom);
 });
 
 test('numbers that a command cannot hold are refused, and so are more channels than there is memory for', () => {
