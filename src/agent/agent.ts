@@ -43,7 +43,8 @@ import {
 import { type BackendVerdict, PeerLinks } from './peer-links.ts';
 import { areOpen, type RegisterOptions, type Registrable, type Registration, Registrations } from './registration.ts';
 import { RemoteAgents, type RemoteMemory } from './remote-agent.ts';
-import { checkOperation, Transfer } from './transfer.ts';
+import { checkOperation } from './transfer-plan.ts';
+import { Transfer } from './transfer.ts';
 import { type Awaited, Waiter } from './waiting.ts';
 
 type BlockingFilter = NotificationFilter & { readonly timeoutMs?: number };
@@ -267,7 +268,7 @@ export class Agent implements AsyncDisposable {
       inner: await link.prepare(operation, { locals, remotes, parts }),
       bytes: local.bytes,
       descriptors: local.length,
-      parts: parts.count,
+      parts: parts.sums().ranges,
       waiter: this.#waiter,
       onPost: (posted) => this.#underWay.push(posted),
       isLocalOpen: () => areOpen(planned.locals),

@@ -7,16 +7,19 @@ import { type MemoryKind, memoryKinds } from './backend.ts';
 /** "WLDL" */
 const DESCRIPTOR_LIST_MAGIC = 0x4c_44_4c_57;
 
-/** The head of a list as agents send it to each other; one descriptor per range follows. */
+/** The head of a list as agents send it to each other; its runs follow. */
 const descriptorListHead = defineLayout('DescriptorListHead', {
   magic: 'u32',
   /** Index in memoryKinds. */
   kind: 'u32',
-  count: 'u32',
-  reserved: 'u32',
+  /** How many runs there are. */
+  runs: 'u32',
+  /** 1 if each run has a stride and a count, 0 if all of them are single ranges. */
+  areStrided: 'u32',
 });
 
-const descriptor = defineLayout('Descriptor', { address: 'u64', bytes: 'u64' });
+const singleRange = defineLayout('DescriptorRange', { address: 'u64', bytes: 'u64' });
+const stridedRun = defineLayout('DescriptorRun', { address: 'u64', bytes: 'u64', stride: 'u64', count: 'u64' });
 
 /** What has an address: registered memory of either side. */
 export interface Addressed {
@@ -44,20 +47,37 @@ const blockOptionNames: OptionNames<BlockOptions> = { blockBytes: true, stride: 
  * What was expected, if these numbers are no range; undefined if they are one. Whole numbers up to 2^53, so that sums and differences of
  * addresses are exact: native code copies from and to what they name.
  */
-export function whyNoRange(address: number, bytes: number): string | undefined {
+function whyNoRange(address: number, bytes: number): string | undefined {
   if (Number.isSafeInteger(address) && address >= 0 && Number.isSafeInteger(bytes) && bytes > 0) {
     if (Number.isSafeInteger(address + bytes)) return undefined;
   }
   return 'an address and a number of bytes, both whole numbers, at least one byte, ending below 2^53';
 }
 
-/** Ranges of one kind of memory. Immutable; entry i of one side's list goes with entry i of the other's. */
-export class DescriptorList {
-  readonly kind: MemoryKind;
+/**
+ * Run i is `counts[i]` ranges of `lengths[i]` bytes, the first at `addresses[i]`, each `strides[i]` bytes behind the one before;
+ * the stride of a single range means nothing.
+ */
+export interface Runs {
   readonly addresses: Float64Array;
   readonly lengths: Float64Array;
+  readonly strides: Float64Array;
+  readonly counts: Uint32Array;
+}
+
+/**
+ * Ranges of one kind of memory. Immutable; entry i of one side's list goes with entry i of the other's. Ranges of equal size
+ * at equal distances are held as one run, so that blocks take as much memory and time whether they are ten or a million.
+ */
+export class DescriptorList {
+  readonly kind: MemoryKind;
+  /** How many ranges it lists. */
+  readonly length: number;
   /** Bytes of all entries. */
   readonly bytes: number;
+  /** @internal */
+  readonly runs: Runs;
+  readonly #finder: RunFinder;
 
   /** A part of registered memory; all of it by default. */
   static of(memory: Addressed, offset = 0, bytes: number = restOf(memory, offset)): DescriptorList {
@@ -81,7 +101,7 @@ export class DescriptorList {
         stride > 0 &&
         offset >= 0 &&
         count >= 1 &&
-        count <= fitting
+        count <= Math.min(fitting, MAX_COUNT)
       )
     ) {
       throw invalidArgument(
@@ -92,10 +112,13 @@ export class DescriptorList {
         `whole numbers, with count from 1 to as many blocks as lie in the ${memory.length} bytes`,
       );
     }
-    const addresses = new Float64Array(count);
-    const first = memory.address + offset;
-    for (let index = 0; index < count; index++) addresses[index] = first + index * stride;
-    return new DescriptorList(memory.kind, addresses, new Float64Array(count).fill(blockBytes));
+    return new DescriptorList(
+      memory.kind,
+      Float64Array.of(memory.address + offset),
+      Float64Array.of(blockBytes),
+      Float64Array.of(stride),
+      Uint32Array.of(count),
+    );
   }
 
   /** All entries of all lists, in this order. Fails with WL_INVALID_ARGUMENT if there is no list, or lists of both kinds. */
@@ -103,17 +126,14 @@ export class DescriptorList {
     const kind = Array.isArray(lists) ? lists[0]?.kind : undefined;
     if (kind === undefined) throw invalidArgument('lists', lists, 'at least one list');
     for (const list of lists) requireList('list', list);
-    const count = lists.reduce((sum, list) => sum + list.length, 0);
-    const addresses = new Float64Array(count);
-    const lengths = new Float64Array(count);
+    const joined = runsOf(lists.reduce((sum, { runs }) => sum + runs.counts.length, 0));
     let at = 0;
-    for (const list of lists) {
-      if (list.kind !== kind) throw invalidArgument('list', list.kind, `ranges of ${kind} memory`);
-      addresses.set(list.addresses, at);
-      lengths.set(list.lengths, at);
-      at += list.length;
+    for (const { kind: other, runs } of lists) {
+      if (other !== kind) throw invalidArgument('list', other, `ranges of ${kind} memory`);
+      for (const column of columnNames) joined[column].set(runs[column], at);
+      at += runs.counts.length;
     }
-    return new DescriptorList(kind, addresses, lengths);
+    return listOf(kind, joined);
   }
 
   /** Fails with WL_PROTOCOL for bytes that `encode` did not make. */
@@ -124,60 +144,107 @@ export class DescriptorList {
     if (block.get('magic') !== DESCRIPTOR_LIST_MAGIC) throw bad('they do not begin as one');
     const kind = memoryKinds[block.get('kind')];
     if (kind === undefined) throw bad(`the kind of memory is ${block.get('kind')}`);
-    const count = block.get('count');
-    const expected = descriptorListHead.size + count * descriptor.size;
-    if (bytes.length !== expected) throw bad(`${count} descriptors take ${expected} bytes, got ${bytes.length}`);
-    const addresses = new Float64Array(count);
-    const lengths = new Float64Array(count);
+    const count = block.get('runs');
+    const areStrided = block.get('areStrided');
+    if (areStrided > 1) throw bad(`its runs are of kind ${areStrided}`);
+    const { size } = areStrided === 1 ? stridedRun : singleRange;
+    const expected = descriptorListHead.size + count * size;
+    if (bytes.length !== expected) throw bad(`${count} runs take ${expected} bytes, got ${bytes.length}`);
+    const runs = runsOf(count);
     const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.length);
     for (let index = 0; index < count; index++) {
-      const at = descriptorListHead.size + index * descriptor.size;
-      addresses[index] = getWide(view, at + descriptor.offset.address);
-      lengths[index] = getWide(view, at + descriptor.offset.bytes);
+      const at = descriptorListHead.size + index * size;
+      runs.addresses[index] = getWide(view, at + stridedRun.offset.address);
+      runs.lengths[index] = getWide(view, at + stridedRun.offset.bytes);
+      const ranges = areStrided === 1 ? getWide(view, at + stridedRun.offset.count) : 1;
+      if (ranges > MAX_COUNT) throw bad(`descriptor ${index} is ${ranges} ranges, expected at most ${MAX_COUNT}`);
+      runs.strides[index] = areStrided === 1 ? getWide(view, at + stridedRun.offset.stride) : runs.lengths[index]!;
+      runs.counts[index] = ranges;
     }
-    sumOf(addresses, lengths, bad);
-    return new DescriptorList(kind, addresses, lengths);
+    checkRuns(runs, bad);
+    return listOf(kind, runs);
   }
 
   /**
-   * Takes the arrays as they are. Fails with WL_INVALID_ARGUMENT for ranges that are not whole numbers, are empty or end
-   * beyond 2^53, or if all of them together have more bytes than that.
+   * Copies the arrays. With strides and counts, entry i of the arrays is a run: `counts[i]` ranges of `lengths[i]` bytes, the
+   * first at `addresses[i]`, each `strides[i]` bytes (1 or more) behind the one before; else it is one range. Fails with
+   * WL_INVALID_ARGUMENT for ranges that are not whole numbers, are empty or end beyond 2^53, or if all of them together have more
+   * bytes than that.
    */
-  constructor(kind: MemoryKind, addresses: Float64Array, lengths: Float64Array) {
+  // oxlint-disable-next-line max-params -- columns, which come in pairs
+  constructor(
+    kind: MemoryKind,
+    addresses: Float64Array,
+    lengths: Float64Array,
+    strides: Float64Array = lengths,
+    counts?: Uint32Array,
+  ) {
     if (!memoryKinds.includes(kind)) throw invalidArgument('kind', kind, memoryKinds.join(' or '));
-    for (const [name, column] of [
-      ['addresses', addresses],
-      ['lengths', lengths],
-    ] as const) {
+    for (const [name, column] of Object.entries({ addresses, lengths, strides })) {
       if (!(column instanceof Float64Array)) throw invalidArgument(name, column, 'a Float64Array');
     }
-    if (addresses.length !== lengths.length)
-      throw invalidArgument('lengths', lengths.length, `${addresses.length}, one per address`);
+    if (counts !== undefined && !(counts instanceof Uint32Array))
+      throw invalidArgument('counts', counts, 'a Uint32Array');
+    for (const [name, column] of Object.entries({ lengths, strides, counts })) {
+      if (column !== undefined && column.length !== addresses.length)
+        throw invalidArgument(name, column.length, `${addresses.length}, one per address`);
+    }
+    // ORDER: copied, then checked: another thread may write to the caller's.
+    const copied = lengths.slice();
+    this.runs = {
+      addresses: addresses.slice(),
+      lengths: copied,
+      strides: strides === lengths ? copied : strides.slice(),
+      counts: counts?.slice() ?? new Uint32Array(lengths.length).fill(1),
+    };
+    const { bytes, length } = checkRuns(this.runs, invalidList);
     this.kind = kind;
-    this.addresses = addresses;
-    this.lengths = lengths;
-    this.bytes = sumOf(addresses, lengths, invalidList);
+    this.bytes = bytes;
+    this.length = length;
+    this.#finder = new RunFinder(this.runs.counts, length);
   }
 
-  /** How many ranges it lists. */
-  get length(): number {
-    return this.addresses.length;
+  /** Where entry `index` lies, and its bytes. Fails with WL_INVALID_ARGUMENT for an index that there is not. */
+  entry(index: number): { readonly address: number; readonly length: number } {
+    this.#finder.find(index);
+    const { run, within } = this.#finder;
+    const { addresses, lengths, strides } = this.runs;
+    return { address: addresses[run]! + within * strides[run]!, length: lengths[run]! };
   }
 
   /** The entries with these indices, in this order. Fails with WL_INVALID_ARGUMENT for an index that there is not. */
   select(indices: ArrayLike<number>): DescriptorList {
     const count: unknown = indices?.length;
     if (!isWhole(count, 0)) throw invalidArgument('indices', indices, 'an array of indices');
-    const addresses = new Float64Array(count);
-    const lengths = new Float64Array(indices.length);
-    for (let at = 0; at < indices.length; at++) {
+    const { addresses, lengths, strides } = this.runs;
+    const finder = this.#finder;
+    const selected = runsOf(count);
+    let made = 0;
+    /** The entry that would go on with the run that was made last. */
+    let [next, lastRun] = [-1, -1];
+    for (let at = 0; at < count; at++) {
       const index = indices[at]!;
-      const address = typeof index === 'number' ? this.addresses[index] : undefined;
-      if (address === undefined) throw invalidArgument('index', index, `0 to ${this.length - 1}`);
-      addresses[at] = address;
-      lengths[at] = this.lengths[index]!;
+      finder.find(index);
+      const { run, within } = finder;
+      if (index === next && run === lastRun) {
+        selected.counts[made - 1]! += 1;
+        selected.strides[made - 1] = strides[run]!;
+      } else {
+        selected.addresses[made] = addresses[run]! + within * strides[run]!;
+        selected.lengths[made] = lengths[run]!;
+        selected.counts[made++] = 1;
+      }
+      next = index + 1;
+      lastRun = run;
     }
-    return new DescriptorList(this.kind, addresses, lengths);
+    const lengthsOfRuns = selected.lengths.subarray(0, made);
+    return listOf(this.kind, {
+      addresses: selected.addresses.subarray(0, made),
+      lengths: lengthsOfRuns,
+      // They mean nothing where all ranges are single: a column is saved.
+      strides: made === count ? lengthsOfRuns : selected.strides.subarray(0, made),
+      counts: selected.counts.subarray(0, made),
+    });
   }
 
   /** This list's entries, then the other's. To join many lists, take `DescriptorList.join`. */
@@ -188,19 +255,105 @@ export class DescriptorList {
 
   /** The list as bytes, to be sent to a peer. */
   encode(): Uint8Array {
-    const bytes = new Uint8Array(descriptorListHead.size + this.length * descriptor.size);
+    const { addresses, lengths, strides, counts } = this.runs;
+    const areStrided = this.length > counts.length;
+    const { size } = areStrided ? stridedRun : singleRange;
+    const bytes = new Uint8Array(descriptorListHead.size + counts.length * size);
     const block = new Block(descriptorListHead, bytes.buffer, 0);
     block.set('magic', DESCRIPTOR_LIST_MAGIC);
     block.set('kind', memoryKinds.indexOf(this.kind));
-    block.set('count', this.length);
+    block.set('runs', counts.length);
+    block.set('areStrided', areStrided ? 1 : 0);
     const view = new DataView(bytes.buffer);
-    for (let index = 0; index < this.length; index++) {
-      const at = descriptorListHead.size + index * descriptor.size;
-      setWide(view, at + descriptor.offset.address, this.addresses[index]!);
-      setWide(view, at + descriptor.offset.bytes, this.lengths[index]!);
+    for (let index = 0; index < counts.length; index++) {
+      const at = descriptorListHead.size + index * size;
+      setWide(view, at + stridedRun.offset.address, addresses[index]!);
+      setWide(view, at + stridedRun.offset.bytes, lengths[index]!);
+      if (!areStrided) continue;
+      setWide(view, at + stridedRun.offset.stride, counts[index] === 1 ? 0 : strides[index]!);
+      setWide(view, at + stridedRun.offset.count, counts[index]!);
     }
     return bytes;
   }
+
+  /** @internal Every range by itself. For lists that are known to be short. */
+  expand(): Pick<Runs, 'addresses' | 'lengths'> {
+    const { runs, length } = this;
+    if (runs.counts.length === length) return runs;
+    const [addresses, lengths] = [new Float64Array(length), new Float64Array(length)];
+    let entry = 0;
+    for (const [run, count] of runs.counts.entries()) {
+      lengths.fill(runs.lengths[run]!, entry, entry + count);
+      for (let within = 0; within < count; within++) {
+        addresses[entry++] = runs.addresses[run]! + within * runs.strides[run]!;
+      }
+    }
+    return { addresses, lengths };
+  }
+}
+
+/** Finds the run of an entry in constant time if it lies in the run of the one before, or all runs are single; else in logarithmic time. */
+class RunFinder {
+  /** What was found: the run, and the number of the entry in it. */
+  run = 0;
+  within = 0;
+  readonly #length: number;
+  readonly #counts: Uint32Array;
+  readonly #areSingle: boolean;
+  /** The entry with which each run begins. */
+  #starts: Float64Array | undefined;
+
+  constructor(counts: Uint32Array, length: number) {
+    this.#counts = counts;
+    this.#length = length;
+    this.#areSingle = counts.length === length;
+  }
+
+  /** Hot path. Fails with WL_INVALID_ARGUMENT for what is no index of an entry. */
+  find(index: number): void {
+    if (!(index >= 0 && index < this.#length && Number.isInteger(index)))
+      throw invalidArgument('index', index, `0 to ${this.#length - 1}`);
+    if (this.#areSingle) {
+      this.run = index;
+      return;
+    }
+    const starts = (this.#starts ??= startsOf(this.#counts));
+    let { run } = this;
+    if (index < starts[run]! || index >= starts[run]! + this.#counts[run]!) {
+      run = 0;
+      for (let end = starts.length; end - run > 1;) {
+        const middle = (run + end) >>> 1;
+        if (starts[middle]! <= index) run = middle;
+        else end = middle;
+      }
+      this.run = run;
+    }
+    this.within = index - starts[run]!;
+  }
+}
+
+function startsOf(counts: Uint32Array): Float64Array {
+  const starts = new Float64Array(counts.length);
+  for (let run = 1; run < counts.length; run++) starts[run] = starts[run - 1]! + counts[run - 1]!;
+  return starts;
+}
+
+/** Most ranges of a run. */
+const MAX_COUNT = 2 ** 32 - 1;
+
+const columnNames = ['addresses', 'lengths', 'strides', 'counts'] as const;
+
+function runsOf(count: number): Runs {
+  return {
+    addresses: new Float64Array(count),
+    lengths: new Float64Array(count),
+    strides: new Float64Array(count),
+    counts: new Uint32Array(count),
+  };
+}
+
+function listOf(kind: MemoryKind, { addresses, lengths, strides, counts }: Runs): DescriptorList {
+  return new DescriptorList(kind, addresses, lengths, strides, counts);
 }
 
 /** Fails with WL_INVALID_ARGUMENT unless `bytes` bytes from `offset` on are a part of the memory. */
@@ -229,18 +382,30 @@ export function restOf(memory: Addressed, offset: number): number {
   return typeof offset === 'number' ? memory.length - offset : Number.NaN;
 }
 
-/** The sum of all ranges' bytes. `fail` makes the error for the first range that is wrong. */
-function sumOf(addresses: Float64Array, lengths: Float64Array, fail: (why: string) => WeftlineError): number {
-  let sum = 0;
-  for (let index = 0; index < addresses.length; index++) {
-    const address = addresses[index]!;
-    const bytes = lengths[index]!;
-    const why = whyNoRange(address, bytes);
-    if (why !== undefined) throw fail(`descriptor ${index} is [${address}, ${bytes}], expected ${why}`);
-    sum += bytes;
+/** The sums of all runs. `fail` makes the error for the first run that is wrong. */
+function checkRuns(
+  { addresses, lengths, strides, counts }: Runs,
+  fail: (why: string) => WeftlineError,
+): { readonly bytes: number; readonly length: number } {
+  let [bytes, length] = [0, 0];
+  for (let run = 0; run < counts.length; run++) {
+    const address = addresses[run]!;
+    const range = lengths[run]!;
+    const stride = strides[run]!;
+    const count = counts[run]!;
+    const why = whyNoRange(address, range);
+    if (why !== undefined) throw fail(`descriptor ${run} is [${address}, ${range}], expected ${why}`);
+    const isRun = isWhole(stride, 1) && Number.isSafeInteger(address + (count - 1) * stride + range);
+    if (count === 0 || (count > 1 && !isRun)) {
+      throw fail(
+        `descriptor ${run} is ${count} ranges from [${address}, ${range}] on, ${stride} bytes apart, expected one range or more, whole numbers of bytes apart, at least one, ending below 2^53`,
+      );
+    }
+    bytes += range * count;
+    length += count;
   }
-  if (!Number.isSafeInteger(sum)) throw fail(`its ranges have ${sum} bytes together, expected less than 2^53`);
-  return sum;
+  if (!Number.isSafeInteger(bytes)) throw fail(`its ranges have ${bytes} bytes together, expected less than 2^53`);
+  return { bytes, length };
 }
 
 function invalidList(why: string): WeftlineError {

@@ -14,7 +14,7 @@ import type { BackendName, NamedBackend } from './backends/backend-table.ts';
 import { requireList } from './descriptors.ts';
 import type { Registration, Registrations } from './registration.ts';
 import type { LinkWait, RemoteAgent } from './remote-agent.ts';
-import { planTransfer } from './transfer.ts';
+import { planTransfer } from './transfer-plan.ts';
 
 interface PeerLinksOptions {
   readonly agent: string;

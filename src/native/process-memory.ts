@@ -58,27 +58,12 @@ export class IovecList {
     putRange(this.#remote.words, index, range.remote, range.bytes);
   }
 
-  /** Address of the argument blocks from range `first` on. */
-  addressesOf(first: number): { readonly local: number; readonly remote: number } {
-    const at = first * IOVEC_WORDS * 4;
-    return { local: this.#local.address + at, remote: this.#remote.address + at };
-  }
-
-  /** Copies `count` ranges from `first` on, out of the other process or into it. Returns the bytes, or -errno. */
+  /** Hot path. Copies `count` ranges from `first` on, out of the other process or into it. Returns the bytes, or -errno. */
   copy(pid: number, isRead: boolean, first: number, count: number): number {
-    const { local, remote } = this.addressesOf(first);
-    return isRead ? copyRanges(-pid, local, remote, count) : copyRanges(pid, remote, local, count);
+    const at = first * IOVEC_WORDS * 4;
+    const copy = isRead ? readFunction() : writeFunction();
+    return copy(pid, this.#local.address + at, count, this.#remote.address + at, count, 0) as number;
   }
-}
-
-/**
- * Hot path. Copies `count` ranges into process `process`, or out of process `-process`; `to` and `from` are addresses of
- * argument blocks. Returns the bytes, or -errno.
- */
-export function copyRanges(process: number, to: number, from: number, count: number): number {
-  return process > 0
-    ? writeFunction()(process, from, count, to, count, 0)
-    : readFunction()(-process, to, count, from, count, 0);
 }
 
 /** Lets every process of this user read its memory where a security module (yama) restricts who may do so. */

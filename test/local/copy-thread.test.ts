@@ -1,5 +1,5 @@
 // The thread that copies and its lanes: what both threads rely on, without agents.
-import { CopyLane, CopyList, CopyTable, JOB_WORDS, LANE_WORDS } from '#lib/agent/backends/local/copy-lane.js';
+import { CLAIM_FIELDS, CopyLane, CopyRows, JOB_WORDS, LANE_WORDS } from '#lib/agent/backends/local/copy-lane.js';
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { mailboxBytes, mailboxHeader, ringOf } from '#lib/agent/backends/local/mailbox-layout.js';
@@ -8,6 +8,7 @@ import { CopyThread } from '#lib/agent/backends/local/copy-thread.js';
 import { PeerSteps, RecordSender, RegionGrants } from '#lib/agent/backends/local/sender-end.js';
 import { SharedLock, WakeWord } from '#lib/threads/wake-word.js';
 import { addressOf } from '#lib/native/library.js';
+import { planned } from './support/planned-transfer.ts';
 
 const SLOT = 0;
 
@@ -26,20 +27,13 @@ function openLane(sender: () => RecordSender): {
   const lockWord = new SharedArrayBuffer(4);
   const memory = new Uint8Array(new SharedArrayBuffer(16));
   const address = Number(addressOf(memory));
-  const mapped = new CopyList(1);
-  mapped.add(address, address + 8, 8);
-  const table = CopyTable.of({
-    mapped,
-    process: new CopyList(0),
-    pid: process.pid,
-    isRead: false,
-    stepBytes: 8,
-    stepPieces: 1,
-  });
+  const { parts } = planned([{ local: 0, localOffset: 0, remote: 0, remoteOffset: 8, bytes: 8 }]);
+  const rows = CopyRows.of({ parts, isRead: false, locals: [address], remotes: [{ process: 0, address }] });
   const words = new Int32Array(new SharedArrayBuffer(JOB_WORDS * 4));
   const grants = RegionGrants.of([]);
   const steps = new PeerSteps(makeMailbox(), SLOT, 'agentStep');
-  const job = { id: 1, words, table, grants, message: Buffer.alloc(100) };
+  const claim = new Float64Array(CLAIM_FIELDS);
+  const job = { id: 1, words, claim, rows, grants, message: Buffer.alloc(100) };
   let rings = 0;
   const lane = new CopyLane({
     words: new Int32Array(new SharedArrayBuffer(LANE_WORDS * 4)),

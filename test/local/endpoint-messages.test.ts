@@ -135,7 +135,10 @@ const empty = new DescriptorList('host', new Float64Array(0), new Float64Array(0
 const unsafe = list.slice();
 new DataView(unsafe.buffer).setBigUint64(16, 2n ** 53n, true);
 /** In four pieces. */
-const wide = DescriptorList.blocks({ kind: 'host', address: 4096, length: 8000 }, { blockBytes: 1 }).encode();
+const wide = new DescriptorList('host', new Float64Array(8000).fill(4096), new Float64Array(8000).fill(1)).encode();
+/** A few bytes that speak of very many parts. */
+const MANY = 2 ** 32 - 1;
+const many = DescriptorList.blocks({ kind: 'host', address: 4096, length: MANY }, { blockBytes: 1 }).encode();
 const PIECE = MAX_NOTIFICATION_BYTES - endpointMessage.size;
 
 function offer(request: number, bytes: number, payload: Uint8Array): Uint8Array {
@@ -156,6 +159,7 @@ const nonsense: Readonly<Record<string, readonly Uint8Array[]>> = {
   'an offer of no parts': [offer(1, 0, empty)],
   'an offer of ranges beyond 2^53': [offer(1, 64, unsafe)],
   'an offer of other bytes than its parts have': [offer(1, 65, list)],
+  'an offer of more parts than a message may have': [offer(1, MANY, many)],
   'an offer that is the second but no first': [offer(2, 64, list)],
   'an offer twice': [offer(1, 64, list), offer(1, 64, list)],
   'a message longer than the receive': [forge('arrived', { request: 1, bytes: 65 })],

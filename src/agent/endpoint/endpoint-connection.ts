@@ -121,7 +121,7 @@ export class EndpointConnection implements AsyncDisposable {
   recv(parts: EndpointParts): Operation {
     const memory = listOf(parts);
     const payload = memory.encode();
-    const cost = offerCost(payload.length);
+    const cost = offerCost(memory.length);
     if (this.#offeredBytes + cost > MAX_OFFERED_BYTES) {
       throw tooManyOffers({ parts: memory.length, bytes: cost, offered: this.#offeredBytes }, this.#who());
     }
@@ -234,7 +234,8 @@ export class EndpointConnection implements AsyncDisposable {
       if (memory.length === 0 || memory.bytes !== bytes) {
         throw this.#nonsense(`a receive of ${bytes} bytes with memory of ${memory.bytes}`, 'as many, and at least one');
       }
-      const cost = offerCost(payload.length);
+      const cost = offerCost(memory.length);
+      if (cost > MAX_OFFERED_BYTES) throw this.#nonsense(`a receive of ${memory.length} parts`, 'fewer');
       this.#heldBytes += cost;
       this.#offers.push({ request, memory, cost });
       this.#match();
@@ -264,6 +265,8 @@ export class EndpointConnection implements AsyncDisposable {
   #oneSided(operation: TransferOperation, parts: EndpointParts, remote: DescriptorList): Operation {
     const local = listOf(parts);
     requireList('remote', remote);
+    if (offerCost(remote.length) > MAX_OFFERED_BYTES)
+      throw invalidArgument('remote.length', remote.length, 'as many parts as a message may have, about 4 million');
     if (local.bytes !== remote.bytes) {
       throw new WeftlineError(
         'WL_INVALID_ARGUMENT',

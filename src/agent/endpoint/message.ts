@@ -44,8 +44,8 @@ export const endpointMessage = defineLayout('EndpointMessage', {
 export const MAX_OFFERED_BYTES: number = 64 << 20;
 
 /** What an offered receive takes at the peer until a send matches it. */
-export function offerCost(payloadBytes: number): number {
-  return payloadBytes + 512;
+export function offerCost(parts: number): number {
+  return parts * 16 + 528;
 }
 
 export interface MessageHead {

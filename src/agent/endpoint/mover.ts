@@ -158,7 +158,7 @@ class KeptTransfers {
   /** Releases transfers that use memory of this side in a range. */
   async releaseWithin(address: number, bytes: number): Promise<void> {
     const gone = [...this.#kept].filter(([, { local }]) =>
-      local.addresses.some((begin) => begin >= address && begin < address + bytes),
+      local.expand().addresses.some((begin) => begin >= address && begin < address + bytes),
     );
     for (const [hash] of gone) this.#kept.delete(hash);
     await Promise.all(gone.map(([, { transfer }]) => transfer.close()));
@@ -172,11 +172,14 @@ class KeptTransfers {
 }
 
 function areSame(one: Ways, other: Ways): boolean {
-  return (
-    areEqual(one.local.addresses, other.local.addresses) &&
-    areEqual(one.local.lengths, other.local.lengths) &&
-    areEqual(one.remote.addresses, other.remote.addresses)
-  );
+  const [ours, theirs] = [columnsOf(one), columnsOf(other)];
+  return ours.every((column, at) => areEqual(column, theirs[at] as Float64Array));
+}
+
+/** What tells places apart. */
+function columnsOf({ local, remote }: Ways): readonly Float64Array[] {
+  const { addresses, lengths } = local.expand();
+  return [addresses, lengths, remote.expand().addresses];
 }
 
 function areEqual(one: Float64Array, other: Float64Array): boolean {
@@ -186,9 +189,9 @@ function areEqual(one: Float64Array, other: Float64Array): boolean {
 }
 
 /** FNV-1a over the numbers' low and high halves. */
-function hashOf(operation: TransferOperation, { local, remote }: Ways): number {
+function hashOf(operation: TransferOperation, ways: Ways): number {
   let hash = operation === 'read' ? 1 : 2;
-  for (const numbers of [local.addresses, local.lengths, remote.addresses]) {
+  for (const numbers of columnsOf(ways)) {
     for (let at = 0; at < numbers.length; at++) {
       const number = numbers[at]!;
       hash = Math.imul(hash ^ (number | 0), 0x0100_0193);
@@ -237,20 +240,21 @@ export function cutAlike(
   local: DescriptorList,
   remote: DescriptorList,
 ): { readonly local: DescriptorList; readonly remote: DescriptorList } {
-  if (haveSameCuts(local, remote)) {
-    const count = local.length;
-    return { local, remote: new DescriptorList(remote.kind, remote.addresses.subarray(0, count), local.lengths) };
+  const [ours, theirs] = [local.expand(), remote.expand()];
+  if (haveSameCuts(ours.lengths, theirs.lengths)) {
+    const addresses = theirs.addresses.subarray(0, local.length);
+    return { local, remote: new DescriptorList(remote.kind, addresses, ours.lengths) };
   }
   // Each cut but the last ends an entry of one side at least.
   const most = Math.max(0, local.length + remote.length - 1);
   const [from, to, lengths] = [new Float64Array(most), new Float64Array(most), new Float64Array(most)];
   let [here, there, hereAt, thereAt, cuts] = [0, 0, 0, 0, 0];
   while (here < local.length && there < remote.length) {
-    const hereLeft = local.lengths[here]! - hereAt;
-    const thereLeft = remote.lengths[there]! - thereAt;
+    const hereLeft = ours.lengths[here]! - hereAt;
+    const thereLeft = theirs.lengths[there]! - thereAt;
     const bytes = Math.min(hereLeft, thereLeft);
-    from[cuts] = local.addresses[here]! + hereAt;
-    to[cuts] = remote.addresses[there]! + thereAt;
+    from[cuts] = ours.addresses[here]! + hereAt;
+    to[cuts] = theirs.addresses[there]! + thereAt;
     lengths[cuts] = bytes;
     cuts++;
     [here, hereAt] = bytes === hereLeft ? [here + 1, 0] : [here, hereAt + bytes];
@@ -263,9 +267,9 @@ export function cutAlike(
 }
 
 /** True if entry i of both sides has the same size, as far as `local` goes; its last one may be the shorter. */
-function haveSameCuts(local: DescriptorList, remote: DescriptorList): boolean {
+function haveSameCuts(local: Float64Array, remote: Float64Array): boolean {
   const last = local.length - 1;
   if (last < 0 || last >= remote.length) return false;
-  for (let index = 0; index < last; index++) if (local.lengths[index] !== remote.lengths[index]) return false;
-  return local.lengths[last]! <= remote.lengths[last]!;
+  for (let index = 0; index < last; index++) if (local[index] !== remote[index]) return false;
+  return local[last]! <= remote[last]!;
 }

@@ -117,7 +117,8 @@ export class OperationQueue {
     this.#end(at, error);
     const parts = this.#table.parts[at];
     if (parts === undefined) return this.#table.region[at];
-    return tag < parts.count ? parts.remotes[parts.remote[tag]!] : undefined;
+    const { table, remotes } = parts;
+    return tag < table.count ? remotes[table.remote[tag]!] : undefined;
   }
 
   /** A connection is there: what an earlier one has not carried out goes first. */

@@ -1,6 +1,7 @@
 // What waits in the queue of a link: transfers, puts and signals, and who hears of their ends.
 import type { WeftlineError } from '../../core/errors.ts';
-import type { RdmaRemoteRegion } from './rdma-region.ts';
+import type { PartTable } from '../../transport/part-table.ts';
+import type { RdmaRegion, RdmaRemoteRegion } from './rdma-region.ts';
 
 export const operationKinds = { write: 0, read: 1, put: 2, add: 3, store: 4 } as const;
 
@@ -12,16 +13,10 @@ export interface OperationOwner {
   ended(post: number, error: WeftlineError | undefined): void;
 }
 
-/** Ranges of a transfer, with all that a request needs of them. */
+/** Ranges of a transfer, and the regions of both sides that they lie in. */
 export interface RequestParts {
-  readonly count: number;
-  readonly localAddress: Float64Array;
-  readonly remoteAddress: Float64Array;
-  readonly bytes: Float64Array;
-  readonly localKey: Uint32Array;
-  readonly remoteKey: Uint32Array;
-  /** Index in `remotes`. */
-  readonly remote: Uint32Array;
+  readonly table: PartTable;
+  readonly locals: readonly RdmaRegion[];
   readonly remotes: readonly RdmaRemoteRegion[];
 }
 

@@ -11,6 +11,7 @@ import type {
   TransferOperation,
 } from '../backend.ts';
 import { protocolError } from '../../meeting/frames.ts';
+import { PartTable } from '../../transport/part-table.ts';
 import { Mailbox } from './mailbox.ts';
 import type { OperationOwner, RequestParts } from './operation.ts';
 import { OperationQueue, SEND_REQUESTS } from './operation-queue.ts';
@@ -34,16 +35,7 @@ export interface LinkOptions {
   readonly until: (isSo: () => boolean) => Promise<boolean>;
 }
 
-const nothing: RequestParts = {
-  count: 0,
-  localAddress: new Float64Array(0),
-  remoteAddress: new Float64Array(0),
-  bytes: new Float64Array(0),
-  localKey: new Uint32Array(0),
-  remoteKey: new Uint32Array(0),
-  remote: new Uint32Array(0),
-  remotes: [],
-};
+const nothing: RequestParts = { table: PartTable.ofCount(0), locals: [], remotes: [] };
 /** How often a peer that takes no messages is sent a wake. */
 const LOOK_AFTER_MS = 1000;
 /** A message of notify() ends as its connection does. */

@@ -49,7 +49,8 @@ export class RdmaTransfer implements BackendTransfer, OperationOwner, RegionUser
     this.#link = link;
     this.#isRead = operation === 'read';
     this.#locals = plan.locals.map((region) => own(RdmaRegion, region));
-    this.#parts = requestParts(plan, this.#locals);
+    const remotes = plan.remotes.map((region) => own(RdmaRemoteRegion, region));
+    this.#parts = { table: plan.parts, locals: this.#locals, remotes };
     for (const region of this.#locals) region.users.add(this);
   }
 
@@ -106,31 +107,4 @@ export class RdmaTransfer implements BackendTransfer, OperationOwner, RegionUser
     this.state = 'failed';
     this.error = new WeftlineError('WL_CLOSED', why);
   }
-}
-
-function requestParts(
-  { remotes, parts }: PlannedTransfer<BackendRegion, BackendRemoteRegion>,
-  locals: readonly RdmaRegion[],
-): RequestParts {
-  const { count, bytes, remote } = parts;
-  const regions = remotes.map((region) => own(RdmaRemoteRegion, region));
-  const made = {
-    count,
-    bytes,
-    remote,
-    remotes: regions,
-    localAddress: new Float64Array(count),
-    remoteAddress: new Float64Array(count),
-    localKey: new Uint32Array(count),
-    remoteKey: new Uint32Array(count),
-  };
-  for (let part = 0; part < count; part++) {
-    const from = locals[parts.local[part]!]!;
-    const to = regions[remote[part]!]!;
-    made.localAddress[part] = from.address + parts.localOffset[part]!;
-    made.remoteAddress[part] = to.address + parts.remoteOffset[part]!;
-    made.localKey[part] = from.localKey;
-    made.remoteKey[part] = to.key;
-  }
-  return made;
 }

@@ -3,13 +3,14 @@ import { RDMA_WAKE, RDMA_WAKES } from './link-layout.ts';
 import { sendFlag, sendOpcode } from '../../native/verbs/c-structs.ts';
 import type { Mailbox } from './mailbox.ts';
 import { operationKinds as kinds, type RequestParts } from './operation.ts';
+import type { PartTable } from '../../transport/part-table.ts';
 import { NO_MESSAGE, type OperationTable } from './operation-table.ts';
 import type { OutMessages } from './out-messages.ts';
 import type { SendQueue } from './rdma-device.ts';
 
 /** One in so many requests of a long operation is signalled, so that its ring goes round. */
 const SIGNAL_EVERY = 128;
-/** Tag of requests that belong to no part. */
+/** Tag of requests that belong to no row of parts. */
 const NO_PART = 0xffff_ffff;
 
 /** The peer's inbox. */
@@ -25,8 +26,9 @@ export interface RequestWriterOptions {
 }
 
 export class RequestWriter {
-  /** How far the operation is that is started now: parts, and bytes of the next. */
-  part = 0;
+  /** How far the operation is that is started now: rows of parts, ranges of the next row, and bytes of the next range. */
+  row = 0;
+  range = 0;
   offset = 0;
   /** The peer had not seen earlier wakes, and is to get one more. */
   owesWake = false;
@@ -55,13 +57,14 @@ export class RequestWriter {
 
   /** The operation is started as a whole, or is not to be. */
   next(): void {
-    this.part = 0;
+    this.row = 0;
+    this.range = 0;
     this.offset = 0;
   }
 
   /** Requests of the operation were started, and not all. */
   get isPartial(): boolean {
-    return this.part > 0 || this.offset > 0;
+    return this.row > 0 || this.range > 0 || this.offset > 0;
   }
 
   /** Starts the first operation that is not started as a whole. False if there is no room for all of it; the rest follows. */
@@ -77,29 +80,46 @@ export class RequestWriter {
     const message = this.#table.message[at]!;
     // A short message goes with the last of the data, as one request.
     const isCarried = message !== NO_MESSAGE && !isRead && this.#messages.isShort(message);
-    const { count, bytes, localAddress, remoteAddress, localKey, remoteKey } = parts;
-    while (this.part < count) {
-      const part = this.part;
-      const offset = this.offset;
-      const left = bytes[part]! - offset;
+    const { table } = parts;
+    const { count } = table;
+    while (this.row < count) {
+      const { row, offset } = this;
+      const left = table.bytes[row]! - offset;
       const chunk = Math.min(left, this.#chunkBytes);
-      const isEnd = part === count - 1 && chunk === left;
+      const isEnd = row === count - 1 && this.range + 1 === table.ranges[row] && chunk === left;
       const carries = isEnd && isCarried;
       const isLast = isEnd && (carries || message === NO_MESSAGE);
       const flags = isLast || ring.nextSequence % SIGNAL_EVERY === 0 ? sendFlag.signaled : 0;
-      if (!ring.start(carries ? sendOpcode.writeWithImmediate : opcode, flags, part)) return false;
-      ring.add(localAddress[part]! + offset, chunk, localKey[part]!);
-      ring.target(remoteAddress[part]! + offset, remoteKey[part]!);
+      if (!ring.start(carries ? sendOpcode.writeWithImmediate : opcode, flags, row)) return false;
+      this.#place(ring, parts, chunk);
       if (carries) {
         ring.immediate(this.#messages.immediateOf(message));
         this.#messages.posted(message);
       }
-      if (chunk === left) {
-        this.part++;
-        this.offset = 0;
-      } else this.offset += chunk;
+      this.#pass(table, chunk);
     }
     return message === NO_MESSAGE || (isCarried && count > 0) || this.#startMessage(ring, message, isRead);
+  }
+
+  /** Where the next bytes come from, and where they go. */
+  #place(ring: SendQueue, { table, locals, remotes }: RequestParts, bytes: number): void {
+    const { row, range, offset } = this;
+    const local = locals[table.local[row]!]!;
+    const remote = remotes[table.remote[row]!]!;
+    const localOffset = table.localOffset[row]! + range * table.localStride[row]! + offset;
+    const remoteOffset = table.remoteOffset[row]! + range * table.remoteStride[row]! + offset;
+    ring.add(local.address + localOffset, bytes, local.localKey);
+    ring.target(remote.address + remoteOffset, remote.key);
+  }
+
+  #pass({ bytes, ranges }: PartTable, started: number): void {
+    this.offset += started;
+    if (this.offset < bytes[this.row]!) return;
+    this.offset = 0;
+    this.range++;
+    if (this.range < ranges[this.row]!) return;
+    this.range = 0;
+    this.row++;
   }
 
   /** The message goes behind the data: requests of a connection are carried out in order, and the fence makes it wait for reads. */

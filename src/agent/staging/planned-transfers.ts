@@ -51,11 +51,11 @@ export class PiecePlan {
 
   constructor(parts: PartTable, options: PiecePlanOptions) {
     const { deviceOf } = options;
-    let total = 0;
-    for (let part = 0; part < parts.count; part++) total += parts.bytes[part]!;
-    const capacity = capacityFor(total, options.pieceBytes);
+    const capacity = capacityFor(parts.sums().bytes, options.pieceBytes);
     let fragments = 0;
-    for (let part = 0; part < parts.count; part++) fragments += Math.ceil(parts.bytes[part]! / capacity);
+    for (let part = 0; part < parts.count; part++) {
+      fragments += parts.ranges[part]! * Math.ceil(parts.bytes[part]! / capacity);
+    }
     this.local = new Uint32Array(fragments);
     this.localOffset = new Float64Array(fragments);
     this.remote = new Uint32Array(fragments);
@@ -71,7 +71,7 @@ export class PiecePlan {
     for (let part = 0; part < parts.count; part++) {
       const local = parts.local[part]!;
       const whole = parts.bytes[part]!;
-      for (let done = 0; done < whole;) {
+      for (let [range, done] = [0, 0]; range < parts.ranges[part]!;) {
         const bytes = Math.min(capacity, whole - done);
         const isOther = deviceOf[local] !== device || parts.remote[part]! !== remote;
         const start = pieces === 0 ? 0 : first[pieces - 1]!;
@@ -82,15 +82,16 @@ export class PiecePlan {
           remote = parts.remote[part]!;
         }
         this.local[next] = local;
-        this.localOffset[next] = parts.localOffset[part]! + done;
+        this.localOffset[next] = parts.localOffset[part]! + range * parts.localStride[part]! + done;
         this.remote[next] = remote;
-        this.remoteOffset[next] = parts.remoteOffset[part]! + done;
+        this.remoteOffset[next] = parts.remoteOffset[part]! + range * parts.remoteStride[part]! + done;
         this.bytes[next] = bytes;
         this.slotOffset[next] = used;
         pieceBytes[pieces - 1] = used + bytes;
         used += Math.ceil(bytes / FRAGMENT_ALIGNMENT) * FRAGMENT_ALIGNMENT;
         next++;
         done += bytes;
+        if (done === whole) [range, done] = [range + 1, 0];
       }
     }
     first[pieces] = next;

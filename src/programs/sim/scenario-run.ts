@@ -601,12 +601,19 @@ function smallRanges(
 ): ScatterOptions {
   const length = 1 + ((index * 37) % Math.min(MAX_RANGE_BYTES, bytes));
   const count = Math.ceil(bytes / length);
-  const starts = Float64Array.from({ length: count }, (_, at) => (count - 1 - at) * length);
-  const ranges = new RangeList({
+  // As rows of one range each, or all whole ones as one row of as many.
+  const isRun = index % 4 === 3 && count > 1;
+  const starts = Float64Array.from({ length: isRun ? 2 : count }, (_, at) =>
+    isRun && at === 1 ? 0 : (count - 1 - at) * length,
+  );
+  const columns = {
     sources: starts.map((start) => offset + start),
     targets: starts.map((start) => remoteOffset + start),
     lengths: starts.map((start) => Math.min(length, bytes - start)),
-  });
+  };
+  const strides = new Float64Array(starts.length).fill(length);
+  const repeats = { ranges: Uint32Array.of(1, count - 1), sourceStrides: strides, targetStrides: strides };
+  const ranges = new RangeList(columns, 0, starts.length, isRun ? repeats : undefined);
   return { region, ranges, remoteRegion, remoteKey, flow };
 }
 

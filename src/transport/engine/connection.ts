@@ -162,8 +162,8 @@ export class Connection implements TransportConnection, RequestOwner {
     const request = this.#openWithout(kind, options.flow ?? 0);
     request.region = options.region;
     request.ranges = options.ranges;
-    request.nextRange = options.ranges.first;
-    request.nextAnswer = options.ranges.first;
+    request.nextRange.restart(options.ranges);
+    request.nextAnswer.restart(options.ranges);
     request.bytes = bytes;
     request.target = options.remoteRegion;
     request.targetKey = options.remoteKey;
@@ -330,7 +330,7 @@ export class Connection implements TransportConnection, RequestOwner {
     reply.offset = offset;
     reply.bytes = ranges?.chunkBytes ?? bytes;
     reply.ranges = ranges;
-    reply.nextRange = 0;
+    if (ranges !== undefined) reply.nextRange.restart(ranges);
     reply.target = target;
     reply.targetKey = 0;
     reply.base = 0;

@@ -1,7 +1,7 @@
 // Requests and the table that names them: a handle is a slot and a generation, so that a late look finds nothing.
 import { failReasons } from '../wire/packet-layout.ts';
 import { type ErrorCode, WeftlineError } from '../../core/errors.ts';
-import type { RangeList } from '../send/range-list.ts';
+import { RangeCursor, type RangeList } from '../send/range-list.ts';
 import type { Region } from './region.ts';
 import { requestStatus, type RequestStatus } from './transport-engine.ts';
 
@@ -48,9 +48,9 @@ export class Request {
   wholeBytes = 0;
   /** What a scattered write carries, and the first range that is in no chunk yet. */
   ranges: RangeList | undefined;
-  nextRange = 0;
+  readonly nextRange = new RangeCursor();
   /** The first range of a read of many whose bytes have not come, and its chunks of places that are not answered. */
-  nextAnswer = 0;
+  readonly nextAnswer = new RangeCursor();
   asked = 0;
   /** The chunk that is being sent, and how much of it is in segments. */
   chunk: number = NO_CHUNK;
@@ -101,7 +101,6 @@ export class RequestTable {
     request.owner = owner;
     request.position = 0;
     request.segmented = false;
-    request.nextRange = 0;
     request.asked = 0;
     request.chunk = NO_CHUNK;
     request.chunkPosition = 0;

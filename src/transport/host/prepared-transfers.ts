@@ -73,7 +73,7 @@ interface TransferHost {
 /** A plan, with its runs of small ranges that go together. */
 interface Prepared extends TransferPlan {
   readonly table: PartTable;
-  /** Scatters in the order of their first parts. */
+  /** Scatters in the order of their first rows. */
   readonly scatters: readonly RangeList[];
 }
 
@@ -82,8 +82,9 @@ interface Post {
   slot: number;
   /** Queue of its connection. */
   queue: PostQueue | undefined;
-  /** Ranges that were posted, how many scatters were among them, and requests of those that have not ended. */
-  posted: number;
+  /** The row that is posted next, its ranges that are posted already, how many scatters were posted, and requests that have not ended. */
+  row: number;
+  within: number;
   scatters: number;
   pending: number;
   bytes: number;
@@ -152,7 +153,8 @@ export class PreparedTransfers {
     if (plan === undefined) throw new WeftlineError('WL_CLOSED', 'The transfer was closed');
     const post = (this.#posts[slot] ??= emptyPost(slot));
     post.plan = plan;
-    post.posted = 0;
+    post.row = 0;
+    post.within = 0;
     post.scatters = 0;
     post.pending = 0;
     post.bytes = 0;
@@ -215,39 +217,43 @@ export class PreparedTransfers {
     while (queue.waiting.length > 0) {
       const post = queue.waiting[0] as Post;
       const plan = post.plan as Prepared;
-      if (post.posted === plan.table.count || post.error !== undefined) {
+      if (post.row === plan.table.count || post.error !== undefined) {
         turns.remove(queue, post);
         this.#advance(post);
       } else {
         if (!turns.hasRoom(queue)) return;
         if (!turns.goesOn(queue)) continue;
         const scatter = plan.scatters[post.scatters];
-        if (scatter?.first === post.posted) this.#postScatter(post, plan, scatter);
+        if (scatter?.first === post.row) this.#postScatter(post, plan, scatter);
         else this.#postPart(post, plan);
       }
     }
   }
 
   #postPart(post: Post, plan: Prepared): void {
-    const at = post.posted;
+    const { row, within } = post;
     const { table } = plan;
     const part = this.#part;
-    const remote = table.remote[at]!;
-    part.offset = table.localOffset[at]!;
+    const remote = table.remote[row]!;
+    part.offset = table.localOffset[row]! + within * table.localStride[row]!;
     part.remoteRegion = plan.remoteRegions[remote]!;
     part.remoteKey = plan.remoteKeys[remote]!;
-    part.remoteOffset = table.remoteOffset[at]!;
-    part.bytes = table.bytes[at]!;
-    post.posted++;
+    part.remoteOffset = table.remoteOffset[row]! + within * table.remoteStride[row]!;
+    part.bytes = table.bytes[row]!;
+    post.within++;
+    if (post.within === table.ranges[row]) {
+      post.row++;
+      post.within = 0;
+    }
     post.bytes += part.bytes;
-    this.#request(post, plan, plan.regions[table.local[at]!]!);
+    this.#request(post, plan, plan.regions[table.local[row]!]!);
   }
 
   #postScatter(post: Post, plan: Prepared, ranges: RangeList): void {
     const { connection: number, flow, table, operation } = plan;
-    const remote = table.remote[post.posted]!;
-    const region = plan.regions[table.local[post.posted]!]!;
-    post.posted += ranges.count;
+    const remote = table.remote[post.row]!;
+    const region = plan.regions[table.local[post.row]!]!;
+    post.row = ranges.end;
     post.scatters++;
     post.bytes += ranges.bytes;
     const scattered = this.#scattered;
@@ -299,7 +305,7 @@ export class PreparedTransfers {
     const { plan, message } = post;
     if (plan === undefined || post.pending > 0) return;
     if (post.error === undefined) {
-      if (post.posted < plan.table.count) return;
+      if (post.row < plan.table.count) return;
       if (message.bytes > 0 && !post.messageSent) {
         if (!this.#host.isAlone(post.slot)) {
           if (!post.isUnsent) this.#unsent.push(post);
@@ -370,7 +376,8 @@ function emptyPost(slot: number): Post {
     plan: undefined,
     slot,
     queue: undefined,
-    posted: 0,
+    row: 0,
+    within: 0,
     scatters: 0,
     pending: 0,
     bytes: 0,
@@ -381,17 +388,20 @@ function emptyPost(slot: number): Post {
   };
 }
 
-/** Runs of at least two consecutive parts of at most `longest` bytes between the same two regions, over the table's columns. */
+/** Consecutive rows of at least two ranges of at most `longest` bytes between the same two regions, over the table's columns. */
 function findScatters(table: PartTable, longest: number): RangeList[] {
   const found: RangeList[] = [];
-  const { count, bytes, local, remote } = table;
+  const { count, bytes, local, remote, ranges } = table;
   const columns = { sources: table.localOffset, targets: table.remoteOffset, lengths: bytes };
+  const repeats = { ranges, sourceStrides: table.localStride, targetStrides: table.remoteStride };
   for (let first = 0; first < count;) {
     let end = first;
+    let isRepeated = false;
     while (end < count && bytes[end]! <= longest && local[end] === local[first] && remote[end] === remote[first]) {
+      isRepeated ||= ranges[end]! > 1;
       end++;
     }
-    if (end - first > 1) found.push(new RangeList(columns, first, end));
+    if (end - first > 1 || isRepeated) found.push(new RangeList(columns, first, end, isRepeated ? repeats : undefined));
     first = Math.max(end, first + 1);
   }
   return found;

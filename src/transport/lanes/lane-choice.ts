@@ -1,6 +1,6 @@
 // Chooses the lanes of a connection that carry what: the turns of messages, and how large requests are cut. Pure: neither threads nor
 // sockets, so that a simulated host with several engines takes the same decisions. Hot path: no allocation but for new flows.
-import { PartTable } from '../part-table.ts';
+import { PartTable, PartWriter } from '../part-table.ts';
 import { PART_BYTES } from '../engine-commands.ts';
 
 /** How large messages and reads are spread: whole ones go by turns, each is cut, or all of a flow stay on its home lane. */
@@ -108,65 +108,50 @@ function fill(part: LanePart, lane: number, offset: number, bytes: number): void
   part.bytes = bytes;
 }
 
-// How the parts of a prepared transfer are spread over lanes: by bytes, in their order, large ones cut.
+// How the parts of a prepared transfer are spread over lanes: by bytes, in their order, large ranges cut.
 
-/** Cuts are made at multiples of so many bytes of a part. */
+/** Cuts are made at multiples of so many bytes of a range. */
 const CUT_ALIGNMENT = 4096;
-
-/** A run of bytes of a part. */
-interface PartCut {
-  readonly part: number;
-  readonly offset: number;
-  readonly bytes: number;
-}
 
 /** The parts of each lane. Tables without parts where there is too little for all; all of it is then on `home`. */
 export function divideParts(table: PartTable, lanes: number, home: number): readonly PartTable[] {
-  const total = table.bytes.reduce((sum, bytes) => sum + bytes, 0);
+  const { bytes: total } = table.sums();
   const used = Math.min(lanes, Math.floor(total / PART_BYTES));
-  const empty = PartTable.ofCount(0);
-  const shares = Array.from({ length: lanes }, () => empty);
-  if (used < 2) {
-    shares[home] = table;
-    return shares;
-  }
-  const cuts = cutParts(table, used, total);
-  for (const [share, list] of cuts.entries()) shares[(home + share) % lanes] = tableOf(table, list);
-  return shares;
+  const rows = used < 2 ? 0 : Math.ceil(table.count / used) + 1;
+  const shares = Array.from({ length: lanes }, () => new PartWriter(PartTable.ofCount(rows), false));
+  if (used >= 2) spreadRows(table, total, (share) => shares[(home + share) % lanes] as PartWriter, used);
+  return shares.map((share, lane) => (used < 2 && lane === home ? table : share.finish()));
 }
 
-function cutParts(table: PartTable, used: number, total: number): readonly PartCut[][] {
-  const cuts: PartCut[][] = Array.from({ length: used }, () => []);
-  let lane = 0;
+// oxlint-disable-next-line max-params -- they are few and of different types
+function spreadRows(table: PartTable, total: number, writerOf: (share: number) => PartWriter, used: number): void {
+  let share = 0;
   let before = 0;
-  for (let part = 0; part < table.count; part++) {
-    let offset = 0;
-    const bytes = table.bytes[part]!;
-    do {
+  let writer = writerOf(0);
+  for (let row = 0; row < table.count; row++) {
+    const bytes = table.bytes[row]!;
+    const ranges = table.ranges[row]!;
+    const [local, localOffset, localStride] = [table.local[row]!, table.localOffset[row]!, table.localStride[row]!];
+    const [remote, remoteOffset, remoteStride] = [
+      table.remote[row]!,
+      table.remoteOffset[row]!,
+      table.remoteStride[row]!,
+    ];
+    for (let [range, offset] = [0, 0]; range < ranges;) {
       const left = bytes - offset;
       // What lanes up to this one are to have.
-      const room = Math.ceil((total * (lane + 1)) / used) - before;
-      const isLast = lane === used - 1;
+      const room = share === used - 1 ? Number.POSITIVE_INFINITY : Math.ceil((total * (share + 1)) / used) - before;
       const cut = Math.ceil(room / CUT_ALIGNMENT) * CUT_ALIGNMENT;
       // Small remainders are not worth a request of their own.
-      const taken = isLast || left <= cut + CUT_ALIGNMENT ? left : cut;
-      (cuts[lane] as PartCut[]).push({ part, offset, bytes: taken });
-      offset += taken;
-      before += taken;
-      while (lane < used - 1 && before * used >= total * (lane + 1)) lane++;
-    } while (offset < bytes);
+      const isCut = left > cut + CUT_ALIGNMENT;
+      const taken = isCut ? cut : left;
+      const whole = isCut || offset > 0 ? 1 : Math.max(1, Math.min(ranges - range, Math.floor(room / taken)));
+      const from = localOffset + range * localStride + offset;
+      const to = remoteOffset + range * remoteStride + offset;
+      writer.add(local, from, localStride, remote, to, remoteStride, taken, whole);
+      before += taken * whole;
+      [range, offset] = isCut ? [range, offset + taken] : [range + whole, 0];
+      while (share < used - 1 && before * used >= total * (share + 1)) writer = writerOf(++share);
+    }
   }
-  return cuts;
-}
-
-function tableOf(source: PartTable, cuts: readonly PartCut[]): PartTable {
-  const table = PartTable.ofCount(cuts.length);
-  for (const [at, { part, offset, bytes }] of cuts.entries()) {
-    table.localOffset[at] = source.localOffset[part]! + offset;
-    table.remoteOffset[at] = source.remoteOffset[part]! + offset;
-    table.bytes[at] = bytes;
-    table.local[at] = source.local[part]!;
-    table.remote[at] = source.remote[part]!;
-  }
-  return table;
 }

@@ -257,7 +257,7 @@ function takeAnswer(connection: Connection): boolean {
   if (bounds !== 0) return reject(connection, bounds, 0);
   counters.receivedSegments++;
   send.noteAsked(request);
-  if (request.nextAnswer === request.ranges.end) {
+  if (request.nextAnswer.passed === request.ranges.count) {
     request.received = request.ranges.bytes;
     engine.done(request);
   }

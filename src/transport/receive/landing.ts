@@ -1,7 +1,7 @@
 // Where chunks of small ranges land, and how they get from there to their places in a region. Hot path: no allocation.
 import type { Region } from '../engine/region.ts';
 import type { Request } from '../engine/request.ts';
-import { bytesInChunk, MAX_RANGE_BYTES, RangeList } from '../send/range-list.ts';
+import { bytesInChunk, MAX_RANGE_BYTES, RangeCursor, RangeList } from '../send/range-list.ts';
 import { CRC32C_START, crc32cEnd, crc32cUpdate } from '../wire/crc32c.ts';
 import { CHUNK_BYTES, CHUNKS, failReasons, LANDING_BYTES, PLACE_BYTES } from '../wire/packet-layout.ts';
 
@@ -34,6 +34,8 @@ export class Landing {
   /** Orders that came before a segment that precedes them: none is carried out before the chunk is here. */
   readonly #held: ChunkOrder[] = Array.from({ length: CHUNKS }, () => new ChunkOrder());
   #heldCount = 0;
+  /** How far the chunk of answers that is looked at reaches. */
+  readonly #answered = new RangeCursor();
 
   /** `bytes`: LANDING_BYTES, at a native address, or 0 where there is none. */
   constructor(bytes: Uint8Array, address: number) {
@@ -92,25 +94,29 @@ export class Landing {
   answer(order: ChunkOrder, request: Request): number {
     const ranges = request.ranges as RangeList;
     const { places, bytes, chunk } = order;
-    const first = request.nextAnswer;
+    const { nextAnswer } = request;
     // The last ranges have been asked for once the request is in segments as a whole.
-    const asked = request.segmented ? ranges.end : Math.min(request.nextRange, ranges.end - 1);
-    if (!this.#isWhole(order) || first + places > asked) return failReasons.bounds;
-    const { sources, lengths } = ranges;
+    const asked = request.segmented ? ranges.count : Math.min(request.nextRange.passed, ranges.count - 1);
+    if (!this.#isWhole(order) || nextAnswer.passed + places > asked) return failReasons.bounds;
+    const { lengths } = ranges;
     const words = this.#words;
+    const answered = this.#answered;
+    answered.follow(nextAnswer);
     const begin = chunk * CHUNK_BYTES;
     let left = bytes;
     for (let index = 0; index < places; index++) {
-      const length = lengths[first + index]!;
+      const length = lengths[answered.row]!;
+      answered.pass(1, ranges);
       if (lengthAt(words, (begin + index * PLACE_BYTES) >>> 2) !== length) return failReasons.bounds;
       left -= bytesInChunk(length);
     }
     if (left !== 0) return failReasons.bounds;
     let from = begin + places * PLACE_BYTES;
-    for (let index = first; index < first + places; index++) {
-      from += this.#copy(request.region as Region, from, sources[index]!, lengths[index]!);
+    for (let index = 0; index < places; index++) {
+      const length = lengths[nextAnswer.row]!;
+      from += this.#copy(request.region as Region, from, nextAnswer.source(ranges), length);
+      nextAnswer.pass(1, ranges);
     }
-    request.nextAnswer = first + places;
     return 0;
   }
 

@@ -4,7 +4,7 @@ import type { Region } from '../engine/region.ts';
 import type { Request } from '../engine/request.ts';
 import { CRC32C_START, crc32cEnd, crc32cUpdate } from '../wire/crc32c.ts';
 import { CHUNK_BYTES, CHUNKS, PLACE_BYTES } from '../wire/packet-layout.ts';
-import { bytesInChunk, type RangeList } from './range-list.ts';
+import { bytesInChunk, RangeCursor, type RangeList } from './range-list.ts';
 
 const TWO_32 = 2 ** 32;
 /**
@@ -27,6 +27,8 @@ export class ChunkSender {
   readonly #unacked = new Int32Array(CHUNKS);
   /** A bit for each chunk that is free, and for each to which nothing is added any more. */
   #free = 2 ** CHUNKS - 1;
+  /** The end of what is being gathered. */
+  readonly #end = new RangeCursor();
   #closed = 0;
 
   /** `bytes`: CHUNKS × CHUNK_BYTES, at a native address, or 0 where there is none. */
@@ -42,39 +44,42 @@ export class ChunkSender {
     const chunk = 31 - Math.clz32(this.#free & -this.#free);
     this.#free &= ~(1 << chunk);
     const list = request.ranges as RangeList;
-    const first = request.nextRange;
     const isRead = request.kind === 'read';
-    let [end, used] = [first, 0];
-    while (end < list.end) {
-      const more = isRead ? PLACE_BYTES : bytesInChunk(list.lengths[end]!);
-      if (used + more > CHUNK_BYTES) break;
-      used += more;
-      end++;
+    const end = this.#end;
+    end.follow(request.nextRange);
+    const first = end.passed;
+    let used = 0;
+    while (end.row < list.end) {
+      const more = isRead ? PLACE_BYTES : bytesInChunk(list.lengths[end.row]!);
+      const fitting = Math.min(end.leftIn(list), Math.floor((CHUNK_BYTES - used) / more));
+      if (fitting === 0) break;
+      used += more * fitting;
+      end.pass(fitting, list);
     }
     const begin = chunk * CHUNK_BYTES;
-    this.#fill(begin, request, first, end);
-    const places = end - first;
+    const places = end.passed - first;
+    this.#fill(begin, request, places);
     this.bytes[chunk] = used;
     this.places[chunk] = places;
     this.checksums[chunk] = crc32cEnd(crc32cUpdate(CRC32C_START, this.#view, begin, begin + places * PLACE_BYTES));
     request.chunk = chunk;
     request.chunkPosition = 0;
-    request.nextRange = end;
     return true;
   }
 
-  // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per chunk
-  #fill(begin: number, { kind, ranges, region }: Request, first: number, end: number): void {
+  /** Passes so many ranges. */
+  #fill(begin: number, { kind, ranges, region, nextRange }: Request, places: number): void {
     const words = this.#words;
     const { bytes: gathered } = this.region;
     const { bytes } = region as Region;
-    const { sources, targets, lengths } = ranges as RangeList;
+    const list = ranges as RangeList;
     let word = begin >>> 2;
-    let to = begin + (end - first) * PLACE_BYTES;
-    for (let index = first; index < end; index++) {
-      const source = sources[index]!;
-      const target = targets[index]!;
-      const length = lengths[index]!;
+    let to = begin + places * PLACE_BYTES;
+    for (let index = 0; index < places; index++) {
+      const source = nextRange.source(list);
+      const target = nextRange.target(list);
+      const length = list.lengths[nextRange.row]!;
+      nextRange.pass(1, list);
       words[word] = target;
       words[word + 1] = Math.floor(target / TWO_32) | (length << 16);
       word += PLACE_BYTES / 4;

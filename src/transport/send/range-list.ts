@@ -22,13 +22,24 @@ interface Ranges {
   readonly lengths: Float64Array;
 }
 
-/** Ranges `first` to before `end` of columns that other lists may share. Fixed while a write uses it; many writes can share one. */
+/** Columns of rows that stand for several ranges each, at equal distances. */
+interface Repeats {
+  readonly ranges: Uint32Array;
+  readonly sourceStrides: Float64Array;
+  readonly targetStrides: Float64Array;
+}
+
+/** Rows `first` to before `end` of columns that other lists may share. Fixed while a write uses it; many writes can share one. */
 export class RangeList {
   first = 0;
   end = 0;
   sources: Float64Array = NO_RANGES;
   targets: Float64Array = NO_RANGES;
   lengths: Float64Array = NO_RANGES;
+  /** Undefined: each row is one range. */
+  repeats: Repeats | undefined;
+  /** How many ranges there are. */
+  count = 0;
   /** Bytes of all ranges, and of them in chunks, with their places. */
   bytes = 0;
   chunkBytes = 0;
@@ -37,43 +48,96 @@ export class RangeList {
   sourceEnd = 0;
 
   /** Fails with WL_INVALID_ARGUMENT. */
-  constructor(ranges: Ranges, first = 0, end: number = ranges.lengths.length) {
-    this.fill(ranges, first, end);
+  // oxlint-disable-next-line max-params -- as those of fill()
+  constructor(ranges: Ranges, first = 0, end: number = ranges.lengths.length, repeats?: Repeats) {
+    this.fill(ranges, first, end, repeats);
   }
 
   /** Hot path. Names other ranges, once no write uses the list any more. Fails as the constructor does. */
-  fill({ sources, targets, lengths }: Ranges, first: number, end: number): void {
+  // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per post
+  fill({ sources, targets, lengths }: Ranges, first: number, end: number, repeats?: Repeats): void {
     if (first >= end) throw invalidArgument('lengths.length', 0, 'at least one range');
-    let [bytes, chunkBytes, longest, sourceEnd] = [0, 0, 0, 0];
+    let [count, bytes, chunkBytes, longest, sourceEnd] = [0, 0, 0, 0, 0];
     for (let index = first; index < end; index++) {
       const length = lengths[index] ?? -1;
       const source = sources[index] ?? -1;
       const target = targets[index] ?? -1;
-      if (!(isWhole(length, 0) && isWhole(source, 0) && isWhole(target, 0)) || target + length > 2 ** 48) {
+      const ranges = repeats === undefined ? 1 : repeats.ranges[index]!;
+      const lastSource = ranges > 1 ? source + (ranges - 1) * repeats!.sourceStrides[index]! : source;
+      const lastTarget = ranges > 1 ? target + (ranges - 1) * repeats!.targetStrides[index]! : target;
+      const areWhole = isWhole(length, 0) && isWhole(source, 0) && isWhole(target, 0);
+      if (!(areWhole && lastSource >= source && lastTarget >= target) || lastTarget + length > 2 ** 48) {
         throw invalidArgument(`range ${index}`, [source, target, length], 'whole numbers, the target below 2^48');
       }
-      bytes += length;
-      chunkBytes += bytesInChunk(length);
+      count += ranges;
+      bytes += ranges * length;
+      chunkBytes += ranges * bytesInChunk(length);
       longest = Math.max(longest, length);
-      sourceEnd = Math.max(sourceEnd, source + length);
+      sourceEnd = Math.max(sourceEnd, lastSource + length);
     }
     this.first = first;
     this.end = end;
     this.sources = sources;
     this.targets = targets;
     this.lengths = lengths;
+    this.repeats = repeats;
+    this.count = count;
     this.bytes = bytes;
     this.chunkBytes = chunkBytes;
     this.longest = longest;
     this.sourceEnd = sourceEnd;
   }
-
-  get count(): number {
-    return this.end - this.first;
-  }
 }
 
 const NO_RANGES = new Float64Array();
+
+/** How far somebody is with the ranges of a list. Hot path: no allocation. */
+export class RangeCursor {
+  /** Ranges that are passed. */
+  passed = 0;
+  /** The row of the next range, and how many of that row's ranges are passed. */
+  row = 0;
+  within = 0;
+
+  restart({ first }: RangeList): void {
+    this.passed = 0;
+    this.row = first;
+    this.within = 0;
+  }
+
+  follow({ passed, row, within }: RangeCursor): void {
+    this.passed = passed;
+    this.row = row;
+    this.within = within;
+  }
+
+  /** Ranges of the row that are left. */
+  leftIn({ repeats }: RangeList): number {
+    return (repeats === undefined ? 1 : repeats.ranges[this.row]!) - this.within;
+  }
+
+  /** Passes ranges of the row, at most those that are left. */
+  pass(ranges: number, list: RangeList): void {
+    this.passed += ranges;
+    if (ranges < this.leftIn(list)) this.within += ranges;
+    else {
+      this.row++;
+      this.within = 0;
+    }
+  }
+
+  /** Where the next range is in its region here. */
+  source({ sources, repeats }: RangeList): number {
+    const source = sources[this.row]!;
+    return this.within === 0 ? source : source + this.within * (repeats as Repeats).sourceStrides[this.row]!;
+  }
+
+  /** Where the next range is in its region there. */
+  target({ targets, repeats }: RangeList): number {
+    const target = targets[this.row]!;
+    return this.within === 0 ? target : target + this.within * (repeats as Repeats).targetStrides[this.row]!;
+  }
+}
 
 /** What a range takes of a chunk: its place and its bytes. */
 export function bytesInChunk(length: number): number {

@@ -202,7 +202,7 @@ export class SendSide {
     if (bytes > 0) return;
     this.chunks?.close(chunk);
     request.chunk = NO_CHUNK;
-    request.segmented = nextRange === ranges?.end;
+    request.segmented = nextRange.passed === ranges?.count;
   }
 
   /** Hot path. Segments of a chunk were acknowledged, by what the window notes of the first. */
@@ -214,8 +214,7 @@ export class SendSide {
   noteAsked(request: Request): void {
     const { ranges, nextRange, nextAnswer, isPending } = request;
     if (ranges === undefined) return;
-    const { first } = ranges;
-    const asked = isPending ? Math.ceil((nextRange - first) / PLACES) - Math.floor((nextAnswer - first) / PLACES) : 0;
+    const asked = isPending ? Math.ceil(nextRange.passed / PLACES) - Math.floor(nextAnswer.passed / PLACES) : 0;
     const wasFull = this.#asked >= MAX_ASKED;
     this.#asked += asked - request.asked;
     request.asked = asked;

@@ -126,6 +126,67 @@ export async function testConformance(configuration: AgentConfiguration, isSampl
     assert.deepEqual(await peer.bytes('allocated', 0, MiB), expected);
   });
 
+  test(`${title}: runs of blocks are written and read, whatever their distances and sizes`, { skip }, async () => {
+    const { agent, peer } = await shared.use();
+    const memory = memoryOf(agent, 'allocated');
+    const out = await agent.allocate(2 * MiB);
+    out.bytes.set(randomBytes(2 * MiB));
+    /** Bytes of a block, how many there are, and distances here and there. */
+    const shapes = [
+      [576, 700, 640, 1216],
+      [8, 900, 24, 8],
+      [40_000, 9, 40_000, 50_000],
+      [16_000, 3, 20_000, 16_000],
+      [1, 1, 1, 1],
+      [100, 20, 100, 100],
+    ] as const;
+    const [ours, theirs]: [DescriptorList[], DescriptorList[]] = [[], []];
+    const copied = new Uint8Array(sharedBytes);
+    copied.set(await peer.bytes('allocated', 0, 2 * MiB));
+    let [here, there] = [5, 11];
+    for (const [blockBytes, count, stride, remoteStride] of shapes) {
+      ours.push(DescriptorList.blocks(out, { blockBytes, count, stride, offset: here }));
+      theirs.push(DescriptorList.blocks(memory, { blockBytes, count, stride: remoteStride, offset: there }));
+      for (let block = 0; block < count; block++) {
+        const from = here + block * stride;
+        copied.set(out.bytes.subarray(from, from + blockBytes), there + block * remoteStride);
+      }
+      here += (count - 1) * stride + blockBytes;
+      there += (count - 1) * remoteStride + blockBytes + 3;
+    }
+    const lists = { local: DescriptorList.join(ours), remote: DescriptorList.join(theirs) };
+    await using write = await agent.prepare({ operation: 'write', peer: 'there', ...lists });
+    write.post();
+    await write.wait();
+    assert.deepEqual(await peer.bytes('allocated', 0, 2 * MiB), copied.slice(0, 2 * MiB));
+    const { descriptors, parts } = write.telemetry;
+    assert.deepEqual([descriptors, parts], [1633, 1614]);
+    const expected = out.bytes.slice();
+    const back = await agent.allocate(2 * MiB);
+    await using read = await agent.prepare({
+      operation: 'read',
+      peer: 'there',
+      local: DescriptorList.join(
+        shapes.map(([blockBytes, count, stride], at) =>
+          DescriptorList.blocks(back, {
+            blockBytes,
+            count,
+            stride,
+            offset: (ours[at] as DescriptorList).entry(0).address - out.address,
+          }),
+        ),
+      ),
+      remote: lists.remote,
+    });
+    read.post();
+    read.waitBlocking();
+    for (let entry = 0; entry < lists.local.length; entry++) {
+      const { address, length } = lists.local.entry(entry);
+      const at = address - out.address;
+      assert.ok(Buffer.from(expected.subarray(at, at + length)).equals(back.bytes.subarray(at, at + length)));
+    }
+  });
+
   test(`${title}: neighbours are moved as one, and telemetry counts`, { skip }, async () => {
     const { agent } = await shared.use();
     const out = await agent.allocate(MiB);

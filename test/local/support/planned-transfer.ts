@@ -24,12 +24,15 @@ export function planned<L, R>(named: readonly NamedPart<L, R>[]): PlannedTransfe
   return { locals, remotes, parts };
 }
 
+/** Every range by itself. */
 export function namedParts<L, R>({ locals, remotes, parts }: PlannedTransfer<L, R>): NamedPart<L, R>[] {
-  return Array.from({ length: parts.count }, (_, index) => ({
-    local: locals[parts.local[index] as number] as L,
-    localOffset: parts.localOffset[index] as number,
-    remote: remotes[parts.remote[index] as number] as R,
-    remoteOffset: parts.remoteOffset[index] as number,
-    bytes: parts.bytes[index] as number,
-  }));
+  return Array.from({ length: parts.count }, (_, row) =>
+    Array.from({ length: parts.ranges[row] as number }, (_range, at) => ({
+      local: locals[parts.local[row] as number] as L,
+      localOffset: (parts.localOffset[row] as number) + at * (parts.localStride[row] as number),
+      remote: remotes[parts.remote[row] as number] as R,
+      remoteOffset: (parts.remoteOffset[row] as number) + at * (parts.remoteStride[row] as number),
+      bytes: parts.bytes[row] as number,
+    })),
+  ).flat();
 }

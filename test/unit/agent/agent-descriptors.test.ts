@@ -3,7 +3,7 @@ import test from 'node:test';
 import fc from '../../support/fast-check.ts';
 import { DescriptorList } from 'weftline/agent';
 import { cutAlike } from '#lib/agent/endpoint/mover.js';
-import { planTransfer, RegionFinder } from '#lib/agent/transfer.js';
+import { planTransfer, RegionFinder } from '#lib/agent/transfer-plan.js';
 import { namedParts } from '../../local/support/planned-transfer.ts';
 
 const a = { kind: 'host', address: 4096, length: 1000, name: 'a' } as const;
@@ -35,17 +35,23 @@ function listOfLengths(memory: typeof far | typeof a, sizes: readonly number[]):
   return new DescriptorList('host', addresses, Float64Array.from(sizes));
 }
 
+/** The ranges of a list, one by one. */
+function entriesOf(list: DescriptorList): { readonly address: number; readonly length: number }[] {
+  return Array.from({ length: list.length }, (_, index) => list.entry(index));
+}
+
 /** The address of each byte. */
 function bytesIn(list: DescriptorList): number[] {
-  return [...list.addresses].flatMap((address, index) =>
-    Array.from({ length: list.lengths[index] as number }, (_, byte) => address + byte),
-  );
+  return entriesOf(list).flatMap(({ address, length }) => Array.from({ length }, (_, byte) => address + byte));
 }
 
 test('blocks are addressed by index', () => {
   const blocks = DescriptorList.blocks(far, { blockBytes: 100, stride: 400, offset: 8 });
   assert.equal(blocks.length, 10);
-  assert.deepEqual([...blocks.select([9, 0]).addresses], [93_608, 90_008]);
+  assert.deepEqual(
+    entriesOf(blocks.select([9, 0])).map(({ address }) => address),
+    [93_608, 90_008],
+  );
   assert.equal(blocks.bytes, 1000);
   assert.throws(() => blocks.select([10]), { code: 'WL_INVALID_ARGUMENT' });
   assert.throws(() => DescriptorList.blocks(far, { blockBytes: 100, count: 41 }), { code: 'WL_INVALID_ARGUMENT' });
@@ -140,7 +146,40 @@ test('descriptors are whole numbers, on both sides and from bytes', () => {
   ]) {
     assert.throws(() => DescriptorList.blocks(a, options), { code: 'WL_INVALID_ARGUMENT' });
   }
-  // Bytes of a peer: the address, then the length of the only descriptor.
+  for (const [stride, count] of [
+    [0, 2],
+    [0.5, 2],
+    [-1, 2],
+    [Number.NaN, 2],
+    [2 ** 52, 3],
+    [8, 0],
+  ] as const) {
+    const [one, two] = [Float64Array.of(4096), Float64Array.of(8)];
+    assert.throws(() => new DescriptorList('host', one, two, Float64Array.of(stride), Uint32Array.of(count)), {
+      code: 'WL_INVALID_ARGUMENT',
+      message: /descriptor 0 is/,
+    });
+  }
+  // Bytes of a peer: address, length, stride and count of the only run.
+  const run = DescriptorList.blocks(a, { blockBytes: 10 }).encode();
+  for (const [at, value] of [
+    [8, 2n],
+    [12, 2n],
+    [16, 2n ** 53n],
+    [24, 0n],
+    [32, 0n],
+    [32, 2n ** 53n],
+    [32, 2n ** 50n],
+    [40, 0n],
+    [40, 2n ** 32n],
+    [40, 2n ** 64n - 1n],
+  ] as const) {
+    const forged = run.slice();
+    if (at < 16) new DataView(forged.buffer).setUint32(at, Number(value), true);
+    else new DataView(forged.buffer).setBigUint64(at, value, true);
+    assert.throws(() => DescriptorList.decode(forged), { code: 'WL_PROTOCOL' });
+  }
+  // Address, then length of the only range.
   const encoded = DescriptorList.of(a).encode();
   for (const [at, value] of [
     [16, 2n ** 53n],
@@ -155,10 +194,137 @@ test('descriptors are whole numbers, on both sides and from bytes', () => {
   }
 });
 
-test('a list whose arrays were written to after it was made is checked again by the plan', () => {
-  const local = DescriptorList.of(a, 0, 100);
-  local.addresses[0] = 4096.5;
-  assert.throws(() => plan(local, DescriptorList.of(far, 0, 100)), { code: 'WL_INVALID_ARGUMENT' });
+test('a list does not change with the arrays that it was made of', () => {
+  const [addresses, lengths] = [Float64Array.of(4096), Float64Array.of(100)];
+  const list = new DescriptorList('host', addresses, lengths);
+  addresses[0] = 4096.5;
+  lengths[0] = -1;
+  assert.deepEqual(entriesOf(list), [{ address: 4096, length: 100 }]);
+});
+
+const strideOptions = fc.record({
+  address: fc.nat(50),
+  length: fc.integer({ min: 1, max: 6 }),
+  stride: fc.integer({ min: 1, max: 9 }),
+  count: fc.integer({ min: 1, max: 5 }),
+});
+type Strided = { readonly address: number; readonly length: number; readonly stride: number; readonly count: number };
+
+/** A list of runs, and its ranges as written out by hand. */
+function listOfRuns(runs: readonly Strided[]): {
+  readonly list: DescriptorList;
+  readonly ranges: { address: number; length: number }[];
+} {
+  const column = (name: keyof Strided): Float64Array => Float64Array.from(runs, (run) => run[name]);
+  const counts = Uint32Array.from(runs, ({ count }) => count);
+  return {
+    list: new DescriptorList('host', column('address'), column('length'), column('stride'), counts),
+    ranges: runs.flatMap(({ address, length, stride, count }) =>
+      Array.from({ length: count }, (_, index) => ({ address: address + index * stride, length })),
+    ),
+  };
+}
+
+test('a list of runs has the entries, selections, joins and bytes of the same ranges one by one', () => {
+  fc.assert(
+    fc.property(
+      fc.array(strideOptions, { minLength: 1, maxLength: 8 }),
+      fc.array(strideOptions, { maxLength: 4 }),
+      fc.array(fc.nat(1000), { maxLength: 30 }),
+      (runs, others, numbers) => {
+        const { list, ranges } = listOfRuns(runs);
+        const other = listOfRuns(others);
+        assert.equal(list.length, ranges.length);
+        assert.equal(
+          list.bytes,
+          ranges.reduce((sum, { length }) => sum + length, 0),
+        );
+        assert.deepEqual(entriesOf(list), ranges);
+        const { addresses, lengths } = list.expand();
+        assert.deepEqual(
+          ranges.map((_, index) => ({ address: addresses[index], length: lengths[index] })),
+          ranges,
+        );
+        // Some indices go on where the last one ended.
+        const indices = numbers.flatMap((number) => [number, number + 1]).map((number) => number % ranges.length);
+        const selected = list.select(indices);
+        assert.deepEqual(
+          entriesOf(selected),
+          indices.map((index) => ranges[index]),
+        );
+        assert.deepEqual(entriesOf(list.concat(other.list)), [...ranges, ...other.ranges]);
+        for (const one of [list, selected]) {
+          assert.deepEqual(entriesOf(DescriptorList.decode(one.encode())), entriesOf(one));
+        }
+        assert.throws(() => list.entry(ranges.length), { code: 'WL_INVALID_ARGUMENT' });
+      },
+    ),
+  );
+});
+
+test('blocks take one run, and what goes on where the last one ended is not another', () => {
+  const blocks = DescriptorList.blocks(far, { blockBytes: 10, stride: 20 });
+  assert.equal(blocks.runs.counts.length, 1);
+  assert.equal(blocks.encode().length, 48);
+  assert.equal(blocks.select([3, 4, 5, 9, 8]).runs.counts.join(), '3,1,1');
+  const most = DescriptorList.blocks(
+    { kind: 'host', address: 0, length: 2 ** 52 },
+    { blockBytes: 1, count: 2 ** 32 - 1 },
+  );
+  assert.equal(most.length, 2 ** 32 - 1);
+  assert.deepEqual(most.entry(2 ** 32 - 2), { address: 2 ** 32 - 2, length: 1 });
+});
+
+test('lists of runs are planned as the same ranges one by one, whatever regions they cross', () => {
+  const regions = [
+    { kind: 'host', address: 0, length: 30, name: 'low' },
+    { kind: 'host', address: 24, length: 80, name: 'middle' },
+    { kind: 'host', address: 90, length: 60, name: 'high' },
+  ] as const;
+  fc.assert(
+    fc.property(
+      fc.array(fc.tuple(strideOptions, strideOptions, fc.nat(1)), { minLength: 1, maxLength: 6 }),
+      fc.boolean(),
+      (pairs, merge) => {
+        // Runs of one side end elsewhere than those of the other, but the lengths of entries are the same.
+        const local = listOfRuns(pairs.map(([run]) => run));
+        const remote = listOfRuns(
+          pairs.flatMap(([{ length, count }, { address, stride }, cut]) =>
+            cut === 0 || count === 1
+              ? [{ address, length, stride, count }]
+              : [
+                  { address, length, stride, count: 1 },
+                  { address: address + 7, length, stride, count: count - 1 },
+                ],
+          ),
+        );
+        const here = { list: local.list, regions, owner: 'this agent' };
+        const there = { list: remote.list, regions, owner: 'agent x' };
+        const planned = planTransfer(here, there, { merge });
+        const bytes = namedParts(planned).flatMap((part) =>
+          Array.from({ length: part.bytes }, (_, at) => {
+            assert.ok(part.localOffset + part.bytes <= part.local.length);
+            assert.ok(part.remoteOffset + part.bytes <= part.remote.length);
+            return [part.local.address + part.localOffset + at, part.remote.address + part.remoteOffset + at];
+          }),
+        );
+        const expected = local.ranges.flatMap(({ address, length }, index) =>
+          Array.from({ length }, (_, at) => [address + at, (remote.ranges[index]?.address ?? -1) + at]),
+        );
+        assert.deepEqual(bytes, expected);
+        if (!merge) assert.equal(planned.parts.sums().ranges, local.ranges.length);
+        assert.ok(planned.parts.count <= local.ranges.length);
+      },
+    ),
+  );
+});
+
+test('blocks of equal shape are one row, however many they are', () => {
+  const memory = { kind: 'host', address: 0, length: 2 ** 40, name: 'm' } as const;
+  const blocks = DescriptorList.blocks(memory, { blockBytes: 8, stride: 100, count: 1_000_000_000 });
+  const side = { list: blocks, regions: [memory], owner: 'x' };
+  const { parts } = planTransfer(side, side, { merge: true });
+  assert.deepEqual([parts.count, parts.sums().ranges], [1, 1_000_000_000]);
 });
 
 test('a range is found as by looking at every region, whether they overlap or not', () => {
@@ -193,12 +359,12 @@ test("lists that are cut at each other's borders move the same bytes", () => {
       const [here, there] = [listOfLengths(a, one), listOfLengths(far, other)];
       const { local, remote } = cutAlike(here, there);
       const bytes = Math.min(here.bytes, there.bytes);
-      assert.deepEqual(local.lengths, remote.lengths);
+      assert.deepEqual(local.runs.lengths, remote.runs.lengths);
       assert.deepEqual(bytesIn(local), bytesIn(here).slice(0, bytes));
       assert.deepEqual(bytesIn(remote), bytesIn(there).slice(0, bytes));
       const same = cutAlike(here, here);
-      assert.deepEqual(same.local.addresses, here.addresses);
-      assert.deepEqual(same.remote.addresses, here.addresses);
+      assert.deepEqual(same.local.runs, here.runs);
+      assert.deepEqual(same.remote.runs, here.runs);
     }),
   );
 });

@@ -60,8 +60,8 @@ test('metadata, with all that they hold of backends', () => {
 test('lists of descriptors', () => {
   const list = new DescriptorList('host', Float64Array.of(4096, 2 ** 40), Float64Array.of(5, 6));
   assertSame(list.encode(), (bytes) => {
-    const { kind, addresses, lengths } = DescriptorList.decode(bytes);
-    return { kind, addresses, lengths };
+    const { kind, runs } = DescriptorList.decode(bytes);
+    return { kind, runs };
   });
   assertSame(
     encodeDescs({ agent: 'a', host: 'h', process: 1, ranges: [{ region: 1, offset: 0, bytes: 8 }] }),

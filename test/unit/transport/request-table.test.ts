@@ -11,7 +11,6 @@ test('a request that takes a slot again has nothing of the one before, but for w
   const { handle } = before;
   before.record = 7;
   before.value = 3;
-  before.nextRange = 2;
   before.granted = 5;
   before.received = 5;
   before.messageBytes = 5;

@@ -245,6 +245,80 @@ test('scatter() of a window over columns writes the ranges of the window alone',
   assert.throws(() => new RangeList(all, 40, 301), { code: 'WL_INVALID_ARGUMENT' });
 });
 
+/** Rows of up to nine ranges each, and the same ranges one by one. */
+function repeated(rows: number, longest: number): { readonly list: RangeList; readonly single: RangeList } {
+  const [sources, targets, lengths]: [number[], number[], number[]] = [[], [], []];
+  const [sourceStrides, targetStrides, counts]: [number[], number[], number[]] = [[], [], []];
+  const single = { sources: [] as number[], targets: [] as number[], lengths: [] as number[] };
+  let [source, target] = [0, 0];
+  for (let row = 0; row < rows; row++) {
+    const length = 1 + ((row * 89) % longest);
+    const [stride, targetStride, count] = [length + (row % 3), length + (row % 5), 1 + (row % 9)];
+    lengths.push(length);
+    sources.push(source);
+    targets.push(target);
+    sourceStrides.push(stride);
+    targetStrides.push(targetStride);
+    counts.push(count);
+    for (let range = 0; range < count; range++, source += stride, target += targetStride) {
+      single.sources.push(source);
+      single.targets.push(target);
+      single.lengths.push(length);
+    }
+  }
+  const columns = {
+    sources: Float64Array.from(sources),
+    targets: Float64Array.from(targets),
+    lengths: Float64Array.from(lengths),
+  };
+  const repeats = {
+    ranges: Uint32Array.from(counts),
+    sourceStrides: Float64Array.from(sourceStrides),
+    targetStrides: Float64Array.from(targetStrides),
+  };
+  return {
+    list: new RangeList(columns, 0, rows, repeats),
+    single: new RangeList({
+      sources: Float64Array.from(single.sources),
+      targets: Float64Array.from(single.targets),
+      lengths: Float64Array.from(single.lengths),
+    }),
+  };
+}
+
+test('rows of many ranges are written and read as the same ranges one by one', () => {
+  for (const [rows, longest] of [
+    [300, 700],
+    [3000, 9],
+    [40, 30_000],
+  ] as const) {
+    const net = new Loopback({ segmentBytes: 2048, loss: 0.02, reordering: 0.3 });
+    const { list, single } = repeated(rows, longest);
+    for (const name of ['count', 'bytes', 'chunkBytes', 'longest', 'sourceEnd'] as const) {
+      assert.equal(list[name], single[name]);
+    }
+    const from = net.a.region(list.sourceEnd);
+    const to = net.b.region(2 * list.sourceEnd + 100_000);
+    pattern(from.bytes);
+    to.bytes.fill(7);
+    const expected = new Uint8Array(to.bytes);
+    for (let index = 0; index < single.count; index++) {
+      const start = single.sources[index] as number;
+      const bytes = from.bytes.subarray(start, start + (single.lengths[index] as number));
+      expected.set(bytes, single.targets[index]);
+    }
+    const scatter = net.a.connection.scatter({ region: from, ranges: list, ...place(to) });
+    assert.ok(net.run(() => isEnded(net.a, scatter)));
+    assert.equal(net.a.engine.poll(scatter), requestStatus.done);
+    assert.deepEqual(to.bytes, expected);
+    const back = net.a.region(list.sourceEnd);
+    const gather = net.a.connection.gather({ region: back, ranges: list, ...place(to) });
+    assert.ok(net.run(() => isEnded(net.a, gather)));
+    assert.equal(net.a.engine.poll(gather), requestStatus.done);
+    assert.deepEqual(back.bytes, gathered(single, to.bytes, new Uint8Array(back.bytes.length)));
+  }
+});
+
 test('scatter() that leaves the region, has a wrong key or may not write fails, and the connection goes on', () => {
   const net = new Loopback();
   const local = net.a.region(1000);
@@ -556,6 +630,20 @@ test('scatter() and its ranges are checked before anything is sent', () => {
   assert.throws(() => one(0, 0.5, 1), /range 0/);
   const none = new Float64Array(0);
   assert.throws(() => new RangeList({ sources: none, targets: none, lengths: none }), /at least one/);
+  const column = Float64Array.of(8);
+  for (const [strides, count] of [
+    [2 ** 47, 3],
+    [-1, 2],
+    [Number.NaN, 2],
+  ] as const) {
+    const repeats = {
+      ranges: Uint32Array.of(count),
+      sourceStrides: column,
+      targetStrides: Float64Array.of(strides),
+    };
+    const columns = { sources: column, targets: column, lengths: column };
+    assert.throws(() => new RangeList(columns, 0, 1, repeats), { code: 'WL_INVALID_ARGUMENT' });
+  }
 });
 
 test('both ends read many ranges at once, more than are answered at a time, and none waits for the other for ever', () => {

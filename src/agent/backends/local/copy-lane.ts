@@ -1,8 +1,9 @@
 // Copies to one peer that two threads share: they take steps of the first transfer in turn; the one that copies the
 // last step sends its message and tells the agent. Hot path: no allocation.
 import { copyMemory } from '../../../native/libc.ts';
-import { copyRanges, IovecList, MAX_RANGES } from '../../../native/process-memory.ts';
+import { IovecList, MAX_RANGES } from '../../../native/process-memory.ts';
 import type { SharedLock, WakeWord } from '../../../threads/wake-word.ts';
+import { PartTable } from '../../../transport/part-table.ts';
 import { type PeerSteps, type RecordSender, type RegionGrants, REVOKED } from './sender-end.ts';
 
 // What an agent's thread and the thread that copies for it share: the words of threads, lanes and jobs, and a job's table.
@@ -21,88 +22,60 @@ export const THREAD_WORDS = 4;
  *
  * - `next`: the job behind it in its lane, 0 if none.
  * - `state`: of `jobStates`; the agent's thread also reads it without the lock.
- * - `claimed`: steps that a thread has begun. `active`: threads that are within a step.
- * - `failure`: why a step failed, as CopyTable.copy says it, or REVOKED; 0 if none has.
+ * - `active`: threads that are within a step.
+ * - `failure`: why a step failed, as CopyRows.copy says it, or REVOKED; 0 if none has.
  * - `hasMessage`: 1 if a message is to follow.
  */
-export const jobWord = { next: 0, state: 1, claimed: 2, active: 3, failure: 4, hasMessage: 5 } as const;
-export const JOB_WORDS = 6;
+export const jobWord = { next: 0, state: 1, active: 2, failure: 3, hasMessage: 4 } as const;
+export const JOB_WORDS = 5;
+
+/** Where the next step of a job begins, as CopyCursor says it. Read and written under the lock alone. */
+const claimField = { row: 0, range: 1, offset: 2 } as const;
+export const CLAIM_FIELDS = 3;
 export const jobStates = { idle: 0, queued: 1, ended: 2 } as const;
 
 /** Ids of the first and the last job; 0 if there is none. */
 const laneWord = { first: 0, last: 1 } as const;
 export const LANE_WORDS = 2;
 
-/** Columns of a row. `process`: 0 for a copy of mapped memory, else pid to write into, or -pid to read from. */
-const copyColumn = { process: 0, to: 1, from: 2, bytes: 3, ranges: 4 } as const;
-const COPY_COLUMNS = 5;
-/** A head, the rows, then the first row of each step. */
-const copyHeadWord = { steps: 0, rows: 1 } as const;
-const COPY_HEAD_BYTES = 8;
+// What one transfer copies between memory of hosts, read in place by two threads: the rows of its parts, and where regions begin.
 
-// Copies that are to be made, in columns: where each piece is here, where it is there, how long it is.
+/** How far copies have come: the row of the next byte, its range in the row, and its place in the range. */
+export class CopyCursor {
+  row = 0;
+  range = 0;
+  offset = 0;
 
-export class CopyList {
-  readonly local: Float64Array;
-  readonly remote: Float64Array;
-  readonly bytes: Float64Array;
-  count = 0;
-
-  constructor(capacity: number) {
-    this.local = new Float64Array(capacity);
-    this.remote = new Float64Array(capacity);
-    this.bytes = new Float64Array(capacity);
-  }
-
-  add(local: number, remote: number, bytes: number): void {
-    const at = this.count++;
-    this.local[at] = local;
-    this.remote[at] = remote;
-    this.bytes[at] = bytes;
-  }
-
-  get totalBytes(): number {
-    let sum = 0;
-    for (let at = 0; at < this.count; at++) sum += this.bytes[at]!;
-    return sum;
-  }
-
-  /** How many pieces `cut` gives. */
-  countPieces(longest: number): number {
-    let pieces = 0;
-    for (let at = 0; at < this.count; at++) pieces += Math.ceil(this.bytes[at]! / longest);
-    return pieces;
-  }
-
-  /** Hands over all copies in order, cut into pieces of at most `longest` bytes. */
-  cut(longest: number, take: (local: number, remote: number, bytes: number) => void): void {
-    for (let at = 0; at < this.count; at++) {
-      const local = this.local[at]!;
-      const remote = this.remote[at]!;
-      const bytes = this.bytes[at]!;
-      for (let done = 0; done < bytes; done += longest) {
-        take(local + done, remote + done, Math.min(longest, bytes - done));
-      }
-    }
+  follow({ row, range, offset }: Readonly<Omit<CopyCursor, 'follow'>>): void {
+    this.row = row;
+    this.range = range;
+    this.offset = offset;
   }
 }
 
-// What one transfer copies between memory of hosts: its native arguments, in memory that two threads share.
+/** Where a region of the peer begins: a native address of this process, or if `process` is not 0, one of that process. */
+interface RemotePlace {
+  readonly process: number;
+  readonly address: number;
+}
 
-interface CopyTableParts {
-  /** Both sides are mapped in this process. */
-  readonly mapped: CopyList;
-  /** The far side is memory of the process `pid`. */
-  readonly process: CopyList;
-  readonly pid: number;
+interface CopyRowsParts {
+  readonly parts: PartTable;
   readonly isRead: boolean;
-  /** About so much is copied in one step, in at most so many pieces. */
-  readonly stepBytes: number;
-  readonly stepPieces: number;
+  /** Native addresses of the regions of this side; NaN for those whose rows are others' to copy. */
+  readonly locals: readonly number[];
+  readonly remotes: readonly RemotePlace[];
 }
 
-/** Longest range of another process's memory, so that a call of the kernel stays short. */
-const RANGE_BYTES = 4 << 20;
+/** What another thread needs of CopyRows: the memory of the PartTable, and of the places. */
+interface SharedRows {
+  readonly parts: SharedArrayBuffer;
+  readonly places: SharedArrayBuffer;
+}
+
+/** The first numbers of the places; those of the peer's regions follow, two each, then those of this side's. */
+const placeField = { isRead: 0, remotes: 1 } as const;
+const FIRST_PLACE = 2;
 
 /** A copy of so many bytes takes longer than to begin it. */
 const PIECE_COST = 64;
@@ -110,168 +83,172 @@ const PIECE_COST = 64;
 /** What `copy` returns for a range that ended early: its end is no longer mapped over there. */
 export const CUT_SHORT = -1;
 
-export class CopyTable {
-  /** The memory that `CopyTable.over` takes in another thread. */
-  readonly buffer: SharedArrayBuffer;
-  readonly bytes: number;
-  readonly steps: number;
-  /** Kept because their addresses stand in rows. */
-  readonly ranges: IovecList | undefined;
-  readonly #firstRows: Int32Array;
-  readonly #rows: Float64Array;
+/** Where copies begin. Nobody moves it. */
+export const BEGIN: Readonly<CopyCursor> = new CopyCursor();
 
-  static of(parts: CopyTableParts): CopyTable {
-    const { mapped, stepBytes } = parts;
-    const calls = callsOfProcess(parts);
-    const mappedRows = mapped.countPieces(stepBytes);
-    const count = mappedRows + calls.bytes.length;
-    // No step is without a row.
-    const buffer = new SharedArrayBuffer(COPY_HEAD_BYTES + count * COPY_COLUMNS * 8 + (count + 1) * 4);
-    const rows = rowsIn(buffer, count);
-    putMapped(rows, parts);
-    putCalls(rows.subarray(mappedRows * COPY_COLUMNS), calls, parts);
-    const head = new Int32Array(buffer, 0, COPY_HEAD_BYTES / 4);
-    head[copyHeadWord.rows] = count;
-    head[copyHeadWord.steps] = putSteps(firstRowsIn(buffer, count), rows, parts);
-    return new CopyTable(buffer, calls.ranges);
+export class CopyRows {
+  readonly shared: SharedRows;
+  readonly parts: PartTable;
+  readonly #isRead: boolean;
+  readonly #processes: Float64Array;
+  readonly #remotes: Float64Array;
+  readonly #locals: Float64Array;
+  readonly #end = new CopyCursor();
+
+  static of({ parts, isRead, locals, remotes }: CopyRowsParts): CopyRows {
+    const places = new SharedArrayBuffer((FIRST_PLACE + 2 * remotes.length + locals.length) * 8);
+    const numbers = [isRead ? 1 : 0, remotes.length];
+    for (const { process } of remotes) numbers.push(process);
+    for (const { address } of remotes) numbers.push(address);
+    new Float64Array(places).set([...numbers, ...locals]);
+    return CopyRows.over({ parts: parts.buffer, places });
   }
 
-  /** Reads the table in another thread; the one that made it must keep it. */
-  static over(buffer: SharedArrayBuffer): CopyTable {
-    return new CopyTable(buffer, undefined);
+  static over(shared: SharedRows): CopyRows {
+    return new CopyRows(shared);
   }
 
-  private constructor(buffer: SharedArrayBuffer, ranges: IovecList | undefined) {
-    const head = new Int32Array(buffer, 0, COPY_HEAD_BYTES / 4);
-    const count = head[copyHeadWord.rows]!;
-    this.buffer = buffer;
-    this.steps = head[copyHeadWord.steps]!;
-    this.ranges = ranges;
-    this.#firstRows = firstRowsIn(buffer, count);
-    this.#rows = rowsIn(buffer, count);
-    this.bytes = this.#sum(0, count);
+  private constructor(shared: SharedRows) {
+    const places = new Float64Array(shared.places);
+    const remotes = places[placeField.remotes]!;
+    this.shared = shared;
+    this.parts = PartTable.over(shared.parts);
+    this.#isRead = places[placeField.isRead] === 1;
+    this.#processes = places.subarray(FIRST_PLACE, FIRST_PLACE + remotes);
+    this.#remotes = places.subarray(FIRST_PLACE + remotes, FIRST_PLACE + 2 * remotes);
+    this.#locals = places.subarray(FIRST_PLACE + 2 * remotes);
   }
 
-  /** The time that a step takes, in bytes: to begin a piece takes some, too. */
-  costOf(step: number): number {
-    const first = this.#firstRows[step]!;
-    const end = this.#firstRows[step + 1]!;
-    return Math.max(this.#sum(first, end), (end - first) * PIECE_COST);
+  /** Bytes and ranges of the rows that are copied here. */
+  sums(): { readonly bytes: number; readonly ranges: number } {
+    const { parts } = this;
+    let [bytes, ranges] = [0, 0];
+    for (let row = 0; row < parts.count; row++) {
+      if (this.#isOthers(row)) continue;
+      bytes += parts.bytes[row]! * parts.ranges[row]!;
+      ranges += parts.ranges[row]!;
+    }
+    return { bytes, ranges };
   }
 
-  /** Hot path. Returns 0, or why not all of the step could be copied: an errno, or CUT_SHORT. */
-  copy(step: number): number {
-    const rows = this.#rows;
-    const end = this.#firstRows[step + 1]! * COPY_COLUMNS;
-    for (let at = this.#firstRows[step]! * COPY_COLUMNS; at < end; at += COPY_COLUMNS) {
-      const process = rows[at]!;
-      const to = rows[at + copyColumn.to]!;
-      const from = rows[at + copyColumn.from]!;
-      const bytes = rows[at + copyColumn.bytes]!;
-      if (process === 0) {
-        copyMemory(to, from, bytes);
-        continue;
+  /**
+   * Hot path. Moves the cursor by a step: about so many bytes, in at most so many pieces; ranges that are longer are cut. Returns
+   * the time that the step takes, in bytes: to begin a piece takes some, too.
+   */
+  move(cursor: CopyCursor, stepBytes: number, stepPieces: number): number {
+    const { parts } = this;
+    const { count } = parts;
+    let [room, pieces] = [stepBytes, stepPieces];
+    while (cursor.row < count) {
+      const bytes = parts.bytes[cursor.row]!;
+      const ranges = this.#isOthers(cursor.row) ? 0 : parts.ranges[cursor.row]!;
+      if (cursor.range < ranges) {
+        const left = bytes - cursor.offset;
+        // What the rest of a step does not hold begins the next one.
+        if (pieces === 0 || (left > room && room < stepBytes)) break;
+        const whole = Math.min(ranges - cursor.range, Math.floor(room / left), cursor.offset > 0 ? 1 : pieces);
+        room -= whole > 0 ? whole * left : room;
+        pieces -= Math.max(1, whole);
+        cursor.offset = whole > 0 ? 0 : cursor.offset + stepBytes;
+        cursor.range += whole;
       }
-      const copied = copyRanges(process, to, from, rows[at + copyColumn.ranges]!);
-      if (copied !== bytes) return copied < 0 ? -copied : CUT_SHORT;
+      if (cursor.range < ranges) continue;
+      cursor.row++;
+      cursor.range = 0;
     }
-    return 0;
+    return Math.max(stepBytes - room, (stepPieces - pieces) * PIECE_COST);
   }
 
-  #sum(first: number, end: number): number {
-    let sum = 0;
-    for (let row = first; row < end; row += 1) sum += this.#rows[row * COPY_COLUMNS + copyColumn.bytes]!;
-    return sum;
+  /** Hot path. Copies everything. Returns as `copy` does. */
+  copyAll(): number {
+    this.#end.row = this.parts.count;
+    return this.copy(BEGIN, this.#end);
   }
-}
 
-function putMapped(rows: Float64Array, { mapped, isRead, stepBytes }: CopyTableParts): void {
-  let at = 0;
-  mapped.cut(stepBytes, (local, remote, bytes) => {
-    rows[at + copyColumn.to] = isRead ? local : remote;
-    rows[at + copyColumn.from] = isRead ? remote : local;
-    rows[at + copyColumn.bytes] = bytes;
-    at += COPY_COLUMNS;
-  });
-}
-
-/** Copies of another process's memory, as calls of the kernel. */
-interface ProcessCalls {
-  readonly ranges: IovecList | undefined;
-  /** The first range of each call, and the bytes of all its ranges. */
-  readonly first: number[];
-  readonly bytes: number[];
-}
-
-/** Puts as many ranges into a call of the kernel as it takes. */
-function callsOfProcess({ process, stepBytes, stepPieces }: CopyTableParts): ProcessCalls {
-  const first: number[] = [];
-  const bytes: number[] = [];
-  if (process.count === 0) return { ranges: undefined, first, bytes };
-  const longest = Math.min(stepBytes, RANGE_BYTES);
-  const most = Math.min(stepPieces, MAX_RANGES);
-  const ranges = new IovecList(process.countPieces(longest));
-  let index = 0;
-  let call = -1;
-  process.cut(longest, (local, remote, pieceBytes) => {
-    ranges.set(index, { local, remote, bytes: pieceBytes });
-    const callParts = call < 0 ? most : index - first[call]!;
-    const isFull = callParts === most;
-    if (isFull || bytes[call]! + pieceBytes > longest) {
-      call = first.push(index) - 1;
-      bytes.push(0);
+  /** Hot path. Copies what lies between two places. Returns 0, or why not all could be copied: an errno, or CUT_SHORT. */
+  copy(start: Readonly<CopyCursor>, end: Readonly<CopyCursor>): number {
+    const { parts } = this;
+    const { count } = parts;
+    for (let row = start.row; row < count && row <= end.row; row++) {
+      if (this.#isOthers(row)) continue;
+      const remote = parts.remote[row]!;
+      const process = this.#processes[remote]!;
+      const bytes = parts.bytes[row]!;
+      const localStride = parts.localStride[row]!;
+      const remoteStride = parts.remoteStride[row]!;
+      let range = row === start.row ? start.range : 0;
+      let offset = row === start.row ? start.offset : 0;
+      const whole = row === end.row ? end.range : parts.ranges[row]!;
+      const rest = row === end.row ? end.offset : 0;
+      const here = this.#locals[parts.local[row]!]! + parts.localOffset[row]!;
+      const there = this.#remotes[remote]! + parts.remoteOffset[row]!;
+      for (; range < whole || (range === whole && offset < rest); range++) {
+        const length = (range < whole ? bytes : rest) - offset;
+        const local = here + range * localStride + offset;
+        const far = there + range * remoteStride + offset;
+        offset = 0;
+        if (process === 0) {
+          if (this.#isRead) copyMemory(local, far, length);
+          else copyMemory(far, local, length);
+          continue;
+        }
+        const failure = (batch ??= new ProcessBatch()).add(process, this.#isRead, local, far, length);
+        if (failure !== 0) return failure;
+      }
     }
-    bytes[call]! += pieceBytes;
-    index++;
-  });
-  first.push(index);
-  return { ranges, first, bytes };
-}
+    return batch === undefined ? 0 : batch.flush();
+  }
 
-function putCalls(rows: Float64Array, { ranges, first, bytes }: ProcessCalls, { pid, isRead }: CopyTableParts): void {
-  if (ranges === undefined) return;
-  for (let call = 0; call < bytes.length; call++) {
-    const { local, remote } = ranges.addressesOf(first[call]!);
-    const at = call * COPY_COLUMNS;
-    rows[at + copyColumn.process] = isRead ? -pid : pid;
-    rows[at + copyColumn.to] = isRead ? local : remote;
-    rows[at + copyColumn.from] = isRead ? remote : local;
-    rows[at + copyColumn.bytes] = bytes[call]!;
-    rows[at + copyColumn.ranges] = first[call + 1]! - (first[call] as number);
+  #isOthers(row: number): boolean {
+    return Number.isNaN(this.#locals[this.parts.local[row]!]!);
   }
 }
 
-/** Writes the first row of each step, then the end of the last one. Returns the number of steps. */
-function putSteps(firstRows: Int32Array, rows: Float64Array, { stepBytes, stepPieces }: CopyTableParts): number {
-  let steps = 0;
-  let bytes = Number.POSITIVE_INFINITY;
-  let pieces = 0;
-  for (let at = 0; at < rows.length; at += COPY_COLUMNS) {
-    const rowBytes = rows[at + copyColumn.bytes]!;
-    const rowPieces = Math.max(1, rows[at + copyColumn.ranges]!);
-    if (bytes + rowBytes > stepBytes || pieces + rowPieces > stepPieces) {
-      firstRows[steps++] = at / COPY_COLUMNS;
-      bytes = 0;
-      pieces = 0;
-    }
-    bytes += rowBytes;
-    pieces += rowPieces;
+/** Ranges of another process's memory that go with one call of the kernel. Hot path: no allocation. */
+class ProcessBatch {
+  readonly #list = new IovecList(MAX_RANGES);
+  readonly #range = { local: 0, remote: 0, bytes: 0 };
+  #process = 0;
+  #isRead = false;
+  #count = 0;
+  #bytes = 0;
+
+  /** Returns 0, or why earlier ones failed: see CopyRows.copy. */
+  // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per range
+  add(process: number, isRead: boolean, local: number, remote: number, bytes: number): number {
+    this.#process = process;
+    this.#isRead = isRead;
+    const range = this.#range;
+    range.local = local;
+    range.remote = remote;
+    range.bytes = bytes;
+    this.#list.set(this.#count++, range);
+    this.#bytes += bytes;
+    return this.#count === MAX_RANGES ? this.flush() : 0;
   }
-  firstRows[steps] = rows.length / COPY_COLUMNS;
-  return steps;
+
+  flush(): number {
+    const [count, bytes] = [this.#count, this.#bytes];
+    if (count === 0) return 0;
+    this.#count = 0;
+    this.#bytes = 0;
+    const copied = this.#list.copy(this.#process, this.#isRead, 0, count);
+    if (copied === bytes) return 0;
+    return copied < 0 ? -copied : CUT_SHORT;
+  }
 }
 
-function rowsIn(buffer: SharedArrayBuffer, count: number): Float64Array {
-  return new Float64Array(buffer, COPY_HEAD_BYTES, count * COPY_COLUMNS);
-}
+/** That of this thread, once it was needed. */
+let batch: ProcessBatch | undefined;
 
-function firstRowsIn(buffer: SharedArrayBuffer, count: number): Int32Array {
-  return new Int32Array(buffer, COPY_HEAD_BYTES + count * COPY_COLUMNS * 8, count + 1);
-}
+/** What a thread copies of a larger transfer before it looks up; threads share it in steps of this. */
+export const STEP_BYTES: number = 256 << 10;
+/** Small pieces cost by their number: most in one step. */
+export const STEP_PIECES = 4096;
 
 /** Copies, and the peer's regions that must be registered for each step of them. */
 export interface CheckedCopies {
-  readonly table: CopyTable;
+  readonly rows: CopyRows;
   readonly grants: RegionGrants;
 }
 
@@ -279,6 +256,7 @@ export interface CheckedCopies {
 export interface CopyJob extends CheckedCopies {
   readonly id: number;
   readonly words: Int32Array;
+  readonly claim: Float64Array;
   /** What is sent behind the data when `hasMessage` says so. */
   readonly message: Uint8Array;
 }
@@ -303,17 +281,20 @@ type CopyOutcome = 'moved' | 'blocked' | 'nothing';
 
 export class CopyLane {
   readonly #parts: CopyLaneParts;
+  /** The step that this thread is within. */
+  readonly #from = new CopyCursor();
+  readonly #to = new CopyCursor();
 
   constructor(parts: CopyLaneParts) {
     this.#parts = parts;
   }
 
   /** The agent's thread. The job must not be queued. */
-  add({ id, words }: CopyJob, hasMessage: boolean): void {
+  add({ id, words, claim }: CopyJob, hasMessage: boolean): void {
     const { lock, words: lane, jobs, onWork } = this.#parts;
     lock.take();
     words[jobWord.next] = 0;
-    words[jobWord.claimed] = 0;
+    claim.fill(0);
     words[jobWord.failure] = 0;
     words[jobWord.hasMessage] = hasMessage ? 1 : 0;
     Atomics.store(words, jobWord.state, jobStates.queued);
@@ -330,30 +311,42 @@ export class CopyLane {
     const { lock, words: lane, jobs } = this.#parts;
     if (Atomics.load(lane, laneWord.first) === 0) return 'nothing';
     let job: CopyJob;
-    let step: number;
     lock.take();
     try {
       const first = lane[laneWord.first]!;
       if (first === 0) return 'nothing';
       job = jobs(first);
-      const { words, table } = job;
-      step = words[jobWord.claimed]!;
-      if (step === table.steps) return words[jobWord.active] === 0 ? this.#end(job) : 'nothing';
-      words[jobWord.claimed] = step + 1;
+      const { words } = job;
+      if (isClaimed(job)) return words[jobWord.active] === 0 ? this.#end(job) : 'nothing';
+      this.#claim(job);
       Atomics.add(words, jobWord.active, 1);
     } finally {
       // A thread that fails releases it, too: the other one goes on alone.
       lock.release();
     }
-    this.#endStep(job, this.#copy(job, step));
+    this.#endStep(job, this.#copy(job));
     return 'moved';
   }
 
-  #copy({ table, grants }: CopyJob, step: number): number {
+  /** Called under the lock. */
+  #claim({ rows, claim }: CopyJob): void {
+    const from = this.#from;
+    const to = this.#to;
+    from.row = claim[claimField.row]!;
+    from.range = claim[claimField.range]!;
+    from.offset = claim[claimField.offset]!;
+    to.follow(from);
+    rows.move(to, STEP_BYTES, STEP_PIECES);
+    claim[claimField.row] = to.row;
+    claim[claimField.range] = to.range;
+    claim[claimField.offset] = to.offset;
+  }
+
+  #copy({ rows, grants }: CopyJob): number {
     const steps = this.#parts.steps();
     steps.begin();
     try {
-      return steps.hold(grants) ? table.copy(step) : REVOKED;
+      return steps.hold(grants) ? rows.copy(this.#from, this.#to) : REVOKED;
     } finally {
       steps.end();
     }
@@ -361,29 +354,30 @@ export class CopyLane {
 
   #endStep(job: CopyJob, failure: number): void {
     const { lock, onWork } = this.#parts;
-    const { words, table } = job;
+    const { words } = job;
     lock.take();
     try {
       const isQueued = words[jobWord.state] === jobStates.queued;
       if (failure !== 0 && isQueued) {
         words[jobWord.failure] = failure;
-        words[jobWord.claimed] = table.steps;
+        claimRest(job);
       }
       if (Atomics.sub(words, jobWord.active, 1) !== 1) return;
       if (!isQueued) Atomics.notify(words, jobWord.active);
       // The other thread may have gone to sleep because this one was within the last step.
-      else if (words[jobWord.claimed] === table.steps && this.#end(job) === 'blocked') onWork();
+      else if (isClaimed(job) && this.#end(job) === 'blocked') onWork();
     } finally {
       lock.release();
     }
   }
 
   /** The agent's thread. Ends a job early, if it has not ended; when it returns, no thread is within a step of it. */
-  remove({ id, words, table }: CopyJob): void {
+  remove(job: CopyJob): void {
+    const { id, words } = job;
     const { lock } = this.#parts;
     lock.take();
     if (words[jobWord.state] === jobStates.queued) {
-      words[jobWord.claimed] = table.steps;
+      claimRest(job);
       this.#unlink(id);
       Atomics.store(words, jobWord.state, jobStates.idle);
     }
@@ -427,4 +421,14 @@ export class CopyLane {
     if (next === 0) lane[laneWord.last] = before;
     if (before === 0 && next !== 0) onWork();
   }
+}
+
+/** All steps of the job are begun. Called under the lock. */
+function isClaimed({ rows, claim }: CopyJob): boolean {
+  return claim[claimField.row] === rows.parts.count;
+}
+
+/** No step of the job is begun any more. Called under the lock. */
+function claimRest({ rows, claim }: CopyJob): void {
+  claim[claimField.row] = rows.parts.count;
 }

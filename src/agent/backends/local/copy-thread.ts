@@ -1,7 +1,9 @@
 // The thread that carries out large copies of an agent, so that they go on while the agent's thread does something else.
 import {
+  CLAIM_FIELDS,
   type CheckedCopies,
   type CopyJob,
+  type CopyRows,
   CopyLane,
   JOB_WORDS,
   LANE_WORDS,
@@ -71,12 +73,13 @@ export class CopyThread {
   /** `previous` is forgotten: messages of another length need a job of their own. */
   makeJob(copies: CheckedCopies, messageBytes: number, previous?: CopyJob): CopyJob {
     if (previous !== undefined) this.forgetJob(previous);
-    const { table, grants } = copies;
+    const { rows, grants } = copies;
     const id = this.#nextId++;
     const words = new Int32Array(new SharedArrayBuffer(JOB_WORDS * 4));
+    const claim = new Float64Array(new SharedArrayBuffer(CLAIM_FIELDS * 8));
     const message = new Uint8Array(new SharedArrayBuffer(messageBytes));
-    this.#order({ do: 'make job', id, words, table: table.buffer, grants: grants.buffer, message });
-    const job = { id, words, table, grants, message };
+    this.#order({ do: 'make job', id, words, claim, rows: rows.shared, grants: grants.buffer, message });
+    const job = { id, words, claim, rows, grants, message };
     this.#jobs.set(id, job);
     return job;
   }
@@ -137,7 +140,8 @@ export type CopyOrder =
       readonly do: 'make job';
       readonly id: number;
       readonly words: Int32Array;
-      readonly table: SharedArrayBuffer;
+      readonly claim: Float64Array;
+      readonly rows: CopyRows['shared'];
       readonly message: Uint8Array;
       /** The memory of RegionGrants. */
       readonly grants: SharedArrayBuffer;

@@ -1,5 +1,5 @@
 // Takes steps of the copies of an agent's links until told to stop.
-import { type CopyJob, CopyLane, CopyTable, threadWord } from './copy-lane.ts';
+import { type CopyJob, CopyLane, CopyRows, threadWord } from './copy-lane.ts';
 import { type MessagePort, receiveMessageOnPort } from 'node:worker_threads';
 import { SharedLock, WakeWord } from '../../../threads/wake-word.ts';
 import { bindDeclaredFunctions, viewAt } from '../../../native/library.ts';
@@ -56,9 +56,9 @@ export function run(data: CopyWorkerData, port: MessagePort): void {
         lanes.delete(order.id);
         break;
       case 'make job': {
-        const { id, message, words: own } = order;
+        const { id, message, claim, words: own } = order;
         const grants = RegionGrants.over(order.grants);
-        jobs.set(id, { id, words: own, message, grants, table: CopyTable.over(order.table) });
+        jobs.set(id, { id, words: own, claim, message, grants, rows: CopyRows.over(order.rows) });
         break;
       }
       case 'forget job':

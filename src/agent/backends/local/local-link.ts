@@ -20,8 +20,8 @@ import {
   type LocalPlan,
   LocalTransfer,
   planCopies,
-  STEP_BYTES,
 } from './local-transfer.ts';
+import { STEP_BYTES } from './copy-lane.ts';
 import type { CopyThread } from './copy-thread.ts';
 import type { DeviceWork, PeerSteps } from './sender-end.ts';
 import { ImportedMemory, type LocalRemoteRegion, type RegionReach } from './remote-region.ts';

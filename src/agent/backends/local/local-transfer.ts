@@ -4,6 +4,7 @@ import type { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import type { CudaEvent } from '../../../device/cuda/cuda-event.ts';
 import type { CudaStream } from '../../../device/cuda/cuda-stream.ts';
 import { copyError, whyCopyFailed } from '../../../native/process-memory.ts';
+import type { PartTable } from '../../../transport/part-table.ts';
 import type {
   BackendRegion,
   BackendRemoteRegion,
@@ -12,7 +13,18 @@ import type {
   TransferOperation,
   TransferState,
 } from '../../backend.ts';
-import { type CheckedCopies, type CopyJob, CopyList, CopyTable, CUT_SHORT, jobStates, jobWord } from './copy-lane.ts';
+import {
+  BEGIN,
+  type CheckedCopies,
+  CopyCursor,
+  type CopyJob,
+  CopyRows,
+  CUT_SHORT,
+  jobStates,
+  jobWord,
+  STEP_BYTES,
+  STEP_PIECES,
+} from './copy-lane.ts';
 import type { CopyThread, LaneToPeer } from './copy-thread.ts';
 import type { LocalRegion } from './local-region.ts';
 import { recordBytes } from './mailbox-layout.ts';
@@ -60,16 +72,24 @@ export function planCopies(link: LinkedMemory, operation: TransferOperation, pla
   const isRead = operation === 'read';
   const locals = plan.locals as readonly LocalRegion[];
   const remotes = plan.remotes as readonly LocalRemoteRegion[];
-  const { mapped, process, onDevice } = sortParts(link, { locals, remotes, parts: plan.parts });
+  const { parts } = plan;
+  const addresses = remoteAddresses(link, { locals, remotes, parts });
   const plans: CopyPlan[] = [];
-  const cuda = [...onDevice].map(
-    ([device, list]) => new CudaCopies(list, { device, stream: link.stream(device), work: link.deviceWork, isRead }),
-  );
+  const cuda: CudaCopies[] = [];
+  let host: HostCopies | undefined;
+  for (const [device, known] of addresses) {
+    const own = locals.map((local) => (local.device === device ? local.address : Number.NaN));
+    if (device === undefined) {
+      const processOf = ({ reach }: LocalRemoteRegion): number => (reach.kind === 'process' ? link.pid : 0);
+      const places = remotes.map((remote, at) => ({ process: processOf(remote), address: known[at]! }));
+      const rows = CopyRows.of({ parts, isRead, locals: own, remotes: places });
+      host = new HostCopies(rows, { pid: link.pid, isRead, peer: link.peerName });
+    } else {
+      const copies = { parts, locals: own, remotes: known };
+      cuda.push(new CudaCopies(copies, { device, stream: link.stream(device), work: link.deviceWork, isRead }));
+    }
+  }
   plans.push(...cuda);
-  const host =
-    mapped.count + process.count === 0
-      ? undefined
-      : new HostCopies({ mapped, process, pid: link.pid, isRead, peer: link.peerName });
   if (host !== undefined) plans.push(host);
   return {
     host: cuda.length === 0 ? host : undefined,
@@ -82,61 +102,38 @@ export function planCopies(link: LinkedMemory, operation: TransferOperation, pla
   };
 }
 
-interface SortedParts {
-  readonly mapped: CopyList;
-  readonly process: CopyList;
-  readonly onDevice: ReadonlyMap<CudaDevice, CopyList>;
-}
-
-/** How the parts between one pair of regions are copied, and where the far region begins as seen by that copy. */
-interface Way {
-  readonly list: CopyList;
-  readonly begin: number;
-}
-
-function sortParts(
+/** Where the peer's regions begin, as what copies sees them: by the device of this side's memory, then by region; NaN where none is asked for. */
+function remoteAddresses(
   link: LinkedMemory,
   { locals, remotes, parts }: PlannedTransfer<LocalRegion, LocalRemoteRegion>,
-): SortedParts {
-  const { count } = parts;
-  const mapped = new CopyList(count);
-  const process = new CopyList(count);
-  const onDevice = new Map<CudaDevice, CopyList>();
-  const wayOf = (device: CudaDevice | undefined, { reach }: LocalRemoteRegion): Way => {
-    if (device === undefined && reach.kind !== 'cuda')
-      return { list: reach.kind === 'mapped' ? mapped : process, begin: reach.address };
-    const at = remoteOnDevice(link, reach, device);
-    const list = onDevice.get(at.device) ?? new CopyList(count);
-    onDevice.set(at.device, list);
-    return { list, begin: at.address };
-  };
-  /** Ways by device of this side, then by index of the remote region. */
-  const ways = new Map<CudaDevice | undefined, (Way | undefined)[]>();
-  for (const { device } of locals) if (!ways.has(device)) ways.set(device, []);
-  const waysOfLocal = locals.map(({ device }) => ways.get(device) as (Way | undefined)[]);
-  for (let at = 0; at < count; at++) {
-    const { device, address } = locals[parts.local[at]!] as LocalRegion;
-    const remote = parts.remote[at]!;
-    const known = waysOfLocal[parts.local[at]!] as (Way | undefined)[];
-    const { list, begin } = (known[remote] ??= wayOf(device, remotes[remote] as LocalRemoteRegion));
-    list.add(address + parts.localOffset[at]!, begin + parts.remoteOffset[at]!, parts.bytes[at]!);
+): ReadonlyMap<CudaDevice | undefined, Float64Array> {
+  const byDevice = new Map<CudaDevice | undefined, Float64Array>();
+  const byLocal = locals.map(({ device }) => {
+    const known = byDevice.get(device) ?? new Float64Array(remotes.length).fill(Number.NaN);
+    byDevice.set(device, known);
+    return known;
+  });
+  for (let row = 0; row < parts.count; row++) {
+    const remote = parts.remote[row]!;
+    const known = byLocal[parts.local[row]!] as Float64Array;
+    if (Number.isNaN(known[remote])) {
+      const { device } = locals[parts.local[row]!] as LocalRegion;
+      known[remote] = remoteAddress(link, (remotes[remote] as LocalRemoteRegion).reach, device);
+    }
   }
-  return { mapped, process, onDevice };
+  return byDevice;
 }
 
-function remoteOnDevice(
-  link: LinkedMemory,
-  reach: RegionReach,
-  device: CudaDevice | undefined,
-): { readonly device: CudaDevice; readonly address: number } {
+function remoteAddress(link: LinkedMemory, reach: RegionReach, device: CudaDevice | undefined): number {
   if (device === undefined) {
+    if (reach.kind !== 'cuda') return reach.address;
     throw new WeftlineError(
       'WL_UNSUPPORTED',
       `Cannot move host memory of this side to or from GPU memory of ${link.peerName}: give GPU memory of this side`,
     );
   }
-  if (reach.kind === 'cuda') return { device, address: link.mapAllocation(reach, device) };
-  if (reach.kind === 'mapped') return { device, address: reach.address };
+  if (reach.kind === 'cuda') return link.mapAllocation(reach, device);
+  if (reach.kind === 'mapped') return reach.address;
   throw new WeftlineError(
     'WL_UNSUPPORTED',
     `GPU memory can be moved to and from memory that ${link.peerName} took from agent.allocate(), not from its other host memory`,
@@ -145,15 +142,10 @@ function remoteOnDevice(
 
 /** Up to this much is copied at once, within `post`: less than a millisecond. */
 const INLINE_BYTES: number = 4 << 20;
-/** What a thread copies of a larger transfer before it looks up; threads share it in steps of this. */
-export const STEP_BYTES: number = 256 << 10;
-/** Small pieces cost by their number. Maximum pieces that are copied within `post`, and in one step of a larger transfer. */
+/** Small pieces cost by their number. Most of them that are copied within `post`. */
 const INLINE_PIECES = 16_384;
-const STEP_PIECES = 4096;
 
 interface HostCopiesOptions {
-  readonly mapped: CopyList;
-  readonly process: CopyList;
   readonly pid: number;
   readonly isRead: boolean;
   readonly peer: string;
@@ -163,34 +155,42 @@ interface HostCopiesOptions {
 class HostCopies implements CopyPlan {
   readonly bytes: number;
   readonly isShort: boolean;
-  readonly table: CopyTable;
-  readonly #options: Omit<HostCopiesOptions, 'mapped' | 'process'>;
-  #at = 0;
+  readonly rows: CopyRows;
+  readonly #options: HostCopiesOptions;
+  readonly #at = new CopyCursor();
+  readonly #end = new CopyCursor();
 
-  constructor({ mapped, process, pid, isRead, peer }: HostCopiesOptions) {
-    this.bytes = mapped.totalBytes + process.totalBytes;
-    this.isShort = this.bytes <= INLINE_BYTES && mapped.count + process.count <= INLINE_PIECES;
-    const stepBytes = this.isShort ? INLINE_BYTES : STEP_BYTES;
-    const stepPieces = this.isShort ? INLINE_PIECES : STEP_PIECES;
-    this.table = CopyTable.of({ mapped, process, pid, isRead, stepBytes, stepPieces });
-    this.#options = { pid, isRead, peer };
+  constructor(rows: CopyRows, options: HostCopiesOptions) {
+    const { bytes, ranges } = rows.sums();
+    this.bytes = bytes;
+    this.isShort = bytes <= INLINE_BYTES && ranges <= INLINE_PIECES;
+    this.rows = rows;
+    this.#options = options;
   }
 
   begin(): void {
-    this.#at = 0;
+    this.#at.follow(BEGIN);
   }
 
   advance(budget: number): boolean {
-    const { table } = this;
-    for (let left = budget; this.#at < table.steps && left > 0;) {
-      const step = this.#at;
-      const failure = table.copy(step);
-      if (failure !== 0) throw this.failure(failure);
-      this.#at = step + 1;
-      // Nothing is left to spend the rest on, and most transfers have one step.
-      if (step + 1 < table.steps) left -= table.costOf(step);
+    const { rows } = this;
+    if (this.isShort) {
+      this.#check(rows.copyAll());
+      return true;
     }
-    return this.#at === table.steps;
+    const at = this.#at;
+    const end = this.#end;
+    for (let left = budget; at.row < rows.parts.count && left > 0;) {
+      end.follow(at);
+      left -= rows.move(end, STEP_BYTES, STEP_PIECES);
+      this.#check(rows.copy(at, end));
+      at.follow(end);
+    }
+    return at.row === rows.parts.count;
+  }
+
+  #check(failure: number): void {
+    if (failure !== 0) throw this.failure(failure);
   }
 
   isOver(): boolean {
@@ -201,7 +201,7 @@ class HostCopies implements CopyPlan {
     return Promise.resolve();
   }
 
-  /** `code`: as CopyTable.copy says it. */
+  /** `code`: as CopyRows.copy says it. */
   failure(code: number): WeftlineError {
     const { peer, pid, isRead } = this.#options;
     const details = { peer, pid, bytes: this.bytes };
@@ -227,6 +227,14 @@ export interface CudaCopiesOptions {
   readonly work: DeviceWork;
 }
 
+/** Parts between memory of a GPU and memory that it reaches. */
+interface DeviceParts {
+  readonly parts: PartTable;
+  /** Where regions begin, as the GPU sees them; NaN for those of this side whose parts are others' to copy. */
+  readonly locals: ArrayLike<number>;
+  readonly remotes: ArrayLike<number>;
+}
+
 /**
  * Copies begin when the transfer is posted; they do not wait for work of other streams: what is sent must lie there, as
  * for a copy by the host. Host memory that the driver does not know is copied by the host within `advance`.
@@ -238,27 +246,26 @@ export class CudaCopies implements CopyPlan, Disposable {
   readonly #stream: CudaStream;
   readonly #event: CudaEvent;
   readonly #work: DeviceWork;
-  /** Triples of to, from and bytes. */
-  readonly #copies: Float64Array;
+  readonly #isRead: boolean;
+  readonly #parts: DeviceParts;
   #isEnqueued = false;
   /** While the GPU may work on it. */
   #ticket: number | undefined;
 
-  constructor(list: CopyList, { device, stream, isRead, work }: CudaCopiesOptions) {
+  constructor(copies: DeviceParts, { device, stream, isRead, work }: CudaCopiesOptions) {
     this.#work = work;
     this.#device = device;
     this.#stream = stream;
     this.#event = device.createEvent();
-    this.bytes = list.totalBytes;
-    this.isShort = this.bytes <= INLINE_BYTES;
-    const to = isRead ? list.local : list.remote;
-    const from = isRead ? list.remote : list.local;
-    this.#copies = new Float64Array(list.count * 3);
-    for (let at = 0; at < list.count; at++) {
-      this.#copies[at * 3] = to[at]!;
-      this.#copies[at * 3 + 1] = from[at]!;
-      this.#copies[at * 3 + 2] = list.bytes[at]!;
+    this.#isRead = isRead;
+    this.#parts = copies;
+    const { parts, locals } = copies;
+    let bytes = 0;
+    for (let row = 0; row < parts.count; row++) {
+      if (!Number.isNaN(locals[parts.local[row]!]!)) bytes += parts.bytes[row]! * parts.ranges[row]!;
     }
+    this.bytes = bytes;
+    this.isShort = bytes <= INLINE_BYTES;
   }
 
   begin(): void {
@@ -312,10 +319,18 @@ export class CudaCopies implements CopyPlan, Disposable {
 
   #enqueueAll(): void {
     const { context } = this.#device;
-    const copies = this.#copies;
-    for (let at = 0; at < copies.length; at += 3) {
-      const [to, from, bytes] = [copies[at], copies[at + 1], copies[at + 2]] as [number, number, number];
-      context.check('cuMemcpyAsync', context.driver.cuMemcpyAsync(to, from, bytes, this.#stream.handle));
+    const { parts, locals, remotes } = this.#parts;
+    for (let row = 0; row < parts.count; row++) {
+      const local = locals[parts.local[row]!]! + parts.localOffset[row]!;
+      if (Number.isNaN(local)) continue;
+      const remote = remotes[parts.remote[row]!]! + parts.remoteOffset[row]!;
+      for (let range = 0; range < parts.ranges[row]!; range++) {
+        const here = local + range * parts.localStride[row]!;
+        const there = remote + range * parts.remoteStride[row]!;
+        const [to, from] = this.#isRead ? [here, there] : [there, here];
+        const status = context.driver.cuMemcpyAsync(to, from, parts.bytes[row]!, this.#stream.handle);
+        context.check('cuMemcpyAsync', status);
+      }
     }
   }
 }
@@ -443,7 +458,7 @@ export class LocalTransfer implements BackendTransfer {
 
   handOver(help: CopyHelp): void {
     this.#shared ??= new SharedCopies(help, {
-      table: (this.#parts.host as HostCopies).table,
+      rows: (this.#parts.host as HostCopies).rows,
       grants: RegionGrants.of(this.#remotes),
     });
     this.isHandedOver = true;
@@ -593,7 +608,7 @@ class SharedCopies {
     return this.#job !== undefined && Atomics.load(this.#job.words, jobWord.state) === jobStates.ended;
   }
 
-  /** Once it has ended: why, as CopyTable.copy says it, or REVOKED; 0 if all is copied and the message is sent. */
+  /** Once it has ended: why, as CopyRows.copy says it, or REVOKED; 0 if all is copied and the message is sent. */
   get failure(): number {
     return this.#job?.words[jobWord.failure] ?? 0;
   }

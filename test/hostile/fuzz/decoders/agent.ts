@@ -101,25 +101,30 @@ const regionInfos: Decoder = {
 const descriptors: Decoder = {
   name: 'descriptor-lists',
   codes: ['WL_PROTOCOL'],
-  fields: [0, 4, 8, 12, 16, 24, 32, 40],
+  fields: [0, 4, 8, 12, 16, 24, 32, 40, 44],
   memoryBytes: 2 ** 24,
   seeds: () => [
     new DescriptorList('host', Float64Array.of(4096), Float64Array.of(64)).encode(),
     new DescriptorList('cuda', Float64Array.of(4096, 8192, 0x7fff_0000_0000), Float64Array.of(64, 1, 4096)).encode(),
     new DescriptorList('host', new Float64Array(40).fill(65_536), new Float64Array(40).fill(8)).encode(),
+    new DescriptorList(
+      'host',
+      Float64Array.of(4096, 8192),
+      Float64Array.of(64, 1),
+      Float64Array.of(100, 1),
+      Uint32Array.of(3, 1),
+    ).encode(),
   ],
   run: (input) => {
     const list = DescriptorList.decode(input);
-    for (let index = 0; index < list.length; index++) {
-      const end = (list.addresses[index] as number) + (list.lengths[index] as number);
-      if (!Number.isSafeInteger(end)) throw new Fault(`a range that ends at ${end} was believed`);
+    const { addresses, lengths, strides, counts } = list.runs;
+    for (const [run, count] of counts.entries()) {
+      const end = (addresses[run] as number) + (count - 1) * (strides[run] as number) + (lengths[run] as number);
+      if (count === 0 || !Number.isSafeInteger(end))
+        throw new Fault(`${count} ranges that end at ${end} were believed`);
     }
     if (!Number.isSafeInteger(list.bytes)) throw new Fault(`ranges of ${list.bytes} bytes were believed`);
-    if (
-      Buffer.compare(list.encode(), input) !== 0 &&
-      list.length > 0 &&
-      input.subarray(12, 16).every((byte) => byte === 0)
-    ) {
+    if (Buffer.compare(list.encode(), input) !== 0 && list.length > counts.length === (input[12] === 1)) {
       throw new Fault('the list is another one when it is encoded again');
     }
   },

@@ -2,9 +2,9 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { mailboxBytes } from '#lib/agent/backends/local/mailbox-layout.js';
-import { CopyList } from '#lib/agent/backends/local/copy-lane.js';
 import { CudaCopies, type CudaCopiesOptions } from '#lib/agent/backends/local/local-transfer.js';
 import { DeviceWork } from '#lib/agent/backends/local/sender-end.js';
+import { planned } from '../../../../local/support/planned-transfer.ts';
 
 /** A GPU whose work is done when the test says so. */
 function pretendDevice(): {
@@ -36,9 +36,9 @@ function pretendDevice(): {
 function openCopies() {
   const { device, stream, gpu } = pretendDevice();
   const work = new DeviceWork(new ArrayBuffer(mailboxBytes(1)), 0);
-  const list = new CopyList(1);
-  list.add(4096, 8192, 10);
-  return { copies: new CudaCopies(list, { device, stream, isRead: false, work }), work, gpu };
+  const { parts } = planned([{ local: 0, localOffset: 0, remote: 0, remoteOffset: 0, bytes: 10 }]);
+  const copied = { parts, locals: [4096], remotes: [8192] };
+  return { copies: new CudaCopies(copied, { device, stream, isRead: false, work }), work, gpu };
 }
 
 test('a post is under way until its event is done', () => {
