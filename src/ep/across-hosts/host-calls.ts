@@ -39,7 +39,7 @@ interface SumPart {
 export class RowSums {
   /** Bytes of a sum on the network. */
   readonly sumBytes: number;
-  readonly #kernels: CpuDevice['kernels'];
+  readonly #device: CpuDevice;
   readonly #rowBytes: number;
   readonly #format: number;
   /** Addresses of the rows of one sum, and whether they are f32. */
@@ -48,11 +48,11 @@ export class RowSums {
   readonly #columnFormats: Tensor<'i32'>;
 
   /** The tables belong to the set. Fails with WL_MEMORY. */
-  constructor({ kernels }: CpuDevice, tensors: TensorSet, shape: RowSumsShape) {
+  constructor(device: CpuDevice, tensors: TensorSet, shape: RowSumsShape) {
     const { routes, ownColumns, hidden, dtype, precision } = shape;
     const others = routes.hosts.length - 1;
     this.sumBytes = bytesOfSum(hidden, dtype, precision);
-    this.#kernels = kernels;
+    this.#device = device;
     this.#rowBytes = hidden * dtypes[dtype].bytes;
     this.#format = elementFormats[dtype];
     this.#scratch = tensors.empty('i32', [2 * (ownColumns + others + 2)]);
@@ -65,7 +65,7 @@ export class RowSums {
 
   /** Sums what this host has of tokens of another one, as it travels. `out`: of the first. */
   sumHere({ places, ranks, columns }: HostTokens, { first, count, out, bases, onePerRank }: SumPart): void {
-    const kernels = this.#kernels;
+    const { kernels } = this.#device;
     const cell = first * columns * 4;
     const [rows, from] = [places.address + cell, ranks ? ranks.address + cell : 0];
     const one = onePerRank ? 1 : 0;
@@ -76,7 +76,7 @@ export class RowSums {
 
   /** Adds up this rank's tokens. `out` and the biases, 0 for none: addresses of token 0. */
   addUp(routed: RoutedTokens, part: SumPart, bias0 = 0, bias1 = 0): void {
-    const kernels = this.#kernels;
+    const { kernels } = this.#device;
     const { sumTable, sumRanks, sumColumns: columns } = routed;
     const { first, count, bases, onePerRank } = part;
     const [rowBytes, scratch, format] = [this.#rowBytes, this.#scratch.address, this.#format];
