@@ -52,7 +52,7 @@ async function openPrefill(agent, memory, blockAt) {
     const words = prompt.split(' ');
     // A block holds the keys and values of its tokens behind those before them.
     const keys = words.map((_, index) => words.slice(0, index + 1).join(' '));
-    const missing = keys.filter((key) => !store.keys.includes(key));
+    const missing = keys.filter((key) => !store.has(key));
     for (const [index, block] of store.reserve(missing).entries())
       blockAt(block)
         .fill(0)

@@ -35,20 +35,18 @@ class HostSums implements BlockSums {
   }
 
   async of(blocks: readonly number[]): Promise<Uint32Array> {
-    const parts = this.#ranges.parts.map(({ stride, bytes }, index) => {
-      const { memory, offset = 0 } = this.#memory.parts[index]!;
-      return { view: memory.bytes, offset, stride, bytes };
-    });
     const sums = new Uint32Array(blocks.length);
     const blocksPerTurn = Math.ceil(TURN_BYTES / this.#ranges.blockBytes);
-    for (const [index, block] of blocks.entries()) {
-      if (index % blocksPerTurn === blocksPerTurn - 1) await new Promise((resolve) => setImmediate(resolve));
-      let sum = 0;
-      for (const { view, offset, stride, bytes } of parts) {
-        const begin = offset + block * stride;
-        sum = crc32(view.subarray(begin, begin + bytes), sum);
+    for (let begin = 0; begin < blocks.length; begin += blocksPerTurn) {
+      if (begin > 0) await new Promise((resolve) => setImmediate(resolve));
+      // Anew in each turn: memory that was closed meanwhile must not be touched.
+      const views = this.#memory.parts.map(({ memory }) => memory.bytes);
+      for (let at = begin; at < Math.min(begin + blocksPerTurn, blocks.length); at++) {
+        for (const [index, { stride, bytes }] of this.#ranges.parts.entries()) {
+          const from = (this.#memory.parts[index]!.offset ?? 0) + blocks[at]! * stride;
+          sums[at] = crc32(views[index]!.subarray(from, from + bytes), sums[at]);
+        }
       }
-      sums[index] = sum;
     }
     return sums;
   }

@@ -89,12 +89,12 @@ export class KvRanges {
     return new KvRanges(kind, blocks, places);
   }
 
-  /** The ranges of these blocks, one block after the other. */
+  /** The ranges of these blocks, one part after the other: blocks that are neighbours are so in each part. */
   select(blocks: readonly number[]): DescriptorList {
     const { length } = this.parts;
     const indices = new Uint32Array(blocks.length * length);
     let at = 0;
-    for (const block of blocks) for (let part = 0; part < length; part++) indices[at++] = part * this.blocks + block;
+    for (let part = 0; part < length; part++) for (const block of blocks) indices[at++] = part * this.blocks + block;
     return this.#list.select(indices);
   }
 }

@@ -115,6 +115,11 @@ export class KvStore implements AsyncDisposable {
     return [...this.#entries.values()].flatMap(({ key, sealed }) => (sealed === undefined ? [] : [key]));
   }
 
+  /** Whether a block is sealed under the key. */
+  has(key: string): boolean {
+    return this.#entries.get(key)?.sealed !== undefined;
+  }
+
   /**
    * A block for each key, to be written and then sealed; nobody is told of it before, and it stays reserved until it is evicted.
    * Fails, having changed nothing, with WL_INVALID_ARGUMENT for a key that the store has, and with WL_BUSY as long as too few

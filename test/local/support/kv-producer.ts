@@ -35,7 +35,7 @@ async function produce(seed: number, backend: BackendName): Promise<void> {
   for (;;) {
     const keys = keysOf(1 + below(MOST));
     if (random() < 0.3) store.evict(keys);
-    const missing = keys.filter((key) => !store.keys.includes(key));
+    const missing = keys.filter((key) => !store.has(key));
     try {
       const blocks = store.reserve(missing);
       for (const [index, block] of blocks.entries()) {
