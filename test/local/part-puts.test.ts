@@ -1,9 +1,9 @@
-// Puts of many parts over channels of every backend: data, order before signals, ends.
+// Rows that wait for channels of every backend: data, order before signals, ends.
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { PartTable } from '#lib/transport/part-table.js';
-import { PartPuts } from '#lib/group/network/out-queue.js';
-import type { BackendChannel, BackendRemoteRegion } from '#lib/agent/backend.js';
+import { OutQueue } from '#lib/group/network/out-queue.js';
+import type { BackendChannel, BackendRegion, BackendRemoteRegion, SharedParts } from '#lib/agent/backend.js';
 import { seededRandom } from '#lib/core/seeded-random.js';
 import { Agent, type Registration } from 'weftline/agent';
 import {
@@ -73,16 +73,19 @@ function deliveryOf(channel: BackendChannel): { readonly isSettled: boolean; des
   };
 }
 
-async function putAll(agent: Agent, puts: PartPuts, first: number, end: number): Promise<void> {
-  for (let at = first; at < end;) {
-    at += puts.put(at, end - at);
-    agent.poll();
-    if (at < end) await new Promise((resolve) => setImmediate(resolve));
-  }
+function openQueue(channel: BackendChannel, local: BackendRegion, remote: BackendRemoteRegion): Promise<OutQueue> {
+  return OutQueue.open({ channel, local, remotes: [remote], rows: PartTable.ofCount(MAX_PARTS), rowWindow: 0 });
 }
 
-async function signal(agent: Agent, channel: BackendChannel, remote: BackendRemoteRegion, add: number): Promise<void> {
-  while (!channel.signal(remote, 0, add)) {
+/** Parts of the table from number `first` to before `end`. */
+function putRows(queue: OutQueue, table: PartTable, first: number, end: number): void {
+  for (let at = first; at < end; at++) queue.putRow(table.localOffset[at]!, table.remoteOffset[at]!, table.bytes[at]!);
+}
+
+/** Posts all that waits for room. */
+async function advance(agent: Agent, queue: OutQueue): Promise<void> {
+  while (!queue.isPosted) {
+    queue.advance();
     agent.poll();
     await new Promise((resolve) => setImmediate(resolve));
   }
@@ -135,13 +138,10 @@ for (const configuration of isWhole ? configurations : configurations.filter(isU
     const table = PartTable.ofCount(MAX_PARTS);
     // Over all lanes of the link, and on one of them.
     const ways = [{}, { lane: (link.lanes ?? 1) - 1 }].map((options) => link.openChannel(options));
-    const opened = ways.map(async (channel) => ({
-      channel,
-      puts: await PartPuts.open({ channel, table, local, remote }),
-    }));
+    const opened = ways.map(async (channel) => ({ channel, queue: await openQueue(channel, local, remote) }));
     const channels = await Promise.all(opened);
     for (let round = 1; round <= ROUNDS; round++) {
-      const { channel, puts } = channels[round % 2]!;
+      const { channel, queue } = channels[round % 2]!;
       const count = round <= 2 ? MAX_PARTS : 1 + Math.floor(random() * 300);
       fillTable(table, count, random);
       expected.fill(round, CELL_BYTES);
@@ -152,12 +152,13 @@ for (const configuration of isWhole ? configurations : configurations.filter(isU
       }
       // In two pieces, with a put by itself between them.
       const middle = Math.floor(random() * (count + 1));
-      await putAll(here, puts, 0, middle);
-      const place = { local, localOffset: 5, remote, remoteOffset: into.bytes.length - 9, bytes: 9 };
-      while (!channel.put(place)) await here.until({ isSettled: true, describe: () => '' });
+      queue.begin();
+      putRows(queue, table, 0, middle);
+      queue.put(5, 0, into.bytes.length - 9, 9);
       expected.set(out.bytes.subarray(5, 14), into.bytes.length - 9);
-      await putAll(here, puts, middle, count);
-      await signal(here, channel, remote, 1);
+      putRows(queue, table, middle, count);
+      queue.signal(0, 0);
+      await advance(here, queue);
       const came = there.until({
         get isSettled() {
           here.poll();
@@ -173,11 +174,7 @@ for (const configuration of isWhole ? configurations : configurations.filter(isU
       );
       await here.until(deliveryOf(channel));
     }
-    for (const { channel, puts } of channels) {
-      await puts.release();
-      await puts.release();
-      await channel.close();
-    }
+    for (const { queue } of channels) await queue.close();
   });
 
   test(`${name}: a peer that dies ends puts of parts with an error`, { skip }, async () => {
@@ -194,20 +191,21 @@ for (const configuration of isWhole ? configurations : configurations.filter(isU
       table.remoteOffset[index] = (255 - index) * 14_336;
       table.bytes[index] = 14_336;
     }
-    const puts = await PartPuts.open({ channel, table, local, remote });
-    await putAll(agent, puts, 0, 256);
-    await agent.until(deliveryOf(channel));
+    const queue = await openQueue(channel, local, remote);
+    const once = async (): Promise<void> => {
+      queue.begin();
+      putRows(queue, table, 0, 256);
+      await advance(agent, queue);
+      await agent.until(deliveryOf(channel));
+    };
+    await once();
     const killed = peer.kill();
     const failed = async (): Promise<void> => {
-      for (;;) {
-        await putAll(agent, puts, 0, 256);
-        await agent.until(deliveryOf(channel));
-      }
+      for (;;) await once();
     };
     await assert.rejects(failed(), { code: 'WL_PEER_LOST' });
     await killed;
-    await puts.release();
-    await channel.close();
+    await queue.close();
   });
 
   test(`${name}: closing in mid-flight ends puts of parts, and the memory can be taken back`, { skip }, async () => {
@@ -218,14 +216,15 @@ for (const configuration of isWhole ? configurations : configurations.filter(isU
     fillTable(table, 400, seededRandom(7));
     for (const withAgent of [false, true]) {
       const channel = link.openChannel();
-      const puts = await PartPuts.open({ channel, table, local, remote });
-      puts.put(0, 400);
+      const queue = await openQueue(channel, local, remote);
+      putRows(queue, table, 0, 400);
+      queue.advance();
       if (withAgent) await here.close();
       else await channel.close();
-      assert.throws(() => puts.put(0, 400), { code: 'WL_CLOSED' });
-      assert.equal(channel.error?.code, 'WL_CLOSED');
-      await puts.release();
-      await channel.close();
+      queue.put(0, 0, 0, 8);
+      assert.throws(() => queue.advance(), { code: 'WL_CLOSED' });
+      assert.equal(queue.error?.code, 'WL_CLOSED');
+      await queue.close();
       if (!withAgent) await (await here.allocate(100)).close();
     }
     assert.throws(() => out.bytes, { code: 'WL_CLOSED' });
@@ -245,7 +244,7 @@ test('multipath: parts that the table does not have are refused, ranges outside 
   ] as const) {
     const channel = link.openChannel();
     const table = PartTable.ofCount(2);
-    const puts = await PartPuts.open({ channel, table, local, remote });
+    const puts = (await channel.shareParts?.(table, local, remote)) as SharedParts;
     for (const [first, count] of [
       [-1, 1],
       [0, 3],
@@ -256,8 +255,8 @@ test('multipath: parts that the table does not have are refused, ranges outside 
       assert.throws(() => puts.put(first, count), { code: 'WL_INVALID_ARGUMENT' });
     }
     // Puts of nothing, or none at all, are delivered like others.
-    assert.equal(puts.put(2, 0), 0);
-    assert.equal(puts.put(0, 2), 2);
+    assert.equal(puts.put(2, 0), true);
+    assert.equal(puts.put(0, 2), true);
     await here.until(deliveryOf(channel));
     assert.equal(channel.posted, 2);
     table.localOffset[1] = localOffset;

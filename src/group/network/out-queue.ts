@@ -3,68 +3,6 @@ import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace, Shar
 import type { WeftlineError } from '../../core/errors.ts';
 import type { PartTable } from '../../transport/part-table.ts';
 
-interface PartPutsOptions {
-  readonly channel: BackendChannel;
-  /** Filled in again and again by the caller. Its indices of regions mean nothing here. */
-  readonly table: PartTable;
-  readonly local: BackendRegion;
-  readonly remote: BackendRemoteRegion;
-}
-
-/** Puts of many parts over a channel of any backend: as one operation where the channel can, else one by one. */
-export class PartPuts {
-  readonly #channel: BackendChannel;
-  readonly #table: PartTable;
-  readonly #shared: SharedParts | undefined;
-  readonly #place: PutPlace;
-
-  /** Fails as its link does. */
-  static async open(options: PartPutsOptions): Promise<PartPuts> {
-    const { channel, table, local, remote } = options;
-    return new PartPuts(options, await channel.shareParts?.(table, local, remote));
-  }
-
-  private constructor({ channel, table, local, remote }: PartPutsOptions, shared: SharedParts | undefined) {
-    this.#channel = channel;
-    this.#table = table;
-    this.#shared = shared;
-    this.#place = { local, localOffset: 0, remote, remoteOffset: 0, bytes: 0 };
-  }
-
-  /**
-   * Hot path: no allocation, never waits. Puts parts of the table from number `first` on, at most `count`. Returns how many
-   * of them it took: for the others there was no room, and the caller goes on with them after the next look at its agent.
-   * The entries must stay as they are until the channel has delivered all that it has posted by then.
-   */
-  put(first: number, count: number): number {
-    if (this.#shared !== undefined) return this.#shared.put(first, count) ? count : 0;
-    const { localOffset, remoteOffset, bytes } = this.#table;
-    const place = this.#place;
-    const end = first + count;
-    for (let index = first; index < end;) {
-      place.localOffset = localOffset[index]!;
-      place.remoteOffset = remoteOffset[index]!;
-      place.bytes = bytes[index]!;
-      let next = index + 1;
-      while (
-        next < end &&
-        localOffset[next] === place.localOffset + place.bytes &&
-        remoteOffset[next] === place.remoteOffset + place.bytes
-      ) {
-        place.bytes += bytes[next++]!;
-      }
-      if (!this.#channel.put(place)) return index - first;
-      index = next;
-    }
-    return count;
-  }
-
-  /** The table is the caller's alone again. Nothing of it may be under way. Idempotent. */
-  async release(): Promise<void> {
-    await this.#shared?.release();
-  }
-}
-
 /** Memory of the peer that puts go to, by the number of the window that it belongs to. */
 type RemoteWindows = readonly BackendRemoteRegion[];
 
@@ -90,7 +28,8 @@ export class OutQueue {
   readonly #rows: PartTable;
   readonly #place: PutPlace;
   #remotes: RemoteWindows;
-  #puts: PartPuts | undefined;
+  /** What the channel has made of the table; it takes rows one by one where it makes nothing of it. */
+  #shared: SharedParts | undefined;
   /** Rows of this call that stand in the table. */
   #rowCount = 0;
   /** Columns, so that a call that sends much makes no objects. For rows, `local` is the first and `length` their number. */
@@ -119,12 +58,11 @@ export class OutQueue {
 
   /** The memory that puts come from and go to from now on. Nothing may wait or be under way here. */
   async use(local: BackendRegion, remotes: RemoteWindows): Promise<void> {
-    await this.#puts?.release();
-    this.#puts = undefined;
+    await this.#shared?.release();
+    this.#shared = undefined;
     this.#place.local = local;
     this.#remotes = remotes;
-    const [channel, table] = [this.#channel, this.#rows];
-    this.#puts = await PartPuts.open({ channel, table, local, remote: remotes[this.#rowWindow]! });
+    this.#shared = await this.#channel.shareParts?.(this.#rows, local, remotes[this.#rowWindow]!);
   }
 
   /** A call begins: nothing of an earlier one is under way here. */
@@ -196,7 +134,7 @@ export class OutQueue {
   /** What is under way is withdrawn; what waits is never posted. */
   async close(): Promise<void> {
     await this.#channel.close();
-    await this.#puts?.release();
+    await this.#shared?.release();
   }
 
   /** False if there was no room for all of it. */
@@ -204,20 +142,27 @@ export class OutQueue {
     const remote = this.#remotes[this.#window[at]!]!;
     const kind = this.#kind[at];
     if (kind === kinds.signal) return this.#channel.signal(remote, this.#remote[at]!, 1);
-    if (kind === kinds.rows) {
-      const first = this.#local[at]!;
-      const count = this.#length[at]!;
-      const taken = (this.#puts as PartPuts).put(first, count);
-      this.#local[at] = first + taken;
-      this.#length[at] = count - taken;
-      return taken === count;
-    }
+    if (kind === kinds.rows && this.#shared !== undefined) return this.#shared.put(this.#local[at]!, this.#length[at]!);
     const place = this.#place;
     place.remote = remote;
+    if (kind === kinds.rows) return this.#putRows(at, place);
     place.localOffset = this.#local[at]!;
     place.remoteOffset = this.#remote[at]!;
     place.bytes = this.#length[at]!;
     return this.#channel.put(place);
+  }
+
+  #putRows(at: number, place: PutPlace): boolean {
+    const { localOffset, remoteOffset, bytes } = this.#rows;
+    for (; this.#length[at]! > 0; this.#length[at]! -= 1) {
+      const row = this.#local[at]!;
+      place.localOffset = localOffset[row]!;
+      place.remoteOffset = remoteOffset[row]!;
+      place.bytes = bytes[row]!;
+      if (!this.#channel.put(place)) return false;
+      this.#local[at] = row + 1;
+    }
+    return true;
   }
 
   // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per put
