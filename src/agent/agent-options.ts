@@ -63,8 +63,10 @@ export interface PrepareOptions extends CallWait {
   readonly operation: TransferOperation;
   readonly peer: string;
   readonly local: DescriptorList;
-  /** Entry i goes with entry i of `local` and has its size. */
+  /** Entry i goes with entry i of `local` and has its size, unless `bySelection` is true. */
   readonly remote: DescriptorList;
+  /** Each post says which entries it moves; the lists may have different numbers of them. False by default. */
+  readonly bySelection?: boolean;
   /** This one or none. */
   readonly backend?: BackendName;
   /** Neighbours that are neighbours on both sides are moved as one. True by default. */
@@ -78,6 +80,7 @@ export const prepareOptionNames: OptionNames<PrepareOptions> = {
   local: true,
   remote: true,
   backend: true,
+  bySelection: true,
   merge: true,
 };
 

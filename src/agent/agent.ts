@@ -242,21 +242,24 @@ export class Agent implements AsyncDisposable {
   }
 
   /**
-   * Makes a transfer that can be posted many times. Fails with WL_INVALID_ARGUMENT (ranges outside of registered memory,
+   * Makes a transfer that can be posted many times, each time whole or, with `bySelection`, some of its entries. Fails with WL_INVALID_ARGUMENT (ranges outside of registered memory,
    * lists that do not fit), WL_UNSUPPORTED (no backend, with the reasons), WL_PEER_LOST, WL_STALE, WL_TIMEOUT.
    */
   async prepare(options: PrepareOptions): Promise<Transfer> {
     this.#checkOpen();
     checkOptions(options, prepareOptionNames, 'options of prepare');
-    const { operation, local, remote, merge = true } = options;
+    const { operation, local, remote, merge = true, bySelection = false } = options;
     checkOperation(operation);
     requireFlag('merge', merge);
+    requireFlag('bySelection', bySelection);
     const peer = this.#remotes.get(options.peer, this.name);
-    const planned = this.#links.plan(peer, { local, remote }, merge);
+    const lists = { local, remote };
+    const selections = bySelection ? this.#links.planSelections(peer, lists, merge) : undefined;
+    const planned = selections?.plan ?? this.#links.plan(peer, lists, merge);
     const wait = this.#links.waitOf(options);
     const { backend, link } = await this.#links.linkFor(peer, { ...wait, backend: options.backend }, planned);
     const remotes = await Promise.all(planned.remotes.map(({ number }) => peer.region(backend, number, wait)));
-    const { parts } = planned;
+    const { parts, isBySelection } = planned;
     const locals = planned.locals.map((registration) => registration.regionBy(backend.name));
     return new Transfer({
       number: this.#nextNumber++,
@@ -265,10 +268,10 @@ export class Agent implements AsyncDisposable {
       operation,
       backend: backend.name,
       link,
-      inner: await link.prepare(operation, { locals, remotes, parts }),
-      bytes: local.bytes,
-      descriptors: local.length,
-      parts: parts.sums().ranges,
+      inner: await link.prepare(operation, { locals, remotes, parts, isBySelection }),
+      parts,
+      size: selections ?? { entries: local.length, bytes: local.bytes },
+      select: selections && ((selection) => selections.select(selection)),
       waiter: this.#waiter,
       onPost: (posted) => this.#underWay.push(posted),
       isLocalOpen: () => areOpen(planned.locals),

@@ -232,6 +232,8 @@ export interface PlannedTransfer<L, R> {
   readonly locals: readonly L[];
   readonly remotes: readonly R[];
   readonly parts: PartTable;
+  /** The table has no rows yet: they are written anew before each post, while no other is under way. */
+  readonly isBySelection: boolean;
 }
 
 /** `idle`: never posted. `failed`: see `error`; may be posted again if the link is usable. */
@@ -249,6 +251,11 @@ export interface BackendTransfer {
   readonly state: TransferState;
   /** Why it failed. */
   readonly error: WeftlineError | undefined;
+  /**
+   * What was cancelled may still read the table of parts, although nothing is pending: it must not be written anew yet. Left out
+   * by backends where that is never so.
+   */
+  readonly holdsParts?: boolean;
   /** Ends a pending post early, as failed with WL_CLOSED, if it can; what was moved stays moved. */
   cancel(): void;
   /** Frees it; cancels if pending. Memory is not touched after the promise. Idempotent. */

@@ -293,7 +293,7 @@ export class DescriptorList {
 }
 
 /** Finds the run of an entry in constant time if it lies in the run of the one before, or all runs are single; else in logarithmic time. */
-class RunFinder {
+export class RunFinder {
   /** What was found: the run, and the number of the entry in it. */
   run = 0;
   within = 0;

@@ -9,6 +9,7 @@ export type { Notification } from './notifications.ts';
 export type { RegisterOptions, Registrable, Registration } from './registration.ts';
 export type { RemoteMemory } from './remote-agent.ts';
 export type { Transfer, TransferTelemetry } from './transfer.ts';
+export type { Selection } from './transfer-plan.ts';
 export { Endpoint, type EndpointOptions } from './endpoint/endpoint.ts';
 export type { EndpointConnection, Operation } from './endpoint/endpoint-connection.ts';
 export type { EndpointPart } from './endpoint/mover.ts';

@@ -14,7 +14,7 @@ import type { BackendName, NamedBackend } from './backends/backend-table.ts';
 import { requireList } from './descriptors.ts';
 import type { Registration, Registrations } from './registration.ts';
 import type { LinkWait, RemoteAgent } from './remote-agent.ts';
-import { planTransfer } from './transfer-plan.ts';
+import { type PlanSide, planTransfer, SelectionPlan } from './transfer-plan.ts';
 
 interface PeerLinksOptions {
   readonly agent: string;
@@ -47,16 +47,14 @@ export class PeerLinks {
     return { deadline, timeoutMs: deadline.timeoutMs, signal: options.signal };
   }
 
-  plan(peer: RemoteAgent, { local, remote }: Lists, merge: boolean): PlannedTransfer<Registration, PeerRegion> {
-    const { agent, registrations } = this.#options;
-    requireList('local', local);
-    requireList('remote', remote);
-    return planTransfer(
-      { list: local, regions: registrations.all, owner: `agent ${agent}` },
-      // The newer of two regions at one address is meant: the peer may have taken the older one back before this side heard of it.
-      { list: remote, regions: peer.memory.toReversed(), owner: `agent ${peer.name}` },
-      { merge },
-    );
+  plan(peer: RemoteAgent, lists: Lists, merge: boolean): PlannedTransfer<Registration, PeerRegion> {
+    const { local, remote } = this.#sides(peer, lists);
+    return planTransfer(local, remote, { merge });
+  }
+
+  planSelections(peer: RemoteAgent, lists: Lists, merge: boolean): SelectionPlan<Registration, PeerRegion> {
+    const { local, remote } = this.#sides(peer, lists);
+    return new SelectionPlan(local, remote, { merge });
   }
 
   /** Every backend, and why it does not reach the peer; with lists, why it cannot carry them. */
@@ -109,6 +107,20 @@ export class PeerLinks {
     const { backend, link } = await this.linkFor(peer, wanted, { locals: [local], remotes: memory });
     const region = await peer.region(backend, remote, wait);
     return { backend: backend.name, link, local: local.regionBy(backend.name), remote: region };
+  }
+
+  #sides(
+    peer: RemoteAgent,
+    { local, remote }: Lists,
+  ): { readonly local: PlanSide<Registration>; readonly remote: PlanSide<PeerRegion> } {
+    const { agent, registrations } = this.#options;
+    requireList('local', local);
+    requireList('remote', remote);
+    return {
+      local: { list: local, regions: registrations.all, owner: `agent ${agent}` },
+      // The newer of two regions at one address is meant: the peer may have taken the older one back before this side heard of it.
+      remote: { list: remote, regions: peer.memory.toReversed(), owner: `agent ${peer.name}` },
+    };
   }
 
   #choice(peer: RemoteAgent, memory: ChoiceMemory, { backend }: PeerOptions): ChoiceOptions {

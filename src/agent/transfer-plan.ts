@@ -1,9 +1,10 @@
 // Plans a transfer: finds the regions of both lists of descriptors, pairs their entries, and joins neighbours. All of it in time
 // that grows with the number of runs, not of ranges.
+import { checkOptions, isWhole, type OptionNames } from '../core/check-options.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { PartTable, PartWriter } from '../transport/part-table.ts';
 import type { MemoryKind, PlannedTransfer, TransferOperation } from './backend.ts';
-import type { DescriptorList } from './descriptors.ts';
+import { type DescriptorList, RunFinder } from './descriptors.ts';
 
 /** A region of either side, for looking up addresses. */
 interface AddressRange {
@@ -96,7 +97,7 @@ export class RegionFinder<T extends AddressRange> {
   }
 }
 
-interface PlanSide<T extends AddressRange> {
+export interface PlanSide<T extends AddressRange> {
   readonly list: DescriptorList;
   readonly regions: readonly T[];
   /** The owner of the memory, for errors: "this agent" or "agent b". */
@@ -129,7 +130,7 @@ export function planTransfer<L extends AddressRange, R extends AddressRange>(
     strides: remoteStrides,
     counts: remoteCounts,
   } = remote.list.runs;
-  const writer = new PartWriter(PartTable.ofCount(Math.max(counts.length, remoteCounts.length)), merge);
+  const writer = new PartWriter(PartTable.withRoom(Math.max(counts.length, remoteCounts.length)), merge);
   /** The run of either side, and how many of its ranges are paired. */
   let [run, done, remoteRun, remoteDone] = [0, 0, 0, 0];
   let [region, remoteRegion] = [-1, -1];
@@ -170,7 +171,7 @@ export function planTransfer<L extends AddressRange, R extends AddressRange>(
       remoteDone = 0;
     }
   }
-  return { locals: here.found, remotes: there.found, parts: writer.finish() };
+  return { locals: here.found, remotes: there.found, parts: writer.finish(), isBySelection: false };
 }
 
 function otherSize(index: number, bytes: number, remoteBytes: number): WeftlineError {
@@ -199,4 +200,123 @@ function leaving(region: AddressRange | undefined, wanted: number, bytes: number
   if (region === undefined) return '';
   const over = wanted + bytes - region.address - region.length;
   return `: it leaves a region of ${region.length} bytes by ${over}`;
+}
+
+// Transfers whose entries are chosen when they are posted.
+
+/** Entries of a transfer's lists that one post moves: entry `local[i]` of the local list goes with entry `remote[i]` of the remote one. */
+export interface Selection {
+  readonly local: ArrayLike<number>;
+  /** The same numbers as `local` by default. */
+  readonly remote?: ArrayLike<number>;
+}
+
+const selectionNames: OptionNames<Selection> = { local: true, remote: true };
+
+/** Most entries of one selection. */
+export const MAX_SELECTED: number = 2 ** 20;
+
+/** The plan of such a transfer. Its table has no rows before the first selection. */
+export class SelectionPlan<L extends AddressRange, R extends AddressRange> {
+  readonly plan: PlannedTransfer<L, R>;
+  /** Entries and bytes of the last selection. */
+  entries = 0;
+  bytes = 0;
+  readonly #here: PlacedRuns<L>;
+  readonly #there: PlacedRuns<R>;
+  readonly #writer: PartWriter;
+
+  /** Fails with WL_INVALID_ARGUMENT: an empty list, or a range that lies in no registered region or leaves it. */
+  constructor(local: PlanSide<L>, remote: PlanSide<R>, { merge }: { readonly merge: boolean }) {
+    this.#here = new PlacedRuns(local);
+    this.#there = new PlacedRuns(remote);
+    const parts = PartTable.withRoom(Math.min(MAX_SELECTED, Math.max(local.list.length, remote.list.length)));
+    this.#writer = new PartWriter(parts, merge);
+    this.plan = { locals: this.#here.regions, remotes: this.#there.regions, parts, isBySelection: true };
+  }
+
+  /**
+   * Hot path: no allocation. Writes the rows of a selection. Fails with WL_INVALID_ARGUMENT for indices that there are not,
+   * numbers of them that differ or are too many, and entries of different sizes; the table is then that of no post.
+   */
+  select(selection: Selection): void {
+    checkOptions(selection, selectionNames, 'selection');
+    const { local, remote = local } = selection;
+    const { parts } = this.plan;
+    const count = checkIndices('selection.local', local, parts.capacity);
+    if (checkIndices('selection.remote', remote, parts.capacity) !== count) {
+      throw invalidArgument('selection.remote.length', remote.length, `${count}, one per local index`);
+    }
+    const here = this.#here;
+    const there = this.#there;
+    this.#writer.restart();
+    let bytes = 0;
+    for (let at = 0; at < count; at++) {
+      here.finder.find(local[at]!);
+      there.finder.find(remote[at]!);
+      const { run, within } = here.finder;
+      const { run: remoteRun, within: remoteWithin } = there.finder;
+      const size = here.lengths[run]!;
+      const remoteSize = there.lengths[remoteRun]!;
+      if (remoteSize !== size) throw otherSize(remote[at]!, size, remoteSize);
+      const stride = here.strides[run]!;
+      const remoteStride = there.strides[remoteRun]!;
+      const from = here.offsets[run]! + within * stride;
+      const to = there.offsets[remoteRun]! + remoteWithin * remoteStride;
+      this.#writer.add(here.region[run]!, from, stride, there.region[remoteRun]!, to, remoteStride, size, 1);
+      bytes += size;
+    }
+    this.#writer.finish();
+    this.entries = count;
+    this.bytes = bytes;
+  }
+}
+
+function checkIndices(name: string, indices: ArrayLike<number>, most: number): number {
+  const count: unknown = indices?.length;
+  if (!isWhole(count, 0)) throw invalidArgument(name, indices, 'an array of indices');
+  if (count === 0 || count > most) throw invalidArgument(`${name}.length`, count, `1 to ${most}`);
+  return count;
+}
+
+/** The runs of a list, each of which lies inside of one region; those that do not are split. */
+class PlacedRuns<T extends AddressRange> {
+  /** Regions that the list touches, each once. */
+  readonly regions: readonly T[];
+  readonly finder: RunFinder;
+  /** Columns by run: its region, bytes from the begin of that, and sizes and distances of its ranges. */
+  readonly region: Uint32Array;
+  readonly offsets: Float64Array;
+  readonly lengths: Float64Array;
+  readonly strides: Float64Array;
+
+  constructor(side: PlanSide<T>) {
+    const { list, regions } = side;
+    const { addresses, lengths, strides, counts } = list.runs;
+    if (list.length === 0) throw invalidArgument('length', 0, 'at least one descriptor');
+    const finder = new RegionFinder(regions, list.kind);
+    const placed = { region: [] as number[], offsets: [] as number[], runs: [] as number[], counts: [] as number[] };
+    let entry = 0;
+    for (let run = 0; run < counts.length; run++) {
+      for (let done = 0; done < counts[run]!;) {
+        const address = addresses[run]! + done * strides[run]!;
+        const found = finder.find(address, lengths[run]!);
+        if (found === -1) throw outside(side, finder, entry + done, address, lengths[run]!);
+        const left = counts[run]! - done;
+        const fitting = left === 1 ? 1 : Math.min(left, finder.fitting(address, lengths[run]!, strides[run]!));
+        placed.region.push(found);
+        placed.offsets.push(address - finder.begin);
+        placed.runs.push(run);
+        placed.counts.push(fitting);
+        done += fitting;
+      }
+      entry += counts[run]!;
+    }
+    this.regions = finder.found;
+    this.finder = new RunFinder(Uint32Array.from(placed.counts), list.length);
+    this.region = Uint32Array.from(placed.region);
+    this.offsets = Float64Array.from(placed.offsets);
+    this.lengths = Float64Array.from(placed.runs, (run) => lengths[run]!);
+    this.strides = Float64Array.from(placed.runs, (run) => strides[run]!);
+  }
 }

@@ -3,20 +3,22 @@ import { beginChannelCall, endChannelCall, transferChannel, type TransferContext
 import { checkOptions } from '../core/check-options.ts';
 import { countError } from '../core/counts.ts';
 import { waitOptionNames, type WaitOptions } from '../core/deadline.ts';
-import { WeftlineError } from '../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { traceBegin, traceEnd } from '../core/trace.ts';
+import type { PartTable } from '../transport/part-table.ts';
 import type { BackendLink, BackendTransfer, TransferOperation, TransferState } from './backend.ts';
 import type { BackendName } from './backends/backend-table.ts';
 import { type Message, messageBytes } from './notifications.ts';
 import type { RemoteAgent } from './remote-agent.ts';
+import type { Selection } from './transfer-plan.ts';
 import type { Awaited, Waiter } from './waiting.ts';
 
 /** Sizes, counts and times of one transfer since it was prepared; times are in microseconds. */
 export interface TransferTelemetry {
-  /** Bytes of one post, as the descriptors say. */
+  /** Bytes of one post, as the descriptors say, and their number; of a transfer by selection, of the last post. */
   readonly bytes: number;
   readonly descriptors: number;
-  /** Ranges that are moved after neighbours were joined. */
+  /** Ranges that such a post moves after neighbours were joined. */
   readonly parts: number;
   readonly posts: number;
   readonly failures: number;
@@ -36,9 +38,10 @@ interface TransferParts {
   readonly backend: BackendName;
   readonly link: BackendLink;
   readonly inner: BackendTransfer;
-  readonly bytes: number;
-  readonly descriptors: number;
-  readonly parts: number;
+  readonly parts: PartTable;
+  /** Entries and bytes of one post, or of the last, and how the entries of a post are chosen; undefined if it moves all. */
+  readonly size: { readonly entries: number; readonly bytes: number };
+  readonly select: ((selection: Selection) => void) | undefined;
   readonly waiter: Waiter;
   /** The transfer is under way. */
   readonly onPost: (transfer: Transfer) => void;
@@ -108,9 +111,10 @@ export class Transfer implements Awaited, AsyncDisposable {
 
   /**
    * Hot path: no allocation, never waits. The message, of up to MAX_NOTIFICATION_BYTES (a string as UTF-8), is delivered at
-   * the peer behind the data; it is copied. Fails with WL_BUSY, having posted nothing, while the peer does not take its notifications or too much is under way.
+   * the peer behind the data; it is copied. The selection says which entries go, if the transfer was prepared by selection;
+   * its arrays are read during the call. Fails with WL_BUSY, having posted nothing, while the peer does not take its notifications or too much is under way.
    */
-  post(message?: Message): void {
+  post(message?: Message, selection?: Selection): void {
     if (this.#isUnderWay && !this.isSettled) throw this.#stillUnderWay();
     const { peer, inner, link, isLocalOpen } = this.#parts;
     if (this.#releasing !== undefined) throw new WeftlineError('WL_CLOSED', `${this.#name()} was closed`);
@@ -120,6 +124,7 @@ export class Transfer implements Awaited, AsyncDisposable {
     if (!isLocalOpen())
       throw new WeftlineError('WL_CLOSED', `${this.#name()}: the registration of its memory was closed`);
     const start = performance.now();
+    this.#select(selection);
     traceBegin('agent.post', this.#traced);
     inner.post(bytes);
     traceEnd('agent.post', this.#traced);
@@ -167,12 +172,12 @@ export class Transfer implements Awaited, AsyncDisposable {
   /** Sizes, counts and times of its posts so far. */
   get telemetry(): TransferTelemetry {
     this.look();
-    const { bytes, descriptors, parts } = this.#parts;
+    const { size, parts } = this.#parts;
     const microseconds = (index: number): number => this.#times[index]! * 1000;
     return {
-      bytes,
-      descriptors,
-      parts,
+      bytes: size.bytes,
+      descriptors: size.entries,
+      parts: parts.sums().ranges,
       posts: this.#posts,
       failures: this.#failures,
       postMicroseconds: microseconds(POST),
@@ -202,7 +207,7 @@ export class Transfer implements Awaited, AsyncDisposable {
 
   #end(now: number): void {
     this.#isUnderWay = false;
-    traceEnd('agent.transfer', this.#traced, this.#label, this.#parts.bytes);
+    traceEnd('agent.transfer', this.#traced, this.#label, this.#parts.size.bytes);
     const times = this.#times;
     const time = now - times[POSTED_AT]!;
     times[TRANSFER] = time;
@@ -219,9 +224,23 @@ export class Transfer implements Awaited, AsyncDisposable {
   }
 
   #tell(): void {
-    const { agent, operation, backend, bytes } = this.#parts;
-    this.#told = { agent, peer: this.peer, operation, backend, bytes };
+    const { agent, operation, backend, size } = this.#parts;
+    this.#told = { agent, peer: this.peer, operation, backend, bytes: size.bytes };
     beginChannelCall(channel, this.#told);
+  }
+
+  /** Hot path. Names the entries of a post. */
+  #select(selection: Selection | undefined): void {
+    const { select, inner } = this.#parts;
+    if (select === undefined && selection === undefined) return;
+    if (select === undefined) throw invalidArgument('selection', selection, 'none: prepare it with bySelection: true');
+    if (selection === undefined) throw invalidArgument('selection', selection, '{ local, remote }: indices of entries');
+    if (inner.holdsParts === true)
+      throw new WeftlineError(
+        'WL_BUSY',
+        `${this.#name()}: a post that was cancelled has not left the device: try again`,
+      );
+    select(selection);
   }
 
   #throwFailure(): void {

@@ -30,10 +30,15 @@ export class PartTable {
 
   /** A table of so many rows, each of one range, and zero otherwise. */
   static ofCount(count: number): PartTable {
-    const table = new PartTable(new SharedArrayBuffer(HEAD_BYTES + count * ROW_BYTES));
+    const table = PartTable.withRoom(count);
     table.count = count;
     table.ranges.fill(1);
     return table;
+  }
+
+  /** A table without rows that has room for so many. Memory is taken as rows are written. */
+  static withRoom(capacity: number): PartTable {
+    return new PartTable(new SharedArrayBuffer(HEAD_BYTES + capacity * ROW_BYTES));
   }
 
   static over(buffer: SharedArrayBuffer): PartTable {
@@ -123,12 +128,16 @@ export class PartWriter {
     this.#merge = merge;
   }
 
-  /** The table, with the rows that were added; those that are added from now on begin it anew. */
-  finish(): PartTable {
-    this.#table.count = this.#rows;
+  /** Forgets the rows that were added. */
+  restart(): void {
     this.#rows = 0;
     this.#localEnd = -1;
     this.#localNext = -1;
+  }
+
+  /** The table, with the rows that were added. */
+  finish(): PartTable {
+    this.#table.count = this.#rows;
     return this.#table;
   }
 

@@ -144,6 +144,21 @@ test('an agent takes names, flags and signals of the kind that it says', async (
   await a.loadRemoteMetadata(b.localMetadata());
   const lists = { local: DescriptorList.of(await a.allocate(64)), remote: DescriptorList.of(a.remoteMemory('b')[0]!) };
   await assert.rejects(a.prepare({ operation: 'read', peer: 'b', ...lists, merge: as(1) }), invalid);
+  await assert.rejects(a.prepare({ operation: 'read', peer: 'b', ...lists, bySelection: as(1) }), invalid);
+  await using selected = await a.prepare({ operation: 'read', peer: 'b', ...lists, bySelection: true });
+  for (const wrong of [
+    null,
+    1,
+    [0],
+    'x',
+    {},
+    { local: 7 },
+    { local: ['0'] },
+    { local: [0], remote: null },
+    { local: [0], more: 1 },
+  ]) {
+    assert.throws(() => selected.post(undefined, as(wrong)), invalid);
+  }
   assert.throws(() => b.localMetadata({ regions: [memory], connections: as('no') }), invalid);
   await assert.rejects(a.connect('b', { backend: as('\u001b[31mred') }), {
     code: 'WL_UNSUPPORTED',

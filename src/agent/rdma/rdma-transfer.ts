@@ -86,6 +86,10 @@ export class RdmaTransfer implements BackendTransfer, OperationOwner, RegionUser
     await this.#link.settle(() => this.#inQueue === 0);
   }
 
+  get holdsParts(): boolean {
+    return this.#inQueue > 0;
+  }
+
   wants(post: number): boolean {
     return this.state === 'pending' && post === this.#posts;
   }

@@ -27,8 +27,6 @@ export abstract class Job {
     this.ended(error);
   }
 
-  /** The slots that its next piece can go through. */
-  abstract fits(slot: number): boolean;
   /** Fills the slot. Returns a ticket for `isFilled`; -1 if there is no room for the work now. */
   abstract open(piece: number, slot: number): number;
   abstract isFilled(piece: number, ticket: number): boolean;
@@ -166,21 +164,19 @@ export class Lane {
       const job = this.#queue[this.#head] as Job;
       const slot = this.#slotOf(channel, track.opened);
       this.#jobs[slot] = undefined;
-      if (job.fits(slot)) {
-        try {
-          const ticket = job.open(job.opened, slot);
-          if (ticket < 0) return false;
-          this.#tickets[slot] = ticket;
-        } catch (error) {
-          this.end(job, asWeftlineError(error));
-          continue;
-        }
-        traceBegin('staging.copy-out', slot);
-        this.#jobs[slot] = job;
-        this.#epochs[slot] = job.epoch;
-        this.#pieces[slot] = job.opened++;
-        if (job.opened === job.pieces) this.#pass();
+      try {
+        const ticket = job.open(job.opened, slot);
+        if (ticket < 0) return false;
+        this.#tickets[slot] = ticket;
+      } catch (error) {
+        this.end(job, asWeftlineError(error));
+        continue;
       }
+      traceBegin('staging.copy-out', slot);
+      this.#jobs[slot] = job;
+      this.#epochs[slot] = job.epoch;
+      this.#pieces[slot] = job.opened++;
+      if (job.opened === job.pieces) this.#pass();
       track.opened++;
       this.#opened++;
       this.#moves++;

@@ -123,7 +123,9 @@ interface PlannedJobParts {
 /** A transfer that the agent has prepared. */
 export interface Prepared {
   readonly lane: SendLane;
-  readonly job: PlannedJob;
+  job: DirectTransfer | SessionTransfer;
+  /** Makes the job of what is selected now, while pieces of earlier ones may still be under way; undefined if all of it is moved each time. */
+  readonly renew: (() => Prepared['job']) | undefined;
 }
 
 /** A transfer on a lane: copies its pieces between memory of this side and the ring. Hot path: no allocation. */
@@ -206,77 +208,63 @@ abstract class PlannedJob extends Job {
   }
 }
 
-interface DirectTransferOptions {
+interface SlotTransfersOptions {
   readonly link: BackendLink;
+  readonly operation: TransferOperation;
+  readonly ring: RingMemory;
   /** The ring. */
   readonly local: BackendRegion;
   readonly remotes: readonly BackendRemoteRegion[];
-  /** The slot of the first piece. */
-  readonly firstSlot: number;
 }
 
-/** A transfer between staged memory of this side and host memory of the peer, which the backend reaches without its help. */
-export class DirectTransfer extends PlannedJob {
-  readonly #slots: number;
-  readonly #firstSlot: number;
-  readonly #transfers: readonly BackendTransfer[];
+/** A transfer of the backend for each slot: between it and the final places of whatever piece goes through it. */
+export class SlotTransfers {
+  readonly #ring: RingMemory;
+  readonly #tables: readonly PartTable[];
+  readonly #transfers: BackendTransfer[] = [];
 
-  static async prepare(parts: PlannedJobParts, options: DirectTransferOptions): Promise<DirectTransfer> {
-    const { plan, ring, operation } = parts;
-    const { link, local, remotes, firstSlot } = options;
-    const transfers: BackendTransfer[] = [];
+  static async prepare({ link, operation, ring, local, remotes }: SlotTransfersOptions): Promise<SlotTransfers> {
+    const made = new SlotTransfers(ring);
     try {
-      for (let piece = 0; piece < plan.count; piece++) {
-        const slot = (firstSlot + piece) % ring.shape.slots;
-        const table = tableOf(plan, piece, ring.slotOffset(slot));
-        transfers.push(await link.prepare(operation, { locals: [local], remotes, parts: table }));
+      for (const parts of made.#tables) {
+        const plan = { locals: [local], remotes, parts, isBySelection: true };
+        made.#transfers.push(await link.prepare(operation, plan));
       }
     } catch (error) {
-      await Promise.allSettled(transfers.map((transfer) => transfer.release()));
+      await Promise.allSettled(made.#transfers.map((transfer) => transfer.release()));
       throw error;
     }
-    return new DirectTransfer(parts, ring, firstSlot, transfers);
+    return made;
   }
 
-  private constructor(
-    parts: PlannedJobParts,
-    ring: RingMemory,
-    firstSlot: number,
-    transfers: readonly BackendTransfer[],
-  ) {
-    super(parts);
-    this.#slots = ring.shape.slots;
-    this.#firstSlot = firstSlot;
-    this.#transfers = transfers;
+  private constructor(ring: RingMemory) {
+    this.#ring = ring;
+    this.#tables = Array.from({ length: ring.shape.slots }, () => PartTable.ofCount(MAX_PIECE_FRAGMENTS));
   }
 
-  fits(slot: number): boolean {
-    return slot === (this.#firstSlot + this.opened) % this.#slots;
+  of(slot: number): BackendTransfer {
+    return this.#transfers[slot] as BackendTransfer;
   }
 
-  open(piece: number, slot: number): number {
-    return this.fillSlot(piece, slot, 0);
+  /** Hot path. False if there is no room now. */
+  post(plan: PiecePlan, piece: number, slot: number): boolean {
+    const transfer = this.of(slot);
+    if (transfer.holdsParts === true) return false;
+    const table = this.#tables[slot] as PartTable;
+    const first = plan.first[piece]!;
+    const count = plan.first[piece + 1]! - first;
+    const slotOffset = this.#ring.slotOffset(slot);
+    for (let at = 0; at < count; at++) {
+      table.localOffset[at] = slotOffset + plan.slotOffset[first + at]!;
+      table.remoteOffset[at] = plan.remoteOffset[first + at]!;
+      table.bytes[at] = plan.bytes[first + at]!;
+      table.remote[at] = plan.remote[first + at]!;
+    }
+    table.count = count;
+    return tryPost(transfer);
   }
 
-  send(piece: number): boolean {
-    return tryPost(this.#transfer(piece));
-  }
-
-  isBack(piece: number): boolean {
-    const transfer = this.#transfer(piece);
-    if (transfer.state === 'failed') throw transfer.error ?? new Error('a transfer failed without a reason');
-    return transfer.state === 'done';
-  }
-
-  isDrained(piece: number): boolean {
-    return this.#transfer(piece).state !== 'pending';
-  }
-
-  land(piece: number, slot: number): number {
-    return this.emptySlot(piece, slot, 0);
-  }
-
-  /** Ends what the backend has under way for it. */
+  /** Ends what the backend has under way. */
   cancel(): void {
     for (const transfer of this.#transfers) if (transfer.state === 'pending') transfer.cancel();
   }
@@ -284,24 +272,38 @@ export class DirectTransfer extends PlannedJob {
   async release(): Promise<void> {
     await Promise.all(this.#transfers.map((transfer) => transfer.release()));
   }
-
-  #transfer(piece: number): BackendTransfer {
-    return this.#transfers[piece] as BackendTransfer;
-  }
 }
 
-/** The table of one piece: from the begin of the ring to the final places. */
-function tableOf(plan: PiecePlan, piece: number, slotOffset: number): PartTable {
-  const first = plan.first[piece]!;
-  const count = plan.first[piece + 1]! - first;
-  const table = PartTable.ofCount(count);
-  for (let at = 0; at < count; at++) {
-    table.localOffset[at] = slotOffset + plan.slotOffset[first + at]!;
-    table.remoteOffset[at] = plan.remoteOffset[first + at]!;
-    table.bytes[at] = plan.bytes[first + at]!;
-    table.remote[at] = plan.remote[first + at]!;
+/** A transfer between staged memory of this side and host memory of the peer, which the backend reaches without its help. */
+export class DirectTransfer extends PlannedJob {
+  readonly transfers: SlotTransfers;
+
+  constructor(parts: PlannedJobParts, transfers: SlotTransfers) {
+    super(parts);
+    this.transfers = transfers;
   }
-  return table;
+
+  open(piece: number, slot: number): number {
+    return this.fillSlot(piece, slot, 0);
+  }
+
+  send(piece: number, slot: number): boolean {
+    return this.transfers.post(this.plan, piece, slot);
+  }
+
+  isBack(_piece: number, slot: number): boolean {
+    const { state, error } = this.transfers.of(slot);
+    if (state === 'failed') throw error ?? new Error('a transfer failed without a reason');
+    return state === 'done';
+  }
+
+  isDrained(_piece: number, slot: number): boolean {
+    return this.transfers.of(slot).state !== 'pending';
+  }
+
+  land(piece: number, slot: number): number {
+    return this.emptySlot(piece, slot, 0);
+  }
 }
 
 /** A second put costs more than to copy fewer bytes. */
@@ -330,10 +332,6 @@ export class SessionTransfer extends PlannedJob {
     this.#remotes = remotes;
     const kind = parts.operation === 'read' ? pieceKinds.read : pieceKinds.write;
     this.#words = { kind, region: 0, key: 0, fragments: 0, dataOffset: 0, offset: 0, add: 0, sum: -1 };
-  }
-
-  fits(): boolean {
-    return true;
   }
 
   open(piece: number, slot: number): number {

@@ -505,14 +505,14 @@ export class StagedLink implements BackendLink {
 
   async prepare(
     operation: TransferOperation,
-    { locals, remotes, parts }: PlannedTransfer<BackendRegion, BackendRemoteRegion>,
+    { locals, remotes, parts, isBySelection }: PlannedTransfer<BackendRegion, BackendRemoteRegion>,
   ): Promise<BackendTransfer> {
     const regions = locals as readonly StagedRegion[];
     const hosts = regions.flatMap(({ host }) => (host === undefined ? [] : [host]));
     const [remote] = remotes;
     const isStagedThere = remote instanceof StagedRemoteRegion;
     if (!isStagedThere && hosts.length === regions.length) {
-      return this.#parts.host.prepare(operation, { locals: hosts, remotes, parts });
+      return this.#parts.host.prepare(operation, { locals: hosts, remotes, parts, isBySelection });
     }
     const lane = await this.lane(
       isStagedThere ? remote : undefined,
@@ -523,6 +523,7 @@ export class StagedLink implements BackendLink {
       locals: await Promise.all(regions.map((region) => region.staged())),
       remotes: remotes.map((region) => this.nameOf(region)),
       parts: parts.buffer,
+      isBySelection,
     };
     return StagedTransfer.prepare(lane, plan);
   }

@@ -18,7 +18,14 @@ import { CopyRun, DeviceTable, type OpenGpu } from './device-copies.ts';
 import { Greeter, untilTrue } from './greeter.ts';
 import { InnerLinks } from './inner-links.ts';
 import { MemoryTable, type StagedMemory } from './memory-table.ts';
-import { DirectTransfer, PiecePlan, type Prepared, SessionTransfer, stagedName } from './planned-transfers.ts';
+import {
+  DirectTransfer,
+  PiecePlan,
+  type Prepared,
+  SessionTransfer,
+  SlotTransfers,
+  stagedName,
+} from './planned-transfers.ts';
 import { ReceiveSessions } from './receive-sessions.ts';
 import { plainStorage, type RingShape, ringShapeOf } from './ring-memory.ts';
 import { SendLane } from './send-lane.ts';
@@ -268,25 +275,26 @@ export class StagingHost {
     await lane.close(new WeftlineError('WL_CLOSED', `The link to ${lane.peer} was closed`), () => this.#fence());
   }
 
-  async prepare({ lane: number, transfer, operation, locals: numbers, remotes, parts }: StagedPlan): Promise<void> {
-    const lane = this.#lane(number);
-    const locals = numbers.map((local) => this.#memory.get(local));
-    const { pieceBytes, slots } = this.#shape;
+  async prepare(staged: StagedPlan): Promise<void> {
+    const { transfer, operation, remotes, isBySelection } = staged;
+    const lane = this.#lane(staged.lane);
+    const locals = staged.locals.map((local) => this.#memory.get(local));
+    const { pieceBytes } = this.#shape;
     const deviceOf = locals.map(({ copies }) => copies);
-    const plan = new PiecePlan(PartTable.over(parts), { pieceBytes, deviceOf });
+    const parts = PartTable.over(staged.parts);
     const onEnd = (error: WeftlineError | undefined): void => this.#ended(transfer, error);
-    const common = { transfer, operation, plan, locals, ring: lane.ring, run: this.#run, onEnd };
-    const { session } = lane;
-    const job =
-      session === undefined
-        ? await DirectTransfer.prepare(common, {
-            link: lane.link,
-            local: lane.local,
-            remotes: remotes.map((remote) => this.#host(lane, remote)),
-            firstSlot: transfer % slots,
-          })
-        : new SessionTransfer(common, session, remotes.map(stagedName));
-    this.#prepared[transfer] = { lane, job };
+    const { session, ring, link, local } = lane;
+    const own = session === undefined ? remotes.map((remote) => this.#host(lane, remote)) : [];
+    const slots =
+      session === undefined ? await SlotTransfers.prepare({ link, operation, ring, local, remotes: own }) : undefined;
+    const names = session === undefined ? [] : remotes.map(stagedName);
+    const make = (): Prepared['job'] => {
+      const plan = new PiecePlan(parts, { pieceBytes, deviceOf });
+      const common = { transfer, operation, plan, locals, ring, run: this.#run, onEnd };
+      if (session !== undefined) return new SessionTransfer(common, session, names);
+      return new DirectTransfer(common, slots as SlotTransfers);
+    };
+    this.#prepared[transfer] = { lane, job: make(), renew: isBySelection ? make : undefined };
   }
 
   async unprepare(transfer: number): Promise<void> {
@@ -295,7 +303,7 @@ export class StagingHost {
     if (prepared === undefined) return;
     this.#end(transfer, new WeftlineError('WL_CLOSED', 'The transfer was closed'));
     await untilTrue(() => !this.#settling.has(transfer), this.#deadline(), 'The work of a device for a transfer');
-    if (prepared.job instanceof DirectTransfer) await prepared.job.release();
+    if (prepared.job instanceof DirectTransfer) await prepared.job.transfers.release();
     else await untilSent(prepared.job.locals, this.#lanes.values(), this.#deadline());
     this.#prepared[transfer] = undefined;
   }
@@ -360,6 +368,7 @@ export class StagingHost {
   #post(transfer: number, messageBytes: number): void {
     const prepared = this.#prepared[transfer];
     if (prepared === undefined) return;
+    if (prepared.renew !== undefined) prepared.job = prepared.renew();
     const { lane, job } = prepared;
     if (messageBytes >= 0) lane.messages.add(transfer, messageBytes);
     job.begin();
@@ -398,7 +407,7 @@ export class StagingHost {
     const prepared = this.#prepared[transfer];
     if (prepared === undefined || prepared.job.isOver) return;
     prepared.lane.lane.end(prepared.job, error);
-    if (prepared.job instanceof DirectTransfer) prepared.job.cancel();
+    if (prepared.job instanceof DirectTransfer) prepared.job.transfers.cancel();
   }
 
   /** Notes that a post has ended. */

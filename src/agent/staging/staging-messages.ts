@@ -54,8 +54,9 @@ export interface StagedPlan {
   /** Numbers of staged memory. */
   readonly locals: readonly number[];
   readonly remotes: readonly RemoteMemoryName[];
-  /** Memory of the PartTable. */
+  /** Memory of the PartTable, and whether it is written anew before each post. */
   readonly parts: SharedArrayBuffer;
+  readonly isBySelection: boolean;
 }
 
 export interface StagingCalls extends Calls {

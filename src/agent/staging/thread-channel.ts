@@ -46,10 +46,6 @@ abstract class ChannelJob<Remote> extends Job {
     super.begin();
   }
 
-  fits(): boolean {
-    return true;
-  }
-
   isFilled(_piece: number, ticket: number): boolean {
     return this.local === undefined || this.local.copies.isDone('out', ticket);
   }

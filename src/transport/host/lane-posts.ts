@@ -2,8 +2,8 @@
 // allocation.
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { engineCommandKinds } from '../engine-commands.ts';
-import { divideParts, homeLane, LaneChoice, type Spread } from '../lanes/lane-choice.ts';
-import { PartTable } from '../part-table.ts';
+import { CUT_ROWS, divideInto, divideParts, homeLane, LaneChoice, type Spread } from '../lanes/lane-choice.ts';
+import { PartTable, PartWriter } from '../part-table.ts';
 import { MAX_FLOWS } from '../wire/packet-layout.ts';
 import { checkHeld, isWhole, MAX_WORD } from './command-ring.ts';
 import type { EngineGroup } from './engine-group.ts';
@@ -201,13 +201,14 @@ interface Share {
   readonly lane: number;
   /** The engine's number of the transfer. */
   readonly number: number;
+  readonly table: PartTable;
 }
 
 interface SpreadTransfer {
   /** That of the line's lane, which sends the message, comes first. */
   readonly shares: readonly Share[];
-  /** Lanes as bits. */
-  readonly engines: number;
+  /** Shares out anew what was selected for a post. */
+  readonly divide: (() => void) | undefined;
 }
 
 interface LaneTransfersParts {
@@ -244,19 +245,24 @@ export class LaneTransfers {
   async prepare(plan: Omit<TransferPlan, 'connection'>): Promise<number> {
     const line = this.#lines[plan.line];
     const home = line?.lane ?? homeLane(plan.flow, this.#ends.length);
-    const tables = divideParts(PartTable.over(plan.parts), this.#ends.length, home);
-    const lanes = tables.flatMap(({ count }, lane) => (count > 0 && lane !== home ? [lane] : []));
+    const whole = PartTable.over(plan.parts);
+    const all = this.#ends.length;
+    const isDivided = plan.isBySelection && all > 1;
+    const room = whole.capacity + CUT_ROWS;
+    const writers = isDivided ? this.#ends.map(() => new PartWriter(PartTable.withRoom(room), false)) : [];
+    const divide = isDivided ? () => divideInto(writers, whole, home) : undefined;
+    const tables = divide?.() ?? divideParts(whole, all, home);
+    const lanes = tables.flatMap(({ count }, lane) => ((isDivided || count > 0) && lane !== home ? [lane] : []));
     const shares = await Promise.all(
       [home, ...lanes].map(async (lane) => {
         const { engine, number: connection } = this.#ends[lane] as LaneEnd;
-        const parts = (tables[lane] as PartTable).buffer;
-        const own = { ...plan, connection, parts, line: lane === home ? (line?.number ?? -1) : -1 };
-        return { lane, number: await this.#group.call(engine, 'prepare', own) };
+        const table = tables[lane] as PartTable;
+        const own = { ...plan, connection, parts: table.buffer, line: lane === home ? (line?.number ?? -1) : -1 };
+        return { lane, table, number: await this.#group.call(engine, 'prepare', own) };
       }),
     );
-    const engines = shares.reduce((bits, { lane }) => bits | (1 << (this.#ends[lane] as LaneEnd).engine), 0);
     const transfer = this.#next++;
-    this.#transfers.set(transfer, { shares, engines });
+    this.#transfers.set(transfer, { shares, divide });
     return transfer;
   }
 
@@ -265,16 +271,24 @@ export class LaneTransfers {
     const spread = this.#transfers.get(transfer);
     if (spread === undefined) throw new WeftlineError('WL_CLOSED', 'The transfer was closed');
     const { slots, peerName } = this.#posts;
-    const { shares, engines } = spread;
-    const last = shares.length === 1 ? NOBODY : (this.#ends[shares[0]!.lane] as LaneEnd).engine;
-    const request = slots.open(peerName, engines, shares.length, last);
+    const { shares, divide } = spread;
+    divide?.();
+    let [engines, count] = [0, 0];
+    for (let at = 0; at < shares.length; at++) {
+      if (at > 0 && shares[at]!.table.count === 0) continue;
+      engines |= 1 << this.#ends[shares[at]!.lane]!.engine;
+      count++;
+    }
+    const last = count === 1 ? NOBODY : (this.#ends[shares[0]!.lane] as LaneEnd).engine;
+    const request = slots.open(peerName, engines, count, last);
     const { command } = slots;
     command.kind = engineCommandKinds.transfer;
     command.flow = 0;
     command.partOffset = 0;
     command.offset = offset;
     for (let at = 0; at < shares.length; at++) {
-      const { lane, number } = shares[at]!;
+      const { lane, number, table } = shares[at]!;
+      if (at > 0 && table.count === 0) continue;
       const { engine, number: connection } = this.#ends[lane]!;
       command.connection = connection;
       command.region = number;

@@ -20,6 +20,8 @@ export interface TransferPlan {
   readonly flow: number;
   /** Buffer of a PartTable, whose indices are into these lists. */
   readonly parts: SharedArrayBuffer;
+  /** The table is written anew before each post. */
+  readonly isBySelection: boolean;
   readonly regions: readonly number[];
   readonly remoteRegions: readonly number[];
   readonly remoteKeys: readonly number[];
@@ -73,8 +75,9 @@ interface TransferHost {
 /** A plan, with its runs of small ranges that go together. */
 interface Prepared extends TransferPlan {
   readonly table: PartTable;
-  /** Scatters in the order of their first rows. */
-  readonly scatters: readonly RangeList[];
+  /** Scatters in the order of their first rows, and how many of the list there are. */
+  readonly scatters: RangeList[];
+  scatterCount: number;
 }
 
 interface Post {
@@ -127,8 +130,9 @@ export class PreparedTransfers {
 
   prepare(plan: TransferPlan): number {
     const number = this.#nextPlan++;
-    const table = PartTable.over(plan.parts);
-    this.#plans.set(number, { ...plan, table, scatters: findScatters(table, MAX_GATHERED_BYTES) });
+    const prepared: Prepared = { ...plan, table: PartTable.over(plan.parts), scatters: [], scatterCount: 0 };
+    if (!plan.isBySelection) findScatters(prepared, MAX_GATHERED_BYTES);
+    this.#plans.set(number, prepared);
     return number;
   }
 
@@ -162,6 +166,11 @@ export class PreparedTransfers {
     post.messageSent = false;
     post.message.offset = message.offset;
     post.message.bytes = message.bytes;
+    try {
+      if (plan.isBySelection) findScatters(plan, MAX_GATHERED_BYTES);
+    } catch (error) {
+      post.error = encodeError(error);
+    }
     const queue = this.#turns.of(plan.connection);
     post.queue = queue;
     queue.waiting.push(post);
@@ -223,7 +232,7 @@ export class PreparedTransfers {
       } else {
         if (!turns.hasRoom(queue)) return;
         if (!turns.goesOn(queue)) continue;
-        const scatter = plan.scatters[post.scatters];
+        const scatter = post.scatters < plan.scatterCount ? plan.scatters[post.scatters] : undefined;
         if (scatter?.first === post.row) this.#postScatter(post, plan, scatter);
         else this.#postPart(post, plan);
       }
@@ -389,8 +398,9 @@ function emptyPost(slot: number): Post {
 }
 
 /** Consecutive rows of at least two ranges of at most `longest` bytes between the same two regions, over the table's columns. */
-function findScatters(table: PartTable, longest: number): RangeList[] {
-  const found: RangeList[] = [];
+function findScatters(plan: Prepared, longest: number): void {
+  const { table, scatters } = plan;
+  plan.scatterCount = 0;
   const { count, bytes, local, remote, ranges } = table;
   const columns = { sources: table.localOffset, targets: table.remoteOffset, lengths: bytes };
   const repeats = { ranges, sourceStrides: table.localStride, targetStrides: table.remoteStride };
@@ -401,10 +411,15 @@ function findScatters(table: PartTable, longest: number): RangeList[] {
       isRepeated ||= ranges[end]! > 1;
       end++;
     }
-    if (end - first > 1 || isRepeated) found.push(new RangeList(columns, first, end, isRepeated ? repeats : undefined));
+    if (end - first > 1 || isRepeated) {
+      const list = scatters[plan.scatterCount];
+      const own = isRepeated ? repeats : undefined;
+      if (list === undefined) scatters.push(new RangeList(columns, first, end, own));
+      else list.cover(columns, first, end, own);
+      plan.scatterCount++;
+    }
     first = Math.max(end, first + 1);
   }
-  return found;
 }
 
 /** Ranges of a connection that are under way at a time. */

@@ -115,12 +115,27 @@ const CUT_ALIGNMENT = 4096;
 
 /** The parts of each lane. Tables without parts where there is too little for all; all of it is then on `home`. */
 export function divideParts(table: PartTable, lanes: number, home: number): readonly PartTable[] {
-  const { bytes: total } = table.sums();
-  const used = Math.min(lanes, Math.floor(total / PART_BYTES));
+  const used = lanesFor(table.sums().bytes, lanes);
   const rows = used < 2 ? 0 : Math.ceil(table.count / used) + 1;
-  const shares = Array.from({ length: lanes }, () => new PartWriter(PartTable.ofCount(rows), false));
-  if (used >= 2) spreadRows(table, total, (share) => shares[(home + share) % lanes] as PartWriter, used);
-  return shares.map((share, lane) => (used < 2 && lane === home ? table : share.finish()));
+  const writers = Array.from({ length: lanes }, () => new PartWriter(PartTable.withRoom(rows), false));
+  if (used < 2) return writers.map((writer, lane) => (lane === home ? table : writer.finish()));
+  return divideInto(writers, table, home);
+}
+
+/** Rows of a lane's table beside those of the whole: where it begins and where it ends, parts may be cut. */
+export const CUT_ROWS = 4;
+
+/** The same into tables of others, one of each lane, which have room for all rows and CUT_ROWS more. */
+export function divideInto(writers: readonly PartWriter[], table: PartTable, home: number): readonly PartTable[] {
+  const { bytes: total } = table.sums();
+  for (const writer of writers) writer.restart();
+  const used = Math.max(1, lanesFor(total, writers.length));
+  spreadRows(table, total, (share) => writers[(home + share) % writers.length] as PartWriter, used);
+  return writers.map((writer) => writer.finish());
+}
+
+function lanesFor(bytes: number, lanes: number): number {
+  return Math.min(lanes, Math.floor(bytes / PART_BYTES));
 }
 
 // oxlint-disable-next-line max-params -- they are few and of different types

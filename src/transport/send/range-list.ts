@@ -48,14 +48,14 @@ export class RangeList {
   sourceEnd = 0;
 
   /** Fails with WL_INVALID_ARGUMENT. */
-  // oxlint-disable-next-line max-params -- as those of fill()
+  // oxlint-disable-next-line max-params -- as those of cover()
   constructor(ranges: Ranges, first = 0, end: number = ranges.lengths.length, repeats?: Repeats) {
-    this.fill(ranges, first, end, repeats);
+    this.cover(ranges, first, end, repeats);
   }
 
   /** Hot path. Names other ranges, once no write uses the list any more. Fails as the constructor does. */
   // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per post
-  fill({ sources, targets, lengths }: Ranges, first: number, end: number, repeats?: Repeats): void {
+  cover({ sources, targets, lengths }: Ranges, first: number, end: number, repeats?: Repeats): void {
     if (first >= end) throw invalidArgument('lengths.length', 0, 'at least one range');
     let [count, bytes, chunkBytes, longest, sourceEnd] = [0, 0, 0, 0, 0];
     for (let index = first; index < end; index++) {
@@ -186,7 +186,7 @@ export class PackedRanges {
         this.#add(source + at, target + at, Math.min(total - at, MAX_RANGE_BYTES));
       }
     }
-    if (this.#count > 0) this.list.fill(this.#columns, 0, this.#count);
+    if (this.#count > 0) this.list.cover(this.#columns, 0, this.#count);
     return this.#count;
   }
 

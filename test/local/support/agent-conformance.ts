@@ -11,6 +11,8 @@ import { PartTable } from '#lib/transport/part-table.js';
 import type { AgentConfiguration } from './agent-configurations.ts';
 import { AgentPeer, openPair, SharedPair } from './agent-pair.ts';
 import { whyMissing } from './missing-backend.ts';
+import { seededRandom } from '#lib/core/seeded-random.js';
+import { testSeed } from '../../support/seed.ts';
 import { until } from '../../support/until.ts';
 import { withCode } from '../../support/with-code.ts';
 import { MAX_NOTIFICATION_BYTES } from '#lib/agent/backend.js';
@@ -185,6 +187,139 @@ export async function testConformance(configuration: AgentConfiguration, isSampl
       assert.ok(Buffer.from(expected.subarray(at, at + length)).equals(back.bytes.subarray(at, at + length)));
     }
   });
+
+  test(`${title}: each post of a transfer by selection moves the entries that it names`, { skip }, async () => {
+    const { agent, peer } = await shared.use();
+    const out = await agent.allocate(MiB);
+    out.bytes.set(randomBytes(MiB));
+    const [allocated, plain] = [memoryOf(agent, 'allocated'), memoryOf(agent, 'plain')];
+    const pages = { blockBytes: 4096, stride: 5000 };
+    const rows = { blockBytes: 576, stride: 640 };
+    // 40 pages and 700 rows here, 60 pages and 900 rows in two memories there.
+    const local = DescriptorList.join([
+      DescriptorList.blocks(out, { ...pages, count: 40 }),
+      DescriptorList.blocks(out, { ...rows, offset: 500_001, count: 700 }),
+    ]);
+    const remote = DescriptorList.join([
+      DescriptorList.blocks(allocated, { ...pages, count: 60 }),
+      DescriptorList.blocks(plain, { ...rows, count: 900 }),
+    ]);
+    const lists = { peer: 'there', local, remote, bySelection: true } as const;
+    await using write = await agent.prepare({ operation: 'write', ...lists });
+    await using read = await agent.prepare({ operation: 'read', ...lists });
+    const copies = new Map([
+      [allocated.address, await peer.bytes('allocated', 0, MiB)],
+      [plain.address, await peer.bytes('plain', 0, MiB)],
+    ]);
+    const random = seededRandom(testSeed() + 3);
+    const pick = (count: number, from: number): number => from + Math.floor(random() * count);
+    for (let round = 0; round < 6; round++) {
+      // Each place there, or for reads here, is named once; some go on where the one before ends.
+      const isRead = round % 2 === 1;
+      const selection = { local: [] as number[], remote: [] as number[] };
+      const taken = new Set<number>();
+      for (let at = 0; at < 40 + 60 * round; at++) {
+        const isPage = at % 5 === 0;
+        let pair: [here: number, there: number] = isPage ? [pick(40, 0), pick(60, 0)] : [pick(700, 40), pick(900, 60)];
+        if (at % 3 === 0 && at % 5 > 1) pair = [selection.local.at(-1)! + 1, selection.remote.at(-1)! + 1];
+        const [here, there] = pair;
+        const target = isRead ? here : there;
+        if (here >= 740 || there >= 960 || taken.has(target)) continue;
+        taken.add(target);
+        selection.local.push(here);
+        selection.remote.push(there);
+      }
+      const expected = isRead ? out.bytes.slice() : out.bytes;
+      for (const [at, here] of selection.local.entries()) {
+        const [one, other] = [local.entry(here), remote.entry(selection.remote[at] as number)];
+        const from = one.address - out.address;
+        const isAllocated = (selection.remote[at] as number) < 60;
+        const { address } = isAllocated ? allocated : plain;
+        const there = copies.get(address) as Uint8Array;
+        const to = other.address - address;
+        if (isRead) expected.set(there.subarray(to, to + one.length), from);
+        else there.set(out.bytes.subarray(from, from + one.length), to);
+      }
+      const transfer = isRead ? read : write;
+      const arrays =
+        round < 3 ? selection : { local: Int32Array.from(selection.local), remote: Int32Array.from(selection.remote) };
+      transfer.post(`round ${round}`, arrays);
+      if (round % 3 === 0) transfer.waitBlocking();
+      else await transfer.wait();
+      assert.equal(transfer.telemetry.descriptors, selection.local.length);
+      const { message } = (await peer.do({ do: 'next', blocking: false, timeoutMs: 60_000 })) as {
+        readonly message: Uint8Array;
+      };
+      assert.equal(Buffer.from(message).toString(), `round ${round}`);
+      assert.deepEqual(await peer.bytes('allocated', 0, MiB), copies.get(allocated.address));
+      assert.deepEqual(await peer.bytes('plain', 0, MiB), copies.get(plain.address));
+      assert.ok(Buffer.from(expected).equals(out.bytes));
+    }
+    for (const [wrong, message] of [
+      [undefined, /selection/],
+      [{ local: [] }, /expected 1 to 960/],
+      [{ local: [740] }, /index/],
+      [{ local: [-1] }, /index/],
+      [{ local: [0.5] }, /index/],
+      [{ local: [0], remote: [960] }, /index/],
+      [{ local: [0, 1], remote: [0] }, /one per local index/],
+      [{ local: [0], remote: [60] }, /as its local one has/],
+    ] as const) {
+      assert.throws(() => write.post(undefined, wrong), withCode('WL_INVALID_ARGUMENT', message));
+    }
+    // The one that follows is as good as any.
+    write.post(undefined, { local: [3] });
+    await write.wait();
+    await using whole = await agent.prepare({
+      operation: 'write',
+      peer: 'there',
+      local,
+      remote:
+        local === remote ? local : remote.select(Array.from({ length: 740 }, (_, at) => (at < 40 ? at : at + 20))),
+    });
+    assert.throws(() => whole.post(undefined, { local: [0] }), withCode('WL_INVALID_ARGUMENT', /bySelection/));
+  });
+
+  test(
+    `${title}: a transfer by selection that is cancelled or fails is posted again with other entries`,
+    { skip },
+    async () => {
+      const { agent, peer } = await shared.use();
+      const bytes = sharedBytes / 2;
+      const out = await agent.allocate(bytes);
+      const memory = memoryOf(agent, 'allocated');
+      const [local, remote] = [out, memory].map((one) =>
+        DescriptorList.blocks(one, { blockBytes: 8192, count: bytes / 8192 }),
+      ) as [DescriptorList, DescriptorList];
+      await using transfer = await agent.prepare({
+        operation: 'write',
+        peer: 'there',
+        local,
+        remote,
+        bySelection: true,
+      });
+      const all = Array.from({ length: local.length }, (_, at) => (at * 37) % local.length);
+      for (let round = 1; round <= 10; round++) {
+        out.bytes.fill(round);
+        transfer.post(undefined, { local: all });
+        transfer.cancel();
+        await transfer.wait().catch((error: unknown) => assert.ok(withCode('WL_CLOSED')(error)));
+        out.bytes.fill(100 + round);
+        await until(() => {
+          try {
+            transfer.post(undefined, { local: [round], remote: [2 * round] });
+            return true;
+          } catch (error) {
+            if (withCode('WL_BUSY')(error)) return false;
+            throw error;
+          }
+        });
+        await transfer.wait();
+        const page = await peer.bytes('allocated', 2 * round * 8192, 8192);
+        assert.ok(page.every((byte) => byte === 100 + round));
+      }
+    },
+  );
 
   test(`${title}: neighbours are moved as one, and telemetry counts`, { skip }, async () => {
     const { agent } = await shared.use();

@@ -21,7 +21,7 @@ export function planned<L, R>(named: readonly NamedPart<L, R>[]): PlannedTransfe
     parts.remoteOffset[index] = part.remoteOffset;
     parts.bytes[index] = part.bytes;
   }
-  return { locals, remotes, parts };
+  return { locals, remotes, parts, isBySelection: false };
 }
 
 /** Every range by itself. */

@@ -3,7 +3,7 @@ import test from 'node:test';
 import fc from '../../support/fast-check.ts';
 import { DescriptorList } from 'weftline/agent';
 import { cutAlike } from '#lib/agent/endpoint/mover.js';
-import { planTransfer, RegionFinder } from '#lib/agent/transfer-plan.js';
+import { MAX_SELECTED, planTransfer, RegionFinder, SelectionPlan } from '#lib/agent/transfer-plan.js';
 import { namedParts } from '../../local/support/planned-transfer.ts';
 
 const a = { kind: 'host', address: 4096, length: 1000, name: 'a' } as const;
@@ -317,6 +317,74 @@ test('lists of runs are planned as the same ranges one by one, whatever regions 
       },
     ),
   );
+});
+
+test('a selection is planned as the entries that it names one by one, again and again', () => {
+  const regions = [
+    { kind: 'host', address: 0, length: 70, name: 'low' },
+    { kind: 'host', address: 60, length: 90, name: 'high' },
+  ] as const;
+  const runs = fc.array(strideOptions, { minLength: 1, maxLength: 5 });
+  const indices = fc.array(fc.array(fc.tuple(fc.nat(1000), fc.nat(1000)), { minLength: 1, maxLength: 12 }), {
+    maxLength: 4,
+  });
+  fc.assert(
+    fc.property(runs, runs, indices, fc.boolean(), (ours, theirs, posts, merge) => {
+      const [local, remote] = [listOfRuns(ours), listOfRuns(theirs)];
+      const side = { regions, owner: 'x' };
+      const chosen = new SelectionPlan({ ...side, list: local.list }, { ...side, list: remote.list }, { merge });
+      for (const post of posts) {
+        const pairs = post
+          .flatMap(([here, there]) => [
+            [here, there],
+            [here + 1, there + 1],
+          ])
+          .map(([here = 0, there = 0]) => [here % local.list.length, there % remote.list.length] as const)
+          .slice(0, chosen.plan.parts.capacity);
+        const wrong = pairs.findIndex(([here, there]) => local.ranges[here]?.length !== remote.ranges[there]?.length);
+        const selection = { local: pairs.map(([here]) => here), remote: pairs.map(([, there]) => there) };
+        if (wrong !== -1) {
+          assert.throws(() => chosen.select(selection), { code: 'WL_INVALID_ARGUMENT' });
+          continue;
+        }
+        chosen.select(selection);
+        const moved = namedParts(chosen.plan).flatMap((part) =>
+          Array.from({ length: part.bytes }, (_, at) => [
+            part.local.address + part.localOffset + at,
+            part.remote.address + part.remoteOffset + at,
+          ]),
+        );
+        const expected = pairs.flatMap(([here, there]) => {
+          const [one, other] = [local.ranges[here], remote.ranges[there]] as const;
+          assert.ok(one && other);
+          return Array.from({ length: one.length }, (_, at) => [one.address + at, other.address + at]);
+        });
+        assert.deepEqual(moved, expected);
+        assert.deepEqual([chosen.entries, chosen.bytes], [pairs.length, expected.length]);
+        if (!merge) assert.equal(chosen.plan.parts.sums().ranges, pairs.length);
+      }
+    }),
+  );
+});
+
+test('what goes on in both lists is one row of a selection, and more than a table holds is refused', () => {
+  const memory = { kind: 'host', address: 0, length: 2 ** 40, name: 'm' } as const;
+  const list = DescriptorList.blocks(memory, { blockBytes: 8, stride: 100, count: 2_000_000 });
+  const side = { list, regions: [memory], owner: 'x' };
+  const chosen = new SelectionPlan(side, side, { merge: true });
+  chosen.select({ local: [3, 4, 5, 9, 8], remote: [0, 1, 2, 3, 4] });
+  const { parts } = chosen.plan;
+  assert.deepEqual([...parts.ranges.subarray(0, parts.count)], [3, 1, 1]);
+  assert.equal(parts.capacity, MAX_SELECTED);
+  assert.throws(() => chosen.select({ local: new Int32Array(MAX_SELECTED + 1) }), {
+    code: 'WL_INVALID_ARGUMENT',
+    message: /length: expected 1 to 1048576, got 1048577/,
+  });
+  const other = DescriptorList.of({ ...memory, address: 2 ** 41 }, 0, 8);
+  assert.throws(() => new SelectionPlan({ ...side, list: list.concat(other) }, side, { merge: true }), {
+    code: 'WL_INVALID_ARGUMENT',
+    message: /Descriptor 2000000 .* lies in no region/,
+  });
 });
 
 test('blocks of equal shape are one row, however many they are', () => {

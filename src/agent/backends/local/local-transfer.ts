@@ -36,6 +36,8 @@ export interface CopyPlan {
   readonly bytes: number;
   /** So little that `post` copies it itself. */
   readonly isShort: boolean;
+  /** Finds out how much it is: the parts are others than before. */
+  measure(): void;
   /** Starts from the beginning again. */
   begin(): void;
   /** Copies up to about `budget` bytes more. True when all are where they belong. Throws when that cannot be. */
@@ -55,6 +57,8 @@ interface LocalTransferParts {
   /** Each region stands here once. */
   readonly locals: readonly LocalRegion[];
   readonly remotes: readonly LocalRemoteRegion[];
+  /** The parts are others for each post. */
+  readonly isBySelection: boolean;
   readonly dispose: () => void;
 }
 
@@ -72,8 +76,8 @@ export function planCopies(link: LinkedMemory, operation: TransferOperation, pla
   const isRead = operation === 'read';
   const locals = plan.locals as readonly LocalRegion[];
   const remotes = plan.remotes as readonly LocalRemoteRegion[];
-  const { parts } = plan;
-  const addresses = remoteAddresses(link, { locals, remotes, parts });
+  const { parts, isBySelection } = plan;
+  const addresses = remoteAddresses(link, { locals, remotes, parts, isBySelection });
   const plans: CopyPlan[] = [];
   const cuda: CudaCopies[] = [];
   let host: HostCopies | undefined;
@@ -96,6 +100,7 @@ export function planCopies(link: LinkedMemory, operation: TransferOperation, pla
     plan: plans.length === 1 ? (plans[0] as CopyPlan) : new JoinedCopies(plans),
     locals,
     remotes,
+    isBySelection,
     dispose: () => {
       for (const copies of cuda) copies[Symbol.dispose]();
     },
@@ -105,7 +110,7 @@ export function planCopies(link: LinkedMemory, operation: TransferOperation, pla
 /** Where the peer's regions begin, as what copies sees them: by the device of this side's memory, then by region; NaN where none is asked for. */
 function remoteAddresses(
   link: LinkedMemory,
-  { locals, remotes, parts }: PlannedTransfer<LocalRegion, LocalRemoteRegion>,
+  { locals, remotes, parts, isBySelection }: PlannedTransfer<LocalRegion, LocalRemoteRegion>,
 ): ReadonlyMap<CudaDevice | undefined, Float64Array> {
   const byDevice = new Map<CudaDevice | undefined, Float64Array>();
   const byLocal = locals.map(({ device }) => {
@@ -113,14 +118,15 @@ function remoteAddresses(
     byDevice.set(device, known);
     return known;
   });
-  for (let row = 0; row < parts.count; row++) {
-    const remote = parts.remote[row]!;
-    const known = byLocal[parts.local[row]!] as Float64Array;
-    if (Number.isNaN(known[remote])) {
-      const { device } = locals[parts.local[row]!] as LocalRegion;
-      known[remote] = remoteAddress(link, (remotes[remote] as LocalRemoteRegion).reach, device);
-    }
-  }
+  const ask = (local: number, remote: number): void => {
+    const known = byLocal[local] as Float64Array;
+    if (!Number.isNaN(known[remote])) return;
+    const { device } = locals[local] as LocalRegion;
+    known[remote] = remoteAddress(link, (remotes[remote] as LocalRemoteRegion).reach, device);
+  };
+  for (let row = 0; row < parts.count; row++) ask(parts.local[row]!, parts.remote[row]!);
+  // A selection may pair any of them.
+  if (isBySelection) for (const local of locals.keys()) for (const remote of remotes.keys()) ask(local, remote);
   return byDevice;
 }
 
@@ -153,19 +159,23 @@ interface HostCopiesOptions {
 
 /** Copies from memory of hosts to memory of hosts. */
 class HostCopies implements CopyPlan {
-  readonly bytes: number;
-  readonly isShort: boolean;
+  bytes = 0;
+  isShort = false;
   readonly rows: CopyRows;
   readonly #options: HostCopiesOptions;
   readonly #at = new CopyCursor();
   readonly #end = new CopyCursor();
 
   constructor(rows: CopyRows, options: HostCopiesOptions) {
-    const { bytes, ranges } = rows.sums();
-    this.bytes = bytes;
-    this.isShort = bytes <= INLINE_BYTES && ranges <= INLINE_PIECES;
     this.rows = rows;
     this.#options = options;
+    this.measure();
+  }
+
+  measure(): void {
+    const { bytes, ranges } = this.rows.sums();
+    this.bytes = bytes;
+    this.isShort = bytes <= INLINE_BYTES && ranges <= INLINE_PIECES;
   }
 
   begin(): void {
@@ -240,8 +250,8 @@ interface DeviceParts {
  * for a copy by the host. Host memory that the driver does not know is copied by the host within `advance`.
  */
 export class CudaCopies implements CopyPlan, Disposable {
-  readonly bytes: number;
-  readonly isShort: boolean;
+  bytes = 0;
+  isShort = false;
   readonly #device: CudaDevice;
   readonly #stream: CudaStream;
   readonly #event: CudaEvent;
@@ -259,7 +269,11 @@ export class CudaCopies implements CopyPlan, Disposable {
     this.#event = device.createEvent();
     this.#isRead = isRead;
     this.#parts = copies;
-    const { parts, locals } = copies;
+    this.measure();
+  }
+
+  measure(): void {
+    const { parts, locals } = this.#parts;
     let bytes = 0;
     for (let row = 0; row < parts.count; row++) {
       if (!Number.isNaN(locals[parts.local[row]!]!)) bytes += parts.bytes[row]! * parts.ranges[row]!;
@@ -337,15 +351,20 @@ export class CudaCopies implements CopyPlan, Disposable {
 
 /** Several plans as one. */
 class JoinedCopies implements CopyPlan {
-  readonly bytes: number;
-  readonly isShort: boolean;
+  bytes = 0;
+  isShort = false;
   readonly #plans: readonly CopyPlan[];
   #at = 0;
 
   constructor(plans: readonly CopyPlan[]) {
     this.#plans = plans;
-    this.bytes = plans.reduce((sum, plan) => sum + plan.bytes, 0);
-    this.isShort = this.bytes <= INLINE_BYTES && plans.every((plan) => plan.isShort);
+    this.measure();
+  }
+
+  measure(): void {
+    for (const plan of this.#plans) plan.measure();
+    this.bytes = this.#plans.reduce((sum, plan) => sum + plan.bytes, 0);
+    this.isShort = this.bytes <= INLINE_BYTES && this.#plans.every((plan) => plan.isShort);
   }
 
   begin(): void {
@@ -397,8 +416,9 @@ export class LocalTransfer implements BackendTransfer {
   readonly #parts: LocalTransferParts;
   /** Everything that a post reads is in fields of this object: reading it through other objects costs as much as a check. */
   readonly #plan: CopyPlan;
-  readonly #bytes: number;
-  readonly #isShort: boolean;
+  #bytes: number;
+  #isShort: boolean;
+  readonly #isBySelection: boolean;
   readonly #steps: PeerSteps;
   readonly #locals: readonly LocalRegion[];
   readonly #remotes: readonly LocalRemoteRegion[];
@@ -419,6 +439,7 @@ export class LocalTransfer implements BackendTransfer {
     this.#plan = parts.plan;
     this.#bytes = parts.plan.bytes;
     this.#isShort = parts.plan.isShort;
+    this.#isBySelection = parts.isBySelection;
     this.#steps = link.steps;
     this.#locals = parts.locals;
     this.#remotes = parts.remotes;
@@ -432,6 +453,7 @@ export class LocalTransfer implements BackendTransfer {
   post(message?: Uint8Array): void {
     if (this.#isReleased) throw new WeftlineError('WL_CLOSED', 'The transfer was closed');
     if (this.state === 'pending') throw invalidArgument('post', 'a transfer that is pending', 'one that has ended');
+    if (this.#isBySelection) this.#measure();
     // A check costs nothing beside so long a copy.
     if (!this.#isShort) this.#link.checkPeer();
     this.#link.requireUsable();
@@ -449,6 +471,12 @@ export class LocalTransfer implements BackendTransfer {
     }
     this.#keep(message);
     this.#link.enqueue(this);
+  }
+
+  #measure(): void {
+    this.#plan.measure();
+    this.#bytes = this.#plan.bytes;
+    this.#isShort = this.#plan.isShort;
   }
 
   /** False if only this thread can carry it out. */

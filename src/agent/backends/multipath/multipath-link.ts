@@ -79,6 +79,7 @@ export class MultipathLink implements BackendLink {
       operation: 'write',
       flow: DATA_FLOW,
       parts: PartTable.ofCount(0).buffer,
+      isBySelection: false,
       regions: [],
       remoteRegions: [],
       remoteKeys: [],
@@ -116,13 +117,14 @@ export class MultipathLink implements BackendLink {
 
   async prepare(
     operation: TransferOperation,
-    { locals, remotes, parts }: PlannedTransfer<BackendRegion, BackendRemoteRegion>,
+    { locals, remotes, parts, isBySelection }: PlannedTransfer<BackendRegion, BackendRemoteRegion>,
   ): Promise<MultipathTransfer> {
     const regions = remotes.map((region) => own(MultipathRemoteRegion, region));
     const plan = {
       operation,
       flow: DATA_FLOW,
       parts: parts.buffer,
+      isBySelection,
       regions: locals.map((region) => own(MultipathRegion, region).region.number),
       remoteRegions: regions.map(({ remoteRegion }) => remoteRegion),
       remoteKeys: regions.map(({ remoteKey }) => remoteKey),

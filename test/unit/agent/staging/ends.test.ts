@@ -39,7 +39,13 @@ function openThread(failing: string, failures: number) {
 
 test('a staged transfer whose release came too late is released again, and takes no posts between', async () => {
   const { lane, given } = openThread('unprepare', 1);
-  const plan = { operation: 'write', locals: [], remotes: [], parts: new SharedArrayBuffer(0) } as const;
+  const plan = {
+    operation: 'write',
+    locals: [],
+    remotes: [],
+    parts: new SharedArrayBuffer(0),
+    isBySelection: false,
+  } as const;
   const transfer = await StagedTransfer.prepare(lane, plan);
   await assert.rejects(transfer.release(), withCode('WL_TIMEOUT'));
   assert.throws(() => transfer.post(), withCode('WL_CLOSED'));

@@ -24,10 +24,6 @@ class TestJob extends Job {
     this.begin();
   }
 
-  fits(): boolean {
-    return true;
-  }
-
   open(piece: number, slot: number): number {
     this.#log.push(`open ${this.#name}${piece} in ${slot}`);
     return 0;

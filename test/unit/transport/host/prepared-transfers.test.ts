@@ -5,6 +5,7 @@ import { WeftlineError } from 'weftline';
 import type { Region } from '#lib/transport/engine/region.js';
 import type { ScatterOptions, TransportConnection } from '#lib/transport/engine/transport-engine.js';
 import { PreparedTransfers, type TransferPlan } from '#lib/transport/host/prepared-transfers.js';
+import { PartTable, PartWriter } from '#lib/transport/part-table.js';
 import { MAX_GATHERED_BYTES } from '#lib/transport/send/range-list.js';
 import { planned } from '../../../local/support/planned-transfer.ts';
 import type { EncodedError } from '#lib/core/errors.js';
@@ -103,10 +104,58 @@ function plan(transfers: PreparedTransfers, options: PlanOptions = {}): number {
     ringBytes: 32,
   });
   const rows = Array.from({ length: parts }, (_, index) => [region, index * 10, 1, index, index * 100, 10] as const);
-  return transfers.prepare({ connection, operation, flow: 2, ...tableOf(rows), line });
+  return transfers.prepare({ connection, operation, flow: 2, isBySelection: false, ...tableOf(rows), line });
 }
 
 const nothing = { offset: 0, bytes: 0 };
+
+test('a plan by selection is posted with the rows that its table has then', () => {
+  const { transfers, log, end } = pretendedHost();
+  const table = PartTable.withRoom(8);
+  const common = { connection: 0, flow: 2, line: -1, operation: 'write', isBySelection: true } as const;
+  const regions = { regions: [DATA_REGION], remoteRegions: [1], remoteKeys: [1] };
+  const transfer = transfers.prepare({ ...common, ...regions, parts: table.buffer });
+  const most = MAX_GATHERED_BYTES;
+  const writer = new PartWriter(table, false);
+  for (const [round, rows] of [
+    [[0, 500, most + 1]],
+    [
+      [0, 0, 8],
+      [1000, 1000, 8],
+      [9, 90, most + 1],
+      [10, 70, 20],
+      [100, 170, 20],
+      [200, 270, 20],
+    ],
+    [[64, 0, 8]],
+  ].entries()) {
+    writer.restart();
+    for (const [localOffset = 0, remoteOffset = 0, bytes = 0] of rows) {
+      writer.add(0, localOffset, 4096, 0, remoteOffset, 4096, bytes, 1);
+    }
+    writer.finish();
+    log.length = 0;
+    transfers.post(5, transfer, nothing);
+    const posted = log.map((line) => line.split(' ').slice(1).join(' '));
+    assert.deepEqual(
+      posted,
+      [
+        [`write ${most + 1} from 3+0 to 500 on 2`],
+        ['scatter 8+8 from 3 to 1 on 2', `write ${most + 1} from 3+9 to 90 on 2`, 'scatter 20+20+20 from 3 to 1 on 2'],
+        ['write 8 from 3+64 to 0 on 2'],
+      ][round],
+    );
+    for (const line of log.slice()) end(Number(line.split(' ')[0]));
+    const total = rows.reduce((sum, [, , bytes = 0]) => sum + bytes, 0);
+    assert.equal(log.at(-1), `slot 5 done, ${total} bytes`);
+  }
+  // What the engine refuses fails the post, and nothing else.
+  writer.restart();
+  writer.add(0, 0, 8, 0, 2 ** 50, 8, 8, 2);
+  writer.finish();
+  transfers.post(5, transfer, nothing);
+  assert.equal(log.at(-1), 'slot 5 failed: WL_INVALID_ARGUMENT');
+});
 
 test('who forgets a transfer of a connection that has ended forgets no other one', () => {
   const { transfers, log } = pretendedHost();
@@ -272,7 +321,7 @@ test('small writes and reads between the same regions are posted as one, others 
     [STAGING_REGION, 0, 2, 7, 300, 4],
     [STAGING_REGION, 10, 2, 7, 400, 5],
   ] as const;
-  const common = { connection: 0, flow: 2, ...tableOf(parts), line: -1 };
+  const common = { connection: 0, flow: 2, isBySelection: false, ...tableOf(parts), line: -1 };
   transfers.post(5, transfers.prepare({ ...common, operation: 'write' }), nothing);
   assert.deepEqual(log.splice(0), [
     `1 write ${most + 1} from 3+0 to 0 on 2`,

@@ -2,8 +2,16 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import fc from '../../../support/fast-check.ts';
-import { PartTable } from '#lib/transport/part-table.js';
-import { divideParts, homeLane, LaneChoice, type Spread, spreads } from '#lib/transport/lanes/lane-choice.js';
+import { PartTable, PartWriter } from '#lib/transport/part-table.js';
+import {
+  CUT_ROWS,
+  divideInto,
+  divideParts,
+  homeLane,
+  LaneChoice,
+  type Spread,
+  spreads,
+} from '#lib/transport/lanes/lane-choice.js';
 
 const KIB = 1024;
 const lanes = fc.integer({ min: 1, max: 16 });
@@ -78,6 +86,67 @@ test('flows that are not spread keep their home lane, whatever their size and tu
   assert.deepEqual(lanesOfMessages, [[3], [3], [3]]);
 });
 
+/** Tables of others get the same parts. */
+function checkInto(table: PartTable, shares: readonly PartTable[], home: number): void {
+  const room = table.count + CUT_ROWS;
+  const writers = shares.map(() => new PartWriter(PartTable.withRoom(room), false));
+  for (let time = 0; time < 2; time++) {
+    for (const [lane, into] of divideInto(writers, table, home).entries()) {
+      assert.equal(into.capacity, room);
+      assert.deepEqual(rangesOf(into), rangesOf(shares[lane] as PartTable));
+    }
+  }
+}
+
+/** Every range by itself. */
+function rangesOf(table: PartTable): number[][] {
+  return Array.from({ length: table.count }, (_, row) =>
+    Array.from({ length: table.ranges[row]! }, (_range, at) => [
+      table.local[row]!,
+      table.localOffset[row]! + at * table.localStride[row]!,
+      table.remote[row]!,
+      table.remoteOffset[row]! + at * table.remoteStride[row]!,
+      table.bytes[row]!,
+    ]),
+  ).flat();
+}
+
+test('rows of many ranges are shared out as the same ranges one by one', () => {
+  const row = fc.record({
+    bytes: fc.integer({ min: 1, max: 200_000 }),
+    isSmall: fc.boolean(),
+    ranges: fc.integer({ min: 1, max: 70 }),
+  });
+  fc.assert(
+    fc.property(lanes, fc.nat(15), fc.array(row, { maxLength: 8 }), (count, first, rows) => {
+      const home = first % count;
+      const table = PartTable.ofCount(rows.length);
+      const single = PartTable.ofCount(rows.reduce((sum, { ranges }) => sum + ranges, 0));
+      let at = 0;
+      for (const [index, { bytes: most, isSmall, ranges }] of rows.entries()) {
+        const bytes = isSmall ? 1 + (most % 4000) : most;
+        table.bytes[index] = bytes;
+        table.ranges[index] = ranges;
+        table.localOffset[index] = index * 1e9;
+        table.remoteOffset[index] = index * 1e9 + 8;
+        table.localStride[index] = bytes + 3;
+        table.remoteStride[index] = bytes + 9;
+        for (let range = 0; range < ranges; range++, at++) {
+          single.bytes[at] = bytes;
+          single.localOffset[at] = index * 1e9 + range * (bytes + 3);
+          single.remoteOffset[at] = index * 1e9 + 8 + range * (bytes + 9);
+        }
+      }
+      const shares = divideParts(table, count, home);
+      const expected = divideParts(single, count, home);
+      for (const [lane, share] of shares.entries()) {
+        assert.deepEqual(rangesOf(share), rangesOf(expected[lane] as PartTable));
+      }
+      checkInto(table, shares, home);
+    }),
+  );
+});
+
 test('the parts of a transfer are shared out by bytes, in their order, and large ones are cut', () => {
   const part = fc.record({ bytes: fc.oneof(fc.nat(4000), fc.nat(3_000_000)), local: fc.nat(3), remote: fc.nat(2) });
   fc.assert(
@@ -92,6 +161,7 @@ test('the parts of a transfer are shared out by bytes, in their order, and large
         table.remoteOffset[at] = at * 20_000_000 + 8;
       }
       const shares = divideParts(table, count, home);
+      checkInto(table, shares, home);
       assert.equal(shares.length, count);
       const total = rows.reduce((sum, { bytes }) => sum + bytes, 0);
       const used = Math.min(count, Math.floor(total / (64 * KIB)));
