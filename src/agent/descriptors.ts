@@ -311,7 +311,7 @@ export class RunFinder {
 
   /** Hot path. Fails with WL_INVALID_ARGUMENT for what is no index of an entry. */
   find(index: number): void {
-    if (!(index >= 0 && index < this.#length && Number.isInteger(index)))
+    if (!(Number.isInteger(index) && index >= 0 && index < this.#length))
       throw invalidArgument('index', index, `0 to ${this.#length - 1}`);
     if (this.#areSingle) {
       this.run = index;
