@@ -56,14 +56,14 @@ export class KvRanges {
   /** Bytes of a block. */
   readonly blockBytes: number;
   /** Part after part, each block by block. */
-  readonly #list: DescriptorList;
+  readonly list: DescriptorList;
 
   constructor(kind: MemoryKind, blocks: number, parts: readonly PartPlace[]) {
     this.kind = kind;
     this.blocks = blocks;
     this.parts = parts;
     this.blockBytes = parts.reduce((sum, { bytes }) => sum + bytes, 0);
-    this.#list = DescriptorList.join(
+    this.list = DescriptorList.join(
       parts.map(({ address, stride, bytes }) => {
         const length = (blocks - 1) * stride + bytes;
         return DescriptorList.blocks({ kind, address, length }, { blockBytes: bytes, stride, count: blocks });
@@ -89,13 +89,13 @@ export class KvRanges {
     return new KvRanges(kind, blocks, places);
   }
 
-  /** The ranges of these blocks, one part after the other: blocks that are neighbours are so in each part. */
-  select(blocks: readonly number[]): DescriptorList {
+  /** The entries of these blocks, one part after the other: blocks that are neighbours are so in each part. */
+  entries(blocks: readonly number[]): Uint32Array {
     const { length } = this.parts;
-    const indices = new Uint32Array(blocks.length * length);
+    const entries = new Uint32Array(blocks.length * length);
     let at = 0;
-    for (let part = 0; part < length; part++) for (const block of blocks) indices[at++] = part * this.blocks + block;
-    return this.#list.select(indices);
+    for (let part = 0; part < length; part++) for (const block of blocks) entries[at++] = part * this.blocks + block;
+    return entries;
   }
 }
 

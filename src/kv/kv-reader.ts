@@ -1,6 +1,5 @@
 // The side that wants blocks: reads them from the store that a ticket names, and hands out those alone that are what it says.
 import { Agent } from '../agent/agent.ts';
-import { DescriptorList } from '../agent/descriptors.ts';
 import type { Registration } from '../agent/registration.ts';
 import { checkOptions, isWhole, type OptionNames } from '../core/check-options.ts';
 import {
@@ -15,8 +14,8 @@ import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { addSamples, type Sample } from '../core/metric-table.ts';
 import { type BlockSums, openBlockSums } from './block-sums.ts';
 import { type KvMemory, KvRanges } from './kv-memory.ts';
-import { move, type Source, Sources } from './kv-source.ts';
-import { MARK_BYTES, RELEASED } from './kv-table.ts';
+import { type Source, Sources, WORD_BYTES } from './kv-source.ts';
+import { RELEASED } from './kv-table.ts';
 import { checkTicket, identitySum, type KvTicket } from './kv-ticket.ts';
 
 /** Why a block was not handed out. Whatever the reason, the program computes it anew. */
@@ -41,14 +40,11 @@ export type KvResult =
 
 const memoryNames: OptionNames<KvMemory> = { blocks: true, parts: true };
 
-const WORD_BYTES = 4;
 /** Words of each block that is read to: the generation that the store's table has, and of the first one the lease. */
 const LOOK_WORDS = 2;
-/** Renewals and releases of a reader that may be under way at a time. */
+/** Renewals and releases of a reader that may be under way at a time, and the words of each: the lease, and its mark. */
 const CELLS = 256;
-/** Words of each of them: the mark that is written, then the lease that is seen behind it. */
-const CELL_WORDS = 4;
-const SEEN_WORD = 2;
+const CELL_WORDS = 2;
 
 /** What leases need of their reader. */
 interface ReaderParts {
@@ -101,7 +97,7 @@ export class KvReader implements AsyncDisposable {
     const { agent, ranges } = parts;
     this.#parts = {
       ...parts,
-      sources: new Sources(agent, ranges),
+      sources: new Sources(parts),
       cells: Array.from({ length: CELLS }, (_, cell) => ranges.blocks * LOOK_WORDS + cell * CELL_WORDS),
       busy: new Set(),
       count: (store, results) => this.#count(store, results),
@@ -132,8 +128,10 @@ export class KvReader implements AsyncDisposable {
 
   async #close(): Promise<void> {
     for (const forget of this.#forget) forget();
-    this.#parts.sums.close();
-    await this.#parts.memory.close();
+    const { sums, sources, memory } = this.#parts;
+    sums.close();
+    await sources.close();
+    await memory.close();
   }
 
   #count(store: string, results: readonly KvResult[]): void {
@@ -209,12 +207,12 @@ export class KvLease {
     }
   }
 
-  /** Lets the lease begin anew. False if it has ended, or if the store cannot be told: ask for another ticket. */
+  /** Lets the lease begin anew. False if its time is over, or if the store cannot be told: ask for another ticket. */
   renew(options: WaitOptions = {}): Promise<boolean> {
     return this.#mark(this.#renewals + 1, options);
   }
 
-  /** Gives the blocks back. False if the lease has ended, or if the store cannot be told, whose lease then ends by itself. */
+  /** Gives the blocks back. False if the time of the lease is over, or if the store cannot be told; it then ends by itself. */
   release(options: WaitOptions = {}): Promise<boolean> {
     return this.#mark(RELEASED, options);
   }
@@ -247,7 +245,7 @@ export class KvLease {
     let seen: readonly number[];
     try {
       const source = await sources.of(ticket, wait);
-      await this.#move('read', { local: ranges.select(here), remote: source.ranges.select(there), wait });
+      await source.readBlocks(ranges, here, there, wait);
       // ORDER: behind the data. What was overwritten meanwhile shows by its generation.
       seen = await this.#look(source, here, there, wait);
     } catch (error) {
@@ -272,35 +270,22 @@ export class KvLease {
     const { places } = source;
     const words = [...here.map((block) => block * LOOK_WORDS), here[0]! * LOOK_WORDS + 1];
     const remote = [...there.map((block) => places.generation(block)), places.leaseId(this.ticket.lease?.slot ?? 0)];
-    return this.#bring(source, words, remote, wait);
-  }
-
-  /** Brings words of the table from these offsets to these words of this side, and returns them. */
-  async #bring(source: Source, words: readonly number[], remote: readonly number[], wait: CallWait): Promise<number[]> {
-    const { memory } = this.#parts;
-    const local = DescriptorList.blocks(memory, { blockBytes: WORD_BYTES }).select(words);
-    const offsets = remote.map((offset) => offset / WORD_BYTES);
-    await this.#move('read', { local, remote: source.words.select(offsets), wait });
+    await source.readWords(words, remote, wait);
     return words.map((word) => this.#words(word, 1)[0]!);
   }
 
   async #mark(mark: number, options: WaitOptions): Promise<boolean> {
     const wait = this.#begin(options);
-    const { cells, memory, sources } = this.#parts;
+    const { cells, sources } = this.#parts;
     const { lease } = this.ticket;
     if (lease === null || this.leftMs === 0) return false;
     const cell = cells.pop();
     if (cell === undefined) return false;
     const begin = performance.now();
     try {
-      this.#words(cell, SEEN_WORD).set([lease.id, mark]);
+      this.#words(cell, CELL_WORDS).set([lease.id, mark]);
       const source = await sources.of(this.ticket, wait);
-      const { table, places } = source;
-      const remote = DescriptorList.of(table, places.mark(lease.slot), MARK_BYTES);
-      await this.#move('write', { local: DescriptorList.of(memory, cell * WORD_BYTES, MARK_BYTES), remote, wait });
-      // Had the store ended the lease before it saw the mark, another one, or none, would have the slot.
-      const [seen] = await this.#bring(source, [cell + SEEN_WORD], [places.leaseId(lease.slot)], wait);
-      if (mark !== RELEASED && seen !== lease.id) return false;
+      await source.writeMark(cell, lease.slot, wait);
     } catch (error) {
       this.#reasonOf(error, wait);
       return false;
@@ -315,13 +300,6 @@ export class KvLease {
   #words(first: number, count: number): Uint32Array {
     const { buffer, byteOffset } = this.#parts.memory.bytes;
     return new Uint32Array(buffer, byteOffset + first * WORD_BYTES, count);
-  }
-
-  #move(
-    operation: 'read' | 'write',
-    lists: { readonly local: DescriptorList; readonly remote: DescriptorList; readonly wait: CallWait },
-  ): Promise<void> {
-    return move(this.#parts.agent, { operation, peer: this.ticket.agent, ...lists });
   }
 
   /** What an error of the store's side means; any other is thrown. */

@@ -1,34 +1,122 @@
-// The stores that a reader has read of, as their tables tell; and transfers that are over, whichever way, when their call is.
+// The stores that a reader has read of, as their tables tell, and the transfers to them, each prepared once for all blocks.
 import type { Agent } from '../agent/agent.ts';
-import type { TransferOperation } from '../agent/backend.ts';
+import type { PrepareOptions } from '../agent/agent-options.ts';
 import { DescriptorList } from '../agent/descriptors.ts';
+import type { Registration } from '../agent/registration.ts';
 import type { RemoteMemory } from '../agent/remote-agent.ts';
+import type { Selection } from '../agent/transfer-plan.ts';
+import type { Transfer } from '../agent/transfer.ts';
 import { type CallWait, remaining } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { quote } from '../core/quote.ts';
 import type { KvRanges } from './kv-memory.ts';
-import { readTable, type TablePlaces } from './kv-table.ts';
+import { MARK_BYTES, readTable, type TablePlaces } from './kv-table.ts';
 import type { KvTicket } from './kv-ticket.ts';
 
+export const WORD_BYTES = 4;
+
+/** Moves entries of two lists; as many moves may be under way as wanted. */
+class Mover {
+  readonly #agent: Agent;
+  readonly #lists: Pick<PrepareOptions, 'operation' | 'peer' | 'local' | 'remote'>;
+  /** Transfers that are not under way. */
+  readonly #free: Transfer[] = [];
+
+  constructor(agent: Agent, lists: Pick<PrepareOptions, 'operation' | 'peer' | 'local' | 'remote'>) {
+    this.#agent = agent;
+    this.#lists = lists;
+  }
+
+  /** Resolves when it is done. Whichever way it ends, memory of this side is not touched any more. */
+  async move(selection: Selection, wait: CallWait): Promise<void> {
+    const known = this.#free.pop();
+    const transfer = known ?? (await this.#agent.prepare({ ...this.#lists, bySelection: true, ...remaining(wait) }));
+    let isPosted = false;
+    try {
+      transfer.post(undefined, selection);
+      isPosted = true;
+      await transfer.wait(remaining(wait));
+    } catch (error) {
+      await transfer.close();
+      // Its link may have broken since, and a new one may do.
+      if (known !== undefined && !isPosted) return this.move(selection, wait);
+      throw error;
+    }
+    this.#free.push(transfer);
+  }
+
+  async close(): Promise<void> {
+    await Promise.all(this.#free.splice(0).map((transfer) => transfer.close()));
+  }
+}
+
 /** A store of a peer. */
-export interface Source {
+export class Source {
   readonly incarnation: string;
   readonly table: RemoteMemory;
-  /** The table, word by word. */
-  readonly words: DescriptorList;
   readonly ranges: KvRanges;
   readonly places: TablePlaces;
+  readonly #blocks: Mover;
+  readonly #words: Mover;
+  readonly #marks: Mover;
+
+  constructor(
+    { agent, memory, ranges: own }: SourceParts,
+    of: Pick<Source, 'incarnation' | 'table' | 'ranges' | 'places'> & { readonly peer: string },
+  ) {
+    const { peer, table, ranges } = of;
+    this.incarnation = of.incarnation;
+    this.table = table;
+    this.ranges = ranges;
+    this.places = of.places;
+    const mover = (operation: 'read' | 'write', blockBytes: number): Mover => {
+      const [local, remote] = [memory, table].map((one) => DescriptorList.blocks(one, { blockBytes }));
+      return new Mover(agent, { operation, peer, local: local!, remote: remote! });
+    };
+    this.#blocks = new Mover(agent, { operation: 'read', peer, local: own.list, remote: ranges.list });
+    this.#words = mover('read', WORD_BYTES);
+    this.#marks = mover('write', MARK_BYTES);
+  }
+
+  /** Reads blocks `there` of the store into blocks `here` of this side. */
+  readBlocks(own: KvRanges, here: readonly number[], there: readonly number[], wait: CallWait): Promise<void> {
+    return this.#blocks.move({ local: own.entries(here), remote: this.ranges.entries(there) }, wait);
+  }
+
+  /** Reads words of the table, at these offsets, into these words of the reader's memory. */
+  readWords(words: readonly number[], offsets: readonly number[], wait: CallWait): Promise<void> {
+    return this.#words.move({ local: words, remote: offsets.map((offset) => offset / WORD_BYTES) }, wait);
+  }
+
+  /** Writes the mark that begins with this word of the reader's memory. */
+  writeMark(word: number, slot: number, wait: CallWait): Promise<void> {
+    const local = [(word * WORD_BYTES) / MARK_BYTES];
+    return this.#marks.move({ local, remote: [this.places.mark(slot) / MARK_BYTES] }, wait);
+  }
+
+  async close(): Promise<void> {
+    await Promise.all([this.#blocks.close(), this.#words.close(), this.#marks.close()]);
+  }
+}
+
+/** What a reader gives its sources. */
+interface SourceParts {
+  readonly agent: Agent;
+  /** Ranges of the reader's blocks. */
+  readonly ranges: KvRanges;
+  /** Words that tables are read to, and marks. */
+  readonly memory: Registration;
 }
 
 export class Sources {
-  readonly #agent: Agent;
+  readonly #parts: SourceParts;
   /** Bytes of each part of the reader's blocks. */
   readonly #partBytes: string;
   readonly #known = new Map<string, Source>();
 
-  constructor(agent: Agent, { parts }: KvRanges) {
-    this.#agent = agent;
-    this.#partBytes = parts.map(({ bytes }) => bytes).join(' ');
+  constructor(parts: SourceParts) {
+    this.#parts = parts;
+    this.#partBytes = partBytesOf(parts.ranges);
   }
 
   /**
@@ -41,61 +129,55 @@ export class Sources {
     const name = `${peer} ${store}`;
     let source = this.#known.get(name);
     if (source?.incarnation !== incarnation || source.table.number !== table.number) {
-      source = { incarnation, table, ...(await this.#read(peer, table, wait)) };
+      const read = await this.#read(peer, table, wait);
+      await this.#known.get(name)?.close();
+      source = new Source(this.#parts, { peer, incarnation, table, ...read });
       this.#known.set(name, source);
     }
     const { ranges, places } = source;
-    const partBytes = ranges.parts.map(({ bytes }) => bytes).join(' ');
+    const partBytes = partBytesOf(ranges);
     if (partBytes !== this.#partBytes) {
       const message = `A block of KV store ${quote(store)} has parts of ${partBytes} bytes, one of this reader ${this.#partBytes}: both sides need the same`;
       throw new WeftlineError('WL_CONFIG_MISMATCH', message);
     }
     const isWithin = blocks.every((block) => block < ranges.blocks) && (lease?.slot ?? 0) < places.leases;
     if (isWithin) return source;
-    throw new WeftlineError(
-      'WL_PROTOCOL',
-      `The ticket names blocks or a lease that KV store ${quote(store)} does not have`,
-    );
+    const message = `The ticket names blocks or a lease that KV store ${quote(store)} does not have`;
+    throw new WeftlineError('WL_PROTOCOL', message);
+  }
+
+  async close(): Promise<void> {
+    await Promise.all([...this.#known.values()].map((source) => source.close()));
+    this.#known.clear();
   }
 
   #tableOf({ agent: peer, incarnation, table: number, store }: KvTicket): RemoteMemory {
-    const known = this.#agent.incarnationOf(peer);
+    const { agent } = this.#parts;
+    const known = agent.incarnationOf(peer);
     const named = `Agent ${quote(peer)}, which has KV store ${quote(store)},`;
     if (known === undefined) throw new WeftlineError('WL_PEER_LOST', `${named} is not known here: load its metadata`);
-    const table = this.#agent.remoteMemory(peer).find((memory) => memory.number === number);
+    const table = agent.remoteMemory(peer).find((memory) => memory.number === number);
     if (known === incarnation && table !== undefined) return table;
     const why =
       known === incarnation ? 'has closed it since' : `had incarnation ${incarnation}, and ${known} is known here`;
     throw new WeftlineError('WL_STALE', `${named} ${why}: load its present metadata, then ask for another ticket`);
   }
 
-  async #read(peer: string, table: RemoteMemory, wait: CallWait): Promise<Pick<Source, 'words' | 'ranges' | 'places'>> {
-    const copy = await this.#agent.allocate(table.length, { name: 'kv table' });
+  async #read(peer: string, table: RemoteMemory, wait: CallWait): Promise<ReturnType<typeof readTable>> {
+    const { agent } = this.#parts;
+    const copy = await agent.allocate(table.length, { name: 'kv table' });
+    const lists = { local: DescriptorList.of(copy), remote: DescriptorList.of(table) };
+    const mover = new Mover(agent, { operation: 'read', peer, ...lists });
     try {
-      const lists = { local: DescriptorList.of(copy), remote: DescriptorList.of(table) };
-      await move(this.#agent, { operation: 'read', peer, ...lists, wait });
-      return { words: DescriptorList.blocks(table, { blockBytes: 4 }), ...readTable(copy.bytes) };
+      await mover.move({ local: [0] }, wait);
+      return readTable(copy.bytes);
     } finally {
+      await mover.close();
       await copy.close();
     }
   }
 }
 
-interface Move {
-  readonly operation: TransferOperation;
-  readonly peer: string;
-  readonly local: DescriptorList;
-  readonly remote: DescriptorList;
-  readonly wait: CallWait;
-}
-
-/** Resolves when it is done. Whichever way it ends, memory of this side is not touched any more. */
-export async function move(agent: Agent, { wait, ...what }: Move): Promise<void> {
-  const transfer = await agent.prepare({ ...what, ...remaining(wait) });
-  try {
-    transfer.post();
-    await transfer.wait(remaining(wait));
-  } finally {
-    await transfer.close();
-  }
+function partBytesOf({ parts }: KvRanges): string {
+  return parts.map(({ bytes }) => bytes).join(' ');
 }

@@ -21,7 +21,7 @@ const budgets: Readonly<Record<string, readonly [lines: number, names: number]>>
   'src/windows': [1610, 44],
   'src/transport': [15_510, 302],
   'src/agent': [19_945, 409],
-  'src/kv': [1360, 34],
+  'src/kv': [1410, 36],
   'src/device-api': [2920, 50],
   'src/group': [3040, 70],
   'src/ep': [15_240, 276],

@@ -134,7 +134,6 @@ const kvTables: Decoder = {
   name: 'kv-tables',
   codes: ['WL_PROTOCOL'],
   fields: [0, 4, 8, 12, 16, 20, 24, 32, 40, 48, 56, 64],
-  memoryBytes: 2 ** 29,
   weight: 0.3,
   seeds: () => [
     // Four blocks in two parts, one lease.
@@ -148,7 +147,7 @@ const kvTables: Decoder = {
   ],
   run: (input) => {
     const { ranges, places } = readTable(input);
-    const list = ranges.select([0, ranges.blocks - 1]);
+    const list = ranges.list.select(ranges.entries([0, ranges.blocks - 1]));
     if (!Number.isSafeInteger(list.bytes) || places.bytes !== input.length) throw new Fault('a table was believed');
   },
 };
