@@ -135,6 +135,12 @@ function kvView(report: KvBenchReport): View {
           { ...ratioColumn('bulk'), of: ({ ratio }) => ratio, note: method.ratio },
           { head: 'CPU µs a range', of: (one) => one.cpuMicrosecondsPerRange, show: fixed(2), note: method.cpu },
           { head: 'extra µs', of: (one) => one.extraMicrosecondsPerRange, show: fixed(2), note: method.extra },
+          {
+            head: 'post ms',
+            of: ({ postMicroseconds }) => postMicroseconds.median / 1000,
+            show: fixed(1),
+            note: method.post,
+          },
           { head: 'prepare ms', of: (one) => one.prepareMilliseconds, show: fixed(1), note: method.prepare },
         ],
         nameOf,

@@ -27,7 +27,7 @@ const budgets: Readonly<Record<string, readonly [lines: number, names: number]>>
   'src/ep': [15_240, 276],
   'src/collectives': [8010, 182],
   'src/reference': [830, 25],
-  'src/programs': [23_350, 505],
+  'src/programs': [23_370, 505],
   'kernels/wasm': [2860, 80],
   'kernels/cuda': [12_040, 0],
   scripts: [3590, 14],

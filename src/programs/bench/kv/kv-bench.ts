@@ -1,5 +1,11 @@
 // The KV bench between two processes: pages of requests beside one range of the same bytes, read and written by the client.
-import { DescriptorList, type Registration, type RemoteMemory, type Transfer } from '../../../agent/index.ts';
+import {
+  DescriptorList,
+  type Registration,
+  type RemoteMemory,
+  type Selection,
+  type Transfer,
+} from '../../../agent/index.ts';
 import { invalidArgument, WeftlineError } from '../../../core/errors.ts';
 import {
   measureInTurn,
@@ -13,17 +19,19 @@ import {
 import { recordRun } from '../machine.ts';
 import { type P2pSessionOptions, withP2pServer } from '../p2p/p2p-bench.ts';
 import { MEMORY_NAMES, type P2pSession, type P2pWorkload } from '../p2p/p2p-phases.ts';
-import { type KvOp, type KvPlan, type KvPoint, pageTables, planKv } from './kv-workload.ts';
+import { type KvOp, type KvPlan, type KvPoint, pageEntries, planKv } from './kv-workload.ts';
 
 /** Written into every document, so that a number can be read without this source. */
 const method = {
   pages:
     'kv-dsv4 of CollectiveX (InferenceX pull request 2510): layer by layer the pages of a request, at random places of pools that both sides have, as one transfer per request; all are posted, then all are awaited. Time from the first post to the last end, at the client.',
+  post: 'The calls that post, which look the pages of the requests up in the lists of all pages.',
   bulk: 'One transfer of one range of as many bytes, in the same rounds, in turn with the pages.',
   ratio: 'Of a round: the time of bulk over that of the pages.',
   cpu: 'Time of all threads of the client, user and system, per range.',
   extra: 'Of a round: the time of the pages less that of bulk, per range.',
-  prepare: 'Lists of both sides and prepare, of all requests; the median of three.',
+  prepare:
+    'Lists of all pages of both sides and prepare, for as many requests at a time; once for a peer. The median of three.',
   verified:
     'Behind the rounds every page was moved once more, and every word of it was what lies at its place on the other side.',
 } as const;
@@ -91,26 +99,32 @@ function emptyWorkload(memoryBytes: number): P2pWorkload {
 
 type Figure = 'time' | 'post' | 'cpu';
 
+/** A transfer, and the entries of its lists that it moves; all by default. */
+interface Move {
+  readonly transfer: Transfer;
+  readonly selection?: Selection;
+}
+
 async function measurePoint(session: P2pSession, point: KvPoint, op: KvOp, rounds: KvBenchWorkload) {
   const pages = await openPages(session, planKv(point), point.requests);
-  const { preparation, transfers } = await pages.prepare(op);
+  const { preparation, moves } = await pages.prepare(op);
   const bulk = [await pages.bulk(op, pages.bytes)];
   try {
-    const samples = await measureInTurn<readonly Transfer[], Figure>(undefined, [transfers, bulk], rounds, moveAll);
-    await verify(session, pages, { op, transfers });
-    const parts = transfers.reduce((sum, { telemetry }) => sum + telemetry.parts, 0);
+    const samples = await measureInTurn<readonly Move[], Figure>(undefined, [moves, bulk], rounds, moveAll);
+    await verify(session, pages, { op, moves });
+    const parts = moves.reduce((sum, { transfer }) => sum + transfer.telemetry.parts, 0);
     return resultOf({ ...point, op, ranges: pages.ranges, parts, bytes: pages.bytes }, samples, preparation);
   } finally {
-    for (const transfer of [...transfers, ...bulk]) await transfer.close();
+    for (const { transfer } of [...moves, ...bulk]) await transfer.close();
   }
 }
 
-async function moveAll(transfers: readonly Transfer[]): Promise<Readonly<Record<Figure, number>>> {
+async function moveAll(moves: readonly Move[]): Promise<Readonly<Record<Figure, number>>> {
   const before = process.cpuUsage();
   const begin = monotonicMicroseconds();
-  for (const transfer of transfers) transfer.post();
+  for (const { transfer, selection } of moves) transfer.post(undefined, selection);
   const posted = monotonicMicroseconds();
-  for (const transfer of transfers) transfer.waitBlocking();
+  for (const { transfer } of moves) transfer.waitBlocking();
   const end = monotonicMicroseconds();
   const { user, system } = process.cpuUsage(before);
   await new Promise((resolve) => setImmediate(resolve));
@@ -150,26 +164,15 @@ type Pages = Awaited<ReturnType<typeof openPages>>;
 async function openPages(session: P2pSession, plan: KvPlan, requests: number) {
   const { memory, connection, endpoint } = session;
   const remote = await session.remote(MEMORY_NAMES.server);
-  const [here, there] = [SEED_HERE, SEED_THERE].map((seed) => pageTables(plan, requests, seed));
+  const [here, there] = [SEED_HERE, SEED_THERE].map((seed) => pageEntries(plan, requests, seed));
   const { peer, backend } = connection;
   const { agent } = endpoint;
-  const listOf = (of: Registration | RemoteMemory, tables: readonly Uint32Array[]): DescriptorList =>
-    DescriptorList.join(
-      plan.pools.flatMap(({ layers, pageBytes, poolPages, offset }, pool) =>
-        Array.from({ length: layers }, (_, layer) =>
-          DescriptorList.blocks(of, {
-            blockBytes: pageBytes,
-            offset: offset + layer * poolPages * pageBytes,
-            count: poolPages,
-          }).select(tables[pool]!),
-        ),
-      ),
-    );
-  const prepareAll = (operation: KvOp): Promise<Transfer[]> =>
+  const prepareAll = (operation: KvOp): Promise<Move[]> =>
     Promise.all(
-      here!.map((tables, request) => {
-        const lists = { local: listOf(memory, tables), remote: listOf(remote, there![request]!) };
-        return agent.prepare({ operation, peer, backend, ...lists });
+      here!.map(async (local, request) => {
+        const lists = { local: listOf(memory, plan), remote: listOf(remote, plan), bySelection: true };
+        const transfer = await agent.prepare({ operation, peer, backend, ...lists });
+        return { transfer, selection: { local, remote: there![request]! } };
       }),
     );
   return {
@@ -180,32 +183,40 @@ async function openPages(session: P2pSession, plan: KvPlan, requests: number) {
       const times: number[] = [];
       for (;;) {
         const begin = monotonicMicroseconds();
-        const transfers = await prepareAll(operation);
+        const moves = await prepareAll(operation);
         times.push((monotonicMicroseconds() - begin) / 1000);
-        if (times.length === PREPARATIONS) return { transfers, preparation: summarize(times).median };
-        for (const transfer of transfers) await transfer.close();
+        if (times.length === PREPARATIONS) return { moves, preparation: summarize(times).median };
+        for (const { transfer } of moves) await transfer.close();
       }
     },
     /** One range of so many bytes from the beginning of both memories. */
-    bulk: (operation: KvOp, bytes: number): Promise<Transfer> => {
+    bulk: async (operation: KvOp, bytes: number): Promise<Move> => {
       const lists = { local: DescriptorList.of(memory, 0, bytes), remote: DescriptorList.of(remote, 0, bytes) };
-      return agent.prepare({ operation, peer, backend, ...lists });
+      return { transfer: await agent.prepare({ operation, peer, backend, ...lists }) };
     },
     /** Offsets of all ranges, here and there, and their bytes. */
     *places() {
-      for (const [request, tables] of here!.entries()) {
-        for (const [pool, { layers, pageBytes, poolPages, offset }] of plan.pools.entries()) {
-          for (let layer = 0; layer < layers; layer++) {
-            for (const [index, page] of tables[pool]!.entries()) {
-              const begin = offset + layer * poolPages * pageBytes;
-              const other = there![request]![pool]![index]!;
-              yield { local: begin + page * pageBytes, remote: begin + other * pageBytes, bytes: pageBytes };
-            }
-          }
+      const [own, other] = [listOf(memory, plan), listOf(remote, plan)];
+      for (const [request, entries] of here!.entries()) {
+        for (const [index, entry] of entries.entries()) {
+          const { address, length } = own.entry(entry);
+          const { address: far } = other.entry(there![request]![index]!);
+          yield { local: address - memory.address, remote: far - remote.address, bytes: length };
         }
       }
     },
   };
+}
+
+/** All pages of all pools, layer by layer. */
+function listOf(memory: Registration | RemoteMemory, { pools }: KvPlan): DescriptorList {
+  const lists = pools.flatMap(({ layers, pageBytes, poolPages, offset }) =>
+    Array.from({ length: layers }, (_, layer) => {
+      const begin = offset + layer * poolPages * pageBytes;
+      return DescriptorList.blocks(memory, { blockBytes: pageBytes, offset: begin, count: poolPages });
+    }),
+  );
+  return DescriptorList.join(lists);
 }
 
 /** What a word of memory is filled with, by its offset; every word differs from its neighbours, and from those of other fills. */
@@ -217,12 +228,13 @@ function wordAt(offset: number, fill: number): number {
 async function verify(
   session: P2pSession,
   pages: Pages,
-  { op, transfers }: { readonly op: KvOp; readonly transfers: readonly Transfer[] },
+  { op, moves }: { readonly op: KvOp; readonly moves: readonly Move[] },
 ): Promise<void> {
   const whole = session.memory.length;
   const moveWhole = async (operation: KvOp): Promise<void> => {
-    await using transfer = await pages.bulk(operation, whole);
-    await moveAll([transfer]);
+    const move = await pages.bulk(operation, whole);
+    await moveAll([move]);
+    await move.transfer.close();
   };
   const fill = async (number: number): Promise<void> => {
     const words = new Int32Array(Math.floor(whole / 4));
@@ -233,7 +245,7 @@ async function verify(
   await fill(there);
   await moveWhole('write');
   await fill(here);
-  await moveAll(transfers);
+  await moveAll(moves);
   if (op === 'write') await moveWhole('read');
   const bytes = await session.content();
   const words = new Int32Array(bytes.buffer, bytes.byteOffset, Math.floor(bytes.length / 4));

@@ -40,9 +40,9 @@ export function planKv({ tokens, pageTokens, requests }: KvPoint) {
   let poolBytes = 0;
   const pools = caches.map(({ name, layers, tokensPerEntry, entryBytes, lastTokens }): KvPool => {
     const entries = Math.ceil(Math.min(tokens, lastTokens) / tokensPerEntry);
-    const pageEntries = Math.max(1, Math.floor(pageTokens / tokensPerEntry));
-    const pages = Math.ceil(entries / pageEntries);
-    const pageBytes = pageEntries * entryBytes;
+    const entriesPerPage = Math.max(1, Math.floor(pageTokens / tokensPerEntry));
+    const pages = Math.ceil(entries / entriesPerPage);
+    const pageBytes = entriesPerPage * entryBytes;
     const poolPages = Math.floor(pages * Math.max(2, requests * 1.25)) + 8;
     const offset = poolBytes;
     poolBytes += layers * poolPages * pageBytes;
@@ -58,18 +58,25 @@ export function planKv({ tokens, pageTokens, requests }: KvPoint) {
   };
 }
 
-/** The pages of each request in each pool, in random order; no two requests have the same. */
-export function pageTables({ pools }: KvPlan, requests: number, seed: number): readonly (readonly Uint32Array[])[] {
+/**
+ * The pages of each request, layer by layer, as entries of the list of all pages of all pools. They are in random order, and no two
+ * requests have the same.
+ */
+export function pageEntries({ pools, ranges }: KvPlan, requests: number, seed: number): readonly Uint32Array[] {
   const random = seededRandom(seed);
-  const orders = pools.map(({ poolPages }) => {
+  const all = Array.from({ length: requests }, () => new Uint32Array(ranges));
+  let [first, at] = [0, 0];
+  for (const { layers, pages, poolPages } of pools) {
     const order = Uint32Array.from({ length: poolPages }, (_, page) => page);
     for (let last = poolPages - 1; last > 0; last--) {
       const other = Math.floor(random() * (last + 1));
       [order[last], order[other]] = [order[other]!, order[last]!];
     }
-    return order;
-  });
-  return Array.from({ length: requests }, (_, request) =>
-    pools.map(({ pages }, pool) => orders[pool]!.subarray(request * pages, (request + 1) * pages)),
-  );
+    for (let layer = 0; layer < layers; layer++, first += poolPages, at += pages) {
+      for (const [request, entries] of all.entries()) {
+        for (let page = 0; page < pages; page++) entries[at + page] = first + order[request * pages + page]!;
+      }
+    }
+  }
+  return all;
 }

@@ -1,7 +1,7 @@
 // The pages of the KV bench, by hand.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { pageTables, planKv } from '#lib/programs/bench/kv/kv-workload.js';
+import { pageEntries, planKv } from '#lib/programs/bench/kv/kv-workload.js';
 
 test('pools of a prompt of 512 tokens in pages of 16', () => {
   // 4 entries of 4 tokens in a page; one entry of 128; 16 of the window.
@@ -28,16 +28,28 @@ test('a prompt of 8192 tokens has as many ranges as CollectiveX posts, and pages
 
 test('requests have pages of their own, each once, in an order that the seed gives', () => {
   const plan = planKv({ tokens: 2000, pageTokens: 16, requests: 5 });
-  const tables = pageTables(plan, 5, 67);
-  assert.deepEqual(pageTables(plan, 5, 67), tables);
-  assert.notDeepEqual(pageTables(plan, 5, 68), tables);
-  for (const [pool, { pages, poolPages }] of plan.pools.entries()) {
-    const all = tables.flatMap((request) => [...request[pool]!]);
-    assert.equal(new Set(all).size, 5 * pages);
-    assert.ok(all.every((page) => page < poolPages));
-    assert.notDeepEqual(
-      all,
-      all.toSorted((a, b) => a - b),
-    );
+  const requests = pageEntries(plan, 5, 67);
+  assert.deepEqual(pageEntries(plan, 5, 67), requests);
+  assert.notDeepEqual(pageEntries(plan, 5, 68), requests);
+  const all = requests.flatMap((entries) => [...entries]);
+  assert.equal(new Set(all).size, 5 * plan.ranges);
+  // Every layer of a pool has the same pages.
+  let [first, at] = [0, 0];
+  for (const { layers, pages, poolPages } of plan.pools) {
+    const pagesOf = requests.map((entries) => [...entries.subarray(at, at + pages)].map((entry) => entry - first));
+    for (let layer = 0; layer < layers; layer++) {
+      for (const [request, entries] of requests.entries()) {
+        const found = [...entries.subarray(at, at + pages)].map((entry) => entry - first);
+        assert.ok(found.every((page) => page >= 0 && page < poolPages));
+        assert.deepEqual(found, pagesOf[request]);
+        if (pages > 8)
+          assert.notDeepEqual(
+            found,
+            found.toSorted((a, b) => a - b),
+          );
+      }
+      first += poolPages;
+      at += pages;
+    }
   }
 });
