@@ -202,7 +202,7 @@ test('a lease ends by itself, and is renewed by its reader alone', async () => {
   assert.equal(next.lease?.slot, lease.ticket.lease?.slot);
   assert.deepEqual(store.evict(['b']), []);
   assert.equal(store.release(next), true);
-  // Nor does a renewal that comes too late keep anything.
+  // A renewal that comes too late keeps nothing.
   assert.equal(await reader.open({ ...next, lease: { ...next.lease!, ms: 60_000 } }).renew(), true);
   assert.equal(store.release(other), true);
   assert.deepEqual(store.evict(['b']), ['b']);
