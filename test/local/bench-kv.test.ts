@@ -39,6 +39,7 @@ for (const backend of sampled(['multipath', 'local'] as const, 2)) {
     ]);
     assert.equal(server.status, 0, server.stderr);
     assert.equal(client.status, 0, client.stderr);
+    assert.match(client.stderr, new RegExp(`^waiting for the server at 127\\.0\\.0\\.1 port ${common[1]}$`, 'm'));
     assert.match(client.stderr, /^read, 256 tokens in pages of 16: [\d.]+ GB\/s$/m);
     const report = JSON.parse(client.stdout) as KvBenchReport;
     assert.deepEqual([report.schema, report.backend], ['weftline.bench.kv/1', backend]);
@@ -67,4 +68,15 @@ test('bench kv refuses pools that no memory holds, and tells the server', async 
   assert.match(client.stderr, /Invalid --tokens: expected fewer: pools of \d+ bytes are above/);
   assert.notEqual(server.status, 0);
   assert.match(server.stderr, /pools of/);
+});
+
+test('the client of a bench that finds no server says what it waited for, and until when', async () => {
+  const port = String(await freePort());
+  const { status, stdout, stderr } = await bench('--role', 'client', '--port', port, '--timeout', '200');
+  assert.equal(status, 1);
+  assert.match(stdout, new RegExp(`^waiting for the server at 127\\.0\\.0\\.1 port ${port}$`, 'm'));
+  assert.match(
+    stderr,
+    new RegExp(`WL_TIMEOUT: No bench server answered at 127\\.0\\.0\\.1 port ${port} within 200 ms`),
+  );
 });

@@ -25,6 +25,8 @@ import { type KvOp, type KvPlan, type KvPoint, pageEntries, planKv } from './kv-
 const method = {
   pages:
     'kv-dsv4 of CollectiveX (InferenceX pull request 2510): layer by layer the pages of a request, at random places of pools that both sides have, as one transfer per request; all are posted, then all are awaited. Time from the first post to the last end, at the client.',
+  ranges:
+    'A range is a page of one layer of one cache: bytes that lie together, which a transfer moves on their own. Leases, generations and checksums, with which KvReader reads, are not in any figure.',
   post: 'The calls that post, which look the pages of the requests up in the lists of all pages.',
   bulk: 'One transfer of one range of as many bytes, in the same rounds, in turn with the pages.',
   ratio: 'Of a round: the time of bulk over that of the pages.',
@@ -256,9 +258,7 @@ async function verify(
       throw new WeftlineError(
         'WL_CHECK',
         `A page that was to be ${op === 'read' ? 'read' : 'written'} is wrong ${at} bytes behind its begin`,
-        {
-          details: { op, offset: to, from },
-        },
+        { details: { op, offset: to, from } },
       );
     }
   }

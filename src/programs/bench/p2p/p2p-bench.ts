@@ -220,7 +220,7 @@ function openEndpoint({ localGpuIndex, device, backend, ownThread }: P2pBenchOpt
 // How the two sides meet: over a channel of their own, so that either knows an address at which the other reaches it before it makes
 // its endpoint, and can say why it ends.
 
-const SERVER = 'the bench server';
+const SERVER = 'bench server';
 const CLIENT = 'the bench client';
 /** How long a client that gives up waits for the server that it tells. */
 const GIVE_UP_MS = 3000;
@@ -292,7 +292,7 @@ async function meetServer(address: {
 }): Promise<{ readonly channel: ControlChannel; readonly port: number }> {
   const deadline = new Deadline(readSettings().timeoutMs);
   const { channel, body } = await call(address, { deadline, hello: helloOptions(), body: {}, who: SERVER });
-  channel.peer = `${SERVER} at ${channel.remoteAddress}`;
+  channel.peer = `the ${SERVER} at ${channel.remoteAddress}`;
   const { port } = body;
   if (typeof port === 'number') return { channel, port };
   throw new WeftlineError('WL_PROTOCOL', `${channel.peer} did not tell the port of its endpoint`);
