@@ -384,6 +384,11 @@ export class Agent implements AsyncDisposable {
     return hasNews;
   }
 
+  /** @internal Whether the memory is registered with this agent, and not closed. */
+  has(memory: Registration): boolean {
+    return this.#registrations.has(memory);
+  }
+
   /** @internal Something that ends before the agent's backends do, such as a listener. Returns how to take it back. */
   closeWith(close: () => Promise<void>): () => void {
     this.#checkOpen();

@@ -56,7 +56,7 @@ function whyNoRange(address: number, bytes: number): string | undefined {
 
 /**
  * Run i is `counts[i]` ranges of `lengths[i]` bytes, the first at `addresses[i]`, each `strides[i]` bytes behind the one before;
- * the stride of a single range means nothing.
+ * the stride of a single range is its length, whatever the caller gave: nothing that is multiplied by it becomes NaN.
  */
 export interface Runs {
   readonly addresses: Float64Array;
@@ -191,11 +191,12 @@ export class DescriptorList {
     }
     // ORDER: copied, then checked: another thread may write to the caller's.
     const copied = lengths.slice();
+    const ranges = counts?.slice() ?? new Uint32Array(lengths.length).fill(1);
     this.runs = {
       addresses: addresses.slice(),
       lengths: copied,
-      strides: strides === lengths ? copied : strides.slice(),
-      counts: counts?.slice() ?? new Uint32Array(lengths.length).fill(1),
+      strides: strides === lengths ? copied : strides.map((stride, run) => (ranges[run] === 1 ? copied[run]! : stride)),
+      counts: ranges,
     };
     const { bytes, length } = checkRuns(this.runs, invalidList);
     this.kind = kind;
@@ -216,6 +217,7 @@ export class DescriptorList {
   select(indices: ArrayLike<number>): DescriptorList {
     const count: unknown = indices?.length;
     if (!isWhole(count, 0)) throw invalidArgument('indices', indices, 'an array of indices');
+    if (count > MAX_INDICES) throw invalidArgument('indices.length', count, `at most ${MAX_INDICES}`);
     const { addresses, lengths, strides } = this.runs;
     const finder = this.#finder;
     const selected = runsOf(count);
@@ -340,6 +342,8 @@ function startsOf(counts: Uint32Array): Float64Array {
 
 /** Most ranges of a run. */
 const MAX_COUNT = 2 ** 32 - 1;
+/** Most entries that are selected at a time: their columns take 2 GiB. */
+const MAX_INDICES = 2 ** 26;
 
 const columnNames = ['addresses', 'lengths', 'strides', 'counts'] as const;
 

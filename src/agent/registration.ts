@@ -270,7 +270,7 @@ export class Registrations {
   describe(regions: readonly Registration[] = this.all): RegionMetadata[] {
     requireList('regions', regions);
     return regions.map((region) => {
-      if (!this.#has(region)) {
+      if (!this.has(region)) {
         const got: unknown = region instanceof Registration ? region.name : region;
         throw invalidArgument('regions', got, 'memory that is registered with this agent');
       }
@@ -287,7 +287,7 @@ export class Registrations {
       if (!(region instanceof Registration)) {
         throw invalidArgument('withdrawn', region, 'what register() or allocate() returned');
       }
-      if (this.#has(region)) throw invalidArgument('withdrawn', region.name, 'a registration that was closed');
+      if (this.has(region)) throw invalidArgument('withdrawn', region.name, 'a registration that was closed');
       return region.number;
     });
   }
@@ -312,7 +312,7 @@ export class Registrations {
   }
 
   async #remove(registration: Registration): Promise<void> {
-    if (this.#has(registration)) this.#known.delete(registration.number);
+    if (this.has(registration)) this.#known.delete(registration.number);
     this.#leaving.add(registration);
     await registration.release(this.#timeoutMs);
     this.#leaving.delete(registration);
@@ -327,7 +327,8 @@ export class Registrations {
     for (const registration of all) registration.free();
   }
 
-  #has(registration: Registration): boolean {
+  /** Whether it is registered here, and not closed. */
+  has(registration: Registration): boolean {
     return registration instanceof Registration && this.#known.get(registration.number) === registration;
   }
 

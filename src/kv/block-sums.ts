@@ -3,6 +3,7 @@
 import { crc32 } from 'node:zlib';
 import { KV_SUM_THREADS, type kvSumArguments, kvSumPart } from '../abi/kv.ts';
 import { Block } from '../abi/layout.ts';
+import { WeftlineError } from '../core/errors.ts';
 import type { CudaDevice } from '../device/cuda/cuda-device.ts';
 import type { LaunchPlan } from '../device/cuda/kernel.ts';
 import { kernelFiles } from '../device/cuda/kernel-files.ts';
@@ -10,10 +11,35 @@ import type { Tensor } from '../device/tensor.ts';
 import { joinChecksums, shiftOf, threadTables } from './crc32.ts';
 import type { KvMemory, KvRanges } from './kv-memory.ts';
 
-/** Sums the blocks up, in this order. On GPUs it follows what is enqueued on the device's stream. */
-export interface BlockSums {
-  of(blocks: readonly number[]): Promise<Uint32Array>;
-  close(): void;
+/** Sums blocks up where they lie. */
+export abstract class BlockSums {
+  readonly #underWay = new Set<Promise<Uint32Array>>();
+  #isClosed = false;
+
+  /** The sums of the blocks, in this order. On GPUs it follows what is enqueued on the device's stream. Fails with WL_CLOSED. */
+  of(blocks: readonly number[]): Promise<Uint32Array> {
+    const summing = this.sum(blocks);
+    const forget = (): unknown => this.#underWay.delete(summing);
+    this.#underWay.add(summing);
+    summing.then(forget, forget);
+    return summing;
+  }
+
+  /** Calls that are under way fail. Resolves when none reads the memory any more. */
+  async close(): Promise<void> {
+    this.#isClosed = true;
+    await Promise.allSettled(this.#underWay);
+    this.free();
+  }
+
+  protected abstract sum(blocks: readonly number[]): Promise<Uint32Array>;
+  protected abstract free(): void;
+
+  /** To be called behind each pause, before memory is read. */
+  protected checkOpen(): void {
+    if (this.#isClosed)
+      throw new WeftlineError('WL_CLOSED', 'The KV store or reader was closed while it summed blocks up');
+  }
 }
 
 /** `ranges` are those of the memory. Fails with WL_UNSUPPORTED or WL_COMPILE where the kernel cannot be compiled. */
@@ -25,20 +51,22 @@ export async function openBlockSums(memory: KvMemory, ranges: KvRanges): Promise
 /** The event loop turns after so many bytes, which take about a millisecond. */
 const TURN_BYTES = 4 << 20;
 
-class HostSums implements BlockSums {
+class HostSums extends BlockSums {
   readonly #memory: KvMemory;
   readonly #ranges: KvRanges;
 
   constructor(memory: KvMemory, ranges: KvRanges) {
+    super();
     this.#memory = memory;
     this.#ranges = ranges;
   }
 
-  async of(blocks: readonly number[]): Promise<Uint32Array> {
+  protected async sum(blocks: readonly number[]): Promise<Uint32Array> {
     const sums = new Uint32Array(blocks.length);
     const blocksPerTurn = Math.ceil(TURN_BYTES / this.#ranges.blockBytes);
     for (let begin = 0; begin < blocks.length; begin += blocksPerTurn) {
       if (begin > 0) await new Promise((resolve) => setImmediate(resolve));
+      this.checkOpen();
       // Anew in each turn: memory that was closed meanwhile must not be touched.
       const views = this.#memory.parts.map(({ memory }) => memory.bytes);
       for (let at = begin; at < Math.min(begin + blocksPerTurn, blocks.length); at++) {
@@ -51,13 +79,13 @@ class HostSums implements BlockSums {
     return sums;
   }
 
-  close(): void {}
+  protected free(): void {}
 }
 
 /** A thread block sums a range up at a time; as many at once keep the memory of any GPU busy. */
 const MAX_GRID = 2048;
 
-class CudaSums implements BlockSums {
+class CudaSums extends BlockSums {
   readonly #device: CudaDevice;
   readonly #plan: LaunchPlan<keyof typeof kvSumArguments.offset>;
   readonly #tensors: readonly Tensor[];
@@ -89,17 +117,19 @@ class CudaSums implements BlockSums {
     plan: LaunchPlan<keyof typeof kvSumArguments.offset>,
     { tensors, shifts }: { readonly tensors: readonly Tensor[]; readonly shifts: readonly number[] },
   ) {
+    super();
     this.#device = device;
     this.#plan = plan;
     this.#tensors = tensors;
     this.#shifts = shifts;
   }
 
-  async of(blocks: readonly number[]): Promise<Uint32Array> {
+  protected async sum(blocks: readonly number[]): Promise<Uint32Array> {
     const shifts = this.#shifts;
     const ranges = blocks.length * shifts.length;
     if (ranges === 0) return new Uint32Array(0);
     using list = await this.#device.tensor('i32', [blocks.length], Int32Array.from(blocks));
+    this.checkOpen();
     using sums = this.#device.empty('i32', [ranges]);
     // The launch takes the arguments as they are now, before another call sets them.
     const { arguments: set } = this.#plan;
@@ -114,7 +144,7 @@ class CudaSums implements BlockSums {
     );
   }
 
-  close(): void {
+  protected free(): void {
     for (const tensor of this.#tensors) tensor.close();
   }
 }

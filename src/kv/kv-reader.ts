@@ -12,9 +12,10 @@ import {
 } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { addSamples, type Sample } from '../core/metric-table.ts';
-import { type BlockSums, openBlockSums } from './block-sums.ts';
-import { type KvMemory, KvRanges } from './kv-memory.ts';
-import { type Source, Sources, WORD_BYTES } from './kv-source.ts';
+import { quote } from '../core/quote.ts';
+import { BlockSums, openBlockSums } from './block-sums.ts';
+import { type KvMemory, KvRanges, WORD_BYTES } from './kv-memory.ts';
+import { type Source, Sources } from './kv-source.ts';
 import { RELEASED } from './kv-table.ts';
 import { checkTicket, identitySum, type KvTicket } from './kv-ticket.ts';
 
@@ -22,7 +23,7 @@ import { checkTicket, identitySum, type KvTicket } from './kv-ticket.ts';
 export const kvMissReasons = {
   'not-found': 'the store had no block under the key when it gave the ticket',
   stale: 'the block was evicted, and may hold something else',
-  'lease-expired': 'the time of the lease is over',
+  'lease-expired': 'the lease has ended: its time is over, or one side released it',
   corrupt: 'the bytes that came are not those that were sealed',
   restarted: 'the store of the ticket is no more: its process began anew, or the store was closed',
   'peer-lost': 'the process of the store has ended, is out of reach, or is not known here',
@@ -33,7 +34,7 @@ export const kvMissReasons = {
 /** One of the keys of kvMissReasons. */
 export type KvMissReason = keyof typeof kvMissReasons;
 
-/** What became of one key of a ticket. */
+/** What became of one key of a ticket. A miss that an error led to has that; kvMissReasons says what each reason means. */
 export type KvResult =
   | { readonly key: string; readonly isHit: true; readonly block: number }
   | { readonly key: string; readonly isHit: false; readonly reason: KvMissReason; readonly error?: WeftlineError };
@@ -63,8 +64,8 @@ interface ReaderParts {
 }
 
 /**
- * Reads blocks of stores into blocks of this side's memory. Its parts have the sizes of those of the stores, in the same order;
- * where they lie is each side's own matter. After `close`, and after that of its agent, all calls fail with WL_CLOSED.
+ * Reads blocks of stores into blocks of this side's memory. Its parts have the sizes of those of the stores, and their names where both
+ * have some, in the same order; where they lie is each side's own matter. After `close`, and after that of its agent, all calls fail with WL_CLOSED.
  */
 export class KvReader implements AsyncDisposable {
   readonly #parts: ReaderParts;
@@ -74,7 +75,7 @@ export class KvReader implements AsyncDisposable {
   #closing: Promise<void> | undefined;
 
   /**
-   * Fails with WL_INVALID_ARGUMENT for parts that leave their memory, WL_COMPILE or WL_UNSUPPORTED where the kernel for memory of a
+   * Fails with WL_INVALID_ARGUMENT for parts that leave their memory or have bytes in common, WL_COMPILE or WL_UNSUPPORTED where the kernel for memory of a
    * GPU cannot be compiled.
    * @param agent Its memory is what the parts are in; it reads from the agents of stores whose metadata it has loaded.
    * @param memory Where blocks are read to.
@@ -82,18 +83,20 @@ export class KvReader implements AsyncDisposable {
   static async create(agent: Agent, memory: KvMemory): Promise<KvReader> {
     if (!(agent instanceof Agent)) throw invalidArgument('agent', agent, 'an Agent');
     checkOptions(memory, memoryNames, 'memory of KvReader.create');
-    const ranges = KvRanges.of(memory);
+    const ranges = KvRanges.of(agent, memory);
     const sums = await openBlockSums(memory, ranges);
     const bytes = (ranges.blocks * LOOK_WORDS + CELLS * CELL_WORDS) * WORD_BYTES;
     try {
       return new KvReader({ agent, ranges, sums, memory: await agent.allocate(bytes, { name: 'kv reader' }) });
     } catch (error) {
-      sums.close();
+      await sums.close();
       throw error;
     }
   }
 
   private constructor(parts: Pick<ReaderParts, 'agent' | 'ranges' | 'sums' | 'memory'>) {
+    if (!(parts?.sums instanceof BlockSums))
+      throw new WeftlineError('WL_INVALID_ARGUMENT', 'A KvReader is made by await KvReader.create(), not by new');
     const { agent, ranges } = parts;
     this.#parts = {
       ...parts,
@@ -129,12 +132,13 @@ export class KvReader implements AsyncDisposable {
   async #close(): Promise<void> {
     for (const forget of this.#forget) forget();
     const { sums, sources, memory } = this.#parts;
-    sums.close();
+    await sums.close();
     await sources.close();
     await memory.close();
   }
 
-  #count(store: string, results: readonly KvResult[]): void {
+  #count(named: string, results: readonly KvResult[]): void {
+    const store = this.#parts.sources.names.has(named) ? named : '';
     for (const result of results) {
       const labels = [store, result.isHit ? 'hit' : result.reason] as const;
       const known = this.#counts.get(labels.join(' ')) ?? { labels, value: 0 };
@@ -165,6 +169,8 @@ export class KvLease {
   /** On the clock of performance.now(). */
   #endsAt: number;
   #renewals = 0;
+  /** The last renewal or release. */
+  #marking: Promise<unknown> = Promise.resolve();
 
   /** @internal Use reader.open(). */
   constructor(parts: ReaderParts, ticket: KvTicket) {
@@ -182,7 +188,7 @@ export class KvLease {
    * Reads the block under key i of the ticket into block `blocks[i]` of this side, all by one transfer, and looks then whether
    * each still is the one that was sealed, and whether what has come here has its checksum. Whatever is wrong with a block is a miss; what
    * lies in its place then is undefined. Fails with WL_INVALID_ARGUMENT for numbers that are no blocks, that come twice or are
-   * being read to, and with the signal's reason. Once it has resolved nothing is written to the blocks any more.
+   * being read to, with the signal's reason, and with what this side's memory fails with when it is summed up. Once it has resolved nothing is written to the blocks any more.
    * @param blocks Numbers of blocks of this side, one per key of the ticket.
    * @param options How long to wait, at most as long as the lease lasts.
    */
@@ -194,8 +200,10 @@ export class KvLease {
       throw invalidArgument('blocks', blocks, `${keys.length} different numbers, one per key of the ticket`);
     }
     for (const block of blocks as readonly number[]) {
-      if (isWhole(block, 0) && block < ranges.blocks && !busy.has(block)) continue;
-      throw invalidArgument('block', block, `0 to ${ranges.blocks - 1}, and one that nothing is read to`);
+      if (!isWhole(block, 0) || block >= ranges.blocks)
+        throw invalidArgument('block', block, `0 to ${ranges.blocks - 1}`);
+      if (busy.has(block))
+        throw invalidArgument('block', block, 'one that nothing is read to: wait for the read that has it');
     }
     for (const block of blocks) busy.add(block);
     try {
@@ -207,12 +215,18 @@ export class KvLease {
     }
   }
 
-  /** Lets the lease begin anew. False if its time is over, or if the store cannot be told: ask for another ticket. */
+  /**
+   * Lets the lease begin anew. True if it lies with the store; it counts unless the store had ended the lease before, which the next
+   * read then says. False if the time of the lease is over, or if the store cannot be told: ask for another ticket.
+   */
   renew(options: WaitOptions = {}): Promise<boolean> {
-    return this.#mark(this.#renewals + 1, options);
+    return this.#mark(++this.#renewals, options);
   }
 
-  /** Gives the blocks back. False if the time of the lease is over, or if the store cannot be told; it then ends by itself. */
+  /**
+   * Gives the blocks back, behind renewals that are under way. True if it lies with the store, which may have ended the lease before.
+   * False if the time of the lease is over, or if the store cannot be told; it then ends by itself.
+   */
   release(options: WaitOptions = {}): Promise<boolean> {
     return this.#mark(RELEASED, options);
   }
@@ -249,13 +263,14 @@ export class KvLease {
       // ORDER: behind the data. What was overwritten meanwhile shows by its generation.
       seen = await this.#look(source, here, there, wait);
     } catch (error) {
-      return miss(found, this.#reasonOf(error, wait), error as WeftlineError);
+      return miss(found, this.#reasonOf(error, wait), this.#withdrawn(error as WeftlineError));
     }
     const isHeld = seen.at(-1) === ticket.lease?.id;
     const whole = found.filter((index, at) => seen[at] === ticket.generations[index]);
     miss(found, 'stale');
     if (!isHeld) return miss(whole, 'lease-expired');
     const summed = await sums.of(whole.map((index) => blocks[index]!));
+    wait.signal?.throwIfAborted();
     for (const [at, index] of whole.entries()) {
       const key = ticket.keys[index]!;
       const checksum = (summed[at]! ^ identitySum(ticket, key, ticket.generations[index]!)) >>> 0;
@@ -276,6 +291,13 @@ export class KvLease {
 
   async #mark(mark: number, options: WaitOptions): Promise<boolean> {
     const wait = this.#begin(options);
+    // ORDER: one after the other. The later of two marks must be the one that stays.
+    const marking = this.#marking.then(() => this.#write(mark, wait));
+    this.#marking = marking.catch(() => {});
+    return marking;
+  }
+
+  async #write(mark: number, wait: CallWait): Promise<boolean> {
     const { cells, sources } = this.#parts;
     const { lease } = this.ticket;
     if (lease === null || this.leftMs === 0) return false;
@@ -292,7 +314,6 @@ export class KvLease {
     } finally {
       cells.push(cell);
     }
-    if (mark !== RELEASED) this.#renewals = mark;
     this.#endsAt = begin + (mark === RELEASED ? 0 : lease.ms);
     return true;
   }
@@ -300,6 +321,14 @@ export class KvLease {
   #words(first: number, count: number): Uint32Array {
     const { buffer, byteOffset } = this.#parts.memory.bytes;
     return new Uint32Array(buffer, byteOffset + first * WORD_BYTES, count);
+  }
+
+  /** An error of a store whose table or memory is no more says little of it. */
+  #withdrawn(error: WeftlineError): WeftlineError {
+    if (error.code !== 'WL_UNAUTHORIZED') return error;
+    const { store, agent } = this.ticket;
+    const message = `KV store ${quote(store)} of agent ${quote(agent)}, or its memory, was closed: ask another store for the blocks`;
+    return new WeftlineError('WL_CLOSED', message, { details: { store, agent }, cause: error });
   }
 
   /** What an error of the store's side means; any other is thrown. */

@@ -9,11 +9,9 @@ import type { Transfer } from '../agent/transfer.ts';
 import { type CallWait, remaining } from '../core/deadline.ts';
 import { WeftlineError } from '../core/errors.ts';
 import { quote } from '../core/quote.ts';
-import type { KvRanges } from './kv-memory.ts';
-import { MARK_BYTES, readTable, type TablePlaces } from './kv-table.ts';
+import { type KvRanges, WORD_BYTES } from './kv-memory.ts';
+import { MARK_BYTES, MAX_TABLE_BYTES, readTable, tableName, type TablePlaces } from './kv-table.ts';
 import type { KvTicket } from './kv-ticket.ts';
-
-export const WORD_BYTES = 4;
 
 /** Moves entries of two lists; as many moves may be under way as wanted. */
 class Mover {
@@ -21,6 +19,7 @@ class Mover {
   readonly #lists: Pick<PrepareOptions, 'operation' | 'peer' | 'local' | 'remote'>;
   /** Transfers that are not under way. */
   readonly #free: Transfer[] = [];
+  #isClosed = false;
 
   constructor(agent: Agent, lists: Pick<PrepareOptions, 'operation' | 'peer' | 'local' | 'remote'>) {
     this.#agent = agent;
@@ -42,16 +41,19 @@ class Mover {
       if (known !== undefined && !isPosted) return this.move(selection, wait);
       throw error;
     }
-    this.#free.push(transfer);
+    if (this.#isClosed) await transfer.close();
+    else this.#free.push(transfer);
   }
 
   async close(): Promise<void> {
+    this.#isClosed = true;
     await Promise.all(this.#free.splice(0).map((transfer) => transfer.close()));
   }
 }
 
 /** A store of a peer. */
 export class Source {
+  readonly peer: string;
   readonly incarnation: string;
   readonly table: RemoteMemory;
   readonly ranges: KvRanges;
@@ -62,9 +64,10 @@ export class Source {
 
   constructor(
     { agent, memory, ranges: own }: SourceParts,
-    of: Pick<Source, 'incarnation' | 'table' | 'ranges' | 'places'> & { readonly peer: string },
+    of: Pick<Source, 'peer' | 'incarnation' | 'table' | 'ranges' | 'places'>,
   ) {
     const { peer, table, ranges } = of;
+    this.peer = peer;
     this.incarnation = of.incarnation;
     this.table = table;
     this.ranges = ranges;
@@ -110,34 +113,35 @@ interface SourceParts {
 
 export class Sources {
   readonly #parts: SourceParts;
-  /** Bytes of each part of the reader's blocks. */
-  readonly #partBytes: string;
+  /** By number of the table and name of the agent. */
   readonly #known = new Map<string, Source>();
+  /** Names of stores whose tables were found: names of tickets are anybody's, and metrics keep each for ever. */
+  readonly names = new Set<string>();
 
   constructor(parts: SourceParts) {
     this.#parts = parts;
-    this.#partBytes = partBytesOf(parts.ranges);
   }
 
   /**
    * The store that has given the ticket. Fails with WL_PEER_LOST if nothing is known of its agent, WL_STALE if another incarnation is, or
-   * if the store was closed, WL_CONFIG_MISMATCH for parts of other sizes, WL_PROTOCOL for a ticket that is not of this store.
+   * if the store was closed, WL_CONFIG_MISMATCH for parts of other sizes or names, WL_PROTOCOL for a ticket that is not of this store.
    */
   async of(ticket: KvTicket, wait: CallWait): Promise<Source> {
     const table = this.#tableOf(ticket);
     const { agent: peer, incarnation, store, lease, blocks } = ticket;
-    const name = `${peer} ${store}`;
-    let source = this.#known.get(name);
-    if (source?.incarnation !== incarnation || source.table.number !== table.number) {
+    this.names.add(store);
+    const key = `${table.number} ${peer}`;
+    let source = this.#known.get(key);
+    if (source?.incarnation !== incarnation) {
       const read = await this.#read(peer, table, wait);
-      await this.#known.get(name)?.close();
+      await this.#forget(key, peer, incarnation);
       source = new Source(this.#parts, { peer, incarnation, table, ...read });
-      this.#known.set(name, source);
+      this.#known.set(key, source);
     }
     const { ranges, places } = source;
-    const partBytes = partBytesOf(ranges);
-    if (partBytes !== this.#partBytes) {
-      const message = `A block of KV store ${quote(store)} has parts of ${partBytes} bytes, one of this reader ${this.#partBytes}: both sides need the same`;
+    const why = ranges.whyUnlike(this.#parts.ranges);
+    if (why !== undefined) {
+      const message = `A block of KV store ${quote(store)} ${why}: give both sides parts of the same sizes and names, in the same order`;
       throw new WeftlineError('WL_CONFIG_MISMATCH', message);
     }
     const isWithin = blocks.every((block) => block < ranges.blocks) && (lease?.slot ?? 0) < places.leases;
@@ -151,15 +155,32 @@ export class Sources {
     this.#known.clear();
   }
 
+  /** The source under the key, which another one takes the place of, and those of the peer whose tables are no more. */
+  async #forget(key: string, peer: string, incarnation: string): Promise<void> {
+    const tables = this.#parts.agent.remoteMemory(peer).map(({ number }) => number);
+    for (const [other, source] of this.#known) {
+      const isThere = source.incarnation === incarnation && tables.includes(source.table.number);
+      if (other !== key && (source.peer !== peer || isThere)) continue;
+      this.#known.delete(other);
+      await source.close();
+    }
+  }
+
   #tableOf({ agent: peer, incarnation, table: number, store }: KvTicket): RemoteMemory {
     const { agent } = this.#parts;
     const known = agent.incarnationOf(peer);
     const named = `Agent ${quote(peer)}, which has KV store ${quote(store)},`;
     if (known === undefined) throw new WeftlineError('WL_PEER_LOST', `${named} is not known here: load its metadata`);
     const table = agent.remoteMemory(peer).find((memory) => memory.number === number);
-    if (known === incarnation && table !== undefined) return table;
+    if (known === incarnation && table !== undefined) {
+      if (table.kind === 'host' && table.name === tableName(store) && table.length <= MAX_TABLE_BYTES) return table;
+      const message = `${named} has no table of it as memory ${number}: the ticket was changed on its way`;
+      throw new WeftlineError('WL_PROTOCOL', message);
+    }
     const why =
-      known === incarnation ? 'has closed it since' : `had incarnation ${incarnation}, and ${known} is known here`;
+      known === incarnation
+        ? 'has no table of it in the metadata that are loaded here, which were made before the store, or after it was closed'
+        : `had incarnation ${incarnation}, and ${known} is known here`;
     throw new WeftlineError('WL_STALE', `${named} ${why}: load its present metadata, then ask for another ticket`);
   }
 
@@ -176,8 +197,4 @@ export class Sources {
       await copy.close();
     }
   }
-}
-
-function partBytesOf({ parts }: KvRanges): string {
-  return parts.map(({ bytes }) => bytes).join(' ');
 }

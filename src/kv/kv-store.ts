@@ -1,13 +1,12 @@
 // The side that has the blocks: which are free, what the others hold under which key, and who has a lease on them.
 import { Agent } from '../agent/agent.ts';
 import { checkOptions, isWhole, type OptionNames } from '../core/check-options.ts';
-import { checkTimeout } from '../core/deadline.ts';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { addSamples, type Sample } from '../core/metric-table.ts';
 import { quote } from '../core/quote.ts';
-import { type BlockSums, openBlockSums } from './block-sums.ts';
+import { BlockSums, openBlockSums } from './block-sums.ts';
 import { type KvMemory, KvRanges } from './kv-memory.ts';
-import { KvTable, RELEASED } from './kv-table.ts';
+import { KvTable, MAX_LEASES, RELEASED } from './kv-table.ts';
 import { checkTicket, identitySum, type KvTicket } from './kv-ticket.ts';
 
 /** A store's name and memory. */
@@ -22,8 +21,9 @@ const optionNames: OptionNames<KvStoreOptions> = { name: true, blocks: true, par
 const ticketNames: OptionNames<{ leaseMs?: number }> = { leaseMs: true };
 
 const LEASES = 1024;
-const MAX_LEASES = 1 << 20;
 const LEASE_MS = 30_000;
+/** What a timer of the reader can wait for. */
+const MAX_LEASE_MS = 2 ** 31 - 1;
 
 /** A block under a key. */
 interface Entry {
@@ -69,7 +69,7 @@ export class KvStore implements AsyncDisposable {
 
   /**
    * Registers its table with the agent, so that metadata which peers load afterwards name it. Fails with WL_INVALID_ARGUMENT for
-   * parts that leave their memory, WL_COMPILE or WL_UNSUPPORTED where the kernel for memory of a GPU cannot be compiled.
+   * parts that leave their memory or have bytes in common, WL_COMPILE or WL_UNSUPPORTED where the kernel for memory of a GPU cannot be compiled.
    * @param agent Its memory is what the parts are in.
    * @param options Name, blocks, parts, number of leases.
    */
@@ -79,7 +79,7 @@ export class KvStore implements AsyncDisposable {
     const { name, leases = LEASES } = options;
     if (typeof name !== 'string' || name === '') throw invalidArgument('name', name, 'a text');
     if (!isWhole(leases, 1) || leases > MAX_LEASES) throw invalidArgument('leases', leases, `1 to ${MAX_LEASES}`);
-    const ranges = KvRanges.of(options);
+    const ranges = KvRanges.of(agent, options);
     const sums = await openBlockSums(options, ranges);
     try {
       return new KvStore(agent, name, {
@@ -89,7 +89,7 @@ export class KvStore implements AsyncDisposable {
         leases,
       });
     } catch (error) {
-      sums.close();
+      await sums.close();
       throw error;
     }
   }
@@ -99,6 +99,8 @@ export class KvStore implements AsyncDisposable {
     name: string,
     parts: { readonly table: KvTable; readonly sums: BlockSums; readonly ranges: KvRanges; readonly leases: number },
   ) {
+    if (!(parts?.sums instanceof BlockSums))
+      throw new WeftlineError('WL_INVALID_ARGUMENT', 'A KvStore is made by await KvStore.create(), not by new');
     const { blocks } = parts.ranges;
     this.#agent = agent;
     this.name = name;
@@ -112,27 +114,39 @@ export class KvStore implements AsyncDisposable {
 
   /** The keys of sealed blocks, those that were asked for longest ago first. */
   get keys(): string[] {
+    this.#checkOpen();
+    return this.#sealed;
+  }
+
+  get #sealed(): string[] {
     return [...this.#entries.values()].flatMap(({ key, sealed }) => (sealed === undefined ? [] : [key]));
   }
 
   /** Whether a block is sealed under the key. */
   has(key: string): boolean {
+    this.#checkOpen();
     return this.#entries.get(key)?.sealed !== undefined;
   }
 
   /**
    * A block for each key, to be written and then sealed; nobody is told of it before, and it stays reserved until it is evicted.
+   * Blocks that are sealed and that no lease holds are evicted where there is no free one, or where they are named.
    * Fails, having changed nothing, with WL_INVALID_ARGUMENT for a key that the store has, and with WL_BUSY as long as too few
    * blocks are free or can be evicted, or the blocks that were named are held.
-   * @param keys Texts, each once, that say what the blocks will hold.
+   * @param keys Texts, each once, that say what the blocks will hold: the tokens up to the last, and whatever else makes bytes
+   *   differ, such as model, dtype and layout.
    * @param blocks Their numbers, of a caller who places blocks himself; by default the store chooses.
    */
   reserve(keys: readonly string[], blocks?: readonly number[]): number[] {
     this.#checkOpen();
     requireKeys(keys);
-    const known = keys.find((key, index) => this.#entries.has(key) || keys.indexOf(key) !== index);
-    if (known !== undefined)
-      throw invalidArgument('key', known, 'one that the store does not have, once: evict it first');
+    const seen = new Set<string>();
+    for (const key of keys) {
+      if (key === '') throw invalidArgument('key', key, 'a text that is not empty');
+      if (this.#entries.has(key)) throw invalidArgument('key', key, 'one that the store does not have: evict it first');
+      if (seen.has(key)) throw invalidArgument('key', key, 'each key once');
+      seen.add(key);
+    }
     this.#endLeases();
     const chosen = blocks === undefined ? this.#choose(keys.length) : this.#require(keys, blocks);
     for (const [index, block] of chosen.entries()) {
@@ -175,13 +189,15 @@ export class KvStore implements AsyncDisposable {
    * Where the blocks under these keys are, for one reader, and a lease that holds them: until the reader releases them, or has
    * not renewed it for `leaseMs`. Fails with WL_BUSY while all leases are taken.
    * @param keys In the order in which the reader wants them; those that the store does not have are in the ticket as such.
-   * @param options `leaseMs`: 30,000 by default, of this side's clock.
+   * @param options `leaseMs`: above 0, 30,000 by default, of this side's clock.
    */
   ticket(keys: readonly string[], options: { readonly leaseMs?: number } = {}): KvTicket {
     this.#checkOpen();
     requireKeys(keys);
     checkOptions(options, ticketNames, 'options of ticket');
-    const ms = checkTimeout(options.leaseMs ?? LEASE_MS);
+    const { leaseMs: ms = LEASE_MS } = options;
+    if (!(typeof ms === 'number' && ms > 0 && ms <= MAX_LEASE_MS))
+      throw invalidArgument('leaseMs', ms, `a number of milliseconds above 0, at most ${MAX_LEASE_MS}`);
     const entries = keys.map((key) => {
       const entry = this.#entries.get(key);
       if (entry?.sealed === undefined) return undefined;
@@ -246,7 +262,7 @@ export class KvStore implements AsyncDisposable {
   async #close(): Promise<void> {
     for (const forget of this.#forget) forget();
     this.#table.withdraw(this.#leases.length);
-    this.#sums.close();
+    await this.#sums.close();
     await this.#table.registration.close();
   }
 
@@ -276,8 +292,9 @@ export class KvStore implements AsyncDisposable {
         throw invalidArgument('block', block, `0 to ${this.#owners.length - 1}`);
       const owner = this.#owners[block];
       if (owner === undefined || (owner.sealed !== undefined && owner.leases === 0)) continue;
-      const how = owner.sealed === undefined ? 'is reserved' : `is held by ${owner.leases} leases`;
-      throw this.#busy(`block ${block}, which has the key ${quote(owner.key)}, ${how}`);
+      const named = `block ${block}, which has the key ${quote(owner.key)},`;
+      if (owner.sealed === undefined) throw this.#busy(`${named} is reserved`, 'seal or evict it first');
+      throw this.#busy(`${named} is held by ${owner.leases} leases`);
     }
     return [...blocks];
   }
@@ -327,7 +344,7 @@ export class KvStore implements AsyncDisposable {
   #samples(): Sample[] {
     this.#endLeases();
     const store = this.name;
-    const sealed = this.keys.length;
+    const sealed = this.#sealed.length;
     const states = { free: this.#free.size, reserved: this.#entries.size - sealed, sealed };
     const leases = this.#leases.filter((lease) => lease !== undefined).length;
     return [
@@ -340,8 +357,8 @@ export class KvStore implements AsyncDisposable {
     ];
   }
 
-  #busy(why: string): WeftlineError {
-    return new WeftlineError('WL_BUSY', `KV store ${quote(this.name)}: ${why}: try again when leases have ended`, {
+  #busy(why: string, remedy = 'try again when leases have ended'): WeftlineError {
+    return new WeftlineError('WL_BUSY', `KV store ${quote(this.name)}: ${why}: ${remedy}`, {
       details: { store: this.name },
     });
   }

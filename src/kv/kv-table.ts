@@ -5,11 +5,11 @@ import type { Agent } from '../agent/agent.ts';
 import { memoryKinds } from '../agent/backend.ts';
 import type { Registration } from '../agent/registration.ts';
 import { WeftlineError } from '../core/errors.ts';
-import { KvRanges, MAX_KV_RANGES } from './kv-memory.ts';
+import { KvRanges, MAX_KV_RANGES, WORD_BYTES } from './kv-memory.ts';
 
 /** "WLKV" */
 const TABLE_MAGIC = 0x564b_4c57;
-const VERSION = 1;
+const VERSION = 2;
 
 /** Behind it lie the parts, then the leases, then a word for each block: its generation. */
 const tableHead = defineLayout('KvTableHead', {
@@ -22,7 +22,14 @@ const tableHead = defineLayout('KvTableHead', {
   leases: 'u32',
 });
 
-const tablePart = defineLayout('KvTablePart', { address: 'u64', stride: 'u64', bytes: 'u64' });
+const tablePart = defineLayout('KvTablePart', {
+  address: 'u64',
+  stride: 'u64',
+  bytes: 'u64',
+  /** As PartPlace has it. */
+  label: 'u32',
+  reserved: 'u32',
+});
 
 const tableLease = defineLayout('KvTableLease', {
   /** The lease that has the slot; 0 if none has. Written by the store. */
@@ -32,6 +39,16 @@ const tableLease = defineLayout('KvTableLease', {
   markedId: 'u32',
   mark: 'u32',
 });
+
+export const MAX_LEASES: number = 1 << 20;
+/** Most bytes of a table. */
+export const MAX_TABLE_BYTES: number =
+  tableHead.size + MAX_KV_RANGES * (tablePart.size + WORD_BYTES) + MAX_LEASES * tableLease.size;
+
+/** By which peers find the table of a store among the memory of its agent. */
+export function tableName(store: string): string {
+  return `kv ${store}`;
+}
 
 /** The mark of a lease that its reader has released; others count renewals. */
 export const RELEASED = 0xffff_ffff;
@@ -85,14 +102,14 @@ export class KvTable {
     const { blocks, parts, kind } = ranges;
     const size = { blocks, parts: parts.length, leases };
     const places = new TablePlaces(size);
-    const registration = await agent.allocate(places.bytes, { name: `kv ${name}` });
+    const registration = await agent.allocate(places.bytes, { name: tableName(name) });
     const { buffer, byteOffset } = registration.bytes;
     const head = new Block(tableHead, buffer, byteOffset);
     const fields = { ...size, magic: TABLE_MAGIC, version: VERSION, kind: memoryKinds.indexOf(kind) };
     for (const [field, value] of Object.entries(fields)) head.set(field as keyof typeof fields, value);
     for (const [index, part] of parts.entries()) {
       const block = new Block(tablePart, buffer, byteOffset + places.part(index));
-      for (const field of ['address', 'stride', 'bytes'] as const) block.set(field, part[field]);
+      for (const field of ['address', 'stride', 'bytes', 'label'] as const) block.set(field, part[field]);
     }
     const table = new KvTable(registration, places, blocks);
     const start = crypto.getRandomValues(new Uint32Array(1))[0]! | 1;
@@ -157,7 +174,12 @@ export function readTable(bytes: Uint8Array): { readonly ranges: KvRanges; reado
   }
   const parts = Array.from({ length: size.parts }, (_, index) => {
     const part = new Block(tablePart, bytes.buffer, bytes.byteOffset + places.part(index));
-    return { address: part.get('address'), stride: part.get('stride'), bytes: part.get('bytes') };
+    return {
+      address: part.get('address'),
+      stride: part.get('stride'),
+      bytes: part.get('bytes'),
+      label: part.get('label'),
+    };
   });
   try {
     return { ranges: new KvRanges(kind, size.blocks, parts), places };

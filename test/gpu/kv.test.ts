@@ -54,14 +54,14 @@ gpuTest('the kernel sums blocks of all shapes up as zlib does', async (device) =
     const blocks = 1 + below(40);
     const made = await openParts({ device, agent, gap: 4 * below(3) }, blocks, sizes);
     const memory = { blocks, parts: made.parts };
-    const sums = await openBlockSums(memory, KvRanges.of(memory));
+    const sums = await openBlockSums(memory, KvRanges.of(agent, memory));
     const list = Array.from({ length: 1 + below(2 * blocks) }, () => below(blocks));
     const calls = await Promise.all([sums.of(list), sums.of([]), sums.of(list.toReversed())]);
     const expected = list.map((block) => sumOf(made, block));
     assert.deepEqual([...calls[0]], expected, sizes.join(' '));
     assert.equal(calls[1].length, 0);
     assert.deepEqual([...calls[2]], expected.toReversed());
-    sums.close();
+    await sums.close();
     for (const { memory: registration } of made.parts) await registration.close();
     for (const tensor of made.tensors) tensor.close();
   }

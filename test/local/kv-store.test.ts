@@ -1,10 +1,12 @@
 // Stores and readers of KV blocks between two agents: hits, each reason of a miss, leases, eviction, metrics.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import type { BackendName } from 'weftline/agent';
+import { type BackendName, DescriptorList } from 'weftline/agent';
+import { WeftlineError } from 'weftline';
 import { KvReader, type KvResult, KvStore, type KvTicket } from 'weftline/kv';
 import { readMetrics } from 'weftline/metrics';
 import { seededRandom } from '#lib/core/seeded-random.js';
+import { readTable } from '#lib/kv/kv-table.js';
 import { testSeed } from '../support/seed.ts';
 import { until } from '../support/until.ts';
 import { BLOCK_BYTES, isContent, type KvSide, openSide, viewsOf, writeContent } from './support/kv-content.ts';
@@ -124,7 +126,11 @@ for (const backend of ['local', 'multipath'] as const) {
     const old = store.ticket(['a']);
     assert.deepEqual(outcomes(here, await reader.open(old).read([0])), ['hit']);
     await store.close();
-    assert.throws(() => store.ticket(['a']), { code: 'WL_CLOSED' });
+    for (const call of [() => store.ticket(['a']), () => store.keys, () => store.has('a')])
+      assert.throws(call, { code: 'WL_CLOSED' });
+    const [closed] = await reader.open(old).read([0]);
+    assert.ok(closed?.isHit === false && closed.reason === 'restarted');
+    assert.match(closed.error?.message ?? '', /KV store "cache".* was closed: ask another store/);
     await using again = await KvStore.create(there.agent, { name: 'cache', blocks: BLOCKS, parts: there.parts });
     await pair.load();
     again.reserve(['a'], [old.blocks[0]!]);
@@ -206,6 +212,101 @@ test('a lease ends by itself, and is renewed by its reader alone', async () => {
   assert.equal(await reader.open({ ...next, lease: { ...next.lease!, ms: 60_000 } }).renew(), true);
   assert.equal(store.release(other), true);
   assert.deepEqual(store.evict(['b']), ['b']);
+});
+
+/** The mark that lies in the store's table for the lease of a ticket. */
+async function markOf({ here }: Pair, { agent: peer, table, lease }: KvTicket): Promise<number> {
+  const remote = here.agent.remoteMemory(peer).find(({ number }) => number === table)!;
+  await using copy = await here.agent.allocate(remote.length);
+  const lists = { local: DescriptorList.of(copy), remote: DescriptorList.of(remote) };
+  await using transfer = await here.agent.prepare({ operation: 'read', peer, ...lists });
+  transfer.post();
+  await transfer.wait();
+  const { buffer, byteOffset } = copy.bytes;
+  return new Uint32Array(buffer, byteOffset + readTable(copy.bytes).places.mark(lease!.slot), 2)[1]!;
+}
+
+test('a renewal whose answer was lost is followed by another mark', async () => {
+  await using pair = await openPair();
+  const { store, reader, here } = pair;
+  await pair.put('a');
+  const ticket = store.ticket(['a'], { leaseMs: 1_000_000 });
+  const lease = reader.open(ticket);
+  const prepare = here.agent.prepare.bind(here.agent);
+  here.agent.prepare = async (options) => {
+    const transfer = await prepare(options);
+    if (options.operation === 'write') {
+      here.agent.prepare = prepare;
+      transfer.wait = () => Promise.reject(new WeftlineError('WL_TIMEOUT', 'late'));
+    }
+    return transfer;
+  };
+  assert.equal(await lease.renew(), false);
+  const first = await markOf(pair, ticket);
+  assert.equal(await lease.renew(), true);
+  assert.notEqual(await markOf(pair, ticket), first);
+});
+
+test('a release stays behind a renewal that is under way', async () => {
+  await using pair = await openPair();
+  const { store, reader } = pair;
+  await pair.put('a');
+  for (let round = 0; round < 10; round++) {
+    const lease = reader.open(store.ticket(['a'], { leaseMs: 1_000_000 }));
+    assert.deepEqual(await Promise.all([lease.renew(), lease.release(), lease.renew()]), [true, true, false]);
+    assert.equal(lease.leftMs, 0);
+  }
+  assert.deepEqual(store.evict(['a']), ['a']);
+});
+
+test('a ticket reaches the table of its store alone, and nothing that it makes up stays', async () => {
+  await using pair = await openPair();
+  const { store, reader, there } = pair;
+  await pair.put('a');
+  const ticket = store.ticket(['a']);
+  const errorOf = async (changed: Partial<KvTicket>): Promise<string> => {
+    const [result] = await reader.open({ ...ticket, ...changed }).read([0]);
+    assert.ok(result?.isHit === false);
+    return `${result.error?.code} ${result.error?.message}`;
+  };
+  assert.match(await errorOf({ store: 'other\u001B[2J' }), /^WL_PROTOCOL .*"other\\u001b\[2J", has no table/);
+  assert.match(await errorOf({ table: there.registrations[0]!.number }), /^WL_PROTOCOL .* has no table/);
+  assert.match(await errorOf({ table: 999 }), /^WL_STALE .* made before the store, or after it was closed/);
+  for (const incarnation of ['\u001B[2J', '', ticket.incarnation.toUpperCase() + 'x'])
+    assert.throws(() => reader.open({ ...ticket, incarnation }), {
+      code: 'WL_INVALID_ARGUMENT',
+      message: /incarnation: /,
+    });
+  const { metrics } = await readMetrics();
+  const series = metrics.find(({ name }) => name === 'weftline_kv_reads_total')!.series;
+  assert.deepEqual([...new Set(series.map(({ labels }) => labels['store']))], ['']);
+});
+
+test('errors of arguments name them', async () => {
+  await using pair = await openPair();
+  const { store, reader } = pair;
+  await pair.put('a');
+  for (const leaseMs of [-1, 0, Number.NaN, 2 ** 31, '5' as never])
+    assert.throws(() => store.ticket(['a'], { leaseMs }), { code: 'WL_INVALID_ARGUMENT', message: /^Invalid leaseMs/ });
+  assert.throws(() => store.reserve(['']), { message: /^Invalid key: expected a text that is not empty/ });
+  assert.throws(() => store.reserve(['k', 'k']), { message: /each key once, got "k"/ });
+  assert.throws(() => store.reserve(['a']), { message: /evict it first, got "a"/ });
+  store.reserve(['b'], [7]);
+  assert.throws(() => store.reserve(['c'], [7]), { code: 'WL_BUSY', message: /is reserved: seal or evict it first/ });
+  const ticket = store.ticket(['a']);
+  assert.throws(() => reader.open(JSON.stringify(ticket) as never), { message: /JSON\.parse it first/ });
+  assert.throws(() => reader.open({ ...ticket, blocks: [0.5] }), { message: /got blocks: not a list/ });
+  // One problem is enough.
+  const many = Array.from({ length: 200_000 }, () => 'x');
+  assert.throws(() => reader.open({ ...ticket, blocks: many as never, generations: many as never }), {
+    message: /blocks/,
+  });
+  await assert.rejects(reader.open(ticket).read([BLOCKS]), { message: /expected 0 to 7, got 8/ });
+  for (const made of [KvStore, KvReader] as unknown as (new (...args: unknown[]) => unknown)[])
+    assert.throws(() => new made(pair.here.agent, {}), {
+      code: 'WL_INVALID_ARGUMENT',
+      message: /\.create\(\), not by new/,
+    });
 });
 
 test('what is evicted while it is being sealed stays so', async () => {
@@ -296,7 +397,7 @@ test('parts of other sizes are told', async () => {
   const [result] = await reader.open(store.ticket(['a'])).read([0]);
   assert.ok(result?.isHit === false && result.reason === 'failed');
   assert.ok(result.error?.code === 'WL_CONFIG_MISMATCH');
-  assert.match(result.error.message, /parts of 1536 1536 .* 2112 bytes, one of this reader 1536 .* 2112: both/);
+  assert.match(result.error.message, /has 13 parts, one of this reader 12: give both sides parts of the same sizes/);
 });
 
 test('blocks, leases, reads and bytes of a store are metrics', async () => {

@@ -262,6 +262,37 @@ test('a list of runs has the entries, selections, joins and bytes of the same ra
   );
 });
 
+test('the stride of a single range means nothing, whatever it is', () => {
+  const lengths = Float64Array.of(8, 16, 8);
+  const expected = [
+    { address: 4096, length: 8 },
+    { address: 4200, length: 16 },
+    { address: 4300, length: 8 },
+    { address: 4400, length: 8 },
+  ];
+  for (const stride of [Number.NaN, -8, 0.5, Infinity, -Infinity, 2 ** 60, -0]) {
+    const addresses = Float64Array.of(4096, 4200, 4300);
+    const strides = Float64Array.of(stride, stride, 100);
+    const list = new DescriptorList('host', addresses, lengths, strides, Uint32Array.of(1, 1, 2));
+    assert.deepEqual([...list.runs.strides], [8, 16, 100]);
+    assert.deepEqual(entriesOf(list), expected);
+    const single = new DescriptorList('host', addresses, lengths, strides.fill(stride));
+    assert.deepEqual(entriesOf(single), expected.slice(0, 3));
+    assert.deepEqual(plan(list, listOfLengths(far, [8, 16, 8, 8]), false), [
+      'a+0 far+0 8',
+      'a+104 far+8 16',
+      'a+204 far+24 8',
+      'a+304 far+32 8',
+    ]);
+  }
+});
+
+test('a selection of more entries than memory holds is refused as such', () => {
+  const list = DescriptorList.of(a);
+  for (const length of [2 ** 40, 2 ** 53 - 1, 2 ** 26 + 1])
+    assert.throws(() => list.select({ length }), { code: 'WL_INVALID_ARGUMENT', message: /indices\.length/ });
+});
+
 test('blocks take one run, and what goes on where the last one ended is not another', () => {
   const blocks = DescriptorList.blocks(far, { blockBytes: 10, stride: 20 });
   assert.equal(blocks.runs.counts.length, 1);
