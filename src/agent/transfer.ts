@@ -77,6 +77,7 @@ export class Transfer implements Awaited, AsyncDisposable {
   #isUnderWay = false;
   /** The context of a post whose begin listeners were told. */
   #told: TransferContext | undefined;
+  #isClosed = false;
   #releasing: Promise<void> | undefined;
 
   /** @internal */
@@ -117,7 +118,7 @@ export class Transfer implements Awaited, AsyncDisposable {
   post(message?: Message, selection?: Selection): void {
     if (this.#isUnderWay && !this.isSettled) throw this.#stillUnderWay();
     const { peer, inner, link, isLocalOpen } = this.#parts;
-    if (this.#releasing !== undefined) throw new WeftlineError('WL_CLOSED', `${this.#name()} was closed`);
+    if (this.#isClosed) throw new WeftlineError('WL_CLOSED', `${this.#name()} was closed`);
     const bytes = message === undefined ? undefined : messageBytes(message);
     if (peer.ended !== undefined) throw peer.ended;
     if (link.error !== undefined) throw link.error;
@@ -159,9 +160,16 @@ export class Transfer implements Awaited, AsyncDisposable {
     if (this.state === 'pending') this.#parts.inner.cancel();
   }
 
-  /** Cancels and frees it. Idempotent. */
+  /**
+   * Cancels and frees it: once it has resolved, nothing of it reads or writes memory of this side. Fails with WL_TIMEOUT while a GPU that
+   * does not answer may; the call may then be repeated. Idempotent.
+   */
   close(): Promise<void> {
-    this.#releasing ??= this.#parts.inner.release();
+    this.#isClosed = true;
+    this.#releasing ??= this.#parts.inner.release().catch((error: unknown) => {
+      this.#releasing = undefined;
+      throw error;
+    });
     return this.#releasing;
   }
 

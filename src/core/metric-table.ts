@@ -165,7 +165,7 @@ export const metricTable = {
   weftline_kv_reads_total: {
     kind: 'counter',
     labels: ['store', 'result'],
-    help: 'Blocks that readers of this process asked a KV store for, by what became of them: hit, or the reason of a miss',
+    help: 'Blocks that readers of this process asked a KV store for, by what became of them: hit, or the reason of a miss; the name is empty while no table of such a store was found',
   },
   weftline_kv_bytes_total: {
     kind: 'counter',

@@ -15,7 +15,7 @@ import { addSamples, type Sample } from '../core/metric-table.ts';
 import { quote } from '../core/quote.ts';
 import { BlockSums, openBlockSums } from './block-sums.ts';
 import { type KvMemory, KvRanges, WORD_BYTES } from './kv-memory.ts';
-import { type Source, Sources } from './kv-source.ts';
+import { type Source, Sources, StillMoving } from './kv-source.ts';
 import { RELEASED } from './kv-table.ts';
 import { checkTicket, identitySum, type KvTicket } from './kv-ticket.ts';
 
@@ -57,8 +57,9 @@ interface ReaderParts {
   readonly memory: Registration;
   /** The first words of the cells that are free. */
   readonly cells: number[];
-  /** Blocks that are being read to. */
+  /** Blocks that are being read to, and those that a GPU may write to whenever it goes on. */
   readonly busy: Set<number>;
+  readonly stuck: Set<number>;
   readonly count: (store: string, results: readonly KvResult[]) => void;
   readonly checkOpen: () => void;
 }
@@ -103,6 +104,7 @@ export class KvReader implements AsyncDisposable {
       sources: new Sources(parts),
       cells: Array.from({ length: CELLS }, (_, cell) => ranges.blocks * LOOK_WORDS + cell * CELL_WORDS),
       busy: new Set(),
+      stuck: new Set(),
       count: (store, results) => this.#count(store, results),
       checkOpen: () => this.#checkOpen(),
     };
@@ -188,13 +190,14 @@ export class KvLease {
    * Reads the block under key i of the ticket into block `blocks[i]` of this side, all by one transfer, and looks then whether
    * each still is the one that was sealed, and whether what has come here has its checksum. Whatever is wrong with a block is a miss; what
    * lies in its place then is undefined. Fails with WL_INVALID_ARGUMENT for numbers that are no blocks, that come twice or are
-   * being read to, with the signal's reason, and with what this side's memory fails with when it is summed up. Once it has resolved nothing is written to the blocks any more.
+   * being read to, with the signal's reason, and with what this side's memory fails with when it is summed up. Once it has resolved nothing is written to the blocks any more;
+   * where a GPU does not answer, its blocks are refused from then on.
    * @param blocks Numbers of blocks of this side, one per key of the ticket.
    * @param options How long to wait, at most as long as the lease lasts.
    */
   async read(blocks: readonly number[], options: WaitOptions = {}): Promise<KvResult[]> {
     const wait = this.#begin(options);
-    const { busy, ranges, count } = this.#parts;
+    const { busy, stuck, ranges, count } = this.#parts;
     const { keys, store } = this.ticket;
     if (!Array.isArray(blocks) || blocks.length !== keys.length || new Set(blocks).size !== keys.length) {
       throw invalidArgument('blocks', blocks, `${keys.length} different numbers, one per key of the ticket`);
@@ -204,6 +207,12 @@ export class KvLease {
         throw invalidArgument('block', block, `0 to ${ranges.blocks - 1}`);
       if (busy.has(block))
         throw invalidArgument('block', block, 'one that nothing is read to: wait for the read that has it');
+      if (stuck.has(block))
+        throw invalidArgument(
+          'block',
+          block,
+          'one that no GPU may still write to, as an earlier read had no end: take another',
+        );
     }
     for (const block of blocks) busy.add(block);
     try {
@@ -243,7 +252,7 @@ export class KvLease {
   }
 
   async #read(blocks: readonly number[], wait: CallWait): Promise<KvResult[]> {
-    const { ranges, sums, sources } = this.#parts;
+    const { ranges, sums, sources, stuck } = this.#parts;
     const { ticket } = this;
     const results = ticket.keys.map((key): KvResult => ({ key, isHit: false, reason: 'not-found' }));
     const miss = (indices: readonly number[], reason: KvMissReason, error?: WeftlineError): KvResult[] => {
@@ -263,6 +272,7 @@ export class KvLease {
       // ORDER: behind the data. What was overwritten meanwhile shows by its generation.
       seen = await this.#look(source, here, there, wait);
     } catch (error) {
+      if (error instanceof StillMoving) for (const block of here) stuck.add(block);
       return miss(found, this.#reasonOf(error, wait), this.#withdrawn(error as WeftlineError));
     }
     const isHeld = seen.at(-1) === ticket.lease?.id;

@@ -7,11 +7,14 @@ import type { RemoteMemory } from '../agent/remote-agent.ts';
 import type { Selection } from '../agent/transfer-plan.ts';
 import type { Transfer } from '../agent/transfer.ts';
 import { type CallWait, remaining } from '../core/deadline.ts';
-import { WeftlineError } from '../core/errors.ts';
+import { asWeftlineError, WeftlineError } from '../core/errors.ts';
 import { quote } from '../core/quote.ts';
 import { type KvRanges, WORD_BYTES } from './kv-memory.ts';
 import { MARK_BYTES, MAX_TABLE_BYTES, readTable, tableName, type TablePlaces } from './kv-table.ts';
 import type { KvTicket } from './kv-ticket.ts';
+
+/** A move was given up, and a GPU that does not answer may still write what it moves. */
+export class StillMoving extends WeftlineError {}
 
 /** Moves entries of two lists; as many moves may be under way as wanted. */
 class Mover {
@@ -26,7 +29,7 @@ class Mover {
     this.#lists = lists;
   }
 
-  /** Resolves when it is done. Whichever way it ends, memory of this side is not touched any more. */
+  /** Resolves when it is done. Whichever way it ends, memory of this side is not touched any more, but for StillMoving. */
   async move(selection: Selection, wait: CallWait): Promise<void> {
     const known = this.#free.pop();
     const transfer = known ?? (await this.#agent.prepare({ ...this.#lists, bySelection: true, ...remaining(wait) }));
@@ -36,7 +39,12 @@ class Mover {
       isPosted = true;
       await transfer.wait(remaining(wait));
     } catch (error) {
-      await transfer.close();
+      try {
+        await transfer.close();
+      } catch (cause) {
+        const { code, message } = asWeftlineError(cause);
+        throw new StillMoving(code, message, { cause });
+      }
       // Its link may have broken since, and a new one may do.
       if (known !== undefined && !isPosted) return this.move(selection, wait);
       throw error;

@@ -226,6 +226,9 @@ async function markOf({ here }: Pair, { agent: peer, table, lease }: KvTicket): 
   return new Uint32Array(buffer, byteOffset + readTable(copy.bytes).places.mark(lease!.slot), 2)[1]!;
 }
 
+/** What a transfer does whose device does not answer. */
+const late = (): Promise<never> => Promise.reject(new WeftlineError('WL_TIMEOUT', 'the copy did not finish'));
+
 test('a renewal whose answer was lost is followed by another mark', async () => {
   await using pair = await openPair();
   const { store, reader, here } = pair;
@@ -237,7 +240,7 @@ test('a renewal whose answer was lost is followed by another mark', async () => 
     const transfer = await prepare(options);
     if (options.operation === 'write') {
       here.agent.prepare = prepare;
-      transfer.wait = () => Promise.reject(new WeftlineError('WL_TIMEOUT', 'late'));
+      transfer.wait = late;
     }
     return transfer;
   };
@@ -245,6 +248,30 @@ test('a renewal whose answer was lost is followed by another mark', async () => 
   const first = await markOf(pair, ticket);
   assert.equal(await lease.renew(), true);
   assert.notEqual(await markOf(pair, ticket), first);
+});
+
+test('blocks that a device may still write to are read to no more', async () => {
+  await using pair = await openPair();
+  const { store, reader, here } = pair;
+  await pair.put('a', 'b');
+  const lease = reader.open(store.ticket(['a', 'b']));
+  const prepare = here.agent.prepare.bind(here.agent);
+  here.agent.prepare = async (options) => {
+    const transfer = await prepare(options);
+    // The first transfer is that of the table.
+    if (options.local.length > 1) Object.assign(transfer, { wait: late, close: late });
+    return transfer;
+  };
+  const [result] = await lease.read([0, 1]);
+  assert.ok(result?.isHit === false && result.reason === 'timeout');
+  assert.match(result.error?.message ?? '', /the copy did not finish/);
+  here.agent.prepare = prepare;
+  for (const blocks of [
+    [0, 2],
+    [2, 1],
+  ])
+    await assert.rejects(lease.read(blocks), { code: 'WL_INVALID_ARGUMENT', message: /no GPU may still write to/ });
+  assert.deepEqual(outcomes(here, await lease.read([2, 3])), ['hit', 'hit']);
 });
 
 test('a release stays behind a renewal that is under way', async () => {

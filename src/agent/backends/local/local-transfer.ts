@@ -585,16 +585,13 @@ export class LocalTransfer implements BackendTransfer {
     this.#link.drop(this, new WeftlineError('WL_CLOSED', `A transfer with ${this.#link.peerName} was cancelled`));
   }
 
+  /** Fails with WL_TIMEOUT while a GPU works on its copies, and may then be called again: what tells of their end is kept. */
   async release(): Promise<void> {
-    if (this.#isReleased) return;
     this.#isReleased = true;
     this.cancel();
     this.#shared?.release();
-    try {
-      await this.#plan.over();
-    } finally {
-      this.#parts.dispose();
-    }
+    await this.#plan.over();
+    this.#parts.dispose();
   }
 }
 
