@@ -1,5 +1,5 @@
 // Blocks read from a process that reuses them, damages them, is stopped, is killed and begins anew: what is handed out is always what
-// belongs under its key. 100,000 reads with WEFTLINE_TEST_EXTENT=whole, some in the gate.
+// belongs under its key. 150,000 reads with WEFTLINE_TEST_EXTENT=whole, some in the gate.
 import assert from 'node:assert/strict';
 import { type ChildProcess, fork } from 'node:child_process';
 import { once } from 'node:events';
@@ -8,7 +8,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import { KvReader, type KvTicket } from 'weftline/kv';
 import { seededRandom } from '#lib/core/seeded-random.js';
-import { isWhole } from '../support/extent.ts';
+import { isWhole, sampled } from '../support/extent.ts';
 import { testSeed } from '../support/seed.ts';
 import { until } from '../support/until.ts';
 import { isContent, openSide } from './support/kv-content.ts';
@@ -21,12 +21,12 @@ const READS_PER_LIFE = isWhole ? 2000 : 400;
 const BLOCKS = 16;
 const KEPT_TICKETS = 60;
 
-for (const backend of ['local', 'multipath'] as const) {
-  test(`${backend}: a miss, never a wrong hit`, { timeout: 1_800_000 }, async () => {
+for (const path of sampled(['local', 'multipath', 'staged'] as const, 2)) {
+  test(`${path}: a miss, never a wrong hit`, { timeout: 1_800_000 }, async () => {
     const seed = testSeed();
     const random = seededRandom(seed);
     const below = (count: number): number => Math.floor(random() * count);
-    const side = await openSide('consumer', backend, { order: 'blocks-first', blocks: BLOCKS });
+    const side = await openSide('consumer', path, { order: 'blocks-first', blocks: BLOCKS });
     const reader = await KvReader.create(side.agent, { blocks: BLOCKS, parts: side.parts });
     const tickets: KvTicket[] = [];
     const tally = new Map<string, number>();
@@ -34,7 +34,7 @@ for (const backend of ['local', 'multipath'] as const) {
     let child: ChildProcess | undefined;
 
     const start = async (): Promise<void> => {
-      const order: ProducerOrder = { seed: seed + ++so.lives, backend };
+      const order: ProducerOrder = { seed: seed + ++so.lives, path };
       const env = { ...process.env, NODE_TEST_CONTEXT: undefined };
       const next = fork(script, { serialization: 'advanced', env, execArgv: [] });
       child = next;

@@ -1,7 +1,7 @@
 // Stores and readers of KV blocks between two agents: hits, each reason of a miss, leases, eviction, metrics.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { type BackendName, DescriptorList } from 'weftline/agent';
+import { DescriptorList } from 'weftline/agent';
 import { WeftlineError } from 'weftline';
 import { KvReader, type KvResult, KvStore, type KvTicket } from 'weftline/kv';
 import { readMetrics } from 'weftline/metrics';
@@ -9,7 +9,15 @@ import { seededRandom } from '#lib/core/seeded-random.js';
 import { readTable } from '#lib/kv/kv-table.js';
 import { testSeed } from '../support/seed.ts';
 import { until } from '../support/until.ts';
-import { BLOCK_BYTES, isContent, type KvSide, openSide, viewsOf, writeContent } from './support/kv-content.ts';
+import {
+  BLOCK_BYTES,
+  isContent,
+  type KvPath,
+  type KvSide,
+  openSide,
+  viewsOf,
+  writeContent,
+} from './support/kv-content.ts';
 
 const random = seededRandom(testSeed());
 const BLOCKS = 8;
@@ -24,9 +32,9 @@ interface Pair extends AsyncDisposable {
   readonly load: () => Promise<string>;
 }
 
-async function openPair(backend: BackendName = 'local', leases?: number): Promise<Pair> {
-  const there = await openSide('there', backend, { order: 'kv-first', blocks: BLOCKS });
-  const here = await openSide('here', backend, { order: 'blocks-first', blocks: BLOCKS });
+async function openPair(path: KvPath = 'local', leases?: number): Promise<Pair> {
+  const there = await openSide('there', path, { order: 'kv-first', blocks: BLOCKS });
+  const here = await openSide('here', path, { order: 'blocks-first', blocks: BLOCKS });
   const { parts } = there;
   const store = await KvStore.create(there.agent, {
     name: 'cache',
@@ -64,9 +72,9 @@ function outcomes(side: KvSide, results: readonly KvResult[]): string[] {
   });
 }
 
-for (const backend of ['local', 'multipath'] as const) {
-  test(`${backend}: blocks come whole, from one layout into another`, async () => {
-    await using pair = await openPair(backend);
+for (const path of ['local', 'multipath', 'staged'] as const) {
+  test(`${path}: blocks come whole, from one layout into another`, async () => {
+    await using pair = await openPair(path);
     const { store, reader, here } = pair;
     await pair.put('a', 'b', 'c');
     const ticket = JSON.parse(JSON.stringify(store.ticket(['c', 'x', 'a']))) as KvTicket;
@@ -81,8 +89,8 @@ for (const backend of ['local', 'multipath'] as const) {
     assert.equal(store.evict(['a', 'c']).length, 2);
   });
 
-  test(`${backend}: what is wrong with a block is a miss with its reason`, async () => {
-    await using pair = await openPair(backend);
+  test(`${path}: what is wrong with a block is a miss with its reason`, async () => {
+    await using pair = await openPair(path);
     const { store, reader, here, there } = pair;
     await pair.put('a', 'b', 'c', 'd');
     const ticket = store.ticket(['a', 'b', 'c', 'd']);
@@ -119,8 +127,8 @@ for (const backend of ['local', 'multipath'] as const) {
       assert.match(`${!result?.isHit && result?.reason}`, /^(?:restarted|peer-lost)$/);
   });
 
-  test(`${backend}: a store that was closed, a peer that restarts and one that is gone are misses`, async () => {
-    await using pair = await openPair(backend);
+  test(`${path}: a store that was closed, a peer that restarts and one that is gone are misses`, async () => {
+    await using pair = await openPair(path);
     const { store, reader, here, there } = pair;
     await pair.put('a');
     const old = store.ticket(['a']);
@@ -141,7 +149,7 @@ for (const backend of ['local', 'multipath'] as const) {
     await there.agent.close();
     assert.deepEqual(outcomes(here, await reader.open(last).read([0], { timeoutMs: 20_000 })), ['peer-lost']);
 
-    const successor = await openSide('there', backend, { order: 'kv-first', blocks: BLOCKS });
+    const successor = await openSide('there', path, { order: 'kv-first', blocks: BLOCKS });
     try {
       await using next = await KvStore.create(successor.agent, {
         name: 'cache',

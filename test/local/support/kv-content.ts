@@ -12,6 +12,9 @@ const indexBytes = 132;
 
 export const BLOCK_BYTES: number = blockTokens * (2 * layers * tokenBytes + indexBytes);
 
+/** A backend, or `multipath` with all memory staged as that of GPUs is. */
+export type KvPath = BackendName | 'staged';
+
 export interface KvSide {
   readonly agent: Agent;
   readonly parts: readonly KvPart[];
@@ -22,10 +25,12 @@ export interface KvSide {
 /** Layers of keys and values and an indexer, laid out as the engine of this side likes. */
 export async function openSide(
   name: string,
-  backend: BackendName,
+  path: KvPath,
   { order, blocks }: { readonly order: 'kv-first' | 'blocks-first'; readonly blocks: number },
 ): Promise<KvSide> {
-  const agent = await Agent.create(name, { backends: [backend], token: 'secret', settings: { timeoutMs: 60_000 } });
+  const staged = { backends: ['multipath'], stagesHostMemory: true } as const;
+  const how = path === 'staged' ? staged : { backends: [path] };
+  const agent = await Agent.create(name, { ...how, token: 'secret', settings: { timeoutMs: 60_000 } });
   const registrations: Registration[] = [];
   const parts: KvPart[] = [];
   for (let layer = 0; layer < layers; layer++) {

@@ -1,14 +1,13 @@
 // A process with a store that fills, seals, hands out and reuses its blocks all the time, with short leases, until it is killed;
 // now and then it writes to blocks that are sealed, or is in the middle of a block for a while.
 import { setTimeout as sleep } from 'node:timers/promises';
-import type { BackendName } from 'weftline/agent';
 import { KvStore, type KvTicket } from 'weftline/kv';
 import { seededRandom } from '#lib/core/seeded-random.js';
-import { openSide, viewsOf, writeContent } from './kv-content.ts';
+import { type KvPath, openSide, viewsOf, writeContent } from './kv-content.ts';
 
 export interface ProducerOrder {
   readonly seed: number;
-  readonly backend: BackendName;
+  readonly path: KvPath;
 }
 
 export type ProducerWord = { readonly metadata: Uint8Array } | { readonly ticket: KvTicket };
@@ -19,17 +18,17 @@ const KEYS = 60;
 const MOST = 6;
 const LEASES_MS = [2, 20, 200, 1000];
 
-process.once('message', ({ seed, backend }: ProducerOrder) => void produce(seed, backend));
+process.once('message', ({ seed, path }: ProducerOrder) => void produce(seed, path));
 
 function tell(word: ProducerWord): void {
   process.send?.(word);
 }
 
-async function produce(seed: number, backend: BackendName): Promise<void> {
+async function produce(seed: number, path: KvPath): Promise<void> {
   const random = seededRandom(seed);
   const below = (count: number): number => Math.floor(random() * count);
   const keysOf = (count: number): string[] => [...new Set(Array.from({ length: count }, () => `k${below(KEYS)}`))];
-  const side = await openSide('producer', backend, { order: 'kv-first', blocks: BLOCKS });
+  const side = await openSide('producer', path, { order: 'kv-first', blocks: BLOCKS });
   const store = await KvStore.create(side.agent, { name: 'cache', blocks: BLOCKS, parts: side.parts, leases: 64 });
   tell({ metadata: side.agent.localMetadata() });
   for (;;) {
