@@ -278,13 +278,20 @@ export class DescriptorList {
     return bytes;
   }
 
-  /** @internal Every range by itself. For lists that are known to be short. */
-  expand(): Pick<Runs, 'addresses' | 'lengths'> {
-    const { runs, length } = this;
-    if (runs.counts.length === length) return runs;
+  /** @internal The ranges that the first `bytes` bytes take, each by itself. For lists that are known to be short there. */
+  expand(bytes: number = this.bytes): Pick<Runs, 'addresses' | 'lengths'> {
+    const { runs } = this;
+    if (runs.counts.length === this.length) return runs;
+    let left = bytes;
+    const counts = runs.counts.map((count, run) => {
+      const taken = Math.min(count, Math.ceil(Math.max(0, left) / runs.lengths[run]!));
+      left -= taken * runs.lengths[run]!;
+      return taken;
+    });
+    const length = counts.reduce((sum, count) => sum + count, 0);
     const [addresses, lengths] = [new Float64Array(length), new Float64Array(length)];
     let entry = 0;
-    for (const [run, count] of runs.counts.entries()) {
+    for (const [run, count] of counts.entries()) {
       lengths.fill(runs.lengths[run]!, entry, entry + count);
       for (let within = 0; within < count; within++) {
         addresses[entry++] = runs.addresses[run]! + within * runs.strides[run]!;

@@ -240,16 +240,17 @@ export function cutAlike(
   local: DescriptorList,
   remote: DescriptorList,
 ): { readonly local: DescriptorList; readonly remote: DescriptorList } {
-  const [ours, theirs] = [local.expand(), remote.expand()];
+  // A peer's run of many ranges takes few bytes, and a message that is put there may be short.
+  const [ours, theirs] = [local.expand(), remote.expand(local.bytes)];
   if (haveSameCuts(ours.lengths, theirs.lengths)) {
     const addresses = theirs.addresses.subarray(0, local.length);
     return { local, remote: new DescriptorList(remote.kind, addresses, ours.lengths) };
   }
   // Each cut but the last ends an entry of one side at least.
-  const most = Math.max(0, local.length + remote.length - 1);
+  const most = Math.max(0, local.length + theirs.lengths.length - 1);
   const [from, to, lengths] = [new Float64Array(most), new Float64Array(most), new Float64Array(most)];
   let [here, there, hereAt, thereAt, cuts] = [0, 0, 0, 0, 0];
-  while (here < local.length && there < remote.length) {
+  while (here < local.length && there < theirs.lengths.length) {
     const hereLeft = ours.lengths[here]! - hereAt;
     const thereLeft = theirs.lengths[there]! - thereAt;
     const bytes = Math.min(hereLeft, thereLeft);

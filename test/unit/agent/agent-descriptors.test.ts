@@ -467,3 +467,31 @@ test("lists that are cut at each other's borders move the same bytes", () => {
     }),
   );
 });
+
+test('of the runs of a peer as many ranges are cut as the bytes of this side take', () => {
+  const many = DescriptorList.blocks({ kind: 'host', address: 8192, length: 2 ** 34 }, { blockBytes: 4, stride: 8 });
+  const remote = DescriptorList.join([many, many]);
+  for (const [sizes, expected] of [
+    [[10], [4, 4, 2]],
+    [
+      [4, 4],
+      [4, 4],
+    ],
+    [
+      [3, 4],
+      [3, 1, 3],
+    ],
+    [[1], [1]],
+  ] as const) {
+    const cut = cutAlike(listOfLengths(far, sizes), remote);
+    assert.deepEqual(
+      entriesOf(cut.remote).map(({ length }) => length),
+      expected,
+    );
+    assert.deepEqual(
+      entriesOf(cut.local).map(({ length }) => length),
+      expected,
+    );
+    assert.equal(cut.remote.entry(0).address, 8192);
+  }
+});
