@@ -143,7 +143,8 @@ for (const [hosts, repeats] of sampled(
 
 for (const hosts of ['1', '2']) {
   // Each case has a Communicator of its own, whose connections between hosts take most of the time.
-  const cases = isWhole || hosts === '1' ? [] : ['another count', 'length of a message', 'leaves'];
+  const cases =
+    isWhole || hosts === '1' ? [] : ['another count', 'length of a message', 'leaves', 'leaves before calls'];
   const isAsked = (name: string): boolean => cases.length === 0 || cases.includes(name);
 
   describe(`a rank that differs; hosts ${hosts}`, () => {
@@ -201,12 +202,14 @@ for (const hosts of ['1', '2']) {
       });
     }
 
-    test('a rank that closes its Communicator is named', () => {
-      for (const [rank, all] of told.entries()) {
-        if (rank === odd) assert.equal(all['leaves']![0], 'ok');
-        else assert.match(all['leaves']![0], /WL_PEER_LOST.*[Rr]ank 2 ended or left/);
-      }
-    });
+    for (const name of ['leaves', 'leaves before calls']) {
+      test(`${name}: a rank that closes its Communicator is named`, () => {
+        for (const [rank, all] of told.entries()) {
+          if (rank === odd) assert.equal(all[name]![0], 'ok');
+          else assert.match(all[name]![0], /WL_PEER_LOST.*[Rr]ank 2 ended or left/);
+        }
+      });
+    }
   });
 
   describe(`killed ranks; hosts ${hosts}`, { concurrency: 2 }, () => {

@@ -5,6 +5,7 @@ import { networkCellOffset, networkCells } from '../../abi/network.ts';
 import { AbortSlots } from '../../group/network/abort-slots.ts';
 import type { HostNetwork } from '../../group/network/host-network.ts';
 import { hostRoutes } from '../../group/network/host-routes.ts';
+import { throwIfUnusable } from '../../group/network/throw-if-unusable.ts';
 import { type StepFailure, StepRunner } from '../../group/steps.ts';
 import { type ErrorDetails, WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
@@ -158,7 +159,7 @@ export class StepGround {
 
   /** Fails when an earlier call left the ranks in disagreement, or a rank has given up. */
   throwIfUnusable(): void {
-    this.window.barrier.throwIfUnusable();
+    throwIfUnusable(this.window.barrier, this.network);
     const reason = this.network && this.failure.reason();
     if (reason !== undefined) throw reason;
   }

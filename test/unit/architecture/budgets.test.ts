@@ -25,7 +25,7 @@ const budgets: Readonly<Record<string, readonly [lines: number, names: number]>>
   'src/device-api': [2920, 50],
   'src/group': [3040, 70],
   'src/ep': [15_240, 276],
-  'src/collectives': [8010, 182],
+  'src/collectives': [8012, 182],
   'src/reference': [830, 25],
   'src/programs': [23_370, 505],
   'kernels/wasm': [2860, 80],
