@@ -158,7 +158,10 @@ export class DescriptorList {
       runs.lengths[index] = getWide(view, at + stridedRun.offset.bytes);
       const ranges = areStrided === 1 ? getWide(view, at + stridedRun.offset.count) : 1;
       if (ranges > MAX_COUNT) throw bad(`descriptor ${index} is ${ranges} ranges, expected at most ${MAX_COUNT}`);
-      runs.strides[index] = areStrided === 1 ? getWide(view, at + stridedRun.offset.stride) : runs.lengths[index]!;
+      const stride = areStrided === 1 ? getWide(view, at + stridedRun.offset.stride) : 0;
+      if (ranges === 1 && stride !== 0)
+        throw bad(`descriptor ${index} is one range with a stride of ${stride}, expected 0`);
+      runs.strides[index] = ranges === 1 ? runs.lengths[index]! : stride;
       runs.counts[index] = ranges;
     }
     checkRuns(runs, bad);
