@@ -93,6 +93,8 @@ export class CopyRows {
   readonly #processes: Float64Array;
   readonly #remotes: Float64Array;
   readonly #locals: Float64Array;
+  /** Some rows are others' to copy. */
+  readonly #hasOthers: boolean;
   readonly #end = new CopyCursor();
 
   static of({ parts, isRead, locals, remotes }: CopyRowsParts): CopyRows {
@@ -117,18 +119,19 @@ export class CopyRows {
     this.#processes = places.subarray(FIRST_PLACE, FIRST_PLACE + remotes);
     this.#remotes = places.subarray(FIRST_PLACE + remotes, FIRST_PLACE + 2 * remotes);
     this.#locals = places.subarray(FIRST_PLACE + 2 * remotes);
+    this.#hasOthers = this.#locals.some((address) => Number.isNaN(address));
   }
 
   /** Bytes and ranges of the rows that are copied here. */
   sums(): { readonly bytes: number; readonly ranges: number } {
-    const { parts } = this;
-    let [bytes, ranges] = [0, 0];
-    for (let row = 0; row < parts.count; row++) {
-      if (this.#isOthers(row)) continue;
-      bytes += parts.bytes[row]! * parts.ranges[row]!;
-      ranges += parts.ranges[row]!;
+    const { local, bytes, ranges, count } = this.parts;
+    let [sum, pieces] = [0, 0];
+    for (let row = 0; row < count; row++) {
+      if (Number.isNaN(this.#locals[local[row]!])) continue;
+      sum += bytes[row]! * ranges[row]!;
+      pieces += ranges[row]!;
     }
-    return { bytes, ranges };
+    return { bytes: sum, ranges: pieces };
   }
 
   /**
@@ -136,26 +139,34 @@ export class CopyRows {
    * the time that the step takes, in bytes: to begin a piece takes some, too.
    */
   move(cursor: CopyCursor, stepBytes: number, stepPieces: number): number {
-    const { parts } = this;
-    const { count } = parts;
+    const { local, bytes, ranges, count } = this.parts;
+    const hasOthers = this.#hasOthers;
     let [room, pieces] = [stepBytes, stepPieces];
-    while (cursor.row < count) {
-      const bytes = parts.bytes[cursor.row]!;
-      const ranges = this.#isOthers(cursor.row) ? 0 : parts.ranges[cursor.row]!;
-      if (cursor.range < ranges) {
-        const left = bytes - cursor.offset;
+    let { row, range, offset } = cursor;
+    for (; row < count; row++, range = 0) {
+      const size = bytes[row]!;
+      if (hasOthers && Number.isNaN(this.#locals[local[row]!])) continue;
+      // One range that fits: most rows of long tables.
+      if (ranges[row] === 1 && offset === 0 && size <= room && pieces > 0) {
+        room -= size;
+        pieces--;
+        continue;
+      }
+      while (range < ranges[row]!) {
+        const left = size - offset;
         // What the rest of a step does not hold begins the next one.
         if (pieces === 0 || (left > room && room < stepBytes)) break;
-        const whole = Math.min(ranges - cursor.range, Math.floor(room / left), cursor.offset > 0 ? 1 : pieces);
+        const whole = Math.min(ranges[row]! - range, Math.floor(room / left), offset > 0 ? 1 : pieces);
         room -= whole > 0 ? whole * left : room;
         pieces -= Math.max(1, whole);
-        cursor.offset = whole > 0 ? 0 : cursor.offset + stepBytes;
-        cursor.range += whole;
+        offset = whole > 0 ? 0 : offset + stepBytes;
+        range += whole;
       }
-      if (cursor.range < ranges) continue;
-      cursor.row++;
-      cursor.range = 0;
+      if (range < ranges[row]!) break;
     }
+    cursor.row = row;
+    cursor.range = range;
+    cursor.offset = offset;
     return Math.max(stepBytes - room, (stepPieces - pieces) * PIECE_COST);
   }
 
@@ -167,40 +178,62 @@ export class CopyRows {
 
   /** Hot path. Copies what lies between two places. Returns 0, or why not all could be copied: an errno, or CUT_SHORT. */
   copy(start: Readonly<CopyCursor>, end: Readonly<CopyCursor>): number {
-    const { parts } = this;
-    const { count } = parts;
-    for (let row = start.row; row < count && row <= end.row; row++) {
-      if (this.#isOthers(row)) continue;
-      const remote = parts.remote[row]!;
-      const process = this.#processes[remote]!;
-      const bytes = parts.bytes[row]!;
-      const localStride = parts.localStride[row]!;
-      const remoteStride = parts.remoteStride[row]!;
-      let range = row === start.row ? start.range : 0;
-      let offset = row === start.row ? start.offset : 0;
-      const whole = row === end.row ? end.range : parts.ranges[row]!;
-      const rest = row === end.row ? end.offset : 0;
-      const here = this.#locals[parts.local[row]!]! + parts.localOffset[row]!;
-      const there = this.#remotes[remote]! + parts.remoteOffset[row]!;
-      for (; range < whole || (range === whole && offset < rest); range++) {
-        const length = (range < whole ? bytes : rest) - offset;
-        const local = here + range * localStride + offset;
-        const far = there + range * remoteStride + offset;
-        offset = 0;
-        if (process === 0) {
-          if (this.#isRead) copyMemory(local, far, length);
-          else copyMemory(far, local, length);
-          continue;
-        }
-        const failure = (batch ??= new ProcessBatch()).add(process, this.#isRead, local, far, length);
-        if (failure !== 0) return failure;
+    const { local, localOffset, remote, remoteOffset, bytes, ranges, count } = this.parts;
+    const isRead = this.#isRead;
+    // Columns that would tell nothing are not read: of a long table, they come from memory.
+    const isOnePair = this.#locals.length + this.#remotes.length === 2;
+    const last = Math.min(end.row, count - 1);
+    /** The first row that is copied from its beginning. */
+    const firstWhole = start.range === 0 && start.offset === 0 ? start.row : start.row + 1;
+    let [from, to, here, there, isMapped] = [-1, -1, 0, 0, false];
+    for (let row = start.row; row <= last; row++) {
+      if (from === -1 || (!isOnePair && (local[row] !== from || remote[row] !== to))) {
+        from = local[row]!;
+        to = remote[row]!;
+        here = this.#locals[from]!;
+        there = this.#remotes[to]!;
+        isMapped = this.#processes[to] === 0 && !Number.isNaN(here);
       }
+      if (isMapped && ranges[row] === 1 && row >= firstWhole && row < end.row) {
+        const near = here + localOffset[row]!;
+        const far = there + remoteOffset[row]!;
+        if (isRead) copyMemory(near, far, bytes[row]!);
+        else copyMemory(far, near, bytes[row]!);
+        continue;
+      }
+      const failure = Number.isNaN(here) ? 0 : this.#copyRow(row, start, end);
+      if (failure !== 0) return failure;
     }
     return batch === undefined ? 0 : batch.flush();
   }
 
-  #isOthers(row: number): boolean {
-    return Number.isNaN(this.#locals[this.parts.local[row]!]!);
+  /** Copies the ranges of a row that lie between the two places. */
+  #copyRow(row: number, start: Readonly<CopyCursor>, end: Readonly<CopyCursor>): number {
+    const { parts } = this;
+    const process = this.#processes[parts.remote[row]!]!;
+    const bytes = parts.bytes[row]!;
+    const here = this.#locals[parts.local[row]!]! + parts.localOffset[row]!;
+    const there = this.#remotes[parts.remote[row]!]! + parts.remoteOffset[row]!;
+    const localStride = parts.localStride[row]!;
+    const remoteStride = parts.remoteStride[row]!;
+    let range = row === start.row ? start.range : 0;
+    let offset = row === start.row ? start.offset : 0;
+    const whole = row === end.row ? end.range : parts.ranges[row]!;
+    const rest = row === end.row ? end.offset : 0;
+    for (; range < whole || (range === whole && offset < rest); range++) {
+      const length = (range < whole ? bytes : rest) - offset;
+      const near = here + range * localStride + offset;
+      const far = there + range * remoteStride + offset;
+      offset = 0;
+      if (process === 0) {
+        if (this.#isRead) copyMemory(near, far, length);
+        else copyMemory(far, near, length);
+        continue;
+      }
+      const failure = (batch ??= new ProcessBatch()).add(process, this.#isRead, near, far, length);
+      if (failure !== 0) return failure;
+    }
+    return 0;
   }
 }
 

@@ -118,13 +118,19 @@ function remoteAddresses(
     byDevice.set(device, known);
     return known;
   });
+  let [lastLocal, lastRemote] = [-1, -1];
   const ask = (local: number, remote: number): void => {
     const known = byLocal[local] as Float64Array;
+    [lastLocal, lastRemote] = [local, remote];
     if (!Number.isNaN(known[remote])) return;
     const { device } = locals[local] as LocalRegion;
     known[remote] = remoteAddress(link, (remotes[remote] as LocalRemoteRegion).reach, device);
   };
-  for (let row = 0; row < parts.count; row++) ask(parts.local[row]!, parts.remote[row]!);
+  const { count } = parts;
+  for (let row = 0; row < count; row++) {
+    const [local, remote] = [parts.local[row]!, parts.remote[row]!];
+    if (local !== lastLocal || remote !== lastRemote) ask(local, remote);
+  }
   // A selection may pair any of them.
   if (isBySelection) for (const local of locals.keys()) for (const remote of remotes.keys()) ask(local, remote);
   return byDevice;
