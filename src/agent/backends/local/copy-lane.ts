@@ -134,6 +134,16 @@ export class CopyRows {
     return { bytes: sum, ranges: pieces };
   }
 
+  /** Target, source and bytes of the only copy, if there is one range, of mapped memory. */
+  get only(): readonly [to: number, from: number, bytes: number] | undefined {
+    const { parts } = this;
+    if (parts.count !== 1 || parts.ranges[0] !== 1 || this.#processes[parts.remote[0]!] !== 0) return undefined;
+    const here = this.#locals[parts.local[0]!]! + parts.localOffset[0]!;
+    const there = this.#remotes[parts.remote[0]!]! + parts.remoteOffset[0]!;
+    if (Number.isNaN(here)) return undefined;
+    return this.#isRead ? [here, there, parts.bytes[0]!] : [there, here, parts.bytes[0]!];
+  }
+
   /**
    * Hot path. Moves the cursor by a step: about so many bytes, in at most so many pieces; ranges that are longer are cut. Returns
    * the time that the step takes, in bytes: to begin a piece takes some, too.
