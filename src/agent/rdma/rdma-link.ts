@@ -59,8 +59,9 @@ export class RdmaLink implements BackendLink, EndUser, OperationLink {
   #channel: ControlChannel | undefined;
   /** What the peer calls this side's connection. */
   #guest: string | undefined;
-  /** The connection has carried something; and what came of the one before: whether any has, and the last one has not. */
+  /** This connection has carried something. */
   #hasCarried = false;
+  /** Some connection of the link has carried something; the last one that broke got no answer before it had. */
   #isProven = false;
   #wasInVain = false;
   /** The first request of the connection that failed; until it was looked at. */
@@ -190,7 +191,7 @@ export class RdmaLink implements BackendLink, EndUser, OperationLink {
     const { kind, error } = failure;
     const isUnknown = kind === 'unanswered' || kind === 'unclear';
     const isInVain = kind === 'unanswered' && !this.#hasCarried;
-    // A request of no operation, one of a way that has never worked, and what gets no answer twice, would fail again and again.
+    // These would fail again and again: what belongs to no operation, a way that never worked, one without answer twice.
     const isHopeless = this.queue.isEmpty || (isInVain && (!this.#isProven || this.#wasInVain));
     this.#wasInVain = isInVain;
     if (isHopeless || kind === 'flushed') this.#lost(error.message);
@@ -282,7 +283,7 @@ export class RdmaLink implements BackendLink, EndUser, OperationLink {
     this.#options.ring();
   }
 
-  /** `failure`: of what was started, unless the peer says that it has taken back the memory. `refused`: what ends first. */
+  /** What was started ends with `failure`, or because its memory was taken back; `refused` ends once the peer has answered. */
   async #connect(failure: WeftlineError | undefined, refused?: EndFailure): Promise<void> {
     const { device, meet, until } = this.#options;
     const { peer } = this;

@@ -19,7 +19,7 @@ interface RemoteMemory {
   readonly remoteKey: number;
 }
 
-/** As few requests count as few of a transport. */
+/** With at most so many operations under way a wait is for one answer, as with requests of a transport. */
 const FEW_OPERATIONS = 4;
 /**
  * Most operations of all channels, of the 65,536 requests that an engine has for everything; and what a channel may always have
@@ -63,7 +63,7 @@ export class ChannelPool {
     return number;
   }
 
-  /** A wait is for one answer, not for one of a stream of ends. */
+  /** True if a wait is for one answer, not for one of a stream of ends. */
   get areFew(): boolean {
     return this.underWay <= FEW_OPERATIONS;
   }
@@ -139,7 +139,7 @@ export class Channel {
     return !connection.isLeaving && group.links[end.engine]!.ring.hasRoom;
   }
 
-  /** There must be room for this and what follows. Writes `bytes` bytes of a region into one of the peer. */
+  /** Writes `bytes` bytes of a region into one of the peer. As with all posts, the caller has seen that there is room. */
   // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per write
   write(
     region: number,
@@ -202,7 +202,7 @@ export class Channel {
     this.#post();
   }
 
-  /** Looks what has ended. True if something was delivered or the channel has failed. */
+  /** Looks at what has ended. True if something was delivered or the channel has failed. */
   look(): boolean {
     if (this.#error !== undefined || this.delivered === this.posted) return false;
     const { pool, group } = this.#parts;
