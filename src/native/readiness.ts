@@ -22,7 +22,9 @@ const CLOEXEC = 0o2000000;
 const NONBLOCK = 0o4000;
 const EPOLL_CTL_ADD = 1;
 const EPOLL_CTL_DEL = 2;
+const EPOLL_CTL_MOD = 3;
 const READABLE = 1;
+const ONE_SHOT = 1 << 30;
 const WRITABLE = 4;
 const EINTR = 4;
 const MAX_EVENTS = 64;
@@ -58,15 +60,29 @@ export class ReadinessSet implements Disposable {
   }
 
   add(fd: number, number: number): void {
-    const event = new Int32Array(EPOLL_EVENT_WORDS);
-    event[epollEventWord.events] = READABLE;
-    event[epollEventWord.number] = number;
-    const result: number = epollCtlFunction()(this.fd, EPOLL_CTL_ADD, fd, event);
-    if (result !== 0) throw nativeError('epoll_ctl', 'adding a socket to those to wait for', result);
+    this.#control(EPOLL_CTL_ADD, fd, number, READABLE);
+  }
+
+  /** The same until one `poll()` has found it readable; then `addAgain`. */
+  addOnce(fd: number, number: number): void {
+    this.#control(EPOLL_CTL_ADD, fd, number, READABLE | ONE_SHOT);
+  }
+
+  addAgain(fd: number, number: number): void {
+    this.#control(EPOLL_CTL_MOD, fd, number, READABLE | ONE_SHOT);
   }
 
   remove(fd: number): void {
     epollCtlFunction()(this.fd, EPOLL_CTL_DEL, fd, new Int32Array(EPOLL_EVENT_WORDS));
+  }
+
+  // oxlint-disable-next-line max-params -- those of the system call
+  #control(operation: number, fd: number, number: number, events: number): void {
+    const event = new Int32Array(EPOLL_EVENT_WORDS);
+    event[epollEventWord.events] = events;
+    event[epollEventWord.number] = number;
+    const result: number = epollCtlFunction()(this.fd, operation, fd, event);
+    if (result !== 0) throw nativeError('epoll_ctl', 'adding a socket to those to wait for', result);
   }
 
   /** Hot path. How many descriptors are readable now; their numbers are at `numberAt(0..)`. Does not wait. */

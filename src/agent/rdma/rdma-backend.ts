@@ -212,6 +212,7 @@ class RdmaBackend<Name extends string> implements Backend<Name> {
     const { completions } = this.#device;
     if (!completions.isInUse) return this.#ports.pauseMs;
     this.#lookAtLinks();
+    this.#sleep.takeChannelEvents();
     const isArmed = completions.arm();
     // ORDER: what completed before the queues were armed rings nobody.
     if (completions.poll() || !isArmed) {

@@ -123,9 +123,7 @@ export interface RdmaDevice extends Disposable {
   readonly completions: Completions;
   /** Readable when something completes after `arm`. */
   readonly descriptors: readonly number[];
-  /** The completion channel whose events make the one descriptor readable; 0 if a look at the device does. */
-  readonly channelAddress: number;
-  /** Takes the events of that channel. */
+  /** Makes them unreadable, where a look at the device does not: what comes next must have been armed afterwards. */
   takeChannelEvents(): void;
   /** Memory that peers may write, and, if `isOffered`, read and add to. Fails with WL_CAPACITY where a limit is reached. */
   register(memory: { readonly address: number; readonly bytes: number; readonly isOffered: boolean }): OwnMemory;

@@ -1,70 +1,64 @@
 // Sleeping until a device has something to tell: descriptors of completions and events, and a thread that watches them.
-import { rdmaWatchWords as at, RDMA_WATCH_WORDS } from './watch-words.ts';
-import { log } from '../../core/log.ts';
-import { packageFile } from '../../core/package-file.ts';
 import { Doorbell, ReadinessSet } from '../../native/readiness.ts';
-import { PooledWork } from '../../threads/thread-pool.ts';
 import type { WakeWord } from '../../threads/wake-word.ts';
+import { WatchThread } from '../../threads/watch-thread.ts';
 import type { RdmaDevice } from './rdma-device.ts';
-import { readinessNumbers, type RdmaWatchOptions } from './rdma-watch-thread-options.ts';
+
+/** Numbers of the descriptors in the set. */
+const numbers = { doorbell: 0, completions: 1, events: 2 } as const;
 
 export class RdmaSleep {
   readonly #device: RdmaDevice;
   readonly #readiness = new ReadinessSet();
   readonly #doorbell = Doorbell.create();
-  readonly #words = new Int32Array(new SharedArrayBuffer(RDMA_WATCH_WORDS * 4));
-  readonly #thread: PooledWork | undefined;
+  readonly #thread: WatchThread | undefined;
+  #hasEvents = false;
 
   /** The thread, if there is one, rings `wake` for completions after `arm` and for events; else `nap` and `hasEvents` look. */
   constructor(device: RdmaDevice, { ownThread, wake }: { readonly ownThread: boolean; readonly wake: WakeWord }) {
     this.#device = device;
-    for (const descriptor of device.descriptors) this.#readiness.add(descriptor, readinessNumbers.completions);
-    this.#readiness.add(device.events.descriptor, readinessNumbers.events);
+    const readiness = this.#readiness;
+    const add = (fd: number, number: number): void =>
+      ownThread ? readiness.addOnce(fd, number) : readiness.add(fd, number);
+    for (const descriptor of device.descriptors) add(descriptor, numbers.completions);
+    add(device.events.descriptor, numbers.events);
     if (!ownThread) return;
-    this.#readiness.add(this.#doorbell.fd, readinessNumbers.doorbell);
-    const data: RdmaWatchOptions = {
-      words: this.#words.buffer,
-      readiness: this.#readiness.fd,
-      channel: device.channelAddress,
-      completions: device.descriptors,
-      events: device.events.descriptor,
-      wake: wake.buffer,
-    };
-    this.#thread = new PooledWork({
-      entry: packageFile('./rdma-watch-thread.js', import.meta.url),
+    readiness.add(this.#doorbell.fd, numbers.doorbell);
+    this.#thread = new WatchThread({
       name: 'rdma',
-      data,
-      onEnd: (cause) => {
-        if (cause instanceof Error)
-          log('agent', 'warn', `The thread that watches RDMA devices failed: ${cause.message}`);
-      },
+      wake,
+      source: { readiness: readiness.fd },
+      ring: () => this.#doorbell.ring(),
     });
-    this.#thread.unref();
   }
 
   get hasThread(): boolean {
     return this.#thread !== undefined;
   }
 
-  /** Lets the thread watch descriptors that only a look at the device makes unreadable, each until it was readable. */
+  /** To be called before the device is armed. */
+  takeChannelEvents(): void {
+    if (this.#thread?.isReady(numbers.completions)) this.#device.takeChannelEvents();
+  }
+
+  /** To be called once it is: lets the thread watch what has been readable again. */
   watch(): void {
-    if (Atomics.load(this.#words, at.isTaken) === 0) return;
-    Atomics.store(this.#words, at.isTaken, 0);
-    for (const descriptor of this.#device.descriptors) {
-      this.#readiness.remove(descriptor);
-      this.#readiness.add(descriptor, readinessNumbers.completions);
-    }
+    if (!this.#thread?.isReady(numbers.completions)) return;
+    this.#thread.forget(numbers.completions);
+    for (const descriptor of this.#device.descriptors) this.#readiness.addAgain(descriptor, numbers.completions);
   }
 
   /** Hot path. The device has events; then `seenEvents`. */
   get hasEvents(): boolean {
-    return Atomics.load(this.#words, at.events) === 1;
+    return this.#thread === undefined ? this.#hasEvents : this.#thread.isReady(numbers.events);
   }
 
   /** They were taken: later ones are told again. */
   seenEvents(): void {
-    Atomics.store(this.#words, at.events, 0);
-    if (this.hasThread) this.#readiness.add(this.#device.events.descriptor, readinessNumbers.events);
+    this.#hasEvents = false;
+    if (this.#thread === undefined) return;
+    this.#thread.forget(numbers.events);
+    this.#readiness.addAgain(this.#device.events.descriptor, numbers.events);
   }
 
   /** Looks, and blocks for so many milliseconds at most if there is nothing. There is no thread. */
@@ -72,20 +66,14 @@ export class RdmaSleep {
     if (milliseconds > 0) this.#readiness.sleep(milliseconds * 1000);
     const count = this.#readiness.poll();
     for (let index = 0; index < count; index++) {
-      if (this.#readiness.numberAt(index) === readinessNumbers.events) Atomics.store(this.#words, at.events, 1);
+      if (this.#readiness.numberAt(index) === numbers.events) this.#hasEvents = true;
       else this.#device.takeChannelEvents();
     }
   }
 
   /** Called before the device is closed. */
   async close(): Promise<void> {
-    const thread = this.#thread;
-    if (thread !== undefined) {
-      thread.ref();
-      Atomics.store(this.#words, at.stop, 1);
-      this.#doorbell.ring();
-      await thread.over;
-    }
+    await this.#thread?.close();
     this.#device.takeChannelEvents();
     this.#readiness[Symbol.dispose]();
     this.#doorbell[Symbol.dispose]();

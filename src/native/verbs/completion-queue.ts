@@ -1,11 +1,10 @@
 // Completion queues: which requests are done and how, 16 by one call; and channels, by which a sleeping thread hears of them.
-import { Block, wordOffsets } from '../../abi/layout.ts';
+import { Block, wideAt, wordOffsets } from '../../abi/layout.ts';
 import { completionStatus, completionStatuses, ibvCompletionChannel, ibvWc } from './c-structs.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { localFiles } from '../file-probe.ts';
 import { NativeBlock, nativeError, viewAt } from '../library.ts';
 import { doNotBlock } from '../readiness.ts';
-import { ChannelEvents } from './library.ts';
 import type { VerbsContext } from './context.ts';
 import { refusalOf, requireWithin } from './facts.ts';
 
@@ -20,7 +19,7 @@ export class CompletionChannel implements Disposable {
   readonly context: VerbsContext;
   readonly address: number;
   readonly descriptor: number;
-  readonly #events: ChannelEvents;
+  readonly #event = new NativeBlock(16);
   #isClosed = false;
 
   constructor(context: VerbsContext) {
@@ -33,13 +32,20 @@ export class CompletionChannel implements Disposable {
     const fields = new Block(ibvCompletionChannel, viewAt(this.address, ibvCompletionChannel.size), 0);
     this.descriptor = fields.get('descriptor');
     doNotBlock(this.descriptor);
-    this.#events = new ChannelEvents(this.address);
     context.adopt(this);
   }
 
   /** Takes all events, so that the descriptor is not readable any more. Returns how many there were. Does not wait. */
   takeEvents(): number {
-    return this.#events.take();
+    const { ibv_get_cq_event: take, ibv_ack_cq_events: acknowledge } = this.context.calls;
+    const { address, words } = this.#event;
+    let count = 0;
+    while (take(this.address, address, address + 8) === 0) {
+      // A queue cannot be closed before each of its events was acknowledged.
+      acknowledge(wideAt(words, 0), 1);
+      count += 1;
+    }
+    return count;
   }
 
   /** Must be closed after its queues. */

@@ -1,35 +1,8 @@
 // libibverbs (libibverbs.so.1) as TypeScript functions: found at run time, opened once per process.
-import { wideAt } from '../../abi/layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { findLibrary, localFiles } from '../file-probe.ts';
-import { bindLazily, NativeBlock, type NativeFunction, type StatusCalls } from '../library.ts';
+import { bindLazily, type NativeFunction, type StatusCalls } from '../library.ts';
 import { withErrno } from '../system-call.ts';
-
-// Taking the events of a completion channel, by whichever thread of the process sleeps on its descriptor.
-
-export class ChannelEvents {
-  readonly #channel: number;
-  readonly #event = new NativeBlock(16);
-  readonly #calls = openVerbs().calls;
-
-  /** `channel`: native address of one whose descriptor does not block. */
-  constructor(channel: number) {
-    this.#channel = channel;
-  }
-
-  /** Takes all events, so that the descriptor is not readable any more. Returns how many there were. Does not wait. */
-  take(): number {
-    const { ibv_get_cq_event: take, ibv_ack_cq_events: acknowledge } = this.#calls;
-    const { address, words } = this.#event;
-    let count = 0;
-    while (take(this.#channel, address, address + 8) === 0) {
-      // A queue cannot be closed before each of its events was acknowledged.
-      acknowledge(wideAt(words, 0), 1);
-      count += 1;
-    }
-    return count;
-  }
-}
 
 /** Handles are numbers: user-space addresses stay below 2^53. These return an object, or -errno. */
 const creators = {

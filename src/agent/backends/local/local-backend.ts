@@ -4,12 +4,10 @@ import { BOOT_ID_BYTES, LOCAL_INFO_VERSION, localConnectionInfo, LocalRegion } f
 import { MAILBOX_MAGIC } from './mailbox-layout.ts';
 import { Block } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
-import { packageFile } from '../../../core/package-file.ts';
 import { CudaDevice } from '../../../device/cuda/cuda-device.ts';
 import { NativeBlock } from '../../../native/library.ts';
 import { IovecList, whyCopyFailed } from '../../../native/process-memory.ts';
-import { PooledWork } from '../../../threads/thread-pool.ts';
-import type { WakeWord } from '../../../threads/wake-word.ts';
+import { WatchThread } from '../../../threads/watch-thread.ts';
 import { bootIdentity } from '../../../world/host-identity.ts';
 import type {
   AgentMemory,
@@ -24,7 +22,6 @@ import type {
   RemoteRegionInfo,
 } from '../../backend.ts';
 import { CopyThread } from './copy-thread.ts';
-import type { DoorbellWorkerData } from './doorbell-worker.ts';
 import { LocalLink } from './local-link.ts';
 import { Mailbox } from './mailbox.ts';
 import { PeerMailbox } from './peer-mailbox.ts';
@@ -52,7 +49,8 @@ class LocalBackend implements Backend<'local'> {
   /** Ends of links that are being closed: until then GPUs may still touch memory. */
   readonly #leaving = new Set<Promise<void>>();
   #busy: LocalLink[] = [];
-  #thread: DoorbellThread | undefined;
+  /** Sleeps on the mailbox's doorbell. */
+  #thread: WatchThread | undefined;
   #copyThread: CopyThread | undefined;
   #someDevice: CudaDevice | undefined;
   #isScheduled = false;
@@ -149,7 +147,12 @@ class LocalBackend implements Backend<'local'> {
   prepareSleep(): number {
     if (this.#needsTurns() || !this.#mailbox.arm(this.#context)) return 0;
     this.#polls = POLLS_PER_CLOCK - 1;
-    this.#thread ??= new DoorbellThread(this.#mailbox, this.#context.wake);
+    this.#thread ??= new WatchThread({
+      name: 'doorbell',
+      wake: this.#context.wake,
+      source: { futex: this.#mailbox.doorbellAddress },
+      ring: () => this.#mailbox.ring(),
+    });
     return this.#thread.isRunning ? PEER_CHECK_MS : SHORT_SLEEP_MS;
   }
 
@@ -327,39 +330,5 @@ function forbiddenBy(): string {
     return `kernel.yama.ptrace_scope is ${scope}, and containers need CAP_SYS_PTRACE or a seccomp profile that allows it`;
   } catch {
     return 'containers need CAP_SYS_PTRACE or a seccomp profile that allows it';
-  }
-}
-
-// The thread that sleeps on an agent's doorbell in shared memory, and rings the agent when a peer rang it.
-
-class DoorbellThread {
-  readonly #mailbox: Mailbox;
-  readonly #stop = new Int32Array(new SharedArrayBuffer(4));
-  readonly #work: PooledWork;
-  isRunning = false;
-
-  constructor(mailbox: Mailbox, wake: WakeWord) {
-    this.#mailbox = mailbox;
-    const data: DoorbellWorkerData = {
-      doorbell: mailbox.doorbellAddress,
-      wake: wake.buffer,
-      stop: this.#stop.buffer,
-    };
-    this.#work = new PooledWork({
-      entry: packageFile('./doorbell-worker.js', import.meta.url),
-      name: 'doorbell',
-      data,
-      onMessage: () => (this.isRunning = true),
-      // The agent only sleeps shorter without the thread.
-      onEnd: () => (this.isRunning = false),
-    });
-    this.#work.unref();
-  }
-
-  async close(): Promise<void> {
-    Atomics.store(this.#stop, 0, 1);
-    this.#mailbox.ring();
-    this.#work.ref();
-    await this.#work.over;
   }
 }

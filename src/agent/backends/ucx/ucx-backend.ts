@@ -40,7 +40,6 @@ class UcxDevice implements RdmaDevice {
   readonly events: AsyncEvents;
   readonly hasAtomics: boolean;
   readonly chunkBytes = CHUNK_BYTES;
-  readonly channelAddress = 0;
   readonly completions: UcxCompletions;
   readonly memories: UcxMemories;
   /** The device's verbs, for its port's state and events. */

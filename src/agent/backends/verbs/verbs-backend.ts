@@ -346,10 +346,6 @@ class VerbsDevice implements RdmaDevice {
     return [this.#channel.descriptor];
   }
 
-  get channelAddress(): number {
-    return this.#channel.address;
-  }
-
   takeChannelEvents(): void {
     this.#channel.takeEvents();
   }
