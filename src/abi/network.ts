@@ -30,9 +30,6 @@ const CELL_BYTES = 8;
 /** A pair of cache lines, so that peers do not share one. */
 export const NETWORK_LINE_BYTES = 128;
 
-/** Why a peer has given up: a 32-bit length, then as much text. */
-export const NETWORK_ABORT_BYTES = 1024;
-
 /** Bytes of the lines of all ranks of a group. */
 export function networkCellsBytes(ranks: number): number {
   return ranks * NETWORK_LINE_BYTES;

@@ -24,7 +24,7 @@ interface CudaCallsOptions {
   /** The error of a record whose reason only its kernels give. */
   readonly explain?: (trap: ExpiredWait) => WeftlineError | undefined;
   /** Called when the object has become unusable: peers that do not share this host's fate can be told. */
-  readonly onGiveUp?: () => void;
+  readonly onGiveUp?: (error: WeftlineError) => void;
 }
 
 /** What calls need of their ranks. */
@@ -164,7 +164,7 @@ export class CudaCalls implements Disposable {
         ? error
         : new WeftlineError('WL_CLOSED', 'An earlier call on this object was given up', { cause: error });
     this.traps.abort(this.#broken);
-    this.#options.onGiveUp?.();
+    this.#options.onGiveUp?.(this.#broken);
     return error;
   }
 

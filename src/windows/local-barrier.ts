@@ -113,11 +113,16 @@ export class LocalBarrier implements WaitSource {
     this.#generation.futex.wakeAll();
   }
 
-  /** Fails with the reason if the window was given up, here or by a peer, and with WL_CLOSED after close(). */
-  throwIfUnusable(): void {
-    if (this.#closed) throw new WeftlineError('WL_CLOSED', 'The window of this object was closed');
-    const reason = this.failure.reason();
-    if (reason !== undefined) throw reason;
+  /**
+   * Fails with the reason if the window was given up, here or by a peer, and with WL_CLOSED after close(). `network`: links to
+   * ranks of other hosts, which would wait for this rank if they had not heard of it.
+   */
+  throwIfUnusable(network?: { giveUp(error: unknown): void }): void {
+    const closed = this.#closed ? new WeftlineError('WL_CLOSED', 'The window of this object was closed') : undefined;
+    const reason = closed ?? this.failure.reason();
+    if (reason === undefined) return;
+    network?.giveUp(reason);
+    throw reason;
   }
 
   /** The memory is about to be released: no word of it may be touched afterwards. Fails while a call still waits here. */

@@ -111,7 +111,7 @@ test('kill -9 of a rank of another host ends the waits of a layer', { skip: noGp
   for (const rank of [0, 2]) {
     const { code, message } = resultOf(ranks[rank]) as Failure;
     assert.ok(['WL_PEER_LOST', 'WL_PEER_FAILED'].includes(code), transcript);
-    assert.match(message, /[Rr]ank 1\b|Rank \d, on another host, gave up/, transcript);
+    assert.match(message, /[Rr]ank 1\b/, transcript);
   }
 });
 
@@ -129,7 +129,7 @@ test('kill -9 of a rank in the middle of calls: every other rank ends, on both h
   for (const rank of [0, 2, 3]) {
     const { code, message } = resultOf(ranks[rank]) as Failure;
     assert.ok(['WL_PEER_LOST', 'WL_PEER_FAILED'].includes(code), transcript);
-    assert.match(message, /[Rr]ank 1\b|Rank \d, on another host, gave up/, transcript);
+    assert.match(message, /[Rr]ank 1\b/, transcript);
   }
 });
 

@@ -11,6 +11,7 @@ interface Told {
   readonly channels: number;
   readonly peers: readonly number[];
   readonly heard: readonly { readonly code: string; readonly peer: number }[];
+  readonly reason?: string;
 }
 
 for (const [hosts, ranks, engines] of [
@@ -51,10 +52,16 @@ for (const [scenario, code] of sampled(
   });
 }
 
-test('a rank that gives up tells its peers, and nobody else', async () => {
+test('a rank that gives up tells its peers why, and nobody else', async () => {
   const env = { WEFTLINE_HOSTS: '2' };
-  const { exitCode, transcript } = await runRanks(4, script, { args: ['give up', '2'], env });
+  const { exitCode, ranks, transcript } = await runRanks(4, script, { args: ['give up', '2'], env });
   assert.equal(exitCode, 0, transcript);
+  const [first] = ranks.map((rank) => resultOf(rank) as Told);
+  for (const rank of [0, 1, 3]) {
+    const { peers, reason } = resultOf(ranks[rank]) as Told;
+    assert.equal(reason, peers.includes(2) ? 'Rank 2 gave up: out of luck' : undefined, transcript);
+  }
+  assert.deepEqual(first?.peers, [2]);
 });
 
 test('what was pushed last is delivered before its rank closes', async () => {

@@ -1,11 +1,10 @@
 // What calls in steps stand on, on one host or several: parts of the windows, mirrors, and why a wait cannot end well, which
 // the window of this host says and ranks of other hosts tell.
 import { availableParallelism } from 'node:os';
-import { networkCellOffset, networkCells } from '../../abi/network.ts';
-import { AbortSlots } from '../../group/network/abort-slots.ts';
+import { networkCells } from '../../abi/network.ts';
 import type { HostNetwork } from '../../group/network/host-network.ts';
 import { hostRoutes } from '../../group/network/host-routes.ts';
-import { throwIfUnusable } from '../../group/network/throw-if-unusable.ts';
+import { PeerWords } from '../../group/network/peer-words.ts';
 import { type StepFailure, StepRunner } from '../../group/steps.ts';
 import { type ErrorDetails, WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
@@ -31,10 +30,7 @@ interface HostsFailureOptions {
 interface Told {
   readonly rank: number;
   readonly worldRank: number;
-  /** Low words: above zero once it gave up, or closed its side. */
-  readonly abort: Int32Array;
-  readonly closed: Int32Array;
-  readonly reasons: AbortSlots;
+  readonly words: PeerWords;
 }
 
 class HostsFailure implements StepFailure {
@@ -51,11 +47,9 @@ class HostsFailure implements StepFailure {
     const others = ranks.map((_, rank) => rank).filter((rank) => topology.hostOf(rank) !== topology.hostIndex);
     this.#told = others.map((rank) => {
       const { forwarder } = hostRoutes(topology.hosts, rank).ways.find(({ host }) => host === topology.hostIndex)!;
-      const part = window.addresses[topology.scaleUpIndexOf(forwarder)]!;
-      const word = (cell: number): Int32Array =>
-        device.hostView('i32', part + cells + networkCellOffset(rank, cell), 1);
-      const words = { abort: word(networkCells.abort), closed: word(networkCells.closed) };
-      return { rank, worldRank: ranks[rank]!, ...words, reasons: new AbortSlots(device, part + aborts) };
+      const start = window.addresses[topology.scaleUpIndexOf(forwarder)]!;
+      const words = new PeerWords(ranks, { buffer: device.memory.buffer, start, cells, aborts });
+      return { rank, worldRank: ranks[rank]!, words };
     });
   }
 
@@ -73,7 +67,7 @@ class HostsFailure implements StepFailure {
   /** Whether that rank of another host has closed its side. */
   hasClosed(rank: number): boolean {
     const told = this.#told.find((other) => other.rank === rank);
-    return told !== undefined && Atomics.load(told.closed, 0) !== 0;
+    return told !== undefined && told.words.count(rank, networkCells.closed) !== 0;
   }
 
   raise(error: unknown): void {
@@ -97,15 +91,16 @@ class HostsFailure implements StepFailure {
   }
 
   #heard(): WeftlineError | undefined {
-    for (const { rank, worldRank, abort, reasons } of this.#told) {
-      if (Atomics.load(abort, 0) !== 0) return reasons.read(rank, worldRank);
+    for (const { rank, words } of this.#told) {
+      const reason = words.told(rank);
+      if (reason !== undefined) return reason;
     }
     return undefined;
   }
 
   #left(missing: Missing): WeftlineError | undefined {
-    for (const { rank, worldRank, closed } of this.#told) {
-      if (Atomics.load(closed, 0) === 0) continue;
+    for (const { rank, worldRank, words } of this.#told) {
+      if (words.count(rank, networkCells.closed) === 0) continue;
       // ORDER: what it sent before it closed its side is here by now, but may have come since the last look.
       if (!missing().includes(rank)) continue;
       const message = `Rank ${worldRank} ended or left while this rank was waiting for it`;
@@ -159,7 +154,7 @@ export class StepGround {
 
   /** Fails when an earlier call left the ranks in disagreement, or a rank has given up. */
   throwIfUnusable(): void {
-    throwIfUnusable(this.window.barrier, this.network);
+    this.window.barrier.throwIfUnusable(this.network);
     const reason = this.network && this.failure.reason();
     if (reason !== undefined) throw reason;
   }

@@ -1,6 +1,6 @@
 // What a Communicator's window holds at each rank: its board, staging slots for collectives, channels to each rank.
 import { defineLayout } from '../../abi/layout.ts';
-import { NETWORK_ABORT_BYTES, networkCellsBytes } from '../../abi/network.ts';
+import { networkCellsBytes } from '../../abi/network.ts';
 import type { CallWait } from '../../core/deadline.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { MemoryRange } from '../../device/tensor.ts';
@@ -8,6 +8,7 @@ import type { HostNetwork } from '../../group/network/host-network.ts';
 import { hostRoutes, type Hosts, maxServed } from '../../group/network/host-routes.ts';
 import type { NetworkLink } from '../../group/network/network-link.ts';
 import type { OutQueue } from '../../group/network/out-queue.ts';
+import { networkAbortsBytes } from '../../group/network/peer-words.ts';
 import { layOutRegions, type RegionLayout } from '../../windows/region-layout.ts';
 import { SymmetricWindow } from '../../windows/symmetric-window.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
@@ -139,7 +140,7 @@ export function regionsAcrossHosts(own: MirroredRegions, ranks: number, hosts: H
   return layOutRegions<NetworkRegion>({
     own: own.bytes,
     cells: networkCellsBytes(ranks),
-    aborts: ranks * NETWORK_ABORT_BYTES,
+    aborts: networkAbortsBytes(ranks),
     mirrors: maxServed(hosts) * own.bytes,
   });
 }

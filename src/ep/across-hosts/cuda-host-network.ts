@@ -8,21 +8,24 @@ import {
   networkCellOffset,
   networkCells,
 } from '../../abi/network.ts';
+import { trapReasons } from '../../abi/trap-record.ts';
 import { Block, type Layout } from '../../abi/layout.ts';
 import type { CudaCalls } from '../../group/cuda-calls.ts';
-import { PINNED_CHUNK_BYTES } from '../../group/network/chunk-size.ts';
 import type { HostRoutes } from '../../group/network/host-routes.ts';
+import { outOfReach } from '../../group/network/peer-meeting.ts';
+import { PeerWords } from '../../group/network/peer-words.ts';
 import { ProxyNetwork } from '../../group/network/proxy-network.ts';
 import type { CallWait } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import { log } from '../../core/log.ts';
 import type { CudaDevice } from '../../device/cuda/cuda-device.ts';
+import type { ExpiredWait } from '../../device/cuda/trap-box.ts';
 import type { HostMemory } from '../../device/cuda/host-memory.ts';
 import { CudaRequests } from '../../device-api/service/cuda-requests.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import { shareOutcome } from '../../world/outcomes.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
-import type { PinnedNetworkSize } from './network-size.ts';
+import { PINNED_CHUNK_BYTES, type PinnedNetworkSize } from './network-size.ts';
 
 /** Commands of a queue: a chunk takes two, and a channel has so many operations under way at most. */
 const QUEUE_CAPACITY = 1024;
@@ -48,6 +51,8 @@ interface CudaNetworkOptions extends CallWait {
 
 interface Memory {
   readonly window: HostMemory;
+  /** What peers say in the window. */
+  readonly words: PeerWords;
   readonly requests: CudaRequests;
   /** EpNetwork. */
   readonly block: Tensor<'u8'>;
@@ -62,7 +67,7 @@ export class CudaHostNetwork {
 
   /** Collective; fails alike on all ranks. */
   static async create(options: CudaNetworkOptions): Promise<CudaHostNetwork> {
-    const { group, name, size } = options;
+    const { group, name } = options;
     const made: { memory?: Memory; proxy?: ProxyNetwork; network?: CudaHostNetwork } = {};
     const allocate = async (): Promise<void> => void (made.memory = await makeMemory(options));
     try {
@@ -74,10 +79,11 @@ export class CudaHostNetwork {
       const proxy = await ProxyNetwork.create({
         ...options,
         memory: { address: memory.window.hostAddress, bytes: memory.window.bytes },
-        cells: size.regions.cells.offset,
+        words: memory.words,
         queues: { memory: rings, queues: QUEUES, capacity: QUEUE_CAPACITY },
         onEnd: (error, peer) => {
-          if (endPeer(options, memory.window, { error, peer })) made.proxy?.giveUp();
+          const reason = endPeer(options, memory.window, { error, peer });
+          if (reason !== undefined) made.proxy?.giveUp(reason);
         },
       });
       made.proxy = proxy;
@@ -88,7 +94,7 @@ export class CudaHostNetwork {
       if (described.failure !== undefined) throw described.failure;
       return network;
     } catch (error) {
-      made.proxy?.giveUp();
+      made.proxy?.giveUp(error);
       await (made.network ?? made.proxy)?.close();
       if (made.memory && made.network === undefined) release(made.memory);
       throw error;
@@ -133,8 +139,18 @@ export class CudaHostNetwork {
   }
 
   /** See ProxyNetwork. */
-  giveUp(): void {
-    this.#proxy.giveUp();
+  giveUp(error: unknown): void {
+    this.#proxy.giveUp(error);
+  }
+
+  /** What a peer said for which kernels left, if one of them left for that. */
+  explain({ reason }: ExpiredWait): WeftlineError | undefined {
+    if (reason !== trapReasons.peerGaveUp || this.#memory.window.disposed) return undefined;
+    for (const peer of this.routes.peers) {
+      const told = this.#memory.words.told(peer);
+      if (told !== undefined) return told;
+    }
+    return undefined;
   }
 
   /** When no kernel uses it any more. Returns when what this rank has sent is delivered. */
@@ -146,7 +162,7 @@ export class CudaHostNetwork {
 
   /** The device goes although the object was not closed. */
   readonly #abandon = (): Promise<void> => {
-    this.#proxy.giveUp();
+    this.#proxy.giveUp(new WeftlineError('WL_CLOSED', 'The device of this object was closed'));
     return this.#proxy.close();
   };
 
@@ -253,6 +269,13 @@ async function makeMemory({ device, group, size, calls }: CudaNetworkOptions): P
   const keep = <T extends Disposable>(part: T): T => (made.push(part), part);
   try {
     const window = keep(device.allocateHost(size.bytes));
+    const { cells, aborts } = size.regions;
+    const words = new PeerWords(group.ranks, {
+      buffer: window.buffer,
+      start: 0,
+      cells: cells.offset,
+      aborts: aborts.offset,
+    });
     const trap = calls.traps.address;
     const { timeoutMs } = group.settings;
     const requests = keep(
@@ -264,7 +287,7 @@ async function makeMemory({ device, group, size, calls }: CudaNetworkOptions): P
       chunkRows: keep(device.empty('u8', [slots * size.maxChunks * 4])),
     };
     for (const tensor of [tables.seen, tables.chunkRows]) device.setBytes(tensor, 0);
-    return { window, requests, ...tables };
+    return { window, words, requests, ...tables };
   } catch (error) {
     for (const part of made) part[Symbol.dispose]();
     throw error;
@@ -275,27 +298,24 @@ function release({ window, requests, block, seen, chunkRows }: Memory): void {
   for (const part of [requests, block, seen, chunkRows, window]) part[Symbol.dispose]();
 }
 
-/** What kernels learn of a peer that is out of reach; or that closed its side, of which what it sent before counts: false. */
+/** Why kernels leave when a peer is out of reach; undefined if it closed its side, of which what it sent before counts. */
 function endPeer(
   { group, name, size, calls }: CudaNetworkOptions,
   window: HostMemory,
   { error, peer }: { readonly error: WeftlineError; readonly peer: number | undefined },
-): boolean {
+): WeftlineError | undefined {
   if (peer === undefined) {
     calls.traps.abort(error);
-    return true;
+    return error;
   }
-  const rank = group.ranks[peer]!;
   if (error.code === 'WL_CLOSED') {
     const cell = size.regions.cells.offset + networkCellOffset(peer, networkCells.abort);
     // The high word; the peer itself adds to the low one.
     if (!window.disposed) Atomics.store(window.view('i32'), cell / 4 + 1, 1);
-    return false;
+    return undefined;
   }
   log('device-api', 'warn', `${name}: waits of kernels end: ${error.code}: ${error.message}`);
-  const text = `Rank ${rank}, on another host, is out of reach: ${error.message}`;
-  calls.traps.abort(
-    new WeftlineError(error.code, text, { details: { ...error.details, peer: rank }, rank, cause: error }),
-  );
-  return true;
+  const reason = outOfReach(group.ranks[peer]!, error);
+  calls.traps.abort(reason);
+  return reason;
 }

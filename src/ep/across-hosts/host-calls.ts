@@ -11,7 +11,7 @@ import { type HostExchange, NETWORK_WINDOW, ROW_WINDOW } from './host-exchange.t
 import { type CombinePrecision, type SlotArray, sumDType, bytesOfSum } from './network-size.ts';
 import type { HostTokens, RoutedTokens } from './routed-tokens.ts';
 import type { CountExchange } from '../../group/exchange.ts';
-import { ChunkArrivals } from '../../group/network/chunk-arrivals.ts';
+import { ChunkArrivals } from '../../group/network/peer-words.ts';
 import type { HostRoutes } from '../../group/network/host-routes.ts';
 
 // The sums of combine across hosts on a CPU rank: of the rows that this host has of a token, and of a token's rows here with
@@ -300,7 +300,7 @@ class SumSender {
   constructor(exchange: HostExchange, slot: number) {
     this.#exchange = exchange;
     this.#slot = slot;
-    this.#credits = new ChunkArrivals(exchange.network, exchange.served[slot]!.rank, networkCells.credits, 1);
+    this.#credits = new ChunkArrivals(exchange.network.words, exchange.served[slot]!.rank, networkCells.credits, 1);
   }
 
   begin(call: ReturnedCall): void {
@@ -396,7 +396,7 @@ class SumReceiver {
     const { forwarder } = exchange.ways[way]!;
     this.#exchange = exchange;
     this.#way = way;
-    this.#rows = new ChunkArrivals(network, forwarder, networkCells.sums);
+    this.#rows = new ChunkArrivals(network.words, forwarder, networkCells.sums, network.channels);
   }
 
   begin(list: HostTokens): void {
@@ -565,8 +565,8 @@ class RowForwarder {
     this.#device = device;
     this.#exchange = exchange;
     this.#slot = slot;
-    this.#metadata = new ChunkArrivals(network, rank, networkCells.metadata, 1);
-    this.#rows = new ChunkArrivals(network, rank, networkCells.rows);
+    this.#metadata = new ChunkArrivals(network.words, rank, networkCells.metadata, 1);
+    this.#rows = new ChunkArrivals(network.words, rank, networkCells.rows, network.channels);
   }
 
   begin(call: ForwardedCall): void {

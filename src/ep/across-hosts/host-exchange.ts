@@ -1,11 +1,10 @@
 // The network side of a collective object on a CPU rank: its memory, its links, and the meeting of ranks of all hosts.
 import { callWord, describeCall, type Call } from '../../group/calls.ts';
 import type { CountExchange, RecordPlace } from '../../group/exchange.ts';
-import { ChunkArrivals } from '../../group/network/chunk-arrivals.ts';
 import { agreeOn } from '../../group/agree.ts';
-import { HostNetwork } from '../../group/network/host-network.ts';
+import { HostNetwork, privateWindow } from '../../group/network/host-network.ts';
 import type { HostWay, ServedSource } from '../../group/network/host-routes.ts';
-import { privateWindow } from '../../group/network/network-window.ts';
+import { ChunkArrivals } from '../../group/network/peer-words.ts';
 import { EXCHANGE_HEADER_WORDS } from '../../abi/exchange-record.ts';
 import { networkCells } from '../../abi/network.ts';
 import type { CallWait } from '../../core/deadline.ts';
@@ -94,7 +93,7 @@ export class HostExchange {
     this.address = parts.memory.address;
     this.tables = parts.tables;
     this.#parts = parts;
-    this.#calls = this.served.map(({ rank }) => new ChunkArrivals(network, rank, networkCells.calls, 1));
+    this.#calls = this.served.map(({ rank }) => new ChunkArrivals(network.words, rank, networkCells.calls, 1));
   }
 
   get ways(): readonly HostWay[] {

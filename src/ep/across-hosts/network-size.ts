@@ -2,14 +2,14 @@
 // the ranks of each host alone. No routing needs more: a token crosses to a host once.
 import type { elementFormats } from '../../abi/element-formats.ts';
 import { exchangeRecordBytes, REGION_ALIGNMENT } from '../../abi/exchange-record.ts';
-import { NETWORK_ABORT_BYTES, networkCellsBytes, networkChunkRows } from '../../abi/network.ts';
+import { networkCellsBytes, networkChunkRows } from '../../abi/network.ts';
 import { formatBytes } from '../../core/byte-size.ts';
 import { dtypes } from '../../core/dtype.ts';
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
 import type { Device } from '../../device/device.ts';
 import type { Tensor } from '../../device/tensor.ts';
-import { NETWORK_CHUNKS, PINNED_CHUNK_BYTES } from '../../group/network/chunk-size.ts';
 import { type Hosts, maxServed } from '../../group/network/host-routes.ts';
+import { networkAbortsBytes } from '../../group/network/peer-words.ts';
 import { checkTensor } from '../../group/tensor-check.ts';
 import { layOutRegions, type WindowRegion } from '../../windows/region-layout.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
@@ -104,6 +104,18 @@ export interface SumRing {
   readonly sumTokens: number;
 }
 
+/**
+ * Chunks to which CPU ranks share out what a call sends to a peer, between these bounds: each one wakes threads on
+ * both sides, and the first and the last overlap with nothing.
+ */
+const NETWORK_CHUNKS = { count: 16, leastBytes: 1 << 20, mostBytes: 1 << 22 } as const;
+
+/**
+ * The same of GPUs, which share what a call sends out to four chunks per channel between these bounds: few rows then use
+ * every channel too, and of many the commands cost little.
+ */
+export const PINNED_CHUNK_BYTES: { readonly least: number; readonly most: number } = { least: 1 << 18, most: 1 << 21 };
+
 /** Rows of that many bytes that one signal stands for, of `tokens` rows in all. */
 export function chunkTokens(rowBytes: number, tokens: number): number {
   const { count, leastBytes, mostBytes } = NETWORK_CHUNKS;
@@ -136,7 +148,7 @@ export function networkSize(shape: NetworkShape): NetworkSize {
   const ranks = hosts.reduce((sum, { length }) => sum + length, 0);
   const { bytes, regions } = layOutRegions<NetworkRegion>({
     cells: networkCellsBytes(ranks),
-    aborts: ranks * NETWORK_ABORT_BYTES,
+    aborts: networkAbortsBytes(ranks),
     landed: served * slotBytes,
     packed: others * slotBytes,
     sums: served * sumTokens * shape.sumBytes,
@@ -151,11 +163,11 @@ export function networkSize(shape: NetworkShape): NetworkSize {
 // follows from the configuration and the ranks of each host alone. No routing needs more: a token crosses to a host once.
 
 /**
- * `cells`: signals of peers are counted there. `recordOut`, `recordIn`: records of a call, by its parity; of this rank, and
+ * `cells`: signals of peers are counted there. `aborts`: what ranks say when they give up, for the hosts alone. `recordOut`, `recordIn`: records of a call, by its parity; of this rank, and
  * a slot per source that it serves. `out`: a slot per other host: rows on their way there; in combine, what comes back.
  * `in`: a slot per source served: rows that came; in combine, the sums that go back.
  */
-type PinnedRegion = 'cells' | 'recordOut' | 'recordIn' | 'out' | 'in';
+type PinnedRegion = 'cells' | 'aborts' | 'recordOut' | 'recordIn' | 'out' | 'in';
 
 /** What the network side of a GPU rank takes, in bytes of host memory. */
 export interface PinnedNetworkSize {
@@ -194,6 +206,7 @@ export function pinnedNetworkSize(shape: PinnedNetworkShape): PinnedNetworkSize 
   const recordBytes = exchangeRecordBytes({ ranks, experts, hosts: hosts.length });
   const { bytes, regions } = layOutRegions<PinnedRegion>({
     cells: networkCellsBytes(ranks),
+    aborts: networkAbortsBytes(ranks),
     recordOut: 2 * recordBytes,
     recordIn: 2 * served * recordBytes,
     out: (hosts.length - 1) * slotBytes,

@@ -23,7 +23,7 @@ import {
 import { CpuDevice } from '../../device/cpu/cpu-device.ts';
 import type { Tensor } from '../../device/tensor.ts';
 import { CallGuard } from '../../group/call-guard.ts';
-import { meetAcrossHosts } from '../../group/network/meet-across-hosts.ts';
+import { meetAcrossHosts } from '../../group/network/peer-meeting.ts';
 import type { SharedAgent } from '../../group/network/shared-agent.ts';
 import { requireGroup } from '../../group/tensor-check.ts';
 import { encodeFailure, shareOutcome } from '../../world/outcomes.ts';

@@ -3,19 +3,49 @@
 import { type Agent, carrierAcrossHosts } from '../../agent/agent.ts';
 import type { BackendName } from '../../agent/backends/backend-table.ts';
 import type { Registration } from '../../agent/registration.ts';
-import { networkCellOffset, networkCells } from '../../abi/network.ts';
+import { networkCells } from '../../abi/network.ts';
 import { type CallWait, remaining } from '../../core/deadline.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { CpuDevice } from '../../device/cpu/cpu-device.ts';
+import type { MemoryRange } from '../../device/tensor.ts';
 import type { LocalBarrier } from '../../windows/local-barrier.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { type HostRoutes, hostRoutes } from './host-routes.ts';
-import { AbortSlots } from './abort-slots.ts';
-import { linkToPeers, meetAcrossHosts, networkChannels } from './meet-across-hosts.ts';
 import { NetworkLink } from './network-link.ts';
-import { type NetworkWait, owes } from './network-wait.ts';
-import type { NetworkWindow } from './network-window.ts';
+import { meetPeers, outOfReach } from './peer-meeting.ts';
+import { PeerWords } from './peer-words.ts';
 import { SharedAgent } from './shared-agent.ts';
+
+/** Memory that ranks of other hosts write to: a window that the ranks of this host share, or memory of this rank alone. */
+interface NetworkWindow {
+  /** Address of this rank's part. */
+  readonly address: number;
+  /** What peers may write to: the parts of all ranks that share it. */
+  readonly parts: MemoryRange;
+  /** Offset within `parts` of the part of the rank of that scale-up index, the same on every host. */
+  offsetOf(index: number): number;
+}
+
+/** Memory of this rank alone, which the ranks of its host do not map. */
+export function privateWindow(parts: MemoryRange): NetworkWindow {
+  return { address: parts.address, parts, offsetOf: () => 0 };
+}
+
+/** What a collective object waits for across hosts. */
+interface NetworkWait {
+  /** Asked after each look at the network; does the work that has become possible. */
+  isDone(): boolean;
+  /** True if something of this peer is missing, as of the last isDone(). One that has closed its side sends nothing more. */
+  awaits(peer: number): boolean;
+  /** The begin of a sentence for the error of a wait that takes too long. */
+  describe(): string;
+}
+
+/** Whether a peer that was just seen to have closed its side still owes something. */
+export function owes(peer: number, what: Pick<NetworkWait, 'isDone' | 'awaits'>): boolean {
+  // ORDER: what it sent before it closed is here by now, but may have come since the last look.
+  return !what.isDone() && what.awaits(peer);
+}
 
 interface HostNetworkOptions extends CallWait {
   readonly group: RankGroup;
@@ -37,14 +67,15 @@ interface Told {
   /** The agent's name. */
   readonly agent: string;
   readonly metadata: string;
-  readonly channels: number;
   readonly regions: readonly number[];
 }
 
 export class HostNetwork {
   readonly routes: HostRoutes;
   readonly group: RankGroup;
-  /** Channels to each peer: as many as the rank with the fewest engines has, the same on all ranks. */
+  /** What peers say in the first window. */
+  readonly words: PeerWords;
+  /** Channels to each peer, the same on all ranks. */
   channels = 1;
   readonly #shared: SharedAgent;
   readonly #agent: Agent;
@@ -52,12 +83,7 @@ export class HostNetwork {
   readonly #device: CpuDevice;
   readonly #barrier: LocalBarrier;
   readonly #windows: NetworkWindow[];
-  readonly #cells: number;
-  readonly #abortsOffset: number;
-  readonly #aborts: AbortSlots;
   readonly #rows: HostNetworkOptions['rows'];
-  /** Low words of all cells. */
-  readonly #counts: Int32Array;
   readonly #links = new Map<number, NetworkLink>();
   readonly #registered: (Registration | undefined)[] = [];
   #memory: Registration | undefined;
@@ -68,16 +94,20 @@ export class HostNetwork {
 
   /** Collective over a group on several hosts. Fails alike on all ranks. */
   static async create(options: HostNetworkOptions): Promise<HostNetwork> {
-    const { group, name } = options;
     const made: { network?: HostNetwork } = {};
-    const open = async (): Promise<Told> => {
-      made.network = new HostNetwork(options, await SharedAgent.open(group));
+    const tell = async (): Promise<Told> => {
+      made.network = new HostNetwork(options, await SharedAgent.open(options.group));
       return made.network.#register();
     };
+    const { group, name } = options;
+    const { peers } = hostRoutes(group.topology.hosts, group.rank);
+    const connect = (peer: number, told: Told, channels: number): Promise<void> =>
+      (made.network as HostNetwork).#connect(peer, told, { channels, wait: options });
     try {
-      const connect = (told: readonly Told[]): Promise<void> => (made.network as HostNetwork).#connect(told, options);
-      await meetAcrossHosts(group, { name: `network/${name}`, tell: open, connect }, options);
-      return made.network as HostNetwork;
+      const channels = await meetPeers(group, { name: `network/${name}`, tell, peers, connect }, options);
+      const network = made.network as HostNetwork;
+      network.channels = channels;
+      return network;
     } catch (error) {
       await made.network?.close();
       throw error;
@@ -85,20 +115,22 @@ export class HostNetwork {
   }
 
   private constructor(options: HostNetworkOptions, shared: SharedAgent) {
-    const { group, device, name, barrier, windows, cells, rows } = options;
+    const { group, device, name, barrier, windows, cells, aborts, rows } = options;
     this.#rows = rows;
     this.#barrier = barrier;
-    this.#abortsOffset = options.aborts;
-    this.#aborts = new AbortSlots(device, windows[0]!.address + options.aborts);
     this.group = group;
+    this.words = new PeerWords(group.ranks, {
+      buffer: device.memory.buffer,
+      start: windows[0]!.address,
+      cells,
+      aborts,
+    });
     this.routes = hostRoutes(group.topology.hosts, group.rank);
     this.#shared = shared;
     this.#agent = shared.agent;
     this.#name = name;
     this.#device = device;
     this.#windows = [...windows];
-    this.#cells = cells;
-    this.#counts = device.hostView('i32', windows[0]!.address + cells, networkCellOffset(group.size, 0) / 4);
     barrier.failure.alsoHear(() => this.#told());
     // Peers on other hosts need acks of an engine on this thread while it waits for the ranks of its own host.
     if (!this.#agent.settings.transportThread) this.#barrier.workWhileWaiting(() => this.#answerPeers());
@@ -120,14 +152,9 @@ export class HostNetwork {
     return this.#links.get(peer) as NetworkLink;
   }
 
-  /** How often a peer has signalled a cell; wraps at 2^32. */
-  count(peer: number, cell: number): number {
-    return Atomics.load(this.#counts, networkCellOffset(peer, cell) / 4);
-  }
-
   /** Offset in the first window's mapping at `peer` of a cell in the line that this rank adds to. */
   cellAt(peer: number, cell: number): number {
-    return this.offsetAt(peer, 0, this.#cells + networkCellOffset(this.group.rank, cell));
+    return this.offsetAt(peer, 0, this.words.cellOf(this.group.rank, cell));
   }
 
   /** Offset, in the mapping of a window at `peer`'s host, of a place in the part of `peer`. */
@@ -218,8 +245,7 @@ export class HostNetwork {
       const { error } = link;
       if (!link.isClosed) {
         if (error === undefined) continue;
-        const text = `Rank ${ranks[peer]}, on another host, is out of reach: ${error.message}`;
-        throw new WeftlineError(error.code, text, { details: error.details, rank: ranks[peer]!, cause: error });
+        throw outOfReach(ranks[peer]!, error);
       }
       if (!owes(peer, what)) continue;
       throw new WeftlineError(
@@ -232,17 +258,18 @@ export class HostNetwork {
 
   /** Why a peer gave up. */
   #told(): WeftlineError | undefined {
-    const peer = this.routes.peers.find((rank) => this.count(rank, networkCells.abort) !== 0);
-    return peer === undefined ? undefined : this.#aborts.read(peer, this.group.ranks[peer]!);
+    for (const peer of this.routes.peers) {
+      const reason = this.words.told(peer);
+      if (reason !== undefined) return reason;
+    }
+    return undefined;
   }
 
   /** Tells the peers that this rank has given up and why, so that they need not wait for their deadline. Never throws. */
   giveUp(error: unknown): void {
     if (this.#hasGivenUp) return;
     this.#hasGivenUp = true;
-    const { rank, worldRank } = this.group;
-    const bytes = this.#aborts.write(rank, worldRank, error);
-    const offset = this.#abortsOffset + this.#aborts.offsetOf(rank);
+    const { offset, bytes } = this.words.write(this.group.rank, error);
     const from = this.windowAddress(0) + offset;
     for (const [peer, link] of this.#links) {
       const cell = this.cellAt(peer, networkCells.abort);
@@ -269,8 +296,10 @@ export class HostNetwork {
       this.#registered[number] = await this.#registerWindow(window);
       return this.#facts();
     };
-    const connect = (told: readonly Told[]): Promise<void> => this.#connect(told, wait);
-    await meetAcrossHosts(this.group, { name: `network/${this.#name}/window`, tell, connect }, wait);
+    const connect = (peer: number, told: Told, channels: number): Promise<void> =>
+      this.#connect(peer, told, { channels, wait });
+    const { peers } = this.routes;
+    await meetPeers(this.group, { name: `network/${this.#name}/window`, tell, peers, connect }, wait);
   }
 
   /**
@@ -309,7 +338,7 @@ export class HostNetwork {
     const { served } = this.routes;
     const hasLeft = (rank: number): boolean => {
       const link = this.link(rank);
-      return link.isClosed || link.error !== undefined || this.count(rank, networkCells.abort) !== 0;
+      return link.isClosed || link.error !== undefined || this.words.count(rank, networkCells.abort) !== 0;
     };
     const look = (): boolean => {
       this.advance();
@@ -368,18 +397,16 @@ export class HostNetwork {
     return {
       agent: this.#agent.name,
       metadata: Buffer.from(metadata).toString('base64'),
-      channels: networkChannels(this.#agent.settings),
       regions: regions.map(({ number }) => number),
     };
   }
 
-  /** Links to all peers, or what has changed of their windows. */
-  async #connect(told: readonly Told[], wait: CallWait): Promise<void> {
-    this.channels = Math.min(...told.map(({ channels }) => channels));
-    await linkToPeers(this.group, this.routes.peers, (peer) => this.#connectPeer(peer, told[peer]!, wait));
-  }
-
-  async #connectPeer(peer: number, { agent: name, metadata, regions }: Told, wait: CallWait): Promise<void> {
+  /** Links to a peer, or takes note of what has changed of its windows. */
+  async #connect(
+    peer: number,
+    { agent: name, metadata, regions }: Told,
+    { channels, wait }: { readonly channels: number; readonly wait: CallWait },
+  ): Promise<void> {
     await this.#shared.load(name, Buffer.from(metadata, 'base64'), regions);
     const memory = this.#memory as Registration;
     const backend = carrierAcrossHosts(this.#agent, name);
@@ -388,8 +415,7 @@ export class HostNetwork {
     const remotes = parts.map(({ remote }) => remote);
     const known = this.#links.get(peer);
     if (known !== undefined) return known.useWindows(remotes);
-    const { channels } = this;
-    const hasClosed = (): boolean => this.count(peer, networkCells.closed) !== 0;
+    const hasClosed = (): boolean => this.words.count(peer, networkCells.closed) !== 0;
     const link = await NetworkLink.open({ parts: parts[0]!, remotes, channels, hasClosed, ...this.#rows });
     this.#links.set(peer, link);
   }

@@ -2,7 +2,7 @@
 // and a request for each channel to each peer. Cells in which signals of peers are counted lie in the memory that peers write.
 import type { BackendName } from '../../agent/backends/backend-table.ts';
 import { queueCommandKinds } from '../../abi/device-api.ts';
-import { networkCellOffset, networkCells } from '../../abi/network.ts';
+import { networkCells } from '../../abi/network.ts';
 import type { CallWait } from '../../core/deadline.ts';
 import type { WeftlineError } from '../../core/errors.ts';
 import { CommandWriter, emptyQueueCommand, queueBytes } from '../../device-api/service/command-queue.ts';
@@ -11,7 +11,8 @@ import { ProxyService } from '../../device-api/service/proxy-service.ts';
 import { readToken } from '../../settings/settings.ts';
 import type { RankGroup } from '../../world/rank-group.ts';
 import { type HostRoutes, hostRoutes } from './host-routes.ts';
-import { linkToPeers, meetAcrossHosts, networkChannels } from './meet-across-hosts.ts';
+import { meetPeers } from './peer-meeting.ts';
+import type { PeerWords } from './peer-words.ts';
 
 interface ProxyNetworkOptions extends CallWait {
   readonly group: RankGroup;
@@ -19,8 +20,8 @@ interface ProxyNetworkOptions extends CallWait {
   readonly name: string;
   /** What peers write to and what puts come from, laid out alike on all ranks. Host memory that does not move. */
   readonly memory: { readonly address: number; readonly bytes: number };
-  /** Offset of the cells in it. */
-  readonly cells: number;
+  /** What peers say in it. */
+  readonly words: PeerWords;
   /** What the device's kernels push to. */
   readonly queues: QueueOptions;
   /**
@@ -38,20 +39,19 @@ interface HostPut {
 
 interface Told {
   readonly metadata: string;
-  readonly channels: number;
   readonly region: number;
 }
 
 /** Names of agents tell objects of one process apart. */
 let created = 0;
-/** The host pushes one command per peer at most. */
+/** The host pushes a few commands per peer at most. */
 const HOST_QUEUE_CAPACITY = 256;
 /** How long a rank that has given up waits for what it told its peers to be delivered. */
 const FAREWELL_MS = 500;
 
 export class ProxyNetwork implements AsyncDisposable {
   readonly routes: HostRoutes;
-  /** Channels to each peer: as many as the rank with the fewest engines has, the same on all ranks. */
+  /** Channels to each peer, the same on all ranks. */
   channels = 1;
   readonly #options: ProxyNetworkOptions;
   readonly #service: ProxyService;
@@ -73,15 +73,13 @@ export class ProxyNetwork implements AsyncDisposable {
     const { group, name } = options;
     const network = new ProxyNetwork(options);
     try {
-      await meetAcrossHosts(
-        group,
-        {
-          name: `network/${name}`,
-          tell: () => network.#register(),
-          connect: (told) => network.#connect(told),
-        },
-        options,
-      );
+      const meeting = {
+        name: `network/${name}`,
+        tell: () => network.#register(),
+        peers: network.routes.peers,
+        connect: (peer: number, told: Told, channels: number) => network.#connect(peer, told, channels),
+      };
+      network.channels = await meetPeers(group, meeting, options);
       return network;
     } catch (error) {
       network.#hasGivenUp = true;
@@ -137,19 +135,18 @@ export class ProxyNetwork implements AsyncDisposable {
     return this.#writer.isDelivered(this.#writer.pushed);
   }
 
-  /** Tells the peers that this rank has given up, so that they need not wait for their deadline. Never throws. */
-  giveUp(): void {
+  /** Tells the peers that this rank has given up and why, so that they need not wait for their deadline. Never throws. */
+  giveUp(error: unknown): void {
     if (this.#hasGivenUp) return;
     this.#hasGivenUp = true;
-    const { group, cells } = this.#options;
+    const { group, words } = this.#options;
+    const { offset, bytes } = words.write(group.rank, error);
     const command = this.#command;
-    command.kind = queueCommandKinds.signal;
-    command.source = 0;
-    command.bytes = 0;
-    command.target = cells + networkCellOffset(group.rank, networkCells.abort);
-    command.low = 1;
-    for (const [first] of this.#requests.values()) {
-      command.request = first!;
+    for (const peer of this.#requests.keys()) {
+      this.put(peer, 0, { from: offset, to: offset, bytes });
+      command.kind = queueCommandKinds.signal;
+      command.target = words.cellOf(group.rank, networkCells.abort);
+      command.low = 1;
       this.#writer.push(command);
     }
     this.wake();
@@ -174,28 +171,23 @@ export class ProxyNetwork implements AsyncDisposable {
   }
 
   async #register(): Promise<Told> {
-    const { group, memory, queues } = this.#options;
+    const { memory, queues } = this.#options;
     const service = this.#service;
     this.#region = await service.call('register', memory);
     await service.call('serve', queues);
     await service.call('serve', { memory: this.#words, queues: 1, capacity: HOST_QUEUE_CAPACITY });
     const metadata = Buffer.from(await service.call('metadata')).toString('base64');
-    return { metadata, channels: networkChannels(group.settings), region: this.#region };
+    return { metadata, region: this.#region };
   }
 
-  async #connect(told: readonly Told[]): Promise<void> {
-    this.channels = Math.min(...told.map(({ channels }) => channels));
-    await linkToPeers(this.#options.group, this.routes.peers, (peer) => this.#connectPeer(peer, told[peer]!));
-  }
-
-  async #connectPeer(peer: number, { metadata, region }: Told): Promise<void> {
+  async #connect(peer: number, { metadata, region }: Told, channels: number): Promise<void> {
     const service = this.#service;
     const { bytes } = this.#options.memory;
     const name = await service.call('addRemote', { metadata: Buffer.from(metadata, 'base64'), heard: true });
     this.#ranks.set(name, peer);
     const range = { offset: 0, bytes };
     const numbers: number[] = [];
-    for (let lane = 0; lane < this.channels; lane++) {
+    for (let lane = 0; lane < channels; lane++) {
       const number = service.takeNumber();
       numbers.push(number);
       const request = { number, region: this.#region, ...range, peer: name, remotes: [{ region, ...range }] };

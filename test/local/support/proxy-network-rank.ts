@@ -3,6 +3,7 @@
 import { join } from 'weftline/world';
 import { queueCommandKinds } from '#lib/abi/device-api.js';
 import { networkCellOffset, networkCells, networkCellsBytes } from '#lib/abi/network.js';
+import { networkAbortsBytes, PeerWords } from '#lib/group/network/peer-words.js';
 import { ProxyNetwork } from '#lib/group/network/proxy-network.js';
 import { CommandWriter, emptyQueueCommand, queueBytes, queuesIn } from '#lib/device-api/service/command-queue.js';
 import { addressOf } from '#lib/native/library.js';
@@ -15,10 +16,11 @@ const world = await join();
 const isEnder = world.rank === Number(enderText);
 const { size, rank } = world;
 
-// Cells, what goes to each channel of each peer, what comes from each.
+// Cells, why ranks gave up, what goes to each channel of each peer, what comes from each.
 const cells = 0;
 const channelBytes = QUEUES * PART;
-const outAt = networkCellsBytes(size);
+const aborts = networkCellsBytes(size);
+const outAt = aborts + networkAbortsBytes(size);
 const inAt = outAt + channelBytes;
 const bytes = inAt + size * channelBytes;
 const memory = new Uint8Array(new SharedArrayBuffer(bytes));
@@ -30,11 +32,12 @@ const queueMemory = new SharedArrayBuffer(QUEUES * queueBytes(CAPACITY));
 const writers = queuesIn(queueMemory, QUEUES, CAPACITY).map((queue) => new CommandWriter(queue));
 
 const heard: { readonly code: string; readonly peer: number | undefined }[] = [];
+const peerWords = new PeerWords(world.ranks, { buffer: memory.buffer, start: 0, cells, aborts });
 const network = await ProxyNetwork.create({
   group: world,
   name: 'test',
   memory: { address: Number(addressOf(memory)), bytes },
-  cells,
+  words: peerWords,
   queues: { memory: queueMemory, queues: QUEUES, capacity: CAPACITY },
   onEnd: ({ code }, peer) => heard.push({ code, peer }),
 });
@@ -85,6 +88,7 @@ async function receive(round: number): Promise<void> {
 }
 
 const others = routes.peers;
+let reason: string | undefined;
 for (let round = 1; round <= 3; round++) {
   send();
   await receive(round);
@@ -103,8 +107,10 @@ if (scenario === 'close' && !isEnder) {
     }
   }
 } else if (scenario === 'give up') {
-  if (isEnder) network.giveUp();
-  else if (isPeerOfEnder) await until(() => countOf(Number(enderText), networkCells.abort) === 1, 'word of a peer');
+  const ender = Number(enderText);
+  if (isEnder) network.giveUp(new Error('out of luck'));
+  else if (isPeerOfEnder) await until(() => peerWords.told(ender) !== undefined, 'word of a peer');
+  reason = peerWords.told(ender)?.message;
   await world.barrier('told');
 } else if (scenario === 'kill') {
   if (isEnder) process.kill(process.pid, 'SIGKILL');
@@ -114,5 +120,5 @@ if (scenario === 'close' && !isEnder) {
 const told = heard.filter(({ peer }) => peer === Number(enderText));
 await network.close();
 if (scenario !== 'kill') await world.barrier('end');
-console.log(JSON.stringify({ channels, peers: others, heard: told }));
+console.log(JSON.stringify({ channels, peers: others, heard: told, reason }));
 await world.close();

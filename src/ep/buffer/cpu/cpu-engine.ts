@@ -43,7 +43,6 @@ import { agreeOn } from '../../../group/agree.ts';
 import { type Call, callWord, describeCall } from '../../../group/calls.ts';
 import { CountExchange, type ExchangeCounts, type ExchangeHeader } from '../../../group/exchange.ts';
 import type { HostNetwork } from '../../../group/network/host-network.ts';
-import { throwIfUnusable } from '../../../group/network/throw-if-unusable.ts';
 import { eventAtOnce } from '../../../group/overlap.ts';
 import { PeerMemory } from '../../../group/peer-memory.ts';
 import { checkMemoryBudget } from '../../../windows/memory-budget.ts';
@@ -163,7 +162,7 @@ class CpuEpEngine implements EpEngine {
   }
 
   throwIfUnusable(): void {
-    throwIfUnusable(this.window.barrier, this.hostNetwork);
+    this.window.barrier.throwIfUnusable(this.hostNetwork);
   }
 
   getDispatchLayout(topkIdx: Tensor<'i32' | 'i64'>): DispatchLayout {

@@ -398,7 +398,8 @@ export async function createCudaEngine(
     made.window = window;
     const calls = new CudaCalls(group, device, {
       findFailure: () => hooks.findFailure?.(),
-      onGiveUp: () => hooks.network?.giveUp(),
+      onGiveUp: (error) => hooks.network?.giveUp(error),
+      explain: (trap) => hooks.network?.explain(trap),
     });
     made.calls = calls;
     const { network: networkSize } = size;
@@ -409,7 +410,7 @@ export async function createCudaEngine(
     }
     return { scope, engine: new CudaEpEngine(scope, { ...parts, window, calls, hooks }) };
   } catch (error) {
-    hooks.network?.giveUp();
+    hooks.network?.giveUp(error);
     await hooks.network?.close();
     made.calls?.[Symbol.dispose]();
     made.window?.[Symbol.dispose]();

@@ -37,7 +37,6 @@ import { EPAllToAllLayoutDesc } from '../layout-desc.ts';
 import { agreeOn } from '../../../group/agree.ts';
 import { type Call, callWord } from '../../../group/calls.ts';
 import type { ExchangeHeader, ExchangeResult } from '../../../group/exchange.ts';
-import { throwIfUnusable } from '../../../group/network/throw-if-unusable.ts';
 import { eventAtOnce } from '../../../group/overlap.ts';
 import type { LocalBarrier } from '../../../windows/local-barrier.ts';
 import { isSharedByAll } from '../../../windows/symmetric-window.ts';
@@ -179,7 +178,7 @@ class CpuLayerEngine implements LayerEngine {
   }
 
   throwIfUnusable(): void {
-    throwIfUnusable(this.#barrier, this.#memory.network?.exchange.network);
+    this.#barrier.throwIfUnusable(this.#memory.network?.exchange.network);
   }
 
   async dispatch(input: LayerInput, options: EpCallOptions): Promise<LayerDispatchResult<TokenDType>> {

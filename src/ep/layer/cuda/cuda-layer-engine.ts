@@ -569,7 +569,8 @@ export async function createCudaLayerEngine(
   const hooks: CallHooks = {};
   const calls = new CudaCalls(group, device, {
     findFailure: () => hooks.findFailure?.(),
-    onGiveUp: () => hooks.network?.giveUp(),
+    onGiveUp: (error) => hooks.network?.giveUp(error),
+    explain: (trap) => hooks.network?.explain(trap),
   });
   try {
     const size = layerPinnedSize(config, group);

@@ -2,9 +2,13 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { networkChunkRows } from '#lib/abi/network.js';
-import { PINNED_CHUNK_BYTES } from '#lib/group/network/chunk-size.js';
 import { maxServed } from '#lib/group/network/host-routes.js';
-import { pinnedNetworkSize, refuseRdmaBuffer, requirePinnedBytes } from '#lib/ep/across-hosts/network-size.js';
+import {
+  PINNED_CHUNK_BYTES,
+  pinnedNetworkSize,
+  refuseRdmaBuffer,
+  requirePinnedBytes,
+} from '#lib/ep/across-hosts/network-size.js';
 import { requireNetworkLimits } from '#lib/ep/across-hosts/cuda-host-network.js';
 import { bufferSize } from '#lib/ep/buffer/buffer-size.js';
 import fc from '../../../support/fast-check.ts';

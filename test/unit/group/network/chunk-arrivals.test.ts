@@ -1,8 +1,7 @@
 // Chunks are taken in their order, whichever channel they come on, also where the cells wrap around.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { ChunkArrivals } from '#lib/group/network/chunk-arrivals.js';
-import type { HostNetwork } from '#lib/group/network/host-network.js';
+import { ChunkArrivals } from '#lib/group/network/peer-words.js';
 import fc from '../../../support/fast-check.ts';
 
 const FIRST_CELL = 3;
@@ -21,7 +20,7 @@ function pretend(channels: number, before = 0): Pretended {
     assert.equal(peer, PEER);
     return cells[cell - FIRST_CELL]!;
   };
-  const arrivals = new ChunkArrivals({ channels, count } as unknown as HostNetwork, PEER, FIRST_CELL, channels, before);
+  const arrivals = new ChunkArrivals({ count }, PEER, FIRST_CELL, channels, before);
   return { arrivals, signal: (channel) => (cells[channel]! += 1) };
 }
 

@@ -1,7 +1,7 @@
 // A peer that closes its side owes nothing of what came just before it closed, whatever other peers still owe.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { owes } from '#lib/group/network/network-wait.js';
+import { owes } from '#lib/group/network/host-network.js';
 
 /** Two peers, of which each sends once: what has come is taken in by a look. */
 function pretend(): { readonly come: Set<number>; isDone: () => boolean; awaits: (peer: number) => boolean } {
