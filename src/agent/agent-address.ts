@@ -3,6 +3,7 @@
 import { createSocket, type Socket } from 'node:dgram';
 import { isIP, isIPv6 } from 'node:net';
 import { networkInterfaces } from 'node:os';
+import { z } from '#zod';
 import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import { quote } from '../core/quote.ts';
 import type { CredentialKind } from '../meeting/credentials.ts';
@@ -79,10 +80,22 @@ function notOfThisHost(host: unknown): WeftlineError {
   return invalidArgument('host', host, `a numeric address of this host that peers reach, such as ${examples}`);
 }
 
-/** The address at which a peer listens, and `networkIdentity()` there. */
-interface PublishedAddress {
-  readonly host: string;
-  readonly network: string;
+const MAX_NETWORK_LENGTH = 200;
+
+/** What backends publish that listen at a TCP port: where, and `networkIdentity()` there. */
+export const publishedAddress = {
+  host: z.string().refine((host) => isIP(host) !== 0),
+  port: z.number().int().min(1).max(65_535),
+  network: z.string().max(MAX_NETWORK_LENGTH),
+};
+
+/** What a backend published as JSON; undefined if it is not understood. */
+export function readPublished<T>(schema: z.ZodType<T>, info: Uint8Array): T | undefined {
+  try {
+    return schema.parse(JSON.parse(Buffer.from(info).toString('utf8')));
+  } catch {
+    return undefined;
+  }
 }
 
 interface AddressReader {
@@ -93,7 +106,10 @@ interface AddressReader {
 }
 
 /** Undefined if it may be called there. */
-export function whyNotAddress({ host, network }: PublishedAddress, reader: AddressReader): string | undefined {
+export function whyNotAddress(
+  { host, network }: { readonly host: string; readonly network: string },
+  reader: AddressReader,
+): string | undefined {
   if (!isLoopback(host)) {
     if (readToken(reader.token) !== '') return undefined;
     return `the peer is at ${host}, on another host, for which both need a token (WEFTLINE_TOKEN, or the option token)`;

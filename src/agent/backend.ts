@@ -1,6 +1,6 @@
 // The seam between the agent and what moves its bytes: one Backend per kind of path, one BackendLink per peer.
 import type { Deadline } from '../core/deadline.ts';
-import { WeftlineError } from '../core/errors.ts';
+import { invalidArgument, WeftlineError } from '../core/errors.ts';
 import type { HostAccess } from '../device/tensor.ts';
 import type { Settings } from '../settings/settings.ts';
 import type { WakeWord } from '../threads/wake-word.ts';
@@ -339,6 +339,12 @@ export interface BackendChannel {
   /** True once nothing that was posted on a failed channel reads memory of this side any more. Left out: it is so at once. */
   readonly isQuiet?: boolean;
   close(): Promise<void>;
+}
+
+/** What came back from the agent must be what the backend made. */
+export function own<T>(kind: abstract new (...parameters: never[]) => T, value: unknown): T {
+  if (value instanceof kind) return value;
+  throw invalidArgument('region', value, `a ${kind.name}`);
 }
 
 /** `known`: the incarnation of the metadata that this side has, `now` that of the agent. */

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { createBackend } from '#lib/agent/backends/multipath/multipath-backend.js';
-import { MultipathRegion } from '#lib/agent/backends/multipath/multipath-channel.js';
+import { MultipathRegion } from '#lib/agent/backends/multipath/multipath-link.js';
 import { hostMemory, openBackend } from './support/backend-context.ts';
 
 const REGION_SLOTS = 2 ** 16;

@@ -1,13 +1,22 @@
 // The operations of a link in the order of their posts, as requests of its queue pair. What a broken connection has not
 // carried out is posted again on the next one. Hot path: no allocation.
-import type { WeftlineError } from '../../core/errors.ts';
-import { operationKinds as kinds, type OperationOwner, type RequestParts, type RequestPlace } from './operation.ts';
-import { NO_MESSAGE, OPERATIONS, OperationTable } from './operation-table.ts';
-import type { OutMessages } from './out-messages.ts';
+import { WeftlineError } from '../../core/errors.ts';
+import type { OutMessages } from './rdma-messages.ts';
 import type { SendQueue } from './rdma-device.ts';
 import { areWithdrawn, type RdmaRemoteRegion, withdrawnError } from './rdma-region.ts';
-import { type InboxAddress, RequestWriter, type RequestWriterOptions } from './request-writer.ts';
+import {
+  type InboxAddress,
+  NO_MESSAGE,
+  operationKinds as kinds,
+  type OperationOwner,
+  QueuedOperation,
+  type RequestParts,
+  RequestWriter,
+  type RequestWriterOptions,
+} from './request-writer.ts';
 
+/** Operations of a link that are under way. A power of two. */
+export const OPERATIONS = 1024;
 /** Requests under way. A power of two. */
 export const SEND_REQUESTS = 1024;
 /** Puts and signals that wait for each other, to go with one call. */
@@ -32,7 +41,7 @@ interface OperationQueueOptions extends RequestWriterOptions {
 export class OperationQueue {
   readonly #messages: OutMessages;
   readonly #peer: string;
-  readonly #table = new OperationTable();
+  readonly #operations = Array.from({ length: OPERATIONS }, (_, index) => new QueuedOperation(index));
   readonly #writer: RequestWriter;
   #ring: SendQueue | undefined;
   /** Sequence of the last request that is done. */
@@ -45,33 +54,36 @@ export class OperationQueue {
   constructor(options: OperationQueueOptions) {
     this.#messages = options.messages;
     this.#peer = options.peer;
-    this.#writer = new RequestWriter(this.#table, options);
+    this.#writer = new RequestWriter(options);
   }
 
   get isFull(): boolean {
     return this.#next - this.#oldest === OPERATIONS;
   }
 
+  /** Fails with WL_BUSY if it is full. */
+  requireRoom(): void {
+    if (this.isFull) throw new WeftlineError('WL_BUSY', 'Too many operations are under way: wait for earlier ones');
+  }
+
   /** The ranges of `parts`, then the message of that number, or -1. The caller has looked at `isFull`. */
   // oxlint-disable-next-line max-params -- hot path: an object for them would be allocated per post
   enterTransfer(owner: OperationOwner, post: number, parts: RequestParts, isRead: boolean, message: number): void {
-    const at = this.#enter(owner, post, isRead ? kinds.read : kinds.write);
-    this.#table.parts[at] = parts;
-    this.#table.message[at] = message;
+    const operation = this.enter(owner, post, isRead ? kinds.read : kinds.write);
+    operation.parts = parts;
+    operation.message = message;
   }
 
-  /** A put or signal. The caller has looked at `isFull`. */
-  enterPlace(owner: OperationOwner, post: number, kind: number, place: Readonly<RequestPlace>): void {
-    const at = this.#enter(owner, post, kind);
-    this.#table.parts[at] = undefined;
-    this.#table.message[at] = NO_MESSAGE;
-    this.#table.region[at] = place.remote;
-    this.#table.remoteAddress[at] = place.remote!.address + place.remoteOffset;
-    this.#table.localAddress[at] = place.localAddress;
-    this.#table.localKey[at] = place.localKey;
-    this.#table.bytes[at] = place.bytes;
-    this.#table.low[at] = place.low;
-    this.#table.high[at] = place.high;
+  /** A put or signal, whose places the caller fills in before it hands it over. The caller has looked at `isFull`. */
+  enter(owner: OperationOwner, post: number, kind: number): QueuedOperation {
+    const operation = this.#at(this.#next++);
+    operation.kind = kind;
+    operation.owner = owner;
+    operation.post = post;
+    operation.parts = undefined;
+    operation.message = NO_MESSAGE;
+    operation.isOver = false;
+    return operation;
   }
 
   /** Starts what there is room for, and hands it over once it is worth a call. True if the first of a batch waits. */
@@ -113,11 +125,10 @@ export class OperationQueue {
   /** After `halt`: the operation of the refused request ends with the error. Returns the region that it was about. */
   refuse(tag: number, error: WeftlineError): RdmaRemoteRegion | undefined {
     if (this.#oldest === this.#next) return undefined;
-    const at = this.#oldest % OPERATIONS;
-    this.#end(at, error);
-    const parts = this.#table.parts[at];
-    if (parts === undefined) return this.#table.region[at];
-    const { table, remotes } = parts;
+    const operation = this.#at(this.#oldest);
+    this.#end(operation, error);
+    if (operation.parts === undefined) return operation.region;
+    const { table, remotes } = operation.parts;
     return tag < table.count ? remotes[table.remote[tag]!] : undefined;
   }
 
@@ -129,8 +140,8 @@ export class OperationQueue {
     this.#unstarted = this.#oldest;
     let first: number | undefined;
     for (let number = this.#oldest; number < this.#next && first === undefined; number++) {
-      const at = number % OPERATIONS;
-      if (this.#table.isOver[at] === 0 && this.#table.message[at] !== NO_MESSAGE) first = this.#table.message[at];
+      const { isOver, message } = this.#at(number);
+      if (!isOver && message !== NO_MESSAGE) first = message;
     }
     this.#messages.restart(first);
     this.flush();
@@ -147,7 +158,7 @@ export class OperationQueue {
   startedKeys(): Set<number> {
     const keys = new Set<number>();
     for (let number = this.#oldest; number < this.#unstarted; number++) {
-      for (const { key } of this.#table.remotesOf(number % OPERATIONS)) keys.add(key);
+      for (const { key } of this.#at(number).remotes) keys.add(key);
     }
     return keys;
   }
@@ -160,18 +171,18 @@ export class OperationQueue {
   settleStarted({ arrived, withdrawn, error, isRepeated }: StartedFacts): void {
     let known = this.#oldest;
     for (let number = this.#oldest; number < this.#unstarted; number++) {
-      const message = this.#table.message[number % OPERATIONS]!;
+      const { message } = this.#at(number);
       if (message !== NO_MESSAGE && this.#messages.hasArrived(message, arrived ?? 0)) known = number + 1;
     }
     let mustEnd = isRepeated;
     for (let number = this.#oldest; number < this.#unstarted; number++) {
-      const at = number % OPERATIONS;
-      if (this.#table.isOver[at] === 1) continue;
-      const refused = number < known ? [] : this.#table.remotesOf(at).filter(({ key }) => withdrawn.has(key));
+      const operation = this.#at(number);
+      if (operation.isOver) continue;
+      const refused = number < known ? [] : operation.remotes.filter(({ key }) => withdrawn.has(key));
       for (const remote of refused) remote.isWithdrawn = true;
-      if (number < known) this.#end(at, undefined);
-      else if (refused.length > 0) this.#end(at, withdrawnError(this.#peer));
-      else if (mustEnd || arrived === undefined || this.#table.parts[at] === undefined) this.#end(at, error);
+      if (number < known) this.#end(operation, undefined);
+      else if (refused.length > 0) this.#end(operation, withdrawnError(this.#peer));
+      else if (mustEnd || arrived === undefined || operation.parts === undefined) this.#end(operation, error);
       else continue;
       mustEnd = false;
     }
@@ -180,7 +191,7 @@ export class OperationQueue {
   /** The link is over, and no device touches memory for it any more. */
   abandon(error: WeftlineError): void {
     this.#ring = undefined;
-    while (this.#oldest < this.#next) this.#end(this.#oldest++ % OPERATIONS, error);
+    while (this.#oldest < this.#next) this.#end(this.#at(this.#oldest++), error);
     this.#unstarted = this.#next;
   }
 
@@ -208,9 +219,9 @@ export class OperationQueue {
   /** False if the message of the owner's post is on its way: what has begun cannot be taken back. */
   canCancel(owner: OperationOwner, post: number): boolean {
     for (let number = this.#oldest; number < this.#next; number++) {
-      const at = number % OPERATIONS;
-      if (this.#table.owner[at] !== owner || this.#table.post[at] !== post || this.#table.isOver[at] === 1) continue;
-      return this.#table.message[at] === NO_MESSAGE || number >= this.#unstarted;
+      const operation = this.#at(number);
+      if (operation.owner !== owner || operation.post !== post || operation.isOver) continue;
+      return operation.message === NO_MESSAGE || number >= this.#unstarted;
     }
     return false;
   }
@@ -219,28 +230,23 @@ export class OperationQueue {
     return this.#oldest === this.#next;
   }
 
-  #enter(owner: OperationOwner, post: number, kind: number): number {
-    const at = this.#next++ % OPERATIONS;
-    this.#table.kind[at] = kind;
-    this.#table.owner[at] = owner;
-    this.#table.post[at] = post;
-    this.#table.isOver[at] = 0;
-    return at;
+  #at(number: number): QueuedOperation {
+    return this.#operations[number % OPERATIONS]!;
   }
 
-  #end(at: number, error: WeftlineError | undefined): void {
-    if (this.#table.isOver[at] === 1) return;
-    this.#table.isOver[at] = 1;
-    if (error !== undefined && this.#table.message[at] !== NO_MESSAGE) this.#messages.drop(this.#table.message[at]!);
-    this.#table.owner[at]!.ended(this.#table.post[at]!, error);
+  #end(operation: QueuedOperation, error: WeftlineError | undefined): void {
+    if (operation.isOver) return;
+    operation.isOver = true;
+    if (error !== undefined && operation.message !== NO_MESSAGE) this.#messages.drop(operation.message);
+    operation.owner.ended(operation.post, error);
   }
 
   #retire(): void {
     while (this.#oldest < this.#unstarted) {
-      const at = this.#oldest % OPERATIONS;
-      if (this.#table.isOver[at] === 0) {
-        if (((this.#done - this.#table.last[at]!) | 0) < 0) return;
-        this.#end(at, undefined);
+      const operation = this.#at(this.#oldest);
+      if (!operation.isOver) {
+        if (((this.#done - operation.last) | 0) < 0) return;
+        this.#end(operation, undefined);
       }
       this.#oldest++;
     }
@@ -251,12 +257,10 @@ export class OperationQueue {
     if (ring === undefined) return;
     let hasSkipped = false;
     while (this.#unstarted < this.#next) {
-      const at = this.#unstarted % OPERATIONS;
-      if (this.#table.isOver[at] === 0) {
-        if (!this.#isWanted(at)) hasSkipped = true;
-        else if (!this.#writer.start(ring, at)) break;
-      } else hasSkipped = true;
-      this.#table.last[at] = (ring.nextSequence - 1) >>> 0;
+      const operation = this.#at(this.#unstarted);
+      if (operation.isOver || !this.#isWanted(operation)) hasSkipped = true;
+      else if (!this.#writer.start(ring, operation)) break;
+      operation.last = (ring.nextSequence - 1) >>> 0;
       this.#unstarted++;
       this.#writer.next();
     }
@@ -264,31 +268,19 @@ export class OperationQueue {
   }
 
   /** Ends it if its owner gave it up, or the peer has taken the memory back. What was started of it goes on. */
-  #isWanted(at: number): boolean {
-    const isCancelled = !this.#table.owner[at]!.wants(this.#table.post[at]!);
-    const isWithdrawn = !isCancelled && this.#isWithdrawn(at);
-    if (!isCancelled && !isWithdrawn) return true;
+  #isWanted(operation: QueuedOperation): boolean {
+    const isCancelled = !operation.owner.wants(operation.post);
+    if (!isCancelled && !this.#isWithdrawn(operation)) return true;
+    if (operation.message !== NO_MESSAGE) this.#messages.drop(operation.message);
+    operation.message = NO_MESSAGE;
     // ORDER: requests of it that were started still read or write its memory; it ends when they are done.
-    if (isCancelled && this.#writer.isPartial) this.#dropMessage(at);
-    else if (isCancelled) this.#skip(at, undefined);
-    else this.#skip(at, withdrawnError(this.#peer));
+    if (isCancelled && this.#writer.isPartial) return false;
+    this.#end(operation, isCancelled ? undefined : withdrawnError(this.#peer));
     return false;
   }
 
-  #skip(at: number, error: WeftlineError | undefined): void {
-    this.#dropMessage(at);
-    this.#table.isOver[at] = 1;
-    this.#table.owner[at]!.ended(this.#table.post[at]!, error);
-  }
-
-  #dropMessage(at: number): void {
-    if (this.#table.message[at] !== NO_MESSAGE) this.#messages.drop(this.#table.message[at]!);
-    this.#table.message[at] = NO_MESSAGE;
-  }
-
-  #isWithdrawn(at: number): boolean {
-    const parts = this.#table.parts[at];
-    if (parts === undefined) return this.#table.region[at]!.isWithdrawn;
+  #isWithdrawn({ parts, region }: QueuedOperation): boolean {
+    if (parts === undefined) return region!.isWithdrawn;
     // Once something was started, the device finds out.
     return !this.#writer.isPartial && areWithdrawn(parts.remotes);
   }

@@ -1,12 +1,15 @@
 // What the agent's backends over RDMA share: one-sided reads, writes and atomics between registered memory of hosts.
 import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import { log } from '../../core/log.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
 import { credentialsOf } from '../../meeting/credentials.ts';
 import { MeetingListener } from '../../meeting/listener.ts';
+import { Doorbell, ReadinessSet } from '../../native/readiness.ts';
+import type { WakeWord } from '../../threads/wake-word.ts';
+import { WatchThread } from '../../threads/watch-thread.ts';
 import { networkIdentity } from '../../world/host-identity.ts';
 import type { AgentMemory, Backend, BackendContext, BackendPeer, ConnectOptions, MemoryKind } from '../backend.ts';
 import { whyNotAddress } from '../agent-address.ts';
-import { PortWatch } from './port-watch.ts';
 import { type RdmaDevice, whyNotPort } from './rdma-device.ts';
 import { RdmaGuest } from './rdma-guest.ts';
 import { RdmaLink } from './rdma-link.ts';
@@ -20,7 +23,6 @@ import {
   type RdmaWelcome,
 } from './rdma-meeting.ts';
 import { RdmaRegion } from './rdma-region.ts';
-import { RdmaSleep } from './rdma-sleep.ts';
 
 /** A link whose connection broke off is lost after so long without another one. */
 const RECONNECT_MS = 10_000;
@@ -337,4 +339,138 @@ function closed(name: string): WeftlineError {
 function remove<T>(list: T[], value: T): void {
   const at = list.indexOf(value);
   if (at >= 0) list.splice(at, 1);
+}
+
+// What the device says of itself between requests: a port that went down, a device that failed.
+
+/** A port that is up again by then loses no link: requests are repeated for about as long. */
+const GRACE_MS = 3000;
+
+class PortWatch {
+  readonly #device: RdmaDevice;
+  #downSince: number | undefined;
+  #why = '';
+  #hasFailed = false;
+
+  constructor(device: RdmaDevice) {
+    this.#device = device;
+  }
+
+  /** Takes all events. */
+  take(): void {
+    const { events, portNumber } = this.#device;
+    for (let event = events.take(); event !== undefined; event = events.take()) {
+      const { name, meaning, port } = event;
+      if (port !== undefined && port !== portNumber) continue;
+      if (name === 'IBV_EVENT_PORT_ERR') {
+        this.#downSince ??= performance.now();
+        this.#why = `${meaning} (${name})`;
+        log('agent', 'warn', this.#why);
+      } else if (name === 'IBV_EVENT_PORT_ACTIVE') {
+        this.#downSince = undefined;
+        log('agent', 'info', meaning);
+      } else if (name === 'IBV_EVENT_DEVICE_FATAL') {
+        this.#hasFailed = true;
+        this.#why = `${meaning} (${name})`;
+        log('agent', 'warn', this.#why);
+      } else log('agent', 'debug', `${meaning} (${name})`);
+    }
+  }
+
+  /** Hot path. */
+  get isDown(): boolean {
+    return this.#hasFailed || this.#downSince !== undefined;
+  }
+
+  /** Milliseconds until the next look is due; infinite if there is nothing to wait for. */
+  get pauseMs(): number {
+    if (this.#downSince === undefined) return Number.POSITIVE_INFINITY;
+    // Once the time is over there is nothing to look for.
+    const left = this.#downSince + GRACE_MS - performance.now();
+    return left > 0 ? left : Number.POSITIVE_INFINITY;
+  }
+
+  /** Why links are of no use any more; undefined while they may be. */
+  get failure(): string | undefined {
+    if (this.#hasFailed) return this.#why;
+    return this.#downSince !== undefined && this.pauseMs === Number.POSITIVE_INFINITY ? this.#why : undefined;
+  }
+}
+
+// Sleeping until a device has something to tell: descriptors of completions and events, and a thread that watches them.
+
+/** Numbers of the descriptors in the set. */
+const numbers = { doorbell: 0, completions: 1, events: 2 } as const;
+
+class RdmaSleep {
+  readonly #device: RdmaDevice;
+  readonly #readiness = new ReadinessSet();
+  readonly #doorbell = Doorbell.create();
+  readonly #thread: WatchThread | undefined;
+  #hasEvents = false;
+
+  /** The thread, if there is one, rings `wake` for completions after `arm` and for events; else `nap` and `hasEvents` look. */
+  constructor(device: RdmaDevice, { ownThread, wake }: { readonly ownThread: boolean; readonly wake: WakeWord }) {
+    this.#device = device;
+    const readiness = this.#readiness;
+    const add = (fd: number, number: number): void =>
+      ownThread ? readiness.addOnce(fd, number) : readiness.add(fd, number);
+    for (const descriptor of device.descriptors) add(descriptor, numbers.completions);
+    add(device.events.descriptor, numbers.events);
+    if (!ownThread) return;
+    readiness.add(this.#doorbell.fd, numbers.doorbell);
+    this.#thread = new WatchThread({
+      name: 'rdma',
+      wake,
+      source: { readiness: readiness.fd },
+      ring: () => this.#doorbell.ring(),
+    });
+  }
+
+  get hasThread(): boolean {
+    return this.#thread !== undefined;
+  }
+
+  /** To be called before the device is armed. */
+  takeChannelEvents(): void {
+    if (this.#thread?.isReady(numbers.completions)) this.#device.takeChannelEvents();
+  }
+
+  /** To be called once it is: lets the thread watch what has been readable again. */
+  watch(): void {
+    if (!this.#thread?.isReady(numbers.completions)) return;
+    this.#thread.forget(numbers.completions);
+    for (const descriptor of this.#device.descriptors) this.#readiness.addAgain(descriptor, numbers.completions);
+  }
+
+  /** Hot path. The device has events; then `seenEvents`. */
+  get hasEvents(): boolean {
+    return this.#thread === undefined ? this.#hasEvents : this.#thread.isReady(numbers.events);
+  }
+
+  /** They were taken: later ones are told again. */
+  seenEvents(): void {
+    this.#hasEvents = false;
+    if (this.#thread === undefined) return;
+    this.#thread.forget(numbers.events);
+    this.#readiness.addAgain(this.#device.events.descriptor, numbers.events);
+  }
+
+  /** Looks, and blocks for so many milliseconds at most if there is nothing. There is no thread. */
+  nap(milliseconds: number): void {
+    if (milliseconds > 0) this.#readiness.sleep(milliseconds * 1000);
+    const count = this.#readiness.poll();
+    for (let index = 0; index < count; index++) {
+      if (this.#readiness.numberAt(index) === numbers.events) this.#hasEvents = true;
+      else this.#device.takeChannelEvents();
+    }
+  }
+
+  /** Called before the device is closed. */
+  async close(): Promise<void> {
+    await this.#thread?.close();
+    this.#device.takeChannelEvents();
+    this.#readiness[Symbol.dispose]();
+    this.#doorbell[Symbol.dispose]();
+  }
 }

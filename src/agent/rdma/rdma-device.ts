@@ -1,7 +1,12 @@
 // What a backend over RDMA needs of the library that drives its device, verbs or UCX: registered memory, ends of connections
 // and what completes there.
-import type { WeftlineError } from '../../core/errors.ts';
+import { WeftlineError } from '../../core/errors.ts';
+import { isLogged, log } from '../../core/log.ts';
+import { localFiles } from '../../native/file-probe.ts';
 import type { AsyncEvents } from '../../native/verbs/context.ts';
+import { hostInterfaces } from '../../rails/rail-list.ts';
+import { chooseRdma, type RdmaChoice, rdmaHardware, type RdmaRail } from '../../rails/rdma-choice.ts';
+import type { Settings } from '../../settings/settings.ts';
 
 /** Memory of this process that the device may read and write. */
 export interface OwnMemory {
@@ -138,4 +143,36 @@ export interface RdmaDevice extends Disposable {
 export function whyNotPort(own: RdmaDevice['port'], remote: RdmaDevice['port']): string | undefined {
   if (own.linkLayer === remote.linkLayer) return undefined;
   return `${own.name} is of ${own.linkLayer}, and the peer's ${remote.name} of ${remote.linkLayer}`;
+}
+
+// The port of a device that a backend uses.
+
+interface RdmaPortChoice {
+  readonly rail: RdmaRail;
+  /** The address at which peers meet, if the settings say so. */
+  readonly controlHost: string | undefined;
+}
+
+/** The first of the ports that may be used. Fails with WL_UNSUPPORTED if there is none, WL_CONFIG for wrong settings. */
+export function choosePort(settings: Settings): RdmaPortChoice {
+  const hardware = { devices: rdmaHardware(localFiles()), gpus: [], interfaces: hostInterfaces() };
+  const choice = chooseRdma(hardware, settings);
+  const [rail] = choice.rails;
+  if (rail === undefined) throw noPort(choice);
+  if (isLogged('agent', 'debug')) {
+    log('agent', 'debug', `RDMA by ${rail.name} port ${rail.port} (${rail.gidReason}): ${choice.reason ?? ''}`);
+  }
+  return { rail, controlHost: choice.control?.addresses[0] };
+}
+
+function noPort({ others }: RdmaChoice): WeftlineError {
+  const reasons = others.map(
+    ({ name, port, reason }) => `${name}${port === undefined ? '' : ` port ${port}`}: ${reason}`,
+  );
+  const why = reasons.length === 0 ? 'it has no RDMA device' : reasons.join('; ');
+  return new WeftlineError(
+    'WL_UNSUPPORTED',
+    `This host has no port for RDMA: ${why}; the backend local serves peers of one host, and multipath those of others without RDMA`,
+    { details: { others } },
+  );
 }

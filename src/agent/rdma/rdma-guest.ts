@@ -1,13 +1,12 @@
 // A peer that connected to this agent: its messages arrive in an inbox, and it is told what was taken.
-import { RDMA_MESSAGES, RDMA_WAKE, RDMA_WAKES } from './link-layout.ts';
 import { sendFlag, sendOpcode } from '../../native/verbs/c-structs.ts';
 import { randomBytes } from 'node:crypto';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
 import { protocolError } from '../../meeting/frames.ts';
 import type { BackendContext } from '../backend.ts';
-import { Inbox } from './inbox.ts';
 import type { EndUser, RdmaDevice, RdmaEnd } from './rdma-device.ts';
 import type { MeetingEnd, RdmaCaller } from './rdma-meeting.ts';
+import { Inbox, RDMA_MESSAGES, RDMA_WAKE, RDMA_WAKES } from './rdma-messages.ts';
 
 const RECEIVES = RDMA_MESSAGES + RDMA_WAKES;
 /** Credits are sent one after the other. */

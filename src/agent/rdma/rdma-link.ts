@@ -2,26 +2,24 @@
 import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
 import { log } from '../../core/log.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
-import type {
-  BackendLink,
-  BackendRegion,
-  BackendRemoteRegion,
-  LinkState,
-  PlannedTransfer,
-  TransferOperation,
+import {
+  type BackendLink,
+  type BackendRegion,
+  type BackendRemoteRegion,
+  type LinkState,
+  type PlannedTransfer,
+  type TransferOperation,
+  own,
 } from '../backend.ts';
 import { protocolError } from '../../meeting/frames.ts';
 import { PartTable } from '../../transport/part-table.ts';
-import { Mailbox } from './mailbox.ts';
-import type { OperationOwner, RequestParts } from './operation.ts';
-import { OperationQueue, SEND_REQUESTS } from './operation-queue.ts';
-import { OPERATIONS } from './operation-table.ts';
-import { OutMessages } from './out-messages.ts';
-import { RdmaChannel } from './rdma-channel.ts';
+import { OPERATIONS, OperationQueue, SEND_REQUESTS } from './operation-queue.ts';
 import type { EndFailure, EndUser, RdmaDevice, RdmaEnd, RemoteKeys } from './rdma-device.ts';
 import type { MeetingEnd, MetPeer, RdmaCaller } from './rdma-meeting.ts';
-import { own, RdmaRemoteRegion, withdrawnError } from './rdma-region.ts';
-import { type OperationLink, RdmaTransfer } from './rdma-transfer.ts';
+import { Mailbox, OutMessages } from './rdma-messages.ts';
+import { type OperationLink, RdmaChannel, RdmaTransfer } from './rdma-posts.ts';
+import { RdmaRemoteRegion, withdrawnError } from './rdma-region.ts';
+import { nobody, type RequestParts } from './request-writer.ts';
 
 export interface LinkOptions {
   readonly peer: string;
@@ -38,8 +36,6 @@ export interface LinkOptions {
 const nothing: RequestParts = { table: PartTable.ofCount(0), locals: [], remotes: [] };
 /** How often a peer that takes no messages is sent a wake. */
 const LOOK_AFTER_MS = 1000;
-/** A message of notify() ends as its connection does. */
-const nobody: OperationOwner = { wants: () => true, ended: () => {} };
 
 export class RdmaLink implements BackendLink, EndUser, OperationLink {
   readonly peer: string;
@@ -124,7 +120,7 @@ export class RdmaLink implements BackendLink, EndUser, OperationLink {
   notify(message: Uint8Array): void {
     if (this.error !== undefined) throw this.error;
     const { queue } = this;
-    if (queue.isFull) throw new WeftlineError('WL_BUSY', 'Too many operations are under way: wait for earlier ones');
+    queue.requireRoom();
     queue.enterTransfer(nobody, 0, nothing, false, this.reserve(message));
     this.flush();
   }

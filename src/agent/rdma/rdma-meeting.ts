@@ -1,7 +1,6 @@
 // How two backends over RDMA meet over TCP: in their hello they tell each other their ends of a connection and mailboxes.
-import { isIP } from 'node:net';
 import { z } from '#zod';
-import { RDMA_AGENT_VERSION } from './link-layout.ts';
+import { RDMA_AGENT_VERSION } from './rdma-messages.ts';
 import { deadlineOf } from '../../core/deadline.ts';
 import { printable } from '../../core/quote.ts';
 import type { ControlChannel } from '../../meeting/control-channel.ts';
@@ -9,6 +8,7 @@ import type { Credentials } from '../../meeting/credentials.ts';
 import { call } from '../../meeting/dial.ts';
 import { protocolError } from '../../meeting/frames.ts';
 import { type HelloOptions, receiveHello } from '../../meeting/hello.ts';
+import { publishedAddress, readPublished } from '../agent-address.ts';
 import { type BackendPeer, type ConnectOptions, restarted } from '../backend.ts';
 
 const MAX_NAME_LENGTH = 200;
@@ -55,9 +55,7 @@ const welcome = z.object({
 const port = { name: z.string().max(MAX_PORT_NAME_LENGTH), linkLayer: z.string().max(MAX_PORT_NAME_LENGTH) };
 const info = z.object({
   version: z.literal(RDMA_AGENT_VERSION),
-  host: z.string().refine((host) => isIP(host) !== 0),
-  port: z.number().int().min(1).max(65_535),
-  network: z.string().max(MAX_NAME_LENGTH),
+  ...publishedAddress,
   rail: z.object(port),
 });
 
@@ -84,11 +82,7 @@ export function encodeRdmaInfo(values: Omit<RdmaInfo, 'version'>): Uint8Array {
 
 /** Undefined if it is not understood. */
 export function decodeRdmaInfo(bytes: Uint8Array): RdmaInfo | undefined {
-  try {
-    return info.parse(JSON.parse(Buffer.from(bytes).toString('utf8')));
-  } catch {
-    return undefined;
-  }
+  return readPublished(info, bytes);
 }
 
 export interface RdmaCaller {

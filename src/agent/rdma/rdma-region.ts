@@ -1,7 +1,7 @@
 // Registered memory over RDMA, here and at the peer, and how it is named in metadata.
-import { RDMA_REGION_HEAD_BYTES } from './link-layout.ts';
+import { RDMA_REGION_HEAD_BYTES } from './rdma-messages.ts';
 import { getWide, setWide } from '../../abi/layout.ts';
-import { invalidArgument, WeftlineError } from '../../core/errors.ts';
+import { WeftlineError } from '../../core/errors.ts';
 import { protocolError } from '../../meeting/frames.ts';
 import type { AgentMemory, BackendRegion, BackendRemoteRegion } from '../backend.ts';
 import type { OwnMemory, RdmaDevice, RemoteKeys } from './rdma-device.ts';
@@ -81,12 +81,6 @@ interface RemoteRegionOptions {
   readonly bytes: number;
   readonly peer: string;
   readonly keys: RemoteKeys;
-}
-
-/** What came back from the agent must be what this backend made. */
-export function own<T>(kind: abstract new (...parameters: never[]) => T, value: unknown): T {
-  if (value instanceof kind) return value;
-  throw invalidArgument('region', value, `a ${kind.name}`);
 }
 
 export function areWithdrawn(remotes: readonly RdmaRemoteRegion[]): boolean {

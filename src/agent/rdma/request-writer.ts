@@ -1,12 +1,65 @@
-// Operations of a link as requests of its connection. Hot path: no allocation.
-import { RDMA_WAKE, RDMA_WAKES } from './link-layout.ts';
+// What waits in the queue of a link, and how it becomes requests of its connection. Hot path: no allocation.
+import type { WeftlineError } from '../../core/errors.ts';
 import { sendFlag, sendOpcode } from '../../native/verbs/c-structs.ts';
-import type { Mailbox } from './mailbox.ts';
-import { operationKinds as kinds, type RequestParts } from './operation.ts';
 import type { PartTable } from '../../transport/part-table.ts';
-import { NO_MESSAGE, type OperationTable } from './operation-table.ts';
-import type { OutMessages } from './out-messages.ts';
 import type { SendQueue } from './rdma-device.ts';
+import { type Mailbox, type OutMessages, RDMA_WAKE, RDMA_WAKES } from './rdma-messages.ts';
+import type { RdmaRegion, RdmaRemoteRegion } from './rdma-region.ts';
+
+export const operationKinds = { write: 0, read: 1, put: 2, add: 3, store: 4 } as const;
+
+/** The one that has posted an operation. `post` tells its operations apart: the owner's own number. */
+export interface OperationOwner {
+  /** Hot path. False if it is not to be started any more. */
+  wants(post: number): boolean;
+  /** Hot path. The device does not touch its memory any more; with an error, it was not carried out, or not all of it. */
+  ended(post: number, error: WeftlineError | undefined): void;
+}
+
+/** Nobody asks for the end of a message of notify(), which ends as its connection does. */
+export const nobody: OperationOwner = { wants: () => true, ended: () => {} };
+
+/** Ranges of a transfer, and the regions of both sides that they lie in. */
+export interface RequestParts {
+  readonly table: PartTable;
+  readonly locals: readonly RdmaRegion[];
+  readonly remotes: readonly RdmaRemoteRegion[];
+}
+
+export const NO_MESSAGE = -1;
+
+/** An operation of a link, from when it is entered until it is over; then its object is another's. */
+export class QueuedOperation {
+  /** The place among the operations of the link. */
+  readonly index: number;
+  /** One of operationKinds. */
+  kind = 0;
+  owner: OperationOwner = nobody;
+  post = 0;
+  /** Parts of transfers. */
+  parts: RequestParts | undefined;
+  /** Region of puts and signals, and what they move: bytes of this side, or both halves of a number. */
+  region: RdmaRemoteRegion | undefined;
+  remoteAddress = 0;
+  localAddress = 0;
+  localKey = 0;
+  bytes = 0;
+  low = 0;
+  high = 0;
+  message = NO_MESSAGE;
+  /** Sequence of its last request. */
+  last = 0;
+  /** Its owner has heard of its end. */
+  isOver = true;
+
+  constructor(index: number) {
+    this.index = index;
+  }
+
+  get remotes(): readonly RdmaRemoteRegion[] {
+    return this.parts?.remotes ?? [this.region!];
+  }
+}
 
 /** One in so many requests of a long operation is signalled, so that its ring goes round. */
 const SIGNAL_EVERY = 128;
@@ -32,15 +85,13 @@ export class RequestWriter {
   offset = 0;
   /** The peer had not seen earlier wakes, and is to get one more. */
   owesWake = false;
-  readonly #table: OperationTable;
   readonly #mailbox: Mailbox;
   readonly #messages: OutMessages;
   readonly #chunkBytes: number;
   #inbox: InboxAddress = { address: 0, key: 0 };
   #wakesSent = 0;
 
-  constructor(table: OperationTable, { mailbox, messages, chunkBytes }: RequestWriterOptions) {
-    this.#table = table;
+  constructor({ mailbox, messages, chunkBytes }: RequestWriterOptions) {
     this.#mailbox = mailbox;
     this.#messages = messages;
     this.#chunkBytes = chunkBytes;
@@ -68,16 +119,14 @@ export class RequestWriter {
   }
 
   /** Starts the first operation that is not started as a whole. False if there is no room for all of it; the rest follows. */
-  start(ring: SendQueue, at: number): boolean {
-    const parts = this.#table.parts[at];
-    if (parts !== undefined) return this.#startTransfer(ring, at, parts);
-    return this.#table.kind[at] === kinds.put ? this.#startPut(ring, at) : this.#startSignal(ring, at);
+  start(ring: SendQueue, operation: QueuedOperation): boolean {
+    const { kind, parts, message } = operation;
+    if (parts !== undefined) return this.#startTransfer(ring, parts, kind === operationKinds.read, message);
+    return kind === operationKinds.put ? this.#startPut(ring, operation) : this.#startSignal(ring, operation);
   }
 
-  #startTransfer(ring: SendQueue, at: number, parts: RequestParts): boolean {
-    const isRead = this.#table.kind[at] === kinds.read;
+  #startTransfer(ring: SendQueue, parts: RequestParts, isRead: boolean, message: number): boolean {
     const opcode = isRead ? sendOpcode.read : sendOpcode.write;
-    const message = this.#table.message[at]!;
     // A short message goes with the last of the data, as one request.
     const isCarried = message !== NO_MESSAGE && !isRead && this.#messages.isShort(message);
     const { table } = parts;
@@ -138,38 +187,34 @@ export class RequestWriter {
     return true;
   }
 
-  #startPut(ring: SendQueue, at: number): boolean {
-    const bytes = this.#table.bytes[at]!;
+  #startPut(ring: SendQueue, { bytes, localAddress, localKey, remoteAddress, region }: QueuedOperation): boolean {
     while (this.offset < bytes) {
       const chunk = Math.min(bytes - this.offset, this.#chunkBytes);
       if (!ring.start(sendOpcode.write, ring.nextSequence % SIGNAL_EVERY === 0 ? sendFlag.signaled : 0, NO_PART))
         return false;
-      ring.add(this.#table.localAddress[at]! + this.offset, chunk, this.#table.localKey[at]!);
-      ring.target(this.#table.remoteAddress[at]! + this.offset, this.#table.region[at]!.key);
+      ring.add(localAddress + this.offset, chunk, localKey);
+      ring.target(remoteAddress + this.offset, region!.key);
       this.offset += chunk;
     }
     return true;
   }
 
   /** A number of 64 bits that is added or stored, and a wake of the peer, which may sleep until it comes. */
-  #startSignal(ring: SendQueue, at: number): boolean {
+  #startSignal(ring: SendQueue, { index, kind, remoteAddress, region, low, high }: QueuedOperation): boolean {
     if (ring.room < 2) return false;
-    const isAdd = this.#table.kind[at] === kinds.add;
-    const canWake = this.canWake;
-    const remoteAddress = this.#table.remoteAddress[at]!;
-    const { key } = this.#table.region[at]!;
-    const { region, oldValueAddress } = this.#mailbox;
-    const [low, high] = [this.#table.low[at]!, this.#table.high[at]!];
-    if (isAdd) {
+    const { canWake } = this;
+    const { key } = region!;
+    const { region: own, oldValueAddress } = this.#mailbox;
+    if (kind === operationKinds.add) {
       ring.start(sendOpcode.fetchAdd, 0, NO_PART);
       ring.order();
-      ring.add(oldValueAddress, 8, region.localKey);
+      ring.add(oldValueAddress, 8, own.localKey);
       ring.addend(remoteAddress, key, low, high);
       if (canWake) this.startWake(ring);
     } else {
       ring.start(canWake ? sendOpcode.writeWithImmediate : sendOpcode.write, 0, NO_PART);
       ring.order();
-      ring.add(this.#mailbox.setCell(at, low, high), 8, region.localKey);
+      ring.add(this.#mailbox.setCell(index, low, high), 8, own.localKey);
       ring.target(remoteAddress, key);
       if (canWake) {
         ring.immediate(RDMA_WAKE);

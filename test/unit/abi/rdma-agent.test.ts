@@ -12,7 +12,7 @@ import {
   RDMA_MESSAGE_ALIGNMENT,
   RDMA_RING_BYTES,
   RDMA_WAKE,
-} from '#lib/agent/rdma/link-layout.js';
+} from '#lib/agent/rdma/rdma-messages.js';
 import fc from '../../support/fast-check.ts';
 
 test('short messages stand in the immediate data', () => {

@@ -7,7 +7,7 @@ import { join } from 'weftline/world';
 import { localRegionInfo, localRegionKinds } from '#lib/agent/backends/local/local-region.js';
 import { Block } from '#lib/abi/layout.js';
 import { isOfProcess, readRegionInfo } from '#lib/agent/backends/local/remote-region.js';
-import { MultipathRemoteRegion } from '#lib/agent/backends/multipath/multipath-channel.js';
+import { MultipathRemoteRegion } from '#lib/agent/backends/multipath/multipath-link.js';
 import { mailboxSender, NotificationRing, SENDER_RING_BYTES } from '#lib/agent/backends/local/mailbox-layout.js';
 import { RdmaRemoteRegion } from '#lib/agent/rdma/rdma-region.js';
 import { UcxKeys } from '#lib/agent/backends/ucx/ucx-memories.js';

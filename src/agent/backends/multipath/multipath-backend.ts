@@ -1,17 +1,6 @@
 // The backend over weftline's own transport: host memory, any peer that UDP reaches.
-import { isIP } from 'node:net';
 import { z } from '#zod';
 import { alignUp } from '../../../abi/layout.ts';
-import {
-  type Hello,
-  MAILBOX_RING_BYTES,
-  mailboxHead,
-  mailboxRecord,
-  MessageRing,
-  MultipathLink,
-  readHello,
-  readWelcome,
-} from './multipath-link.ts';
 import { WeftlineError } from '../../../core/errors.ts';
 import {
   type Connection,
@@ -31,8 +20,15 @@ import {
   type MemoryKind,
   restarted,
 } from '../../backend.ts';
-import { whyNotAddress } from '../../agent-address.ts';
-import { MultipathRegion } from './multipath-channel.ts';
+import { publishedAddress, readPublished, whyNotAddress } from '../../agent-address.ts';
+import {
+  MAILBOX_RING_BYTES,
+  mailboxHead,
+  mailboxRecord,
+  MultipathLink,
+  MultipathRegion,
+  OutMessages,
+} from './multipath-link.ts';
 import type { IncomingConnection } from '../../../transport/host/greeting.ts';
 
 // The receiver's side of a mailbox: takes messages out of the ring in the order in which they arrived.
@@ -165,19 +161,51 @@ class Guest {
   }
 }
 
+// What two agents tell each other in the hello of their connection: who they are, whom they expect, where mailboxes lie.
+
+const mailbox = {
+  region: z
+    .number()
+    .int()
+    .nonnegative()
+    .max(2 ** 32 - 1),
+  key: z
+    .number()
+    .int()
+    .nonnegative()
+    .max(2 ** 32 - 1),
+};
+
+/** Words of the agent that connects; `region` is its message ring. */
+const helloWords = z.object({ name: z.string(), incarnation: z.string(), expects: z.string(), ...mailbox });
+/** Words of the agent that is connected to; `region` is its inbox. */
+const welcomeWords = z.object({ incarnation: z.string(), ...mailbox });
+
+type Hello = z.infer<typeof helloWords>;
+type Welcome = z.infer<typeof welcomeWords>;
+
+/** Fails with WL_PROTOCOL for anything else. */
+export function readHello(words: unknown): Hello {
+  return read(helloWords, words, 'A caller');
+}
+
+/** Fails with WL_PROTOCOL for anything else. */
+export function readWelcome(words: unknown, peer: string): Welcome {
+  return read(welcomeWords, words, peer);
+}
+
+function read<T>(schema: z.ZodType<T>, words: unknown, peer: string): T {
+  const { success, data } = schema.safeParse(words);
+  if (success) return data;
+  throw new WeftlineError('WL_PROTOCOL', `${peer} sent a greeting that is not one of an agent`);
+}
+
 /** A view of more aborts Node 20. */
 const MAX_REGION_BYTES = 2 ** 32 - 65_536;
 /** The pause between polls of a backend without a thread of its own. */
 const POLL_INTERVAL_MS = 0.1;
 
-const MAX_NETWORK_LENGTH = 200;
-
-const infoSchema = z.object({
-  host: z.string().refine((host) => isIP(host) !== 0),
-  port: z.number().int().min(1).max(65_535),
-  /** `networkIdentity()` */
-  network: z.string().max(MAX_NETWORK_LENGTH),
-});
+const infoSchema = z.object(publishedAddress);
 
 export async function createBackend(context: BackendContext): Promise<Backend<'multipath'>> {
   const { agentName, token, settings, ownThread, wake } = context;
@@ -231,7 +259,7 @@ class MultipathBackend implements Backend<'multipath'> {
   }
 
   whyNotPeer({ connectionInfo }: BackendPeer): string | undefined {
-    const address = parseInfo(connectionInfo);
+    const address = readPublished(infoSchema, connectionInfo);
     if (address === undefined) return 'what the peer published is not an address';
     return whyNotAddress(address, { network: this.#network, token: this.#context.token });
   }
@@ -246,10 +274,10 @@ class MultipathBackend implements Backend<'multipath'> {
   }
 
   async connect(peer: BackendPeer, options: ConnectOptions): Promise<MultipathLink> {
-    const info = parseInfo(peer.connectionInfo);
+    const info = readPublished(infoSchema, peer.connectionInfo);
     if (info === undefined) throw new WeftlineError('WL_PROTOCOL', `${peer.name} published no address of multipath`);
     const transport = this.#transport;
-    const messages = new MessageRing(peer.name);
+    const messages = new OutMessages(peer.name);
     const messageRegion = await transport.register(messages.bytes, { write: true });
     let connection: Connection | undefined;
     try {
@@ -263,7 +291,14 @@ class MultipathBackend implements Backend<'multipath'> {
       const welcome = readWelcome(connection.hello, peer.name);
       if (welcome.incarnation !== peer.incarnation) throw restarted(peer.name, peer.incarnation, welcome.incarnation);
       const onClose = (closed: MultipathLink): void => void this.#links.delete(closed);
-      const link = await MultipathLink.open({ transport, connection, messages, messageRegion, welcome, onClose });
+      const link = await MultipathLink.open({
+        transport,
+        connection,
+        messages,
+        messageRegion,
+        inbox: welcome,
+        onClose,
+      });
       this.#links.add(link);
       return link;
     } catch (error) {
@@ -342,13 +377,5 @@ class MultipathBackend implements Backend<'multipath'> {
       },
       cancel: () => void inboxRegion.close().catch(() => {}),
     };
-  }
-}
-
-function parseInfo(info: Uint8Array): z.infer<typeof infoSchema> | undefined {
-  try {
-    return infoSchema.parse(JSON.parse(Buffer.from(info).toString('utf8')));
-  } catch {
-    return undefined;
   }
 }

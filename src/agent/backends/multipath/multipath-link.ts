@@ -1,22 +1,26 @@
 // The way to one peer over the transport: prepared transfers, messages behind their data, channels.
-import { z } from '#zod';
-import { alignUp, defineLayout } from '../../../abi/layout.ts';
+import { alignUp, Block, defineLayout } from '../../../abi/layout.ts';
 import { asWeftlineError, WeftlineError } from '../../../core/errors.ts';
+import { Channel } from '../../../transport/host/channel.ts';
 import type { Connection, MemoryRegion, RailState, RequestHandle, Transport } from '../../../transport/index.ts';
 import { PartTable } from '../../../transport/part-table.ts';
-import type {
-  BackendLink,
-  BackendRegion,
-  BackendRemoteRegion,
-  BackendTransfer,
-  ChannelOptions,
-  LinkState,
-  MemoryKind,
-  PlannedTransfer,
-  TransferOperation,
-  TransferState,
+import {
+  type BackendChannel,
+  type BackendLink,
+  type BackendRegion,
+  type BackendRemoteRegion,
+  type BackendTransfer,
+  type ChannelOptions,
+  type LinkState,
+  type MemoryKind,
+  own,
+  type PlannedTransfer,
+  type PutPlace,
+  type SharedParts,
+  type TransferOperation,
+  type TransferState,
 } from '../../backend.ts';
-import { MultipathChannel, MultipathRegion, MultipathRemoteRegion, own } from './multipath-channel.ts';
+import { MessageRing } from '../../message-ring.ts';
 
 // The mailbox of a link: a counter and a ring on each side, through which messages travel behind their data.
 
@@ -43,16 +47,17 @@ const CHANNEL_FLOWS = 60_000;
 interface LinkParts {
   readonly transport: Transport;
   readonly connection: Connection;
-  readonly messages: MessageRing;
+  readonly messages: OutMessages;
   readonly messageRegion: MemoryRegion;
-  readonly welcome: Welcome;
+  /** The peer's inbox. */
+  readonly inbox: { readonly region: number; readonly key: number };
   readonly onClose: (link: MultipathLink) => void;
 }
 
 export class MultipathLink implements BackendLink {
   readonly transport: Transport;
   readonly connection: Connection;
-  readonly messages: MessageRing;
+  readonly messages: OutMessages;
   readonly #messageRegion: MemoryRegion;
   readonly #line: number;
   readonly #onClose: (link: MultipathLink) => void;
@@ -65,12 +70,12 @@ export class MultipathLink implements BackendLink {
   #nextFlow = 0;
 
   static async open(parts: LinkParts): Promise<MultipathLink> {
-    const { connection, messageRegion, welcome } = parts;
+    const { connection, messageRegion, inbox } = parts;
     const line = await connection.openLine({
       flow: MESSAGE_FLOW,
       region: messageRegion.number,
-      remoteRegion: welcome.region,
-      remoteKey: welcome.key,
+      remoteRegion: inbox.region,
+      remoteKey: inbox.key,
       counter: mailboxHead.offset.counter,
       ring: mailboxHead.size,
       ringBytes: MAILBOX_RING_BYTES,
@@ -291,109 +296,135 @@ class MultipathTransfer implements BackendTransfer {
 /** Messages that may wait; more than requests of a transport. A power of two. */
 const MAX_MESSAGES = 8192;
 
-export class MessageRing {
+export class OutMessages {
   /** Registered by the link, so that the peer can count what it has taken. */
   readonly bytes: Uint8Array = new Uint8Array(new SharedArrayBuffer(mailboxHead.size + MAILBOX_RING_BYTES));
   /** What `reserve` found, to post with: offset in `bytes`, and bytes of the record. */
   readonly message = { offset: 0, bytes: 0 };
-  readonly #peer: string;
-  readonly #taken: Int32Array;
-  readonly #words: Uint32Array;
+  readonly #ring: MessageRing;
+  readonly #taken = new Int32Array(this.bytes.buffer, mailboxHead.offset.counter, 1);
+  readonly #words = new Uint32Array(this.bytes.buffer);
   /** Bytes of the peer's ring that were promised to messages so far; the count wraps. */
   #promised = 0;
-  /** Places in this side's ring: of the next message, and of the oldest that waits; both count up and wrap at 2^32. */
-  #head = 0;
-  #tail = 0;
-  /** The end of each message, and whether its transfer has ended, by message number. */
-  readonly #ends = new Uint32Array(MAX_MESSAGES);
-  readonly #ended = new Uint8Array(MAX_MESSAGES);
-  #first = 0;
-  #next = 0;
 
   constructor(peer: string) {
-    this.#peer = peer;
-    this.#taken = new Int32Array(this.bytes.buffer, mailboxHead.offset.counter, 1);
-    this.#words = new Uint32Array(this.bytes.buffer, mailboxHead.size);
+    this.#ring = new MessageRing({ bytes: MAILBOX_RING_BYTES, most: MAX_MESSAGES, peer });
   }
 
   /** Copies a message. Returns its number; see `message`. Fails with WL_BUSY, leaving everything as it was. */
   reserve(text: Uint8Array): number {
-    const { length } = text;
-    const bytes = alignUp(mailboxRecord.size + length, 8);
+    const { message } = this;
+    const bytes = alignUp(mailboxRecord.size + text.length, 8);
     const untaken = (this.#promised - Atomics.load(this.#taken, 0)) | 0;
-    const at = this.#head % MAILBOX_RING_BYTES;
-    // A message lies in one piece here; what is left at the end is passed over.
-    const skipped = at + bytes > MAILBOX_RING_BYTES ? MAILBOX_RING_BYTES - at : 0;
-    const waiting = (this.#head - this.#tail + skipped + bytes) >>> 0;
-    const isFull = this.#next - this.#first === MAX_MESSAGES;
-    if (untaken + bytes > MAILBOX_RING_BYTES || waiting > MAILBOX_RING_BYTES || isFull) throw this.#full(length);
-    const offset = skipped > 0 ? 0 : at;
-    this.#words[offset / 4] = length;
-    this.bytes.set(text, mailboxHead.size + offset + mailboxRecord.size);
-    this.#head = (this.#head + skipped + bytes) >>> 0;
+    const number = this.#ring.take(text.length, bytes, untaken + bytes <= MAILBOX_RING_BYTES);
     this.#promised = (this.#promised + bytes) | 0;
-    const number = this.#next++;
-    this.#ends[number % MAX_MESSAGES] = this.#head;
-    this.#ended[number % MAX_MESSAGES] = 0;
-    this.message.offset = mailboxHead.size + offset;
-    this.message.bytes = bytes;
+    message.offset = mailboxHead.size + this.#ring.offsetOf(number);
+    message.bytes = bytes;
+    this.#words[message.offset / 4] = text.length;
+    this.bytes.set(text, message.offset + mailboxRecord.size);
     return number;
   }
 
   /** The transfer has ended, and its message's place is free; one that was not sent takes nothing of the peer's ring. */
   release(number: number, wasSent: boolean, bytes: number): void {
     if (!wasSent) this.#promised = (this.#promised - bytes) | 0;
-    this.#ended[number % MAX_MESSAGES] = 1;
-    while (this.#first < this.#next && this.#ended[this.#first % MAX_MESSAGES] === 1) {
-      this.#tail = this.#ends[this.#first % MAX_MESSAGES]!;
-      this.#first++;
+    this.#ring.free(number);
+  }
+}
+
+// Puts and signals on a flow of their own, in order: the carrier's channel for the agent's memory.
+
+/** How metadata of an agent names a region that its peers reach over the transport. */
+const multipathRegionInfo = defineLayout('MultipathRegionInfo', { region: 'u32', key: 'u32' }, 4);
+
+export class MultipathChannel extends Channel implements BackendChannel {
+  readonly #onClose: () => void;
+  readonly #hasThreads: boolean;
+
+  /** `flow`: that nothing else of the connection uses. */
+  constructor(connection: Connection, flow: number, onClose: () => void) {
+    super(connection.channelParts(flow));
+    this.#hasThreads = connection.hasThreads;
+    this.#onClose = onClose;
+  }
+
+  put({ local, localOffset, remote, remoteOffset, bytes }: PutPlace): boolean {
+    if (!this.hasRoom) return false;
+    if (bytes === 0) return true;
+    const { number } = own(MultipathRegion, local).region;
+    this.write(number, localOffset, own(MultipathRemoteRegion, remote), remoteOffset, bytes);
+    return true;
+  }
+
+  signal(remote: BackendRemoteRegion, offset: number, add: number): boolean {
+    if (!this.hasRoom) return false;
+    this.add(own(MultipathRemoteRegion, remote), offset, add);
+    return true;
+  }
+
+  async shareParts(table: PartTable, local: BackendRegion, remote: BackendRemoteRegion): Promise<SharedParts> {
+    const { number } = own(MultipathRegion, local).region;
+    const shared = await this.shareTable(table, number, own(MultipathRemoteRegion, remote));
+    let isReleased = false;
+    return {
+      put: (first, count) => {
+        if (!this.hasRoom) return false;
+        if (isReleased) throw new WeftlineError('WL_CLOSED', 'The table of parts was released');
+        this.writeRanges(shared, first, count);
+        return true;
+      },
+      release: async () => {
+        if (isReleased) return;
+        isReleased = true;
+        await this.unshareTable(shared);
+      },
+    };
+  }
+
+  async close(): Promise<void> {
+    this.end(new WeftlineError('WL_CLOSED', 'The channel was closed'));
+    this.#onClose();
+  }
+
+  get needsCalls(): boolean {
+    return !this.#hasThreads && this.delivered < this.posted;
+  }
+}
+
+// Registered memory of the transport, here and at the peer, and how it is named in metadata.
+
+export class MultipathRegion implements BackendRegion {
+  readonly info: Uint8Array;
+  readonly region: MemoryRegion;
+
+  constructor(region: MemoryRegion) {
+    this.region = region;
+    this.info = new Uint8Array(multipathRegionInfo.size);
+    const block = new Block(multipathRegionInfo, this.info.buffer, 0);
+    block.set('region', region.remote.remoteRegion);
+    block.set('key', region.remote.remoteKey);
+  }
+
+  release(): Promise<void> {
+    return this.region.close();
+  }
+}
+
+export class MultipathRemoteRegion implements BackendRemoteRegion {
+  readonly bytes: number;
+  readonly remoteRegion: number;
+  readonly remoteKey: number;
+
+  constructor(info: Uint8Array, bytes: number) {
+    if (info.length !== multipathRegionInfo.size) {
+      throw new WeftlineError(
+        'WL_PROTOCOL',
+        `A region of multipath is named by ${multipathRegionInfo.size} bytes, not ${info.length}`,
+      );
     }
+    const block = new Block(multipathRegionInfo, info.buffer, info.byteOffset);
+    this.bytes = bytes;
+    this.remoteRegion = block.get('region');
+    this.remoteKey = block.get('key');
   }
-
-  #full(length: number): WeftlineError {
-    return new WeftlineError(
-      'WL_BUSY',
-      `Cannot send a message of ${length} bytes to ${this.#peer}: ${MAILBOX_RING_BYTES} bytes of earlier messages wait to be taken there`,
-      { details: { peer: this.#peer, bytes: length, waiting: MAILBOX_RING_BYTES } },
-    );
-  }
-}
-
-// What two agents tell each other in the hello of their connection: who they are, whom they expect, where mailboxes lie.
-
-const mailbox = {
-  region: z
-    .number()
-    .int()
-    .nonnegative()
-    .max(2 ** 32 - 1),
-  key: z
-    .number()
-    .int()
-    .nonnegative()
-    .max(2 ** 32 - 1),
-};
-
-/** Words of the agent that connects; `region` is its message ring. */
-const helloWords = z.object({ name: z.string(), incarnation: z.string(), expects: z.string(), ...mailbox });
-/** Words of the agent that is connected to; `region` is its inbox. */
-const welcomeWords = z.object({ incarnation: z.string(), ...mailbox });
-
-export type Hello = z.infer<typeof helloWords>;
-type Welcome = z.infer<typeof welcomeWords>;
-
-/** Fails with WL_PROTOCOL for anything else. */
-export function readHello(words: unknown): Hello {
-  return read(helloWords, words, 'A caller');
-}
-
-/** Fails with WL_PROTOCOL for anything else. */
-export function readWelcome(words: unknown, peer: string): Welcome {
-  return read(welcomeWords, words, peer);
-}
-
-function read<T>(schema: z.ZodType<T>, words: unknown, peer: string): T {
-  const { success, data } = schema.safeParse(words);
-  if (success) return data;
-  throw new WeftlineError('WL_PROTOCOL', `${peer} sent a greeting that is not one of an agent`);
 }

@@ -5,8 +5,15 @@ import type { RdmaRail } from '../../../rails/rdma-choice.ts';
 import type { Settings } from '../../../settings/settings.ts';
 import type { Backend, BackendContext } from '../../backend.ts';
 import { openRdmaBackend } from '../../rdma/rdma-backend.ts';
-import type { Completions, EndOptions, OwnMemory, RdmaDevice, RdmaEnd, RemoteKeys } from '../../rdma/rdma-device.ts';
-import { choosePort } from '../../rdma/rdma-port.ts';
+import {
+  choosePort,
+  type Completions,
+  type EndOptions,
+  type OwnMemory,
+  type RdmaDevice,
+  type RdmaEnd,
+  type RemoteKeys,
+} from '../../rdma/rdma-device.ts';
 import { UcxContext, ucxSettings } from './ucx-context.ts';
 import { UcxEnd } from './ucx-end.ts';
 import { UcxKeys, UcxMemories } from './ucx-memories.ts';

@@ -15,6 +15,7 @@ import type { Settings } from '../../../settings/settings.ts';
 import type { Backend, BackendContext } from '../../backend.ts';
 import { openRdmaBackend } from '../../rdma/rdma-backend.ts';
 import {
+  choosePort,
   type Completions,
   type EndFailure,
   type EndOptions,
@@ -25,7 +26,6 @@ import {
   type RemoteKeys,
   whyNotPort,
 } from '../../rdma/rdma-device.ts';
-import { choosePort } from '../../rdma/rdma-port.ts';
 
 const MAX_PORT_NAME_LENGTH = 100;
 const SEQUENCES = 2 ** 24;

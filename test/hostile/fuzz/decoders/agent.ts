@@ -4,7 +4,7 @@ import { localRegionInfo, localRegionKinds } from '#lib/agent/backends/local/loc
 import { metadataHeader } from '#lib/agent/metadata.js';
 import { Block } from '#lib/abi/layout.js';
 import { isOfProcess, readRegionInfo } from '#lib/agent/backends/local/remote-region.js';
-import { MultipathRemoteRegion } from '#lib/agent/backends/multipath/multipath-channel.js';
+import { MultipathRemoteRegion } from '#lib/agent/backends/multipath/multipath-link.js';
 import { decodeRdmaInfo, encodeRdmaInfo } from '#lib/agent/rdma/rdma-meeting.js';
 import { RdmaRemoteRegion } from '#lib/agent/rdma/rdma-region.js';
 import { readTable } from '#lib/kv/kv-table.js';

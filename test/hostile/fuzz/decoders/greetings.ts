@@ -1,5 +1,5 @@
 // Hellos of strangers and of peers that hold the token, on both sides, and what follows them.
-import { readHello, readWelcome } from '#lib/agent/backends/multipath/multipath-link.js';
+import { readHello, readWelcome } from '#lib/agent/backends/multipath/multipath-backend.js';
 import { acceptRdmaPeer, type RdmaCaller } from '#lib/agent/rdma/rdma-meeting.js';
 import { introduce, readIntroduction } from '#lib/agent/endpoint/endpoint.js';
 import { MetadataChannel } from '#lib/agent/exchange/metadata-exchange.js';

@@ -6,7 +6,7 @@ import type { EndFailure, EndUser, RdmaDevice, RdmaEnd, RemoteKeys } from '#lib/
 import { type LinkOptions, RdmaLink } from '#lib/agent/rdma/rdma-link.js';
 import type { RdmaCaller, RdmaWelcome } from '#lib/agent/rdma/rdma-meeting.js';
 import { RdmaRegion } from '#lib/agent/rdma/rdma-region.js';
-import { RDMA_MESSAGES } from '#lib/agent/rdma/link-layout.js';
+import { RDMA_MESSAGES } from '#lib/agent/rdma/rdma-messages.js';
 import { sendOpcode } from '#lib/native/verbs/c-structs.js';
 import { WeftlineError } from 'weftline';
 import { hostMemory } from '../../../local/support/backend-context.ts';
