@@ -79,7 +79,7 @@ test('a thread that fails releases the lock, and the other one goes on alone', (
 
 test('a thread that is told to stop at any moment ends', async () => {
   for (let round = 0; round < 15; round += 1) {
-    const thread = new CopyThread(new WakeWord());
+    const thread = new CopyThread({ wake: new WakeWord(), ownThread: true });
     const end = performance.now() + 60_000;
     while (!thread.isRunning && performance.now() < end);
     for (let turn = 0; turn < round * 20; turn += 1);

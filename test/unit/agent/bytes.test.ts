@@ -4,9 +4,13 @@ import test from 'node:test';
 import { CpuDevice } from 'weftline';
 import { DescriptorList } from 'weftline/agent';
 import { join } from 'weftline/world';
-import { localRegionInfo, localRegionKinds } from '#lib/agent/backends/local/local-region.js';
+import {
+  isOfProcess,
+  localRegionInfo,
+  localRegionKinds,
+  readRegionInfo,
+} from '#lib/agent/backends/local/local-region.js';
 import { Block } from '#lib/abi/layout.js';
-import { isOfProcess, readRegionInfo } from '#lib/agent/backends/local/remote-region.js';
 import { MultipathRemoteRegion } from '#lib/agent/backends/multipath/multipath-link.js';
 import { mailboxSender, NotificationRing, SENDER_RING_BYTES } from '#lib/agent/backends/local/mailbox-layout.js';
 import { RdmaRemoteRegion } from '#lib/agent/rdma/rdma-region.js';

@@ -12,7 +12,8 @@ const late = (): WeftlineError => new WeftlineError('WL_TIMEOUT', 'the copies di
 test('the release of copies that a device has not ended may be repeated, and keeps what tells of their end', async () => {
   let [tries, disposed] = [0, 0];
   const over = (): Promise<void> => (tries++ === 0 ? Promise.reject(late()) : Promise.resolve());
-  const parts = { plan: { bytes: 8, isShort: true, over }, locals: [], remotes: [], dispose: () => disposed++ };
+  const plan = { bytes: 8, isShort: true, over, close: () => disposed++ };
+  const parts = { plan, locals: [], remotes: [] };
   const transfer = new LocalTransfer({ peerName: 'x' } as unknown as LocalParts[0], parts as unknown as LocalParts[1]);
   await assert.rejects(transfer.release(), { code: 'WL_TIMEOUT' });
   assert.deepEqual([tries, disposed], [1, 0]);

@@ -62,7 +62,7 @@ interface RemotePlace {
 interface CopyRowsParts {
   readonly parts: PartTable;
   readonly isRead: boolean;
-  /** Native addresses of the regions of this side; NaN for those whose rows are others' to copy. */
+  /** Native addresses of the regions of this side. */
   readonly locals: readonly number[];
   readonly remotes: readonly RemotePlace[];
 }
@@ -77,14 +77,11 @@ interface SharedRows {
 const placeField = { isRead: 0, remotes: 1 } as const;
 const FIRST_PLACE = 2;
 
-/** A copy of so many bytes takes longer than to begin it. */
-const PIECE_COST = 64;
-
 /** What `copy` returns for a range that ended early: its end is no longer mapped over there. */
 export const CUT_SHORT = -1;
 
 /** Where copies begin. Nobody moves it. */
-export const BEGIN: Readonly<CopyCursor> = new CopyCursor();
+const BEGIN: Readonly<CopyCursor> = new CopyCursor();
 
 export class CopyRows {
   readonly shared: SharedRows;
@@ -93,8 +90,6 @@ export class CopyRows {
   readonly #processes: Float64Array;
   readonly #remotes: Float64Array;
   readonly #locals: Float64Array;
-  /** Some rows are others' to copy. */
-  readonly #hasOthers: boolean;
   readonly #end = new CopyCursor();
 
   static of({ parts, isRead, locals, remotes }: CopyRowsParts): CopyRows {
@@ -119,19 +114,6 @@ export class CopyRows {
     this.#processes = places.subarray(FIRST_PLACE, FIRST_PLACE + remotes);
     this.#remotes = places.subarray(FIRST_PLACE + remotes, FIRST_PLACE + 2 * remotes);
     this.#locals = places.subarray(FIRST_PLACE + 2 * remotes);
-    this.#hasOthers = this.#locals.some((address) => Number.isNaN(address));
-  }
-
-  /** Bytes and ranges of the rows that are copied here. */
-  sums(): { readonly bytes: number; readonly ranges: number } {
-    const { local, bytes, ranges, count } = this.parts;
-    let [sum, pieces] = [0, 0];
-    for (let row = 0; row < count; row++) {
-      if (Number.isNaN(this.#locals[local[row]!])) continue;
-      sum += bytes[row]! * ranges[row]!;
-      pieces += ranges[row]!;
-    }
-    return { bytes: sum, ranges: pieces };
   }
 
   /** Target, source and bytes of the only copy, if there is one range, of mapped memory. */
@@ -140,22 +122,18 @@ export class CopyRows {
     if (parts.count !== 1 || parts.ranges[0] !== 1 || this.#processes[parts.remote[0]!] !== 0) return undefined;
     const here = this.#locals[parts.local[0]!]! + parts.localOffset[0]!;
     const there = this.#remotes[parts.remote[0]!]! + parts.remoteOffset[0]!;
-    if (Number.isNaN(here)) return undefined;
     return this.#isRead ? [here, there, parts.bytes[0]!] : [there, here, parts.bytes[0]!];
   }
 
   /**
-   * Hot path. Moves the cursor by a step: about so many bytes, in at most so many pieces; ranges that are longer are cut. Returns
-   * the time that the step takes, in bytes: to begin a piece takes some, too.
+   * Hot path. Moves the cursor by a step: about so many bytes, in at most so many pieces; ranges that are longer are cut.
    */
-  move(cursor: CopyCursor, stepBytes: number, stepPieces: number): number {
-    const { local, bytes, ranges, count } = this.parts;
-    const hasOthers = this.#hasOthers;
+  move(cursor: CopyCursor, stepBytes: number, stepPieces: number): void {
+    const { bytes, ranges, count } = this.parts;
     let [room, pieces] = [stepBytes, stepPieces];
     let { row, range, offset } = cursor;
     for (; row < count; row++, range = 0) {
       const size = bytes[row]!;
-      if (hasOthers && Number.isNaN(this.#locals[local[row]!])) continue;
       // One range that fits: most rows of long tables.
       if (ranges[row] === 1 && offset === 0 && size <= room && pieces > 0) {
         room -= size;
@@ -177,7 +155,6 @@ export class CopyRows {
     cursor.row = row;
     cursor.range = range;
     cursor.offset = offset;
-    return Math.max(stepBytes - room, (stepPieces - pieces) * PIECE_COST);
   }
 
   /** Hot path. Copies everything. Returns as `copy` does. */
@@ -202,7 +179,7 @@ export class CopyRows {
         to = remote[row]!;
         here = this.#locals[from]!;
         there = this.#remotes[to]!;
-        isMapped = this.#processes[to] === 0 && !Number.isNaN(here);
+        isMapped = this.#processes[to] === 0;
       }
       if (isMapped && ranges[row] === 1 && row >= firstWhole && row < end.row) {
         const near = here + localOffset[row]!;
@@ -211,7 +188,7 @@ export class CopyRows {
         else copyMemory(far, near, bytes[row]!);
         continue;
       }
-      const failure = Number.isNaN(here) ? 0 : this.#copyRow(row, start, end);
+      const failure = this.#copyRow(row, start, end);
       if (failure !== 0) return failure;
     }
     return batch === undefined ? 0 : batch.flush();
@@ -287,7 +264,7 @@ let batch: ProcessBatch | undefined;
 /** What a thread copies of a larger transfer before it looks up; threads share it in steps of this. */
 export const STEP_BYTES: number = 256 << 10;
 /** Small pieces cost by their number: most in one step. */
-export const STEP_PIECES = 4096;
+const STEP_PIECES = 4096;
 
 /** Copies, and the peer's regions that must be registered for each step of them. */
 export interface CheckedCopies {

@@ -23,13 +23,15 @@ export class CopyThread {
   readonly #lock: SharedLock;
   readonly #wake: WakeWord;
   readonly #jobs = new Map<number, CopyJob>();
-  readonly #work: PooledWork;
+  readonly #work: PooledWork | undefined;
   #nextId = 1;
 
-  constructor(wake: WakeWord) {
+  /** Without a thread of its own, the agent's copies all. */
+  constructor({ wake, ownThread }: { readonly wake: WakeWord; readonly ownThread: boolean }) {
     this.#wake = wake;
     const shared = this.#words.buffer;
     this.#lock = new SharedLock(shared, threadWord.lock * 4);
+    if (!ownThread) return;
     const data: CopyWorkerData = { words: shared, wake: wake.buffer };
     this.#work = new PooledWork({
       entry: packageFile('./copy-thread.js', import.meta.url),
@@ -48,8 +50,8 @@ export class CopyThread {
 
   /** Whether the process stays alive for it. */
   set keepsAlive(keeps: boolean) {
-    if (keeps) this.#work.ref();
-    else this.#work.unref();
+    if (keeps) this.#work?.ref();
+    else this.#work?.unref();
   }
 
   openLane({ address, bytes, slot, sender, steps }: PeerMailbox): LaneToPeer {
@@ -96,12 +98,12 @@ export class CopyThread {
   async close(): Promise<void> {
     Atomics.store(this.#words, threadWord.mustStop, 1);
     this.#ring();
-    this.#work.ref();
-    await this.#work.over;
+    this.#work?.ref();
+    await this.#work?.over;
   }
 
   #order(order: CopyOrder): void {
-    this.#work.port.postMessage(order);
+    this.#work?.port.postMessage(order);
   }
 
   #ring(): void {

@@ -1,6 +1,6 @@
 // Transfers between agents of one host: one copy from memory to memory, by the caller's thread; of large ones, by two.
 import { readFileSync, statSync } from 'node:fs';
-import { BOOT_ID_BYTES, LOCAL_INFO_VERSION, localConnectionInfo, LocalRegion } from './local-region.ts';
+import { BOOT_ID_BYTES, isOfProcess, LOCAL_INFO_VERSION, localConnectionInfo, LocalRegion } from './local-region.ts';
 import { MAILBOX_MAGIC } from './mailbox-layout.ts';
 import { Block } from '../../../abi/layout.ts';
 import { WeftlineError } from '../../../core/errors.ts';
@@ -25,7 +25,6 @@ import { CopyThread } from './copy-thread.ts';
 import { LocalLink } from './local-link.ts';
 import { Mailbox } from './mailbox.ts';
 import { PeerMailbox } from './peer-mailbox.ts';
-import { isOfProcess } from './remote-region.ts';
 
 export const createBackend: CreateBackend<'local'> = (context) =>
   Promise.resolve().then(() => new LocalBackend(context));
@@ -123,11 +122,7 @@ class LocalBackend implements Backend<'local'> {
       mailbox,
       whyNotProcess: () => refusalOfProcess(peer.name, info.pid, info.address),
       someDevice: () => this.#someDevice,
-      copyThread: () => {
-        const { ownThread, wake } = this.#context;
-        if (ownThread) this.#copyThread ??= new CopyThread(wake);
-        return this.#copyThread;
-      },
+      copyThread: () => (this.#copyThread ??= new CopyThread(this.#context)),
       onWork: () => this.#work(link),
       onClose: (closed) => this.#forget(link, closed),
     });

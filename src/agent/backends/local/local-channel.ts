@@ -8,11 +8,9 @@ import type { HostMemory } from '../../../device/cuda/host-memory.ts';
 import type { LaunchPlan } from '../../../device/cuda/kernel.ts';
 import { noPeerAtomics, whyNoPeerAtomics } from '../../../device/cuda/device-properties.ts';
 import { copyMemory } from '../../../native/libc.ts';
-import { viewAt } from '../../../native/library.ts';
 import { IovecList } from '../../../native/process-memory.ts';
 import type { BackendChannel, BackendRegion, BackendRemoteRegion, PutPlace } from '../../backend.ts';
-import type { LocalRegion } from './local-region.ts';
-import type { LocalRemoteRegion, RegionReach } from './remote-region.ts';
+import type { LocalRegion, LocalRemoteRegion, RegionReach } from './local-region.ts';
 import type { DeviceWork, PeerSteps } from './sender-end.ts';
 import { kernelFiles } from '../../../device/cuda/kernel-files.ts';
 
@@ -34,11 +32,8 @@ export class LocalChannel implements BackendChannel {
   readonly #link: ChannelLink;
   readonly #range: IovecList = new IovecList(1);
   readonly #range0 = { local: 0, remote: 0, bytes: 0 };
-  readonly #cells = new Map<LocalRemoteRegion, BigInt64Array>();
-  /** Addresses of regions of GPUs, as the channel's GPU sees them. */
-  readonly #addresses = new Map<LocalRemoteRegion, number>();
-  /** Regions to whose words this side's GPU cannot add, and why. */
-  readonly #withoutAtomics = new Map<LocalRemoteRegion, string>();
+  /** Where the channel's GPU sees regions of GPUs, and why it cannot add to words there; undefined if it can. */
+  readonly #places = new WeakMap<LocalRemoteRegion, { readonly address: number; readonly whyNoAtomics?: string }>();
   #error: WeftlineError | undefined;
   #posted = 0;
   /** All operations of a channel between GPUs. */
@@ -83,7 +78,7 @@ export class LocalChannel implements BackendChannel {
     // The local memory of a request for signals only may be the host's.
     const device = (local as LocalRegion).device ?? this.#cuda?.device ?? this.#link.someDevice;
     if (device === undefined || reach.kind !== 'cuda') return;
-    this.#mapped(remote as LocalRemoteRegion, device);
+    this.#placeOf(remote as LocalRemoteRegion, device);
     await this.#gpu(device).ready;
   }
 
@@ -125,18 +120,8 @@ export class LocalChannel implements BackendChannel {
     await this.#cuda?.idle();
   }
 
-  /** The peer's memory may be unmapped from now on. */
-  forgetRegion(region: LocalRemoteRegion): void {
-    this.#cells.delete(region);
-    this.#addresses.delete(region);
-    this.#withoutAtomics.delete(region);
-  }
-
   async close(): Promise<void> {
     this.#error ??= new WeftlineError('WL_CLOSED', `A channel to ${this.#link.peerName} was closed`);
-    this.#cells.clear();
-    this.#addresses.clear();
-    this.#withoutAtomics.clear();
     this.#link.forget(this);
     await this.#cuda?.close();
   }
@@ -147,7 +132,7 @@ export class LocalChannel implements BackendChannel {
     const { reach } = place.remote as LocalRemoteRegion;
     if (local.device !== undefined || reach.kind === 'cuda') {
       if (local.device === undefined || reach.kind !== 'cuda') throw mixedMemory();
-      const to = this.#mapped(place.remote as LocalRemoteRegion, local.device) + place.remoteOffset;
+      const to = this.#placeOf(place.remote as LocalRemoteRegion, local.device).address + place.remoteOffset;
       return this.#gpu(local.device).put(to, local.address + place.localOffset, place.bytes);
     }
     if (this.#cuda !== undefined) throw mixedMemory();
@@ -162,12 +147,13 @@ export class LocalChannel implements BackendChannel {
     requireCell(region, offset);
     if (region.reach.kind === 'cuda') {
       const device = this.#signalling();
-      const counter = this.#mapped(region, device) + offset;
-      if (this.#withoutAtomics.size > 0) this.#requireStore(region, sum);
-      return this.#gpu(device).signal(counter, add, sum);
+      const { address, whyNoAtomics } = this.#placeOf(region, device);
+      if (whyNoAtomics !== undefined) this.#requireStore(whyNoAtomics, sum);
+      return this.#gpu(device).signal(address + offset, add, sum);
     }
+    if (this.#cuda !== undefined) throw mixedMemory();
     // ORDER: the puts before it are ordinary stores of this thread, which this makes visible.
-    Atomics.add(this.#cellsOf(region), offset / 8, BigInt(add));
+    Atomics.add(region.cells, offset / 8, BigInt(add));
     this.#posted += 1;
     return true;
   }
@@ -176,9 +162,10 @@ export class LocalChannel implements BackendChannel {
     requireCell(region, offset);
     if (region.reach.kind === 'cuda') {
       const device = this.#signalling();
-      return this.#gpu(device).store(this.#mapped(region, device) + offset, low, high);
+      return this.#gpu(device).store(this.#placeOf(region, device).address + offset, low, high);
     }
-    Atomics.store(this.#cellsOf(region), offset / 8, (BigInt(high) << 32n) | BigInt(low));
+    if (this.#cuda !== undefined) throw mixedMemory();
+    Atomics.store(region.cells, offset / 8, (BigInt(high) << 32n) | BigInt(low));
     this.#posted += 1;
     return true;
   }
@@ -198,33 +185,24 @@ export class LocalChannel implements BackendChannel {
     return device;
   }
 
-  #mapped(region: LocalRemoteRegion, device: CudaDevice): number {
-    let address = this.#addresses.get(region);
-    if (address === undefined) {
-      address = this.#link.mapAllocation(region.reach as Extract<RegionReach, { kind: 'cuda' }>, device);
-      this.#addresses.set(region, address);
-      const reason = whyNoPeerAtomics(device.context, address);
-      if (reason !== undefined) this.#withoutAtomics.set(region, reason);
+  #placeOf(
+    region: LocalRemoteRegion,
+    device: CudaDevice,
+  ): { readonly address: number; readonly whyNoAtomics?: string } {
+    let place = this.#places.get(region);
+    if (place === undefined) {
+      const address = this.#link.mapAllocation(region.reach as Extract<RegionReach, { kind: 'cuda' }>, device);
+      const whyNoAtomics = whyNoPeerAtomics(device.context, address);
+      place = { address, ...(whyNoAtomics === undefined ? {} : { whyNoAtomics }) };
+      this.#places.set(region, place);
     }
-    return address;
+    return place;
   }
 
   /** A stream can still store a sum that the caller knows, in a work of its own, where this GPU cannot add to the peer's memory. */
-  #requireStore(region: LocalRemoteRegion, sum: number | undefined): void {
-    const reason = this.#withoutAtomics.get(region);
-    if (reason === undefined) return;
+  #requireStore(reason: string, sum: number | undefined): void {
     if (sum === undefined || this.#cuda?.canStore === false) throw noPeerAtomics(reason, 'A signal of several writers');
     this.#cuda?.flush();
-  }
-
-  #cellsOf(region: LocalRemoteRegion): BigInt64Array {
-    if (this.#cuda !== undefined) throw mixedMemory();
-    let cells = this.#cells.get(region);
-    if (cells === undefined) {
-      cells = cellsOf(region);
-      this.#cells.set(region, cells);
-    }
-    return cells;
   }
 
   /** Begins a step, which the caller ends. Fails if the memory must not be touched. */
@@ -251,16 +229,6 @@ export class LocalChannel implements BackendChannel {
     );
     throw this.#error;
   }
-}
-
-function cellsOf({ reach, bytes }: LocalRemoteRegion): BigInt64Array {
-  if (reach.kind === 'mapped' && reach.address % 8 === 0) {
-    return new BigInt64Array(viewAt(reach.address, Math.floor(bytes / 8) * 8));
-  }
-  throw new WeftlineError(
-    'WL_UNSUPPORTED',
-    'Signals between processes of one host need cells in memory from agent.allocate(): only that is mapped by both sides',
-  );
 }
 
 function requireCell({ bytes }: LocalRemoteRegion, offset: number): void {

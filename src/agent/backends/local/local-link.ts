@@ -24,8 +24,7 @@ import {
 import { STEP_BYTES } from './copy-lane.ts';
 import type { CopyThread } from './copy-thread.ts';
 import type { DeviceWork, PeerSteps } from './sender-end.ts';
-import { ImportedMemory, type LocalRemoteRegion, type RegionReach } from './remote-region.ts';
-import type { LocalRegion } from './local-region.ts';
+import { ImportedMemory, type LocalRegion, type LocalRemoteRegion, type RegionReach } from './local-region.ts';
 import type { PeerMailbox } from './peer-mailbox.ts';
 
 /** Copying this much takes most of a millisecond; checking whether the peer lives costs nothing beside that. */
@@ -39,8 +38,7 @@ interface LocalLinkOptions {
   readonly whyNotProcess: () => WeftlineError | undefined;
   /** A GPU whose memory is registered here, if there is one. */
   readonly someDevice: () => CudaDevice | undefined;
-  /** The thread that copies; undefined if this one is to do it all. */
-  readonly copyThread: () => CopyThread | undefined;
+  readonly copyThread: () => CopyThread;
   /** Called when a transfer begins to be pending. */
   readonly onWork: () => void;
   /** `closed` resolves when it touches no memory of either side any more. */
@@ -59,10 +57,8 @@ export class LocalLink implements BackendLink, LinkedMemory {
   readonly #streams = new Map<CudaDevice, CudaStream>();
   /** Copies on GPUs of transfers that failed or were cancelled. */
   #draining: CopyPlan[] = [];
-  #first: LocalTransfer | undefined;
-  #last: LocalTransfer | undefined;
-  /** The first one that the thread that copies does not know of. */
-  #unhanded: LocalTransfer | undefined;
+  /** Transfers under way, in the order of their posts. */
+  #busy: LocalTransfer[] = [];
   #help: CopyHelp | undefined;
   /** Bytes of the peer's ring that messages of pending transfers will take. */
   #promised = 0;
@@ -85,9 +81,6 @@ export class LocalLink implements BackendLink, LinkedMemory {
       isHeld: (region) => this.steps.holds(region),
       isBusy: (region) => this.#isBusy(region),
       hasChannels: () => this.#channels.size > 0,
-      onRelease: (region) => {
-        for (const channel of this.#channels) channel.forgetRegion(region);
-      },
     });
   }
 
@@ -101,7 +94,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
 
   /** True if no transfer is under way. */
   get isQuiet(): boolean {
-    return this.#first === undefined;
+    return this.#busy.length === 0;
   }
 
   importRegion(info: Uint8Array, about: { readonly kind: MemoryKind; readonly bytes: number }): LocalRemoteRegion {
@@ -212,32 +205,28 @@ export class LocalLink implements BackendLink, LinkedMemory {
   }
 
   enqueue(transfer: LocalTransfer): void {
-    transfer.next = undefined;
-    if (this.#last === undefined) this.#first = transfer;
-    else this.#last.next = transfer;
-    this.#last = transfer;
+    this.#busy.push(transfer);
     this.#promised += transfer.recordBytes;
-    this.#unhanded ??= transfer;
-    this.#handOver();
+    if (transfer.isForHelp) transfer.handOver((this.#help ??= this.#openLane()));
     this.#options.onWork();
   }
 
   /** True if this thread has to go on with what is under way. */
   get needsTurns(): boolean {
-    return this.#first !== undefined && !(this.#first.isHandedOver && this.#help?.thread.isRunning === true);
+    const isHelped = this.#help?.thread.isRunning === true;
+    for (let at = 0; at < this.#busy.length; at++) if (!isHelped || !this.#busy[at]!.isForHelp) return true;
+    return false;
   }
 
   /** Hot path, of blocking waits. Does a little of what the other thread does. True if anything was moved. */
   shareWork(): boolean {
-    return this.#first?.isHandedOver === true && this.#help?.lane.copies.step() === 'moved';
+    return this.#busy.length > 0 && this.#help?.lane.copies.step() === 'moved';
   }
 
   /** Ends transfers that use memory which this side is taking back; resolves when none touches it any more. */
   async dropUsing(region: LocalRegion): Promise<void> {
-    for (let transfer = this.#first; transfer !== undefined; transfer = transfer.next) {
-      if (transfer.uses(region))
-        this.drop(transfer, new WeftlineError('WL_CLOSED', 'The registration of the memory was closed'));
-    }
+    for (const transfer of this.#busy.filter((known) => known.uses(region)))
+      this.drop(transfer, new WeftlineError('WL_CLOSED', 'The registration of the memory was closed'));
     await Promise.all(this.#draining.map((plan) => plan.over()));
     if (region.device === undefined) return;
     await Promise.all([...this.#channels].map((channel) => channel.idle()));
@@ -246,31 +235,29 @@ export class LocalLink implements BackendLink, LinkedMemory {
   /** Ends one that is pending. */
   drop(transfer: LocalTransfer, error: WeftlineError): void {
     transfer.fail(error);
-    let before: LocalTransfer | undefined;
-    for (let at = this.#first; at !== undefined; at = at.next) {
-      if (at === transfer) {
-        this.#unlink(transfer, before);
-        return;
-      }
-      before = at;
-    }
+    this.#promised -= transfer.recordBytes;
+    this.#busy = this.#busy.filter((other) => other !== transfer);
   }
 
-  /** Lets pending transfers go on, in the order of their posts. True if one ended. */
+  /** Lets pending transfers go on; without another thread this one copies about so many bytes. True if one ended. */
   advance(budget: number): boolean {
-    let any = false;
-    for (let first = this.#first; first?.advance(budget) === true; first = this.#first) {
-      any = true;
-      // A transfer that finds the peer dead ends them all.
-      if (this.#first !== first) break;
-      this.#unlink(first, undefined);
-    }
-    this.#handOver();
+    let hasMoved = false;
     for (let left = budget; left > 0 && this.#help?.thread.isRunning === false; left -= STEP_BYTES) {
       if (!this.shareWork()) break;
-      any = true;
+      hasMoved = true;
     }
-    return any;
+    const busy = this.#busy;
+    let kept = 0;
+    for (let at = 0; at < busy.length; at++) {
+      const transfer = busy[at]!;
+      if (!transfer.advance()) busy[kept++] = transfer;
+      // A transfer that finds the peer dead ends them all.
+      else if (this.#busy !== busy) return true;
+      else this.#promised -= transfer.recordBytes;
+    }
+    const hasEnded = kept < busy.length;
+    busy.length = kept;
+    return hasMoved || hasEnded;
   }
 
   /** Enqueues what channels hold. True if one delivered something. */
@@ -349,10 +336,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
   /** True while copies of this side may touch the region. */
   #isBusy(region: LocalRemoteRegion): boolean {
     if (this.#draining.length > 0) return true;
-    for (let transfer = this.#first; transfer !== undefined; transfer = transfer.next) {
-      if (transfer.touches(region)) return true;
-    }
-    return false;
+    return this.#busy.some((transfer) => transfer.touches(region));
   }
 
   #hasRoom(bytes: number): boolean {
@@ -366,25 +350,9 @@ export class LocalLink implements BackendLink, LinkedMemory {
     return hasRoom;
   }
 
-  /** Goes in order: what only this thread can carry out holds up what was posted behind it. */
-  #handOver(): void {
-    while (this.#unhanded?.canBeHandedOver === true) {
-      if (this.#help === undefined) {
-        const thread = this.#options.copyThread();
-        if (thread === undefined) return;
-        this.#help = { thread, lane: thread.openLane(this.#mailbox) };
-      }
-      this.#unhanded.handOver(this.#help);
-      this.#unhanded = this.#unhanded.next;
-    }
-  }
-
-  #unlink(transfer: LocalTransfer, before: LocalTransfer | undefined): void {
-    if (before === undefined) this.#first = transfer.next;
-    else before.next = transfer.next;
-    if (this.#last === transfer) this.#last = before;
-    if (this.#unhanded === transfer) this.#unhanded = transfer.next;
-    this.#promised -= transfer.recordBytes;
+  #openLane(): CopyHelp {
+    const thread = this.#options.copyThread();
+    return { thread, lane: thread.openLane(this.#mailbox) };
   }
 
   #fail(state: LinkState, error: WeftlineError): void {
@@ -393,10 +361,9 @@ export class LocalLink implements BackendLink, LinkedMemory {
       if (state === 'dead') log('agent', 'warn', error.message);
     }
     this.error ??= error;
-    for (let transfer = this.#first; transfer !== undefined; transfer = transfer.next) transfer.fail(this.error);
-    this.#first = undefined;
-    this.#last = undefined;
-    this.#unhanded = undefined;
+    const busy = this.#busy;
+    this.#busy = [];
+    for (const transfer of busy) transfer.fail(this.error);
     this.#promised = 0;
   }
 }

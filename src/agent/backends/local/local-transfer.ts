@@ -14,22 +14,10 @@ import type {
   TransferOperation,
   TransferState,
 } from '../../backend.ts';
-import {
-  BEGIN,
-  type CheckedCopies,
-  CopyCursor,
-  type CopyJob,
-  CopyRows,
-  CUT_SHORT,
-  jobStates,
-  jobWord,
-  STEP_BYTES,
-  STEP_PIECES,
-} from './copy-lane.ts';
+import { type CopyJob, CopyRows, CUT_SHORT, jobStates, jobWord } from './copy-lane.ts';
 import type { CopyThread, LaneToPeer } from './copy-thread.ts';
-import type { LocalRegion } from './local-region.ts';
+import type { LocalRegion, LocalRemoteRegion, RegionReach } from './local-region.ts';
 import { recordBytes } from './mailbox-layout.ts';
-import type { LocalRemoteRegion, RegionReach } from './remote-region.ts';
 import { type DeviceWork, type PeerSteps, RegionGrants, REVOKED } from './sender-end.ts';
 
 /** The copies of one prepared transfer, and how far they have come. Hot path after construction: no allocation. */
@@ -41,26 +29,26 @@ export interface CopyPlan {
   measure(): void;
   /** Starts from the beginning again. */
   begin(): void;
-  /** Copies up to about `budget` bytes more. True when all are where they belong. Throws when that cannot be. */
-  advance(budget: number): boolean;
+  /** Goes on. True when all bytes are where they belong. Throws when that cannot be. */
+  advance(): boolean;
   /** True if nothing works on copies of earlier posts any more. A GPU may, even after a post has failed or was cancelled. */
   isOver(): boolean;
   /** Resolves when that is so. Fails with WL_TIMEOUT. */
   over(): Promise<void>;
+  close(): void;
 }
 
 export type LocalPlan = PlannedTransfer<BackendRegion, BackendRemoteRegion>;
 
 interface LocalTransferParts {
   readonly plan: CopyPlan;
-  /** The plan, if the thread that copies can carry it out. */
+  /** The plan, if it is between hosts, and threads that copy can carry it out. */
   readonly host: HostCopies | undefined;
   /** Each region stands here once. */
   readonly locals: readonly LocalRegion[];
   readonly remotes: readonly LocalRemoteRegion[];
   /** The parts are others for each post. */
   readonly isBySelection: boolean;
-  readonly dispose: () => void;
 }
 
 /** What a link knows of the peer's memory. */
@@ -72,40 +60,29 @@ export interface LinkedMemory {
   readonly deviceWork: DeviceWork;
 }
 
-/** Fails with WL_UNSUPPORTED for pairs of memory that nothing copies. */
+/** Memory of this side is all of hosts or all of GPUs. Fails with WL_UNSUPPORTED for pairs of memory that nothing copies. */
 export function planCopies(link: LinkedMemory, operation: TransferOperation, plan: LocalPlan): LocalTransferParts {
   const isRead = operation === 'read';
   const locals = plan.locals as readonly LocalRegion[];
   const remotes = plan.remotes as readonly LocalRemoteRegion[];
   const { parts, isBySelection } = plan;
   const addresses = remoteAddresses(link, { locals, remotes, parts, isBySelection });
-  const plans: CopyPlan[] = [];
-  const cuda: CudaCopies[] = [];
-  let host: HostCopies | undefined;
-  for (const [device, known] of addresses) {
-    const own = locals.map((local) => (local.device === device ? local.address : Number.NaN));
-    if (device === undefined) {
-      const processOf = ({ reach }: LocalRemoteRegion): number => (reach.kind === 'process' ? link.pid : 0);
-      const places = remotes.map((remote, at) => ({ process: processOf(remote), address: known[at]! }));
-      const rows = CopyRows.of({ parts, isRead, locals: own, remotes: places });
-      host = new HostCopies(rows, { pid: link.pid, isRead, peer: link.peerName });
-    } else {
-      const copies = { parts, locals: own, remotes: known };
-      cuda.push(new CudaCopies(copies, { device, stream: link.stream(device), work: link.deviceWork, isRead }));
-    }
+  const known = addresses.get(undefined);
+  if (known === undefined) {
+    const ways = [...addresses].map(([device, there]) => ({
+      device: device as CudaDevice,
+      stream: link.stream(device as CudaDevice),
+      locals: locals.map((local) => (local.device === device ? local.address : Number.NaN)),
+      remotes: there,
+    }));
+    const copies = new CudaCopies({ parts, ways, isRead, work: link.deviceWork });
+    return { plan: copies, host: undefined, locals, remotes, isBySelection };
   }
-  plans.push(...cuda);
-  if (host !== undefined) plans.push(host);
-  return {
-    host: cuda.length === 0 ? host : undefined,
-    plan: plans.length === 1 ? (plans[0] as CopyPlan) : new JoinedCopies(plans),
-    locals,
-    remotes,
-    isBySelection,
-    dispose: () => {
-      for (const copies of cuda) copies[Symbol.dispose]();
-    },
-  };
+  const processOf = ({ reach }: LocalRemoteRegion): number => (reach.kind === 'process' ? link.pid : 0);
+  const places = remotes.map((remote, at) => ({ process: processOf(remote), address: known[at]! }));
+  const rows = CopyRows.of({ parts, isRead, locals: locals.map(({ address }) => address), remotes: places });
+  const host = new HostCopies(rows, { pid: link.pid, isRead, peer: link.peerName });
+  return { plan: host, host, locals, remotes, isBySelection };
 }
 
 /** Where the peer's regions begin, as what copies sees them: by the device of this side's memory, then by region; NaN where none is asked for. */
@@ -164,7 +141,7 @@ interface HostCopiesOptions {
   readonly peer: string;
 }
 
-/** Copies from memory of hosts to memory of hosts. */
+/** Copies from memory of hosts to memory of hosts. Long ones are carried out as a job, step by step. */
 class HostCopies implements CopyPlan {
   bytes = 0;
   isShort = false;
@@ -174,8 +151,6 @@ class HostCopies implements CopyPlan {
   #onlyFrom = 0;
   #onlyBytes = 0;
   readonly #options: HostCopiesOptions;
-  readonly #at = new CopyCursor();
-  readonly #end = new CopyCursor();
 
   constructor(rows: CopyRows, options: HostCopiesOptions) {
     this.rows = rows;
@@ -184,36 +159,21 @@ class HostCopies implements CopyPlan {
   }
 
   measure(): void {
-    const { bytes, ranges } = this.rows.sums();
+    const { bytes, ranges } = this.rows.parts.sums();
     this.bytes = bytes;
     this.isShort = bytes <= INLINE_BYTES && ranges <= INLINE_PIECES;
     [this.#onlyTo, this.#onlyFrom, this.#onlyBytes] = this.rows.only ?? [0, 0, 0];
   }
 
   begin(): void {
-    this.#at.follow(BEGIN);
+    // All is copied at once, or by the job.
   }
 
-  advance(budget: number): boolean {
-    const { rows } = this;
-    if (this.isShort) {
-      if (this.#onlyBytes > 0) copyMemory(this.#onlyTo, this.#onlyFrom, this.#onlyBytes);
-      else this.#check(rows.copyAll());
-      return true;
-    }
-    const at = this.#at;
-    const end = this.#end;
-    for (let left = budget; at.row < rows.parts.count && left > 0;) {
-      end.follow(at);
-      left -= rows.move(end, STEP_BYTES, STEP_PIECES);
-      this.#check(rows.copy(at, end));
-      at.follow(end);
-    }
-    return at.row === rows.parts.count;
-  }
-
-  #check(failure: number): void {
+  advance(): boolean {
+    const failure = this.#onlyBytes > 0 ? 0 : this.rows.copyAll();
+    if (this.#onlyBytes > 0) copyMemory(this.#onlyTo, this.#onlyFrom, this.#onlyBytes);
     if (failure !== 0) throw this.failure(failure);
+    return true;
   }
 
   isOver(): boolean {
@@ -222,6 +182,10 @@ class HostCopies implements CopyPlan {
 
   over(): Promise<void> {
     return Promise.resolve();
+  }
+
+  close(): void {
+    // It holds nothing.
   }
 
   /** `code`: as CopyRows.copy says it. */
@@ -240,59 +204,47 @@ class HostCopies implements CopyPlan {
   }
 }
 
-// Copies to and from memory of GPUs: enqueued on a stream of their own, done when an event behind them is.
+// Copies to and from memory of GPUs: enqueued on streams of their own, done when an event behind them is.
 
-export interface CudaCopiesOptions {
+/** What copies to and from one GPU. */
+export interface CudaWay {
   readonly device: CudaDevice;
   readonly stream: CudaStream;
+  /** Where regions begin, as the GPU sees them; NaN for those of this side that another one copies. */
+  readonly locals: ArrayLike<number>;
+  readonly remotes: ArrayLike<number>;
+}
+
+interface CudaCopiesOptions {
+  readonly parts: PartTable;
+  readonly ways: readonly CudaWay[];
   readonly isRead: boolean;
   /** What the peer is told of it. */
   readonly work: DeviceWork;
-}
-
-/** Parts between memory of a GPU and memory that it reaches. */
-interface DeviceParts {
-  readonly parts: PartTable;
-  /** Where regions begin, as the GPU sees them; NaN for those of this side whose parts are others' to copy. */
-  readonly locals: ArrayLike<number>;
-  readonly remotes: ArrayLike<number>;
 }
 
 /**
  * Copies begin when the transfer is posted; they do not wait for work of other streams: what is sent must lie there, as
  * for a copy by the host. Host memory that the driver does not know is copied by the host within `advance`.
  */
-export class CudaCopies implements CopyPlan, Disposable {
+export class CudaCopies implements CopyPlan {
   bytes = 0;
   isShort = false;
-  readonly #device: CudaDevice;
-  readonly #stream: CudaStream;
-  readonly #event: CudaEvent;
-  readonly #work: DeviceWork;
-  readonly #isRead: boolean;
-  readonly #parts: DeviceParts;
+  readonly #options: CudaCopiesOptions;
+  readonly #ways: readonly (CudaWay & { readonly event: CudaEvent })[];
   #isEnqueued = false;
-  /** While the GPU may work on it. */
+  /** While a GPU may work on it. */
   #ticket: number | undefined;
 
-  constructor(copies: DeviceParts, { device, stream, isRead, work }: CudaCopiesOptions) {
-    this.#work = work;
-    this.#device = device;
-    this.#stream = stream;
-    this.#event = device.createEvent();
-    this.#isRead = isRead;
-    this.#parts = copies;
+  constructor(options: CudaCopiesOptions) {
+    this.#options = options;
+    this.#ways = options.ways.map((way) => ({ ...way, event: way.device.createEvent() }));
     this.measure();
   }
 
   measure(): void {
-    const { parts, locals } = this.#parts;
-    let bytes = 0;
-    for (let row = 0; row < parts.count; row++) {
-      if (!Number.isNaN(locals[parts.local[row]!]!)) bytes += parts.bytes[row]! * parts.ranges[row]!;
-    }
-    this.bytes = bytes;
-    this.isShort = bytes <= INLINE_BYTES;
+    this.bytes = this.#options.parts.sums().bytes;
+    this.isShort = this.bytes <= INLINE_BYTES;
   }
 
   begin(): void {
@@ -301,52 +253,60 @@ export class CudaCopies implements CopyPlan, Disposable {
 
   advance(): boolean {
     if (!this.#isEnqueued) this.#enqueue();
-    return this.#event.isDone() && this.isOver();
+    return this.#areDone() && this.isOver();
   }
 
   isOver(): boolean {
     if (this.#ticket === undefined) return true;
     try {
-      if (!this.#event.isDone()) return false;
+      if (!this.#areDone()) return false;
     } catch {
       // A device that has failed copies nothing more.
     }
-    this.#work.end(this.#ticket);
+    this.#options.work.end(this.#ticket);
     this.#ticket = undefined;
     return true;
   }
 
   async over(): Promise<void> {
     if (this.isOver()) return;
-    try {
-      await this.#event.wait();
-    } catch (error) {
-      if (error instanceof WeftlineError && error.code === 'WL_TIMEOUT') throw error;
+    for (const { event } of this.#ways) {
+      try {
+        await event.wait();
+      } catch (error) {
+        if (error instanceof WeftlineError && error.code === 'WL_TIMEOUT') throw error;
+      }
     }
     this.isOver();
   }
 
-  [Symbol.dispose](): void {
-    this.#event[Symbol.dispose]();
+  close(): void {
+    for (const { event } of this.#ways) event[Symbol.dispose]();
+  }
+
+  #areDone(): boolean {
+    for (let at = 0; at < this.#ways.length; at++) if (!this.#ways[at]!.event.isDone()) return false;
+    return true;
   }
 
   #enqueue(): void {
-    const { context } = this.#device;
-    context.enter();
-    context.workCount += 1;
-    // Copies of an earlier post go before these on the stream: their end is that of these.
-    this.#ticket ??= this.#work.begin();
+    // Copies of an earlier post go before these on the streams: their end is that of these.
+    this.#ticket ??= this.#options.work.begin();
     this.#isEnqueued = true;
-    try {
-      this.#enqueueAll();
-    } finally {
-      this.#event.record(this.#stream);
+    for (const way of this.#ways) {
+      const { context } = way.device;
+      context.enter();
+      context.workCount += 1;
+      try {
+        this.#enqueueRows(way);
+      } finally {
+        way.event.record(way.stream);
+      }
     }
   }
 
-  #enqueueAll(): void {
-    const { context } = this.#device;
-    const { parts, locals, remotes } = this.#parts;
+  #enqueueRows({ device: { context }, stream, locals, remotes }: CudaWay): void {
+    const { parts, isRead } = this.#options;
     for (let row = 0; row < parts.count; row++) {
       const local = locals[parts.local[row]!]! + parts.localOffset[row]!;
       if (Number.isNaN(local)) continue;
@@ -354,53 +314,10 @@ export class CudaCopies implements CopyPlan, Disposable {
       for (let range = 0; range < parts.ranges[row]!; range++) {
         const here = local + range * parts.localStride[row]!;
         const there = remote + range * parts.remoteStride[row]!;
-        const [to, from] = this.#isRead ? [here, there] : [there, here];
-        const status = context.driver.cuMemcpyAsync(to, from, parts.bytes[row]!, this.#stream.handle);
-        context.check('cuMemcpyAsync', status);
+        const [to, from] = isRead ? [here, there] : [there, here];
+        context.check('cuMemcpyAsync', context.driver.cuMemcpyAsync(to, from, parts.bytes[row]!, stream.handle));
       }
     }
-  }
-}
-
-/** Several plans as one. */
-class JoinedCopies implements CopyPlan {
-  bytes = 0;
-  isShort = false;
-  readonly #plans: readonly CopyPlan[];
-  #at = 0;
-
-  constructor(plans: readonly CopyPlan[]) {
-    this.#plans = plans;
-    this.measure();
-  }
-
-  measure(): void {
-    for (const plan of this.#plans) plan.measure();
-    this.bytes = this.#plans.reduce((sum, plan) => sum + plan.bytes, 0);
-    this.isShort = this.bytes <= INLINE_BYTES && this.#plans.every((plan) => plan.isShort);
-  }
-
-  begin(): void {
-    this.#at = 0;
-    for (let index = 0; index < this.#plans.length; index += 1) (this.#plans[index] as CopyPlan).begin();
-  }
-
-  advance(budget: number): boolean {
-    while (this.#at < this.#plans.length) {
-      if (!(this.#plans[this.#at] as CopyPlan).advance(budget)) return false;
-      this.#at += 1;
-    }
-    return true;
-  }
-
-  isOver(): boolean {
-    let areOver = true;
-    for (const plan of this.#plans) areOver = plan.isOver() && areOver;
-    return areOver;
-  }
-
-  async over(): Promise<void> {
-    await Promise.all(this.#plans.map((plan) => plan.over()));
   }
 }
 
@@ -422,11 +339,15 @@ interface TransferLink {
   refusal(): WeftlineError;
 }
 
+/** The thread that copies, and its lane to the peer. */
+export interface CopyHelp {
+  readonly thread: CopyThread;
+  readonly lane: LaneToPeer;
+}
+
 export class LocalTransfer implements BackendTransfer {
-  /** The link's list of pending transfers. */
-  next: LocalTransfer | undefined;
   readonly #link: TransferLink;
-  readonly #parts: LocalTransferParts;
+  readonly #host: HostCopies | undefined;
   /** Everything that a post reads is in fields of this object: reading it through other objects costs as much as a check. */
   readonly #plan: CopyPlan;
   #bytes: number;
@@ -437,18 +358,17 @@ export class LocalTransfer implements BackendTransfer {
   readonly #remotes: readonly LocalRemoteRegion[];
   state: TransferState = 'idle';
   error: WeftlineError | undefined;
-  #areCopied = false;
   #isReleased = false;
   #hasMessage = false;
   #message: Uint8Array = new Uint8Array(0);
-  /** Once the thread that copies was needed. */
-  #shared: SharedCopies | undefined;
-  /** Another thread goes on with it. */
-  isHandedOver = false;
+  /** Its copies in the hands of all threads that copy, once they were needed, and whether they are from a post to its end. */
+  #help: CopyHelp | undefined;
+  #job: CopyJob | undefined;
+  #isQueued = false;
 
   constructor(link: TransferLink, parts: LocalTransferParts) {
     this.#link = link;
-    this.#parts = parts;
+    this.#host = parts.host;
     this.#plan = parts.plan;
     this.#bytes = parts.plan.bytes;
     this.#isShort = parts.plan.isShort;
@@ -474,10 +394,9 @@ export class LocalTransfer implements BackendTransfer {
     if (message !== undefined) this.#link.requireRoom(message.length);
     this.state = 'pending';
     this.error = undefined;
-    this.#areCopied = false;
     this.#plan.begin();
     if (this.#isShort && this.#link.isQuiet) {
-      if (this.#goOn(INLINE_BYTES, message)) return;
+      if (this.#goOn(message)) return;
     } else if (!this.#steps.mayTouch(this.#remotes)) {
       this.fail(this.#link.refusal());
       return;
@@ -493,17 +412,21 @@ export class LocalTransfer implements BackendTransfer {
   }
 
   /** False if only this thread can carry it out. */
-  get canBeHandedOver(): boolean {
-    return this.#parts.host !== undefined;
+  get isForHelp(): boolean {
+    return this.#host !== undefined;
   }
 
+  /** Allocates at the first call, and when the length of the message changes. */
   handOver(help: CopyHelp): void {
-    this.#shared ??= new SharedCopies(help, {
-      rows: (this.#parts.host as HostCopies).rows,
-      grants: RegionGrants.of(this.#remotes),
-    });
-    this.isHandedOver = true;
-    this.#shared.begin(this.#hasMessage ? this.#message : undefined);
+    const message = this.#hasMessage ? this.#message : undefined;
+    this.#help = help;
+    if (this.#job === undefined || (message !== undefined && message.length !== this.#job.message.length)) {
+      const copies = { rows: this.#host!.rows, grants: RegionGrants.of(this.#remotes) };
+      this.#job = help.thread.makeJob(copies, message?.length ?? 0, this.#job);
+    }
+    if (message !== undefined) this.#job.message.set(message);
+    this.#isQueued = true;
+    help.lane.copies.add(this.#job, message !== undefined);
   }
 
   uses(region: LocalRegion): boolean {
@@ -515,52 +438,43 @@ export class LocalTransfer implements BackendTransfer {
   }
 
   /** Goes on. True if it has ended. */
-  advance(budget: number): boolean {
+  advance(): boolean {
     if (this.state !== 'pending') return true;
-    return this.isHandedOver ? this.#look() : this.#goOn(budget, this.#hasMessage ? this.#message : undefined);
-  }
-
-  /** How far the other thread has come. */
-  #look(): boolean {
-    const shared = this.#shared as SharedCopies;
-    if (!shared.hasEnded) return false;
-    this.isHandedOver = false;
-    const { failure } = shared;
+    if (!this.#isQueued) return this.#goOn(this.#hasMessage ? this.#message : undefined);
+    const failure = this.#jobFailure();
+    if (failure === undefined) return false;
+    this.#isQueued = false;
     // It took long enough for the peer to have died meanwhile.
-    const error = failure === 0 ? this.#link.findDeath() : this.#failure(failure);
-    if (error === undefined) this.state = 'done';
-    else this.#end(error);
+    this.#settle(failure === 0 ? this.#link.findDeath() : this.#failureOf(failure));
     return true;
   }
 
-  #failure(code: number): WeftlineError | undefined {
-    return code === REVOKED ? this.#link.refusal() : this.#parts.host?.failure(code);
+  /** Once its job has ended: why, as CopyRows.copy says it, or REVOKED; 0 if all is copied and the message is sent. */
+  #jobFailure(): number | undefined {
+    const { words } = this.#job as CopyJob;
+    return Atomics.load(words, jobWord.state) === jobStates.ended ? words[jobWord.failure]! : undefined;
   }
 
-  #goOn(budget: number, message: Uint8Array | undefined): boolean {
+  #failureOf(code: number): WeftlineError | undefined {
+    return code === REVOKED ? this.#link.refusal() : this.#host?.failure(code);
+  }
+
+  #goOn(message: Uint8Array | undefined): boolean {
     const steps = this.#steps;
     steps.begin();
     try {
-      if (!this.#areCopied) this.#areCopied = this.#copy(budget);
-      const isSent = this.#areCopied && (message === undefined || this.#link.push(message));
+      if (!steps.mayTouch(this.#remotes)) throw this.#link.refusal();
+      const isSent = this.#plan.advance() && (message === undefined || this.#link.push(message));
       // ORDER: the step ends behind the message, which would otherwise wait until the processor has written out the data.
       steps.end();
       if (!isSent) return false;
     } catch (error) {
       steps.end();
-      this.#end(asWeftlineError(error));
+      this.#settle(asWeftlineError(error));
       return true;
     }
-    const death = this.#link.noteCopied(this.#bytes);
-    if (death === undefined) this.state = 'done';
-    else this.#end(death);
+    this.#settle(this.#link.noteCopied(this.#bytes));
     return true;
-  }
-
-  /** Within a step. */
-  #copy(budget: number): boolean {
-    if (!this.#steps.mayTouch(this.#remotes)) throw this.#link.refusal();
-    return this.#plan.advance(budget);
   }
 
   /** Keeps what is to be sent after the post. */
@@ -571,19 +485,20 @@ export class LocalTransfer implements BackendTransfer {
     this.#message.set(message);
   }
 
-  #end(error: WeftlineError): void {
-    this.fail(error);
-    if (error.code === 'WL_PEER_LOST') this.#link.lose(error);
+  #settle(error: WeftlineError | undefined): void {
+    if (error === undefined) this.state = 'done';
+    else this.fail(error);
+    if (error?.code === 'WL_PEER_LOST') this.#link.lose(error);
   }
 
   /** Nothing is copied any more when it returns. What had been delivered before is done instead. */
   fail(error: WeftlineError): void {
     if (this.state !== 'pending') return;
-    const wasHandedOver = this.isHandedOver;
-    this.isHandedOver = false;
-    if (wasHandedOver) {
-      this.#shared?.takeBack();
-      if (this.#shared?.isDone === true) {
+    if (this.#isQueued) {
+      this.#isQueued = false;
+      // May wait for a step of a copy.
+      this.#help?.lane.copies.remove(this.#job as CopyJob);
+      if (this.#jobFailure() === 0) {
         this.state = 'done';
         return;
       }
@@ -602,9 +517,10 @@ export class LocalTransfer implements BackendTransfer {
   async release(): Promise<void> {
     this.#isReleased = true;
     this.cancel();
-    this.#shared?.release();
+    if (this.#job !== undefined) this.#help?.thread.forgetJob(this.#job);
+    this.#job = undefined;
     await this.#plan.over();
-    this.#parts.dispose();
+    this.#plan.close();
   }
 }
 
@@ -612,57 +528,4 @@ export class LocalTransfer implements BackendTransfer {
 function areRegistered(locals: readonly LocalRegion[]): boolean {
   for (let index = 0; index < locals.length; index += 1) if ((locals[index] as LocalRegion).isReleased) return false;
   return true;
-}
-
-// A transfer's copies in the hands of the thread that copies, from a post to its end.
-
-export interface CopyHelp {
-  readonly thread: CopyThread;
-  readonly lane: LaneToPeer;
-}
-
-class SharedCopies {
-  readonly #help: CopyHelp;
-  readonly #copies: CheckedCopies;
-  #job: CopyJob | undefined;
-
-  constructor(help: CopyHelp, copies: CheckedCopies) {
-    this.#help = help;
-    this.#copies = copies;
-  }
-
-  /** Allocates at the first call, and when the length of the message changes. */
-  begin(message: Uint8Array | undefined): void {
-    const { thread, lane } = this.#help;
-    if (this.#job === undefined || (message !== undefined && message.length !== this.#job.message.length)) {
-      this.#job = thread.makeJob(this.#copies, message?.length ?? 0, this.#job);
-    }
-    if (message !== undefined) this.#job.message.set(message);
-    lane.copies.add(this.#job, message !== undefined);
-  }
-
-  /** Hot path. */
-  get hasEnded(): boolean {
-    return this.#job !== undefined && Atomics.load(this.#job.words, jobWord.state) === jobStates.ended;
-  }
-
-  /** Once it has ended: why, as CopyRows.copy says it, or REVOKED; 0 if all is copied and the message is sent. */
-  get failure(): number {
-    return this.#job?.words[jobWord.failure] ?? 0;
-  }
-
-  get isDone(): boolean {
-    return this.hasEnded && this.failure === 0;
-  }
-
-  /** When it returns, nothing is copied any more. May wait for a step of a copy. */
-  takeBack(): void {
-    if (this.#job !== undefined) this.#help.lane.copies.remove(this.#job);
-  }
-
-  /** It must not be under way. */
-  release(): void {
-    if (this.#job !== undefined) this.#help.thread.forgetJob(this.#job);
-    this.#job = undefined;
-  }
 }

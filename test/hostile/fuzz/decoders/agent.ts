@@ -1,15 +1,18 @@
 // What agents read of each other: metadata, descriptions of regions, lists of descriptors, tables of KV stores.
 import { crc32 } from 'node:zlib';
-import { localRegionInfo, localRegionKinds } from '#lib/agent/backends/local/local-region.js';
-import { metadataHeader } from '#lib/agent/metadata.js';
+import {
+  isOfProcess,
+  localRegionInfo,
+  localRegionKinds,
+  readRegionInfo,
+} from '#lib/agent/backends/local/local-region.js';
+import { type AgentMetadata, decodeMetadata, encodeMetadata, metadataHeader } from '#lib/agent/metadata.js';
 import { Block } from '#lib/abi/layout.js';
-import { isOfProcess, readRegionInfo } from '#lib/agent/backends/local/remote-region.js';
 import { MultipathRemoteRegion } from '#lib/agent/backends/multipath/multipath-link.js';
 import { decodeRdmaInfo, encodeRdmaInfo } from '#lib/agent/rdma/rdma-meeting.js';
 import { RdmaRemoteRegion } from '#lib/agent/rdma/rdma-region.js';
 import { readTable } from '#lib/kv/kv-table.js';
 import { UcxKeys } from '#lib/agent/backends/ucx/ucx-memories.js';
-import { type AgentMetadata, decodeMetadata, encodeMetadata } from '#lib/agent/metadata.js';
 import { DescriptorList } from 'weftline/agent';
 import { type Decoder, Fault } from '../decoder.ts';
 

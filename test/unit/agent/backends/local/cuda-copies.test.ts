@@ -2,14 +2,14 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { mailboxBytes } from '#lib/agent/backends/local/mailbox-layout.js';
-import { CudaCopies, type CudaCopiesOptions } from '#lib/agent/backends/local/local-transfer.js';
+import { CudaCopies, type CudaWay } from '#lib/agent/backends/local/local-transfer.js';
 import { DeviceWork } from '#lib/agent/backends/local/sender-end.js';
 import { planned } from '../../../../local/support/planned-transfer.ts';
 
 /** A GPU whose work is done when the test says so. */
 function pretendDevice(): {
-  readonly device: CudaCopiesOptions['device'];
-  readonly stream: CudaCopiesOptions['stream'];
+  readonly device: CudaWay['device'];
+  readonly stream: CudaWay['stream'];
   readonly gpu: { isDone: boolean; error: Error | undefined; copies: number };
 } {
   const gpu = { isDone: true, error: undefined as Error | undefined, copies: 0 };
@@ -29,16 +29,16 @@ function pretendDevice(): {
     check: () => {},
     driver: { cuMemcpyAsync: () => (gpu.copies += 1) },
   };
-  const device = { createEvent: () => event, context } as unknown as CudaCopiesOptions['device'];
-  return { device, stream: { handle: 1 } as unknown as CudaCopiesOptions['stream'], gpu };
+  const device = { createEvent: () => event, context } as unknown as CudaWay['device'];
+  return { device, stream: { handle: 1 } as unknown as CudaWay['stream'], gpu };
 }
 
 function openCopies() {
   const { device, stream, gpu } = pretendDevice();
   const work = new DeviceWork(new ArrayBuffer(mailboxBytes(1)), 0);
   const { parts } = planned([{ local: 0, localOffset: 0, remote: 0, remoteOffset: 0, bytes: 10 }]);
-  const copied = { parts, locals: [4096], remotes: [8192] };
-  return { copies: new CudaCopies(copied, { device, stream, isRead: false, work }), work, gpu };
+  const ways = [{ device, stream, locals: [4096], remotes: [8192] }];
+  return { copies: new CudaCopies({ parts, ways, isRead: false, work }), work, gpu };
 }
 
 test('a post is under way until its event is done', () => {
@@ -72,4 +72,27 @@ test('a GPU that has failed touches nothing more', () => {
   assert.throws(() => copies.advance(), /illegal address/);
   assert.ok(copies.isOver());
   assert.ok(work.hasEnded(work.latest));
+});
+
+test('copies of two GPUs are over when both are done', async () => {
+  const [one, other] = [pretendDevice(), pretendDevice()];
+  const work = new DeviceWork(new ArrayBuffer(mailboxBytes(1)), 0);
+  const { parts } = planned([
+    { local: 0, localOffset: 0, remote: 0, remoteOffset: 0, bytes: 10 },
+    { local: 1, localOffset: 0, remote: 0, remoteOffset: 16, bytes: 10 },
+    { local: 1, localOffset: 10, remote: 0, remoteOffset: 32, bytes: 10 },
+  ]);
+  const ways = [
+    { ...one, locals: [4096, Number.NaN], remotes: [8192] },
+    { ...other, locals: [Number.NaN, 4096], remotes: [8192] },
+  ];
+  const copies = new CudaCopies({ parts, ways, isRead: false, work });
+  assert.equal(copies.bytes, 30);
+  copies.begin();
+  assert.equal(copies.advance(), false);
+  assert.deepEqual([one.gpu.copies, other.gpu.copies], [1, 2]);
+  one.gpu.isDone = true;
+  assert.deepEqual([copies.advance(), copies.isOver(), work.hasEnded(work.latest)], [false, false, false]);
+  await copies.over();
+  assert.deepEqual([copies.advance(), copies.isOver(), work.hasEnded(work.latest)], [true, true, true]);
 });
