@@ -22,7 +22,7 @@ export const RDMA_WAKES = 512;
  * modulo 2^32; a stale look shows fewer and costs time only. The device writes `oldValue`, which nobody reads: what a cell
  * was before an atomic addition. The ring holds messages at the same offsets as the receiver's inbox, which is a ring alone.
  */
-export const rdmaMailboxHead = defineLayout(
+const rdmaMailboxHead = defineLayout(
   'RdmaMailbox',
   { messages: 'u32', wakes: 'u32', oldValue: 'u64', reserved: { of: 'u32', count: 12 } },
   64,
@@ -52,7 +52,7 @@ export function immediateBytes(immediate: number): number {
 }
 
 /** A message of so many bytes at most stands in the immediate data itself, and takes no room in the inbox. */
-export const RDMA_SHORT_BYTES = 3;
+const RDMA_SHORT_BYTES = 3;
 
 const SHORT_LENGTH_SHIFT = 24;
 const SHORT_MASK = 0x83ff_ffff;

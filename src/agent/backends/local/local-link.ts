@@ -12,6 +12,7 @@ import type {
   MemoryKind,
   TransferOperation,
 } from '../../backend.ts';
+import { untaken } from '../../message-ring.ts';
 import { LocalChannel } from './local-channel.ts';
 import {
   type CopyHelp,
@@ -186,10 +187,7 @@ export class LocalLink implements BackendLink, LinkedMemory {
 
   /** Fails with WL_BUSY if a message of that length cannot be written now. */
   requireRoom(bytes: number): void {
-    if (this.#hasRoom(this.#promised + bytes)) return;
-    throw new WeftlineError('WL_BUSY', `${this.peerName} has not taken earlier notifications yet: try again later`, {
-      details: { peer: this.peerName, bytes },
-    });
+    if (!this.#hasRoom(this.#promised + bytes)) throw untaken(this.peerName, bytes);
   }
 
   push(message: Uint8Array): boolean {

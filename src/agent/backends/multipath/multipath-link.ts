@@ -337,7 +337,7 @@ export class OutMessages {
 /** How metadata of an agent names a region that its peers reach over the transport. */
 const multipathRegionInfo = defineLayout('MultipathRegionInfo', { region: 'u32', key: 'u32' }, 4);
 
-export class MultipathChannel extends Channel implements BackendChannel {
+class MultipathChannel extends Channel implements BackendChannel {
   readonly #onClose: () => void;
   readonly #hasThreads: boolean;
 
