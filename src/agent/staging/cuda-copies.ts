@@ -120,15 +120,15 @@ class ScatteredCopies {
 
   /** Hot path: no allocation. Enqueued on the stream. */
   move(way: CopyWay, run: CopyRun, stream: CudaStream): Moved {
-    const { count, bytes } = run;
+    const { count, memory, place, bytes } = run;
     if (count < MIN_COPIES || sumOf(bytes, count) > MAX_AVERAGE_BYTES * count) return 'not';
-    const bounce = way === 'out' ? run.to : run.from;
-    const memory = way === 'out' ? run.from : run.to;
     const [here, there] = [this.#bounce, this.#memory];
-    setRange(here, bounce, run);
+    setRange(here, place, run);
     setRange(there, memory, run);
+    const [first, least] = [here.address, there.address];
+    here.address += run.address;
     const block = this.#block.begin(here, there);
-    for (let at = 0; at < count; at++) block.add(bounce[at]! - here.address, bytes[at]!, memory[at]! - there.address);
+    for (let at = 0; at < count; at++) block.add(place[at]! - first, bytes[at]!, memory[at]! - least);
     this.#options.stream = stream;
     try {
       (way === 'out' ? this.#pack : this.#unpack).launch(block, this.#options);
@@ -154,13 +154,13 @@ function sumOf(bytes: Float64Array, count: number): number {
   return sum;
 }
 
-/** All that the addresses begin. */
-function setRange(range: Range, addresses: Float64Array, { bytes, count }: CopyRun): void {
-  let least = addresses[0]!;
+/** All that begins in those places. */
+function setRange(range: Range, places: Float64Array, { bytes, count }: CopyRun): void {
+  let least = places[0]!;
   let end = 0;
   for (let at = 0; at < count; at++) {
-    least = Math.min(least, addresses[at]!);
-    end = Math.max(end, addresses[at]! + bytes[at]!);
+    least = Math.min(least, places[at]!);
+    end = Math.max(end, places[at]! + bytes[at]!);
   }
   range.address = least;
   range.bytes = end - least;
@@ -247,19 +247,17 @@ class CudaCopies implements DeviceCopies {
     return queue.mark();
   }
 
-  #copyEach(way: CopyWay, { to, from, bytes, count }: CopyRun, { handle }: CudaStream): void {
+  #copyEach(way: CopyWay, { address, memory, place, bytes, count }: CopyRun, { handle }: CudaStream): void {
     const { context } = this.#device;
     const { driver } = context;
     context.enter();
     context.workCount += 1;
     for (let at = 0; at < count; at++) {
-      if (way === 'out') {
-        const status = driver.cuMemcpyDtoHAsync(to[at]!, from[at]!, bytes[at]!, handle);
-        if (status !== 0) context.check('cuMemcpyDtoHAsync', status);
-      } else {
-        const status = driver.cuMemcpyHtoDAsync(to[at]!, from[at]!, bytes[at]!, handle);
-        if (status !== 0) context.check('cuMemcpyHtoDAsync', status);
-      }
+      const status =
+        way === 'out'
+          ? driver.cuMemcpyDtoHAsync(address + place[at]!, memory[at]!, bytes[at]!, handle)
+          : driver.cuMemcpyHtoDAsync(memory[at]!, address + place[at]!, bytes[at]!, handle);
+      if (status !== 0) context.check(way === 'out' ? 'cuMemcpyDtoHAsync' : 'cuMemcpyHtoDAsync', status);
     }
   }
 

@@ -8,27 +8,30 @@ import { type MakeStorage, plainStorage, type RingShape } from './ring-memory.ts
 /** `out`: from the device's memory to a ring. `in`: from a ring to the device's memory, where additions are made too. */
 export type CopyWay = 'out' | 'in';
 
-/** What is copied together. Made once and filled again. */
+/** Ranges of a device's memory, each with its place in a ring, that are copied together. Made once and filled again. */
 export class CopyRun {
-  readonly to: Float64Array;
-  readonly from: Float64Array;
+  /** Where places in the ring count from. */
+  address = 0;
+  readonly memory: Float64Array;
+  readonly place: Float64Array;
   readonly bytes: Float64Array;
   count = 0;
 
   constructor(capacity: number) {
-    this.to = new Float64Array(capacity);
-    this.from = new Float64Array(capacity);
+    this.memory = new Float64Array(capacity);
+    this.place = new Float64Array(capacity);
     this.bytes = new Float64Array(capacity);
   }
 
-  clear(): void {
+  begin(address: number): void {
+    this.address = address;
     this.count = 0;
   }
 
-  add(to: number, from: number, bytes: number): void {
+  add(memory: number, place: number, bytes: number): void {
     const at = this.count++;
-    this.to[at] = to;
-    this.from[at] = from;
+    this.memory[at] = memory;
+    this.place[at] = place;
     this.bytes[at] = bytes;
   }
 }
@@ -60,8 +63,11 @@ export class PlainCopies implements DeviceCopies {
   #cellAddress = 0;
   #cell = new BigUint64Array(1);
 
-  copy(_way: unknown, { to, from, bytes, count }: CopyRun): number {
-    for (let at = 0; at < count; at++) copyMemory(to[at]!, from[at]!, bytes[at]!);
+  copy(way: CopyWay, { address, memory, place, bytes, count }: CopyRun): number {
+    for (let at = 0; at < count; at++) {
+      if (way === 'out') copyMemory(address + place[at]!, memory[at]!, bytes[at]!);
+      else copyMemory(memory[at]!, address + place[at]!, bytes[at]!);
+    }
     return 0;
   }
 

@@ -106,19 +106,6 @@ interface GreeterOptions {
   readonly onReceiverLeft: (peer: string, lane: number, why: WeftlineError) => void;
 }
 
-interface MeetOptions {
-  readonly peer: string;
-  readonly lane: number;
-  /** How the backend names this side's ring. */
-  readonly ring: Uint8Array;
-  readonly shape: RingShape;
-  readonly channels: number;
-  /** The link to the peer's staging thread. */
-  readonly link: BackendLink;
-  readonly deadline: Deadline;
-  readonly signal: AbortSignal;
-}
-
 interface Expected {
   readonly peer: string;
   answer: Uint8Array | WeftlineError | undefined;
@@ -138,20 +125,17 @@ export class Greeter {
     this.#options = options;
   }
 
-  /** Returns how the backend names the peer's ring. */
-  async meet({ peer, lane, ring, shape, channels, link, deadline, signal }: MeetOptions): Promise<Uint8Array> {
+  /** Says hello for a lane over the link to the peer's staging thread. Returns how the backend names the peer's ring. */
+  async meet(
+    lane: Pick<Hello, 'lane' | 'ring' | 'channels' | keyof RingShape>,
+    peer: string,
+    link: BackendLink,
+    { deadline, signal }: { readonly deadline: Deadline; readonly signal: AbortSignal },
+  ): Promise<Uint8Array> {
     const expected: Expected = { peer, answer: undefined };
-    this.#expected.set(lane, expected);
+    this.#expected.set(lane.lane, expected);
     const timeoutMs = Math.ceil(deadline.leftMs);
-    const words = encodeGreeting({
-      is: 'hello',
-      lane,
-      ring,
-      timeoutMs,
-      channels,
-      ...shape,
-      ...this.#options.self(),
-    });
+    const words = encodeGreeting({ is: 'hello', timeoutMs, ...lane, ...this.#options.self() });
     const what = `The greeting of the staging thread of ${peer}`;
     try {
       await patiently(() => link.notify(words), deadline, what);
@@ -162,7 +146,7 @@ export class Greeter {
       };
       await untilTrue(isAnswered, deadline, what);
     } finally {
-      this.#expected.delete(lane);
+      this.#expected.delete(lane.lane);
     }
     const { answer } = expected;
     if (answer instanceof WeftlineError) throw answer;
@@ -182,10 +166,6 @@ export class Greeter {
     } catch {
       // It is gone, or takes no messages.
     }
-  }
-
-  forget(lane: number): void {
-    this.#expected.delete(lane);
   }
 
   /** Inside `poll`. Greetings that make no sense are ignored: nothing was promised to who sends them. */

@@ -29,16 +29,16 @@ export abstract class Job {
 
   /** Fills the slot. Returns a ticket for `isFilled`; -1 if there is no room for the work now. */
   abstract open(piece: number, slot: number): number;
-  abstract isFilled(piece: number, ticket: number): boolean;
+  abstract isFilled(slot: number, ticket: number): boolean;
   /** False if there is no room now. */
   abstract send(piece: number, slot: number): boolean;
   /** Fails with why the piece was refused. */
-  abstract isBack(piece: number, slot: number): boolean;
+  abstract isBack(slot: number): boolean;
   /** The same of a piece that nobody waits for; never fails. */
-  abstract isDrained(piece: number, slot: number): boolean;
+  abstract isDrained(slot: number): boolean;
   /** Brings what came back to its place. Returns a ticket for `isLanded`; -1 if there is no room for the work now. */
-  abstract land(piece: number, slot: number): number;
-  abstract isLanded(piece: number, ticket: number): boolean;
+  abstract land(slot: number): number;
+  abstract isLanded(slot: number, ticket: number): boolean;
   protected abstract ended(error: WeftlineError | undefined): void;
 }
 
@@ -225,9 +225,8 @@ export class Lane {
         if (this.#carrier?.skip(slot) === false) return;
         continue;
       }
-      const piece = this.#pieces[slot]!;
       try {
-        if (!job.isFilled(piece, this.#tickets[slot]!) || !job.send(piece, slot)) return;
+        if (!job.isFilled(slot, this.#tickets[slot]!) || !job.send(this.#pieces[slot]!, slot)) return;
         traceEnd('staging.copy-out', slot);
         traceBegin('staging.carry', slot);
       } catch (error) {
@@ -244,15 +243,14 @@ export class Lane {
     for (; track.returned < limit; track.returned++, this.#moves++) {
       const slot = this.#slotOf(channel, track.returned);
       const job = this.#owner(slot);
-      const piece = this.#pieces[slot]!;
       if (job === undefined) {
-        if (this.#jobs[slot]?.isDrained(piece, slot) === false) return;
+        if (this.#jobs[slot]?.isDrained(slot) === false) return;
         this.#jobs[slot] = undefined;
         continue;
       }
       try {
-        if (!job.isBack(piece, slot)) return;
-        const ticket = job.land(piece, slot);
+        if (!job.isBack(slot)) return;
+        const ticket = job.land(slot);
         if (ticket < 0) return;
         this.#tickets[slot] = ticket;
         traceEnd('staging.carry', slot);
@@ -273,7 +271,7 @@ export class Lane {
       const isWanted = this.#owner(slot) === job;
       try {
         // A job that has ended is asked, too: a device may still read the slot.
-        if (!job.isLanded(this.#pieces[slot]!, this.#tickets[slot]!)) return;
+        if (!job.isLanded(slot, this.#tickets[slot]!)) return;
         traceEnd('staging.land', slot);
       } catch (error) {
         if (isWanted) this.end(job, asWeftlineError(error));
@@ -287,7 +285,7 @@ export class Lane {
   /** Whether a piece that nobody waits for is filled. */
   #isFilled(slot: number): boolean {
     try {
-      return this.#jobs[slot]?.isFilled(this.#pieces[slot]!, this.#tickets[slot]!) !== false;
+      return this.#jobs[slot]?.isFilled(slot, this.#tickets[slot]!) !== false;
     } catch {
       // The device has failed, and writes nothing more.
       return true;

@@ -36,6 +36,13 @@ export class MemoryTable {
     throw new WeftlineError('WL_CLOSED', 'The registration of the memory was closed');
   }
 
+  /** What it was is returned; nobody begins anything with it any more. */
+  close(number: number): StagedMemory | undefined {
+    const memory = this.#memory[number];
+    if (memory !== undefined) memory.isOpen = false;
+    return memory;
+  }
+
   /** What a peer names; undefined unless it is offered to peers under this key. Hot path. */
   find(number: number, key: number): StagedMemory | undefined {
     const memory = this.#memory[number];

@@ -47,15 +47,15 @@ export class PieceChannels {
   /** The other ring. */
   readonly #remote: BackendRemoteRegion;
   readonly #counters: readonly Int32Array[];
-  /** Pieces that were taken of those that a channel's counter tells, by channel. The counts wrap. */
-  readonly #taken: Int32Array;
+  /** What each counter, which wraps, has told so far. */
+  readonly #arrived: Float64Array;
 
   constructor(channels: readonly BackendChannel[], ring: RingMemory, remote: BackendRemoteRegion) {
     this.count = channels.length;
     this.#channels = channels;
     this.#remote = remote;
     this.#counters = ring.counters;
-    this.#taken = new Int32Array(channels.length);
+    this.#arrived = new Float64Array(channels.length);
   }
 
   static open(link: BackendLink, count: number, ring: RingMemory, remote: BackendRemoteRegion): PieceChannels {
@@ -69,16 +69,11 @@ export class PieceChannels {
     return undefined;
   }
 
-  /** Pieces of this channel that the other side has told of and that were not taken. */
-  waiting(channel: number): number {
-    return (Atomics.load(this.#counters[channel] as Int32Array, 0) - this.#taken[channel]!) | 0;
-  }
-
-  /** Takes the next piece of the channel. False if it is not there. */
-  take(channel: number): boolean {
-    if (this.waiting(channel) <= 0) return false;
-    this.#taken[channel]!++;
-    return true;
+  /** Pieces of this channel that the other side has told of so far. */
+  arrived(channel: number): number {
+    const arrived = this.#arrived;
+    const counter = Atomics.load(this.#counters[channel] as Int32Array, 0);
+    return (arrived[channel]! += (counter - arrived[channel]!) | 0);
   }
 
   /** False if there is no room now. */

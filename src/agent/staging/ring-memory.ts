@@ -136,26 +136,19 @@ export class RingMemory {
 interface RingParts {
   /** Resolves when no device touches the ring any more. */
   readonly fence: () => Promise<void>;
-  readonly session: { close(): Promise<void> } | undefined;
-  /** The ring. */
-  readonly local: BackendRegion;
-  readonly ring: Pick<RingMemory, 'free'>;
+  readonly session?: { close(): Promise<void> } | undefined;
+  /** The ring as the backend knows it. */
+  readonly local?: BackendRegion | undefined;
+  readonly ring?: Pick<RingMemory, 'free'> | undefined;
   readonly uses: readonly LinkUse[];
 }
 
 /** Fails with the first error, having tried everything; the ring is then kept. */
 export async function endRing({ fence, session, local, ring, uses }: RingParts): Promise<void> {
-  const steps = [fence, () => session?.close(), () => local.release()];
-  const errors: unknown[] = [];
-  for (const step of steps) {
-    try {
-      await step();
-    } catch (error) {
-      errors.push(error);
-    }
-  }
-  if (errors.length === 0) ring.free();
-  const ends = await Promise.allSettled(uses.map((use) => use.giveBack()));
-  for (const end of ends) if (end.status === 'rejected') errors.push(end.reason);
-  if (errors.length > 0) throw errors[0];
+  const ends: PromiseSettledResult<unknown>[] = [];
+  const steps = [fence, async () => session?.close(), async () => local?.release()];
+  for (const step of steps) ends.push(...(await Promise.allSettled([step()])));
+  if (ends.every(({ status }) => status === 'fulfilled')) ring?.free();
+  ends.push(...(await Promise.allSettled(uses.map((use) => use.giveBack()))));
+  for (const end of ends) if (end.status === 'rejected') throw end.reason;
 }

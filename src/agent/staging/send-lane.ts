@@ -1,5 +1,5 @@
 // A lane to one peer with all that it holds: links, ring, session, messages. Made when it is first needed.
-import { putWide } from '../../abi/layout.ts';
+import { putWide, wordOffsets } from '../../abi/layout.ts';
 import { Deadline } from '../../core/deadline.ts';
 import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
 import type { Backend, BackendLink, BackendRegion, BackendRemoteRegion, PutPlace } from '../backend.ts';
@@ -9,21 +9,9 @@ import { Lane, type LaneCarrier } from './lane.ts';
 import { channelsTo, PieceChannels } from './piece-channels.ts';
 import { channelOf, dataOffsetOf, endRing, type MakeStorage, RingMemory, type RingShape } from './ring-memory.ts';
 import { MessageQueue, StagedMessages } from './staged-messages.ts';
-import type { LaneOptions } from './staging-messages.ts';
+import type { LaneOptions, RemoteMemoryName, StagedName } from './staging-thread.ts';
+import { type PeerMemory, Piece, type PieceWay } from './pieces.ts';
 import { pieceFragment, pieceHead, pieceKinds, pieceStatuses } from './wire-layout.ts';
-
-/** What a piece says of itself. Owned by its job and written again. */
-export interface PieceWords {
-  kind: number;
-  region: number;
-  key: number;
-  fragments: number;
-  dataOffset: number;
-  offset: number;
-  add: number;
-  /** -1 if it is not known. */
-  sum: number;
-}
 
 interface SendSessionParts {
   readonly peer: string;
@@ -34,31 +22,35 @@ interface SendSessionParts {
   readonly channels: PieceChannels;
 }
 
-const { offset } = pieceHead;
+const head = wordOffsets(pieceHead);
+const fragment = wordOffsets(pieceFragment);
+const HEAD_WORDS = pieceHead.size / 4;
+const FRAGMENT_WORDS = pieceFragment.size / 4;
+
+/** What was put of the piece of a channel before there was no room. */
+const steps = { nothing: 0, slot: 1, source: 2, passedOver: 3 } as const;
 
 /** The sender's side of two rings: puts pieces into the peer's, and reads from its own what became of them. Hot path. */
-export class SendSession implements LaneCarrier {
+export class SendSession implements LaneCarrier, PieceWay {
+  readonly sendsFromPlace = true;
   readonly peer: string;
   readonly ring: RingMemory;
   readonly #channels: PieceChannels;
   readonly #place: PutPlace;
-  #direct: PutPlace | undefined;
-  /** Columns by channel: puts of its piece that were made before one, or the signal, found no room; and whether it is given up. */
-  readonly #puts: Uint8Array;
-  readonly #skips: Uint8Array;
-  /** Columns by channel: pieces that were filled, which wraps, and those that have come back. */
-  readonly #filled: Uint32Array;
-  readonly #returned: Float64Array;
+  /** The same for what is sent from its place. */
+  readonly #direct: PutPlace;
+  /** Columns by channel: the step of its piece, and pieces that were described, which wraps. */
+  readonly #steps: Uint8Array;
+  readonly #described: Uint32Array;
 
   constructor({ peer, ring, local, remote, channels }: SendSessionParts) {
     this.peer = peer;
     this.ring = ring;
     this.#channels = channels;
     this.#place = { local, localOffset: 0, remote, remoteOffset: 0, bytes: 0 };
-    this.#puts = new Uint8Array(channels.count);
-    this.#skips = new Uint8Array(channels.count);
-    this.#filled = new Uint32Array(channels.count);
-    this.#returned = new Float64Array(channels.count);
+    this.#direct = { ...this.#place };
+    this.#steps = new Uint8Array(channels.count);
+    this.#described = new Uint32Array(channels.count);
   }
 
   /** Why nothing goes any more. */
@@ -71,83 +63,73 @@ export class SendSession implements LaneCarrier {
   }
 
   returned(channel: number): number {
-    while (this.#channels.take(channel)) this.#returned[channel]!++;
-    return this.#returned[channel]!;
+    return this.#channels.arrived(channel);
   }
 
-  /** Writes the head of a slot, which is nobody else's now: of the next piece of its channel. */
-  fill(slot: number, piece: PieceWords): void {
-    const { ring } = this;
-    const { words } = ring;
-    const at = ring.slotOffset(slot);
-    words[(at + offset.kind) / 4] = piece.kind;
-    if (piece.kind === pieceKinds.signal) words.set(this.#filled, (at + pieceHead.size) / 4);
-    this.#filled[channelOf(slot, this.count)]!++;
-    words[(at + offset.region) / 4] = piece.region;
-    putWide(words, (at + offset.key) / 4, piece.key);
-    words[(at + offset.fragments) / 4] = piece.fragments;
-    words[(at + offset.dataOffset) / 4] = piece.dataOffset;
-    putWide(words, (at + offset.offset) / 4, piece.offset);
-    putWide(words, (at + offset.add) / 4, piece.add);
-    putWide(words, (at + offset.sum) / 4, Math.max(piece.sum, 0));
-    words[(at + offset.hasSum) / 4] = piece.sum < 0 ? 0 : 1;
-    words[ring.statusOffset(slot) / 4] = pieceStatuses.good;
+  placeOf(ranges: number): number {
+    return dataOffsetOf(ranges);
   }
 
-  /** The place in the ring that describes the slot's fragment of that index. */
-  placeOf(slot: number, index: number): number {
-    return this.ring.slotOffset(slot) + pieceHead.size + index * pieceFragment.size;
-  }
-
-  /** One of its fragments, at its place. */
-  describe(at: number, remoteOffset: number, bytes: number, slotOffset: number): void {
+  describe(slot: number, piece: Piece): void {
     const { words } = this.ring;
-    putWide(words, (at + pieceFragment.offset.remoteOffset) / 4, remoteOffset);
-    words[(at + pieceFragment.offset.bytes) / 4] = bytes;
-    words[(at + pieceFragment.offset.slotOffset) / 4] = slotOffset;
+    const { number, key } = piece.remote as StagedName;
+    const { kind, count, sum } = piece;
+    const at = this.ring.slotOffset(slot) / 4;
+    const isSignal = kind === pieceKinds.signal;
+    if (isSignal) words.set(this.#described, at + HEAD_WORDS);
+    this.#described[channelOf(slot, this.count)]!++;
+    words[at + head.kind] = kind;
+    words[at + head.region] = number;
+    putWide(words, at + head.key, key);
+    words[at + head.fragments] = count;
+    putWide(words, at + head.offset, isSignal ? piece.remoteOffset[0]! : 0);
+    putWide(words, at + head.add, piece.increment);
+    putWide(words, at + head.sum, Math.max(sum, 0));
+    words[at + head.hasSum] = sum < 0 ? 0 : 1;
+    words[this.ring.statusOffset(slot) / 4] = pieceStatuses.good;
+    for (let [range, first] = [0, at + HEAD_WORDS]; range < count; range++, first += FRAGMENT_WORDS) {
+      putWide(words, first + fragment.remoteOffset, piece.remoteOffset[range]!);
+      words[first + fragment.bytes] = piece.bytes[range]!;
+      words[first + fragment.slotOffset] = piece.place[range]!;
+    }
   }
 
-  /** Sends the first bytes of a slot. False, to be called again, if there is no room now. */
-  send(slot: number, bytes: number): boolean {
-    const channel = this.#beginSend(slot);
-    return this.#putSlot(channel, slot, bytes) && this.#tell(channel);
-  }
-
-  /** The same of a piece whose one fragment lies in memory that the backend sends from. */
-  sendFrom(slot: number, region: BackendRegion, localOffset: number, bytes: number): boolean {
-    const channel = this.#beginSend(slot);
-    const dataOffset = dataOffsetOf(1);
-    if (!this.#putSlot(channel, slot, dataOffset)) return false;
-    if (this.#puts[channel] === 1) {
-      const place = (this.#direct ??= { ...this.#place });
-      place.local = region;
-      place.localOffset = localOffset;
-      place.remoteOffset = this.ring.slotOffset(slot) + dataOffset;
-      place.bytes = bytes;
+  post(slot: number, piece: Piece): boolean {
+    const { kind, count, length, source } = piece;
+    const channel = channelOf(slot, this.count);
+    const data = dataOffsetOf(count);
+    if (this.#steps[channel] === steps.nothing) {
+      const isWhole = kind !== pieceKinds.read && source === undefined;
+      const bytes = kind === pieceKinds.read ? pieceHead.size + count * pieceFragment.size : data;
+      if (!this.#put(channel, slot, isWhole ? data + length : bytes)) return false;
+      this.#steps[channel] = steps.slot;
+    }
+    if (source !== undefined && this.#steps[channel] === steps.slot) {
+      const place = this.#direct;
+      place.local = source;
+      place.localOffset = piece.sourceOffset;
+      place.remoteOffset = this.ring.slotOffset(slot) + data;
+      place.bytes = length;
       if (!this.#channels.put(channel, place)) return false;
-      this.#puts[channel] = 2;
+      this.#steps[channel] = steps.source;
     }
     return this.#tell(channel);
   }
 
   skip(slot: number): boolean {
     const channel = channelOf(slot, this.count);
-    if (this.#skips[channel] === 0) {
+    if (this.#steps[channel] !== steps.passedOver) {
       // What was put of a piece that was given up is overwritten before the signal tells of it.
-      this.#puts[channel] = 0;
-      this.#skips[channel] = 1;
-      const { ring } = this;
-      ring.words[(ring.slotOffset(slot) + offset.kind) / 4] = pieceKinds.nothing;
+      this.ring.words[this.ring.slotOffset(slot) / 4 + head.kind] = pieceKinds.nothing;
+      if (!this.#put(channel, slot, pieceHead.size)) return false;
+      this.#steps[channel] = steps.passedOver;
     }
-    if (!this.#putSlot(channel, slot, pieceHead.size) || !this.#tell(channel)) return false;
-    this.#skips[channel] = 0;
-    return true;
+    return this.#tell(channel);
   }
 
-  /** Looks at a piece that has come back. Fails if it was refused. */
-  check(slot: number): void {
+  isBack(slot: number): boolean {
     const status = this.ring.words[this.ring.statusOffset(slot) / 4]!;
-    if (status === pieceStatuses.good) return;
+    if (status === pieceStatuses.good) return true;
     const { peer } = this;
     const details = { peer };
     if (status === pieceStatuses.unauthorized) {
@@ -156,6 +138,10 @@ export class SendSession implements LaneCarrier {
     throw new WeftlineError('WL_PEER_FAILED', `${peer} could not copy between its device and pinned memory`, {
       details,
     });
+  }
+
+  isDrained(): boolean {
+    return true;
   }
 
   /** Tells whether nothing that is on its way now is read from memory of this side any more. */
@@ -167,111 +153,108 @@ export class SendSession implements LaneCarrier {
     return this.#channels.close();
   }
 
-  /** Returns the channel of the slot. */
-  #beginSend(slot: number): number {
-    const channel = channelOf(slot, this.count);
-    if (this.#skips[channel] === 1) this.#puts[channel] = 0;
-    this.#skips[channel] = 0;
-    return channel;
-  }
-
   /** The first bytes of a slot. */
-  #putSlot(channel: number, slot: number, bytes: number): boolean {
-    if (this.#puts[channel]! > 0) return true;
+  #put(channel: number, slot: number, bytes: number): boolean {
     const place = this.#place;
     place.localOffset = place.remoteOffset = this.ring.slotOffset(slot);
     place.bytes = bytes;
-    if (!this.#channels.put(channel, place)) return false;
-    this.#puts[channel] = 1;
-    return true;
+    return this.#channels.put(channel, place);
   }
 
   #tell(channel: number): boolean {
     if (!this.#channels.tell(channel, 1)) return false;
-    this.#puts[channel] = 0;
+    this.#steps[channel] = steps.nothing;
     return true;
   }
 }
 
 interface SendLaneParts {
-  readonly number: number;
+  /** Under which the peer knows it. Numbers are used again, these are not. */
+  readonly id: number;
   readonly backend: Backend;
   readonly links: InnerLinks;
   readonly greeter: Greeter;
   readonly shape: RingShape;
   readonly makeStorage: MakeStorage;
+  /** Resolves when no device touches the ring any more. */
+  readonly fence: () => Promise<void>;
   readonly signal: AbortSignal;
+}
+
+/** What a lane holds, as far as it is open. */
+interface Held {
+  readonly uses: LinkUse[];
+  readonly ring: RingMemory;
+  local?: BackendRegion;
+  session?: SendSession;
 }
 
 /** A lane of this side, with the session that it needs and the messages of its transfers. */
 export class SendLane {
   readonly number: number;
+  readonly id: number;
   readonly peer: string;
   readonly lane: Lane;
   readonly messages: MessageQueue;
   /** The link to the peer's agent, for messages and its host memory. */
   readonly link: BackendLink;
   readonly ring: RingMemory;
+  /** By slot. */
+  readonly pieces: readonly Piece[];
   /** The ring. */
   readonly local: BackendRegion;
   /** The session with the peer's staging thread; undefined of a lane to host memory. */
   readonly session: SendSession | undefined;
-  readonly #uses: readonly LinkUse[];
-  readonly #greeter: Greeter;
+  readonly #held: Held;
+  readonly #parts: SendLaneParts;
   #closing: Promise<void> | undefined;
 
   static async open(options: LaneOptions, parts: SendLaneParts): Promise<SendLane> {
     const { peer, connectionInfo, timeoutMs } = options;
-    const deadline = new Deadline(timeoutMs);
-    const { backend, links, greeter, signal } = parts;
-    const uses: LinkUse[] = [];
-    const ring = new RingMemory(parts.shape, parts.makeStorage);
-    let local: BackendRegion | undefined;
+    const { id, backend, links, greeter, signal } = parts;
+    const wait = { timeoutMs, deadline: new Deadline(timeoutMs), signal };
+    const held: Held = { uses: [], ring: new RingMemory(parts.shape, parts.makeStorage) };
+    const { uses, ring } = held;
     try {
-      uses.push(await links.use(peer, { timeoutMs, deadline, signal }));
-      if (connectionInfo !== undefined) {
-        uses.push(await links.use({ ...peer, connectionInfo }, { timeoutMs, deadline, signal }));
+      uses.push(await links.use(peer, wait));
+      if (connectionInfo !== undefined) uses.push(await links.use({ ...peer, connectionInfo }, wait));
+      const local = await backend.register(ring.memory);
+      held.local = local;
+      const link = uses[1]?.link;
+      if (link !== undefined) {
+        const channels = channelsTo(link, ring.shape.slots);
+        const info = await greeter.meet({ ...ring.shape, lane: id, ring: local.info, channels }, peer.name, link, wait);
+        const remote = link.importRegion(info, { kind: 'host', bytes: ring.memory.bytes });
+        const opened = PieceChannels.open(link, channels, ring, remote);
+        held.session = new SendSession({ peer: peer.name, ring, local, remote, channels: opened });
       }
-      local = await backend.register(ring.memory);
-      const session =
-        connectionInfo === undefined
-          ? undefined
-          : await meet({ peer: peer.name, ring, local, link: (uses[1] as LinkUse).link, deadline }, parts);
-      return new SendLane(options, { number: parts.number, uses, greeter, ring, local, session });
+      return new SendLane(options, parts, held, local);
     } catch (error) {
       // The peer may have made a ring for it.
-      const link = uses[1]?.link;
-      if (link !== undefined) greeter.sayGoodbye(link, { lane: parts.number, from: 'sender', error });
-      await local?.release().catch(() => {});
-      ring.free();
-      await Promise.allSettled(uses.map((use) => use.giveBack()));
+      await end(held, parts, error).catch(() => {});
       throw error;
     }
   }
 
-  private constructor(
-    { peer, messages }: LaneOptions,
-    parts: Pick<SendLane, 'number' | 'ring' | 'local' | 'session'> & {
-      readonly uses: readonly LinkUse[];
-      readonly greeter: Greeter;
-    },
-  ) {
-    const { number, uses, greeter, ring, local, session } = parts;
+  private constructor({ number, peer, messages }: LaneOptions, parts: SendLaneParts, held: Held, local: BackendRegion) {
+    const { uses, ring, session } = held;
     this.number = number;
+    this.id = parts.id;
     this.peer = peer.name;
-    this.#uses = uses;
-    this.#greeter = greeter;
+    this.#held = held;
+    this.#parts = parts;
     this.ring = ring;
+    this.pieces = Array.from({ length: ring.shape.slots }, () => new Piece());
     this.local = local;
     this.session = session;
-    this.link = (uses[0] as LinkUse).link;
+    this.link = uses[0]!.link;
     this.lane = new Lane(ring, session);
     this.messages = new MessageQueue(new StagedMessages(messages), this.link);
   }
 
   /** Why nothing goes on it any more. */
   get error(): WeftlineError | undefined {
-    for (const { link } of this.#uses) if (link.error !== undefined) return link.error;
+    for (const { link } of this.#held.uses) if (link.error !== undefined) return link.error;
     return this.session?.error;
   }
 
@@ -289,47 +272,20 @@ export class SendLane {
     }
   }
 
-  /** Host memory of the peer as its agent's backend published it. */
-  importHost(info: Uint8Array, bytes: number): BackendRemoteRegion {
-    return this.link.importRegion(info, { kind: 'host', bytes });
+  /** Memory of the peer by its name. */
+  memoryOf(name: RemoteMemoryName): PeerMemory {
+    return 'info' in name ? this.link.importRegion(name.info, { kind: 'host', bytes: name.bytes }) : name;
   }
 
-  /** `fence` tells when no device touches the ring any more. */
-  close(error: WeftlineError, fence: () => Promise<void>): Promise<void> {
-    this.#closing ??= this.#close(error, fence);
+  close(error: WeftlineError): Promise<void> {
+    this.lane.fail(error);
+    this.#closing ??= end(this.#held, this.#parts, error);
     return this.#closing;
   }
-
-  async #close(error: WeftlineError, fence: () => Promise<void>): Promise<void> {
-    this.lane.fail(error);
-    const link = this.#uses[1]?.link;
-    if (link !== undefined) this.#greeter.sayGoodbye(link, { lane: this.number, from: 'sender', error });
-    this.#greeter.forget(this.number);
-    const { session, local, ring } = this;
-    await endRing({ fence, session, local, ring, uses: this.#uses });
-  }
 }
 
-interface Meeting {
-  readonly peer: string;
-  readonly ring: RingMemory;
-  readonly local: BackendRegion;
-  readonly link: BackendLink;
-  readonly deadline: Deadline;
-}
-
-async function meet(
-  { peer, ring, local, link, deadline }: Meeting,
-  { number, greeter, signal }: SendLaneParts,
-): Promise<SendSession> {
-  const { shape } = ring;
-  const count = channelsTo(link, shape.slots);
-  const hello = { peer, lane: number, ring: local.info, shape, channels: count };
-  const info = await greeter.meet({ ...hello, link, deadline, signal });
-  try {
-    const remote = link.importRegion(info, { kind: 'host', bytes: ring.memory.bytes });
-    return new SendSession({ peer, ring, local, remote, channels: PieceChannels.open(link, count, ring, remote) });
-  } catch (error) {
-    throw asWeftlineError(error);
-  }
+async function end(held: Held, { id, greeter, fence }: SendLaneParts, error: unknown): Promise<void> {
+  const link = held.uses[1]?.link;
+  if (link !== undefined) greeter.sayGoodbye(link, { lane: id, from: 'sender', error });
+  await endRing({ ...held, fence });
 }

@@ -2,12 +2,10 @@
 import { Block } from '../../abi/layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { AgentMemory, BackendRegion, BackendRemoteRegion } from '../backend.ts';
-import type { StagingThread } from './staging-thread.ts';
+import { giveUp, type StagedName, type StagingThread } from './staging-thread.ts';
 import { STAGED_REGION_MAGIC, stagedRegionInfo, STAGING_VERSION } from './wire-layout.ts';
 
-interface StagedRegionName {
-  readonly number: number;
-  readonly key: number;
+interface StagedRegionName extends StagedName {
   readonly connectionInfo: Uint8Array;
 }
 
@@ -115,14 +113,7 @@ export class StagedRegion implements BackendRegion {
     await this.host?.release();
     if (this.#knowing !== undefined) await this.#knowing.catch(() => {});
     if (this.#known < 0) return;
-    const thread = await this.#parts.thread();
-    // A thread that has ended touches nothing.
-    if (thread.failure !== undefined) return;
-    try {
-      await thread.call('release', this.#known);
-    } catch (error) {
-      if (thread.failure === undefined) throw error;
-    }
+    await giveUp(await this.#parts.thread(), 'release', this.#known);
   }
 }
 

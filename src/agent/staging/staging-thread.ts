@@ -1,41 +1,110 @@
 // The staging thread as the agent's thread has it: started at the first need, called, told, and heard of.
-import { STAGED_CHANNELS, STAGED_TRANSFERS, StagingBoard } from './staging-board.ts';
-import { decodeError, WeftlineError } from '../../core/errors.ts';
+import { decodeError, type EncodedError, WeftlineError } from '../../core/errors.ts';
 import { packageFile } from '../../core/package-file.ts';
+import { readSettings, type Settings } from '../../settings/settings.ts';
 import { WakeWord } from '../../threads/wake-word.ts';
-import { type ArgumentOf, type ResultOf, WorkerLink } from '../../threads/worker-link.ts';
-import { readSettings } from '../../settings/settings.ts';
-import type { BackendContext } from '../backend.ts';
-import type { StagingCalls, StagingEvent, StagingThreadData } from './staging-messages.ts';
+import { type ArgumentOf, type Calls, type ResultOf, WorkerLink } from '../../threads/worker-link.ts';
+import type { BackendContext, BackendPeer, TransferOperation } from '../backend.ts';
+import { MAX_STAGED, stagedStates, StagingBoard } from './staging-board.ts';
+
+/** What the thread is started with. */
+export interface StagingThreadData {
+  /** The backend's name in the table of backends. */
+  readonly backend: string;
+  readonly agentName: string;
+  readonly incarnation: string;
+  readonly settings: Settings;
+  readonly token: string;
+  readonly host: string;
+  /** Memory of the thread's own WakeWord, of the agent's, and of the StagingBoard. */
+  readonly wake: SharedArrayBuffer;
+  readonly agentWake: SharedArrayBuffer;
+  readonly board: SharedArrayBuffer;
+}
+
+export interface StagedMemoryOptions {
+  readonly address: number;
+  readonly bytes: number;
+  /** The GPU that owns it; undefined of host memory. */
+  readonly ordinal: number | undefined;
+  /** Peers may name it. */
+  readonly isOffered: boolean;
+}
+
+export interface LaneOptions {
+  readonly number: number;
+  /** The peer as its metadata describe it. */
+  readonly peer: BackendPeer;
+  /** The address of the peer's staging thread: pieces go there. Undefined: they go to and from host memory of the peer's agent. */
+  readonly connectionInfo: Uint8Array | undefined;
+  /** Memory of GPUs of this side goes through it. */
+  readonly isPinned: boolean;
+  /** Memory of the lane's StagedMessages. */
+  readonly messages: SharedArrayBuffer;
+  readonly timeoutMs: number;
+}
+
+/** What the peer's staging thread calls its memory. */
+export interface StagedName {
+  readonly number: number;
+  readonly key: number;
+}
+
+/** Memory of a peer: staged there, or what its agent's backend published of it. */
+export type RemoteMemoryName = StagedName | { readonly info: Uint8Array; readonly bytes: number };
+
+export interface StagedPlan {
+  readonly number: number;
+  readonly lane: number;
+  readonly operation: TransferOperation;
+  /** Numbers of staged memory. */
+  readonly locals: readonly number[];
+  readonly remotes: readonly RemoteMemoryName[];
+  /** Memory of the PartTable, and whether it is written anew before each post. */
+  readonly parts: SharedArrayBuffer;
+  readonly isBySelection: boolean;
+}
+
+/** Numbers are the caller's, but for those of memory. */
+export interface StagingCalls extends Calls {
+  /** Returns how peers' staging threads reach the thread's backend. */
+  start(): Uint8Array;
+  register(memory: StagedMemoryOptions): Promise<StagedName>;
+  /** Resolves when no device and no peer touches the memory any more. */
+  release(memory: number): Promise<void>;
+  openLane(options: LaneOptions, signal: AbortSignal): Promise<void>;
+  prepare(plan: StagedPlan): Promise<void>;
+  /** `rows`: memory of a PartTable of STAGED_OPERATIONS rows, one for each operation in turn. */
+  openChannel(options: { readonly number: number; readonly lane: number; readonly rows: SharedArrayBuffer }): void;
+  /** The number by which rows of the channel name the peer's memory. */
+  importRemote(options: { readonly channel: number; readonly remote: RemoteMemoryName }): number;
+  /** Ends a lane, a transfer or a channel. */
+  close(number: number): Promise<void>;
+  stop(): Promise<void>;
+}
+
+/** Why the lane, transfer or channel of that number failed. Sent before the board says that it did. */
+export interface StagingEvent {
+  readonly number: number;
+  readonly error: EncodedError;
+}
 
 export class StagingThread {
-  readonly board: StagingBoard = new StagingBoard();
+  readonly board: StagingBoard;
   /** How staging threads of peers reach it. */
   readonly connectionInfo: Uint8Array;
   readonly #wake: WakeWord;
   readonly #link: WorkerLink<StagingCalls, StagingEvent>;
-  readonly #transfers: number[] = countDown(STAGED_TRANSFERS);
-  readonly #channels: number[] = countDown(STAGED_CHANNELS);
-  readonly #transferErrors = new Map<number, WeftlineError>();
-  readonly #channelErrors = new Map<number, WeftlineError>();
-  readonly #laneErrors = new Map<number, WeftlineError>();
+  readonly #free: number[] = Array.from({ length: MAX_STAGED }, (_, index) => MAX_STAGED - 1 - index);
+  readonly #errors: Map<number, WeftlineError>;
 
   static async start(backend: string, context: BackendContext): Promise<StagingThread> {
     const { agentName, incarnation, settings, token, host, wake: agentWake } = context;
     const wake = new WakeWord();
     const board = new StagingBoard();
-    const data: StagingThreadData = {
-      backend,
-      agentName,
-      incarnation,
-      settings,
-      token,
-      host,
-      wake: wake.buffer,
-      agentWake: agentWake.buffer,
-      board: board.buffer,
-    };
-    let thread: StagingThread | undefined;
+    const errors = new Map<number, WeftlineError>();
+    const shared = { wake: wake.buffer, agentWake: agentWake.buffer, board: board.buffer };
+    const data: StagingThreadData = { backend, agentName, incarnation, settings, token, host, ...shared };
     const link = new WorkerLink<StagingCalls, StagingEvent>({
       entry: packageFile('./staging-worker.js', import.meta.url),
       name: 'staging',
@@ -46,12 +115,11 @@ export class StagingThread {
       timeoutMs: Math.max(settings.timeoutMs, readSettings().timeoutMs),
       lateReason: 'it waits for a peer or a device',
       onCall: () => wake.ring(),
-      onEvent: (event) => thread?.hear(event),
+      onEvent: ({ number, error }) => errors.set(number, decodeError(error)),
       onEnd: () => agentWake.ring(),
     });
     try {
-      thread = new StagingThread({ board, wake, link, connectionInfo: await link.call('start') });
-      return thread;
+      return new StagingThread({ board, wake, link, errors, connectionInfo: await link.call('start') });
     } catch (error) {
       await link.stop().catch(() => {});
       throw error;
@@ -62,11 +130,13 @@ export class StagingThread {
     readonly board: StagingBoard;
     readonly wake: WakeWord;
     readonly link: WorkerLink<StagingCalls, StagingEvent>;
+    readonly errors: Map<number, WeftlineError>;
     readonly connectionInfo: Uint8Array;
   }) {
     this.board = parts.board;
     this.#wake = parts.wake;
     this.#link = parts.link;
+    this.#errors = parts.errors;
     this.connectionInfo = parts.connectionInfo;
   }
 
@@ -82,72 +152,59 @@ export class StagingThread {
     return this.#link.call(name, ...argument);
   }
 
-  /** Hot path. A command was written at `board.place`. */
-  push(): void {
-    this.board.push();
+  /** Hot path. The board must have room. */
+  push(number: number, message: number): void {
+    this.board.push(number, message);
     this.#wake.ring();
   }
 
-  /** Fails with WL_CAPACITY. */
-  takeTransfer(): number {
-    const number = this.#transfers.pop();
-    if (number !== undefined) return number;
-    throw new WeftlineError(
-      'WL_CAPACITY',
-      `At most ${STAGED_TRANSFERS} prepared transfers are staged: release some first`,
-    );
+  /** A number for a lane, a transfer or a channel, which `make` has the thread make. Fails with WL_CAPACITY. */
+  async take(make: (number: number) => Promise<unknown>): Promise<number> {
+    const number = this.#free.pop();
+    if (number === undefined) {
+      throw new WeftlineError(
+        'WL_CAPACITY',
+        `At most ${MAX_STAGED} prepared transfers and channels are staged: release some first`,
+      );
+    }
+    try {
+      await make(number);
+      return number;
+    } catch (error) {
+      this.giveBack(number);
+      throw error;
+    }
   }
 
-  giveTransferBack(number: number): void {
-    this.#transferErrors.delete(number);
-    this.board.states[number] = 0;
-    this.#transfers.push(number);
+  giveBack(number: number): void {
+    this.#errors.delete(number);
+    this.board.states[number] = stagedStates.idle;
+    this.board.delivered[number] = 0;
+    this.#free.push(number);
   }
 
-  /** Fails with WL_CAPACITY. */
-  takeChannel(): number {
-    const number = this.#channels.pop();
-    if (number !== undefined) return number;
-    throw new WeftlineError('WL_CAPACITY', `At most ${STAGED_CHANNELS} channels are staged: close some first`);
-  }
-
-  giveChannelBack(number: number): void {
-    this.#channelErrors.delete(number);
-    this.#channels.push(number);
-  }
-
-  /** The error of a transfer whose state says that it failed. */
-  transferError(number: number): WeftlineError | undefined {
-    return this.#errorIn(this.#transferErrors, number);
-  }
-
-  channelError(number: number): WeftlineError | undefined {
-    return this.#errorIn(this.#channelErrors, number);
-  }
-
-  /** Why nothing goes on the lane any more. */
-  laneError(number: number): WeftlineError | undefined {
-    return this.#laneErrors.get(number) ?? this.failure;
-  }
-
-  hear(event: StagingEvent): void {
-    const error = decodeError(event.error);
-    if ('transfer' in event) this.#transferErrors.set(event.transfer, error);
-    else if ('channel' in event) this.#channelErrors.set(event.channel, error);
-    else this.#laneErrors.set(event.lane, error);
+  /** Why what has the number failed, if it did; or the thread. */
+  errorOf(number: number): WeftlineError | undefined {
+    if (Atomics.load(this.board.states, number) !== stagedStates.failed) return this.failure;
+    // It was sent before the board told of it, but its message may wait to be read; what is here may be of an earlier post.
+    this.#link.readMessages();
+    return this.#errors.get(number) ?? this.failure;
   }
 
   stop(): Promise<void> {
     return this.#link.stop();
   }
-
-  #errorIn(errors: ReadonlyMap<number, WeftlineError>, number: number): WeftlineError | undefined {
-    // It was sent before the board told of it, but its message may wait to be read; what is here may be of an earlier post.
-    this.#link.readMessages();
-    return errors.get(number) ?? this.failure;
-  }
 }
 
-function countDown(count: number): number[] {
-  return Array.from({ length: count }, (_, index) => count - 1 - index);
+/** Has the thread give something up. One that has ended holds nothing. */
+export async function giveUp(
+  thread: Pick<StagingThread, 'call' | 'failure'>,
+  name: 'close' | 'release',
+  number: number,
+): Promise<void> {
+  try {
+    if (thread.failure === undefined) await thread.call(name, number);
+  } catch (error) {
+    if (thread.failure === undefined) throw error;
+  }
 }

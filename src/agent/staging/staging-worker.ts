@@ -1,7 +1,6 @@
 // The thread that stages memory of devices: serves calls, carries out commands, moves pieces, sleeps when nothing comes.
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { MessagePort } from 'node:worker_threads';
-import { WeftlineError } from '../../core/errors.ts';
 import { yieldProcessor } from '../../native/libc.ts';
 import { bindDeclaredFunctions } from '../../native/library.ts';
 import { SpinTime } from '../../threads/spin-time.ts';
@@ -10,7 +9,7 @@ import { WorkerPort } from '../../threads/worker-link.ts';
 import { loadHostBackend } from '../backends/backend-table.ts';
 import { openStagingGpu } from './cuda-copies.ts';
 import { StagingHost } from './staging-host.ts';
-import type { StagingCalls, StagingEvent, StagingThreadData } from './staging-messages.ts';
+import type { StagingEvent, StagingThreadData } from './staging-thread.ts';
 
 /** How long the thread looks in one turn of the event loop. */
 const TURN_MS = 0.2;
@@ -27,52 +26,22 @@ const LONG_SLEEP_MS = 1000;
 export async function run(data: StagingThreadData, messages: MessagePort): Promise<void> {
   const port = new WorkerPort<StagingEvent>(messages);
   const wake = new WakeWord(data.wake);
-  let host: StagingHost | undefined;
-  /** True once the thread was stopped. */
-  const life = { isOver: false };
-
-  function staging(): StagingHost {
-    if (host === undefined) throw new WeftlineError('WL_CLOSED', 'The staging thread has no backend');
-    return host;
+  let host: StagingHost;
+  try {
+    const createBackend = await loadHostBackend(data.backend);
+    // The backend was imported only now.
+    bindDeclaredFunctions();
+    const tell = (event: StagingEvent): void => port.send(event);
+    host = await StagingHost.create({ data, createBackend, openGpu: openStagingGpu, wake, tell });
+  } catch (error) {
+    port.crash(error);
+    return;
   }
-
-  const calls: StagingCalls = {
-    async start() {
-      const createBackend = await loadHostBackend(data.backend);
-      // The backend was imported only now.
-      bindDeclaredFunctions();
-      host = await StagingHost.create({
-        data,
-        createBackend,
-        openGpu: openStagingGpu,
-        wake,
-        tell: (event) => port.send(event),
-      });
-      return host.connectionInfo;
-    },
-    register: (memory) => staging().register(memory),
-    release: (memory) => staging().release(memory),
-    openLane: (options, signal) => staging().openLane(options, signal),
-    closeLane: (lane) => staging().closeLane(lane),
-    prepare: (plan) => staging().prepare(plan),
-    unprepare: (transfer) => staging().unprepare(transfer),
-    openChannel: ({ lane, channel }) => staging().openChannel(lane, channel),
-    importRemote: ({ channel, remote }) => staging().importRemote(channel, remote),
-    closeChannel: (channel) => staging().closeChannel(channel),
-    async stop() {
-      try {
-        await host?.close();
-      } finally {
-        life.isOver = true;
-        wake.ring();
-      }
-    },
-  };
 
   /** True if anything happened. */
   function step(): boolean {
     let hasWork = false;
-    for (let round = 0; round < ROUNDS; round++) hasWork = staging().step() || hasWork;
+    for (let round = 0; round < ROUNDS; round++) hasWork = host.step() || hasWork;
     return hasWork;
   }
 
@@ -100,36 +69,28 @@ export async function run(data: StagingThreadData, messages: MessagePort): Promi
     return false;
   }
 
-  async function sleep(running: StagingHost, seen: number, idle: number): Promise<void> {
-    const most = Math.min(running.prepareSleep(), idle < IDLE_MS ? BLOCKING_SLEEP_MS : LONG_SLEEP_MS);
+  async function sleep(seen: number, idle: number): Promise<void> {
+    const most = Math.min(host.prepareSleep(), idle < IDLE_MS ? BLOCKING_SLEEP_MS : LONG_SLEEP_MS);
     if (most > BLOCKING_SLEEP_MS) await wake.sleep(seen, most);
     else if (most > 0) wake.sleepBlocking(seen, most);
   }
 
-  async function serve(): Promise<void> {
-    const spin = new SpinTime(data.settings.agentSpinUs);
-    /** When the present wait began; 0 while there is none. */
-    let idleSince = 0;
-    while (!life.isOver) {
-      const { seen } = wake;
-      if (host === undefined) {
-        await wake.sleep(seen, LONG_SLEEP_MS);
-        continue;
-      }
-      const now = performance.now();
-      const idle = idleSince === 0 ? 0 : now - idleSince;
-      const mayWatch = host.isDeviceBusy || idle < spin.milliseconds;
-      if (work() || (mayWatch && watch(spin))) {
-        if (idleSince > 0) spin.learn(performance.now() - idleSince);
-        idleSince = 0;
-      } else {
-        if (idleSince === 0) idleSince = now;
-        if (!mayWatch) await sleep(host, seen, idle);
-      }
-      await nextTurn();
+  port.serve(host);
+  const spin = new SpinTime(data.settings.agentSpinUs);
+  /** When the present wait began; 0 while there is none. */
+  let idleSince = 0;
+  while (!host.isStopped) {
+    const { seen } = wake;
+    const now = performance.now();
+    const idle = idleSince === 0 ? 0 : now - idleSince;
+    const mayWatch = host.isDeviceBusy || idle < spin.milliseconds;
+    if (work() || (mayWatch && watch(spin))) {
+      if (idleSince > 0) spin.learn(performance.now() - idleSince);
+      idleSince = 0;
+    } else {
+      if (idleSince === 0) idleSince = now;
+      if (!mayWatch) await sleep(seen, idle);
     }
+    await nextTurn();
   }
-
-  port.serve(calls);
-  await serve();
 }

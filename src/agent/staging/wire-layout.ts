@@ -4,7 +4,7 @@ import { defineLayout } from '../../abi/layout.ts';
 /** Begins the description of a staged region, which no description of host memory does with this length. */
 export const STAGED_REGION_MAGIC = 0x5354_4731;
 /** Goes up with every change of this file and of what staging threads tell each other; a reader refuses other versions. */
-export const STAGING_VERSION = 1;
+export const STAGING_VERSION = 2;
 
 /** The description of a region in metadata; behind it stands how the owner's staging thread is reached. */
 export const stagedRegionInfo = defineLayout('StagedRegionInfo', {
@@ -50,7 +50,7 @@ export const pieceKinds = { nothing: 0, write: 1, read: 2, signal: 3 } as const;
 export const pieceStatuses = { good: 0, unauthorized: 1, failed: 2 } as const;
 
 /**
- * Begins a slot. All fragments lie in one region of the receiver; the bytes begin `dataOffset` behind the begin of the slot.
+ * Begins a slot. All fragments lie in one region of the receiver; where the bytes begin follows from their number (`dataOffsetOf`).
  * A signal adds `add` to the cell at `offset`, which then holds `sum` if `hasSum` is 1: it may be written instead. Behind
  * its head stand words, by channel: how many pieces of that channel come before it. They wrap.
  */
@@ -61,7 +61,6 @@ export const pieceHead = defineLayout(
     region: 'u32',
     key: 'u64',
     fragments: 'u32',
-    dataOffset: 'u32',
     offset: 'u64',
     add: 'u64',
     sum: 'u64',
@@ -70,7 +69,7 @@ export const pieceHead = defineLayout(
   64,
 );
 
-/** One fragment behind the head, which says how many there are. `slotOffset` counts from `dataOffset`. */
+/** One fragment behind the head, which says how many there are. `slotOffset` counts from the first of the bytes. */
 export const pieceFragment = defineLayout('StagedFragment', { remoteOffset: 'u64', bytes: 'u32', slotOffset: 'u32' });
 
 export const MAX_PIECE_FRAGMENTS = 2048;

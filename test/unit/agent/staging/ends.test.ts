@@ -3,10 +3,11 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { WeftlineError } from '#lib/core/errors.js';
 import type { BackendChannel, BackendLink } from '#lib/agent/backend.js';
-import { DirectChannelJob } from '#lib/agent/staging/thread-channel.js';
-import { CopyRun } from '#lib/agent/staging/device-copies.js';
+import { DirectChannel } from '#lib/agent/staging/prepared.js';
+import { Piece } from '#lib/agent/staging/pieces.js';
 import { endRing, plainStorage, RingMemory } from '#lib/agent/staging/ring-memory.js';
-import { type AgentLane, StagedChannel, StagedTransfer } from '#lib/agent/staging/staged-link.js';
+import { StagedChannel } from '#lib/agent/staging/staged-channel.js';
+import { type AgentLane, StagedTransfer } from '#lib/agent/staging/staged-link.js';
 import { StagedRegion, StagedRemoteRegion } from '#lib/agent/staging/staged-region.js';
 import { StagingBoard } from '#lib/agent/staging/staging-board.js';
 import type { StagingThread } from '#lib/agent/staging/staging-thread.js';
@@ -28,17 +29,20 @@ function openThread(failing: string, failures: number) {
       if (name === failing && left-- > 0) throw late;
       return name === 'register' ? { number: 7, key: 1 } : 0;
     },
-    takeTransfer: () => next++,
-    takeChannel: () => next++,
-    giveTransferBack: (number: number) => given.push(number),
-    giveChannelBack: (number: number) => given.push(number),
+    errorOf: () => undefined,
+    take: async (make: (number: number) => Promise<unknown>) => {
+      const number = next++;
+      await make(number);
+      return number;
+    },
+    giveBack: (number: number) => given.push(number),
   } as unknown as StagingThread;
   const lane = { thread, number: 1, peer: 'b', link: {}, error: undefined } as unknown as AgentLane;
   return { thread, lane, calls, given };
 }
 
 test('a staged transfer whose release came too late is released again, and takes no posts between', async () => {
-  const { lane, given } = openThread('unprepare', 1);
+  const { lane, given } = openThread('close', 1);
   const plan = {
     operation: 'write',
     locals: [],
@@ -76,11 +80,16 @@ test('a region that was released is not known by its number any more, also befor
 });
 
 test('a channel closes all its ways, though the first fails', async () => {
-  const { thread, lane, given } = openThread('closeChannel', 1);
+  const { thread, lane, given } = openThread('close', 1);
+  const other = Object.assign({} as AgentLane, lane);
   let isHostClosed = false;
   const host = { put: () => true, close: async () => void (isHostClosed = true), posted: 0, delivered: 0 };
   const hostLink = { openChannel: () => host as unknown as BackendChannel } as unknown as BackendLink;
-  const link = { error: undefined, lane: async () => lane, nameOf: () => ({ number: 1, key: 1, bytes: 64 }) };
+  const link = {
+    error: undefined,
+    laneTo: async (region: unknown) => (region instanceof StagedRemoteRegion ? other : lane),
+    nameOf: () => ({ number: 1, key: 1 }),
+  };
   const channel = new StagedChannel(link, hostLink);
   const memory = {
     kind: 'host',
@@ -122,14 +131,19 @@ test('a ring that a device may still touch is kept, but its links are given back
 
 test('a slot of a channel that has failed is free when nothing is sent from it any more', () => {
   const ring = new RingMemory({ slots: 4, pieceBytes: 65_536 }, plainStorage);
-  const channel = { error: undefined as WeftlineError | undefined, delivered: 0, isQuiet: true };
-  const marks = new Float64Array(4).fill(1);
-  const direct = { channel: channel as unknown as BackendChannel, local: {} as never, marks };
-  const job = new DirectChannelJob({ ring, run: new CopyRun(8), onEnd: () => {} }, direct);
-  assert.equal(job.isDrained(0, 0), false);
+  const channel = {
+    error: undefined as WeftlineError | undefined,
+    put: () => true,
+    posted: 1,
+    delivered: 0,
+    isQuiet: true,
+  };
+  const way = new DirectChannel(channel as unknown as BackendChannel, { ring, local: {} as never });
+  assert.ok(way.post(0, new Piece()));
+  assert.equal(way.isDrained(0), false);
   channel.error = new WeftlineError('WL_UNAUTHORIZED', 'taken back');
   channel.isQuiet = false;
-  assert.equal(job.isDrained(0, 0), false);
+  assert.equal(way.isDrained(0), false);
   channel.isQuiet = true;
-  assert.equal(job.isDrained(0, 0), true);
+  assert.equal(way.isDrained(0), true);
 });

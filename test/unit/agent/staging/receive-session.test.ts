@@ -75,7 +75,6 @@ function open(count = 1) {
       [hidden, odd].find((known) => known.key === key)?.number ?? region.number;
     putWide(words, (at + pieceHead.offset.key) / 4, key);
     words[(at + pieceHead.offset.fragments) / 4] = fragments;
-    words[(at + pieceHead.offset.dataOffset) / 4] = dataOffsetOf(fragments);
     putWide(words, (at + pieceHead.offset.offset) / 4, rest.offset ?? 0);
     putWide(words, (at + pieceHead.offset.add) / 4, rest.add ?? 0);
     words[(at + pieceHead.offset.hasSum) / 4] = 0;

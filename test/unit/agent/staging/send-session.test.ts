@@ -6,10 +6,18 @@ import { WeftlineError } from '#lib/core/errors.js';
 import type { BackendChannel, BackendRegion, PutPlace } from '#lib/agent/backend.js';
 import { PieceChannels } from '#lib/agent/staging/piece-channels.js';
 import { dataOffsetOf, plainStorage, RingMemory } from '#lib/agent/staging/ring-memory.js';
+import { Piece } from '#lib/agent/staging/pieces.js';
 import { SendSession } from '#lib/agent/staging/send-lane.js';
 
 const own = { info: new Uint8Array() } as unknown as BackendRegion;
 const place = { info: new Uint8Array() } as unknown as BackendRegion;
+
+/** One range of so many bytes, in its slot or at that offset of memory that the backend reaches. */
+function pieceOf(bytes: number, sourceOffset?: number): Piece {
+  const piece = Object.assign(new Piece(), { kind: pieceKinds.write, remote: { number: 1, key: 1 }, length: bytes });
+  piece.add(0, 0, bytes);
+  return sourceOffset === undefined ? piece : Object.assign(piece, { source: place, sourceOffset });
+}
 
 function open(count: number) {
   const ring = new RingMemory({ slots: 4, pieceBytes: 65_536 }, plainStorage);
@@ -49,13 +57,13 @@ test('a piece of memory that the backend reaches goes from its place, behind its
   const slot = ring.slotOffset(2);
   const data = slot + dataOffsetOf(1);
   room.left = 0;
-  assert.equal(session.sendFrom(2, place, 77, 40_000), false);
+  assert.equal(session.post(2, pieceOf(40_000, 77)), false);
   for (let step = 0; step < 2; step++) {
     room.left = 1;
-    assert.equal(session.sendFrom(2, place, 77, 40_000), false);
+    assert.equal(session.post(2, pieceOf(40_000, 77)), false);
   }
   room.left = 1;
-  assert.equal(session.sendFrom(2, place, 77, 40_000), true);
+  assert.equal(session.post(2, pieceOf(40_000, 77)), true);
   assert.deepEqual(log, [
     `0: ${dataOffsetOf(1)} of ring at ${slot} to ${slot}`,
     `0: 40000 of memory at 77 to ${data}`,
@@ -66,14 +74,14 @@ test('a piece of memory that the backend reaches goes from its place, behind its
 test('a piece that was given up half-way is passed over, and one of another channel begins anew', () => {
   const { ring, log, room, session } = open(2);
   room.left = 2;
-  assert.equal(session.sendFrom(0, place, 0, 40_000), false);
+  assert.equal(session.post(0, pieceOf(40_000, 0)), false);
   room.left = Number.POSITIVE_INFINITY;
   log.length = 0;
   assert.ok(session.skip(0));
-  assert.ok(session.send(1, 100));
+  assert.ok(session.post(1, pieceOf(100)));
   assert.deepEqual(
     log.map((line) => line.split(' of ')[0]),
-    ['0: 64', '0: tell 1', '1: 100', '1: tell 1'],
+    ['0: 64', '0: tell 1', `1: ${dataOffsetOf(1) + 100}`, '1: tell 1'],
   );
   Atomics.add(ring.counters[1] as Int32Array, 0, 1);
   assert.deepEqual([session.returned(0), session.returned(1)], [0, 1]);
@@ -83,9 +91,9 @@ test('a piece that was given up half-way is passed over, and one of another chan
 
 test('memory may be given up when all that was put from it is delivered, or its channel has failed and is quiet', () => {
   const { states, session } = open(2);
-  assert.ok(session.sendFrom(0, place, 0, 40_000));
+  assert.ok(session.post(0, pieceOf(40_000, 0)));
   const isOver = session.fence();
-  assert.ok(session.send(1, 100));
+  assert.ok(session.post(1, pieceOf(100)));
   assert.equal(isOver(), false);
   states[0]!.delivered = 3;
   assert.equal(isOver(), true);
@@ -99,18 +107,18 @@ test('memory may be given up when all that was put from it is delivered, or its 
 
 test('a signal says how many pieces of each channel come before it, those that were given up among them', () => {
   const { ring, session } = open(2);
-  const words = { region: 1, key: 1, fragments: 0, dataOffset: 256, offset: 0, add: 1, sum: -1 };
+  const signal = Object.assign(new Piece(), { kind: pieceKinds.signal, remote: { number: 1, key: 1 } });
   const marksIn = (slot: number): number[] => [
     ...ring.words.subarray(
       (ring.slotOffset(slot) + pieceHead.size) / 4,
       (ring.slotOffset(slot) + pieceHead.size) / 4 + 2,
     ),
   ];
-  for (const slot of [0, 1]) session.fill(slot, { ...words, kind: pieceKinds.write });
-  session.fill(2, { ...words, kind: pieceKinds.write });
+  for (const slot of [0, 1]) session.describe(slot, pieceOf(8));
+  session.describe(2, pieceOf(8));
   assert.ok(session.skip(0));
-  session.fill(3, { ...words, kind: pieceKinds.signal });
+  session.describe(3, signal);
   assert.deepEqual(marksIn(3), [2, 1]);
-  session.fill(0, { ...words, kind: pieceKinds.signal });
+  session.describe(0, signal);
   assert.deepEqual(marksIn(0), [2, 2]);
 });
