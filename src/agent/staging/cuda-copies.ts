@@ -8,9 +8,8 @@ import type { HostMemory } from '../../device/cuda/host-memory.ts';
 import type { LaunchPlan } from '../../device/cuda/kernel.ts';
 import type { Settings } from '../../settings/settings.ts';
 import { DescriptorBlock, PackLauncher, UnpackLauncher } from '../../unpack/index.ts';
-import { type CopyRun, type CopyWay, type DeviceCopies, NO_TICKET, type StagingGpu } from './device-copies.ts';
-import { ringBytesOf, type RingShape, type RingStorage } from './ring-memory.ts';
-import { MAX_PIECE_FRAGMENTS, stagingRingHead } from './wire-layout.ts';
+import { type CopyRun, type CopyWay, type DeviceCopies, NO_TICKET, type StagingGpu } from './devices.ts';
+import { MAX_PIECE_FRAGMENTS, ringBytesOf, type RingShape, type RingStorage, stagingRingHead } from './ring.ts';
 import { kernelFiles } from '../../device/cuda/kernel-files.ts';
 
 /** Rings that are there from the beginning: to pin memory later could wait for a kernel that waits for a peer. */

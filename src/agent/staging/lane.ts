@@ -1,45 +1,245 @@
-// The way of pieces through a ring: filled, sent, come back, landed; on each channel of it in order. Hot path: no allocation.
+// The way of what an agent posts: jobs, cut into pieces as slots of a ring become free, which are filled, sent, come back, and
+// land; on each channel of the ring in order. Hot path: no allocation.
+import { alignUp } from '../../abi/layout.ts';
 import { asWeftlineError, type WeftlineError } from '../../core/errors.ts';
 import { traceBegin, traceEnd } from '../../core/trace.ts';
-import { type RingMemory, slotOf, slotsOfChannel } from './ring-memory.ts';
+import type { PartTable } from '../../transport/part-table.ts';
+import type { BackendRegion, BackendRemoteRegion } from '../backend.ts';
+import { CopyRun, type CopyWay, type DeviceCopies, NO_TICKET, type StagedMemory } from './devices.ts';
+import { MAX_PIECE_FRAGMENTS, pieceKinds, type RingMemory, slotOf, slotsOfChannel } from './ring.ts';
 
-/** A job can be begun again when it is over; pieces of an earlier time may then still be under way. */
-export abstract class Job {
-  pieces = 0;
-  /** Pieces of the present time: those that were opened, and those that are over. */
-  opened = 0;
-  closed = 0;
+/** Fragments begin at multiples of it, so that copies are of whole words. */
+const FRAGMENT_ALIGNMENT = 16;
+/** A small transfer is cut into so many pieces, so that copies and the network overlap, */
+const FEW_PIECES = 4;
+/** of sizes between these; */
+const MIN_PIECE_BYTES = 128 << 10;
+const MIDDLE_PIECE_BYTES = 512 << 10;
+/** a large one into so many or more: each piece costs the network two signals, whatever its size. */
+const MANY_PIECES = 16;
+const PAGE_BYTES = 4096;
+/** A second put costs more than to copy fewer bytes. */
+const MIN_FROM_PLACE = 32 << 10;
+
+/** Bytes of the pieces of a transfer of so many: at most `pieceBytes`. */
+export function capacityFor(total: number, pieceBytes: number): number {
+  const small = Math.min(total / FEW_PIECES, MIDDLE_PIECE_BYTES);
+  const fair = Math.ceil(Math.max(small, total / MANY_PIECES) / PAGE_BYTES) * PAGE_BYTES;
+  return Math.min(pieceBytes, Math.max(fair, MIN_PIECE_BYTES));
+}
+
+/** Memory of the peer: named as its staging thread knows it, or as the backend imported it. */
+export type PeerMemory = { readonly number: number; readonly key: number } | BackendRemoteRegion;
+
+/** What a slot holds: ranges of memory of this side with their places in the slot and at the peer. Written again and again. */
+export class Piece extends CopyRun {
+  job: Job | undefined;
+  /** The time of the job that it belongs to. */
+  epoch = 0;
+  /** What its device works on; 0 for nothing. */
+  ticket = 0;
+  kind: number = pieceKinds.nothing;
+  /** All ranges lie in this memory of the peer, which has that index in the job's table. */
+  remote: PeerMemory | undefined;
+  remoteIndex = 0;
+  readonly remoteOffset = new Float64Array(MAX_PIECE_FRAGMENTS);
+  /** The device that owns all ranges of this side. */
+  copies: DeviceCopies | undefined;
+  /** From which the only range is sent without a copy to the slot. */
+  source: BackendRegion | undefined;
+  sourceOffset = 0;
+  /** What a signal adds to the cell at `remoteOffset[0]`, and what that then holds, or -1. */
+  increment = 0;
+  sum = -1;
+
+  constructor() {
+    super(MAX_PIECE_FRAGMENTS);
+  }
+
+  /** The job that waits for it; undefined if that is over. */
+  get owner(): Job | undefined {
+    const { job } = this;
+    return job !== undefined && !job.isOver && job.epoch === this.epoch ? job : undefined;
+  }
+
+  /** Fills the slot, or brings what came back to its place. False if the device has no room now. */
+  copy(way: CopyWay): boolean {
+    return this.took(this.copies!.copy(way, this));
+  }
+
+  /** The device has taken work for that ticket. False if it had no room. */
+  took(ticket: number): boolean {
+    if (ticket === NO_TICKET) return false;
+    this.ticket = ticket;
+    return true;
+  }
+
+  /** The device has done what it was last given. Fails with the device's error. */
+  isCopied(way: CopyWay): boolean {
+    return this.ticket === 0 || this.copies!.isDone(way, this.ticket);
+  }
+}
+
+/** How pieces get to the peer. */
+export interface PieceWay {
+  /** Host memory that the backend reaches may be sent from its place. */
+  readonly sendsFromPlace: boolean;
+  /** Where in its slot the bytes of a piece of so many ranges begin. */
+  placeOf(ranges: number): number;
+  /** Writes into the slot what the peer must know. Left out: nothing. */
+  describe?(slot: number, piece: Piece): void;
+  /** False if there is no room now. */
+  post(slot: number, piece: Piece): boolean;
+  /** Fails with why the piece was refused. */
+  isBack(slot: number): boolean;
+  /** The same of a piece that nobody waits for; never fails. */
+  isDrained(slot: number): boolean;
+}
+
+interface JobOptions {
+  readonly way: PieceWay;
+  readonly isRead: boolean;
+  readonly parts: PartTable;
+  /** Memory of this side and of the peer by index in the table. */
+  readonly locals: readonly (StagedMemory | undefined)[];
+  readonly remotes: readonly PeerMemory[];
+  readonly onEnd: (error: WeftlineError | undefined) => void;
+}
+
+/**
+ * Moves rows of a table. A row of no bytes is a signal: its strides are what it adds, and the sum. A job can be begun again
+ * when it is over; pieces of an earlier time may then still be under way.
+ */
+export class Job {
+  readonly way: PieceWay;
+  isOver = true;
   /** Counts its times. */
   epoch = 0;
-  isOver = true;
+  /** Pieces of the present time that are under way. */
+  #open = 0;
+  readonly #options: JobOptions;
+  #capacity = 0;
+  /** Where the next piece begins: in that row, that range, behind so many bytes. */
+  #row = 0;
+  #range = 0;
+  #done = 0;
+  #end = 0;
 
-  begin(): void {
-    this.opened = 0;
-    this.closed = 0;
+  constructor(options: JobOptions) {
+    this.way = options.way;
+    this.#options = options;
+  }
+
+  /** Begins with so many rows from `first` on, in pieces of at most `capacity` bytes. */
+  begin(first: number, rows: number, capacity: number): void {
     this.epoch++;
     this.isOver = false;
+    this.#open = 0;
+    this.#capacity = capacity;
+    this.#row = first;
+    this.#range = 0;
+    this.#done = 0;
+    this.#end = first + rows;
+  }
+
+  /** All pieces were opened. */
+  get isCut(): boolean {
+    return this.#row === this.#end;
+  }
+
+  uses(memory: StagedMemory): boolean {
+    return !this.isOver && this.#options.locals.includes(memory);
+  }
+
+  /** Has the next piece begin in that slot. False if the device has no room now. */
+  open(slot: number, piece: Piece, ring: RingMemory): boolean {
+    const row = this.#row;
+    const range = this.#range;
+    const done = this.#done;
+    this.#cut(piece);
+    piece.address = ring.address + ring.slotOffset(slot) + this.way.placeOf(piece.count);
+    const isCopied = piece.kind === pieceKinds.write && piece.source === undefined;
+    if (isCopied && !piece.copy('out')) {
+      this.#row = row;
+      this.#range = range;
+      this.#done = done;
+      return false;
+    }
+    this.way.describe?.(slot, piece);
+    piece.job = this;
+    piece.epoch = this.epoch;
+    this.#open++;
+    return true;
+  }
+
+  /** One of its pieces is over. */
+  close(): void {
+    if (--this.#open === 0 && this.isCut) this.finish(undefined);
   }
 
   /** The first error, or the last piece, ends it. */
   finish(error: WeftlineError | undefined): void {
     if (this.isOver) return;
     this.isOver = true;
-    this.ended(error);
+    this.#options.onEnd(error);
   }
 
-  /** Fills the slot. Returns a ticket for `isFilled`; -1 if there is no room for the work now. */
-  abstract open(piece: number, slot: number): number;
-  abstract isFilled(slot: number, ticket: number): boolean;
-  /** False if there is no room now. */
-  abstract send(piece: number, slot: number): boolean;
-  /** Fails with why the piece was refused. */
-  abstract isBack(slot: number): boolean;
-  /** The same of a piece that nobody waits for; never fails. */
-  abstract isDrained(slot: number): boolean;
-  /** Brings what came back to its place. Returns a ticket for `isLanded`; -1 if there is no room for the work now. */
-  abstract land(slot: number): number;
-  abstract isLanded(slot: number, ticket: number): boolean;
-  protected abstract ended(error: WeftlineError | undefined): void;
+  /** Takes as many ranges as a slot holds, of one device and one memory of the peer. */
+  #cut(piece: Piece): void {
+    const { parts, isRead, remotes } = this.#options;
+    const first = this.#row;
+    const remote = parts.remote[first]!;
+    piece.begin(0);
+    piece.remote = remotes[remote];
+    piece.remoteIndex = remote;
+    piece.source = undefined;
+    piece.copies = undefined;
+    if (parts.bytes[first] === 0) {
+      piece.kind = pieceKinds.signal;
+      piece.remoteOffset[0] = parts.remoteOffset[first]!;
+      piece.increment = parts.localStride[first]!;
+      piece.sum = parts.remoteStride[first]!;
+      this.#row++;
+      return;
+    }
+    const memory = this.#localOf(first);
+    piece.kind = isRead ? pieceKinds.read : pieceKinds.write;
+    piece.copies = memory.copies;
+    while (this.#row < this.#end && parts.remote[this.#row] === remote) {
+      if (this.#localOf(this.#row).copies !== piece.copies || !this.#takeRow(piece)) break;
+    }
+    if (isRead || !this.way.sendsFromPlace || piece.count > 1 || piece.length < MIN_FROM_PLACE) return;
+    piece.source = memory.region;
+    piece.sourceOffset = piece.memory[0]! - memory.address;
+  }
+
+  /** Takes ranges of the present row. False if not all of them went in. */
+  #takeRow(piece: Piece): boolean {
+    const { parts } = this.#options;
+    const row = this.#row;
+    const whole = parts.bytes[row]!;
+    const address = this.#localOf(row).address + parts.localOffset[row]!;
+    for (const ranges = parts.ranges[row]!; this.#range < ranges;) {
+      const bytes = Math.min(this.#capacity, whole - this.#done);
+      const place = alignUp(piece.length, FRAGMENT_ALIGNMENT);
+      if (piece.count === MAX_PIECE_FRAGMENTS || place + bytes > this.#capacity) return false;
+      const remoteOffset = parts.remoteOffset[row]! + this.#range * parts.remoteStride[row]!;
+      piece.remoteOffset[piece.count] = remoteOffset + this.#done;
+      piece.add(address + this.#range * parts.localStride[row]! + this.#done, place, bytes);
+      this.#done += bytes;
+      if (this.#done < whole) continue;
+      this.#done = 0;
+      this.#range++;
+    }
+    this.#range = 0;
+    this.#row++;
+    return true;
+  }
+
+  #localOf(row: number): StagedMemory {
+    const { locals, parts } = this.#options;
+    return locals[parts.local[row]!]!;
+  }
 }
 
 /** What a lane needs whose receiver counts every piece. */
@@ -72,11 +272,8 @@ export class Lane {
   readonly #carrier: LaneCarrier | undefined;
   /** Tracks by channel. */
   readonly #tracks: readonly Track[];
-  /** Columns by slot: whose piece, of which time of the job, which one, and the ticket of its device work. */
-  readonly #jobs: (Job | undefined)[];
-  readonly #epochs: Float64Array;
-  readonly #pieces: Int32Array;
-  readonly #tickets: Float64Array;
+  /** By slot. */
+  readonly #pieces: readonly Piece[];
   /** Pieces so far. */
   #opened = 0;
   #closed = 0;
@@ -100,10 +297,7 @@ export class Lane {
       returned: 0,
       closed: 0,
     }));
-    this.#jobs = Array.from({ length: slots }, () => undefined);
-    this.#epochs = new Float64Array(slots);
-    this.#pieces = new Int32Array(slots);
-    this.#tickets = new Float64Array(slots);
+    this.#pieces = Array.from({ length: slots }, () => new Piece());
   }
 
   get error(): WeftlineError | undefined {
@@ -117,7 +311,7 @@ export class Lane {
 
   /** A job that has begun. One without pieces is over at once. */
   enqueue(job: Job): void {
-    if (this.#error === undefined && job.pieces > 0) this.#queue.push(job);
+    if (this.#error === undefined && !job.isCut) this.#queue.push(job);
     else job.finish(this.#error);
   }
 
@@ -132,7 +326,7 @@ export class Lane {
   fail(error: WeftlineError): void {
     if (this.#error !== undefined) return;
     this.#error = error;
-    const jobs = [...this.#jobs, ...this.#queue.splice(0)];
+    const jobs = [...this.#pieces.map(({ job }) => job), ...this.#queue.splice(0)];
     this.#head = 0;
     for (const job of jobs) job?.finish(error);
   }
@@ -163,20 +357,16 @@ export class Lane {
       const track = this.#tracks[channel]!;
       const job = this.#queue[this.#head] as Job;
       const slot = this.#slotOf(channel, track.opened);
-      this.#jobs[slot] = undefined;
+      const piece = this.#pieces[slot]!;
+      piece.job = undefined;
       try {
-        const ticket = job.open(job.opened, slot);
-        if (ticket < 0) return false;
-        this.#tickets[slot] = ticket;
+        if (!job.open(slot, piece, this.ring)) return false;
       } catch (error) {
         this.end(job, asWeftlineError(error));
         continue;
       }
       traceBegin('staging.copy-out', slot);
-      this.#jobs[slot] = job;
-      this.#epochs[slot] = job.epoch;
-      this.#pieces[slot] = job.opened++;
-      if (job.opened === job.pieces) this.#pass();
+      if (job.isCut) this.#pass();
       track.opened++;
       this.#opened++;
       this.#moves++;
@@ -216,21 +406,22 @@ export class Lane {
     const track = this.#tracks[channel]!;
     for (; track.sent < track.opened; track.sent++, this.#moves++) {
       const slot = this.#slotOf(channel, track.sent);
-      const job = this.#owner(slot);
-      if (job === undefined) {
+      const piece = this.#pieces[slot]!;
+      const { owner } = piece;
+      if (owner === undefined) {
         // A device may still write to the slot, into what its next piece says and holds.
-        if (!this.#isFilled(slot)) return;
+        if (piece.job !== undefined && !isFilled(piece)) return;
         // What was never sent need not be awaited.
-        this.#jobs[slot] = undefined;
+        piece.job = undefined;
         if (this.#carrier?.skip(slot) === false) return;
         continue;
       }
       try {
-        if (!job.isFilled(slot, this.#tickets[slot]!) || !job.send(this.#pieces[slot]!, slot)) return;
+        if (!piece.isCopied('out') || !owner.way.post(slot, piece)) return;
         traceEnd('staging.copy-out', slot);
         traceBegin('staging.carry', slot);
       } catch (error) {
-        this.end(job, asWeftlineError(error));
+        this.end(owner, asWeftlineError(error));
         track.sent--;
       }
     }
@@ -242,21 +433,19 @@ export class Lane {
     const limit = Math.min(track.sent, carrier === undefined ? track.sent : carrier.returned(channel));
     for (; track.returned < limit; track.returned++, this.#moves++) {
       const slot = this.#slotOf(channel, track.returned);
-      const job = this.#owner(slot);
-      if (job === undefined) {
-        if (this.#jobs[slot]?.isDrained(slot) === false) return;
-        this.#jobs[slot] = undefined;
+      const piece = this.#pieces[slot]!;
+      const { owner } = piece;
+      if (owner === undefined) {
+        if (piece.job?.way.isDrained(slot) === false) return;
+        piece.job = undefined;
         continue;
       }
       try {
-        if (!job.isBack(slot)) return;
-        const ticket = job.land(slot);
-        if (ticket < 0) return;
-        this.#tickets[slot] = ticket;
+        if (!owner.way.isBack(slot) || (piece.kind === pieceKinds.read && !piece.copy('in'))) return;
         traceEnd('staging.carry', slot);
         traceBegin('staging.land', slot);
       } catch (error) {
-        this.end(job, asWeftlineError(error));
+        this.end(owner, asWeftlineError(error));
         track.returned--;
       }
     }
@@ -266,35 +455,28 @@ export class Lane {
     const track = this.#tracks[channel]!;
     for (; track.closed < track.returned; track.closed++, this.#closed++, this.#moves++) {
       const slot = this.#slotOf(channel, track.closed);
-      const job = this.#jobs[slot];
-      if (job === undefined) continue;
-      const isWanted = this.#owner(slot) === job;
+      const piece = this.#pieces[slot]!;
+      if (piece.job === undefined) continue;
+      const { owner } = piece;
       try {
-        // A job that has ended is asked, too: a device may still read the slot.
-        if (!job.isLanded(slot, this.#tickets[slot]!)) return;
+        // A piece whose job has ended is asked, too: a device may still read the slot.
+        if (!piece.isCopied('in')) return;
         traceEnd('staging.land', slot);
+        piece.job = undefined;
+        owner?.close();
       } catch (error) {
-        if (isWanted) this.end(job, asWeftlineError(error));
-        continue;
+        if (owner !== undefined) this.end(owner, asWeftlineError(error));
       }
-      this.#jobs[slot] = undefined;
-      if (isWanted && ++job.closed === job.pieces) job.finish(undefined);
     }
   }
+}
 
-  /** Whether a piece that nobody waits for is filled. */
-  #isFilled(slot: number): boolean {
-    try {
-      return this.#jobs[slot]?.isFilled(slot, this.#tickets[slot]!) !== false;
-    } catch {
-      // The device has failed, and writes nothing more.
-      return true;
-    }
-  }
-
-  /** The job whose piece it is, unless that job is over. */
-  #owner(slot: number): Job | undefined {
-    const job = this.#jobs[slot];
-    return job !== undefined && !job.isOver && job.epoch === this.#epochs[slot] ? job : undefined;
+/** Whether a piece that nobody waits for is filled. */
+function isFilled(piece: Piece): boolean {
+  try {
+    return piece.isCopied('out');
+  } catch {
+    // The device has failed, and writes nothing more.
+    return true;
   }
 }

@@ -3,13 +3,12 @@ import { WeftlineError } from '../../core/errors.ts';
 import { traceBegin, traceEnd } from '../../core/trace.ts';
 import { PartTable } from '../../transport/part-table.ts';
 import type { BackendChannel, BackendRemoteRegion, BackendTransfer, PutPlace } from '../backend.ts';
-import type { MemoryTable, StagedMemory } from './memory-table.ts';
-import { tryPost, tryPut, trySignal } from './piece-channels.ts';
-import { capacityFor, type PeerMemory, type Piece, PieceJob, type PieceWay } from './pieces.ts';
+import type { MemoryTable, StagedMemory } from './devices.ts';
+import { capacityFor, Job, type PeerMemory, type Piece, type PieceWay } from './lane.ts';
+import { MAX_PIECE_FRAGMENTS, pieceKinds } from './ring.ts';
 import type { SendLane } from './send-lane.ts';
 import { STAGED_OPERATIONS } from './staging-board.ts';
 import type { StagedPlan } from './staging-thread.ts';
-import { MAX_PIECE_FRAGMENTS, pieceKinds } from './wire-layout.ts';
 
 /** A transfer of the backend for each slot: between it and the final places of whatever piece goes through it. */
 class SlotTransfers implements PieceWay {
@@ -33,7 +32,7 @@ class SlotTransfers implements PieceWay {
 
   private constructor(lane: SendLane) {
     this.#lane = lane;
-    this.#tables = lane.pieces.map(() => PartTable.ofCount(MAX_PIECE_FRAGMENTS));
+    this.#tables = Array.from({ length: lane.ring.shape.slots }, () => PartTable.ofCount(MAX_PIECE_FRAGMENTS));
   }
 
   placeOf(): number {
@@ -52,7 +51,13 @@ class SlotTransfers implements PieceWay {
       table.remote[at] = piece.remoteIndex;
     }
     table.count = piece.count;
-    return tryPost(transfer);
+    try {
+      transfer.post();
+      return true;
+    } catch (error) {
+      if (error instanceof WeftlineError && error.code === 'WL_BUSY') return false;
+      throw error;
+    }
   }
 
   isBack(slot: number): boolean {
@@ -99,7 +104,7 @@ export class DirectChannel implements PieceWay {
     const remote = piece.remote as BackendRemoteRegion;
     const remoteOffset = piece.remoteOffset[0]!;
     let isSent;
-    if (piece.kind === pieceKinds.signal) isSent = trySignal(channel, remote, remoteOffset, piece.increment);
+    if (piece.kind === pieceKinds.signal) isSent = channel.signal(remote, remoteOffset, piece.increment);
     else {
       const { local, ring } = this.#lane;
       const place = (this.#place ??= { local, localOffset: 0, remote, remoteOffset, bytes: 0 });
@@ -107,7 +112,7 @@ export class DirectChannel implements PieceWay {
       place.remote = remote;
       place.remoteOffset = remoteOffset;
       place.bytes = piece.length;
-      isSent = tryPut(channel, place);
+      isSent = channel.put(place);
     }
     if (isSent) this.#marks[slot] = channel.posted;
     return isSent;
@@ -156,8 +161,9 @@ export class PreparedTransfer implements Prepared {
   readonly lane: SendLane;
   readonly #plan: StagedPlan;
   readonly #parts: PartTable;
+  readonly #locals: readonly StagedMemory[];
   readonly #slots: SlotTransfers | undefined;
-  readonly #job: PieceJob;
+  readonly #job: Job;
   #capacity: number;
 
   static async make(lane: SendLane, parts: PreparedTransferParts): Promise<PreparedTransfer> {
@@ -173,14 +179,14 @@ export class PreparedTransfer implements Prepared {
     this.lane = lane;
     this.#plan = plan;
     this.#parts = PartTable.over(plan.parts);
+    this.#locals = locals;
     this.#slots = slots;
     this.#capacity = this.#capacityNow();
-    this.#job = new PieceJob(locals, {
-      ring: lane.ring,
-      pieces: lane.pieces,
+    this.#job = new Job({
       way: slots ?? lane.session!,
       isRead: plan.operation === 'read',
       parts: this.#parts,
+      locals,
       remotes,
       onEnd: (error) => {
         traceEnd('staging.transfer', plan.number);
@@ -195,7 +201,7 @@ export class PreparedTransfer implements Prepared {
     traceBegin('staging.transfer', number);
     if (messageBytes >= 0) this.lane.messages.add(number, messageBytes);
     if (isBySelection) this.#capacity = this.#capacityNow();
-    this.#job.start(0, this.#parts.count, this.#capacity);
+    this.#job.begin(0, this.#parts.count, this.#capacity);
     this.lane.lane.enqueue(this.#job);
   }
 
@@ -214,7 +220,7 @@ export class PreparedTransfer implements Prepared {
   }
 
   get holdsPlaces(): boolean {
-    return this.#job.locals.some((memory) => memory?.region !== undefined);
+    return this.#locals.some(({ region }) => region !== undefined);
   }
 
   async close(): Promise<void> {
@@ -243,7 +249,7 @@ export class PreparedChannel implements Prepared {
   readonly #rows: PartTable;
   readonly #memory: MemoryTable;
   readonly #direct: DirectChannel | undefined;
-  readonly #jobs: readonly PieceJob[];
+  readonly #jobs: readonly Job[];
   /** By job. */
   readonly #locals: (StagedMemory | undefined)[][];
   readonly #onFailed: (error: WeftlineError) => void;
@@ -256,22 +262,20 @@ export class PreparedChannel implements Prepared {
     this.#rows = PartTable.over(rows);
     this.#memory = memory;
     this.#onFailed = onFailed;
-    const { ring, pieces, session } = lane;
+    const { session } = lane;
     this.#direct = session === undefined ? new DirectChannel(lane.link.openChannel(), lane) : undefined;
     const options = {
-      ring,
-      pieces,
       way: session ?? this.#direct!,
       isRead: false,
       parts: this.#rows,
       remotes: this.remotes,
       onEnd: (error: WeftlineError | undefined) => {
         if (error !== undefined) this.fail(error);
-        else onDelivered(++this.#delivered);
+        else onDelivered(this.#countDelivered());
       },
     };
     this.#locals = Array.from({ length: STAGED_OPERATIONS }, () => [undefined]);
-    this.#jobs = this.#locals.map((locals) => new PieceJob(locals, options));
+    this.#jobs = this.#locals.map((locals) => new Job({ ...options, locals }));
   }
 
   /** The next row. */
@@ -284,7 +288,7 @@ export class PreparedChannel implements Prepared {
     // The row names memory by its number, the job's list has it alone.
     this.#locals[row]![0] = rows.bytes[row] === 0 ? undefined : this.#memory.get(rows.local[row]!);
     rows.local[row] = 0;
-    job.start(row, 1, lane.ring.shape.pieceBytes);
+    job.begin(row, 1, lane.ring.shape.pieceBytes);
     lane.lane.enqueue(job);
   }
 
@@ -304,6 +308,12 @@ export class PreparedChannel implements Prepared {
 
   async close(): Promise<void> {
     await this.#direct?.close();
+  }
+
+  /** In order, though pieces of different lanes come back in any. */
+  #countDelivered(): number {
+    while (this.#delivered < this.#posted && this.#jobs[this.#delivered % STAGED_OPERATIONS]!.isOver) this.#delivered++;
+    return this.#delivered;
   }
 
   #end(error: WeftlineError): void {

@@ -4,32 +4,31 @@ import { Deadline } from '../../core/deadline.ts';
 import { asWeftlineError, invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { log } from '../../core/log.ts';
 import { traceBegin, traceEnd } from '../../core/trace.ts';
-import type { Backend, BackendRegion, BackendRemoteRegion, PutPlace } from '../backend.ts';
-import { type CopyRun, type CopyWay, type DeviceCopies, type DeviceTable, NO_TICKET } from './device-copies.ts';
-import type { Greeter, Hello } from './greeter.ts';
-import type { InnerLinks, LinkUse } from './inner-links.ts';
-import type { MemoryTable, StagedMemory } from './memory-table.ts';
-import { PieceChannels } from './piece-channels.ts';
-import { channelOf, dataOffsetOf, endRing, ringBytesOf, RingMemory, slotOf, slotsOfChannel } from './ring-memory.ts';
+import type { Backend, BackendRegion } from '../backend.ts';
+import type { DeviceTable, MemoryTable, StagedMemory } from './devices.ts';
+import type { Greeter, Hello, InnerLinks, LinkUse } from './greeter.ts';
+import { Piece } from './lane.ts';
 import {
+  channelOf,
+  dataOffsetOf,
+  endRing,
   MAX_PIECE_FRAGMENTS,
   MAX_STAGING_CHANNELS,
   MAX_STAGING_SLOTS,
+  PieceChannels,
   pieceFragment,
   pieceHead,
   pieceKinds,
   pieceStatuses,
-} from './wire-layout.ts';
+  ringBytesOf,
+  RingMemory,
+  slotOf,
+  slotsOfChannel,
+} from './ring.ts';
 
 interface ReceiveSessionParts {
   readonly peer: string;
   readonly memory: MemoryTable;
-  /** The thread's run of copies. */
-  readonly run: CopyRun;
-  readonly ring: RingMemory;
-  readonly local: BackendRegion;
-  /** The sender's ring, of the same shape. */
-  readonly remote: BackendRemoteRegion;
   readonly channels: PieceChannels;
 }
 
@@ -41,18 +40,6 @@ const fragment = wordOffsets(pieceFragment);
 const HEAD_WORDS = pieceHead.size / 4;
 const FRAGMENT_WORDS = pieceFragment.size / 4;
 
-/** What the receiver knows of the piece in a slot. */
-interface Arrived {
-  kind: number;
-  status: number;
-  /** The device that copies it, until that is done. */
-  copies: DeviceCopies | undefined;
-  ticket: number;
-  /** Where in the ring its bytes lie. */
-  offset: number;
-  bytes: number;
-}
-
 /** A channel's slots, and its pieces so far: those that were begun, that are over, and of which the sender was told. */
 interface Track {
   readonly slots: number;
@@ -63,32 +50,23 @@ interface Track {
 
 export class ReceiveSession {
   readonly #parts: ReceiveSessionParts;
-  readonly #place: PutPlace;
   readonly #tracks: readonly Track[];
-  /** By slot. */
-  readonly #pieces: readonly Arrived[];
+  /** By slot, and why each was refused. */
+  readonly #pieces: readonly Piece[];
+  readonly #statuses: Uint8Array;
 
   constructor(parts: ReceiveSessionParts) {
-    const { slots } = parts.ring.shape;
-    const { count } = parts.channels;
+    const { count, ring } = parts.channels;
+    const { slots } = ring.shape;
     this.#parts = parts;
-    this.#place = { local: parts.local, localOffset: 0, remote: parts.remote, remoteOffset: 0, bytes: 0 };
     this.#tracks = Array.from({ length: count }, (_, channel) => ({
       slots: slotsOfChannel(channel, count, slots),
       started: 0,
       finished: 0,
       told: 0,
     }));
-    const { nothing } = pieceKinds;
-    const { good } = pieceStatuses;
-    this.#pieces = Array.from({ length: slots }, () => ({
-      kind: nothing,
-      status: good,
-      copies: undefined,
-      ticket: 0,
-      offset: 0,
-      bytes: 0,
-    }));
+    this.#pieces = Array.from({ length: slots }, () => new Piece());
+    this.#statuses = new Uint8Array(slots);
   }
 
   /** Goes on. True if something moved. Fails with WL_PROTOCOL for what no sender of this library sends. */
@@ -129,44 +107,45 @@ export class ReceiveSession {
 
   /** False if it must wait. */
   #start(slot: number): boolean {
-    const { ring, memory } = this.#parts;
-    const { words } = ring;
-    const at = ring.slotOffset(slot) / 4;
+    const { channels, memory } = this.#parts;
+    const { words } = channels.ring;
+    const at = channels.ring.slotOffset(slot) / 4;
     const piece = this.#pieces[slot]!;
     // The sender could change a word after it was checked: each is read once.
     const kind = words[at + head.kind]!;
     const found = memory.find(words[at + head.region]!, wideAt(words, at + head.key));
     piece.kind = kind;
-    piece.copies = undefined;
-    piece.status = pieceStatuses.good;
+    piece.ticket = 0;
+    piece.copies = found?.copies;
+    this.#statuses[slot] = pieceStatuses.good;
     if (kind === pieceKinds.nothing) return true;
     if (kind !== pieceKinds.write && kind !== pieceKinds.read && kind !== pieceKinds.signal) {
       throw this.#protocol(`a piece of kind ${kind}`);
     }
     if (found === undefined) {
-      piece.status = pieceStatuses.unauthorized;
+      this.#statuses[slot] = pieceStatuses.unauthorized;
       return true;
     }
     try {
-      const ticket = kind === pieceKinds.signal ? this.#signal(slot, found) : this.#copy(slot, found);
-      if (ticket < 0) return false;
-      piece.ticket = ticket;
-      piece.copies = found.copies;
+      if (kind === pieceKinds.signal) return this.#signal(slot, piece, found);
+      this.#read(slot, piece, found);
+      return kind === pieceKinds.write ? piece.copy('in') : piece.copy('out');
     } catch (error) {
       if (error instanceof WeftlineError && error.code === 'WL_PROTOCOL') throw error;
-      piece.status = pieceStatuses.failed;
+      this.#statuses[slot] = pieceStatuses.failed;
+      return true;
     }
-    return true;
   }
 
   /** Signals behind all copies before it, whichever channels they came by and whichever devices make them. */
-  #signal(slot: number, found: StagedMemory): number {
-    const { words } = this.#parts.ring;
-    const at = this.#parts.ring.slotOffset(slot) / 4;
+  #signal(slot: number, piece: Piece, found: StagedMemory): boolean {
+    const { ring } = this.#parts.channels;
+    const { words } = ring;
+    const at = ring.slotOffset(slot) / 4;
     const own = channelOf(slot, this.#tracks.length);
     for (let channel = 0; channel < this.#tracks.length; channel++) {
       const missing = (words[at + HEAD_WORDS + channel]! - this.#tracks[channel]!.started) | 0;
-      if (channel !== own && missing > 0) return NO_TICKET;
+      if (channel !== own && missing > 0) return false;
     }
     const cell = wideAt(words, at + head.offset);
     const add = wideAt(words, at + head.add);
@@ -179,22 +158,21 @@ export class ReceiveSession {
     // The sender does not know where the region begins. A GPU would end its context of it.
     if ((found.address + cell) % 8 !== 0)
       throw invalidArgument('address of a cell', found.address + cell, 'a multiple of 8');
-    for (const other of this.#pieces) {
-      if (other.copies !== undefined && other.copies !== found.copies && !isCopied(other)) return NO_TICKET;
+    for (let other = 0; other < this.#pieces.length; other++) {
+      const { copies } = this.#pieces[other]!;
+      if (copies !== undefined && copies !== found.copies && !this.#isCopied(other)) return false;
     }
-    return found.copies.add(found.address + cell, add, sum);
+    return piece.took(found.copies.add(found.address + cell, add, sum));
   }
 
-  #copy(slot: number, found: StagedMemory): number {
-    const { ring, run } = this.#parts;
+  /** Reads what a piece says of its fragments. */
+  #read(slot: number, piece: Piece, found: StagedMemory): void {
+    const { ring } = this.#parts.channels;
     const { words } = ring;
-    const piece = this.#pieces[slot]!;
     const at = ring.slotOffset(slot) / 4;
     const fragments = words[at + head.fragments]!;
     if (fragments < 1 || fragments > MAX_PIECE_FRAGMENTS) throw this.#protocol(`${fragments} fragments in a piece`);
-    piece.offset = ring.slotOffset(slot) + dataOffsetOf(fragments);
-    piece.bytes = 0;
-    run.begin(ring.address + piece.offset);
+    piece.begin(ring.address + ring.slotOffset(slot) + dataOffsetOf(fragments));
     for (let index = 0; index < fragments; index++) {
       const first = at + HEAD_WORDS + index * FRAGMENT_WORDS;
       const remoteOffset = wideAt(words, first + fragment.remoteOffset);
@@ -206,28 +184,35 @@ export class ReceiveSession {
           `fragment ${index} of ${bytes} bytes from ${slotOffset} on at ${remoteOffset}, in ${found.bytes} bytes`,
         );
       }
-      run.add(found.address + remoteOffset, slotOffset, bytes);
-      piece.bytes = Math.max(piece.bytes, slotOffset + bytes);
+      piece.add(found.address + remoteOffset, slotOffset, bytes);
     }
-    return found.copies.copy(wayOf(piece), run);
+  }
+
+  /** True if its copies are done, also if they failed. */
+  #isCopied(slot: number): boolean {
+    const piece = this.#pieces[slot]!;
+    try {
+      if (!piece.isCopied(piece.kind === pieceKinds.read ? 'out' : 'in')) return false;
+    } catch {
+      this.#statuses[slot] = pieceStatuses.failed;
+    }
+    piece.copies = undefined;
+    piece.ticket = 0;
+    return true;
   }
 
   /** False if it cannot go back yet. */
   #finish(channel: number, slot: number): boolean {
+    if (!this.#isCopied(slot)) return false;
+    const { channels } = this.#parts;
+    const { ring } = channels;
     const piece = this.#pieces[slot]!;
-    if (!isCopied(piece)) return false;
-    const { ring, channels } = this.#parts;
-    const place = this.#place;
-    if (piece.status !== pieceStatuses.good) {
-      place.localOffset = ring.statusOffset(slot);
-      place.bytes = 8;
-      ring.words[place.localOffset / 4] = piece.status;
-    } else if (piece.kind === pieceKinds.read) {
-      place.localOffset = piece.offset;
-      place.bytes = piece.bytes;
-    } else return true;
-    place.remoteOffset = place.localOffset;
-    return channels.put(channel, place);
+    if (this.#statuses[slot] !== pieceStatuses.good) {
+      const at = ring.statusOffset(slot);
+      ring.words[at / 4] = this.#statuses[slot]!;
+      return channels.put(channel, at, 8);
+    }
+    return piece.kind !== pieceKinds.read || channels.put(channel, piece.address - ring.address, piece.length);
   }
 
   /** One signal for several pieces, while others of the channel are on their way that will be told of in any case. */
@@ -246,22 +231,6 @@ export class ReceiveSession {
   }
 }
 
-function wayOf({ kind }: Arrived): CopyWay {
-  return kind === pieceKinds.read ? 'out' : 'in';
-}
-
-/** True if its copies are done, also if they failed. */
-function isCopied(piece: Arrived): boolean {
-  if (piece.copies === undefined) return true;
-  try {
-    if (!piece.copies.isDone(wayOf(piece), piece.ticket)) return false;
-  } catch {
-    piece.status = pieceStatuses.failed;
-  }
-  piece.copies = undefined;
-  return true;
-}
-
 /** Sessions of one peer: one for its host memory and one for its GPUs, and those that are just ending. */
 const MAX_SESSIONS_OF_PEER = 8;
 /** Greetings and ends of sessions of one peer that are under way. */
@@ -277,7 +246,6 @@ interface ReceiveSessionsOptions {
   readonly greeter: Greeter;
   readonly memory: MemoryTable;
   readonly devices: DeviceTable;
-  readonly run: CopyRun;
   /** Resolves when no device touches a ring any more. */
   readonly fence: () => Promise<void>;
 }
@@ -357,7 +325,7 @@ export class ReceiveSessions {
   }
 
   async #welcome(guest: Guest, hello: Hello): Promise<void> {
-    const { backend, links, greeter, devices, memory, run } = this.#options;
+    const { backend, links, greeter, devices, memory } = this.#options;
     const { peer, lane, uses } = guest;
     const { incarnation, host, process, connectionInfo, slots, pieceBytes, channels: count } = hello;
     const deadline = new Deadline(Math.min(hello.timeoutMs, MAX_GREETING_MS));
@@ -372,8 +340,8 @@ export class ReceiveSessions {
     guest.local = local;
     const remote = link.importRegion(hello.ring, { kind: 'host', bytes: ringBytesOf(ring.shape) });
     if (guest.left !== undefined) throw guest.left;
-    const channels = PieceChannels.open(link, count, ring, remote);
-    guest.session = new ReceiveSession({ peer, memory, run, ring, local, remote, channels });
+    const channels = PieceChannels.open(link, count, { ring, local, remote });
+    guest.session = new ReceiveSession({ peer, memory, channels });
     await greeter.welcome(link, lane, local.info, deadline);
   }
 

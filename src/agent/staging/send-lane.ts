@@ -2,25 +2,25 @@
 import { putWide, wordOffsets } from '../../abi/layout.ts';
 import { Deadline } from '../../core/deadline.ts';
 import { asWeftlineError, WeftlineError } from '../../core/errors.ts';
-import type { Backend, BackendLink, BackendRegion, BackendRemoteRegion, PutPlace } from '../backend.ts';
-import type { Greeter } from './greeter.ts';
-import type { InnerLinks, LinkUse } from './inner-links.ts';
-import { Lane, type LaneCarrier } from './lane.ts';
-import { channelsTo, PieceChannels } from './piece-channels.ts';
-import { channelOf, dataOffsetOf, endRing, type MakeStorage, RingMemory, type RingShape } from './ring-memory.ts';
-import { MessageQueue, StagedMessages } from './staged-messages.ts';
+import type { Backend, BackendLink, BackendRegion, PutPlace } from '../backend.ts';
+import type { Greeter, InnerLinks, LinkUse } from './greeter.ts';
+import { Lane, type LaneCarrier, type PeerMemory, type Piece, type PieceWay } from './lane.ts';
+import {
+  channelOf,
+  channelsTo,
+  dataOffsetOf,
+  endRing,
+  type MakeStorage,
+  PieceChannels,
+  pieceFragment,
+  pieceHead,
+  pieceKinds,
+  pieceStatuses,
+  RingMemory,
+  type RingShape,
+} from './ring.ts';
+import { MessageQueue, StagedMessages } from './staging-board.ts';
 import type { LaneOptions, RemoteMemoryName, StagedName } from './staging-thread.ts';
-import { type PeerMemory, Piece, type PieceWay } from './pieces.ts';
-import { pieceFragment, pieceHead, pieceKinds, pieceStatuses } from './wire-layout.ts';
-
-interface SendSessionParts {
-  readonly peer: string;
-  readonly ring: RingMemory;
-  readonly local: BackendRegion;
-  /** The peer's ring, of the same shape. */
-  readonly remote: BackendRemoteRegion;
-  readonly channels: PieceChannels;
-}
 
 const head = wordOffsets(pieceHead);
 const fragment = wordOffsets(pieceFragment);
@@ -36,19 +36,17 @@ export class SendSession implements LaneCarrier, PieceWay {
   readonly peer: string;
   readonly ring: RingMemory;
   readonly #channels: PieceChannels;
-  readonly #place: PutPlace;
-  /** The same for what is sent from its place. */
+  /** The last put from memory that is no ring. */
   readonly #direct: PutPlace;
   /** Columns by channel: the step of its piece, and pieces that were described, which wraps. */
   readonly #steps: Uint8Array;
   readonly #described: Uint32Array;
 
-  constructor({ peer, ring, local, remote, channels }: SendSessionParts) {
+  constructor(peer: string, channels: PieceChannels) {
     this.peer = peer;
-    this.ring = ring;
+    this.ring = channels.ring;
     this.#channels = channels;
-    this.#place = { local, localOffset: 0, remote, remoteOffset: 0, bytes: 0 };
-    this.#direct = { ...this.#place };
+    this.#direct = { ...channels.place };
     this.#steps = new Uint8Array(channels.count);
     this.#described = new Uint32Array(channels.count);
   }
@@ -101,7 +99,7 @@ export class SendSession implements LaneCarrier, PieceWay {
     if (this.#steps[channel] === steps.nothing) {
       const isWhole = kind !== pieceKinds.read && source === undefined;
       const bytes = kind === pieceKinds.read ? pieceHead.size + count * pieceFragment.size : data;
-      if (!this.#put(channel, slot, isWhole ? data + length : bytes)) return false;
+      if (!this.#channels.put(channel, this.ring.slotOffset(slot), isWhole ? data + length : bytes)) return false;
       this.#steps[channel] = steps.slot;
     }
     if (source !== undefined && this.#steps[channel] === steps.slot) {
@@ -110,7 +108,7 @@ export class SendSession implements LaneCarrier, PieceWay {
       place.localOffset = piece.sourceOffset;
       place.remoteOffset = this.ring.slotOffset(slot) + data;
       place.bytes = length;
-      if (!this.#channels.put(channel, place)) return false;
+      if (!this.#channels.putPlace(channel, place)) return false;
       this.#steps[channel] = steps.source;
     }
     return this.#tell(channel);
@@ -120,8 +118,9 @@ export class SendSession implements LaneCarrier, PieceWay {
     const channel = channelOf(slot, this.count);
     if (this.#steps[channel] !== steps.passedOver) {
       // What was put of a piece that was given up is overwritten before the signal tells of it.
-      this.ring.words[this.ring.slotOffset(slot) / 4 + head.kind] = pieceKinds.nothing;
-      if (!this.#put(channel, slot, pieceHead.size)) return false;
+      const at = this.ring.slotOffset(slot);
+      this.ring.words[at / 4 + head.kind] = pieceKinds.nothing;
+      if (!this.#channels.put(channel, at, pieceHead.size)) return false;
       this.#steps[channel] = steps.passedOver;
     }
     return this.#tell(channel);
@@ -151,14 +150,6 @@ export class SendSession implements LaneCarrier, PieceWay {
 
   close(): Promise<void> {
     return this.#channels.close();
-  }
-
-  /** The first bytes of a slot. */
-  #put(channel: number, slot: number, bytes: number): boolean {
-    const place = this.#place;
-    place.localOffset = place.remoteOffset = this.ring.slotOffset(slot);
-    place.bytes = bytes;
-    return this.#channels.put(channel, place);
   }
 
   #tell(channel: number): boolean {
@@ -199,8 +190,6 @@ export class SendLane {
   /** The link to the peer's agent, for messages and its host memory. */
   readonly link: BackendLink;
   readonly ring: RingMemory;
-  /** By slot. */
-  readonly pieces: readonly Piece[];
   /** The ring. */
   readonly local: BackendRegion;
   /** The session with the peer's staging thread; undefined of a lane to host memory. */
@@ -225,8 +214,8 @@ export class SendLane {
         const channels = channelsTo(link, ring.shape.slots);
         const info = await greeter.meet({ ...ring.shape, lane: id, ring: local.info, channels }, peer.name, link, wait);
         const remote = link.importRegion(info, { kind: 'host', bytes: ring.memory.bytes });
-        const opened = PieceChannels.open(link, channels, ring, remote);
-        held.session = new SendSession({ peer: peer.name, ring, local, remote, channels: opened });
+        const opened = PieceChannels.open(link, channels, { ring, local, remote });
+        held.session = new SendSession(peer.name, opened);
       }
       return new SendLane(options, parts, held, local);
     } catch (error) {
@@ -244,7 +233,6 @@ export class SendLane {
     this.#held = held;
     this.#parts = parts;
     this.ring = ring;
-    this.pieces = Array.from({ length: ring.shape.slots }, () => new Piece());
     this.local = local;
     this.session = session;
     this.link = uses[0]!.link;

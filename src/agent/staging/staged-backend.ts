@@ -10,8 +10,8 @@ import type {
   MemoryKind,
   RemoteRegionInfo,
 } from '../backend.ts';
-import { encodeStagedRegion, StagedRegion } from './staged-region.ts';
 import { StagedLink } from './staged-link.ts';
+import { encodeStagedRegion, StagedRegion } from './staged-region.ts';
 import { StagingThread } from './staging-thread.ts';
 
 /** The backend with memory of GPUs, staged where it cannot reach that itself. */

@@ -10,10 +10,9 @@ import type {
   PutPlace,
   SharedParts,
 } from '../backend.ts';
-import type { AgentLane } from './staged-link.ts';
 import { type StagedRegion, StagedRemoteRegion } from './staged-region.ts';
 import { NO_MESSAGE, STAGED_OPERATIONS } from './staging-board.ts';
-import { giveUp, type RemoteMemoryName } from './staging-thread.ts';
+import { type AgentLane, giveUp, type RemoteMemoryName } from './staging-thread.ts';
 
 /** What a channel needs of its link. */
 interface ChannelLink {

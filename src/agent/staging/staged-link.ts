@@ -15,61 +15,16 @@ import type {
   TransferState,
 } from '../backend.ts';
 import { StagedChannel } from './staged-channel.ts';
-import { StagedMessages } from './staged-messages.ts';
 import { decodeStagedRegion, type StagedRegion, StagedRemoteRegion } from './staged-region.ts';
 import { CANCEL, NO_MESSAGE, stagedStates } from './staging-board.ts';
 import {
+  AgentLane,
   giveUp,
   type LaneOptions,
   type RemoteMemoryName,
   type StagedPlan,
   type StagingThread,
 } from './staging-thread.ts';
-
-/** A lane as the agent's thread has it: its number, and the ring of messages of its transfers. */
-export class AgentLane {
-  readonly thread: StagingThread;
-  readonly number: number;
-  readonly peer: string;
-  readonly isPinned: boolean;
-  readonly messages: StagedMessages;
-  /** That it belongs to. */
-  readonly link: Pick<BackendLink, 'error'>;
-  #isClosed = false;
-
-  static async open(
-    thread: StagingThread,
-    link: Pick<BackendLink, 'error'>,
-    options: Omit<LaneOptions, 'number' | 'messages'>,
-  ): Promise<AgentLane> {
-    const messages = new StagedMessages();
-    const made = { ...options, messages: messages.buffer };
-    const number = await thread.take((taken) => thread.call('openLane', { ...made, number: taken }));
-    const { peer, isPinned } = options;
-    return new AgentLane({ thread, number, peer: peer.name, isPinned, messages, link });
-  }
-
-  private constructor(parts: Pick<AgentLane, 'thread' | 'number' | 'peer' | 'isPinned' | 'messages' | 'link'>) {
-    this.thread = parts.thread;
-    this.number = parts.number;
-    this.peer = parts.peer;
-    this.isPinned = parts.isPinned;
-    this.messages = parts.messages;
-    this.link = parts.link;
-  }
-
-  /** Why nothing goes on it any more. */
-  get error(): WeftlineError | undefined {
-    return this.#isClosed ? undefined : this.thread.errorOf(this.number);
-  }
-
-  async close(): Promise<void> {
-    if (this.#isClosed) return;
-    this.#isClosed = true;
-    await giveUp(this.thread, 'close', this.number);
-    this.thread.giveBack(this.number);
-  }
-}
 
 const names: readonly TransferState[] = ['idle', 'pending', 'done', 'failed'];
 

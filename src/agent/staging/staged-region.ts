@@ -1,9 +1,22 @@
 // Registered memory of this side and of a peer as a backend with staging has it.
-import { Block } from '../../abi/layout.ts';
+import { Block, defineLayout } from '../../abi/layout.ts';
 import { WeftlineError } from '../../core/errors.ts';
 import type { AgentMemory, BackendRegion, BackendRemoteRegion } from '../backend.ts';
 import { giveUp, type StagedName, type StagingThread } from './staging-thread.ts';
-import { STAGED_REGION_MAGIC, stagedRegionInfo, STAGING_VERSION } from './wire-layout.ts';
+
+/** Begins the description of a staged region, which no description of host memory does with this length. */
+const STAGED_REGION_MAGIC = 0x5354_4731;
+/** Goes up with every change of what staging threads tell each other, pieces and their rings among it; a reader refuses other versions. */
+export const STAGING_VERSION = 2;
+
+/** The description of a region in metadata; behind it stands how the owner's staging thread is reached. */
+export const stagedRegionInfo = defineLayout('StagedRegionInfo', {
+  magic: 'u32',
+  number: 'u32',
+  key: 'u64',
+  connectionBytes: 'u32',
+  version: 'u32',
+});
 
 interface StagedRegionName extends StagedName {
   readonly connectionInfo: Uint8Array;

@@ -5,13 +5,11 @@ import { viewAt } from '../../native/library.ts';
 import { WakeWord } from '../../threads/wake-word.ts';
 import { hostIdentity } from '../../world/host-identity.ts';
 import type { AgentMemory, Backend, BackendContext, BackendRegion, CreateBackend } from '../backend.ts';
-import { CopyRun, DeviceTable, type OpenGpu } from './device-copies.ts';
-import { Greeter, untilTrue } from './greeter.ts';
-import { InnerLinks } from './inner-links.ts';
-import { MemoryTable } from './memory-table.ts';
+import { DeviceTable, MemoryTable, type OpenGpu } from './devices.ts';
+import { Greeter, InnerLinks, untilTrue } from './greeter.ts';
 import { type Prepared, PreparedChannel, PreparedTransfer } from './prepared.ts';
 import { ReceiveSessions } from './receive-sessions.ts';
-import { plainStorage, type RingShape, ringShapeOf } from './ring-memory.ts';
+import { plainStorage, type RingShape, ringShapeOf } from './ring.ts';
 import { SendLane } from './send-lane.ts';
 import { CANCEL, stagedStates, StagingBoard } from './staging-board.ts';
 import type {
@@ -24,7 +22,6 @@ import type {
   StagingEvent,
   StagingThreadData,
 } from './staging-thread.ts';
-import { MAX_PIECE_FRAGMENTS } from './wire-layout.ts';
 
 /** A view of more aborts Node 20. */
 const MAX_BYTES = 2 ** 32 - 65_536;
@@ -71,7 +68,6 @@ export class StagingHost implements StagingCalls {
   readonly #memory = new MemoryTable();
   readonly #receivers: ReceiveSessions;
   readonly #shape: RingShape;
-  readonly #run = new CopyRun(MAX_PIECE_FRAGMENTS);
   /** By number; those that have failed for good and have told the agent are open all the same. */
   readonly #lanes = new Map<number, SendLane>();
   readonly #failedLanes = new WeakSet<SendLane>();
@@ -124,7 +120,6 @@ export class StagingHost implements StagingCalls {
       greeter: this.#greeter,
       memory: this.#memory,
       devices: this.#devices,
-      run: this.#run,
       fence: () => this.#fence(),
     });
   }

@@ -4,8 +4,8 @@ import { packageFile } from '../../core/package-file.ts';
 import { readSettings, type Settings } from '../../settings/settings.ts';
 import { WakeWord } from '../../threads/wake-word.ts';
 import { type ArgumentOf, type Calls, type ResultOf, WorkerLink } from '../../threads/worker-link.ts';
-import type { BackendContext, BackendPeer, TransferOperation } from '../backend.ts';
-import { MAX_STAGED, stagedStates, StagingBoard } from './staging-board.ts';
+import type { BackendContext, BackendLink, BackendPeer, TransferOperation } from '../backend.ts';
+import { MAX_STAGED, StagedMessages, stagedStates, StagingBoard } from './staging-board.ts';
 
 /** What the thread is started with. */
 export interface StagingThreadData {
@@ -206,5 +206,50 @@ export async function giveUp(
     if (thread.failure === undefined) await thread.call(name, number);
   } catch (error) {
     if (thread.failure === undefined) throw error;
+  }
+}
+
+/** A lane as the agent's thread has it: its number, and the ring of messages of its transfers. */
+export class AgentLane {
+  readonly thread: StagingThread;
+  readonly number: number;
+  readonly peer: string;
+  readonly isPinned: boolean;
+  readonly messages: StagedMessages;
+  /** That it belongs to. */
+  readonly link: Pick<BackendLink, 'error'>;
+  #isClosed = false;
+
+  static async open(
+    thread: StagingThread,
+    link: Pick<BackendLink, 'error'>,
+    options: Omit<LaneOptions, 'number' | 'messages'>,
+  ): Promise<AgentLane> {
+    const messages = new StagedMessages();
+    const made = { ...options, messages: messages.buffer };
+    const number = await thread.take((taken) => thread.call('openLane', { ...made, number: taken }));
+    const { peer, isPinned } = options;
+    return new AgentLane({ thread, number, peer: peer.name, isPinned, messages, link });
+  }
+
+  private constructor(parts: Pick<AgentLane, 'thread' | 'number' | 'peer' | 'isPinned' | 'messages' | 'link'>) {
+    this.thread = parts.thread;
+    this.number = parts.number;
+    this.peer = parts.peer;
+    this.isPinned = parts.isPinned;
+    this.messages = parts.messages;
+    this.link = parts.link;
+  }
+
+  /** Why nothing goes on it any more. */
+  get error(): WeftlineError | undefined {
+    return this.#isClosed ? undefined : this.thread.errorOf(this.number);
+  }
+
+  async close(): Promise<void> {
+    if (this.#isClosed) return;
+    this.#isClosed = true;
+    await giveUp(this.thread, 'close', this.number);
+    this.thread.giveBack(this.number);
   }
 }

@@ -3,14 +3,14 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { WeftlineError } from '#lib/core/errors.js';
 import type { BackendChannel, BackendLink } from '#lib/agent/backend.js';
+import { Piece } from '#lib/agent/staging/lane.js';
 import { DirectChannel } from '#lib/agent/staging/prepared.js';
-import { Piece } from '#lib/agent/staging/pieces.js';
-import { endRing, plainStorage, RingMemory } from '#lib/agent/staging/ring-memory.js';
+import { endRing, plainStorage, RingMemory } from '#lib/agent/staging/ring.js';
 import { StagedChannel } from '#lib/agent/staging/staged-channel.js';
-import { type AgentLane, StagedTransfer } from '#lib/agent/staging/staged-link.js';
+import { StagedTransfer } from '#lib/agent/staging/staged-link.js';
 import { StagedRegion, StagedRemoteRegion } from '#lib/agent/staging/staged-region.js';
 import { StagingBoard } from '#lib/agent/staging/staging-board.js';
-import type { StagingThread } from '#lib/agent/staging/staging-thread.js';
+import type { AgentLane, StagingThread } from '#lib/agent/staging/staging-thread.js';
 import { withCode } from '../../../support/with-code.ts';
 
 const late = new WeftlineError('WL_TIMEOUT', 'the device is late');

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 import { WeftlineError } from '#lib/core/errors.js';
 import type { Backend, BackendPeer } from '#lib/agent/backend.js';
-import { InnerLinks } from '#lib/agent/staging/inner-links.js';
+import { InnerLinks } from '#lib/agent/staging/greeter.js';
 
 const peer: BackendPeer = {
   name: 'b',

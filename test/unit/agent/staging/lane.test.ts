@@ -2,61 +2,64 @@
 import assert from 'node:assert/strict';
 import test from 'node:test';
 import { WeftlineError } from '#lib/core/errors.js';
-import { Job, Lane } from '#lib/agent/staging/lane.js';
-import { plainStorage, RingMemory } from '#lib/agent/staging/ring-memory.js';
+import { type DeviceCopies, MemoryTable } from '#lib/agent/staging/devices.js';
+import { Job, Lane, type PieceWay } from '#lib/agent/staging/lane.js';
+import { plainStorage, RingMemory } from '#lib/agent/staging/ring.js';
+import { PartTable } from '#lib/transport/part-table.js';
 
-const ring = new RingMemory({ slots: 4, pieceBytes: 65_536 }, plainStorage);
+const PIECE_BYTES = 65_536;
+const ring = new RingMemory({ slots: 4, pieceBytes: PIECE_BYTES }, plainStorage);
 
 /** Says what happened to its pieces. */
 class TestJob extends Job {
-  readonly #log: string[];
-  readonly #name: string;
-  sendError: WeftlineError | undefined;
-  /** What devices have done. */
-  isCopiedOut = true;
-  isCopiedIn = true;
+  readonly #pieces: number;
+  readonly #numbers: Map<number, number>;
+  readonly #state: { sendError?: WeftlineError; isCopied: boolean };
 
-  constructor(name: string, pieces: number, log: string[]) {
-    super();
-    this.#name = name;
-    this.pieces = pieces;
-    this.#log = log;
-    this.begin();
+  constructor(name: string, pieces: number, log: string[], isRead = false) {
+    const state: { sendError?: WeftlineError; isCopied: boolean } = { isCopied: true };
+    const copies = { copy: () => 1, isDone: () => state.isCopied } as unknown as DeviceCopies;
+    const memory = new MemoryTable().add({ address: 0, bytes: 2 ** 40, copies, isOffered: false });
+    const parts = PartTable.ofCount(pieces);
+    parts.bytes.fill(PIECE_BYTES);
+    /** The number of the piece in each slot. */
+    const numbers = new Map<number, number>();
+    let next = 0;
+    const way: PieceWay = {
+      sendsFromPlace: false,
+      placeOf: () => 0,
+      describe: (slot) => {
+        numbers.set(slot, next);
+        log.push(`open ${name}${next++} in ${slot}`);
+      },
+      post: (slot) => {
+        if (state.sendError !== undefined) throw state.sendError;
+        return log.push(`send ${name}${numbers.get(slot)}`) > 0;
+      },
+      isBack: () => true,
+      isDrained: () => true,
+    };
+    const onEnd = (error: WeftlineError | undefined) =>
+      log.push(`${name} ${error === undefined ? 'done' : error.code}`);
+    super({ way, isRead, parts, locals: [memory], remotes: [], onEnd });
+    this.#pieces = pieces;
+    this.#numbers = numbers;
+    this.#state = state;
+    this.beginAgain();
   }
 
-  open(piece: number, slot: number): number {
-    this.#log.push(`open ${this.#name}${piece} in ${slot}`);
-    return 0;
+  set sendError(error: WeftlineError) {
+    this.#state.sendError = error;
   }
 
-  isFilled(): boolean {
-    return this.isCopiedOut;
+  /** Devices have done what they were given. */
+  set isCopied(is: boolean) {
+    this.#state.isCopied = is;
   }
 
-  send(piece: number): boolean {
-    if (this.sendError !== undefined) throw this.sendError;
-    this.#log.push(`send ${this.#name}${piece}`);
-    return true;
-  }
-
-  isBack(): boolean {
-    return true;
-  }
-
-  isDrained(): boolean {
-    return true;
-  }
-
-  land(): number {
-    return 0;
-  }
-
-  isLanded(): boolean {
-    return this.isCopiedIn;
-  }
-
-  protected ended(error: WeftlineError | undefined): void {
-    this.#log.push(`${this.#name} ${error === undefined ? 'done' : error.code}`);
+  beginAgain(): void {
+    this.#numbers.clear();
+    this.begin(0, this.#pieces, PIECE_BYTES);
   }
 }
 
@@ -116,7 +119,7 @@ test('a job that is ended gives its places up: what was not sent is passed over,
   lane.enqueue(third);
   lane.step();
   lane.end(third, closed);
-  third.begin();
+  third.beginAgain();
   lane.enqueue(third);
   for (let returned = 5; returned <= 40; returned += 1) {
     carrier.back = returned;
@@ -147,7 +150,7 @@ test('a slot of a job that was ended is used again when its device has written t
   const { lane, carrier } = openLane();
   const log: string[] = [];
   const first = new TestJob('a', 2, log);
-  first.isCopiedOut = false;
+  first.isCopied = false;
   lane.enqueue(first);
   lane.step();
   lane.end(first, new WeftlineError('WL_CLOSED', 'cancelled'));
@@ -155,7 +158,7 @@ test('a slot of a job that was ended is used again when its device has written t
   while (lane.step());
   assert.deepEqual(carrier.skipped, []);
   assert.ok(!log.includes('open b2 in 0'), log.join());
-  first.isCopiedOut = true;
+  first.isCopied = true;
   lane.step();
   assert.deepEqual(carrier.skipped, [0, 1]);
   carrier.back = 6;
@@ -166,8 +169,8 @@ test('a slot of a job that was ended is used again when its device has written t
 test('a slot of a job that was ended is used again when its device has read it, not before', () => {
   const { lane, carrier } = openLane();
   const log: string[] = [];
-  const first = new TestJob('a', 4, log);
-  first.isCopiedIn = false;
+  const first = new TestJob('a', 4, log, true);
+  first.isCopied = false;
   lane.enqueue(first);
   lane.step();
   carrier.back = 4;
@@ -176,7 +179,7 @@ test('a slot of a job that was ended is used again when its device has read it, 
   lane.enqueue(new TestJob('b', 1, log));
   while (lane.step());
   assert.ok(!log.includes('open b0 in 0'), log.join());
-  first.isCopiedIn = true;
+  first.isCopied = true;
   while (lane.step());
   assert.ok(log.includes('open b0 in 0'), log.join());
   carrier.back = 5;

@@ -1,20 +1,21 @@
 // The receiver of pieces checks each whole before it writes anything: what makes no sense ends the session.
 import assert from 'node:assert/strict';
 import test from 'node:test';
+import { MemoryTable, PlainCopies } from '#lib/agent/staging/devices.js';
+import { ReceiveSession } from '#lib/agent/staging/receive-sessions.js';
 import {
+  dataOffsetOf,
+  PieceChannels,
   pieceFragment,
   pieceHead,
   pieceKinds,
   pieceStatuses,
+  plainStorage,
+  RingMemory,
   stagingCounterOffset,
-} from '#lib/agent/staging/wire-layout.js';
+} from '#lib/agent/staging/ring.js';
 import { putWide } from '#lib/abi/layout.js';
 import type { BackendChannel, PutPlace } from '#lib/agent/backend.js';
-import { CopyRun, PlainCopies } from '#lib/agent/staging/device-copies.js';
-import { MemoryTable } from '#lib/agent/staging/memory-table.js';
-import { PieceChannels } from '#lib/agent/staging/piece-channels.js';
-import { ReceiveSession } from '#lib/agent/staging/receive-sessions.js';
-import { dataOffsetOf, plainStorage, RingMemory } from '#lib/agent/staging/ring-memory.js';
 import { NativeBlock } from '#lib/native/library.js';
 import { withCode } from '../../../support/with-code.ts';
 
@@ -58,10 +59,9 @@ function open(count = 1) {
     } as unknown as BackendChannel;
   };
   const none = {} as never;
-  const run = new CopyRun(2048);
   const opened = Array.from({ length: count }, (_, number) => channelOf(number));
-  const channels = new PieceChannels(opened, ring, none);
-  const session = new ReceiveSession({ peer: 'b', memory, run, ring, local: none, remote: none, channels });
+  const channels = new PieceChannels(opened, { ring, local: none, remote: none });
+  const session = new ReceiveSession({ peer: 'b', memory, channels });
   let sent = 0;
   /** The sender's signal of that piece comes. */
   const tell = (piece: number): void => void Atomics.add(ring.counters[piece % count] as Int32Array, 0, 1);

@@ -4,12 +4,10 @@ import { EventEmitter, once } from 'node:events';
 import test from 'node:test';
 import { WeftlineError } from '#lib/core/errors.js';
 import type { Backend } from '#lib/agent/backend.js';
-import { CopyRun, type DeviceTable } from '#lib/agent/staging/device-copies.js';
-import type { Greeter, Hello } from '#lib/agent/staging/greeter.js';
-import { InnerLinks } from '#lib/agent/staging/inner-links.js';
-import { MemoryTable } from '#lib/agent/staging/memory-table.js';
+import { type DeviceTable, MemoryTable } from '#lib/agent/staging/devices.js';
+import { type Greeter, type Hello, InnerLinks } from '#lib/agent/staging/greeter.js';
 import { ReceiveSessions } from '#lib/agent/staging/receive-sessions.js';
-import { plainStorage } from '#lib/agent/staging/ring-memory.js';
+import { plainStorage } from '#lib/agent/staging/ring.js';
 
 const left = new WeftlineError('WL_CLOSED', 'the sender left');
 
@@ -63,7 +61,6 @@ function open() {
     greeter,
     memory: new MemoryTable(),
     devices: { makeStorage } as unknown as DeviceTable,
-    run: new CopyRun(2048),
     fence: async () => {},
   });
   const goOn = () => gate.emit('open');

@@ -1,8 +1,12 @@
 // How metadata name staged memory: what was written is read again, other memory is told apart, other versions are refused.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { stagedRegionInfo, STAGING_VERSION } from '#lib/agent/staging/wire-layout.js';
-import { decodeStagedRegion, encodeStagedRegion } from '#lib/agent/staging/staged-region.js';
+import {
+  decodeStagedRegion,
+  encodeStagedRegion,
+  stagedRegionInfo,
+  STAGING_VERSION,
+} from '#lib/agent/staging/staged-region.js';
 import { withCode } from '../../../support/with-code.ts';
 
 const name = { number: 3, key: 2 ** 40 + 1, connectionInfo: Uint8Array.of(1, 2, 3) };

@@ -1,20 +1,26 @@
 // The sender of pieces: head and bytes of a piece are put once, whenever there is room, and told of behind both.
 import assert from 'node:assert/strict';
 import test from 'node:test';
-import { pieceHead, pieceKinds, stagingCounterOffset } from '#lib/agent/staging/wire-layout.js';
+import { Piece } from '#lib/agent/staging/lane.js';
+import {
+  dataOffsetOf,
+  PieceChannels,
+  pieceHead,
+  pieceKinds,
+  plainStorage,
+  RingMemory,
+  stagingCounterOffset,
+} from '#lib/agent/staging/ring.js';
+import { SendSession } from '#lib/agent/staging/send-lane.js';
 import { WeftlineError } from '#lib/core/errors.js';
 import type { BackendChannel, BackendRegion, PutPlace } from '#lib/agent/backend.js';
-import { PieceChannels } from '#lib/agent/staging/piece-channels.js';
-import { dataOffsetOf, plainStorage, RingMemory } from '#lib/agent/staging/ring-memory.js';
-import { Piece } from '#lib/agent/staging/pieces.js';
-import { SendSession } from '#lib/agent/staging/send-lane.js';
 
 const own = { info: new Uint8Array() } as unknown as BackendRegion;
 const place = { info: new Uint8Array() } as unknown as BackendRegion;
 
 /** One range of so many bytes, in its slot or at that offset of memory that the backend reaches. */
 function pieceOf(bytes: number, sourceOffset?: number): Piece {
-  const piece = Object.assign(new Piece(), { kind: pieceKinds.write, remote: { number: 1, key: 1 }, length: bytes });
+  const piece = Object.assign(new Piece(), { kind: pieceKinds.write, remote: { number: 1, key: 1 } });
   piece.add(0, 0, bytes);
   return sourceOffset === undefined ? piece : Object.assign(piece, { source: place, sourceOffset });
 }
@@ -47,8 +53,8 @@ function open(count: number) {
     }),
   );
   const remote = {} as never;
-  const pieces = new PieceChannels(channels as unknown as BackendChannel[], ring, remote);
-  const session = new SendSession({ peer: 'b', ring, local: own, remote, channels: pieces });
+  const pieces = new PieceChannels(channels as unknown as BackendChannel[], { ring, local: own, remote });
+  const session = new SendSession('b', pieces);
   return { ring, log, room, states, session };
 }
 

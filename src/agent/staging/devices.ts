@@ -1,9 +1,11 @@
-// The work of a device that staging needs: copies between its memory and a ring, additions to counters, and what is done.
+// Devices and the memory of them that a staging thread reaches: copies to and from rings, additions to counters.
+import { randomBytes } from 'node:crypto';
 import { WeftlineError } from '../../core/errors.ts';
 import { copyMemory } from '../../native/libc.ts';
 import { viewAt } from '../../native/library.ts';
 import type { Settings } from '../../settings/settings.ts';
-import { type MakeStorage, plainStorage, type RingShape } from './ring-memory.ts';
+import type { BackendRegion } from '../backend.ts';
+import { type MakeStorage, plainStorage, type RingShape } from './ring.ts';
 
 /** `out`: from the device's memory to a ring. `in`: from a ring to the device's memory, where additions are made too. */
 export type CopyWay = 'out' | 'in';
@@ -16,6 +18,8 @@ export class CopyRun {
   readonly place: Float64Array;
   readonly bytes: Float64Array;
   count = 0;
+  /** Bytes up to the end of the places. */
+  length = 0;
 
   constructor(capacity: number) {
     this.memory = new Float64Array(capacity);
@@ -26,6 +30,7 @@ export class CopyRun {
   begin(address: number): void {
     this.address = address;
     this.count = 0;
+    this.length = 0;
   }
 
   add(memory: number, place: number, bytes: number): void {
@@ -33,6 +38,7 @@ export class CopyRun {
     this.memory[at] = memory;
     this.place[at] = place;
     this.bytes[at] = bytes;
+    this.length = Math.max(this.length, place + bytes);
   }
 }
 
@@ -170,5 +176,59 @@ function isDone(fence: Fence, way: CopyWay): boolean {
   } catch (error) {
     if (error instanceof WeftlineError) return true;
     throw error;
+  }
+}
+
+export interface StagedMemory {
+  readonly number: number;
+  readonly key: number;
+  readonly address: number;
+  readonly bytes: number;
+  readonly copies: DeviceCopies;
+  readonly isOffered: boolean;
+  /** Host memory that the thread's backend sends from without a copy. */
+  readonly region?: BackendRegion | undefined;
+  /** False from the begin of its release on. */
+  isOpen: boolean;
+}
+
+/** By number, with the key that peers must name. */
+export class MemoryTable {
+  readonly #memory: (StagedMemory | undefined)[] = [];
+  readonly #free: number[] = [];
+
+  add(parts: Omit<StagedMemory, 'number' | 'key' | 'isOpen'>): StagedMemory {
+    const number = this.#free.pop() ?? this.#memory.length;
+    // Numbers are used again, keys are not.
+    const memory = { ...parts, number, key: randomBytes(6).readUIntLE(0, 6), isOpen: true };
+    this.#memory[number] = memory;
+    return memory;
+  }
+
+  /** Memory of this side. Fails with WL_CLOSED for memory that was released. */
+  get(number: number): StagedMemory {
+    const memory = this.#memory[number];
+    if (memory?.isOpen === true) return memory;
+    throw new WeftlineError('WL_CLOSED', 'The registration of the memory was closed');
+  }
+
+  /** What it was is returned; nobody begins anything with it any more. */
+  close(number: number): StagedMemory | undefined {
+    const memory = this.#memory[number];
+    if (memory !== undefined) memory.isOpen = false;
+    return memory;
+  }
+
+  /** What a peer names; undefined unless it is offered to peers under this key. Hot path. */
+  find(number: number, key: number): StagedMemory | undefined {
+    const memory = this.#memory[number];
+    return memory?.isOpen === true && memory.isOffered && memory.key === key ? memory : undefined;
+  }
+
+  /** Nothing touches it any more. */
+  remove({ number }: StagedMemory): void {
+    if (this.#memory[number] === undefined) return;
+    this.#memory[number] = undefined;
+    this.#free.push(number);
   }
 }
