@@ -1,7 +1,13 @@
 // The engine's side of channels: what each has under way and how far it is delivered, and the tables of ranges that they
 // write. Hot path: no allocation but for more operations under way, or larger ones, than ever before.
-import { type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
-import { CHANNEL_OPERATIONS, channelStates, engineCommandKinds, REQUEST_SLOTS } from '../engine-commands.ts';
+import { type EncodedError, encodeError, invalidArgument, WeftlineError } from '../../core/errors.ts';
+import {
+  CHANNEL_OPERATIONS,
+  channelStates,
+  engineCommandKinds,
+  MAX_CHANNELS,
+  REQUEST_SLOTS,
+} from '../engine-commands.ts';
 import type { Region } from '../engine/region.ts';
 import type { EngineHandle, ScatterOptions, TransportConnection } from '../engine/transport-engine.ts';
 import { PartTable } from '../part-table.ts';
@@ -62,7 +68,10 @@ export class EngineChannels {
   /** Carries out a command of a channel as its next operation. */
   carryOut(command: EngineCommand): void {
     const number = command.slot - REQUEST_SLOTS;
+    // A broken program's: there is no such channel, or no place for one more end. There is nobody to tell.
+    if (number >= MAX_CHANNELS) return;
     const channel = (this.#channels[number] ??= new EngineChannel(command.connection));
+    if (((channel.taken - channel.delivered) | 0) === CHANNEL_OPERATIONS) return;
     const place = channel.taken & MASK;
     channel.taken = (channel.taken + 1) | 0;
     channel.pending++;
@@ -130,6 +139,7 @@ export class EngineChannels {
       const scatter = this.tables.pack(packed, command, this.#host.region);
       return scatter === undefined ? NOTHING : connection.scatter(scatter);
     }
+    if (kind !== engineCommandKinds.write) throw invalidArgument('kind', kind, 'that of an operation of channels');
     const region = this.#host.region(command.region);
     if (region === undefined) throw new WeftlineError('WL_CLOSED', 'The region was closed');
     const { offset, bytes } = command;

@@ -1,5 +1,5 @@
 // Runs one engine for a user who may be on another thread: carries out commands, keeps the tables they refer to.
-import { decodeError, type EncodedError, encodeError, WeftlineError } from '../../core/errors.ts';
+import { decodeError, type EncodedError, encodeError, invalidArgument, WeftlineError } from '../../core/errors.ts';
 import { viewAt } from '../../native/library.ts';
 import type { Doorbell } from '../../native/readiness.ts';
 import type { Settings } from '../../settings/settings.ts';
@@ -281,6 +281,8 @@ export class EngineHost implements HostedEngine {
       this.#cancel(slot, command.connection);
       return;
     }
+    // A broken program has named a request that goes on: there is nobody to tell.
+    if (this.#handleOf[slot] !== -1 || this.#transfers.has(slot)) return;
     this.#connectionOf[slot] = command.connection;
     try {
       if (kind === engineCommandKinds.transfer) {
@@ -311,7 +313,9 @@ export class EngineHost implements HostedEngine {
     }
     if (kind === engineCommandKinds.receive) return connection.postReceive({ region, offset, bytes, flow });
     const range = { region, offset, bytes, flow, remoteRegion, remoteKey, remoteOffset };
-    return kind === engineCommandKinds.write ? connection.write(range) : connection.read(range);
+    if (kind === engineCommandKinds.write) return connection.write(range);
+    if (kind === engineCommandKinds.read) return connection.read(range);
+    throw invalidArgument('kind', kind, 'one of engineCommandKinds');
   }
 
   #openConnection(number: number): TransportConnection {

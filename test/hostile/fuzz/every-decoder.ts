@@ -1,16 +1,20 @@
 // Every decoder of bytes that come from elsewhere.
 import type { Decoder } from './decoder.ts';
 import { agentDecoders } from './decoders/agent.ts';
+import { commandsDecoder } from './decoders/commands.ts';
 import { endpointMessages } from './decoders/endpoint-messages.ts';
 import { frameDecoders, storeRequests } from './decoders/frames.ts';
 import { greetingDecoders } from './decoders/greetings.ts';
 import { packetDecoders } from './decoders/packets.ts';
+import { placesDecoder } from './decoders/places.ts';
 import { plantedDecoders } from './decoders/planted.ts';
 import { ringDecoders } from './decoders/rings.ts';
 import { textDecoders } from './decoders/texts.ts';
 
 export const decoders: readonly Decoder[] = [
   ...packetDecoders,
+  placesDecoder,
+  commandsDecoder,
   ...frameDecoders,
   storeRequests,
   ...greetingDecoders,

@@ -2,19 +2,19 @@
 import {
   controlHeader,
   dataHeader,
+  packetFlags,
   packetKinds,
   packetPrefix,
   TRANSPORT_VERSION,
 } from '#lib/transport/wire/packet-layout.js';
+import { RangeList } from '#lib/transport/send/range-list.js';
 import { Loopback, pattern, type Side } from '../../../unit/transport/support/loopback.js';
 import { type Decoder, Fault } from '../decoder.ts';
+import { GuardedBytes } from '../guarded-bytes.ts';
 import { joined } from '../mutate.ts';
 
 const SECRET = 0x0123_4567_89ab_cdefn;
 const REGION_BYTES = 4096;
-/** Around each region. */
-const GUARD = 256;
-const GUARD_BYTE = 0xa5;
 /** In front of each packet of an input: its length, and what the kernel says of joined packets. */
 const HEAD_BYTES = 4;
 const MAX_PACKETS = 12;
@@ -23,7 +23,7 @@ const settings = { transportGiveUpMs: 100_000 } as const;
 
 interface Target {
   readonly net: Loopback;
-  readonly memory: Uint8Array;
+  readonly memory: GuardedBytes;
 }
 
 /** An engine with regions that may be written, read, and neither, receives that are open, and requests of its own. */
@@ -41,26 +41,35 @@ function createTarget(checksum: 'none' | 'full', lose?: (bytes: Uint8Array, to: 
           },
         }),
   });
-  const memory = new Uint8Array(REGION_BYTES + 2 * GUARD).fill(GUARD_BYTE);
-  const region = net.b.engine.register({
-    bytes: memory.subarray(GUARD, GUARD + REGION_BYTES),
-    remote: { read: true, write: true },
-  });
+  const memory = new GuardedBytes(REGION_BYTES);
+  const region = net.b.engine.register({ bytes: memory.bytes, remote: { read: true, write: true } });
   const own = net.a.region(REGION_BYTES);
   net.b.connection.postReceive({ region, offset: 0, bytes: 2000 });
   net.b.connection.postReceive({ region, offset: 2000, bytes: 100 });
   const there = { region, offset: 3000, bytes: 500, remoteOffset: 0 };
   net.b.connection.read({ ...there, remoteRegion: own.id, remoteKey: own.key });
+  net.b.connection.gather({ region, ranges: ranges(3500), remoteRegion: own.id, remoteKey: own.key });
   if (lose !== undefined) {
     pattern(own.bytes);
     const remote = { remoteRegion: region.id, remoteKey: region.key };
     net.a.connection.postSend({ region: own, offset: 0, bytes: 1900 });
     net.a.connection.write({ region: own, offset: 0, bytes: 3000, remoteOffset: 100, ...remote });
     net.a.connection.read({ region: own, offset: 0, bytes: 64, remoteOffset: 8, ...remote });
+    net.a.connection.scatter({ region: own, ranges: ranges(1000), ...remote });
+    net.a.connection.gather({ region: own, ranges: ranges(2000), ...remote });
     net.a.connection.flush();
     net.run(() => false, 50_000);
   } else net.b.engine.onTimer(net.now);
   return { net, memory };
+}
+
+/** Small ranges from `source` on, which travel in chunks with a table of their places. */
+function ranges(source: number): RangeList {
+  return new RangeList({
+    sources: Float64Array.of(source, source + 100, source + 150),
+    targets: Float64Array.of(3200, 3000, 0),
+    lengths: Float64Array.of(40, 7, 25),
+  });
 }
 
 function encodePackets(packets: readonly Uint8Array[]): Uint8Array {
@@ -90,10 +99,14 @@ function conversation(checksum: 'none' | 'full'): readonly Uint8Array[] {
   const byKind = Object.values(packetKinds).map((kind) =>
     packets.filter((bytes) => bytes[packetPrefix.offset.kind] === kind),
   );
+  const ofChunks = packets.filter((bytes) => {
+    const flags = bytes[packetPrefix.offset.flags]! + 256 * bytes[packetPrefix.offset.flags + 1]!;
+    return (flags & (packetFlags.chunk | packetFlags.scatter | packetFlags.gather)) !== 0;
+  });
   return [
     encodePackets(packets),
     encodePackets(packets.slice(MAX_PACKETS)),
-    ...byKind.filter((some) => some.length > 0).map(encodePackets),
+    ...[...byKind, ofChunks].filter((some) => some.length > 0).map(encodePackets),
   ];
 }
 
@@ -107,15 +120,6 @@ function authenticate(bytes: Uint8Array, connection: number, secret: bigint): vo
   view.setBigUint64(at.secretLow, secret, true);
 }
 
-function isGuard(byte: number): boolean {
-  return byte === GUARD_BYTE;
-}
-
-function checkGuards(memory: Uint8Array): void {
-  const isIntact = memory.subarray(0, GUARD).every(isGuard) && memory.subarray(GUARD + REGION_BYTES).every(isGuard);
-  if (!isIntact) throw new Fault('bytes outside of the region were written');
-}
-
 function give(target: Target, input: Uint8Array, change: (bytes: Uint8Array, index: number) => void): void {
   const { net } = target;
   let index = 0;
@@ -127,7 +131,7 @@ function give(target: Target, input: Uint8Array, change: (bytes: Uint8Array, ind
   }
   net.now += 5000;
   net.b.engine.onTimer(net.now);
-  checkGuards(target.memory);
+  target.memory.check();
 }
 
 const fields = [
@@ -166,9 +170,10 @@ const stranger: Decoder = {
   run: (input) => {
     const target = createTarget('none');
     const { b } = target.net;
-    const before = target.memory.slice();
+    const before = target.memory.bytes.slice();
     give(target, input, (bytes) => authenticate(bytes, b.connection.id, SECRET ^ 1n));
-    if (Buffer.compare(before, target.memory) !== 0) throw new Fault('a packet without the secret changed memory');
+    if (Buffer.compare(before, target.memory.bytes) !== 0)
+      throw new Fault('a packet without the secret changed memory');
     if (b.connection.statistics.receivedSegments !== 0) throw new Fault('a packet without the secret was believed');
     if (b.connection.error !== undefined) throw new Fault('packets without the secret ended the connection');
   },
